@@ -31,11 +31,12 @@ type Rounder interface {
 	// travel in a codec. The values are cut into as many pieces as there are ranks, each of
 	// count/WorldSize elements rounded up, the last ones shorter. A rank rounds the
 	// pieces of all others, adds up its own, as it is, and theirs of it, rounded, in the order
-	// of the ranks to 0, and rounds the sums, which are the result on all ranks. If lost is true, what a
-	// rank's roundings lose takes the place of its values. Values and sums do not overlap.
+	// of the ranks to 0, and rounds the sums, which are the result on all ranks; with Avg, divided by their number afterwards, by
+	// a product with 1/WorldSize. If lost is true, what a rank's roundings lose takes the place of its values. Values and
+	// sums do not overlap.
 	//
-	// [ErrUnsupported], before anything is sent and on all ranks alike, means that there is no such operation.
-	AllReduceRounded(values, sums uintptr, count int, codec runtime.Codec, lost bool) error
+	// [ErrUnsupported], before anything is sent and on all ranks alike, means that there is no such operation: op is Sum or Avg.
+	AllReduceRounded(values, sums uintptr, count int, codec runtime.Codec, op ReduceOp, lost bool) error
 }
 
 // ListSharer is implemented by communicators whose ranks write lists of entries into each other's memory. It

@@ -182,13 +182,13 @@ func (l *meteredLists) Gather(own runtime.Entries) error {
 
 // AllReduceRounded implements [Rounder], if what is metered does. It counts as the AllToAll and the
 // AllGather of codes that it stands for.
-func (m *Meter) AllReduceRounded(values, sums uintptr, count int, codec runtime.Codec, lost bool) error {
+func (m *Meter) AllReduceRounded(values, sums uintptr, count int, codec runtime.Codec, op ReduceOp, lost bool) error {
 	r, ok := As[Rounder](m.Communicator)
 	if !ok {
 		return fmt.Errorf("%w: sums of rounded values", ErrUnsupported)
 	}
 	begun := time.Now()
-	err := r.AllReduceRounded(values, sums, count, codec, lost)
+	err := r.AllReduceRounded(values, sums, count, codec, op, lost)
 	if err == nil {
 		size := m.WorldSize()
 		words := codec.Size((count+size-1)/size) / dtype.I32.Size()

@@ -71,6 +71,7 @@ type callParameters struct {
 	reduction, root, operation uint32
 	keeper, aligned, idle      uint32
 	tiles                      uint32
+	factor                     float32
 }
 
 // launchParameters is the kernels' struct launch.
@@ -379,23 +380,26 @@ func (p *planner) barrier() plan {
 
 // rounded plans an allreduce of float32 values that travel in a codec, if there is a kernel for it. lost
 // says whether what roundings lose takes the place of the values.
-func (p *planner) rounded(values, sums uintptr, count int, codec runtime.Codec, lost bool) (l plan, ok bool) {
+func (p *planner) rounded(values, to uintptr, count int, codec runtime.Codec, op comm.ReduceOp, lost bool) (l plan, ok bool) {
 	switch codec {
 	case runtime.CodecI8:
 		l.kernel = p.kernels.i8
 	case runtime.CodecFP8:
 		l.kernel = p.kernels.fp8
 	}
-	if l.kernel == nil || p.ranks == 1 {
+	if l.kernel == nil || p.ranks == 1 || !sums(op) {
 		return plan{}, false
 	}
 	share := (count + p.ranks - 1) / p.ranks
 	c := callParameters{
-		send: uint64(values), recv: uint64(sums), bytes: uint64(share * 4), total: uint64(count * 4), sendStride: uint64(share * 4), recvStride: uint64(share * 4),
-		root: noRank, keeper: noRank, operation: uint32(comm.OpAllReduce),
+		send: uint64(values), recv: uint64(to), bytes: uint64(share * 4), total: uint64(count * 4), sendStride: uint64(share * 4), recvStride: uint64(share * 4),
+		root: noRank, keeper: noRank, operation: uint32(comm.OpAllReduce), factor: 1,
 	}
 	if lost {
 		c.reduction = 1
+	}
+	if op == comm.Avg {
+		c.factor = 1 / float32(p.ranks)
 	}
 	tiles := (share + tileValues - 1) / tileValues
 	l.blocks = min(tiles, p.blocks)

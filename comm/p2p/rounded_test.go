@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -21,18 +22,19 @@ import (
 type roundedStep struct {
 	n                 int
 	codec             runtime.Codec
+	op                comm.ReduceOp
 	lost              bool
 	values, residuals [][]float32
 	sums              []float32
 }
 
 func (s *roundedStep) String() string {
-	return fmt.Sprintf("%d values, %v, lost %t", s.n, s.codec, s.lost)
+	return fmt.Sprintf("%d values, %v, %v, lost %t", s.n, s.codec, s.op, s.lost)
 }
 
 // randomRounded makes a step by the kernels of the host: see comm.Rounder.
 func randomRounded(t *testing.T, rng *rand.Rand, k runtime.Kernels, ranks, most int) *roundedStep {
-	s := &roundedStep{n: 1 + rng.IntN(most), codec: []runtime.Codec{runtime.CodecI8, runtime.CodecFP8}[rng.IntN(2)], lost: rng.IntN(4) > 0}
+	s := &roundedStep{n: 1 + rng.IntN(most), codec: []runtime.Codec{runtime.CodecI8, runtime.CodecFP8}[rng.IntN(2)], lost: rng.IntN(4) > 0, op: []comm.ReduceOp{comm.Sum, comm.Avg}[rng.IntN(2)]}
 	special := []float32{0, float32(math.Copysign(0, -1)), 1e-42, 3e38, -3e38, float32(math.Inf(1)), float32(math.Inf(-1)), float32(math.NaN())}
 	for range ranks {
 		v := make([]float32, s.n)
@@ -74,6 +76,9 @@ func randomRounded(t *testing.T, rng *rand.Rand, k runtime.Kernels, ranks, most 
 			}
 		}
 		round(sum, s.residuals[owner][first:last], s.sums[first:last], false)
+		for i := first; s.op == comm.Avg && i < last; i++ {
+			s.sums[i] *= 1 / float32(ranks)
+		}
 	}
 	return s
 }
@@ -138,7 +143,7 @@ func TestEmulatedRounded(t *testing.T) {
 					for r := range ranks {
 						values[i][r], sums[i][r] = w.allocate(4*s.n+8)+skew, w.allocate(4*s.n+8)+skew
 						copy(w.at(values[i][r], 4*s.n), hostmem.Bytes(s.values[r]))
-						p, ok := w.rounded(values[i][r], sums[i][r], s.n, s.codec, s.lost)
+						p, ok := w.rounded(values[i][r], sums[i][r], s.n, s.codec, s.op, s.lost)
 						require.True(t, ok)
 						p.blocks, p.width, p.call.tiles = blocks, width, uint32(tiles)
 						require.LessOrEqual(t, tiles, w.roundedRoom(blocks))
@@ -176,7 +181,7 @@ func TestRounded(t *testing.T) {
 							return err
 						}
 						values, sums, stream := buf+skew, buf+uintptr(4*step.n+31)/16*16+skew, e.rt.Stream()
-						p, ok := e.rounded(values, sums, step.n, step.codec, step.lost)
+						p, ok := e.rounded(values, sums, step.n, step.codec, step.op, step.lost)
 						if !ok {
 							return fmt.Errorf("no kernel for %v", step)
 						}

@@ -569,12 +569,12 @@ func TestStandInRounded(t *testing.T) {
 			return err
 		}
 		if c.Rank() == 0 {
-			round := func(codec kernels.Codec) error { return c.AllReduceRounded(buf, buf+2048, 512, codec, true) }
+			round := func(codec kernels.Codec) error { return c.AllReduceRounded(buf, buf+2048, 512, codec, comm.Avg, true) }
 			before := s.Submitted.Call(c.CommStream())
 			assert.NoError(t, round(kernels.CodecI8))
 			assert.NoError(t, round(kernels.CodecFP8))
 			assert.ErrorIs(t, round(kernels.CodecI4), comm.ErrUnsupported)
-			assert.ErrorIs(t, c.AllReduceRounded(0, buf, 512, kernels.CodecI8, true), comm.ErrArgument)
+			assert.ErrorIs(t, c.AllReduceRounded(0, buf, 512, kernels.CodecI8, comm.Sum, true), comm.ErrArgument)
 			assert.Equal(t, before+2, s.Submitted.Call(c.CommStream()))
 			race.NoAllocs(t, 100, func() error { return round(kernels.CodecI8) })
 			s.next("cuLaunchKernel", outOfMemory)

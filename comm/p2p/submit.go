@@ -94,12 +94,12 @@ func (c *Comm) launch(p plan) error {
 }
 
 // AllReduceRounded implements [comm.Rounder], for [runtime.CodecI8] and [runtime.CodecFP8].
-func (c *Comm) AllReduceRounded(values, sums uintptr, count int, codec runtime.Codec, lost bool) error {
-	x := comm.AllReduceCall(values, sums, count, dtype.F32, comm.Sum)
+func (c *Comm) AllReduceRounded(values, sums uintptr, count int, codec runtime.Codec, op comm.ReduceOp, lost bool) error {
+	x := comm.AllReduceCall(values, sums, count, dtype.F32, op)
 	if err := c.check.Call(&x); err != nil {
 		return err
 	}
-	p, ok := c.here.rounded(values, sums, count, codec, lost)
+	p, ok := c.here.rounded(values, sums, count, codec, op, lost)
 	if !ok {
 		return fmt.Errorf("p2p: %w: values rounded to %v between %d ranks", comm.ErrUnsupported, codec, c.WorldSize())
 	}

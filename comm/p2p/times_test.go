@@ -272,7 +272,7 @@ func TestTimesOfRounded(t *testing.T) {
 						p, call := plan{}, 0
 						if err == nil {
 							times[e.rank], err = m.microseconds(t.Context(), calls(4*n), true, func() error {
-								p, _ = e.rounded(buf+uintptr(4*n*(call%copies)), buf+uintptr(4*n*copies), n, codec, lost)
+								p, _ = e.rounded(buf+uintptr(4*n*(call%copies)), buf+uintptr(4*n*copies), n, codec, comm.Sum, lost)
 								fmt.Sscanf(launch, "%dx%dx%d", &p.blocks, &p.width, &p.call.tiles) //nolint:errcheck
 								call++
 								return e.submit(m.stream, p)

@@ -27,12 +27,12 @@ func (x *quantized) run(ctx context.Context, _ runtime.Entries) result {
 		if x.err != nil {
 			return result{}
 		}
-		err := r.AllReduceRounded(x.residual, dense, x.n, x.codec, !x.cfg.NoErrorFeedback)
+		err := r.AllReduceRounded(x.residual, dense, x.n, x.codec, comm.Avg, !x.cfg.NoErrorFeedback)
 		if !errors.Is(err, comm.ErrUnsupported) {
 			x.check(err)
 			x.inFlight = true
 			x.arrive(ctx)
-			return result{dense: dense, scale: x.average}
+			return result{dense: dense, scale: 1}
 		}
 		x.stepwise = true
 	}

@@ -299,8 +299,8 @@ type rounder struct {
 	calls  int
 }
 
-func (r *rounder) AllReduceRounded(values, sums uintptr, count int, codec runtime.Codec, lost bool) error {
-	if codec != r.codec {
+func (r *rounder) AllReduceRounded(values, sums uintptr, count int, codec runtime.Codec, op comm.ReduceOp, lost bool) error {
+	if codec != r.codec || op != comm.Avg {
 		return comm.ErrUnsupported
 	}
 	r.calls++
@@ -309,7 +309,9 @@ func (r *rounder) AllReduceRounded(values, sums uintptr, count int, codec runtim
 	for i := range all {
 		all[i] = flat[i*count : (i+1)*count]
 	}
-	copy(hostmem.Slice[float32](sums, count), r.reduce(all))
+	for i, sum := range r.reduce(all) {
+		hostmem.Slice[float32](sums, count)[i] = sum * (1 / float32(r.WorldSize()))
+	}
 	if lost {
 		copy(hostmem.Slice[float32](values, count), all[r.Rank()])
 	}

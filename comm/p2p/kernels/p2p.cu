@@ -73,6 +73,7 @@ struct call {
   u32 aligned; // all pieces of all buffers, to packs
   u32 idle; // do nothing: loads the kernel
   u32 tiles; // of rounded values, that a block has in a round
+  float factor; // of their sums
 };
 
 struct launch {

@@ -103,6 +103,12 @@ DEVICE void add(tile_part &sum, const tile_part &t) {
   for (u32 i = 0; i < lane_values; i++) sum.v[i] = sum.v[i] + t.v[i];
 }
 
+DEVICE tile_part multiplied(tile_part t, float factor) {
+#pragma unroll
+  for (u32 i = 0; i < lane_values; i++) t.v[i] = times(t.v[i], factor);
+  return t;
+}
+
 // The scale of values of which top is the greatest magnitude, as bf16.
 template <typename C> DEVICE u32 scale_of(u32 top) {
   const u32 bits = __builtin_bit_cast(u32, quotient(__builtin_bit_cast(float, top), C::limit()));
@@ -200,7 +206,7 @@ DEVICE bool hear_together(const world &w, const call &c, const operation &o, lin
 }
 
 // rounded: the values are at send, and what is lost takes their place if reduction is not
-// 0; the sums go to recv.
+// 0; the sums go to recv, multiplied by the factor.
 template <typename C> DEVICE void rounded(const world &w, const call &c) {
   start();
   operation o = begin(w);
@@ -260,7 +266,7 @@ template <typename C> DEVICE void rounded(const world &w, const call &c) {
 #pragma unroll 1
         for (u32 step = 1; step < w.ranks; step++) at.put(at.slot(w, after(w, step), 1, k - 1, w.rank), number, codes, scale);
         if (c.reduction) store_values(here, t);
-        store_values(place_of(c, c.recv + w.rank * c.recv_stride, piece(c, w.rank), tile), decoded);
+        store_values(place_of(c, c.recv + w.rank * c.recv_stride, piece(c, w.rank), tile), multiplied(decoded, c.factor));
       });
     }
     if (k >= 2) {
@@ -270,7 +276,7 @@ template <typename C> DEVICE void rounded(const world &w, const call &c) {
         const u32 s = after(w, step);
         const char *from = at.slot(w, w.rank, 1, k - 2, s);
         of_round(piece(c, s), k - 2, [&](u32 tile, u32 number) {
-          store_values(place_of(c, c.recv + s * c.recv_stride, piece(c, s), tile), decode<C>(at.take(from, number)));
+          store_values(place_of(c, c.recv + s * c.recv_stride, piece(c, s), tile), multiplied(decode<C>(at.take(from, number)), c.factor));
         });
       }
     }
