@@ -44,6 +44,7 @@ const (
 
 	tileValues, tileBytes       = 512, 528 // of rounded values
 	roundedSlots, slotAlignment = 3, 128
+	roundedWidth                = 256 // measured, of a block
 )
 
 // layout holds the offsets and the sizes of the parts of a rank's scratch memory, in bytes. It
@@ -402,10 +403,11 @@ func (p *planner) rounded(values, to uintptr, count int, codec runtime.Codec, op
 		c.factor = 1 / float32(p.ranks)
 	}
 	tiles := (share + tileValues - 1) / tileValues
-	l.blocks = min(tiles, p.blocks)
-	// A warp has two tiles in a round, or as many as a block has room for.
-	each := min((tiles+l.blocks-1)/l.blocks, 2*maxWidth/lineWidth, p.roundedRoom(l.blocks))
-	c.tiles, l.width, l.call = uint32(each), min(each*lineWidth, maxWidth), c.checked()
+	l.blocks = min((tiles+7)/8, p.blocks)
+	// A warp has four tiles in a round, or as many as its block has room for.
+	each := min((tiles+l.blocks-1)/l.blocks, 4*roundedWidth/lineWidth, p.roundedRoom(l.blocks))
+	c.tiles = uint32(each)
+	l.width, l.call = min(each*lineWidth, roundedWidth), c.checked()
 	return l, each > 0
 }
 

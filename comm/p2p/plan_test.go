@@ -10,6 +10,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -133,5 +134,22 @@ func TestOffloadTable(t *testing.T) {
 		{comm.AllReduceCall(0, 0, 1, dtype.I16, comm.ReduceOp(77)), none, false},
 	} {
 		assert.Equal(t, c.expected, c.by.has(&c.call), "%v", c.call)
+	}
+}
+
+// What travels rounded has tiles for each block: as many as all blocks and rounds have of a rank's share, at least.
+func TestPlansOfRounded(t *testing.T) {
+	for ranks := 2; ranks <= maxRanks; ranks++ {
+		p := planner{sizes: defaults(ranks), ranks: ranks, kernels: kernelSet{i8: &kernel{}}}
+		for _, count := range []int{1, 511, 513, 1 << 20, 5 << 20, 26_214_400, 400 << 20} {
+			l, ok := p.rounded(1<<20, 1<<30, count, runtime.CodecI8, comm.Avg, true)
+			require.True(t, ok)
+			tiles := (int(l.call.bytes)/4 + tileValues - 1) / tileValues
+			assert.Positive(t, l.call.tiles, "%d ranks, %d values", ranks, count)
+			assert.LessOrEqual(t, int(l.call.tiles), p.roundedRoom(l.blocks), "%d ranks, %d values", ranks, count)
+			assert.LessOrEqual(t, l.blocks, tiles)
+			assert.Equal(t, min(int(l.call.tiles)*lineWidth, roundedWidth), l.width)
+			assert.Equal(t, float32(1)/float32(ranks), l.call.factor)
+		}
 	}
 }
