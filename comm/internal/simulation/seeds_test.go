@@ -20,13 +20,16 @@ import (
 
 // subjects are what is simulated. Each plays one seed.
 var subjects = map[string]func(*play){
-	"schedule": playSchedule,
-	"tcp":      playTCP,
-	"store":    playStore,
-	"local":    playLocal,
-	"checked":  playChecked,
-	"sparse":   playSparse,
-	"elastic":  playElastic,
+	"schedule":   playSchedule,
+	"tcp":        playTCP,
+	"store":      playStore,
+	"local":      playLocal,
+	"checked":    playChecked,
+	"sparse":     playSparse,
+	"elastic":    playElastic,
+	"ddp":        playDDP,
+	"outer":      playOuter,
+	"rendezvous": playRendezvous,
 }
 
 // play is one seed of one subject.

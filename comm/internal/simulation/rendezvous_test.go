@@ -1,0 +1,167 @@
+//go:build simulated
+
+package simulation
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/sim"
+)
+
+// playRendezvous has ranks share rank 0's store, get its payloads, and report. A rank may come late, be killed, not
+// come, come twice, or abort; others may have rank 0's port.
+func playRendezvous(p *play) {
+	const patience = 12 * time.Second
+	size := 2 + p.IntN(3)
+	nodes := p.nodes(size)
+	kind, victim := []string{"", "late", "kill", "missing", "twice", "taken", "abort"}[p.IntN(7)], p.IntN(size)
+	job := rendezvous.Job{WorldSize: size, Address: nodes[0].Host() + ":29500", Secret: []byte("a secret of tests")}
+	if kind == "taken" {
+		p.together(nodes[:1], func(int) { must(sim.Listen("tcp", job.Address)) })
+	}
+	ends, rounds := make([]bool, size), 1+p.IntN(4)
+	killed := make(chan struct{}, 1)
+	sim.AfterFunc(p.Between(0, 40*time.Millisecond)>>p.IntN(4), func() {
+		if kind == "kill" && !ends[victim] {
+			p.Kill(nodes[victim], false)
+			killed <- struct{}{}
+		}
+	})
+	aborted := false // all know it
+	errs, began := make([]error, size), time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	life := func(rank int) error {
+		if rank == victim && kind == "late" {
+			sim.Sleep(p.Between(0, 5*time.Second))
+		}
+		job := job
+		job.Rank = rank
+		kv, err := job.Connect(ctx)
+		if err != nil {
+			return err
+		}
+		defer func() {
+			for others := true; others && rank == 0 && ctx.Err() == nil; sim.Sleep(time.Millisecond) { // they need the store
+				others = false
+				for other, ended := range ends {
+					others = others || other > 0 && !ended && !(kind == "kill" && other == victim)
+				}
+			}
+			p.within(5*time.Second, "Close of a client", func() { _ = kv.Close() })
+		}()
+		if rank == victim && kind == "twice" {
+			if again, err := job.Connect(ctx); !errors.Is(err, store.ErrRefused) && rank > 0 {
+				p.fail("rank %d is there twice: %v, %v", rank, again, err)
+			} else if rank == 0 && err == nil {
+				p.fail("there are two stores")
+			}
+		}
+		reports, err := rendezvous.NewReports(ctx, kv)
+		if err != nil {
+			return err
+		}
+		defer reports.Close() //nolint:errcheck // it is nil
+		reports.Report("group", rank, fmt.Sprint("begins ", rank))
+		for round := range rounds {
+			payload := bytes.Repeat([]byte{byte(sim.Mix(p.Seed, uint64(round)))}, round<<(4*(p.Seed%4)))
+			given := payload
+			if rank > 0 {
+				given = nil
+			}
+			got, err := job.Broadcast(ctx, kv, "payload", given)
+			if err != nil {
+				return err
+			}
+			if !bytes.Equal(got, payload) {
+				p.fail("rank %d got %d bytes in round %d, expected %d", rank, len(got), round, len(payload))
+			}
+		}
+		last, err := reports.Last(ctx, "group")
+		others := rank == 0 || rounds > 1 // have reported
+		if err == nil && others && kind != "kill" && (len(last) != size || last[victim].Text != fmt.Sprint("begins ", victim) && kind != "abort") {
+			p.fail("rank %d sees the reports %v", rank, last)
+		}
+		if kind != "abort" {
+			return err
+		}
+		if rank == victim {
+			reports.Abort(ctx, "group", rank, "has had enough", 3)
+			aborted = true
+		}
+		for !aborted {
+			sim.Sleep(time.Millisecond)
+		}
+		failed := reports.Failed("group", rank, 4)
+		if rank != victim && (!errors.Is(failed, comm.ErrPeerFailed) || !names(failed, victim)) {
+			p.fail("rank %d does not know that rank %d has aborted: %v", rank, victim, failed)
+		}
+		if before := reports.Failed("group", rank, 3); before != nil {
+			p.fail("rank %d: what was done before the abort has failed: %v", rank, before)
+		}
+		reports.Leave("group", rank, "leaves")
+		for began := time.Now(); rank == 0; sim.Sleep(time.Millisecond) { // who leaves last clears the group
+			all, err := kv.List(ctx, "")
+			if err != nil || time.Since(began) > 3*time.Second {
+				p.fail("after all have left there is %v, %v", all, err)
+			}
+			if len(all) == 0 {
+				break
+			}
+		}
+		return nil
+	}
+	all := make(chan int, size)
+	for rank, node := range nodes {
+		if rank == victim && kind == "missing" {
+			ends[rank] = true
+			all <- rank
+			continue
+		}
+		sim.GoOn(node, func() {
+			defer func() { ends[rank] = true; all <- rank }()
+			errs[rank] = life(rank)
+			p.Event("rank %d ends: %v", rank, errs[rank])
+			if took := time.Since(began); took > patience+4*time.Second && !(kind == "kill" && rank == victim) {
+				p.fail("rank %d ends after %v", rank, took)
+			}
+		})
+	}
+	p.together([]*sim.Node{p.NewNode("watch")}, func(int) {
+		late, dead := time.After(patience+6*time.Second), false
+		for left := size; left > 0; {
+			if left == 1 && dead && !ends[victim] {
+				p.Bury(nodes[victim])
+			}
+			select {
+			case <-all:
+				left--
+			case <-killed:
+				dead = true
+			case <-late:
+				p.fail("ranks have not ended: %v", ends)
+			}
+		}
+	})
+	lost := kind == "kill" || kind == "missing"
+	for rank, err := range errs {
+		switch {
+		case err == nil:
+		case !lost:
+			p.fail("rank %d failed, though nothing was lost: %v", rank, err)
+		case rank == 0 && victim > 0 && !strings.Contains(err.Error(), fmt.Sprint(victim)):
+			p.fail("rank 0 does not name rank %d: %v", victim, err)
+		case rank != victim && !errors.Is(err, comm.ErrPeerFailed) && !errors.Is(err, comm.ErrTimeout):
+			p.fail("rank %d: an error of another kind: %v", rank, err)
+		}
+	}
+	sim.Sleep(15 * time.Second)
+}
