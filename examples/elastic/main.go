@@ -61,9 +61,9 @@ func demonstrate(ctx context.Context) error {
 			if i > 0 {
 				cfg.Peers = []string{<-addresses}
 			}
-			errs[i] = train(ctx, cfg, "localhost", func(m *elastic.Member, e *elastic.Epoch) {
+			errs[i] = train(ctx, cfg, "localhost", func(m *elastic.Member, e *elastic.Epoch) bool {
 				switch {
-				case i == 0 && len(e.Members) == 3:
+				case i == 0 && len(e.Members) == 3: // and the others know it: they have made a step with it
 					_ = m.Close()
 				case i == 0:
 					time.Sleep(time.Millisecond) // the others are to find it
@@ -71,6 +71,7 @@ func demonstrate(ctx context.Context) error {
 						addresses <- m.Address()
 					}
 				}
+				return e.Members[0] != "member 0" // before that they do not end
 			})
 		})
 	}
@@ -78,8 +79,8 @@ func demonstrate(ctx context.Context) error {
 	return errors.Join(errs[1:]...)
 }
 
-// train is one member.
-func train(ctx context.Context, cfg elastic.Config, listen string, each func(m *elastic.Member, e *elastic.Epoch)) error {
+// train is one member. It calls each after each step, which says whether the training may end.
+func train(ctx context.Context, cfg elastic.Config, listen string, each func(m *elastic.Member, e *elastic.Epoch) bool) error {
 	const batch, rate = 48, 0.5 // of all members together, so that neither depends on how many there are
 	training, test, err := digits.Split(1)
 	if err != nil {
@@ -122,12 +123,7 @@ func train(ctx context.Context, cfg elastic.Config, listen string, each func(m *
 	}
 	defer m.Close()
 	err = m.Run(ctx, func(ctx context.Context, e *elastic.Epoch) error {
-		if step >= *steps {
-			return io.EOF
-		}
-		if time.Sleep(*pause); each != nil {
-			each(m, e)
-		}
+		time.Sleep(*pause)
 		clear(update)
 		size, rank := len(e.Members), e.Comm.Rank()
 		for i := rank * batch / size; i < (rank+1)*batch/size; i++ {
@@ -140,7 +136,9 @@ func train(ctx context.Context, cfg elastic.Config, listen string, each func(m *
 		for i, u := range update {
 			weights[i] -= u
 		}
-		step++
+		if step++; (each == nil || each(m, e)) && step >= *steps {
+			return io.EOF
+		}
 		return nil
 	})
 	if err == nil {
