@@ -170,7 +170,8 @@ type Member struct {
 }
 
 // Join makes this process a member, and returns when it has found the store and is not refused:
-// [comm.ErrMismatch] for other terms, [ErrIdentity] for a name that is taken. It is in no epoch before [Member.Next].
+// [comm.ErrMismatch] for other terms, [ErrIdentity] for a name that is taken. It is in no epoch before [Member.Next], which
+// looks for the store if Join has not found it within Config.Patience.
 func Join(ctx context.Context, cfg Config) (*Member, error) {
 	if cfg.Name == "" || cfg.Form == nil || cfg.Bind == nil || cfg.Min < 1 || cfg.Max != 0 && cfg.Max < cfg.Min || cfg.Dial == nil && cfg.TLS == nil {
 		return nil, fmt.Errorf("elastic: %w: Name, Form, Bind, TLS or Dial, 1 <= Min <= Max are needed", comm.ErrArgument)
@@ -188,8 +189,10 @@ func Join(ctx context.Context, cfg Config) (*Member, error) {
 		}
 	}
 	m.gone.Go(m.attend)
-	err := m.until(ctx, func() (bool, error) { return m.kv != nil, m.fault })
-	if err != nil {
+	patience, stop := context.WithTimeout(ctx, cfg.Patience)
+	defer stop()
+	err := m.until(patience, func() (bool, error) { return m.kv != nil, m.fault })
+	if err != nil && (ctx.Err() != nil || patience.Err() == nil) {
 		return nil, errors.Join(fmt.Errorf("elastic: %s: %w", cfg.Name, err), m.Close())
 	}
 	return m, nil

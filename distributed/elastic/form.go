@@ -25,7 +25,8 @@ import (
 //
 // It waits for others as long as ctx and the number of members need, returns [ErrLeft] after [Member.Leave], and
 // [ErrMinority] when too few of the last epoch have been in reach for Config.Patience. When epochs could be formed for
-// so long, but not begin, it returns why. Next may be called again after that, and the member joins when it can.
+// so long, but not begin, it returns why. Next may be called again after that, and the member joins when it can. It is refused
+// as by [Join] where it finds the others only now.
 func (m *Member) Next(ctx context.Context, failed error) (*Epoch, error) {
 	if failed != nil {
 		m.fail(failed)
@@ -183,9 +184,12 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 	had := began // when somebody with the state was here
 	for {
 		m.mu.Lock()
-		kv, since, changed, own, leaving := m.kv, m.since, m.changed, m.status, m.leaving
+		kv, since, changed, own, leaving, fault := m.kv, m.since, m.changed, m.status, m.leaving, m.fault
 		v, version := m.look()
 		m.mu.Unlock()
+		if fault != nil {
+			return nil, fault
+		}
 		if last, _ := v.last(); kv == nil || last != nil && slices.ContainsFunc(v.present, func(s status) bool { return !s.Fresh && last.rank(s.person()) >= 0 }) {
 			had = time.Now()
 		}
