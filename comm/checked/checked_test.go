@@ -433,6 +433,26 @@ func TestCheckedNamesMissingMessages(t *testing.T) {
 	}
 }
 
+// disagreeing is a communicator that finds in each Send that ranks have disagreed before.
+type disagreeing struct{ comm.Communicator }
+
+func (disagreeing) Send(uintptr, int, dtype.DType, int, uint32) error {
+	return fmt.Errorf("%w: before", comm.ErrMismatch)
+}
+
+// Of a message in which a mismatch is found, the other end may not come. The error is still the mismatch.
+func TestCheckedKeepsTheMismatch(t *testing.T) {
+	rt := hosttest.NewRuntime(t)
+	buf := hosttest.Allocate(t, rt, 64)
+	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+		k, err := checked.New(ctx, disagreeing{c}, rt, checked.Timeout(10*time.Millisecond))
+		require.NoError(t, err)
+		assert.ErrorIs(t, k.Send(buf, 7, dtype.I32, 0, 2), comm.ErrMismatch)
+		_ = k.Close()
+		return nil
+	}))
+}
+
 // A send does not wait in the call: what is right without Checked is right with it.
 func TestCheckedMessagesDoNotWaitInTheCall(t *testing.T) {
 	rt := hosttest.NewRuntime(t)

@@ -62,7 +62,9 @@ func decodeEnd(b []byte) (c comm.Call, come bool) {
 func (k *Communicator) announce(ends []messageEnd, submit func() error) error {
 	err := k.submitWithEnds(ends, submit)
 	if errors.Is(err, comm.ErrMismatch) { // the other end is to hear of it, too
-		err = cmp.Or(k.compareMessages(context.Background()), err)
+		if better := k.compareMessages(context.Background()); errors.Is(better, comm.ErrMismatch) {
+			return better
+		}
 	}
 	return err
 }
