@@ -62,7 +62,7 @@ func TestWelcome(t *testing.T) {
 	greets, join := waiting(t)
 	require.NoError(t, greets(func(h *hello) { h.Attempt = 5 }))
 	for _, change := range []func(*hello){
-		func(h *hello) { h.Attempt = 4 },
+		func(h *hello) { h.Attempt, h.Lane = 4, 1 },
 		func(h *hello) { h.Attempt = 5 },
 		func(h *hello) { h.Attempt, h.Lane, h.Lanes = 5, 1, 3 },
 	} {
