@@ -103,6 +103,22 @@ func run(t *testing.T, subject string, seed uint64) (trace uint64, points int) {
 			p.fail("%v", v)
 		}
 	}()
+	over := make(chan bool)
+	defer close(over)
+	go func() { // in real time
+		for before := -1; ; {
+			select {
+			case <-over:
+				return
+			case <-time.After(time.Minute):
+			}
+			_, now := p.Trace()
+			if now == before {
+				p.fail("virtual time stands still: a goroutine waits for a lock that is not the simulation's")
+			}
+			before = now
+		}
+	}()
 	synctest.Test(t, func(t *testing.T) {
 		p = &play{sim.Begin(seed), sim.Random(sim.Mix(seed, 7)), t, subject, nil, seed%3 == 0 && subject != "checked"}
 		defer p.End()
