@@ -9,6 +9,11 @@ import (
 // is written to memory as a whole.
 const streamAlign = 64
 
+// reduceAVX2 is Reduce of n elements from one on, with stores to aligned destinations that bypass the caches if stream is set.
+//
+//go:noescape
+func reduceAVX2(dsts, srcs []uintptr, from, n int, stream bool, dt dtype.DType, op dtype.ReduceOp)
+
 func reduce(dsts, srcs []uintptr, n int, dt dtype.DType, op dtype.ReduceOp, stream bool) {
 	if !simd.AVX2 {
 		reducePortable(dsts, srcs, n, dt, op)
@@ -18,11 +23,11 @@ func reduce(dsts, srcs []uintptr, n int, dt dtype.DType, op dtype.ReduceOp, stre
 	if stream {
 		if from, stream = streamStart(dsts, size); stream {
 			from = min(from, n)
-			reduceAVX2(dt, op, dsts, srcs, 0, from, false)
+			reduceAVX2(dsts, srcs, 0, from, false, dt, op)
 		}
 	}
 	for chunk := simd.Chunk / size; from < n; from += chunk {
-		reduceAVX2(dt, op, dsts, srcs, from, min(chunk, n-from), stream)
+		reduceAVX2(dsts, srcs, from, min(chunk, n-from), stream, dt, op)
 	}
 }
 

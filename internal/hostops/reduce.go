@@ -2,7 +2,7 @@
 // trusted: what backends and runtimes get from their users they check first.
 package hostops
 
-//go:generate env GOWORK=off go run -C ../simd/gen ./arith -of reductions -out ../../hostops/avx2_amd64.s -stubs ../../hostops/avx2_amd64.go -dispatch ../../hostops/dispatch_amd64.go -pkg hostops
+//go:generate env GOWORK=off go run -C ../simd/gen ./arith -of reductions -out ../../hostops/avx2_amd64.s -pkg hostops
 
 import (
 	"github.com/tutti-go/tutti/dtype"

@@ -14,7 +14,7 @@ import (
 // reductions lists the kernels of all kinds and ops.
 func reductions() []kernel {
 	var all []kernel
-	for _, op := range []string{"Sum", "Prod", "Min", "Max", "Avg"} {
+	for _, op := range ops {
 		all = append(all,
 			floats("F64", 8, op, float64s), floats("F32", 4, op, float32s),
 			halves(op), bfloats(op))
@@ -42,7 +42,6 @@ func newKernel(op string, size, lanes int, kinds ...string) kernel {
 	for _, kind := range kinds {
 		k.cases = append(k.cases, kindOp{kind, op})
 	}
-	k.doc = fmt.Sprintf("%s is %s on %s.", k.name, op, strings.Join(kinds, " and "))
 	return k
 }
 
@@ -130,7 +129,6 @@ func integers(bits int, op string, signs ...string) kernel {
 func bools(name string, combine instruction, ops ...string) kernel {
 	k := newKernel(ops[0], 1, ymmBytes, "Bool")
 	k.name = strings.ToLower(name) + "Bool"
-	k.doc = fmt.Sprintf("%s is %s and %s on Bool.", k.name, ops[0], ops[1])
 	k.cases = append(k.cases, kindOp{"Bool", ops[1]})
 	return k.single(loadVector, func(reg.GPVirtual) (combiner, finisher) {
 		ones, zero := avx.Lanes(0x01010101), avx.Zero()

@@ -2,8 +2,10 @@ package main
 
 import (
 	"fmt"
+	"slices"
 
 	. "github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/ir"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
 
@@ -17,7 +19,6 @@ import (
 // a source.
 type kernel struct {
 	name  string
-	doc   string
 	cases []kindOp
 	size  int // bytes of an element in memory
 	// lanes is the number of elements of a full vector in memory, and unroll
@@ -52,8 +53,45 @@ type arguments struct {
 	stream                                     reg.GPVirtual
 }
 
+// kinds are in the order of the types of package dtype, and ops in that of its reductions.
+var (
+	kinds = []string{"Invalid", "F64", "F32", "F16", "BF16", "FP8E4M3", "FP8E5M2", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "Bool"}
+	ops   = []string{"Sum", "Prod", "Min", "Max", "Avg"}
+)
+
+// dispatch writes the function that goes on as the kernel of a type and op.
+func dispatch(kernels []kernel) {
+	avx.Kernel("reduceAVX2", "func(dsts, srcs []uintptr, from, n int, stream bool, dt, op uint8)")
+	names, keys := map[int]string{}, []int(nil)
+	for _, k := range kernels {
+		for _, c := range k.cases {
+			key := slices.Index(kinds, c.kind)<<3 | slices.Index(ops, c.op)
+			names[key], keys = k.name, append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	key, op := Load(Param("dt"), GP32()), Load(Param("op"), GP32())
+	SHLL(Imm(3), key)
+	ORL(op, key)
+	var search func(keys []int)
+	search = func(keys []int) {
+		if len(keys) == 1 {
+			Instruction(&ir.Instruction{Opcode: "JMP", Operands: []Op{LabelRef("·" + names[keys[0]] + "<>(SB)")}, IsTerminal: true})
+			return
+		}
+		middle := len(keys) / 2
+		label := fmt.Sprintf("from%d", keys[middle])
+		CMPL(key, Imm(uint64(keys[middle])))
+		JGE(LabelRef(label))
+		search(keys[:middle])
+		Label(label)
+		search(keys[middle:])
+	}
+	search(keys)
+}
+
 func (k kernel) generate() {
-	avx.Kernel(k.name, "func(dsts, srcs []uintptr, from, n int, stream bool)", k.doc)
+	avx.Kernel(k.name+"<>", "func(dsts, srcs []uintptr, from, n int, stream bool)")
 
 	count := Load(Param("srcs").Len(), GP64()).(reg.GPVirtual)
 	s := k.steps(count)
