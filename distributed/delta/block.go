@@ -345,7 +345,7 @@ func (c *coder) appendPositions(dst []byte, idx []int32) []byte {
 // readPositions reads the section of len(idx) positions below limit.
 func readPositions(src *cursor, idx []int32, limit int) error {
 	headers := src.take(2 * uint64(ceilDiv(len(idx), gaps.Block)))
-	next, before, descends := int32(0), int32(-1), int32(0)
+	before, descends := int32(-1), int32(0)
 	for i := 0; i < len(headers); i += 2 {
 		part := idx[i/2*gaps.Block : min((i/2+1)*gaps.Block, len(idx))]
 		h := gaps.Header(binary.LittleEndian.Uint16(headers[i:]))
@@ -353,14 +353,18 @@ func readPositions(src *cursor, idx []int32, limit int) error {
 		if src.take(uint64(h.Bytes(len(part)))); src.bad {
 			break
 		}
-		gaps.Decode(part, len(part), all, h, next)
-		for _, at := range part {
-			descends |= at | (at - before - 1)
-			before = at
+		gaps.Decode(part, len(part), all, h, before+1)
+		if !h.Ascends() {
+			for _, at := range part {
+				descends |= at | (at - before - 1)
+				before = at
+			}
 		}
-		next = before + 1
+		if before = part[len(part)-1]; descends < 0 || int(before) >= limit {
+			return errDamaged
+		}
 	}
-	if src.bad || descends < 0 || int(before) >= limit {
+	if src.bad {
 		return errDamaged
 	}
 	return nil
@@ -480,7 +484,11 @@ func list[T int8 | int16 | int32 | int64](c *coder, form byte, diffs []byte) int
 			}
 		}
 		for i, marks := range c.marks {
-			copy(by[8*i:], signs[marks][:])
+			if of := by[8*i:]; len(of) >= 8 {
+				*(*[8]T)(of) = signs[marks]
+			} else {
+				copy(of, signs[marks][:])
+			}
 		}
 		for i, v := range c.values {
 			by[c.second[i]] *= T(v + 2)

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 // moved returns n elements of bits around values of a trained layer, and a copy of which about a share has
@@ -146,6 +147,60 @@ func BenchmarkApply(b *testing.B) {
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(m), "ns/changed")
 		})
+	}
+}
+
+// BenchmarkStages takes the parts of Apply one by one.
+func BenchmarkStages(b *testing.B) {
+	for _, share := range []float64{0.01, 0.03, 0.1} {
+		r := rand.New(rand.NewPCG(1, 2))
+		old, new := moved(r, blockLen, share, lastPlace(r))
+		var c coder
+		compare(&c, old, new, dtype.BF16)
+		code := encode(&c, nil, old, new, dtype.BF16, false)
+		kernels, err := runtime.KernelsOf(host)
+		require.NoError(b, err)
+		m, undo := len(c.idx), false
+		for _, stage := range []struct {
+			name string
+			do   func() error
+		}{
+			{"positions", func() error {
+				src := cursor{rest: code}
+				src.byte()
+				src.uvarint()
+				c.place(dtype.BF16, m)
+				return readPositions(&src, c.idx, blockLen)
+			}},
+			{"read", func() error { // positions and values
+				_, err := c.read(code, dtype.BF16, blockLen)
+				return err
+			}},
+			{"list", func() error {
+				binary.LittleEndian.PutUint32(c.area, uint32(list[int16](&c, code[0], c.area[diffsAt(m):])))
+				return nil
+			}},
+			{"patch", func() error { // without checksums
+				undo = !undo
+				return c.exchange(host, m, 0, 0, func(_ runtime.Kernels, l runtime.Changes) error {
+					l.Sums = 0
+					return kernels.Patch(hostPlace(old).at, dtype.BF16, blockLen, l, undo)
+				})
+			}},
+			{"checksum", func() error {
+				crc32.Checksum(old, castagnoli)
+				return nil
+			}},
+		} {
+			b.Run(dtype.BF16.String()+"-"+percent(share)+"-"+stage.name, func(b *testing.B) {
+				for b.Loop() {
+					if err := stage.do(); err != nil {
+						b.Fatal(err)
+					}
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(m), "ns/changed")
+			})
+		}
 	}
 }
 

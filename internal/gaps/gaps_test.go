@@ -55,3 +55,30 @@ func testBlock(t *testing.T, r *rand.Rand, bits, count int, wide bool) {
 		}
 	}
 }
+
+// TestAscends decodes what no Encode wrote with the headers that promise ascending indices.
+func TestAscends(t *testing.T) {
+	simdtest.EachPath(t, func(t *testing.T) {
+		r := simdtest.NewRand()
+		for h := range Header(math.MaxUint16) {
+			k, _, u := h.split()
+			if _, tried := slices.BinarySearch([]int{0, 1, 8, 100, maxQuotient}, u); !h.Ascends() || !tried {
+				continue
+			}
+			for _, fill := range []func() byte{func() byte { return 0 }, func() byte { return 255 }, func() byte { return byte(r.Uint32()) }, func() byte { return byte(r.Uint32()) & 1 }} {
+				src := make([]byte, h.Bytes(Block))
+				for i := range src {
+					src[i] = fill()
+				}
+				idx, before := make([]int32, Block), int32(1<<30-1)
+				Decode(idx, Block, src, h, before+1)
+				for _, at := range idx {
+					if at <= before {
+						t.Fatalf("%d after %d: %d low bits, %d bytes of quotients, seed %d", at, before, k, u, simdtest.Seed)
+					}
+					before = at
+				}
+			}
+		}
+	})
+}
