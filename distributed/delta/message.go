@@ -153,7 +153,7 @@ func Read(r io.Reader) (*Delta, error) {
 		return nil, fmt.Errorf("delta: read: %w", err)
 	}
 	if string(head[:]) != magic {
-		return nil, fmt.Errorf("%w: it begins with %q", ErrDelta, head)
+		return nil, fmt.Errorf("%w: it begins with %q, version 1 of the format with %q", ErrDelta, head, magic)
 	}
 	length, err := binary.ReadUvarint(byteReader{r})
 	if err != nil {

@@ -117,7 +117,7 @@ func read(f *os.File) (header []byte, all []delta.Tensor, err error) {
 	}
 	n := binary.LittleEndian.Uint64(length[:])
 	if n > maxHeader || int64(n) > info.Size()-8 {
-		return nil, nil, fmt.Errorf("no safetensors: a header of %d bytes in a file of %d", n, info.Size())
+		return nil, nil, fmt.Errorf("not a safetensors file: its first 8 bytes mean a header of %d bytes, the file has %d", n, info.Size())
 	}
 	header = make([]byte, 8+n)
 	if _, err := f.ReadAt(header, 0); err != nil {
@@ -127,8 +127,15 @@ func read(f *os.File) (header []byte, all []delta.Tensor, err error) {
 	return header, all, err
 }
 
-// write has a file written beside path, and then given that name. If that fails, there is none.
-func write(path string, content func(f *os.File) error) (err error) {
+// write has a file written beside path, and then given that name. If that fails, the file at path is as before. A path that is one of inputs is refused.
+func write(path string, content func(f *os.File) error, inputs ...string) (err error) {
+	if out, err := os.Stat(path); err == nil {
+		for _, input := range inputs {
+			if in, err := os.Stat(input); err == nil && os.SameFile(in, out) {
+				return fmt.Errorf("%s is both read and written: give the output another name", path)
+			}
+		}
+	}
 	f, err := os.OpenFile(path+".tmp", os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o666)
 	if err != nil {
 		return err
@@ -172,7 +179,7 @@ func Diff(ctx context.Context, old, new, out string, progress Progress) (s delta
 	return d.Stat(), write(out, func(f *os.File) error {
 		_, err := d.WriteTo(f)
 		return err
-	})
+	}, old, new)
 }
 
 // Read reads the delta in a file.
@@ -243,7 +250,7 @@ func Apply(ctx context.Context, old, patch, out string, progress Progress) error
 			return fmt.Errorf("%s is not the file that %s was made of", old, patch)
 		}
 		return err
-	})
+	}, patch)
 }
 
 // copySection copies a tensor from file to file.

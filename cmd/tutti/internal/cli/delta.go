@@ -96,6 +96,10 @@ func newDeltaStat() *cobra.Command {
 }
 
 func printStat(cmd *cobra.Command, s delta.Stat) {
-	fmt.Fprintf(cmd.OutOrStdout(), "%d of %d weights changed (%.3g %%), %d bytes: %.3g a changed weight\n",
-		s.Changed, s.Weights, 100*float64(s.Changed)/float64(max(s.Weights, 1)), s.Bytes, float64(s.Bytes)/float64(max(s.Changed, 1)))
+	each := ""
+	if s.Changed > 0 {
+		each = fmt.Sprintf(", %.3g a changed weight", float64(s.Bytes)/float64(s.Changed))
+	}
+	fmt.Fprintf(cmd.OutOrStdout(), "%d of %d weights changed (%.3g %%): %d bytes%s\n",
+		s.Changed, s.Weights, 100*float64(s.Changed)/float64(max(s.Weights, 1)), s.Bytes, each)
 }

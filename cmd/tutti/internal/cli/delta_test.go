@@ -44,6 +44,9 @@ func TestDelta(t *testing.T) {
 		{"unknown command", exitUsage, []string{"patch"}},
 		{"again is not the file that", exitFailure, []string{"apply", path("again"), path("d"), "-o", path("x")}},
 		{"no such file", exitFailure, []string{"stat", path("none")}},
+		{"new is both read and written", exitFailure, []string{"diff", path("old"), path("new"), "-o", path("new")}},
+		{"d is both read and written", exitFailure, []string{"apply", path("old"), path("d"), "-o", path("d")}},
+		{"not a safetensors file", exitFailure, []string{"diff", path("old"), path("d"), "-o", path("x")}},
 	} {
 		code, _, stderr := execute(t, append([]string{"delta"}, c.args...)...)
 		assert.Equal(t, c.code, code, c.args)
