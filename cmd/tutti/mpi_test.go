@@ -90,7 +90,7 @@ func TestMPIJobs(t *testing.T) {
 	alone := []string{"bench", "allreduce", "--backend", "mpi", "--max", "8", "--rounds", "1"}
 	_, stderr, err = execute(t, tutti, alone...)
 	require.NoError(t, err, stderr)
-	assert.Contains(t, stderr, "tutti: one rank, as no launcher started this process; mpirun -n 4 tutti")
+	assert.Contains(t, stderr, "tutti: one rank, as no launcher started it; mpirun -n 4 tutti")
 	_, stderr, err = execute(t, tutti, append(alone, "--ranks", "1")...)
 	require.NoError(t, err, stderr)
 	assert.NotContains(t, stderr, "one rank", "as asked for")

@@ -42,7 +42,7 @@ func alone(job rendezvous.Job) string {
 	if job.Launcher != "none" {
 		return ""
 	}
-	return fmt.Sprintf("one rank, as no launcher started this process; %s 4 tutti … starts four", processOption(job.Launcher))
+	return fmt.Sprintf("one rank, as no launcher started it; %s 4 tutti … starts four", processOption(job.Launcher))
 }
 
 // processOption is how a launcher is told a number of processes.

@@ -35,8 +35,8 @@ own carries what hosts send; it needs /dev/net/tun. The last line, on standard
 error, says how much went over the links, and how well the forwarder kept up.
 The exit code is that of the job.`,
 		Example: `  tutti cluster bench sparse --min 16M --max 16M
-  tutti cluster --rate 100mbit --hosts 2 --per-host 2 train --pattern dense,oktopk
-  tutti cluster --rate 10mbit --delay 50ms --loss 0.1% --mpi mpich bench allreduce
+  tutti cluster --rate 100mbit --hosts 2 --per-host 2 train --pattern oktopk
+  tutti cluster --rate 10mbit --delay 50ms --loss 0.1% bench allreduce
   sudo $(which tutti) cluster hostname`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := cfg.Validate(); err != nil {

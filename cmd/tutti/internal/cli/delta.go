@@ -10,9 +10,9 @@ import (
 )
 
 const (
-	diffExample  = "  tutti delta diff step-1000.safetensors step-1010.safetensors -o step-1010.delta"
-	applyExample = "  tutti delta apply step-1000.safetensors step-1010.delta -o step-1010.safetensors"
-	statExample  = "  tutti delta stat step-1010.delta --json | jq .changed"
+	diffExample  = "  tutti delta diff 1000.safetensors 1010.safetensors -o 1010.delta"
+	applyExample = "  tutti delta apply 1000.safetensors 1010.delta -o 1010.safetensors"
+	statExample  = "  tutti delta stat 1010.delta --json | jq .changed"
 )
 
 func newDelta() *cobra.Command {

@@ -29,7 +29,8 @@ TERM.
 		Example: `  TUTTI_RECORD=1000 mpirun -n 4 tutti train --backend mpi --timeout 60s
   tutti diagnose tutti-record-*.json
   tutti diagnose --json . | jq -r '.findings[].text'
-  tutti diagnose --fr fr . && python3 -m torch.distributed.flight_recorder.fr_trace fr`,
+  tutti diagnose --fr fr . &&
+      python3 -m torch.distributed.flight_recorder.fr_trace fr`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usagef("which records, such as tutti-record-*.json or the directory they are in?")

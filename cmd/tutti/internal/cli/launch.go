@@ -35,8 +35,8 @@ collects the flight records of a job that failed (TUTTI_RECORD).
 With --min, the job is elastic (package elastic): a rank that fails is started
 again by itself, and joins again; other machines --join at any time.`,
 		Example: `  tutti launch -n 4 ./program
-  tutti launch -n 4 --machines 2 ./program                       # on the first of two machines
-  tutti launch -n 4 --join HOST:29400 --secret-file F ./program  # on the second
+  tutti launch -n 4 --machines 2 ./program   # on the first of two machines
+  tutti launch -n 4 --join HOST:29400 --secret-file F ./program   # the second
   tutti launch -n 4 --restarts 3 ./program
   tutti launch -n 4 --min 2 --max 8 --restarts 3 ./program`,
 		RunE: func(cmd *cobra.Command, args []string) (err error) {

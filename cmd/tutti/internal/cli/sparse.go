@@ -33,7 +33,7 @@ steps one by one. With --hosts, sent is what goes between hosts.`,
 		Example: `  tutti bench sparse --ranks 4 --min 1M --max 64M
   tutti bench sparse --backend nccl --pattern all --min 100M --max 100M --graph
   tutti bench sparse --pattern all --density 0.001 --min 16M --max 16M --json
-  tutti cluster --rate 100mbit bench sparse --values f32,i8,i2 --min 16M --max 16M
+  tutti cluster --rate 100mbit bench sparse --values f32,i8 --min 16M --max 16M
   tutti cluster --hosts 2 --per-host 2 bench sparse --hosts 2`,
 		Args: cobra.NoArgs,
 	}

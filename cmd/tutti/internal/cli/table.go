@@ -41,7 +41,7 @@ func alignRight(from, to int) (columns []table.ColumnConfig) {
 const (
 	proseWidth    = 72
 	leastProse    = 20
-	widthUnseen   = 100 // of a table that no terminal shows
+	widthUnseen   = 80 // of a table that no terminal shows
 	leastTerminal = 40
 )
 

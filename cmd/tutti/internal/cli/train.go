@@ -53,10 +53,12 @@ late carry them along.`,
   tutti train --backend nccl
   tutti train --pattern oktopk --values f32,i8,i2
   tutti cluster --rate 100mbit train --hidden 4096 --target 97
-  tutti cluster --rate 100mbit train --hidden 2048 --target 97 --outer 11 --density 0.05 --pattern dense,topkA
+  tutti cluster --rate 100mbit train --hidden 2048 --target 97 --outer 11 \
+      --density 0.05 --pattern dense,topkA
   tutti launch -n 4 --min 2 --restarts 9 train --elastic --pattern oktopk
-  tutti train --text /usr/local/go/doc/go_spec.html --hidden 512 --epochs 1 --batch 256
-  tutti train --outer 10 --pattern chunked --values i2 --density 0.05 --beside dense,oktopk
+  tutti train --text /usr/local/go/doc/go_spec.html --epochs 1 --batch 256
+  tutti train --outer 10 --pattern chunked --values i2 --density 0.05 \
+      --beside dense,oktopk
   tutti train --json | jq -r '[.pattern, .accuracy, .ratio_to_dense] | @tsv'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
