@@ -40,7 +40,7 @@ func alignRight(from, to int) (columns []table.ColumnConfig) {
 // Widths of the columns with texts, which are wrapped.
 const (
 	proseWidth    = 72
-	leastProse    = 20
+	leastProse    = 15 // the longest name of a pattern
 	widthUnseen   = 80 // of a table that no terminal shows
 	leastTerminal = 40
 )

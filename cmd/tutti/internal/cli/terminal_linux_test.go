@@ -66,7 +66,9 @@ func TestTablesFitTheTerminal(t *testing.T) {
 		shown := onTerminal(t, columns, func(out *os.File) { info.print(&output{Writer: out}) })
 		assert.LessOrEqual(t, text.StringWidth(widest(shown)), columns, widest(shown))
 		assert.Contains(t, strings.Join(strings.Fields(shown), " "), "oktopk", "nothing is left out")
-		report := trainReport{results: []train.Result{{Pattern: "gaussiankconcat", Accuracy: 100, SentElements: 1e6, SentBytes: 4e6, TotalSeconds: 1000}}}
+		seconds, step := 999.99, 1000
+		report := trainReport{results: []train.Result{{Pattern: "gaussiankconcat", Values: "lossless", Accuracy: 100, SentElements: 1e6, SentBytes: 4e6,
+			RatioToDense: 1, TotalSeconds: 999.99, Target: 97, TargetSeconds: &seconds, TargetStep: &step}}}
 		shown = onTerminal(t, 80, func(out *os.File) { report.text = out; report.printTable() })
 		assert.LessOrEqual(t, text.StringWidth(widest(shown)), 80, widest(shown))
 	}

@@ -177,29 +177,29 @@ func (r *trainReport) world() string {
 func (r *trainReport) printTable() {
 	t := newTable()
 	target := r.results[0].Target
-	header := table.Row{"pattern", "test\naccuracy", "test\nloss", "bytes\nsent", "of\ndense", "commu-\nnication", "total"}
+	header := table.Row{"pattern", "test\nacc.\n(%)", "test\nloss", "sent\n\n(B)", "of\ndense\n(%)", "comm.\n\n(s)", "total\n\n(s)"}
 	if target > 0 {
-		header = append(header, fmt.Sprintf("to %g %%:\ntime, steps", target))
+		header = append(header, fmt.Sprintf("to %g %%\n\n(s, steps)", target))
 	}
 	t.AppendHeader(header)
 	for _, result := range r.results {
 		row := table.Row{
 			result.Name(),
-			fmt.Sprintf("%.2f %%", result.Accuracy),
+			fmt.Sprintf("%.2f", result.Accuracy),
 			fmt.Sprintf("%.4f", result.Loss),
-			fmt.Sprintf("%.1f", result.SentBytes),
-			fmt.Sprintf("%.2f %%", 100*result.RatioToDense),
-			fmt.Sprintf("%.2f s", result.CommSeconds),
-			fmt.Sprintf("%.2f s", result.TotalSeconds),
+			fmt.Sprintf("%.0f", result.SentBytes),
+			fmt.Sprintf("%.2f", 100*result.RatioToDense),
+			fmt.Sprintf("%.2f", result.CommSeconds),
+			fmt.Sprintf("%.2f", result.TotalSeconds),
 		}
 		switch {
 		case result.TargetSeconds != nil:
-			row = append(row, fmt.Sprintf("%.2f s, %d", *result.TargetSeconds, *result.TargetStep))
+			row = append(row, fmt.Sprintf("%.2f, %d", *result.TargetSeconds, *result.TargetStep))
 		case target > 0:
 			row = append(row, "never")
 		}
 		t.AppendRow(row)
 	}
-	printTable(r.text, t, alignRight(2, len(header)))
+	printTable(r.text, t, alignRight(2, len(header)), 1)
 	fmt.Fprintf(r.text, "%s; bytes are those that a rank sends in a step, on average\n", r.world())
 }
