@@ -10,6 +10,6 @@ import (
 func TestFaultsAreTested(t *testing.T) {
 	faulttest.CheckElsewhere(t, "rendezvous", map[string]func(*testing.T){
 		"stranger": TestStrangersAreRefused, "garbage": TestStrangersAreRefused, "silence": TestSilentConnectionsDelayNobody,
-		"absent at the rendezvous": TestARankThatDoesNotComeIsNamed,
+		"missing at the rendezvous": TestARankThatDoesNotComeIsNamed,
 	})
 }

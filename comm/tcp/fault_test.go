@@ -42,7 +42,7 @@ func TestFaults(t *testing.T) {
 		"dead": TestLostProcess, "exit": TestLostProcess, "stopped": TestLostProcess, "cut off": TestCutOff,
 		"stranger": TestStrangers, "garbage": TestStrangers, "silence": TestStrangers, "slow sender": TestStrangers,
 		"crowd": TestCrowd, "replay": TestReplay, "half-open": tcp.TestHalfOpen, "another version": TestAnotherVersion,
-		"absent at the rendezvous": TestAbsent,
+		"missing at the rendezvous": TestAbsent,
 	}
 	faulttest.Run(t, "tcp", b)
 }

@@ -108,7 +108,7 @@ var Table = []Fault{
 			Checked: same(late(comm.ErrTimeout, comm.ErrPeerFailed, comm.ErrMismatch)).noting("`ErrMismatch` where the backend matches by order alone"),
 		}},
 
-	{Name: "absent", What: "it never makes the call",
+	{Name: "missing", What: "it never makes the call",
 		play: func(p *player) error {
 			if p.odd {
 				return nil
@@ -122,7 +122,7 @@ var Table = []Fault{
 			"nccl":  {Others: inVain, Self: ok, Note: "names the call, its number and what the others reported last", says: "reported: "},
 			"p2p":   {Others: inVain, Self: ok, Note: "names the call and its number"},
 		}},
-	{Name: "late", What: "it makes the call when the others have given up",
+	{Name: "straggler", What: "it makes the call when the others have aborted",
 		play: func(p *player) error {
 			if p.odd {
 				if err := p.Comm.Barrier(p.ctx); err != nil {
@@ -254,7 +254,7 @@ var Table = []Fault{
 		Cells: map[string]Cell{"tcp": shown("the new one takes its place", Outcome{})}},
 	{Name: "another version", What: "a rank of the job speaks another version",
 		Cells: map[string]Cell{"tcp": shown("refused and logged", late(comm.ErrTimeout))}},
-	{Name: "absent at the rendezvous", What: "a rank does not come",
+	{Name: "missing at the rendezvous", What: "a rank does not come",
 		Cells: rendezvous(shown("names the ranks that did not come", late(comm.ErrTimeout)))},
 }
 

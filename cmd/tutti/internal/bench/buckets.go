@@ -24,7 +24,7 @@ type BucketsConfig struct {
 	Backend string
 	// Patterns of package distributed, each measured.
 	Patterns []string
-	// Density is the part of the entries that a rank picks, in (0, 1].
+	// Density is the part of the entries that a rank selects, in (0, 1].
 	Density float64
 	// Buckets is their number, and Bytes the size of each.
 	Buckets, Bytes int

@@ -31,7 +31,7 @@ type SparseConfig struct {
 	// Patterns of package sparse, each measured at each size, and with each of Values: as what
 	// values travel ([sparse.Values]), f32 unless set.
 	Patterns, Values []string
-	// Densities are the parts of the entries that a rank picks, in (0, 1]. The dense
+	// Densities are the parts of the entries that a rank selects, in (0, 1]. The dense
 	// pattern is measured once for all of them.
 	Densities []float64
 	// Hosts is on how many hosts the ranks are, see [backend.NewReducer]; 0: they

@@ -55,7 +55,7 @@ take them from each other. For a real one on GPUs see tutti bench overlap.`,
 	flags := cmd.Flags()
 	w.register(flags)
 	patternsFlag(flags, &cfg.Patterns)
-	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the entries that a rank picks")
+	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the entries that a rank selects")
 	flags.IntVar(&cfg.Buckets, "buckets", cfg.Buckets, "`number` of buckets")
 	flags.Var(sizeFlag(&cfg.Bytes), "size", "size of a bucket: bytes, or with K, M, G")
 	flags.DurationVar(&cfg.Backward, "backward", cfg.Backward, "time of the backward pass for a bucket")

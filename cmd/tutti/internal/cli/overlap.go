@@ -85,7 +85,7 @@ time. Products then use the others. Pictures of a step on rank 0
 	flags.IntVar(&cfg.Batch, "batch", cfg.Batch, "rows of a rank's input")
 	flags.Var(sizeFlag(&cfg.BucketBytes), "bucket", "gradients that are reduced together; a larger layer is reduced on its own, the last one in parts of this size")
 	flags.Var(nameFlag(&cfg.Pattern, parsePattern), "pattern", "how buckets are reduced: "+patternNames())
-	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the entries that a rank picks, with a sparse pattern")
+	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the entries that a rank selects, with a sparse pattern")
 	flags.IntVar(&ctas, "ctas", ctas, "thread blocks (CTAs) of communication beside products; 0 for the library's choice")
 	flags.IntVar(&cfg.Multiprocessors, "sms", 0, "multiprocessors of products beside communication; 0 for those that --ctas leaves")
 	flags.IntVar(&cfg.Steps, "steps", cfg.Steps, "steps of a round, one after the other")

@@ -42,7 +42,7 @@ steps one by one. With --hosts, sent is what goes between hosts.`,
 	valuesFlag(cmd.Flags(), &cfg.Values)
 	dtypeFlag(cmd.Flags(), &cfg.DType, dtype.F32, dtype.F16, dtype.BF16)
 	cmd.Flags().Var(flagValue[[]float64]{target: &cfg.Densities, parse: parseList, format: formatList, kind: "parts"},
-		"density", "parts of the entries that a rank picks, separated by commas")
+		"density", "parts of the entries that a rank selects, separated by commas")
 	hostsFlag(cmd.Flags(), &cfg.Hosts)
 	cmd.Flags().BoolVar(&cfg.InPlace, "in-place", false, "the gradient's memory is the residual, the result is left as entries")
 	cmd.Flags().BoolVar(&cfg.NoUndo, "no-undo", false, "steps are no transactions: nothing is kept to undo them")

@@ -90,7 +90,7 @@ late carry them along.`,
 	w.register(flags)
 	patternsFlag(flags, &cfg.Patterns)
 	valuesFlag(flags, &cfg.Values)
-	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the gradient that a sparse pattern picks")
+	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the gradient that a sparse pattern selects")
 	hostsFlag(flags, &cfg.Hosts)
 	flags.BoolVar(&cfg.NoErrorFeedback, "no-error-feedback", false, "forget what was not sent instead of keeping it for the next step")
 	flags.IntVar(&cfg.WarmupSteps, "warmup-steps", cfg.WarmupSteps, "steps at the beginning that send everything")

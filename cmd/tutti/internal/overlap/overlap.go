@@ -63,7 +63,7 @@ type Config struct {
 	// product is not hidden.
 	BucketBytes int
 	// Pattern is how gradients are averaged, [sparse.Dense] for their plain sum;
-	// of another one Density is the part of the entries that a rank picks.
+	// of another one Density is the part of the entries that a rank selects.
 	Pattern string
 	Density float64
 	// Multiprocessors is how many of them products use while gradients are being

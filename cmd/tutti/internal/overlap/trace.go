@@ -96,7 +96,7 @@ func (t *Trace) Ready() error {
 var stageKinds = map[sparse.Stage]Kind{sparse.Selected: Select, sparse.Exchanged: Exchange, sparse.Finished: Merge}
 
 // Passed is called when a stage of a sparse bucket was submitted; stream is where they
-// are picked from and merged.
+// are selected from and merged.
 func (t *Trace) Passed(bucket int, stage sparse.Stage, stream uintptr) (err error) {
 	on := t.ops.RecordOnCommStream
 	if stage != sparse.Exchanged {

@@ -18,13 +18,13 @@ type Config struct {
 	// Patterns are trained one after the other, each from the same start and with each of Values: as what
 	// values travel ([sparse.Values]).
 	Patterns, Values []string
-	// Density is the part of the gradient that a sparse pattern picks, in
+	// Density is the part of the gradient that a sparse pattern selects, in
 	// (0, 1].
 	Density float64
 	// Hosts is on how many hosts the ranks are, see [backend.NewReducer]; 0: they
 	// are all alike.
 	Hosts int
-	// NoErrorFeedback forgets what was not picked, instead of keeping it for
+	// NoErrorFeedback forgets what was not selected, instead of keeping it for
 	// the next step.
 	NoErrorFeedback bool
 	// WarmupSteps is how many steps at the beginning are exchanged dense.
