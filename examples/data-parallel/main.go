@@ -7,6 +7,7 @@
 //	go run ./examples/data-parallel -density 0.1        # a tenth of the update is sent
 //	go run ./examples/data-parallel -checkpoint run.gob # goes on from there, if it exists
 //	mpirun -n 4 data-parallel -backend mpi              # a process per rank, the same bits
+//	tutti launch -n 4 ./data-parallel -backend tcp      # the same without MPI
 package main
 
 import (
@@ -21,6 +22,7 @@ import (
 	"github.com/tutti-go/tutti/comm/instrument"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/examples/digits"
@@ -41,7 +43,7 @@ type settings struct {
 
 func main() {
 	s := settings{batch: 16, learningRate: 0.1, momentum: 0.9, pattern: sparse.Dense}
-	backend := flag.String("backend", "local", "local, or mpi under mpirun")
+	backend := flag.String("backend", "local", "local, or under a launcher mpi or tcp")
 	ranks := flag.Int("ranks", 4, "ranks of the local backend")
 	flag.IntVar(&s.epochs, "epochs", 10, "how often to see all images")
 	flag.Float64Var(&s.density, "density", 1, "share of the entries that is sent; below 1 by Ok-Topk")
@@ -68,8 +70,13 @@ func main() {
 		err = local.Run(ctx, *ranks, body)
 	case "mpi":
 		err = mpi.Run(ctx, body)
+	case "tcp":
+		var c comm.Communicator
+		if c, err = tcp.FromEnv(ctx); err == nil {
+			err = comm.Run(ctx, []comm.Communicator{c}, body)
+		}
 	default:
-		err = fmt.Errorf("there is no backend %q: want local or mpi", *backend)
+		err = fmt.Errorf("there is no backend %q: want local, mpi or tcp", *backend)
 	}
 	if err != nil {
 		log.Fatal(err)
