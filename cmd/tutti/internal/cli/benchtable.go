@@ -12,7 +12,7 @@ import (
 )
 
 // The tables of `tutti bench` are printed line by line as the results come. A line fits 80
-// columns, or is wide and has the columns of nccl-tests, which everybody in the field reads.
+// columns, behind the rank that `tutti launch` puts before it as well, or is wide and has the columns of nccl-tests, which everybody in the field reads.
 
 // timeColumns are the columns that every measured form has.
 const timeColumns = " %10s %7s %7s %7s"
@@ -20,7 +20,7 @@ const timeColumns = " %10s %7s %7s %7s"
 // callColumns are those of a call.
 func callColumns(wide bool, size, count, dtype, op, root any) string {
 	if !wide {
-		return fmt.Sprintf("%12v", size)
+		return fmt.Sprintf("%11v", size)
 	}
 	return fmt.Sprintf("%12v %12v %8v %8v %8v    ", size, count, dtype, op, root)
 }
@@ -28,7 +28,7 @@ func callColumns(wide bool, size, count, dtype, op, root any) string {
 // placeColumns are those of a measured form.
 func placeColumns(wide bool, time, algBW, busBW, wrong string) string {
 	if !wide {
-		return fmt.Sprintf(" %11s %10s %8s", time, busBW, wrong)
+		return fmt.Sprintf(" %10s %10s %8s", time, busBW, wrong)
 	}
 	return fmt.Sprintf(timeColumns, time, algBW, busBW, wrong)
 }

@@ -48,7 +48,7 @@ TERM.
 			report := diagnose.Diagnose(records)
 			writeJSON(lines, report)
 			for _, f := range report.Findings {
-				fmt.Fprintln(out, f.Text)
+				fmt.Fprintln(out, wrapped(out, f.Text))
 			}
 			switch {
 			case len(report.Findings) > 0:

@@ -122,10 +122,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return ended.Code
 	case !*started || errors.As(err, &usage) || errors.As(err, &options):
 		// Cobra's own errors come before a command has started.
-		fmt.Fprintf(stderr, "tutti: %s\nRun '%s --help' for usage.\n", message(err), cmd.CommandPath())
+		fmt.Fprintf(stderr, "%s\nRun '%s --help' for usage.\n", wrapped(stderr, "tutti: "+message(err)), cmd.CommandPath())
 		return exitUsage
 	default:
-		fmt.Fprintf(stderr, "tutti: %s\n", message(err))
+		fmt.Fprintln(stderr, wrapped(stderr, "tutti: "+message(err)))
 		return exitFailure
 	}
 }

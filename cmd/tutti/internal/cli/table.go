@@ -103,6 +103,14 @@ func terminalWidth(w io.Writer) (columns int, ok bool) {
 	return columns, err == nil && columns > 0
 }
 
+// wrapped breaks a text between words where the terminal behind w would break it anywhere.
+func wrapped(w io.Writer, s string) string {
+	if columns, ok := terminalWidth(w); ok {
+		return text.WrapSoft(s, columns)
+	}
+	return s
+}
+
 // canRedraw tells whether w is a terminal that can show progress in place.
 func canRedraw(w io.Writer) bool {
 	columns, ok := terminalWidth(w)

@@ -66,6 +66,9 @@ func TestTablesFitTheTerminal(t *testing.T) {
 		shown := onTerminal(t, columns, func(out *os.File) { info.print(&output{Writer: out}) })
 		assert.LessOrEqual(t, text.StringWidth(widest(shown)), columns, widest(shown))
 		assert.Contains(t, strings.Join(strings.Fields(shown), " "), "oktopk", "nothing is left out")
+		shown = onTerminal(t, columns, func(out *os.File) { run(t.Context(), []string{"bench", "alreduce"}, out, out) })
+		assert.LessOrEqual(t, text.StringWidth(widest(shown)), columns, widest(shown))
+		assert.Contains(t, strings.Join(strings.Fields(shown), " "), `sparse); did you mean "allreduce"? Run`)
 		seconds, step := 999.99, 1000
 		report := trainReport{results: []train.Result{{Pattern: "gaussiankconcat", Values: "lossless", Accuracy: 100, SentElements: 1e6, SentBytes: 4e6,
 			RatioToDense: 1, TotalSeconds: 999.99, Target: 97, TargetSeconds: &seconds, TargetStep: &step}}}
