@@ -596,6 +596,73 @@ func TestALostRankInFlight(t *testing.T) {
 	}
 }
 
+// A Rebind while a fragment is in flight, which a peer may never send, is an error at once, and changes nothing. When the exchange
+// has ended, or its communicator has aborted, the loop goes on, also after a Rebind to a communicator that failed.
+func TestRebindInFlight(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		refused := make(chan error, 2)
+		rest, err := local.New(2)
+		require.NoError(t, err)
+		err = local.Run(t.Context(), 3, func(ctx context.Context, c comm.Communicator) error {
+			ctx, cancel := context.WithTimeout(ctx, 20*time.Second) // ends a wait that should not be
+			defer cancel()
+			v, move := []float32{8}, float32(1+2*c.Rank())
+			x, err := cpu.Wrap(cpu.New(), v)
+			require.NoError(t, err)
+			l, err := outer.New(ctx, x.Runtime(), c, []*runtime.Tensor{x}, outer.Config{Every: 4, Delay: 2})
+			require.NoError(t, err)
+			for step := range 9 {
+				if step == 7 { // the first fragment has arrived everywhere
+					require.NoError(t, c.Barrier(ctx))
+				}
+				if step == 7 && c.Rank() == 2 {
+					for range 2 {
+						select {
+						case <-refused:
+						case <-ctx.Done():
+							return ctx.Err()
+						}
+					}
+					if lost {
+						return nil
+					}
+				}
+				if step < 8 {
+					v[0] -= move
+				}
+				require.NoError(t, l.Step(ctx))
+			}
+			if c.Rank() < 2 {
+				err := l.Rebind(ctx, rest[c.Rank()])
+				assert.ErrorIs(t, err, comm.ErrArgument)
+				assert.ErrorContains(t, err, "fragment 0 is in flight")
+				refused <- err
+				require.NoError(t, rest[c.Rank()].Barrier(ctx)) // neither aborts before the other was refused
+			}
+			if lost {
+				comm.AbortAll(c, comm.ErrPeerFailed)
+			} else if _, err := l.State(ctx); err != nil || c.Rank() == 2 {
+				return err
+			}
+			closed, err := local.New(1)
+			require.NoError(t, err)
+			require.NoError(t, closed[0].Close())
+			require.ErrorIs(t, l.Rebind(ctx, closed[0]), comm.ErrClosed)
+			require.NoError(t, l.Rebind(ctx, rest[c.Rank()]))
+			require.NoError(t, l.Step(ctx))
+			if lost {
+				assert.Equal(t, float32(8-4*(1+3+5)/3-2*(1+3)/2), v[0])
+			} else {
+				assert.Equal(t, float32(8-4*(1+3+5)/3-2*(1+3+5)/3), v[0])
+			}
+			return l.Close()
+		})
+		if err != nil {
+			assert.ErrorIs(t, err, comm.ErrPeerFailed) // of the communicator that is left
+		}
+	}
+}
+
 // Where the exchange of a fragment in flight has succeeded on one rank and failed on another
 // when a third is lost, both find out: none waits for the other.
 func TestRanksThatFailedDifferently(t *testing.T) {
@@ -623,6 +690,11 @@ func TestRanksThatFailedDifferently(t *testing.T) {
 		if c.Rank() == 2 {
 			_, err := l.State(ctx)
 			return errors.Join(err, l.Close(), c.Close())
+		}
+		if _, err := l.State(ctx); c.Rank() == 1 {
+			require.ErrorIs(t, err, comm.ErrPeerFailed)
+		} else {
+			require.NoError(t, err)
 		}
 		require.NoError(t, l.Rebind(ctx, rest))
 		l.BeforeCommit(nil)

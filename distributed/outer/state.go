@@ -180,6 +180,10 @@ func (l *Loop) Residuals() (all []*runtime.Tensor, err error) {
 // do it together. What lost ranks had not sent is lost. A fragment whose exchange failed is
 // averaged again over the ranks of c, when Step is repeated.
 //
+// While a fragment is in flight over a communicator that is sound, Rebind is [comm.ErrArgument] at once, and changes nothing: a
+// peer may never send it. Call [Loop.State] before, which waits for the exchange, or [comm.AbortAll] for the communicator given to New.
+// Where c fails before the loop is bound to it, the loop can be moved to another one.
+//
 // The exchange has to have failed on all ranks of c or on none, as it does where
 // [Loop.BeforeCommit] votes. Otherwise the next exchange or arrival is [comm.ErrMismatch] on
 // all of them, and they go on from saved states.
@@ -187,6 +191,11 @@ func (l *Loop) Rebind(ctx context.Context, c comm.Communicator) error {
 	return l.do("outer rebind", func() error {
 		if err := base.CheckComm(c); err != nil {
 			return err
+		}
+		for i, f := range l.fragments {
+			if f.phase == inFlight && l.c.Err() == nil {
+				return fmt.Errorf("%w: fragment %d is in flight: call State, or abort the communicator (comm.AbortAll)", comm.ErrArgument, i)
+			}
 		}
 		for _, f := range l.fragments {
 			if f.phase == inFlight {
@@ -199,7 +208,9 @@ func (l *Loop) Rebind(ctx context.Context, c comm.Communicator) error {
 		if l.own {
 			_ = l.c.Close() // of a world that is over
 		}
-		l.err = l.bind(ctx, c)
+		if err := l.bind(ctx, c); err != nil {
+			return err
+		}
 		for _, f := range l.fragments {
 			if l.err == nil {
 				l.err = f.sync.Rebind(ctx, l.c)
