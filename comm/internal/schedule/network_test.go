@@ -313,6 +313,17 @@ func (c *counting) Poll(done []schedule.Done, h schedule.Hint) ([]schedule.Done,
 	return done, err
 }
 
+// TestSetUpAborted: an engine whose communicator has aborted posts no messages of a SetUp, which nothing would end.
+func TestSetUpAborted(t *testing.T) {
+	over := &counting{wire: newNetwork(2).wires[0]}
+	check := backend.Check{Backend: "network", WorldSize: 2}
+	e := schedule.New(schedule.Config{Check: check, Wire: over, MaxTag: 1 << 62})
+	e.Life.Fail(comm.ErrPeerFailed)
+	err := e.SetUp(t.Context(), comm.BroadcastCall(hostmem.Addr(make([]byte, 1)), 1, dtype.U8, 0))
+	assert.ErrorIs(t, err, comm.ErrPeerFailed)
+	assert.Zero(t, over.posted)
+}
+
 // TestPieces has long messages cut, and exchanges parts that end within a window, with one and behind it.
 func TestPieces(t *testing.T) {
 	const size, window = 3, 4 << 20 / 3
