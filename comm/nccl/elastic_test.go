@@ -11,8 +11,10 @@ import (
 	goruntime "runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -126,7 +128,13 @@ func TestMembers(t *testing.T) {
 	}
 	t.Logf("after %d cycles %+v, after %d %+v", warm, before, cycles, now)
 	assert.LessOrEqual(t, now.goroutines, before.goroutines+2)
-	assert.LessOrEqual(t, now.descriptors, before.descriptors+2)
+	open := func(u usage) (n int) {
+		for _, k := range u.descriptors {
+			n += k
+		}
+		return n
+	}
+	assert.LessOrEqual(t, open(now), open(before)+2)
 	assert.GreaterOrEqual(t, now.free, before.free-4<<20)
 }
 
@@ -194,10 +202,11 @@ func (s *second) kill() error {
 	return err
 }
 
-// usage is what a process uses, and the bytes that its GPU has left.
+// usage is what a process uses, its descriptors by what they are, and the bytes that its GPU has left.
 type usage struct {
-	goroutines, descriptors int
-	free                    int64
+	goroutines  int
+	descriptors map[string]int
+	free        int64
 }
 
 func use(t *testing.T, rt *cuda.Runtime) usage {
@@ -206,5 +215,15 @@ func use(t *testing.T, rt *cuda.Runtime) usage {
 	require.NoError(t, err)
 	free, _, err := rt.MemoryInfo()
 	require.NoError(t, err)
-	return usage{goruntime.NumGoroutine(), len(list), free}
+	u := usage{goruntime.NumGoroutine(), map[string]int{}, free}
+	for _, d := range list {
+		to, _ := os.Readlink("/proc/self/fd/" + d.Name())
+		u.descriptors[strings.Map(func(r rune) rune {
+			if unicode.IsDigit(r) {
+				return -1
+			}
+			return r
+		}, to)]++
+	}
+	return u
 }
