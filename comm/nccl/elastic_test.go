@@ -129,8 +129,11 @@ func TestMembers(t *testing.T) {
 	t.Logf("after %d cycles %+v, after %d %+v", warm, before, cycles, now)
 	assert.LessOrEqual(t, now.goroutines, before.goroutines+2)
 	open := func(u usage) (n int) {
-		for _, k := range u.descriptors {
-			n += k
+		for what, k := range u.descriptors {
+			// NCCL's service for reliability keeps a connection to a process that was lost for a minute.
+			if what != "socket:[]" || os.Getenv("NCCL_RAS_ENABLE") == "0" {
+				n += k
+			}
 		}
 		return n
 	}

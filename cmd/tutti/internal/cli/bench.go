@@ -38,7 +38,7 @@ reduction of a type, graphs) is wrong usage, exit code 2.`,
 		addGroup(cmd, "Collectives:", newBenchCollective(name))
 	}
 	addGroup(cmd, "Gradients:", newBenchSparse(), newBenchBuckets(), newBenchOverlap())
-	addGroup(cmd, "Comparisons:", newBenchCompare(), newBenchPeerMemory())
+	addGroup(cmd, "Comparisons:", newBenchCompare(), newBenchPeerMemory(), newBenchScoreboard())
 	onlySubcommands(cmd, "collective")
 	return cmd
 }

@@ -55,7 +55,17 @@ fastest run instead of the median.`,
 				return err
 			}
 			lines, text := forms(cmd.OutOrStdout(), asJSON)
-			printComparison(text, results, best)
+			printComparison(text, results, func(r compare.Result) string {
+				time, ratio := r.Time, r.Ratio
+				if best {
+					time, ratio = r.Best, r.BestRatio
+				}
+				cell := formatTime(time)
+				if ratio > 0 {
+					cell += fmt.Sprintf(" %6s", fmt.Sprintf("×%.2f", ratio))
+				}
+				return cell
+			})
 			for _, r := range results {
 				writeJSON(lines, r)
 			}
@@ -73,11 +83,10 @@ fastest run instead of the median.`,
 	return cmd
 }
 
-// printComparison prints a line for each size and place, a column for each
-// subject, and its ratio to another's time if it has one.
-func printComparison(out io.Writer, results []compare.Result, best bool) {
+// printComparison prints a line for each work, and a column for each subject.
+func printComparison(out io.Writer, results []compare.Result, cell func(compare.Result) string) {
 	var subjects []string
-	header := table.Row{"bytes", "place"}
+	header := table.Row{"bytes", "what"}
 	for _, r := range results {
 		if !slices.Contains(subjects, r.Subject) {
 			subjects = append(subjects, r.Subject)
@@ -88,19 +97,14 @@ func printComparison(out io.Writer, results []compare.Result, best bool) {
 	t.AppendHeader(header)
 	var row table.Row
 	for i, r := range results {
-		if i == 0 || r.Bytes != results[i-1].Bytes || r.Place != results[i-1].Place {
-			row = append(table.Row{r.Bytes, string(r.Place)}, make([]any, len(subjects))...)
+		if i == 0 || r.Work != results[i-1].Work {
+			row = table.Row{formatSize(r.Bytes), r.Work.String()}
+			for range subjects {
+				row = append(row, "")
+			}
 		}
-		time, ratio := r.Time, r.Ratio
-		if best {
-			time, ratio = r.Best, r.BestRatio
-		}
-		text := formatTime(time)
-		if ratio > 0 {
-			text += fmt.Sprintf(" %6s", fmt.Sprintf("×%.2f", ratio))
-		}
-		row[2+slices.Index(subjects, r.Subject)] = text
-		if i == len(results)-1 || r.Bytes != results[i+1].Bytes || r.Place != results[i+1].Place {
+		row[2+slices.Index(subjects, r.Subject)] = cell(r)
+		if i == len(results)-1 || r.Work != results[i+1].Work {
 			t.AppendRow(row)
 		}
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/internal/measure"
 )
 
@@ -57,15 +58,33 @@ func (c Config) Validate() error {
 	return backend.Rank{HostRanks: c.Ranks}.Fits("compare", "the buffers", 2*float64(c.High), "--max or --ranks")
 }
 
-// Result is one line of --json: what one subject takes for one size.
-type Result struct {
+// Work is what subjects are measured at: an allreduce in a place, or steps of a pattern of package sparse.
+type Work struct {
 	Bytes   int         `json:"bytes"`
-	Place   bench.Place `json:"place"`
-	Subject string      `json:"subject"`
-	Ranks   int         `json:"ranks"`
-	Time    float64     `json:"time_us"` // the median of the runs
-	Best    float64     `json:"best_us"` // the fastest run
-	Runs    []float64   `json:"runs_us"`
+	Place   bench.Place `json:"place,omitempty"`
+	Pattern string      `json:"pattern,omitempty"`
+	Values  string      `json:"values,omitempty"` // as what those of a pattern travel
+}
+
+// String names the work without its size.
+func (w Work) String() string {
+	switch {
+	case w.Pattern == "":
+		return string(w.Place)
+	case w.Values != sparse.F32:
+		return w.Pattern + " " + w.Values
+	}
+	return w.Pattern
+}
+
+// Result is one line of --json: what one subject takes for one work.
+type Result struct {
+	Work
+	Subject string    `json:"subject"`
+	Ranks   int       `json:"ranks"`
+	Time    float64   `json:"time_us"` // the median of the runs
+	Best    float64   `json:"best_us"` // the fastest run
+	Runs    []float64 `json:"runs_us"`
 	// Against is the subject that this one is set against, "" for none, and Ratio
 	// and BestRatio are those of the times.
 	Against   string  `json:"against,omitempty"`
@@ -85,15 +104,14 @@ const (
 // subject is something that is measured.
 type subject struct {
 	name    string
-	against string
+	against []string // the first one that was measured at the same work
 	turn    func(ctx context.Context) ([]measured, error)
 }
 
 // measured is a line of a subject's output.
 type measured struct {
-	Bytes int         `json:"bytes"`
-	Place bench.Place `json:"place"`
-	Time  float64     `json:"time_us"`
+	Work
+	Time float64 `json:"time_us"`
 }
 
 //go:embed c/allreduce.c
@@ -108,45 +126,50 @@ func Run(ctx context.Context, cfg Config) (results []Result, missing []error, er
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	subjects, missing := cfg.subjects(ctx, dir)
+	results, err = inTurns(ctx, subjects, cfg.Runs, cfg.Ranks, cfg.Progress)
+	return results, missing, err
+}
+
+// inTurns has each subject measure, again and again.
+func inTurns(ctx context.Context, subjects []subject, runs, ranks int, progress func(done, total int)) (results []Result, err error) {
 	type key struct {
-		bytes   int
-		place   bench.Place
-		subject string
+		Work
+		subject int
 	}
 	times := map[key][]float64{}
-	for run := range cfg.Runs {
+	for run := range runs {
 		for i, s := range subjects {
 			lines, err := s.turn(ctx)
 			if err != nil {
-				return nil, missing, fmt.Errorf("%s: %w", s.name, err)
+				return nil, fmt.Errorf("%s: %w", s.name, err)
 			}
 			for _, l := range lines {
-				k := key{l.Bytes, l.Place, s.name}
-				times[k] = append(times[k], l.Time)
+				times[key{l.Work, i}] = append(times[key{l.Work, i}], l.Time)
 			}
-			if cfg.Progress != nil {
-				cfg.Progress(run*len(subjects)+i+1, cfg.Runs*len(subjects))
+			if progress != nil {
+				progress(run*len(subjects)+i+1, runs*len(subjects))
 			}
 		}
 	}
 	place := map[string]int{}
-	against := map[string]string{}
 	for i, s := range subjects {
-		place[s.name], against[s.name] = i, s.against
+		place[s.name] = i
 	}
-	for k, runs := range times {
-		r := Result{Bytes: k.bytes, Place: k.place, Subject: k.subject, Ranks: cfg.Ranks,
-			Time: measure.Median(runs), Best: slices.Min(runs), Runs: runs}
-		if base := times[key{k.bytes, k.place, against[k.subject]}]; len(base) > 0 {
-			r.Against = against[k.subject]
-			r.Ratio, r.BestRatio = r.Time/measure.Median(base), r.Best/slices.Min(base)
+	for k, of := range times {
+		r := Result{Work: k.Work, Subject: subjects[k.subject].name, Ranks: ranks, Time: measure.Median(of), Best: slices.Min(of), Runs: of}
+		for _, against := range subjects[k.subject].against {
+			if base := times[key{k.Work, place[against]}]; len(base) > 0 {
+				r.Against, r.Ratio, r.BestRatio = against, r.Time/measure.Median(base), r.Best/slices.Min(base)
+				break
+			}
 		}
 		results = append(results, r)
 	}
 	slices.SortFunc(results, func(a, b Result) int {
-		return cmp.Or(a.Bytes-b.Bytes, -cmp.Compare(a.Place, b.Place), place[a.Subject]-place[b.Subject])
+		return cmp.Or(min(1, len(a.Pattern))-min(1, len(b.Pattern)), a.Bytes-b.Bytes, -cmp.Compare(a.Place, b.Place),
+			cmp.Compare(a.Pattern, b.Pattern), cmp.Compare(a.Values, b.Values), place[a.Subject]-place[b.Subject])
 	})
-	return results, missing, nil
+	return results, nil
 }
 
 // subjects returns what can be measured here, in the order of the columns of a
@@ -164,10 +187,10 @@ func (c Config) subjects(ctx context.Context, dir string) (all []subject, missin
 		}
 		pairs = append(pairs, pair...)
 	}
-	own := subject{name: local, against: floor, turn: c.program(c.Self, nil,
+	own := subject{name: local, against: []string{floor}, turn: c.program(c.Self, nil,
 		append(c.bench(), "--ranks", strconv.Itoa(c.Ranks))...)}
 	if len(pairs) > 0 {
-		own.against = pairs[0].name
+		own.against = []string{pairs[0].name}
 	}
 	return append([]subject{{name: floor, turn: c.floor}, own}, pairs...), missing
 }
@@ -198,7 +221,7 @@ func (c Config) pairOf(ctx context.Context, dir, name string) ([]subject, error)
 	inGoArgs := append(append(slices.Clone(job), c.Self), c.bench()...)
 	return []subject{
 		{name: inC + name, turn: c.program(mpirun, env, append(slices.Clone(job), binary, strconv.Itoa(c.Low), strconv.Itoa(c.High), strconv.Itoa(c.Step))...)},
-		{name: inGo + name, against: inC + name, turn: c.program(mpirun, env, append(inGoArgs, "--backend", "mpi")...)},
+		{name: inGo + name, against: []string{inC + name}, turn: c.program(mpirun, env, append(inGoArgs, "--backend", "mpi")...)},
 	}, nil
 }
 
@@ -211,23 +234,34 @@ func (c Config) bench() []string {
 // program is the turn of a subject that is a program.
 func (c Config) program(path string, env []string, args ...string) func(context.Context) ([]measured, error) {
 	return func(ctx context.Context) ([]measured, error) {
-		cmd := exec.CommandContext(ctx, path, args...)
-		cmd.Env = append(os.Environ(), env...)
-		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // launchers end their ranks
-		var stdout, stderr bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &stdout, &stderr
-		if err := cmd.Run(); err != nil {
-			return nil, fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, stderr.Bytes())
+		lines, err := run(ctx, path, env, args...)
+		for i := range lines {
+			lines[i].Bytes = max(lines[i].Bytes, c.Low) // tutti rounds to whole elements
 		}
-		var lines []measured
-		for line := range strings.Lines(stdout.String()) {
-			var m measured
-			if err := json.Unmarshal([]byte(line), &m); err != nil {
-				return nil, fmt.Errorf("%s printed %q: %w", path, line, err)
-			}
-			m.Bytes = max(m.Bytes, c.Low) // tutti rounds to whole elements
-			lines = append(lines, m)
-		}
-		return lines, nil
+		return lines, err
 	}
+}
+
+// run runs a program that prints what it measures.
+func run(ctx context.Context, path string, env []string, args ...string) ([]measured, error) {
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // launchers end their ranks
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, stderr.Bytes())
+	}
+	var lines []measured
+	for line := range strings.Lines(stdout.String()) {
+		var m measured
+		if err := json.Unmarshal([]byte(line), &m); err != nil {
+			return nil, fmt.Errorf("%s printed %q: %w", path, line, err)
+		}
+		if m.Pattern != "" { // it has one form
+			m.Place = ""
+		}
+		lines = append(lines, m)
+	}
+	return lines, nil
 }
