@@ -168,6 +168,33 @@ func TestBroadcastReachesEveryRank(t *testing.T) {
 	}
 }
 
+// A rank that has its payload, and is ready for the next broadcast of the name while rank 0 waits for another rank, gets
+// the payload of that next one.
+func TestAPayloadIsGivenOnce(t *testing.T) {
+	kv := store.NewServer(store.Options{}).Owner("ranks")
+	defer kv.Close() //nolint:errcheck // nothing is lost
+	broadcast := func(rank int, payload string) <-chan result {
+		done := make(chan result, 1)
+		go func() {
+			got, err := Job{Rank: rank, WorldSize: 3}.Broadcast(t.Context(), kv, "x", []byte(payload))
+			done <- result{got, err}
+		}()
+		return done
+	}
+	served := broadcast(0, "first")
+	require.Equal(t, result{payload: []byte("first")}, await(t, broadcast(1, "")))
+	early := broadcast(1, "")
+	_, err := kv.Get(deadline(t, atMost), "broadcast/x/ready/1")
+	require.NoError(t, err)
+	require.Equal(t, result{payload: []byte("first")}, await(t, broadcast(2, "")))
+	require.NoError(t, await(t, served).err)
+
+	late := broadcast(2, "")
+	require.NoError(t, await(t, broadcast(0, "second")).err)
+	assert.Equal(t, result{payload: []byte("second")}, await(t, early))
+	assert.Equal(t, result{payload: []byte("second")}, await(t, late))
+}
+
 // Whatever in a process needs the job's store shares a connection to it, and can share values again and again, also
 // after an attempt for which a rank came too late.
 func TestSharedConnections(t *testing.T) {
