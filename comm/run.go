@@ -39,7 +39,7 @@ func (p *PanicError) Unwrap() error {
 }
 
 // runPatience is for how long Run waits, after a failure, for bodies to return before
-// it says which ones do not.
+// it logs which ones do not. Those in a call return sooner, as its abort ends in seconds.
 const runPatience = 10 * time.Second
 
 // Run runs body for every communicator, the ranks of one world in one process,

@@ -13,11 +13,14 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// How long [Base.Close] waits for operations in flight, then for Abort if they do not
-// finish, and then for Release: on the host, and on devices, whose queues are longer.
+// The time that [Base.Close] gives the operations in flight, and then Release, on the host
+// and on devices, where the kernels of a whole step may be queued; and the time of
+// [Backend.Abort], which adds to the deadline of the wait that failed. A Close with all three
+// ends within the 30 s that Slurm and Kubernetes leave a process that is told to end.
 const (
 	HostTimeout   = 5 * time.Second
 	DeviceTimeout = 10 * time.Second
+	AbortTimeout  = 3 * time.Second
 )
 
 // Life is where a rank's communicator is in its life. [New] makes the methods Err,
@@ -39,7 +42,7 @@ const (
 // unlike that of Err, which does not wait. Release comes last. Sub-communicators have
 // lives of their own: Close and Abort leave them alone, and [comm.CloseAll] includes them.
 type Life struct {
-	// Timeout bounds Close; [HostTimeout] if it is 0.
+	// Timeout bounds the drain and the release in Close; [HostTimeout] if it is 0.
 	Timeout time.Duration
 
 	down   atomic.Pointer[error] // what calls are refused with, nil if they are not
@@ -190,10 +193,9 @@ func (l *Life) abort() {
 func (l *Life) abortOnce() {
 	if !l.aborted {
 		l.aborted = true
-		_ = l.bounded(func(ctx context.Context) error {
-			l.backend.Abort(ctx, l.Cause())
-			return nil
-		})
+		ctx, cancel := context.WithTimeout(context.Background(), AbortTimeout)
+		defer cancel()
+		l.backend.Abort(ctx, l.Cause())
 	}
 }
 

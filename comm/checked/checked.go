@@ -63,7 +63,8 @@ type Communicator struct {
 // Option changes how a [Communicator] works.
 type Option func(*Communicator)
 
-// checkPatience is how long a Communicator waits unless told, and at least when it is made.
+// checkPatience is how long a Communicator waits unless told, and at least when it is made: longer
+// than a healthy job's ranks are apart at a call, or take to make three communicators of NCCL.
 const checkPatience = 30 * time.Second
 
 // Timeout sets how long a rank waits for the others to come to the same

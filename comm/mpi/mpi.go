@@ -56,7 +56,7 @@ type state struct {
 }
 
 // finalizePatience is how long Finalize waits for other ranks before the log says so, and for
-// MPI_Finalize when all ranks are there.
+// MPI_Finalize when all ranks are there: as long as Slurm and Kubernetes wait for a process.
 const finalizePatience = 30 * time.Second
 
 // process guards the state of this process: MPI can be initialized once.

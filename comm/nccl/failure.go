@@ -33,7 +33,9 @@ func (a adapter) Abort(ctx context.Context, cause error) {
 	c.stuck.Store(!c.drain(ctx))
 }
 
-// tellTimeout bounds how long a rank that aborts waits until its peers know.
+// tellTimeout bounds how long a rank that aborts waits until its peers know, which takes one
+// round trip to the store and one to each of them. It is a third of [backend.AbortTimeout], so
+// that a lost peer leaves the kernels their time.
 const tellTimeout = time.Second
 
 // tellOthers tells the other ranks that this one aborts, before it does: see abandoned.
@@ -47,17 +49,12 @@ func (c *Comm) tellOthers(cause error) {
 	c.reporter.Abort(ctx, c.name, c.Rank(), c.submitted.how(), c.submitted.seen.Load())
 }
 
-// drainTimeout bounds how long an aborted communicator waits for its kernels. An abort takes
+// drain waits for the end of aborted kernels, and reports whether it came. An abort takes
 // milliseconds to reach them, and those on windows it does not reach.
-const drainTimeout = 3 * time.Second
-
-// drain waits for the end of aborted kernels, and reports whether it came.
 func (c *Comm) drain(ctx context.Context) bool {
 	if c.stream == nil {
 		return true
 	}
-	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
-	defer cancel()
 	// A stream that cannot be asked belongs to a device on which nothing runs.
 	_ = poll.Until(ctx, c.done)
 	return ctx.Err() == nil

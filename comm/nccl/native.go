@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/poll"
@@ -61,12 +62,9 @@ func (n *native) enter() bool {
 
 func (n *native) leave() { n.calls.RUnlock() }
 
-// callTimeout bounds how long an orderly end waits for calls in flight. Then they are aborted.
+// callTimeout bounds how long an orderly end waits for calls in flight. They return within
+// milliseconds unless they wait for a rank, and then only an abort ends them.
 const callTimeout = time.Second
-
-// serviceTimeout bounds the wait for NCCL's service threads to end. It takes them
-// milliseconds, or until another rank closes its communicator.
-const serviceTimeout = 10 * time.Second
 
 // unmapTime is how long a rank waits where it cannot see that they have: on a busy machine
 // they take some hundred ms, and one that is aborted may be in a poll of half a second before.
@@ -147,7 +145,7 @@ func (n *native) awaitService() {
 	case n.midway:
 		services.await(unmapTime)
 	default:
-		services.await(serviceTimeout)
+		services.await(backend.DeviceTimeout) // they end in ms, or when another rank closes, which may drain that long
 	}
 }
 
@@ -237,9 +235,6 @@ type frees struct {
 	trimmed time.Time
 }
 
-// freeTimeout bounds how long a launch waits for one communicator to be freed.
-const freeTimeout = 3 * time.Second
-
 // trimEvery is how often freed memory goes back to the system while more is being freed.
 const trimEvery = time.Second
 
@@ -285,8 +280,8 @@ func (f *frees) ended(n *native) bool {
 	return due
 }
 
-// await waits until everything that is being freed is free or ctx ends, and at most
-// [freeTimeout] from the time at which freeing began.
+// await waits until everything that is being freed is free or ctx ends, and for each at most
+// [backend.AbortTimeout] from the time at which freeing began: longer than an abort takes.
 //
 // The driver makes freeing wait for all kernels of the process, and launches wait for freeing.
 // If a rank launches a collective meanwhile and its kernel waits for another rank, the launch
@@ -300,7 +295,7 @@ func (f *frees) await(ctx context.Context) {
 		case <-n.freed:
 		case <-ctx.Done():
 			return
-		case <-time.After(time.Until(since.Add(freeTimeout))):
+		case <-time.After(time.Until(since.Add(backend.AbortTimeout))):
 			f.forget(n) // while a graph is open it does not end
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
@@ -19,7 +20,7 @@ func TestWhatIsNeverFreed(t *testing.T) {
 	stuck := &native{freed: make(chan struct{})}
 	var f frees
 	f.begin(stuck)
-	f.open[stuck] = time.Now().Add(-freeTimeout)
+	f.open[stuck] = time.Now().Add(-backend.AbortTimeout)
 	f.await(t.Context())
 	require.False(t, f.some.Load())
 	f.ended(stuck) // after all

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/ranks"
@@ -39,7 +40,8 @@ type reports interface {
 // reportEvery is the interval at which a rank publishes changes of its status.
 const reportEvery = 100 * time.Millisecond
 
-// answerTimeout bounds how long a rank whose wait timed out asks for the status of its peers.
+// answerTimeout bounds how long a rank whose wait timed out asks for the status of its peers,
+// as the deadline of that wait is over. The store answers within a round trip or has lost its host.
 const answerTimeout = 500 * time.Millisecond
 
 func noClose() error { return nil }
@@ -136,16 +138,13 @@ func storeReports(ctx context.Context, kv *store.Client, closeStore func() error
 	return &reporter{reports: r, close: func() error { return errors.Join(r.Close(), closeStore()) }}, nil
 }
 
-// reach bounds how long a rank looks for the store of an invitation.
-const reach = 5 * time.Second
-
 // invited is the reporter of a rank that was told of a store; kv is that of the rank that keeps it. A rank that
 // cannot keep or reach a store has no reports, which is not worth an error.
 func invited(ctx context.Context, kv *store.Client, invitation []byte, rank int) *reporter {
 	if len(invitation) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, reach)
+	ctx, cancel := context.WithTimeout(ctx, backend.HostTimeout) // the store is there before the invitation
 	defer cancel()
 	var err error
 	if kv == nil {

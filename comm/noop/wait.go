@@ -58,7 +58,8 @@ func (r *rank) finish(ctx context.Context) error {
 	return err
 }
 
-// lastLook is how long a wait whose context has ended looks for copies in flight.
+// lastLook is how long a wait whose context has ended looks for copies in flight. A busy host may
+// take some ms to run the runtime's goroutine that finds none.
 const lastLook = 50 * time.Millisecond
 
 // inFlight describes what waits for a partner. The caller holds mu.

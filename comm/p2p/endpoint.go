@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/poll"
@@ -94,12 +95,8 @@ func (e *endpoint) submit(s *cuda.Stream, p plan) error {
 	return p.kernel.LaunchWith(s, g, hostmem.Bytes(e.parameters))
 }
 
-// lookTime is longer than kernels take to notice that they are to abort, and drainTime bounds the
-// wait for them.
-const (
-	lookTime  = 60 * time.Millisecond
-	drainTime = 3 * time.Second
-)
+// lookTime is longer than kernels take to notice that they are to abort.
+const lookTime = 60 * time.Millisecond
 
 // look calls f with the words that kernels and host share, unless close frees them.
 func (e *endpoint) look(f func(w *watch)) {
@@ -139,9 +136,7 @@ func (e *endpoint) stopWith(ctx context.Context) (done func()) {
 
 // leave tells the peers' kernels, once the stream is drained, that this rank has aborted, unless
 // its own kernels have told them.
-func (e *endpoint) leave(ctx context.Context, s *cuda.Stream, within time.Duration) bool {
-	ctx, cancel := context.WithTimeout(ctx, within)
-	defer cancel()
+func (e *endpoint) leave(ctx context.Context, s *cuda.Stream) bool {
 	if poll.Until(ctx, s.Done) != nil {
 		return false
 	}
@@ -182,7 +177,7 @@ func (e *endpoint) fault(ctx context.Context) (err error) {
 // discard refuses further launches, drains the stream, and closes the endpoint. If work stays in
 // flight, the memory stays too.
 func (e *endpoint) discard(s *cuda.Stream) error {
-	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+	ctx, cancel := context.WithTimeout(context.Background(), backend.DeviceTimeout)
 	defer cancel()
 	e.shut.Store(true)
 	// A launch into a full stream waits.

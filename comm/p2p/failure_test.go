@@ -219,7 +219,7 @@ func TestARankThatAbortsEndsTheWorld(t *testing.T) {
 				if way == "a kernel tells" {
 					ends[0].stopWaiting()
 				} else {
-					require.True(t, ends[2].leave(t.Context(), ends[2].rt.Stream(), time.Minute))
+					require.True(t, ends[2].leave(t.Context(), ends[2].rt.Stream()))
 				}
 				require.NoError(t, each(waiting, func(e *endpoint) error { return e.rt.Stream().Synchronize(context.Background()) }))
 				t.Logf("all had left after %v", time.Since(began))

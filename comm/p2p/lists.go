@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/poll"
@@ -143,7 +144,7 @@ func (p *planner) list(k *kernel, memory uintptr, own runtime.Entries) plan {
 
 // Close implements [comm.SharedLists].
 func (l *sharedLists) Close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
+	ctx, cancel := context.WithTimeout(context.Background(), backend.DeviceTimeout)
 	defer cancel()
 	if !l.c.here.shut.Load() {
 		if err := poll.Until(ctx, l.c.Stream().Done); err != nil {

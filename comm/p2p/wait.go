@@ -68,10 +68,12 @@ func (c *Comm) SyncCommStream() error { return c.Sync(context.Background()) }
 func (a adapter) Abort(ctx context.Context, cause error) {
 	here, stream := a.c.here, a.c.Stream()
 	here.stopWaiting()
-	told := here.leave(ctx, stream, lookTime) // before the base aborts, if it has nothing in flight
+	look, cancel := context.WithTimeout(ctx, lookTime)
+	defer cancel()
+	told := here.leave(look, stream) // before the base aborts, if it has nothing in flight
 	a.c.Communicator.Abort(cause)
 	if !told {
-		here.leave(ctx, stream, drainTime)
+		here.leave(ctx, stream)
 	}
 }
 

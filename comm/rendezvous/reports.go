@@ -50,7 +50,7 @@ type Report struct {
 const (
 	// mostGroups bounds the groups in which a process reports. Reports in others are dropped.
 	mostGroups = 1 << 12
-	// leaveTime bounds how long a rank that leaves waits for the store.
+	// leaveTime bounds how long a rank that leaves waits for the store, which answers within a round trip or is lost.
 	leaveTime = 500 * time.Millisecond
 )
 

@@ -15,7 +15,8 @@ import (
 )
 
 const (
-	// glance bounds the time to reach a listener and to get its side of the handshake.
+	// glance bounds the time to reach a listener and to get its side of the handshake, as the store may be at another
+	// address: a packet is repeated once.
 	glance = 3 * time.Second
 	// A process that did not find the store tries again after this time, which doubles.
 	retryFirst, retryLast = 25 * time.Millisecond, 400 * time.Millisecond

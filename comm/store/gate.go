@@ -18,10 +18,12 @@ import (
 	"time"
 )
 
-// patience bounds the time until a connection has said who it is, and that of an answer.
+// patience bounds the time until a connection has said who it is, and that of an answer: some round trips, beside
+// 1 + 2 + 4 s of repeated packets. A stranger that says nothing takes one of the places of [Gate] no longer.
 const patience = 10 * time.Second
 
-// cutOff is the time after which a connection ends whose other side is cut off.
+// cutOff is the time after which a connection ends whose other side is cut off: a pulled cable that is put back within
+// some 20 s costs nothing.
 const cutOff = 25 * time.Second
 
 // keepAlive has the system look whether a connection's other side is cut off.

@@ -27,8 +27,9 @@ import (
 const protocol = "tutti-tcp/1"
 
 const (
-	// greetTime bounds how long a connection may take to say who it is, dialTime how long one
-	// address may take to answer, and retryTime the pause between two attempts.
+	// greetTime bounds how long a connection may take to say who it is: some round trips, beside
+	// 1 + 2 + 4 s of repeated packets. dialTime bounds how long one address may take to answer, as
+	// others may be right: a packet is repeated once. retryTime is the pause between two attempts.
 	greetTime = 10 * time.Second
 	dialTime  = 3 * time.Second
 	retryTime = 100 * time.Millisecond
