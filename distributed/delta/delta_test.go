@@ -172,7 +172,7 @@ func TestFiles(t *testing.T) {
 		_, err := Read(bytes.NewReader(damaged))
 		require.Error(t, err, i)
 		_, err = Read(bytes.NewReader(message[:i]))
-		require.Error(t, err, i)
+		require.ErrorIs(t, err, map[bool]error{true: io.EOF, false: io.ErrUnexpectedEOF}[i == 0], i)
 	}
 }
 

@@ -146,27 +146,34 @@ func (d *Delta) parts() (parts [][]byte) {
 }
 
 // Read reads a delta from its beginning to its end, and no further. It takes as much memory as
-// there are bytes to read, whatever they say.
+// there are bytes to read, whatever they say. Where there are none, its error is an [io.EOF] as well.
 func Read(r io.Reader) (*Delta, error) {
 	var head [len(magic)]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return nil, fmt.Errorf("delta: read: %w", err)
+		return nil, unread(err)
 	}
 	if string(head[:]) != magic {
 		return nil, fmt.Errorf("%w: it begins with %q, version 1 of the format with %q", ErrDelta, head, magic)
 	}
+	var body []byte
 	length, err := binary.ReadUvarint(byteReader{r})
-	if err != nil {
-		return nil, fmt.Errorf("delta: read: %w", err)
+	if err == nil {
+		body, err = io.ReadAll(io.LimitReader(r, int64(min(length, math.MaxInt64))))
 	}
-	body, err := io.ReadAll(io.LimitReader(r, int64(min(length, math.MaxInt64))))
-	if err == nil && uint64(len(body)) < length {
+	if errors.Is(err, io.EOF) || err == nil && uint64(len(body)) < length {
 		err = io.ErrUnexpectedEOF
 	}
 	if err != nil {
-		return nil, fmt.Errorf("delta: read: %w", err)
+		return nil, unread(err)
 	}
 	return parse(body)
+}
+
+func unread(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return fmt.Errorf("%w: it ends before its length: %w", ErrDelta, err)
+	}
+	return fmt.Errorf("delta: read: %w", err)
 }
 
 // byteReader reads single bytes.

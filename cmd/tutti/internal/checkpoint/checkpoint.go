@@ -10,9 +10,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
+	"path/filepath"
 	"slices"
+	"sync/atomic"
 
 	"github.com/tutti-go/tutti/distributed/delta"
 	"github.com/tutti-go/tutti/dtype"
@@ -127,7 +128,8 @@ func read(f *os.File) (header []byte, all []delta.Tensor, err error) {
 	return header, all, err
 }
 
-// write has a file written beside path, and then given that name. If that fails, the file at path is as before. A path that is one of inputs is refused.
+// write has a file written beside path, and then given that name. If that fails, the file at path is as before. What is there and no
+// file, such as a pipe, is written as it is. A path that is one of inputs is refused.
 func write(path string, content func(f *os.File) error, inputs ...string) (err error) {
 	if out, err := os.Stat(path); err == nil {
 		for _, input := range inputs {
@@ -135,6 +137,16 @@ func write(path string, content func(f *os.File) error, inputs ...string) (err e
 				return fmt.Errorf("%s is both read and written: give the output another name", path)
 			}
 		}
+		if !out.Mode().IsRegular() {
+			f, err := os.OpenFile(path, os.O_WRONLY, 0)
+			if err != nil {
+				return err
+			}
+			return cmp.Or(content(f), f.Close())
+		}
+	}
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		path = target
 	}
 	f, err := os.OpenFile(path+".tmp", os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o666)
 	if err != nil {
@@ -169,17 +181,19 @@ func Diff(ctx context.Context, old, new, out string, progress Progress) (s delta
 		return s, err
 	}
 	defer to.Close()
-	d, err := delta.Diff(ctx, from.tensors, to.tensors, progress)
-	if err != nil {
-		return s, err
-	}
-	if !bytes.Equal(from.header, to.header) {
-		d.Extra = to.header
-	}
-	return d.Stat(), write(out, func(f *os.File) error {
-		_, err := d.WriteTo(f)
+	err = write(out, func(f *os.File) error {
+		d, err := delta.Diff(ctx, from.tensors, to.tensors, progress)
+		if err != nil {
+			return err
+		}
+		if !bytes.Equal(from.header, to.header) {
+			d.Extra = to.header
+		}
+		s = d.Stat()
+		_, err = d.WriteTo(f)
 		return err
 	}, old, new)
+	return s, err
 }
 
 // Read reads the delta in a file.
@@ -197,27 +211,24 @@ func Read(path string) (*delta.Delta, error) {
 }
 
 // Apply writes the file of weights that a delta makes of another, byte for byte the one that it was made of.
-func Apply(ctx context.Context, old, patch, out string, progress Progress) error {
+func Apply(ctx context.Context, old, patch, out string, progress Progress) (s delta.Stat, err error) {
 	from, err := open(old)
 	if err != nil {
-		return err
+		return s, err
 	}
 	defer from.Close()
 	d, err := Read(patch)
 	if err != nil {
-		return err
+		return s, err
 	}
 	header := from.header
 	if len(d.Extra) > 0 {
 		header = d.Extra
 	}
-	return write(out, func(f *os.File) error {
+	return d.Stat(), write(out, func(f *os.File) error {
 		to, err := tensors(header, f, -1)
 		if err != nil {
 			return fmt.Errorf("%s: %w", patch, err)
-		}
-		if _, err := f.Write(header); err != nil {
-			return err
 		}
 		made := map[string]delta.Tensor{}
 		end := int64(len(header))
@@ -225,20 +236,17 @@ func Apply(ctx context.Context, old, patch, out string, progress Progress) error
 			made[t.Name] = t
 			end += t.Memory.(section).bytes
 		}
-		// Tensors that stay are copied into the new file and changed there.
+		if err := f.Truncate(end); err != nil {
+			return fmt.Errorf("%s is not a regular file: %w", out, err)
+		}
+		if _, err := f.Write(header); err != nil {
+			return err
+		}
 		base := slices.Clone(from.tensors)
 		for i, t := range base {
-			next, ok := made[t.Name]
-			if !ok || next.DType != t.DType || !slices.Equal(next.Shape, t.Shape) {
-				continue
+			if next, ok := made[t.Name]; ok && next.DType == t.DType && slices.Equal(next.Shape, t.Shape) {
+				base[i].Memory = stays(t.Memory.(section), next.Memory.(section))
 			}
-			if err := copySection(ctx, next.Memory.(section), t.Memory.(section)); err != nil {
-				return err
-			}
-			base[i].Memory = next.Memory
-		}
-		if err := f.Truncate(end); err != nil {
-			return err
 		}
 		err = d.Apply(ctx, base, func(t delta.Tensor) (delta.Memory, error) {
 			if next := made[t.Name]; next.DType == t.DType && slices.Equal(next.Shape, t.Shape) {
@@ -253,16 +261,28 @@ func Apply(ctx context.Context, old, patch, out string, progress Progress) error
 	}, patch)
 }
 
-// copySection copies a tensor from file to file.
-func copySection(ctx context.Context, to, from section) error {
-	w := io.NewOffsetWriter(to.File, to.at)
-	for at := int64(0); at < from.bytes; at += 1 << 24 {
-		if err := context.Cause(ctx); err != nil {
-			return err
-		}
-		if _, err := io.Copy(w, io.NewSectionReader(from.File, from.at+at, min(1<<24, from.bytes-at))); err != nil {
-			return err
-		}
+// staying is a tensor that is in both files. When its bytes are read for the first time, which is when their checksum is taken,
+// it copies them from the old file into the new one, where they are changed then.
+type staying struct {
+	section // of the new file
+	from    section
+	left    *atomic.Int64 // bytes to copy
+}
+
+func stays(from, to section) staying {
+	s := staying{to, from, new(atomic.Int64)}
+	s.left.Store(to.bytes)
+	return s
+}
+
+func (s staying) ReadAt(p []byte, at int64) (int, error) {
+	if s.left.Load() == 0 {
+		return s.section.ReadAt(p, at)
 	}
-	return nil
+	n, err := s.from.ReadAt(p, at)
+	s.left.Add(-int64(n))
+	if err == nil {
+		n, err = s.WriteAt(p, at)
+	}
+	return n, err
 }

@@ -5,10 +5,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -58,7 +61,9 @@ func TestFiles(t *testing.T) {
 		to, patch, out := put(t, dir, name, content), filepath.Join(dir, name+".delta"), filepath.Join(dir, name+".out")
 		stat, err := Diff(t.Context(), from, to, patch, nil)
 		require.NoError(t, err, name)
-		require.NoError(t, Apply(t.Context(), from, patch, out, nil), name)
+		again, err := Apply(t.Context(), from, patch, out, nil)
+		require.NoError(t, err, name)
+		require.Equal(t, stat, again)
 		got, err := os.ReadFile(out)
 		require.NoError(t, err)
 		require.Equal(t, content, got, name)
@@ -67,12 +72,13 @@ func TestFiles(t *testing.T) {
 		assert.Equal(t, uint64(info.Size()), stat.Bytes)
 		if name == "moved" {
 			assert.Equal(t, delta.Stat{Weights: 1008, Changed: 3, Bytes: stat.Bytes}, stat)
-			err := Apply(t.Context(), to, patch, out, nil)
+			_, err := Apply(t.Context(), to, patch, out, nil)
 			require.ErrorContains(t, err, "moved is not the file that "+patch+" was made of")
 		}
 	}
 	// In the place of the old file.
-	require.NoError(t, Apply(t.Context(), from, filepath.Join(dir, "moved.delta"), from, nil))
+	_, err := Apply(t.Context(), from, filepath.Join(dir, "moved.delta"), from, nil)
+	require.NoError(t, err)
 	got, err := os.ReadFile(from)
 	require.NoError(t, err)
 	require.Equal(t, bytesOf(header, moved), got)
@@ -105,9 +111,68 @@ func TestRefused(t *testing.T) {
 			require.NoFileExists(t, filepath.Join(dir, "out"))
 		}
 	}
-	require.ErrorContains(t, Apply(t.Context(), good, good, filepath.Join(dir, "out"), nil), good+": invalid delta")
-	_, err := Diff(t.Context(), good, good, filepath.Join(dir, "none", "out"), nil)
+	_, err := Apply(t.Context(), good, good, filepath.Join(dir, "out"), nil)
+	require.ErrorContains(t, err, good+": invalid delta")
+	_, err = Diff(t.Context(), good, good, filepath.Join(dir, "none", "out"), nil)
 	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// TestOutputs: an output is looked at before the work, replaces the file that a link leads to, and may be a pipe where it is
+// written from its beginning to its end.
+func TestOutputs(t *testing.T) {
+	dir := t.TempDir()
+	old, new := put(t, dir, "old", bytesOf(header, make([]byte, 2011))), put(t, dir, "new", bytesOf(header, append(make([]byte, 2010), 1)))
+	path := func(name string) string { return filepath.Join(dir, name) }
+	for text, out := range map[string]string{
+		"no such file":             path("none/out"),
+		"is a directory":           dir,
+		"old is both read and wri": old,
+	} {
+		_, err := Diff(t.Context(), old, new, out, func(int, int) { t.Error("work that is for nothing") })
+		require.ErrorContains(t, err, text)
+	}
+	_, err := Diff(t.Context(), old, new, path("delta"), nil)
+	require.NoError(t, err)
+	want, err := os.ReadFile(path("delta"))
+	require.NoError(t, err)
+
+	put(t, dir, "target", []byte("before"))
+	if err := os.Symlink("target", path("link")); err != nil {
+		t.Skipf("needs links: %v", err)
+	}
+	_, err = Diff(t.Context(), old, new, path("link"), nil)
+	require.NoError(t, err)
+	got, err := os.ReadFile(path("target"))
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+	link, err := os.Readlink(path("link"))
+	require.NoError(t, err)
+	require.Equal(t, "target", link)
+
+	if err := exec.Command("mkfifo", path("pipe")).Run(); err != nil {
+		t.Skipf("needs named pipes: %v", err)
+	}
+	read := func() (got []byte) {
+		f, err := os.OpenFile(path("pipe"), os.O_RDONLY, 0)
+		if assert.NoError(t, err) {
+			got, err = io.ReadAll(f)
+			assert.NoError(t, errors.Join(err, f.Close()))
+		}
+		return got
+	}
+	var reading sync.WaitGroup
+	reading.Go(func() { assert.Equal(t, want, read()) })
+	_, err = Diff(t.Context(), old, new, path("pipe"), nil)
+	require.NoError(t, err)
+	reading.Wait()
+	reading.Go(func() { assert.Empty(t, read()) })
+	_, err = Apply(t.Context(), old, path("delta"), path("pipe"), nil)
+	require.ErrorContains(t, err, "pipe is not a regular file")
+	reading.Wait()
+	info, err := os.Stat(path("pipe"))
+	require.NoError(t, err)
+	require.Equal(t, os.ModeNamedPipe, info.Mode().Type())
+	require.NoFileExists(t, path("pipe.tmp"))
 }
 
 // FuzzTensors: any text is no header, or one of tensors that lie one after the other.
@@ -153,7 +218,7 @@ func TestInterrupted(t *testing.T) {
 	patch, out := filepath.Join(dir, "delta"), filepath.Join(dir, "out")
 	for name, work := range map[string]func(ctx context.Context) error{
 		"diff":  func(ctx context.Context) error { _, err := Diff(ctx, from, to, out, nil); return err },
-		"apply": func(ctx context.Context) error { return Apply(ctx, from, patch, out, nil) },
+		"apply": func(ctx context.Context) error { _, err := Apply(ctx, from, patch, out, nil); return err },
 	} {
 		_, err := Diff(t.Context(), from, to, patch, nil)
 		require.NoError(t, err)

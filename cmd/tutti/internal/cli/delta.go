@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"context"
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 
@@ -25,23 +27,16 @@ to an earlier one, without loss: apply makes the same file, byte for byte. Where
 them.`,
 		Example: diffExample + "\n" + applyExample + "\n" + statExample,
 	}
-	cmd.AddCommand(newDeltaWrite("diff OLD NEW", "Write the delta from one checkpoint to another", diffExample, "which file is the old one, and which the new one?",
-		func(cmd *cobra.Command, args []string, out string, progress checkpoint.Progress) error {
-			s, err := checkpoint.Diff(cmd.Context(), args[0], args[1], out, progress)
-			if err == nil {
-				printStat(cmd, s)
-			}
-			return err
-		}), newDeltaWrite("apply OLD DELTA", "Write the checkpoint that a delta makes of an older one", applyExample, "which file is the old one, and which the delta?",
-		func(cmd *cobra.Command, args []string, out string, progress checkpoint.Progress) error {
-			return checkpoint.Apply(cmd.Context(), args[0], args[1], out, progress)
-		}), newDeltaStat())
+	cmd.AddCommand(
+		newDeltaWrite("diff OLD NEW", "Write the delta from one checkpoint to another", diffExample, "which file is the old one, and which the new one?", checkpoint.Diff),
+		newDeltaWrite("apply OLD DELTA", "Write the checkpoint that a delta makes of an older one", applyExample, "which file is the old one, and which the delta?", checkpoint.Apply),
+		newDeltaStat())
 	onlySubcommands(cmd, "command")
 	return cmd
 }
 
 // newDeltaWrite makes a command that writes a file from two others.
-func newDeltaWrite(use, short, example, question string, write func(cmd *cobra.Command, args []string, out string, progress checkpoint.Progress) error) *cobra.Command {
+func newDeltaWrite(use, short, example, question string, write func(ctx context.Context, old, other, out string, progress checkpoint.Progress) (delta.Stat, error)) *cobra.Command {
 	var out string
 	cmd := &cobra.Command{
 		Use:     use + " -o FILE",
@@ -55,12 +50,15 @@ func newDeltaWrite(use, short, example, question string, write func(cmd *cobra.C
 				return usagef("-o is missing: which file is to be written?")
 			}
 			bar := &bars{out: cmd.ErrOrStderr(), pieces: 1}
-			defer bar.stop()
 			const steps = 1000
 			name := "delta " + cmd.Name()
-			err := write(cmd, args, out, func(done, of int) { bar.set(name, min(done*steps/of, steps-1), steps) })
+			s, err := write(cmd.Context(), args[0], args[1], out, func(done, of int) { bar.set(name, min(done*steps/of, steps-1), steps) })
 			if err == nil {
 				bar.set(name, steps, steps)
+			}
+			bar.stop()
+			if err == nil {
+				printStat(cmd.ErrOrStderr(), s) // the file may be standard output
 			}
 			return err
 		},
@@ -86,7 +84,7 @@ func newDeltaStat() *cobra.Command {
 			if asJSON {
 				writeJSON(cmd.OutOrStdout(), d.Stat())
 			} else {
-				printStat(cmd, d.Stat())
+				printStat(cmd.OutOrStdout(), d.Stat())
 			}
 			return nil
 		},
@@ -95,11 +93,11 @@ func newDeltaStat() *cobra.Command {
 	return cmd
 }
 
-func printStat(cmd *cobra.Command, s delta.Stat) {
+func printStat(to io.Writer, s delta.Stat) {
 	each := ""
 	if s.Changed > 0 {
 		each = fmt.Sprintf(", %.3g a changed weight", float64(s.Bytes)/float64(s.Changed))
 	}
-	fmt.Fprintf(cmd.OutOrStdout(), "%d of %d weights changed (%.3g %%): %d bytes%s\n",
+	fmt.Fprintf(to, "%d of %d weights changed (%.3g %%): %d bytes%s\n",
 		s.Changed, s.Weights, 100*float64(s.Changed)/float64(max(s.Weights, 1)), s.Bytes, each)
 }

@@ -21,7 +21,8 @@ func TestDelta(t *testing.T) {
 
 	code, out, stderr := execute(t, "delta", "diff", path("old"), path("new"), "-o", path("d"))
 	require.Equal(t, exitOK, code, stderr)
-	assert.Contains(t, out, "1 of 4 weights changed (25 %)")
+	assert.Contains(t, stderr, "1 of 4 weights changed (25 %)")
+	assert.Empty(t, out, "which may be where the delta goes")
 	code, _, stderr = execute(t, "delta", "apply", path("old"), path("d"), "-o", path("again"))
 	require.Equal(t, exitOK, code, stderr)
 	got, err := os.ReadFile(path("again"))
@@ -33,6 +34,10 @@ func TestDelta(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, map[string]any{"weights": 4.0, "changed": 1.0, "bytes": float64(info.Size())}, jsonLines(t, out)[0])
 
+	whole, err := os.ReadFile(path("d"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path("cut"), whole[:len(whole)-3], 0o666))
+	require.NoError(t, os.WriteFile(path("empty"), nil, 0o666))
 	for _, c := range []struct {
 		text string
 		code int
@@ -43,6 +48,8 @@ func TestDelta(t *testing.T) {
 		{"which delta?", exitUsage, []string{"stat"}},
 		{"unknown command", exitUsage, []string{"patch"}},
 		{"again is not the file that", exitFailure, []string{"apply", path("again"), path("d"), "-o", path("x")}},
+		{"cut: invalid delta: it ends before its length", exitFailure, []string{"stat", path("cut")}},
+		{"empty: invalid delta: it ends before its length", exitFailure, []string{"apply", path("old"), path("empty"), "-o", path("x")}},
 		{"no such file", exitFailure, []string{"stat", path("none")}},
 		{"new is both read and written", exitFailure, []string{"diff", path("old"), path("new"), "-o", path("new")}},
 		{"d is both read and written", exitFailure, []string{"apply", path("old"), path("d"), "-o", path("d")}},

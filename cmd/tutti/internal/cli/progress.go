@@ -39,6 +39,7 @@ func (b *bars) start() {
 	w.SetTrackerPosition(progress.PositionRight)
 	w.SetStyle(progress.StyleBlocks)
 	w.Style().Visibility.Value = false
+	w.Style().Options.TimeInProgressPrecision = time.Second
 	b.writer, b.stopped = w, make(chan struct{})
 	go func() {
 		defer close(b.stopped)

@@ -95,3 +95,18 @@ func TestBarsFitTheTerminal(t *testing.T) {
 	t.Setenv("TERM", "dumb")
 	assert.Empty(t, onTerminal(t, 80, draw))
 }
+
+// TestDeltaOnTerminal: what delta prints stays below its bar.
+func TestDeltaOnTerminal(t *testing.T) {
+	t.Setenv("TERM", "xterm")
+	dir := t.TempDir()
+	file := append([]byte{2, 0, 0, 0, 0, 0, 0, 0}, "{}"...)
+	require.NoError(t, os.WriteFile(dir+"/w", file, 0o666))
+	shown := onTerminal(t, 100, func(out *os.File) {
+		require.Equal(t, exitOK, run(t.Context(), []string{"delta", "diff", dir + "/w", dir + "/w", "-o", dir + "/d"}, out, out))
+	})
+	bar, below, ok := strings.Cut(shown, "0 of 0 weights")
+	require.True(t, ok, shown)
+	assert.Contains(t, bar, "done!")
+	assert.NotContains(t, below, "\x1b", "which moves back over the line")
+}
