@@ -6,19 +6,19 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Reacher is implemented by communicators that reach only some memory; see
+// MemoryChecker is implemented by communicators that reach only some memory; see
 // [CheckDevice].
-type Reacher interface {
+type MemoryChecker interface {
 	// CheckDevice returns an error wrapping [ErrDevice] for memory that the
 	// communicator cannot read and write, naming what would help.
 	CheckDevice(d runtime.Device) error
 }
 
 // CheckDevice returns an error wrapping [ErrDevice] if c, or a communicator that
-// it wraps, is a [Reacher] that does not reach memory of d. Code that knows the
+// it wraps, is a [MemoryChecker] that does not reach memory of d. Code that knows the
 // device of a buffer (package distributed) asks before it communicates.
 func CheckDevice(c Communicator, d runtime.Device) error {
-	if r, ok := As[Reacher](c); ok {
+	if r, ok := As[MemoryChecker](c); ok {
 		return r.CheckDevice(d)
 	}
 	return nil

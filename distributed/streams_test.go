@@ -41,15 +41,15 @@ func TestLocalWithStreams(t *testing.T) {
 
 // The same with sparse buckets that are worked on beside the backward pass: the cases that have
 // buckets.
-func TestLocalWithBranches(t *testing.T) {
+func TestLocalWithSideStreams(t *testing.T) {
 	sizes := []int{1, 2, 3}
 	if testing.Short() {
 		sizes = []int{2}
 	}
-	rt := standin.NewBranching(cpu.New())
+	rt := standin.NewForking(cpu.New())
 	t.Cleanup(func() { assert.NoError(t, rt.Close()) })
 	distributedtest.Run(t, commtest.Backend{
-		Name:  "local, with branches",
+		Name:  "local, with side streams",
 		Sizes: sizes,
 		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 			return local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {

@@ -3,8 +3,8 @@
 //
 // The contract is small on purpose. What only some devices can do is an
 // interface of its own, found by type assertion on a [Runtime]: [KernelProvider] for
-// the sparse patterns, [Freezer] for allocators that can be frozen, [Brancher] for
-// work beside other work, [Noticer] for numbers that the host reads later. A [Tensor]
+// the sparse patterns, [Freezer] for allocators that can be frozen, [StreamForker] for
+// side streams, [AsyncCopier] for numbers that the host reads later. A [Tensor]
 // is an array in the memory of a Runtime.
 //
 // Implementations: runtime/cpu (host memory) and runtime/cuda (GPU memory).
@@ -125,20 +125,20 @@ type Freezer interface {
 	Trim() (int64, error)
 }
 
-// Brancher is implemented by runtimes of devices that do several streams of work at a
+// StreamForker is implemented by runtimes of devices that run several streams of work at a
 // time.
-type Brancher interface {
-	// Branch returns another runtime for the same device, with a compute stream and
-	// a pool of its own. Each reaches what the other has allocated; nothing but
-	// events puts their work into an order (package comm's StreamSyncOps). It is closed on
-	// its own, before this one, and frozen together with it.
-	Branch() (Runtime, error)
+type StreamForker interface {
+	// ForkStream returns another runtime for the same device, whose compute stream is a
+	// side stream of this one, with its own pool. Each can access what the other has allocated;
+	// only events order their work (package comm's StreamSyncOps). The fork is closed
+	// before this runtime, and is frozen together with it.
+	ForkStream() (Runtime, error)
 }
 
-// Noticer is implemented by runtimes of devices that work behind the host's back.
-type Noticer interface {
-	// NewNotice returns a notice of that many bytes, at least one.
-	NewNotice(bytes int) (Notice, error)
+// AsyncCopier is implemented by runtimes of asynchronous devices.
+type AsyncCopier interface {
+	// NewHostCopy returns a copy of bytes bytes, at least one.
+	NewHostCopy(bytes int) (HostCopy, error)
 }
 
 // Span is memory of a device.
@@ -147,14 +147,13 @@ type Span struct {
 	Bytes int
 }
 
-// Notice is a copy of device memory on the host, which is made when the device has
-// come that far. It belongs to one goroutine at a time.
-type Notice interface {
-	// Post submits the copy of spans, which are as long as the notice together, behind what
-	// the compute stream was given so far, and returns. The stream's later work does not
-	// wait for it: what is copied is to stay as it is until the notice is Ready. Notices
-	// are made in the order in which they were posted, and the last one stays. They cannot
-	// be captured.
+// HostCopy is an asynchronous copy of device memory to the host, in stream order. It belongs
+// to one goroutine at a time.
+type HostCopy interface {
+	// Post submits the copy of spans, whose lengths add up to that of the HostCopy, behind the
+	// work submitted to the compute stream so far, and returns. The stream's later work does not
+	// wait for it: the spans must not change until the copy is Ready. Copies are made in the
+	// order in which they were posted, and the last one remains. They cannot be captured.
 	Post(spans []Span) error
 	// Ready reports, without waiting, whether the copy that was posted last is made, or
 	// none was.

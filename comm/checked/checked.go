@@ -46,7 +46,7 @@ type Communicator struct {
 	side    comm.Communicator // for what is compared
 	ends    messageEnds
 	rt      runtime.Runtime // of sub-communicators
-	own     runtime.Runtime // where what is compared lies: rt, or a branch of it
+	own     runtime.Runtime // where what is compared lies: rt, or a fork of it
 	check   backend.Check
 	life    backend.Life
 	timeout time.Duration
@@ -74,7 +74,7 @@ func Timeout(d time.Duration) Option { return func(k *Communicator) { k.timeout 
 // New returns a Communicator around c, which all ranks of c make together. It waits
 // for them for the time that [Timeout] sets, at least 30 s, and no longer than ctx.
 // Memory for what is compared comes from rt, which must be memory that c can reach, or
-// from a branch of rt where there are such ([runtime.Brancher]), so that no call waits
+// from a fork of rt where there are such ([runtime.StreamForker]), so that no call waits
 // for what the device computes. Closing a Communicator closes c.
 func New(ctx context.Context, c comm.Communicator, rt runtime.Runtime, opts ...Option) (*Communicator, error) {
 	k := &Communicator{
@@ -98,8 +98,8 @@ func New(ctx context.Context, c comm.Communicator, rt runtime.Runtime, opts ...O
 		*side = made
 	}
 	var err error
-	if of, ok := rt.(runtime.Brancher); ok {
-		if k.own, err = of.Branch(); err != nil {
+	if of, ok := rt.(runtime.StreamForker); ok {
+		if k.own, err = of.ForkStream(); err != nil {
 			return nil, errors.Join(err, k.closeSides())
 		}
 	}

@@ -544,17 +544,17 @@ func TestCheckedClosesWhileTheDeviceIsBusy(t *testing.T) {
 	assert.ErrorIs(t, <-first, comm.ErrClosed)
 }
 
-// branching is a device with room beside its stream.
-type branching struct{ stalled }
+// forking is a device with room beside its stream.
+type forking struct{ stalled }
 
-func (branching) Branch() (runtime.Runtime, error) { return cpu.New(), nil }
+func (forking) ForkStream() (runtime.Runtime, error) { return cpu.New(), nil }
 
 // Where a device does several streams of work, what is compared goes by one of its own:
 // what the program computes may wait for communication that comes later.
 func TestCheckedDoesNotWaitForWhatIsComputed(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	sent, received := hosttest.Allocate(t, rt, 64), hosttest.Allocate(t, rt, 64)
-	busy := branching{stalled{rt, make(chan struct{}, 1000)}}
+	busy := forking{stalled{rt, make(chan struct{}, 1000)}}
 	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
 		k, err := checked.New(ctx, c, busy, checked.Timeout(time.Minute))
 		if err != nil {

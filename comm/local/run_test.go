@@ -91,7 +91,7 @@ func TestNewChecksSize(t *testing.T) {
 }
 
 func TestCheckDevice(t *testing.T) {
-	c, ok := comm.As[comm.Reacher](world(t, 1)[0])
+	c, ok := comm.As[comm.MemoryChecker](world(t, 1)[0])
 	require.True(t, ok)
 	require.NoError(t, c.CheckDevice(device.Device{Kind: device.CPU}))
 	err := c.CheckDevice(device.Device{Kind: device.CUDA, Index: 3})

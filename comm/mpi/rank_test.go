@@ -86,7 +86,7 @@ func TestRankLifecycle(t *testing.T) {
 	assert.Equal(t, "MPI_THREAD_MULTIPLE", after.Threads)
 	assert.Equal(t, before.Library, after.Library)
 
-	var reacher comm.Reacher = world.(comm.Reacher)
+	var reacher comm.MemoryChecker = world.(comm.MemoryChecker)
 	assert.NoError(t, reacher.CheckDevice(tuttirt.Device{Kind: tuttirt.CPU}))
 	err = reacher.CheckDevice(tuttirt.Device{Kind: tuttirt.CUDA})
 	require.ErrorIs(t, err, comm.ErrDevice)

@@ -78,7 +78,7 @@ var (
 	_ comm.Communicator       = (*Comm)(nil)
 	_ comm.StreamSyncOps      = (*Comm)(nil)
 	_ comm.StreamOrder        = (*Comm)(nil)
-	_ comm.Reacher            = (*Comm)(nil)
+	_ comm.MemoryChecker      = (*Comm)(nil)
 	_ comm.SymmetricAllocator = (*Comm)(nil)
 	_ comm.Progresser         = (*Comm)(nil)
 )
@@ -135,7 +135,7 @@ const (
 // Runtime is the GPU whose memory this communicator reads and writes.
 func (c *Comm) Runtime() *cuda.Runtime { return c.rt }
 
-// CheckDevice implements [comm.Reacher].
+// CheckDevice implements [comm.MemoryChecker].
 func (c *Comm) CheckDevice(d runtime.Device) error {
 	if d != c.rt.Device() {
 		return c.check.Unreachable(d, fmt.Sprintf("this communicator reaches that of %v; host memory goes through comm/local or comm/mpi, or is copied to the GPU first",

@@ -124,7 +124,7 @@ func (l *library) newID() (uniqueID, error) {
 // memory returns a runtime whose memory base reaches: the host's, unless base says that it
 // does not reach that.
 func memory(base comm.Communicator, rt *cuda.Runtime) runtime.Runtime {
-	if r, ok := comm.As[comm.Reacher](base); ok && r.CheckDevice(runtime.Device{Kind: runtime.CPU}) != nil {
+	if r, ok := comm.As[comm.MemoryChecker](base); ok && r.CheckDevice(runtime.Device{Kind: runtime.CPU}) != nil {
 		return rt
 	}
 	return cpu.New()

@@ -47,7 +47,7 @@ func New(rt runtime.Runtime) comm.Communicator {
 	return &communicator{backend.New(&r.check, &r.life, r), r}
 }
 
-// CheckDevice implements [comm.Reacher].
+// CheckDevice implements [comm.MemoryChecker].
 func (c *communicator) CheckDevice(d runtime.Device) error {
 	if own := c.r.rt.Device(); d != own {
 		return c.r.check.Unreachable(d, fmt.Sprintf("this communicator was made for %v", own))

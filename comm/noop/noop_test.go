@@ -113,7 +113,7 @@ func TestMessageOfAnotherLength(t *testing.T) {
 
 func TestCheckDevice(t *testing.T) {
 	c, rt, _ := world(t, 0)
-	reacher, ok := comm.As[comm.Reacher](c)
+	reacher, ok := comm.As[comm.MemoryChecker](c)
 	require.True(t, ok)
 	assert.NoError(t, reacher.CheckDevice(rt.Device()))
 	assert.ErrorIs(t, reacher.CheckDevice(runtime.Device{Kind: runtime.CUDA, Index: 3}), comm.ErrDevice)

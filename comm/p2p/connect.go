@@ -75,7 +75,7 @@ func newBootstrap(base comm.Communicator, rt *cuda.Runtime) (*bootstrap, error) 
 		return nil, fmt.Errorf("p2p: %w: %d ranks, %d at most", comm.ErrUnsupported, base.WorldSize(), maxRanks)
 	}
 	b := &bootstrap{base: base, rt: rt, mem: rt}
-	if r, ok := comm.As[comm.Reacher](base); !ok || r.CheckDevice(runtime.Device{Kind: runtime.CPU}) == nil {
+	if r, ok := comm.As[comm.MemoryChecker](base); !ok || r.CheckDevice(runtime.Device{Kind: runtime.CPU}) == nil {
 		b.mem = cpu.New()
 	}
 	var err error

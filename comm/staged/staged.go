@@ -40,7 +40,7 @@ type staged struct {
 	device runtime.Device
 }
 
-// CheckDevice implements [comm.Reacher].
+// CheckDevice implements [comm.MemoryChecker].
 func (s *staged) CheckDevice(d runtime.Device) error {
 	if d != s.device {
 		return s.check.Unreachable(d, fmt.Sprintf("this communicator was made for %v", s.device))

@@ -215,7 +215,7 @@ type communicator struct {
 	e *endpoint
 }
 
-// CheckDevice implements [comm.Reacher].
+// CheckDevice implements [comm.MemoryChecker].
 func (c *communicator) CheckDevice(d runtime.Device) error {
 	if d.Kind == runtime.CPU {
 		return nil

@@ -544,7 +544,7 @@ func (f failsAt) StreamWaitEvent(_, _ uintptr) error {
 func TestFailureBehindResults(t *testing.T) {
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		calls := 0
-		memory := standin.NewBranching(rt)
+		memory := standin.NewForking(rt)
 		all := standin.Gradients(t, memory, 2)
 		g, err := ddp.New(ctx, memory, failsAt{standin.NewByEvents(ctx, c), &calls}, all,
 			ddp.Config{Config: sparse.Config{Pattern: "topkA", Density: 0.1}, DenseUpTo: -1})

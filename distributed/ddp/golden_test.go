@@ -27,7 +27,7 @@ type bucketCase struct {
 	cfg    ddp.Config
 	types  [2]dtype.DType // of even and odd parameters
 	ranks  int
-	device string // host, streams or branch
+	device string // host, streams or fork
 }
 
 func bucketCases() (all []bucketCase) {
@@ -59,7 +59,7 @@ func bucketCases() (all []bucketCase) {
 			}
 			cfg := p.cfg
 			cfg.Pattern, cfg.Density, cfg.BucketBytes, cfg.FirstBucketBytes, cfg.DenseUpTo = pattern, 0.1, 24<<10, 8<<10, 64
-			for _, device := range []string{"host", "streams", "branch"} {
+			for _, device := range []string{"host", "streams", "fork"} {
 				types := [2]dtype.DType{dtype.F32, dtype.F32}
 				all = append(all, bucketCase{fmt.Sprintf("%s, %s, %s, 2 ranks", pattern, p.name, device), cfg, types, 2, device})
 				types[1] = dtype.BF16
@@ -84,8 +84,8 @@ func TestBucketsGolden(t *testing.T) {
 			switch c.device {
 			case "streams":
 				rt, cc = standin.NewOnStream(memory), standin.NewOrdered(ctx, cc)
-			case "branch":
-				rt, cc = standin.NewBranching(memory), standin.NewByEvents(ctx, cc)
+			case "fork":
+				rt, cc = standin.NewForking(memory), standin.NewByEvents(ctx, cc)
 			}
 			if err := c.run(ctx, cc, rt, all[cc.Rank()]); err != nil {
 				return fmt.Errorf("%s: %w", c.name, err)

@@ -131,7 +131,7 @@ type Stats struct {
 // asynchronous: a communication worker, a goroutine of the Gradients, makes it while the
 // backward pass goes on (with [sparse.Config].NoUndo, Ready does). With streams, a side
 // stream selects, exchanges and merges each bucket after an event of the compute stream, if the
-// runtime has such streams ([runtime.Brancher]); otherwise the compute stream does. If an exchange
+// runtime has such streams ([runtime.StreamForker]); otherwise the compute stream does. If an exchange
 // has the host wait ([sparse.NeedsHost]), the worker does it all, or with NoUndo, Ready.
 //
 // If any bucket is sparse, has a [Reducer], or clipping or detection of non-finite gradients is
@@ -546,7 +546,7 @@ func (g *Gradients) passed(b *bucket, s sparse.Stage) {
 }
 
 // Stream returns the stream on which sparse buckets are selected from and merged: one
-// beside the compute stream where there is such ([runtime.Brancher]).
+// beside the compute stream where there is such ([runtime.StreamForker]).
 func (g *Gradients) Stream() uintptr { return g.runtime().ComputeStream() }
 
 // Wait completes the step: when it returns, all gradients are averages (for

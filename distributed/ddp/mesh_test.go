@@ -45,7 +45,7 @@ func TestMesh(t *testing.T) {
 					case "streams":
 						memory, of = standin.NewOnStream(rt), func(c comm.Communicator) comm.Communicator { return standin.NewOrdered(ctx, c) }
 					case "side streams":
-						memory, of = standin.NewBranching(rt), func(c comm.Communicator) comm.Communicator { return standin.NewByEvents(ctx, c) }
+						memory, of = standin.NewForking(rt), func(c comm.Communicator) comm.Communicator { return standin.NewByEvents(ctx, c) }
 					}
 					mesh := func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error) {
 						m, err := hosts(k.perHost)(ctx, c)

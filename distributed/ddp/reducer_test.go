@@ -67,7 +67,7 @@ func TestOwnReducer(t *testing.T) {
 			case "streams":
 				rt, c = standin.NewOnStream(memory), standin.NewOrdered(ctx, c)
 			case "side stream":
-				rt, c = standin.NewBranching(memory), standin.NewByEvents(ctx, c)
+				rt, c = standin.NewForking(memory), standin.NewByEvents(ctx, c)
 			}
 			var params []*runtime.Tensor
 			for _, s := range shapes {
@@ -273,7 +273,7 @@ func TestReducerSuite(t *testing.T) {
 					case "streams":
 						r = commtest.Rank{Comm: standin.NewOrdered(ctx, c), Runtime: standin.NewOnStream(memory)}
 					case "side stream":
-						r = commtest.Rank{Comm: standin.NewByEvents(ctx, c), Runtime: standin.NewBranching(memory)}
+						r = commtest.Rank{Comm: standin.NewByEvents(ctx, c), Runtime: standin.NewForking(memory)}
 					}
 					return errors.Join(body(ctx, r), memory.Close())
 				})

@@ -42,7 +42,7 @@ func TestRestoredBehind(t *testing.T) {
 	const ranks, steps = 2, 6
 	clipped := sparse.Config{Pattern: sparse.Auto, Density: 0.1, ClipNorm: 1}
 	standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, memory *cpu.Runtime) error {
-		rt := standin.NewBranching(memory)
+		rt := standin.NewForking(memory)
 		make := func(dense bool) *ddp.Gradients {
 			t1, err := runtime.New(rt, dtype.F32, 20_000)
 			require.NoError(t, err)
@@ -82,7 +82,7 @@ func TestRestoredBehind(t *testing.T) {
 func TestRestoredPlain(t *testing.T) {
 	cfg := ddp.Config{Config: sparse.Config{Pattern: sparse.Auto, Density: 0.1}, DenseUpTo: -1}
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, memory *cpu.Runtime) error {
-		rt := standin.NewBranching(memory)
+		rt := standin.NewForking(memory)
 		x, err := runtime.FromSlice(rt, standin.Normal(20_000, c.Rank()))
 		require.NoError(t, err)
 		all := []*runtime.Tensor{x}
@@ -118,7 +118,7 @@ func (o orderedBy) StreamWaitEvent(stream, _ uintptr) error {
 func TestStateBehindAGraph(t *testing.T) {
 	const compute, beside = standin.ComputeStream, standin.ComputeStream + 2
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, memory *cpu.Runtime) error {
-		rt := standin.NewBranching(memory)
+		rt := standin.NewForking(memory)
 		var waits []uintptr
 		x, err := runtime.FromSlice(rt, standin.Normal(1000, c.Rank()))
 		require.NoError(t, err)

@@ -20,12 +20,12 @@ type sideStream struct {
 
 // newSideStream returns a side stream of rt, or nil if there is none.
 func newSideStream(rt runtime.Runtime, c comm.Communicator) (*sideStream, error) {
-	of, ok := rt.(runtime.Brancher)
+	of, ok := rt.(runtime.StreamForker)
 	ops, has := comm.As[comm.StreamSyncOps](c)
 	if !ok || !has || base.NewOrder(rt, c).Streams == nil {
 		return nil, nil
 	}
-	own, err := of.Branch()
+	own, err := of.ForkStream()
 	if err != nil {
 		return nil, err
 	}

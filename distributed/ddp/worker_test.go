@@ -33,7 +33,7 @@ type gated struct {
 
 func gate(c comm.Communicator, open <-chan struct{}) *gated {
 	g := &gated{}
-	g.Communicator = standin.Notice(c, func(call comm.Call) {
+	g.Communicator = standin.Observe(c, func(call comm.Call) {
 		if (call.Op == comm.OpAllGather || call.Op == comm.OpAllReduce) && g.shut.Load() {
 			<-open
 		}
@@ -167,7 +167,7 @@ func TestWarmupOfBucketsThatShareMemory(t *testing.T) {
 			defer p.Free()
 			params = append(params, p)
 		}
-		slow := standin.Notice(c, func(comm.Call) { time.Sleep(time.Millisecond) }) // so that others would come first
+		slow := standin.Observe(c, func(comm.Call) { time.Sleep(time.Millisecond) }) // so that others would come first
 		g, err := ddp.New(ctx, rt, slow, params, ddp.Config{
 			BucketBytes: 2 * 4 * n, // two gradients each
 			Config:      sparse.Config{Pattern: "topkA", Density: 0.1, Schedule: sparse.Schedule{WarmupSteps: 2}},
@@ -201,7 +201,7 @@ func TestWarmupOfBucketsThatShareMemory(t *testing.T) {
 // while the communication worker uses the communicator.
 func TestStatsInTheMiddle(t *testing.T) {
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, memory *cpu.Runtime) error {
-		rt := standin.NewBranching(memory)
+		rt := standin.NewForking(memory)
 		open := make(chan struct{})
 		gated := gate(c, open)
 		x, err := runtime.FromSlice(rt, standin.Normal(3000, c.Rank()))
@@ -228,17 +228,17 @@ func TestStatsInTheMiddle(t *testing.T) {
 	})
 }
 
-// noticingBranches is a runtime with notices that can work beside itself.
-type noticingBranches struct{ standin.Noticing }
+// copyingForker is a runtime with asynchronous copies and side streams.
+type copyingForker struct{ standin.Copying }
 
-func (b noticingBranches) Branch() (runtime.Runtime, error) {
+func (b copyingForker) ForkStream() (runtime.Runtime, error) {
 	of := cpu.New()
-	return noticingBranch{standin.NewNoticing(of, b.W, &standin.Stumbling{Kernels: of.Kernels()}, b.Rng)}, nil
+	return copyingFork{standin.NewCopying(of, b.W, &standin.Stumbling{Kernels: of.Kernels()}, b.Rng)}, nil
 }
 
-type noticingBranch struct{ standin.Noticing }
+type copyingFork struct{ standin.Copying }
 
-func (noticingBranch) ComputeStream() uintptr { return standin.ComputeStream + 2 }
+func (copyingFork) ComputeStream() uintptr { return standin.ComputeStream + 2 }
 
 // The same in buckets that have one verdict: a step that one of them has skipped, is
 // dropped in all, and what they read later is that of the step before.
@@ -258,7 +258,7 @@ func TestBucketsReadLater(t *testing.T) {
 			var memory runtime.Runtime = rt
 			rank := c.Rank()
 			if streams {
-				memory = noticingBranches{Noticing: standin.NewNoticing(rt, new(standin.Waits), &standin.Stumbling{Kernels: rt.Kernels()}, rand.New(rand.NewPCG(seed, 7)))}
+				memory = copyingForker{Copying: standin.NewCopying(rt, new(standin.Waits), &standin.Stumbling{Kernels: rt.Kernels()}, rand.New(rand.NewPCG(seed, 7)))}
 				c = standin.NewByEvents(ctx, c)
 			}
 			var params []*runtime.Tensor

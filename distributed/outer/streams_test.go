@@ -85,7 +85,7 @@ func TestTheComputeStreamDoesNotWait(t *testing.T) {
 	for _, pattern := range []string{sparse.Dense, sparse.Chunked, sparse.TopkA} {
 		require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
 			memory := cpu.New()
-			rt := standin.NewBranching(memory)
+			rt := standin.NewForking(memory)
 			m := newModel(t, memory)
 			for i, x := range m.tensors {
 				of, err := runtime.Wrap(rt, standin.Pointer(x), dtype.F32, []int{x.Len()}, nil, func() { assert.NoError(t, x.Free()) })

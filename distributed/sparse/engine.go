@@ -52,10 +52,10 @@ type engine struct {
 	agreed bool // the ranks of c have compared what they reduce
 
 	numbers
-	notice      runtime.Notice // of the numbers, for where the host reads them in the next step
-	posted      []runtime.Span // where they are then
-	list        message        // what the selector selected, unless it is among what is shared
-	shared      *comm.Buffer   // lists of all ranks; nil: none yet
+	hostCopy    runtime.HostCopy // of the numbers, for where the host reads them in the next step
+	posted      []runtime.Span   // where they are then
+	list        message          // what the selector selected, unless it is among what is shared
+	shared      *comm.Buffer     // lists of all ranks; nil: none yet
 	sharedBytes int
 	lists       comm.SharedLists // the same, where ranks write them to each other; nil: none yet
 	listRoom    int              // entries of each
@@ -139,7 +139,7 @@ func (e *engine) foundNonFinite(ctx context.Context) bool {
 func (e *engine) close() error {
 	failed := e.err != nil
 	e.err = e.order.DrainToFree()
-	e.do(func() error { return e.takeNotice(nil) })
+	e.do(func() error { return e.setHostCopy(nil) })
 	if e.err == nil {
 		e.release(0)
 	}

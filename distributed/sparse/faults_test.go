@@ -220,14 +220,14 @@ type rig struct {
 // onHost is a runtime without streams that fails as told. Frozen, it says that addresses are to stay, and
 // still has memory: lists whose lengths vary may need some.
 type onHost struct {
-	standin.Noticing
+	standin.Copying
 	frozen bool
 }
 
 func (*onHost) ComputeStream() uintptr { return 0 }
 
 func (o *onHost) Stats() runtime.Stats {
-	stats := o.Noticing.Stats()
+	stats := o.Copying.Stats()
 	stats.Frozen = stats.Frozen || o.frozen
 	return stats
 }
@@ -300,11 +300,11 @@ func (f faultyStep) run(t *testing.T, pattern string, s setup, reference bool, l
 		rank := c.Rank()
 		r := &rig{Stumbling: &standin.Stumbling{Kernels: rt.Kernels()}, comm: standin.NewFaulty(c)}
 		ordered := func(c comm.Communicator) comm.Communicator { return c }
-		noticing := standin.NewNoticing(rt, &r.waits, r.Stumbling, nil)
-		host := &onHost{Noticing: noticing}
+		copying := standin.NewCopying(rt, &r.waits, r.Stumbling, nil)
+		host := &onHost{Copying: copying}
 		memory := runtime.Runtime(host)
 		if s.streams {
-			memory, ordered = noticing, func(c comm.Communicator) comm.Communicator { return watched{standin.NewOrdered(ctx, c), &r.waits} }
+			memory, ordered = copying, func(c comm.Communicator) comm.Communicator { return watched{standin.NewOrdered(ctx, c), &r.waits} }
 		}
 		u, err := standin.NewTrainee(memory, ordered(r.comm), cfg, n)
 		if err != nil {

@@ -108,7 +108,7 @@ func (c sparseCase) run(ctx context.Context, cc comm.Communicator, memory *cpu.R
 	const n = 4099
 	var rt runtime.Runtime = memory
 	if c.streams {
-		rt = standin.NewNoticing(memory, new(standin.Waits), &standin.Stumbling{Kernels: memory.Kernels()}, nil)
+		rt = standin.NewCopying(memory, new(standin.Waits), &standin.Stumbling{Kernels: memory.Kernels()}, nil)
 		cc = standin.NewOrdered(ctx, cc)
 	}
 	s, err := sparse.New(rt, cc, n, c.cfg)

@@ -40,8 +40,8 @@ func (e *engine) share(ctx context.Context, bytes int) {
 // unshare gives that memory back, together as well. A communicator that was closed
 // has freed it.
 func (e *engine) unshare(ctx context.Context) error {
-	if e.shared != nil && e.notice != nil { // which may be a copy of that
-		if _, err := e.notice.Read(ctx); err != nil {
+	if e.shared != nil && e.hostCopy != nil { // which may be a copy of that
+		if _, err := e.hostCopy.Read(ctx); err != nil {
 			return err
 		}
 	}

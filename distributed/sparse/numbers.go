@@ -82,7 +82,7 @@ func (n *numbers) layOut(size int, streams bool) int {
 
 // prepareNumbers makes the numbers.
 func (e *engine) prepareNumbers() {
-	e.check(e.takeNotice(nil))
+	e.check(e.setHostCopy(nil))
 	e.host = make([]int32, e.layOut(e.size, e.order.Streams != nil))
 	e.allocate(&e.words, len(e.host)*base.WordSize)
 	e.allocate(&e.before, keptWords(e.size)*base.WordSize)
@@ -128,36 +128,36 @@ func (e *engine) checkRead() {
 }
 
 // late reports whether the host can read numbers of this step in the next one: they are
-// posted then. A frozen runtime may be captured, which bears no notice.
+// posted then. A frozen runtime may be captured, which host copies cannot be.
 func (e *engine) late() bool {
-	return e.notice != nil && e.cfg.NonFinite != FailNonFinite && !e.rt.Stats().Frozen
+	return e.hostCopy != nil && e.cfg.NonFinite != FailNonFinite && !e.rt.Stats().Frozen
 }
 
-// takeNotice makes the notice that of the numbers, in the place of the one there was. That
+// setHostCopy makes n the copy of the numbers, in the place of the one there was. That
 // stays if it cannot be closed: its copy may still read the numbers.
-func (e *engine) takeNotice(n runtime.Notice) error {
-	if e.notice != nil {
-		if err := e.notice.Close(); err != nil {
+func (e *engine) setHostCopy(n runtime.HostCopy) error {
+	if e.hostCopy != nil {
+		if err := e.hostCopy.Close(); err != nil {
 			return err
 		}
 	}
-	e.notice = n
+	e.hostCopy = n
 	return nil
 }
 
-// makeNotice makes one, where there are such. (The numbers stay where they are.)
-func (e *engine) makeNotice() {
-	if of, ok := e.rt.(runtime.Noticer); ok && e.order.Streams != nil && e.notice == nil && e.err == nil {
-		n, err := of.NewNotice(len(e.host) * base.WordSize)
+// makeHostCopy makes one, where there are such. (The numbers stay where they are.)
+func (e *engine) makeHostCopy() {
+	if of, ok := e.rt.(runtime.AsyncCopier); ok && e.order.Streams != nil && e.hostCopy == nil && e.err == nil {
+		n, err := of.NewHostCopy(len(e.host) * base.WordSize)
 		e.check(err)
-		e.check(e.takeNotice(n))
+		e.check(e.setHostCopy(n))
 	}
 }
 
 // post has the numbers copied to the host, from where they are, after what the device was
 // given.
 func (e *engine) post() {
-	e.do(func() error { return e.notice.Post(e.posted) })
+	e.do(func() error { return e.hostCopy.Post(e.posted) })
 }
 
 // receive is read for what was posted. What the device does since then, it does
@@ -167,14 +167,14 @@ func (e *engine) receive(ctx context.Context) {
 		e.read(ctx)
 	}
 	if e.err == nil {
-		ready, err := e.notice.Ready()
+		ready, err := e.hostCopy.Ready()
 		if err == nil && !ready {
 			err = e.c.Sync(ctx) // the wait that ends when a peer has failed
 		}
 		e.check(err)
 	}
 	if e.err == nil {
-		words, err := e.notice.Read(ctx)
+		words, err := e.hostCopy.Read(ctx)
 		if err != nil && ctx.Err() != nil {
 			err = comm.ContextError(ctx)
 		}

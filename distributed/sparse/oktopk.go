@@ -102,7 +102,7 @@ func oktopk(e *engine) exchange {
 	x.sendCounts, x.sendDispls = make([]int, e.size), make([]int, e.size)
 	x.recvCounts, x.recvDispls = make([]int, e.size), make([]int, e.size)
 	x.sent = make([]runtime.Entries, e.size)
-	e.makeNotice()
+	e.makeHostCopy()
 	for j := range sampleCount {
 		x.quantiles = append(x.quantiles, (float64(j)+(float64(e.rank)+0.5)/float64(e.size))/sampleCount)
 	}

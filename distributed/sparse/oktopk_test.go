@@ -23,12 +23,12 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// A notice that could not be closed, as its copy does not end, is closed with the Reducer, when
+// An asynchronous copy that could not be closed, as its copy does not end, is closed with the Reducer, when
 // that is closed again.
-func TestCloseOfNoticeFails(t *testing.T) {
+func TestCloseOfHostCopyFails(t *testing.T) {
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		fails := &standin.Stumbling{Kernels: rt.Kernels(), Call: "close"}
-		memory := standin.NewNoticing(rt, new(standin.Waits), fails, nil)
+		memory := standin.NewCopying(rt, new(standin.Waits), fails, nil)
 		u, err := standin.NewTrainee(memory, standin.NewOrdered(ctx, c), sparse.Config{Pattern: sparse.Oktopk, Density: 0.1}, 3000)
 		if err := errors.Join(err, u.Step(ctx, 0)); err != nil {
 			return err
@@ -39,7 +39,7 @@ func TestCloseOfNoticeFails(t *testing.T) {
 		assert.Equal(t, live, rt.Stats().LiveBytes, "the copy may still read it")
 		fails.In = 2
 		assert.NoError(t, u.Close())
-		assert.Equal(t, 1, fails.In, "the notice is closed again")
+		assert.Equal(t, 1, fails.In, "the copy is closed again")
 		return nil
 	})
 }
@@ -51,7 +51,7 @@ func TestFailureBehindTheResult(t *testing.T) {
 	for _, call := range []string{"post", "copy if"} {
 		standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 			fails := &standin.Stumbling{Kernels: rt.Kernels(), Call: call, In: 3}
-			memory := standin.NewNoticing(rt, new(standin.Waits), fails, nil)
+			memory := standin.NewCopying(rt, new(standin.Waits), fails, nil)
 			u, err := standin.NewTrainee(memory, standin.NewOrdered(ctx, c), sparse.Config{Pattern: sparse.Oktopk, Density: 0.1}, n)
 			for step := 0; err == nil && step < steps; step++ {
 				err = u.Step(ctx, step)
@@ -194,7 +194,7 @@ func (s *acts) run(t *testing.T, streams bool, seed uint64) (all [][]uint64, unw
 		var memory runtime.Runtime = rt
 		fails := &standin.Stumbling{Kernels: rt.Kernels()}
 		if streams {
-			r := standin.NewNoticing(rt, w, fails, nil)
+			r := standin.NewCopying(rt, w, fails, nil)
 			if rank%2 == 0 {
 				r.Rng = rand.New(rand.NewPCG(seed, 7))
 			}
@@ -317,7 +317,7 @@ func TestOktopkRepeatsWhatFailed(t *testing.T) {
 			s.steps = append(s.steps, a)
 		}
 		want, _ := s.run(t, false, 0)
-		for i, call := range []string{"notice", "fill", "pieces", "copy"} {
+		for i, call := range []string{"read", "fill", "pieces", "copy"} {
 			for fails := 1; fails <= 3; fails++ {
 				if testing.Short() && fails != 1+i%3 {
 					continue
@@ -386,7 +386,7 @@ func TestOktopkDropsWhatBalances(t *testing.T) {
 			var memory runtime.Runtime = rt
 			w := new(standin.Waits)
 			if streams {
-				memory, c = standin.NewNoticing(rt, w, &standin.Stumbling{Kernels: rt.Kernels()}, nil), watched{standin.NewOrdered(ctx, c), w}
+				memory, c = standin.NewCopying(rt, w, &standin.Stumbling{Kernels: rt.Kernels()}, nil), watched{standin.NewOrdered(ctx, c), w}
 			}
 			u, err := standin.NewTrainee(memory, c, sparse.Config{Pattern: sparse.Oktopk, Density: 0.05}.Tuned(tuning.Tuning{ThresholdInterval: 1000, RebalanceInterval: balances}), n)
 			for step := 0; err == nil && step < steps; step++ {

@@ -27,7 +27,7 @@ const slabBytes = 16 << 20
 // Allocate implements [runtime.Runtime]. If the GPU has no memory left, the
 // cache goes back to the driver first, after a wait of at most five seconds for
 // what was submitted to this runtime's streams; an error says if that did not
-// end. Then so do those of its branches, or of the trunk. Other goroutines are not
+// end. Then so do those of its forks, or of the parent. Other goroutines are not
 // held up by that.
 func (r *Runtime) Allocate(bytes int) (uintptr, error) { return r.allocate(r.pool.Allocate, bytes) }
 
@@ -58,7 +58,7 @@ func (r *Runtime) allocate(take func(bytes int) (uintptr, error), bytes int) (ui
 			ptr, err = take(bytes)
 		}
 		if err != nil && kept != nil {
-			err = fmt.Errorf("%w; a branch or the trunk gave nothing back: %w", err, kept)
+			err = fmt.Errorf("%w; a fork or the parent gave nothing back: %w", err, kept)
 		}
 	}
 	return ptr, r.explain(err)

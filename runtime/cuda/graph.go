@@ -116,7 +116,7 @@ func (c *capturing) remove(g *Graph) {
 	c.graphs = slices.DeleteFunc(c.graphs, func(o *Graph) bool { return o == g })
 }
 
-// HasCaptured reports whether there may be graphs, also of branches: work that was not
+// HasCaptured reports whether there may be graphs, also of forks: work that was not
 // submitted one by one.
 func (r *Runtime) HasCaptured() bool { return r.root().graphed.Load() }
 

@@ -39,7 +39,7 @@ type Runtime struct {
 	compute *Stream
 	copyIn  lazyStream
 	copyOut lazyStream
-	notices lazyStream
+	toHost  lazyStream // of host copies
 
 	gate   gate // calls
 	graphs gate // captures and launches of graphs
@@ -54,11 +54,11 @@ type Runtime struct {
 		sync.WaitGroup
 		awaited bool
 	}
-	trunk     *Runtime     // of which this is a branch
-	graphed   atomic.Bool  // the trunk's: there were captures, also of branches
-	captures  sync.RWMutex // the trunk's: captures share it, and what must not come beside them has it
-	capturing capturing    // the trunk's
-	branches  branches
+	parent    *Runtime     // of which this is a fork
+	graphed   atomic.Bool  // the parent's: there were captures, also of forks
+	captures  sync.RWMutex // the parent's: captures share it, and what must not come beside them has it
+	capturing capturing    // the parent's
+	forks     forks
 	closing   sync.Mutex
 	closeTime time.Duration // how long Close waits for one thing
 	flushTime time.Duration // how long a fence waits
@@ -68,8 +68,8 @@ var (
 	_ runtime.Runtime        = (*Runtime)(nil)
 	_ runtime.Freezer        = (*Runtime)(nil)
 	_ runtime.KernelProvider = (*Runtime)(nil)
-	_ runtime.Brancher       = (*Runtime)(nil)
-	_ runtime.Noticer        = (*Runtime)(nil)
+	_ runtime.StreamForker   = (*Runtime)(nil)
+	_ runtime.AsyncCopier    = (*Runtime)(nil)
 )
 
 // Option changes how Open makes a runtime.
@@ -279,11 +279,11 @@ func (r *Runtime) Close() error {
 	if r.gate.isShut() {
 		return nil
 	}
-	if r.trunk != nil {
-		r.trunk.branches.remove(r)
+	if r.parent != nil {
+		r.parent.forks.remove(r)
 	}
 	var err error
-	for _, b := range r.branches.shut() { // that nobody closed
+	for _, b := range r.forks.shut() { // that nobody closed
 		err = errors.Join(err, b.Close())
 	}
 	err = errors.Join(err, r.destroyGraphs(), r.awaitBackground())

@@ -78,18 +78,18 @@ var programs = map[string]func(rt *Runtime) error{
 		}
 		return errors.Join(err, rt.Deallocate(p))
 	},
-	"notice": func(rt *Runtime) error {
+	"host copy": func(rt *Runtime) error {
 		p, err := rt.Allocate(100)
 		if err != nil {
 			return err
 		}
-		notice, err := rt.NewNotice(100)
+		copied, err := rt.NewHostCopy(100)
 		if err == nil {
-			err = notice.Post([]runtime.Span{{Ptr: p, Bytes: 100}})
+			err = copied.Post([]runtime.Span{{Ptr: p, Bytes: 100}})
 			if err == nil {
-				_, err = notice.Read(context.Background())
+				_, err = copied.Read(context.Background())
 			}
-			err = errors.Join(err, notice.Close())
+			err = errors.Join(err, copied.Close())
 		}
 		return errors.Join(err, rt.Deallocate(p))
 	},
@@ -145,8 +145,8 @@ var programs = map[string]func(rt *Runtime) error{
 		}
 		return rt.Close()
 	},
-	"branch": func(rt *Runtime) error {
-		b, err := rt.Branch()
+	"fork": func(rt *Runtime) error {
+		b, err := rt.ForkStream()
 		if err != nil {
 			return err
 		}

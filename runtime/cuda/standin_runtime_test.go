@@ -87,43 +87,43 @@ func TestStandInCloseLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestStandInBranch(t *testing.T) {
+func TestStandInFork(t *testing.T) {
 	f := openStandIn(t)
 	rt := openRuntime(t, 0)
-	branch, err := rt.Branch()
+	fork, err := rt.ForkStream()
 	require.NoError(t, err)
-	assert.Equal(t, rt.Device(), branch.Device())
-	assert.NotEqual(t, rt.ComputeStream(), branch.ComputeStream())
+	assert.Equal(t, rt.Device(), fork.Device())
+	assert.NotEqual(t, rt.ComputeStream(), fork.ComputeStream())
 	rt.Freeze()
-	assert.True(t, branch.Stats().Frozen)
+	assert.True(t, fork.Stats().Frozen)
 	rt.Freeze()
-	late, err := rt.Branch()
+	late, err := rt.ForkStream()
 	require.NoError(t, err)
-	assert.True(t, late.Stats().Frozen, "it came when the trunk was frozen")
+	assert.True(t, late.Stats().Frozen, "it came when the parent was frozen")
 	rt.Unfreeze()
-	assert.True(t, late.Stats().Frozen, "as often as the trunk")
+	assert.True(t, late.Stats().Frozen, "as often as the parent")
 	rt.Unfreeze()
-	assert.False(t, branch.Stats().Frozen)
+	assert.False(t, fork.Stats().Frozen)
 	assert.False(t, late.Stats().Frozen)
-	require.NoError(t, errors.Join(branch.Close(), late.Close()))
+	require.NoError(t, errors.Join(fork.Close(), late.Close()))
 
-	forgotten, err := rt.Branch()
+	forgotten, err := rt.ForkStream()
 	require.NoError(t, err)
 	_, err = forgotten.Allocate(100)
 	require.NoError(t, err)
 	assert.ErrorIs(t, rt.Close(), runtime.ErrLeak)
 	assert.Empty(t, f.alive())
-	_, err = rt.Branch()
+	_, err = rt.ForkStream()
 	assert.ErrorIs(t, err, runtime.ErrClosed)
 }
 
-// What one of a trunk and its branches has in its cache, the others can have.
-func TestStandInBranchesShareMemory(t *testing.T) {
+// What one of a parent and its forks has in its cache, the others can have.
+func TestStandInForksShareMemory(t *testing.T) {
 	f := openStandIn(t)
 	rt := openRuntime(t, 1)
 	var family []*Runtime
 	for range 2 {
-		b, err := rt.Branch()
+		b, err := rt.ForkStream()
 		require.NoError(t, err)
 		family = append(family, b.(*Runtime))
 	}
@@ -143,19 +143,19 @@ func TestStandInBranchesShareMemory(t *testing.T) {
 	assert.Empty(t, f.alive())
 }
 
-// Where a branch cannot give its memory back, who needs it is told.
-func TestStandInBranchKeepsMemory(t *testing.T) {
+// Where a fork cannot give its memory back, who needs it is told.
+func TestStandInForkKeepsMemory(t *testing.T) {
 	f := openStandIn(t)
 	rt := openRuntime(t, 1)
-	branch, err := rt.Branch()
+	fork, err := rt.ForkStream()
 	require.NoError(t, err)
-	b := branch.(*Runtime)
+	b := fork.(*Runtime)
 	b.flushTime = time.Millisecond
 	cacheMost(t, b)
 	end := f.stall(t, b, b.Stream())
 	_, err = rt.Allocate(1300 << 20)
 	require.ErrorIs(t, err, runtime.ErrOutOfMemory)
-	assert.ErrorContains(t, err, "a branch or the trunk gave nothing back: cuda:1: work that may use the memory did not end within 1ms")
+	assert.ErrorContains(t, err, "a fork or the parent gave nothing back: cuda:1: work that may use the memory did not end within 1ms")
 	end()
 	p, err := rt.Allocate(1300 << 20)
 	require.NoError(t, err)
@@ -164,15 +164,15 @@ func TestStandInBranchKeepsMemory(t *testing.T) {
 	assert.Empty(t, f.alive())
 }
 
-// A branch that comes while its trunk is being closed, comes too late.
-func TestStandInBranchWhileClosing(t *testing.T) {
+// A fork that comes while its parent is being closed, comes too late.
+func TestStandInForkWhileClosing(t *testing.T) {
 	f := openStandIn(t)
 	rt := openRuntime(t, 0)
 	rt.Background(func() { // for which Close waits before it refuses calls
 		for !rt.graphs.isShut() {
 			goruntime.Gosched()
 		}
-		_, err := rt.Branch()
+		_, err := rt.ForkStream()
 		assert.ErrorIs(t, err, runtime.ErrClosed)
 	})
 	require.NoError(t, rt.Close())

@@ -19,7 +19,7 @@ var copyTests = []test{
 	{"strided, large transposes", testStridedLarge},
 	{"fill", testFill},
 	{"bad arguments", testCopyArguments},
-	{"notices", testNotices},
+	{"host copies", testHostCopies},
 }
 
 // guard is how many bytes around an array are watched.
@@ -206,15 +206,15 @@ func testCopyArguments(d *device) {
 }
 
 // What is posted gets to the host as it was then, and stays there until something else is.
-func testNotices(d *device) {
-	of, ok := d.Runtime.(runtime.Noticer)
+func testHostCopies(d *device) {
+	of, ok := d.Runtime.(runtime.AsyncCopier)
 	if !ok {
-		d.Skip("the runtime has no notices")
+		d.Skip("the runtime is not asynchronous")
 	}
 	const words = 37
-	_, err := of.NewNotice(0)
+	_, err := of.NewHostCopy(0)
 	assert.ErrorIs(d, err, runtime.ErrArgument)
-	n, err := of.NewNotice(words * 4)
+	n, err := of.NewHostCopy(words * 4)
 	require.NoError(d, err)
 	ready, err := n.Ready()
 	require.NoError(d, err)

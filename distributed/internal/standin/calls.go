@@ -9,15 +9,15 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
-// noticed is a communicator that has each call looked at before it is made.
-type noticed struct {
+// observed is a communicator that has each call looked at before it is made.
+type observed struct {
 	comm.Methods
 	comm.Wrapped
 }
 
-// Notice returns c with look called for each of its calls, before it is made.
-func Notice(c comm.Communicator, look func(call comm.Call)) comm.Communicator {
-	return &noticed{Wrapped: comm.Wrap(c), Methods: intercept(c, func(calls ...comm.Call) error {
+// Observe returns c with look called for each of its calls, before it is made.
+func Observe(c comm.Communicator, look func(call comm.Call)) comm.Communicator {
+	return &observed{Wrapped: comm.Wrap(c), Methods: intercept(c, func(calls ...comm.Call) error {
 		for _, call := range calls {
 			look(call)
 		}
@@ -48,7 +48,7 @@ func intercept(c comm.Communicator, before func(calls ...comm.Call) error) comm.
 // depend on how fast and how busy the machine is.
 func Pace(c comm.Communicator, takes func(call comm.Call) time.Duration) comm.Communicator {
 	var step atomic.Int64
-	return Notice(c, func(call comm.Call) {
+	return Observe(c, func(call comm.Call) {
 		if call.Op == comm.OpAllReduce && call.DType == dtype.F64 && call.Reduce == comm.Max {
 			hostmem.Slice[float64](call.Send, 1)[0] = time.Duration(step.Swap(0)).Seconds()
 			return

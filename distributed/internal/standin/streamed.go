@@ -71,7 +71,7 @@ type StreamedComm struct {
 // NewStreamedComm returns c with a stream.
 func NewStreamedComm(c comm.Communicator, s *Streamed) StreamedComm { return StreamedComm{c, s} }
 
-// CheckDevice implements [comm.Reacher].
+// CheckDevice implements [comm.MemoryChecker].
 func (c StreamedComm) CheckDevice(d runtime.Device) error {
 	if d.Kind != c.S.Reach {
 		return fmt.Errorf("%w: %v", comm.ErrDevice, d)

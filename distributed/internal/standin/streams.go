@@ -15,10 +15,10 @@ type onStream struct{ *cpu.Runtime }
 
 func (onStream) ComputeStream() uintptr { return ComputeStream }
 
-// branching is one that can work beside itself.
-type branching struct{ onStream }
+// forking is one with side streams.
+type forking struct{ onStream }
 
-func (b branching) Branch() (runtime.Runtime, error) { return beside{onStream{cpu.New()}}, nil }
+func (b forking) ForkStream() (runtime.Runtime, error) { return beside{onStream{cpu.New()}}, nil }
 
 type beside struct{ onStream }
 
@@ -27,8 +27,8 @@ func (beside) ComputeStream() uintptr { return ComputeStream + 2 }
 // NewOnStream returns rt with a compute stream.
 func NewOnStream(rt *cpu.Runtime) onStream { return onStream{rt} }
 
-// NewBranching returns rt with a compute stream and side streams.
-func NewBranching(rt *cpu.Runtime) branching { return branching{onStream{rt}} }
+// NewForking returns rt with a compute stream and side streams.
+func NewForking(rt *cpu.Runtime) forking { return forking{onStream{rt}} }
 
 // NewOrdered returns c with a stream.
 func NewOrdered(ctx context.Context, c comm.Communicator) Ordered { return Ordered{c, ctx} }

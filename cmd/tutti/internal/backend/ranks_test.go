@@ -87,7 +87,7 @@ func TestWaitsAreBounded(t *testing.T) {
 	assert.ErrorIs(t, err, comm.ErrTimeout)
 	assert.ErrorIs(t, err, context.DeadlineExceeded)
 	assert.ErrorContains(t, err, "timed out: --timeout 1ms")
-	found, ok := comm.As[comm.Reacher](c)
+	found, ok := comm.As[comm.MemoryChecker](c)
 	require.True(t, ok)
 	assert.Equal(t, comms[0], found)
 	require.NoError(t, c.Close())

@@ -8,18 +8,18 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// branches are those of a runtime that are open.
-type branches struct {
+// forks are those of a runtime that are open.
+type forks struct {
 	mu     sync.Mutex
 	all    []*Runtime
 	frozen int  // how often
 	closed bool // there will be no others
 }
 
-// Branch implements [runtime.Brancher]: a runtime of the same context. Its stream has
+// ForkStream implements [runtime.StreamForker]: a runtime of the same context. Its stream has
 // the greatest priority: what is small and awaited gets its turn between the blocks of
 // the large kernels of the other one.
-func (r *Runtime) Branch() (runtime.Runtime, error) {
+func (r *Runtime) ForkStream() (runtime.Runtime, error) {
 	opts := []Option{func(o *options) { o.first = true }}
 	if r.lent {
 		opts = append(opts, WithContext(r.ctx))
@@ -31,16 +31,16 @@ func (r *Runtime) Branch() (runtime.Runtime, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.trunk = r
-	if !r.branches.add(b) {
+	b.parent = r
+	if !r.forks.add(b) {
 		return nil, errors.Join(r.errClosed(), b.Close())
 	}
 	return b, nil
 }
 
-// add takes a branch in, which is as frozen as the trunk from then on, unless that is
+// add takes a fork in, which is as frozen as the parent from then on, unless that is
 // being closed.
-func (s *branches) add(b *Runtime) bool {
+func (s *forks) add(b *Runtime) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -53,49 +53,49 @@ func (s *branches) add(b *Runtime) bool {
 	return true
 }
 
-// remove takes a branch out.
-func (s *branches) remove(b *Runtime) {
+// remove takes a fork out.
+func (s *forks) remove(b *Runtime) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.all = slices.DeleteFunc(s.all, func(o *Runtime) bool { return o == b })
 }
 
 // open returns those that are there.
-func (s *branches) open() []*Runtime {
+func (s *forks) open() []*Runtime {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.all)
 }
 
 // shut is open, after which there will be no others.
-func (s *branches) shut() []*Runtime {
+func (s *forks) shut() []*Runtime {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
 	return slices.Clone(s.all)
 }
 
-// root is the trunk, or the runtime itself.
+// root is the parent, or the runtime itself.
 func (r *Runtime) root() *Runtime {
-	for r.trunk != nil {
-		r = r.trunk
+	for r.parent != nil {
+		r = r.parent
 	}
 	return r
 }
 
-// relatives are the runtimes that came with this one: its branches, its trunk and the
-// other branches of that.
+// relatives are the runtimes that came with this one: its forks, its parent and the
+// other forks of that.
 func (r *Runtime) relatives() []*Runtime {
-	all := r.branches.open()
-	if t := r.trunk; t != nil {
-		all = append(append(all, t), t.branches.open()...)
+	all := r.forks.open()
+	if t := r.parent; t != nil {
+		all = append(append(all, t), t.forks.open()...)
 	}
 	return slices.DeleteFunc(all, func(o *Runtime) bool { return o == r })
 }
 
-// Freeze implements [runtime.Freezer]; it holds for branches as well.
+// Freeze implements [runtime.Freezer]; it holds for forks as well.
 func (r *Runtime) Freeze() {
-	s := &r.branches
+	s := &r.forks
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.frozen++
@@ -107,7 +107,7 @@ func (r *Runtime) Freeze() {
 
 // Unfreeze implements [runtime.Freezer].
 func (r *Runtime) Unfreeze() {
-	s := &r.branches
+	s := &r.forks
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.frozen = max(s.frozen-1, 0)
@@ -117,7 +117,7 @@ func (r *Runtime) Unfreeze() {
 	}
 }
 
-// Trim implements [runtime.Freezer], also for branches. It waits at most five seconds
+// Trim implements [runtime.Freezer], also for forks. It waits at most five seconds
 // for what was submitted to the streams of each, and returns nothing of those where
 // that does not end.
 func (r *Runtime) Trim() (released int64, err error) {
@@ -125,7 +125,7 @@ func (r *Runtime) Trim() (released int64, err error) {
 		return 0, err
 	}
 	released, err = r.pool.Trim()
-	for _, b := range r.branches.open() {
+	for _, b := range r.forks.open() {
 		n, e := b.Trim()
 		if errors.Is(e, runtime.ErrClosed) {
 			e = nil // meanwhile

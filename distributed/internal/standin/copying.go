@@ -11,44 +11,44 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// Noticing is a rank's runtime with streams and notices, whose kernels fail when they are
-// told to. A notice is made as late as it may be: what is not to be written before, must not.
-type Noticing struct {
+// Copying is a rank's runtime with streams and asynchronous copies, whose kernels fail when they are
+// told to. A copy is made as late as it may be: what is not to be written before, must not.
+type Copying struct {
 	waitedFor
 	stumbling *Stumbling
-	Rng       *rand.Rand // whether a notice is there when it is asked for; nil: it is
+	Rng       *rand.Rand // whether a copy is there when it is asked for; nil: it is
 }
 
-// NewNotice implements [runtime.Noticer].
-func (r Noticing) NewNotice(bytes int) (runtime.Notice, error) {
-	return &lateNotice{of: r, data: make([]byte, bytes)}, nil
+// NewHostCopy implements [runtime.AsyncCopier].
+func (r Copying) NewHostCopy(bytes int) (runtime.HostCopy, error) {
+	return &lateCopy{of: r, data: make([]byte, bytes)}, nil
 }
 
 // Kernels returns those that fail.
-func (r Noticing) Kernels() runtime.Kernels { return r.stumbling }
+func (r Copying) Kernels() runtime.Kernels { return r.stumbling }
 
 // Fill implements [runtime.Runtime].
-func (r Noticing) Fill(dst uintptr, count int, dt dtype.DType, value float64) error {
+func (r Copying) Fill(dst uintptr, count int, dt dtype.DType, value float64) error {
 	return r.stumbling.do("fill", func() error { return r.waitedFor.Fill(dst, count, dt, value) })
 }
 
 // Copy implements [runtime.Runtime].
-func (r Noticing) Copy(dst, src uintptr, bytes int) error {
+func (r Copying) Copy(dst, src uintptr, bytes int) error {
 	return r.stumbling.do("copy", func() error { return r.waitedFor.Copy(dst, src, bytes) })
 }
 
-// NewNoticing returns a runtime that counts its waits in w and fails as told.
-func NewNoticing(rt *cpu.Runtime, w *Waits, fails *Stumbling, rng *rand.Rand) Noticing {
-	return Noticing{NewWaitedFor(rt, w), fails, rng}
+// NewCopying returns a runtime that counts its waits in w and fails as told.
+func NewCopying(rt *cpu.Runtime, w *Waits, fails *Stumbling, rng *rand.Rand) Copying {
+	return Copying{NewWaitedFor(rt, w), fails, rng}
 }
 
-type lateNotice struct {
-	of   Noticing
+type lateCopy struct {
+	of   Copying
 	src  []runtime.Span // of what is posted and not read
 	data []byte
 }
 
-func (n *lateNotice) Post(spans []runtime.Span) error {
+func (n *lateCopy) Post(spans []runtime.Span) error {
 	if err := n.of.stumbling.due("post"); err != nil {
 		return err
 	}
@@ -56,12 +56,12 @@ func (n *lateNotice) Post(spans []runtime.Span) error {
 	return nil
 }
 
-func (n *lateNotice) Ready() (bool, error) {
+func (n *lateCopy) Ready() (bool, error) {
 	return n.src == nil || n.of.Rng == nil || n.of.Rng.IntN(2) == 0, nil
 }
 
-func (n *lateNotice) Read(ctx context.Context) ([]byte, error) {
-	if err := n.of.stumbling.due("notice"); err != nil {
+func (n *lateCopy) Read(ctx context.Context) ([]byte, error) {
+	if err := n.of.stumbling.due("read"); err != nil {
 		return nil, err
 	}
 	for data := n.data; len(n.src) > 0; n.src = n.src[1:] {
@@ -75,7 +75,7 @@ func (n *lateNotice) Read(ctx context.Context) ([]byte, error) {
 	return n.data, ctx.Err()
 }
 
-func (n *lateNotice) Close() error { return n.of.stumbling.due("close") }
+func (n *lateCopy) Close() error { return n.of.stumbling.due("close") }
 
 // Stumbling are kernels of which a call fails, or one of the runtime.
 type Stumbling struct {

@@ -7,18 +7,18 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// notice is a [runtime.Notice]: pinned memory, and an event behind its copy.
-type notice struct {
+// hostCopy is a [runtime.HostCopy]: pinned memory, and an event behind its copy.
+type hostCopy struct {
 	rt   *Runtime
 	mem  []byte
 	done *Event
 }
 
-// NewNotice implements [runtime.Noticer]. Copies of notices have a stream of their own:
-// they wait neither for others nor for kernels that were launched after them.
-func (r *Runtime) NewNotice(bytes int) (runtime.Notice, error) {
+// NewHostCopy implements [runtime.AsyncCopier]. These copies have their own stream:
+// they wait neither for other copies nor for kernels that were launched after them.
+func (r *Runtime) NewHostCopy(bytes int) (runtime.HostCopy, error) {
 	if bytes < 1 {
-		return nil, r.argument("a notice of %d bytes", bytes)
+		return nil, r.argument("a copy of %d bytes", bytes)
 	}
 	mem, err := r.AllocatePinned(bytes)
 	if err != nil {
@@ -28,21 +28,21 @@ func (r *Runtime) NewNotice(bytes int) (runtime.Notice, error) {
 	if err != nil {
 		return nil, errors.Join(err, r.FreePinned(mem))
 	}
-	return &notice{rt: r, mem: mem, done: done}, nil
+	return &hostCopy{rt: r, mem: mem, done: done}, nil
 }
 
-func (n *notice) Post(spans []runtime.Span) error {
+func (n *hostCopy) Post(spans []runtime.Span) error {
 	bytes := 0
 	for _, s := range spans {
 		if s.Ptr == 0 || s.Bytes < 0 || s.Bytes > len(n.mem)-bytes {
-			return n.rt.argument("%d bytes at %#x, behind %d of a notice of %d", s.Bytes, s.Ptr, bytes, len(n.mem))
+			return n.rt.argument("%d bytes at %#x, behind %d of a copy of %d", s.Bytes, s.Ptr, bytes, len(n.mem))
 		}
 		bytes += s.Bytes
 	}
 	if bytes != len(n.mem) {
-		return n.rt.argument("spans of %d bytes for a notice of %d", bytes, len(n.mem))
+		return n.rt.argument("spans of %d bytes for a copy of %d", bytes, len(n.mem))
 	}
-	stream, err := n.rt.notices.get(n.rt)
+	stream, err := n.rt.toHost.get(n.rt)
 	if err != nil {
 		return err
 	}
@@ -59,9 +59,9 @@ func (n *notice) Post(spans []runtime.Span) error {
 	return stream.Record(n.done)
 }
 
-func (n *notice) Ready() (bool, error) { return n.done.Done() }
+func (n *hostCopy) Ready() (bool, error) { return n.done.Done() }
 
-func (n *notice) Read(ctx context.Context) ([]byte, error) {
+func (n *hostCopy) Read(ctx context.Context) ([]byte, error) {
 	err := ctx.Err()
 	if err == nil {
 		err = n.done.Synchronize(ctx)
@@ -69,7 +69,7 @@ func (n *notice) Read(ctx context.Context) ([]byte, error) {
 	return n.mem, err
 }
 
-func (n *notice) Close() error {
+func (n *hostCopy) Close() error {
 	if n.mem == nil || n.rt.usable() != nil {
 		return nil // the runtime's Close has freed it
 	}
