@@ -3,7 +3,7 @@ package p2p
 import (
 	"bytes"
 	"compress/gzip"
-	"embed"
+	_ "embed"
 	"io"
 
 	"github.com/tutti-go/tutti/comm"
@@ -12,18 +12,13 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// The kernels' PTX, compiled from kernels/p2p.cu by runtime/cuda/kernels/generate.sh:
-// p2p has all, p2p.sm_90 those for small messages, for compute capability 9.0.
+// The kernels' PTX, compiled from kernels/p2p.cu by runtime/cuda/kernels/generate.sh.
 //
-//go:embed kernels/*.ptx.gz
-var compressed embed.FS
+//go:embed kernels/p2p.ptx.gz
+var compressed []byte
 
-func readPTX(name string) ([]byte, error) {
-	data, err := compressed.ReadFile("kernels/" + name + ".ptx.gz")
-	if err != nil {
-		return nil, err
-	}
-	r, err := gzip.NewReader(bytes.NewReader(data))
+func readPTX() ([]byte, error) {
+	r, err := gzip.NewReader(bytes.NewReader(compressed))
 	if err != nil {
 		return nil, err
 	}
@@ -207,19 +202,14 @@ type kernelSet struct {
 	post, receive  *kernel // of lists
 }
 
-// load looks up all kernels in a module, and those that start early in another one, unless it
-// is nil.
-func load(m, dependent *cuda.Module) (k kernelSet, err error) {
+// load looks up all kernels in a module, of which some may start early.
+func load(m *cuda.Module, early bool) (k kernelSet, err error) {
 	found := map[string]*kernel{}
-	find := func(name string, early bool) *kernel {
+	find := func(name string, starts bool) *kernel {
 		if found[name] == nil && err == nil {
-			from := &kernel{dependent: dependent != nil && early}
-			if from.dependent {
-				from.Kernel, err = dependent.Kernel(name)
-			} else {
-				from.Kernel, err = m.Kernel(name)
-			}
-			found[name] = from
+			k := &kernel{dependent: early && starts}
+			k.Kernel, err = m.Kernel(name)
+			found[name] = k
 		}
 		return found[name]
 	}
@@ -227,14 +217,14 @@ func load(m, dependent *cuda.Module) (k kernelSet, err error) {
 		e := elements[dt]
 		for family, name := range familyNames {
 			if e.words || family >= kernelReduce {
-				// Kernels for small messages also exist in a form that starts early.
+				// Those for small messages start early.
 				k.byType[family][dt] = find(name+"_"+e.name, family <= kernelAdd)
 			}
 		}
 	}
 	k.move, k.moveRing, k.leave = find("move", true), find("move_ring", false), find("leave_all", false)
 	k.i8, k.fp8 = find("rounded_i8", false), find("rounded_e4m3", false)
-	k.post, k.receive = find("post_list", false), find("receive_lists", false)
+	k.post, k.receive = find("post_list", false), find("receive_lists", true)
 	return k, err
 }
 

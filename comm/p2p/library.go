@@ -1,7 +1,6 @@
 package p2p
 
 import (
-	"errors"
 	"sync"
 
 	"github.com/tutti-go/tutti/runtime/cuda"
@@ -11,9 +10,9 @@ import (
 type library struct {
 	users   int
 	load    func() error
-	modules []*cuda.Module
-	kernels kernelSet // in the forms that start early, where the GPU supports it
-	late    kernelSet // in the others
+	module  *cuda.Module
+	kernels kernelSet // start early, where the GPU supports it
+	late    kernelSet // do not
 }
 
 var libraries = struct {
@@ -27,7 +26,7 @@ func openLibrary(rt *cuda.Runtime) (*library, error) {
 	l := libraries.of[rt]
 	if l == nil {
 		l = &library{}
-		l.load = sync.OnceValue(func() error { return l.loadModules(rt) })
+		l.load = sync.OnceValue(func() error { return l.loadModule(rt) })
 		libraries.of[rt] = l
 	}
 	l.users++
@@ -35,43 +34,18 @@ func openLibrary(rt *cuda.Runtime) (*library, error) {
 	return l, l.load()
 }
 
-func (l *library) loadModules(rt *cuda.Runtime) error {
-	all, err := l.loadModule(rt, "p2p")
-	if err != nil {
-		return err
-	}
-	if l.late, err = load(all, nil); err != nil {
-		return err
-	}
-	l.kernels = l.late
-	if !startsEarly(rt) {
-		return nil
-	}
-	dependent, err := l.loadModule(rt, "p2p.sm_90")
-	if err != nil {
-		return err
-	}
-	l.kernels, err = load(all, dependent)
-	return err
-}
-
-func (l *library) loadModule(rt *cuda.Runtime, name string) (*cuda.Module, error) {
-	text, err := readPTX(name)
-	if err != nil {
-		return nil, err
-	}
-	m, err := rt.LoadModule(text)
+func (l *library) loadModule(rt *cuda.Runtime) error {
+	text, err := readPTX()
 	if err == nil {
-		l.modules = append(l.modules, m)
+		l.module, err = rt.LoadModule(text)
 	}
-	return m, err
-}
-
-// startsEarly reports whether the GPU and the driver support launches that start early, also
-// in graphs: compute capability 9.0 and CUDA 12.3.
-func startsEarly(rt *cuda.Runtime) bool {
-	major, minor, err := cuda.DriverVersion()
-	return err == nil && rt.Info().Major >= 9 && (major > 12 || major == 12 && minor >= 3)
+	if err == nil {
+		l.late, err = load(l.module, false)
+	}
+	if err == nil {
+		l.kernels, err = load(l.module, rt.StartsEarly())
+	}
+	return err
 }
 
 // close unloads the kernels when their last user closes them.
@@ -82,9 +56,8 @@ func (l *library) close(rt *cuda.Runtime) error {
 		return nil
 	}
 	delete(libraries.of, rt)
-	var errs []error
-	for _, m := range l.modules {
-		errs = append(errs, m.Close())
+	if l.module == nil {
+		return nil
 	}
-	return errors.Join(errs...)
+	return l.module.Close()
 }

@@ -331,11 +331,11 @@ type together struct {
 
 func newTogether(t testing.TB, rt *cuda.Runtime, ranks int, s sizes, limit time.Duration) *together {
 	w := &together{planner: planner{sizes: s, ranks: ranks}, rt: rt}
-	text, err := readPTX("p2p")
+	text, err := readPTX()
 	require.NoError(t, err)
 	m, err := rt.LoadModule(inRows(text))
 	require.NoError(t, err)
-	w.kernels, err = load(m, nil)
+	w.kernels, err = load(m, false)
 	require.NoError(t, err)
 	for r := range ranks {
 		e, err := newEndpoint(t.Context(), rt, r, ranks, s, limit)

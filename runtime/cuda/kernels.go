@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
@@ -147,7 +148,7 @@ func (s *sparse) cut(p *selection) error {
 	if p.without != 0 || p.rest.Ptr != 0 {
 		k = kernelCutOutside
 	}
-	return s.rt.launchBlocks(k, blocks, streamsPerSM,
+	return s.rt.launchBlocks(k.earlyIf(p.blocks > 0), blocks, streamsPerSM,
 		s.at(control), s.at(status), s.at(statusTies),
 		s.at(segmentIndices), s.at(segmentValues), s.at(segmentCounts), uint64(p.room), uint64(p.blocks),
 		s.at(segmentsAbove), s.at(candidates), maxCandidates,
@@ -160,7 +161,7 @@ func (s *sparse) cut(p *selection) error {
 
 // sift launches sift, after pick.
 func (s *sparse) sift(p *selection) error {
-	return s.rt.launchBlocks(kernelSift, p.blocks, streamsPerSM,
+	return s.rt.launchBlocks(kernelSift|early, p.blocks, streamsPerSM,
 		s.at(control), s.at(segmentIndices), s.at(segmentValues), s.at(segmentCounts), uint64(p.room), uint64(p.blocks),
 		s.at(segmentsAbove), s.at(candidates), maxCandidates, uint64(p.src.N), uint64(p.length), uint64(p.k))
 }
@@ -449,7 +450,8 @@ func (s *sparse) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entri
 		if n >= longMerge {
 			perSM *= 2
 		}
-		return s.launchLists(mergeKernels.of(dt), n, perSM, merging{dst: dst, n: n, lists: lists, scale: scale, faults: faults, rest: rest, back: back})
+		shared := slices.ContainsFunc(lists, func(l runtime.Entries) bool { return l.Shared != 0 })
+		return s.launchLists(mergeKernels.of(dt).earlyIf(shared), n, perSM, merging{dst: dst, n: n, lists: lists, scale: scale, faults: faults, rest: rest, back: back})
 	})
 }
 

@@ -154,9 +154,7 @@ func (r *Runtime) loadKernels(file string, first, end kernel) error {
 	if err != nil {
 		return err
 	}
-	text = append(text, 0) // the driver reads a C string
-	module, err := r.create(r.drv.sym.ModuleLoadData, destructor{fn: r.drv.sym.ModuleUnload}, hostmem.Addr(text))
-	goruntime.KeepAlive(text)
+	module, err := r.loadModule(text)
 	if err != nil {
 		return fmt.Errorf("load %s: %w", file, err)
 	}
@@ -179,6 +177,18 @@ const (
 	blocksPerSM = 8
 )
 
+// early is added to a kernel to launch it before the one ahead in the stream has ended. Its
+// source calls start, and that one is known to wait for no other GPU once this one may be
+// launched: in its room something may have to run that the wait is for.
+const early kernel = 1 << 16
+
+func (k kernel) earlyIf(yes bool) kernel {
+	if yes {
+		return k | early
+	}
+	return k
+}
+
 // arguments are the parameters of a launch. cuLaunchKernel takes an array of
 // pointers to them; both lie in one heap object that a pool hands out again,
 // so that a launch allocates nothing. A kernel whose one parameter is a struct
@@ -187,12 +197,16 @@ type arguments struct {
 	values [maxValues]uint64
 	layout stridedLayout
 	params [8]uintptr
+
+	config    launchConfig // of an early launch
+	dependent launchAttribute
 }
 
 const maxValues = 128
 
 var argumentPool = sync.Pool{New: func() any {
-	a := new(arguments)
+	a := &arguments{dependent: launchAttribute{id: attributeDependent, value: [64]byte{1}}}
+	a.config = launchConfig{block: [3]uint32{block, 1, 1}, attributes: hostmem.AddrOf(&a.dependent), count: 1}
 	for i := range a.params {
 		a.params[i] = hostmem.Addr(a.values[i:])
 	}
@@ -225,6 +239,12 @@ func (r *Runtime) grid(blocks, perSM int) int {
 }
 
 func (r *Runtime) launchArguments(k kernel, blocks, perSM int, a *arguments) error {
+	starts, k := k&early != 0 && r.starts, k&^early
+	grid := r.grid(blocks, perSM)
+	if starts {
+		a.config.grid, a.config.stream = [3]uint32{uint32(grid), 1, 1}, r.compute.handle
+		return r.do(r.drv.sym.LaunchKernelEx.As(kernelNames[k]), hostmem.AddrOf(&a.config), r.kernels[k], hostmem.Addr(a.params[:]), 0)
+	}
 	return r.do(r.drv.sym.LaunchKernel.As(kernelNames[k]), r.kernels[k],
-		uintptr(r.grid(blocks, perSM)), 1, 1, block, 1, 1, 0, r.compute.handle, hostmem.Addr(a.params[:]), 0)
+		uintptr(grid), 1, 1, block, 1, 1, 0, r.compute.handle, hostmem.Addr(a.params[:]), 0)
 }

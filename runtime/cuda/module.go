@@ -1,9 +1,11 @@
 package cuda
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	goruntime "runtime"
+	"strings"
 	"sync"
 	"unsafe"
 
@@ -17,15 +19,32 @@ type Module struct{ object }
 // LoadModule compiles PTX for the GPU, which takes up to seconds the first time
 // (the driver keeps the result on disk), and loads it.
 func (r *Runtime) LoadModule(ptx []byte) (*Module, error) {
-	text := append(ptx[:len(ptx):len(ptx)], 0) // the driver reads a C string
-	h, err := r.create(r.drv.sym.ModuleLoadData,
-		destructor{fn: r.drv.sym.ModuleUnload}, hostmem.Addr(text))
-	goruntime.KeepAlive(text)
+	h, err := r.loadModule(ptx)
 	if err != nil {
 		return nil, err
 	}
 	return &Module{object{rt: r, handle: h}}, nil
 }
+
+func (r *Runtime) loadModule(ptx []byte) (uintptr, error) {
+	if r.StartsEarly() && bytes.Contains(ptx, []byte(uncovers)) {
+		ptx = []byte(forNewer.Replace(string(ptx)))
+	}
+	text := append(ptx[:len(ptx):len(ptx)], 0) // the driver reads a C string
+	h, err := r.create(r.drv.sym.ModuleLoadData, destructor{fn: r.drv.sym.ModuleUnload}, hostmem.Addr(text))
+	goruntime.KeepAlive(text)
+	return h, err
+}
+
+// uncovers marks instructions of compute capability 9.0 in PTX for 8.0, see start in
+// kernels/tutti.cuh, and forNewer takes it away.
+const uncovers = "//sm_90 "
+
+var forNewer = strings.NewReplacer(".version 7.5", ".version 7.8", ".target sm_80", ".target sm_90", uncovers, "")
+
+// StartsEarly reports whether kernels may start early ([Geometry.Dependent]), in graphs too:
+// on compute capability 9.0, with a driver for CUDA 12.3.
+func (r *Runtime) StartsEarly() bool { return r.starts }
 
 // Close unloads the module; its kernels must neither run nor be launched any
 // more. Closing twice, or after the runtime, which unloaded it then, is fine.

@@ -32,6 +32,7 @@ type Runtime struct {
 	ctx     uintptr // CUcontext
 	lent    bool    // it is somebody else's
 	info    DeviceInfo
+	starts  bool            // see StartsEarly
 	memory  *allocationProp // the kind of memory that the pool consists of
 	pool    *pool.Pool
 	kernels [kernelCount]uintptr
@@ -135,6 +136,7 @@ func (r *Runtime) init(o options, devices int) (err error) {
 		return fmt.Errorf("cuda:%d: %w: %s has compute capability %d.%d, %d.0 or newer is needed",
 			r.index, runtime.ErrUnsupported, r.info.Name, r.info.Major, r.info.Minor, oldestMajor)
 	}
+	r.starts = r.info.Major >= 9 && r.drv.version() >= 12030 && r.drv.sym.LaunchKernelEx.Found()
 	if r.device, err = r.drv.handle(r.index); err != nil {
 		return err
 	}

@@ -144,14 +144,6 @@ DEVICE u32 active_lanes() {
 }
 DEVICE bool all_lanes(bool condition) { return (bool)__nvvm_vote_all_sync(~0u, condition); }
 
-// Starts after everything that the stream did before.
-DEVICE void start() {
-#ifdef DEPENDENT_LAUNCH
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;"); // not before, or kernels without end would wait on the GPU
-#endif
-}
-
 // Whether it is time, after so many polls, to look at what may end them: in the own
 // memory after some 8 ms, in the host's after some 30. That takes about a microsecond,
 // one warp after the other. If waits came to it that are shorter than all warps'
@@ -488,7 +480,6 @@ DEVICE void add_rest(const world &w, const call &c, operation &o, const share &p
 // In the kernels reduce, pair and add every rank gets the reduction of its piece.
 // Where the pieces are one and the same, that is an allreduce. reduce does all.
 template <typename T, typename W> DEVICE void reduce(const world &w, const call &c) {
-  start();
   operation o = begin(w);
   push<W>(w, c, o);
   advance(w, o);
@@ -571,7 +562,6 @@ template <typename T, typename W> DEVICE void add(const world &w, const call &c)
 // twice is an allreduce of more ranks: each of them reduces one piece and sends it
 // to all. Only the last piece may be shorter.
 template <typename T, typename W> DEVICE void twice(const world &w, const call &c) {
-  start();
   operation o = begin(w);
   push<W>(w, c, o);
   advance(w, o);
@@ -813,7 +803,6 @@ DEVICE void collect(const world &w, const call &c, const operation &o, const lin
 
 // ring is reduce through the rings; with a stride of recv, it is twice.
 template <typename T> DEVICE void ring(const world &w, const call &c) {
-  start();
   operation o = begin(w);
   advance(w, o);
   line l = line_of(w, c, o);
@@ -838,7 +827,6 @@ template <typename T> DEVICE void ring(const world &w, const call &c) {
 
 // move_ring is move through the rings.
 DEVICE void move_ring(const world &w, const call &c) {
-  start();
   operation o = begin(w);
   advance(w, o);
   line l = line_of(w, c, o);
@@ -874,6 +862,7 @@ DEVICE void receive(const world &w, const call &c) {
   const u32 U = 4;
   static SHARED u32 counts[max_ranks];
   static SHARED bool here[max_ranks];
+  start_behind();
   operation o = begin(w);
   shared_lists *own = (shared_lists *)c.send;
   const u64 epoch = load64(&own->epoch[block()]);
@@ -922,11 +911,10 @@ DEVICE void receive(const world &w, const call &c) {
 
 #define BOUNDED(name, run, blocks)                                                                                   \
   KERNEL BOUNDS(max_width, blocks) name(launch l) {                                              \
-    if (!l.c.idle) run(l.w, l.c);                                                                                    \
+    l.c.idle ? start_behind() : run(l.w, l.c);                                                                       \
   }
 #define OPERATION(name, run) BOUNDED(name, run, 1)
 
-// Those for small messages also come in a form that starts early.
 OPERATION(pair_f64, (pair_up<f64_element, sentinel64>))
 OPERATION(pair_f32, (pair_up<f32_element, sentinel32>))
 OPERATION(pair_f16, (pair_up<f16_element, sentinel32>))
@@ -937,7 +925,6 @@ OPERATION(add_f16, (add<f16_element, sentinel32>))
 OPERATION(add_bf16, (add<bf16_element, sentinel32>))
 OPERATION(move, move)
 
-#ifndef DEPENDENT_LAUNCH
 // For a host that aborts between operations.
 KERNEL leave_all(launch l) {
   if (!l.c.idle && thread_index() == 0) leave(l.w, begin(l.w).epoch, ~0u);
@@ -975,4 +962,3 @@ OPERATION(post_list, post)
 OPERATION(receive_lists, receive)
 BOUNDED(rounded_i8, rounded<i8_code>, 2)
 BOUNDED(rounded_e4m3, rounded<e4m3_code>, 2)
-#endif

@@ -208,7 +208,6 @@ DEVICE bool hear_together(const world &w, const call &c, const operation &o, lin
 // rounded: the values are at send, and what is lost takes their place if reduction is not
 // 0; the sums go to recv, multiplied by the factor.
 template <typename C> DEVICE void rounded(const world &w, const call &c) {
-  start();
   operation o = begin(w);
   advance(w, o);
   line l = {block(), thread(), 0, barrier_count(!o.alive) == 0};

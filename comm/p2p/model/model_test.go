@@ -82,6 +82,9 @@ func TestModelledText(t *testing.T) {
 	source := string(data)
 	shared, err := os.ReadFile("../../../runtime/cuda/kernels/shared.cuh")
 	require.NoError(t, err)
+	start, err := os.ReadFile("../../../runtime/cuda/kernels/tutti.cuh")
+	require.NoError(t, err)
+	require.Regexp(t, `void start_behind\(\).*griddepcontrol.wait(.|\n)*void start\(\)(.|\n)*start_behind\(\);(.|\n)*griddepcontrol.launch_dependents`, string(start))
 	for _, text := range []string{
 		"((epoch & 1) * ranks + from) * room * 8", "store_system((u64 *)(own->memory[p] + place) + at", "->counts[epoch & 1][own->rank], shared_lists::told(epoch, count)",
 	} {
@@ -107,13 +110,12 @@ func TestModelledText(t *testing.T) {
 		require.Contains(t, source, text)
 	}
 	for _, order := range [][]string{
-		{"void start()", "griddepcontrol.wait", "griddepcontrol.launch_dependents"},
 		{"void pair_up", "start();", "from + (u64)(first", "begin(w)", "W::put(", "advance(w, o);", "await("},
 		{"void advance", "barrier();", "store64(&own->epoch[b], next)"},
 		{"bool patient", "load32(&own->broken)", "load64(&own->gone[p])", "o.epoch >= gone >> 8", "set_once(&own->broken) == 0", "if (!told) leave(w, o.epoch, peer)", "store32(&w.host->rank", "fence_system();", "store32(&w.host->told, 1);"},
 		{"void move_ring(", "fill(", "hear(", "collect(", "warp_barrier()", "tell("},
 		{"void ring(", "fill(", "hear(w, c, o, l, 0", "reduce_round", "hear(w, c, o, l, 1", "collect(", "warp_barrier()", "tell(w, o, l, 0", "tell(w, o, l, 1"},
-		{"void receive(", "load64(&own->counts[epoch & 1][peer])", "told >> 32 == (u32)epoch", "barrier();", "store64(&own->epoch[b], epoch + 1)", "await(", "a.take("},
+		{"void receive(", "start_behind();", "begin(w)", "load64(&own->counts[epoch & 1][peer])", "told >> 32 == (u32)epoch", "barrier();", "store64(&own->epoch[b], epoch + 1)", "await(", "a.take("},
 		{"bool hear", "all_lanes(here)", "warp_barrier()"},
 	} {
 		rest := source

@@ -88,7 +88,6 @@ DEVICE u64 nanoseconds() {
 }
 DEVICE u32 active_lanes() { return 1u << thread() % 32; }
 DEVICE bool all_lanes(bool condition) { return ballot(condition) == ~0u; }
-DEVICE void start() {} // one kernel of a rank runs after the other
 
 // A wait that goes on lets others run. A look at what may end it comes earlier.
 DEVICE bool due(u32 tries) {

@@ -2,18 +2,16 @@
 # Compiles every kernel source of the repository to PTX beside it, with clang from
 # Debian main and no NVIDIA software. That of comm/p2p, which has a kernel for each
 # type and way, is compressed. The PTX is committed; CI runs this and fails
-# on a difference. It is for compute capability 8.0 and newer, that of *.sm_90.cu
-# for 9.0. In the sparse kernels products are rounded before they are added:
+# on a difference. It is for compute capability 8.0 and newer. In the sparse kernels products are rounded before they are added:
 # nothing is contracted.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 clang=${CLANG:-clang-16}
 for source in runtime/cuda/kernels/*.cu comm/p2p/kernels/*.cu examples/*/*.cu; do
-  chip=sm_80 version=ptx75 contract=fast
-  if [[ $source == *.sm_90.cu ]]; then chip=sm_90 version=ptx78; fi
+  contract=fast
   if [[ $source == runtime/* ]]; then contract=off; fi
   "$clang" -x cuda -std=c++17 -nocudainc -nocudalib --cuda-device-only -ffp-contract=$contract -Iruntime/cuda/kernels \
-    --cuda-gpu-arch=$chip --cuda-feature=+$version -Xclang -target-feature -Xclang +$version \
+    --cuda-gpu-arch=sm_80 --cuda-feature=+ptx75 -Xclang -target-feature -Xclang +ptx75 \
     -O3 -S "$source" -o "${source%.cu}.ptx"
   if [[ $source == comm/p2p/* ]]; then gzip -nf9 "${source%.cu}.ptx"; fi
 done

@@ -419,15 +419,15 @@ template <typename T> DEVICE void merge(const merge_args &a) {
   const u32 warps = blocks() * block_warps, mine = block() * block_warps + warp();
   const u32 first = (u32)((u64)count * mine / warps), last = (u32)((u64)count * (mine + 1) / warps);
   static SHARED cursors<warp_team>::memory m;
+#pragma unroll
+  for (u32 r = 0; r < rows; r++) sums[r * warp_size + lane()] = 0;
+  start();
   cursors<warp_team> s(m, a);
   if (first == last) {
     s.count_outside(a);
     return give(a.back, mine, warps);
   }
   s.seek((i32)most(tile<rows>(first, lead, n).start, (i64)0));
-#pragma unroll
-  for (u32 r = 0; r < rows; r++) sums[r * warp_size + lane()] = 0;
-  warp_barrier();
   for (u32 number = first; number < last; number++) {
     const tile<rows> t(number, lead, n);
     const i32 start = (i32)t.start, begin = most(start, 0), end = (i32)least(t.start + elements, (i64)n);

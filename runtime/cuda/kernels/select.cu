@@ -282,6 +282,9 @@ template <typename G> DEVICE u32 pick_part(const pick_args &a, const source &s, 
 KERNEL BOUNDS(block_threads, pick_blocks) pick(pick_args a) {
   static SHARED u32 histogram[superset_bins];
   control *c = a.c;
+  if (a.mode == mode_top || a.mode == mode_near)
+    for (u32 i = thread(); i < superset_bins; i += block_threads) histogram[i] = 0;
+  start();
   const source s = {a.x, a.idx, length_of(a.n, a.length), lead_of(a.x)};
   const float t = a.threshold ? *a.threshold : 0;
 
@@ -293,10 +296,6 @@ KERNEL BOUNDS(block_threads, pick_blocks) pick(pick_args a) {
   if ((mode == mode_top || mode == mode_near) && !usable(t)) mode = mode_none;
   u32 key = threshold_key(t); // of what is listed
   if (mode == mode_top) key = threshold_key(multiplied(t, 1 - margin));
-  if (mode == mode_top) {
-    for (u32 i = thread(); i < superset_bins; i += block_threads) histogram[i] = 0;
-    barrier();
-  }
   if (thread_index() == 0) c->listed = listed{mode, key, t}, c->candidates = 0;
 
   const u32 number = block() * block_warps + warp();
@@ -417,6 +416,7 @@ struct sift_args {
 KERNEL BOUNDS(block_threads, 4) sift(sift_args a) {
   static SHARED u32 totals[block_warps];
   control *c = a.c;
+  start();
   const listed l = c->listed;
   if (l.mode != mode_top) return;
   const u32 rank = least((u32)a.k, length_of(a.n, a.length));
@@ -825,6 +825,7 @@ template <typename F> DEVICE void cut_as(const cut_args &a, F hole) {
   static SHARED u32 totals[2 * block_warps], ticket;
   static SHARED bool last;
   control *c = a.c;
+  start();
   const sharing others(a.shared);
   const source s = {a.x, a.idx, length_of(a.n, a.length), lead_of(a.x)};
   cutting<decltype(hole(s.n, totals))> k = {a, s, others, hole(s.n, totals), 0, 0, false, tag_of(c)};

@@ -46,6 +46,18 @@ DEVICE u32 blocks() { return __nvvm_read_ptx_sreg_nctaid_x(); }
 DEVICE void barrier() { __syncthreads(); }
 DEVICE u32 barrier_count(bool condition) { return (u32)__nvvm_bar0_popc(condition); }
 
+// start_behind is the start of a kernel that may be launched before the one ahead of it in the stream has ended
+// (cuda.Geometry.Dependent). It waits until that one has, and its writes show; nothing that other kernels write, or
+// read, is touched before. What comes further ahead has ended too: each kernel that starts early has to pass this wait
+// in all its threads before it can end. start also lets the next kernel be launched already, which then waits here.
+// That takes room on the GPU: a kernel that waits for other GPUs only does it for kernels that leave room.
+// The instructions need compute capability 9.0. Where the GPU has it, the host takes what hides them away.
+DEVICE void start_behind() { asm volatile("//sm_90 griddepcontrol.wait;" ::: "memory"); }
+DEVICE void start() {
+  start_behind();
+  asm volatile("//sm_90 griddepcontrol.launch_dependents;" ::: "memory"); // not before, or kernels without end would wait on the GPU
+}
+
 // What the threads of a warp tell each other; all 32 take part. After warp_barrier
 // they see what the others wrote.
 DEVICE void warp_barrier() { __nvvm_bar_warp_sync(~0u); }
