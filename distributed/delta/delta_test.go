@@ -136,6 +136,9 @@ func TestFiles(t *testing.T) {
 		require.Equal(t, uint64(7), v)
 		require.Equal(t, "next", b.String())
 		shows(t, s, 7, versions[7])
+		if from == 7 { // nothing is new
+			require.Less(t, length, 40)
+		}
 		if from > 1 && from < 7 { // those between, folded
 			sum := 0
 			for _, d := range steps[from:] {
@@ -307,6 +310,12 @@ func TestShards(t *testing.T) {
 			shows(t, subscribers[i], uint64(v), left[v], right[v])
 		}
 	}
+	// A file has the tensors of one publisher.
+	var b bytes.Buffer
+	require.NoError(t, publishers[0].WriteSince(t.Context(), &b, 0))
+	_, err := subscribers[0].Read(t.Context(), &b)
+	require.ErrorIs(t, err, comm.ErrArgument)
+	shows(t, subscribers[0], 9, left[9], right[9])
 	for _, s := range subscribers {
 		s.Close()
 	}

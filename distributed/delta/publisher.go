@@ -15,8 +15,8 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// A Publisher hands the versions of tensors to subscribers. It keeps a copy of the latest version in
-// host memory, and the deltas that led to it, as far as they are together smaller than that.
+// A Publisher hands the versions of tensors to subscribers. It keeps a copy of the latest version where the tensors
+// are, and the deltas that led to it, as far as they are together smaller than that.
 // It is for one goroutine.
 type Publisher struct {
 	link
@@ -94,7 +94,8 @@ func (p *Publisher) Stat() Stat {
 
 // WriteSince writes what makes subscribers of that version, from 1 on, those of the latest, to a file or a connection from which
 // they [Subscriber.Read]: the versions between, folded, or a full copy if that is smaller, if
-// the publisher does not know the version, or if tensors have come, gone or changed their shapes in between.
+// the publisher does not know the version, or if tensors have come, gone or changed their shapes in between. Since the latest
+// version that is a delta without changes.
 // It makes shorter deltas than Publish does, as [Diff].
 func (p *Publisher) WriteSince(ctx context.Context, w io.Writer, version uint64) error {
 	d, err := p.since(ctx, version, nil, true)
@@ -109,6 +110,9 @@ func (p *Publisher) WriteSince(ctx context.Context, w io.Writer, version uint64)
 func (p *Publisher) since(ctx context.Context, version uint64, digest *uint32, small bool) (*Delta, error) {
 	if p.replica.version == 0 {
 		return nil, errors.New("delta: nothing is published yet")
+	}
+	if version == p.replica.version && digest == nil {
+		return &Delta{Base: version, Target: version, digest: p.replica.digest(), weights: p.log[len(p.log)-1].weights}, nil
 	}
 	from := slices.IndexFunc(p.log, func(d *Delta) bool {
 		return d.Base == version && (digest == nil || d.Base == 0 || *digest == d.digest)

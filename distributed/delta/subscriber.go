@@ -131,7 +131,7 @@ func (s *Subscriber) Update(ctx context.Context) (uint64, error) {
 }
 
 // Read reads a delta from r, which [Publisher.WriteSince] wrote, and returns its version. A [VersionError] says
-// which version the subscriber has, from which the publisher can write another.
+// which version the subscriber has, from which the publisher can write another. A subscriber to several publishers cannot read.
 func (s *Subscriber) Read(ctx context.Context, r io.Reader) (uint64, error) {
 	s.updating.Lock()
 	defer s.updating.Unlock()
@@ -143,6 +143,9 @@ func (s *Subscriber) Read(ctx context.Context, r io.Reader) (uint64, error) {
 	defer s.mu.Unlock()
 	if s.doubt != nil {
 		return 0, ErrInDoubt
+	}
+	if len(s.parts) > 1 {
+		return 0, fmt.Errorf("delta: read the tensors of one of %d publishers: %w", len(s.parts), comm.ErrArgument)
 	}
 	a, err := s.parts[0].apply(ctx, d, nil, s.alloc, nil)
 	if err != nil {
