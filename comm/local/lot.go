@@ -12,8 +12,9 @@ func (e *endpoint) sleep(ctx context.Context) error {
 	w := e.world
 	p := w.enterLot(e)
 	defer w.leaveLot(p)
-	// What happened before others could see that this one sleeps.
-	if e.done() || e.mayFinish() || w.failure.Load() != nil || w.front.claim.any() || w.front.jobs.Load() > 0 {
+	// What happened before others could see that this one sleeps. Another wait of the rank may finish its
+	// small collective between the first two looks, which the second one sees.
+	if e.mayFinish() || e.done() || w.failure.Load() != nil || w.front.claim.any() || w.front.jobs.Load() > 0 {
 		return nil
 	}
 	select {

@@ -109,7 +109,7 @@ func (d *driver) pump(e *endpoint) {
 }
 
 // finishTold ends the rank's small collective, if that can be, and starts what waits for
-// that.
+// that. Other waits of the rank were woken by the rank that told it last.
 func (e *endpoint) finishTold() bool {
 	if !e.mayFinish() {
 		return false
@@ -118,9 +118,6 @@ func (e *endpoint) finishTold() bool {
 	done := e.finishSmall()
 	goesOn := !e.backlog.Empty()
 	e.mu.Unlock()
-	if done {
-		e.world.wakeDone() // others who wait for this rank's operations
-	}
 	if goesOn {
 		d := driver{endpoint: e}
 		d.kick(e)

@@ -45,10 +45,12 @@ const (
 // change replaces a text of a file, once.
 type change struct{ file, old, new string }
 
-// Code that asks the operating system asks the simulation instead.
+// Code that asks the operating system asks the simulation instead, and ranks that wait look less often before they sleep.
 var adaptations = []change{
 	{"comm/tcp/link_unix.go", "syscall.Write(int(fd), b)", scheduler + ".TrySend(fd, b)"},
 	{"internal/poll/pause_linux.go", "_, _, _ = syscall.RawSyscall(syscall.SYS_SCHED_YIELD, 0, 0, 0)", scheduler + ".Pause()"},
+	{"comm/local/wait.go", "const yieldLooks = 16", "const yieldLooks = 2"},
+	{"comm/local/wait.go", "const looksBetween = 16", "const looksBetween = 2"},
 	{"internal/poll/pause_linux.go", "_ = syscall.Nanosleep(&t, nil)", "_ = t; time.Sleep(d)"},
 }
 

@@ -49,6 +49,7 @@ type program struct {
 	fault   fault
 	timeout time.Duration // of waits, 0 for none
 	hasty   bool          // ranks close without a wait for what they have submitted last
+	crowd   int           // goroutines of a rank that wait beside it: those of odd ranks, or of all if it is more than 1
 	idles   atomic.Int32
 	below   atomic.Bool // a sub-communicator has failed, whose errors have other numbers of ranks
 }
@@ -127,6 +128,9 @@ func (p *play) newProgram(size int, longest int, faults ...string) *program {
 		f.root, s.op, s.mixed = size > 1, comm.OpBroadcast, false
 	}
 	g.hasty = p.Chance(4)
+	if g.crowd = 1; p.subject == "local" && p.Seed%4 == 0 {
+		g.crowd = 3
+	}
 	return g
 }
 
@@ -297,18 +301,20 @@ func (g *program) play(p *play, ctx context.Context, c comm.Communicator, rank i
 			limited, cancel = context.WithTimeout(ctx, g.timeout)
 		}
 		defer cancel()
-		another := make(chan error, 1)
-		switch {
-		case early != nil:
-			another, early = early, nil
-		case rank%2 == 1 && g.size%2 == 1: // two goroutines of a rank wait
-			sim.Go(func() { another <- c.Sync(limited) })
-		default:
-			another <- nil
+		others, another := 0, early
+		if early != nil {
+			others, early = 1, nil
+		} else if rank%2 == 1 && g.size%2 == 1 || g.crowd > 1 {
+			others, another = g.crowd, make(chan error, g.crowd)
+			for range others {
+				sim.Go(func() { another <- c.Sync(limited) })
+			}
 		}
 		_, err := comm.Wait{Op: w}.Make(limited, c)
-		if other := <-another; err == nil {
-			err = other
+		for range others {
+			if other := <-another; err == nil {
+				err = other
+			}
 		}
 		sim.Point()
 		if err != nil {
