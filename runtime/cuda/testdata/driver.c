@@ -280,6 +280,8 @@ static void execute(struct operation *o) {
   switch (o->kind) {
   case COPY: memmove((void *)o->a, (void *)o->b, o->c); return;
   case SET:
+    /* A hole in shared memory is zero, and takes no pages. */
+    if (!o->c && !(o->a % 4096) && !(o->b * (uint64_t)o->width % 4096) && !madvise((void *)o->a, o->b * (uint64_t)o->width, MADV_REMOVE)) return;
     if (o->width == 1) { memset((void *)o->a, (int)o->c, o->b); return; }
     for (uint64_t i = 0; i < o->b; i++) memcpy((char *)o->a + i * (uint64_t)o->width, &o->c, (size_t)o->width);
     return;
@@ -582,25 +584,15 @@ CUresult cuMemCreate(struct memory **out, size_t bytes, const struct properties 
   if (bytes > limit - used[p->location.id]) return leave(OUT_OF_MEMORY);
   struct memory *m = calloc(1, sizeof *m);
   m->bytes = bytes, m->device = p->location.id, m->fd = -1;
+  if (p->handle_types && ((m->fd = memfd_create("memory", MFD_CLOEXEC)) < 0 || ftruncate(m->fd, (off_t)bytes))) return leave(INVALID_VALUE);
   used[m->device] += bytes;
   alive[MAPPINGS]++;
   *out = m;
   return leave(SUCCESS);
 }
-/* A file stands for memory from its export on, which comes before it is used. */
 CUresult cuMemExportToShareableHandle(int *fd, struct memory *m, int type, unsigned long long flags) {
   ENTER();
-  if (type != 1 || flags) return leave(violation(INVALID_VALUE));
-  if (m->fd < 0) {
-    struct mapping *at = mappings;
-    while (at && at->memory != m) at = at->next;
-    if (!at || (m->fd = memfd_create("memory", MFD_CLOEXEC)) < 0 || ftruncate(m->fd, (off_t)m->bytes)) return leave(INVALID_VALUE);
-    char *copy = malloc(m->bytes);
-    memcpy(copy, (void *)at->address, m->bytes);
-    mmap((void *)at->address, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, m->fd, 0);
-    memcpy((void *)at->address, copy, m->bytes);
-    free(copy);
-  }
+  if (type != 1 || flags || m->fd < 0) return leave(violation(INVALID_VALUE));
   *fd = dup(m->fd);
   return leave(SUCCESS);
 }
@@ -678,12 +670,10 @@ CUresult cuMemSetAccess(CUdeviceptr p, size_t bytes, const struct access *a, siz
   ENTER();
   struct mapping *m = find(p);
   if (!m || !m->memory || n != 1 || a->location.type != 1 || a->flags != 3) return leave(violation(INVALID_VALUE));
-  if (m->device < 0) { /* imported */
-    mmap((void *)p, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, m->memory->fd, 0);
-    m->device = a->location.id;
-  }
+  if (m->device < 0) m->device = a->location.id; /* imported */
   if (a->location.id != m->device) return leave(violation(INVALID_VALUE));
-  mprotect((void *)p, bytes, PROT_READ | PROT_WRITE);
+  if (m->memory->fd >= 0) mmap((void *)p, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, m->memory->fd, 0);
+  else mprotect((void *)p, bytes, PROT_READ | PROT_WRITE);
   return leave(SUCCESS);
 }
 CUresult cuMemGetAllocationGranularity(size_t *out, const struct properties *p, int option) {
