@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	goruntime "runtime"
 	"strings"
 	"testing"
 
@@ -14,6 +13,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/nccl"
+	"github.com/tutti-go/tutti/internal/cc"
 )
 
 // The library is opened once a process, so each one that does not serve is
@@ -28,13 +28,6 @@ func TestALibraryThatDoesNotServe(t *testing.T) {
 		checkUnavailable(t, wanted)
 		return
 	}
-	if goruntime.GOOS != "linux" {
-		t.Skipf("the libraries are made for Linux, not %s", goruntime.GOOS)
-	}
-	cc, err := exec.LookPath("cc")
-	if err != nil {
-		t.Skipf("needs a C compiler: %v", err)
-	}
 	self, err := os.Executable()
 	require.NoError(t, err)
 	const version = "int ncclGetVersion(int *v) { return *v = %d, 0; }\n"
@@ -48,14 +41,14 @@ func TestALibraryThatDoesNotServe(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			library, source := filepath.Join(dir, "libstub.so"), filepath.Join(dir, "stub.c")
+			library, source := filepath.Join(dir, "absent.so"), filepath.Join(dir, "stub.c")
 			if c.source != "" {
 				require.NoError(t, os.WriteFile(source, []byte(c.source), 0o600))
-				out, err := exec.Command(cc, "-shared", "-fPIC", "-o", library, source).CombinedOutput()
-				require.NoError(t, err, "%s", out)
+				library, err = cc.Build(t, "cc", source, "", "-shared", "-fPIC")
+				require.NoError(t, err)
 			}
 			cmd := exec.Command(self, "-test.run=^TestALibraryThatDoesNotServe$", "-test.v", "-test.timeout=1m")
-			cmd.Env = append(os.Environ(), libraryVariable+"="+library, wantedVariable+"="+c.wanted+"|libstub.so")
+			cmd.Env = append(os.Environ(), libraryVariable+"="+library, wantedVariable+"="+c.wanted+"|"+filepath.Base(library))
 			out, err := cmd.CombinedOutput()
 			require.NoError(t, err, "%s", out)
 			require.Contains(t, string(out), "--- PASS")

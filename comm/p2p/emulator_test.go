@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,6 +23,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/cc"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
@@ -256,41 +256,17 @@ func (w *emulated) check(rank, steps int) error {
 
 // buildEmulator compiles testdata/emulator.cpp, with the constants of this package compared, and
 // the kernels that lie in a folder.
-func buildEmulator(t *testing.T, dir string, compilers []string, flags ...string) (program string, err error) {
+func buildEmulator(t *testing.T, dir string, flags ...string) (program string, err error) {
 	t.Helper()
-	if runtime.GOOS != "linux" {
-		t.Skipf("the emulator is for Linux, not %s", runtime.GOOS)
-	}
-	if _, err := os.Stat("testdata/emulator.cpp"); err != nil {
-		t.Skipf("is a test binary away from its sources: %v", err)
-	}
-	compiler := ""
-	for _, c := range compilers {
-		if path, err := exec.LookPath(c); err == nil && compiler == "" {
-			compiler = path
-		}
-	}
-	if compiler == "" {
-		t.Skipf("needs one of the compilers %v", compilers)
-	}
-	built := t.TempDir()
-	constants := filepath.Join(built, "constants.h")
-	program = filepath.Join(built, "emulator")
-	require.NoError(t, os.WriteFile(constants, []byte(sharedConstants()), 0o600))
-	args := append([]string{"-x", "c++", "-std=c++17", "-O0", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti", "-w",
-		"-I../../runtime/cuda/kernels", "-DCONSTANTS=" + strconv.Quote(constants), filepath.Join(dir, "testdata/emulator.cpp"), "-o", program, "-lpthread"}, flags...)
-	out, err := exec.Command(compiler, args...).CombinedOutput()
-	if err != nil {
-		err = fmt.Errorf("%w: %s", err, out)
-	}
-	return program, err
+	return cc.Build(t, "g++ clang++-16", filepath.Join(dir, "testdata/emulator.cpp"), sharedConstants(),
+		append([]string{"-std=c++17", "-O0", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti", "-w", "-I../../runtime/cuda/kernels", "-lpthread"}, flags...)...)
 }
 
 // sharedConstants is assertions in C++ that structs and constants are those of the kernels.
 func sharedConstants() string {
-	var b strings.Builder
+	var lines []string
 	equal := func(c string, v any) {
-		fmt.Fprintf(&b, "static_assert(%s == %v, \"%s is not what Go has\");\n", c, v, c)
+		lines = append(lines, fmt.Sprintf("static_assert(%s == %v, \"%s is not what Go has\");\n", c, v, c))
 	}
 	names := map[string]string{"launch.world": "w", "launch.call": "c", "call.operation": "code", "watch.operation": "code"}
 	for name, v := range map[string]any{"layout": layout{}, "watch": watch{}, "world": worldParameters{}, "call": callParameters{}, "launch": launchParameters{}, "shared_lists": listHead{}} {
@@ -320,8 +296,8 @@ func sharedConstants() string {
 	} {
 		equal(name, v)
 	}
-	fmt.Fprintf(&b, "static_assert(sizeof(state) <= flags_at && flags_at + 8 * stages * max_lines * max_ranks <= %d, \"the head is too small\");\n", headBytes)
-	return b.String()
+	slices.Sort(lines) // the cache of programs goes by the text
+	return strings.Join(lines, "") + fmt.Sprintf("static_assert(sizeof(state) <= flags_at && flags_at + 8 * stages * max_lines * max_ranks <= %d, \"the head is too small\");\n", headBytes)
 }
 
 // emulatorSeed is what the tests below draw from; TUTTI_TEST_SEED sets it.
@@ -357,7 +333,7 @@ func TestEmulated(t *testing.T) {
 			c.worlds = c.worlds[:3]
 		}
 		t.Run(c.name, func(t *testing.T) {
-			emulator, err := buildEmulator(t, ".", []string{"g++", "clang++-16"}, c.flags...)
+			emulator, err := buildEmulator(t, ".", c.flags...)
 			require.NoError(t, err)
 			ran := map[string]bool{}
 			for _, ranks := range c.worlds {
@@ -426,7 +402,7 @@ func TestEmulatedMutants(t *testing.T) {
 					require.NoError(t, os.WriteFile(filepath.Join(dir, folder, f.Name()), text, 0o600))
 				}
 			}
-			emulator, err := buildEmulator(t, dir, []string{"g++", "clang++-16"}, "-fsanitize=thread", "-g")
+			emulator, err := buildEmulator(t, dir, "-fsanitize=thread", "-g")
 			for i := uint64(0); err == nil && i < 30; i++ {
 				err = newEmulated(t, seed+i, 2+int(i%3), 12, 16<<10, 3*time.Second).complete(t, emulator)
 				if err == nil {

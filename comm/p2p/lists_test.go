@@ -153,7 +153,7 @@ func TestEmulatedLists(t *testing.T) {
 	seed := emulatorSeed(t)
 	for _, c := range emulations {
 		t.Run(c.name, func(t *testing.T) {
-			emulator, err := buildEmulator(t, ".", []string{"g++", "clang++-16"}, c.flags...)
+			emulator, err := buildEmulator(t, ".", c.flags...)
 			require.NoError(t, err)
 			for ranks := 2; ranks <= c.most; ranks++ {
 				require.NoError(t, newGathered(seed, ranks, c.steps, c.room, time.Minute).complete(t, emulator))
@@ -198,7 +198,7 @@ func TestEmulatedMutantsOfLists(t *testing.T) {
 				}
 			}
 			require.Positive(t, changed)
-			emulator, err := buildEmulator(t, dir, []string{"g++", "clang++-16"}, "-fsanitize=thread", "-g")
+			emulator, err := buildEmulator(t, dir, "-fsanitize=thread", "-g")
 			for i := uint64(0); err == nil && i < 30; i++ {
 				err = newGathered(seed+i, 2+int(i%2), 8, 300, 3*time.Second).complete(t, emulator)
 			}

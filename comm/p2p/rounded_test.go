@@ -120,7 +120,7 @@ func TestEmulatedRounded(t *testing.T) {
 	defer rt.Close() //nolint:errcheck
 	for name, flags := range map[string][]string{"fast": nil, "race detector": {"-fsanitize=thread", "-g"}} {
 		t.Run(name, func(t *testing.T) {
-			emulator, err := buildEmulator(t, ".", []string{"g++", "clang++-16"}, flags...)
+			emulator, err := buildEmulator(t, ".", flags...)
 			require.NoError(t, err)
 			worlds, steps, size := []int{2, 3, maxRanks, 4, 5, 6, 7}, 12, 20000
 			switch {

@@ -5,14 +5,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	goruntime "runtime"
-	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti/internal/cc"
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -31,8 +30,7 @@ func TestOnStandIns(t *testing.T) {
 	if os.Getenv(standInVariable) != "" {
 		t.Skip("is in the process of the stand-in already")
 	}
-	dir := t.TempDir()
-	library, old := buildStandIn(t, dir, "driver.so"), buildStandIn(t, dir, "old.so", "-DTOO_OLD")
+	library, old := buildStandIn(t), buildStandIn(t, "-DTOO_OLD")
 	emulating := ""
 	short := "-test.short" // fewer and smaller arrays on emulated GPUs
 	if os.Getenv("TUTTI_EXTENDED") != "" {
@@ -53,13 +51,13 @@ func TestOnStandIns(t *testing.T) {
 		"steps of sparse patterns": {"", []string{"FAKE_CUDA_DEVICES=2"}, []string{"-test.run=^TestSteps"}},
 		"no GPU": {library, []string{"FAKE_CUDA_DEVICES=0", wantedVariable + "=cuInit|CUDA_ERROR_NO_DEVICE (100)|no CUDA-capable device"},
 			unavailable},
-		"driver that lacks functions": {old, []string{"FAKE_CUDA_VERSION=11020", wantedVariable + "=old.so|CUDA 11.2|11.5 or newer"},
+		"driver that lacks functions": {old, []string{"FAKE_CUDA_VERSION=11020", wantedVariable + "=" + filepath.Base(old) + "|CUDA 11.2|11.5 or newer"},
 			unavailable},
-		"driver that lacks functions it should have": {old, []string{wantedVariable + "=old.so|cuMemCreate|cuGraphInstantiateWithFlags"},
+		"driver that lacks functions it should have": {old, []string{wantedVariable + "=" + filepath.Base(old) + "|cuMemCreate|cuGraphInstantiateWithFlags"},
 			unavailable},
 		"driver that is too old for the kernels": {library, []string{"FAKE_CUDA_VERSION=11040", wantedVariable + "=CUDA 11.4|11.5 or newer"},
 			unavailable},
-		"no driver": {filepath.Join(dir, "absent.so"), []string{wantedVariable + "=absent.so|install the NVIDIA driver|" + libraryVariable},
+		"no driver": {filepath.Join(t.TempDir(), "absent.so"), []string{wantedVariable + "=absent.so|install the NVIDIA driver|" + libraryVariable},
 			unavailable},
 		"GPU that is too old": {library, []string{"FAKE_CUDA_MAJOR=7"},
 			[]string{"-test.run=^TestOpenRefusesAnOldGPU$"}},
@@ -69,7 +67,7 @@ func TestOnStandIns(t *testing.T) {
 			require.NoError(t, err)
 			if c.file == "" {
 				if emulating == "" {
-					emulating = buildStandIn(t, dir, "emulating.so", buildEmulator(t, dir), "-lm")
+					emulating = buildStandIn(t, buildEmulator(t), "-lm")
 				}
 				c.file = emulating
 			}
@@ -85,47 +83,32 @@ func TestOnStandIns(t *testing.T) {
 
 // buildStandIn compiles testdata/driver.c, or skips the test on a machine
 // that cannot.
-func buildStandIn(t *testing.T, dir, name string, flags ...string) string {
+func buildStandIn(t *testing.T, flags ...string) string {
 	t.Helper()
-	if goruntime.GOOS != "linux" {
-		t.Skipf("the stand-in is for Linux, not %s", goruntime.GOOS)
-	}
-	cc, err := exec.LookPath("cc")
-	if err != nil {
-		t.Skipf("needs a C compiler: %v", err)
-	}
-	source := filepath.Join("testdata", "driver.c")
-	if _, err := os.Stat(source); err != nil {
-		t.Skipf("is a test binary away from its sources: %v", err)
-	}
-	library := filepath.Join(dir, name)
-	args := append([]string{"-O2", "-shared", "-fPIC", "-o", library, source, "-lpthread"}, flags...)
-	out, err := exec.Command(cc, args...).CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	library, err := cc.Build(t, "cc", "testdata/driver.c", "", append([]string{"-O2", "-shared", "-fPIC", "-lpthread"}, flags...)...)
+	require.NoError(t, err)
 	return library
 }
 
 // buildEmulator compiles the kernels for the host, with the compiler that writes
 // their PTX.
-func buildEmulator(t *testing.T, dir string) string {
+func buildEmulator(t *testing.T) string {
 	t.Helper()
-	clang, err := exec.LookPath("clang-16")
-	if err != nil {
-		t.Skipf("needs a compiler of the kernels: %v", err)
-	}
-	object, constants := filepath.Join(dir, "emulator.o"), filepath.Join(dir, "constants.h")
 	var text strings.Builder
-	for what, v := range map[string]int{
-		"max_lists": maxLists, "inline_lists": inlineLists, "max_counts": maxCounts, "max_pieces": maxPieces, "sizeof(moments)": momentsBytes,
-		"sizeof(put_args::word) / 8": putWords, "sizeof(entries) / 8": listWords, "pick_blocks": picksPerSM,
+	for _, c := range []struct {
+		what string
+		v    int
+	}{
+		{"max_lists", maxLists}, {"inline_lists", inlineLists}, {"max_counts", maxCounts}, {"max_pieces", maxPieces},
+		{"sizeof(moments)", momentsBytes}, {"sizeof(put_args::word) / 8", putWords}, {"sizeof(entries) / 8", listWords},
+		{"pick_blocks", picksPerSM},
 	} {
-		fmt.Fprintf(&text, "static_assert(%s == %d, \"%s is not what Go has\");\n", what, v, what)
+		fmt.Fprintf(&text, "static_assert(%s == %d, \"%s is not what Go has\");\n", c.what, c.v, c.what)
 	}
 	fmt.Fprintf(&text, "static_assert(sizeof(control) <= %d, \"the control does not fit\");\n", controlBytes)
-	require.NoError(t, os.WriteFile(constants, []byte(text.String()), 0o600))
-	out, err := exec.Command(clang, "-x", "c++", "-std=c++17", "-O2", "-fPIC", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti",
-		"-Wno-unknown-pragmas", "-DCONSTANTS="+strconv.Quote(constants), "-c", filepath.Join("testdata", "emulator.cpp"), "-o", object).CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	object, err := cc.Build(t, "clang-16", "testdata/emulator.cpp", text.String(), "-std=c++17", "-O2", "-fPIC", "-ffp-contract=off",
+		"-fno-exceptions", "-fno-rtti", "-Wno-unknown-pragmas", "-c")
+	require.NoError(t, err)
 	return object
 }
 

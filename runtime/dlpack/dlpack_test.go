@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	goruntime "runtime"
 	"strings"
 	"sync/atomic"
@@ -14,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/cc"
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
@@ -40,16 +40,8 @@ func (p *peer) produce(f Format, strided uintptr) uintptr {
 
 func openPeer(t *testing.T) *peer {
 	t.Helper()
-	if goruntime.GOOS != "linux" {
-		t.Skipf("the library at the other end is built on Linux, not %s", goruntime.GOOS)
-	}
-	cc, err := exec.LookPath("cc")
-	if err != nil {
-		t.Skipf("needs a C compiler: %v", err)
-	}
-	library := filepath.Join(t.TempDir(), "peer.so")
-	out, err := exec.Command(cc, "-O1", "-Wall", "-shared", "-fPIC", "-o", library, "testdata/peer.c", "-lpthread").CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	library, err := cc.Build(t, "cc", "testdata/peer.c", "", "-O1", "-Wall", "-shared", "-fPIC", "-lpthread")
+	require.NoError(t, err)
 	lib, err := dl.Open(library)
 	require.NoError(t, err)
 	p := &peer{}
@@ -170,18 +162,13 @@ const standInVariable = "TUTTI_TEST_STAND_IN"
 
 // TestStreams runs TestStandInStreams with a driver that is none.
 func TestStreams(t *testing.T) {
-	cc, err := exec.LookPath("cc")
-	if err != nil || goruntime.GOOS != "linux" {
-		t.Skipf("needs a C compiler on Linux: %v", err)
-	}
-	driver := filepath.Join(t.TempDir(), "driver.so")
-	out, err := exec.Command(cc, "-O1", "-shared", "-fPIC", "-o", driver, "../cuda/testdata/driver.c", "-lpthread").CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	driver, err := cc.Build(t, "cc", "../cuda/testdata/driver.c", "", "-O2", "-shared", "-fPIC", "-lpthread")
+	require.NoError(t, err)
 	self, err := os.Executable()
 	require.NoError(t, err)
 	cmd := exec.Command(self, "-test.run=^TestStandInStreams$", "-test.v", "-test.timeout=1m")
 	cmd.Env = append(os.Environ(), standInVariable+"=1", "TUTTI_CUDA_LIB="+driver)
-	out, err = cmd.CombinedOutput()
+	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	require.Contains(t, string(out), "--- PASS")
 }

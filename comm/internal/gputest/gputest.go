@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	goruntime "runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -27,6 +26,7 @@ import (
 	"github.com/tutti-go/tutti/comm/internal/faulttest"
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/internal/cc"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -299,29 +299,17 @@ func OnStandIns(t *testing.T, run, skip string, env ...string) string {
 	if os.Getenv(StandInVariable) != "" {
 		t.Skip("is in the process of the stand-ins already")
 	}
-	if goruntime.GOOS != "linux" {
-		t.Skipf("the stand-ins are for Linux, not %s", goruntime.GOOS)
-	}
-	cc, err := exec.LookPath("cc")
-	if err != nil {
-		t.Skipf("needs a C compiler: %v", err)
-	}
-	dir := t.TempDir()
-	build := func(source string) string {
-		if _, err := os.Stat(source); err != nil {
-			t.Skipf("is a test binary away from its sources: %v", err)
-		}
-		library := filepath.Join(dir, filepath.Base(source)+".so")
-		out, err := exec.Command(cc, "-O2", "-shared", "-fPIC", "-o", library, source, "-lpthread").CombinedOutput()
-		require.NoError(t, err, "%s", out)
+	build := func(source ...string) string {
+		library, err := cc.Build(t, "cc", filepath.Join(source...), "", "-O2", "-shared", "-fPIC", "-lpthread")
+		require.NoError(t, err)
 		return library
 	}
 	self, err := os.Executable()
 	require.NoError(t, err)
 	cmd := exec.Command(self, "-test.v", "-test.timeout=2m", "-test.run="+run, "-test.skip="+skip)
 	cmd.Env = append(os.Environ(), StandInVariable+"=1", "FAKE_CUDA_MEMORY=2147483648",
-		LibraryVariable+"="+build(filepath.Join("..", "nccl", "testdata", "nccl.c")),
-		DriverVariable+"="+build(filepath.Join("..", "..", "runtime", "cuda", "testdata", "driver.c")))
+		LibraryVariable+"="+build("..", "nccl", "testdata", "nccl.c"),
+		DriverVariable+"="+build("..", "..", "runtime", "cuda", "testdata", "driver.c"))
 	cmd.Env = append(cmd.Env, env...)
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)

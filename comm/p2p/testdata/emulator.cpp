@@ -63,10 +63,6 @@ void run(const image *im, u64 rank, u64 i) {
 
 } // namespace
 
-#ifdef CONSTANTS // what Go takes them for
-#include CONSTANTS
-#endif
-
 int main(int argc, char **argv) {
   const int file = open(argv[argc - 1], O_RDWR);
   struct stat st;

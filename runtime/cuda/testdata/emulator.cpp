@@ -45,10 +45,6 @@ const kernel kernels[] = {
 
 } // namespace
 
-#ifdef CONSTANTS // what Go takes them for
-#include CONSTANTS
-#endif
-
 /* What driver.c calls: the number of a kernel, -1 if there is none; the bytes of
  * its parameters, one after the other; and its run. */
 extern "C" int emulated_find(const char *name) {
