@@ -104,7 +104,7 @@ func ScatterBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, 
 	}
 	size, me := c.WorldSize(), c.Rank()
 	if root < 0 || root >= size || me == root && len(parts) != size {
-		return nil, base.OpError(op, fmt.Errorf("%w: %d parts of root %d for %d ranks", comm.ErrArgument, len(parts), root, size))
+		return nil, base.OpError(op, fmt.Errorf("%w: %d parts of root %d, want %d", comm.ErrArgument, len(parts), root, size))
 	}
 	words := make([]byte, 8*size)
 	if me == root {

@@ -229,7 +229,7 @@ func moveParts(ctx context.Context, op string, c comm.Communicator, dst, src, pa
 		return base.OpError(op, err)
 	}
 	if part != nil && whole != nil && part.Len()*c.WorldSize() != whole.Len() {
-		return base.ShapeError(op, "%d ranks with %d elements each need %d, the tensor has %d",
+		return base.ShapeError(op, "world size %d and %d elements a rank need %d, the tensor has %d",
 			c.WorldSize(), part.Len(), part.Len()*c.WorldSize(), whole.Len())
 	}
 	return move(ctx, op, c, dst, src, func(x transfer) comm.Call {
@@ -259,7 +259,7 @@ func checkCounts(op string, c comm.Communicator, countsRole string, counts []int
 		return nil, base.OpError(op, err)
 	}
 	if len(counts) != c.WorldSize() {
-		return nil, base.OpError(op, fmt.Errorf("%w: %s has %d entries for %d ranks", comm.ErrArgument, countsRole, len(counts), c.WorldSize()))
+		return nil, base.OpError(op, fmt.Errorf("%w: %s has length %d, want %d", comm.ErrArgument, countsRole, len(counts), c.WorldSize()))
 	}
 	for r, n := range counts {
 		if n < 0 {

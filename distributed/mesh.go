@@ -111,7 +111,7 @@ func checkDims(dims []Dim, world int) ([]Dim, error) {
 		case d.Size < 1:
 			return nil, fmt.Errorf("%w: dimension %q has size %d", comm.ErrArgument, d.Name, d.Size)
 		case d.Size > world/product:
-			return nil, fmt.Errorf("%w: dimensions %v need more than the %d ranks there are", comm.ErrArgument, dims, world)
+			return nil, fmt.Errorf("%w: dimensions %v need more ranks than the world size, %d", comm.ErrArgument, dims, world)
 		default:
 			product *= d.Size
 		}
@@ -121,7 +121,7 @@ func checkDims(dims []Dim, world int) ([]Dim, error) {
 		product = world
 	}
 	if product != world {
-		return nil, fmt.Errorf("%w: dimensions %v have %d ranks, the communicator has %d", comm.ErrArgument, dims, product, world)
+		return nil, fmt.Errorf("%w: dimensions %v need world size %d, the communicator has %d", comm.ErrArgument, dims, product, world)
 	}
 	return dims, nil
 }

@@ -331,10 +331,10 @@ func (c *Check) parts(op comm.Op, partRole string, part uintptr, wholeRole strin
 // number of elements that the buffer spans.
 func (c *Check) extent(op comm.Op, countsRole string, counts []int, displsRole string, displs []int, dt dtype.DType) (int, error) {
 	if len(counts) != c.WorldSize {
-		return 0, c.fail(op, fmt.Errorf("%w: %s has %d entries for %d ranks", comm.ErrArgument, countsRole, len(counts), c.WorldSize))
+		return 0, c.fail(op, fmt.Errorf("%w: %s has length %d, want %d", comm.ErrArgument, countsRole, len(counts), c.WorldSize))
 	}
 	if len(displs) != c.WorldSize {
-		return 0, c.fail(op, fmt.Errorf("%w: %s has %d entries for %d ranks", comm.ErrArgument, displsRole, len(displs), c.WorldSize))
+		return 0, c.fail(op, fmt.Errorf("%w: %s has length %d, want %d", comm.ErrArgument, displsRole, len(displs), c.WorldSize))
 	}
 	extent := 0
 	for r, n := range counts {

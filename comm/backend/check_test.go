@@ -75,8 +75,8 @@ func TestCheck(t *testing.T) {
 		{"allgatherv in the wrong place", check.AllGatherV(bufB+20, bufB, full, displs, f32), comm.ErrArgument, "overlap"},
 		{"allgatherv sends nothing", check.AllGatherV(0, bufB, []int{4, 0, 4}, displs, f32), nil, ""},
 		{"allgatherv receives nothing", check.AllGatherV(0, 0, []int{0, 0, 0}, displs, f32), nil, ""},
-		{"allgatherv counts", check.AllGatherV(bufA, bufB, full[1:], displs, f32), comm.ErrArgument, "counts has 2 entries for 3 ranks"},
-		{"allgatherv displs", check.AllGatherV(bufA, bufB, full, nil, f32), comm.ErrArgument, "displs has 0 entries"},
+		{"allgatherv counts", check.AllGatherV(bufA, bufB, full[1:], displs, f32), comm.ErrArgument, "counts has length 2, want 3"},
+		{"allgatherv displs", check.AllGatherV(bufA, bufB, full, nil, f32), comm.ErrArgument, "displs has length 0"},
 		{"allgatherv negative count", check.AllGatherV(bufA, bufB, []int{4, 4, -2}, displs, f32), comm.ErrArgument, "counts[2] = -2"},
 		{"allgatherv negative displacement", check.AllGatherV(bufA, bufB, full, []int{0, -4, 8}, f32), comm.ErrArgument, "displs[1] = -4"},
 		{"allgatherv beyond", check.AllGatherV(bufA, bufB, full, []int{0, 4, math.MaxInt}, f32), comm.ErrArgument, "address space"},
@@ -88,8 +88,8 @@ func TestCheck(t *testing.T) {
 		{"alltoallv", check.AllToAllV(bufA, full, displs, bufB, full, displs, f32), nil, ""},
 		{"alltoallv in place", check.AllToAllV(bufA, full, displs, bufA, full, displs, f32), comm.ErrArgument, "overlap"},
 		{"alltoallv to oneself", check.AllToAllV(bufA, full, displs, bufB, []int{4, 3, 4}, displs, f32), comm.ErrArgument, "sends itself 4 elements but receives 3"},
-		{"alltoallv recv counts", check.AllToAllV(bufA, full, displs, bufB, nil, displs, f32), comm.ErrArgument, "recvCounts has 0 entries"},
-		{"alltoallv send displs", check.AllToAllV(bufA, full, displs[:2], bufB, full, displs, f32), comm.ErrArgument, "sendDispls has 2 entries"},
+		{"alltoallv recv counts", check.AllToAllV(bufA, full, displs, bufB, nil, displs, f32), comm.ErrArgument, "recvCounts has length 0"},
+		{"alltoallv send displs", check.AllToAllV(bufA, full, displs[:2], bufB, full, displs, f32), comm.ErrArgument, "sendDispls has length 2"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if test.want == nil {

@@ -579,7 +579,7 @@ func TestRankFinalizeAlone(t *testing.T) {
 		passed(t, c) // when the others have
 		return
 	}
-	const missing = "a communicator of 3 ranks is still open on (rank 1|ranks 0, 1|ranks 1, 2)[^,]" // one may be on its way
+	const missing = "a communicator of size 3 is still open on (rank 1|ranks 0, 1|ranks 1, 2)[^,]" // one may be on its way
 	mpi.SetPatience(c, time.Millisecond)
 	log := make(told, 10)
 	slog.SetDefault(slog.New(slog.NewTextHandler(log, nil)))

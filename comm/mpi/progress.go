@@ -164,7 +164,7 @@ func (p *progress) missing(ctx context.Context) string {
 	}
 	for _, e := range p.all() {
 		if missing := e.Missing(); len(missing) > 0 {
-			return fmt.Sprintf("a communicator of %d ranks is still open on %s", e.size, ranks.Text(missing))
+			return fmt.Sprintf("a communicator of size %d is still open on %s", e.size, ranks.Text(missing))
 		}
 	}
 	return "its goodbyes to them are in flight"

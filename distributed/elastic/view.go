@@ -145,7 +145,7 @@ func (v *view) next() (*record, string) {
 		next.Members = next.Members[:min(v.max, len(next.Members))]
 	}
 	if len(next.Members) < v.min || len(next.Members) == 0 {
-		return nil, fmt.Sprintf("%d members are here, and at least %d are needed", len(next.Members), v.min)
+		return nil, fmt.Sprintf("%d of at least %d members are here", len(next.Members), v.min)
 	}
 	if len(stay) == 0 && last.Number > 0 && !v.lost {
 		return nil, "no member that has the state is here"

@@ -137,7 +137,7 @@ func train(ctx context.Context, cfg elastic.Config, listen string, each func(m *
 			weights[i] -= u
 		}
 		if step++; (each == nil || each(m, e)) && step >= *steps {
-			return io.EOF
+			return io.EOF // that was the last step
 		}
 		return nil
 	})

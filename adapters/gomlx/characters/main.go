@@ -73,7 +73,7 @@ func main() {
 	body := func(ctx context.Context, c comm.Communicator) error {
 		sum, last, err := run(ctx, c, s)
 		if err == nil && c.Rank() == 0 {
-			fmt.Printf("%d ranks, step %d: loss %.4f; checksum of the parameters %08x\n", c.WorldSize(), s.steps, last, sum)
+			fmt.Printf("world size %d, step %d: loss %.4f; checksum of the parameters %08x\n", c.WorldSize(), s.steps, last, sum)
 		}
 		return err
 	}

@@ -37,7 +37,7 @@ func TestSameBits(t *testing.T) {
 		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
 			args := []string{"-steps", "6"}
 			want := jobtest.Output(t, program, append(args, "-ranks", fmt.Sprint(ranks))...)
-			assert.Contains(t, want, fmt.Sprintf("%d ranks, step 6", ranks))
+			assert.Contains(t, want, fmt.Sprintf("world size %d, step 6", ranks))
 			t.Log(want)
 			assert.Equal(t, want, overTCP(t, program, ranks, append(args, "-backend", "tcp")...))
 			for _, launcher := range jobtest.Launchers {

@@ -97,7 +97,7 @@ func run(ctx context.Context, c comm.Communicator, epochs, accumulate int, cfg d
 		if err != nil {
 			return err
 		}
-		fmt.Printf("%d ranks, %d epochs: %.1f %% of the test images read; checksum of the parameters %08x\n",
+		fmt.Printf("world size %d, %d epochs: %.1f %% of the test images read; checksum of the parameters %08x\n",
 			c.WorldSize(), epochs, 100*accuracy, checksum(variables))
 	}
 	return nil

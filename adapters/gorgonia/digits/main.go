@@ -90,7 +90,7 @@ func run(ctx context.Context, c comm.Communicator, epochs int, cfg ddp.Config) e
 		for _, p := range m.parameters {
 			sum.Write(p.Value().(*tensor.Dense).Raw)
 		}
-		fmt.Printf("%d ranks, %d epochs: %.1f %% of the test images read; checksum of the parameters %08x\n",
+		fmt.Printf("world size %d, %d epochs: %.1f %% of the test images read; checksum of the parameters %08x\n",
 			c.WorldSize(), epochs, 100*m.accuracy(test), sum.Sum32())
 	}
 	return nil

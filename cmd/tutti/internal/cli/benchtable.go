@@ -110,14 +110,14 @@ func printSparseHeader(out io.Writer, first bench.SparseResult, wide bool) {
 	fmt.Fprintf(out, "# sparse allreduce over %s, backend %s, average of %s\n", ranksOn(first.Ranks, first.Hosts), first.Backend, first.DType)
 	printLocations(out, first.Result)
 	writeComment(out, "")
-	writeComment(out, sparseColumns(wide, "size", "count", "pattern", "density", "sent", "of dense", "select", "exchange", "time", "algbw", "busbw", "#wrong"))
-	writeComment(out, sparseColumns(wide, "(B)", "(elements)", "", "", "(B)", "", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", ""))
+	writeComment(out, sparseColumns(wide, "size", "count", "pattern", "density", "sent", "dense", "select", "exchange", "time", "algbw", "busbw", "#wrong"))
+	writeComment(out, sparseColumns(wide, "(B)", "(elements)", "", "", "(B)", "(%)", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", ""))
 }
 
 // sparseColumns are the columns of a line; a narrow one leaves out what follows from others.
 func sparseColumns(wide bool, size, count, pattern, density, sent, ofDense, choose, exchange any, times ...any) string {
 	if !wide {
-		return fmt.Sprintf("%9v %-15v %7v %10v %8v %8v %8v %6v", size, pattern, density, sent, ofDense, choose, times[0], times[3])
+		return fmt.Sprintf("%8v %-15v %7v %9v %6v %7v %8v %6v", size, pattern, density, sent, ofDense, choose, times[0], times[3])
 	}
 	return fmt.Sprintf("%12v %12v  %-15v %8v %12v %9v %10v %10v"+timeColumns, append([]any{size, count, pattern, density, sent, ofDense, choose, exchange}, times...)...)
 }
@@ -146,7 +146,7 @@ func printSparseLine(out io.Writer, r bench.SparseResult, wide bool) {
 	ofDense := "-"
 	if r.Ranks > 1 {
 		dense := 2 * float64(r.Bytes) * float64(r.Ranks-1) / float64(r.Ranks)
-		ofDense = fmt.Sprintf("%.2f%%", 100*r.SentBytes/dense)
+		ofDense = fmt.Sprintf("%.2f", 100*r.SentBytes/dense)
 	}
 	fmt.Fprintln(out, "  "+sparseColumns(wide, r.Bytes, r.Count, name(r.Pattern, r.Chosen, r.Values), r.Density, fmt.Sprintf("%.0f", r.SentBytes), ofDense,
 		formatTime(r.SelectTime), formatTime(r.ExchangeTime), formatTime(r.Time), fmt.Sprintf("%.2f", r.AlgBW), fmt.Sprintf("%.2f", r.BusBW), wrongText(r.Result)))

@@ -429,9 +429,6 @@ func TestBench(t *testing.T) {
 		require.Equal(t, exitOK, code, stderr)
 		assert.Contains(t, stdout, "# Wrong elements   : 0")
 		columns := 80 - len("[10] ") // by which launch begins lines
-		if name == "sparse" {
-			columns = 80
-		}
 		for line := range strings.Lines(stdout) {
 			assert.LessOrEqual(t, len(strings.TrimRight(line, "\n")), columns, line)
 		}

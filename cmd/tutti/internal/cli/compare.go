@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
@@ -62,7 +63,7 @@ fastest run instead of the median.`,
 				}
 				cell := formatTime(time)
 				if ratio > 0 {
-					cell += fmt.Sprintf(" %6s", fmt.Sprintf("×%.2f", ratio))
+					cell += fmt.Sprintf(" %5s", fmt.Sprintf("×%.2f", ratio))
 				}
 				return cell
 			})
@@ -90,7 +91,7 @@ func printComparison(out io.Writer, results []compare.Result, cell func(compare.
 	for _, r := range results {
 		if !slices.Contains(subjects, r.Subject) {
 			subjects = append(subjects, r.Subject)
-			header = append(header, r.Subject)
+			header = append(header, strings.Replace(r.Subject, "/", "\n", 1))
 		}
 	}
 	t := newTable()
@@ -98,7 +99,7 @@ func printComparison(out io.Writer, results []compare.Result, cell func(compare.
 	var row table.Row
 	for i, r := range results {
 		if i == 0 || r.Work != results[i-1].Work {
-			row = table.Row{formatSize(r.Bytes), r.Work.String()}
+			row = table.Row{formatSize(r.Bytes), strings.TrimSuffix(r.Work.String(), "-of-place")}
 			for range subjects {
 				row = append(row, "")
 			}

@@ -22,7 +22,7 @@ func newBenchSparse() *cobra.Command {
 		Short: "Average tensors by sending only their largest entries",
 		Long: `sparse measures the sparse allreduce of tensors with normally distributed random
 entries, new ones in every step; residuals begin as they are after many steps.
-sent are the bytes of a step that a rank sends, and of dense their share of
+sent are the bytes of a step that a rank sends, and dense is their share of
 those of a dense allreduce; --wide has the time of the exchange, and as algbw
 and busbw what a dense allreduce would need to take the same time. #wrong counts
 elements that got lost between result and residuals, or are not the same on all
