@@ -31,23 +31,25 @@ func TestLaunchFlagsOfTCP(t *testing.T) {
 }
 
 // twoMachines runs the scripts $FIRST and $SECOND in two networks that a cable joins, and ends with the first exit code
-// that is not 0. Everything is gone with the namespaces.
+// that is not 0. The second one has the secret that the first one has or makes. Everything is gone with the namespaces.
 const twoMachines = `set -e
 mount -t tmpfs tutti /mnt
 touch /mnt/net
 unshare --net=/mnt/net true
 ip link add eth0 type veth peer name eth0 netns /mnt/net
 up='ip link set lo up && ip link set eth0 up && ip address add dev eth0'
-sh -c "$up 10.78.0.1/24"
-nsenter --net=/mnt/net sh -c "$up 10.78.0.2/24"
+sh -c "$up 192.168.1.5/24"
+nsenter --net=/mnt/net sh -c "$up 192.168.1.6/24"
 sh -c "$FIRST" > first 2> first.err & first=$!
+until grep -q -- --join first.err; do kill -0 $first && sleep 0.1; done
+test -e secret || cp -p .config/tutti/secret .
 nsenter --net=/mnt/net sh -c "$SECOND" > second 2> second.err
 wait $first
 `
 
-// Two machines without MPI train together by the two commands of the README, to the weights that ranks of one process
+// Two machines without MPI train together by the two commands of each document, to the weights that ranks of one process
 // get.
-func TestTwoMachinesByTheReadme(t *testing.T) {
+func TestTwoMachinesByTheDocuments(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
 		t.Skip("needs namespaces of Linux")
@@ -61,35 +63,42 @@ func TestTwoMachinesByTheReadme(t *testing.T) {
 	if out, err := exec.Command(probe[0], probe[1:]...).CombinedOutput(); err != nil {
 		t.Skipf("needs namespaces, iproute2 and util-linux: %v: %s", err, out)
 	}
-	readme, err := os.ReadFile("../../README.md")
-	require.NoError(t, err)
-	commands := regexp.MustCompile(`(?m)^tutti (launch .*--secret-file .*?) *# on the (first|second)`).FindAllStringSubmatch(string(readme), -1)
-	require.Len(t, commands, 2, "two commands")
-	dir := t.TempDir()
-	_, err = rendezvous.ReadSecret(filepath.Join(dir, "secret"), true)
-	require.NoError(t, err)
 	tutti := build(t)
-	const options = " --epochs 3 --pattern dense,oktopk --json"
-	script := func(i int) string {
-		assert.Equal(t, []string{"first", "second"}[i], commands[i][2])
-		return tutti + " " + strings.Replace(commands[i][1], "FIRST", "10.78.0.1", 1) + options
-	}
-	all := inside(twoMachines)
-	cmd := command(t, all[0], all[1:]...)
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "FIRST="+script(0), "SECOND="+script(1), "TUTTI_MPI_LIB=/nowhere")
-	out, err := cmd.CombinedOutput()
-	read := func(name string) string {
-		text, _ := os.ReadFile(filepath.Join(dir, name))
-		return string(text)
-	}
-	require.NoError(t, err, "%s%s%s", out, read("first.err"), read("second.err"))
+	const options = " --epochs 2 --pattern dense,oktopk --json"
 	hashes := regexp.MustCompile(`"hash":"([0-9a-f]{16})"`)
-	got := hashes.FindAllStringSubmatch(read("first"), -1)
-	require.Len(t, got, 2, read("first"))
-	assert.Empty(t, hashes.FindString(read("second")), "rank 0 prints")
-
 	stdout, stderr, err := execute(t, tutti, strings.Fields("train --ranks 4"+options)...)
 	require.NoError(t, err, stderr)
-	assert.Equal(t, hashes.FindAllStringSubmatch(stdout, -1), got)
+	want := hashes.FindAllStringSubmatch(stdout, -1)
+	require.Len(t, want, 2, stdout)
+	for _, document := range []string{"README.md", "docs/launch.md", "docs/tcp.md"} {
+		t.Run(document, func(t *testing.T) {
+			t.Parallel()
+			text, err := os.ReadFile("../../" + document)
+			require.NoError(t, err)
+			commands := regexp.MustCompile(`(?m)^tutti launch .*(--machines|--join) .*train --backend tcp`).FindAllStringSubmatch(string(text), -1)
+			require.Len(t, commands, 2)
+			require.Equal(t, [2]string{"--machines", "--join"}, [2]string{commands[0][1], commands[1][1]})
+			script := func(command string) string {
+				return strings.Replace(strings.Replace(command, "tutti", tutti, 1), "FIRST", "192.168.1.5", 1) + options
+			}
+			dir := t.TempDir()
+			if strings.Contains(commands[0][0], "--secret-file") {
+				_, err = rendezvous.ReadSecret(filepath.Join(dir, "secret"), true)
+				require.NoError(t, err)
+			}
+			all := inside(twoMachines)
+			cmd := command(t, all[0], all[1:]...)
+			cmd.Dir = dir
+			cmd.Env = append(os.Environ(), "FIRST="+script(commands[0][0]), "SECOND="+script(commands[1][0]),
+				"HOME="+dir, "XDG_CONFIG_HOME=", "TUTTI_MPI_LIB=/nowhere")
+			out, err := cmd.CombinedOutput()
+			read := func(name string) string {
+				text, _ := os.ReadFile(filepath.Join(dir, name))
+				return string(text)
+			}
+			require.NoError(t, err, "%s%s%s", out, read("first.err"), read("second.err"))
+			assert.Equal(t, want, hashes.FindAllStringSubmatch(read("first"), -1))
+			assert.Empty(t, hashes.FindString(read("second")), "rank 0 prints")
+		})
+	}
 }
