@@ -306,7 +306,7 @@ func OnStandIns(t *testing.T, run, skip string, env ...string) string {
 	}
 	self, err := os.Executable()
 	require.NoError(t, err)
-	cmd := exec.Command(self, "-test.v", "-test.timeout=2m", "-test.run="+run, "-test.skip="+skip)
+	cmd := exec.Command(self, "-test.v", "-test.timeout=10m", "-test.run="+run, "-test.skip="+skip)
 	cmd.Env = append(os.Environ(), StandInVariable+"=1", "FAKE_CUDA_MEMORY=2147483648",
 		LibraryVariable+"="+build("..", "nccl", "testdata", "nccl.c"),
 		DriverVariable+"="+build("..", "..", "runtime", "cuda", "testdata", "driver.c"))
