@@ -17,10 +17,10 @@ import (
 )
 
 // TestLocalWithStreams runs the suite in the ways of devices with streams. (What auto chooses among
-// is part of it; how it does so there, TestAutoWithStreams of package sparse knows.) With 5 ranks,
-// extended, it does what it does with 3.
+// is part of it; how it does so there, TestAutoWithStreams of package sparse knows.) Unless extended,
+// it does so with 2 ranks, which [TestLocal] leaves out.
 func TestLocalWithStreams(t *testing.T) {
-	sizes := []int{1, 2, 3}
+	sizes := []int{2}
 	if extended {
 		sizes = []int{1, 2, 3, 5}
 	} else if testing.Short() {

@@ -11,14 +11,15 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// TestConformance runs the suite; with TUTTI_EXTENDED set, more of it, and fewer worlds
-// with -short.
+var extended = os.Getenv("TUTTI_EXTENDED") != ""
+
+// TestConformance runs the suite; with TUTTI_EXTENDED set, more of it, and in more worlds.
 func TestConformance(t *testing.T) {
-	sizes := []int{1, 2, 3, 4, 8}
-	if testing.Short() {
-		sizes = []int{1, 3, 4}
+	if extended {
+		conformance(t, 1, 2, 3, 4, 8)
+	} else {
+		conformance(t, 1, 3, 4)
 	}
-	conformance(t, sizes...)
 }
 
 func conformance(t *testing.T, sizes ...int) {
@@ -29,7 +30,7 @@ func conformance(t *testing.T, sizes ...int) {
 		}
 	})
 	var opts []commtest.Option
-	if os.Getenv("TUTTI_EXTENDED") != "" {
+	if extended {
 		opts = append(opts, commtest.Extended())
 	}
 	commtest.Run(t, commtest.Backend{

@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -70,7 +71,7 @@ func TestSoak(t *testing.T) {
 	faulttest.Soak(t, ofThree(rt))
 }
 
-// TestDistributed runs the suite of package distributed. Coded steps have the bits of those over package local, whose
+// TestDistributed runs the suite of package distributed, with TUTTI_EXTENDED set all cases of each pattern. Coded steps have the bits of those over package local, whose
 // tests say what holds for these.
 func TestDistributed(t *testing.T) {
 	rt := cpu.New()
@@ -84,7 +85,10 @@ func TestDistributed(t *testing.T) {
 		return local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
 			return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
 		})
-	}), distributedtest.Cases(func(_ int, name string) bool { return extended || !strings.HasSuffix(name, "/Values") }))
+	}), distributedtest.Cases(func(_ int, name string) bool {
+		_, kind, pattern := strings.Cut(name, "/")
+		return extended || !pattern || slices.Contains([]string{"Conservation", "InPlace"}, kind)
+	}))
 }
 
 // What allocates in the steady state is the standard library's TLS: 24 bytes for a read.
