@@ -173,9 +173,6 @@ func (c *churn) event() int {
 // leave has a member leave in order.
 func (c *churn) leave(a *trainee) {
 	c.forget(a)
-	c.log.mu.Lock()
-	c.log.left[a.cfg.Name] = true
-	c.log.mu.Unlock()
 	a.Leave()
 }
 

@@ -45,7 +45,6 @@ func TestComeAndGo(t *testing.T) {
 						a.kill()
 					}
 					if i == 2 && size == 3 && !with(0) && made == 5 {
-						log.left[name(2)] = true
 						a.Leave()
 					}
 					return size == 2 && with(1) && with(3) && made == 20

@@ -102,8 +102,8 @@ func together(t *testing.T, list []*trainee, done func(a *trainee, e *Epoch, mad
 	require.NoError(t, ctx.Err())
 }
 
-// TestPartition cuts the member with the store off from the two others. They go on; it stops with ErrMinority, and joins them
-// when the network is whole.
+// TestPartition cuts the member with the store off from the two others. They go on; it stops with ErrMinority, joins them
+// when the network is whole, and leaves in order later.
 func TestPartition(t *testing.T) {
 	form, log := new(rooms).form, newReplay()
 	own, err := net.Listen("tcp", "127.0.0.1:0")
@@ -140,11 +140,11 @@ func TestPartition(t *testing.T) {
 				minority = err
 				continue
 			}
-			if minority != nil && err == nil {
-				until.CompareAndSwap(never, list[0].steps+20)
-			}
-			if !assert.NoError(t, err) || list[0].steps >= until.Load() {
+			if errors.Is(err, ErrLeft) || !assert.NoError(t, err) {
 				return
+			}
+			if minority != nil && until.CompareAndSwap(never, list[0].steps+20) {
+				list[0].Leave()
 			}
 			if failed = list[0].step(t.Context(), t, e); len(e.Members) == 3 && minority == nil {
 				cut.Store(true)
@@ -156,7 +156,7 @@ func TestPartition(t *testing.T) {
 	together(t, list[1:], func(a *trainee, _ *Epoch, _ int) bool { return a.steps >= until.Load() })
 	all.Wait()
 	assert.ErrorIs(t, minority, ErrMinority)
-	log.repeat(t, list[0].steps, list)
+	log.repeat(t, until.Load(), list[1:])
 	for _, a := range list {
 		assert.NoError(t, a.Close())
 	}

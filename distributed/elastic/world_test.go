@@ -102,7 +102,7 @@ type replay struct {
 	mu     sync.Mutex
 	steps  map[uint64]made
 	joined map[string]bool // by epoch and name
-	left   map[string]bool // by name, in order
+	left   map[string]bool // in order, by the last epoch that they took part in, and name
 }
 
 type made struct {
@@ -125,7 +125,7 @@ func (r *replay) note(t *testing.T, step uint64, e *Epoch, result []float32) {
 	r.steps[step] = now
 }
 
-func joining(epoch uint64, name string) string { return fmt.Sprintf("%d %s", epoch, name) }
+func within(epoch uint64, name string) string { return fmt.Sprintf("%d %s", epoch, name) }
 
 // repeat makes the same steps without faults, and compares what comes of each and what the members have in the end.
 func (r *replay) repeat(t *testing.T, until uint64, end []*trainee) {
@@ -151,9 +151,9 @@ func (r *replay) repeat(t *testing.T, until uint64, end []*trainee) {
 			var err error
 			comms, err = local.New(len(now.members))
 			require.NoError(t, err)
-			leaves := func(name string) bool { return !slices.Contains(now.members, name) && r.left[name] }
+			leaves := func(name string) bool { return r.left[within(last.epoch, name)] }
 			for i, name := range last.members {
-				if slices.Contains(now.members, name) && !r.joined[joining(now.epoch, name)] {
+				if slices.Contains(now.members, name) && !r.joined[within(now.epoch, name)] {
 					continue
 				}
 				if leaves(name) {
@@ -279,6 +279,11 @@ func newTrainee(t *testing.T, log *replay, cfg Config) *trainee {
 		return c, err
 	}
 	cfg.Residuals = func() ([]*runtime.Tensor, error) {
+		for _, rank := range a.leaves {
+			log.mu.Lock()
+			log.left[within(a.epoch.Number, a.epoch.Members[rank])] = true
+			log.mu.Unlock()
+		}
 		r, err := a.reducer.Residual()
 		return []*runtime.Tensor{r}, err
 	}
@@ -305,7 +310,7 @@ func newTrainee(t *testing.T, log *replay, cfg Config) *trainee {
 func (a *trainee) step(ctx context.Context, t *testing.T, e *Epoch) error {
 	if e.Joined {
 		a.log.mu.Lock()
-		a.log.joined[joining(e.Number, a.cfg.Name)] = true
+		a.log.joined[within(e.Number, a.cfg.Name)] = true
 		a.log.mu.Unlock()
 	}
 	for i := range a.update {
