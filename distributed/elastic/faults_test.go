@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"math"
 	"net"
+	goruntime "runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -21,6 +22,9 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
 // cable is a forwarder to an address, which can be cut and mended.
@@ -479,6 +483,34 @@ func TestHash(t *testing.T) {
 	for _, a := range list {
 		_ = a.Close()
 	}
+}
+
+// TestHashMemory: the hash of a state, and the norm of a residual, take no memory of its size.
+func TestHashMemory(t *testing.T) {
+	rt := cpu.New()
+	x, err := runtime.New(rt, dtype.F32, 8<<20)
+	require.NoError(t, err)
+	require.NoError(t, x.Fill(0.5))
+	m := &Member{cfg: Config{Tensors: []*runtime.Tensor{x}, Residuals: func() ([]*runtime.Tensor, error) { return []*runtime.Tensor{x}, nil }}}
+	var before, after goruntime.MemStats
+	goruntime.ReadMemStats(&before)
+	first, err := m.hash(t.Context())
+	require.NoError(t, err)
+	norm, err := m.residualNorm()
+	require.NoError(t, err)
+	goruntime.ReadMemStats(&after)
+	assert.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(4<<20))
+	assert.Equal(t, math.Sqrt(float64(x.Len())/4), norm)
+	values, err := cpu.Slice[float32](x)
+	require.NoError(t, err)
+	for _, i := range []int{0, 1<<20 - 1, x.Len() - 1} {
+		values[i]++
+		h, err := m.hash(t.Context())
+		require.NoError(t, err)
+		assert.NotEqual(t, first, h, "element %d", i)
+		values[i]--
+	}
+	require.NoError(t, errors.Join(x.Free(), rt.Close()))
 }
 
 // interrupted is a communicator that fails after a wait that was successful.

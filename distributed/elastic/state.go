@@ -6,7 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc64"
+	"hash/crc32"
 	"log/slog"
 	"math"
 	"slices"
@@ -89,25 +89,36 @@ func (e *Epoch) agree(vote []int64) error {
 	return fmt.Errorf("elastic: %w: the state of %s is not that of the others at the beginning of epoch %d", comm.ErrMismatch, strings.Join(differ, ", "), e.Number)
 }
 
-var crcTable = crc64.MakeTable(crc64.ECMA)
+// castagnoli and IEEE's CRC-32, which processors compute, together detect what a CRC of 64 bits does.
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// hash is the CRC-64 (ECMA-182) of the tensors.
-func (m *Member) hash(context.Context) (h uint64, err error) {
+// hash is the two CRC-32 of the tensors.
+func (m *Member) hash(context.Context) (uint64, error) {
+	var a, b uint32
 	for _, t := range m.cfg.Tensors {
-		bytes, copyErr := hostBytes(t)
-		h, err = crc64.Update(h, crcTable, bytes), errors.Join(err, copyErr)
+		if err := parts(t, func(part []byte) {
+			a, b = crc32.Update(a, crc32.IEEETable, part), crc32.Update(b, castagnoli, part)
+		}); err != nil {
+			return 0, err
+		}
 	}
-	return h, err
+	return uint64(a)<<32 | uint64(b), nil
 }
 
-// hostBytes copies a contiguous tensor to the host.
-func hostBytes(t *runtime.Tensor) ([]byte, error) {
+// parts calls f with a contiguous tensor in pieces of at most 1 MiB, on the host. A copy of a whole tensor would take as much memory
+// again, and a process that is to stop for its garbage collection waits for a copy.
+func parts(t *runtime.Tensor, f func(part []byte)) error {
 	p, err := t.Ptr()
-	if err != nil || t.Len() == 0 {
-		return nil, err
+	rest := t.Len() * t.DType().Size()
+	part := make([]byte, min(rest, 1<<20))
+	for err == nil && rest > 0 {
+		part = part[:min(rest, len(part))]
+		if err = t.Runtime().CopyOut(part, p); err == nil {
+			f(part)
+		}
+		p, rest = p+uintptr(len(part)), rest-len(part)
 	}
-	bytes := make([]byte, t.Len()*t.DType().Size())
-	return bytes, t.Runtime().CopyOut(bytes, p)
+	return err
 }
 
 func (m *Member) residuals() ([]*runtime.Tensor, error) {
@@ -121,12 +132,12 @@ func (m *Member) residuals() ([]*runtime.Tensor, error) {
 func (m *Member) residualNorm() (norm float64, err error) {
 	list, err := m.residuals()
 	for _, t := range list {
-		bytes, copyErr := hostBytes(t)
-		for x := range slices.Chunk(bytes, dtype.F32.Size()) {
-			f := float64(math.Float32frombits(binary.NativeEndian.Uint32(x)))
-			norm += f * f
-		}
-		err = errors.Join(err, copyErr)
+		err = errors.Join(err, parts(t, func(part []byte) {
+			for x := range slices.Chunk(part, dtype.F32.Size()) {
+				f := float64(math.Float32frombits(binary.NativeEndian.Uint32(x)))
+				norm += f * f
+			}
+		}))
 	}
 	return math.Sqrt(norm), err
 }
