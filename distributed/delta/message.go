@@ -93,7 +93,7 @@ func (d *Delta) blocks() (counts []int) {
 	return counts
 }
 
-// WriteTo writes d, in the format that the package describes.
+// WriteTo writes d, in the format that docs/deltas.md describes.
 func (d *Delta) WriteTo(w io.Writer) (written int64, err error) {
 	parts, sum := d.parts(), uint32(0)
 	for _, p := range parts[1:] {

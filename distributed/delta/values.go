@@ -8,7 +8,7 @@ import (
 )
 
 // The coder of values is a range asymmetric numeral system with a table per block (rANS: Jarek Duda,
-// "Asymmetric numeral systems", 2013, https://arxiv.org/abs/1311.2540). Its format is in doc.go.
+// "Asymmetric numeral systems", 2013, https://arxiv.org/abs/1311.2540). Its format is in docs/deltas.md.
 const (
 	tableBits   = 12      // frequencies of a table sum to 1<<tableBits
 	stateLow    = 1 << 16 // states are in [stateLow, stateLow<<16)
@@ -89,7 +89,7 @@ func (f *frequencies) cost(counts *[symbolCount]int) (total float64) {
 	return total
 }
 
-// appendValues appends the section of values.
+// appendValues appends the section of values, the last one of a block.
 func (c *coder) appendValues(dst []byte, values []uint64) []byte {
 	if len(values) == 0 {
 		return dst
@@ -144,7 +144,6 @@ func (c *coder) appendValues(dst []byte, values []uint64) []byte {
 		states[i&mask] = x/n<<tableBits + x%n + starts[s]
 	}
 	c.words = words
-	dst = binary.AppendUvarint(dst, uint64(len(words)))
 	for _, x := range states[:mask+1] {
 		dst = binary.LittleEndian.AppendUint32(dst, x)
 	}
@@ -195,7 +194,7 @@ func (c *coder) readTable(src *cursor) error {
 	return nil
 }
 
-// readValues reads the section of as many values.
+// readValues reads the section of as many values, to the end of src.
 func (c *coder) readValues(src *cursor, values []uint64) error {
 	if len(values) == 0 {
 		return nil
@@ -203,13 +202,13 @@ func (c *coder) readValues(src *cursor, values []uint64) error {
 	if err := c.readTable(src); err != nil {
 		return err
 	}
-	count := src.uvarint()
 	mask := statesOf(len(values)) - 1
 	head := src.take(4 * uint64(mask+1))
-	words := src.take(2 * min(count, math.MaxInt32))
 	if src.bad {
 		return errDamaged
 	}
+	words := src.rest
+	src.rest = nil
 	var states [4]uint32
 	for i := range mask + 1 {
 		states[i] = binary.LittleEndian.Uint32(head[4*i:])
