@@ -1,6 +1,7 @@
 package delta
 
 import (
+	"bytes"
 	"crypto/subtle"
 	"encoding/binary"
 	"errors"
@@ -28,6 +29,7 @@ const (
 	formOnes          // positions, signs, and values of differences beyond one
 	formDense         // a value for each element
 	formSorted        // as formList, positions among the elements in the order of their magnitudes
+	filling           // no form: bytes before one
 )
 
 // coder has the memory to code a block.
@@ -173,7 +175,7 @@ func unzigzag(z uint64) int64 { return int64(z>>1) ^ -int64(z&1) }
 func magnitude(d int64) uint64 { return uint64(d^d>>63) - uint64(d>>63) }
 
 // encode appends the shortest code of the compared block to dst, or, unless small is set, of those that are made fast and can be
-// taken back. least is the length of the shortest code that is allowed.
+// taken back. A code shorter than least is filled up.
 func (c *coder) encode(dst []byte, old, new place, d dtype.DType, elements, least int, small bool) ([]byte, error) {
 	changed := len(c.idx)
 	best := []byte(nil)
@@ -194,8 +196,8 @@ func (c *coder) encode(dst []byte, old, new place, d dtype.DType, elements, leas
 			best = sorted
 		}
 	}
-	if len(best) >= least && len(best) < elements*d.Size() {
-		return append(dst, best...), nil
+	if best != nil && len(best) < elements*d.Size() {
+		return append(append(dst, bytes.Repeat([]byte{filling}, max(least-len(best), 0))...), best...), nil
 	}
 	dst = binary.AppendUvarint(append(dst, formXor), uint64(changed))
 	data, err := new.bytes(elements*d.Size(), &c.new)
@@ -372,8 +374,8 @@ func readPositions(src *cursor, idx []int32, limit int) error {
 
 // read decodes a block of that many elements: positions into the area, values, and of formOnes marks and second. It returns its form.
 func (c *coder) read(code []byte, d dtype.DType, elements int) (form byte, err error) {
-	src := cursor{rest: code}
-	form, changed := src.byte(), src.uvarint()
+	form, src := formOf(code)
+	changed := src.uvarint()
 	if src.bad || changed > uint64(elements) {
 		return 0, errDamaged
 	}
@@ -497,10 +499,16 @@ func list[T int8 | int16 | int32 | int64](c *coder, form byte, diffs []byte) int
 	return len(c.idx)
 }
 
+// formOf returns the form of a block's code, and what follows it.
+func formOf(code []byte) (form byte, src cursor) {
+	src.rest = bytes.TrimLeft(code, string(rune(filling)))
+	form = src.byte()
+	return form, src
+}
+
 // changedIn returns how many elements a block's code changes.
 func changedIn(code []byte) uint64 {
-	src := cursor{rest: code}
-	src.byte()
+	_, src := formOf(code)
 	return src.uvarint()
 }
 

@@ -179,6 +179,36 @@ func TestFiles(t *testing.T) {
 	}
 }
 
+// TestSmaller: who has missed versions gets the shorter one of what has changed and of a full copy, whatever share was set to zero in between.
+func TestSmaller(t *testing.T) {
+	const seed, n = 13, blockLen + 1000
+	r, ctx := rand.New(rand.NewPCG(seed, 0)), t.Context()
+	sent := map[uint64]int{}
+	for _, share := range []float64{0, 0.02, 0.3, 0.9, 1} {
+		versions := []model{{newTensor(r, "w", dtype.I8, n)}}
+		clear(versions[0][0].Memory.(Host)[:n*7/10])
+		p := NewPublisher(nil, nil)
+		require.NoError(t, p.Commit(ctx, 1, versions[0]))
+		for v := uint64(2); v < 4; v++ {
+			next := versions[v-2].train(r, 0.0001)
+			clear(next[0].Memory.(Host)[n-int(share*n*0.3):])
+			versions = append(versions, next)
+			require.NoError(t, p.Commit(ctx, v, next))
+		}
+		var got, full bytes.Buffer
+		require.NoError(t, p.WriteSince(ctx, &got, 1))
+		require.NoError(t, p.WriteSince(ctx, &full, 0))
+		changes, err := Diff(ctx, versions[0], versions[2], nil)
+		require.NoError(t, err)
+		assert.LessOrEqual(t, got.Len(), min(full.Len(), int(changes.Stat().Bytes)), "share %v, seed %d", share, seed)
+		assert.True(t, share < 1 || full.Len() < n/500, "%d bytes of zeros", full.Len())
+		d, err := Read(&got)
+		require.NoError(t, err)
+		sent[d.Base]++
+	}
+	assert.Len(t, sent, 2, "deltas and full copies")
+}
+
 // TestLayouts: tensors come, go, change their shapes and types, in memory of a runtime and of others.
 func TestLayouts(t *testing.T) {
 	r := rand.New(rand.NewPCG(2, 2))

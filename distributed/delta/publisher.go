@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 
 	"github.com/tutti-go/tutti/comm"
@@ -53,7 +54,7 @@ func (p *Publisher) Commit(ctx context.Context, version uint64, tensors []Tensor
 		return err
 	}
 	next.hook = p.replica.hook
-	d, err := diff(ctx, p.replica, next, false, nil)
+	d, err := diff(ctx, p.replica, next, false, math.MaxInt, nil)
 	if err != nil {
 		return err
 	}
@@ -121,16 +122,19 @@ func (p *Publisher) since(ctx context.Context, version uint64, digest *uint32, s
 		return p.log[from], nil
 	}
 	var folded *Delta
+	limit := math.MaxInt
 	if from >= 0 {
 		var err error
-		folded, err = p.fold(ctx, from, small)
-		if err != nil || folded != nil && folded.Stat().Bytes < uint64(p.replica.bytes()/2) { // which a full copy is not
-			return folded, err
+		if folded, err = p.fold(ctx, from, small); err != nil {
+			return nil, err
+		}
+		if folded != nil {
+			limit = int(folded.Stat().Bytes)
 		}
 	}
 	to, _ := p.replica.copied(false)
-	full, err := diff(ctx, &replica{hook: to.hook}, to, false, nil)
-	if err == nil && folded != nil && folded.Stat().Bytes <= full.Stat().Bytes {
+	full, err := diff(ctx, &replica{hook: to.hook}, to, false, limit, nil)
+	if errors.Is(err, errLonger) || err == nil && folded != nil && folded.Stat().Bytes <= full.Stat().Bytes {
 		return folded, nil
 	}
 	return full, err
@@ -163,7 +167,7 @@ func (p *Publisher) fold(ctx context.Context, from int, small bool) (*Delta, err
 	}
 	old.version = p.log[from].Base
 	to, _ := p.replica.copied(false)
-	d, err := diff(ctx, old, to, small, nil)
+	d, err := diff(ctx, old, to, small, math.MaxInt, nil)
 	if err == nil {
 		d.digest = p.log[from].digest
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"math"
 	gort "runtime"
 	"slices"
 	"sync"
@@ -280,8 +281,12 @@ func (r *replica) sameLayout(other *replica) bool {
 // a receiver allocate more than 1024 times its length.
 func least(bytes int) int { return bytes / 1024 }
 
-// diff returns the delta from r to next, of whose blocks it takes the checksums. From version 0 it is a full copy.
-func diff(ctx context.Context, r, next *replica, small bool, tick func(done, of int)) (*Delta, error) {
+// errLonger is that a delta would take more bytes than allowed.
+var errLonger = errors.New("delta: longer than another one")
+
+// diff returns the delta from r to next, of whose blocks it takes the checksums. From version 0 it is a full copy. It
+// fails with errLonger as soon as codes are longer than limit.
+func diff(ctx context.Context, r, next *replica, small bool, limit int, tick func(done, of int)) (*Delta, error) {
 	d := &Delta{Base: r.version, Target: next.version}
 	if r.version != 0 {
 		d.digest = r.digest()
@@ -295,6 +300,7 @@ func diff(ctx context.Context, r, next *replica, small bool, tick func(done, of 
 	}
 	from := make([]int, len(next.tensors))
 	codes := make([][][]byte, len(next.tensors))
+	var coded atomic.Int64
 	for i := range next.tensors {
 		if from[i] = -1; r.version != 0 {
 			from[i] = find(r.tensors, &next.tensors[i])
@@ -323,6 +329,9 @@ func diff(ctx context.Context, r, next *replica, small bool, tick func(done, of 
 		}
 		if next.sums[t][b], err = c.compare(old, new, dt, bytes/dt.Size(), before); err == nil && (len(c.idx) > 0 || from[t] < 0) {
 			codes[t][b], err = c.encode(nil, old, new, dt, bytes/dt.Size(), shortest, small && from[t] >= 0)
+		}
+		if coded.Add(int64(len(codes[t][b]))) > int64(limit) {
+			err = cmp.Or(err, errLonger)
 		}
 		return err
 	})
@@ -358,7 +367,7 @@ func Diff(ctx context.Context, old, new []Tensor, tick func(done, of int)) (*Del
 	if err := from.measure(ctx, first); err != nil {
 		return nil, err
 	}
-	return diff(ctx, from, to, true, second)
+	return diff(ctx, from, to, true, math.MaxInt, second)
 }
 
 // halves returns what to call in the first half of a work, and in the second.
@@ -490,9 +499,10 @@ func (a *applied) block(c *coder, i, b int) error {
 	if err != nil {
 		return err
 	}
+	form, _ := formOf(code)
 	kept, bytes, sum := a.was[change.tensor] >= 0, t.length(at), a.next.sums[change.tensor][at]
 	fresh := a.d.Base == 0 || !kept
-	if kept && (fresh || len(code) > 0 && code[0] == formSorted) {
+	if kept && (fresh || form == formSorted) {
 		data, err := p.bytes(bytes, &c.old)
 		if err != nil {
 			return err
