@@ -19,8 +19,9 @@ import (
 type Dataset struct {
 	name           string
 	inputs, labels []*tensors.Tensor
+	cfg            distributed.SamplerConfig
 	sampler        *distributed.Sampler
-	size           int
+	n, size, ranks int
 	infinite       bool
 	epoch, batch   int
 	batches        [][]int // of the epoch
@@ -32,7 +33,7 @@ type Dataset struct {
 // what becomes of examples that the ranks cannot share equally, and may not be
 // [distributed.TailKeep], with which ranks would have unequal numbers of batches.
 func NewDataset(c comm.Communicator, name string, inputs, labels []*tensors.Tensor, size int, cfg distributed.SamplerConfig) (*Dataset, error) {
-	d := &Dataset{name: name, inputs: inputs, labels: labels, size: size}
+	d := &Dataset{name: name, inputs: inputs, labels: labels, cfg: cfg, size: size}
 	n := -1
 	for _, t := range slices.Concat(inputs, labels) {
 		if t.Shape().IsScalar() || n >= 0 && t.Shape().Dimensions[0] != n {
@@ -43,11 +44,25 @@ func NewDataset(c comm.Communicator, name string, inputs, labels []*tensors.Tens
 	if n < 0 || size < 1 || cfg.Tail == distributed.TailKeep {
 		return nil, fmt.Errorf("gomlx: data set %s: %w: %d tensors, batches of %d, Tail %d", name, comm.ErrArgument, len(inputs)+len(labels), size, cfg.Tail)
 	}
-	var err error
-	if d.sampler, err = distributed.NewSampler(c, n, cfg); err != nil {
+	d.n = n
+	if err := d.Rebind(c); err != nil {
 		return nil, err
 	}
-	return d, d.Seek(0, 0)
+	return d, nil
+}
+
+// Rebind shares the examples among the ranks of another communicator. The epoch goes on behind
+// the batches that the ranks took together, rounded down to a multiple of their new number.
+func (d *Dataset) Rebind(c comm.Communicator) error {
+	sampler, err := distributed.NewSampler(c, d.n, d.cfg)
+	if err != nil {
+		return err
+	}
+	taken := d.batch * d.ranks
+	d.sampler, d.ranks = sampler, c.WorldSize()
+	err = d.Seek(d.epoch, 0)
+	d.batch = min(taken/d.ranks, len(d.batches))
+	return err
 }
 
 // Infinite has an iteration go on with the next epoch instead of ending, for

@@ -31,12 +31,14 @@ import (
 	"github.com/tutti-go/tutti/adapters/gomlx"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/examples/digits"
 	"github.com/tutti-go/tutti/internal/jobtest"
+	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
 // TestDigits trains over goroutines, Open MPI and MPICH, to the same bits, also
@@ -363,7 +365,7 @@ func TestDataset(t *testing.T) {
 	numbers := tensors.FromFlatDataAndDimensions([]int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 11)
 	squares := tensors.FromFlatDataAndDimensions([]int64{0, 1, 4, 9, 16, 25, 36, 49, 64, 81, 100}, 11, 1)
 	both := []*tensors.Tensor{numbers, squares}
-	seen := make([][]int64, 2)
+	seen, shared, alone := make([][]int64, 2), make([][]int64, 2), make([][]int64, 2)
 	require.NoError(t, local.Run(t.Context(), 2, func(_ context.Context, c comm.Communicator) error {
 		d, err := gomlx.NewDataset(c, "numbers", both, both[:1], 2, distributed.SamplerConfig{Tail: distributed.TailDrop})
 		require.NoError(t, err)
@@ -398,8 +400,17 @@ func TestDataset(t *testing.T) {
 		}
 		_, err = gomlx.NewDataset(c, "numbers", both, nil, 2, distributed.SamplerConfig{Tail: distributed.TailKeep})
 		assert.ErrorIs(t, err, comm.ErrArgument)
+
+		require.NoError(t, d.Seek(0, 0))
+		shared[c.Rank()] = take(2)
+		require.NoError(t, d.Rebind(noop.New(cpu.New())))
+		epoch, batch = d.Position()
+		assert.Equal(t, [2]int{0, 2}, [2]int{epoch, batch}, "of one rank")
+		alone[c.Rank()] = take(100)
 		return nil
 	}))
+	assert.Equal(t, alone[0], alone[1])
+	assert.Len(t, slices.Compact(slices.Sorted(slices.Values(slices.Concat(shared[0], shared[1], alone[0])))), 10, "ten of eleven, each once")
 	all := slices.Sorted(slices.Values(slices.Concat(seen...)))
 	assert.Len(t, slices.Compact(all), 8)
 }
@@ -415,7 +426,6 @@ func TestMisuse(t *testing.T) {
 	}))
 }
 
-// TestReadme: what the README adds to a program is what the example has.
 // Before the first step there is no loop, nothing to save and nothing to adopt.
 func TestOuterBeforeTheFirstStep(t *testing.T) {
 	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
@@ -427,6 +437,7 @@ func TestOuterBeforeTheFirstStep(t *testing.T) {
 	}))
 }
 
+// TestReadme: what the README adds to a program is what the example has.
 func TestReadme(t *testing.T) { jobtest.Readme(t, "README.md", "digits/main.go", 10) }
 
 // BenchmarkStep is a training step on one rank, of GoMLX alone and with the

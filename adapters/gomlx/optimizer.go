@@ -219,27 +219,29 @@ func (o *Optimizer) step() error {
 			return err
 		}
 	}
-	err := o.with(o.slots, nil, func(gradients []*runtime.Tensor) (err error) {
-		if o.sync == nil {
-			if o.sync, err = ddp.New(o.ctx, o.rt, o.c, gradients, o.cfg); err != nil {
-				return err
-			}
-			if len(o.saved) > 0 {
-				if err := o.sync.Restore(o.ctx, o.saved...); err != nil {
+	err := o.with(o.averages, nil, func(averages []*runtime.Tensor) error {
+		return distributed.AllReduceAll(o.ctx, o.c, averages, comm.Avg)
+	})
+	if err == nil {
+		err = o.with(o.slots, nil, func(gradients []*runtime.Tensor) error {
+			if o.sync == nil {
+				if err := o.begin(gradients); err != nil {
 					return err
 				}
-				o.saved = nil
 			}
-		}
-		return o.sync.ReduceAll(o.ctx, gradients)
-	})
+			return o.sync.ReduceAll(o.ctx, gradients)
+		})
+	}
 	if err == nil {
 		_, err = o.update.Call()
 	}
-	if err == nil {
-		err = o.with(o.averages, nil, func(averages []*runtime.Tensor) error {
-			return distributed.AllReduceAll(o.ctx, o.c, averages, comm.Avg)
-		})
+	return err
+}
+
+// begin makes what reduces gradients like these.
+func (o *Optimizer) begin(gradients []*runtime.Tensor) (err error) {
+	if o.sync, err = ddp.New(o.ctx, o.rt, o.c, gradients, o.cfg); err == nil && len(o.saved) > 0 {
+		err, o.saved = o.sync.Restore(o.ctx, o.saved...), nil
 	}
 	return err
 }

@@ -4,6 +4,7 @@
 //	go run ./characters                                  # two ranks, goroutines of one process
 //	tutti launch -n 2 ./characters -backend tcp          # a process per rank, the same bits
 //	mpirun --bind-to none -n 2 ./characters -backend mpi # the same over MPI
+//	tutti launch -n 3 --min 1 --restarts 9 ./characters -backend elastic # kill any of them: it joins again
 //	go run ./characters -checkpoint DIR -steps 60        # goes on from there, if it exists
 package main
 
@@ -41,9 +42,12 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/comm/noop"
+	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/elastic"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -60,11 +64,12 @@ type settings struct {
 	steps      int
 	pattern    string
 	checkpoint string // directory, none if empty
+	elastic    *elastic.Config
 }
 
 func main() {
 	var s settings
-	backend := flag.String("backend", "local", "local, or under a launcher tcp or mpi")
+	backend := flag.String("backend", "local", "local, or under a launcher tcp, mpi or elastic")
 	ranks := flag.Int("ranks", 2, "ranks of the local backend")
 	flag.IntVar(&s.steps, "steps", 40, "the step with which to end")
 	flag.StringVar(&s.pattern, "pattern", sparse.Dense, "what is sent: dense, or a tenth by topkA and others")
@@ -72,8 +77,12 @@ func main() {
 	flag.Parse()
 	body := func(ctx context.Context, c comm.Communicator) error {
 		sum, last, err := run(ctx, c, s)
+		who := fmt.Sprint("world size ", c.WorldSize())
+		if s.elastic != nil {
+			who = s.elastic.Name
+		}
 		if err == nil && c.Rank() == 0 {
-			fmt.Printf("world size %d, step %d: loss %.4f; checksum of the parameters %08x\n", c.WorldSize(), s.steps, last, sum)
+			fmt.Printf("%s, step %d: loss %.4f; checksum of the parameters %08x\n", who, s.steps, last, sum)
 		}
 		return err
 	}
@@ -85,6 +94,15 @@ func main() {
 		var c comm.Communicator
 		if c, err = tcp.FromEnv(ctx); err == nil {
 			err = comm.Run(ctx, []comm.Communicator{c}, body)
+		}
+	case "elastic":
+		var cfg elastic.Config
+		if cfg, err = elastic.FromEnv(elastic.Config{Terms: fmt.Sprintf("characters %+v", s)}); err == nil {
+			cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
+				return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: cfg.TLS, Silence: elastic.DefaultSilence})
+			}
+			s.elastic = &cfg
+			err = body(ctx, noop.New(cpu.New()))
 		}
 	default:
 		err = local.Run(ctx, *ranks, body)
@@ -126,7 +144,12 @@ func run(ctx context.Context, c comm.Communicator, s settings) (sum uint32, last
 	if err := resume(s.checkpoint, c, averaging, data, loop.LoopStep); err != nil {
 		return 0, 0, err
 	}
-	metrics, err := loop.RunToGlobalStep(data.Infinite(true), s.steps)
+	var metrics []*tensors.Tensor
+	if s.elastic == nil {
+		metrics, err = loop.RunToGlobalStep(data.Infinite(true), s.steps)
+	} else {
+		metrics, err = averaging.RunElastic(ctx, *s.elastic, loop, data, s.steps)
+	}
 	if err != nil {
 		return 0, 0, err
 	}
