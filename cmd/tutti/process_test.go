@@ -10,10 +10,12 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -141,4 +143,33 @@ func TestInfoStartsItself(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	assert.NoFileExists(t, ran)
+}
+
+// What the README shows of terminals is what the commands print, but for numbers, and fits 80 columns.
+func TestOutputInTheReadme(t *testing.T) {
+	t.Parallel()
+	readme, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	_, text, _ := strings.Cut(string(readme), "```console\n")
+	text, _, _ = strings.Cut(text, "```")
+	number := regexp.MustCompile(`^([0-9.]+|─+)$`)
+	words := func(text string) (all []string) {
+		for line := range strings.Lines(text) {
+			assert.LessOrEqual(t, utf8.RuneCountInString(strings.TrimRight(line, "\n")), 80, line)
+			for _, word := range strings.Fields(line) {
+				all = append(all, number.ReplaceAllString(word, "n"))
+			}
+		}
+		return all
+	}
+	shown := strings.Split(text, "$ tutti ")[1:]
+	require.Len(t, shown, 2)
+	for _, s := range shown {
+		args, want, _ := strings.Cut(s, "\n")
+		cmd := command(t, build(t), strings.Fields(args)...)
+		cmd.Dir = t.TempDir()
+		got, err := cmd.Output()
+		require.NoError(t, err, args)
+		assert.Equal(t, words(want), words(string(got)), args)
+	}
 }
