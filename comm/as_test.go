@@ -9,6 +9,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/checked"
 	"github.com/tutti-go/tutti/comm/internal/hosttest"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/comm/noop"
 )
 
@@ -24,7 +25,7 @@ func TestAsLooksThroughDecorators(t *testing.T) {
 	k, err := checked.New(t.Context(), inner, rt)
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, k.Close()) }()
-	outer := comm.NewMeter(k)
+	outer := metered.New(k)
 
 	s, ok := comm.As[comm.StreamSyncOps](outer)
 	require.True(t, ok)
@@ -32,14 +33,14 @@ func TestAsLooksThroughDecorators(t *testing.T) {
 	found, ok := comm.As[*checked.Communicator](outer)
 	require.True(t, ok)
 	assert.Same(t, k, found)
-	m, ok := comm.As[*comm.Meter](outer)
+	m, ok := comm.As[*metered.Communicator](outer)
 	require.True(t, ok)
 	assert.Same(t, outer, m)
 }
 
 func TestAsFindsNothing(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
-	_, ok := comm.As[comm.StreamSyncOps](comm.NewMeter(noop.New(rt)))
+	_, ok := comm.As[comm.StreamSyncOps](metered.New(noop.New(rt)))
 	assert.False(t, ok)
 	_, ok = comm.As[comm.StreamSyncOps](nil)
 	assert.False(t, ok)

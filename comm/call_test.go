@@ -12,6 +12,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/internal/hosttest"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/dtype"
 )
@@ -139,7 +140,7 @@ func TestRun(t *testing.T) {
 // of its own.
 func TestAllocate(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
-	c := comm.NewMeter(noop.New(rt))
+	c := metered.New(noop.New(rt))
 	defer c.Close()
 	b, err := comm.Allocate(t.Context(), c, rt, 100)
 	require.NoError(t, err)

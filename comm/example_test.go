@@ -40,32 +40,3 @@ func ExampleCommunicator_group() {
 	fmt.Println(err)
 	// Output: <nil>
 }
-
-// A Meter tells what a program sends.
-func ExampleMeter() {
-	rt := cpu.New()
-	defer rt.Close()
-	err := local.Run(context.Background(), 4, func(ctx context.Context, c comm.Communicator) error {
-		buf, err := rt.Allocate(4000)
-		if err != nil {
-			return err
-		}
-		defer rt.Deallocate(buf)
-		m := comm.NewMeter(c)
-		if err := m.AllReduce(buf, buf, 1000, dtype.F32, comm.Max); err != nil {
-			return err
-		}
-		if err := m.Sync(ctx); err != nil {
-			return err
-		}
-		if m.Rank() == 0 {
-			t := m.Totals()
-			fmt.Println(t.SentElements, "elements,", t.SentBytes, "bytes")
-		}
-		return nil
-	})
-	if err != nil {
-		fmt.Println(err)
-	}
-	// Output: 1500 elements, 6000 bytes
-}

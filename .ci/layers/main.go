@@ -32,6 +32,7 @@ var layers = []struct{ of, may string }{
 	{"comm/backend", "comm runtime"},
 	{"comm/commtest", "comm runtime"},
 	{"comm/checked", "comm comm/backend runtime"},
+	{"comm/metered", "comm runtime"},
 	{"comm/record", "comm comm/backend runtime"},
 	{"comm/staged", "comm comm/backend runtime"},
 	{"comm/instrument", "comm comm/checked comm/record runtime"},
@@ -51,14 +52,14 @@ var layers = []struct{ of, may string }{
 	{"comm/p2p", "comm comm/backend comm/internal/marks runtime runtime/cpu runtime/cuda"},
 
 	{"distributed", "comm distributed/internal/base runtime"},
-	{"distributed/internal/standin", "comm comm/commtest comm/local distributed/sparse runtime runtime/cpu"},
+	{"distributed/internal/standin", "comm comm/commtest comm/local comm/metered distributed/sparse runtime runtime/cpu"},
 	{"distributed/internal/*", "comm runtime"},
-	{"distributed/sparse", "comm distributed distributed/internal/base distributed/internal/tuning runtime"},
-	{"distributed/ddp", "comm distributed distributed/internal/base distributed/sparse runtime"},
+	{"distributed/sparse", "comm comm/metered distributed distributed/internal/base distributed/internal/tuning runtime"},
+	{"distributed/ddp", "comm comm/metered distributed distributed/internal/base distributed/sparse runtime"},
 	{"distributed/outer", "comm distributed distributed/internal/base distributed/sparse distributed/ddp runtime"},
 	{"distributed/elastic", "comm comm/store comm/rendezvous distributed runtime runtime/cpu"}, // cpu: the default, and host memory
 	{"distributed/delta", "comm distributed runtime runtime/cpu"},
-	{"distributed/distributedtest", "comm comm/commtest distributed distributed/internal/tuning distributed/sparse distributed/ddp distributed/outer runtime"},
+	{"distributed/distributedtest", "comm comm/metered comm/commtest distributed distributed/internal/tuning distributed/sparse distributed/ddp distributed/outer runtime"},
 }
 
 func main() {

@@ -18,6 +18,7 @@ import (
 	"github.com/tutti-go/tutti/comm/instrument"
 	"github.com/tutti-go/tutti/comm/internal/hosttest"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/comm/record"
 	"github.com/tutti-go/tutti/dtype"
@@ -96,7 +97,7 @@ func TestExamineRecordsOnce(t *testing.T) {
 	require.NoError(t, instrument.Run(t.Context(), rt, noop.New(rt), func(ctx context.Context, c comm.Communicator) error {
 		part, err := c.Split(ctx, 0, 0)
 		require.NoError(t, err)
-		for name, inner := range map[string]comm.Communicator{"itself": c, "a part": part, "within another": comm.NewMeter(c)} {
+		for name, inner := range map[string]comm.Communicator{"itself": c, "a part": part, "within another": metered.New(c)} {
 			assert.NoError(t, instrument.Run(ctx, rt, inner, func(_ context.Context, c comm.Communicator) error {
 				assert.Equal(t, 1, recorders(c), name)
 				return nil

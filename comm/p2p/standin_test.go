@@ -17,6 +17,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/internal/gputest"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/comm/p2p"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/dl"
@@ -599,7 +600,7 @@ func TestStandInLists(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		meter := comm.NewMeter(c)
+		meter := metered.New(c)
 		_, err = meter.ShareLists(ctx, 0)
 		assert.ErrorIs(t, err, comm.ErrArgument)
 		_, err = meter.ShareLists(ctx, 1<<28)

@@ -21,6 +21,7 @@ import (
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/internal/hosttest"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/comm/record"
 	"github.com/tutti-go/tutti/dtype"
@@ -124,7 +125,7 @@ func TestDumpHasThePyTorchFields(t *testing.T) {
 	r := record.New(untold{noop.New(rt)}, 10, "")
 	_, _, line, _ := runtime.Caller(0)
 	require.NoError(t, r.AllReduce(buf, buf, 4, dtype.BF16, comm.Sum)) // line + 1
-	var c comm.Communicator = comm.NewMeter(r)
+	var c comm.Communicator = metered.New(r)
 	require.NoError(t, c.Group(comm.SendCall(buf, 2, dtype.F32, 0, 9), comm.RecvCall(buf+32, 2, dtype.F32, 0, 9))) // line + 3
 	var text bytes.Buffer
 	require.NoError(t, r.WriteJSON(&text))
@@ -452,7 +453,7 @@ func TestLearnsOfWhatIsDone(t *testing.T) {
 	buf := [2]uintptr{hosttest.Allocate(t, rt, 4096), hosttest.Allocate(t, rt, 4096)}
 	worlds, err := local.New(2)
 	require.NoError(t, err)
-	r := record.New(comm.NewMeter(worlds[0]), 8, "")
+	r := record.New(metered.New(worlds[0]), 8, "")
 	done := func() (done []bool) {
 		for _, e := range r.Dump().Entries {
 			done = append(done, e.Completed >= e.Created && e.State == "completed")
@@ -506,7 +507,7 @@ func TestOfGoroutinesAtTheSameTime(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	buf := hosttest.Allocate(t, rt, 64)
 	entered, leave := make(chan struct{}), make(chan struct{})
-	r := record.New(late{comm.NewMeter(noop.New(rt)), entered, leave}, 8, "")
+	r := record.New(late{metered.New(noop.New(rt)), entered, leave}, 8, "")
 	done := make(chan error)
 	go func() { done <- r.Recv(buf, 1, dtype.F32, 0, 1) }()
 	<-entered
@@ -539,14 +540,14 @@ func pass(d time.Duration) {
 
 // late is a communicator whose receives wait before they are submitted.
 type late struct {
-	*comm.Meter
+	*metered.Communicator
 	entered, leave chan struct{}
 }
 
 func (l late) Recv(buf uintptr, count int, dt dtype.DType, src int, tag uint32) error {
 	l.entered <- struct{}{}
 	<-l.leave
-	return l.Meter.Recv(buf, count, dt, src, tag)
+	return l.Communicator.Recv(buf, count, dt, src, tag)
 }
 
 // Of several goroutines that wait, the record shows the one that waits longest, and

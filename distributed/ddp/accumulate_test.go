@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -28,7 +29,7 @@ func TestAccumulate(t *testing.T) {
 		empty, err := runtime.New(rt, dtype.F32, 0)
 		require.NoError(t, err)
 		all := []*runtime.Tensor{f32, bf16, empty}
-		meter := comm.NewMeter(c)
+		meter := metered.New(c)
 		g, err := ddp.New(ctx, rt, meter, all, ddp.Config{})
 		require.NoError(t, err)
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -155,7 +156,7 @@ type Stats struct {
 // communicator between the first Ready and the end of Wait.
 type Gradients struct {
 	rt          runtime.Runtime
-	meter       *comm.Meter
+	meter       *metered.Communicator
 	lines       lines
 	order       base.Order
 	cfg         Config
@@ -196,7 +197,7 @@ type Gradients struct {
 	stats  Stats
 	open   bool // the device knows whether the last step was skipped
 	launch time.Duration
-	before comm.Traffic
+	before metered.Traffic
 	err    error
 	closed bool
 }
@@ -230,7 +231,7 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 		return nil, base.ConfigError("BucketViews with Wire %v and Rebuild %v, which move gradients", cfg.Wire, cfg.Rebuild)
 	}
 	n := len(params)
-	g := &Gradients{rt: rt, meter: comm.NewMeter(c), op: comm.Avg, lens: make([]int, n), types: make([]dtype.DType, n), shapes: make([][]int, n), where: make([]int, n),
+	g := &Gradients{rt: rt, meter: metered.New(c), op: comm.Avg, lens: make([]int, n), types: make([]dtype.DType, n), shapes: make([][]int, n), where: make([]int, n),
 		given: make([]*runtime.Tensor, n), results: make([]*runtime.Tensor, n), spares: make([]*runtime.Tensor, n), absent: make([]bool, n), sums: make([]sum, n), vectors: make([]bool, n)}
 	if cfg.Sum {
 		g.op = comm.Sum

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -15,15 +16,15 @@ import (
 // lines are the communicators of a mesh.
 type lines struct {
 	mesh  *distributed.Mesh
-	outer *comm.Meter
-	inner []*comm.Meter // the fastest dimension first
-	all   []*comm.Meter // these, and that of all ranks
+	outer *metered.Communicator
+	inner []*metered.Communicator // the fastest dimension first
+	all   []*metered.Communicator // these, and that of all ranks
 }
 
 // newLines makes the mesh of g's communicator, if it is configured; without, there is the communicator alone.
 func (g *Gradients) newLines(ctx context.Context) (l lines, err error) {
 	if g.cfg.Mesh == nil {
-		return lines{outer: g.meter, all: []*comm.Meter{g.meter}}, nil
+		return lines{outer: g.meter, all: []*metered.Communicator{g.meter}}, nil
 	}
 	if l.mesh, err = g.cfg.Mesh(ctx, g.meter); err != nil {
 		return l, err
@@ -35,7 +36,7 @@ func (g *Gradients) newLines(ctx context.Context) (l lines, err error) {
 		if err != nil {
 			return l, err
 		}
-		m := comm.NewMeter(c)
+		m := metered.New(c)
 		if ranks *= d.Size; i == 0 {
 			l.outer = m
 		} else {

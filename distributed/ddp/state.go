@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/runtime"
@@ -379,7 +380,7 @@ func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
 		b.memory = nil
 	}
 	had, keeps := g.meter.WorldSize(), false
-	g.meter, g.agreed = comm.NewMeter(c), false
+	g.meter, g.agreed = metered.New(c), false
 	g.order = base.NewOrder(g.rt, g.meter)
 	if ops, ok := comm.As[comm.StreamSyncOps](g.meter); ok && g.side != nil {
 		g.side.ops = ops

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/metered"
 )
 
 // worker is the communication worker of a [Gradients]: a goroutine that makes the exchanges of buckets,
@@ -65,7 +65,7 @@ const breakEvery = 10 * time.Millisecond
 
 // wait waits until all exchanges are done and returns the first error. When ctx
 // ends before, it ends what the communicators have submitted, and with it the exchanges.
-func (b *worker) wait(ctx context.Context, all []*comm.Meter) error {
+func (b *worker) wait(ctx context.Context, all []*metered.Communicator) error {
 	var first error
 	over, again := ctx.Done(), (<-chan time.Time)(nil)
 	for b.open > 0 {

@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
@@ -25,7 +25,7 @@ func testLevels(r *rank) {
 			continue
 		}
 		r.part(fmt.Sprintf("%d ranks per host", perHost), func() {
-			meter := comm.NewMeter(r.c)
+			meter := metered.New(r.c)
 			mesh := got(distributed.NewMesh(r.ctx, meter,
 				distributed.Dim{Name: "host", Size: -1}, distributed.Dim{Name: "rank", Size: perHost}))
 			r.after(mesh.Close)
@@ -43,7 +43,7 @@ func testLevels(r *rank) {
 }
 
 // levelsSequence is sequence for a mesh, whose traffic meter counts.
-func (r *rank) levelsSequence(k family, mesh *distributed.Mesh, perHost int, meter *comm.Meter, n int, cfg sparse.Config) {
+func (r *rank) levelsSequence(k family, mesh *distributed.Mesh, perHost int, meter *metered.Communicator, n int, cfg sparse.Config) {
 	r.part(fmt.Sprintf("%s, %s, n=%d", cfg.Pattern, k.name, n), func() {
 		u := &run{rank: r, cfg: cfg, meter: meter, t: r.tensor(dtype.F32, make([]float32, n)), weight: float32(perHost)}
 		levels := got(sparse.NewHierarchical(r.rt, mesh, n, cfg))

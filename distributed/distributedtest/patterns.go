@@ -12,6 +12,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
@@ -66,7 +67,7 @@ type run struct {
 	cfg    sparse.Config
 	codec  runtime.Codec // of cfg
 	sparse reducer
-	meter  *comm.Meter
+	meter  *metered.Communicator
 	t      *runtime.Tensor
 	result []float32
 	stats  sparse.Stats // of the last step
@@ -86,7 +87,7 @@ type run struct {
 func (r *rank) reduces(label string, n int, dt dtype.DType, cfg sparse.Config, body func(u *run)) {
 	r.part(fmt.Sprintf("%s, %v, n=%d, density %v, values %q", label, dt, n, cfg.Density, cfg.Values), func() {
 		cfg.Selector = r.selector
-		u := &run{rank: r, cfg: cfg, codec: codecs[cfg.Values], meter: comm.NewMeter(r.c), t: r.tensor(dt, make([]float32, n)), weight: 1}
+		u := &run{rank: r, cfg: cfg, codec: codecs[cfg.Values], meter: metered.New(r.c), t: r.tensor(dt, make([]float32, n)), weight: 1}
 		s := got(sparse.New(r.rt, u.meter, n, cfg))
 		r.after(s.Close)
 		u.sparse = s

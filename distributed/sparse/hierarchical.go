@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
@@ -37,7 +38,7 @@ type Hierarchical struct {
 	sparse *Reducer    // between the hosts, of this rank's share
 
 	inside struct { // of the last step, along the inner dimensions
-		sent comm.Traffic
+		sent metered.Traffic
 		time time.Duration
 	}
 	err    error
@@ -48,7 +49,7 @@ type Hierarchical struct {
 // many equal parts as there are ranks along it, and a rest of fewer elements than
 // that, which belongs to the last rank.
 type innerDim struct {
-	c          *comm.Meter
+	c          *metered.Communicator
 	order      base.Order
 	part, rest int
 	from, n    int // this rank's share of what the level before has
@@ -113,7 +114,7 @@ func (l *Hierarchical) add(c comm.Communicator, n int) (share int, err error) {
 		return 0, err
 	}
 	rank, size := c.Rank(), c.WorldSize()
-	v := &innerDim{c: comm.NewMeter(c), part: n / size, rest: n % size}
+	v := &innerDim{c: metered.New(c), part: n / size, rest: n % size}
 	v.order = base.NewOrder(l.rt, v.c)
 	v.from, v.n = rank*v.part, v.part
 	if v.last() {
@@ -176,12 +177,12 @@ func (l *Hierarchical) reduce(ctx context.Context, t *runtime.Tensor) error {
 	}
 	l.inside.time = reducing.Sub(started) + time.Since(gathering)
 	after := l.traffic()
-	l.inside.sent = comm.Traffic{SentElements: after.SentElements - sent.SentElements, SentBytes: after.SentBytes - sent.SentBytes}
+	l.inside.sent = metered.Traffic{SentElements: after.SentElements - sent.SentElements, SentBytes: after.SentBytes - sent.SentBytes}
 	return nil
 }
 
 // traffic is what went along the inner dimensions so far.
-func (l *Hierarchical) traffic() (sum comm.Traffic) {
+func (l *Hierarchical) traffic() (sum metered.Traffic) {
 	for _, v := range l.inner {
 		t := v.c.Totals()
 		sum.SentElements += t.SentElements

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -24,7 +25,7 @@ import (
 // communicator during a step.
 type Reducer struct {
 	*engine
-	meter    *comm.Meter
+	meter    *metered.Communicator
 	name     string // of the pattern that serves k
 	selector selector
 	exchange exchange
@@ -61,7 +62,7 @@ type Stats struct {
 	// Threshold is the magnitude that the selected entries have at least,
 	// GlobalThreshold (oktopk) that of the sums that went into the result.
 	Threshold, GlobalThreshold float32
-	// SentElements and SentBytes are what this rank sent as comm.Meter counts:
+	// SentElements and SentBytes are what this rank sent as package metered counts:
 	// a value and an index are one element each, an allgather counts what the
 	// rank receives. What [Auto] sent to choose does not count.
 	SentElements, SentBytes int64
@@ -107,7 +108,7 @@ func New(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Reducer, 
 	if codec := cfg.codec(); codec != runtime.CodecNone && errors.Is(kernels.Quantize(0, codec, 0, 0, 0), runtime.ErrUnsupported) {
 		return nil, base.OpError("sparse", fmt.Errorf("values %s on runtime %s: %w", cfg.Values, rt.Name(), runtime.ErrUnsupported))
 	}
-	meter := comm.NewMeter(c)
+	meter := metered.New(c)
 	e, err := newEngine(rt, kernels, meter, n, cfg)
 	s := &Reducer{engine: e, meter: meter, given: given}
 	if err == nil {
@@ -170,7 +171,7 @@ func (s *Reducer) rebind(c comm.Communicator) error {
 		return s.err
 	}
 	s.release(s.permanent)
-	s.meter = comm.NewMeter(c)
+	s.meter = metered.New(c)
 	s.bind(s.meter)
 	s.k, s.selected, s.result = 0, runtime.Entries{}, result{}
 	return s.err

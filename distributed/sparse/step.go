@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
@@ -142,7 +143,7 @@ func (s *Reducer) Exchange(ctx context.Context) error {
 }
 
 // addSent counts what was sent since then for the step.
-func (s *Reducer) addSent(then comm.Traffic) {
+func (s *Reducer) addSent(then metered.Traffic) {
 	now := s.meter.Totals()
 	s.stats.SentElements += now.SentElements - then.SentElements
 	s.stats.SentBytes += now.SentBytes - then.SentBytes

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -33,7 +34,7 @@ func measureVolume(t *testing.T, cfg sparse.Config, ranks, n, steps int, gradien
 	var v volume
 	b := standin.Backend(t, ranks)
 	err := b.Run(t.Context(), ranks, func(ctx context.Context, r commtest.Rank) error {
-		meter := comm.NewMeter(r.Comm)
+		meter := metered.New(r.Comm)
 		s, err := sparse.New(r.Runtime, meter, n, cfg)
 		if err != nil {
 			return err

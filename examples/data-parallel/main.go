@@ -21,6 +21,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/instrument"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/distributed"
@@ -105,7 +106,7 @@ func train(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, s settings
 	}
 	model := newModel(uint64(c.Rank())) // as a rank that reads no seed would: they differ
 	update := make([]float32, len(model.parameters))
-	meter := comm.NewMeter(c)
+	meter := metered.New(c)
 
 	// Tensors are the slices themselves: nothing is copied.
 	var tensors []*runtime.Tensor

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/metered"
 	topk "github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/race"
@@ -67,7 +68,7 @@ func TestStepsOfPatterns(t *testing.T) {
 						return err
 					}
 					defer func() { err = errors.Join(err, rt.Close()) }()
-					meter := comm.NewMeter(overHost{c, ctx})
+					meter := metered.New(overHost{c, ctx})
 					s, err := topk.New(rt, meter, n, cfg)
 					if err != nil {
 						return err

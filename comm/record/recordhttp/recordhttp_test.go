@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/comm/record"
 	"github.com/tutti-go/tutti/comm/record/recordhttp"
@@ -23,7 +24,7 @@ func TestHandler(t *testing.T) {
 	require.NoError(t, err)
 	bare := noop.New(rt)
 	r := record.New(bare, 4, "")
-	server := httptest.NewServer(recordhttp.Handler(comm.NewMeter(r)))
+	server := httptest.NewServer(recordhttp.Handler(metered.New(r)))
 	defer server.Close()
 	for calls := range 3 { // it shows what is there now
 		answer, err := http.Get(server.URL)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -129,7 +130,7 @@ func WithStreams(t *testing.T, body func(ctx context.Context, s *Streamed, c com
 	s := &Streamed{Runtime: cpu.New(), Reach: runtime.CPU}
 	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
 		// Streams are found through decorators.
-		body(ctx, s, comm.NewMeter(NewStreamedComm(c, s)))
+		body(ctx, s, metered.New(NewStreamedComm(c, s)))
 		return nil
 	}))
 	assert.NoError(t, s.Close())

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/examples/digits"
@@ -99,7 +100,7 @@ func train(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, cfg ddp.Co
 		params = append(params, t)
 	}
 	gradients, params = params[:2], params[2:]
-	meter := comm.NewMeter(c)
+	meter := metered.New(c)
 	sync, err := ddp.New(ctx, rt, meter, gradients, cfg)
 	if err != nil {
 		return result, err

@@ -100,7 +100,7 @@ type SparseResult struct {
 	Density float64 `json:"density"`
 	// Hosts between which the pattern is; 0: it is between all ranks.
 	Hosts int `json:"hosts,omitempty"`
-	// SentBytes in a step, lengths and headers included, as comm.Meter counts, the mean over ranks and
+	// SentBytes in a step, lengths and headers included, as package metered counts, the mean over ranks and
 	// steps; with Hosts only those between hosts, and InnerBytes those within.
 	SentBytes  float64 `json:"sent_bytes_per_rank"`
 	InnerBytes float64 `json:"inner_bytes_per_rank,omitempty"`

@@ -31,7 +31,7 @@ type Result struct {
 	// Loss is the mean over the test examples at the end, in nats.
 	Loss float64 `json:"loss"`
 	// SentElements and SentBytes are what a rank sends in a step to exchange
-	// the gradient: the mean over ranks and steps, as comm.Meter counts; with Hosts
+	// the gradient: the mean over ranks and steps, as package metered counts; with Hosts
 	// only to other hosts.
 	SentElements float64 `json:"sent_elements_per_rank_step"`
 	SentBytes    float64 `json:"sent_bytes_per_rank_step"`

@@ -1,4 +1,5 @@
-package comm
+// Package metered counts what passes through a communicator.
+package metered
 
 import (
 	"context"
@@ -7,11 +8,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Traffic is what one rank has sent, as [Meter] counts it.
+// Traffic is what one rank has sent, as a [Communicator] counts it.
 type Traffic struct {
 	SentElements int64
 	SentBytes    int64
@@ -21,7 +23,7 @@ type Traffic struct {
 	Time time.Duration
 }
 
-// Meter is a communicator that counts what passes through another one.
+// Communicator counts what passes through another one.
 //
 // Volume is counted per rank as the field's literature does, from what an
 // optimal algorithm has to move, not from what the backend happens to do. With
@@ -41,33 +43,32 @@ type Traffic struct {
 // Everything else moves nothing. Calls that fail are not counted. The time of a
 // group counts for its first call.
 //
-// A communicator that Split makes is metered too. Its traffic counts for
-// itself and for the Meter that it was split from, so that the topmost one has
-// everything.
+// A sub-communicator is metered too. Its traffic counts for itself and for the
+// Communicator that it was split from, so that the topmost one has everything.
 //
-// A Meter can be used from any goroutine and allocates nothing.
-type Meter struct {
-	Methods
-	Waits
-	Wrapped
-	parent   *Meter
-	counters [numOps]counter
+// A Communicator can be used from any goroutine and allocates nothing.
+type Communicator struct {
+	comm.Methods
+	comm.Waits
+	comm.Wrapped
+	parent   *Communicator
+	counters [comm.OpSplit + 1]counter
 }
 
 type counter struct{ elements, bytes, calls, nanoseconds atomic.Int64 }
 
-// NewMeter returns a Meter around c.
-func NewMeter(c Communicator) *Meter { return newMeter(c, nil) }
+// New returns a Communicator around c.
+func New(c comm.Communicator) *Communicator { return within(c, nil) }
 
-func newMeter(c Communicator, parent *Meter) *Meter {
-	m := &Meter{Wrapped: Wrap(c), parent: parent}
-	m.Methods, m.Waits = Methods{Do: m.do, Together: m.together}, Waits{m.wait}
+func within(c comm.Communicator, parent *Communicator) *Communicator {
+	m := &Communicator{Wrapped: comm.Wrap(c), parent: parent}
+	m.Methods, m.Waits = comm.Methods{Do: m.do, Together: m.together}, comm.Waits{Wait: m.wait}
 	return m
 }
 
 // Totals returns the traffic of some operations, or of all if none is given.
-func (m *Meter) Totals(ops ...Op) (sum Traffic) {
-	for op := range numOps {
+func (m *Communicator) Totals(ops ...comm.Op) (sum Traffic) {
+	for op := range comm.OpSplit + 1 {
 		if len(ops) == 0 || slices.Contains(ops, op) {
 			sum.add(&m.counters[op])
 		}
@@ -83,7 +84,7 @@ func (t *Traffic) add(c *counter) {
 }
 
 // count records a call that was accepted.
-func (m *Meter) count(c *Call, spent time.Duration) {
+func (m *Communicator) count(c *comm.Call, spent time.Duration) {
 	bytes := m.sent(c)
 	for ; m != nil; m = m.parent {
 		n := &m.counters[c.Op]
@@ -96,12 +97,12 @@ func (m *Meter) count(c *Call, spent time.Duration) {
 
 // sent is how many bytes of a call count for this rank: what it sends to the
 // others, or receives where the table says so.
-func (m *Meter) sent(c *Call) (bytes int) {
+func (m *Communicator) sent(c *comm.Call) (bytes int) {
 	size, rank := m.WorldSize(), m.Rank()
-	if c.Op == OpAllReduce {
+	if c.Op == comm.OpAllReduce {
 		return 2 * c.Count * (size - 1) / size * c.DType.Size()
 	}
-	receives := c.Op == OpAllGather || c.Op == OpAllGatherV || c.Op == OpBroadcast
+	receives := c.Op == comm.OpAllGather || c.Op == comm.OpAllGatherV || c.Op == comm.OpBroadcast
 	for r := range size {
 		_, n, ok := c.SendPart(rank, r)
 		if receives {
@@ -114,7 +115,7 @@ func (m *Meter) sent(c *Call) (bytes int) {
 	return bytes
 }
 
-func (m *Meter) do(c Call) error {
+func (m *Communicator) do(c comm.Call) error {
 	start := time.Now()
 	if err := c.Make(m.Communicator); err != nil {
 		return err
@@ -124,7 +125,7 @@ func (m *Meter) do(c Call) error {
 }
 
 // together counts a group's time for its first call.
-func (m *Meter) together(calls []Call) error {
+func (m *Communicator) together(calls []comm.Call) error {
 	start := time.Now()
 	if err := m.Communicator.Group(calls...); err != nil {
 		return err
@@ -137,25 +138,25 @@ func (m *Meter) together(calls []Call) error {
 	return nil
 }
 
-func (m *Meter) wait(ctx context.Context, w Wait) (Communicator, error) {
+func (m *Communicator) wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
 	start := time.Now()
 	child, err := w.Make(ctx, m.Communicator)
 	if err != nil {
 		return nil, err
 	}
-	m.count(&Call{Op: w.Op}, time.Since(start))
+	m.count(&comm.Call{Op: w.Op}, time.Since(start))
 	if child == nil {
 		return nil, nil
 	}
-	return newMeter(child, m), nil
+	return within(child, m), nil
 }
 
-// ShareLists implements [ListSharer], if what is metered does. A Gather counts as the AllGather of lists with
+// ShareLists implements [comm.ListSharer], if what is metered does. A Gather counts as the AllGather of lists with
 // the room that they have.
-func (m *Meter) ShareLists(ctx context.Context, n int) (SharedLists, error) {
-	s, ok := As[ListSharer](m.Communicator)
+func (m *Communicator) ShareLists(ctx context.Context, n int) (comm.SharedLists, error) {
+	s, ok := comm.As[comm.ListSharer](m.Communicator)
 	if !ok {
-		return nil, fmt.Errorf("%w: shared lists", ErrUnsupported)
+		return nil, fmt.Errorf("%w: shared lists", comm.ErrUnsupported)
 	}
 	lists, err := s.ShareLists(ctx, n)
 	if err != nil {
@@ -165,8 +166,8 @@ func (m *Meter) ShareLists(ctx context.Context, n int) (SharedLists, error) {
 }
 
 type meteredLists struct {
-	SharedLists
-	m     *Meter
+	comm.SharedLists
+	m     *Communicator
 	words int // of a list
 }
 
@@ -174,25 +175,25 @@ func (l *meteredLists) Gather(own runtime.Entries) error {
 	begun := time.Now()
 	err := l.SharedLists.Gather(own)
 	if err == nil {
-		c := AllGatherCall(0, 0, l.words, dtype.I32)
+		c := comm.AllGatherCall(0, 0, l.words, dtype.I32)
 		l.m.count(&c, time.Since(begun))
 	}
 	return err
 }
 
-// AllReduceRounded implements [Rounder], if what is metered does. It counts as the AllToAll and the
+// AllReduceRounded implements [comm.Rounder], if what is metered does. It counts as the AllToAll and the
 // AllGather of codes that it stands for.
-func (m *Meter) AllReduceRounded(values, sums uintptr, count int, codec runtime.Codec, op ReduceOp, lost bool) error {
-	r, ok := As[Rounder](m.Communicator)
+func (m *Communicator) AllReduceRounded(values, sums uintptr, count int, codec runtime.Codec, op comm.ReduceOp, lost bool) error {
+	r, ok := comm.As[comm.Rounder](m.Communicator)
 	if !ok {
-		return fmt.Errorf("%w: sums of rounded values", ErrUnsupported)
+		return fmt.Errorf("%w: sums of rounded values", comm.ErrUnsupported)
 	}
 	begun := time.Now()
 	err := r.AllReduceRounded(values, sums, count, codec, op, lost)
 	if err == nil {
 		size := m.WorldSize()
 		words := codec.Size((count+size-1)/size) / dtype.I32.Size()
-		exchange, gather := AllToAllCall(values, sums, words, dtype.I32), AllGatherCall(values, sums, words, dtype.I32)
+		exchange, gather := comm.AllToAllCall(values, sums, words, dtype.I32), comm.AllGatherCall(values, sums, words, dtype.I32)
 		m.count(&exchange, time.Since(begun))
 		m.count(&gather, 0)
 	}

@@ -1,4 +1,4 @@
-package comm_test
+package metered_test
 
 import (
 	"context"
@@ -12,22 +12,23 @@ import (
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/internal/hosttest"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/dtype"
 )
 
-func TestMeterConformance(t *testing.T) {
+func TestConformance(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	commtest.Run(t, commtest.Backend{
 		Name:  "local",
 		Sizes: []int{2},
 		Run: hosttest.Decorated(local.Run, rt, func(ctx context.Context, c comm.Communicator) (comm.Communicator, error) {
-			return comm.NewMeter(c), nil
+			return metered.New(c), nil
 		}),
 	})
 }
 
-func TestMeterCountsByTheRule(t *testing.T) {
+func TestCountsByTheRule(t *testing.T) {
 	const ranks, n, root = 3, 10, 1
 	counts, displs := []int{4, 0, 5}, []int{0, 4, 4}
 	toAll := []int{1, 2, 3} // to rank 0, 1, 2 from everybody
@@ -68,7 +69,7 @@ func TestMeterCountsByTheRule(t *testing.T) {
 			}
 			require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
 				r := c.Rank()
-				m := comm.NewMeter(c)
+				m := metered.New(c)
 				if err := test.call(m, send[r], recv[r]); err != nil {
 					return err
 				}
@@ -93,10 +94,10 @@ func named(name string) (op comm.Op) {
 	return op
 }
 
-func TestMeterCountsCallsAndTime(t *testing.T) {
+func TestCountsCallsAndTime(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	buf := hosttest.Allocate(t, rt, 64)
-	m := comm.NewMeter(noop.New(rt))
+	m := metered.New(noop.New(rt))
 	require.NoError(t, m.AllReduce(buf, buf, 4, dtype.F32, comm.Sum))
 	require.NoError(t, m.AllReduce(buf, buf, 4, dtype.F32, comm.Sum))
 	require.Error(t, m.AllReduce(buf, buf, -4, dtype.F32, comm.Sum))
@@ -105,13 +106,13 @@ func TestMeterCountsCallsAndTime(t *testing.T) {
 	assert.Equal(t, int64(2), m.Totals(comm.OpAllReduce).Calls)
 	assert.Positive(t, m.Totals().Time)
 	assert.Less(t, m.Totals().Time, time.Minute)
-	assert.Equal(t, comm.Traffic{}, m.Totals(comm.OpSend))
+	assert.Equal(t, metered.Traffic{}, m.Totals(comm.OpSend))
 }
 
-func TestMeterCountsItsSplits(t *testing.T) {
+func TestCountsItsSplits(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	require.NoError(t, local.Run(t.Context(), 4, func(ctx context.Context, c comm.Communicator) error {
-		m := comm.NewMeter(c)
+		m := metered.New(c)
 		half, err := m.Split(ctx, c.Rank()%2, 0)
 		if err != nil {
 			return err
@@ -137,16 +138,16 @@ func TestMeterCountsItsSplits(t *testing.T) {
 				return err
 			}
 		}
-		in := func(c comm.Communicator) int64 { return c.(*comm.Meter).Totals(comm.OpBroadcast).Calls }
+		in := func(c comm.Communicator) int64 { return c.(*metered.Communicator).Totals(comm.OpBroadcast).Calls }
 		assert.Equal(t, []int64{3, 2, 1}, []int64{in(m), in(half), in(quarter)})
 		return rt.Deallocate(buf)
 	}))
 }
 
-func TestMeterDoesNotAllocate(t *testing.T) {
+func TestDoesNotAllocate(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	buf := hosttest.Allocate(t, rt, 64)
-	m := comm.NewMeter(noop.New(rt))
+	m := metered.New(noop.New(rt))
 	counts, displs := []int{4}, []int{0}
 	assert.Zero(t, testing.AllocsPerRun(100, func() {
 		_ = m.AllReduce(buf, buf, 4, dtype.F32, comm.Sum)
