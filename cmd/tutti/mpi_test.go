@@ -79,7 +79,7 @@ func TestMPIJobs(t *testing.T) {
 		t.Skip("needs mpirun.openmpi or mpirun.mpich; install Debian's openmpi-bin or mpich")
 	}
 	tutti := build(t)
-	train := []string{"train", "--epochs", "2", "--pattern", "dense,topkA,oktopk", "--json", "--out"}
+	train := []string{"train", "--epochs", "1", "--pattern", "dense,topkA,oktopk", "--json", "--out"}
 
 	stdout, stderr, err := execute(t, tutti, append(train, t.TempDir(), "--ranks", "4")...)
 	require.NoError(t, err, stderr)
