@@ -7,12 +7,15 @@ import (
 )
 
 // kernelSizes straddle the block sizes that kernels work in. They are fewer and smaller with -short, and under the race
-// detector, which makes the references an order of magnitude slower.
+// detector, which makes the references an order of magnitude slower, and more with TUTTI_EXTENDED set.
 func kernelSizes() []int {
-	if testing.Short() || race.Enabled {
+	switch {
+	case testing.Short() || race.Enabled:
 		return []int{0, 1, 2, 7, 64, 1000, 4097, 10_007}
+	case extended:
+		return []int{0, 1, 2, 7, 64, 1000, 4097, 65537, 100_003}
 	}
-	return []int{0, 1, 2, 7, 64, 1000, 4097, 65537, 100_003}
+	return []int{0, 1, 2, 7, 64, 1000, 4097, 65537}
 }
 
 // longSize is that of one array that every kernel of importance is tried on.
