@@ -138,7 +138,7 @@ func TestStepsWithSharedLists(t *testing.T) {
 		t.Skip("needs the stand-in; see TestOnStandIns")
 	}
 	openStandIn(t)
-	const ranks, n, steps = 2, 4096, 30
+	const ranks, n, steps = 2, 4096, 14 // each scale twice
 	for _, pattern := range []string{topk.TopkA, topk.TopkA2, topk.TopkAopt, topk.Gaussiank, topk.Chunked} {
 		for _, density := range []float64{0.02, 1} {
 			t.Run(pattern, func(t *testing.T) {
