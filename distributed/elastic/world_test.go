@@ -220,6 +220,10 @@ func (r *replay) repeat(t *testing.T, until uint64, end []*trainee) {
 		assert.Equal(t, residual(a.cfg.Name), own, a.cfg.Name)
 		assert.Equal(t, until, a.Steps())
 	}
+	for i, name := range last.members {
+		assert.NoError(t, errors.Join(reducers[name].Close(), comms[i].Close()))
+	}
+	assert.NoError(t, rt.Close())
 }
 
 // inStep runs body on all ranks, and leaves the communicators open.
