@@ -275,7 +275,10 @@ func playStore(p *play) {
 			_ = server.Close()
 		}
 	})
-	dead := kind == "kill" || kind == "gone"
+	dead, bound := kind == "kill" || kind == "gone", 5*time.Second
+	if kind == "" {
+		bound = 400 * time.Millisecond // less than Close waits for a store that is gone
+	}
 	counts, errs := make([]int64, size), make([]error, size)
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
@@ -298,7 +301,7 @@ func playStore(p *play) {
 	for rank := range nodes {
 		sim.GoOn(nodes[rank], func() {
 			defer func() { late[rank] = true; left <- rank }()
-			counts[rank], errs[rank] = p.clientOfStore(ctx, rank, size, rounds)
+			counts[rank], errs[rank] = p.clientOfStore(ctx, rank, size, rounds, bound)
 			p.Event("client ends: %v", errs[rank])
 		})
 	}
@@ -326,13 +329,14 @@ var (
 	errUnreached = errors.New("the store was not reached") // which may have closed before
 )
 
-// clientOfStore counts to the same number with others, in rounds, and notices when one of them ends.
-func (p *play) clientOfStore(ctx context.Context, rank, size, rounds int) (sum int64, err error) {
+// clientOfStore counts to the same number with others, in rounds, and notices when one of them ends. Its Close takes
+// at most bound.
+func (p *play) clientOfStore(ctx context.Context, rank, size, rounds int, bound time.Duration) (sum int64, err error) {
 	kv, err := store.Dialer{Addresses: []string{storeAt}, TLS: secret2, Name: strconv.Itoa(rank), Size: size}.Dial(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("%w: %w", errUnreached, err)
 	}
-	defer func() { p.within(5*time.Second, "Close of a client", func() { err = errors.Join(err, kv.Close()) }) }()
+	defer func() { p.within(bound, "Close of a client", func() { err = errors.Join(err, kv.Close()) }) }()
 	if err := kv.Set(ctx, fmt.Sprint("alive/", rank), nil, store.Lease); err != nil {
 		return 0, err
 	}
