@@ -181,7 +181,7 @@ func TestFiles(t *testing.T) {
 
 // TestSmaller: who has missed versions gets the shorter one of what has changed and of a full copy, whatever share was set to zero in between.
 func TestSmaller(t *testing.T) {
-	const seed, n = 13, blockLen + 1000
+	const seed, n = 13, 200_000
 	r, ctx := rand.New(rand.NewPCG(seed, 0)), t.Context()
 	sent := map[uint64]int{}
 	for _, share := range []float64{0, 0.02, 0.3, 0.9, 1} {
