@@ -213,9 +213,9 @@ func TestRunWithinARunNamesWhoDoesNotReturn(t *testing.T) {
 // alone is a backend that does nothing.
 type alone struct{}
 
-func (alone) Work([]comm.Call) error                    { return nil }
-func (alone) Meet(comm.Wait) (comm.Communicator, error) { return nil, nil }
-func (alone) Leave(context.Context, error)              {}
+func (alone) Work([]comm.Call) error                          { return nil }
+func (alone) Collective(comm.Wait) (comm.Communicator, error) { return nil, nil }
+func (alone) Leave(context.Context, error)                    {}
 
 // The wait of a goroutine whose rank is ended by another one has a sentinel, and the cause.
 func TestEndBesideAWait(t *testing.T) {

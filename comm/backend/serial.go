@@ -14,18 +14,18 @@ type Worker interface {
 	// Work does one call, or those of a Group, which may mix collectives and messages,
 	// also to oneself. It starts all of them before it waits for one. Messages of equal
 	// peer and tag match in the order of calls. Arguments were checked, and calls with
-	// their lists are valid until Work returns. Work and Meet never run at once.
+	// their lists are valid until Work returns. Work and Collective never run at once.
 	Work(calls []comm.Call) error
-	// Meet does a Barrier or a Split, when what was submitted before is done. A Split
+	// Collective does a Barrier or a Split, when what was submitted before is done. A Split
 	// alone has a result: another communicator, which outlives this one, or nil for a
 	// negative color. If the caller's context ends, NewSerial calls Leave.
-	Meet(w comm.Wait) (comm.Communicator, error)
+	Collective(w comm.Wait) (comm.Communicator, error)
 	// Leave is called once, as the last, and tells the peers: their calls that this rank
 	// has not completed fail with [comm.ErrPeerFailed], even if all its data has arrived,
 	// and those that it has completed still complete. A goodbye with the number of
 	// completed collectives tells the two apart.
 	//
-	// If cause is not nil, the rank aborts because of it. A Work or Meet may be in progress
+	// If cause is not nil, the rank aborts because of it. A Work or Collective may be in progress
 	// then; it returns promptly, and so does a later one. What they return is ignored. No
 	// method of the communicator returns an error for that reason before both have
 	// returned. The end of ctx bounds what Leave waits for.
@@ -111,7 +111,7 @@ func (s *serial) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, erro
 	if w.Op != comm.OpSync {
 		var err error
 		done, err = s.submit([]comm.Call{{Op: w.Op}}, func() (err error) {
-			child, err = s.worker.Meet(w)
+			child, err = s.worker.Collective(w)
 			return err
 		})
 		if err != nil {

@@ -33,7 +33,7 @@ func (s *slow) Work(calls []comm.Call) error {
 	return <-s.work
 }
 
-func (s *slow) Meet(w comm.Wait) (comm.Communicator, error) { return nil, <-s.meet }
+func (s *slow) Collective(w comm.Wait) (comm.Communicator, error) { return nil, <-s.meet }
 
 func (s *slow) Leave(_ context.Context, cause error) {
 	s.left <- cause
@@ -133,7 +133,7 @@ func (l *late) Work([]comm.Call) error {
 	return nil
 }
 
-func (l *late) Meet(comm.Wait) (comm.Communicator, error) {
+func (l *late) Collective(comm.Wait) (comm.Communicator, error) {
 	close(l.began)
 	<-l.leaving
 	return l.child, nil

@@ -155,8 +155,8 @@ func (s *stage) parts(call, own *comm.Call, part func(c *comm.Call, rank, peer i
 	return nil
 }
 
-// Meet implements [backend.Worker].
-func (s *stage) Meet(w comm.Wait) (comm.Communicator, error) {
+// Collective implements [backend.Worker].
+func (s *stage) Collective(w comm.Wait) (comm.Communicator, error) {
 	child, err := w.Make(context.Background(), s.base)
 	if err != nil || child == nil {
 		return nil, err

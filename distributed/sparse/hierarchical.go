@@ -69,7 +69,7 @@ type innerDim struct {
 // [PassNonFinite], which take more than the ranks between hosts know. A step is no
 // transaction ([Config].NoUndo).
 func NewHierarchical(rt runtime.Runtime, mesh *distributed.Mesh, n int, cfg Config, dims ...string) (*Hierarchical, error) {
-	const op = "levels"
+	const op = "hierarchical"
 	if rt == nil || mesh == nil {
 		return nil, base.OpError(op, fmt.Errorf("%w: runtime or mesh is nil", comm.ErrArgument))
 	}
@@ -77,7 +77,7 @@ func NewHierarchical(rt runtime.Runtime, mesh *distributed.Mesh, n int, cfg Conf
 		return nil, base.OpError(op, fmt.Errorf("%w: ClipNorm and NonFinite need all ranks of a gradient", comm.ErrUnsupported))
 	}
 	if cfg.InPlace {
-		return nil, base.ConfigError("InPlace with levels, whose tensors hold the average of a host")
+		return nil, base.ConfigError("InPlace with a hierarchical allreduce, whose tensors hold the average of a host")
 	}
 	cfg.NoUndo = true
 	if n < 0 {
@@ -94,7 +94,7 @@ func NewHierarchical(rt runtime.Runtime, mesh *distributed.Mesh, n int, cfg Conf
 		switch {
 		case err != nil:
 		case slices.Contains(dims[:i], name):
-			err = fmt.Errorf("%w: two levels along %q", comm.ErrArgument, name)
+			err = fmt.Errorf("%w: named twice", comm.ErrArgument)
 		case i == 0:
 			l.sparse, err = New(rt, c, n, cfg)
 		default:
@@ -131,11 +131,11 @@ func (l *Hierarchical) add(c comm.Communicator, n int) (share int, err error) {
 func (v *innerDim) last() bool { return v.c.Rank() == v.c.WorldSize()-1 }
 
 // AllReduce replaces t by (an approximation of) the average over all ranks of the
-// levels, the same bits on each of them. What [Reducer.AllReduce] says of t, of
+// dimensions, the same bits on each of them. What [Reducer.AllReduce] says of t, of
 // results and of errors with [Config].NoUndo holds here too; before the host
 // reads a result, it calls Sync of the last dimension's communicator.
 func (l *Hierarchical) AllReduce(ctx context.Context, t *runtime.Tensor) error {
-	const op = "levels allreduce"
+	const op = "hierarchical allreduce"
 	if l.closed {
 		return base.OpError(op, base.ClosedError("the Hierarchical"))
 	}
@@ -295,5 +295,5 @@ func (l *Hierarchical) Close() error {
 		}
 		errs = append(errs, err)
 	}
-	return base.OpError("levels close", errors.Join(errs...))
+	return base.OpError("hierarchical close", errors.Join(errs...))
 }

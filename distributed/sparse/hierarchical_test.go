@@ -349,7 +349,7 @@ func TestLevelsMisuse(t *testing.T) {
 		assert.ErrorIs(t, levels(-1, cfg), comm.ErrArgument)
 		assert.ErrorIs(t, levels(1, sparse.Config{Pattern: "topk"}), comm.ErrArgument)
 		assert.ErrorContains(t, levels(1, cfg, "0", "host"), `no dimension "host"`)
-		assert.ErrorContains(t, levels(1, cfg, "0", "0"), `two levels along "0"`)
+		assert.ErrorContains(t, levels(1, cfg, "0", "0"), `dimension "0": invalid argument: named twice`)
 		assert.ErrorIs(t, levels(1, sparse.Config{ClipNorm: 1}), comm.ErrUnsupported)
 		assert.ErrorIs(t, levels(1, sparse.Config{NonFinite: sparse.SkipNonFinite}), comm.ErrUnsupported)
 		_, err = sparse.NewHierarchical(withoutKernels{rt}, mesh, 1, cfg)

@@ -98,7 +98,7 @@ type worker struct {
 	rank  int
 	ranks []int // in the world
 
-	busy sync.Mutex   // held by Work and Meet; guards done
+	busy sync.Mutex   // held by Work and Collective; guards done
 	done map[Slot]int // how many calls are complete
 }
 
@@ -111,7 +111,7 @@ func (n *node) communicator(id string, rank int, ranks []int) comm.Communicator 
 // Leave implements backend.Worker.
 func (w *worker) Leave(_ context.Context, cause error) {
 	bye := frame{Slot: Slot{w.id, w.rank, comm.OpSync, 0}, Cause: cmp.Or(cause, comm.ErrClosed).Error()}
-	w.send(bye, w.ranks[w.rank]) // ends Work and Meet
+	w.send(bye, w.ranks[w.rank]) // ends Work and Collective
 	w.busy.Lock()
 	defer w.busy.Unlock()
 	bye.Done = w.done
@@ -119,8 +119,8 @@ func (w *worker) Leave(_ context.Context, cause error) {
 	w.open.Done()
 }
 
-// Meet implements backend.Worker.
-func (w *worker) Meet(wait comm.Wait) (comm.Communicator, error) {
+// Collective implements backend.Worker.
+func (w *worker) Collective(wait comm.Wait) (comm.Communicator, error) {
 	splits, err := w.do([]comm.Call{{Op: wait.Op}}, wait)
 	if err != nil || wait.Op != comm.OpSplit {
 		return nil, err
