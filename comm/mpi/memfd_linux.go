@@ -4,24 +4,8 @@ import (
 	"fmt"
 	"os"
 
-	"golang.org/x/sys/unix"
+	"github.com/tutti-go/tutti/internal/memfd"
 )
-
-// createShared makes memory for this process and those that open it.
-// It has no name in any file system, so that nothing is left when they end, however.
-func createShared(name string, bytes int) (fd int, memory []byte, err error) {
-	fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC)
-	if err != nil {
-		return 0, nil, os.NewSyscallError("memfd_create", err)
-	}
-	if err = os.NewSyscallError("ftruncate", unix.Ftruncate(fd, int64(bytes))); err == nil {
-		memory, err = mapShared(fd, bytes)
-	}
-	if err != nil {
-		closeShared(fd)
-	}
-	return fd, memory, err
-}
 
 // openShared maps memory that another process of this host has made under that name,
 // which is the proof that it is of this host. A process of another IPC namespace is not
@@ -49,15 +33,5 @@ func openShared(pid, fd int, name string, bytes int) ([]byte, error) {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	return mapShared(int(f.Fd()), bytes)
+	return memfd.Map(int(f.Fd()), bytes)
 }
-
-func mapShared(fd, bytes int) ([]byte, error) {
-	memory, err := unix.Mmap(fd, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	return memory, os.NewSyscallError("mmap", err)
-}
-
-// closeShared lets go of how others find the memory, and unmapShared of the memory.
-func closeShared(fd int) { _ = unix.Close(fd) }
-
-func unmapShared(memory []byte) { _ = unix.Munmap(memory) }

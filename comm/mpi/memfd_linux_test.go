@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/internal/memfd"
 )
 
 // TestSharedMemory maps memory twice, and refuses what is not that memory.
@@ -27,13 +29,13 @@ func TestSharedMemory(t *testing.T) {
 	require.NoError(t, r.Close())
 	require.NoError(t, w.Close())
 
-	closeShared(fd)
+	memfd.Close(fd)
 	_, err = openShared(os.Getpid(), fd, "tutti-test", 4096)
 	assert.Error(t, err, "nobody finds it any more")
 	a[18] = 43
 	assert.Equal(t, byte(43), b[18], "and those that have it keep it")
-	unmapShared(a)
-	unmapShared(b)
+	memfd.Unmap(a)
+	memfd.Unmap(b)
 }
 
 // TestOtherNamespace refuses memory of a process that is not meant to share any.

@@ -11,6 +11,7 @@ import (
 	"github.com/tutti-go/tutti/comm/internal/schedule"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/memfd"
 )
 
 // SharedVariable is the environment variable that keeps ranks of one host from sharing
@@ -27,10 +28,21 @@ func sharable() error {
 	}
 	fd, memory, err := createShared("tutti", os.Getpagesize())
 	if err == nil {
-		unmapShared(memory)
-		closeShared(fd)
+		memfd.Unmap(memory)
+		memfd.Close(fd)
 	}
 	return err
+}
+
+// createShared makes memory for this process and those that open it.
+func createShared(name string, bytes int) (fd int, memory []byte, err error) {
+	if fd, err = memfd.Create(name, bytes); err != nil {
+		return 0, nil, err
+	}
+	if memory, err = memfd.Map(fd, bytes); err != nil {
+		memfd.Close(fd)
+	}
+	return fd, memory, err
 }
 
 // offer says where rank 0 has made the memory.
@@ -56,14 +68,14 @@ func (e *endpoint) share(ctx context.Context) error {
 		made := offer{pid: uint64(os.Getpid()), token: rand.Uint64()}
 		var fd int
 		if fd, memory, reason = createShared(made.name(), bytes); reason == nil {
-			defer closeShared(fd)
+			defer memfd.Close(fd)
 			made.fd = uint64(fd)
 			*o = made
 		}
 	}
 	defer func() {
 		if e.shared == nil && memory != nil {
-			unmapShared(memory)
+			memfd.Unmap(memory)
 		}
 	}()
 	if err := e.SetUp(ctx, comm.BroadcastCall(out.at(0), 3, dtype.U64, 0)); err != nil {

@@ -52,7 +52,10 @@ var (
 // newComm makes a communicator with an offload table, or, for nil, with one that it measures.
 // After an error base is as it was.
 func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.Runtime, o options, t *offloadTable) (*Comm, error) {
-	here, err := connect(ctx, base, rt, defaults(base.WorldSize()), o.patience)
+	here, err := connect(ctx, base, rt, defaults(base.WorldSize(), o.host), o.patience)
+	if errors.Is(err, comm.ErrUnsupported) && !o.host { // on all ranks: they do not reach each other's memory
+		here, err = connect(ctx, base, rt, defaults(base.WorldSize(), true), o.patience)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -32,7 +33,7 @@ func world(ctx context.Context, gpus []*cuda.Runtime, opts ...p2p.Option) ([]*p2
 	}
 	comms := make([]*p2p.Comm, len(gpus))
 	return comms, each(len(gpus), func(r int) (err error) {
-		comms[r], err = p2p.New(ctx, bases[r], gpus[r], opts...)
+		comms[r], err = p2p.New(ctx, bases[r], gpus[r], append([]p2p.Option{p2p.Tested}, opts...)...)
 		return err
 	})
 }
@@ -57,7 +58,7 @@ func connect(ctx context.Context, rt *cuda.Runtime, opts ...p2p.Option) (*p2p.Co
 	if err != nil {
 		return nil, err
 	}
-	return p2p.New(ctx, base, rt, opts...)
+	return p2p.New(ctx, base, rt, append([]p2p.Option{p2p.Tested}, opts...)...)
 }
 
 func TestConformance(t *testing.T) {
@@ -148,7 +149,7 @@ func rankOfAKilledJob(t *testing.T, way string) {
 	require.True(t, ok)
 	rest, err := base.Shrink(ctx, victim)
 	require.NoError(t, err)
-	again, err := p2p.New(ctx, rest, rt, p2p.WithLimit(1<<40))
+	again, err := p2p.New(ctx, rest, rt, p2p.Tested, p2p.WithLimit(1<<40))
 	require.NoError(t, err)
 	require.NoError(t, again.AllReduce(buf, buf, n, dtype.F32, comm.Sum))
 	require.NoError(t, again.Sync(ctx))
@@ -163,4 +164,20 @@ func rankOfAKilledJob(t *testing.T, way string) {
 	assert.NoError(t, again.Close())
 	assert.NoError(t, c.Close())
 	assert.NoError(t, rt.Close())
+}
+
+// TestHandOver prints up to which sizes New finds operations to be faster than on the base, if
+// TUTTI_TEST_TIMES has "hand-over" in it.
+func TestHandOver(t *testing.T) {
+	if !strings.Contains(os.Getenv("TUTTI_TEST_TIMES"), "hand-over") {
+		t.Skip("a measurement")
+	}
+	comms, err := world(t.Context(), gputest.Open(t))
+	require.NoError(t, err)
+	for _, op := range []comm.Op{comm.OpAllReduce, comm.OpReduceScatter, comm.OpAllGather, comm.OpAllToAll, comm.OpBroadcast} {
+		for _, dt := range []dtype.DType{dtype.F32, dtype.I32, dtype.FP8E4M3} {
+			fmt.Println(op, dt, "sum", comms[0].HandOver(op, dt, comm.Sum), "min", comms[0].HandOver(op, dt, comm.Min))
+		}
+	}
+	require.NoError(t, each(len(comms), func(r int) error { return comms[r].Close() }))
 }

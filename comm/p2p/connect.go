@@ -229,7 +229,7 @@ func (b *bootstrap) attachAll(ctx context.Context, own hello, memory *cuda.Share
 			continue
 		}
 		err = fetch(ctx, h, func(fd int) error {
-			m, err := b.rt.ImportShared(fd, own.bytes)
+			m, err := b.rt.ImportShared(own.sizes.memory(), fd, own.bytes)
 			if err == nil {
 				attach(peer, m)
 			}

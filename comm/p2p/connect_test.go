@@ -3,6 +3,7 @@ package p2p
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -38,4 +39,22 @@ func TestRanksAgreeOnAnError(t *testing.T) {
 		}
 		assert.True(t, unsupportedRanks == 0 || unsupportedRanks == 2, "%v", c.own)
 	}
+}
+
+// What ranks tell each other is bytes: processes have no use for each other's pointers.
+func TestHelloHasNoPointers(t *testing.T) {
+	var plain func(x reflect.Type)
+	plain = func(x reflect.Type) {
+		switch k := x.Kind(); {
+		case k == reflect.Struct:
+			for i := range x.NumField() {
+				plain(x.Field(i).Type)
+			}
+		case k == reflect.Array:
+			plain(x.Elem())
+		default:
+			assert.LessOrEqual(t, k, reflect.Float64, "%v", x)
+		}
+	}
+	plain(reflect.TypeFor[hello]())
 }

@@ -1,6 +1,21 @@
 package p2p
 
-import "time"
+import (
+	"os"
+	"time"
+)
+
+// memoryVariable is what has the tests use scratch memory of the host if it is "host".
+const memoryVariable = "TUTTI_TEST_MEMORY"
+
+// tested reports whether tests do.
+func tested() bool { return os.Getenv(memoryVariable) == "host" }
+
+// Tested is the option for that.
+func Tested(o *options) { o.host = tested() }
+
+// InHostMemory reports whether a communicator's scratch memory is the host's.
+func InHostMemory(c *Comm) bool { return c.here.host }
 
 // Measured are the sizes that New measures.
 var Measured = &measured

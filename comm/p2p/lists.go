@@ -70,6 +70,9 @@ func (c *Comm) ShareLists(ctx context.Context, n int) (comm.SharedLists, error) 
 	c.entered.Add(1)
 	defer c.left.Add(1)
 	err := c.life.Err()
+	if err == nil && c.here.host {
+		err = fmt.Errorf("%w: GPUs do not reach each other's memory", comm.ErrUnsupported)
+	}
 	if err != nil {
 		return nil, c.check.Fail(op, err)
 	}
@@ -92,7 +95,7 @@ func (c *Comm) newLists(ctx context.Context, n int) (l *sharedLists, err error) 
 	if bytes > mostShared {
 		err = fmt.Errorf("p2p: %w: %d bytes for lists of %d ranks", comm.ErrUnsupported, bytes, ranks)
 	} else {
-		l.memory[rank], err = c.rt.AllocateShared(bytes)
+		l.memory[rank], err = c.rt.AllocateShared(runtime.CUDA, bytes)
 	}
 	_, agreed, err := b.attachAll(ctx, hello{sizes: sizes{words: bytes}}, l.memory[rank], err, func(peer int, m *cuda.SharedMemory) { l.memory[peer] = m })
 	if !agreed {

@@ -2,7 +2,8 @@
 // collectives that are faster that way by kernels that write into the other GPUs' memory, and
 // passes the rest to its base.
 //
-// Each rank has scratch memory that all others map. A rank writes what it sends into its
+// Each rank has scratch memory that all others map: of its GPU or, where GPUs do not reach each
+// other's memory, of the host. A rank writes what it sends into its
 // peers' scratch memory, and waits for the data in its own. There is no barrier and no buffer to
 // register: any address works, captured in a graph or not. A word of a message shows by its
 // value that it has arrived: it is a float other than one reserved NaN, or 32 bits beside the
@@ -44,6 +45,7 @@ type Option func(*options)
 type options struct {
 	patience time.Duration
 	most     int
+	host     bool // memory
 }
 
 // patience is longer than ranks of a healthy job are apart when one writes a checkpoint or
@@ -58,12 +60,16 @@ func WithPatience(d time.Duration) Option { return func(o *options) { o.patience
 // the measured size.
 func WithLimit(bytes int) Option { return func(o *options) { o.most = bytes } }
 
+// WithHostMemory puts the scratch memory into the host's memory, as New does where GPUs do
+// not reach each other's: for machines on which that access is slow or does not work. All ranks pass it or none does.
+func WithHostMemory() Option { return func(o *options) { o.host = true } }
+
 // New makes a communicator over base, whose memory and streams are those of rt. It is
 // collective on base. From then on base is used through the new communicator, whose Close
 // closes it too.
 //
 // All ranks get a communicator or all get an error: [comm.ErrUnsupported] where
-// their GPUs do not reach each other's memory.
+// they do not reach memory of each other, nor share any of the host's.
 func New(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ...Option) (*Comm, error) {
 	if base == nil || rt == nil {
 		return nil, fmt.Errorf("p2p: %w: base communicator or runtime is nil", comm.ErrArgument)

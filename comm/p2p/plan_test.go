@@ -47,7 +47,7 @@ func TestPlans(t *testing.T) {
 	const seed = 3
 	rng := rand.New(rand.NewPCG(seed, 0))
 	for ranks := 1; ranks <= maxRanks; ranks++ {
-		for _, s := range []sizes{defaults(ranks), small(ranks)} {
+		for _, s := range []sizes{defaults(ranks, false), defaults(ranks, true), small(ranks)} {
 			p, names := named(ranks, s)
 			at, _ := s.layout(ranks)
 			for range 2000 {
@@ -95,7 +95,7 @@ func TestPlans(t *testing.T) {
 // The parts of the scratch memory follow each other, behind the state and the flags.
 func TestScratchMemory(t *testing.T) {
 	for ranks := 1; ranks <= maxRanks; ranks++ {
-		s := defaults(ranks)
+		s := defaults(ranks, false)
 		at, bytes := s.layout(ranks)
 		flags := 4096 + 2*maxLines*maxRanks*8
 		assert.LessOrEqual(t, uint64(flags), at.words)
@@ -139,8 +139,9 @@ func TestOffloadTable(t *testing.T) {
 
 // What travels rounded has tiles for each block: as many as all blocks and rounds have of a rank's share, at least.
 func TestPlansOfRounded(t *testing.T) {
-	for ranks := 2; ranks <= maxRanks; ranks++ {
-		p := planner{sizes: defaults(ranks), ranks: ranks, kernels: kernelSet{i8: &kernel{}}}
+	for i := range 2 * (maxRanks - 1) {
+		ranks := 2 + i/2
+		p := planner{sizes: defaults(ranks, i%2 == 1), ranks: ranks, kernels: kernelSet{i8: &kernel{}}}
 		for _, count := range []int{1, 511, 513, 1 << 20, 5 << 20, 26_214_400, 400 << 20} {
 			l, ok := p.rounded(1<<20, 1<<30, count, runtime.CodecI8, comm.Avg, true)
 			require.True(t, ok)

@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -36,6 +37,9 @@ func TestOnStandIns(t *testing.T) {
 	})
 	t.Run("two ranks", func(t *testing.T) {
 		gputest.OnStandIns(t, "^TestStandIn", "", "FAKE_CUDA_MAJOR=8", "FAKE_CUDA_DEVICES=2")
+	})
+	t.Run("two ranks out of reach", func(t *testing.T) {
+		gputest.OnStandIns(t, "^TestStandIn", "^TestStandInLists$", "FAKE_CUDA_MAJOR=8", "FAKE_CUDA_DEVICES=2", "FAKE_CUDA_PEERS=0")
 	})
 }
 
@@ -152,6 +156,7 @@ func TestStandInARankThatFails(t *testing.T) {
 	}{
 		{"cuMemCreate", 1}, {"cuMemHostAlloc", 1}, {"cuMemImportFromShareableHandle", 1}, {"cuLaunchKernel", 1}, {"cuEventCreate", 1},
 		{"cuEventElapsedTime", 1}, {"cuEventRecord", 1}, {"cuEventRecord", 22}, {"cuLaunchKernel", loads + 1}, {"cuLaunchKernel", loads + 100},
+		{"cuMemHostRegister_v2", 1}, {"cuMemHostRegister_v2", 3}, {"cuMemHostGetDevicePointer_v2", 1},
 	} {
 		t.Run(fmt.Sprint(at.function, " ", at.n), func(t *testing.T) {
 			errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
@@ -164,7 +169,11 @@ func TestStandInARankThatFails(t *testing.T) {
 				if err := base.Barrier(ctx); err != nil {
 					return err
 				}
-				_, err := p2p.New(ctx, base, rt)
+				var opts []p2p.Option
+				if strings.HasPrefix(at.function, "cuMemHost") {
+					opts = append(opts, p2p.WithHostMemory())
+				}
+				_, err := p2p.New(ctx, base, rt, opts...)
 				return err
 			})
 			require.Error(t, errs[0])
@@ -194,20 +203,41 @@ func TestStandInARankThatFails(t *testing.T) {
 	assert.Equal(t, [2]error{}, errs)
 }
 
-// Where a GPU does not reach the memory of another one, all ranks lack that.
+// Where a GPU does not reach the memory of another one, all ranks use the host's, and share no lists.
 func TestStandInGPUsOutOfReach(t *testing.T) {
 	const invalidDevice, peerAccessUnsupported = 101, 217
 	s, gpus := openStandIn(t)
 	for _, status := range []uintptr{invalidDevice, peerAccessUnsupported} {
 		s.nth("cuMemSetAccess", status, 3) // behind those of the ranks' own memory
 		errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
-			_, err := p2p.New(ctx, base, rt)
-			return err
-		})
-		for _, err := range errs {
+			c, err := p2p.New(ctx, base, rt, p2p.WithLimit(1<<20))
+			if err != nil {
+				return err
+			}
+			assert.True(t, p2p.InHostMemory(c))
+			_, err = c.ShareLists(ctx, 10)
 			assert.ErrorIs(t, err, comm.ErrUnsupported)
-		}
+			return c.Close()
+		})
+		assert.Equal(t, [2]error{}, errs)
 	}
+}
+
+// All ranks ask for the host's memory, or none does.
+func TestStandInHostMemory(t *testing.T) {
+	_, gpus := openStandIn(t)
+	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		opts := []p2p.Option{p2p.WithLimit(1 << 20), p2p.WithHostMemory()}
+		_, err := p2p.New(ctx, base, rt, opts[:1+base.Rank()]...)
+		assert.ErrorIs(t, err, comm.ErrMismatch)
+		c, err := p2p.New(ctx, base, rt, opts...)
+		if err != nil {
+			return err
+		}
+		assert.True(t, p2p.InHostMemory(c))
+		return c.Close()
+	})
+	assert.Equal(t, [2]error{}, errs)
 }
 
 // A call that cannot be launched aborts the communicator, a barrier as well, and with it the base,

@@ -190,7 +190,7 @@ func measuredGPUs(t *testing.T, what string) (gpus []*cuda.Runtime, s sizes) {
 	}
 	n, _ := cuda.Count()
 	gpus = openGPUs(t, max(n, 2))
-	s = defaults(len(gpus))
+	s = defaults(len(gpus), tested())
 	if gpus[0].Device() == gpus[1].Device() {
 		fmt.Println("both ranks on one GPU")
 		s.blocks, s.ringBlocks = 32, 32
@@ -212,7 +212,10 @@ func TestTimes(t *testing.T) {
 	}
 	columns := []string{"p2p graph", "p2p eager", "nccl graph", "nccl eager", "window graph", "window eager"}
 	fmt.Printf("%10s %13s\n", "float32", columns)
-	for _, bytes := range []int{256, 1 << 10, 8 << 10, 16 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 8 << 20, 16 << 20, 64 << 20, 1 << 30} {
+	for _, bytes := range []int{8, 256, 1 << 10, 8 << 10, 16 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 8 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30} {
+		if bytes > 256<<20 && s.host {
+			break
+		}
 		var row []float64
 		for _, graph := range []bool{true, false} {
 			us, err := timeWorld(ctx, ends, bytes, graph, nil)
@@ -221,7 +224,7 @@ func TestTimes(t *testing.T) {
 		}
 		for _, symmetric := range []bool{false, true} {
 			for _, graph := range []bool{true, false} {
-				if others == nil {
+				if others == nil || symmetric && s.host {
 					continue
 				}
 				us, err := timeNCCL(ctx, others, bytes, graph, symmetric)
@@ -331,7 +334,7 @@ func TestPaths(t *testing.T) {
 		s.once, s.twice = path.once, path.twice
 		worlds[path.name] = world(t, gpus, len(gpus), s, 20*time.Second)
 	}
-	for bytes := 64 << 10; bytes <= 16<<20; bytes *= 2 {
+	for bytes := 16 << 10; bytes <= 16<<20; bytes *= 2 {
 		fmt.Printf("%10s", sizeText(bytes))
 		for _, path := range []string{"once", "twice", "rings"} {
 			us, err := timeWorld(t.Context(), worlds[path], bytes, true, nil)

@@ -8,7 +8,8 @@
  * end, faults.
  *
  * Environment: FAKE_CUDA_DEVICES (1), FAKE_CUDA_MEMORY (bytes per device,
- * 1 GiB), FAKE_CUDA_VERSION (12040). Compiled with -DTOO_OLD it lacks functions
+ * 1 GiB), FAKE_CUDA_VERSION (12040), FAKE_CUDA_PEERS (1; 0: no GPU reaches the memory of
+ * another one, and all memory that was imported is another's). Compiled with -DTOO_OLD it lacks functions
  * that came with CUDA 11. */
 #define _GNU_SOURCE
 #include <limits.h>
@@ -81,6 +82,7 @@ struct mapping { /* address range, memory, or both */
   uint64_t address;
   size_t bytes;
   int device, reserved, pinned;
+  void *host; /* where registered memory is for the host */
   struct memory *memory;
   struct mapping *next;
 };
@@ -353,7 +355,7 @@ CUresult cuDeviceGetAttribute(int *out, int attribute, CUdevice d) {
   return SUCCESS;
 }
 CUresult cuDeviceGetP2PAttribute(int *out, int attribute, CUdevice a, CUdevice b) {
-  return (void)attribute, a == b ? INVALID_DEVICE : (*out = 1, SUCCESS);
+  return (void)attribute, a == b ? INVALID_DEVICE : (*out = (int)number("FAKE_CUDA_PEERS", 1), SUCCESS);
 }
 
 /* --- contexts --- */
@@ -670,7 +672,10 @@ CUresult cuMemSetAccess(CUdeviceptr p, size_t bytes, const struct access *a, siz
   ENTER();
   struct mapping *m = find(p);
   if (!m || !m->memory || n != 1 || a->location.type != 1 || a->flags != 3) return leave(violation(INVALID_VALUE));
-  if (m->device < 0) m->device = a->location.id; /* imported */
+  if (m->device < 0) { /* imported */
+    if (!number("FAKE_CUDA_PEERS", 1)) return leave(INVALID_DEVICE);
+    m->device = a->location.id;
+  }
   if (a->location.id != m->device) return leave(violation(INVALID_VALUE));
   if (m->memory->fd >= 0) mmap((void *)p, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, m->memory->fd, 0);
   else mprotect((void *)p, bytes, PROT_READ | PROT_WRITE);
@@ -706,6 +711,39 @@ CUresult cuMemFreeHost(void *p) {
   alive[PINNED]--;
   return leave(SUCCESS);
 }
+/* Kernels find memory that is registered at another address than the host. Only memory that
+ * processes share can be registered here. */
+CUresult cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags) {
+  ENTER();
+  for (struct mapping *m = mappings; m; m = m->next)
+    if (m->host == p) return leave(violation(INVALID_VALUE));
+  if (flags != 3) return leave(violation(INVALID_VALUE)); /* for all contexts, and for kernels */
+  void *same = mremap(p, 0, bytes, MREMAP_MAYMOVE);
+  if (same == MAP_FAILED) return leave(violation(INVALID_VALUE));
+  struct mapping *m = add((uint64_t)same, bytes);
+  m->pinned = 1, m->host = p;
+  alive[MAPPINGS]++;
+  return leave(SUCCESS);
+}
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *p, unsigned flags) {
+  ENTER();
+  for (struct mapping *m = mappings; m; m = m->next)
+    if (m->host == p && !flags) return *out = m->address, leave(SUCCESS);
+  return leave(violation(INVALID_VALUE));
+}
+CUresult cuMemHostUnregister(void *p) {
+  ENTER_FREE();
+  for (struct mapping *m = mappings; m; m = m->next)
+    if (p && m->host == p) {
+      if (msync(p, m->bytes, MS_ASYNC)) violations++; /* is mapped no more */
+      if (held) violations++; /* the driver does not wait for work that uses the memory */
+      munmap((void *)m->address, m->bytes);
+      drop(m);
+      alive[MAPPINGS]--;
+      return leave(SUCCESS);
+    }
+  return leave(violation(INVALID_VALUE));
+}
 CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr p) {
   ENTER();
   struct mapping *m = find(p);
@@ -719,10 +757,10 @@ CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr p) {
   return leave(SUCCESS);
 }
 
-/* on_device checks that memory is mapped and of the current device. */
+/* on_device checks that memory is mapped, and of the current device or registered. */
 static int on_device(uint64_t p, uint64_t bytes) {
   struct mapping *m = find(p);
-  return m && m->memory && m->device == current->device && p + bytes <= m->address + m->bytes;
+  return m && (m->host || (m->memory && m->device == current->device)) && p + bytes <= m->address + m->bytes;
 }
 
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void *src, size_t n, struct stream *s) {
