@@ -27,7 +27,10 @@ func (c *Comm) fail(err error) error {
 // missing rank. control lives on for Shrink, until Release.
 func (a adapter) Abort(ctx context.Context, cause error) {
 	c := a.c
-	c.tellOthers(cause)
+	if c.before != nil {
+		c.before(cause)
+	}
+	c.Tell(cause)
 	c.data.abort()
 	c.windows.native.Load().abort()
 	c.stuck.Store(!c.drain(ctx))
@@ -38,7 +41,14 @@ func (a adapter) Abort(ctx context.Context, cause error) {
 // that a lost peer leaves the kernels their time.
 const tellTimeout = time.Second
 
-// tellOthers tells the other ranks that this one aborts, before it does: see abandoned.
+// Tell tells the other ranks, once, that this one aborts, before it does. Abort does it as well; a
+// communicator above this one does it before it ends kernels of its own.
+func (c *Comm) Tell(cause error) { c.told.Do(func() { c.tellOthers(cause) }) }
+
+// BeforeAbort has f called before the communicator aborts anything. It comes before the first operation.
+func (c *Comm) BeforeAbort(f func(cause error)) { c.before = f }
+
+// tellOthers is Tell: see abandoned.
 func (c *Comm) tellOthers(cause error) {
 	c.submitted.aborts(cause)
 	if c.reporter == nil || c.WorldSize() == 1 {

@@ -52,8 +52,8 @@ var (
 // newComm makes a communicator with an offload table, or, for nil, with one that it measures.
 // After an error base is as it was.
 func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.Runtime, o options, t *offloadTable) (*Comm, error) {
-	here, err := connect(ctx, base, rt, defaults(base.WorldSize(), o.host), o.patience)
-	if errors.Is(err, comm.ErrUnsupported) && !o.host { // on all ranks: they do not reach each other's memory
+	here, err := connect(ctx, base, rt, defaults(base.WorldSize(), o.inHost), o.patience)
+	if errors.Is(err, comm.ErrUnsupported) && !o.inHost { // on all ranks: they do not reach each other's memory
 		here, err = connect(ctx, base, rt, defaults(base.WorldSize(), true), o.patience)
 	}
 	if err != nil {
@@ -66,7 +66,10 @@ func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.
 	c.Base = backend.New(&c.check, &c.life, adapter{c})
 	if t != nil {
 		c.offload = *t
-	} else if err := c.choose(ctx); err != nil {
+		return c, nil
+	}
+	every := func(*comm.Call) bool { return true }
+	if c.offload, err = (&contest{base, o, rt, every, c.submit, c.sync, c.Stream, measured}).choose(ctx); err != nil {
 		here.stopWaiting()
 		return nil, errors.Join(err, c.discard())
 	}

@@ -52,6 +52,9 @@ func verdictOf(err error) verdict {
 // connect maps the ranks' memory into each other's GPUs. It is collective: either all ranks
 // get an endpoint or all get an error.
 func connect(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, s sizes, limit time.Duration) (e *endpoint, err error) {
+	if base.WorldSize() > maxRanks {
+		return nil, fmt.Errorf("p2p: %w: %d ranks, %d at most", comm.ErrUnsupported, base.WorldSize(), maxRanks)
+	}
 	b, err := newBootstrap(base, rt)
 	if err != nil {
 		return nil, err
@@ -71,9 +74,6 @@ type bootstrap struct {
 // newBootstrap allocates the buffer of the exchanges. A rank that fails even in that leaves
 // the others waiting until their contexts end.
 func newBootstrap(base comm.Communicator, rt *cuda.Runtime) (*bootstrap, error) {
-	if base.WorldSize() > maxRanks {
-		return nil, fmt.Errorf("p2p: %w: %d ranks, %d at most", comm.ErrUnsupported, base.WorldSize(), maxRanks)
-	}
 	b := &bootstrap{base: base, rt: rt, mem: rt}
 	if r, ok := comm.As[comm.MemoryChecker](base); !ok || r.CheckDevice(runtime.Device{Kind: runtime.CPU}) == nil {
 		b.mem = cpu.New()

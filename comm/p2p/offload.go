@@ -62,6 +62,7 @@ func classOf(x *comm.Call) (class, bool) {
 // offloadTable says which calls a communicator runs itself and does not pass to its base:
 // those up to a limit, and reductions that the base lacks. It is the same on all ranks.
 type offloadTable struct {
+	least [classes]int           // bytes of a piece, 0 within a host
 	limit [classes]int           // bytes of a piece
 	lacks [len(elements)][5]bool // by type and reduction
 }
@@ -71,11 +72,14 @@ func (t *offloadTable) lacked(x *comm.Call) bool {
 	return x.Op.Reduces() && x.Reduce.Defined(x.DType) && t.lacks[x.DType][x.Reduce]
 }
 
-// has reports whether the communicator runs a call itself.
-func (t *offloadTable) has(x *comm.Call) bool {
+// faster reports whether the communicator runs a call faster than its base.
+func (t *offloadTable) faster(x *comm.Call) bool {
 	k, ok := classOf(x)
-	return ok && x.Bytes() <= t.limit[k] || t.lacked(x)
+	return ok && t.least[k] <= x.Bytes() && x.Bytes() <= t.limit[k]
 }
+
+// has reports whether the communicator runs a call itself.
+func (t *offloadTable) has(x *comm.Call) bool { return t.faster(x) || t.lacked(x) }
 
 // HandOver returns the size in bytes above which calls of an operation go to the base: 0
 // if all do, [math.MaxInt] if none does. The size is that of a piece (see [comm.Call]), and
@@ -91,48 +95,61 @@ func (c *Comm) HandOver(op comm.Op, dt dtype.DType, reduce comm.ReduceOp) int {
 	return 0
 }
 
-// choose fills in the offload table.
-func (c *Comm) choose(ctx context.Context) (err error) {
+// contest is between a communicator and its base.
+type contest struct {
+	comm.Communicator // the base
+	options
+	rt     *cuda.Runtime
+	runs   func(x *comm.Call) bool
+	submit func(x *comm.Call) error
+	sync   func(ctx context.Context) error
+	stream func() *cuda.Stream
+	// The sizes to compare at first, in that order, until the base is faster.
+	sizes []int
+}
+
+// choose returns the offload table.
+func (c *contest) choose(ctx context.Context) (t offloadTable, err error) {
 	b, err := newBootstrap(c.Communicator, c.rt)
 	if err != nil {
-		return err
+		return t, err
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
 	measures := c.most < 0 && c.WorldSize() > 1
 	var m measurement
-	if err = c.probe(); err == nil && measures {
+	if err = t.probe(c.Communicator); err == nil && measures {
 		m, err = newMeasurement(ctx, c.rt)
 	}
 	// No rank starts what another cannot take part in.
 	if err := b.agree(ctx, err); err != nil {
-		return errors.Join(err, m.free())
+		return t, errors.Join(err, m.free())
 	}
 	switch {
 	case measures:
-		if err = c.measure(ctx, b, &m); err != nil {
+		if err = c.measure(ctx, b, &m, &t); err != nil {
 			err = fmt.Errorf("p2p: measuring: %w", err)
 		}
 		if b.broken() {
-			return err // work in flight may still use the memory, which is not given back
+			return t, err // work in flight may still use the memory, which is not given back
 		}
-		return errors.Join(err, m.free())
+		return t, errors.Join(err, m.free())
 	case c.WorldSize() > 1: // alone, the base copies
-		for k := range c.offload.limit {
-			c.offload.limit[k] = c.most
+		for k := range t.limit {
+			t.limit[k] = c.most
 		}
 	}
-	return nil
+	return t, nil
 }
 
 // probe asks the base which reductions it lacks.
-func (c *Comm) probe() error {
+func (t *offloadTable) probe(base comm.Communicator) error {
 	for _, dt := range dtype.All() {
 		for _, op := range dtype.ReduceOps() {
 			if !op.Defined(dt) {
 				continue
 			}
-			err := c.Communicator.AllReduce(0, 0, 0, dt, op) // sends nothing
-			if c.offload.lacks[dt][op] = errors.Is(err, comm.ErrUnsupported); err != nil && !c.offload.lacks[dt][op] {
+			err := base.AllReduce(0, 0, 0, dt, op) // sends nothing
+			if t.lacks[dt][op] = errors.Is(err, comm.ErrUnsupported); err != nil && !t.lacks[dt][op] {
 				return err
 			}
 		}
@@ -190,42 +207,46 @@ func (m *measurement) free() error {
 	return errors.Join(errs...)
 }
 
-// measure sets each limit to the largest size, to a power of two, up to which the base is
-// never faster. A class in which it is never faster at all has no limit.
-func (c *Comm) measure(ctx context.Context, b *bootstrap, m *measurement) error {
+// measure sets the bound of each class to the last size of a sequence, to a power of two, up to which the
+// base is never faster. Ascending sizes have an upper bound, descending ones a lower bound.
+func (c *contest) measure(ctx context.Context, b *bootstrap, m *measurement, t *offloadTable) error {
 	for k := range classes {
-		most, lost := 0, 0
-		for _, bytes := range measured {
-			won, err := c.wins(ctx, b, m, k, bytes)
+		if x := c.sample(k, m.send, m.recv, c.sizes[0]); !c.runs(&x) {
+			continue
+		}
+		won, lost := 0, 0
+		for _, bytes := range c.sizes {
+			ok, err := c.wins(ctx, b, m, k, bytes)
 			if err != nil {
 				return err
 			}
-			if !won {
+			if !ok {
 				lost = bytes
 				break
 			}
-			most = bytes
+			won = bytes
 		}
-		if lost == 0 {
-			c.offload.limit[k] = math.MaxInt
-			continue
-		}
-		for most > 0 && lost > 2*most {
-			doublings := bits.Len(uint(lost/most)) - 1
-			between := most << (doublings / 2)
-			won, err := c.wins(ctx, b, m, k, between)
+		for won > 0 && max(won, lost) > 2*min(won, lost) && lost > 0 {
+			doublings := bits.Len(uint(max(won, lost)/min(won, lost))) - 1
+			between := min(won, lost) << (doublings / 2)
+			ok, err := c.wins(ctx, b, m, k, between)
 			if err != nil {
 				return err
 			}
-			if won {
-				most = between
+			if ok {
+				won = between
 			} else {
 				lost = between
 			}
 		}
-		if most > 0 {
-			x := c.sample(k, 0, 0, most)
-			c.offload.limit[k] = x.Bytes()
+		x := c.sample(k, 0, 0, won)
+		switch {
+		case lost == 0:
+			t.limit[k] = math.MaxInt
+		case won > lost:
+			t.least[k], t.limit[k] = x.Bytes(), math.MaxInt
+		case won > 0:
+			t.limit[k] = x.Bytes()
 		}
 	}
 	return nil
@@ -233,7 +254,7 @@ func (c *Comm) measure(ctx context.Context, b *bootstrap, m *measurement) error 
 
 // wins reports whether a call of a class is at least as fast here as on the base. The
 // slowest rank decides, on all ranks alike.
-func (c *Comm) wins(ctx context.Context, b *bootstrap, m *measurement, k class, bytes int) (bool, error) {
+func (c *contest) wins(ctx context.Context, b *bootstrap, m *measurement, k class, bytes int) (bool, error) {
 	x := c.sample(k, m.send, m.recv, bytes)
 	var first error // measuring goes on: ranks that make different numbers of calls are out of step for good
 	lacks := false
@@ -268,7 +289,7 @@ func (c *Comm) wins(ctx context.Context, b *bootstrap, m *measurement, k class, 
 }
 
 // sample is a call of a class whose larger buffer has that many bytes.
-func (c *Comm) sample(k class, send, recv uintptr, bytes int) comm.Call {
+func (c *contest) sample(k class, send, recv uintptr, bytes int) comm.Call {
 	part := bytes / c.WorldSize() / 16 * 4 // float32
 	switch k {
 	case reduceOthers:
@@ -296,15 +317,15 @@ func (c *Comm) sample(k class, send, recv uintptr, bytes int) comm.Call {
 }
 
 // round times a call, which it repeats after an error, too.
-func (c *Comm) round(ctx context.Context, m *measurement, call func() error) (seconds float64, err error) {
+func (c *contest) round(ctx context.Context, m *measurement, call func() error) (seconds float64, err error) {
 	var errs []error
 	for i := range measureWarmup + measureCalls {
 		if i == measureWarmup {
-			errs = append(errs, c.Stream().Record(m.start))
+			errs = append(errs, c.stream().Record(m.start))
 		}
 		errs = append(errs, call())
 	}
-	errs = append(errs, c.Stream().Record(m.end), c.sync(ctx))
+	errs = append(errs, c.stream().Record(m.end), c.sync(ctx))
 	took, err := m.end.Since(m.start)
 	return took.Seconds(), errors.Join(append(errs, err)...)
 }

@@ -45,7 +45,9 @@ type Option func(*options)
 type options struct {
 	patience time.Duration
 	most     int
-	host     bool // memory
+	inHost   bool                     // the scratch memory is the host's
+	host     func() ([16]byte, error) // what ranks that reach each other's memory have in common
+	before   func(cause error)        // is called before kernels are made to leave, unless it is nil
 }
 
 // patience is longer than ranks of a healthy job are apart when one writes a checkpoint or
@@ -62,7 +64,7 @@ func WithLimit(bytes int) Option { return func(o *options) { o.most = bytes } }
 
 // WithHostMemory puts the scratch memory into the host's memory, as New does where GPUs do
 // not reach each other's: for machines on which that access is slow or does not work. All ranks pass it or none does.
-func WithHostMemory() Option { return func(o *options) { o.host = true } }
+func WithHostMemory() Option { return func(o *options) { o.inHost = true } }
 
 // New makes a communicator over base, whose memory and streams are those of rt. It is
 // collective on base. From then on base is used through the new communicator, whose Close
@@ -71,16 +73,25 @@ func WithHostMemory() Option { return func(o *options) { o.host = true } }
 // All ranks get a communicator or all get an error: [comm.ErrUnsupported] where
 // they do not reach memory of each other, nor share any of the host's.
 func New(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ...Option) (*Comm, error) {
+	ops, o, err := settings(base, rt, opts)
+	if err != nil {
+		return nil, err
+	}
+	return newComm(ctx, base, ops, rt, o, nil)
+}
+
+// settings checks the arguments of New.
+func settings(base comm.Communicator, rt *cuda.Runtime, opts []Option) (streams, options, error) {
+	o := options{patience: patience, most: -1, host: hostIdentity}
 	if base == nil || rt == nil {
-		return nil, fmt.Errorf("p2p: %w: base communicator or runtime is nil", comm.ErrArgument)
+		return nil, o, fmt.Errorf("p2p: %w: base communicator or runtime is nil", comm.ErrArgument)
 	}
 	ops, ok := comm.As[streams](base)
 	if !ok {
-		return nil, fmt.Errorf("p2p: %w: the base communicator has no stream", comm.ErrUnsupported)
+		return nil, o, fmt.Errorf("p2p: %w: the base communicator has no stream", comm.ErrUnsupported)
 	}
-	o := options{patience: patience, most: -1}
 	for _, opt := range opts {
 		opt(&o)
 	}
-	return newComm(ctx, base, ops, rt, o, nil)
+	return ops, o, nil
 }

@@ -149,8 +149,8 @@ func overPeerMemory(ctx context.Context, bases []*nccl.Comm, opts Options) ([]co
 	var wg sync.WaitGroup
 	for i, base := range bases {
 		wg.Go(func() {
-			var c *p2p.Comm
-			if c, errs[i] = p2p.New(ctx, base, base.Runtime()); errs[i] == nil {
+			var c comm.Communicator
+			if c, errs[i] = p2p.NewHierarchical(ctx, base, base.Runtime()); errs[i] == nil {
 				comms[i] = c
 			}
 		})

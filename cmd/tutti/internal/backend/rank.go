@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/p2p"
+	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/machine"
@@ -66,13 +66,12 @@ func (r Rank) Watch(ctx context.Context, c comm.Communicator) comm.Communicator 
 }
 
 // WithoutPeerMemory is the rank with what is below its communicator over peer
-// memory, to which that passes on what it does not do; false if it has none.
-func (r Rank) WithoutPeerMemory() (Rank, bool) {
-	c, ok := comm.As[*p2p.Comm](r.Comm)
-	if ok {
-		r.Comm = bound(c.Unwrap(), r.limit)
+// memory, to which that passes on what it does not do.
+func (r Rank) WithoutPeerMemory() Rank {
+	if c, ok := comm.As[*nccl.Comm](r.Comm); ok {
+		r.Comm = bound(c, r.limit)
 	}
-	return r, ok
+	return r
 }
 
 // Within is ctx with the deadline of one wait, for collective calls that are

@@ -71,7 +71,7 @@ the --out directory.`,
 		r := peerReport{json: lines, text: text, dir: &dir, results: make([][]bench.Result, len(peerSeries))}
 		progress := &bars{out: cmd.ErrOrStderr(), pieces: 1}
 		err = flags.run(cmd, dir.prepare, func(ctx context.Context, rank backend.Rank) error {
-			base, _ := rank.WithoutPeerMemory()
+			base := rank.WithoutPeerMemory()
 			for i, s := range peerSeries {
 				on := rank
 				if s.base {
