@@ -204,6 +204,48 @@ func TestLevelsDoNotAllocate(t *testing.T) {
 	assert.NoError(t, errors.Join(c.Sync(t.Context()), c.Close(), rt.Deallocate(buf), rt.Close()))
 }
 
+// noted is a communicator that notes what it is told about an abort.
+type noted struct {
+	unordered
+	name string
+	note func(what string)
+}
+
+func (n noted) Tell(error)        { n.note("tell") }
+func (n noted) Abort(cause error) { n.note("abort " + n.name); n.unordered.Abort(cause) }
+
+// All ranks know that one aborts before it ends anything that they may wait for: after an Abort, and when a
+// context ends while there is something to wait for.
+func TestLevelsTellBeforeTheyAbort(t *testing.T) {
+	for _, way := range []string{"abort", "sync"} {
+		t.Run(way, func(t *testing.T) {
+			rt := cpu.New()
+			var mu sync.Mutex
+			var notes []string
+			member := func(name string) comm.Communicator {
+				return noted{unordered{Communicator: noop.New(rt)}, name, func(what string) {
+					mu.Lock()
+					defer mu.Unlock()
+					notes = append(notes, what)
+				}}
+			}
+			c, err := p2p.NewLevels(member("base"), member("within"), member("between"), 1, func() bool { return false }, rt.Allocate, rt.Deallocate, nil)
+			require.NoError(t, err)
+			if way == "abort" {
+				c.Abort(nil)
+			} else {
+				ctx, cancel := context.WithCancel(t.Context())
+				cancel()
+				require.ErrorIs(t, c.Sync(ctx), comm.ErrCanceled)
+			}
+			assert.Equal(t, "tell", notes[0])
+			assert.Subset(t, notes, []string{"abort base", "abort within", "abort between"})
+			assert.ErrorIs(t, c.Err(), comm.ErrBroken)
+			assert.NoError(t, errors.Join(c.Close(), rt.Close()))
+		})
+	}
+}
+
 // A process per rank, two of which are on what they take for a host, when a launcher started the test binary
 // and set a variable:
 //

@@ -25,6 +25,8 @@
 //
 // New measures up to which size each kind of operation is faster than on the base, and all
 // ranks agree on it. Both submit to the base's stream.
+//
+// [NewHierarchical] does the same for GPUs of several hosts, on which large operations run in two levels.
 package p2p
 
 import (
