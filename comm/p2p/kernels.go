@@ -111,8 +111,8 @@ func (s sizes) memory() runtime.Kind {
 func defaults(ranks int, host bool) sizes {
 	s := sizes{words: 8 << 20, tagged: 2 << 20, ringBlocks: 128, blocks: maxBlocks, host: host}
 	switch {
-	case host: // derived: words of the host's memory cross the bus once more, when they are put back
-		s.words, s.tagged, s.once, s.chunk = 2<<20, 512<<10, 256<<10, 128
+	case host: // words of the host's memory cross the bus once more, when they are put back
+		s.words, s.tagged, s.once, s.chunk = 2<<20, 512<<10, 8<<10, 128
 		if ranks > 2 {
 			s.twice = 1 << 20
 		}
