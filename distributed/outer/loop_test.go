@@ -967,6 +967,25 @@ func TestMisuse(t *testing.T) {
 	}))
 }
 
+// elsewhere is a communicator that reaches no memory.
+type elsewhere struct{ comm.Communicator }
+
+func (elsewhere) CheckDevice(runtime.Device) error { return comm.ErrDevice }
+
+// A Rebind to a communicator of another device changes nothing.
+func TestRebindElsewhere(t *testing.T) {
+	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		m := newModel(t, cpu.New())
+		l, err := outer.New(ctx, m.tensors[0].Runtime(), c, m.tensors, outer.Config{Every: 2})
+		require.NoError(t, err)
+		require.NoError(t, l.Step(ctx))
+		require.ErrorIs(t, l.Rebind(ctx, elsewhere{c}), comm.ErrDevice)
+		require.NoError(t, l.Step(ctx))
+		assert.Equal(t, 1, l.Stats().Rounds)
+		return l.Close()
+	}))
+}
+
 // TestAJoiningRankHasMadeNoStep: by Weighted, a rank that joins in the middle of a window counts with its own steps.
 func TestAJoiningRankHasMadeNoStep(t *testing.T) {
 	states := make(chan []byte, 1)

@@ -192,6 +192,9 @@ func (l *Loop) Rebind(ctx context.Context, c comm.Communicator) error {
 		if err := base.CheckComm(c); err != nil {
 			return err
 		}
+		if err := comm.CheckDevice(c, l.rt.Device()); err != nil {
+			return err
+		}
 		for i, f := range l.fragments {
 			if f.phase == inFlight && l.c.Err() == nil {
 				return fmt.Errorf("%w: fragment %d is in flight: call State, or abort the communicator (comm.AbortAll)", comm.ErrArgument, i)
