@@ -178,7 +178,7 @@ func (e *engine) array(p uintptr) runtime.Array {
 }
 
 // source is the residual, which is made from its origin and a gradient on the
-// way, to select from. What is selected is taken out of it.
+// way, to select from. What is selected is subtracted from it.
 func (e *engine) source(g Input) runtime.Source {
 	src := runtime.Source{X: e.residual, N: e.n, Grad: g.Ptr, DType: g.DType, Factor: g.Factor, From: e.origin, Take: true}
 	if e.restores == keeping {

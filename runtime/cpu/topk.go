@@ -363,7 +363,7 @@ func (s *scratch) selectNear(src *source, k int, state *nearState, o runtime.Nea
 			state.threshold = corrected(t, passed, k, o.Step)
 			return passed, t
 		}
-		// All that happened is undone, except that src is accumulated now.
+		// All that happened is rolled back, except that src is accumulated now.
 		if src.take {
 			scatterSet(src.x, dst.cut(passed))
 		}

@@ -32,7 +32,7 @@ type keptCopies struct {
 const fewCopies = 16
 
 // pendingCopies has the runtimes that keep memory, so that they live as long as
-// their copies: also one that was dropped, or whose Close gave up. And it has the
+// their copies: also one that was dropped, or whose Close timed out. And it has the
 // copies of which nothing tells when they are done.
 var pendingCopies sync.Map
 

@@ -132,7 +132,7 @@ func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report fun
 	if cfg.Graph && r.Compute == nil {
 		return backend.Needs(cfg.Backend, "--graph", "CUDA graphs")
 	}
-	// The random numbers, and of each pattern the residual and what it is undone with, or
+	// The random numbers, and of each pattern the residual and what it is rolled back with, or
 	// in place the tensors.
 	perElement := cfg.DType.Size() + cfg.together()*(cfg.DType.Size()+dtype.F32.Size())
 	if err := fits(r, cfg.Backend, float64(slices.Max(cfg.Sizes)/cfg.DType.Size())*float64(perElement)); err != nil {
@@ -524,7 +524,7 @@ func (s *sparseRun) meanRounds(ctx context.Context) (sparseRound, error) {
 }
 
 // likeGradient does as much as nextGradient. In place that is done elsewhere: gradients
-// that no step picks from would change the residual's scale, and with it what the next
+// that no step selects from would change the residual's scale, and with it what the next
 // steps take.
 func (s *sparseRun) likeGradient() error {
 	return s.gradientInto(cmp.Or(s.spare, s.tensor))

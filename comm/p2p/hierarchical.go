@@ -15,8 +15,8 @@ import (
 )
 
 // NewHierarchical makes a communicator over base like [New], whose ranks may be on several hosts. Large
-// collectives run in two levels there: by peer memory between the ranks of a host, and on communicators
-// split off base between the ranks that have the same index on their hosts, each of which carries a share. It is
+// collectives run in two levels there: by peer memory between the ranks of a host, and on sub-communicators
+// of base between the ranks that have the same index on their hosts, each of which carries a share. It is
 // collective on base.
 //
 // Every host has equally many successive ranks, two at least: all ranks get [comm.ErrUnsupported]
