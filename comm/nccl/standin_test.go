@@ -349,11 +349,13 @@ func TestStandInAnotherRankAborts(t *testing.T) {
 	require.NoError(t, c.Barrier(t.Context()), "and left this one")
 	require.NoError(t, c.Sync(t.Context()))
 	require.NoError(t, reduce())
+	alive := s.nccl.Alive.Int()
 	err = c.Sync(t.Context())
 	require.ErrorIs(t, err, comm.ErrPeerFailed)
 	require.ErrorContains(t, err, "rank 5 aborted: changed its mind")
 	require.ErrorIs(t, reduce(), comm.ErrBroken)
 	require.NoError(t, part.Barrier(t.Context()), "another group")
+	require.Eventually(t, func() bool { return s.nccl.Alive.Int() < alive }, time.Minute, time.Millisecond, "it is freed")
 
 	// A wait that goes on ends at once, and so does one for a message.
 	child := part.(*nccl.Comm)
