@@ -19,6 +19,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
+	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
@@ -154,12 +156,19 @@ func ReadSecret(path string, make bool) (string, error) {
 	}
 	const longest = 4 << 10
 	text, err := os.ReadFile(path)
+	for i := 0; i < 100 && runtime.GOOS == "windows" && errors.Is(err, sharingViolation); i++ {
+		time.Sleep(10 * time.Millisecond)
+		text, err = os.ReadFile(path)
+	}
 	secret := strings.TrimSpace(string(text))
 	if err == nil && (secret == "" || len(secret) > longest) {
 		err = fmt.Errorf("%s has %d bytes; a secret has some, at most %d", path, len(secret), longest)
 	}
 	return secret, err
 }
+
+// sharingViolation is Windows' error for a file that another process is removing a name of, as makeSecret does.
+const sharingViolation = syscall.Errno(32)
 
 // makeSecret makes a file of mode 0600, whole or not at all, unless another process is faster.
 func makeSecret(path string) error {
