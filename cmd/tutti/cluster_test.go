@@ -106,7 +106,7 @@ func TestClusterDelaysAndLoses(t *testing.T) {
 		require.Len(t, results, 1)
 		assert.Zero(t, results[0].Wrong)
 		assert.GreaterOrEqual(t, results[0].Time, 20e3)
-		assert.Regexp(t, `tutti: 2 hosts, 1gbit, delay 20000us, loss 2%: .*; [1-9]\d* packets were lost; the forwarder was busy for`, stderr)
+		assert.Regexp(t, `tutti: 2 hosts, 1gbit, delay 20000us, loss 2%: .*; [1-9]\d* packets were lost; the busiest forwarder worked for`, stderr)
 	})
 }
 

@@ -21,13 +21,14 @@ const (
 	maxFrame     = ipOffset + 65536
 )
 
-// forwarder is a cable from each host to the bridge. It delays and loses what comes from the
-// host, and passes on at once what goes there. One thread carries everything, and allocates
-// only while more is in flight than ever before.
+// forwarder is the cable from a host to the bridge. It delays and loses what comes from the
+// host, and passes on at once what goes there. A thread of its own carries everything, in which
+// the kernel also receives for the host, and allocates only while more is in flight than ever
+// before.
 type forwarder struct {
 	delay time.Duration
 	loss  float64        // the probability that a packet is lost
-	ends  []unix.PollFd  // of each cable the host's and the bridge's
+	ends  [2]unix.PollFd // the host's and the bridge's
 	start time.Time      // of the clock
 	queue []*block       // frames in flight, in order
 	free  []*block       // where others were
@@ -49,21 +50,36 @@ type block struct {
 // frameHead is when a frame is due, on the forwarder's clock, its length and the file it goes to.
 const frameHead = 8 + 4 + 4
 
-// newForwarder makes the devices of all cables: of host i those named host(i), for the bridge,
-// and cable(i), for the host. They end with the process.
-func newForwarder(c Config) (*forwarder, error) {
-	f := &forwarder{delay: c.Delay, loss: c.Loss / 100, start: time.Now(), rng: rand.New(rand.NewPCG(1, 0))}
-	f.spare = f.gap()
-	for i := range c.Hosts {
-		for _, name := range []string{cable(i), host(i)} {
+// forwarders are those of all cables.
+type forwarders []*forwarder
+
+// forward makes the devices of all cables, of host i those named host(i), for the bridge, and
+// cable(i), for the host, and carries what they have as long as the process lives.
+func forward(c Config) (forwarders, error) {
+	// A collection would have the threads wait for others that are not on time. They keep all of their memory.
+	debug.SetGCPercent(-1)
+	fs := make(forwarders, c.Hosts)
+	for i := range fs {
+		fs[i] = newForwarder(c, uint64(i))
+		for end, name := range []string{cable(i), host(i)} {
 			fd, err := tap(name)
 			if err != nil {
 				return nil, fmt.Errorf("--delay and --loss need TAP devices (/dev/net/tun, CONFIG_TUN, module tun), which this kernel lacks or this user or container may not make; without them, --rate works: %w", err)
 			}
-			f.ends = append(f.ends, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
+			fs[i].ends[end] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
 		}
 	}
-	return f, nil
+	for _, f := range fs {
+		go f.run()
+	}
+	return fs, nil
+}
+
+// newForwarder returns one without devices, whose losses follow from a seed.
+func newForwarder(c Config, seed uint64) *forwarder {
+	f := &forwarder{delay: c.Delay, loss: c.Loss / 100, start: time.Now(), rng: rand.New(rand.NewPCG(1, seed))}
+	f.spare = f.gap()
+	return f
 }
 
 // tap makes a TAP device whose frames are a file's messages. The kernel leaves checksums and the
@@ -89,8 +105,6 @@ func (f *forwarder) run() {
 	// Before the ranks, and on time to the microsecond, where that is permitted: report says what came of it.
 	_ = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
-	// It keeps all of its memory, and a collection would have it wait for threads that are not on time.
-	debug.SetGCPercent(-1)
 	for {
 		f.turn()
 	}
@@ -103,21 +117,22 @@ func (f *forwarder) turn() {
 		f.wait = unix.NsecToTimespec(int64(max(0, due-time.Since(f.start))))
 		wait = &f.wait
 	}
-	if _, err := unix.Ppoll(f.ends, wait, nil); err != nil {
+	if _, err := unix.Ppoll(f.ends[:], wait, nil); err != nil {
 		return // interrupted
 	}
 	begin := time.Since(f.start)
 	f.deliver(begin)
-	for i := range f.ends {
-		switch end := &f.ends[i]; {
-		case end.Revents&unix.POLLERR != 0:
+	host, outer := &f.ends[0], &f.ends[1]
+	for _, end := range []*unix.PollFd{host, outer} {
+		if end.Revents&unix.POLLERR != 0 {
 			end.Fd = -1 // the device is gone
-		case end.Revents&unix.POLLIN == 0:
-		case i%2 == 0:
-			f.take(end.Fd, f.ends[i+1].Fd)
-		default:
-			f.pass(end.Fd, f.ends[i-1].Fd)
 		}
+	}
+	if host.Revents&unix.POLLIN != 0 {
+		f.take(host.Fd, outer.Fd)
+	}
+	if outer.Revents&unix.POLLIN != 0 {
+		f.pass(outer.Fd, host.Fd)
 	}
 	f.busy.Add(int64(time.Since(f.start) - begin))
 }
@@ -219,10 +234,17 @@ func (f *forwarder) deliver(now time.Duration) {
 	}
 }
 
-// report says what was lost, and how well the forwarder did: late frames have had more than the delay.
-func (f *forwarder) report() string {
-	return fmt.Sprintf("; %d packets were lost; the forwarder was busy for %.0f %% of the time, and at most %.1f ms late",
-		f.lost.Load(), 100*float64(f.busy.Load())/float64(time.Since(f.start)), float64(f.late.Load())/1e6)
+// report says what was lost, and how well the busiest forwarder did: late frames have had more than the delay.
+func (fs forwarders) report() string {
+	var lost int64
+	var busy, late float64
+	for _, f := range fs {
+		lost += f.lost.Load()
+		busy = max(busy, float64(f.busy.Load())/float64(time.Since(f.start)))
+		late = max(late, float64(f.late.Load()))
+	}
+	return fmt.Sprintf("; %d packets were lost; the busiest forwarder worked for %.0f %% of the time, and frames were at most %.1f ms late",
+		lost, 100*busy, late/1e6)
 }
 
 // segments returns of how many packets a frame is. One of several is IPv4 and TCP.

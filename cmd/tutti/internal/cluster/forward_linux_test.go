@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -16,15 +15,14 @@ import (
 
 // cables are the outer ends of a forwarder whose devices are pairs of sockets: a host's and the bridge's.
 func cables(t *testing.T, c Config) (f *forwarder, host, bridge int) {
-	f = &forwarder{delay: c.Delay, loss: c.Loss / 100, start: time.Now(), rng: rand.New(rand.NewPCG(1, 0))}
-	f.spare = f.gap()
+	f = newForwarder(c, 0)
 	var outer [2]int
 	for i := range outer {
 		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 		require.NoError(t, err)
 		t.Cleanup(func() { _, _ = unix.Close(pair[0]), unix.Close(pair[1]) })
 		outer[i] = pair[0]
-		f.ends = append(f.ends, unix.PollFd{Fd: int32(pair[1]), Events: unix.POLLIN})
+		f.ends[i] = unix.PollFd{Fd: int32(pair[1]), Events: unix.POLLIN}
 	}
 	return f, outer[0], outer[1]
 }
@@ -61,7 +59,7 @@ func TestForwarderDelaysWhatHostsSend(t *testing.T) {
 	require.NoError(t, err, "what goes to a host passes in one turn")
 	assert.Equal(t, packet(7), read[:len(packet(7))])
 	assert.Zero(t, f.lost.Load())
-	assert.Contains(t, f.report(), "; 0 packets were lost; the forwarder was busy for ")
+	assert.Contains(t, forwarders{f}.report(), "; 0 packets were lost; the busiest forwarder worked for ")
 }
 
 // The packets of all frames arrive in order but those that are lost, whose number has a binomial

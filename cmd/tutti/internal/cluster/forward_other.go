@@ -8,11 +8,10 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-type forwarder struct{}
+type forwarders []struct{}
 
-func newForwarder(Config) (*forwarder, error) {
+func forward(Config) (forwarders, error) {
 	return nil, fmt.Errorf("%w: it is Linux that has network namespaces", comm.ErrUnavailable)
 }
 
-func (*forwarder) run()           {}
-func (*forwarder) report() string { return "" }
+func (forwarders) report() string { return "" }

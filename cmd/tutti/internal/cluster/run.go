@@ -198,8 +198,8 @@ func RunInside(description string, control io.Reader, stdout, stderr io.Writer) 
 	return code
 }
 
-// make makes the cluster, with a forwarder if it has one.
-func (j job) make() (links *forwarder, err error) {
+// make makes the cluster, with forwarders if it has some.
+func (j job) make() (links forwarders, err error) {
 	// Its place in the file system, where the files are written.
 	if err := runAll([][]string{{"mount", "-t", "tmpfs", "tutti", shared}, {"mkdir", root}}); err != nil {
 		return nil, err
@@ -210,10 +210,9 @@ func (j job) make() (links *forwarder, err error) {
 		}
 	}
 	if j.forwards() {
-		if links, err = newForwarder(j.Config); err != nil {
+		if links, err = forward(j.Config); err != nil {
 			return nil, err
 		}
-		go links.run()
 	}
 	return links, runAll(j.commands())
 }
@@ -259,7 +258,7 @@ func (j job) run(ctx context.Context, stdout, stderr io.Writer) (int, error) {
 
 // report says what the links carried: a job that was to communicate and did so
 // past them would show.
-func (j job) report(links *forwarder, out io.Writer) error {
+func (j job) report(links forwarders, out io.Writer) error {
 	text, err := exec.Command("ip", "-json", "-statistics", "link", "show", "master", bridge).Output()
 	if err != nil {
 		return err
