@@ -16,19 +16,20 @@ type limited struct {
 // Limit returns a communicator around c whose waits (Sync, Barrier, Split) end after
 // a time, if their context does not end first; so do those of what Split makes of it.
 // That is [ErrTimeout], and breaks the communicator as any deadline does; cause is what
-// the error says beside that, nil for [context.DeadlineExceeded]. A limit of 0 is none.
+// the error says beside that, nil for [context.DeadlineExceeded]. A limit of 0 is none:
+// Limit returns c.
 func Limit(c Communicator, limit time.Duration, cause error) Communicator {
+	if limit == 0 {
+		return c
+	}
 	l := &limited{Wrapped: Wrap(c), limit: limit, cause: cause}
 	l.Waits = Waits{l.wait}
 	return l
 }
 
 func (l *limited) wait(ctx context.Context, w Wait) (Communicator, error) {
-	if l.limit > 0 {
-		within, cancel := context.WithTimeoutCause(ctx, l.limit, l.cause)
-		defer cancel()
-		ctx = within
-	}
+	ctx, cancel := context.WithTimeoutCause(ctx, l.limit, l.cause)
+	defer cancel()
 	child, err := w.Make(ctx, l.Communicator)
 	if err != nil || child == nil {
 		return nil, err

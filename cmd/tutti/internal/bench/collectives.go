@@ -84,13 +84,15 @@ func (k collective) origin(rank, p, part int) (from, fromPart int) {
 	return 0, part // of the root
 }
 
-// submit starts the operation that a call describes.
-func (k collective) submit(c comm.Communicator, call comm.Call) error {
+// submission returns what starts the operation that a call describes.
+func (k collective) submission(c comm.Communicator, call comm.Call) func() error {
 	if k.Op != comm.OpSend {
-		return call.Make(c)
+		return func() error { return call.Make(c) }
 	}
 	rank, p := c.Rank(), c.WorldSize()
-	return c.Group(
+	ring := []comm.Call{
 		comm.SendCall(call.Send, call.Count, call.DType, (rank+1)%p, 0),
-		comm.RecvCall(call.Recv, call.Count, call.DType, (rank+p-1)%p, 0))
+		comm.RecvCall(call.Recv, call.Count, call.DType, (rank+p-1)%p, 0),
+	}
+	return func() error { return c.Group(ring...) }
 }

@@ -117,7 +117,7 @@ func (m *Measurement) newSetup(ctx context.Context, r backend.Rank) (_ *setup, e
 	s.handOver = m.handOver(r)
 	// An operation on nothing is refused if the backend does not have it at
 	// all, and is cheap otherwise.
-	if err := m.collective.submit(r.Comm, comm.Call{Op: m.collective.Op, DType: cfg.DType, Reduce: cfg.Op}); err != nil {
+	if err := m.collective.submission(r.Comm, comm.Call{Op: m.collective.Op, DType: cfg.DType, Reduce: cfg.Op})(); err != nil {
 		return nil, backend.Unsupported(cfg.Backend, err)
 	}
 	sendParts, recvParts := m.collective.parts(s.tables.ranks)
@@ -187,7 +187,7 @@ func (s *setup) measure(ctx context.Context, count int, place Place) (_ Result, 
 	if err := s.prepare(ctx, w); err != nil {
 		return Result{}, err
 	}
-	op, err := newOperation(ctx, s.Rank, func() error { return s.tables.collective.submit(s.Comm, w) }, s.cfg.Graph)
+	op, err := newOperation(ctx, s.Rank, s.tables.collective.submission(s.Comm, w), s.cfg.Graph)
 	if err != nil {
 		return Result{}, err
 	}
