@@ -234,8 +234,25 @@ func TestCutOff(t *testing.T) {
 	all.Wait()
 }
 
+// A process that is slow to answer does not get more connections to answer on.
+func TestSlowProcess(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("the kernel does not tell the round trip")
+	}
+	at := free(t)
+	slow := newCable(t, at, 10*time.Millisecond) // its kernel is not
+	comms := open(t, 2, func(c *tcp.Config) {
+		if c.Rank == 0 {
+			c.Listen, c.Advertise = at, []string{slow.Addr().String()}
+		}
+	})
+	assert.Equal(t, 1, tcp.Lanes(comms[0]))
+	require.NoError(t, comm.Run(t.Context(), comms, func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) }))
+}
+
 // Over a link with a long round trip, a pair has several connections, and more may come early.
 func TestLongRoundTrip(t *testing.T) {
+	tcp.MeasureByMessages(t)
 	at := free(t)
 	const delay = 10 * time.Millisecond
 	link := newCable(t, at, delay)

@@ -14,8 +14,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/tutti-go/tutti/internal/race"
 )
 
 // churnVariable is how many events TestChurn has.
@@ -91,6 +89,9 @@ func (a *trainee) free() {
 	_ = a.rt.Close()
 }
 
+// most bounds how many members there are.
+const most = 6
+
 // churn is a run of TestChurn.
 type churn struct {
 	t     *testing.T
@@ -101,15 +102,6 @@ type churn struct {
 	here  []*trainee // that train, or are about to
 	all   sync.WaitGroup
 	stop  atomic.Uint64
-}
-
-// most bounds how many members there are: each pair of them makes connections for each attempt to form an epoch,
-// which the race detector slows down by more than the time of an attempt allows.
-func (c *churn) most() int {
-	if race.Enabled {
-		return 4
-	}
-	return 6
 }
 
 // join starts members.
@@ -157,18 +149,18 @@ func (c *churn) event() int {
 	members, _ := c.last()
 	any := c.here[c.rng.IntN(len(c.here))]
 	switch kind := c.rng.IntN(6); {
-	case len(c.here) < 2 || kind == 0 && len(c.here) < c.most():
+	case len(c.here) < 2 || kind == 0 && len(c.here) < most:
 		n := 1 + c.rng.IntN(2)
 		c.join(n)
 		return n
-	case kind == 1 && len(c.here) < c.most(): // joins and leaves in one boundary
+	case kind == 1 && len(c.here) < most: // joins and leaves in one boundary
 		c.leave(any)
 		c.join(1)
 		return 2
 	case kind == 2:
 		c.leave(any)
 		return 1
-	case kind == 3 && len(c.here) < c.most(): // is lost while it joins
+	case kind == 3 && len(c.here) < most: // is lost while it joins
 		a := c.join(1)
 		time.Sleep(time.Duration(c.rng.IntN(20)) * time.Millisecond)
 		c.kill(a)
