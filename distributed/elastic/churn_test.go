@@ -3,6 +3,7 @@ package elastic
 import (
 	"math/rand/v2"
 	"os"
+	"path"
 	goruntime "runtime"
 	"runtime/pprof"
 	"slices"
@@ -19,7 +20,7 @@ import (
 // churnVariable is how many events TestChurn has.
 const churnVariable = "TUTTI_CHURN"
 
-// TestChurn: members join, leave and are killed at random, the one with the store and those that are joining included. What
+// TestChurn: members join, leave, are killed, stopped and go on at random, the one with the store and those that are joining included. What
 // comes of each step, parameters and residuals are those of the same membership without faults.
 func TestChurn(t *testing.T) {
 	events := 24
@@ -34,6 +35,9 @@ func TestChurn(t *testing.T) {
 		t.Logf("seed %d", seed)
 		before := count()
 		c := &churn{t: t, rng: rand.New(rand.NewPCG(seed, 0)), log: newReplay(), form: form}
+		if path.Base(t.Name()) == "tcp" {
+			c.pause = pause
+		}
 		c.stop.Store(1 << 62)
 		c.join(1)
 		c.wait()
@@ -102,17 +106,34 @@ type churn struct {
 	here  []*trainee // that train, or are about to
 	all   sync.WaitGroup
 	stop  atomic.Uint64
+
+	pause func(c *churn) (events int) // has a process join, be stopped and go on; nil where there are none, and meanwhile
+	apart string                      // the member that is that process while it trains
+}
+
+// pause is for systems where processes can be stopped.
+var pause func(c *churn) (events int)
+
+// restless is the configuration of a member that joins others.
+func restless(name string, peers []string, form former) Config {
+	return Config{Name: name, Peers: peers, Form: form, Silence: time.Second, Patience: 5 * time.Second}
+}
+
+// next returns the name of the next member, and where it finds the others.
+func (c *churn) next() (string, []string) {
+	var peers []string
+	for _, a := range c.here {
+		peers = append(peers, a.Address())
+	}
+	c.count++
+	return name(c.count - 1), peers
 }
 
 // join starts members.
 func (c *churn) join(n int) (last *trainee) {
 	for range n {
-		cfg := Config{Name: name(c.count), Form: c.form, Silence: time.Second, Patience: 5 * time.Second}
-		for _, a := range c.here {
-			cfg.Peers = append(cfg.Peers, a.Address())
-		}
-		c.count++
-		a := newTrainee(c.t, c.log, cfg)
+		name, peers := c.next()
+		a := newTrainee(c.t, c.log, restless(name, peers, c.form))
 		c.here = append(c.here, a)
 		c.all.Go(func() {
 			err := a.run(c.t.Context(), c.t, func(*Epoch, int) bool {
@@ -148,7 +169,7 @@ func (c *churn) kill(a *trainee) {
 func (c *churn) event() int {
 	members, _ := c.last()
 	any := c.here[c.rng.IntN(len(c.here))]
-	switch kind := c.rng.IntN(6); {
+	switch kind := c.rng.IntN(7); {
 	case len(c.here) < 2 || kind == 0 && len(c.here) < most:
 		n := 1 + c.rng.IntN(2)
 		c.join(n)
@@ -165,7 +186,12 @@ func (c *churn) event() int {
 		time.Sleep(time.Duration(c.rng.IntN(20)) * time.Millisecond)
 		c.kill(a)
 		return 2
-	case len(c.here) == 2 && any.cfg.Name == members[0]:
+	case kind == 4 && c.pause != nil && len(c.here) < most:
+		again := c.pause
+		c.pause = nil
+		defer func() { c.pause = again }()
+		return again(c)
+	case len(members) == 2 && any.cfg.Name == members[0]:
 		return 0 // the other one would be a minority
 	default:
 		c.kill(any)
@@ -195,6 +221,9 @@ func (c *churn) wait() {
 	var want []string
 	for _, a := range c.here {
 		want = append(want, a.cfg.Name)
+	}
+	if c.apart != "" {
+		want = append(want, c.apart)
 	}
 	slices.Sort(want)
 	var members []string

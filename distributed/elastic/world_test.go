@@ -103,6 +103,7 @@ type replay struct {
 	steps  map[uint64]made
 	joined map[string]bool // by epoch and name
 	left   map[string]bool // in order, by the last epoch that they took part in, and name
+	tell   func(said)      // what is noted, of a process that is not the test's, or nil
 }
 
 type made struct {
@@ -111,18 +112,35 @@ type made struct {
 	result  []float32
 }
 
-func newReplay() *replay {
-	return &replay{steps: map[uint64]made{}, joined: map[string]bool{}, left: map[string]bool{}}
+// said is what a member notes: that it has joined, or made a step.
+type said struct {
+	Joined string
+	Step   uint64
+	Epoch  uint64
+	Names  []string
+	Result []float32
 }
 
-func (r *replay) note(t *testing.T, step uint64, e *Epoch, result []float32) {
+func newReplay() *replay {
+	return &replay{steps: map[uint64]made{}, joined: map[string]bool{}, left: map[string]bool{}, tell: func(said) {}}
+}
+
+func (r *replay) join(epoch uint64, name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := made{e.Number, e.Members, slices.Clone(result)}
+	r.joined[within(epoch, name)] = true
+	r.tell(said{Joined: name, Epoch: epoch})
+}
+
+func (r *replay) note(t *testing.T, step, epoch uint64, members []string, result []float32) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := made{epoch, members, slices.Clone(result)}
 	if before, ok := r.steps[step]; ok {
-		assert.Equal(t, before, now, "step %d, %d here", step, e.Comm.Rank())
+		assert.Equal(t, before, now, "step %d", step)
 	}
 	r.steps[step] = now
+	r.tell(said{Step: step, Epoch: epoch, Names: members, Result: now.result})
 }
 
 func within(epoch uint64, name string) string { return fmt.Sprintf("%d %s", epoch, name) }
@@ -313,9 +331,7 @@ func newTrainee(t *testing.T, log *replay, cfg Config) *trainee {
 // step makes one.
 func (a *trainee) step(ctx context.Context, t *testing.T, e *Epoch) error {
 	if e.Joined {
-		a.log.mu.Lock()
-		a.log.joined[within(e.Number, a.cfg.Name)] = true
-		a.log.mu.Unlock()
+		a.log.join(e.Number, a.cfg.Name)
 	}
 	for i := range a.update {
 		a.update[i] = contribution(a.cfg.Name, a.steps, i)
@@ -323,14 +339,14 @@ func (a *trainee) step(ctx context.Context, t *testing.T, e *Epoch) error {
 	if a.model != nil {
 		err := a.model.step(ctx, a.tensors[0], a.tensors[1])
 		if err == nil {
-			a.log.note(t, a.Steps(), e, a.values)
+			a.log.note(t, a.Steps(), e.Number, e.Members, a.values)
 		}
 		return err
 	}
 	if err := a.reducer.AllReduce(ctx, a.tensors[1]); err != nil {
 		return err
 	}
-	a.log.note(t, a.steps, e, a.update)
+	a.log.note(t, a.steps, e.Number, e.Members, a.update)
 	for i, x := range a.update {
 		a.values[i] += x
 	}
