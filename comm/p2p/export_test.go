@@ -18,6 +18,10 @@ func tested() bool { return os.Getenv(memoryVariable) == "host" }
 // Tested is the option for that.
 func Tested(o *options) { o.inHost = tested() }
 
+// WithLimit runs operations of up to that many bytes by peer memory, instead of up to
+// the measured size.
+func WithLimit(bytes int) Option { return func(o *options) { o.most = bytes } }
+
 // InHostMemory reports whether a communicator's scratch memory is the host's.
 func InHostMemory(c *Comm) bool { return c.here.host }
 

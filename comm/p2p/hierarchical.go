@@ -23,9 +23,8 @@ import (
 // otherwise. Where there is one host, this is New.
 //
 // AllReduce, Broadcast, AllGather and ReduceScatter run in levels from the size on from which that is measured to
-// be faster, or up to that of [WithLimit]. All else is passed on to base. So are averages where the number of ranks of a
-// host is not a power of two: dividing by that is not exact. A partial result is rounded once on each
-// host, and then as base does.
+// be faster. All else is passed on to base. So are averages where the number of ranks of a host is not a power of
+// two: dividing by that is not exact. A partial result is rounded once on each host, and then as base does.
 //
 // A rank that aborts tells the ranks of all hosts before it ends its kernels, as those of other hosts would go on with
 // wrong numbers. So no kernel ends a wait by itself: a Sync without a deadline waits for a missing rank as long as one of

@@ -14,7 +14,7 @@
 // size. All element types and reductions work, also where the base has none.
 //
 // Kernels do not wait for ever. They abort when the context of a Sync ends, those of a graph
-// too, and after a limit of their own ([WithPatience]). They tell the kernels of the other ranks,
+// too, and after ten minutes of waiting for a peer. They tell the kernels of the other ranks,
 // which abort as well. The error names the missing rank, the operation and its number, and the
 // rank that aborted first. The process goes on; the communicator is aborted, and the base can be
 // shrunk.
@@ -55,14 +55,6 @@ type options struct {
 // patience is longer than ranks of a healthy job are apart when one writes a checkpoint or
 // compiles something, and as long as PyTorch waits for a collective.
 const patience = 10 * time.Minute
-
-// WithPatience bounds how long a kernel waits for a peer: ten minutes unless set. A Sync
-// whose context ends sooner ends the wait sooner.
-func WithPatience(d time.Duration) Option { return func(o *options) { o.patience = d } }
-
-// WithLimit runs operations of up to that many bytes by peer memory, instead of up to
-// the measured size.
-func WithLimit(bytes int) Option { return func(o *options) { o.most = bytes } }
 
 // WithHostMemory puts the scratch memory into the host's memory, as New does where GPUs do
 // not reach each other's: for machines on which that access is slow or does not work. All ranks pass it or none does.

@@ -81,12 +81,6 @@ func (s *Reducer) become(pattern, values string, choice *Choice) {
 	s.prepare()
 }
 
-// with is c with a pattern in the place of Auto, and values, and defaults.
-func (c Config) with(pattern, values string) (Config, error) {
-	c.Pattern, c.Values = pattern, values
-	return c.WithDefaults()
-}
-
 // choose has the ranks make the choice for n elements. It is collective.
 func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType, cfg Config) (*Choice, error) {
 	started := time.Now()

@@ -178,6 +178,12 @@ func (c Config) WithDefaults() (Config, error) {
 	return c, nil
 }
 
+// with is c with a pattern in the place of Auto, and values, and defaults.
+func (c Config) with(pattern, values string) (Config, error) {
+	c.Pattern, c.Values = pattern, values
+	return c.WithDefaults()
+}
+
 // check returns the error of a field that is out of range.
 func (c *Config) check() error {
 	_, pattern := patterns[c.Pattern]

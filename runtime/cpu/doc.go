@@ -14,8 +14,8 @@
 //     Deallocate does not corrupt it, and a pointer that is freed twice, is
 //     foreign or lies inside a block is an error and nothing else.
 //   - [Runtime.Freeze] keeps the pool from the system, [Runtime.Trim] returns
-//     what is unused, [WithCacheLimit] bounds it, and [Runtime.Close] returns
-//     everything and reports what was still live.
+//     what is unused, and [Runtime.Close] returns everything and reports what
+//     was still live.
 //
 // The kernels of [runtime.Kernels] and [Runtime.Reduce] use vector
 // instructions where the processor has them.

@@ -11,13 +11,12 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/internal/pool"
 )
 
 // newRuntime returns a runtime that has to be without live memory in the end.
-func newRuntime(t *testing.T, opts ...Option) *Runtime {
-	rt := New(opts...)
+func newRuntime(t *testing.T) *Runtime {
+	rt := New()
 	t.Cleanup(func() { assert.NoError(t, rt.Close()) })
 	return rt
 }
@@ -49,15 +48,6 @@ func TestMappings(t *testing.T) {
 		}
 		require.NoError(t, hostMemory{}.Unmap(m))
 	}
-}
-
-func TestWithCacheLimit(t *testing.T) {
-	rt := newRuntime(t, WithCacheLimit(3<<20))
-	one, two := allocate(t, rt, 2<<20), allocate(t, rt, 2<<20)
-	free(t, rt, one)
-	free(t, rt, two)
-	assert.Equal(t, int64(2<<20), rt.Stats().CachedBytes)
-	require.ErrorIs(t, rt.Deallocate(two), runtime.ErrForeignPointer, "that memory is gone")
 }
 
 // TestConcurrentTrim has one goroutine trim while others write to their blocks:
@@ -125,13 +115,15 @@ func BenchmarkAllocate(b *testing.B) {
 // BenchmarkFirstTouch writes to memory that comes fresh from the system.
 func BenchmarkFirstTouch(b *testing.B) {
 	const size = 64 << 20
-	rt := New(WithCacheLimit(0))
+	rt := New()
 	b.SetBytes(size)
 	for b.Loop() {
 		ptr, err := rt.Allocate(size)
 		require.NoError(b, err)
 		require.NoError(b, rt.Fill(ptr, size, dtype.U8, 1))
 		require.NoError(b, rt.Deallocate(ptr))
+		_, err = rt.Trim()
+		require.NoError(b, err)
 	}
 	require.NoError(b, rt.Close())
 }

@@ -30,18 +30,13 @@ var (
 
 // New returns a runtime with an empty pool. It takes memory from the system
 // only when Allocate is called.
-func New(opts ...Option) *Runtime {
-	o := options{cacheLimit: -1}
-	for _, opt := range opts {
-		opt(&o)
-	}
+func New() *Runtime {
 	return &Runtime{pool: pool.New(pool.Config{
-		Name:       "cpu",
-		System:     hostMemory{},
-		SlabBytes:  slabBytes,
-		PageBytes:  os.Getpagesize(),
-		Colors:     16,
-		CacheLimit: o.cacheLimit,
+		Name:      "cpu",
+		System:    hostMemory{},
+		SlabBytes: slabBytes,
+		PageBytes: os.Getpagesize(),
+		Colors:    16,
 	})}
 }
 

@@ -147,11 +147,10 @@ func (r *Runtime) init(o options, devices int) (err error) {
 		return err
 	}
 	r.pool = pool.New(pool.Config{
-		Name:       fmt.Sprintf("cuda:%d", r.index),
-		System:     deviceMemory{r},
-		SlabBytes:  slabBytes,
-		PageBytes:  pool.Granule,
-		CacheLimit: -1,
+		Name:      fmt.Sprintf("cuda:%d", r.index),
+		System:    deviceMemory{r},
+		SlabBytes: slabBytes,
+		PageBytes: pool.Granule,
 	})
 	if o.adopt {
 		if err := r.CheckStream(o.stream); err != nil {

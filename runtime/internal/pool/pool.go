@@ -57,9 +57,6 @@ type Config struct {
 	// fall into the same set of a processor's cache and push each other out
 	// where they are read together, as a reduction does.
 	Colors int
-	// CacheLimit bounds the bytes kept for reuse in mappings of one block;
-	// negative: no bound.
-	CacheLimit int64
 }
 
 // Pool is safe for concurrent use.
@@ -309,19 +306,18 @@ func (p *Pool) giveSmall(r *region, ptr uintptr) error {
 }
 
 // giveLarge takes a large block back, and returns it to the system if it may
-// not be handed out again or the cache is full.
+// not be handed out again.
 func (p *Pool) giveLarge(r *region, ptr uintptr, reuse bool) error {
 	l := &p.large
 	l.Lock()
 	err := l.give(r, ptr, reuse)
-	keep := reuse && (p.config.CacheLimit < 0 || l.cachedBytes <= p.config.CacheLimit)
 	uses := r.uses
 	l.Unlock()
 	if err != nil {
 		return err
 	}
 	p.live.Add(-int64(r.block))
-	if keep {
+	if reuse {
 		return nil
 	}
 	unused := idle{r: uses}

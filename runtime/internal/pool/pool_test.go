@@ -136,33 +136,14 @@ func TestUnmapFailureIsReported(t *testing.T) {
 	s := newFakeSystem(1 << 30)
 	s.stuck = true
 	c := configs["host"]
-	c.Name, c.System, c.CacheLimit = "test", s, 0
+	c.Name, c.System = "test", s
 	p := New(c)
-	assert.ErrorIs(t, p.Deallocate(allocate(t, p, 1<<20)), errStuck)
+	assert.ErrorIs(t, p.Release(allocate(t, p, 1<<20)), errStuck)
 	free(t, p, allocate(t, p, 64))
 	_, err := p.Trim()
 	assert.ErrorIs(t, err, errStuck)
 	free(t, p, allocate(t, p, 64))
 	assert.ErrorIs(t, p.Close(), errStuck)
-}
-
-func TestCacheLimit(t *testing.T) {
-	c := configs["host"]
-	c.Colors, c.CacheLimit = 0, 3<<20
-	p, s := newTestPool(t, c, 1<<30)
-	one, two := allocate(t, p, 2<<20), allocate(t, p, 2<<20)
-	free(t, p, one)
-	assert.Equal(t, 4<<20, s.bytes, "within the limit")
-	free(t, p, two)
-	assert.Equal(t, 2<<20, s.bytes, "beyond it")
-	assert.Equal(t, int64(2<<20), p.Stats().CachedBytes)
-	require.ErrorIs(t, p.Deallocate(two), runtime.ErrForeignPointer, "that memory is gone")
-
-	one, two = allocate(t, p, 2<<20), allocate(t, p, 2<<20)
-	p.Freeze()
-	free(t, p, one, two)
-	assert.Equal(t, 4<<20, s.bytes, "nothing leaves a frozen pool")
-	p.Unfreeze()
 }
 
 func TestLargeBlocksAreReusedByBestFit(t *testing.T) {

@@ -94,8 +94,8 @@ func (s *fakeSystem) setQuiet(quiet bool) {
 
 // configs are the two ways in which the runtimes configure a pool.
 var configs = map[string]Config{
-	"host":   {SlabBytes: Granule, PageBytes: 4096, Colors: 16, CacheLimit: -1},
-	"device": {SlabBytes: 8 * Granule, PageBytes: Granule, CacheLimit: -1},
+	"host":   {SlabBytes: Granule, PageBytes: 4096, Colors: 16},
+	"device": {SlabBytes: 8 * Granule, PageBytes: Granule},
 }
 
 // eachConfig runs a test with a pool and a system of each configuration, and
