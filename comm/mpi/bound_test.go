@@ -14,7 +14,7 @@ func TestBound(t *testing.T) {
 		t.Skip("needs two processors, on Linux")
 	}
 	const warning = "--map-by slot:PE=n"
-	forEachMPI(t, func(t *testing.T, l launcher) {
+	forOneMPI(t, func(t *testing.T, l launcher) {
 		out := l.mustRun(t, job{ranks: 2, test: "TestRankSignals", options: []string{"--bind-to", "core"}})
 		assert.Equal(t, 1, strings.Count(out, warning), out)
 		out = l.mustRun(t, job{ranks: 2, test: "TestRankSignals", options: []string{"--bind-to", "none"}})

@@ -25,18 +25,20 @@ import (
 
 func TestDisagreement(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) {
-		t.Run("through MPI", func(t *testing.T) {
-			t.Parallel()
-			l.mustRun(t, job{ranks: 3, test: "TestRankDisagreement", env: withoutSharing})
-		})
-		if l.name == "mpich" && !extended {
-			return // shared memory is the same code under either library
-		}
-		for _, ranks := range []int{2, 3} {
-			t.Run(fmt.Sprintf("ranks=%d", ranks), func(t *testing.T) {
-				t.Parallel()
-				l.mustRun(t, job{ranks: ranks, test: "TestRankDisagreement"})
-			})
+		for _, env := range l.transports() {
+			if env != nil {
+				t.Run("through MPI", func(t *testing.T) {
+					t.Parallel()
+					l.mustRun(t, job{ranks: 3, test: "TestRankDisagreement", env: env})
+				})
+				continue
+			}
+			for _, ranks := range []int{2, 3} {
+				t.Run(fmt.Sprintf("ranks=%d", ranks), func(t *testing.T) {
+					t.Parallel()
+					l.mustRun(t, job{ranks: ranks, test: "TestRankDisagreement"})
+				})
+			}
 		}
 	})
 }
@@ -52,16 +54,11 @@ func TestAborting(t *testing.T) {
 // TestFailedSplit lets one rank fail in the steps of a Split where MPI does not tell
 // the others, under a library of either thread level.
 func TestFailedSplit(t *testing.T) {
-	for i, test := range []string{"TestRankFailedSplit", "TestRankSkippedSplit", "TestRankAbortedSplit", "TestRankAbandonedSplit",
+	for _, test := range []string{"TestRankFailedSplit", "TestRankSkippedSplit", "TestRankAbortedSplit", "TestRankAbandonedSplit",
 		"TestRankSerializedSplit", "TestRankSerializedFree", "TestRankFinalizeInTime",
 		"TestRankFinalizeAlone", "TestRankFinalizeHangs", "TestRankInteropHangs", "TestRankFinalizeLate"} {
 		t.Run(test, func(t *testing.T) {
-			forEachMPI(t, func(t *testing.T, l launcher) {
-				if !extended && (l.name == "mpich") != (i%2 == 0) {
-					t.Skip("runs under the other library; set TUTTI_EXTENDED")
-				}
-				l.mustPass(t, job{ranks: 3, test: test})
-			})
+			forOneMPI(t, func(t *testing.T, l launcher) { l.mustPass(t, job{ranks: 3, test: test}) })
 		})
 	}
 }

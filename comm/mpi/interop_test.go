@@ -41,7 +41,7 @@ func (l launcher) mpiccPath() (string, bool) {
 
 // TestInterop runs jobs of a C program and this test binary.
 func TestInterop(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) {
+	forOneMPI(t, func(t *testing.T, l launcher) {
 		peer := l.compile(t, "testdata/peer.c")
 		l.mustRun(t, job{ranks: 2, first: peer, test: "TestRankInterop"})
 	})

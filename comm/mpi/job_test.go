@@ -19,16 +19,16 @@ import (
 // The tests in this file launch jobs; rank_test.go has what the ranks do.
 
 func TestLifecycle(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankLifecycle"}) })
+	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankLifecycle"}) })
 }
 
 func TestSteadyState(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankSteadyState"}) })
+	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankSteadyState"}) })
 }
 
 // TestShared has ranks share memory, and one that does not want to.
 func TestShared(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) {
+	forOneMPI(t, func(t *testing.T, l launcher) {
 		for _, off := range []string{"", "1"} {
 			l.mustRun(t, job{ranks: 3, test: "TestRankShared", env: []string{offVariable + "=" + off}})
 		}
@@ -37,39 +37,39 @@ func TestShared(t *testing.T) {
 
 // TestClosedMemory closes a communicator in the middle of a collective.
 func TestClosedMemory(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) {
+	forOneMPI(t, func(t *testing.T, l launcher) {
 		l.mustPass(t, job{ranks: 2, test: "TestRankClosedMemory"})
 	})
 }
 
 func TestSendFirst(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankSendFirst"}) })
+	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankSendFirst"}) })
 }
 
 func TestGroupMessages(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankGroupMessages"}) })
+	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankGroupMessages"}) })
 }
 
 func TestProgress(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankProgress"}) })
+	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankProgress"}) })
 }
 
 func TestBusyProgress(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) {
+	forOneMPI(t, func(t *testing.T, l launcher) {
 		l.mustRun(t, job{ranks: 2, test: "TestRankBusyProgress", limit: time.Minute})
 	})
 }
 
 func TestWrongLength(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankWrongLength"}) })
+	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankWrongLength"}) })
 }
 
 func TestSerialized(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankSerialized"}) })
+	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 2, test: "TestRankSerialized"}) })
 }
 
 func TestNative(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankNative"}) })
+	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankNative"}) })
 }
 
 // TestKilledRank kills a process in the middle of a collective. The launcher
@@ -85,7 +85,7 @@ func TestStoppedRank(t *testing.T) { loseRank(t, "stopped", 3) }
 
 // loseRank loses the last rank in a way, and looks at what some ranks tell.
 func loseRank(t *testing.T, how string, tell int) {
-	forEachMPI(t, func(t *testing.T, l launcher) {
+	forOneMPI(t, func(t *testing.T, l launcher) {
 		_, verdicts := l.losing(t, job{ranks: 3, test: "TestRankVictim", env: []string{lossVariable + "=" + how}}, []int{0, 1, 2}[:tell]...)
 		for rank, verdict := range verdicts {
 			assert.Equal(t, "ok", verdict, "rank %d", rank)
@@ -94,7 +94,7 @@ func loseRank(t *testing.T, how string, tell int) {
 }
 
 func TestAbort(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) {
+	forOneMPI(t, func(t *testing.T, l launcher) {
 		out, err := l.run(t, job{ranks: 2, test: "TestRankAbort"})
 		var exit *exec.ExitError
 		require.ErrorAs(t, err, &exit, "%s", out)
@@ -104,7 +104,7 @@ func TestAbort(t *testing.T) {
 
 // TestLateInit has a rank leave MPI_Init behind, to which another one does not come.
 func TestLateInit(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) { l.mustPass(t, job{ranks: 2, test: "TestRankLateInit"}) })
+	forOneMPI(t, func(t *testing.T, l launcher) { l.mustPass(t, job{ranks: 2, test: "TestRankLateInit"}) })
 }
 
 // TestMixedUp opens one implementation's library under the other's launcher.
@@ -161,7 +161,7 @@ func TestRankStandardABI(t *testing.T) {
 
 // TestWithoutLauncher starts the test binary by itself, a world of one.
 func TestWithoutLauncher(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) {
+	forOneMPI(t, func(t *testing.T, l launcher) {
 		self, err := os.Executable()
 		require.NoError(t, err)
 		library := map[string]string{"openmpi": "libmpi.so.40", "mpich": "libmpich.so.12"}[l.name]

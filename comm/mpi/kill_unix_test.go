@@ -73,11 +73,14 @@ func TestKilledInStep(t *testing.T) {
 			}
 		case testing.Short():
 			run(2, 0)
-		default: // seven patterns each: all, under either library
+		case extended: // seven patterns each: all, under either library
 			first := map[string]int{"openmpi": 0, "mpich": 1}[l.name]
 			for i := first; i < 4; i += 2 {
 				run(1+2*i, 3*i)
 			}
+		default: // seven patterns under one library, the others under the other
+			i := map[string]int{"openmpi": 0, "mpich": 1}[l.name]
+			run(1+4*i, (killedSize-1)*i)
 		}
 		t.Logf("%s: %+v", l.name, total)
 		assert.Positive(t, total.repeated)
@@ -188,7 +191,7 @@ const splitsKilled = 4
 
 // TestKilledInSplit kills processes inside MPI_Comm_split, at a random moment.
 func TestKilledInSplit(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) {
+	forOneMPI(t, func(t *testing.T, l launcher) {
 		seed := time.Now().UnixNano()
 		_, verdicts := l.losing(t, job{ranks: splitsKilled + 3, test: "TestRankKilledInSplit", env: []string{fmt.Sprintf("%s=%d", killVariable, seed)}}, 0, 1, 2)
 		for rank, verdict := range verdicts {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"hash/crc32"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -116,6 +117,19 @@ func forEachMPI(t *testing.T, test func(t *testing.T, l launcher)) {
 	}
 }
 
+// forOneMPI is forEachMPI of what is the same code under every implementation: the test's name decides which one it
+// runs under, and with TUTTI_EXTENDED set it runs under all.
+func forOneMPI(t *testing.T, test func(t *testing.T, l launcher)) {
+	t.Helper()
+	chosen := launchers[crc32.ChecksumIEEE([]byte(t.Name()))%uint32(len(launchers))]
+	forEachMPI(t, func(t *testing.T, l launcher) {
+		if _, ok := chosen.mpirunPath(); ok && l.name != chosen.name && !extended {
+			t.Skip("runs under the other library; set TUTTI_EXTENDED")
+		}
+		test(t, l)
+	})
+}
+
 // childVariable marks processes that a test of this package has launched; its
 // value is the directory for their files.
 const childVariable = "TUTTI_MPI_TEST_CHILD"
@@ -132,13 +146,16 @@ var extended = os.Getenv("TUTTI_EXTENDED") != ""
 // withoutSharing is the environment of a job in which everything goes through MPI.
 var withoutSharing = []string{mpi.SharedVariable + "=off"}
 
-// transports are the environments for jobs over shared memory and through MPI. The first is
-// the same code under either library, so MPICH, which is slower, has the second alone.
+// transports are the environments for jobs over shared memory and through MPI. Each library has one of them, unless
+// TUTTI_EXTENDED is set.
 func (l launcher) transports() [][]string {
-	if l.name == "mpich" && !extended {
+	switch {
+	case extended:
+		return [][]string{nil, withoutSharing}
+	case l.name == "mpich":
 		return [][]string{withoutSharing}
 	}
-	return [][]string{nil, withoutSharing}
+	return [][]string{nil}
 }
 
 func isChild() bool { return os.Getenv(childVariable) != "" }

@@ -24,7 +24,7 @@ const mixedRanks = 4
 
 // TestMixedCollectives has native collectives on some ranks only.
 func TestMixedCollectives(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) {
+	forOneMPI(t, func(t *testing.T, l launcher) {
 		for _, native := range []string{"0", "1 2", "0 1 3"} {
 			l.mustPass(t, job{ranks: mixedRanks, test: "TestRankMixedCollectives", env: []string{nativeVariable + "=" + native}})
 		}

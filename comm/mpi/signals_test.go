@@ -25,7 +25,7 @@ const handleErrors = "UCX_HANDLE_ERRORS"
 // A fault of a Go program stays a panic, which may be recovered from, also where
 // the library, or one below it, has handlers of its own.
 func TestSignals(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) {
+	forOneMPI(t, func(t *testing.T, l launcher) {
 		for _, env := range [][]string{nil, {handleErrors + "=bt"}} {
 			l.mustRun(t, job{ranks: 2, test: "TestRankSignals", env: env})
 		}

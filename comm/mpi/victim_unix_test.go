@@ -108,7 +108,7 @@ func keepGoing(pid int) (stop func()) {
 
 // TestArriving closes a communicator while a message is coming.
 func TestArriving(t *testing.T) {
-	forEachMPI(t, func(t *testing.T, l launcher) {
+	forOneMPI(t, func(t *testing.T, l launcher) {
 		l.mustPass(t, job{ranks: 2, test: "TestRankArriving", env: l.copied})
 	})
 }

@@ -47,7 +47,7 @@ func TestOnStandIns(t *testing.T) {
 				"-test.skip=^TestConformance/kernels"}}, // it has the kernels of copies, Fill and Store only
 		"kernels": {"", []string{"FAKE_CUDA_MEMORY=2147483649"},
 			[]string{short, "-test.run=^TestConformance$/^kernels$/(top|lower|copy|select|fit|union|give|hostile|encode|quantize|diff)"}},
-		"kernels beside the CPU's": {"", nil, []string{"-test.short", "-test.run=^TestKernels(Equal|DoNot|InA|Merge)"}},
+		"kernels beside the CPU's": {"", nil, []string{short, "-test.run=^TestKernels(Equal|DoNot|InA|Merge)"}},
 		"steps of sparse patterns": {"", []string{"FAKE_CUDA_DEVICES=2"}, []string{"-test.run=^TestSteps"}},
 		"no GPU": {library, []string{"FAKE_CUDA_DEVICES=0", wantedVariable + "=cuInit|CUDA_ERROR_NO_DEVICE (100)|no CUDA-capable device"},
 			unavailable},
