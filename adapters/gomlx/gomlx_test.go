@@ -8,6 +8,8 @@ import (
 	"hash/fnv"
 	"maps"
 	"os"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -439,6 +441,49 @@ func TestOuterBeforeTheFirstStep(t *testing.T) {
 
 // TestReadme: what the README adds to a program is what the example has.
 func TestReadme(t *testing.T) { jobtest.Readme(t, "README.md", "digits/main.go", 10) }
+
+// TestMemory: a step reduces gradients where the backend has them. It allocates about what GoMLX's own does, not the
+// size of the gradients as well.
+func TestMemory(t *testing.T) {
+	const steps, width = 10, 4096
+	wide := func(scope *model.Scope, images *graph.Node) *graph.Node {
+		return layers.Dense(scope.In("logits"), activation.Relu(layers.Dense(scope.In("hidden"), images, true, width)), true, digits.Classes)
+	}
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // pools of the backend keep what is in them
+	var allocated [2]int64
+	for i := range allocated {
+		require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+			optimizer := inner["sgd"]()
+			o, err := gomlx.New(ctx, c, optimizer, ddp.Config{})
+			if err != nil {
+				return err
+			}
+			defer o.Close()
+			if i == 1 {
+				optimizer = o
+			}
+			x, err := newTrainingOf(c, optimizer, 4, 1, wide, "")
+			if err != nil {
+				return err
+			}
+			if i == 1 {
+				o.Attach(x.loop)
+			}
+			if _, err := x.loop.RunSteps(x.data.Infinite(true), 5); err != nil {
+				return err
+			}
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			if _, err := x.loop.RunSteps(x.data, steps); err != nil {
+				return err
+			}
+			runtime.ReadMemStats(&after)
+			allocated[i] = int64(after.TotalAlloc-before.TotalAlloc) / steps
+			return nil
+		}))
+	}
+	assert.Less(t, allocated[1]-allocated[0], int64(width*digits.Pixels*4/2), "bytes of a step: %v", allocated)
+}
 
 // BenchmarkStep is a training step on one rank, of GoMLX alone and with the
 // optimizer around its own.

@@ -49,7 +49,7 @@ type Optimizer struct {
 	params   []*model.Variable // of the first graph
 	slots    []*model.Variable // their gradients, in the order of all ranks
 	averages []*model.Variable // of batch normalization, if they are synchronized
-	due      *model.Variable   // not 0: slots are complete
+	reduced  *tensors.Tensor   // the first slot's value in the last update: each graph that updates makes another
 	update   *model.Exec
 
 	syncBatchNorm bool
@@ -154,8 +154,6 @@ func (o *Optimizer) UpdateGraphWithGradients(s *model.Scope, gradients []*graph.
 	for i, slot := range slots {
 		slot.SetNodeValue(gradients[i])
 	}
-	due := store.VariableWithValue(scope+"/due", int32(0)).SetTrainable(false)
-	due.SetNodeValue(graph.Const(g, int32(1)))
 	if o.update != nil {
 		if !slices.Equal(params, o.params) {
 			panic(errors.New("gomlx: a graph uses other trainable variables than the first one"))
@@ -167,7 +165,7 @@ func (o *Optimizer) UpdateGraphWithGradients(s *model.Scope, gradients []*graph.
 			o.averages = append(o.averages, v)
 		}
 	}
-	o.params, o.slots, o.averages, o.due = params, inOrder(slots), inOrder(o.averages), due
+	o.params, o.slots, o.averages = params, inOrder(slots), inOrder(o.averages)
 	o.update = model.MustNewExec(g.Backend(), store, func(s *model.Scope, g *graph.Graph) *graph.Node {
 		var reduced []*graph.Node
 		for i, v := range params {
@@ -205,21 +203,20 @@ func (o *Optimizer) Close() error {
 
 // step reduces gradients and updates variables, if gradients are complete.
 func (o *Optimizer) step() error {
-	if o.due == nil { // no graph that updates was built
+	if len(o.slots) == 0 { // no graph that updates was built
 		return nil
 	}
-	if due, err := o.due.Value(); err != nil || tensors.ToScalar[int32](due) == 0 {
+	complete, err := o.slots[0].Value()
+	if err != nil || complete == o.reduced {
 		return err
 	}
-	if err := o.due.SetValue(tensors.FromScalar(int32(0))); err != nil {
-		return err
-	}
+	o.reduced = complete
 	if o.sync == nil {
 		if err := o.broadcast(o.params); err != nil {
 			return err
 		}
 	}
-	err := o.with(o.averages, nil, func(averages []*runtime.Tensor) error {
+	err = o.with(o.averages, nil, func(averages []*runtime.Tensor) error {
 		return distributed.AllReduceAll(o.ctx, o.c, averages, comm.Avg)
 	})
 	if err == nil {
@@ -274,11 +271,33 @@ func (o world) with(variables []*model.Variable, wrapped []*runtime.Tensor, use 
 	if err != nil {
 		return fmt.Errorf("%s: %w", variables[0].Path(), err)
 	}
-	access := value.MutableBytes(func(data []byte) {
+	access := mutable(value, func(data []byte) {
 		var t *runtime.Tensor
 		if t, err = cpu.WrapBytes(o.rt, data, dt, value.Shape().Dimensions...); err == nil {
 			err = errors.Join(o.with(variables[1:], append(wrapped, t), use), t.Free())
 		}
 	})
 	return errors.Join(access, err)
+}
+
+// mutable calls use with the memory of a value: the backend's, where the host can write it and GoMLX has no
+// copy, or else a copy, which GoMLX makes the value.
+func mutable(value *tensors.Tensor, use func(data []byte)) error {
+	backend, err := value.Backend()
+	if err != nil || value.HasLocal() || !backend.HasSharedBuffers() {
+		return value.MutableBytes(use)
+	}
+	device, err := value.Device()
+	if err != nil {
+		return err
+	}
+	buffer, err := value.Buffer(backend, device)
+	if err != nil {
+		return err
+	}
+	data, err := buffer.Data()
+	if err == nil {
+		use(dtypes.UnsafeByteSliceFromAny(data))
+	}
+	return err
 }

@@ -96,7 +96,7 @@ func (o *Outer) around(use func() error) error {
 		for i, v := range o.variables {
 			value, err := v.Value()
 			if err == nil {
-				err = value.MutableBytes(func(data []byte) { f(o.copies[i], data) })
+				err = mutable(value, func(data []byte) { f(o.copies[i], data) })
 			}
 			if err != nil {
 				return err
