@@ -11,7 +11,7 @@ import (
 
 // Sentinels that errors of communicators wrap. The first four are those of package
 // runtime. ErrClosed and ErrBroken are not: a communicator that is closed or
-// broken leaves the runtime as it was.
+// aborted leaves the runtime as it was.
 var (
 	// ErrArgument: an argument is out of range; nothing was sent.
 	ErrArgument = runtime.ErrArgument

@@ -15,7 +15,7 @@ type limited struct {
 
 // Limit returns a communicator around c whose waits (Sync, Barrier, Split) end after
 // a time, if their context does not end first; so do those of what Split makes of it.
-// That is [ErrTimeout], and breaks the communicator as any deadline does; cause is what
+// That is [ErrTimeout], and aborts the communicator as any deadline does; cause is what
 // the error says beside that, nil for [context.DeadlineExceeded]. A limit of 0 is none:
 // Limit returns c.
 func Limit(c Communicator, limit time.Duration, cause error) Communicator {

@@ -287,7 +287,7 @@ func (k *Communicator) exchange(ctx context.Context, mine []byte) ([][]byte, err
 		return nil, err
 	}
 	if err := k.side.Sync(ctx); err != nil {
-		return nil, backend.Cause(err) // what broke that one breaks this one
+		return nil, backend.Cause(err) // what aborted that one aborts this one
 	}
 	flat := make([]byte, len(mine)*k.WorldSize())
 	if err := k.own.CopyOut(flat, k.recv); err != nil {

@@ -66,8 +66,8 @@ type Backend struct {
 	// this process hosts, each on a goroutine of its own if there are several,
 	// and returns the joined errors of the bodies and of making the world. Run
 	// may hand out the same communicators again and again: no case closes or
-	// breaks them (cases that do so make their own with Split), but a backend
-	// that fails the suite can leave them broken. The context that a body gets
+	// aborts them (cases that do so make their own with Split), but a backend
+	// that fails the suite can leave them aborted. The context that a body gets
 	// is ctx or derived from it.
 	Run func(ctx context.Context, size int, body func(ctx context.Context, r Rank) error) error
 

@@ -154,7 +154,7 @@ func receiveAndSync(ctx context.Context, c comm.Communicator, a operands, src in
 	return c.Sync(ctx)
 }
 
-// over closes a communicator that was broken, beside which the world works as before.
+// over closes a communicator that was aborted, beside which the world works as before.
 func (p *probe) over(c comm.Communicator) {
 	p.must(p.c.Barrier(p.ctx))
 	p.must(c.Close())

@@ -10,7 +10,7 @@ func (e *endpoint) Abort(_ context.Context, cause error) {
 	if e.world.failure.Load() == nil {
 		e.world.abort(e, e.life.Broken(), cause)
 	}
-	e.quiesce()
+	e.drain()
 }
 
 // Release implements [backend.Backend].

@@ -33,7 +33,7 @@ func (f *failure) of(e *endpoint) error {
 	return f.peers
 }
 
-// checkLeft breaks the world if a rank needs one that has left: it submitted
+// checkLeft aborts the world if a rank needs one that has left: it submitted
 // a collective that the other never will.
 func (w *world) checkLeft() {
 	for _, gone := range w.ranks {
@@ -49,7 +49,7 @@ func (w *world) checkLeft() {
 	}
 }
 
-// failLeft breaks the world since somebody needs a rank that has left.
+// failLeft aborts the world since somebody needs a rank that has left.
 func (w *world) failLeft(gone *endpoint) {
 	w.fail(&failure{
 		rank:  gone.rank,
@@ -58,7 +58,7 @@ func (w *world) failLeft(gone *endpoint) {
 	})
 }
 
-// checkMailboxes breaks the world if a message waits for a rank that has left.
+// checkMailboxes aborts the world if a message waits for a rank that has left.
 func (w *world) checkMailboxes() {
 	for r := range w.boxes {
 		box := &w.boxes[r]

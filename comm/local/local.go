@@ -43,7 +43,7 @@
 //
 //   - entry, plan, claim: a call, how work is cut and who takes it
 //   - world: the state, of the ranks together and of each
-//   - lot, failure: how ranks sleep and are woken, how a world breaks
+//   - lot, failure: how ranks sleep and are woken, how a world aborts
 //   - op, collective, driver, small, message, endpoint: what one operation does,
 //     and in which order a rank's operations start
 //   - progress: how they go on

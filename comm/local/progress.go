@@ -171,9 +171,9 @@ func (e *endpoint) helpMessage() bool {
 	return true
 }
 
-// quiesce returns once nobody touches buffers of this broken world, and nobody
+// drain returns once nobody touches buffers of this aborted world, and nobody
 // will: what runs is finished, nothing else is started.
-func (e *endpoint) quiesce() {
+func (e *endpoint) drain() {
 	w := e.world
 	e.mu.Lock() // who moves data for this rank's small collectives holds it
 	e.quiet = true

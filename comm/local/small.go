@@ -89,7 +89,7 @@ func ownedByte(bytes int) uintptr {
 	return 0
 }
 
-// judge breaks the world if all ranks have come to this one's oldest collective, as
+// judge aborts the world if all ranks have come to this one's oldest collective, as
 // something else. Collectives that take a slot are compared by who starts them, which
 // does not happen if for one of the ranks it is a small one. The caller holds e.mu,
 // so that no rank goes past that collective.

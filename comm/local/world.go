@@ -21,7 +21,7 @@ const name = "local"
 const ringSize = 64
 
 // abandoned is what slot.missing holds when all ranks came but the world was
-// broken by then.
+// aborted by then.
 const abandoned = -1
 
 // minSpin and maxSpin bound how long a rank looks for an end of its waiting before

@@ -38,7 +38,7 @@ func (r *rank) SubmitTogether(calls []comm.Call) error {
 // submit does a call, and what waited for it, or keeps it: a message until its
 // partner comes, a collective until no message is before it, whose data it may
 // need. A message does overtake collectives, which wait for its partner. An error
-// breaks the communicator: what failed may be another submission's.
+// aborts the communicator: what failed may be another submission's.
 func (r *rank) submit(call *comm.Call) error {
 	var err error
 	partner, count := -1, &r.calls.Collectives

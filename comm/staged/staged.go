@@ -20,7 +20,7 @@ import (
 //
 // The staged communicator closes c, whose ranks make one of it together, and which
 // nobody else uses from then on. A reduction that c does not have is an error of
-// the wait, which breaks both. The error is [comm.ErrDevice] if c does not reach host's
+// the wait, which aborts both. The error is [comm.ErrDevice] if c does not reach host's
 // memory.
 //
 // [Levels]: https://pkg.go.dev/github.com/tutti-go/tutti/distributed/sparse#Hierarchical

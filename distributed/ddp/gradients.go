@@ -60,8 +60,8 @@ type Config struct {
 	// begin early.
 	FirstBucketBytes int
 	// Rebuild fills the buckets anew after the first step, in the order in which rank
-	// 0's gradients became ready. It is for dense buckets: what a sparse one has not
-	// sent yet belongs to its gradients.
+	// 0's gradients became ready. It is for dense buckets: the residual of a
+	// sparse one belongs to its gradients.
 	Rebuild bool
 	// Wire is the type as which dense F32 gradients travel, BF16 or F16: half the
 	// bytes. They are rounded before the reduction, which adds up in F32 where the
@@ -787,7 +787,7 @@ func (g *Gradients) BucketStats(ctx context.Context, bucket int) (sparse.Stats, 
 // In the middle of a step the host waits for the buckets that were launched,
 // because the communicator still reads and writes them. If the peers do not
 // reduce theirs within 5 seconds, that is [comm.ErrTimeout], and the communicator
-// is broken. After this or any other error of that wait the buckets' memory is
+// is aborted. After this or any other error of that wait the buckets' memory is
 // not given back, because the communicator may still write it. Close the
 // communicator then, and after it the Gradients again, before the gradients
 // are freed: they may be buckets themselves.

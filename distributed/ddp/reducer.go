@@ -27,7 +27,7 @@ type Reducer interface {
 
 // Memory is what a [Reducer] leaves to later steps.
 type Memory struct {
-	// Residual is what was not sent, as F32: where a run goes on with other ranks, its sum over the
+	// Residual is the memory of the residual, as F32: where a run goes on with other ranks, its sum over the
 	// ranks stays.
 	Residual []*runtime.Tensor
 	// Shared is the same on all ranks.

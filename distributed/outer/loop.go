@@ -64,7 +64,7 @@ type Stats struct {
 	Steps     int // of the inner optimizer
 	Rounds    int // windows that ended
 	Exchanges int // fragments that arrived
-	Skipped   int // fragments that the ranks dropped, as one of them was not finite
+	Skipped   int // fragments that the ranks skipped, as one of them was not finite
 	// SentElements and SentBytes count as in [ddp.Stats], over all exchanges.
 	SentElements, SentBytes int64
 	// WaitTime is the host's time in exchanges that steps did not hide.
@@ -211,8 +211,8 @@ func (l *Loop) allocate(params []*runtime.Tensor) error {
 //
 // A round is a transaction. After an error of an exchange its fragment is on this rank as before,
 // the step does not count, and the same call repeats it, after [Loop.Rebind] where the
-// communicator is broken. A fragment that has arrived in the step, before another could not be
-// sent, has arrived, and the repeat leaves it. Where outer gradients are not finite on any rank, all ranks drop them and take the
+// communicator is aborted. A fragment that has arrived in the step, before another could not be
+// sent, has arrived, and the repeat leaves it. Where outer gradients are not finite on any rank, all ranks discard them and take the
 // common parameters ([Stats].Skipped), unless Config.Reduce says otherwise. An error of the
 // runtime while the common parameters move stays.
 func (l *Loop) Step(ctx context.Context) error {

@@ -33,7 +33,7 @@ type Config struct {
 	// Selector, if set, selects the entries in the place of the pattern's own selection, and the
 	// pattern says how they are combined. It is an error with the dense pattern and [Auto].
 	Selector Selector
-	// NoErrorFeedback forgets what was not sent, instead of adding it to the
+	// NoErrorFeedback discards the residual, instead of adding it to the
 	// next step's gradient. It is there for comparison: training with it off
 	// usually converges worse.
 	NoErrorFeedback bool

@@ -3,7 +3,7 @@
 //
 // The patterns are not programs but a grid: a selector chooses entries of gradient +
 // residual, an exchange combines the lists of all ranks, a codec says how they travel ([Values]), and error
-// feedback keeps in the residual what was not sent, and what rounding lost. [Patterns] lists the named combinations, and [Auto] is
+// feedback keeps in the residual the entries that were not sent, and what rounding lost. [Patterns] lists the named combinations, and [Auto] is
 // the fastest of them here; docs/sparse.md describes them, their volume and how they
 // differ from the published code. For the gradients of a whole model, see package ddp.
 //

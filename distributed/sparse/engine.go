@@ -34,7 +34,7 @@ type engine struct {
 	n          int
 	k          int     // how many entries a rank is to select
 	average    float32 // 1/P
-	residual   uintptr // n F32: what was not sent yet; behind it the velocity, if there is one
+	residual   uintptr // n F32; behind it the velocity, if there is one
 	origin     uintptr // both before the step; 0: the step changes them in place
 	held       int     // elements of both
 	fixed      bool    // steps were captured, which know the residual's address

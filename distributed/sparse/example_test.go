@@ -110,7 +110,7 @@ func ExampleReducer_inPlace() {
 			for i, g := range []float32{4, 0, 2, 3} {
 				sums[i] += g // the backward pass adds to gradient, which is never set to zero
 			}
-			err = s.AllReduce(ctx, gradient) // takes out what is sent
+			err = s.AllReduce(ctx, gradient) // subtracts what is sent
 			if err != nil {
 				return err
 			}

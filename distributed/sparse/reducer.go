@@ -228,7 +228,7 @@ func (s *Reducer) learn() error {
 // after any error nothing has happened on this rank. t holds the gradient that was
 // passed, and the residual what it held before, both bit for bit, and the step does
 // not count. So the same call repeats it, with the
-// same communicator unless that is broken, or with another one ([Reducer.Rebind]).
+// same communicator unless that is aborted, or with another one ([Reducer.Rebind]).
 // The exception is an error of the runtime itself while that is restored, or when the
 // result has been written to t, which has lost the gradient then: it
 // stays, and later calls return it. So does every error of a step with
@@ -339,7 +339,7 @@ func (s *Reducer) Stats(ctx context.Context) (Stats, error) {
 }
 
 // Residual returns this rank's residual as a tensor of n F32 elements, for
-// inspection, and to forget what was not sent (fill it with zeros). It is a view,
+// inspection, and to be discarded (filled with zeros). It is a view,
 // valid until the next step: that leaves the residual at another address, unless
 // a step has been captured in a graph ([Config].NoUndo: the address stays). The
 // dense pattern in F32 has none, and [Auto] none before it has chosen, and a step in place

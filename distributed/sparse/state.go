@@ -264,7 +264,7 @@ func (s *Reducer) restore(ctx context.Context, states []savedState) error {
 
 // gather makes of the states of another world size what this rank has of their
 // residuals and velocities. The sum of the residuals over the ranks stays, as they
-// are what was not sent. A velocity is made of one rank's gradients, which are as
+// are sums of gradients. A velocity is made of one rank's gradients, which are as
 // large with any number of ranks: their mean stays, and ranks that were not there
 // before get a share as well.
 func (s *Reducer) gather(states []savedState) []byte {
@@ -288,9 +288,9 @@ func (s *Reducer) gather(states []savedState) []byte {
 
 // ScaleResidual multiplies the residual, and the thresholds that were found for
 // it, by a finite factor that is not negative: when a loss scale or learning rate
-// that gradients contain changes by it, what was not sent yet changes alike. It does
+// that gradients contain changes by it, the residual changes alike. It does
 // not communicate; all ranks do it. The dense pattern has nothing to scale. With
-// [Config].InPlace that is [comm.ErrUnsupported]: what was not sent is in the tensor,
+// [Config].InPlace that is [comm.ErrUnsupported]: the residual is the tensor,
 // which its owner scales, and steps find thresholds that no longer fit anew.
 func (s *Reducer) ScaleResidual(factor float64) error {
 	const op = "scale residual"

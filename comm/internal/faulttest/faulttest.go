@@ -24,7 +24,7 @@ import (
 
 // Rank is one participant.
 type Rank struct {
-	Comm    comm.Communicator // of the world, which no fault breaks
+	Comm    comm.Communicator // of the world, which no fault aborts
 	Runtime runtime.Runtime
 	// Two buffers of BufferBytes that nobody else uses. They may be written to after
 	// a fault.
@@ -140,14 +140,14 @@ type Fault struct {
 // player is a rank in a fault.
 type player struct {
 	Rank
-	c    comm.Communicator // to be broken, split off the world
+	c    comm.Communicator // to be aborted, a sub-communicator of the world
 	ctx  context.Context   // ends with patience
 	wait time.Duration     // how long waits take that are in vain
 	odd  bool
 	last int // rank of the odd one
 }
 
-// Play does one rank's part of a fault, on a communicator split off the world, and
+// Play does one rank's part of a fault, on a sub-communicator of the world, and
 // returns in what it differs from what the column promises, or from also.
 func (f *Fault) Play(ctx context.Context, column string, r Rank, also error) (err error) {
 	c, err := r.Comm.Split(ctx, 0, r.Comm.Rank())

@@ -260,7 +260,7 @@ var Table = []Fault{
 
 var (
 	lateComer = Cell{Others: inVain, Self: atOnce(comm.ErrPeerFailed), Note: "with who aborted, and why", says: "aborted"}
-	exhausted = same(atOnce(runtime.ErrOutOfMemory)).noting("nothing breaks")
+	exhausted = same(atOnce(runtime.ErrOutOfMemory)).noting("nothing is aborted")
 	lost      = shown("the GPU's work is aborted", late(comm.ErrTimeout, comm.ErrPeerFailed))
 	noLibrary = shown("lists what was tried and why not, or what is missing; everything else works", atOnce(comm.ErrUnavailable))
 	errCause  = errors.New("changed my mind")
