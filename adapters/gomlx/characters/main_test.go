@@ -101,6 +101,16 @@ func TestResume(t *testing.T) {
 	}
 }
 
+// TestReadme: the table of README.md is of this program, whose text is also what it learns.
+func TestReadme(t *testing.T) {
+	readme, err := os.ReadFile("../README.md")
+	require.NoError(t, err)
+	for _, ranks := range []int{1, 2, 4} {
+		sum, last := trained(t, ranks, settings{steps: 40, pattern: sparse.Dense})
+		assert.Contains(t, string(readme), fmt.Sprintf("\n| %d | %.4f | `%08x` |\n", ranks, last, sum))
+	}
+}
+
 // TestLearns: the loss falls below that of the frequencies of characters alone, 3.2.
 func TestLearns(t *testing.T) {
 	_, last := trained(t, 2, settings{steps: 120, pattern: sparse.Dense})
