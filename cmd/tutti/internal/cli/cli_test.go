@@ -78,6 +78,7 @@ func TestWrongUsage(t *testing.T) {
 		{"launch --join h:1 --machines 2 hostname", "are for the first machine"},
 		{"train --timeout -1s", "--timeout is -1s"},
 		{"train --backend locale", `did you mean "local"?`},
+		{"train --backend tpc", `did you mean "tcp"?`},
 		{"train --backend gpu", `unknown backend "gpu" (want one of local, noop, mpi, tcp, nccl); did you mean "nccl"?`},
 		{"train --backend CUDA", `did you mean "nccl"?`},
 		{"train --backend openmpi", `did you mean "mpi"?`},
@@ -155,6 +156,7 @@ func TestEveryCommandHasHelpWithExamples(t *testing.T) {
 		})
 		for line := range strings.Lines(stdout) {
 			assert.LessOrEqual(t, utf8.RuneCountInString(line), 80+len("\n"), line)
+			assert.NotContains(t, line, "[=", "%s: a flag that takes no value", args)
 		}
 		for _, sub := range cmd.Commands() {
 			visit(sub)
@@ -493,6 +495,7 @@ func TestShellsCompleteNames(t *testing.T) {
 	for line, want := range map[string]string{
 		"train --backend m":           "mpi",
 		"bench sparse --pattern okt":  "oktopk",
+		"train --pattern dense,okt":   "dense,oktopk",
 		"bench allreduce --dtype bf":  "bf16",
 		"bench reducescatter --op su": "sum",
 		"cluster --mpi open":          "openmpi",

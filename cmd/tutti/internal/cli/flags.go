@@ -206,15 +206,15 @@ func oneOf(what, name string, names []string, aliases map[string]string) (string
 	return "", fmt.Errorf("unknown %s %q (want one of %s)%s", what, name, strings.Join(names, ", "), hint)
 }
 
-// nearest returns the first name that is two letters from text or begins with it, "" if
-// there is none.
+// nearest returns the first name that is two letters from text or begins with it, and best one
+// with its first letter, "" if there is none.
 func nearest(text string, names []string) string {
 	c := cobra.Command{SuggestionsMinimumDistance: 2}
 	for _, name := range names {
 		c.AddCommand(&cobra.Command{Use: name, Run: func(*cobra.Command, []string) {}})
 	}
 	if near := c.SuggestionsFor(text); text != "" && len(near) > 0 {
-		return near[0]
+		return near[max(0, slices.IndexFunc(near, func(name string) bool { return name[0] == text[0] }))]
 	}
 	return ""
 }

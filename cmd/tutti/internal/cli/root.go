@@ -210,10 +210,20 @@ func suggestFlag(cmd *cobra.Command, err error) error {
 	return err
 }
 
-// completeNames has shells complete the names that flags take, and the help list flags in
+// toggle is a flag that takes no value. Behind those that say so themselves, pflag's help has "[=true|false]".
+type toggle struct{ pflag.Value }
+
+// completeNames has shells complete the names that flags take, also behind a comma, and the help list flags in
 // the order in which they were added.
 func completeNames(cmd *cobra.Command) {
 	cmd.Flags().SortFlags = false
+	cmd.InitDefaultHelpFlag()
+	cmd.InitDefaultVersionFlag()
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if f.Value.Type() == "bool" {
+			f.Value = toggle{f.Value}
+		}
+	})
 	for flag, names := range map[string][]string{
 		"backend": backend.Names(),
 		"mpi":     cluster.MPIs(),
@@ -223,7 +233,12 @@ func completeNames(cmd *cobra.Command) {
 		"values":  sparse.Values(),
 	} {
 		if cmd.Flags().Lookup(flag) != nil {
-			_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))
+			_ = cmd.RegisterFlagCompletionFunc(flag, func(_ *cobra.Command, _ []string, text string) (all []string, _ cobra.ShellCompDirective) {
+				for _, name := range names {
+					all = append(all, text[:strings.LastIndexByte(text, ',')+1]+name)
+				}
+				return all, cobra.ShellCompDirectiveNoFileComp
+			})
 		}
 	}
 	for _, sub := range cmd.Commands() {

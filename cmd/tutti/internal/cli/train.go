@@ -92,7 +92,7 @@ late carry them along.`,
 	valuesFlag(flags, &cfg.Values)
 	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the gradient that a sparse pattern selects")
 	hostsFlag(flags, &cfg.Hosts)
-	flags.BoolVar(&cfg.NoErrorFeedback, "no-error-feedback", false, "forget what was not sent instead of keeping it for the next step")
+	flags.BoolVar(&cfg.NoErrorFeedback, "no-error-feedback", false, "discard the residual instead of keeping it for the next step")
 	flags.IntVar(&cfg.WarmupSteps, "warmup-steps", cfg.WarmupSteps, "steps at the beginning that send everything")
 	o := &cfg.Outer
 	flags.IntVar(&o.Every, "outer", o.Every, "train each rank alone and average the weights every so many `steps`, instead of each gradient")
