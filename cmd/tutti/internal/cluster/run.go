@@ -115,8 +115,9 @@ func newJob(c Config, l launcher, path string, command []string) job {
 	}
 }
 
-// grace is how long a job may take to end when it is told to.
-const grace = 10 * time.Second
+// grace is how long a job may take to end when it is told to: longer than a launcher gives its
+// ranks, so that it is the launcher that ends those that do not.
+const grace = 15 * time.Second
 
 // Run makes a cluster and runs a command on it as a job of the MPI library of
 // that name (see [MPIs]; "" for what is installed), one process for each rank.
