@@ -63,7 +63,7 @@ func (m *Member) bind(ctx context.Context, e *Epoch) error {
 	e.hash = int64(h>>1 | 1) // an allreduce takes the larger of it and 0
 	if err == nil && e.Comm.Rank() == 0 && len(e.record.Lost) > 0 {
 		norm, normErr := m.residualNorm()
-		slog.Warn("elastic: lost members took along what they had not sent", "epoch", e.Number, "lost", strings.Join(e.record.Lost, ", "),
+		slog.Warn("elastic: the residuals of lost members are gone", "epoch", e.Number, "lost", strings.Join(e.record.Lost, ", "),
 			"norm of this member's residual", norm, "err", normErr)
 	}
 	return err

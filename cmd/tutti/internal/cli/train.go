@@ -201,5 +201,5 @@ func (r *trainReport) printTable() {
 		t.AppendRow(row)
 	}
 	printTable(r.text, t, alignRight(2, len(header)), 1)
-	fmt.Fprintf(r.text, "%s; bytes are those that a rank sends in a step, on average\n", r.world())
+	fmt.Fprintf(r.text, "%s; bytes are a rank's in a step, on average\n", r.world())
 }
