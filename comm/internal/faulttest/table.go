@@ -208,7 +208,7 @@ var Table = []Fault{
 	{Name: "cut off", What: "the link to it carries nothing any more",
 		Cells: map[string]Cell{"tcp": {Others: silent, Self: silent, Elsewhere: true, Note: "when it has been silent for `tcp.Config.Silence`"}}},
 
-	{Name: "two goroutines, two Splits", What: "each has a communicator of its own",
+	{Name: "two goroutines, two Splits", What: "each has its own communicator",
 		play: func(p *player) error {
 			other, err := p.c.Split(p.ctx, 0, p.Comm.Rank())
 			if err != nil {
