@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -49,7 +50,8 @@ type Config struct {
 	sparse.Config
 	// DenseUpTo: where Config is sparse, gradients of one dimension with at most so
 	// many elements, such as biases and the parameters of norms, have separate dense
-	// buckets: 65536 unless set, a negative number for none.
+	// buckets: 65536 unless set, a negative number for none. A tensor of a slice without a shape is one as well: New
+	// warns where there are no others.
 	DenseUpTo int
 	// PerBucket, if set, replaces Config for each bucket: bucket 0 is reduced
 	// first and holds gradients registered last. There is no DenseUpTo then. A
@@ -257,6 +259,9 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 		g.lens[i], g.types[i], g.shapes[i] = t.Len(), t.DType(), t.Shape()
 		compressed := cfg.PerBucket == nil && cfg.Pattern != "" && cfg.Pattern != sparse.Dense
 		g.vectors[i] = compressed && len(t.Shape()) <= 1 && t.Len() <= cfg.DenseUpTo
+	}
+	if n > 0 && !slices.Contains(g.vectors, false) && c.Rank() == 0 {
+		slog.Warn("ddp: all gradients are vectors, which are reduced densely; make their tensors with shapes, or set DenseUpTo to -1", "pattern", cfg.Pattern)
 	}
 	if g.lines, g.err = g.newLines(ctx); g.err == nil {
 		g.err = g.arrange(ctx, backward(n), nil)
