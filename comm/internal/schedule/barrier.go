@@ -21,13 +21,7 @@ func (e *Engine) Barrier(ctx context.Context, op comm.Op, first bool) error {
 	e.mu.Lock()
 	err, number := e.Life.Err(), e.log.calls
 	if err == nil {
-		if first {
-			e.log.sequence.Add(1)
-		}
-		c := comm.Call{Op: op}
-		p := planner{e, &c, newEntry(&c)}
-		e.log.add(p.entry, nil)
-		p.plan()
+		e.plan(&comm.Call{Op: op}, first)
 		err = e.launch()
 	}
 	e.mu.Unlock()

@@ -7,37 +7,45 @@ import (
 )
 
 // Submit implements [backend.Backend].
-func (e *Engine) Submit(c comm.Call) error { return e.SubmitTogether([]comm.Call{c}) }
+func (e *Engine) Submit(c comm.Call) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.accepts(&c); err != nil {
+		return err
+	}
+	e.groups++
+	e.plan(&c, true)
+	return e.launch()
+}
 
 // SubmitTogether implements [backend.Backend].
 func (e *Engine) SubmitTogether(calls []comm.Call) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	err := e.Life.Err()
-	for i := 0; i < len(calls) && e.offload != nil && err == nil; i++ {
-		err = e.offload.Accepts(calls[i])
-	}
-	if err != nil {
-		return err
+	for i := range calls {
+		if err := e.accepts(&calls[i]); err != nil {
+			return err
+		}
 	}
 	e.groups++
 	// Messages go first: a collective may wait for another one of the group, and that one for
 	// a rank that waits for one of these messages.
 	for _, messages := range [...]bool{true, false} {
 		for i := range calls {
-			c := &calls[i]
-			if c.Op.Message() != messages {
-				continue
+			if calls[i].Op.Message() == messages {
+				e.plan(&calls[i], true)
 			}
-			p := planner{e, c, newEntry(c)}
-			if !messages {
-				e.log.sequence.Add(1)
-				e.log.add(p.entry, c.RecvCounts)
-			}
-			p.plan()
 		}
 	}
 	return e.launch()
+}
+
+// accepts returns why a call is refused, or nil. The caller holds mu.
+func (e *Engine) accepts(c *comm.Call) error {
+	if err := e.Life.Err(); err != nil || e.offload == nil {
+		return err
+	}
+	return e.offload.Accepts(*c)
 }
 
 // Wait does a Sync or a Barrier.
@@ -49,8 +57,15 @@ func (e *Engine) Wait(ctx context.Context, op comm.Op) error {
 }
 
 // plan makes the operations of a call and queues them: the backend does, or schedule. The
-// caller holds mu and calls launch afterwards.
-func (p planner) plan() {
+// caller holds mu and calls launch afterwards. counts is false for what is part of a call of users.
+func (e *Engine) plan(c *comm.Call, counts bool) {
+	p := planner{e, c, newEntry(c)}
+	if !c.Op.Message() {
+		if counts {
+			e.log.sequence.Add(1)
+		}
+		e.log.add(p.entry, c.RecvCounts)
+	}
 	if p.offload == nil {
 		p.schedule()
 	} else if o := p.op(nil); p.offload.Plan(o, *p.c) {
