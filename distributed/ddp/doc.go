@@ -14,8 +14,9 @@
 //   - reducer.go: what reduces a bucket: a program's [Reducer], and what all of them have in common. They are plain.go: an
 //     allreduce; custom.go: a program's; shard.go: a reduce-scatter that leaves each rank a [Shard]; mesh.go: any of them
 //     between hosts, and densely within them; and that of package sparse.
-//   - transaction.go: the norm and the verdict that buckets share.
+//   - transaction.go: the verdict that buckets share; clip.go: the norm of all of them.
 //   - worker.go: asynchronous exchanges; side_stream.go: work beside the compute stream.
 //   - accumulate.go, join.go, rebuild.go, wire.go: one option each.
-//   - state.go: saved states, and other communicators; agree.go: what ranks compare first.
+//   - state.go: saved states; rebind.go: another communicator, as after the loss of a rank; agree.go: what ranks
+//     compare first.
 package ddp

@@ -29,11 +29,11 @@
 // Files use only what files before them have, as far as they can:
 //
 //   - config.go: what a program sets; pattern.go: the grid; values.go: names of codecs; result.go: results as lists.
-//   - engine.go: one rank's residual, kernels and communicator, with errors that stay; undo.go: what rolls a step back;
-//     memory.go: lists; wire.go: how they travel, rounded where they are; numbers.go: the few numbers on the
+//   - engine.go: one rank's residual, kernels and communicator, with errors that stay; rollback.go: what rolls a step back;
+//     lists.go: lists; wire.go: how they travel, rounded where they are; numbers.go: the few numbers on the
 //     device, and when the host reads them.
 //   - selector.go chooses entries; momentum.go and clip.go are what happens to a gradient before.
-//   - allgather.go, tree.go, partitions.go and oktopk*.go are the exchanges (oktopk_threshold.go: when and how oktopk
+//   - allgather.go, gtopk.go, partitions.go and oktopk*.go are the exchanges (oktopk_threshold.go: when and how oktopk
 //     finds its thresholds), quantized.go is that of dense steps whose values are rounded.
 //   - step.go: a step, from Select to Commit or RollBack, with what rolls it back;
 //     nonfinite.go: the verdict on one whose gradient is not finite;

@@ -1,0 +1,103 @@
+package ddp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/metered"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+)
+
+// Rebind moves g to another communicator, as [sparse.Reducer.Rebind] does: all ranks of c do
+// it together, for it allocates symmetric memory where there is such. A step that has begun is rolled back, as by
+// a Wait that fails; while nothing in it has failed, its communicator has to be closed or aborted before, as peers may
+// not be in that step. Otherwise that is [comm.ErrArgument], and changes nothing. Where a step is no transaction and
+// has failed, gradients and residuals are what they are; g can be used again only if all buckets are plain allreduces.
+func (g *Gradients) Rebind(ctx context.Context, c comm.Communicator) error {
+	const op = "gradient rebind"
+	if err := base.CheckComm(c); err != nil {
+		return base.OpError(op, err)
+	}
+	if err := comm.CheckDevice(c, g.rt.Device()); err != nil {
+		return base.OpError(op, err)
+	}
+	if g.begun && !g.closed && g.sound() && g.meter.Err() == nil {
+		return base.OpError(op, fmt.Errorf("%w: in the middle of a step: call Wait, or close its communicator (comm.CloseAll)", comm.ErrArgument))
+	}
+	if g.transaction.plain && !g.closed {
+		g.err = nil // a plain allreduce keeps nothing that its error could spoil
+		g.reset()
+	} else if g.begun && g.err == nil && g.transaction.rollsBack() {
+		if g.async != nil {
+			_ = g.async.wait(ctx, g.lines.all) // what it leaves in flight, DrainToFree finds
+		}
+		_ = g.rollBack()
+	}
+	if err := g.between(op); err != nil {
+		return err
+	}
+	g.err = g.rebind(ctx, c)
+	return base.OpError(op, g.err)
+}
+
+func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
+	if err := errors.Join(g.order.DrainToFree(), g.transaction.order.DrainToFree()); err != nil {
+		return err
+	}
+	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)
+	for _, b := range g.buckets {
+		b.joined, b.apart, b.flat = nil, nil, nil
+		if b.memory == nil {
+			continue
+		}
+		if !symmetric { // otherwise the communicator's Close does it, as its peers may be gone
+			if err := b.memory.Free(ctx); err != nil && !errors.Is(err, comm.ErrClosed) {
+				return err
+			}
+		}
+		b.memory = nil
+	}
+	had, keeps := g.meter.WorldSize(), false
+	g.meter, g.agreed = metered.New(c), false
+	g.order = base.NewOrder(g.rt, g.meter)
+	if ops, ok := comm.As[comm.StreamSyncOps](g.meter); ok && g.side != nil {
+		g.side.ops = ops
+	}
+	l, err := g.newLines(ctx)
+	if err != nil {
+		return errors.Join(err, l.close())
+	}
+	before := g.lines
+	g.lines = l
+	for _, b := range g.buckets {
+		if m, ok := b.reducer.(*meshed); ok {
+			err = m.rebind(&g.lines, g.meter)
+		} else {
+			err = b.reducer.Rebind(g.meter)
+		}
+		if err != nil {
+			return errors.Join(err, before.close())
+		}
+		keeps = keeps || b.cfg.Keeps()
+	}
+	if err := before.close(); err != nil {
+		return err
+	}
+	if keeps && g.confirm == nil {
+		base.ReportLost(had, c)
+	}
+	if g.open { // the buckets have found out
+		first, err := g.buckets[0].reducer.Stats(ctx)
+		if err != nil {
+			return err
+		}
+		g.stats.Skipped, g.open = first.Skipped, false
+	}
+	if err := g.transaction.bind(g); err != nil {
+		return err
+	}
+	g.reset()
+	return g.allocate(ctx)
+}
