@@ -30,48 +30,28 @@ func (k kernels) Accumulate(src runtime.Source) error {
 	if src.Grad == 0 {
 		c.floats("grad", 0, src.N)
 	}
-	if c.err == nil {
-		s := scratches.get()
-		s.accumulate(&from, 0, len(from.x))
-		scratches.put(s)
-	}
-	return c.err
+	return c.with(func(s *scratch) { s.accumulate(&from, 0, len(from.x)) })
 }
 
 func (k kernels) Store(dst uintptr, dt dtype.DType, src uintptr, n int, scale float32, rest uintptr) error {
 	c := k.checks("Store")
 	c.elements("dst", dst, dt, n)
 	x, kept := c.floats("src", src, n), c.rest(rest, n)
-	if c.err == nil {
-		s := scratches.get()
-		s.store(dst, dt, x, scale, kept)
-		scratches.put(s)
-	}
-	return c.err
+	return c.with(func(s *scratch) { s.store(dst, dt, x, scale, kept) })
 }
 
 func (k kernels) Scale(x uintptr, dt dtype.DType, n int, factor uintptr) error {
 	c := k.checks("Scale")
 	c.elements("x", x, dt, n)
 	f := number[float32](&c, "factor", factor)
-	if c.err == nil {
-		s := scratches.get()
-		s.scale(x, dt, n, *f)
-		scratches.put(s)
-	}
-	return c.err
+	return c.with(func(s *scratch) { s.scale(x, dt, n, *f) })
 }
 
 func (k kernels) SumSquares(x uintptr, dt dtype.DType, n int, sum uintptr) error {
 	c := k.checks("SumSquares")
 	c.elements("x", x, dt, n)
 	out := number[float64](&c, "sum", sum)
-	if c.err == nil {
-		s := scratches.get()
-		*out = s.sumSquares(x, dt, n)
-		scratches.put(s)
-	}
-	return c.err
+	return c.with(func(s *scratch) { *out = s.sumSquares(x, dt, n) })
 }
 
 func (k kernels) ClipFactor(factor, squares uintptr, m int, share, limit float64) error {
@@ -127,30 +107,22 @@ func (k kernels) TopK(src runtime.Source, n int, dst runtime.Entries, threshold 
 	from, to := c.source(src), c.target("dst", dst)
 	c.room(dst, c.length("k", n), src.N)
 	kept := optional[guess](&c, threshold)
-	if c.err == nil {
-		s := scratches.get()
+	return c.with(func(s *scratch) {
 		var g guess
 		if kept != nil {
 			g = kept.checked()
 		}
 		count, key := s.topK(&from, n, to.entries, g, dst.Len == 0)
-		scratches.put(s)
 		set(to.length, int32(count))
 		set(kept, g.next(math.Float32frombits(key)))
-	}
-	return c.err
+	})
 }
 
 func (k kernels) Select(src runtime.Source, threshold uintptr, dst runtime.Entries) error {
 	c := k.checks("Select")
 	from, to := c.source(src), c.target("dst", dst)
 	t := number[float32](&c, "threshold", threshold)
-	if c.err == nil {
-		s := scratches.get()
-		set(to.length, int32(s.pick(&from, thresholdKey(*t), to.entries)))
-		scratches.put(s)
-	}
-	return c.err
+	return c.with(func(s *scratch) { set(to.length, int32(s.pick(&from, thresholdKey(*t), to.entries))) })
 }
 
 func (k kernels) SelectNear(src runtime.Source, n int, state uintptr, o runtime.Near, dst runtime.Entries, used uintptr) error {
@@ -159,26 +131,20 @@ func (k kernels) SelectNear(src runtime.Source, n int, state uintptr, o runtime.
 	c.room(dst, c.length("k", n), src.N)
 	number[int32](&c, "dst.Len", dst.Len)
 	near, u := number[nearState](&c, "state", state), optional[float32](&c, used)
-	if c.err == nil {
-		s := scratches.get()
+	return c.with(func(s *scratch) {
 		count, threshold := s.selectNear(&from, n, near, o, to.entries)
-		scratches.put(s)
 		set(to.length, int32(count))
 		set(u, threshold)
-	}
-	return c.err
+	})
 }
 
 func (k kernels) Fit(src runtime.Source, z float64, threshold uintptr) error {
 	c := k.checks("Fit")
 	from, t := c.source(src), number[float32](&c, "threshold", threshold)
-	if c.err == nil {
-		s := scratches.get()
+	return c.with(func(s *scratch) {
 		mean, std := s.meanStd(&from)
-		scratches.put(s)
 		*t = max(float32(math.Abs(mean)+float64(z*std)), tiny)
-	}
-	return c.err
+	})
 }
 
 func (k kernels) Refine(x uintptr, n int, threshold uintptr, wanted int, factors []float32) error {
@@ -186,12 +152,7 @@ func (k kernels) Refine(x uintptr, n int, threshold uintptr, wanted int, factors
 	xs, t := c.floats("x", x, n), number[float32](&c, "threshold", threshold)
 	c.length("k", wanted)
 	c.atMost64("factors", len(factors))
-	if c.err == nil {
-		s := scratches.get()
-		*t = s.refine(xs, *t, wanted, factors)
-		scratches.put(s)
-	}
-	return c.err
+	return c.with(func(s *scratch) { *t = s.refine(xs, *t, wanted, factors) })
 }
 
 func (k kernels) TopOf(l runtime.Entries, n int, dst runtime.Entries, without uintptr, rest runtime.Array) error {
@@ -199,8 +160,7 @@ func (k kernels) TopOf(l runtime.Entries, n int, dst runtime.Entries, without ui
 	from, to, hole := c.list("l", l), c.target("dst", dst), optional[[2]int32](&c, without)
 	x, faults := c.optionalArray(rest)
 	c.room(dst, c.length("k", n), l.N)
-	if c.err == nil {
-		s := scratches.get()
+	return c.with(func(s *scratch) {
 		if hole != nil {
 			from = s.outside(from, hole[0], hole[1])
 		}
@@ -214,9 +174,7 @@ func (k kernels) TopOf(l runtime.Entries, n int, dst runtime.Entries, without ui
 			}
 			add(faults, outside)
 		}
-		scratches.put(s)
-	}
-	return c.err
+	})
 }
 
 func (k kernels) AboveOf(l runtime.Entries, threshold uintptr, dst runtime.Entries) error {
@@ -235,12 +193,7 @@ func (k kernels) CountAbove(l runtime.Entries, thresholds uintptr, m int, counts
 	c := k.checks("CountAbove")
 	val := c.floats("l", l.Val, c.listLength("l", l))
 	ts, out := c.floats("thresholds", thresholds, m), c.ints("counts", counts, m)
-	if c.err == nil {
-		s := scratches.get()
-		s.countAbove(val, ts, out)
-		scratches.put(s)
-	}
-	return c.err
+	return c.with(func(s *scratch) { s.countAbove(val, ts, out) })
 }
 
 func (k kernels) Narrow(bracket uintptr, counts uintptr, wanted int, thresholds uintptr, m int) error {
@@ -336,12 +289,7 @@ func (k kernels) GiveBack(dst runtime.Array, l, taken runtime.Entries) error {
 	c := k.checks("GiveBack")
 	x, faults := c.array(dst)
 	from, without := c.list("l", l), c.indices("taken", taken)
-	if c.err == nil {
-		s := scratches.get()
-		add(faults, s.giveBack(x, from, without))
-		scratches.put(s)
-	}
-	return c.err
+	return c.with(func(s *scratch) { add(faults, s.giveBack(x, from, without)) })
 }
 
 func (k kernels) LowerBounds(l runtime.Entries, bounds uintptr, m int, positions, lengths uintptr) error {
@@ -440,6 +388,16 @@ func (k kernels) checks(op string) checks {
 		return checks{op, errClosed(op)}
 	}
 	return checks{op, nil}
+}
+
+// with calls f with working memory, unless an argument is wrong.
+func (c *checks) with(f func(s *scratch)) error {
+	if c.err == nil {
+		s := scratches.get()
+		f(s)
+		scratches.put(s)
+	}
+	return c.err
 }
 
 // fail makes an error of a bad argument, if it is the first.

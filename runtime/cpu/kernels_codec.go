@@ -60,16 +60,13 @@ func (k kernels) Encode(l runtime.Entries, codec runtime.Codec, n int, dst runti
 		c.fail("dst has %d bytes, want at least %d", dst.Bytes, codecHeader)
 	}
 	x, faults := c.optionalArray(lost)
-	if c.err == nil {
-		s := scratches.get()
+	return c.with(func(s *scratch) {
 		bytes, outside := s.encode(from, codec, n, message, x)
-		scratches.put(s)
 		set(length, int32(bytes))
 		if lost.Ptr != 0 {
 			add(faults, outside)
 		}
-	}
-	return c.err
+	})
 }
 
 func (k kernels) Decode(src runtime.Message, codec runtime.Codec, dst runtime.Entries) error {

@@ -239,11 +239,11 @@ func (s *sparse) CopyIf(copies []runtime.Copy, flags uintptr, m int) error {
 		longest = max(longest, one.N)
 	}
 	c.buffer("flags", flags, max(m, 1), 4)
-	if c.err == nil && m < 1 {
-		c.err = fmt.Errorf("cuda:%d: CopyIf: %d flags, want at least one: %w", s.rt.index, m, runtime.ErrArgument)
+	if m < 1 {
+		c.fail("%d flags, want at least one", m)
 	}
-	if c.err == nil && len(copies) > runtime.MaxCopies {
-		c.err = fmt.Errorf("cuda:%d: CopyIf: %d copies, want at most %d: %w", s.rt.index, len(copies), runtime.MaxCopies, runtime.ErrArgument)
+	if len(copies) > runtime.MaxCopies {
+		c.fail("%d copies, want at most %d", len(copies), runtime.MaxCopies)
 	}
 	return c.submit(func() error {
 		if longest == 0 {
@@ -294,8 +294,8 @@ func (s *sparse) ClipFactor(factor, squares uintptr, m int, share, limit float64
 	c := s.checks("ClipFactor")
 	c.number("factor", factor, 4)
 	c.buffer("squares", squares, max(m, 1), 8)
-	if c.err == nil && m < 1 {
-		c.err = fmt.Errorf("cuda:%d: ClipFactor: %d sums of squares, want at least one: %w", s.rt.index, m, runtime.ErrArgument)
+	if m < 1 {
+		c.fail("%d sums of squares, want at least one", m)
 	}
 	return c.submit(func() error {
 		return s.rt.launchBlocks(kernelClipFactor, 1, 1, uint64(factor), uint64(squares), uint64(m), math.Float64bits(share), math.Float64bits(limit))
