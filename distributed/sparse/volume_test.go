@@ -150,7 +150,8 @@ func TestFillUp(t *testing.T) {
 // TestVolumeOfOktopkOnStreams holds each step to the bound also where lengths travel with
 // messages, which may add 7(P-1) elements: with gradients of which other parts are large in
 // each step, so that partitions and shares of the result are as uneven as they can be; and with
-// those that grow in a part that is one rank's, so that the threshold is estimated again.
+// those that grow in a part that is one rank's, so that the threshold is estimated again. A result has 1.5k
+// entries at most.
 func TestVolumeOfOktopkOnStreams(t *testing.T) {
 	const n, steps = 20_000, 40
 	shapes := map[string]func(step, i int) float32{
@@ -205,6 +206,15 @@ func TestVolumeOfOktopkOnStreams(t *testing.T) {
 						if step == 0 {
 							besides -= ranks - 1
 						}
+						result, err := u.S.Entries()
+						if err != nil {
+							return err
+						}
+						entries, _, err := u.S.Read(ctx, result)
+						if err != nil {
+							return err
+						}
+						assert.LessOrEqual(t, len(entries), 3*stats.K/2, "%s, streams %v, %d ranks, step %d", name, streams, ranks, step)
 					}
 					return u.Close()
 				})
