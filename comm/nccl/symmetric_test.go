@@ -56,7 +56,7 @@ func TestSymmetricBuffers(t *testing.T) {
 	defer cancel()
 	world, err := nccl.InProcess(ctx, runtimes)
 	require.NoError(t, err)
-	for _, n := range []int{1, 3, 1000, 4096, 1<<18 + 5, 1 << 22, 1<<22 + 1} {
+	for _, n := range []int{1, 3, 1000, 1001, 4096, 1<<18 + 5, 1 << 22, 1<<22 + 1} {
 		assert.NoError(t, each(world, func(c *nccl.Comm) error {
 			return symmetricCollectives(ctx, c, n)
 		}), "%d elements", n)

@@ -42,18 +42,22 @@ type window struct {
 var windowOps = []comm.Op{comm.OpAllReduce, comm.OpAllGather, comm.OpReduceScatter}
 
 // windowUse returns how many bytes a call reads and writes on each rank, and whether NCCL has a
-// kernel for windows for it.
+// kernel for windows for it. Pieces of which a rank has another one must be whole packs: of others that take
+// several blocks, some blocks take the distance for one of packs, and put or read pieces in a wrong place
+// (2.27 to 2.28.3).
 func windowUse(x *comm.Call, ranks int) (sendBytes, recvBytes int, ok bool) {
 	if x.Op.Reduces() && (x.Reduce != comm.Sum || !x.DType.IsFloat() || x.DType == dtype.F64) {
 		return 0, 0, false
 	}
+	const pack = 8
 	bytes := x.Bytes()
-	switch x.Op {
-	case comm.OpAllReduce:
+	switch {
+	case x.Op == comm.OpAllReduce:
 		return bytes, bytes, true
-	case comm.OpAllGather:
+	case bytes%pack != 0:
+	case x.Op == comm.OpAllGather:
 		return bytes, bytes * ranks, true
-	case comm.OpReduceScatter:
+	case x.Op == comm.OpReduceScatter:
 		return bytes * ranks, bytes, true
 	}
 	return 0, 0, false
