@@ -1,4 +1,4 @@
-// Package staged communicates memory of a device through that of the host.
+// Package staged communicates memory of a device through that of the host, or the other way round.
 package staged
 
 import (
@@ -17,6 +17,9 @@ import (
 // back, so that GPUs communicate over MPI or goroutines. It is for links that are
 // slow beside those copies, as between hosts ([Levels] has a use), and for small
 // messages; what is submitted is done one after the other ([backend.NewSerial]).
+//
+// With device and host the other way round, host memory is communicated over one that reaches a
+// device's, such as NCCL.
 //
 // The staged communicator closes c, whose ranks make one of it together, and which
 // nobody else uses from then on. A reduction that c does not have is an error of
@@ -70,13 +73,14 @@ func (s *stage) Work(calls []comm.Call) error {
 		return err
 	}
 	for i := range calls {
-		if err := s.parts(&calls[i], &s.calls[i], (*comm.Call).SendPart, func(there, here uintptr, bytes int) error {
-			return s.device.CopyOut(hostmem.Slice[byte](here, bytes), there)
-		}); err != nil {
+		if err := s.parts(&calls[i], &s.calls[i], (*comm.Call).SendPart, s.fetch); err != nil {
 			return err
 		}
 	}
-	var err error
+	err := s.host.Synchronize(context.Background())
+	if err != nil {
+		return err
+	}
 	if len(calls) == 1 {
 		err = s.calls[0].Make(s.base)
 	} else {
@@ -87,12 +91,25 @@ func (s *stage) Work(calls []comm.Call) error {
 	}
 	for i := range calls {
 		if err == nil {
-			err = s.parts(&calls[i], &s.calls[i], (*comm.Call).RecvPart, func(there, here uintptr, bytes int) error {
-				return s.device.CopyIn(there, hostmem.Slice[byte](here, bytes))
-			})
+			err = s.parts(&calls[i], &s.calls[i], (*comm.Call).RecvPart, s.put)
 		}
 	}
 	return err
+}
+
+// fetch copies what is sent, and put what was received, there in the device's memory, here in what base reaches.
+func (s *stage) fetch(there, here uintptr, bytes int) error {
+	if s.host.Device().Kind == runtime.CPU {
+		return s.device.CopyOut(hostmem.Slice[byte](here, bytes), there)
+	}
+	return s.host.CopyIn(here, hostmem.Slice[byte](there, bytes))
+}
+
+func (s *stage) put(there, here uintptr, bytes int) error {
+	if s.host.Device().Kind == runtime.CPU {
+		return s.device.CopyIn(there, hostmem.Slice[byte](here, bytes))
+	}
+	return s.host.CopyOut(hostmem.Slice[byte](there, bytes), here)
 }
 
 // place makes room on the host for what calls send and receive.

@@ -4,6 +4,7 @@
 //	go run ./characters                                  # two ranks, goroutines of one process
 //	tutti launch -n 2 ./characters -backend tcp          # a process per rank, the same bits
 //	mpirun --bind-to none -n 2 ./characters -backend mpi # the same over MPI
+//	torchrun --nproc-per-node 2 --no-python ./characters -backend nccl # the same over NCCL, a GPU per process
 //	tutti launch -n 3 --min 1 --restarts 9 ./characters -backend elastic # kill any of them: it joins again
 //	go run ./characters -checkpoint DIR -steps 60        # goes on from there, if it exists
 package main
@@ -42,7 +43,10 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/comm/noop"
+	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/comm/staged"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/distributed"
@@ -50,6 +54,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/elastic"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/runtime/cpu"
+	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
 // The windows of a step, over all ranks, and the model: characters, and those of a window, entries of
@@ -69,7 +74,7 @@ type settings struct {
 
 func main() {
 	var s settings
-	backend := flag.String("backend", "local", "local, or under a launcher tcp, mpi or elastic")
+	backend := flag.String("backend", "local", "local, or under a launcher tcp, mpi, nccl or elastic")
 	ranks := flag.Int("ranks", 2, "ranks of the local backend")
 	flag.IntVar(&s.steps, "steps", 40, "the step with which to end")
 	flag.StringVar(&s.pattern, "pattern", sparse.Dense, "what is sent: dense, or a tenth by topkA and others")
@@ -95,6 +100,8 @@ func main() {
 		if c, err = tcp.FromEnv(ctx); err == nil {
 			err = comm.Run(ctx, []comm.Communicator{c}, body)
 		}
+	case "nccl":
+		err = overNCCL(ctx, body)
 	case "elastic":
 		var cfg elastic.Config
 		if cfg, err = elastic.FromEnv(elastic.Config{Terms: fmt.Sprintf("characters %+v", s)}); err == nil {
@@ -110,6 +117,29 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
+}
+
+// overNCCL calls body with the communicator of a job that has a GPU per process. GoMLX computes on the
+// host here, so gradients pass through the GPU's memory.
+func overNCCL(ctx context.Context, body func(context.Context, comm.Communicator) error) error {
+	job, err := rendezvous.FromEnv(os.Getenv)
+	if err != nil {
+		return err
+	}
+	gpu, err := cuda.Open(job.LocalRank)
+	if err != nil {
+		return err
+	}
+	defer gpu.Close() //nolint:errcheck // the process ends
+	base, err := nccl.FromEnv(ctx, gpu)
+	if err != nil {
+		return err
+	}
+	c, err := staged.New(base, cpu.New(), gpu)
+	if err != nil {
+		return err
+	}
+	return comm.Run(ctx, []comm.Communicator{c}, body)
 }
 
 // run is one rank. It returns a checksum of the parameters, and the rank's last loss.
