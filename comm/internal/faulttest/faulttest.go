@@ -197,7 +197,10 @@ func (f *Fault) Play(ctx context.Context, column string, r Rank, also error) (er
 			}
 		}
 	}
-	err = errors.Join(err, r.Comm.Barrier(ctx), c.Close())
+	err = errors.Join(err, r.Comm.Barrier(ctx))
+	if closed := c.Close(); got != nil || !want.allows(closed) { // which says what no call had noticed
+		err = errors.Join(err, closed)
+	}
 	if cell.Others.broken() { // which is no matter for the world
 		err = errors.Join(err, r.Comm.Barrier(ctx))
 	}
