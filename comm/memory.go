@@ -51,7 +51,8 @@ type ListSharer interface {
 type SharedLists interface {
 	// Lists returns where the lists are, in rank order: each has room for n entries, and its length on the
 	// device, and [runtime.Entries].Shared of this rank's is set. All but that are written by Gather. They stay until
-	// this rank makes its next list.
+	// this rank makes its next list. The word behind a length is 1 if that of the rank's own list is not 0, which it is
+	// at first.
 	Lists() []runtime.Entries
 	// Gather submits, as AllGather does, what makes the lists of all ranks known to every rank. own is this rank's
 	// list, or its beginning. If own.Shared is set, the kernel that made the list has written it to the other ranks;

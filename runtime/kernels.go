@@ -16,7 +16,7 @@ type Entries struct {
 	// may come from another rank.
 	Len uintptr
 	// Shared is not 0 in a list that other ranks have as well, in their memory (comm.SharedLists): TopK,
-	// Select and SelectNear write such a dst there too. All other methods ignore it.
+	// Select, SelectNear, TopOf, AboveOf and Union write such a dst there too. All other methods ignore it.
 	Shared uintptr
 }
 

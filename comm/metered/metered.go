@@ -152,7 +152,7 @@ func (m *Communicator) wait(ctx context.Context, w comm.Wait) (comm.Communicator
 }
 
 // ShareLists implements [comm.ListSharer], if what is metered does. A Gather counts as the AllGather of lists with
-// the room that they have.
+// the room that the rank's own has.
 func (m *Communicator) ShareLists(ctx context.Context, n int) (comm.SharedLists, error) {
 	s, ok := comm.As[comm.ListSharer](m.Communicator)
 	if !ok {
@@ -162,20 +162,19 @@ func (m *Communicator) ShareLists(ctx context.Context, n int) (comm.SharedLists,
 	if err != nil {
 		return nil, err
 	}
-	return &meteredLists{lists, m, 2 * n}, nil
+	return &meteredLists{lists, m}, nil
 }
 
 type meteredLists struct {
 	comm.SharedLists
-	m     *Communicator
-	words int // of a list
+	m *Communicator
 }
 
 func (l *meteredLists) Gather(own runtime.Entries) error {
 	begun := time.Now()
 	err := l.SharedLists.Gather(own)
 	if err == nil {
-		c := comm.AllGatherCall(0, 0, l.words, dtype.I32)
+		c := comm.AllGatherCall(0, 0, 2*own.N, dtype.I32)
 		l.m.count(&c, time.Since(begun))
 	}
 	return err

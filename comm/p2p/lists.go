@@ -25,7 +25,7 @@ const (
 type listHead struct {
 	epoch [maxShareBlocks]uint64
 	//lint:ignore U1000 kernels write it
-	counts            [2][maxRanks]uint64
+	counts, notes     [2][maxRanks]uint64
 	rank, ranks, room uint64
 	memory            [maxRanks]uint64
 	//lint:ignore U1000 kernels write it
@@ -109,6 +109,7 @@ func (c *Comm) newLists(ctx context.Context, n int) (l *sharedLists, err error) 
 	err = b.agree(ctx, errors.Join(err,
 		c.rt.Fill(own.Address(), own.Bytes(), dtype.U8, 0xff), // places are empty
 		c.rt.CopyIn(own.Address(), hostmem.Bytes([]listHead{head})),
+		c.rt.Fill(l.lists[rank].Len, lengthBytes, dtype.U8, 0), // not marked
 		c.rt.Synchronize(ctx)))
 	return l, err
 }

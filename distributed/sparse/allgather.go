@@ -137,8 +137,8 @@ func allgatherSized(e *engine) exchange { return &allgatherExchange{allgather: n
 // capacity: in symmetric memory where there is such. Lengths that are not known
 // stand in front.
 func (x *allgatherExchange) placeSelected(ctx context.Context, n int) runtime.Entries {
-	if x.sends = x.shareLists(ctx, n); x.sends {
-		for r, l := range x.engine.lists.Lists() {
+	if x.sends = x.shareLists(ctx, &x.peerLists[0], n); x.sends {
+		for r, l := range x.peerLists[0].Lists() {
 			if l.N = n; x.fixed {
 				l = exactly(l, n)
 			}
@@ -173,7 +173,7 @@ func (x *allgatherExchange) placeSelected(ctx context.Context, n int) runtime.En
 func (x *allgatherExchange) run(ctx context.Context, selected runtime.Entries) result {
 	all := result{lists: x.lists, scale: x.average}
 	if x.sends {
-		x.gatherLists(ctx, selected)
+		x.gatherLists(ctx, &x.peerLists[0], selected)
 	} else if x.fixed || x.order.Streams != nil {
 		x.collectInPlace(ctx)
 		all.messages = x.messages

@@ -57,9 +57,8 @@ type engine struct {
 	list        message          // what the selector selected, unless it is among what is shared
 	shared      *comm.Buffer     // lists of all ranks; nil: none yet
 	sharedBytes int
-	lists       comm.SharedLists // the same, where ranks write them to each other; nil: none yet
-	listRoom    int              // entries of each
-	listMade    bool             // this rank's may have been written to the others, and is not gathered yet
+	peerLists   [2]peerLists // the same, where ranks write them to each other
+	listMade    bool         // this rank's may have been written to the others, and is not gathered yet
 
 	buffers   base.Buffers
 	permanent int // buffers[:permanent] live until close
@@ -245,6 +244,7 @@ func (e *engine) topOf(l runtime.Entries, k int, dst runtime.Entries) {
 // topOutside selects as many entries as there is room for of those outside of a partition, the
 // one that begins with that bound. What it leaves out goes back to the residual.
 func (e *engine) topOutside(l runtime.Entries, partition number, dst runtime.Entries) {
+	e.makes(dst)
 	rest := runtime.Array{}
 	if !e.cfg.NoErrorFeedback {
 		rest = e.array(e.residual)
@@ -253,6 +253,7 @@ func (e *engine) topOutside(l runtime.Entries, partition number, dst runtime.Ent
 }
 
 func (e *engine) aboveOf(l runtime.Entries, threshold uintptr, dst runtime.Entries) {
+	e.makes(dst)
 	e.do(func() error { return e.kernels.AboveOf(l, threshold, dst) })
 }
 
@@ -266,6 +267,7 @@ func (e *engine) merge(dst uintptr, dt dtype.DType, lists []runtime.Entries, sca
 }
 
 func (e *engine) union(dst runtime.Entries, lists []runtime.Entries, scale float32, threshold uintptr) {
+	e.makes(dst)
 	e.do(func() error { return e.kernels.Union(dst, e.n, lists, scale, e.at(numFaults), threshold) })
 }
 

@@ -56,27 +56,32 @@ func (e *engine) unshare(ctx context.Context) error {
 	return nil
 }
 
-// shareLists makes e.lists lists with room for n entries, where ranks write them to each other, which all ranks do together.
-// It reports whether they are there.
-func (e *engine) shareLists(ctx context.Context, n int) bool {
+// peerLists are lists that ranks write to each other. An exchange that gathers twice has two of them.
+type peerLists struct {
+	comm.SharedLists     // nil: none yet
+	room             int // entries of each; negative: there are none
+}
+
+// shareLists makes l lists with room for n entries, which all ranks do together. It reports whether they are there.
+func (e *engine) shareLists(ctx context.Context, l *peerLists, n int) bool {
 	s, ok := comm.As[comm.ListSharer](e.c)
-	if !ok || e.err != nil || e.coded() || e.size == 1 || e.listRoom < 0 {
+	if !ok || e.err != nil || e.coded() || e.size == 1 || l.room < 0 {
 		return false
 	}
 	if e.listMade {
 		e.err = fmt.Errorf("%w: the other ranks have the entries that this one selected in a step that was not exchanged", comm.ErrMismatch)
-	} else if n > e.listRoom {
-		e.check(e.closeLists(ctx))
+	} else if n > l.room {
+		e.check(e.closeLists(ctx, l))
 		if e.err != nil {
 			return false
 		}
 		lists, err := s.ShareLists(ctx, n)
 		switch {
 		case errors.Is(err, comm.ErrUnsupported):
-			e.listRoom = -1
+			l.room = -1
 			return false
 		case err == nil:
-			e.lists, e.listRoom = lists, n
+			*l = peerLists{lists, n}
 		}
 		e.check(err)
 	}
@@ -89,23 +94,23 @@ func (e *engine) makes(dst runtime.Entries) {
 }
 
 // gatherLists makes the lists of all ranks known to every rank, as submit does.
-func (e *engine) gatherLists(ctx context.Context, own runtime.Entries) {
+func (e *engine) gatherLists(ctx context.Context, l *peerLists, own runtime.Entries) {
 	e.fence(ctx)
-	e.do(func() error { return e.lists.Gather(own) })
+	e.do(func() error { return l.Gather(own) })
 	e.inFlight = true
 	e.listMade = e.err != nil
 }
 
 // closeLists gives them back, when this rank has done with them.
-func (e *engine) closeLists(ctx context.Context) error {
-	lists := e.lists
+func (e *engine) closeLists(ctx context.Context, l *peerLists) error {
+	lists := l.SharedLists
 	if lists == nil {
 		return nil
 	}
 	if err := e.order.HostAfterAll(ctx); err != nil && !errors.Is(err, comm.ErrClosed) && !errors.Is(err, comm.ErrBroken) {
 		return err
 	}
-	e.lists, e.listRoom, e.listMade = nil, 0, false
+	*l, e.listMade = peerLists{}, false
 	return lists.Close()
 }
 
@@ -115,7 +120,7 @@ func (e *engine) leaveShared(ctx context.Context, alone bool) error {
 	if _, symmetric := comm.As[comm.SymmetricAllocator](e.c); alone && symmetric {
 		e.shared, e.sharedBytes = nil, 0
 	}
-	return errors.Join(e.closeLists(ctx), e.unshare(ctx))
+	return errors.Join(e.closeLists(ctx, &e.peerLists[0]), e.closeLists(ctx, &e.peerLists[1]), e.unshare(ctx))
 }
 
 // release gives buffers[from:] back; they are empty then and grow again.

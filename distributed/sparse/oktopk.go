@@ -77,6 +77,7 @@ type okExchange struct {
 	sent                   []runtime.Entries // these, by round
 	mine                   uintptr           // what this rank announces
 	slots                  uintptr           // of exchanged
+	sends                  bool              // ranks write these to each other, and the sums
 	pieces                 []runtime.Piece
 	reduced, largest       message
 	spreadTo               base.Buffer

@@ -44,13 +44,20 @@ func (x *okExchange) passing(sums runtime.Entries) runtime.Entries {
 func (x *okExchange) gatherAhead(ctx context.Context, own runtime.Entries, late bool) []runtime.Entries {
 	lists := x.allgather.lists
 	words := x.slotWords(lists[0].N)
-	x.packSlot(lists[x.rank])
-	x.add(comm.AllGatherCall(x.mine, lists[0].Len, words, dtype.I32))
-	x.submit(ctx)
+	if x.sends {
+		words = int(lists[1].Len-lists[0].Len) / base.WordSize
+		x.gatherLists(ctx, &x.peerLists[1], lists[x.rank])
+	} else {
+		x.packSlot(lists[x.rank])
+		x.add(comm.AllGatherCall(x.mine, lists[0].Len, words, dtype.I32))
+		x.submit(ctx)
+	}
 	x.giveBack(own, lists[x.rank])
 	x.arrive(ctx)
 	for _, l := range lists {
-		x.unpackSlot(l)
+		if !x.sends {
+			x.unpackSlot(l)
+		}
 	}
 	x.flagLarge(lists[0].Len, words)
 	if !late {
@@ -79,10 +86,20 @@ func (x *okExchange) place(ctx context.Context, ahead int) {
 	each := limit.each(x.k, x.size) // so many are gathered ahead if any
 	gathered := x.size * x.slotWords(each)
 	words := gathered
+	most := max(limit.message, limit.leaving(each, x.size, x.unit()).message) // to the other one of two
 	if x.size == 2 {
-		words += 2 * x.slotWords(max(limit.message, limit.leaving(each, x.size, x.unit()).message))
+		words += 2 * x.slotWords(most)
 	}
 	lists := x.allgather.lists
+	if x.sends = x.size == 2 && x.shareLists(ctx, &x.peerLists[0], most) && x.shareLists(ctx, &x.peerLists[1], max(each, 1)); x.sends {
+		for r, l := range x.peerLists[1].Lists() {
+			l.N, lists[r] = each, l
+		}
+		if ahead > 0 {
+			x.mine = lists[x.rank].Len
+		}
+		return
+	}
 	fresh := lists[x.rank].Len == 0 || words*base.WordSize > x.sharedBytes
 	if x.engine.share(ctx, words*base.WordSize); x.err != nil {
 		return
@@ -99,6 +116,11 @@ func (x *okExchange) place(ctx context.Context, ahead int) {
 
 // exchanged is the message of one of two ranks to the other one.
 func (x *okExchange) exchanged(rank, room int) runtime.Entries {
+	if x.sends {
+		l := x.peerLists[0].Lists()[rank]
+		l.N = room
+		return l
+	}
 	var l [1]runtime.Entries
 	x.placeSlots(l[:], base.At(x.slots, rank*x.slotWords(room)), room, x.apart(&x.exchangedApart[rank], room))
 	return l[0]

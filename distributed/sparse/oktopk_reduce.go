@@ -150,13 +150,17 @@ func (x *okExchange) reducePadded(ctx context.Context, selected runtime.Entries,
 		own, outgoing = x.sendRounds(ctx, selected, outgoing, room)
 	} else {
 		x.sent[1], x.sources[1] = outgoing, x.exchanged(x.to(1), room)
-		x.packSlot(outgoing)
-		x.add(comm.AllGatherCall(outgoing.Len, x.slots, x.slotWords(room), dtype.I32))
-		x.submit(ctx)
+		if x.sends {
+			x.gatherLists(ctx, &x.peerLists[0], outgoing)
+		} else {
+			x.packSlot(outgoing)
+			x.add(comm.AllGatherCall(outgoing.Len, x.slots, x.slotWords(room), dtype.I32))
+			x.submit(ctx)
+		}
 		own = x.copyOwn(selected)
 		x.arrive(ctx)
 	}
-	for t := 1; t < x.size; t++ {
+	for t := 1; t < x.size && !x.sends; t++ {
 		x.unpackSlot(x.sources[t])
 		if x.size == 2 {
 			x.unpackSlot(x.sent[t])

@@ -509,7 +509,7 @@ func (s *sparse) launchLists(k kernel, work, perSM int, m merging) error {
 		}
 	}
 	fixed := a.put(s.at(control), s.at(status), uint64(m.dst), uint64(m.to.Idx), uint64(m.to.Val), uint64(m.to.N), uint64(m.to.Len),
-		uint64(m.n), math.Float64bits(float64(m.scale)), uint64(m.faults), uint64(m.rest), uint64(m.threshold))
+		uint64(m.n), math.Float64bits(float64(m.scale)), uint64(m.faults), uint64(m.rest), uint64(m.threshold), uint64(m.to.Shared))
 	fixed += a.putBack(fixed, m.back)
 	fixed += copy(a.values[fixed:], []uint64{uint64(len(all)), table})
 	if table == 0 {

@@ -30,7 +30,7 @@ type sharer struct {
 // listHead is struct shared_lists of kernels/shared.cuh.
 type listHead struct {
 	epoch             [256]uint64
-	counts            [2][8]uint64
+	counts, notes     [2][8]uint64
 	rank, ranks, room uint64
 	memory            [8]uint64
 	_                 uint32 // closed
@@ -71,6 +71,7 @@ func (s sharer) ShareLists(ctx context.Context, n int) (comm.SharedLists, error)
 		at += uintptr(16 + 8*room)
 	}
 	l.lists[h.rank].Shared = memory
+	clear(hostmem.Slice[uint32](l.lists[h.rank].Len, 4))
 	return l, s.Barrier(ctx)
 }
 
@@ -84,15 +85,25 @@ func (l *hostLists) Gather(own runtime.Entries) error {
 		return hostmem.Slice[uint64](uintptr(memory+4096+((epoch&1)*h.ranks+from)*h.room*8), room)
 	}
 	if own.Shared == 0 {
-		n := own.N
+		n, head := own.N, hostmem.Slice[uint32](l.lists[h.rank].Len, 2)
+		note := uint64(n)
 		if own.Len != 0 {
-			n = int(hostmem.Slice[uint32](own.Len, 1)[0])
+			note = uint64(hostmem.Slice[uint32](own.Len, 1)[0])
+			n = min(n, int(note))
+		}
+		if head[1] != 0 {
+			note |= 1 << 31
 		}
 		for p := range h.ranks {
 			for i := 0; i < n && p != h.rank; i++ {
 				place(h.memory[p], h.rank)[i] = uint64(hostmem.Slice[uint32](own.Val, n)[i])<<32 | uint64(hostmem.Slice[uint32](own.Idx, n)[i])
 			}
-			atomic.StoreUint64(&hostmem.Slice[listHead](uintptr(h.memory[p]), 1)[0].counts[epoch&1][h.rank], epoch<<32|uint64(n))
+			if n%2 != 0 && p != h.rank { // two are taken together
+				place(h.memory[p], h.rank)[n] = 0
+			}
+			theirs := &hostmem.Slice[listHead](uintptr(h.memory[p]), 1)[0]
+			atomic.StoreUint64(&theirs.notes[epoch&1][h.rank], epoch<<32|note)
+			atomic.StoreUint64(&theirs.counts[epoch&1][h.rank], epoch<<32|uint64(n))
 		}
 	} else {
 		*l.s.shared++
@@ -101,16 +112,16 @@ func (l *hostLists) Gather(own runtime.Entries) error {
 		if p == h.rank {
 			continue
 		}
-		told := uint64(0)
-		for told>>32 != epoch {
+		told, note := uint64(0), uint64(0)
+		for told>>32 != epoch || note>>32 != epoch {
 			if l.s.ctx.Err() != nil {
 				return l.s.ctx.Err()
 			}
 			goruntime.Gosched()
-			told = atomic.LoadUint64(&h.counts[epoch&1][p])
+			told, note = atomic.LoadUint64(&h.counts[epoch&1][p]), atomic.LoadUint64(&h.notes[epoch&1][p])
 		}
 		n, from, to := int(uint32(told)), place(uint64(l.memory), p), l.lists[p]
-		hostmem.Slice[uint32](to.Len, 1)[0] = uint32(n)
+		copy(hostmem.Slice[uint32](to.Len, 4), []uint32{uint32(note) &^ (1 << 31), uint32(note) >> 31, 0, 0})
 		for i := range min(n+n%2, room) {
 			v := ^uint64(0)
 			for v == ^uint64(0) { // the count may come before entries
@@ -139,9 +150,9 @@ func TestStepsWithSharedLists(t *testing.T) {
 	}
 	openStandIn(t)
 	const ranks, n, steps = 2, 4096, 14 // each scale twice
-	for i, pattern := range []string{topk.TopkA, topk.TopkA2, topk.TopkAopt, topk.Gaussiank, topk.Chunked} {
-		for j, density := range []float64{0.02, 1} {
-			if i%2 != j && os.Getenv("TUTTI_EXTENDED") == "" {
+	for i, pattern := range []string{topk.TopkA, topk.TopkA2, topk.TopkAopt, topk.Gaussiank, topk.Chunked, topk.Oktopk} {
+		for j, density := range []float64{0.02, 0.2, 1} {
+			if (i+j)%3 != 0 && os.Getenv("TUTTI_EXTENDED") == "" {
 				continue
 			}
 			t.Run(pattern, func(t *testing.T) {
@@ -196,9 +207,14 @@ func TestStepsWithSharedLists(t *testing.T) {
 					}
 					return nil
 				}))
-				if pattern == topk.Chunked {
+				switch {
+				case pattern == topk.Chunked:
 					require.Zero(t, shared[0], "its kernel does not write lists there")
-				} else {
+				case pattern == topk.Oktopk && density == 1:
+					require.Zero(t, shared[0], "it sends all entries")
+				case pattern == topk.Oktopk && density == 0.2:
+					require.Greater(t, shared[0], steps, "some steps gather selected entries and sums")
+				default:
 					require.Equal(t, [ranks]int{steps, steps}, shared)
 				}
 			})

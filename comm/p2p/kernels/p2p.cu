@@ -849,10 +849,9 @@ DEVICE void post(const world &w, const call &c) {
   const shared_lists *own = (const shared_lists *)c.send;
   const sharing others(own);
   const char *list = (const char *)own + own->list(w.rank) + 16;
-  u32 n = (u32)c.bytes;
-  if (c.recv) n = (u32)least(*(const u32 *)c.recv, n);
+  const u32 count = c.recv ? *(const u32 *)c.recv : (u32)c.bytes, n = (u32)least(count, c.bytes);
   for (u64 i = thread_index(); i < n; i += thread_count()) others.put((u32)i, ((const i32 *)list)[i], ((const float *)list)[own->room + i]);
-  if (thread_index() == 0) others.tell(n);
+  if (thread_index() == 0) others.tell(count, (u32)c.bytes);
 }
 
 // receive takes the lists of the peers from where they arrive. It uses none of the places of other operations, so it
@@ -860,7 +859,7 @@ DEVICE void post(const world &w, const call &c) {
 DEVICE void receive(const world &w, const call &c) {
   typedef sentinel64 W;
   const u32 U = 4;
-  static SHARED u32 counts[max_ranks];
+  static SHARED u32 counts[max_ranks], notes[max_ranks];
   static SHARED bool here[max_ranks];
   start_behind();
   operation o = begin(w);
@@ -868,14 +867,14 @@ DEVICE void receive(const world &w, const call &c) {
   const u64 epoch = load64(&own->epoch[block()]);
   const u32 peer = thread();
   if (peer < w.ranks) {
-    u64 since = 0, told = 0;
+    u64 since = 0, count = 0, note = 0;
     here[peer] = o.alive;
     for (u32 tries = 1; peer != w.rank && here[peer]; tries++) {
-      told = load64(&own->counts[epoch & 1][peer]);
-      if (told >> 32 == (u32)epoch) break;
+      count = load64(&own->counts[epoch & 1][peer]), note = load64(&own->notes[epoch & 1][peer]);
+      if (count >> 32 == (u32)epoch && note >> 32 == (u32)epoch) break;
       if (due(tries) && !patient(w, c, o, peer, tries, since)) here[peer] = false;
     }
-    counts[peer] = (u32)told;
+    counts[peer] = (u32)count, notes[peer] = (u32)note;
   }
   barrier();
   for (u32 p = 0; p < w.ranks; p++) o.alive &= here[p];
@@ -885,7 +884,7 @@ DEVICE void receive(const world &w, const call &c) {
   for (u32 p = 0; p < w.ranks; p++) {
     if (p == w.rank) continue;
     char *from = (char *)own + own->place(epoch, p), *to = (char *)own + own->list(p);
-    if (thread_index() == 0) *(u32 *)to = counts[p];
+    if (thread_index() == 0) *(pack *)to = {{notes[p] & ~(1u << 31), notes[p] >> 31, 0, 0}};
     u64 *idx = (u64 *)(to + 16), *val = (u64 *)(to + 16 + 4 * own->room);
     const u64 n = (least(counts[p], own->room) + 1) / 2;
 #pragma unroll 1

@@ -1,6 +1,7 @@
 // Work on lists of entries. Their indices may come from another rank: one that
 // is not in the array is skipped, and counted where that is asked for.
 #include "elements.cuh"
+#include "shared.cuh"
 
 // lower_bound returns how many of the first n indices are below bound, if they
 // ascend, and something up to n if they do not.
@@ -225,6 +226,7 @@ struct merge_args {
   i32 *faults;
   float *rest; // merge
   const float *threshold; // unite
+  const shared_lists *shared; // unite: where the list goes besides, if not 0
   struct back back; // merge
   u64 count;
   const u64 *table; // the lists, if they are too many
@@ -465,6 +467,17 @@ KERNEL BOUNDS(block_threads, 4) merge_f32(merge_args a) { merge<float>(a); }
 KERNEL BOUNDS(block_threads, 4) merge_f16(merge_args a) { merge<f16>(a); }
 KERNEL BOUNDS(block_threads, 4) merge_bf16(merge_args a) { merge<bf16>(a); }
 
+// finish_union has the last block store how many entries there are.
+DEVICE void finish_union(const merge_args &a, const sharing &others) {
+  if (!last_block(a.c)) return;
+  if (thread() == 0) {
+    const u32 count = load(&a.c->total);
+    *(i32 *)a.to.length = (i32)count;
+    others.tell(count, (u32)a.to.n);
+  }
+  reset(a.c);
+}
+
 // unite lists what was added to a tile, which is a block's, instead of writing all
 // of it. Tiles begin at the least index of all lists. A block has two tickets: when it
 // waits for how many entries come before a tile's, it looks where the next tile's are.
@@ -476,6 +489,7 @@ KERNEL BOUNDS(block_threads, 4) unite(merge_args a) {
   const u64 tag = tag_of(c);
   const float factor = (float)a.scale;
   const u32 key = a.threshold ? threshold_key(*a.threshold) : 0;
+  const sharing others(a.shared);
   static SHARED cursors<block_team>::memory m;
   cursors<block_team> s(m, a);
   s.count_outside(a);
@@ -533,15 +547,14 @@ KERNEL BOUNDS(block_threads, 4) unite(merge_args a) {
       if (place < a.to.n) {
         a.to.idx[place] = (i32)(start + i);
         a.to.val[place] = tile[i];
+        others.put(place, (i32)(start + i), tile[i]);
       }
       tile[i] = 0;
     }
     barrier();
     number = next;
   }
-  if (!last_block(c)) return;
-  if (thread() == 0) *(i32 *)a.to.length = (i32)load(&c->total);
-  reset(c);
+  finish_union(a, others);
 }
 
 // unite_two is unite of two lists. Its tiles are equal parts of the two merged into one,
@@ -557,6 +570,7 @@ KERNEL BOUNDS(block_threads, 4) unite_two(merge_args args) {
   const u64 tag = tag_of(c);
   const float factor = (float)args.scale;
   const u32 key = args.threshold ? threshold_key(*args.threshold) : 0;
+  const sharing others(args.shared);
   const list a = list_of(args.list, 0), b = list_of(args.list, 1);
   const u64 all = (u64)a.n + b.n;
   const u32 tiles = (u32)((all + elements - 1) / elements);
@@ -630,10 +644,9 @@ KERNEL BOUNDS(block_threads, 4) unite_two(merge_args args) {
     for (u32 k = thread(); k < count && before + k < args.to.n; k += block_threads) {
       args.to.idx[before + k] = idx[k];
       args.to.val[before + k] = val[k];
+      others.put(before + k, idx[k], val[k]);
     }
   }
   count_faults(args.faults, faults);
-  if (!last_block(c)) return;
-  if (thread() == 0) *(i32 *)args.to.length = (i32)load(&c->total);
-  reset(c);
+  finish_union(args, others);
 }

@@ -654,7 +654,7 @@ DEVICE void write_segment(const cut_args &a, const source &s, const sharing &oth
 // store_count stores how many entries were listed; report the least key, too.
 DEVICE void store_count(const cut_args &a, u32 count) {
   if (a.dst.length) *(i32 *)a.dst.length = (i32)count;
-  sharing(a.shared).tell(least(count, (u32)a.dst.n));
+  sharing(a.shared).tell(count, (u32)a.dst.n);
 }
 DEVICE void report(const cut_args &a, u32 count, u32 key) {
   store_count(a, count);

@@ -13,15 +13,19 @@ enum : u64 { shared_head = 4096 };
 // What lies at the start of a rank's memory of lists.
 struct shared_lists {
   u64 epoch[max_share_blocks]; // of the next lists; all the same between kernels
-  u64 counts[2][max_sharers];  // by place and rank: see told
+  u64 counts[2][max_sharers];  // by place and rank, as told: entries that are put
+  u64 notes[2][max_sharers];   // the same: what the list is headed by
   u64 rank, ranks, room;       // entries that a list may have, a multiple of 4
   char *memory[max_sharers];   // of each rank, as this one reaches it
   u32 closed;                  // the rank has aborted, and may not write what a peer may be reading
 
-  static METHOD u64 told(u64 epoch, u32 count) { return epoch << 32 | count; }
+  static METHOD u64 told(u64 epoch, u32 v) { return epoch << 32 | v; }
+  // The length, which may be more than there is room for, and whether the list is marked.
+  static METHOD u32 note(u32 length, bool marked) { return (u32)marked << 31 | length; }
   // Where in the memory of each rank a rank's list of an epoch arrives.
   METHOD u64 place(u64 epoch, u64 from) const { return shared_head + ((epoch & 1) * ranks + from) * room * 8; }
-  // Where this rank has it then: its length, 16 bytes, the indices and the values.
+  // Where this rank has it then: 16 bytes, the indices and the values. The first word is the length, the second is not
+  // zero if the list is marked.
   METHOD u64 list(u64 from) const { return shared_head + 16 * ranks * room + from * (16 + 8 * room); }
 };
 
@@ -37,11 +41,18 @@ struct sharing {
     for (u32 p = 0; p < own->ranks; p++)
       if (p != own->rank) store_system((u64 *)(own->memory[p] + place) + at, (u64)bits_of(value) << 32 | (u32)index);
   }
-  // tell tells the peers how many entries are put, and is called by one thread. Two are taken together.
-  METHOD void tell(u32 count) const {
+  // tell tells the peers how many entries there are, of which up to room are put, and is called by one thread. Two are
+  // taken together.
+  METHOD void tell(u32 count, u32 room) const {
     if (!own) return;
-    if (count % 2) put(count, 0, 0);
-    for (u32 p = 0; p < own->ranks; p++)
-      if (p != own->rank) store_system(&((shared_lists *)own->memory[p])->counts[epoch & 1][own->rank], shared_lists::told(epoch, count));
+    const u32 n = count < room ? count : room;
+    const bool marked = ((const u32 *)((const char *)own + own->list(own->rank)))[1] != 0;
+    if (n % 2) put(n, 0, 0);
+    for (u32 p = 0; p < own->ranks; p++) {
+      if (p == own->rank) continue;
+      shared_lists *theirs = (shared_lists *)own->memory[p];
+      store_system(&theirs->notes[epoch & 1][own->rank], shared_lists::told(epoch, shared_lists::note(count, marked)));
+      store_system(&theirs->counts[epoch & 1][own->rank], shared_lists::told(epoch, n));
+    }
   }
 };
