@@ -289,25 +289,28 @@ func TestRefused(t *testing.T) {
 // TestPeersAreLate: a member is a minority while nobody answers whom it asks. Then it joins, or is refused.
 func TestPeersAreLate(t *testing.T) {
 	for _, terms := range []string{"v1", "v2"} {
-		form, log := new(rooms).form, newReplay()
-		later, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		at := later.Addr().String()
-		require.NoError(t, later.Close())
-		b := newTrainee(t, log, quick(Config{Name: "b", Terms: "v1", Form: form, Peers: []string{at}}))
-		_, err = b.Next(t.Context(), nil)
-		require.ErrorIs(t, err, ErrMinority)
-		a := newTrainee(t, log, quick(Config{Name: "a", Terms: terms, Form: form, Listen: at}))
-		if terms == "v1" {
-			together(t, []*trainee{a, b}, func(_ *trainee, e *Epoch, made int) bool { return len(e.Members) == 2 && made == 3 })
-		} else {
-			for errors.Is(err, ErrMinority) {
-				_, err = b.Next(t.Context(), nil)
+		t.Run(terms, func(t *testing.T) {
+			t.Parallel() // most of it is Patience
+			form, log := new(rooms).form, newReplay()
+			later, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			at := later.Addr().String()
+			require.NoError(t, later.Close())
+			b := newTrainee(t, log, quick(Config{Name: "b", Terms: "v1", Form: form, Peers: []string{at}}))
+			_, err = b.Next(t.Context(), nil)
+			require.ErrorIs(t, err, ErrMinority)
+			a := newTrainee(t, log, quick(Config{Name: "a", Terms: terms, Form: form, Listen: at}))
+			if terms == "v1" {
+				together(t, []*trainee{a, b}, func(_ *trainee, e *Epoch, made int) bool { return len(e.Members) == 2 && made == 3 })
+			} else {
+				for errors.Is(err, ErrMinority) {
+					_, err = b.Next(t.Context(), nil)
+				}
+				require.ErrorIs(t, err, comm.ErrMismatch)
 			}
-			require.ErrorIs(t, err, comm.ErrMismatch)
-		}
-		assert.NoError(t, a.Close())
-		assert.NoError(t, b.Close())
+			assert.NoError(t, a.Close())
+			assert.NoError(t, b.Close())
+		})
 	}
 }
 
