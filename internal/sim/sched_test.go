@@ -13,6 +13,8 @@ import (
 	"context"
 	"fmt"
 	"hash/fnv"
+	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -37,6 +39,9 @@ type Simulation struct {
 }
 
 var active atomic.Pointer[Simulation]
+
+// Mutant is the number of the defect that this process has, 0 for none.
+var Mutant, _ = strconv.Atoi(os.Getenv("TUTTI_SIM_MUTANT"))
 
 // keptEvents is how many events a report has.
 const keptEvents = 400

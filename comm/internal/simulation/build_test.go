@@ -6,7 +6,7 @@
 //
 // A seed fixes the program that the ranks run, the network, the faults, and the interleaving of
 // goroutines. What it does not fix is random numbers of cryptography and the order of maps of more
-// than 8 entries, and neither changes an event. In the long runs (TUTTI_SIM_SECONDS, TUTTI_SIM_RUNS)
+// than 8 entries, and neither changes an event. In the long runs (TUTTI_SIM_SECONDS, TUTTI_SIM_RUNS, TUTTI_SIM_EVENTS)
 // and in replays (TUTTI_SIM_SEED), the choice of select among cases that are ready, and the order of
 // small maps, follow from the virtual time as well, by two changes to the runtime; TestReplay
 // compares the traces of runs. A failure prints the seed, and the last events.
@@ -45,12 +45,14 @@ const (
 // change replaces a text of a file, once.
 type change struct{ file, old, new string }
 
-// Code that asks the operating system asks the simulation instead, and ranks that wait look less often before they sleep.
+// Code that asks the operating system asks the simulation instead, and ranks that wait look less often before they sleep,
+// and then.
 var adaptations = []change{
 	{"comm/tcp/link_unix.go", "syscall.Write(int(fd), b)", scheduler + ".TrySend(fd, b)"},
 	{"internal/poll/pause_linux.go", "_, _, _ = syscall.RawSyscall(syscall.SYS_SCHED_YIELD, 0, 0, 0)", scheduler + ".Pause()"},
 	{"comm/local/wait.go", "const yieldLooks = 16", "const yieldLooks = 2"},
 	{"comm/local/wait.go", "const looksBetween = 16", "const looksBetween = 2"},
+	{"internal/poll/poll.go", "maxSleep = time.Millisecond", "maxSleep = 10 * time.Millisecond"},
 	{"internal/poll/pause_linux.go", "_ = syscall.Nanosleep(&t, nil)", "_ = t; time.Sleep(d)"},
 }
 
@@ -78,8 +80,8 @@ var used = map[string]string{
 	"runtime": "var _ runtime.Error", "time": "var _ time.Duration", "context": "var _ context.Context", "net": "var _ net.Conn", "syscall": "var _ syscall.Errno", "math/rand/v2": "var _ rand.Source", "crypto/rand": "var _ = rand.Reader",
 }
 
-// build makes the binary, with changes to it.
-func build(t *testing.T, deterministic bool, changes ...change) (binary string, err error) {
+// build makes the binary, with mutants in it of which TUTTI_SIM_MUTANT chooses one.
+func build(t *testing.T, deterministic bool, mutants ...mutant) (binary string, err error) {
 	root, err := filepath.Abs("../../..")
 	require.NoError(t, err)
 	dir := t.TempDir()
@@ -95,12 +97,16 @@ func build(t *testing.T, deterministic bool, changes ...change) (binary string, 
 		}
 		replace[file] = to
 	}
+	own, _ := filepath.Glob("*_test.go")
+	for _, file := range own { // so that results from before they changed are not in go test's cache
+		_, _ = os.ReadFile(file)
+	}
 	for _, file := range []string{"sched", "network"} {
 		text, err := os.ReadFile(filepath.Join(root, "internal/sim", file+"_test.go"))
 		require.NoError(t, err)
 		write("internal/sim/"+file+".go", string(text))
 	}
-	changes = slices.Concat(adaptations, slow, changes)
+	changes := slices.Concat(adaptations, slow)
 	for _, folder := range simulated {
 		files, _ := os.ReadDir(filepath.Join(root, folder))
 		for _, f := range files {
@@ -110,7 +116,7 @@ func build(t *testing.T, deterministic bool, changes ...change) (binary string, 
 			}
 			text, err := os.ReadFile(filepath.Join(root, name))
 			require.NoError(t, err)
-			write(name, instrument(t, apply(t, name, string(text), changes)))
+			write(name, instrument(t, mutate(t, name, apply(t, name, string(text), changes), mutants)))
 		}
 	}
 	if deterministic {
@@ -143,6 +149,38 @@ func apply(t *testing.T, name, text string, changes []change) string {
 		}
 	}
 	return text
+}
+
+// mutate puts the bodies of functions that mutants have before their own, for the mutant that is chosen.
+func mutate(t *testing.T, name, text string, mutants []mutant) string {
+	files := token.NewFileSet()
+	file, err := parser.ParseFile(files, "", text, 0)
+	require.NoError(t, err)
+	changed, left := text, map[string]bool{}
+	for _, m := range mutants {
+		if m.file == name {
+			left[m.name] = true
+		}
+	}
+	for _, d := range slices.Backward(file.Decls) {
+		f, ok := d.(*ast.FuncDecl)
+		if !ok || f.Body == nil {
+			continue
+		}
+		begin, end := files.Position(f.Body.Lbrace).Offset+1, files.Position(f.Body.Rbrace).Offset
+		for i, m := range mutants {
+			if m.file == name && strings.Contains(text[begin:end], m.old) {
+				body := strings.Replace(text[begin:end], m.old, m.new, 1)
+				if f.Type.Results == nil {
+					body += "\nreturn\n"
+				}
+				delete(left, m.name)
+				changed = fmt.Sprintf("%s\nif %s.Mutant == %d {%s}\n%s", changed[:begin], scheduler, i+1, body, changed[begin:])
+			}
+		}
+	}
+	require.Empty(t, left, "not in a function of %s", name)
+	return changed
 }
 
 // instrument puts points into a file.
@@ -254,11 +292,11 @@ func here(t *testing.T) {
 }
 
 // TestSimulation runs seeds that are always the same, then some seconds of new ones if
-// TUTTI_SIM_SECONDS says so, or TUTTI_SIM_RUNS of them, or one if TUTTI_SIM_SEED names it as the
-// report of a failure does.
+// TUTTI_SIM_SECONDS says so, or TUTTI_SIM_RUNS of them, or those in which members of elastic jobs have
+// TUTTI_SIM_EVENTS events, or one if TUTTI_SIM_SEED names it as the report of a failure does.
 func TestSimulation(t *testing.T) {
 	here(t)
-	long := slices.ContainsFunc([]string{"TUTTI_SIM_SECONDS", "TUTTI_SIM_RUNS", "TUTTI_SIM_SEED"}, func(name string) bool { return os.Getenv(name) != "" })
+	long := slices.ContainsFunc([]string{"TUTTI_SIM_SECONDS", "TUTTI_SIM_RUNS", "TUTTI_SIM_EVENTS", "TUTTI_SIM_SEED"}, func(name string) bool { return os.Getenv(name) != "" })
 	binary, err := build(t, long)
 	require.NoError(t, err)
 	out, err := simulate(t, binary, "TestSeeds")

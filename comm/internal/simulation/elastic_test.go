@@ -35,6 +35,7 @@ type job struct {
 	until   uint64    // so many steps
 	calm    time.Time // when all are in reach again
 	silence time.Duration
+	pace    time.Duration // a step computes for so long at most
 }
 
 // made is a step, as its members say.
@@ -81,6 +82,7 @@ func part(seed uint64, name string, step uint64, i int) float32 {
 
 // join starts a member.
 func (j *job) join() *simulated {
+	events++
 	m := &simulated{job: j, name: fmt.Sprint("m", len(j.all)), rt: cpu.New(), values: make([]float32, numbers), gradient: make([]float32, numbers), ended: make(chan struct{})}
 	m.node = j.NewNode(m.name)
 	for i, v := range [][]float32{m.values, m.gradient} {
@@ -199,7 +201,7 @@ func (m *simulated) train(ctx context.Context) error {
 		var err error
 		began := time.Now()
 		e, err = m.Next(ctx, failed)
-		if took := time.Since(began); took > 60*time.Second {
+		if took := time.Since(began); took > 60*time.Second && !m.dead {
 			m.fail("%s: Next took %v: %v", m.name, took, err)
 		}
 		failed, m.minority = nil, errors.Is(err, elastic.ErrMinority)
@@ -215,7 +217,7 @@ func (m *simulated) train(ctx context.Context) error {
 		if m.done >= m.until {
 			return nil
 		}
-		sim.Sleep(m.Between(time.Millisecond, 40*time.Millisecond))
+		sim.Sleep(m.Between(time.Millisecond, m.pace))
 		if failed = m.step(ctx, e); failed != nil {
 			m.Event("step %d fails: %v", m.done, failed)
 			if errors.Is(failed, comm.ErrMismatch) || errors.Is(failed, comm.ErrArgument) {
@@ -422,6 +424,7 @@ func (j *job) event() {
 		}
 		sim.Sleep(time.Until(until))
 	case kind == 6:
+		events++
 		j.Hangup(func(from, to *sim.Node) bool { return from == any.node || to == any.node })
 	case j.server != nil && j.Chance(2): // the store is slow
 		j.server.Freeze()
@@ -435,6 +438,7 @@ func (j *job) event() {
 
 // away is how long somebody is out of reach, a few times of silence at most.
 func (j *job) away(most time.Duration) time.Duration {
+	events++
 	d := j.Between(time.Millisecond, most*j.silence)
 	if until := time.Now().Add(d + 4*j.silence); until.After(j.calm) {
 		j.calm = until
@@ -455,6 +459,7 @@ func (j *job) spare(m *simulated) bool {
 
 func (j *job) leave(m *simulated) {
 	j.Event("%s is to leave", m.name)
+	events++
 	j.gone(m)
 	if m.leaves = true; m.Member == nil {
 		m.cancel()
@@ -465,6 +470,7 @@ func (j *job) leave(m *simulated) {
 
 // kill ends a member's process, or its host.
 func (j *job) kill(m *simulated) {
+	events++
 	if m.dead = true; !m.leaves {
 		j.gone(m)
 	}
@@ -474,8 +480,13 @@ func (j *job) kill(m *simulated) {
 // playElastic has members join, leave, be killed, stopped and cut off, the one with the store included. They make
 // the steps that they would make without faults; a minority waits, and nobody for ever. In wild seeds
 // faults do not wait for each other, and a majority may be lost.
-func playElastic(p *play) {
-	j := &job{play: p, kind: []string{"", sparse.TopkA, "ddp"}[p.IntN(3)], steps: map[uint64]*made{}, until: 1 << 62, silence: time.Second}
+func playElastic(p *play) { playJob(p, 0, 40*time.Millisecond) }
+
+// playMembership is that with many events and fewer steps.
+func playMembership(p *play) { playJob(p, 60, 400*time.Millisecond) }
+
+func playJob(p *play, most int, pace time.Duration) {
+	j := &job{play: p, kind: []string{"", sparse.TopkA, "ddp"}[p.IntN(3)], steps: map[uint64]*made{}, until: 1 << 62, silence: time.Second, pace: pace}
 	wild := p.Chance(2)
 	var server *store.Server
 	if p.Chance(2) {
@@ -486,7 +497,12 @@ func playElastic(p *play) {
 		j.join()
 	}
 	j.settled("the beginning")
-	for range 2 + p.IntN(5) {
+	if most == 0 {
+		most = 2 + p.IntN(5)
+	} else {
+		wild = wild && server != nil // once a majority is lost nothing can happen any more
+	}
+	for range most {
 		if j.event(); wild {
 			sim.Sleep(p.Between(0, 3*j.silence))
 		} else {

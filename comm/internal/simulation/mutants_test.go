@@ -144,13 +144,15 @@ func TestMutantTexts(t *testing.T) {
 // seeds is how many a mutant gets.
 var seeds = map[string]string{"schedule": "4000", "local": "20000", "store": "1500", "tcp": "700", "elastic": "250"}
 
-// TestMutants puts the defects in, one by one, and sees that seeds find each. It builds for many minutes; set TUTTI_EXTENDED.
+// TestMutants puts the defects in, and sees that seeds find each. It plays seeds for many minutes; set TUTTI_EXTENDED.
 func TestMutants(t *testing.T) {
 	here(t)
 	if os.Getenv("TUTTI_EXTENDED") == "" {
-		t.Skip("builds for many minutes; set TUTTI_EXTENDED")
+		t.Skip("plays seeds for many minutes; set TUTTI_EXTENDED")
 	}
-	for _, m := range mutants {
+	binary, err := build(t, false, mutants...)
+	require.NoError(t, err)
+	for i, m := range mutants {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()
 			var out string
@@ -158,9 +160,7 @@ func TestMutants(t *testing.T) {
 			if strings.Contains(m.subject, "/") {
 				out, err = unit(t, m)
 			} else {
-				binary, failed := build(t, false, m.change)
-				require.NoError(t, failed)
-				out, err = simulate(t, binary, "TestSeeds", "TUTTI_SIM_SUBJECT="+m.subject, "TUTTI_SIM_FIRST=1", "TUTTI_SIM_RUNS="+seeds[m.subject])
+				out, err = simulate(t, binary, "TestSeeds", fmt.Sprint("TUTTI_SIM_MUTANT=", i+1), "TUTTI_SIM_SUBJECT="+m.subject, "TUTTI_SIM_FIRST=1", "TUTTI_SIM_RUNS="+seeds[m.subject])
 			}
 			found := "not found"
 			if err != nil {

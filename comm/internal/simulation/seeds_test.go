@@ -27,6 +27,7 @@ var subjects = map[string]func(*play){
 	"checked":    playChecked,
 	"sparse":     playSparse,
 	"elastic":    playElastic,
+	"membership": playMembership,
 	"ddp":        playDDP,
 	"outer":      playOuter,
 	"rendezvous": playRendezvous,
@@ -42,10 +43,14 @@ type play struct {
 	hears   bool      // ranks that do nothing are told of aborts
 }
 
+// points counts those of the seeds that were played before, and events what happened to members of elastic jobs.
+var points, events int
+
 // fail ends the process with the report of a failure.
 func (p *play) fail(format string, args ...any) {
-	fmt.Printf("%s\n\nFAILED: subject %s, seed %d: %s\nThe events are its last. To repeat it:\n\tTUTTI_SIM_SUBJECT=%s TUTTI_SIM_SEED=%d go test -v -run TestSimulation ./comm/internal/simulation\n",
-		p.Report(), p.subject, p.Seed, fmt.Sprintf(format, args...), p.subject, p.Seed)
+	_, now := p.Trace()
+	fmt.Printf("%s\n\nFAILED: subject %s, seed %d, %d points: %s\nThe events are its last. To repeat it:\n\tTUTTI_SIM_SUBJECT=%s TUTTI_SIM_SEED=%d go test -v -run TestSimulation ./comm/internal/simulation\n",
+		p.Report(), p.subject, p.Seed, points+now, fmt.Sprintf(format, args...), p.subject, p.Seed)
 	os.Exit(1)
 }
 
@@ -134,7 +139,10 @@ func chosen() []string {
 	if names := os.Getenv("TUTTI_SIM_SUBJECT"); names != "" {
 		return strings.Split(names, ",")
 	}
-	return slices.Sorted(maps.Keys(subjects))
+	if number("TUTTI_SIM_EVENTS", 0) > 0 {
+		return []string{"membership"}
+	}
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(subjects)), func(name string) bool { return name == "membership" }) // which is long
 }
 
 func number(name string, otherwise uint64) uint64 {
@@ -156,22 +164,25 @@ func TestSeeds(t *testing.T) {
 		return
 	}
 	began := time.Now()
-	first, runs, least := uint64(1), number("TUTTI_SIM_RUNS", 0), time.Duration(number("TUTTI_SIM_SECONDS", 0))*time.Second
+	first, runs, least, most := uint64(1), number("TUTTI_SIM_RUNS", 0), time.Duration(number("TUTTI_SIM_SECONDS", 0))*time.Second, int(number("TUTTI_SIM_EVENTS", 0))
 	switch {
-	case runs > 0 || least > 0:
+	case runs > 0 || least > 0 || most > 0:
 		first = number("TUTTI_SIM_FIRST", uint64(began.UnixNano())>>10<<10)
 	default:
 		runs = uint64(len(names))
 	}
-	played, all := map[string]int{}, 0
+	played := map[string]int{}
 	seed := first
-	for ; seed < first+runs || time.Since(began) < least; seed++ {
+	for ; seed < first+runs || time.Since(began) < least || events < most; seed++ {
 		name := names[seed%uint64(len(names))]
-		_, points := run(t, name, seed)
+		_, n := run(t, name, seed)
 		played[name]++
-		all += points
+		points += n
+		if played[name]%100 == 0 && most > 0 {
+			fmt.Printf("seed %d: %d of %d events\n", seed, events, most)
+		}
 	}
-	fmt.Printf("seeds %d to %d: %v, %d points in %v\n", first, seed-1, played, all, time.Since(began).Round(time.Millisecond))
+	fmt.Printf("seeds %d to %d: %v, %d events of members, %d points in %v\n", first, seed-1, played, events, points, time.Since(began).Round(time.Millisecond))
 }
 
 // TestTraces prints the traces of seeds.
