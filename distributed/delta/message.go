@@ -36,7 +36,7 @@ func (e *VersionError) Error() string {
 	return fmt.Sprintf("delta: these tensors are of version %d, the delta is for version %d", e.Have, e.Need)
 }
 
-const magic = "tdl\x01"
+const magic = "tdl\x02"
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
@@ -153,7 +153,7 @@ func Read(r io.Reader) (*Delta, error) {
 		return nil, unread(err)
 	}
 	if string(head[:]) != magic {
-		return nil, fmt.Errorf("%w: it begins with %q, version 1 of the format with %q", ErrDelta, head, magic)
+		return nil, fmt.Errorf("%w: it begins with %q, version 2 of the format with %q", ErrDelta, head, magic)
 	}
 	var body []byte
 	length, err := binary.ReadUvarint(byteReader{r})
