@@ -31,6 +31,7 @@ type Simulation struct {
 	dense  uint64 // of 256 atomic operations, how many are points
 	serial atomic.Int64
 	ending atomic.Bool
+	Rarely bool // waits look ten times more rarely
 
 	mu     sync.Mutex
 	hash   uint64
@@ -256,6 +257,14 @@ func Pause() {
 	if p := current(); p != nil {
 		p.sleep(p.random.Between(0, 20*time.Microsecond))
 	}
+}
+
+// Longer is how long a wait sleeps that would sleep for d outside.
+func Longer(d time.Duration) time.Duration {
+	if s := active.Load(); s != nil && s.Rarely {
+		return 10 * d
+	}
+	return d
 }
 
 // Processors is in the place of runtime.GOMAXPROCS.

@@ -45,14 +45,13 @@ const (
 // change replaces a text of a file, once.
 type change struct{ file, old, new string }
 
-// Code that asks the operating system asks the simulation instead, and ranks that wait look less often before they sleep,
-// and then.
+// Code that asks the operating system asks the simulation instead, and ranks that wait look less often before they sleep.
 var adaptations = []change{
 	{"comm/tcp/link_unix.go", "syscall.Write(int(fd), b)", scheduler + ".TrySend(fd, b)"},
 	{"internal/poll/pause_linux.go", "_, _, _ = syscall.RawSyscall(syscall.SYS_SCHED_YIELD, 0, 0, 0)", scheduler + ".Pause()"},
 	{"comm/local/wait.go", "const yieldLooks = 16", "const yieldLooks = 2"},
 	{"comm/local/wait.go", "const looksBetween = 16", "const looksBetween = 2"},
-	{"internal/poll/poll.go", "maxSleep = time.Millisecond", "maxSleep = 10 * time.Millisecond"},
+	{"internal/poll/pace.go", "return maxSleep\n}", "return " + scheduler + ".Longer(maxSleep)\n}"},
 	{"internal/poll/pause_linux.go", "_ = syscall.Nanosleep(&t, nil)", "_ = t; time.Sleep(d)"},
 }
 

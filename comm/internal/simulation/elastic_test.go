@@ -399,10 +399,12 @@ func (j *job) event() {
 		sim.Sleep(j.Between(0, 60*time.Millisecond))
 		j.kill(m)
 	case kind == 4:
+		away := j.away(4)
 		any.node.Freeze()
-		sim.AfterFunc(j.away(4), any.node.Thaw)
+		sim.AfterFunc(away, any.node.Thaw)
 	case kind == 5: // a partition
-		until := time.Now().Add(j.away(6))
+		away := j.away(6)
+		until := time.Now().Add(away)
 		var here, there []*sim.Node
 		for i, m := range j.members {
 			if i == 0 || j.Chance(2) {
@@ -427,8 +429,9 @@ func (j *job) event() {
 		events++
 		j.Hangup(func(from, to *sim.Node) bool { return from == any.node || to == any.node })
 	case j.server != nil && j.Chance(2): // the store is slow
+		away := j.away(4)
 		j.server.Freeze()
-		sim.AfterFunc(j.away(4), j.server.Thaw)
+		sim.AfterFunc(away, j.server.Thaw)
 	case j.server == nil && len(j.members) == 2 && any.name == first():
 		// the other one would be a minority
 	case j.spare(any):
@@ -436,9 +439,14 @@ func (j *job) event() {
 	}
 }
 
-// away is how long somebody is out of reach, a few times of silence at most.
+// away is how long somebody is out of reach, a few times of silence at most. Where the store outlives members, who is out of
+// its reach for longer than Patience, by one fault after another, has made steps that the others make again.
 func (j *job) away(most time.Duration) time.Duration {
 	events++
+	if j.server != nil {
+		most = min(most, 4)
+		sim.Sleep(max(time.Until(j.calm), 0))
+	}
 	d := j.Between(time.Millisecond, most*j.silence)
 	if until := time.Now().Add(d + 4*j.silence); until.After(j.calm) {
 		j.calm = until
@@ -482,8 +490,11 @@ func (j *job) kill(m *simulated) {
 // faults do not wait for each other, and a majority may be lost.
 func playElastic(p *play) { playJob(p, 0, 40*time.Millisecond) }
 
-// playMembership is that with many events and fewer steps.
-func playMembership(p *play) { playJob(p, 60, 400*time.Millisecond) }
+// playMembership is that with many events and fewer steps, for which waits look more rarely.
+func playMembership(p *play) {
+	p.Rarely = true
+	playJob(p, 60, 400*time.Millisecond)
+}
 
 func playJob(p *play, most int, pace time.Duration) {
 	j := &job{play: p, kind: []string{"", sparse.TopkA, "ddp"}[p.IntN(3)], steps: map[uint64]*made{}, until: 1 << 62, silence: time.Second, pace: pace}
