@@ -86,7 +86,8 @@ func TestModelledText(t *testing.T) {
 	require.NoError(t, err)
 	require.Regexp(t, `void start_behind\(\).*griddepcontrol.wait(.|\n)*void start\(\)(.|\n)*start_behind\(\);(.|\n)*griddepcontrol.launch_dependents`, string(start))
 	for _, text := range []string{
-		"((epoch & 1) * ranks + from) * room * 8", "store_system((u64 *)(own->memory[p] + place) + at", "->counts[epoch & 1][own->rank], shared_lists::told(epoch, count)",
+		"((epoch & 1) * ranks + from) * room * 8", "store_system((u64 *)(own->memory[p] + place) + at", "->notes[epoch & 1][own->rank], shared_lists::told(epoch, ",
+		"->counts[epoch & 1][own->rank], shared_lists::told(epoch, ",
 	} {
 		require.Contains(t, string(shared), text)
 	}
@@ -115,7 +116,7 @@ func TestModelledText(t *testing.T) {
 		{"bool patient", "load32(&own->broken)", "load64(&own->gone[p])", "o.epoch >= gone >> 8", "set_once(&own->broken) == 0", "if (!told) leave(w, o.epoch, peer)", "store32(&w.host->rank", "fence_system();", "store32(&w.host->told, 1);"},
 		{"void move_ring(", "fill(", "hear(", "collect(", "warp_barrier()", "tell("},
 		{"void ring(", "fill(", "hear(w, c, o, l, 0", "reduce_round", "hear(w, c, o, l, 1", "collect(", "warp_barrier()", "tell(w, o, l, 0", "tell(w, o, l, 1"},
-		{"void receive(", "start_behind();", "begin(w)", "load64(&own->counts[epoch & 1][peer])", "told >> 32 == (u32)epoch", "barrier();", "store64(&own->epoch[b], epoch + 1)", "await(", "a.take("},
+		{"void receive(", "start_behind();", "begin(w)", "load64(&own->counts[epoch & 1][peer])", "load64(&own->notes[epoch & 1][peer])", "count >> 32 == (u32)epoch && note >> 32 == (u32)epoch", "barrier();", "store64(&own->epoch[b], epoch + 1)", "await(", "a.take("},
 		{"bool hear", "all_lanes(here)", "warp_barrier()"},
 	} {
 		rest := source

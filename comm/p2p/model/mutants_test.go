@@ -57,6 +57,7 @@ var mutants = []mutant{
 	// Lists.
 	{"counts without an epoch", []setting{listed}, ""},
 	{"the count tells of the entries", []setting{listed}, ""},
+	{"the count tells of the note", []setting{listed}, ""},
 	{"a list put before the last one is received", []setting{listed, listed3}, ""},
 
 	// What orders the kernels of a rank.

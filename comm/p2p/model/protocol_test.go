@@ -360,16 +360,18 @@ func (m *model) twice(k int, epoch uint64, r int) {
 	m.end(r, threads)
 }
 
-// lists is a kernel that makes a list, and receive. The first thread tells how many entries there are, and
-// knows it from each peer; all of them wait for the entries.
+// lists is a kernel that makes a list, and receive. The first thread tells how many entries there are and what the list
+// is headed by, in a word each, and knows it from each peer; all of them wait for the entries.
 func (m *model) lists(k int, epoch uint64, r int) {
 	const stage = 2 // memory of its own
-	counts := func(to, from int) int {
-		return m.loc("count of rank %d, place %d, from %d", to, m.place(epoch), from)
+	const count, note = 0, 1
+	heads := func(which, to, from int) int {
+		return m.loc("%s of rank %d, place %d, from %d", [...]string{"count", "note"}[which], to, m.place(epoch), from)
 	}
-	told, fits := epoch<<32|uint64(k+1), func(v uint64) bool { return v>>32 == epoch } // counts differ
+	told := func(which int) uint64 { return epoch<<32 | uint64(2*k+which+1) } // they differ
+	fits := func(v uint64) bool { return v>>32 == epoch }
 	if m.is("counts without an epoch") {
-		told, fits = uint64(k+1), func(v uint64) bool { return v != 0 }
+		told, fits = func(which int) uint64 { return uint64(2*k + which + 1) }, func(v uint64) bool { return v != 0 }
 	}
 	receive := func() {
 		threads, words := m.threadsOf(r)
@@ -377,8 +379,14 @@ func (m *model) lists(k int, epoch uint64, r int) {
 			m.start(t, r)
 		}
 		m.each(r, func(p int) {
-			m.await(threads[0], relaxed, sys, counts(r, p), fits)
-			m.want(threads[0], told, "rank %d takes a wrong count from rank %d in operation %d", r, p, k)
+			m.await(threads[0], relaxed, sys, heads(count, r, p), fits)
+			m.want(threads[0], told(count), "rank %d takes a wrong count from rank %d in operation %d", r, p, k)
+			if m.is("the count tells of the note") {
+				m.see(threads[0], relaxed, sys, heads(note, r, p), told(note))
+				return
+			}
+			m.await(threads[0], relaxed, sys, heads(note, r, p), fits)
+			m.want(threads[0], told(note), "rank %d takes a wrong note from rank %d in operation %d", r, p, k)
 		})
 		m.barrier(threads, m.is("a barrier that does not order memory"))
 		for i, t := range threads {
@@ -404,7 +412,10 @@ func (m *model) lists(k int, epoch uint64, r int) {
 			m.each(r, func(p int) { m.putWord(sentinel, t, k, epoch, p, r, stage, w) })
 		}
 	}
-	m.each(r, func(p int) { m.put(threads[0], relaxed, sys, counts(p, r), told) })
+	m.each(r, func(p int) {
+		m.put(threads[0], relaxed, sys, heads(note, p, r), told(note))
+		m.put(threads[0], relaxed, sys, heads(count, p, r), told(count))
+	})
 	m.end(r, threads)
 	receive()
 }
