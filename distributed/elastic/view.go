@@ -38,7 +38,7 @@ type status struct {
 	Accepted                          *record // the epoch that it has tried to form last, nil for one that joins
 	Formed                            bool    // with success
 	Waiting                           bool    // it is at a boundary
-	Leaving                           bool    // and will not be in the next epoch
+	Leaving                           bool    // and will not be in the next epoch, unless nobody else has the state
 	Fresh                             bool    // it has no state of the job yet
 	Step                              uint64  // steps that it has committed
 	Prepared                          bool    // it has the result of another one, which can be rolled back
@@ -98,8 +98,8 @@ func (v *view) next() (*record, string) {
 	if formed {
 		next.Base = last.Members
 	}
-	var stay, come, present []person // stay have the state
-	reach := ^uint64(0)              // of all
+	var stay, leave, come, present []person // stay and leave have the state
+	reach := ^uint64(0)                     // of all
 	for i := range v.present {
 		s := &v.present[i]
 		if last.rank(s.person()) < 0 {
@@ -116,13 +116,20 @@ func (v *view) next() (*record, string) {
 		next.Step = max(next.Step, reach)
 	}
 	for i := range v.present {
-		switch s := &v.present[i]; {
-		case !s.Waiting || s.Leaving:
-		case last.rank(s.person()) >= 0 && !s.Fresh && s.reach() >= next.Step:
+		s := &v.present[i]
+		has := last.rank(s.person()) >= 0 && !s.Fresh && s.reach() >= next.Step
+		switch {
+		case !s.Waiting || s.Leaving && !has:
+		case s.Leaving:
+			leave = append(leave, s.person())
+		case has:
 			stay = append(stay, s.person())
 		default:
 			come = append(come, s.person())
 		}
+	}
+	if len(stay) == 0 && len(come) > 0 { // who has the state does not leave before others have it
+		stay = leave
 	}
 	if !v.settled && v.record != last && len(present) < len(last.Members) {
 		return nil, "the members of the last epoch are coming to another store"
