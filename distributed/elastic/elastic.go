@@ -246,8 +246,8 @@ func (m *Member) Address() string { return m.status.Address }
 // Steps returns how many steps the members have committed.
 func (m *Member) Steps() uint64 { return m.now().Step }
 
-// Leave has this member leave in order: [Member.Next] returns [ErrLeft] behind the next vote, when what it has not sent is handed over,
-// or without that where it would return [ErrMinority].
+// Leave has this member leave in order: [Member.Next] returns [ErrLeft] after the next vote, when what it has not sent is handed over,
+// or without that where it would return [ErrMinority]. Where only members go on that lack the state, it stays until they have it.
 func (m *Member) Leave() { m.change(func() { m.leaving = true }) }
 
 // Run makes steps until one returns [io.EOF], this member has left, ctx ends, or a step fails for
