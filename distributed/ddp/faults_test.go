@@ -624,8 +624,9 @@ func TestRebindEndsAStep(t *testing.T) {
 	want := run(nil)
 	for parts, name := range []string{"before", "after the first gradient", "after two", "after three", "after four", "after five", "before Wait"} {
 		for _, aborts := range []bool{false, true} {
-			var reached sync.WaitGroup
+			var reached, refused sync.WaitGroup
 			reached.Add(ranks)
+			refused.Add(ranks)
 			assert.Equal(t, want, run(func(ctx context.Context, c comm.Communicator, m *model) {
 				reached.Done()
 				reached.Wait() // no rank is in the step before
@@ -643,6 +644,8 @@ func TestRebindEndsAStep(t *testing.T) {
 					assert.ErrorIs(t, err, comm.ErrArgument)
 					assert.ErrorContains(t, err, "in the middle of a step")
 				}
+				refused.Done()
+				refused.Wait() // no rank has closed its communicator before
 				_ = comm.CloseAll(c, nil)
 			}), "left %s, aborted: %v", name, aborts)
 		}
