@@ -14,8 +14,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/tutti-go/tutti/comm/rendezvous"
 )
 
 // Flags of tcp are variables of the ranks.
@@ -82,10 +80,6 @@ func TestTwoMachinesByTheDocuments(t *testing.T) {
 				return strings.Replace(strings.Replace(command, "tutti", tutti, 1), "FIRST", "192.168.1.5", 1) + options
 			}
 			dir := t.TempDir()
-			if strings.Contains(commands[0][0], "--secret-file") {
-				_, err = rendezvous.ReadSecret(filepath.Join(dir, "secret"), true)
-				require.NoError(t, err)
-			}
 			all := inside(twoMachines)
 			cmd := command(t, all[0], all[1:]...)
 			cmd.Dir = dir

@@ -164,7 +164,7 @@ func (l *library) join(ctx context.Context, rt *cuda.Runtime, id uniqueID, rank,
 }
 
 // FromEnv makes a communicator of the processes that a launcher started
-// (torchrun, Open MPI's or MPICH's mpirun, srun), each on its own rt; see
+// (tutti launch, torchrun, Open MPI's or MPICH's mpirun, srun), each on its own rt; see
 // [rendezvous.FromEnv] for the variables. Rank 0 sends the unique id over the job's store.
 func FromEnv(ctx context.Context, rt *cuda.Runtime, opts ...Option) (*Comm, error) {
 	if rt == nil {
