@@ -1,6 +1,6 @@
 // Package cluster makes an emulated cluster on one Linux machine: each host is a
 // set of namespaces (network, host name, System V IPC) joined to the others by a
-// bridge, over a link that the kernel holds to a rate, and a forwarder of its own to a
+// bridge, over a link that the kernel holds to a rate, and its own forwarder to a
 // delay and a loss. An MPI library starts ranks in the hosts as it would on
 // machines, with a script in the place of ssh.
 //

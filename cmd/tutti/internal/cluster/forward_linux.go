@@ -22,9 +22,8 @@ const (
 )
 
 // forwarder is the cable from a host to the bridge. It delays and loses what comes from the
-// host, and passes on at once what goes there. A thread of its own carries everything, in which
-// the kernel also receives for the host, and allocates only while more is in flight than ever
-// before.
+// host, and passes on at once what goes there. Its own thread carries everything, in which the
+// kernel also receives for the host, and allocates only while more is in flight than ever before.
 type forwarder struct {
 	delay time.Duration
 	loss  float64        // the probability that a packet is lost
@@ -75,7 +74,7 @@ func forward(c Config) (forwarders, error) {
 	return fs, nil
 }
 
-// newForwarder returns one without devices, whose losses follow from a seed.
+// newForwarder returns a forwarder without devices, whose losses follow from a seed.
 func newForwarder(c Config, seed uint64) *forwarder {
 	f := &forwarder{delay: c.Delay, loss: c.Loss / 100, start: time.Now(), rng: rand.New(rand.NewPCG(1, seed))}
 	f.spare = f.gap()
