@@ -51,8 +51,8 @@ type ListSharer interface {
 type SharedLists interface {
 	// Lists returns where the lists are, in rank order: each has room for n entries, and its length on the
 	// device, and [runtime.Entries].Shared of this rank's is set. All but that are written by Gather. They stay until
-	// this rank makes its next list. The word behind a length is 1 if that of the rank's own list is not 0, which it is
-	// at first.
+	// this rank makes its next list. The word behind a length is a mark, 0 at first: where a rank has set that of its own
+	// list, the others find 1 with the list.
 	Lists() []runtime.Entries
 	// Gather submits, as AllGather does, what makes the lists of all ranks known to every rank. own is this rank's
 	// list, or its beginning. If own.Shared is set, the kernel that made the list has written it to the other ranks;
