@@ -10,9 +10,8 @@ import (
 
 // sum is what was accumulated of a gradient.
 type sum struct {
-	of     *runtime.Tensor // F32; nil: never
-	any    bool            // since the last step
-	folded bool            // in this step, into what is reduced
+	of  *runtime.Tensor // F32; nil: never
+	any bool            // since the last step
 }
 
 // Accumulate adds t, a gradient of parameter i, to what the next [Gradients.Ready]
@@ -38,9 +37,9 @@ func (g *Gradients) Accumulate(i int, t *runtime.Tensor) error {
 	if err := base.CheckGradientType(t.DType()); err != nil {
 		return base.OpError(op, fmt.Errorf("gradient %d: %w", i, err))
 	}
-	s := &g.sums[i]
+	s := &g.gradients[i].sum
 	if s.of == nil {
-		of, err := runtime.New(g.rt, dtype.F32, g.lens[i])
+		of, err := runtime.New(g.rt, dtype.F32, g.gradients[i].n)
 		if err != nil {
 			return base.OpError(op, err)
 		}
@@ -65,14 +64,14 @@ func (g *Gradients) addTo(s *sum, t *runtime.Tensor) error {
 
 // fold adds what was accumulated to the gradient that is reduced.
 func (g *Gradients) fold(i int, t *runtime.Tensor) error {
-	s := &g.sums[i]
+	s := &g.gradients[i].sum
 	if !s.any {
 		return nil
 	}
 	if err := g.addTo(s, t); err != nil {
 		return err
 	}
-	s.any, s.folded = false, true
+	s.any, g.step.folded[i] = false, true
 	return g.onSum(s, t, func(k runtime.Kernels, x, grad uintptr) error {
 		return k.Store(grad, t.DType(), x, t.Len(), 1, 0)
 	})
@@ -80,9 +79,9 @@ func (g *Gradients) fold(i int, t *runtime.Tensor) error {
 
 // unfold keeps the sums of gradients that were left out of a step that is rolled back.
 func (g *Gradients) unfold() {
-	for i := range g.sums {
-		s := &g.sums[i]
-		s.any = s.any || s.folded && g.absent[i]
+	for i := range g.gradients {
+		s := &g.gradients[i].sum
+		s.any = s.any || g.step.folded[i] && g.step.absent[i]
 	}
 }
 

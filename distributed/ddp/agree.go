@@ -15,16 +15,18 @@ func (g *Gradients) agree(ctx context.Context) error {
 	}
 	err := base.Agree(ctx, g.transaction.rt, g.meter, &g.transaction.order, &g.transaction.buffers, g.terms())
 	g.agreed = err == nil
-	g.before = g.lines.outer.Totals() // what the step sends comes now
+	g.step.before = g.lines.outer.Totals() // what the step sends comes now
 	return err
 }
 
 // terms are those of all buckets. What does not fit is in the hash alone.
 func (g *Gradients) terms() string {
 	terms := fmt.Sprintf("version %s\n%d gradients\n%v, uneven %v, rebuild %v, views %v, shards %v",
-		base.Version(), len(g.lens), g.op, g.cfg.Uneven, g.cfg.Rebuild && g.steps == 0, g.cfg.BucketViews, g.cfg.Shard)
+		base.Version(), len(g.gradients), g.op, g.cfg.Uneven, g.cfg.Rebuild && g.steps == 0, g.cfg.BucketViews, g.cfg.Shard)
 	h := fnv.New64a()
-	fmt.Fprintln(h, g.lens)
+	for _, p := range g.gradients {
+		fmt.Fprintln(h, p.n)
+	}
 	for i, b := range g.buckets {
 		terms += fmt.Sprintf("\nbucket %d: %d of %v as %v, %s, density %v", i, b.bytes/b.dt.Size(), b.dt, b.wire, b.cfg.Pattern, b.cfg.Density)
 		if own := b.reducer.Terms(); own != "" {

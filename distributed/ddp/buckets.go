@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
@@ -24,7 +23,6 @@ type bucket struct {
 	params  []int
 	bytes   int
 	vectors bool            // of small gradients of one dimension only
-	missing int             // gradients that are not ready
 	joined  []int           // gradients that are put together
 	apart   []int           // and those that are reduced where they are
 	memory  *comm.Buffer    // of those that are joined, if it is this bucket's
@@ -32,12 +30,9 @@ type bucket struct {
 	flat    *runtime.Tensor // those that are joined; nil: none are
 	cfg     sparse.Config   // with its defaults, and what was chosen for Auto
 	pattern string          // as [Gradients.Patterns] has it
-	// Of its step: the result is there, and is committed.
-	complete, ended bool
-	reducer         reducer
-	failed          error         // of its asynchronous exchange
-	took            time.Duration // it
-	ready           uintptr       // the event of its gradients, with a side stream
+	reducer reducer
+	ready   uintptr // the event of its gradients, with a side stream
+	step    bucketStep
 }
 
 // arrange makes the buckets, for gradients that become ready in this order. patterns
@@ -102,8 +97,8 @@ func (g *Gradients) fillBuckets(ready []int) {
 	filling := make(map[contents]*bucket)
 	g.buckets, g.ready = nil, ready
 	for _, i := range ready {
-		of := contents{g.types[i], g.vectors[i]}
-		b, bytes, limit := filling[of], g.lens[i]*of.dt.Size(), g.cfg.BucketBytes
+		of := contents{g.gradients[i].dt, g.gradients[i].vector}
+		b, bytes, limit := filling[of], g.gradients[i].n*of.dt.Size(), g.cfg.BucketBytes
 		if b != nil && b.first {
 			limit = min(limit, g.cfg.FirstBucketBytes)
 		}
@@ -250,9 +245,9 @@ func (g *Gradients) allocate(ctx context.Context) error {
 	for i, b := range g.buckets {
 		n := 0
 		for _, p := range b.params {
-			if g.cfg.BucketViews || g.cfg.Shard || !g.transaction.plain || b.wire != b.dt || g.order.Streams != nil || g.lens[p]*b.dt.Size() <= smallBytes {
+			if g.cfg.BucketViews || g.cfg.Shard || !g.transaction.plain || b.wire != b.dt || g.order.Streams != nil || g.gradients[p].n*b.dt.Size() <= smallBytes {
 				b.joined = append(b.joined, p)
-				n += g.lens[p]
+				n += g.gradients[p].n
 			} else {
 				b.apart = append(b.apart, p)
 			}
@@ -323,8 +318,8 @@ func (g *Gradients) newReducer(i int, b *bucket) (reducer, error) {
 	var parts []Part
 	offset := 0
 	for _, p := range b.params {
-		parts = append(parts, Part{p, g.shapes[p], offset})
-		offset += g.lens[p]
+		parts = append(parts, Part{p, g.gradients[p].shape, offset})
+		offset += g.gradients[p].n
 	}
 	return g.compress(i, b, b.cfg, g.meter, b.len(), parts)
 }
@@ -354,7 +349,7 @@ func (b *bucket) shares() bool { return b.cfg.Pattern != sparse.Dense && b.views
 // view makes the tensors of the gradients that live in a bucket, at ptr. They are zero.
 func (g *Gradients) view(b *bucket, ptr uintptr) error {
 	if g.views == nil {
-		g.views = make([]*runtime.Tensor, len(g.lens))
+		g.views = make([]*runtime.Tensor, len(g.gradients))
 	}
 	for _, i := range b.joined {
 		if t := g.views[i]; t != nil {
@@ -363,7 +358,7 @@ func (g *Gradients) view(b *bucket, ptr uintptr) error {
 				continue
 			}
 		}
-		t, err := runtime.Wrap(g.rt, ptr, b.dt, g.shapes[i], nil, nil)
+		t, err := runtime.Wrap(g.rt, ptr, b.dt, g.gradients[i].shape, nil, nil)
 		if err == nil {
 			err = t.Fill(0)
 		}
@@ -386,7 +381,7 @@ func (g *Gradients) copyParts(b *bucket, back bool) error {
 		return err
 	}
 	for _, i := range b.joined {
-		t := g.given[i]
+		t := g.step.given[i]
 		param, err := t.Ptr()
 		if err != nil {
 			return fmt.Errorf("gradient %d: %w", i, err)

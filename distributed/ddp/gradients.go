@@ -157,51 +157,50 @@ type Stats struct {
 // A Gradients belongs to one goroutine at a time, and so does its
 // communicator between the first Ready and the end of Wait.
 type Gradients struct {
-	rt          runtime.Runtime
-	meter       *metered.Communicator
-	lines       lines
-	order       base.Order
-	cfg         Config
-	op          comm.ReduceOp     // of dense buckets
-	lens        []int             // of each gradient
-	types       []dtype.DType     // of each gradient
-	shapes      [][]int           // of each gradient
-	views       []*runtime.Tensor // with BucketViews: the gradients in the buckets
-	vectors     []bool            // of each gradient: it goes to a dense bucket of such
-	where       []int             // its bucket
-	ready       []int             // the order in which the buckets were filled
-	given       []*runtime.Tensor // nil: not ready in this step
-	results     []*runtime.Tensor // what was given in the last complete step
-	spares      []*runtime.Tensor // in the place of what was left out; nil: never yet
-	absent      []bool            // it was left out of this step
-	joining     []*runtime.Tensor // in the place of what is left out, in Join
-	buckets     []*bucket
-	transaction *transaction
-	onStage     func(bucket int, s sparse.Stage)
-	onStep      func(Stats)
-	confirm     func(context.Context) error // see BeforeCommit
-	side        *sideStream                 // nil: sparse buckets are worked on where gradients are computed
-	async       *worker                     // nil: what buckets exchange is exchanged when they are complete
-	next        int                         // first bucket that is not launched
-	steps       int                         // complete steps
-	begun       bool
-	agreed      bool            // the ranks have compared what they reduce
-	fault       error           // of this step, which Wait rolls back
-	factor      uintptr         // what clips the gradients of this step
-	sums        []sum           // what was accumulated
-	active      *runtime.Tensor // with Uneven: whether this rank has data, and how many do
-	shards      []Shard         // with Shard: one of each bucket
-	gathers     []comm.Call     // reused
-	squares     base.Buffer     // of the averages, an F64 of each bucket
-	norms       []float64       // these, on the host
-	arrived     []int           // with Rebuild: gradients of the first step, as they became ready
+	rt        runtime.Runtime
+	meter     *metered.Communicator
+	lines     lines
+	order     base.Order
+	cfg       Config
+	op        comm.ReduceOp // of dense buckets
+	gradients []gradient
+	active    *runtime.Tensor // with Uneven: whether this rank has data, and how many do
 
-	stats  Stats
-	open   bool // the device knows whether the last step was skipped
-	launch time.Duration
-	before metered.Traffic
-	err    error
-	closed bool
+	ready       []int // the order in which the buckets were filled
+	buckets     []*bucket
+	where       []int             // of each gradient: its bucket
+	views       []*runtime.Tensor // with BucketViews: the gradients in the buckets
+	shards      []Shard           // with Shard: one of each bucket
+	gathers     []comm.Call       // reused
+	squares     base.Buffer       // of the averages, an F64 of each bucket
+	norms       []float64         // these, on the host
+	transaction *transaction
+	side        *sideStream // nil: sparse buckets are worked on where gradients are computed
+	async       *worker     // nil: what buckets exchange is exchanged when they are complete
+	agreed      bool        // the ranks have compared what they reduce
+
+	step    step
+	joining []*runtime.Tensor // in the place of what is left out, in Join
+	steps   int               // complete ones
+	results []*runtime.Tensor // what was given in the last of them
+	stats   Stats             // of it
+	open    bool              // the device knows whether it was skipped
+	err     error             // for good
+	closed  bool
+
+	onStage func(bucket int, s sparse.Stage)
+	onStep  func(Stats)
+	confirm func(context.Context) error // see BeforeCommit
+}
+
+// gradient is what outlives steps of one gradient.
+type gradient struct {
+	n      int
+	dt     dtype.DType
+	shape  []int
+	vector bool            // it goes to a dense bucket of such
+	spare  *runtime.Tensor // zeros in its place; nil: never yet
+	sum    sum
 }
 
 // New prepares the reduction of gradients that have the lengths and
@@ -233,8 +232,8 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 		return nil, base.ConfigError("BucketViews with Wire %v and Rebuild %v, which move gradients", cfg.Wire, cfg.Rebuild)
 	}
 	n := len(params)
-	g := &Gradients{rt: rt, meter: metered.New(c), op: comm.Avg, lens: make([]int, n), types: make([]dtype.DType, n), shapes: make([][]int, n), where: make([]int, n),
-		given: make([]*runtime.Tensor, n), results: make([]*runtime.Tensor, n), spares: make([]*runtime.Tensor, n), absent: make([]bool, n), sums: make([]sum, n), vectors: make([]bool, n)}
+	g := &Gradients{rt: rt, meter: metered.New(c), op: comm.Avg, gradients: make([]gradient, n), where: make([]int, n), results: make([]*runtime.Tensor, n),
+		step: step{given: make([]*runtime.Tensor, n), absent: make([]bool, n), folded: make([]bool, n)}}
 	if cfg.Sum {
 		g.op = comm.Sum
 	}
@@ -256,11 +255,10 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 		if _, err := g.address(t); err != nil {
 			return nil, base.OpError(op, fmt.Errorf("gradient %d: %w", i, err))
 		}
-		g.lens[i], g.types[i], g.shapes[i] = t.Len(), t.DType(), t.Shape()
 		compressed := cfg.PerBucket == nil && cfg.Pattern != "" && cfg.Pattern != sparse.Dense
-		g.vectors[i] = compressed && len(t.Shape()) <= 1 && t.Len() <= cfg.DenseUpTo
+		g.gradients[i] = gradient{n: t.Len(), dt: t.DType(), shape: t.Shape(), vector: compressed && len(t.Shape()) <= 1 && t.Len() <= cfg.DenseUpTo}
 	}
-	if n > 0 && !slices.Contains(g.vectors, false) && c.Rank() == 0 {
+	if n > 0 && !slices.ContainsFunc(g.gradients, func(p gradient) bool { return !p.vector }) && c.Rank() == 0 {
 		slog.Warn("ddp: all gradients are vectors, which are reduced densely; make their tensors with shapes, or set DenseUpTo to -1", "pattern", cfg.Pattern)
 	}
 	if g.lines, g.err = g.newLines(ctx); g.err == nil {
@@ -272,7 +270,7 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 	if g.err != nil {
 		return nil, base.OpError(op, errors.Join(g.err, g.Close()))
 	}
-	g.reset()
+	g.newStep()
 	return g, nil
 }
 
@@ -292,23 +290,6 @@ func (g *Gradients) address(t *runtime.Tensor) (uintptr, error) {
 // a [Gradients.Rebind] where steps are plain allreduces, ask again: there are others,
 // and what these held is lost.
 func (g *Gradients) Views() []*runtime.Tensor { return slices.Clone(g.views) }
-
-// reset prepares for the next step.
-func (g *Gradients) reset() {
-	clear(g.given)
-	clear(g.absent)
-	for _, b := range g.buckets {
-		b.missing, b.complete = len(b.params), false
-	}
-	g.arrived = g.arrived[:0]
-	g.next, g.fault, g.factor = 0, nil, 0
-	g.begun = false
-	for i := range g.sums {
-		g.sums[i].folded = false
-	}
-	g.launch = 0
-	g.before = g.lines.outer.Totals()
-}
 
 // Buckets returns for each bucket, in the order of reduction, the numbers of
 // its gradients.
@@ -350,16 +331,16 @@ func (g *Gradients) Ready(ctx context.Context, i int, t *runtime.Tensor) error {
 	}
 	started := time.Now()
 	g.accept(ctx, i, t)
-	g.launch += time.Since(started)
-	return base.OpError(op, errors.Join(g.err, g.fault))
+	g.step.launch += time.Since(started)
+	return base.OpError(op, errors.Join(g.err, g.step.fault))
 }
 
 // check checks this step's gradient i.
 func (g *Gradients) check(op string, i int, t *runtime.Tensor) error {
-	if i < 0 || i >= len(g.given) {
-		return base.OpError(op, fmt.Errorf("%w: gradient %d is not in [0, %d)", comm.ErrArgument, i, len(g.given)))
+	if i < 0 || i >= len(g.step.given) {
+		return base.OpError(op, fmt.Errorf("%w: gradient %d is not in [0, %d)", comm.ErrArgument, i, len(g.step.given)))
 	}
-	if g.given[i] != nil {
+	if g.step.given[i] != nil {
 		return base.OpError(op, fmt.Errorf("%w: gradient %d is ready already in this step", comm.ErrArgument, i))
 	}
 	if _, err := g.address(t); err != nil {
@@ -368,16 +349,16 @@ func (g *Gradients) check(op string, i int, t *runtime.Tensor) error {
 	if dt := g.buckets[g.where[i]].dt; t.DType() != dt {
 		return base.OpError(op, fmt.Errorf("%w: gradient %d is %v, registered was %v", runtime.ErrDType, i, t.DType(), dt))
 	}
-	if t.Len() != g.lens[i] {
-		return base.ShapeError(op, "gradient %d has %d elements, registered were %d", i, t.Len(), g.lens[i])
+	if t.Len() != g.gradients[i].n {
+		return base.ShapeError(op, "gradient %d has %d elements, registered were %d", i, t.Len(), g.gradients[i].n)
 	}
 	return nil
 }
 
 // begin begins a step, if it has not begun.
 func (g *Gradients) begin(ctx context.Context) {
-	if !g.begun && g.sound() {
-		g.begun = true
+	if !g.step.begun && g.sound() {
+		g.step.begun = true
 		err := g.drain(ctx)
 		if err == nil {
 			err = g.announce(ctx, 1)
@@ -406,7 +387,7 @@ func (g *Gradients) fail(err error) {
 	switch {
 	case err == nil:
 	case g.transaction.rollsBack():
-		g.fault = err
+		g.step.fault = err
 	default:
 		g.err = err
 	}
@@ -417,11 +398,11 @@ func (g *Gradients) accept(ctx context.Context, i int, t *runtime.Tensor) {
 	if g.begin(ctx); g.sound() {
 		g.fail(g.fold(i, t))
 	}
-	g.given[i] = t
+	g.step.given[i] = t
 	if g.cfg.Rebuild && g.steps == 0 {
-		g.arrived = append(g.arrived, i)
+		g.step.arrived = append(g.step.arrived, i)
 	}
-	g.buckets[g.where[i]].missing--
+	g.buckets[g.where[i]].step.missing--
 	if g.transaction.cfg.ClipNorm == 0 {
 		g.launchComplete(ctx)
 	}
@@ -429,12 +410,12 @@ func (g *Gradients) accept(ctx context.Context, i int, t *runtime.Tensor) {
 
 // launchComplete reduces the buckets whose turn it is and which are complete.
 func (g *Gradients) launchComplete(ctx context.Context) {
-	if g.async != nil && g.fault == nil {
-		g.fault = g.async.look()
+	if g.async != nil && g.step.fault == nil {
+		g.step.fault = g.async.look()
 	}
-	for g.next < len(g.buckets) && g.buckets[g.next].missing == 0 && g.sound() {
-		b := g.buckets[g.next]
-		g.next++
+	for g.step.next < len(g.buckets) && g.buckets[g.step.next].step.missing == 0 && g.sound() {
+		b := g.buckets[g.step.next]
+		g.step.next++
 		g.fail(g.start(ctx, b))
 	}
 }
@@ -459,7 +440,7 @@ func (g *Gradients) start(ctx context.Context, b *bucket) error {
 	g.passed(b, sparse.Exchanged)
 	// What is not in flight, and will not be rolled back, ends here: the result may be in
 	// memory that the next bucket uses.
-	if b.ended = g.transaction.cfg.NoUndo && !b.reducer.InFlight(); b.ended && err == nil {
+	if err == nil && g.transaction.cfg.NoUndo && !b.reducer.InFlight() {
 		err = g.commit(b, sparse.Passes)
 	}
 	return err
@@ -471,6 +452,7 @@ func (g *Gradients) commit(b *bucket, v sparse.Verdict) error {
 	if err == nil && !g.cfg.Shard {
 		err = g.copyParts(b, true)
 	}
+	b.step.result = committed
 	g.passed(b, sparse.Finished)
 	return err
 }
@@ -479,7 +461,7 @@ func (g *Gradients) commit(b *bucket, v sparse.Verdict) error {
 func (g *Gradients) selectEntries(ctx context.Context, b *bucket) error {
 	t := b.flat
 	if t == nil {
-		t = g.given[b.params[0]]
+		t = g.step.given[b.params[0]]
 	}
 	err := g.side.follow(b.ready)
 	if err == nil {
@@ -489,7 +471,7 @@ func (g *Gradients) selectEntries(ctx context.Context, b *bucket) error {
 	if err = cmp.Or(err, wrong); err != nil {
 		return err
 	}
-	err = b.reducer.Select(ctx, sparse.Input{Ptr: ptr, DType: b.dt, Factor: g.factor, Lent: g.order.Streams == nil && b.flat != nil && b.shares()})
+	err = b.reducer.Select(ctx, sparse.Input{Ptr: ptr, DType: b.dt, Factor: g.step.factor, Lent: g.order.Streams == nil && b.flat != nil && b.shares()})
 	g.passed(b, sparse.Selected)
 	return err
 }
@@ -503,7 +485,7 @@ func (g *Gradients) exchange(b *bucket) error {
 		}
 	}
 	started := time.Now()
-	defer func() { b.took = time.Since(started) }()
+	defer func() { b.step.took = time.Since(started) }()
 	err := b.reducer.Exchange(ctx)
 	g.passed(b, sparse.Exchanged)
 	if err == nil && g.order.Streams == nil && len(g.async.given) == 0 { // nothing else to exchange yet
@@ -516,12 +498,12 @@ func (g *Gradients) exchange(b *bucket) error {
 // waited for the device.
 func (g *Gradients) arrive(ctx context.Context, buckets []*bucket) (waited bool, err error) {
 	for _, b := range buckets {
-		if !b.ended && !b.complete {
+		if b.step.result == pending {
 			hostWaited, err := b.reducer.Complete(ctx)
 			if err != nil {
 				return waited, err
 			}
-			b.complete, waited = true, waited || hostWaited
+			b.step.result, waited = complete, waited || hostWaited
 		}
 	}
 	return waited, nil
@@ -574,7 +556,7 @@ func (g *Gradients) Wait(ctx context.Context) error {
 	}
 	started := time.Now()
 	g.begin(ctx)
-	for i, t := range slices.Backward(g.given) {
+	for i, t := range slices.Backward(g.step.given) {
 		if t == nil && g.sound() {
 			t, err := g.zero(i)
 			if g.fail(err); err == nil {
@@ -583,21 +565,21 @@ func (g *Gradients) Wait(ctx context.Context) error {
 		}
 	}
 	g.conclude(ctx)
-	if g.fault != nil {
+	if g.step.fault != nil {
 		return base.OpError(op, g.rollBack())
 	}
 	if g.err != nil {
 		return base.OpError(op, g.err)
 	}
 	after := g.lines.outer.Totals()
-	g.stats.Step, g.stats.Buckets, g.stats.LaunchTime, g.stats.WaitTime = g.steps, len(g.buckets), g.launch, time.Since(started)
-	g.stats.SentElements, g.stats.SentBytes = after.SentElements-g.before.SentElements, after.SentBytes-g.before.SentBytes
-	g.given, g.results = g.results, g.given
+	g.stats.Step, g.stats.Buckets, g.stats.LaunchTime, g.stats.WaitTime = g.steps, len(g.buckets), g.step.launch, time.Since(started)
+	g.stats.SentElements, g.stats.SentBytes = after.SentElements-g.step.before.SentElements, after.SentBytes-g.step.before.SentBytes
+	g.step.given, g.results = g.results, g.step.given
 	if g.cfg.Rebuild && g.steps == 0 {
 		g.err = g.rebuild(ctx)
 	}
 	g.steps++
-	g.reset()
+	g.newStep()
 	if g.err != nil {
 		return base.OpError(op, g.err)
 	}
@@ -608,7 +590,7 @@ func (g *Gradients) Wait(ctx context.Context) error {
 }
 
 // sound reports whether nothing has failed in the step.
-func (g *Gradients) sound() bool { return g.fault == nil && g.err == nil }
+func (g *Gradients) sound() bool { return g.step.fault == nil && g.err == nil }
 
 // conclude completes what was launched, and commits it.
 func (g *Gradients) conclude(ctx context.Context) {
@@ -618,12 +600,12 @@ func (g *Gradients) conclude(ctx context.Context) {
 	}
 	if g.async != nil { // also after an error: it reads gradients
 		started := time.Now()
-		if err := g.async.wait(ctx, g.lines.all); g.fault == nil {
+		if err := g.async.wait(ctx, g.lines.all); g.step.fault == nil {
 			g.fail(err)
 		}
 		g.stats.ExchangeTime = 0
 		for _, b := range g.buckets {
-			g.stats.ExchangeTime += b.took
+			g.stats.ExchangeTime += b.step.took
 		}
 		g.stats.HiddenTime = max(0, g.stats.ExchangeTime-time.Since(started))
 	}
@@ -644,7 +626,7 @@ func (g *Gradients) conclude(ctx context.Context) {
 // clip computes what scales the gradients, which are all there, before their buckets are launched.
 func (g *Gradients) clip(ctx context.Context) (err error) {
 	if err = g.side.catchUp(); err == nil {
-		g.factor, err = g.transaction.clip(ctx, g.given, len(g.buckets))
+		g.step.factor, err = g.transaction.clip(ctx, g.step.given, len(g.buckets))
 	}
 	return err
 }
@@ -666,7 +648,7 @@ func (g *Gradients) complete(ctx context.Context) (sparse.Verdict, error) {
 // commitAll commits the steps of all buckets that have not ended.
 func (g *Gradients) commitAll(v sparse.Verdict) error {
 	for _, b := range g.buckets {
-		if b.ended {
+		if b.step.result == committed {
 			continue
 		}
 		if err := g.commit(b, v); err != nil {
@@ -680,8 +662,8 @@ func (g *Gradients) commitAll(v sparse.Verdict) error {
 // rollBack rolls back the steps of all buckets that were started, and returns why it did.
 // What fails now stays.
 func (g *Gradients) rollBack() error {
-	cause := g.fault
-	for _, b := range g.buckets[:g.next] {
+	cause := g.step.fault
+	for _, b := range g.buckets[:g.step.next] {
 		if err := b.reducer.RollBack(); err != nil && g.err == nil {
 			g.err = fmt.Errorf("%w; and residuals are lost, because they could not be restored: %w", cause, err)
 		}
@@ -690,7 +672,7 @@ func (g *Gradients) rollBack() error {
 		g.err = g.side.join()
 	}
 	g.unfold()
-	g.reset()
+	g.newStep()
 	if g.err != nil {
 		return g.err
 	}
@@ -702,8 +684,8 @@ func (g *Gradients) rollBack() error {
 // any of them is taken.
 func (g *Gradients) ReduceAll(ctx context.Context, gradients []*runtime.Tensor) error {
 	const op = "gradient reduce"
-	if len(gradients) != len(g.given) {
-		return base.OpError(op, fmt.Errorf("%w: %d gradients, registered were %d", comm.ErrArgument, len(gradients), len(g.given)))
+	if len(gradients) != len(g.step.given) {
+		return base.OpError(op, fmt.Errorf("%w: %d gradients, registered were %d", comm.ErrArgument, len(gradients), len(g.step.given)))
 	}
 	if g.usable(op) == nil {
 		for i, t := range gradients {
@@ -714,14 +696,14 @@ func (g *Gradients) ReduceAll(ctx context.Context, gradients []*runtime.Tensor) 
 				return err
 			}
 		}
-		if !g.begun && ctx.Err() != nil {
+		if !g.step.begun && ctx.Err() != nil {
 			return base.OpError(op, comm.ContextError(ctx))
 		}
 	}
 	for i, t := range slices.Backward(gradients) {
 		if t != nil {
 			if err := g.Ready(ctx, i, t); err != nil {
-				if g.fault != nil {
+				if g.step.fault != nil {
 					return g.Wait(ctx) // it ends the step
 				}
 				return err
@@ -758,7 +740,7 @@ func (g *Gradients) Stats(ctx context.Context) (Stats, error) {
 
 // alone checks that no goroutine works on a step, which uses buckets and communicator.
 func (g *Gradients) alone() error {
-	if g.begun && g.async != nil {
+	if g.step.begun && g.async != nil {
 		return fmt.Errorf("%w: in the middle of a step, want after Wait", comm.ErrArgument)
 	}
 	return nil
@@ -807,9 +789,9 @@ func (g *Gradients) Close() error {
 	settled := g.order.DrainToFree()
 	errs := []error{settled}
 	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)
-	own := append(slices.Clone(g.spares), g.active)
-	for _, s := range g.sums {
-		own = append(own, s.of)
+	own := []*runtime.Tensor{g.active}
+	for _, p := range g.gradients {
+		own = append(own, p.spare, p.sum.of)
 	}
 	for _, b := range g.buckets {
 		err := settled
@@ -848,5 +830,5 @@ func (g *Gradients) usable(op string) error {
 	if g.closed {
 		return base.OpError(op, base.ClosedError("the Gradients"))
 	}
-	return base.OpError(op, errors.Join(g.err, g.fault))
+	return base.OpError(op, errors.Join(g.err, g.step.fault))
 }

@@ -66,7 +66,7 @@ func (g *Gradients) Join(ctx context.Context, gradients []*runtime.Tensor, updat
 	if !g.cfg.Uneven {
 		return base.OpError(op, fmt.Errorf("%w: Config.Uneven is not set", comm.ErrArgument))
 	}
-	if g.begun {
+	if g.step.begun {
 		return base.OpError(op, fmt.Errorf("%w: in the middle of a step", comm.ErrArgument))
 	}
 	if gradients == nil {
@@ -75,8 +75,8 @@ func (g *Gradients) Join(ctx context.Context, gradients []*runtime.Tensor, updat
 	switch {
 	case gradients == nil && update != nil:
 		return base.OpError(op, fmt.Errorf("%w: no gradients in which update finds averages", comm.ErrArgument))
-	case gradients != nil && len(gradients) != len(g.given):
-		return base.OpError(op, fmt.Errorf("%w: %d gradients, registered were %d", comm.ErrArgument, len(gradients), len(g.given)))
+	case gradients != nil && len(gradients) != len(g.step.given):
+		return base.OpError(op, fmt.Errorf("%w: %d gradients, registered were %d", comm.ErrArgument, len(gradients), len(g.step.given)))
 	}
 	for i, t := range gradients {
 		if err := g.check(op, i, t); err != nil {
@@ -87,14 +87,14 @@ func (g *Gradients) Join(ctx context.Context, gradients []*runtime.Tensor, updat
 	defer func() { g.joining = nil }()
 	for {
 		others, err := g.others(ctx)
-		if g.fail(err); g.fault != nil {
+		if g.fail(err); g.step.fault != nil {
 			return base.OpError(op, g.rollBack())
 		}
 		if err != nil {
 			return base.OpError(op, err)
 		}
 		if others == 0 {
-			g.reset()
+			g.newStep()
 			return nil
 		}
 		if err := g.Wait(ctx); err != nil {
@@ -115,7 +115,7 @@ func (g *Gradients) others(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	g.begun = true
+	g.step.begun = true
 	if err := g.drain(ctx); err != nil {
 		return 0, err
 	}
@@ -137,16 +137,16 @@ func (g *Gradients) others(ctx context.Context) (int, error) {
 
 // zero returns a tensor of zeros in the place of gradient i: in Join that of the caller.
 func (g *Gradients) zero(i int) (*runtime.Tensor, error) {
-	g.absent[i] = true
+	g.step.absent[i] = true
 	if g.joining != nil {
 		return g.joining[i], g.joining[i].Fill(0)
 	}
-	if g.spares[i] == nil {
-		t, err := runtime.New(g.rt, g.buckets[g.where[i]].dt, g.lens[i])
+	if g.gradients[i].spare == nil {
+		t, err := runtime.New(g.rt, g.buckets[g.where[i]].dt, g.gradients[i].n)
 		if err != nil {
 			return nil, err
 		}
-		g.spares[i] = t
+		g.gradients[i].spare = t
 	}
-	return g.spares[i], g.spares[i].Fill(0)
+	return g.gradients[i].spare, g.gradients[i].spare.Fill(0)
 }

@@ -95,10 +95,10 @@ func (g *Gradients) newMeshed(i int, b *bucket) (reducer, error) {
 	var parts []Part
 	at := 0
 	for _, p := range b.params {
-		if first, end := max(from, at), min(from+n, at+g.lens[p]); first < end {
+		if first, end := max(from, at), min(from+n, at+g.gradients[p].n); first < end {
 			parts = append(parts, Part{p, []int{end - first}, first - from})
 		}
-		at += g.lens[p]
+		at += g.gradients[p].n
 	}
 	cfg := b.cfg
 	cfg.NonFinite = sparse.PassNonFinite // it is judged with the buckets, by the ranks of all hosts

@@ -30,7 +30,7 @@ func (p *plain) Select(context.Context, sparse.Input) error {
 		}
 	}
 	for _, i := range p.b.apart {
-		if err := add(p.g.given[i]); err != nil {
+		if err := add(p.g.step.given[i]); err != nil {
 			return fmt.Errorf("gradient %d: %w", i, err)
 		}
 	}

@@ -23,13 +23,13 @@ func (g *Gradients) Rebind(ctx context.Context, c comm.Communicator) error {
 	if err := comm.CheckDevice(c, g.rt.Device()); err != nil {
 		return base.OpError(op, err)
 	}
-	if g.begun && !g.closed && g.sound() && g.meter.Err() == nil {
+	if g.step.begun && !g.closed && g.sound() && g.meter.Err() == nil {
 		return base.OpError(op, fmt.Errorf("%w: in the middle of a step: call Wait, or close its communicator (comm.CloseAll)", comm.ErrArgument))
 	}
 	if g.transaction.plain && !g.closed {
 		g.err = nil // a plain allreduce keeps nothing that its error could spoil
-		g.reset()
-	} else if g.begun && g.err == nil && g.transaction.rollsBack() {
+		g.newStep()
+	} else if g.step.begun && g.err == nil && g.transaction.rollsBack() {
 		if g.async != nil {
 			_ = g.async.wait(ctx, g.lines.all) // what it leaves in flight, DrainToFree finds
 		}
@@ -98,6 +98,6 @@ func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
 	if err := g.transaction.bind(g); err != nil {
 		return err
 	}
-	g.reset()
+	g.newStep()
 	return g.allocate(ctx)
 }

@@ -22,8 +22,8 @@ func backward(n int) []int {
 // rebuild fills the buckets in the order in which rank 0's gradients became ready,
 // as PyTorch's DistributedDataParallel does after the first iteration.
 func (g *Gradients) rebuild(ctx context.Context) error {
-	order := make([]byte, 0, 4*len(g.arrived))
-	for _, i := range g.arrived {
+	order := make([]byte, 0, 4*len(g.step.arrived))
+	for _, i := range g.step.arrived {
 		order = binary.LittleEndian.AppendUint32(order, uint32(i))
 	}
 	// It also has the host wait for the copies out of the buckets.
@@ -31,7 +31,7 @@ func (g *Gradients) rebuild(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ready, seen := make([]int, 0, len(g.lens)), make([]bool, len(g.lens))
+	ready, seen := make([]int, 0, len(g.gradients)), make([]bool, len(g.gradients))
 	for ; len(order) >= 4; order = order[4:] {
 		i := int(binary.LittleEndian.Uint32(order))
 		if i >= len(seen) || seen[i] {
@@ -40,10 +40,9 @@ func (g *Gradients) rebuild(ctx context.Context) error {
 		seen[i] = true
 		ready = append(ready, i)
 	}
-	if len(ready) != len(g.lens) {
+	if len(ready) != len(g.gradients) {
 		return fmt.Errorf("%w: rank 0 has other gradients", comm.ErrMismatch)
 	}
-	g.arrived = nil
 	if err := g.dismiss(ctx); err != nil {
 		return err
 	}

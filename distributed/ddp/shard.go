@@ -90,11 +90,11 @@ func (g *Gradients) cut() error {
 		all[i].Tensor = t
 		at := 0
 		for _, p := range b.params {
-			first, end := max(from, at), min(from+share, at+g.lens[p])
+			first, end := max(from, at), min(from+share, at+g.gradients[p].n)
 			if first < end {
 				all[i].Parts = append(all[i].Parts, ShardPart{p, first - at, end - at, first - from})
 			}
-			at += g.lens[p]
+			at += g.gradients[p].n
 		}
 	}
 	g.shards, g.gathers, g.norms = all, make([]comm.Call, len(all)), make([]float64, len(all))
@@ -156,10 +156,10 @@ func (g *Gradients) gather(ctx context.Context, own []Shard, shards, whole []*ru
 	for _, b := range g.buckets {
 		at := 0
 		for _, p := range b.params {
-			if err := g.copyElements(whole[p], 0, b.flat, at, g.lens[p]); err != nil {
+			if err := g.copyElements(whole[p], 0, b.flat, at, g.gradients[p].n); err != nil {
 				return fmt.Errorf("tensor %d: %w", p, err)
 			}
-			at += g.lens[p]
+			at += g.gradients[p].n
 		}
 	}
 	return nil
@@ -229,8 +229,8 @@ func (g *Gradients) checkShards(op string, shards, whole []*runtime.Tensor) ([]S
 	if err != nil {
 		return nil, err
 	}
-	if len(shards) != len(own) || len(whole) != len(g.lens) {
-		return nil, base.OpError(op, fmt.Errorf("%w: %d shards and %d tensors, want %d and %d", comm.ErrArgument, len(shards), len(whole), len(own), len(g.lens)))
+	if len(shards) != len(own) || len(whole) != len(g.gradients) {
+		return nil, base.OpError(op, fmt.Errorf("%w: %d shards and %d tensors, want %d and %d", comm.ErrArgument, len(shards), len(whole), len(own), len(g.gradients)))
 	}
 	for i, t := range shards {
 		if _, err := g.address(t); err != nil {

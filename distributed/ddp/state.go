@@ -51,7 +51,7 @@ func (g *Gradients) between(op string) error {
 	if err := g.usable(op); err != nil {
 		return err
 	}
-	for _, t := range g.given {
+	for _, t := range g.step.given {
 		if t != nil {
 			return base.OpError(op, fmt.Errorf("%w: in the middle of a step, want after Wait", comm.ErrArgument))
 		}
@@ -77,11 +77,11 @@ func (g *Gradients) state(ctx context.Context, of func(reducer, context.Context)
 	if err := g.between(op); err != nil {
 		return nil, err
 	}
-	if i := slices.IndexFunc(g.sums, func(s sum) bool { return s.any }); i >= 0 {
+	if i := slices.IndexFunc(g.gradients, func(p gradient) bool { return p.sum.any }); i >= 0 {
 		return nil, base.OpError(op, fmt.Errorf("%w: gradient %d is accumulated, want after the step that reduces it", comm.ErrArgument, i))
 	}
 	state := []byte(gradientsMagic)
-	header := gradientsHeader{Fingerprint: g.fingerprint(), Steps: uint64(g.steps), Gradients: uint32(len(g.lens)), Buckets: uint32(len(g.buckets))}
+	header := gradientsHeader{Fingerprint: g.fingerprint(), Steps: uint64(g.steps), Gradients: uint32(len(g.gradients)), Buckets: uint32(len(g.buckets))}
 	state, err := binary.Append(state, binary.LittleEndian, header)
 	for _, i := range g.ready {
 		state = binary.LittleEndian.AppendUint32(state, uint32(i))
@@ -168,15 +168,15 @@ func (g *Gradients) restore(ctx context.Context, states [][]byte) error {
 			}
 			g.side = nil
 		}
-		g.reset()
+		g.newStep()
 	case err != nil && to != g:
 		return errors.Join(err, g.discard(ctx, to))
 	case err != nil:
 		return err
 	}
 	g.steps = int(saved[0].Steps)
-	for i := range g.sums {
-		g.sums[i].any = false
+	for i := range g.gradients {
+		g.gradients[i].sum.any = false
 	}
 	for i, restore := range restores {
 		if g.err = restore(ctx); g.err != nil {
@@ -244,20 +244,20 @@ func (g *Gradients) parse(state []byte) (p savedGradients, err error) {
 		return p, fmt.Errorf("%w: %w", damaged, err)
 	}
 	others := fmt.Errorf("%w: the state is of other gradients or buckets", comm.ErrMismatch)
-	if int(p.Gradients) != len(g.lens) {
+	if int(p.Gradients) != len(g.gradients) {
 		return p, others
 	}
 	rest = rest[size:]
-	if p.Steps > math.MaxInt64 || len(rest) < base.WordSize*len(g.lens) {
+	if p.Steps > math.MaxInt64 || len(rest) < base.WordSize*len(g.gradients) {
 		return p, damaged
 	}
-	for range g.lens {
+	for range g.gradients {
 		p.ready, rest = append(p.ready, int(binary.LittleEndian.Uint32(rest))), rest[base.WordSize:]
 	}
 	if sorted := slices.Sorted(slices.Values(p.ready)); !slices.Equal(slices.Sorted(slices.Values(g.ready)), sorted) {
 		return p, damaged
 	}
-	plan := Gradients{cfg: g.cfg, lens: g.lens, types: g.types, vectors: g.vectors, where: make([]int, len(g.lens))}
+	plan := Gradients{cfg: g.cfg, gradients: g.gradients, where: make([]int, len(g.gradients))}
 	plan.fillBuckets(p.ready)
 	if plan.fingerprint() != p.Fingerprint || len(plan.buckets) != int(p.Buckets) || !g.cfg.Rebuild && !slices.Equal(p.ready, g.ready) {
 		return p, others

@@ -57,8 +57,8 @@ func (j *transaction) bind(g *Gradients) error {
 	if j.plain {
 		return j.buffers.Release(j.rt, 0) // of a comparison that failed
 	}
-	squares, flags := 2*len(g.lens), j.c.WorldSize()*len(g.buckets)+1
-	words := squares + flags + 4 + len(g.lens)
+	squares, flags := 2*len(g.gradients), j.c.WorldSize()*len(g.buckets)+1
+	words := squares + flags + 4 + len(g.gradients)
 	if err := j.buffers.Allocate(j.rt, &j.memory, words*base.WordSize); err != nil {
 		return err
 	}

@@ -28,8 +28,8 @@ func newWorker(most int, f func(b *bucket) error) *worker {
 	go func() {
 		for of := range b.given {
 			if !b.failed.Load() {
-				of.failed = f(of)
-				b.failed.Store(of.failed != nil)
+				of.step.failed = f(of)
+				b.failed.Store(of.step.failed != nil)
 			}
 			b.done <- of
 		}
@@ -50,8 +50,8 @@ func (b *worker) look() error {
 		select {
 		case of := <-b.done:
 			b.open--
-			if of.failed != nil {
-				return of.failed
+			if of.step.failed != nil {
+				return of.step.failed
 			}
 		default:
 			return nil
@@ -73,7 +73,7 @@ func (b *worker) wait(ctx context.Context, all []*metered.Communicator) error {
 		case of := <-b.done:
 			b.open--
 			if first == nil {
-				first = of.failed
+				first = of.step.failed
 			}
 			continue
 		case <-over:
