@@ -35,10 +35,24 @@ type bucket struct {
 	step    bucketStep
 }
 
+// arrangement is the buckets, and what works on them.
+type arrangement struct {
+	ready       []int // the order in which they were filled
+	buckets     []*bucket
+	where       []int // of each gradient: its bucket
+	transaction *transaction
+	async       *worker           // nil: what buckets exchange is exchanged when they are complete
+	views       []*runtime.Tensor // with BucketViews: the gradients in the buckets
+	shards      []Shard           // with Shard: one of each bucket
+	gathers     []comm.Call       // reused
+	squares     base.Buffer       // of the averages, an F64 of each bucket
+	norms       []float64         // these, on the host
+}
+
 // arrange makes the buckets, for gradients that become ready in this order. patterns
 // are what was chosen for them ([Gradients.Patterns]), nil to choose now.
 func (g *Gradients) arrange(ctx context.Context, ready []int, patterns []string) error {
-	g.fillBuckets(ready)
+	g.arrangement = g.fillBuckets(ready)
 	if err := g.configure(ctx, patterns); err != nil {
 		return err
 	}
@@ -55,13 +69,12 @@ func (g *Gradients) arrange(ctx context.Context, ready []int, patterns []string)
 }
 
 // dismiss frees what arrange made.
-func (g *Gradients) dismiss(ctx context.Context) error {
+func (g *Gradients) dismiss(ctx context.Context, a arrangement) error {
 	var errs []error
-	if g.async != nil {
-		g.async.close()
-		g.async = nil
+	if a.async != nil {
+		a.async.close()
 	}
-	for _, b := range g.buckets {
+	for _, b := range a.buckets {
 		if b.reducer != nil {
 			errs = append(errs, b.reducer.Close())
 		}
@@ -70,8 +83,8 @@ func (g *Gradients) dismiss(ctx context.Context) error {
 		}
 		errs = append(errs, g.forget(b))
 	}
-	if g.transaction != nil {
-		errs = append(errs, g.transaction.close())
+	if a.transaction != nil {
+		errs = append(errs, a.transaction.close())
 	}
 	return errors.Join(errs...)
 }
@@ -89,13 +102,13 @@ func (g *Gradients) forget(b *bucket) error {
 // fillBuckets puts the gradients into buckets, a filling one for each type, and one
 // for vectors of it, in the order in which they become ready. The buckets are reduced
 // in the order in which they are complete then.
-func (g *Gradients) fillBuckets(ready []int) {
+func (g *Gradients) fillBuckets(ready []int) arrangement {
 	type contents struct {
 		dt      dtype.DType
 		vectors bool
 	}
 	filling := make(map[contents]*bucket)
-	g.buckets, g.ready = nil, ready
+	a := arrangement{ready: ready, where: make([]int, len(g.gradients))}
 	for _, i := range ready {
 		of := contents{g.gradients[i].dt, g.gradients[i].vector}
 		b, bytes, limit := filling[of], g.gradients[i].n*of.dt.Size(), g.cfg.BucketBytes
@@ -109,13 +122,14 @@ func (g *Gradients) fillBuckets(ready []int) {
 		b.params = append(b.params, i)
 		b.bytes += bytes
 		// Which gets a gradient last is complete last.
-		g.buckets = append(slices.DeleteFunc(g.buckets, func(o *bucket) bool { return o == b }), b)
+		a.buckets = append(slices.DeleteFunc(a.buckets, func(o *bucket) bool { return o == b }), b)
 	}
-	for at, b := range g.buckets {
+	for at, b := range a.buckets {
 		for _, i := range b.params {
-			g.where[i] = at
+			a.where[i] = at
 		}
 	}
+	return a
 }
 
 // configure decides how the buckets are reduced.

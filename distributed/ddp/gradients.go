@@ -166,18 +166,9 @@ type Gradients struct {
 	gradients []gradient
 	active    *runtime.Tensor // with Uneven: whether this rank has data, and how many do
 
-	ready       []int // the order in which the buckets were filled
-	buckets     []*bucket
-	where       []int             // of each gradient: its bucket
-	views       []*runtime.Tensor // with BucketViews: the gradients in the buckets
-	shards      []Shard           // with Shard: one of each bucket
-	gathers     []comm.Call       // reused
-	squares     base.Buffer       // of the averages, an F64 of each bucket
-	norms       []float64         // these, on the host
-	transaction *transaction
-	side        *sideStream // nil: sparse buckets are worked on where gradients are computed
-	async       *worker     // nil: what buckets exchange is exchanged when they are complete
-	agreed      bool        // the ranks have compared what they reduce
+	arrangement
+	side   *sideStream // nil: sparse buckets are worked on where gradients are computed
+	agreed bool        // the ranks have compared what they reduce
 
 	step    step
 	joining []*runtime.Tensor // in the place of what is left out, in Join
@@ -232,7 +223,7 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 		return nil, base.ConfigError("BucketViews with Wire %v and Rebuild %v, which move gradients", cfg.Wire, cfg.Rebuild)
 	}
 	n := len(params)
-	g := &Gradients{rt: rt, meter: metered.New(c), op: comm.Avg, gradients: make([]gradient, n), where: make([]int, n), results: make([]*runtime.Tensor, n),
+	g := &Gradients{rt: rt, meter: metered.New(c), op: comm.Avg, gradients: make([]gradient, n), results: make([]*runtime.Tensor, n),
 		step: step{given: make([]*runtime.Tensor, n), absent: make([]bool, n), folded: make([]bool, n)}}
 	if cfg.Sum {
 		g.op = comm.Sum

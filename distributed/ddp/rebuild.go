@@ -43,7 +43,7 @@ func (g *Gradients) rebuild(ctx context.Context) error {
 	if len(ready) != len(g.gradients) {
 		return fmt.Errorf("%w: rank 0 has other gradients", comm.ErrMismatch)
 	}
-	if err := g.dismiss(ctx); err != nil {
+	if err := g.dismiss(ctx, g.arrangement); err != nil {
 		return err
 	}
 	return g.arrange(ctx, ready, nil)

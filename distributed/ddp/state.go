@@ -38,9 +38,9 @@ type savedGradients struct {
 }
 
 // fingerprint is a hash of which gradients the buckets have.
-func (g *Gradients) fingerprint() uint64 {
+func (a *arrangement) fingerprint() uint64 {
 	h := fnv.New64a()
-	for _, b := range g.buckets {
+	for _, b := range a.buckets {
 		fmt.Fprintf(h, "%v %v %v\n", b.dt, b.params, b.bytes)
 	}
 	return h.Sum64()
@@ -141,26 +141,29 @@ func (g *Gradients) restore(ctx context.Context, states [][]byte) error {
 		}
 		saved = append(saved, p)
 	}
-	to, err := g.arrangedAs(ctx, saved[0])
-	if err != nil {
-		return err
+	before, side := g.arrangement, g.side
+	anew := !slices.Equal(saved[0].ready, g.ready) || !slices.Equal(saved[0].patterns, g.Patterns())
+	var restores []func(context.Context) error
+	var err error
+	if anew {
+		err = g.arrange(ctx, saved[0].ready, saved[0].patterns)
 	}
-	restores, err := to.prepareBuckets(ctx, saved)
+	if err == nil {
+		restores, err = g.prepareBuckets(ctx, saved)
+	}
 	switch {
-	case err == nil && to != g:
-		if err := g.dismiss(ctx); err != nil {
-			g.err = err
-			return errors.Join(err, g.discard(ctx, to))
+	case err != nil && anew:
+		err = errors.Join(err, g.dismiss(ctx, g.arrangement))
+		if g.side != side {
+			err = errors.Join(err, g.side.close())
 		}
-		*g = *to
-		if g.async != nil { // it worked for what took its place
-			g.async.close()
-			g.async = newWorker(len(g.buckets), g.exchange)
-		}
-		for _, b := range g.buckets {
-			if p, ok := b.reducer.(*plain); ok {
-				p.g = g
-			}
+		g.arrangement, g.side = before, side
+		return err
+	case err != nil:
+		return err
+	case anew:
+		if g.err = g.dismiss(ctx, before); g.err != nil {
+			return g.err
 		}
 		if g.transaction.plain { // plain buckets are ordered by the compute stream alone
 			if g.err = g.side.close(); g.err != nil {
@@ -168,11 +171,8 @@ func (g *Gradients) restore(ctx context.Context, states [][]byte) error {
 			}
 			g.side = nil
 		}
+		g.agreed = false
 		g.newStep()
-	case err != nil && to != g:
-		return errors.Join(err, g.discard(ctx, to))
-	case err != nil:
-		return err
 	}
 	g.steps = int(saved[0].Steps)
 	for i := range g.gradients {
@@ -184,29 +184,6 @@ func (g *Gradients) restore(ctx context.Context, states [][]byte) error {
 		}
 	}
 	return g.side.join()
-}
-
-// arrangedAs returns g, if its buckets are those of a state, and otherwise what is to
-// take its place.
-func (g *Gradients) arrangedAs(ctx context.Context, saved savedGradients) (*Gradients, error) {
-	if slices.Equal(saved.ready, g.ready) && slices.Equal(saved.patterns, g.Patterns()) {
-		return g, nil
-	}
-	other := *g
-	other.where, other.transaction, other.async, other.views, other.agreed = slices.Clone(g.where), nil, nil, nil, false
-	if err := other.arrange(ctx, saved.ready, saved.patterns); err != nil {
-		return nil, errors.Join(err, g.discard(ctx, &other))
-	}
-	return &other, nil
-}
-
-// discard gives back what was to take g's place.
-func (g *Gradients) discard(ctx context.Context, other *Gradients) error {
-	err := other.dismiss(ctx)
-	if other.side != g.side {
-		err = errors.Join(err, other.side.close())
-	}
-	return err
 }
 
 // prepareBuckets checks the states of the buckets, and returns what restores each.
@@ -257,8 +234,7 @@ func (g *Gradients) parse(state []byte) (p savedGradients, err error) {
 	if sorted := slices.Sorted(slices.Values(p.ready)); !slices.Equal(slices.Sorted(slices.Values(g.ready)), sorted) {
 		return p, damaged
 	}
-	plan := Gradients{cfg: g.cfg, gradients: g.gradients, where: make([]int, len(g.gradients))}
-	plan.fillBuckets(p.ready)
+	plan := g.fillBuckets(p.ready)
 	if plan.fingerprint() != p.Fingerprint || len(plan.buckets) != int(p.Buckets) || !g.cfg.Rebuild && !slices.Equal(p.ready, g.ready) {
 		return p, others
 	}
