@@ -205,6 +205,11 @@ func TestPartsOfAStep(t *testing.T) {
 				_, err := s.Complete(ctx)
 				require.NoError(t, err)
 			}
+			_, err = s.State(ctx)
+			for i, err := range []error{s.Select(ctx, in), s.AllReduce(ctx, g), s.Restore(ctx, nil), s.ScaleResidual(2), s.Rebind(c), err} {
+				assert.ErrorIs(t, err, comm.ErrArgument, "%d", i)
+				assert.ErrorContains(t, err, "in the middle of a step", "%d", i)
+			}
 			require.NoError(t, s.RollBack())
 			residual, err := s.Residual()
 			require.NoError(t, err)

@@ -177,10 +177,13 @@ func (s *Reducer) rebind(c comm.Communicator) error {
 	return s.err
 }
 
-// ready returns why nothing can be done: s is closed, or an earlier error stays.
+// ready returns why nothing can be done: s is closed, an earlier error stays, or a step is open.
 func (s *Reducer) ready() error {
-	if s.closed {
+	switch {
+	case s.closed:
 		return base.ClosedError("the Reducer")
+	case s.err == nil && s.phase.open():
+		return fmt.Errorf("%w: in the middle of a step, want after Commit or RollBack", comm.ErrArgument)
 	}
 	return s.err
 }

@@ -81,7 +81,7 @@ func (s *Reducer) Drain(ctx context.Context) error { return s.order.Drain(ctx) }
 // Select begins a step: it adds the gradient to the residual and selects the entries to send.
 // A dense step also reads the gradient afterwards, unless it is lent. Select communicates
 // only before the first step, to choose for [Auto], and to clip by the norm of all ranks. After
-// an error, RollBack.
+// an error, RollBack. While a step is open, Select and all that is for between two steps are [comm.ErrArgument].
 func (s *Reducer) Select(ctx context.Context, g Input) error {
 	if err := s.ready(); err != nil {
 		return err
