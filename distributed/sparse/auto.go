@@ -9,7 +9,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
@@ -19,39 +18,6 @@ import (
 	"github.com/tutti-go/tutti/internal/measure"
 	"github.com/tutti-go/tutti/runtime"
 )
-
-// Auto, for [Config.Pattern], is the pattern whose steps are the fastest on this communicator, with this runtime's
-// kernels, for this length and density. The ranks make some steps on random numbers with up to five of [Patterns],
-// and agree on a [Choice], which stays. It is dense where a sparse pattern is faster by less than a twentieth. That
-// patterns which send less need more steps for the same accuracy does not count.
-//
-// Auto for [Config.Values], with Auto for the pattern, measures each of these patterns with [F32], [Lossless], [I8],
-// [I4] and [I2]. What is faster than one before it by less than a twentieth is not taken.
-//
-// A [Reducer] chooses in the first step that is not dense by its schedule, for Config.Density; package ddp when it is
-// made, once for all buckets of about the same length. It takes less than a second where steps with 16,384 elements
-// take less than 12 ms, and meanwhile memory of up to eleven times the tensor's size, about twenty with momentum, but
-// for no more than 16,777,216 elements.
-const Auto = "auto"
-
-// Choice is what the ranks found for [Auto]: Pattern and Values are used. Elements and K are what was measured, which
-// is a part of a tensor whose steps take more than 12 ms, and Trials the patterns, the fastest first.
-type Choice struct {
-	Pattern, Values string
-	Elements, K     int
-	Trials          []Trial
-}
-
-// Trial is what a step of a pattern takes: the median of rounds, on the slowest rank.
-type Trial struct {
-	Pattern, Values string
-	Time            time.Duration
-}
-
-// String is as in "topkA 1.2ms" or "topkA i8 0.6ms".
-func (t Trial) String() string {
-	return fmt.Sprintf("%s %v", strings.TrimSuffix(t.Pattern+" "+t.Values, " "+F32), t.Time.Round(100*time.Nanosecond))
-}
 
 const (
 	trialElements = 1 << 24 // most elements of a trial
@@ -294,3 +260,31 @@ func (p *probe) repeat(ptr uintptr, values []byte, size int) error {
 	}
 	return err
 }
+
+// Choices were made for [Auto], for several tensors: those that are about as
+// long, and of one configuration, have the same.
+type Choices map[string]*Choice
+
+// Of returns the choice for a tensor of n elements, and makes it with all ranks if there is
+// none for tensors like it.
+func (all Choices) Of(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType, cfg Config) (*Choice, error) {
+	if _, err := cfg.WithDefaults(); err != nil {
+		return nil, err
+	}
+	if err := base.CheckGradientType(dt); err != nil {
+		return nil, err
+	}
+	alike := fmt.Sprintf("%v %d %+v", dt, sizeClass(n), cfg)
+	if all[alike] == nil {
+		choice, err := choose(ctx, rt, c, n, dt, cfg)
+		if err != nil {
+			return nil, err
+		}
+		all[alike] = choice
+	}
+	return all[alike], nil
+}
+
+// sizeClass is a class of lengths that one choice serves, a factor of the square
+// root of two wide.
+func sizeClass(n int) int { return int(math.Round(2 * math.Log2(float64(max(n, 1))))) }

@@ -28,15 +28,15 @@
 //
 // Files use only what files before them have, as far as they can:
 //
-//   - config.go: what a program sets; pattern.go: the grid; values.go: names of codecs; result.go: results as lists.
-//   - engine.go: one rank's residual, kernels and communicator, with errors that stay; rollback.go: what rolls a step back;
-//     lists.go: lists; wire.go: how they travel, rounded where they are; numbers.go: the few numbers on the
-//     device, and when the host reads them.
+//   - values.go and pattern.go: names, and what selectors and exchanges are; stats.go: what a step tells;
+//     phase.go: the state of a step; config.go: what a program sets.
+//   - engine.go: one rank's residual, kernels and communicator, with errors that stay; numbers.go: the few numbers on the
+//     device, and when the host reads them; lists.go: lists; wire.go: how they travel, rounded where they are.
 //   - selector.go chooses entries; momentum.go and clip.go are what happens to a gradient before.
-//   - allgather.go, gtopk.go, partitions.go and oktopk*.go are the exchanges (oktopk_threshold.go: when and how oktopk
-//     finds its thresholds), quantized.go is that of dense steps whose values are rounded.
-//   - step.go: a step, from Select to Commit or RollBack, with what rolls it back;
-//     nonfinite.go: the verdict on one whose gradient is not finite;
-//     reducer.go: [Reducer], whose AllReduce is such a step; agree.go: what ranks compare first.
-//   - state.go: saved states; auto.go: [Auto]; hierarchical.go: [Hierarchical].
+//   - allgather.go, gtopk.go, partitions.go and oktopk*.go are the exchanges (oktopk_budget.go: what it may send;
+//     oktopk_threshold.go: when and how it finds its thresholds), quantized.go is that of dense steps whose values are rounded;
+//     grid.go: which pattern is which selector and exchange.
+//   - reducer.go: [Reducer]; agree.go: what ranks compare first; nonfinite.go: the verdict on a step whose gradient is not
+//     finite; rollback.go: what rolls one back; step.go: a step, from Select to Commit or RollBack, and AllReduce, which is one.
+//   - auto.go: [Auto]; result.go: results as lists; state.go: saved states; rebind.go: other ranks; hierarchical.go: [Hierarchical].
 package sparse

@@ -85,16 +85,6 @@ func (e *engine) bind(c comm.Communicator) {
 	e.prepareNumbers()
 }
 
-// past is what steps leave on the host to later ones.
-type past struct {
-	age             int // steps since oktopk estimated the threshold of the sums
-	steps           int // that oktopk's exchange made
-	globalThreshold float32
-	even            bool // oktopk's messages had about equal lengths
-	level           int  // for how many steps partitions had about equally many of the sums that passed
-	pending         bool // the numbers of the last step are not read yet: see okExchange.readPosted
-}
-
 // countResult counts the entries of a result that are not finite: the same on every rank, as it is.
 func (e *engine) countResult(r result) {
 	for i, l := range r.lists {
@@ -328,3 +318,6 @@ func (e *engine) communicate(ctx context.Context, c comm.Call) {
 	e.add(c)
 	e.together(ctx)
 }
+
+// coded reports whether lists are encoded to travel.
+func (e *engine) coded() bool { return e.codec != runtime.CodecNone }

@@ -7,32 +7,6 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Verdict says what becomes of a step that was started.
-type Verdict uint8
-
-const (
-	Passes   Verdict = iota // its result becomes the gradient
-	Deferred                // it passes, and the device rolls it back if there were non-finite entries
-	Skips                   // it is rolled back, and the gradient is zero
-)
-
-// finding is what an exchange has found out of its result.
-type finding uint8
-
-const (
-	unknown finding = iota
-	finite
-	mayBeNonFinite
-)
-
-// found notes what an exchange has found out.
-func (s *step) found(large bool) {
-	s.finding = finite
-	if large {
-		s.finding = mayBeNonFinite
-	}
-}
-
 // judges reports whether entries that are not finite are looked for.
 func (s *Reducer) judges() bool { return s.cfg.NonFinite != PassNonFinite && s.n > 0 }
 

@@ -192,21 +192,6 @@ func (e *engine) forget(p past) {
 	e.past = p
 }
 
-// faultInterval is how often a step waits for the device only to look at what the
-// kernels have counted.
-const faultInterval = 256
-
-// lookForFaults makes indices that earlier steps have left out an error of this one.
-// A step whose exchange reads nothing would not find them. It costs a copy of the
-// numbers; where that is a wait of the host, few steps do it.
-func (s *Reducer) lookForFaults(ctx context.Context) {
-	if s.order.Streams != nil && (s.steps == 0 || s.steps%faultInterval != 0 || s.rt.Stats().Frozen) {
-		return
-	}
-	s.read(ctx)
-	s.hostWaited = false // for this step
-}
-
 // set stores words in device memory and in the host's copy.
 func (e *engine) set(x number, words ...int32) {
 	copy(e.host[x:], words)
@@ -252,3 +237,11 @@ func (e *engine) checkWords(x number, count int, limit func(i int) int, what str
 	}
 	return words
 }
+
+// What a rank lets all others know of, in front of its message where that goes with it.
+const (
+	announcedPassed = iota // how many sums passed the threshold; as the message's length, all that there is room for
+	announcedLarge         // how many of the selected entries may not stay finite
+	announcedLong          // how many messages were nearly too long
+	announcedWords
+)

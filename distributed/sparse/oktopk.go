@@ -87,16 +87,6 @@ type okExchange struct {
 	layout                 [3][2]int // of copyWords
 }
 
-const (
-	// sampleCount is how many of its selected entries a rank shows to balance partitions.
-	sampleCount = 4
-	// bisectFan thresholds are tried in each of bisectRounds rounds, so that
-	// 31 bits of magnitude shrink to an interval of 2^11 float32 numbers: the
-	// estimated threshold is exact to a relative 2^-12.
-	bisectFan    = 15
-	bisectRounds = 5
-)
-
 func oktopk(e *engine) exchange {
 	x := &okExchange{partitionReducer: newPartitionReducer(e), allgather: newAllgather(e)}
 	e.past = past{age: e.cfg.tuning.ThresholdInterval}

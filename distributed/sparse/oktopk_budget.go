@@ -83,3 +83,13 @@ func (l limits) leaving(each, size int, u unit) limits {
 func (l limits) each(k, size int) int {
 	return min(3*k/(2*size), l.allgather/(2*(size-1))) &^ 1 // even, so that messages are aligned
 }
+
+const (
+	// sampleCount is how many of its selected entries a rank shows to balance partitions.
+	sampleCount = 4
+	// bisectFan thresholds are tried in each of bisectRounds rounds, so that
+	// 31 bits of magnitude shrink to an interval of 2^11 float32 numbers: the
+	// estimated threshold is exact to a relative 2^-12.
+	bisectFan    = 15
+	bisectRounds = 5
+)

@@ -126,14 +126,6 @@ func (x *okExchange) exchanged(rank, room int) runtime.Entries {
 	return l[0]
 }
 
-// What a rank lets all others know of, in front of its message where that goes with it.
-const (
-	announcedPassed = iota // how many sums passed the threshold; as the message's length, all that there is room for
-	announcedLarge         // how many of the selected entries may not stay finite
-	announcedLong          // how many messages were nearly too long
-	announcedWords
-)
-
 // flagLarge has the flags be what the ranks announced, so many words apart.
 func (x *okExchange) flagLarge(announced uintptr, apart int) {
 	if x.cfg.NonFinite != PassNonFinite {

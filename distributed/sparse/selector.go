@@ -178,29 +178,6 @@ func (s gaussian) selectEntries(g Input, k int, dst runtime.Entries) runtime.Ent
 	return dst
 }
 
-// Selector selects the entries that a rank sends, in the place of a pattern's own selection
-// ([Config].Selector): by work that is submitted to the runtime of the [Selection]'s tensors. Residual,
-// momentum, exchange, and the rollback of a step that fails are those of the pattern.
-//
-// A step that was rolled back is made again with the same Step, and one that follows a restored state
-// too: so a Selector keeps nothing of its own between steps. Where there are several tensors, as the
-// buckets of package ddp are, it selects from one at a time, perhaps on another goroutine.
-type Selector interface {
-	// Select writes which entries are sent. Its error is one of the step.
-	Select(s Selection) error
-	// String names the Selector and its settings: the ranks compare it before the first step, and
-	// [Reducer.Restore] compares it with that of the state.
-	String() string
-}
-
-// Selection is what a [Selector] selects from, and what it writes.
-type Selection struct {
-	Step    int             // number of the step, from 0
-	From    *runtime.Tensor // n F32: gradient + residual, not to be written
-	Indices *runtime.Tensor // k I32: the numbers of k entries, in strictly ascending order
-	Values  *runtime.Tensor // k F32: these entries
-}
-
 // custom has a Selector select.
 type custom struct {
 	*engine

@@ -344,3 +344,13 @@ func (s *Reducer) chosenFor(fingerprint uint64) (Config, bool) {
 	}
 	return s.cfg, false
 }
+
+// PrepareRestore checks what [Reducer.Restore] is given, and waits for the device until ctx is
+// done. Nothing has changed until restore is called.
+func (s *Reducer) PrepareRestore(ctx context.Context, states ...[]byte) (restore func(context.Context) error, err error) {
+	parsed, err := s.parseAll(states)
+	if err == nil {
+		err = s.settled(ctx)
+	}
+	return func(ctx context.Context) error { return s.restore(ctx, parsed) }, err
+}

@@ -2,8 +2,8 @@ package sparse
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
@@ -13,67 +13,83 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// phase is how far a step has come.
-type phase uint8
+// AllReduce replaces t by (an approximation of) the average of all ranks' t, or,
+// with [Config].InPlace, takes what it sends out of t:
+// the same bits on every rank, zero where no rank's entry made it into the
+// result. t has the n elements that New was told, in any shape; F32, F16
+// or BF16 ([comm.ErrUnsupported] otherwise), and its runtime has the compute
+// stream of the one that New was told ([runtime.ErrDevice] otherwise). What
+// was not sent is kept, in F32, and added to the next step's gradient. The result
+// is ready as that of [distributed.AllReduce] is.
+//
+// A wrong argument is an error before anything happened. A step is a transaction:
+// after any error nothing has happened on this rank. t holds the gradient that was
+// passed, and the residual what it held before, both bit for bit, and the step does
+// not count. So the same call repeats it, with the
+// same communicator unless that is aborted, or with another one ([Reducer.Rebind]).
+// The exception is an error of the runtime itself while that is restored, or when the
+// result has been written to t, which has lost the gradient then: it
+// stays, and later calls return it. So does every error of a step with
+// [Config].NoUndo: t's content is undefined then.
+//
+// The other ranks wait for this one after an error, until their contexts end or
+// this rank closes its communicator, which is [comm.ErrPeerFailed] on them: so
+// close it unless all ranks have the error. A rank that had got all of the result
+// by then has completed the step; [Stats.Step] tells. A context that is over
+// before the step ([comm.ErrCanceled], [comm.ErrTimeout]) is found before anything
+// happens, as a wrong argument is.
+//
+// Before the first step with a communicator the ranks compare the length, the type, the
+// configuration, the step of a [Schedule] that is not over, and the version of this
+// module, by one element of each rank: if they differ, that is [comm.ErrMismatch] on
+// all of them, and names the difference. Lengths that another rank announces and that
+// no tensor of n elements has are [comm.ErrMismatch], and so are indices: those are
+// left out of the result, and every step that follows has the error. On a device with
+// streams it is the first step that reads numbers of the device, and each 256th that is
+// not captured does. What oktopk reads in the step after ([NeedsHost]) is an error of
+// that, or of Stats, State and ScaleResidual before it.
+func (s *Reducer) AllReduce(ctx context.Context, t *runtime.Tensor) error {
+	const op = "sparse allreduce"
+	if err := s.ready(); err != nil {
+		return base.OpError(op, err)
+	}
+	ptr, err := s.checkTensor(op, t)
+	if err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return base.OpError(op, comm.ContextError(ctx))
+	}
+	g := Input{Ptr: ptr, DType: t.DType()}
+	if s.cfg.InPlace {
+		g.Ptr, s.residual = 0, ptr
+		defer func() { s.residual = 0 }()
+	}
+	if s.Select(ctx, g) != nil || s.Exchange(ctx) != nil || s.end(ctx) != nil {
+		return base.OpError(op, s.failed())
+	}
+	return nil
+}
 
-const (
-	idle       phase = iota // none was begun
-	begun                   // gradient and residual are as before, unless restores says otherwise
-	selected                // the selected entries are subtracted from the residual
-	exchanged               // the result is submitted
-	judged                  // its entries that are not finite are counted
-	finished                // the result is written to the gradient: there is no way back
-	rolledBack              // gradient and residual are as before
-)
-
-// open reports whether a step can be rolled back.
-func (p phase) open() bool { return begun <= p && p <= judged }
-
-// restoration is where the residual before a step is.
-type restoration uint8
-
-const (
-	nothingSaved restoration = iota
-	swapped                  // in the origin, which the step reads
-	keeping                  // it will be in the origin when the gradient is added
-	kept                     // in the origin, from where it is copied back
-)
-
-// step is what there is of one step. What later steps need is in engine and Reducer.
-type step struct {
-	phase    phase
-	target   Input           // where the result goes
-	selected runtime.Entries // unless it is dense
-	whole    comm.Call       // if it is
-	result   result
-	used     number // where the threshold is that entries were selected by
-
-	restores restoration // the step may be rolled back, and how
-	ago      past        // what to restore of the host's
-
-	inFlight   bool    // the compute stream is to wait for what was submitted
-	hostWaited bool    // the host has waited for the device
-	finding    finding // of the exchange
-	flagged    bool    // the exchange has left that in the flags
-	deferred   bool    // the device knows whether it was skipped
-	chose      bool    // a pattern, for Auto
-
-	stats, last Stats // of the step, and of the one before
-	counted     bool  // stats has what is on the device, too
+// end completes and commits a step.
+func (s *Reducer) end(ctx context.Context) error {
+	started := time.Now()
+	_, err := s.Complete(ctx)
+	if err == nil {
+		v := s.judge(ctx)
+		if s.confirm != nil && s.err == nil {
+			s.check(s.confirm(ctx))
+		}
+		if err = s.err; err == nil {
+			err = s.Commit(v)
+		}
+	}
+	s.stats.ExchangeTime += time.Since(started)
+	return err
 }
 
 // A step in parts, for a caller that reduces several tensors in one transaction: Select,
 // Exchange and Complete, then Commit, or after an error RollBack.
-
-// Input is the gradient of a step that is made in parts.
-type Input struct {
-	Ptr    uintptr
-	DType  dtype.DType
-	Factor uintptr // of an F32 on the device that multiplies it, 0 for none
-	Lent   bool    // Ptr may be read until Select returns, and written by Commit
-	// Scratch: the gradient at Ptr may be lost, so that RollBack also takes back a step that is committed.
-	Scratch bool
-}
 
 // Drain waits for communication that a step which failed has left in flight, until ctx is done.
 func (s *Reducer) Drain(ctx context.Context) error { return s.order.Drain(ctx) }
@@ -148,15 +164,6 @@ func (s *Reducer) addSent(then metered.Traffic) {
 	s.stats.SentElements += now.SentElements - then.SentElements
 	s.stats.SentBytes += now.SentBytes - then.SentBytes
 }
-
-// Stage is a part of a sparse step.
-type Stage uint8
-
-const (
-	Selected  Stage = iota // the gradient is added, and the entries are selected
-	Exchanged              // the result is there, as lists
-	Finished               // the result is written to the tensor
-)
 
 // OnStage has f called when the work of a stage of a sparse step has been submitted
 // to the compute stream, which waits for the exchange by then: an event that f
@@ -377,40 +384,65 @@ func (s *Reducer) JoinTransaction(flags, skip uintptr) {
 	s.agreed, s.joined = true, true
 }
 
-// PrepareRestore checks what [Reducer.Restore] is given, and waits for the device until ctx is
-// done. Nothing has changed until restore is called.
-func (s *Reducer) PrepareRestore(ctx context.Context, states ...[]byte) (restore func(context.Context) error, err error) {
-	parsed, err := s.parseAll(states)
-	if err == nil {
-		err = s.settled(ctx)
+// faultInterval is how often a step waits for the device only to look at what the
+// kernels have counted.
+const faultInterval = 256
+
+// lookForFaults makes indices that earlier steps have left out an error of this one.
+// A step whose exchange reads nothing would not find them. It costs a copy of the
+// numbers; where that is a wait of the host, few steps do it.
+func (s *Reducer) lookForFaults(ctx context.Context) {
+	if s.order.Streams != nil && (s.steps == 0 || s.steps%faultInterval != 0 || s.rt.Stats().Frozen) {
+		return
 	}
-	return func(ctx context.Context) error { return s.restore(ctx, parsed) }, err
+	s.read(ctx)
+	s.hostWaited = false // for this step
 }
 
-// Choices were made for [Auto], for several tensors: those that are about as
-// long, and of one configuration, have the same.
-type Choices map[string]*Choice
-
-// Of returns the choice for a tensor of n elements, and makes it with all ranks if there is
-// none for tensors like it.
-func (all Choices) Of(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType, cfg Config) (*Choice, error) {
-	if _, err := cfg.WithDefaults(); err != nil {
-		return nil, err
+// Stats returns what the last step did. Numbers that are on the device are
+// waited for, until ctx is done. After a step that was rolled back they are those of the step
+// before, in which what was selected is 0 unless Stats had been asked for it by then.
+func (s *Reducer) Stats(ctx context.Context) (Stats, error) {
+	if s.counted || s.closed || s.err != nil {
+		return s.stats, nil
 	}
-	if err := base.CheckGradientType(dt); err != nil {
-		return nil, err
+	idle := s.stats.Dense || s.selected.Idx == 0 // what there is to count, is
+	if idle && !s.deferred {
+		return s.stats, nil
 	}
-	alike := fmt.Sprintf("%v %d %+v", dt, sizeClass(n), cfg)
-	if all[alike] == nil {
-		choice, err := choose(ctx, rt, c, n, dt, cfg)
-		if err != nil {
-			return nil, err
-		}
-		all[alike] = choice
+	found := s.foundNonFinite(ctx)
+	s.readPosted(ctx)
+	if err := s.failure(); err != nil {
+		return s.stats, base.OpError("stats", err)
 	}
-	return all[alike], nil
+	if s.deferred && found {
+		s.skipped()
+	}
+	if idle {
+		s.counted = true
+		return s.stats, nil
+	}
+	local, err := s.lengthOf(s.selected)
+	global := 0
+	for _, l := range s.result.lists {
+		n, e := s.lengthOf(l)
+		global, err = global+n, errors.Join(err, e)
+	}
+	if s.result.dense != 0 {
+		global = s.n
+	}
+	threshold := s.float(s.used)
+	switch s.selector.(type) {
+	case nothing:
+		local, threshold = s.n, 0
+	case *custom:
+		threshold = 0
+	}
+	s.stats.SelectedLocal, s.stats.SelectedGlobal = local, global
+	s.stats.Threshold, s.stats.GlobalThreshold = threshold, s.past.globalThreshold
+	if err != nil {
+		return s.stats, base.OpError("stats", err)
+	}
+	s.counted = true
+	return s.stats, nil
 }
-
-// sizeClass is a class of lengths that one choice serves, a factor of the square
-// root of two wide.
-func sizeClass(n int) int { return int(math.Round(2 * math.Log2(float64(max(n, 1))))) }

@@ -23,9 +23,6 @@ import (
 // add up or keep, it unpacks its own messages as well, so that its list holds what they say. What rounding
 // loses is in its residual.
 
-// coded reports whether lists are encoded to travel.
-func (e *engine) coded() bool { return e.codec != runtime.CodecNone }
-
 // unitOf is how many elements of a budget a word is, where messages have at least half of an equal share of k of n entries.
 func unitOf(codec runtime.Codec, k, n, size int) unit {
 	if codec == runtime.CodecNone {
