@@ -8,12 +8,6 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// sum is what was accumulated of a gradient.
-type sum struct {
-	of  *runtime.Tensor // F32; nil: never
-	any bool            // since the last step
-}
-
 // Accumulate adds t, a gradient of parameter i, to what the next [Gradients.Ready]
 // of it, or Wait, reduces: gradient accumulation over several backward passes of
 // which only the last communicates (no_sync in PyTorch). It does not communicate. t

@@ -15,40 +15,6 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// bucket is a group of gradients that are reduced together.
-type bucket struct {
-	dt      dtype.DType
-	wire    dtype.DType // of what travels
-	first   bool        // of its type
-	params  []int
-	bytes   int
-	vectors bool            // of small gradients of one dimension only
-	joined  []int           // gradients that are put together
-	apart   []int           // and those that are reduced where they are
-	memory  *comm.Buffer    // of those that are joined, if it is this bucket's
-	views   base.Buffer     // of gradients that live here and survive the communicator
-	flat    *runtime.Tensor // those that are joined; nil: none are
-	cfg     sparse.Config   // with its defaults, and what was chosen for Auto
-	pattern string          // as [Gradients.Patterns] has it
-	reducer reducer
-	ready   uintptr // the event of its gradients, with a side stream
-	step    bucketStep
-}
-
-// arrangement is the buckets, and what works on them.
-type arrangement struct {
-	ready       []int // the order in which they were filled
-	buckets     []*bucket
-	where       []int // of each gradient: its bucket
-	transaction *transaction
-	async       *worker           // nil: what buckets exchange is exchanged when they are complete
-	views       []*runtime.Tensor // with BucketViews: the gradients in the buckets
-	shards      []Shard           // with Shard: one of each bucket
-	gathers     []comm.Call       // reused
-	squares     base.Buffer       // of the averages, an F64 of each bucket
-	norms       []float64         // these, on the host
-}
-
 // arrange makes the buckets, for gradients that become ready in this order. patterns
 // are what was chosen for them ([Gradients.Patterns]), nil to choose now.
 func (g *Gradients) arrange(ctx context.Context, ready []int, patterns []string) error {
@@ -208,14 +174,6 @@ func (g *Gradients) configure(ctx context.Context, patterns []string) error {
 	return err
 }
 
-// runtime is the runtime that works on sparse buckets.
-func (g *Gradients) runtime() runtime.Runtime {
-	if g.side != nil {
-		return g.side.rt
-	}
-	return g.rt
-}
-
 // keepsHost reports whether an exchange of a bucket keeps the host.
 func (g *Gradients) keepsHost() bool {
 	return g.order.Streams == nil || g.side != nil && slices.ContainsFunc(g.buckets, func(b *bucket) bool { return sparse.NeedsHost(b.cfg.Pattern) })
@@ -353,13 +311,6 @@ func (g *Gradients) compress(i int, b *bucket, cfg sparse.Config, to comm.Commun
 	return s, nil
 }
 
-// len returns how many elements a bucket has.
-func (b *bucket) len() int { return b.bytes / b.dt.Size() }
-
-// shares reports whether gradients are put together in memory that other buckets
-// use as well.
-func (b *bucket) shares() bool { return b.cfg.Pattern != sparse.Dense && b.views.Ptr == 0 }
-
 // view makes the tensors of the gradients that live in a bucket, at ptr. They are zero.
 func (g *Gradients) view(b *bucket, ptr uintptr) error {
 	if g.views == nil {
@@ -408,4 +359,14 @@ func (g *Gradients) copyParts(b *bucket, back bool) error {
 		flat += uintptr(t.Len() * b.wire.Size())
 	}
 	return nil
+}
+
+// backward returns the order in which a backward pass is taken to complete the
+// gradients of n parameters.
+func backward(n int) []int {
+	order := make([]int, n)
+	for i := range order {
+		order[i] = n - 1 - i
+	}
+	return order
 }

@@ -49,7 +49,8 @@ func (g *Gradients) announce(ctx context.Context, have float64) error {
 //
 // gradients are the tensors in which update looks for averages, as Ready takes them: Join fills them
 // with zeros, and averages are there when it calls update, as after Wait. So all ranks make the same
-// update and keep the same parameters. With [Config].BucketViews they may be nil, which is the views;
+// update and keep the same parameters. With [Config].Shard averages are in the [Gradients.Shards], as in other steps.
+// With [Config].BucketViews gradients may be nil, which is the views;
 // otherwise that is [comm.ErrArgument] where there is an update. The host waits in each step.
 //
 // Averages stay those over all ranks, those without data included, as PyTorch's are

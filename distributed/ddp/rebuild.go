@@ -9,16 +9,6 @@ import (
 	"github.com/tutti-go/tutti/distributed"
 )
 
-// backward returns the order in which a backward pass is taken to complete the
-// gradients of n parameters.
-func backward(n int) []int {
-	order := make([]int, n)
-	for i := range order {
-		order[i] = n - 1 - i
-	}
-	return order
-}
-
 // rebuild fills the buckets in the order in which rank 0's gradients became ready,
 // as PyTorch's DistributedDataParallel does after the first iteration.
 func (g *Gradients) rebuild(ctx context.Context) error {

@@ -46,7 +46,7 @@ type Bucket struct {
 }
 
 // Part is a gradient in a bucket. With [Config].Mesh a bucket is this rank's share of one, and a part what it
-// has of a gradient: a vector.
+// has of a gradient: a vector, so that a Reducer which goes by shapes, as that of PowerSGD, has nothing to compress.
 type Part struct {
 	Param  int   // its number
 	Shape  []int // of the parameter

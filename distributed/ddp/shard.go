@@ -13,21 +13,6 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Shard is this rank's part of a bucket, with [Config].Shard. A bucket is cut into as many equal parts as
-// there are ranks; what it lacks for that is padding at its end.
-type Shard struct {
-	// Tensor has the averages after Wait, until the next Ready. It is as long on all ranks; padding is 0.
-	Tensor *runtime.Tensor
-	Parts  []ShardPart
-}
-
-// ShardPart is what a [Shard] has of a gradient.
-type ShardPart struct {
-	Param    int // its number
-	From, To int // which of its elements: [From, To)
-	Offset   int // of the first one in the shard
-}
-
 // sharded is a plain reduction that leaves each rank its shard, where that lies in the bucket.
 type sharded struct{ plain }
 
@@ -55,14 +40,6 @@ func (g *Gradients) padded(n int) int {
 		n = (n + size - 1) / size * size
 	}
 	return n
-}
-
-// checkShard refuses what needs more than a shard of the averages.
-func (c *Config) checkShard(more bool) error {
-	if c.Shard && (more || c.Rebuild || c.Wire != dtype.Invalid) {
-		return base.ConfigError("Shard with Rebuild, Wire, or buckets that are sparse, clipped or judged")
-	}
-	return nil
 }
 
 // Shards returns with [Config].Shard this rank's part of each bucket, in the order of [Gradients.Buckets]: the

@@ -206,7 +206,7 @@ func (g *Gradients) prepareBuckets(ctx context.Context, saved []savedGradients) 
 	return all, nil
 }
 
-// parse checks a state, but for those of its buckets' Sparses.
+// parse checks a state, but for those of its buckets' reducers.
 func (g *Gradients) parse(state []byte) (p savedGradients, err error) {
 	rest, err := base.Unseal(state, gradientsMagic, "a Gradients")
 	if err != nil {

@@ -1,43 +1,397 @@
 package ddp
 
 import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
 	"time"
 
-	"github.com/tutti-go/tutti/comm/metered"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// step is the step that a [Gradients] makes, from the first Ready until it is committed or rolled back.
-// The next one begins with nothing of it.
-type step struct {
-	begun   bool
-	given   []*runtime.Tensor // nil: not ready
-	absent  []bool            // given are zeros in the place of what was left out
-	folded  []bool            // what was accumulated is in what was given
-	arrived []int             // with Rebuild: the gradients of the first step, as they became ready
-	next    int               // first bucket that is not launched
-	factor  uintptr           // what clips the gradients
-	fault   error             // for which Wait rolls it back
-	launch  time.Duration
-	before  metered.Traffic
+// Ready says that t, this step's gradient i, is complete (or that the work that
+// completes it has been submitted to the runtime's compute stream). It must be
+// neither written nor freed before Wait returned, which leaves the average in it.
+// In another step it may be another tensor.
+//
+// A number that is out of range, a gradient that is ready already, or a tensor
+// that is not as the one registered, is an error and changes nothing. An error of
+// the communication stays: later calls return it too, until Wait has ended the step
+// where it is a transaction.
+func (g *Gradients) Ready(ctx context.Context, i int, t *runtime.Tensor) error {
+	const op = "gradient ready"
+	if err := g.usable(op); err != nil {
+		return err
+	}
+	if err := g.check(op, i, t); err != nil {
+		return err
+	}
+	started := time.Now()
+	g.accept(ctx, i, t)
+	g.step.launch += time.Since(started)
+	return base.OpError(op, errors.Join(g.err, g.step.fault))
 }
 
-// bucketStep is a bucket's part of a step.
-type bucketStep struct {
-	missing int // gradients that are not ready
-	result  resultPhase
-	failed  error         // of its asynchronous exchange
-	took    time.Duration // it
+// check checks this step's gradient i.
+func (g *Gradients) check(op string, i int, t *runtime.Tensor) error {
+	if i < 0 || i >= len(g.step.given) {
+		return base.OpError(op, fmt.Errorf("%w: gradient %d is not in [0, %d)", comm.ErrArgument, i, len(g.step.given)))
+	}
+	if g.step.given[i] != nil {
+		return base.OpError(op, fmt.Errorf("%w: gradient %d is ready already in this step", comm.ErrArgument, i))
+	}
+	if _, err := g.address(t); err != nil {
+		return base.OpError(op, fmt.Errorf("gradient %d: %w", i, err))
+	}
+	if dt := g.buckets[g.where[i]].dt; t.DType() != dt {
+		return base.OpError(op, fmt.Errorf("%w: gradient %d is %v, registered was %v", runtime.ErrDType, i, t.DType(), dt))
+	}
+	if t.Len() != g.gradients[i].n {
+		return base.ShapeError(op, "gradient %d has %d elements, registered were %d", i, t.Len(), g.gradients[i].n)
+	}
+	return nil
 }
 
-// resultPhase is how far the result of a bucket is.
-type resultPhase uint8
+// begin begins a step, if it has not begun.
+func (g *Gradients) begin(ctx context.Context) {
+	if !g.step.begun && g.sound() {
+		g.step.begun = true
+		err := g.drain(ctx)
+		if err == nil {
+			err = g.announce(ctx, 1)
+		}
+		g.fail(err)
+	}
+}
 
-const (
-	pending resultPhase = iota
-	complete
-	committed
-)
+// drain waits for what a step that failed has left in flight, before anything that
+// buckets share is written. Then, before anything else is communicated, the ranks
+// compare what they reduce, if they have not yet.
+func (g *Gradients) drain(ctx context.Context) error {
+	if err := g.transaction.order.Drain(ctx); err != nil {
+		return err
+	}
+	for _, b := range g.buckets {
+		if err := b.reducer.Drain(ctx); err != nil {
+			return err
+		}
+	}
+	return g.agree(ctx)
+}
+
+// fail notes an error, if it is one. Where a step is a transaction, Wait rolls it back.
+func (g *Gradients) fail(err error) {
+	switch {
+	case err == nil:
+	case g.transaction.rollsBack():
+		g.step.fault = err
+	default:
+		g.err = err
+	}
+}
+
+// sound reports whether nothing has failed in the step.
+func (g *Gradients) sound() bool { return g.step.fault == nil && g.err == nil }
+
+// accept takes a gradient and reduces the buckets that it completes.
+func (g *Gradients) accept(ctx context.Context, i int, t *runtime.Tensor) {
+	if g.begin(ctx); g.sound() {
+		g.fail(g.fold(i, t))
+	}
+	g.step.given[i] = t
+	if g.cfg.Rebuild && g.steps == 0 {
+		g.step.arrived = append(g.step.arrived, i)
+	}
+	g.buckets[g.where[i]].step.missing--
+	if g.transaction.cfg.ClipNorm == 0 {
+		g.launchComplete(ctx)
+	}
+}
+
+// launchComplete reduces the buckets whose turn it is and which are complete.
+func (g *Gradients) launchComplete(ctx context.Context) {
+	if g.async != nil && g.step.fault == nil {
+		g.step.fault = g.async.look()
+	}
+	for g.step.next < len(g.buckets) && g.buckets[g.step.next].step.missing == 0 && g.sound() {
+		b := g.buckets[g.step.next]
+		g.step.next++
+		g.fail(g.start(ctx, b))
+	}
+}
+
+// start starts the step of a bucket, and may also end it.
+func (g *Gradients) start(ctx context.Context, b *bucket) error {
+	if err := g.side.mark(b.ready); err != nil {
+		return err
+	}
+	if g.async != nil && g.side != nil { // it also submits the work, in the order of the side stream
+		g.async.add(b)
+		return nil
+	}
+	if err := g.selectEntries(ctx, b); err != nil {
+		return err
+	}
+	if g.async != nil {
+		g.async.add(b)
+		return nil
+	}
+	err := b.reducer.Exchange(ctx)
+	g.passed(b, sparse.Exchanged)
+	// What is not in flight, and will not be rolled back, ends here: the result may be in
+	// memory that the next bucket uses.
+	if err == nil && g.transaction.cfg.NoUndo && !b.reducer.InFlight() {
+		err = g.commit(b, sparse.Passes)
+	}
+	return err
+}
+
+// selectEntries selects from a bucket, whose gradients are there at its mark.
+func (g *Gradients) selectEntries(ctx context.Context, b *bucket) error {
+	t := b.flat
+	if t == nil {
+		t = g.step.given[b.params[0]]
+	}
+	err := g.side.follow(b.ready)
+	if err == nil {
+		err = g.copyParts(b, false)
+	}
+	ptr, wrong := t.Ptr()
+	if err = cmp.Or(err, wrong); err != nil {
+		return err
+	}
+	err = b.reducer.Select(ctx, sparse.Input{Ptr: ptr, DType: b.dt, Factor: g.step.factor, Lent: g.order.Streams == nil && b.flat != nil && b.shares()})
+	g.passed(b, sparse.Selected)
+	return err
+}
+
+// exchange is what the worker does, until Wait's context ends it.
+func (g *Gradients) exchange(b *bucket) error {
+	ctx := context.Background()
+	if g.side != nil {
+		if err := g.selectEntries(ctx, b); err != nil {
+			return err
+		}
+	}
+	started := time.Now()
+	defer func() { b.step.took = time.Since(started) }()
+	err := b.reducer.Exchange(ctx)
+	g.passed(b, sparse.Exchanged)
+	if err == nil && g.order.Streams == nil && len(g.async.given) == 0 { // nothing else to exchange yet
+		_, err = g.arrive(ctx, g.buckets[:slices.Index(g.buckets, b)+1])
+	}
+	return err
+}
+
+// arrive completes the steps of buckets, as far as that was not done, and returns whether the host has
+// waited for the device.
+func (g *Gradients) arrive(ctx context.Context, buckets []*bucket) (waited bool, err error) {
+	for _, b := range buckets {
+		if b.step.result == pending {
+			hostWaited, err := b.reducer.Complete(ctx)
+			if err != nil {
+				return waited, err
+			}
+			b.step.result, waited = complete, waited || hostWaited
+		}
+	}
+	return waited, nil
+}
+
+// commit ends the step of a bucket.
+func (g *Gradients) commit(b *bucket, v sparse.Verdict) error {
+	err := b.reducer.Commit(v)
+	if err == nil && !g.cfg.Shard {
+		err = g.copyParts(b, true)
+	}
+	b.step.result = committed
+	g.passed(b, sparse.Finished)
+	return err
+}
+
+func (g *Gradients) passed(b *bucket, s sparse.Stage) {
+	if g.onStage != nil && !g.transaction.plain {
+		g.onStage(slices.Index(g.buckets, b), s)
+	}
+}
+
+// Wait completes the step: when it returns, all gradients are averages (for
+// work submitted to the compute stream from then on), and the next step may
+// begin. On a device with streams the host has not waited: before it reads a
+// gradient, or anything computed from one, it calls the communicator's Sync, as
+// "Completion" in the package's documentation explains.
+//
+// A gradient that was left out, because this rank did not use the parameter,
+// counts as zero. The average over the ranks need not be zero; [Gradients.Result]
+// has it, for ranks are to change their parameters alike.
+//
+// After an error of a step that is a transaction, nothing has happened: all is as
+// before its first Ready, which the next step begins with.
+func (g *Gradients) Wait(ctx context.Context) error {
+	const op = "gradient wait"
+	if err := g.usable(op); err != nil && (g.closed || g.err != nil) {
+		return err
+	}
+	started := time.Now()
+	g.begin(ctx)
+	for i, t := range slices.Backward(g.step.given) {
+		if t == nil && g.sound() {
+			t, err := g.zero(i)
+			if g.fail(err); err == nil {
+				g.accept(ctx, i, t)
+			}
+		}
+	}
+	g.conclude(ctx)
+	if g.step.fault != nil {
+		return base.OpError(op, g.rollBack())
+	}
+	if g.err != nil {
+		return base.OpError(op, g.err)
+	}
+	after := g.lines.outer.Totals()
+	g.stats.Step, g.stats.Buckets, g.stats.LaunchTime, g.stats.WaitTime = g.steps, len(g.buckets), g.step.launch, time.Since(started)
+	g.stats.SentElements, g.stats.SentBytes = after.SentElements-g.step.before.SentElements, after.SentBytes-g.step.before.SentBytes
+	g.step.given, g.results = g.results, g.step.given
+	if g.cfg.Rebuild && g.steps == 0 {
+		g.err = g.rebuild(ctx)
+	}
+	g.steps++
+	g.newStep()
+	if g.err != nil {
+		return base.OpError(op, g.err)
+	}
+	if g.onStep != nil {
+		g.onStep(g.stats)
+	}
+	return nil
+}
+
+// conclude completes what was launched, and commits it.
+func (g *Gradients) conclude(ctx context.Context) {
+	if g.sound() && g.transaction.cfg.ClipNorm > 0 {
+		g.fail(g.clip(ctx))
+		g.launchComplete(ctx)
+	}
+	if g.async != nil { // also after an error: it reads gradients
+		started := time.Now()
+		if err := g.async.wait(ctx, g.lines.all); g.step.fault == nil {
+			g.fail(err)
+		}
+		g.stats.ExchangeTime = 0
+		for _, b := range g.buckets {
+			g.stats.ExchangeTime += b.step.took
+		}
+		g.stats.HiddenTime = max(0, g.stats.ExchangeTime-time.Since(started))
+	}
+	fail := g.fail
+	if g.sound() {
+		v, err := g.complete(ctx)
+		if err == nil && g.confirm != nil {
+			err = g.confirm(ctx)
+		}
+		if g.fail(err); err == nil {
+			fail = func(err error) { g.err = cmp.Or(g.err, err) } // what fails while results are written stays
+			fail(g.commitAll(v))
+		}
+	}
+	fail(g.side.join())
+}
+
+// clip computes what scales the gradients, which are all there, before their buckets are launched.
+func (g *Gradients) clip(ctx context.Context) (err error) {
+	if err = g.side.catchUp(); err == nil {
+		g.step.factor, err = g.transaction.clip(ctx, g.step.given, len(g.buckets))
+	}
+	return err
+}
+
+// complete completes the steps of all buckets, and judges them.
+func (g *Gradients) complete(ctx context.Context) (sparse.Verdict, error) {
+	if g.cfg.Uneven {
+		if err := g.order.ComputeAfterComm(ctx); err != nil {
+			return sparse.Passes, err
+		}
+	}
+	waited, err := g.arrive(ctx, g.buckets)
+	if err != nil {
+		return sparse.Passes, err
+	}
+	return g.transaction.judge(ctx, len(g.buckets), waited)
+}
+
+// commitAll commits the steps of all buckets that have not ended.
+func (g *Gradients) commitAll(v sparse.Verdict) error {
+	for _, b := range g.buckets {
+		if b.step.result == committed {
+			continue
+		}
+		if err := g.commit(b, v); err != nil {
+			return err
+		}
+	}
+	g.stats.Skipped, g.open = v == sparse.Skips, v == sparse.Deferred
+	return nil
+}
+
+// rollBack rolls back the steps of all buckets that were started, and returns why it did.
+// What fails now stays.
+func (g *Gradients) rollBack() error {
+	cause := g.step.fault
+	for _, b := range g.buckets[:g.step.next] {
+		if err := b.reducer.RollBack(); err != nil && g.err == nil {
+			g.err = fmt.Errorf("%w; and residuals are lost, because they could not be restored: %w", cause, err)
+		}
+	}
+	if g.err == nil {
+		g.err = g.side.join()
+	}
+	g.unfold()
+	g.newStep()
+	if g.err != nil {
+		return g.err
+	}
+	return fmt.Errorf("%w (the step was rolled back: gradients and residuals are as before)", cause)
+}
+
+// ReduceAll is a step at once: Ready for all gradients, of which one that is nil
+// is left out, and Wait. A wrong one, and a context that is over, is an error before
+// any of them is taken.
+func (g *Gradients) ReduceAll(ctx context.Context, gradients []*runtime.Tensor) error {
+	const op = "gradient reduce"
+	if len(gradients) != len(g.step.given) {
+		return base.OpError(op, fmt.Errorf("%w: %d gradients, registered were %d", comm.ErrArgument, len(gradients), len(g.step.given)))
+	}
+	if g.usable(op) == nil {
+		for i, t := range gradients {
+			if t == nil {
+				continue
+			}
+			if err := g.check(op, i, t); err != nil {
+				return err
+			}
+		}
+		if !g.step.begun && ctx.Err() != nil {
+			return base.OpError(op, comm.ContextError(ctx))
+		}
+	}
+	for i, t := range slices.Backward(gradients) {
+		if t != nil {
+			if err := g.Ready(ctx, i, t); err != nil {
+				if g.step.fault != nil {
+					return g.Wait(ctx) // it ends the step
+				}
+				return err
+			}
+		}
+	}
+	return g.Wait(ctx)
+}
 
 // newStep is for the next step.
 func (g *Gradients) newStep() {

@@ -1,19 +1,8 @@
 package ddp
 
 import (
-	"github.com/tutti-go/tutti/distributed/internal/base"
-	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
-
-// checkWire checks the type as which gradients travel.
-func (c *Config) checkWire() error {
-	switch c.Wire {
-	case dtype.Invalid, dtype.F16, dtype.BF16:
-		return nil
-	}
-	return base.ConfigError("Wire is %v, want bf16, f16 or none", c.Wire)
-}
 
 // convert copies n elements of a gradient to its place in a bucket, or back, and
 // converts between the gradient's type and that which travels.

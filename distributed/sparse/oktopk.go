@@ -57,7 +57,7 @@ import (
 // that sum, nor is the number that [ClipGlobal] adds.
 //
 // What a rank receives in the reduction is not in that sum. Balanced partitions keep
-// it near 2k; see balanceRegions.
+// it near 2k; see balancePartitions.
 //
 // # Conservation
 //

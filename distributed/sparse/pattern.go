@@ -69,7 +69,7 @@ func NeedsHost(pattern string) bool {
 // [I4] and [I2]. What is faster than one before it by less than a twentieth is not taken.
 //
 // A [Reducer] chooses in the first step that is not dense by its schedule, for Config.Density; package ddp when it is
-// made, once for all buckets of about the same length. It takes less than a second where steps with 16,384 elements
+// made, once for all buckets of about the same length. It takes about a second where steps with 16,384 elements
 // take less than 12 ms, and meanwhile memory of up to eleven times the tensor's size, about twenty with momentum, but
 // for no more than 16,777,216 elements.
 const Auto = "auto"

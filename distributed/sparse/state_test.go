@@ -24,7 +24,7 @@ import (
 )
 
 // TestResume interrupts a run after each of its steps and goes on with other
-// Sparses: the same bits as without the interruption, warm-up and epochs too.
+// Reducers: the same bits as without the interruption, warm-up and epochs too.
 func TestResume(t *testing.T) {
 	const ranks, steps = 3, 9
 	type reduction struct {

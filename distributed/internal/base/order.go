@@ -23,7 +23,7 @@ type Order struct {
 	pending bool
 }
 
-// DrainLimit is how long settle waits.
+// DrainLimit is how long a drain waits.
 const DrainLimit = 5 * time.Second
 
 // NewOrder returns the order of a runtime and a communicator.

@@ -1,0 +1,125 @@
+package ddp
+
+import (
+	"context"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// The size of a gradient bucket unless set. With streams it is that of PyTorch's
+// DistributedDataParallel: a bucket is one call, which has to be large to be fast.
+// Without, the calls of a bucket are one group, which gains nothing by being
+// large, and a small one begins earlier.
+const (
+	bucketBytes      = 25 << 20
+	hostBucketBytes  = 1 << 20
+	firstBucketBytes = 1 << 20 // as PyTorch's
+	denseUpTo        = 1 << 16 // elements of a gradient of one dimension that is reduced densely
+)
+
+// smallBytes is the size up to which a gradient is put together with others on the
+// host as well: copying it takes less than a call of its own, some microseconds
+// over MPI.
+const smallBytes = 16 << 10
+
+// Config says how a [Gradients] works. All ranks use the same.
+type Config struct {
+	// BucketBytes is how many bytes of gradients are reduced together,
+	// 25 MiB unless set, or 1 MiB where the communicator has no streams. A larger tensor
+	// is a bucket of its own.
+	BucketBytes int
+	// Sum adds gradients up instead of averaging them, for programs that divide
+	// the loss by the world size: a backend may add faster than it averages. Valid only
+	// for dense buckets without clipping or detection of non-finite gradients.
+	Sum bool
+	// Config is how a bucket is reduced, dense unless set. ClipNorm bounds the norm
+	// of the whole gradient, which is known when the last one is ready: so all
+	// communication is in Wait then. NonFinite is one for all buckets.
+	sparse.Config
+	// DenseUpTo: where Config is sparse, gradients of one dimension with at most so
+	// many elements, such as biases and the parameters of norms, have separate dense
+	// buckets: 65536 unless set, a negative number for none. A tensor of a slice without a shape is one as well: New
+	// warns where there are no others.
+	DenseUpTo int
+	// PerBucket, if set, replaces Config for each bucket: bucket 0 is reduced
+	// first and holds gradients registered last. There is no DenseUpTo then. A
+	// ClipNorm is 0 or that of Config.
+	PerBucket func(bucket, elements int) sparse.Config
+	// FirstBucketBytes is the size of the first bucket of each type,
+	// 1 MiB unless set, at most BucketBytes: its reduction is to
+	// begin early.
+	FirstBucketBytes int
+	// Rebuild fills the buckets anew after the first step, in the order in which rank
+	// 0's gradients became ready. It is for dense buckets: the residual of a
+	// sparse one belongs to its gradients.
+	Rebuild bool
+	// Wire is the type as which dense F32 gradients travel, BF16 or F16: half the
+	// bytes. They are rounded before the reduction, which adds up in F32 where the
+	// backend does, and once after it. Beyond 65504 an F16 is infinite; BF16 has the
+	// range of F32. Unset, they travel as they are.
+	Wire dtype.DType
+	// BucketViews has the gradients live in the buckets: a backward pass computes them
+	// in the tensors that [Gradients.Views] hands out, and nothing is copied
+	// (gradient_as_bucket_view in PyTorch). Any other tensor passed to Ready is
+	// copied as usual. It excludes Wire and Rebuild.
+	BucketViews bool
+	// Reducer, if set, returns what reduces a bucket in the place of Config: a compression of the
+	// program. nil leaves a bucket to Config.
+	Reducer func(b Bucket) (Reducer, error)
+	// Shard leaves each rank a shard of each bucket's averages ([Gradients.Shards]), by a
+	// reduce-scatter: a rank updates its part of the parameters, and keeps the optimizer's state for that
+	// part alone (ZeRO-1, Rajbhandari et al., SC 2020). Then [Gradients.Gather] puts the parameters
+	// together. The gradients that Ready was given are not written. It is for plain dense buckets, without
+	// Rebuild and Wire.
+	Shard bool
+	// Mesh, if set, arranges the ranks of a communicator: along the inner dimensions, those within a host,
+	// buckets are reduced densely, by a reduce-scatter and an allgather, and along the first one, between
+	// hosts, this rank's share of them is reduced as Config, PerBucket and Reducer say. A step is one
+	// transaction of all ranks. After an error that not all ranks have, [comm.CloseAll] of the communicator
+	// ends the waits of the others, also those along the mesh. New calls Mesh, and [Gradients.Rebind] does,
+	// which needs the same share: hosts may be lost or added as a whole. The mesh is closed with the
+	// Gradients. Restore takes the states of ranks with that share, in their order along the first dimension.
+	Mesh func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error)
+	// Uneven has ranks that run out of data sooner than others call
+	// [Gradients.Join]. It costs an allreduce of one number in each step.
+	Uneven bool
+}
+
+// Stats tells what the last step of a [Gradients] did on this rank.
+type Stats struct {
+	Step    int // number of the step, from 0
+	Buckets int
+	// Skipped: a gradient was not finite, and by [sparse.SkipNonFinite] the step was rolled back
+	// in all buckets, on all ranks.
+	Skipped bool
+	// SentElements and SentBytes count as in [sparse.Stats], with a Mesh along its first dimension.
+	SentElements, SentBytes int64
+	// LaunchTime is the host's time in Ready, WaitTime that in Wait: the
+	// communication that the backward pass did not hide.
+	LaunchTime, WaitTime time.Duration
+	// ExchangeTime is what the exchanges of the buckets took on the communication worker, and HiddenTime the part of it in
+	// which the backward pass went on: 0 where there is no worker, as with plain buckets.
+	ExchangeTime, HiddenTime time.Duration
+}
+
+// checkWire checks the type as which gradients travel.
+func (c *Config) checkWire() error {
+	switch c.Wire {
+	case dtype.Invalid, dtype.F16, dtype.BF16:
+		return nil
+	}
+	return base.ConfigError("Wire is %v, want bf16, f16 or none", c.Wire)
+}
+
+// checkShard refuses what needs more than a shard of the averages.
+func (c *Config) checkShard(more bool) error {
+	if c.Shard && (more || c.Rebuild || c.Wire != dtype.Invalid) {
+		return base.ConfigError("Shard with Rebuild, Wire, or buckets that are sparse, clipped or judged")
+	}
+	return nil
+}

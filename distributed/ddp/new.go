@@ -1,0 +1,148 @@
+package ddp
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/metered"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// New prepares the reduction of gradients that have the lengths and
+// the types of params, in the order of the forward pass: the parameters
+// themselves, for example, contiguous and in memory of rt's device and compute
+// stream ([runtime.ErrDevice]). Params are neither written nor kept.
+//
+// All ranks call it together, with the same lengths, types and configuration: it
+// allocates symmetric memory where the communicator has such, and chooses what is
+// left to [sparse.Auto]. Before the first step with a communicator they compare them, and
+// the version of this module: what differs is [comm.ErrMismatch] on all of them, and
+// named as far as there is room. That step waits for the device, and allocates: it
+// comes before the runtime is frozen.
+func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []*runtime.Tensor, cfg Config) (*Gradients, error) {
+	const op = "gradient sync"
+	if rt == nil || c == nil {
+		return nil, base.OpError(op, fmt.Errorf("%w: runtime or communicator is nil", comm.ErrArgument))
+	}
+	if cfg.BucketBytes < 0 {
+		return nil, base.ConfigError("BucketBytes is %d, want at least 1", cfg.BucketBytes)
+	}
+	if cfg.FirstBucketBytes < 0 {
+		return nil, base.ConfigError("FirstBucketBytes is %d, want at least 1", cfg.FirstBucketBytes)
+	}
+	if err := cfg.checkWire(); err != nil {
+		return nil, err
+	}
+	if cfg.BucketViews && (cfg.Wire != dtype.Invalid || cfg.Rebuild) {
+		return nil, base.ConfigError("BucketViews with Wire %v and Rebuild %v, which move gradients", cfg.Wire, cfg.Rebuild)
+	}
+	n := len(params)
+	g := &Gradients{rt: rt, meter: metered.New(c), op: comm.Avg, gradients: make([]gradient, n), results: make([]*runtime.Tensor, n),
+		step: step{given: make([]*runtime.Tensor, n), absent: make([]bool, n), folded: make([]bool, n)}}
+	if cfg.Sum {
+		g.op = comm.Sum
+	}
+	g.order = base.NewOrder(rt, g.meter)
+	if cfg.BucketBytes == 0 {
+		cfg.BucketBytes = bucketBytes
+		if g.order.Streams == nil {
+			cfg.BucketBytes = hostBucketBytes
+		}
+	}
+	if cfg.FirstBucketBytes == 0 {
+		cfg.FirstBucketBytes = firstBucketBytes
+	}
+	if cfg.DenseUpTo == 0 {
+		cfg.DenseUpTo = denseUpTo
+	}
+	g.cfg = cfg
+	for i, t := range params {
+		if _, err := g.address(t); err != nil {
+			return nil, base.OpError(op, fmt.Errorf("gradient %d: %w", i, err))
+		}
+		compressed := cfg.PerBucket == nil && cfg.Pattern != "" && cfg.Pattern != sparse.Dense
+		g.gradients[i] = gradient{n: t.Len(), dt: t.DType(), shape: t.Shape(), vector: compressed && len(t.Shape()) <= 1 && t.Len() <= cfg.DenseUpTo}
+	}
+	if n > 0 && !slices.ContainsFunc(g.gradients, func(p gradient) bool { return !p.vector }) && c.Rank() == 0 {
+		slog.Warn("ddp: all gradients are vectors, which are reduced densely; make their tensors with shapes, or set DenseUpTo to -1", "pattern", cfg.Pattern)
+	}
+	if g.lines, g.err = g.newLines(ctx); g.err == nil {
+		g.err = g.arrange(ctx, backward(n), nil)
+	}
+	if g.err == nil {
+		g.err = g.prepareJoin()
+	}
+	if g.err != nil {
+		return nil, base.OpError(op, errors.Join(g.err, g.Close()))
+	}
+	g.newStep()
+	return g, nil
+}
+
+// Close frees the buckets. Gradients and communicator stay as they are.
+// Closing twice is fine. Where the communicator has symmetric memory, all ranks
+// close together; after an error that memory is left to the communicator's Close,
+// because the peers may be calling something else.
+//
+// In the middle of a step the host waits for the buckets that were launched,
+// because the communicator still reads and writes them. If the peers do not
+// reduce theirs within 5 seconds, that is [comm.ErrTimeout], and the communicator
+// is aborted. After this or any other error of that wait the buckets' memory is
+// not given back, because the communicator may still write it. Close the
+// communicator then, and after it the Gradients again, before the gradients
+// are freed: they may be buckets themselves.
+func (g *Gradients) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
+	defer cancel()
+	if g.async != nil && !g.closed {
+		_ = g.async.wait(ctx, g.lines.all) // what it leaves in flight, DrainToFree finds
+		g.async.close()
+	}
+	g.closed = true
+	settled := g.order.DrainToFree()
+	errs := []error{settled}
+	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)
+	own := []*runtime.Tensor{g.active}
+	for _, p := range g.gradients {
+		own = append(own, p.spare, p.sum.of)
+	}
+	for _, b := range g.buckets {
+		err := settled
+		if b.reducer != nil {
+			failed := b.reducer.Close()
+			errs = append(errs, failed)
+			err = cmp.Or(err, failed)
+		}
+		if b.memory != nil && err == nil && !(symmetric && g.err != nil) {
+			// A communicator that was closed has freed its memory.
+			if err := b.memory.Free(ctx); !errors.Is(err, comm.ErrClosed) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	for _, b := range g.buckets {
+		errs = append(errs, g.forget(b))
+	}
+	if g.transaction != nil {
+		errs = append(errs, g.transaction.close())
+	}
+	for _, t := range own {
+		if t != nil && settled == nil {
+			errs = append(errs, t.Free())
+		}
+	}
+	if errors.Join(errs...) == nil { // otherwise the communicator may still write its memory
+		errs = append(errs, g.side.close())
+		g.side = nil
+	}
+	errs = append(errs, g.lines.close())
+	return base.OpError("gradient sync close", errors.Join(errs...))
+}

@@ -1,0 +1,116 @@
+package ddp
+
+import (
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/metered"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// step is the step that a [Gradients] makes, from the first Ready until it is committed or rolled back.
+// The next one begins with nothing of it.
+type step struct {
+	begun   bool
+	given   []*runtime.Tensor // nil: not ready
+	absent  []bool            // given are zeros in the place of what was left out
+	folded  []bool            // what was accumulated is in what was given
+	arrived []int             // with Rebuild: the gradients of the first step, as they became ready
+	next    int               // first bucket that is not launched
+	factor  uintptr           // what clips the gradients
+	fault   error             // for which Wait rolls it back
+	launch  time.Duration
+	before  metered.Traffic
+}
+
+// bucketStep is a bucket's part of a step.
+type bucketStep struct {
+	missing int // gradients that are not ready
+	result  resultPhase
+	failed  error         // of its asynchronous exchange
+	took    time.Duration // it
+}
+
+// resultPhase is how far the result of a bucket is.
+type resultPhase uint8
+
+const (
+	pending resultPhase = iota
+	complete
+	committed
+)
+
+// gradient is what outlives steps of one gradient.
+type gradient struct {
+	n      int
+	dt     dtype.DType
+	shape  []int
+	vector bool            // it goes to a dense bucket of such
+	spare  *runtime.Tensor // zeros in its place; nil: never yet
+	sum    sum
+}
+
+// sum is what was accumulated of a gradient.
+type sum struct {
+	of  *runtime.Tensor // F32; nil: never
+	any bool            // since the last step
+}
+
+// bucket is a group of gradients that are reduced together.
+type bucket struct {
+	dt      dtype.DType
+	wire    dtype.DType // of what travels
+	first   bool        // of its type
+	params  []int
+	bytes   int
+	vectors bool            // of small gradients of one dimension only
+	joined  []int           // gradients that are put together
+	apart   []int           // and those that are reduced where they are
+	memory  *comm.Buffer    // of those that are joined, if it is this bucket's
+	views   base.Buffer     // of gradients that live here and survive the communicator
+	flat    *runtime.Tensor // those that are joined; nil: none are
+	cfg     sparse.Config   // with its defaults, and what was chosen for Auto
+	pattern string          // as [Gradients.Patterns] has it
+	reducer reducer
+	ready   uintptr // the event of its gradients, with a side stream
+	step    bucketStep
+}
+
+// arrangement is the buckets, and what works on them.
+type arrangement struct {
+	ready       []int // the order in which they were filled
+	buckets     []*bucket
+	where       []int // of each gradient: its bucket
+	transaction *transaction
+	async       *worker           // nil: what buckets exchange is exchanged when they are complete
+	views       []*runtime.Tensor // with BucketViews: the gradients in the buckets
+	shards      []Shard           // with Shard: one of each bucket
+	gathers     []comm.Call       // reused
+	squares     base.Buffer       // of the averages, an F64 of each bucket
+	norms       []float64         // these, on the host
+}
+
+// len returns how many elements a bucket has.
+func (b *bucket) len() int { return b.bytes / b.dt.Size() }
+
+// shares reports whether gradients are put together in memory that other buckets
+// use as well.
+func (b *bucket) shares() bool { return b.cfg.Pattern != sparse.Dense && b.views.Ptr == 0 }
+
+// Shard is this rank's part of a bucket, with [Config].Shard. A bucket is cut into as many equal parts as
+// there are ranks; what it lacks for that is padding at its end.
+type Shard struct {
+	// Tensor has the averages after Wait, until the next Ready. It is as long on all ranks; padding is 0.
+	Tensor *runtime.Tensor
+	Parts  []ShardPart
+}
+
+// ShardPart is what a [Shard] has of a gradient.
+type ShardPart struct {
+	Param    int // its number
+	From, To int // which of its elements: [From, To)
+	Offset   int // of the first one in the shard
+}
