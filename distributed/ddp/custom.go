@@ -23,7 +23,7 @@ type custom struct {
 	b      Bucket
 	kept   []*runtime.Tensor // its memory, residuals first
 	sums   int               // how many of them are residuals
-	before base.Buffer       // the memory before the step
+	before base.Buffer       // the memory before the step, if it may be rolled back
 	n      int
 	dt     dtype.DType
 	target uintptr // of the step
@@ -69,6 +69,9 @@ func (g *Gradients) newCustom(i int, dt dtype.DType, to comm.Communicator, n int
 		if t.DType() != dtype.F32 {
 			return nil, errors.Join(fmt.Errorf("%w: a residual is %v, want f32", comm.ErrUnsupported, t.DType()), c.Close())
 		}
+	}
+	if c.g.cfg.NoUndo {
+		return c, nil
 	}
 	if err := c.g.buffers.Allocate(c.g.rt, &c.before, c.size()); err != nil {
 		return nil, errors.Join(err, c.Close())
@@ -118,10 +121,12 @@ func (c *custom) Select(_ context.Context, in sparse.Input) error {
 
 // Exchange implements reducer.
 func (c *custom) Exchange(ctx context.Context) error {
-	if err := c.copyMemory(false); err != nil {
-		return err
+	if !c.g.cfg.NoUndo {
+		if err := c.copyMemory(false); err != nil {
+			return err
+		}
+		c.begun = true
 	}
-	c.begun = true
 	if !c.judges() {
 		return c.Reduce(ctx, c.b)
 	}
@@ -169,7 +174,7 @@ func (c *custom) Commit(v sparse.Verdict) error {
 	if v == sparse.Skips {
 		return cmp.Or(c.RollBack(), c.g.rt.Fill(c.target, c.n, c.dt, 0))
 	}
-	c.begun, c.counted = c.scratch, true
+	c.begun, c.counted = c.begun && c.scratch, true
 	c.b.Step++
 	return c.g.rt.Copy(c.target, c.memory.Ptr, c.n*c.dt.Size())
 }
@@ -189,7 +194,12 @@ func (c *custom) RollBack() error {
 func (c *custom) JoinTransaction(flags, _ uintptr) { c.flags = flags }
 
 // Terms implements reducer.
-func (c *custom) Terms() string { return fmt.Sprintf("reduced by %T", c.Reducer) }
+func (c *custom) Terms() string {
+	if s, ok := c.Reducer.(fmt.Stringer); ok {
+		return "reduced by " + s.String()
+	}
+	return fmt.Sprintf("reduced by %T", c.Reducer)
+}
 
 // Stats implements reducer.
 func (c *custom) Stats(context.Context) (sparse.Stats, error) {

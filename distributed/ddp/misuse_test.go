@@ -3,6 +3,7 @@ package ddp_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -107,6 +108,21 @@ func TestClosed(t *testing.T) {
 	})
 }
 
+// named returns a Reducer of its own settings.
+func named(settings string) func(ddp.Bucket) (ddp.Reducer, error) {
+	return func(b ddp.Bucket) (ddp.Reducer, error) {
+		r, err := newAlternating(b)
+		return struct {
+			ddp.Reducer
+			fmt.Stringer
+		}{r, text(settings)}, err
+	}
+}
+
+type text string
+
+func (t text) String() string { return string(t) }
+
 // TestBucketsDisagree has the last rank reduce other buckets than the others, or in
 // another way, also where all are plain allreduces, which some backends do not compare.
 func TestBucketsDisagree(t *testing.T) {
@@ -123,6 +139,7 @@ func TestBucketsDisagree(t *testing.T) {
 		"sparse":   {config{}, config{Config: topk, DenseUpTo: -1}, "topkA, density 0.1"},
 		"uneven":   {config{Uneven: true}, config{}, "uneven false"},
 		"views":    {config{}, config{BucketViews: true}, "views true"},
+		"reducer":  {config{Reducer: named("rank 4")}, config{Reducer: named("rank 8")}, "reduced by rank 8"},
 		"overflow": {config{Config: topk}, config{Config: sparse.Config{Pattern: "topkA", Density: 0.1, NonFinite: sparse.FailNonFinite}}, "NonFinite:3"},
 	} {
 		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
