@@ -108,6 +108,9 @@ func (p *play) newProgram(size int, longest int, faults ...string) *program {
 	}
 	if s := &g.steps[g.fault.at]; g.fault.kind == "idle" && longest >= 40_000 && p.Chance(2) { // long enough to be shared out
 		s.op, s.count, s.mixed, s.then = comm.OpAllReduce, 40_000, false, comm.OpSync
+		if p.Chance(2) {
+			s.op, s.count = message, min(longest, 200_000)
+		}
 	}
 	if g.fault.kind == "stall" && p.Chance(2) {
 		g.timeout = p.Between(time.Millisecond, time.Second)
@@ -440,7 +443,7 @@ func (g *program) play(p *play, ctx context.Context, c comm.Communicator, rank i
 				}
 			}
 			f, began := g.fault, time.Now()
-			idle := f.kind == "idle" && f.at == number && s.op != message
+			idle := f.kind == "idle" && f.at == number
 			if idle && f.rank == rank {
 				if g.idles.Add(1); s.then == comm.OpSync {
 					sim.Sleep(idleTime)
