@@ -162,7 +162,7 @@ func (m *Member) register(kv store.Store, at string) error {
 		err = errors.Join(own.Set(ctx, atKey, []byte(at)), own.Close())
 	}
 	if err == nil {
-		m.change(func() { m.entries, m.since = map[string]store.Entry{}, time.Now() })
+		m.change(func() { m.entries, m.since = map[string]entry{}, time.Now() })
 		_, err = kv.Watch(ctx, keys, m.hear)
 	}
 	if err != nil {
@@ -175,9 +175,8 @@ func (m *Member) register(kv store.Store, at string) error {
 		there, taken := m.entries[m.key()]
 		changed := m.changed
 		m.mu.Unlock()
-		var other status
-		if !taken || json.Unmarshal(there.Value, &other) == nil && other.Incarnation == m.now().Incarnation {
-			if _, ok, err := kv.CompareAndSet(ctx, m.key(), there.Version, m.text(), store.Lease); err != nil {
+		if !taken || there.status != nil && there.status.Incarnation == m.now().Incarnation {
+			if _, ok, err := kv.CompareAndSet(ctx, m.key(), there.version, m.text(), store.Lease); err != nil {
 				return err
 			} else if ok {
 				m.change(func() {
@@ -207,9 +206,31 @@ func (m *Member) hear(e store.Event) {
 			delete(m.entries, e.Key)
 			m.miss()
 		} else {
-			m.entries[e.Key] = e.Entry
+			m.entries[e.Key] = read(e)
 		}
 	})
+}
+
+// entry is what the store has of a key: an epoch or a member's status, which nobody changes, or something else.
+type entry struct {
+	version uint64
+	record  *record
+	status  *status
+}
+
+func read(e store.Event) (r entry) {
+	r.version = e.Version
+	switch {
+	case e.Key == epochKey:
+		if r.record = new(record); json.Unmarshal(e.Value, r.record) != nil {
+			r.record = nil
+		}
+	case strings.HasPrefix(e.Key, memberKeys):
+		if r.status = new(status); json.Unmarshal(e.Value, r.status) != nil {
+			r.status = nil
+		}
+	}
+	return r
 }
 
 // miss aborts the epoch that is used if a member of it who is not in the store now is not there within a quarter of the time of
@@ -295,17 +316,11 @@ func (m *Member) publish() {
 func (m *Member) look() (v view, version uint64) {
 	v = view{min: m.cfg.Min, max: m.cfg.Max, outlives: m.cfg.Dial != nil, settled: time.Since(m.since) > m.cfg.Silence/4}
 	for _, key := range slices.Sorted(maps.Keys(m.entries)) {
-		text := m.entries[key].Value
-		switch {
-		case key == epochKey:
-			if r := new(record); json.Unmarshal(text, r) == nil {
-				v.record, version = r, m.entries[key].Version
-			}
-		case strings.HasPrefix(key, memberKeys):
-			var s status
-			if json.Unmarshal(text, &s) == nil {
-				v.present = append(v.present, s)
-			}
+		switch e := m.entries[key]; {
+		case e.record != nil:
+			v.record, version = e.record, e.version
+		case e.status != nil:
+			v.present = append(v.present, *e.status)
 		}
 	}
 	return v, version

@@ -153,11 +153,11 @@ type Member struct {
 	telling sync.Mutex
 	mu      sync.Mutex
 	kv      store.Store
-	since   time.Time              // when it was reached
-	entries map[string]store.Entry // what it has
-	changed chan struct{}          // closed by the next change
-	status  status                 // of this member
-	fault   error                  // why it cannot be a member
+	since   time.Time        // when it was reached
+	entries map[string]entry // what it has
+	changed chan struct{}    // closed by the next change
+	status  status           // of this member
+	fault   error            // why it cannot be a member
 	leaving bool
 	turn    int    // where in the list of members the search for a store begins
 	used    *Epoch // the last one that was formed
@@ -180,7 +180,7 @@ func Join(ctx context.Context, cfg Config) (*Member, error) {
 	if cfg.Runtime == nil {
 		cfg.Runtime = cpu.New()
 	}
-	m := &Member{cfg: cfg, changed: make(chan struct{}), entries: map[string]store.Entry{}}
+	m := &Member{cfg: cfg, changed: make(chan struct{}), entries: map[string]entry{}}
 	m.status = status{Name: cfg.Name, Incarnation: rand.Text(), Terms: cfg.Terms, Step: cfg.Step, Fresh: true}
 	m.ctx, m.end = context.WithCancel(context.WithoutCancel(ctx))
 	if cfg.Dial == nil {
