@@ -280,15 +280,17 @@ func (s *Simulation) connect(p *proc, to *Node, at *net.TCPAddr) (here, there *c
 	defer s.netMu.Unlock()
 	s.ports++
 	number := len(s.conns) / 2
-	half := func(from, to *Node, i uint64) *half {
+	way := func(from, to *Node, i uint64) *half {
 		return &half{sim: s, from: from, to: to, random: Random(Mix(uint64(p.random), i)), changed: make(chan struct{})}
 	}
-	out, back := half(p.node, to, 1), half(to, p.node, 2)
+	out, back := way(p.node, to, 1), way(to, p.node, 2)
 	own := &net.TCPAddr{IP: net.IP(p.node.ip[:]), Port: 30000 + s.ports}
-	here = &conn{number: number, index: len(s.conns), out: out, in: back, own: own, peer: at}
-	there = &conn{number: number, index: len(s.conns) + 1, out: back, in: out, own: at, peer: own}
-	s.conns = append(s.conns, here, there)
-	return here, there
+	side := func(out, in *half, own, peer *net.TCPAddr) *conn {
+		c := &conn{name: fmt.Sprintf("c%d %v>%v", number, own, peer), index: len(s.conns), out: out, in: in, own: own, peer: peer}
+		s.conns = append(s.conns, c)
+		return c
+	}
+	return side(out, back, own, at), side(back, out, at, own)
 }
 
 // half is one direction of a connection.
@@ -440,12 +442,13 @@ func (h *half) write(b []byte, wait bool) (n int, err error) {
 
 // conn is one side of a connection.
 type conn struct {
-	number, index int
-	in, out       *half
-	own, peer     net.Addr
+	name      string
+	index     int
+	in, out   *half
+	own, peer net.Addr
 }
 
-func (c *conn) String() string { return fmt.Sprintf("c%d %v>%v", c.number, c.own, c.peer) }
+func (c *conn) String() string { return c.name }
 
 func (c *conn) error(op string, err error) error {
 	if err == nil || errors.Is(err, io.EOF) {

@@ -10,12 +10,12 @@
 package sim
 
 import (
+	"bytes"
 	"context"
 	"fmt"
-	"hash/fnv"
 	"os"
+	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,7 +36,8 @@ type Simulation struct {
 	mu     sync.Mutex
 	hash   uint64
 	points int
-	events []string // the last ones
+	noted  int                // events
+	events [keptEvents][]byte // the last of them
 }
 
 var active atomic.Pointer[Simulation]
@@ -95,19 +96,22 @@ func Mix(h, x uint64) uint64 {
 
 // Event notes what happens, for the report and the trace.
 func (s *Simulation) Event(format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	line := fmt.Sprintf("%13v ", time.Since(s.Began))
+	s.mu.Lock()
+	at := s.noted % keptEvents
+	line := s.events[at][:0]
+	s.noted++
+	s.mu.Unlock()
+	line = fmt.Appendf(line, "%13v ", time.Since(s.Began))
 	if p := current(); p != nil {
-		line += fmt.Sprintf("%-6s #%-3d ", p.node.name, p.serial)
+		line = fmt.Appendf(line, "%-6s #%-3d ", p.node.name, p.serial)
 	}
+	line = fmt.Appendf(line, format, args...)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.events = append(s.events, line+text); len(s.events) > 2*keptEvents {
-		s.events = append([]string(nil), s.events[keptEvents:]...)
+	s.events[at] = line
+	for _, c := range line {
+		s.note(uint64(c))
 	}
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(line + text))
-	s.note(h.Sum64())
 }
 
 // note changes the hash of the trace. The caller holds mu.
@@ -124,7 +128,8 @@ func (s *Simulation) Trace() (hash uint64, points int) {
 func (s *Simulation) Report() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return strings.Join(s.events[max(0, len(s.events)-keptEvents):], "\n")
+	last := min(s.noted, keptEvents)
+	return string(bytes.Join(slices.Concat(s.events[s.noted%keptEvents:], s.events[:s.noted%keptEvents])[keptEvents-last:], []byte("\n")))
 }
 
 // Node is a process of the simulation.

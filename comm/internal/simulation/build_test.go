@@ -8,7 +8,7 @@
 // goroutines. What it does not fix is random numbers of cryptography and the order of maps of more
 // than 8 entries, and neither changes an event. In the long runs (TUTTI_SIM_SECONDS, TUTTI_SIM_RUNS, TUTTI_SIM_EVENTS)
 // and in replays (TUTTI_SIM_SEED), the choice of select among cases that are ready, and the order of
-// small maps, follow from the virtual time as well, by two changes to the runtime; TestReplay
+// small maps, follow from the virtual time as well, by changes to the runtime; TestReplay
 // compares the traces of runs. A failure prints the seed, and the last events.
 package simulation
 
@@ -61,12 +61,46 @@ var slow = []change{
 	{"comm/tcp/link.go", "into[0] = l.head[0]", scheduler + ".Linger(); into[0] = l.head[0]"},
 }
 
-// Of several cases that are ready, and of the entries of a map, the runtime takes any.
+// Of several cases that are ready, and of the entries of a map, the runtime takes any. The rest makes a point cheaper.
 var determined = []change{
 	{"runtime/select.go", "j := cheaprandn(uint32(norder + 1))",
 		"j := cheaprandn(uint32(norder + 1)); if b := getg().bubble; b != nil { j = uint32((uint64(b.now) + uint64(norder)) * 0x9e3779b97f4a7c15 >> 33) % uint32(norder+1) }"},
 	{"runtime/rand.go", "func maps_rand() uint64 {", "func maps_rand() uint64 { if b := getg().bubble; b != nil { return uint64(b.now) * 0x9e3779b97f4a7c15 };"},
+	// A sleep that nothing comes before is over at once, and who sleeps last moves the clock itself.
+	{"runtime/time.go", "\tgp.sleepWhen = when\n", "\tgp.sleepWhen = when\n\tif gp.bubble != nil && gp.bubble.leap(when) {\n\t\treturn\n\t}\n"},
+	{"runtime/synctest.go", "\t\tthrow(\"active < 0\")\n\t}\n\twake := bubble.maybeWakeLocked()\n", "\t\tthrow(\"active < 0\")\n\t}\n\twake := bubble.advance(bubble.maybeWakeLocked())\n"},
+	{"runtime/synctest.go", "var bubbleGen atomic.Uint64", leaps + "\nvar bubbleGen atomic.Uint64"},
 }
+
+// leaps are what a simulation adds to bubbles: they do what their root does, in the same order, without a switch to it.
+const leaps = `
+func (bubble *synctestBubble) leap(when int64) bool {
+	lock(&bubble.mu)
+	next := bubble.timers.wakeTime()
+	alone := bubble.running == 1 && bubble.active == 0 && (next == 0 || when < next)
+	if alone {
+		bubble.now = when
+	}
+	unlock(&bubble.mu)
+	return alone
+}
+
+func (bubble *synctestBubble) advance(wake *g) *g {
+	for wake == bubble.root && getg() == getg().m.g0 && !bubble.done {
+		next := bubble.timers.wakeTime()
+		if next == 0 {
+			break
+		}
+		bubble.now = next
+		unlock(&bubble.mu)
+		bubble.timers.check(next, bubble)
+		lock(&bubble.mu)
+		bubble.active--
+		wake = bubble.maybeWakeLocked()
+	}
+	return wake
+}
+`
 
 // calls are functions and types that packages get from the simulation.
 var calls = map[string]string{
@@ -278,7 +312,7 @@ func communicates(s ast.Stmt) (found bool) {
 // simulate runs a binary with variables for its TestSeeds.
 func simulate(t *testing.T, binary, test string, variables ...string) (string, error) {
 	c := exec.CommandContext(t.Context(), binary, "-test.run", "^"+test+"$", "-test.timeout", "0", "-test.v")
-	c.Env = append(append(os.Environ(), "GOMAXPROCS=1"), variables...)
+	c.Env = append(append(os.Environ(), "GOMAXPROCS=1", "GOGC=400"), variables...)
 	out, err := c.CombinedOutput()
 	return string(out), err
 }

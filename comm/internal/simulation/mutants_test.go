@@ -150,7 +150,7 @@ func TestMutants(t *testing.T) {
 	if os.Getenv("TUTTI_EXTENDED") == "" {
 		t.Skip("plays seeds for many minutes; set TUTTI_EXTENDED")
 	}
-	binary, err := build(t, false, mutants...)
+	binary, err := build(t, true, mutants...)
 	require.NoError(t, err)
 	for i, m := range mutants {
 		t.Run(m.name, func(t *testing.T) {
