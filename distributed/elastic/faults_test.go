@@ -265,6 +265,32 @@ func TestStoreThatOutlives(t *testing.T) {
 	}
 }
 
+// TestLeaverAlone: a member that has lost the others when it is to leave makes no step alone, which these would not have.
+func TestLeaverAlone(t *testing.T) {
+	server := store.NewServer(store.Options{})
+	defer server.Close() //nolint:errcheck // it is in this process
+	form, log := new(rooms).form, newReplay()
+	dial := func(context.Context) (store.Store, error) { return server.Local("a member"), nil }
+	a := newTrainee(t, log, quick(Config{Name: "a", Form: form, Dial: dial}))
+	b := newTrainee(t, log, quick(Config{Name: "b", Form: form, Dial: dial}))
+	var all sync.WaitGroup
+	all.Go(func() { _ = b.run(t.Context(), t, func(*Epoch, int) bool { return false }) })
+	var failed error
+	for failed == nil {
+		e, err := a.Next(t.Context(), nil)
+		require.NoError(t, err)
+		if len(e.Members) == 2 {
+			b.kill()
+		}
+		failed = a.step(t.Context(), t, e)
+	}
+	all.Wait()
+	a.Leave()
+	e, err := a.Next(t.Context(), failed)
+	require.ErrorIs(t, err, ErrLeft, "%+v", e)
+	require.NoError(t, a.Close())
+}
+
 // TestRefused: a member with other terms, and one with a name that is taken, are refused; a name can be had again.
 func TestRefused(t *testing.T) {
 	form, log := new(rooms).form, newReplay()

@@ -205,6 +205,9 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 			if own.Leaving && (v.alone(&own) || time.Since(began) > m.cfg.Patience) {
 				return nil, ErrLeft
 			}
+			if leaving && next != nil && len(next.Members) == 1 { // a step alone would go with this member
+				next, why, apart = nil, "nobody is here who stays", true
+			}
 		}
 		if next != nil {
 			text, _ := json.Marshal(next)

@@ -49,6 +49,7 @@ type program struct {
 	fault   fault
 	timeout time.Duration // of waits, 0 for none
 	hasty   bool          // ranks close without a wait for what they have submitted last
+	pause   time.Duration // for so long a process is stopped
 	crowd   int           // goroutines of a rank that wait beside it: those of odd ranks, or of all if it is more than 1
 	idles   atomic.Int32
 	below   atomic.Bool // a sub-communicator has failed, whose errors have other numbers of ranks
@@ -494,7 +495,7 @@ func (o *outcome) finish(p *play, g *program, rank int, broken bool) {
 		}
 		bound := 25 * time.Second
 		if g.fault.kind == "" && !broken {
-			bound = 2 * time.Second // all come
+			bound = 2*time.Second + g.pause // all come
 		}
 		p.within(bound, fmt.Sprintf("rank %d: Close", rank), func() {
 			if rank%2 == 1 { // two at once

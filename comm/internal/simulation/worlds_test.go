@@ -147,16 +147,17 @@ func playTCP(p *play) {
 			p.Cut(a, b, until)
 			p.Cut(b, a, until)
 		}
-	case "late": // longer than an address may take to answer
+	case "late": // longer than an address may take to answer, shorter than Close waits
 		broken, at = false, p.Between(0, 30*time.Millisecond)>>p.IntN(3)
 		act = func() {
-			if until := time.Now().Add(p.Between(2*time.Second, 8*time.Second)); connected < size {
+			if until := time.Now().Add(p.Between(2*time.Second, 4*time.Second)); connected < size {
 				p.Cut(a, b, until)
 				p.Cut(b, a, until)
 			}
 		}
 	case "pause": // a process that is stopped for a while, longer than it may be silent or not
 		act = func() { a.Freeze(); sim.AfterFunc(f.wait, a.Thaw) }
+		g.pause = f.wait
 		broken = f.wait > silence*3/4
 	default:
 		broken = false
@@ -284,7 +285,7 @@ func playStore(p *play) {
 	defer cancel()
 	left := make(chan int, size)
 	finished := make(chan struct{})
-	sim.GoOn(nodes[0], func() {
+	sim.Go(func() {
 		defer close(finished)
 		for n := range size {
 			if n == size-1 && dead {
