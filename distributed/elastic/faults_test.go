@@ -205,11 +205,17 @@ func TestSecondOfTwo(t *testing.T) {
 		list := []*trainee{newTrainee(t, log, quick(Config{Name: "a", Form: form}))}
 		list = append(list, newTrainee(t, log, quick(Config{Name: "b", Form: form, Peers: []string{list[0].Address()}})))
 		var all sync.WaitGroup
+		began := make(chan struct{}) // the job, by the first
+		begin := sync.OnceFunc(func() { close(began) })
 		for i, a := range list {
 			all.Go(func() {
 				var failed error
+				if i > 0 {
+					<-began
+				}
 				for pair := false; ; {
 					e, err := a.Next(t.Context(), failed)
+					begin()
 					if i == victim && err != nil {
 						return
 					}
