@@ -57,7 +57,7 @@ var layers = []struct{ of, may string }{
 	{"distributed/sparse", "comm comm/metered distributed distributed/internal/base distributed/internal/tuning runtime"},
 	{"distributed/ddp", "comm comm/metered distributed distributed/internal/base distributed/sparse runtime"},
 	{"distributed/outer", "comm distributed distributed/internal/base distributed/sparse distributed/ddp runtime"},
-	{"distributed/elastic", "comm comm/store comm/rendezvous distributed runtime runtime/cpu"}, // cpu: the default, and host memory
+	{"distributed/elastic", "comm comm/instrument comm/store comm/rendezvous distributed runtime runtime/cpu"}, // cpu: the default, and host memory
 	{"distributed/delta", "comm distributed runtime runtime/cpu"},
 	{"distributed/distributedtest", "comm comm/metered comm/commtest distributed distributed/internal/tuning distributed/sparse distributed/ddp distributed/outer runtime"},
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -44,27 +45,57 @@ const (
 //		return instrument.Run(ctx, rt, c, train)
 //	})
 func Run(ctx context.Context, rt runtime.Runtime, c comm.Communicator, body func(ctx context.Context, c comm.Communicator) error) error {
-	calls, err := callsToRecord(c)
+	decorated, err := around(ctx, rt, c, RecordDir())
 	if err != nil {
 		return err
+	}
+	if decorated == c {
+		return body(ctx, c)
+	}
+	return comm.Run(ctx, []comm.Communicator{decorated}, body)
+}
+
+// RecordDir is where dumps are written.
+func RecordDir() string { return cmp.Or(os.Getenv(RecordDirVariable), ".") }
+
+// EpochDir is the directory, within [RecordDir], of the dumps of an epoch.
+const EpochDir = "tutti-record-epoch-"
+
+// epochsKept is of how many epochs dumps are kept.
+const epochsKept = 16
+
+// Epoch returns c with the decorators of [Run], for a program whose communicators take each other's place, as those of
+// an elastic job, and that closes c itself. The dumps of an epoch have a directory of their own, of which the last 16 are kept, and
+// a rank that aborts does not wait for those of others.
+func Epoch(ctx context.Context, rt runtime.Runtime, c comm.Communicator, number uint64) (comm.Communicator, error) {
+	dir := filepath.Join(RecordDir(), EpochDir)
+	decorated, err := around(ctx, rt, c, dir+strconv.FormatUint(number, 10), record.Apart)
+	if _, records := decorated.(*record.Recorder); records && number > epochsKept {
+		_ = os.RemoveAll(dir + strconv.FormatUint(number-epochsKept, 10))
+	}
+	return decorated, err
+}
+
+// around returns c with the decorators that the environment asks for, or c itself.
+func around(ctx context.Context, rt runtime.Runtime, c comm.Communicator, dir string, options ...record.Option) (comm.Communicator, error) {
+	calls, err := callsToRecord(c)
+	if err != nil {
+		return nil, err
 	}
 	k, err := checkFromEnv(ctx, c, rt)
 	if err != nil {
-		return err
-	}
-	if k == nil && calls == 0 {
-		return body(ctx, c)
+		return nil, err
 	}
 	if k != nil {
 		c = k
 	}
 	if calls > 0 {
-		r := record.New(c, calls, cmp.Or(os.Getenv(RecordDirVariable), "."))
+		r := record.New(c, calls, dir, options...)
 		r.NotifyOn(dumpSignals...)
 		r.SaveBefore(ctx, endSignals...)
 		c = r
 	}
-	return comm.Run(ctx, []comm.Communicator{c}, body)
+	return c, nil
 }
 
 // checkFromEnv returns a [checked.Communicator] around c, or nil if TUTTI_CHECK asks for

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -105,6 +106,39 @@ func TestExamineRecordsOnce(t *testing.T) {
 		}
 		return nil
 	}))
+}
+
+// larger is a communicator of a world with a rank that writes nothing.
+type larger struct{ comm.Communicator }
+
+func (larger) WorldSize() int { return 2 }
+
+// Each epoch has its dumps apart, the last 16 of them are kept, and nobody waits for those of others.
+func TestEpoch(t *testing.T) {
+	rt, dir := hosttest.NewRuntime(t), t.TempDir()
+	plain, err := instrument.Epoch(t.Context(), rt, noop.New(rt), 1)
+	require.NoError(t, err)
+	require.IsType(t, noop.New(rt), plain)
+	t.Setenv(instrument.RecordVariable, "10")
+	t.Setenv(instrument.RecordDirVariable, dir)
+	synctest.Test(t, func(t *testing.T) {
+		begin := time.Now() // of a clock that stands while anything runs
+		for number := uint64(1); number <= 20; number++ {
+			c, err := instrument.Epoch(t.Context(), rt, larger{noop.New(rt)}, number)
+			require.NoError(t, err)
+			c.Abort(errors.New("no disk space"))
+			require.NoError(t, c.Close())
+		}
+		assert.Equal(t, begin, time.Now())
+	})
+	for number := 1; number <= 20; number++ {
+		path := filepath.Join(dir, instrument.EpochDir+strconv.Itoa(number), "tutti-record-0.json")
+		if number <= 4 {
+			assert.NoFileExists(t, path)
+		} else {
+			assert.FileExists(t, path)
+		}
+	}
 }
 
 // What Examine made gives its memory back and writes its record, and the other ranks

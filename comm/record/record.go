@@ -62,6 +62,7 @@ type Recorder struct {
 // flight is what a Recorder shares with those of its sub-communicators.
 type flight struct {
 	dir   string // of the dump, "" for none
+	apart bool   // see Apart
 	path  string
 	begun time.Time
 
@@ -149,14 +150,25 @@ func (s *waits) shown() *wait {
 	return shown
 }
 
+// Option changes a [Recorder].
+type Option func(*flight)
+
+// Apart has a rank that aborts not wait for the dumps of others, which nobody ends because of it.
+var Apart Option = func(f *flight) { f.apart = true }
+
 // New returns a Recorder of the last n calls (at least one) around c,
 // which writes its dump to the file tutti-record-RANK.json in dir; "" for none.
 // Package comm/instrument makes one if the environment asks for it.
-func New(c comm.Communicator, n int, dir string) *Recorder {
+func New(c comm.Communicator, n int, dir string, options ...Option) *Recorder {
 	f := &flight{dir: dir, begun: time.Now()}
+	for _, o := range options {
+		o(f)
+	}
 	if dir != "" {
 		f.path = dumpPath(dir, c.Rank())
-		ofThisProcess.Store(f.path, true)
+		if !f.apart {
+			ofThisProcess.Store(f.path, true)
+		}
 	}
 	return newRecorder(c, max(n, 1), "0", f)
 }
@@ -402,7 +414,7 @@ func (r *Recorder) Close() error {
 func (r *Recorder) Abort(cause error) {
 	r.saveOnce(cmp.Or(cause, comm.ErrCanceled), false)
 	r.Communicator.Abort(cause)
-	if r.name == "0" && r.path != "" {
+	if r.name == "0" && r.path != "" && !r.apart {
 		r.awaitPeers()
 	}
 }

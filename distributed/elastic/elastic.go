@@ -146,9 +146,10 @@ type Member struct {
 	cfg    Config
 	server *store.Server // its own, nil with Dial
 
-	ctx  context.Context // until Close
-	end  context.CancelFunc
-	gone sync.WaitGroup
+	ctx    context.Context // until Close
+	end    context.CancelFunc
+	caller context.Context // of the last Next
+	gone   sync.WaitGroup
 
 	telling sync.Mutex
 	mu      sync.Mutex

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/instrument"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
@@ -28,6 +29,7 @@ import (
 // so long, but not begin, it returns why. Next may be called again after that, and the member joins when it can. It is refused
 // as by [Join] where it finds the others only now.
 func (m *Member) Next(ctx context.Context, failed error) (*Epoch, error) {
+	m.caller = ctx
 	if failed != nil {
 		m.fail(failed)
 	}
@@ -309,11 +311,15 @@ func (m *Member) establish(ctx context.Context, r *record) (c comm.Communicator,
 	if c.Rank() != rank || c.WorldSize() != len(r.Members) {
 		return nil, errors.Join(fmt.Errorf("%w: Form made rank %d of %d, want %d of %d", comm.ErrArgument, c.Rank(), c.WorldSize(), rank, len(r.Members)), c.Close())
 	}
-	if err := c.Barrier(ctx); err != nil {
-		_ = comm.CloseAll(c, err)
+	examined, err := instrument.Epoch(m.caller, m.cfg.Runtime, c, r.Number)
+	if err != nil {
+		return nil, errors.Join(err, comm.CloseAll(c, err))
+	}
+	if err := examined.Barrier(ctx); err != nil {
+		_ = comm.CloseAll(examined, err)
 		return nil, fmt.Errorf("%w: %w", comm.ErrPeerFailed, err)
 	}
-	return c, nil
+	return examined, nil
 }
 
 // obstacle returns why an epoch will not be formed. mu is held.

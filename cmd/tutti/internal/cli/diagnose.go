@@ -2,12 +2,15 @@ package cli
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/diagnose"
+	"github.com/tutti-go/tutti/comm/instrument"
 )
 
 func newDiagnose() *cobra.Command {
@@ -23,7 +26,8 @@ what the others wait for, and where ranks disagree.
 A program writes them that runs under TUTTI_RECORD=1000 (calls to remember), as
 tutti does and all that use instrument.Run: to TUTTI_RECORD_DIR, or the current
 directory, when a wait fails, when a rank aborts, and on the signals USR1 and
-TERM.
+TERM. Those of an elastic job are in a directory for each epoch, of which the
+newest counts.
 
 --fr writes them for the analyser of PyTorch's flight recorder, too.`,
 		Example: `  TUTTI_RECORD=1000 mpirun -n 4 tutti train --backend mpi --timeout 60s
@@ -45,6 +49,9 @@ TERM.
 				}
 			}
 			lines, out := forms(cmd.OutOrStdout(), asJSON)
+			if dir := filepath.Dir(records[0].Name); strings.HasPrefix(filepath.Base(dir), instrument.EpochDir) {
+				fmt.Fprintf(out, "%s:\n\n", dir)
+			}
 			report := diagnose.Diagnose(records)
 			writeJSON(lines, report)
 			for _, f := range report.Findings {

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"errors"
 	"os"
 	"time"
@@ -30,7 +29,7 @@ If a rank fails, all are told to end (SIGTERM, and SIGKILL after 10 s), on all
 machines, and the exit code is that of the rank, or 128 and the signal that
 killed it. With --restarts, all ranks are started again; TUTTI_RESTART tells
 them how often. A signal to any launcher goes to all ranks. The first machine
-collects the flight records of a job that failed (TUTTI_RECORD).
+collects the flight records of a job that failed, or is elastic (TUTTI_RECORD).
 
 With --min, the job is elastic (package elastic): a rank that fails is started
 again by itself, and joins again; other machines --join at any time.`,
@@ -55,7 +54,7 @@ again by itself, and joins again; other machines --join at any time.`,
 			}
 			cfg.Out, cfg.Err = cmd.OutOrStdout(), cmd.ErrOrStderr()
 			if os.Getenv(instrument.RecordVariable) != "" {
-				cfg.Records = cmp.Or(os.Getenv(instrument.RecordDirVariable), ".")
+				cfg.Records = instrument.RecordDir()
 			}
 			cfg.Color = canRedraw(cfg.Out) && os.Getenv("NO_COLOR") == ""
 			return launch.Run(cmd.Context(), cfg)

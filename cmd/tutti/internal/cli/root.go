@@ -166,7 +166,7 @@ Environment:
                          interop: they are, and ranks may be other programs
   TUTTI_NETWORK          name of the network in results, which cluster sets
 Programs that use the library read those of libraries, jobs and MPI, and with
-instrument.Run those of calls.`,
+instrument.Run, or as members of an elastic job, those of calls.`,
 		Example: `  tutti info
   tutti train --pattern dense,topkA,oktopk
   tutti bench allreduce --ranks 2 --max 16M

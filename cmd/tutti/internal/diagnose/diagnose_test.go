@@ -30,6 +30,27 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
+// TestNewest: of the epochs of an elastic job the last one with a dump counts, and one before that if it is asked for.
+func TestNewest(t *testing.T) {
+	dir := t.TempDir()
+	for number, age := range map[string]time.Duration{"": 4 * time.Hour, "9": 3 * time.Hour, "10": time.Hour, "11": 2 * time.Hour} {
+		at := dir
+		if number != "" {
+			at = filepath.Join(dir, instrument.EpochDir+number)
+			require.NoError(t, os.Mkdir(at, 0o777))
+		}
+		path := filepath.Join(at, "tutti-record-0.json")
+		require.NoError(t, os.WriteFile(path, []byte(`{"version":"2.10","tutti":{"rank":0,"world_size":1}}`), 0o600))
+		require.NoError(t, os.Chtimes(path, time.Time{}, time.Now().Add(-age)))
+	}
+	for of, want := range map[string]string{dir: "10", filepath.Join(dir, instrument.EpochDir+"9"): "9"} {
+		records, err := ReadFiles([]string{of})
+		require.NoError(t, err)
+		require.Len(t, records, 1)
+		assert.Equal(t, filepath.Join(dir, instrument.EpochDir+want, "tutti-record-0.json"), records[0].Name)
+	}
+}
+
 // TestARankThatDoesNotCall runs three ranks, the last of which does not make the
 // second allreduce, reads what they wrote, and reads it without that rank's.
 func TestARankThatDoesNotCall(t *testing.T) {

@@ -12,7 +12,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/tutti-go/tutti/comm/instrument"
 	"github.com/tutti-go/tutti/comm/record"
 )
 
@@ -25,7 +27,27 @@ type Record struct {
 	*record.Dump
 }
 
-// ReadFiles reads dumps, and all those in directories, and sorts them by rank.
+// Files lists the dumps in a directory, with those of the epochs of elastic jobs.
+func Files(dir string) []string {
+	const files = "tutti-record-*.json"
+	own, _ := filepath.Glob(filepath.Join(dir, files))
+	epochs, _ := filepath.Glob(filepath.Join(dir, instrument.EpochDir+"*", files))
+	return append(own, epochs...)
+}
+
+// newest are the dumps in a directory that are beside the newest.
+func newest(dir string) (files []string) {
+	var last time.Time
+	all := Files(dir)
+	for _, path := range all {
+		if info, err := os.Stat(path); err == nil && info.ModTime().After(last) {
+			last, dir = info.ModTime(), filepath.Dir(path)
+		}
+	}
+	return slices.DeleteFunc(all, func(path string) bool { return filepath.Dir(path) != dir })
+}
+
+// ReadFiles reads dumps, and those in directories, of epochs the last ones, and sorts them by rank.
 func ReadFiles(paths []string) ([]Record, error) {
 	var files []string
 	for _, path := range paths {
@@ -33,7 +55,7 @@ func ReadFiles(paths []string) ([]Record, error) {
 			files = append(files, path) // where reading it says what is wrong
 			continue
 		}
-		found, _ := filepath.Glob(filepath.Join(path, "tutti-record-*.json"))
+		found := newest(path)
 		if len(found) == 0 {
 			return nil, fmt.Errorf("%s: has no file tutti-record-*.json", path)
 		}

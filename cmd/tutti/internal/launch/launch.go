@@ -13,6 +13,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -20,6 +21,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/tutti-go/tutti/cmd/tutti/internal/diagnose"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
@@ -57,7 +59,7 @@ const (
 	planKey  = keys + "plan"
 	elastics = keys + "elastic" // the bounds of an elastic job
 	ranksKey = keys + "ranks"   // how many have come
-	dumps    = keys + "dump/"   // by rank and piece
+	dumps    = keys + "dump/"   // by file and piece
 )
 
 // machine is one that has come.
@@ -277,14 +279,20 @@ func (a *agent) elastic(ctx context.Context) error {
 		}
 	}
 	g.stop(end.Signal)
-	if a.first && end.Signal == 0 {
+	if !a.first {
+		a.sendDumps() // also of members that were lost in a job that went well
+	} else if end.Signal == 0 {
 		_, _ = a.until(ctx, func(here []store.Entry) bool { return len(here) < 2 })
 	}
 	a.leave()
-	if end.Text != "" {
-		return &end
+	var err error
+	if a.first {
+		err = a.takeDumps()
 	}
-	return nil
+	if end.Text != "" {
+		return cmp.Or(err, error(&end))
+	}
+	return err
 }
 
 // rejoin connects to the first machine again, and returns nil if its launcher has ended or ctx ends.
@@ -535,28 +543,27 @@ func (a *agent) leave() {
 	}
 }
 
-// dump is the flight record of a rank, as package record names it.
-func (a *agent) dump(rank string) string {
-	return filepath.Join(a.Records, "tutti-record-"+rank+".json")
-}
-
-// sendDumps gives the flight records of this machine's ranks to the first machine, in pieces.
+// sendDumps gives the flight records that this machine's ranks wrote to the first machine, in pieces.
 func (a *agent) sendDumps() {
+	if a.Records == "" {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
-	for local := range a.Ranks {
-		rank := strconv.Itoa(a.plan.First[a.own] + local)
-		if info, err := os.Stat(a.dump(rank)); a.Records == "" || err != nil || info.ModTime().Before(a.began) {
+	for _, path := range diagnose.Files(a.Records) {
+		info, err := os.Stat(path)
+		if err != nil || info.ModTime().Before(a.began) {
 			continue
 		}
-		text, err := os.ReadFile(a.dump(rank))
+		text, err := os.ReadFile(path)
+		name, _ := filepath.Rel(a.Records, path)
 		i := 0
 		for piece := range slices.Chunk(text, store.MaxValue) {
-			err = cmp.Or(err, a.kv.Set(ctx, fmt.Sprintf("%s%s/%06d", dumps, rank, i), piece))
+			err = cmp.Or(err, a.kv.Set(ctx, fmt.Sprintf("%s%s/%06d", dumps, filepath.ToSlash(name), i), piece))
 			i++
 		}
 		if err != nil {
-			fmt.Fprintf(a.Err, "tutti: the flight record of rank %s stays on this machine: %v\n", rank, err)
+			fmt.Fprintf(a.Err, "tutti: the flight record %s stays on this machine: %v\n", path, err)
 		}
 	}
 }
@@ -566,11 +573,15 @@ func (a *agent) takeDumps() error {
 	pieces, err := a.kv.List(context.Background(), dumps)
 	texts := map[string][]byte{}
 	for _, e := range pieces {
-		rank, _, _ := strings.Cut(strings.TrimPrefix(e.Key, dumps), "/")
-		texts[rank] = append(texts[rank], e.Value...)
+		name := filepath.FromSlash(path.Dir(strings.TrimPrefix(e.Key, dumps)))
+		texts[name] = append(texts[name], e.Value...)
 	}
-	for rank, text := range texts {
-		err = cmp.Or(err, os.WriteFile(a.dump(rank), text, 0o644))
+	for name, text := range texts {
+		if !filepath.IsLocal(name) {
+			continue
+		}
+		to := filepath.Join(a.Records, name)
+		err = cmp.Or(err, os.MkdirAll(filepath.Dir(to), 0o777), os.WriteFile(to, text, 0o644))
 	}
 	return err
 }

@@ -25,7 +25,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti/cmd/tutti/internal/diagnose"
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/instrument"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
@@ -72,7 +74,7 @@ func rank(way string) (code int, err error) {
 		return 0, nil
 	}
 	if strings.HasPrefix(way, "elastic") {
-		return 0, member(ctx, way == "elastic, stopped")
+		return 0, member(ctx, way)
 	}
 	signals := make(chan os.Signal, 1)
 	ossignal.Notify(signals, os.Interrupt, syscall.SIGTERM)
@@ -110,8 +112,12 @@ func rank(way string) (code int, err error) {
 	return 3, nil
 }
 
-// member makes steps with another one, which is killed once, or stopped until this one is alone.
-func member(ctx context.Context, stops bool) error {
+// member makes steps with others, of which one is killed once, or stopped until this one is alone.
+func member(ctx context.Context, way string) error {
+	stops, most := way == "elastic, stopped", 2
+	if way == "elastic, recorded" {
+		most = 3
+	}
 	cfg, err := elastic.FromEnv(elastic.Config{Bind: func(context.Context, *elastic.Epoch) error { return nil }})
 	if err != nil {
 		return err
@@ -137,7 +143,7 @@ func member(ctx context.Context, stops bool) error {
 				stops, until = false, m.Steps()+10
 			}
 		}
-		if m.Steps() >= 5 && victim && len(e.Members) == 2 {
+		if m.Steps() >= 5 && victim && len(e.Members) == most {
 			victim = false
 			if !stops {
 				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
@@ -424,6 +430,52 @@ func TestFlightRecords(t *testing.T) {
 	all, err := os.ReadDir(here)
 	require.NoError(t, err)
 	assert.Len(t, all, 1)
+}
+
+// The first machine of an elastic job gets the others' flight records of members that were lost on the way, by epoch, also when the
+// job goes well.
+func TestElasticFlightRecords(t *testing.T) {
+	first, second := pair(t)
+	here, there := t.TempDir(), t.TempDir()
+	t.Setenv(instrument.RecordVariable, "100")
+	records := func(c *Config, dir string) {
+		c.Records, c.Command = dir, []string{"env", instrument.RecordDirVariable + "=" + dir, os.Args[0]}
+	}
+	a := begin(t, t.Context(), "elastic, recorded", func(c *Config) {
+		first(c)
+		records(c, here)
+		c.Ranks, c.Machines, c.Min, c.Max, c.Restarts = 1, 1, 3, 3, 1
+	})
+	b := begin(t, t.Context(), "elastic, recorded", func(c *Config) {
+		second(c)
+		records(c, there)
+		c.Ranks = 2
+	})
+	require.NoError(t, b.wait(t), "%s%s", &b.out, &b.err)
+	require.NoError(t, a.wait(t), "%s%s", &a.out, &a.err)
+	assert.Contains(t, b.err.String(), "signal: killed; restart 1 of 1\n")
+	lost := map[string]bool{}
+	for _, path := range diagnose.Files(there) {
+		name, err := filepath.Rel(there, path)
+		require.NoError(t, err)
+		want, err := os.ReadFile(path)
+		require.NoError(t, err)
+		got, err := os.ReadFile(filepath.Join(here, name))
+		require.NoError(t, err)
+		assert.Equal(t, want, got, name)
+		lost[filepath.Dir(name)] = true
+	}
+	require.NotEmpty(t, lost)
+	found := false
+	for epoch := range lost {
+		records, err := diagnose.ReadFiles([]string{filepath.Join(here, epoch)})
+		require.NoError(t, err)
+		report := diagnose.Diagnose(records)
+		found = found || report.Ranks == 3 && len(report.States) == 2 && slices.ContainsFunc(report.Findings, func(f diagnose.Finding) bool {
+			return f.Kind == diagnose.NoDump && len(f.Ranks) == 1
+		})
+	}
+	assert.True(t, found, "the others' records name the one that was killed")
 }
 
 // Ranks that do not end are killed.
