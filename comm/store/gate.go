@@ -86,6 +86,9 @@ func TLS(secret []byte, purpose string) (*tls.Config, error) {
 	}, nil
 }
 
+// ErrVersion is what a [tls.Config]'s GetConfigForClient returns to a process of another version.
+var ErrVersion = errors.New("it is of another version of this library: all processes of a job use one")
+
 // Reasons why a connection is refused.
 const (
 	reasonSilence  = "it did not say who it is"
@@ -97,6 +100,8 @@ const (
 func reason(err error) string {
 	var alert *net.OpError
 	switch remote := errors.As(err, &alert) && alert.Op == "remote error"; {
+	case errors.Is(err, ErrVersion):
+		return ErrVersion.Error()
 	case errors.As(err, new(*tls.CertificateVerificationError)), remote:
 		return reasonSecret
 	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, os.ErrDeadlineExceeded), alert != nil && alert.Op != "local error":

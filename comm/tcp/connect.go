@@ -63,6 +63,7 @@ func lanesOf(roundTrip time.Duration) (lanes, window int) {
 
 // record is what a rank publishes in the store.
 type record struct {
+	Protocol  string // in all versions
 	Nonce     uint64 // of this attempt
 	Addresses []string
 }
@@ -105,12 +106,19 @@ type connector struct {
 func connect(ctx context.Context, kv store.Store, c Config, n *node) error {
 	k := &connector{node: n, config: c, kv: kv, tls: c.TLS.Clone(), changed: make(chan struct{}, 1)}
 	k.tls.NextProtos, k.tls.DynamicRecordSizingDisabled = []string{protocol}, true
+	k.tls.GetConfigForClient = func(h *tls.ClientHelloInfo) (*tls.Config, error) {
+		family, _, _ := strings.Cut(protocol, "/")
+		if !slices.Contains(h.SupportedProtos, protocol) && slices.ContainsFunc(h.SupportedProtos, func(p string) bool { return strings.HasPrefix(p, family+"/") }) {
+			return nil, store.ErrVersion
+		}
+		return nil, nil
+	}
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", withPort(c.Listen, "0"))
 	if err != nil {
 		return fmt.Errorf("%w: %w", comm.ErrUnavailable, err)
 	}
 	defer l.Close() //nolint:errcheck // nobody else connects
-	k.own = record{rand.Uint64(), store.Addresses(l)}
+	k.own = record{protocol, rand.Uint64(), store.Addresses(l)}
 	if len(c.Advertise) > 0 {
 		_, port, _ := net.SplitHostPort(l.Addr().String())
 		k.own.Addresses = nil
@@ -237,6 +245,9 @@ func (k *connector) try(ctx context.Context, p *pair, attempt uint64) error {
 	var r record
 	if err := json.Unmarshal(text, &r); err != nil {
 		return err
+	}
+	if r.Protocol != protocol {
+		return fmt.Errorf("%w: %w: rank %d speaks %q, this one %q: all ranks use one version of this library", comm.ErrMismatch, store.ErrRefused, p.rank, r.Protocol, protocol)
 	}
 	interfaces, _ := net.InterfaceAddrs()
 	far := func(address string) int {

@@ -93,7 +93,7 @@ func TestRestart(t *testing.T) {
 	l, err := net.Listen("tcp", "localhost:0")
 	require.NoError(t, err)
 	first := server.Local("first")
-	text, err := json.Marshal(record{1, []string{l.Addr().String()}})
+	text, err := json.Marshal(record{protocol, 1, []string{l.Addr().String()}})
 	require.NoError(t, err)
 	require.NoError(t, first.Set(t.Context(), "tcp//0", text, store.Lease))
 

@@ -549,17 +549,25 @@ func TestReplay(t *testing.T) {
 	s.end(t)
 }
 
-// A rank of another version is refused at the handshake, by name of the protocol, and one that comes later is not.
+// A rank of another version is refused at the handshake, and finds it in the store before that; one that comes later is not.
 func TestAnotherVersion(t *testing.T) {
 	s := besiege(t, nil)
 	own := conf.Clone()
 	own.NextProtos = []string{"tutti-tcp/0"}
 	conn, err := net.Dial("tcp", s.at)
 	require.NoError(t, err)
-	require.ErrorContains(t, tls.Client(conn, own).HandshakeContext(t.Context()), "no application protocol")
+	require.Error(t, tls.Client(conn, own).HandshakeContext(t.Context()))
 	require.NoError(t, conn.Close())
-	s.log.until(t, "does not speak this protocol", 1)
+	s.log.until(t, "another version of this library", 1)
 	s.end(t)
+
+	server := store.NewServer(store.Options{})
+	defer server.Close() //nolint:errcheck // it is in this process
+	kv := server.Local("a rank")
+	require.NoError(t, kv.Set(t.Context(), "tcp//0", []byte(`{"Protocol":"tutti-tcp/2"}`)))
+	_, err = tcp.New(t.Context(), kv, tcp.Config{Rank: 1, WorldSize: 2, TLS: conf, Listen: "localhost"})
+	require.ErrorIs(t, err, comm.ErrMismatch)
+	assert.ErrorContains(t, err, `rank 0 speaks "tutti-tcp/2", this one "tutti-tcp/1"`)
 }
 
 // Ranks that would take each other for lost after different times are refused by both sides, which name the times.
