@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bufio"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -26,6 +28,25 @@ func TestLaunchFlagsOfTCP(t *testing.T) {
 	_, stderr, err = execute(t, build(t), "train", "--backend", "tcp", "--tcp-silence", "30", "--epochs", "1")
 	require.Error(t, err)
 	assert.Contains(t, stderr, `TUTTI_TCP_SILENCE="30"`)
+}
+
+// A member that nobody joins says what it waits for, and ends in order when it is interrupted.
+func TestInterruptedAlone(t *testing.T) {
+	t.Parallel()
+	heedSignals(t)
+	cmd := command(t, build(t), "launch", "-n", "1", "--min", "2", "train", "--elastic", "--pattern", "dense")
+	stderr, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	var text []string
+	for lines := bufio.NewScanner(stderr); lines.Scan(); {
+		if text = append(text, lines.Text()); strings.Contains(lines.Text(), "1 of at least 2 members are here") {
+			require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
+		}
+	}
+	_ = cmd.Wait()
+	assert.Equal(t, 130, cmd.ProcessState.ExitCode(), text)
+	assert.Equal(t, []string{"[0] tutti: interrupted", "tutti: interrupted"}, text[max(len(text)-2, 0):])
 }
 
 // twoMachines runs the scripts $FIRST and $SECOND in two networks that a cable joins, and ends with the first exit code

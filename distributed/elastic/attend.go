@@ -1,6 +1,7 @@
 package elastic
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -16,10 +17,14 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 )
 
+// version is that of what members say to each other, and precedes their terms.
+const version = "elastic 1"
+
 // Keys of the store.
 const (
 	keys       = "elastic/"
 	epochKey   = keys + "epoch"
+	overKey    = keys + "over" // the World of the epoch with the last step
 	termsKey   = keys + "terms"
 	memberKeys = keys + "member/" // by name, leased
 	atKey      = "at"             // in a member's own store: the address of the one that it uses
@@ -29,10 +34,11 @@ func (m *Member) key() string { return memberKeys + m.cfg.Name }
 
 // attend keeps this member in a store until Close, and looks for another one when that is lost.
 func (m *Member) attend() {
-	for times := 0; m.ctx.Err() == nil; {
+	for m.ctx.Err() == nil {
 		kv, at, err := m.reach()
 		if err == nil {
 			if err = m.register(kv, at); err == nil {
+				m.failures = 0
 				select {
 				case <-kv.Done():
 				case <-m.ctx.Done():
@@ -47,8 +53,8 @@ func (m *Member) attend() {
 			return
 		}
 		if err != nil && m.ctx.Err() == nil {
-			if times++; times&(times-1) == 0 { // ever more rarely
-				slog.Warn("elastic: looking for the store", "member", m.cfg.Name, "err", err, "times", times)
+			if m.failures++; m.failures&(m.failures-1) == 0 { // ever more rarely
+				slog.Warn("elastic: looking for the store", "member", m.cfg.Name, "err", err, "times", m.failures)
 			}
 			m.pause(m.cfg.Silence / 10)
 		}
@@ -113,7 +119,7 @@ func (m *Member) find(peer string) (kv store.Store, at string, err error) {
 	if kv, err = m.dial(peer); err != nil {
 		return nil, "", err
 	}
-	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Silence/4)
+	ctx, cancel := m.within(m.cfg.Silence / 4)
 	defer cancel()
 	text, err := kv.Get(ctx, atKey)
 	if at = string(text); err == nil && at == peer {
@@ -130,9 +136,15 @@ func (m *Member) find(peer string) (kv store.Store, at string, err error) {
 	return kv, at, err
 }
 
+// within bounds a part of the search for a store. When all members were asked in vain, it has twice the time: this process or the
+// network may be that slow.
+func (m *Member) within(d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(m.ctx, min(d<<min(m.failures, 10), max(d, m.cfg.Patience)))
+}
+
 // dial connects to the store of another member, by one attempt. Where nobody listens that fails at once.
 func (m *Member) dial(address string) (store.Store, error) {
-	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Silence)
+	ctx, cancel := m.within(m.cfg.Silence)
 	defer cancel()
 	return asStore(store.Dialer{Addresses: []string{address}, TLS: m.cfg.TLS, Name: m.cfg.Name + " " + rand.Text(), Once: true}.Dial(ctx))
 }
@@ -149,9 +161,10 @@ func asStore(kv *store.Client, err error) (store.Store, error) {
 func (m *Member) register(kv store.Store, at string) error {
 	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Patience)
 	defer cancel()
-	terms, ok, err := kv.CompareAndSet(ctx, termsKey, 0, []byte(m.cfg.Terms))
-	if err == nil && !ok && string(terms.Value) != m.cfg.Terms {
-		err = fmt.Errorf("%w: the terms of %s are %q, those of the others %q", comm.ErrMismatch, m.cfg.Name, m.cfg.Terms, terms.Value)
+	own := version + " " + m.cfg.Terms
+	terms, ok, err := kv.CompareAndSet(ctx, termsKey, 0, []byte(own))
+	if err == nil && !ok && string(terms.Value) != own {
+		err = fmt.Errorf("%w: the terms of %s are %q, those of the others %q", comm.ErrMismatch, m.cfg.Name, own, terms.Value)
 	}
 	if err == nil && (m.cfg.Dial != nil || len(m.cfg.Peers) == 0 && m.now().Accepted == nil) { // the job may begin here
 		first, _ := json.Marshal(record{})
@@ -211,16 +224,19 @@ func (m *Member) hear(e store.Event) {
 	})
 }
 
-// entry is what the store has of a key: an epoch or a member's status, which nobody changes, or something else.
+// entry is what the store has of a key: an epoch or a member's status, which nobody changes, or the World of the last epoch.
 type entry struct {
 	version uint64
 	record  *record
 	status  *status
+	over    string
 }
 
 func read(e store.Event) (r entry) {
 	r.version = e.Version
 	switch {
+	case e.Key == overKey:
+		r.over = string(e.Value)
 	case e.Key == epochKey:
 		if r.record = new(record); json.Unmarshal(e.Value, r.record) != nil {
 			r.record = nil
@@ -312,9 +328,22 @@ func (m *Member) publish() {
 	}
 }
 
+// over says that the last step is made, in an epoch or while the next one was formed.
+func (m *Member) over(e *Epoch) {
+	e = cmp.Or(m.formed, e)
+	m.mu.Lock()
+	kv := m.kv
+	m.mu.Unlock()
+	if kv != nil {
+		ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Silence)
+		defer cancel()
+		_ = kv.Set(ctx, overKey, []byte(e.record.World))
+	}
+}
+
 // look returns what the store has, and the version of the epoch in it. mu is held.
 func (m *Member) look() (v view, version uint64) {
-	v = view{min: m.cfg.Min, max: m.cfg.Max, outlives: m.cfg.Dial != nil, settled: time.Since(m.since) > m.cfg.Silence/4}
+	v = view{min: m.cfg.Min, max: m.cfg.Max, outlives: m.cfg.Dial != nil, settled: time.Since(m.since) > m.cfg.Silence/4, over: m.entries[overKey].over}
 	for _, key := range slices.Sorted(maps.Keys(m.entries)) {
 		switch e := m.entries[key]; {
 		case e.record != nil:

@@ -72,6 +72,8 @@ var (
 	ErrLeft = errors.New("this member has left")
 	// ErrMinority: too few members of the last epoch are in reach. The others may go on, so these may not.
 	ErrMinority = errors.New("a minority of the members")
+	// ErrEnded: the others have made the last step of the job.
+	ErrEnded = errors.New("the job has ended")
 	// ErrIdentity: another process that lives has this member's name.
 	ErrIdentity = errors.New("another member has this name")
 )
@@ -163,6 +165,8 @@ type Member struct {
 	turn    int    // where in the list of members the search for a store begins
 	used    *Epoch // the last one that was formed
 
+	failures int // of the search for a store, one after the other; of attend alone
+
 	epoch  *Epoch // that is used
 	formed *Epoch // that takes its place, before it is bound
 	ask    bool   // the last vote has found that members come or go
@@ -253,7 +257,8 @@ func (m *Member) Leave() { m.change(func() { m.leaving = true }) }
 
 // Run makes steps until one returns [io.EOF], this member has left, ctx ends, or a step fails for
 // another reason than a lost member. With an error the others go on without this member. After that, Close. Steps are
-// repeated by those who are left; a minority waits until it can join again.
+// repeated by those who are left; a minority waits until it can join again. Who comes to a store that outlives members when all have
+// ended, and one with io.EOF, is told so ([ErrEnded]), and its Run returns nil.
 func (m *Member) Run(ctx context.Context, step func(ctx context.Context, e *Epoch) error) (err error) {
 	defer func() {
 		if err != nil {
@@ -265,6 +270,9 @@ func (m *Member) Run(ctx context.Context, step func(ctx context.Context, e *Epoc
 	for {
 		e, err := m.Next(ctx, failed)
 		switch {
+		case errors.Is(err, ErrEnded):
+			slog.Info("elastic: the others have ended the job", "member", m.cfg.Name)
+			return nil
 		case errors.Is(err, ErrLeft) && ctx.Err() == nil:
 			return nil
 		case errors.Is(err, ErrMinority) && ctx.Err() == nil:
@@ -274,13 +282,12 @@ func (m *Member) Run(ctx context.Context, step func(ctx context.Context, e *Epoc
 		case err != nil:
 			return err
 		}
-		if failed = step(ctx, e); failed == nil {
-			continue
-		}
-		if errors.Is(failed, io.EOF) {
+		switch failed = step(ctx, e); {
+		case failed == nil || lost(failed) && ctx.Err() == nil: // also where a connection's end is the reason
+		case errors.Is(failed, io.EOF):
+			m.over(e)
 			return nil
-		}
-		if !lost(failed) || ctx.Err() != nil {
+		default:
 			return failed
 		}
 	}

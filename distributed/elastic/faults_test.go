@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"math"
@@ -297,6 +298,67 @@ func TestLeaverAlone(t *testing.T) {
 	require.NoError(t, a.Close())
 }
 
+// TestEnded: in a store that outlives members, one for whom there was no room, and one that comes later, find that the others have made the
+// last step, and make none.
+func TestEnded(t *testing.T) {
+	server := store.NewServer(store.Options{})
+	defer server.Close() //nolint:errcheck // it is in this process
+	form, log := new(rooms).form, newReplay()
+	join := func(name string) *trainee {
+		dial := func(context.Context) (store.Store, error) { return server.Local("a member"), nil }
+		return newTrainee(t, log, quick(Config{Name: name, Form: form, Dial: dial, Min: 2, Max: 2}))
+	}
+	list := []*trainee{join("a"), join("b")}
+	waiting := make(chan *trainee, 1)
+	together(t, list, func(a *trainee, _ *Epoch, _ int) bool {
+		if a == list[0] && a.steps == 5 && len(waiting) == 0 {
+			waiting <- join("c")
+		}
+		return a.steps == 6
+	})
+	assert.Len(t, log.steps, 6)
+	for _, a := range list {
+		assert.NoError(t, a.Close())
+	}
+	for _, late := range []*trainee{<-waiting, join("d")} {
+		_, err := late.Next(t.Context(), nil)
+		require.ErrorIs(t, err, ErrEnded)
+		require.NoError(t, late.Run(t.Context(), func(context.Context, *Epoch) error { return errors.New("a step after the last one") }))
+		assert.NoError(t, late.Close())
+	}
+}
+
+// TestLostConnection: the io.EOF of a connection is no end of a job.
+func TestLostConnection(t *testing.T) {
+	tries := 0
+	m, err := Join(t.Context(), Config{Name: "a", Min: 1, TLS: conf, Form: new(rooms).form, Bind: func(context.Context, *Epoch) error { return nil }})
+	require.NoError(t, err)
+	require.NoError(t, m.Run(t.Context(), func(context.Context, *Epoch) error {
+		if tries++; tries == 1 {
+			return fmt.Errorf("%w: connection lost: %w", comm.ErrPeerFailed, io.EOF)
+		}
+		return io.EOF
+	}))
+	assert.Equal(t, 2, tries)
+	require.NoError(t, m.Close())
+}
+
+// TestSlowHandshake: a member whose handshakes take longer than Silence, as one that has next to no processor, joins.
+func TestSlowHandshake(t *testing.T) {
+	form, log := new(rooms).form, newReplay()
+	list := []*trainee{newTrainee(t, log, Config{Name: "a", Form: form, Silence: 200 * time.Millisecond})}
+	cfg := Config{Name: "b", Form: form, Silence: 200 * time.Millisecond, Peers: []string{list[0].Address()}, TLS: conf.Clone()}
+	cfg.TLS.VerifyConnection = func(tls.ConnectionState) error {
+		time.Sleep(2 * cfg.Silence)
+		return nil
+	}
+	list = append(list, newTrainee(t, log, cfg))
+	together(t, list, func(_ *trainee, e *Epoch, made int) bool { return len(e.Members) == 2 && made == 3 })
+	for _, a := range list {
+		assert.NoError(t, a.Close())
+	}
+}
+
 // TestRefused: a member with other terms, and one with a name that is taken, are refused; a name can be had again.
 func TestRefused(t *testing.T) {
 	form, log := new(rooms).form, newReplay()
@@ -308,7 +370,7 @@ func TestRefused(t *testing.T) {
 	cfg.Name, cfg.Terms = "b", "v2"
 	_, err = Join(t.Context(), cfg)
 	require.ErrorIs(t, err, comm.ErrMismatch)
-	assert.ErrorContains(t, err, `"v2", those of the others "v1"`)
+	assert.ErrorContains(t, err, `"elastic 1 v2", those of the others "elastic 1 v1"`)
 	cfg.Terms = "v1"
 	for range 2 {
 		b, err := Join(t.Context(), cfg)

@@ -26,7 +26,7 @@ import (
 //
 // It waits for others as long as ctx and the number of members need, returns [ErrLeft] after [Member.Leave], and
 // [ErrMinority] when too few of the last epoch have been in reach for Config.Patience. When epochs could be formed for
-// so long, but not begin, it returns why. Next may be called again after that, and the member joins when it can. It is refused
+// so long, but not begin, it returns why, and [ErrEnded] when the others have made the last step. Next may be called again after that, and the member joins when it can. It is refused
 // as by [Join] where it finds the others only now.
 func (m *Member) Next(ctx context.Context, failed error) (*Epoch, error) {
 	m.caller = ctx
@@ -164,7 +164,7 @@ func (m *Member) form(ctx context.Context) error {
 			}
 			return nil
 		}
-		if ctx.Err() != nil || m.ctx.Err() != nil || !lost(err) && !errors.Is(err, store.ErrRefused) { // an address may be that of a later epoch
+		if ctx.Err() != nil || m.ctx.Err() != nil || errors.Is(err, comm.ErrMismatch) || !lost(err) && !errors.Is(err, store.ErrRefused) { // an address may be that of a later epoch
 			return err
 		}
 		slog.Warn("elastic: an epoch could not be formed", "member", m.cfg.Name, "epoch", r.Number, "err", err)
@@ -182,7 +182,7 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 	m.change(func() { m.status.Waiting, m.status.Leaving = true, m.goes })
 	defer m.change(func() { m.status.Waiting = false })
 	m.publish()
-	began := time.Now()
+	began, told := time.Now(), m.cfg.Silence
 	had := began // when somebody with the state was here
 	for {
 		m.mu.Lock()
@@ -192,8 +192,12 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 		if fault != nil {
 			return nil, fault
 		}
-		if last, _ := v.last(); kv == nil || last != nil && slices.ContainsFunc(v.present, func(s status) bool { return !s.Fresh && last.rank(s.person()) >= 0 }) {
+		last, _ := v.last()
+		switch with := last != nil && slices.ContainsFunc(v.present, func(s status) bool { return !s.Fresh && last.rank(s.person()) >= 0 }); {
+		case kv == nil || with:
 			had = time.Now()
+		case last != nil && last.Number > 0 && last.World == v.over:
+			return nil, ErrEnded
 		}
 		v.lost = time.Since(had) > m.cfg.Patience
 		why, apart := "no store is in reach", true
@@ -227,6 +231,10 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 				return nil, ErrLeft
 			}
 			return nil, fmt.Errorf("%w: %s", ErrMinority, why)
+		}
+		if waited := time.Since(began); next == nil && waited > told {
+			told *= 2
+			slog.Info("elastic: no next epoch yet", "member", m.cfg.Name, "why", why, "waited", waited.Round(time.Second/10))
 		}
 		select {
 		case <-changed:

@@ -33,6 +33,8 @@ var matrix = []struct {
 	{"**two of one name**; other terms", "`ErrIdentity`; `ErrMismatch`, both in `Join`", tests(TestRefused)},
 	{"**state differs**", "`ErrMismatch` on all that names who differs, before the first step of the epoch", tests(TestHash)},
 	{"**disk full**: a checkpoint cannot be written, or what a member that joins needs", "`Run` returns that error; the others go on without the member", tests(TestFullDisk)},
+	{"**late**: a member comes when the others have made the last step, in a store that outlives them", "`ErrEnded`; its `Run` returns nil", tests(TestEnded)},
+	{"**slow**: handshakes take longer than `Silence`", "they get more time after each failure, and the member joins", tests(TestSlowHandshake)},
 	{"**clocks** jump, or are decades apart", "nothing", tests(TestClocks)},
 	{"**no epoch can begin**", "the error of `Bind`, after `Patience`", tests(TestBindFails)},
 }

@@ -61,10 +61,11 @@ type view struct {
 	record   *record  // in the store, nil if there is none
 	present  []status // by name
 	min, max int
-	outlives bool // the store outlives members: there is no other
-	settled  bool // who is not here will not come soon
-	lost     bool // nor those who have the state
-	apart    bool // set by next: too few of the last epoch are here
+	outlives bool   // the store outlives members: there is no other
+	settled  bool   // who is not here will not come soon
+	over     string // the World of the last epoch, if that has made the last step of the job
+	lost     bool   // nor those who have the state
+	apart    bool   // set by next: too few of the last epoch are here
 }
 
 // has reports whether a member is here.

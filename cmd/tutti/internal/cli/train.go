@@ -71,6 +71,11 @@ late carry them along.`,
 			r := trainReport{dir: &dir, bars: &bars{out: cmd.ErrOrStderr(), pieces: len(cfg.Runs())}}
 			r.json, r.text = forms(cmd.OutOrStdout(), asJSON)
 			if cfg.Elastic {
+				for _, name := range []string{"backend", "ranks", "p2p", "timeout", "check-calls"} {
+					if cmd.Flags().Changed(name) {
+						return usagef("--%s is not for --elastic, whose members tutti launch starts; TUTTI_CHECK=1 compares their calls", name)
+					}
+				}
 				cfg.Backend = "tcp"
 				err := dir.prepare()
 				if err == nil {

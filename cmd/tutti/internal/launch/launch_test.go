@@ -372,6 +372,8 @@ func TestElastic(t *testing.T) {
 
 	s = begin(t, t.Context(), "fails", func(c *Config) { c.Ranks, c.Min, c.Restarts = 1, 1, 1 })
 	assert.Equal(t, 7, ended(t, s.wait(t)).Code)
+	assert.Contains(t, s.err.String(), "exit status 7; restart 1 of 1\n")
+	assert.Contains(t, s.err.String(), "exit status 7; it is not started again\n")
 }
 
 // A rank of an elastic job that is stopped, and goes on when the other one has gone on alone, joins it again.

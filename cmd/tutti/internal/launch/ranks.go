@@ -19,6 +19,9 @@ import (
 // grace is how long ranks that are told to end have until they are killed.
 var grace = 10 * time.Second
 
+// restartPause is the least time from one start of a rank to the next.
+const restartPause = time.Second
+
 // longestLine is how much of a line is kept until it is written.
 const longestLine = 64 << 10
 
@@ -45,6 +48,7 @@ func (a *agent) start(round int, failed func(End)) *group {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
 			for start := round; ; start++ {
+				began := time.Now()
 				told, err := g.run(a.command(&mu, rank, local, start))
 				switch {
 				case err == nil || errors.Is(err, exec.ErrWaitDelay):
@@ -55,10 +59,14 @@ func (a *agent) start(round int, failed func(End)) *group {
 				}
 				end := End{Text: fmt.Sprintf("rank %d on %s: %v", rank, a.host, err), Code: code(err), Rank: true}
 				if a.Min == 0 || start == a.Restarts {
+					if a.Min > 0 {
+						fmt.Fprintf(a.Err, "tutti: %s; it is not started again\n", end.Text)
+					}
 					failed(end)
 					return
 				}
 				fmt.Fprintf(a.Err, "tutti: %s; restart %d of %d\n", end.Text, start+1, a.Restarts)
+				time.Sleep(time.Until(began.Add(restartPause)))
 			}
 		})
 	}

@@ -101,8 +101,10 @@ func (c Config) Validate() error {
 		return bad("outer window", c.Outer.Every, "1 step or more")
 	case c.Outer.Every > 0 && (c.NoErrorFeedback || c.WarmupSteps > 0):
 		return errors.New("an outer loop has error feedback and no warm-up")
-	case c.Elastic && (len(c.Patterns) != 1 || len(c.Values) != 1 || c.Outer.Every > 0 || c.Hosts > 0):
-		return errors.New("an elastic training has one pattern and one kind of values, no outer loop and no hosts")
+	case c.Elastic && (len(c.Patterns) != 1 || len(c.Values) != 1):
+		return errors.New("an elastic training has one pattern, such as --pattern dense, and one kind of values")
+	case c.Elastic && (c.Outer.Every > 0 || c.Hosts > 0):
+		return errors.New("an elastic training has no outer loop and no hosts")
 	case c.Outer.Every == 0 && len(c.Beside) > 0:
 		return errors.New("there is no outer loop to train others beside")
 	case c.WarmupSteps < 0:

@@ -155,5 +155,9 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 		t.Curve[len(t.Curve)-1].Seconds = t.clock.Seconds()
 		return err
 	})
-	return errors.Join(err, m.Close(), t.close())
+	err = errors.Join(err, m.Close())
+	if t != nil { // there was an epoch
+		err = errors.Join(err, t.close())
+	}
+	return err
 }
