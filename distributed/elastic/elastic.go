@@ -171,6 +171,7 @@ type Member struct {
 	formed *Epoch // that takes its place, before it is bound
 	ask    bool   // the last vote has found that members come or go
 	leaves []int  // ranks of those who go in order
+	ends   bool   // all members of the epoch are
 	goes   bool   // this member is one of them
 }
 

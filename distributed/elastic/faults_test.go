@@ -298,6 +298,47 @@ func TestLeaverAlone(t *testing.T) {
 	require.NoError(t, a.Close())
 }
 
+// TestLeaverWaits: a member that leaves stays until the one that is to go on, and is out of the store's reach, is back.
+func TestLeaverWaits(t *testing.T) {
+	server := store.NewServer(store.Options{})
+	defer server.Close() //nolint:errcheck // it is in this process
+	form, log := new(rooms).form, newReplay()
+	var cut, back atomic.Bool
+	var tries atomic.Int32
+	session := make(chan store.Store, 2)
+	join := func(name string) *trainee {
+		dial := func(context.Context) (store.Store, error) {
+			kv := server.Local(name)
+			if name == "b" && cut.Load() {
+				if tries.Add(1) < 3 {
+					return nil, errors.Join(comm.ErrPeerFailed, kv.Close())
+				}
+				back.Store(true)
+			} else if name == "b" {
+				session <- kv
+			}
+			return kv, nil
+		}
+		return newTrainee(t, log, quick(Config{Name: name, Form: form, Dial: dial}))
+	}
+	a, b := join("a"), join("b")
+	var all sync.WaitGroup
+	all.Go(func() {
+		assert.NoError(t, b.run(t.Context(), t, func(e *Epoch, made int) bool { return back.Load() && len(e.Members) == 1 && made == 1 }))
+	})
+	assert.NoError(t, a.run(t.Context(), t, func(e *Epoch, _ int) bool {
+		if len(e.Members) == 2 && !cut.Swap(true) {
+			assert.NoError(t, (<-session).Close())
+			a.Leave()
+		}
+		return false
+	}))
+	assert.True(t, back.Load(), "nobody has the state")
+	all.Wait()
+	log.repeat(t, b.steps, []*trainee{b})
+	assert.NoError(t, errors.Join(a.Close(), b.Close()))
+}
+
 // TestEnded: in a store that outlives members, one for whom there was no room, and one that comes later, find that the others have made the
 // last step, and make none.
 func TestEnded(t *testing.T) {

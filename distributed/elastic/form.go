@@ -95,6 +95,7 @@ func (m *Member) Commit(ctx context.Context) error {
 				m.leaves = append(m.leaves, rank)
 			}
 		}
+		m.ends = len(m.leaves) == len(e.Members)
 		m.change(func() { m.status.Step++ })
 		e.hash = 0
 		return nil
@@ -208,7 +209,7 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 			}
 			next, why = v.next()
 			apart = next == nil && v.apart
-			if own.Leaving && (v.alone(&own) || time.Since(began) > m.cfg.Patience) {
+			if own.Leaving && (m.ends && v.alone(&own) || time.Since(began) > m.cfg.Patience) {
 				return nil, ErrLeft
 			}
 			if leaving && next != nil && len(next.Members) == 1 { // a step alone would go with this member
