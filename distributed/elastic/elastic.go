@@ -252,8 +252,9 @@ func (m *Member) Address() string { return m.status.Address }
 // Steps returns how many steps the members have committed.
 func (m *Member) Steps() uint64 { return m.now().Step }
 
-// Leave has this member leave in order: [Member.Next] returns [ErrLeft] after the next vote, when what it has not sent is handed over,
-// or without that where it would return [ErrMinority]. Where only members go on that lack the state, it stays until they have it.
+// Leave has this member leave in order: [Member.Next] returns [ErrLeft] after the next vote, when what it has not sent is handed over.
+// Where only members go on that lack the state, it stays until they have it, with a Max of 1 beside the one that joins. While it waits at a
+// boundary, ErrLeft comes at once to one that has no state of the job, and otherwise after Config.Patience.
 func (m *Member) Leave() { m.change(func() { m.leaving = true }) }
 
 // Run makes steps until one returns [io.EOF], this member has left, ctx ends, or a step fails for

@@ -339,6 +339,93 @@ func TestLeaverWaits(t *testing.T) {
 	assert.NoError(t, errors.Join(a.Close(), b.Close()))
 }
 
+// TestReplaceAll: all members leave when as many wait to join as there may be. They are gone when the others have the state, and what they
+// had not sent is not lost.
+func TestReplaceAll(t *testing.T) {
+	for most := range 3 {
+		most++
+		form, log := new(rooms).form, newReplay()
+		var old, fresh []*trainee
+		join := func() *trainee {
+			cfg := quick(Config{Name: name(len(old) + len(fresh)), Form: form, Min: most, Max: most})
+			for _, a := range slices.Concat(old, fresh) {
+				cfg.Peers = append(cfg.Peers, a.Address())
+			}
+			return newTrainee(t, log, cfg)
+		}
+		var all sync.WaitGroup
+		ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+		defer cancel()
+		run := func(a *trainee, done func(e *Epoch, made int) bool) {
+			all.Go(func() { assert.NoError(t, a.run(ctx, t, done), "%s of %d", a.cfg.Name, most) })
+		}
+		trained := make(chan bool, most)
+		for range most {
+			old = append(old, join())
+		}
+		for _, a := range old {
+			run(a, func(_ *Epoch, made int) bool {
+				if made == 3 {
+					trained <- true
+				}
+				return false
+			})
+		}
+		<-trained
+		for range most {
+			fresh = append(fresh, join())
+			run(fresh[len(fresh)-1], func(e *Epoch, made int) bool {
+				return made == 3 && len(e.Members) == most && !slices.ContainsFunc(old, func(a *trainee) bool { return slices.Contains(e.Members, a.cfg.Name) })
+			})
+		}
+		for _, a := range old {
+			a.Leave()
+		}
+		all.Wait()
+		require.NoError(t, ctx.Err())
+		log.repeat(t, fresh[0].steps, fresh)
+		for _, a := range slices.Concat(old, fresh) {
+			assert.NoError(t, a.Close())
+		}
+	}
+}
+
+// TestLeaveWhileWaiting: a member that waits for others, or for room, leaves at once, and one that has the state after its patience.
+func TestLeaveWhileWaiting(t *testing.T) {
+	form, log := new(rooms).form, newReplay()
+	a := newTrainee(t, log, quick(Config{Name: "a", Form: form, Min: 2, Max: 2}))
+	next := func(a *trainee, failed error) <-chan error {
+		ended := make(chan error, 1)
+		go func() {
+			_, err := a.Next(t.Context(), failed)
+			ended <- err
+		}()
+		return ended
+	}
+	ended := next(a, nil)
+	a.Leave()
+	require.ErrorIs(t, <-ended, ErrLeft, "too few")
+	require.NoError(t, a.Close())
+
+	b := newTrainee(t, log, quick(Config{Name: "b", Form: form, Min: 2, Max: 2}))
+	join := func(name string) *trainee {
+		return newTrainee(t, log, quick(Config{Name: name, Form: form, Min: 2, Max: 2, Peers: []string{b.Address()}}))
+	}
+	c := join("c")
+	first, second := next(b, nil), next(c, nil)
+	require.NoError(t, errors.Join(<-first, <-second))
+	d := join("d")
+	ended = next(d, nil)
+	d.Leave()
+	require.ErrorIs(t, <-ended, ErrLeft, "no room")
+	require.NoError(t, d.Close())
+	c.kill()
+	ended = next(b, context.Canceled)
+	b.Leave()
+	require.ErrorIs(t, <-ended, ErrLeft, "it has the state, and too few are here")
+	require.NoError(t, b.Close())
+}
+
 // TestEnded: in a store that outlives members, one for whom there was no room, and one that comes later, find that the others have made the
 // last step, and make none.
 func TestEnded(t *testing.T) {

@@ -174,10 +174,7 @@ func (m *Member) form(ctx context.Context) error {
 
 // await waits for the record of the next epoch, and writes it if nobody else does.
 func (m *Member) await(ctx context.Context) (*record, error) {
-	m.mu.Lock()
-	gone := m.leaving && m.epoch == nil
-	m.mu.Unlock()
-	if gone {
+	if m.free() {
 		return nil, ErrLeft
 	}
 	m.change(func() { m.status.Waiting, m.status.Leaving = true, m.goes })
@@ -190,8 +187,11 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 		kv, since, changed, own, leaving, fault := m.kv, m.since, m.changed, m.status, m.leaving, m.fault
 		v, version := m.look()
 		m.mu.Unlock()
-		if fault != nil {
+		switch {
+		case fault != nil:
 			return nil, fault
+		case m.free():
+			return nil, ErrLeft
 		}
 		last, _ := v.last()
 		switch with := last != nil && slices.ContainsFunc(v.present, func(s status) bool { return !s.Fresh && last.rank(s.person()) >= 0 }); {
@@ -227,10 +227,10 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 			m.change(func() { m.turn, m.kv = m.turn+1, nil })
 			_ = kv.Close() // perhaps the others have another one
 		}
-		if apart && time.Since(began) > m.cfg.Patience {
-			if leaving { // as one that is lost: nobody is here who could take over its residual
-				return nil, ErrLeft
-			}
+		switch patient := time.Since(began) <= m.cfg.Patience; {
+		case !patient && leaving: // as one that is lost: nobody is here who could take over its residual
+			return nil, ErrLeft
+		case !patient && apart:
 			return nil, fmt.Errorf("%w: %s", ErrMinority, why)
 		}
 		if waited := time.Since(began); next == nil && waited > told {
@@ -246,6 +246,13 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 			return nil, ErrLeft
 		}
 	}
+}
+
+// free reports whether this member is to leave and has no state that others may lack.
+func (m *Member) free() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.leaving && (m.epoch == nil || m.status.Fresh)
 }
 
 // follow looks for an epoch later than the one that this member has accepted, and returns it if this member is in

@@ -210,18 +210,18 @@ func (m *Member) pass(ctx context.Context, e *Epoch, dt dtype.DType, bytes []byt
 	return errors.Join(err, t.Free())
 }
 
-// handOver passes the residuals of members that leave to the next ones that stay, which add them to their own. An
-// error fails the epoch.
+// handOver passes the residuals of members that leave to the next ones that stay, which add them to their own: if all leave, to
+// the first, which stays if others wait to join. An error fails the epoch.
 func (m *Member) handOver(ctx context.Context) error {
-	e, size := m.epoch, len(m.epoch.Members)
-	if len(m.leaves) == size {
-		return nil
+	e, leaves := m.epoch, m.leaves
+	if m.ends {
+		leaves = leaves[1:]
 	}
 	list, err := m.residuals()
-	for _, from := range m.leaves {
+	for _, from := range leaves {
 		to := from
-		for slices.Contains(m.leaves, to) {
-			to = (to + 1) % size
+		for slices.Contains(leaves, to) {
+			to = (to + 1) % len(e.Members)
 		}
 		for _, t := range list {
 			if err != nil {
@@ -229,7 +229,9 @@ func (m *Member) handOver(ctx context.Context) error {
 			}
 			switch e.Comm.Rank() {
 			case from:
-				err = errors.Join(distributed.Send(ctx, e.Comm, t, to, tag), e.Comm.Sync(ctx))
+				if err = errors.Join(distributed.Send(ctx, e.Comm, t, to, tag), e.Comm.Sync(ctx)); err == nil {
+					err = t.Fill(0)
+				}
 			case to:
 				err = m.take(ctx, e, t, from)
 			}

@@ -129,8 +129,13 @@ func (v *view) next() (*record, string) {
 			come = append(come, s.person())
 		}
 	}
-	if len(stay) == 0 && len(come) > 0 { // who has the state does not leave before others have it
-		stay = leave
+	byRank := func(a, b person) int { return cmp.Compare(last.rank(a), last.rank(b)) }
+	slices.SortFunc(stay, byRank)
+	most := cmp.Or(v.max, len(v.present))
+	if len(stay) == 0 && len(leave) > 0 && len(come) > 0 { // who has the state does not leave before others have it
+		slices.SortFunc(leave, byRank)
+		stay = leave[:min(len(leave), max(1, most-len(come)))]
+		most = max(most, 2)
 	}
 	if !v.settled && v.record != last && len(present) < len(last.Members) {
 		return nil, "the members of the last epoch are coming to another store"
@@ -143,15 +148,11 @@ func (v *view) next() (*record, string) {
 			}
 		}
 	}
-	byRank := func(a, b person) int { return cmp.Compare(last.rank(a), last.rank(b)) }
-	slices.SortFunc(stay, byRank)
 	for i := range come {
 		come[i].Fresh = true // also one that was cut off
 	}
 	next.Members = append(stay, come...)
-	if v.max > 0 {
-		next.Members = next.Members[:min(v.max, len(next.Members))]
-	}
+	next.Members = next.Members[:min(most, len(next.Members))]
 	if len(next.Members) < v.min || len(next.Members) == 0 {
 		return nil, fmt.Sprintf("%d of at least %d members are here", len(next.Members), v.min)
 	}

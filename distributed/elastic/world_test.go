@@ -176,8 +176,13 @@ func (r *replay) repeat(t *testing.T, until uint64, end []*trainee) {
 				}
 				if leaves(name) {
 					heir := i
-					for leaves(last.members[heir%len(last.members)]) {
-						heir++
+					for n := range last.members { // of all that leave the first
+						if !leaves(last.members[heir%len(last.members)]) {
+							break
+						}
+						if heir++; n == len(last.members)-1 {
+							heir = 0
+						}
 					}
 					to := residual(last.members[heir%len(last.members)])
 					for j, x := range residual(name) {
