@@ -163,6 +163,7 @@ type lane struct {
 	wake   chan struct{} // the writer
 	first  chan error    // the connector has read the first byte of head
 	byed   bool          // has sent its last frame
+	taking *incoming     // of the frame that is being read
 
 	// Locks, in the order in which they are taken, before that of the pair.
 	writing  sync.Mutex // held while frames are collected and sent

@@ -223,7 +223,7 @@ func (p *pair) arrived(l *lane, h *header) error {
 	if h.length > chunkBytes {
 		return fmt.Errorf("a frame of %d bytes", h.length)
 	}
-	in, to, err := p.accept(h)
+	in, to, err := p.accept(l, h)
 	switch {
 	case err != nil:
 	case h.kind == frameControl:
@@ -235,7 +235,7 @@ func (p *pair) arrived(l *lane, h *header) error {
 		return err
 	}
 	p.mu.Lock()
-	if in != nil {
+	if l.taking = nil; in != nil {
 		p.took(in, h)
 	}
 	sends := p.owes() || !p.urgent.Empty() || h.credit > 0 && !p.announce.Empty()
@@ -248,7 +248,7 @@ func (p *pair) arrived(l *lane, h *header) error {
 
 // accept takes a frame without its payload, and returns where that goes: nil if there is none, or
 // nobody wants it.
-func (p *pair) accept(h *header) (in *incoming, to []byte, err error) {
+func (p *pair) accept(l *lane, h *header) (in *incoming, to []byte, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.credit = min(p.credit+int(min(h.credit, uint64(p.window))), p.window)
@@ -290,6 +290,7 @@ func (p *pair) accept(h *header) (in *incoming, to []byte, err error) {
 		return nil, nil, nil
 	}
 	to, err = in.memory(h)
+	l.taking = in
 	return in, to, err
 }
 
@@ -494,6 +495,11 @@ func (p *pair) forget(w *wire, from int) {
 	*b = box{}
 	for _, in := range p.incoming {
 		if in.wire == w {
+			p.drop(in)
+		}
+	}
+	for _, l := range p.lanes {
+		if in := l.taking; in != nil && in.wire == w { // perhaps all of its message
 			p.drop(in)
 		}
 	}

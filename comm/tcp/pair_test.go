@@ -63,6 +63,46 @@ func TestSlowLink(t *testing.T) {
 	assert.ErrorContains(t, p.gone, "nothing has come from it")
 }
 
+// forgetful is a connection that has its pair forget a communicator when it was asked so many times for the beginning of something.
+type forgetful struct {
+	*pair
+	io.Reader
+	at   int
+	then func()
+}
+
+func (f *forgetful) Read(b []byte) (int, error) {
+	if len(b) == 1 {
+		if f.at--; f.at == 0 {
+			f.then()
+		}
+	}
+	return f.Reader.Read(b[:min(len(b), 1<<10)])
+}
+
+// Memory that was given back is not written by a frame that is being read, be it all of its message or a part of it.
+func TestForgetAFrame(t *testing.T) {
+	for _, total := range []int{4 << 10, 8 << 10} {
+		for at := 1; at <= 3; at++ {
+			p, w := newEarly(1 << 20)
+			into, frame := make([]byte, total), bytes.Repeat([]byte{7}, headerBytes+4<<10)
+			h := header{kind: frameMessage, length: 4 << 10, id: 1, total: uint64(total), eager: 4 << 10}
+			h.put(frame)
+			p.post(w, 1, posted{1, 0, hostmem.Addr(into), total})
+			var then []byte
+			l := p.lanes[0]
+			l.secure = script{Reader: &forgetful{p, bytes.NewReader(frame), at, func() {
+				p.forget(w, 1)
+				then = bytes.Clone(into)
+			}}}
+			require.ErrorIs(t, l.receive(0), io.EOF)
+			require.NotNil(t, then)
+			assert.Equal(t, then, into, "%d bytes, %d", total, at)
+			assert.Empty(t, w.done)
+		}
+	}
+}
+
 // Short messages that wait for their receives do not keep the memory of long ones that came and went.
 func TestEarlyMemory(t *testing.T) {
 	const window, long = 1 << 20, 3 << 18
@@ -70,7 +110,7 @@ func TestEarlyMemory(t *testing.T) {
 	into := make([]byte, long)
 	come := func(tag uint64, n int) {
 		h := header{kind: frameMessage, length: n, id: 1, tag: tag, total: uint64(n), eager: uint64(n)}
-		in, to, err := p.accept(&h)
+		in, to, err := p.accept(p.lanes[0], &h)
 		require.NoError(t, err)
 		require.Len(t, to, n)
 		p.took(in, &h)
@@ -105,13 +145,13 @@ func TestAnnouncementsAreBounded(t *testing.T) {
 		p.send(w, 0, 7, 0, 0)
 	}
 	assert.Equal(t, most, announced())
-	_, _, err := p.accept(&header{kind: frameBeat, credit: 10 * messageBytes})
+	_, _, err := p.accept(p.lanes[0], &header{kind: frameBeat, credit: 10 * messageBytes})
 	require.NoError(t, err)
 	assert.Equal(t, 10, announced())
 
 	p, w = newEarly(window)
 	come := func() error {
-		_, _, err := p.accept(&header{kind: frameMessage, id: 1, tag: 7})
+		_, _, err := p.accept(p.lanes[0], &header{kind: frameMessage, id: 1, tag: 7})
 		return err
 	}
 	for range most {
