@@ -330,20 +330,13 @@ func (d door) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) 
 // of this one's own. That which is checked aborts if something is in flight on it.
 func (d door) Abort(_ context.Context, cause error) {
 	var all sync.WaitGroup
-	for _, side := range d.k.sides() {
+	for _, side := range append(d.k.sides(), &d.k.Communicator) {
 		all.Go(func() { (*side).Abort(cause) })
 	}
 	all.Wait()
-	ended, cancel := context.WithCancelCause(context.Background())
-	cancel(cause)
-	_ = d.k.Communicator.Sync(ended)
 }
 
-// Release implements [backend.Backend]. It closes the communicator that is checked, where peers may wait for a call that this
-// rank has not made, as it has aborted.
+// Release implements [backend.Backend]. It closes the communicator that is checked.
 func (d door) Release(context.Context) error {
-	if cause := d.k.life.Cause(); cause != nil {
-		d.k.Communicator.Abort(cause)
-	}
 	return errors.Join(d.k.Communicator.Close(), d.k.release())
 }

@@ -661,3 +661,14 @@ func TestAbortReachesWhatIsChecked(t *testing.T) {
 		return err
 	}), comm.ErrPeerFailed)
 }
+
+// An abort with nothing in flight reaches what is checked as well: a goroutine that is about to make a call there gets no memory written
+// any more.
+func TestAbortWithNothingInFlight(t *testing.T) {
+	cause := errors.New("a rank has had enough")
+	onCheckedRanks(t, hosttest.NewRuntime(t), 2, func(_ context.Context, k *checked.Communicator) error {
+		k.Abort(cause)
+		assert.ErrorIs(t, k.Communicator.Err(), comm.ErrBroken)
+		return nil
+	})
+}

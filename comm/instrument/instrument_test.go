@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -60,7 +61,9 @@ func TestExamineCompares(t *testing.T) {
 	buf := hosttest.Allocate(t, rt, 64)
 	for text, limit := range map[string]time.Duration{"1": 0, "20ms": 20 * time.Millisecond} {
 		t.Setenv(instrument.CheckVariable, text)
-		body := func(ctx context.Context, c comm.Communicator) error {
+		var compared sync.WaitGroup // before anybody closes
+		compared.Add(2)
+		body := func(_ context.Context, c comm.Communicator) error {
 			require.IsType(t, &checked.Communicator{}, c)
 			if limit == 0 {
 				err := c.AllReduce(buf, buf, 1+c.Rank(), dtype.F32, comm.Sum)
@@ -68,7 +71,9 @@ func TestExamineCompares(t *testing.T) {
 			} else if c.Rank() == 0 {
 				assert.ErrorIs(t, c.AllReduce(buf, buf, 1, dtype.F32, comm.Sum), comm.ErrTimeout)
 			}
-			return c.(*checked.Communicator).Unwrap().Barrier(ctx)
+			compared.Done()
+			compared.Wait()
+			return nil
 		}
 		require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
 			return instrument.Run(ctx, rt, c, func(ctx context.Context, c comm.Communicator) error {
