@@ -30,11 +30,13 @@ func TestLaunchFlagsOfTCP(t *testing.T) {
 	assert.Contains(t, stderr, `TUTTI_TCP_SILENCE="30"`)
 }
 
-// A member that nobody joins says what it waits for, and ends in order when it is interrupted.
+// A member that nobody joins says what it waits for, and ends in order when it is interrupted. The directory for pictures, which may be other
+// members' too, stays.
 func TestInterruptedAlone(t *testing.T) {
 	t.Parallel()
 	heedSignals(t)
-	cmd := command(t, build(t), "launch", "-n", "1", "--min", "2", "train", "--elastic", "--pattern", "dense")
+	out := filepath.Join(t.TempDir(), "pictures")
+	cmd := command(t, build(t), "launch", "-n", "1", "--min", "2", "train", "--elastic", "--pattern", "dense", "--out", out)
 	stderr, err := cmd.StderrPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
@@ -46,6 +48,7 @@ func TestInterruptedAlone(t *testing.T) {
 	}
 	_ = cmd.Wait()
 	assert.Equal(t, 130, cmd.ProcessState.ExitCode(), text)
+	assert.DirExists(t, out)
 	assert.Equal(t, []string{"[0] tutti: interrupted", "tutti: interrupted"}, text[max(len(text)-2, 0):])
 }
 

@@ -67,7 +67,9 @@ late carry them along.`,
 			if err := cfg.Validate(); err != nil {
 				return usageError{err}
 			}
-			defer dir.tidy()
+			if !cfg.Elastic { // where another member may be about to write
+				defer dir.tidy()
+			}
 			r := trainReport{dir: &dir, bars: &bars{out: cmd.ErrOrStderr(), pieces: len(cfg.Runs())}}
 			r.json, r.text = forms(cmd.OutOrStdout(), asJSON)
 			if cfg.Elastic {
