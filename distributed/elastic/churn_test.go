@@ -116,7 +116,7 @@ var pause func(c *churn) (events int)
 
 // restless is the configuration of a member that joins others.
 func restless(name string, peers []string, form former) Config {
-	return Config{Name: name, Peers: peers, Form: form, Silence: time.Second, Patience: 5 * time.Second}
+	return Config{Name: name, Peers: peers, Form: form, Silence: silence, Patience: 5 * time.Second}
 }
 
 // next returns the name of the next member, and where it finds the others.

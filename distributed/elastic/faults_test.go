@@ -110,135 +110,144 @@ func together(t *testing.T, list []*trainee, done func(a *trainee, e *Epoch, mad
 // TestPartition cuts the member with the store off from the two others. They go on; it stops with ErrMinority, joins them
 // when the network is whole, and leaves in order later.
 func TestPartition(t *testing.T) {
-	form, log := new(rooms).form, newReplay()
-	own, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	at := own.Addr().String()
-	require.NoError(t, own.Close())
-	line := newCable(t, at)
-	var cut atomic.Bool
-	list := []*trainee{newTrainee(t, log, quick(Config{Name: "a", Form: form, Listen: at, Advertise: line.address}))}
-	list[0].cfg.TLS = conf.Clone() // of its connections to others
-	list[0].cfg.TLS.VerifyConnection = func(tls.ConnectionState) error {
-		if cut.Load() {
-			return net.ErrClosed
+	t.Parallel() // most of it is waiting
+	over(t, func(t *testing.T, form former) {
+		log := newReplay()
+		own, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		at := own.Addr().String()
+		require.NoError(t, own.Close())
+		line := newCable(t, at)
+		var cut atomic.Bool
+		list := []*trainee{newTrainee(t, log, quick(Config{Name: "a", Form: form, Listen: at, Advertise: line.address}))}
+		list[0].cfg.TLS = conf.Clone() // of its connections to others
+		list[0].cfg.TLS.VerifyConnection = func(tls.ConnectionState) error {
+			if cut.Load() {
+				return net.ErrClosed
+			}
+			return nil
 		}
-		return nil
-	}
-	for _, name := range []string{"b", "c"} {
-		list = append(list, newTrainee(t, log, quick(Config{Name: name, Form: form, Peers: []string{line.address}})))
-	}
-	const never = math.MaxUint64
-	var minority error
-	var all sync.WaitGroup
-	var until atomic.Uint64
-	until.Store(never)
-	all.Go(func() {
-		var failed error
-		for {
-			e, err := list[0].Next(t.Context(), failed)
-			if failed = nil; errors.Is(err, ErrMinority) {
-				if minority == nil {
-					line.mend()
-					cut.Store(false)
+		for _, name := range []string{"b", "c"} {
+			list = append(list, newTrainee(t, log, quick(Config{Name: name, Form: form, Peers: []string{line.address}})))
+		}
+		const never = math.MaxUint64
+		var minority error
+		var all sync.WaitGroup
+		var until atomic.Uint64
+		until.Store(never)
+		all.Go(func() {
+			var failed error
+			for {
+				e, err := list[0].Next(t.Context(), failed)
+				if failed = nil; errors.Is(err, ErrMinority) {
+					if minority == nil {
+						line.mend()
+						cut.Store(false)
+					}
+					minority = err
+					continue
 				}
-				minority = err
-				continue
+				if errors.Is(err, ErrLeft) || !assert.NoError(t, err) {
+					return
+				}
+				if minority != nil && until.CompareAndSwap(never, list[0].steps+20) {
+					list[0].Leave()
+				}
+				if failed = list[0].step(t.Context(), t, e); len(e.Members) == 3 && minority == nil {
+					cut.Store(true)
+					line.cut()
+					comm.AbortAll(e.Comm, context.Canceled)
+				}
 			}
-			if errors.Is(err, ErrLeft) || !assert.NoError(t, err) {
-				return
-			}
-			if minority != nil && until.CompareAndSwap(never, list[0].steps+20) {
-				list[0].Leave()
-			}
-			if failed = list[0].step(t.Context(), t, e); len(e.Members) == 3 && minority == nil {
-				cut.Store(true)
-				line.cut()
-				comm.AbortAll(e.Comm, context.Canceled)
-			}
+		})
+		together(t, list[1:], func(a *trainee, _ *Epoch, _ int) bool { return a.steps >= until.Load() })
+		all.Wait()
+		assert.ErrorIs(t, minority, ErrMinority)
+		log.repeat(t, until.Load(), list[1:])
+		for _, a := range list {
+			assert.NoError(t, a.Close())
 		}
 	})
-	together(t, list[1:], func(a *trainee, _ *Epoch, _ int) bool { return a.steps >= until.Load() })
-	all.Wait()
-	assert.ErrorIs(t, minority, ErrMinority)
-	log.repeat(t, until.Load(), list[1:])
-	for _, a := range list {
-		assert.NoError(t, a.Close())
-	}
 }
 
 // TestMajorityLost: of three members two are killed, and the third does not go on. It may leave.
 func TestMajorityLost(t *testing.T) {
-	form, log := new(rooms).form, newReplay()
-	list := []*trainee{newTrainee(t, log, quick(Config{Name: "a", Form: form}))}
-	for _, name := range []string{"b", "c"} {
-		list = append(list, newTrainee(t, log, quick(Config{Name: name, Form: form, Peers: []string{list[0].Address()}})))
-	}
-	var all sync.WaitGroup
-	errs := make([]error, 3)
-	for i, a := range list {
-		all.Go(func() {
-			var e *Epoch
-			var failed error
-			for errs[i] == nil {
-				if e, errs[i] = a.Next(t.Context(), failed); errs[i] != nil {
-					return
-				}
-				if failed = a.step(t.Context(), t, e); failed == nil && i < 2 && len(e.Members) == 3 {
-					a.kill()
-				}
-			}
-		})
-	}
-	all.Wait()
-	require.ErrorIs(t, errs[2], ErrMinority)
-	list[2].Leave()
-	_, err := list[2].Next(t.Context(), nil)
-	require.ErrorIs(t, err, ErrLeft)
-	_ = list[2].Close()
-}
-
-// TestSecondOfTwo: of two members with stores of their own the first outlives the second, and the second says that it cannot
-// outlive the first.
-func TestSecondOfTwo(t *testing.T) {
-	for victim, want := range []error{ErrMinority, nil} {
-		form, log := new(rooms).form, newReplay()
+	t.Parallel() // most of it is waiting
+	over(t, func(t *testing.T, form former) {
+		log := newReplay()
 		list := []*trainee{newTrainee(t, log, quick(Config{Name: "a", Form: form}))}
-		list = append(list, newTrainee(t, log, quick(Config{Name: "b", Form: form, Peers: []string{list[0].Address()}})))
+		for _, name := range []string{"b", "c"} {
+			list = append(list, newTrainee(t, log, quick(Config{Name: name, Form: form, Peers: []string{list[0].Address()}})))
+		}
 		var all sync.WaitGroup
-		began := make(chan struct{}) // the job, by the first
-		begin := sync.OnceFunc(func() { close(began) })
+		errs := make([]error, 3)
 		for i, a := range list {
 			all.Go(func() {
+				var e *Epoch
 				var failed error
-				if i > 0 {
-					<-began
-				}
-				for pair := false; ; {
-					e, err := a.Next(t.Context(), failed)
-					begin()
-					if i == victim && err != nil {
+				for errs[i] == nil {
+					if e, errs[i] = a.Next(t.Context(), failed); errs[i] != nil {
 						return
 					}
-					if err != nil || len(e.Members) == 1 && pair {
-						assert.ErrorIs(t, err, want)
-						if want != nil {
-							assert.ErrorContains(t, err, "1 of 2 members of an epoch are here; missing: a")
-						}
-						return
-					}
-					pair = len(e.Members) == 2
-					if failed = a.step(t.Context(), t, e); failed == nil && i == victim && pair {
+					if failed = a.step(t.Context(), t, e); failed == nil && i < 2 && len(e.Members) == 3 {
 						a.kill()
 					}
 				}
 			})
 		}
 		all.Wait()
-		for _, a := range list {
-			_ = a.Close()
+		require.ErrorIs(t, errs[2], ErrMinority)
+		list[2].Leave()
+		_, err := list[2].Next(t.Context(), nil)
+		require.ErrorIs(t, err, ErrLeft)
+		_ = list[2].Close()
+	})
+}
+
+// TestSecondOfTwo: of two members with stores of their own the first outlives the second, and the second says that it cannot
+// outlive the first.
+func TestSecondOfTwo(t *testing.T) {
+	t.Parallel() // most of it is waiting
+	over(t, func(t *testing.T, form former) {
+		for victim, want := range []error{ErrMinority, nil} {
+			log := newReplay()
+			list := []*trainee{newTrainee(t, log, quick(Config{Name: "a", Form: form}))}
+			list = append(list, newTrainee(t, log, quick(Config{Name: "b", Form: form, Peers: []string{list[0].Address()}})))
+			var all sync.WaitGroup
+			began := make(chan struct{}) // the job, by the first
+			begin := sync.OnceFunc(func() { close(began) })
+			for i, a := range list {
+				all.Go(func() {
+					var failed error
+					if i > 0 {
+						<-began
+					}
+					for pair := false; ; {
+						e, err := a.Next(t.Context(), failed)
+						begin()
+						if i == victim && err != nil {
+							return
+						}
+						if err != nil || len(e.Members) == 1 && pair {
+							assert.ErrorIs(t, err, want)
+							if want != nil {
+								assert.ErrorContains(t, err, "1 of 2 members of an epoch are here; missing: a")
+							}
+							return
+						}
+						pair = len(e.Members) == 2
+						if failed = a.step(t.Context(), t, e); failed == nil && i == victim && pair {
+							a.kill()
+						}
+					}
+				})
+			}
+			all.Wait()
+			for _, a := range list {
+				_ = a.Close()
+			}
 		}
-	}
+	})
 }
 
 // slow is a store that takes its time.

@@ -3,11 +3,16 @@
 package elastic
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"slices"
+	"strconv"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -22,31 +27,38 @@ func init() { pause = pauseProcess }
 const invitationVariable = "TUTTI_TEST_INVITATION"
 
 type invitation struct {
-	Name  string
-	Peers []string
+	Name    string
+	Peers   []string
+	Silence time.Duration
+}
+
+// invite starts a process that joins as a member, says what it does, and leaves when its orders end.
+func invite(t *testing.T, name string, peers []string, log *replay) (p *exec.Cmd, orders io.Closer, heard chan struct{}) {
+	text, err := json.Marshal(invitation{name, peers, silence})
+	require.NoError(t, err)
+	out, said, err := os.Pipe()
+	require.NoError(t, err)
+	p = exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestPaused$")
+	p.Env = append(os.Environ(), invitationVariable+"="+string(text))
+	p.ExtraFiles, p.Stderr, p.Stdout = []*os.File{said}, os.Stderr, os.Stderr
+	orders, err = p.StdinPipe()
+	require.NoError(t, err)
+	require.NoError(t, p.Start())
+	require.NoError(t, said.Close())
+	heard = make(chan struct{})
+	go func() {
+		defer close(heard)
+		log.listen(t, out)
+		_ = out.Close()
+	}()
+	return p, orders, heard
 }
 
 // pauseProcess has a member in a process of its own join, be stopped until the others go on without it, go on and train with
 // them again, and leave or be killed. Meanwhile something happens to the others.
 func pauseProcess(c *churn) (events int) {
 	name, peers := c.next()
-	text, err := json.Marshal(invitation{name, peers})
-	require.NoError(c.t, err)
-	out, said, err := os.Pipe()
-	require.NoError(c.t, err)
-	p := exec.CommandContext(c.t.Context(), os.Args[0], "-test.run", "^TestPaused$")
-	p.Env = append(os.Environ(), invitationVariable+"="+string(text))
-	p.ExtraFiles, p.Stderr, p.Stdout = []*os.File{said}, os.Stderr, os.Stderr
-	orders, err := p.StdinPipe()
-	require.NoError(c.t, err)
-	require.NoError(c.t, p.Start())
-	require.NoError(c.t, said.Close())
-	heard := make(chan struct{})
-	go func() {
-		defer close(heard)
-		c.log.listen(c.t, out)
-		_ = out.Close()
-	}()
+	p, orders, heard := invite(c.t, name, peers, c.log)
 	until := func(with string) { // those who are here, and the process or nobody else, train
 		c.apart = with
 		c.wait()
@@ -97,6 +109,103 @@ func (r *replay) listen(t *testing.T, out io.Reader) {
 	}
 }
 
+// TestTimes prints, of three members with the usual Silence, how long two are without a step when the third, a process, is killed or stopped,
+// after how many steps another one trains with them, and how long their longest step about that is. docs/elastic.md has the command.
+func TestTimes(t *testing.T) {
+	times, _ := strconv.Atoi(os.Getenv("TUTTI_TIMES"))
+	if times == 0 {
+		t.Skip("is a measurement")
+	}
+	defer func(d time.Duration) { silence = d }(silence)
+	silence = DefaultSilence
+	log := newReplay()
+	first := newTrainee(t, log, restless("a", nil, overTCP))
+	second := newTrainee(t, log, restless("b", []string{first.Address()}, overTCP))
+	defer first.free()
+	defer second.free()
+	until := make(chan struct{})
+	var all sync.WaitGroup
+	over := func() bool {
+		select {
+		case <-until:
+			return true
+		case <-time.After(10 * time.Millisecond): // a step computes for so long
+			return false
+		}
+	}
+	all.Go(func() {
+		assert.NoError(t, second.run(t.Context(), t, func(*Epoch, int) bool { return over() && second.steps >= first.steps }))
+	})
+
+	var p *exec.Cmd
+	var orders io.Closer
+	var heard chan struct{}
+	var began, last time.Time // of what is measured, and the last step
+	var seen int              // steps since the third is in the store
+	var longest, usual time.Duration
+	var took []time.Duration
+	kinds := []os.Signal{syscall.SIGKILL, syscall.SIGSTOP}
+	n, here := 0, false
+	lost := map[os.Signal][]time.Duration{}
+	var steps []int
+	var waits, calm []time.Duration
+	require.NoError(t, first.Run(t.Context(), func(ctx context.Context, e *Epoch) error {
+		over()
+		if err := first.step(ctx, t, e); err != nil {
+			return err
+		}
+		now := time.Now()
+		step := now.Sub(last)
+		last = now
+		switch size := len(e.Members); {
+		case size == 2 && p == nil: // the third joins
+			if took = append(took, step); len(took) < 20 {
+				return nil
+			}
+			usual = slices.Sorted(slices.Values(took[1:]))[10]
+			p, orders, heard = invite(t, fmt.Sprint("c", n), []string{first.Address(), second.Address()}, log)
+			longest, seen = 0, 0
+		case size == 2 && began.IsZero():
+			longest = max(longest, step)
+			first.mu.Lock()
+			v, _ := first.look()
+			first.mu.Unlock()
+			if len(v.present) == 3 {
+				seen++
+			}
+		case size == 3 && !here:
+			here, longest = true, max(longest, step)
+			steps, waits, calm, took = append(steps, seen+1), append(waits, longest), append(calm, usual), nil
+		case size == 3 && began.IsZero():
+			if took = append(took, step); len(took) == 20 {
+				began = time.Now()
+				return p.Process.Signal(kinds[n%2])
+			}
+		case size == 2: // it is gone
+			lost[kinds[n%2]] = append(lost[kinds[n%2]], now.Sub(began))
+			_ = p.Process.Kill()
+			_ = p.Wait()
+			_ = orders.Close()
+			<-heard
+			p, began, here, took = nil, time.Time{}, false, nil
+			if n++; n == 2*times {
+				close(until)
+				return io.EOF
+			}
+		}
+		return nil
+	}))
+	all.Wait()
+	ms := func(list []time.Duration) string {
+		s := slices.Sorted(slices.Values(list))
+		return fmt.Sprintf("%v (%v to %v)", s[len(s)/2].Round(time.Millisecond), s[0].Round(time.Millisecond), s[len(s)-1].Round(time.Millisecond))
+	}
+	slices.Sort(steps)
+	t.Logf("killed: %s; stopped: %s; joined after %d steps (%d to %d), the longest took %s, usual ones %s", ms(lost[syscall.SIGKILL]), ms(lost[syscall.SIGSTOP]),
+		steps[len(steps)/2], steps[0], steps[len(steps)-1], ms(waits), ms(calm))
+	assert.NoError(t, errors.Join(first.Close(), second.Close()))
+}
+
 // TestPaused is the process.
 func TestPaused(t *testing.T) {
 	text := os.Getenv(invitationVariable)
@@ -105,6 +214,7 @@ func TestPaused(t *testing.T) {
 	}
 	var own invitation
 	require.NoError(t, json.Unmarshal([]byte(text), &own))
+	silence = own.Silence
 	log, out := newReplay(), json.NewEncoder(os.NewFile(3, "what is said"))
 	log.tell = func(s said) { assert.NoError(t, out.Encode(s)) }
 	a := newTrainee(t, log, restless(own.Name, own.Peers, overTCP))

@@ -35,9 +35,12 @@ var conf = func() *tls.Config {
 	return c
 }()
 
+// silence is that of members of TestChurn, and of TCP.
+var silence = time.Second
+
 // overTCP forms communicators of comm/tcp.
 func overTCP(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error) {
-	return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: conf, Listen: "localhost", Silence: time.Second})
+	return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: conf, Listen: "localhost", Silence: silence})
 }
 
 // rooms forms communicators of comm/local.
