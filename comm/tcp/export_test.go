@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"net"
 	"syscall"
 	"testing"
 	"time"
@@ -16,6 +17,19 @@ func MeasureByMessages(t *testing.T) {
 	before := measured
 	measured = func(syscall.RawConn) (time.Duration, bool) { return 0, false }
 	t.Cleanup(func() { measured = before })
+}
+
+// Ports are those of this side and the other of a connection to a rank.
+func Ports(c comm.Communicator, rank, lane int) (own, other int) {
+	conn := c.(*communicator).e.wire.pairs[rank].lanes[lane].link
+	return conn.LocalAddr().(*net.TCPAddr).Port, conn.RemoteAddr().(*net.TCPAddr).Port
+}
+
+// Stuck has a test set how long a connection may be stuck.
+func Stuck(t *testing.T, d time.Duration) {
+	before := stuck
+	stuck = d
+	t.Cleanup(func() { stuck = before })
 }
 
 // Lanes is the number of connections to the last other rank.

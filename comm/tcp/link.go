@@ -7,6 +7,7 @@ import (
 	"net"
 	"sync"
 	"syscall"
+	"time"
 )
 
 const (
@@ -154,6 +155,12 @@ func (h *header) get(b []byte) {
 	*h = header{kind(b[0]), b[1] != 0, int(binary.LittleEndian.Uint32(b[4:])), word(1), word(2), word(3), word(4), word(5)}
 }
 
+// stuck, or three times [Config.Silence], is how long nothing of what was sent on a connection may be acknowledged by the other side's kernel. Signs of
+// life go over the first of a pair's connections. Another one that carries nothing any more is not to hold the ranks up until the
+// kernel's last retransmission, some 15 minutes later. One that starves beside others on a slow link, or loses five packets in a row, gets
+// through before that.
+var stuck = time.Minute
+
 // lane is one of the connections of a pair.
 type lane struct {
 	*pair
@@ -178,6 +185,7 @@ type lane struct {
 func newLane(p *pair, index int, conn *tls.Conn) *lane {
 	l := conn.NetConn().(*link)
 	l.pair, l.direct = p, false
+	bound(l.socket, max(stuck, 3*time.Duration(p.node.patience)*p.node.tick))
 	return &lane{pair: p, index: index, link: l, secure: conn, wake: make(chan struct{}, 1), first: make(chan error, 1)}
 }
 

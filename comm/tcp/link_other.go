@@ -2,9 +2,14 @@
 
 package tcp
 
-import "syscall"
+import (
+	"syscall"
+	"time"
+)
 
 // trySend leaves sending to the writer.
 func trySend(uintptr, []byte) (int, error) { return 0, nil }
 
 func tune(syscall.RawConn) {}
+
+func bound(syscall.RawConn, time.Duration) {}

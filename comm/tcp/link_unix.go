@@ -5,6 +5,7 @@ package tcp
 import (
 	"runtime"
 	"syscall"
+	"time"
 )
 
 // trySend sends what a socket takes without waiting.
@@ -30,5 +31,12 @@ func tune(socket syscall.RawConn) {
 	option, ok := map[string]int{"linux": 25, "darwin": 0x201}[runtime.GOOS]
 	if ok && socket != nil {
 		_ = socket.Control(func(fd uintptr) { _ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, option, unsentBytes) })
+	}
+}
+
+// bound has Linux end a connection on which nothing of what was sent is acknowledged for so long (TCP_USER_TIMEOUT).
+func bound(socket syscall.RawConn, d time.Duration) {
+	if runtime.GOOS == "linux" && socket != nil {
+		_ = socket.Control(func(fd uintptr) { _ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, 18, int(d.Milliseconds())) })
 	}
 }
