@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -50,6 +51,51 @@ func TestInterruptedAlone(t *testing.T) {
 	assert.Equal(t, 130, cmd.ProcessState.ExitCode(), text)
 	assert.DirExists(t, out)
 	assert.Equal(t, []string{"[0] tutti: interrupted", "tutti: interrupted"}, text[max(len(text)-2, 0):])
+}
+
+// A machine whose launcher is told to end leaves an elastic job in order: nothing of what its members had not sent is lost.
+func TestAMachineLeaves(t *testing.T) {
+	t.Parallel()
+	heedSignals(t)
+	secret, port := filepath.Join(t.TempDir(), "secret"), freePort(t)
+	train := []string{"train", "--elastic", "--pattern", "oktopk", "--epochs", "100000", "--out", t.TempDir()}
+	start := func(options ...string) (cmd *exec.Cmd, text *[]string, until func(string)) {
+		text = new([]string)
+		cmd = command(t, build(t), append(append([]string{"launch", "--secret-file", secret}, options...), train...)...)
+		stderr, err := cmd.StderrPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		lines := bufio.NewScanner(stderr)
+		return cmd, text, func(pattern string) {
+			for looked := regexp.MustCompile(pattern); lines.Scan(); {
+				if *text = append(*text, lines.Text()); looked.MatchString(lines.Text()) {
+					return
+				}
+			}
+		}
+	}
+	first, said, until := start("-n", "2", "--min", "2", "--listen", port)
+	until(`epoch .*members="rank ., rank ."`)
+	second, _, rest := start("-n", "1", "--join", port)
+	until(`epoch .*members="rank ., rank ., rank 2"`)
+	require.NoError(t, second.Process.Signal(syscall.SIGTERM))
+	rest("no such line: to the end")
+	_ = second.Wait()
+	assert.Equal(t, 143, second.ProcessState.ExitCode())
+	until(`epoch .*members="rank ., rank ."`)
+	require.NoError(t, first.Process.Signal(syscall.SIGINT))
+	until("no such line: to the end")
+	_ = first.Wait()
+	assert.Equal(t, 130, first.ProcessState.ExitCode())
+	assert.NotContains(t, strings.Join(*said, "\n"), "residuals of lost members")
+}
+
+// freePort is an address at which nobody listens.
+func freePort(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	return l.Addr().String()
 }
 
 // twoMachines runs the scripts $FIRST and $SECOND in two networks that a cable joins, and ends with the first exit code

@@ -24,6 +24,9 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
+// leaving is how long a member that is told to end has for the next vote, to leave in order: its residual goes to another one.
+const leaving = 5 * time.Second
+
 // progress is what members have alike. A velocity is a member's own, and begins with zeros.
 type progress struct {
 	Step, Tested int // steps that are done, and how many were when the accuracy was measured last
@@ -106,7 +109,13 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 	}
 	stepsPerEpoch := trainSet.Len() / cfg.Batch
 	steps := stepsPerEpoch * cfg.Epochs
-	err = m.Run(ctx, func(ctx context.Context, epoch *elastic.Epoch) error {
+	running, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	defer context.AfterFunc(ctx, func() {
+		m.Leave()
+		time.AfterFunc(leaving, func() { cancel(context.Cause(ctx)) })
+	})()
+	err = m.Run(running, func(ctx context.Context, epoch *elastic.Epoch) error {
 		t.clock = time.Since(start)
 		switch due := p.Step%cfg.testEvery(stepsPerEpoch) == 0 || p.Step == steps; {
 		case due && p.Tested < p.Step: // a step of its own
@@ -155,7 +164,7 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 		t.Curve[len(t.Curve)-1].Seconds = t.clock.Seconds()
 		return err
 	})
-	err = errors.Join(err, m.Close())
+	err = errors.Join(err, context.Cause(ctx), m.Close())
 	if t != nil { // there was an epoch
 		err = errors.Join(err, t.close())
 	}
