@@ -18,7 +18,7 @@ import (
 )
 
 // version is that of what members say to each other, and precedes their terms.
-const version = "elastic 1"
+const version = "elastic-1"
 
 // Keys of the store.
 const (
@@ -164,7 +164,8 @@ func (m *Member) register(kv store.Store, at string) error {
 	own := version + " " + m.cfg.Terms
 	terms, ok, err := kv.CompareAndSet(ctx, termsKey, 0, []byte(own))
 	if err == nil && !ok && string(terms.Value) != own {
-		err = fmt.Errorf("%w: the terms of %s are %q, those of the others %q", comm.ErrMismatch, m.cfg.Name, own, terms.Value)
+		mine, theirs := differ(own, string(terms.Value))
+		err = fmt.Errorf("%w: the terms of %s have %q, those of the others %q", comm.ErrMismatch, m.cfg.Name, mine, theirs)
 	}
 	if err == nil && (m.cfg.Dial != nil || len(m.cfg.Peers) == 0 && m.now().Accepted == nil) { // the job may begin here
 		first, _ := json.Marshal(record{})
@@ -210,6 +211,18 @@ func (m *Member) register(kv store.Store, at string) error {
 			return comm.ContextError(ctx)
 		}
 	}
+}
+
+// differ returns two texts without the words with which both begin, and both end.
+func differ(a, b string) (string, string) {
+	x, y := strings.Fields(a), strings.Fields(b)
+	for len(x) > 0 && len(y) > 0 && x[0] == y[0] {
+		x, y = x[1:], y[1:]
+	}
+	for len(x) > 0 && len(y) > 0 && x[len(x)-1] == y[len(y)-1] {
+		x, y = x[:len(x)-1], y[:len(y)-1]
+	}
+	return strings.Join(x, " "), strings.Join(y, " ")
 }
 
 // hear takes an event of the store.

@@ -499,16 +499,16 @@ func TestSlowHandshake(t *testing.T) {
 // TestRefused: a member with other terms, and one with a name that is taken, are refused; a name can be had again.
 func TestRefused(t *testing.T) {
 	form, log := new(rooms).form, newReplay()
-	a := newTrainee(t, log, quick(Config{Name: "a", Terms: "v1", Form: form}))
+	a := newTrainee(t, log, quick(Config{Name: "a", Terms: "width 3, v1 of it", Form: form}))
 	cfg := a.cfg
 	cfg.Peers, cfg.Listen, cfg.Patience = []string{a.Address()}, "", 30*time.Second
 	_, err := Join(t.Context(), cfg)
 	require.ErrorIs(t, err, ErrIdentity)
-	cfg.Name, cfg.Terms = "b", "v2"
+	cfg.Name, cfg.Terms = "b", "width 3, v2 of it"
 	_, err = Join(t.Context(), cfg)
 	require.ErrorIs(t, err, comm.ErrMismatch)
-	assert.ErrorContains(t, err, `"elastic 1 v2", those of the others "elastic 1 v1"`)
-	cfg.Terms = "v1"
+	assert.ErrorContains(t, err, `"v2", those of the others "v1"`)
+	cfg.Terms = a.cfg.Terms
 	for range 2 {
 		b, err := Join(t.Context(), cfg)
 		require.NoError(t, err)
