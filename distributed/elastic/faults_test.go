@@ -435,6 +435,33 @@ func TestLeaveWhileWaiting(t *testing.T) {
 	require.NoError(t, b.Close())
 }
 
+// TestLastLeave: the last member leaves in order, and so do all in one boundary.
+func TestLastLeave(t *testing.T) {
+	for _, names := range [][]string{{"a"}, {"a", "b"}} {
+		over(t, func(t *testing.T, form former) {
+			log := newReplay()
+			var list []*trainee
+			for _, name := range names {
+				cfg := Config{Name: name, Form: form, Min: len(names)}
+				for _, a := range list {
+					cfg.Peers = append(cfg.Peers, a.Address())
+				}
+				list = append(list, newTrainee(t, log, cfg))
+			}
+			together(t, list, func(a *trainee, _ *Epoch, made int) bool {
+				if made == 3 {
+					a.Leave()
+				}
+				return false
+			})
+			for _, a := range list {
+				assert.EqualValues(t, 4, a.steps)
+				assert.NoError(t, a.Close())
+			}
+		})
+	}
+}
+
 // TestEnded: in a store that outlives members, one for whom there was no room, and one that comes later, find that the others have made the
 // last step, and make none.
 func TestEnded(t *testing.T) {

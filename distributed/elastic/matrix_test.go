@@ -23,7 +23,7 @@ var matrix = []struct {
 	shown          []func(*testing.T)
 }{
 	{"**join**: a member, several in one boundary, or one while another leaves", "they have the state of the others in the next epoch", tests(TestComeAndGo, TestChurn)},
-	{"**leave**: a member leaves in order", "its residual is added to another one's; its `Run` returns nil", tests(TestComeAndGo, TestReducers)},
+	{"**leave**: a member leaves in order", "its residual is added to another one's; its `Run` returns nil", tests(TestComeAndGo, TestReducers, TestLastLeave)},
 	{"**lost in a step**: a member is killed, or its connections end", "the step is rolled back or committed on all who are left, and they go on", tests(TestChurn, TestInDoubt, TestView)},
 	{"**lost unnoticed**: the same over communicators that do not notice, as NCCL's", "the step is rolled back a quarter of `Silence` after the member's entry in the store is gone", tests(TestUnnoticed)},
 	{"**lost while joining**: the same before it has made a step", "the attempt fails, and an epoch without it follows", tests(TestChurn)},
