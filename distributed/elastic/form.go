@@ -235,6 +235,9 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 		}
 		if waited := time.Since(began); next == nil && waited > told {
 			told *= 2
+			if last != nil && v.max > 0 && len(last.Members) >= v.max && last.rank(own.person()) < 0 {
+				why = fmt.Sprintf("there are %d members already", len(last.Members))
+			}
 			slog.Info("elastic: no next epoch yet", "member", m.cfg.Name, "why", why, "waited", waited.Round(time.Second/10))
 		}
 		select {
