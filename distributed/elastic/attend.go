@@ -233,6 +233,9 @@ func (m *Member) hear(e store.Event) {
 			m.miss()
 		} else {
 			m.entries[e.Key] = read(e)
+			if v, _ := m.look(); v.ending() { // before the first of them is gone
+				m.ends = true
+			}
 		}
 	})
 }

@@ -162,6 +162,7 @@ type Member struct {
 	status  status           // of this member
 	fault   error            // why it cannot be a member
 	leaving bool
+	ends    bool   // all members of the last epoch are to leave
 	turn    int    // where in the list of members the search for a store begins
 	used    *Epoch // the last one that was formed
 
@@ -171,7 +172,6 @@ type Member struct {
 	formed *Epoch // that takes its place, before it is bound
 	ask    bool   // the last vote has found that members come or go
 	leaves []int  // ranks of those who go in order
-	ends   bool   // all members of the epoch are
 	goes   bool   // this member is one of them
 }
 
@@ -254,7 +254,8 @@ func (m *Member) Steps() uint64 { return m.now().Step }
 
 // Leave has this member leave in order: [Member.Next] returns [ErrLeft] after the next vote, when what it has not sent is handed over.
 // Where only members go on that lack the state, it stays until they have it, with a Max of 1 beside the one that joins. While it waits at a
-// boundary, ErrLeft comes at once to one that has no state of the job, and otherwise after Config.Patience.
+// boundary, ErrLeft comes at once to one that has no state of the job or where all members of the last epoch are to leave, and otherwise
+// after Config.Patience.
 func (m *Member) Leave() { m.change(func() { m.leaving = true }) }
 
 // Run makes steps until one returns [io.EOF], this member has left, ctx ends, or a step fails for

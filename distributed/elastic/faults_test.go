@@ -462,6 +462,36 @@ func TestLastLeave(t *testing.T) {
 	}
 }
 
+// TestAllLeaveAtABoundary: members that are told to leave when another one has left, and too few stay for an epoch with the next vote, do not wait.
+func TestAllLeaveAtABoundary(t *testing.T) {
+	server := store.NewServer(store.Options{})
+	defer server.Close() //nolint:errcheck // it is in this process
+	form, log := new(rooms).form, newReplay()
+	dial := func(context.Context) (store.Store, error) { return server.Local("a member"), nil }
+	var list []*trainee
+	for _, name := range []string{"a", "b", "c"} {
+		list = append(list, newTrainee(t, log, Config{Name: name, Form: form, Dial: dial, Min: 3, Patience: time.Minute}))
+	}
+	for _, a := range list[:2] {
+		go func() {
+			assert.NoError(t, a.until(t.Context(), func() (bool, error) {
+				v, _ := a.look()
+				return a.status.Waiting && slices.ContainsFunc(v.present, func(s status) bool { return s.Leaving }), nil
+			}))
+			a.Leave()
+		}()
+	}
+	together(t, list, func(a *trainee, _ *Epoch, made int) bool {
+		if a == list[2] && made == 3 {
+			a.Leave()
+		}
+		return false
+	})
+	for _, a := range list {
+		assert.NoError(t, a.Close())
+	}
+}
+
 // TestEnded: in a store that outlives members, one for whom there was no room, and one that comes later, find that the others have made the
 // last step, and make none.
 func TestEnded(t *testing.T) {

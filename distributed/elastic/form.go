@@ -95,8 +95,7 @@ func (m *Member) Commit(ctx context.Context) error {
 				m.leaves = append(m.leaves, rank)
 			}
 		}
-		m.ends = len(m.leaves) == len(e.Members)
-		m.change(func() { m.status.Step++ })
+		m.change(func() { m.status.Step, m.ends = m.status.Step+1, len(m.leaves) == len(e.Members) })
 		e.hash = 0
 		return nil
 	}
@@ -155,6 +154,7 @@ func (m *Member) form(ctx context.Context) error {
 		if err == nil {
 			m.formed = &Epoch{Number: r.Number, Comm: c, Joined: r.Members[c.Rank()].Fresh, record: r}
 			m.change(func() {
+				m.ends = false
 				m.turn, m.status.Formed, m.status.Step, m.status.Prepared, m.status.Fresh = 0, true, r.Step, false, m.formed.Joined
 				m.used = m.formed
 				m.miss()
@@ -184,7 +184,7 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 	had := began // when somebody with the state was here
 	for {
 		m.mu.Lock()
-		kv, since, changed, own, leaving, fault := m.kv, m.since, m.changed, m.status, m.leaving, m.fault
+		kv, since, changed, own, leaving, ends, fault := m.kv, m.since, m.changed, m.status, m.leaving, m.ends, m.fault
 		v, version := m.look()
 		m.mu.Unlock()
 		switch {
@@ -192,6 +192,10 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 			return nil, fault
 		case m.free():
 			return nil, ErrLeft
+		case leaving && !own.Wishes:
+			m.change(func() { m.status.Wishes = true })
+			m.publish()
+			continue
 		}
 		last, _ := v.last()
 		switch with := last != nil && slices.ContainsFunc(v.present, func(s status) bool { return !s.Fresh && last.rank(s.person()) >= 0 }); {
@@ -209,7 +213,7 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 			}
 			next, why = v.next()
 			apart = next == nil && v.apart
-			if own.Leaving && (m.ends && v.alone(&own) || time.Since(began) > m.cfg.Patience) {
+			if alone := ends && v.alone(&own); own.Leaving && (alone || time.Since(began) > m.cfg.Patience) || leaving && alone {
 				return nil, ErrLeft
 			}
 			if leaving && next != nil && len(next.Members) == 1 { // a step alone would go with this member
@@ -300,7 +304,7 @@ func (v *view) formedBy(r *record) bool {
 
 // alone reports whether nobody is here who stays.
 func (v *view) alone(own *status) bool {
-	return !slices.ContainsFunc(v.present, func(s status) bool { return !s.Leaving && s.Name != own.Name })
+	return !slices.ContainsFunc(v.present, func(s status) bool { return !s.Leaving && !s.Wishes && s.Name != own.Name })
 }
 
 // establish makes the communicator of an epoch. It stops when a member is gone, or at another boundary.

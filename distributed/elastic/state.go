@@ -214,7 +214,7 @@ func (m *Member) pass(ctx context.Context, e *Epoch, dt dtype.DType, bytes []byt
 // the first, which stays if others wait to join. An error fails the epoch.
 func (m *Member) handOver(ctx context.Context) error {
 	e, leaves := m.epoch, m.leaves
-	if m.ends {
+	if len(leaves) == len(e.Members) {
 		leaves = leaves[1:]
 	}
 	list, err := m.residuals()

@@ -39,6 +39,7 @@ type status struct {
 	Formed                            bool    // with success
 	Waiting                           bool    // it is at a boundary
 	Leaving                           bool    // and will not be in the next epoch, unless nobody else has the state
+	Wishes                            bool    // to leave, by the next vote
 	Fresh                             bool    // it has no state of the job yet
 	Step                              uint64  // steps that it has committed
 	Prepared                          bool    // it has the result of another one, which can be rolled back
@@ -71,6 +72,13 @@ type view struct {
 // has reports whether a member is here.
 func (v *view) has(p person) bool {
 	return slices.ContainsFunc(v.present, func(s status) bool { return s.person().same(p) })
+}
+
+// ending reports whether all members of the last epoch are here, and all who are here are to leave.
+func (v *view) ending() bool {
+	last, _ := v.last()
+	return last != nil && !slices.ContainsFunc(last.Members, func(p person) bool { return !v.has(p) }) &&
+		!slices.ContainsFunc(v.present, func(s status) bool { return !s.Leaving && !s.Wishes })
 }
 
 // last returns the latest epoch that anybody knows of, and whether it was formed.
