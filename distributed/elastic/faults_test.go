@@ -8,13 +8,13 @@ import (
 	"io"
 	"io/fs"
 	"math"
-	"net"
 	goruntime "runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -28,66 +28,16 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// cable is a forwarder to an address, which can be cut and mended.
-type cable struct {
-	t       *testing.T
-	address string
-	to      string
-
-	mu    sync.Mutex
-	l     net.Listener
-	conns []net.Conn
-}
-
-func newCable(t *testing.T, to string) *cable {
-	c := &cable{t: t, address: "127.0.0.1:0", to: to}
-	c.mend()
-	t.Cleanup(c.cut)
-	return c
-}
-
-func (c *cable) mend() {
-	l, err := net.Listen("tcp", c.address)
-	require.NoError(c.t, err)
-	c.address, c.l = l.Addr().String(), l
-	go func() {
-		for {
-			from, err := l.Accept()
-			if err != nil {
-				return
-			}
-			to, err := net.Dial("tcp", c.to)
-			if err != nil {
-				_ = from.Close()
-				continue
-			}
-			c.mu.Lock()
-			c.conns = append(c.conns, from, to)
-			c.mu.Unlock()
-			for _, pair := range [][2]net.Conn{{from, to}, {to, from}} {
-				go func() {
-					_, _ = io.Copy(pair[0], pair[1])
-					_ = pair[0].Close()
-				}()
-			}
-		}
-	}()
-}
-
-func (c *cable) cut() {
-	_ = c.l.Close()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, conn := range c.conns {
-		_ = conn.Close()
-	}
-	c.conns = nil
-}
-
 // quick are the times of members that wait in vain.
 func quick(cfg Config) Config {
 	cfg.Silence, cfg.Patience = 400*time.Millisecond, time.Second
 	return cfg
+}
+
+// bubble runs a test of members that have their store in the process, where time stands while any of them goes on.
+func bubble(t *testing.T, f func(t *testing.T)) {
+	defer goruntime.GOMAXPROCS(goruntime.GOMAXPROCS(1)) // no rank spins by that clock
+	synctest.Test(t, f)
 }
 
 // together runs members until done says so, and returns when all have ended.
@@ -107,164 +57,15 @@ func together(t *testing.T, list []*trainee, done func(a *trainee, e *Epoch, mad
 	require.NoError(t, ctx.Err())
 }
 
-// TestPartition cuts the member with the store off from the two others. They go on; it stops with ErrMinority, joins them
-// when the network is whole, and leaves in order later.
-func TestPartition(t *testing.T) {
-	t.Parallel() // most of it is waiting
-	over(t, func(t *testing.T, form former) {
-		log := newReplay()
-		own, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		at := own.Addr().String()
-		require.NoError(t, own.Close())
-		line := newCable(t, at)
-		var cut atomic.Bool
-		list := []*trainee{newTrainee(t, log, quick(Config{Name: "a", Form: form, Listen: at, Advertise: line.address}))}
-		list[0].cfg.TLS = conf.Clone() // of its connections to others
-		list[0].cfg.TLS.VerifyConnection = func(tls.ConnectionState) error {
-			if cut.Load() {
-				return net.ErrClosed
-			}
-			return nil
-		}
-		for _, name := range []string{"b", "c"} {
-			list = append(list, newTrainee(t, log, quick(Config{Name: name, Form: form, Peers: []string{line.address}})))
-		}
-		const never = math.MaxUint64
-		var minority error
-		var all sync.WaitGroup
-		var until atomic.Uint64
-		until.Store(never)
-		all.Go(func() {
-			var failed error
-			for {
-				e, err := list[0].Next(t.Context(), failed)
-				if failed = nil; errors.Is(err, ErrMinority) {
-					if minority == nil {
-						line.mend()
-						cut.Store(false)
-					}
-					minority = err
-					continue
-				}
-				if errors.Is(err, ErrLeft) || !assert.NoError(t, err) {
-					return
-				}
-				if minority != nil && until.CompareAndSwap(never, list[0].steps+20) {
-					list[0].Leave()
-				}
-				if failed = list[0].step(t.Context(), t, e); len(e.Members) == 3 && minority == nil {
-					cut.Store(true)
-					line.cut()
-					comm.AbortAll(e.Comm, context.Canceled)
-				}
-			}
-		})
-		together(t, list[1:], func(a *trainee, _ *Epoch, _ int) bool { return a.steps >= until.Load() })
-		all.Wait()
-		assert.ErrorIs(t, minority, ErrMinority)
-		log.repeat(t, until.Load(), list[1:])
-		for _, a := range list {
-			assert.NoError(t, a.Close())
-		}
-	})
-}
-
-// TestMajorityLost: of three members two are killed, and the third does not go on. It may leave.
-func TestMajorityLost(t *testing.T) {
-	t.Parallel() // most of it is waiting
-	over(t, func(t *testing.T, form former) {
-		log := newReplay()
-		list := []*trainee{newTrainee(t, log, quick(Config{Name: "a", Form: form}))}
-		for _, name := range []string{"b", "c"} {
-			list = append(list, newTrainee(t, log, quick(Config{Name: name, Form: form, Peers: []string{list[0].Address()}})))
-		}
-		var all sync.WaitGroup
-		errs := make([]error, 3)
-		for i, a := range list {
-			all.Go(func() {
-				var e *Epoch
-				var failed error
-				for errs[i] == nil {
-					if e, errs[i] = a.Next(t.Context(), failed); errs[i] != nil {
-						return
-					}
-					if failed = a.step(t.Context(), t, e); failed == nil && i < 2 && len(e.Members) == 3 {
-						a.kill()
-					}
-				}
-			})
-		}
-		all.Wait()
-		require.ErrorIs(t, errs[2], ErrMinority)
-		list[2].Leave()
-		_, err := list[2].Next(t.Context(), nil)
-		require.ErrorIs(t, err, ErrLeft)
-		_ = list[2].Close()
-	})
-}
-
-// TestSecondOfTwo: of two members with stores of their own the first outlives the second, and the second says that it cannot
-// outlive the first.
-func TestSecondOfTwo(t *testing.T) {
-	t.Parallel() // most of it is waiting
-	over(t, func(t *testing.T, form former) {
-		for victim, want := range []error{ErrMinority, nil} {
-			log := newReplay()
-			list := []*trainee{newTrainee(t, log, quick(Config{Name: "a", Form: form}))}
-			list = append(list, newTrainee(t, log, quick(Config{Name: "b", Form: form, Peers: []string{list[0].Address()}})))
-			var all sync.WaitGroup
-			began := make(chan struct{}) // the job, by the first
-			begin := sync.OnceFunc(func() { close(began) })
-			for i, a := range list {
-				all.Go(func() {
-					var failed error
-					if i > 0 {
-						<-began
-					}
-					for pair := false; ; {
-						e, err := a.Next(t.Context(), failed)
-						begin()
-						if i == victim && err != nil {
-							return
-						}
-						if err != nil || len(e.Members) == 1 && pair {
-							assert.ErrorIs(t, err, want)
-							if want != nil {
-								assert.ErrorContains(t, err, "1 of 2 members of an epoch are here; missing: a")
-							}
-							return
-						}
-						pair = len(e.Members) == 2
-						if failed = a.step(t.Context(), t, e); failed == nil && i == victim && pair {
-							a.kill()
-						}
-					}
-				})
-			}
-			all.Wait()
-			for _, a := range list {
-				_ = a.Close()
-			}
-		}
-	})
-}
-
-// slow is a store that takes its time.
-type slow struct{ store.Store }
-
-func (s slow) Set(ctx context.Context, key string, value []byte, options ...store.Option) error {
-	time.Sleep(30 * time.Millisecond)
-	return s.Store.Set(ctx, key, value, options...)
-}
-
-// TestStoreThatOutlives: with a store apart from the members, however slow, one of three goes on without the others, and
+// TestStoreThatOutlives: with a store apart from the members, one of three goes on without the others, and
 // another joins it.
-func TestStoreThatOutlives(t *testing.T) {
+func TestStoreThatOutlives(t *testing.T) { bubble(t, storeThatOutlives) }
+
+func storeThatOutlives(t *testing.T) {
 	server := store.NewServer(store.Options{})
-	defer server.Close() //nolint:errcheck // it is in this process
+	defer func() { assert.NoError(t, server.Close()) }()
 	form, log := new(rooms).form, newReplay()
-	dial := func(context.Context) (store.Store, error) { return slow{server.Local("a member")}, nil }
+	dial := func(context.Context) (store.Store, error) { return server.Local("a member"), nil }
 	var list []*trainee
 	for _, name := range []string{"a", "b", "c", "d"} {
 		list = append(list, newTrainee(t, log, quick(Config{Name: name, Form: form, Dial: dial, Max: 3})))
@@ -282,9 +83,11 @@ func TestStoreThatOutlives(t *testing.T) {
 }
 
 // TestLeaverAlone: a member that has lost the others when it is to leave makes no step alone, which these would not have.
-func TestLeaverAlone(t *testing.T) {
+func TestLeaverAlone(t *testing.T) { bubble(t, leaverAlone) }
+
+func leaverAlone(t *testing.T) {
 	server := store.NewServer(store.Options{})
-	defer server.Close() //nolint:errcheck // it is in this process
+	defer func() { assert.NoError(t, server.Close()) }()
 	form, log := new(rooms).form, newReplay()
 	dial := func(context.Context) (store.Store, error) { return server.Local("a member"), nil }
 	a := newTrainee(t, log, quick(Config{Name: "a", Form: form, Dial: dial}))
@@ -308,9 +111,11 @@ func TestLeaverAlone(t *testing.T) {
 }
 
 // TestLeaverWaits: a member that leaves stays until the one that is to go on, and is out of the store's reach, is back.
-func TestLeaverWaits(t *testing.T) {
+func TestLeaverWaits(t *testing.T) { bubble(t, leaverWaits) }
+
+func leaverWaits(t *testing.T) {
 	server := store.NewServer(store.Options{})
-	defer server.Close() //nolint:errcheck // it is in this process
+	defer func() { assert.NoError(t, server.Close()) }()
 	form, log := new(rooms).form, newReplay()
 	var cut, back atomic.Bool
 	var tries atomic.Int32
@@ -494,9 +299,11 @@ func TestAllLeaveAtABoundary(t *testing.T) {
 
 // TestEnded: in a store that outlives members, one for whom there was no room, and one that comes later, find that the others have made the
 // last step, and make none.
-func TestEnded(t *testing.T) {
+func TestEnded(t *testing.T) { bubble(t, ended) }
+
+func ended(t *testing.T) {
 	server := store.NewServer(store.Options{})
-	defer server.Close() //nolint:errcheck // it is in this process
+	defer func() { assert.NoError(t, server.Close()) }()
 	form, log := new(rooms).form, newReplay()
 	join := func(name string) *trainee {
 		dial := func(context.Context) (store.Store, error) { return server.Local("a member"), nil }
@@ -553,68 +360,59 @@ func TestSlowHandshake(t *testing.T) {
 	}
 }
 
-// TestRefused: a member with other terms, and one with a name that is taken, are refused; a name can be had again.
+// TestRefused: a member with other terms, and one with a name that is taken, are refused, also if the store was not in reach when
+// they joined; a name can be had again.
 func TestRefused(t *testing.T) {
-	form, log := new(rooms).form, newReplay()
-	a := newTrainee(t, log, quick(Config{Name: "a", Terms: "width 3, v1 of it", Form: form}))
-	cfg := a.cfg
-	cfg.Peers, cfg.Listen, cfg.Patience = []string{a.Address()}, "", 30*time.Second
-	_, err := Join(t.Context(), cfg)
-	require.ErrorIs(t, err, ErrIdentity)
-	cfg.Name, cfg.Terms = "b", "width 3, v2 of it"
-	_, err = Join(t.Context(), cfg)
-	require.ErrorIs(t, err, comm.ErrMismatch)
-	assert.ErrorContains(t, err, `"v2", those of the others "v1"`)
-	cfg.Terms = a.cfg.Terms
-	for range 2 {
-		b, err := Join(t.Context(), cfg)
-		require.NoError(t, err)
-		require.NoError(t, b.Close())
-	}
-	require.NoError(t, a.Close())
-}
-
-// TestPeersAreLate: a member is a minority while nobody answers whom it asks. Then it joins, or is refused.
-func TestPeersAreLate(t *testing.T) {
-	for _, terms := range []string{"v1", "v2"} {
-		t.Run(terms, func(t *testing.T) {
-			t.Parallel() // most of it is Patience
-			form, log := new(rooms).form, newReplay()
-			later, err := net.Listen("tcp", "127.0.0.1:0")
-			require.NoError(t, err)
-			at := later.Addr().String()
-			require.NoError(t, later.Close())
-			b := newTrainee(t, log, quick(Config{Name: "b", Terms: "v1", Form: form, Peers: []string{at}}))
-			_, err = b.Next(t.Context(), nil)
-			require.ErrorIs(t, err, ErrMinority)
-			a := newTrainee(t, log, quick(Config{Name: "a", Terms: terms, Form: form, Listen: at}))
-			if terms == "v1" {
-				together(t, []*trainee{a, b}, func(_ *trainee, e *Epoch, made int) bool { return len(e.Members) == 2 && made == 3 })
-			} else {
-				for errors.Is(err, ErrMinority) {
-					_, err = b.Next(t.Context(), nil)
-				}
-				require.ErrorIs(t, err, comm.ErrMismatch)
+	bubble(t, func(t *testing.T) {
+		server, form, log := store.NewServer(store.Options{}), new(rooms).form, newReplay()
+		var here atomic.Bool
+		dial := func(context.Context) (store.Store, error) { return server.Local("a member"), nil }
+		late := newTrainee(t, log, quick(Config{Name: "late", Terms: "v2", Form: form, Dial: func(ctx context.Context) (store.Store, error) {
+			if here.Load() {
+				return dial(ctx)
 			}
-			assert.NoError(t, a.Close())
-			assert.NoError(t, b.Close())
-		})
-	}
+			return nil, errors.New("not in reach")
+		}}))
+		_, err := late.Next(t.Context(), nil)
+		require.ErrorIs(t, err, ErrMinority)
+		a := newTrainee(t, log, quick(Config{Name: "a", Terms: "v1", Form: form, Dial: dial}))
+		for here.Store(true); errors.Is(err, ErrMinority); {
+			_, err = late.Next(t.Context(), nil)
+		}
+		require.ErrorIs(t, err, comm.ErrMismatch)
+		cfg := a.cfg
+		cfg.Patience = 30 * time.Second
+		_, err = Join(t.Context(), cfg)
+		require.ErrorIs(t, err, ErrIdentity)
+		cfg.Name, cfg.Terms = "b", "v2"
+		_, err = Join(t.Context(), cfg)
+		require.ErrorIs(t, err, comm.ErrMismatch)
+		assert.ErrorContains(t, err, `"elastic 1 v2", those of the others "elastic 1 v1"`)
+		cfg.Terms = "v1"
+		for range 2 {
+			b, err := Join(t.Context(), cfg)
+			require.NoError(t, err)
+			require.NoError(t, b.Close())
+		}
+		require.NoError(t, errors.Join(late.Close(), a.Close(), server.Close()))
+	})
 }
 
 // TestBindFails: a Bind that says of each communicator that a peer is lost is tried again, but neither at once nor for ever.
 func TestBindFails(t *testing.T) {
-	tried := 0
-	m, err := Join(t.Context(), Config{Name: "a", Min: 1, TLS: conf, Form: new(rooms).form, Patience: 300 * time.Millisecond, Silence: time.Second, Bind: func(context.Context, *Epoch) error {
-		tried++
-		return comm.ErrPeerFailed
-	}})
-	require.NoError(t, err)
-	_, err = m.Next(t.Context(), nil)
-	require.ErrorIs(t, err, comm.ErrPeerFailed)
-	assert.Greater(t, tried, 1)
-	assert.Less(t, tried, 15) // 1, 2, 4, … 64, 100 ms
-	require.NoError(t, m.Close())
+	bubble(t, func(t *testing.T) {
+		server, tried := store.NewServer(store.Options{}), 0
+		dial := func(context.Context) (store.Store, error) { return server.Local("a"), nil }
+		m, err := Join(t.Context(), Config{Name: "a", Min: 1, Dial: dial, Form: new(rooms).form, Patience: 300 * time.Millisecond, Silence: time.Second, Bind: func(context.Context, *Epoch) error {
+			tried++
+			return comm.ErrPeerFailed
+		}})
+		require.NoError(t, err)
+		_, err = m.Next(t.Context(), nil)
+		require.ErrorIs(t, err, comm.ErrPeerFailed)
+		assert.Equal(t, 10, tried) // after 1, 2, 4, … 64, 100, 100 ms
+		require.NoError(t, errors.Join(m.Close(), server.Close()))
+	})
 }
 
 // TestUnnoticed: a member vanishes in the middle of a step, over communicators that do not notice, with the store or without.

@@ -75,7 +75,7 @@ func TestView(t *testing.T) {
 		"one has not prepared":                        {v: view{record: abc, present: []status{at("a", abc, prepared), at("b", abc), at("c", abc, prepared)}}, members: "abc", step: 7},
 		"a minority":                                  {v: view{record: abc, present: []status{at("a", abc)}}, why: "1 of 3 members"},
 		"half, with the first":                        {v: view{record: epochOf(2, "ab", "ab"), present: []status{at("a", epochOf(2, "ab", "ab"))}}, members: "a", step: 7, lost: []string{"b"}},
-		"half, without it":                            {v: view{record: epochOf(2, "ab", "ab"), present: []status{at("b", epochOf(2, "ab", "ab"))}}, why: "1 of 2 members"},
+		"half, without it":                            {v: view{record: epochOf(2, "ab", "ab"), present: []status{at("b", epochOf(2, "ab", "ab"))}}, why: "1 of 2 members of an epoch are here; missing: a"},
 		"a store that outlives":                       {v: view{record: abc, outlives: true, present: []status{at("c", abc)}}, members: "c", step: 7, lost: []string{"a", "b"}},
 		"the state is away":                           {v: view{record: abc, outlives: true, present: []status{at("d", nil)}}, why: "no member that has the state"},
 		"all state is lost":                           {v: view{record: abc, outlives: true, lost: true, present: []status{at("d", nil)}}, members: "d", lost: []string{"a", "b", "c"}},

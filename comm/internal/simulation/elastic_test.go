@@ -36,6 +36,7 @@ type job struct {
 	calm    time.Time // when all are in reach again
 	silence time.Duration
 	pace    time.Duration // a step computes for so long at most
+	late    time.Duration // the first one comes so much later than others look for it
 }
 
 // made is a step, as its members say.
@@ -89,7 +90,7 @@ func (j *job) join() *simulated {
 		m.x[i] = must(cpu.Wrap(m.rt, v))
 	}
 	cfg := elastic.Config{Name: m.name, Min: 1, TLS: secret2, Silence: j.silence, Patience: 5 * j.silence, Runtime: m.rt, Tensors: m.x[:1], Bind: m.bind,
-		Listen: m.node.Host(), Residuals: m.residuals, Save: m.save, Load: m.load}
+		Listen: m.address(), Residuals: m.residuals, Save: m.save, Load: m.load}
 	cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
 		return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: secret, Listen: m.node.Host(), Silence: j.silence})
 	}
@@ -105,18 +106,23 @@ func (j *job) join() *simulated {
 		}
 	}
 	for _, other := range j.members {
-		if a := other.Member; a != nil {
-			cfg.Peers = append(cfg.Peers, a.Address())
-		}
+		cfg.Peers = append(cfg.Peers, other.address())
 	}
 	var ctx context.Context
 	ctx, m.cancel = context.WithCancel(context.Background())
+	first := len(j.all) == 0
 	j.all, j.members = append(j.all, m), append(j.members, m)
-	joined := make(chan struct{})
 	sim.GoOn(m.node, func() {
 		defer close(m.ended)
+		if first && j.late > 0 {
+			sim.Sleep(j.late)
+			for _, other := range j.members[1:] {
+				if j.late > 9*j.silence && !other.minority {
+					j.fail("%s is no minority, though nobody answers it", other.name)
+				}
+			}
+		}
 		m.Member, m.err = elastic.Join(ctx, cfg)
-		close(joined)
 		if m.err == nil {
 			m.err = m.train(ctx)
 			m.Event("ends after %d steps: %v", m.done, m.err)
@@ -131,12 +137,11 @@ func (j *job) join() *simulated {
 			})
 		}
 	})
-	if len(j.all) == 1 { // others need its address
-		<-joined
-		sim.Point()
-	}
 	return m
 }
+
+// address is where a member's own store is.
+func (m *simulated) address() string { return m.node.Host() + ":29600" }
 
 func must[T any](v T, err error) T {
 	if err != nil {
@@ -476,6 +481,64 @@ func (j *job) leave(m *simulated) {
 	}
 }
 
+// divide cuts members with stores of their own in two, or kills those who may go on without the others: who are left, or cut off,
+// know that they are a minority, and the others go on.
+func (j *job) divide() (killed bool) {
+	last := j.steps[uint64(len(j.steps)-1)]
+	var sides [2][]*simulated
+	for i, m := range j.members {
+		side := j.IntN(2)
+		if i == len(j.members)-1 && len(sides[1-side]) == 0 {
+			side = 1 - side
+		}
+		sides[side] = append(sides[side], m)
+	}
+	first := func(m *simulated) bool { return m.name == last.members[0] }
+	if a, b := len(sides[0]), len(sides[1]); a < b || a == b && !slices.ContainsFunc(sides[0], first) {
+		sides[0], sides[1] = sides[1], sides[0]
+	}
+	names := func(side []*simulated) (list []string) {
+		for _, m := range side {
+			list = append(list, m.name)
+		}
+		return list
+	}
+	j.Event("divided: %v, and the minority %v", names(sides[0]), names(sides[1]))
+	cut := func(until time.Time) {
+		for _, a := range sides[0] {
+			for _, b := range sides[1] {
+				j.Cut(a.node, b.node, until)
+				j.Cut(b.node, a.node, until)
+			}
+		}
+	}
+	all := j.members
+	if killed = j.Chance(2); killed {
+		for _, m := range sides[0] {
+			j.kill(m)
+		}
+	} else {
+		cut(time.Now().Add(time.Hour))
+		j.members = sides[0]
+		j.settled("the majority")
+	}
+	for began := time.Now(); ; sim.Sleep(10 * time.Millisecond) {
+		waiting := slices.IndexFunc(sides[1], func(m *simulated) bool { return !m.minority })
+		if waiting < 0 {
+			break
+		}
+		if time.Since(began) > 60*time.Second {
+			j.fail("%s does not know that it is a minority", sides[1][waiting].name)
+		}
+	}
+	if !killed {
+		cut(time.Now())
+		j.members = all
+		j.settled("a partition")
+	}
+	return killed
+}
+
 // kill ends a member's process, or its host.
 func (j *job) kill(m *simulated) {
 	events++
@@ -503,6 +566,8 @@ func playJob(p *play, most int, pace time.Duration) {
 	if p.Chance(2) {
 		server = p.serve(store.Options{Silence: j.silence})
 		j.server = p.store
+	} else if p.Chance(4) {
+		j.late = p.Between(0, 12*j.silence)
 	}
 	for range 1 + p.IntN(4) {
 		j.join()
@@ -524,20 +589,12 @@ func playJob(p *play, most int, pace time.Duration) {
 	sim.Sleep(10 * j.silence)
 	if !lost {
 		j.settled("the end")
+		lost = server == nil && len(j.members) > 1 && j.divide()
 	}
 	j.until = uint64(len(j.steps)) + 3
 	for began := time.Now(); !lost && slices.ContainsFunc(j.members, func(m *simulated) bool { return m.done < j.until }); sim.Sleep(10 * time.Millisecond) {
 		if time.Since(began) > 60*time.Second {
 			p.fail("members do not make their last steps")
-		}
-	}
-	if lost {
-		sim.Sleep(20 * j.silence)
-		for _, m := range j.members {
-			if m.done < j.until && !m.minority && m.err == nil {
-				p.fail("%s neither trains nor is a minority: %d of %d steps", m.name, m.done, j.until)
-			}
-			m.cancel()
 		}
 	}
 	wait := func(m *simulated) {
@@ -547,6 +604,21 @@ func playJob(p *play, most int, pace time.Duration) {
 			p.fail("%s has not ended", m.name)
 		}
 		sim.Point()
+	}
+	if lost {
+		sim.Sleep(20 * j.silence)
+		for _, m := range slices.Clone(j.members) {
+			if m.done < j.until && !m.minority && m.err == nil {
+				p.fail("%s neither trains nor is a minority: %d of %d steps", m.name, m.done, j.until)
+			}
+			if m.minority && p.Chance(2) {
+				j.leave(m)
+				if wait(m); m.err != nil {
+					p.fail("%s leaves a minority: %v", m.name, m.err)
+				}
+			}
+			m.cancel()
+		}
 	}
 	for _, m := range j.all {
 		if errors.Is(m.err, comm.ErrMismatch) {
