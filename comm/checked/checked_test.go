@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -500,48 +501,56 @@ func (s stalled) Synchronize(ctx context.Context) error {
 func TestCheckedWaitsForTheDeviceAlone(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	buf := hosttest.Allocate(t, rt, 64)
-	device := stalled{rt, make(chan struct{}, 1)}
-	k, err := checked.New(t.Context(), noop.New(rt), device)
-	require.NoError(t, err)
-	first := make(chan error)
-	go func() { first <- k.Send(buf, 1, dtype.F32, 0, 1) }()
-	require.Eventually(t, func() bool { return len(device.entered) == 1 }, time.Minute, time.Millisecond)
-	require.NoError(t, k.Send(buf+8, 1, dtype.F32, 0, 2))
-	require.NoError(t, k.Recv(buf+16, 1, dtype.F32, 0, 2))
-	require.NoError(t, k.Sync(t.Context()))
-	require.NoError(t, k.AllReduce(buf+24, buf+24, 1, dtype.F32, comm.Sum))
-	canceled, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.NoError(t, k.Sync(canceled), "nothing is in flight")
-	require.NoError(t, k.Close())
-	assert.ErrorIs(t, <-first, comm.ErrClosed)
+	synctest.Test(t, func(t *testing.T) {
+		device := stalled{rt, make(chan struct{}, 1)}
+		k, err := checked.New(t.Context(), noop.New(rt), device)
+		require.NoError(t, err)
+		first := make(chan error)
+		go func() { first <- k.Send(buf, 1, dtype.F32, 0, 1) }()
+		synctest.Wait()
+		require.Len(t, device.entered, 1)
+		require.NoError(t, k.Send(buf+8, 1, dtype.F32, 0, 2))
+		require.NoError(t, k.Recv(buf+16, 1, dtype.F32, 0, 2))
+		require.NoError(t, k.Sync(t.Context()))
+		require.NoError(t, k.AllReduce(buf+24, buf+24, 1, dtype.F32, comm.Sum))
+		canceled, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.NoError(t, k.Sync(canceled), "nothing is in flight")
+		require.NoError(t, k.Close())
+		assert.ErrorIs(t, <-first, comm.ErrClosed)
+	})
 }
 
 // An error says that it is the device that a call waited for in vain.
 func TestCheckedNamesTheDevice(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	buf := hosttest.Allocate(t, rt, 64)
-	k, err := checked.New(t.Context(), noop.New(rt), stalled{rt, make(chan struct{}, 2)}, checked.Timeout(time.Millisecond))
-	require.NoError(t, err)
-	for _, err := range []error{k.Send(buf, 1, dtype.F32, 0, 1), k.AllReduce(buf, buf, 1, dtype.F32, comm.Sum)} {
-		require.ErrorIs(t, err, comm.ErrTimeout)
-		assert.ErrorContains(t, err, "waiting for the device")
-	}
-	require.NoError(t, k.Close())
+	synctest.Test(t, func(t *testing.T) {
+		k, err := checked.New(t.Context(), noop.New(rt), stalled{rt, make(chan struct{}, 2)}, checked.Timeout(time.Hour))
+		require.NoError(t, err)
+		for _, err := range []error{k.Send(buf, 1, dtype.F32, 0, 1), k.AllReduce(buf, buf, 1, dtype.F32, comm.Sum)} {
+			require.ErrorIs(t, err, comm.ErrTimeout)
+			assert.ErrorContains(t, err, "waiting for the device")
+		}
+		require.NoError(t, k.Close())
+	})
 }
 
 // Close ends a collective that waits for the device, too.
 func TestCheckedClosesWhileTheDeviceIsBusy(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	buf := hosttest.Allocate(t, rt, 64)
-	device := stalled{rt, make(chan struct{}, 1)}
-	k, err := checked.New(t.Context(), noop.New(rt), device)
-	require.NoError(t, err)
-	first := make(chan error)
-	go func() { first <- k.AllReduce(buf, buf, 1, dtype.F32, comm.Sum) }()
-	require.Eventually(t, func() bool { return len(device.entered) == 1 }, time.Minute, time.Millisecond)
-	require.NoError(t, k.Close())
-	assert.ErrorIs(t, <-first, comm.ErrClosed)
+	synctest.Test(t, func(t *testing.T) {
+		device := stalled{rt, make(chan struct{}, 1)}
+		k, err := checked.New(t.Context(), noop.New(rt), device)
+		require.NoError(t, err)
+		first := make(chan error)
+		go func() { first <- k.AllReduce(buf, buf, 1, dtype.F32, comm.Sum) }()
+		synctest.Wait()
+		require.Len(t, device.entered, 1)
+		require.NoError(t, k.Close())
+		assert.ErrorIs(t, <-first, comm.ErrClosed)
+	})
 }
 
 // forking is a device with room beside its stream.

@@ -52,8 +52,10 @@ const lossVariable = "TUTTI_TEST_LOSS"
 
 // TestLostProcess loses the last of three processes in the middle of a job.
 func TestLostProcess(t *testing.T) {
+	t.Parallel() // it is silence that they wait for
 	for _, how := range []string{"killed", "exits", "stopped"} {
 		t.Run(how, func(t *testing.T) {
+			t.Parallel()
 			l, err := net.Listen("tcp", "localhost:0")
 			require.NoError(t, err)
 			_, port, _ := net.SplitHostPort(l.Addr().String())
@@ -200,6 +202,7 @@ func free(t *testing.T) string {
 
 // A link that is cut in the middle of a transfer closes no connection.
 func TestCutOff(t *testing.T) {
+	t.Parallel()
 	at := free(t)
 	link := newCable(t, at, 0)
 	rt := cpu.New()
@@ -615,6 +618,7 @@ func TestAddressOfAnother(t *testing.T) {
 }
 
 func TestAbsent(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	server := store.NewServer(store.Options{})
