@@ -117,7 +117,7 @@ func (j *job) join() *simulated {
 		if first && j.late > 0 {
 			sim.Sleep(j.late)
 			for _, other := range j.members[1:] {
-				if j.late > 9*j.silence && !other.minority {
+				if j.late > 11*j.silence && !other.minority {
 					j.fail("%s is no minority, though nobody answers it", other.name)
 				}
 			}
@@ -567,7 +567,7 @@ func playJob(p *play, most int, pace time.Duration) {
 		server = p.serve(store.Options{Silence: j.silence})
 		j.server = p.store
 	} else if p.Chance(4) {
-		j.late = p.Between(0, 12*j.silence)
+		j.late = p.Between(0, 16*j.silence)
 	}
 	for range 1 + p.IntN(4) {
 		j.join()
