@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,7 +43,8 @@ const (
 // unlike that of Err, which does not wait. Release comes last. Sub-communicators have
 // lives of their own: Close and Abort leave them alone, and [comm.CloseAll] includes them.
 type Life struct {
-	// Timeout bounds the drain and the release in Close; [HostTimeout] if it is 0.
+	// Timeout bounds the drain and the release in Close, and an abort if it is less than
+	// [AbortTimeout]; [HostTimeout] if it is 0.
 	Timeout time.Duration
 
 	down   atomic.Pointer[error] // what calls are refused with, nil if they are not
@@ -193,7 +195,7 @@ func (l *Life) abort() {
 func (l *Life) abortOnce() {
 	if !l.aborted {
 		l.aborted = true
-		ctx, cancel := context.WithTimeout(context.Background(), AbortTimeout)
+		ctx, cancel := context.WithTimeout(context.Background(), min(AbortTimeout, l.timeout()))
 		defer cancel()
 		l.backend.Abort(ctx, l.Cause())
 	}
@@ -246,14 +248,12 @@ func (l *Life) Forget() {
 
 // bounded calls f with a context that ends after Timeout.
 func (l *Life) bounded(f func(context.Context) error) error {
-	timeout := l.Timeout
-	if timeout == 0 {
-		timeout = HostTimeout
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), l.timeout())
 	defer cancel()
 	return f(ctx)
 }
+
+func (l *Life) timeout() time.Duration { return cmp.Or(l.Timeout, HostTimeout) }
 
 // Adopt registers a sub-communicator, or ends it if this one was closed meanwhile. What
 // Split makes is adopted by the door.

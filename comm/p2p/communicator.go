@@ -81,7 +81,7 @@ func (c *Comm) discard() error {
 	stream := c.Stream()
 	c.looks.Lock() // nobody asks the stream, which the base closes
 	defer c.looks.Unlock()
-	err := c.here.discard(stream)
+	err := c.here.discard(stream, c.life.Timeout)
 	c.marks.Close(err != nil)
 	return errors.Join(err, stream.Close())
 }

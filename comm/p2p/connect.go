@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
@@ -173,7 +174,7 @@ func (b *bootstrap) connect(ctx context.Context, s sizes, limit time.Duration) (
 		err = b.agree(ctx, err)
 	}
 	if err != nil && e != nil {
-		return nil, errors.Join(err, e.discard(stream))
+		return nil, errors.Join(err, e.discard(stream, backend.DeviceTimeout))
 	}
 	return e, err
 }

@@ -38,7 +38,7 @@ func newEndpoint(ctx context.Context, rt *cuda.Runtime, rank, ranks int, s sizes
 	e = &endpoint{planner: planner{sizes: s, ranks: ranks}, rt: rt, rank: rank, peers: make([]*cuda.SharedMemory, ranks)}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, e.discard(rt.Stream()))
+			err = errors.Join(err, e.discard(rt.Stream(), backend.DeviceTimeout))
 			e = nil
 		}
 	}()
@@ -174,10 +174,10 @@ func (e *endpoint) fault(ctx context.Context) (err error) {
 	return err
 }
 
-// discard refuses further launches, drains the stream, and closes the endpoint. If work stays in
-// flight, the memory stays too.
-func (e *endpoint) discard(s *cuda.Stream) error {
-	ctx, cancel := context.WithTimeout(context.Background(), backend.DeviceTimeout)
+// discard refuses further launches, drains the stream for some time at most, and closes the endpoint.
+// If work stays in flight, the memory stays too.
+func (e *endpoint) discard(s *cuda.Stream, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	e.shut.Store(true)
 	// A launch into a full stream waits.

@@ -31,6 +31,9 @@ var Measured = &measured
 // Patience is how long a communicator's kernels wait for a peer.
 func Patience(c *Comm) time.Duration { return time.Duration(c.here.watch.limit) }
 
+// CloseWithin bounds the abort and the drain in Close.
+func CloseWithin(c *Comm, d time.Duration) { c.life.Timeout = d }
+
 // Launching reports whether a communicator is in a launch.
 func Launching(c *Comm) bool {
 	if c.here.mu.TryLock() {

@@ -543,6 +543,7 @@ func TestStandInEndBesideALaunch(t *testing.T) {
 		for !p2p.Launching(c) {
 			runtime.Gosched()
 		}
+		p2p.CloseWithin(c, 100*time.Millisecond)
 		assert.ErrorContains(t, comm.CloseAll(c, errors.New("aborted")), "memory of peers stays mapped")
 		s.Hold.Call(0)
 		return errors.Join(<-launched, rt.Deallocate(buf))
