@@ -147,9 +147,7 @@ func diff(got, want []byte, dt dtype.DType) error {
 // allocator's alignment, as slices of larger tensors do.
 func (b *batch) buffer(l label, content []byte, n int, check func([]byte) error, same bool) uintptr {
 	front := guard + len(b.views)%4*l.dt.Size()
-	image := b.p.image(front + n + guard)
-	copy(image[front:], content)
-	base := b.p.alloc(image)
+	base := b.p.alloc(b.p.image(front, content, n))
 	b.views = append(b.views, view{label: l, ptr: base + uintptr(front), front: front, bytes: n, check: check, same: same})
 	return base + uintptr(front)
 }

@@ -60,22 +60,24 @@ func (l label) part(src, dest, count int) []byte {
 // everyone is the dest of a part that all ranks get.
 const everyone = -1
 
-// gathered is the parts of all ranks in rank order.
-func (l label) gathered(size int) []byte {
-	var all []byte
+// parts is a part of, or for, each rank, in rank order.
+func (l label) parts(size int, part func(r int) (src, dest int)) []byte {
+	all := make([]byte, 0, size*l.count*l.dt.Size())
 	for r := range size {
-		all = append(all, l.part(r, everyone, l.count)...)
+		src, dest := part(r)
+		all = append(all, l.part(src, dest, l.count)...)
 	}
 	return all
 }
 
+// gathered is the parts of all ranks in rank order.
+func (l label) gathered(size int) []byte {
+	return l.parts(size, func(r int) (src, dest int) { return r, everyone })
+}
+
 // scattered is the parts of one rank for all ranks, in rank order.
 func (l label) scattered(src, size int) []byte {
-	var all []byte
-	for r := range size {
-		all = append(all, l.part(src, r, l.count)...)
-	}
-	return all
+	return l.parts(size, func(r int) (int, int) { return src, r })
 }
 
 func addBroadcast(b *batch, l label) {
@@ -166,10 +168,7 @@ func addScatter(b *batch, l label) {
 }
 
 func addAllToAll(b *batch, l label) {
-	var incoming []byte
-	for r := range b.p.size {
-		incoming = append(incoming, l.part(r, b.p.rank, l.count)...)
-	}
+	incoming := l.parts(b.p.size, func(r int) (src, dest int) { return r, b.p.rank })
 	send := b.input(l, l.scattered(b.p.rank, b.p.size))
 	recv := b.output(l, len(incoming), want(incoming, l.dt))
 	b.call(l, comm.AllToAllCall(send, recv, l.count, l.dt))

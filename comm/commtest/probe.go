@@ -116,13 +116,18 @@ func (p *probe) poison(n int) []byte {
 	return p.poisoned[:n]
 }
 
-// image returns n bytes of poison to compose a buffer in, until the next call.
-func (p *probe) image(n int) []byte {
-	if len(p.scratch) < n {
-		p.scratch = make([]byte, max(n, 1<<16))
+// image composes a buffer of n bytes that starts with content, behind front bytes of poison and
+// before a guard. It is valid until the next call.
+func (p *probe) image(front int, content []byte, n int) []byte {
+	total := front + n + guard
+	if len(p.scratch) < total {
+		p.scratch = make([]byte, max(total, 1<<16))
 	}
-	copy(p.scratch[:n], p.poison(n))
-	return p.scratch[:n]
+	image, poison := p.scratch[:total], p.poison(total)
+	copy(image, poison[:front])
+	end := front + copy(image[front:], content)
+	copy(image[end:], poison[end:])
+	return image
 }
 
 // alloc puts content into device memory of this case.

@@ -26,7 +26,6 @@ import (
 	"github.com/tutti-go/tutti/comm/p2p"
 	"github.com/tutti-go/tutti/distributed/distributedtest"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/internal/poll"
 	"github.com/tutti-go/tutti/internal/race"
 	"github.com/tutti-go/tutti/runtime/cpu"
 	"github.com/tutti-go/tutti/runtime/cuda"
@@ -58,15 +57,38 @@ func (q *queue) submit(work func() error) {
 	}()
 }
 
-func (q *queue) idle() bool {
+// end is closed when all is done that was submitted before.
+func (q *queue) end() <-chan struct{} {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	return q.last
+}
+
+func (q *queue) idle() bool {
 	select {
-	case <-q.last:
+	case <-q.end():
 		return true
 	default:
 		return false
 	}
+}
+
+// wait waits for the end, or for an error, which leaves work in flight.
+func (q *queue) wait(ctx context.Context, failed func() error) error {
+	look := time.NewTicker(time.Millisecond)
+	defer look.Stop()
+	for !q.idle() { // also when ctx has ended already
+		select {
+		case <-q.end():
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-look.C:
+			if err := failed(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // queued is a communicator of goroutines that submits to a queue, as those of GPUs to a stream.
@@ -111,15 +133,10 @@ func onQueue(q *queue, c comm.Communicator) queued {
 			err = run(func() error { return c.Barrier(context.Background()) })
 		}
 		if err == nil {
-			err = poll.Until(ctx, func() (bool, error) {
-				if !q.idle() {
-					return false, c.Err()
-				}
-				if pending.Swap(false) {
-					return true, c.Sync(ctx)
-				}
-				return true, nil
-			})
+			err = q.wait(ctx, c.Err)
+		}
+		if err == nil && w.Op != comm.OpSplit && pending.Swap(false) {
+			err = c.Sync(ctx)
 		}
 		if err != nil && err == context.Cause(ctx) {
 			err = comm.ContextError(ctx)

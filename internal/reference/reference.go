@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"sync"
 
 	"github.com/tutti-go/tutti/dtype"
 )
@@ -50,8 +51,31 @@ func Tile(block []byte, offset, n int) []byte {
 // precision is the number of significant bits of a float type.
 var precision = map[dtype.DType]int{dtype.F64: 53, dtype.F32: 24, dtype.F16: 11, dtype.BF16: 8, dtype.FP8E4M3: 4, dtype.FP8E5M2: 3}
 
-// Input returns one period of a rank's input to a reduction, encoded.
+// inputs and results are those made so far, by reduction. The ranks of a process share them.
+var inputs, results sync.Map
+
+// reduction is what they are of; of a result, rank is 0.
+type reduction struct {
+	dt         dtype.DType
+	op         dtype.ReduceOp
+	rank, size int
+}
+
+// once returns what a map has, or what f makes.
+func once[T any](m *sync.Map, key reduction, f func() T) T {
+	v, ok := m.Load(key)
+	if !ok {
+		v, _ = m.LoadOrStore(key, f())
+	}
+	return v.(T)
+}
+
+// Input returns one period of a rank's input to a reduction, encoded. Nobody changes it.
 func Input(dt dtype.DType, op dtype.ReduceOp, rank, size int) []byte {
+	return once(&inputs, reduction{dt, op, rank, size}, func() []byte { return input(dt, op, rank, size) })
+}
+
+func input(dt dtype.DType, op dtype.ReduceOp, rank, size int) []byte {
 	switch {
 	case dt.IsFloat():
 		return Encode(dt, floatInput(dt, op, rank, size)...)
@@ -175,6 +199,10 @@ type Result struct {
 // (size-1)·u·|result|, of minimum and maximum 0. For F64 it is doubled, since
 // the reference rounds as well.
 func New(dt dtype.DType, op dtype.ReduceOp, size int) *Result {
+	return once(&results, reduction{dt: dt, op: op, size: size}, func() *Result { return newResult(dt, op, size) })
+}
+
+func newResult(dt dtype.DType, op dtype.ReduceOp, size int) *Result {
 	inputs := make([][]byte, size)
 	for r := range inputs {
 		inputs[r] = Input(dt, op, r, size)

@@ -3,6 +3,7 @@ package cuda
 import (
 	"context"
 	"errors"
+	"os"
 	"testing"
 	"time"
 
@@ -305,13 +306,16 @@ func BenchmarkBandwidth(b *testing.B) {
 // What is released goes back to the driver at once, in spite of pending work.
 func TestReleasedMappingsGoBackToTheDriver(t *testing.T) {
 	rt := openGPU(t)
-	const bytes = 512 << 20
+	bytes := int64(512 << 20)
+	if os.Getenv(standInVariable) != "" {
+		bytes = 8 << 20 // its fills are done at the call
+	}
 	before, _, err := rt.MemoryInfo()
 	require.NoError(t, err)
-	p, err := rt.AllocateMapping(bytes)
+	p, err := rt.AllocateMapping(int(bytes))
 	require.NoError(t, err)
 	for range 20 {
-		require.NoError(t, rt.Fill(p, bytes, dtype.U8, 1))
+		require.NoError(t, rt.Fill(p, int(bytes), dtype.U8, 1))
 	}
 	require.NoError(t, rt.ReleaseMapping(p))
 	assert.ErrorIs(t, rt.Deallocate(p), runtime.ErrForeignPointer)
