@@ -69,7 +69,7 @@ func TestFailureBehindTheResult(t *testing.T) {
 // they have where the host waits for everything, whatever comes between them. Nothing gets
 // lost.
 func TestOktopkReadsLater(t *testing.T) {
-	n, steps := 40_000, 54 // two rebalances
+	n, steps := 16_000, 54 // two rebalances
 	if standin.Extended {
 		steps = 80
 	}
