@@ -88,7 +88,15 @@ UNSEEN void wait_as(progress p) {
   change(coroutines[now].at, scheduler);
 }
 #else
-__attribute__((noinline)) void yield() { GO(scheduler); }
+// The next thread of the warp goes on at once if it can: a switch less than by way of the scheduler.
+__attribute__((noinline)) void yield() {
+  const u32 next = now + 1;
+  if (next % 32 && next < thread_total && coroutines[next].is == ready) {
+    now = next;
+    GO(coroutines[next].at);
+  }
+  GO(scheduler);
+}
 
 __attribute__((noinline)) void wait_as(progress p) {
   coroutines[now].is = p;
@@ -154,8 +162,9 @@ UNSEEN void run_block() {
     u32 waiting = 0, ended = 0;
     for (u32 w = 0; w < thread_total; w += 32) {
       u32 told = 0, paused = 0, size = thread_total - w < 32 ? thread_total - w : 32;
+      for (u32 t = w; t < w + size; t++)
+        if (coroutines[t].is == ready) resume(t), moved = true, t = now;
       for (u32 t = w; t < w + size; t++) {
-        if (coroutines[t].is == ready) resume(t), moved = true;
         told += coroutines[t].is == in_warp, paused += coroutines[t].is == ready, waiting += coroutines[t].is == in_block, ended += coroutines[t].is == done;
       }
       if (!told || paused) continue;
