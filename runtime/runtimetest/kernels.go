@@ -72,7 +72,6 @@ type word interface {
 // place uploads an array to an address that is aligned to its elements only,
 // and lets the end of the test look at the memory around it.
 func place[T word](d *device, values []T) uintptr {
-	d.Helper()
 	var zero T
 	size := int(unsafe.Sizeof(zero))
 	shift := size * d.rng.IntN(guard/size)
@@ -96,7 +95,6 @@ func place[T word](d *device, values []T) uintptr {
 
 // read returns n elements at an address, when the device is done.
 func read[T word](d *device, ptr uintptr, n int) []T {
-	d.Helper()
 	d.synchronize()
 	values := make([]T, n)
 	require.NoError(d, d.CopyOut(hostmem.Bytes(values), ptr))
@@ -105,16 +103,15 @@ func read[T word](d *device, ptr uintptr, n int) []T {
 
 // readOne returns the number at an address.
 func readOne[T word](d *device, ptr uintptr) T {
-	d.Helper()
 	return read[T](d, ptr, 1)[0]
 }
 
 // equalFloats compares by bits, except that all NaNs are equal.
 func (d *device) equalFloats(want, got []float32, what string, args ...any) {
-	d.Helper()
 	require.Len(d, got, len(want))
 	for i := range want {
 		if math.Float32bits(want[i]) != math.Float32bits(got[i]) && (want[i] == want[i] || got[i] == got[i]) {
+			d.Helper()
 			d.Logf(what, args...)
 			d.Fatalf("element %d of %d: got %v, want %v (seed %d)", i, len(want), got[i], want[i], Seed)
 		}
@@ -207,7 +204,6 @@ var gradientTypes = []dtype.DType{dtype.F32, dtype.F16, dtype.BF16}
 // narrow returns the values that x has in dt, and the address of an array of
 // them.
 func (d *device) narrow(x []float32, dt dtype.DType) (values []float32, ptr uintptr) {
-	d.Helper()
 	bytes, values := make([]byte, len(x)*dt.Size()), make([]float32, len(x))
 	require.NoError(d, dtype.FromFloat32(bytes, dt, x))
 	require.NoError(d, dtype.ToFloat32(values, bytes, dt))
@@ -221,7 +217,6 @@ func (d *device) narrow(x []float32, dt dtype.DType) (values []float32, ptr uint
 
 // readNarrow returns n elements of type dt as float32.
 func (d *device) readNarrow(ptr uintptr, dt dtype.DType, n int) []float32 {
-	d.Helper()
 	d.synchronize()
 	values := make([]float32, n)
 	require.NoError(d, dtype.ToFloat32(values, d.download(ptr, n*dt.Size()), dt))
@@ -232,7 +227,6 @@ func (d *device) readNarrow(ptr uintptr, dt dtype.DType, n int) []float32 {
 // array with what that is larger added. Half of the time there is none, and
 // nothing is changed: check compares it, if there is one.
 func (d *device) rest(values []float32, dt dtype.DType) (saturated []float32, ptr uintptr, check func()) {
-	d.Helper()
 	if d.rng.IntN(2) == 0 {
 		return values, 0, func() {}
 	}
@@ -340,7 +334,6 @@ func (d *device) spoiled(e entries, n int) (spoiled entries, faults int32) {
 
 // list uploads a list, and says its length in one of the ways there are.
 func (d *device) list(e entries) runtime.Entries {
-	d.Helper()
 	n := len(e.idx)
 	length, rest := int32(n), 0
 	switch d.rng.IntN(3) {
@@ -406,7 +399,6 @@ type input struct {
 // source places x, which is consumed, with or without a gradient, a factor,
 // Take, and x apart from where the sums go.
 func (d *device) source(x []float32) input {
-	d.Helper()
 	n := len(x)
 	in := input{Source: runtime.Source{X: place(d, x), N: n, Take: d.rng.IntN(2) == 0}, before: x, x: x}
 	if d.rng.IntN(3) == 0 {

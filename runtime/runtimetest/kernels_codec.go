@@ -144,9 +144,9 @@ func (d *device) eachCoded(f func(d *device, c runtime.Codec, l entries, n int))
 
 // sameMessage compares messages up to what NaNs hold.
 func (d *device) sameMessage(want, got []byte, what string) {
-	d.Helper()
 	for i := range want {
 		if want[i] != got[i] {
+			d.Helper()
 			d.Fatalf("%s: byte %d of %d is %#x, want %#x (seed %d)", what, i, len(want), got[i], want[i], Seed)
 		}
 	}

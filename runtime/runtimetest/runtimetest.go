@@ -100,7 +100,6 @@ func (d *device) Name() string { return d.T.Name() }
 
 // block returns memory that the test gives back.
 func (d *device) block(bytes int) uintptr {
-	d.Helper()
 	ptr, err := d.Allocate(bytes)
 	require.NoError(d, err, "allocate %d bytes", bytes)
 	return ptr
@@ -108,7 +107,6 @@ func (d *device) block(bytes int) uintptr {
 
 // allocate returns memory that the end of the test gives back.
 func (d *device) allocate(bytes int) uintptr {
-	d.Helper()
 	ptr := d.block(bytes)
 	d.Cleanup(func() { require.NoError(d, d.Deallocate(ptr)) })
 	return ptr
@@ -116,7 +114,6 @@ func (d *device) allocate(bytes int) uintptr {
 
 // upload returns device memory that holds data.
 func (d *device) upload(data []byte) uintptr {
-	d.Helper()
 	ptr := d.allocate(len(data))
 	require.NoError(d, d.CopyIn(ptr, data))
 	return ptr
@@ -124,14 +121,12 @@ func (d *device) upload(data []byte) uintptr {
 
 // download returns the content of device memory.
 func (d *device) download(ptr uintptr, bytes int) []byte {
-	d.Helper()
 	data := make([]byte, bytes)
 	require.NoError(d, d.CopyOut(data, ptr))
 	return data
 }
 
 func (d *device) synchronize() {
-	d.Helper()
 	require.NoError(d, d.Synchronize(context.Background()))
 }
 
