@@ -16,6 +16,9 @@ func SpoilSplit(c comm.Communicator) { c.(*communicator).e.lib.handles.errorsRet
 // Shares reports whether collectives of c go over memory that its ranks share.
 func Shares(c comm.Communicator) bool { return c.(*communicator).e.shared != nil }
 
+// CloseWithin bounds the abort of c, and its drain in Close.
+func CloseWithin(c comm.Communicator, d time.Duration) { c.(*communicator).e.Life.Timeout = d }
+
 // SkipSplit makes every Split of this rank fail instead of calling MPI_Comm_split,
 // where the others wait.
 func SkipSplit(c comm.Communicator) {

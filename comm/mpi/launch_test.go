@@ -52,6 +52,7 @@ var launchers = []launcher{
 		env: []string{
 			"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
 			"OMPI_MCA_rmaps_base_oversubscribe=1",
+			"OMPI_MCA_odls_base_sigkill_timeout=0", // for jobs that it ends
 		},
 		copied:  []string{"OMPI_MCA_btl_vader_single_copy_mechanism=none"},
 		crowded: []string{"OMPI_MCA_mpi_yield_when_idle=1", "OMPI_MCA_hwloc_base_binding_policy=none"},

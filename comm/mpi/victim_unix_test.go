@@ -33,6 +33,7 @@ func TestRankVictim(t *testing.T) {
 	r := rank{t, world, cpu.New(), context.Background()}
 	const n = 8 << 20
 	buf, _ := r.floats(n, func(int) float32 { return 1 })
+	mpi.CloseWithin(world, time.Second) // a stopped victim hears no goodbye
 	last := world.WorldSize() - 1
 	victim := r.pidOf(last)
 	require.NoError(t, world.Barrier(r.ctx))
@@ -122,6 +123,7 @@ func TestRankArriving(t *testing.T) {
 	const n = 4 << 20
 	buf, got := r.floats(n, func(int) float32 { return 2 })
 	word, _ := r.floats(1, func(int) float32 { return 0 })
+	mpi.CloseWithin(c, time.Second) // a stopped rank hears no goodbye
 	sender := r.pidOf(1)
 	if world.Rank() == 1 {
 		require.NoError(t, c.Send(buf, n, dtype.F32, 0, 1))

@@ -2,6 +2,8 @@ package nccl
 
 import (
 	"context"
+	"testing"
+	"time"
 
 	"github.com/tutti-go/tutti/internal/dl"
 )
@@ -63,6 +65,13 @@ func AsOfTwo(c *Comm) { c.check.WorldSize, c.oneProcess = 2, false }
 func AsOfTwoGoroutines(c *Comm) {
 	c.check.WorldSize = 2
 	AmongOthers(c)
+}
+
+// UnmapWithin is how long a communicator waits in a test for threads that it does not see.
+func UnmapWithin(t *testing.T, d time.Duration) {
+	saved := unmapTime
+	t.Cleanup(func() { unmapTime = saved })
+	unmapTime = d
 }
 
 // AmongOthers has a communicator be freed as if there were other ranks in this process.

@@ -69,7 +69,7 @@ const callTimeout = time.Second
 // unmapTime is how long a rank waits where it cannot see that they have: on a busy machine
 // they take some hundred ms, and one that is aborted may be in a poll of half a second before.
 // Those of a communicator that is freed in the middle of a call may not end before it is.
-const unmapTime = 1500 * time.Millisecond
+var unmapTime = 1500 * time.Millisecond
 
 // queuedAborts is the first version whose ncclCommAbort, inside a group, frees the
 // communicator at the group's end. The abort itself takes effect at once.

@@ -177,6 +177,7 @@ func TestStandInAbortBesideALaunch(t *testing.T) {
 // Where other ranks are in the process, every communicator is finalized before it is freed.
 func TestStandInFreesWhatIsFinalized(t *testing.T) {
 	s, rt := openStandIns(t)
+	nccl.UnmapWithin(t, 100*time.Millisecond)
 	abrupt := s.nccl.Abrupt.Int()
 	for _, cause := range []error{nil, errors.New("changed its mind")} {
 		c := s.alone(t, rt)
@@ -196,7 +197,7 @@ func TestStandInWaitsForServiceThreads(t *testing.T) {
 		nccl.AmongOthers(c)
 		early := s.nccl.Early.Int()
 		s.nccl.HoldThread.Call(1)
-		time.AfterFunc(2*time.Second, func() { s.nccl.HoldThread.Call(0) })
+		time.AfterFunc(100*time.Millisecond, func() { s.nccl.HoldThread.Call(0) })
 		require.NoError(t, comm.CloseAll(c, cause))
 		require.Eventually(t, func() bool { return s.nccl.Alive.Int() == 0 }, 20*time.Second, time.Millisecond)
 		require.Equal(t, early, s.nccl.Early.Int())
