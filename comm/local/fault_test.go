@@ -18,7 +18,9 @@ func TestFaults(t *testing.T) {
 		t.Run(column, func(t *testing.T) {
 			rt := cpu.New()
 			defer func() { require.NoError(t, rt.Close()) }()
-			faulttest.Run(t, column, ofThree(rt))
+			b := ofThree(rt)
+			b.Bubble = true
+			faulttest.Run(t, column, b)
 		})
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
@@ -60,6 +61,9 @@ type Backend struct {
 	// Elsewhere has the tests of the faults that this package cannot cause, by name:
 	// those cells of the column that say so.
 	Elsewhere map[string]func(*testing.T)
+	// Bubble has each fault in a bubble of [synctest], where deadlines take no time. Ranks are
+	// goroutines, and nothing that they share was made outside.
+	Bubble bool
 	// Also is what ranks may get as well, by name of the fault. The text of the error is not
 	// checked then.
 	Also map[string]error
@@ -75,11 +79,18 @@ func Run(t *testing.T, column string, b Backend) {
 		if !ok || f.play == nil || cell.Elsewhere {
 			continue
 		}
-		t.Run(f.Name, func(t *testing.T) {
+		play := func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			if err := b.Each(ctx, func(ctx context.Context, r Rank) error { return f.Play(ctx, column, r, b.Also[f.Name]) }); err != nil {
 				t.Error(err)
+			}
+		}
+		t.Run(f.Name, func(t *testing.T) {
+			if b.Bubble {
+				synctest.Test(t, play)
+			} else {
+				play(t)
 			}
 		})
 	}
