@@ -1,10 +1,13 @@
 package p2p
 
 import (
+	"bufio"
 	"bytes"
-	"context"
+	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -171,28 +174,65 @@ func at[T any](w *emulated, a uintptr) *T {
 }
 
 // run runs the emulator, and takes over the memory that it leaves.
-func (w *emulated) run(t *testing.T, emulator string) error {
+func (w *emulated) run(t *testing.T, e *emulator) error {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "image")
 	require.NoError(t, os.WriteFile(file, w.memory, 0o600))
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, emulator, file)
-	cmd.Env = append(os.Environ(), "TSAN_OPTIONS=halt_on_error=1 exitcode=66")
-	out, err := cmd.CombinedOutput()
-	if bytes.Contains(out, []byte("unexpected memory mapping")) {
+	out, err := e.run(file)
+	if strings.Contains(out, "unexpected memory mapping") {
 		t.Skipf("ThreadSanitizer does not run on this kernel: %s", out)
 	}
 	if err != nil {
-		return fmt.Errorf("seed %d: %w: %v: %s", w.seed, err, context.Cause(ctx), out)
+		return fmt.Errorf("seed %d: %w: %s", w.seed, err, out)
 	}
 	w.memory, err = os.ReadFile(file)
 	return err
 }
 
+// emulator is a program that runs images. Its process runs one after the other, and ends with this
+// one, or when an image fails.
+type emulator struct {
+	program string
+	cmd     *exec.Cmd // nil: none runs
+	images  io.Writer
+	answers *bufio.Reader
+	errors  bytes.Buffer
+}
+
+// run runs an image, within two minutes. If it fails, it returns what the program wrote.
+func (e *emulator) run(file string) (out string, err error) {
+	if e.cmd == nil {
+		cmd := exec.Command(e.program)
+		cmd.Env = append(os.Environ(), "TSAN_OPTIONS=halt_on_error=1 exitcode=66")
+		e.errors.Reset()
+		cmd.Stderr = &e.errors
+		images, failed := cmd.StdinPipe()
+		answers, err := cmd.StdoutPipe()
+		if err = errors.Join(failed, err); err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			return "", err
+		}
+		e.cmd, e.images, e.answers = cmd, images, bufio.NewReader(answers)
+	}
+	limit := time.AfterFunc(2*time.Minute, func() { _ = e.cmd.Process.Kill() })
+	defer limit.Stop()
+	_, err = fmt.Fprintln(e.images, file)
+	if answer, ended := e.answers.ReadString('\n'); err == nil && ended == nil && answer == "done\n" {
+		return "", nil
+	}
+	err = cmp.Or(e.cmd.Wait(), err, io.ErrUnexpectedEOF)
+	e.cmd = nil
+	return e.errors.String(), err
+}
+
+// emulators are those of this process, by program.
+var emulators = map[string]*emulator{}
+
 // complete runs a world whose ranks all come to the end.
-func (w *emulated) complete(t *testing.T, emulator string) error {
-	err := w.run(t, emulator)
+func (w *emulated) complete(t *testing.T, e *emulator) error {
+	err := w.run(t, e)
 	for r := 0; r < w.ranks && err == nil; r++ {
 		if at[watch](w, w.watch[r]).told != 0 {
 			return fmt.Errorf("seed %d: rank %d aborted", w.seed, r)
@@ -203,12 +243,12 @@ func (w *emulated) complete(t *testing.T, emulator string) error {
 }
 
 // abort runs a world in which a rank aborts in the middle, which tells the others.
-func (w *emulated) abort(t *testing.T, emulator string) error {
+func (w *emulated) abort(t *testing.T, e *emulator) error {
 	rng := rand.New(rand.NewPCG(w.seed, 2))
 	head := at[imageHead](w, imageBase)
 	head.abortRank, head.abortAfter = rng.Uint64N(head.ranks), 1+rng.Uint64N(200*head.ranks*head.launches)
 	first := uint32(head.abortRank)
-	if err := w.run(t, emulator); err != nil {
+	if err := w.run(t, e); err != nil {
 		return err
 	}
 	origin := *at[watch](w, w.watch[first])
@@ -256,10 +296,14 @@ func (w *emulated) check(rank, steps int) error {
 
 // buildEmulator compiles testdata/emulator.cpp, with the constants of this package compared, and
 // the kernels that lie in a folder.
-func buildEmulator(t *testing.T, dir string, flags ...string) (program string, err error) {
+func buildEmulator(t *testing.T, dir string, flags ...string) (*emulator, error) {
 	t.Helper()
-	return cc.Build(t, "g++ clang++-16", filepath.Join(dir, "testdata/emulator.cpp"), sharedConstants(),
+	program, err := cc.Build(t, "g++ clang++-16", filepath.Join(dir, "testdata/emulator.cpp"), sharedConstants(),
 		append([]string{"-std=c++17", "-O0", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti", "-w", "-I../../runtime/cuda/kernels", "-lpthread"}, flags...)...)
+	if emulators[program] == nil {
+		emulators[program] = &emulator{program: program}
+	}
+	return emulators[program], err
 }
 
 // sharedConstants is assertions in C++ that structs and constants are those of the kernels.

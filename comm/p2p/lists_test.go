@@ -108,8 +108,8 @@ func (w *gathered) check(rank, steps int) error {
 }
 
 // complete runs a world whose ranks all come to the end, and abort one in which a rank aborts in the middle.
-func (w *gathered) complete(t *testing.T, emulator string) error {
-	err := w.run(t, emulator)
+func (w *gathered) complete(t *testing.T, e *emulator) error {
+	err := w.run(t, e)
 	for r := 0; r < w.ranks && err == nil; r++ {
 		if told := at[watch](w.emulated, w.watch[r]); told.told != 0 {
 			return fmt.Errorf("seed %d: rank %d aborted: %+v", w.seed, r, *told)
@@ -119,11 +119,11 @@ func (w *gathered) complete(t *testing.T, emulator string) error {
 	return err
 }
 
-func (w *gathered) abort(t *testing.T, emulator string) error {
+func (w *gathered) abort(t *testing.T, e *emulator) error {
 	rng := rand.New(rand.NewPCG(w.seed, 2))
 	head := at[imageHead](w.emulated, imageBase)
 	head.abortRank, head.abortAfter = rng.Uint64N(head.ranks), 1+rng.Uint64N(4*head.ranks*uint64(len(w.lists)))
-	if err := w.run(t, emulator); err != nil {
+	if err := w.run(t, e); err != nil {
 		return err
 	}
 	for r := range w.ranks {

@@ -1,8 +1,7 @@
 /* Runs the kernels of kernels/p2p.cu on the host: the same text, compiled as C++.
  *
- *   emulator IMAGE
- *
- * The file is the memory of a world at a fixed address, as emulator_test.go writes
+ * It reads names of images, a line each, and says of each when it is done. The
+ * file is the memory of a world at a fixed address, as emulator_test.go writes
  * it: what each rank launches, and everything that kernels have pointers to. Each
  * rank is a thread. It runs its kernels one after the other, of a kernel the
  * blocks in ascending order, of a block the threads as coroutines. So no rank has
@@ -11,8 +10,10 @@
 #define OF_A_RANK thread_local
 #include "../kernels/p2p.cu"
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <fcntl.h>
+#include <mutex>
 #include <sys/stat.h>
 #include <thread>
 
@@ -61,25 +62,56 @@ void run(const image *im, u64 rank, u64 i) {
   for (u64 p = 0; hears && p < im->ranks; p++) acquires((void *)(all + p * im->launches + i));
 }
 
+std::mutex lock;
+std::condition_variable changed;
+u64 worlds, ranks_now;        // so far, and of the last one
+std::atomic<u64> running;     // of these ranks
+
+// serve is a rank of one world after the other: its coroutines are made once, which takes ThreadSanitizer long.
+void serve(u64 rank) {
+  for (u64 seen = 0;;) {
+    {
+      std::unique_lock<std::mutex> held(lock);
+      changed.wait(held, [&] { return worlds > seen; });
+      seen = worlds;
+      if (rank >= ranks_now) continue;
+    }
+    const image *im = (const image *)base;
+    random_state = (im->seed * max_ranks + rank + 1) * 0x9e3779b97f4a7c15;
+    for (u64 i = 0; i < im->launches; i++) run(im, rank, i);
+    std::lock_guard<std::mutex> held(lock);
+    if (--running == 0) changed.notify_all();
+  }
+}
+
 } // namespace
 
-int main(int argc, char **argv) {
-  const int file = open(argv[argc - 1], O_RDWR);
-  struct stat st;
-  if (file < 0 || fstat(file, &st) < 0) return perror(argv[argc - 1]), 1;
-  if (mmap((void *)base, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, file, 0) != (void *)base)
-    return perror("mmap"), 1;
-  image *im = (image *)base;
-  std::atomic<u64> running{im->ranks};
-  std::thread ranks[max_ranks];
-  for (u64 r = 0; r < im->ranks; r++)
-    ranks[r] = std::thread([&, r] {
-      random_state = (im->seed * max_ranks + r + 1) * 0x9e3779b97f4a7c15;
-      for (u64 i = 0; i < im->launches; i++) run(im, r, i);
-      running--;
-    });
-  while (im->abort_after && running && __atomic_load_n(&stores, __ATOMIC_RELAXED) < im->abort_after) usleep(50);
-  if (im->abort_after) __atomic_store_n(&(&im->first)[im->abort_rank * im->launches].l.w.host->abort, 1, __ATOMIC_RELAXED);
-  for (u64 r = 0; r < im->ranks; r++) ranks[r].join();
-  return 0;
+int main() {
+  char path[4096];
+  for (u64 threads = 0; fgets(path, sizeof path, stdin);) {
+    path[strcspn(path, "\n")] = 0;
+    const int file = open(path, O_RDWR);
+    struct stat st;
+    if (file < 0 || fstat(file, &st) < 0) return perror(path), 1;
+    if (mmap((void *)base, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, file, 0) != (void *)base)
+      return perror("mmap"), 1;
+    close(file);
+    image *im = (image *)base;
+    __atomic_store_n(&stores, 0, __ATOMIC_RELAXED);
+    for (; threads < im->ranks; threads++) std::thread(serve, threads).detach();
+    {
+      std::lock_guard<std::mutex> held(lock);
+      running = ranks_now = im->ranks, worlds++;
+    }
+    changed.notify_all();
+    while (im->abort_after && running && __atomic_load_n(&stores, __ATOMIC_RELAXED) < im->abort_after) usleep(50);
+    if (im->abort_after) __atomic_store_n(&(&im->first)[im->abort_rank * im->launches].l.w.host->abort, 1, __ATOMIC_RELAXED);
+    {
+      std::unique_lock<std::mutex> held(lock);
+      changed.wait(held, [] { return running == 0; });
+    }
+    munmap((void *)base, (size_t)st.st_size);
+    puts("done"), fflush(stdout);
+  }
+  _exit(0);
 }
