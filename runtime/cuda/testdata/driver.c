@@ -284,7 +284,10 @@ static void execute(struct operation *o) {
   case SET:
     /* A hole in shared memory is zero, and takes no pages. */
     if (!o->c && !(o->a % 4096) && !(o->b * (uint64_t)o->width % 4096) && !madvise((void *)o->a, o->b * (uint64_t)o->width, MADV_REMOVE)) return;
-    if (o->width == 1) { memset((void *)o->a, (int)o->c, o->b); return; }
+    if (o->c == (o->c & 0xff) * ((~0ull >> (64 - 8 * o->width)) / 0xff)) { /* equal bytes */
+      memset((void *)o->a, (int)o->c, o->b * (uint64_t)o->width);
+      return;
+    }
     for (uint64_t i = 0; i < o->b; i++) memcpy((char *)o->a + i * (uint64_t)o->width, &o->c, (size_t)o->width);
     return;
   case KERNEL:
