@@ -453,7 +453,7 @@ func (g *program) play(p *play, ctx context.Context, c comm.Communicator, rank i
 			if err := wait(s.then); err != nil {
 				return err
 			}
-			if took := time.Since(began); idle && f.rank != rank && s.then == comm.OpSync && g.idles.Load() > 0 && took > idleTime/2 {
+			if took := time.Since(began); idle && f.rank != rank && s.then == comm.OpSync && g.idles.Load() > 0 && took > idleTime*3/4 {
 				p.fail("rank %d waited %v in step %d for a rank that had submitted everything", rank, took, number)
 			}
 		}
