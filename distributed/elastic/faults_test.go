@@ -387,7 +387,7 @@ func TestRefused(t *testing.T) {
 		cfg.Name, cfg.Terms = "b", "v2"
 		_, err = Join(t.Context(), cfg)
 		require.ErrorIs(t, err, comm.ErrMismatch)
-	assert.ErrorContains(t, err, `"v2", those of the others "v1"`)
+		assert.ErrorContains(t, err, `"v2", those of the others "v1"`)
 		cfg.Terms = "v1"
 		for range 2 {
 			b, err := Join(t.Context(), cfg)

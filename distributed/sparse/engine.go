@@ -81,7 +81,7 @@ func (e *engine) bind(c comm.Communicator) {
 	e.c, e.order = c, base.NewOrder(e.rt, c)
 	e.rank, e.size = c.Rank(), c.WorldSize()
 	e.average = 1 / float32(e.size)
-	e.agreed = e.size == 1
+	e.agreed, e.peerLists = e.size == 1, [2]peerLists{}
 	e.prepareNumbers()
 }
 

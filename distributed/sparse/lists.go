@@ -107,7 +107,11 @@ func (e *engine) closeLists(ctx context.Context, l *peerLists) error {
 	if lists == nil {
 		return nil
 	}
-	if err := e.order.HostAfterAll(ctx); err != nil && !errors.Is(err, comm.ErrClosed) && !errors.Is(err, comm.ErrBroken) {
+	err := e.order.HostAfterAll(ctx)
+	if errors.Is(err, comm.ErrClosed) || errors.Is(err, comm.ErrBroken) { // kernels may still write to the lists
+		err = e.order.HostAfterCompute(ctx)
+	}
+	if err != nil {
 		return err
 	}
 	*l, e.listMade = peerLists{}, false

@@ -3,6 +3,7 @@ package sparse_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
@@ -110,3 +112,56 @@ func TestAStepWithListsThatOthersHave(t *testing.T) {
 }
 
 var errAny = errors.New("any")
+
+// counting is a runtime with a compute stream that counts the waits for it.
+type counting struct {
+	runtime.Runtime
+	waits *int
+}
+
+func (c counting) Kernels() runtime.Kernels {
+	k, _ := runtime.KernelsOf(c.Runtime)
+	return k
+}
+
+func (c counting) Synchronize(ctx context.Context) error {
+	*c.waits++
+	return c.Runtime.Synchronize(ctx)
+}
+
+// What one communicator had no lists for, another one is asked for. Lists of one that is closed are given back when the kernels
+// that write them are done.
+func TestListsAfterRebind(t *testing.T) {
+	const n, ranks = 100, 2
+	var worlds [3][]comm.Communicator
+	for i := range worlds {
+		var err error
+		worlds[i], err = local.New(ranks)
+		require.NoError(t, err)
+	}
+	var all sync.WaitGroup
+	for rank := range ranks {
+		all.Go(func() {
+			rt, waits := cpu.New(), 0
+			device := counting{standin.NewOnStream(rt), &waits}
+			lists := func(world int, refuses error) *lister {
+				return &lister{Wrapped: comm.Wrap(standin.NewOrdered(t.Context(), worlds[world][rank])), rt: rt, refuses: refuses}
+			}
+			s, err := sparse.New(device, lists(0, comm.ErrUnsupported), n, sparse.Config{Pattern: sparse.TopkA, Density: 0.1})
+			assert.NoError(t, err)
+			g, err := runtime.New(device, dtype.F32, n)
+			assert.NoError(t, errors.Join(err, s.AllReduce(t.Context(), g)))
+			second := lists(1, nil)
+			assert.NoError(t, s.Rebind(second))
+			assert.ErrorContains(t, s.AllReduce(t.Context(), g), "no gather")
+			assert.Equal(t, []int{10}, second.made)
+			assert.NoError(t, comm.CloseAll(worlds[1][rank], nil))
+			before := waits
+			assert.NoError(t, s.Rebind(lists(2, comm.ErrUnsupported)))
+			assert.Equal(t, 1, second.closed)
+			assert.Greater(t, waits, before, "kernels may write to the lists")
+			assert.NoError(t, errors.Join(s.Close(), g.Free(), worlds[0][rank].Close(), worlds[2][rank].Close(), rt.Close()))
+		})
+	}
+	all.Wait()
+}

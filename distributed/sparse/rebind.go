@@ -40,7 +40,9 @@ func (s *Reducer) rebind(c comm.Communicator) error {
 	if err != nil {
 		return err
 	}
-	if s.check(s.leaveShared(context.Background(), true)); s.err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
+	defer cancel()
+	if s.check(s.leaveShared(ctx, true)); s.err != nil {
 		return s.err
 	}
 	s.release(s.permanent)
