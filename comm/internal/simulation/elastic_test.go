@@ -407,7 +407,11 @@ func (j *job) event() {
 		away := j.away(4)
 		any.node.Freeze()
 		sim.AfterFunc(away, any.node.Thaw)
-	case kind == 5: // a partition
+	case kind == 5: // a partition, perhaps of an epoch that is being formed
+		if j.server == nil && len(j.members) < 5 && j.Chance(2) {
+			j.join()
+			sim.Sleep(j.Between(0, 200*time.Millisecond))
+		}
 		away := j.away(6)
 		until := time.Now().Add(away)
 		var here, there []*sim.Node

@@ -142,7 +142,7 @@ func TestMutantTexts(t *testing.T) {
 }
 
 // seeds is how many a mutant gets at most, and a fifth of it one that is harmless.
-var seeds = map[string]int{"schedule": 12000, "local": 20000, "store": 1500, "tcp": 4000, "elastic": 250}
+var seeds = map[string]int{"schedule": 12000, "local": 20000, "store": 1500, "tcp": 4000, "elastic": 750}
 
 // TestMutants puts the defects in, and sees that seeds find each. It plays seeds for many minutes; set TUTTI_EXTENDED.
 func TestMutants(t *testing.T) {
