@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/internal/cc"
 )
 
 // launcher starts processes of one MPI implementation.
@@ -37,9 +38,11 @@ type launcher struct {
 	// copied has the sender's processor take part in long messages, where the receiver
 	// alone could read them.
 	copied []string
-	// crowded makes the library get along with more processes than processors.
-	crowded []string
-	env     []string
+	// crowded makes the library get along with more processes than processors. preloaded is the
+	// source of a library that does so, where it can be compiled.
+	crowded   []string
+	preloaded string
+	env       []string
 	// version is text that `mpirun --version` prints.
 	version string
 }
@@ -63,8 +66,9 @@ var launchers = []launcher{
 		mpirun: []string{"mpirun.mpich", "mpiexec.hydra", "mpirun"}, mpicc: []string{"mpicc.mpich", "mpicc"},
 		keep:    []string{"-disable-auto-cleanup"},
 		keepEnv: []string{"UCX_TLS=^cma"}, keepAway: "setsid",
-		copied:  []string{"UCX_TLS=^cma"},
-		version: "HYDRA",
+		copied:    []string{"UCX_TLS=^cma"},
+		preloaded: filepath.Join("testdata", "crowded.c"),
+		version:   "HYDRA",
 	},
 }
 
@@ -94,6 +98,24 @@ var mpiruns = sync.OnceValue(func() map[string]string {
 	}
 	return paths
 })
+
+// preloads are the libraries that preload has compiled, by source.
+var preloads sync.Map
+
+// preload returns the library that ranks have preloaded, if any.
+func (l launcher) preload(t testing.TB) string {
+	_, missing := os.Stat(l.preloaded)
+	_, failed := exec.LookPath("cc")
+	if l.preloaded == "" || missing != nil || failed != nil || runtime.GOOS != "linux" {
+		return ""
+	}
+	made, _ := preloads.LoadOrStore(l.preloaded, sync.OnceValue(func() string {
+		library, err := cc.Build(t, "cc", l.preloaded, "", "-O2", "-shared", "-fPIC", "-ldl")
+		require.NoError(t, err)
+		return library
+	}))
+	return made.(func() string)()
+}
 
 // forEachMPI runs a test under every MPI implementation of the machine.
 func forEachMPI(t *testing.T, test func(t *testing.T, l launcher)) {
@@ -220,6 +242,9 @@ func (l launcher) run(t testing.TB, j job) (string, error) {
 		j.dir = t.TempDir()
 	}
 	cmd.Env = append(cmd.Env, childVariable+"="+j.dir)
+	if library := l.preload(t); library != "" {
+		cmd.Env = append(cmd.Env, "LD_PRELOAD="+library)
+	}
 	cmd.WaitDelay = 5 * time.Second
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
