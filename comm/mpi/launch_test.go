@@ -3,6 +3,7 @@ package mpi_test
 import (
 	"bytes"
 	"context"
+	"flag"
 	"fmt"
 	"hash/crc32"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -207,6 +209,14 @@ type job struct {
 // slots limits how many jobs run side by side: most of the suites' time is
 // waiting for deadlines, but their ranks also keep processors busy.
 var slots = make(chan struct{}, max(4, runtime.NumCPU()/4))
+
+// TestMain has as many tests go on side by side, unless -parallel says otherwise.
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", strconv.Itoa(cap(slots))); err != nil {
+		panic(err)
+	}
+	os.Exit(m.Run())
+}
 
 // run runs a job and returns its output and how it ended.
 func (l launcher) run(t testing.TB, j job) (string, error) {

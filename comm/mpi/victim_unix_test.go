@@ -139,6 +139,7 @@ func TestRankArriving(t *testing.T) {
 		require.ErrorIs(t, err, comm.ErrTimeout)
 	}
 	defer keepGoing(sender)()
+	mpi.CloseWithin(c, time.Minute) // for what is coming
 	require.NoError(t, c.Close())
 	for i := range got {
 		got[i] = 3
