@@ -21,14 +21,15 @@ import (
 
 // hello is what a rank tells all others over the base communicator.
 type hello struct {
-	host   [16]byte // the same on all ranks of a machine
-	bus    [16]byte // of the GPU
-	name   [16]byte // of the socket
-	secret [16]byte // that the socket expects
-	sizes  sizes
-	bytes  int
-	state  verdict
-	times  [2]float64 // seconds of a call here and on the base
+	host            [16]byte // the same on all ranks of a machine
+	bus             [16]byte // of the GPU
+	name            [16]byte // of the socket
+	secret          [16]byte // that the socket expects
+	sizes           sizes
+	bytes           int
+	state           verdict
+	multiprocessors int
+	times           [2]float64 // seconds of a call here and on the base
 }
 
 // verdict is how a rank fares, the worse the greater.
@@ -161,6 +162,7 @@ func (b *bootstrap) connect(ctx context.Context, s sizes, limit time.Duration) (
 		e.parameters[0].world.scratch[peer] = uint64(m.Address())
 	})
 	if agreed {
+		e.multiprocessors = multiprocessors(all)
 		if sharesGPU(all, rank) {
 			// A kernel that starts early would occupy the GPU that the other rank needs.
 			e.kernels = e.lib.late
@@ -195,6 +197,21 @@ func compatible(all []hello, rank int) error {
 	return nil
 }
 
+// multiprocessors is how many each rank has to itself, at least. Ranks on one GPU share them.
+func multiprocessors(all []hello) int {
+	least := maxBlocks
+	for _, h := range all {
+		on := 0
+		for _, other := range all {
+			if other.bus == h.bus {
+				on++
+			}
+		}
+		least = min(least, max(h.multiprocessors/on, 1))
+	}
+	return least
+}
+
 // sharesGPU reports whether another rank is on the same GPU.
 func sharesGPU(all []hello, rank int) bool {
 	for r, h := range all {
@@ -213,6 +230,7 @@ func (b *bootstrap) attachAll(ctx context.Context, own hello, memory *cuda.Share
 		own.bytes = memory.Bytes()
 		own.host, err = hostIdentity()
 		copy(own.bus[:], b.rt.Info().PCIBus)
+		own.multiprocessors = b.rt.Info().Multiprocessors
 		rand.Read(own.name[:])
 		rand.Read(own.secret[:])
 	}

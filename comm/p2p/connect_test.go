@@ -41,6 +41,21 @@ func TestRanksAgreeOnAnError(t *testing.T) {
 	}
 }
 
+// Ranks on one GPU share it, and the smallest share counts.
+func TestRanksHaveTheirShareOfAGPU(t *testing.T) {
+	on := func(gpu byte, multiprocessors int) hello {
+		return hello{bus: [16]byte{gpu}, multiprocessors: multiprocessors}
+	}
+	for want, all := range map[int][]hello{
+		132: {on(1, 132), on(2, 132)},
+		108: {on(1, 132), on(2, 108), on(3, 132)},
+		44:  {on(1, 132), on(1, 132), on(2, 108), on(1, 132)},
+		1:   {on(1, 2), on(1, 2), on(1, 2)},
+	} {
+		assert.Equal(t, want, multiprocessors(all))
+	}
+}
+
 // What ranks tell each other is bytes: processes have no use for each other's pointers.
 func TestHelloHasNoPointers(t *testing.T) {
 	var plain func(x reflect.Type)

@@ -273,8 +273,18 @@ type plan struct {
 // planner makes plans for a world.
 type planner struct {
 	sizes
-	ranks   int
-	kernels kernelSet
+	ranks           int
+	multiprocessors int // that each rank has to itself, at least; 0: enough for all blocks
+	kernels         kernelSet
+}
+
+// resident is how many blocks of so many threads find room at once on every rank's GPU. Blocks of different ranks wait for
+// each other. Each kernel has at most 128 registers, so that a multiprocessor has room for maxWidth threads.
+func (p *planner) resident(width int) int {
+	if p.multiprocessors == 0 {
+		return p.blocks
+	}
+	return min(p.blocks, p.multiprocessors*(maxWidth/width))
 }
 
 func packsOf(bytes int) int { return (bytes + packBytes - 1) / packBytes }
@@ -407,7 +417,7 @@ func (p *planner) rounded(values, to uintptr, count int, codec runtime.Codec, op
 		c.factor = 1 / float32(p.ranks)
 	}
 	tiles := (share + tileValues - 1) / tileValues
-	l.blocks = min((tiles+7)/8, p.blocks)
+	l.blocks = min((tiles+7)/8, 2*p.resident(maxWidth), p.blocks) // two of a multiprocessor
 	// A warp has four tiles in a round, or as many as its block has room for.
 	each := min((tiles+l.blocks-1)/l.blocks, 4*roundedWidth/lineWidth, p.roundedRoom(l.blocks))
 	c.tiles = uint32(each)
@@ -436,7 +446,7 @@ func (p *planner) move(c callParameters) plan {
 // atOnce is a plan in which each thread has few packs of a piece.
 func (p *planner) atOnce(k *kernel, packs int, c callParameters) plan {
 	blocks, width := geometry(packs)
-	return plan{kernel: k, blocks: min(blocks, p.blocks), width: width, call: c.checked()}
+	return plan{kernel: k, blocks: min(blocks, p.resident(width)), width: width, call: c.checked()}
 }
 
 // isAligned reports whether all pieces of all buffers start at packs.
@@ -477,5 +487,5 @@ func geometry(packs int) (blocks, width int) {
 func (p *planner) inRings(k *kernel, packs int, c callParameters) plan {
 	stripe := p.chunk * maxWidth / lineWidth
 	blocks := (packs + stripe - 1) / stripe
-	return plan{kernel: k, blocks: min(max(blocks, 1), p.ringBlocks, p.blocks), width: maxWidth, call: c.checked()}
+	return plan{kernel: k, blocks: min(max(blocks, 1), p.ringBlocks, p.resident(maxWidth)), width: maxWidth, call: c.checked()}
 }

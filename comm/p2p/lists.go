@@ -140,7 +140,7 @@ func (l *sharedLists) Gather(own runtime.Entries) error {
 
 // list plans a kernel that works on lists in memory, with room for as many entries as the own one.
 func (p *planner) list(k *kernel, memory uintptr, own runtime.Entries) plan {
-	blocks := min((packsOf(8*own.N)*(p.ranks-1)+2*maxWidth-1)/(2*maxWidth), p.ringBlocks, p.blocks)
+	blocks := min((packsOf(8*own.N)*(p.ranks-1)+2*maxWidth-1)/(2*maxWidth), p.ringBlocks, p.resident(maxWidth))
 	return plan{kernel: k, blocks: max(blocks, 1), width: maxWidth, call: callParameters{
 		send: uint64(memory), recv: uint64(own.Len), bytes: uint64(own.N), operation: uint32(comm.OpAllGather), root: noRank, keeper: noRank,
 	}}

@@ -52,10 +52,14 @@ func TestPlans(t *testing.T) {
 			at, _ := s.layout(ranks)
 			for range 2000 {
 				x := randomStep(rng, ranks, 64<<20)
+				p.multiprocessors = []int{0, 1, 14, 108, 132}[rng.IntN(5)]
 				l, off := p.planOf(x, 1<<30, 2<<30), p.planOf(x, 1<<30+4, 2<<30+8)
 				require.Equal(t, [2]int{l.blocks, l.width}, [2]int{off.blocks, off.width}, "seed %d: %v", seed, x)
 				require.LessOrEqual(t, l.blocks, s.blocks, "%v", x)
 				require.LessOrEqual(t, l.width, maxWidth, "%v", x)
+				if p.multiprocessors > 0 { // all blocks find room at once
+					require.LessOrEqual(t, l.blocks*l.width, p.multiprocessors*maxWidth, "%v", x)
+				}
 				require.Positive(t, l.blocks*l.width, "%v", x)
 				packs := uint64(packsOf(int(l.call.bytes)))
 				peers := uint64(ranks - 1)
@@ -143,12 +147,16 @@ func TestPlansOfRounded(t *testing.T) {
 		ranks := 2 + i/2
 		p := planner{sizes: defaults(ranks, i%2 == 1), ranks: ranks, kernels: kernelSet{i8: &kernel{}}}
 		for _, count := range []int{1, 511, 513, 1 << 20, 5 << 20, 26_214_400, 400 << 20} {
+			p.multiprocessors = 14 * (count % 2)
 			l, ok := p.rounded(1<<20, 1<<30, count, runtime.CodecI8, comm.Avg, true)
 			require.True(t, ok)
 			tiles := (int(l.call.bytes)/4 + tileValues - 1) / tileValues
 			assert.Positive(t, l.call.tiles, "%d ranks, %d values", ranks, count)
 			assert.LessOrEqual(t, int(l.call.tiles), p.roundedRoom(l.blocks), "%d ranks, %d values", ranks, count)
 			assert.LessOrEqual(t, l.blocks, tiles)
+			if p.multiprocessors > 0 {
+				assert.LessOrEqual(t, l.blocks, 2*p.multiprocessors) // of which each has room for two blocks
+			}
 			assert.Equal(t, min(int(l.call.tiles)*lineWidth, roundedWidth), l.width)
 			assert.Equal(t, float32(1)/float32(ranks), l.call.factor)
 		}

@@ -661,8 +661,8 @@ DEVICE void move(const world &w, const call &c) {
 // with it.
 //
 // A line waits for the same line of its peers, and of all kernels a block for the
-// same block. GPUs start blocks in ascending order, so a kernel ends also where
-// not all of its blocks find room at once.
+// same block. A kernel has as many blocks as all GPUs have room for at once
+// (planner.resident). If others take that room, it ends because GPUs start blocks in ascending order.
 struct line {
   u32 index, lane;
   u64 rounds;
