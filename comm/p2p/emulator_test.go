@@ -331,7 +331,7 @@ func sharedConstants() string {
 		}
 	}
 	for name, v := range map[string]int{
-		"max_ranks": maxRanks, "max_blocks": maxBlocks, "max_width": maxWidth, "max_lines": maxLines, "ring_slots": ringSlots,
+		"max_ranks": maxRanks, "max_blocks": maxBlocks, "max_width": maxWidth, "rounded_width": roundedWidth, "max_lines": maxLines, "ring_slots": ringSlots,
 		"warp_size": lineWidth, "sizeof(pack)": packBytes, "sentinel32::size": packBytes, "sentinel64::size": packBytes, "tagged::size": 2 * packBytes,
 		"sum": reduceSum, "product": reduceProduct, "minimum": reduceMinimum, "maximum": reduceMaximum, "average": reduceAverage,
 		"signed_minimum": reduceSignedMinimum, "signed_maximum": reduceSignedMaximum, "any": reduceAny, "::all": reduceAll,

@@ -78,7 +78,7 @@ func newEndpoint(ctx context.Context, rt *cuda.Runtime, rank, ranks int, s sizes
 func (e *endpoint) loadAll(s *cuda.Stream) error {
 	var errs []error
 	for _, k := range e.kernels.all() {
-		errs = append(errs, e.submit(s, plan{kernel: k, blocks: 1, width: maxWidth, call: callParameters{idle: 1}}))
+		errs = append(errs, e.submit(s, plan{kernel: k, blocks: 1, width: lineWidth, call: callParameters{idle: 1}}))
 	}
 	return errors.Join(errs...)
 }

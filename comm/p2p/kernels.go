@@ -39,7 +39,7 @@ const (
 
 	tileValues, tileBytes       = 512, 528 // of rounded values
 	roundedSlots, slotAlignment = 3, 128
-	roundedWidth                = 256 // measured, of a block
+	roundedWidth                = 320 // measured: threads of a block, at most
 )
 
 // layout holds the offsets and the sizes of the parts of a rank's scratch memory, in bytes. It

@@ -240,7 +240,7 @@ func TestTimes(t *testing.T) {
 }
 
 // TestTimesOfRounded prints those of allreduces rounded to i8 and fp8, as planned, and with the blocks, threads and tiles
-// of TUTTI_ROUNDED, as 256x512x32.
+// of TUTTI_ROUNDED, as 256x320x32.
 func TestTimesOfRounded(t *testing.T) {
 	gpus, s := measuredGPUs(t, "rounded")
 	ends := world(t, gpus, len(gpus), s, 20*time.Second)

@@ -908,11 +908,11 @@ DEVICE void receive(const world &w, const call &c) {
 
 #include "rounded.cuh"
 
-#define BOUNDED(name, run, blocks)                                                                                   \
-  KERNEL BOUNDS(max_width, blocks) name(launch l) {                                              \
+#define BOUNDED(name, run, width, blocks)                                                                            \
+  KERNEL BOUNDS(width, blocks) name(launch l) {                                                                      \
     l.c.idle ? start_behind() : run(l.w, l.c);                                                                       \
   }
-#define OPERATION(name, run) BOUNDED(name, run, 1)
+#define OPERATION(name, run) BOUNDED(name, run, max_width, 1)
 
 OPERATION(pair_f64, (pair_up<f64_element, sentinel64>))
 OPERATION(pair_f32, (pair_up<f32_element, sentinel32>))
@@ -959,5 +959,5 @@ OPERATION(ring_i8, ring<i8_element>)
 OPERATION(move_ring, move_ring)
 OPERATION(post_list, post)
 OPERATION(receive_lists, receive)
-BOUNDED(rounded_i8, rounded<i8_code>, 2)
-BOUNDED(rounded_e4m3, rounded<e4m3_code>, 2)
+BOUNDED(rounded_i8, rounded<i8_code>, rounded_width, 2)
+BOUNDED(rounded_e4m3, rounded<e4m3_code>, rounded_width, 2)

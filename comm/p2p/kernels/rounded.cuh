@@ -8,6 +8,7 @@
 // a lane has a pack, behind those of all tiles of a slot come the scales. The line of a ring is a block here, so that
 // one flag tells of all of its tiles; a slot is filled again three rounds later, when the peers are through with it.
 enum { lane_packs = 4, lane_values = 4 * lane_packs, tile_values = lane_values * 32, tile_bytes = tile_values + 16, rounded_slots = 3 };
+enum { rounded_width = 320 }; // threads of a block, at most
 
 // What a value is rounded to, and its code.
 struct rounded_value {
@@ -59,12 +60,13 @@ DEVICE place place_of(const call &c, char *piece, u64 bytes, u64 tile) {
   const u64 first = tile * tile_values * 4, at = first + (thread() % 32) * 16;
   return {piece + at, (i64)bytes - (i64)at, c.aligned && first + tile_values * 4 <= bytes};
 }
+// Values go past the slots in the cache, which would have to come from memory otherwise.
 DEVICE tile_part load_values(const place &p) {
   tile_part t;
   if (p.whole) {
 #pragma unroll
     for (u32 j = 0; j < lane_packs; j++) {
-      const words<4> v = load_words<4>(p.at + j * 512);
+      const words<4> v = stream_words(p.at + j * 512);
 #pragma unroll
       for (u32 i = 0; i < 4; i++) t.v[j * 4 + i] = __builtin_bit_cast(float, v.word[i]);
     }
@@ -81,7 +83,7 @@ DEVICE void store_values(const place &p, const tile_part &t) {
       words<4> v;
 #pragma unroll
       for (u32 i = 0; i < 4; i++) v.word[i] = __builtin_bit_cast(u32, t.v[j * 4 + i]);
-      store_words(p.at + j * 512, v);
+      stream_words(p.at + j * 512, v);
     }
   } else {
 #pragma unroll
