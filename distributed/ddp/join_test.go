@@ -139,6 +139,28 @@ func TestJoinUpdatesFromGradients(t *testing.T) {
 	}
 }
 
+// TestAnnounceAfterAFailure: the number by which a rank says that it has data is not written while the communicator may
+// still read it in a step that failed.
+func TestAnnounceAfterAFailure(t *testing.T) {
+	standin.WithStreams(t, func(ctx context.Context, s *standin.Streamed, c comm.Communicator) {
+		params := standin.Gradients(t, s, 1)
+		own := &halves{}
+		g, err := ddp.New(ctx, s, c, params, ddp.Config{Uneven: true, Reducer: func(b ddp.Bucket) (ddp.Reducer, error) {
+			var err error
+			own.residual, err = runtime.New(b.Tensor.Runtime(), dtype.F32, b.Tensor.Len())
+			return own, errors.Join(err, own.residual.Fill(0))
+		}})
+		require.NoError(t, err)
+		own.fails = errors.New("told to fail")
+		require.ErrorIs(t, g.ReduceAll(ctx, params), own.fails)
+		s.Take()
+		require.ErrorIs(t, g.ReduceAll(ctx, params), own.fails)
+		assert.Regexp(t, "^HOST-WAITS", s.Take())
+		require.NoError(t, g.Close())
+		standin.Free(t, params)
+	})
+}
+
 // TestJoinMisuse: without Uneven, in the middle of a step, and when update fails.
 func TestJoinMisuse(t *testing.T) {
 	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {

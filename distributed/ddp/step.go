@@ -73,6 +73,9 @@ func (g *Gradients) begin(ctx context.Context) {
 // buckets share is written. Then, before anything else is communicated, the ranks
 // compare what they reduce, if they have not yet.
 func (g *Gradients) drain(ctx context.Context) error {
+	if err := g.order.Drain(ctx); err != nil {
+		return err
+	}
 	if err := g.transaction.order.Drain(ctx); err != nil {
 		return err
 	}
