@@ -651,3 +651,44 @@ func TestRebindEndsAStep(t *testing.T) {
 		}
 	}
 }
+
+// TestRebindAborted: a communicator that was aborted in the middle of a step works on no memory any more, so the step goes on
+// with another one.
+func TestRebindAborted(t *testing.T) {
+	for name, cfg := range map[string]ddp.Config{
+		"plain":  {},
+		"judged": {Config: sparse.Config{NonFinite: sparse.SkipNonFinite}, Uneven: true},
+		"sparse": {Config: sparse.Config{Pattern: sparse.TopkA, Density: 1}, DenseUpTo: -1},
+	} {
+		others, err := local.New(1)
+		require.NoError(t, err)
+		rebound := make(chan struct{})
+		standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			all := standin.Gradients(t, rt, 2)
+			g, err := ddp.New(ctx, rt, c, all, cfg)
+			require.NoError(t, err)
+			require.NoError(t, errors.Join(g.ReduceAll(ctx, all), c.Barrier(ctx)), name)
+			if c.Rank() == 1 {
+				<-rebound
+			} else {
+				for i, x := range all {
+					require.NoError(t, errors.Join(x.Fill(3), g.Ready(ctx, i, x)), name)
+				}
+				comm.AbortAll(c, errors.New("lost"))
+				assert.NoError(t, g.Rebind(ctx, others[0]), name)
+				close(rebound)
+				for _, x := range all {
+					require.NoError(t, x.Fill(5))
+				}
+				require.NoError(t, g.ReduceAll(ctx, all), name)
+				values, err := cpu.Slice[float32](all[1])
+				require.NoError(t, err)
+				assert.EqualValues(t, 5, values[99], name)
+			}
+			err = g.Close()
+			standin.Free(t, all)
+			return err
+		})
+		require.NoError(t, others[0].Close())
+	}
+}

@@ -70,6 +70,27 @@ func TestCloseStuck(t *testing.T) {
 	assert.NoError(t, s.Close())
 }
 
+// TestRebindStuck: as long as the old communicator may write memory, a Rebind changes nothing, and can be called again.
+func TestRebindStuck(t *testing.T) {
+	unordered := errors.New("order lost")
+	for _, cfg := range []ddp.Config{{}, {Config: sparse.Config{ClipNorm: 1e9}}} {
+		standin.WithStreams(t, func(ctx context.Context, s *standin.Streamed, c comm.Communicator) {
+			params := standin.Gradients(t, s, 2)
+			g, err := ddp.New(ctx, s, c, params, cfg)
+			require.NoError(t, err)
+			s.OrderFails = unordered
+			require.ErrorIs(t, g.ReduceAll(ctx, params), unordered)
+			s.OrderFails, s.SyncFails = nil, comm.ErrTimeout
+			require.ErrorIs(t, g.Rebind(ctx, c), comm.ErrTimeout)
+			s.SyncFails = nil
+			require.NoError(t, g.Rebind(ctx, c))
+			require.NoError(t, g.ReduceAll(ctx, params))
+			require.NoError(t, g.Close())
+			standin.Free(t, params)
+		})
+	}
+}
+
 // otherStream is the runtime of a device on another compute stream.
 type otherStream struct{ *cpu.Runtime }
 

@@ -15,6 +15,7 @@ import (
 // a Wait that fails; while nothing in it has failed, its communicator has to be closed or aborted before, as peers may
 // not be in that step. Otherwise that is [comm.ErrArgument], and changes nothing. Where a step is no transaction and
 // has failed, gradients and residuals are what they are; g can be used again only if all buckets are plain allreduces.
+// After an error of the wait for what the old communicator has in flight, g is still with that one, in the step.
 func (g *Gradients) Rebind(ctx context.Context, c comm.Communicator) error {
 	const op = "gradient rebind"
 	if err := base.CheckComm(c); err != nil {
@@ -23,16 +24,24 @@ func (g *Gradients) Rebind(ctx context.Context, c comm.Communicator) error {
 	if err := comm.CheckDevice(c, g.rt.Device()); err != nil {
 		return base.OpError(op, err)
 	}
-	if g.step.begun && !g.closed && g.sound() && g.meter.Err() == nil {
+	if err := g.usable(op); g.closed || g.err != nil && !g.transaction.plain {
+		return err
+	}
+	if g.step.begun && g.sound() && g.meter.Err() == nil {
 		return base.OpError(op, fmt.Errorf("%w: in the middle of a step: call Wait, or close its communicator (comm.CloseAll)", comm.ErrArgument))
 	}
-	if g.transaction.plain && !g.closed {
+	if g.async != nil {
+		_ = g.async.wait(ctx, g.lines.all) // what it leaves in flight, settle finds
+	}
+	limited, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
+	defer cancel()
+	if err := g.settle(limited); err != nil {
+		return base.OpError(op, err)
+	}
+	if g.transaction.plain {
 		g.err = nil // a plain allreduce keeps nothing that its error could spoil
 		g.newStep()
-	} else if g.step.begun && g.err == nil && g.transaction.rollsBack() {
-		if g.async != nil {
-			_ = g.async.wait(ctx, g.lines.all) // what it leaves in flight, DrainToFree finds
-		}
+	} else if g.step.begun && g.transaction.rollsBack() {
 		_ = g.rollBack()
 	}
 	if err := g.between(op); err != nil {
@@ -43,9 +52,6 @@ func (g *Gradients) Rebind(ctx context.Context, c comm.Communicator) error {
 }
 
 func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
-	if err := errors.Join(g.order.DrainToFree(), g.transaction.order.DrainToFree()); err != nil {
-		return err
-	}
 	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)
 	for _, b := range g.buckets {
 		b.joined, b.apart, b.flat = nil, nil, nil

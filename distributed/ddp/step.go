@@ -69,10 +69,17 @@ func (g *Gradients) begin(ctx context.Context) {
 	}
 }
 
-// drain waits for what a step that failed has left in flight, before anything that
-// buckets share is written. Then, before anything else is communicated, the ranks
-// compare what they reduce, if they have not yet.
+// drain is settle, before anything that buckets share is written. Then, before anything else
+// is communicated, the ranks compare what they reduce, if they have not yet.
 func (g *Gradients) drain(ctx context.Context) error {
+	if err := g.settle(ctx); err != nil {
+		return err
+	}
+	return g.agree(ctx)
+}
+
+// settle waits for what a step that failed has left in flight.
+func (g *Gradients) settle(ctx context.Context) error {
 	if err := g.order.Drain(ctx); err != nil {
 		return err
 	}
@@ -84,7 +91,7 @@ func (g *Gradients) drain(ctx context.Context) error {
 			return err
 		}
 	}
-	return g.agree(ctx)
+	return nil
 }
 
 // fail notes an error, if it is one. Where a step is a transaction, Wait rolls it back.

@@ -97,7 +97,7 @@ func (o *Order) HostAfterCompute(ctx context.Context) error {
 // DrainToFree makes sure that memory which was communicated may be given back: it
 // has the host wait for what the compute stream does not wait for, with streams
 // too, because an event bounds no time. After an error the communicator may
-// still read and write that memory; when it was closed, it does not.
+// still read and write that memory; when it was closed or aborted before, it does not.
 func (o *Order) DrainToFree() error {
 	ctx, cancel := context.WithTimeout(context.Background(), DrainLimit)
 	defer cancel()
@@ -107,12 +107,13 @@ func (o *Order) DrainToFree() error {
 	return nil
 }
 
-// Drain has the host wait for what the compute stream does not wait for.
+// Drain has the host wait for what the compute stream does not wait for. A communicator that was closed or aborted has
+// nothing in flight: a Sync that says so returns when [comm.Communicator].Abort has.
 func (o *Order) Drain(ctx context.Context) error {
 	if !o.pending {
 		return nil
 	}
-	if err := o.C.Sync(ctx); err != nil && !errors.Is(err, comm.ErrClosed) {
+	if err := o.C.Sync(ctx); err != nil && !errors.Is(err, comm.ErrClosed) && !errors.Is(err, comm.ErrBroken) {
 		return err
 	}
 	o.pending = false
