@@ -7,10 +7,12 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
 )
 
 // rebuild fills the buckets in the order in which rank 0's gradients became ready,
-// as PyTorch's DistributedDataParallel does after the first iteration.
+// as PyTorch's DistributedDataParallel does after the first iteration. A Rebind allocates buckets
+// that could not be allocated.
 func (g *Gradients) rebuild(ctx context.Context) error {
 	order := make([]byte, 0, 4*len(g.step.arrived))
 	for _, i := range g.step.arrived {
@@ -36,5 +38,14 @@ func (g *Gradients) rebuild(ctx context.Context) error {
 	if err := g.dismiss(ctx, g.arrangement); err != nil {
 		return err
 	}
-	return g.arrange(ctx, ready, nil)
+	err = g.arrange(ctx, ready, nil)
+	for _, b := range g.buckets {
+		if b.reducer == nil { // after an error
+			b.reducer = &plain{g: g, b: b}
+		}
+	}
+	if g.transaction == nil { // PerBucket does not fit the new buckets: the error stays
+		g.transaction = &transaction{cfg: sparse.Config{NoUndo: true}}
+	}
+	return err
 }

@@ -2,6 +2,9 @@ package ddp_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -11,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -97,4 +101,86 @@ func TestRebuildSymmetric(t *testing.T) {
 		return nil
 	}))
 	assert.NoError(t, s.Close())
+}
+
+// stingy is a runtime that fails when it is told to.
+type stingy struct {
+	*cpu.Runtime
+	left       int // allocations until all fail; < 0: none does
+	copiesFail atomic.Bool
+}
+
+func (s *stingy) Allocate(bytes int) (uintptr, error) {
+	if s.left == 0 {
+		return 0, fmt.Errorf("%w: told to fail", runtime.ErrOutOfMemory)
+	}
+	s.left--
+	return s.Runtime.Allocate(bytes)
+}
+
+func (s *stingy) Copy(dst, src uintptr, bytes int) error {
+	if s.copiesFail.Load() {
+		return errStingy
+	}
+	return s.Runtime.Copy(dst, src, bytes)
+}
+
+var errStingy = errors.New("copy told to fail")
+
+// TestRebuildFails: plain buckets that cannot be allocated anew are there after a Rebind. An error of their configuration stays.
+func TestRebuildFails(t *testing.T) {
+	failed := 0
+	for left := 0; left == failed; left++ {
+		standin.World(t, 1, func(ctx context.Context, c comm.Communicator, memory *cpu.Runtime) error {
+			rt := &stingy{Runtime: memory, left: -1}
+			all := standin.Gradients(t, rt, 5)
+			g, err := ddp.New(ctx, rt, c, all, ddp.Config{BucketBytes: 800, Rebuild: true})
+			require.NoError(t, err)
+			for i, x := range all {
+				require.NoError(t, g.Ready(ctx, i, x))
+			}
+			rt.left = left
+			err = g.Wait(ctx)
+			rt.left = -1
+			if err != nil {
+				failed++
+				require.ErrorIs(t, err, runtime.ErrOutOfMemory)
+				_, err = g.BucketStats(ctx, 0)
+				assert.True(t, err == nil || errors.Is(err, runtime.ErrOutOfMemory))
+				require.NoError(t, g.Rebind(ctx, c), "after %d allocations", left)
+			}
+			for i, x := range all {
+				require.NoError(t, x.Fill(float64(i)))
+			}
+			require.NoError(t, g.ReduceAll(ctx, all))
+			for i, x := range all {
+				values, err := cpu.Slice[float32](x)
+				require.NoError(t, err)
+				assert.EqualValues(t, i, values[99])
+			}
+			err = g.Close()
+			standin.Free(t, all)
+			return err
+		})
+	}
+	assert.Greater(t, failed, 2, "also allocations of buckets")
+
+	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		all, wrong := standin.Gradients(t, rt, 2), false
+		g, err := ddp.New(ctx, rt, c, all, ddp.Config{Rebuild: true, PerBucket: func(int, int) sparse.Config {
+			if wrong {
+				return sparse.Config{Pattern: "none such"}
+			}
+			return sparse.Config{}
+		}})
+		require.NoError(t, err)
+		wrong = true
+		err = g.ReduceAll(ctx, all)
+		require.ErrorContains(t, err, "none such")
+		assert.ErrorContains(t, g.Rebind(ctx, c), "none such")
+		assert.False(t, g.RollsBack())
+		err = g.Close()
+		standin.Free(t, all)
+		return err
+	})
 }
