@@ -311,17 +311,15 @@ func (g *Gradients) compress(i int, b *bucket, cfg sparse.Config, to comm.Commun
 	return s, nil
 }
 
-// view makes the tensors of the gradients that live in a bucket, at ptr. They are zero.
+// view makes the tensors of the gradients that live in a bucket, at ptr, unless they survived. They are zero.
 func (g *Gradients) view(b *bucket, ptr uintptr) error {
 	if g.views == nil {
 		g.views = make([]*runtime.Tensor, len(g.gradients))
 	}
 	for _, i := range b.joined {
 		if t := g.views[i]; t != nil {
-			if p, err := t.Ptr(); err == nil && p == ptr {
-				ptr += uintptr(t.Bytes())
-				continue
-			}
+			ptr += uintptr(t.Bytes())
+			continue
 		}
 		t, err := runtime.Wrap(g.rt, ptr, b.dt, g.gradients[i].shape, nil, nil)
 		if err == nil {

@@ -52,6 +52,9 @@ func (g *Gradients) Rebind(ctx context.Context, c comm.Communicator) error {
 }
 
 func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
+	if g.transaction.plain { // they live in memory of the communicator
+		g.views = nil
+	}
 	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)
 	for _, b := range g.buckets {
 		b.joined, b.apart, b.flat = nil, nil, nil

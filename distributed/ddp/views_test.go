@@ -162,6 +162,29 @@ func TestBucketViewsSurvive(t *testing.T) {
 	})
 }
 
+// TestBucketViewsBeginAnew: views in plain buckets are other ones after a Rebind, and zeros, also where the runtime hands out the same memory.
+func TestBucketViewsBeginAnew(t *testing.T) {
+	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		params := standin.Gradients(t, rt, 2)
+		g, err := ddp.New(ctx, rt, c, params, ddp.Config{BucketViews: true})
+		require.NoError(t, err)
+		before := g.Views()
+		for _, v := range before {
+			require.NoError(t, v.Fill(7))
+		}
+		require.NoError(t, g.Rebind(ctx, c))
+		for i, v := range g.Views() {
+			assert.NotSame(t, before[i], v)
+			values, err := cpu.Slice[float32](v)
+			require.NoError(t, err)
+			assert.Equal(t, make([]float32, 100), values)
+		}
+		err = g.Close()
+		standin.Free(t, params)
+		return err
+	})
+}
+
 // TestBucketViewsInSymmetricMemory: they are what the communicator reads and writes
 // fastest, also a bucket of one gradient.
 func TestBucketViewsInSymmetricMemory(t *testing.T) {
