@@ -18,7 +18,7 @@ import (
 // mean over n passes divides the loss by n. A program that accumulates in its
 // gradients does not need it, and calls Ready after the last pass only.
 //
-// Where a step is rolled back, the sum is in the gradient that was ready, and if none
+// Where a step is rolled back, or ended by [Gradients.Rebind], the sum is in the gradient that was ready, and if none
 // was, it waits for the next one.
 func (g *Gradients) Accumulate(i int, t *runtime.Tensor) error {
 	const op = "gradient accumulate"
@@ -71,7 +71,7 @@ func (g *Gradients) fold(i int, t *runtime.Tensor) error {
 	})
 }
 
-// unfold keeps the sums of gradients that were left out of a step that is rolled back.
+// unfold keeps the sums of gradients that were left out of a step that is rolled back, or given up.
 func (g *Gradients) unfold() {
 	for i := range g.gradients {
 		s := &g.gradients[i].sum

@@ -2,6 +2,7 @@ package ddp_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -96,6 +97,27 @@ func TestAccumulateUndone(t *testing.T) {
 		require.NoError(t, g.Close())
 		standin.Free(t, all)
 		return nil
+	})
+}
+
+// TestAccumulateAndRebind: a plain step that failed loses no sum of a gradient that was left out.
+func TestAccumulateAndRebind(t *testing.T) {
+	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		all := standin.Gradients(t, rt, 2)
+		f := standin.NewFaulty(c)
+		g, err := ddp.New(ctx, rt, f, all, ddp.Config{})
+		require.NoError(t, err)
+		require.NoError(t, errors.Join(all[1].Fill(5), g.Accumulate(1, all[1])))
+		f.At = 0
+		require.ErrorIs(t, g.ReduceAll(ctx, []*runtime.Tensor{all[0], nil}), standin.ErrFault)
+		require.NoError(t, g.Rebind(ctx, c))
+		require.NoError(t, g.ReduceAll(ctx, []*runtime.Tensor{all[0], nil}))
+		values, err := cpu.Slice[float32](g.Result(1))
+		require.NoError(t, err)
+		assert.EqualValues(t, 5, values[99])
+		err = g.Close()
+		standin.Free(t, all)
+		return err
 	})
 }
 

@@ -40,6 +40,7 @@ func (g *Gradients) Rebind(ctx context.Context, c comm.Communicator) error {
 	}
 	if g.transaction.plain {
 		g.err = nil // a plain allreduce keeps nothing that its error could spoil
+		g.unfold()
 		g.newStep()
 	} else if g.step.begun && g.transaction.rollsBack() {
 		_ = g.rollBack()
