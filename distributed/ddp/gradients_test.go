@@ -157,6 +157,24 @@ func TestBucketsInSymmetricMemory(t *testing.T) {
 	assert.NoError(t, s.Close())
 }
 
+// TestNoGradients: without parameters there is nothing to skip, whatever a device would have to say.
+func TestNoGradients(t *testing.T) {
+	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		ordered := standin.NewOrdered(ctx, c)
+		g, err := ddp.New(ctx, standin.NewOnStream(rt), ordered, nil, ddp.Config{Config: sparse.Config{NonFinite: sparse.SkipNonFinite}})
+		require.NoError(t, err)
+		for range 2 {
+			require.NoError(t, g.Wait(ctx))
+			stats, err := g.Stats(ctx)
+			require.NoError(t, err)
+			assert.False(t, stats.Skipped)
+			require.NoError(t, g.Wait(ctx))
+			require.NoError(t, g.Rebind(ctx, ordered))
+		}
+		return g.Close()
+	})
+}
+
 // BenchmarkGradientSync measures a step of a model whose gradients are ready at
 // once: 24 of 256 KiB, and as many of 4 KiB, between 2 ranks.
 func BenchmarkGradientSync(b *testing.B) {

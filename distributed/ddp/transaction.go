@@ -81,7 +81,7 @@ func (j *transaction) rollsBack() bool { return !j.plain && !j.cfg.NoUndo }
 // judge looks at the non-finite entries that all buckets have counted. waited: the host has
 // waited for the device in this step.
 func (j *transaction) judge(ctx context.Context, buckets int, waited bool) (sparse.Verdict, error) {
-	if j.cfg.NonFinite == sparse.PassNonFinite {
+	if j.cfg.NonFinite == sparse.PassNonFinite || buckets == 0 {
 		return sparse.Passes, nil
 	}
 	// As numbers, counts have the order of their bits.
