@@ -652,6 +652,44 @@ func TestRebindEndsAStep(t *testing.T) {
 	}
 }
 
+// told is a Reducer that tells when it has reduced.
+type told struct {
+	ddp.Reducer
+	done chan struct{}
+}
+
+func (r told) Reduce(ctx context.Context, b ddp.Bucket) error {
+	defer close(r.done)
+	return r.Reducer.Reduce(ctx, b)
+}
+
+// TestRebindCannotRollBack: where a Rebind ends a sound step, and what its Reducer keeps cannot be restored, the error says why
+// the step ended.
+func TestRebindCannotRollBack(t *testing.T) {
+	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, memory *cpu.Runtime) error {
+		others, err := local.New(1)
+		require.NoError(t, err)
+		rt, done := &stingy{Runtime: memory, left: -1}, make(chan struct{})
+		all := standin.Gradients(t, rt, 1)
+		g, err := ddp.New(ctx, rt, c, all, ddp.Config{Reducer: func(b ddp.Bucket) (ddp.Reducer, error) {
+			r, err := newAlternating(b)
+			return told{r, done}, err
+		}})
+		require.NoError(t, err)
+		require.NoError(t, g.Ready(ctx, 0, all[0]))
+		<-done
+		require.NoError(t, c.Close())
+		rt.copiesFail.Store(true)
+		err = g.Rebind(ctx, others[0])
+		assert.ErrorIs(t, err, errStingy)
+		assert.ErrorIs(t, err, comm.ErrClosed)
+		rt.copiesFail.Store(false)
+		err = errors.Join(g.Close(), others[0].Close())
+		standin.Free(t, all)
+		return err
+	})
+}
+
 // TestRebindAborted: a communicator that was aborted in the middle of a step works on no memory any more, so the step goes on
 // with another one.
 func TestRebindAborted(t *testing.T) {

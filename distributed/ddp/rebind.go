@@ -1,6 +1,7 @@
 package ddp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,6 +44,7 @@ func (g *Gradients) Rebind(ctx context.Context, c comm.Communicator) error {
 		g.unfold()
 		g.newStep()
 	} else if g.step.begun && g.transaction.rollsBack() {
+		g.step.fault = cmp.Or(g.step.fault, g.meter.Err()) // why a sound step ends
 		_ = g.rollBack()
 	}
 	if err := g.between(op); err != nil {
