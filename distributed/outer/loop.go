@@ -282,31 +282,34 @@ func (l *Loop) Stats() Stats {
 }
 
 // Close frees the memory, and the communicator that New split. Parameters stay as they are. In
-// the middle of an exchange, see [ddp.Gradients.Close]. Closing twice is fine.
+// the middle of an exchange, see [ddp.Gradients.Close]: after an error the memory is not given back, until a Close without one.
+// Closing twice is fine.
 func (l *Loop) Close() error {
-	if l.closed {
-		return nil
-	}
-	var errs []error
+	l.closed = true
+	errs := []error{l.order.DrainToFree()}
 	for _, f := range l.fragments {
 		if f.phase == inFlight {
 			ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
 			_ = f.wait(ctx) // Close finds what it leaves in flight
 			cancel()
+			f.phase = resting
 		}
 		if f.sync != nil {
 			errs = append(errs, f.sync.Close())
 		}
+	}
+	if l.own {
+		errs = append(errs, l.c.Close())
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	for _, f := range l.fragments {
 		for _, t := range f.deltas {
 			errs = append(errs, t.Free())
 		}
 	}
-	errs = append(errs, l.buffers.Release(l.rt, 0))
-	if l.own {
-		errs = append(errs, l.c.Close())
-	}
-	l.closed = true
-	return errors.Join(errs...)
+	return errors.Join(append(errs, l.buffers.Release(l.rt, 0))...)
 }
 
 // do calls f, unless the loop is of no use.

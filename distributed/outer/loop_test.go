@@ -986,6 +986,31 @@ func TestRebindElsewhere(t *testing.T) {
 	}))
 }
 
+// TestCloseStuck: memory that the communicator may still write is given back by a later Close, when it does not any more.
+func TestCloseStuck(t *testing.T) {
+	unordered := errors.New("order lost")
+	standin.WithStreams(t, func(ctx context.Context, s *standin.Streamed, c comm.Communicator) {
+		params := standin.Gradients(t, s, 2)
+		live := s.Stats().LiveBytes
+		l, err := outer.New(ctx, s, c, params, outer.Config{Every: 1})
+		require.NoError(t, err)
+		require.NoError(t, l.Step(ctx))
+		s.OrderFails = unordered
+		require.ErrorIs(t, l.Step(ctx), unordered)
+		s.OrderFails, s.SyncFails = nil, comm.ErrTimeout
+		for range 2 {
+			require.ErrorIs(t, l.Close(), comm.ErrTimeout)
+			assert.GreaterOrEqual(t, s.Stats().LiveBytes, live+2*4*200, "the common parameters and the outer gradients")
+		}
+		s.SyncFails = nil
+		for range 2 {
+			require.NoError(t, l.Close())
+			assert.Equal(t, live, s.Stats().LiveBytes)
+		}
+		standin.Free(t, params)
+	})
+}
+
 // TestAJoiningRankHasMadeNoStep: by Weighted, a rank that joins in the middle of a window counts with its own steps.
 func TestAJoiningRankHasMadeNoStep(t *testing.T) {
 	states := make(chan []byte, 1)
