@@ -53,6 +53,7 @@ func (c *custom) allocate(n int) error {
 // newCustom makes what the program reduces a bucket with, or a share of one, nil for none.
 func (g *Gradients) newCustom(i int, dt dtype.DType, to comm.Communicator, n int, parts []Part) (reducer, error) {
 	c := &custom{g: g.transaction, n: n, dt: dt, b: Bucket{Index: i, Comm: to, Parts: parts}, inner: g.lines.mesh != nil}
+	others := len(c.g.buffers)
 	err := c.allocate(n)
 	if err == nil {
 		c.b.Tensor, err = runtime.Wrap(c.g.rt, c.memory.Ptr, c.dt, []int{c.n}, nil, nil)
@@ -61,7 +62,7 @@ func (g *Gradients) newCustom(i int, dt dtype.DType, to comm.Communicator, n int
 		return nil, err
 	}
 	if c.Reducer, err = g.cfg.Reducer(c.b); c.Reducer == nil || err != nil {
-		return nil, err
+		return nil, errors.Join(err, c.b.Tensor.Free(), c.g.buffers.Release(c.g.rt, others))
 	}
 	m := c.Memory()
 	c.kept, c.sums = slices.Concat(m.Residual, m.Shared), len(m.Residual)

@@ -54,6 +54,25 @@ func (h *halves) Reduce(ctx context.Context, b ddp.Bucket) error {
 	return distributed.AllReduce(ctx, b.Comm, b.Tensor, comm.Avg)
 }
 
+// TestNoReducer: a bucket that a program leaves to the configuration costs what it costs without a Reducer.
+func TestNoReducer(t *testing.T) {
+	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		params := standin.Gradients(t, rt, 3)
+		before := rt.Stats().LiveBytes
+		memory := func(reducer func(ddp.Bucket) (ddp.Reducer, error)) int64 {
+			g, err := ddp.New(ctx, rt, c, params, ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1}, DenseUpTo: -1, Reducer: reducer})
+			require.NoError(t, err)
+			live := rt.Stats().LiveBytes
+			require.NoError(t, errors.Join(g.ReduceAll(ctx, params), g.Close()))
+			assert.Equal(t, before, rt.Stats().LiveBytes)
+			return live
+		}
+		assert.Equal(t, memory(nil), memory(func(ddp.Bucket) (ddp.Reducer, error) { return nil, nil }))
+		standin.Free(t, params)
+		return nil
+	})
+}
+
 // A program's own reducer has what other buckets have: its steps are rolled back with the others,
 // skipped where a gradient is not finite, saved and restored.
 func TestOwnReducer(t *testing.T) {
