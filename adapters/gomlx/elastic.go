@@ -33,6 +33,8 @@ type position struct {
 // lost a member is made again, from the same batch. Before it joins, a member runs the graph of a step once, without
 // an update. Hooks of the loop's start and end are called in each step, and one of the start that returns io.EOF ends
 // the training. An optimizer of accumulated gradients is [comm.ErrArgument].
+//
+// When it returns, o and data are with their own communicator again, and it can be called again: what the reduction keeps stays.
 func (o *Optimizer) RunElastic(ctx context.Context, cfg elastic.Config, loop *train.Loop, data *Dataset, step int) (metrics []*tensors.Tensor, err error) {
 	if loop.Trainer.NumAccumulatingSteps() > 1 || data.Batches() == 0 {
 		return nil, fmt.Errorf("gomlx: run elastic: %w: gradients of %d steps are accumulated, an epoch has %d batches",
@@ -44,10 +46,16 @@ func (o *Optimizer) RunElastic(ctx context.Context, cfg elastic.Config, loop *tr
 	store := loop.Trainer.Store()
 	var m *elastic.Member
 	cfg.Step, cfg.Runtime, cfg.Residuals = uint64(loop.LoopStep), o.rt, o.sync.Residuals
-	cfg.Bind = func(ctx context.Context, e *elastic.Epoch) error {
-		o.c = e.Comm
-		return errors.Join(data.Rebind(e.Comm), o.sync.Rebind(ctx, e.Comm))
+	bind := func(ctx context.Context, c comm.Communicator) error {
+		o.c = c
+		return errors.Join(data.Rebind(c), o.sync.Rebind(ctx, c))
 	}
+	alone := o.c
+	defer func() {
+		err = errors.Join(err, bind(context.WithoutCancel(ctx), alone))
+		o.sync.BeforeCommit(nil)
+	}()
+	cfg.Bind = func(ctx context.Context, e *elastic.Epoch) error { return bind(ctx, e.Comm) }
 	cfg.Save = func(ctx context.Context) ([]byte, error) { return o.save(ctx, store, loop, data) }
 	cfg.Load = func(ctx context.Context, state []byte) error { return o.load(ctx, state, store, loop, data) }
 	cfg.Hash = func(context.Context) (uint64, error) {
@@ -78,7 +86,7 @@ func (o *Optimizer) RunElastic(ctx context.Context, cfg elastic.Config, loop *tr
 	return metrics, errors.Join(err, m.Close())
 }
 
-// prepare makes the variables, and what reduces the gradients, by a step that ends before that.
+// prepare makes the variables, and what reduces the gradients unless there is such, by a step that ends before that.
 func (o *Optimizer) prepare(loop *train.Loop, data *Dataset) error {
 	epoch, batch := data.Position()
 	for b, err := range data.Iter() {
@@ -90,7 +98,11 @@ func (o *Optimizer) prepare(loop *train.Loop, data *Dataset) error {
 		}
 		break
 	}
-	return errors.Join(data.Seek(epoch, batch), o.with(o.slots, nil, o.begin))
+	err := data.Seek(epoch, batch)
+	if err == nil && o.sync == nil {
+		err = o.with(o.slots, nil, o.begin)
+	}
+	return err
 }
 
 // save returns the variables but for gradients, and where the training is.

@@ -139,3 +139,35 @@ func TestElastic(t *testing.T) {
 		return err
 	}))
 }
+
+// TestElasticTwice: a second run goes on with what reduces gradients, and nothing of the first one is left.
+func TestElasticTwice(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	conf, err := store.TLS([]byte("a secret of tests"), "gomlx")
+	require.NoError(t, err)
+	rt := cpu.New()
+	alone := noop.New(rt)
+	o, err := gomlx.New(ctx, alone, optimizer.Adam().LearningRate(0.01).Done(), ddp.Config{})
+	require.NoError(t, err)
+	x, err := newTraining(alone, o, 16, 1)
+	require.NoError(t, err)
+	o.Attach(x.loop)
+	data := sameImage(t, alone)
+	for _, until := range []int{3, 6} {
+		server := store.NewServer(store.Options{})
+		_, err = o.RunElastic(ctx, elastic.Config{Name: "a", Min: 1, TLS: conf,
+			Dial: func(context.Context) (store.Store, error) { return server.Local("a"), nil },
+			Form: func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
+				return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: conf, Listen: "localhost"})
+			}}, x.loop, data, until)
+		require.NoError(t, err)
+		server.Close()
+		stats, err := o.Stats()
+		require.NoError(t, err)
+		assert.Equal(t, until, stats.Step+1, "steps are counted on")
+	}
+	_, err = x.loop.RunSteps(data, 1) // with its own communicator
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(o.Close(), alone.Close(), rt.Close()))
+}
