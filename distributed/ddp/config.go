@@ -66,7 +66,9 @@ type Config struct {
 	// BucketViews has the gradients live in the buckets: a backward pass computes them
 	// in the tensors that [Gradients.Views] hands out, and nothing is copied
 	// (gradient_as_bucket_view in PyTorch). Any other tensor passed to Ready is
-	// copied as usual. It excludes Wire and Rebuild.
+	// copied as usual. It excludes Wire and Rebuild. Where a gradient is left out of a step, or passed as
+	// another tensor, its view is overwritten: by the average, and in a step that is rolled back by zeros, or by the
+	// values of that tensor.
 	BucketViews bool
 	// Reducer, if set, returns what reduces a bucket in the place of Config: a compression of the
 	// program. nil leaves a bucket to Config.
@@ -74,8 +76,9 @@ type Config struct {
 	// Shard leaves each rank a shard of each bucket's averages ([Gradients.Shards]), by a
 	// reduce-scatter: a rank updates its part of the parameters, and keeps the optimizer's state for that
 	// part alone (ZeRO-1, Rajbhandari et al., SC 2020). Then [Gradients.Gather] puts the parameters
-	// together. The gradients that Ready was given are not written. It is for plain dense buckets, without
-	// Rebuild and Wire.
+	// together. The gradients that Ready was given are not written, but for those of BucketViews, which are the
+	// bucket that is reduced in place: after Wait they hold the rank's shard of the averages, and the rest is undefined.
+	// It is for plain dense buckets, without Rebuild and Wire.
 	Shard bool
 	// Mesh, if set, arranges the ranks of a communicator: along the inner dimensions, those within a host,
 	// buckets are reduced densely, by a reduce-scatter and an allgather, and along the first one, between
