@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -31,7 +32,16 @@ func TestOnStandIns(t *testing.T) {
 		t.Skip("is in the process of the stand-in already")
 	}
 	library, old := buildStandIn(t), buildStandIn(t, "-DTOO_OLD")
+	var building sync.Mutex
 	emulating := ""
+	emulator := func(t *testing.T) string {
+		building.Lock()
+		defer building.Unlock()
+		if emulating == "" {
+			emulating = buildStandIn(t, buildEmulator(t), "-lm")
+		}
+		return emulating
+	}
 	short := "-test.short" // fewer and smaller arrays on emulated GPUs
 	if os.Getenv("TUTTI_EXTENDED") != "" {
 		short = "-test.short=false"
@@ -63,13 +73,11 @@ func TestOnStandIns(t *testing.T) {
 			[]string{"-test.run=^TestOpenRefusesAnOldGPU$"}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			self, err := os.Executable()
 			require.NoError(t, err)
 			if c.file == "" {
-				if emulating == "" {
-					emulating = buildStandIn(t, buildEmulator(t), "-lm")
-				}
-				c.file = emulating
+				c.file = emulator(t)
 			}
 			cmd := exec.Command(self, append(c.args, "-test.v", "-test.timeout=5m")...)
 			cmd.Env = append(append(os.Environ(), standInVariable+"=1", libraryVariable+"="+c.file), c.env...)
