@@ -425,37 +425,37 @@ func dialer(t testing.TB, address, secret, name string) Dialer {
 // Strangers are refused by a reason, learn nothing and delay nobody: garbage, silence, half a handshake, another
 // secret, no certificate.
 func TestStrangersAreRefused(t *testing.T) {
-	log := logged(t)
-	address := listen(t, NewServer(Options{}), "right")
-	for _, say := range []string{"", "GET / HTTP/1.1\r\n\r\n" + strings.Repeat("x", 1000), "\x16\x03\x01\x02\x00\x01\x00"} {
-		c, err := net.Dial("tcp", address)
-		require.NoError(t, err)
-		_, _ = io.WriteString(c, say) // fails if the refusal is faster
-		_ = c.(*net.TCPConn).CloseWrite()
-		_, _ = io.ReadAll(c)
-		require.NoError(t, c.Close())
-	}
-	_, err := dialer(t, address, "wrong", "2").Dial(t.Context())
-	require.ErrorIs(t, err, ErrRefused)
-	require.ErrorContains(t, err, "it knows another secret")
-	bare := mustTLS(t, "right")
+	right, wrong, bare, old := mustTLS(t, "right"), mustTLS(t, "wrong"), mustTLS(t, "right"), mustTLS(t, "right")
 	bare.Certificates = nil
-	c, err := tls.Dial("tcp", address, bare)
-	require.NoError(t, err) // the server has not looked yet
-	_, err = c.Read(make([]byte, 1))
-	require.Error(t, err)
-	old := mustTLS(t, "right")
 	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
-	_, err = tls.Dial("tcp", address, old)
-	require.Error(t, err)
-
-	friend, err := dialer(t, address, "right", "1").Dial(t.Context())
-	require.NoError(t, err)
-	require.NoError(t, friend.Set(t.Context(), "k", nil))
-	require.NoError(t, friend.Close())
-	for _, reason := range []string{reasonSilence, reasonLanguage, reasonSecret} {
-		require.Eventually(t, func() bool { return strings.Contains(log.String(), reason) }, 10*time.Second, time.Millisecond, reason)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		log := logged(t)
+		server, l := NewServer(Options{}), newPipes()
+		server.Serve(l, right)
+		for _, say := range []string{"", "GET / HTTP/1.1\r\n\r\n" + strings.Repeat("x", 1000), "\x16\x03\x01\x02\x00\x01\x00"} {
+			c := l.connect()
+			_, _ = io.WriteString(c, say) // fails if the refusal is faster
+			require.NoError(t, c.Close())
+		}
+		_, err := Dialer{TLS: wrong}.introduce(t.Context(), l.connect(), Hello{Name: "2", Version: protocol})
+		require.ErrorIs(t, err, ErrRefused)
+		require.ErrorContains(t, err, "it knows another secret")
+		for _, conf := range []*tls.Config{bare, old} {
+			c := tls.Client(l.connect(), conf)
+			_, err = c.Read(make([]byte, 1)) // the server looks after the handshake
+			require.Error(t, err)
+			require.NoError(t, c.NetConn().Close())
+		}
+		friend, err := Dialer{TLS: right}.introduce(t.Context(), l.connect(), Hello{Name: "1", Version: protocol})
+		require.NoError(t, err)
+		require.NoError(t, friend.Set(t.Context(), "k", nil))
+		require.NoError(t, friend.Close())
+		synctest.Wait()
+		for _, reason := range []string{reasonSilence, reasonLanguage, reasonSecret} {
+			assert.Contains(t, log.String(), reason)
+		}
+		require.NoError(t, server.Close())
+	})
 }
 
 // Connections that say nothing, more than the store keeps, delay nobody; the oldest give way.
@@ -538,11 +538,19 @@ func TestContradictionsAreNamed(t *testing.T) {
 	_, err = d.connect(t.Context(), address, Hello{Name: "rank 2", Size: 3, Version: 7})
 	assert.ErrorIs(t, err, ErrRefused)
 	assert.ErrorContains(t, err, "version 7 of the store's protocol, this process 1")
+	gone := make(chan Event, 1)
+	require.NoError(t, first.Set(t.Context(), "lease", nil, Lease))
+	_, err = server.Local("observer").Watch(t.Context(), "lease", func(e Event) {
+		if e.Deleted {
+			gone <- e
+		}
+	})
+	require.NoError(t, err)
 	require.NoError(t, first.Close())
-	require.Eventually(t, func() bool { // which the store sees at its own time
-		again, err := as("rank 1", 3).Dial(t.Context())
-		return err == nil && again.Close() == nil
-	}, 10*time.Second, time.Millisecond)
+	<-gone // the store sees it at its own time
+	again, err := as("rank 1", 3).Dial(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, again.Close())
 }
 
 // A process that lost its connection before it was welcomed takes its own place.
