@@ -110,7 +110,9 @@ func (p *play) newProgram(size int, longest int, faults ...string) *program {
 	if s := &g.steps[g.fault.at]; g.fault.kind == "idle" && longest >= 40_000 && p.Chance(2) { // long enough to be shared out
 		s.op, s.count, s.mixed, s.then = comm.OpAllReduce, 40_000, false, comm.OpSync
 		if p.Chance(2) {
-			s.op, s.count = message, min(longest, 200_000)
+			if s.op = message; p.subject == "local" { // over a link, such a one takes as long as the rank computes
+				s.count = min(longest, 200_000)
+			}
 		}
 	}
 	if g.fault.kind == "stall" && p.Chance(2) {
