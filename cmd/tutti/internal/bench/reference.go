@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"context"
 	"math"
 	"sync"
 
@@ -41,12 +42,15 @@ func newTables(k collective, dt dtype.DType, op comm.ReduceOp, ranks int) *table
 	return t
 }
 
-// chunks calls f for each piece of count elements at ptr: where it is, its first element, and
-// room for its bytes.
-func (t *tables) chunks(ptr uintptr, count int, f func(at uintptr, first int, piece []byte) error) error {
+// chunks calls f for each piece of count elements at ptr, until ctx ends: where it is, its first
+// element, and room for its bytes.
+func (t *tables) chunks(ctx context.Context, ptr uintptr, count int, f func(at uintptr, first int, piece []byte) error) error {
 	size := t.dt.Size()
 	chunk := make([]byte, min(count, chunkBytes/size)*size)
 	for first := 0; first < count; first += len(chunk) / size {
+		if ctx.Err() != nil {
+			return comm.ContextError(ctx)
+		}
 		piece := chunk[:min(len(chunk), (count-first)*size)]
 		if err := f(ptr+uintptr(first*size), first, piece); err != nil {
 			return err
@@ -56,21 +60,21 @@ func (t *tables) chunks(ptr uintptr, count int, f func(at uintptr, first int, pi
 }
 
 // fill writes the input of a rank, count elements a part.
-func (t *tables) fill(rt runtime.Runtime, rank int, send uintptr, count int) error {
+func (t *tables) fill(ctx context.Context, rt runtime.Runtime, rank int, send uintptr, count int) error {
 	table := t.inputs[rank]()
 	parts, _ := t.collective.parts(t.ranks)
-	return t.chunks(send, count*parts, func(at uintptr, first int, piece []byte) error {
+	return t.chunks(ctx, send, count*parts, func(at uintptr, first int, piece []byte) error {
 		return rt.CopyIn(at, reference.Tile(table, first*t.dt.Size(), len(piece)))
 	})
 }
 
 // wrong counts the elements of a rank's result that are not what they must be.
-func (t *tables) wrong(rt runtime.Runtime, rank int, recv uintptr, count int) (total int64, err error) {
+func (t *tables) wrong(ctx context.Context, rt runtime.Runtime, rank int, recv uintptr, count int) (total int64, err error) {
 	size := t.dt.Size()
 	_, parts := t.collective.parts(t.ranks)
 	for part := range parts {
 		from, fromPart := t.collective.origin(rank, t.ranks, part)
-		err := t.chunks(recv+uintptr(part*count*size), count, func(at uintptr, first int, got []byte) error {
+		err := t.chunks(ctx, recv+uintptr(part*count*size), count, func(at uintptr, first int, got []byte) error {
 			if err := rt.CopyOut(got, at); err != nil {
 				return err
 			}

@@ -263,7 +263,7 @@ func (s *setup) prepare(ctx context.Context, w comm.Call) error {
 		return err
 	}
 	if root := s.tables.collective.root(); root < 0 || root == rank {
-		if err := s.tables.fill(s.Runtime, rank, w.Send, w.Count); err != nil {
+		if err := s.tables.fill(ctx, s.Runtime, rank, w.Send, w.Count); err != nil {
 			return err
 		}
 	}
@@ -277,7 +277,7 @@ func (s *setup) verify(ctx context.Context, w comm.Call, op *operation) (int64, 
 	a.Do(func() error { return s.Comm.Barrier(ctx) })
 	a.Do(func() error { return s.prepare(ctx, w) })
 	a.Do(func() error { return op.call(ctx) })
-	own := attempt.Get(&a, func() (int64, error) { return s.tables.wrong(s.Runtime, s.Comm.Rank(), w.Recv, w.Count) })
+	own := attempt.Get(&a, func() (int64, error) { return s.tables.wrong(ctx, s.Runtime, s.Comm.Rank(), w.Recv, w.Count) })
 	total := attempt.Get(&a, func() ([]int64, error) { return backend.Reduce(ctx, s.Rank, []int64{own}, comm.Sum) })
 	if a.Err != nil {
 		return 0, a.Err

@@ -141,6 +141,52 @@ func TestCancellationEndsSubmissions(t *testing.T) {
 	})
 }
 
+// Buffers of gigabytes take seconds to fill and to compare.
+func TestBuffersAreLeftWhenTheContextEnds(t *testing.T) {
+	onRanks(t, 1, nil, func(ctx context.Context, r backend.Rank) error {
+		k, err := find("allreduce")
+		require.NoError(t, err)
+		const count = 4 * chunkBytes
+		buffer, err := r.Runtime.Allocate(4 * count)
+		require.NoError(t, err)
+		defer r.Runtime.Deallocate(buffer) //nolint:errcheck // nothing is lost
+		for name, walk := range map[string]func(*tables, context.Context, runtime.Runtime) error{
+			"fill": func(t *tables, ctx context.Context, rt runtime.Runtime) error {
+				return t.fill(ctx, rt, 0, buffer, count)
+			},
+			"wrong": func(t *tables, ctx context.Context, rt runtime.Runtime) error {
+				_, err := t.wrong(ctx, rt, 0, buffer, count)
+				return err
+			},
+		} {
+			ctx, cancel := context.WithCancel(ctx)
+			rt := &copies{Runtime: r.Runtime, then: cancel}
+			assert.ErrorIs(t, walk(newTables(k, dtype.F32, comm.Sum, 1), ctx, rt), comm.ErrCanceled, name)
+			assert.Equal(t, 1, rt.made, name)
+		}
+		return nil
+	})
+}
+
+// copies counts copies from and to the host, and calls then after each.
+type copies struct {
+	runtime.Runtime
+	made int
+	then func()
+}
+
+func (c *copies) CopyIn(dst uintptr, src []byte) error {
+	defer c.then()
+	c.made++
+	return c.Runtime.CopyIn(dst, src)
+}
+
+func (c *copies) CopyOut(dst []byte, src uintptr) error {
+	defer c.then()
+	c.made++
+	return c.Runtime.CopyOut(dst, src)
+}
+
 func TestBatchesCountTheirCalls(t *testing.T) {
 	for calls, want := range map[int]int{0: 0, 1: 1, 20: 1, 21: 2, 100: 5} {
 		run := 0
