@@ -146,7 +146,8 @@ func (p *pair) nextAnnouncement(f *sending) bool {
 	}
 	o := p.announce.Pop()
 	p.sent++
-	o.number, o.eager = p.sent, min(o.total, p.credit-messageBytes)
+	// A sixteenth is left for the announcements of others, of which one may be received first.
+	o.number, o.eager = p.sent, min(o.total, max(0, p.credit-messageBytes-p.window/16))
 	p.credit -= messageBytes + o.eager
 	o.allowed = o.eager
 	f.header = header{kind: frameMessage, id: o.wire.id, tag: o.tag, total: uint64(o.total), eager: uint64(o.eager)}

@@ -129,6 +129,24 @@ func TestEarlyMemory(t *testing.T) {
 	assert.LessOrEqual(t, held, 2*8*300)
 }
 
+// A message is announced behind long ones that nobody receives yet: its receiver may wait for it first.
+func TestBehindLongMessages(t *testing.T) {
+	const window, long = 1 << 20, 4 << 20
+	p, w := newEarly(window)
+	memory := make([]byte, long)
+	for tag := range uint64(8) {
+		p.send(w, int(tag), tag, hostmem.Addr(memory), long)
+	}
+	p.send(w, 8, 9, hostmem.Addr(memory), 4)
+	var announced []uint64
+	for f := (sending{}); p.next(p.lanes[0], &f); p.sealed(&f) {
+		if f.header.kind == frameMessage {
+			announced = append(announced, f.header.tag)
+		}
+	}
+	assert.Equal(t, []uint64{0, 1, 2, 3, 4, 5, 6, 7, 9}, announced)
+}
+
 // Messages without data are bounded as well: who has no credit for an announcement waits for it, and who announces
 // without is refused.
 func TestAnnouncementsAreBounded(t *testing.T) {

@@ -12,9 +12,9 @@
 //
 // Data goes from a tensor's memory into TLS records, and from these into the memory of the
 // receive. A message whose receive is not there yet comes early as far as a window of memory for
-// its pair goes, 4 MiB unless the round trip is long; the rest waits for its receive. Other
-// messages arrive meanwhile, up to one announcement for each 256 bytes of the window: the next one waits
-// until one of these is received.
+// its pair goes, 4 MiB unless the round trip is long, but for a sixteenth; the rest waits for its receive. Other
+// messages arrive meanwhile, up to one announcement for each 256 bytes of that sixteenth, or more where the window is not
+// full: the next one waits until one of these is received.
 //
 // # When ranks fail
 //
