@@ -221,8 +221,10 @@ func FromEnv(cfg Config) (Config, error) {
 		cfg.TLS, err = job.TLS("comm/tcp")
 	}
 	for variable, bound := range map[string]*int{MinVariable: &cfg.Min, MaxVariable: &cfg.Max} {
-		if err == nil {
-			*bound, err = strconv.Atoi(os.Getenv(variable))
+		if text := os.Getenv(variable); err == nil {
+			if *bound, err = strconv.Atoi(text); err != nil {
+				err = fmt.Errorf("elastic: %w: %s=%q is no count", rendezvous.ErrEnvironment, variable, text)
+			}
 		}
 	}
 	cfg.Name = fmt.Sprint("rank ", job.Rank)

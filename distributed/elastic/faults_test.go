@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/dtype"
@@ -358,6 +359,17 @@ func TestSlowHandshake(t *testing.T) {
 	for _, a := range list {
 		assert.NoError(t, a.Close())
 	}
+}
+
+// TestEnvironment: a bound that is no number is named.
+func TestEnvironment(t *testing.T) {
+	for name, text := range map[string]string{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234", "TUTTI_RANK": "0", "TUTTI_WORLD_SIZE": "1", "TUTTI_LOCAL_RANK": "0",
+		"TUTTI_LOCAL_WORLD_SIZE": "1", "TUTTI_SECRET": "abcdefghijklmnopqrstuvwxyz", MinVariable: "2", MaxVariable: "four"} {
+		t.Setenv(name, text)
+	}
+	_, err := FromEnv(Config{})
+	require.ErrorIs(t, err, rendezvous.ErrEnvironment)
+	assert.ErrorContains(t, err, `TUTTI_MAX="four" is no count`)
 }
 
 // TestRefused: a member with other terms, and one with a name that is taken, are refused, also if the store was not in reach when
