@@ -27,16 +27,17 @@ func CheckDevice(c Communicator, d runtime.Device) error {
 // Rounder is implemented by communicators that sum up rounded values in one operation. It is
 // optional: the same is done by calls of AllToAll and AllGather between kernels.
 type Rounder interface {
-	// AllReduceRounded submits, as AllReduce does, the sums over all ranks of count F32 values, which
-	// travel in a codec. The values are cut into as many pieces as there are ranks, each of
-	// count/WorldSize elements rounded up, the last ones shorter. A rank rounds the
+	// AllReduceRounded submits, as AllReduce does, the sums over all ranks of src.N F32 values, which
+	// travel in a codec: those at src.X, or with src.Grad the sums that [runtime.Source] says. They are cut into as many
+	// pieces as there are ranks, each of N/WorldSize elements rounded up, the last ones shorter. A rank rounds the
 	// pieces of all others, adds up its own, as it is, and theirs of it, rounded, in the order
 	// of the ranks to 0, and rounds the sums, which are the result on all ranks; with Avg, divided by their number afterwards, by
-	// a product with 1/WorldSize. If lost is true, what a rank's roundings lose takes the place of its values. Values and
-	// sums do not overlap.
+	// a product with 1/WorldSize. With src.Take what a rank's roundings lose is written to src.X; otherwise X stays as it
+	// is, and no gradient is added to it. The sums do not overlap src, but may be at its Grad if that is F32.
 	//
-	// [ErrUnsupported], before anything is sent and on all ranks alike, means that there is no such operation: op is Sum or Avg.
-	AllReduceRounded(values, sums uintptr, count int, codec runtime.Codec, op ReduceOp, lost bool) error
+	// [ErrUnsupported], before anything is sent and on all ranks alike, means that there is no such operation: op is Sum or
+	// Avg, and src.Keep 0, as what it is to keep would be lost where a rank aborts midway.
+	AllReduceRounded(src runtime.Source, sums uintptr, codec runtime.Codec, op ReduceOp) error
 }
 
 // ListSharer is implemented by communicators whose ranks write lists of entries into each other's memory. It

@@ -182,17 +182,17 @@ func (l *meteredLists) Gather(own runtime.Entries) error {
 
 // AllReduceRounded implements [comm.Rounder], if what is metered does. It counts as the AllToAll and the
 // AllGather of codes that it stands for.
-func (m *Communicator) AllReduceRounded(values, sums uintptr, count int, codec runtime.Codec, op comm.ReduceOp, lost bool) error {
+func (m *Communicator) AllReduceRounded(src runtime.Source, sums uintptr, codec runtime.Codec, op comm.ReduceOp) error {
 	r, ok := comm.As[comm.Rounder](m.Communicator)
 	if !ok {
 		return fmt.Errorf("%w: sums of rounded values", comm.ErrUnsupported)
 	}
 	begun := time.Now()
-	err := r.AllReduceRounded(values, sums, count, codec, op, lost)
+	err := r.AllReduceRounded(src, sums, codec, op)
 	if err == nil {
 		size := m.WorldSize()
-		words := codec.Size((count+size-1)/size) / dtype.I32.Size()
-		exchange, gather := comm.AllToAllCall(values, sums, words, dtype.I32), comm.AllGatherCall(values, sums, words, dtype.I32)
+		words := codec.Size((src.N+size-1)/size) / dtype.I32.Size()
+		exchange, gather := comm.AllToAllCall(src.X, sums, words, dtype.I32), comm.AllGatherCall(src.X, sums, words, dtype.I32)
 		m.count(&exchange, time.Since(begun))
 		m.count(&gather, 0)
 	}

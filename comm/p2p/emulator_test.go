@@ -335,6 +335,7 @@ func sharedConstants() string {
 		"warp_size": lineWidth, "sizeof(pack)": packBytes, "sentinel32::size": packBytes, "sentinel64::size": packBytes, "tagged::size": 2 * packBytes,
 		"sum": reduceSum, "product": reduceProduct, "minimum": reduceMinimum, "maximum": reduceMaximum, "average": reduceAverage,
 		"signed_minimum": reduceSignedMinimum, "signed_maximum": reduceSignedMaximum, "any": reduceAny, "::all": reduceAll,
+		"grad_none": gradNone, "grad_f32": gradF32, "grad_f16": gradF16, "grad_bf16": gradBF16,
 		"asked": whyAsked, "timed_out": whyTimedOut, "max_sharers": maxRanks, "max_share_blocks": maxShareBlocks, "shared_head": sharedHead,
 		"sizeof(launched)": int(unsafe.Sizeof(imageLaunch{})), "offsetof(image, first)": int(unsafe.Sizeof(imageHead{})), "base": imageBase,
 	} {

@@ -2,6 +2,7 @@ package p2p
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	_ "embed"
 	"io"
@@ -68,6 +69,8 @@ type callParameters struct {
 	keeper, aligned, idle      uint32
 	tiles                      uint32
 	factor                     float32
+	gradType                   uint32
+	grad, gradFactor, lost     uint64
 }
 
 // launchParameters is the kernels' struct launch.
@@ -83,6 +86,14 @@ type watch struct {
 	rank, peer, operation, why uint32
 	epoch                      uint64
 }
+
+// The types of a gradient that is added to rounded values.
+const (
+	gradNone = iota
+	gradF32
+	gradF16
+	gradBF16
+)
 
 // Why a rank aborts; what a peer tells is more than these.
 const (
@@ -393,9 +404,8 @@ func (p *planner) barrier() plan {
 	return p.move(callParameters{root: noRank, keeper: noRank, operation: uint32(comm.OpBarrier)})
 }
 
-// rounded plans an allreduce of float32 values that travel in a codec, if there is a kernel for it. lost
-// says whether what roundings lose takes the place of the values.
-func (p *planner) rounded(values, to uintptr, count int, codec runtime.Codec, op comm.ReduceOp, lost bool) (l plan, ok bool) {
+// rounded plans an allreduce of float32 values that travel in a codec, if there is a kernel for it.
+func (p *planner) rounded(src runtime.Source, to uintptr, codec runtime.Codec, op comm.ReduceOp) (l plan, ok bool) {
 	switch codec {
 	case runtime.CodecI8:
 		l.kernel = p.kernels.i8
@@ -405,13 +415,27 @@ func (p *planner) rounded(values, to uintptr, count int, codec runtime.Codec, op
 	if l.kernel == nil || p.ranks == 1 || !sums(op) {
 		return plan{}, false
 	}
-	share := (count + p.ranks - 1) / p.ranks
+	share := (src.N + p.ranks - 1) / p.ranks
 	c := callParameters{
-		send: uint64(values), recv: uint64(to), bytes: uint64(share * 4), total: uint64(count * 4), sendStride: uint64(share * 4), recvStride: uint64(share * 4),
+		send: uint64(src.X), recv: uint64(to), bytes: uint64(share * 4), total: uint64(src.N * 4), sendStride: uint64(share * 4), recvStride: uint64(share * 4),
 		root: noRank, keeper: noRank, operation: uint32(comm.OpAllReduce), factor: 1,
 	}
-	if lost {
-		c.reduction = 1
+	if src.Take {
+		c.lost = c.send
+	}
+	if src.Grad != 0 {
+		switch src.DType {
+		case dtype.F32:
+			c.gradType = gradF32
+		case dtype.F16:
+			c.gradType = gradF16
+		case dtype.BF16:
+			c.gradType = gradBF16
+		}
+		if c.gradType == gradNone || src.Keep != 0 {
+			return plan{}, false
+		}
+		c.send, c.grad, c.gradFactor = uint64(cmp.Or(src.From, src.X)), uint64(src.Grad), uint64(src.Factor)
 	}
 	if op == comm.Avg {
 		c.factor = 1 / float32(p.ranks)
@@ -422,6 +446,9 @@ func (p *planner) rounded(values, to uintptr, count int, codec runtime.Codec, op
 	each := min((tiles+l.blocks-1)/l.blocks, 4*roundedWidth/lineWidth, p.roundedRoom(l.blocks))
 	c.tiles = uint32(each)
 	l.width, l.call = min(each*lineWidth, roundedWidth), c.checked()
+	if src.Grad != 0 && src.Grad%uintptr(4*src.DType.Size()) != 0 {
+		l.call.aligned = 0
+	}
 	return l, each > 0
 }
 
@@ -451,7 +478,7 @@ func (p *planner) atOnce(k *kernel, packs int, c callParameters) plan {
 
 // isAligned reports whether all pieces of all buffers start at packs.
 func (c callParameters) isAligned() bool {
-	return (c.send|c.recv|c.sendStride|c.recvStride)%packBytes == 0
+	return (c.send|c.recv|c.lost|c.sendStride|c.recvStride)%packBytes == 0
 }
 
 // checked sets aligned.

@@ -34,8 +34,8 @@ func named(ranks int, s sizes) (*planner, map[*kernel]string) {
 func TestParametersAreLaidOutAsTheKernelsReadThem(t *testing.T) {
 	assert.EqualValues(t, 56, unsafe.Sizeof(layout{}))
 	assert.EqualValues(t, 136, unsafe.Sizeof(worldParameters{}))
-	assert.EqualValues(t, 80, unsafe.Sizeof(callParameters{}))
-	assert.EqualValues(t, 216, unsafe.Sizeof(launchParameters{}))
+	assert.EqualValues(t, 112, unsafe.Sizeof(callParameters{}))
+	assert.EqualValues(t, 248, unsafe.Sizeof(launchParameters{}))
 	assert.EqualValues(t, 40, unsafe.Sizeof(watch{}))
 	assert.EqualValues(t, 32, unsafe.Offsetof(watch{}.epoch))
 }
@@ -148,7 +148,7 @@ func TestPlansOfRounded(t *testing.T) {
 		p := planner{sizes: defaults(ranks, i%2 == 1), ranks: ranks, kernels: kernelSet{i8: &kernel{}}}
 		for _, count := range []int{1, 511, 513, 1 << 20, 5 << 20, 26_214_400, 400 << 20} {
 			p.multiprocessors = 14 * (count % 2)
-			l, ok := p.rounded(1<<20, 1<<30, count, runtime.CodecI8, comm.Avg, true)
+			l, ok := p.rounded(runtime.Source{X: 1 << 20, N: count}, 1<<30, runtime.CodecI8, comm.Avg)
 			require.True(t, ok)
 			tiles := (int(l.call.bytes)/4 + tileValues - 1) / tileValues
 			assert.Positive(t, l.call.tiles, "%d ranks, %d values", ranks, count)
@@ -159,6 +159,17 @@ func TestPlansOfRounded(t *testing.T) {
 			}
 			assert.Equal(t, min(int(l.call.tiles)*lineWidth, roundedWidth), l.width)
 			assert.Equal(t, float32(1)/float32(ranks), l.call.factor)
+			for dt, supported := range map[dtype.DType]bool{dtype.F32: true, dtype.F16: true, dtype.BF16: true, dtype.F64: false} {
+				src := runtime.Source{X: 1 << 20, N: count, Grad: 1 << 21, DType: dt, Take: true}
+				added, ok := p.rounded(src, 1<<30, runtime.CodecI8, comm.Avg)
+				require.Equal(t, supported, ok, "%v", dt)
+				if ok { // ranks whose buffers differ wait for each other
+					assert.Equal(t, []uint32{uint32(l.blocks), uint32(l.width), l.call.tiles}, []uint32{uint32(added.blocks), uint32(added.width), added.call.tiles})
+				}
+				src.Keep = 1 << 22
+				_, ok = p.rounded(src, 1<<30, runtime.CodecI8, comm.Avg)
+				assert.False(t, ok, "what aborts midway keeps nothing")
+			}
 		}
 	}
 }

@@ -1,17 +1,20 @@
 package p2p
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -20,23 +23,39 @@ import (
 // roundedStep is an allreduce of rounded values, what each rank has before it, and what it has to have
 // afterwards.
 type roundedStep struct {
-	n                 int
-	codec             runtime.Codec
-	op                comm.ReduceOp
-	lost              bool
-	values, residuals [][]float32
-	sums              []float32
+	n           int
+	codec       runtime.Codec
+	op          comm.ReduceOp
+	lost        bool
+	grad        dtype.DType // Invalid: none is added
+	factor      []float32   // nil: 1
+	apart, over bool        // the gradient is added to values beside X; the sums are written over it
+	skew        [5]int      // elements by which buffers are not aligned
+
+	before, values, residuals [][]float32 // values: with the gradient
+	grads                     [][]byte
+	sums                      []float32
 }
 
 func (s *roundedStep) String() string {
-	return fmt.Sprintf("%d values, %v, %v, lost %t", s.n, s.codec, s.op, s.lost)
+	return fmt.Sprintf("%d values, %v, %v, lost %t, gradient %v, factor %v, apart %t, over %t, skew %v", s.n, s.codec, s.op, s.lost, s.grad, s.factor, s.apart, s.over, s.skew)
 }
 
 // randomRounded makes a step by the kernels of the host: see comm.Rounder.
 func randomRounded(t *testing.T, rng *rand.Rand, k runtime.Kernels, ranks, most int) *roundedStep {
 	s := &roundedStep{n: 1 + rng.IntN(most), codec: []runtime.Codec{runtime.CodecI8, runtime.CodecFP8}[rng.IntN(2)], lost: rng.IntN(4) > 0, op: []comm.ReduceOp{comm.Sum, comm.Avg}[rng.IntN(2)]}
+	if rng.IntN(4) > 0 {
+		s.grad, s.apart = []dtype.DType{dtype.F32, dtype.F16, dtype.BF16}[rng.IntN(3)], rng.IntN(2) == 0
+		s.over = s.grad == dtype.F32 && rng.IntN(2) == 0
+		if rng.IntN(2) == 0 {
+			s.factor = []float32{float32(rng.NormFloat64())}
+		}
+	}
+	for i, most := 0, 1+rng.IntN(2); i < len(s.skew); i++ { // half of the steps have aligned buffers
+		s.skew[i] = rng.IntN(most)
+	}
 	special := []float32{0, float32(math.Copysign(0, -1)), 1e-42, 3e38, -3e38, float32(math.Inf(1)), float32(math.Inf(-1)), float32(math.NaN())}
-	for range ranks {
+	random := func() []float32 {
 		v := make([]float32, s.n)
 		scale := float32(0)
 		for i := range v {
@@ -48,8 +67,22 @@ func randomRounded(t *testing.T, rng *rand.Rand, k runtime.Kernels, ranks, most 
 				v[i] = special[rng.IntN(len(special))]
 			}
 		}
+		return v
+	}
+	for range ranks {
+		v := random()
+		s.before = append(s.before, slices.Clone(v))
+		if s.grad != dtype.Invalid {
+			g := make([]byte, s.n*s.grad.Size())
+			src := runtime.Source{X: hostmem.Addr(v), N: s.n, Grad: hostmem.Addr(g), DType: s.grad}
+			if s.factor != nil {
+				src.Factor = hostmem.Addr(s.factor)
+			}
+			require.NoError(t, errors.Join(k.Store(src.Grad, s.grad, hostmem.Addr(random()), s.n, 1, 0), k.Accumulate(src)))
+			s.grads = append(s.grads, g)
+		}
 		s.values = append(s.values, v)
-		s.residuals = append(s.residuals, append([]float32(nil), v...))
+		s.residuals = append(s.residuals, slices.Clone(v))
 	}
 	share := (s.n + ranks - 1) / ranks
 	s.sums = make([]float32, s.n)
@@ -92,17 +125,64 @@ func same(got, want []float32) error {
 	return nil
 }
 
-// checkRounded compares what a rank has with what it should have.
-func (s *roundedStep) check(rank int, values, sums []float32) error {
-	want := s.values[rank]
-	if s.lost {
-		want = s.residuals[rank]
+// roundedRank is where a rank has its buffers of a step.
+type roundedRank struct {
+	src  runtime.Source
+	sums uintptr
+}
+
+// place puts what a rank has before a step into memory.
+func (s *roundedStep) place(rank int, allocate func(bytes int) uintptr, put func(to uintptr, data []byte)) (at roundedRank) {
+	skews := s.skew[:]
+	place := func(data []byte, size int) uintptr {
+		p := allocate(len(data)+2*size) + uintptr(size*skews[0])
+		put(p, data)
+		skews = skews[1:]
+		return p
 	}
-	if err := same(sums, s.sums); err != nil {
+	before := hostmem.Bytes(s.before[rank])
+	at.src = runtime.Source{X: place(before, 4), N: s.n, Take: s.lost}
+	at.sums = place(make([]byte, 4*s.n), 4)
+	if s.grad == dtype.Invalid {
+		return at
+	}
+	at.src.DType = s.grad
+	if at.src.Grad = place(s.grads[rank], s.grad.Size()); s.over {
+		at.sums = at.src.Grad
+	}
+	if s.apart {
+		at.src.From = place(before, 4)
+		put(at.src.X, make([]byte, 4*s.n))
+	}
+	if s.factor != nil {
+		at.src.Factor = place(hostmem.Bytes(s.factor), 4)
+	}
+	return at
+}
+
+// check compares what a rank has with what it should have.
+func (s *roundedStep) check(rank int, at roundedRank, get func(from uintptr, n int) []byte) error {
+	floats := func(p uintptr) []float32 { return hostmem.Slice[float32](hostmem.Addr(get(p, 4*s.n)), s.n) }
+	x := s.before[rank]
+	switch {
+	case s.lost:
+		x = s.residuals[rank]
+	case s.apart:
+		x = make([]float32, s.n)
+	}
+	if err := same(floats(at.sums), s.sums); err != nil {
 		return fmt.Errorf("%v, rank %d: sums: %w", s, rank, err)
 	}
-	if err := same(values, want); err != nil {
+	if err := same(floats(at.src.X), x); err != nil {
 		return fmt.Errorf("%v, rank %d: values: %w", s, rank, err)
+	}
+	if s.apart {
+		if err := same(floats(at.src.From), s.before[rank]); err != nil {
+			return fmt.Errorf("%v, rank %d: what the gradient is added to: %w", s, rank, err)
+		}
+	}
+	if s.grads != nil && !s.over && !bytes.Equal(get(at.src.Grad, len(s.grads[rank])), s.grads[rank]) {
+		return fmt.Errorf("%v, rank %d: another gradient", s, rank)
 	}
 	return nil
 }
@@ -134,17 +214,17 @@ func TestEmulatedRounded(t *testing.T) {
 				w := &emulated{planner: planner{sizes: roundedSizes(ranks), ranks: ranks}, seed: seed, first: 1 + rng.Uint64N(1<<40)}
 				launch := w.begin(steps, time.Minute)
 				var all []*roundedStep
-				var values, sums [][]uintptr
+				var places [][]roundedRank
 				for i := range steps {
 					s := randomRounded(t, rng, rt.Kernels(), ranks, size)
 					all = append(all, s)
-					values, sums = append(values, make([]uintptr, ranks)), append(sums, make([]uintptr, ranks))
-					skew, planned := uintptr(rng.IntN(2)*4), rng.IntN(2) == 0
+					places = append(places, make([]roundedRank, ranks))
+					planned := rng.IntN(2) == 0
 					blocks, width, tiles := 1+rng.IntN(2), lineWidth*(1+rng.IntN(3)), 1+rng.IntN(4)
 					for r := range ranks {
-						values[i][r], sums[i][r] = w.allocate(4*s.n+8)+skew, w.allocate(4*s.n+8)+skew
-						copy(w.at(values[i][r], 4*s.n), hostmem.Bytes(s.values[r]))
-						p, ok := w.rounded(values[i][r], sums[i][r], s.n, s.codec, s.op, s.lost)
+						at := s.place(r, w.allocate, func(to uintptr, data []byte) { copy(w.at(to, len(data)), data) })
+						places[i][r] = at
+						p, ok := w.rounded(at.src, at.sums, s.codec, s.op)
 						require.True(t, ok)
 						if !planned {
 							p.blocks, p.width, p.call.tiles = blocks, width, uint32(tiles)
@@ -154,11 +234,10 @@ func TestEmulatedRounded(t *testing.T) {
 					}
 				}
 				require.NoError(t, w.run(t, emulator))
-				floats := func(p uintptr, n int) []float32 { return hostmem.Slice[float32](hostmem.Addr(w.at(p, 4*n)), n) }
 				for i, s := range all {
-					for r := range ranks {
-						require.NoError(t, s.check(r, floats(values[i][r], s.n), floats(sums[i][r], s.n)), "seed %d, step %d", seed, i)
-						require.Equal(t, make([]byte, 4), w.at(sums[i][r]+uintptr(4*s.n), 4), "seed %d, step %d: written beside the sums", seed, i)
+					for r, at := range places[i] {
+						require.NoError(t, s.check(r, at, w.at), "seed %d, step %d", seed, i)
+						require.Equal(t, make([]byte, 4), w.at(at.sums+uintptr(4*s.n), 4), "seed %d, step %d: written beside the sums", seed, i)
 					}
 				}
 			}
@@ -177,20 +256,30 @@ func TestRounded(t *testing.T) {
 				rng := rand.New(rand.NewPCG(seed, uint64(ranks)))
 				ends := world(t, openGPUs(t, ranks), ranks, s, 20*time.Second)
 				for range 12 {
-					step, skew := randomRounded(t, rng, host.Kernels(), ranks, 1+rng.IntN(most)), uintptr(rng.IntN(2)*4)
+					step := randomRounded(t, rng, host.Kernels(), ranks, 1+rng.IntN(most))
 					require.NoError(t, each(ends, func(e *endpoint) error {
-						buf, err := e.rt.Allocate(8*step.n + 64)
+						stream := e.rt.Stream()
+						buf, err := e.rt.Allocate(20*step.n + 1024)
 						if err != nil {
 							return err
 						}
-						values, sums, stream := buf+skew, buf+uintptr(4*step.n+31)/16*16+skew, e.rt.Stream()
-						p, ok := e.rounded(values, sums, step.n, step.codec, step.op, step.lost)
+						next := buf
+						at := step.place(e.rank, func(bytes int) uintptr {
+							p := next
+							next += uintptr(bytes+31) / 16 * 16
+							return p
+						}, func(to uintptr, data []byte) { err = errors.Join(err, e.rt.CopyIn(to, data)) })
+						p, ok := e.rounded(at.src, at.sums, step.codec, step.op)
 						if !ok {
 							return fmt.Errorf("no kernel for %v", step)
 						}
-						got, total := make([]float32, step.n), make([]float32, step.n)
-						return errors.Join(e.rt.CopyIn(values, hostmem.Bytes(step.values[e.rank])), e.submit(stream, p), e.wait(t.Context(), stream),
-							e.rt.CopyOut(hostmem.Bytes(got), values), e.rt.CopyOut(hostmem.Bytes(total), sums), e.rt.Deallocate(buf), step.check(e.rank, got, total))
+						err = errors.Join(err, e.submit(stream, p), e.wait(t.Context(), stream))
+						wrong := step.check(e.rank, at, func(from uintptr, n int) []byte {
+							got := make([]byte, n)
+							err = errors.Join(err, e.rt.CopyOut(got, from))
+							return got
+						})
+						return errors.Join(err, wrong, e.rt.Deallocate(buf))
 					}), "seed %d, %v", seed, step)
 				}
 			})

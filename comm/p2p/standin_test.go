@@ -607,12 +607,14 @@ func TestStandInRounded(t *testing.T) {
 			return err
 		}
 		if c.Rank() == 0 {
-			round := func(codec kernels.Codec) error { return c.AllReduceRounded(buf, buf+2048, 512, codec, comm.Avg, true) }
+			round := func(codec kernels.Codec) error {
+				return c.AllReduceRounded(kernels.Source{X: buf, N: 512, Grad: buf + 2048, DType: dtype.F32, Take: true}, buf+2048, codec, comm.Avg)
+			}
 			before := s.Submitted.Call(c.CommStream())
 			assert.NoError(t, round(kernels.CodecI8))
 			assert.NoError(t, round(kernels.CodecFP8))
 			assert.ErrorIs(t, round(kernels.CodecI4), comm.ErrUnsupported)
-			assert.ErrorIs(t, c.AllReduceRounded(0, buf, 512, kernels.CodecI8, comm.Sum, true), comm.ErrArgument)
+			assert.ErrorIs(t, c.AllReduceRounded(kernels.Source{N: 512}, buf, kernels.CodecI8, comm.Sum), comm.ErrArgument)
 			assert.Equal(t, before+2, s.Submitted.Call(c.CommStream()))
 			race.NoAllocs(t, 100, func() error { return round(kernels.CodecI8) })
 			s.next("cuLaunchKernel", outOfMemory)

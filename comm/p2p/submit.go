@@ -94,18 +94,18 @@ func (c *Comm) launch(p plan) error {
 }
 
 // AllReduceRounded implements [comm.Rounder], for [runtime.CodecI8] and [runtime.CodecFP8].
-func (c *Comm) AllReduceRounded(values, sums uintptr, count int, codec runtime.Codec, op comm.ReduceOp, lost bool) error {
-	x := comm.AllReduceCall(values, sums, count, dtype.F32, op)
+func (c *Comm) AllReduceRounded(src runtime.Source, sums uintptr, codec runtime.Codec, op comm.ReduceOp) error {
+	x := comm.AllReduceCall(src.X, sums, src.N, dtype.F32, op)
 	if err := c.check.Call(&x); err != nil {
 		return err
 	}
-	p, ok := c.here.rounded(values, sums, count, codec, op, lost)
+	p, ok := c.here.rounded(src, sums, codec, op)
 	if !ok {
 		return fmt.Errorf("p2p: %w: values rounded to %v between %d ranks", comm.ErrUnsupported, codec, c.WorldSize())
 	}
 	c.entered.Add(1)
 	err := c.life.Err()
-	if err == nil && count > 0 {
+	if err == nil && src.N > 0 {
 		err = c.launch(p)
 	}
 	if err == nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -239,7 +240,7 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// TestTimesOfRounded prints those of allreduces rounded to i8 and fp8, as planned, and with the blocks, threads and tiles
+// TestTimesOfRounded prints those of allreduces rounded to i8 and fp8, alone, with what is lost, and with a gradient as well, as planned, and with the blocks, threads and tiles
 // of TUTTI_ROUNDED, as 256x320x32.
 func TestTimesOfRounded(t *testing.T) {
 	gpus, s := measuredGPUs(t, "rounded")
@@ -247,17 +248,18 @@ func TestTimesOfRounded(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	random := make([]float32, 1<<20)
 	for i := range random {
-		random[i] = float32(rng.NormFloat64() * 0x1p120) // what is lost is lost again, and is 1/254 of it each time
+		bits := math.Float32bits(float32(rng.NormFloat64()*0x1p120)) >> 16 // what is lost is lost again, and is 1/254 of it each time
+		random[i] = math.Float32frombits(bits<<16 | bits)                  // two gradients in 16 bits as well
 	}
 	launches := append([]string{"planned"}, strings.Fields(os.Getenv("TUTTI_ROUNDED"))...)
 	for _, n := range []int{1 << 20, 5 << 20, 25 << 20, 100 << 20} {
 		for _, codec := range []runtime.Codec{runtime.CodecI8, runtime.CodecFP8} {
-			for _, lost := range []bool{true, false} {
+			for _, src := range []runtime.Source{{}, {Take: true}, {Take: true, DType: dtype.F32}, {Take: true, DType: dtype.BF16}} {
 				copies := 1
-				if lost && n < 100<<20 {
+				if src.Take && n < 100<<20 {
 					copies = perGraph
 				}
-				fmt.Printf("%10d values as %v, lost %t:", n, codec, lost)
+				fmt.Printf("%10d values as %v, lost %t, gradient %v:", n, codec, src.Take, src.DType)
 				for _, launch := range launches {
 					times := make([]float64, len(ends))
 					require.NoError(t, each(ends, func(e *endpoint) error {
@@ -265,17 +267,21 @@ func TestTimesOfRounded(t *testing.T) {
 						if err != nil {
 							return err
 						}
-						buf, err := e.rt.Allocate(4 * n * (copies + 1))
+						buf, err := e.rt.Allocate(4 * n * (2*copies + 1)) // values, gradients, sums
 						if err == nil {
 							err = e.rt.CopyIn(buf, hostmem.Bytes(random))
 						}
-						for at := len(random); err == nil && at < n*copies; at += len(random) {
+						for at := len(random); err == nil && at < 2*n*copies; at += len(random) {
 							err = e.rt.Copy(buf+uintptr(4*at), buf, 4*len(random))
 						}
 						p, call := plan{}, 0
 						if err == nil {
 							times[e.rank], err = m.microseconds(t.Context(), calls(4*n), true, func() error {
-								p, _ = e.rounded(buf+uintptr(4*n*(call%copies)), buf+uintptr(4*n*copies), n, codec, comm.Sum, lost)
+								src := src
+								if src.X, src.N = buf+uintptr(4*n*(call%copies)), n; src.DType != dtype.Invalid {
+									src.Grad = src.X + uintptr(4*n*copies)
+								}
+								p, _ = e.rounded(src, buf+uintptr(8*n*copies), codec, comm.Sum)
 								fmt.Sscanf(launch, "%dx%dx%d", &p.blocks, &p.width, &p.call.tiles) //nolint:errcheck
 								call++
 								return e.submit(m.stream, p)

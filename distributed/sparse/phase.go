@@ -56,6 +56,7 @@ type step struct {
 	phase    phase
 	target   Input           // where the result goes
 	selected runtime.Entries // unless it is dense
+	addend   Input           // what the exchange adds to the residual
 	whole    comm.Call       // if it is
 	result   result
 	used     number // where the threshold is that entries were selected by

@@ -10,8 +10,8 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// quantized reduces the whole residual, densely, rounded: each rank sends every other one its share of the
-// elements in the codec, adds up what it receives in its own, in F32 and in the order of the ranks,
+// quantized adds the gradient to the residual, unless the selector did, and reduces the whole, densely, rounded: each
+// rank sends every other one its share of the elements in the codec, adds up what it receives in its own, in F32 and in the order of the ranks,
 // rounds the sums, and all ranks gather them. What the first rounding loses stays with each rank, and what the second one does
 // with the rank that adds up. So it sends a quarter to a 32nd of an allreduce, and all ranks have the same bits.
 type quantized struct {
@@ -23,11 +23,14 @@ type quantized struct {
 func (x *quantized) run(ctx context.Context, _ runtime.Entries) result {
 	dense := x.denseResult()
 	if r, ok := comm.As[comm.Rounder](x.c); ok && !x.stepwise {
+		x.keep()
 		x.fence(ctx)
 		if x.err != nil {
 			return result{}
 		}
-		err := r.AllReduceRounded(x.residual, dense, x.n, x.codec, comm.Avg, !x.cfg.NoErrorFeedback)
+		src := x.source(x.addend)
+		src.Take = !x.cfg.NoErrorFeedback
+		err := r.AllReduceRounded(src, dense, x.codec, comm.Avg)
 		if !errors.Is(err, comm.ErrUnsupported) {
 			x.check(err)
 			x.inFlight = true
@@ -36,6 +39,7 @@ func (x *quantized) run(ctx context.Context, _ runtime.Entries) result {
 		}
 		x.stepwise = true
 	}
+	x.accumulate(x.addend)
 	share := (x.n + x.size - 1) / x.size
 	words := x.codec.Size(share) / base.WordSize
 	part := func(rank int) (first, n int) { // of the elements

@@ -21,17 +21,26 @@ func (e *engine) save() {
 	frozen := e.rt.Stats().Frozen
 	e.fixed = e.fixed || frozen
 	restores := swapped
-	switch {
-	case frozen && e.origin != 0 && e.held == e.n:
+	if e.fixed && e.origin != 0 {
 		restores = keeping
-	case e.fixed && e.origin != 0:
-		restores = kept
-		e.copy(e.origin, e.residual, e.held)
 	}
 	if e.err == nil {
 		e.restores = restores
 		e.swap()
 		e.ago = e.past
+	}
+	if !frozen || e.held != e.n {
+		e.keep()
+	}
+}
+
+// keep keeps the residual at once, if the pass that adds the gradient was to do it: where that may end midway, the
+// origin would have a part.
+func (e *engine) keep() {
+	if e.restores == keeping {
+		if e.copy(e.origin, e.residual, e.held); e.err == nil {
+			e.restores = kept
+		}
 	}
 }
 

@@ -59,7 +59,8 @@ func (s chunks) selectEntries(g Input, k int, dst runtime.Entries) runtime.Entri
 	return dst
 }
 
-// nothing selects no entry, for an exchange that takes the whole residual.
+// nothing selects no entry, for an exchange that takes the whole residual. One that rounds also adds the gradient to
+// it, which may take no pass of its own.
 type nothing struct{ *engine }
 
 func noSelector(e *engine) selector { return nothing{e} }
@@ -67,7 +68,11 @@ func noSelector(e *engine) selector { return nothing{e} }
 func (nothing) capacity(int) int { return 0 }
 
 func (s nothing) selectEntries(g Input, _ int, dst runtime.Entries) runtime.Entries {
-	s.accumulate(g)
+	if s.coded() && !g.Lent {
+		s.addend = g
+	} else {
+		s.accumulate(g)
+	}
 	return exactly(dst, 0)
 }
 

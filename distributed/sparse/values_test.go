@@ -1,7 +1,9 @@
 package sparse_test
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"math"
@@ -291,66 +293,82 @@ func TestAutoWeighsValues(t *testing.T) {
 	})
 }
 
+// sumRounded returns the sums of what ranks have, rounded, and leaves residuals there.
+func sumRounded(codec runtime.Codec, residual [][]float32) (all []float32, err error) {
+	k := cpu.New().Kernels()
+	// rounded returns what a codec makes of x, of which lost becomes what that loses.
+	rounded := func(x, lost []float32) []float32 {
+		code, out := make([]uint32, codec.Size(len(x))/4), make([]float32, len(x))
+		err = errors.Join(err, k.Quantize(hostmem.Addr(code), codec, hostmem.Addr(x), len(x), hostmem.Addr(lost)),
+			k.Dequantize(hostmem.Addr(out), codec, hostmem.Addr(code), len(x), false))
+		return out
+	}
+	n := len(residual[0])
+	share := (n + len(residual) - 1) / len(residual)
+	for owner := range residual {
+		from, to := owner*share, min((owner+1)*share, n)
+		sums := make([]float32, to-from)
+		for r := range residual {
+			mine := residual[r][from:to]
+			sent := mine
+			if r != owner {
+				sent = rounded(mine, mine)
+			}
+			for i, v := range sent {
+				sums[i] += v
+			}
+		}
+		all = append(all, rounded(sums, residual[owner][from:to])...)
+	}
+	return all, err
+}
+
 // rounder has an operation for rounded values, in one codec.
 type rounder struct {
 	comm.Wrapped
 	codec  runtime.Codec
-	reduce func(all [][]float32) (sums []float32) // which leaves residuals there
 	calls  int
+	midway bool // the next call fails when it has written a half
 }
 
-func (r *rounder) AllReduceRounded(values, sums uintptr, count int, codec runtime.Codec, op comm.ReduceOp, lost bool) error {
-	if codec != r.codec || op != comm.Avg {
+func (r *rounder) AllReduceRounded(src runtime.Source, sums uintptr, codec runtime.Codec, op comm.ReduceOp) error {
+	if codec != r.codec || op != comm.Avg || src.Keep != 0 {
 		return comm.ErrUnsupported
 	}
 	r.calls++
-	flat, all := make([]float32, count*r.WorldSize()), make([][]float32, r.WorldSize())
-	err := errors.Join(r.AllGather(values, hostmem.Addr(flat), count, dtype.F32), r.Sync(context.Background()))
+	n, size := src.N, r.WorldSize()
+	flat, all := make([]float32, n*size), make([][]float32, size)
 	for i := range all {
-		all[i] = flat[i*count : (i+1)*count]
+		all[i] = flat[i*n : (i+1)*n]
 	}
-	for i, sum := range r.reduce(all) {
-		hostmem.Slice[float32](sums, count)[i] = sum * (1 / float32(r.WorldSize()))
+	mine := all[r.Rank()]
+	copy(mine, hostmem.Slice[float32](src.X, n))
+	if src.Grad != 0 {
+		added := src
+		added.X, added.From = hostmem.Addr(mine), cmp.Or(src.From, src.X)
+		if err := cpu.New().Kernels().Accumulate(added); err != nil {
+			return err
+		}
 	}
-	if lost {
-		copy(hostmem.Slice[float32](values, count), all[r.Rank()])
+	err := errors.Join(r.AllGather(hostmem.Addr(mine), hostmem.Addr(flat), n, dtype.F32), r.Sync(context.Background()))
+	result, wrong := sumRounded(codec, all)
+	if r.midway {
+		r.midway, n, wrong = false, n/2, standin.ErrFault
 	}
-	return err
+	for i, sum := range result[:n] {
+		hostmem.Slice[float32](sums, n)[i] = sum * (1 / float32(size))
+	}
+	if src.Take {
+		copy(hostmem.Slice[float32](src.X, n), mine)
+	}
+	return errors.Join(err, wrong)
 }
 
 // A dense step, also in one operation of a communicator that has it, rounds shares as a whole, adds them up in the
 // order of the ranks, and rounds the sums.
 func TestDenseShares(t *testing.T) {
 	const n, ranks = 500_009, 3
-	const share = (n + ranks - 1) / ranks
-	k, err := runtime.KernelsOf(cpu.New())
-	require.NoError(t, err)
-	// rounded returns what a codec makes of x, of which lost becomes what that loses.
-	rounded := func(codec runtime.Codec, x, lost []float32) []float32 {
-		code, out := make([]uint32, codec.Size(len(x))/4), make([]float32, len(x))
-		require.NoError(t, errors.Join(k.Quantize(hostmem.Addr(code), codec, hostmem.Addr(x), len(x), hostmem.Addr(lost)),
-			k.Dequantize(hostmem.Addr(out), codec, hostmem.Addr(code), len(x), false)))
-		return out
-	}
 	for values, codec := range map[string]runtime.Codec{sparse.I8: runtime.CodecI8, sparse.I2: runtime.CodecI2, sparse.Bit: runtime.CodecSign} {
-		reduce := func(residual [][]float32) (all []float32) {
-			for owner := range residual {
-				from, to := owner*share, min((owner+1)*share, n)
-				sums := make([]float32, to-from)
-				for r := range residual {
-					mine := residual[r][from:to]
-					sent := mine
-					if r != owner {
-						sent = rounded(codec, mine, mine)
-					}
-					for i, v := range sent {
-						sums[i] += v
-					}
-				}
-				all = append(all, rounded(codec, sums, residual[owner][from:to])...)
-			}
-			return all
-		}
 		var want [2][]float32
 		residual := make([][]float32, ranks)
 		for r := range residual {
@@ -362,13 +380,15 @@ func TestDenseShares(t *testing.T) {
 					residual[r][i] += g
 				}
 			}
-			want[step] = reduce(residual)
+			var err error
+			want[step], err = sumRounded(codec, residual)
+			require.NoError(t, err)
 			for i := range want[step] {
 				want[step][i] *= float32(1) / ranks
 			}
 		}
 		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-			once := &rounder{Wrapped: comm.Wrap(c), codec: runtime.CodecI8, reduce: reduce}
+			once := &rounder{Wrapped: comm.Wrap(c), codec: runtime.CodecI8}
 			plain, err := steps(ctx, rt, c, values, want[:])
 			if err != nil {
 				return err
@@ -381,6 +401,67 @@ func TestDenseShares(t *testing.T) {
 			assert.Equal(t, map[bool]int{true: len(want)}[values == sparse.I8], once.calls)
 			return nil
 		})
+	}
+}
+
+// A communicator that adds the gradient on the way makes the steps of a pass that adds it before: results and residuals have
+// the same bits, also when a step has ended midway, and while addresses stay.
+func TestGradientsAddedOnTheWay(t *testing.T) {
+	const n, ranks, steps, bad = 1501, 3, 6, 3
+	run := func(cfg sparse.Config, dt dtype.DType, frozen, fused bool) (digests [ranks][]string) {
+		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			host := &onHost{Copying: standin.NewCopying(rt, new(standin.Waits), &standin.Stumbling{Kernels: rt.Kernels()}, nil)}
+			r := &rounder{Wrapped: comm.Wrap(c), codec: runtime.CodecI8}
+			if !fused {
+				r.codec = runtime.CodecNone
+			}
+			s, err := sparse.New(host, r, n, cfg)
+			if err != nil {
+				return err
+			}
+			g, err := runtime.New(host, dt, n)
+			if err != nil {
+				return err
+			}
+			state := func() string { // all of it
+				h, bytes := sha256.New(), make([]byte, g.Bytes())
+				residual, err := s.Residual()
+				require.NoError(t, errors.Join(err, rt.CopyOut(bytes, standin.Pointer(g))))
+				h.Write(bytes)
+				if !cfg.NoErrorFeedback {
+					require.NoError(t, standin.AddTensor(h, host, residual))
+				}
+				return string(h.Sum(nil))
+			}
+			for step := range steps {
+				values := standin.Normal(n, c.Rank(), step)
+				require.NoError(t, rt.Kernels().Store(standin.Pointer(g), dt, hostmem.Addr(values), n, 1, 0))
+				host.frozen = frozen && step > 1
+				if step == bad && fused && !cfg.NoUndo {
+					before := state()
+					r.midway = true
+					assert.ErrorIs(t, s.AllReduce(ctx, g), standin.ErrFault)
+					assert.Equal(t, before, state())
+				}
+				if err := s.AllReduce(ctx, g); err != nil {
+					return err
+				}
+				digests[c.Rank()] = append(digests[c.Rank()], state())
+			}
+			assert.Equal(t, fused, r.calls > 0)
+			return errors.Join(s.Close(), g.Free())
+		})
+		return digests
+	}
+	for name, cfg := range map[string]sparse.Config{
+		"undo": {}, "no undo": {NoUndo: true}, "forget": {NoErrorFeedback: true}, "momentum": {Momentum: 0.9}, "momentum, no undo": {Momentum: 0.9, NoUndo: true},
+		"clip": {ClipNorm: 1, Clip: sparse.ClipGlobal}, "almost all": {Pattern: sparse.Oktopk, Density: 0.5}, "fail": {NonFinite: sparse.FailNonFinite},
+	} {
+		cfg.Pattern, cfg.Values = cmp.Or(cfg.Pattern, sparse.Dense), sparse.I8
+		for i, dt := range []dtype.DType{dtype.F32, dtype.F16, dtype.BF16, dtype.F32} {
+			frozen := i == 3
+			assert.Equal(t, run(cfg, dt, frozen, false), run(cfg, dt, frozen, true), "%s, %v, frozen %t", name, dt, frozen)
+		}
 	}
 }
 

@@ -72,9 +72,15 @@ struct call {
   u32 keeper;  // who alone gets the result of a reduction, max_ranks: all do
   u32 aligned; // all pieces of all buffers, to packs
   u32 idle; // do nothing: loads the kernel
-  u32 tiles; // of rounded values, that a block has in a round
+  // Of rounded values:
+  u32 tiles; // that a block has in a round
   float factor; // of their sums
+  u32 grad_type; // enum, of what is added to them first
+  const void *grad;
+  const float *grad_factor; // 0: it is 1
+  char *lost; // where what is lost goes, 0: nowhere
 };
+enum { grad_none, grad_f32, grad_f16, grad_bf16 };
 
 struct launch {
   world w;

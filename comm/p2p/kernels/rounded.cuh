@@ -1,6 +1,6 @@
-// Allreduce of float32 rounded to a byte: each rank rounds the pieces of its peers and
-// pushes them through the rings, adds up its own one in the order of the ranks, rounds
-// the sums and pushes those to all. What a rounding loses stays with the rank. The values
+// Allreduce of float32 rounded to a byte: each rank adds a gradient to its values, if there
+// is one, rounds the pieces of its peers and pushes them through the rings, adds up its own
+// one in the order of the ranks, rounds the sums and pushes those to all. What a rounding loses stays with the rank. The values
 // are those of package runtime's codecs i8 and fp8, bit for bit: a scale, as bf16, for
 // each 64 values of a piece. Their layout on the way is another one.
 //
@@ -50,45 +50,71 @@ struct coded {
   u64 scales; // of the tile's half that the lane is in, a block a pack
 };
 
-// Where a lane's packs of a tile are, of left bytes, and those of the next 32 values on.
+// Where a lane's packs of a piece's tile begin in the buffers of float32, in bytes.
 struct place {
-  char *at;
+  u64 at;
   i64 left; // of the lane's packs, which are 512 bytes apart
   bool whole;
+  METHOD bool has(u32 i) const { return left > i / 4 * 512 + i % 4 * 4; }
 };
-DEVICE place place_of(const call &c, char *piece, u64 bytes, u64 tile) {
-  const u64 first = tile * tile_values * 4, at = first + (thread() % 32) * 16;
-  return {piece + at, (i64)bytes - (i64)at, c.aligned && first + tile_values * 4 <= bytes};
+DEVICE place place_of(const call &c, u32 p, u64 tile) {
+  const u64 bytes = piece(c, p), first = tile * tile_values * 4, at = first + (thread() % 32) * 16;
+  return {p * c.send_stride + at, (i64)bytes - (i64)at, c.aligned && first + tile_values * 4 <= bytes};
 }
-// Values go past the slots in the cache, which would have to come from memory otherwise.
-DEVICE tile_part load_values(const place &p) {
+// The values at a place, with a gradient's added, unless G is none. All loads of a whole tile are on their way before one is
+// waited for. Values go past the slots in the cache, which would have to come from memory otherwise.
+struct none {};
+template <typename G> DEVICE tile_part load_values(const place &p, const call &c, float factor) {
+  constexpr bool adds = !__is_same(G, none);
+  struct lanes { G value[4]; };
   tile_part t;
+  lanes g[lane_packs];
+  const char *from = c.send + p.at;
+  const G *grad = (const G *)c.grad + p.at / 4;
   if (p.whole) {
 #pragma unroll
     for (u32 j = 0; j < lane_packs; j++) {
-      const words<4> v = stream_words(p.at + j * 512);
+      const words<4> v = stream_words<4>(from + j * 512);
 #pragma unroll
       for (u32 i = 0; i < 4; i++) t.v[j * 4 + i] = __builtin_bit_cast(float, v.word[i]);
     }
+#pragma unroll
+    for (u32 j = 0; j < lane_packs; j++)
+      if constexpr (adds) g[j] = __builtin_bit_cast(lanes, stream_words<sizeof(G)>(grad + j * 128));
   } else {
 #pragma unroll
-    for (u32 i = 0; i < lane_values; i++) t.v[i] = p.left > i / 4 * 512 + i % 4 * 4 ? ((const float *)(p.at + i / 4 * 512))[i % 4] : 0;
+    for (u32 i = 0; i < lane_values; i++) {
+      t.v[i] = p.has(i) ? ((const float *)(from + i / 4 * 512))[i % 4] : 0;
+      if constexpr (adds) g[i / 4].value[i % 4] = p.has(i) ? grad[i / 4 * 128 + i % 4] : G{};
+    }
   }
+#pragma unroll
+  for (u32 i = 0; i < lane_values; i++)
+    if constexpr (adds) t.v[i] = t.v[i] + times(widen(g[i / 4].value[i % 4]), factor);
   return t;
 }
-DEVICE void store_values(const place &p, const tile_part &t) {
+DEVICE tile_part load_values(const place &p, const call &c, float factor) {
+  switch (c.grad_type) {
+  case grad_f32: return load_values<float>(p, c, factor);
+  case grad_f16: return load_values<f16>(p, c, factor);
+  case grad_bf16: return load_values<bf16>(p, c, factor);
+  }
+  return load_values<none>(p, c, factor);
+}
+DEVICE void store_values(char *to, const place &p, const tile_part &t) {
+  to += p.at;
   if (p.whole) {
 #pragma unroll
     for (u32 j = 0; j < lane_packs; j++) {
       words<4> v;
 #pragma unroll
       for (u32 i = 0; i < 4; i++) v.word[i] = __builtin_bit_cast(u32, t.v[j * 4 + i]);
-      stream_words(p.at + j * 512, v);
+      stream_words(to + j * 512, v);
     }
   } else {
 #pragma unroll
     for (u32 i = 0; i < lane_values; i++)
-      if (p.left > i / 4 * 512 + i % 4 * 4) ((float *)(p.at + i / 4 * 512))[i % 4] = t.v[i];
+      if (p.has(i)) ((float *)(to + i / 4 * 512))[i % 4] = t.v[i];
   }
 }
 
@@ -207,15 +233,15 @@ DEVICE bool hear_together(const world &w, const call &c, const operation &o, lin
   return l.alive = barrier_count(!here) == 0;
 }
 
-// rounded: the values are at send, and what is lost takes their place if reduction is not
-// 0; the sums go to recv, multiplied by the factor.
+// rounded: the values are at send. The sums go to recv, multiplied by the factor: it may be the
+// memory of an f32 gradient, because a lane has the same elements of each buffer.
 template <typename C> DEVICE void rounded(const world &w, const call &c) {
   operation o = begin(w);
   advance(w, o);
   line l = {block(), thread(), 0, barrier_count(!o.alive) == 0};
   const tiles at(w, c, o);
   const u32 stripe = blocks() * c.tiles, rounds = (u32)((c.bytes / 4 + tile_values - 1) / tile_values + stripe - 1) / stripe;
-  char *values = (char *)c.send;
+  const float factor = c.grad_factor ? *c.grad_factor : 1;
   // Calls each(tile, number) with the tiles of a piece that a warp has in a round.
   auto of_round = [&](u64 bytes, u32 round, auto each) {
     const u32 all = (u32)((bytes / 4 + tile_values - 1) / tile_values);
@@ -234,20 +260,20 @@ template <typename C> DEVICE void rounded(const world &w, const call &c) {
       const u32 p = after(w, step);
       char *to = at.slot(w, p, 0, k, w.rank);
       of_round(piece(c, p), k, [&](u32 tile, u32 number) {
-        const place here = place_of(c, values + p * c.send_stride, piece(c, p), tile);
-        tile_part t = load_values(here), decoded;
+        const place here = place_of(c, p, tile);
+        tile_part t = load_values(here, c, factor), decoded;
         u32 scale;
         const words<4> codes = round<C>(t, decoded, scale);
         at.put(to, number, codes, scale);
-        if (c.reduction) store_values(here, t);
+        if (c.lost) store_values(c.lost, here, t);
       });
     }
     if (reduces) {
       if (!hear_together(w, c, o, l, 0, k - 1)) return;
       of_round(piece(c, w.rank), k - 1, [&](u32 tile, u32 number) {
-        const place here = place_of(c, values + w.rank * c.send_stride, piece(c, w.rank), tile);
+        const place here = place_of(c, w.rank, tile);
         auto take = [&](u32 s) { return at.take(at.slot(w, w.rank, 0, k - 1, s), number); };
-        const tile_part own = load_values(here);
+        const tile_part own = load_values(here, c, factor);
         coded next = take(w.rank == 0); // of the first peer
         tile_part t = {};
 #pragma unroll 1
@@ -266,8 +292,8 @@ template <typename C> DEVICE void rounded(const world &w, const call &c) {
         const words<4> codes = round<C>(t, decoded, scale);
 #pragma unroll 1
         for (u32 step = 1; step < w.ranks; step++) at.put(at.slot(w, after(w, step), 1, k - 1, w.rank), number, codes, scale);
-        if (c.reduction) store_values(here, t);
-        store_values(place_of(c, c.recv + w.rank * c.recv_stride, piece(c, w.rank), tile), multiplied(decoded, c.factor));
+        if (c.lost) store_values(c.lost, here, t);
+        store_values(c.recv, here, multiplied(decoded, c.factor));
       });
     }
     if (k >= 2) {
@@ -277,7 +303,7 @@ template <typename C> DEVICE void rounded(const world &w, const call &c) {
         const u32 s = after(w, step);
         const char *from = at.slot(w, w.rank, 1, k - 2, s);
         of_round(piece(c, s), k - 2, [&](u32 tile, u32 number) {
-          store_values(place_of(c, c.recv + s * c.recv_stride, piece(c, s), tile), multiplied(decode<C>(at.take(from, number)), c.factor));
+          store_values(c.recv, place_of(c, s, tile), multiplied(decode<C>(at.take(from, number)), c.factor));
         });
       }
     }

@@ -118,7 +118,13 @@ DEVICE void store_words(void *p, const words<4> &w) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w.word[0]), "r"(w.word[1]), "r"(w.word[2]), "r"(w.word[3]) : "memory");
 }
 // The same for what is not read soon, or once: it leaves the cache that blocks share before other things do.
-DEVICE words<4> stream_words(const void *p) {
+template <u32 n> DEVICE words<n> stream_words(const void *p);
+template <> METHOD inline words<2> stream_words<2>(const void *p) {
+  words<2> w;
+  asm volatile("ld.global.cs.v2.u32 {%0, %1}, [%2];" : "=r"(w.word[0]), "=r"(w.word[1]) : "l"(p) : "memory");
+  return w;
+}
+template <> METHOD inline words<4> stream_words<4>(const void *p) {
   words<4> w;
   asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(w.word[0]), "=r"(w.word[1]), "=r"(w.word[2]), "=r"(w.word[3]) : "l"(p) : "memory");

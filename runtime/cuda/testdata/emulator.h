@@ -254,7 +254,7 @@ template <u32 n> DEVICE void store_words(void *p, const words<n> &w) {
   if ((u64)p % sizeof w) failed("a store is not aligned");
   memcpy(p, &w, sizeof w);
 }
-DEVICE words<4> stream_words(const void *p) { return load_words<4>(p); }
+template <u32 n> DEVICE words<n> stream_words(const void *p) { return load_words<n>(p); }
 template <u32 n> DEVICE void stream_words(void *p, const words<n> &w) { store_words(p, w); }
 
 DEVICE words<4> load_near(const void *p) { return load_words<4>(p); }
