@@ -5,8 +5,12 @@ import (
 	"slices"
 )
 
-// Scores are those of the classes for an image, by a softmax regression with Pixels × Classes weights.
+// Scores are those of the classes for an image, by a softmax regression with Pixels × Classes weights and, behind
+// them, a bias of each class or none.
 func Scores(weights, image []float32) (all [Classes]float64) {
+	for k, bias := range weights[Pixels*Classes:] {
+		all[k] = float64(bias)
+	}
 	for j, x := range image {
 		for k := range all {
 			all[k] += float64(weights[j*Classes+k] * x)
@@ -22,14 +26,18 @@ func Descend(update, weights, image []float32, label uint8, rate float64) {
 		p[k] = math.Exp(p[k])
 		sum += p[k]
 	}
+	for k := range p {
+		if p[k] /= sum; k == int(label) {
+			p[k]--
+		}
+	}
 	for j, x := range image {
-		for k := range p {
-			d := p[k] / sum
-			if k == int(label) {
-				d--
-			}
+		for k, d := range p {
 			update[j*Classes+k] += float32(rate * d * float64(x))
 		}
+	}
+	for k := range update[Pixels*Classes:] {
+		update[Pixels*Classes+k] += float32(rate * p[k])
 	}
 }
 

@@ -8,8 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
-	"math"
-	"slices"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
@@ -67,7 +65,7 @@ func Train(ctx context.Context, cfg ddp.Config) (Result, error) {
 }
 
 // TrainBy trains a softmax regression on four ranks, goroutines of this process, for ten epochs. cfg says
-// how gradients are averaged: those of a matrix of [digits.Classes]×[digits.Pixels] and of a vector.
+// how gradients are averaged: those of a matrix of [digits.Pixels]×[digits.Classes] and of a vector.
 // Each rank has an Optimizer of its own.
 func TrainBy(ctx context.Context, cfg ddp.Config, optimizer func() Optimizer) (result Result, err error) {
 	err = local.Run(ctx, 4, func(ctx context.Context, c comm.Communicator) error {
@@ -87,17 +85,18 @@ func train(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, cfg ddp.Co
 	if err != nil {
 		return result, err
 	}
-	weights, bias := make([]float32, digits.Classes*digits.Pixels), make([]float32, digits.Classes)
-	dw, db := make([]float32, len(weights)), make([]float32, len(bias))
+	const matrix = digits.Pixels * digits.Classes
+	gradient, weights := make([]float32, matrix+digits.Classes), make([]float32, matrix+digits.Classes)
 	var gradients, params []*runtime.Tensor
-	for _, x := range [][]float32{dw, db, weights, bias} {
-		shape := []int{digits.Classes, digits.Pixels}[:1+len(x)/(digits.Classes*digits.Pixels)]
-		t, err := cpu.Wrap(rt, x, shape...)
-		if err != nil {
+	for _, x := range [][]float32{gradient, weights} {
+		w, wrong := cpu.Wrap(rt, x[:matrix], digits.Pixels, digits.Classes)
+		bias, failed := cpu.Wrap(rt, x[matrix:])
+		if err := errors.Join(wrong, failed); err != nil {
 			return result, err
 		}
-		defer t.Free()
-		params = append(params, t)
+		defer w.Free()
+		defer bias.Free()
+		params = append(params, w, bias)
 	}
 	gradients, params = params[:2], params[2:]
 	meter := metered.New(c)
@@ -114,18 +113,9 @@ func train(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, cfg ddp.Co
 	step := 0
 	for epoch := range 10 {
 		for _, images := range sampler.Batches(epoch, batch) {
-			clear(dw)
-			clear(db)
+			clear(gradient)
 			for _, i := range images {
-				p := probabilities(weights, bias, training.Image(i))
-				p[training.Labels[i]]--
-				for k, d := range p {
-					d /= batch
-					db[k] += d
-					for j, x := range training.Image(i) {
-						dw[k*digits.Pixels+j] += float32(d * x)
-					}
-				}
+				digits.Descend(gradient, weights, training.Image(i), training.Labels[i], 1./batch)
 			}
 			if err := sync.ReduceAll(ctx, gradients); err != nil {
 				return result, err
@@ -136,33 +126,9 @@ func train(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, cfg ddp.Co
 			step++
 		}
 	}
-	right := 0
-	for i, label := range test.Labels {
-		if p := probabilities(weights, bias, test.Image(i)); p[label] == slices.Max(p) {
-			right++
-		}
-	}
 	h := fnv.New32a()
-	if err := binary.Write(h, binary.LittleEndian, append(weights, bias...)); err != nil {
+	if err := binary.Write(h, binary.LittleEndian, weights); err != nil {
 		return result, err
 	}
-	return Result{float64(right) / float64(test.Len()), meter.Totals().SentBytes, h.Sum32()}, nil
-}
-
-// probabilities returns that of each digit.
-func probabilities(weights, bias, image []float32) []float32 {
-	p := make([]float32, digits.Classes)
-	var sum float32
-	for k := range p {
-		z := bias[k]
-		for j, x := range image {
-			z += float32(weights[k*digits.Pixels+j] * x)
-		}
-		p[k] = float32(math.Exp(float64(z)))
-		sum += p[k]
-	}
-	for k := range p {
-		p[k] /= sum
-	}
-	return p
+	return Result{digits.Accuracy(weights, test), meter.Totals().SentBytes, h.Sum32()}, nil
 }
