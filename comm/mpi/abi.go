@@ -27,9 +27,17 @@ type abi struct {
 	errPending                       int32
 
 	world, errorsReturn, bytes constant
-	types                      [numTypes]constant
-	ops                        [numNative]constant
+	types                      typesOf[constant]
+	ops                        opsOf[constant]
+	or, and                    constant // of truth values
 }
+
+// typesOf has something for each element type, opsOf for each reduction. MPI has no types for floats of 16 and 8 bits, and no
+// averages.
+type (
+	typesOf[T any] [dtype.Bool + 1]T
+	opsOf[T any]   [dtype.Max + 1]T
+)
 
 // constant is a predefined handle: a number, or the address of a variable that
 // the library exports.
@@ -40,43 +48,6 @@ type constant struct {
 
 func number(value uintptr) constant { return constant{value: value} }
 func symbol(name string) constant   { return constant{symbol: name} }
-
-// The datatypes that tables list.
-const (
-	typeDouble = iota
-	typeFloat
-	typeInt64
-	typeInt32
-	typeInt16
-	typeInt8
-	typeUint64
-	typeUint32
-	typeUint16
-	typeUint8
-	typeBool
-	numTypes
-)
-
-// nativeTypes says which datatype carries elements of a dtype.
-var nativeTypes = [...]int{
-	dtype.F64: typeDouble, dtype.F32: typeFloat,
-	dtype.F16: typeUint16, dtype.BF16: typeUint16,
-	dtype.FP8E4M3: typeUint8, dtype.FP8E5M2: typeUint8,
-	dtype.I64: typeInt64, dtype.I32: typeInt32, dtype.I16: typeInt16, dtype.I8: typeInt8,
-	dtype.U64: typeUint64, dtype.U32: typeUint32, dtype.U16: typeUint16, dtype.U8: typeUint8,
-	dtype.Bool: typeBool,
-}
-
-// The reductions that tables list.
-const (
-	opSum = iota
-	opProd
-	opMin
-	opMax
-	opOr
-	opAnd
-	numNative
-)
 
 // resolve looks up the predefined handles in lib.
 func (a *abi) resolve(lib *dl.Library) (h handles, err error) {
@@ -95,9 +66,14 @@ func (a *abi) resolve(lib *dl.Library) (h handles, err error) {
 	for i, c := range a.types {
 		h.types[i] = value(c)
 	}
+	// These travel as unsigned integers of their size.
+	h.types[dtype.F16], h.types[dtype.BF16] = h.types[dtype.U16], h.types[dtype.U16]
+	h.types[dtype.FP8E4M3], h.types[dtype.FP8E5M2] = h.types[dtype.U8], h.types[dtype.U8]
 	for i, c := range a.ops {
 		h.ops[i] = value(c)
 	}
+	or, and := value(a.or), value(a.and)
+	h.boolOps = opsOf[uintptr]{dtype.Sum: or, dtype.Prod: and, dtype.Min: and, dtype.Max: or}
 	if len(missing) > 0 {
 		err = fmt.Errorf("%s lacks %s of the %s ABI", lib.Name(), strings.Join(missing, ", "), a.name)
 	}

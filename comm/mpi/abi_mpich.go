@@ -1,6 +1,10 @@
 package mpi
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"github.com/tutti-go/tutti/dtype"
+)
 
 // mpich is the ABI that MPICH, Intel MPI and MVAPICH share since 2013 (the
 // MPICH ABI Compatibility Initiative; libmpi.so.12, libmpich.so.12): handles
@@ -27,17 +31,17 @@ var mpich = abi{
 	world:        number(0x44000000),
 	errorsReturn: number(0x54000001),
 	bytes:        number(0x4c00010d),
-	types: [numTypes]constant{
-		typeDouble: number(0x4c00080b), typeFloat: number(0x4c00040a),
-		typeInt64: number(0x4c00083a), typeInt32: number(0x4c000439),
-		typeInt16: number(0x4c000238), typeInt8: number(0x4c000137),
-		typeUint64: number(0x4c00083e), typeUint32: number(0x4c00043d),
-		typeUint16: number(0x4c00023c), typeUint8: number(0x4c00013b),
-		typeBool: number(0x4c00013f),
+	types: typesOf[constant]{
+		dtype.F64: number(0x4c00080b), dtype.F32: number(0x4c00040a),
+		dtype.I64: number(0x4c00083a), dtype.I32: number(0x4c000439),
+		dtype.I16: number(0x4c000238), dtype.I8: number(0x4c000137),
+		dtype.U64: number(0x4c00083e), dtype.U32: number(0x4c00043d),
+		dtype.U16: number(0x4c00023c), dtype.U8: number(0x4c00013b),
+		dtype.Bool: number(0x4c00013f),
 	},
-	ops: [numNative]constant{
-		opSum: number(0x58000003), opProd: number(0x58000004),
-		opMin: number(0x58000002), opMax: number(0x58000001),
-		opOr: number(0x58000007), opAnd: number(0x58000005),
+	ops: opsOf[constant]{
+		dtype.Sum: number(0x58000003), dtype.Prod: number(0x58000004),
+		dtype.Min: number(0x58000002), dtype.Max: number(0x58000001),
 	},
+	or: number(0x58000007), and: number(0x58000005),
 }

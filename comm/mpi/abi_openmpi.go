@@ -1,6 +1,10 @@
 package mpi
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"github.com/tutti-go/tutti/dtype"
+)
 
 // openMPI is the ABI of Open MPI 4 and 5 (libmpi.so.40): handles are addresses
 // of variables that the library exports.
@@ -21,17 +25,17 @@ var openMPI = abi{
 	world:        symbol("ompi_mpi_comm_world"),
 	errorsReturn: symbol("ompi_mpi_errors_return"),
 	bytes:        symbol("ompi_mpi_byte"),
-	types: [numTypes]constant{
-		typeDouble: symbol("ompi_mpi_double"), typeFloat: symbol("ompi_mpi_float"),
-		typeInt64: symbol("ompi_mpi_int64_t"), typeInt32: symbol("ompi_mpi_int32_t"),
-		typeInt16: symbol("ompi_mpi_int16_t"), typeInt8: symbol("ompi_mpi_int8_t"),
-		typeUint64: symbol("ompi_mpi_uint64_t"), typeUint32: symbol("ompi_mpi_uint32_t"),
-		typeUint16: symbol("ompi_mpi_uint16_t"), typeUint8: symbol("ompi_mpi_uint8_t"),
-		typeBool: symbol("ompi_mpi_c_bool"),
+	types: typesOf[constant]{
+		dtype.F64: symbol("ompi_mpi_double"), dtype.F32: symbol("ompi_mpi_float"),
+		dtype.I64: symbol("ompi_mpi_int64_t"), dtype.I32: symbol("ompi_mpi_int32_t"),
+		dtype.I16: symbol("ompi_mpi_int16_t"), dtype.I8: symbol("ompi_mpi_int8_t"),
+		dtype.U64: symbol("ompi_mpi_uint64_t"), dtype.U32: symbol("ompi_mpi_uint32_t"),
+		dtype.U16: symbol("ompi_mpi_uint16_t"), dtype.U8: symbol("ompi_mpi_uint8_t"),
+		dtype.Bool: symbol("ompi_mpi_c_bool"),
 	},
-	ops: [numNative]constant{
-		opSum: symbol("ompi_mpi_op_sum"), opProd: symbol("ompi_mpi_op_prod"),
-		opMin: symbol("ompi_mpi_op_min"), opMax: symbol("ompi_mpi_op_max"),
-		opOr: symbol("ompi_mpi_op_lor"), opAnd: symbol("ompi_mpi_op_land"),
+	ops: opsOf[constant]{
+		dtype.Sum: symbol("ompi_mpi_op_sum"), dtype.Prod: symbol("ompi_mpi_op_prod"),
+		dtype.Min: symbol("ompi_mpi_op_min"), dtype.Max: symbol("ompi_mpi_op_max"),
 	},
+	or: symbol("ompi_mpi_op_lor"), and: symbol("ompi_mpi_op_land"),
 }

@@ -1,5 +1,7 @@
 package mpi
 
+import "github.com/tutti-go/tutti/dtype"
+
 // standard is the ABI of the MPI standard itself, from version 5.0 on
 // (chapter "Application Binary Interface"; libmpi_abi.so.0): handles are
 // pointer-sized, predefined ones small numbers. The values are those of the
@@ -20,17 +22,17 @@ var standard = abi{
 	world:        number(0x101),
 	errorsReturn: number(0x142),
 	bytes:        number(0x247),
-	types: [numTypes]constant{
-		typeDouble: number(0x214), typeFloat: number(0x210),
-		typeInt64: number(0x258), typeInt32: number(0x250),
-		typeInt16: number(0x248), typeInt8: number(0x240),
-		typeUint64: number(0x259), typeUint32: number(0x251),
-		typeUint16: number(0x249), typeUint8: number(0x241),
-		typeBool: number(0x238),
+	types: typesOf[constant]{
+		dtype.F64: number(0x214), dtype.F32: number(0x210),
+		dtype.I64: number(0x258), dtype.I32: number(0x250),
+		dtype.I16: number(0x248), dtype.I8: number(0x240),
+		dtype.U64: number(0x259), dtype.U32: number(0x251),
+		dtype.U16: number(0x249), dtype.U8: number(0x241),
+		dtype.Bool: number(0x238),
 	},
-	ops: [numNative]constant{
-		opSum: number(0x21), opProd: number(0x24),
-		opMin: number(0x22), opMax: number(0x23),
-		opOr: number(0x31), opAnd: number(0x30),
+	ops: opsOf[constant]{
+		dtype.Sum: number(0x21), dtype.Prod: number(0x24),
+		dtype.Min: number(0x22), dtype.Max: number(0x23),
 	},
+	or: number(0x31), and: number(0x30),
 }

@@ -3,7 +3,6 @@ package mpi
 import (
 	"strings"
 
-	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
@@ -87,8 +86,8 @@ type handles struct {
 	world        uintptr
 	errorsReturn uintptr
 	bytes        uintptr
-	types        [numTypes]uintptr
-	ops          [numNative]uintptr
+	types        typesOf[uintptr]
+	ops, boolOps opsOf[uintptr]
 }
 
 // call calls a function that returns an MPI error code.
@@ -184,7 +183,3 @@ func (l *library) handle(c cells, i int) uintptr {
 	}
 	return c.uintptr(i)
 }
-
-// typeOf returns the MPI datatype of elements of type dt. MPI has none for the
-// 16-bit and 8-bit floats: they travel as unsigned integers of their size.
-func (l *library) typeOf(dt dtype.DType) uintptr { return l.handles.types[nativeTypes[dt]] }

@@ -106,7 +106,7 @@ func (e *endpoint) Plan(o *schedule.Op, c comm.Call) bool {
 		i.f = mpi.large
 	}
 	send, recv := c.Send, c.Recv
-	n, t, root := uintptr(c.Count), l.typeOf(c.DType), uintptr(c.Peer)
+	n, t, root := uintptr(c.Count), l.handles.types[c.DType], uintptr(c.Peer)
 	size, bytes := c.DType.Size(), c.Bytes()
 	atRoot := e.rank == c.Peer
 	switch c.Op {
@@ -156,15 +156,10 @@ func nativeSupports(dt dtype.DType, red comm.ReduceOp) error {
 // nativeReduce returns MPI's handle of a reduction.
 func (l *library) nativeReduce(dt dtype.DType, red dtype.ReduceOp) uintptr {
 	if dt == dtype.Bool {
-		return l.handles.ops[boolOps[red]]
+		return l.handles.boolOps[red]
 	}
-	return l.handles.ops[numberOps[red]]
+	return l.handles.ops[red]
 }
-
-var (
-	numberOps = [...]int{dtype.Sum: opSum, dtype.Prod: opProd, dtype.Min: opMin, dtype.Max: opMax}
-	boolOps   = [...]int{dtype.Sum: opOr, dtype.Prod: opAnd, dtype.Min: opAnd, dtype.Max: opOr}
-)
 
 // orInPlace is the send argument of a collective.
 func (l *library) orInPlace(buffer uintptr, inPlace bool) uintptr {
