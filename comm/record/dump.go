@@ -1,6 +1,7 @@
 package record
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -225,7 +226,8 @@ func (r *Recorder) entry(e *record, group int, id uint64, clock callers.Clock) E
 	out.InputDTypes, out.OutputDTypes = []string{}, []string{}
 	if c.Op.MovesData() {
 		out.Tutti.DType = c.DType.String()
-		out.InputDTypes, out.OutputDTypes = []string{torchType(c.DType)}, []string{torchType(c.DType)}
+		name := cmp.Or(torchTypes[c.DType], c.DType.String())
+		out.InputDTypes, out.OutputDTypes = []string{name}, []string{name}
 	}
 	// The analyser knows the names of NCCL's backend only.
 	out.ProfilingName = "nccl:" + torchNames[c.Op]
@@ -269,41 +271,13 @@ var torchNames = map[comm.Op]string{
 	comm.OpSend: "send", comm.OpRecv: "recv", comm.OpBarrier: "all_reduce_barrier", comm.OpSplit: "all_reduce_barrier",
 }
 
-// torchType is the name of a type in PyTorch's flight recorder.
-func torchType(d dtype.DType) string {
-	switch d {
-	case dtype.F64:
-		return "Double"
-	case dtype.F32:
-		return "Float"
-	case dtype.F16:
-		return "Half"
-	case dtype.BF16:
-		return "BFloat16"
-	case dtype.FP8E4M3:
-		return "Float8_e4m3fn"
-	case dtype.FP8E5M2:
-		return "Float8_e5m2"
-	case dtype.I64:
-		return "Long"
-	case dtype.I32:
-		return "Int"
-	case dtype.I16:
-		return "Short"
-	case dtype.I8:
-		return "Char"
-	case dtype.U64:
-		return "UInt64"
-	case dtype.U32:
-		return "UInt32"
-	case dtype.U16:
-		return "UInt16"
-	case dtype.U8:
-		return "Byte"
-	case dtype.Bool:
-		return "Bool"
-	}
-	return d.String()
+// torchTypes are the names of the types in PyTorch's flight recorder.
+var torchTypes = map[dtype.DType]string{
+	dtype.F64: "Double", dtype.F32: "Float", dtype.F16: "Half", dtype.BF16: "BFloat16",
+	dtype.FP8E4M3: "Float8_e4m3fn", dtype.FP8E5M2: "Float8_e5m2",
+	dtype.I64: "Long", dtype.I32: "Int", dtype.I16: "Short", dtype.I8: "Char",
+	dtype.U64: "UInt64", dtype.U32: "UInt32", dtype.U16: "UInt16", dtype.U8: "Byte",
+	dtype.Bool: "Bool",
 }
 
 // framesOf returns the stack of a call without the functions of comm and the packages below it.
