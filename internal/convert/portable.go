@@ -9,8 +9,6 @@ func f16ToF32Portable(dst []float32, src []uint16) {
 	}
 }
 
-func f32ToF16Portable(dst []uint16, src []float32) { narrow(Binary16, dst, src) }
-
 func bf16ToF32Portable(dst []float32, src []uint16) {
 	dst = dst[:len(src)]
 	for i, h := range src {
