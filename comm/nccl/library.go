@@ -175,28 +175,15 @@ func (l *library) newError(fn dl.Func, status Status, handle uintptr) error {
 }
 
 // unsupported marks types without an ncclDataType_t.
-const unsupported = -1
+const unsupported = ^uintptr(0)
 
-// nativeTypes are the ncclDataType_t of each element type.
-var nativeTypes = map[dtype.DType]int{
+// typeTable are the ncclDataType_t of the types.
+var typeTable = [...]uintptr{
 	dtype.I8: 0, dtype.U8: 1, dtype.I32: 2, dtype.U32: 3, dtype.I64: 4, dtype.U64: 5,
 	dtype.F16: 6, dtype.F32: 7, dtype.F64: 8, dtype.BF16: 9,
 	dtype.FP8E4M3: 10, dtype.FP8E5M2: 11,
+	dtype.Invalid: unsupported, dtype.I16: unsupported, dtype.U16: unsupported, dtype.Bool: unsupported,
 }
-
-// typeTable is nativeTypes as an array: the hot path indexes it.
-var typeTable = func() (t [32]int) {
-	for i := range t {
-		t[i] = unsupported
-	}
-	for d, n := range nativeTypes {
-		t[d] = n
-	}
-	return t
-}()
-
-// nativeType returns the ncclDataType_t of a type that NCCL reduces.
-func nativeType(dt dtype.DType) uintptr { return uintptr(typeTable[dt]) }
 
 // opTable are the ncclRedOp_t of the reductions.
 var opTable = [...]uintptr{comm.Sum: 0, comm.Prod: 1, comm.Max: 2, comm.Min: 3, comm.Avg: 4}

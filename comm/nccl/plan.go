@@ -36,11 +36,11 @@ func (c *Comm) addCall(x *comm.Call) {
 	elements, length, root := uintptr(x.Count), uintptr(x.Bytes()), uintptr(x.Peer)
 	switch op := x.Op; {
 	case op == comm.OpAllReduce:
-		p.add(sym.AllReduce, x.Send, x.Recv, elements, nativeType(x.DType), c.nativeOp(x.Reduce))
+		p.add(sym.AllReduce, x.Send, x.Recv, elements, typeTable[x.DType], c.nativeOp(x.Reduce))
 	case op == comm.OpReduce:
-		p.add(sym.Reduce, x.Send, x.Recv, elements, nativeType(x.DType), c.nativeOp(x.Reduce), root)
+		p.add(sym.Reduce, x.Send, x.Recv, elements, typeTable[x.DType], c.nativeOp(x.Reduce), root)
 	case op == comm.OpReduceScatter:
-		p.add(sym.ReduceScatter, x.Send, x.Recv, elements, nativeType(x.DType), c.nativeOp(x.Reduce))
+		p.add(sym.ReduceScatter, x.Send, x.Recv, elements, typeTable[x.DType], c.nativeOp(x.Reduce))
 	case op == comm.OpBroadcast:
 		p.add(sym.Broadcast, x.Send, x.Recv, length, nativeByte, root)
 	case op == comm.OpAllGather:
