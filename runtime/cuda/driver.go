@@ -175,22 +175,12 @@ func (d *driver) release(o *outs) { d.outs.Put(o) }
 func (d *driver) get(device int, fn dl.Func, args ...uintptr) (uint64, error) {
 	out := d.out()
 	defer d.release(out)
-	var status int32
-	switch len(args) {
-	case 0:
-		status = fn.Int(out.addr(0))
-	case 1:
-		status = fn.Int(out.addr(0), args[0])
-	case 2:
-		status = fn.Int(out.addr(0), args[0], args[1])
-	case 3:
-		status = fn.Int(out.addr(0), args[0], args[1], args[2])
-	case 4:
-		status = fn.Int(out.addr(0), args[0], args[1], args[2], args[3])
-	default:
+	all := [5]uintptr{out.addr(0)}
+	if len(args) >= len(all) {
 		panic("cuda: get with more arguments than any getter has")
 	}
-	if err := d.check(fn, device, status); err != nil {
+	n := copy(all[1:], args)
+	if err := d.check(fn, device, fn.Int(all[:1+n]...)); err != nil {
 		return 0, err
 	}
 	return out[0], nil
