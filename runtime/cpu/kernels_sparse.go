@@ -89,9 +89,9 @@ func (s *scratch) giveBack(dst []float32, l entries, taken []int32) (outside int
 			next = taken[t]
 		}
 		rest.idx[n], rest.val[n] = i, val[j]
-		n += count(i < next)
-		j += count(i <= next)
-		t += count(next < i)
+		n += oneIf(i < next)
+		j += oneIf(i <= next)
+		t += oneIf(next < i)
 	}
 	scatterAdd(dst, rest.cut(n), 1)
 	return outside
@@ -111,14 +111,6 @@ func (s *scratch) outside(l entries, low, high int32) entries {
 	copy(s.around.idx[copy(s.around.idx, l.idx[:start]):], l.idx[end:])
 	copy(s.around.val[copy(s.around.val, l.val[:start]):], l.val[end:])
 	return s.around
-}
-
-// count is 1 for true.
-func count(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // translate replaces positions in a list by the indices that are there.
