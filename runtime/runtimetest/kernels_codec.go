@@ -52,18 +52,12 @@ func (hostCodecs) keep(err error, memory ...any) {
 
 func isFinite(v float32) bool { return magnitude(v) < magnitude(inf) }
 
-// codecsOf returns the codecs that code arrays, or lists too.
-func (d *device) codecs(lists bool) (k runtime.Kernels, codecs []runtime.Codec) {
-	k = d.kernels()
-	if err := k.Dequantize(0, runtime.CodecI8, 0, 0, false); errors.Is(err, runtime.ErrUnsupported) {
-		d.Skip("no codecs yet")
-	}
-	codecs = []runtime.Codec{runtime.CodecF32, runtime.CodecBF16, runtime.CodecF16, runtime.CodecFP8, runtime.CodecI8, runtime.CodecI4, runtime.CodecI2, runtime.CodecSign}
-	if lists {
-		codecs = append(codecs, runtime.CodecPositions)
-	}
-	return k, codecs
-}
+// arrayCodecs code arrays and lists, listCodecs what lists can be coded with.
+var (
+	arrayCodecs = []runtime.Codec{runtime.CodecF32, runtime.CodecBF16, runtime.CodecF16, runtime.CodecFP8,
+		runtime.CodecI8, runtime.CodecI4, runtime.CodecI2, runtime.CodecSign}
+	listCodecs = slices.Concat(arrayCodecs, []runtime.Codec{runtime.CodecPositions})
+)
 
 // room returns memory for a message of that many bytes, and a function that reads the first of them.
 func (d *device) room(bytes int) (ptr uintptr, get func(n int) []byte) {
@@ -122,7 +116,6 @@ var spreads = []struct {
 // eachCoded runs f on lists of all codecs, spreads and sizes. Of the longer ones each codec has two spreads, unless
 // TUTTI_EXTENDED is set. n is the range of their indices.
 func (d *device) eachCoded(f func(d *device, c runtime.Codec, l entries, n int)) {
-	_, codecs := d.codecs(true)
 	for i, m := range []int{0, 1, 2, 63, 1000, 1025, 4096, 9001} {
 		for j, s := range spreads {
 			l := entries{idx: s.of(d, m, 1+m*(1+d.rng.IntN(200)))}
@@ -130,7 +123,7 @@ func (d *device) eachCoded(f func(d *device, c runtime.Codec, l entries, n int))
 			if len(l.idx) > 0 {
 				n = int(l.idx[len(l.idx)-1]) + 1
 			}
-			for k, c := range codecs {
+			for k, c := range listCodecs {
 				if !extended && m >= 1000 && (i+j+k)%3 > 0 {
 					continue
 				}
@@ -162,7 +155,6 @@ func lose(value, decoded float32) float32 {
 
 func testEncode(d *device) {
 	d.eachCoded(func(d *device, c runtime.Codec, l entries, n int) {
-		k := d.kernels()
 		slices.Sort(l.idx)
 		list := d.list(l)
 		if c == runtime.CodecPositions {
@@ -181,7 +173,7 @@ func testEncode(d *device) {
 		if d.rng.IntN(4) == 0 {
 			lost.Ptr = 0
 		}
-		require.NoError(d, k.Encode(list, c, n, message, lost))
+		require.NoError(d, d.Encode(list, c, n, message, lost))
 		require.EqualValues(d, len(want), readOne[int32](d, message.Len), "length, seed %d", Seed)
 		d.sameMessage(want, get(len(want)), "message")
 		decoded, faults := entries{idx: l.idx}, int32(3)
@@ -204,7 +196,7 @@ func testEncode(d *device) {
 			if c == runtime.CodecPositions {
 				dst.Val = 0
 			}
-			require.NoError(d, k.Decode(message, c, dst))
+			require.NoError(d, d.Decode(message, c, dst))
 			d.equalEntries(decoded.first(room), min(room, len(l.idx)), dst, "decoded")
 		}
 	})
@@ -212,8 +204,7 @@ func testEncode(d *device) {
 
 // testEncodeRoom has messages with room for a part of a list.
 func testEncodeRoom(d *device) {
-	k, codecs := d.codecs(true)
-	for _, c := range codecs {
+	for _, c := range listCodecs {
 		for _, bytes := range []int{8, 20, 100, 1001, 4003} {
 			d.each(func(d *device) {
 				const n = 100_000
@@ -225,7 +216,7 @@ func testEncodeRoom(d *device) {
 				lost := runtime.Array{Ptr: place(d, residual), N: n}
 				ptr, get := d.room(bytes)
 				message := runtime.Message{Ptr: ptr, Bytes: bytes}
-				require.NoError(d, k.Encode(d.list(l), c, n, message, lost))
+				require.NoError(d, d.Encode(d.list(l), c, n, message, lost))
 				want := d.reference.List(l.idx[:fit], l.val[:fit], c)
 				d.sameMessage(want, get(len(want)), "message")
 				if c != runtime.CodecPositions {
@@ -244,9 +235,8 @@ func testEncodeRoom(d *device) {
 
 // testHostileCodes encodes lists that do not ascend, and decodes messages of any content.
 func testHostileCodes(d *device) {
-	k, codecs := d.codecs(true)
 	for round := range 40 {
-		for _, c := range codecs {
+		for _, c := range listCodecs {
 			d.each(func(d *device) {
 				const n = 50_000
 				l := d.random(d.rng.IntN(5000), n, "special")
@@ -257,12 +247,12 @@ func testHostileCodes(d *device) {
 				ptr, get := d.room(bound)
 				message := runtime.Message{Ptr: ptr, Bytes: bound, Len: place(d, []int32{-1})}
 				lost := runtime.Array{Ptr: place(d, make([]float32, n)), N: n, Faults: place(d, []int32{0})}
-				require.NoError(d, k.Encode(d.list(l), c, n, message, lost))
+				require.NoError(d, d.Encode(d.list(l), c, n, message, lost))
 				length := readOne[int32](d, message.Len)
 				require.True(d, 8 <= length && int(length) <= bound, "%d bytes, seed %d", length, Seed)
 				decode := func(message runtime.Message) {
 					dst := d.target(d.rng.IntN(6000), true)
-					require.NoError(d, k.Decode(message, c, dst))
+					require.NoError(d, d.Decode(message, c, dst))
 					got := readOne[int32](d, dst.Len)
 					require.True(d, 0 <= got && int(got) <= dst.N, "%d entries, seed %d", got, Seed)
 				}
@@ -290,10 +280,9 @@ func testHostileCodes(d *device) {
 }
 
 func testQuantize(d *device) {
-	k, codecs := d.codecs(false)
 	for _, n := range []int{0, 1, 2, 7, 63, 64, 65, 1000, 4097, 10_007} {
 		for _, g := range gradients {
-			for _, c := range codecs {
+			for _, c := range arrayCodecs {
 				d.each(func(d *device) {
 					x := d.gradient(g.name, n)
 					if d.rng.IntN(4) == 0 {
@@ -306,7 +295,7 @@ func testQuantize(d *device) {
 					src := place(d, x)
 					ptr, get := d.room(len(code))
 					lost := []uintptr{0, src, place(d, d.gradient("normal", n))}[d.rng.IntN(3)]
-					require.NoError(d, k.Quantize(ptr, c, src, n, lost))
+					require.NoError(d, d.Quantize(ptr, c, src, n, lost))
 					d.sameMessage(code, get(len(code)), "array")
 					if lost != 0 {
 						want := make([]float32, n)
@@ -320,12 +309,12 @@ func testQuantize(d *device) {
 					}
 					y := d.gradient("special", n)
 					dst := place(d, y)
-					require.NoError(d, k.Dequantize(dst, c, ptr, n, true))
+					require.NoError(d, d.Dequantize(dst, c, ptr, n, true))
 					for i := range y {
 						y[i] = sum(y[i], decoded[i])
 					}
 					d.equalFloats(y, read[float32](d, dst, n), "sums")
-					require.NoError(d, k.Dequantize(dst, c, ptr, n, false))
+					require.NoError(d, d.Dequantize(dst, c, ptr, n, false))
 					d.equalFloats(decoded, read[float32](d, dst, n), "values")
 					d.sameMessage(code, get(len(code)), "array afterwards")
 				}, "%v, %d %s", c, n, g.name)
@@ -335,7 +324,6 @@ func testQuantize(d *device) {
 }
 
 func testTopKChunks(d *device) {
-	k, _ := d.codecs(false)
 	d.eachGradient(func(d *device, x []float32) {
 		sizes := []int{1, 3, 64, 1000, 4096, 5000, math.MaxInt32}
 		if len(x) > 1000 { // one of those that make less than 100 chunks
@@ -355,7 +343,7 @@ func testTopKChunks(d *device) {
 			}
 			require.Equal(d, len(want.idx), runtime.ChunkedLen(len(x), count, size))
 			dst := d.target(len(want.idx)+d.rng.IntN(40), d.rng.IntN(2) == 0)
-			require.NoError(d, k.TopKChunks(in.Source, count, size, dst))
+			require.NoError(d, d.TopKChunks(in.Source, count, size, dst))
 			d.equalEntries(want, len(want.idx), dst, "%d of %d", count, size)
 			d.equalSource(in, want)
 		}
@@ -363,7 +351,6 @@ func testTopKChunks(d *device) {
 }
 
 func testCodecArguments(d *device) {
-	k, _ := d.codecs(false)
 	p, q := place(d, make([]float32, 64)), place(d, make([]int32, 8))
 	list, src := runtime.Entries{Idx: q, Val: p, N: 8, Len: q}, runtime.Source{X: p, N: 8}
 	message, none := runtime.Message{Ptr: p, Bytes: 256}, runtime.Array{}
@@ -371,28 +358,28 @@ func testCodecArguments(d *device) {
 	var failures []error
 	for _, n := range []int{-1, math.MaxInt32 + 1} {
 		far := runtime.Entries{Idx: q, Val: p, N: n, Len: q}
-		failures = append(failures, k.Encode(far, c, 8, message, none), k.Encode(list, c, n, message, none), k.Encode(list, c, 8, runtime.Message{Ptr: p, Bytes: n}, none),
-			k.Encode(list, c, 8, message, runtime.Array{Ptr: p, N: n}), k.Decode(runtime.Message{Ptr: p, Bytes: n}, c, list), k.Decode(message, c, far),
-			k.Quantize(p, c, p, n, 0), k.Dequantize(p, c, p, n, false),
-			k.TopKChunks(runtime.Source{X: p, N: n}, 1, 8, list), k.TopKChunks(src, n, 8, list), k.TopKChunks(src, 1, n, list), k.TopKChunks(src, 1, 8, far))
+		failures = append(failures, d.Encode(far, c, 8, message, none), d.Encode(list, c, n, message, none), d.Encode(list, c, 8, runtime.Message{Ptr: p, Bytes: n}, none),
+			d.Encode(list, c, 8, message, runtime.Array{Ptr: p, N: n}), d.Decode(runtime.Message{Ptr: p, Bytes: n}, c, list), d.Decode(message, c, far),
+			d.Quantize(p, c, p, n, 0), d.Dequantize(p, c, p, n, false),
+			d.TopKChunks(runtime.Source{X: p, N: n}, 1, 8, list), d.TopKChunks(src, n, 8, list), d.TopKChunks(src, 1, n, list), d.TopKChunks(src, 1, 8, far))
 	}
 	noIdx, noVal, noLen := list, list, list
 	noIdx.Idx, noVal.Val, noLen.Len = 0, 0, 0
 	for _, codec := range []runtime.Codec{runtime.CodecNone, runtime.CodecSign + 1, 255} {
-		failures = append(failures, k.Encode(list, codec, 8, message, none), k.Decode(message, codec, list))
+		failures = append(failures, d.Encode(list, codec, 8, message, none), d.Decode(message, codec, list))
 	}
 	for _, codec := range []runtime.Codec{runtime.CodecNone, runtime.CodecPositions, 255} {
-		failures = append(failures, k.Quantize(p, codec, p, 8, 0), k.Dequantize(p, codec, p, 8, false))
+		failures = append(failures, d.Quantize(p, codec, p, 8, 0), d.Dequantize(p, codec, p, 8, false))
 	}
-	failures = append(failures, k.Encode(noIdx, c, 8, message, none), k.Encode(noVal, c, 8, message, none), k.Encode(list, c, 8, runtime.Message{Bytes: 256}, none),
-		k.Encode(list, c, 8, runtime.Message{Ptr: p, Bytes: 7}, none), k.Decode(runtime.Message{Bytes: 256}, c, list), k.Decode(message, c, noIdx), k.Decode(message, c, noVal), k.Decode(message, c, noLen),
-		k.Quantize(0, c, p, 8, 0), k.Quantize(p, c, 0, 8, 0), k.Dequantize(0, c, p, 8, false), k.Dequantize(p, c, 0, 8, false),
-		k.TopKChunks(runtime.Source{N: 1}, 1, 8, list), k.TopKChunks(src, 1, 0, list), k.TopKChunks(src, 1, 8, runtime.Entries{N: 1}), k.TopKChunks(src, 2, 2, runtime.Entries{Idx: q, Val: p, N: 7}))
+	failures = append(failures, d.Encode(noIdx, c, 8, message, none), d.Encode(noVal, c, 8, message, none), d.Encode(list, c, 8, runtime.Message{Bytes: 256}, none),
+		d.Encode(list, c, 8, runtime.Message{Ptr: p, Bytes: 7}, none), d.Decode(runtime.Message{Bytes: 256}, c, list), d.Decode(message, c, noIdx), d.Decode(message, c, noVal), d.Decode(message, c, noLen),
+		d.Quantize(0, c, p, 8, 0), d.Quantize(p, c, 0, 8, 0), d.Dequantize(0, c, p, 8, false), d.Dequantize(p, c, 0, 8, false),
+		d.TopKChunks(runtime.Source{N: 1}, 1, 8, list), d.TopKChunks(src, 1, 0, list), d.TopKChunks(src, 1, 8, runtime.Entries{N: 1}), d.TopKChunks(src, 2, 2, runtime.Entries{Idx: q, Val: p, N: 7}))
 	for i, err := range failures {
 		require.ErrorIs(d, err, runtime.ErrArgument, "call %d", i)
 	}
 	typed := src
 	typed.Grad, typed.DType = p, dtype.I32
-	require.ErrorIs(d, k.TopKChunks(typed, 1, 8, list), runtime.ErrDType)
+	require.ErrorIs(d, d.TopKChunks(typed, 1, 8, list), runtime.ErrDType)
 	d.synchronize()
 }

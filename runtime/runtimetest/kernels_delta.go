@@ -44,7 +44,7 @@ func testDeltaOf[T uint8 | uint16 | uint32 | uint64](d *device, dt dtype.DType) 
 		}
 		return sums
 	}
-	k, lengths := d.kernels(), []int{0, 1, 2, 7, 100, 4096, 20_000, 50_001}
+	lengths := []int{0, 1, 2, 7, 100, 4096, 20_000, 50_001}
 	if dt == dtype.BF16 || dt == dtype.U8 {
 		lengths = append(lengths, 2*runtime.DeltaBlock+9)
 	}
@@ -85,7 +85,7 @@ func testDeltaOf[T uint8 | uint16 | uint32 | uint64](d *device, dt dtype.DType) 
 				if !sums {
 					compared.Sums = 0
 				}
-				require.NoError(d, k.Diff(base, to, dt, n, compared))
+				require.NoError(d, d.Diff(base, to, dt, n, compared))
 				require.EqualValues(d, len(idx), readOne[int32](d, l.Len), "length, seed %d", Seed)
 				listed := min(room, len(idx))
 				require.True(d, slices.Equal(idx[:listed], read[int32](d, l.Idx, room)[:listed]), "positions, seed %d", Seed)
@@ -104,7 +104,7 @@ func testDeltaOf[T uint8 | uint16 | uint32 | uint64](d *device, dt dtype.DType) 
 					if back {
 						want = old
 					}
-					require.NoError(d, k.Patch(from, dt, n, l, back))
+					require.NoError(d, d.Patch(from, dt, n, l, back))
 					require.True(d, slices.Equal(want, read[T](d, from, n)), "elements, back: %v, seed %d", back, Seed)
 					require.True(d, slices.Equal(checksums(want), read[uint32](d, l.Sums, len(checksums(want)))), "checksums, back: %v, seed %d", back, Seed)
 				}
@@ -114,16 +114,16 @@ func testDeltaOf[T uint8 | uint16 | uint32 | uint64](d *device, dt dtype.DType) 
 }
 
 func testDeltaArguments(d *device) {
-	k, p := d.kernels(), place(d, make([]uint64, 8))
+	p := place(d, make([]uint64, 8))
 	l := runtime.Changes{Idx: p, Diff: p, N: 4, Len: p, Sums: p}
 	noIdx, noDiff, noLen := l, l, l
 	noIdx.Idx, noDiff.Diff, noLen.Len = 0, 0, 0
-	failures := []error{k.Diff(p, 0, dtype.F32, 4, l), k.Diff(p, p, 0, 4, l), k.Diff(p, p, dtype.F32, 4, noIdx), k.Diff(p, p, dtype.F32, 4, noDiff),
-		k.Diff(p, p, dtype.F32, 4, noLen), k.Patch(0, dtype.F32, 4, l, false), k.Patch(p, 255, 4, l, false), k.Patch(p, dtype.F32, 4, noIdx, false), k.Patch(p, dtype.F32, 4, noDiff, false)}
+	failures := []error{d.Diff(p, 0, dtype.F32, 4, l), d.Diff(p, p, 0, 4, l), d.Diff(p, p, dtype.F32, 4, noIdx), d.Diff(p, p, dtype.F32, 4, noDiff),
+		d.Diff(p, p, dtype.F32, 4, noLen), d.Patch(0, dtype.F32, 4, l, false), d.Patch(p, 255, 4, l, false), d.Patch(p, dtype.F32, 4, noIdx, false), d.Patch(p, dtype.F32, 4, noDiff, false)}
 	for _, n := range []int{-1, math.MaxInt32 + 1} {
 		far := l
 		far.N = n
-		failures = append(failures, k.Diff(p, p, dtype.F32, n, l), k.Diff(p, p, dtype.F32, 4, far), k.Patch(p, dtype.F32, n, l, true), k.Patch(p, dtype.F32, 4, far, true))
+		failures = append(failures, d.Diff(p, p, dtype.F32, n, l), d.Diff(p, p, dtype.F32, 4, far), d.Patch(p, dtype.F32, n, l, true), d.Patch(p, dtype.F32, 4, far, true))
 	}
 	for i, err := range failures {
 		require.ErrorIs(d, err, runtime.ErrArgument, "call %d", i)
