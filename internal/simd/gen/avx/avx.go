@@ -58,6 +58,14 @@ func Fold(v VecVirtual, combine func(ops ...Op)) VecVirtual {
 	return low
 }
 
+// Repeat writes a loop of as many rounds as left says, at least one.
+func Repeat(left Register, body func()) {
+	Label("loop")
+	body()
+	DECQ(left)
+	JNZ(LabelRef("loop"))
+}
+
 // Table returns a constant in memory, by a name that stands for its words.
 func Table(name string, words ...uint32) Mem {
 	if m, ok := tables[name]; ok {

@@ -20,14 +20,6 @@ func main() {
 	Generate()
 }
 
-// repeat writes a loop of as many rounds as left says, at least one.
-func repeat(left Register, body func()) {
-	Label("loop")
-	body()
-	DECQ(left)
-	JNZ(LabelRef("loop"))
-}
-
 func scan() {
 	Kernel("scanAVX2", "func(gaps *uint32, idx *int32, rounds int, sums *[8]uint64) (or uint32)",
 		"scanAVX2 stores the gaps before idx[1] and those that follow, eight a round, and their sums.")
@@ -37,7 +29,7 @@ func scan() {
 	VPSRLD(Imm(1), ones, mask)
 	VPSRLQ(Imm(32), ones, low)
 	all, even, odd := Zero(), Zero(), Zero()
-	repeat(rounds, func() {
+	Repeat(rounds, func() {
 		gap, half := YMM(), YMM()
 		VMOVDQU(Mem{Base: idx, Disp: 4}, gap)
 		VPSUBD(Mem{Base: idx}, gap, gap)
@@ -69,7 +61,7 @@ func sums() {
 	count := XMM()
 	VMOVQ(k, count)
 	s := []VecVirtual{Zero(), Zero(), Zero()}
-	repeat(rounds, func() {
+	Repeat(rounds, func() {
 		q := YMM()
 		VMOVDQU(Mem{Base: gaps}, q)
 		VPSRLD(count, q, q)
@@ -115,7 +107,7 @@ func putLow() {
 	XORQ(acc, acc)
 	XORQ(n, n)
 	ADDQ(k, k)
-	repeat(pairs, func() {
+	Repeat(pairs, func() {
 		v := GP64()
 		MOVQ(Mem{Base: gaps}, v)
 		PEXTQ(mask, v, v)
@@ -136,7 +128,7 @@ func putHigh() {
 	k, acc, n := Load(Param("k"), GP64()), GP64(), GP64()
 	XORQ(acc, acc)
 	XORQ(n, n)
-	repeat(pairs, func() {
+	Repeat(pairs, func() {
 		for i := range 2 {
 			q := GP32()
 			MOVL(Mem{Base: gaps, Disp: 4 * i}, q)

@@ -69,22 +69,13 @@ func quantize(name string, bits int) {
 	codes, scales := Load(Param("codes"), GP64()), Load(Param("scales"), GP64())
 	lost, keeps := Load(Param("lost").Base(), GP64()), Load(Param("lost").Len(), GP64())
 	most := Load(Param("most"), XMM())
-	one, oneBits := XMM(), GP32()
-	MOVL(U32(0x3f800000), oneBits)
-	VMOVD(oneBits, one)
-	top, bottom := YMM(), YMM()
-	{
-		x := XMM()
-		VCVTTPS2DQ(most, x)
-		VPBROADCASTD(x, top)
-	}
-	VPXOR(bottom, bottom, bottom)
+	one := Lanes(0x3f800000).AsX()
+	top, whole := YMM(), XMM()
+	VCVTTPS2DQ(most, whole)
+	VPBROADCASTD(whole, top)
+	bottom := Zero()
 	VPSUBD(top, bottom, bottom)
-	ones := YMM()
-	VPCMPEQD(ones, ones, ones)
-	magnitude := YMM()
-	VPSRLD(Imm(1), ones, magnitude)
-	order := loadTable("order", 0, 4, 1, 5, 2, 6, 3, 7)
+	magnitude, order := Lanes(1<<31-1), loadTable("order", 0, 4, 1, 5, 2, 6, 3, 7)
 
 	blocks("src", func(src Register) {
 		largest, v := YMM(), YMM()
@@ -95,14 +86,9 @@ func quantize(name string, bits int) {
 		}
 		x := Fold(largest, VPMAXSD)
 		VDIVSS(most, x, x) // a NaN or infinity stays one
-		scale := roundScale(x)
-		factor, inverse := YMM(), YMM()
-		VMOVD(scale, x)
-		VPBROADCASTD(x, factor)
+		factor, inverse := storeScale(x, scales), YMM()
 		VDIVSS(x, one, x)
 		VBROADCASTSS(x, inverse)
-		SHRL(Imm(16), scale)
-		MOVW(scale.As16(), Mem{Base: scales})
 
 		var q [vectors]VecVirtual
 		for i := range q {
@@ -158,8 +144,7 @@ func signs() {
 	magnitude, sign, share, bound := Lanes(1<<31-1), Lanes(1<<31), Lanes(0x3c800000), Lanes(0x7f7fffff)
 	blocks("src", func(src Register) {
 		var v [vectors]VecVirtual
-		largest := YMM()
-		VPXOR(largest, largest, largest)
+		largest := Zero()
 		for i := range v {
 			v[i] = YMM()
 			VPAND(Mem{Base: src, Disp: 32 * i}, magnitude, v[i])
@@ -178,12 +163,7 @@ func signs() {
 		VADDPS(v[3], v[1], v[1])
 		VADDPS(v[1], v[0], v[0])
 		x := Fold(v[0], VADDPS)
-		mean := roundScale(x)
-		factor := YMM()
-		VMOVD(mean, x)
-		VPBROADCASTD(x, factor)
-		SHRL(Imm(16), mean)
-		MOVW(mean.As16(), Mem{Base: scales})
+		factor := storeScale(x, scales)
 		for i := range vectors {
 			bits, rest := GP32(), YMM()
 			VMOVUPS(Mem{Base: src, Disp: 32 * i}, rest)
@@ -204,8 +184,9 @@ func signs() {
 	}, step{lost, 4 * block}, step{scales, 2}, step{codes, block / 8})
 }
 
-// roundScale rounds the first lane of x to BF16, and goes to the end if it is near the ends of the range.
-func roundScale(x VecVirtual) GPVirtual {
+// storeScale rounds the first lane of x to BF16 and stores it, or goes to the end if it is near the ends of the
+// range. It returns the rounded number in all lanes.
+func storeScale(x VecVirtual, to Register) VecVirtual {
 	scale, odd, check := GP32(), GP32(), GP32()
 	VMOVD(x, scale)
 	MOVL(scale, odd)
@@ -216,7 +197,12 @@ func roundScale(x VecVirtual) GPVirtual {
 	LEAL(Mem{Base: scale, Disp: -0x01000000}, check) // above 2^-125, below 2^110
 	CMPL(check, U32(0x75000000))
 	JAE(LabelRef("end"))
-	return scale
+	factor := YMM()
+	VMOVD(scale, x)
+	VPBROADCASTD(x, factor)
+	SHRL(Imm(16), scale)
+	MOVW(scale.As16(), Mem{Base: to})
+	return factor
 }
 
 // columns walks over a group of 4096 elements as the partial sums of CodecI2 do: by four columns of 256, of
@@ -280,28 +266,27 @@ func groupBins() {
 	two, least, most, order := Lanes(0x40000000), Lanes(0xbf800000), Lanes(0x40800000), loadTable("order", 0, 4, 1, 5, 2, 6, 3, 7)
 	nothing, three, left := Zero(), Lanes(3), GP64()
 	MOVQ(U32(4096/32), left)
-	Label("bins")
-	var q [4]VecVirtual
-	for i := range q {
-		q[i] = YMM()
-		VMOVUPS(Mem{Base: x, Disp: 32 * i}, q[i])
-		VDIVPS(scale, q[i], q[i])
-		VADDPS(two, q[i], q[i])
-		VMAXPS(least, q[i], q[i])
-		VMINPS(most, q[i], q[i])
-		VCVTPS2DQ(q[i], q[i])
-		VPMAXSD(nothing, q[i], q[i])
-		VPMINSD(three, q[i], q[i])
-	}
-	VPACKSSDW(q[1], q[0], q[0])
-	VPACKSSDW(q[3], q[2], q[2])
-	VPACKSSWB(q[2], q[0], q[0])
-	VPERMD(q[0], order, q[0])
-	VMOVDQU(q[0], Mem{Base: bins})
-	ADDQ(Imm(32), bins)
-	ADDQ(U32(128), x)
-	DECQ(left)
-	JNZ(LabelRef("bins"))
+	Repeat(left, func() {
+		var q [4]VecVirtual
+		for i := range q {
+			q[i] = YMM()
+			VMOVUPS(Mem{Base: x, Disp: 32 * i}, q[i])
+			VDIVPS(scale, q[i], q[i])
+			VADDPS(two, q[i], q[i])
+			VMAXPS(least, q[i], q[i])
+			VMINPS(most, q[i], q[i])
+			VCVTPS2DQ(q[i], q[i])
+			VPMAXSD(nothing, q[i], q[i])
+			VPMINSD(three, q[i], q[i])
+		}
+		VPACKSSDW(q[1], q[0], q[0])
+		VPACKSSDW(q[3], q[2], q[2])
+		VPACKSSWB(q[2], q[0], q[0])
+		VPERMD(q[0], order, q[0])
+		VMOVDQU(q[0], Mem{Base: bins})
+		ADDQ(Imm(32), bins)
+		ADDQ(U32(128), x)
+	})
 	VZEROUPPER()
 	RET()
 }

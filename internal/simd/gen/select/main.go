@@ -62,11 +62,8 @@ type keys struct {
 
 // loadKeys loads the range from the parameters lo and width.
 func loadKeys() keys {
-	magnitude := YMM()
-	VPCMPEQD(magnitude, magnitude, magnitude)
-	VPSRLD(Imm(1), magnitude, magnitude)
 	return keys{
-		magnitude: magnitude,
+		magnitude: Lanes(1<<31 - 1),
 		lo:        Broadcast(Load(Param("lo"), GP32())),
 		width:     Broadcast(Load(Param("width"), GP32())),
 	}
@@ -146,9 +143,7 @@ func selectRange(withGrad bool) {
 	LEAQ(permutationTable(), table)
 	positions := YMM()
 	VPADDD(Table("iota8", 0, 1, 2, 3, 4, 5, 6, 7), Broadcast(Load(Param("base"), GP32())), positions)
-	eight := GP32()
-	MOVL(U32(vector), eight)
-	step := Broadcast(eight)
+	step := Lanes(vector)
 
 	Label("tile")
 	CMPQ(done, last)
@@ -401,47 +396,43 @@ func differ(size int) {
 		"It writes up to seven more.")
 	list, old, new := Load(Param("list"), GP64()), Load(Param("old"), GP64()), Load(Param("new"), GP64())
 	rounds := Load(Param("rounds"), GP64())
-	table, lowest, at, base, step := GP64(), GP32(), GP64(), XMM(), XMM()
+	table, lowest, at, base := GP64(), GP32(), GP64(), XMM()
 	LEAQ(permutationTable(), table)
 	MOVL(U32(0xffff_ffff/(1<<size-1)), lowest)
 	MOVQ(list, at)
 	VPXOR(base, base, base)
-	eight := GP32()
-	MOVL(U32(min(vector, 32/size)), eight)
-	VMOVD(eight, step)
-	VPBROADCASTW(step, step)
-	Label("loop")
-	v, differ := YMM(), GP32()
-	VMOVDQU(Mem{Base: old}, v)
-	VPCMPEQB(Mem{Base: new}, v, v)
-	VPMOVMSKB(v, differ)
-	NOTL(differ)
-	for shift := 1; shift < size; shift *= 2 { // a byte that differs counts for the lowest one of its element
-		other := GP32()
-		MOVL(differ, other)
-		SHRL(Imm(uint64(shift)), other)
-		ORL(other, differ)
-	}
-	if size > 1 {
-		PEXTL(lowest, differ, differ)
-	}
-	for i := 0; i < 32/size; i += vector {
-		part, entry := GP32(), XMM()
-		MOVBLZX(differ.As8(), part)
-		VPMOVZXBW(Mem{Base: table, Index: part, Scale: 8}, entry)
-		VPADDW(base, entry, entry)
-		VMOVDQU(entry, Mem{Base: at})
-		POPCNTL(part, part)
-		LEAQ(Mem{Base: at, Index: part, Scale: 2}, at)
-		VPADDW(step, base, base)
-		if i+vector < 32/size {
-			SHRL(Imm(vector), differ)
+	step := Lanes(0x10001 * uint32(min(vector, 32/size))).AsX() // a number in two words
+	Repeat(rounds, func() {
+		v, differ := YMM(), GP32()
+		VMOVDQU(Mem{Base: old}, v)
+		VPCMPEQB(Mem{Base: new}, v, v)
+		VPMOVMSKB(v, differ)
+		NOTL(differ)
+		for shift := 1; shift < size; shift *= 2 { // a byte that differs counts for the lowest one of its element
+			other := GP32()
+			MOVL(differ, other)
+			SHRL(Imm(uint64(shift)), other)
+			ORL(other, differ)
 		}
-	}
-	ADDQ(Imm(32), old)
-	ADDQ(Imm(32), new)
-	DECQ(rounds)
-	JNZ(LabelRef("loop"))
+		if size > 1 {
+			PEXTL(lowest, differ, differ)
+		}
+		for i := 0; i < 32/size; i += vector {
+			part, entry := GP32(), XMM()
+			MOVBLZX(differ.As8(), part)
+			VPMOVZXBW(Mem{Base: table, Index: part, Scale: 8}, entry)
+			VPADDW(base, entry, entry)
+			VMOVDQU(entry, Mem{Base: at})
+			POPCNTL(part, part)
+			LEAQ(Mem{Base: at, Index: part, Scale: 2}, at)
+			VPADDW(step, base, base)
+			if i+vector < 32/size {
+				SHRL(Imm(vector), differ)
+			}
+		}
+		ADDQ(Imm(32), old)
+		ADDQ(Imm(32), new)
+	})
 	VZEROUPPER()
 	SUBQ(list, at)
 	SHRQ(Imm(1), at)

@@ -5,8 +5,9 @@
 // func selectAVX2(x []float32, base int32, lo uint32, width uint32, idx []int32, val []float32, take bool) (done int, found int)
 // Requires: AVX, AVX2, CMOV, POPCNT
 TEXT ·selectAVX2(SB), NOSPLIT, $64-112
-	VPCMPEQD     Y0, Y0, Y0
-	VPSRLD       $0x01, Y0, Y0
+	MOVL         $0x7fffffff, AX
+	VMOVD        AX, X0
+	VPBROADCASTD X0, Y0
 	MOVL         lo+28(FP), AX
 	VMOVD        AX, X1
 	VPBROADCASTD X1, Y1
@@ -425,8 +426,9 @@ GLOBL iota8<>(SB), RODATA|NOPTR, $32
 // func addSelectAVX2(x []float32, from []float32, grad []float32, factor float32, base int32, lo uint32, width uint32, idx []int32, val []float32, take bool, tile *[512]float32) (added int, done int, found int)
 // Requires: AVX, AVX2, CMOV, MMX+, POPCNT
 TEXT ·addSelectAVX2(SB), NOSPLIT, $72-176
-	VPCMPEQD     Y0, Y0, Y0
-	VPSRLD       $0x01, Y0, Y0
+	MOVL         $0x7fffffff, AX
+	VMOVD        AX, X0
+	VPBROADCASTD X0, Y0
 	MOVL         lo+80(FP), AX
 	VMOVD        AX, X1
 	VPBROADCASTD X1, Y1
@@ -673,8 +675,9 @@ added:
 // func countAVX2(x []float32, lo uint32, width uint32) (done int, found int)
 // Requires: AVX, AVX2
 TEXT ·countAVX2(SB), NOSPLIT, $0-48
-	VPCMPEQD     Y0, Y0, Y0
-	VPSRLD       $0x01, Y0, Y0
+	MOVL         $0x7fffffff, AX
+	VMOVD        AX, X0
+	VPBROADCASTD X0, Y0
 	MOVL         lo+24(FP), AX
 	VMOVD        AX, X1
 	VPBROADCASTD X1, Y1
@@ -853,9 +856,9 @@ TEXT ·differ1AVX2(SB), NOSPLIT, $0-40
 	MOVL         $0xffffffff, DI
 	MOVQ         AX, DI
 	VPXOR        X0, X0, X0
-	MOVL         $0x00000008, R8
+	MOVL         $0x00080008, R8
 	VMOVD        R8, X1
-	VPBROADCASTW X1, X1
+	VPBROADCASTD X1, Y1
 
 loop:
 	VMOVDQU   (CX), Y2
@@ -914,9 +917,9 @@ TEXT ·differ2AVX2(SB), NOSPLIT, $0-40
 	MOVL         $0x55555555, DI
 	MOVQ         AX, R8
 	VPXOR        X0, X0, X0
-	MOVL         $0x00000008, R9
+	MOVL         $0x00080008, R9
 	VMOVD        R9, X1
-	VPBROADCASTW X1, X1
+	VPBROADCASTD X1, Y1
 
 loop:
 	VMOVDQU   (CX), Y2
@@ -963,9 +966,9 @@ TEXT ·differ4AVX2(SB), NOSPLIT, $0-40
 	MOVL         $0x11111111, DI
 	MOVQ         AX, R8
 	VPXOR        X0, X0, X0
-	MOVL         $0x00000008, R9
+	MOVL         $0x00080008, R9
 	VMOVD        R9, X1
-	VPBROADCASTW X1, X1
+	VPBROADCASTD X1, Y1
 
 loop:
 	VMOVDQU   (CX), Y2
@@ -1007,9 +1010,9 @@ TEXT ·differ8AVX2(SB), NOSPLIT, $0-40
 	MOVL         $0x01010101, DI
 	MOVQ         AX, R8
 	VPXOR        X0, X0, X0
-	MOVL         $0x00000004, R9
+	MOVL         $0x00040004, R9
 	VMOVD        R9, X1
-	VPBROADCASTW X1, X1
+	VPBROADCASTD X1, Y1
 
 loop:
 	VMOVDQU   (CX), Y2

@@ -12,12 +12,14 @@ TEXT ·quantizeI8AVX2(SB), NOSPLIT, $0-80
 	MOVSS        most+64(FP), X0
 	MOVL         $0x3f800000, SI
 	VMOVD        SI, X1
+	VPBROADCASTD X1, Y1
 	VCVTTPS2DQ   X0, X2
 	VPBROADCASTD X2, Y2
 	VPXOR        Y3, Y3, Y3
 	VPSUBD       Y2, Y3, Y3
-	VPCMPEQD     Y4, Y4, Y4
-	VPSRLD       $0x01, Y4, Y4
+	MOVL         $0x7fffffff, SI
+	VMOVD        SI, X4
+	VPBROADCASTD X4, Y4
 	VMOVDQU      order<>+0(SB), Y5
 	MOVQ         src_base+16(FP), SI
 	MOVQ         src_len+24(FP), DI
@@ -60,10 +62,10 @@ block:
 	JAE          end
 	VMOVD        R9, X6
 	VPBROADCASTD X6, Y7
-	VDIVSS       X6, X1, X6
-	VBROADCASTSS X6, Y6
 	SHRL         $0x10, R9
 	MOVW         R9, (CX)
+	VDIVSS       X6, X1, X6
+	VBROADCASTSS X6, Y6
 	VMULPS       (SI), Y6, Y8
 	VCVTPS2DQ    Y8, Y8
 	VPMINSD      Y2, Y8, Y8
@@ -186,12 +188,14 @@ TEXT ·quantizeI4AVX2(SB), NOSPLIT, $0-80
 	MOVSS        most+64(FP), X0
 	MOVL         $0x3f800000, SI
 	VMOVD        SI, X1
+	VPBROADCASTD X1, Y1
 	VCVTTPS2DQ   X0, X2
 	VPBROADCASTD X2, Y2
 	VPXOR        Y3, Y3, Y3
 	VPSUBD       Y2, Y3, Y3
-	VPCMPEQD     Y4, Y4, Y4
-	VPSRLD       $0x01, Y4, Y4
+	MOVL         $0x7fffffff, SI
+	VMOVD        SI, X4
+	VPBROADCASTD X4, Y4
 	VMOVDQU      order<>+0(SB), Y5
 	MOVQ         src_base+16(FP), SI
 	MOVQ         src_len+24(FP), DI
@@ -234,10 +238,10 @@ block:
 	JAE          end
 	VMOVD        R9, X6
 	VPBROADCASTD X6, Y7
-	VDIVSS       X6, X1, X6
-	VBROADCASTSS X6, Y6
 	SHRL         $0x10, R9
 	MOVW         R9, (CX)
+	VDIVSS       X6, X1, X6
+	VBROADCASTSS X6, Y6
 	VMULPS       (SI), Y6, Y8
 	VCVTPS2DQ    Y8, Y8
 	VPMINSD      Y2, Y8, Y8
@@ -697,7 +701,7 @@ TEXT ·groupBinsAVX2(SB), NOSPLIT, $0-20
 	VPBROADCASTD X6, Y6
 	MOVQ         $0x00000080, DX
 
-bins:
+loop:
 	VMOVUPS   (CX), Y7
 	VDIVPS    Y0, Y7, Y7
 	VADDPS    Y1, Y7, Y7
@@ -738,7 +742,7 @@ bins:
 	ADDQ      $0x20, AX
 	ADDQ      $0x00000080, CX
 	DECQ      DX
-	JNZ       bins
+	JNZ       loop
 	VZEROUPPER
 	RET
 
