@@ -8,27 +8,13 @@ import (
 )
 
 var splitCases = []testCase{
-	{name: "split: by parity", body: func(p *probe) {
-		p.splitAs(func(r int) (color, key int) { return r % 2, r })
-	}},
-	{name: "split: keys reverse the order", body: func(p *probe) {
-		p.splitAs(func(r int) (color, key int) { return 0, -r })
-	}},
-	{name: "split: equal keys keep the order", body: func(p *probe) {
-		p.splitAs(func(int) (color, key int) { return 3, 11 })
-	}},
-	{name: "split: keys tie in part", body: func(p *probe) {
-		p.splitAs(func(r int) (color, key int) { return 1 << 20, r % 2 })
-	}},
-	{name: "split: a group for each rank", body: func(p *probe) {
-		p.splitAs(func(r int) (color, key int) { return 1000 - r, 0 })
-	}},
-	{name: "split: negative colors stay out", body: func(p *probe) {
-		p.splitAs(func(r int) (color, key int) { return r%3 - 1, 5 - r })
-	}},
-	{name: "split: nobody wants in", body: func(p *probe) {
-		p.splitAs(func(int) (color, key int) { return -1, 0 })
-	}},
+	{name: "split: by parity", body: splitAs(func(r int) (color, key int) { return r % 2, r })},
+	{name: "split: keys reverse the order", body: splitAs(func(r int) (color, key int) { return 0, -r })},
+	{name: "split: equal keys keep the order", body: splitAs(func(int) (color, key int) { return 3, 11 })},
+	{name: "split: keys tie in part", body: splitAs(func(r int) (color, key int) { return 1 << 20, r % 2 })},
+	{name: "split: a group for each rank", body: splitAs(func(r int) (color, key int) { return 1000 - r, 0 })},
+	{name: "split: negative colors stay out", body: splitAs(func(r int) (color, key int) { return r%3 - 1, 5 - r })},
+	{name: "split: nobody wants in", body: splitAs(func(int) (color, key int) { return -1, 0 })},
 	{name: "split: nested", body: nestedSplits},
 	{name: "split: groups are independent", body: independentSplits, needs: asynchrony},
 	{name: "split: closing a group leaves the others", body: closedSplit},
@@ -36,24 +22,26 @@ var splitCases = []testCase{
 
 // splitAs splits the world by a rule, checks who is in which group and in which
 // place, lets the groups work, and closes them.
-func (p *probe) splitAs(rule func(r int) (color, key int)) {
-	color, key := rule(p.rank)
-	c, err := p.c.Split(p.ctx, color, key)
-	p.must(err)
-	if color < 0 {
-		if c != nil {
-			p.errorf("Split with color %d gave a communicator, want nil", color)
+func splitAs(rule func(r int) (color, key int)) func(p *probe) {
+	return func(p *probe) {
+		color, key := rule(p.rank)
+		c, err := p.c.Split(p.ctx, color, key)
+		p.must(err)
+		if color < 0 {
+			if c != nil {
+				p.errorf("Split with color %d gave a communicator, want nil", color)
+			}
+			p.exercise(p.c)
+			return
 		}
+		if c == nil {
+			p.fatalf("Split with color %d gave nil", color)
+		}
+		p.checkMembers(c, members(p.size, color, rule))
+		p.exercise(c)
+		p.must(c.Close())
 		p.exercise(p.c)
-		return
 	}
-	if c == nil {
-		p.fatalf("Split with color %d gave nil", color)
-	}
-	p.checkMembers(c, members(p.size, color, rule))
-	p.exercise(c)
-	p.must(c.Close())
-	p.exercise(p.c)
 }
 
 // members returns the ranks of one color in the order of a split.
