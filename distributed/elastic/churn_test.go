@@ -249,7 +249,7 @@ func (c *churn) wait() {
 	for _, a := range c.here {
 		if a.mu.Lock(); !ok {
 			v, _ := a.look()
-			next, why := v.next()
+			next, why, _ := v.next()
 			c.t.Logf("%s: store %v, %+v; sees %+v; next %v %s", a.cfg.Name, a.kv != nil, a.status, v, next, why)
 		}
 		a.mu.Unlock()

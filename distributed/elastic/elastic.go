@@ -39,9 +39,11 @@
 //
 // # How it is written
 //
-//   - elastic.go: what a program calls; view.go: what the next epoch is, a function of the entries in the store
-//   - attend.go: which store, and this member's entry in it; form.go: votes and new epochs;
-//     state.go: parameters, residuals and the hash of members that come and go
+//   - elastic.go: what a program calls; form.go: votes and new epochs
+//   - view.go: what the next epoch is, a function of the entries in the store; boundary.go: what a
+//     member does that waits for it, a function of these and of what it knows of itself
+//   - attend.go: which store, and this member's entry in it; state.go: parameters, residuals and the
+//     hash of members that come and go
 package elastic
 
 import (
@@ -161,10 +163,9 @@ type Member struct {
 	changed chan struct{}    // closed by the next change
 	status  status           // of this member
 	fault   error            // why it cannot be a member
-	leaving bool
-	ends    bool   // all members of the last epoch are to leave
-	turn    int    // where in the list of members the search for a store begins
-	used    *Epoch // the last one that was formed
+	ends    bool             // all members of the last epoch are to leave
+	turn    int              // where in the list of members the search for a store begins
+	used    *Epoch           // the last one that was formed
 
 	failures int // of the search for a store, one after the other; of attend alone
 
@@ -172,7 +173,6 @@ type Member struct {
 	formed *Epoch // that takes its place, before it is bound
 	ask    bool   // the last vote has found that members come or go
 	leaves []int  // ranks of those who go in order
-	goes   bool   // this member is one of them
 }
 
 // Join makes this process a member, and returns when it has found the store and is not refused:
@@ -258,7 +258,7 @@ func (m *Member) Steps() uint64 { return m.now().Step }
 // Where only members go on that lack the state, it stays until they have it, with a Max of 1 beside the one that joins. While it waits at a
 // boundary, ErrLeft comes at once to one that has no state of the job or where all members of the last epoch are to leave, and otherwise
 // after Config.Patience.
-func (m *Member) Leave() { m.change(func() { m.leaving = true }) }
+func (m *Member) Leave() { m.change(func() { m.status.Wishes = true }) }
 
 // Run makes steps until one returns [io.EOF], this member has left, ctx ends, or a step fails for
 // another reason than a lost member. With an error the others go on without this member. After that, Close. Steps are

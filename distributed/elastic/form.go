@@ -89,13 +89,16 @@ func (m *Member) Commit(ctx context.Context) error {
 			_ = e.Comm.Barrier(ctx) // all have the vote, before any of them goes
 			return err
 		}
-		m.ask, m.leaves, m.goes = vote[0] != 0, nil, vote[1+e.Comm.Rank()] != 0
+		m.ask, m.leaves = vote[0] != 0, nil
 		for rank := range e.Members {
 			if vote[1+rank] != 0 {
 				m.leaves = append(m.leaves, rank)
 			}
 		}
-		m.change(func() { m.status.Step, m.ends = m.status.Step+1, len(m.leaves) == len(e.Members) })
+		m.change(func() {
+			m.status.Step, m.status.Leaving = m.status.Step+1, vote[1+e.Comm.Rank()] != 0
+			m.ends = len(m.leaves) == len(e.Members)
+		})
 		e.hash = 0
 		return nil
 	}
@@ -122,11 +125,10 @@ func (m *Member) vote(ctx context.Context, e *Epoch) (words []int64, err error) 
 	size, rank := len(e.Members), e.Comm.Rank()
 	words = make([]int64, 1+2*size)
 	m.mu.Lock()
-	if v, _ := m.look(); m.leaving || v.comes(e.record) {
+	if m.status.Wishes {
+		words[0], words[1+rank] = 1, 1
+	} else if v, _ := m.look(); v.comes(e.record) {
 		words[0] = 1
-	}
-	if m.leaving {
-		words[1+rank] = 1
 	}
 	m.mu.Unlock()
 	words[1+size+rank] = e.hash
@@ -174,137 +176,79 @@ func (m *Member) form(ctx context.Context) error {
 
 // await waits for the record of the next epoch, and writes it if nobody else does.
 func (m *Member) await(ctx context.Context) (*record, error) {
-	if m.free() {
-		return nil, ErrLeft
-	}
-	m.change(func() { m.status.Waiting, m.status.Leaving = true, m.goes })
+	m.change(func() { m.status.Waiting = true })
 	defer m.change(func() { m.status.Waiting = false })
-	m.publish()
-	began, told := time.Now(), m.cfg.Silence
+	began, log := time.Now(), m.cfg.Silence
 	had := began // when somebody with the state was here
+	var told status
 	for {
-		m.mu.Lock()
-		kv, since, changed, own, leaving, ends, fault := m.kv, m.since, m.changed, m.status, m.leaving, m.ends, m.fault
-		v, version := m.look()
-		m.mu.Unlock()
-		switch {
-		case fault != nil:
-			return nil, fault
-		case m.free():
-			return nil, ErrLeft
-		case leaving && !own.Wishes:
-			m.change(func() { m.status.Wishes = true })
-			m.publish()
-			continue
+		b, version, kv, changed, err := m.boundary()
+		if err != nil {
+			return nil, err
 		}
-		last, _ := v.last()
-		switch with := last != nil && slices.ContainsFunc(v.present, func(s status) bool { return !s.Fresh && last.rank(s.person()) >= 0 }); {
-		case kv == nil || with:
+		if !b.reached || b.held() {
 			had = time.Now()
-		case last != nil && last.Number > 0 && last.World == v.over:
+		}
+		waited := time.Since(began)
+		b.told, b.lost, b.impatient = told, time.Since(had) > m.cfg.Patience, waited > m.cfg.Patience
+		do, r, why := b.decide()
+		switch do {
+		case leave:
+			return nil, ErrLeft
+		case end:
 			return nil, ErrEnded
-		}
-		v.lost = time.Since(had) > m.cfg.Patience
-		why, apart := "no store is in reach", true
-		var next *record
-		if kv != nil {
-			if done, err := m.follow(&v, &own); done != nil || err != nil {
-				return done, err
-			}
-			next, why = v.next()
-			apart = next == nil && v.apart
-			if alone := ends && v.alone(&own); own.Leaving && (alone || time.Since(began) > m.cfg.Patience) || leaving && alone {
-				return nil, ErrLeft
-			}
-			if leaving && next != nil && len(next.Members) == 1 { // a step alone would go with this member
-				next, why, apart = nil, "nobody is here who stays", true
-			}
-		}
-		if next != nil {
-			text, _ := json.Marshal(next)
+		case minority:
+			return nil, fmt.Errorf("%w: %s", ErrMinority, why)
+		case tell:
+			m.publish()
+			told = b.own
+		case enter:
+			m.change(func() { m.status.Accepted, m.status.Formed, m.status.Waiting = r, false, false })
+			m.publish()
+			return r, nil
+		case accept:
+			m.change(func() { m.status.Accepted, m.status.Formed = r, false })
+		case rejoin:
+			slog.Warn("elastic: the others have gone on without this member, which joins again", "member", m.cfg.Name, "epoch", r.Number)
+			m.change(func() {
+				m.status.Accepted, m.status.Formed, m.status.Prepared = r, false, false
+				m.status.Incarnation, m.status.Fresh = rand.Text(), true
+			})
+		case propose:
+			r.World = rand.Text()
+			text, _ := json.Marshal(r)
 			if _, _, err := kv.CompareAndSet(ctx, epochKey, version, text); err != nil && ctx.Err() != nil {
 				return nil, err
 			}
-			continue // the record, or that of somebody else, is in the store
-		}
-		if apart && kv != nil && m.cfg.Dial == nil && time.Since(since) > m.cfg.Silence {
+		case move:
 			m.change(func() { m.turn, m.kv = m.turn+1, nil })
-			_ = kv.Close() // perhaps the others have another one
-		}
-		switch patient := time.Since(began) <= m.cfg.Patience; {
-		case !patient && leaving: // as one that is lost: nobody is here who could take over its residual
-			return nil, ErrLeft
-		case !patient && apart:
-			return nil, fmt.Errorf("%w: %s", ErrMinority, why)
-		}
-		if waited := time.Since(began); next == nil && waited > told {
-			told *= 2
-			if last != nil && v.max > 0 && len(last.Members) >= v.max && last.rank(own.person()) < 0 {
-				why = fmt.Sprintf("there are %d members already", len(last.Members))
+			_ = kv.Close()
+		case wait:
+			if waited > log {
+				log *= 2
+				slog.Info("elastic: no next epoch yet", "member", m.cfg.Name, "why", why, "waited", waited.Round(time.Second/10))
 			}
-			slog.Info("elastic: no next epoch yet", "member", m.cfg.Name, "why", why, "waited", waited.Round(time.Second/10))
-		}
-		select {
-		case <-changed:
-		case <-time.After(m.cfg.Silence / 8): // to look at the time
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%w (%s)", comm.ContextError(ctx), why)
-		case <-m.ctx.Done():
-			return nil, ErrLeft
+			select {
+			case <-changed:
+			case <-time.After(m.cfg.Silence / 8): // to look at the time
+			case <-ctx.Done():
+				return nil, fmt.Errorf("%w (%s)", comm.ContextError(ctx), why)
+			case <-m.ctx.Done():
+				return nil, ErrLeft
+			}
 		}
 	}
 }
 
-// free reports whether this member is to leave and has no state that others may lack.
-func (m *Member) free() bool {
+// boundary returns what this member knows at a boundary, but for what depends on the time that it has waited, with the store, the version
+// of the epoch in it, and what the next change closes.
+func (m *Member) boundary() (b boundary, version uint64, kv store.Store, changed <-chan struct{}, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.leaving && (m.epoch == nil || m.status.Fresh)
-}
-
-// follow looks for an epoch later than the one that this member has accepted, and returns it if this member is in
-// it and it can still be formed.
-func (m *Member) follow(v *view, own *status) (*record, error) {
-	last, _ := v.last()
-	if last == nil || last.Number == 0 || own.Accepted != nil && (last.World == own.Accepted.World || last.Number < own.Accepted.Number) {
-		return nil, nil
-	}
-	rank := last.rank(own.person())
-	if rank < 0 && (own.Accepted == nil || own.Accepted.rank(own.person()) < 0) {
-		m.change(func() { m.status.Accepted = last }) // it joins later
-		return nil, nil
-	}
-	if rank < 0 && own.Leaving {
-		if v.formedBy(last) {
-			return nil, ErrLeft
-		}
-		return nil, nil
-	}
-	m.change(func() {
-		m.status.Accepted, m.status.Formed = last, false
-		if rank < 0 {
-			slog.Warn("elastic: the others have gone on without this member, which joins again", "member", m.cfg.Name, "epoch", last.Number)
-			m.status.Incarnation, m.status.Fresh, m.status.Prepared = rand.Text(), true, false
-		} else if last == v.record {
-			m.status.Waiting = false
-		}
-	})
-	if m.publish(); rank >= 0 && last == v.record {
-		return last, nil
-	}
-	return nil, nil
-}
-
-// formedBy reports whether all members of an epoch that are present have formed it.
-func (v *view) formedBy(r *record) bool {
-	return !slices.ContainsFunc(v.present, func(s status) bool {
-		return r.rank(s.person()) >= 0 && !(s.Formed && s.Accepted != nil && s.Accepted.World == r.World)
-	})
-}
-
-// alone reports whether nobody is here who stays.
-func (v *view) alone(own *status) bool {
-	return !slices.ContainsFunc(v.present, func(s status) bool { return !s.Leaving && !s.Wishes && s.Name != own.Name })
+	b = boundary{own: m.status, reached: m.kv != nil, ends: m.ends}
+	b.view, version = m.look()
+	b.stale = b.reached && !b.outlives && time.Since(m.since) > m.cfg.Silence
+	return b, version, m.kv, m.changed, m.fault
 }
 
 // establish makes the communicator of an epoch. It stops when a member is gone, or at another boundary.

@@ -2,7 +2,6 @@ package elastic
 
 import (
 	"cmp"
-	"crypto/rand"
 	"fmt"
 	"slices"
 	"strings"
@@ -38,8 +37,8 @@ type status struct {
 	Accepted                          *record // the epoch that it has tried to form last, nil for one that joins
 	Formed                            bool    // with success
 	Waiting                           bool    // it is at a boundary
-	Leaving                           bool    // and will not be in the next epoch, unless nobody else has the state
-	Wishes                            bool    // to leave, by the next vote
+	Leaving                           bool    // by the last vote: it will not be in the next epoch, unless nobody else has the state
+	Wishes                            bool    // to leave
 	Fresh                             bool    // it has no state of the job yet
 	Step                              uint64  // steps that it has committed
 	Prepared                          bool    // it has the result of another one, which can be rolled back
@@ -48,6 +47,14 @@ type status struct {
 func (s *status) person() person {
 	return person{Name: s.Name, Incarnation: s.Incarnation, Address: s.Address, Fresh: s.Fresh}
 }
+
+// precedes reports whether an epoch is a later one than the one that the member has accepted.
+func (s *status) precedes(r *record) bool {
+	return s.Accepted == nil || r.World != s.Accepted.World && r.Number >= s.Accepted.Number
+}
+
+// member reports whether the member is one of the epoch that it has accepted, and not still to join.
+func (s *status) member() bool { return s.Accepted != nil && s.Accepted.rank(s.person()) >= 0 }
 
 // reach is the step up to which the member can go.
 func (s *status) reach() uint64 {
@@ -66,7 +73,6 @@ type view struct {
 	settled  bool   // who is not here will not come soon
 	over     string // the World of the last epoch, if that has made the last step of the job
 	lost     bool   // nor those who have the state
-	apart    bool   // set by next: too few of the last epoch are here
 }
 
 // has reports whether a member is here.
@@ -78,7 +84,7 @@ func (v *view) has(p person) bool {
 func (v *view) ending() bool {
 	last, _ := v.last()
 	return last != nil && !slices.ContainsFunc(last.Members, func(p person) bool { return !v.has(p) }) &&
-		!slices.ContainsFunc(v.present, func(s status) bool { return !s.Leaving && !s.Wishes })
+		!slices.ContainsFunc(v.present, func(s status) bool { return !s.Wishes })
 }
 
 // last returns the latest epoch that anybody knows of, and whether it was formed.
@@ -96,14 +102,13 @@ func (v *view) last() (last *record, formed bool) {
 	return last, formed
 }
 
-// next returns the epoch that comes, or why there is none yet.
-func (v *view) next() (*record, string) {
+// next returns the epoch that comes, without a World, or why there is none yet, and whether that is because too few of the last one are here.
+func (v *view) next() (next *record, why string, apart bool) {
 	last, formed := v.last()
 	if last == nil {
-		v.apart = true
-		return nil, "no member of the job is here"
+		return nil, "no member of the job is here", true
 	}
-	next := &record{Number: last.Number + 1, World: rand.Text(), Base: last.Base}
+	next = &record{Number: last.Number + 1, Base: last.Base}
 	if formed {
 		next.Base = last.Members
 	}
@@ -115,7 +120,7 @@ func (v *view) next() (*record, string) {
 			continue
 		}
 		if !(s.Waiting && s.Accepted != nil && s.Accepted.World == last.World) { // for what follows this epoch
-			return nil, s.Name + " is not at the boundary"
+			return nil, s.Name + " is not at the boundary", false
 		}
 		if present = append(present, s.person()); !s.Fresh {
 			next.Step, reach = max(next.Step, s.Step), min(reach, s.reach())
@@ -146,13 +151,12 @@ func (v *view) next() (*record, string) {
 		most = max(most, 2)
 	}
 	if !v.settled && v.record != last && len(present) < len(last.Members) {
-		return nil, "the members of the last epoch are coming to another store"
+		return nil, "the members of the last epoch are coming to another store", false
 	}
 	if !v.outlives && last.Number > 0 {
 		for _, list := range [][]person{last.Members, next.Base} {
 			if why := quorum(list, present); why != "" {
-				v.apart = true
-				return nil, why
+				return nil, why, true
 			}
 		}
 	}
@@ -162,10 +166,10 @@ func (v *view) next() (*record, string) {
 	next.Members = append(stay, come...)
 	next.Members = next.Members[:min(most, len(next.Members))]
 	if len(next.Members) < v.min || len(next.Members) == 0 {
-		return nil, fmt.Sprintf("%d of at least %d members are here", len(next.Members), v.min)
+		return nil, fmt.Sprintf("%d of at least %d members are here", len(next.Members), v.min), false
 	}
 	if len(stay) == 0 && last.Number > 0 && !v.lost {
-		return nil, "no member that has the state is here"
+		return nil, "no member that has the state is here", false
 	}
 	if len(stay) == 0 { // all begin, from the state of the one that has most
 		best := 0
@@ -184,7 +188,7 @@ func (v *view) next() (*record, string) {
 			next.Lost = append(next.Lost, p.Name)
 		}
 	}
-	return next, ""
+	return next, "", false
 }
 
 // quorum returns why those who are present may not decide for a list of members: another part of it may. The first

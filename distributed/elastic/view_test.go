@@ -1,6 +1,7 @@
 package elastic
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -9,7 +10,7 @@ import (
 
 // epochOf makes an epoch of members of one letter.
 func epochOf(number uint64, members, base string) *record {
-	r := &record{Number: number, World: members + base}
+	r := &record{Number: number, World: fmt.Sprint(number, members, base)}
 	for _, c := range members {
 		r.Members = append(r.Members, person{Name: string(c), Incarnation: "1"})
 	}
@@ -32,7 +33,7 @@ func at(name string, accepted *record, change ...func(s *status)) status {
 }
 
 func prepared(s *status)   { s.Prepared = true }
-func leaving(s *status)    { s.Leaving = true }
+func leaving(s *status)    { s.Leaving, s.Wishes = true, true }
 func unformed(s *status)   { s.Formed = false }
 func training(s *status)   { s.Waiting = false }
 func again(s *status)      { s.Incarnation = "2" }
@@ -95,7 +96,7 @@ func TestView(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			v := c.v
 			v.min = max(v.min, 1)
-			next, why := v.next()
+			next, why, _ := v.next()
 			if c.why != "" {
 				require.Nil(t, next)
 				assert.Contains(t, why, c.why)

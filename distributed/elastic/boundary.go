@@ -1,0 +1,106 @@
+package elastic
+
+import (
+	"fmt"
+	"slices"
+)
+
+// outcome is what a member at a boundary does next.
+type outcome string
+
+const (
+	wait     outcome = "wait"     // for a change
+	tell     outcome = "tell"     // the others its status
+	accept   outcome = "accept"   // the latest epoch, to wait for the one after it
+	rejoin   outcome = "rejoin"   // as a member without state: the others have gone on
+	enter    outcome = "enter"    // the latest epoch: form its communicator
+	propose  outcome = "propose"  // the next epoch
+	move     outcome = "move"     // to another store
+	leave    outcome = "leave"    // the job
+	minority outcome = "minority" // as which it does not go on
+	end      outcome = "end"      // with the job, whose last step the others have made
+)
+
+// boundary is what a member at a boundary knows.
+type boundary struct {
+	view
+	own, told status // what it is, and what it has told the others of that
+	reached   bool   // a store is in reach
+	stale     bool   // for so long that the others may use another one
+	ends      bool   // all members of the last epoch are to leave
+	impatient bool   // it has waited for Config.Patience
+}
+
+// decide returns what the member does, the epoch for that, and why there is none yet.
+//
+// A member that is to leave takes nothing along that others lack, if it can: it leaves at once when it has no state, when others have
+// formed an epoch without it, and when all are to leave. Otherwise it helps them to an epoch, for as long as it is patient.
+func (b *boundary) decide() (do outcome, epoch *record, why string) {
+	last, _ := b.last()
+	begun, rank := last != nil && last.Number > 0, -1
+	if begun {
+		rank = last.rank(b.own.person())
+	}
+	switch {
+	case b.own.Wishes && b.own.Fresh:
+		return leave, nil, ""
+	case b.reached && begun && last.World == b.over && !b.held():
+		return end, nil, ""
+	case b.own != b.told:
+		return tell, nil, ""
+	case !b.reached:
+		return b.idle("no store is in reach", true)
+	case !begun || !b.own.precedes(last):
+	case rank >= 0 && last == b.record:
+		return enter, last, ""
+	case rank >= 0 || !b.own.member():
+		return accept, last, ""
+	case !b.own.Leaving:
+		return rejoin, last, ""
+	case b.formedBy(last):
+		return leave, nil, ""
+	}
+	next, why, apart := b.next()
+	switch {
+	case b.own.Wishes && b.ends && !b.stays():
+		return leave, nil, ""
+	case next != nil && b.own.Wishes && len(next.Members) == 1 && next.rank(b.own.person()) == 0: // a step of it alone would go with it
+		return b.idle("nobody is here who stays", true)
+	case next != nil:
+		return propose, next, ""
+	case !apart && rank < 0 && begun && b.max > 0 && len(last.Members) >= b.max:
+		why = fmt.Sprintf("there are %d members already", len(last.Members))
+	}
+	return b.idle(why, apart)
+}
+
+// idle is what a member does without an epoch to enter or to propose. It is apart if too few of the others are in reach.
+func (b *boundary) idle(why string, apart bool) (outcome, *record, string) {
+	switch {
+	case b.impatient && b.own.Wishes: // as one that is lost: nobody is here who could take over its residual
+		return leave, nil, ""
+	case b.impatient && apart:
+		return minority, nil, why
+	case b.stale && apart:
+		return move, nil, why
+	}
+	return wait, nil, why
+}
+
+// held reports whether a member that has the state of the job is here.
+func (v *view) held() bool {
+	last, _ := v.last()
+	return last != nil && slices.ContainsFunc(v.present, func(s status) bool { return !s.Fresh && last.rank(s.person()) >= 0 })
+}
+
+// formedBy reports whether all members of an epoch that are here have formed it.
+func (v *view) formedBy(r *record) bool {
+	return !slices.ContainsFunc(v.present, func(s status) bool {
+		return r.rank(s.person()) >= 0 && !(s.Formed && s.Accepted != nil && s.Accepted.World == r.World)
+	})
+}
+
+// stays reports whether another member is here that does not wish to leave.
+func (b *boundary) stays() bool {
+	return slices.ContainsFunc(b.present, func(s status) bool { return !s.Wishes && s.Name != b.own.Name })
+}
