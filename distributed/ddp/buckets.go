@@ -153,6 +153,13 @@ func (g *Gradients) configure(ctx context.Context, patterns []string) error {
 		}
 	}
 	if !more {
+		for _, b := range g.buckets {
+			if p := (plain{g: g, b: b}); cfg.Shard {
+				b.reducer = &sharded{p}
+			} else {
+				b.reducer = &p
+			}
+		}
 		g.transaction, err = newTransaction(g, nil, whole)
 		return err
 	}
@@ -276,14 +283,8 @@ func (g *Gradients) allocate(ctx context.Context) error {
 	return g.cut()
 }
 
-// newReducer makes what reduces a bucket.
+// newReducer makes what reduces a bucket that is not plain.
 func (g *Gradients) newReducer(i int, b *bucket) (reducer, error) {
-	switch p := (plain{g: g, b: b}); {
-	case g.cfg.Shard:
-		return &sharded{p}, nil
-	case g.transaction.plain:
-		return &p, nil
-	}
 	if g.lines.mesh != nil {
 		return g.newMeshed(i, b)
 	}

@@ -7,12 +7,11 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
-	"github.com/tutti-go/tutti/distributed/sparse"
 )
 
 // rebuild fills the buckets in the order in which rank 0's gradients became ready,
-// as PyTorch's DistributedDataParallel does after the first iteration. A Rebind allocates buckets
-// that could not be allocated.
+// as PyTorch's DistributedDataParallel does after the first iteration. A Rebind allocates what could
+// not be allocated.
 func (g *Gradients) rebuild(ctx context.Context) error {
 	order := make([]byte, 0, 4*len(g.step.arrived))
 	for _, i := range g.step.arrived {
@@ -35,17 +34,14 @@ func (g *Gradients) rebuild(ctx context.Context) error {
 	if len(ready) != len(g.gradients) {
 		return fmt.Errorf("%w: rank 0 has other gradients", comm.ErrMismatch)
 	}
-	if err := g.dismiss(ctx, g.arrangement); err != nil {
+	before := g.arrangement
+	g.arrangement = g.fillBuckets(ready)
+	if err := g.configure(ctx, nil); err != nil {
+		g.arrangement = before // PerBucket does not fit other buckets
 		return err
 	}
-	err = g.arrange(ctx, ready, nil)
-	for _, b := range g.buckets {
-		if b.reducer == nil { // after an error
-			b.reducer = &plain{g: g, b: b}
-		}
+	if err := g.dismiss(ctx, before); err != nil {
+		return err
 	}
-	if g.transaction == nil { // PerBucket does not fit the new buckets: the error stays
-		g.transaction = &transaction{cfg: sparse.Config{NoUndo: true}}
-	}
-	return err
+	return g.allocate(ctx)
 }

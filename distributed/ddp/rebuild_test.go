@@ -127,14 +127,15 @@ func (s *stingy) Copy(dst, src uintptr, bytes int) error {
 
 var errStingy = errors.New("copy told to fail")
 
-// TestRebuildFails: plain buckets that cannot be allocated anew are there after a Rebind. An error of their configuration stays.
+// TestRebuildFails: buckets that cannot be made anew are an error of Wait and of all that follows, until a Rebind: then there are
+// those buckets, or the earlier ones where it came to none, as their configuration is wrong.
 func TestRebuildFails(t *testing.T) {
 	failed := 0
 	for left := 0; left == failed; left++ {
 		standin.World(t, 1, func(ctx context.Context, c comm.Communicator, memory *cpu.Runtime) error {
 			rt := &stingy{Runtime: memory, left: -1}
 			all := standin.Gradients(t, rt, 5)
-			g, err := ddp.New(ctx, rt, c, all, ddp.Config{BucketBytes: 800, Rebuild: true})
+			g, err := ddp.New(ctx, rt, c, all, ddp.Config{BucketBytes: 800, Rebuild: true, Uneven: true})
 			require.NoError(t, err)
 			for i, x := range all {
 				require.NoError(t, g.Ready(ctx, i, x))
@@ -145,42 +146,96 @@ func TestRebuildFails(t *testing.T) {
 			if err != nil {
 				failed++
 				require.ErrorIs(t, err, runtime.ErrOutOfMemory)
-				_, err = g.BucketStats(ctx, 0)
-				assert.True(t, err == nil || errors.Is(err, runtime.ErrOutOfMemory))
+				unusable(t, g, all, err)
 				require.NoError(t, g.Rebind(ctx, c), "after %d allocations", left)
 			}
-			for i, x := range all {
-				require.NoError(t, x.Fill(float64(i)))
-			}
-			require.NoError(t, g.ReduceAll(ctx, all))
-			for i, x := range all {
-				values, err := cpu.Slice[float32](x)
-				require.NoError(t, err)
-				assert.EqualValues(t, i, values[99])
-			}
-			err = g.Close()
-			standin.Free(t, all)
-			return err
+			assert.Len(t, g.Buckets(), 3)
+			return trains(t, g, all)
 		})
 	}
 	assert.Greater(t, failed, 2, "also allocations of buckets")
 
-	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-		all, wrong := standin.Gradients(t, rt, 2), false
-		g, err := ddp.New(ctx, rt, c, all, ddp.Config{Rebuild: true, PerBucket: func(int, int) sparse.Config {
-			if wrong {
-				return sparse.Config{Pattern: "none such"}
+	for _, rebind := range []bool{true, false} {
+		standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			all, wrong := standin.Gradients(t, rt, 2), false
+			g, err := ddp.New(ctx, rt, c, all, ddp.Config{Rebuild: true, Uneven: true, PerBucket: func(int, int) sparse.Config {
+				if wrong {
+					return sparse.Config{Pattern: "none such"}
+				}
+				return sparse.Config{}
+			}})
+			require.NoError(t, err)
+			wrong = true
+			err = g.ReduceAll(ctx, all)
+			require.ErrorContains(t, err, "the buckets are not filled anew: bucket 0: ")
+			require.ErrorContains(t, err, "none such")
+			unusable(t, g, all, err)
+			if !rebind {
+				err = g.Close()
+				standin.Free(t, all)
+				return err
 			}
-			return sparse.Config{}
-		}})
+			require.NoError(t, g.Rebind(ctx, c))
+			assert.Equal(t, [][]int{{1, 0}}, g.Buckets())
+			return trains(t, g, all)
+		})
+	}
+}
+
+// unusable: every method that has an error returns why the Gradients has failed, but for those that tell of the last complete step.
+func unusable(t *testing.T, g *ddp.Gradients, all []*runtime.Tensor, cause error) {
+	ctx := t.Context()
+	cause = errors.Unwrap(cause) // without the operation
+	for name, call := range map[string]func() error{
+		"Ready":         func() error { return g.Ready(ctx, 0, all[0]) },
+		"Wait":          func() error { return g.Wait(ctx) },
+		"ReduceAll":     func() error { return g.ReduceAll(ctx, all) },
+		"Join":          func() error { return g.Join(ctx, all, nil) },
+		"Accumulate":    func() error { return g.Accumulate(0, all[0]) },
+		"State":         func() error { _, err := g.State(ctx); return err },
+		"SharedState":   func() error { _, err := g.SharedState(ctx); return err },
+		"Restore":       func() error { return g.Restore(ctx, nil) },
+		"ScaleResidual": func() error { return g.ScaleResidual(0.5) },
+		"Residuals":     func() error { _, err := g.Residuals(); return err },
+	} {
+		assert.ErrorIs(t, call(), cause, name)
+	}
+	for name, call := range map[string]func() error{
+		"Shards":    func() error { _, err := g.Shards(); return err },
+		"Scatter":   func() error { return g.Scatter(nil, all) },
+		"Gather":    func() error { return g.Gather(ctx, all, nil) },
+		"ShardNorm": func() error { _, err := g.ShardNorm(ctx); return err },
+	} {
+		assert.ErrorIs(t, call(), comm.ErrArgument, "%s, without Config.Shard", name)
+	}
+	stats, err := g.Stats(ctx)
+	assert.NoError(t, err)
+	assert.Positive(t, stats.Buckets)
+	for i := range g.Buckets() {
+		_, err = g.BucketStats(ctx, i)
+		assert.NoError(t, err)
+	}
+	for i, x := range all {
+		assert.Same(t, x, g.Result(i))
+	}
+	assert.False(t, g.RollsBack())
+	assert.Nil(t, g.Views())
+	assert.Len(t, g.Patterns(), len(g.Buckets()))
+	assert.Zero(t, g.Stream())
+}
+
+// trains makes a step, and closes.
+func trains(t *testing.T, g *ddp.Gradients, all []*runtime.Tensor) error {
+	for i, x := range all {
+		require.NoError(t, x.Fill(float64(i)))
+	}
+	require.NoError(t, g.ReduceAll(t.Context(), all))
+	for i, x := range all {
+		values, err := cpu.Slice[float32](x)
 		require.NoError(t, err)
-		wrong = true
-		err = g.ReduceAll(ctx, all)
-		require.ErrorContains(t, err, "none such")
-		assert.ErrorContains(t, g.Rebind(ctx, c), "none such")
-		assert.False(t, g.RollsBack())
-		err = g.Close()
-		standin.Free(t, all)
-		return err
-	})
+		assert.EqualValues(t, i, values[99])
+	}
+	err := g.Close()
+	standin.Free(t, all)
+	return err
 }

@@ -269,7 +269,9 @@ func (g *Gradients) Wait(ctx context.Context) error {
 	g.stats.SentElements, g.stats.SentBytes = after.SentElements-g.step.before.SentElements, after.SentBytes-g.step.before.SentBytes
 	g.step.given, g.results = g.results, g.step.given
 	if g.cfg.Rebuild && g.steps == 0 {
-		g.err = g.rebuild(ctx)
+		if err := g.rebuild(ctx); err != nil {
+			g.err = fmt.Errorf("the buckets are not filled anew: %w", err)
+		}
 	}
 	g.steps++
 	g.newStep()
