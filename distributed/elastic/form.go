@@ -15,8 +15,6 @@ import (
 	"github.com/tutti-go/tutti/comm/instrument"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/distributed"
-	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -132,9 +130,7 @@ func (m *Member) vote(ctx context.Context, e *Epoch) (words []int64, err error) 
 	}
 	m.mu.Unlock()
 	words[1+size+rank] = e.hash
-	return words, m.pass(ctx, e, dtype.I64, hostmem.Bytes(words), func(t *runtime.Tensor) error {
-		return distributed.AllReduce(ctx, e.Comm, t, comm.Max)
-	})
+	return words, pass(ctx, m, e, words, func(t *runtime.Tensor) error { return distributed.AllReduce(ctx, e.Comm, t, comm.Max) })
 }
 
 // comes reports whether a member waits to join, and there is room.
@@ -182,15 +178,21 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 	had := began // when somebody with the state was here
 	var told status
 	for {
-		b, version, kv, changed, err := m.boundary()
-		if err != nil {
-			return nil, err
+		m.mu.Lock()
+		kv, changed, fault := m.kv, m.changed, m.fault
+		b := boundary{own: m.status, told: told, reached: kv != nil, ends: m.ends}
+		b.stale = b.reached && m.cfg.Dial == nil && time.Since(m.since) > m.cfg.Silence
+		var version uint64
+		b.view, version = m.look()
+		m.mu.Unlock()
+		if fault != nil {
+			return nil, fault
 		}
 		if !b.reached || b.held() {
 			had = time.Now()
 		}
 		waited := time.Since(began)
-		b.told, b.lost, b.impatient = told, time.Since(had) > m.cfg.Patience, waited > m.cfg.Patience
+		b.lost, b.impatient = time.Since(had) > m.cfg.Patience, waited > m.cfg.Patience
 		do, r, why := b.decide()
 		switch do {
 		case leave:
@@ -238,17 +240,6 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 			}
 		}
 	}
-}
-
-// boundary returns what this member knows at a boundary, but for what depends on the time that it has waited, with the store, the version
-// of the epoch in it, and what the next change closes.
-func (m *Member) boundary() (b boundary, version uint64, kv store.Store, changed <-chan struct{}, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	b = boundary{own: m.status, reached: m.kv != nil, ends: m.ends}
-	b.view, version = m.look()
-	b.stale = b.reached && !b.outlives && time.Since(m.since) > m.cfg.Silence
-	return b, version, m.kv, m.changed, m.fault
 }
 
 // establish makes the communicator of an epoch. It stops when a member is gone, or at another boundary.

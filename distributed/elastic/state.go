@@ -15,7 +15,6 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -154,12 +153,12 @@ func (m *Member) share(ctx context.Context, e *Epoch, peer int, saved []byte, jo
 		return distributed.Send(ctx, e.Comm, t, peer, tag)
 	}
 	length := []int64{int64(len(saved))}
-	err := m.pass(ctx, e, dtype.U8, hostmem.Bytes(length), move)
-	if err == nil {
+	err := pass(ctx, m, e, length, move)
+	if err == nil && length[0] > 0 {
 		if joins {
 			saved = make([]byte, length[0])
 		}
-		err = m.pass(ctx, e, dtype.U8, saved, move)
+		err = pass(ctx, m, e, saved, move)
 	}
 	for _, t := range m.cfg.Tensors {
 		if err == nil {
@@ -183,27 +182,17 @@ func (m *Member) share(ctx context.Context, e *Epoch, peer int, saved []byte, jo
 	return err
 }
 
-// pass communicates bytes of the host by memory of the runtime.
-func (m *Member) pass(ctx context.Context, e *Epoch, dt dtype.DType, bytes []byte, call func(t *runtime.Tensor) error) error {
-	if len(bytes) == 0 {
-		return nil
-	}
-	t, err := runtime.New(m.cfg.Runtime, dt, len(bytes)/dt.Size())
+// pass communicates what the host has by memory of the runtime.
+func pass[T dtype.Element](ctx context.Context, m *Member, e *Epoch, x []T, call func(t *runtime.Tensor) error) error {
+	t, err := runtime.FromSlice(m.cfg.Runtime, x)
 	if err != nil {
 		return err
 	}
-	p, err := t.Ptr()
-	if err == nil {
-		err = m.cfg.Runtime.CopyIn(p, bytes)
-	}
-	if err == nil {
-		err = call(t)
-	}
-	if err == nil {
+	if err = call(t); err == nil {
 		err = e.Comm.Sync(ctx)
 	}
 	if err == nil {
-		err = m.cfg.Runtime.CopyOut(bytes, p)
+		err = runtime.CopyOut(x, t)
 	} else {
 		comm.AbortAll(e.Comm, err) // nobody uses the memory any more
 	}
