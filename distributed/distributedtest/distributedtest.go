@@ -11,9 +11,8 @@
 // [RunReducer] is the suite of a program's own [ddp.Reducer], [RunSelector] that of its own
 // [sparse.Selector].
 //
-// The ranks' inputs are functions of a seed, so processes that run the suite
-// together compute each other's inputs, and every failure names what it needs
-// to be repeated.
+// The ranks' inputs are functions of rank and step, so processes that run the suite
+// together compute each other's inputs.
 //
 // On a runtime without [runtime.Kernels] the sparse parts are skipped. With -short,
 // large tensors have fewer elements.
@@ -47,9 +46,6 @@ func Extended() Option { return func(s *suite) { s.extended = true } }
 // has.
 func Cases(keep func(ranks int, name string) bool) Option { return func(s *suite) { s.keep = keep } }
 
-// Seed sets the seed of the inputs, 1 unless set.
-func Seed(seed uint64) Option { return func(s *suite) { s.seed = seed } }
-
 // SameBits has steps whose values are rounded, and outer loops, compared, bit for bit, with those of a world of goroutines over
 // another backend.
 func SameBits(world func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error) Option {
@@ -63,8 +59,10 @@ type suite struct {
 	keep     func(ranks int, name string) bool // nil: all
 	selector sparse.Selector                   // of all patterns, if set
 	made     sync.Map                          // gradients that many cases have, by their gradientOf
-	seed     uint64
 }
+
+// seed is that of all inputs.
+const seed = 1
 
 // caseTimeout bounds one case: longer than any of them takes, so that a rank
 // that waits for ever is an error and not a hanging test.
@@ -97,7 +95,7 @@ func Run(t *testing.T, b commtest.Backend, opts ...Option) {
 
 func runCases(t *testing.T, b commtest.Backend, cases []testCase, opts []Option) {
 	t.Helper()
-	s := &suite{Backend: b, seed: 1}
+	s := &suite{Backend: b}
 	for _, o := range opts {
 		o(s)
 	}
@@ -121,7 +119,7 @@ func runCases(t *testing.T, b commtest.Backend, cases []testCase, opts []Option)
 						return r.run(c.body)
 					})
 					if err != nil {
-						t.Errorf("seed %d: %v", s.seed, err)
+						t.Error(err)
 					}
 					if skipped.Load() {
 						t.Skip("the runtime has no sparse kernels")

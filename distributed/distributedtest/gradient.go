@@ -89,7 +89,7 @@ func (s *suite) gradient(k family, n, rank, size, step int) []float32 {
 	}
 	g := make([]float32, n)
 	if n > 0 {
-		rng := rand.New(rand.NewPCG(s.seed, uint64(rank)<<32|uint64(step)))
+		rng := rand.New(rand.NewPCG(seed, uint64(rank)<<32|uint64(step)))
 		k.fill(g, rng, rank, size, step)
 	}
 	if step < 6 && (n <= 3000 || n == s.large()) {

@@ -69,7 +69,7 @@ func (r *rank) trainSteps(cfg ddp.Config) {
 		for i, n := range lengths {
 			r.write(params[i], r.gradient(families[0], n, r.rank, r.size, 10*step+i))
 		}
-		order := rand.New(rand.NewPCG(r.seed, uint64(r.rank))).Perm(len(params))
+		order := rand.New(rand.NewPCG(seed, uint64(r.rank))).Perm(len(params))
 		if step == 0 {
 			for i := range order {
 				order[i] = len(params) - 1 - i

@@ -121,7 +121,7 @@ func (x *reduced) over(c comm.Communicator, cfg ddp.Config, states ...[]byte) *r
 
 // load writes gradients of 1 and -1, times a factor. The last of several ranks has none from step 2 on.
 func (x *reduced) load(step int, factor float32) {
-	rng := rand.New(rand.NewPCG(x.seed, uint64(x.rank.rank)<<32|uint64(step)))
+	rng := rand.New(rand.NewPCG(seed, uint64(x.rank.rank)<<32|uint64(step)))
 	for _, t := range x.params {
 		values := make([]float32, t.Len())
 		for i := range values {
