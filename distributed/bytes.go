@@ -144,10 +144,7 @@ type mail struct {
 }
 
 func newMail(op string, rt runtime.Runtime, c comm.Communicator) (*mail, error) {
-	if rt == nil || c == nil {
-		return nil, base.OpError(op, fmt.Errorf("%w: runtime or communicator is nil", comm.ErrArgument))
-	}
-	if err := comm.CheckDevice(c, rt.Device()); err != nil {
+	if err := base.Reaches(rt, c); err != nil {
 		return nil, base.OpError(op, err)
 	}
 	return &mail{op: op, rt: rt, c: c, order: base.NewOrder(rt, c)}, nil

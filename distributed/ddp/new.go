@@ -29,8 +29,8 @@ import (
 // comes before the runtime is frozen.
 func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []*runtime.Tensor, cfg Config) (*Gradients, error) {
 	const op = "gradient sync"
-	if rt == nil || c == nil {
-		return nil, base.OpError(op, fmt.Errorf("%w: runtime or communicator is nil", comm.ErrArgument))
+	if err := base.Reaches(rt, c); err != nil {
+		return nil, base.OpError(op, err)
 	}
 	if cfg.BucketBytes < 0 {
 		return nil, base.ConfigError("BucketBytes is %d, want at least 1", cfg.BucketBytes)

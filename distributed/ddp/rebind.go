@@ -19,10 +19,7 @@ import (
 // After an error of the wait for what the old communicator has in flight, g is still with that one, in the step.
 func (g *Gradients) Rebind(ctx context.Context, c comm.Communicator) error {
 	const op = "gradient rebind"
-	if err := base.CheckComm(c); err != nil {
-		return base.OpError(op, err)
-	}
-	if err := comm.CheckDevice(c, g.rt.Device()); err != nil {
+	if err := base.Reaches(g.rt, c); err != nil {
 		return base.OpError(op, err)
 	}
 	if err := g.usable(op); g.closed || g.err != nil && !g.transaction.plain {

@@ -189,10 +189,7 @@ func (l *Loop) Residuals() (all []*runtime.Tensor, err error) {
 // all of them, and they go on from saved states.
 func (l *Loop) Rebind(ctx context.Context, c comm.Communicator) error {
 	return l.do("outer rebind", func() error {
-		if err := base.CheckComm(c); err != nil {
-			return err
-		}
-		if err := comm.CheckDevice(c, l.rt.Device()); err != nil {
+		if err := base.Reaches(l.rt, c); err != nil {
 			return err
 		}
 		for i, f := range l.fragments {

@@ -48,8 +48,8 @@ type Reducer struct {
 // without [runtime.Kernels], which only the dense pattern in F32 without clipping and detection of
 // non-finite gradients does not need, or without those of the Values; [comm.ErrDevice] if c does not reach rt's memory.
 func New(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Reducer, error) {
-	if rt == nil || c == nil {
-		return nil, base.OpError("sparse", fmt.Errorf("%w: runtime or communicator is nil", comm.ErrArgument))
+	if err := base.Reaches(rt, c); err != nil {
+		return nil, base.OpError("sparse", err)
 	}
 	given := cfg
 	cfg, err := cfg.WithDefaults()
@@ -61,9 +61,6 @@ func New(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Reducer, 
 	}
 	kernels, err := runtime.KernelsOf(rt)
 	if err != nil && !cfg.Plain() {
-		return nil, base.OpError("sparse", err)
-	}
-	if err := comm.CheckDevice(c, rt.Device()); err != nil {
 		return nil, base.OpError("sparse", err)
 	}
 	if codec := cfg.codec(); codec != runtime.CodecNone && errors.Is(kernels.Quantize(0, codec, 0, 0, 0), runtime.ErrUnsupported) {

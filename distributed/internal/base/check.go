@@ -49,6 +49,14 @@ func CheckComm(c comm.Communicator) error {
 	return nil
 }
 
+// Reaches checks that there are a runtime and a communicator that reaches its memory.
+func Reaches(rt runtime.Runtime, c comm.Communicator) error {
+	if rt == nil || c == nil {
+		return fmt.Errorf("%w: runtime or communicator is nil", comm.ErrArgument)
+	}
+	return comm.CheckDevice(c, rt.Device())
+}
+
 // ReportLost logs that what some ranks had not sent is lost, if there were more.
 func ReportLost(had int, c comm.Communicator) {
 	if have := c.WorldSize(); have < had && c.Rank() == 0 {
