@@ -34,35 +34,32 @@ func (g *Gradients) arrange(ctx context.Context, ready []int, patterns []string)
 	return nil
 }
 
-// dismiss frees what arrange made.
-func (g *Gradients) dismiss(ctx context.Context, a arrangement) error {
+// dismiss frees what arrange made. Memory of buckets that may still be written, or is not to be freed by this rank alone, stays.
+func (g *Gradients) dismiss(ctx context.Context, a arrangement, stays bool) error {
 	var errs []error
-	if a.async != nil {
+	if a.async != nil && !g.closed {
 		a.async.close()
 	}
 	for _, b := range a.buckets {
+		var err error
 		if b.reducer != nil {
-			errs = append(errs, b.reducer.Close())
+			err = b.reducer.Close()
 		}
-		if b.memory != nil {
-			errs = append(errs, b.memory.Free(ctx))
+		if b.memory != nil && err == nil && !stays {
+			// A communicator that was closed has freed its memory.
+			if err = b.memory.Free(ctx); errors.Is(err, comm.ErrClosed) {
+				err = nil
+			}
 		}
-		errs = append(errs, g.forget(b))
+		if errs = append(errs, err); b.ready != 0 {
+			errs = append(errs, g.side.ops.DestroyEvent(b.ready))
+			b.ready = 0
+		}
 	}
 	if a.transaction != nil {
 		errs = append(errs, a.transaction.close())
 	}
 	return errors.Join(errs...)
-}
-
-// forget destroys the event of a bucket.
-func (g *Gradients) forget(b *bucket) error {
-	event := b.ready
-	b.ready = 0
-	if event == 0 {
-		return nil
-	}
-	return g.side.ops.DestroyEvent(event)
 }
 
 // fillBuckets puts the gradients into buckets, a filling one for each type, and one

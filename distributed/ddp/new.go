@@ -1,7 +1,6 @@
 package ddp
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -102,37 +101,16 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 func (g *Gradients) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
 	defer cancel()
-	if g.async != nil && !g.closed {
+	if g.async != nil {
 		_ = g.async.wait(ctx, g.lines.all) // what it leaves in flight, DrainToFree finds
-		g.async.close()
 	}
-	g.closed = true
 	settled := g.order.DrainToFree()
-	errs := []error{settled}
 	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)
+	errs := []error{settled, g.dismiss(ctx, g.arrangement, settled != nil || symmetric && g.err != nil)}
+	g.closed = true
 	own := []*runtime.Tensor{g.active}
 	for _, p := range g.gradients {
 		own = append(own, p.spare, p.sum.of)
-	}
-	for _, b := range g.buckets {
-		err := settled
-		if b.reducer != nil {
-			failed := b.reducer.Close()
-			errs = append(errs, failed)
-			err = cmp.Or(err, failed)
-		}
-		if b.memory != nil && err == nil && !(symmetric && g.err != nil) {
-			// A communicator that was closed has freed its memory.
-			if err := b.memory.Free(ctx); !errors.Is(err, comm.ErrClosed) {
-				errs = append(errs, err)
-			}
-		}
-	}
-	for _, b := range g.buckets {
-		errs = append(errs, g.forget(b))
-	}
-	if g.transaction != nil {
-		errs = append(errs, g.transaction.close())
 	}
 	for _, t := range own {
 		if t != nil && settled == nil {

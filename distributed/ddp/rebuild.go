@@ -40,7 +40,7 @@ func (g *Gradients) rebuild(ctx context.Context) error {
 		g.arrangement = before // PerBucket does not fit other buckets
 		return err
 	}
-	if err := g.dismiss(ctx, before); err != nil {
+	if err := g.dismiss(ctx, before, false); err != nil {
 		return err
 	}
 	return g.allocate(ctx)

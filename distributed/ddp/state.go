@@ -153,7 +153,7 @@ func (g *Gradients) restore(ctx context.Context, states [][]byte) error {
 	}
 	switch {
 	case err != nil && anew:
-		err = errors.Join(err, g.dismiss(ctx, g.arrangement))
+		err = errors.Join(err, g.dismiss(ctx, g.arrangement, false))
 		if g.side != side {
 			err = errors.Join(err, g.side.close())
 		}
@@ -162,7 +162,7 @@ func (g *Gradients) restore(ctx context.Context, states [][]byte) error {
 	case err != nil:
 		return err
 	case anew:
-		if g.err = g.dismiss(ctx, before); g.err != nil {
+		if g.err = g.dismiss(ctx, before, false); g.err != nil {
 			return g.err
 		}
 		if g.transaction.plain { // plain buckets are ordered by the compute stream alone
