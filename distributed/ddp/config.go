@@ -1,6 +1,7 @@
 package ddp
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -110,13 +111,23 @@ type Stats struct {
 	ExchangeTime, HiddenTime time.Duration
 }
 
-// checkWire checks the type as which gradients travel.
-func (c *Config) checkWire() error {
-	switch c.Wire {
-	case dtype.Invalid, dtype.F16, dtype.BF16:
-		return nil
+// withDefaults returns c with the defaults of what is not set, or the error of a field that is out of range. streams: the communicator has some.
+func (c Config) withDefaults(streams bool) (Config, error) {
+	whole := hostBucketBytes
+	if streams {
+		whole = bucketBytes
 	}
-	return base.ConfigError("Wire is %v, want bf16, f16 or none", c.Wire)
+	c.BucketBytes, c.FirstBucketBytes = cmp.Or(c.BucketBytes, whole), cmp.Or(c.FirstBucketBytes, firstBucketBytes)
+	c.DenseUpTo = cmp.Or(c.DenseUpTo, denseUpTo)
+	switch {
+	case c.BucketBytes < 0 || c.FirstBucketBytes < 0:
+		return c, base.ConfigError("BucketBytes is %d and FirstBucketBytes %d, want at least 1", c.BucketBytes, c.FirstBucketBytes)
+	case c.Wire != dtype.Invalid && c.Wire != dtype.F16 && c.Wire != dtype.BF16:
+		return c, base.ConfigError("Wire is %v, want bf16, f16 or none", c.Wire)
+	case c.BucketViews && (c.Wire != dtype.Invalid || c.Rebuild):
+		return c, base.ConfigError("BucketViews with Wire %v and Rebuild %v, which move gradients", c.Wire, c.Rebuild)
+	}
+	return c, nil
 }
 
 // checkShard refuses what needs more than a shard of the averages.

@@ -63,7 +63,7 @@ type Gradients struct {
 	cfg       Config
 	op        comm.ReduceOp // of dense buckets
 	gradients []gradient
-	active    *runtime.Tensor // with Uneven: whether this rank has data, and how many do
+	active    *runtime.Tensor // with Uneven: 1 if this rank has data, and behind it how many ranks have
 
 	arrangement
 	side   *sideStream // nil: sparse buckets are worked on where gradients are computed
@@ -83,13 +83,13 @@ type Gradients struct {
 	confirm func(context.Context) error // see BeforeCommit
 }
 
-// address checks a tensor and returns its address.
-func (g *Gradients) address(t *runtime.Tensor) (uintptr, error) {
-	p, err := base.Address("gradient", "source", g.meter, t)
+// reachable checks a tensor.
+func (g *Gradients) reachable(t *runtime.Tensor) error {
+	_, err := base.Address("gradient", "source", g.meter, t)
 	if err == nil {
 		err = base.SameStream(g.rt, t.Runtime())
 	}
-	return p, err
+	return err
 }
 
 // Views returns with [Config].BucketViews the tensors in which a backward

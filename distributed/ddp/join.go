@@ -11,17 +11,6 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// prepareJoin allocates what ranks tell each other at the beginning of a step: 1
-// from who has data, and behind it their number.
-func (g *Gradients) prepareJoin() error {
-	if !g.cfg.Uneven {
-		return nil
-	}
-	var err error
-	g.active, err = runtime.New(g.rt, dtype.F32, 2)
-	return err
-}
-
 // announce takes part in counting the ranks that have data, with 1 or 0. Who has, does
 // not look at the number.
 func (g *Gradients) announce(ctx context.Context, have float64) error {

@@ -31,18 +31,6 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 	if err := base.Reaches(rt, c); err != nil {
 		return nil, base.OpError(op, err)
 	}
-	if cfg.BucketBytes < 0 {
-		return nil, base.ConfigError("BucketBytes is %d, want at least 1", cfg.BucketBytes)
-	}
-	if cfg.FirstBucketBytes < 0 {
-		return nil, base.ConfigError("FirstBucketBytes is %d, want at least 1", cfg.FirstBucketBytes)
-	}
-	if err := cfg.checkWire(); err != nil {
-		return nil, err
-	}
-	if cfg.BucketViews && (cfg.Wire != dtype.Invalid || cfg.Rebuild) {
-		return nil, base.ConfigError("BucketViews with Wire %v and Rebuild %v, which move gradients", cfg.Wire, cfg.Rebuild)
-	}
 	n := len(params)
 	g := &Gradients{rt: rt, meter: metered.New(c), op: comm.Avg, gradients: make([]gradient, n), results: make([]*runtime.Tensor, n),
 		step: step{given: make([]*runtime.Tensor, n), absent: make([]bool, n), folded: make([]bool, n)}}
@@ -50,21 +38,13 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 		g.op = comm.Sum
 	}
 	g.order = base.NewOrder(rt, g.meter)
-	if cfg.BucketBytes == 0 {
-		cfg.BucketBytes = bucketBytes
-		if g.order.Streams == nil {
-			cfg.BucketBytes = hostBucketBytes
-		}
-	}
-	if cfg.FirstBucketBytes == 0 {
-		cfg.FirstBucketBytes = firstBucketBytes
-	}
-	if cfg.DenseUpTo == 0 {
-		cfg.DenseUpTo = denseUpTo
+	cfg, err := cfg.withDefaults(g.order.Streams != nil)
+	if err != nil {
+		return nil, err
 	}
 	g.cfg = cfg
 	for i, t := range params {
-		if _, err := g.address(t); err != nil {
+		if err := g.reachable(t); err != nil {
 			return nil, base.OpError(op, fmt.Errorf("gradient %d: %w", i, err))
 		}
 		compressed := cfg.PerBucket == nil && cfg.Pattern != "" && cfg.Pattern != sparse.Dense
@@ -76,8 +56,8 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 	if g.lines, g.err = g.newLines(ctx); g.err == nil {
 		g.err = g.arrange(ctx, backward(n), nil)
 	}
-	if g.err == nil {
-		g.err = g.prepareJoin()
+	if g.err == nil && cfg.Uneven {
+		g.active, g.err = runtime.New(rt, dtype.F32, 2)
 	}
 	if g.err != nil {
 		return nil, base.OpError(op, errors.Join(g.err, g.Close()))

@@ -45,10 +45,11 @@ func (g *Gradients) padded(n int) int {
 // Shards returns with [Config].Shard this rank's part of each bucket, in the order of [Gradients.Buckets]: the
 // same in all steps, until a [Gradients.Rebind]. They are not to be changed.
 func (g *Gradients) Shards() ([]Shard, error) {
-	if err := g.checkSharded("gradient shards"); err != nil {
-		return nil, err
+	const op = "gradient shards"
+	if !g.cfg.Shard {
+		return nil, base.OpError(op, fmt.Errorf("%w: Config.Shard is not set", comm.ErrArgument))
 	}
-	return g.shards, nil
+	return g.shards, g.between(op)
 }
 
 // cut makes the shards of buckets that are allocated.
@@ -192,14 +193,6 @@ func (g *Gradients) shardNorm(ctx context.Context, own []Shard) (float64, error)
 	return math.Sqrt(sum), err
 }
 
-// checkSharded checks that there are shards, and no step is in flight.
-func (g *Gradients) checkSharded(op string) error {
-	if !g.cfg.Shard {
-		return base.OpError(op, fmt.Errorf("%w: Config.Shard is not set", comm.ErrArgument))
-	}
-	return g.between(op)
-}
-
 // checkShards checks tensors like the shards, and like the gradients.
 func (g *Gradients) checkShards(op string, shards, whole []*runtime.Tensor) ([]Shard, error) {
 	own, err := g.Shards()
@@ -210,7 +203,7 @@ func (g *Gradients) checkShards(op string, shards, whole []*runtime.Tensor) ([]S
 		return nil, base.OpError(op, fmt.Errorf("%w: %d shards and %d tensors, want %d and %d", comm.ErrArgument, len(shards), len(whole), len(own), len(g.gradients)))
 	}
 	for i, t := range shards {
-		if _, err := g.address(t); err != nil {
+		if err := g.reachable(t); err != nil {
 			return nil, base.OpError(op, fmt.Errorf("shard %d: %w", i, err))
 		}
 		if like := own[i].Tensor; t.DType() != like.DType() || t.Len() != like.Len() {

@@ -45,7 +45,7 @@ func (g *Gradients) check(op string, i int, t *runtime.Tensor) error {
 	if g.step.given[i] != nil {
 		return base.OpError(op, fmt.Errorf("%w: gradient %d is ready already in this step", comm.ErrArgument, i))
 	}
-	if _, err := g.address(t); err != nil {
+	if err := g.reachable(t); err != nil {
 		return base.OpError(op, fmt.Errorf("gradient %d: %w", i, err))
 	}
 	if dt := g.buckets[g.where[i]].dt; t.DType() != dt {
