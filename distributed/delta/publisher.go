@@ -281,7 +281,7 @@ func (m *meeting) any(k, what int) bool {
 
 // distribute sends the messages of all publishers, and returns those for this rank. p is nil on ranks that do
 // not publish.
-func (l *link) distribute(ctx context.Context, m *meeting, p *Publisher, step func() error) (messages [][]byte, err error) {
+func (l *link) distribute(ctx context.Context, m *meeting, p *Publisher, h hook) (messages [][]byte, err error) {
 	defer func() {
 		if err != nil { // the ranks are out of step
 			l.c.Abort(err)
@@ -294,7 +294,7 @@ func (l *link) distribute(ctx context.Context, m *meeting, p *Publisher, step fu
 			if !m.any(k, what) {
 				continue
 			}
-			if err := step(); err != nil {
+			if err := h.step(); err != nil {
 				return nil, err
 			}
 			var got []byte
@@ -356,14 +356,14 @@ func (p *Publisher) Send(ctx context.Context) error {
 	if n := len(p.log); n > 0 {
 		mine.Other, mine.Others[0] = p.log[n-1].Base, p.log[n-1].digest
 	}
-	if err := p.replica.step(); err != nil {
+	if err := p.replica.hook.step(); err != nil {
 		return err
 	}
 	m, err := p.meet(ctx, mine)
 	if err != nil {
 		return err
 	}
-	if _, err := p.distribute(ctx, m, p, p.replica.step); err != nil || !m.together {
+	if _, err := p.distribute(ctx, m, p, p.replica.hook); err != nil || !m.together {
 		return err
 	}
 	_, err = p.vote(ctx, true)

@@ -33,11 +33,6 @@ type Memory interface {
 	io.WriterAt
 }
 
-// placed is memory that kernels reach.
-type placed interface {
-	place() (place, error) // of no runtime if there are none
-}
-
 // Of returns a tensor in the memory of a runtime, with a name. Tensors that are not contiguous are
 // refused ([runtime.ErrShape]): Contiguous makes a copy.
 func Of(name string, t *runtime.Tensor) (Tensor, error) {
@@ -64,8 +59,6 @@ func (h Host) ReadAt(p []byte, at int64) (int, error) { return copy(p, h[at:]), 
 
 // WriteAt implements [io.WriterAt].
 func (h Host) WriteAt(p []byte, at int64) (int, error) { return copy(h[at:], p), nil }
-
-func (h Host) place() (place, error) { return hostPlace(h), nil }
 
 // device is memory of a runtime.
 type device struct {
@@ -96,18 +89,22 @@ func (d device) WriteAt(p []byte, at int64) (int, error) {
 	return len(p), d.Runtime().CopyIn(to+uintptr(at), p)
 }
 
-func (d device) place() (place, error) {
-	at, err := d.Ptr()
-	p := place{d.Runtime(), at, d}
-	if err != nil {
+// place returns where a tensor is, of no runtime where kernels do not reach it.
+func (t Tensor) place() (place, error) {
+	switch m := t.Memory.(type) {
+	case Host:
+		return hostPlace(m), nil
+	case device:
+		at, err := m.Ptr()
+		p := place{m.Runtime(), at, m}
+		if m.Device().Kind == runtime.CPU {
+			p.rt = host
+		} else if _, err := runtime.KernelsOf(p.rt); err != nil {
+			p.rt = nil
+		}
 		return p, err
 	}
-	if d.Device().Kind == runtime.CPU {
-		p.rt = host
-	} else if _, err := runtime.KernelsOf(p.rt); err != nil {
-		p.rt = nil
-	}
-	return p, nil
+	return place{}, nil
 }
 
 // replica is a set of tensors at a version.
@@ -116,7 +113,17 @@ type replica struct {
 	tensors []Tensor   // by name
 	sums    [][]uint32 // of their blocks
 	lost    error      // why the tensors are of no version
-	hook    func() error
+	hook    hook
+}
+
+// hook is called before each access to memory, and each message, where tests make them fail.
+type hook func() error
+
+func (h hook) step() error {
+	if h == nil {
+		return nil
+	}
+	return h()
 }
 
 // newReplica checks and sorts tensors.
@@ -198,29 +205,19 @@ func parallel(ctx context.Context, counts []int, tick func(done, of int), work f
 	return context.Cause(within)
 }
 
-// step is called before each access to memory, and each message, where tests make them fail.
-func (r *replica) step() error {
-	if r.hook == nil {
-		return nil
-	}
-	return r.hook()
-}
-
 // load returns where a block is: in place, or a copy in buf, which store writes back.
 func (r *replica) load(tensor, block int, buf *[]byte) (p place, direct bool, err error) {
-	if err := r.step(); err != nil {
+	if err := r.hook.step(); err != nil {
 		return p, false, err
 	}
 	t := &r.tensors[tensor]
 	from, to := t.bounds(block)
-	if m, ok := t.Memory.(placed); ok {
-		if p, err = m.place(); err != nil {
-			return p, false, fmt.Errorf("delta: tensor %q: %w", t.Name, err)
-		}
-		if p.rt != nil {
-			p.at += uintptr(from)
-			return p, true, nil
-		}
+	if p, err = t.place(); err != nil {
+		return p, false, fmt.Errorf("delta: tensor %q: %w", t.Name, err)
+	}
+	if p.rt != nil {
+		p.at += uintptr(from)
+		return p, true, nil
 	}
 	*buf = grown(*buf, to-from)
 	if n, err := t.Memory.ReadAt(*buf, int64(from)); n < to-from {
@@ -438,7 +435,7 @@ func (r *replica) apply(ctx context.Context, d *Delta, from *replica, alloc func
 		}
 	}
 	if err == nil {
-		err = r.step()
+		err = r.hook.step()
 	}
 	if err != nil {
 		return nil, errors.Join(err, a.rollback())
@@ -524,7 +521,7 @@ func (a *applied) block(c *coder, i, b int) error {
 	}
 	a.next.sums[change.tensor][at] = sum
 	u.done = kept && direct
-	if err := a.next.step(); err != nil {
+	if err := a.next.hook.step(); err != nil {
 		return err
 	}
 	u.done = kept

@@ -42,7 +42,7 @@ type Subscriber struct {
 	mu    sync.RWMutex // held while tensors change
 	parts []*replica   // by publisher
 	doubt []*applied   // what is in doubt, by part
-	hook  func() error
+	hook  hook
 }
 
 // NewSubscriber returns a subscriber, whose new tensors are allocated in rt, through whose memory it receives over c.
@@ -84,7 +84,7 @@ func (s *Subscriber) View(f func(version uint64, tensors []Tensor) error) error 
 func (s *Subscriber) Update(ctx context.Context) (uint64, error) {
 	s.updating.Lock()
 	defer s.updating.Unlock()
-	if err := s.step(); err != nil {
+	if err := s.hook.step(); err != nil {
 		return 0, err
 	}
 	m, err := s.meet(ctx, s.announcement())
@@ -95,7 +95,7 @@ func (s *Subscriber) Update(ctx context.Context) (uint64, error) {
 		// All ranks have found what became of it when they met.
 		s.settle(m.peers[s.c.Rank()].Version)
 	}
-	messages, err := s.distribute(ctx, m, nil, s.step)
+	messages, err := s.distribute(ctx, m, nil, s.hook)
 	if err != nil {
 		return 0, err
 	}
@@ -106,11 +106,11 @@ func (s *Subscriber) Update(ctx context.Context) (uint64, error) {
 	}
 	all, err := s.apply(ctx, messages)
 	if m.together {
-		no, voting := -1, s.step()
+		no, voting := -1, s.hook.step()
 		if voting == nil {
 			no, voting = s.vote(ctx, err == nil)
 		}
-		switch voting = cmp.Or(voting, s.step()); {
+		switch voting = cmp.Or(voting, s.hook.step()); {
 		case err != nil: // and nobody commits
 		case voting != nil:
 			s.doubt = all
@@ -250,12 +250,11 @@ func allocate(rt runtime.Runtime, t Tensor) (Memory, error) {
 
 // beside allocates a tensor like t in memory of its kind, or of Go.
 func (t Tensor) beside() (Memory, error) {
-	if m, ok := t.Memory.(placed); ok {
-		if p, err := m.place(); err != nil || p.rt != host {
-			return allocate(p.rt, t)
-		}
+	p, err := t.place()
+	if err == nil && p.rt == host {
+		p.rt = nil
 	}
-	return allocate(nil, t)
+	return allocate(p.rt, t)
 }
 
 func (r *replica) free() {
@@ -263,5 +262,3 @@ func (r *replica) free() {
 		release(t.Memory)
 	}
 }
-
-func (s *Subscriber) step() error { return (&replica{hook: s.hook}).step() }
