@@ -2,6 +2,7 @@ package sparse
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"math"
 	"math/rand/v2"
@@ -13,6 +14,8 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/noop"
+	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -151,5 +154,26 @@ func TestGaussianSelection(t *testing.T) {
 			return errors.Join(s.Close(), grad.Free())
 		}))
 		require.NoError(t, rt.Close())
+	}
+}
+
+// TestStateOfNoRanks: a state that is whole, and says that it is of a world without ranks, is refused.
+func TestStateOfNoRanks(t *testing.T) {
+	for _, pattern := range []string{TopkA, Oktopk} {
+		rt := cpu.New()
+		s, err := New(rt, noop.New(rt), 1000, Config{Pattern: pattern, Density: 0.1})
+		require.NoError(t, err)
+		state, err := s.State(t.Context())
+		require.NoError(t, err)
+		header := stateHeader{}
+		begins := len(stateMagic) + binary.Size(header)
+		_, err = binary.Decode(state[len(stateMagic):], binary.LittleEndian, &header)
+		require.NoError(t, err)
+		header.Rank, header.Size, header.Words, header.Elements, header.K = 0, 0, header.Words-1, 0, 100
+		forged, err := binary.Append([]byte(stateMagic), binary.LittleEndian, header)
+		require.NoError(t, err)
+		forged = append(forged, state[begins:][:base.WordSize*header.Words]...)
+		assert.ErrorIs(t, s.Restore(t.Context(), base.Seal(forged)), comm.ErrArgument)
+		require.NoError(t, errors.Join(s.Close(), rt.Close()))
 	}
 }

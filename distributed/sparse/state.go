@@ -197,7 +197,7 @@ func (s *Reducer) parse(state []byte) (p savedState, err error) {
 	}
 	rest, words := body[size:], keptWords(int(p.Size))
 	dense := (p.cfg.Pattern == Dense || p.cfg.Pattern == Auto) && p.K > 0
-	if p.Rank > p.Size || p.Size > 1<<20 || int(p.Words) != words || int(p.Elements) != elements || len(rest) != base.WordSize*(words+elements) ||
+	if p.Rank > p.Size || p.Size < 1 || p.Size > 1<<20 || int(p.Words) != words || int(p.Elements) != elements || len(rest) != base.WordSize*(words+elements) ||
 		p.K > uint64(s.n) || dense || p.Steps > math.MaxInt64 || p.Age > math.MaxInt64 || p.Rounds > math.MaxInt64 {
 		return wrong("the state has %d numbers, %d elements and k = %d in %d bytes", p.Words, p.Elements, p.K, len(state))
 	}
