@@ -186,8 +186,14 @@ func Join(ctx context.Context, cfg Config) (*Member, error) {
 	if cfg.Runtime == nil {
 		cfg.Runtime = cpu.New()
 	}
+	if cfg.Residuals == nil {
+		cfg.Residuals = func() ([]*runtime.Tensor, error) { return nil, nil }
+	}
 	m := &Member{cfg: cfg, changed: make(chan struct{}), entries: map[string]entry{}}
 	m.status = status{Name: cfg.Name, Incarnation: rand.Text(), Terms: cfg.Terms, Step: cfg.Step, Fresh: true}
+	if cfg.Hash == nil {
+		m.cfg.Hash = m.hash
+	}
 	m.ctx, m.end = context.WithCancel(context.WithoutCancel(ctx))
 	if cfg.Dial == nil {
 		if err := m.serve(); err != nil {

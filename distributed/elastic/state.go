@@ -54,11 +54,7 @@ func (m *Member) bind(ctx context.Context, e *Epoch) error {
 	m.change(func() { m.status.Fresh = false })
 	m.publish()
 	slog.Info("elastic: epoch", "number", e.Number, "step", m.Steps(), "members", strings.Join(e.Members, ", "))
-	hash := m.cfg.Hash
-	if hash == nil {
-		hash = m.hash
-	}
-	h, err := hash(ctx)
+	h, err := m.cfg.Hash(ctx)
 	e.hash = int64(h>>1 | 1) // an allreduce takes the larger of it and 0
 	if err == nil && e.Comm.Rank() == 0 && len(e.record.Lost) > 0 {
 		norm, normErr := m.residualNorm()
@@ -120,16 +116,9 @@ func parts(t *runtime.Tensor, f func(part []byte)) error {
 	return err
 }
 
-func (m *Member) residuals() ([]*runtime.Tensor, error) {
-	if m.cfg.Residuals == nil {
-		return nil, nil
-	}
-	return m.cfg.Residuals()
-}
-
 // residualNorm is the Euclidean norm of what this member has not sent.
 func (m *Member) residualNorm() (norm float64, err error) {
-	list, err := m.residuals()
+	list, err := m.cfg.Residuals()
 	for _, t := range list {
 		err = errors.Join(err, parts(t, func(part []byte) {
 			for x := range slices.Chunk(part, dtype.F32.Size()) {
@@ -173,7 +162,7 @@ func (m *Member) share(ctx context.Context, e *Epoch, peer int, saved []byte, jo
 			return err
 		}
 	}
-	list, err := m.residuals()
+	list, err := m.cfg.Residuals()
 	for _, t := range list {
 		if err == nil {
 			err = t.Fill(0)
@@ -206,7 +195,7 @@ func (m *Member) handOver(ctx context.Context) error {
 	if len(leaves) == len(e.Members) {
 		leaves = leaves[1:]
 	}
-	list, err := m.residuals()
+	list, err := m.cfg.Residuals()
 	for _, from := range leaves {
 		to := from
 		for slices.Contains(leaves, to) {
