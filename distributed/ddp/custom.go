@@ -108,10 +108,8 @@ func (c *custom) copyMemory(back bool) error {
 	return nil
 }
 
-// Drain implements reducer.
 func (c *custom) Drain(context.Context) error { return nil }
 
-// Select implements reducer.
 func (c *custom) Select(_ context.Context, in sparse.Input) error {
 	c.target, c.scratch, c.begun, c.counted = in.Ptr, in.Scratch, false, false
 	if err := c.g.rt.Copy(c.memory.Ptr, in.Ptr, c.n*c.dt.Size()); err != nil || in.Factor == 0 {
@@ -120,7 +118,6 @@ func (c *custom) Select(_ context.Context, in sparse.Input) error {
 	return c.g.kernels.Scale(c.memory.Ptr, c.dt, c.n, in.Factor)
 }
 
-// Exchange implements reducer.
 func (c *custom) Exchange(ctx context.Context) error {
 	if !c.g.cfg.NoUndo {
 		if err := c.copyMemory(false); err != nil {
@@ -170,7 +167,6 @@ func (c *custom) Complete(context.Context) (hostWaited bool, err error) {
 	return true, err
 }
 
-// Commit implements reducer.
 func (c *custom) Commit(v sparse.Verdict) error {
 	if v == sparse.Skips {
 		return cmp.Or(c.RollBack(), c.g.rt.Fill(c.target, c.n, c.dt, 0))
@@ -180,7 +176,6 @@ func (c *custom) Commit(v sparse.Verdict) error {
 	return c.g.rt.Copy(c.target, c.memory.Ptr, c.n*c.dt.Size())
 }
 
-// RollBack implements reducer.
 func (c *custom) RollBack() error {
 	if !c.begun {
 		return nil
@@ -191,10 +186,8 @@ func (c *custom) RollBack() error {
 	return c.copyMemory(true)
 }
 
-// JoinTransaction implements reducer.
 func (c *custom) JoinTransaction(flags, _ uintptr) { c.flags = flags }
 
-// Terms implements reducer.
 func (c *custom) Terms() string {
 	if s, ok := c.Reducer.(fmt.Stringer); ok {
 		return "reduced by " + s.String()
@@ -202,7 +195,6 @@ func (c *custom) Terms() string {
 	return fmt.Sprintf("reduced by %T", c.Reducer)
 }
 
-// Stats implements reducer.
 func (c *custom) Stats(context.Context) (sparse.Stats, error) {
 	return sparse.Stats{Elements: c.n}, nil
 }
@@ -213,10 +205,8 @@ type customHeader struct {
 	Rank, Size uint32
 }
 
-// State implements reducer.
 func (c *custom) State(ctx context.Context) ([]byte, error) { return c.state(ctx, c.b.Comm.Rank()) }
 
-// SharedState implements reducer.
 func (c *custom) SharedState(ctx context.Context) ([]byte, error) {
 	return c.state(ctx, c.b.Comm.WorldSize())
 }
@@ -303,7 +293,6 @@ func addF32(sum, x []byte) {
 	}
 }
 
-// ScaleResidual implements reducer.
 func (c *custom) ScaleResidual(factor float64) error {
 	if !(factor >= 0) || math.IsInf(float64(float32(factor)), 0) {
 		return fmt.Errorf("%w: factor is %v, want a finite number, not negative", comm.ErrArgument, factor)
@@ -318,13 +307,11 @@ func (c *custom) ScaleResidual(factor float64) error {
 	return err
 }
 
-// Rebind implements reducer.
 func (c *custom) Rebind(to comm.Communicator) error {
 	c.b.Comm = to
 	return nil
 }
 
-// Close implements reducer.
 func (c *custom) Close() error {
 	if err := c.g.order.DrainToFree(); err != nil {
 		return err

@@ -74,7 +74,6 @@ func (l *level) do(ctx context.Context, call comm.Call) error {
 	return l.order.Around(ctx, func() error { return call.Make(l.order.C) })
 }
 
-// Reduce implements [Reducer].
 func (m *meshed) Reduce(ctx context.Context, _ Bucket) error {
 	end := m.memory.Ptr + uintptr(m.n*m.dt.Size())
 	if padding := m.room - m.n; padding > 0 {
@@ -109,7 +108,6 @@ func (m *meshed) Reduce(ctx context.Context, _ Bucket) error {
 // Memory implements [Reducer]. What is kept between steps, the reducer between the hosts keeps.
 func (m *meshed) Memory() Memory { return Memory{} }
 
-// Drain implements reducer.
 func (m *meshed) Drain(ctx context.Context) error {
 	for i := range m.levels {
 		if err := m.levels[i].order.Drain(ctx); err != nil {
@@ -119,7 +117,6 @@ func (m *meshed) Drain(ctx context.Context) error {
 	return m.between.Drain(ctx)
 }
 
-// Commit implements reducer.
 func (m *meshed) Commit(v sparse.Verdict) error {
 	if v == sparse.Skips {
 		if err := m.RollBack(); err != nil {
@@ -130,7 +127,6 @@ func (m *meshed) Commit(v sparse.Verdict) error {
 	return m.custom.Commit(v)
 }
 
-// RollBack implements reducer.
 func (m *meshed) RollBack() error {
 	if !m.started {
 		return nil // the last step between the hosts is an earlier one
@@ -145,7 +141,6 @@ func (m *meshed) JoinTransaction(flags, skip uintptr) {
 	m.between.JoinTransaction(flags, skip)
 }
 
-// Terms implements reducer.
 func (m *meshed) Terms() string {
 	sizes := []int{}
 	for i := range m.levels {
@@ -157,18 +152,14 @@ func (m *meshed) Terms() string {
 // Stats implements reducer: of this rank's share.
 func (m *meshed) Stats(ctx context.Context) (sparse.Stats, error) { return m.between.Stats(ctx) }
 
-// State implements reducer.
 func (m *meshed) State(ctx context.Context) ([]byte, error) { return m.between.State(ctx) }
 
-// SharedState implements reducer.
 func (m *meshed) SharedState(ctx context.Context) ([]byte, error) { return m.between.SharedState(ctx) }
 
-// PrepareRestore implements reducer.
 func (m *meshed) PrepareRestore(ctx context.Context, states ...[]byte) (func(context.Context) error, error) {
 	return m.between.PrepareRestore(ctx, states...)
 }
 
-// ScaleResidual implements reducer.
 func (m *meshed) ScaleResidual(factor float64) error { return m.between.ScaleResidual(factor) }
 
 // rebind moves to another mesh, in which this rank has the same share.
@@ -191,7 +182,6 @@ func (m *meshed) rebind(l *lines, to comm.Communicator) error {
 
 var errOtherShare = fmt.Errorf("%w: this rank has another share of the buckets in the new mesh, want the same ranks within a host", comm.ErrUnsupported)
 
-// Close implements reducer.
 func (m *meshed) Close() error {
 	var errs []error
 	for i := range m.levels {

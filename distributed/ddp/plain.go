@@ -37,7 +37,6 @@ func (p *plain) Select(context.Context, sparse.Input) error {
 	return nil
 }
 
-// Exchange implements reducer.
 func (p *plain) Exchange(ctx context.Context) error {
 	if err := p.g.order.CommAfterCompute(ctx); err != nil {
 		return err
@@ -56,13 +55,11 @@ func (p *plain) Complete(ctx context.Context) (hostWaited bool, err error) {
 	return false, err
 }
 
-// Stats implements reducer.
 func (p *plain) Stats(context.Context) (sparse.Stats, error) {
 	n := p.b.len()
 	return sparse.Stats{Step: p.g.stats.Step, Pattern: sparse.Dense, Dense: true, Elements: n, K: n, SelectedLocal: n, SelectedGlobal: n}, nil
 }
 
-// PrepareRestore implements reducer.
 func (p *plain) PrepareRestore(context.Context, ...[]byte) (restore func(context.Context) error, err error) {
 	return func(context.Context) error { return nil }, nil
 }

@@ -16,7 +16,6 @@ import (
 // sharded is a plain reduction that leaves each rank its shard, where that lies in the bucket.
 type sharded struct{ plain }
 
-// Select implements reducer.
 func (s *sharded) Select(context.Context, sparse.Input) error {
 	b := s.b
 	whole, err := b.flat.Ptr()
