@@ -1,13 +1,10 @@
 package distributedtest
 
 import (
-	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
-	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -145,77 +142,4 @@ func testRing(r *rank) {
 		must(distributed.Send(r.ctx, r.c, t, r.rank+1, 9))
 	}
 	r.holds(t, counted(0, 4), "ring")
-}
-
-// testMisuse checks that wrong arguments are named errors on every rank and
-// leave the communicator usable.
-func testMisuse(r *rank) {
-	c, ctx := r.c, r.ctx
-	m := r.newMisuse()
-	bf16 := r.tensor(dtype.BF16, make([]float32, 4))
-	short := make([]int, r.size-1)
-	expect(
-		expectation{"nil tensor", distributed.AllReduce(ctx, c, nil, comm.Sum), comm.ErrArgument},
-		expectation{"freed tensor", distributed.AllReduce(ctx, c, m.freed, comm.Sum), runtime.ErrFreed},
-		expectation{"strided tensor", distributed.AllReduce(ctx, c, m.strided, comm.Sum), runtime.ErrNotContiguous},
-		expectation{"other type", distributed.AllToAll(ctx, c, m.good, bf16), runtime.ErrDType},
-		expectation{"gather length", distributed.AllGather(ctx, c, m.long, m.good), runtime.ErrShape},
-		expectation{"scatter length", distributed.ReduceScatter(ctx, c, m.good, m.long, comm.Sum), runtime.ErrShape},
-		expectation{"alltoall length", distributed.AllToAll(ctx, c, m.long, m.good), runtime.ErrShape},
-		expectation{"root", distributed.Broadcast(ctx, c, m.good, r.size), comm.ErrArgument},
-		expectation{"peer", distributed.Send(ctx, c, m.good, -1, 0), comm.ErrArgument},
-		expectation{"counts", distributed.AllGatherV(ctx, c, m.good, m.good, short), comm.ErrArgument},
-		expectation{"sum of counts", distributed.AllToAllV(ctx, c, m.good, make([]int, r.size), m.good, make([]int, r.size)), runtime.ErrShape},
-	)
-	must(distributed.AllReduce(ctx, c, m.good, comm.Sum))
-}
-
-// testSparseMisuse is testMisuse of a Sparse.
-func testSparseMisuse(r *rank) {
-	c, ctx := r.c, r.ctx
-	m := r.newMisuse()
-	f64 := r.tensor(dtype.F64, make([]float32, 4))
-	s := got(sparse.New(r.rt, c, 4, sparse.Config{Pattern: sparse.TopkA, Density: 0.5}))
-	closed := got(sparse.New(r.rt, c, 4, sparse.Config{}))
-	must(closed.Close(), closed.Close())
-	expect(
-		expectation{"type", s.AllReduce(ctx, f64), comm.ErrUnsupported},
-		expectation{"length", s.AllReduce(ctx, m.long), runtime.ErrShape},
-		expectation{"nil", s.AllReduce(ctx, nil), comm.ErrArgument},
-		expectation{"strided", s.AllReduce(ctx, m.strided), runtime.ErrNotContiguous},
-		expectation{"freed", s.AllReduce(ctx, m.freed), runtime.ErrFreed},
-		expectation{"closed", closed.AllReduce(ctx, m.good), comm.ErrClosed},
-	)
-	must(s.AllReduce(ctx, m.good), s.Close())
-}
-
-// misuse are tensors of four float32, but for one that is longer, of which all
-// but the good one are refused.
-type misuse struct {
-	good, long, strided, freed *runtime.Tensor
-}
-
-func (r *rank) newMisuse() (m misuse) {
-	m.good, m.long = r.tensor(dtype.F32, make([]float32, 4)), r.tensor(dtype.F32, make([]float32, 4*r.size+1))
-	m.strided = got(got(got(m.long.Slice(0, 0, 4)).Reshape(2, 2)).Transpose(0, 1))
-	m.freed = r.tensor(dtype.F32, make([]float32, 4))
-	must(m.freed.Free())
-	return m
-}
-
-// expectation is a call's error, and what it should wrap.
-type expectation struct {
-	name      string
-	got, want error
-}
-
-// expect fails with each that was not met.
-func expect(all ...expectation) {
-	var errs []error
-	for _, e := range all {
-		if !errors.Is(e.got, e.want) {
-			errs = append(errs, fmt.Errorf("%s: got error %v, want %v", e.name, e.got, e.want))
-		}
-	}
-	must(errs...)
 }

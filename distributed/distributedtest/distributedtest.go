@@ -80,8 +80,6 @@ func Run(t *testing.T, b commtest.Backend, opts ...Option) {
 	t.Helper()
 	cases := []testCase{
 		{name: "Collectives", body: testCollectives},
-		{name: "Misuse", body: testMisuse},
-		{name: "SparseMisuse", body: testSparseMisuse, sparse: true},
 		{name: "Gradients", body: testGradientSync},
 		{name: "Mesh", body: testMesh},
 		{name: "Many", body: testMany},

@@ -1,13 +1,11 @@
 package distributedtest
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
 
-	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -46,7 +44,6 @@ func testGradientSync(r *rank) {
 		}
 		r.part(k.name, func() { r.trainSteps(k.cfg) })
 	}
-	testGradientMisuse(r)
 }
 
 // trainSteps runs steps and compares the averages with a float64 reference.
@@ -127,34 +124,6 @@ func (r *rank) trainSteps(cfg ddp.Config) {
 	must(g.Close(), g.Close())
 }
 
-func testGradientMisuse(r *rank) {
-	a, long := r.tensor(dtype.F32, make([]float32, 4)), r.tensor(dtype.F32, make([]float32, 5))
-	i32 := got(runtime.New(r.rt, dtype.I32, 4))
-	r.after(i32.Free)
-	refused := func(cfg ddp.Config, tensors ...*runtime.Tensor) error {
-		_, err := ddp.New(r.ctx, r.rt, r.c, tensors, cfg)
-		return err
-	}
-	g := got(ddp.New(r.ctx, r.rt, r.c, []*runtime.Tensor{a}, ddp.Config{}))
-	expect(
-		expectation{"nil gradient", refused(ddp.Config{}, a, nil), comm.ErrArgument},
-		expectation{"integers", refused(ddp.Config{}, i32), comm.ErrUnsupported},
-		expectation{"bucket bytes", refused(ddp.Config{BucketBytes: -1}), comm.ErrArgument},
-		expectation{"sum and clipping", refused(ddp.Config{Sum: true, Config: sparse.Config{ClipNorm: 1}}, a), comm.ErrArgument},
-		expectation{"pattern", refused(ddp.Config{Config: sparse.Config{Pattern: "none"}}, a), comm.ErrArgument},
-		expectation{"number", g.Ready(r.ctx, 1, a), comm.ErrArgument},
-		expectation{"no tensor", g.Ready(r.ctx, 0, nil), comm.ErrArgument},
-		expectation{"another length", g.Ready(r.ctx, 0, long), runtime.ErrShape},
-		expectation{"another type", g.Ready(r.ctx, 0, i32), runtime.ErrDType},
-		expectation{"too many", g.ReduceAll(r.ctx, []*runtime.Tensor{a, a}), comm.ErrArgument},
-		expectation{"first", g.Ready(r.ctx, 0, a), nil},
-		expectation{"twice", g.Ready(r.ctx, 0, a), comm.ErrArgument},
-		expectation{"wait", g.Wait(r.ctx), nil},
-		expectation{"close", g.Close(), nil},
-		expectation{"closed", g.Ready(r.ctx, 0, a), comm.ErrClosed},
-	)
-}
-
 // testMesh splits the world into a grid and checks who is together with whom,
 // and that the communicators work.
 func testMesh(r *rank) {
@@ -190,30 +159,4 @@ func testMesh(r *rank) {
 		}
 		must(m.Close(), m.Close())
 	}
-	testMeshMisuse(r)
-}
-
-func testMeshMisuse(r *rank) {
-	for name, dims := range map[string][]distributed.Dim{
-		"none":      nil,
-		"no name":   {{Size: r.size}},
-		"twice":     {{Name: "a", Size: r.size}, {Name: "a", Size: 1}},
-		"zero":      {{Name: "a", Size: 0}},
-		"too many":  {{Name: "a", Size: r.size + 1}},
-		"too few":   {{Name: "a", Size: r.size}, {Name: "b", Size: 2}},
-		"two open":  {{Name: "a", Size: -1}, {Name: "b", Size: -1}},
-		"remainder": {{Name: "a", Size: -1}, {Name: "b", Size: r.size + 1}},
-	} {
-		if _, err := distributed.NewMesh(r.ctx, r.c, dims...); !errors.Is(err, comm.ErrArgument) {
-			fail("mesh %s: got error %v, want %v", name, err, comm.ErrArgument)
-		}
-	}
-	m := got(distributed.NewMesh(r.ctx, r.c, distributed.Dim{Name: "data", Size: r.size}))
-	_, unknown := m.Comm("tensor")
-	_, coord := m.Coord("tensor")
-	_, tooFew := m.Rank()
-	_, outside := m.Rank(r.size)
-	expect(expectation{"unknown", unknown, comm.ErrArgument}, expectation{"coordinate", coord, comm.ErrArgument},
-		expectation{"too few", tooFew, comm.ErrArgument}, expectation{"outside", outside, comm.ErrArgument})
-	must(m.Close())
 }
