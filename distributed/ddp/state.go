@@ -1,7 +1,6 @@
 package ddp
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -213,12 +212,9 @@ func (g *Gradients) parse(state []byte) (p savedGradients, err error) {
 		return p, err
 	}
 	damaged := fmt.Errorf("%w: the state is damaged", comm.ErrArgument)
-	size := binary.Size(p.gradientsHeader)
-	if len(rest) < size {
+	size, err := binary.Decode(rest, binary.LittleEndian, &p.gradientsHeader)
+	if err != nil {
 		return p, damaged
-	}
-	if err := binary.Read(bytes.NewReader(rest), binary.LittleEndian, &p.gradientsHeader); err != nil {
-		return p, fmt.Errorf("%w: %w", damaged, err)
 	}
 	others := fmt.Errorf("%w: the state is of other gradients or buckets", comm.ErrMismatch)
 	if int(p.Gradients) != len(g.gradients) {

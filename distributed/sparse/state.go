@@ -1,7 +1,6 @@
 package sparse
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -179,12 +178,9 @@ func (s *Reducer) parse(state []byte) (p savedState, err error) {
 	if err != nil {
 		return p, err
 	}
-	size := binary.Size(p.stateHeader)
-	if len(body) < size {
+	size, err := binary.Decode(body, binary.LittleEndian, &p.stateHeader)
+	if err != nil {
 		return wrong("the state is damaged")
-	}
-	if err := binary.Read(bytes.NewReader(body), binary.LittleEndian, &p.stateHeader); err != nil {
-		return wrong("the state is damaged: %v", err)
 	}
 	var known bool
 	p.cfg, known = s.chosenFor(p.Config)
