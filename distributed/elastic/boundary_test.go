@@ -32,6 +32,7 @@ func TestBoundary(t *testing.T) {
 	impatient := func(b *boundary) { b.impatient = true }
 	stale := func(b *boundary) { b.stale = true }
 	all := func(b *boundary) { b.ends = true }
+	told := func(b *boundary) { b.own.Wishes, b.told.Wishes = true, true }
 	untold := func(b *boundary) { b.told = status{} }
 	for name, c := range map[string]struct {
 		v    view
@@ -46,6 +47,8 @@ func TestBoundary(t *testing.T) {
 		"one trains, for longer than its patience": {v: here(abc, at("a", abc), at("b", abc, training), at("c", abc)), with: []func(*boundary){impatient, stale}, do: wait},
 		"too few":                                  {v: bounded(2, here(first, at("a", nil))), with: []func(*boundary){impatient, stale}, do: wait, why: "1 of at least 2"},
 		"no room":                                  {v: bounded(2, here(ab, at("c", ab), at("a", ab, training), at("b", ab))), do: wait, why: "there are 2 members already"},
+		"room, when one is at the boundary":        {v: func() view { v := here(ab, at("c", ab), at("a", ab, training), at("b", ab)); v.max = 3; return v }(), do: wait, why: "a is not"},
+		"no room, and a minority":                  {v: bounded(2, here(ab, at("c", ab), at("b", ab))), do: wait, why: "1 of 2 members"},
 
 		"the next epoch is decided":               {v: here(second, at("a", ab), at("b", ab)), do: enter},
 		"it has tried that one":                   {v: here(second, at("a", second, unformed), at("b", ab)), do: wait, why: "b is not"},
@@ -58,22 +61,24 @@ func TestBoundary(t *testing.T) {
 		"… after a vote in which it leaves":       {v: here(without, at("a", abc, leaving), at("b", without), at("c", without)), do: leave},
 		"… and have not formed their epoch yet":   {v: here(without, at("a", abc, leaving), at("b", without, training), at("c", without, unformed, training)), do: wait, why: "b is not"},
 		"… whose attempt has failed":              {v: here(without, at("a", abc, leaving), at("b", without, unformed), at("c", without, unformed)), do: propose},
+		"… which one has not begun":               {v: here(without, at("a", abc, leaving), at("b", without), at("c", abc, training)), do: wait, why: "c is not"},
 		"… with a member that was to leave later": {v: here(without, at("a", abc, wishing), at("b", without), at("c", without)), do: rejoin},
 
-		"without the store":                         {v: view{}, with: []func(*boundary){alone}, do: wait, why: "no store"},
-		"without the store, out of patience":        {v: view{}, with: []func(*boundary){alone, impatient}, do: minority, why: "no store"},
-		"a minority":                                {v: here(abc, at("a", abc)), do: wait, why: "1 of 3 members"},
-		"a minority looks elsewhere":                {v: here(abc, at("a", abc)), with: []func(*boundary){stale}, do: move, why: "1 of 3 members"},
-		"a minority out of patience":                {v: here(abc, at("a", abc)), with: []func(*boundary){stale, impatient}, do: minority, why: "1 of 3 members"},
-		"a minority, told to leave":                 {v: here(abc, at("a", abc, wishing)), do: wait, why: "1 of 3 members"},
-		"a minority, told to leave, elsewhere":      {v: here(abc, at("a", abc, wishing)), with: []func(*boundary){stale}, do: move},
-		"a minority, told to leave, impatient":      {v: here(abc, at("a", abc, wishing)), with: []func(*boundary){stale, impatient}, do: leave},
-		"nobody of the job":                         {v: here(nil, at("a", nil)), with: []func(*boundary){stale}, do: move, why: "no member of the job"},
-		"nobody of the job for too long":            {v: here(nil, at("a", nil)), with: []func(*boundary){impatient}, do: minority, why: "no member of the job"},
-		"the state is away":                         {v: outliving(abc, at("d", abc)), with: []func(*boundary){impatient}, do: wait, why: "no member that has the state"},
-		"the last step is made":                     {v: ending(abc, at("d", nil)), do: end},
-		"the last step is made, but one is here":    {v: ending(ab, at("c", ab), at("a", ab, training)), do: wait, why: "a is not"},
-		"the last step of an earlier epoch is made": {v: func() view { v := outliving(abc, at("d", abc)); v.over = "another"; return v }(), do: wait},
+		"without the store":                           {v: view{}, with: []func(*boundary){alone}, do: wait, why: "no store"},
+		"without the store, out of patience":          {v: view{}, with: []func(*boundary){alone, impatient}, do: minority, why: "no store"},
+		"a minority":                                  {v: here(abc, at("a", abc)), do: wait, why: "1 of 3 members"},
+		"a minority looks elsewhere":                  {v: here(abc, at("a", abc)), with: []func(*boundary){stale}, do: move, why: "1 of 3 members"},
+		"a minority out of patience":                  {v: here(abc, at("a", abc)), with: []func(*boundary){stale, impatient}, do: minority, why: "1 of 3 members"},
+		"a minority, told to leave":                   {v: here(abc, at("a", abc, wishing)), do: wait, why: "1 of 3 members"},
+		"a minority, told to leave, elsewhere":        {v: here(abc, at("a", abc, wishing)), with: []func(*boundary){stale}, do: move},
+		"a minority, told to leave, impatient":        {v: here(abc, at("a", abc, wishing)), with: []func(*boundary){stale, impatient}, do: leave},
+		"nobody of the job":                           {v: here(nil, at("a", nil)), with: []func(*boundary){stale}, do: move, why: "no member of the job"},
+		"nobody of the job for too long":              {v: here(nil, at("a", nil)), with: []func(*boundary){impatient}, do: minority, why: "no member of the job"},
+		"the state is away":                           {v: outliving(abc, at("d", abc)), with: []func(*boundary){impatient}, do: wait, why: "no member that has the state"},
+		"the last step is made":                       {v: ending(abc, at("d", nil)), do: end},
+		"the last step is made, and one has no state": {v: ending(abc, at("d", nil), at("a", abc, withoutAny)), do: end},
+		"the last step is made, but one is here":      {v: ending(ab, at("c", ab), at("a", ab, training)), do: wait, why: "a is not"},
+		"the last step of an earlier epoch is made":   {v: func() view { v := outliving(abc, at("d", abc)); v.over = "another"; return v }(), do: wait},
 
 		"told to leave without state":                  {v: bounded(2, here(first, at("a", nil, wishing))), do: leave},
 		"… when others do not know that it waits":      {v: bounded(2, here(first, at("a", nil, wishing))), with: []func(*boundary){untold}, do: leave},
@@ -92,6 +97,9 @@ func TestBoundary(t *testing.T) {
 		"all leave":                                    {v: here(ab, at("a", ab, leaving), at("b", ab, leaving)), with: []func(*boundary){all}, do: leave},
 		"all leave, and the others are gone":           {v: here(ab, at("a", ab, leaving)), with: []func(*boundary){all}, do: leave},
 		"all leave, and one waits to join":             {v: here(ab, at("a", ab, leaving), at("b", ab, leaving), at("c", ab, withoutAny)), with: []func(*boundary){all}, do: propose},
+		"all leave, and it waits to join":              {v: here(ab, at("c", ab, withoutAny), at("a", ab, leaving), at("b", ab, leaving)), with: []func(*boundary){all}, do: propose},
+		"all others leave, and it joins":               {v: outliving(ab, at("c", ab, withoutAny)), with: []func(*boundary){all}, do: wait},
+		"all leave, and its entry is an earlier one":   {v: outliving(ab, at("a", ab), at("b", ab, leaving)), with: []func(*boundary){all, told}, do: leave},
 		"all are told to leave while they wait":        {v: bounded(3, here(abc, at("a", abc, wishing), at("b", abc, wishing), at("c", abc, leaving))), with: []func(*boundary){all}, do: leave},
 		"some are told to leave while they wait":       {v: bounded(3, here(abc, at("a", abc, wishing), at("b", abc), at("c", abc, leaving))), do: wait, why: "2 of at least 3"},
 		"all are told to leave, and one waits to join": {v: here(ab, at("a", ab, wishing), at("b", ab, leaving), at("c", ab, withoutAny)), with: []func(*boundary){all}, do: propose},

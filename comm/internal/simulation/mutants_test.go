@@ -37,7 +37,7 @@ const (
 )
 
 const (
-	viewFile, memberFile = "distributed/elastic/view.go", "distributed/elastic/state.go"
+	viewFile, boundaryFile, memberFile = "distributed/elastic/view.go", "distributed/elastic/boundary.go", "distributed/elastic/state.go"
 )
 
 // The first ten were in this repository once, and have been mended.
@@ -130,6 +130,8 @@ var mutants = []mutant{
 	{"half of the members may go on without the first", "elastic", change{viewFile, "2*have > len(list) ||", "2*have >= len(list) ||"}, ""},
 	{"the epoch before an attempt is not asked", "elastic", change{viewFile, "[][]person{last.Members, next.Base}", "[][]person{last.Members}"}, ""},
 	{"a member that joins gets no state", "elastic", change{memberFile, "err = m.share(ctx, e, from, nil, true)", "_ = from"}, ""},
+	{"a member that leaves makes a step alone", "distributed/elastic", change{boundaryFile, "next != nil && b.own.Wishes && len(next.Members) == 1", "false"}, ""},
+	{"members that are all to leave wait for a vote", "distributed/elastic", change{boundaryFile, "b.own.Wishes && b.ends && !b.stays()", "false"}, ""},
 }
 
 // TestMutantTexts sees that the texts are where the mutants expect them.
