@@ -11,20 +11,20 @@ type outcome string
 const (
 	wait     outcome = "wait"     // for a change
 	tell     outcome = "tell"     // the others its status
-	accept   outcome = "accept"   // the latest epoch, to wait for the one after it
-	rejoin   outcome = "rejoin"   // as a member without state: the others have gone on
+	accept   outcome = "accept"   // the latest epoch, and wait for the one after it
+	rejoin   outcome = "rejoin"   // without state: the others have gone on
 	enter    outcome = "enter"    // the latest epoch: form its communicator
 	propose  outcome = "propose"  // the next epoch
 	move     outcome = "move"     // to another store
 	leave    outcome = "leave"    // the job
-	minority outcome = "minority" // as which it does not go on
-	end      outcome = "end"      // with the job, whose last step the others have made
+	minority outcome = "minority" // too few of the others are in reach
+	end      outcome = "end"      // the others have made the last step
 )
 
 // boundary is what a member at a boundary knows.
 type boundary struct {
 	view
-	own, told status // what it is, and what it has told the others of that
+	own, told status // the member's, now and as the others were told last
 	reached   bool   // a store is in reach
 	stale     bool   // for so long that the others may use another one
 	ends      bool   // all members of the last epoch are to leave
@@ -33,8 +33,8 @@ type boundary struct {
 
 // decide returns what the member does, the epoch for that, and why there is none yet.
 //
-// A member that is to leave takes nothing along that others lack, if it can: it leaves at once when it has no state, when others have
-// formed an epoch without it, and when all are to leave. Otherwise it helps them to an epoch, for as long as it is patient.
+// A member that is to leave takes along nothing that others lack: it leaves at once if it has no state, if others have formed an epoch
+// without it, or if all are to leave. Otherwise it helps the others to an epoch, until it is out of patience.
 func (b *boundary) decide() (do outcome, epoch *record, why string) {
 	last, _ := b.last()
 	begun, rank := last != nil && last.Number > 0, -1
@@ -74,7 +74,7 @@ func (b *boundary) decide() (do outcome, epoch *record, why string) {
 	return b.idle(why, apart)
 }
 
-// idle is what a member does without an epoch to enter or to propose. It is apart if too few of the others are in reach.
+// idle is what a member does that has no epoch to enter or to propose. apart: too few of the others are in reach.
 func (b *boundary) idle(why string, apart bool) (outcome, *record, string) {
 	switch {
 	case b.impatient && b.own.Wishes: // as one that is lost: nobody is here who could take over its residual

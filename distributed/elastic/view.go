@@ -102,7 +102,7 @@ func (v *view) last() (last *record, formed bool) {
 	return last, formed
 }
 
-// next returns the epoch that comes, without a World, or why there is none yet, and whether that is because too few of the last one are here.
+// next returns the epoch that comes, without a World, or why there is none yet. apart: too few members of the last one are here.
 func (v *view) next() (next *record, why string, apart bool) {
 	last, formed := v.last()
 	if last == nil {
