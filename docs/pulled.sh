@@ -5,7 +5,7 @@
 #
 # It is pulled AFTER seconds later, for DOWN seconds.
 first=10.77.0.1:29401
-case $RANK in
+case $TUTTI_RANK in
 0) exec "$1" launch --min 2 --listen $first "$@" ;;
 2)
 	log=$(mktemp)

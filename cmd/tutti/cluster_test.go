@@ -116,9 +116,7 @@ func TestPulled(t *testing.T) {
 	if os.Getenv("TUTTI_EXTENDED") == "" {
 		t.Skip("waits for the silence of a host; set TUTTI_EXTENDED")
 	}
-	if err := cluster.Available(cluster.NoMPI); err != nil {
-		t.Skip(err)
-	}
+	withoutMPI(t)
 	t.Setenv("AFTER", "1")
 	t.Setenv("DOWN", "4")
 	tutti, out := build(t), t.TempDir()
@@ -161,15 +159,85 @@ func TestPulled(t *testing.T) {
 // The secret of a job is in the environment of its processes, and on no command line, which others can see.
 func TestClusterKeepsTheSecret(t *testing.T) {
 	t.Parallel()
-	if err := cluster.Available(cluster.NoMPI); err != nil {
-		t.Skip(err)
-	}
+	withoutMPI(t)
 	stdout, stderr, err := execute(t, build(t), "cluster", "--mpi", cluster.NoMPI, "--hosts", "2", "sh", "-c",
 		`printenv TUTTI_SECRET && if printenv TUTTI_SECRET | grep -qasFf - /proc/[0-9]*/cmdline; then exit 9; fi`)
 	require.NoError(t, err, "%s%s", stdout, stderr)
 	secrets := strings.Fields(stdout)
 	require.Len(t, secrets, 2, stdout)
 	assert.Equal(t, secrets[0], secrets[1])
+}
+
+// withoutMPI skips where ranks cannot run on emulated clusters without MPI.
+func withoutMPI(t *testing.T) {
+	t.Helper()
+	if err := cluster.Available(cluster.NoMPI); err != nil {
+		t.Skip(err)
+	}
+}
+
+// Without MPI, a rank that fails ends the others, and its exit code is the job's.
+func TestClusterEndsWithTheFirstRankThatFails(t *testing.T) {
+	t.Parallel()
+	withoutMPI(t)
+	const script = `if [ "$(hostname)" = host1 ]; then exit 7; fi; trap 'echo told; exit 9' TERM; while :; do sleep 0.05; done`
+	stdout, stderr, err := execute(t, build(t), "cluster", "--mpi", cluster.NoMPI, "--hosts", "3", "sh", "-c", script)
+	assert.ErrorContains(t, err, "exit status 7")
+	assert.Contains(t, stderr, "tutti: rank 1 on host1: exit status 7\n")
+	assert.LessOrEqual(t, strings.Count(stdout, "told\n"), 2)
+
+	_, stderr, err = execute(t, build(t), "cluster", "--mpi", cluster.NoMPI, "--hosts", "2", "sh", "-c", `if [ "$(hostname)" = host1 ]; then kill -KILL $$; fi; sleep 1000`)
+	assert.ErrorContains(t, err, "exit status 137", "as shells have it")
+	assert.Contains(t, stderr, "tutti: rank 1 on host1: signal: killed\n")
+}
+
+// Without MPI, each rank that runs gets the signal that the command gets, also while others start.
+func TestClusterTellsItsRanks(t *testing.T) {
+	t.Parallel()
+	withoutMPI(t)
+	heedSignals(t)
+	for signal, code := range map[syscall.Signal]int{syscall.SIGINT: 130, syscall.SIGTERM: 143, syscall.SIGHUP: 129} {
+		const script = `trap 'echo told $0; exit' INT; trap 'echo told $0; exit' TERM; trap 'echo told $0; exit' HUP; echo up; while :; do sleep 0.05; done`
+		cmd := command(t, build(t), "cluster", "--mpi", cluster.NoMPI, "--hosts", "2", "--per-host", "8", "sh", "-c", script, signal.String())
+		stdout, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		require.NoError(t, cmd.Start())
+		up, told := 0, 0
+		for out := bufio.NewScanner(stdout); out.Scan(); {
+			switch out.Text() {
+			case "up":
+				if up++; up == 1 {
+					require.NoError(t, cmd.Process.Signal(signal))
+				}
+			case "told " + signal.String():
+				told++
+			}
+		}
+		_ = cmd.Wait()
+		assert.Equal(t, code, cmd.ProcessState.ExitCode(), "%s", stderr.String())
+		assert.GreaterOrEqual(t, told, up)
+		assert.Positive(t, told)
+		assert.NotContains(t, stderr.String(), "rank")
+	}
+}
+
+// What a rank is told without MPI is what ranks of tutti launch are told.
+func TestClusterNumbersItsRanks(t *testing.T) {
+	t.Parallel()
+	withoutMPI(t)
+	stdout, stderr, err := execute(t, build(t), "cluster", "--mpi", cluster.NoMPI, "--hosts", "2", "--per-host", "2", "sh", "-c",
+		`echo "$(hostname) $TUTTI_RANK $TUTTI_WORLD_SIZE $TUTTI_LOCAL_RANK $TUTTI_LOCAL_WORLD_SIZE $TUTTI_BACKEND $1"`, "sh", `it's $5 "all in"  one`)
+	require.NoError(t, err, stderr)
+	ranks := strings.Split(strings.TrimSpace(stdout), "\n")
+	slices.Sort(ranks)
+	assert.Equal(t, []string{
+		`host0 0 4 0 2 tcp it's $5 "all in"  one`,
+		`host0 1 4 1 2 tcp it's $5 "all in"  one`,
+		`host1 2 4 0 2 tcp it's $5 "all in"  one`,
+		`host1 3 4 1 2 tcp it's $5 "all in"  one`,
+	}, ranks)
 }
 
 // marker is the variable by which the processes of a test are found.

@@ -28,7 +28,7 @@ func TestJoinRate(t *testing.T) {
 	x, err := runtime.New(rt, dtype.F32, bytes/4)
 	require.NoError(t, err)
 	const first = "10.77.0.1:29401"
-	rank := os.Getenv("RANK")
+	rank := os.Getenv("TUTTI_RANK")
 	cfg := Config{Name: rank, Min: 1, TLS: conf, Runtime: rt, Tensors: []*runtime.Tensor{x}}
 	if rank == "0" {
 		cfg.Listen = first

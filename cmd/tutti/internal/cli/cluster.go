@@ -21,9 +21,10 @@ func newCluster() *cobra.Command {
 		Short: "Run a command on an emulated cluster with slow links",
 		Long: `cluster makes hosts out of namespaces on this Linux machine, joins them by links
 of the given rate, delay and loss, and runs a command on them as a job of Open
-MPI or MPICH, or without MPI. The command is a program, or one of tutti's own
-(bench, train, info), which then has the mpi backend, or without MPI tcp, unless
-told otherwise. MPI's ranks on one host share memory; hosts talk over TCP.
+MPI or MPICH, or without MPI as tutti launch does. The command is a program, or
+one of tutti's own (bench, train, info), which then has the mpi backend, or
+without MPI tcp, unless told otherwise. MPI's ranks on one host share memory;
+hosts talk over TCP.
 
 The hosts share this machine's processors: what ranks compute takes its time
 from the others. Everything but the files that the command writes is gone when
@@ -92,7 +93,7 @@ func newClusterInside() *cobra.Command {
 		Hidden:  true,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if code := cluster.RunInside(args[0], os.Stdin, cmd.OutOrStdout(), cmd.ErrOrStderr()); code != 0 {
+			if code := cluster.RunInside(args[0], os.Stdin, os.Stdout, os.Stderr); code != 0 {
 				return &cluster.ExitError{Code: code}
 			}
 			return nil

@@ -14,7 +14,7 @@ import (
 type launcher struct {
 	name     string
 	programs []string       // its names, the most certain first
-	version  *regexp.Regexp // in what it prints with --version, nil for anything
+	version  *regexp.Regexp // in what it prints with --version
 	// arguments of the program for a cluster, with the command.
 	arguments func(c Config, command []string) []string
 	backend   string // of the ranks, mpi if it is empty
@@ -53,34 +53,16 @@ var launchers = []launcher{
 		},
 		environment: []string{"UCX_TLS=self,tcp", "UCX_NET_DEVICES=" + device},
 	},
-	{
-		name:      NoMPI,
-		programs:  []string{"sh"},
-		arguments: func(c Config, command []string) []string { return []string{"-c", c.script(command)} },
-		backend:   "tcp",
-	},
+	{name: NoMPI, arguments: quoted, backend: "tcp"},
 }
 
-// script starts a command on all hosts at once, with what package rendezvous reads, and ends with
-// the first exit code that is not 0.
-func (c Config) script(command []string) string {
-	var b strings.Builder
-	quoted := make([]string, len(command))
-	for i, word := range command {
-		quoted[i] = quote(word)
+// quoted are the words of a command for the shell of [enterScript].
+func quoted(_ Config, command []string) (words []string) {
+	for _, word := range command {
+		words = append(words, "'"+strings.ReplaceAll(word, "'", `'\''`)+"'")
 	}
-	size := c.Hosts * c.PerHost
-	for rank := range size {
-		start := fmt.Sprintf("RANK=%d WORLD_SIZE=%d LOCAL_RANK=%d LOCAL_WORLD_SIZE=%d MASTER_ADDR=%s MASTER_PORT=29400 %s",
-			rank, size, rank%c.PerHost, c.PerHost, address(0), strings.Join(quoted, " "))
-		fmt.Fprintf(&b, "%s %s %s & all=\"$all $!\"\n", enter, host(rank/c.PerHost), quote(start))
-	}
-	b.WriteString("code=0\nfor p in $all; do wait $p || code=$?; done\nexit $code\n")
-	return b.String()
+	return words
 }
-
-// quote is a word as the shell reads it, twice: enter passes its command to another one.
-func quote(word string) string { return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'" }
 
 // NoMPI is the name among [MPIs] of jobs over TCP, which need no library.
 const NoMPI = "none"
@@ -109,14 +91,14 @@ func find(name string) (launcher, string, error) {
 		if name != "" && name != l.name {
 			continue
 		}
+		if l.name == NoMPI {
+			return l, "", nil
+		}
 		for _, program := range l.programs {
 			path, err := exec.LookPath(program)
 			if err != nil {
 				tried = append(tried, program)
 				continue
-			}
-			if l.version == nil {
-				return l, path, nil
 			}
 			version, err := exec.Command(path, "--version").CombinedOutput()
 			if err == nil && l.version.Match(version) {
@@ -124,9 +106,6 @@ func find(name string) (launcher, string, error) {
 			}
 			tried = append(tried, fmt.Sprintf("%s (%s)", path, firstLine(version)))
 		}
-	}
-	if name == "" {
-		name = strings.Join(MPIs(), " or ")
 	}
 	return launcher{}, "", fmt.Errorf("%w: no launcher of %s: looked for %s; Debian's packages are openmpi-bin and mpich",
 		comm.ErrUnavailable, name, strings.Join(slices.Compact(tried), ", "))

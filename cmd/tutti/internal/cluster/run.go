@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 )
@@ -97,15 +98,17 @@ const NetworkVariable = "TUTTI_NETWORK"
 // job is what the process inside is told.
 type job struct {
 	Config
-	Args        []string // the launcher's command line
+	Launcher    string   // the program of an MPI library, "" without MPI
+	Args        []string // of the launcher, or the words of a rank's command line
 	Environment []string // besides that of this process
 }
 
 // newJob is a command as a job of a launcher, whose program is at path.
 func newJob(c Config, l launcher, path string, command []string) job {
 	return job{
-		Config: c,
-		Args:   append([]string{path}, l.arguments(c, command)...),
+		Config:   c,
+		Launcher: path,
+		Args:     l.arguments(c, command),
 		Environment: slices.Concat([]string{
 			// Where launchers leave what they forget: gone with the cluster.
 			"TMPDIR=" + shared,
@@ -149,7 +152,7 @@ func Run(ctx context.Context, c Config, mpi, program string, command []string, s
 		return err
 	}
 	cmd.Cancel = func() error {
-		_, err := io.WriteString(control, "end\n")
+		_, err := control.Write([]byte{byte(launch.Signal(ctx))})
 		return err
 	}
 	cmd.WaitDelay = grace
@@ -165,15 +168,16 @@ func Run(ctx context.Context, c Config, mpi, program string, command []string, s
 }
 
 // RunInside makes the cluster that description says, runs its job, and returns
-// the exit code. The first byte of control tells it to end the job; the end of
-// control ends this process, and with it, the first of its namespaces,
+// the exit code. The first byte of control is the signal that ends the job; the
+// end of control ends this process, and with it, the first of its namespaces,
 // everything inside.
 func RunInside(description string, control io.Reader, stdout, stderr io.Writer) int {
-	ctx, end := context.WithCancel(context.Background())
-	defer end()
+	ctx, end := context.WithCancelCause(context.Background())
+	defer end(nil)
 	go func() {
-		if n, _ := control.Read(make([]byte, 1)); n > 0 {
-			end()
+		var number [1]byte
+		if n, _ := control.Read(number[:]); n > 0 {
+			end(told(number[0]))
 			_, _ = io.Copy(io.Discard, control)
 		}
 		os.Exit(1)
@@ -198,6 +202,15 @@ func RunInside(description string, control io.Reader, stdout, stderr io.Writer) 
 	}
 	return code
 }
+
+// told is the cause of an end that the process outside asks for: a signal that it got.
+type told syscall.Signal
+
+// Error names the signal.
+func (s told) Error() string { return s.Signal().String() }
+
+// Signal is what ranks get.
+func (s told) Signal() syscall.Signal { return syscall.Signal(s) }
 
 // make makes the cluster, with forwarders if it has some.
 func (j job) make() (links forwarders, err error) {
@@ -240,10 +253,20 @@ func lacks(command []string) string {
 
 // run runs the job, which is told to end when ctx does, and returns its exit code.
 func (j job) run(ctx context.Context, stdout, stderr io.Writer) (int, error) {
-	cmd := exec.CommandContext(ctx, j.Args[0], j.Args[1:]...)
-	// Not in the description, nor in a script: others can see command lines.
-	secret := rendezvous.SecretVariable + "=" + rand.Text()
-	cmd.Env = slices.Concat([]string{secret}, os.Environ(), j.Environment)
+	environment := j.Environment
+	if os.Getenv(rendezvous.SecretVariable) == "" { // not in the description: others can see command lines
+		environment = append(environment, rendezvous.SecretVariable+"="+rand.Text())
+	}
+	for _, e := range environment {
+		name, value, _ := strings.Cut(e, "=")
+		if err := os.Setenv(name, value); err != nil {
+			return 0, err
+		}
+	}
+	if j.Launcher == "" {
+		return j.launch(ctx, stdout, stderr)
+	}
+	cmd := exec.CommandContext(ctx, j.Launcher, j.Args...)
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	err := cmd.Run()
@@ -255,6 +278,24 @@ func (j job) run(ctx context.Context, stdout, stderr io.Writer) (int, error) {
 		return 0, nil
 	}
 	return 0, err
+}
+
+// launch runs the job's ranks without MPI.
+func (j job) launch(ctx context.Context, stdout, stderr io.Writer) (int, error) {
+	var hosts []launch.Host
+	for i := range j.Hosts {
+		hosts = append(hosts, launch.Host{Name: host(i), Enter: []string{enter, host(i), "exec"}})
+	}
+	err := launch.Run(ctx, launch.Config{Command: j.Args, Ranks: j.Hosts * j.PerHost, Machines: 1, Listen: headAddress + launch.DefaultListen,
+		Wait: time.Minute, Hosts: hosts, Plain: true, Out: stdout, Err: stderr})
+	var end *launch.End
+	if !errors.As(err, &end) {
+		return 0, err
+	}
+	if end.Rank {
+		fmt.Fprintf(stderr, "tutti: %v\n", end)
+	}
+	return end.Code, nil
 }
 
 // report says what the links carried: a job that was to communicate and did so

@@ -41,8 +41,16 @@ type Config struct {
 	Wait       time.Duration // until all machines have come
 	Version    string        // of this program
 	Records    string        // the directory of the ranks' flight records, which the first machine collects; "" if there are none
+	Hosts      []Host        // emulated ones, which the ranks are on in order, as many on each; nil for this machine
 	Color      bool
+	Plain      bool // lines do not begin with the rank
 	Out, Err   io.Writer
+}
+
+// Host is where ranks run.
+type Host struct {
+	Name  string
+	Enter []string // the words before a command that is to run there
 }
 
 // DefaultListen is where the first of several machines keeps the store.
@@ -102,13 +110,23 @@ type agent struct {
 	env     []string // of all ranks of this machine
 }
 
-// Run starts the ranks of this machine and returns when the job has ended on all: nil, or an *[End] if a rank
-// failed. When ctx ends, ranks get the signal of its cause (an error with a method Signal), or SIGTERM.
-func Run(ctx context.Context, cfg Config) (err error) {
+// newAgent is the launcher of a job that nobody knows of yet.
+func newAgent(cfg Config) *agent {
 	a := &agent{Config: cfg, first: cfg.Join == "", began: time.Now()}
+	var err error
 	if a.host, err = os.Hostname(); err != nil {
 		a.host = "this machine"
 	}
+	if a.Hosts == nil {
+		a.Hosts = []Host{{Name: a.host}}
+	}
+	return a
+}
+
+// Run starts the ranks of this machine and returns when the job has ended on all: nil, or an *[End] if a rank
+// failed. When ctx ends, ranks get its [Signal].
+func Run(ctx context.Context, cfg Config) (err error) {
+	a := newAgent(cfg)
 	starting, cancel := context.WithTimeout(ctx, cfg.Wait)
 	defer cancel()
 	if err := a.connect(starting); err != nil {
@@ -175,7 +193,7 @@ func (a *agent) connect(ctx context.Context) error {
 	}
 	a.address = net.JoinHostPort(host, port)
 	a.env = []string{"MASTER_ADDR=" + host, "MASTER_PORT=" + port, rendezvous.SecretVariable + "=" + secret,
-		"TUTTI_LOCAL_WORLD_SIZE=" + strconv.Itoa(a.Ranks)}
+		"TUTTI_LOCAL_WORLD_SIZE=" + strconv.Itoa(a.perHost())}
 	conf, err := a.tls()
 	if err != nil {
 		return err
@@ -314,13 +332,21 @@ func (a *agent) rejoin(ctx context.Context) *store.Client {
 	return nil
 }
 
-// signalled is the end of a job whose context has ended.
-func (a *agent) signalled(ctx context.Context) End {
-	sig := syscall.SIGTERM
+// perHost is the number of ranks on each host.
+func (a *agent) perHost() int { return a.Ranks / len(a.Hosts) }
+
+// Signal is the signal that ended a context, by the cause's method Signal, or SIGTERM.
+func Signal(ctx context.Context) syscall.Signal {
 	var s interface{ Signal() syscall.Signal }
 	if errors.As(context.Cause(ctx), &s) {
-		sig = s.Signal()
+		return s.Signal()
 	}
+	return syscall.SIGTERM
+}
+
+// signalled is the end of a job whose context has ended.
+func (a *agent) signalled(ctx context.Context) End {
+	sig := Signal(ctx)
 	return End{Text: fmt.Sprintf("%v on %s", context.Cause(ctx), a.host), Code: 128 + int(sig), Signal: sig}
 }
 

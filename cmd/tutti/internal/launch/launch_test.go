@@ -301,7 +301,7 @@ func TestFirstMachineIsFirst(t *testing.T) {
 		first, _ := pair(t)
 		cfg := Config{Ranks: 2, Version: "v1", Min: least, Max: 2}
 		first(&cfg)
-		a := &agent{Config: cfg, first: true}
+		a := newAgent(cfg)
 		require.NoError(t, a.connect(t.Context()))
 		defer a.kv.Close() //nolint:errcheck // nothing is lost
 		version, err := a.kv.List(t.Context(), versions)

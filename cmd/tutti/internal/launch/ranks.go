@@ -57,7 +57,7 @@ func (a *agent) start(round int, failed func(End)) *group {
 				case told:
 					return
 				}
-				end := End{Text: fmt.Sprintf("rank %d on %s: %v", rank, a.host, err), Code: code(err), Rank: true}
+				end := End{Text: fmt.Sprintf("rank %d on %s: %v", rank, a.Hosts[local/a.perHost()].Name, err), Code: code(err), Rank: true}
 				if a.Min == 0 || start == a.Restarts {
 					if a.Min > 0 {
 						fmt.Fprintf(a.Err, "tutti: %s; it is not started again\n", end.Text)
@@ -79,13 +79,16 @@ func (a *agent) start(round int, failed func(End)) *group {
 
 // command is the process of a rank that was started so often before.
 func (a *agent) command(mu *sync.Mutex, rank, local, before int) *exec.Cmd {
-	cmd := exec.Command(a.Command[0], a.Command[1:]...)
-	cmd.Env = append(append(os.Environ(), a.env...), "TUTTI_RANK="+strconv.Itoa(rank), "TUTTI_LOCAL_RANK="+strconv.Itoa(local),
+	words := slices.Concat(a.Hosts[local/a.perHost()].Enter, a.Command)
+	cmd := exec.Command(words[0], words[1:]...)
+	cmd.Env = append(append(os.Environ(), a.env...), "TUTTI_RANK="+strconv.Itoa(rank), "TUTTI_LOCAL_RANK="+strconv.Itoa(local%a.perHost()),
 		"TUTTI_WORLD_SIZE="+strconv.Itoa(a.plan.Size), restartVariable+"="+strconv.Itoa(before))
 	cmd.SysProcAttr = attributes()
 	cmd.WaitDelay = time.Second // for what the rank started, and keeps its output open
-	cmd.Stdout = &lines{mu: mu, out: a.Out, prefix: a.prefix(rank)}
-	cmd.Stderr = &lines{mu: mu, out: a.Err, prefix: a.prefix(rank)}
+	if cmd.Stdout, cmd.Stderr = a.Out, a.Err; !a.Plain {
+		cmd.Stdout = &lines{mu: mu, out: a.Out, prefix: a.prefix(rank)}
+		cmd.Stderr = &lines{mu: mu, out: a.Err, prefix: a.prefix(rank)}
+	}
 	return cmd
 }
 
@@ -107,8 +110,11 @@ func (g *group) run(cmd *exec.Cmd) (told bool, err error) {
 	told = g.stopping
 	g.commands = slices.DeleteFunc(g.commands, func(c *exec.Cmd) bool { return c == cmd })
 	g.mu.Unlock()
-	cmd.Stdout.(*lines).flush()
-	cmd.Stderr.(*lines).flush()
+	for _, w := range []io.Writer{cmd.Stdout, cmd.Stderr} {
+		if l, ok := w.(*lines); ok {
+			l.flush()
+		}
+	}
 	return told, err
 }
 
