@@ -94,6 +94,9 @@ func TestMPIJobs(t *testing.T) {
 	_, stderr, err = execute(t, tutti, append(alone, "--ranks", "1")...)
 	require.NoError(t, err, stderr)
 	assert.NotContains(t, stderr, "one rank", "as asked for")
+	_, stderr, err = execute(t, tutti, "bench", "allreduce", "--backend", "tcp", "--max", "8", "--rounds", "1")
+	require.NoError(t, err, stderr)
+	assert.Contains(t, stderr, "tutti: one rank, as no launcher started it; tutti launch -n 4 tutti")
 
 	for _, mpirun := range launchers {
 		t.Run(filepath.Base(mpirun), func(t *testing.T) {

@@ -157,7 +157,9 @@ func TestReadEnv(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, listen, c.Listen)
 	}
-	for variable, text := range map[string]string{tcp.ListenVariable: ":port", tcp.ConnectionsVariable: "many", tcp.SilenceVariable: "30"} {
+	for _, wrong := range [][2]string{{tcp.ListenVariable, ":port"}, {tcp.ConnectionsVariable, "many"}, {tcp.ConnectionsVariable, "0"},
+		{tcp.SilenceVariable, "30"}, {tcp.SilenceVariable, "-30s"}} {
+		variable, text := wrong[0], wrong[1]
 		env = map[string]string{variable: text}
 		_, err = read(tcp.Config{})
 		assert.ErrorIs(t, err, comm.ErrArgument)

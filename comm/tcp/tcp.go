@@ -112,13 +112,19 @@ func (c *Config) ReadEnv(getenv func(string) string, localRank int) (err error) 
 		c.Advertise = strings.Split(text, ",")
 		return nil
 	})
-	read(ConnectionsVariable, func(text string) (err error) {
-		c.Connections, err = strconv.Atoi(text)
-		return err
+	read(ConnectionsVariable, func(text string) error {
+		n, err := strconv.Atoi(text)
+		if c.Connections = n; err != nil || n < 1 {
+			return errors.New("want a number from 1 on")
+		}
+		return nil
 	})
-	read(SilenceVariable, func(text string) (err error) {
-		c.Silence, err = time.ParseDuration(text)
-		return err
+	read(SilenceVariable, func(text string) error {
+		d, err := time.ParseDuration(text)
+		if c.Silence = d; err != nil || d < time.Second {
+			return errors.New("want a time of at least 1s, such as 30s")
+		}
+		return nil
 	})
 	return err
 }

@@ -14,6 +14,7 @@ var processes = map[string]string{
 	"torchrun": "torchrun --nproc-per-node",
 	"slurm":    "srun -n",
 	"tutti":    "tutti launch -n",
+	"none":     "tutti launch -n",
 }
 
 // separateWorlds says that every process of a job is a world of its own, "" if
@@ -36,13 +37,13 @@ func SeparateWorlds(b Backend) string {
 	return separateWorlds(b, job)
 }
 
-// alone says that a rank is the only one because nobody started others, "" where a
-// launcher started one.
-func alone(job rendezvous.Job) string {
+// alone says that a rank is the only one because nobody started others, as with the
+// given command, "" where a launcher started one.
+func alone(command string, job rendezvous.Job) string {
 	if job.Launcher != "none" {
 		return ""
 	}
-	return fmt.Sprintf("one rank, as no launcher started it; %s 4 tutti … starts four", processOption(job.Launcher))
+	return fmt.Sprintf("one rank, as no launcher started it; %s 4 tutti … starts four", command)
 }
 
 // processOption is how a launcher is told a number of processes.
@@ -61,8 +62,12 @@ func checkRanks(backend, launcher string, asked, started int) error {
 	}
 	command := processOption(launcher)
 	name, _, _ := strings.Cut(command, " ")
+	who := fmt.Sprintf("%s started %d", name, started)
+	if launcher == "none" {
+		who = "no launcher started others"
+	}
 	return &OptionError{
 		Backend: backend,
-		Reason:  fmt.Sprintf("--ranks %d but %s started %d; leave --ranks out, or use %s %d", asked, name, started, command, asked),
+		Reason:  fmt.Sprintf("--ranks %d but %s; leave --ranks out, or use %s %d", asked, who, command, asked),
 	}
 }

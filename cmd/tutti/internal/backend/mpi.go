@@ -95,7 +95,7 @@ func runMPI(ctx context.Context, opts Options, body func(context.Context, Rank) 
 	}
 	if world.WorldSize() == 1 && opts.Ranks == 0 {
 		job, _ := rendezvous.FromEnv(os.Getenv)
-		opts.note(alone(job))
+		opts.note(alone("mpirun -n", job))
 	}
 	rt := cpu.New()
 	if err = opts.onHost(ctx, world, rt, body); err != nil && world.WorldSize() > 1 {

@@ -30,7 +30,7 @@ func runTCP(ctx context.Context, opts Options, body func(context.Context, Rank) 
 	if err := checkRanks("tcp", job.Launcher, opts.Ranks, job.WorldSize); err != nil {
 		return err
 	}
-	opts.note(alone(job))
+	opts.note(alone(processOption(job.Launcher), job))
 	starting, cancel := within(ctx, opts.Timeout)
 	defer cancel()
 	world, err := tcp.FromEnv(starting)

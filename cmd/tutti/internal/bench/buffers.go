@@ -10,9 +10,9 @@ import (
 )
 
 // fits returns an error if the buffers of all ranks of this process, of so many
-// bytes each, cannot be in the memory of the host.
-func fits(r backend.Rank, name string, bytes float64) error {
-	return r.Fits(name, "the buffers", bytes, "--max or --ranks")
+// bytes each, cannot be in the memory of the host; flags say how large they are.
+func fits(r backend.Rank, name string, bytes float64, flags string) error {
+	return r.Fits(name, "the buffers", bytes, flags+" or --ranks")
 }
 
 // memory is where buffers come from.

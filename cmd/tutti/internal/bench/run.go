@@ -121,7 +121,7 @@ func (m *Measurement) newSetup(ctx context.Context, r backend.Rank) (_ *setup, e
 		return nil, backend.Unsupported(cfg.Backend, err)
 	}
 	sendParts, recvParts := m.collective.parts(s.tables.ranks)
-	if err := fits(r, cfg.Backend, float64(slices.Max(cfg.Sizes)/m.collective.sizeParts(s.tables.ranks))*float64(sendParts+recvParts)); err != nil {
+	if err := fits(r, cfg.Backend, float64(slices.Max(cfg.Sizes)/m.collective.sizeParts(s.tables.ranks))*float64(sendParts+recvParts), "--max"); err != nil {
 		return nil, err
 	}
 	if err := r.Comm.Sync(ctx); err != nil {

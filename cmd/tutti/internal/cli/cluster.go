@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -43,8 +42,8 @@ The exit code is that of the job.`,
 			if err := cfg.Validate(); err != nil {
 				return usageError{err}
 			}
-			if len(args) == 0 {
-				return usageError{errors.New("which command is to run on the cluster, such as bench sparse?")}
+			if len(args) == 0 || args[0] == "" {
+				return usagef("which command is to run on the cluster, such as bench sparse?")
 			}
 			args, self, err := program(cmd, args)
 			if err != nil {
@@ -61,11 +60,19 @@ The exit code is that of the job.`,
 		"rate", "what each link carries in each direction, such as 100mbit or 10gbit")
 	flags.DurationVar(&cfg.Delay, "delay", 0, "time that packets take from one host to another, such as 50us")
 	flags.Var(flagValue[float64]{target: &cfg.Loss, kind: "percent", format: func(v float64) string { return fmt.Sprint(v, "%") },
-		parse: func(text string) (float64, error) { return strconv.ParseFloat(strings.TrimSuffix(text, "%"), 64) }},
+		parse: parsePercent},
 		"loss", "share of packets that are lost, such as 0.1%")
 	flags.Var(nameFlag(&mpi, func(text string) (string, error) { return oneOf("MPI library", text, cluster.MPIs(), nil) }),
 		"mpi", strings.Join(cluster.MPIs(), " or ")+"; the first that is there unless set")
 	return cmd
+}
+
+func parsePercent(text string) (float64, error) {
+	v, err := strconv.ParseFloat(strings.TrimSuffix(text, "%"), 64)
+	if err != nil {
+		return 0, fmt.Errorf("%q is not a percentage (want a number such as 0.1%%)", text)
+	}
+	return v, nil
 }
 
 // program is what args run: a command of tutti's own, or a program. self is that of tutti.

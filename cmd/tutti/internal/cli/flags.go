@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -47,6 +48,38 @@ func (f flagValue[T]) String() string {
 
 // Type implements [pflag.Value].
 func (f flagValue[T]) Type() string { return f.kind }
+
+// restricted is a flag that takes some values of its type only.
+type restricted struct {
+	pflag.Value
+	accepts func() bool // the value that was set
+	want    string
+}
+
+// Set implements [pflag.Value].
+func (r restricted) Set(text string) error {
+	err := r.Value.Set(text)
+	if err == nil && !r.accepts() {
+		err = errors.New("must be " + r.want)
+	}
+	return err
+}
+
+// restrict has a flag take only what accepts does, which its error calls want.
+func restrict(flags *pflag.FlagSet, name, want string, accepts func() bool) {
+	f := flags.Lookup(name)
+	f.Value = restricted{f.Value, accepts, want}
+}
+
+// excluded is an error if one of some flags is set, which says why it may not be.
+func excluded(cmd *cobra.Command, why string, names ...string) error {
+	for _, name := range names {
+		if cmd.Flags().Changed(name) {
+			return usagef("--%s is %s", name, why)
+		}
+	}
+	return nil
+}
 
 // sizeFlag is a number of bytes, such as 8, 64K, 1.5M or 1G (powers of 1024).
 func sizeFlag(target *int) pflag.Value {
@@ -257,7 +290,10 @@ func tcpFlags(flags *pflag.FlagSet) {
 		{"tcp-connections", tcp.ConnectionsVariable, "`number` of connections between two ranks of tcp, which otherwise follows from the round trip"},
 		{"tcp-silence", tcp.SilenceVariable, "`time` after which a silent rank of tcp is lost, the same on all machines; otherwise " + tcp.DefaultSilence.String()},
 	} {
-		flags.Func(f.name, f.usage+" ("+f.variable+")", func(text string) error { return os.Setenv(f.variable, text) })
+		flags.Func(f.name, f.usage+" ("+f.variable+")", func(text string) error {
+			getenv := func(name string) string { return map[string]string{f.variable: text}[name] }
+			return cmp.Or(new(tcp.Config).ReadEnv(getenv, 0), os.Setenv(f.variable, text))
+		})
 	}
 }
 

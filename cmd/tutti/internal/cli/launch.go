@@ -1,8 +1,10 @@
 package cli
 
 import (
-	"errors"
+	"fmt"
+	"net"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -39,15 +41,20 @@ again by itself, and joins again; other machines --join at any time.`,
   tutti launch -n 4 --restarts 3 ./program
   tutti launch -n 4 --min 2 --max 8 --restarts 3 ./program`,
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if cfg.Join != "" {
+				if err := excluded(cmd, "for the first machine, which has no --join", "listen", "machines", "restarts", "min", "max"); err != nil {
+					return err
+				}
+			}
 			switch {
-			case len(args) == 0:
-				return usageError{errors.New("which program is to run, such as ./program?")}
-			case cfg.Ranks < 1 || cfg.Machines < 1 || cfg.Restarts < 0:
-				return usagef("-n and --machines are at least 1, --restarts is at least 0")
-			case cfg.Min < 0 || cfg.Max != 0 && cfg.Max < max(cfg.Min, 1) || cfg.Min == 0 && cfg.Max > 0 || cfg.Min > 0 && cfg.Machines > 1:
-				return usagef("--min is at least 1, --max no less; other machines of an elastic job are not counted by --machines, and need --listen on the first")
-			case cfg.Join != "" && (cfg.Min > 0 || cfg.Listen != "" || cmd.Flags().Changed("machines") || cfg.Restarts > 0):
-				return usagef("--listen, --machines, --min and --restarts are for the first machine, which has no --join")
+			case len(args) == 0 || args[0] == "":
+				return usagef("which program is to run, such as ./program?")
+			case cfg.Max > 0 && cfg.Min == 0:
+				return usagef("--max is for an elastic job, which --min makes")
+			case cfg.Max > 0 && cfg.Max < cfg.Min:
+				return usagef("--max is %d, less than --min, %d", cfg.Max, cfg.Min)
+			case cfg.Min > 0 && cfg.Machines > 1:
+				return usagef("--machines is not for an elastic job (--min), which other machines join at any time, at --listen of the first")
 			}
 			if cfg.Command, _, err = program(cmd, args); err != nil {
 				return err
@@ -72,5 +79,23 @@ again by itself, and joins again; other machines --join at any time.`,
 	flags.IntVar(&cfg.Max, "max", 0, "members that an elastic job has at most, 0 for any number")
 	tcpFlags(flags)
 	flags.DurationVar(&cfg.Wait, "wait", 10*time.Minute, "how long machines wait for each other at the start")
+	const most = 4096 // threads of the launcher, of which one waits for each rank, are limited
+	restrict(flags, "ranks", fmt.Sprint("a number from 1 to ", most), func() bool { return cfg.Ranks >= 1 && cfg.Ranks <= most })
+	restrict(flags, "machines", fmt.Sprint("a number from 1 to ", most), func() bool { return cfg.Machines >= 1 && cfg.Machines <= most })
+	restrict(flags, "restarts", "0 or more", func() bool { return cfg.Restarts >= 0 })
+	restrict(flags, "min", "0 or more", func() bool { return cfg.Min >= 0 })
+	restrict(flags, "max", "0 or more", func() bool { return cfg.Max >= 0 })
+	restrict(flags, "wait", "more than 0s", func() bool { return cfg.Wait > 0 })
+	restrict(flags, "join", "HOST:PORT, such as 192.168.1.5"+launch.DefaultListen, func() bool { return isAddress(cfg.Join) && cfg.Join[0] != ':' })
+	restrict(flags, "listen", "HOST:PORT or :PORT, such as "+launch.DefaultListen, func() bool { return isAddress(cfg.Listen) })
 	return cmd
+}
+
+// isAddress reports whether text is a host, which may be empty, and a port.
+func isAddress(text string) bool {
+	_, port, err := net.SplitHostPort(text)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	return err == nil
 }

@@ -183,6 +183,21 @@ instrument.Run, or as members of an elastic job, those of calls.`,
 	addGroup(root, "Find something out:", newInfo(), newDiagnose())
 	root.AddCommand(newProbe(), newClusterInside())
 	onlySubcommands(root, "command")
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, sub := range root.Commands() {
+		switch sub.Name() {
+		case "help":
+			sub.Args = func(_ *cobra.Command, args []string) error {
+				if about, _, _ := root.Find(args); about != root {
+					return nil
+				}
+				return root.Args(root, args)
+			}
+		case "completion":
+			onlySubcommands(sub, "shell")
+		}
+	}
 	completeNames(root)
 	return root, started
 }
@@ -202,7 +217,7 @@ func addGroup(cmd *cobra.Command, title string, subs ...*cobra.Command) {
 func suggestFlag(cmd *cobra.Command, err error) error {
 	var names []string
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-	if unknown := new(pflag.NotExistError); errors.As(err, &unknown) {
+	if unknown := new(pflag.NotExistError); errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {
 		if near := nearest(unknown.GetSpecifiedName(), names); near != "" {
 			return fmt.Errorf("%w; did you mean --%s?", err, near)
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strings"
 
@@ -63,6 +64,12 @@ late carry them along.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.Outer.Nesterov = cfg.Outer.Momentum > 0
+			if cfg.Outer.Every == 0 {
+				err := excluded(cmd, "for an outer loop, which --outer makes", "beside", "outer-lr", "outer-momentum", "outer-decay", "outer-fragments", "outer-delay")
+				if err != nil {
+					return err
+				}
+			}
 			cfg.Backend, cfg.Network = w.backend, os.Getenv(cluster.NetworkVariable)
 			if err := cfg.Validate(); err != nil {
 				return usageError{err}
@@ -73,14 +80,13 @@ late carry them along.`,
 			r := trainReport{dir: &dir, bars: &bars{out: cmd.ErrOrStderr(), pieces: len(cfg.Runs())}}
 			r.json, r.text = forms(cmd.OutOrStdout(), asJSON)
 			if cfg.Elastic {
-				for _, name := range []string{"backend", "ranks", "p2p", "timeout", "check-calls"} {
-					if cmd.Flags().Changed(name) {
-						return usagef("--%s is not for --elastic, whose members tutti launch starts; TUTTI_CHECK=1 compares their calls", name)
-					}
+				err := excluded(cmd, "not for --elastic, whose members tutti launch starts; TUTTI_CHECK=1 compares their calls",
+					"backend", "ranks", "p2p", "timeout", "check-calls")
+				if err != nil {
+					return err
 				}
 				cfg.Backend = "tcp"
-				err := dir.prepare()
-				if err == nil {
+				if err = dir.prepare(); err == nil {
 					err = train.RunElastic(cmd.Context(), cfg, &r)
 				}
 				r.bars.stop()
@@ -110,6 +116,11 @@ late carry them along.`,
 	flags.Float64Var(&o.Decay, "outer-decay", o.Decay, "what is left of the residual after a round")
 	flags.IntVar(&o.Fragments, "outer-fragments", o.Fragments, "parts of the weights that take turns")
 	flags.IntVar(&o.Delay, "outer-delay", o.Delay, "`steps` behind which the exchange of a part goes on")
+	restrict(flags, "outer-lr", "a positive number", func() bool { return o.LearningRate > 0 && !math.IsInf(o.LearningRate, 1) })
+	restrict(flags, "outer-momentum", "in [0, 1)", func() bool { return o.Momentum >= 0 && o.Momentum < 1 })
+	restrict(flags, "outer-decay", "in (0, 1]", func() bool { return o.Decay > 0 && o.Decay <= 1 })
+	restrict(flags, "outer-fragments", "1 or more", func() bool { return o.Fragments >= 1 })
+	restrict(flags, "outer-delay", "0 or more", func() bool { return o.Delay >= 0 })
 	flags.BoolVar(&cfg.Elastic, "elastic", false, "have members come and go, under tutti launch --min")
 	flags.StringVar(&cfg.Text, "text", "", "`file` whose bytes the network foretells, in the place of the digits")
 	flags.BoolVar(&cfg.Turned, "turned", false, "turn and mirror images at random and add noise, which makes them harder to read")

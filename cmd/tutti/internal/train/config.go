@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -88,6 +89,7 @@ func (c Config) Validate() error {
 	bad := func(name string, value any, want string) error {
 		return fmt.Errorf("%s %v is not %s", name, value, want)
 	}
+	fragments := max(1, c.Outer.Fragments)
 	switch {
 	case len(c.Patterns) == 0:
 		return errors.New("no pattern was given")
@@ -96,17 +98,21 @@ func (c Config) Validate() error {
 	case !(c.Density > 0 && c.Density <= 1):
 		return bad("density", c.Density, "in (0, 1]")
 	case c.Hosts < 0:
-		return bad("number of hosts", c.Hosts, "1 or more")
+		return bad("number of hosts", c.Hosts, "0 or more")
 	case c.Outer.Every < 0:
 		return bad("outer window", c.Outer.Every, "1 step or more")
 	case c.Outer.Every > 0 && (c.NoErrorFeedback || c.WarmupSteps > 0):
 		return errors.New("an outer loop has error feedback and no warm-up")
+	case c.Outer.Every > 0 && fragments > c.Outer.Every:
+		return fmt.Errorf("%d fragments are more than an outer window of %d steps has steps", fragments, c.Outer.Every)
+	case c.Outer.Every > 0 && c.Outer.Delay > c.Outer.Every/fragments:
+		return fmt.Errorf("delay %d is more than the %d steps from one of %d fragments to the next", c.Outer.Delay, c.Outer.Every/fragments, fragments)
+	case slices.Contains(c.Values, sparse.Auto) && slices.ContainsFunc(c.Patterns, func(p string) bool { return p != sparse.Auto }):
+		return errors.New("values auto are for pattern auto alone")
 	case c.Elastic && (len(c.Patterns) != 1 || len(c.Values) != 1):
 		return errors.New("an elastic training has one pattern, such as --pattern dense, and one kind of values")
 	case c.Elastic && (c.Outer.Every > 0 || c.Hosts > 0):
 		return errors.New("an elastic training has no outer loop and no hosts")
-	case c.Outer.Every == 0 && len(c.Beside) > 0:
-		return errors.New("there is no outer loop to train others beside")
 	case c.WarmupSteps < 0:
 		return bad("warm-up steps", c.WarmupSteps, "0 or more")
 	case c.Hidden < 1 || c.Hidden > maxHidden:

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -70,9 +71,11 @@ func (c Config) examples() (train, test examples, err error) {
 		if err == nil && n <= len(text)-contextLength && n > contextLength {
 			train, test = ofText(text[:n]), ofText(text[n:])
 		} else if err == nil {
-			err = fmt.Errorf("text %s is too short", c.Text)
+			err = errors.New("it is too short")
 		}
-		if err == nil {
+		if err != nil {
+			err = fmt.Errorf("cannot use --text %s: %w", c.Text, err)
+		} else {
 			err = c.validateSize(train.Len())
 		}
 		return train, test, err
