@@ -259,7 +259,10 @@ func (r *Result) setTime(seconds, busFactor float64) {
 func (s *setup) prepare(ctx context.Context, w comm.Call) error {
 	p, rank := s.Comm.WorldSize(), s.Comm.Rank()
 	_, parts := s.tables.collective.parts(p)
-	if err := s.Runtime.Fill(w.Recv, parts*w.Bytes(), dtype.U8, 0xa5); err != nil {
+	err := s.tables.chunks(ctx, w.Recv, parts*w.Count, func(at uintptr, _ int, piece []byte) error {
+		return s.Runtime.Fill(at, len(piece), dtype.U8, 0xa5)
+	})
+	if err != nil {
 		return err
 	}
 	if root := s.tables.collective.root(); root < 0 || root == rank {

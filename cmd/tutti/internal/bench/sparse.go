@@ -184,6 +184,9 @@ func measureSize(ctx context.Context, r backend.Rank, cfg SparseConfig, n int, r
 	rng := rand.New(rand.NewPCG(uint64(r.Comm.Rank()), uint64(n)))
 	values := make([]float32, n+freshShift)
 	for i := range values {
+		if i%chunkBytes == 0 && ctx.Err() != nil {
+			return comm.ContextError(ctx)
+		}
 		values[i] = float32(rng.NormFloat64())
 	}
 	random, err := fromFloats(r.Runtime, cfg.DType, values)

@@ -289,12 +289,13 @@ func (j job) launch(ctx context.Context, stdout, stderr io.Writer) (int, error) 
 	err := launch.Run(ctx, launch.Config{Command: j.Args, Ranks: j.Hosts * j.PerHost, Machines: 1, Listen: headAddress + launch.DefaultListen,
 		Wait: time.Minute, Hosts: hosts, Plain: true, Out: stdout, Err: stderr})
 	var end *launch.End
-	if !errors.As(err, &end) {
+	switch {
+	case ctx.Err() != nil: // also before ranks were started
+		return 0, nil
+	case !errors.As(err, &end):
 		return 0, err
 	}
-	if end.Rank {
-		fmt.Fprintf(stderr, "tutti: %v\n", end)
-	}
+	fmt.Fprintf(stderr, "tutti: %v\n", end)
 	return end.Code, nil
 }
 
