@@ -16,6 +16,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/instrument"
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
@@ -258,7 +260,6 @@ type world struct {
 	gpus    bool // it runs on GPUs only
 	ranks   int
 	timeout time.Duration
-	check   bool
 	p2p     bool
 }
 
@@ -273,7 +274,6 @@ func (w *world) register(flags *pflag.FlagSet) {
 	flags.IntVar(&w.ranks, "ranks", 0, "number of `ranks`; without it "+ranks)
 	flags.BoolVar(&w.p2p, "p2p", false, "let GPUs of this machine write into each other's memory where that is faster (nccl)")
 	flags.DurationVar(&w.timeout, "timeout", 0, "how long a rank waits for the others before it aborts, such as 30s; 0 for ever")
-	flags.BoolVar(&w.check, "check-calls", false, "compare every call between the ranks before it is made, which is slow: what to try when a program hangs")
 	if w.gpus {
 		_ = flags.MarkHidden("backend")
 	} else {
@@ -324,5 +324,10 @@ func (w *world) run(cmd *cobra.Command, prepare func() error, body func(ctx cont
 		note(text)
 	}
 	opts := backend.Options{Ranks: w.ranks, Timeout: w.timeout, PeerMemory: w.p2p, Note: note, Prepare: prepare}
-	return b.Run(cmd.Context(), opts, backend.Examine(w.check, body))
+	return b.Run(cmd.Context(), opts, func(ctx context.Context, r backend.Rank) error {
+		return instrument.Run(ctx, r.Runtime, r.Comm, func(ctx context.Context, c comm.Communicator) error {
+			r.Comm = c // examined as the environment asks for
+			return body(ctx, r)
+		})
+	})
 }

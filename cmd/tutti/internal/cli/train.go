@@ -80,8 +80,8 @@ late carry them along.`,
 			r := trainReport{dir: &dir, bars: &bars{out: cmd.ErrOrStderr(), pieces: len(cfg.Runs())}}
 			r.json, r.text = forms(cmd.OutOrStdout(), asJSON)
 			if cfg.Elastic {
-				err := excluded(cmd, "not for --elastic, whose members tutti launch starts; TUTTI_CHECK=1 compares their calls",
-					"backend", "ranks", "p2p", "timeout", "check-calls")
+				err := excluded(cmd, "not for --elastic, whose members tutti launch starts",
+					"backend", "ranks", "p2p", "timeout")
 				if err != nil {
 					return err
 				}
