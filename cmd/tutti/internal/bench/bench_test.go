@@ -60,20 +60,26 @@ func runAlone(ctx context.Context, r backend.Rank, cfg Config, report func([]Res
 	return m.Run(ctx, r, report)
 }
 
+// named is the collective of that name.
+func named(name string) Collective {
+	all := Collectives()
+	return all[slices.IndexFunc(all, func(k Collective) bool { return k.String() == name })]
+}
+
 func TestNothingIsWrongOnLocal(t *testing.T) {
-	for _, name := range Collectives() {
+	for _, k := range Collectives() {
 		for _, dt := range dtype.All() {
 			for _, op := range dtype.ReduceOps() {
-				if !op.Defined(dt) || !Reduces(name) && op != comm.Sum {
+				if !op.Defined(dt) || !k.Reduces() && op != comm.Sum {
 					continue
 				}
 				for _, ranks := range []int{1, 3, 4} {
-					cfg := Config{Collective: name, Sizes: []int{1, 4000, 200_000}, DType: dt, Op: op, Places: Places(name), Repeats: quick, Verify: true}
+					cfg := Config{Collective: k, Sizes: []int{1, 4000, 200_000}, DType: dt, Op: op, Places: k.Places(), Repeats: quick, Verify: true}
 					results := measureAll(t, ranks, cfg, nil)
-					require.Len(t, results, 3*len(Places(name)))
+					require.Len(t, results, 3*len(k.Places()))
 					for _, r := range results {
 						require.NotNil(t, r.Wrong)
-						assert.Zero(t, *r.Wrong, "%s %v %v, %d ranks, %d bytes, %s", name, dt, op, ranks, r.Bytes, r.Place)
+						assert.Zero(t, *r.Wrong, "%s %v %v, %d ranks, %d bytes, %s", k, dt, op, ranks, r.Bytes, r.Place)
 						assert.Positive(t, r.Time)
 					}
 				}
@@ -108,7 +114,7 @@ func (l liar) AllGather(_, _ uintptr, _ int, _ dtype.DType) error { return nil }
 func TestWrongIsCounted(t *testing.T) {
 	const elements = 5000
 	for _, place := range []Place{OutOfPlace, InPlace} {
-		cfg := Config{Collective: "allreduce", Sizes: []int{4 * elements}, DType: dtype.F32, Op: comm.Sum, Places: []Place{place}, Repeats: quick, Verify: true}
+		cfg := Config{Collective: named("allreduce"), Sizes: []int{4 * elements}, DType: dtype.F32, Op: comm.Sum, Places: []Place{place}, Repeats: quick, Verify: true}
 		var results []Result
 		onRanks(t, 2, nil, func(ctx context.Context, r backend.Rank) error {
 			r.Comm = liar{r.Comm, func(recv uintptr) {
@@ -122,7 +128,7 @@ func TestWrongIsCounted(t *testing.T) {
 		assert.EqualValues(t, 2, *results[0].Wrong, place)
 	}
 
-	cfg := Config{Collective: "allgather", Sizes: []int{4 * elements}, DType: dtype.F32, Places: []Place{OutOfPlace}, Repeats: quick, Verify: true}
+	cfg := Config{Collective: named("allgather"), Sizes: []int{4 * elements}, DType: dtype.F32, Places: []Place{OutOfPlace}, Repeats: quick, Verify: true}
 	results := measureAll(t, 2, cfg, func(c comm.Communicator) comm.Communicator { return liar{Communicator: c} })
 	assert.EqualValues(t, 2*elements, *results[0].Wrong, "what was never written is wrong on both ranks")
 }
@@ -140,7 +146,7 @@ func TestSizesAndBandwidthsAreThoseOfNCCLTests(t *testing.T) {
 		{"broadcast", 4096, 1024, 1},
 		{"sendrecv", 4096, 1024, 1},
 	} {
-		cfg := Config{Collective: c.name, Backend: "local", Sizes: []int{4096}, DType: dtype.F32, Op: comm.Max, Places: Places(c.name)[:1], Repeats: quick}
+		cfg := Config{Collective: named(c.name), Backend: "local", Sizes: []int{4096}, DType: dtype.F32, Op: comm.Max, Places: named(c.name).Places()[:1], Repeats: quick}
 		r := measureAll(t, 4, cfg, nil)[0]
 		assert.Equal(t, c.bytes, r.Bytes, c.name)
 		assert.Equal(t, c.count, r.Count, c.name)
@@ -151,7 +157,7 @@ func TestSizesAndBandwidthsAreThoseOfNCCLTests(t *testing.T) {
 }
 
 func TestSmallSizesRoundUpOnce(t *testing.T) {
-	cfg := Config{Collective: "alltoall", Sizes: []int{1, 2, 16, 64}, DType: dtype.F64, Places: []Place{OutOfPlace}, Repeats: quick}
+	cfg := Config{Collective: named("alltoall"), Sizes: []int{1, 2, 16, 64}, DType: dtype.F64, Places: []Place{OutOfPlace}, Repeats: quick}
 	var bytes []int
 	for _, r := range measureAll(t, 3, cfg, nil) {
 		bytes = append(bytes, r.Bytes)
@@ -292,15 +298,13 @@ func TestBrokenPromisesAreCounted(t *testing.T) {
 }
 
 func TestConfigNamesBadSettings(t *testing.T) {
-	good := Config{Collective: "allreduce", DType: dtype.F32, Op: comm.Sum, Places: []Place{OutOfPlace}, Repeats: DefaultRepeats()}
+	good := Config{Collective: named("allreduce"), DType: dtype.F32, Op: comm.Sum, Places: []Place{OutOfPlace}, Repeats: DefaultRepeats()}
 	require.NoError(t, good.Validate())
 	for want, change := range map[string]func(*Config){
-		"unknown collective": func(c *Config) { c.Collective = "all" },
-		"avg":                func(c *Config) { c.DType, c.Op = dtype.I32, comm.Avg },
-		"in-place form":      func(c *Config) { c.Collective, c.Places = "alltoall", []Place{InPlace} },
-		"rounds":             func(c *Config) { c.Rounds = 0 },
-		"iters":              func(c *Config) { c.Iterations = -1 },
-		"warmup":             func(c *Config) { c.Warmup = -1 },
+		"avg":    func(c *Config) { c.DType, c.Op = dtype.I32, comm.Avg },
+		"rounds": func(c *Config) { c.Rounds = 0 },
+		"iters":  func(c *Config) { c.Iterations = -1 },
+		"warmup": func(c *Config) { c.Warmup = -1 },
 	} {
 		cfg := good
 		change(&cfg)
@@ -311,7 +315,7 @@ func TestConfigNamesBadSettings(t *testing.T) {
 
 func TestBuffersThatDoNotFitAreRefused(t *testing.T) {
 	const huge = 1 << 52
-	cfg := Config{Collective: "alltoall", Backend: "local", Sizes: []int{8, huge}, DType: dtype.F32, Places: []Place{OutOfPlace}, Repeats: quick}
+	cfg := Config{Collective: named("alltoall"), Backend: "local", Sizes: []int{8, huge}, DType: dtype.F32, Places: []Place{OutOfPlace}, Repeats: quick}
 	steps := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: []string{sparse.Dense}, Densities: []float64{1}, Sizes: []int{8, huge}, Repeats: quick}
 	onRanks(t, 2, nil, func(ctx context.Context, r backend.Rank) error {
 		err := runAlone(ctx, r, cfg, nil)
@@ -331,7 +335,7 @@ func TestBuffersThatDoNotFitAreRefused(t *testing.T) {
 // The ranks of a process share the tables, and make those that they need.
 func TestReferenceIsMadeOnce(t *testing.T) {
 	for _, verify := range []bool{false, true} {
-		cfg := Config{Collective: "allreduce", Sizes: []int{8}, DType: dtype.F32, Op: comm.Sum, Places: Places("allreduce"), Repeats: quick, Verify: verify}
+		cfg := Config{Collective: named("allreduce"), Sizes: []int{8}, DType: dtype.F32, Op: comm.Sum, Places: named("allreduce").Places(), Repeats: quick, Verify: verify}
 		m, err := New(cfg)
 		require.NoError(t, err)
 		const ranks = 5

@@ -2,24 +2,26 @@ package bench
 
 import "github.com/tutti-go/tutti/comm"
 
-// collective is one that can be measured, by its operation; OpSend stands for a ring, in which every
+// Collective is one that can be measured, by its operation; OpSend stands for a ring, in which every
 // rank sends to the next one and receives from the one before. A buffer has parts of Count elements
 // each. In place, a smaller buffer is the rank's own part of the larger one.
-type collective struct{ comm.Op }
+type Collective struct{ comm.Op }
 
-// collectives are in the order of nccl-tests' table.
-var collectives = []collective{{comm.OpAllReduce}, {comm.OpAllGather}, {comm.OpReduceScatter}, {comm.OpAllToAll}, {comm.OpBroadcast}, {comm.OpSend}}
+// Collectives are in the order of nccl-tests' table.
+func Collectives() []Collective {
+	return []Collective{{comm.OpAllReduce}, {comm.OpAllGather}, {comm.OpReduceScatter}, {comm.OpAllToAll}, {comm.OpBroadcast}, {comm.OpSend}}
+}
 
 // String is what the command line calls it.
-func (k collective) String() string {
+func (k Collective) String() string {
 	if k.Op == comm.OpSend {
 		return "sendrecv"
 	}
 	return k.Op.String()
 }
 
-// places are the forms it has; the first is measured by default.
-func (k collective) places() []Place {
+// Places are the forms it has; the first is measured by default.
+func (k Collective) Places() []Place {
 	switch k.Op {
 	case comm.OpBroadcast: // the contract's has a single buffer
 		return []Place{InPlace}
@@ -30,7 +32,7 @@ func (k collective) places() []Place {
 }
 
 // root is that of a collective that has one, -1 of the others.
-func (k collective) root() int {
+func (k Collective) root() int {
 	if k.HasRoot() {
 		return 0
 	}
@@ -38,7 +40,7 @@ func (k collective) root() int {
 }
 
 // parts are those of a rank's buffers among p ranks.
-func (k collective) parts(p int) (send, recv int) {
+func (k Collective) parts(p int) (send, recv int) {
 	switch k.Op {
 	case comm.OpAllGather:
 		return 1, p
@@ -51,14 +53,14 @@ func (k collective) parts(p int) (send, recv int) {
 }
 
 // sizeParts is how many parts the "size" of nccl-tests counts: those of the larger buffer.
-func (k collective) sizeParts(p int) int {
+func (k Collective) sizeParts(p int) int {
 	send, recv := k.parts(p)
 	return max(send, recv)
 }
 
 // busFactor turns algorithm bandwidth into bus bandwidth: what a link carries
 // (nccl-tests, doc/PERFORMANCE.md).
-func (k collective) busFactor(p float64) float64 {
+func (k Collective) busFactor(p float64) float64 {
 	switch k.Op {
 	case comm.OpAllReduce:
 		return 2 * (p - 1) / p
@@ -70,7 +72,7 @@ func (k collective) busFactor(p float64) float64 {
 
 // origin says whose part (and which of its parts) arrives as the given part of rank's
 // result among p ranks; for a reduction only the part counts.
-func (k collective) origin(rank, p, part int) (from, fromPart int) {
+func (k Collective) origin(rank, p, part int) (from, fromPart int) {
 	switch k.Op {
 	case comm.OpReduceScatter:
 		return 0, rank
@@ -85,7 +87,7 @@ func (k collective) origin(rank, p, part int) (from, fromPart int) {
 }
 
 // submission returns what starts the operation that a call describes.
-func (k collective) submission(c comm.Communicator, call comm.Call) func() error {
+func (k Collective) submission(c comm.Communicator, call comm.Call) func() error {
 	if k.Op != comm.OpSend {
 		return func() error { return call.Make(c) }
 	}

@@ -2,8 +2,6 @@ package bench
 
 import (
 	"fmt"
-	"slices"
-	"strings"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
@@ -11,15 +9,14 @@ import (
 
 // Config is what to measure.
 type Config struct {
-	// Collective is one of [Collectives].
-	Collective string
+	Collective Collective
 	// Backend is the name that results carry.
 	Backend string
 	// Sizes to measure, in bytes as nccl-tests counts them, see [Sizes].
 	Sizes []int
 	DType dtype.DType
 	Op    comm.ReduceOp
-	// Places says which forms to measure: one or both of them.
+	// Places says which forms to measure, of those that the collective has.
 	Places []Place
 
 	Repeats
@@ -52,38 +49,13 @@ const (
 
 // Validate names the first setting that cannot be used.
 func (c Config) Validate() error {
-	collective, err := find(c.Collective)
-	if err != nil {
-		return err
-	}
 	if err := c.Repeats.Validate(); err != nil {
 		return err
 	}
-	if collective.Reduces() && !c.Op.Defined(c.DType) {
+	if c.Collective.Reduces() && !c.Op.Defined(c.DType) {
 		return fmt.Errorf("op %v is not defined on dtype %v", c.Op, c.DType)
 	}
-	if slices.Equal(c.Places, []Place{InPlace}) && !slices.Contains(collective.places(), InPlace) {
-		return fmt.Errorf("%v has no in-place form", collective)
-	}
 	return nil
-}
-
-// Collectives returns the names of what can be measured as a plain collective.
-func Collectives() []string {
-	var names []string
-	for _, k := range collectives {
-		names = append(names, k.String())
-	}
-	return names
-}
-
-// find returns the collective of that name.
-func find(name string) (collective, error) {
-	i := slices.IndexFunc(collectives, func(k collective) bool { return k.String() == name })
-	if i < 0 {
-		return collective{}, fmt.Errorf("unknown collective %q (want %s)", name, strings.Join(Collectives(), ", "))
-	}
-	return collectives[i], nil
 }
 
 // Sizes returns low, low·factor, low·factor², … below high, and high.
@@ -105,19 +77,4 @@ func Sizes(low, high, factor int) ([]int, error) {
 		sizes = append(sizes, high)
 	}
 	return sizes, nil
-}
-
-// Reduces tells whether the collective of that name reduces.
-func Reduces(name string) bool {
-	k, err := find(name)
-	return err == nil && k.Reduces()
-}
-
-// Places returns the forms that the collective of that name has.
-func Places(name string) []Place {
-	k, err := find(name)
-	if err != nil {
-		return nil
-	}
-	return k.places()
 }

@@ -18,7 +18,7 @@ import (
 //
 // The ranks of a process share them. A table is made when a rank first needs it.
 type tables struct {
-	collective collective
+	collective Collective
 	dt         dtype.DType
 	ranks      int
 	inputs     []func() []byte          // of each rank
@@ -28,7 +28,7 @@ type tables struct {
 // chunkBytes is about how much is compared or copied at a time.
 const chunkBytes = 1 << 20
 
-func newTables(k collective, dt dtype.DType, op comm.ReduceOp, ranks int) *tables {
+func newTables(k Collective, dt dtype.DType, op comm.ReduceOp, ranks int) *tables {
 	t := &tables{collective: k, dt: dt, ranks: ranks, inputs: make([]func() []byte, ranks)}
 	for rank := range ranks {
 		t.inputs[rank] = sync.OnceValue(func() []byte {

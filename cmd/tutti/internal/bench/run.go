@@ -57,24 +57,19 @@ type Result struct {
 // Measurement is what the ranks of a process share when they measure a
 // collective.
 type Measurement struct {
-	cfg        Config
-	collective collective
-	once       sync.Once
-	shared     *tables
+	cfg    Config
+	once   sync.Once
+	shared *tables
 }
 
 // New prepares a measurement. An error names a setting that cannot be used.
 func New(cfg Config) (*Measurement, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
-	k, err := find(cfg.Collective)
-	return &Measurement{cfg: cfg, collective: k}, err
+	return &Measurement{cfg: cfg}, cfg.Validate()
 }
 
 // tables are those for a number of ranks, which are the same on all of them.
 func (m *Measurement) tables(ranks int) *tables {
-	m.once.Do(func() { m.shared = newTables(m.collective, m.cfg.DType, m.cfg.Op, ranks) })
+	m.once.Do(func() { m.shared = newTables(m.cfg.Collective, m.cfg.DType, m.cfg.Op, ranks) })
 	return m.shared
 }
 
@@ -100,7 +95,7 @@ func (m *Measurement) handOver(r backend.Rank) *int {
 	if !ok {
 		return nil
 	}
-	most := c.HandOver(m.collective.Op, m.cfg.DType, m.cfg.Op)
+	most := c.HandOver(m.cfg.Collective.Op, m.cfg.DType, m.cfg.Op)
 	return &most
 }
 
@@ -117,11 +112,11 @@ func (m *Measurement) newSetup(ctx context.Context, r backend.Rank) (_ *setup, e
 	s.handOver = m.handOver(r)
 	// An operation on nothing is refused if the backend does not have it at
 	// all, and is cheap otherwise.
-	if err := m.collective.submission(r.Comm, comm.Call{Op: m.collective.Op, DType: cfg.DType, Reduce: cfg.Op})(); err != nil {
+	if err := m.cfg.Collective.submission(r.Comm, comm.Call{Op: m.cfg.Collective.Op, DType: cfg.DType, Reduce: cfg.Op})(); err != nil {
 		return nil, backend.Unsupported(cfg.Backend, err)
 	}
-	sendParts, recvParts := m.collective.parts(s.tables.ranks)
-	if err := fits(r, cfg.Backend, float64(slices.Max(cfg.Sizes)/m.collective.sizeParts(s.tables.ranks))*float64(sendParts+recvParts), "--max"); err != nil {
+	sendParts, recvParts := m.cfg.Collective.parts(s.tables.ranks)
+	if err := fits(r, cfg.Backend, float64(slices.Max(cfg.Sizes)/m.cfg.Collective.sizeParts(s.tables.ranks))*float64(sendParts+recvParts), "--max"); err != nil {
 		return nil, err
 	}
 	if err := r.Comm.Sync(ctx); err != nil {
@@ -142,7 +137,7 @@ func (m *Measurement) Run(ctx context.Context, r backend.Rank, report func([]Res
 	if err != nil {
 		return err
 	}
-	cfg, k := m.cfg, m.collective
+	cfg, k := m.cfg, m.cfg.Collective
 	previous := 0
 	for _, bytes := range cfg.Sizes {
 		count := max(1, bytes/(cfg.DType.Size()*k.sizeParts(r.Comm.WorldSize())))
@@ -165,9 +160,6 @@ func (m *Measurement) Run(ctx context.Context, r backend.Rank, report func([]Res
 func (s *setup) measureSize(ctx context.Context, count int) ([]Result, error) {
 	var results []Result
 	for _, place := range s.cfg.Places {
-		if !slices.Contains(s.tables.collective.places(), place) {
-			continue
-		}
 		result, err := s.measure(ctx, count, place)
 		if err != nil {
 			return nil, err

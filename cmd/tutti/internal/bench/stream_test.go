@@ -101,7 +101,7 @@ func onGPUs(t *testing.T, cfg Config) (results []Result, gpus []*gpu) {
 func TestDeviceTimesAreThoseOfItsClock(t *testing.T) {
 	for _, graph := range []bool{false, true} {
 		for _, iterations := range []int{0, 1, GraphCalls, GraphCalls + 7} {
-			cfg := Config{Collective: "allreduce", Sizes: []int{4, 4096}, DType: dtype.F32, Op: comm.Sum, Places: Places("allreduce"),
+			cfg := Config{Collective: named("allreduce"), Sizes: []int{4, 4096}, DType: dtype.F32, Op: comm.Sum, Places: named("allreduce").Places(),
 				Repeats: Repeats{Warmup: 3, Iterations: iterations, Rounds: 3}, Verify: true, Graph: graph}
 			results, gpus := onGPUs(t, cfg)
 			require.Len(t, results, 4)
@@ -144,8 +144,7 @@ func TestCancellationEndsSubmissions(t *testing.T) {
 // Buffers of gigabytes take seconds to fill and to compare.
 func TestBuffersAreLeftWhenTheContextEnds(t *testing.T) {
 	onRanks(t, 1, nil, func(ctx context.Context, r backend.Rank) error {
-		k, err := find("allreduce")
-		require.NoError(t, err)
+		k := named("allreduce")
 		const count = 4 * chunkBytes
 		buffer, err := r.Runtime.Allocate(4 * count)
 		require.NoError(t, err)
@@ -234,7 +233,7 @@ func (s symmetric) AllReduce(send, recv uintptr, count int, dt dtype.DType, op c
 }
 
 func TestBuffersAreSymmetricWhereThatIsThere(t *testing.T) {
-	cfg := Config{Collective: "allreduce", Backend: "fake", Sizes: []int{64}, DType: dtype.F32, Op: comm.Sum, Places: Places("allreduce"), Repeats: quick, Verify: true}
+	cfg := Config{Collective: named("allreduce"), Backend: "fake", Sizes: []int{64}, DType: dtype.F32, Op: comm.Sum, Places: named("allreduce").Places(), Repeats: quick, Verify: true}
 	var failure error
 	measureOn := func(with bool) (results []Result, live int, err error) {
 		var left sync.Map
@@ -276,7 +275,7 @@ func TestBuffersAreSymmetricWhereThatIsThere(t *testing.T) {
 }
 
 func TestGraphsNeedAStream(t *testing.T) {
-	cfg := Config{Collective: "allreduce", Backend: "local", Sizes: []int{8}, DType: dtype.F32, Places: Places("allreduce"), Repeats: quick, Graph: true}
+	cfg := Config{Collective: named("allreduce"), Backend: "local", Sizes: []int{8}, DType: dtype.F32, Places: named("allreduce").Places(), Repeats: quick, Graph: true}
 	onRanks(t, 2, nil, func(ctx context.Context, r backend.Rank) error {
 		err := runAlone(ctx, r, cfg, nil)
 		var refused *backend.OptionError
@@ -288,7 +287,7 @@ func TestGraphsNeedAStream(t *testing.T) {
 
 // What a backend does not reduce is said before buffers are made.
 func TestUnsupportedTypesAreRefusedFirst(t *testing.T) {
-	cfg := Config{Collective: "allreduce", Backend: "fake", Sizes: []int{1 << 60}, DType: dtype.I16, Op: comm.Sum, Places: Places("allreduce"), Repeats: quick}
+	cfg := Config{Collective: named("allreduce"), Backend: "fake", Sizes: []int{1 << 60}, DType: dtype.I16, Op: comm.Sum, Places: named("allreduce").Places(), Repeats: quick}
 	onRanks(t, 1, nil, func(ctx context.Context, r backend.Rank) error {
 		r.Comm = floatsOnly{r.Comm}
 		var refused *backend.OptionError
@@ -326,7 +325,7 @@ func TestResultsSayWhatWentOverPeerMemory(t *testing.T) {
 		{"alltoall", -1, []bool{false, false, false}},
 		{"sendrecv", -1, []bool{false, false, false}},
 	} {
-		cfg := Config{Collective: c.collective, Sizes: []int{64, 4096, 65536}, DType: dtype.F32, Op: comm.Sum, Places: Places(c.collective)[:1],
+		cfg := Config{Collective: named(c.collective), Sizes: []int{64, 4096, 65536}, DType: dtype.F32, Op: comm.Sum, Places: named(c.collective).Places()[:1],
 			Repeats: Repeats{Iterations: 1, Rounds: 1}}
 		var results []Result
 		onRanks(t, 2, nil, func(ctx context.Context, r backend.Rank) error {

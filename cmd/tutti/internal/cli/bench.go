@@ -34,8 +34,8 @@ reduction of a type, graphs) is wrong usage, exit code 2.`,
   tutti bench allreduce --backend nccl --p2p
   mpirun -n 2 tutti bench allreduce --backend mpi --json`,
 	}
-	for _, name := range bench.Collectives() {
-		addGroup(cmd, "Collectives:", newBenchCollective(name))
+	for _, k := range bench.Collectives() {
+		addGroup(cmd, "Collectives:", newBenchCollective(k))
 	}
 	addGroup(cmd, "Gradients:", newBenchSparse(), newBenchBuckets(), newBenchOverlap())
 	addGroup(cmd, "Comparisons:", newBenchCompare(), newBenchPeerMemory(), newBenchScoreboard())
@@ -128,8 +128,9 @@ var about = map[string]string{
 	"sendrecv":      "Every rank sends to the next and receives from the one before",
 }
 
-func newBenchCollective(name string) *cobra.Command {
-	cfg := bench.Config{Collective: name, DType: dtype.F32, Op: comm.Sum}
+func newBenchCollective(k bench.Collective) *cobra.Command {
+	name := k.String()
+	cfg := bench.Config{Collective: k, DType: dtype.F32, Op: comm.Sum}
 	var flags *benchFlags
 	var inPlace, symmetric, wide bool
 	cmd := &cobra.Command{
@@ -141,11 +142,11 @@ func newBenchCollective(name string) *cobra.Command {
 	}
 	flags = newBenchFlags(cmd.Flags(), newWorld(), 8, 64<<20)
 	dtypeFlag(cmd.Flags(), &cfg.DType, dtype.All()...)
-	if bench.Reduces(name) {
+	if k.Reduces() {
 		cmd.Flags().Var(flagValue[comm.ReduceOp]{target: &cfg.Op, parse: dtype.ParseReduceOp, format: comm.ReduceOp.String, kind: "name"},
 			"op", "reduction: "+joinNames(dtype.ReduceOps()))
 	}
-	places := bench.Places(name)
+	places := k.Places()
 	if len(places) > 1 {
 		cmd.Flags().BoolVar(&inPlace, "in-place", false, "measure in place only, not both forms")
 	}

@@ -448,7 +448,11 @@ func TestValuesBesideF32(t *testing.T) {
 
 func TestBench(t *testing.T) {
 	common := []string{"--ranks", "2", "--min", "8", "--max", "2K", "--step", "16", "--iters", "2", "--rounds", "1", "--warmup", "0"}
-	for _, name := range append(bench.Collectives(), "sparse") {
+	names := []string{"sparse"}
+	for _, k := range bench.Collectives() {
+		names = append(names, k.String())
+	}
+	for _, name := range names {
 		code, stdout, stderr := execute(t, append([]string{"bench", name, "--json"}, common...)...)
 		require.Equal(t, exitOK, code, stderr)
 		lines := jsonLines(t, stdout)

@@ -32,7 +32,7 @@ var peerSeries = []struct {
 }
 
 func newBenchPeerMemory() *cobra.Command {
-	cfg := bench.Config{Collective: "allreduce", DType: dtype.F32, Op: comm.Sum, Places: []bench.Place{bench.InPlace}}
+	cfg := bench.Config{Collective: bench.Collective{Op: comm.OpAllReduce}, DType: dtype.F32, Op: comm.Sum, Places: []bench.Place{bench.InPlace}}
 	var flags *benchFlags
 	var dir outDir
 	cmd := &cobra.Command{
