@@ -52,26 +52,6 @@ func TestErrorsAreTyped(t *testing.T) {
 	assert.EqualError(t, new(library).newError(dl.Func{}, "cuda:2", 13), "cuda:2: : failed (13)")
 }
 
-func TestMatricesThatDoNotFit(t *testing.T) {
-	good := Matrix{Addr: 64, Rows: 2, Columns: 2}
-	for name, c := range map[string]struct {
-		c, a, b Matrix
-		want    error
-	}{
-		"nil":        {good, Matrix{Rows: 2, Columns: 2}, good, runtime.ErrArgument},
-		"empty":      {good, Matrix{Addr: 64, Columns: 2}, good, runtime.ErrArgument},
-		"stride":     {good, good, Matrix{Addr: 64, Rows: 2, Columns: 2, Stride: 1}, runtime.ErrArgument},
-		"large":      {good, good, Matrix{Addr: 64, Rows: 2, Columns: 2, Stride: math.MaxInt32 + 1}, runtime.ErrArgument},
-		"transposed": {Matrix{Addr: 64, Rows: 2, Columns: 2, Transposed: true}, good, good, runtime.ErrArgument},
-		"inner":      {good, Matrix{Addr: 64, Rows: 2, Columns: 3}, good, runtime.ErrShape},
-		"outer":      {good, good, Matrix{Addr: 64, Rows: 2, Columns: 3}, runtime.ErrShape},
-		"turned":     {good, Matrix{Addr: 64, Rows: 2, Columns: 3, Transposed: true}, good, runtime.ErrShape},
-	} {
-		_, err := newGEMM(c.c, c.a, c.b)
-		assert.ErrorIs(t, err, c.want, name)
-	}
-}
-
 // problem is a product with its operands on the host.
 type problem struct {
 	c, a, b Matrix
@@ -125,7 +105,10 @@ func (p problem) reference() (product, magnitude []float64) {
 		}
 		return float64(x[i*m.stride()+j])
 	}
-	_, k := p.a.shape()
+	k := p.a.Columns
+	if p.a.Transposed {
+		k = p.a.Rows
+	}
 	for i := range p.c.Rows {
 		for j := range p.c.Columns {
 			sum, abs := 0.0, 0.0
@@ -145,8 +128,7 @@ func (p problem) reference() (product, magnitude []float64) {
 func TestTheOrderOfFactors(t *testing.T) {
 	for _, p := range shapes() {
 		p.a.Addr, p.b.Addr, p.c.Addr = 'a', 'b', 'c'
-		g, err := newGEMM(p.c, p.a, p.b)
-		require.NoError(t, err)
+		g := newGEMM(p.c, p.a, p.b)
 		data := map[uintptr][]float32{'a': p.dataA, 'b': p.dataB}
 		at := func(o operand, i, j int) float64 {
 			if o.transpose {
@@ -242,8 +224,6 @@ func TestMultiply(t *testing.T) {
 		}
 	}
 	require.NoError(t, h.SetMultiprocessors(0))
-	assert.ErrorIs(t, h.SetMultiprocessors(-1), runtime.ErrArgument)
-	assert.ErrorIs(t, h.SetMultiprocessors(1<<20), runtime.ErrArgument)
 }
 
 func TestMultiplyDoesNotAllocate(t *testing.T) {

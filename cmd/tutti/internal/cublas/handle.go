@@ -71,9 +71,6 @@ func (h *Handle) init() (err error) {
 // multiprocessor runs its last blocks alone, after the others, and takes twice
 // as long (https://github.com/pytorch/pytorch/issues/143988).
 func (h *Handle) SetMultiprocessors(n int) error {
-	if most := h.rt.Info().Multiprocessors; n < 0 || n > most {
-		return argument("%d multiprocessors of %d", n, most)
-	}
 	if !h.lib.sym.SetSMCount.Found() {
 		if n == 0 {
 			return nil
@@ -84,12 +81,9 @@ func (h *Handle) SetMultiprocessors(n int) error {
 }
 
 // Multiply submits c = a·b, accumulated in float32, to the runtime's compute
-// stream. c must not overlap the factors. It allocates nothing.
+// stream. c is not transposed and does not overlap the factors. It allocates nothing.
 func (h *Handle) Multiply(c, a, b Matrix) error {
-	g, err := newGEMM(c, a, b)
-	if err != nil {
-		return err
-	}
+	g := newGEMM(c, a, b)
 	alpha, beta := hostmem.AddrOf(&h.scalars[0]), hostmem.AddrOf(&h.scalars[1])
 	return h.do(h.lib.sym.GemmEx, h.native, operation(g.a), operation(g.b),
 		uintptr(g.m), uintptr(g.n), uintptr(g.k), alpha,

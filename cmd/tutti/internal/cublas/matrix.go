@@ -1,12 +1,5 @@
 package cublas
 
-import (
-	"fmt"
-	"math"
-
-	"github.com/tutti-go/tutti/runtime"
-)
-
 // Matrix is a matrix of bfloat16 elements in device memory, in row-major order:
 // element (i, j) lies i*Stride + j elements behind the first.
 type Matrix struct {
@@ -18,35 +11,12 @@ type Matrix struct {
 	Transposed bool
 }
 
-// shape is that of the matrix as a factor.
-func (m Matrix) shape() (rows, columns int) {
-	if m.Transposed {
-		return m.Columns, m.Rows
-	}
-	return m.Rows, m.Columns
-}
-
 // stride is the distance of two rows, in elements.
 func (m Matrix) stride() int {
 	if m.Stride == 0 {
 		return m.Columns
 	}
 	return m.Stride
-}
-
-// check names what no matrix can have. The library counts in 32 bits.
-func (m Matrix) check(name string) error {
-	switch {
-	case m.Addr == 0:
-		return argument("%s is at a nil pointer", name)
-	case m.Rows < 1 || m.Columns < 1:
-		return argument("%s has %d rows and %d columns, want at least 1", name, m.Rows, m.Columns)
-	case m.stride() < m.Columns:
-		return argument("%s has rows of %d elements, %d apart", name, m.Columns, m.Stride)
-	case m.Rows > math.MaxInt32 || m.stride() > math.MaxInt32:
-		return argument("%s has %d rows, %d apart; cuBLAS counts up to %d", name, m.Rows, m.stride(), math.MaxInt32)
-	}
-	return nil
 }
 
 // operand is a factor as BLAS sees it: column-major, with the distance between
@@ -68,32 +38,15 @@ type gemm struct {
 // BLAS reads a row-major matrix as its transpose, with the same leading
 // dimension. So it is asked for cᵀ = bᵀ·aᵀ: the factors change places, and each
 // is transposed for BLAS exactly if it is for us.
-func newGEMM(c, a, b Matrix) (gemm, error) {
-	for _, m := range []struct {
-		name string
-		Matrix
-	}{{"the product", c}, {"the left factor", a}, {"the right factor", b}} {
-		if err := m.check(m.name); err != nil {
-			return gemm{}, err
-		}
-	}
-	if c.Transposed {
-		return gemm{}, argument("the product is transposed")
-	}
-	aRows, aColumns := a.shape()
-	bRows, bColumns := b.shape()
-	if aRows != c.Rows || aColumns != bRows || bColumns != c.Columns {
-		return gemm{}, fmt.Errorf("cublas: %w: (%d×%d)·(%d×%d) is no %d×%d matrix", runtime.ErrShape,
-			aRows, aColumns, bRows, bColumns, c.Rows, c.Columns)
+func newGEMM(c, a, b Matrix) gemm {
+	inner := a.Columns
+	if a.Transposed {
+		inner = a.Rows
 	}
 	return gemm{
-		m: c.Columns, n: c.Rows, k: aColumns,
+		m: c.Columns, n: c.Rows, k: inner,
 		a: operand{b.Addr, b.Transposed, b.stride()},
 		b: operand{a.Addr, a.Transposed, a.stride()},
 		c: operand{c.Addr, false, c.stride()},
-	}, nil
-}
-
-func argument(format string, args ...any) error {
-	return fmt.Errorf("cublas: %w: %s", runtime.ErrArgument, fmt.Sprintf(format, args...))
+	}
 }

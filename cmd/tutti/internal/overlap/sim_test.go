@@ -3,6 +3,7 @@ package overlap
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -55,6 +56,15 @@ func (d *simDevice) Multiply(c, a, b cublas.Matrix) error {
 		if from, to := span(factor); from < c.Addr+uintptr(c.Rows*c.Columns*Element.Size()) && c.Addr < to {
 			return errors.New("a product overwrites its factor")
 		}
+	}
+	shape := func(m cublas.Matrix) [2]int {
+		if m.Transposed {
+			return [2]int{m.Columns, m.Rows}
+		}
+		return [2]int{m.Rows, m.Columns}
+	}
+	if x, y := shape(a), shape(b); c.Transposed || x[0] != c.Rows || x[1] != y[0] || y[1] != c.Columns {
+		return fmt.Errorf("%v·%v is no %d×%d matrix", x, y, c.Rows, c.Columns)
 	}
 	left, inner := load(a)
 	right, _ := load(b)
