@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/instrument"
 )
@@ -344,19 +346,18 @@ func TestBackendThatIsNotThereIsAFailure(t *testing.T) {
 }
 
 func TestInterruptEndsCleanly(t *testing.T) {
-	for want, cause := range map[string]*signaled{"tutti: interrupted\n": errInterrupted, "tutti: terminated\n": errTerminated} {
+	for want, cause := range map[string]syscall.Signal{"tutti: hung up\n": syscall.SIGHUP, "tutti: interrupted\n": syscall.SIGINT, "tutti: terminated\n": syscall.SIGTERM} {
 		ctx, cancel := context.WithCancelCause(t.Context())
-		cancel(cause)
+		cancel(launch.Signaled(cause))
 		for _, args := range [][]string{
 			{"train", "--out", t.TempDir()},
 			{"bench", "allreduce"},
 		} {
 			var stdout, stderr bytes.Buffer
-			assert.Equal(t, cause.code, run(ctx, args, &stdout, &stderr), args)
+			assert.Equal(t, 128+int(cause), run(ctx, args, &stdout, &stderr), args)
 			assert.Equal(t, want, stderr.String(), args)
 		}
 	}
-	assert.Equal(t, []int{130, 143}, []int{exitInterrupted, exitTerminated})
 }
 
 // full is a disk without room.

@@ -24,12 +24,9 @@ import (
 
 // Exit codes. A signal's is 128 and its number, as shells have it.
 const (
-	exitOK          = 0
-	exitFailure     = 1 // something went wrong
-	exitUsage       = 2 // the command line is wrong; nothing was done
-	exitHungUp      = 128 + int(syscall.SIGHUP)
-	exitInterrupted = 128 + int(syscall.SIGINT)
-	exitTerminated  = 128 + int(syscall.SIGTERM)
+	exitOK      = 0
+	exitFailure = 1 // something went wrong
+	exitUsage   = 2 // the command line is wrong; nothing was done
 )
 
 // tooLarge is SIGXFSZ, which a write beyond the limit of a file's size raises beside its
@@ -46,25 +43,6 @@ func usagef(format string, args ...any) error {
 	return usageError{fmt.Errorf(format, args...)}
 }
 
-// signaled is the cause of the context that a signal cancels.
-type signaled struct {
-	text string
-	code int // of the exit
-}
-
-// Error says what the signal did.
-func (s *signaled) Error() string { return s.text }
-
-// Signal is the signal.
-func (s *signaled) Signal() syscall.Signal { return syscall.Signal(s.code - 128) }
-
-// The signals that end what runs.
-var (
-	errHungUp      = &signaled{"hung up", exitHungUp}
-	errInterrupted = &signaled{"interrupted", exitInterrupted}
-	errTerminated  = &signaled{"terminated", exitTerminated}
-)
-
 // Main runs the command line and returns the exit code. The first signal ends
 // what runs cleanly, the second one at once.
 func Main(args []string, stdout, stderr io.Writer) int {
@@ -79,14 +57,7 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	go func() {
 		got := <-signals
 		signal.Stop(signals)
-		switch got {
-		case syscall.SIGHUP:
-			cancel(errHungUp)
-		case syscall.SIGTERM:
-			cancel(errTerminated)
-		default:
-			cancel(errInterrupted)
-		}
+		cancel(launch.Signaled(got.(syscall.Signal)))
 	}()
 	return run(ctx, args, stdout, stderr)
 }
@@ -103,7 +74,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	cmd, err := root.ExecuteContextC(ctx)
 	var usage usageError
 	var options *backend.OptionError
-	var stopped *signaled
+	var stopped launch.Signaled
 	var job *cluster.ExitError
 	var ended *launch.End
 	switch {
@@ -114,7 +85,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitOK
 	case errors.As(context.Cause(ctx), &stopped):
 		fmt.Fprintf(stderr, "tutti: %v\n", stopped)
-		return stopped.code
+		return 128 + int(stopped)
 	case errors.As(err, &job):
 		return job.Code // which has said why
 	case errors.As(err, &ended):

@@ -177,7 +177,7 @@ func RunInside(description string, control io.Reader, stdout, stderr io.Writer) 
 	go func() {
 		var number [1]byte
 		if n, _ := control.Read(number[:]); n > 0 {
-			end(told(number[0]))
+			end(launch.Signaled(number[0]))
 			_, _ = io.Copy(io.Discard, control)
 		}
 		os.Exit(1)
@@ -202,15 +202,6 @@ func RunInside(description string, control io.Reader, stdout, stderr io.Writer) 
 	}
 	return code
 }
-
-// told is the cause of an end that the process outside asks for: a signal that it got.
-type told syscall.Signal
-
-// Error names the signal.
-func (s told) Error() string { return s.Signal().String() }
-
-// Signal is what ranks get.
-func (s told) Signal() syscall.Signal { return syscall.Signal(s) }
 
 // make makes the cluster, with forwarders if it has some.
 func (j job) make() (links forwarders, err error) {

@@ -335,13 +335,19 @@ func (a *agent) rejoin(ctx context.Context) *store.Client {
 // perHost is the number of ranks on each host.
 func (a *agent) perHost() int { return a.Ranks / len(a.Hosts) }
 
-// Signal is the signal that ended a context, by the cause's method Signal, or SIGTERM.
+// Signaled is the cause of a context that a signal ended.
+type Signaled syscall.Signal
+
+// Error says what the signal did.
+func (s Signaled) Error() string {
+	return map[syscall.Signal]string{syscall.SIGHUP: "hung up", syscall.SIGINT: "interrupted", syscall.SIGTERM: "terminated"}[syscall.Signal(s)]
+}
+
+// Signal is the signal that ended a context, SIGTERM if something else did.
 func Signal(ctx context.Context) syscall.Signal {
-	var s interface{ Signal() syscall.Signal }
-	if errors.As(context.Cause(ctx), &s) {
-		return s.Signal()
-	}
-	return syscall.SIGTERM
+	s := Signaled(syscall.SIGTERM)
+	errors.As(context.Cause(ctx), &s)
+	return syscall.Signal(s)
 }
 
 // signalled is the end of a job whose context has ended.

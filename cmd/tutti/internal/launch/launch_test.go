@@ -86,6 +86,17 @@ func rank(way string) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
+	// All are here, and heed signals, before one ends and others are told to, or rank 0's value is cleared.
+	if err := kv.Set(ctx, fmt.Sprint("here/", job.Rank), nil); err != nil {
+		return 0, err
+	}
+	var all []string
+	for r := range job.WorldSize {
+		all = append(all, fmt.Sprint("here/", r))
+	}
+	if err := kv.Wait(ctx, all...); err != nil {
+		return 0, err
+	}
 	fmt.Printf("rank %d of %d, local %d: %s\n", job.Rank, job.WorldSize, job.LocalRank, payload)
 	last := job.Rank == job.WorldSize-1
 	switch {
@@ -98,15 +109,7 @@ func rank(way string) (code int, err error) {
 			fmt.Println("ignores", s)
 		}
 	case way == "succeeds", way == "fails once" && os.Getenv(restartVariable) == "1":
-		// All are done before rank 0's value can be cleared.
-		if err := kv.Set(ctx, fmt.Sprint("done/", job.Rank), nil); err != nil {
-			return 0, err
-		}
-		var all []string
-		for r := range job.WorldSize {
-			all = append(all, fmt.Sprint("done/", r))
-		}
-		return 0, kv.Wait(ctx, all...)
+		return 0, nil
 	}
 	fmt.Println("got", <-signals)
 	return 3, nil
@@ -354,13 +357,6 @@ func TestRestarts(t *testing.T) {
 	assert.NotContains(t, c.out.String(), "round 2")
 }
 
-// signalError is the cause of a context that a signal ended.
-type signalError syscall.Signal
-
-func (s signalError) Error() string          { return "signaled" }
-func (s signalError) Signal() syscall.Signal { return syscall.Signal(s) }
-
-// A signal to one launcher reaches the ranks of all, once.
 // A rank of an elastic job that fails is started again by itself, and joins the others.
 func TestElastic(t *testing.T) {
 	s := begin(t, t.Context(), "elastic", func(c *Config) { c.Min, c.Max, c.Restarts = 2, 2, 1 })
@@ -392,6 +388,7 @@ func TestElasticStopped(t *testing.T) {
 	assert.Contains(t, s.err.String(), "the others have gone on without this member")
 }
 
+// A signal to one launcher reaches the ranks of all, once.
 func TestSignals(t *testing.T) {
 	first, second := pair(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -400,11 +397,11 @@ func TestSignals(t *testing.T) {
 	for r := 2; r < 5; r++ {
 		b.says(t, fmt.Sprintf("rank %d of 5", r))
 	}
-	cancel(signalError(syscall.SIGINT))
+	cancel(Signaled(syscall.SIGINT))
 	for s, n := range map[*started]int{a: 2, b: 3} {
 		end := ended(t, s.wait(t))
 		assert.Equal(t, 130, end.Code)
-		assert.Contains(t, end.Error(), "signaled on ")
+		assert.Contains(t, end.Error(), "interrupted on ")
 		assert.Equal(t, n, strings.Count(s.out.String(), "got interrupt"), s.out.String())
 	}
 }
@@ -423,7 +420,7 @@ func TestFlightRecords(t *testing.T) {
 	a.says(t, "rank 1 of 5")
 	b.says(t, "rank 4 of 5")
 	require.NoError(t, os.WriteFile(filepath.Join(there, "tutti-record-3.json"), record, 0o600))
-	cancel(signalError(syscall.SIGTERM))
+	cancel(Signaled(syscall.SIGTERM))
 	ended(t, a.wait(t))
 	ended(t, b.wait(t))
 	got, err := os.ReadFile(filepath.Join(here, "tutti-record-3.json"))
