@@ -39,7 +39,7 @@ import (
 )
 
 // Run trains once for each pattern of cfg. It is collective: every rank calls
-// it with the same configuration. observer is used on rank 0 and may be nil.
+// it with the same configuration. observer is used on rank 0.
 func Run(ctx context.Context, r backend.Rank, cfg Config, observer Observer) error {
 	if err := cfg.Validate(); err != nil {
 		return err
@@ -47,9 +47,6 @@ func Run(ctx context.Context, r backend.Rank, cfg Config, observer Observer) err
 	trainSet, testSet, err := cfg.examples()
 	if err != nil {
 		return err
-	}
-	if observer == nil || r.Comm.Rank() != 0 {
-		observer = silent{}
 	}
 	if err := r.Fits(cfg.Backend, "weights, gradients and activations", cfg.bytes(trainSet.Len()), "--hidden, --batch or --ranks"); err != nil {
 		return err
@@ -59,16 +56,12 @@ func Run(ctx context.Context, r backend.Rank, cfg Config, observer Observer) err
 		if err != nil {
 			return fmt.Errorf("training with pattern %s and values %s: %w", one.Patterns[0], one.Values[0], err)
 		}
-		observer.Finished(result)
+		if r.Comm.Rank() == 0 {
+			observer.Finished(result)
+		}
 	}
 	return nil
 }
-
-// silent is the observer of ranks that report nothing.
-type silent struct{}
-
-func (silent) Step(string, int, int) {}
-func (silent) Finished(Result)       {}
 
 // trainer is one rank's state while it trains with one pattern.
 type trainer struct {
@@ -123,7 +116,9 @@ func trainPattern(ctx context.Context, r backend.Rank, cfg Config, trainSet, tes
 			return Result{}, fmt.Errorf("step %d of %d: %w", step, steps, err)
 		}
 		t.Curve[step-1].Seconds = (t.clock + time.Since(start)).Seconds()
-		observer.Step(name, step, steps)
+		if r.Comm.Rank() == 0 {
+			observer.Step(name, step, steps)
+		}
 		tests := step%cfg.testEvery(stepsPerEpoch) == 0 || step == steps
 		if tests && t.outer == nil {
 			a.Do(barrier) // what counts is when the last rank is here

@@ -311,7 +311,7 @@ func TestDivergenceIsAnError(t *testing.T) {
 	require.NoError(t, err)
 	for _, ranks := range []int{1, 3} {
 		err := local.Run(t.Context(), backend.Options{Ranks: ranks}, func(ctx context.Context, r backend.Rank) error {
-			return Run(ctx, r, cfg, nil)
+			return Run(ctx, r, cfg, &collector{results: map[string]Result{}})
 		})
 		assert.ErrorIs(t, err, ErrDiverged)
 		assert.ErrorContains(t, err, "the loss is NaN after 44 steps; lower --lr or --momentum")
