@@ -29,6 +29,17 @@ type steps interface {
 	Close() error
 }
 
+// PatternName is that of a pattern, what auto has chosen, and as what values travel unless that is f32.
+func PatternName(pattern, chosen, values string) string {
+	if chosen != "" {
+		pattern += ": " + chosen
+	}
+	if values != "" && values != sparse.F32 {
+		pattern += " " + values
+	}
+	return pattern
+}
+
 // NewReducer prepares the reduction of n elements of a rank's memory. hosts is on
 // how many hosts the ranks are, equally many on each and one host after the other;
 // 0 makes no difference between ranks. It is collective if there are hosts.

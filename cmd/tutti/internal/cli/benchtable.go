@@ -8,7 +8,6 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
-	"github.com/tutti-go/tutti/distributed/sparse"
 )
 
 // The tables of `tutti bench` are printed line by line as the results come. A line fits 80
@@ -131,24 +130,13 @@ func ranksOn(ranks, hosts int) string {
 	return text
 }
 
-// name is that of a pattern, with what auto chose, and as what values travel.
-func name(pattern, chosen, values string) string {
-	if chosen != "" {
-		pattern += ": " + chosen
-	}
-	if values != sparse.F32 {
-		pattern += " " + values
-	}
-	return pattern
-}
-
 func printSparseLine(out io.Writer, r bench.SparseResult, wide bool) {
 	ofDense := "-"
 	if r.Ranks > 1 {
 		dense := 2 * float64(r.Bytes) * float64(r.Ranks-1) / float64(r.Ranks)
 		ofDense = fmt.Sprintf("%.2f", 100*r.SentBytes/dense)
 	}
-	fmt.Fprintln(out, "  "+sparseColumns(wide, r.Bytes, r.Count, name(r.Pattern, r.Chosen, r.Values), r.Density, fmt.Sprintf("%.0f", r.SentBytes), ofDense,
+	fmt.Fprintln(out, "  "+sparseColumns(wide, r.Bytes, r.Count, backend.PatternName(r.Pattern, r.Chosen, r.Values), r.Density, fmt.Sprintf("%.0f", r.SentBytes), ofDense,
 		formatTime(r.SelectTime), formatTime(r.ExchangeTime), formatTime(r.Time), fmt.Sprintf("%.2f", r.AlgBW), fmt.Sprintf("%.2f", r.BusBW), wrongText(r.Result)))
 }
 

@@ -161,53 +161,48 @@ func somePatterns() []string {
 	return []string{sparse.Dense, sparse.TopkA, sparse.Oktopk}
 }
 
-// patternsFlag adds the flag that lists patterns, of which "all" is all but auto.
+// patternsFlag adds the flag that lists patterns.
 func patternsFlag(flags *pflag.FlagSet, target *[]string) {
-	flags.Var(flagValue[[]string]{target: target, parse: parsePatterns, kind: "names", format: func(names []string) string {
-		if slices.Equal(names, sparse.Patterns()) {
-			return "all"
-		}
-		return strings.Join(names, ",")
-	}}, "pattern", "patterns, separated by commas: all, "+patternNames())
+	flags.Var(namesFlag("pattern", target, sparse.Patterns()), "pattern", "patterns, separated by commas: all, "+patternNames())
 }
 
 func parsePattern(name string) (string, error) {
 	return oneOf("pattern", name, append(sparse.Patterns(), sparse.Auto), nil)
 }
 
-func parsePatterns(text string) ([]string, error) {
-	return listOf("pattern", text, sparse.Patterns(), []string{sparse.Auto})
-}
-
-// listOf reads names that are separated by commas: some of those in all, which "all" stands for, and
-// in others.
-func listOf(what, text string, all, others []string) (names []string, err error) {
-	for name := range strings.SplitSeq(text, ",") {
-		name = strings.TrimSpace(name)
-		some := all
-		if !strings.EqualFold(name, "all") {
-			if name, err = oneOf(what, name, slices.Concat(all, others), nil); err != nil {
-				return nil, err
+// namesFlag is a list of names that are separated by commas: some of those in all, which "all" stands for, and auto.
+func namesFlag(what string, target *[]string, all []string) pflag.Value {
+	parse := func(text string) (names []string, err error) {
+		for name := range strings.SplitSeq(text, ",") {
+			name = strings.TrimSpace(name)
+			some := all
+			if !strings.EqualFold(name, "all") {
+				if name, err = oneOf(what, name, append(slices.Clone(all), sparse.Auto), nil); err != nil {
+					return nil, err
+				}
+				some = []string{name}
 			}
-			some = []string{name}
-		}
-		for _, name := range some {
-			if !slices.Contains(names, name) {
-				names = append(names, name)
+			for _, name := range some {
+				if !slices.Contains(names, name) {
+					names = append(names, name)
+				}
 			}
 		}
+		return names, nil
 	}
-	return names, nil
-}
-
-// valuesFlag adds the flag that lists as what values travel, of which "all" is all.
-func valuesFlag(flags *pflag.FlagSet, target *[]string) {
-	parse := func(text string) ([]string, error) {
-		return listOf("values", text, sparse.Values(), []string{sparse.Auto})
-	}
-	flags.Var(flagValue[[]string]{target: target, parse: parse, kind: "names", format: func(names []string) string {
+	format := func(names []string) string {
+		if slices.Equal(names, all) {
+			return "all"
+		}
 		return strings.Join(names, ",")
-	}}, "values", "as what values travel, separated by commas: all, "+strings.Join(sparse.Values(), ", ")+", or with pattern auto also auto")
+	}
+	return flagValue[[]string]{target: target, parse: parse, format: format, kind: "names"}
+}
+
+// valuesFlag adds the flag that lists as what values travel.
+func valuesFlag(flags *pflag.FlagSet, target *[]string) {
+	flags.Var(namesFlag("values", target, sparse.Values()), "values",
+		"as what values travel, separated by commas: all, "+strings.Join(sparse.Values(), ", ")+", or with pattern auto also auto")
 }
 
 // hostsFlag adds the flag that says which ranks share a host.

@@ -7,7 +7,6 @@ import (
 	"io"
 	"math"
 	"os"
-	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
@@ -109,8 +108,7 @@ late carry them along.`,
 	flags.IntVar(&cfg.WarmupSteps, "warmup-steps", cfg.WarmupSteps, "steps at the beginning that send everything")
 	o := &cfg.Outer
 	flags.IntVar(&o.Every, "outer", o.Every, "train each rank alone and average the weights every so many `steps`, instead of each gradient")
-	flags.Var(flagValue[[]string]{target: &cfg.Beside, parse: parsePatterns, kind: "names", format: func(names []string) string { return strings.Join(names, ",") }},
-		"beside", "patterns that average gradients in every step, before those with --outer, for comparison")
+	flags.Var(namesFlag("pattern", &cfg.Beside, sparse.Patterns()), "beside", "patterns that average gradients in every step, before those with --outer, for comparison")
 	flags.Float64Var(&o.LearningRate, "outer-lr", o.LearningRate, "learning rate of the outer optimizer: 0.7 with a momentum")
 	flags.Float64Var(&o.Momentum, "outer-momentum", o.Momentum, "momentum (Nesterov's) of the outer optimizer: 0.9 with dense averages")
 	flags.Float64Var(&o.Decay, "outer-decay", o.Decay, "what is left of the residual after a round")

@@ -24,7 +24,6 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
-	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/internal/measure"
 )
 
@@ -68,13 +67,10 @@ type Work struct {
 
 // String names the work without its size.
 func (w Work) String() string {
-	switch {
-	case w.Pattern == "":
+	if w.Pattern == "" {
 		return string(w.Place)
-	case w.Values != sparse.F32:
-		return w.Pattern + " " + w.Values
 	}
-	return w.Pattern
+	return backend.PatternName(w.Pattern, "", w.Values)
 }
 
 // Result is one line of --json: what one subject takes for one work.

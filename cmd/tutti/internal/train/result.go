@@ -3,7 +3,7 @@ package train
 import (
 	"fmt"
 
-	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 )
 
 // Result is what training with one pattern gave. The JSON form is one line of
@@ -63,13 +63,7 @@ type Result struct {
 // Name is that of the pattern, what auto has chosen, as what values travel unless that is f32,
 // and the window of an outer loop.
 func (r Result) Name() string {
-	name := r.Pattern
-	if r.Chosen != "" {
-		name += ": " + r.Chosen
-	}
-	if r.Values != "" && r.Values != sparse.F32 {
-		name += " " + r.Values
-	}
+	name := backend.PatternName(r.Pattern, r.Chosen, r.Values)
 	if r.Outer > 0 {
 		name += fmt.Sprintf(", every %d", r.Outer)
 	}
