@@ -1,12 +1,9 @@
 package bench
 
-import "math"
+import "strconv"
 
 // significant rounds to five significant digits, more than any measurement has.
 func significant(v float64) float64 {
-	if v == 0 || math.IsNaN(v) || math.IsInf(v, 0) {
-		return v
-	}
-	scale := math.Pow(10, 4-math.Floor(math.Log10(math.Abs(v))))
-	return math.Round(v*scale) / scale
+	v, _ = strconv.ParseFloat(strconv.FormatFloat(v, 'g', 5, 64), 64)
+	return v
 }
