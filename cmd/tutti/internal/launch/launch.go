@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -192,9 +191,16 @@ func (a *agent) connect(ctx context.Context) error {
 		host = a.reachable()
 	}
 	a.address = net.JoinHostPort(host, port)
-	a.env = []string{"MASTER_ADDR=" + host, "MASTER_PORT=" + port, rendezvous.SecretVariable + "=" + secret,
-		"TUTTI_LOCAL_WORLD_SIZE=" + strconv.Itoa(a.perHost())}
-	conf, err := a.tls()
+	env := map[string]string{"MASTER_ADDR": host, "MASTER_PORT": port, rendezvous.SecretVariable: secret,
+		"TUTTI_LOCAL_WORLD_SIZE": strconv.Itoa(a.perHost()), "TUTTI_RANK": "0", "TUTTI_WORLD_SIZE": "1"}
+	for name, value := range env {
+		a.env = append(a.env, name+"="+value)
+	}
+	job, err := rendezvous.FromEnv(func(name string) string { return env[name] })
+	if err != nil {
+		return err
+	}
+	conf, err := job.TLS("store") // as the ranks have it
 	if err != nil {
 		return err
 	}
@@ -365,22 +371,6 @@ func (a *agent) reachable() string {
 		}
 	}
 	return "127.0.0.1"
-}
-
-// tls is that of the ranks' store, as they read it from their environment.
-func (a *agent) tls() (*tls.Config, error) {
-	job, err := rendezvous.FromEnv(func(name string) (value string) {
-		for _, e := range append(a.env, "TUTTI_RANK=0", "TUTTI_WORLD_SIZE=1") {
-			if v, ok := strings.CutPrefix(e, name+"="); ok {
-				value = v
-			}
-		}
-		return value
-	})
-	if err != nil {
-		return nil, err
-	}
-	return job.TLS("store")
 }
 
 // secret is TUTTI_SECRET, that of the file, or a random one that only ranks of this machine need to know.
