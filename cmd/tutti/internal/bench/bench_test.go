@@ -327,7 +327,7 @@ func TestBuffersThatDoNotFitAreRefused(t *testing.T) {
 		err = RunBuckets(ctx, r, buckets, nil)
 		assert.ErrorContains(t, err, "local: the buffers of 2 ranks are 53687091200.0 GiB", "more bytes than an int counts")
 		r.HostRanks = 0
-		assert.NoError(t, fits(r, "nccl", huge, "--max"), "of a device nothing is known here")
+		assert.NoError(t, r.Fits("nccl", "the buffers", huge, "--max or --ranks"), "of a device nothing is known here")
 		return nil
 	})
 }

@@ -76,7 +76,7 @@ func RunBuckets(ctx context.Context, r backend.Rank, cfg BucketsConfig, report f
 		return err
 	}
 	// The random numbers; of each bucket the gradient, the residual and that before.
-	if err := fits(r, cfg.Backend, float64(1+3*cfg.Buckets)*float64(cfg.Bytes), "--size, --buckets"); err != nil {
+	if err := r.Fits(cfg.Backend, "the buffers", float64(1+3*cfg.Buckets)*float64(cfg.Bytes), "--size, --buckets or --ranks"); err != nil {
 		return err
 	}
 	for _, pattern := range cfg.Patterns {

@@ -9,12 +9,6 @@ import (
 	"github.com/tutti-go/tutti/comm"
 )
 
-// fits returns an error if the buffers of all ranks of this process, of so many
-// bytes each, cannot be in the memory of the host; flags say how large they are.
-func fits(r backend.Rank, name string, bytes float64, flags string) error {
-	return r.Fits(name, "the buffers", bytes, flags+" or --ranks")
-}
-
 // memory is where buffers come from.
 type memory struct {
 	rank      backend.Rank

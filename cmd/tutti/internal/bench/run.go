@@ -116,7 +116,7 @@ func (m *Measurement) newSetup(ctx context.Context, r backend.Rank) (_ *setup, e
 		return nil, backend.Unsupported(cfg.Backend, err)
 	}
 	sendParts, recvParts := m.cfg.Collective.parts(s.tables.ranks)
-	if err := fits(r, cfg.Backend, float64(slices.Max(cfg.Sizes)/m.cfg.Collective.sizeParts(s.tables.ranks))*float64(sendParts+recvParts), "--max"); err != nil {
+	if err := r.Fits(cfg.Backend, "the buffers", float64(slices.Max(cfg.Sizes)/m.cfg.Collective.sizeParts(s.tables.ranks))*float64(sendParts+recvParts), "--max or --ranks"); err != nil {
 		return nil, err
 	}
 	if err := r.Comm.Sync(ctx); err != nil {

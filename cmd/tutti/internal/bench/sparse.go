@@ -135,7 +135,7 @@ func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report fun
 	// The random numbers, and of each pattern the residual and what it is rolled back with, or
 	// in place the tensors.
 	perElement := cfg.DType.Size() + cfg.together()*(cfg.DType.Size()+dtype.F32.Size())
-	if err := fits(r, cfg.Backend, float64(slices.Max(cfg.Sizes)/cfg.DType.Size())*float64(perElement), "--max"); err != nil {
+	if err := r.Fits(cfg.Backend, "the buffers", float64(slices.Max(cfg.Sizes)/cfg.DType.Size())*float64(perElement), "--max or --ranks"); err != nil {
 		return err
 	}
 	locations, err := backend.Locations(ctx, r)

@@ -127,10 +127,7 @@ func (r *peerReport) finish(verified bool) error {
 func (r *peerReport) curves() []picture.Curve {
 	curves := make([]picture.Curve, len(peerSeries))
 	for i, s := range peerSeries {
-		curves[i] = picture.Curve{Name: s.name, Color: i / 2, Dashed: !s.graph}
-		for _, result := range r.results[i] {
-			curves[i].Points = append(curves[i].Points, picture.Time{Bytes: result.Bytes, Microseconds: result.Time})
-		}
+		curves[i] = picture.Curve{Name: s.name, Color: i / 2, Dashed: !s.graph, Points: r.results[i]}
 	}
 	return curves
 }

@@ -16,6 +16,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 )
 
 // Config is a cluster.
@@ -60,25 +62,18 @@ func (c Config) Validate() error {
 
 // Network describes the links, as in "4 hosts, 1gbit, delay 50us, loss 0.1%".
 func (c Config) Network() string {
-	text := "1 host"
-	if c.Hosts > 1 {
-		text = fmt.Sprintf("%d hosts", c.Hosts)
-	}
-	text += ", " + c.Rate.String()
+	text := backend.Counted(c.Hosts, "host") + ", " + c.Rate.String()
 	if c.Delay > 0 {
-		text += ", delay " + c.delay()
+		text += fmt.Sprintf(", delay %dus", c.Delay.Microseconds())
 	}
 	if c.Loss > 0 {
-		text += ", loss " + c.loss()
+		text += fmt.Sprintf(", loss %v%%", c.Loss)
 	}
 	return text
 }
 
 // forwards reports whether a forwarder carries what hosts send.
 func (c Config) forwards() bool { return c.Delay > 0 || c.Loss > 0 }
-
-func (c Config) delay() string { return fmt.Sprintf("%dus", c.Delay.Microseconds()) }
-func (c Config) loss() string  { return strconv.FormatFloat(c.Loss, 'g', -1, 64) + "%" }
 
 // Rate is a number of bits per second.
 type Rate uint64

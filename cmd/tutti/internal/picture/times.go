@@ -8,6 +8,8 @@ import (
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
 )
 
 // Curve is a line of [TimesAgainstSizes].
@@ -15,13 +17,7 @@ type Curve struct {
 	Name   string
 	Color  int // the same for curves that belong together
 	Dashed bool
-	Points []Time
-}
-
-// Time is what an operation of a size takes.
-type Time struct {
-	Bytes        int
-	Microseconds float64
+	Points []bench.Result
 }
 
 // TimesAgainstSizes draws curves on logarithmic axes and writes them to path, whose
@@ -41,8 +37,8 @@ func TimesAgainstSizes(curves []Curve, title, path string) error {
 			line.style.Dashes = []vg.Length{vg.Points(5), vg.Points(4)}
 		}
 		for _, t := range c.Points {
-			if t.Bytes > 0 && t.Microseconds > 0 {
-				line.points = append(line.points, plotter.XY{X: math.Log2(float64(t.Bytes)), Y: math.Log10(t.Microseconds)})
+			if t.Bytes > 0 && t.Time > 0 {
+				line.points = append(line.points, plotter.XY{X: math.Log2(float64(t.Bytes)), Y: math.Log10(t.Time)})
 			}
 		}
 		lines = append(lines, line)

@@ -10,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
 )
 
 func TestTimesAgainstSizes(t *testing.T) {
@@ -17,7 +19,7 @@ func TestTimesAgainstSizes(t *testing.T) {
 	for i := range 6 {
 		c := Curve{Name: string(rune('a' + i)), Color: i / 2, Dashed: i%2 == 1}
 		for bytes := 256; bytes <= 1<<30; bytes *= 4 {
-			c.Points = append(c.Points, Time{bytes, float64(i+2) + float64(bytes)/3e5})
+			c.Points = append(c.Points, bench.Result{Bytes: bytes, Time: float64(i+2) + float64(bytes)/3e5})
 		}
 		curves = append(curves, c)
 	}
@@ -45,5 +47,5 @@ func TestTimesAgainstSizes(t *testing.T) {
 			assert.True(t, seen[c], "a curve is missing")
 		}
 	}
-	assert.ErrorIs(t, TimesAgainstSizes([]Curve{{Points: []Time{{1, 1}}}}, "", filepath.Join(dir, "x.png")), ErrNothingToDraw)
+	assert.ErrorIs(t, TimesAgainstSizes([]Curve{{Points: []bench.Result{{Bytes: 1, Time: 1}}}}, "", filepath.Join(dir, "x.png")), ErrNothingToDraw)
 }
