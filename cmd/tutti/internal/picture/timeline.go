@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 
@@ -46,14 +47,13 @@ func Timelines(timelines []overlap.Timeline, title, path string) error {
 	p.X.Min, p.X.Max = 0, timeMargin*longest/1e3
 	p.X.Tick.Marker = plot.TickerFunc(roundTicks)
 	p.Y.LineStyle.Width, p.Y.Tick.Length = 0, 0
-	shown := make(map[overlap.Kind]bool)
+	boxes := make(map[overlap.Kind][]plotter.XYer)
 	used := make(map[overlap.Lane]bool)
 	for _, t := range timelines {
 		for _, s := range t.Spans {
-			shown[s.Kind], used[s.Kind.Lane()] = true, true
+			used[s.Kind.Lane()] = true
 		}
 	}
-	var bars spans
 	var ticks []plot.Tick
 	y := 0.0
 	for _, t := range timelines {
@@ -67,22 +67,31 @@ func Timelines(timelines []overlap.Timeline, title, path string) error {
 			y--
 		}
 		for _, s := range t.Spans {
-			bars = append(bars, span{start: s.Start / 1e3, end: s.End / 1e3, y: lanes[s.Kind.Lane()], color: s.Kind.Color()})
+			start, end := s.Start/1e3, s.End/1e3
+			low, high := lanes[s.Kind.Lane()]-laneHeight/2, lanes[s.Kind.Lane()]+laneHeight/2
+			boxes[s.Kind] = append(boxes[s.Kind], plotter.XYs{{X: start, Y: low}, {X: end, Y: low}, {X: end, Y: high}, {X: start, Y: high}})
 		}
 		y -= laneGap
 	}
 	p.Y.Tick.Marker = plot.ConstantTicks(ticks)
 	p.Y.Max, p.Y.Min = laneHeight/2, ticks[len(ticks)-1].Value-laneHeight/2-laneEdge
-	legend := legendShare * float64(len(shown))
+	legend := legendShare * float64(len(boxes))
 	p.Y.Max += (p.Y.Max - p.Y.Min) * legend / (1 - legend)
-	p.Add(bars)
 	p.Legend.Top, p.Legend.Left = true, true
 	p.Legend.Padding = vg.Points(2)
 	p.Legend.XOffs = vg.Points(8)
 	for _, kind := range overlap.Kinds() {
-		if shown[kind] {
-			p.Legend.Add(string(kind), swatch{kind.Color()})
+		if len(boxes[kind]) == 0 {
+			continue
 		}
+		work, err := plotter.NewPolygon(boxes[kind]...)
+		if err != nil {
+			return err
+		}
+		work.Color = kind.Color()
+		work.LineStyle = draw.LineStyle{Color: color.White, Width: vg.Points(0.4)} // parts one piece from the next
+		p.Add(work)
+		p.Legend.Add(string(kind), work)
 	}
 	return save(p, path)
 }
@@ -107,36 +116,4 @@ func roundTicks(low, high float64) []plot.Tick {
 		ticks = append(ticks, tick)
 	}
 	return ticks
-}
-
-// span is a piece of work in data coordinates.
-type span struct {
-	start, end float64 // milliseconds
-	y          float64 // of the middle of the lane
-	color      color.Color
-}
-
-// spans implements [plot.Plotter].
-type spans []span
-
-// Plot draws each span as a filled box; a thin white line parts it from the next.
-func (all spans) Plot(c draw.Canvas, p *plot.Plot) {
-	x, y := p.Transforms(&c)
-	for _, s := range all {
-		box := rectangle(x(s.start), y(s.y-laneHeight/2), x(s.end), y(s.y+laneHeight/2))
-		c.FillPolygon(s.color, box)
-		c.StrokeLine2(draw.LineStyle{Color: color.White, Width: vg.Points(0.4)}, x(s.end), box[0].Y, x(s.end), box[2].Y)
-	}
-}
-
-// swatch is a colour in a legend.
-type swatch struct{ color color.Color }
-
-// Thumbnail implements [plot.Thumbnailer].
-func (s swatch) Thumbnail(c *draw.Canvas) {
-	c.FillPolygon(s.color, rectangle(c.Min.X, c.Min.Y, c.Max.X, c.Max.Y))
-}
-
-func rectangle(left, bottom, right, top vg.Length) []vg.Point {
-	return []vg.Point{{X: left, Y: bottom}, {X: right, Y: bottom}, {X: right, Y: top}, {X: left, Y: top}}
 }
