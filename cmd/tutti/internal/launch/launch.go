@@ -379,7 +379,7 @@ func (a *agent) secret() (string, error) {
 		a.known = "the same " + rendezvous.SecretVariable
 		return secret, nil
 	}
-	path := a.SecretFile
+	path := cmp.Or(a.SecretFile, os.Getenv(rendezvous.SecretFileVariable))
 	if path == "" && a.first && a.Machines == 1 && a.Listen == "" {
 		return rand.Text(), nil
 	}

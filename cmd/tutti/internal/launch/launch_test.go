@@ -260,6 +260,22 @@ func TestOneMachine(t *testing.T) {
 	}
 }
 
+// The file that the variable names is the secret's, unless an option names another one.
+func TestTheVariableNamesTheSecretFile(t *testing.T) {
+	first, second := pair(t)
+	user := t.TempDir()
+	t.Setenv("XDG_CONFIG_HOME", user)
+	var cfg Config
+	first(&cfg)
+	t.Setenv(rendezvous.SecretFileVariable, cfg.SecretFile)
+	a := begin(t, t.Context(), "succeeds", func(c *Config) { first(c); c.SecretFile = "" })
+	b := begin(t, t.Context(), "succeeds", second)
+	require.NoError(t, a.wait(t), "%s%s", &a.out, &a.err)
+	require.NoError(t, b.wait(t), "%s%s", &b.out, &b.err)
+	assert.Contains(t, a.err.String(), "a copy of "+cfg.SecretFile)
+	assert.NoDirExists(t, filepath.Join(user, "tutti"))
+}
+
 // A process may make communicators of its job again and again: they share its store, and nothing in it.
 func TestCommunicators(t *testing.T) {
 	s := begin(t, t.Context(), "communicators", one)
