@@ -269,6 +269,8 @@ func (w *world) register(flags *pflag.FlagSet) {
 	flags.IntVar(&w.ranks, "ranks", 0, "number of `ranks`; without it "+ranks)
 	flags.BoolVar(&w.p2p, "p2p", false, "let GPUs of this machine write into each other's memory where that is faster (nccl)")
 	flags.DurationVar(&w.timeout, "timeout", 0, "how long a rank waits for the others before it aborts, such as 30s; 0 for ever")
+	restrict(flags, "ranks", "1 or more", func() bool { return w.ranks >= 1 })
+	restrict(flags, "timeout", "0 or more", func() bool { return w.timeout >= 0 })
 	if w.gpus {
 		_ = flags.MarkHidden("backend")
 	} else {
@@ -304,12 +306,6 @@ func (w *world) run(cmd *cobra.Command, prepare func() error, body func(ctx cont
 	b, err := backend.Find(w.backend)
 	if err != nil {
 		return usageError{err}
-	}
-	if cmd.Flags().Changed("ranks") && w.ranks < 1 {
-		return usagef("--ranks is %d, want 1 or more", w.ranks)
-	}
-	if w.timeout < 0 {
-		return usagef("--timeout is %v, want 0 or more", w.timeout)
 	}
 	if w.p2p && b.Name != "nccl" {
 		return backend.Needs(b.Name, "--p2p", "GPUs")

@@ -56,9 +56,6 @@ time. Products then use the others. Pictures of a step on rank 0
   torchrun --nproc-per-node 4 --no-python tutti bench overlap`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if ctas < 0 {
-				return usagef("ctas is %d, want 0 or more", ctas)
-			}
 			if err := cfg.Validate(); err != nil {
 				return usageError{err}
 			}
@@ -87,6 +84,7 @@ time. Products then use the others. Pictures of a step on rank 0
 	flags.Var(nameFlag(&cfg.Pattern, parsePattern), "pattern", "how buckets are reduced: "+patternNames())
 	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the entries that a rank selects, with a sparse pattern")
 	flags.IntVar(&ctas, "ctas", ctas, "thread blocks (CTAs) of communication beside products; 0 for the library's choice")
+	restrict(flags, "ctas", "0 or more", func() bool { return ctas >= 0 })
 	flags.IntVar(&cfg.Multiprocessors, "sms", 0, "multiprocessors of products beside communication; 0 for those that --ctas leaves")
 	flags.IntVar(&cfg.Steps, "steps", cfg.Steps, "steps of a round, one after the other")
 	flags.IntVar(&cfg.Rounds, "rounds", cfg.Rounds, "rounds, of which the median counts")

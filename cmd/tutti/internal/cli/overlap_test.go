@@ -18,7 +18,7 @@ func TestOverlapRefuses(t *testing.T) {
 		{"--backend", "local"}: "local: bench overlap needs a backend with streams, such as nccl",
 		{"--layers", "0"}:      "layers is 0, want a number in [1, ",
 		{"--bucket", "0"}:      "bucket is 0",
-		{"--ctas", "-1"}:       "ctas is -1",
+		{"--ctas", "-1"}:       `"--ctas" flag: must be 0 or more`,
 		{"--sms", "-1"}:        "sms is -1",
 		{"--rounds", "0"}:      "rounds is 0",
 	} {
