@@ -10,10 +10,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
-	"sync/atomic"
 
 	"github.com/tutti-go/tutti/distributed/delta"
 	"github.com/tutti-go/tutti/dtype"
@@ -245,7 +245,15 @@ func Apply(ctx context.Context, old, patch, out string, progress Progress) (s de
 		base := slices.Clone(from.tensors)
 		for i, t := range base {
 			if next, ok := made[t.Name]; ok && next.DType == t.DType && slices.Equal(next.Shape, t.Shape) {
-				base[i].Memory = stays(t.Memory.(section), next.Memory.(section))
+				// It stays, and is changed where it has been copied to.
+				from, to := t.Memory.(section), next.Memory.(section)
+				_, fromErr := from.Seek(from.at, io.SeekStart)
+				_, toErr := f.Seek(to.at, io.SeekStart)
+				_, err := io.CopyN(f, from.File, from.bytes)
+				if err = cmp.Or(ctx.Err(), fromErr, toErr, err); err != nil {
+					return err
+				}
+				base[i].Memory = to
 			}
 		}
 		err = d.Apply(ctx, base, func(t delta.Tensor) (delta.Memory, error) {
@@ -259,30 +267,4 @@ func Apply(ctx context.Context, old, patch, out string, progress Progress) (s de
 		}
 		return err
 	}, patch)
-}
-
-// staying is a tensor that is in both files. When its bytes are read for the first time, which is when their checksum is taken,
-// it copies them from the old file into the new one, where they are changed then.
-type staying struct {
-	section // of the new file
-	from    section
-	left    *atomic.Int64 // bytes to copy
-}
-
-func stays(from, to section) staying {
-	s := staying{to, from, new(atomic.Int64)}
-	s.left.Store(to.bytes)
-	return s
-}
-
-func (s staying) ReadAt(p []byte, at int64) (int, error) {
-	if s.left.Load() == 0 {
-		return s.section.ReadAt(p, at)
-	}
-	n, err := s.from.ReadAt(p, at)
-	s.left.Add(-int64(n))
-	if err == nil {
-		n, err = s.WriteAt(p, at)
-	}
-	return n, err
 }
