@@ -100,10 +100,7 @@ func newClusterInside() *cobra.Command {
 		Hidden:  true,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if code := cluster.RunInside(args[0], os.Stdin, os.Stdout, os.Stderr); code != 0 {
-				return &cluster.ExitError{Code: code}
-			}
-			return nil
+			return cluster.RunInside(args[0], os.Stdin, os.Stdout, os.Stderr)
 		},
 	}
 }

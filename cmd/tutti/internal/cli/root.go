@@ -75,7 +75,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var usage usageError
 	var options *backend.OptionError
 	var stopped launch.Signaled
-	var job *cluster.ExitError
 	var ended *launch.End
 	switch {
 	case out.err != nil: // also where the command did not notice
@@ -86,10 +85,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case errors.As(context.Cause(ctx), &stopped):
 		fmt.Fprintf(stderr, "tutti: %v\n", stopped)
 		return 128 + int(stopped)
-	case errors.As(err, &job):
-		return job.Code // which has said why
 	case errors.As(err, &ended):
-		fmt.Fprintf(stderr, "tutti: %v\n", ended)
+		if ended.Text != "" {
+			fmt.Fprintf(stderr, "tutti: %v\n", ended)
+		}
 		return ended.Code
 	case !*started || errors.As(err, &usage) || errors.As(err, &options):
 		// Cobra's own errors come before a command has started.

@@ -84,13 +84,6 @@ func possible() error {
 // namespaces of its own.
 const Inside = "cluster-inside"
 
-// ExitError says that a job ended with an exit code other than 0. What went
-// wrong has been said already.
-type ExitError struct{ Code int }
-
-// Error names the code.
-func (e *ExitError) Error() string { return fmt.Sprintf("the job ended with exit code %d", e.Code) }
-
 // NetworkVariable is the environment variable that tells ranks of their network,
 // see [Config.Network].
 const NetworkVariable = "TUTTI_NETWORK"
@@ -126,7 +119,7 @@ const grace = 15 * time.Second
 // that name (see [MPIs]; "" for what is installed), one process for each rank.
 // program is this program, which has the hidden command [Inside]. The cluster is
 // gone when Run returns. When ctx ends, the job is told to end, and ended after
-// a time of grace. A job that fails is an [ExitError].
+// a time of grace. A job that fails is a [launch.End]; what went wrong has been said.
 func Run(ctx context.Context, c Config, mpi, program string, command []string, stdout, stderr io.Writer) error {
 	if err := c.Validate(); err != nil {
 		return err
@@ -162,16 +155,16 @@ func Run(ctx context.Context, c Config, mpi, program string, command []string, s
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case errors.As(err, &exit):
-		return &ExitError{Code: max(exit.ExitCode(), 1)}
+		return &launch.End{Code: max(exit.ExitCode(), 1)}
 	}
 	return err
 }
 
-// RunInside makes the cluster that description says, runs its job, and returns
-// the exit code. The first byte of control is the signal that ends the job; the
-// end of control ends this process, and with it, the first of its namespaces,
-// everything inside.
-func RunInside(description string, control io.Reader, stdout, stderr io.Writer) int {
+// RunInside makes the cluster that description says, and runs its job. One that
+// fails is a [launch.End], without a text if that has been said. The first byte of
+// control is the signal that ends the job; the end of control ends this process, and
+// with it, the first of its namespaces, everything inside.
+func RunInside(description string, control io.Reader, stdout, stderr io.Writer) error {
 	ctx, end := context.WithCancelCause(context.Background())
 	defer end(nil)
 	go func() {
@@ -184,23 +177,17 @@ func RunInside(description string, control io.Reader, stdout, stderr io.Writer) 
 	}()
 	var j job
 	if err := json.Unmarshal([]byte(description), &j); err != nil {
-		fmt.Fprintf(stderr, "tutti: %s is not a command to call: %v\n", Inside, err)
-		return 2
+		return fmt.Errorf("%s is not a command to call: %w", Inside, err)
 	}
 	links, err := j.make()
 	if err != nil {
-		fmt.Fprintf(stderr, "tutti: making the cluster: %v\n", err)
-		return 1
+		return fmt.Errorf("making the cluster: %w", err)
 	}
-	code, err := j.run(ctx, stdout, stderr)
-	if err == nil {
-		err = j.report(links, stderr)
+	err = j.run(ctx, stdout, stderr)
+	if ctx.Err() != nil { // it has heeded that, or not begun
+		err = nil
 	}
-	if err != nil {
-		fmt.Fprintf(stderr, "tutti: %v\n", err)
-		return max(code, 1)
-	}
-	return code
+	return cmp.Or(err, j.report(links, stderr))
 }
 
 // make makes the cluster, with forwarders if it has some.
@@ -242,8 +229,8 @@ func lacks(command []string) string {
 	return ""
 }
 
-// run runs the job, which is told to end when ctx does, and returns its exit code.
-func (j job) run(ctx context.Context, stdout, stderr io.Writer) (int, error) {
+// run runs the job, which is told to end when ctx does.
+func (j job) run(ctx context.Context, stdout, stderr io.Writer) error {
 	environment := j.Environment
 	if os.Getenv(rendezvous.SecretVariable) == "" { // not in the description: others can see command lines
 		environment = append(environment, rendezvous.SecretVariable+"="+rand.Text())
@@ -251,7 +238,7 @@ func (j job) run(ctx context.Context, stdout, stderr io.Writer) (int, error) {
 	for _, e := range environment {
 		name, value, _ := strings.Cut(e, "=")
 		if err := os.Setenv(name, value); err != nil {
-			return 0, err
+			return err
 		}
 	}
 	if j.Launcher == "" {
@@ -261,33 +248,20 @@ func (j job) run(ctx context.Context, stdout, stderr io.Writer) (int, error) {
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	err := cmd.Run()
-	var exit *exec.ExitError
-	switch {
-	case errors.As(err, &exit):
-		return max(exit.ExitCode(), 1), nil
-	case ctx.Err() != nil: // it has heeded that
-		return 0, nil
+	if exit := new(exec.ExitError); errors.As(err, &exit) {
+		return &launch.End{Code: max(exit.ExitCode(), 1)}
 	}
-	return 0, err
+	return err
 }
 
 // launch runs the job's ranks without MPI.
-func (j job) launch(ctx context.Context, stdout, stderr io.Writer) (int, error) {
+func (j job) launch(ctx context.Context, stdout, stderr io.Writer) error {
 	var hosts []launch.Host
 	for i := range j.Hosts {
 		hosts = append(hosts, launch.Host{Name: host(i), Enter: []string{enter, host(i), "exec"}})
 	}
-	err := launch.Run(ctx, launch.Config{Command: j.Args, Ranks: j.Hosts * j.PerHost, Machines: 1, Listen: headAddress + launch.DefaultListen,
+	return launch.Run(ctx, launch.Config{Command: j.Args, Ranks: j.Hosts * j.PerHost, Machines: 1, Listen: headAddress + launch.DefaultListen,
 		Wait: time.Minute, Hosts: hosts, Plain: true, Out: stdout, Err: stderr})
-	var end *launch.End
-	switch {
-	case ctx.Err() != nil: // also before ranks were started
-		return 0, nil
-	case !errors.As(err, &end):
-		return 0, err
-	}
-	fmt.Fprintf(stderr, "tutti: %v\n", end)
-	return end.Code, nil
 }
 
 // report says what the links carried: a job that was to communicate and did so
