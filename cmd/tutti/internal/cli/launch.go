@@ -79,9 +79,8 @@ again by itself, and joins again; other machines --join at any time.`,
 	flags.IntVar(&cfg.Max, "max", 0, "members that an elastic job has at most, 0 for any number")
 	tcpFlags(flags)
 	flags.DurationVar(&cfg.Wait, "wait", 10*time.Minute, "how long machines wait for each other at the start")
-	const most = 4096 // threads of the launcher, of which one waits for each rank, are limited
-	restrict(flags, "ranks", fmt.Sprint("a number from 1 to ", most), func() bool { return cfg.Ranks >= 1 && cfg.Ranks <= most })
-	restrict(flags, "machines", fmt.Sprint("a number from 1 to ", most), func() bool { return cfg.Machines >= 1 && cfg.Machines <= most })
+	restrict(flags, "ranks", fmt.Sprint("a number from 1 to ", launch.MaxRanks), func() bool { return cfg.Ranks >= 1 && cfg.Ranks <= launch.MaxRanks })
+	restrict(flags, "machines", "1 or more", func() bool { return cfg.Machines >= 1 })
 	restrict(flags, "restarts", "0 or more", func() bool { return cfg.Restarts >= 0 })
 	restrict(flags, "min", "0 or more", func() bool { return cfg.Min >= 0 })
 	restrict(flags, "max", "0 or more", func() bool { return cfg.Max >= 0 })

@@ -2,7 +2,7 @@
 // set of namespaces (network, host name, System V IPC) joined to the others by a
 // bridge, over a link that the kernel holds to a rate, and its own forwarder to a
 // delay and a loss. An MPI library starts ranks in the hosts as it would on
-// machines, with a script in the place of ssh.
+// machines, with a script in the place of ssh; without one, package launch does.
 //
 // All of it lives in namespaces that belong to the processes inside: mounts,
 // links and processes end with the first of these, which ends when the program
@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
 )
 
 // Config is a cluster.
@@ -50,6 +51,8 @@ func (c Config) Validate() error {
 		return fmt.Errorf("%d hosts are not in [1, %d]", c.Hosts, maxHosts)
 	case c.PerHost < 1 || c.PerHost > maxPerHost:
 		return fmt.Errorf("%d ranks per host are not in [1, %d]", c.PerHost, maxPerHost)
+	case c.Hosts*c.PerHost > launch.MaxRanks:
+		return fmt.Errorf("%d hosts with %d ranks each are more than %d ranks", c.Hosts, c.PerHost, launch.MaxRanks)
 	case c.Rate < minRate || c.Rate > maxRate:
 		return fmt.Errorf("rate %v is not in [%v, %v]", c.Rate, minRate, maxRate)
 	case c.Delay < 0 || c.Delay > 10*time.Second || c.Delay%time.Microsecond != 0:

@@ -52,6 +52,9 @@ type Host struct {
 	Enter []string // the words before a command that is to run there
 }
 
+// MaxRanks is how many ranks a launcher starts at most: each takes a thread of it, which the Go runtime limits to 10,000.
+const MaxRanks = 4096
+
 // DefaultListen is where the first of several machines keeps the store.
 const DefaultListen = ":29400"
 
