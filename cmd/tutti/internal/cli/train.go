@@ -64,7 +64,7 @@ late carry them along.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.Outer.Nesterov = cfg.Outer.Momentum > 0
 			if cfg.Outer.Every == 0 {
-				err := excluded(cmd, "for an outer loop, which --outer makes", "beside", "outer-lr", "outer-momentum", "outer-decay", "outer-fragments", "outer-delay")
+				err := excluded(cmd, "for an outer loop, which --outer makes", "outer-lr", "outer-momentum", "outer-decay", "outer-fragments", "outer-delay")
 				if err != nil {
 					return err
 				}

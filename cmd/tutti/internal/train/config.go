@@ -113,6 +113,8 @@ func (c Config) Validate() error {
 		return errors.New("an elastic training has one pattern, such as --pattern dense, and one kind of values")
 	case c.Elastic && (c.Outer.Every > 0 || c.Hosts > 0):
 		return errors.New("an elastic training has no outer loop and no hosts")
+	case c.Outer.Every == 0 && len(c.Beside) > 0:
+		return errors.New("there is no outer loop (--outer) to train others beside")
 	case c.WarmupSteps < 0:
 		return bad("warm-up steps", c.WarmupSteps, "0 or more")
 	case c.Hidden < 1 || c.Hidden > maxHidden:
