@@ -69,12 +69,9 @@ type BucketsResult struct {
 	Hidden float64 `json:"hidden"`
 }
 
-// RunBuckets measures. It is collective: every rank calls it with the same
+// RunBuckets measures. It is collective: every rank calls it with the same valid
 // configuration. On rank 0, report is called for each result.
 func RunBuckets(ctx context.Context, r backend.Rank, cfg BucketsConfig, report func(BucketsResult)) error {
-	if err := cfg.Validate(); err != nil {
-		return err
-	}
 	// The random numbers; of each bucket the gradient, the residual and that before.
 	if err := r.Fits(cfg.Backend, "the buffers", float64(1+3*cfg.Buckets)*float64(cfg.Bytes), "--size, --buckets or --ranks"); err != nil {
 		return err

@@ -1,11 +1,9 @@
 package overlap
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cublas"
-	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -18,17 +16,10 @@ type GPU struct {
 
 var _ Compute = (*GPU)(nil)
 
-// NewGPU prepares the GPU of a runtime, which has to be one of package cuda.
-func NewGPU(rt runtime.Runtime) (*GPU, error) {
-	own, ok := rt.(*cuda.Runtime)
-	if !ok {
-		return nil, fmt.Errorf("overlap: %w: %v is no NVIDIA GPU", runtime.ErrUnsupported, rt.Device())
-	}
-	handle, err := cublas.Open(own)
-	if err != nil {
-		return nil, err
-	}
-	return &GPU{Handle: handle, rt: own}, nil
+// NewGPU prepares the GPU of a runtime.
+func NewGPU(rt *cuda.Runtime) (*GPU, error) {
+	handle, err := cublas.Open(rt)
+	return &GPU{Handle: handle, rt: rt}, err
 }
 
 // CreateTimer implements [Compute].

@@ -30,9 +30,6 @@ type session struct {
 
 // newSession prepares a measurement. It is collective.
 func newSession(ctx context.Context, r Rank, cfg Config) (*session, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, fmt.Errorf("overlap: %w: %w", comm.ErrArgument, err)
-	}
 	s := &session{Rank: r, cfg: cfg, stream: r.Runtime.ComputeStream(), clock: clock{device: r.Compute}, trace: NewTrace(r.Compute)}
 	if s.stream == 0 {
 		return nil, fmt.Errorf("overlap: %w: %v has no streams", comm.ErrUnsupported, r.Runtime.Device())

@@ -169,7 +169,7 @@ type Result struct {
 	Timelines []Timeline `json:"timelines"`
 }
 
-// Run measures. It is collective; every rank gets the result, with rank 0's
+// Run measures by a valid configuration. It is collective; every rank gets the result, with rank 0's
 // timelines on rank 0 only. A communicator or runtime without streams is
 // [comm.ErrUnsupported]. After an error close the communicators: the others wait
 // for this rank until then, and symmetric memory is freed by that.

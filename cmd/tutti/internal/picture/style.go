@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/font"
@@ -99,14 +98,9 @@ func addCurves(p *plot.Plot, curves []curve) error {
 
 // save writes a picture in the format that the extension, one of Formats, names.
 func save(p *plot.Plot, path string) error {
-	var canvas vg.CanvasWriterTo
-	switch ext := strings.ToLower(filepath.Ext(path)); ext {
-	case ".png":
+	var canvas vg.CanvasWriterTo = vgsvg.New(width, height)
+	if filepath.Ext(path) == ".png" {
 		canvas = vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(width, height), vgimg.UseDPI(pngResolution))}
-	case ".svg":
-		canvas = vgsvg.New(width, height)
-	default:
-		return fmt.Errorf("cannot draw a %q file (want %s)", ext, strings.Join(Formats(), " or "))
 	}
 	p.Draw(draw.Crop(draw.New(canvas), vg.Points(6), -vg.Points(14), vg.Points(6), -vg.Points(6)))
 	err := replace(path, func(w io.Writer) error {

@@ -38,9 +38,6 @@ type progress struct {
 // RunElastic trains as a member of a job that tutti launch --min has started. The batch of all members together
 // stays, whatever their number. The member with rank 0 of the last epoch reports to the observer.
 func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
-	if err := cfg.Validate(); err != nil {
-		return err
-	}
 	trainSet, testSet, err := cfg.examples()
 	if err != nil {
 		return err

@@ -39,11 +39,8 @@ import (
 )
 
 // Run trains once for each pattern of cfg. It is collective: every rank calls
-// it with the same configuration. observer is used on rank 0.
+// it with the same valid configuration. observer is used on rank 0.
 func Run(ctx context.Context, r backend.Rank, cfg Config, observer Observer) error {
-	if err := cfg.Validate(); err != nil {
-		return err
-	}
 	trainSet, testSet, err := cfg.examples()
 	if err != nil {
 		return err

@@ -287,7 +287,7 @@ func TestRunNamesBadSettings(t *testing.T) {
 	} {
 		cfg := Default("dense")
 		change(&cfg)
-		assert.ErrorContains(t, Run(t.Context(), backend.Rank{}, cfg, nil), want)
+		assert.ErrorContains(t, cfg.Validate(), want)
 	}
 }
 
