@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -47,10 +48,7 @@ type CUBLAS struct {
 // LookForCUBLAS finds out whether it is there.
 func LookForCUBLAS() CUBLAS {
 	version, library, err := cublas.Version()
-	if err != nil {
-		return CUBLAS{Unavailable: err.Error()}
-	}
-	return CUBLAS{Version: version, Library: library}
+	return CUBLAS{Version: version, Library: library, Unavailable: Reason(err)}
 }
 
 // LookForGPUs finds out what there is. What is missing is no error.
@@ -63,25 +61,23 @@ func LookForGPUs() GPUs {
 	if gpuErr == nil {
 		g.Devices = devices
 		g.Driver = driverVersion(os.ReadFile)
-	} else {
-		g.NoGPU = gpuErr.Error()
 	}
 	if major, minor, err := cuda.DriverVersion(); err == nil {
 		g.CUDA = fmt.Sprintf("%d.%d", major, minor)
 	}
 	var ncclErr error
-	if g.NCCL, g.NCCLLibrary, ncclErr = nccl.Version(); ncclErr != nil {
-		g.NoNCCL = ncclErr.Error()
-	}
-	if err := g.PeerMemory(); err != nil {
-		g.NoPeerMemory = err.Error()
-	}
-	if gpuErr != nil {
-		g.err = gpuErr // the first thing to see to
-	} else {
-		g.err = ncclErr
-	}
+	g.NCCL, g.NCCLLibrary, ncclErr = nccl.Version()
+	g.NoGPU, g.NoNCCL, g.NoPeerMemory = Reason(gpuErr), Reason(ncclErr), Reason(g.PeerMemory())
+	g.err = cmp.Or(gpuErr, ncclErr) // the first thing to see to
 	return g
+}
+
+// Reason is the text of an error, "" for none.
+func Reason(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }
 
 // Usable is nil where the nccl backend works, and otherwise an error that

@@ -162,10 +162,8 @@ func (b *bucketsRun) step(ctx context.Context, behind bool) (float64, error) {
 
 // compute stands for a backward pass that takes so long.
 func compute(ctx context.Context, long time.Duration) error {
-	over := time.NewTimer(long)
-	defer over.Stop()
 	select {
-	case <-over.C:
+	case <-time.After(long):
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)

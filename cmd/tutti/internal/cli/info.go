@@ -116,6 +116,7 @@ func collect(cmd *cobra.Command) information {
 		GPUs:       backend.LookForGPUs(),
 		CUBLAS:     backend.LookForCUBLAS(),
 		Patterns:   sparse.Patterns(),
+		NoCluster:  backend.Reason(cluster.Available("")),
 	}
 	info.Memory, info.Free = machine.Memory()
 	for _, f := range []cpuid.FeatureID{cpuid.AVX2, cpuid.F16C, cpuid.POPCNT} {
@@ -131,9 +132,6 @@ func collect(cmd *cobra.Command) information {
 		info.Backends = append(info.Backends, backendInfo{
 			Name: b.Name, Summary: b.Summary, Available: err == nil, Detail: detail,
 		})
-	}
-	if err := cluster.Available(""); err != nil {
-		info.NoCluster = err.Error()
 	}
 	for _, d := range dtype.All() {
 		info.DTypes = append(info.DTypes, d.String())

@@ -80,26 +80,17 @@ func printTable(out io.Writer, t table.Writer, columns []table.ColumnConfig, pro
 	}
 }
 
-// terminal returns the terminal behind w.
-func terminal(w io.Writer) (fd int, ok bool) {
+// terminalWidth is the number of columns of the terminal behind w, and whether
+// there is one that says it.
+func terminalWidth(w io.Writer) (columns int, ok bool) {
 	if o, is := w.(*output); is {
 		w = o.Writer
 	}
 	f, ok := w.(*os.File)
-	if !ok || !term.IsTerminal(int(f.Fd())) {
-		return 0, false
-	}
-	return int(f.Fd()), true
-}
-
-// terminalWidth is the number of columns of the terminal behind w, and whether
-// there is one that says it.
-func terminalWidth(w io.Writer) (columns int, ok bool) {
-	fd, ok := terminal(w)
 	if !ok {
 		return 0, false
 	}
-	columns, _, err := term.GetSize(fd)
+	columns, _, err := term.GetSize(int(f.Fd()))
 	return columns, err == nil && columns > 0
 }
 
