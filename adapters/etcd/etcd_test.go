@@ -3,7 +3,6 @@ package etcd_test
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"sync"
@@ -20,6 +19,7 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/distributed/elastic"
+	"github.com/tutti-go/tutti/internal/jobtest"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -40,13 +40,7 @@ func newServer(t *testing.T) *server {
 	if _, err := exec.LookPath("etcd"); err != nil {
 		t.Skip("no etcd in PATH; install etcd-server")
 	}
-	free := func() string {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		defer l.Close()
-		return "http://" + l.Addr().String()
-	}
-	s := &server{dir: t.TempDir(), client: free(), peer: free()}
+	s := &server{dir: t.TempDir(), client: "http://" + jobtest.Address(t, 1), peer: "http://" + jobtest.Address(t, 1)}
 	s.start(t)
 	t.Cleanup(s.stop)
 	return s

@@ -4,7 +4,6 @@ package main
 
 import (
 	"bufio"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +16,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/internal/jobtest"
 )
 
 // Flags of tcp are variables of the ranks.
@@ -57,7 +58,7 @@ func TestInterruptedAlone(t *testing.T) {
 func TestAMachineLeaves(t *testing.T) {
 	t.Parallel()
 	heedSignals(t)
-	secret, port := filepath.Join(t.TempDir(), "secret"), freePort(t)
+	secret, address := filepath.Join(t.TempDir(), "secret"), jobtest.Address(t, 1)
 	train := []string{"train", "--elastic", "--pattern", "oktopk", "--epochs", "100000", "--out", t.TempDir()}
 	start := func(options ...string) (cmd *exec.Cmd, text *[]string, until func(string)) {
 		text = new([]string)
@@ -74,9 +75,9 @@ func TestAMachineLeaves(t *testing.T) {
 			}
 		}
 	}
-	first, said, until := start("-n", "2", "--min", "2", "--listen", port)
+	first, said, until := start("-n", "2", "--min", "2", "--listen", address)
 	until(`epoch .*members="rank ., rank ."`)
-	second, _, rest := start("-n", "1", "--join", port)
+	second, _, rest := start("-n", "1", "--join", address)
 	until(`epoch .*members="rank ., rank ., rank 2"`)
 	require.NoError(t, second.Process.Signal(syscall.SIGTERM))
 	rest("no such line: to the end")
@@ -88,14 +89,6 @@ func TestAMachineLeaves(t *testing.T) {
 	_ = first.Wait()
 	assert.Equal(t, 130, first.ProcessState.ExitCode())
 	assert.NotContains(t, strings.Join(*said, "\n"), "residuals of lost members")
-}
-
-// freePort is an address at which nobody listens.
-func freePort(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	return l.Addr().String()
 }
 
 // twoMachines runs the scripts $FIRST and $SECOND in two networks that a cable joins, and ends with the first exit code

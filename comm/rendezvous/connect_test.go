@@ -21,34 +21,27 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/jobtest"
 )
 
 // atMost is far more than anything here takes, and less than the 10 s that a silent connection has.
 const atMost = 5 * time.Second
 
-// freeAddress returns the first of as many successive ports that nobody listens on now.
-func freeAddress(t testing.TB) string {
-	for {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		j := Job{Address: l.Addr().String()}
-		free := l.Close() == nil
-		all, err := j.addresses("127.0.0.1")
-		require.NoError(t, err)
-		for _, address := range all {
-			l, err := net.Listen("tcp", address)
-			free = free && err == nil && l.Close() == nil
-		}
-		if free {
-			return j.Address
-		}
-	}
+// freeAddress returns an address at which, and at the next ports where rank 0 may be, nobody listens.
+func freeAddress(t testing.TB) string { return jobtest.Address(t, ports) }
+
+// places are the addresses where the store of a job may be.
+func places(t testing.TB, address string) []string {
+	host, _, err := net.SplitHostPort(address)
+	require.NoError(t, err)
+	all, err := Job{Address: address}.addresses(host)
+	require.NoError(t, err)
+	return all
 }
 
 // occupy has a stranger at some of the ports of an address.
 func occupy(t *testing.T, address string, stranger func(net.Conn), which ...int) {
-	all, err := Job{Address: address}.addresses("127.0.0.1")
-	require.NoError(t, err)
+	all := places(t, address)
 	for _, i := range which {
 		l, err := net.Listen("tcp", all[i])
 		require.NoError(t, err)
@@ -302,7 +295,9 @@ func TestAGuessableSecretIsWarnedAbout(t *testing.T) {
 				assert.Equal(t, want, strings.Contains(log.String(), "set TUTTI_SECRET"), log.String())
 				conf, err := job.TLS("x")
 				require.NoError(t, err)
-				bare, err := store.TLS(job.Secret, "x "+strings.TrimPrefix(job.Address, "127.0.0.1:"))
+				_, port, err := net.SplitHostPort(job.Address)
+				require.NoError(t, err)
+				bare, err := store.TLS(job.Secret, "x "+port)
 				require.NoError(t, err)
 				uses := home && (job.Guessable || job.Secret == nil)
 				assert.Equal(t, uses, !bytes.Equal(conf.Certificates[0].Certificate[0], bare.Certificates[0].Certificate[0]), "the user's secret is used")
@@ -355,7 +350,8 @@ func TestSecretFiles(t *testing.T) {
 
 // What is given as loopback is not opened to the network.
 func TestLoopbackIsNotOpenedToTheNetwork(t *testing.T) {
-	port := strings.TrimPrefix(freeAddress(t), "127.0.0.1:")
+	_, port, err := net.SplitHostPort(freeAddress(t))
+	require.NoError(t, err)
 	for host, want := range map[string]string{
 		"127.0.0.1":   "127.0.0.1",
 		"127.0.1.1":   "127.0.1.1",
@@ -374,7 +370,7 @@ func TestLoopbackIsNotOpenedToTheNetwork(t *testing.T) {
 		assert.Equal(t, want, l.Addr().(*net.TCPAddr).IP.String(), host)
 		require.NoError(t, l.Close())
 	}
-	_, err := Job{WorldSize: 2, Address: "node7"}.Connect(t.Context())
+	_, err = Job{WorldSize: 2, Address: "node7"}.Connect(t.Context())
 	assert.ErrorContains(t, err, "missing port")
 }
 
@@ -538,9 +534,10 @@ func TestThePortIsInUse(t *testing.T) {
 			log := logged(t)
 			job := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("s")}
 			occupy(t, job.Address, stranger, 0)
-			served := job.start(t.Context(), "id")
+			ctx := deadline(t, time.Minute)
+			served := job.start(ctx, "id")
 			job.Rank = 1
-			fetched := job.start(t.Context(), "")
+			fetched := job.start(ctx, "")
 			got := <-fetched
 			require.NoError(t, got.err)
 			assert.Equal(t, "id", string(got.payload))
@@ -580,8 +577,7 @@ func TestTwoJobsOnOnePort(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			logged(t)
 			address := freeAddress(t)
-			all, err := Job{Address: address}.addresses("127.0.0.1")
-			require.NoError(t, err)
+			all := places(t, address)
 			var started [2][3]<-chan result
 			for j := range started {
 				for rank := range started[j] {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"strconv"
 	"sync"
 	"testing"
@@ -162,10 +161,7 @@ func TestALateRankLearnsOfAborts(t *testing.T) {
 	first, err := NewReports(t.Context(), kv)
 	require.NoError(t, err)
 	first.Abort(t.Context(), "0", 2, "changed its mind", 5)
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, closed.Close())
-	in.Addresses = append([]string{closed.Addr().String()}, in.Addresses...)
+	in.Addresses = append([]string{freeAddress(t)}, in.Addresses...)
 	kv, err = in.Accept(t.Context(), 1)
 	require.NoError(t, err)
 	late, err := NewReports(t.Context(), kv)

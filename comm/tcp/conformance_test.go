@@ -108,7 +108,7 @@ func TestAllocations(t *testing.T) {
 		}
 		return nil
 	}
-	require.NoError(t, comm.Run(t.Context(), comms, func(_ context.Context, c comm.Communicator) error {
+	require.NoError(t, comm.Run(soon(t), comms, func(_ context.Context, c comm.Communicator) error {
 		p, err := rt.Allocate(8)
 		if err != nil {
 			return err
@@ -135,7 +135,7 @@ func TestIPv6(t *testing.T) {
 		t.Skip(err)
 	}
 	require.NoError(t, l.Close())
-	require.NoError(t, run(t.Context(), 3, func(c *tcp.Config) { c.Listen = "::1" },
+	require.NoError(t, run(soon(t), 3, func(c *tcp.Config) { c.Listen = "::1" },
 		func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) }))
 }
 
@@ -169,13 +169,13 @@ func TestReadEnv(t *testing.T) {
 
 // An advertised address without a port has that on which the rank listens.
 func TestAdvertise(t *testing.T) {
-	require.NoError(t, run(t.Context(), 3, func(c *tcp.Config) { c.Listen, c.Advertise = "", []string{"192.0.2.1:1", "127.0.0.1"} },
+	require.NoError(t, run(soon(t), 3, func(c *tcp.Config) { c.Listen, c.Advertise = "", []string{"192.0.2.1:1", "127.0.0.1"} },
 		func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) }))
 }
 
 // By default a rank listens on all interfaces, and publishes their addresses.
 func TestAllInterfaces(t *testing.T) {
-	require.NoError(t, run(t.Context(), 3, func(c *tcp.Config) { c.Listen = "" },
+	require.NoError(t, run(soon(t), 3, func(c *tcp.Config) { c.Listen = "" },
 		func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) }))
 }
 
@@ -189,7 +189,7 @@ func TestMismatchOfOneThatLeft(t *testing.T) {
 	for _, c := range []struct{ count, root int }{{2, 0}, {long, 1}} { // receives, sends
 		comms := open(t, 2, nil)
 		require.NoError(t, comms[1].Reduce(p, p, 1, dtype.F32, comm.Sum, 0))
-		require.NoError(t, comms[1].Sync(t.Context()))
+		require.NoError(t, comms[1].Sync(soon(t)))
 		require.NoError(t, comms[1].Close())
 		require.NoError(t, comms[0].Reduce(p, p, c.count, dtype.F32, comm.Sum, c.root))
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)

@@ -24,18 +24,20 @@ func waiting(t *testing.T) (greets func(change func(*hello)) error, join func())
 	require.NoError(t, err)
 	server := store.NewServer(store.Options{})
 	t.Cleanup(func() { assert.NoError(t, server.Close()) })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
 	var all sync.WaitGroup
 	start := func(rank int) {
 		all.Go(func() {
-			c, err := New(t.Context(), server.Local(string(rune('0'+rank))), Config{Rank: rank, WorldSize: 2, TLS: conf, Listen: "localhost", Connections: 2})
+			c, err := New(ctx, server.Local(string(rune('0'+rank))), Config{Rank: rank, WorldSize: 2, TLS: conf, Listen: "localhost", Connections: 2})
 			if assert.NoError(t, err) {
-				assert.NoError(t, c.Barrier(t.Context()))
+				assert.NoError(t, c.Barrier(ctx))
 				assert.NoError(t, c.Close())
 			}
 		})
 	}
 	start(0)
-	text, err := server.Local("observer").Get(t.Context(), "tcp//0")
+	text, err := server.Local("observer").Get(ctx, "tcp//0")
 	require.NoError(t, err)
 	var r record
 	require.NoError(t, json.Unmarshal(text, &r))
@@ -45,10 +47,8 @@ func waiting(t *testing.T) (greets func(change func(*hello)) error, join func())
 		h := hello{Nonce: r.Nonce, Attempt: 1, Silence: int64(DefaultSilence), From: 1, Size: 2, Control: uint32(schedule.ControlBytes),
 			Lanes: 2, Window: leastWindow}
 		change(&h)
-		conn, err := k.dial(t.Context(), r.Addresses[0])
+		conn, err := k.dial(ctx, r.Addresses[0])
 		require.NoError(t, err)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
 		return greet(ctx, conn, h)
 	}
 	return greets, func() {

@@ -31,6 +31,7 @@ import (
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/jobtest"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -56,15 +57,13 @@ func TestLostProcess(t *testing.T) {
 	for _, how := range []string{"killed", "exits", "stopped"} {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
-			l, err := net.Listen("tcp", "localhost:0")
+			host, port, err := net.SplitHostPort(jobtest.Address(t, 1))
 			require.NoError(t, err)
-			_, port, _ := net.SplitHostPort(l.Addr().String())
-			require.NoError(t, l.Close())
 			commands, goes, outputs := make([]*exec.Cmd, 3), make([]io.Closer, 3), make([]bytes.Buffer, 3)
 			for rank := range commands {
 				c := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestRankOfLostProcess$", "-test.timeout", "50s")
 				c.Env = append(os.Environ(), lossVariable+"="+how, fmt.Sprint("RANK=", rank), "WORLD_SIZE=3", "LOCAL_RANK=0",
-					"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port, "TUTTI_SECRET=of a test")
+					"MASTER_ADDR="+host, "MASTER_PORT="+port, "TUTTI_SECRET=of a test")
 				c.Stdout, c.Stderr = &outputs[rank], &outputs[rank]
 				stdin, err := c.StdinPipe()
 				require.NoError(t, err)
@@ -192,18 +191,10 @@ func newCable(t *testing.T, to string, delay time.Duration) *cable {
 	return c
 }
 
-// free is an address on which nothing listens.
-func free(t *testing.T) string {
-	l, err := net.Listen("tcp", "localhost:0")
-	require.NoError(t, err)
-	defer l.Close() //nolint:errcheck // it has no connections
-	return l.Addr().String()
-}
-
 // A link that is cut in the middle of a transfer closes no connection.
 func TestCutOff(t *testing.T) {
 	t.Parallel()
-	at := free(t)
+	at := jobtest.Address(t, 1)
 	link := newCable(t, at, 0)
 	rt := cpu.New()
 	defer func() { require.NoError(t, rt.Close()) }()
@@ -214,6 +205,7 @@ func TestCutOff(t *testing.T) {
 		}
 	})
 	const n = 4 << 20
+	ctx := soon(t)
 	var all sync.WaitGroup
 	for r, c := range comms {
 		all.Go(func() {
@@ -224,7 +216,7 @@ func TestCutOff(t *testing.T) {
 					link.cut.Store(true)
 				}
 				if err = c.AllReduce(p, p, n, dtype.F32, comm.Sum); err == nil {
-					err = c.Sync(t.Context())
+					err = c.Sync(ctx)
 				}
 			}
 			assert.ErrorIs(t, err, comm.ErrPeerFailed)
@@ -242,7 +234,7 @@ func TestSlowProcess(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("the kernel does not tell the round trip")
 	}
-	at := free(t)
+	at := jobtest.Address(t, 1)
 	slow := newCable(t, at, 10*time.Millisecond) // its kernel is not
 	comms := open(t, 2, func(c *tcp.Config) {
 		if c.Rank == 0 {
@@ -250,13 +242,13 @@ func TestSlowProcess(t *testing.T) {
 		}
 	})
 	assert.Equal(t, 1, tcp.Lanes(comms[0]))
-	require.NoError(t, comm.Run(t.Context(), comms, func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) }))
+	require.NoError(t, comm.Run(soon(t), comms, func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) }))
 }
 
 // Over a link with a long round trip, a pair has several connections, and more may come early.
 func TestLongRoundTrip(t *testing.T) {
 	tcp.MeasureByMessages(t)
-	at := free(t)
+	at := jobtest.Address(t, 1)
 	const delay = 10 * time.Millisecond
 	link := newCable(t, at, delay)
 	comms := open(t, 2, func(c *tcp.Config) {
@@ -279,7 +271,7 @@ func TestLongRoundTrip(t *testing.T) {
 	rt := cpu.New()
 	defer func() { require.NoError(t, rt.Close()) }()
 	const n = 2 << 20
-	require.NoError(t, comm.Run(t.Context(), comms, func(ctx context.Context, c comm.Communicator) error {
+	require.NoError(t, comm.Run(soon(t), comms, func(ctx context.Context, c comm.Communicator) error {
 		values := make([]float32, n)
 		for i := range values {
 			values[i] = float32(i % 1000 * (c.Rank() + 1))
@@ -358,12 +350,12 @@ type siege struct {
 
 // besiege begins one. Rank 0 may say that it is at the end of a cable.
 func besiege(t *testing.T, change func(*tcp.Config)) *siege {
-	s := &siege{at: free(t), server: store.NewServer(store.Options{}), log: &refusals{times: map[string]int64{}}, change: change}
+	s := &siege{at: jobtest.Address(t, 1), server: store.NewServer(store.Options{}), log: &refusals{times: map[string]int64{}}, change: change}
 	was := slog.Default()
 	slog.SetDefault(slog.New(s.log))
 	t.Cleanup(func() { slog.SetDefault(was) })
 	s.join(t, 0)
-	_, err := s.server.Local("observer").Get(t.Context(), "tcp//0")
+	_, err := s.server.Local("observer").Get(soon(t), "tcp//0")
 	require.NoError(t, err)
 	s.join(t, 1)
 	return s
@@ -379,7 +371,7 @@ func (s *siege) join(t *testing.T, rank int) {
 		if s.change != nil {
 			s.change(&cfg)
 		}
-		c, err := tcp.New(t.Context(), s.server.Local(fmt.Sprint("rank ", rank)), cfg)
+		c, err := tcp.New(soon(t), s.server.Local(fmt.Sprint("rank ", rank)), cfg)
 		if !assert.NoError(t, err) {
 			return
 		}
@@ -388,7 +380,7 @@ func (s *siege) join(t *testing.T, rank int) {
 		tensor, err := cpu.Wrap(rt, values)
 		assert.NoError(t, err)
 		for range 10 {
-			assert.NoError(t, distributed.AllReduce(t.Context(), c, tensor, comm.Sum))
+			assert.NoError(t, distributed.AllReduce(soon(t), c, tensor, comm.Sum))
 		}
 		assert.Equal(t, []float64{3 * 3 * 3 * 3 * 3 * 3 * 3 * 3 * 3 * 3}, values)
 		assert.NoError(t, errors.Join(tensor.Free(), c.Close(), rt.Close()))
@@ -559,7 +551,7 @@ func TestAnotherVersion(t *testing.T) {
 	own.NextProtos = []string{"tutti-tcp/0"}
 	conn, err := net.Dial("tcp", s.at)
 	require.NoError(t, err)
-	require.Error(t, tls.Client(conn, own).HandshakeContext(t.Context()))
+	require.Error(t, tls.Client(conn, own).HandshakeContext(soon(t)))
 	require.NoError(t, conn.Close())
 	s.log.until(t, "another version of this library", 1)
 	s.end(t)
@@ -568,7 +560,7 @@ func TestAnotherVersion(t *testing.T) {
 	defer server.Close() //nolint:errcheck // it is in this process
 	kv := server.Local("a rank")
 	require.NoError(t, kv.Set(t.Context(), "tcp//0", []byte(`{"Protocol":"tutti-tcp/2"}`)))
-	_, err = tcp.New(t.Context(), kv, tcp.Config{Rank: 1, WorldSize: 2, TLS: conf, Listen: "localhost"})
+	_, err = tcp.New(soon(t), kv, tcp.Config{Rank: 1, WorldSize: 2, TLS: conf, Listen: "localhost"})
 	require.ErrorIs(t, err, comm.ErrMismatch)
 	assert.ErrorContains(t, err, `rank 0 speaks "tutti-tcp/2", this one "tutti-tcp/1"`)
 }
@@ -577,7 +569,7 @@ func TestAnotherVersion(t *testing.T) {
 func TestAnotherSilence(t *testing.T) {
 	server := store.NewServer(store.Options{})
 	defer server.Close() //nolint:errcheck // it is in this process
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(soon(t))
 	defer cancel()
 	var all sync.WaitGroup
 	for rank := range 2 {
@@ -596,8 +588,8 @@ func TestAnotherSilence(t *testing.T) {
 
 // Somebody else of the job at the first address of a rank does not keep others from finding it at the next one.
 func TestAddressOfAnother(t *testing.T) {
-	other, own := free(t), free(t)
-	ctx, cancel := context.WithCancel(t.Context())
+	other, own := jobtest.Address(t, 1), jobtest.Address(t, 1)
+	ctx, cancel := context.WithCancel(soon(t))
 	defer cancel()
 	server := store.NewServer(store.Options{})
 	defer server.Close() //nolint:errcheck // it is in this process
@@ -608,7 +600,7 @@ func TestAddressOfAnother(t *testing.T) {
 	})
 	_, err := server.Local("observer").Get(ctx, "tcp//0")
 	require.NoError(t, err)
-	require.NoError(t, run(t.Context(), 2, func(c *tcp.Config) {
+	require.NoError(t, run(soon(t), 2, func(c *tcp.Config) {
 		if c.Rank == 0 {
 			c.Listen, c.Advertise = own, []string{other, own}
 		}
@@ -633,7 +625,7 @@ func TestTwoOfOneRank(t *testing.T) {
 	server := store.NewServer(store.Options{})
 	defer server.Close() //nolint:errcheck // it is in this process
 	connect := func(name string, rank int) (comm.Communicator, error) {
-		return tcp.New(t.Context(), server.Local(name), tcp.Config{Rank: rank, WorldSize: 2, TLS: conf, Listen: "localhost"})
+		return tcp.New(soon(t), server.Local(name), tcp.Config{Rank: rank, WorldSize: 2, TLS: conf, Listen: "localhost"})
 	}
 	observer := server.Local("observer")
 	var all sync.WaitGroup
@@ -643,7 +635,7 @@ func TestTwoOfOneRank(t *testing.T) {
 			assert.NoError(t, c.Close())
 		}
 	})
-	_, err := observer.Get(t.Context(), "tcp//1")
+	_, err := observer.Get(soon(t), "tcp//1")
 	require.NoError(t, err)
 	_, err = connect("second", 1)
 	require.ErrorIs(t, err, store.ErrRefused)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -22,6 +23,13 @@ var conf = func() *tls.Config {
 	}
 	return c
 }()
+
+// soon is a context that ends long after what tests wait for.
+func soon(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
 
 // world connects size ranks in this process, over the loopback interface.
 func world(ctx context.Context, size int, change func(c *tcp.Config)) ([]comm.Communicator, error) {
@@ -54,7 +62,7 @@ func run(ctx context.Context, size int, change func(c *tcp.Config), body func(ct
 // open returns a world that the test closes.
 func open(t *testing.T, size int, change func(c *tcp.Config)) []comm.Communicator {
 	t.Helper()
-	comms, err := world(t.Context(), size, change)
+	comms, err := world(soon(t), size, change)
 	require.NoError(t, err)
 	return comms
 }

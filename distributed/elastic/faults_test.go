@@ -481,7 +481,7 @@ func TestFullDisk(t *testing.T) {
 				list = append(list, newTrainee(t, log, Config{Name: name, Form: form, Peers: []string{list[0].Address()}}))
 			}
 			var once sync.Once
-			pair := make(chan struct{}) // a and b train
+			begun, pair := make(chan struct{}), make(chan struct{}) // a trains, which saves for the others; a and b train
 			if save := list[0].cfg.Save; where == "Save" {
 				list[0].cfg.Save = func(ctx context.Context) ([]byte, error) {
 					select {
@@ -495,8 +495,11 @@ func TestFullDisk(t *testing.T) {
 			var all sync.WaitGroup
 			for i, a := range list {
 				all.Go(func() {
-					if i == 2 {
-						<-pair
+					if i > 0 {
+						select {
+						case <-[]chan struct{}{begun, pair}[i-1]:
+						case <-ctx.Done():
+						}
 					}
 					last, made := (*Epoch)(nil), 0
 					err := a.Run(ctx, func(ctx context.Context, e *Epoch) error {
@@ -506,7 +509,9 @@ func TestFullDisk(t *testing.T) {
 						if err := a.step(ctx, t, e); err != nil {
 							return err
 						}
-						made++
+						if made++; i == 0 && a.steps == 1 {
+							close(begun)
+						}
 						c := slices.Contains(e.Members, "c")
 						switch {
 						case i == victim && where == "a step" && len(e.Members) == 3:

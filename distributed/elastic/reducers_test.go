@@ -119,6 +119,11 @@ func TestReducers(t *testing.T) {
 				a.cfg.Residuals = func() ([]*runtime.Tensor, error) { return a.model.Residuals() }
 				list = append(list, a)
 			}
+			for i, a := range list[1:] { // one that comes when the first is gone finds the others
+				for _, peer := range list[i+2:] {
+					a.cfg.Peers = append(a.cfg.Peers, peer.Address())
+				}
+			}
 			// Who comes first is not the test's to decide: whoever is rank 0 of three is killed, and the next one leaves.
 			var lost, left atomic.Pointer[trainee]
 			together(t, list, func(a *trainee, e *Epoch, made int) bool {

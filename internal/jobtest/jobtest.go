@@ -1,5 +1,5 @@
-// Package jobtest runs programs as MPI jobs in tests, of this module and of those
-// below it.
+// Package jobtest runs programs as jobs in tests, of this module and of those
+// below it, and has the addresses where ranks meet.
 package jobtest
 
 import (

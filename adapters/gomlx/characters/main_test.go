@@ -52,16 +52,14 @@ func TestSameBits(t *testing.T) {
 
 // overTCP starts a process per rank as torchrun does, and returns what they print.
 func overTCP(t *testing.T, program string, ranks int, args ...string) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	host, port, err := net.SplitHostPort(jobtest.Address(t, 1))
 	require.NoError(t, err)
-	port := l.Addr().(*net.TCPAddr).Port
-	require.NoError(t, l.Close())
 	var all []*exec.Cmd
 	var out strings.Builder
 	for rank := range ranks {
 		cmd := exec.CommandContext(t.Context(), program, args...)
 		cmd.Env = append(os.Environ(), fmt.Sprint("RANK=", rank), fmt.Sprint("WORLD_SIZE=", ranks),
-			"MASTER_ADDR=127.0.0.1", fmt.Sprint("MASTER_PORT=", port), "TUTTI_SECRET=test")
+			"MASTER_ADDR="+host, "MASTER_PORT="+port, "TUTTI_SECRET=test")
 		if cmd.Stderr = os.Stderr; rank == 0 {
 			cmd.Stdout = &out
 		}

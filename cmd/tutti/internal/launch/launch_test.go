@@ -32,6 +32,7 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/distributed/elastic"
+	"github.com/tutti-go/tutti/internal/jobtest"
 )
 
 // What the test binary is as a rank, or as the launcher of a machine.
@@ -232,16 +233,14 @@ func (s *started) says(t *testing.T, text string) {
 
 func one(*Config) {}
 
-// pair are the options of two machines, on a port that was free.
+// pair are the options of two machines, on a free port.
 func pair(t *testing.T) (first, second func(*Config)) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, l.Close())
+	address := jobtest.Address(t, 1)
 	file := filepath.Join(t.TempDir(), "secret")
-	_, err = rendezvous.ReadSecret(file, true)
+	_, err := rendezvous.ReadSecret(file, true)
 	require.NoError(t, err)
-	return func(c *Config) { c.Machines, c.Listen, c.SecretFile = 2, l.Addr().String(), file },
-		func(c *Config) { c.Join, c.SecretFile, c.Ranks = l.Addr().String(), file, 3 }
+	return func(c *Config) { c.Machines, c.Listen, c.SecretFile = 2, address, file },
+		func(c *Config) { c.Join, c.SecretFile, c.Ranks = address, file, 3 }
 }
 
 // ended is how a job ended that a rank failed.
@@ -284,14 +283,17 @@ func TestCommunicators(t *testing.T) {
 
 // Launchers, the store and ranks meet at an address of IPv6.
 func TestIPv6(t *testing.T) {
-	l, err := net.Listen("tcp", "[::1]:0")
+	_, port, err := net.SplitHostPort(jobtest.Address(t, 1))
+	require.NoError(t, err)
+	address := net.JoinHostPort("::1", port)
+	l, err := net.Listen("tcp", address)
 	if err != nil {
 		t.Skip(err)
 	}
 	require.NoError(t, l.Close())
 	first, second := pair(t)
-	a := begin(t, t.Context(), "communicators", func(c *Config) { first(c); c.Listen = l.Addr().String() })
-	b := begin(t, t.Context(), "communicators", func(c *Config) { second(c); c.Join = l.Addr().String() })
+	a := begin(t, t.Context(), "communicators", func(c *Config) { first(c); c.Listen = address })
+	b := begin(t, t.Context(), "communicators", func(c *Config) { second(c); c.Join = address })
 	require.NoError(t, a.wait(t), "%s%s", &a.out, &a.err)
 	require.NoError(t, b.wait(t), "%s%s", &b.out, &b.err)
 	assert.Contains(t, a.err.String(), "tutti launch --join [::1]:")
@@ -311,7 +313,7 @@ func TestTwoMachines(t *testing.T) {
 		}
 		assert.Contains(t, s.out.String(), fmt.Sprintf("[%d] rank %d of 5, local %d: from rank 0 of round 0\n", r, r, local))
 	}
-	assert.Contains(t, a.err.String(), "secret: tutti launch --join 127.0.0.1:")
+	assert.Contains(t, a.err.String(), "secret: tutti launch --join 127.")
 }
 
 // A machine that waited for the first one, in a job with a fixed number of ranks or an elastic one, gets higher ranks.
