@@ -41,7 +41,7 @@ var movementCases = func() []testCase {
 func (m movement) matrix(p *probe) {
 	for _, dt := range dtype.All() {
 		b := p.batch(p.c)
-		for i, n := range p.counts(m.parts(p.size), int(dt)) {
+		for i, n := range p.counts(m.parts(p.size), int(dt)%3 == 0) {
 			l := plain(m.name, "", n, dt)
 			if m.rooted {
 				l.root = (i + int(dt)) % p.size

@@ -17,15 +17,14 @@ var extendedCounts = []int{3, 31, 127, 4096, 1<<18 + 5}
 
 // counts returns the counts of a collective whose buffers hold parts times as
 // many elements. Worlds so large that they would take gigabytes get a smaller
-// largest count. Only every third turn, a type and an operation, has that one, which
-// takes most of the time, so that each type and each operation has it; in extended runs
-// all have.
-func (p *probe) counts(parts, turn int) []int {
+// largest count. Only some cases have that one, which takes most of the time; in
+// extended runs all have.
+func (p *probe) counts(parts int, large bool) []int {
 	all := counts
 	switch {
 	case p.extended:
 		all = append(append([]int{}, counts...), extendedCounts...)
-	case turn%3 != 0:
+	case !large:
 		all = counts[:len(counts)-1]
 	}
 	out := make([]int, 0, len(all))
@@ -92,6 +91,12 @@ var reductionCases = func() []testCase {
 // matrix runs the collective for all types, operations, counts and placements.
 func (r reduction) matrix(p *probe) {
 	for _, dt := range dtype.All() {
+		var ops []comm.ReduceOp
+		for _, op := range dtype.ReduceOps() {
+			if p.reduces(dt, op) {
+				ops = append(ops, op)
+			}
+		}
 		for _, op := range dtype.ReduceOps() {
 			l := label{call: r.name, dt: dt, op: op, root: noRoot}
 			if !p.reduces(dt, op) {
@@ -104,7 +109,7 @@ func (r reduction) matrix(p *probe) {
 			if r.parts {
 				parts = p.size
 			}
-			for i, n := range p.counts(parts, int(dt)+int(op)) {
+			for i, n := range p.counts(parts, op == ops[int(dt)%len(ops)]) { // each operation with some type
 				l.count = n
 				if r.rooted {
 					l.root = (i + int(op)) % p.size

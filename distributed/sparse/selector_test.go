@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -85,8 +86,13 @@ func (o onHostMemory) Select(s sparse.Selection) error {
 	return nil
 }
 
+// TestSelectorSuite runs the suite with a Selector: all of it with 3 ranks, or with TUTTI_EXTENDED set anywhere.
 func TestSelectorSuite(t *testing.T) {
-	t.Run("host", func(t *testing.T) { distributedtest.RunSelector(t, standin.Backend(t, 1, 3), randomK{1}) })
+	some := distributedtest.Cases(func(ranks int, name string) bool {
+		_, kind, _ := strings.Cut(name, "/")
+		return standin.Extended || ranks == 3 || slices.Contains([]string{"Conservation", "Schedule", "InPlace", "Volume"}, kind)
+	})
+	t.Run("host", func(t *testing.T) { distributedtest.RunSelector(t, standin.Backend(t, 1, 3), randomK{1}, some) })
 	rt := standin.NewOnStream(cpu.New())
 	t.Cleanup(func() { assert.NoError(t, rt.Close()) })
 	t.Run("streams", func(t *testing.T) {
@@ -95,7 +101,7 @@ func TestSelectorSuite(t *testing.T) {
 				return local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
 					return body(ctx, commtest.Rank{Comm: standin.NewOrdered(ctx, c), Runtime: rt})
 				})
-			}}, onHostMemory{randomK{1}})
+			}}, onHostMemory{randomK{1}}, some)
 	})
 }
 

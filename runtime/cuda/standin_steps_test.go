@@ -46,7 +46,7 @@ func TestStepsOfPatterns(t *testing.T) {
 		t.Skip("needs the stand-in; see TestOnStandIns")
 	}
 	f := openStandIn(t)
-	const ranks, n, rounds, steps = 2, 4096, 3, 2
+	const ranks, n, rounds, steps = 2, 2048, 3, 2
 	for i, pattern := range topk.Patterns() {
 		for name, cfg := range map[string]topk.Config{"transactions": {}, "no undo": {NoUndo: true}, "in place": {NoUndo: true, InPlace: true}} {
 			if cfg.InPlace && pattern == topk.Dense || race.Enabled && cfg.NoUndo {

@@ -183,16 +183,35 @@ func (d *device) gradient(name string, n int) []float32 {
 var extended = os.Getenv("TUTTI_EXTENDED") != ""
 
 // once reports whether case i of a product is left to another size, as size number s is one of the two largest: each
-// case has one of these, unless TUTTI_EXTENDED is set.
-func once(s, i int) bool { return !extended && s >= len(kernelSizes())-2 && (s+i)%2 == 0 }
+// case has one of these, a third of them the largest, unless TUTTI_EXTENDED is set.
+func once(s, i int) bool {
+	last := len(kernelSizes()) - 1
+	return !extended && s >= last-1 && (s == last) != (i%3 == 0)
+}
 
 // eachGradient runs f on every gradient of every size, [once] of the largest.
 func (d *device) eachGradient(f func(d *device, x []float32)) {
-	for i, n := range kernelSizes() {
-		for j, g := range gradients {
-			if once(i, j) {
-				continue
-			}
+	for i := range kernelSizes() {
+		d.gradientsOf(i, once, f)
+	}
+}
+
+// eachSmallGradient is eachGradient of all sizes but the largest, unless TUTTI_EXTENDED is set.
+func (d *device) eachSmallGradient(f func(d *device, x []float32)) {
+	if extended {
+		d.eachGradient(f)
+		return
+	}
+	for i := range len(kernelSizes()) - 1 {
+		d.gradientsOf(i, func(int, int) bool { return false }, f)
+	}
+}
+
+// gradientsOf runs f on the gradients of a size, by its number, that are not left out.
+func (d *device) gradientsOf(size int, out func(size, gradient int) bool, f func(d *device, x []float32)) {
+	n := kernelSizes()[size]
+	for j, g := range gradients {
+		if !out(size, j) {
 			d.each(func(d *device) { f(d, d.gradient(g.name, n)) }, "%d %s", n, g.name)
 		}
 	}

@@ -235,7 +235,7 @@ func testTopK(d *device) {
 // testTopKSteps has guesses and margins follow thresholds that move little, much, and
 // to what is not finite.
 func testTopKSteps(d *device) {
-	d.eachGradient(func(d *device, x []float32) {
+	d.eachSmallGradient(func(d *device, x []float32) {
 		g, count, zeros := &guessCase{}, len(x)/10, d.rng.IntN(2) == 0
 		for _, factor := range []float32{1, 0.999, 1.001, 0.99, 0.98, 0.95, 1, 0.8, 0.7, 1.5, 1, 1, 0, 1, inf, 1, 1} {
 			in := d.source(scaled(x, factor))
@@ -303,7 +303,7 @@ func (s *nearCase) step(x []float32, k int, o runtime.Near, room int) (want entr
 }
 
 func testSelectNear(d *device) {
-	d.eachGradient(func(d *device, x []float32) {
+	d.eachSmallGradient(func(d *device, x []float32) {
 		count := []int{0, len(x) / 100, len(x) / 10, len(x)}[d.rng.IntN(4)]
 		o := runtime.Near{Min: (count + 3) / 4, Interval: d.rng.IntN(6), Step: []float32{0, 1.02}[d.rng.IntN(2)]}
 		room := min(len(x), 2*count)

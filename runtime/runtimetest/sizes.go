@@ -23,5 +23,8 @@ func longSize() int {
 	if testing.Short() || race.Enabled {
 		return 1<<17 + 3
 	}
-	return 1<<20 + 3
+	if extended {
+		return 1<<20 + 3
+	}
+	return 1<<19 + 3
 }

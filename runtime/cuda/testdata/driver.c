@@ -791,10 +791,15 @@ CUresult cuMemsetD32Async(CUdeviceptr p, unsigned v, size_t n, struct stream *s)
 
 /* --- kernels --- */
 
+/* A module is the names of its kernels, each in ".entry name(". */
 CUresult cuModuleLoadData(char **out, const char *ptx) {
   ENTER();
+  size_t n = 0;
+  for (const char *p = ptx; (p = strstr(p, ".entry ")); p++) n += strcspn(p, "(") + 1;
+  char *end = *out = malloc(n + 1);
+  for (const char *p = ptx; (p = strstr(p, ".entry ")); p++) end = mempcpy(end, p, strcspn(p, "(") + 1);
+  *end = 0;
   alive[MODULES]++;
-  *out = strdup(ptx);
   return leave(SUCCESS);
 }
 CUresult cuModuleUnload(char *module) {
