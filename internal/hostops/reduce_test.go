@@ -50,12 +50,16 @@ type reduction struct {
 // destinations from the second on are inPlace sources, if asked for.
 func newReduction(r *rand.Rand, k dtype.DType, op dtype.ReduceOp, n, srcs, dsts, shift int, inPlace bool) reduction {
 	c := reduction{k: k, op: op, n: n, columns: make([][]uint64, n)}
-	for range srcs {
+	bits := make([]uint64, n*srcs)
+	for i := range c.columns {
+		c.columns[i] = bits[i*srcs:][:srcs]
+	}
+	for s := range srcs {
 		src := simdtest.NewGuarded(n*k.Size(), shift)
 		for i := range n {
 			bits := simdtest.Element(r, k)
 			putElement(k, src.Bytes, i, bits)
-			c.columns[i] = append(c.columns[i], bits)
+			c.columns[i][s] = bits
 		}
 		c.srcs = append(c.srcs, src)
 	}
@@ -81,12 +85,16 @@ func addrs(buffers []simdtest.Guarded) []uintptr {
 func (c reduction) requireRight(t *testing.T, stream bool) {
 	t.Helper()
 	Reduce(addrs(c.dsts), addrs(c.srcs), c.n, c.k, c.op, stream)
+	wants := make([]uint64, c.n)
+	for i, column := range c.columns {
+		wants[i] = refReduce(c.k, c.op, column)
+	}
 	for d, dst := range c.dsts {
 		where := fmt.Sprintf("seed %d: n=%d, %d sources, destination %d of %d, stream=%v",
 			simdtest.Seed, c.n, len(c.srcs), d, len(c.dsts), stream)
 		dst.RequireIntact(t, where)
 		for i, column := range c.columns {
-			want, got := refReduce(c.k, c.op, column), getElement(c.k, dst.Bytes, i)
+			want, got := wants[i], getElement(c.k, dst.Bytes, i)
 			if got != want && !c.sameNaN(want, got) {
 				require.Failf(t, "wrong element", "%s: element %d of %#x: got %#x, want %#x", where, i, column, got, want)
 			}
@@ -166,7 +174,7 @@ func TestReduceOfAllFP8Pairs(t *testing.T) {
 			for _, op := range dtype.ReduceOps() {
 				c := newReduction(simdtest.NewRand(), k, op, 1<<16, 2, 1, 0, false)
 				for i := range c.columns {
-					c.columns[i] = []uint64{uint64(i >> 8), uint64(i & 0xff)}
+					c.columns[i][0], c.columns[i][1] = uint64(i>>8), uint64(i&0xff)
 					c.srcs[0].Bytes[i], c.srcs[1].Bytes[i] = byte(i>>8), byte(i)
 				}
 				c.requireRight(t, false)

@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -31,12 +32,22 @@ func Special(k dtype.DType) []uint64 {
 		Encode(k, 1), Encode(k, -1), Encode(k, 1.5))
 }
 
+// specials are those of all types.
+var specials = sync.OnceValue(func() map[dtype.DType][]uint64 {
+	all := map[dtype.DType][]uint64{}
+	for _, k := range dtype.All() {
+		all[k] = Special(k)
+	}
+	return all
+})
+
 // Element returns random bits of one element. Half of the floats are of
 // moderate size, so that results do not all overflow.
 func Element(r *rand.Rand, k dtype.DType) uint64 {
 	switch choice := r.IntN(8); {
 	case choice == 0:
-		return Special(k)[r.IntN(len(Special(k)))]
+		special := specials()[k]
+		return special[r.IntN(len(special))]
 	case choice < 6 && k.IsFloat():
 		return Encode(k, math.Round(r.NormFloat64()*4096)/1024)
 	}
