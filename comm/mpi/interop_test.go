@@ -1,8 +1,7 @@
 package mpi_test
 
 import (
-	"os/exec"
-	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -11,32 +10,17 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/cc"
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
 // compile builds a C program with the compiler wrapper of an MPI
 // implementation.
-func (l launcher) compile(t testing.TB, source string) string {
+func (l launcher) compile(t testing.TB, source string, flags ...string) string {
 	t.Helper()
-	mpicc, ok := l.mpiccPath()
-	if !ok {
-		t.Skipf("no mpicc of %s found; install its development package (libopenmpi-dev, libmpich-dev)", l.name)
-	}
-	program := filepath.Join(t.TempDir(), "program")
-	out, err := exec.Command(mpicc, "-O3", "-o", program, source).CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	return program
-}
-
-// mpiccPath finds the implementation's compiler wrapper: its own name, or the
-// common one if there is no other implementation to mix it up with.
-func (l launcher) mpiccPath() (string, bool) {
-	for _, name := range l.mpicc {
-		if path, err := exec.LookPath(name); err == nil {
-			return path, true
-		}
-	}
-	return "", false
+	made, err := cc.Build(t, strings.Join(l.mpicc, " "), source, "", append([]string{"-O3"}, flags...)...)
+	require.NoError(t, err)
+	return made
 }
 
 // TestInterop runs jobs of a C program and this test binary.
