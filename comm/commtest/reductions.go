@@ -16,21 +16,21 @@ var counts = []int{0, 1, 2, 7, 64, 1000, 65537}
 var extendedCounts = []int{3, 31, 127, 4096, 1<<18 + 5}
 
 // counts returns the counts of a collective whose buffers hold parts times as
-// many elements. Worlds so large that they would take gigabytes get a smaller
+// many elements. Worlds so large that their buffers would be long get a smaller
 // largest count. Only some cases have that one, which takes most of the time; in
 // extended runs all have.
 func (p *probe) counts(parts int, large bool) []int {
-	all := counts
+	all, most := counts, 1<<18 // elements of a buffer
 	switch {
 	case p.extended:
-		all = append(append([]int{}, counts...), extendedCounts...)
+		all, most = append(append([]int{}, counts...), extendedCounts...), 1<<20
 	case !large:
 		all = counts[:len(counts)-1]
 	}
 	out := make([]int, 0, len(all))
 	for _, n := range all {
-		if n*parts > 1<<20 {
-			n = 1<<20/parts | 1
+		if n*parts > most {
+			n = most/parts | 1
 		}
 		out = append(out, n)
 	}
