@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -450,6 +451,9 @@ func TestALostRank(t *testing.T) {
 			}
 			for step := range steps {
 				m.sgd(step, c.Rank())
+				if step == lost { // where the last round has ended everywhere
+					require.NoError(t, c.Barrier(ctx))
+				}
 				if c.Rank() == 2 && step == lost {
 					return errors.Join(l.Close(), c.Close())
 				}
@@ -472,6 +476,103 @@ func TestALostRank(t *testing.T) {
 		})
 		if err != nil {
 			assert.ErrorIs(t, err, comm.ErrPeerFailed) // of the communicator that is left
+		}
+	}
+}
+
+// held has waits of a communicator, and of what is split from it, held up.
+type held struct {
+	comm.Communicator
+	hold func()
+}
+
+func (h *held) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
+	c, err := h.Communicator.Split(ctx, color, key)
+	return &held{c, h.hold}, err
+}
+
+func (h *held) Sync(ctx context.Context) error {
+	h.hold()
+	return h.Communicator.Sync(ctx)
+}
+
+// A rank that is lost at the end of a round, of whose end one of the others finds out only when the next round has failed on
+// the other: where BeforeCommit votes they go on, and otherwise both find out that they cannot.
+func TestALostRankAtTheEnd(t *testing.T) {
+	const ranks, steps, lost = 3, 24, 10
+	for _, cfg := range []outer.Config{
+		{Every: 4, LearningRate: 0.7, Momentum: 0.9},
+		{Every: 4, LearningRate: 0.7, Delay: 2},
+	} {
+		want := reference(ranks, 1, steps, cfg, []int{0, total}, func(step int) int {
+			if step > lost {
+				return ranks - 1
+			}
+			return ranks
+		})
+		for _, votes := range []bool{true, false} {
+			failed, hashes := make(chan struct{}), make([]uint64, ranks)
+			err := local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+				rest, err := c.Split(ctx, c.Rank()/2, c.Rank())
+				require.NoError(t, err)
+				var second atomic.Bool // round, on rank 0
+				hold := func() {
+					if second.Load() {
+						select {
+						case <-failed:
+						case <-ctx.Done():
+						}
+					}
+				}
+				m, over := newModel(t, cpu.New()), c
+				if !votes {
+					over = &held{c, hold}
+				}
+				l, err := outer.New(ctx, m.tensors[0].Runtime(), over, m.tensors, cfg)
+				require.NoError(t, err)
+				if votes {
+					l.BeforeCommit(func(ctx context.Context) error {
+						err := c.Barrier(ctx)
+						hold()
+						return err
+					})
+				}
+				for step := range steps {
+					m.sgd(step, c.Rank())
+					if c.Rank() == 2 && step == lost {
+						return errors.Join(l.Close(), c.Close())
+					}
+					if c.Rank() == 0 && step+1 == 2*cfg.Every {
+						second.Store(true)
+					}
+					err := l.Step(ctx)
+					if !errors.Is(err, comm.ErrPeerFailed) {
+						require.NoError(t, err)
+						continue
+					}
+					if c.Rank() == 1 {
+						close(failed)
+					}
+					l.BeforeCommit(nil)
+					require.NoError(t, l.Rebind(ctx, rest))
+					if err = l.Step(ctx); !votes {
+						assert.ErrorIs(t, err, comm.ErrMismatch)
+						assert.ErrorContains(t, err, fmt.Sprintf("rank 0 has \"step %d,", 2*cfg.Every+cfg.Delay-1))
+						assert.ErrorContains(t, err, fmt.Sprintf("rank 1 has \"step %d,", 3*cfg.Every+cfg.Delay-1))
+						return l.Close()
+					}
+					require.NoError(t, err)
+				}
+				for i, x := range m.flat() {
+					require.InDelta(t, want[c.Rank()][i], x, 1e-4, "rank %d, element %d", c.Rank(), i)
+				}
+				hashes[c.Rank()], err = l.Hash(ctx)
+				return errors.Join(err, l.Close())
+			})
+			if err != nil {
+				assert.ErrorIs(t, err, comm.ErrPeerFailed) // of the communicator that is left
+			}
+			assert.Equal(t, hashes[0], hashes[1])
 		}
 	}
 }
@@ -514,6 +615,9 @@ func TestARankThatFailsWhileItSends(t *testing.T) {
 			require.NoError(t, err)
 			for step := range steps {
 				m.sgd(step, c.Rank())
+				if step+1 == sends { // where the first fragment has arrived everywhere
+					require.NoError(t, c.Barrier(ctx))
+				}
 				if step+1 == sends && c.Rank() == lost {
 					f.made.At = f.made.Calls
 					if call == 2 {
