@@ -75,25 +75,36 @@ func runAuto(t *testing.T, ranks, n, steps int, cfg sparse.Config, wrap func(c c
 func plainComm(c comm.Communicator) comm.Communicator { return c }
 
 // Whatever a rank measures, all ranks choose the same, from a bounded number of
-// trials, and use it in every step.
+// trials, and use it in every step. Trials have the whole tensor, or less where steps of topkA take long.
 func TestAutoAgrees(t *testing.T) {
 	const n = 20_000
 	cfg := sparse.Config{Density: 0.02}
-	for _, ranks := range []int{2, 3, 5} {
-		steps := runAuto(t, ranks, n, 3, cfg, plainComm)
-		choice := steps[0][0].stats.Choice
-		require.NotNil(t, choice)
-		assert.Contains(t, sparse.Patterns(), choice.Pattern)
-		assert.Equal(t, n, choice.Elements)
-		assert.Equal(t, n/50, choice.K)
-		assert.LessOrEqual(t, len(choice.Trials), len(sparse.Patterns()))
-		for _, step := range steps {
-			for rank, s := range step {
-				require.Equal(t, choice.Pattern, s.stats.Choice.Pattern, "rank %d of %d", rank, ranks)
-				require.Equal(t, choice.Trials, s.stats.Choice.Trials, "they agreed on the times")
-				require.Equal(t, hostmem.Bytes(step[0].result), hostmem.Bytes(s.result))
-				if choice.Pattern != sparse.Oktopk { // which may use another
-					require.Equal(t, choice.Pattern, s.stats.Pattern)
+	paced := func(each time.Duration) func(comm.Communicator) comm.Communicator {
+		return func(c comm.Communicator) comm.Communicator {
+			return standin.Pace(c, func(comm.Call) time.Duration { return time.Duration(c.Rank()) * each })
+		}
+	}
+	for _, link := range []struct {
+		wrap        func(comm.Communicator) comm.Communicator
+		least, most int // elements of a trial
+	}{{plainComm, 1, n}, {paced(10 * time.Microsecond), n, n}, {paced(10 * time.Millisecond), 1, n - 1}} {
+		for _, ranks := range []int{2, 3, 5} {
+			steps := runAuto(t, ranks, n, 3, cfg, link.wrap)
+			choice := steps[0][0].stats.Choice
+			require.NotNil(t, choice)
+			assert.Contains(t, sparse.Patterns(), choice.Pattern)
+			assert.GreaterOrEqual(t, choice.Elements, link.least)
+			assert.LessOrEqual(t, choice.Elements, link.most)
+			assert.Equal(t, (choice.Elements+25)/50, choice.K)
+			assert.LessOrEqual(t, len(choice.Trials), len(sparse.Patterns()))
+			for _, step := range steps {
+				for rank, s := range step {
+					require.Equal(t, choice.Pattern, s.stats.Choice.Pattern, "rank %d of %d", rank, ranks)
+					require.Equal(t, choice.Trials, s.stats.Choice.Trials, "they agreed on the times")
+					require.Equal(t, hostmem.Bytes(step[0].result), hostmem.Bytes(s.result))
+					if choice.Pattern != sparse.Oktopk { // which may use another
+						require.Equal(t, choice.Pattern, s.stats.Pattern)
+					}
 				}
 			}
 		}

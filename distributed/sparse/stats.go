@@ -46,7 +46,7 @@ type Stats struct {
 }
 
 // Choice is what the ranks found for [Auto]: Pattern and Values are used. Elements and K are what was measured, which
-// is a part of a tensor whose steps take more than 12 ms, and Trials the patterns, the fastest first.
+// is a part of a tensor whose steps of topkA take more than 6 to 12 ms, and Trials the patterns, the fastest first.
 type Choice struct {
 	Pattern, Values string
 	Elements, K     int
