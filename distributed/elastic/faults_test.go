@@ -162,7 +162,7 @@ func TestReplaceAll(t *testing.T) {
 		form, log := new(rooms).form, newReplay()
 		var old, fresh []*trainee
 		join := func() *trainee {
-			cfg := quick(Config{Name: name(len(old) + len(fresh)), Form: form, Min: most, Max: most})
+			cfg := Config{Name: name(len(old) + len(fresh)), Form: form, Min: most, Max: most, Silence: 10 * time.Second, Patience: time.Minute} // nobody leaves out of patience
 			for _, a := range slices.Concat(old, fresh) {
 				cfg.Peers = append(cfg.Peers, a.Address())
 			}
