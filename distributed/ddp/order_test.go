@@ -91,6 +91,35 @@ func TestRebindStuck(t *testing.T) {
 	}
 }
 
+// TestVoteInFlight: a rank votes when the host knows that it has the results, and what they are is known then without communication.
+func TestVoteInFlight(t *testing.T) {
+	for _, cfg := range []sparse.Config{{}, {NonFinite: sparse.SkipNonFinite}, {Pattern: sparse.TopkA, Density: 0.1}} {
+		standin.WithStreams(t, func(ctx context.Context, s *standin.Streamed, c comm.Communicator) {
+			params := standin.Gradients(t, s, 2)
+			g, err := ddp.New(ctx, s, c, params, ddp.Config{Config: cfg, DenseUpTo: -1})
+			require.NoError(t, err)
+			votes := 0
+			g.BeforeCommit(func(context.Context) error {
+				votes++
+				s.SyncFails = comm.ErrPeerFailed // after the vote
+				return nil
+			})
+			s.SyncFails = comm.ErrPeerFailed
+			require.ErrorIs(t, g.ReduceAll(ctx, params), comm.ErrPeerFailed)
+			assert.Zero(t, votes)
+			s.SyncFails = nil
+			require.NoError(t, g.Rebind(ctx, c))
+			require.NoError(t, g.ReduceAll(ctx, params))
+			assert.Equal(t, 1, votes)
+			_, err = g.Stats(ctx)
+			require.NoError(t, err)
+			s.SyncFails = nil
+			require.NoError(t, g.Close())
+			standin.Free(t, params)
+		})
+	}
+}
+
 // otherStream is the runtime of a device on another compute stream.
 type otherStream struct{ *cpu.Runtime }
 

@@ -331,6 +331,16 @@ func (g *Gradients) complete(ctx context.Context) (sparse.Verdict, error) {
 		}
 	}
 	waited, err := g.arrive(ctx, g.buckets)
+	if o := &g.transaction.order; g.confirm != nil && o.Streams != nil { // it tells the others that this rank has the results
+		for _, c := range g.lines.all {
+			if err == nil {
+				err = c.Sync(ctx)
+			}
+		}
+		if waited = true; err == nil {
+			err = o.HostAfterCompute(ctx)
+		}
+	}
 	if err != nil {
 		return sparse.Passes, err
 	}

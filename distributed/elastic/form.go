@@ -74,12 +74,15 @@ func (m *Member) fail(cause error) {
 }
 
 // Commit votes that this member can commit its step, and returns nil if all do. It is called by all members
-// between the exchange of a step and what cannot be rolled back. An error means that the step is rolled back
+// between the exchange of a step, for which it waits, and what cannot be rolled back. An error means that the step is rolled back
 // and made again: if it is that of a lost member, [Member.Next] has the epoch in which.
 func (m *Member) Commit(ctx context.Context) error {
 	e := m.epoch
 	if e == nil {
 		return fmt.Errorf("elastic: %w: Commit without an epoch", comm.ErrArgument)
+	}
+	if err := e.Comm.Sync(ctx); err != nil { // without the result of the exchange
+		return fmt.Errorf("elastic: %s: %w", m.cfg.Name, err)
 	}
 	vote, err := m.vote(ctx, e)
 	if err == nil {

@@ -79,3 +79,27 @@ func TestSparseCloseWaits(t *testing.T) {
 	}))
 	assert.NoError(t, s.Close())
 }
+
+// TestVoteInFlight: a rank votes when the host knows that it has the result. Where the exchange fails on the device, it does not.
+func TestVoteInFlight(t *testing.T) {
+	for _, policy := range []sparse.NonFinitePolicy{sparse.PassNonFinite, sparse.SkipNonFinite} {
+		for _, pattern := range []string{sparse.Dense, sparse.TopkA} {
+			standin.WithStreams(t, func(ctx context.Context, s *standin.Streamed, c comm.Communicator) {
+				g, err := runtime.FromSlice(s, standin.Normal(64, 1), 64)
+				require.NoError(t, err)
+				u, err := sparse.New(s, c, 64, sparse.Config{Pattern: pattern, Density: 0.1, NonFinite: policy})
+				require.NoError(t, err)
+				given, votes := standin.Bits(g), 0
+				u.BeforeCommit(func(context.Context) error { votes++; return nil })
+				s.SyncFails = comm.ErrPeerFailed
+				require.ErrorIs(t, u.AllReduce(ctx, g), comm.ErrPeerFailed)
+				assert.Zero(t, votes)
+				assert.Equal(t, given, standin.Bits(g))
+				s.SyncFails = nil
+				require.NoError(t, u.AllReduce(ctx, g))
+				assert.Equal(t, 1, votes)
+				require.NoError(t, errors.Join(u.Close(), g.Free()))
+			})
+		}
+	}
+}

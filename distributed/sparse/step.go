@@ -76,6 +76,10 @@ func (s *Reducer) end(ctx context.Context) error {
 	started := time.Now()
 	_, err := s.Complete(ctx)
 	if err == nil {
+		if s.confirm != nil { // which tells the others that this rank has the result
+			s.do(func() error { return s.order.HostAfterAll(ctx) })
+			s.hostWaited = true
+		}
 		v := s.judge(ctx)
 		if s.confirm != nil && s.err == nil {
 			s.check(s.confirm(ctx))
@@ -170,9 +174,9 @@ func (s *Reducer) addSent(then metered.Traffic) {
 // records there has the time of the stage's end. nil ends that.
 func (s *Reducer) OnStage(f func(Stage)) { s.onStage = f }
 
-// BeforeCommit has f called in each AllReduce when this rank has the result, and before anything is written that cannot be rolled
-// back: with the error of f the step is rolled back. It is where ranks agree that all of them commit. Whoever sets it
-// reports what is lost with ranks that [Reducer.Rebind] leaves out. nil ends that.
+// BeforeCommit has f called in each AllReduce when this rank has the result, for which the host waits, and before anything is written
+// that cannot be rolled back: with the error of f the step is rolled back. It is where ranks agree that all of them commit. Whoever sets
+// it reports what is lost with ranks that [Reducer.Rebind] leaves out. nil ends that.
 func (s *Reducer) BeforeCommit(f func(ctx context.Context) error) { s.confirm = f }
 
 func (s *Reducer) passed(stage Stage) {
