@@ -173,11 +173,13 @@ func (r *replay) repeat(t *testing.T, until uint64, end []*trainee) {
 			comms, err = local.New(len(now.members))
 			require.NoError(t, err)
 			leaves := func(name string) bool { return r.left[within(last.epoch, name)] }
-			for i, name := range last.members {
-				if slices.Contains(now.members, name) && !r.joined[within(now.epoch, name)] {
+			for n := range 2 * len(last.members) { // those that leave first: whoever has their residuals may be lost
+				i := n % len(last.members)
+				name, left := last.members[i], n < len(last.members)
+				if leaves(name) != left || slices.Contains(now.members, name) && !r.joined[within(now.epoch, name)] {
 					continue
 				}
-				if leaves(name) {
+				if left {
 					heir := i
 					for n := range last.members { // of all that leave the first
 						if !leaves(last.members[heir%len(last.members)]) {
