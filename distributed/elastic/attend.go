@@ -136,10 +136,16 @@ func (m *Member) find(peer string) (kv store.Store, at string, err error) {
 	return kv, at, err
 }
 
-// within bounds a part of the search for a store. When all members were asked in vain, it has twice the time: this process or the
-// network may be that slow.
+// within bounds a part of the search for a store. When all members were asked in vain, or too few of them were at the stores that
+// were found, it has twice the time: this process or the network may be that slow.
 func (m *Member) within(d time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(m.ctx, min(d<<min(m.failures, 10), max(d, m.cfg.Patience)))
+	rounds := m.failures
+	m.mu.Lock()
+	if last := m.status.Accepted; last != nil {
+		rounds += m.turn / len(last.Members)
+	}
+	m.mu.Unlock()
+	return context.WithTimeout(m.ctx, min(d<<min(rounds, 10), max(d, m.cfg.Patience)))
 }
 
 // dial connects to the store of another member, by one attempt. Where nobody listens that fails at once.

@@ -345,7 +345,8 @@ func TestLostConnection(t *testing.T) {
 	require.NoError(t, m.Close())
 }
 
-// TestSlowHandshake: a member whose handshakes take longer than Silence, as one that has next to no processor, joins.
+// TestSlowHandshake: a member whose handshakes take longer than Silence, as one that has next to no processor, joins, and joins again
+// when it has lost its session.
 func TestSlowHandshake(t *testing.T) {
 	form, log := new(rooms).form, newReplay()
 	list := []*trainee{newTrainee(t, log, Config{Name: "a", Form: form, Silence: 200 * time.Millisecond})}
@@ -355,7 +356,16 @@ func TestSlowHandshake(t *testing.T) {
 		return nil
 	}
 	list = append(list, newTrainee(t, log, cfg))
-	together(t, list, func(_ *trainee, e *Epoch, made int) bool { return len(e.Members) == 2 && made == 3 })
+	var lost atomic.Uint64 // the epoch
+	together(t, list, func(a *trainee, e *Epoch, made int) bool {
+		if a.cfg.Name == "b" && made == 1 && lost.CompareAndSwap(0, e.Number) {
+			a.mu.Lock()
+			kv := a.kv
+			a.mu.Unlock()
+			assert.NoError(t, kv.Close())
+		}
+		return lost.Load() != 0 && e.Number > lost.Load() && len(e.Members) == 2 && made == 3
+	})
 	for _, a := range list {
 		assert.NoError(t, a.Close())
 	}
