@@ -116,10 +116,13 @@ func (l *Life) Closed() bool { return l.closing.Load() }
 // Of an [comm.ErrBroken] it takes the cause: what broke a communicator below.
 func (l *Life) Fail(cause error) (first bool) {
 	var broken error = &brokenError{Cause(cause)}
-	if !l.broken.CompareAndSwap(nil, &broken) {
+	first = l.broken.CompareAndSwap(nil, &broken)
+	if earlier := l.broken.Load(); *earlier != nil {
+		l.down.CompareAndSwap(nil, earlier) // whoever was first may not have come to this
+	}
+	if !first {
 		return false
 	}
-	l.down.CompareAndSwap(nil, &broken)
 	l.mu.Lock()
 	close(l.failed())
 	l.mu.Unlock()

@@ -379,3 +379,25 @@ func TestRefused(t *testing.T) {
 	}
 	assert.False(t, backend.Refused(errCause))
 }
+
+// TestFailedByTwo: when Fail has returned calls are refused, also where another goroutine was first and is not done.
+func TestFailedByTwo(t *testing.T) {
+	for range 20_000 {
+		var life backend.Life
+		var all sync.WaitGroup
+		begin := make(chan struct{})
+		for range 3 {
+			all.Go(func() {
+				<-begin
+				life.Fail(errCause)
+				if life.Err() == nil {
+					t.Error("a call after Fail is accepted")
+				}
+			})
+		}
+		close(begin)
+		if all.Wait(); t.Failed() {
+			return
+		}
+	}
+}
