@@ -257,6 +257,9 @@ func (k *Communicator) agree(ctx context.Context, c *comm.Call) error {
 func (k *Communicator) compare(ctx context.Context, mine *comm.Call) error {
 	k.collectives++
 	all, err := k.exchange(ctx, k.encode(mine))
+	if found := (*disagreement)(nil); errors.As(err, &found) { // by another rank, which has ended the exchange
+		return found
+	}
 	if err != nil {
 		return fmt.Errorf("waiting for the other ranks to call %v: %w", mine, err)
 	}
@@ -265,10 +268,16 @@ func (k *Communicator) compare(ctx context.Context, mine *comm.Call) error {
 		calls[r] = k.decode(b)
 	}
 	if err := backend.Agree(calls); err != nil {
-		return fmt.Errorf("collective #%d: %w", k.collectives, err)
+		return &disagreement{fmt.Errorf("collective #%d: %w", k.collectives, err)}
 	}
 	return nil
 }
+
+// disagreement is the error of all ranks that compare the same calls.
+type disagreement struct{ error }
+
+// Unwrap returns it.
+func (d *disagreement) Unwrap() error { return d.error }
 
 // exchange gathers equally long bytes from all ranks.
 func (k *Communicator) exchange(ctx context.Context, mine []byte) ([][]byte, error) {

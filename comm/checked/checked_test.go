@@ -681,3 +681,42 @@ func TestAbortWithNothingInFlight(t *testing.T) {
 		return nil
 	})
 }
+
+// late waits for something before it waits for a comparison.
+type late struct {
+	comm.Wrapped
+	what func()
+}
+
+func (l *late) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
+	c, err := l.Wrapped.Split(ctx, color, key)
+	return &late{comm.Wrap(c), l.what}, err
+}
+
+func (l *late) Sync(ctx context.Context) error {
+	l.what()
+	return l.Wrapped.Sync(ctx)
+}
+
+// A rank to which the other one comes first with what both find out says the same.
+func TestFoundByAnotherFirst(t *testing.T) {
+	found := make(chan struct{})
+	var says [2]error
+	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		wait := func() {}
+		if c.Rank() == 0 {
+			c = &late{comm.Wrap(c), func() { wait() }}
+		}
+		k, err := checked.New(ctx, c, cpu.New())
+		require.NoError(t, err)
+		wait = func() { <-found }
+		err = k.AllReduce(0, 0, 0, []dtype.DType{dtype.F32, dtype.BF16}[k.Rank()], comm.Sum)
+		if says[k.Rank()] = errors.Unwrap(err); k.Rank() == 1 {
+			close(found)
+		}
+		assert.ErrorIs(t, err, comm.ErrMismatch)
+		_ = k.Close()
+		return nil
+	}))
+	assert.Equal(t, says[1].Error(), says[0].Error())
+}
