@@ -350,7 +350,11 @@ func receive(ctx context.Context, kv *store.Client, base, rank string) ([]byte, 
 	select {
 	case payload := <-got:
 		kv.Drop(base + ready + rank)
-		return payload, kv.Set(ctx, base+taken+rank, []byte(call))
+		err := kv.Set(ctx, base+taken+rank, []byte(call))
+		if errors.Is(err, comm.ErrPeerFailed) { // rank 0 has ended with the receipt, or failed: what comes next will tell
+			err = nil
+		}
+		return payload, err
 	case <-kv.Done():
 		return nil, kv.Err()
 	case <-ctx.Done():

@@ -596,3 +596,17 @@ func TestTwoJobsOnOnePort(t *testing.T) {
 		})
 	}
 }
+
+// Rank 0 may end when it has the last receipt: the rank that gave it has the payload, and no error, whether that was answered or not.
+func TestRankZeroEndsWithTheReceipt(t *testing.T) {
+	logged(t)
+	for range 40 {
+		job := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("s")}
+		served := job.start(t.Context(), "treasure")
+		job.Rank = 1
+		got := await(t, job.start(t.Context(), ""))
+		require.NoError(t, got.err)
+		assert.Equal(t, "treasure", string(got.payload))
+		require.NoError(t, await(t, served).err)
+	}
+}
