@@ -211,7 +211,7 @@ func TestStandInCloseDestroysGraphsFirst(t *testing.T) {
 		end := func() {}
 		if stalled {
 			end = f.stall(t, rt, rt.Stream())
-			rt.closeTime = 20 * time.Millisecond
+			rt.closeTime = 300 * time.Millisecond
 		}
 		done := make(chan error, 1)
 		rt.Background(func() {
