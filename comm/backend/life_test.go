@@ -7,6 +7,7 @@ import (
 	goruntime "runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -382,22 +383,21 @@ func TestRefused(t *testing.T) {
 
 // TestFailedByTwo: when Fail has returned calls are refused, also where another goroutine was first and is not done.
 func TestFailedByTwo(t *testing.T) {
-	for range 20_000 {
-		var life backend.Life
-		var all sync.WaitGroup
-		begin := make(chan struct{})
-		for range 3 {
-			all.Go(func() {
-				<-begin
-				life.Fail(errCause)
-				if life.Err() == nil {
+	lives := make([]backend.Life, 20_000)
+	var all sync.WaitGroup
+	var here atomic.Int64
+	for range 2 {
+		all.Go(func() {
+			for i := range lives {
+				here.Add(1)
+				for here.Load() < 2*int64(i+1) { // both fail the same one
+					goruntime.Gosched()
+				}
+				if lives[i].Fail(errCause); lives[i].Err() == nil {
 					t.Error("a call after Fail is accepted")
 				}
-			})
-		}
-		close(begin)
-		if all.Wait(); t.Failed() {
-			return
-		}
+			}
+		})
 	}
+	all.Wait()
 }

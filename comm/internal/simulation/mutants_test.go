@@ -85,6 +85,7 @@ var mutants = []mutant{
 	{"Close releases before it drains", "schedule", change{lifeFile, "known := l.known.Load()", "known := l.known.Load()\n\t_ = l.bounded(l.backend.Release)"}, ""},
 	{"an error does not end what is in flight", "schedule", change{lifeFile, "l.Fail(err)\n\t\tl.abort()\n\t\tl.known", "l.Fail(err)\n\t\tl.known"}, ""},
 	{"a communicator that has failed is released without an abort", "comm/backend", change{lifeFile, "if !l.broken.CompareAndSwap(nil, new(error)) {\n\t\tl.abortOnce()\n\t}", ""}, ""},
+	{"a second failure comes before calls are refused", "comm/backend", change{lifeFile, "earlier := l.broken.Load(); *earlier != nil", "earlier := l.broken.Load(); first && *earlier != nil"}, ""},
 	{"the second Close does not wait for the first", "local", change{lifeFile, "l.closes.Do(func() { err = l.closeOnce() })", "if !l.closing.Swap(true) {\n\t\terr = l.closeOnce()\n\t}"}, ""},
 
 	// comm/internal/schedule.
