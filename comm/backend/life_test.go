@@ -383,6 +383,7 @@ func TestRefused(t *testing.T) {
 
 // TestFailedByTwo: when Fail has returned calls are refused, also where another goroutine was first and is not done.
 func TestFailedByTwo(t *testing.T) {
+	defer goruntime.GOMAXPROCS(goruntime.GOMAXPROCS(max(2, goruntime.GOMAXPROCS(0))))
 	lives := make([]backend.Life, 20_000)
 	var all sync.WaitGroup
 	var here atomic.Int64

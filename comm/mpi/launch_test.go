@@ -251,7 +251,10 @@ func (l launcher) run(t testing.TB, j job) (string, error) {
 	if j.dir == "" {
 		j.dir = t.TempDir()
 	}
-	cmd.Env = append(cmd.Env, childVariable+"="+j.dir)
+	own, err := os.MkdirTemp("", "mpi") // Open MPI's launchers fail where two make the same directories at once
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(own) })
+	cmd.Env = append(cmd.Env, childVariable+"="+j.dir, "TMPDIR="+own)
 	if library := l.preload(t); library != "" {
 		cmd.Env = append(cmd.Env, "LD_PRELOAD="+library)
 	}
