@@ -19,6 +19,10 @@ const (
 	yields   = 200
 	share    = 32
 	maxSleep = time.Millisecond
+	// The clock may stand still while this goroutine runs, as in a bubble of testing/synctest, which
+	// only a sleep of Go's ends: after so many pauses each is one, whatever the clock says. Elsewhere a
+	// share has reached maxSleep by then.
+	pauses = 1000
 )
 
 // Until asks done until it says yes or fails, or until ctx ends, whose cause it
@@ -36,7 +40,8 @@ func Until(ctx context.Context, done func() (bool, error)) error {
 			runtime.Gosched()
 		}
 		if i >= spins+yields {
-			if d := time.Since(started) / share; d < maxSleep {
+			d := time.Since(started) / share
+			if d < maxSleep && i < spins+yields+pauses {
 				pause(d)
 			} else {
 				time.Sleep(maxSleep)

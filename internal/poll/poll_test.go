@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 
@@ -42,4 +44,23 @@ func TestUntilPrefersDone(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	assert.NoError(t, poll.Until(ctx, func() (bool, error) { return true, nil }))
+}
+
+// In a bubble the clock stands until everybody sleeps, the one that polls as well.
+func TestUntilReachesADeadlineInABubble(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		assert.ErrorIs(t, poll.Until(ctx, func() (bool, error) { return false, nil }), context.DeadlineExceeded)
+	})
+}
+
+func TestPaceReachesADeadlineInABubble(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		for pace := (poll.Pace{}); ctx.Err() == nil; {
+			pace.Next()
+		}
+	})
 }

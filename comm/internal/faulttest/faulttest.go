@@ -187,6 +187,10 @@ func (f *Fault) Play(ctx context.Context, column string, r Rank, also error) (er
 	if want.Late {
 		p.wait = deadline
 	}
+	// A fault must not end the set-up of a rank that is slower.
+	if err := r.Comm.Barrier(ctx); err != nil {
+		return err
+	}
 	start := time.Now()
 	got := f.play(p)
 	took := time.Since(start)

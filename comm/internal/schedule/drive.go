@@ -19,12 +19,17 @@ const lookLimit = 5 * time.Millisecond
 // waits for. missed says that another goroutine has the engine's lock; it may be submitting.
 func (e *Engine) Look(tick time.Duration) (busy, missed bool) { return e.drive(tick, false) }
 
+// idleLooks bounds how often in a row drive looks in vain within a tick, for a clock that stands
+// still while it runs, as in a bubble of testing/synctest.
+const idleLooks = 10_000
+
 // drive lets operations go on until nothing has moved for a tick, or lookLimit is over. Many
 // small operations go on step by step, each when the other ranks have taken theirs: after one
 // step the next is close if other ranks look as well, and a tick is their pause. In between it
 // releases mu. Unless block is set, it leaves mu to others that have it.
 func (e *Engine) drive(tick time.Duration, block bool) (busy, missed bool) {
 	var began, last time.Time
+	idle := 0
 	for e.missed.Store(true); e.waiters.Load() == 0; e.missed.Store(true) {
 		if block {
 			e.mu.Lock()
@@ -40,10 +45,13 @@ func (e *Engine) drive(tick time.Duration, block bool) (busy, missed bool) {
 		if began.IsZero() {
 			began = now
 		}
+		idle++
 		if moved {
 			last = now
+			idle = 0
 		}
-		if err == nil && e.inFlight.Load() > 0 && now.Sub(last) <= tick && (block || now.Sub(began) <= lookLimit) {
+		recent := moved || idle < idleLooks && now.Sub(last) <= tick
+		if err == nil && e.inFlight.Load() > 0 && recent && (block || now.Sub(began) <= lookLimit) {
 			e.mu.Unlock()
 			if !moved {
 				poll.Yield()

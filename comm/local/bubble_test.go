@@ -1,0 +1,39 @@
+package local_test
+
+import (
+	"context"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+)
+
+// TestDeadlineInABubble has ranks with a processor each wait for one that never calls. The clock of a
+// bubble stands while a rank spins, so only ranks that stop spinning by themselves reach the deadline.
+func TestDeadlineInABubble(t *testing.T) {
+	const ranks = 3
+	const limit = time.Minute
+	for _, processors := range []int{1, 2, 4, 16} {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(processors))
+		synctest.Test(t, func(t *testing.T) {
+			began := time.Now()
+			err := local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+				ctx, cancel := context.WithTimeout(ctx, limit)
+				defer cancel()
+				if c.Rank() == 1 {
+					time.Sleep(2 * limit)
+					return nil
+				}
+				err := c.Barrier(ctx)
+				assert.Equal(t, limit, time.Since(began), "%d processors", processors)
+				return err
+			})
+			assert.ErrorIs(t, err, comm.ErrTimeout, "%d processors", processors)
+		})
+	}
+}
