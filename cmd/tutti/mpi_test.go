@@ -19,6 +19,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/internal/jobtest"
 )
 
 // result is a line of `tutti train --json`, without the times.
@@ -37,9 +39,7 @@ func command(t *testing.T, program string, args ...string) *exec.Cmd {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, program, args...)
-	// Open MPI refuses root and more processes than processors unless told.
-	cmd.Env = append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
-		"OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1")
+	cmd.Env = jobtest.Environment(t)
 	cmd.WaitDelay = 5 * time.Second
 	return cmd
 }

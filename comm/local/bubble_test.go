@@ -37,3 +37,24 @@ func TestDeadlineInABubble(t *testing.T) {
 		})
 	}
 }
+
+// TestCanceledInStep cancels ranks that are always in step: on one processor they never sleep, and end
+// all the same.
+func TestCanceledInStep(t *testing.T) {
+	for _, processors := range []int{1, 2, 4} {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(processors))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		err := local.Run(ctx, 2, func(ctx context.Context, c comm.Communicator) error {
+			for calls := 1; ; calls++ {
+				if calls == 1000 && c.Rank() == 0 {
+					cancel()
+				}
+				if err := c.Barrier(ctx); err != nil {
+					return err
+				}
+			}
+		})
+		assert.ErrorIs(t, err, comm.ErrCanceled, "%d processors", processors)
+	}
+}

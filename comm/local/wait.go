@@ -77,6 +77,11 @@ func (e *endpoint) wait(ctx context.Context) error {
 			continue
 		}
 		looks++
+		// Ranks in step never come to sleep, where they would hear that the context has ended.
+		if looks == 1 && ctx.Err() != nil {
+			spinning = false
+			yields = yieldLooks
+		}
 		switch {
 		case spinning:
 			if looks%clockLooks > 0 {

@@ -19,6 +19,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti/internal/jobtest"
+
 	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/internal/cc"
 )
@@ -247,14 +249,11 @@ func (l launcher) run(t testing.TB, j job) (string, error) {
 	}
 	args = append(args, self, "-test.run=^"+j.test+"$", "-test.v=false", "-test.timeout="+j.limit.String())
 	cmd := exec.CommandContext(ctx, mpirun, args...)
-	cmd.Env = slices.Concat(os.Environ(), l.env, j.env, l.crowded)
+	cmd.Env = slices.Concat(jobtest.Environment(t), l.env, j.env, l.crowded)
 	if j.dir == "" {
 		j.dir = t.TempDir()
 	}
-	own, err := os.MkdirTemp("", "mpi") // Open MPI's launchers fail where two make the same directories at once
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(own) })
-	cmd.Env = append(cmd.Env, childVariable+"="+j.dir, "TMPDIR="+own)
+	cmd.Env = append(cmd.Env, childVariable+"="+j.dir)
 	if library := l.preload(t); library != "" {
 		cmd.Env = append(cmd.Env, "LD_PRELOAD="+library)
 	}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/internal/jobtest"
 )
 
 // payloadVariable makes the test binary a process of a job, whose rank 0 shares
@@ -51,9 +53,6 @@ func TestJobsOfOneLauncher(t *testing.T) {
 	if err := exec.Command(os.Args[0], "-test.list=^$").Run(); err != nil {
 		t.Skipf("this binary runs in an emulator alone: %v", err)
 	}
-	t.Setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
-	t.Setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-	t.Setenv("OMPI_MCA_rmaps_base_oversubscribe", "1")
 	for _, launcher := range []string{"mpirun.openmpi", "mpirun.mpich"} {
 		t.Run(launcher, func(t *testing.T) {
 			if _, err := exec.LookPath(launcher); err != nil {
@@ -62,9 +61,10 @@ func TestJobsOfOneLauncher(t *testing.T) {
 			var wg sync.WaitGroup
 			outputs, errs := make([]string, 2), make([]error, 2)
 			for i := range outputs {
+				environment := jobtest.Environment(t)
 				wg.Go(func() {
 					cmd := exec.CommandContext(deadline(t, time.Minute), launcher, "-n", "3", "sh", "-c", os.Args[0]+"; exit $?")
-					cmd.Env = append(os.Environ(), fmt.Sprintf("%s=payload-%d", payloadVariable, i))
+					cmd.Env = append(environment, fmt.Sprintf("%s=payload-%d", payloadVariable, i))
 					out, err := cmd.CombinedOutput()
 					outputs[i], errs[i] = string(out), err
 				})

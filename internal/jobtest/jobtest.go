@@ -29,15 +29,27 @@ func Build(t *testing.T, folder string) string {
 	return program
 }
 
+// Environment is that of this process with what Open MPI's launcher needs in a test. It refuses root and
+// more processes than processors unless told, and fails where another one makes the same directories
+// below the temporary one at once, so that each call has a temporary directory of its own.
+func Environment(t testing.TB) []string {
+	t.Helper()
+	temporary, err := os.MkdirTemp("", "mpi") // short: sockets below it have at most 107 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(temporary) })
+	return append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+		"OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1", "TMPDIR="+temporary)
+}
+
 // Output runs a program to its end and returns what it printed.
 func Output(t *testing.T, program string, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, args...)
-	// Open MPI refuses root and more processes than processors unless told.
-	cmd.Env = append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
-		"OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1")
+	cmd.Env = Environment(t)
 	cmd.WaitDelay = 5 * time.Second
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
