@@ -1,8 +1,9 @@
 package record
 
 import (
+	"time"
+
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/internal/callers"
 )
 
 // progress is what a [Recorder] learns from its communicator ([comm.Progresser]) between
@@ -10,10 +11,10 @@ import (
 // same order, except those that goroutines make at the same time. The Recorder's lock
 // guards it.
 type progress struct {
-	of        comm.Progresser // nil if the communicator is none
-	base      [2]uint64       // collectives and messages before the first recorded one
-	next      [2]uint64       // the first call that may not be marked as done, by kind
-	goroutine uintptr         // that made the last call
+	of         comm.Progresser // nil if the communicator is none
+	base       [2]uint64       // collectives and messages before the first recorded one
+	next       [2]uint64       // the first call that may not be marked as done, by kind
+	submitting [2]int          // calls that are recorded and whose submission has not returned, by kind
 }
 
 func newProgress(c comm.Communicator) (p progress) {
@@ -37,34 +38,47 @@ func (p *progress) done() (done [2]uint64) {
 // some nanoseconds.
 const lookEvery = 8
 
-// handOver notes that call id comes from another goroutine than the call before, which may
-// still be in flight, so that either may be submitted first. A goroutine that has made two
-// calls has submitted the first of them.
-func (r *Recorder) handOver(id uint64, to uintptr) {
-	r.progress.goroutine = to
-	if id > 0 {
-		r.at(id).shared = true
-		if before := r.at(id - 1); before != nil {
+// kind returns the index of a call's kind: 0 for collectives, 1 for messages.
+func kind(op comm.Op) int {
+	if op.Message() {
+		return 1
+	}
+	return 0
+}
+
+// overlap notes that call id is recorded while another goroutine submits the call of its kind before
+// it, so that either may be submitted first. Of three at a time the first two are noted already.
+func (r *Recorder) overlap(id uint64) {
+	e := r.at(id)
+	e.shared = true
+	for id > 0 {
+		id--
+		before := r.at(id)
+		if before == nil {
+			return
+		}
+		if kind(before.op) == kind(e.op) {
 			before.shared = true
+			return
 		}
 	}
 }
 
 // markDone marks the first done collectives and messages. Barrier and Split mark themselves.
-func (r *Recorder) markDone(done [2]uint64, now callers.Ticks) {
+func (r *Recorder) markDone(done [2]uint64, now time.Time) {
 	oldest := r.calls - min(r.calls, uint64(len(r.ring)))
-	for kind := range done {
-		next := &r.progress.next[kind]
+	for k := range done {
+		next := &r.progress.next[k]
 		for *next = max(*next, oldest); *next < r.calls; *next++ {
 			e := r.at(*next)
 			number, last := &e.number.collective, &r.last.collective
 			if e.op.Message() {
 				number, last = &e.number.message, &r.last.message
 			}
-			if e.op.Message() != (kind == 1) || !e.op.MovesData() || e.err != nil || e.done > 0 || e.shared {
+			if kind(e.op) != k || !e.op.MovesData() || e.err != nil || !e.done.IsZero() || e.shared {
 				continue
 			}
-			if r.progress.base[kind]+*number > done[kind] {
+			if r.progress.base[k]+*number > done[k] {
 				break
 			}
 			e.done, *last = now, *number

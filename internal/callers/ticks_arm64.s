@@ -1,9 +1,0 @@
-//go:build !windows
-
-#include "textflag.h"
-
-// func now() Ticks
-TEXT ·now(SB), NOSPLIT, $0-8
-	MRS  CNTVCT_EL0, R0
-	MOVD R0, ret+0(FP)
-	RET
