@@ -15,7 +15,6 @@ import (
 
 func newDiagnose() *cobra.Command {
 	var asJSON bool
-	var torch string
 	cmd := &cobra.Command{
 		Use:   "diagnose DUMP...",
 		Short: "Say from the ranks' flight records why a program hangs",
@@ -27,14 +26,10 @@ A program writes them that runs under TUTTI_RECORD=1000 (calls to remember), as
 tutti does and all that use instrument.Run: to TUTTI_RECORD_DIR, or the current
 directory, when a wait fails, when a rank aborts, and on the signals USR1 and
 TERM. Those of an elastic job are in a directory for each epoch, of which the
-newest counts.
-
---fr writes them for the analyser of PyTorch's flight recorder, too.`,
+newest counts.`,
 		Example: `  TUTTI_RECORD=1000 mpirun -n 4 tutti train --backend mpi --timeout 60s
   tutti diagnose tutti-record-*.json
-  tutti diagnose --json . | jq -r '.findings[].text'
-  tutti diagnose --fr fr . &&
-      python3 -m torch.distributed.flight_recorder.fr_trace fr`,
+  tutti diagnose --json . | jq -r '.findings[].text'`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usagef("which records, such as tutti-record-*.json or the directory they are in?")
@@ -42,11 +37,6 @@ newest counts.
 			records, err := diagnose.ReadFiles(args)
 			if err != nil {
 				return err
-			}
-			if torch != "" {
-				if err := diagnose.WriteTorch(torch, records); err != nil {
-					return err
-				}
 			}
 			lines, out := forms(cmd.OutOrStdout(), asJSON)
 			if dir := filepath.Dir(records[0].Name); strings.HasPrefix(filepath.Base(dir), instrument.EpochDir) {
@@ -75,6 +65,5 @@ newest counts.
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object instead of the table")
-	cmd.Flags().StringVar(&torch, "fr", "", "`directory` for the records as PyTorch's analyser reads them")
 	return cmd
 }
