@@ -8,22 +8,15 @@ TEXT ·reduceAVX2(SB), NOSPLIT, $0-67
 	MOVBLZX op+66(FP), CX
 	SHLL    $0x03, AX
 	ORL     CX, AX
-	CMPL    AX, $0x3b
-	JGE     from59
-	CMPL    AX, $0x21
-	JGE     from33
+	CMPL    AX, $0x20
+	JGE     from32
 	CMPL    AX, $0x13
 	JGE     from19
 	CMPL    AX, $0x0c
 	JGE     from12
 	CMPL    AX, $0x0a
 	JGE     from10
-	CMPL    AX, $0x09
-	JGE     from9
 	JMP     ·sumF64<>(SB)
-
-from9:
-	JMP ·prodF64<>(SB)
 
 from10:
 	CMPL AX, $0x0b
@@ -34,19 +27,14 @@ from11:
 	JMP ·maxF64<>(SB)
 
 from12:
-	CMPL AX, $0x11
-	JGE  from17
 	CMPL AX, $0x10
 	JGE  from16
 	JMP  ·avgF64<>(SB)
 
 from16:
-	JMP ·sumF32<>(SB)
-
-from17:
 	CMPL AX, $0x12
 	JGE  from18
-	JMP  ·prodF32<>(SB)
+	JMP  ·sumF32<>(SB)
 
 from18:
 	JMP ·minF32<>(SB)
@@ -54,286 +42,662 @@ from18:
 from19:
 	CMPL AX, $0x1a
 	JGE  from26
-	CMPL AX, $0x18
-	JGE  from24
 	CMPL AX, $0x14
 	JGE  from20
 	JMP  ·maxF32<>(SB)
 
 from20:
-	JMP ·avgF32<>(SB)
+	CMPL AX, $0x18
+	JGE  from24
+	JMP  ·avgF32<>(SB)
 
 from24:
-	CMPL AX, $0x19
-	JGE  from25
-	JMP  ·sumF16<>(SB)
-
-from25:
-	JMP ·prodF16<>(SB)
+	JMP ·sumF16<>(SB)
 
 from26:
-	CMPL AX, $0x1c
-	JGE  from28
 	CMPL AX, $0x1b
 	JGE  from27
 	JMP  ·minF16<>(SB)
 
 from27:
-	JMP ·maxF16<>(SB)
+	CMPL AX, $0x1c
+	JGE  from28
+	JMP  ·maxF16<>(SB)
 
 from28:
-	CMPL AX, $0x20
-	JGE  from32
-	JMP  ·avgF16<>(SB)
+	JMP ·avgF16<>(SB)
 
 from32:
-	JMP ·sumBF16<>(SB)
-
-from33:
-	CMPL AX, $0x2c
-	JGE  from44
-	CMPL AX, $0x28
-	JGE  from40
-	CMPL AX, $0x23
-	JGE  from35
-	CMPL AX, $0x22
-	JGE  from34
-	JMP  ·prodBF16<>(SB)
-
-from34:
-	JMP ·minBF16<>(SB)
-
-from35:
-	CMPL AX, $0x24
-	JGE  from36
-	JMP  ·maxBF16<>(SB)
-
-from36:
-	JMP ·avgBF16<>(SB)
-
-from40:
-	CMPL AX, $0x2a
-	JGE  from42
-	CMPL AX, $0x29
-	JGE  from41
-	JMP  ·sumFP8E4M3<>(SB)
-
-from41:
-	JMP ·prodFP8E4M3<>(SB)
-
-from42:
-	CMPL AX, $0x2b
-	JGE  from43
-	JMP  ·minFP8E4M3<>(SB)
-
-from43:
-	JMP ·maxFP8E4M3<>(SB)
-
-from44:
-	CMPL AX, $0x33
-	JGE  from51
-	CMPL AX, $0x31
-	JGE  from49
 	CMPL AX, $0x30
 	JGE  from48
-	JMP  ·avgFP8E4M3<>(SB)
+	CMPL AX, $0x24
+	JGE  from36
+	CMPL AX, $0x22
+	JGE  from34
+	JMP  ·sumBF16<>(SB)
+
+from34:
+	CMPL AX, $0x23
+	JGE  from35
+	JMP  ·minBF16<>(SB)
+
+from35:
+	JMP ·maxBF16<>(SB)
+
+from36:
+	CMPL AX, $0x28
+	JGE  from40
+	JMP  ·avgBF16<>(SB)
+
+from40:
+	CMPL AX, $0x2c
+	JGE  from44
+	JMP  ·sumFP8E4M3<>(SB)
+
+from44:
+	JMP ·avgFP8E4M3<>(SB)
 
 from48:
-	JMP ·sumFP8E5M2<>(SB)
-
-from49:
-	CMPL AX, $0x32
-	JGE  from50
-	JMP  ·prodFP8E5M2<>(SB)
-
-from50:
-	JMP ·minFP8E5M2<>(SB)
-
-from51:
-	CMPL AX, $0x38
-	JGE  from56
+	CMPL AX, $0x50
+	JGE  from80
 	CMPL AX, $0x34
 	JGE  from52
-	JMP  ·maxFP8E5M2<>(SB)
+	JMP  ·sumFP8E5M2<>(SB)
 
 from52:
-	JMP ·avgFP8E5M2<>(SB)
-
-from56:
-	CMPL AX, $0x39
-	JGE  from57
-	JMP  ·sumI64<>(SB)
-
-from57:
-	CMPL AX, $0x3a
-	JGE  from58
-	JMP  ·prodI64<>(SB)
-
-from58:
-	JMP ·minI64<>(SB)
-
-from59:
-	CMPL AX, $0x5b
-	JGE  from91
-	CMPL AX, $0x4b
-	JGE  from75
-	CMPL AX, $0x43
-	JGE  from67
-	CMPL AX, $0x41
-	JGE  from65
 	CMPL AX, $0x40
 	JGE  from64
-	JMP  ·maxI64<>(SB)
+	JMP  ·avgFP8E5M2<>(SB)
 
 from64:
 	JMP ·sumI32<>(SB)
 
-from65:
-	CMPL AX, $0x42
-	JGE  from66
-	JMP  ·prodI32<>(SB)
-
-from66:
-	JMP ·minI32<>(SB)
-
-from67:
-	CMPL AX, $0x49
-	JGE  from73
-	CMPL AX, $0x48
-	JGE  from72
-	JMP  ·maxI32<>(SB)
-
-from72:
-	JMP ·sumI16<>(SB)
-
-from73:
-	CMPL AX, $0x4a
-	JGE  from74
-	JMP  ·prodI16<>(SB)
-
-from74:
-	JMP ·minI16<>(SB)
-
-from75:
-	CMPL AX, $0x53
-	JGE  from83
-	CMPL AX, $0x51
-	JGE  from81
-	CMPL AX, $0x50
-	JGE  from80
-	JMP  ·maxI16<>(SB)
-
 from80:
-	JMP ·sumI8<>(SB)
-
-from81:
-	CMPL AX, $0x52
-	JGE  from82
-	JMP  ·prodI8<>(SB)
-
-from82:
-	JMP ·minI8<>(SB)
-
-from83:
-	CMPL AX, $0x59
-	JGE  from89
-	CMPL AX, $0x58
-	JGE  from88
-	JMP  ·maxI8<>(SB)
-
-from88:
-	JMP ·sumI64<>(SB)
-
-from89:
-	CMPL AX, $0x5a
-	JGE  from90
-	JMP  ·prodI64<>(SB)
-
-from90:
-	JMP ·minU64<>(SB)
-
-from91:
-	CMPL AX, $0x6b
-	JGE  from107
-	CMPL AX, $0x63
-	JGE  from99
-	CMPL AX, $0x61
-	JGE  from97
 	CMPL AX, $0x60
 	JGE  from96
-	JMP  ·maxU64<>(SB)
+	JMP  ·sumI8<>(SB)
 
 from96:
-	JMP ·sumI32<>(SB)
-
-from97:
-	CMPL AX, $0x62
-	JGE  from98
-	JMP  ·prodI32<>(SB)
-
-from98:
-	JMP ·minU32<>(SB)
-
-from99:
-	CMPL AX, $0x69
-	JGE  from105
-	CMPL AX, $0x68
-	JGE  from104
-	JMP  ·maxU32<>(SB)
-
-from104:
-	JMP ·sumI16<>(SB)
-
-from105:
-	CMPL AX, $0x6a
-	JGE  from106
-	JMP  ·prodI16<>(SB)
-
-from106:
-	JMP ·minU16<>(SB)
-
-from107:
-	CMPL AX, $0x73
-	JGE  from115
-	CMPL AX, $0x71
-	JGE  from113
 	CMPL AX, $0x70
 	JGE  from112
-	JMP  ·maxU16<>(SB)
+	JMP  ·sumI32<>(SB)
 
 from112:
 	JMP ·sumI8<>(SB)
 
-from113:
-	CMPL AX, $0x72
-	JGE  from114
-	JMP  ·prodI8<>(SB)
+// func sumI8<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
+// Requires: AVX, AVX2, MMX+
+TEXT ·sumI8<>(SB), NOSPLIT, $0-65
+	MOVQ  srcs_len+32(FP), AX
+	MOVQ  dsts_base+0(FP), CX
+	MOVQ  dsts_len+8(FP), DX
+	MOVQ  srcs_base+24(FP), BX
+	MOVQ  from+48(FP), SI
+	MOVQ  n+56(FP), DI
+	MOVB  stream+64(FP), R8
+	LEAQ  (CX)(DX*8), DX
+	LEAQ  (BX)(AX*8), AX
+	TESTB R8, R8
+	JZ    groups
 
-from114:
-	JMP ·minU8<>(SB)
+streams:
+	CMPQ        DI, $0x00000080
+	JLT         streamed
+	MOVQ        (BX), R8
+	PREFETCHNTA 512(R8)(SI*1)
+	PREFETCHNTA 576(R8)(SI*1)
+	VMOVDQU     (R8)(SI*1), Y0
+	VMOVDQU     32(R8)(SI*1), Y1
+	VMOVDQU     64(R8)(SI*1), Y2
+	VMOVDQU     96(R8)(SI*1), Y3
+	LEAQ        8(BX), R9
+	CMPQ        R9, AX
+	JGE         stream_sources_end
 
-from115:
-	CMPL AX, $0x79
-	JGE  from121
-	CMPL AX, $0x78
-	JGE  from120
-	JMP  ·maxU8<>(SB)
+stream_sources:
+	MOVQ        (R9), R8
+	PREFETCHNTA 512(R8)(SI*1)
+	PREFETCHNTA 576(R8)(SI*1)
+	VMOVDQU     (R8)(SI*1), Y4
+	VPADDB      Y4, Y0, Y0
+	VMOVDQU     32(R8)(SI*1), Y4
+	VPADDB      Y4, Y1, Y1
+	VMOVDQU     64(R8)(SI*1), Y4
+	VPADDB      Y4, Y2, Y2
+	VMOVDQU     96(R8)(SI*1), Y4
+	VPADDB      Y4, Y3, Y3
+	ADDQ        $0x08, R9
+	CMPQ        R9, AX
+	JLT         stream_sources
 
-from120:
-	JMP ·orBool<>(SB)
+stream_sources_end:
+	MOVQ CX, R9
+	CMPQ R9, DX
+	JGE  stream_stores_end
 
-from121:
-	CMPL AX, $0x7a
-	JGE  from122
-	JMP  ·andBool<>(SB)
+stream_stores:
+	MOVQ     (R9), R8
+	VMOVNTDQ Y0, (R8)(SI*1)
+	VMOVNTDQ Y1, 32(R8)(SI*1)
+	VMOVNTDQ Y2, 64(R8)(SI*1)
+	VMOVNTDQ Y3, 96(R8)(SI*1)
+	ADDQ     $0x08, R9
+	CMPQ     R9, DX
+	JLT      stream_stores
 
-from122:
-	CMPL AX, $0x7b
-	JGE  from123
-	JMP  ·andBool<>(SB)
+stream_stores_end:
+	ADDQ $0x00000080, SI
+	SUBQ $0x00000080, DI
+	JMP  streams
 
-from123:
-	JMP ·orBool<>(SB)
+streamed:
+	SFENCE
+
+groups:
+	CMPQ    DI, $0x00000080
+	JLT     vectors
+	MOVQ    (BX), R8
+	VMOVDQU (R8)(SI*1), Y0
+	VMOVDQU 32(R8)(SI*1), Y1
+	VMOVDQU 64(R8)(SI*1), Y2
+	VMOVDQU 96(R8)(SI*1), Y3
+	LEAQ    8(BX), R9
+	CMPQ    R9, AX
+	JGE     group_sources_end
+
+group_sources:
+	MOVQ    (R9), R8
+	VMOVDQU (R8)(SI*1), Y4
+	VPADDB  Y4, Y0, Y0
+	VMOVDQU 32(R8)(SI*1), Y4
+	VPADDB  Y4, Y1, Y1
+	VMOVDQU 64(R8)(SI*1), Y4
+	VPADDB  Y4, Y2, Y2
+	VMOVDQU 96(R8)(SI*1), Y4
+	VPADDB  Y4, Y3, Y3
+	ADDQ    $0x08, R9
+	CMPQ    R9, AX
+	JLT     group_sources
+
+group_sources_end:
+	MOVQ CX, R9
+	CMPQ R9, DX
+	JGE  group_stores_end
+
+group_stores:
+	MOVQ    (R9), R8
+	VMOVDQU Y0, (R8)(SI*1)
+	VMOVDQU Y1, 32(R8)(SI*1)
+	VMOVDQU Y2, 64(R8)(SI*1)
+	VMOVDQU Y3, 96(R8)(SI*1)
+	ADDQ    $0x08, R9
+	CMPQ    R9, DX
+	JLT     group_stores
+
+group_stores_end:
+	ADDQ $0x00000080, SI
+	SUBQ $0x00000080, DI
+	JMP  groups
+
+vectors:
+	CMPQ    DI, $0x00000020
+	JLT     tail
+	MOVQ    (BX), R8
+	VMOVDQU (R8)(SI*1), Y0
+	LEAQ    8(BX), R9
+	CMPQ    R9, AX
+	JGE     vector_sources_end
+
+vector_sources:
+	MOVQ    (R9), R8
+	VMOVDQU (R8)(SI*1), Y1
+	VPADDB  Y1, Y0, Y0
+	ADDQ    $0x08, R9
+	CMPQ    R9, AX
+	JLT     vector_sources
+
+vector_sources_end:
+	MOVQ CX, R9
+	CMPQ R9, DX
+	JGE  vector_stores_end
+
+vector_stores:
+	MOVQ    (R9), R8
+	VMOVDQU Y0, (R8)(SI*1)
+	ADDQ    $0x08, R9
+	CMPQ    R9, DX
+	JLT     vector_stores
+
+vector_stores_end:
+	ADDQ $0x00000020, SI
+	SUBQ $0x00000020, DI
+	JMP  vectors
+
+tail:
+	TESTQ   $0x00000010, DI
+	JZ      below16
+	MOVQ    (BX), R8
+	VMOVDQU (R8)(SI*1), X0
+	LEAQ    8(BX), R9
+	CMPQ    R9, AX
+	JGE     tail16_sources_end
+
+tail16_sources:
+	MOVQ    (R9), R8
+	VMOVDQU (R8)(SI*1), X1
+	VPADDB  X1, X0, X0
+	ADDQ    $0x08, R9
+	CMPQ    R9, AX
+	JLT     tail16_sources
+
+tail16_sources_end:
+	MOVQ CX, R9
+	CMPQ R9, DX
+	JGE  tail16_stores_end
+
+tail16_stores:
+	MOVQ    (R9), R8
+	VMOVDQU X0, (R8)(SI*1)
+	ADDQ    $0x08, R9
+	CMPQ    R9, DX
+	JLT     tail16_stores
+
+tail16_stores_end:
+	ADDQ $0x00000010, SI
+	SUBQ $0x00000010, DI
+
+below16:
+	TESTQ $0x00000008, DI
+	JZ    below8
+	MOVQ  (BX), R8
+	VMOVQ (R8)(SI*1), X0
+	LEAQ  8(BX), R9
+	CMPQ  R9, AX
+	JGE   tail8_sources_end
+
+tail8_sources:
+	MOVQ   (R9), R8
+	VMOVQ  (R8)(SI*1), X1
+	VPADDB X1, X0, X0
+	ADDQ   $0x08, R9
+	CMPQ   R9, AX
+	JLT    tail8_sources
+
+tail8_sources_end:
+	MOVQ CX, R9
+	CMPQ R9, DX
+	JGE  tail8_stores_end
+
+tail8_stores:
+	MOVQ  (R9), R8
+	VMOVQ X0, (R8)(SI*1)
+	ADDQ  $0x08, R9
+	CMPQ  R9, DX
+	JLT   tail8_stores
+
+tail8_stores_end:
+	ADDQ $0x00000008, SI
+	SUBQ $0x00000008, DI
+
+below8:
+	TESTQ $0x00000004, DI
+	JZ    below4
+	MOVQ  (BX), R8
+	VMOVD (R8)(SI*1), X0
+	LEAQ  8(BX), R9
+	CMPQ  R9, AX
+	JGE   tail4_sources_end
+
+tail4_sources:
+	MOVQ   (R9), R8
+	VMOVD  (R8)(SI*1), X1
+	VPADDB X1, X0, X0
+	ADDQ   $0x08, R9
+	CMPQ   R9, AX
+	JLT    tail4_sources
+
+tail4_sources_end:
+	MOVQ CX, R9
+	CMPQ R9, DX
+	JGE  tail4_stores_end
+
+tail4_stores:
+	MOVQ  (R9), R8
+	VMOVD X0, (R8)(SI*1)
+	ADDQ  $0x08, R9
+	CMPQ  R9, DX
+	JLT   tail4_stores
+
+tail4_stores_end:
+	ADDQ $0x00000004, SI
+	SUBQ $0x00000004, DI
+
+below4:
+	TESTQ   $0x00000002, DI
+	JZ      below2
+	MOVQ    (BX), R8
+	VPXOR   X0, X0, X0
+	VPINSRW $0x00, (R8)(SI*1), X0, X0
+	LEAQ    8(BX), R9
+	CMPQ    R9, AX
+	JGE     tail2_sources_end
+
+tail2_sources:
+	MOVQ    (R9), R8
+	VPXOR   X1, X1, X1
+	VPINSRW $0x00, (R8)(SI*1), X1, X1
+	VPADDB  X1, X0, X0
+	ADDQ    $0x08, R9
+	CMPQ    R9, AX
+	JLT     tail2_sources
+
+tail2_sources_end:
+	MOVQ CX, R9
+	CMPQ R9, DX
+	JGE  tail2_stores_end
+
+tail2_stores:
+	MOVQ    (R9), R8
+	VPEXTRW $0x00, X0, (R8)(SI*1)
+	ADDQ    $0x08, R9
+	CMPQ    R9, DX
+	JLT     tail2_stores
+
+tail2_stores_end:
+	ADDQ $0x00000002, SI
+	SUBQ $0x00000002, DI
+
+below2:
+	TESTQ   $0x00000001, DI
+	JZ      below1
+	MOVQ    (BX), R8
+	VPXOR   X0, X0, X0
+	VPINSRB $0x00, (R8)(SI*1), X0, X0
+	LEAQ    8(BX), BX
+	CMPQ    BX, AX
+	JGE     tail1_sources_end
+
+tail1_sources:
+	MOVQ    (BX), R8
+	VPXOR   X1, X1, X1
+	VPINSRB $0x00, (R8)(SI*1), X1, X1
+	VPADDB  X1, X0, X0
+	ADDQ    $0x08, BX
+	CMPQ    BX, AX
+	JLT     tail1_sources
+
+tail1_sources_end:
+	MOVQ CX, BX
+	CMPQ BX, DX
+	JGE  tail1_stores_end
+
+tail1_stores:
+	MOVQ    (BX), R8
+	VPEXTRB $0x00, X0, (R8)(SI*1)
+	ADDQ    $0x08, BX
+	CMPQ    BX, DX
+	JLT     tail1_stores
+
+tail1_stores_end:
+	ADDQ $0x00000001, SI
+	SUBQ $0x00000001, DI
+
+below1:
+	VZEROUPPER
+	RET
+
+// func sumI32<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
+// Requires: AVX, AVX2, MMX+
+TEXT ·sumI32<>(SB), NOSPLIT, $0-65
+	MOVQ  srcs_len+32(FP), AX
+	MOVQ  dsts_base+0(FP), CX
+	MOVQ  dsts_len+8(FP), DX
+	MOVQ  srcs_base+24(FP), BX
+	MOVQ  from+48(FP), SI
+	MOVQ  n+56(FP), DI
+	MOVB  stream+64(FP), R8
+	LEAQ  (CX)(DX*8), DX
+	LEAQ  (BX)(AX*8), AX
+	ADDQ  SI, SI
+	ADDQ  SI, SI
+	TESTB R8, R8
+	JZ    groups
+
+streams:
+	CMPQ        DI, $0x00000020
+	JLT         streamed
+	MOVQ        (BX), R8
+	PREFETCHNTA 512(R8)(SI*1)
+	PREFETCHNTA 576(R8)(SI*1)
+	VMOVDQU     (R8)(SI*1), Y0
+	VMOVDQU     32(R8)(SI*1), Y1
+	VMOVDQU     64(R8)(SI*1), Y2
+	VMOVDQU     96(R8)(SI*1), Y3
+	LEAQ        8(BX), R9
+	CMPQ        R9, AX
+	JGE         stream_sources_end
+
+stream_sources:
+	MOVQ        (R9), R8
+	PREFETCHNTA 512(R8)(SI*1)
+	PREFETCHNTA 576(R8)(SI*1)
+	VMOVDQU     (R8)(SI*1), Y4
+	VPADDD      Y4, Y0, Y0
+	VMOVDQU     32(R8)(SI*1), Y4
+	VPADDD      Y4, Y1, Y1
+	VMOVDQU     64(R8)(SI*1), Y4
+	VPADDD      Y4, Y2, Y2
+	VMOVDQU     96(R8)(SI*1), Y4
+	VPADDD      Y4, Y3, Y3
+	ADDQ        $0x08, R9
+	CMPQ        R9, AX
+	JLT         stream_sources
+
+stream_sources_end:
+	MOVQ CX, R9
+	CMPQ R9, DX
+	JGE  stream_stores_end
+
+stream_stores:
+	MOVQ     (R9), R8
+	VMOVNTDQ Y0, (R8)(SI*1)
+	VMOVNTDQ Y1, 32(R8)(SI*1)
+	VMOVNTDQ Y2, 64(R8)(SI*1)
+	VMOVNTDQ Y3, 96(R8)(SI*1)
+	ADDQ     $0x08, R9
+	CMPQ     R9, DX
+	JLT      stream_stores
+
+stream_stores_end:
+	ADDQ $0x00000080, SI
+	SUBQ $0x00000020, DI
+	JMP  streams
+
+streamed:
+	SFENCE
+
+groups:
+	CMPQ    DI, $0x00000020
+	JLT     vectors
+	MOVQ    (BX), R8
+	VMOVDQU (R8)(SI*1), Y0
+	VMOVDQU 32(R8)(SI*1), Y1
+	VMOVDQU 64(R8)(SI*1), Y2
+	VMOVDQU 96(R8)(SI*1), Y3
+	LEAQ    8(BX), R9
+	CMPQ    R9, AX
+	JGE     group_sources_end
+
+group_sources:
+	MOVQ    (R9), R8
+	VMOVDQU (R8)(SI*1), Y4
+	VPADDD  Y4, Y0, Y0
+	VMOVDQU 32(R8)(SI*1), Y4
+	VPADDD  Y4, Y1, Y1
+	VMOVDQU 64(R8)(SI*1), Y4
+	VPADDD  Y4, Y2, Y2
+	VMOVDQU 96(R8)(SI*1), Y4
+	VPADDD  Y4, Y3, Y3
+	ADDQ    $0x08, R9
+	CMPQ    R9, AX
+	JLT     group_sources
+
+group_sources_end:
+	MOVQ CX, R9
+	CMPQ R9, DX
+	JGE  group_stores_end
+
+group_stores:
+	MOVQ    (R9), R8
+	VMOVDQU Y0, (R8)(SI*1)
+	VMOVDQU Y1, 32(R8)(SI*1)
+	VMOVDQU Y2, 64(R8)(SI*1)
+	VMOVDQU Y3, 96(R8)(SI*1)
+	ADDQ    $0x08, R9
+	CMPQ    R9, DX
+	JLT     group_stores
+
+group_stores_end:
+	ADDQ $0x00000080, SI
+	SUBQ $0x00000020, DI
+	JMP  groups
+
+vectors:
+	CMPQ    DI, $0x00000008
+	JLT     tail
+	MOVQ    (BX), R8
+	VMOVDQU (R8)(SI*1), Y0
+	LEAQ    8(BX), R9
+	CMPQ    R9, AX
+	JGE     vector_sources_end
+
+vector_sources:
+	MOVQ    (R9), R8
+	VMOVDQU (R8)(SI*1), Y1
+	VPADDD  Y1, Y0, Y0
+	ADDQ    $0x08, R9
+	CMPQ    R9, AX
+	JLT     vector_sources
+
+vector_sources_end:
+	MOVQ CX, R9
+	CMPQ R9, DX
+	JGE  vector_stores_end
+
+vector_stores:
+	MOVQ    (R9), R8
+	VMOVDQU Y0, (R8)(SI*1)
+	ADDQ    $0x08, R9
+	CMPQ    R9, DX
+	JLT     vector_stores
+
+vector_stores_end:
+	ADDQ $0x00000020, SI
+	SUBQ $0x00000008, DI
+	JMP  vectors
+
+tail:
+	TESTQ   $0x00000004, DI
+	JZ      below4
+	MOVQ    (BX), R8
+	VMOVDQU (R8)(SI*1), X0
+	LEAQ    8(BX), R9
+	CMPQ    R9, AX
+	JGE     tail4_sources_end
+
+tail4_sources:
+	MOVQ    (R9), R8
+	VMOVDQU (R8)(SI*1), X1
+	VPADDD  X1, X0, X0
+	ADDQ    $0x08, R9
+	CMPQ    R9, AX
+	JLT     tail4_sources
+
+tail4_sources_end:
+	MOVQ CX, R9
+	CMPQ R9, DX
+	JGE  tail4_stores_end
+
+tail4_stores:
+	MOVQ    (R9), R8
+	VMOVDQU X0, (R8)(SI*1)
+	ADDQ    $0x08, R9
+	CMPQ    R9, DX
+	JLT     tail4_stores
+
+tail4_stores_end:
+	ADDQ $0x00000010, SI
+	SUBQ $0x00000004, DI
+
+below4:
+	TESTQ $0x00000002, DI
+	JZ    below2
+	MOVQ  (BX), R8
+	VMOVQ (R8)(SI*1), X0
+	LEAQ  8(BX), R9
+	CMPQ  R9, AX
+	JGE   tail2_sources_end
+
+tail2_sources:
+	MOVQ   (R9), R8
+	VMOVQ  (R8)(SI*1), X1
+	VPADDD X1, X0, X0
+	ADDQ   $0x08, R9
+	CMPQ   R9, AX
+	JLT    tail2_sources
+
+tail2_sources_end:
+	MOVQ CX, R9
+	CMPQ R9, DX
+	JGE  tail2_stores_end
+
+tail2_stores:
+	MOVQ  (R9), R8
+	VMOVQ X0, (R8)(SI*1)
+	ADDQ  $0x08, R9
+	CMPQ  R9, DX
+	JLT   tail2_stores
+
+tail2_stores_end:
+	ADDQ $0x00000008, SI
+	SUBQ $0x00000002, DI
+
+below2:
+	TESTQ $0x00000001, DI
+	JZ    below1
+	MOVQ  (BX), R8
+	VMOVD (R8)(SI*1), X0
+	LEAQ  8(BX), BX
+	CMPQ  BX, AX
+	JGE   tail1_sources_end
+
+tail1_sources:
+	MOVQ   (BX), R8
+	VMOVD  (R8)(SI*1), X1
+	VPADDD X1, X0, X0
+	ADDQ   $0x08, BX
+	CMPQ   BX, AX
+	JLT    tail1_sources
+
+tail1_sources_end:
+	MOVQ CX, BX
+	CMPQ BX, DX
+	JGE  tail1_stores_end
+
+tail1_stores:
+	MOVQ  (BX), R8
+	VMOVD X0, (R8)(SI*1)
+	ADDQ  $0x08, BX
+	CMPQ  BX, DX
+	JLT   tail1_stores
+
+tail1_stores_end:
+	ADDQ $0x00000004, SI
+	SUBQ $0x00000001, DI
+
+below1:
+	VZEROUPPER
+	RET
 
 // func sumF64<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
 // Requires: AVX, MMX+
@@ -1490,1601 +1854,26 @@ below1:
 	VZEROUPPER
 	RET
 
-// func sumFP8E4M3<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, F16C, MMX+
-TEXT ·sumFP8E4M3<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000020
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	VPMOVZXBW   (R8)(SI*1), X0
-	VPAND       lanes00800080<>+0(SB), X0, X1
-	VPSLLW      $0x08, X1, X1
-	VPAND       lanes007f007f<>+0(SB), X0, X0
-	VPCMPEQW    lanes007f007f<>+0(SB), X0, X2
-	VPSRLW      $0x01, X2, X2
-	VPSLLW      $0x07, X0, X0
-	VPOR        X2, X0, X0
-	VPOR        X1, X0, X0
-	VCVTPH2PS   X0, Y0
-	VMULPS      lanes43800000<>+0(SB), Y0, Y0
-	VPMOVZXBW   8(R8)(SI*1), X1
-	VPAND       lanes00800080<>+0(SB), X1, X2
-	VPSLLW      $0x08, X2, X2
-	VPAND       lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW    lanes007f007f<>+0(SB), X1, X3
-	VPSRLW      $0x01, X3, X3
-	VPSLLW      $0x07, X1, X1
-	VPOR        X3, X1, X1
-	VPOR        X2, X1, X1
-	VCVTPH2PS   X1, Y1
-	VMULPS      lanes43800000<>+0(SB), Y1, Y1
-	VPMOVZXBW   16(R8)(SI*1), X2
-	VPAND       lanes00800080<>+0(SB), X2, X3
-	VPSLLW      $0x08, X3, X3
-	VPAND       lanes007f007f<>+0(SB), X2, X2
-	VPCMPEQW    lanes007f007f<>+0(SB), X2, X4
-	VPSRLW      $0x01, X4, X4
-	VPSLLW      $0x07, X2, X2
-	VPOR        X4, X2, X2
-	VPOR        X3, X2, X2
-	VCVTPH2PS   X2, Y2
-	VMULPS      lanes43800000<>+0(SB), Y2, Y2
-	VPMOVZXBW   24(R8)(SI*1), X3
-	VPAND       lanes00800080<>+0(SB), X3, X4
-	VPSLLW      $0x08, X4, X4
-	VPAND       lanes007f007f<>+0(SB), X3, X3
-	VPCMPEQW    lanes007f007f<>+0(SB), X3, X5
-	VPSRLW      $0x01, X5, X5
-	VPSLLW      $0x07, X3, X3
-	VPOR        X5, X3, X3
-	VPOR        X4, X3, X3
-	VCVTPH2PS   X3, Y3
-	VMULPS      lanes43800000<>+0(SB), Y3, Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	VPMOVZXBW   (R8)(SI*1), X4
-	VPAND       lanes00800080<>+0(SB), X4, X5
-	VPSLLW      $0x08, X5, X5
-	VPAND       lanes007f007f<>+0(SB), X4, X4
-	VPCMPEQW    lanes007f007f<>+0(SB), X4, X6
-	VPSRLW      $0x01, X6, X6
-	VPSLLW      $0x07, X4, X4
-	VPOR        X6, X4, X4
-	VPOR        X5, X4, X4
-	VCVTPH2PS   X4, Y4
-	VMULPS      lanes43800000<>+0(SB), Y4, Y4
-	VADDPS      Y4, Y0, Y0
-	VPMOVZXBW   8(R8)(SI*1), X4
-	VPAND       lanes00800080<>+0(SB), X4, X5
-	VPSLLW      $0x08, X5, X5
-	VPAND       lanes007f007f<>+0(SB), X4, X4
-	VPCMPEQW    lanes007f007f<>+0(SB), X4, X6
-	VPSRLW      $0x01, X6, X6
-	VPSLLW      $0x07, X4, X4
-	VPOR        X6, X4, X4
-	VPOR        X5, X4, X4
-	VCVTPH2PS   X4, Y4
-	VMULPS      lanes43800000<>+0(SB), Y4, Y4
-	VADDPS      Y4, Y1, Y1
-	VPMOVZXBW   16(R8)(SI*1), X4
-	VPAND       lanes00800080<>+0(SB), X4, X5
-	VPSLLW      $0x08, X5, X5
-	VPAND       lanes007f007f<>+0(SB), X4, X4
-	VPCMPEQW    lanes007f007f<>+0(SB), X4, X6
-	VPSRLW      $0x01, X6, X6
-	VPSLLW      $0x07, X4, X4
-	VPOR        X6, X4, X4
-	VPOR        X5, X4, X4
-	VCVTPH2PS   X4, Y4
-	VMULPS      lanes43800000<>+0(SB), Y4, Y4
-	VADDPS      Y4, Y2, Y2
-	VPMOVZXBW   24(R8)(SI*1), X4
-	VPAND       lanes00800080<>+0(SB), X4, X5
-	VPSLLW      $0x08, X5, X5
-	VPAND       lanes007f007f<>+0(SB), X4, X4
-	VPCMPEQW    lanes007f007f<>+0(SB), X4, X6
-	VPSRLW      $0x01, X6, X6
-	VPSLLW      $0x07, X4, X4
-	VPOR        X6, X4, X4
-	VPOR        X5, X4, X4
-	VCVTPH2PS   X4, Y4
-	VMULPS      lanes43800000<>+0(SB), Y4, Y4
-	VADDPS      Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	VPSRLD    $0x18, Y0, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
-	VCMPPS    $0x03, Y0, Y0, Y5
-	VMINPS    lanes43e00000<>+0(SB), Y0, Y0
-	VADDPS    lanes46800000<>+0(SB), Y0, Y7
-	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y0, Y6
-	VPSRLD    $0x14, Y0, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc407ffff<>+0(SB), Y0, Y0
-	VPADDD    Y8, Y0, Y0
-	VPSRLD    $0x14, Y0, Y0
-	VBLENDVPS Y6, Y0, Y7, Y0
-	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y0, Y0
-	VPOR      Y4, Y0, Y0
-	VPSRLD    $0x18, Y1, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y5
-	VMINPS    lanes43e00000<>+0(SB), Y1, Y1
-	VADDPS    lanes46800000<>+0(SB), Y1, Y7
-	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y1, Y6
-	VPSRLD    $0x14, Y1, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc407ffff<>+0(SB), Y1, Y1
-	VPADDD    Y8, Y1, Y1
-	VPSRLD    $0x14, Y1, Y1
-	VBLENDVPS Y6, Y1, Y7, Y1
-	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y1, Y1
-	VPOR      Y4, Y1, Y1
-	VPSRLD    $0x18, Y2, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y2, Y5
-	VMINPS    lanes43e00000<>+0(SB), Y2, Y2
-	VADDPS    lanes46800000<>+0(SB), Y2, Y7
-	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y2, Y6
-	VPSRLD    $0x14, Y2, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc407ffff<>+0(SB), Y2, Y2
-	VPADDD    Y8, Y2, Y2
-	VPSRLD    $0x14, Y2, Y2
-	VBLENDVPS Y6, Y2, Y7, Y2
-	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y2, Y2
-	VPOR      Y4, Y2, Y2
-	VPSRLD    $0x18, Y3, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y3, Y3
-	VCMPPS    $0x03, Y3, Y3, Y5
-	VMINPS    lanes43e00000<>+0(SB), Y3, Y3
-	VADDPS    lanes46800000<>+0(SB), Y3, Y7
-	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y3, Y6
-	VPSRLD    $0x14, Y3, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc407ffff<>+0(SB), Y3, Y3
-	VPADDD    Y8, Y3, Y3
-	VPSRLD    $0x14, Y3, Y3
-	VBLENDVPS Y6, Y3, Y7, Y3
-	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y3, Y3
-	VPOR      Y4, Y3, Y3
-	VPACKUSDW Y1, Y0, Y0
-	VPACKUSDW Y3, Y2, Y2
-	VPACKUSWB Y2, Y0, Y0
-	VMOVDQU   interleave<>+0(SB), Y1
-	VPERMD    Y0, Y1, Y0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ      DI, $0x00000020
-	JLT       vectors
-	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X0
-	VPAND     lanes00800080<>+0(SB), X0, X1
-	VPSLLW    $0x08, X1, X1
-	VPAND     lanes007f007f<>+0(SB), X0, X0
-	VPCMPEQW  lanes007f007f<>+0(SB), X0, X2
-	VPSRLW    $0x01, X2, X2
-	VPSLLW    $0x07, X0, X0
-	VPOR      X2, X0, X0
-	VPOR      X1, X0, X0
-	VCVTPH2PS X0, Y0
-	VMULPS    lanes43800000<>+0(SB), Y0, Y0
-	VPMOVZXBW 8(R8)(SI*1), X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, Y1
-	VMULPS    lanes43800000<>+0(SB), Y1, Y1
-	VPMOVZXBW 16(R8)(SI*1), X2
-	VPAND     lanes00800080<>+0(SB), X2, X3
-	VPSLLW    $0x08, X3, X3
-	VPAND     lanes007f007f<>+0(SB), X2, X2
-	VPCMPEQW  lanes007f007f<>+0(SB), X2, X4
-	VPSRLW    $0x01, X4, X4
-	VPSLLW    $0x07, X2, X2
-	VPOR      X4, X2, X2
-	VPOR      X3, X2, X2
-	VCVTPH2PS X2, Y2
-	VMULPS    lanes43800000<>+0(SB), Y2, Y2
-	VPMOVZXBW 24(R8)(SI*1), X3
-	VPAND     lanes00800080<>+0(SB), X3, X4
-	VPSLLW    $0x08, X4, X4
-	VPAND     lanes007f007f<>+0(SB), X3, X3
-	VPCMPEQW  lanes007f007f<>+0(SB), X3, X5
-	VPSRLW    $0x01, X5, X5
-	VPSLLW    $0x07, X3, X3
-	VPOR      X5, X3, X3
-	VPOR      X4, X3, X3
-	VCVTPH2PS X3, Y3
-	VMULPS    lanes43800000<>+0(SB), Y3, Y3
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       group_sources_end
-
-group_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X4
-	VPAND     lanes00800080<>+0(SB), X4, X5
-	VPSLLW    $0x08, X5, X5
-	VPAND     lanes007f007f<>+0(SB), X4, X4
-	VPCMPEQW  lanes007f007f<>+0(SB), X4, X6
-	VPSRLW    $0x01, X6, X6
-	VPSLLW    $0x07, X4, X4
-	VPOR      X6, X4, X4
-	VPOR      X5, X4, X4
-	VCVTPH2PS X4, Y4
-	VMULPS    lanes43800000<>+0(SB), Y4, Y4
-	VADDPS    Y4, Y0, Y0
-	VPMOVZXBW 8(R8)(SI*1), X4
-	VPAND     lanes00800080<>+0(SB), X4, X5
-	VPSLLW    $0x08, X5, X5
-	VPAND     lanes007f007f<>+0(SB), X4, X4
-	VPCMPEQW  lanes007f007f<>+0(SB), X4, X6
-	VPSRLW    $0x01, X6, X6
-	VPSLLW    $0x07, X4, X4
-	VPOR      X6, X4, X4
-	VPOR      X5, X4, X4
-	VCVTPH2PS X4, Y4
-	VMULPS    lanes43800000<>+0(SB), Y4, Y4
-	VADDPS    Y4, Y1, Y1
-	VPMOVZXBW 16(R8)(SI*1), X4
-	VPAND     lanes00800080<>+0(SB), X4, X5
-	VPSLLW    $0x08, X5, X5
-	VPAND     lanes007f007f<>+0(SB), X4, X4
-	VPCMPEQW  lanes007f007f<>+0(SB), X4, X6
-	VPSRLW    $0x01, X6, X6
-	VPSLLW    $0x07, X4, X4
-	VPOR      X6, X4, X4
-	VPOR      X5, X4, X4
-	VCVTPH2PS X4, Y4
-	VMULPS    lanes43800000<>+0(SB), Y4, Y4
-	VADDPS    Y4, Y2, Y2
-	VPMOVZXBW 24(R8)(SI*1), X4
-	VPAND     lanes00800080<>+0(SB), X4, X5
-	VPSLLW    $0x08, X5, X5
-	VPAND     lanes007f007f<>+0(SB), X4, X4
-	VPCMPEQW  lanes007f007f<>+0(SB), X4, X6
-	VPSRLW    $0x01, X6, X6
-	VPSLLW    $0x07, X4, X4
-	VPOR      X6, X4, X4
-	VPOR      X5, X4, X4
-	VCVTPH2PS X4, Y4
-	VMULPS    lanes43800000<>+0(SB), Y4, Y4
-	VADDPS    Y4, Y3, Y3
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       group_sources
-
-group_sources_end:
-	VPSRLD    $0x18, Y0, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
-	VCMPPS    $0x03, Y0, Y0, Y5
-	VMINPS    lanes43e00000<>+0(SB), Y0, Y0
-	VADDPS    lanes46800000<>+0(SB), Y0, Y7
-	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y0, Y6
-	VPSRLD    $0x14, Y0, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc407ffff<>+0(SB), Y0, Y0
-	VPADDD    Y8, Y0, Y0
-	VPSRLD    $0x14, Y0, Y0
-	VBLENDVPS Y6, Y0, Y7, Y0
-	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y0, Y0
-	VPOR      Y4, Y0, Y0
-	VPSRLD    $0x18, Y1, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y5
-	VMINPS    lanes43e00000<>+0(SB), Y1, Y1
-	VADDPS    lanes46800000<>+0(SB), Y1, Y7
-	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y1, Y6
-	VPSRLD    $0x14, Y1, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc407ffff<>+0(SB), Y1, Y1
-	VPADDD    Y8, Y1, Y1
-	VPSRLD    $0x14, Y1, Y1
-	VBLENDVPS Y6, Y1, Y7, Y1
-	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y1, Y1
-	VPOR      Y4, Y1, Y1
-	VPSRLD    $0x18, Y2, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y2, Y5
-	VMINPS    lanes43e00000<>+0(SB), Y2, Y2
-	VADDPS    lanes46800000<>+0(SB), Y2, Y7
-	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y2, Y6
-	VPSRLD    $0x14, Y2, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc407ffff<>+0(SB), Y2, Y2
-	VPADDD    Y8, Y2, Y2
-	VPSRLD    $0x14, Y2, Y2
-	VBLENDVPS Y6, Y2, Y7, Y2
-	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y2, Y2
-	VPOR      Y4, Y2, Y2
-	VPSRLD    $0x18, Y3, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y3, Y3
-	VCMPPS    $0x03, Y3, Y3, Y5
-	VMINPS    lanes43e00000<>+0(SB), Y3, Y3
-	VADDPS    lanes46800000<>+0(SB), Y3, Y7
-	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y3, Y6
-	VPSRLD    $0x14, Y3, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc407ffff<>+0(SB), Y3, Y3
-	VPADDD    Y8, Y3, Y3
-	VPSRLD    $0x14, Y3, Y3
-	VBLENDVPS Y6, Y3, Y7, Y3
-	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y3, Y3
-	VPOR      Y4, Y3, Y3
-	VPACKUSDW Y1, Y0, Y0
-	VPACKUSDW Y3, Y2, Y2
-	VPACKUSWB Y2, Y0, Y0
-	VMOVDQU   interleave<>+0(SB), Y1
-	VPERMD    Y0, Y1, Y0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  groups
-
-vectors:
-	TESTQ     $0x00000010, DI
-	JZ        below16
-	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X0
-	VPAND     lanes00800080<>+0(SB), X0, X1
-	VPSLLW    $0x08, X1, X1
-	VPAND     lanes007f007f<>+0(SB), X0, X0
-	VPCMPEQW  lanes007f007f<>+0(SB), X0, X2
-	VPSRLW    $0x01, X2, X2
-	VPSLLW    $0x07, X0, X0
-	VPOR      X2, X0, X0
-	VPOR      X1, X0, X0
-	VCVTPH2PS X0, Y0
-	VMULPS    lanes43800000<>+0(SB), Y0, Y0
-	VPMOVZXBW 8(R8)(SI*1), X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, Y1
-	VMULPS    lanes43800000<>+0(SB), Y1, Y1
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail16_sources_end
-
-tail16_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X2
-	VPAND     lanes00800080<>+0(SB), X2, X3
-	VPSLLW    $0x08, X3, X3
-	VPAND     lanes007f007f<>+0(SB), X2, X2
-	VPCMPEQW  lanes007f007f<>+0(SB), X2, X4
-	VPSRLW    $0x01, X4, X4
-	VPSLLW    $0x07, X2, X2
-	VPOR      X4, X2, X2
-	VPOR      X3, X2, X2
-	VCVTPH2PS X2, Y2
-	VMULPS    lanes43800000<>+0(SB), Y2, Y2
-	VADDPS    Y2, Y0, Y0
-	VPMOVZXBW 8(R8)(SI*1), X2
-	VPAND     lanes00800080<>+0(SB), X2, X3
-	VPSLLW    $0x08, X3, X3
-	VPAND     lanes007f007f<>+0(SB), X2, X2
-	VPCMPEQW  lanes007f007f<>+0(SB), X2, X4
-	VPSRLW    $0x01, X4, X4
-	VPSLLW    $0x07, X2, X2
-	VPOR      X4, X2, X2
-	VPOR      X3, X2, X2
-	VCVTPH2PS X2, Y2
-	VMULPS    lanes43800000<>+0(SB), Y2, Y2
-	VADDPS    Y2, Y1, Y1
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail16_sources
-
-tail16_sources_end:
-	VPSRLD    $0x18, Y0, Y2
-	VPAND     lanes00000080<>+0(SB), Y2, Y2
-	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
-	VCMPPS    $0x03, Y0, Y0, Y3
-	VMINPS    lanes43e00000<>+0(SB), Y0, Y0
-	VADDPS    lanes46800000<>+0(SB), Y0, Y5
-	VPSUBD    lanes46800000<>+0(SB), Y5, Y5
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y0, Y4
-	VPSRLD    $0x14, Y0, Y6
-	VPAND     lanes00000001<>+0(SB), Y6, Y6
-	VPADDD    lanesc407ffff<>+0(SB), Y0, Y0
-	VPADDD    Y6, Y0, Y0
-	VPSRLD    $0x14, Y0, Y0
-	VBLENDVPS Y4, Y0, Y5, Y0
-	VBLENDVPS Y3, lanes0000007f<>+0(SB), Y0, Y0
-	VPOR      Y2, Y0, Y0
-	VPSRLD    $0x18, Y1, Y2
-	VPAND     lanes00000080<>+0(SB), Y2, Y2
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y3
-	VMINPS    lanes43e00000<>+0(SB), Y1, Y1
-	VADDPS    lanes46800000<>+0(SB), Y1, Y5
-	VPSUBD    lanes46800000<>+0(SB), Y5, Y5
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y1, Y4
-	VPSRLD    $0x14, Y1, Y6
-	VPAND     lanes00000001<>+0(SB), Y6, Y6
-	VPADDD    lanesc407ffff<>+0(SB), Y1, Y1
-	VPADDD    Y6, Y1, Y1
-	VPSRLD    $0x14, Y1, Y1
-	VBLENDVPS Y4, Y1, Y5, Y1
-	VBLENDVPS Y3, lanes0000007f<>+0(SB), Y1, Y1
-	VPOR      Y2, Y1, Y1
-	VPACKUSDW Y1, Y0, Y0
-	VPACKUSWB Y0, Y0, Y0
-	VMOVDQU   interleave<>+0(SB), Y1
-	VPERMD    Y0, Y1, Y0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail16_stores_end
-
-tail16_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail16_stores
-
-tail16_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000010, DI
-
-below16:
-	TESTQ     $0x00000008, DI
-	JZ        below8
-	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X0
-	VPAND     lanes00800080<>+0(SB), X0, X1
-	VPSLLW    $0x08, X1, X1
-	VPAND     lanes007f007f<>+0(SB), X0, X0
-	VPCMPEQW  lanes007f007f<>+0(SB), X0, X2
-	VPSRLW    $0x01, X2, X2
-	VPSLLW    $0x07, X0, X0
-	VPOR      X2, X0, X0
-	VPOR      X1, X0, X0
-	VCVTPH2PS X0, Y0
-	VMULPS    lanes43800000<>+0(SB), Y0, Y0
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail8_sources_end
-
-tail8_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, Y1
-	VMULPS    lanes43800000<>+0(SB), Y1, Y1
-	VADDPS    Y1, Y0, Y0
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail8_sources
-
-tail8_sources_end:
-	VPSRLD    $0x18, Y0, Y1
-	VPAND     lanes00000080<>+0(SB), Y1, Y1
-	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
-	VCMPPS    $0x03, Y0, Y0, Y2
-	VMINPS    lanes43e00000<>+0(SB), Y0, Y0
-	VADDPS    lanes46800000<>+0(SB), Y0, Y4
-	VPSUBD    lanes46800000<>+0(SB), Y4, Y4
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y0, Y3
-	VPSRLD    $0x14, Y0, Y5
-	VPAND     lanes00000001<>+0(SB), Y5, Y5
-	VPADDD    lanesc407ffff<>+0(SB), Y0, Y0
-	VPADDD    Y5, Y0, Y0
-	VPSRLD    $0x14, Y0, Y0
-	VBLENDVPS Y3, Y0, Y4, Y0
-	VBLENDVPS Y2, lanes0000007f<>+0(SB), Y0, Y0
-	VPOR      Y1, Y0, Y0
-	VPACKUSDW Y0, Y0, Y0
-	VPACKUSWB Y0, Y0, Y0
-	VMOVDQU   interleave<>+0(SB), Y1
-	VPERMD    Y0, Y1, Y0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail8_stores_end
-
-tail8_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ     $0x00000004, DI
-	JZ        below4
-	MOVQ      (BX), R8
-	VMOVD     (R8)(SI*1), X0
-	VPMOVZXBW X0, X0
-	VPAND     lanes00800080<>+0(SB), X0, X1
-	VPSLLW    $0x08, X1, X1
-	VPAND     lanes007f007f<>+0(SB), X0, X0
-	VPCMPEQW  lanes007f007f<>+0(SB), X0, X2
-	VPSRLW    $0x01, X2, X2
-	VPSLLW    $0x07, X0, X0
-	VPOR      X2, X0, X0
-	VPOR      X1, X0, X0
-	VCVTPH2PS X0, X0
-	VMULPS    lanes43800000<>+0(SB), X0, X0
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail4_sources_end
-
-tail4_sources:
-	MOVQ      (R9), R8
-	VMOVD     (R8)(SI*1), X1
-	VPMOVZXBW X1, X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, X1
-	VMULPS    lanes43800000<>+0(SB), X1, X1
-	VADDPS    X1, X0, X0
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail4_sources
-
-tail4_sources_end:
-	VPSRLD    $0x18, X0, X1
-	VPAND     lanes00000080<>+0(SB), X1, X1
-	VPAND     lanes7fffffff<>+0(SB), X0, X0
-	VCMPPS    $0x03, X0, X0, X2
-	VMINPS    lanes43e00000<>+0(SB), X0, X0
-	VADDPS    lanes46800000<>+0(SB), X0, X4
-	VPSUBD    lanes46800000<>+0(SB), X4, X4
-	VPCMPGTD  lanes3c7fffff<>+0(SB), X0, X3
-	VPSRLD    $0x14, X0, X5
-	VPAND     lanes00000001<>+0(SB), X5, X5
-	VPADDD    lanesc407ffff<>+0(SB), X0, X0
-	VPADDD    X5, X0, X0
-	VPSRLD    $0x14, X0, X0
-	VBLENDVPS X3, X0, X4, X0
-	VBLENDVPS X2, lanes0000007f<>+0(SB), X0, X0
-	VPOR      X1, X0, X0
-	VPACKUSDW X0, X0, X0
-	VPACKUSWB X0, X0, X0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ     $0x00000002, DI
-	JZ        below2
-	MOVQ      (BX), R8
-	VPXOR     X0, X0, X0
-	VPINSRW   $0x00, (R8)(SI*1), X0, X0
-	VPMOVZXBW X0, X0
-	VPAND     lanes00800080<>+0(SB), X0, X1
-	VPSLLW    $0x08, X1, X1
-	VPAND     lanes007f007f<>+0(SB), X0, X0
-	VPCMPEQW  lanes007f007f<>+0(SB), X0, X2
-	VPSRLW    $0x01, X2, X2
-	VPSLLW    $0x07, X0, X0
-	VPOR      X2, X0, X0
-	VPOR      X1, X0, X0
-	VCVTPH2PS X0, X0
-	VMULPS    lanes43800000<>+0(SB), X0, X0
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail2_sources_end
-
-tail2_sources:
-	MOVQ      (R9), R8
-	VPXOR     X1, X1, X1
-	VPINSRW   $0x00, (R8)(SI*1), X1, X1
-	VPMOVZXBW X1, X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, X1
-	VMULPS    lanes43800000<>+0(SB), X1, X1
-	VADDPS    X1, X0, X0
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail2_sources
-
-tail2_sources_end:
-	VPSRLD    $0x18, X0, X1
-	VPAND     lanes00000080<>+0(SB), X1, X1
-	VPAND     lanes7fffffff<>+0(SB), X0, X0
-	VCMPPS    $0x03, X0, X0, X2
-	VMINPS    lanes43e00000<>+0(SB), X0, X0
-	VADDPS    lanes46800000<>+0(SB), X0, X4
-	VPSUBD    lanes46800000<>+0(SB), X4, X4
-	VPCMPGTD  lanes3c7fffff<>+0(SB), X0, X3
-	VPSRLD    $0x14, X0, X5
-	VPAND     lanes00000001<>+0(SB), X5, X5
-	VPADDD    lanesc407ffff<>+0(SB), X0, X0
-	VPADDD    X5, X0, X0
-	VPSRLD    $0x14, X0, X0
-	VBLENDVPS X3, X0, X4, X0
-	VBLENDVPS X2, lanes0000007f<>+0(SB), X0, X0
-	VPOR      X1, X0, X0
-	VPACKUSDW X0, X0, X0
-	VPACKUSWB X0, X0, X0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VPEXTRW $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ     $0x00000001, DI
-	JZ        below1
-	MOVQ      (BX), R8
-	VPXOR     X0, X0, X0
-	VPINSRB   $0x00, (R8)(SI*1), X0, X0
-	VPMOVZXBW X0, X0
-	VPAND     lanes00800080<>+0(SB), X0, X1
-	VPSLLW    $0x08, X1, X1
-	VPAND     lanes007f007f<>+0(SB), X0, X0
-	VPCMPEQW  lanes007f007f<>+0(SB), X0, X2
-	VPSRLW    $0x01, X2, X2
-	VPSLLW    $0x07, X0, X0
-	VPOR      X2, X0, X0
-	VPOR      X1, X0, X0
-	VCVTPH2PS X0, X0
-	VMULPS    lanes43800000<>+0(SB), X0, X0
-	LEAQ      8(BX), BX
-	CMPQ      BX, AX
-	JGE       tail1_sources_end
-
-tail1_sources:
-	MOVQ      (BX), R8
-	VPXOR     X1, X1, X1
-	VPINSRB   $0x00, (R8)(SI*1), X1, X1
-	VPMOVZXBW X1, X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, X1
-	VMULPS    lanes43800000<>+0(SB), X1, X1
-	VADDPS    X1, X0, X0
-	ADDQ      $0x08, BX
-	CMPQ      BX, AX
-	JLT       tail1_sources
-
-tail1_sources_end:
-	VPSRLD    $0x18, X0, X1
-	VPAND     lanes00000080<>+0(SB), X1, X1
-	VPAND     lanes7fffffff<>+0(SB), X0, X0
-	VCMPPS    $0x03, X0, X0, X2
-	VMINPS    lanes43e00000<>+0(SB), X0, X0
-	VADDPS    lanes46800000<>+0(SB), X0, X4
-	VPSUBD    lanes46800000<>+0(SB), X4, X4
-	VPCMPGTD  lanes3c7fffff<>+0(SB), X0, X3
-	VPSRLD    $0x14, X0, X5
-	VPAND     lanes00000001<>+0(SB), X5, X5
-	VPADDD    lanesc407ffff<>+0(SB), X0, X0
-	VPADDD    X5, X0, X0
-	VPSRLD    $0x14, X0, X0
-	VBLENDVPS X3, X0, X4, X0
-	VBLENDVPS X2, lanes0000007f<>+0(SB), X0, X0
-	VPOR      X1, X0, X0
-	VPACKUSDW X0, X0, X0
-	VPACKUSWB X0, X0, X0
-	MOVQ      CX, BX
-	CMPQ      BX, DX
-	JGE       tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRB $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000001, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-DATA lanes00800080<>+0(SB)/4, $0x00800080
-DATA lanes00800080<>+4(SB)/4, $0x00800080
-DATA lanes00800080<>+8(SB)/4, $0x00800080
-DATA lanes00800080<>+12(SB)/4, $0x00800080
-DATA lanes00800080<>+16(SB)/4, $0x00800080
-DATA lanes00800080<>+20(SB)/4, $0x00800080
-DATA lanes00800080<>+24(SB)/4, $0x00800080
-DATA lanes00800080<>+28(SB)/4, $0x00800080
-GLOBL lanes00800080<>(SB), RODATA|NOPTR, $32
-
-DATA lanes007f007f<>+0(SB)/4, $0x007f007f
-DATA lanes007f007f<>+4(SB)/4, $0x007f007f
-DATA lanes007f007f<>+8(SB)/4, $0x007f007f
-DATA lanes007f007f<>+12(SB)/4, $0x007f007f
-DATA lanes007f007f<>+16(SB)/4, $0x007f007f
-DATA lanes007f007f<>+20(SB)/4, $0x007f007f
-DATA lanes007f007f<>+24(SB)/4, $0x007f007f
-DATA lanes007f007f<>+28(SB)/4, $0x007f007f
-GLOBL lanes007f007f<>(SB), RODATA|NOPTR, $32
-
-DATA lanes43800000<>+0(SB)/4, $0x43800000
-DATA lanes43800000<>+4(SB)/4, $0x43800000
-DATA lanes43800000<>+8(SB)/4, $0x43800000
-DATA lanes43800000<>+12(SB)/4, $0x43800000
-DATA lanes43800000<>+16(SB)/4, $0x43800000
-DATA lanes43800000<>+20(SB)/4, $0x43800000
-DATA lanes43800000<>+24(SB)/4, $0x43800000
-DATA lanes43800000<>+28(SB)/4, $0x43800000
-GLOBL lanes43800000<>(SB), RODATA|NOPTR, $32
-
-DATA lanes00000080<>+0(SB)/4, $0x00000080
-DATA lanes00000080<>+4(SB)/4, $0x00000080
-DATA lanes00000080<>+8(SB)/4, $0x00000080
-DATA lanes00000080<>+12(SB)/4, $0x00000080
-DATA lanes00000080<>+16(SB)/4, $0x00000080
-DATA lanes00000080<>+20(SB)/4, $0x00000080
-DATA lanes00000080<>+24(SB)/4, $0x00000080
-DATA lanes00000080<>+28(SB)/4, $0x00000080
-GLOBL lanes00000080<>(SB), RODATA|NOPTR, $32
-
-DATA lanes7fffffff<>+0(SB)/4, $0x7fffffff
-DATA lanes7fffffff<>+4(SB)/4, $0x7fffffff
-DATA lanes7fffffff<>+8(SB)/4, $0x7fffffff
-DATA lanes7fffffff<>+12(SB)/4, $0x7fffffff
-DATA lanes7fffffff<>+16(SB)/4, $0x7fffffff
-DATA lanes7fffffff<>+20(SB)/4, $0x7fffffff
-DATA lanes7fffffff<>+24(SB)/4, $0x7fffffff
-DATA lanes7fffffff<>+28(SB)/4, $0x7fffffff
-GLOBL lanes7fffffff<>(SB), RODATA|NOPTR, $32
-
-DATA lanes43e00000<>+0(SB)/4, $0x43e00000
-DATA lanes43e00000<>+4(SB)/4, $0x43e00000
-DATA lanes43e00000<>+8(SB)/4, $0x43e00000
-DATA lanes43e00000<>+12(SB)/4, $0x43e00000
-DATA lanes43e00000<>+16(SB)/4, $0x43e00000
-DATA lanes43e00000<>+20(SB)/4, $0x43e00000
-DATA lanes43e00000<>+24(SB)/4, $0x43e00000
-DATA lanes43e00000<>+28(SB)/4, $0x43e00000
-GLOBL lanes43e00000<>(SB), RODATA|NOPTR, $32
-
-DATA lanes46800000<>+0(SB)/4, $0x46800000
-DATA lanes46800000<>+4(SB)/4, $0x46800000
-DATA lanes46800000<>+8(SB)/4, $0x46800000
-DATA lanes46800000<>+12(SB)/4, $0x46800000
-DATA lanes46800000<>+16(SB)/4, $0x46800000
-DATA lanes46800000<>+20(SB)/4, $0x46800000
-DATA lanes46800000<>+24(SB)/4, $0x46800000
-DATA lanes46800000<>+28(SB)/4, $0x46800000
-GLOBL lanes46800000<>(SB), RODATA|NOPTR, $32
-
-DATA lanes3c7fffff<>+0(SB)/4, $0x3c7fffff
-DATA lanes3c7fffff<>+4(SB)/4, $0x3c7fffff
-DATA lanes3c7fffff<>+8(SB)/4, $0x3c7fffff
-DATA lanes3c7fffff<>+12(SB)/4, $0x3c7fffff
-DATA lanes3c7fffff<>+16(SB)/4, $0x3c7fffff
-DATA lanes3c7fffff<>+20(SB)/4, $0x3c7fffff
-DATA lanes3c7fffff<>+24(SB)/4, $0x3c7fffff
-DATA lanes3c7fffff<>+28(SB)/4, $0x3c7fffff
-GLOBL lanes3c7fffff<>(SB), RODATA|NOPTR, $32
-
-DATA lanes00000001<>+0(SB)/4, $0x00000001
-DATA lanes00000001<>+4(SB)/4, $0x00000001
-DATA lanes00000001<>+8(SB)/4, $0x00000001
-DATA lanes00000001<>+12(SB)/4, $0x00000001
-DATA lanes00000001<>+16(SB)/4, $0x00000001
-DATA lanes00000001<>+20(SB)/4, $0x00000001
-DATA lanes00000001<>+24(SB)/4, $0x00000001
-DATA lanes00000001<>+28(SB)/4, $0x00000001
-GLOBL lanes00000001<>(SB), RODATA|NOPTR, $32
-
-DATA lanesc407ffff<>+0(SB)/4, $0xc407ffff
-DATA lanesc407ffff<>+4(SB)/4, $0xc407ffff
-DATA lanesc407ffff<>+8(SB)/4, $0xc407ffff
-DATA lanesc407ffff<>+12(SB)/4, $0xc407ffff
-DATA lanesc407ffff<>+16(SB)/4, $0xc407ffff
-DATA lanesc407ffff<>+20(SB)/4, $0xc407ffff
-DATA lanesc407ffff<>+24(SB)/4, $0xc407ffff
-DATA lanesc407ffff<>+28(SB)/4, $0xc407ffff
-GLOBL lanesc407ffff<>(SB), RODATA|NOPTR, $32
-
-DATA lanes0000007f<>+0(SB)/4, $0x0000007f
-DATA lanes0000007f<>+4(SB)/4, $0x0000007f
-DATA lanes0000007f<>+8(SB)/4, $0x0000007f
-DATA lanes0000007f<>+12(SB)/4, $0x0000007f
-DATA lanes0000007f<>+16(SB)/4, $0x0000007f
-DATA lanes0000007f<>+20(SB)/4, $0x0000007f
-DATA lanes0000007f<>+24(SB)/4, $0x0000007f
-DATA lanes0000007f<>+28(SB)/4, $0x0000007f
-GLOBL lanes0000007f<>(SB), RODATA|NOPTR, $32
-
-DATA interleave<>+0(SB)/4, $0x00000000
-DATA interleave<>+4(SB)/4, $0x00000004
-DATA interleave<>+8(SB)/4, $0x00000001
-DATA interleave<>+12(SB)/4, $0x00000005
-DATA interleave<>+16(SB)/4, $0x00000002
-DATA interleave<>+20(SB)/4, $0x00000006
-DATA interleave<>+24(SB)/4, $0x00000003
-DATA interleave<>+28(SB)/4, $0x00000007
-GLOBL interleave<>(SB), RODATA|NOPTR, $32
-
-// func sumFP8E5M2<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, F16C, MMX+
-TEXT ·sumFP8E5M2<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000020
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	VPMOVZXBW   (R8)(SI*1), X0
-	VPSLLW      $0x08, X0, X0
-	VCVTPH2PS   X0, Y0
-	VPMOVZXBW   8(R8)(SI*1), X1
-	VPSLLW      $0x08, X1, X1
-	VCVTPH2PS   X1, Y1
-	VPMOVZXBW   16(R8)(SI*1), X2
-	VPSLLW      $0x08, X2, X2
-	VCVTPH2PS   X2, Y2
-	VPMOVZXBW   24(R8)(SI*1), X3
-	VPSLLW      $0x08, X3, X3
-	VCVTPH2PS   X3, Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	VPMOVZXBW   (R8)(SI*1), X4
-	VPSLLW      $0x08, X4, X4
-	VCVTPH2PS   X4, Y4
-	VADDPS      Y4, Y0, Y0
-	VPMOVZXBW   8(R8)(SI*1), X4
-	VPSLLW      $0x08, X4, X4
-	VCVTPH2PS   X4, Y4
-	VADDPS      Y4, Y1, Y1
-	VPMOVZXBW   16(R8)(SI*1), X4
-	VPSLLW      $0x08, X4, X4
-	VCVTPH2PS   X4, Y4
-	VADDPS      Y4, Y2, Y2
-	VPMOVZXBW   24(R8)(SI*1), X4
-	VPSLLW      $0x08, X4, X4
-	VCVTPH2PS   X4, Y4
-	VADDPS      Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	VPSRLD    $0x18, Y0, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
-	VCMPPS    $0x03, Y0, Y0, Y5
-	VMINPS    lanes47600000<>+0(SB), Y0, Y0
-	VADDPS    lanes43000000<>+0(SB), Y0, Y7
-	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes387fffff<>+0(SB), Y0, Y6
-	VPSRLD    $0x15, Y0, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc80fffff<>+0(SB), Y0, Y0
-	VPADDD    Y8, Y0, Y0
-	VPSRLD    $0x15, Y0, Y0
-	VBLENDVPS Y6, Y0, Y7, Y0
-	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y0, Y0
-	VPOR      Y4, Y0, Y0
-	VPSRLD    $0x18, Y1, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y5
-	VMINPS    lanes47600000<>+0(SB), Y1, Y1
-	VADDPS    lanes43000000<>+0(SB), Y1, Y7
-	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes387fffff<>+0(SB), Y1, Y6
-	VPSRLD    $0x15, Y1, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc80fffff<>+0(SB), Y1, Y1
-	VPADDD    Y8, Y1, Y1
-	VPSRLD    $0x15, Y1, Y1
-	VBLENDVPS Y6, Y1, Y7, Y1
-	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y1, Y1
-	VPOR      Y4, Y1, Y1
-	VPSRLD    $0x18, Y2, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y2, Y5
-	VMINPS    lanes47600000<>+0(SB), Y2, Y2
-	VADDPS    lanes43000000<>+0(SB), Y2, Y7
-	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes387fffff<>+0(SB), Y2, Y6
-	VPSRLD    $0x15, Y2, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc80fffff<>+0(SB), Y2, Y2
-	VPADDD    Y8, Y2, Y2
-	VPSRLD    $0x15, Y2, Y2
-	VBLENDVPS Y6, Y2, Y7, Y2
-	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y2, Y2
-	VPOR      Y4, Y2, Y2
-	VPSRLD    $0x18, Y3, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y3, Y3
-	VCMPPS    $0x03, Y3, Y3, Y5
-	VMINPS    lanes47600000<>+0(SB), Y3, Y3
-	VADDPS    lanes43000000<>+0(SB), Y3, Y7
-	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes387fffff<>+0(SB), Y3, Y6
-	VPSRLD    $0x15, Y3, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc80fffff<>+0(SB), Y3, Y3
-	VPADDD    Y8, Y3, Y3
-	VPSRLD    $0x15, Y3, Y3
-	VBLENDVPS Y6, Y3, Y7, Y3
-	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y3, Y3
-	VPOR      Y4, Y3, Y3
-	VPACKUSDW Y1, Y0, Y0
-	VPACKUSDW Y3, Y2, Y2
-	VPACKUSWB Y2, Y0, Y0
-	VMOVDQU   interleave<>+0(SB), Y1
-	VPERMD    Y0, Y1, Y0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ      DI, $0x00000020
-	JLT       vectors
-	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X0
-	VPSLLW    $0x08, X0, X0
-	VCVTPH2PS X0, Y0
-	VPMOVZXBW 8(R8)(SI*1), X1
-	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, Y1
-	VPMOVZXBW 16(R8)(SI*1), X2
-	VPSLLW    $0x08, X2, X2
-	VCVTPH2PS X2, Y2
-	VPMOVZXBW 24(R8)(SI*1), X3
-	VPSLLW    $0x08, X3, X3
-	VCVTPH2PS X3, Y3
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       group_sources_end
-
-group_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X4
-	VPSLLW    $0x08, X4, X4
-	VCVTPH2PS X4, Y4
-	VADDPS    Y4, Y0, Y0
-	VPMOVZXBW 8(R8)(SI*1), X4
-	VPSLLW    $0x08, X4, X4
-	VCVTPH2PS X4, Y4
-	VADDPS    Y4, Y1, Y1
-	VPMOVZXBW 16(R8)(SI*1), X4
-	VPSLLW    $0x08, X4, X4
-	VCVTPH2PS X4, Y4
-	VADDPS    Y4, Y2, Y2
-	VPMOVZXBW 24(R8)(SI*1), X4
-	VPSLLW    $0x08, X4, X4
-	VCVTPH2PS X4, Y4
-	VADDPS    Y4, Y3, Y3
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       group_sources
-
-group_sources_end:
-	VPSRLD    $0x18, Y0, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
-	VCMPPS    $0x03, Y0, Y0, Y5
-	VMINPS    lanes47600000<>+0(SB), Y0, Y0
-	VADDPS    lanes43000000<>+0(SB), Y0, Y7
-	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes387fffff<>+0(SB), Y0, Y6
-	VPSRLD    $0x15, Y0, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc80fffff<>+0(SB), Y0, Y0
-	VPADDD    Y8, Y0, Y0
-	VPSRLD    $0x15, Y0, Y0
-	VBLENDVPS Y6, Y0, Y7, Y0
-	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y0, Y0
-	VPOR      Y4, Y0, Y0
-	VPSRLD    $0x18, Y1, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y5
-	VMINPS    lanes47600000<>+0(SB), Y1, Y1
-	VADDPS    lanes43000000<>+0(SB), Y1, Y7
-	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes387fffff<>+0(SB), Y1, Y6
-	VPSRLD    $0x15, Y1, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc80fffff<>+0(SB), Y1, Y1
-	VPADDD    Y8, Y1, Y1
-	VPSRLD    $0x15, Y1, Y1
-	VBLENDVPS Y6, Y1, Y7, Y1
-	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y1, Y1
-	VPOR      Y4, Y1, Y1
-	VPSRLD    $0x18, Y2, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y2, Y5
-	VMINPS    lanes47600000<>+0(SB), Y2, Y2
-	VADDPS    lanes43000000<>+0(SB), Y2, Y7
-	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes387fffff<>+0(SB), Y2, Y6
-	VPSRLD    $0x15, Y2, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc80fffff<>+0(SB), Y2, Y2
-	VPADDD    Y8, Y2, Y2
-	VPSRLD    $0x15, Y2, Y2
-	VBLENDVPS Y6, Y2, Y7, Y2
-	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y2, Y2
-	VPOR      Y4, Y2, Y2
-	VPSRLD    $0x18, Y3, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y3, Y3
-	VCMPPS    $0x03, Y3, Y3, Y5
-	VMINPS    lanes47600000<>+0(SB), Y3, Y3
-	VADDPS    lanes43000000<>+0(SB), Y3, Y7
-	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes387fffff<>+0(SB), Y3, Y6
-	VPSRLD    $0x15, Y3, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc80fffff<>+0(SB), Y3, Y3
-	VPADDD    Y8, Y3, Y3
-	VPSRLD    $0x15, Y3, Y3
-	VBLENDVPS Y6, Y3, Y7, Y3
-	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y3, Y3
-	VPOR      Y4, Y3, Y3
-	VPACKUSDW Y1, Y0, Y0
-	VPACKUSDW Y3, Y2, Y2
-	VPACKUSWB Y2, Y0, Y0
-	VMOVDQU   interleave<>+0(SB), Y1
-	VPERMD    Y0, Y1, Y0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  groups
-
-vectors:
-	TESTQ     $0x00000010, DI
-	JZ        below16
-	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X0
-	VPSLLW    $0x08, X0, X0
-	VCVTPH2PS X0, Y0
-	VPMOVZXBW 8(R8)(SI*1), X1
-	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, Y1
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail16_sources_end
-
-tail16_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X2
-	VPSLLW    $0x08, X2, X2
-	VCVTPH2PS X2, Y2
-	VADDPS    Y2, Y0, Y0
-	VPMOVZXBW 8(R8)(SI*1), X2
-	VPSLLW    $0x08, X2, X2
-	VCVTPH2PS X2, Y2
-	VADDPS    Y2, Y1, Y1
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail16_sources
-
-tail16_sources_end:
-	VPSRLD    $0x18, Y0, Y2
-	VPAND     lanes00000080<>+0(SB), Y2, Y2
-	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
-	VCMPPS    $0x03, Y0, Y0, Y3
-	VMINPS    lanes47600000<>+0(SB), Y0, Y0
-	VADDPS    lanes43000000<>+0(SB), Y0, Y5
-	VPSUBD    lanes43000000<>+0(SB), Y5, Y5
-	VPCMPGTD  lanes387fffff<>+0(SB), Y0, Y4
-	VPSRLD    $0x15, Y0, Y6
-	VPAND     lanes00000001<>+0(SB), Y6, Y6
-	VPADDD    lanesc80fffff<>+0(SB), Y0, Y0
-	VPADDD    Y6, Y0, Y0
-	VPSRLD    $0x15, Y0, Y0
-	VBLENDVPS Y4, Y0, Y5, Y0
-	VBLENDVPS Y3, lanes0000007e<>+0(SB), Y0, Y0
-	VPOR      Y2, Y0, Y0
-	VPSRLD    $0x18, Y1, Y2
-	VPAND     lanes00000080<>+0(SB), Y2, Y2
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y3
-	VMINPS    lanes47600000<>+0(SB), Y1, Y1
-	VADDPS    lanes43000000<>+0(SB), Y1, Y5
-	VPSUBD    lanes43000000<>+0(SB), Y5, Y5
-	VPCMPGTD  lanes387fffff<>+0(SB), Y1, Y4
-	VPSRLD    $0x15, Y1, Y6
-	VPAND     lanes00000001<>+0(SB), Y6, Y6
-	VPADDD    lanesc80fffff<>+0(SB), Y1, Y1
-	VPADDD    Y6, Y1, Y1
-	VPSRLD    $0x15, Y1, Y1
-	VBLENDVPS Y4, Y1, Y5, Y1
-	VBLENDVPS Y3, lanes0000007e<>+0(SB), Y1, Y1
-	VPOR      Y2, Y1, Y1
-	VPACKUSDW Y1, Y0, Y0
-	VPACKUSWB Y0, Y0, Y0
-	VMOVDQU   interleave<>+0(SB), Y1
-	VPERMD    Y0, Y1, Y0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail16_stores_end
-
-tail16_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail16_stores
-
-tail16_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000010, DI
-
-below16:
-	TESTQ     $0x00000008, DI
-	JZ        below8
-	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X0
-	VPSLLW    $0x08, X0, X0
-	VCVTPH2PS X0, Y0
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail8_sources_end
-
-tail8_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X1
-	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, Y1
-	VADDPS    Y1, Y0, Y0
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail8_sources
-
-tail8_sources_end:
-	VPSRLD    $0x18, Y0, Y1
-	VPAND     lanes00000080<>+0(SB), Y1, Y1
-	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
-	VCMPPS    $0x03, Y0, Y0, Y2
-	VMINPS    lanes47600000<>+0(SB), Y0, Y0
-	VADDPS    lanes43000000<>+0(SB), Y0, Y4
-	VPSUBD    lanes43000000<>+0(SB), Y4, Y4
-	VPCMPGTD  lanes387fffff<>+0(SB), Y0, Y3
-	VPSRLD    $0x15, Y0, Y5
-	VPAND     lanes00000001<>+0(SB), Y5, Y5
-	VPADDD    lanesc80fffff<>+0(SB), Y0, Y0
-	VPADDD    Y5, Y0, Y0
-	VPSRLD    $0x15, Y0, Y0
-	VBLENDVPS Y3, Y0, Y4, Y0
-	VBLENDVPS Y2, lanes0000007e<>+0(SB), Y0, Y0
-	VPOR      Y1, Y0, Y0
-	VPACKUSDW Y0, Y0, Y0
-	VPACKUSWB Y0, Y0, Y0
-	VMOVDQU   interleave<>+0(SB), Y1
-	VPERMD    Y0, Y1, Y0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail8_stores_end
-
-tail8_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ     $0x00000004, DI
-	JZ        below4
-	MOVQ      (BX), R8
-	VMOVD     (R8)(SI*1), X0
-	VPMOVZXBW X0, X0
-	VPSLLW    $0x08, X0, X0
-	VCVTPH2PS X0, X0
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail4_sources_end
-
-tail4_sources:
-	MOVQ      (R9), R8
-	VMOVD     (R8)(SI*1), X1
-	VPMOVZXBW X1, X1
-	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, X1
-	VADDPS    X1, X0, X0
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail4_sources
-
-tail4_sources_end:
-	VPSRLD    $0x18, X0, X1
-	VPAND     lanes00000080<>+0(SB), X1, X1
-	VPAND     lanes7fffffff<>+0(SB), X0, X0
-	VCMPPS    $0x03, X0, X0, X2
-	VMINPS    lanes47600000<>+0(SB), X0, X0
-	VADDPS    lanes43000000<>+0(SB), X0, X4
-	VPSUBD    lanes43000000<>+0(SB), X4, X4
-	VPCMPGTD  lanes387fffff<>+0(SB), X0, X3
-	VPSRLD    $0x15, X0, X5
-	VPAND     lanes00000001<>+0(SB), X5, X5
-	VPADDD    lanesc80fffff<>+0(SB), X0, X0
-	VPADDD    X5, X0, X0
-	VPSRLD    $0x15, X0, X0
-	VBLENDVPS X3, X0, X4, X0
-	VBLENDVPS X2, lanes0000007e<>+0(SB), X0, X0
-	VPOR      X1, X0, X0
-	VPACKUSDW X0, X0, X0
-	VPACKUSWB X0, X0, X0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ     $0x00000002, DI
-	JZ        below2
-	MOVQ      (BX), R8
-	VPXOR     X0, X0, X0
-	VPINSRW   $0x00, (R8)(SI*1), X0, X0
-	VPMOVZXBW X0, X0
-	VPSLLW    $0x08, X0, X0
-	VCVTPH2PS X0, X0
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail2_sources_end
-
-tail2_sources:
-	MOVQ      (R9), R8
-	VPXOR     X1, X1, X1
-	VPINSRW   $0x00, (R8)(SI*1), X1, X1
-	VPMOVZXBW X1, X1
-	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, X1
-	VADDPS    X1, X0, X0
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail2_sources
-
-tail2_sources_end:
-	VPSRLD    $0x18, X0, X1
-	VPAND     lanes00000080<>+0(SB), X1, X1
-	VPAND     lanes7fffffff<>+0(SB), X0, X0
-	VCMPPS    $0x03, X0, X0, X2
-	VMINPS    lanes47600000<>+0(SB), X0, X0
-	VADDPS    lanes43000000<>+0(SB), X0, X4
-	VPSUBD    lanes43000000<>+0(SB), X4, X4
-	VPCMPGTD  lanes387fffff<>+0(SB), X0, X3
-	VPSRLD    $0x15, X0, X5
-	VPAND     lanes00000001<>+0(SB), X5, X5
-	VPADDD    lanesc80fffff<>+0(SB), X0, X0
-	VPADDD    X5, X0, X0
-	VPSRLD    $0x15, X0, X0
-	VBLENDVPS X3, X0, X4, X0
-	VBLENDVPS X2, lanes0000007e<>+0(SB), X0, X0
-	VPOR      X1, X0, X0
-	VPACKUSDW X0, X0, X0
-	VPACKUSWB X0, X0, X0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VPEXTRW $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ     $0x00000001, DI
-	JZ        below1
-	MOVQ      (BX), R8
-	VPXOR     X0, X0, X0
-	VPINSRB   $0x00, (R8)(SI*1), X0, X0
-	VPMOVZXBW X0, X0
-	VPSLLW    $0x08, X0, X0
-	VCVTPH2PS X0, X0
-	LEAQ      8(BX), BX
-	CMPQ      BX, AX
-	JGE       tail1_sources_end
-
-tail1_sources:
-	MOVQ      (BX), R8
-	VPXOR     X1, X1, X1
-	VPINSRB   $0x00, (R8)(SI*1), X1, X1
-	VPMOVZXBW X1, X1
-	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, X1
-	VADDPS    X1, X0, X0
-	ADDQ      $0x08, BX
-	CMPQ      BX, AX
-	JLT       tail1_sources
-
-tail1_sources_end:
-	VPSRLD    $0x18, X0, X1
-	VPAND     lanes00000080<>+0(SB), X1, X1
-	VPAND     lanes7fffffff<>+0(SB), X0, X0
-	VCMPPS    $0x03, X0, X0, X2
-	VMINPS    lanes47600000<>+0(SB), X0, X0
-	VADDPS    lanes43000000<>+0(SB), X0, X4
-	VPSUBD    lanes43000000<>+0(SB), X4, X4
-	VPCMPGTD  lanes387fffff<>+0(SB), X0, X3
-	VPSRLD    $0x15, X0, X5
-	VPAND     lanes00000001<>+0(SB), X5, X5
-	VPADDD    lanesc80fffff<>+0(SB), X0, X0
-	VPADDD    X5, X0, X0
-	VPSRLD    $0x15, X0, X0
-	VBLENDVPS X3, X0, X4, X0
-	VBLENDVPS X2, lanes0000007e<>+0(SB), X0, X0
-	VPOR      X1, X0, X0
-	VPACKUSDW X0, X0, X0
-	VPACKUSWB X0, X0, X0
-	MOVQ      CX, BX
-	CMPQ      BX, DX
-	JGE       tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRB $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000001, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-DATA lanes47600000<>+0(SB)/4, $0x47600000
-DATA lanes47600000<>+4(SB)/4, $0x47600000
-DATA lanes47600000<>+8(SB)/4, $0x47600000
-DATA lanes47600000<>+12(SB)/4, $0x47600000
-DATA lanes47600000<>+16(SB)/4, $0x47600000
-DATA lanes47600000<>+20(SB)/4, $0x47600000
-DATA lanes47600000<>+24(SB)/4, $0x47600000
-DATA lanes47600000<>+28(SB)/4, $0x47600000
-GLOBL lanes47600000<>(SB), RODATA|NOPTR, $32
-
-DATA lanes43000000<>+0(SB)/4, $0x43000000
-DATA lanes43000000<>+4(SB)/4, $0x43000000
-DATA lanes43000000<>+8(SB)/4, $0x43000000
-DATA lanes43000000<>+12(SB)/4, $0x43000000
-DATA lanes43000000<>+16(SB)/4, $0x43000000
-DATA lanes43000000<>+20(SB)/4, $0x43000000
-DATA lanes43000000<>+24(SB)/4, $0x43000000
-DATA lanes43000000<>+28(SB)/4, $0x43000000
-GLOBL lanes43000000<>(SB), RODATA|NOPTR, $32
-
-DATA lanes387fffff<>+0(SB)/4, $0x387fffff
-DATA lanes387fffff<>+4(SB)/4, $0x387fffff
-DATA lanes387fffff<>+8(SB)/4, $0x387fffff
-DATA lanes387fffff<>+12(SB)/4, $0x387fffff
-DATA lanes387fffff<>+16(SB)/4, $0x387fffff
-DATA lanes387fffff<>+20(SB)/4, $0x387fffff
-DATA lanes387fffff<>+24(SB)/4, $0x387fffff
-DATA lanes387fffff<>+28(SB)/4, $0x387fffff
-GLOBL lanes387fffff<>(SB), RODATA|NOPTR, $32
-
-DATA lanesc80fffff<>+0(SB)/4, $0xc80fffff
-DATA lanesc80fffff<>+4(SB)/4, $0xc80fffff
-DATA lanesc80fffff<>+8(SB)/4, $0xc80fffff
-DATA lanesc80fffff<>+12(SB)/4, $0xc80fffff
-DATA lanesc80fffff<>+16(SB)/4, $0xc80fffff
-DATA lanesc80fffff<>+20(SB)/4, $0xc80fffff
-DATA lanesc80fffff<>+24(SB)/4, $0xc80fffff
-DATA lanesc80fffff<>+28(SB)/4, $0xc80fffff
-GLOBL lanesc80fffff<>(SB), RODATA|NOPTR, $32
-
-DATA lanes0000007e<>+0(SB)/4, $0x0000007e
-DATA lanes0000007e<>+4(SB)/4, $0x0000007e
-DATA lanes0000007e<>+8(SB)/4, $0x0000007e
-DATA lanes0000007e<>+12(SB)/4, $0x0000007e
-DATA lanes0000007e<>+16(SB)/4, $0x0000007e
-DATA lanes0000007e<>+20(SB)/4, $0x0000007e
-DATA lanes0000007e<>+24(SB)/4, $0x0000007e
-DATA lanes0000007e<>+28(SB)/4, $0x0000007e
-GLOBL lanes0000007e<>(SB), RODATA|NOPTR, $32
-
-// func prodF64<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, MMX+
-TEXT ·prodF64<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	ADDQ  SI, SI
-	ADDQ  SI, SI
-	ADDQ  SI, SI
-	TESTB R8, R8
-	JZ    groups
+// func avgF64<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
+// Requires: AVX, AVX2, MMX+
+TEXT ·avgF64<>(SB), NOSPLIT, $0-65
+	MOVQ         srcs_len+32(FP), AX
+	VPXOR        Y0, Y0, Y0
+	VCVTSI2SDQ   AX, X0, X0
+	VBROADCASTSD X0, Y0
+	MOVQ         dsts_base+0(FP), CX
+	MOVQ         dsts_len+8(FP), DX
+	MOVQ         srcs_base+24(FP), BX
+	MOVQ         from+48(FP), SI
+	MOVQ         n+56(FP), DI
+	MOVB         stream+64(FP), R8
+	LEAQ         (CX)(DX*8), DX
+	LEAQ         (BX)(AX*8), AX
+	ADDQ         SI, SI
+	ADDQ         SI, SI
+	ADDQ         SI, SI
+	TESTB        R8, R8
+	JZ           groups
 
 streams:
 	CMPQ        DI, $0x00000010
@@ -3092,10 +1881,10 @@ streams:
 	MOVQ        (BX), R8
 	PREFETCHNTA 512(R8)(SI*1)
 	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
+	VMOVDQU     (R8)(SI*1), Y1
+	VMOVDQU     32(R8)(SI*1), Y2
+	VMOVDQU     64(R8)(SI*1), Y3
+	VMOVDQU     96(R8)(SI*1), Y4
 	LEAQ        8(BX), R9
 	CMPQ        R9, AX
 	JGE         stream_sources_end
@@ -3104,29 +1893,33 @@ stream_sources:
 	MOVQ        (R9), R8
 	PREFETCHNTA 512(R8)(SI*1)
 	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VMULPD      Y4, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VMULPD      Y4, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VMULPD      Y4, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VMULPD      Y4, Y3, Y3
+	VMOVDQU     (R8)(SI*1), Y5
+	VADDPD      Y5, Y1, Y1
+	VMOVDQU     32(R8)(SI*1), Y5
+	VADDPD      Y5, Y2, Y2
+	VMOVDQU     64(R8)(SI*1), Y5
+	VADDPD      Y5, Y3, Y3
+	VMOVDQU     96(R8)(SI*1), Y5
+	VADDPD      Y5, Y4, Y4
 	ADDQ        $0x08, R9
 	CMPQ        R9, AX
 	JLT         stream_sources
 
 stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
+	VDIVPD Y0, Y1, Y1
+	VDIVPD Y0, Y2, Y2
+	VDIVPD Y0, Y3, Y3
+	VDIVPD Y0, Y4, Y4
+	MOVQ   CX, R9
+	CMPQ   R9, DX
+	JGE    stream_stores_end
 
 stream_stores:
 	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
+	VMOVNTDQ Y1, (R8)(SI*1)
+	VMOVNTDQ Y2, 32(R8)(SI*1)
+	VMOVNTDQ Y3, 64(R8)(SI*1)
+	VMOVNTDQ Y4, 96(R8)(SI*1)
 	ADDQ     $0x08, R9
 	CMPQ     R9, DX
 	JLT      stream_stores
@@ -3143,39 +1936,43 @@ groups:
 	CMPQ    DI, $0x00000010
 	JLT     vectors
 	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
+	VMOVDQU (R8)(SI*1), Y1
+	VMOVDQU 32(R8)(SI*1), Y2
+	VMOVDQU 64(R8)(SI*1), Y3
+	VMOVDQU 96(R8)(SI*1), Y4
 	LEAQ    8(BX), R9
 	CMPQ    R9, AX
 	JGE     group_sources_end
 
 group_sources:
 	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VMULPD  Y4, Y0, Y0
-	VMOVDQU 32(R8)(SI*1), Y4
-	VMULPD  Y4, Y1, Y1
-	VMOVDQU 64(R8)(SI*1), Y4
-	VMULPD  Y4, Y2, Y2
-	VMOVDQU 96(R8)(SI*1), Y4
-	VMULPD  Y4, Y3, Y3
+	VMOVDQU (R8)(SI*1), Y5
+	VADDPD  Y5, Y1, Y1
+	VMOVDQU 32(R8)(SI*1), Y5
+	VADDPD  Y5, Y2, Y2
+	VMOVDQU 64(R8)(SI*1), Y5
+	VADDPD  Y5, Y3, Y3
+	VMOVDQU 96(R8)(SI*1), Y5
+	VADDPD  Y5, Y4, Y4
 	ADDQ    $0x08, R9
 	CMPQ    R9, AX
 	JLT     group_sources
 
 group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
+	VDIVPD Y0, Y1, Y1
+	VDIVPD Y0, Y2, Y2
+	VDIVPD Y0, Y3, Y3
+	VDIVPD Y0, Y4, Y4
+	MOVQ   CX, R9
+	CMPQ   R9, DX
+	JGE    group_stores_end
 
 group_stores:
 	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
+	VMOVDQU Y1, (R8)(SI*1)
+	VMOVDQU Y2, 32(R8)(SI*1)
+	VMOVDQU Y3, 64(R8)(SI*1)
+	VMOVDQU Y4, 96(R8)(SI*1)
 	ADDQ    $0x08, R9
 	CMPQ    R9, DX
 	JLT     group_stores
@@ -3189,27 +1986,28 @@ vectors:
 	CMPQ    DI, $0x00000004
 	JLT     tail
 	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
+	VMOVDQU (R8)(SI*1), Y1
 	LEAQ    8(BX), R9
 	CMPQ    R9, AX
 	JGE     vector_sources_end
 
 vector_sources:
 	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VMULPD  Y1, Y0, Y0
+	VMOVDQU (R8)(SI*1), Y2
+	VADDPD  Y2, Y1, Y1
 	ADDQ    $0x08, R9
 	CMPQ    R9, AX
 	JLT     vector_sources
 
 vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
+	VDIVPD Y0, Y1, Y1
+	MOVQ   CX, R9
+	CMPQ   R9, DX
+	JGE    vector_stores_end
 
 vector_stores:
 	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
+	VMOVDQU Y1, (R8)(SI*1)
 	ADDQ    $0x08, R9
 	CMPQ    R9, DX
 	JLT     vector_stores
@@ -3223,27 +2021,28 @@ tail:
 	TESTQ   $0x00000002, DI
 	JZ      below2
 	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
+	VMOVDQU (R8)(SI*1), X1
 	LEAQ    8(BX), R9
 	CMPQ    R9, AX
 	JGE     tail2_sources_end
 
 tail2_sources:
 	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X1
-	VMULPD  X1, X0, X0
+	VMOVDQU (R8)(SI*1), X2
+	VADDPD  X2, X1, X1
 	ADDQ    $0x08, R9
 	CMPQ    R9, AX
 	JLT     tail2_sources
 
 tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
+	VDIVPD X0, X1, X1
+	MOVQ   CX, R9
+	CMPQ   R9, DX
+	JGE    tail2_stores_end
 
 tail2_stores:
 	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
+	VMOVDQU X1, (R8)(SI*1)
 	ADDQ    $0x08, R9
 	CMPQ    R9, DX
 	JLT     tail2_stores
@@ -3256,27 +2055,28 @@ below2:
 	TESTQ $0x00000001, DI
 	JZ    below1
 	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
+	VMOVQ (R8)(SI*1), X1
 	LEAQ  8(BX), BX
 	CMPQ  BX, AX
 	JGE   tail1_sources_end
 
 tail1_sources:
 	MOVQ   (BX), R8
-	VMOVQ  (R8)(SI*1), X1
-	VMULPD X1, X0, X0
+	VMOVQ  (R8)(SI*1), X2
+	VADDPD X2, X1, X1
 	ADDQ   $0x08, BX
 	CMPQ   BX, AX
 	JLT    tail1_sources
 
 tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
+	VDIVPD X0, X1, X1
+	MOVQ   CX, BX
+	CMPQ   BX, DX
+	JGE    tail1_stores_end
 
 tail1_stores:
 	MOVQ  (BX), R8
-	VMOVQ X0, (R8)(SI*1)
+	VMOVQ X1, (R8)(SI*1)
 	ADDQ  $0x08, BX
 	CMPQ  BX, DX
 	JLT   tail1_stores
@@ -3289,22 +2089,25 @@ below1:
 	VZEROUPPER
 	RET
 
-// func prodF32<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, MMX+
-TEXT ·prodF32<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	ADDQ  SI, SI
-	ADDQ  SI, SI
-	TESTB R8, R8
-	JZ    groups
+// func avgF32<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
+// Requires: AVX, AVX2, MMX+
+TEXT ·avgF32<>(SB), NOSPLIT, $0-65
+	MOVQ         srcs_len+32(FP), AX
+	VPXOR        Y0, Y0, Y0
+	VCVTSI2SSQ   AX, X0, X0
+	VBROADCASTSS X0, Y0
+	MOVQ         dsts_base+0(FP), CX
+	MOVQ         dsts_len+8(FP), DX
+	MOVQ         srcs_base+24(FP), BX
+	MOVQ         from+48(FP), SI
+	MOVQ         n+56(FP), DI
+	MOVB         stream+64(FP), R8
+	LEAQ         (CX)(DX*8), DX
+	LEAQ         (BX)(AX*8), AX
+	ADDQ         SI, SI
+	ADDQ         SI, SI
+	TESTB        R8, R8
+	JZ           groups
 
 streams:
 	CMPQ        DI, $0x00000020
@@ -3312,10 +2115,10 @@ streams:
 	MOVQ        (BX), R8
 	PREFETCHNTA 512(R8)(SI*1)
 	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
+	VMOVDQU     (R8)(SI*1), Y1
+	VMOVDQU     32(R8)(SI*1), Y2
+	VMOVDQU     64(R8)(SI*1), Y3
+	VMOVDQU     96(R8)(SI*1), Y4
 	LEAQ        8(BX), R9
 	CMPQ        R9, AX
 	JGE         stream_sources_end
@@ -3324,29 +2127,33 @@ stream_sources:
 	MOVQ        (R9), R8
 	PREFETCHNTA 512(R8)(SI*1)
 	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VMULPS      Y4, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VMULPS      Y4, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VMULPS      Y4, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VMULPS      Y4, Y3, Y3
+	VMOVDQU     (R8)(SI*1), Y5
+	VADDPS      Y5, Y1, Y1
+	VMOVDQU     32(R8)(SI*1), Y5
+	VADDPS      Y5, Y2, Y2
+	VMOVDQU     64(R8)(SI*1), Y5
+	VADDPS      Y5, Y3, Y3
+	VMOVDQU     96(R8)(SI*1), Y5
+	VADDPS      Y5, Y4, Y4
 	ADDQ        $0x08, R9
 	CMPQ        R9, AX
 	JLT         stream_sources
 
 stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
+	VDIVPS Y0, Y1, Y1
+	VDIVPS Y0, Y2, Y2
+	VDIVPS Y0, Y3, Y3
+	VDIVPS Y0, Y4, Y4
+	MOVQ   CX, R9
+	CMPQ   R9, DX
+	JGE    stream_stores_end
 
 stream_stores:
 	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
+	VMOVNTDQ Y1, (R8)(SI*1)
+	VMOVNTDQ Y2, 32(R8)(SI*1)
+	VMOVNTDQ Y3, 64(R8)(SI*1)
+	VMOVNTDQ Y4, 96(R8)(SI*1)
 	ADDQ     $0x08, R9
 	CMPQ     R9, DX
 	JLT      stream_stores
@@ -3363,39 +2170,43 @@ groups:
 	CMPQ    DI, $0x00000020
 	JLT     vectors
 	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
+	VMOVDQU (R8)(SI*1), Y1
+	VMOVDQU 32(R8)(SI*1), Y2
+	VMOVDQU 64(R8)(SI*1), Y3
+	VMOVDQU 96(R8)(SI*1), Y4
 	LEAQ    8(BX), R9
 	CMPQ    R9, AX
 	JGE     group_sources_end
 
 group_sources:
 	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VMULPS  Y4, Y0, Y0
-	VMOVDQU 32(R8)(SI*1), Y4
-	VMULPS  Y4, Y1, Y1
-	VMOVDQU 64(R8)(SI*1), Y4
-	VMULPS  Y4, Y2, Y2
-	VMOVDQU 96(R8)(SI*1), Y4
-	VMULPS  Y4, Y3, Y3
+	VMOVDQU (R8)(SI*1), Y5
+	VADDPS  Y5, Y1, Y1
+	VMOVDQU 32(R8)(SI*1), Y5
+	VADDPS  Y5, Y2, Y2
+	VMOVDQU 64(R8)(SI*1), Y5
+	VADDPS  Y5, Y3, Y3
+	VMOVDQU 96(R8)(SI*1), Y5
+	VADDPS  Y5, Y4, Y4
 	ADDQ    $0x08, R9
 	CMPQ    R9, AX
 	JLT     group_sources
 
 group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
+	VDIVPS Y0, Y1, Y1
+	VDIVPS Y0, Y2, Y2
+	VDIVPS Y0, Y3, Y3
+	VDIVPS Y0, Y4, Y4
+	MOVQ   CX, R9
+	CMPQ   R9, DX
+	JGE    group_stores_end
 
 group_stores:
 	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
+	VMOVDQU Y1, (R8)(SI*1)
+	VMOVDQU Y2, 32(R8)(SI*1)
+	VMOVDQU Y3, 64(R8)(SI*1)
+	VMOVDQU Y4, 96(R8)(SI*1)
 	ADDQ    $0x08, R9
 	CMPQ    R9, DX
 	JLT     group_stores
@@ -3409,27 +2220,28 @@ vectors:
 	CMPQ    DI, $0x00000008
 	JLT     tail
 	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
+	VMOVDQU (R8)(SI*1), Y1
 	LEAQ    8(BX), R9
 	CMPQ    R9, AX
 	JGE     vector_sources_end
 
 vector_sources:
 	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VMULPS  Y1, Y0, Y0
+	VMOVDQU (R8)(SI*1), Y2
+	VADDPS  Y2, Y1, Y1
 	ADDQ    $0x08, R9
 	CMPQ    R9, AX
 	JLT     vector_sources
 
 vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
+	VDIVPS Y0, Y1, Y1
+	MOVQ   CX, R9
+	CMPQ   R9, DX
+	JGE    vector_stores_end
 
 vector_stores:
 	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
+	VMOVDQU Y1, (R8)(SI*1)
 	ADDQ    $0x08, R9
 	CMPQ    R9, DX
 	JLT     vector_stores
@@ -3443,27 +2255,28 @@ tail:
 	TESTQ   $0x00000004, DI
 	JZ      below4
 	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
+	VMOVDQU (R8)(SI*1), X1
 	LEAQ    8(BX), R9
 	CMPQ    R9, AX
 	JGE     tail4_sources_end
 
 tail4_sources:
 	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X1
-	VMULPS  X1, X0, X0
+	VMOVDQU (R8)(SI*1), X2
+	VADDPS  X2, X1, X1
 	ADDQ    $0x08, R9
 	CMPQ    R9, AX
 	JLT     tail4_sources
 
 tail4_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail4_stores_end
+	VDIVPS X0, X1, X1
+	MOVQ   CX, R9
+	CMPQ   R9, DX
+	JGE    tail4_stores_end
 
 tail4_stores:
 	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
+	VMOVDQU X1, (R8)(SI*1)
 	ADDQ    $0x08, R9
 	CMPQ    R9, DX
 	JLT     tail4_stores
@@ -3476,27 +2289,28 @@ below4:
 	TESTQ $0x00000002, DI
 	JZ    below2
 	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
+	VMOVQ (R8)(SI*1), X1
 	LEAQ  8(BX), R9
 	CMPQ  R9, AX
 	JGE   tail2_sources_end
 
 tail2_sources:
 	MOVQ   (R9), R8
-	VMOVQ  (R8)(SI*1), X1
-	VMULPS X1, X0, X0
+	VMOVQ  (R8)(SI*1), X2
+	VADDPS X2, X1, X1
 	ADDQ   $0x08, R9
 	CMPQ   R9, AX
 	JLT    tail2_sources
 
 tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
+	VDIVPS X0, X1, X1
+	MOVQ   CX, R9
+	CMPQ   R9, DX
+	JGE    tail2_stores_end
 
 tail2_stores:
 	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
+	VMOVQ X1, (R8)(SI*1)
 	ADDQ  $0x08, R9
 	CMPQ  R9, DX
 	JLT   tail2_stores
@@ -3509,27 +2323,28 @@ below2:
 	TESTQ $0x00000001, DI
 	JZ    below1
 	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X0
+	VMOVD (R8)(SI*1), X1
 	LEAQ  8(BX), BX
 	CMPQ  BX, AX
 	JGE   tail1_sources_end
 
 tail1_sources:
 	MOVQ   (BX), R8
-	VMOVD  (R8)(SI*1), X1
-	VMULPS X1, X0, X0
+	VMOVD  (R8)(SI*1), X2
+	VADDPS X2, X1, X1
 	ADDQ   $0x08, BX
 	CMPQ   BX, AX
 	JLT    tail1_sources
 
 tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
+	VDIVPS X0, X1, X1
+	MOVQ   CX, BX
+	CMPQ   BX, DX
+	JGE    tail1_stores_end
 
 tail1_stores:
 	MOVQ  (BX), R8
-	VMOVD X0, (R8)(SI*1)
+	VMOVD X1, (R8)(SI*1)
 	ADDQ  $0x08, BX
 	CMPQ  BX, DX
 	JLT   tail1_stores
@@ -3542,287 +2357,13 @@ below1:
 	VZEROUPPER
 	RET
 
-// func prodF16<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, F16C, MMX+
-TEXT ·prodF16<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	ADDQ  SI, SI
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000020
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	VCVTPH2PS   (R8)(SI*1), Y0
-	VCVTPH2PS   16(R8)(SI*1), Y1
-	VCVTPH2PS   32(R8)(SI*1), Y2
-	VCVTPH2PS   48(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	VCVTPH2PS   (R8)(SI*1), Y4
-	VMULPS      Y4, Y0, Y0
-	VCVTPH2PS   16(R8)(SI*1), Y4
-	VMULPS      Y4, Y1, Y1
-	VCVTPH2PS   32(R8)(SI*1), Y4
-	VMULPS      Y4, Y2, Y2
-	VCVTPH2PS   48(R8)(SI*1), Y4
-	VMULPS      Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	VCVTPS2PH $0x00, Y0, X0
-	VCVTPS2PH $0x00, Y1, X1
-	VCVTPS2PH $0x00, Y2, X2
-	VCVTPS2PH $0x00, Y3, X3
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ X0, (R8)(SI*1)
-	VMOVNTDQ X1, 16(R8)(SI*1)
-	VMOVNTDQ X2, 32(R8)(SI*1)
-	VMOVNTDQ X3, 48(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000040, SI
-	SUBQ $0x00000020, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ      DI, $0x00000020
-	JLT       vectors
-	MOVQ      (BX), R8
-	VCVTPH2PS (R8)(SI*1), Y0
-	VCVTPH2PS 16(R8)(SI*1), Y1
-	VCVTPH2PS 32(R8)(SI*1), Y2
-	VCVTPH2PS 48(R8)(SI*1), Y3
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       group_sources_end
-
-group_sources:
-	MOVQ      (R9), R8
-	VCVTPH2PS (R8)(SI*1), Y4
-	VMULPS    Y4, Y0, Y0
-	VCVTPH2PS 16(R8)(SI*1), Y4
-	VMULPS    Y4, Y1, Y1
-	VCVTPH2PS 32(R8)(SI*1), Y4
-	VMULPS    Y4, Y2, Y2
-	VCVTPH2PS 48(R8)(SI*1), Y4
-	VMULPS    Y4, Y3, Y3
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       group_sources
-
-group_sources_end:
-	VCVTPS2PH $0x00, Y0, X0
-	VCVTPS2PH $0x00, Y1, X1
-	VCVTPS2PH $0x00, Y2, X2
-	VCVTPS2PH $0x00, Y3, X3
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	VMOVDQU X1, 16(R8)(SI*1)
-	VMOVDQU X2, 32(R8)(SI*1)
-	VMOVDQU X3, 48(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000040, SI
-	SUBQ $0x00000020, DI
-	JMP  groups
-
-vectors:
-	CMPQ      DI, $0x00000008
-	JLT       tail
-	MOVQ      (BX), R8
-	VCVTPH2PS (R8)(SI*1), Y0
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       vector_sources_end
-
-vector_sources:
-	MOVQ      (R9), R8
-	VCVTPH2PS (R8)(SI*1), Y1
-	VMULPS    Y1, Y0, Y0
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       vector_sources
-
-vector_sources_end:
-	VCVTPS2PH $0x00, Y0, X0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000008, DI
-	JMP  vectors
-
-tail:
-	TESTQ     $0x00000004, DI
-	JZ        below4
-	MOVQ      (BX), R8
-	VCVTPH2PS (R8)(SI*1), X0
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail4_sources_end
-
-tail4_sources:
-	MOVQ      (R9), R8
-	VCVTPH2PS (R8)(SI*1), X1
-	VMULPS    X1, X0, X0
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail4_sources
-
-tail4_sources_end:
-	VCVTPS2PH $0x00, X0, X0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ     $0x00000002, DI
-	JZ        below2
-	MOVQ      (BX), R8
-	VMOVD     (R8)(SI*1), X0
-	VCVTPH2PS X0, X0
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail2_sources_end
-
-tail2_sources:
-	MOVQ      (R9), R8
-	VMOVD     (R8)(SI*1), X1
-	VCVTPH2PS X1, X1
-	VMULPS    X1, X0, X0
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail2_sources
-
-tail2_sources_end:
-	VCVTPS2PH $0x00, X0, X0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail2_stores_end
-
-tail2_stores:
-	MOVQ  (R9), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ     $0x00000001, DI
-	JZ        below1
-	MOVQ      (BX), R8
-	VPXOR     X0, X0, X0
-	VPINSRW   $0x00, (R8)(SI*1), X0, X0
-	VCVTPH2PS X0, X0
-	LEAQ      8(BX), BX
-	CMPQ      BX, AX
-	JGE       tail1_sources_end
-
-tail1_sources:
-	MOVQ      (BX), R8
-	VPXOR     X1, X1, X1
-	VPINSRW   $0x00, (R8)(SI*1), X1, X1
-	VCVTPH2PS X1, X1
-	VMULPS    X1, X0, X0
-	ADDQ      $0x08, BX
-	CMPQ      BX, AX
-	JLT       tail1_sources
-
-tail1_sources_end:
-	VCVTPS2PH $0x00, X0, X0
-	MOVQ      CX, BX
-	CMPQ      BX, DX
-	JGE       tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRW $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func prodBF16<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·prodBF16<>(SB), NOSPLIT, $0-65
+// func avgF16<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
+// Requires: AVX, AVX2, F16C, MMX+
+TEXT ·avgF16<>(SB), NOSPLIT, $0-65
 	MOVQ         srcs_len+32(FP), AX
-	MOVL         $0xffff0000, CX
-	VMOVD        CX, X0
-	VPBROADCASTD X0, Y0
-	MOVL         $0x00000001, CX
-	VMOVD        CX, X1
-	VPBROADCASTD X1, Y1
-	MOVL         $0x00007fff, CX
-	VMOVD        CX, X2
-	VPBROADCASTD X2, Y2
+	VPXOR        Y0, Y0, Y0
+	VCVTSI2SSQ   AX, X0, X0
+	VBROADCASTSS X0, Y0
 	MOVQ         dsts_base+0(FP), CX
 	MOVQ         dsts_len+8(FP), DX
 	MOVQ         srcs_base+24(FP), BX
@@ -3840,12 +2381,10 @@ streams:
 	JLT         streamed
 	MOVQ        (BX), R8
 	PREFETCHNTA 512(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y3
-	VPSLLD      $0x10, Y3, Y4
-	VPAND       Y0, Y3, Y3
-	VMOVDQU     32(R8)(SI*1), Y5
-	VPSLLD      $0x10, Y5, Y6
-	VPAND       Y0, Y5, Y5
+	VCVTPH2PS   (R8)(SI*1), Y1
+	VCVTPH2PS   16(R8)(SI*1), Y2
+	VCVTPH2PS   32(R8)(SI*1), Y3
+	VCVTPH2PS   48(R8)(SI*1), Y4
 	LEAQ        8(BX), R9
 	CMPQ        R9, AX
 	JGE         stream_sources_end
@@ -3853,49 +2392,347 @@ streams:
 stream_sources:
 	MOVQ        (R9), R8
 	PREFETCHNTA 512(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y7
-	VPSLLD      $0x10, Y7, Y8
-	VPAND       Y0, Y7, Y7
-	VMULPS      Y8, Y4, Y4
-	VMULPS      Y7, Y3, Y3
-	VMOVDQU     32(R8)(SI*1), Y7
-	VPSLLD      $0x10, Y7, Y8
-	VPAND       Y0, Y7, Y7
-	VMULPS      Y8, Y6, Y6
-	VMULPS      Y7, Y5, Y5
+	VCVTPH2PS   (R8)(SI*1), Y5
+	VADDPS      Y5, Y1, Y1
+	VCVTPH2PS   16(R8)(SI*1), Y5
+	VADDPS      Y5, Y2, Y2
+	VCVTPH2PS   32(R8)(SI*1), Y5
+	VADDPS      Y5, Y3, Y3
+	VCVTPH2PS   48(R8)(SI*1), Y5
+	VADDPS      Y5, Y4, Y4
 	ADDQ        $0x08, R9
 	CMPQ        R9, AX
 	JLT         stream_sources
 
 stream_sources_end:
-	VPSRLD   $0x10, Y4, Y7
-	VPAND    Y1, Y7, Y7
-	VPADDD   Y2, Y4, Y4
-	VPADDD   Y7, Y4, Y4
-	VPSRLD   $0x10, Y3, Y7
-	VPAND    Y1, Y7, Y7
-	VPADDD   Y2, Y3, Y3
-	VPADDD   Y7, Y3, Y3
-	VPSRLD   $0x10, Y4, Y4
-	VPBLENDW $0xaa, Y3, Y4, Y4
-	VPSRLD   $0x10, Y6, Y3
-	VPAND    Y1, Y3, Y3
-	VPADDD   Y2, Y6, Y6
-	VPADDD   Y3, Y6, Y6
-	VPSRLD   $0x10, Y5, Y3
-	VPAND    Y1, Y3, Y3
-	VPADDD   Y2, Y5, Y5
+	VDIVPS    Y0, Y1, Y1
+	VCVTPS2PH $0x00, Y1, X1
+	VDIVPS    Y0, Y2, Y2
+	VCVTPS2PH $0x00, Y2, X2
+	VDIVPS    Y0, Y3, Y3
+	VCVTPS2PH $0x00, Y3, X3
+	VDIVPS    Y0, Y4, Y4
+	VCVTPS2PH $0x00, Y4, X4
+	MOVQ      CX, R9
+	CMPQ      R9, DX
+	JGE       stream_stores_end
+
+stream_stores:
+	MOVQ     (R9), R8
+	VMOVNTDQ X1, (R8)(SI*1)
+	VMOVNTDQ X2, 16(R8)(SI*1)
+	VMOVNTDQ X3, 32(R8)(SI*1)
+	VMOVNTDQ X4, 48(R8)(SI*1)
+	ADDQ     $0x08, R9
+	CMPQ     R9, DX
+	JLT      stream_stores
+
+stream_stores_end:
+	ADDQ $0x00000040, SI
+	SUBQ $0x00000020, DI
+	JMP  streams
+
+streamed:
+	SFENCE
+
+groups:
+	CMPQ      DI, $0x00000020
+	JLT       vectors
+	MOVQ      (BX), R8
+	VCVTPH2PS (R8)(SI*1), Y1
+	VCVTPH2PS 16(R8)(SI*1), Y2
+	VCVTPH2PS 32(R8)(SI*1), Y3
+	VCVTPH2PS 48(R8)(SI*1), Y4
+	LEAQ      8(BX), R9
+	CMPQ      R9, AX
+	JGE       group_sources_end
+
+group_sources:
+	MOVQ      (R9), R8
+	VCVTPH2PS (R8)(SI*1), Y5
+	VADDPS    Y5, Y1, Y1
+	VCVTPH2PS 16(R8)(SI*1), Y5
+	VADDPS    Y5, Y2, Y2
+	VCVTPH2PS 32(R8)(SI*1), Y5
+	VADDPS    Y5, Y3, Y3
+	VCVTPH2PS 48(R8)(SI*1), Y5
+	VADDPS    Y5, Y4, Y4
+	ADDQ      $0x08, R9
+	CMPQ      R9, AX
+	JLT       group_sources
+
+group_sources_end:
+	VDIVPS    Y0, Y1, Y1
+	VCVTPS2PH $0x00, Y1, X1
+	VDIVPS    Y0, Y2, Y2
+	VCVTPS2PH $0x00, Y2, X2
+	VDIVPS    Y0, Y3, Y3
+	VCVTPS2PH $0x00, Y3, X3
+	VDIVPS    Y0, Y4, Y4
+	VCVTPS2PH $0x00, Y4, X4
+	MOVQ      CX, R9
+	CMPQ      R9, DX
+	JGE       group_stores_end
+
+group_stores:
+	MOVQ    (R9), R8
+	VMOVDQU X1, (R8)(SI*1)
+	VMOVDQU X2, 16(R8)(SI*1)
+	VMOVDQU X3, 32(R8)(SI*1)
+	VMOVDQU X4, 48(R8)(SI*1)
+	ADDQ    $0x08, R9
+	CMPQ    R9, DX
+	JLT     group_stores
+
+group_stores_end:
+	ADDQ $0x00000040, SI
+	SUBQ $0x00000020, DI
+	JMP  groups
+
+vectors:
+	CMPQ      DI, $0x00000008
+	JLT       tail
+	MOVQ      (BX), R8
+	VCVTPH2PS (R8)(SI*1), Y1
+	LEAQ      8(BX), R9
+	CMPQ      R9, AX
+	JGE       vector_sources_end
+
+vector_sources:
+	MOVQ      (R9), R8
+	VCVTPH2PS (R8)(SI*1), Y2
+	VADDPS    Y2, Y1, Y1
+	ADDQ      $0x08, R9
+	CMPQ      R9, AX
+	JLT       vector_sources
+
+vector_sources_end:
+	VDIVPS    Y0, Y1, Y1
+	VCVTPS2PH $0x00, Y1, X1
+	MOVQ      CX, R9
+	CMPQ      R9, DX
+	JGE       vector_stores_end
+
+vector_stores:
+	MOVQ    (R9), R8
+	VMOVDQU X1, (R8)(SI*1)
+	ADDQ    $0x08, R9
+	CMPQ    R9, DX
+	JLT     vector_stores
+
+vector_stores_end:
+	ADDQ $0x00000010, SI
+	SUBQ $0x00000008, DI
+	JMP  vectors
+
+tail:
+	TESTQ     $0x00000004, DI
+	JZ        below4
+	MOVQ      (BX), R8
+	VCVTPH2PS (R8)(SI*1), X1
+	LEAQ      8(BX), R9
+	CMPQ      R9, AX
+	JGE       tail4_sources_end
+
+tail4_sources:
+	MOVQ      (R9), R8
+	VCVTPH2PS (R8)(SI*1), X2
+	VADDPS    X2, X1, X1
+	ADDQ      $0x08, R9
+	CMPQ      R9, AX
+	JLT       tail4_sources
+
+tail4_sources_end:
+	VDIVPS    X0, X1, X1
+	VCVTPS2PH $0x00, X1, X1
+	MOVQ      CX, R9
+	CMPQ      R9, DX
+	JGE       tail4_stores_end
+
+tail4_stores:
+	MOVQ  (R9), R8
+	VMOVQ X1, (R8)(SI*1)
+	ADDQ  $0x08, R9
+	CMPQ  R9, DX
+	JLT   tail4_stores
+
+tail4_stores_end:
+	ADDQ $0x00000008, SI
+	SUBQ $0x00000004, DI
+
+below4:
+	TESTQ     $0x00000002, DI
+	JZ        below2
+	MOVQ      (BX), R8
+	VMOVD     (R8)(SI*1), X1
+	VCVTPH2PS X1, X1
+	LEAQ      8(BX), R9
+	CMPQ      R9, AX
+	JGE       tail2_sources_end
+
+tail2_sources:
+	MOVQ      (R9), R8
+	VMOVD     (R8)(SI*1), X2
+	VCVTPH2PS X2, X2
+	VADDPS    X2, X1, X1
+	ADDQ      $0x08, R9
+	CMPQ      R9, AX
+	JLT       tail2_sources
+
+tail2_sources_end:
+	VDIVPS    X0, X1, X1
+	VCVTPS2PH $0x00, X1, X1
+	MOVQ      CX, R9
+	CMPQ      R9, DX
+	JGE       tail2_stores_end
+
+tail2_stores:
+	MOVQ  (R9), R8
+	VMOVD X1, (R8)(SI*1)
+	ADDQ  $0x08, R9
+	CMPQ  R9, DX
+	JLT   tail2_stores
+
+tail2_stores_end:
+	ADDQ $0x00000004, SI
+	SUBQ $0x00000002, DI
+
+below2:
+	TESTQ     $0x00000001, DI
+	JZ        below1
+	MOVQ      (BX), R8
+	VPXOR     X1, X1, X1
+	VPINSRW   $0x00, (R8)(SI*1), X1, X1
+	VCVTPH2PS X1, X1
+	LEAQ      8(BX), BX
+	CMPQ      BX, AX
+	JGE       tail1_sources_end
+
+tail1_sources:
+	MOVQ      (BX), R8
+	VPXOR     X2, X2, X2
+	VPINSRW   $0x00, (R8)(SI*1), X2, X2
+	VCVTPH2PS X2, X2
+	VADDPS    X2, X1, X1
+	ADDQ      $0x08, BX
+	CMPQ      BX, AX
+	JLT       tail1_sources
+
+tail1_sources_end:
+	VDIVPS    X0, X1, X1
+	VCVTPS2PH $0x00, X1, X0
+	MOVQ      CX, BX
+	CMPQ      BX, DX
+	JGE       tail1_stores_end
+
+tail1_stores:
+	MOVQ    (BX), R8
+	VPEXTRW $0x00, X0, (R8)(SI*1)
+	ADDQ    $0x08, BX
+	CMPQ    BX, DX
+	JLT     tail1_stores
+
+tail1_stores_end:
+	ADDQ $0x00000002, SI
+	SUBQ $0x00000001, DI
+
+below1:
+	VZEROUPPER
+	RET
+
+// func avgBF16<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
+// Requires: AVX, AVX2, MMX+
+TEXT ·avgBF16<>(SB), NOSPLIT, $0-65
+	MOVQ         srcs_len+32(FP), AX
+	VPXOR        Y0, Y0, Y0
+	VCVTSI2SSQ   AX, X0, X0
+	VBROADCASTSS X0, Y0
+	MOVL         $0xffff0000, CX
+	VMOVD        CX, X1
+	VPBROADCASTD X1, Y1
+	MOVL         $0x00000001, CX
+	VMOVD        CX, X2
+	VPBROADCASTD X2, Y2
+	MOVL         $0x00007fff, CX
+	VMOVD        CX, X3
+	VPBROADCASTD X3, Y3
+	MOVQ         dsts_base+0(FP), CX
+	MOVQ         dsts_len+8(FP), DX
+	MOVQ         srcs_base+24(FP), BX
+	MOVQ         from+48(FP), SI
+	MOVQ         n+56(FP), DI
+	MOVB         stream+64(FP), R8
+	LEAQ         (CX)(DX*8), DX
+	LEAQ         (BX)(AX*8), AX
+	ADDQ         SI, SI
+	TESTB        R8, R8
+	JZ           groups
+
+streams:
+	CMPQ        DI, $0x00000020
+	JLT         streamed
+	MOVQ        (BX), R8
+	PREFETCHNTA 512(R8)(SI*1)
+	VMOVDQU     (R8)(SI*1), Y4
+	VPSLLD      $0x10, Y4, Y5
+	VPAND       Y1, Y4, Y4
+	VMOVDQU     32(R8)(SI*1), Y6
+	VPSLLD      $0x10, Y6, Y7
+	VPAND       Y1, Y6, Y6
+	LEAQ        8(BX), R9
+	CMPQ        R9, AX
+	JGE         stream_sources_end
+
+stream_sources:
+	MOVQ        (R9), R8
+	PREFETCHNTA 512(R8)(SI*1)
+	VMOVDQU     (R8)(SI*1), Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPAND       Y1, Y8, Y8
+	VADDPS      Y9, Y5, Y5
+	VADDPS      Y8, Y4, Y4
+	VMOVDQU     32(R8)(SI*1), Y8
+	VPSLLD      $0x10, Y8, Y9
+	VPAND       Y1, Y8, Y8
+	VADDPS      Y9, Y7, Y7
+	VADDPS      Y8, Y6, Y6
+	ADDQ        $0x08, R9
+	CMPQ        R9, AX
+	JLT         stream_sources
+
+stream_sources_end:
+	VDIVPS   Y0, Y5, Y5
+	VPSRLD   $0x10, Y5, Y8
+	VPAND    Y2, Y8, Y8
 	VPADDD   Y3, Y5, Y5
-	VPSRLD   $0x10, Y6, Y6
-	VPBLENDW $0xaa, Y5, Y6, Y6
+	VPADDD   Y8, Y5, Y5
+	VDIVPS   Y0, Y4, Y4
+	VPSRLD   $0x10, Y4, Y8
+	VPAND    Y2, Y8, Y8
+	VPADDD   Y3, Y4, Y4
+	VPADDD   Y8, Y4, Y4
+	VPSRLD   $0x10, Y5, Y5
+	VPBLENDW $0xaa, Y4, Y5, Y5
+	VDIVPS   Y0, Y7, Y7
+	VPSRLD   $0x10, Y7, Y4
+	VPAND    Y2, Y4, Y4
+	VPADDD   Y3, Y7, Y7
+	VPADDD   Y4, Y7, Y7
+	VDIVPS   Y0, Y6, Y6
+	VPSRLD   $0x10, Y6, Y4
+	VPAND    Y2, Y4, Y4
+	VPADDD   Y3, Y6, Y6
+	VPADDD   Y4, Y6, Y6
+	VPSRLD   $0x10, Y7, Y7
+	VPBLENDW $0xaa, Y6, Y7, Y7
 	MOVQ     CX, R9
 	CMPQ     R9, DX
 	JGE      stream_stores_end
 
 stream_stores:
 	MOVQ     (R9), R8
-	VMOVNTDQ Y4, (R8)(SI*1)
-	VMOVNTDQ Y6, 32(R8)(SI*1)
+	VMOVNTDQ Y5, (R8)(SI*1)
+	VMOVNTDQ Y7, 32(R8)(SI*1)
 	ADDQ     $0x08, R9
 	CMPQ     R9, DX
 	JLT      stream_stores
@@ -3912,61 +2749,65 @@ groups:
 	CMPQ    DI, $0x00000020
 	JLT     vectors
 	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y3
-	VPSLLD  $0x10, Y3, Y4
-	VPAND   Y0, Y3, Y3
-	VMOVDQU 32(R8)(SI*1), Y5
-	VPSLLD  $0x10, Y5, Y6
-	VPAND   Y0, Y5, Y5
+	VMOVDQU (R8)(SI*1), Y4
+	VPSLLD  $0x10, Y4, Y5
+	VPAND   Y1, Y4, Y4
+	VMOVDQU 32(R8)(SI*1), Y6
+	VPSLLD  $0x10, Y6, Y7
+	VPAND   Y1, Y6, Y6
 	LEAQ    8(BX), R9
 	CMPQ    R9, AX
 	JGE     group_sources_end
 
 group_sources:
 	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y7
-	VPSLLD  $0x10, Y7, Y8
-	VPAND   Y0, Y7, Y7
-	VMULPS  Y8, Y4, Y4
-	VMULPS  Y7, Y3, Y3
-	VMOVDQU 32(R8)(SI*1), Y7
-	VPSLLD  $0x10, Y7, Y8
-	VPAND   Y0, Y7, Y7
-	VMULPS  Y8, Y6, Y6
-	VMULPS  Y7, Y5, Y5
+	VMOVDQU (R8)(SI*1), Y8
+	VPSLLD  $0x10, Y8, Y9
+	VPAND   Y1, Y8, Y8
+	VADDPS  Y9, Y5, Y5
+	VADDPS  Y8, Y4, Y4
+	VMOVDQU 32(R8)(SI*1), Y8
+	VPSLLD  $0x10, Y8, Y9
+	VPAND   Y1, Y8, Y8
+	VADDPS  Y9, Y7, Y7
+	VADDPS  Y8, Y6, Y6
 	ADDQ    $0x08, R9
 	CMPQ    R9, AX
 	JLT     group_sources
 
 group_sources_end:
-	VPSRLD   $0x10, Y4, Y7
-	VPAND    Y1, Y7, Y7
-	VPADDD   Y2, Y4, Y4
-	VPADDD   Y7, Y4, Y4
-	VPSRLD   $0x10, Y3, Y7
-	VPAND    Y1, Y7, Y7
-	VPADDD   Y2, Y3, Y3
-	VPADDD   Y7, Y3, Y3
-	VPSRLD   $0x10, Y4, Y4
-	VPBLENDW $0xaa, Y3, Y4, Y4
-	VPSRLD   $0x10, Y6, Y3
-	VPAND    Y1, Y3, Y3
-	VPADDD   Y2, Y6, Y6
-	VPADDD   Y3, Y6, Y6
-	VPSRLD   $0x10, Y5, Y3
-	VPAND    Y1, Y3, Y3
-	VPADDD   Y2, Y5, Y5
+	VDIVPS   Y0, Y5, Y5
+	VPSRLD   $0x10, Y5, Y8
+	VPAND    Y2, Y8, Y8
 	VPADDD   Y3, Y5, Y5
-	VPSRLD   $0x10, Y6, Y6
-	VPBLENDW $0xaa, Y5, Y6, Y6
+	VPADDD   Y8, Y5, Y5
+	VDIVPS   Y0, Y4, Y4
+	VPSRLD   $0x10, Y4, Y8
+	VPAND    Y2, Y8, Y8
+	VPADDD   Y3, Y4, Y4
+	VPADDD   Y8, Y4, Y4
+	VPSRLD   $0x10, Y5, Y5
+	VPBLENDW $0xaa, Y4, Y5, Y5
+	VDIVPS   Y0, Y7, Y7
+	VPSRLD   $0x10, Y7, Y4
+	VPAND    Y2, Y4, Y4
+	VPADDD   Y3, Y7, Y7
+	VPADDD   Y4, Y7, Y7
+	VDIVPS   Y0, Y6, Y6
+	VPSRLD   $0x10, Y6, Y4
+	VPAND    Y2, Y4, Y4
+	VPADDD   Y3, Y6, Y6
+	VPADDD   Y4, Y6, Y6
+	VPSRLD   $0x10, Y7, Y7
+	VPBLENDW $0xaa, Y6, Y7, Y7
 	MOVQ     CX, R9
 	CMPQ     R9, DX
 	JGE      group_stores_end
 
 group_stores:
 	MOVQ    (R9), R8
-	VMOVDQU Y4, (R8)(SI*1)
-	VMOVDQU Y6, 32(R8)(SI*1)
+	VMOVDQU Y5, (R8)(SI*1)
+	VMOVDQU Y7, 32(R8)(SI*1)
 	ADDQ    $0x08, R9
 	CMPQ    R9, DX
 	JLT     group_stores
@@ -3980,42 +2821,44 @@ vectors:
 	CMPQ    DI, $0x00000010
 	JLT     tail
 	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y3
-	VPSLLD  $0x10, Y3, Y4
-	VPAND   Y0, Y3, Y3
+	VMOVDQU (R8)(SI*1), Y4
+	VPSLLD  $0x10, Y4, Y5
+	VPAND   Y1, Y4, Y4
 	LEAQ    8(BX), R9
 	CMPQ    R9, AX
 	JGE     vector_sources_end
 
 vector_sources:
 	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y5
-	VPSLLD  $0x10, Y5, Y6
-	VPAND   Y0, Y5, Y5
-	VMULPS  Y6, Y4, Y4
-	VMULPS  Y5, Y3, Y3
+	VMOVDQU (R8)(SI*1), Y6
+	VPSLLD  $0x10, Y6, Y7
+	VPAND   Y1, Y6, Y6
+	VADDPS  Y7, Y5, Y5
+	VADDPS  Y6, Y4, Y4
 	ADDQ    $0x08, R9
 	CMPQ    R9, AX
 	JLT     vector_sources
 
 vector_sources_end:
-	VPSRLD   $0x10, Y4, Y5
-	VPAND    Y1, Y5, Y5
-	VPADDD   Y2, Y4, Y4
-	VPADDD   Y5, Y4, Y4
-	VPSRLD   $0x10, Y3, Y5
-	VPAND    Y1, Y5, Y5
-	VPADDD   Y2, Y3, Y3
-	VPADDD   Y5, Y3, Y3
-	VPSRLD   $0x10, Y4, Y4
-	VPBLENDW $0xaa, Y3, Y4, Y4
+	VDIVPS   Y0, Y5, Y5
+	VPSRLD   $0x10, Y5, Y6
+	VPAND    Y2, Y6, Y6
+	VPADDD   Y3, Y5, Y5
+	VPADDD   Y6, Y5, Y5
+	VDIVPS   Y0, Y4, Y4
+	VPSRLD   $0x10, Y4, Y6
+	VPAND    Y2, Y6, Y6
+	VPADDD   Y3, Y4, Y4
+	VPADDD   Y6, Y4, Y4
+	VPSRLD   $0x10, Y5, Y5
+	VPBLENDW $0xaa, Y4, Y5, Y5
 	MOVQ     CX, R9
 	CMPQ     R9, DX
 	JGE      vector_stores_end
 
 vector_stores:
 	MOVQ    (R9), R8
-	VMOVDQU Y4, (R8)(SI*1)
+	VMOVDQU Y5, (R8)(SI*1)
 	ADDQ    $0x08, R9
 	CMPQ    R9, DX
 	JLT     vector_stores
@@ -4029,42 +2872,44 @@ tail:
 	TESTQ   $0x00000008, DI
 	JZ      below8
 	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X3
-	VPSLLD  $0x10, X3, X4
-	VPAND   X0, X3, X3
+	VMOVDQU (R8)(SI*1), X4
+	VPSLLD  $0x10, X4, X5
+	VPAND   X1, X4, X4
 	LEAQ    8(BX), R9
 	CMPQ    R9, AX
 	JGE     tail8_sources_end
 
 tail8_sources:
 	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X5
-	VPSLLD  $0x10, X5, X6
-	VPAND   X0, X5, X5
-	VMULPS  X6, X4, X4
-	VMULPS  X5, X3, X3
+	VMOVDQU (R8)(SI*1), X6
+	VPSLLD  $0x10, X6, X7
+	VPAND   X1, X6, X6
+	VADDPS  X7, X5, X5
+	VADDPS  X6, X4, X4
 	ADDQ    $0x08, R9
 	CMPQ    R9, AX
 	JLT     tail8_sources
 
 tail8_sources_end:
-	VPSRLD   $0x10, X4, X5
-	VPAND    X1, X5, X5
-	VPADDD   X2, X4, X4
-	VPADDD   X5, X4, X4
-	VPSRLD   $0x10, X3, X5
-	VPAND    X1, X5, X5
-	VPADDD   X2, X3, X3
-	VPADDD   X5, X3, X3
-	VPSRLD   $0x10, X4, X4
-	VPBLENDW $0xaa, X3, X4, X4
+	VDIVPS   X0, X5, X5
+	VPSRLD   $0x10, X5, X6
+	VPAND    X2, X6, X6
+	VPADDD   X3, X5, X5
+	VPADDD   X6, X5, X5
+	VDIVPS   X0, X4, X4
+	VPSRLD   $0x10, X4, X6
+	VPAND    X2, X6, X6
+	VPADDD   X3, X4, X4
+	VPADDD   X6, X4, X4
+	VPSRLD   $0x10, X5, X5
+	VPBLENDW $0xaa, X4, X5, X5
 	MOVQ     CX, R9
 	CMPQ     R9, DX
 	JGE      tail8_stores_end
 
 tail8_stores:
 	MOVQ    (R9), R8
-	VMOVDQU X4, (R8)(SI*1)
+	VMOVDQU X5, (R8)(SI*1)
 	ADDQ    $0x08, R9
 	CMPQ    R9, DX
 	JLT     tail8_stores
@@ -4077,42 +2922,44 @@ below8:
 	TESTQ  $0x00000004, DI
 	JZ     below4
 	MOVQ   (BX), R8
-	VMOVQ  (R8)(SI*1), X3
-	VPSLLD $0x10, X3, X4
-	VPAND  X0, X3, X3
+	VMOVQ  (R8)(SI*1), X4
+	VPSLLD $0x10, X4, X5
+	VPAND  X1, X4, X4
 	LEAQ   8(BX), R9
 	CMPQ   R9, AX
 	JGE    tail4_sources_end
 
 tail4_sources:
 	MOVQ   (R9), R8
-	VMOVQ  (R8)(SI*1), X5
-	VPSLLD $0x10, X5, X6
-	VPAND  X0, X5, X5
-	VMULPS X6, X4, X4
-	VMULPS X5, X3, X3
+	VMOVQ  (R8)(SI*1), X6
+	VPSLLD $0x10, X6, X7
+	VPAND  X1, X6, X6
+	VADDPS X7, X5, X5
+	VADDPS X6, X4, X4
 	ADDQ   $0x08, R9
 	CMPQ   R9, AX
 	JLT    tail4_sources
 
 tail4_sources_end:
-	VPSRLD   $0x10, X4, X5
-	VPAND    X1, X5, X5
-	VPADDD   X2, X4, X4
-	VPADDD   X5, X4, X4
-	VPSRLD   $0x10, X3, X5
-	VPAND    X1, X5, X5
-	VPADDD   X2, X3, X3
-	VPADDD   X5, X3, X3
-	VPSRLD   $0x10, X4, X4
-	VPBLENDW $0xaa, X3, X4, X4
+	VDIVPS   X0, X5, X5
+	VPSRLD   $0x10, X5, X6
+	VPAND    X2, X6, X6
+	VPADDD   X3, X5, X5
+	VPADDD   X6, X5, X5
+	VDIVPS   X0, X4, X4
+	VPSRLD   $0x10, X4, X6
+	VPAND    X2, X6, X6
+	VPADDD   X3, X4, X4
+	VPADDD   X6, X4, X4
+	VPSRLD   $0x10, X5, X5
+	VPBLENDW $0xaa, X4, X5, X5
 	MOVQ     CX, R9
 	CMPQ     R9, DX
 	JGE      tail4_stores_end
 
 tail4_stores:
 	MOVQ  (R9), R8
-	VMOVQ X4, (R8)(SI*1)
+	VMOVQ X5, (R8)(SI*1)
 	ADDQ  $0x08, R9
 	CMPQ  R9, DX
 	JLT   tail4_stores
@@ -4125,42 +2972,44 @@ below4:
 	TESTQ  $0x00000002, DI
 	JZ     below2
 	MOVQ   (BX), R8
-	VMOVD  (R8)(SI*1), X3
-	VPSLLD $0x10, X3, X4
-	VPAND  X0, X3, X3
+	VMOVD  (R8)(SI*1), X4
+	VPSLLD $0x10, X4, X5
+	VPAND  X1, X4, X4
 	LEAQ   8(BX), R9
 	CMPQ   R9, AX
 	JGE    tail2_sources_end
 
 tail2_sources:
 	MOVQ   (R9), R8
-	VMOVD  (R8)(SI*1), X5
-	VPSLLD $0x10, X5, X6
-	VPAND  X0, X5, X5
-	VMULPS X6, X4, X4
-	VMULPS X5, X3, X3
+	VMOVD  (R8)(SI*1), X6
+	VPSLLD $0x10, X6, X7
+	VPAND  X1, X6, X6
+	VADDPS X7, X5, X5
+	VADDPS X6, X4, X4
 	ADDQ   $0x08, R9
 	CMPQ   R9, AX
 	JLT    tail2_sources
 
 tail2_sources_end:
-	VPSRLD   $0x10, X4, X5
-	VPAND    X1, X5, X5
-	VPADDD   X2, X4, X4
-	VPADDD   X5, X4, X4
-	VPSRLD   $0x10, X3, X5
-	VPAND    X1, X5, X5
-	VPADDD   X2, X3, X3
-	VPADDD   X5, X3, X3
-	VPSRLD   $0x10, X4, X4
-	VPBLENDW $0xaa, X3, X4, X4
+	VDIVPS   X0, X5, X5
+	VPSRLD   $0x10, X5, X6
+	VPAND    X2, X6, X6
+	VPADDD   X3, X5, X5
+	VPADDD   X6, X5, X5
+	VDIVPS   X0, X4, X4
+	VPSRLD   $0x10, X4, X6
+	VPAND    X2, X6, X6
+	VPADDD   X3, X4, X4
+	VPADDD   X6, X4, X4
+	VPSRLD   $0x10, X5, X5
+	VPBLENDW $0xaa, X4, X5, X5
 	MOVQ     CX, R9
 	CMPQ     R9, DX
 	JGE      tail2_stores_end
 
 tail2_stores:
 	MOVQ  (R9), R8
-	VMOVD X4, (R8)(SI*1)
+	VMOVD X5, (R8)(SI*1)
 	ADDQ  $0x08, R9
 	CMPQ  R9, DX
 	JLT   tail2_stores
@@ -4173,1458 +3022,52 @@ below2:
 	TESTQ   $0x00000001, DI
 	JZ      below1
 	MOVQ    (BX), R8
-	VPXOR   X3, X3, X3
-	VPINSRW $0x00, (R8)(SI*1), X3, X3
-	VPSLLD  $0x10, X3, X4
-	VPAND   X0, X3, X3
+	VPXOR   X4, X4, X4
+	VPINSRW $0x00, (R8)(SI*1), X4, X4
+	VPSLLD  $0x10, X4, X5
+	VPAND   X1, X4, X4
 	LEAQ    8(BX), BX
 	CMPQ    BX, AX
 	JGE     tail1_sources_end
 
 tail1_sources:
 	MOVQ    (BX), R8
-	VPXOR   X5, X5, X5
-	VPINSRW $0x00, (R8)(SI*1), X5, X5
-	VPSLLD  $0x10, X5, X6
-	VPAND   X0, X5, X5
-	VMULPS  X6, X4, X4
-	VMULPS  X5, X3, X3
+	VPXOR   X6, X6, X6
+	VPINSRW $0x00, (R8)(SI*1), X6, X6
+	VPSLLD  $0x10, X6, X7
+	VPAND   X1, X6, X6
+	VADDPS  X7, X5, X5
+	VADDPS  X6, X4, X4
 	ADDQ    $0x08, BX
 	CMPQ    BX, AX
 	JLT     tail1_sources
 
 tail1_sources_end:
+	VDIVPS   X0, X5, X5
+	VPSRLD   $0x10, X5, X1
+	VPAND    X2, X1, X1
+	VPADDD   X3, X5, X5
+	VPADDD   X1, X5, X5
+	VDIVPS   X0, X4, X4
 	VPSRLD   $0x10, X4, X0
-	VPAND    X1, X0, X0
-	VPADDD   X2, X4, X4
+	VPAND    X2, X0, X0
+	VPADDD   X3, X4, X4
 	VPADDD   X0, X4, X4
-	VPSRLD   $0x10, X3, X0
-	VPAND    X1, X0, X0
-	VPADDD   X2, X3, X3
-	VPADDD   X0, X3, X3
-	VPSRLD   $0x10, X4, X4
-	VPBLENDW $0xaa, X3, X4, X4
+	VPSRLD   $0x10, X5, X5
+	VPBLENDW $0xaa, X4, X5, X5
 	MOVQ     CX, BX
 	CMPQ     BX, DX
 	JGE      tail1_stores_end
 
 tail1_stores:
 	MOVQ    (BX), R8
-	VPEXTRW $0x00, X4, (R8)(SI*1)
+	VPEXTRW $0x00, X5, (R8)(SI*1)
 	ADDQ    $0x08, BX
 	CMPQ    BX, DX
 	JLT     tail1_stores
 
 tail1_stores_end:
 	ADDQ $0x00000002, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func prodFP8E4M3<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, F16C, MMX+
-TEXT ·prodFP8E4M3<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000020
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	VPMOVZXBW   (R8)(SI*1), X0
-	VPAND       lanes00800080<>+0(SB), X0, X1
-	VPSLLW      $0x08, X1, X1
-	VPAND       lanes007f007f<>+0(SB), X0, X0
-	VPCMPEQW    lanes007f007f<>+0(SB), X0, X2
-	VPSRLW      $0x01, X2, X2
-	VPSLLW      $0x07, X0, X0
-	VPOR        X2, X0, X0
-	VPOR        X1, X0, X0
-	VCVTPH2PS   X0, Y0
-	VMULPS      lanes43800000<>+0(SB), Y0, Y0
-	VPMOVZXBW   8(R8)(SI*1), X1
-	VPAND       lanes00800080<>+0(SB), X1, X2
-	VPSLLW      $0x08, X2, X2
-	VPAND       lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW    lanes007f007f<>+0(SB), X1, X3
-	VPSRLW      $0x01, X3, X3
-	VPSLLW      $0x07, X1, X1
-	VPOR        X3, X1, X1
-	VPOR        X2, X1, X1
-	VCVTPH2PS   X1, Y1
-	VMULPS      lanes43800000<>+0(SB), Y1, Y1
-	VPMOVZXBW   16(R8)(SI*1), X2
-	VPAND       lanes00800080<>+0(SB), X2, X3
-	VPSLLW      $0x08, X3, X3
-	VPAND       lanes007f007f<>+0(SB), X2, X2
-	VPCMPEQW    lanes007f007f<>+0(SB), X2, X4
-	VPSRLW      $0x01, X4, X4
-	VPSLLW      $0x07, X2, X2
-	VPOR        X4, X2, X2
-	VPOR        X3, X2, X2
-	VCVTPH2PS   X2, Y2
-	VMULPS      lanes43800000<>+0(SB), Y2, Y2
-	VPMOVZXBW   24(R8)(SI*1), X3
-	VPAND       lanes00800080<>+0(SB), X3, X4
-	VPSLLW      $0x08, X4, X4
-	VPAND       lanes007f007f<>+0(SB), X3, X3
-	VPCMPEQW    lanes007f007f<>+0(SB), X3, X5
-	VPSRLW      $0x01, X5, X5
-	VPSLLW      $0x07, X3, X3
-	VPOR        X5, X3, X3
-	VPOR        X4, X3, X3
-	VCVTPH2PS   X3, Y3
-	VMULPS      lanes43800000<>+0(SB), Y3, Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	VPMOVZXBW   (R8)(SI*1), X4
-	VPAND       lanes00800080<>+0(SB), X4, X5
-	VPSLLW      $0x08, X5, X5
-	VPAND       lanes007f007f<>+0(SB), X4, X4
-	VPCMPEQW    lanes007f007f<>+0(SB), X4, X6
-	VPSRLW      $0x01, X6, X6
-	VPSLLW      $0x07, X4, X4
-	VPOR        X6, X4, X4
-	VPOR        X5, X4, X4
-	VCVTPH2PS   X4, Y4
-	VMULPS      lanes43800000<>+0(SB), Y4, Y4
-	VMULPS      Y4, Y0, Y0
-	VPMOVZXBW   8(R8)(SI*1), X4
-	VPAND       lanes00800080<>+0(SB), X4, X5
-	VPSLLW      $0x08, X5, X5
-	VPAND       lanes007f007f<>+0(SB), X4, X4
-	VPCMPEQW    lanes007f007f<>+0(SB), X4, X6
-	VPSRLW      $0x01, X6, X6
-	VPSLLW      $0x07, X4, X4
-	VPOR        X6, X4, X4
-	VPOR        X5, X4, X4
-	VCVTPH2PS   X4, Y4
-	VMULPS      lanes43800000<>+0(SB), Y4, Y4
-	VMULPS      Y4, Y1, Y1
-	VPMOVZXBW   16(R8)(SI*1), X4
-	VPAND       lanes00800080<>+0(SB), X4, X5
-	VPSLLW      $0x08, X5, X5
-	VPAND       lanes007f007f<>+0(SB), X4, X4
-	VPCMPEQW    lanes007f007f<>+0(SB), X4, X6
-	VPSRLW      $0x01, X6, X6
-	VPSLLW      $0x07, X4, X4
-	VPOR        X6, X4, X4
-	VPOR        X5, X4, X4
-	VCVTPH2PS   X4, Y4
-	VMULPS      lanes43800000<>+0(SB), Y4, Y4
-	VMULPS      Y4, Y2, Y2
-	VPMOVZXBW   24(R8)(SI*1), X4
-	VPAND       lanes00800080<>+0(SB), X4, X5
-	VPSLLW      $0x08, X5, X5
-	VPAND       lanes007f007f<>+0(SB), X4, X4
-	VPCMPEQW    lanes007f007f<>+0(SB), X4, X6
-	VPSRLW      $0x01, X6, X6
-	VPSLLW      $0x07, X4, X4
-	VPOR        X6, X4, X4
-	VPOR        X5, X4, X4
-	VCVTPH2PS   X4, Y4
-	VMULPS      lanes43800000<>+0(SB), Y4, Y4
-	VMULPS      Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	VPSRLD    $0x18, Y0, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
-	VCMPPS    $0x03, Y0, Y0, Y5
-	VMINPS    lanes43e00000<>+0(SB), Y0, Y0
-	VADDPS    lanes46800000<>+0(SB), Y0, Y7
-	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y0, Y6
-	VPSRLD    $0x14, Y0, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc407ffff<>+0(SB), Y0, Y0
-	VPADDD    Y8, Y0, Y0
-	VPSRLD    $0x14, Y0, Y0
-	VBLENDVPS Y6, Y0, Y7, Y0
-	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y0, Y0
-	VPOR      Y4, Y0, Y0
-	VPSRLD    $0x18, Y1, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y5
-	VMINPS    lanes43e00000<>+0(SB), Y1, Y1
-	VADDPS    lanes46800000<>+0(SB), Y1, Y7
-	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y1, Y6
-	VPSRLD    $0x14, Y1, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc407ffff<>+0(SB), Y1, Y1
-	VPADDD    Y8, Y1, Y1
-	VPSRLD    $0x14, Y1, Y1
-	VBLENDVPS Y6, Y1, Y7, Y1
-	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y1, Y1
-	VPOR      Y4, Y1, Y1
-	VPSRLD    $0x18, Y2, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y2, Y5
-	VMINPS    lanes43e00000<>+0(SB), Y2, Y2
-	VADDPS    lanes46800000<>+0(SB), Y2, Y7
-	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y2, Y6
-	VPSRLD    $0x14, Y2, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc407ffff<>+0(SB), Y2, Y2
-	VPADDD    Y8, Y2, Y2
-	VPSRLD    $0x14, Y2, Y2
-	VBLENDVPS Y6, Y2, Y7, Y2
-	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y2, Y2
-	VPOR      Y4, Y2, Y2
-	VPSRLD    $0x18, Y3, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y3, Y3
-	VCMPPS    $0x03, Y3, Y3, Y5
-	VMINPS    lanes43e00000<>+0(SB), Y3, Y3
-	VADDPS    lanes46800000<>+0(SB), Y3, Y7
-	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y3, Y6
-	VPSRLD    $0x14, Y3, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc407ffff<>+0(SB), Y3, Y3
-	VPADDD    Y8, Y3, Y3
-	VPSRLD    $0x14, Y3, Y3
-	VBLENDVPS Y6, Y3, Y7, Y3
-	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y3, Y3
-	VPOR      Y4, Y3, Y3
-	VPACKUSDW Y1, Y0, Y0
-	VPACKUSDW Y3, Y2, Y2
-	VPACKUSWB Y2, Y0, Y0
-	VMOVDQU   interleave<>+0(SB), Y1
-	VPERMD    Y0, Y1, Y0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ      DI, $0x00000020
-	JLT       vectors
-	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X0
-	VPAND     lanes00800080<>+0(SB), X0, X1
-	VPSLLW    $0x08, X1, X1
-	VPAND     lanes007f007f<>+0(SB), X0, X0
-	VPCMPEQW  lanes007f007f<>+0(SB), X0, X2
-	VPSRLW    $0x01, X2, X2
-	VPSLLW    $0x07, X0, X0
-	VPOR      X2, X0, X0
-	VPOR      X1, X0, X0
-	VCVTPH2PS X0, Y0
-	VMULPS    lanes43800000<>+0(SB), Y0, Y0
-	VPMOVZXBW 8(R8)(SI*1), X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, Y1
-	VMULPS    lanes43800000<>+0(SB), Y1, Y1
-	VPMOVZXBW 16(R8)(SI*1), X2
-	VPAND     lanes00800080<>+0(SB), X2, X3
-	VPSLLW    $0x08, X3, X3
-	VPAND     lanes007f007f<>+0(SB), X2, X2
-	VPCMPEQW  lanes007f007f<>+0(SB), X2, X4
-	VPSRLW    $0x01, X4, X4
-	VPSLLW    $0x07, X2, X2
-	VPOR      X4, X2, X2
-	VPOR      X3, X2, X2
-	VCVTPH2PS X2, Y2
-	VMULPS    lanes43800000<>+0(SB), Y2, Y2
-	VPMOVZXBW 24(R8)(SI*1), X3
-	VPAND     lanes00800080<>+0(SB), X3, X4
-	VPSLLW    $0x08, X4, X4
-	VPAND     lanes007f007f<>+0(SB), X3, X3
-	VPCMPEQW  lanes007f007f<>+0(SB), X3, X5
-	VPSRLW    $0x01, X5, X5
-	VPSLLW    $0x07, X3, X3
-	VPOR      X5, X3, X3
-	VPOR      X4, X3, X3
-	VCVTPH2PS X3, Y3
-	VMULPS    lanes43800000<>+0(SB), Y3, Y3
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       group_sources_end
-
-group_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X4
-	VPAND     lanes00800080<>+0(SB), X4, X5
-	VPSLLW    $0x08, X5, X5
-	VPAND     lanes007f007f<>+0(SB), X4, X4
-	VPCMPEQW  lanes007f007f<>+0(SB), X4, X6
-	VPSRLW    $0x01, X6, X6
-	VPSLLW    $0x07, X4, X4
-	VPOR      X6, X4, X4
-	VPOR      X5, X4, X4
-	VCVTPH2PS X4, Y4
-	VMULPS    lanes43800000<>+0(SB), Y4, Y4
-	VMULPS    Y4, Y0, Y0
-	VPMOVZXBW 8(R8)(SI*1), X4
-	VPAND     lanes00800080<>+0(SB), X4, X5
-	VPSLLW    $0x08, X5, X5
-	VPAND     lanes007f007f<>+0(SB), X4, X4
-	VPCMPEQW  lanes007f007f<>+0(SB), X4, X6
-	VPSRLW    $0x01, X6, X6
-	VPSLLW    $0x07, X4, X4
-	VPOR      X6, X4, X4
-	VPOR      X5, X4, X4
-	VCVTPH2PS X4, Y4
-	VMULPS    lanes43800000<>+0(SB), Y4, Y4
-	VMULPS    Y4, Y1, Y1
-	VPMOVZXBW 16(R8)(SI*1), X4
-	VPAND     lanes00800080<>+0(SB), X4, X5
-	VPSLLW    $0x08, X5, X5
-	VPAND     lanes007f007f<>+0(SB), X4, X4
-	VPCMPEQW  lanes007f007f<>+0(SB), X4, X6
-	VPSRLW    $0x01, X6, X6
-	VPSLLW    $0x07, X4, X4
-	VPOR      X6, X4, X4
-	VPOR      X5, X4, X4
-	VCVTPH2PS X4, Y4
-	VMULPS    lanes43800000<>+0(SB), Y4, Y4
-	VMULPS    Y4, Y2, Y2
-	VPMOVZXBW 24(R8)(SI*1), X4
-	VPAND     lanes00800080<>+0(SB), X4, X5
-	VPSLLW    $0x08, X5, X5
-	VPAND     lanes007f007f<>+0(SB), X4, X4
-	VPCMPEQW  lanes007f007f<>+0(SB), X4, X6
-	VPSRLW    $0x01, X6, X6
-	VPSLLW    $0x07, X4, X4
-	VPOR      X6, X4, X4
-	VPOR      X5, X4, X4
-	VCVTPH2PS X4, Y4
-	VMULPS    lanes43800000<>+0(SB), Y4, Y4
-	VMULPS    Y4, Y3, Y3
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       group_sources
-
-group_sources_end:
-	VPSRLD    $0x18, Y0, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
-	VCMPPS    $0x03, Y0, Y0, Y5
-	VMINPS    lanes43e00000<>+0(SB), Y0, Y0
-	VADDPS    lanes46800000<>+0(SB), Y0, Y7
-	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y0, Y6
-	VPSRLD    $0x14, Y0, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc407ffff<>+0(SB), Y0, Y0
-	VPADDD    Y8, Y0, Y0
-	VPSRLD    $0x14, Y0, Y0
-	VBLENDVPS Y6, Y0, Y7, Y0
-	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y0, Y0
-	VPOR      Y4, Y0, Y0
-	VPSRLD    $0x18, Y1, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y5
-	VMINPS    lanes43e00000<>+0(SB), Y1, Y1
-	VADDPS    lanes46800000<>+0(SB), Y1, Y7
-	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y1, Y6
-	VPSRLD    $0x14, Y1, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc407ffff<>+0(SB), Y1, Y1
-	VPADDD    Y8, Y1, Y1
-	VPSRLD    $0x14, Y1, Y1
-	VBLENDVPS Y6, Y1, Y7, Y1
-	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y1, Y1
-	VPOR      Y4, Y1, Y1
-	VPSRLD    $0x18, Y2, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y2, Y5
-	VMINPS    lanes43e00000<>+0(SB), Y2, Y2
-	VADDPS    lanes46800000<>+0(SB), Y2, Y7
-	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y2, Y6
-	VPSRLD    $0x14, Y2, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc407ffff<>+0(SB), Y2, Y2
-	VPADDD    Y8, Y2, Y2
-	VPSRLD    $0x14, Y2, Y2
-	VBLENDVPS Y6, Y2, Y7, Y2
-	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y2, Y2
-	VPOR      Y4, Y2, Y2
-	VPSRLD    $0x18, Y3, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y3, Y3
-	VCMPPS    $0x03, Y3, Y3, Y5
-	VMINPS    lanes43e00000<>+0(SB), Y3, Y3
-	VADDPS    lanes46800000<>+0(SB), Y3, Y7
-	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y3, Y6
-	VPSRLD    $0x14, Y3, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc407ffff<>+0(SB), Y3, Y3
-	VPADDD    Y8, Y3, Y3
-	VPSRLD    $0x14, Y3, Y3
-	VBLENDVPS Y6, Y3, Y7, Y3
-	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y3, Y3
-	VPOR      Y4, Y3, Y3
-	VPACKUSDW Y1, Y0, Y0
-	VPACKUSDW Y3, Y2, Y2
-	VPACKUSWB Y2, Y0, Y0
-	VMOVDQU   interleave<>+0(SB), Y1
-	VPERMD    Y0, Y1, Y0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  groups
-
-vectors:
-	TESTQ     $0x00000010, DI
-	JZ        below16
-	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X0
-	VPAND     lanes00800080<>+0(SB), X0, X1
-	VPSLLW    $0x08, X1, X1
-	VPAND     lanes007f007f<>+0(SB), X0, X0
-	VPCMPEQW  lanes007f007f<>+0(SB), X0, X2
-	VPSRLW    $0x01, X2, X2
-	VPSLLW    $0x07, X0, X0
-	VPOR      X2, X0, X0
-	VPOR      X1, X0, X0
-	VCVTPH2PS X0, Y0
-	VMULPS    lanes43800000<>+0(SB), Y0, Y0
-	VPMOVZXBW 8(R8)(SI*1), X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, Y1
-	VMULPS    lanes43800000<>+0(SB), Y1, Y1
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail16_sources_end
-
-tail16_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X2
-	VPAND     lanes00800080<>+0(SB), X2, X3
-	VPSLLW    $0x08, X3, X3
-	VPAND     lanes007f007f<>+0(SB), X2, X2
-	VPCMPEQW  lanes007f007f<>+0(SB), X2, X4
-	VPSRLW    $0x01, X4, X4
-	VPSLLW    $0x07, X2, X2
-	VPOR      X4, X2, X2
-	VPOR      X3, X2, X2
-	VCVTPH2PS X2, Y2
-	VMULPS    lanes43800000<>+0(SB), Y2, Y2
-	VMULPS    Y2, Y0, Y0
-	VPMOVZXBW 8(R8)(SI*1), X2
-	VPAND     lanes00800080<>+0(SB), X2, X3
-	VPSLLW    $0x08, X3, X3
-	VPAND     lanes007f007f<>+0(SB), X2, X2
-	VPCMPEQW  lanes007f007f<>+0(SB), X2, X4
-	VPSRLW    $0x01, X4, X4
-	VPSLLW    $0x07, X2, X2
-	VPOR      X4, X2, X2
-	VPOR      X3, X2, X2
-	VCVTPH2PS X2, Y2
-	VMULPS    lanes43800000<>+0(SB), Y2, Y2
-	VMULPS    Y2, Y1, Y1
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail16_sources
-
-tail16_sources_end:
-	VPSRLD    $0x18, Y0, Y2
-	VPAND     lanes00000080<>+0(SB), Y2, Y2
-	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
-	VCMPPS    $0x03, Y0, Y0, Y3
-	VMINPS    lanes43e00000<>+0(SB), Y0, Y0
-	VADDPS    lanes46800000<>+0(SB), Y0, Y5
-	VPSUBD    lanes46800000<>+0(SB), Y5, Y5
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y0, Y4
-	VPSRLD    $0x14, Y0, Y6
-	VPAND     lanes00000001<>+0(SB), Y6, Y6
-	VPADDD    lanesc407ffff<>+0(SB), Y0, Y0
-	VPADDD    Y6, Y0, Y0
-	VPSRLD    $0x14, Y0, Y0
-	VBLENDVPS Y4, Y0, Y5, Y0
-	VBLENDVPS Y3, lanes0000007f<>+0(SB), Y0, Y0
-	VPOR      Y2, Y0, Y0
-	VPSRLD    $0x18, Y1, Y2
-	VPAND     lanes00000080<>+0(SB), Y2, Y2
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y3
-	VMINPS    lanes43e00000<>+0(SB), Y1, Y1
-	VADDPS    lanes46800000<>+0(SB), Y1, Y5
-	VPSUBD    lanes46800000<>+0(SB), Y5, Y5
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y1, Y4
-	VPSRLD    $0x14, Y1, Y6
-	VPAND     lanes00000001<>+0(SB), Y6, Y6
-	VPADDD    lanesc407ffff<>+0(SB), Y1, Y1
-	VPADDD    Y6, Y1, Y1
-	VPSRLD    $0x14, Y1, Y1
-	VBLENDVPS Y4, Y1, Y5, Y1
-	VBLENDVPS Y3, lanes0000007f<>+0(SB), Y1, Y1
-	VPOR      Y2, Y1, Y1
-	VPACKUSDW Y1, Y0, Y0
-	VPACKUSWB Y0, Y0, Y0
-	VMOVDQU   interleave<>+0(SB), Y1
-	VPERMD    Y0, Y1, Y0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail16_stores_end
-
-tail16_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail16_stores
-
-tail16_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000010, DI
-
-below16:
-	TESTQ     $0x00000008, DI
-	JZ        below8
-	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X0
-	VPAND     lanes00800080<>+0(SB), X0, X1
-	VPSLLW    $0x08, X1, X1
-	VPAND     lanes007f007f<>+0(SB), X0, X0
-	VPCMPEQW  lanes007f007f<>+0(SB), X0, X2
-	VPSRLW    $0x01, X2, X2
-	VPSLLW    $0x07, X0, X0
-	VPOR      X2, X0, X0
-	VPOR      X1, X0, X0
-	VCVTPH2PS X0, Y0
-	VMULPS    lanes43800000<>+0(SB), Y0, Y0
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail8_sources_end
-
-tail8_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, Y1
-	VMULPS    lanes43800000<>+0(SB), Y1, Y1
-	VMULPS    Y1, Y0, Y0
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail8_sources
-
-tail8_sources_end:
-	VPSRLD    $0x18, Y0, Y1
-	VPAND     lanes00000080<>+0(SB), Y1, Y1
-	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
-	VCMPPS    $0x03, Y0, Y0, Y2
-	VMINPS    lanes43e00000<>+0(SB), Y0, Y0
-	VADDPS    lanes46800000<>+0(SB), Y0, Y4
-	VPSUBD    lanes46800000<>+0(SB), Y4, Y4
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y0, Y3
-	VPSRLD    $0x14, Y0, Y5
-	VPAND     lanes00000001<>+0(SB), Y5, Y5
-	VPADDD    lanesc407ffff<>+0(SB), Y0, Y0
-	VPADDD    Y5, Y0, Y0
-	VPSRLD    $0x14, Y0, Y0
-	VBLENDVPS Y3, Y0, Y4, Y0
-	VBLENDVPS Y2, lanes0000007f<>+0(SB), Y0, Y0
-	VPOR      Y1, Y0, Y0
-	VPACKUSDW Y0, Y0, Y0
-	VPACKUSWB Y0, Y0, Y0
-	VMOVDQU   interleave<>+0(SB), Y1
-	VPERMD    Y0, Y1, Y0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail8_stores_end
-
-tail8_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ     $0x00000004, DI
-	JZ        below4
-	MOVQ      (BX), R8
-	VMOVD     (R8)(SI*1), X0
-	VPMOVZXBW X0, X0
-	VPAND     lanes00800080<>+0(SB), X0, X1
-	VPSLLW    $0x08, X1, X1
-	VPAND     lanes007f007f<>+0(SB), X0, X0
-	VPCMPEQW  lanes007f007f<>+0(SB), X0, X2
-	VPSRLW    $0x01, X2, X2
-	VPSLLW    $0x07, X0, X0
-	VPOR      X2, X0, X0
-	VPOR      X1, X0, X0
-	VCVTPH2PS X0, X0
-	VMULPS    lanes43800000<>+0(SB), X0, X0
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail4_sources_end
-
-tail4_sources:
-	MOVQ      (R9), R8
-	VMOVD     (R8)(SI*1), X1
-	VPMOVZXBW X1, X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, X1
-	VMULPS    lanes43800000<>+0(SB), X1, X1
-	VMULPS    X1, X0, X0
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail4_sources
-
-tail4_sources_end:
-	VPSRLD    $0x18, X0, X1
-	VPAND     lanes00000080<>+0(SB), X1, X1
-	VPAND     lanes7fffffff<>+0(SB), X0, X0
-	VCMPPS    $0x03, X0, X0, X2
-	VMINPS    lanes43e00000<>+0(SB), X0, X0
-	VADDPS    lanes46800000<>+0(SB), X0, X4
-	VPSUBD    lanes46800000<>+0(SB), X4, X4
-	VPCMPGTD  lanes3c7fffff<>+0(SB), X0, X3
-	VPSRLD    $0x14, X0, X5
-	VPAND     lanes00000001<>+0(SB), X5, X5
-	VPADDD    lanesc407ffff<>+0(SB), X0, X0
-	VPADDD    X5, X0, X0
-	VPSRLD    $0x14, X0, X0
-	VBLENDVPS X3, X0, X4, X0
-	VBLENDVPS X2, lanes0000007f<>+0(SB), X0, X0
-	VPOR      X1, X0, X0
-	VPACKUSDW X0, X0, X0
-	VPACKUSWB X0, X0, X0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ     $0x00000002, DI
-	JZ        below2
-	MOVQ      (BX), R8
-	VPXOR     X0, X0, X0
-	VPINSRW   $0x00, (R8)(SI*1), X0, X0
-	VPMOVZXBW X0, X0
-	VPAND     lanes00800080<>+0(SB), X0, X1
-	VPSLLW    $0x08, X1, X1
-	VPAND     lanes007f007f<>+0(SB), X0, X0
-	VPCMPEQW  lanes007f007f<>+0(SB), X0, X2
-	VPSRLW    $0x01, X2, X2
-	VPSLLW    $0x07, X0, X0
-	VPOR      X2, X0, X0
-	VPOR      X1, X0, X0
-	VCVTPH2PS X0, X0
-	VMULPS    lanes43800000<>+0(SB), X0, X0
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail2_sources_end
-
-tail2_sources:
-	MOVQ      (R9), R8
-	VPXOR     X1, X1, X1
-	VPINSRW   $0x00, (R8)(SI*1), X1, X1
-	VPMOVZXBW X1, X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, X1
-	VMULPS    lanes43800000<>+0(SB), X1, X1
-	VMULPS    X1, X0, X0
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail2_sources
-
-tail2_sources_end:
-	VPSRLD    $0x18, X0, X1
-	VPAND     lanes00000080<>+0(SB), X1, X1
-	VPAND     lanes7fffffff<>+0(SB), X0, X0
-	VCMPPS    $0x03, X0, X0, X2
-	VMINPS    lanes43e00000<>+0(SB), X0, X0
-	VADDPS    lanes46800000<>+0(SB), X0, X4
-	VPSUBD    lanes46800000<>+0(SB), X4, X4
-	VPCMPGTD  lanes3c7fffff<>+0(SB), X0, X3
-	VPSRLD    $0x14, X0, X5
-	VPAND     lanes00000001<>+0(SB), X5, X5
-	VPADDD    lanesc407ffff<>+0(SB), X0, X0
-	VPADDD    X5, X0, X0
-	VPSRLD    $0x14, X0, X0
-	VBLENDVPS X3, X0, X4, X0
-	VBLENDVPS X2, lanes0000007f<>+0(SB), X0, X0
-	VPOR      X1, X0, X0
-	VPACKUSDW X0, X0, X0
-	VPACKUSWB X0, X0, X0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VPEXTRW $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ     $0x00000001, DI
-	JZ        below1
-	MOVQ      (BX), R8
-	VPXOR     X0, X0, X0
-	VPINSRB   $0x00, (R8)(SI*1), X0, X0
-	VPMOVZXBW X0, X0
-	VPAND     lanes00800080<>+0(SB), X0, X1
-	VPSLLW    $0x08, X1, X1
-	VPAND     lanes007f007f<>+0(SB), X0, X0
-	VPCMPEQW  lanes007f007f<>+0(SB), X0, X2
-	VPSRLW    $0x01, X2, X2
-	VPSLLW    $0x07, X0, X0
-	VPOR      X2, X0, X0
-	VPOR      X1, X0, X0
-	VCVTPH2PS X0, X0
-	VMULPS    lanes43800000<>+0(SB), X0, X0
-	LEAQ      8(BX), BX
-	CMPQ      BX, AX
-	JGE       tail1_sources_end
-
-tail1_sources:
-	MOVQ      (BX), R8
-	VPXOR     X1, X1, X1
-	VPINSRB   $0x00, (R8)(SI*1), X1, X1
-	VPMOVZXBW X1, X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, X1
-	VMULPS    lanes43800000<>+0(SB), X1, X1
-	VMULPS    X1, X0, X0
-	ADDQ      $0x08, BX
-	CMPQ      BX, AX
-	JLT       tail1_sources
-
-tail1_sources_end:
-	VPSRLD    $0x18, X0, X1
-	VPAND     lanes00000080<>+0(SB), X1, X1
-	VPAND     lanes7fffffff<>+0(SB), X0, X0
-	VCMPPS    $0x03, X0, X0, X2
-	VMINPS    lanes43e00000<>+0(SB), X0, X0
-	VADDPS    lanes46800000<>+0(SB), X0, X4
-	VPSUBD    lanes46800000<>+0(SB), X4, X4
-	VPCMPGTD  lanes3c7fffff<>+0(SB), X0, X3
-	VPSRLD    $0x14, X0, X5
-	VPAND     lanes00000001<>+0(SB), X5, X5
-	VPADDD    lanesc407ffff<>+0(SB), X0, X0
-	VPADDD    X5, X0, X0
-	VPSRLD    $0x14, X0, X0
-	VBLENDVPS X3, X0, X4, X0
-	VBLENDVPS X2, lanes0000007f<>+0(SB), X0, X0
-	VPOR      X1, X0, X0
-	VPACKUSDW X0, X0, X0
-	VPACKUSWB X0, X0, X0
-	MOVQ      CX, BX
-	CMPQ      BX, DX
-	JGE       tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRB $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000001, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func prodFP8E5M2<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, F16C, MMX+
-TEXT ·prodFP8E5M2<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000020
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	VPMOVZXBW   (R8)(SI*1), X0
-	VPSLLW      $0x08, X0, X0
-	VCVTPH2PS   X0, Y0
-	VPMOVZXBW   8(R8)(SI*1), X1
-	VPSLLW      $0x08, X1, X1
-	VCVTPH2PS   X1, Y1
-	VPMOVZXBW   16(R8)(SI*1), X2
-	VPSLLW      $0x08, X2, X2
-	VCVTPH2PS   X2, Y2
-	VPMOVZXBW   24(R8)(SI*1), X3
-	VPSLLW      $0x08, X3, X3
-	VCVTPH2PS   X3, Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	VPMOVZXBW   (R8)(SI*1), X4
-	VPSLLW      $0x08, X4, X4
-	VCVTPH2PS   X4, Y4
-	VMULPS      Y4, Y0, Y0
-	VPMOVZXBW   8(R8)(SI*1), X4
-	VPSLLW      $0x08, X4, X4
-	VCVTPH2PS   X4, Y4
-	VMULPS      Y4, Y1, Y1
-	VPMOVZXBW   16(R8)(SI*1), X4
-	VPSLLW      $0x08, X4, X4
-	VCVTPH2PS   X4, Y4
-	VMULPS      Y4, Y2, Y2
-	VPMOVZXBW   24(R8)(SI*1), X4
-	VPSLLW      $0x08, X4, X4
-	VCVTPH2PS   X4, Y4
-	VMULPS      Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	VPSRLD    $0x18, Y0, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
-	VCMPPS    $0x03, Y0, Y0, Y5
-	VMINPS    lanes47600000<>+0(SB), Y0, Y0
-	VADDPS    lanes43000000<>+0(SB), Y0, Y7
-	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes387fffff<>+0(SB), Y0, Y6
-	VPSRLD    $0x15, Y0, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc80fffff<>+0(SB), Y0, Y0
-	VPADDD    Y8, Y0, Y0
-	VPSRLD    $0x15, Y0, Y0
-	VBLENDVPS Y6, Y0, Y7, Y0
-	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y0, Y0
-	VPOR      Y4, Y0, Y0
-	VPSRLD    $0x18, Y1, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y5
-	VMINPS    lanes47600000<>+0(SB), Y1, Y1
-	VADDPS    lanes43000000<>+0(SB), Y1, Y7
-	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes387fffff<>+0(SB), Y1, Y6
-	VPSRLD    $0x15, Y1, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc80fffff<>+0(SB), Y1, Y1
-	VPADDD    Y8, Y1, Y1
-	VPSRLD    $0x15, Y1, Y1
-	VBLENDVPS Y6, Y1, Y7, Y1
-	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y1, Y1
-	VPOR      Y4, Y1, Y1
-	VPSRLD    $0x18, Y2, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y2, Y5
-	VMINPS    lanes47600000<>+0(SB), Y2, Y2
-	VADDPS    lanes43000000<>+0(SB), Y2, Y7
-	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes387fffff<>+0(SB), Y2, Y6
-	VPSRLD    $0x15, Y2, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc80fffff<>+0(SB), Y2, Y2
-	VPADDD    Y8, Y2, Y2
-	VPSRLD    $0x15, Y2, Y2
-	VBLENDVPS Y6, Y2, Y7, Y2
-	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y2, Y2
-	VPOR      Y4, Y2, Y2
-	VPSRLD    $0x18, Y3, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y3, Y3
-	VCMPPS    $0x03, Y3, Y3, Y5
-	VMINPS    lanes47600000<>+0(SB), Y3, Y3
-	VADDPS    lanes43000000<>+0(SB), Y3, Y7
-	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes387fffff<>+0(SB), Y3, Y6
-	VPSRLD    $0x15, Y3, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc80fffff<>+0(SB), Y3, Y3
-	VPADDD    Y8, Y3, Y3
-	VPSRLD    $0x15, Y3, Y3
-	VBLENDVPS Y6, Y3, Y7, Y3
-	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y3, Y3
-	VPOR      Y4, Y3, Y3
-	VPACKUSDW Y1, Y0, Y0
-	VPACKUSDW Y3, Y2, Y2
-	VPACKUSWB Y2, Y0, Y0
-	VMOVDQU   interleave<>+0(SB), Y1
-	VPERMD    Y0, Y1, Y0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ      DI, $0x00000020
-	JLT       vectors
-	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X0
-	VPSLLW    $0x08, X0, X0
-	VCVTPH2PS X0, Y0
-	VPMOVZXBW 8(R8)(SI*1), X1
-	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, Y1
-	VPMOVZXBW 16(R8)(SI*1), X2
-	VPSLLW    $0x08, X2, X2
-	VCVTPH2PS X2, Y2
-	VPMOVZXBW 24(R8)(SI*1), X3
-	VPSLLW    $0x08, X3, X3
-	VCVTPH2PS X3, Y3
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       group_sources_end
-
-group_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X4
-	VPSLLW    $0x08, X4, X4
-	VCVTPH2PS X4, Y4
-	VMULPS    Y4, Y0, Y0
-	VPMOVZXBW 8(R8)(SI*1), X4
-	VPSLLW    $0x08, X4, X4
-	VCVTPH2PS X4, Y4
-	VMULPS    Y4, Y1, Y1
-	VPMOVZXBW 16(R8)(SI*1), X4
-	VPSLLW    $0x08, X4, X4
-	VCVTPH2PS X4, Y4
-	VMULPS    Y4, Y2, Y2
-	VPMOVZXBW 24(R8)(SI*1), X4
-	VPSLLW    $0x08, X4, X4
-	VCVTPH2PS X4, Y4
-	VMULPS    Y4, Y3, Y3
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       group_sources
-
-group_sources_end:
-	VPSRLD    $0x18, Y0, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
-	VCMPPS    $0x03, Y0, Y0, Y5
-	VMINPS    lanes47600000<>+0(SB), Y0, Y0
-	VADDPS    lanes43000000<>+0(SB), Y0, Y7
-	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes387fffff<>+0(SB), Y0, Y6
-	VPSRLD    $0x15, Y0, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc80fffff<>+0(SB), Y0, Y0
-	VPADDD    Y8, Y0, Y0
-	VPSRLD    $0x15, Y0, Y0
-	VBLENDVPS Y6, Y0, Y7, Y0
-	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y0, Y0
-	VPOR      Y4, Y0, Y0
-	VPSRLD    $0x18, Y1, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y5
-	VMINPS    lanes47600000<>+0(SB), Y1, Y1
-	VADDPS    lanes43000000<>+0(SB), Y1, Y7
-	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes387fffff<>+0(SB), Y1, Y6
-	VPSRLD    $0x15, Y1, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc80fffff<>+0(SB), Y1, Y1
-	VPADDD    Y8, Y1, Y1
-	VPSRLD    $0x15, Y1, Y1
-	VBLENDVPS Y6, Y1, Y7, Y1
-	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y1, Y1
-	VPOR      Y4, Y1, Y1
-	VPSRLD    $0x18, Y2, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y2, Y5
-	VMINPS    lanes47600000<>+0(SB), Y2, Y2
-	VADDPS    lanes43000000<>+0(SB), Y2, Y7
-	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes387fffff<>+0(SB), Y2, Y6
-	VPSRLD    $0x15, Y2, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc80fffff<>+0(SB), Y2, Y2
-	VPADDD    Y8, Y2, Y2
-	VPSRLD    $0x15, Y2, Y2
-	VBLENDVPS Y6, Y2, Y7, Y2
-	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y2, Y2
-	VPOR      Y4, Y2, Y2
-	VPSRLD    $0x18, Y3, Y4
-	VPAND     lanes00000080<>+0(SB), Y4, Y4
-	VPAND     lanes7fffffff<>+0(SB), Y3, Y3
-	VCMPPS    $0x03, Y3, Y3, Y5
-	VMINPS    lanes47600000<>+0(SB), Y3, Y3
-	VADDPS    lanes43000000<>+0(SB), Y3, Y7
-	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
-	VPCMPGTD  lanes387fffff<>+0(SB), Y3, Y6
-	VPSRLD    $0x15, Y3, Y8
-	VPAND     lanes00000001<>+0(SB), Y8, Y8
-	VPADDD    lanesc80fffff<>+0(SB), Y3, Y3
-	VPADDD    Y8, Y3, Y3
-	VPSRLD    $0x15, Y3, Y3
-	VBLENDVPS Y6, Y3, Y7, Y3
-	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y3, Y3
-	VPOR      Y4, Y3, Y3
-	VPACKUSDW Y1, Y0, Y0
-	VPACKUSDW Y3, Y2, Y2
-	VPACKUSWB Y2, Y0, Y0
-	VMOVDQU   interleave<>+0(SB), Y1
-	VPERMD    Y0, Y1, Y0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  groups
-
-vectors:
-	TESTQ     $0x00000010, DI
-	JZ        below16
-	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X0
-	VPSLLW    $0x08, X0, X0
-	VCVTPH2PS X0, Y0
-	VPMOVZXBW 8(R8)(SI*1), X1
-	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, Y1
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail16_sources_end
-
-tail16_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X2
-	VPSLLW    $0x08, X2, X2
-	VCVTPH2PS X2, Y2
-	VMULPS    Y2, Y0, Y0
-	VPMOVZXBW 8(R8)(SI*1), X2
-	VPSLLW    $0x08, X2, X2
-	VCVTPH2PS X2, Y2
-	VMULPS    Y2, Y1, Y1
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail16_sources
-
-tail16_sources_end:
-	VPSRLD    $0x18, Y0, Y2
-	VPAND     lanes00000080<>+0(SB), Y2, Y2
-	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
-	VCMPPS    $0x03, Y0, Y0, Y3
-	VMINPS    lanes47600000<>+0(SB), Y0, Y0
-	VADDPS    lanes43000000<>+0(SB), Y0, Y5
-	VPSUBD    lanes43000000<>+0(SB), Y5, Y5
-	VPCMPGTD  lanes387fffff<>+0(SB), Y0, Y4
-	VPSRLD    $0x15, Y0, Y6
-	VPAND     lanes00000001<>+0(SB), Y6, Y6
-	VPADDD    lanesc80fffff<>+0(SB), Y0, Y0
-	VPADDD    Y6, Y0, Y0
-	VPSRLD    $0x15, Y0, Y0
-	VBLENDVPS Y4, Y0, Y5, Y0
-	VBLENDVPS Y3, lanes0000007e<>+0(SB), Y0, Y0
-	VPOR      Y2, Y0, Y0
-	VPSRLD    $0x18, Y1, Y2
-	VPAND     lanes00000080<>+0(SB), Y2, Y2
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y3
-	VMINPS    lanes47600000<>+0(SB), Y1, Y1
-	VADDPS    lanes43000000<>+0(SB), Y1, Y5
-	VPSUBD    lanes43000000<>+0(SB), Y5, Y5
-	VPCMPGTD  lanes387fffff<>+0(SB), Y1, Y4
-	VPSRLD    $0x15, Y1, Y6
-	VPAND     lanes00000001<>+0(SB), Y6, Y6
-	VPADDD    lanesc80fffff<>+0(SB), Y1, Y1
-	VPADDD    Y6, Y1, Y1
-	VPSRLD    $0x15, Y1, Y1
-	VBLENDVPS Y4, Y1, Y5, Y1
-	VBLENDVPS Y3, lanes0000007e<>+0(SB), Y1, Y1
-	VPOR      Y2, Y1, Y1
-	VPACKUSDW Y1, Y0, Y0
-	VPACKUSWB Y0, Y0, Y0
-	VMOVDQU   interleave<>+0(SB), Y1
-	VPERMD    Y0, Y1, Y0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail16_stores_end
-
-tail16_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail16_stores
-
-tail16_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000010, DI
-
-below16:
-	TESTQ     $0x00000008, DI
-	JZ        below8
-	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X0
-	VPSLLW    $0x08, X0, X0
-	VCVTPH2PS X0, Y0
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail8_sources_end
-
-tail8_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X1
-	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, Y1
-	VMULPS    Y1, Y0, Y0
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail8_sources
-
-tail8_sources_end:
-	VPSRLD    $0x18, Y0, Y1
-	VPAND     lanes00000080<>+0(SB), Y1, Y1
-	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
-	VCMPPS    $0x03, Y0, Y0, Y2
-	VMINPS    lanes47600000<>+0(SB), Y0, Y0
-	VADDPS    lanes43000000<>+0(SB), Y0, Y4
-	VPSUBD    lanes43000000<>+0(SB), Y4, Y4
-	VPCMPGTD  lanes387fffff<>+0(SB), Y0, Y3
-	VPSRLD    $0x15, Y0, Y5
-	VPAND     lanes00000001<>+0(SB), Y5, Y5
-	VPADDD    lanesc80fffff<>+0(SB), Y0, Y0
-	VPADDD    Y5, Y0, Y0
-	VPSRLD    $0x15, Y0, Y0
-	VBLENDVPS Y3, Y0, Y4, Y0
-	VBLENDVPS Y2, lanes0000007e<>+0(SB), Y0, Y0
-	VPOR      Y1, Y0, Y0
-	VPACKUSDW Y0, Y0, Y0
-	VPACKUSWB Y0, Y0, Y0
-	VMOVDQU   interleave<>+0(SB), Y1
-	VPERMD    Y0, Y1, Y0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail8_stores_end
-
-tail8_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ     $0x00000004, DI
-	JZ        below4
-	MOVQ      (BX), R8
-	VMOVD     (R8)(SI*1), X0
-	VPMOVZXBW X0, X0
-	VPSLLW    $0x08, X0, X0
-	VCVTPH2PS X0, X0
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail4_sources_end
-
-tail4_sources:
-	MOVQ      (R9), R8
-	VMOVD     (R8)(SI*1), X1
-	VPMOVZXBW X1, X1
-	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, X1
-	VMULPS    X1, X0, X0
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail4_sources
-
-tail4_sources_end:
-	VPSRLD    $0x18, X0, X1
-	VPAND     lanes00000080<>+0(SB), X1, X1
-	VPAND     lanes7fffffff<>+0(SB), X0, X0
-	VCMPPS    $0x03, X0, X0, X2
-	VMINPS    lanes47600000<>+0(SB), X0, X0
-	VADDPS    lanes43000000<>+0(SB), X0, X4
-	VPSUBD    lanes43000000<>+0(SB), X4, X4
-	VPCMPGTD  lanes387fffff<>+0(SB), X0, X3
-	VPSRLD    $0x15, X0, X5
-	VPAND     lanes00000001<>+0(SB), X5, X5
-	VPADDD    lanesc80fffff<>+0(SB), X0, X0
-	VPADDD    X5, X0, X0
-	VPSRLD    $0x15, X0, X0
-	VBLENDVPS X3, X0, X4, X0
-	VBLENDVPS X2, lanes0000007e<>+0(SB), X0, X0
-	VPOR      X1, X0, X0
-	VPACKUSDW X0, X0, X0
-	VPACKUSWB X0, X0, X0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ     $0x00000002, DI
-	JZ        below2
-	MOVQ      (BX), R8
-	VPXOR     X0, X0, X0
-	VPINSRW   $0x00, (R8)(SI*1), X0, X0
-	VPMOVZXBW X0, X0
-	VPSLLW    $0x08, X0, X0
-	VCVTPH2PS X0, X0
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail2_sources_end
-
-tail2_sources:
-	MOVQ      (R9), R8
-	VPXOR     X1, X1, X1
-	VPINSRW   $0x00, (R8)(SI*1), X1, X1
-	VPMOVZXBW X1, X1
-	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, X1
-	VMULPS    X1, X0, X0
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail2_sources
-
-tail2_sources_end:
-	VPSRLD    $0x18, X0, X1
-	VPAND     lanes00000080<>+0(SB), X1, X1
-	VPAND     lanes7fffffff<>+0(SB), X0, X0
-	VCMPPS    $0x03, X0, X0, X2
-	VMINPS    lanes47600000<>+0(SB), X0, X0
-	VADDPS    lanes43000000<>+0(SB), X0, X4
-	VPSUBD    lanes43000000<>+0(SB), X4, X4
-	VPCMPGTD  lanes387fffff<>+0(SB), X0, X3
-	VPSRLD    $0x15, X0, X5
-	VPAND     lanes00000001<>+0(SB), X5, X5
-	VPADDD    lanesc80fffff<>+0(SB), X0, X0
-	VPADDD    X5, X0, X0
-	VPSRLD    $0x15, X0, X0
-	VBLENDVPS X3, X0, X4, X0
-	VBLENDVPS X2, lanes0000007e<>+0(SB), X0, X0
-	VPOR      X1, X0, X0
-	VPACKUSDW X0, X0, X0
-	VPACKUSWB X0, X0, X0
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VPEXTRW $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ     $0x00000001, DI
-	JZ        below1
-	MOVQ      (BX), R8
-	VPXOR     X0, X0, X0
-	VPINSRB   $0x00, (R8)(SI*1), X0, X0
-	VPMOVZXBW X0, X0
-	VPSLLW    $0x08, X0, X0
-	VCVTPH2PS X0, X0
-	LEAQ      8(BX), BX
-	CMPQ      BX, AX
-	JGE       tail1_sources_end
-
-tail1_sources:
-	MOVQ      (BX), R8
-	VPXOR     X1, X1, X1
-	VPINSRB   $0x00, (R8)(SI*1), X1, X1
-	VPMOVZXBW X1, X1
-	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, X1
-	VMULPS    X1, X0, X0
-	ADDQ      $0x08, BX
-	CMPQ      BX, AX
-	JLT       tail1_sources
-
-tail1_sources_end:
-	VPSRLD    $0x18, X0, X1
-	VPAND     lanes00000080<>+0(SB), X1, X1
-	VPAND     lanes7fffffff<>+0(SB), X0, X0
-	VCMPPS    $0x03, X0, X0, X2
-	VMINPS    lanes47600000<>+0(SB), X0, X0
-	VADDPS    lanes43000000<>+0(SB), X0, X4
-	VPSUBD    lanes43000000<>+0(SB), X4, X4
-	VPCMPGTD  lanes387fffff<>+0(SB), X0, X3
-	VPSRLD    $0x15, X0, X5
-	VPAND     lanes00000001<>+0(SB), X5, X5
-	VPADDD    lanesc80fffff<>+0(SB), X0, X0
-	VPADDD    X5, X0, X0
-	VPSRLD    $0x15, X0, X0
-	VBLENDVPS X3, X0, X4, X0
-	VBLENDVPS X2, lanes0000007e<>+0(SB), X0, X0
-	VPOR      X1, X0, X0
-	VPACKUSDW X0, X0, X0
-	VPACKUSWB X0, X0, X0
-	MOVQ      CX, BX
-	CMPQ      BX, DX
-	JGE       tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRB $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000001, SI
 	SUBQ $0x00000001, DI
 
 below1:
@@ -7010,1532 +4453,6 @@ below1:
 	VZEROUPPER
 	RET
 
-// func minFP8E4M3<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, F16C, MMX+
-TEXT ·minFP8E4M3<>(SB), NOSPLIT, $0-65
-	MOVQ         srcs_len+32(FP), AX
-	MOVL         $0x7fc00000, CX
-	VMOVD        CX, X0
-	VPBROADCASTD X0, Y0
-	MOVQ         dsts_base+0(FP), CX
-	MOVQ         dsts_len+8(FP), DX
-	MOVQ         srcs_base+24(FP), BX
-	MOVQ         from+48(FP), SI
-	MOVQ         n+56(FP), DI
-	MOVB         stream+64(FP), R8
-	LEAQ         (CX)(DX*8), DX
-	LEAQ         (BX)(AX*8), AX
-	TESTB        R8, R8
-	JZ           groups
-
-streams:
-	CMPQ        DI, $0x00000020
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	VPMOVZXBW   (R8)(SI*1), X1
-	VPAND       lanes00800080<>+0(SB), X1, X2
-	VPSLLW      $0x08, X2, X2
-	VPAND       lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW    lanes007f007f<>+0(SB), X1, X3
-	VPSRLW      $0x01, X3, X3
-	VPSLLW      $0x07, X1, X1
-	VPOR        X3, X1, X1
-	VPOR        X2, X1, X1
-	VCVTPH2PS   X1, Y1
-	VMULPS      lanes43800000<>+0(SB), Y1, Y1
-	VPMOVZXBW   8(R8)(SI*1), X2
-	VPAND       lanes00800080<>+0(SB), X2, X3
-	VPSLLW      $0x08, X3, X3
-	VPAND       lanes007f007f<>+0(SB), X2, X2
-	VPCMPEQW    lanes007f007f<>+0(SB), X2, X4
-	VPSRLW      $0x01, X4, X4
-	VPSLLW      $0x07, X2, X2
-	VPOR        X4, X2, X2
-	VPOR        X3, X2, X2
-	VCVTPH2PS   X2, Y2
-	VMULPS      lanes43800000<>+0(SB), Y2, Y2
-	VPMOVZXBW   16(R8)(SI*1), X3
-	VPAND       lanes00800080<>+0(SB), X3, X4
-	VPSLLW      $0x08, X4, X4
-	VPAND       lanes007f007f<>+0(SB), X3, X3
-	VPCMPEQW    lanes007f007f<>+0(SB), X3, X5
-	VPSRLW      $0x01, X5, X5
-	VPSLLW      $0x07, X3, X3
-	VPOR        X5, X3, X3
-	VPOR        X4, X3, X3
-	VCVTPH2PS   X3, Y3
-	VMULPS      lanes43800000<>+0(SB), Y3, Y3
-	VPMOVZXBW   24(R8)(SI*1), X4
-	VPAND       lanes00800080<>+0(SB), X4, X5
-	VPSLLW      $0x08, X5, X5
-	VPAND       lanes007f007f<>+0(SB), X4, X4
-	VPCMPEQW    lanes007f007f<>+0(SB), X4, X6
-	VPSRLW      $0x01, X6, X6
-	VPSLLW      $0x07, X4, X4
-	VPOR        X6, X4, X4
-	VPOR        X5, X4, X4
-	VCVTPH2PS   X4, Y4
-	VMULPS      lanes43800000<>+0(SB), Y4, Y4
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	VPMOVZXBW   (R8)(SI*1), X5
-	VPAND       lanes00800080<>+0(SB), X5, X6
-	VPSLLW      $0x08, X6, X6
-	VPAND       lanes007f007f<>+0(SB), X5, X5
-	VPCMPEQW    lanes007f007f<>+0(SB), X5, X7
-	VPSRLW      $0x01, X7, X7
-	VPSLLW      $0x07, X5, X5
-	VPOR        X7, X5, X5
-	VPOR        X6, X5, X5
-	VCVTPH2PS   X5, Y5
-	VMULPS      lanes43800000<>+0(SB), Y5, Y5
-	VCMPPS      $0x03, Y5, Y1, Y6
-	VMINPS      Y1, Y5, Y7
-	VMINPS      Y5, Y1, Y1
-	VORPS       Y7, Y1, Y1
-	VBLENDVPS   Y6, Y0, Y1, Y1
-	VPMOVZXBW   8(R8)(SI*1), X5
-	VPAND       lanes00800080<>+0(SB), X5, X6
-	VPSLLW      $0x08, X6, X6
-	VPAND       lanes007f007f<>+0(SB), X5, X5
-	VPCMPEQW    lanes007f007f<>+0(SB), X5, X7
-	VPSRLW      $0x01, X7, X7
-	VPSLLW      $0x07, X5, X5
-	VPOR        X7, X5, X5
-	VPOR        X6, X5, X5
-	VCVTPH2PS   X5, Y5
-	VMULPS      lanes43800000<>+0(SB), Y5, Y5
-	VCMPPS      $0x03, Y5, Y2, Y6
-	VMINPS      Y2, Y5, Y7
-	VMINPS      Y5, Y2, Y2
-	VORPS       Y7, Y2, Y2
-	VBLENDVPS   Y6, Y0, Y2, Y2
-	VPMOVZXBW   16(R8)(SI*1), X5
-	VPAND       lanes00800080<>+0(SB), X5, X6
-	VPSLLW      $0x08, X6, X6
-	VPAND       lanes007f007f<>+0(SB), X5, X5
-	VPCMPEQW    lanes007f007f<>+0(SB), X5, X7
-	VPSRLW      $0x01, X7, X7
-	VPSLLW      $0x07, X5, X5
-	VPOR        X7, X5, X5
-	VPOR        X6, X5, X5
-	VCVTPH2PS   X5, Y5
-	VMULPS      lanes43800000<>+0(SB), Y5, Y5
-	VCMPPS      $0x03, Y5, Y3, Y6
-	VMINPS      Y3, Y5, Y7
-	VMINPS      Y5, Y3, Y3
-	VORPS       Y7, Y3, Y3
-	VBLENDVPS   Y6, Y0, Y3, Y3
-	VPMOVZXBW   24(R8)(SI*1), X5
-	VPAND       lanes00800080<>+0(SB), X5, X6
-	VPSLLW      $0x08, X6, X6
-	VPAND       lanes007f007f<>+0(SB), X5, X5
-	VPCMPEQW    lanes007f007f<>+0(SB), X5, X7
-	VPSRLW      $0x01, X7, X7
-	VPSLLW      $0x07, X5, X5
-	VPOR        X7, X5, X5
-	VPOR        X6, X5, X5
-	VCVTPH2PS   X5, Y5
-	VMULPS      lanes43800000<>+0(SB), Y5, Y5
-	VCMPPS      $0x03, Y5, Y4, Y6
-	VMINPS      Y4, Y5, Y7
-	VMINPS      Y5, Y4, Y4
-	VORPS       Y7, Y4, Y4
-	VBLENDVPS   Y6, Y0, Y4, Y4
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	VPSRLD    $0x18, Y1, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y6
-	VMINPS    lanes43e00000<>+0(SB), Y1, Y1
-	VADDPS    lanes46800000<>+0(SB), Y1, Y8
-	VPSUBD    lanes46800000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y1, Y7
-	VPSRLD    $0x14, Y1, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc407ffff<>+0(SB), Y1, Y1
-	VPADDD    Y9, Y1, Y1
-	VPSRLD    $0x14, Y1, Y1
-	VBLENDVPS Y7, Y1, Y8, Y1
-	VBLENDVPS Y6, lanes0000007f<>+0(SB), Y1, Y1
-	VPOR      Y5, Y1, Y1
-	VPSRLD    $0x18, Y2, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y2, Y6
-	VMINPS    lanes43e00000<>+0(SB), Y2, Y2
-	VADDPS    lanes46800000<>+0(SB), Y2, Y8
-	VPSUBD    lanes46800000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y2, Y7
-	VPSRLD    $0x14, Y2, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc407ffff<>+0(SB), Y2, Y2
-	VPADDD    Y9, Y2, Y2
-	VPSRLD    $0x14, Y2, Y2
-	VBLENDVPS Y7, Y2, Y8, Y2
-	VBLENDVPS Y6, lanes0000007f<>+0(SB), Y2, Y2
-	VPOR      Y5, Y2, Y2
-	VPSRLD    $0x18, Y3, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y3, Y3
-	VCMPPS    $0x03, Y3, Y3, Y6
-	VMINPS    lanes43e00000<>+0(SB), Y3, Y3
-	VADDPS    lanes46800000<>+0(SB), Y3, Y8
-	VPSUBD    lanes46800000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y3, Y7
-	VPSRLD    $0x14, Y3, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc407ffff<>+0(SB), Y3, Y3
-	VPADDD    Y9, Y3, Y3
-	VPSRLD    $0x14, Y3, Y3
-	VBLENDVPS Y7, Y3, Y8, Y3
-	VBLENDVPS Y6, lanes0000007f<>+0(SB), Y3, Y3
-	VPOR      Y5, Y3, Y3
-	VPSRLD    $0x18, Y4, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y4, Y4
-	VCMPPS    $0x03, Y4, Y4, Y6
-	VMINPS    lanes43e00000<>+0(SB), Y4, Y4
-	VADDPS    lanes46800000<>+0(SB), Y4, Y8
-	VPSUBD    lanes46800000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y4, Y7
-	VPSRLD    $0x14, Y4, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc407ffff<>+0(SB), Y4, Y4
-	VPADDD    Y9, Y4, Y4
-	VPSRLD    $0x14, Y4, Y4
-	VBLENDVPS Y7, Y4, Y8, Y4
-	VBLENDVPS Y6, lanes0000007f<>+0(SB), Y4, Y4
-	VPOR      Y5, Y4, Y4
-	VPACKUSDW Y2, Y1, Y1
-	VPACKUSDW Y4, Y3, Y3
-	VPACKUSWB Y3, Y1, Y1
-	VMOVDQU   interleave<>+0(SB), Y2
-	VPERMD    Y1, Y2, Y1
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y1, (R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ      DI, $0x00000020
-	JLT       vectors
-	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, Y1
-	VMULPS    lanes43800000<>+0(SB), Y1, Y1
-	VPMOVZXBW 8(R8)(SI*1), X2
-	VPAND     lanes00800080<>+0(SB), X2, X3
-	VPSLLW    $0x08, X3, X3
-	VPAND     lanes007f007f<>+0(SB), X2, X2
-	VPCMPEQW  lanes007f007f<>+0(SB), X2, X4
-	VPSRLW    $0x01, X4, X4
-	VPSLLW    $0x07, X2, X2
-	VPOR      X4, X2, X2
-	VPOR      X3, X2, X2
-	VCVTPH2PS X2, Y2
-	VMULPS    lanes43800000<>+0(SB), Y2, Y2
-	VPMOVZXBW 16(R8)(SI*1), X3
-	VPAND     lanes00800080<>+0(SB), X3, X4
-	VPSLLW    $0x08, X4, X4
-	VPAND     lanes007f007f<>+0(SB), X3, X3
-	VPCMPEQW  lanes007f007f<>+0(SB), X3, X5
-	VPSRLW    $0x01, X5, X5
-	VPSLLW    $0x07, X3, X3
-	VPOR      X5, X3, X3
-	VPOR      X4, X3, X3
-	VCVTPH2PS X3, Y3
-	VMULPS    lanes43800000<>+0(SB), Y3, Y3
-	VPMOVZXBW 24(R8)(SI*1), X4
-	VPAND     lanes00800080<>+0(SB), X4, X5
-	VPSLLW    $0x08, X5, X5
-	VPAND     lanes007f007f<>+0(SB), X4, X4
-	VPCMPEQW  lanes007f007f<>+0(SB), X4, X6
-	VPSRLW    $0x01, X6, X6
-	VPSLLW    $0x07, X4, X4
-	VPOR      X6, X4, X4
-	VPOR      X5, X4, X4
-	VCVTPH2PS X4, Y4
-	VMULPS    lanes43800000<>+0(SB), Y4, Y4
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       group_sources_end
-
-group_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X5
-	VPAND     lanes00800080<>+0(SB), X5, X6
-	VPSLLW    $0x08, X6, X6
-	VPAND     lanes007f007f<>+0(SB), X5, X5
-	VPCMPEQW  lanes007f007f<>+0(SB), X5, X7
-	VPSRLW    $0x01, X7, X7
-	VPSLLW    $0x07, X5, X5
-	VPOR      X7, X5, X5
-	VPOR      X6, X5, X5
-	VCVTPH2PS X5, Y5
-	VMULPS    lanes43800000<>+0(SB), Y5, Y5
-	VCMPPS    $0x03, Y5, Y1, Y6
-	VMINPS    Y1, Y5, Y7
-	VMINPS    Y5, Y1, Y1
-	VORPS     Y7, Y1, Y1
-	VBLENDVPS Y6, Y0, Y1, Y1
-	VPMOVZXBW 8(R8)(SI*1), X5
-	VPAND     lanes00800080<>+0(SB), X5, X6
-	VPSLLW    $0x08, X6, X6
-	VPAND     lanes007f007f<>+0(SB), X5, X5
-	VPCMPEQW  lanes007f007f<>+0(SB), X5, X7
-	VPSRLW    $0x01, X7, X7
-	VPSLLW    $0x07, X5, X5
-	VPOR      X7, X5, X5
-	VPOR      X6, X5, X5
-	VCVTPH2PS X5, Y5
-	VMULPS    lanes43800000<>+0(SB), Y5, Y5
-	VCMPPS    $0x03, Y5, Y2, Y6
-	VMINPS    Y2, Y5, Y7
-	VMINPS    Y5, Y2, Y2
-	VORPS     Y7, Y2, Y2
-	VBLENDVPS Y6, Y0, Y2, Y2
-	VPMOVZXBW 16(R8)(SI*1), X5
-	VPAND     lanes00800080<>+0(SB), X5, X6
-	VPSLLW    $0x08, X6, X6
-	VPAND     lanes007f007f<>+0(SB), X5, X5
-	VPCMPEQW  lanes007f007f<>+0(SB), X5, X7
-	VPSRLW    $0x01, X7, X7
-	VPSLLW    $0x07, X5, X5
-	VPOR      X7, X5, X5
-	VPOR      X6, X5, X5
-	VCVTPH2PS X5, Y5
-	VMULPS    lanes43800000<>+0(SB), Y5, Y5
-	VCMPPS    $0x03, Y5, Y3, Y6
-	VMINPS    Y3, Y5, Y7
-	VMINPS    Y5, Y3, Y3
-	VORPS     Y7, Y3, Y3
-	VBLENDVPS Y6, Y0, Y3, Y3
-	VPMOVZXBW 24(R8)(SI*1), X5
-	VPAND     lanes00800080<>+0(SB), X5, X6
-	VPSLLW    $0x08, X6, X6
-	VPAND     lanes007f007f<>+0(SB), X5, X5
-	VPCMPEQW  lanes007f007f<>+0(SB), X5, X7
-	VPSRLW    $0x01, X7, X7
-	VPSLLW    $0x07, X5, X5
-	VPOR      X7, X5, X5
-	VPOR      X6, X5, X5
-	VCVTPH2PS X5, Y5
-	VMULPS    lanes43800000<>+0(SB), Y5, Y5
-	VCMPPS    $0x03, Y5, Y4, Y6
-	VMINPS    Y4, Y5, Y7
-	VMINPS    Y5, Y4, Y4
-	VORPS     Y7, Y4, Y4
-	VBLENDVPS Y6, Y0, Y4, Y4
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       group_sources
-
-group_sources_end:
-	VPSRLD    $0x18, Y1, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y6
-	VMINPS    lanes43e00000<>+0(SB), Y1, Y1
-	VADDPS    lanes46800000<>+0(SB), Y1, Y8
-	VPSUBD    lanes46800000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y1, Y7
-	VPSRLD    $0x14, Y1, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc407ffff<>+0(SB), Y1, Y1
-	VPADDD    Y9, Y1, Y1
-	VPSRLD    $0x14, Y1, Y1
-	VBLENDVPS Y7, Y1, Y8, Y1
-	VBLENDVPS Y6, lanes0000007f<>+0(SB), Y1, Y1
-	VPOR      Y5, Y1, Y1
-	VPSRLD    $0x18, Y2, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y2, Y6
-	VMINPS    lanes43e00000<>+0(SB), Y2, Y2
-	VADDPS    lanes46800000<>+0(SB), Y2, Y8
-	VPSUBD    lanes46800000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y2, Y7
-	VPSRLD    $0x14, Y2, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc407ffff<>+0(SB), Y2, Y2
-	VPADDD    Y9, Y2, Y2
-	VPSRLD    $0x14, Y2, Y2
-	VBLENDVPS Y7, Y2, Y8, Y2
-	VBLENDVPS Y6, lanes0000007f<>+0(SB), Y2, Y2
-	VPOR      Y5, Y2, Y2
-	VPSRLD    $0x18, Y3, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y3, Y3
-	VCMPPS    $0x03, Y3, Y3, Y6
-	VMINPS    lanes43e00000<>+0(SB), Y3, Y3
-	VADDPS    lanes46800000<>+0(SB), Y3, Y8
-	VPSUBD    lanes46800000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y3, Y7
-	VPSRLD    $0x14, Y3, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc407ffff<>+0(SB), Y3, Y3
-	VPADDD    Y9, Y3, Y3
-	VPSRLD    $0x14, Y3, Y3
-	VBLENDVPS Y7, Y3, Y8, Y3
-	VBLENDVPS Y6, lanes0000007f<>+0(SB), Y3, Y3
-	VPOR      Y5, Y3, Y3
-	VPSRLD    $0x18, Y4, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y4, Y4
-	VCMPPS    $0x03, Y4, Y4, Y6
-	VMINPS    lanes43e00000<>+0(SB), Y4, Y4
-	VADDPS    lanes46800000<>+0(SB), Y4, Y8
-	VPSUBD    lanes46800000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y4, Y7
-	VPSRLD    $0x14, Y4, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc407ffff<>+0(SB), Y4, Y4
-	VPADDD    Y9, Y4, Y4
-	VPSRLD    $0x14, Y4, Y4
-	VBLENDVPS Y7, Y4, Y8, Y4
-	VBLENDVPS Y6, lanes0000007f<>+0(SB), Y4, Y4
-	VPOR      Y5, Y4, Y4
-	VPACKUSDW Y2, Y1, Y1
-	VPACKUSDW Y4, Y3, Y3
-	VPACKUSWB Y3, Y1, Y1
-	VMOVDQU   interleave<>+0(SB), Y2
-	VPERMD    Y1, Y2, Y1
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y1, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  groups
-
-vectors:
-	TESTQ     $0x00000010, DI
-	JZ        below16
-	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, Y1
-	VMULPS    lanes43800000<>+0(SB), Y1, Y1
-	VPMOVZXBW 8(R8)(SI*1), X2
-	VPAND     lanes00800080<>+0(SB), X2, X3
-	VPSLLW    $0x08, X3, X3
-	VPAND     lanes007f007f<>+0(SB), X2, X2
-	VPCMPEQW  lanes007f007f<>+0(SB), X2, X4
-	VPSRLW    $0x01, X4, X4
-	VPSLLW    $0x07, X2, X2
-	VPOR      X4, X2, X2
-	VPOR      X3, X2, X2
-	VCVTPH2PS X2, Y2
-	VMULPS    lanes43800000<>+0(SB), Y2, Y2
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail16_sources_end
-
-tail16_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X3
-	VPAND     lanes00800080<>+0(SB), X3, X4
-	VPSLLW    $0x08, X4, X4
-	VPAND     lanes007f007f<>+0(SB), X3, X3
-	VPCMPEQW  lanes007f007f<>+0(SB), X3, X5
-	VPSRLW    $0x01, X5, X5
-	VPSLLW    $0x07, X3, X3
-	VPOR      X5, X3, X3
-	VPOR      X4, X3, X3
-	VCVTPH2PS X3, Y3
-	VMULPS    lanes43800000<>+0(SB), Y3, Y3
-	VCMPPS    $0x03, Y3, Y1, Y4
-	VMINPS    Y1, Y3, Y5
-	VMINPS    Y3, Y1, Y1
-	VORPS     Y5, Y1, Y1
-	VBLENDVPS Y4, Y0, Y1, Y1
-	VPMOVZXBW 8(R8)(SI*1), X3
-	VPAND     lanes00800080<>+0(SB), X3, X4
-	VPSLLW    $0x08, X4, X4
-	VPAND     lanes007f007f<>+0(SB), X3, X3
-	VPCMPEQW  lanes007f007f<>+0(SB), X3, X5
-	VPSRLW    $0x01, X5, X5
-	VPSLLW    $0x07, X3, X3
-	VPOR      X5, X3, X3
-	VPOR      X4, X3, X3
-	VCVTPH2PS X3, Y3
-	VMULPS    lanes43800000<>+0(SB), Y3, Y3
-	VCMPPS    $0x03, Y3, Y2, Y4
-	VMINPS    Y2, Y3, Y5
-	VMINPS    Y3, Y2, Y2
-	VORPS     Y5, Y2, Y2
-	VBLENDVPS Y4, Y0, Y2, Y2
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail16_sources
-
-tail16_sources_end:
-	VPSRLD    $0x18, Y1, Y3
-	VPAND     lanes00000080<>+0(SB), Y3, Y3
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y4
-	VMINPS    lanes43e00000<>+0(SB), Y1, Y1
-	VADDPS    lanes46800000<>+0(SB), Y1, Y6
-	VPSUBD    lanes46800000<>+0(SB), Y6, Y6
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y1, Y5
-	VPSRLD    $0x14, Y1, Y7
-	VPAND     lanes00000001<>+0(SB), Y7, Y7
-	VPADDD    lanesc407ffff<>+0(SB), Y1, Y1
-	VPADDD    Y7, Y1, Y1
-	VPSRLD    $0x14, Y1, Y1
-	VBLENDVPS Y5, Y1, Y6, Y1
-	VBLENDVPS Y4, lanes0000007f<>+0(SB), Y1, Y1
-	VPOR      Y3, Y1, Y1
-	VPSRLD    $0x18, Y2, Y3
-	VPAND     lanes00000080<>+0(SB), Y3, Y3
-	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y2, Y4
-	VMINPS    lanes43e00000<>+0(SB), Y2, Y2
-	VADDPS    lanes46800000<>+0(SB), Y2, Y6
-	VPSUBD    lanes46800000<>+0(SB), Y6, Y6
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y2, Y5
-	VPSRLD    $0x14, Y2, Y7
-	VPAND     lanes00000001<>+0(SB), Y7, Y7
-	VPADDD    lanesc407ffff<>+0(SB), Y2, Y2
-	VPADDD    Y7, Y2, Y2
-	VPSRLD    $0x14, Y2, Y2
-	VBLENDVPS Y5, Y2, Y6, Y2
-	VBLENDVPS Y4, lanes0000007f<>+0(SB), Y2, Y2
-	VPOR      Y3, Y2, Y2
-	VPACKUSDW Y2, Y1, Y1
-	VPACKUSWB Y1, Y1, Y1
-	VMOVDQU   interleave<>+0(SB), Y2
-	VPERMD    Y1, Y2, Y1
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail16_stores_end
-
-tail16_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X1, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail16_stores
-
-tail16_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000010, DI
-
-below16:
-	TESTQ     $0x00000008, DI
-	JZ        below8
-	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, Y1
-	VMULPS    lanes43800000<>+0(SB), Y1, Y1
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail8_sources_end
-
-tail8_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X2
-	VPAND     lanes00800080<>+0(SB), X2, X3
-	VPSLLW    $0x08, X3, X3
-	VPAND     lanes007f007f<>+0(SB), X2, X2
-	VPCMPEQW  lanes007f007f<>+0(SB), X2, X4
-	VPSRLW    $0x01, X4, X4
-	VPSLLW    $0x07, X2, X2
-	VPOR      X4, X2, X2
-	VPOR      X3, X2, X2
-	VCVTPH2PS X2, Y2
-	VMULPS    lanes43800000<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y1, Y3
-	VMINPS    Y1, Y2, Y4
-	VMINPS    Y2, Y1, Y1
-	VORPS     Y4, Y1, Y1
-	VBLENDVPS Y3, Y0, Y1, Y1
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail8_sources
-
-tail8_sources_end:
-	VPSRLD    $0x18, Y1, Y2
-	VPAND     lanes00000080<>+0(SB), Y2, Y2
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y3
-	VMINPS    lanes43e00000<>+0(SB), Y1, Y1
-	VADDPS    lanes46800000<>+0(SB), Y1, Y5
-	VPSUBD    lanes46800000<>+0(SB), Y5, Y5
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y1, Y4
-	VPSRLD    $0x14, Y1, Y6
-	VPAND     lanes00000001<>+0(SB), Y6, Y6
-	VPADDD    lanesc407ffff<>+0(SB), Y1, Y1
-	VPADDD    Y6, Y1, Y1
-	VPSRLD    $0x14, Y1, Y1
-	VBLENDVPS Y4, Y1, Y5, Y1
-	VBLENDVPS Y3, lanes0000007f<>+0(SB), Y1, Y1
-	VPOR      Y2, Y1, Y1
-	VPACKUSDW Y1, Y1, Y1
-	VPACKUSWB Y1, Y1, Y1
-	VMOVDQU   interleave<>+0(SB), Y2
-	VPERMD    Y1, Y2, Y1
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail8_stores_end
-
-tail8_stores:
-	MOVQ  (R9), R8
-	VMOVQ X1, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ     $0x00000004, DI
-	JZ        below4
-	MOVQ      (BX), R8
-	VMOVD     (R8)(SI*1), X1
-	VPMOVZXBW X1, X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, X1
-	VMULPS    lanes43800000<>+0(SB), X1, X1
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail4_sources_end
-
-tail4_sources:
-	MOVQ      (R9), R8
-	VMOVD     (R8)(SI*1), X2
-	VPMOVZXBW X2, X2
-	VPAND     lanes00800080<>+0(SB), X2, X3
-	VPSLLW    $0x08, X3, X3
-	VPAND     lanes007f007f<>+0(SB), X2, X2
-	VPCMPEQW  lanes007f007f<>+0(SB), X2, X4
-	VPSRLW    $0x01, X4, X4
-	VPSLLW    $0x07, X2, X2
-	VPOR      X4, X2, X2
-	VPOR      X3, X2, X2
-	VCVTPH2PS X2, X2
-	VMULPS    lanes43800000<>+0(SB), X2, X2
-	VCMPPS    $0x03, X2, X1, X3
-	VMINPS    X1, X2, X4
-	VMINPS    X2, X1, X1
-	VORPS     X4, X1, X1
-	VBLENDVPS X3, X0, X1, X1
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail4_sources
-
-tail4_sources_end:
-	VPSRLD    $0x18, X1, X2
-	VPAND     lanes00000080<>+0(SB), X2, X2
-	VPAND     lanes7fffffff<>+0(SB), X1, X1
-	VCMPPS    $0x03, X1, X1, X3
-	VMINPS    lanes43e00000<>+0(SB), X1, X1
-	VADDPS    lanes46800000<>+0(SB), X1, X5
-	VPSUBD    lanes46800000<>+0(SB), X5, X5
-	VPCMPGTD  lanes3c7fffff<>+0(SB), X1, X4
-	VPSRLD    $0x14, X1, X6
-	VPAND     lanes00000001<>+0(SB), X6, X6
-	VPADDD    lanesc407ffff<>+0(SB), X1, X1
-	VPADDD    X6, X1, X1
-	VPSRLD    $0x14, X1, X1
-	VBLENDVPS X4, X1, X5, X1
-	VBLENDVPS X3, lanes0000007f<>+0(SB), X1, X1
-	VPOR      X2, X1, X1
-	VPACKUSDW X1, X1, X1
-	VPACKUSWB X1, X1, X1
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVD X1, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ     $0x00000002, DI
-	JZ        below2
-	MOVQ      (BX), R8
-	VPXOR     X1, X1, X1
-	VPINSRW   $0x00, (R8)(SI*1), X1, X1
-	VPMOVZXBW X1, X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, X1
-	VMULPS    lanes43800000<>+0(SB), X1, X1
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail2_sources_end
-
-tail2_sources:
-	MOVQ      (R9), R8
-	VPXOR     X2, X2, X2
-	VPINSRW   $0x00, (R8)(SI*1), X2, X2
-	VPMOVZXBW X2, X2
-	VPAND     lanes00800080<>+0(SB), X2, X3
-	VPSLLW    $0x08, X3, X3
-	VPAND     lanes007f007f<>+0(SB), X2, X2
-	VPCMPEQW  lanes007f007f<>+0(SB), X2, X4
-	VPSRLW    $0x01, X4, X4
-	VPSLLW    $0x07, X2, X2
-	VPOR      X4, X2, X2
-	VPOR      X3, X2, X2
-	VCVTPH2PS X2, X2
-	VMULPS    lanes43800000<>+0(SB), X2, X2
-	VCMPPS    $0x03, X2, X1, X3
-	VMINPS    X1, X2, X4
-	VMINPS    X2, X1, X1
-	VORPS     X4, X1, X1
-	VBLENDVPS X3, X0, X1, X1
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail2_sources
-
-tail2_sources_end:
-	VPSRLD    $0x18, X1, X2
-	VPAND     lanes00000080<>+0(SB), X2, X2
-	VPAND     lanes7fffffff<>+0(SB), X1, X1
-	VCMPPS    $0x03, X1, X1, X3
-	VMINPS    lanes43e00000<>+0(SB), X1, X1
-	VADDPS    lanes46800000<>+0(SB), X1, X5
-	VPSUBD    lanes46800000<>+0(SB), X5, X5
-	VPCMPGTD  lanes3c7fffff<>+0(SB), X1, X4
-	VPSRLD    $0x14, X1, X6
-	VPAND     lanes00000001<>+0(SB), X6, X6
-	VPADDD    lanesc407ffff<>+0(SB), X1, X1
-	VPADDD    X6, X1, X1
-	VPSRLD    $0x14, X1, X1
-	VBLENDVPS X4, X1, X5, X1
-	VBLENDVPS X3, lanes0000007f<>+0(SB), X1, X1
-	VPOR      X2, X1, X1
-	VPACKUSDW X1, X1, X1
-	VPACKUSWB X1, X1, X1
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VPEXTRW $0x00, X1, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ     $0x00000001, DI
-	JZ        below1
-	MOVQ      (BX), R8
-	VPXOR     X1, X1, X1
-	VPINSRB   $0x00, (R8)(SI*1), X1, X1
-	VPMOVZXBW X1, X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, X1
-	VMULPS    lanes43800000<>+0(SB), X1, X1
-	LEAQ      8(BX), BX
-	CMPQ      BX, AX
-	JGE       tail1_sources_end
-
-tail1_sources:
-	MOVQ      (BX), R8
-	VPXOR     X2, X2, X2
-	VPINSRB   $0x00, (R8)(SI*1), X2, X2
-	VPMOVZXBW X2, X2
-	VPAND     lanes00800080<>+0(SB), X2, X3
-	VPSLLW    $0x08, X3, X3
-	VPAND     lanes007f007f<>+0(SB), X2, X2
-	VPCMPEQW  lanes007f007f<>+0(SB), X2, X4
-	VPSRLW    $0x01, X4, X4
-	VPSLLW    $0x07, X2, X2
-	VPOR      X4, X2, X2
-	VPOR      X3, X2, X2
-	VCVTPH2PS X2, X2
-	VMULPS    lanes43800000<>+0(SB), X2, X2
-	VCMPPS    $0x03, X2, X1, X3
-	VMINPS    X1, X2, X4
-	VMINPS    X2, X1, X1
-	VORPS     X4, X1, X1
-	VBLENDVPS X3, X0, X1, X1
-	ADDQ      $0x08, BX
-	CMPQ      BX, AX
-	JLT       tail1_sources
-
-tail1_sources_end:
-	VPSRLD    $0x18, X1, X0
-	VPAND     lanes00000080<>+0(SB), X0, X0
-	VPAND     lanes7fffffff<>+0(SB), X1, X1
-	VCMPPS    $0x03, X1, X1, X2
-	VMINPS    lanes43e00000<>+0(SB), X1, X1
-	VADDPS    lanes46800000<>+0(SB), X1, X4
-	VPSUBD    lanes46800000<>+0(SB), X4, X4
-	VPCMPGTD  lanes3c7fffff<>+0(SB), X1, X3
-	VPSRLD    $0x14, X1, X5
-	VPAND     lanes00000001<>+0(SB), X5, X5
-	VPADDD    lanesc407ffff<>+0(SB), X1, X1
-	VPADDD    X5, X1, X1
-	VPSRLD    $0x14, X1, X1
-	VBLENDVPS X3, X1, X4, X1
-	VBLENDVPS X2, lanes0000007f<>+0(SB), X1, X1
-	VPOR      X0, X1, X1
-	VPACKUSDW X1, X1, X1
-	VPACKUSWB X1, X1, X1
-	MOVQ      CX, BX
-	CMPQ      BX, DX
-	JGE       tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRB $0x00, X1, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000001, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func minFP8E5M2<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, F16C, MMX+
-TEXT ·minFP8E5M2<>(SB), NOSPLIT, $0-65
-	MOVQ         srcs_len+32(FP), AX
-	MOVL         $0x7fc00000, CX
-	VMOVD        CX, X0
-	VPBROADCASTD X0, Y0
-	MOVQ         dsts_base+0(FP), CX
-	MOVQ         dsts_len+8(FP), DX
-	MOVQ         srcs_base+24(FP), BX
-	MOVQ         from+48(FP), SI
-	MOVQ         n+56(FP), DI
-	MOVB         stream+64(FP), R8
-	LEAQ         (CX)(DX*8), DX
-	LEAQ         (BX)(AX*8), AX
-	TESTB        R8, R8
-	JZ           groups
-
-streams:
-	CMPQ        DI, $0x00000020
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	VPMOVZXBW   (R8)(SI*1), X1
-	VPSLLW      $0x08, X1, X1
-	VCVTPH2PS   X1, Y1
-	VPMOVZXBW   8(R8)(SI*1), X2
-	VPSLLW      $0x08, X2, X2
-	VCVTPH2PS   X2, Y2
-	VPMOVZXBW   16(R8)(SI*1), X3
-	VPSLLW      $0x08, X3, X3
-	VCVTPH2PS   X3, Y3
-	VPMOVZXBW   24(R8)(SI*1), X4
-	VPSLLW      $0x08, X4, X4
-	VCVTPH2PS   X4, Y4
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	VPMOVZXBW   (R8)(SI*1), X5
-	VPSLLW      $0x08, X5, X5
-	VCVTPH2PS   X5, Y5
-	VCMPPS      $0x03, Y5, Y1, Y6
-	VMINPS      Y1, Y5, Y7
-	VMINPS      Y5, Y1, Y1
-	VORPS       Y7, Y1, Y1
-	VBLENDVPS   Y6, Y0, Y1, Y1
-	VPMOVZXBW   8(R8)(SI*1), X5
-	VPSLLW      $0x08, X5, X5
-	VCVTPH2PS   X5, Y5
-	VCMPPS      $0x03, Y5, Y2, Y6
-	VMINPS      Y2, Y5, Y7
-	VMINPS      Y5, Y2, Y2
-	VORPS       Y7, Y2, Y2
-	VBLENDVPS   Y6, Y0, Y2, Y2
-	VPMOVZXBW   16(R8)(SI*1), X5
-	VPSLLW      $0x08, X5, X5
-	VCVTPH2PS   X5, Y5
-	VCMPPS      $0x03, Y5, Y3, Y6
-	VMINPS      Y3, Y5, Y7
-	VMINPS      Y5, Y3, Y3
-	VORPS       Y7, Y3, Y3
-	VBLENDVPS   Y6, Y0, Y3, Y3
-	VPMOVZXBW   24(R8)(SI*1), X5
-	VPSLLW      $0x08, X5, X5
-	VCVTPH2PS   X5, Y5
-	VCMPPS      $0x03, Y5, Y4, Y6
-	VMINPS      Y4, Y5, Y7
-	VMINPS      Y5, Y4, Y4
-	VORPS       Y7, Y4, Y4
-	VBLENDVPS   Y6, Y0, Y4, Y4
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	VPSRLD    $0x18, Y1, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y6
-	VMINPS    lanes47600000<>+0(SB), Y1, Y1
-	VADDPS    lanes43000000<>+0(SB), Y1, Y8
-	VPSUBD    lanes43000000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes387fffff<>+0(SB), Y1, Y7
-	VPSRLD    $0x15, Y1, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc80fffff<>+0(SB), Y1, Y1
-	VPADDD    Y9, Y1, Y1
-	VPSRLD    $0x15, Y1, Y1
-	VBLENDVPS Y7, Y1, Y8, Y1
-	VBLENDVPS Y6, lanes0000007e<>+0(SB), Y1, Y1
-	VPOR      Y5, Y1, Y1
-	VPSRLD    $0x18, Y2, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y2, Y6
-	VMINPS    lanes47600000<>+0(SB), Y2, Y2
-	VADDPS    lanes43000000<>+0(SB), Y2, Y8
-	VPSUBD    lanes43000000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes387fffff<>+0(SB), Y2, Y7
-	VPSRLD    $0x15, Y2, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc80fffff<>+0(SB), Y2, Y2
-	VPADDD    Y9, Y2, Y2
-	VPSRLD    $0x15, Y2, Y2
-	VBLENDVPS Y7, Y2, Y8, Y2
-	VBLENDVPS Y6, lanes0000007e<>+0(SB), Y2, Y2
-	VPOR      Y5, Y2, Y2
-	VPSRLD    $0x18, Y3, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y3, Y3
-	VCMPPS    $0x03, Y3, Y3, Y6
-	VMINPS    lanes47600000<>+0(SB), Y3, Y3
-	VADDPS    lanes43000000<>+0(SB), Y3, Y8
-	VPSUBD    lanes43000000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes387fffff<>+0(SB), Y3, Y7
-	VPSRLD    $0x15, Y3, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc80fffff<>+0(SB), Y3, Y3
-	VPADDD    Y9, Y3, Y3
-	VPSRLD    $0x15, Y3, Y3
-	VBLENDVPS Y7, Y3, Y8, Y3
-	VBLENDVPS Y6, lanes0000007e<>+0(SB), Y3, Y3
-	VPOR      Y5, Y3, Y3
-	VPSRLD    $0x18, Y4, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y4, Y4
-	VCMPPS    $0x03, Y4, Y4, Y6
-	VMINPS    lanes47600000<>+0(SB), Y4, Y4
-	VADDPS    lanes43000000<>+0(SB), Y4, Y8
-	VPSUBD    lanes43000000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes387fffff<>+0(SB), Y4, Y7
-	VPSRLD    $0x15, Y4, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc80fffff<>+0(SB), Y4, Y4
-	VPADDD    Y9, Y4, Y4
-	VPSRLD    $0x15, Y4, Y4
-	VBLENDVPS Y7, Y4, Y8, Y4
-	VBLENDVPS Y6, lanes0000007e<>+0(SB), Y4, Y4
-	VPOR      Y5, Y4, Y4
-	VPACKUSDW Y2, Y1, Y1
-	VPACKUSDW Y4, Y3, Y3
-	VPACKUSWB Y3, Y1, Y1
-	VMOVDQU   interleave<>+0(SB), Y2
-	VPERMD    Y1, Y2, Y1
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y1, (R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ      DI, $0x00000020
-	JLT       vectors
-	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X1
-	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, Y1
-	VPMOVZXBW 8(R8)(SI*1), X2
-	VPSLLW    $0x08, X2, X2
-	VCVTPH2PS X2, Y2
-	VPMOVZXBW 16(R8)(SI*1), X3
-	VPSLLW    $0x08, X3, X3
-	VCVTPH2PS X3, Y3
-	VPMOVZXBW 24(R8)(SI*1), X4
-	VPSLLW    $0x08, X4, X4
-	VCVTPH2PS X4, Y4
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       group_sources_end
-
-group_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X5
-	VPSLLW    $0x08, X5, X5
-	VCVTPH2PS X5, Y5
-	VCMPPS    $0x03, Y5, Y1, Y6
-	VMINPS    Y1, Y5, Y7
-	VMINPS    Y5, Y1, Y1
-	VORPS     Y7, Y1, Y1
-	VBLENDVPS Y6, Y0, Y1, Y1
-	VPMOVZXBW 8(R8)(SI*1), X5
-	VPSLLW    $0x08, X5, X5
-	VCVTPH2PS X5, Y5
-	VCMPPS    $0x03, Y5, Y2, Y6
-	VMINPS    Y2, Y5, Y7
-	VMINPS    Y5, Y2, Y2
-	VORPS     Y7, Y2, Y2
-	VBLENDVPS Y6, Y0, Y2, Y2
-	VPMOVZXBW 16(R8)(SI*1), X5
-	VPSLLW    $0x08, X5, X5
-	VCVTPH2PS X5, Y5
-	VCMPPS    $0x03, Y5, Y3, Y6
-	VMINPS    Y3, Y5, Y7
-	VMINPS    Y5, Y3, Y3
-	VORPS     Y7, Y3, Y3
-	VBLENDVPS Y6, Y0, Y3, Y3
-	VPMOVZXBW 24(R8)(SI*1), X5
-	VPSLLW    $0x08, X5, X5
-	VCVTPH2PS X5, Y5
-	VCMPPS    $0x03, Y5, Y4, Y6
-	VMINPS    Y4, Y5, Y7
-	VMINPS    Y5, Y4, Y4
-	VORPS     Y7, Y4, Y4
-	VBLENDVPS Y6, Y0, Y4, Y4
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       group_sources
-
-group_sources_end:
-	VPSRLD    $0x18, Y1, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y6
-	VMINPS    lanes47600000<>+0(SB), Y1, Y1
-	VADDPS    lanes43000000<>+0(SB), Y1, Y8
-	VPSUBD    lanes43000000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes387fffff<>+0(SB), Y1, Y7
-	VPSRLD    $0x15, Y1, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc80fffff<>+0(SB), Y1, Y1
-	VPADDD    Y9, Y1, Y1
-	VPSRLD    $0x15, Y1, Y1
-	VBLENDVPS Y7, Y1, Y8, Y1
-	VBLENDVPS Y6, lanes0000007e<>+0(SB), Y1, Y1
-	VPOR      Y5, Y1, Y1
-	VPSRLD    $0x18, Y2, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y2, Y6
-	VMINPS    lanes47600000<>+0(SB), Y2, Y2
-	VADDPS    lanes43000000<>+0(SB), Y2, Y8
-	VPSUBD    lanes43000000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes387fffff<>+0(SB), Y2, Y7
-	VPSRLD    $0x15, Y2, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc80fffff<>+0(SB), Y2, Y2
-	VPADDD    Y9, Y2, Y2
-	VPSRLD    $0x15, Y2, Y2
-	VBLENDVPS Y7, Y2, Y8, Y2
-	VBLENDVPS Y6, lanes0000007e<>+0(SB), Y2, Y2
-	VPOR      Y5, Y2, Y2
-	VPSRLD    $0x18, Y3, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y3, Y3
-	VCMPPS    $0x03, Y3, Y3, Y6
-	VMINPS    lanes47600000<>+0(SB), Y3, Y3
-	VADDPS    lanes43000000<>+0(SB), Y3, Y8
-	VPSUBD    lanes43000000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes387fffff<>+0(SB), Y3, Y7
-	VPSRLD    $0x15, Y3, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc80fffff<>+0(SB), Y3, Y3
-	VPADDD    Y9, Y3, Y3
-	VPSRLD    $0x15, Y3, Y3
-	VBLENDVPS Y7, Y3, Y8, Y3
-	VBLENDVPS Y6, lanes0000007e<>+0(SB), Y3, Y3
-	VPOR      Y5, Y3, Y3
-	VPSRLD    $0x18, Y4, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y4, Y4
-	VCMPPS    $0x03, Y4, Y4, Y6
-	VMINPS    lanes47600000<>+0(SB), Y4, Y4
-	VADDPS    lanes43000000<>+0(SB), Y4, Y8
-	VPSUBD    lanes43000000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes387fffff<>+0(SB), Y4, Y7
-	VPSRLD    $0x15, Y4, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc80fffff<>+0(SB), Y4, Y4
-	VPADDD    Y9, Y4, Y4
-	VPSRLD    $0x15, Y4, Y4
-	VBLENDVPS Y7, Y4, Y8, Y4
-	VBLENDVPS Y6, lanes0000007e<>+0(SB), Y4, Y4
-	VPOR      Y5, Y4, Y4
-	VPACKUSDW Y2, Y1, Y1
-	VPACKUSDW Y4, Y3, Y3
-	VPACKUSWB Y3, Y1, Y1
-	VMOVDQU   interleave<>+0(SB), Y2
-	VPERMD    Y1, Y2, Y1
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y1, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  groups
-
-vectors:
-	TESTQ     $0x00000010, DI
-	JZ        below16
-	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X1
-	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, Y1
-	VPMOVZXBW 8(R8)(SI*1), X2
-	VPSLLW    $0x08, X2, X2
-	VCVTPH2PS X2, Y2
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail16_sources_end
-
-tail16_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X3
-	VPSLLW    $0x08, X3, X3
-	VCVTPH2PS X3, Y3
-	VCMPPS    $0x03, Y3, Y1, Y4
-	VMINPS    Y1, Y3, Y5
-	VMINPS    Y3, Y1, Y1
-	VORPS     Y5, Y1, Y1
-	VBLENDVPS Y4, Y0, Y1, Y1
-	VPMOVZXBW 8(R8)(SI*1), X3
-	VPSLLW    $0x08, X3, X3
-	VCVTPH2PS X3, Y3
-	VCMPPS    $0x03, Y3, Y2, Y4
-	VMINPS    Y2, Y3, Y5
-	VMINPS    Y3, Y2, Y2
-	VORPS     Y5, Y2, Y2
-	VBLENDVPS Y4, Y0, Y2, Y2
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail16_sources
-
-tail16_sources_end:
-	VPSRLD    $0x18, Y1, Y3
-	VPAND     lanes00000080<>+0(SB), Y3, Y3
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y4
-	VMINPS    lanes47600000<>+0(SB), Y1, Y1
-	VADDPS    lanes43000000<>+0(SB), Y1, Y6
-	VPSUBD    lanes43000000<>+0(SB), Y6, Y6
-	VPCMPGTD  lanes387fffff<>+0(SB), Y1, Y5
-	VPSRLD    $0x15, Y1, Y7
-	VPAND     lanes00000001<>+0(SB), Y7, Y7
-	VPADDD    lanesc80fffff<>+0(SB), Y1, Y1
-	VPADDD    Y7, Y1, Y1
-	VPSRLD    $0x15, Y1, Y1
-	VBLENDVPS Y5, Y1, Y6, Y1
-	VBLENDVPS Y4, lanes0000007e<>+0(SB), Y1, Y1
-	VPOR      Y3, Y1, Y1
-	VPSRLD    $0x18, Y2, Y3
-	VPAND     lanes00000080<>+0(SB), Y3, Y3
-	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y2, Y4
-	VMINPS    lanes47600000<>+0(SB), Y2, Y2
-	VADDPS    lanes43000000<>+0(SB), Y2, Y6
-	VPSUBD    lanes43000000<>+0(SB), Y6, Y6
-	VPCMPGTD  lanes387fffff<>+0(SB), Y2, Y5
-	VPSRLD    $0x15, Y2, Y7
-	VPAND     lanes00000001<>+0(SB), Y7, Y7
-	VPADDD    lanesc80fffff<>+0(SB), Y2, Y2
-	VPADDD    Y7, Y2, Y2
-	VPSRLD    $0x15, Y2, Y2
-	VBLENDVPS Y5, Y2, Y6, Y2
-	VBLENDVPS Y4, lanes0000007e<>+0(SB), Y2, Y2
-	VPOR      Y3, Y2, Y2
-	VPACKUSDW Y2, Y1, Y1
-	VPACKUSWB Y1, Y1, Y1
-	VMOVDQU   interleave<>+0(SB), Y2
-	VPERMD    Y1, Y2, Y1
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail16_stores_end
-
-tail16_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X1, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail16_stores
-
-tail16_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000010, DI
-
-below16:
-	TESTQ     $0x00000008, DI
-	JZ        below8
-	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X1
-	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, Y1
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail8_sources_end
-
-tail8_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X2
-	VPSLLW    $0x08, X2, X2
-	VCVTPH2PS X2, Y2
-	VCMPPS    $0x03, Y2, Y1, Y3
-	VMINPS    Y1, Y2, Y4
-	VMINPS    Y2, Y1, Y1
-	VORPS     Y4, Y1, Y1
-	VBLENDVPS Y3, Y0, Y1, Y1
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail8_sources
-
-tail8_sources_end:
-	VPSRLD    $0x18, Y1, Y2
-	VPAND     lanes00000080<>+0(SB), Y2, Y2
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y3
-	VMINPS    lanes47600000<>+0(SB), Y1, Y1
-	VADDPS    lanes43000000<>+0(SB), Y1, Y5
-	VPSUBD    lanes43000000<>+0(SB), Y5, Y5
-	VPCMPGTD  lanes387fffff<>+0(SB), Y1, Y4
-	VPSRLD    $0x15, Y1, Y6
-	VPAND     lanes00000001<>+0(SB), Y6, Y6
-	VPADDD    lanesc80fffff<>+0(SB), Y1, Y1
-	VPADDD    Y6, Y1, Y1
-	VPSRLD    $0x15, Y1, Y1
-	VBLENDVPS Y4, Y1, Y5, Y1
-	VBLENDVPS Y3, lanes0000007e<>+0(SB), Y1, Y1
-	VPOR      Y2, Y1, Y1
-	VPACKUSDW Y1, Y1, Y1
-	VPACKUSWB Y1, Y1, Y1
-	VMOVDQU   interleave<>+0(SB), Y2
-	VPERMD    Y1, Y2, Y1
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail8_stores_end
-
-tail8_stores:
-	MOVQ  (R9), R8
-	VMOVQ X1, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ     $0x00000004, DI
-	JZ        below4
-	MOVQ      (BX), R8
-	VMOVD     (R8)(SI*1), X1
-	VPMOVZXBW X1, X1
-	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, X1
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail4_sources_end
-
-tail4_sources:
-	MOVQ      (R9), R8
-	VMOVD     (R8)(SI*1), X2
-	VPMOVZXBW X2, X2
-	VPSLLW    $0x08, X2, X2
-	VCVTPH2PS X2, X2
-	VCMPPS    $0x03, X2, X1, X3
-	VMINPS    X1, X2, X4
-	VMINPS    X2, X1, X1
-	VORPS     X4, X1, X1
-	VBLENDVPS X3, X0, X1, X1
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail4_sources
-
-tail4_sources_end:
-	VPSRLD    $0x18, X1, X2
-	VPAND     lanes00000080<>+0(SB), X2, X2
-	VPAND     lanes7fffffff<>+0(SB), X1, X1
-	VCMPPS    $0x03, X1, X1, X3
-	VMINPS    lanes47600000<>+0(SB), X1, X1
-	VADDPS    lanes43000000<>+0(SB), X1, X5
-	VPSUBD    lanes43000000<>+0(SB), X5, X5
-	VPCMPGTD  lanes387fffff<>+0(SB), X1, X4
-	VPSRLD    $0x15, X1, X6
-	VPAND     lanes00000001<>+0(SB), X6, X6
-	VPADDD    lanesc80fffff<>+0(SB), X1, X1
-	VPADDD    X6, X1, X1
-	VPSRLD    $0x15, X1, X1
-	VBLENDVPS X4, X1, X5, X1
-	VBLENDVPS X3, lanes0000007e<>+0(SB), X1, X1
-	VPOR      X2, X1, X1
-	VPACKUSDW X1, X1, X1
-	VPACKUSWB X1, X1, X1
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVD X1, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ     $0x00000002, DI
-	JZ        below2
-	MOVQ      (BX), R8
-	VPXOR     X1, X1, X1
-	VPINSRW   $0x00, (R8)(SI*1), X1, X1
-	VPMOVZXBW X1, X1
-	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, X1
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail2_sources_end
-
-tail2_sources:
-	MOVQ      (R9), R8
-	VPXOR     X2, X2, X2
-	VPINSRW   $0x00, (R8)(SI*1), X2, X2
-	VPMOVZXBW X2, X2
-	VPSLLW    $0x08, X2, X2
-	VCVTPH2PS X2, X2
-	VCMPPS    $0x03, X2, X1, X3
-	VMINPS    X1, X2, X4
-	VMINPS    X2, X1, X1
-	VORPS     X4, X1, X1
-	VBLENDVPS X3, X0, X1, X1
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail2_sources
-
-tail2_sources_end:
-	VPSRLD    $0x18, X1, X2
-	VPAND     lanes00000080<>+0(SB), X2, X2
-	VPAND     lanes7fffffff<>+0(SB), X1, X1
-	VCMPPS    $0x03, X1, X1, X3
-	VMINPS    lanes47600000<>+0(SB), X1, X1
-	VADDPS    lanes43000000<>+0(SB), X1, X5
-	VPSUBD    lanes43000000<>+0(SB), X5, X5
-	VPCMPGTD  lanes387fffff<>+0(SB), X1, X4
-	VPSRLD    $0x15, X1, X6
-	VPAND     lanes00000001<>+0(SB), X6, X6
-	VPADDD    lanesc80fffff<>+0(SB), X1, X1
-	VPADDD    X6, X1, X1
-	VPSRLD    $0x15, X1, X1
-	VBLENDVPS X4, X1, X5, X1
-	VBLENDVPS X3, lanes0000007e<>+0(SB), X1, X1
-	VPOR      X2, X1, X1
-	VPACKUSDW X1, X1, X1
-	VPACKUSWB X1, X1, X1
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VPEXTRW $0x00, X1, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ     $0x00000001, DI
-	JZ        below1
-	MOVQ      (BX), R8
-	VPXOR     X1, X1, X1
-	VPINSRB   $0x00, (R8)(SI*1), X1, X1
-	VPMOVZXBW X1, X1
-	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, X1
-	LEAQ      8(BX), BX
-	CMPQ      BX, AX
-	JGE       tail1_sources_end
-
-tail1_sources:
-	MOVQ      (BX), R8
-	VPXOR     X2, X2, X2
-	VPINSRB   $0x00, (R8)(SI*1), X2, X2
-	VPMOVZXBW X2, X2
-	VPSLLW    $0x08, X2, X2
-	VCVTPH2PS X2, X2
-	VCMPPS    $0x03, X2, X1, X3
-	VMINPS    X1, X2, X4
-	VMINPS    X2, X1, X1
-	VORPS     X4, X1, X1
-	VBLENDVPS X3, X0, X1, X1
-	ADDQ      $0x08, BX
-	CMPQ      BX, AX
-	JLT       tail1_sources
-
-tail1_sources_end:
-	VPSRLD    $0x18, X1, X0
-	VPAND     lanes00000080<>+0(SB), X0, X0
-	VPAND     lanes7fffffff<>+0(SB), X1, X1
-	VCMPPS    $0x03, X1, X1, X2
-	VMINPS    lanes47600000<>+0(SB), X1, X1
-	VADDPS    lanes43000000<>+0(SB), X1, X4
-	VPSUBD    lanes43000000<>+0(SB), X4, X4
-	VPCMPGTD  lanes387fffff<>+0(SB), X1, X3
-	VPSRLD    $0x15, X1, X5
-	VPAND     lanes00000001<>+0(SB), X5, X5
-	VPADDD    lanesc80fffff<>+0(SB), X1, X1
-	VPADDD    X5, X1, X1
-	VPSRLD    $0x15, X1, X1
-	VBLENDVPS X3, X1, X4, X1
-	VBLENDVPS X2, lanes0000007e<>+0(SB), X1, X1
-	VPOR      X0, X1, X1
-	VPACKUSDW X1, X1, X1
-	VPACKUSWB X1, X1, X1
-	MOVQ      CX, BX
-	CMPQ      BX, DX
-	JGE       tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRB $0x00, X1, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000001, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
 // func maxF64<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
 // Requires: AVX, AVX2, MMX+
 TEXT ·maxF64<>(SB), NOSPLIT, $0-65
@@ -9915,30 +5832,38 @@ below1:
 	VZEROUPPER
 	RET
 
-// func maxFP8E4M3<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
+// func sumFP8E4M3<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
 // Requires: AVX, AVX2, F16C, MMX+
-TEXT ·maxFP8E4M3<>(SB), NOSPLIT, $0-65
-	MOVQ         srcs_len+32(FP), AX
-	MOVL         $0x7fc00000, CX
-	VMOVD        CX, X0
-	VPBROADCASTD X0, Y0
-	MOVQ         dsts_base+0(FP), CX
-	MOVQ         dsts_len+8(FP), DX
-	MOVQ         srcs_base+24(FP), BX
-	MOVQ         from+48(FP), SI
-	MOVQ         n+56(FP), DI
-	MOVB         stream+64(FP), R8
-	LEAQ         (CX)(DX*8), DX
-	LEAQ         (BX)(AX*8), AX
-	TESTB        R8, R8
-	JZ           groups
+TEXT ·sumFP8E4M3<>(SB), NOSPLIT, $0-65
+	MOVQ  srcs_len+32(FP), AX
+	MOVQ  dsts_base+0(FP), CX
+	MOVQ  dsts_len+8(FP), DX
+	MOVQ  srcs_base+24(FP), BX
+	MOVQ  from+48(FP), SI
+	MOVQ  n+56(FP), DI
+	MOVB  stream+64(FP), R8
+	LEAQ  (CX)(DX*8), DX
+	LEAQ  (BX)(AX*8), AX
+	TESTB R8, R8
+	JZ    groups
 
 streams:
 	CMPQ        DI, $0x00000020
 	JLT         streamed
 	MOVQ        (BX), R8
 	PREFETCHNTA 512(R8)(SI*1)
-	VPMOVZXBW   (R8)(SI*1), X1
+	VPMOVZXBW   (R8)(SI*1), X0
+	VPAND       lanes00800080<>+0(SB), X0, X1
+	VPSLLW      $0x08, X1, X1
+	VPAND       lanes007f007f<>+0(SB), X0, X0
+	VPCMPEQW    lanes007f007f<>+0(SB), X0, X2
+	VPSRLW      $0x01, X2, X2
+	VPSLLW      $0x07, X0, X0
+	VPOR        X2, X0, X0
+	VPOR        X1, X0, X0
+	VCVTPH2PS   X0, Y0
+	VMULPS      lanes43800000<>+0(SB), Y0, Y0
+	VPMOVZXBW   8(R8)(SI*1), X1
 	VPAND       lanes00800080<>+0(SB), X1, X2
 	VPSLLW      $0x08, X2, X2
 	VPAND       lanes007f007f<>+0(SB), X1, X1
@@ -9949,7 +5874,7 @@ streams:
 	VPOR        X2, X1, X1
 	VCVTPH2PS   X1, Y1
 	VMULPS      lanes43800000<>+0(SB), Y1, Y1
-	VPMOVZXBW   8(R8)(SI*1), X2
+	VPMOVZXBW   16(R8)(SI*1), X2
 	VPAND       lanes00800080<>+0(SB), X2, X3
 	VPSLLW      $0x08, X3, X3
 	VPAND       lanes007f007f<>+0(SB), X2, X2
@@ -9960,7 +5885,7 @@ streams:
 	VPOR        X3, X2, X2
 	VCVTPH2PS   X2, Y2
 	VMULPS      lanes43800000<>+0(SB), Y2, Y2
-	VPMOVZXBW   16(R8)(SI*1), X3
+	VPMOVZXBW   24(R8)(SI*1), X3
 	VPAND       lanes00800080<>+0(SB), X3, X4
 	VPSLLW      $0x08, X4, X4
 	VPAND       lanes007f007f<>+0(SB), X3, X3
@@ -9971,6 +5896,49 @@ streams:
 	VPOR        X4, X3, X3
 	VCVTPH2PS   X3, Y3
 	VMULPS      lanes43800000<>+0(SB), Y3, Y3
+	LEAQ        8(BX), R9
+	CMPQ        R9, AX
+	JGE         stream_sources_end
+
+stream_sources:
+	MOVQ        (R9), R8
+	PREFETCHNTA 512(R8)(SI*1)
+	VPMOVZXBW   (R8)(SI*1), X4
+	VPAND       lanes00800080<>+0(SB), X4, X5
+	VPSLLW      $0x08, X5, X5
+	VPAND       lanes007f007f<>+0(SB), X4, X4
+	VPCMPEQW    lanes007f007f<>+0(SB), X4, X6
+	VPSRLW      $0x01, X6, X6
+	VPSLLW      $0x07, X4, X4
+	VPOR        X6, X4, X4
+	VPOR        X5, X4, X4
+	VCVTPH2PS   X4, Y4
+	VMULPS      lanes43800000<>+0(SB), Y4, Y4
+	VADDPS      Y4, Y0, Y0
+	VPMOVZXBW   8(R8)(SI*1), X4
+	VPAND       lanes00800080<>+0(SB), X4, X5
+	VPSLLW      $0x08, X5, X5
+	VPAND       lanes007f007f<>+0(SB), X4, X4
+	VPCMPEQW    lanes007f007f<>+0(SB), X4, X6
+	VPSRLW      $0x01, X6, X6
+	VPSLLW      $0x07, X4, X4
+	VPOR        X6, X4, X4
+	VPOR        X5, X4, X4
+	VCVTPH2PS   X4, Y4
+	VMULPS      lanes43800000<>+0(SB), Y4, Y4
+	VADDPS      Y4, Y1, Y1
+	VPMOVZXBW   16(R8)(SI*1), X4
+	VPAND       lanes00800080<>+0(SB), X4, X5
+	VPSLLW      $0x08, X5, X5
+	VPAND       lanes007f007f<>+0(SB), X4, X4
+	VPCMPEQW    lanes007f007f<>+0(SB), X4, X6
+	VPSRLW      $0x01, X6, X6
+	VPSLLW      $0x07, X4, X4
+	VPOR        X6, X4, X4
+	VPOR        X5, X4, X4
+	VCVTPH2PS   X4, Y4
+	VMULPS      lanes43800000<>+0(SB), Y4, Y4
+	VADDPS      Y4, Y2, Y2
 	VPMOVZXBW   24(R8)(SI*1), X4
 	VPAND       lanes00800080<>+0(SB), X4, X5
 	VPSLLW      $0x08, X5, X5
@@ -9982,158 +5950,88 @@ streams:
 	VPOR        X5, X4, X4
 	VCVTPH2PS   X4, Y4
 	VMULPS      lanes43800000<>+0(SB), Y4, Y4
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	VPMOVZXBW   (R8)(SI*1), X5
-	VPAND       lanes00800080<>+0(SB), X5, X6
-	VPSLLW      $0x08, X6, X6
-	VPAND       lanes007f007f<>+0(SB), X5, X5
-	VPCMPEQW    lanes007f007f<>+0(SB), X5, X7
-	VPSRLW      $0x01, X7, X7
-	VPSLLW      $0x07, X5, X5
-	VPOR        X7, X5, X5
-	VPOR        X6, X5, X5
-	VCVTPH2PS   X5, Y5
-	VMULPS      lanes43800000<>+0(SB), Y5, Y5
-	VCMPPS      $0x03, Y5, Y1, Y6
-	VMAXPS      Y1, Y5, Y7
-	VMAXPS      Y5, Y1, Y1
-	VANDPS      Y7, Y1, Y1
-	VBLENDVPS   Y6, Y0, Y1, Y1
-	VPMOVZXBW   8(R8)(SI*1), X5
-	VPAND       lanes00800080<>+0(SB), X5, X6
-	VPSLLW      $0x08, X6, X6
-	VPAND       lanes007f007f<>+0(SB), X5, X5
-	VPCMPEQW    lanes007f007f<>+0(SB), X5, X7
-	VPSRLW      $0x01, X7, X7
-	VPSLLW      $0x07, X5, X5
-	VPOR        X7, X5, X5
-	VPOR        X6, X5, X5
-	VCVTPH2PS   X5, Y5
-	VMULPS      lanes43800000<>+0(SB), Y5, Y5
-	VCMPPS      $0x03, Y5, Y2, Y6
-	VMAXPS      Y2, Y5, Y7
-	VMAXPS      Y5, Y2, Y2
-	VANDPS      Y7, Y2, Y2
-	VBLENDVPS   Y6, Y0, Y2, Y2
-	VPMOVZXBW   16(R8)(SI*1), X5
-	VPAND       lanes00800080<>+0(SB), X5, X6
-	VPSLLW      $0x08, X6, X6
-	VPAND       lanes007f007f<>+0(SB), X5, X5
-	VPCMPEQW    lanes007f007f<>+0(SB), X5, X7
-	VPSRLW      $0x01, X7, X7
-	VPSLLW      $0x07, X5, X5
-	VPOR        X7, X5, X5
-	VPOR        X6, X5, X5
-	VCVTPH2PS   X5, Y5
-	VMULPS      lanes43800000<>+0(SB), Y5, Y5
-	VCMPPS      $0x03, Y5, Y3, Y6
-	VMAXPS      Y3, Y5, Y7
-	VMAXPS      Y5, Y3, Y3
-	VANDPS      Y7, Y3, Y3
-	VBLENDVPS   Y6, Y0, Y3, Y3
-	VPMOVZXBW   24(R8)(SI*1), X5
-	VPAND       lanes00800080<>+0(SB), X5, X6
-	VPSLLW      $0x08, X6, X6
-	VPAND       lanes007f007f<>+0(SB), X5, X5
-	VPCMPEQW    lanes007f007f<>+0(SB), X5, X7
-	VPSRLW      $0x01, X7, X7
-	VPSLLW      $0x07, X5, X5
-	VPOR        X7, X5, X5
-	VPOR        X6, X5, X5
-	VCVTPH2PS   X5, Y5
-	VMULPS      lanes43800000<>+0(SB), Y5, Y5
-	VCMPPS      $0x03, Y5, Y4, Y6
-	VMAXPS      Y4, Y5, Y7
-	VMAXPS      Y5, Y4, Y4
-	VANDPS      Y7, Y4, Y4
-	VBLENDVPS   Y6, Y0, Y4, Y4
+	VADDPS      Y4, Y3, Y3
 	ADDQ        $0x08, R9
 	CMPQ        R9, AX
 	JLT         stream_sources
 
 stream_sources_end:
-	VPSRLD    $0x18, Y1, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
+	VPSRLD    $0x18, Y0, Y4
+	VPAND     lanes00000080<>+0(SB), Y4, Y4
+	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
+	VCMPPS    $0x03, Y0, Y0, Y5
+	VMINPS    lanes43e00000<>+0(SB), Y0, Y0
+	VADDPS    lanes46800000<>+0(SB), Y0, Y7
+	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
+	VPCMPGTD  lanes3c7fffff<>+0(SB), Y0, Y6
+	VPSRLD    $0x14, Y0, Y8
+	VPAND     lanes00000001<>+0(SB), Y8, Y8
+	VPADDD    lanesc407ffff<>+0(SB), Y0, Y0
+	VPADDD    Y8, Y0, Y0
+	VPSRLD    $0x14, Y0, Y0
+	VBLENDVPS Y6, Y0, Y7, Y0
+	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y0, Y0
+	VPOR      Y4, Y0, Y0
+	VPSRLD    $0x18, Y1, Y4
+	VPAND     lanes00000080<>+0(SB), Y4, Y4
 	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y6
+	VCMPPS    $0x03, Y1, Y1, Y5
 	VMINPS    lanes43e00000<>+0(SB), Y1, Y1
-	VADDPS    lanes46800000<>+0(SB), Y1, Y8
-	VPSUBD    lanes46800000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y1, Y7
-	VPSRLD    $0x14, Y1, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
+	VADDPS    lanes46800000<>+0(SB), Y1, Y7
+	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
+	VPCMPGTD  lanes3c7fffff<>+0(SB), Y1, Y6
+	VPSRLD    $0x14, Y1, Y8
+	VPAND     lanes00000001<>+0(SB), Y8, Y8
 	VPADDD    lanesc407ffff<>+0(SB), Y1, Y1
-	VPADDD    Y9, Y1, Y1
+	VPADDD    Y8, Y1, Y1
 	VPSRLD    $0x14, Y1, Y1
-	VBLENDVPS Y7, Y1, Y8, Y1
-	VBLENDVPS Y6, lanes0000007f<>+0(SB), Y1, Y1
-	VPOR      Y5, Y1, Y1
-	VPSRLD    $0x18, Y2, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
+	VBLENDVPS Y6, Y1, Y7, Y1
+	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y1, Y1
+	VPOR      Y4, Y1, Y1
+	VPSRLD    $0x18, Y2, Y4
+	VPAND     lanes00000080<>+0(SB), Y4, Y4
 	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y2, Y6
+	VCMPPS    $0x03, Y2, Y2, Y5
 	VMINPS    lanes43e00000<>+0(SB), Y2, Y2
-	VADDPS    lanes46800000<>+0(SB), Y2, Y8
-	VPSUBD    lanes46800000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y2, Y7
-	VPSRLD    $0x14, Y2, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
+	VADDPS    lanes46800000<>+0(SB), Y2, Y7
+	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
+	VPCMPGTD  lanes3c7fffff<>+0(SB), Y2, Y6
+	VPSRLD    $0x14, Y2, Y8
+	VPAND     lanes00000001<>+0(SB), Y8, Y8
 	VPADDD    lanesc407ffff<>+0(SB), Y2, Y2
-	VPADDD    Y9, Y2, Y2
+	VPADDD    Y8, Y2, Y2
 	VPSRLD    $0x14, Y2, Y2
-	VBLENDVPS Y7, Y2, Y8, Y2
-	VBLENDVPS Y6, lanes0000007f<>+0(SB), Y2, Y2
-	VPOR      Y5, Y2, Y2
-	VPSRLD    $0x18, Y3, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
+	VBLENDVPS Y6, Y2, Y7, Y2
+	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y2, Y2
+	VPOR      Y4, Y2, Y2
+	VPSRLD    $0x18, Y3, Y4
+	VPAND     lanes00000080<>+0(SB), Y4, Y4
 	VPAND     lanes7fffffff<>+0(SB), Y3, Y3
-	VCMPPS    $0x03, Y3, Y3, Y6
+	VCMPPS    $0x03, Y3, Y3, Y5
 	VMINPS    lanes43e00000<>+0(SB), Y3, Y3
-	VADDPS    lanes46800000<>+0(SB), Y3, Y8
-	VPSUBD    lanes46800000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y3, Y7
-	VPSRLD    $0x14, Y3, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
+	VADDPS    lanes46800000<>+0(SB), Y3, Y7
+	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
+	VPCMPGTD  lanes3c7fffff<>+0(SB), Y3, Y6
+	VPSRLD    $0x14, Y3, Y8
+	VPAND     lanes00000001<>+0(SB), Y8, Y8
 	VPADDD    lanesc407ffff<>+0(SB), Y3, Y3
-	VPADDD    Y9, Y3, Y3
+	VPADDD    Y8, Y3, Y3
 	VPSRLD    $0x14, Y3, Y3
-	VBLENDVPS Y7, Y3, Y8, Y3
-	VBLENDVPS Y6, lanes0000007f<>+0(SB), Y3, Y3
-	VPOR      Y5, Y3, Y3
-	VPSRLD    $0x18, Y4, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y4, Y4
-	VCMPPS    $0x03, Y4, Y4, Y6
-	VMINPS    lanes43e00000<>+0(SB), Y4, Y4
-	VADDPS    lanes46800000<>+0(SB), Y4, Y8
-	VPSUBD    lanes46800000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y4, Y7
-	VPSRLD    $0x14, Y4, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc407ffff<>+0(SB), Y4, Y4
-	VPADDD    Y9, Y4, Y4
-	VPSRLD    $0x14, Y4, Y4
-	VBLENDVPS Y7, Y4, Y8, Y4
-	VBLENDVPS Y6, lanes0000007f<>+0(SB), Y4, Y4
-	VPOR      Y5, Y4, Y4
-	VPACKUSDW Y2, Y1, Y1
-	VPACKUSDW Y4, Y3, Y3
-	VPACKUSWB Y3, Y1, Y1
-	VMOVDQU   interleave<>+0(SB), Y2
-	VPERMD    Y1, Y2, Y1
+	VBLENDVPS Y6, Y3, Y7, Y3
+	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y3, Y3
+	VPOR      Y4, Y3, Y3
+	VPACKUSDW Y1, Y0, Y0
+	VPACKUSDW Y3, Y2, Y2
+	VPACKUSWB Y2, Y0, Y0
+	VMOVDQU   interleave<>+0(SB), Y1
+	VPERMD    Y0, Y1, Y0
 	MOVQ      CX, R9
 	CMPQ      R9, DX
 	JGE       stream_stores_end
 
 stream_stores:
 	MOVQ     (R9), R8
-	VMOVNTDQ Y1, (R8)(SI*1)
+	VMOVNTDQ Y0, (R8)(SI*1)
 	ADDQ     $0x08, R9
 	CMPQ     R9, DX
 	JLT      stream_stores
@@ -10150,7 +6048,18 @@ groups:
 	CMPQ      DI, $0x00000020
 	JLT       vectors
 	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X1
+	VPMOVZXBW (R8)(SI*1), X0
+	VPAND     lanes00800080<>+0(SB), X0, X1
+	VPSLLW    $0x08, X1, X1
+	VPAND     lanes007f007f<>+0(SB), X0, X0
+	VPCMPEQW  lanes007f007f<>+0(SB), X0, X2
+	VPSRLW    $0x01, X2, X2
+	VPSLLW    $0x07, X0, X0
+	VPOR      X2, X0, X0
+	VPOR      X1, X0, X0
+	VCVTPH2PS X0, Y0
+	VMULPS    lanes43800000<>+0(SB), Y0, Y0
+	VPMOVZXBW 8(R8)(SI*1), X1
 	VPAND     lanes00800080<>+0(SB), X1, X2
 	VPSLLW    $0x08, X2, X2
 	VPAND     lanes007f007f<>+0(SB), X1, X1
@@ -10161,7 +6070,7 @@ groups:
 	VPOR      X2, X1, X1
 	VCVTPH2PS X1, Y1
 	VMULPS    lanes43800000<>+0(SB), Y1, Y1
-	VPMOVZXBW 8(R8)(SI*1), X2
+	VPMOVZXBW 16(R8)(SI*1), X2
 	VPAND     lanes00800080<>+0(SB), X2, X3
 	VPSLLW    $0x08, X3, X3
 	VPAND     lanes007f007f<>+0(SB), X2, X2
@@ -10172,7 +6081,7 @@ groups:
 	VPOR      X3, X2, X2
 	VCVTPH2PS X2, Y2
 	VMULPS    lanes43800000<>+0(SB), Y2, Y2
-	VPMOVZXBW 16(R8)(SI*1), X3
+	VPMOVZXBW 24(R8)(SI*1), X3
 	VPAND     lanes00800080<>+0(SB), X3, X4
 	VPSLLW    $0x08, X4, X4
 	VPAND     lanes007f007f<>+0(SB), X3, X3
@@ -10183,6 +6092,48 @@ groups:
 	VPOR      X4, X3, X3
 	VCVTPH2PS X3, Y3
 	VMULPS    lanes43800000<>+0(SB), Y3, Y3
+	LEAQ      8(BX), R9
+	CMPQ      R9, AX
+	JGE       group_sources_end
+
+group_sources:
+	MOVQ      (R9), R8
+	VPMOVZXBW (R8)(SI*1), X4
+	VPAND     lanes00800080<>+0(SB), X4, X5
+	VPSLLW    $0x08, X5, X5
+	VPAND     lanes007f007f<>+0(SB), X4, X4
+	VPCMPEQW  lanes007f007f<>+0(SB), X4, X6
+	VPSRLW    $0x01, X6, X6
+	VPSLLW    $0x07, X4, X4
+	VPOR      X6, X4, X4
+	VPOR      X5, X4, X4
+	VCVTPH2PS X4, Y4
+	VMULPS    lanes43800000<>+0(SB), Y4, Y4
+	VADDPS    Y4, Y0, Y0
+	VPMOVZXBW 8(R8)(SI*1), X4
+	VPAND     lanes00800080<>+0(SB), X4, X5
+	VPSLLW    $0x08, X5, X5
+	VPAND     lanes007f007f<>+0(SB), X4, X4
+	VPCMPEQW  lanes007f007f<>+0(SB), X4, X6
+	VPSRLW    $0x01, X6, X6
+	VPSLLW    $0x07, X4, X4
+	VPOR      X6, X4, X4
+	VPOR      X5, X4, X4
+	VCVTPH2PS X4, Y4
+	VMULPS    lanes43800000<>+0(SB), Y4, Y4
+	VADDPS    Y4, Y1, Y1
+	VPMOVZXBW 16(R8)(SI*1), X4
+	VPAND     lanes00800080<>+0(SB), X4, X5
+	VPSLLW    $0x08, X5, X5
+	VPAND     lanes007f007f<>+0(SB), X4, X4
+	VPCMPEQW  lanes007f007f<>+0(SB), X4, X6
+	VPSRLW    $0x01, X6, X6
+	VPSLLW    $0x07, X4, X4
+	VPOR      X6, X4, X4
+	VPOR      X5, X4, X4
+	VCVTPH2PS X4, Y4
+	VMULPS    lanes43800000<>+0(SB), Y4, Y4
+	VADDPS    Y4, Y2, Y2
 	VPMOVZXBW 24(R8)(SI*1), X4
 	VPAND     lanes00800080<>+0(SB), X4, X5
 	VPSLLW    $0x08, X5, X5
@@ -10194,157 +6145,88 @@ groups:
 	VPOR      X5, X4, X4
 	VCVTPH2PS X4, Y4
 	VMULPS    lanes43800000<>+0(SB), Y4, Y4
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       group_sources_end
-
-group_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X5
-	VPAND     lanes00800080<>+0(SB), X5, X6
-	VPSLLW    $0x08, X6, X6
-	VPAND     lanes007f007f<>+0(SB), X5, X5
-	VPCMPEQW  lanes007f007f<>+0(SB), X5, X7
-	VPSRLW    $0x01, X7, X7
-	VPSLLW    $0x07, X5, X5
-	VPOR      X7, X5, X5
-	VPOR      X6, X5, X5
-	VCVTPH2PS X5, Y5
-	VMULPS    lanes43800000<>+0(SB), Y5, Y5
-	VCMPPS    $0x03, Y5, Y1, Y6
-	VMAXPS    Y1, Y5, Y7
-	VMAXPS    Y5, Y1, Y1
-	VANDPS    Y7, Y1, Y1
-	VBLENDVPS Y6, Y0, Y1, Y1
-	VPMOVZXBW 8(R8)(SI*1), X5
-	VPAND     lanes00800080<>+0(SB), X5, X6
-	VPSLLW    $0x08, X6, X6
-	VPAND     lanes007f007f<>+0(SB), X5, X5
-	VPCMPEQW  lanes007f007f<>+0(SB), X5, X7
-	VPSRLW    $0x01, X7, X7
-	VPSLLW    $0x07, X5, X5
-	VPOR      X7, X5, X5
-	VPOR      X6, X5, X5
-	VCVTPH2PS X5, Y5
-	VMULPS    lanes43800000<>+0(SB), Y5, Y5
-	VCMPPS    $0x03, Y5, Y2, Y6
-	VMAXPS    Y2, Y5, Y7
-	VMAXPS    Y5, Y2, Y2
-	VANDPS    Y7, Y2, Y2
-	VBLENDVPS Y6, Y0, Y2, Y2
-	VPMOVZXBW 16(R8)(SI*1), X5
-	VPAND     lanes00800080<>+0(SB), X5, X6
-	VPSLLW    $0x08, X6, X6
-	VPAND     lanes007f007f<>+0(SB), X5, X5
-	VPCMPEQW  lanes007f007f<>+0(SB), X5, X7
-	VPSRLW    $0x01, X7, X7
-	VPSLLW    $0x07, X5, X5
-	VPOR      X7, X5, X5
-	VPOR      X6, X5, X5
-	VCVTPH2PS X5, Y5
-	VMULPS    lanes43800000<>+0(SB), Y5, Y5
-	VCMPPS    $0x03, Y5, Y3, Y6
-	VMAXPS    Y3, Y5, Y7
-	VMAXPS    Y5, Y3, Y3
-	VANDPS    Y7, Y3, Y3
-	VBLENDVPS Y6, Y0, Y3, Y3
-	VPMOVZXBW 24(R8)(SI*1), X5
-	VPAND     lanes00800080<>+0(SB), X5, X6
-	VPSLLW    $0x08, X6, X6
-	VPAND     lanes007f007f<>+0(SB), X5, X5
-	VPCMPEQW  lanes007f007f<>+0(SB), X5, X7
-	VPSRLW    $0x01, X7, X7
-	VPSLLW    $0x07, X5, X5
-	VPOR      X7, X5, X5
-	VPOR      X6, X5, X5
-	VCVTPH2PS X5, Y5
-	VMULPS    lanes43800000<>+0(SB), Y5, Y5
-	VCMPPS    $0x03, Y5, Y4, Y6
-	VMAXPS    Y4, Y5, Y7
-	VMAXPS    Y5, Y4, Y4
-	VANDPS    Y7, Y4, Y4
-	VBLENDVPS Y6, Y0, Y4, Y4
+	VADDPS    Y4, Y3, Y3
 	ADDQ      $0x08, R9
 	CMPQ      R9, AX
 	JLT       group_sources
 
 group_sources_end:
-	VPSRLD    $0x18, Y1, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
+	VPSRLD    $0x18, Y0, Y4
+	VPAND     lanes00000080<>+0(SB), Y4, Y4
+	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
+	VCMPPS    $0x03, Y0, Y0, Y5
+	VMINPS    lanes43e00000<>+0(SB), Y0, Y0
+	VADDPS    lanes46800000<>+0(SB), Y0, Y7
+	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
+	VPCMPGTD  lanes3c7fffff<>+0(SB), Y0, Y6
+	VPSRLD    $0x14, Y0, Y8
+	VPAND     lanes00000001<>+0(SB), Y8, Y8
+	VPADDD    lanesc407ffff<>+0(SB), Y0, Y0
+	VPADDD    Y8, Y0, Y0
+	VPSRLD    $0x14, Y0, Y0
+	VBLENDVPS Y6, Y0, Y7, Y0
+	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y0, Y0
+	VPOR      Y4, Y0, Y0
+	VPSRLD    $0x18, Y1, Y4
+	VPAND     lanes00000080<>+0(SB), Y4, Y4
 	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y6
+	VCMPPS    $0x03, Y1, Y1, Y5
 	VMINPS    lanes43e00000<>+0(SB), Y1, Y1
-	VADDPS    lanes46800000<>+0(SB), Y1, Y8
-	VPSUBD    lanes46800000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y1, Y7
-	VPSRLD    $0x14, Y1, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
+	VADDPS    lanes46800000<>+0(SB), Y1, Y7
+	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
+	VPCMPGTD  lanes3c7fffff<>+0(SB), Y1, Y6
+	VPSRLD    $0x14, Y1, Y8
+	VPAND     lanes00000001<>+0(SB), Y8, Y8
 	VPADDD    lanesc407ffff<>+0(SB), Y1, Y1
-	VPADDD    Y9, Y1, Y1
+	VPADDD    Y8, Y1, Y1
 	VPSRLD    $0x14, Y1, Y1
-	VBLENDVPS Y7, Y1, Y8, Y1
-	VBLENDVPS Y6, lanes0000007f<>+0(SB), Y1, Y1
-	VPOR      Y5, Y1, Y1
-	VPSRLD    $0x18, Y2, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
+	VBLENDVPS Y6, Y1, Y7, Y1
+	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y1, Y1
+	VPOR      Y4, Y1, Y1
+	VPSRLD    $0x18, Y2, Y4
+	VPAND     lanes00000080<>+0(SB), Y4, Y4
 	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y2, Y6
+	VCMPPS    $0x03, Y2, Y2, Y5
 	VMINPS    lanes43e00000<>+0(SB), Y2, Y2
-	VADDPS    lanes46800000<>+0(SB), Y2, Y8
-	VPSUBD    lanes46800000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y2, Y7
-	VPSRLD    $0x14, Y2, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
+	VADDPS    lanes46800000<>+0(SB), Y2, Y7
+	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
+	VPCMPGTD  lanes3c7fffff<>+0(SB), Y2, Y6
+	VPSRLD    $0x14, Y2, Y8
+	VPAND     lanes00000001<>+0(SB), Y8, Y8
 	VPADDD    lanesc407ffff<>+0(SB), Y2, Y2
-	VPADDD    Y9, Y2, Y2
+	VPADDD    Y8, Y2, Y2
 	VPSRLD    $0x14, Y2, Y2
-	VBLENDVPS Y7, Y2, Y8, Y2
-	VBLENDVPS Y6, lanes0000007f<>+0(SB), Y2, Y2
-	VPOR      Y5, Y2, Y2
-	VPSRLD    $0x18, Y3, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
+	VBLENDVPS Y6, Y2, Y7, Y2
+	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y2, Y2
+	VPOR      Y4, Y2, Y2
+	VPSRLD    $0x18, Y3, Y4
+	VPAND     lanes00000080<>+0(SB), Y4, Y4
 	VPAND     lanes7fffffff<>+0(SB), Y3, Y3
-	VCMPPS    $0x03, Y3, Y3, Y6
+	VCMPPS    $0x03, Y3, Y3, Y5
 	VMINPS    lanes43e00000<>+0(SB), Y3, Y3
-	VADDPS    lanes46800000<>+0(SB), Y3, Y8
-	VPSUBD    lanes46800000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y3, Y7
-	VPSRLD    $0x14, Y3, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
+	VADDPS    lanes46800000<>+0(SB), Y3, Y7
+	VPSUBD    lanes46800000<>+0(SB), Y7, Y7
+	VPCMPGTD  lanes3c7fffff<>+0(SB), Y3, Y6
+	VPSRLD    $0x14, Y3, Y8
+	VPAND     lanes00000001<>+0(SB), Y8, Y8
 	VPADDD    lanesc407ffff<>+0(SB), Y3, Y3
-	VPADDD    Y9, Y3, Y3
+	VPADDD    Y8, Y3, Y3
 	VPSRLD    $0x14, Y3, Y3
-	VBLENDVPS Y7, Y3, Y8, Y3
-	VBLENDVPS Y6, lanes0000007f<>+0(SB), Y3, Y3
-	VPOR      Y5, Y3, Y3
-	VPSRLD    $0x18, Y4, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y4, Y4
-	VCMPPS    $0x03, Y4, Y4, Y6
-	VMINPS    lanes43e00000<>+0(SB), Y4, Y4
-	VADDPS    lanes46800000<>+0(SB), Y4, Y8
-	VPSUBD    lanes46800000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y4, Y7
-	VPSRLD    $0x14, Y4, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc407ffff<>+0(SB), Y4, Y4
-	VPADDD    Y9, Y4, Y4
-	VPSRLD    $0x14, Y4, Y4
-	VBLENDVPS Y7, Y4, Y8, Y4
-	VBLENDVPS Y6, lanes0000007f<>+0(SB), Y4, Y4
-	VPOR      Y5, Y4, Y4
-	VPACKUSDW Y2, Y1, Y1
-	VPACKUSDW Y4, Y3, Y3
-	VPACKUSWB Y3, Y1, Y1
-	VMOVDQU   interleave<>+0(SB), Y2
-	VPERMD    Y1, Y2, Y1
+	VBLENDVPS Y6, Y3, Y7, Y3
+	VBLENDVPS Y5, lanes0000007f<>+0(SB), Y3, Y3
+	VPOR      Y4, Y3, Y3
+	VPACKUSDW Y1, Y0, Y0
+	VPACKUSDW Y3, Y2, Y2
+	VPACKUSWB Y2, Y0, Y0
+	VMOVDQU   interleave<>+0(SB), Y1
+	VPERMD    Y0, Y1, Y0
 	MOVQ      CX, R9
 	CMPQ      R9, DX
 	JGE       group_stores_end
 
 group_stores:
 	MOVQ    (R9), R8
-	VMOVDQU Y1, (R8)(SI*1)
+	VMOVDQU Y0, (R8)(SI*1)
 	ADDQ    $0x08, R9
 	CMPQ    R9, DX
 	JLT     group_stores
@@ -10358,7 +6240,18 @@ vectors:
 	TESTQ     $0x00000010, DI
 	JZ        below16
 	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X1
+	VPMOVZXBW (R8)(SI*1), X0
+	VPAND     lanes00800080<>+0(SB), X0, X1
+	VPSLLW    $0x08, X1, X1
+	VPAND     lanes007f007f<>+0(SB), X0, X0
+	VPCMPEQW  lanes007f007f<>+0(SB), X0, X2
+	VPSRLW    $0x01, X2, X2
+	VPSLLW    $0x07, X0, X0
+	VPOR      X2, X0, X0
+	VPOR      X1, X0, X0
+	VCVTPH2PS X0, Y0
+	VMULPS    lanes43800000<>+0(SB), Y0, Y0
+	VPMOVZXBW 8(R8)(SI*1), X1
 	VPAND     lanes00800080<>+0(SB), X1, X2
 	VPSLLW    $0x08, X2, X2
 	VPAND     lanes007f007f<>+0(SB), X1, X1
@@ -10369,131 +6262,11 @@ vectors:
 	VPOR      X2, X1, X1
 	VCVTPH2PS X1, Y1
 	VMULPS    lanes43800000<>+0(SB), Y1, Y1
-	VPMOVZXBW 8(R8)(SI*1), X2
-	VPAND     lanes00800080<>+0(SB), X2, X3
-	VPSLLW    $0x08, X3, X3
-	VPAND     lanes007f007f<>+0(SB), X2, X2
-	VPCMPEQW  lanes007f007f<>+0(SB), X2, X4
-	VPSRLW    $0x01, X4, X4
-	VPSLLW    $0x07, X2, X2
-	VPOR      X4, X2, X2
-	VPOR      X3, X2, X2
-	VCVTPH2PS X2, Y2
-	VMULPS    lanes43800000<>+0(SB), Y2, Y2
 	LEAQ      8(BX), R9
 	CMPQ      R9, AX
 	JGE       tail16_sources_end
 
 tail16_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X3
-	VPAND     lanes00800080<>+0(SB), X3, X4
-	VPSLLW    $0x08, X4, X4
-	VPAND     lanes007f007f<>+0(SB), X3, X3
-	VPCMPEQW  lanes007f007f<>+0(SB), X3, X5
-	VPSRLW    $0x01, X5, X5
-	VPSLLW    $0x07, X3, X3
-	VPOR      X5, X3, X3
-	VPOR      X4, X3, X3
-	VCVTPH2PS X3, Y3
-	VMULPS    lanes43800000<>+0(SB), Y3, Y3
-	VCMPPS    $0x03, Y3, Y1, Y4
-	VMAXPS    Y1, Y3, Y5
-	VMAXPS    Y3, Y1, Y1
-	VANDPS    Y5, Y1, Y1
-	VBLENDVPS Y4, Y0, Y1, Y1
-	VPMOVZXBW 8(R8)(SI*1), X3
-	VPAND     lanes00800080<>+0(SB), X3, X4
-	VPSLLW    $0x08, X4, X4
-	VPAND     lanes007f007f<>+0(SB), X3, X3
-	VPCMPEQW  lanes007f007f<>+0(SB), X3, X5
-	VPSRLW    $0x01, X5, X5
-	VPSLLW    $0x07, X3, X3
-	VPOR      X5, X3, X3
-	VPOR      X4, X3, X3
-	VCVTPH2PS X3, Y3
-	VMULPS    lanes43800000<>+0(SB), Y3, Y3
-	VCMPPS    $0x03, Y3, Y2, Y4
-	VMAXPS    Y2, Y3, Y5
-	VMAXPS    Y3, Y2, Y2
-	VANDPS    Y5, Y2, Y2
-	VBLENDVPS Y4, Y0, Y2, Y2
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail16_sources
-
-tail16_sources_end:
-	VPSRLD    $0x18, Y1, Y3
-	VPAND     lanes00000080<>+0(SB), Y3, Y3
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y4
-	VMINPS    lanes43e00000<>+0(SB), Y1, Y1
-	VADDPS    lanes46800000<>+0(SB), Y1, Y6
-	VPSUBD    lanes46800000<>+0(SB), Y6, Y6
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y1, Y5
-	VPSRLD    $0x14, Y1, Y7
-	VPAND     lanes00000001<>+0(SB), Y7, Y7
-	VPADDD    lanesc407ffff<>+0(SB), Y1, Y1
-	VPADDD    Y7, Y1, Y1
-	VPSRLD    $0x14, Y1, Y1
-	VBLENDVPS Y5, Y1, Y6, Y1
-	VBLENDVPS Y4, lanes0000007f<>+0(SB), Y1, Y1
-	VPOR      Y3, Y1, Y1
-	VPSRLD    $0x18, Y2, Y3
-	VPAND     lanes00000080<>+0(SB), Y3, Y3
-	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y2, Y4
-	VMINPS    lanes43e00000<>+0(SB), Y2, Y2
-	VADDPS    lanes46800000<>+0(SB), Y2, Y6
-	VPSUBD    lanes46800000<>+0(SB), Y6, Y6
-	VPCMPGTD  lanes3c7fffff<>+0(SB), Y2, Y5
-	VPSRLD    $0x14, Y2, Y7
-	VPAND     lanes00000001<>+0(SB), Y7, Y7
-	VPADDD    lanesc407ffff<>+0(SB), Y2, Y2
-	VPADDD    Y7, Y2, Y2
-	VPSRLD    $0x14, Y2, Y2
-	VBLENDVPS Y5, Y2, Y6, Y2
-	VBLENDVPS Y4, lanes0000007f<>+0(SB), Y2, Y2
-	VPOR      Y3, Y2, Y2
-	VPACKUSDW Y2, Y1, Y1
-	VPACKUSWB Y1, Y1, Y1
-	VMOVDQU   interleave<>+0(SB), Y2
-	VPERMD    Y1, Y2, Y1
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail16_stores_end
-
-tail16_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X1, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail16_stores
-
-tail16_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000010, DI
-
-below16:
-	TESTQ     $0x00000008, DI
-	JZ        below8
-	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, Y1
-	VMULPS    lanes43800000<>+0(SB), Y1, Y1
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail8_sources_end
-
-tail8_sources:
 	MOVQ      (R9), R8
 	VPMOVZXBW (R8)(SI*1), X2
 	VPAND     lanes00800080<>+0(SB), X2, X3
@@ -10506,16 +6279,40 @@ tail8_sources:
 	VPOR      X3, X2, X2
 	VCVTPH2PS X2, Y2
 	VMULPS    lanes43800000<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y1, Y3
-	VMAXPS    Y1, Y2, Y4
-	VMAXPS    Y2, Y1, Y1
-	VANDPS    Y4, Y1, Y1
-	VBLENDVPS Y3, Y0, Y1, Y1
+	VADDPS    Y2, Y0, Y0
+	VPMOVZXBW 8(R8)(SI*1), X2
+	VPAND     lanes00800080<>+0(SB), X2, X3
+	VPSLLW    $0x08, X3, X3
+	VPAND     lanes007f007f<>+0(SB), X2, X2
+	VPCMPEQW  lanes007f007f<>+0(SB), X2, X4
+	VPSRLW    $0x01, X4, X4
+	VPSLLW    $0x07, X2, X2
+	VPOR      X4, X2, X2
+	VPOR      X3, X2, X2
+	VCVTPH2PS X2, Y2
+	VMULPS    lanes43800000<>+0(SB), Y2, Y2
+	VADDPS    Y2, Y1, Y1
 	ADDQ      $0x08, R9
 	CMPQ      R9, AX
-	JLT       tail8_sources
+	JLT       tail16_sources
 
-tail8_sources_end:
+tail16_sources_end:
+	VPSRLD    $0x18, Y0, Y2
+	VPAND     lanes00000080<>+0(SB), Y2, Y2
+	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
+	VCMPPS    $0x03, Y0, Y0, Y3
+	VMINPS    lanes43e00000<>+0(SB), Y0, Y0
+	VADDPS    lanes46800000<>+0(SB), Y0, Y5
+	VPSUBD    lanes46800000<>+0(SB), Y5, Y5
+	VPCMPGTD  lanes3c7fffff<>+0(SB), Y0, Y4
+	VPSRLD    $0x14, Y0, Y6
+	VPAND     lanes00000001<>+0(SB), Y6, Y6
+	VPADDD    lanesc407ffff<>+0(SB), Y0, Y0
+	VPADDD    Y6, Y0, Y0
+	VPSRLD    $0x14, Y0, Y0
+	VBLENDVPS Y4, Y0, Y5, Y0
+	VBLENDVPS Y3, lanes0000007f<>+0(SB), Y0, Y0
+	VPOR      Y2, Y0, Y0
 	VPSRLD    $0x18, Y1, Y2
 	VPAND     lanes00000080<>+0(SB), Y2, Y2
 	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
@@ -10532,655 +6329,17 @@ tail8_sources_end:
 	VBLENDVPS Y4, Y1, Y5, Y1
 	VBLENDVPS Y3, lanes0000007f<>+0(SB), Y1, Y1
 	VPOR      Y2, Y1, Y1
-	VPACKUSDW Y1, Y1, Y1
-	VPACKUSWB Y1, Y1, Y1
-	VMOVDQU   interleave<>+0(SB), Y2
-	VPERMD    Y1, Y2, Y1
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail8_stores_end
-
-tail8_stores:
-	MOVQ  (R9), R8
-	VMOVQ X1, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ     $0x00000004, DI
-	JZ        below4
-	MOVQ      (BX), R8
-	VMOVD     (R8)(SI*1), X1
-	VPMOVZXBW X1, X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, X1
-	VMULPS    lanes43800000<>+0(SB), X1, X1
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail4_sources_end
-
-tail4_sources:
-	MOVQ      (R9), R8
-	VMOVD     (R8)(SI*1), X2
-	VPMOVZXBW X2, X2
-	VPAND     lanes00800080<>+0(SB), X2, X3
-	VPSLLW    $0x08, X3, X3
-	VPAND     lanes007f007f<>+0(SB), X2, X2
-	VPCMPEQW  lanes007f007f<>+0(SB), X2, X4
-	VPSRLW    $0x01, X4, X4
-	VPSLLW    $0x07, X2, X2
-	VPOR      X4, X2, X2
-	VPOR      X3, X2, X2
-	VCVTPH2PS X2, X2
-	VMULPS    lanes43800000<>+0(SB), X2, X2
-	VCMPPS    $0x03, X2, X1, X3
-	VMAXPS    X1, X2, X4
-	VMAXPS    X2, X1, X1
-	VANDPS    X4, X1, X1
-	VBLENDVPS X3, X0, X1, X1
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail4_sources
-
-tail4_sources_end:
-	VPSRLD    $0x18, X1, X2
-	VPAND     lanes00000080<>+0(SB), X2, X2
-	VPAND     lanes7fffffff<>+0(SB), X1, X1
-	VCMPPS    $0x03, X1, X1, X3
-	VMINPS    lanes43e00000<>+0(SB), X1, X1
-	VADDPS    lanes46800000<>+0(SB), X1, X5
-	VPSUBD    lanes46800000<>+0(SB), X5, X5
-	VPCMPGTD  lanes3c7fffff<>+0(SB), X1, X4
-	VPSRLD    $0x14, X1, X6
-	VPAND     lanes00000001<>+0(SB), X6, X6
-	VPADDD    lanesc407ffff<>+0(SB), X1, X1
-	VPADDD    X6, X1, X1
-	VPSRLD    $0x14, X1, X1
-	VBLENDVPS X4, X1, X5, X1
-	VBLENDVPS X3, lanes0000007f<>+0(SB), X1, X1
-	VPOR      X2, X1, X1
-	VPACKUSDW X1, X1, X1
-	VPACKUSWB X1, X1, X1
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVD X1, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ     $0x00000002, DI
-	JZ        below2
-	MOVQ      (BX), R8
-	VPXOR     X1, X1, X1
-	VPINSRW   $0x00, (R8)(SI*1), X1, X1
-	VPMOVZXBW X1, X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, X1
-	VMULPS    lanes43800000<>+0(SB), X1, X1
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail2_sources_end
-
-tail2_sources:
-	MOVQ      (R9), R8
-	VPXOR     X2, X2, X2
-	VPINSRW   $0x00, (R8)(SI*1), X2, X2
-	VPMOVZXBW X2, X2
-	VPAND     lanes00800080<>+0(SB), X2, X3
-	VPSLLW    $0x08, X3, X3
-	VPAND     lanes007f007f<>+0(SB), X2, X2
-	VPCMPEQW  lanes007f007f<>+0(SB), X2, X4
-	VPSRLW    $0x01, X4, X4
-	VPSLLW    $0x07, X2, X2
-	VPOR      X4, X2, X2
-	VPOR      X3, X2, X2
-	VCVTPH2PS X2, X2
-	VMULPS    lanes43800000<>+0(SB), X2, X2
-	VCMPPS    $0x03, X2, X1, X3
-	VMAXPS    X1, X2, X4
-	VMAXPS    X2, X1, X1
-	VANDPS    X4, X1, X1
-	VBLENDVPS X3, X0, X1, X1
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail2_sources
-
-tail2_sources_end:
-	VPSRLD    $0x18, X1, X2
-	VPAND     lanes00000080<>+0(SB), X2, X2
-	VPAND     lanes7fffffff<>+0(SB), X1, X1
-	VCMPPS    $0x03, X1, X1, X3
-	VMINPS    lanes43e00000<>+0(SB), X1, X1
-	VADDPS    lanes46800000<>+0(SB), X1, X5
-	VPSUBD    lanes46800000<>+0(SB), X5, X5
-	VPCMPGTD  lanes3c7fffff<>+0(SB), X1, X4
-	VPSRLD    $0x14, X1, X6
-	VPAND     lanes00000001<>+0(SB), X6, X6
-	VPADDD    lanesc407ffff<>+0(SB), X1, X1
-	VPADDD    X6, X1, X1
-	VPSRLD    $0x14, X1, X1
-	VBLENDVPS X4, X1, X5, X1
-	VBLENDVPS X3, lanes0000007f<>+0(SB), X1, X1
-	VPOR      X2, X1, X1
-	VPACKUSDW X1, X1, X1
-	VPACKUSWB X1, X1, X1
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VPEXTRW $0x00, X1, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ     $0x00000001, DI
-	JZ        below1
-	MOVQ      (BX), R8
-	VPXOR     X1, X1, X1
-	VPINSRB   $0x00, (R8)(SI*1), X1, X1
-	VPMOVZXBW X1, X1
-	VPAND     lanes00800080<>+0(SB), X1, X2
-	VPSLLW    $0x08, X2, X2
-	VPAND     lanes007f007f<>+0(SB), X1, X1
-	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
-	VPSRLW    $0x01, X3, X3
-	VPSLLW    $0x07, X1, X1
-	VPOR      X3, X1, X1
-	VPOR      X2, X1, X1
-	VCVTPH2PS X1, X1
-	VMULPS    lanes43800000<>+0(SB), X1, X1
-	LEAQ      8(BX), BX
-	CMPQ      BX, AX
-	JGE       tail1_sources_end
-
-tail1_sources:
-	MOVQ      (BX), R8
-	VPXOR     X2, X2, X2
-	VPINSRB   $0x00, (R8)(SI*1), X2, X2
-	VPMOVZXBW X2, X2
-	VPAND     lanes00800080<>+0(SB), X2, X3
-	VPSLLW    $0x08, X3, X3
-	VPAND     lanes007f007f<>+0(SB), X2, X2
-	VPCMPEQW  lanes007f007f<>+0(SB), X2, X4
-	VPSRLW    $0x01, X4, X4
-	VPSLLW    $0x07, X2, X2
-	VPOR      X4, X2, X2
-	VPOR      X3, X2, X2
-	VCVTPH2PS X2, X2
-	VMULPS    lanes43800000<>+0(SB), X2, X2
-	VCMPPS    $0x03, X2, X1, X3
-	VMAXPS    X1, X2, X4
-	VMAXPS    X2, X1, X1
-	VANDPS    X4, X1, X1
-	VBLENDVPS X3, X0, X1, X1
-	ADDQ      $0x08, BX
-	CMPQ      BX, AX
-	JLT       tail1_sources
-
-tail1_sources_end:
-	VPSRLD    $0x18, X1, X0
-	VPAND     lanes00000080<>+0(SB), X0, X0
-	VPAND     lanes7fffffff<>+0(SB), X1, X1
-	VCMPPS    $0x03, X1, X1, X2
-	VMINPS    lanes43e00000<>+0(SB), X1, X1
-	VADDPS    lanes46800000<>+0(SB), X1, X4
-	VPSUBD    lanes46800000<>+0(SB), X4, X4
-	VPCMPGTD  lanes3c7fffff<>+0(SB), X1, X3
-	VPSRLD    $0x14, X1, X5
-	VPAND     lanes00000001<>+0(SB), X5, X5
-	VPADDD    lanesc407ffff<>+0(SB), X1, X1
-	VPADDD    X5, X1, X1
-	VPSRLD    $0x14, X1, X1
-	VBLENDVPS X3, X1, X4, X1
-	VBLENDVPS X2, lanes0000007f<>+0(SB), X1, X1
-	VPOR      X0, X1, X1
-	VPACKUSDW X1, X1, X1
-	VPACKUSWB X1, X1, X1
-	MOVQ      CX, BX
-	CMPQ      BX, DX
-	JGE       tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRB $0x00, X1, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000001, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func maxFP8E5M2<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, F16C, MMX+
-TEXT ·maxFP8E5M2<>(SB), NOSPLIT, $0-65
-	MOVQ         srcs_len+32(FP), AX
-	MOVL         $0x7fc00000, CX
-	VMOVD        CX, X0
-	VPBROADCASTD X0, Y0
-	MOVQ         dsts_base+0(FP), CX
-	MOVQ         dsts_len+8(FP), DX
-	MOVQ         srcs_base+24(FP), BX
-	MOVQ         from+48(FP), SI
-	MOVQ         n+56(FP), DI
-	MOVB         stream+64(FP), R8
-	LEAQ         (CX)(DX*8), DX
-	LEAQ         (BX)(AX*8), AX
-	TESTB        R8, R8
-	JZ           groups
-
-streams:
-	CMPQ        DI, $0x00000020
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	VPMOVZXBW   (R8)(SI*1), X1
-	VPSLLW      $0x08, X1, X1
-	VCVTPH2PS   X1, Y1
-	VPMOVZXBW   8(R8)(SI*1), X2
-	VPSLLW      $0x08, X2, X2
-	VCVTPH2PS   X2, Y2
-	VPMOVZXBW   16(R8)(SI*1), X3
-	VPSLLW      $0x08, X3, X3
-	VCVTPH2PS   X3, Y3
-	VPMOVZXBW   24(R8)(SI*1), X4
-	VPSLLW      $0x08, X4, X4
-	VCVTPH2PS   X4, Y4
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	VPMOVZXBW   (R8)(SI*1), X5
-	VPSLLW      $0x08, X5, X5
-	VCVTPH2PS   X5, Y5
-	VCMPPS      $0x03, Y5, Y1, Y6
-	VMAXPS      Y1, Y5, Y7
-	VMAXPS      Y5, Y1, Y1
-	VANDPS      Y7, Y1, Y1
-	VBLENDVPS   Y6, Y0, Y1, Y1
-	VPMOVZXBW   8(R8)(SI*1), X5
-	VPSLLW      $0x08, X5, X5
-	VCVTPH2PS   X5, Y5
-	VCMPPS      $0x03, Y5, Y2, Y6
-	VMAXPS      Y2, Y5, Y7
-	VMAXPS      Y5, Y2, Y2
-	VANDPS      Y7, Y2, Y2
-	VBLENDVPS   Y6, Y0, Y2, Y2
-	VPMOVZXBW   16(R8)(SI*1), X5
-	VPSLLW      $0x08, X5, X5
-	VCVTPH2PS   X5, Y5
-	VCMPPS      $0x03, Y5, Y3, Y6
-	VMAXPS      Y3, Y5, Y7
-	VMAXPS      Y5, Y3, Y3
-	VANDPS      Y7, Y3, Y3
-	VBLENDVPS   Y6, Y0, Y3, Y3
-	VPMOVZXBW   24(R8)(SI*1), X5
-	VPSLLW      $0x08, X5, X5
-	VCVTPH2PS   X5, Y5
-	VCMPPS      $0x03, Y5, Y4, Y6
-	VMAXPS      Y4, Y5, Y7
-	VMAXPS      Y5, Y4, Y4
-	VANDPS      Y7, Y4, Y4
-	VBLENDVPS   Y6, Y0, Y4, Y4
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	VPSRLD    $0x18, Y1, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y6
-	VMINPS    lanes47600000<>+0(SB), Y1, Y1
-	VADDPS    lanes43000000<>+0(SB), Y1, Y8
-	VPSUBD    lanes43000000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes387fffff<>+0(SB), Y1, Y7
-	VPSRLD    $0x15, Y1, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc80fffff<>+0(SB), Y1, Y1
-	VPADDD    Y9, Y1, Y1
-	VPSRLD    $0x15, Y1, Y1
-	VBLENDVPS Y7, Y1, Y8, Y1
-	VBLENDVPS Y6, lanes0000007e<>+0(SB), Y1, Y1
-	VPOR      Y5, Y1, Y1
-	VPSRLD    $0x18, Y2, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y2, Y6
-	VMINPS    lanes47600000<>+0(SB), Y2, Y2
-	VADDPS    lanes43000000<>+0(SB), Y2, Y8
-	VPSUBD    lanes43000000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes387fffff<>+0(SB), Y2, Y7
-	VPSRLD    $0x15, Y2, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc80fffff<>+0(SB), Y2, Y2
-	VPADDD    Y9, Y2, Y2
-	VPSRLD    $0x15, Y2, Y2
-	VBLENDVPS Y7, Y2, Y8, Y2
-	VBLENDVPS Y6, lanes0000007e<>+0(SB), Y2, Y2
-	VPOR      Y5, Y2, Y2
-	VPSRLD    $0x18, Y3, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y3, Y3
-	VCMPPS    $0x03, Y3, Y3, Y6
-	VMINPS    lanes47600000<>+0(SB), Y3, Y3
-	VADDPS    lanes43000000<>+0(SB), Y3, Y8
-	VPSUBD    lanes43000000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes387fffff<>+0(SB), Y3, Y7
-	VPSRLD    $0x15, Y3, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc80fffff<>+0(SB), Y3, Y3
-	VPADDD    Y9, Y3, Y3
-	VPSRLD    $0x15, Y3, Y3
-	VBLENDVPS Y7, Y3, Y8, Y3
-	VBLENDVPS Y6, lanes0000007e<>+0(SB), Y3, Y3
-	VPOR      Y5, Y3, Y3
-	VPSRLD    $0x18, Y4, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y4, Y4
-	VCMPPS    $0x03, Y4, Y4, Y6
-	VMINPS    lanes47600000<>+0(SB), Y4, Y4
-	VADDPS    lanes43000000<>+0(SB), Y4, Y8
-	VPSUBD    lanes43000000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes387fffff<>+0(SB), Y4, Y7
-	VPSRLD    $0x15, Y4, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc80fffff<>+0(SB), Y4, Y4
-	VPADDD    Y9, Y4, Y4
-	VPSRLD    $0x15, Y4, Y4
-	VBLENDVPS Y7, Y4, Y8, Y4
-	VBLENDVPS Y6, lanes0000007e<>+0(SB), Y4, Y4
-	VPOR      Y5, Y4, Y4
-	VPACKUSDW Y2, Y1, Y1
-	VPACKUSDW Y4, Y3, Y3
-	VPACKUSWB Y3, Y1, Y1
-	VMOVDQU   interleave<>+0(SB), Y2
-	VPERMD    Y1, Y2, Y1
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y1, (R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ      DI, $0x00000020
-	JLT       vectors
-	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X1
-	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, Y1
-	VPMOVZXBW 8(R8)(SI*1), X2
-	VPSLLW    $0x08, X2, X2
-	VCVTPH2PS X2, Y2
-	VPMOVZXBW 16(R8)(SI*1), X3
-	VPSLLW    $0x08, X3, X3
-	VCVTPH2PS X3, Y3
-	VPMOVZXBW 24(R8)(SI*1), X4
-	VPSLLW    $0x08, X4, X4
-	VCVTPH2PS X4, Y4
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       group_sources_end
-
-group_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X5
-	VPSLLW    $0x08, X5, X5
-	VCVTPH2PS X5, Y5
-	VCMPPS    $0x03, Y5, Y1, Y6
-	VMAXPS    Y1, Y5, Y7
-	VMAXPS    Y5, Y1, Y1
-	VANDPS    Y7, Y1, Y1
-	VBLENDVPS Y6, Y0, Y1, Y1
-	VPMOVZXBW 8(R8)(SI*1), X5
-	VPSLLW    $0x08, X5, X5
-	VCVTPH2PS X5, Y5
-	VCMPPS    $0x03, Y5, Y2, Y6
-	VMAXPS    Y2, Y5, Y7
-	VMAXPS    Y5, Y2, Y2
-	VANDPS    Y7, Y2, Y2
-	VBLENDVPS Y6, Y0, Y2, Y2
-	VPMOVZXBW 16(R8)(SI*1), X5
-	VPSLLW    $0x08, X5, X5
-	VCVTPH2PS X5, Y5
-	VCMPPS    $0x03, Y5, Y3, Y6
-	VMAXPS    Y3, Y5, Y7
-	VMAXPS    Y5, Y3, Y3
-	VANDPS    Y7, Y3, Y3
-	VBLENDVPS Y6, Y0, Y3, Y3
-	VPMOVZXBW 24(R8)(SI*1), X5
-	VPSLLW    $0x08, X5, X5
-	VCVTPH2PS X5, Y5
-	VCMPPS    $0x03, Y5, Y4, Y6
-	VMAXPS    Y4, Y5, Y7
-	VMAXPS    Y5, Y4, Y4
-	VANDPS    Y7, Y4, Y4
-	VBLENDVPS Y6, Y0, Y4, Y4
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       group_sources
-
-group_sources_end:
-	VPSRLD    $0x18, Y1, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y6
-	VMINPS    lanes47600000<>+0(SB), Y1, Y1
-	VADDPS    lanes43000000<>+0(SB), Y1, Y8
-	VPSUBD    lanes43000000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes387fffff<>+0(SB), Y1, Y7
-	VPSRLD    $0x15, Y1, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc80fffff<>+0(SB), Y1, Y1
-	VPADDD    Y9, Y1, Y1
-	VPSRLD    $0x15, Y1, Y1
-	VBLENDVPS Y7, Y1, Y8, Y1
-	VBLENDVPS Y6, lanes0000007e<>+0(SB), Y1, Y1
-	VPOR      Y5, Y1, Y1
-	VPSRLD    $0x18, Y2, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y2, Y6
-	VMINPS    lanes47600000<>+0(SB), Y2, Y2
-	VADDPS    lanes43000000<>+0(SB), Y2, Y8
-	VPSUBD    lanes43000000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes387fffff<>+0(SB), Y2, Y7
-	VPSRLD    $0x15, Y2, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc80fffff<>+0(SB), Y2, Y2
-	VPADDD    Y9, Y2, Y2
-	VPSRLD    $0x15, Y2, Y2
-	VBLENDVPS Y7, Y2, Y8, Y2
-	VBLENDVPS Y6, lanes0000007e<>+0(SB), Y2, Y2
-	VPOR      Y5, Y2, Y2
-	VPSRLD    $0x18, Y3, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y3, Y3
-	VCMPPS    $0x03, Y3, Y3, Y6
-	VMINPS    lanes47600000<>+0(SB), Y3, Y3
-	VADDPS    lanes43000000<>+0(SB), Y3, Y8
-	VPSUBD    lanes43000000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes387fffff<>+0(SB), Y3, Y7
-	VPSRLD    $0x15, Y3, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc80fffff<>+0(SB), Y3, Y3
-	VPADDD    Y9, Y3, Y3
-	VPSRLD    $0x15, Y3, Y3
-	VBLENDVPS Y7, Y3, Y8, Y3
-	VBLENDVPS Y6, lanes0000007e<>+0(SB), Y3, Y3
-	VPOR      Y5, Y3, Y3
-	VPSRLD    $0x18, Y4, Y5
-	VPAND     lanes00000080<>+0(SB), Y5, Y5
-	VPAND     lanes7fffffff<>+0(SB), Y4, Y4
-	VCMPPS    $0x03, Y4, Y4, Y6
-	VMINPS    lanes47600000<>+0(SB), Y4, Y4
-	VADDPS    lanes43000000<>+0(SB), Y4, Y8
-	VPSUBD    lanes43000000<>+0(SB), Y8, Y8
-	VPCMPGTD  lanes387fffff<>+0(SB), Y4, Y7
-	VPSRLD    $0x15, Y4, Y9
-	VPAND     lanes00000001<>+0(SB), Y9, Y9
-	VPADDD    lanesc80fffff<>+0(SB), Y4, Y4
-	VPADDD    Y9, Y4, Y4
-	VPSRLD    $0x15, Y4, Y4
-	VBLENDVPS Y7, Y4, Y8, Y4
-	VBLENDVPS Y6, lanes0000007e<>+0(SB), Y4, Y4
-	VPOR      Y5, Y4, Y4
-	VPACKUSDW Y2, Y1, Y1
-	VPACKUSDW Y4, Y3, Y3
-	VPACKUSWB Y3, Y1, Y1
-	VMOVDQU   interleave<>+0(SB), Y2
-	VPERMD    Y1, Y2, Y1
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y1, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  groups
-
-vectors:
-	TESTQ     $0x00000010, DI
-	JZ        below16
-	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X1
-	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, Y1
-	VPMOVZXBW 8(R8)(SI*1), X2
-	VPSLLW    $0x08, X2, X2
-	VCVTPH2PS X2, Y2
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail16_sources_end
-
-tail16_sources:
-	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X3
-	VPSLLW    $0x08, X3, X3
-	VCVTPH2PS X3, Y3
-	VCMPPS    $0x03, Y3, Y1, Y4
-	VMAXPS    Y1, Y3, Y5
-	VMAXPS    Y3, Y1, Y1
-	VANDPS    Y5, Y1, Y1
-	VBLENDVPS Y4, Y0, Y1, Y1
-	VPMOVZXBW 8(R8)(SI*1), X3
-	VPSLLW    $0x08, X3, X3
-	VCVTPH2PS X3, Y3
-	VCMPPS    $0x03, Y3, Y2, Y4
-	VMAXPS    Y2, Y3, Y5
-	VMAXPS    Y3, Y2, Y2
-	VANDPS    Y5, Y2, Y2
-	VBLENDVPS Y4, Y0, Y2, Y2
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail16_sources
-
-tail16_sources_end:
-	VPSRLD    $0x18, Y1, Y3
-	VPAND     lanes00000080<>+0(SB), Y3, Y3
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y4
-	VMINPS    lanes47600000<>+0(SB), Y1, Y1
-	VADDPS    lanes43000000<>+0(SB), Y1, Y6
-	VPSUBD    lanes43000000<>+0(SB), Y6, Y6
-	VPCMPGTD  lanes387fffff<>+0(SB), Y1, Y5
-	VPSRLD    $0x15, Y1, Y7
-	VPAND     lanes00000001<>+0(SB), Y7, Y7
-	VPADDD    lanesc80fffff<>+0(SB), Y1, Y1
-	VPADDD    Y7, Y1, Y1
-	VPSRLD    $0x15, Y1, Y1
-	VBLENDVPS Y5, Y1, Y6, Y1
-	VBLENDVPS Y4, lanes0000007e<>+0(SB), Y1, Y1
-	VPOR      Y3, Y1, Y1
-	VPSRLD    $0x18, Y2, Y3
-	VPAND     lanes00000080<>+0(SB), Y3, Y3
-	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
-	VCMPPS    $0x03, Y2, Y2, Y4
-	VMINPS    lanes47600000<>+0(SB), Y2, Y2
-	VADDPS    lanes43000000<>+0(SB), Y2, Y6
-	VPSUBD    lanes43000000<>+0(SB), Y6, Y6
-	VPCMPGTD  lanes387fffff<>+0(SB), Y2, Y5
-	VPSRLD    $0x15, Y2, Y7
-	VPAND     lanes00000001<>+0(SB), Y7, Y7
-	VPADDD    lanesc80fffff<>+0(SB), Y2, Y2
-	VPADDD    Y7, Y2, Y2
-	VPSRLD    $0x15, Y2, Y2
-	VBLENDVPS Y5, Y2, Y6, Y2
-	VBLENDVPS Y4, lanes0000007e<>+0(SB), Y2, Y2
-	VPOR      Y3, Y2, Y2
-	VPACKUSDW Y2, Y1, Y1
-	VPACKUSWB Y1, Y1, Y1
-	VMOVDQU   interleave<>+0(SB), Y2
-	VPERMD    Y1, Y2, Y1
+	VPACKUSDW Y1, Y0, Y0
+	VPACKUSWB Y0, Y0, Y0
+	VMOVDQU   interleave<>+0(SB), Y1
+	VPERMD    Y0, Y1, Y0
 	MOVQ      CX, R9
 	CMPQ      R9, DX
 	JGE       tail16_stores_end
 
 tail16_stores:
 	MOVQ    (R9), R8
-	VMOVDQU X1, (R8)(SI*1)
+	VMOVDQU X0, (R8)(SI*1)
 	ADDQ    $0x08, R9
 	CMPQ    R9, DX
 	JLT     tail16_stores
@@ -11193,55 +6352,67 @@ below16:
 	TESTQ     $0x00000008, DI
 	JZ        below8
 	MOVQ      (BX), R8
-	VPMOVZXBW (R8)(SI*1), X1
+	VPMOVZXBW (R8)(SI*1), X0
+	VPAND     lanes00800080<>+0(SB), X0, X1
 	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, Y1
+	VPAND     lanes007f007f<>+0(SB), X0, X0
+	VPCMPEQW  lanes007f007f<>+0(SB), X0, X2
+	VPSRLW    $0x01, X2, X2
+	VPSLLW    $0x07, X0, X0
+	VPOR      X2, X0, X0
+	VPOR      X1, X0, X0
+	VCVTPH2PS X0, Y0
+	VMULPS    lanes43800000<>+0(SB), Y0, Y0
 	LEAQ      8(BX), R9
 	CMPQ      R9, AX
 	JGE       tail8_sources_end
 
 tail8_sources:
 	MOVQ      (R9), R8
-	VPMOVZXBW (R8)(SI*1), X2
+	VPMOVZXBW (R8)(SI*1), X1
+	VPAND     lanes00800080<>+0(SB), X1, X2
 	VPSLLW    $0x08, X2, X2
-	VCVTPH2PS X2, Y2
-	VCMPPS    $0x03, Y2, Y1, Y3
-	VMAXPS    Y1, Y2, Y4
-	VMAXPS    Y2, Y1, Y1
-	VANDPS    Y4, Y1, Y1
-	VBLENDVPS Y3, Y0, Y1, Y1
+	VPAND     lanes007f007f<>+0(SB), X1, X1
+	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
+	VPSRLW    $0x01, X3, X3
+	VPSLLW    $0x07, X1, X1
+	VPOR      X3, X1, X1
+	VPOR      X2, X1, X1
+	VCVTPH2PS X1, Y1
+	VMULPS    lanes43800000<>+0(SB), Y1, Y1
+	VADDPS    Y1, Y0, Y0
 	ADDQ      $0x08, R9
 	CMPQ      R9, AX
 	JLT       tail8_sources
 
 tail8_sources_end:
-	VPSRLD    $0x18, Y1, Y2
-	VPAND     lanes00000080<>+0(SB), Y2, Y2
-	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
-	VCMPPS    $0x03, Y1, Y1, Y3
-	VMINPS    lanes47600000<>+0(SB), Y1, Y1
-	VADDPS    lanes43000000<>+0(SB), Y1, Y5
-	VPSUBD    lanes43000000<>+0(SB), Y5, Y5
-	VPCMPGTD  lanes387fffff<>+0(SB), Y1, Y4
-	VPSRLD    $0x15, Y1, Y6
-	VPAND     lanes00000001<>+0(SB), Y6, Y6
-	VPADDD    lanesc80fffff<>+0(SB), Y1, Y1
-	VPADDD    Y6, Y1, Y1
-	VPSRLD    $0x15, Y1, Y1
-	VBLENDVPS Y4, Y1, Y5, Y1
-	VBLENDVPS Y3, lanes0000007e<>+0(SB), Y1, Y1
-	VPOR      Y2, Y1, Y1
-	VPACKUSDW Y1, Y1, Y1
-	VPACKUSWB Y1, Y1, Y1
-	VMOVDQU   interleave<>+0(SB), Y2
-	VPERMD    Y1, Y2, Y1
+	VPSRLD    $0x18, Y0, Y1
+	VPAND     lanes00000080<>+0(SB), Y1, Y1
+	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
+	VCMPPS    $0x03, Y0, Y0, Y2
+	VMINPS    lanes43e00000<>+0(SB), Y0, Y0
+	VADDPS    lanes46800000<>+0(SB), Y0, Y4
+	VPSUBD    lanes46800000<>+0(SB), Y4, Y4
+	VPCMPGTD  lanes3c7fffff<>+0(SB), Y0, Y3
+	VPSRLD    $0x14, Y0, Y5
+	VPAND     lanes00000001<>+0(SB), Y5, Y5
+	VPADDD    lanesc407ffff<>+0(SB), Y0, Y0
+	VPADDD    Y5, Y0, Y0
+	VPSRLD    $0x14, Y0, Y0
+	VBLENDVPS Y3, Y0, Y4, Y0
+	VBLENDVPS Y2, lanes0000007f<>+0(SB), Y0, Y0
+	VPOR      Y1, Y0, Y0
+	VPACKUSDW Y0, Y0, Y0
+	VPACKUSWB Y0, Y0, Y0
+	VMOVDQU   interleave<>+0(SB), Y1
+	VPERMD    Y0, Y1, Y0
 	MOVQ      CX, R9
 	CMPQ      R9, DX
 	JGE       tail8_stores_end
 
 tail8_stores:
 	MOVQ  (R9), R8
-	VMOVQ X1, (R8)(SI*1)
+	VMOVQ X0, (R8)(SI*1)
 	ADDQ  $0x08, R9
 	CMPQ  R9, DX
 	JLT   tail8_stores
@@ -11254,55 +6425,67 @@ below8:
 	TESTQ     $0x00000004, DI
 	JZ        below4
 	MOVQ      (BX), R8
-	VMOVD     (R8)(SI*1), X1
-	VPMOVZXBW X1, X1
+	VMOVD     (R8)(SI*1), X0
+	VPMOVZXBW X0, X0
+	VPAND     lanes00800080<>+0(SB), X0, X1
 	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, X1
+	VPAND     lanes007f007f<>+0(SB), X0, X0
+	VPCMPEQW  lanes007f007f<>+0(SB), X0, X2
+	VPSRLW    $0x01, X2, X2
+	VPSLLW    $0x07, X0, X0
+	VPOR      X2, X0, X0
+	VPOR      X1, X0, X0
+	VCVTPH2PS X0, X0
+	VMULPS    lanes43800000<>+0(SB), X0, X0
 	LEAQ      8(BX), R9
 	CMPQ      R9, AX
 	JGE       tail4_sources_end
 
 tail4_sources:
 	MOVQ      (R9), R8
-	VMOVD     (R8)(SI*1), X2
-	VPMOVZXBW X2, X2
+	VMOVD     (R8)(SI*1), X1
+	VPMOVZXBW X1, X1
+	VPAND     lanes00800080<>+0(SB), X1, X2
 	VPSLLW    $0x08, X2, X2
-	VCVTPH2PS X2, X2
-	VCMPPS    $0x03, X2, X1, X3
-	VMAXPS    X1, X2, X4
-	VMAXPS    X2, X1, X1
-	VANDPS    X4, X1, X1
-	VBLENDVPS X3, X0, X1, X1
+	VPAND     lanes007f007f<>+0(SB), X1, X1
+	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
+	VPSRLW    $0x01, X3, X3
+	VPSLLW    $0x07, X1, X1
+	VPOR      X3, X1, X1
+	VPOR      X2, X1, X1
+	VCVTPH2PS X1, X1
+	VMULPS    lanes43800000<>+0(SB), X1, X1
+	VADDPS    X1, X0, X0
 	ADDQ      $0x08, R9
 	CMPQ      R9, AX
 	JLT       tail4_sources
 
 tail4_sources_end:
-	VPSRLD    $0x18, X1, X2
-	VPAND     lanes00000080<>+0(SB), X2, X2
-	VPAND     lanes7fffffff<>+0(SB), X1, X1
-	VCMPPS    $0x03, X1, X1, X3
-	VMINPS    lanes47600000<>+0(SB), X1, X1
-	VADDPS    lanes43000000<>+0(SB), X1, X5
-	VPSUBD    lanes43000000<>+0(SB), X5, X5
-	VPCMPGTD  lanes387fffff<>+0(SB), X1, X4
-	VPSRLD    $0x15, X1, X6
-	VPAND     lanes00000001<>+0(SB), X6, X6
-	VPADDD    lanesc80fffff<>+0(SB), X1, X1
-	VPADDD    X6, X1, X1
-	VPSRLD    $0x15, X1, X1
-	VBLENDVPS X4, X1, X5, X1
-	VBLENDVPS X3, lanes0000007e<>+0(SB), X1, X1
-	VPOR      X2, X1, X1
-	VPACKUSDW X1, X1, X1
-	VPACKUSWB X1, X1, X1
+	VPSRLD    $0x18, X0, X1
+	VPAND     lanes00000080<>+0(SB), X1, X1
+	VPAND     lanes7fffffff<>+0(SB), X0, X0
+	VCMPPS    $0x03, X0, X0, X2
+	VMINPS    lanes43e00000<>+0(SB), X0, X0
+	VADDPS    lanes46800000<>+0(SB), X0, X4
+	VPSUBD    lanes46800000<>+0(SB), X4, X4
+	VPCMPGTD  lanes3c7fffff<>+0(SB), X0, X3
+	VPSRLD    $0x14, X0, X5
+	VPAND     lanes00000001<>+0(SB), X5, X5
+	VPADDD    lanesc407ffff<>+0(SB), X0, X0
+	VPADDD    X5, X0, X0
+	VPSRLD    $0x14, X0, X0
+	VBLENDVPS X3, X0, X4, X0
+	VBLENDVPS X2, lanes0000007f<>+0(SB), X0, X0
+	VPOR      X1, X0, X0
+	VPACKUSDW X0, X0, X0
+	VPACKUSWB X0, X0, X0
 	MOVQ      CX, R9
 	CMPQ      R9, DX
 	JGE       tail4_stores_end
 
 tail4_stores:
 	MOVQ  (R9), R8
-	VMOVD X1, (R8)(SI*1)
+	VMOVD X0, (R8)(SI*1)
 	ADDQ  $0x08, R9
 	CMPQ  R9, DX
 	JLT   tail4_stores
@@ -11315,57 +6498,69 @@ below4:
 	TESTQ     $0x00000002, DI
 	JZ        below2
 	MOVQ      (BX), R8
-	VPXOR     X1, X1, X1
-	VPINSRW   $0x00, (R8)(SI*1), X1, X1
-	VPMOVZXBW X1, X1
+	VPXOR     X0, X0, X0
+	VPINSRW   $0x00, (R8)(SI*1), X0, X0
+	VPMOVZXBW X0, X0
+	VPAND     lanes00800080<>+0(SB), X0, X1
 	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, X1
+	VPAND     lanes007f007f<>+0(SB), X0, X0
+	VPCMPEQW  lanes007f007f<>+0(SB), X0, X2
+	VPSRLW    $0x01, X2, X2
+	VPSLLW    $0x07, X0, X0
+	VPOR      X2, X0, X0
+	VPOR      X1, X0, X0
+	VCVTPH2PS X0, X0
+	VMULPS    lanes43800000<>+0(SB), X0, X0
 	LEAQ      8(BX), R9
 	CMPQ      R9, AX
 	JGE       tail2_sources_end
 
 tail2_sources:
 	MOVQ      (R9), R8
-	VPXOR     X2, X2, X2
-	VPINSRW   $0x00, (R8)(SI*1), X2, X2
-	VPMOVZXBW X2, X2
+	VPXOR     X1, X1, X1
+	VPINSRW   $0x00, (R8)(SI*1), X1, X1
+	VPMOVZXBW X1, X1
+	VPAND     lanes00800080<>+0(SB), X1, X2
 	VPSLLW    $0x08, X2, X2
-	VCVTPH2PS X2, X2
-	VCMPPS    $0x03, X2, X1, X3
-	VMAXPS    X1, X2, X4
-	VMAXPS    X2, X1, X1
-	VANDPS    X4, X1, X1
-	VBLENDVPS X3, X0, X1, X1
+	VPAND     lanes007f007f<>+0(SB), X1, X1
+	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
+	VPSRLW    $0x01, X3, X3
+	VPSLLW    $0x07, X1, X1
+	VPOR      X3, X1, X1
+	VPOR      X2, X1, X1
+	VCVTPH2PS X1, X1
+	VMULPS    lanes43800000<>+0(SB), X1, X1
+	VADDPS    X1, X0, X0
 	ADDQ      $0x08, R9
 	CMPQ      R9, AX
 	JLT       tail2_sources
 
 tail2_sources_end:
-	VPSRLD    $0x18, X1, X2
-	VPAND     lanes00000080<>+0(SB), X2, X2
-	VPAND     lanes7fffffff<>+0(SB), X1, X1
-	VCMPPS    $0x03, X1, X1, X3
-	VMINPS    lanes47600000<>+0(SB), X1, X1
-	VADDPS    lanes43000000<>+0(SB), X1, X5
-	VPSUBD    lanes43000000<>+0(SB), X5, X5
-	VPCMPGTD  lanes387fffff<>+0(SB), X1, X4
-	VPSRLD    $0x15, X1, X6
-	VPAND     lanes00000001<>+0(SB), X6, X6
-	VPADDD    lanesc80fffff<>+0(SB), X1, X1
-	VPADDD    X6, X1, X1
-	VPSRLD    $0x15, X1, X1
-	VBLENDVPS X4, X1, X5, X1
-	VBLENDVPS X3, lanes0000007e<>+0(SB), X1, X1
-	VPOR      X2, X1, X1
-	VPACKUSDW X1, X1, X1
-	VPACKUSWB X1, X1, X1
+	VPSRLD    $0x18, X0, X1
+	VPAND     lanes00000080<>+0(SB), X1, X1
+	VPAND     lanes7fffffff<>+0(SB), X0, X0
+	VCMPPS    $0x03, X0, X0, X2
+	VMINPS    lanes43e00000<>+0(SB), X0, X0
+	VADDPS    lanes46800000<>+0(SB), X0, X4
+	VPSUBD    lanes46800000<>+0(SB), X4, X4
+	VPCMPGTD  lanes3c7fffff<>+0(SB), X0, X3
+	VPSRLD    $0x14, X0, X5
+	VPAND     lanes00000001<>+0(SB), X5, X5
+	VPADDD    lanesc407ffff<>+0(SB), X0, X0
+	VPADDD    X5, X0, X0
+	VPSRLD    $0x14, X0, X0
+	VBLENDVPS X3, X0, X4, X0
+	VBLENDVPS X2, lanes0000007f<>+0(SB), X0, X0
+	VPOR      X1, X0, X0
+	VPACKUSDW X0, X0, X0
+	VPACKUSWB X0, X0, X0
 	MOVQ      CX, R9
 	CMPQ      R9, DX
 	JGE       tail2_stores_end
 
 tail2_stores:
 	MOVQ    (R9), R8
-	VPEXTRW $0x00, X1, (R8)(SI*1)
+	VPEXTRW $0x00, X0, (R8)(SI*1)
 	ADDQ    $0x08, R9
 	CMPQ    R9, DX
 	JLT     tail2_stores
@@ -11378,57 +6573,69 @@ below2:
 	TESTQ     $0x00000001, DI
 	JZ        below1
 	MOVQ      (BX), R8
-	VPXOR     X1, X1, X1
-	VPINSRB   $0x00, (R8)(SI*1), X1, X1
-	VPMOVZXBW X1, X1
+	VPXOR     X0, X0, X0
+	VPINSRB   $0x00, (R8)(SI*1), X0, X0
+	VPMOVZXBW X0, X0
+	VPAND     lanes00800080<>+0(SB), X0, X1
 	VPSLLW    $0x08, X1, X1
-	VCVTPH2PS X1, X1
+	VPAND     lanes007f007f<>+0(SB), X0, X0
+	VPCMPEQW  lanes007f007f<>+0(SB), X0, X2
+	VPSRLW    $0x01, X2, X2
+	VPSLLW    $0x07, X0, X0
+	VPOR      X2, X0, X0
+	VPOR      X1, X0, X0
+	VCVTPH2PS X0, X0
+	VMULPS    lanes43800000<>+0(SB), X0, X0
 	LEAQ      8(BX), BX
 	CMPQ      BX, AX
 	JGE       tail1_sources_end
 
 tail1_sources:
 	MOVQ      (BX), R8
-	VPXOR     X2, X2, X2
-	VPINSRB   $0x00, (R8)(SI*1), X2, X2
-	VPMOVZXBW X2, X2
+	VPXOR     X1, X1, X1
+	VPINSRB   $0x00, (R8)(SI*1), X1, X1
+	VPMOVZXBW X1, X1
+	VPAND     lanes00800080<>+0(SB), X1, X2
 	VPSLLW    $0x08, X2, X2
-	VCVTPH2PS X2, X2
-	VCMPPS    $0x03, X2, X1, X3
-	VMAXPS    X1, X2, X4
-	VMAXPS    X2, X1, X1
-	VANDPS    X4, X1, X1
-	VBLENDVPS X3, X0, X1, X1
+	VPAND     lanes007f007f<>+0(SB), X1, X1
+	VPCMPEQW  lanes007f007f<>+0(SB), X1, X3
+	VPSRLW    $0x01, X3, X3
+	VPSLLW    $0x07, X1, X1
+	VPOR      X3, X1, X1
+	VPOR      X2, X1, X1
+	VCVTPH2PS X1, X1
+	VMULPS    lanes43800000<>+0(SB), X1, X1
+	VADDPS    X1, X0, X0
 	ADDQ      $0x08, BX
 	CMPQ      BX, AX
 	JLT       tail1_sources
 
 tail1_sources_end:
-	VPSRLD    $0x18, X1, X0
-	VPAND     lanes00000080<>+0(SB), X0, X0
-	VPAND     lanes7fffffff<>+0(SB), X1, X1
-	VCMPPS    $0x03, X1, X1, X2
-	VMINPS    lanes47600000<>+0(SB), X1, X1
-	VADDPS    lanes43000000<>+0(SB), X1, X4
-	VPSUBD    lanes43000000<>+0(SB), X4, X4
-	VPCMPGTD  lanes387fffff<>+0(SB), X1, X3
-	VPSRLD    $0x15, X1, X5
+	VPSRLD    $0x18, X0, X1
+	VPAND     lanes00000080<>+0(SB), X1, X1
+	VPAND     lanes7fffffff<>+0(SB), X0, X0
+	VCMPPS    $0x03, X0, X0, X2
+	VMINPS    lanes43e00000<>+0(SB), X0, X0
+	VADDPS    lanes46800000<>+0(SB), X0, X4
+	VPSUBD    lanes46800000<>+0(SB), X4, X4
+	VPCMPGTD  lanes3c7fffff<>+0(SB), X0, X3
+	VPSRLD    $0x14, X0, X5
 	VPAND     lanes00000001<>+0(SB), X5, X5
-	VPADDD    lanesc80fffff<>+0(SB), X1, X1
-	VPADDD    X5, X1, X1
-	VPSRLD    $0x15, X1, X1
-	VBLENDVPS X3, X1, X4, X1
-	VBLENDVPS X2, lanes0000007e<>+0(SB), X1, X1
-	VPOR      X0, X1, X1
-	VPACKUSDW X1, X1, X1
-	VPACKUSWB X1, X1, X1
+	VPADDD    lanesc407ffff<>+0(SB), X0, X0
+	VPADDD    X5, X0, X0
+	VPSRLD    $0x14, X0, X0
+	VBLENDVPS X3, X0, X4, X0
+	VBLENDVPS X2, lanes0000007f<>+0(SB), X0, X0
+	VPOR      X1, X0, X0
+	VPACKUSDW X0, X0, X0
+	VPACKUSWB X0, X0, X0
 	MOVQ      CX, BX
 	CMPQ      BX, DX
 	JGE       tail1_stores_end
 
 tail1_stores:
 	MOVQ    (BX), R8
-	VPEXTRB $0x00, X1, (R8)(SI*1)
+	VPEXTRB $0x00, X0, (R8)(SI*1)
 	ADDQ    $0x08, BX
 	CMPQ    BX, DX
 	JLT     tail1_stores
@@ -11441,1225 +6648,125 @@ below1:
 	VZEROUPPER
 	RET
 
-// func avgF64<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·avgF64<>(SB), NOSPLIT, $0-65
-	MOVQ         srcs_len+32(FP), AX
-	VPXOR        Y0, Y0, Y0
-	VCVTSI2SDQ   AX, X0, X0
-	VBROADCASTSD X0, Y0
-	MOVQ         dsts_base+0(FP), CX
-	MOVQ         dsts_len+8(FP), DX
-	MOVQ         srcs_base+24(FP), BX
-	MOVQ         from+48(FP), SI
-	MOVQ         n+56(FP), DI
-	MOVB         stream+64(FP), R8
-	LEAQ         (CX)(DX*8), DX
-	LEAQ         (BX)(AX*8), AX
-	ADDQ         SI, SI
-	ADDQ         SI, SI
-	ADDQ         SI, SI
-	TESTB        R8, R8
-	JZ           groups
-
-streams:
-	CMPQ        DI, $0x00000010
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y1
-	VMOVDQU     32(R8)(SI*1), Y2
-	VMOVDQU     64(R8)(SI*1), Y3
-	VMOVDQU     96(R8)(SI*1), Y4
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y5
-	VADDPD      Y5, Y1, Y1
-	VMOVDQU     32(R8)(SI*1), Y5
-	VADDPD      Y5, Y2, Y2
-	VMOVDQU     64(R8)(SI*1), Y5
-	VADDPD      Y5, Y3, Y3
-	VMOVDQU     96(R8)(SI*1), Y5
-	VADDPD      Y5, Y4, Y4
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	VDIVPD Y0, Y1, Y1
-	VDIVPD Y0, Y2, Y2
-	VDIVPD Y0, Y3, Y3
-	VDIVPD Y0, Y4, Y4
-	MOVQ   CX, R9
-	CMPQ   R9, DX
-	JGE    stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y1, (R8)(SI*1)
-	VMOVNTDQ Y2, 32(R8)(SI*1)
-	VMOVNTDQ Y3, 64(R8)(SI*1)
-	VMOVNTDQ Y4, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000010, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000010
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VMOVDQU 32(R8)(SI*1), Y2
-	VMOVDQU 64(R8)(SI*1), Y3
-	VMOVDQU 96(R8)(SI*1), Y4
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y5
-	VADDPD  Y5, Y1, Y1
-	VMOVDQU 32(R8)(SI*1), Y5
-	VADDPD  Y5, Y2, Y2
-	VMOVDQU 64(R8)(SI*1), Y5
-	VADDPD  Y5, Y3, Y3
-	VMOVDQU 96(R8)(SI*1), Y5
-	VADDPD  Y5, Y4, Y4
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	VDIVPD Y0, Y1, Y1
-	VDIVPD Y0, Y2, Y2
-	VDIVPD Y0, Y3, Y3
-	VDIVPD Y0, Y4, Y4
-	MOVQ   CX, R9
-	CMPQ   R9, DX
-	JGE    group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y1, (R8)(SI*1)
-	VMOVDQU Y2, 32(R8)(SI*1)
-	VMOVDQU Y3, 64(R8)(SI*1)
-	VMOVDQU Y4, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000010, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000004
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y1
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y2
-	VADDPD  Y2, Y1, Y1
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	VDIVPD Y0, Y1, Y1
-	MOVQ   CX, R9
-	CMPQ   R9, DX
-	JGE    vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y1, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000004, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000002, DI
-	JZ      below2
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X1
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail2_sources_end
-
-tail2_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X2
-	VADDPD  X2, X1, X1
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail2_sources
-
-tail2_sources_end:
-	VDIVPD X0, X1, X1
-	MOVQ   CX, R9
-	CMPQ   R9, DX
-	JGE    tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X1, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ $0x00000001, DI
-	JZ    below1
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X1
-	LEAQ  8(BX), BX
-	CMPQ  BX, AX
-	JGE   tail1_sources_end
-
-tail1_sources:
-	MOVQ   (BX), R8
-	VMOVQ  (R8)(SI*1), X2
-	VADDPD X2, X1, X1
-	ADDQ   $0x08, BX
-	CMPQ   BX, AX
-	JLT    tail1_sources
-
-tail1_sources_end:
-	VDIVPD X0, X1, X1
-	MOVQ   CX, BX
-	CMPQ   BX, DX
-	JGE    tail1_stores_end
-
-tail1_stores:
-	MOVQ  (BX), R8
-	VMOVQ X1, (R8)(SI*1)
-	ADDQ  $0x08, BX
-	CMPQ  BX, DX
-	JLT   tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func avgF32<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·avgF32<>(SB), NOSPLIT, $0-65
-	MOVQ         srcs_len+32(FP), AX
-	VPXOR        Y0, Y0, Y0
-	VCVTSI2SSQ   AX, X0, X0
-	VBROADCASTSS X0, Y0
-	MOVQ         dsts_base+0(FP), CX
-	MOVQ         dsts_len+8(FP), DX
-	MOVQ         srcs_base+24(FP), BX
-	MOVQ         from+48(FP), SI
-	MOVQ         n+56(FP), DI
-	MOVB         stream+64(FP), R8
-	LEAQ         (CX)(DX*8), DX
-	LEAQ         (BX)(AX*8), AX
-	ADDQ         SI, SI
-	ADDQ         SI, SI
-	TESTB        R8, R8
-	JZ           groups
-
-streams:
-	CMPQ        DI, $0x00000020
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y1
-	VMOVDQU     32(R8)(SI*1), Y2
-	VMOVDQU     64(R8)(SI*1), Y3
-	VMOVDQU     96(R8)(SI*1), Y4
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y5
-	VADDPS      Y5, Y1, Y1
-	VMOVDQU     32(R8)(SI*1), Y5
-	VADDPS      Y5, Y2, Y2
-	VMOVDQU     64(R8)(SI*1), Y5
-	VADDPS      Y5, Y3, Y3
-	VMOVDQU     96(R8)(SI*1), Y5
-	VADDPS      Y5, Y4, Y4
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	VDIVPS Y0, Y1, Y1
-	VDIVPS Y0, Y2, Y2
-	VDIVPS Y0, Y3, Y3
-	VDIVPS Y0, Y4, Y4
-	MOVQ   CX, R9
-	CMPQ   R9, DX
-	JGE    stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y1, (R8)(SI*1)
-	VMOVNTDQ Y2, 32(R8)(SI*1)
-	VMOVNTDQ Y3, 64(R8)(SI*1)
-	VMOVNTDQ Y4, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000020, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000020
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VMOVDQU 32(R8)(SI*1), Y2
-	VMOVDQU 64(R8)(SI*1), Y3
-	VMOVDQU 96(R8)(SI*1), Y4
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y5
-	VADDPS  Y5, Y1, Y1
-	VMOVDQU 32(R8)(SI*1), Y5
-	VADDPS  Y5, Y2, Y2
-	VMOVDQU 64(R8)(SI*1), Y5
-	VADDPS  Y5, Y3, Y3
-	VMOVDQU 96(R8)(SI*1), Y5
-	VADDPS  Y5, Y4, Y4
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	VDIVPS Y0, Y1, Y1
-	VDIVPS Y0, Y2, Y2
-	VDIVPS Y0, Y3, Y3
-	VDIVPS Y0, Y4, Y4
-	MOVQ   CX, R9
-	CMPQ   R9, DX
-	JGE    group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y1, (R8)(SI*1)
-	VMOVDQU Y2, 32(R8)(SI*1)
-	VMOVDQU Y3, 64(R8)(SI*1)
-	VMOVDQU Y4, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000020, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000008
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y1
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y2
-	VADDPS  Y2, Y1, Y1
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	VDIVPS Y0, Y1, Y1
-	MOVQ   CX, R9
-	CMPQ   R9, DX
-	JGE    vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y1, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000008, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000004, DI
-	JZ      below4
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X1
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail4_sources_end
-
-tail4_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X2
-	VADDPS  X2, X1, X1
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail4_sources
-
-tail4_sources_end:
-	VDIVPS X0, X1, X1
-	MOVQ   CX, R9
-	CMPQ   R9, DX
-	JGE    tail4_stores_end
-
-tail4_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X1, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ $0x00000002, DI
-	JZ    below2
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X1
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail2_sources_end
-
-tail2_sources:
-	MOVQ   (R9), R8
-	VMOVQ  (R8)(SI*1), X2
-	VADDPS X2, X1, X1
-	ADDQ   $0x08, R9
-	CMPQ   R9, AX
-	JLT    tail2_sources
-
-tail2_sources_end:
-	VDIVPS X0, X1, X1
-	MOVQ   CX, R9
-	CMPQ   R9, DX
-	JGE    tail2_stores_end
-
-tail2_stores:
-	MOVQ  (R9), R8
-	VMOVQ X1, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ $0x00000001, DI
-	JZ    below1
-	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X1
-	LEAQ  8(BX), BX
-	CMPQ  BX, AX
-	JGE   tail1_sources_end
-
-tail1_sources:
-	MOVQ   (BX), R8
-	VMOVD  (R8)(SI*1), X2
-	VADDPS X2, X1, X1
-	ADDQ   $0x08, BX
-	CMPQ   BX, AX
-	JLT    tail1_sources
-
-tail1_sources_end:
-	VDIVPS X0, X1, X1
-	MOVQ   CX, BX
-	CMPQ   BX, DX
-	JGE    tail1_stores_end
-
-tail1_stores:
-	MOVQ  (BX), R8
-	VMOVD X1, (R8)(SI*1)
-	ADDQ  $0x08, BX
-	CMPQ  BX, DX
-	JLT   tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func avgF16<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, F16C, MMX+
-TEXT ·avgF16<>(SB), NOSPLIT, $0-65
-	MOVQ         srcs_len+32(FP), AX
-	VPXOR        Y0, Y0, Y0
-	VCVTSI2SSQ   AX, X0, X0
-	VBROADCASTSS X0, Y0
-	MOVQ         dsts_base+0(FP), CX
-	MOVQ         dsts_len+8(FP), DX
-	MOVQ         srcs_base+24(FP), BX
-	MOVQ         from+48(FP), SI
-	MOVQ         n+56(FP), DI
-	MOVB         stream+64(FP), R8
-	LEAQ         (CX)(DX*8), DX
-	LEAQ         (BX)(AX*8), AX
-	ADDQ         SI, SI
-	TESTB        R8, R8
-	JZ           groups
-
-streams:
-	CMPQ        DI, $0x00000020
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	VCVTPH2PS   (R8)(SI*1), Y1
-	VCVTPH2PS   16(R8)(SI*1), Y2
-	VCVTPH2PS   32(R8)(SI*1), Y3
-	VCVTPH2PS   48(R8)(SI*1), Y4
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	VCVTPH2PS   (R8)(SI*1), Y5
-	VADDPS      Y5, Y1, Y1
-	VCVTPH2PS   16(R8)(SI*1), Y5
-	VADDPS      Y5, Y2, Y2
-	VCVTPH2PS   32(R8)(SI*1), Y5
-	VADDPS      Y5, Y3, Y3
-	VCVTPH2PS   48(R8)(SI*1), Y5
-	VADDPS      Y5, Y4, Y4
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	VDIVPS    Y0, Y1, Y1
-	VCVTPS2PH $0x00, Y1, X1
-	VDIVPS    Y0, Y2, Y2
-	VCVTPS2PH $0x00, Y2, X2
-	VDIVPS    Y0, Y3, Y3
-	VCVTPS2PH $0x00, Y3, X3
-	VDIVPS    Y0, Y4, Y4
-	VCVTPS2PH $0x00, Y4, X4
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ X1, (R8)(SI*1)
-	VMOVNTDQ X2, 16(R8)(SI*1)
-	VMOVNTDQ X3, 32(R8)(SI*1)
-	VMOVNTDQ X4, 48(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000040, SI
-	SUBQ $0x00000020, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ      DI, $0x00000020
-	JLT       vectors
-	MOVQ      (BX), R8
-	VCVTPH2PS (R8)(SI*1), Y1
-	VCVTPH2PS 16(R8)(SI*1), Y2
-	VCVTPH2PS 32(R8)(SI*1), Y3
-	VCVTPH2PS 48(R8)(SI*1), Y4
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       group_sources_end
-
-group_sources:
-	MOVQ      (R9), R8
-	VCVTPH2PS (R8)(SI*1), Y5
-	VADDPS    Y5, Y1, Y1
-	VCVTPH2PS 16(R8)(SI*1), Y5
-	VADDPS    Y5, Y2, Y2
-	VCVTPH2PS 32(R8)(SI*1), Y5
-	VADDPS    Y5, Y3, Y3
-	VCVTPH2PS 48(R8)(SI*1), Y5
-	VADDPS    Y5, Y4, Y4
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       group_sources
-
-group_sources_end:
-	VDIVPS    Y0, Y1, Y1
-	VCVTPS2PH $0x00, Y1, X1
-	VDIVPS    Y0, Y2, Y2
-	VCVTPS2PH $0x00, Y2, X2
-	VDIVPS    Y0, Y3, Y3
-	VCVTPS2PH $0x00, Y3, X3
-	VDIVPS    Y0, Y4, Y4
-	VCVTPS2PH $0x00, Y4, X4
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X1, (R8)(SI*1)
-	VMOVDQU X2, 16(R8)(SI*1)
-	VMOVDQU X3, 32(R8)(SI*1)
-	VMOVDQU X4, 48(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000040, SI
-	SUBQ $0x00000020, DI
-	JMP  groups
-
-vectors:
-	CMPQ      DI, $0x00000008
-	JLT       tail
-	MOVQ      (BX), R8
-	VCVTPH2PS (R8)(SI*1), Y1
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       vector_sources_end
-
-vector_sources:
-	MOVQ      (R9), R8
-	VCVTPH2PS (R8)(SI*1), Y2
-	VADDPS    Y2, Y1, Y1
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       vector_sources
-
-vector_sources_end:
-	VDIVPS    Y0, Y1, Y1
-	VCVTPS2PH $0x00, Y1, X1
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X1, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000008, DI
-	JMP  vectors
-
-tail:
-	TESTQ     $0x00000004, DI
-	JZ        below4
-	MOVQ      (BX), R8
-	VCVTPH2PS (R8)(SI*1), X1
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail4_sources_end
-
-tail4_sources:
-	MOVQ      (R9), R8
-	VCVTPH2PS (R8)(SI*1), X2
-	VADDPS    X2, X1, X1
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail4_sources
-
-tail4_sources_end:
-	VDIVPS    X0, X1, X1
-	VCVTPS2PH $0x00, X1, X1
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVQ X1, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ     $0x00000002, DI
-	JZ        below2
-	MOVQ      (BX), R8
-	VMOVD     (R8)(SI*1), X1
-	VCVTPH2PS X1, X1
-	LEAQ      8(BX), R9
-	CMPQ      R9, AX
-	JGE       tail2_sources_end
-
-tail2_sources:
-	MOVQ      (R9), R8
-	VMOVD     (R8)(SI*1), X2
-	VCVTPH2PS X2, X2
-	VADDPS    X2, X1, X1
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail2_sources
-
-tail2_sources_end:
-	VDIVPS    X0, X1, X1
-	VCVTPS2PH $0x00, X1, X1
-	MOVQ      CX, R9
-	CMPQ      R9, DX
-	JGE       tail2_stores_end
-
-tail2_stores:
-	MOVQ  (R9), R8
-	VMOVD X1, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ     $0x00000001, DI
-	JZ        below1
-	MOVQ      (BX), R8
-	VPXOR     X1, X1, X1
-	VPINSRW   $0x00, (R8)(SI*1), X1, X1
-	VCVTPH2PS X1, X1
-	LEAQ      8(BX), BX
-	CMPQ      BX, AX
-	JGE       tail1_sources_end
-
-tail1_sources:
-	MOVQ      (BX), R8
-	VPXOR     X2, X2, X2
-	VPINSRW   $0x00, (R8)(SI*1), X2, X2
-	VCVTPH2PS X2, X2
-	VADDPS    X2, X1, X1
-	ADDQ      $0x08, BX
-	CMPQ      BX, AX
-	JLT       tail1_sources
-
-tail1_sources_end:
-	VDIVPS    X0, X1, X1
-	VCVTPS2PH $0x00, X1, X0
-	MOVQ      CX, BX
-	CMPQ      BX, DX
-	JGE       tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRW $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func avgBF16<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·avgBF16<>(SB), NOSPLIT, $0-65
-	MOVQ         srcs_len+32(FP), AX
-	VPXOR        Y0, Y0, Y0
-	VCVTSI2SSQ   AX, X0, X0
-	VBROADCASTSS X0, Y0
-	MOVL         $0xffff0000, CX
-	VMOVD        CX, X1
-	VPBROADCASTD X1, Y1
-	MOVL         $0x00000001, CX
-	VMOVD        CX, X2
-	VPBROADCASTD X2, Y2
-	MOVL         $0x00007fff, CX
-	VMOVD        CX, X3
-	VPBROADCASTD X3, Y3
-	MOVQ         dsts_base+0(FP), CX
-	MOVQ         dsts_len+8(FP), DX
-	MOVQ         srcs_base+24(FP), BX
-	MOVQ         from+48(FP), SI
-	MOVQ         n+56(FP), DI
-	MOVB         stream+64(FP), R8
-	LEAQ         (CX)(DX*8), DX
-	LEAQ         (BX)(AX*8), AX
-	ADDQ         SI, SI
-	TESTB        R8, R8
-	JZ           groups
-
-streams:
-	CMPQ        DI, $0x00000020
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPSLLD      $0x10, Y4, Y5
-	VPAND       Y1, Y4, Y4
-	VMOVDQU     32(R8)(SI*1), Y6
-	VPSLLD      $0x10, Y6, Y7
-	VPAND       Y1, Y6, Y6
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y8
-	VPSLLD      $0x10, Y8, Y9
-	VPAND       Y1, Y8, Y8
-	VADDPS      Y9, Y5, Y5
-	VADDPS      Y8, Y4, Y4
-	VMOVDQU     32(R8)(SI*1), Y8
-	VPSLLD      $0x10, Y8, Y9
-	VPAND       Y1, Y8, Y8
-	VADDPS      Y9, Y7, Y7
-	VADDPS      Y8, Y6, Y6
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	VDIVPS   Y0, Y5, Y5
-	VPSRLD   $0x10, Y5, Y8
-	VPAND    Y2, Y8, Y8
-	VPADDD   Y3, Y5, Y5
-	VPADDD   Y8, Y5, Y5
-	VDIVPS   Y0, Y4, Y4
-	VPSRLD   $0x10, Y4, Y8
-	VPAND    Y2, Y8, Y8
-	VPADDD   Y3, Y4, Y4
-	VPADDD   Y8, Y4, Y4
-	VPSRLD   $0x10, Y5, Y5
-	VPBLENDW $0xaa, Y4, Y5, Y5
-	VDIVPS   Y0, Y7, Y7
-	VPSRLD   $0x10, Y7, Y4
-	VPAND    Y2, Y4, Y4
-	VPADDD   Y3, Y7, Y7
-	VPADDD   Y4, Y7, Y7
-	VDIVPS   Y0, Y6, Y6
-	VPSRLD   $0x10, Y6, Y4
-	VPAND    Y2, Y4, Y4
-	VPADDD   Y3, Y6, Y6
-	VPADDD   Y4, Y6, Y6
-	VPSRLD   $0x10, Y7, Y7
-	VPBLENDW $0xaa, Y6, Y7, Y7
-	MOVQ     CX, R9
-	CMPQ     R9, DX
-	JGE      stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y5, (R8)(SI*1)
-	VMOVNTDQ Y7, 32(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000040, SI
-	SUBQ $0x00000020, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000020
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VPSLLD  $0x10, Y4, Y5
-	VPAND   Y1, Y4, Y4
-	VMOVDQU 32(R8)(SI*1), Y6
-	VPSLLD  $0x10, Y6, Y7
-	VPAND   Y1, Y6, Y6
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y8
-	VPSLLD  $0x10, Y8, Y9
-	VPAND   Y1, Y8, Y8
-	VADDPS  Y9, Y5, Y5
-	VADDPS  Y8, Y4, Y4
-	VMOVDQU 32(R8)(SI*1), Y8
-	VPSLLD  $0x10, Y8, Y9
-	VPAND   Y1, Y8, Y8
-	VADDPS  Y9, Y7, Y7
-	VADDPS  Y8, Y6, Y6
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	VDIVPS   Y0, Y5, Y5
-	VPSRLD   $0x10, Y5, Y8
-	VPAND    Y2, Y8, Y8
-	VPADDD   Y3, Y5, Y5
-	VPADDD   Y8, Y5, Y5
-	VDIVPS   Y0, Y4, Y4
-	VPSRLD   $0x10, Y4, Y8
-	VPAND    Y2, Y8, Y8
-	VPADDD   Y3, Y4, Y4
-	VPADDD   Y8, Y4, Y4
-	VPSRLD   $0x10, Y5, Y5
-	VPBLENDW $0xaa, Y4, Y5, Y5
-	VDIVPS   Y0, Y7, Y7
-	VPSRLD   $0x10, Y7, Y4
-	VPAND    Y2, Y4, Y4
-	VPADDD   Y3, Y7, Y7
-	VPADDD   Y4, Y7, Y7
-	VDIVPS   Y0, Y6, Y6
-	VPSRLD   $0x10, Y6, Y4
-	VPAND    Y2, Y4, Y4
-	VPADDD   Y3, Y6, Y6
-	VPADDD   Y4, Y6, Y6
-	VPSRLD   $0x10, Y7, Y7
-	VPBLENDW $0xaa, Y6, Y7, Y7
-	MOVQ     CX, R9
-	CMPQ     R9, DX
-	JGE      group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y5, (R8)(SI*1)
-	VMOVDQU Y7, 32(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000040, SI
-	SUBQ $0x00000020, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000010
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VPSLLD  $0x10, Y4, Y5
-	VPAND   Y1, Y4, Y4
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y6
-	VPSLLD  $0x10, Y6, Y7
-	VPAND   Y1, Y6, Y6
-	VADDPS  Y7, Y5, Y5
-	VADDPS  Y6, Y4, Y4
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	VDIVPS   Y0, Y5, Y5
-	VPSRLD   $0x10, Y5, Y6
-	VPAND    Y2, Y6, Y6
-	VPADDD   Y3, Y5, Y5
-	VPADDD   Y6, Y5, Y5
-	VDIVPS   Y0, Y4, Y4
-	VPSRLD   $0x10, Y4, Y6
-	VPAND    Y2, Y6, Y6
-	VPADDD   Y3, Y4, Y4
-	VPADDD   Y6, Y4, Y4
-	VPSRLD   $0x10, Y5, Y5
-	VPBLENDW $0xaa, Y4, Y5, Y5
-	MOVQ     CX, R9
-	CMPQ     R9, DX
-	JGE      vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y5, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000010, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000008, DI
-	JZ      below8
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X4
-	VPSLLD  $0x10, X4, X5
-	VPAND   X1, X4, X4
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail8_sources_end
-
-tail8_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X6
-	VPSLLD  $0x10, X6, X7
-	VPAND   X1, X6, X6
-	VADDPS  X7, X5, X5
-	VADDPS  X6, X4, X4
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail8_sources
-
-tail8_sources_end:
-	VDIVPS   X0, X5, X5
-	VPSRLD   $0x10, X5, X6
-	VPAND    X2, X6, X6
-	VPADDD   X3, X5, X5
-	VPADDD   X6, X5, X5
-	VDIVPS   X0, X4, X4
-	VPSRLD   $0x10, X4, X6
-	VPAND    X2, X6, X6
-	VPADDD   X3, X4, X4
-	VPADDD   X6, X4, X4
-	VPSRLD   $0x10, X5, X5
-	VPBLENDW $0xaa, X4, X5, X5
-	MOVQ     CX, R9
-	CMPQ     R9, DX
-	JGE      tail8_stores_end
-
-tail8_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X5, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ  $0x00000004, DI
-	JZ     below4
-	MOVQ   (BX), R8
-	VMOVQ  (R8)(SI*1), X4
-	VPSLLD $0x10, X4, X5
-	VPAND  X1, X4, X4
-	LEAQ   8(BX), R9
-	CMPQ   R9, AX
-	JGE    tail4_sources_end
-
-tail4_sources:
-	MOVQ   (R9), R8
-	VMOVQ  (R8)(SI*1), X6
-	VPSLLD $0x10, X6, X7
-	VPAND  X1, X6, X6
-	VADDPS X7, X5, X5
-	VADDPS X6, X4, X4
-	ADDQ   $0x08, R9
-	CMPQ   R9, AX
-	JLT    tail4_sources
-
-tail4_sources_end:
-	VDIVPS   X0, X5, X5
-	VPSRLD   $0x10, X5, X6
-	VPAND    X2, X6, X6
-	VPADDD   X3, X5, X5
-	VPADDD   X6, X5, X5
-	VDIVPS   X0, X4, X4
-	VPSRLD   $0x10, X4, X6
-	VPAND    X2, X6, X6
-	VPADDD   X3, X4, X4
-	VPADDD   X6, X4, X4
-	VPSRLD   $0x10, X5, X5
-	VPBLENDW $0xaa, X4, X5, X5
-	MOVQ     CX, R9
-	CMPQ     R9, DX
-	JGE      tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVQ X5, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ  $0x00000002, DI
-	JZ     below2
-	MOVQ   (BX), R8
-	VMOVD  (R8)(SI*1), X4
-	VPSLLD $0x10, X4, X5
-	VPAND  X1, X4, X4
-	LEAQ   8(BX), R9
-	CMPQ   R9, AX
-	JGE    tail2_sources_end
-
-tail2_sources:
-	MOVQ   (R9), R8
-	VMOVD  (R8)(SI*1), X6
-	VPSLLD $0x10, X6, X7
-	VPAND  X1, X6, X6
-	VADDPS X7, X5, X5
-	VADDPS X6, X4, X4
-	ADDQ   $0x08, R9
-	CMPQ   R9, AX
-	JLT    tail2_sources
-
-tail2_sources_end:
-	VDIVPS   X0, X5, X5
-	VPSRLD   $0x10, X5, X6
-	VPAND    X2, X6, X6
-	VPADDD   X3, X5, X5
-	VPADDD   X6, X5, X5
-	VDIVPS   X0, X4, X4
-	VPSRLD   $0x10, X4, X6
-	VPAND    X2, X6, X6
-	VPADDD   X3, X4, X4
-	VPADDD   X6, X4, X4
-	VPSRLD   $0x10, X5, X5
-	VPBLENDW $0xaa, X4, X5, X5
-	MOVQ     CX, R9
-	CMPQ     R9, DX
-	JGE      tail2_stores_end
-
-tail2_stores:
-	MOVQ  (R9), R8
-	VMOVD X5, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ   $0x00000001, DI
-	JZ      below1
-	MOVQ    (BX), R8
-	VPXOR   X4, X4, X4
-	VPINSRW $0x00, (R8)(SI*1), X4, X4
-	VPSLLD  $0x10, X4, X5
-	VPAND   X1, X4, X4
-	LEAQ    8(BX), BX
-	CMPQ    BX, AX
-	JGE     tail1_sources_end
-
-tail1_sources:
-	MOVQ    (BX), R8
-	VPXOR   X6, X6, X6
-	VPINSRW $0x00, (R8)(SI*1), X6, X6
-	VPSLLD  $0x10, X6, X7
-	VPAND   X1, X6, X6
-	VADDPS  X7, X5, X5
-	VADDPS  X6, X4, X4
-	ADDQ    $0x08, BX
-	CMPQ    BX, AX
-	JLT     tail1_sources
-
-tail1_sources_end:
-	VDIVPS   X0, X5, X5
-	VPSRLD   $0x10, X5, X1
-	VPAND    X2, X1, X1
-	VPADDD   X3, X5, X5
-	VPADDD   X1, X5, X5
-	VDIVPS   X0, X4, X4
-	VPSRLD   $0x10, X4, X0
-	VPAND    X2, X0, X0
-	VPADDD   X3, X4, X4
-	VPADDD   X0, X4, X4
-	VPSRLD   $0x10, X5, X5
-	VPBLENDW $0xaa, X4, X5, X5
-	MOVQ     CX, BX
-	CMPQ     BX, DX
-	JGE      tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRW $0x00, X5, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
+DATA lanes00800080<>+0(SB)/4, $0x00800080
+DATA lanes00800080<>+4(SB)/4, $0x00800080
+DATA lanes00800080<>+8(SB)/4, $0x00800080
+DATA lanes00800080<>+12(SB)/4, $0x00800080
+DATA lanes00800080<>+16(SB)/4, $0x00800080
+DATA lanes00800080<>+20(SB)/4, $0x00800080
+DATA lanes00800080<>+24(SB)/4, $0x00800080
+DATA lanes00800080<>+28(SB)/4, $0x00800080
+GLOBL lanes00800080<>(SB), RODATA|NOPTR, $32
+
+DATA lanes007f007f<>+0(SB)/4, $0x007f007f
+DATA lanes007f007f<>+4(SB)/4, $0x007f007f
+DATA lanes007f007f<>+8(SB)/4, $0x007f007f
+DATA lanes007f007f<>+12(SB)/4, $0x007f007f
+DATA lanes007f007f<>+16(SB)/4, $0x007f007f
+DATA lanes007f007f<>+20(SB)/4, $0x007f007f
+DATA lanes007f007f<>+24(SB)/4, $0x007f007f
+DATA lanes007f007f<>+28(SB)/4, $0x007f007f
+GLOBL lanes007f007f<>(SB), RODATA|NOPTR, $32
+
+DATA lanes43800000<>+0(SB)/4, $0x43800000
+DATA lanes43800000<>+4(SB)/4, $0x43800000
+DATA lanes43800000<>+8(SB)/4, $0x43800000
+DATA lanes43800000<>+12(SB)/4, $0x43800000
+DATA lanes43800000<>+16(SB)/4, $0x43800000
+DATA lanes43800000<>+20(SB)/4, $0x43800000
+DATA lanes43800000<>+24(SB)/4, $0x43800000
+DATA lanes43800000<>+28(SB)/4, $0x43800000
+GLOBL lanes43800000<>(SB), RODATA|NOPTR, $32
+
+DATA lanes00000080<>+0(SB)/4, $0x00000080
+DATA lanes00000080<>+4(SB)/4, $0x00000080
+DATA lanes00000080<>+8(SB)/4, $0x00000080
+DATA lanes00000080<>+12(SB)/4, $0x00000080
+DATA lanes00000080<>+16(SB)/4, $0x00000080
+DATA lanes00000080<>+20(SB)/4, $0x00000080
+DATA lanes00000080<>+24(SB)/4, $0x00000080
+DATA lanes00000080<>+28(SB)/4, $0x00000080
+GLOBL lanes00000080<>(SB), RODATA|NOPTR, $32
+
+DATA lanes7fffffff<>+0(SB)/4, $0x7fffffff
+DATA lanes7fffffff<>+4(SB)/4, $0x7fffffff
+DATA lanes7fffffff<>+8(SB)/4, $0x7fffffff
+DATA lanes7fffffff<>+12(SB)/4, $0x7fffffff
+DATA lanes7fffffff<>+16(SB)/4, $0x7fffffff
+DATA lanes7fffffff<>+20(SB)/4, $0x7fffffff
+DATA lanes7fffffff<>+24(SB)/4, $0x7fffffff
+DATA lanes7fffffff<>+28(SB)/4, $0x7fffffff
+GLOBL lanes7fffffff<>(SB), RODATA|NOPTR, $32
+
+DATA lanes43e00000<>+0(SB)/4, $0x43e00000
+DATA lanes43e00000<>+4(SB)/4, $0x43e00000
+DATA lanes43e00000<>+8(SB)/4, $0x43e00000
+DATA lanes43e00000<>+12(SB)/4, $0x43e00000
+DATA lanes43e00000<>+16(SB)/4, $0x43e00000
+DATA lanes43e00000<>+20(SB)/4, $0x43e00000
+DATA lanes43e00000<>+24(SB)/4, $0x43e00000
+DATA lanes43e00000<>+28(SB)/4, $0x43e00000
+GLOBL lanes43e00000<>(SB), RODATA|NOPTR, $32
+
+DATA lanes46800000<>+0(SB)/4, $0x46800000
+DATA lanes46800000<>+4(SB)/4, $0x46800000
+DATA lanes46800000<>+8(SB)/4, $0x46800000
+DATA lanes46800000<>+12(SB)/4, $0x46800000
+DATA lanes46800000<>+16(SB)/4, $0x46800000
+DATA lanes46800000<>+20(SB)/4, $0x46800000
+DATA lanes46800000<>+24(SB)/4, $0x46800000
+DATA lanes46800000<>+28(SB)/4, $0x46800000
+GLOBL lanes46800000<>(SB), RODATA|NOPTR, $32
+
+DATA lanes3c7fffff<>+0(SB)/4, $0x3c7fffff
+DATA lanes3c7fffff<>+4(SB)/4, $0x3c7fffff
+DATA lanes3c7fffff<>+8(SB)/4, $0x3c7fffff
+DATA lanes3c7fffff<>+12(SB)/4, $0x3c7fffff
+DATA lanes3c7fffff<>+16(SB)/4, $0x3c7fffff
+DATA lanes3c7fffff<>+20(SB)/4, $0x3c7fffff
+DATA lanes3c7fffff<>+24(SB)/4, $0x3c7fffff
+DATA lanes3c7fffff<>+28(SB)/4, $0x3c7fffff
+GLOBL lanes3c7fffff<>(SB), RODATA|NOPTR, $32
+
+DATA lanes00000001<>+0(SB)/4, $0x00000001
+DATA lanes00000001<>+4(SB)/4, $0x00000001
+DATA lanes00000001<>+8(SB)/4, $0x00000001
+DATA lanes00000001<>+12(SB)/4, $0x00000001
+DATA lanes00000001<>+16(SB)/4, $0x00000001
+DATA lanes00000001<>+20(SB)/4, $0x00000001
+DATA lanes00000001<>+24(SB)/4, $0x00000001
+DATA lanes00000001<>+28(SB)/4, $0x00000001
+GLOBL lanes00000001<>(SB), RODATA|NOPTR, $32
+
+DATA lanesc407ffff<>+0(SB)/4, $0xc407ffff
+DATA lanesc407ffff<>+4(SB)/4, $0xc407ffff
+DATA lanesc407ffff<>+8(SB)/4, $0xc407ffff
+DATA lanesc407ffff<>+12(SB)/4, $0xc407ffff
+DATA lanesc407ffff<>+16(SB)/4, $0xc407ffff
+DATA lanesc407ffff<>+20(SB)/4, $0xc407ffff
+DATA lanesc407ffff<>+24(SB)/4, $0xc407ffff
+DATA lanesc407ffff<>+28(SB)/4, $0xc407ffff
+GLOBL lanesc407ffff<>(SB), RODATA|NOPTR, $32
+
+DATA lanes0000007f<>+0(SB)/4, $0x0000007f
+DATA lanes0000007f<>+4(SB)/4, $0x0000007f
+DATA lanes0000007f<>+8(SB)/4, $0x0000007f
+DATA lanes0000007f<>+12(SB)/4, $0x0000007f
+DATA lanes0000007f<>+16(SB)/4, $0x0000007f
+DATA lanes0000007f<>+20(SB)/4, $0x0000007f
+DATA lanes0000007f<>+24(SB)/4, $0x0000007f
+DATA lanes0000007f<>+28(SB)/4, $0x0000007f
+GLOBL lanes0000007f<>(SB), RODATA|NOPTR, $32
+
+DATA interleave<>+0(SB)/4, $0x00000000
+DATA interleave<>+4(SB)/4, $0x00000004
+DATA interleave<>+8(SB)/4, $0x00000001
+DATA interleave<>+12(SB)/4, $0x00000005
+DATA interleave<>+16(SB)/4, $0x00000002
+DATA interleave<>+20(SB)/4, $0x00000006
+DATA interleave<>+24(SB)/4, $0x00000003
+DATA interleave<>+28(SB)/4, $0x00000007
+GLOBL interleave<>(SB), RODATA|NOPTR, $32
 
 // func avgFP8E4M3<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
 // Requires: AVX, AVX2, F16C, MMX+
@@ -13494,6 +7601,648 @@ below1:
 	VZEROUPPER
 	RET
 
+// func sumFP8E5M2<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
+// Requires: AVX, AVX2, F16C, MMX+
+TEXT ·sumFP8E5M2<>(SB), NOSPLIT, $0-65
+	MOVQ  srcs_len+32(FP), AX
+	MOVQ  dsts_base+0(FP), CX
+	MOVQ  dsts_len+8(FP), DX
+	MOVQ  srcs_base+24(FP), BX
+	MOVQ  from+48(FP), SI
+	MOVQ  n+56(FP), DI
+	MOVB  stream+64(FP), R8
+	LEAQ  (CX)(DX*8), DX
+	LEAQ  (BX)(AX*8), AX
+	TESTB R8, R8
+	JZ    groups
+
+streams:
+	CMPQ        DI, $0x00000020
+	JLT         streamed
+	MOVQ        (BX), R8
+	PREFETCHNTA 512(R8)(SI*1)
+	VPMOVZXBW   (R8)(SI*1), X0
+	VPSLLW      $0x08, X0, X0
+	VCVTPH2PS   X0, Y0
+	VPMOVZXBW   8(R8)(SI*1), X1
+	VPSLLW      $0x08, X1, X1
+	VCVTPH2PS   X1, Y1
+	VPMOVZXBW   16(R8)(SI*1), X2
+	VPSLLW      $0x08, X2, X2
+	VCVTPH2PS   X2, Y2
+	VPMOVZXBW   24(R8)(SI*1), X3
+	VPSLLW      $0x08, X3, X3
+	VCVTPH2PS   X3, Y3
+	LEAQ        8(BX), R9
+	CMPQ        R9, AX
+	JGE         stream_sources_end
+
+stream_sources:
+	MOVQ        (R9), R8
+	PREFETCHNTA 512(R8)(SI*1)
+	VPMOVZXBW   (R8)(SI*1), X4
+	VPSLLW      $0x08, X4, X4
+	VCVTPH2PS   X4, Y4
+	VADDPS      Y4, Y0, Y0
+	VPMOVZXBW   8(R8)(SI*1), X4
+	VPSLLW      $0x08, X4, X4
+	VCVTPH2PS   X4, Y4
+	VADDPS      Y4, Y1, Y1
+	VPMOVZXBW   16(R8)(SI*1), X4
+	VPSLLW      $0x08, X4, X4
+	VCVTPH2PS   X4, Y4
+	VADDPS      Y4, Y2, Y2
+	VPMOVZXBW   24(R8)(SI*1), X4
+	VPSLLW      $0x08, X4, X4
+	VCVTPH2PS   X4, Y4
+	VADDPS      Y4, Y3, Y3
+	ADDQ        $0x08, R9
+	CMPQ        R9, AX
+	JLT         stream_sources
+
+stream_sources_end:
+	VPSRLD    $0x18, Y0, Y4
+	VPAND     lanes00000080<>+0(SB), Y4, Y4
+	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
+	VCMPPS    $0x03, Y0, Y0, Y5
+	VMINPS    lanes47600000<>+0(SB), Y0, Y0
+	VADDPS    lanes43000000<>+0(SB), Y0, Y7
+	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
+	VPCMPGTD  lanes387fffff<>+0(SB), Y0, Y6
+	VPSRLD    $0x15, Y0, Y8
+	VPAND     lanes00000001<>+0(SB), Y8, Y8
+	VPADDD    lanesc80fffff<>+0(SB), Y0, Y0
+	VPADDD    Y8, Y0, Y0
+	VPSRLD    $0x15, Y0, Y0
+	VBLENDVPS Y6, Y0, Y7, Y0
+	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y0, Y0
+	VPOR      Y4, Y0, Y0
+	VPSRLD    $0x18, Y1, Y4
+	VPAND     lanes00000080<>+0(SB), Y4, Y4
+	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
+	VCMPPS    $0x03, Y1, Y1, Y5
+	VMINPS    lanes47600000<>+0(SB), Y1, Y1
+	VADDPS    lanes43000000<>+0(SB), Y1, Y7
+	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
+	VPCMPGTD  lanes387fffff<>+0(SB), Y1, Y6
+	VPSRLD    $0x15, Y1, Y8
+	VPAND     lanes00000001<>+0(SB), Y8, Y8
+	VPADDD    lanesc80fffff<>+0(SB), Y1, Y1
+	VPADDD    Y8, Y1, Y1
+	VPSRLD    $0x15, Y1, Y1
+	VBLENDVPS Y6, Y1, Y7, Y1
+	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y1, Y1
+	VPOR      Y4, Y1, Y1
+	VPSRLD    $0x18, Y2, Y4
+	VPAND     lanes00000080<>+0(SB), Y4, Y4
+	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
+	VCMPPS    $0x03, Y2, Y2, Y5
+	VMINPS    lanes47600000<>+0(SB), Y2, Y2
+	VADDPS    lanes43000000<>+0(SB), Y2, Y7
+	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
+	VPCMPGTD  lanes387fffff<>+0(SB), Y2, Y6
+	VPSRLD    $0x15, Y2, Y8
+	VPAND     lanes00000001<>+0(SB), Y8, Y8
+	VPADDD    lanesc80fffff<>+0(SB), Y2, Y2
+	VPADDD    Y8, Y2, Y2
+	VPSRLD    $0x15, Y2, Y2
+	VBLENDVPS Y6, Y2, Y7, Y2
+	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y2, Y2
+	VPOR      Y4, Y2, Y2
+	VPSRLD    $0x18, Y3, Y4
+	VPAND     lanes00000080<>+0(SB), Y4, Y4
+	VPAND     lanes7fffffff<>+0(SB), Y3, Y3
+	VCMPPS    $0x03, Y3, Y3, Y5
+	VMINPS    lanes47600000<>+0(SB), Y3, Y3
+	VADDPS    lanes43000000<>+0(SB), Y3, Y7
+	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
+	VPCMPGTD  lanes387fffff<>+0(SB), Y3, Y6
+	VPSRLD    $0x15, Y3, Y8
+	VPAND     lanes00000001<>+0(SB), Y8, Y8
+	VPADDD    lanesc80fffff<>+0(SB), Y3, Y3
+	VPADDD    Y8, Y3, Y3
+	VPSRLD    $0x15, Y3, Y3
+	VBLENDVPS Y6, Y3, Y7, Y3
+	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y3, Y3
+	VPOR      Y4, Y3, Y3
+	VPACKUSDW Y1, Y0, Y0
+	VPACKUSDW Y3, Y2, Y2
+	VPACKUSWB Y2, Y0, Y0
+	VMOVDQU   interleave<>+0(SB), Y1
+	VPERMD    Y0, Y1, Y0
+	MOVQ      CX, R9
+	CMPQ      R9, DX
+	JGE       stream_stores_end
+
+stream_stores:
+	MOVQ     (R9), R8
+	VMOVNTDQ Y0, (R8)(SI*1)
+	ADDQ     $0x08, R9
+	CMPQ     R9, DX
+	JLT      stream_stores
+
+stream_stores_end:
+	ADDQ $0x00000020, SI
+	SUBQ $0x00000020, DI
+	JMP  streams
+
+streamed:
+	SFENCE
+
+groups:
+	CMPQ      DI, $0x00000020
+	JLT       vectors
+	MOVQ      (BX), R8
+	VPMOVZXBW (R8)(SI*1), X0
+	VPSLLW    $0x08, X0, X0
+	VCVTPH2PS X0, Y0
+	VPMOVZXBW 8(R8)(SI*1), X1
+	VPSLLW    $0x08, X1, X1
+	VCVTPH2PS X1, Y1
+	VPMOVZXBW 16(R8)(SI*1), X2
+	VPSLLW    $0x08, X2, X2
+	VCVTPH2PS X2, Y2
+	VPMOVZXBW 24(R8)(SI*1), X3
+	VPSLLW    $0x08, X3, X3
+	VCVTPH2PS X3, Y3
+	LEAQ      8(BX), R9
+	CMPQ      R9, AX
+	JGE       group_sources_end
+
+group_sources:
+	MOVQ      (R9), R8
+	VPMOVZXBW (R8)(SI*1), X4
+	VPSLLW    $0x08, X4, X4
+	VCVTPH2PS X4, Y4
+	VADDPS    Y4, Y0, Y0
+	VPMOVZXBW 8(R8)(SI*1), X4
+	VPSLLW    $0x08, X4, X4
+	VCVTPH2PS X4, Y4
+	VADDPS    Y4, Y1, Y1
+	VPMOVZXBW 16(R8)(SI*1), X4
+	VPSLLW    $0x08, X4, X4
+	VCVTPH2PS X4, Y4
+	VADDPS    Y4, Y2, Y2
+	VPMOVZXBW 24(R8)(SI*1), X4
+	VPSLLW    $0x08, X4, X4
+	VCVTPH2PS X4, Y4
+	VADDPS    Y4, Y3, Y3
+	ADDQ      $0x08, R9
+	CMPQ      R9, AX
+	JLT       group_sources
+
+group_sources_end:
+	VPSRLD    $0x18, Y0, Y4
+	VPAND     lanes00000080<>+0(SB), Y4, Y4
+	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
+	VCMPPS    $0x03, Y0, Y0, Y5
+	VMINPS    lanes47600000<>+0(SB), Y0, Y0
+	VADDPS    lanes43000000<>+0(SB), Y0, Y7
+	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
+	VPCMPGTD  lanes387fffff<>+0(SB), Y0, Y6
+	VPSRLD    $0x15, Y0, Y8
+	VPAND     lanes00000001<>+0(SB), Y8, Y8
+	VPADDD    lanesc80fffff<>+0(SB), Y0, Y0
+	VPADDD    Y8, Y0, Y0
+	VPSRLD    $0x15, Y0, Y0
+	VBLENDVPS Y6, Y0, Y7, Y0
+	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y0, Y0
+	VPOR      Y4, Y0, Y0
+	VPSRLD    $0x18, Y1, Y4
+	VPAND     lanes00000080<>+0(SB), Y4, Y4
+	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
+	VCMPPS    $0x03, Y1, Y1, Y5
+	VMINPS    lanes47600000<>+0(SB), Y1, Y1
+	VADDPS    lanes43000000<>+0(SB), Y1, Y7
+	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
+	VPCMPGTD  lanes387fffff<>+0(SB), Y1, Y6
+	VPSRLD    $0x15, Y1, Y8
+	VPAND     lanes00000001<>+0(SB), Y8, Y8
+	VPADDD    lanesc80fffff<>+0(SB), Y1, Y1
+	VPADDD    Y8, Y1, Y1
+	VPSRLD    $0x15, Y1, Y1
+	VBLENDVPS Y6, Y1, Y7, Y1
+	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y1, Y1
+	VPOR      Y4, Y1, Y1
+	VPSRLD    $0x18, Y2, Y4
+	VPAND     lanes00000080<>+0(SB), Y4, Y4
+	VPAND     lanes7fffffff<>+0(SB), Y2, Y2
+	VCMPPS    $0x03, Y2, Y2, Y5
+	VMINPS    lanes47600000<>+0(SB), Y2, Y2
+	VADDPS    lanes43000000<>+0(SB), Y2, Y7
+	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
+	VPCMPGTD  lanes387fffff<>+0(SB), Y2, Y6
+	VPSRLD    $0x15, Y2, Y8
+	VPAND     lanes00000001<>+0(SB), Y8, Y8
+	VPADDD    lanesc80fffff<>+0(SB), Y2, Y2
+	VPADDD    Y8, Y2, Y2
+	VPSRLD    $0x15, Y2, Y2
+	VBLENDVPS Y6, Y2, Y7, Y2
+	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y2, Y2
+	VPOR      Y4, Y2, Y2
+	VPSRLD    $0x18, Y3, Y4
+	VPAND     lanes00000080<>+0(SB), Y4, Y4
+	VPAND     lanes7fffffff<>+0(SB), Y3, Y3
+	VCMPPS    $0x03, Y3, Y3, Y5
+	VMINPS    lanes47600000<>+0(SB), Y3, Y3
+	VADDPS    lanes43000000<>+0(SB), Y3, Y7
+	VPSUBD    lanes43000000<>+0(SB), Y7, Y7
+	VPCMPGTD  lanes387fffff<>+0(SB), Y3, Y6
+	VPSRLD    $0x15, Y3, Y8
+	VPAND     lanes00000001<>+0(SB), Y8, Y8
+	VPADDD    lanesc80fffff<>+0(SB), Y3, Y3
+	VPADDD    Y8, Y3, Y3
+	VPSRLD    $0x15, Y3, Y3
+	VBLENDVPS Y6, Y3, Y7, Y3
+	VBLENDVPS Y5, lanes0000007e<>+0(SB), Y3, Y3
+	VPOR      Y4, Y3, Y3
+	VPACKUSDW Y1, Y0, Y0
+	VPACKUSDW Y3, Y2, Y2
+	VPACKUSWB Y2, Y0, Y0
+	VMOVDQU   interleave<>+0(SB), Y1
+	VPERMD    Y0, Y1, Y0
+	MOVQ      CX, R9
+	CMPQ      R9, DX
+	JGE       group_stores_end
+
+group_stores:
+	MOVQ    (R9), R8
+	VMOVDQU Y0, (R8)(SI*1)
+	ADDQ    $0x08, R9
+	CMPQ    R9, DX
+	JLT     group_stores
+
+group_stores_end:
+	ADDQ $0x00000020, SI
+	SUBQ $0x00000020, DI
+	JMP  groups
+
+vectors:
+	TESTQ     $0x00000010, DI
+	JZ        below16
+	MOVQ      (BX), R8
+	VPMOVZXBW (R8)(SI*1), X0
+	VPSLLW    $0x08, X0, X0
+	VCVTPH2PS X0, Y0
+	VPMOVZXBW 8(R8)(SI*1), X1
+	VPSLLW    $0x08, X1, X1
+	VCVTPH2PS X1, Y1
+	LEAQ      8(BX), R9
+	CMPQ      R9, AX
+	JGE       tail16_sources_end
+
+tail16_sources:
+	MOVQ      (R9), R8
+	VPMOVZXBW (R8)(SI*1), X2
+	VPSLLW    $0x08, X2, X2
+	VCVTPH2PS X2, Y2
+	VADDPS    Y2, Y0, Y0
+	VPMOVZXBW 8(R8)(SI*1), X2
+	VPSLLW    $0x08, X2, X2
+	VCVTPH2PS X2, Y2
+	VADDPS    Y2, Y1, Y1
+	ADDQ      $0x08, R9
+	CMPQ      R9, AX
+	JLT       tail16_sources
+
+tail16_sources_end:
+	VPSRLD    $0x18, Y0, Y2
+	VPAND     lanes00000080<>+0(SB), Y2, Y2
+	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
+	VCMPPS    $0x03, Y0, Y0, Y3
+	VMINPS    lanes47600000<>+0(SB), Y0, Y0
+	VADDPS    lanes43000000<>+0(SB), Y0, Y5
+	VPSUBD    lanes43000000<>+0(SB), Y5, Y5
+	VPCMPGTD  lanes387fffff<>+0(SB), Y0, Y4
+	VPSRLD    $0x15, Y0, Y6
+	VPAND     lanes00000001<>+0(SB), Y6, Y6
+	VPADDD    lanesc80fffff<>+0(SB), Y0, Y0
+	VPADDD    Y6, Y0, Y0
+	VPSRLD    $0x15, Y0, Y0
+	VBLENDVPS Y4, Y0, Y5, Y0
+	VBLENDVPS Y3, lanes0000007e<>+0(SB), Y0, Y0
+	VPOR      Y2, Y0, Y0
+	VPSRLD    $0x18, Y1, Y2
+	VPAND     lanes00000080<>+0(SB), Y2, Y2
+	VPAND     lanes7fffffff<>+0(SB), Y1, Y1
+	VCMPPS    $0x03, Y1, Y1, Y3
+	VMINPS    lanes47600000<>+0(SB), Y1, Y1
+	VADDPS    lanes43000000<>+0(SB), Y1, Y5
+	VPSUBD    lanes43000000<>+0(SB), Y5, Y5
+	VPCMPGTD  lanes387fffff<>+0(SB), Y1, Y4
+	VPSRLD    $0x15, Y1, Y6
+	VPAND     lanes00000001<>+0(SB), Y6, Y6
+	VPADDD    lanesc80fffff<>+0(SB), Y1, Y1
+	VPADDD    Y6, Y1, Y1
+	VPSRLD    $0x15, Y1, Y1
+	VBLENDVPS Y4, Y1, Y5, Y1
+	VBLENDVPS Y3, lanes0000007e<>+0(SB), Y1, Y1
+	VPOR      Y2, Y1, Y1
+	VPACKUSDW Y1, Y0, Y0
+	VPACKUSWB Y0, Y0, Y0
+	VMOVDQU   interleave<>+0(SB), Y1
+	VPERMD    Y0, Y1, Y0
+	MOVQ      CX, R9
+	CMPQ      R9, DX
+	JGE       tail16_stores_end
+
+tail16_stores:
+	MOVQ    (R9), R8
+	VMOVDQU X0, (R8)(SI*1)
+	ADDQ    $0x08, R9
+	CMPQ    R9, DX
+	JLT     tail16_stores
+
+tail16_stores_end:
+	ADDQ $0x00000010, SI
+	SUBQ $0x00000010, DI
+
+below16:
+	TESTQ     $0x00000008, DI
+	JZ        below8
+	MOVQ      (BX), R8
+	VPMOVZXBW (R8)(SI*1), X0
+	VPSLLW    $0x08, X0, X0
+	VCVTPH2PS X0, Y0
+	LEAQ      8(BX), R9
+	CMPQ      R9, AX
+	JGE       tail8_sources_end
+
+tail8_sources:
+	MOVQ      (R9), R8
+	VPMOVZXBW (R8)(SI*1), X1
+	VPSLLW    $0x08, X1, X1
+	VCVTPH2PS X1, Y1
+	VADDPS    Y1, Y0, Y0
+	ADDQ      $0x08, R9
+	CMPQ      R9, AX
+	JLT       tail8_sources
+
+tail8_sources_end:
+	VPSRLD    $0x18, Y0, Y1
+	VPAND     lanes00000080<>+0(SB), Y1, Y1
+	VPAND     lanes7fffffff<>+0(SB), Y0, Y0
+	VCMPPS    $0x03, Y0, Y0, Y2
+	VMINPS    lanes47600000<>+0(SB), Y0, Y0
+	VADDPS    lanes43000000<>+0(SB), Y0, Y4
+	VPSUBD    lanes43000000<>+0(SB), Y4, Y4
+	VPCMPGTD  lanes387fffff<>+0(SB), Y0, Y3
+	VPSRLD    $0x15, Y0, Y5
+	VPAND     lanes00000001<>+0(SB), Y5, Y5
+	VPADDD    lanesc80fffff<>+0(SB), Y0, Y0
+	VPADDD    Y5, Y0, Y0
+	VPSRLD    $0x15, Y0, Y0
+	VBLENDVPS Y3, Y0, Y4, Y0
+	VBLENDVPS Y2, lanes0000007e<>+0(SB), Y0, Y0
+	VPOR      Y1, Y0, Y0
+	VPACKUSDW Y0, Y0, Y0
+	VPACKUSWB Y0, Y0, Y0
+	VMOVDQU   interleave<>+0(SB), Y1
+	VPERMD    Y0, Y1, Y0
+	MOVQ      CX, R9
+	CMPQ      R9, DX
+	JGE       tail8_stores_end
+
+tail8_stores:
+	MOVQ  (R9), R8
+	VMOVQ X0, (R8)(SI*1)
+	ADDQ  $0x08, R9
+	CMPQ  R9, DX
+	JLT   tail8_stores
+
+tail8_stores_end:
+	ADDQ $0x00000008, SI
+	SUBQ $0x00000008, DI
+
+below8:
+	TESTQ     $0x00000004, DI
+	JZ        below4
+	MOVQ      (BX), R8
+	VMOVD     (R8)(SI*1), X0
+	VPMOVZXBW X0, X0
+	VPSLLW    $0x08, X0, X0
+	VCVTPH2PS X0, X0
+	LEAQ      8(BX), R9
+	CMPQ      R9, AX
+	JGE       tail4_sources_end
+
+tail4_sources:
+	MOVQ      (R9), R8
+	VMOVD     (R8)(SI*1), X1
+	VPMOVZXBW X1, X1
+	VPSLLW    $0x08, X1, X1
+	VCVTPH2PS X1, X1
+	VADDPS    X1, X0, X0
+	ADDQ      $0x08, R9
+	CMPQ      R9, AX
+	JLT       tail4_sources
+
+tail4_sources_end:
+	VPSRLD    $0x18, X0, X1
+	VPAND     lanes00000080<>+0(SB), X1, X1
+	VPAND     lanes7fffffff<>+0(SB), X0, X0
+	VCMPPS    $0x03, X0, X0, X2
+	VMINPS    lanes47600000<>+0(SB), X0, X0
+	VADDPS    lanes43000000<>+0(SB), X0, X4
+	VPSUBD    lanes43000000<>+0(SB), X4, X4
+	VPCMPGTD  lanes387fffff<>+0(SB), X0, X3
+	VPSRLD    $0x15, X0, X5
+	VPAND     lanes00000001<>+0(SB), X5, X5
+	VPADDD    lanesc80fffff<>+0(SB), X0, X0
+	VPADDD    X5, X0, X0
+	VPSRLD    $0x15, X0, X0
+	VBLENDVPS X3, X0, X4, X0
+	VBLENDVPS X2, lanes0000007e<>+0(SB), X0, X0
+	VPOR      X1, X0, X0
+	VPACKUSDW X0, X0, X0
+	VPACKUSWB X0, X0, X0
+	MOVQ      CX, R9
+	CMPQ      R9, DX
+	JGE       tail4_stores_end
+
+tail4_stores:
+	MOVQ  (R9), R8
+	VMOVD X0, (R8)(SI*1)
+	ADDQ  $0x08, R9
+	CMPQ  R9, DX
+	JLT   tail4_stores
+
+tail4_stores_end:
+	ADDQ $0x00000004, SI
+	SUBQ $0x00000004, DI
+
+below4:
+	TESTQ     $0x00000002, DI
+	JZ        below2
+	MOVQ      (BX), R8
+	VPXOR     X0, X0, X0
+	VPINSRW   $0x00, (R8)(SI*1), X0, X0
+	VPMOVZXBW X0, X0
+	VPSLLW    $0x08, X0, X0
+	VCVTPH2PS X0, X0
+	LEAQ      8(BX), R9
+	CMPQ      R9, AX
+	JGE       tail2_sources_end
+
+tail2_sources:
+	MOVQ      (R9), R8
+	VPXOR     X1, X1, X1
+	VPINSRW   $0x00, (R8)(SI*1), X1, X1
+	VPMOVZXBW X1, X1
+	VPSLLW    $0x08, X1, X1
+	VCVTPH2PS X1, X1
+	VADDPS    X1, X0, X0
+	ADDQ      $0x08, R9
+	CMPQ      R9, AX
+	JLT       tail2_sources
+
+tail2_sources_end:
+	VPSRLD    $0x18, X0, X1
+	VPAND     lanes00000080<>+0(SB), X1, X1
+	VPAND     lanes7fffffff<>+0(SB), X0, X0
+	VCMPPS    $0x03, X0, X0, X2
+	VMINPS    lanes47600000<>+0(SB), X0, X0
+	VADDPS    lanes43000000<>+0(SB), X0, X4
+	VPSUBD    lanes43000000<>+0(SB), X4, X4
+	VPCMPGTD  lanes387fffff<>+0(SB), X0, X3
+	VPSRLD    $0x15, X0, X5
+	VPAND     lanes00000001<>+0(SB), X5, X5
+	VPADDD    lanesc80fffff<>+0(SB), X0, X0
+	VPADDD    X5, X0, X0
+	VPSRLD    $0x15, X0, X0
+	VBLENDVPS X3, X0, X4, X0
+	VBLENDVPS X2, lanes0000007e<>+0(SB), X0, X0
+	VPOR      X1, X0, X0
+	VPACKUSDW X0, X0, X0
+	VPACKUSWB X0, X0, X0
+	MOVQ      CX, R9
+	CMPQ      R9, DX
+	JGE       tail2_stores_end
+
+tail2_stores:
+	MOVQ    (R9), R8
+	VPEXTRW $0x00, X0, (R8)(SI*1)
+	ADDQ    $0x08, R9
+	CMPQ    R9, DX
+	JLT     tail2_stores
+
+tail2_stores_end:
+	ADDQ $0x00000002, SI
+	SUBQ $0x00000002, DI
+
+below2:
+	TESTQ     $0x00000001, DI
+	JZ        below1
+	MOVQ      (BX), R8
+	VPXOR     X0, X0, X0
+	VPINSRB   $0x00, (R8)(SI*1), X0, X0
+	VPMOVZXBW X0, X0
+	VPSLLW    $0x08, X0, X0
+	VCVTPH2PS X0, X0
+	LEAQ      8(BX), BX
+	CMPQ      BX, AX
+	JGE       tail1_sources_end
+
+tail1_sources:
+	MOVQ      (BX), R8
+	VPXOR     X1, X1, X1
+	VPINSRB   $0x00, (R8)(SI*1), X1, X1
+	VPMOVZXBW X1, X1
+	VPSLLW    $0x08, X1, X1
+	VCVTPH2PS X1, X1
+	VADDPS    X1, X0, X0
+	ADDQ      $0x08, BX
+	CMPQ      BX, AX
+	JLT       tail1_sources
+
+tail1_sources_end:
+	VPSRLD    $0x18, X0, X1
+	VPAND     lanes00000080<>+0(SB), X1, X1
+	VPAND     lanes7fffffff<>+0(SB), X0, X0
+	VCMPPS    $0x03, X0, X0, X2
+	VMINPS    lanes47600000<>+0(SB), X0, X0
+	VADDPS    lanes43000000<>+0(SB), X0, X4
+	VPSUBD    lanes43000000<>+0(SB), X4, X4
+	VPCMPGTD  lanes387fffff<>+0(SB), X0, X3
+	VPSRLD    $0x15, X0, X5
+	VPAND     lanes00000001<>+0(SB), X5, X5
+	VPADDD    lanesc80fffff<>+0(SB), X0, X0
+	VPADDD    X5, X0, X0
+	VPSRLD    $0x15, X0, X0
+	VBLENDVPS X3, X0, X4, X0
+	VBLENDVPS X2, lanes0000007e<>+0(SB), X0, X0
+	VPOR      X1, X0, X0
+	VPACKUSDW X0, X0, X0
+	VPACKUSWB X0, X0, X0
+	MOVQ      CX, BX
+	CMPQ      BX, DX
+	JGE       tail1_stores_end
+
+tail1_stores:
+	MOVQ    (BX), R8
+	VPEXTRB $0x00, X0, (R8)(SI*1)
+	ADDQ    $0x08, BX
+	CMPQ    BX, DX
+	JLT     tail1_stores
+
+tail1_stores_end:
+	ADDQ $0x00000001, SI
+	SUBQ $0x00000001, DI
+
+below1:
+	VZEROUPPER
+	RET
+
+DATA lanes47600000<>+0(SB)/4, $0x47600000
+DATA lanes47600000<>+4(SB)/4, $0x47600000
+DATA lanes47600000<>+8(SB)/4, $0x47600000
+DATA lanes47600000<>+12(SB)/4, $0x47600000
+DATA lanes47600000<>+16(SB)/4, $0x47600000
+DATA lanes47600000<>+20(SB)/4, $0x47600000
+DATA lanes47600000<>+24(SB)/4, $0x47600000
+DATA lanes47600000<>+28(SB)/4, $0x47600000
+GLOBL lanes47600000<>(SB), RODATA|NOPTR, $32
+
+DATA lanes43000000<>+0(SB)/4, $0x43000000
+DATA lanes43000000<>+4(SB)/4, $0x43000000
+DATA lanes43000000<>+8(SB)/4, $0x43000000
+DATA lanes43000000<>+12(SB)/4, $0x43000000
+DATA lanes43000000<>+16(SB)/4, $0x43000000
+DATA lanes43000000<>+20(SB)/4, $0x43000000
+DATA lanes43000000<>+24(SB)/4, $0x43000000
+DATA lanes43000000<>+28(SB)/4, $0x43000000
+GLOBL lanes43000000<>(SB), RODATA|NOPTR, $32
+
+DATA lanes387fffff<>+0(SB)/4, $0x387fffff
+DATA lanes387fffff<>+4(SB)/4, $0x387fffff
+DATA lanes387fffff<>+8(SB)/4, $0x387fffff
+DATA lanes387fffff<>+12(SB)/4, $0x387fffff
+DATA lanes387fffff<>+16(SB)/4, $0x387fffff
+DATA lanes387fffff<>+20(SB)/4, $0x387fffff
+DATA lanes387fffff<>+24(SB)/4, $0x387fffff
+DATA lanes387fffff<>+28(SB)/4, $0x387fffff
+GLOBL lanes387fffff<>(SB), RODATA|NOPTR, $32
+
+DATA lanesc80fffff<>+0(SB)/4, $0xc80fffff
+DATA lanesc80fffff<>+4(SB)/4, $0xc80fffff
+DATA lanesc80fffff<>+8(SB)/4, $0xc80fffff
+DATA lanesc80fffff<>+12(SB)/4, $0xc80fffff
+DATA lanesc80fffff<>+16(SB)/4, $0xc80fffff
+DATA lanesc80fffff<>+20(SB)/4, $0xc80fffff
+DATA lanesc80fffff<>+24(SB)/4, $0xc80fffff
+DATA lanesc80fffff<>+28(SB)/4, $0xc80fffff
+GLOBL lanesc80fffff<>(SB), RODATA|NOPTR, $32
+
+DATA lanes0000007e<>+0(SB)/4, $0x0000007e
+DATA lanes0000007e<>+4(SB)/4, $0x0000007e
+DATA lanes0000007e<>+8(SB)/4, $0x0000007e
+DATA lanes0000007e<>+12(SB)/4, $0x0000007e
+DATA lanes0000007e<>+16(SB)/4, $0x0000007e
+DATA lanes0000007e<>+20(SB)/4, $0x0000007e
+DATA lanes0000007e<>+24(SB)/4, $0x0000007e
+DATA lanes0000007e<>+28(SB)/4, $0x0000007e
+GLOBL lanes0000007e<>(SB), RODATA|NOPTR, $32
+
 // func avgFP8E5M2<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
 // Requires: AVX, AVX2, F16C, MMX+
 TEXT ·avgFP8E5M2<>(SB), NOSPLIT, $0-65
@@ -14091,7462 +8840,6 @@ tail1_sources_end:
 tail1_stores:
 	MOVQ    (BX), R8
 	VPEXTRB $0x00, X1, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000001, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func sumI8<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·sumI8<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000080
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPADDB      Y4, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VPADDB      Y4, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VPADDB      Y4, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VPADDB      Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000080, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000080
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VPADDB  Y4, Y0, Y0
-	VMOVDQU 32(R8)(SI*1), Y4
-	VPADDB  Y4, Y1, Y1
-	VMOVDQU 64(R8)(SI*1), Y4
-	VPADDB  Y4, Y2, Y2
-	VMOVDQU 96(R8)(SI*1), Y4
-	VPADDB  Y4, Y3, Y3
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000080, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000020
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VPADDB  Y1, Y0, Y0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000010, DI
-	JZ      below16
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail16_sources_end
-
-tail16_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X1
-	VPADDB  X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail16_sources
-
-tail16_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail16_stores_end
-
-tail16_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail16_stores
-
-tail16_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000010, DI
-
-below16:
-	TESTQ $0x00000008, DI
-	JZ    below8
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail8_sources_end
-
-tail8_sources:
-	MOVQ   (R9), R8
-	VMOVQ  (R8)(SI*1), X1
-	VPADDB X1, X0, X0
-	ADDQ   $0x08, R9
-	CMPQ   R9, AX
-	JLT    tail8_sources
-
-tail8_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail8_stores_end
-
-tail8_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ $0x00000004, DI
-	JZ    below4
-	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail4_sources_end
-
-tail4_sources:
-	MOVQ   (R9), R8
-	VMOVD  (R8)(SI*1), X1
-	VPADDB X1, X0, X0
-	ADDQ   $0x08, R9
-	CMPQ   R9, AX
-	JLT    tail4_sources
-
-tail4_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ   $0x00000002, DI
-	JZ      below2
-	MOVQ    (BX), R8
-	VPXOR   X0, X0, X0
-	VPINSRW $0x00, (R8)(SI*1), X0, X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail2_sources_end
-
-tail2_sources:
-	MOVQ    (R9), R8
-	VPXOR   X1, X1, X1
-	VPINSRW $0x00, (R8)(SI*1), X1, X1
-	VPADDB  X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VPEXTRW $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ   $0x00000001, DI
-	JZ      below1
-	MOVQ    (BX), R8
-	VPXOR   X0, X0, X0
-	VPINSRB $0x00, (R8)(SI*1), X0, X0
-	LEAQ    8(BX), BX
-	CMPQ    BX, AX
-	JGE     tail1_sources_end
-
-tail1_sources:
-	MOVQ    (BX), R8
-	VPXOR   X1, X1, X1
-	VPINSRB $0x00, (R8)(SI*1), X1, X1
-	VPADDB  X1, X0, X0
-	ADDQ    $0x08, BX
-	CMPQ    BX, AX
-	JLT     tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRB $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000001, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func prodI8<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·prodI8<>(SB), NOSPLIT, $0-65
-	MOVQ         srcs_len+32(FP), AX
-	MOVL         $0x00ff00ff, CX
-	VMOVD        CX, X0
-	VPBROADCASTD X0, Y0
-	MOVQ         dsts_base+0(FP), CX
-	MOVQ         dsts_len+8(FP), DX
-	MOVQ         srcs_base+24(FP), BX
-	MOVQ         from+48(FP), SI
-	MOVQ         n+56(FP), DI
-	MOVB         stream+64(FP), R8
-	LEAQ         (CX)(DX*8), DX
-	LEAQ         (BX)(AX*8), AX
-	TESTB        R8, R8
-	JZ           groups
-
-streams:
-	CMPQ        DI, $0x00000080
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y1
-	VMOVDQU     32(R8)(SI*1), Y2
-	VMOVDQU     64(R8)(SI*1), Y3
-	VMOVDQU     96(R8)(SI*1), Y4
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y5
-	VPSRLW      $0x08, Y1, Y6
-	VPMULLW     Y5, Y1, Y1
-	VPAND       Y0, Y1, Y1
-	VPSRLW      $0x08, Y5, Y5
-	VPMULLW     Y5, Y6, Y6
-	VPSLLW      $0x08, Y6, Y6
-	VPOR        Y6, Y1, Y1
-	VMOVDQU     32(R8)(SI*1), Y5
-	VPSRLW      $0x08, Y2, Y6
-	VPMULLW     Y5, Y2, Y2
-	VPAND       Y0, Y2, Y2
-	VPSRLW      $0x08, Y5, Y5
-	VPMULLW     Y5, Y6, Y6
-	VPSLLW      $0x08, Y6, Y6
-	VPOR        Y6, Y2, Y2
-	VMOVDQU     64(R8)(SI*1), Y5
-	VPSRLW      $0x08, Y3, Y6
-	VPMULLW     Y5, Y3, Y3
-	VPAND       Y0, Y3, Y3
-	VPSRLW      $0x08, Y5, Y5
-	VPMULLW     Y5, Y6, Y6
-	VPSLLW      $0x08, Y6, Y6
-	VPOR        Y6, Y3, Y3
-	VMOVDQU     96(R8)(SI*1), Y5
-	VPSRLW      $0x08, Y4, Y6
-	VPMULLW     Y5, Y4, Y4
-	VPAND       Y0, Y4, Y4
-	VPSRLW      $0x08, Y5, Y5
-	VPMULLW     Y5, Y6, Y6
-	VPSLLW      $0x08, Y6, Y6
-	VPOR        Y6, Y4, Y4
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y1, (R8)(SI*1)
-	VMOVNTDQ Y2, 32(R8)(SI*1)
-	VMOVNTDQ Y3, 64(R8)(SI*1)
-	VMOVNTDQ Y4, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000080, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000080
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VMOVDQU 32(R8)(SI*1), Y2
-	VMOVDQU 64(R8)(SI*1), Y3
-	VMOVDQU 96(R8)(SI*1), Y4
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y5
-	VPSRLW  $0x08, Y1, Y6
-	VPMULLW Y5, Y1, Y1
-	VPAND   Y0, Y1, Y1
-	VPSRLW  $0x08, Y5, Y5
-	VPMULLW Y5, Y6, Y6
-	VPSLLW  $0x08, Y6, Y6
-	VPOR    Y6, Y1, Y1
-	VMOVDQU 32(R8)(SI*1), Y5
-	VPSRLW  $0x08, Y2, Y6
-	VPMULLW Y5, Y2, Y2
-	VPAND   Y0, Y2, Y2
-	VPSRLW  $0x08, Y5, Y5
-	VPMULLW Y5, Y6, Y6
-	VPSLLW  $0x08, Y6, Y6
-	VPOR    Y6, Y2, Y2
-	VMOVDQU 64(R8)(SI*1), Y5
-	VPSRLW  $0x08, Y3, Y6
-	VPMULLW Y5, Y3, Y3
-	VPAND   Y0, Y3, Y3
-	VPSRLW  $0x08, Y5, Y5
-	VPMULLW Y5, Y6, Y6
-	VPSLLW  $0x08, Y6, Y6
-	VPOR    Y6, Y3, Y3
-	VMOVDQU 96(R8)(SI*1), Y5
-	VPSRLW  $0x08, Y4, Y6
-	VPMULLW Y5, Y4, Y4
-	VPAND   Y0, Y4, Y4
-	VPSRLW  $0x08, Y5, Y5
-	VPMULLW Y5, Y6, Y6
-	VPSLLW  $0x08, Y6, Y6
-	VPOR    Y6, Y4, Y4
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y1, (R8)(SI*1)
-	VMOVDQU Y2, 32(R8)(SI*1)
-	VMOVDQU Y3, 64(R8)(SI*1)
-	VMOVDQU Y4, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000080, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000020
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y1
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y2
-	VPSRLW  $0x08, Y1, Y3
-	VPMULLW Y2, Y1, Y1
-	VPAND   Y0, Y1, Y1
-	VPSRLW  $0x08, Y2, Y2
-	VPMULLW Y2, Y3, Y3
-	VPSLLW  $0x08, Y3, Y3
-	VPOR    Y3, Y1, Y1
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y1, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000010, DI
-	JZ      below16
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X1
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail16_sources_end
-
-tail16_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X2
-	VPSRLW  $0x08, X1, X3
-	VPMULLW X2, X1, X1
-	VPAND   X0, X1, X1
-	VPSRLW  $0x08, X2, X2
-	VPMULLW X2, X3, X3
-	VPSLLW  $0x08, X3, X3
-	VPOR    X3, X1, X1
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail16_sources
-
-tail16_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail16_stores_end
-
-tail16_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X1, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail16_stores
-
-tail16_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000010, DI
-
-below16:
-	TESTQ $0x00000008, DI
-	JZ    below8
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X1
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail8_sources_end
-
-tail8_sources:
-	MOVQ    (R9), R8
-	VMOVQ   (R8)(SI*1), X2
-	VPSRLW  $0x08, X1, X3
-	VPMULLW X2, X1, X1
-	VPAND   X0, X1, X1
-	VPSRLW  $0x08, X2, X2
-	VPMULLW X2, X3, X3
-	VPSLLW  $0x08, X3, X3
-	VPOR    X3, X1, X1
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail8_sources
-
-tail8_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail8_stores_end
-
-tail8_stores:
-	MOVQ  (R9), R8
-	VMOVQ X1, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ $0x00000004, DI
-	JZ    below4
-	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X1
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail4_sources_end
-
-tail4_sources:
-	MOVQ    (R9), R8
-	VMOVD   (R8)(SI*1), X2
-	VPSRLW  $0x08, X1, X3
-	VPMULLW X2, X1, X1
-	VPAND   X0, X1, X1
-	VPSRLW  $0x08, X2, X2
-	VPMULLW X2, X3, X3
-	VPSLLW  $0x08, X3, X3
-	VPOR    X3, X1, X1
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail4_sources
-
-tail4_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVD X1, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ   $0x00000002, DI
-	JZ      below2
-	MOVQ    (BX), R8
-	VPXOR   X1, X1, X1
-	VPINSRW $0x00, (R8)(SI*1), X1, X1
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail2_sources_end
-
-tail2_sources:
-	MOVQ    (R9), R8
-	VPXOR   X2, X2, X2
-	VPINSRW $0x00, (R8)(SI*1), X2, X2
-	VPSRLW  $0x08, X1, X3
-	VPMULLW X2, X1, X1
-	VPAND   X0, X1, X1
-	VPSRLW  $0x08, X2, X2
-	VPMULLW X2, X3, X3
-	VPSLLW  $0x08, X3, X3
-	VPOR    X3, X1, X1
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VPEXTRW $0x00, X1, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ   $0x00000001, DI
-	JZ      below1
-	MOVQ    (BX), R8
-	VPXOR   X1, X1, X1
-	VPINSRB $0x00, (R8)(SI*1), X1, X1
-	LEAQ    8(BX), BX
-	CMPQ    BX, AX
-	JGE     tail1_sources_end
-
-tail1_sources:
-	MOVQ    (BX), R8
-	VPXOR   X2, X2, X2
-	VPINSRB $0x00, (R8)(SI*1), X2, X2
-	VPSRLW  $0x08, X1, X3
-	VPMULLW X2, X1, X1
-	VPAND   X0, X1, X1
-	VPSRLW  $0x08, X2, X2
-	VPMULLW X2, X3, X3
-	VPSLLW  $0x08, X3, X3
-	VPOR    X3, X1, X1
-	ADDQ    $0x08, BX
-	CMPQ    BX, AX
-	JLT     tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRB $0x00, X1, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000001, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func minI8<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·minI8<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000080
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPMINSB     Y4, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VPMINSB     Y4, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VPMINSB     Y4, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VPMINSB     Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000080, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000080
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VPMINSB Y4, Y0, Y0
-	VMOVDQU 32(R8)(SI*1), Y4
-	VPMINSB Y4, Y1, Y1
-	VMOVDQU 64(R8)(SI*1), Y4
-	VPMINSB Y4, Y2, Y2
-	VMOVDQU 96(R8)(SI*1), Y4
-	VPMINSB Y4, Y3, Y3
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000080, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000020
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VPMINSB Y1, Y0, Y0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000010, DI
-	JZ      below16
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail16_sources_end
-
-tail16_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X1
-	VPMINSB X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail16_sources
-
-tail16_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail16_stores_end
-
-tail16_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail16_stores
-
-tail16_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000010, DI
-
-below16:
-	TESTQ $0x00000008, DI
-	JZ    below8
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail8_sources_end
-
-tail8_sources:
-	MOVQ    (R9), R8
-	VMOVQ   (R8)(SI*1), X1
-	VPMINSB X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail8_sources
-
-tail8_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail8_stores_end
-
-tail8_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ $0x00000004, DI
-	JZ    below4
-	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail4_sources_end
-
-tail4_sources:
-	MOVQ    (R9), R8
-	VMOVD   (R8)(SI*1), X1
-	VPMINSB X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail4_sources
-
-tail4_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ   $0x00000002, DI
-	JZ      below2
-	MOVQ    (BX), R8
-	VPXOR   X0, X0, X0
-	VPINSRW $0x00, (R8)(SI*1), X0, X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail2_sources_end
-
-tail2_sources:
-	MOVQ    (R9), R8
-	VPXOR   X1, X1, X1
-	VPINSRW $0x00, (R8)(SI*1), X1, X1
-	VPMINSB X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VPEXTRW $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ   $0x00000001, DI
-	JZ      below1
-	MOVQ    (BX), R8
-	VPXOR   X0, X0, X0
-	VPINSRB $0x00, (R8)(SI*1), X0, X0
-	LEAQ    8(BX), BX
-	CMPQ    BX, AX
-	JGE     tail1_sources_end
-
-tail1_sources:
-	MOVQ    (BX), R8
-	VPXOR   X1, X1, X1
-	VPINSRB $0x00, (R8)(SI*1), X1, X1
-	VPMINSB X1, X0, X0
-	ADDQ    $0x08, BX
-	CMPQ    BX, AX
-	JLT     tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRB $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000001, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func minU8<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·minU8<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000080
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPMINUB     Y4, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VPMINUB     Y4, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VPMINUB     Y4, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VPMINUB     Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000080, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000080
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VPMINUB Y4, Y0, Y0
-	VMOVDQU 32(R8)(SI*1), Y4
-	VPMINUB Y4, Y1, Y1
-	VMOVDQU 64(R8)(SI*1), Y4
-	VPMINUB Y4, Y2, Y2
-	VMOVDQU 96(R8)(SI*1), Y4
-	VPMINUB Y4, Y3, Y3
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000080, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000020
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VPMINUB Y1, Y0, Y0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000010, DI
-	JZ      below16
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail16_sources_end
-
-tail16_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X1
-	VPMINUB X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail16_sources
-
-tail16_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail16_stores_end
-
-tail16_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail16_stores
-
-tail16_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000010, DI
-
-below16:
-	TESTQ $0x00000008, DI
-	JZ    below8
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail8_sources_end
-
-tail8_sources:
-	MOVQ    (R9), R8
-	VMOVQ   (R8)(SI*1), X1
-	VPMINUB X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail8_sources
-
-tail8_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail8_stores_end
-
-tail8_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ $0x00000004, DI
-	JZ    below4
-	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail4_sources_end
-
-tail4_sources:
-	MOVQ    (R9), R8
-	VMOVD   (R8)(SI*1), X1
-	VPMINUB X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail4_sources
-
-tail4_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ   $0x00000002, DI
-	JZ      below2
-	MOVQ    (BX), R8
-	VPXOR   X0, X0, X0
-	VPINSRW $0x00, (R8)(SI*1), X0, X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail2_sources_end
-
-tail2_sources:
-	MOVQ    (R9), R8
-	VPXOR   X1, X1, X1
-	VPINSRW $0x00, (R8)(SI*1), X1, X1
-	VPMINUB X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VPEXTRW $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ   $0x00000001, DI
-	JZ      below1
-	MOVQ    (BX), R8
-	VPXOR   X0, X0, X0
-	VPINSRB $0x00, (R8)(SI*1), X0, X0
-	LEAQ    8(BX), BX
-	CMPQ    BX, AX
-	JGE     tail1_sources_end
-
-tail1_sources:
-	MOVQ    (BX), R8
-	VPXOR   X1, X1, X1
-	VPINSRB $0x00, (R8)(SI*1), X1, X1
-	VPMINUB X1, X0, X0
-	ADDQ    $0x08, BX
-	CMPQ    BX, AX
-	JLT     tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRB $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000001, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func maxI8<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·maxI8<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000080
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPMAXSB     Y4, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VPMAXSB     Y4, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VPMAXSB     Y4, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VPMAXSB     Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000080, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000080
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VPMAXSB Y4, Y0, Y0
-	VMOVDQU 32(R8)(SI*1), Y4
-	VPMAXSB Y4, Y1, Y1
-	VMOVDQU 64(R8)(SI*1), Y4
-	VPMAXSB Y4, Y2, Y2
-	VMOVDQU 96(R8)(SI*1), Y4
-	VPMAXSB Y4, Y3, Y3
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000080, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000020
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VPMAXSB Y1, Y0, Y0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000010, DI
-	JZ      below16
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail16_sources_end
-
-tail16_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X1
-	VPMAXSB X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail16_sources
-
-tail16_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail16_stores_end
-
-tail16_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail16_stores
-
-tail16_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000010, DI
-
-below16:
-	TESTQ $0x00000008, DI
-	JZ    below8
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail8_sources_end
-
-tail8_sources:
-	MOVQ    (R9), R8
-	VMOVQ   (R8)(SI*1), X1
-	VPMAXSB X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail8_sources
-
-tail8_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail8_stores_end
-
-tail8_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ $0x00000004, DI
-	JZ    below4
-	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail4_sources_end
-
-tail4_sources:
-	MOVQ    (R9), R8
-	VMOVD   (R8)(SI*1), X1
-	VPMAXSB X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail4_sources
-
-tail4_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ   $0x00000002, DI
-	JZ      below2
-	MOVQ    (BX), R8
-	VPXOR   X0, X0, X0
-	VPINSRW $0x00, (R8)(SI*1), X0, X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail2_sources_end
-
-tail2_sources:
-	MOVQ    (R9), R8
-	VPXOR   X1, X1, X1
-	VPINSRW $0x00, (R8)(SI*1), X1, X1
-	VPMAXSB X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VPEXTRW $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ   $0x00000001, DI
-	JZ      below1
-	MOVQ    (BX), R8
-	VPXOR   X0, X0, X0
-	VPINSRB $0x00, (R8)(SI*1), X0, X0
-	LEAQ    8(BX), BX
-	CMPQ    BX, AX
-	JGE     tail1_sources_end
-
-tail1_sources:
-	MOVQ    (BX), R8
-	VPXOR   X1, X1, X1
-	VPINSRB $0x00, (R8)(SI*1), X1, X1
-	VPMAXSB X1, X0, X0
-	ADDQ    $0x08, BX
-	CMPQ    BX, AX
-	JLT     tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRB $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000001, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func maxU8<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·maxU8<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000080
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPMAXUB     Y4, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VPMAXUB     Y4, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VPMAXUB     Y4, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VPMAXUB     Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000080, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000080
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VPMAXUB Y4, Y0, Y0
-	VMOVDQU 32(R8)(SI*1), Y4
-	VPMAXUB Y4, Y1, Y1
-	VMOVDQU 64(R8)(SI*1), Y4
-	VPMAXUB Y4, Y2, Y2
-	VMOVDQU 96(R8)(SI*1), Y4
-	VPMAXUB Y4, Y3, Y3
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000080, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000020
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VPMAXUB Y1, Y0, Y0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000010, DI
-	JZ      below16
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail16_sources_end
-
-tail16_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X1
-	VPMAXUB X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail16_sources
-
-tail16_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail16_stores_end
-
-tail16_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail16_stores
-
-tail16_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000010, DI
-
-below16:
-	TESTQ $0x00000008, DI
-	JZ    below8
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail8_sources_end
-
-tail8_sources:
-	MOVQ    (R9), R8
-	VMOVQ   (R8)(SI*1), X1
-	VPMAXUB X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail8_sources
-
-tail8_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail8_stores_end
-
-tail8_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ $0x00000004, DI
-	JZ    below4
-	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail4_sources_end
-
-tail4_sources:
-	MOVQ    (R9), R8
-	VMOVD   (R8)(SI*1), X1
-	VPMAXUB X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail4_sources
-
-tail4_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ   $0x00000002, DI
-	JZ      below2
-	MOVQ    (BX), R8
-	VPXOR   X0, X0, X0
-	VPINSRW $0x00, (R8)(SI*1), X0, X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail2_sources_end
-
-tail2_sources:
-	MOVQ    (R9), R8
-	VPXOR   X1, X1, X1
-	VPINSRW $0x00, (R8)(SI*1), X1, X1
-	VPMAXUB X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VPEXTRW $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ   $0x00000001, DI
-	JZ      below1
-	MOVQ    (BX), R8
-	VPXOR   X0, X0, X0
-	VPINSRB $0x00, (R8)(SI*1), X0, X0
-	LEAQ    8(BX), BX
-	CMPQ    BX, AX
-	JGE     tail1_sources_end
-
-tail1_sources:
-	MOVQ    (BX), R8
-	VPXOR   X1, X1, X1
-	VPINSRB $0x00, (R8)(SI*1), X1, X1
-	VPMAXUB X1, X0, X0
-	ADDQ    $0x08, BX
-	CMPQ    BX, AX
-	JLT     tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRB $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000001, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func sumI16<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·sumI16<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	ADDQ  SI, SI
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000040
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPADDW      Y4, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VPADDW      Y4, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VPADDW      Y4, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VPADDW      Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000040, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000040
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VPADDW  Y4, Y0, Y0
-	VMOVDQU 32(R8)(SI*1), Y4
-	VPADDW  Y4, Y1, Y1
-	VMOVDQU 64(R8)(SI*1), Y4
-	VPADDW  Y4, Y2, Y2
-	VMOVDQU 96(R8)(SI*1), Y4
-	VPADDW  Y4, Y3, Y3
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000040, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000010
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VPADDW  Y1, Y0, Y0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000010, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000008, DI
-	JZ      below8
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail8_sources_end
-
-tail8_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X1
-	VPADDW  X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail8_sources
-
-tail8_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail8_stores_end
-
-tail8_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ $0x00000004, DI
-	JZ    below4
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail4_sources_end
-
-tail4_sources:
-	MOVQ   (R9), R8
-	VMOVQ  (R8)(SI*1), X1
-	VPADDW X1, X0, X0
-	ADDQ   $0x08, R9
-	CMPQ   R9, AX
-	JLT    tail4_sources
-
-tail4_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ $0x00000002, DI
-	JZ    below2
-	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail2_sources_end
-
-tail2_sources:
-	MOVQ   (R9), R8
-	VMOVD  (R8)(SI*1), X1
-	VPADDW X1, X0, X0
-	ADDQ   $0x08, R9
-	CMPQ   R9, AX
-	JLT    tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ  (R9), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ   $0x00000001, DI
-	JZ      below1
-	MOVQ    (BX), R8
-	VPXOR   X0, X0, X0
-	VPINSRW $0x00, (R8)(SI*1), X0, X0
-	LEAQ    8(BX), BX
-	CMPQ    BX, AX
-	JGE     tail1_sources_end
-
-tail1_sources:
-	MOVQ    (BX), R8
-	VPXOR   X1, X1, X1
-	VPINSRW $0x00, (R8)(SI*1), X1, X1
-	VPADDW  X1, X0, X0
-	ADDQ    $0x08, BX
-	CMPQ    BX, AX
-	JLT     tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRW $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func prodI16<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·prodI16<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	ADDQ  SI, SI
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000040
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPMULLW     Y4, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VPMULLW     Y4, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VPMULLW     Y4, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VPMULLW     Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000040, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000040
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VPMULLW Y4, Y0, Y0
-	VMOVDQU 32(R8)(SI*1), Y4
-	VPMULLW Y4, Y1, Y1
-	VMOVDQU 64(R8)(SI*1), Y4
-	VPMULLW Y4, Y2, Y2
-	VMOVDQU 96(R8)(SI*1), Y4
-	VPMULLW Y4, Y3, Y3
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000040, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000010
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VPMULLW Y1, Y0, Y0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000010, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000008, DI
-	JZ      below8
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail8_sources_end
-
-tail8_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X1
-	VPMULLW X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail8_sources
-
-tail8_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail8_stores_end
-
-tail8_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ $0x00000004, DI
-	JZ    below4
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail4_sources_end
-
-tail4_sources:
-	MOVQ    (R9), R8
-	VMOVQ   (R8)(SI*1), X1
-	VPMULLW X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail4_sources
-
-tail4_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ $0x00000002, DI
-	JZ    below2
-	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail2_sources_end
-
-tail2_sources:
-	MOVQ    (R9), R8
-	VMOVD   (R8)(SI*1), X1
-	VPMULLW X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ  (R9), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ   $0x00000001, DI
-	JZ      below1
-	MOVQ    (BX), R8
-	VPXOR   X0, X0, X0
-	VPINSRW $0x00, (R8)(SI*1), X0, X0
-	LEAQ    8(BX), BX
-	CMPQ    BX, AX
-	JGE     tail1_sources_end
-
-tail1_sources:
-	MOVQ    (BX), R8
-	VPXOR   X1, X1, X1
-	VPINSRW $0x00, (R8)(SI*1), X1, X1
-	VPMULLW X1, X0, X0
-	ADDQ    $0x08, BX
-	CMPQ    BX, AX
-	JLT     tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRW $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func minI16<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·minI16<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	ADDQ  SI, SI
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000040
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPMINSW     Y4, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VPMINSW     Y4, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VPMINSW     Y4, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VPMINSW     Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000040, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000040
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VPMINSW Y4, Y0, Y0
-	VMOVDQU 32(R8)(SI*1), Y4
-	VPMINSW Y4, Y1, Y1
-	VMOVDQU 64(R8)(SI*1), Y4
-	VPMINSW Y4, Y2, Y2
-	VMOVDQU 96(R8)(SI*1), Y4
-	VPMINSW Y4, Y3, Y3
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000040, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000010
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VPMINSW Y1, Y0, Y0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000010, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000008, DI
-	JZ      below8
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail8_sources_end
-
-tail8_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X1
-	VPMINSW X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail8_sources
-
-tail8_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail8_stores_end
-
-tail8_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ $0x00000004, DI
-	JZ    below4
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail4_sources_end
-
-tail4_sources:
-	MOVQ    (R9), R8
-	VMOVQ   (R8)(SI*1), X1
-	VPMINSW X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail4_sources
-
-tail4_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ $0x00000002, DI
-	JZ    below2
-	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail2_sources_end
-
-tail2_sources:
-	MOVQ    (R9), R8
-	VMOVD   (R8)(SI*1), X1
-	VPMINSW X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ  (R9), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ   $0x00000001, DI
-	JZ      below1
-	MOVQ    (BX), R8
-	VPXOR   X0, X0, X0
-	VPINSRW $0x00, (R8)(SI*1), X0, X0
-	LEAQ    8(BX), BX
-	CMPQ    BX, AX
-	JGE     tail1_sources_end
-
-tail1_sources:
-	MOVQ    (BX), R8
-	VPXOR   X1, X1, X1
-	VPINSRW $0x00, (R8)(SI*1), X1, X1
-	VPMINSW X1, X0, X0
-	ADDQ    $0x08, BX
-	CMPQ    BX, AX
-	JLT     tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRW $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func minU16<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·minU16<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	ADDQ  SI, SI
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000040
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPMINUW     Y4, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VPMINUW     Y4, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VPMINUW     Y4, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VPMINUW     Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000040, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000040
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VPMINUW Y4, Y0, Y0
-	VMOVDQU 32(R8)(SI*1), Y4
-	VPMINUW Y4, Y1, Y1
-	VMOVDQU 64(R8)(SI*1), Y4
-	VPMINUW Y4, Y2, Y2
-	VMOVDQU 96(R8)(SI*1), Y4
-	VPMINUW Y4, Y3, Y3
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000040, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000010
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VPMINUW Y1, Y0, Y0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000010, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000008, DI
-	JZ      below8
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail8_sources_end
-
-tail8_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X1
-	VPMINUW X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail8_sources
-
-tail8_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail8_stores_end
-
-tail8_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ $0x00000004, DI
-	JZ    below4
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail4_sources_end
-
-tail4_sources:
-	MOVQ    (R9), R8
-	VMOVQ   (R8)(SI*1), X1
-	VPMINUW X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail4_sources
-
-tail4_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ $0x00000002, DI
-	JZ    below2
-	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail2_sources_end
-
-tail2_sources:
-	MOVQ    (R9), R8
-	VMOVD   (R8)(SI*1), X1
-	VPMINUW X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ  (R9), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ   $0x00000001, DI
-	JZ      below1
-	MOVQ    (BX), R8
-	VPXOR   X0, X0, X0
-	VPINSRW $0x00, (R8)(SI*1), X0, X0
-	LEAQ    8(BX), BX
-	CMPQ    BX, AX
-	JGE     tail1_sources_end
-
-tail1_sources:
-	MOVQ    (BX), R8
-	VPXOR   X1, X1, X1
-	VPINSRW $0x00, (R8)(SI*1), X1, X1
-	VPMINUW X1, X0, X0
-	ADDQ    $0x08, BX
-	CMPQ    BX, AX
-	JLT     tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRW $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func maxI16<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·maxI16<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	ADDQ  SI, SI
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000040
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPMAXSW     Y4, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VPMAXSW     Y4, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VPMAXSW     Y4, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VPMAXSW     Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000040, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000040
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VPMAXSW Y4, Y0, Y0
-	VMOVDQU 32(R8)(SI*1), Y4
-	VPMAXSW Y4, Y1, Y1
-	VMOVDQU 64(R8)(SI*1), Y4
-	VPMAXSW Y4, Y2, Y2
-	VMOVDQU 96(R8)(SI*1), Y4
-	VPMAXSW Y4, Y3, Y3
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000040, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000010
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VPMAXSW Y1, Y0, Y0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000010, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000008, DI
-	JZ      below8
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail8_sources_end
-
-tail8_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X1
-	VPMAXSW X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail8_sources
-
-tail8_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail8_stores_end
-
-tail8_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ $0x00000004, DI
-	JZ    below4
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail4_sources_end
-
-tail4_sources:
-	MOVQ    (R9), R8
-	VMOVQ   (R8)(SI*1), X1
-	VPMAXSW X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail4_sources
-
-tail4_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ $0x00000002, DI
-	JZ    below2
-	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail2_sources_end
-
-tail2_sources:
-	MOVQ    (R9), R8
-	VMOVD   (R8)(SI*1), X1
-	VPMAXSW X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ  (R9), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ   $0x00000001, DI
-	JZ      below1
-	MOVQ    (BX), R8
-	VPXOR   X0, X0, X0
-	VPINSRW $0x00, (R8)(SI*1), X0, X0
-	LEAQ    8(BX), BX
-	CMPQ    BX, AX
-	JGE     tail1_sources_end
-
-tail1_sources:
-	MOVQ    (BX), R8
-	VPXOR   X1, X1, X1
-	VPINSRW $0x00, (R8)(SI*1), X1, X1
-	VPMAXSW X1, X0, X0
-	ADDQ    $0x08, BX
-	CMPQ    BX, AX
-	JLT     tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRW $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func maxU16<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·maxU16<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	ADDQ  SI, SI
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000040
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPMAXUW     Y4, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VPMAXUW     Y4, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VPMAXUW     Y4, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VPMAXUW     Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000040, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000040
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VPMAXUW Y4, Y0, Y0
-	VMOVDQU 32(R8)(SI*1), Y4
-	VPMAXUW Y4, Y1, Y1
-	VMOVDQU 64(R8)(SI*1), Y4
-	VPMAXUW Y4, Y2, Y2
-	VMOVDQU 96(R8)(SI*1), Y4
-	VPMAXUW Y4, Y3, Y3
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000040, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000010
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VPMAXUW Y1, Y0, Y0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000010, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000008, DI
-	JZ      below8
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail8_sources_end
-
-tail8_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X1
-	VPMAXUW X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail8_sources
-
-tail8_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail8_stores_end
-
-tail8_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ $0x00000004, DI
-	JZ    below4
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail4_sources_end
-
-tail4_sources:
-	MOVQ    (R9), R8
-	VMOVQ   (R8)(SI*1), X1
-	VPMAXUW X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail4_sources
-
-tail4_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ $0x00000002, DI
-	JZ    below2
-	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail2_sources_end
-
-tail2_sources:
-	MOVQ    (R9), R8
-	VMOVD   (R8)(SI*1), X1
-	VPMAXUW X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ  (R9), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ   $0x00000001, DI
-	JZ      below1
-	MOVQ    (BX), R8
-	VPXOR   X0, X0, X0
-	VPINSRW $0x00, (R8)(SI*1), X0, X0
-	LEAQ    8(BX), BX
-	CMPQ    BX, AX
-	JGE     tail1_sources_end
-
-tail1_sources:
-	MOVQ    (BX), R8
-	VPXOR   X1, X1, X1
-	VPINSRW $0x00, (R8)(SI*1), X1, X1
-	VPMAXUW X1, X0, X0
-	ADDQ    $0x08, BX
-	CMPQ    BX, AX
-	JLT     tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRW $0x00, X0, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func sumI32<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·sumI32<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	ADDQ  SI, SI
-	ADDQ  SI, SI
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000020
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPADDD      Y4, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VPADDD      Y4, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VPADDD      Y4, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VPADDD      Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000020, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000020
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VPADDD  Y4, Y0, Y0
-	VMOVDQU 32(R8)(SI*1), Y4
-	VPADDD  Y4, Y1, Y1
-	VMOVDQU 64(R8)(SI*1), Y4
-	VPADDD  Y4, Y2, Y2
-	VMOVDQU 96(R8)(SI*1), Y4
-	VPADDD  Y4, Y3, Y3
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000020, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000008
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VPADDD  Y1, Y0, Y0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000008, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000004, DI
-	JZ      below4
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail4_sources_end
-
-tail4_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X1
-	VPADDD  X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail4_sources
-
-tail4_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail4_stores_end
-
-tail4_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ $0x00000002, DI
-	JZ    below2
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail2_sources_end
-
-tail2_sources:
-	MOVQ   (R9), R8
-	VMOVQ  (R8)(SI*1), X1
-	VPADDD X1, X0, X0
-	ADDQ   $0x08, R9
-	CMPQ   R9, AX
-	JLT    tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ $0x00000001, DI
-	JZ    below1
-	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X0
-	LEAQ  8(BX), BX
-	CMPQ  BX, AX
-	JGE   tail1_sources_end
-
-tail1_sources:
-	MOVQ   (BX), R8
-	VMOVD  (R8)(SI*1), X1
-	VPADDD X1, X0, X0
-	ADDQ   $0x08, BX
-	CMPQ   BX, AX
-	JLT    tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ  (BX), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, BX
-	CMPQ  BX, DX
-	JLT   tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func prodI32<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·prodI32<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	ADDQ  SI, SI
-	ADDQ  SI, SI
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000020
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPMULLD     Y4, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VPMULLD     Y4, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VPMULLD     Y4, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VPMULLD     Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000020, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000020
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VPMULLD Y4, Y0, Y0
-	VMOVDQU 32(R8)(SI*1), Y4
-	VPMULLD Y4, Y1, Y1
-	VMOVDQU 64(R8)(SI*1), Y4
-	VPMULLD Y4, Y2, Y2
-	VMOVDQU 96(R8)(SI*1), Y4
-	VPMULLD Y4, Y3, Y3
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000020, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000008
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VPMULLD Y1, Y0, Y0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000008, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000004, DI
-	JZ      below4
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail4_sources_end
-
-tail4_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X1
-	VPMULLD X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail4_sources
-
-tail4_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail4_stores_end
-
-tail4_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ $0x00000002, DI
-	JZ    below2
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail2_sources_end
-
-tail2_sources:
-	MOVQ    (R9), R8
-	VMOVQ   (R8)(SI*1), X1
-	VPMULLD X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ $0x00000001, DI
-	JZ    below1
-	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X0
-	LEAQ  8(BX), BX
-	CMPQ  BX, AX
-	JGE   tail1_sources_end
-
-tail1_sources:
-	MOVQ    (BX), R8
-	VMOVD   (R8)(SI*1), X1
-	VPMULLD X1, X0, X0
-	ADDQ    $0x08, BX
-	CMPQ    BX, AX
-	JLT     tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ  (BX), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, BX
-	CMPQ  BX, DX
-	JLT   tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func minI32<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·minI32<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	ADDQ  SI, SI
-	ADDQ  SI, SI
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000020
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPMINSD     Y4, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VPMINSD     Y4, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VPMINSD     Y4, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VPMINSD     Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000020, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000020
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VPMINSD Y4, Y0, Y0
-	VMOVDQU 32(R8)(SI*1), Y4
-	VPMINSD Y4, Y1, Y1
-	VMOVDQU 64(R8)(SI*1), Y4
-	VPMINSD Y4, Y2, Y2
-	VMOVDQU 96(R8)(SI*1), Y4
-	VPMINSD Y4, Y3, Y3
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000020, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000008
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VPMINSD Y1, Y0, Y0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000008, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000004, DI
-	JZ      below4
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail4_sources_end
-
-tail4_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X1
-	VPMINSD X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail4_sources
-
-tail4_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail4_stores_end
-
-tail4_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ $0x00000002, DI
-	JZ    below2
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail2_sources_end
-
-tail2_sources:
-	MOVQ    (R9), R8
-	VMOVQ   (R8)(SI*1), X1
-	VPMINSD X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ $0x00000001, DI
-	JZ    below1
-	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X0
-	LEAQ  8(BX), BX
-	CMPQ  BX, AX
-	JGE   tail1_sources_end
-
-tail1_sources:
-	MOVQ    (BX), R8
-	VMOVD   (R8)(SI*1), X1
-	VPMINSD X1, X0, X0
-	ADDQ    $0x08, BX
-	CMPQ    BX, AX
-	JLT     tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ  (BX), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, BX
-	CMPQ  BX, DX
-	JLT   tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func minU32<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·minU32<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	ADDQ  SI, SI
-	ADDQ  SI, SI
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000020
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPMINUD     Y4, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VPMINUD     Y4, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VPMINUD     Y4, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VPMINUD     Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000020, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000020
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VPMINUD Y4, Y0, Y0
-	VMOVDQU 32(R8)(SI*1), Y4
-	VPMINUD Y4, Y1, Y1
-	VMOVDQU 64(R8)(SI*1), Y4
-	VPMINUD Y4, Y2, Y2
-	VMOVDQU 96(R8)(SI*1), Y4
-	VPMINUD Y4, Y3, Y3
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000020, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000008
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VPMINUD Y1, Y0, Y0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000008, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000004, DI
-	JZ      below4
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail4_sources_end
-
-tail4_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X1
-	VPMINUD X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail4_sources
-
-tail4_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail4_stores_end
-
-tail4_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ $0x00000002, DI
-	JZ    below2
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail2_sources_end
-
-tail2_sources:
-	MOVQ    (R9), R8
-	VMOVQ   (R8)(SI*1), X1
-	VPMINUD X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ $0x00000001, DI
-	JZ    below1
-	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X0
-	LEAQ  8(BX), BX
-	CMPQ  BX, AX
-	JGE   tail1_sources_end
-
-tail1_sources:
-	MOVQ    (BX), R8
-	VMOVD   (R8)(SI*1), X1
-	VPMINUD X1, X0, X0
-	ADDQ    $0x08, BX
-	CMPQ    BX, AX
-	JLT     tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ  (BX), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, BX
-	CMPQ  BX, DX
-	JLT   tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func maxI32<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·maxI32<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	ADDQ  SI, SI
-	ADDQ  SI, SI
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000020
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPMAXSD     Y4, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VPMAXSD     Y4, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VPMAXSD     Y4, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VPMAXSD     Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000020, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000020
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VPMAXSD Y4, Y0, Y0
-	VMOVDQU 32(R8)(SI*1), Y4
-	VPMAXSD Y4, Y1, Y1
-	VMOVDQU 64(R8)(SI*1), Y4
-	VPMAXSD Y4, Y2, Y2
-	VMOVDQU 96(R8)(SI*1), Y4
-	VPMAXSD Y4, Y3, Y3
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000020, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000008
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VPMAXSD Y1, Y0, Y0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000008, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000004, DI
-	JZ      below4
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail4_sources_end
-
-tail4_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X1
-	VPMAXSD X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail4_sources
-
-tail4_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail4_stores_end
-
-tail4_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ $0x00000002, DI
-	JZ    below2
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail2_sources_end
-
-tail2_sources:
-	MOVQ    (R9), R8
-	VMOVQ   (R8)(SI*1), X1
-	VPMAXSD X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ $0x00000001, DI
-	JZ    below1
-	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X0
-	LEAQ  8(BX), BX
-	CMPQ  BX, AX
-	JGE   tail1_sources_end
-
-tail1_sources:
-	MOVQ    (BX), R8
-	VMOVD   (R8)(SI*1), X1
-	VPMAXSD X1, X0, X0
-	ADDQ    $0x08, BX
-	CMPQ    BX, AX
-	JLT     tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ  (BX), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, BX
-	CMPQ  BX, DX
-	JLT   tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func maxU32<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·maxU32<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	ADDQ  SI, SI
-	ADDQ  SI, SI
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000020
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPMAXUD     Y4, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VPMAXUD     Y4, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VPMAXUD     Y4, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VPMAXUD     Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000020, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000020
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VPMAXUD Y4, Y0, Y0
-	VMOVDQU 32(R8)(SI*1), Y4
-	VPMAXUD Y4, Y1, Y1
-	VMOVDQU 64(R8)(SI*1), Y4
-	VPMAXUD Y4, Y2, Y2
-	VMOVDQU 96(R8)(SI*1), Y4
-	VPMAXUD Y4, Y3, Y3
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000020, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000008
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VPMAXUD Y1, Y0, Y0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000008, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000004, DI
-	JZ      below4
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail4_sources_end
-
-tail4_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X1
-	VPMAXUD X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail4_sources
-
-tail4_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail4_stores_end
-
-tail4_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ $0x00000002, DI
-	JZ    below2
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail2_sources_end
-
-tail2_sources:
-	MOVQ    (R9), R8
-	VMOVQ   (R8)(SI*1), X1
-	VPMAXUD X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ  (R9), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ $0x00000001, DI
-	JZ    below1
-	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X0
-	LEAQ  8(BX), BX
-	CMPQ  BX, AX
-	JGE   tail1_sources_end
-
-tail1_sources:
-	MOVQ    (BX), R8
-	VMOVD   (R8)(SI*1), X1
-	VPMAXUD X1, X0, X0
-	ADDQ    $0x08, BX
-	CMPQ    BX, AX
-	JLT     tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ  (BX), R8
-	VMOVD X0, (R8)(SI*1)
-	ADDQ  $0x08, BX
-	CMPQ  BX, DX
-	JLT   tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func sumI64<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·sumI64<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	ADDQ  SI, SI
-	ADDQ  SI, SI
-	ADDQ  SI, SI
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000010
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPADDQ      Y4, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VPADDQ      Y4, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VPADDQ      Y4, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VPADDQ      Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000010, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000010
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y4
-	VPADDQ  Y4, Y0, Y0
-	VMOVDQU 32(R8)(SI*1), Y4
-	VPADDQ  Y4, Y1, Y1
-	VMOVDQU 64(R8)(SI*1), Y4
-	VPADDQ  Y4, Y2, Y2
-	VMOVDQU 96(R8)(SI*1), Y4
-	VPADDQ  Y4, Y3, Y3
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000010, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000004
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VPADDQ  Y1, Y0, Y0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000004, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000002, DI
-	JZ      below2
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail2_sources_end
-
-tail2_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X1
-	VPADDQ  X1, X0, X0
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ $0x00000001, DI
-	JZ    below1
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
-	LEAQ  8(BX), BX
-	CMPQ  BX, AX
-	JGE   tail1_sources_end
-
-tail1_sources:
-	MOVQ   (BX), R8
-	VMOVQ  (R8)(SI*1), X1
-	VPADDQ X1, X0, X0
-	ADDQ   $0x08, BX
-	CMPQ   BX, AX
-	JLT    tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ  (BX), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, BX
-	CMPQ  BX, DX
-	JLT   tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func prodI64<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·prodI64<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	ADDQ  SI, SI
-	ADDQ  SI, SI
-	ADDQ  SI, SI
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000010
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPSRLQ      $0x20, Y4, Y5
-	VPMULUDQ    Y5, Y0, Y5
-	VPSRLQ      $0x20, Y0, Y6
-	VPMULUDQ    Y4, Y6, Y6
-	VPADDQ      Y6, Y5, Y5
-	VPSLLQ      $0x20, Y5, Y5
-	VPMULUDQ    Y4, Y0, Y0
-	VPADDQ      Y5, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VPSRLQ      $0x20, Y4, Y5
-	VPMULUDQ    Y5, Y1, Y5
-	VPSRLQ      $0x20, Y1, Y6
-	VPMULUDQ    Y4, Y6, Y6
-	VPADDQ      Y6, Y5, Y5
-	VPSLLQ      $0x20, Y5, Y5
-	VPMULUDQ    Y4, Y1, Y1
-	VPADDQ      Y5, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VPSRLQ      $0x20, Y4, Y5
-	VPMULUDQ    Y5, Y2, Y5
-	VPSRLQ      $0x20, Y2, Y6
-	VPMULUDQ    Y4, Y6, Y6
-	VPADDQ      Y6, Y5, Y5
-	VPSLLQ      $0x20, Y5, Y5
-	VPMULUDQ    Y4, Y2, Y2
-	VPADDQ      Y5, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VPSRLQ      $0x20, Y4, Y5
-	VPMULUDQ    Y5, Y3, Y5
-	VPSRLQ      $0x20, Y3, Y6
-	VPMULUDQ    Y4, Y6, Y6
-	VPADDQ      Y6, Y5, Y5
-	VPSLLQ      $0x20, Y5, Y5
-	VPMULUDQ    Y4, Y3, Y3
-	VPADDQ      Y5, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000010, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000010
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ     (R9), R8
-	VMOVDQU  (R8)(SI*1), Y4
-	VPSRLQ   $0x20, Y4, Y5
-	VPMULUDQ Y5, Y0, Y5
-	VPSRLQ   $0x20, Y0, Y6
-	VPMULUDQ Y4, Y6, Y6
-	VPADDQ   Y6, Y5, Y5
-	VPSLLQ   $0x20, Y5, Y5
-	VPMULUDQ Y4, Y0, Y0
-	VPADDQ   Y5, Y0, Y0
-	VMOVDQU  32(R8)(SI*1), Y4
-	VPSRLQ   $0x20, Y4, Y5
-	VPMULUDQ Y5, Y1, Y5
-	VPSRLQ   $0x20, Y1, Y6
-	VPMULUDQ Y4, Y6, Y6
-	VPADDQ   Y6, Y5, Y5
-	VPSLLQ   $0x20, Y5, Y5
-	VPMULUDQ Y4, Y1, Y1
-	VPADDQ   Y5, Y1, Y1
-	VMOVDQU  64(R8)(SI*1), Y4
-	VPSRLQ   $0x20, Y4, Y5
-	VPMULUDQ Y5, Y2, Y5
-	VPSRLQ   $0x20, Y2, Y6
-	VPMULUDQ Y4, Y6, Y6
-	VPADDQ   Y6, Y5, Y5
-	VPSLLQ   $0x20, Y5, Y5
-	VPMULUDQ Y4, Y2, Y2
-	VPADDQ   Y5, Y2, Y2
-	VMOVDQU  96(R8)(SI*1), Y4
-	VPSRLQ   $0x20, Y4, Y5
-	VPMULUDQ Y5, Y3, Y5
-	VPSRLQ   $0x20, Y3, Y6
-	VPMULUDQ Y4, Y6, Y6
-	VPADDQ   Y6, Y5, Y5
-	VPSLLQ   $0x20, Y5, Y5
-	VPMULUDQ Y4, Y3, Y3
-	VPADDQ   Y5, Y3, Y3
-	ADDQ     $0x08, R9
-	CMPQ     R9, AX
-	JLT      group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000010, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000004
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ     (R9), R8
-	VMOVDQU  (R8)(SI*1), Y1
-	VPSRLQ   $0x20, Y1, Y2
-	VPMULUDQ Y2, Y0, Y2
-	VPSRLQ   $0x20, Y0, Y3
-	VPMULUDQ Y1, Y3, Y3
-	VPADDQ   Y3, Y2, Y2
-	VPSLLQ   $0x20, Y2, Y2
-	VPMULUDQ Y1, Y0, Y0
-	VPADDQ   Y2, Y0, Y0
-	ADDQ     $0x08, R9
-	CMPQ     R9, AX
-	JLT      vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000004, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000002, DI
-	JZ      below2
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail2_sources_end
-
-tail2_sources:
-	MOVQ     (R9), R8
-	VMOVDQU  (R8)(SI*1), X1
-	VPSRLQ   $0x20, X1, X2
-	VPMULUDQ X2, X0, X2
-	VPSRLQ   $0x20, X0, X3
-	VPMULUDQ X1, X3, X3
-	VPADDQ   X3, X2, X2
-	VPSLLQ   $0x20, X2, X2
-	VPMULUDQ X1, X0, X0
-	VPADDQ   X2, X0, X0
-	ADDQ     $0x08, R9
-	CMPQ     R9, AX
-	JLT      tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ $0x00000001, DI
-	JZ    below1
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
-	LEAQ  8(BX), BX
-	CMPQ  BX, AX
-	JGE   tail1_sources_end
-
-tail1_sources:
-	MOVQ     (BX), R8
-	VMOVQ    (R8)(SI*1), X1
-	VPSRLQ   $0x20, X1, X2
-	VPMULUDQ X2, X0, X2
-	VPSRLQ   $0x20, X0, X3
-	VPMULUDQ X1, X3, X3
-	VPADDQ   X3, X2, X2
-	VPSLLQ   $0x20, X2, X2
-	VPMULUDQ X1, X0, X0
-	VPADDQ   X2, X0, X0
-	ADDQ     $0x08, BX
-	CMPQ     BX, AX
-	JLT      tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ  (BX), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, BX
-	CMPQ  BX, DX
-	JLT   tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func minI64<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·minI64<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	ADDQ  SI, SI
-	ADDQ  SI, SI
-	ADDQ  SI, SI
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000010
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPCMPGTQ    Y4, Y0, Y5
-	VBLENDVPD   Y5, Y4, Y0, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VPCMPGTQ    Y4, Y1, Y5
-	VBLENDVPD   Y5, Y4, Y1, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VPCMPGTQ    Y4, Y2, Y5
-	VBLENDVPD   Y5, Y4, Y2, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VPCMPGTQ    Y4, Y3, Y5
-	VBLENDVPD   Y5, Y4, Y3, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000010, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000010
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ      (R9), R8
-	VMOVDQU   (R8)(SI*1), Y4
-	VPCMPGTQ  Y4, Y0, Y5
-	VBLENDVPD Y5, Y4, Y0, Y0
-	VMOVDQU   32(R8)(SI*1), Y4
-	VPCMPGTQ  Y4, Y1, Y5
-	VBLENDVPD Y5, Y4, Y1, Y1
-	VMOVDQU   64(R8)(SI*1), Y4
-	VPCMPGTQ  Y4, Y2, Y5
-	VBLENDVPD Y5, Y4, Y2, Y2
-	VMOVDQU   96(R8)(SI*1), Y4
-	VPCMPGTQ  Y4, Y3, Y5
-	VBLENDVPD Y5, Y4, Y3, Y3
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000010, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000004
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ      (R9), R8
-	VMOVDQU   (R8)(SI*1), Y1
-	VPCMPGTQ  Y1, Y0, Y2
-	VBLENDVPD Y2, Y1, Y0, Y0
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000004, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000002, DI
-	JZ      below2
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail2_sources_end
-
-tail2_sources:
-	MOVQ      (R9), R8
-	VMOVDQU   (R8)(SI*1), X1
-	VPCMPGTQ  X1, X0, X2
-	VBLENDVPD X2, X1, X0, X0
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ $0x00000001, DI
-	JZ    below1
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
-	LEAQ  8(BX), BX
-	CMPQ  BX, AX
-	JGE   tail1_sources_end
-
-tail1_sources:
-	MOVQ      (BX), R8
-	VMOVQ     (R8)(SI*1), X1
-	VPCMPGTQ  X1, X0, X2
-	VBLENDVPD X2, X1, X0, X0
-	ADDQ      $0x08, BX
-	CMPQ      BX, AX
-	JLT       tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ  (BX), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, BX
-	CMPQ  BX, DX
-	JLT   tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func minU64<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·minU64<>(SB), NOSPLIT, $0-65
-	MOVQ         srcs_len+32(FP), AX
-	MOVQ         $0x8000000000000000, CX
-	VMOVQ        CX, X0
-	VPBROADCASTQ X0, Y0
-	MOVQ         dsts_base+0(FP), CX
-	MOVQ         dsts_len+8(FP), DX
-	MOVQ         srcs_base+24(FP), BX
-	MOVQ         from+48(FP), SI
-	MOVQ         n+56(FP), DI
-	MOVB         stream+64(FP), R8
-	LEAQ         (CX)(DX*8), DX
-	LEAQ         (BX)(AX*8), AX
-	ADDQ         SI, SI
-	ADDQ         SI, SI
-	ADDQ         SI, SI
-	TESTB        R8, R8
-	JZ           groups
-
-streams:
-	CMPQ        DI, $0x00000010
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y1
-	VMOVDQU     32(R8)(SI*1), Y2
-	VMOVDQU     64(R8)(SI*1), Y3
-	VMOVDQU     96(R8)(SI*1), Y4
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y5
-	VPXOR       Y0, Y1, Y6
-	VPXOR       Y0, Y5, Y7
-	VPCMPGTQ    Y7, Y6, Y6
-	VBLENDVPD   Y6, Y5, Y1, Y1
-	VMOVDQU     32(R8)(SI*1), Y5
-	VPXOR       Y0, Y2, Y6
-	VPXOR       Y0, Y5, Y7
-	VPCMPGTQ    Y7, Y6, Y6
-	VBLENDVPD   Y6, Y5, Y2, Y2
-	VMOVDQU     64(R8)(SI*1), Y5
-	VPXOR       Y0, Y3, Y6
-	VPXOR       Y0, Y5, Y7
-	VPCMPGTQ    Y7, Y6, Y6
-	VBLENDVPD   Y6, Y5, Y3, Y3
-	VMOVDQU     96(R8)(SI*1), Y5
-	VPXOR       Y0, Y4, Y6
-	VPXOR       Y0, Y5, Y7
-	VPCMPGTQ    Y7, Y6, Y6
-	VBLENDVPD   Y6, Y5, Y4, Y4
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y1, (R8)(SI*1)
-	VMOVNTDQ Y2, 32(R8)(SI*1)
-	VMOVNTDQ Y3, 64(R8)(SI*1)
-	VMOVNTDQ Y4, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000010, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000010
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VMOVDQU 32(R8)(SI*1), Y2
-	VMOVDQU 64(R8)(SI*1), Y3
-	VMOVDQU 96(R8)(SI*1), Y4
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ      (R9), R8
-	VMOVDQU   (R8)(SI*1), Y5
-	VPXOR     Y0, Y1, Y6
-	VPXOR     Y0, Y5, Y7
-	VPCMPGTQ  Y7, Y6, Y6
-	VBLENDVPD Y6, Y5, Y1, Y1
-	VMOVDQU   32(R8)(SI*1), Y5
-	VPXOR     Y0, Y2, Y6
-	VPXOR     Y0, Y5, Y7
-	VPCMPGTQ  Y7, Y6, Y6
-	VBLENDVPD Y6, Y5, Y2, Y2
-	VMOVDQU   64(R8)(SI*1), Y5
-	VPXOR     Y0, Y3, Y6
-	VPXOR     Y0, Y5, Y7
-	VPCMPGTQ  Y7, Y6, Y6
-	VBLENDVPD Y6, Y5, Y3, Y3
-	VMOVDQU   96(R8)(SI*1), Y5
-	VPXOR     Y0, Y4, Y6
-	VPXOR     Y0, Y5, Y7
-	VPCMPGTQ  Y7, Y6, Y6
-	VBLENDVPD Y6, Y5, Y4, Y4
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y1, (R8)(SI*1)
-	VMOVDQU Y2, 32(R8)(SI*1)
-	VMOVDQU Y3, 64(R8)(SI*1)
-	VMOVDQU Y4, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000010, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000004
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y1
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ      (R9), R8
-	VMOVDQU   (R8)(SI*1), Y2
-	VPXOR     Y0, Y1, Y3
-	VPXOR     Y0, Y2, Y4
-	VPCMPGTQ  Y4, Y3, Y3
-	VBLENDVPD Y3, Y2, Y1, Y1
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y1, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000004, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000002, DI
-	JZ      below2
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X1
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail2_sources_end
-
-tail2_sources:
-	MOVQ      (R9), R8
-	VMOVDQU   (R8)(SI*1), X2
-	VPXOR     X0, X1, X3
-	VPXOR     X0, X2, X4
-	VPCMPGTQ  X4, X3, X3
-	VBLENDVPD X3, X2, X1, X1
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X1, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ $0x00000001, DI
-	JZ    below1
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X1
-	LEAQ  8(BX), BX
-	CMPQ  BX, AX
-	JGE   tail1_sources_end
-
-tail1_sources:
-	MOVQ      (BX), R8
-	VMOVQ     (R8)(SI*1), X2
-	VPXOR     X0, X1, X3
-	VPXOR     X0, X2, X4
-	VPCMPGTQ  X4, X3, X3
-	VBLENDVPD X3, X2, X1, X1
-	ADDQ      $0x08, BX
-	CMPQ      BX, AX
-	JLT       tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ  (BX), R8
-	VMOVQ X1, (R8)(SI*1)
-	ADDQ  $0x08, BX
-	CMPQ  BX, DX
-	JLT   tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func maxI64<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·maxI64<>(SB), NOSPLIT, $0-65
-	MOVQ  srcs_len+32(FP), AX
-	MOVQ  dsts_base+0(FP), CX
-	MOVQ  dsts_len+8(FP), DX
-	MOVQ  srcs_base+24(FP), BX
-	MOVQ  from+48(FP), SI
-	MOVQ  n+56(FP), DI
-	MOVB  stream+64(FP), R8
-	LEAQ  (CX)(DX*8), DX
-	LEAQ  (BX)(AX*8), AX
-	ADDQ  SI, SI
-	ADDQ  SI, SI
-	ADDQ  SI, SI
-	TESTB R8, R8
-	JZ    groups
-
-streams:
-	CMPQ        DI, $0x00000010
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y0
-	VMOVDQU     32(R8)(SI*1), Y1
-	VMOVDQU     64(R8)(SI*1), Y2
-	VMOVDQU     96(R8)(SI*1), Y3
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y4
-	VPCMPGTQ    Y4, Y0, Y5
-	VBLENDVPD   Y5, Y0, Y4, Y0
-	VMOVDQU     32(R8)(SI*1), Y4
-	VPCMPGTQ    Y4, Y1, Y5
-	VBLENDVPD   Y5, Y1, Y4, Y1
-	VMOVDQU     64(R8)(SI*1), Y4
-	VPCMPGTQ    Y4, Y2, Y5
-	VBLENDVPD   Y5, Y2, Y4, Y2
-	VMOVDQU     96(R8)(SI*1), Y4
-	VPCMPGTQ    Y4, Y3, Y5
-	VBLENDVPD   Y5, Y3, Y4, Y3
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y0, (R8)(SI*1)
-	VMOVNTDQ Y1, 32(R8)(SI*1)
-	VMOVNTDQ Y2, 64(R8)(SI*1)
-	VMOVNTDQ Y3, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000010, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000010
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	VMOVDQU 32(R8)(SI*1), Y1
-	VMOVDQU 64(R8)(SI*1), Y2
-	VMOVDQU 96(R8)(SI*1), Y3
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ      (R9), R8
-	VMOVDQU   (R8)(SI*1), Y4
-	VPCMPGTQ  Y4, Y0, Y5
-	VBLENDVPD Y5, Y0, Y4, Y0
-	VMOVDQU   32(R8)(SI*1), Y4
-	VPCMPGTQ  Y4, Y1, Y5
-	VBLENDVPD Y5, Y1, Y4, Y1
-	VMOVDQU   64(R8)(SI*1), Y4
-	VPCMPGTQ  Y4, Y2, Y5
-	VBLENDVPD Y5, Y2, Y4, Y2
-	VMOVDQU   96(R8)(SI*1), Y4
-	VPCMPGTQ  Y4, Y3, Y5
-	VBLENDVPD Y5, Y3, Y4, Y3
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	VMOVDQU Y1, 32(R8)(SI*1)
-	VMOVDQU Y2, 64(R8)(SI*1)
-	VMOVDQU Y3, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000010, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000004
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ      (R9), R8
-	VMOVDQU   (R8)(SI*1), Y1
-	VPCMPGTQ  Y1, Y0, Y2
-	VBLENDVPD Y2, Y0, Y1, Y0
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000004, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000002, DI
-	JZ      below2
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X0
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail2_sources_end
-
-tail2_sources:
-	MOVQ      (R9), R8
-	VMOVDQU   (R8)(SI*1), X1
-	VPCMPGTQ  X1, X0, X2
-	VBLENDVPD X2, X0, X1, X0
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X0, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ $0x00000001, DI
-	JZ    below1
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X0
-	LEAQ  8(BX), BX
-	CMPQ  BX, AX
-	JGE   tail1_sources_end
-
-tail1_sources:
-	MOVQ      (BX), R8
-	VMOVQ     (R8)(SI*1), X1
-	VPCMPGTQ  X1, X0, X2
-	VBLENDVPD X2, X0, X1, X0
-	ADDQ      $0x08, BX
-	CMPQ      BX, AX
-	JLT       tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ  (BX), R8
-	VMOVQ X0, (R8)(SI*1)
-	ADDQ  $0x08, BX
-	CMPQ  BX, DX
-	JLT   tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func maxU64<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·maxU64<>(SB), NOSPLIT, $0-65
-	MOVQ         srcs_len+32(FP), AX
-	MOVQ         $0x8000000000000000, CX
-	VMOVQ        CX, X0
-	VPBROADCASTQ X0, Y0
-	MOVQ         dsts_base+0(FP), CX
-	MOVQ         dsts_len+8(FP), DX
-	MOVQ         srcs_base+24(FP), BX
-	MOVQ         from+48(FP), SI
-	MOVQ         n+56(FP), DI
-	MOVB         stream+64(FP), R8
-	LEAQ         (CX)(DX*8), DX
-	LEAQ         (BX)(AX*8), AX
-	ADDQ         SI, SI
-	ADDQ         SI, SI
-	ADDQ         SI, SI
-	TESTB        R8, R8
-	JZ           groups
-
-streams:
-	CMPQ        DI, $0x00000010
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y1
-	VMOVDQU     32(R8)(SI*1), Y2
-	VMOVDQU     64(R8)(SI*1), Y3
-	VMOVDQU     96(R8)(SI*1), Y4
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y5
-	VPXOR       Y0, Y1, Y6
-	VPXOR       Y0, Y5, Y7
-	VPCMPGTQ    Y7, Y6, Y6
-	VBLENDVPD   Y6, Y1, Y5, Y1
-	VMOVDQU     32(R8)(SI*1), Y5
-	VPXOR       Y0, Y2, Y6
-	VPXOR       Y0, Y5, Y7
-	VPCMPGTQ    Y7, Y6, Y6
-	VBLENDVPD   Y6, Y2, Y5, Y2
-	VMOVDQU     64(R8)(SI*1), Y5
-	VPXOR       Y0, Y3, Y6
-	VPXOR       Y0, Y5, Y7
-	VPCMPGTQ    Y7, Y6, Y6
-	VBLENDVPD   Y6, Y3, Y5, Y3
-	VMOVDQU     96(R8)(SI*1), Y5
-	VPXOR       Y0, Y4, Y6
-	VPXOR       Y0, Y5, Y7
-	VPCMPGTQ    Y7, Y6, Y6
-	VBLENDVPD   Y6, Y4, Y5, Y4
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y1, (R8)(SI*1)
-	VMOVNTDQ Y2, 32(R8)(SI*1)
-	VMOVNTDQ Y3, 64(R8)(SI*1)
-	VMOVNTDQ Y4, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000010, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000010
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y1
-	VMOVDQU 32(R8)(SI*1), Y2
-	VMOVDQU 64(R8)(SI*1), Y3
-	VMOVDQU 96(R8)(SI*1), Y4
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ      (R9), R8
-	VMOVDQU   (R8)(SI*1), Y5
-	VPXOR     Y0, Y1, Y6
-	VPXOR     Y0, Y5, Y7
-	VPCMPGTQ  Y7, Y6, Y6
-	VBLENDVPD Y6, Y1, Y5, Y1
-	VMOVDQU   32(R8)(SI*1), Y5
-	VPXOR     Y0, Y2, Y6
-	VPXOR     Y0, Y5, Y7
-	VPCMPGTQ  Y7, Y6, Y6
-	VBLENDVPD Y6, Y2, Y5, Y2
-	VMOVDQU   64(R8)(SI*1), Y5
-	VPXOR     Y0, Y3, Y6
-	VPXOR     Y0, Y5, Y7
-	VPCMPGTQ  Y7, Y6, Y6
-	VBLENDVPD Y6, Y3, Y5, Y3
-	VMOVDQU   96(R8)(SI*1), Y5
-	VPXOR     Y0, Y4, Y6
-	VPXOR     Y0, Y5, Y7
-	VPCMPGTQ  Y7, Y6, Y6
-	VBLENDVPD Y6, Y4, Y5, Y4
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       group_sources
-
-group_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y1, (R8)(SI*1)
-	VMOVDQU Y2, 32(R8)(SI*1)
-	VMOVDQU Y3, 64(R8)(SI*1)
-	VMOVDQU Y4, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000010, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000004
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y1
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ      (R9), R8
-	VMOVDQU   (R8)(SI*1), Y2
-	VPXOR     Y0, Y1, Y3
-	VPXOR     Y0, Y2, Y4
-	VPCMPGTQ  Y4, Y3, Y3
-	VBLENDVPD Y3, Y1, Y2, Y1
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       vector_sources
-
-vector_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y1, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000004, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000002, DI
-	JZ      below2
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X1
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail2_sources_end
-
-tail2_sources:
-	MOVQ      (R9), R8
-	VMOVDQU   (R8)(SI*1), X2
-	VPXOR     X0, X1, X3
-	VPXOR     X0, X2, X4
-	VPCMPGTQ  X4, X3, X3
-	VBLENDVPD X3, X1, X2, X1
-	ADDQ      $0x08, R9
-	CMPQ      R9, AX
-	JLT       tail2_sources
-
-tail2_sources_end:
-	MOVQ CX, R9
-	CMPQ R9, DX
-	JGE  tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X1, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ $0x00000001, DI
-	JZ    below1
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X1
-	LEAQ  8(BX), BX
-	CMPQ  BX, AX
-	JGE   tail1_sources_end
-
-tail1_sources:
-	MOVQ      (BX), R8
-	VMOVQ     (R8)(SI*1), X2
-	VPXOR     X0, X1, X3
-	VPXOR     X0, X2, X4
-	VPCMPGTQ  X4, X3, X3
-	VBLENDVPD X3, X1, X2, X1
-	ADDQ      $0x08, BX
-	CMPQ      BX, AX
-	JLT       tail1_sources
-
-tail1_sources_end:
-	MOVQ CX, BX
-	CMPQ BX, DX
-	JGE  tail1_stores_end
-
-tail1_stores:
-	MOVQ  (BX), R8
-	VMOVQ X1, (R8)(SI*1)
-	ADDQ  $0x08, BX
-	CMPQ  BX, DX
-	JLT   tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func orBool<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·orBool<>(SB), NOSPLIT, $0-65
-	MOVQ         srcs_len+32(FP), AX
-	MOVL         $0x01010101, CX
-	VMOVD        CX, X0
-	VPBROADCASTD X0, Y0
-	VPXOR        Y1, Y1, Y1
-	MOVQ         dsts_base+0(FP), CX
-	MOVQ         dsts_len+8(FP), DX
-	MOVQ         srcs_base+24(FP), BX
-	MOVQ         from+48(FP), SI
-	MOVQ         n+56(FP), DI
-	MOVB         stream+64(FP), R8
-	LEAQ         (CX)(DX*8), DX
-	LEAQ         (BX)(AX*8), AX
-	TESTB        R8, R8
-	JZ           groups
-
-streams:
-	CMPQ        DI, $0x00000080
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y2
-	VMOVDQU     32(R8)(SI*1), Y3
-	VMOVDQU     64(R8)(SI*1), Y4
-	VMOVDQU     96(R8)(SI*1), Y5
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y6
-	VPOR        Y6, Y2, Y2
-	VMOVDQU     32(R8)(SI*1), Y6
-	VPOR        Y6, Y3, Y3
-	VMOVDQU     64(R8)(SI*1), Y6
-	VPOR        Y6, Y4, Y4
-	VMOVDQU     96(R8)(SI*1), Y6
-	VPOR        Y6, Y5, Y5
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	VPCMPEQB Y1, Y2, Y2
-	VPANDN   Y0, Y2, Y2
-	VPCMPEQB Y1, Y3, Y3
-	VPANDN   Y0, Y3, Y3
-	VPCMPEQB Y1, Y4, Y4
-	VPANDN   Y0, Y4, Y4
-	VPCMPEQB Y1, Y5, Y5
-	VPANDN   Y0, Y5, Y5
-	MOVQ     CX, R9
-	CMPQ     R9, DX
-	JGE      stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y2, (R8)(SI*1)
-	VMOVNTDQ Y3, 32(R8)(SI*1)
-	VMOVNTDQ Y4, 64(R8)(SI*1)
-	VMOVNTDQ Y5, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000080, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000080
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y2
-	VMOVDQU 32(R8)(SI*1), Y3
-	VMOVDQU 64(R8)(SI*1), Y4
-	VMOVDQU 96(R8)(SI*1), Y5
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y6
-	VPOR    Y6, Y2, Y2
-	VMOVDQU 32(R8)(SI*1), Y6
-	VPOR    Y6, Y3, Y3
-	VMOVDQU 64(R8)(SI*1), Y6
-	VPOR    Y6, Y4, Y4
-	VMOVDQU 96(R8)(SI*1), Y6
-	VPOR    Y6, Y5, Y5
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	VPCMPEQB Y1, Y2, Y2
-	VPANDN   Y0, Y2, Y2
-	VPCMPEQB Y1, Y3, Y3
-	VPANDN   Y0, Y3, Y3
-	VPCMPEQB Y1, Y4, Y4
-	VPANDN   Y0, Y4, Y4
-	VPCMPEQB Y1, Y5, Y5
-	VPANDN   Y0, Y5, Y5
-	MOVQ     CX, R9
-	CMPQ     R9, DX
-	JGE      group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y2, (R8)(SI*1)
-	VMOVDQU Y3, 32(R8)(SI*1)
-	VMOVDQU Y4, 64(R8)(SI*1)
-	VMOVDQU Y5, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000080, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000020
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y2
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y3
-	VPOR    Y3, Y2, Y2
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	VPCMPEQB Y1, Y2, Y2
-	VPANDN   Y0, Y2, Y2
-	MOVQ     CX, R9
-	CMPQ     R9, DX
-	JGE      vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y2, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000010, DI
-	JZ      below16
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X2
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail16_sources_end
-
-tail16_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X3
-	VPOR    X3, X2, X2
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail16_sources
-
-tail16_sources_end:
-	VPCMPEQB X1, X2, X2
-	VPANDN   X0, X2, X2
-	MOVQ     CX, R9
-	CMPQ     R9, DX
-	JGE      tail16_stores_end
-
-tail16_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X2, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail16_stores
-
-tail16_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000010, DI
-
-below16:
-	TESTQ $0x00000008, DI
-	JZ    below8
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X2
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail8_sources_end
-
-tail8_sources:
-	MOVQ  (R9), R8
-	VMOVQ (R8)(SI*1), X3
-	VPOR  X3, X2, X2
-	ADDQ  $0x08, R9
-	CMPQ  R9, AX
-	JLT   tail8_sources
-
-tail8_sources_end:
-	VPCMPEQB X1, X2, X2
-	VPANDN   X0, X2, X2
-	MOVQ     CX, R9
-	CMPQ     R9, DX
-	JGE      tail8_stores_end
-
-tail8_stores:
-	MOVQ  (R9), R8
-	VMOVQ X2, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ $0x00000004, DI
-	JZ    below4
-	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X2
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail4_sources_end
-
-tail4_sources:
-	MOVQ  (R9), R8
-	VMOVD (R8)(SI*1), X3
-	VPOR  X3, X2, X2
-	ADDQ  $0x08, R9
-	CMPQ  R9, AX
-	JLT   tail4_sources
-
-tail4_sources_end:
-	VPCMPEQB X1, X2, X2
-	VPANDN   X0, X2, X2
-	MOVQ     CX, R9
-	CMPQ     R9, DX
-	JGE      tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVD X2, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ   $0x00000002, DI
-	JZ      below2
-	MOVQ    (BX), R8
-	VPXOR   X2, X2, X2
-	VPINSRW $0x00, (R8)(SI*1), X2, X2
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail2_sources_end
-
-tail2_sources:
-	MOVQ    (R9), R8
-	VPXOR   X3, X3, X3
-	VPINSRW $0x00, (R8)(SI*1), X3, X3
-	VPOR    X3, X2, X2
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail2_sources
-
-tail2_sources_end:
-	VPCMPEQB X1, X2, X2
-	VPANDN   X0, X2, X2
-	MOVQ     CX, R9
-	CMPQ     R9, DX
-	JGE      tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VPEXTRW $0x00, X2, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ   $0x00000001, DI
-	JZ      below1
-	MOVQ    (BX), R8
-	VPXOR   X2, X2, X2
-	VPINSRB $0x00, (R8)(SI*1), X2, X2
-	LEAQ    8(BX), BX
-	CMPQ    BX, AX
-	JGE     tail1_sources_end
-
-tail1_sources:
-	MOVQ    (BX), R8
-	VPXOR   X3, X3, X3
-	VPINSRB $0x00, (R8)(SI*1), X3, X3
-	VPOR    X3, X2, X2
-	ADDQ    $0x08, BX
-	CMPQ    BX, AX
-	JLT     tail1_sources
-
-tail1_sources_end:
-	VPCMPEQB X1, X2, X2
-	VPANDN   X0, X2, X2
-	MOVQ     CX, BX
-	CMPQ     BX, DX
-	JGE      tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRB $0x00, X2, (R8)(SI*1)
-	ADDQ    $0x08, BX
-	CMPQ    BX, DX
-	JLT     tail1_stores
-
-tail1_stores_end:
-	ADDQ $0x00000001, SI
-	SUBQ $0x00000001, DI
-
-below1:
-	VZEROUPPER
-	RET
-
-// func andBool<>(dsts []uintptr, srcs []uintptr, from int, n int, stream bool)
-// Requires: AVX, AVX2, MMX+
-TEXT ·andBool<>(SB), NOSPLIT, $0-65
-	MOVQ         srcs_len+32(FP), AX
-	MOVL         $0x01010101, CX
-	VMOVD        CX, X0
-	VPBROADCASTD X0, Y0
-	VPXOR        Y1, Y1, Y1
-	MOVQ         dsts_base+0(FP), CX
-	MOVQ         dsts_len+8(FP), DX
-	MOVQ         srcs_base+24(FP), BX
-	MOVQ         from+48(FP), SI
-	MOVQ         n+56(FP), DI
-	MOVB         stream+64(FP), R8
-	LEAQ         (CX)(DX*8), DX
-	LEAQ         (BX)(AX*8), AX
-	TESTB        R8, R8
-	JZ           groups
-
-streams:
-	CMPQ        DI, $0x00000080
-	JLT         streamed
-	MOVQ        (BX), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y2
-	VMOVDQU     32(R8)(SI*1), Y3
-	VMOVDQU     64(R8)(SI*1), Y4
-	VMOVDQU     96(R8)(SI*1), Y5
-	LEAQ        8(BX), R9
-	CMPQ        R9, AX
-	JGE         stream_sources_end
-
-stream_sources:
-	MOVQ        (R9), R8
-	PREFETCHNTA 512(R8)(SI*1)
-	PREFETCHNTA 576(R8)(SI*1)
-	VMOVDQU     (R8)(SI*1), Y6
-	VPMINUB     Y6, Y2, Y2
-	VMOVDQU     32(R8)(SI*1), Y6
-	VPMINUB     Y6, Y3, Y3
-	VMOVDQU     64(R8)(SI*1), Y6
-	VPMINUB     Y6, Y4, Y4
-	VMOVDQU     96(R8)(SI*1), Y6
-	VPMINUB     Y6, Y5, Y5
-	ADDQ        $0x08, R9
-	CMPQ        R9, AX
-	JLT         stream_sources
-
-stream_sources_end:
-	VPCMPEQB Y1, Y2, Y2
-	VPANDN   Y0, Y2, Y2
-	VPCMPEQB Y1, Y3, Y3
-	VPANDN   Y0, Y3, Y3
-	VPCMPEQB Y1, Y4, Y4
-	VPANDN   Y0, Y4, Y4
-	VPCMPEQB Y1, Y5, Y5
-	VPANDN   Y0, Y5, Y5
-	MOVQ     CX, R9
-	CMPQ     R9, DX
-	JGE      stream_stores_end
-
-stream_stores:
-	MOVQ     (R9), R8
-	VMOVNTDQ Y2, (R8)(SI*1)
-	VMOVNTDQ Y3, 32(R8)(SI*1)
-	VMOVNTDQ Y4, 64(R8)(SI*1)
-	VMOVNTDQ Y5, 96(R8)(SI*1)
-	ADDQ     $0x08, R9
-	CMPQ     R9, DX
-	JLT      stream_stores
-
-stream_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000080, DI
-	JMP  streams
-
-streamed:
-	SFENCE
-
-groups:
-	CMPQ    DI, $0x00000080
-	JLT     vectors
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y2
-	VMOVDQU 32(R8)(SI*1), Y3
-	VMOVDQU 64(R8)(SI*1), Y4
-	VMOVDQU 96(R8)(SI*1), Y5
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     group_sources_end
-
-group_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y6
-	VPMINUB Y6, Y2, Y2
-	VMOVDQU 32(R8)(SI*1), Y6
-	VPMINUB Y6, Y3, Y3
-	VMOVDQU 64(R8)(SI*1), Y6
-	VPMINUB Y6, Y4, Y4
-	VMOVDQU 96(R8)(SI*1), Y6
-	VPMINUB Y6, Y5, Y5
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     group_sources
-
-group_sources_end:
-	VPCMPEQB Y1, Y2, Y2
-	VPANDN   Y0, Y2, Y2
-	VPCMPEQB Y1, Y3, Y3
-	VPANDN   Y0, Y3, Y3
-	VPCMPEQB Y1, Y4, Y4
-	VPANDN   Y0, Y4, Y4
-	VPCMPEQB Y1, Y5, Y5
-	VPANDN   Y0, Y5, Y5
-	MOVQ     CX, R9
-	CMPQ     R9, DX
-	JGE      group_stores_end
-
-group_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y2, (R8)(SI*1)
-	VMOVDQU Y3, 32(R8)(SI*1)
-	VMOVDQU Y4, 64(R8)(SI*1)
-	VMOVDQU Y5, 96(R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     group_stores
-
-group_stores_end:
-	ADDQ $0x00000080, SI
-	SUBQ $0x00000080, DI
-	JMP  groups
-
-vectors:
-	CMPQ    DI, $0x00000020
-	JLT     tail
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), Y2
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     vector_sources_end
-
-vector_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), Y3
-	VPMINUB Y3, Y2, Y2
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     vector_sources
-
-vector_sources_end:
-	VPCMPEQB Y1, Y2, Y2
-	VPANDN   Y0, Y2, Y2
-	MOVQ     CX, R9
-	CMPQ     R9, DX
-	JGE      vector_stores_end
-
-vector_stores:
-	MOVQ    (R9), R8
-	VMOVDQU Y2, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     vector_stores
-
-vector_stores_end:
-	ADDQ $0x00000020, SI
-	SUBQ $0x00000020, DI
-	JMP  vectors
-
-tail:
-	TESTQ   $0x00000010, DI
-	JZ      below16
-	MOVQ    (BX), R8
-	VMOVDQU (R8)(SI*1), X2
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail16_sources_end
-
-tail16_sources:
-	MOVQ    (R9), R8
-	VMOVDQU (R8)(SI*1), X3
-	VPMINUB X3, X2, X2
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail16_sources
-
-tail16_sources_end:
-	VPCMPEQB X1, X2, X2
-	VPANDN   X0, X2, X2
-	MOVQ     CX, R9
-	CMPQ     R9, DX
-	JGE      tail16_stores_end
-
-tail16_stores:
-	MOVQ    (R9), R8
-	VMOVDQU X2, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail16_stores
-
-tail16_stores_end:
-	ADDQ $0x00000010, SI
-	SUBQ $0x00000010, DI
-
-below16:
-	TESTQ $0x00000008, DI
-	JZ    below8
-	MOVQ  (BX), R8
-	VMOVQ (R8)(SI*1), X2
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail8_sources_end
-
-tail8_sources:
-	MOVQ    (R9), R8
-	VMOVQ   (R8)(SI*1), X3
-	VPMINUB X3, X2, X2
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail8_sources
-
-tail8_sources_end:
-	VPCMPEQB X1, X2, X2
-	VPANDN   X0, X2, X2
-	MOVQ     CX, R9
-	CMPQ     R9, DX
-	JGE      tail8_stores_end
-
-tail8_stores:
-	MOVQ  (R9), R8
-	VMOVQ X2, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail8_stores
-
-tail8_stores_end:
-	ADDQ $0x00000008, SI
-	SUBQ $0x00000008, DI
-
-below8:
-	TESTQ $0x00000004, DI
-	JZ    below4
-	MOVQ  (BX), R8
-	VMOVD (R8)(SI*1), X2
-	LEAQ  8(BX), R9
-	CMPQ  R9, AX
-	JGE   tail4_sources_end
-
-tail4_sources:
-	MOVQ    (R9), R8
-	VMOVD   (R8)(SI*1), X3
-	VPMINUB X3, X2, X2
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail4_sources
-
-tail4_sources_end:
-	VPCMPEQB X1, X2, X2
-	VPANDN   X0, X2, X2
-	MOVQ     CX, R9
-	CMPQ     R9, DX
-	JGE      tail4_stores_end
-
-tail4_stores:
-	MOVQ  (R9), R8
-	VMOVD X2, (R8)(SI*1)
-	ADDQ  $0x08, R9
-	CMPQ  R9, DX
-	JLT   tail4_stores
-
-tail4_stores_end:
-	ADDQ $0x00000004, SI
-	SUBQ $0x00000004, DI
-
-below4:
-	TESTQ   $0x00000002, DI
-	JZ      below2
-	MOVQ    (BX), R8
-	VPXOR   X2, X2, X2
-	VPINSRW $0x00, (R8)(SI*1), X2, X2
-	LEAQ    8(BX), R9
-	CMPQ    R9, AX
-	JGE     tail2_sources_end
-
-tail2_sources:
-	MOVQ    (R9), R8
-	VPXOR   X3, X3, X3
-	VPINSRW $0x00, (R8)(SI*1), X3, X3
-	VPMINUB X3, X2, X2
-	ADDQ    $0x08, R9
-	CMPQ    R9, AX
-	JLT     tail2_sources
-
-tail2_sources_end:
-	VPCMPEQB X1, X2, X2
-	VPANDN   X0, X2, X2
-	MOVQ     CX, R9
-	CMPQ     R9, DX
-	JGE      tail2_stores_end
-
-tail2_stores:
-	MOVQ    (R9), R8
-	VPEXTRW $0x00, X2, (R8)(SI*1)
-	ADDQ    $0x08, R9
-	CMPQ    R9, DX
-	JLT     tail2_stores
-
-tail2_stores_end:
-	ADDQ $0x00000002, SI
-	SUBQ $0x00000002, DI
-
-below2:
-	TESTQ   $0x00000001, DI
-	JZ      below1
-	MOVQ    (BX), R8
-	VPXOR   X2, X2, X2
-	VPINSRB $0x00, (R8)(SI*1), X2, X2
-	LEAQ    8(BX), BX
-	CMPQ    BX, AX
-	JGE     tail1_sources_end
-
-tail1_sources:
-	MOVQ    (BX), R8
-	VPXOR   X3, X3, X3
-	VPINSRB $0x00, (R8)(SI*1), X3, X3
-	VPMINUB X3, X2, X2
-	ADDQ    $0x08, BX
-	CMPQ    BX, AX
-	JLT     tail1_sources
-
-tail1_sources_end:
-	VPCMPEQB X1, X2, X2
-	VPANDN   X0, X2, X2
-	MOVQ     CX, BX
-	CMPQ     BX, DX
-	JGE      tail1_stores_end
-
-tail1_stores:
-	MOVQ    (BX), R8
-	VPEXTRB $0x00, X2, (R8)(SI*1)
 	ADDQ    $0x08, BX
 	CMPQ    BX, DX
 	JLT     tail1_stores

@@ -15,7 +15,7 @@ const streamAlign = 64
 func reduceAVX2(dsts, srcs []uintptr, from, n int, stream bool, dt dtype.DType, op dtype.ReduceOp)
 
 func reduce(dsts, srcs []uintptr, n int, dt dtype.DType, op dtype.ReduceOp, stream bool) {
-	if !simd.AVX2 {
+	if !simd.AVX2 || !vectorized(dt, op) {
 		reducePortable(dsts, srcs, n, dt, op)
 		return
 	}
@@ -29,6 +29,20 @@ func reduce(dsts, srcs []uintptr, n int, dt dtype.DType, op dtype.ReduceOp, stre
 	for chunk := simd.Chunk / size; from < n; from += chunk {
 		reduceAVX2(dsts, srcs, from, min(chunk, n-from), stream, dt, op)
 	}
+}
+
+// vectorized reports whether reduceAVX2 has a kernel: for what gradients and their compressed forms are
+// reduced by. Its dispatch has no default.
+func vectorized(dt dtype.DType, op dtype.ReduceOp) bool {
+	switch dt {
+	case dtype.F64, dtype.F32, dtype.F16, dtype.BF16:
+		return op != dtype.Prod
+	case dtype.FP8E4M3, dtype.FP8E5M2:
+		return op == dtype.Sum || op == dtype.Avg
+	case dtype.I32, dtype.U32, dtype.I8, dtype.U8:
+		return op == dtype.Sum
+	}
+	return false
 }
 
 // streamStart returns the number of elements before the first one that is

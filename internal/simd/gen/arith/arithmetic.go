@@ -20,7 +20,7 @@ type finisher func(w int, acc reg.VecVirtual) reg.VecVirtual
 
 // floatOps are the instructions of a float type.
 type floatOps struct {
-	add, mul, min, max, div, compare instruction
+	add, min, max, div, compare instruction
 	blend                            func(mask, set, clear, dst Op)
 	fromInt                          func(value, from, to Op)
 	broadcast                        instruction
@@ -29,13 +29,13 @@ type floatOps struct {
 }
 
 var float32s = floatOps{
-	add: VADDPS, mul: VMULPS, min: VMINPS, max: VMAXPS, div: VDIVPS,
+	add: VADDPS, min: VMINPS, max: VMAXPS, div: VDIVPS,
 	compare: VCMPPS, blend: VBLENDVPS, fromInt: VCVTSI2SSQ, broadcast: VBROADCASTSS,
 	quietNaN: func() reg.VecVirtual { return avx.Lanes(0x7fc00000) },
 }
 
 var float64s = floatOps{
-	add: VADDPD, mul: VMULPD, min: VMINPD, max: VMAXPD, div: VDIVPD,
+	add: VADDPD, min: VMINPD, max: VMAXPD, div: VDIVPD,
 	compare: VCMPPD, blend: VBLENDVPD, fromInt: VCVTSI2SDQ, broadcast: VBROADCASTSD,
 	quietNaN: func() reg.VecVirtual { return broadcast64(0x7ff8 << 48) },
 }
@@ -47,8 +47,6 @@ func asIs(_ int, acc reg.VecVirtual) reg.VecVirtual { return acc }
 // final ones. count is the register with the number of sources.
 func (f floatOps) arithmetic(op string, count reg.GPVirtual) (combiner, finisher) {
 	switch op {
-	case "Prod":
-		return inPlace(f.mul), asIs
 	case "Min":
 		return f.extremum(f.min, VORPS), asIs
 	case "Max":
@@ -84,80 +82,4 @@ func (f floatOps) extremum(pick, mergeSigns instruction) combiner {
 // inPlace returns the combiner of an instruction.
 func inPlace(i instruction) combiner {
 	return func(_ int, acc, next reg.VecVirtual) { i(next, acc, acc) }
-}
-
-// integerOp returns the combiner of an op on integers of a kind.
-func integerOp(op, kind string) combiner {
-	simple := map[string]instruction{
-		"SumI8": VPADDB, "SumI16": VPADDW, "SumI32": VPADDD, "SumI64": VPADDQ,
-		"ProdI16": VPMULLW, "ProdI32": VPMULLD,
-		"MinI8": VPMINSB, "MinI16": VPMINSW, "MinI32": VPMINSD,
-		"MinU8": VPMINUB, "MinU16": VPMINUW, "MinU32": VPMINUD,
-		"MaxI8": VPMAXSB, "MaxI16": VPMAXSW, "MaxI32": VPMAXSD,
-		"MaxU8": VPMAXUB, "MaxU16": VPMAXUW, "MaxU32": VPMAXUD,
-	}
-	if i, ok := simple[op+kind]; ok {
-		return inPlace(i)
-	}
-	switch op + kind {
-	case "ProdI8":
-		return multiplyBytes()
-	case "ProdI64":
-		return multiplyQuads
-	case "MinU64", "MaxU64":
-		return extremumQuads(op, broadcast64(1<<63))
-	}
-	return extremumQuads(op, nil)
-}
-
-// multiplyBytes returns the combiner of 8-bit products. There is no such
-// instruction: the even and odd bytes are multiplied as 16-bit numbers.
-func multiplyBytes() combiner {
-	evenBytes := avx.Lanes(0x00ff00ff)
-	return func(w int, acc, next reg.VecVirtual) {
-		odd := sized(w, YMM())
-		VPSRLW(Imm(8), acc, odd)
-		VPMULLW(next, acc, acc)
-		VPAND(sized(w, evenBytes), acc, acc)
-		VPSRLW(Imm(8), next, next)
-		VPMULLW(next, odd, odd)
-		VPSLLW(Imm(8), odd, odd)
-		VPOR(odd, acc, acc)
-	}
-}
-
-// multiplyQuads emits the lower halves of 64-bit products from those of the
-// 32-bit halves: lo·lo + 2^32 (lo·hi + hi·lo).
-func multiplyQuads(w int, acc, next reg.VecVirtual) {
-	cross, crossed := sized(w, YMM()), sized(w, YMM())
-	VPSRLQ(Imm(32), next, cross)
-	VPMULUDQ(cross, acc, cross)
-	VPSRLQ(Imm(32), acc, crossed)
-	VPMULUDQ(next, crossed, crossed)
-	VPADDQ(crossed, cross, cross)
-	VPSLLQ(Imm(32), cross, cross)
-	VPMULUDQ(next, acc, acc)
-	VPADDQ(cross, acc, acc)
-}
-
-// extremumQuads returns the combiner of the minimum or maximum of 64-bit
-// integers by a signed comparison. Unsigned numbers are compared with their
-// upper bit, flip, inverted.
-func extremumQuads(op string, flip reg.VecVirtual) combiner {
-	return func(w int, acc, next reg.VecVirtual) {
-		greater := sized(w, YMM()) // all ones where acc > next
-		if flip == nil {
-			VPCMPGTQ(next, acc, greater)
-		} else {
-			flipped := sized(w, YMM())
-			VPXOR(sized(w, flip), acc, greater)
-			VPXOR(sized(w, flip), next, flipped)
-			VPCMPGTQ(flipped, greater, greater)
-		}
-		if op == "Max" {
-			VBLENDVPD(greater, acc, next, acc)
-		} else {
-			VBLENDVPD(greater, next, acc, acc)
-		}
-	}
 }

@@ -11,29 +11,22 @@ import (
 	"github.com/tutti-go/tutti/internal/simd/gen/avx"
 )
 
-// reductions lists the kernels of all kinds and ops.
+// reductions lists the kernels: sums, averages and extrema of the floats that gradients are stored in,
+// sums of the integers that compressed gradients travel in, and of bytes, by which Copy streams. The
+// rest is computed portably; package hostops knows which (vectorized).
 func reductions() []kernel {
-	var all []kernel
-	for _, op := range ops {
+	all := []kernel{integerSum(8), integerSum(32)}
+	for _, op := range []string{"Sum", "Avg", "Min", "Max"} {
 		all = append(all,
-			floats("F64", 8, op, float64s), floats("F32", 4, op, float32s),
-			halves(op), bfloats(op))
-		for _, f := range fp8Formats {
-			all = append(all, f.reduction(op))
-		}
+			floats("F64", 8, op, float64s),
+			floats("F32", 4, op, float32s),
+			halves(op),
+			bfloats(op))
 	}
-	for _, bits := range []int{8, 16, 32, 64} {
-		for _, op := range []string{"Sum", "Prod"} {
-			// Modulo 2^bits, signed and unsigned numbers are the same.
-			all = append(all, integers(bits, op, "I", "U"))
-		}
-		for _, op := range []string{"Min", "Max"} {
-			all = append(all, integers(bits, op, "I"), integers(bits, op, "U"))
-		}
+	for _, f := range fp8Formats {
+		all = append(all, f.reduction("Sum"), f.reduction("Avg"))
 	}
-	return append(all,
-		bools("Or", func(ops ...Op) { VPOR(ops[0], ops[1], ops[2]) }, "Sum", "Max"),
-		bools("And", VPMINUB, "Prod", "Min"))
+	return all
 }
 
 // newKernel returns the kernel of an op on the kinds, without its steps.
@@ -115,27 +108,14 @@ func bfloats(op string) kernel {
 	return k
 }
 
-// integers returns a kernel of integers of the signednesses "I" and "U".
-func integers(bits int, op string, signs ...string) kernel {
-	kinds := make([]string, len(signs))
-	for i, sign := range signs {
-		kinds[i] = fmt.Sprintf("%s%d", sign, bits)
+// integerSum returns the kernel of sums of integers. Modulo 2^bits, signed and unsigned numbers are the
+// same.
+func integerSum(bits int) kernel {
+	add := VPADDD
+	if bits == 8 {
+		add = VPADDB
 	}
-	return newKernel(op, bits/8, ymmBytes*8/bits, kinds...).single(loadVector, func(reg.GPVirtual) (combiner, finisher) { return integerOp(op, kinds[0]), asIs })
-}
-
-// bools returns a kernel of truth values that combines bytes so that they are
-// zero exactly when the result is false, and stores 0 or 1.
-func bools(name string, combine instruction, ops ...string) kernel {
-	k := newKernel(ops[0], 1, ymmBytes, "Bool")
-	k.name = strings.ToLower(name) + "Bool"
-	k.cases = append(k.cases, kindOp{"Bool", ops[1]})
-	return k.single(loadVector, func(reg.GPVirtual) (combiner, finisher) {
-		ones, zero := avx.Lanes(0x01010101), avx.Zero()
-		return inPlace(combine), func(w int, acc reg.VecVirtual) reg.VecVirtual {
-			VPCMPEQB(sized(w, zero), acc, acc)
-			VPANDN(sized(w, ones), acc, acc)
-			return acc
-		}
-	})
+	signed, unsigned := fmt.Sprintf("I%d", bits), fmt.Sprintf("U%d", bits)
+	k := newKernel("Sum", bits/8, ymmBytes*8/bits, signed, unsigned)
+	return k.single(loadVector, func(reg.GPVirtual) (combiner, finisher) { return inPlace(add), asIs })
 }
