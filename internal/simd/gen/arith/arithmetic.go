@@ -21,9 +21,9 @@ type finisher func(w int, acc reg.VecVirtual) reg.VecVirtual
 // floatOps are the instructions of a float type.
 type floatOps struct {
 	add, min, max, div, compare instruction
-	blend                            func(mask, set, clear, dst Op)
-	fromInt                          func(value, from, to Op)
-	broadcast                        instruction
+	blend                       func(mask, set, clear, dst Op)
+	fromInt                     func(value, from, to Op)
+	broadcast                   instruction
 	// quietNaN returns the NaN that has only the quiet bit set, in every lane.
 	quietNaN func() reg.VecVirtual
 }
