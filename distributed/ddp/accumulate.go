@@ -1,8 +1,6 @@
 package ddp
 
 import (
-	"fmt"
-
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
@@ -29,7 +27,7 @@ func (g *Gradients) Accumulate(i int, t *runtime.Tensor) error {
 		return err
 	}
 	if err := base.CheckGradientType(t.DType()); err != nil {
-		return base.OpError(op, fmt.Errorf("gradient %d: %w", i, err))
+		return base.OpError(op, &GradientError{i, err})
 	}
 	s := &g.gradients[i].sum
 	if s.of == nil {

@@ -95,63 +95,23 @@ func (g *Gradients) fillBuckets(ready []int) arrangement {
 	return a
 }
 
-// configure decides how the buckets are reduced.
+// configure decides how the buckets are reduced. All that a step means follows from the configuration, and is refused or
+// resolved before the patterns that are left to [sparse.Auto] are chosen.
 func (g *Gradients) configure(ctx context.Context, patterns []string) error {
-	cfg := g.cfg
-	given, cfgs := make([]sparse.Config, len(g.buckets)), make([]sparse.Config, len(g.buckets))
-	for i, b := range g.buckets {
-		given[i] = cfg.Config
-		if cfg.PerBucket != nil {
-			given[i] = cfg.PerBucket(i, b.bytes/b.dt.Size())
-		}
-		if b.vectors {
-			given[i].Pattern, given[i].Values, given[i].Schedule, given[i].Selector = sparse.Dense, "", sparse.Schedule{}, nil
-		}
-	}
-	if err := g.choose(ctx, given, patterns); err != nil {
-		return err
-	}
-	for i := range given {
-		var err error
-		if cfgs[i], err = given[i].WithDefaults(); err != nil {
-			return fmt.Errorf("bucket %d: %w", i, err)
-		}
-		if given[i].InPlace {
-			return fmt.Errorf("bucket %d: %w", i, base.ConfigError("InPlace, where gradients are to become averages"))
-		}
-	}
-	whole, err := cfg.Config.WithDefaults()
+	given := g.bucketConfigs()
+	cfgs, whole, more, err := g.resolve(given)
 	if err != nil {
 		return err
 	}
-	whole, more, err := joinPolicies(given, cfgs, whole, cfg.PerBucket != nil || whole.Pattern == sparse.Auto)
-	if err != nil {
+	if err := g.checkTypes(more); err != nil {
 		return err
 	}
-	more = more || cfg.Reducer != nil || cfg.Mesh != nil
-	if err := cfg.checkShard(more); err != nil {
+	if err := g.choose(ctx, cfgs, patterns); err != nil {
 		return err
-	}
-	for i, b := range g.buckets {
-		b.cfg = cfgs[i]
-		switch {
-		case more:
-			err = base.CheckGradientType(b.dt)
-		default:
-			if b.dt == dtype.F32 && cfg.Wire != dtype.Invalid {
-				b.wire = cfg.Wire
-			}
-			if !g.op.Defined(b.wire) {
-				err = fmt.Errorf("%w: no %v of %v", comm.ErrUnsupported, g.op, b.wire)
-			}
-		}
-		if err != nil {
-			return fmt.Errorf("bucket %d: %w", i, err)
-		}
 	}
 	if !more {
 		for _, b := range g.buckets {
-			if p := (plain{g: g, b: b}); cfg.Shard {
+			if p := (plain{g: g, b: b}); g.cfg.Shard {
 				b.reducer = &sharded{p}
 			} else {
 				b.reducer = &p
@@ -159,9 +119,6 @@ func (g *Gradients) configure(ctx context.Context, patterns []string) error {
 		}
 		g.transaction, err = newTransaction(g, nil, whole)
 		return err
-	}
-	if cfg.Sum || cfg.Rebuild || cfg.Wire != dtype.Invalid {
-		return fmt.Errorf("%w: Sum, Rebuild or Wire, which are for plain dense buckets, with a mesh, or some that are sparse, clipped or judged", comm.ErrArgument)
 	}
 	if _, err := runtime.KernelsOf(g.rt); err != nil {
 		return err
@@ -172,10 +129,79 @@ func (g *Gradients) configure(ctx context.Context, patterns []string) error {
 		}
 	}
 	kernels, err := runtime.KernelsOf(g.runtime())
-	if err == nil {
-		g.transaction, err = newTransaction(g, kernels, whole)
+	if err != nil {
+		return err
 	}
+	g.transaction, err = newTransaction(g, kernels, whole)
 	return err
+}
+
+// bucketConfigs returns what the program asks for, of each bucket.
+func (g *Gradients) bucketConfigs() []sparse.Config {
+	given := make([]sparse.Config, len(g.buckets))
+	for i, b := range g.buckets {
+		given[i] = g.cfg.Config
+		if g.cfg.PerBucket != nil {
+			given[i] = g.cfg.PerBucket(i, b.bytes/b.dt.Size())
+		}
+		if b.vectors {
+			given[i].Pattern = sparse.Dense
+			given[i].Values = ""
+			given[i].Schedule = sparse.Schedule{}
+			given[i].Selector = nil
+		}
+	}
+	return given
+}
+
+// resolve returns the configurations of the buckets with their defaults, that of the whole, and whether there is more to
+// do than plain allreduces.
+func (g *Gradients) resolve(given []sparse.Config) (cfgs []sparse.Config, whole sparse.Config, more bool, err error) {
+	cfgs = make([]sparse.Config, len(given))
+	for i := range given {
+		if cfgs[i], err = given[i].WithDefaults(); err != nil {
+			return nil, whole, false, fmt.Errorf("bucket %d: %w", i, err)
+		}
+		if given[i].InPlace {
+			return nil, whole, false, fmt.Errorf("bucket %d: %w", i, base.ConfigError("InPlace, where gradients are to become averages"))
+		}
+		if g.cfg.Rebuild && cfgs[i].Pattern == sparse.Auto {
+			return nil, whole, false, fmt.Errorf("bucket %d: %w", i, base.ConfigError("Rebuild with pattern auto, which is chosen for buckets that stay"))
+		}
+	}
+	if whole, err = g.cfg.Config.WithDefaults(); err != nil {
+		return nil, whole, false, err
+	}
+	if whole, more, err = joinPolicies(given, cfgs, whole, g.cfg.PerBucket != nil); err != nil {
+		return nil, whole, false, err
+	}
+	more = more || g.cfg.Reducer != nil || g.cfg.Mesh != nil
+	if more && (g.cfg.Sum || g.cfg.Rebuild || g.cfg.Wire != dtype.Invalid) {
+		return nil, whole, false, fmt.Errorf("%w: Sum, Rebuild or Wire, which are for plain dense buckets, with a mesh, or some that are sparse, clipped or judged", comm.ErrArgument)
+	}
+	return cfgs, whole, more, g.cfg.checkShard(more)
+}
+
+// checkTypes refuses gradients of types that their buckets cannot reduce, and decides as what plain ones travel.
+func (g *Gradients) checkTypes(more bool) error {
+	for _, b := range g.buckets {
+		var err error
+		switch {
+		case more:
+			err = base.CheckGradientType(b.dt)
+		default:
+			if b.dt == dtype.F32 && g.cfg.Wire != dtype.Invalid {
+				b.wire = g.cfg.Wire
+			}
+			if !g.op.Defined(b.wire) {
+				err = fmt.Errorf("%w: no %v of %v", comm.ErrUnsupported, g.op, b.wire)
+			}
+		}
+		if err != nil {
+			return &GradientError{slices.Min(b.params), err}
+		}
+	}
+	return nil
 }
 
 // keepsHost reports whether an exchange of a bucket keeps the host.
@@ -185,31 +211,35 @@ func (g *Gradients) keepsHost() bool {
 
 // choose chooses for the buckets that leave their pattern to [sparse.Auto], once for those
 // that are alike, or takes what was chosen before.
-func (g *Gradients) choose(ctx context.Context, given []sparse.Config, patterns []string) error {
+func (g *Gradients) choose(ctx context.Context, cfgs []sparse.Config, patterns []string) error {
 	choices := make(sparse.Choices)
 	for i, b := range g.buckets {
-		b.pattern = cmp.Or(given[i].Pattern, sparse.Dense)
-		if given[i].Pattern == sparse.Auto && g.cfg.Rebuild {
-			return fmt.Errorf("bucket %d: %w: Rebuild with pattern auto, which is chosen for buckets that stay", i, comm.ErrArgument)
-		}
-		if given[i].Pattern != sparse.Auto {
+		b.cfg = cfgs[i]
+		b.pattern = b.cfg.Pattern
+		if b.cfg.Pattern != sparse.Auto {
 			continue
 		}
 		var pattern, values string
 		if patterns != nil {
 			pattern, values, _ = strings.Cut(patterns[i], " ")
 		} else {
-			choice, err := choices.Of(ctx, g.rt, g.lines.outer, g.lines.share(b.len()), b.dt, given[i])
+			choice, err := choices.Of(ctx, g.rt, g.lines.outer, g.lines.share(b.len()), b.dt, b.cfg)
 			if err != nil {
 				return fmt.Errorf("bucket %d: %w", i, err)
 			}
 			pattern, values = choice.Pattern, choice.Values
 		}
-		if b.pattern = pattern; given[i].Values == sparse.Auto {
-			given[i].Values = values
+		b.pattern = pattern
+		if b.cfg.Values == sparse.Auto {
 			b.pattern += " " + values
+			values = cmp.Or(values, sparse.F32) // of a state that has none, whose name differs then
+		} else {
+			values = b.cfg.Values
 		}
-		given[i].Pattern = pattern
+		var err error
+		if b.cfg, err = b.cfg.Chosen(pattern, values); err != nil {
+			return fmt.Errorf("bucket %d: %w", i, err)
+		}
 	}
 	return nil
 }
@@ -324,7 +354,7 @@ func (g *Gradients) view(b *bucket, ptr uintptr) error {
 			err = t.Fill(0)
 		}
 		if err != nil {
-			return fmt.Errorf("gradient %d: %w", i, err)
+			return &GradientError{i, err}
 		}
 		g.views[i] = t
 		ptr += uintptr(t.Bytes())
@@ -345,7 +375,7 @@ func (g *Gradients) copyParts(b *bucket, back bool) error {
 		t := g.step.given[i]
 		param, err := t.Ptr()
 		if err != nil {
-			return fmt.Errorf("gradient %d: %w", i, err)
+			return &GradientError{i, err}
 		}
 		if param != flat { // otherwise it lives there
 			if err := g.convert(b, flat, param, t.Len(), back); err != nil {

@@ -83,6 +83,17 @@ type Gradients struct {
 	confirm func(context.Context) error // see BeforeCommit
 }
 
+// GradientError is an error that concerns one gradient.
+type GradientError struct {
+	Gradient int // its number in the order of registration
+	Err      error
+}
+
+func (e *GradientError) Error() string { return fmt.Sprintf("gradient %d: %v", e.Gradient, e.Err) }
+
+// Unwrap implements the interface that package errors looks for.
+func (e *GradientError) Unwrap() error { return e.Err }
+
 // reachable checks a tensor.
 func (g *Gradients) reachable(t *runtime.Tensor) error {
 	_, err := base.Address("gradient", "source", g.meter, t)
@@ -125,7 +136,8 @@ func (g *Gradients) Patterns() []string {
 func (g *Gradients) BeforeCommit(f func(ctx context.Context) error) { g.confirm = f }
 
 // RollsBack reports whether gradients of a step that fails are as before: not with plain dense
-// buckets alone (F32, not clipped, [sparse.PassNonFinite]), or with Config.NoUndo.
+// buckets alone (F32, not clipped, [sparse.PassNonFinite]), or with Config.NoUndo. It follows from the configuration: with
+// [sparse.Auto] they are, also where all buckets became dense.
 func (g *Gradients) RollsBack() bool { return g.transaction.rollsBack() }
 
 // OnStage has f called when the work of a stage of a bucket that is more than a plain

@@ -2,7 +2,6 @@ package ddp
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -31,7 +30,7 @@ func (p *plain) Select(context.Context, sparse.Input) error {
 	}
 	for _, i := range p.b.apart {
 		if err := add(p.g.step.given[i]); err != nil {
-			return fmt.Errorf("gradient %d: %w", i, err)
+			return &GradientError{i, err}
 		}
 	}
 	return nil

@@ -68,7 +68,7 @@ func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
 		}
 		b.memory = nil
 	}
-	had, keeps := g.meter.WorldSize(), false
+	had, defers := g.meter.WorldSize(), false
 	g.meter, g.agreed = metered.New(c), false
 	g.order = base.NewOrder(g.rt, g.meter)
 	if ops, ok := comm.As[comm.StreamSyncOps](g.meter); ok && g.side != nil {
@@ -89,12 +89,12 @@ func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
 		if err != nil {
 			return errors.Join(err, before.close())
 		}
-		keeps = keeps || b.cfg.Keeps()
+		defers = defers || b.cfg.Defers()
 	}
 	if err := before.close(); err != nil {
 		return err
 	}
-	if keeps && g.confirm == nil {
+	if defers && g.confirm == nil {
 		base.ReportLost(had, c)
 	}
 	if g.open { // the buckets have found out

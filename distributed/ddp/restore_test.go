@@ -77,30 +77,6 @@ func TestRestoredBehind(t *testing.T) {
 	})
 }
 
-// TestRestoredPlain: where a state's buckets are plain allreduces, all work is on the
-// compute stream again, whose events order it.
-func TestRestoredPlain(t *testing.T) {
-	cfg := ddp.Config{Config: sparse.Config{Pattern: sparse.Auto, Density: 0.1}, DenseUpTo: -1}
-	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, memory *cpu.Runtime) error {
-		rt := standin.NewForking(memory)
-		x, err := runtime.FromSlice(rt, standin.Normal(20_000, c.Rank()))
-		require.NoError(t, err)
-		all := []*runtime.Tensor{x}
-		first, err := ddp.New(ctx, rt, choosing(ctx, c, true), all, cfg)
-		require.NoError(t, err)
-		second, err := ddp.New(ctx, rt, choosing(ctx, c, false), all, cfg)
-		require.NoError(t, err)
-		require.EqualValues(t, standin.ComputeStream, first.Stream())
-		require.NotEqualValues(t, standin.ComputeStream, second.Stream())
-		state, err := first.State(ctx)
-		require.NoError(t, err)
-		require.NoError(t, errors.Join(second.ReduceAll(ctx, all), second.Restore(ctx, state)))
-		assert.EqualValues(t, standin.ComputeStream, second.Stream())
-		require.NoError(t, second.ReduceAll(ctx, all))
-		return errors.Join(first.Close(), second.Close(), x.Free())
-	})
-}
-
 // orderedBy notes the streams that are made to wait.
 type orderedBy struct {
 	standin.ByEvents
@@ -269,10 +245,8 @@ func TestRestoreOtherChoice(t *testing.T) {
 			third, err := newModel(ctx, rt, standin.Pace(c, slow(!sparseFirst)), other)
 			require.NoError(t, err)
 			before := third.sync.Patterns()
-			if sparseFirst { // a plain allreduce has no density
-				assert.ErrorIs(t, third.sync.Restore(ctx, state), comm.ErrMismatch)
-				assert.Equal(t, before, third.sync.Patterns())
-			}
+			assert.ErrorIs(t, third.sync.Restore(ctx, state), comm.ErrMismatch)
+			assert.Equal(t, before, third.sync.Patterns())
 			require.NoError(t, second.sync.Restore(ctx, state))
 			assert.Equal(t, first.sync.Patterns(), second.sync.Patterns())
 			for i := steps / 2; i < steps; i++ {

@@ -164,12 +164,6 @@ func (g *Gradients) restore(ctx context.Context, states [][]byte) error {
 		if g.err = g.dismiss(ctx, before, false); g.err != nil {
 			return g.err
 		}
-		if g.transaction.plain { // plain buckets are ordered by the compute stream alone
-			if g.err = g.side.close(); g.err != nil {
-				return g.err
-			}
-			g.side = nil
-		}
 		g.agreed = false
 		g.newStep()
 	}

@@ -209,6 +209,7 @@ func (x sumExchange) run(ctx context.Context, _ runtime.Entries) result {
 	sum := x.denseResult()
 	x.copy(sum, x.residual, x.n)
 	x.fill(x.residual, x.n)
+	x.flagInput(sum, dtype.F32)
 	x.communicate(ctx, comm.AllReduceCall(sum, sum, x.n, dtype.F32, comm.Avg))
 	return result{dense: sum, scale: 1}
 }

@@ -40,7 +40,7 @@ func (s *Reducer) decide(ctx context.Context, dt dtype.DType) {
 
 // become makes a pattern that of the configuration. Thresholds and partitions start anew.
 func (s *Reducer) become(pattern, values string, choice *Choice) {
-	cfg, err := s.given.with(pattern, values)
+	cfg, err := s.given.Chosen(pattern, values)
 	s.check(err)
 	s.cfg, s.codec, s.choice, s.k, s.chose = cfg, cfg.codec(), choice, 0, choice != nil
 	s.resetNumbers()
@@ -53,7 +53,8 @@ func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int,
 	p := &probe{ctx: ctx, rt: rt, c: c, dt: dt, order: base.NewOrder(rt, c), cfg: cfg, n: min(n, trialElements), values: []string{cmp.Or(cfg.Values, F32)},
 		limit: trialSeconds, batch: 1, rng: rand.New(rand.NewPCG(uint64(c.Rank()), uint64(n)))}
 	if cfg.Values == Auto {
-		p.values, p.limit = []string{F32, Lossless, I8, I4, I2}, trialSeconds/2
+		p.values = cfg.codings()
+		p.limit = trialSeconds / 2
 	}
 	if k := count(cfg.Density, n); c.WorldSize() == 1 || 2*k >= n { // there is nothing to send, or too much
 		return &Choice{Pattern: Dense, Values: p.values[0], Elements: n, K: k}, nil
@@ -78,6 +79,16 @@ func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int,
 			"trials", fmt.Sprint(choice.Trials), "took", time.Since(started).Round(time.Millisecond))
 	}
 	return choice, nil
+}
+
+// codings are what Auto for Values may choose: codecs that round only where that changes how soon a value arrives, and
+// not what does. Without error feedback what they lose would be lost, and where numbers that are not finite pass, they
+// would spread.
+func (c *Config) codings() []string {
+	if c.NoErrorFeedback || c.NonFinite == PassNonFinite {
+		return []string{F32, Lossless}
+	}
+	return []string{F32, Lossless, I8, I4, I2}
 }
 
 // probe measures patterns. All ranks decide by times that they have agreed on. Its first error stays, and
@@ -186,9 +197,11 @@ func (p *probe) try(n, rounds int, trials ...Trial) []float64 {
 	gradient, err := runtime.New(p.rt, p.dt, n)
 	defer func() { p.err = errors.Join(err, gradient.Free()) }()
 	for i, t := range trials {
-		cfg := p.cfg
-		cfg.Pattern, cfg.Values = t.Pattern, t.Values
-		s, e := New(p.rt, p.c, n, cfg)
+		var s *Reducer
+		cfg, e := p.cfg.Chosen(t.Pattern, t.Values)
+		if e == nil {
+			s, e = New(p.rt, p.c, n, cfg)
+		}
 		if e == nil {
 			defer func() { err = errors.Join(err, s.Close()) }()
 			e = p.settle(s)
@@ -240,7 +253,7 @@ func (p *probe) allocate() (err error) {
 
 // settle makes the residual what it is after many steps: as many entries pass a threshold as are sent.
 func (p *probe) settle(s *Reducer) error {
-	if s.residual == 0 {
+	if s.residual == 0 || s.cfg.lossless() {
 		return nil
 	}
 	interval := float64(s.n) / float64(count(s.cfg.Density, s.n))
@@ -268,7 +281,8 @@ type Choices map[string]*Choice
 // Of returns the choice for a tensor of n elements, and makes it with all ranks if there is
 // none for tensors like it.
 func (all Choices) Of(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType, cfg Config) (*Choice, error) {
-	if _, err := cfg.WithDefaults(); err != nil {
+	cfg, err := cfg.WithDefaults()
+	if err != nil {
 		return nil, err
 	}
 	if err := base.CheckGradientType(dt); err != nil {

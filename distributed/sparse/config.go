@@ -68,14 +68,15 @@ type Config struct {
 	// NoErrorFeedback, Momentum, ClipNorm and Schedule.WarmupSteps.
 	InPlace bool
 	// NonFinite says what becomes of a step in which a rank's gradient is not
-	// finite. Unless set it is [SkipNonFinite], but [PassNonFinite] with NoUndo, which
-	// allows no other, and for the dense pattern in F32, which keeps nothing that such
-	// a gradient could spoil.
+	// finite. Unless set it is [SkipNonFinite], also for [Auto] whatever it chooses, but
+	// [PassNonFinite] with NoUndo, which allows no other, and for the dense pattern in F32,
+	// which keeps nothing that such a gradient could spoil.
 	NonFinite NonFinitePolicy
 
 	// Schedule varies the density over the steps.
 	Schedule Schedule
 
+	chosen bool          // Pattern was measured for Auto; false: it is the program's
 	tuning tuning.Tuning // what tests set
 }
 
@@ -178,10 +179,18 @@ func (c Config) WithDefaults() (Config, error) {
 	return c, nil
 }
 
-// with is c with a pattern in the place of Auto, and values, and defaults.
-func (c Config) with(pattern, values string) (Config, error) {
-	c.Pattern, c.Values = pattern, values
-	return c.WithDefaults()
+// Chosen returns c with its defaults, and with a pattern and values in the place of its own. Where c leaves its pattern
+// to [Auto], the policies are those of c all the same: they are resolved before the pattern is replaced, and whatever
+// was measured, a step is rolled back, skipped and kept in a residual alike.
+func (c Config) Chosen(pattern, values string) (Config, error) {
+	c, err := c.WithDefaults()
+	if err != nil {
+		return c, err
+	}
+	c.chosen = c.chosen || c.Pattern == Auto && pattern != Auto
+	c.Pattern = pattern
+	c.Values = values
+	return c, c.check()
 }
 
 // check returns the error of a field that is out of range.
@@ -221,14 +230,28 @@ func (c Config) Tuned(t tuning.Tuning) Config {
 	return c
 }
 
-// Plain reports whether a dense allreduce of the gradient does it.
+// Plain reports whether a dense allreduce of the gradient does it. What was chosen for [Auto] is never plain: a step of
+// any other pattern is a transaction.
 func (c *Config) Plain() bool {
-	return c.Pattern == Dense && c.Values == F32 && c.Momentum == 0 && c.ClipNorm == 0 && c.NonFinite == PassNonFinite
+	return c.lossless() && !c.chosen && c.ClipNorm == 0 && c.NonFinite == PassNonFinite
 }
 
-// Keeps reports whether there is a residual, in memory that is not the gradient's.
-func (c *Config) Keeps() bool {
-	return !c.InPlace && (c.Momentum > 0 || c.Values != F32 || c.Pattern != Dense && c.Pattern != Auto)
+// lossless reports whether a step that sends anything sends everything.
+func (c *Config) lossless() bool { return c.Pattern == Dense && c.Values == F32 && c.Momentum == 0 }
+
+// keeps reports whether there is a residual, in memory that is not the gradient's. What was chosen for Auto has one: with
+// dense steps it is zero unless the schedule pauses.
+func (c *Config) keeps() bool {
+	return !c.InPlace && (c.Momentum > 0 || c.Values != F32 || c.chosen || c.Pattern != Dense && c.Pattern != Auto)
+}
+
+// Defers reports whether a step may leave something in the residual, for later steps to send.
+func (c *Config) Defers() bool { return c.keeps() && (!c.lossless() || c.pauses()) }
+
+// pauses reports whether the schedule has epochs of density 0 that a dense step is to follow: gradients add up in the
+// residual then. The dense pattern of a program ignores densities.
+func (c *Config) pauses() bool {
+	return c.chosen && !c.NoErrorFeedback && slices.Contains(c.Schedule.Densities, 0)
 }
 
 // codec is that of Values.

@@ -8,7 +8,24 @@ import (
 )
 
 // judges reports whether entries that are not finite are looked for.
-func (s *Reducer) judges() bool { return s.cfg.NonFinite != PassNonFinite && s.n > 0 }
+func (e *engine) judges() bool { return e.cfg.NonFinite != PassNonFinite && e.n > 0 }
+
+// flagsInput reports whether a dense step tells the other ranks of a gradient whose sum with theirs may not stay finite.
+// The dense pattern judges sums alone. Where Auto has chosen it, it judges what ranks send, as all other patterns do.
+func (e *engine) flagsInput() bool { return e.cfg.chosen && e.judges() }
+
+// flagInput makes a NaN of the first element of what this rank adds to a sum, if its norm is so large. The step is rolled
+// back on all ranks then.
+func (e *engine) flagInput(p uintptr, dt dtype.DType) {
+	if !e.flagsInput() {
+		return
+	}
+	e.do(func() error { return e.kernels.SumSquares(p, dt, e.n, e.at(numSquares)) })
+	square := runtime.Entries{Idx: e.at(numSquares), Val: e.at(numSquares + 1), N: 1}
+	e.do(func() error { return e.kernels.CountAbove(square, e.at(numNorm), 1, e.flags) })
+	spoil := []runtime.Copy{{Dst: p, Src: e.at(numNaN), DType: dt, N: 1}}
+	e.do(func() error { return e.kernels.CopyIf(spoil, e.flags, 1) })
+}
 
 // skipped notes that the step was rolled back.
 func (s *Reducer) skipped() {

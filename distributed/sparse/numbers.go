@@ -26,8 +26,10 @@ const (
 	numUsed      number = 3 // F32: the threshold that was used
 	numLimit     number = 4 // F32: magnitudes from here on may not stay finite when P are added
 	numTiny      number = 5 // F32: the smallest magnitude above zero; behind numLimit
-	numCount     number = 6 // entries of a message that was decoded
-	numFan       number = 7
+	numNorm      number = 6 // F32 with the bits of the high word of the F64 that is the square of numLimit; behind numTiny
+	numNaN       number = 7 // NaN, as F32 and as two F16 or BF16; behind numNorm
+	numCount     number = 8 // entries of a message that was decoded
+	numFan       number = 9
 	numFanCounts        = numFan + bisectFan
 	numKept             = numFanCounts + bisectFan
 	numState            = numKept     // threshold (F32) of the selector, and its age or margin
@@ -99,7 +101,8 @@ func (e *engine) resetNumbers() {
 	if e.coded() { // what rounds up, by less than that
 		limit /= 2
 	}
-	e.set(numLimit, int32(math.Float32bits(limit)), int32(math.Float32bits(tiny)))
+	norm := math.Float64bits(float64(limit)*float64(limit)) >> 32
+	e.set(numLimit, int32(math.Float32bits(limit)), int32(math.Float32bits(tiny)), int32(norm), 0x7fc07fc0)
 }
 
 // at returns the address of a number.

@@ -40,6 +40,7 @@ func (x *quantized) run(ctx context.Context, _ runtime.Entries) result {
 		x.stepwise = true
 	}
 	x.accumulate(x.addend)
+	x.flagInput(x.residual, dtype.F32)
 	share := (x.n + x.size - 1) / x.size
 	words := x.codec.Size(share) / base.WordSize
 	part := func(rank int) (first, n int) { // of the elements

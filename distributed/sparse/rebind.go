@@ -27,7 +27,7 @@ import (
 func (s *Reducer) Rebind(c comm.Communicator) error {
 	had := s.size
 	err := s.rebind(c)
-	if err == nil && s.cfg.Keeps() && !s.joined && s.confirm == nil {
+	if err == nil && s.cfg.Defers() && !s.joined && s.confirm == nil {
 		base.ReportLost(had, c)
 	}
 	s.joined = s.joined && err != nil

@@ -27,7 +27,7 @@ type Reducer struct {
 	selector selector
 	exchange exchange
 
-	given   Config  // as it was given
+	given   Config  // as it was given, with its defaults
 	choice  *Choice // for Auto, when it was made
 	steps   int     // all steps, also dense ones
 	dense   bool    // the exchange is that of dense steps
@@ -51,7 +51,6 @@ func New(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Reducer, 
 	if err := base.Reaches(rt, c); err != nil {
 		return nil, base.OpError("sparse", err)
 	}
-	given := cfg
 	cfg, err := cfg.WithDefaults()
 	if err != nil {
 		return nil, err
@@ -68,7 +67,7 @@ func New(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Reducer, 
 	}
 	meter := metered.New(c)
 	e, err := newEngine(rt, kernels, meter, n, cfg)
-	s := &Reducer{engine: e, meter: meter, given: given}
+	s := &Reducer{engine: e, meter: meter, given: cfg}
 	if err == nil {
 		s.permanent = len(s.buffers)
 		s.prepare()
@@ -82,7 +81,7 @@ func New(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Reducer, 
 
 // prepare allocates what the steps of the pattern keep.
 func (s *Reducer) prepare() {
-	if s.residual != 0 || !s.cfg.Keeps() {
+	if s.residual != 0 || !s.cfg.keeps() {
 		return
 	}
 	s.allocate(&s.remains[0], s.held*base.WordSize)
@@ -121,14 +120,13 @@ func inOrder(calls ...func() error) error {
 // inspection, and to be discarded (filled with zeros). It is a view,
 // valid until the next step: that leaves the residual at another address, unless
 // a step has been captured in a graph ([Config].NoUndo: the address stays). The
-// dense pattern in F32 has none, and [Auto] none before it has chosen, and a step in place
-// leaves it in the tensor
-// ([comm.ErrUnsupported]).
+// dense pattern in F32 has none, unless [Auto] has chosen it, and Auto has none before it has chosen. A step in place
+// leaves it in the tensor. These are [comm.ErrUnsupported].
 func (s *Reducer) Residual() (*runtime.Tensor, error) {
 	if s.closed {
 		return nil, base.OpError("residual", base.ClosedError("the Reducer"))
 	}
-	if s.cfg.Pattern == Auto || s.cfg.Pattern == Dense && s.cfg.Values == F32 {
+	if s.cfg.Pattern == Auto || s.cfg.Pattern == Dense && s.cfg.Values == F32 && !s.cfg.chosen {
 		return nil, base.OpError("residual", fmt.Errorf("%w: pattern %s has no residual", comm.ErrUnsupported, s.cfg.Pattern))
 	}
 	if s.cfg.InPlace {

@@ -32,7 +32,7 @@ func (s *Reducer) SelectedEntries() (runtime.Entries, error) {
 //
 // With [Config].InPlace it is there after every step. Otherwise a dense result, which
 // topkSA and oktopk may make too, is in the tensor alone, and that is
-// [comm.ErrUnsupported].
+// [comm.ErrUnsupported]. So is every result of [Auto], which may choose the dense pattern.
 // There are no entries after a step that was skipped; where only the device knows
 // whether it was ([SkipNonFinite]), the host waits for it, 5 seconds at most.
 func (s *Reducer) Entries() (runtime.Entries, error) {
@@ -119,11 +119,16 @@ func (s *Reducer) Read(ctx context.Context, l runtime.Entries) (indices []int32,
 
 // listed reports why there is no result as a list.
 func (s *Reducer) listed(op string) error {
-	err := s.usable(op)
-	if err == nil && s.result.dense != 0 && !s.cfg.InPlace {
-		err = base.OpError(op, fmt.Errorf("%w: the last step's result is dense, and in the tensor", comm.ErrUnsupported))
+	if err := s.usable(op); err != nil {
+		return err
 	}
-	return err
+	switch {
+	case s.given.Pattern == Auto: // also where a sparse pattern was chosen: a program that works must not depend on that
+		return base.OpError(op, fmt.Errorf("%w: results of pattern %s are in the tensor, as it may choose %s", comm.ErrUnsupported, Auto, Dense))
+	case s.result.dense != 0 && !s.cfg.InPlace:
+		return base.OpError(op, fmt.Errorf("%w: the last step's result is dense, and in the tensor", comm.ErrUnsupported))
+	}
+	return nil
 }
 
 // usable reports why nothing can be said of the last step.

@@ -35,6 +35,7 @@ type stateHeader struct {
 func (c Config) fingerprint(n int) uint64 {
 	h := fnv.New64a()
 	c.tuning = tuning.Tuning{}
+	c.chosen = c.chosen && c.Pattern == Dense // others are what they are where a program names them
 	fmt.Fprintf(h, "%d %+v", n, c)
 	return h.Sum64()
 }
@@ -73,7 +74,7 @@ func (s *Reducer) state(ctx context.Context, shared bool) ([]byte, error) {
 	}
 	if shared {
 		header.Rank = header.Size
-	} else if s.cfg.Keeps() {
+	} else if s.cfg.keeps() {
 		header.Elements = uint32(s.held)
 	}
 	size := len(stateMagic) + binary.Size(header) + base.WordSize*(int(header.Words)+int(header.Elements)+1)
@@ -109,7 +110,7 @@ func RestoreRanks(saved, size, rank int) []int {
 
 // Restore makes s what it was when [Reducer.State] returned its state: the next step
 // is the one that followed, with the same bits. It does not communicate; all
-// ranks restore. What was chosen for [Auto] is chosen again. In another world size than
+// ranks restore. What [Auto] had chosen is restored, and not measured again. In another world size than
 // that of the states, which are those of [RestoreRanks] then, residuals are added up in
 // their order, so that their sum over the ranks stays, velocities ([Config].Momentum) are
 // shared so that their mean does, and thresholds and partitions start anew. Restore waits
@@ -185,7 +186,7 @@ func (s *Reducer) parse(state []byte) (p savedState, err error) {
 	var known bool
 	p.cfg, known = s.chosenFor(p.Config)
 	elements := 0
-	if p.cfg.Keeps() && p.Rank != p.Size {
+	if p.cfg.keeps() && p.Rank != p.Size {
 		elements = s.held
 	}
 	if !known {
@@ -297,7 +298,7 @@ func (s *Reducer) ScaleResidual(factor float64) error {
 		return base.OpError(op, fmt.Errorf("%w: factor is %v, want a finite number, not negative", comm.ErrArgument, factor))
 	case s.cfg.InPlace:
 		return base.OpError(op, fmt.Errorf("%w: in place, the tensor of the step is the residual: scale that", comm.ErrUnsupported))
-	case !s.cfg.Keeps():
+	case !s.cfg.keeps():
 		return nil
 	default:
 		ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
@@ -326,14 +327,14 @@ func (s *Reducer) chosenFor(fingerprint uint64) (Config, bool) {
 	}
 	for _, pattern := range patterns {
 		for _, values := range append(Values(), Auto) {
-			cfg, err := s.given.with(pattern, values)
+			cfg, err := s.given.Chosen(pattern, values)
 			if err != nil || cfg.fingerprint(s.n) != fingerprint {
 				continue
 			}
 			if s.given.Values != Auto {
-				kept := cfg.Keeps()
-				cfg, err = s.given.with(pattern, s.given.Values)
-				return cfg, err == nil && cfg.Keeps() == kept
+				kept := cfg.keeps()
+				cfg, err = s.given.Chosen(pattern, s.given.Values)
+				return cfg, err == nil && cfg.keeps() == kept
 			}
 			return cfg, true
 		}

@@ -128,7 +128,9 @@ func (s *Reducer) Select(ctx context.Context, g Input) error {
 		started, sent = time.Now(), s.meter.Totals()
 	}
 	s.stats.Choice = s.choice
-	if dense = dense || s.cfg.Pattern == Dense; dense && !s.coded() {
+	// A pattern of a program that is dense ignores densities. One that was chosen sends nothing where others would not.
+	dense = dense || s.cfg.Pattern == Dense && !(s.cfg.chosen && density == 0)
+	if dense && !s.coded() && !s.cfg.pauses() {
 		s.takeWhole(ctx, g)
 	} else {
 		s.takeSome(ctx, g, density, dense)
@@ -290,13 +292,14 @@ func (s *Reducer) takeWhole(ctx context.Context, g Input) {
 		}
 	}
 	s.clip(ctx, &g)
-	if g.Factor != 0 || g.Lent {
+	if g.Factor != 0 || g.Lent || s.flagsInput() {
 		send = sum
 		s.copyBytes(send, g.Ptr, bytes)
 	}
 	if g.Factor != 0 && s.err == nil {
 		s.check(s.kernels.Scale(send, g.DType, s.n, g.Factor))
 	}
+	s.flagInput(send, g.DType)
 	s.whole = comm.AllReduceCall(send, sum, s.n, g.DType, comm.Avg)
 }
 
@@ -310,6 +313,7 @@ func (s *Reducer) takeVelocity(ctx context.Context, g Input) {
 	sum := s.denseResult()
 	s.copy(sum, s.residual, s.n)
 	s.fill(s.residual, s.n)
+	s.flagInput(sum, dtype.F32)
 	s.whole = comm.AllReduceCall(sum, sum, s.n, dtype.F32, comm.Avg)
 }
 

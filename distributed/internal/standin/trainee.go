@@ -46,33 +46,33 @@ func (f *Faulty) Sync(ctx context.Context) error {
 	return f.Communicator.Sync(ctx)
 }
 
-// trainee is a rank that reduces a sequence of gradients.
-type trainee struct {
+// Trainee is a rank that reduces a sequence of gradients.
+type Trainee struct {
 	S        *sparse.Reducer
 	T        *runtime.Tensor
 	Gradient func(step int) []float32
 }
 
 // NewTrainee prepares the reduction of n normally distributed numbers a step.
-func NewTrainee(rt runtime.Runtime, c comm.Communicator, cfg sparse.Config, n int) (*trainee, error) {
+func NewTrainee(rt runtime.Runtime, c comm.Communicator, cfg sparse.Config, n int) (*Trainee, error) {
 	s, err := sparse.New(rt, c, n, cfg)
 	if err != nil {
 		return nil, err
 	}
 	rank := c.Rank()
-	u := &trainee{S: s, Gradient: func(step int) []float32 { return Normal(n, rank, step) }}
+	u := &Trainee{S: s, Gradient: func(step int) []float32 { return Normal(n, rank, step) }}
 	u.T, err = runtime.FromSlice(rt, u.Gradient(0), n)
 	return u, err
 }
 
-func (u *trainee) Load(step int) error { return runtime.CopyIn(u.T, u.Gradient(step)) }
+func (u *Trainee) Load(step int) error { return runtime.CopyIn(u.T, u.Gradient(step)) }
 
-func (u *trainee) Step(ctx context.Context, step int) error {
+func (u *Trainee) Step(ctx context.Context, step int) error {
 	return errors.Join(u.Load(step), u.S.AllReduce(ctx, u.T))
 }
 
 // State are the bits of the residual, if there is one.
-func (u *trainee) State() []uint32 {
+func (u *Trainee) State() []uint32 {
 	r, err := u.S.Residual()
 	if errors.Is(err, comm.ErrUnsupported) {
 		return nil
@@ -83,4 +83,4 @@ func (u *trainee) State() []uint32 {
 	return Bits(r)
 }
 
-func (u *trainee) Close() error { return errors.Join(u.S.Close(), u.T.Free()) }
+func (u *Trainee) Close() error { return errors.Join(u.S.Close(), u.T.Free()) }
