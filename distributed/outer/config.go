@@ -47,20 +47,37 @@ type Config struct {
 	// rolled back ([ddp.Gradients.RollsBack]): what was sent is not computed again.
 	Delay int
 	// Mix, in [0, 1), is the share of a rank's own parameters where a fragment arrives: they
-	// become Mix · own + (1 − Mix) · common. 0 unless set; Streaming DiLoCo has 0.5.
+	// become Mix · own + (1 − Mix) · common. 0 means 0.5 with a Delay, as in Streaming DiLoCo, and
+	// no share without. With a Delay and [NoMix] the rank loses the steps that it has made since the
+	// fragment was sent.
 	Mix float64
 }
+
+// NoMix, for [Config.Mix], has a fragment that arrives replace the rank's own parameters, also with a Delay.
+const NoMix = -1
+
+// delayedMix is the share of a rank's own parameters where a delayed fragment arrives, that of Streaming DiLoCo
+// (Douillard et al., 2025).
+const delayedMix = 0.5
 
 // withDefaults returns c with the defaults of what is not set.
 func (c Config) withDefaults() (Config, error) {
 	c.Fragments, c.LearningRate, c.Decay = cmp.Or(c.Fragments, 1), cmp.Or(c.LearningRate, 1), cmp.Or(c.Decay, 1)
+	switch {
+	case c.Mix == NoMix:
+		c.Mix = 0
+	case c.Mix == 0 && c.Delay > 0:
+		c.Mix = delayedMix
+	}
 	switch share := func(x float64) bool { return x >= 0 && x < 1 }; {
 	case c.Fragments < 1:
 		return c, base.ConfigError("Fragments is %d, want at least 1", c.Fragments)
 	case !(c.LearningRate > 0) || math.IsInf(c.LearningRate, 1):
 		return c, base.ConfigError("LearningRate is %v, want a finite number above 0", c.LearningRate)
-	case !share(c.Momentum) || !share(c.Mix):
-		return c, base.ConfigError("Momentum is %v and Mix is %v, want [0, 1)", c.Momentum, c.Mix)
+	case !share(c.Momentum):
+		return c, base.ConfigError("Momentum is %v, want [0, 1)", c.Momentum)
+	case !share(c.Mix):
+		return c, base.ConfigError("Mix is %v, want [0, 1), or NoMix", c.Mix)
 	case !(c.Decay > 0 && c.Decay <= 1):
 		return c, base.ConfigError("Decay is %v, want (0, 1]", c.Decay)
 	case c.Delay < 0:

@@ -149,6 +149,13 @@ func reference(ranks, perHost, steps int, cfg outer.Config, cuts []int, alive fu
 		mean []float64
 	}
 	var flying []flight
+	mix := cfg.Mix
+	switch {
+	case mix == outer.NoMix:
+		mix = 0
+	case mix == 0 && cfg.Delay > 0:
+		mix = 0.5
+	}
 	land := func(now int) {
 		for len(flying) > 0 && flying[0].at <= now {
 			f := flying[0]
@@ -162,7 +169,7 @@ func reference(ranks, perHost, steps int, cfg outer.Config, cuts []int, alive fu
 				}
 				common[i] -= cfg.LearningRate * move
 				for rank := range own {
-					own[rank][i] = cfg.Mix*own[rank][i] + (1-cfg.Mix)*common[i]
+					own[rank][i] = mix*own[rank][i] + (1-mix)*common[i]
 				}
 			}
 		}
@@ -218,6 +225,9 @@ func TestAgainstTheAlgorithm(t *testing.T) {
 		{outer.Config{Every: 5, LearningRate: 0.7, Momentum: 0.9}, []int{0, total}},
 		{outer.Config{Every: 5, LearningRate: 0.7, Momentum: 0.9, Nesterov: true}, []int{0, total}},
 		{outer.Config{Every: 6, LearningRate: 0.5, Delay: 4}, []int{0, total}},
+		{outer.Config{Every: 6, LearningRate: 0.5, Delay: 4, Mix: outer.NoMix}, []int{0, total}},
+		{outer.Config{Every: 5, LearningRate: 0.5, Mix: outer.NoMix}, []int{0, total}},
+		{outer.Config{Every: 5, LearningRate: 0.5, Mix: 0.25}, []int{0, total}},
 		{outer.Config{Every: 6, LearningRate: 0.5, Delay: 2, Mix: 0.5}, []int{0, total}},
 		{outer.Config{Every: 7, LearningRate: 0.7, Momentum: 0.5, Nesterov: true, Fragments: 2, Delay: 3, Mix: 0.25}, []int{0, total / 2, total}},
 		{outer.Config{Every: 8, LearningRate: 1, Fragments: 4}, []int{0, total / 4, total / 2, 3 * total / 4, total}},
@@ -666,7 +676,7 @@ func TestALostRankInFlight(t *testing.T) {
 			v := []float32{8}
 			x, err := cpu.Wrap(rt, v)
 			require.NoError(t, err)
-			l, err := outer.New(ctx, rt, c, []*runtime.Tensor{x}, outer.Config{Every: 4, Delay: 2, Weighted: weighted})
+			l, err := outer.New(ctx, rt, c, []*runtime.Tensor{x}, outer.Config{Every: 4, Delay: 2, Mix: outer.NoMix, Weighted: weighted})
 			require.NoError(t, err)
 			fails := errors.New("the exchange fails on the ranks that are left")
 			l.BeforeCommit(func(context.Context) error { return fails })
@@ -713,7 +723,7 @@ func TestRebindInFlight(t *testing.T) {
 			v, move := []float32{8}, float32(1+2*c.Rank())
 			x, err := cpu.Wrap(cpu.New(), v)
 			require.NoError(t, err)
-			l, err := outer.New(ctx, x.Runtime(), c, []*runtime.Tensor{x}, outer.Config{Every: 4, Delay: 2})
+			l, err := outer.New(ctx, x.Runtime(), c, []*runtime.Tensor{x}, outer.Config{Every: 4, Delay: 2, Mix: outer.NoMix})
 			require.NoError(t, err)
 			for step := range 9 {
 				if step == 7 { // the first fragment has arrived everywhere
@@ -1044,7 +1054,7 @@ func TestMisuse(t *testing.T) {
 		m := newModel(t, rt)
 		for _, cfg := range []outer.Config{
 			{}, {Every: -1}, {Every: 3, Delay: 4}, {Every: 3, Delay: -1}, {Every: 3, Fragments: 4}, {Every: 3000, Fragments: total + 1}, {Every: 4, Fragments: 2, Delay: 3},
-			{Every: 1, LearningRate: -1}, {Every: 1, LearningRate: math.Inf(1)}, {Every: 1, Momentum: 1}, {Every: 1, Mix: 1}, {Every: 1, Decay: 2},
+			{Every: 1, LearningRate: -1}, {Every: 1, LearningRate: math.Inf(1)}, {Every: 1, Momentum: 1}, {Every: 1, Mix: 1}, {Every: 1, Mix: -0.5}, {Every: 1, Mix: math.NaN()}, {Every: 1, Decay: 2},
 			{Every: 2, Delay: 1, Reduce: ddp.Config{Config: sparse.Config{NonFinite: sparse.PassNonFinite}}},
 			{Every: 2, Delay: 1, Reduce: ddp.Config{Config: sparse.Config{NoUndo: true}}},
 			{Every: 2, Delay: 1, Reduce: ddp.Config{PerBucket: func(int, int) sparse.Config { return sparse.Config{NonFinite: sparse.PassNonFinite} }}},

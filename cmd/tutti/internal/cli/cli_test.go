@@ -105,6 +105,10 @@ func TestWrongUsage(t *testing.T) {
 		{"train --outer 5 --outer-decay NaN", `"--outer-decay" flag: must be in (0, 1]`},
 		{"train --outer 5 --outer-fragments 0", `"--outer-fragments" flag: must be 1 or more`},
 		{"train --outer 5 --outer-delay -1", `"--outer-delay" flag: must be 0 or more`},
+		{"train --outer 5 --outer-delay 2 --outer-mix 1", `"--outer-mix" flag: must be in [0, 1)`},
+		{"train --outer 5 --outer-delay 2 --outer-mix NaN", `"--outer-mix" flag: must be in [0, 1)`},
+		{"train --outer 5 --outer-mix 0.5", "--outer-mix is for parts that arrive later, which --outer-delay makes"},
+		{"train --outer-mix 0.5", "--outer-mix is for an outer loop, which --outer makes"},
 		{"train --outer 5 --outer-fragments 9", "9 fragments are more than an outer window of 5 steps has steps"},
 		{"train --outer 6 --outer-fragments 2 --outer-delay 4", "delay 4 is more than the 3 steps from one of 2 fragments to the next"},
 		{"train --hosts -1", "number of hosts -1 is not 0 or more"},
@@ -596,4 +600,19 @@ func TestMessageLeavesRanksOut(t *testing.T) {
 	whole := fmt.Errorf("several: %w", errors.Join(cause, echoes[0]))
 	assert.Equal(t, whole.Error(), message(whole), "its text is its own")
 	assert.Equal(t, "ranks 1, 2 and 3 of 8\nand 1 more rank", message(errors.Join(errors.New("ranks 1, 2 and 3 of 8"), errors.New("ranks 4 and 5 of 8"))))
+}
+
+// Behind a delay a rank keeps half of its own weights unless --outer-mix says otherwise; 0 is a share, too.
+func TestOuterMix(t *testing.T) {
+	hash := func(flags ...string) any {
+		args := []string{"train", "--ranks", "2", "--hidden", "8", "--epochs", "1", "--pattern", "dense", "--outer", "8", "--outer-fragments", "2",
+			"--outer-delay", "4", "--out", t.TempDir(), "--json"}
+		code, stdout, stderr := execute(t, append(args, flags...)...)
+		require.Zero(t, code, stderr)
+		return jsonLines(t, stdout)[0]["hash"]
+	}
+	half := hash()
+	assert.Equal(t, half, hash("--outer-mix", "0.5"))
+	assert.NotEqual(t, half, hash("--outer-mix", "0"))
+	assert.NotEqual(t, hash("--outer-mix", "0.25"), hash("--outer-mix", "0"))
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/picture"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
+	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
 )
 
@@ -24,6 +25,7 @@ func newTrain() *cobra.Command {
 	w := newWorld()
 	var dir outDir
 	var asJSON bool
+	var mix float64
 	cmd := &cobra.Command{
 		Use:   "train",
 		Short: "Train a small network on real data with each pattern",
@@ -64,10 +66,17 @@ late carry them along.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.Outer.Nesterov = cfg.Outer.Momentum > 0
 			if cfg.Outer.Every == 0 {
-				err := excluded(cmd, "for an outer loop, which --outer makes", "outer-lr", "outer-momentum", "outer-decay", "outer-fragments", "outer-delay")
+				err := excluded(cmd, "for an outer loop, which --outer makes", "outer-lr", "outer-momentum", "outer-decay", "outer-fragments", "outer-delay", "outer-mix")
 				if err != nil {
 					return err
 				}
+			}
+			if cfg.Outer.Delay == 0 {
+				if err := excluded(cmd, "for parts that arrive later, which --outer-delay makes", "outer-mix"); err != nil {
+					return err
+				}
+			} else if cfg.Outer.Mix = mix; mix == 0 {
+				cfg.Outer.Mix = outer.NoMix
 			}
 			cfg.Backend, cfg.Network = w.backend, os.Getenv(cluster.NetworkVariable)
 			if err := cfg.Validate(); err != nil {
@@ -114,11 +123,13 @@ late carry them along.`,
 	flags.Float64Var(&o.Decay, "outer-decay", o.Decay, "what is left of the residual after a round")
 	flags.IntVar(&o.Fragments, "outer-fragments", o.Fragments, "parts of the weights that take turns")
 	flags.IntVar(&o.Delay, "outer-delay", o.Delay, "`steps` behind which the exchange of a part goes on")
+	flags.Float64Var(&mix, "outer-mix", 0.5, "a rank's own `share` of the weights where a part arrives behind --outer-delay; 0 drops the steps of the delay")
 	restrict(flags, "outer-lr", "a positive number", func() bool { return o.LearningRate > 0 && !math.IsInf(o.LearningRate, 1) })
 	restrict(flags, "outer-momentum", "in [0, 1)", func() bool { return o.Momentum >= 0 && o.Momentum < 1 })
 	restrict(flags, "outer-decay", "in (0, 1]", func() bool { return o.Decay > 0 && o.Decay <= 1 })
 	restrict(flags, "outer-fragments", "1 or more", func() bool { return o.Fragments >= 1 })
 	restrict(flags, "outer-delay", "0 or more", func() bool { return o.Delay >= 0 })
+	restrict(flags, "outer-mix", "in [0, 1)", func() bool { return mix >= 0 && mix < 1 })
 	flags.BoolVar(&cfg.Elastic, "elastic", false, "have members come and go, under tutti launch --min")
 	flags.StringVar(&cfg.Text, "text", "", "`file` whose bytes the network foretells, in the place of the digits")
 	flags.BoolVar(&cfg.Turned, "turned", false, "turn and mirror images at random and add noise, which makes them harder to read")
