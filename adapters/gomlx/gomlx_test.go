@@ -72,6 +72,15 @@ func newTraining(c comm.Communicator, o optimizer.Interface, batch, accumulate i
 
 // newTrainingOf is of another model, and continues from the checkpoint in dir, if that is set.
 func newTrainingOf(c comm.Communicator, o optimizer.Interface, batch, accumulate int, f func(*model.Scope, *graph.Node) *graph.Node, dir string) (*training, error) {
+	variables := model.NewStore()
+	if err := variables.SetRNGStateFromSeed(int64(c.Rank())); err != nil {
+		return nil, err
+	}
+	return newTrainingIn(variables, c, o, batch, accumulate, f, dir)
+}
+
+// newTrainingIn has variables.
+func newTrainingIn(variables *model.Store, c comm.Communicator, o optimizer.Interface, batch, accumulate int, f func(*model.Scope, *graph.Node) *graph.Node, dir string) (*training, error) {
 	set, _, err := digits.Split(1)
 	if err != nil {
 		return nil, err
@@ -88,10 +97,6 @@ func newTrainingOf(c comm.Communicator, o optimizer.Interface, batch, accumulate
 	}
 	backend, err := compute.NewWithConfig("go")
 	if err != nil {
-		return nil, err
-	}
-	variables := model.NewStore()
-	if err := variables.SetRNGStateFromSeed(int64(c.Rank())); err != nil {
 		return nil, err
 	}
 	var saved *checkpoint.Handler

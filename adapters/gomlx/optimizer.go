@@ -38,7 +38,8 @@ const scope = "/tutti"
 // trainer accumulates are reduced once, when they are complete.
 //
 // All ranks have the same trainable variables, and every graph of a trainer uses all
-// of them. What train.AddPerStepUpdateGraphFn adds runs before the update.
+// of them. Integers and truth values have no gradient and are left alone, whatever marks them trainable:
+// GoMLX's loader of checkpoints marks all that it loads, the state of the random numbers among them. What train.AddPerStepUpdateGraphFn adds runs before the update.
 type Optimizer struct {
 	world
 	cfg   ddp.Config
@@ -146,13 +147,18 @@ func (o *Optimizer) UpdateGraph(scope *model.Scope, _ *graph.Graph, loss *graph.
 // half of a step that comes before the reduction.
 func (o *Optimizer) UpdateGraphWithGradients(s *model.Scope, gradients []*graph.Node, loss dtypes.DType) {
 	store, g := s.Store(), gradients[0].Graph()
-	params := trainable(s, g)
-	var slots []*model.Variable
-	for _, v := range params {
-		slots = append(slots, store.VariableWithShape(scope+v.Path(), v.Shape(), graph.Zeros).SetTrainable(false))
-	}
-	for i, slot := range slots {
+	var params, slots []*model.Variable
+	for i, v := range trainable(s, g) {
+		if !differentiable(v) {
+			continue
+		}
+		slot := store.VariableWithShape(scope+v.Path(), v.Shape(), graph.Zeros).SetTrainable(false)
 		slot.SetNodeValue(gradients[i])
+		params = append(params, v)
+		slots = append(slots, slot)
+	}
+	if len(params) == 0 {
+		panic(errors.New("gomlx: a graph has no trainable variables but integers"))
 	}
 	if o.update != nil {
 		if !slices.Equal(params, o.params) {
@@ -185,6 +191,12 @@ func trainable(s *model.Scope, g *graph.Graph) (all []*model.Variable) {
 		}
 	}
 	return all
+}
+
+// differentiable reports whether a variable can have a gradient.
+func differentiable(v *model.Variable) bool {
+	dt := v.DType()
+	return dt.IsFloat() || dt.IsComplex()
 }
 
 // Clear implements optimizer.Interface.
@@ -226,7 +238,7 @@ func (o *Optimizer) step() error {
 					return err
 				}
 			}
-			return o.sync.ReduceAll(o.ctx, gradients)
+			return named(o.sync.ReduceAll(o.ctx, gradients), o.slots)
 		})
 	}
 	if err == nil {
@@ -239,6 +251,15 @@ func (o *Optimizer) step() error {
 func (o *Optimizer) begin(gradients []*runtime.Tensor) (err error) {
 	if o.sync, err = ddp.New(o.ctx, o.rt, o.c, gradients, o.cfg); err == nil && len(o.saved) > 0 {
 		err, o.saved = o.sync.Restore(o.ctx, o.saved...), nil
+	}
+	return named(err, o.slots)
+}
+
+// named adds to an error of one of the tensors of variables which variable that is.
+func named(err error, variables []*model.Variable) error {
+	var of *distributed.TensorError
+	if errors.As(err, &of) && of.Index < len(variables) {
+		return fmt.Errorf("gomlx: variable %s: %w", strings.TrimPrefix(variables[of.Index].Path(), scope), err)
 	}
 	return err
 }

@@ -41,7 +41,7 @@ func NewOuter(ctx context.Context, c comm.Communicator, inner optimizer.Interfac
 
 // UpdateGraph implements optimizer.Interface.
 func (o *Outer) UpdateGraph(s *model.Scope, g *graph.Graph, loss *graph.Node) {
-	o.variables = inOrder(trainable(s, g))
+	o.variables = inOrder(slices.DeleteFunc(trainable(s, g), func(v *model.Variable) bool { return !differentiable(v) }))
 	o.Interface.UpdateGraph(s, g, loss)
 }
 
@@ -70,7 +70,7 @@ func (o *Outer) begin(store *model.Store) error {
 		}
 		dt, err := dtype.Parse(value.DType().String())
 		if err != nil {
-			return err
+			return fmt.Errorf("gomlx: variable %s: %w", v.Path(), err)
 		}
 		memory := make([]byte, value.Shape().ByteSize())
 		t, err := cpu.WrapBytes(o.rt, memory, dt, value.Shape().Dimensions...)
@@ -84,7 +84,7 @@ func (o *Outer) begin(store *model.Store) error {
 			err = o.loop.Restore(o.ctx, o.saved...)
 		}
 		if err != nil || o.saved == nil { // a resumed training has begun before
-			return err
+			return named(err, o.variables)
 		}
 		return o.loop.Step(o.ctx)
 	})

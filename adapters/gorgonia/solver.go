@@ -29,6 +29,7 @@ type Solver struct {
 	inner gorgonia.Solver
 	rt    *cpu.Runtime
 	sync  *ddp.Gradients
+	names []string // of the parameters
 }
 
 // New gives all ranks rank 0's parameters, and returns a solver that averages their
@@ -39,6 +40,7 @@ func New(ctx context.Context, c comm.Communicator, inner gorgonia.Solver, parame
 	values := make([]gorgonia.Value, len(parameters))
 	for i, p := range parameters {
 		values[i] = p.Value()
+		s.names = append(s.names, p.Name())
 	}
 	err := s.with(values, func(tensors []*runtime.Tensor) (err error) {
 		if err = distributed.BroadcastAll(ctx, c, tensors, 0); err == nil {
@@ -47,7 +49,7 @@ func New(ctx context.Context, c comm.Communicator, inner gorgonia.Solver, parame
 		return err
 	})
 	if err != nil {
-		return nil, errors.Join(err, s.Close())
+		return nil, errors.Join(s.named(err), s.Close())
 	}
 	return s, nil
 }
@@ -63,7 +65,7 @@ func (s *Solver) Step(model []gorgonia.ValueGrad) error {
 	}
 	err := s.with(gradients, func(tensors []*runtime.Tensor) error { return s.sync.ReduceAll(s.ctx, tensors) })
 	if err != nil {
-		return err
+		return s.named(err)
 	}
 	return s.inner.Step(model)
 }
@@ -103,11 +105,14 @@ type Outer struct {
 // ranks pass the same. The parameters' memory is pinned until Close.
 func NewOuter(ctx context.Context, c comm.Communicator, inner gorgonia.Solver, parameters gorgonia.Nodes, cfg outer.Config) (*Outer, error) {
 	o := &Outer{solver: &Solver{ctx: ctx, inner: inner, rt: cpu.New()}}
+	for _, p := range parameters {
+		o.solver.names = append(o.solver.names, p.Name())
+	}
 	var err error
 	for i, p := range parameters {
 		var t *runtime.Tensor
 		if t, err = Wrap(o.solver.rt, p.Value()); err != nil {
-			err = fmt.Errorf("gorgonia: parameter %d: %w", i, err)
+			err = &distributed.TensorError{Role: "parameter", Index: i, Err: err}
 			break
 		}
 		o.tensors = append(o.tensors, t)
@@ -119,7 +124,7 @@ func NewOuter(ctx context.Context, c comm.Communicator, inner gorgonia.Solver, p
 		o.Loop, err = outer.New(ctx, o.solver.rt, c, o.tensors, cfg)
 	}
 	if err != nil {
-		return nil, errors.Join(err, o.Close())
+		return nil, errors.Join(o.solver.named(err), o.Close())
 	}
 	return o, nil
 }
@@ -145,12 +150,21 @@ func (o *Outer) Close() error {
 	return errors.Join(append(errs, o.solver.Close())...)
 }
 
+// named adds to an error of one of several tensors the name of the parameter.
+func (s *Solver) named(err error) error {
+	var of *distributed.TensorError
+	if errors.As(err, &of) && of.Index < len(s.names) {
+		return fmt.Errorf("gorgonia: %s: %w", s.names[of.Index], err)
+	}
+	return err
+}
+
 // with calls use with tensors of the memory of values.
 func (s *Solver) with(values []gorgonia.Value, use func([]*runtime.Tensor) error) (err error) {
 	tensors := make([]*runtime.Tensor, len(values))
 	for i, v := range values {
 		if tensors[i], err = Wrap(s.rt, v); err != nil {
-			return fmt.Errorf("gorgonia: parameter %d: %w", i, err)
+			return &distributed.TensorError{Role: "parameter", Index: i, Err: err}
 		}
 		defer tensors[i].Free()
 	}

@@ -27,7 +27,7 @@ func (g *Gradients) Accumulate(i int, t *runtime.Tensor) error {
 		return err
 	}
 	if err := base.CheckGradientType(t.DType()); err != nil {
-		return base.OpError(op, &GradientError{i, err})
+		return base.OpError(op, gradientError(i, err))
 	}
 	s := &g.gradients[i].sum
 	if s.of == nil {

@@ -198,7 +198,7 @@ func (g *Gradients) checkTypes(more bool) error {
 			}
 		}
 		if err != nil {
-			return &GradientError{slices.Min(b.params), err}
+			return gradientError(slices.Min(b.params), err)
 		}
 	}
 	return nil
@@ -354,7 +354,7 @@ func (g *Gradients) view(b *bucket, ptr uintptr) error {
 			err = t.Fill(0)
 		}
 		if err != nil {
-			return &GradientError{i, err}
+			return gradientError(i, err)
 		}
 		g.views[i] = t
 		ptr += uintptr(t.Bytes())
@@ -375,7 +375,7 @@ func (g *Gradients) copyParts(b *bucket, back bool) error {
 		t := g.step.given[i]
 		param, err := t.Ptr()
 		if err != nil {
-			return &GradientError{i, err}
+			return gradientError(i, err)
 		}
 		if param != flat { // otherwise it lives there
 			if err := g.convert(b, flat, param, t.Len(), back); err != nil {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/metered"
+	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/runtime"
@@ -83,16 +84,10 @@ type Gradients struct {
 	confirm func(context.Context) error // see BeforeCommit
 }
 
-// GradientError is an error that concerns one gradient.
-type GradientError struct {
-	Gradient int // its number in the order of registration
-	Err      error
+// gradientError is err, of gradient i.
+func gradientError(i int, err error) error {
+	return &distributed.TensorError{Role: "gradient", Index: i, Err: err}
 }
-
-func (e *GradientError) Error() string { return fmt.Sprintf("gradient %d: %v", e.Gradient, e.Err) }
-
-// Unwrap implements the interface that package errors looks for.
-func (e *GradientError) Unwrap() error { return e.Err }
 
 // reachable checks a tensor.
 func (g *Gradients) reachable(t *runtime.Tensor) error {

@@ -44,7 +44,7 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 	g.cfg = cfg
 	for i, t := range params {
 		if err := g.reachable(t); err != nil {
-			return nil, base.OpError(op, &GradientError{i, err})
+			return nil, base.OpError(op, gradientError(i, err))
 		}
 		compressed := cfg.PerBucket == nil && cfg.Pattern != "" && cfg.Pattern != sparse.Dense
 		g.gradients[i] = gradient{n: t.Len(), dt: t.DType(), shape: t.Shape(), vector: compressed && len(t.Shape()) <= 1 && t.Len() <= cfg.DenseUpTo}

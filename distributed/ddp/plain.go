@@ -30,7 +30,7 @@ func (p *plain) Select(context.Context, sparse.Input) error {
 	}
 	for _, i := range p.b.apart {
 		if err := add(p.g.step.given[i]); err != nil {
-			return &GradientError{i, err}
+			return gradientError(i, err)
 		}
 	}
 	return nil

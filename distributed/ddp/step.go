@@ -46,7 +46,7 @@ func (g *Gradients) check(op string, i int, t *runtime.Tensor) error {
 		return base.OpError(op, fmt.Errorf("%w: gradient %d is ready already in this step", comm.ErrArgument, i))
 	}
 	if err := g.reachable(t); err != nil {
-		return base.OpError(op, &GradientError{i, err})
+		return base.OpError(op, gradientError(i, err))
 	}
 	if dt := g.buckets[g.where[i]].dt; t.DType() != dt {
 		return base.OpError(op, fmt.Errorf("%w: gradient %d is %v, registered was %v", runtime.ErrDType, i, t.DType(), dt))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
@@ -142,7 +143,7 @@ func (l *Loop) allocate(params []*runtime.Tensor) error {
 			return err
 		}
 		if err := errors.Join(base.SameStream(l.rt, t.Runtime()), base.CheckGradientType(t.DType())); err != nil {
-			return fmt.Errorf("parameter %d: %w", i, err)
+			return &distributed.TensorError{Role: "parameter", Index: i, Err: err}
 		}
 		l.n += t.Len()
 		if t.DType() != dtype.F32 {

@@ -1,0 +1,16 @@
+package distributed
+
+import "fmt"
+
+// TensorError is an error that concerns one of several tensors that a call was given, such as a gradient of package ddp or
+// a parameter of package outer. Whoever has names for them finds its number with [errors.As].
+type TensorError struct {
+	Role  string // what the tensors are, such as "gradient"
+	Index int    // of the one, in the order in which they were passed
+	Err   error
+}
+
+func (e *TensorError) Error() string { return fmt.Sprintf("%s %d: %v", e.Role, e.Index, e.Err) }
+
+// Unwrap returns e.Err, for package errors.
+func (e *TensorError) Unwrap() error { return e.Err }
