@@ -150,14 +150,12 @@ func run(ctx context.Context, c comm.Communicator, s settings) (sum uint32, last
 	}
 	variables := model.NewStore()
 	variables.SetParam(optimizer.ParamLearningRate, 0.01)
+	if err := variables.SetRNGStateFromSeed(1); err != nil {
+		return 0, 0, err
+	}
 	var saved *checkpoint.Handler
 	if s.checkpoint != "" {
 		if saved, err = checkpoint.Build(variables).Dir(s.checkpoint).Immediate().Done(); err != nil {
-			return 0, 0, err
-		}
-	}
-	if variables.GetVariable("/"+model.RNGStateVariableName) == nil { // a seed would take the place of what was loaded
-		if err := variables.SetRNGStateFromSeed(1); err != nil {
 			return 0, 0, err
 		}
 	}
