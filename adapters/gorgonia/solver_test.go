@@ -264,6 +264,24 @@ func TestOtherParameters(t *testing.T) {
 	}))
 }
 
+// A parameter of a type that cannot be averaged as configured is named.
+func TestErrorsNameParameters(t *testing.T) {
+	g := G.NewGraph()
+	named := func(name string, of tensor.Dtype) *G.Node {
+		return G.NewMatrix(g, of, G.WithShape(3, 2), G.WithName(name), G.WithInit(G.Zeroes()))
+	}
+	parameters := G.Nodes{named("narrow", tensor.Float32), named("wide", tensor.Float64)}
+	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+		_, err := gorgonia.New(ctx, c, G.NewVanillaSolver(), parameters, ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.5}})
+		assert.ErrorIs(t, err, comm.ErrUnsupported)
+		assert.ErrorContains(t, err, "gorgonia: wide: ")
+		_, err = gorgonia.NewOuter(ctx, c, G.NewVanillaSolver(), parameters, outer.Config{Every: 2})
+		assert.ErrorIs(t, err, comm.ErrUnsupported)
+		assert.ErrorContains(t, err, "gorgonia: wide: ")
+		return nil
+	}))
+}
+
 // BenchmarkStep is a training step on one rank, of Gorgonia alone and with the
 // solver around its own.
 func BenchmarkStep(b *testing.B) {

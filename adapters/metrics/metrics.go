@@ -11,6 +11,7 @@ package metrics
 
 import (
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,7 +26,9 @@ import (
 type Metrics struct {
 	steps, rounds, skipped, elements, bytes, launch, wait, exchange, hidden prometheus.Counter
 	epoch, members                                                          prometheus.Gauge
-	outer                                                                   outer.Stats // that were counted
+
+	mu    sync.Mutex
+	outer outer.Stats // those that were counted last; zero: none; guarded by mu
 }
 
 // New registers the metrics, with these labels. An error is one of the registry: a name that is taken.
@@ -60,26 +63,48 @@ func New(r prometheus.Registerer, labels prometheus.Labels) (*Metrics, error) {
 
 // Step counts a step, for [ddp.Gradients.OnStep].
 func (m *Metrics) Step(s ddp.Stats) {
-	m.count(1, s.Skipped, s.SentElements, s.SentBytes, s.LaunchTime, s.WaitTime)
-	m.exchange.Add(s.ExchangeTime.Seconds())
-	m.hidden.Add(s.HiddenTime.Seconds())
+	m.count(s.Skipped, s.SentElements, s.SentBytes, s.LaunchTime, s.WaitTime)
+	add(m.exchange, s.ExchangeTime.Seconds())
+	add(m.hidden, s.HiddenTime.Seconds())
 }
 
 // Reduced counts a step of a [sparse.Reducer], of which the host waits for the exchange.
 func (m *Metrics) Reduced(s sparse.Stats) {
-	m.count(1, s.Skipped, s.SentElements+s.InnerElements, s.SentBytes+s.InnerBytes, s.SelectTime, s.ExchangeTime+s.InnerTime)
+	m.count(s.Skipped, s.SentElements+s.InnerElements, s.SentBytes+s.InnerBytes, s.SelectTime, s.ExchangeTime+s.InnerTime)
 }
 
-// Outer counts what an [outer.Loop] has done since the call before. Call it after each step, by one goroutine.
+// Outer counts what an [outer.Loop] has done since the call before, in this process: what a loop that was restored had done
+// before it was saved does not count. Call it after each step. Where numbers are lower than before, they are those of another
+// loop, or of one that was restored, and count from its beginning.
 func (m *Metrics) Outer(s outer.Stats) {
-	was := m.outer
-	if s.Exchanges < was.Exchanges || s.Steps < was.Steps { // another loop, or one that was restored
-		was = outer.Stats{Steps: s.Steps, Rounds: s.Rounds}
-	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before := m.outer
 	m.outer = s
-	m.rounds.Add(float64(s.Rounds - was.Rounds))
-	m.skipped.Add(float64(s.Skipped - was.Skipped))
-	m.count(s.Steps-was.Steps, false, s.SentElements-was.SentElements, s.SentBytes-was.SentBytes, 0, s.WaitTime-was.WaitTime)
+	if s.FirstStep != before.FirstStep || s.FirstRound != before.FirstRound {
+		before = outer.Stats{Steps: s.FirstStep, Rounds: s.FirstRound}
+	}
+	add(m.steps, float64(since(s.Steps, before.Steps, s.FirstStep)))
+	add(m.rounds, float64(since(s.Rounds, before.Rounds, s.FirstRound)))
+	add(m.skipped, float64(since(s.Skipped, before.Skipped, 0)))
+	add(m.elements, float64(since(s.SentElements, before.SentElements, 0)))
+	add(m.bytes, float64(since(s.SentBytes, before.SentBytes, 0)))
+	add(m.wait, since(s.WaitTime, before.WaitTime, 0).Seconds())
+}
+
+// since returns by how much a count has grown, or has grown since its beginning if it is lower than before.
+func since[T int | int64 | time.Duration](now, before, first T) T {
+	if now < before {
+		return now - first
+	}
+	return now - before
+}
+
+// add adds to a counter, which panics where a number would make it decrease.
+func add(c prometheus.Counter, x float64) {
+	if x > 0 {
+		c.Add(x)
+	}
 }
 
 // Epoch shows the epoch of an elastic job, for Bind of its [elastic.Config].
@@ -88,13 +113,14 @@ func (m *Metrics) Epoch(e *elastic.Epoch) {
 	m.members.Set(float64(len(e.Members)))
 }
 
-func (m *Metrics) count(steps int, skipped bool, elements, bytes int64, launch, wait time.Duration) {
-	m.steps.Add(float64(steps))
+// count counts a step.
+func (m *Metrics) count(skipped bool, elements, bytes int64, launch, wait time.Duration) {
+	m.steps.Inc()
 	if skipped {
 		m.skipped.Inc()
 	}
-	m.elements.Add(float64(elements))
-	m.bytes.Add(float64(bytes))
-	m.launch.Add(launch.Seconds())
-	m.wait.Add(wait.Seconds())
+	add(m.elements, float64(elements))
+	add(m.bytes, float64(bytes))
+	add(m.launch, launch.Seconds())
+	add(m.wait, wait.Seconds())
 }

@@ -3,6 +3,7 @@ package metrics_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
@@ -113,4 +114,89 @@ func TestOuter(t *testing.T) {
 	m.Epoch(&elastic.Epoch{Number: 4, Members: strings.Fields("a b c")})
 	assert.Equal(t, 4.0, value(t, r, "epoch"))
 	assert.Equal(t, 3.0, value(t, r, "members"))
+}
+
+// counters are the names of what only grows.
+var counters = []string{"steps_total", "rounds_total", "skipped_total", "sent_elements_total", "sent_bytes_total", "launch_seconds_total",
+	"wait_seconds_total", "exchange_seconds_total", "hidden_seconds_total"}
+
+// A loop that goes on from a saved state counts what it does, and not what the saved one had done: in another process,
+// and in the same one, where it is restored to an earlier or to the same step, and replaced by a loop that sends less.
+func TestRestoredOuter(t *testing.T) {
+	const window = 4
+	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		x, err := runtime.New(rt, dtype.F32, 1000)
+		require.NoError(t, err)
+		make := func(pattern string) *outer.Loop {
+			l, err := outer.New(ctx, rt, c, []*runtime.Tensor{x}, outer.Config{Every: window,
+				Reduce: ddp.Config{Config: sparse.Config{Pattern: pattern, Density: 0.01}, DenseUpTo: -1}})
+			require.NoError(t, err)
+			return l
+		}
+		step := func(l *outer.Loop, m *metrics.Metrics, steps int) {
+			for range steps {
+				require.NoError(t, l.Step(ctx))
+				m.Outer(l.Stats())
+			}
+		}
+		m, r := newMetrics(t)
+		check := func(steps, rounds int, sent int64) {
+			t.Helper()
+			assert.EqualValues(t, steps, value(t, r, "steps_total"))
+			assert.EqualValues(t, rounds, value(t, r, "rounds_total"))
+			assert.EqualValues(t, sent, value(t, r, "sent_bytes_total"))
+		}
+		first := make(sparse.Dense)
+		step(first, m, 40)
+		state, err := first.State(ctx)
+		require.NoError(t, err)
+		sent := first.Stats().SentBytes
+		check(40, 10, sent)
+
+		m, r = newMetrics(t) // of another process
+		second := make(sparse.Dense)
+		require.NoError(t, second.Restore(ctx, state))
+		assert.Equal(t, outer.Stats{Steps: 40, Rounds: 10, FirstStep: 40, FirstRound: 10}, second.Stats())
+		step(second, m, 1)
+		check(1, 0, 0)
+		step(second, m, 3)
+		each := second.Stats().SentBytes
+		check(4, 1, each)
+		require.NoError(t, second.Restore(ctx, state))
+		step(second, m, 9)
+		check(13, 3, 3*each)
+
+		third := make(sparse.TopkA) // as many exchanges, fewer bytes
+		step(third, m, 2*window)
+		check(13+2*window, 5, 3*each+third.Stats().SentBytes)
+		return errors.Join(first.Close(), second.Close(), third.Close(), x.Free())
+	}))
+}
+
+// Whatever numbers come, in whatever order, no counter falls, and nothing panics.
+func TestCountersNeverFall(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Log("seed", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	m, r := newMetrics(t)
+	before := map[string]float64{}
+	number := func() int { return rng.IntN(7) - 1 }
+	for range 2000 {
+		switch rng.IntN(3) {
+		case 0:
+			m.Step(ddp.Stats{SentElements: int64(number()), SentBytes: int64(number()), LaunchTime: time.Duration(number()), WaitTime: time.Duration(number()),
+				ExchangeTime: time.Duration(number()), HiddenTime: time.Duration(number())})
+		case 1:
+			m.Reduced(sparse.Stats{SentElements: int64(number()), InnerBytes: int64(number()), SelectTime: time.Duration(number()), InnerTime: time.Duration(number())})
+		default:
+			m.Outer(outer.Stats{Steps: number(), Rounds: number(), FirstStep: number(), FirstRound: number(), Exchanges: number(), Skipped: number(),
+				SentElements: int64(number()), SentBytes: int64(number()), WaitTime: time.Duration(number())})
+		}
+		for _, name := range counters {
+			now := value(t, r, name)
+			require.GreaterOrEqual(t, now, before[name], name)
+			before[name] = now
+		}
+	}
 }

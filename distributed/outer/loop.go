@@ -59,11 +59,14 @@ type position struct {
 	Round, First, Length int // the window: its number, after how many steps it begins, how many it has
 }
 
-// Stats tells what a [Loop] did on this rank. After [Loop.Restore] Steps and Rounds are those of
-// the run that was saved, and the others begin at 0.
+// Stats tells what a [Loop] did on this rank. After [Loop.Restore] Steps and Rounds go on from those of the run that was
+// saved, which are FirstStep and FirstRound, and the others begin at 0.
 type Stats struct {
 	Steps     int // of the inner optimizer
 	Rounds    int // windows that ended
+	FirstStep int // what Steps was after New or Restore: this loop has made Steps - FirstStep
+	// FirstRound is what Rounds was then.
+	FirstRound int
 	Exchanges int // fragments that arrived
 	Skipped   int // fragments that the ranks skipped, as one of them was not finite
 	// SentElements and SentBytes count as in [ddp.Stats], over all exchanges.
@@ -278,7 +281,8 @@ func (l *Loop) Adopt() error {
 // Stats returns what the loop did since New, or Restore.
 func (l *Loop) Stats() Stats {
 	s := l.stats
-	s.Steps, s.Rounds = l.at.Now.Step, l.at.Round
+	s.Steps = l.at.Now.Step
+	s.Rounds = l.at.Round
 	return s
 }
 

@@ -153,7 +153,8 @@ func (l *Loop) restore(ctx context.Context, states [][]byte) error {
 		}
 		errs = append(errs, l.rt.CopyIn(at(l.delta, f), from.Deltas))
 	}
-	l.at, l.agreed, l.stats = first.At, false, Stats{}
+	l.at, l.agreed = first.At, false
+	l.stats = Stats{FirstStep: first.At.Now.Step, FirstRound: first.At.Round}
 	return errors.Join(errs...)
 }
 
