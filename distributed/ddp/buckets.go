@@ -160,13 +160,13 @@ func (g *Gradients) resolve(given []sparse.Config) (cfgs []sparse.Config, whole 
 	cfgs = make([]sparse.Config, len(given))
 	for i := range given {
 		if cfgs[i], err = given[i].WithDefaults(); err != nil {
-			return nil, whole, false, fmt.Errorf("bucket %d: %w", i, err)
+			return nil, whole, false, g.bucketError(i, err)
 		}
 		if given[i].InPlace {
-			return nil, whole, false, fmt.Errorf("bucket %d: %w", i, base.ConfigError("InPlace, where gradients are to become averages"))
+			return nil, whole, false, g.bucketError(i, base.ConfigError("InPlace, where gradients are to become averages"))
 		}
 		if g.cfg.Rebuild && cfgs[i].Pattern == sparse.Auto {
-			return nil, whole, false, fmt.Errorf("bucket %d: %w", i, base.ConfigError("Rebuild with pattern auto, which is chosen for buckets that stay"))
+			return nil, whole, false, g.bucketError(i, base.ConfigError("Rebuild with pattern auto, which is chosen for buckets that stay"))
 		}
 	}
 	if whole, err = g.cfg.Config.WithDefaults(); err != nil {
@@ -180,6 +180,15 @@ func (g *Gradients) resolve(given []sparse.Config) (cfgs []sparse.Config, whole 
 		return nil, whole, false, fmt.Errorf("%w: Sum, Rebuild or Wire, which are for plain dense buckets, with a mesh, or some that are sparse, clipped or judged", comm.ErrArgument)
 	}
 	return cfgs, whole, more, g.cfg.checkShard(more)
+}
+
+// bucketError is err, of bucket i, and says which gradients that has.
+func (g *Gradients) bucketError(i int, err error) error {
+	params := g.buckets[i].params
+	if len(params) == 1 {
+		return fmt.Errorf("bucket %d: %w", i, gradientError(params[0], err))
+	}
+	return fmt.Errorf("bucket %d: gradients %d to %d: %w", i, slices.Min(params), slices.Max(params), err)
 }
 
 // checkTypes refuses gradients of types that their buckets cannot reduce, and decides as what plain ones travel.
@@ -225,7 +234,7 @@ func (g *Gradients) choose(ctx context.Context, cfgs []sparse.Config, patterns [
 		} else {
 			choice, err := choices.Of(ctx, g.rt, g.lines.outer, g.lines.share(b.len()), b.dt, b.cfg)
 			if err != nil {
-				return fmt.Errorf("bucket %d: %w", i, err)
+				return g.bucketError(i, err)
 			}
 			pattern, values = choice.Pattern, choice.Values
 		}
@@ -238,7 +247,7 @@ func (g *Gradients) choose(ctx context.Context, cfgs []sparse.Config, patterns [
 		}
 		var err error
 		if b.cfg, err = b.cfg.Chosen(pattern, values); err != nil {
-			return fmt.Errorf("bucket %d: %w", i, err)
+			return g.bucketError(i, err)
 		}
 	}
 	return nil
@@ -283,7 +292,7 @@ func (g *Gradients) allocate(ctx context.Context) error {
 			err = g.view(b, ptr)
 		}
 		if err != nil {
-			return fmt.Errorf("bucket %d: %w", i, err)
+			return g.bucketError(i, err)
 		}
 	}
 	if err := g.transaction.buffers.Allocate(g.transaction.rt, &g.transaction.shared, shared); err != nil {
@@ -302,7 +311,7 @@ func (g *Gradients) allocate(ctx context.Context) error {
 			b.ready, err = g.side.ops.CreateEvent()
 		}
 		if err != nil {
-			return fmt.Errorf("bucket %d: %w", i, err)
+			return g.bucketError(i, err)
 		}
 		j := g.transaction // for whose verdict the bucket counts its non-finite entries
 		b.reducer.JoinTransaction(base.At(j.flags, i*j.c.WorldSize()), j.skip)

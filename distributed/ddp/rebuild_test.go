@@ -167,7 +167,7 @@ func TestRebuildFails(t *testing.T) {
 			require.NoError(t, err)
 			wrong = true
 			err = g.ReduceAll(ctx, all)
-			require.ErrorContains(t, err, "the buckets are not filled anew: bucket 0: ")
+			require.ErrorContains(t, err, "the buckets are not filled anew: bucket 0: gradients 0 to 1: ")
 			require.ErrorContains(t, err, "none such")
 			unusable(t, g, all, err)
 			if !rebind {

@@ -173,7 +173,7 @@ func (g *Gradients) restore(ctx context.Context, states [][]byte) error {
 	}
 	for i, restore := range restores {
 		if g.err = restore(ctx); g.err != nil {
-			return fmt.Errorf("bucket %d: %w", i, g.err)
+			return g.bucketError(i, g.err)
 		}
 	}
 	return g.side.join()
@@ -193,7 +193,7 @@ func (g *Gradients) prepareBuckets(ctx context.Context, saved []savedGradients) 
 		}
 		var err error
 		if all[i], err = b.reducer.PrepareRestore(ctx, parts...); err != nil {
-			return nil, fmt.Errorf("bucket %d: %w", i, err)
+			return nil, g.bucketError(i, err)
 		}
 	}
 	return all, nil
@@ -262,7 +262,7 @@ func (g *Gradients) ScaleResidual(factor float64) error {
 	}
 	for i, b := range g.buckets {
 		if err := b.reducer.ScaleResidual(factor); err != nil {
-			return base.OpError(op, fmt.Errorf("bucket %d: %w", i, err))
+			return base.OpError(op, g.bucketError(i, err))
 		}
 	}
 	return g.side.join()

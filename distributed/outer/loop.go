@@ -67,8 +67,8 @@ type Stats struct {
 	FirstStep int // what Steps was after New or Restore: this loop has made Steps - FirstStep
 	// FirstRound is what Rounds was then.
 	FirstRound int
-	Exchanges int // fragments that arrived
-	Skipped   int // fragments that the ranks skipped, as one of them was not finite
+	Exchanges  int // fragments that arrived
+	Skipped    int // fragments that the ranks skipped, as one of them was not finite
 	// SentElements and SentBytes count as in [ddp.Stats], over all exchanges.
 	SentElements, SentBytes int64
 	// WaitTime is the host's time in exchanges that steps did not hide.

@@ -23,8 +23,8 @@ func (e *engine) flagInput(p uintptr, dt dtype.DType) {
 	e.do(func() error { return e.kernels.SumSquares(p, dt, e.n, e.at(numSquares)) })
 	square := runtime.Entries{Idx: e.at(numSquares), Val: e.at(numSquares + 1), N: 1}
 	e.do(func() error { return e.kernels.CountAbove(square, e.at(numNorm), 1, e.flags) })
-	spoil := []runtime.Copy{{Dst: p, Src: e.at(numNaN), DType: dt, N: 1}}
-	e.do(func() error { return e.kernels.CopyIf(spoil, e.flags, 1) })
+	e.copies = append(e.copies[:0], runtime.Copy{Dst: p, Src: e.at(numNaN), DType: dt, N: 1})
+	e.do(func() error { return e.kernels.CopyIf(e.copies, e.flags, 1) })
 }
 
 // skipped notes that the step was rolled back.
