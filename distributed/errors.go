@@ -2,8 +2,8 @@ package distributed
 
 import "fmt"
 
-// TensorError is an error that concerns one of several tensors that a call was given, such as a gradient of package ddp or
-// a parameter of package outer. Whoever has names for them finds its number with [errors.As].
+// TensorError is an error that concerns one of several tensors that a call was given, such as a gradient of package
+// ddp or a parameter of package outer. Programs that have names for them find its number with [errors.As].
 type TensorError struct {
 	Role  string // what the tensors are, such as "gradient"
 	Index int    // of the one, in the order in which they were passed

@@ -38,8 +38,9 @@ const scope = "/tutti"
 // trainer accumulates are reduced once, when they are complete.
 //
 // All ranks have the same trainable variables, and every graph of a trainer uses all
-// of them. Integers and truth values have no gradient and are left alone, whatever marks them trainable:
-// GoMLX's loader of checkpoints marks all that it loads, the state of the random numbers among them. What train.AddPerStepUpdateGraphFn adds runs before the update.
+// of them. Integers and truth values have no gradient and are left alone, whatever marks
+// them trainable: GoMLX's loader of checkpoints marks all that it loads, the state of the
+// random numbers among them. What train.AddPerStepUpdateGraphFn adds runs before the update.
 type Optimizer struct {
 	world
 	cfg   ddp.Config

@@ -73,9 +73,10 @@ func (m *Metrics) Reduced(s sparse.Stats) {
 	m.count(s.Skipped, s.SentElements+s.InnerElements, s.SentBytes+s.InnerBytes, s.SelectTime, s.ExchangeTime+s.InnerTime)
 }
 
-// Outer counts what an [outer.Loop] has done since the call before, in this process: what a loop that was restored had done
-// before it was saved does not count. Call it after each step. Where numbers are lower than before, they are those of another
-// loop, or of one that was restored, and count from its beginning.
+// Outer counts what an [outer.Loop] has done in this process since the call before. What a
+// loop that was restored had done before it was saved does not count. Call it after each
+// step. Numbers that are lower than before are those of another loop, or of one that was
+// restored, and count from its beginning.
 func (m *Metrics) Outer(s outer.Stats) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

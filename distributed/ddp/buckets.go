@@ -95,29 +95,27 @@ func (g *Gradients) fillBuckets(ready []int) arrangement {
 	return a
 }
 
-// configure decides how the buckets are reduced. All that a step means follows from the configuration, and is refused or
-// resolved before the patterns that are left to [sparse.Auto] are chosen.
+// configure decides how the buckets are reduced. All that a step means follows from the configuration,
+// and is refused or resolved before the patterns that are left to [sparse.Auto] are chosen.
 func (g *Gradients) configure(ctx context.Context, patterns []string) error {
-	given := g.bucketConfigs()
-	cfgs, whole, more, err := g.resolve(given)
+	p, err := g.resolve(g.bucketConfigs())
 	if err != nil {
 		return err
 	}
-	if err := g.checkTypes(more); err != nil {
+	if err := g.checkTypes(p.more); err != nil {
 		return err
 	}
-	if err := g.choose(ctx, cfgs, patterns); err != nil {
+	if err := g.choose(ctx, p.buckets, patterns); err != nil {
 		return err
 	}
-	if !more {
+	if !p.more {
 		for _, b := range g.buckets {
-			if p := (plain{g: g, b: b}); g.cfg.Shard {
-				b.reducer = &sharded{p}
-			} else {
-				b.reducer = &p
+			b.reducer = &plain{g: g, b: b}
+			if g.cfg.Shard {
+				b.reducer = &sharded{plain{g: g, b: b}}
 			}
 		}
-		g.transaction, err = newTransaction(g, nil, whole)
+		g.transaction, err = newTransaction(g, nil, p.whole)
 		return err
 	}
 	if _, err := runtime.KernelsOf(g.rt); err != nil {
@@ -132,7 +130,7 @@ func (g *Gradients) configure(ctx context.Context, patterns []string) error {
 	if err != nil {
 		return err
 	}
-	g.transaction, err = newTransaction(g, kernels, whole)
+	g.transaction, err = newTransaction(g, kernels, p.whole)
 	return err
 }
 
@@ -154,32 +152,42 @@ func (g *Gradients) bucketConfigs() []sparse.Config {
 	return given
 }
 
-// resolve returns the configurations of the buckets with their defaults, that of the whole, and whether there is more to
-// do than plain allreduces.
-func (g *Gradients) resolve(given []sparse.Config) (cfgs []sparse.Config, whole sparse.Config, more bool, err error) {
-	cfgs = make([]sparse.Config, len(given))
+// policies are what the configuration asks for, with its defaults.
+type policies struct {
+	buckets []sparse.Config
+	whole   sparse.Config // of what buckets share
+	more    bool          // than plain allreduces
+}
+
+// resolve returns what the configurations of the buckets ask for, or the error of what excludes each other.
+func (g *Gradients) resolve(given []sparse.Config) (p policies, err error) {
+	p.buckets = make([]sparse.Config, len(given))
 	for i := range given {
-		if cfgs[i], err = given[i].WithDefaults(); err != nil {
-			return nil, whole, false, g.bucketError(i, err)
+		if p.buckets[i], err = given[i].WithDefaults(); err != nil {
+			return p, g.bucketError(i, err)
 		}
 		if given[i].InPlace {
-			return nil, whole, false, g.bucketError(i, base.ConfigError("InPlace, where gradients are to become averages"))
+			err := base.ConfigError("InPlace, where gradients are to become averages")
+			return p, g.bucketError(i, err)
 		}
-		if g.cfg.Rebuild && cfgs[i].Pattern == sparse.Auto {
-			return nil, whole, false, g.bucketError(i, base.ConfigError("Rebuild with pattern auto, which is chosen for buckets that stay"))
+		if g.cfg.Rebuild && p.buckets[i].Pattern == sparse.Auto {
+			err := base.ConfigError("Rebuild with pattern auto, which is chosen for buckets that stay")
+			return p, g.bucketError(i, err)
 		}
 	}
-	if whole, err = g.cfg.Config.WithDefaults(); err != nil {
-		return nil, whole, false, err
+	if p.whole, err = g.cfg.Config.WithDefaults(); err != nil {
+		return p, err
 	}
-	if whole, more, err = joinPolicies(given, cfgs, whole, g.cfg.PerBucket != nil); err != nil {
-		return nil, whole, false, err
+	p.whole, p.more, err = joinPolicies(given, p.buckets, p.whole, g.cfg.PerBucket != nil)
+	if err != nil {
+		return p, err
 	}
-	more = more || g.cfg.Reducer != nil || g.cfg.Mesh != nil
-	if more && (g.cfg.Sum || g.cfg.Rebuild || g.cfg.Wire != dtype.Invalid) {
-		return nil, whole, false, fmt.Errorf("%w: Sum, Rebuild or Wire, which are for plain dense buckets, with a mesh, or some that are sparse, clipped or judged", comm.ErrArgument)
+	p.more = p.more || g.cfg.Reducer != nil || g.cfg.Mesh != nil
+	if p.more && (g.cfg.Sum || g.cfg.Rebuild || g.cfg.Wire != dtype.Invalid) {
+		return p, fmt.Errorf("%w: Sum, Rebuild or Wire, which are for plain dense buckets, with a mesh, "+
+			"or some that are sparse, clipped or judged", comm.ErrArgument)
 	}
-	return cfgs, whole, more, g.cfg.checkShard(more)
+	return p, g.cfg.checkShard(p.more)
 }
 
 // bucketError is err, of bucket i, and says which gradients that has.

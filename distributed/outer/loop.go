@@ -59,8 +59,8 @@ type position struct {
 	Round, First, Length int // the window: its number, after how many steps it begins, how many it has
 }
 
-// Stats tells what a [Loop] did on this rank. After [Loop.Restore] Steps and Rounds go on from those of the run that was
-// saved, which are FirstStep and FirstRound, and the others begin at 0.
+// Stats tells what a [Loop] did on this rank. After [Loop.Restore] Steps and Rounds go on from those of the run that
+// was saved, which are FirstStep and FirstRound, and the others begin at 0.
 type Stats struct {
 	Steps     int // of the inner optimizer
 	Rounds    int // windows that ended

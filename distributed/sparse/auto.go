@@ -81,9 +81,9 @@ func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int,
 	return choice, nil
 }
 
-// codings are what Auto for Values may choose: codecs that round only where that changes how soon a value arrives, and
-// not what does. Without error feedback what they lose would be lost, and where numbers that are not finite pass, they
-// would spread.
+// codings are what Auto for Values may choose: codecs that round only where that changes how soon a value arrives,
+// and not what does. Without error feedback what they lose would be lost, and where numbers that are not finite pass,
+// they would spread.
 func (c *Config) codings() []string {
 	if c.NoErrorFeedback || c.NonFinite == PassNonFinite {
 		return []string{F32, Lossless}

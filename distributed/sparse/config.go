@@ -179,9 +179,9 @@ func (c Config) WithDefaults() (Config, error) {
 	return c, nil
 }
 
-// Chosen returns c with its defaults, and with a pattern and values in the place of its own. Where c leaves its pattern
-// to [Auto], the policies are those of c all the same: they are resolved before the pattern is replaced, and whatever
-// was measured, a step is rolled back, skipped and kept in a residual alike.
+// Chosen returns c with its defaults, and with a pattern and values in the place of its own. Where c leaves its
+// pattern to [Auto], the policies are those of c all the same: they are resolved before the pattern is replaced, and
+// whatever was measured, a step is rolled back, skipped and kept in a residual alike.
 func (c Config) Chosen(pattern, values string) (Config, error) {
 	c, err := c.WithDefaults()
 	if err != nil {
@@ -230,8 +230,8 @@ func (c Config) Tuned(t tuning.Tuning) Config {
 	return c
 }
 
-// Plain reports whether a dense allreduce of the gradient does it. What was chosen for [Auto] is never plain: a step of
-// any other pattern is a transaction.
+// Plain reports whether a dense allreduce of the gradient does it. What was chosen for [Auto] is never plain: a step
+// of any other pattern is a transaction.
 func (c *Config) Plain() bool {
 	return c.lossless() && !c.chosen && c.ClipNorm == 0 && c.NonFinite == PassNonFinite
 }
@@ -239,8 +239,8 @@ func (c *Config) Plain() bool {
 // lossless reports whether a step that sends anything sends everything.
 func (c *Config) lossless() bool { return c.Pattern == Dense && c.Values == F32 && c.Momentum == 0 }
 
-// keeps reports whether there is a residual, in memory that is not the gradient's. What was chosen for Auto has one: with
-// dense steps it is zero unless the schedule pauses.
+// keeps reports whether there is a residual, in memory that is not the gradient's. What was chosen for Auto has one:
+// with dense steps it is zero unless the schedule pauses.
 func (c *Config) keeps() bool {
 	return !c.InPlace && (c.Momentum > 0 || c.Values != F32 || c.chosen || c.Pattern != Dense && c.Pattern != Auto)
 }
@@ -248,8 +248,8 @@ func (c *Config) keeps() bool {
 // Defers reports whether a step may leave something in the residual, for later steps to send.
 func (c *Config) Defers() bool { return c.keeps() && (!c.lossless() || c.pauses()) }
 
-// pauses reports whether the schedule has epochs of density 0 that a dense step is to follow: gradients add up in the
-// residual then. The dense pattern of a program ignores densities.
+// pauses reports whether the schedule has epochs of density 0 that a dense step is to follow: gradients add up in
+// the residual then. The dense pattern of a program ignores densities.
 func (c *Config) pauses() bool {
 	return c.chosen && !c.NoErrorFeedback && slices.Contains(c.Schedule.Densities, 0)
 }

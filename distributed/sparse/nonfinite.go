@@ -10,12 +10,13 @@ import (
 // judges reports whether entries that are not finite are looked for.
 func (e *engine) judges() bool { return e.cfg.NonFinite != PassNonFinite && e.n > 0 }
 
-// flagsInput reports whether a dense step tells the other ranks of a gradient whose sum with theirs may not stay finite.
-// The dense pattern judges sums alone. Where Auto has chosen it, it judges what ranks send, as all other patterns do.
+// flagsInput reports whether a dense step tells the other ranks of a gradient whose sum with theirs may not stay
+// finite. The dense pattern judges sums alone. Where Auto has chosen it, it judges what ranks send, as all other
+// patterns do.
 func (e *engine) flagsInput() bool { return e.cfg.chosen && e.judges() }
 
-// flagInput makes a NaN of the first element of what this rank adds to a sum, if its norm is so large. The step is rolled
-// back on all ranks then.
+// flagInput makes a NaN of the first element of what this rank adds to a sum, if its norm is so large. The step is
+// rolled back on all ranks then.
 func (e *engine) flagInput(p uintptr, dt dtype.DType) {
 	if !e.flagsInput() {
 		return

@@ -26,7 +26,7 @@ const (
 	numUsed      number = 3 // F32: the threshold that was used
 	numLimit     number = 4 // F32: magnitudes from here on may not stay finite when P are added
 	numTiny      number = 5 // F32: the smallest magnitude above zero; behind numLimit
-	numNorm      number = 6 // F32 with the bits of the high word of the F64 that is the square of numLimit; behind numTiny
+	numNorm      number = 6 // the high word of an F64, the square of numLimit, as an F32; behind numTiny
 	numNaN       number = 7 // NaN, as F32 and as two F16 or BF16; behind numNorm
 	numCount     number = 8 // entries of a message that was decoded
 	numFan       number = 9

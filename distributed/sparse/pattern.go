@@ -65,14 +65,15 @@ func NeedsHost(pattern string) bool {
 // and agree on a [Choice], which stays. It is dense where a sparse pattern is faster by less than a twentieth. That
 // patterns which send less need more steps for the same accuracy does not count.
 //
-// The measurement decides how long a step takes, and not what it means. Everything else follows from the configuration, as
-// for a sparse pattern, also where the dense one is chosen: NonFinite is [SkipNonFinite] unless set, a step that fails is
-// rolled back unless NoUndo is set, there is a residual, an epoch of density 0 sends nothing, and results are not there
-// as lists ([Reducer.Entries]).
+// The measurement decides how long a step takes, and not what it means. Everything else follows from the
+// configuration, as for a sparse pattern, also where the dense one is chosen: NonFinite is [SkipNonFinite] unless
+// set, a step that fails is rolled back unless NoUndo is set, there is a residual, an epoch of density 0 sends
+// nothing, and results are not there as lists ([Reducer.Entries]).
 //
 // Auto for [Config.Values], with Auto for the pattern, measures each of these patterns with [F32], [Lossless], [I8],
-// [I4] and [I2]: what rounding loses is sent later. With NoErrorFeedback or [PassNonFinite], with which it would be lost, or a
-// NaN spread, it measures F32 and Lossless. What is faster than one before it by less than a twentieth is not taken.
+// [I4] and [I2]: what rounding loses is sent later. With NoErrorFeedback it would be lost, and with [PassNonFinite] a
+// NaN would spread: then it measures F32 and Lossless. What is faster than one before it by less than a twentieth is
+// not taken.
 //
 // A [Reducer] chooses in the first step that is not dense by its schedule, for Config.Density; package ddp when it is
 // made, once for all buckets of about the same length. It takes about a second where steps with 16,384 elements

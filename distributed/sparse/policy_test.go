@@ -229,3 +229,33 @@ func TestAutoValuesRound(t *testing.T) {
 		})
 	}
 }
+
+// A state of the dense pattern of a program has other semantics than that of Auto that has chosen it: neither goes on with
+// the other. One of a sparse pattern has the same.
+func TestAutoRestoresAlike(t *testing.T) {
+	const n = 4000
+	for pattern, alike := range map[string]bool{sparse.Dense: false, sparse.TopkA: true} {
+		for _, policy := range []sparse.NonFinitePolicy{0, sparse.SkipNonFinite} {
+			standin.World(t, 3, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+				cfg := sparse.Config{Pattern: pattern, Density: 0.02, NonFinite: policy}
+				program, err := standin.NewTrainee(rt, c, cfg, n)
+				require.NoError(t, err)
+				cfg.Pattern = sparse.Auto
+				auto, err := standin.NewTrainee(rt, standin.Prefer(c, pattern), cfg, n)
+				require.NoError(t, err)
+				require.NoError(t, errors.Join(program.Step(ctx, 0), auto.Step(ctx, 0)))
+				for _, pair := range [][2]*standin.Trainee{{program, auto}, {auto, program}} {
+					state, err := pair[0].S.State(ctx)
+					require.NoError(t, err)
+					err = pair[1].S.Restore(ctx, state)
+					if alike {
+						assert.NoError(t, err)
+					} else {
+						assert.ErrorIs(t, err, comm.ErrMismatch, "policy %d", policy)
+					}
+				}
+				return errors.Join(program.Close(), auto.Close())
+			})
+		}
+	}
+}

@@ -128,7 +128,7 @@ func (s *Reducer) Select(ctx context.Context, g Input) error {
 		started, sent = time.Now(), s.meter.Totals()
 	}
 	s.stats.Choice = s.choice
-	// A pattern of a program that is dense ignores densities. One that was chosen sends nothing where others would not.
+	// The dense pattern of a program ignores densities. Where it was chosen, it pauses where others would.
 	dense = dense || s.cfg.Pattern == Dense && !(s.cfg.chosen && density == 0)
 	if dense && !s.coded() && !s.cfg.pauses() {
 		s.takeWhole(ctx, g)

@@ -66,7 +66,8 @@ late carry them along.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.Outer.Nesterov = cfg.Outer.Momentum > 0
 			if cfg.Outer.Every == 0 {
-				err := excluded(cmd, "for an outer loop, which --outer makes", "outer-lr", "outer-momentum", "outer-decay", "outer-fragments", "outer-delay", "outer-mix")
+				err := excluded(cmd, "for an outer loop, which --outer makes",
+					"outer-lr", "outer-momentum", "outer-decay", "outer-fragments", "outer-delay", "outer-mix")
 				if err != nil {
 					return err
 				}
@@ -75,8 +76,11 @@ late carry them along.`,
 				if err := excluded(cmd, "for parts that arrive later, which --outer-delay makes", "outer-mix"); err != nil {
 					return err
 				}
-			} else if cfg.Outer.Mix = mix; mix == 0 {
-				cfg.Outer.Mix = outer.NoMix
+			} else {
+				cfg.Outer.Mix = mix
+				if mix == 0 {
+					cfg.Outer.Mix = outer.NoMix
+				}
 			}
 			cfg.Backend, cfg.Network = w.backend, os.Getenv(cluster.NetworkVariable)
 			if err := cfg.Validate(); err != nil {
@@ -123,7 +127,8 @@ late carry them along.`,
 	flags.Float64Var(&o.Decay, "outer-decay", o.Decay, "what is left of the residual after a round")
 	flags.IntVar(&o.Fragments, "outer-fragments", o.Fragments, "parts of the weights that take turns")
 	flags.IntVar(&o.Delay, "outer-delay", o.Delay, "`steps` behind which the exchange of a part goes on")
-	flags.Float64Var(&mix, "outer-mix", 0.5, "a rank's own `share` of the weights where a part arrives behind --outer-delay; 0 drops the steps of the delay")
+	flags.Float64Var(&mix, "outer-mix", 0.5,
+		"`share` of its own weights that a rank keeps where a part arrives behind --outer-delay; 0 drops these steps")
 	restrict(flags, "outer-lr", "a positive number", func() bool { return o.LearningRate > 0 && !math.IsInf(o.LearningRate, 1) })
 	restrict(flags, "outer-momentum", "in [0, 1)", func() bool { return o.Momentum >= 0 && o.Momentum < 1 })
 	restrict(flags, "outer-decay", "in (0, 1]", func() bool { return o.Decay > 0 && o.Decay <= 1 })
