@@ -17,12 +17,13 @@ import (
 
 const module = "github.com/tutti-go/tutti/"
 
-// layers are packages, and which of this module they may import, besides dtype and internal/..., by patterns of
-// package path; the first that matches counts. Tests are not looked at.
+// layers are packages, and which of this module they may import, besides dtype, atomicfile and internal/..., by patterns
+// of package path; the first that matches counts. Tests are not looked at.
 var layers = []struct{ of, may string }{
 	{"internal/*", ""},
 	{"internal/*/*", ""},
 	{"dtype", ""},
+	{"atomicfile", ""},
 	{"runtime", ""},
 	{"runtime/internal/*", "runtime"},
 	{"runtime/cpu/internal/*", "runtime runtime/cpu/internal/*"},
@@ -93,8 +94,8 @@ func allowed(from, to string) bool {
 	if strings.HasPrefix(from, "examples/") {
 		return !strings.Contains("/"+to, "/internal/")
 	}
-	if inside || to == "dtype" {
-		return from != "dtype" || inside
+	if inside || to == "dtype" || to == "atomicfile" {
+		return inside || from != "dtype" && from != "atomicfile"
 	}
 	for _, l := range layers {
 		if matches(l.of, from) {
