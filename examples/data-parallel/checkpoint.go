@@ -6,9 +6,12 @@ import (
 	"encoding/gob"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 
+	"github.com/tutti-go/tutti/atomicfile"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -37,15 +40,9 @@ func save(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s settin
 	if err != nil || c.Rank() != 0 {
 		return err
 	}
-	var file bytes.Buffer
-	if err := gob.NewEncoder(&file).Encode(checkpoint{epoch, parameters, states}); err != nil {
-		return err
-	}
-	// A file that is there is complete.
-	if err := os.WriteFile(s.checkpoint+".new", file.Bytes(), 0o666); err != nil {
-		return err
-	}
-	return os.Rename(s.checkpoint+".new", s.checkpoint)
+	return atomicfile.Write(s.checkpoint, func(w io.Writer) error {
+		return gob.NewEncoder(w).Encode(checkpoint{epoch, parameters, states})
+	})
 }
 
 // resume reads the file on rank 0, gives all ranks what is theirs, and returns the
@@ -54,20 +51,27 @@ func resume(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s sett
 	if s.checkpoint == "" {
 		return 0, nil
 	}
-	var file []byte
+	var message []byte
 	if c.Rank() == 0 {
 		var err error
-		if file, err = os.ReadFile(s.checkpoint); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if message, err = announce(s.checkpoint); err != nil {
 			return 0, err
 		}
 	}
-	file, err := distributed.BroadcastBytes(ctx, rt, c, file, 0)
-	if err != nil || len(file) == 0 {
+	message, err := distributed.BroadcastBytes(ctx, rt, c, message, 0)
+	if err != nil {
 		return 0, err
 	}
+	if message[0] == absent {
+		return 0, nil
+	}
 	var all checkpoint
-	if err := gob.NewDecoder(bytes.NewReader(file)).Decode(&all); err != nil {
-		return 0, fmt.Errorf("%s: %w", s.checkpoint, err)
+	if err := gob.NewDecoder(bytes.NewReader(message[1:])).Decode(&all); err != nil {
+		return 0, fmt.Errorf("%s is not a checkpoint, or not all of it: %w", s.checkpoint, err)
+	}
+	if len(all.Parameters) != len(parameters) || len(all.Ranks) == 0 {
+		return 0, fmt.Errorf("%s is of another network: it has %d parameters and the states of %d ranks",
+			s.checkpoint, len(all.Parameters), len(all.Ranks))
 	}
 	copy(parameters, all.Parameters)
 	var mine [][]byte
@@ -75,4 +79,21 @@ func resume(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s sett
 		mine = append(mine, all.Ranks[rank])
 	}
 	return all.Epoch, exchange.Restore(ctx, mine...)
+}
+
+// What the first byte of rank 0's message says.
+const (
+	absent  = iota // there is no file
+	present        // its content follows, which may be empty
+)
+
+// announce returns what rank 0 tells the others of the file.
+func announce(path string) ([]byte, error) {
+	content, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		// Without the folder, the first epoch would be trained in vain.
+		_, err = os.Stat(filepath.Dir(path))
+		return []byte{absent}, err
+	}
+	return append([]byte{present}, content...), err
 }

@@ -1,8 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/gob"
 	"errors"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -51,6 +55,51 @@ func TestResume(t *testing.T) {
 		s.epochs = 14
 		assert.Greater(t, run(t, 4, s).accuracy, accuracy, "and on more")
 	}
+}
+
+// TestRefusedCheckpoints: a file that is no checkpoint of this network, such as the empty one that a crash of the host
+// can leave, is an error on all ranks, and stays.
+func TestRefusedCheckpoints(t *testing.T) {
+	encoded := func(saved checkpoint) []byte {
+		var b bytes.Buffer
+		require.NoError(t, gob.NewEncoder(&b).Encode(saved))
+		return b.Bytes()
+	}
+	parameters := newModel(0).parameters
+	whole := encoded(checkpoint{Epoch: 1, Parameters: parameters, Ranks: [][]byte{{}, {}}})
+	for text, content := range map[string][]byte{
+		"not all of it":        {},
+		"EOF":                  whole[:len(whole)-1],
+		"not a checkpoint":     []byte("notes"),
+		"of another network":   encoded(checkpoint{Epoch: 1, Parameters: parameters[1:], Ranks: [][]byte{{}, {}}}),
+		"the states of 0 rank": encoded(checkpoint{Epoch: 1, Parameters: parameters}),
+	} {
+		s := settings{epochs: 2, batch: 16, learningRate: 0.1, momentum: 0.9, pattern: sparse.Dense}
+		s.checkpoint = filepath.Join(t.TempDir(), "run.gob")
+		require.NoError(t, os.WriteFile(s.checkpoint, content, 0o600))
+		err := local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+			rt := cpu.New()
+			_, err := train(ctx, rt, c, s)
+			return errors.Join(err, rt.Close())
+		})
+		require.ErrorContains(t, err, text)
+		require.ErrorContains(t, err, s.checkpoint)
+		got, err := os.ReadFile(s.checkpoint)
+		require.NoError(t, err)
+		require.Equal(t, string(content), string(got))
+	}
+}
+
+// TestNoFolder: without the folder of the checkpoint nothing is trained.
+func TestNoFolder(t *testing.T) {
+	s := settings{epochs: 1, batch: 16, pattern: sparse.Dense, checkpoint: filepath.Join(t.TempDir(), "none", "run.gob")}
+	err := local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		_, err := train(ctx, rt, c, s)
+		return errors.Join(err, rt.Close())
+	})
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorContains(t, err, "stat ")
 }
 
 // TestMoreRanks: the same batches on more ranks are the same training, but for
