@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tutti-go/tutti/atomicfile"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
@@ -517,16 +518,5 @@ func (r *Recorder) writeFile() error {
 	if err := os.MkdirAll(filepath.Dir(r.path), 0o777); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(r.path), ".tutti-record-*")
-	if err != nil {
-		return err
-	}
-	err = errors.Join(r.WriteJSON(f), f.Chmod(0o644), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), r.path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-	}
-	return err
+	return atomicfile.Write(r.path, r.WriteJSON)
 }

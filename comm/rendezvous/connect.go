@@ -181,7 +181,7 @@ func makeSecret(path string) error {
 	}
 	defer os.Remove(f.Name()) //nolint:errcheck // it has another name then
 	_, err = io.WriteString(f, rand.Text()+rand.Text()+"\n")
-	if err = cmp.Or(err, f.Close()); err != nil {
+	if err = cmp.Or(err, f.Sync(), f.Close()); err != nil {
 		return err
 	}
 	if err = os.Link(f.Name(), path); errors.Is(err, os.ErrExist) {

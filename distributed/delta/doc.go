@@ -5,7 +5,8 @@
 //
 // A [Publisher] has the versions of a trainer, which come as tensors in any memory ([Of], [Host]). Over a communicator it
 // calls Publish where each [Subscriber] calls Update; without one it writes to an [io.Writer] (WriteSince) what
-// a subscriber reads from an [io.Reader]. [Diff] and [Delta.Apply] are for tensors that have no versions, such as those of two files.
+// a subscriber reads from an [io.Reader]. [Diff] and [Delta.Apply] are for tensors that have no versions, such as those of two files,
+// and [Delta.SetText] for the headers of these.
 //
 // # What holds
 //

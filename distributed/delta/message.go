@@ -36,7 +36,12 @@ func (e *VersionError) Error() string {
 	return fmt.Sprintf("delta: these tensors are of version %d, the delta is for version %d", e.Have, e.Need)
 }
 
-const magic = "tdl\x02"
+// A delta begins with the format and its version.
+const (
+	format  = "tdl"
+	version = 3
+	magic   = format + string(rune(version))
+)
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
@@ -44,12 +49,50 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 type Delta struct {
 	Base   uint64 // the version that it is for; 0: any, it is a full copy
 	Target uint64
-	Extra  []byte // what travels with it, such as the header of a file
 
 	digest  uint32 // of the base
 	weights uint64
 	layout  []Tensor // of the target, without memory; nil: that of the base
+	text    *text    // nil: programs keep none
 	tensors []change
+}
+
+// text is how what a program keeps with the tensors changes.
+type text struct {
+	sum      uint32 // checksum of the base's
+	from, to int    // bytes that stay at its beginning and at its end
+	middle   []byte // what is between them
+}
+
+// SetText has d carry the text that a program keeps with the tensors of the base and of the target, such as the
+// headers of their files, as what has changed in it.
+func (d *Delta) SetText(base, target []byte) {
+	t := &text{sum: crc32.Checksum(base, castagnoli)}
+	shorter := min(len(base), len(target))
+	for t.from < shorter && base[t.from] == target[t.from] {
+		t.from++
+	}
+	for t.to < shorter-t.from && base[len(base)-1-t.to] == target[len(target)-1-t.to] {
+		t.to++
+	}
+	t.middle = target[t.from : len(target)-t.to]
+	d.text = t
+}
+
+// Text returns the text of the target, given that of the base: a [VersionError] if it is another one. A delta
+// without texts leaves it as it is.
+func (d *Delta) Text(base []byte) ([]byte, error) {
+	t := d.text
+	if t == nil {
+		return base, nil
+	}
+	if crc32.Checksum(base, castagnoli) != t.sum {
+		return nil, &VersionError{Have: d.Base, Need: d.Base, Differ: true}
+	}
+	if t.from > len(base) || t.to > len(base)-t.from {
+		return nil, errDamaged
+	}
+	return slices.Concat(base[:t.from], t.middle, base[len(base)-t.to:]), nil
 }
 
 // change is how a tensor changes.
@@ -120,7 +163,7 @@ func (d *Delta) parts() (parts [][]byte) {
 	} else {
 		b = appendLayout(append(b, 1), d.layout)
 	}
-	b = append(binary.AppendUvarint(b, uint64(len(d.Extra))), d.Extra...)
+	b = appendText(b, d.text)
 	b = binary.AppendUvarint(b, uint64(len(d.tensors)))
 	parts = [][]byte{nil}
 	before := -1
@@ -152,8 +195,11 @@ func Read(r io.Reader) (*Delta, error) {
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return nil, unread(err)
 	}
-	if string(head[:]) != magic {
-		return nil, fmt.Errorf("%w: it begins with %q, version 2 of the format with %q", ErrDelta, head, magic)
+	if string(head[:len(format)]) != format {
+		return nil, fmt.Errorf("%w: it begins with %q, and deltas with %q", ErrDelta, head, magic)
+	}
+	if got := head[len(format)]; got != version {
+		return nil, fmt.Errorf("%w: it has version %d of the format, and this program reads version %d", ErrDelta, got, version)
 	}
 	var body []byte
 	length, err := binary.ReadUvarint(byteReader{r})
@@ -216,7 +262,7 @@ func parse(body []byte) (*Delta, error) {
 			d.layout = append(d.layout, t)
 		}
 	}
-	d.Extra = src.text()
+	d.text = readText(&src)
 	next := 0
 	for n := src.uvarint(); n > 0 && !src.bad; n-- {
 		gap, c := src.uvarint(), change{sum: src.uint32()}
@@ -234,6 +280,28 @@ func parse(body []byte) (*Delta, error) {
 		return nil, errDamaged
 	}
 	return d, nil
+}
+
+// appendText appends how the text of a program changes.
+func appendText(b []byte, t *text) []byte {
+	if t == nil {
+		return append(b, 0)
+	}
+	b = binary.LittleEndian.AppendUint32(append(b, 1), t.sum)
+	b = binary.AppendUvarint(b, uint64(t.from))
+	b = binary.AppendUvarint(b, uint64(t.to))
+	return append(binary.AppendUvarint(b, uint64(len(t.middle))), t.middle...)
+}
+
+func readText(src *cursor) *text {
+	if src.byte() == 0 {
+		return nil
+	}
+	t := &text{sum: src.uint32()}
+	t.from = int(min(src.uvarint(), math.MaxInt))
+	t.to = int(min(src.uvarint(), math.MaxInt))
+	t.middle = src.text()
+	return t
 }
 
 // appendLayout appends names, types and shapes.

@@ -17,6 +17,7 @@ import (
 	"flag"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"log"
 	"os"
 	"path/filepath"
@@ -40,6 +41,7 @@ import (
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 
 	"github.com/tutti-go/tutti/adapters/gomlx"
+	"github.com/tutti-go/tutti/atomicfile"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/mpi"
@@ -212,8 +214,12 @@ func save(ctx context.Context, saved *checkpoint.Handler, c comm.Communicator, a
 	if err != nil || c.Rank() != 0 {
 		return err
 	}
-	file, err := json.Marshal(states)
-	return errors.Join(err, saved.Save(), os.WriteFile(filepath.Join(saved.Dir(), "ranks"), file, 0o666))
+	if err := saved.Save(); err != nil {
+		return err
+	}
+	return atomicfile.Write(filepath.Join(saved.Dir(), "ranks"), func(w io.Writer) error {
+		return json.NewEncoder(w).Encode(states)
+	})
 }
 
 // resume goes on at a step with what [save] wrote, on any number of ranks.
@@ -228,6 +234,9 @@ func resume(dir string, c comm.Communicator, averaging *gomlx.Optimizer, data *g
 	var states, mine [][]byte
 	if err := json.Unmarshal(file, &states); err != nil {
 		return err
+	}
+	if len(states) == 0 {
+		return fmt.Errorf("%s has the state of no rank", filepath.Join(dir, "ranks"))
 	}
 	for _, rank := range sparse.RestoreRanks(len(states), c.WorldSize(), c.Rank()) {
 		mine = append(mine, states[rank])

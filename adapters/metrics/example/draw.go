@@ -2,11 +2,10 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"image/color"
+	"io"
 	"net/http"
-	"os"
 	"time"
 
 	"github.com/prometheus/common/expfmt"
@@ -16,6 +15,8 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgimg"
+
+	"github.com/tutti-go/tutti/atomicfile"
 )
 
 // scrape reads the metrics as Prometheus does.
@@ -102,10 +103,8 @@ func drawMetrics(ctx context.Context, url, file string) error {
 			grid[i][j].Draw(canvas)
 		}
 	}
-	f, err := os.Create(file)
-	if err != nil {
+	return atomicfile.Write(file, func(w io.Writer) error {
+		_, err := vgimg.PngCanvas{Canvas: img}.WriteTo(w)
 		return err
-	}
-	_, err = vgimg.PngCanvas{Canvas: img}.WriteTo(f)
-	return errors.Join(err, f.Close())
+	})
 }

@@ -3,7 +3,6 @@
 package checkpoint
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
@@ -12,15 +11,18 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 
+	"github.com/tutti-go/tutti/atomicfile"
 	"github.com/tutti-go/tutti/distributed/delta"
 	"github.com/tutti-go/tutti/dtype"
 )
 
 // maxHeader is the length of a header, at most, as that of the format's own reader.
-const maxHeader = 100 << 20
+const maxHeader = 100_000_000
+
+// headerLength is the length of the number that says how long the header is.
+const headerLength = 8
 
 // types are the element types by their names in the format. Elements of others are bytes.
 var types = map[string]dtype.DType{
@@ -40,11 +42,8 @@ func (s section) WriteAt(p []byte, at int64) (int, error) { return s.File.WriteA
 
 // tensors reads what a header says of the tensors in the file behind it, which is of that size.
 func tensors(header []byte, f *os.File, size int64) ([]delta.Tensor, error) {
-	if len(header) < 8 || binary.LittleEndian.Uint64(header) != uint64(len(header)-8) {
-		return nil, errors.New("no header of safetensors")
-	}
 	var entries map[string]json.RawMessage
-	if err := json.Unmarshal(header[8:], &entries); err != nil {
+	if err := json.Unmarshal(header[headerLength:], &entries); err != nil {
 		return nil, fmt.Errorf("the header: %w", err)
 	}
 	var all []delta.Tensor
@@ -95,7 +94,15 @@ type file struct {
 	tensors []delta.Tensor
 }
 
+// open opens a file of weights, which is read more than once and in any order.
 func open(path string) (*file, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() { // before opening it, as a pipe waits for a writer
+		return nil, fmt.Errorf("%s is not a regular file, which a checkpoint has to be: it is read twice", path)
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -112,15 +119,21 @@ func read(f *os.File) (header []byte, all []delta.Tensor, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	var length [8]byte
-	if _, err := f.ReadAt(length[:], 0); err != nil {
-		return nil, nil, fmt.Errorf("no header of safetensors: %w", err)
+	if info.Size() < headerLength {
+		return nil, nil, fmt.Errorf("no header of safetensors: the file has %d bytes", info.Size())
 	}
-	n := binary.LittleEndian.Uint64(length[:])
-	if n > maxHeader || int64(n) > info.Size()-8 {
+	header = make([]byte, headerLength)
+	if _, err := f.ReadAt(header, 0); err != nil {
+		return nil, nil, err
+	}
+	n := binary.LittleEndian.Uint64(header)
+	if n > maxHeader || int64(n) > info.Size()-headerLength {
+		if header[0] == '{' {
+			return nil, nil, errors.New("not a safetensors file but JSON; of a checkpoint in shards, each shard is a file")
+		}
 		return nil, nil, fmt.Errorf("not a safetensors file: its first 8 bytes mean a header of %d bytes, the file has %d", n, info.Size())
 	}
-	header = make([]byte, 8+n)
+	header = make([]byte, headerLength+n)
 	if _, err := f.ReadAt(header, 0); err != nil {
 		return nil, nil, err
 	}
@@ -128,71 +141,62 @@ func read(f *os.File) (header []byte, all []delta.Tensor, err error) {
 	return header, all, err
 }
 
-// write has a file written beside path, and then given that name. If that fails, the file at path is as before. What is there and no
-// file, such as a pipe, is written as it is. A path that is one of inputs is refused.
-func write(path string, content func(f *os.File) error, inputs ...string) (err error) {
-	if out, err := os.Stat(path); err == nil {
-		for _, input := range inputs {
-			if in, err := os.Stat(input); err == nil && os.SameFile(in, out) {
-				return fmt.Errorf("%s is both read and written: give the output another name", path)
-			}
-		}
-		if !out.Mode().IsRegular() {
-			f, err := os.OpenFile(path, os.O_WRONLY, 0)
-			if err != nil {
-				return err
-			}
-			return cmp.Or(content(f), f.Close())
-		}
-	}
-	if target, err := filepath.EvalSymlinks(path); err == nil {
-		path = target
-	}
-	f, err := os.OpenFile(path+".tmp", os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o666)
-	if err != nil {
-		return err
-	}
-	err = content(f)
-	if err == nil {
-		err = f.Sync()
-	}
-	err = cmp.Or(err, f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
+// checkOutput refuses an output that is one of the inputs.
+func checkOutput(out string, inputs ...string) error {
+	written, err := os.Stat(out)
+	if out == Stdout {
+		written, err = os.Stdout.Stat()
 	}
 	if err != nil {
-		_ = os.Remove(f.Name())
+		return nil // it is not there yet, or writing it says what is wrong
 	}
-	return err
+	for _, input := range inputs {
+		if info, err := os.Stat(input); err == nil && os.SameFile(info, written) {
+			return fmt.Errorf("%s is both read and written: give the output another name", input)
+		}
+	}
+	return nil
+}
+
+// Stdout is the path that means the standard output.
+const Stdout = "-"
+
+// write writes a file from its beginning to its end.
+func write(path string, content func(w io.Writer) error) error {
+	if path == Stdout {
+		return content(os.Stdout)
+	}
+	return atomicfile.Write(path, content)
 }
 
 // Progress is told how far a long work is.
-type Progress func(done, of int)
+type Progress func(done, total int)
 
 // Diff writes the delta from one file of weights to another.
-func Diff(ctx context.Context, old, new, out string, progress Progress) (s delta.Stat, err error) {
-	from, err := open(old)
+func Diff(ctx context.Context, base, target, out string, progress Progress) (s delta.Stat, err error) {
+	from, err := open(base)
 	if err != nil {
 		return s, err
 	}
 	defer from.Close()
-	to, err := open(new)
+	to, err := open(target)
 	if err != nil {
 		return s, err
 	}
 	defer to.Close()
-	err = write(out, func(f *os.File) error {
+	if err := checkOutput(out, base, target); err != nil {
+		return s, err
+	}
+	err = write(out, func(w io.Writer) error {
 		d, err := delta.Diff(ctx, from.tensors, to.tensors, progress)
 		if err != nil {
 			return err
 		}
-		if !bytes.Equal(from.header, to.header) {
-			d.Extra = to.header
-		}
+		d.SetText(from.header[headerLength:], to.header[headerLength:])
 		s = d.Stat()
-		_, err = d.WriteTo(f)
+		_, err = d.WriteTo(w)
 		return err
-	}, old, new)
+	})
 	return s, err
 }
 
@@ -211,8 +215,8 @@ func Read(path string) (*delta.Delta, error) {
 }
 
 // Apply writes the file of weights that a delta makes of another, byte for byte the one that it was made of.
-func Apply(ctx context.Context, old, patch, out string, progress Progress) (s delta.Stat, err error) {
-	from, err := open(old)
+func Apply(ctx context.Context, base, patch, out string, progress Progress) (s delta.Stat, err error) {
+	from, err := open(base)
 	if err != nil {
 		return s, err
 	}
@@ -221,50 +225,57 @@ func Apply(ctx context.Context, old, patch, out string, progress Progress) (s de
 	if err != nil {
 		return s, err
 	}
-	header := from.header
-	if len(d.Extra) > 0 {
-		header = d.Extra
+	if err := checkOutput(out, patch); err != nil {
+		return s, err
 	}
-	return d.Stat(), write(out, func(f *os.File) error {
-		to, err := tensors(header, f, -1)
-		if err != nil {
-			return fmt.Errorf("%s: %w", patch, err)
-		}
-		made := map[string]delta.Tensor{}
-		end := int64(len(header))
-		for _, t := range to {
-			made[t.Name] = t
-			end += t.Memory.(section).bytes
-		}
-		if err := f.Truncate(end); err != nil {
-			return fmt.Errorf("%s is not a regular file: %w", out, err)
-		}
-		if _, err := f.Write(header); err != nil {
-			return err
-		}
-		base := slices.Clone(from.tensors)
-		for i, t := range base {
-			if next, ok := made[t.Name]; ok && next.DType == t.DType && slices.Equal(next.Shape, t.Shape) {
-				// It stays, and is changed where it has been copied to.
-				from, to := t.Memory.(section), next.Memory.(section)
-				_, fromErr := from.Seek(from.at, io.SeekStart)
-				_, toErr := f.Seek(to.at, io.SeekStart)
-				_, err := io.CopyN(f, from.File, from.bytes)
-				if err = cmp.Or(ctx.Err(), fromErr, toErr, err); err != nil {
-					return err
-				}
-				base[i].Memory = to
-			}
-		}
-		err = d.Apply(ctx, base, func(t delta.Tensor) (delta.Memory, error) {
-			if next := made[t.Name]; next.DType == t.DType && slices.Equal(next.Shape, t.Shape) {
-				return next.Memory, nil
-			}
-			return nil, fmt.Errorf("%w: it has no place in the header", delta.ErrDelta)
-		}, progress)
-		if version := new(delta.VersionError); errors.As(err, &version) {
-			return fmt.Errorf("%s is not the file that %s was made of", old, patch)
-		}
+	if out == Stdout {
+		return s, errors.New("a checkpoint is written in any order: -o takes a file for it, not the standard output")
+	}
+	text, err := d.Text(from.header[headerLength:])
+	if err == nil {
+		header := binary.LittleEndian.AppendUint64(nil, uint64(len(text)))
+		header = append(header, text...)
+		err = atomicfile.Replace(out, func(f *os.File) error { return apply(ctx, d, from, header, f, progress) })
+	}
+	if other := new(delta.VersionError); errors.As(err, &other) {
+		err = fmt.Errorf("%s is not the file that %s was made of", base, patch)
+	}
+	if errors.Is(err, delta.ErrDelta) {
+		err = fmt.Errorf("%s: %w", patch, err)
+	}
+	return d.Stat(), err
+}
+
+// apply writes the file with a header whose tensors a delta makes of others.
+func apply(ctx context.Context, d *delta.Delta, from *file, header []byte, f *os.File, progress Progress) error {
+	all, err := tensors(header, f, -1)
+	if err != nil {
+		return fmt.Errorf("%w: %w", delta.ErrDelta, err)
+	}
+	places := map[string]delta.Tensor{}
+	end := int64(len(header))
+	for _, t := range all {
+		places[t.Name] = t
+		end += t.Memory.(section).bytes
+	}
+	if err := f.Truncate(end); err != nil {
 		return err
-	}, patch)
+	}
+	if _, err := f.Write(header); err != nil {
+		return err
+	}
+	if err := d.Apply(ctx, from.tensors, func(t delta.Tensor) (delta.Memory, error) {
+		place, ok := places[t.Name]
+		if !ok || place.DType != t.DType || !slices.Equal(place.Shape, t.Shape) {
+			return nil, fmt.Errorf("%w: it has no place in the header", delta.ErrDelta)
+		}
+		delete(places, t.Name)
+		return place.Memory, nil
+	}, progress); err != nil {
+		return err
+	}
+	for name := range places {
+		return fmt.Errorf("%w: it has no tensor %q of the header", delta.ErrDelta, name)
+	}
+	return nil
 }

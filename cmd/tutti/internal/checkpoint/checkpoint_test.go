@@ -90,7 +90,9 @@ func TestRefused(t *testing.T) {
 	good := put(t, dir, "good", bytesOf("{}", nil))
 	tensor := func(text string) []byte { return bytesOf(`{"w":{`+text+`}}`, make([]byte, 8)) }
 	for text, content := range map[string][]byte{
-		"no header of safetensors":  []byte("short"),
+		"the file has 5 bytes": []byte("short"),
+		"the file has 0 bytes": {},
+		"not a safetensors file but JSON; of a checkpoint in shards": []byte(`{"weight_map":{}}`),
 		"a header of 999 bytes":     append(binary.LittleEndian.AppendUint64(nil, 999), '{'),
 		"the header: unexpected":    bytesOf(`{"w`, nil),
 		"has 4 bytes":               tensor(`"dtype":"F32","shape":[2],"data_offsets":[0,4]`),
@@ -165,14 +167,180 @@ func TestOutputs(t *testing.T) {
 	_, err = Diff(t.Context(), old, new, path("pipe"), nil)
 	require.NoError(t, err)
 	reading.Wait()
-	reading.Go(func() { assert.Empty(t, read()) })
 	_, err = Apply(t.Context(), old, path("delta"), path("pipe"), nil)
-	require.ErrorContains(t, err, "pipe is not a regular file")
-	reading.Wait()
+	require.ErrorContains(t, err, "pipe: not a regular file") // at once: nobody reads
 	info, err := os.Stat(path("pipe"))
 	require.NoError(t, err)
 	require.Equal(t, os.ModeNamedPipe, info.Mode().Type())
-	require.NoFileExists(t, path("pipe.tmp"))
+	files, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, files, 6, "old, new, delta, target, link and pipe")
+}
+
+// TestAnotherOld: a delta is for one file. Those with the same tensors, but another header, in another order, or both, are
+// refused, and nothing is written.
+func TestAnotherOld(t *testing.T) {
+	const first, second = `"a":{"dtype":"U8","shape":[4],"data_offsets":[`, `"b":{"dtype":"U8","shape":[4],"data_offsets":[`
+	one := bytesOf(`{"__metadata__":{"step":"1"},`+first+`0,4]},`+second+`4,8]}}`, []byte("aaaabbbb"))
+	two := bytesOf(`{"__metadata__":{"step":"1"},`+first+`0,4]},`+second+`4,8]}}`, []byte("aaxabbbb"))
+	dir := t.TempDir()
+	from, to, patch, out := put(t, dir, "from", one), put(t, dir, "to", two), filepath.Join(dir, "delta"), filepath.Join(dir, "out")
+	_, err := Diff(t.Context(), from, to, patch, nil)
+	require.NoError(t, err)
+	for name, content := range map[string][]byte{
+		"metadata":  bytesOf(`{"__metadata__":{"step":"2"},`+first+`0,4]},`+second+`4,8]}}`, []byte("aaaabbbb")),
+		"without":   bytesOf(`{`+first+`0,4]},`+second+`4,8]}}`, []byte("aaaabbbb")),
+		"padded":    bytesOf(`{"__metadata__":{"step":"1"},`+first+`0,4]},`+second+`4,8]}} `, []byte("aaaabbbb")),
+		"keys":      bytesOf(`{"__metadata__":{"step":"1"},`+second+`4,8]},`+first+`0,4]}}`, []byte("aaaabbbb")),
+		"reordered": bytesOf(`{"__metadata__":{"step":"1"},`+first+`4,8]},`+second+`0,4]}}`, []byte("bbbbaaaa")),
+		"data":      bytesOf(`{"__metadata__":{"step":"1"},`+first+`0,4]},`+second+`4,8]}}`, []byte("aaaabbbc")),
+		"target":    two,
+	} {
+		other := put(t, dir, "other", content)
+		_, err := Apply(t.Context(), other, patch, out, nil)
+		require.ErrorContains(t, err, other+" is not the file that "+patch+" was made of", name)
+		require.NoFileExists(t, out)
+	}
+	_, err = Apply(t.Context(), from, patch, out, nil)
+	require.NoError(t, err)
+	got, err := os.ReadFile(out)
+	require.NoError(t, err)
+	require.Equal(t, two, got)
+}
+
+// TestMetadata: what changes in a header travels, not the header.
+func TestMetadata(t *testing.T) {
+	var text strings.Builder
+	text.WriteString(`{"__metadata__":{"step":"1000"}`)
+	for i := range 1000 {
+		fmt.Fprintf(&text, `,"layer.%d.weight":{"dtype":"BF16","shape":[0],"data_offsets":[0,0]}`, i)
+	}
+	text.WriteString("}")
+	dir := t.TempDir()
+	from, to := put(t, dir, "from", bytesOf(text.String(), nil)), put(t, dir, "to", bytesOf(strings.Replace(text.String(), "1000", "1010", 1), nil))
+	s, err := Diff(t.Context(), from, to, filepath.Join(dir, "delta"), nil)
+	require.NoError(t, err)
+	assert.Less(t, s.Bytes, uint64(64))
+	_, err = Apply(t.Context(), from, filepath.Join(dir, "delta"), filepath.Join(dir, "out"), nil)
+	require.NoError(t, err)
+	want, err := os.ReadFile(to)
+	require.NoError(t, err)
+	got, err := os.ReadFile(filepath.Join(dir, "out"))
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+}
+
+// TestInputsStay: inputs and other files with names near the output's are as before, whatever they are.
+func TestInputsStay(t *testing.T) {
+	for _, suffix := range []string{".tmp", ".new", ".part", "~"} {
+		dir := t.TempDir()
+		data := make([]byte, 2011)
+		old := bytesOf(header, data)
+		data[3]++
+		target := bytesOf(header, data)
+		path := func(name string) string { return filepath.Join(dir, name) }
+		from, to := put(t, dir, "a"+suffix, old), put(t, dir, "b", target)
+		stranger := put(t, dir, "c"+suffix, []byte("precious"))
+		_, err := Diff(t.Context(), from, to, path("a"), nil)
+		require.NoError(t, err)
+		_, err = Diff(t.Context(), from, to, path("c"), nil)
+		require.NoError(t, err)
+		patch, err := os.ReadFile(path("a"))
+		require.NoError(t, err)
+		put(t, dir, "d"+suffix, patch)
+		_, err = Apply(t.Context(), from, path("d"+suffix), path("d"), nil)
+		require.NoError(t, err)
+		require.NoError(t, os.Rename(path("d"), path("made")))
+		require.NoError(t, os.Rename(from, path("e"+suffix)))
+		_, err = Apply(t.Context(), path("e"+suffix), path("a"), path("e"), nil)
+		require.NoError(t, err)
+		for name, want := range map[string][]byte{
+			"b": target, "made": target, "e": target, "e" + suffix: old, "d" + suffix: patch, "a": patch, "c": patch,
+		} {
+			got, err := os.ReadFile(path(name))
+			require.NoError(t, err)
+			require.Equal(t, want, got, "%s %s", name, suffix)
+		}
+		got, err := os.ReadFile(stranger)
+		require.NoError(t, err)
+		require.Equal(t, "precious", string(got))
+		files, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		require.Len(t, files, 8)
+	}
+}
+
+// TestTwoWriters of one output: both succeed, and it is the file of one of them.
+func TestTwoWriters(t *testing.T) {
+	dir := t.TempDir()
+	out := filepath.Join(dir, "out")
+	data := make([]byte, 2011)
+	from := put(t, dir, "from", bytesOf(header, data))
+	var targets [2][]byte
+	var patches [2]string
+	for i := range targets {
+		for k := range data {
+			data[k] = byte(i + k%100)
+		}
+		targets[i] = bytesOf(header, data)
+		patches[i] = filepath.Join(dir, "delta"+string(rune('0'+i)))
+		_, err := Diff(t.Context(), from, put(t, dir, "to", targets[i]), patches[i], nil)
+		require.NoError(t, err)
+	}
+	for range 50 {
+		var group, both sync.WaitGroup
+		both.Add(len(patches))
+		for _, patch := range patches {
+			var once sync.Once
+			group.Go(func() {
+				_, err := Apply(t.Context(), from, patch, out, func(int, int) {
+					once.Do(func() { both.Done(); both.Wait() }) // each has opened its output
+				})
+				assert.NoError(t, err)
+			})
+		}
+		group.Wait()
+		got, err := os.ReadFile(out)
+		require.NoError(t, err)
+		require.Contains(t, targets[:], got)
+	}
+}
+
+// TestStreams: inputs that cannot be read twice, and outputs that cannot be written in any order.
+func TestStreams(t *testing.T) {
+	dir := t.TempDir()
+	old, patch := put(t, dir, "old", bytesOf(header, make([]byte, 2011))), filepath.Join(dir, "delta")
+	_, err := Diff(t.Context(), old, old, patch, nil)
+	require.NoError(t, err)
+	for _, path := range []string{os.DevNull, dir} {
+		_, err := Diff(t.Context(), path, old, filepath.Join(dir, "out"), nil)
+		require.ErrorContains(t, err, path+" is not a regular file")
+		_, err = Apply(t.Context(), path, patch, filepath.Join(dir, "out"), nil)
+		require.ErrorContains(t, err, path+" is not a regular file")
+	}
+	log, err := os.OpenFile(put(t, dir, "log", []byte("before")), os.O_WRONLY|os.O_APPEND, 0)
+	require.NoError(t, err)
+	defer log.Close()
+	stdout := os.Stdout
+	defer func() { os.Stdout = stdout }()
+	os.Stdout = log
+	_, err = Diff(t.Context(), old, old, Stdout, nil)
+	require.NoError(t, err)
+	_, err = Apply(t.Context(), old, patch, Stdout, nil)
+	require.ErrorContains(t, err, "not the standard output")
+	want, err := os.ReadFile(patch)
+	require.NoError(t, err)
+	got, err := os.ReadFile(log.Name())
+	require.NoError(t, err)
+	require.Equal(t, "before"+string(want), string(got))
+
+	os.Stdout, err = os.OpenFile(old, os.O_WRONLY|os.O_APPEND, 0)
+	require.NoError(t, err)
+	defer os.Stdout.Close()
+	_, err = Diff(t.Context(), old, patch, Stdout, nil)
+	require.Error(t, err)
+	_, err = Diff(t.Context(), old, old, Stdout, nil)
+	require.ErrorContains(t, err, "old is both read and written")
 }
 
 // FuzzTensors: any text is no header, or one of tensors that lie one after the other.
@@ -231,8 +399,9 @@ func TestInterrupted(t *testing.T) {
 				break
 			}
 			require.ErrorContains(t, err, "interrupted")
-			require.NoFileExists(t, out)
-			require.NoFileExists(t, out+".tmp", fmt.Sprint(name, n))
+			files, err := os.ReadDir(dir)
+			require.NoError(t, err)
+			require.Len(t, files, 3, "old, new and delta: %s %d", name, n)
 		}
 		require.Greater(t, n, int64(4))
 		require.NoError(t, os.Remove(out))

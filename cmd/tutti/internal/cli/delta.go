@@ -28,15 +28,20 @@ them.`,
 		Example: diffExample + "\n" + applyExample + "\n" + statExample,
 	}
 	cmd.AddCommand(
-		newDeltaWrite("diff OLD NEW", "Write the delta from one checkpoint to another", diffExample, "which file is the old one, and which the new one?", checkpoint.Diff),
-		newDeltaWrite("apply OLD DELTA", "Write the checkpoint that a delta makes of an older one", applyExample, "which file is the old one, and which the delta?", checkpoint.Apply),
+		newDeltaWrite("diff OLD NEW", "Write the delta from one checkpoint to another", diffExample,
+			"which file is the old one, and which the new one?", "`file` to write; - is the standard output", checkpoint.Diff),
+		newDeltaWrite("apply OLD DELTA", "Write the checkpoint that a delta makes of an older one", applyExample,
+			"which file is the old one, and which the delta?", "`file` to write", checkpoint.Apply),
 		newDeltaStat())
 	onlySubcommands(cmd, "command")
 	return cmd
 }
 
-// newDeltaWrite makes a command that writes a file from two others.
-func newDeltaWrite(use, short, example, question string, write func(ctx context.Context, old, other, out string, progress checkpoint.Progress) (delta.Stat, error)) *cobra.Command {
+// writer writes a file from two others.
+type writer func(ctx context.Context, base, other, out string, progress checkpoint.Progress) (delta.Stat, error)
+
+// newDeltaWrite makes the command of a writer.
+func newDeltaWrite(use, short, example, question, outUsage string, write writer) *cobra.Command {
 	var out string
 	cmd := &cobra.Command{
 		Use:     use + " -o FILE",
@@ -52,7 +57,9 @@ func newDeltaWrite(use, short, example, question string, write func(ctx context.
 			bar := &bars{out: cmd.ErrOrStderr(), pieces: 1}
 			const steps = 1000
 			name := "delta " + cmd.Name()
-			s, err := write(cmd.Context(), args[0], args[1], out, func(done, of int) { bar.set(name, min(done*steps/of, steps-1), steps) })
+			s, err := write(cmd.Context(), args[0], args[1], out, func(done, total int) {
+				bar.set(name, min(done*steps/total, steps-1), steps)
+			})
 			if err == nil {
 				bar.set(name, steps, steps)
 			}
@@ -63,7 +70,7 @@ func newDeltaWrite(use, short, example, question string, write func(ctx context.
 			return err
 		},
 	}
-	cmd.Flags().StringVarP(&out, "out", "o", "", "`file` to write")
+	cmd.Flags().StringVarP(&out, "out", "o", "", outUsage)
 	return cmd
 }
 

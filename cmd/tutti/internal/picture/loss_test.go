@@ -2,10 +2,8 @@ package picture
 
 import (
 	"bytes"
-	"errors"
 	"image/color"
 	"image/png"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -114,27 +112,4 @@ func TestTickLabels(t *testing.T) {
 		}
 	}
 	assert.Equal(t, []string{"0.05", "0.1", "0.2", "0.5", "1", "2"}, labels)
-}
-
-// A picture that cannot be written leaves the one before it, and nothing else.
-func TestAnIncompletePictureReplacesNothing(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "old.png")
-	require.NoError(t, os.WriteFile(path, []byte("old"), 0o600))
-	full := errors.New("no space left on device")
-	err := replace(path, func(w io.Writer) error {
-		_, err := io.WriteString(w, "the first half of a ")
-		return errors.Join(err, full)
-	})
-	require.ErrorIs(t, err, full)
-	got, err := os.ReadFile(path)
-	require.NoError(t, err)
-	assert.Equal(t, "old", string(got))
-	require.NoError(t, replace(path, func(w io.Writer) error { _, err := io.WriteString(w, "new"); return err }))
-	got, err = os.ReadFile(path)
-	require.NoError(t, err)
-	assert.Equal(t, "new", string(got))
-	files, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	assert.Len(t, files, 1)
 }

@@ -1,11 +1,9 @@
 package picture
 
 import (
-	"errors"
 	"fmt"
 	"image/color"
 	"io"
-	"os"
 	"path/filepath"
 
 	"gonum.org/v1/plot"
@@ -15,6 +13,8 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgimg"
 	"gonum.org/v1/plot/vg/vgsvg"
+
+	"github.com/tutti-go/tutti/atomicfile"
 )
 
 // Formats are the file name extensions of the pictures that can be written.
@@ -103,30 +103,12 @@ func save(p *plot.Plot, path string) error {
 		canvas = vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(width, height), vgimg.UseDPI(pngResolution))}
 	}
 	p.Draw(draw.Crop(draw.New(canvas), vg.Points(6), -vg.Points(14), vg.Points(6), -vg.Points(6)))
-	err := replace(path, func(w io.Writer) error {
+	err := atomicfile.Write(path, func(w io.Writer) error {
 		_, err := canvas.WriteTo(w)
 		return err
 	})
 	if err != nil {
 		err = fmt.Errorf("writing the picture: %w", err)
-	}
-	return err
-}
-
-// replace writes a file beside path and gives it that name once it is complete:
-// what was there stays if that fails.
-func replace(path string, write func(io.Writer) error) error {
-	part := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%d", filepath.Base(path), os.Getpid()))
-	file, err := os.Create(part)
-	if err != nil {
-		return err
-	}
-	err = errors.Join(write(file), file.Close())
-	if err == nil {
-		err = os.Rename(part, path)
-	}
-	if err != nil {
-		_ = os.Remove(part)
 	}
 	return err
 }
