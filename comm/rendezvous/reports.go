@@ -13,6 +13,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/printable"
 )
 
 // Reports is where ranks publish their status out of band, in the job's store, so that a rank whose wait times out
@@ -102,7 +103,9 @@ func (r *Reports) seeHome(group string, rank int, e store.Event) {
 
 func (r *Reports) seeAbort(group string, rank int, e store.Event) {
 	var a abort
-	if _ = json.Unmarshal(e.Value, &a); !e.Deleted {
+	_ = json.Unmarshal(e.Value, &a)
+	a.Text = printable.Text(a.Text)
+	if !e.Deleted {
 		r.note(group, rank, a)
 	} else if delete(r.aborts[group], rank); len(r.aborts[group]) == 0 {
 		delete(r.aborts, group)
@@ -194,7 +197,7 @@ func (r *Reports) Last(ctx context.Context, group string) (map[int]Report, error
 	last := make(map[int]Report, len(all))
 	for _, e := range all {
 		_, rank := place(e.Key)
-		last[rank] = Report{Text: strings.TrimPrefix(string(e.Value), "\x00"), Age: e.Age, Gone: e.Gone && !left(e)}
+		last[rank] = Report{Text: printable.Text(strings.TrimPrefix(string(e.Value), "\x00")), Age: e.Age, Gone: e.Gone && !left(e)}
 	}
 	return last, err
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/printable"
 )
 
 const (
@@ -138,7 +139,7 @@ func (d Dialer) introduce(ctx context.Context, plain net.Conn, hello Hello) (_ *
 		return nil, stranger(err)
 	}
 	if w.Refused != "" {
-		return nil, &refusal{plain.RemoteAddr().String(), w.Refused[:min(len(w.Refused), longestReason)], true}
+		return nil, &refusal{plain.RemoteAddr().String(), printable.Text(w.Refused[:min(len(w.Refused), longestReason)]), true}
 	}
 	_ = plain.SetDeadline(time.Time{})
 	return remote(conn, in, w.Silence), nil

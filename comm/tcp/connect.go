@@ -20,6 +20,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/internal/schedule"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/printable"
 	"github.com/tutti-go/tutti/internal/ranks"
 )
 
@@ -249,6 +250,9 @@ func (k *connector) try(ctx context.Context, p *pair, attempt uint64) error {
 	if r.Protocol != protocol {
 		return fmt.Errorf("%w: %w: rank %d speaks %q, this one %q: all ranks use one version of this library", comm.ErrMismatch, store.ErrRefused, p.rank, r.Protocol, protocol)
 	}
+	for i, address := range r.Addresses { // errors have them
+		r.Addresses[i] = printable.Text(address)
+	}
 	interfaces, _ := net.InterfaceAddrs()
 	far := func(address string) int {
 		a, _ := netip.ParseAddrPort(address)
@@ -353,7 +357,8 @@ func greet(ctx context.Context, conn *tls.Conn, h hello) error {
 	if _, err := io.ReadFull(conn, v[:]); err != nil || verdict(v[0]) == welcome {
 		return err
 	}
-	reason, _ := io.ReadAll(io.LimitReader(conn, longestReason))
+	sent, _ := io.ReadAll(io.LimitReader(conn, longestReason))
+	reason := printable.Text(string(sent))
 	if verdict(v[0]) == again {
 		return fmt.Errorf("%v: %s", conn.RemoteAddr(), reason)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/printable"
 )
 
 // version is that of what members say to each other, and precedes their terms.
@@ -289,7 +290,7 @@ func (m *Member) miss() {
 			lost := m.used == e && m.kv != nil && m.since.Equal(since) && !v.has(p)
 			m.mu.Unlock()
 			if lost {
-				comm.AbortAll(e.Comm, fmt.Errorf("%w: %s is gone from the store", comm.ErrPeerFailed, p.Name))
+				comm.AbortAll(e.Comm, fmt.Errorf("%w: %s is gone from the store", comm.ErrPeerFailed, printable.Text(p.Name)))
 			}
 		})
 	}

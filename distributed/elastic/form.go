@@ -15,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/comm/instrument"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/internal/printable"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -293,9 +294,9 @@ func (m *Member) obstacle(r *record, kv store.Store) error {
 	for _, p := range r.Members {
 		i := slices.IndexFunc(v.present, func(s status) bool { return s.person().same(p) })
 		if i < 0 {
-			gone = append(gone, p.Name)
+			gone = append(gone, printable.Text(p.Name))
 		} else if a := v.present[i].Accepted; v.present[i].Waiting && a != nil && a.World == r.World && p.Name != m.cfg.Name {
-			gone = append(gone, p.Name)
+			gone = append(gone, printable.Text(p.Name))
 		}
 	}
 	if len(gone) == 0 {

@@ -15,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/printable"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -75,7 +76,7 @@ func (e *Epoch) agree(vote []int64) error {
 	var differ []string
 	for rank, h := range hashes {
 		if h != most {
-			differ = append(differ, e.Members[rank])
+			differ = append(differ, printable.Text(e.Members[rank]))
 		}
 	}
 	if len(differ) == 0 {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/tutti-go/tutti/internal/printable"
 )
 
 // person is a member of an epoch.
@@ -120,7 +122,7 @@ func (v *view) next() (next *record, why string, apart bool) {
 			continue
 		}
 		if !(s.Waiting && s.Accepted != nil && s.Accepted.World == last.World) { // for what follows this epoch
-			return nil, s.Name + " is not at the boundary", false
+			return nil, printable.Text(s.Name) + " is not at the boundary", false
 		}
 		if present = append(present, s.person()); !s.Fresh {
 			next.Step, reach = max(next.Step, s.Step), min(reach, s.reach())
@@ -204,5 +206,5 @@ func quorum(list, present []person) string {
 	if 2*have > len(list) || 2*have == len(list) && (have == 0 || missing[0] != list[0].Name) {
 		return ""
 	}
-	return fmt.Sprintf("%d of %d members of an epoch are here; missing: %s", have, len(list), strings.Join(missing, ", "))
+	return fmt.Sprintf("%d of %d members of an epoch are here; missing: %s", have, len(list), printable.Text(strings.Join(missing, ", ")))
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/printable"
 )
 
 // Control messages are small messages between ranks on the internal communicator. Nobody
@@ -209,7 +210,7 @@ func (e *Engine) aborted(src int) error {
 	if o := e.oldest(); o != nil && !o.op.MovesData() && o.number < m.passed {
 		return nil
 	}
-	text := string(m.text[:min(m.length, controlTextLength)])
+	text := printable.Text(string(m.text[:min(m.length, controlTextLength)]))
 	switch m.kind {
 	case mismatch:
 		return &peerFailure{e, cmp.Or(text, comm.ErrMismatch.Error()), comm.ErrMismatch}

@@ -11,6 +11,7 @@ import (
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/machine"
+	"github.com/tutti-go/tutti/internal/printable"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -119,7 +120,7 @@ func Locations(ctx context.Context, r Rank) (locations []string, err error) {
 	}
 	all, err := distributed.AllGatherBytes(ctx, r.Runtime, r.Comm, []byte(r.Location))
 	for _, location := range all {
-		locations = append(locations, string(location))
+		locations = append(locations, printable.Text(string(location)))
 	}
 	return locations, err
 }

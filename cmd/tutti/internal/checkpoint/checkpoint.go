@@ -65,7 +65,7 @@ func tensors(header []byte, f *os.File, size int64) ([]delta.Tensor, error) {
 			t.DType, t.Shape = dtype.U8, []int{int(bytes)}
 		}
 		if n, err := t.Elements(); err != nil || int64(n)*int64(t.DType.Size()) != bytes {
-			return nil, fmt.Errorf("tensor %q of %s and shape %v has %d bytes", name, e.DType, e.Shape, bytes)
+			return nil, fmt.Errorf("tensor %q of %q and shape %v has %d bytes", name, e.DType, e.Shape, bytes)
 		}
 		all = append(all, t)
 	}

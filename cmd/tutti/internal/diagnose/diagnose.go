@@ -6,13 +6,13 @@ import (
 	"maps"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/record"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/printable"
 	"github.com/tutti-go/tutti/internal/ranks"
 )
 
@@ -111,28 +111,14 @@ func Diagnose(records []Record) Report {
 		r.Findings = append(r.Findings, g.unmatched()...)
 	}
 	for i := range r.Findings {
-		r.Findings[i].Text = printable(r.Findings[i].Text)
+		r.Findings[i].Text = printable.Text(r.Findings[i].Text)
 	}
 	for i := range r.States {
 		for _, text := range []*string{&r.States[i].Last, &r.States[i].Waits, &r.States[i].Error} {
-			*text = printable(*text)
+			*text = printable.Text(*text)
 		}
 	}
 	return r
-}
-
-// printable replaces control characters, which a record may have in any text, by their
-// escapes.
-func printable(text string) string {
-	var out strings.Builder
-	for _, c := range text {
-		if strconv.IsPrint(c) {
-			out.WriteRune(c)
-		} else {
-			out.WriteString(strings.Trim(strconv.QuoteRune(c), "'"))
-		}
-	}
-	return out.String()
 }
 
 // failed tells which ranks aborted because of an error of their own, the first one first.

@@ -9,13 +9,16 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/tutti-go/tutti/comm/instrument"
 	"github.com/tutti-go/tutti/comm/record"
+	"github.com/tutti-go/tutti/internal/printable"
 )
 
 // maxRanks is beyond any world; what says more is no record.
@@ -27,9 +30,27 @@ type Record struct {
 	*record.Dump
 }
 
+// files are the names of dumps.
+const files = "tutti-record-*.json"
+
+// IsFile reports whether a name, with slashes, is of a dump directly in a directory, or in that of an epoch.
+func IsFile(name string) bool {
+	folder, file := path.Split(name)
+	if folder != "" {
+		number, ok := strings.CutPrefix(strings.TrimSuffix(folder, "/"), instrument.EpochDir)
+		if _, err := strconv.ParseUint(number, 10, 64); !ok || err != nil {
+			return false
+		}
+	}
+	if strings.ContainsAny(file, `\:`) || printable.Text(file) != file { // the first mean a folder or a stream on Windows
+		return false
+	}
+	ok, _ := path.Match(files, file)
+	return ok
+}
+
 // Files lists the dumps in a directory, with those of the epochs of elastic jobs.
 func Files(dir string) []string {
-	const files = "tutti-record-*.json"
 	own, _ := filepath.Glob(filepath.Join(dir, files))
 	epochs, _ := filepath.Glob(filepath.Join(dir, instrument.EpochDir+"*", files))
 	return append(own, epochs...)

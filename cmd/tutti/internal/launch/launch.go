@@ -12,7 +12,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -25,6 +24,7 @@ import (
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/distributed/elastic"
+	"github.com/tutti-go/tutti/internal/printable"
 )
 
 // Config says what to start.
@@ -95,6 +95,25 @@ type End struct {
 
 // Error says it.
 func (e *End) Error() string { return e.Text }
+
+// readEnd reads how a job ended, as some launcher said it: nothing else than an end without text is success.
+func readEnd(text []byte) (End, error) {
+	var end End
+	if err := json.Unmarshal(text, &end); err != nil {
+		return End{}, fmt.Errorf("how the job ended: %w", err)
+	}
+	if end == (End{}) {
+		return end, nil
+	}
+	end.Text = cmp.Or(printable.Text(end.Text), "the job failed")
+	if end.Code < 1 || end.Code > 255 {
+		end.Code = 1
+	}
+	if !slices.Contains([]syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM}, end.Signal) {
+		end.Signal = 0
+	}
+	return end, nil
+}
 
 // agent is the launcher of this machine.
 type agent struct {
@@ -233,13 +252,16 @@ func (a *agent) connect(ctx context.Context) error {
 	}
 	version, err := a.kv.Get(ctx, versions)
 	if err == nil && string(version) != a.Version {
-		err = fmt.Errorf("%w: this is tutti %s, and the first machine has tutti %s", comm.ErrMismatch, a.Version, version)
+		err = fmt.Errorf("%w: this is tutti %s, and the first machine has tutti %s", comm.ErrMismatch, a.Version, printable.Text(string(version)))
 	}
 	bounds, listErr := a.kv.List(ctx, elastics)
 	if err = cmp.Or(err, listErr); err == nil && len(bounds) > 0 {
 		var all [3]int
 		err = json.Unmarshal(bounds[0].Value, &all)
 		a.Min, a.Max, a.Restarts = all[0], all[1], all[2]
+		if err == nil && (a.Min < 1 || a.Max != 0 && a.Max < a.Min || a.Restarts < 0) {
+			err = fmt.Errorf("%w: the bounds of the job are %v", comm.ErrArgument, all)
+		}
 		a.bounds()
 	}
 	if err == nil {
@@ -394,7 +416,11 @@ func (a *agent) secret() (string, error) {
 	}
 	secret, err := rendezvous.ReadSecret(path, a.first)
 	if errors.Is(err, os.ErrNotExist) {
-		err = fmt.Errorf("%w: copy the first machine's, and name it with --secret-file", err)
+		remedy := "copy the first machine's, and name it with --secret-file"
+		if a.first {
+			remedy = "no secret can be made there; --secret-file names another place"
+		}
+		err = fmt.Errorf("%w: %s", err, remedy)
 	}
 	a.known = "--secret-file and a copy of " + path
 	return secret, err
@@ -413,8 +439,13 @@ func (a *agent) gather(ctx context.Context) error {
 	if err == nil {
 		err = json.Unmarshal(text, &a.plan)
 	}
-	if _, ok := a.plan.First[a.own]; err == nil && !ok {
+	first, ok := a.plan.First[a.own]
+	if err == nil && !ok {
 		err = fmt.Errorf("%w: the job at %s has its %d machines already", comm.ErrArgument, a.Join, len(a.plan.First))
+	}
+	if err == nil && (first < 0 || first > a.plan.Size-a.Ranks || a.plan.Restarts < 0) {
+		err = fmt.Errorf("%w: the plan of the job has %d ranks, this machine's %d from %d on, and %d restarts",
+			comm.ErrArgument, a.plan.Size, a.Ranks, first, a.plan.Restarts)
 	}
 	return err
 }
@@ -430,7 +461,10 @@ func (a *agent) makePlan(ctx context.Context) error {
 	for _, e := range here[:min(len(here), a.Machines)] {
 		var m machine
 		err = cmp.Or(err, json.Unmarshal(e.Value, &m))
-		names = append(names, m.Host)
+		if m.Ranks < 1 || m.Ranks > MaxRanks {
+			err = cmp.Or(err, fmt.Errorf("%w: %q has %d ranks", comm.ErrArgument, m.Host, m.Ranks))
+		}
+		names = append(names, printable.Text(m.Host))
 		p.First[e.Key] = p.Size
 		p.Size += m.Ranks
 	}
@@ -491,7 +525,8 @@ func (a *agent) round(ctx context.Context, round int) (end End, err error) {
 			if _, ours := a.plan.First[e.Key]; ours && e.Deleted {
 				var m machine
 				_ = json.Unmarshal(e.Value, &m)
-				go a.finish(lasting, round, End{Text: fmt.Sprintf("the launcher of %s has ended, or its machine cannot be reached", m.Host), Code: 1})
+				text := fmt.Sprintf("the launcher of %s has ended, or its machine cannot be reached", m.Host)
+				go a.finish(lasting, round, End{Text: text, Code: 1})
 			}
 		}); err == nil {
 			defer stop()
@@ -513,7 +548,7 @@ func (a *agent) round(ctx context.Context, round int) (end End, err error) {
 	}()
 	text, err := a.kv.Get(watching, endKey(round))
 	if err == nil {
-		err = json.Unmarshal(text, &end)
+		end, err = readEnd(text)
 	} else if !a.first {
 		err = fmt.Errorf("the launcher of the first machine: %w", err)
 	}
@@ -591,22 +626,4 @@ func (a *agent) sendDumps() {
 			fmt.Fprintf(a.Err, "tutti: the flight record %s stays on this machine: %v\n", path, err)
 		}
 	}
-}
-
-// takeDumps writes what the other machines gave.
-func (a *agent) takeDumps() error {
-	pieces, err := a.kv.List(context.Background(), dumps)
-	texts := map[string][]byte{}
-	for _, e := range pieces {
-		name := filepath.FromSlash(path.Dir(strings.TrimPrefix(e.Key, dumps)))
-		texts[name] = append(texts[name], e.Value...)
-	}
-	for name, text := range texts {
-		if !filepath.IsLocal(name) {
-			continue
-		}
-		to := filepath.Join(a.Records, name)
-		err = cmp.Or(err, os.MkdirAll(filepath.Dir(to), 0o777), os.WriteFile(to, text, 0o644))
-	}
-	return err
 }

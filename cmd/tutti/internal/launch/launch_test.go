@@ -105,6 +105,11 @@ func rank(way string) (code int, err error) {
 		return 7, nil
 	case way == "dies" && last:
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	case way == "forges" && last:
+		forged := `{"text":"\u001b]0;owned\u0007\u001b[2J\ntutti: all is well","code":256,"signal":9}`
+		if err := kv.Set(ctx, endKey(0), []byte(forged)); err != nil {
+			return 0, err
+		}
 	case way == "stubborn":
 		for s := range signals {
 			fmt.Println("ignores", s)
@@ -357,6 +362,12 @@ func TestARankThatFails(t *testing.T) {
 	}
 }
 
+// What a process that knows the secret says of the end of the job is shown, not obeyed by the terminal, and no success.
+func TestAForgedEnd(t *testing.T) {
+	end := ended(t, begin(t, t.Context(), "forges", one).wait(t))
+	assert.Equal(t, End{Text: `\x1b]0;owned\a\x1b[2J\ntutti: all is well`, Code: 1}, *end)
+}
+
 // With restarts all ranks are started again, with an empty store, but not more often than was asked for.
 func TestRestarts(t *testing.T) {
 	first, second := pair(t)
@@ -581,6 +592,12 @@ func TestMistakes(t *testing.T) {
 	err = begin(t, t.Context(), "succeeds", func(c *Config) { second(c); c.SecretFile = other + "2" }).wait(t)
 	assert.ErrorIs(t, err, os.ErrNotExist)
 	assert.ErrorContains(t, err, "copy the first machine's")
+
+	if _, err := os.Stat("/proc/self"); err == nil { // where no folder can be made
+		err = begin(t, t.Context(), "succeeds", func(c *Config) { first(c); c.SecretFile = "/proc/none/secret" }).wait(t)
+		assert.ErrorIs(t, err, os.ErrNotExist)
+		assert.ErrorContains(t, err, "no secret can be made there")
+	}
 
 	err = begin(t, t.Context(), "succeeds", func(c *Config) { second(c); c.Version = "v2" }).wait(t)
 	assert.ErrorIs(t, err, comm.ErrMismatch)

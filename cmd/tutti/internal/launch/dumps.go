@@ -1,0 +1,86 @@
+package launch
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/tutti-go/tutti/atomicfile"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/diagnose"
+	"github.com/tutti-go/tutti/comm/store"
+)
+
+// takeDumps writes the flight records that the other machines sent. Whoever knows the job's secret can send anything
+// under any name, so only names of flight records are written, and no links are followed.
+func (a *agent) takeDumps() error {
+	pieces, err := a.kv.List(context.Background(), dumps)
+	if err != nil || len(pieces) == 0 || a.Records == "" {
+		return err
+	}
+	records, refused := joinDumps(pieces)
+	if refused > 0 {
+		fmt.Fprintf(a.Err, "tutti: not written: %d files that other machines sent as flight records, under other names\n", refused)
+	}
+	if len(records) == 0 {
+		return nil
+	}
+	if err := os.MkdirAll(a.Records, 0o777); err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(a.Records)
+	if err != nil {
+		return err
+	}
+	for name, text := range records {
+		err = cmp.Or(err, writeDump(root, name, text))
+	}
+	return cmp.Or(err, root.Close())
+}
+
+// joinDumps puts the pieces of files together, by the files' names, and counts files that are no flight records.
+func joinDumps(pieces []store.Entry) (records map[string][]byte, refused int) {
+	records = map[string][]byte{}
+	others := map[string]bool{}
+	for _, piece := range pieces {
+		name, _ := path.Split(strings.TrimPrefix(piece.Key, dumps))
+		name = strings.TrimSuffix(name, "/")
+		if diagnose.IsFile(name) {
+			records[name] = append(records[name], piece.Value...)
+		} else {
+			others[name] = true
+		}
+	}
+	return records, len(others)
+}
+
+// writeDump writes a flight record, in its folder if it is of an epoch.
+func writeDump(root *os.Root, name string, text []byte) error {
+	folder, file := path.Split(name)
+	if folder = strings.TrimSuffix(folder, "/"); folder != "" {
+		if err := root.Mkdir(folder, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		info, err := root.Lstat(folder)
+		if err != nil {
+			return err
+		}
+		if !info.IsDir() {
+			return fmt.Errorf("%s in %s is no folder", folder, root.Name())
+		}
+		inner, err := root.OpenRoot(folder)
+		if err != nil {
+			return err
+		}
+		defer inner.Close() //nolint:errcheck // nothing is lost
+		root = inner
+	}
+	return atomicfile.ReplaceIn(root, file, func(f *os.File) error {
+		_, err := f.Write(text)
+		return err
+	})
+}

@@ -1,0 +1,28 @@
+// Package printable makes text that comes from elsewhere, such as a peer, a store or a file, fit for a terminal.
+package printable
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// Text replaces what a terminal would obey instead of showing it, line ends and bytes that are no text included, by
+// its escape in Go.
+func Text(text string) string {
+	var shown strings.Builder
+	for i := 0; i < len(text); {
+		c, size := utf8.DecodeRuneInString(text[i:])
+		switch {
+		case c == utf8.RuneError && size == 1:
+			fmt.Fprintf(&shown, `\x%02x`, text[i])
+		case strconv.IsPrint(c):
+			shown.WriteRune(c)
+		default:
+			shown.WriteString(strings.Trim(strconv.QuoteRune(c), "'"))
+		}
+		i += size
+	}
+	return shown.String()
+}
