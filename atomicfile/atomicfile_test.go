@@ -133,7 +133,9 @@ func TestFailures(t *testing.T) {
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "full"), 0o777))
 	// A folder takes the name while the file is written.
 	taken := filepath.Join(dir, "taken")
-	require.Error(t, atomicfile.Write(taken, func(io.Writer) error { return os.MkdirAll(filepath.Join(taken, "x"), 0o777) }))
+	require.Error(t, atomicfile.Write(taken, func(io.Writer) error {
+		return os.MkdirAll(filepath.Join(taken, "x"), 0o777)
+	}))
 	assert.Equal(t, []string{"file", "full", "taken"}, names(t, dir))
 	assert.Equal(t, "before", content(t, path))
 }

@@ -42,7 +42,8 @@ func program(t *testing.T, path string) *exec.Cmd {
 
 // TestDescriptors: a path that means a descriptor goes on where the descriptor is.
 func TestDescriptors(t *testing.T) {
-	for _, name := range []string{"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "/proc/thread-self/fd/1", "/dev/fd/3", "link"} {
+	const self, thread = "/proc/self/fd/1", "/proc/thread-self/fd/1"
+	for _, name := range []string{"/dev/stdout", "/dev/fd/1", self, thread, "/dev/fd/3", "link"} {
 		if strings.HasPrefix(name, "/proc") && !exists("/proc/self/fd") {
 			continue
 		}

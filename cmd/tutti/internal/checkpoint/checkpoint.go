@@ -131,7 +131,8 @@ func read(f *os.File) (header []byte, all []delta.Tensor, err error) {
 		if header[0] == '{' {
 			return nil, nil, errors.New("not a safetensors file but JSON; of a checkpoint in shards, each shard is a file")
 		}
-		return nil, nil, fmt.Errorf("not a safetensors file: its first 8 bytes mean a header of %d bytes, the file has %d", n, info.Size())
+		return nil, nil, fmt.Errorf("not a safetensors file: its first 8 bytes mean a header of %d bytes, the file has %d",
+			n, info.Size())
 	}
 	header = make([]byte, headerLength+n)
 	if _, err := f.ReadAt(header, 0); err != nil {

@@ -177,14 +177,16 @@ func TestOutputs(t *testing.T) {
 	require.Len(t, files, 6, "old, new, delta, target, link and pipe")
 }
 
-// TestAnotherOld: a delta is for one file. Those with the same tensors, but another header, in another order, or both, are
+// TestAnotherOld: a delta is for one file. Files with the same tensors and another header, or in another order, are
 // refused, and nothing is written.
 func TestAnotherOld(t *testing.T) {
-	const first, second = `"a":{"dtype":"U8","shape":[4],"data_offsets":[`, `"b":{"dtype":"U8","shape":[4],"data_offsets":[`
+	const first = `"a":{"dtype":"U8","shape":[4],"data_offsets":[`
+	const second = `"b":{"dtype":"U8","shape":[4],"data_offsets":[`
 	one := bytesOf(`{"__metadata__":{"step":"1"},`+first+`0,4]},`+second+`4,8]}}`, []byte("aaaabbbb"))
 	two := bytesOf(`{"__metadata__":{"step":"1"},`+first+`0,4]},`+second+`4,8]}}`, []byte("aaxabbbb"))
 	dir := t.TempDir()
-	from, to, patch, out := put(t, dir, "from", one), put(t, dir, "to", two), filepath.Join(dir, "delta"), filepath.Join(dir, "out")
+	from, to := put(t, dir, "from", one), put(t, dir, "to", two)
+	patch, out := filepath.Join(dir, "delta"), filepath.Join(dir, "out")
 	_, err := Diff(t.Context(), from, to, patch, nil)
 	require.NoError(t, err)
 	for name, content := range map[string][]byte{
@@ -217,7 +219,8 @@ func TestMetadata(t *testing.T) {
 	}
 	text.WriteString("}")
 	dir := t.TempDir()
-	from, to := put(t, dir, "from", bytesOf(text.String(), nil)), put(t, dir, "to", bytesOf(strings.Replace(text.String(), "1000", "1010", 1), nil))
+	from := put(t, dir, "from", bytesOf(text.String(), nil))
+	to := put(t, dir, "to", bytesOf(strings.Replace(text.String(), "1000", "1010", 1), nil))
 	s, err := Diff(t.Context(), from, to, filepath.Join(dir, "delta"), nil)
 	require.NoError(t, err)
 	assert.Less(t, s.Bytes, uint64(64))

@@ -14,8 +14,8 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 )
 
-// TestEnds: whatever is written as the end of a job has a code that a process can end with, a signal that a user may send,
-// and a text for a terminal.
+// TestEnds: whatever is written as the end of a job has a code that a process can end with, a signal that a user may
+// send, and a text for a terminal.
 func TestEnds(t *testing.T) {
 	for text, want := range map[string]End{
 		`{}`: {},
@@ -51,7 +51,8 @@ func TestForgedDumps(t *testing.T) {
 	for _, folder := range []string{records, outside, filepath.Join(records, ".ssh")} {
 		require.NoError(t, os.Mkdir(folder, 0o777))
 	}
-	bashrc, keys, secret := filepath.Join(records, ".bashrc"), filepath.Join(records, ".ssh", "authorized_keys"), filepath.Join(outside, "secret")
+	bashrc, keys := filepath.Join(records, ".bashrc"), filepath.Join(records, ".ssh", "authorized_keys")
+	secret := filepath.Join(outside, "secret")
 	for _, path := range []string{bashrc, keys, secret} {
 		require.NoError(t, os.WriteFile(path, []byte("original"), 0o600))
 	}
@@ -80,7 +81,8 @@ func TestForgedDumps(t *testing.T) {
 		require.NoError(t, a.kv.Set(t.Context(), dumps+name+"/000000", []byte("evil")))
 	}
 	for _, piece := range []string{
-		"tutti-record-1.json/000000", "tutti-record-1.json/000001", "tutti-record-7.json/000000", "tutti-record-8.json/000000",
+		"tutti-record-1.json/000000", "tutti-record-1.json/000001",
+		"tutti-record-7.json/000000", "tutti-record-8.json/000000",
 		"tutti-record-epoch-2/tutti-record-0.json/000000",
 	} {
 		require.NoError(t, a.kv.Set(t.Context(), dumps+piece, []byte(piece[len(piece)-1:])))
