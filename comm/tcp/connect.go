@@ -25,7 +25,7 @@ import (
 )
 
 // protocol is the name and version of what lanes speak (ALPN).
-const protocol = "tutti-tcp/1"
+const protocol = "tutti-tcp/2"
 
 const (
 	// greetTime bounds how long a connection may take to say who it is: some round trips, beside

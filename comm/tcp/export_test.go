@@ -39,3 +39,10 @@ func Lanes(c comm.Communicator) (n int) {
 	}
 	return n
 }
+
+// Propose has a rank of a world of three propose a number for the communicator that its next Split makes.
+func Propose(c comm.Communicator, number uint64) {
+	const third = 0xaaaaaaaaaaaaaaab // 3 * third is 1, modulo 2^64
+	n := c.(*communicator).e.wire.node
+	n.proposals.Store((number-uint64(n.rank))*third - 1)
+}

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,16 +13,61 @@ import (
 // node is a rank of the world: what its communicators share.
 type node struct {
 	rank, size int
-	hosts      []comm.Wait // by rank: ranks of one host have the same color
-	pairs      []*pair     // by rank
+	hosts      []words // by rank: ranks of one host have the same; nil until they are known
+	pairs      []*pair // by rank
 	tick       time.Duration
 	patience   int64 // ticks without a sign of life
 	ticks      atomic.Int64
+	proposals  atomic.Uint64 // numbers of communicators that this rank has proposed
 	stop       chan struct{}
 
 	mu    sync.RWMutex
-	wires map[uint64]*wire
-	gone  bool // this rank has left
+	wires map[uint64]*wire // by number, the communicators that are open
+	gone  bool             // this rank has left
+}
+
+// A communicator has one number on all its ranks, which no other one of the world ever has: frames of one that was
+// closed may still be on their way. Of any two communicators of a rank, be they related or not, frames arrive at one
+// place, and nothing but the number tells them apart. Numbers below the size of the world are nobody's, but the world's.
+const worldNumber = 0
+
+// propose returns a number that no rank of the world has proposed or will: the remainder by the size of the world is
+// this rank, the quotient counts this rank's proposals, from 1 on.
+func (n *node) propose() uint64 {
+	return n.proposals.Add(1)*uint64(n.size) + uint64(n.rank)
+}
+
+// checkProposal returns an error unless a number is one that the rank of the world may propose.
+func (n *node) checkProposal(number uint64, rank int) error {
+	size := uint64(n.size)
+	if number < size || number%size != uint64(rank) {
+		return fmt.Errorf("%w: rank %d of the world proposes %d as the number of a communicator, which is not one of its own",
+			comm.ErrMismatch, rank, number)
+	}
+	return nil
+}
+
+// register has the frames with a communicator's number come to it.
+func (n *node) register(w *wire) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.gone {
+		return comm.ErrClosed
+	}
+	if n.wires[w.id] != nil {
+		return fmt.Errorf("%w: the number %d of a communicator is in use", comm.ErrMismatch, w.id)
+	}
+	n.wires[w.id] = w
+	return nil
+}
+
+// unregister has no more frames come to a communicator.
+func (n *node) unregister(w *wire) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.wires[w.id] == w {
+		delete(n.wires, w.id)
+	}
 }
 
 // wire returns the communicator of that number, nil if it is closed.

@@ -31,10 +31,11 @@ package tcp
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"net"
 	"os"
 	"slices"
@@ -201,11 +202,12 @@ func New(ctx context.Context, kv store.Store, c Config) (_ comm.Communicator, er
 	for r := range all {
 		all[r] = r
 	}
-	world := n.communicator(1, c.Rank, all)
+	world, err := n.communicator(worldNumber, c.Rank, all)
+	if err != nil {
+		return nil, err
+	}
 	n.start()
-	host := fnv.New64a()
-	host.Write([]byte(rendezvous.HostName())) // never fails
-	n.hosts, err = world.e.exchange(ctx, comm.Wait{Color: int(host.Sum64())})
+	n.hosts, err = world.e.exchange(ctx, hostWords())
 	if kv != nil { // which nobody needs, as all ranks are here
 		kv.Drop(c.key(c.Rank))
 	}
@@ -236,21 +238,32 @@ type endpoint struct {
 }
 
 // communicator makes a communicator of ranks of the world. From then on messages may come.
-func (n *node) communicator(id uint64, rank int, ranks []int) *communicator {
-	w := n.newWire(id, rank, ranks)
-	w.engine = schedule.New(schedule.Config{Check: backend.Check{Backend: name, Rank: rank, WorldSize: len(ranks)}, Wire: w, MaxTag: 1 << 62})
+func (n *node) communicator(number uint64, rank int, ranks []int) (*communicator, error) {
+	w := n.newWire(number, rank, ranks)
+	check := backend.Check{Backend: name, Rank: rank, WorldSize: len(ranks)}
+	w.engine = schedule.New(schedule.Config{Check: check, Wire: w, MaxTag: 1 << 62})
 	e := &endpoint{w.engine, w}
 	c := &communicator{backend.New(&e.Check, &e.Life, e), e}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.wires[id] = w
+	if err := n.register(w); err != nil {
+		return nil, err
+	}
 	go w.drive()
-	return c
+	return c, nil
+}
+
+// hostWords tell this rank's host from all others.
+func hostWords() (host words) {
+	sum := sha256.Sum256([]byte(rendezvous.HostName()))
+	for i := range host {
+		host[i] = int64(binary.LittleEndian.Uint64(sum[8*i:]))
+	}
+	return host
 }
 
 // near reports whether ranks are on one host.
 func (n *node) near(ranks []int) bool {
-	return n.hosts != nil && !slices.ContainsFunc(ranks, func(r int) bool { return n.hosts[r].Color != n.hosts[ranks[0]].Color })
+	elsewhere := func(r int) bool { return n.hosts[r] != n.hosts[ranks[0]] }
+	return n.hosts != nil && !slices.ContainsFunc(ranks, elsewhere)
 }
 
 // Wait implements [backend.Backend].
@@ -265,55 +278,71 @@ func (e *endpoint) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, er
 	return child, err
 }
 
-// split makes a sub-communicator. Behind the second barrier all ranks have it, so that no message
-// comes too early.
+// split makes a sub-communicator. Its number is the one that its rank 0 proposes. Behind the second barrier all
+// ranks have it, so that no message comes too early.
 func (e *endpoint) split(ctx context.Context, mine comm.Wait) (*communicator, error) {
 	if err := e.Barrier(ctx, mine.Op, true); err != nil {
 		return nil, err
 	}
-	splits, err := e.exchange(ctx, mine)
+	n := e.wire.node
+	all, err := e.exchange(ctx, words{int64(mine.Color), int64(mine.Key), int64(n.propose())})
 	if err != nil {
 		return nil, err
 	}
-	w := e.wire
-	w.splits++
+	splits := make([]comm.Wait, len(all))
+	for r, v := range all {
+		splits[r] = comm.Wait{Op: mine.Op, Color: int(v[0]), Key: int(v[1])}
+	}
 	var child *communicator
 	for _, group := range backend.SplitGroups(splits) {
-		rank := slices.Index(group, w.rank)
+		rank := slices.Index(group, e.wire.rank)
 		if rank < 0 {
 			continue
 		}
+		number := uint64(all[group[0]][2])
 		for i, r := range group {
-			group[i] = w.pairs[r].rank
+			group[i] = e.wire.pairs[r].rank
 		}
-		child = w.node.communicator(schedule.Mix(schedule.Mix(w.id, w.splits), uint64(mine.Color)), rank, group)
-		child.e.Near = w.node.near(group)
+		if child, err = n.subCommunicator(number, rank, group); err != nil {
+			return nil, err
+		}
 	}
 	return child, e.Barrier(ctx, mine.Op, false)
 }
 
-// exchange returns what all ranks pass to a Split.
-func (e *endpoint) exchange(ctx context.Context, mine comm.Wait) ([]comm.Wait, error) {
-	const words = 2
+// subCommunicator makes a communicator with a number that its first rank has proposed.
+func (n *node) subCommunicator(number uint64, rank int, ranks []int) (*communicator, error) {
+	if err := n.checkProposal(number, ranks[0]); err != nil {
+		return nil, err
+	}
+	c, err := n.communicator(number, rank, ranks)
+	if err == nil {
+		c.e.Near = n.near(ranks)
+	}
+	return c, err
+}
+
+// words are what a rank tells the others when they make a communicator.
+type words [3]int64
+
+// exchange returns what each rank passes.
+func (e *endpoint) exchange(ctx context.Context, mine words) ([]words, error) {
+	const bytes = len(mine) * 8
 	size := e.Check.WorldSize
-	memory, err := host.Allocate((1 + size) * words * 8)
+	memory, err := host.Allocate((1 + size) * bytes)
 	if err != nil {
 		return nil, err
 	}
 	defer host.Deallocate(memory) //nolint:errcheck // it is there
-	values := hostmem.Slice[int64](memory, (1+size)*words)
-	values[0], values[1] = int64(mine.Color), int64(mine.Key)
-	if err := e.SetUp(ctx, comm.AllGatherCall(memory, memory+words*8, words, dtype.I64)); err != nil {
+	values := hostmem.Slice[words](memory, 1+size)
+	values[0] = mine
+	if err := e.SetUp(ctx, comm.AllGatherCall(memory, memory+uintptr(bytes), len(mine), dtype.I64)); err != nil {
 		if e.Life.Broken() != nil {
 			e.wire.Abandon()
 		}
 		return nil, err
 	}
-	splits := make([]comm.Wait, size)
-	for r := range splits {
-		splits[r] = comm.Wait{Op: mine.Op, Color: int(values[words*(1+r)]), Key: int(values[words*(1+r)+1])}
-	}
-	return splits, nil
+	return slices.Clone(values[1:]), nil
 }
 
 // host is where this package's own memory comes from.
@@ -324,9 +353,7 @@ func (e *endpoint) Release(ctx context.Context) error {
 	e.Leave(ctx)
 	w, n := e.wire, e.wire.node
 	close(w.closed)
-	n.mu.Lock()
-	delete(n.wires, w.id) // so that nothing comes behind Abandon
-	n.mu.Unlock()
+	n.unregister(w) // so that nothing comes behind Abandon
 	w.Abandon()
 	e.Engine.Release()
 	return n.leave(ctx)

@@ -12,12 +12,11 @@ import (
 type wire struct {
 	node   *node
 	engine *schedule.Engine
-	id     uint64
+	id     uint64 // number, the same on all ranks
 	rank   int
 	pairs  []*pair       // by rank
 	place  []int32       // rank of the communicator, by rank of the world; -1 for those outside
 	boxes  []box         // by rank, each guarded by its pair
-	splits uint64        // so far; the ranks are in step
 	wakes  chan struct{} // who waits
 	drives chan struct{} // who drives the engine while nobody waits
 	closed chan struct{}

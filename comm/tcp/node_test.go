@@ -1,0 +1,66 @@
+package tcp
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// Ranks propose numbers from several goroutines. No two are the same, none is the world's, and each is only for the
+// rank that proposes it.
+func TestProposals(t *testing.T) {
+	for _, size := range []int{1, 2, 3, 64} {
+		var mu sync.Mutex
+		var all sync.WaitGroup
+		ranks := map[uint64]int{worldNumber: -1}
+		for rank := range size {
+			n := &node{rank: rank, size: size}
+			for range 4 {
+				all.Go(func() {
+					for range 100 {
+						number := n.propose()
+						mu.Lock()
+						_, taken := ranks[number]
+						ranks[number] = rank
+						mu.Unlock()
+						assert.False(t, taken, "number %d of rank %d", number, rank)
+					}
+				})
+			}
+		}
+		all.Wait()
+		n := &node{size: size}
+		for number, rank := range ranks {
+			for other := range size {
+				err := n.checkProposal(number, other)
+				if rank == other {
+					assert.NoError(t, err)
+				} else {
+					assert.ErrorIs(t, err, comm.ErrMismatch)
+				}
+			}
+		}
+	}
+}
+
+// A number that is in use is refused, and a communicator that closes gives back its own number alone.
+func TestRegister(t *testing.T) {
+	n := &node{size: 2, wires: map[uint64]*wire{}}
+	n.pairs = []*pair{newPair(n, 0), newPair(n, 1)}
+	all := []int{0, 1}
+	first, second, other := n.newWire(5, 0, all), n.newWire(5, 0, all), n.newWire(7, 0, all)
+	require.NoError(t, n.register(first))
+	require.NoError(t, n.register(other))
+	require.ErrorIs(t, n.register(second), comm.ErrMismatch)
+	n.unregister(second)
+	assert.Same(t, first, n.wire(5))
+	n.unregister(first)
+	assert.Nil(t, n.wire(5))
+	assert.Same(t, other, n.wire(7))
+	n.gone = true
+	assert.ErrorIs(t, n.register(second), comm.ErrClosed)
+}
