@@ -31,7 +31,8 @@ var layers = []struct{ of, may string }{
 
 	{"comm", "runtime"},
 	{"comm/backend", "comm runtime"},
-	{"comm/commtest", "comm runtime"},
+	{"comm/internal/trees", "comm runtime"},
+	{"comm/commtest", "comm comm/internal/trees runtime"},
 	{"comm/checked", "comm comm/backend runtime"},
 	{"comm/metered", "comm runtime"},
 	{"comm/record", "comm comm/backend runtime"},
@@ -42,7 +43,7 @@ var layers = []struct{ of, may string }{
 	{"comm/rendezvous", "comm comm/store"},
 	{"comm/internal/schedule", "comm comm/backend runtime runtime/cpu"},
 	{"comm/internal/marks", "comm/backend runtime/cuda"},
-	{"comm/internal/faulttest", "comm comm/checked runtime"},
+	{"comm/internal/faulttest", "comm comm/checked comm/internal/trees runtime"},
 	{"comm/internal/hosttest", "comm comm/commtest runtime/cpu"},
 	{"comm/internal/gputest", "comm comm/commtest comm/nccl comm/rendezvous comm/internal/faulttest runtime/cuda"},
 	{"comm/noop", "comm comm/backend runtime"},

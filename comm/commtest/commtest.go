@@ -91,6 +91,9 @@ type Backend struct {
 	// NoLoneSelfReceive: a receive from oneself is refused unless the send is in
 	// the same group, and may break the communicator (NCCL).
 	NoLoneSelfReceive bool
+	// Communicators bounds how many sub-communicators a rank has open at a time, at least
+	// 8: those that a library or a device has room for. 0 is no bound.
+	Communicators int
 	// Synchronous: a collective waits for the other ranks when it is called
 	// (checked.Communicator), not only in Sync.
 	Synchronous bool

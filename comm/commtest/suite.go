@@ -56,6 +56,7 @@ var cases = slices.Concat(
 	messageCases,
 	orderingCases,
 	splitCases,
+	treeCases,
 	misuseCases,
 	closingCases,
 	faultCases,

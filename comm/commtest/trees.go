@@ -1,0 +1,37 @@
+package commtest
+
+import (
+	"cmp"
+	"testing"
+
+	"github.com/tutti-go/tutti/comm/internal/trees"
+)
+
+var treeCases = []testCase{
+	{name: "split: trees used side by side", body: randomTrees},
+}
+
+// usualCommunicators is how many sub-communicators are open at a time, unless the backend bounds them.
+const usualCommunicators = 240
+
+// randomTrees makes trees of sub-communicators, four splits deep, uses them from several goroutines, and
+// closes them in any order. An error names the seed.
+func randomTrees(p *probe) {
+	const workers, operations, least = 4, 3000, 8
+	open := cmp.Or(p.Communicators, usualCommunicators)
+	c := trees.Config{
+		Workers:     max(1, min(workers, open/least)),
+		Open:        open,
+		Operations:  operations,
+		Sum:         p.sumType(),
+		Synchronous: p.Synchronous,
+	}
+	if testing.Short() {
+		c.Operations /= 4
+	}
+	for round := range p.rounds(1) {
+		c.Seed = uint64(round + 1)
+		_, err := c.Play(p.ctx, p.c, p.rt)
+		p.must(err)
+	}
+}

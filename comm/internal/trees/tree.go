@@ -1,0 +1,174 @@
+package trees
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+)
+
+// deepest is how many splits a communicator may be below the world.
+const deepest = 4
+
+// node is a communicator of a tree.
+type node struct {
+	name  string // its splits, from the world on
+	depth int    // splits below the world
+	ranks []int  // of the world, by rank
+	made  int    // splits of this one so far
+}
+
+// tree chooses what one worker does. Every rank has the same tree for a worker, so that all of them
+// choose the same.
+type tree struct {
+	random *rand.Rand
+	root   *node
+	open   []*node // without the root
+	limit  int     // of open
+	shrink bool    // more are closed than made, until half of limit is left
+	steps  int     // so far
+}
+
+// action is what the ranks of a communicator do in a step.
+type action uint8
+
+const (
+	use action = iota
+	split
+	closing
+)
+
+// step is what a worker does next, on all ranks of the nodes.
+type step struct {
+	action   action
+	number   int     // of the tree's steps
+	nodes    []*node // one, unless they are used
+	colors   []int   // of a split, by rank
+	keys     []int   // of a split, by rank
+	children []*node // of a split, by color
+}
+
+func newTree(seed uint64, worker, limit int, root *node) *tree {
+	return &tree{random: rand.New(rand.NewPCG(seed, uint64(worker))), root: root, limit: limit}
+}
+
+// next chooses a step. Communicators are made until there are as many as may be, then closed until half
+// of them are left, and so on.
+func (t *tree) next() step {
+	if len(t.open) >= t.limit {
+		t.shrink = true
+	} else if len(t.open) <= t.limit/2 {
+		t.shrink = false
+	}
+	splits, closes := 50, 60
+	if t.shrink {
+		splits, closes = 10, 60
+	}
+	t.steps++
+	switch choice := t.random.IntN(100); {
+	case choice < splits && len(t.open) < t.limit:
+		return t.split()
+	case choice < closes && len(t.open) > 0:
+		return t.close()
+	}
+	return t.use()
+}
+
+// use chooses communicators to use side by side: a few, and now and then all, so that any two meet.
+func (t *tree) use() step {
+	s := step{action: use, number: t.steps}
+	if t.random.IntN(16) == 0 {
+		s.nodes = append(slices.Clone(t.open), t.root)
+		return s
+	}
+	for range 1 + t.random.IntN(3) {
+		if n := t.any(); !slices.Contains(s.nodes, n) {
+			s.nodes = append(s.nodes, n)
+		}
+	}
+	return s
+}
+
+// any chooses a communicator, the root as often as another one.
+func (t *tree) any() *node {
+	if i := t.random.IntN(len(t.open) + 1); i > 0 {
+		return t.open[i-1]
+	}
+	return t.root
+}
+
+// close chooses a communicator to close. Those made of it stay.
+func (t *tree) close() step {
+	i := t.random.IntN(len(t.open))
+	s := step{action: closing, number: t.steps, nodes: t.open[i : i+1 : i+1]}
+	t.open = slices.Concat(t.open[:i], t.open[i+1:])
+	return s
+}
+
+// parent chooses a communicator to split: the root, one of the latest, or any.
+func (t *tree) parent() *node {
+	n := t.any()
+	switch t.random.IntN(3) {
+	case 0:
+		n = t.root
+	case 1:
+		if late := t.open[max(0, len(t.open)-3):]; len(late) > 0 {
+			n = late[t.random.IntN(len(late))]
+		}
+	}
+	if n.depth == deepest {
+		return t.root
+	}
+	return n
+}
+
+// colors are those of a split whose ranks choose. Few of them, so that siblings and cousins share theirs.
+var colors = []int{0, 0, 0, 1, 1, 2, -1, math.MaxInt32}
+
+// split splits a communicator: by one color for all, by parity, or by a color for each rank.
+func (t *tree) split() step {
+	parent := t.parent()
+	parent.made++
+	s := step{action: split, number: t.steps, nodes: []*node{parent}}
+	rule, all := t.random.IntN(4), t.random.IntN(3)
+	if len(t.open)+len(parent.ranks) > t.limit {
+		rule = 0 // there may be no more than one child
+	}
+	for rank := range parent.ranks {
+		color := all
+		switch rule {
+		case 1:
+			color = rank % 2
+		case 2:
+			color = colors[t.random.IntN(len(colors))]
+		}
+		s.colors = append(s.colors, color)
+		s.keys = append(s.keys, t.random.IntN(4)-2)
+	}
+	s.children = parent.children(s.colors, s.keys)
+	t.open = append(t.open, s.children...)
+	return s
+}
+
+// children returns what a split makes, by color. It does the arithmetic of backends anew.
+func (n *node) children(colors, keys []int) (children []*node) {
+	type member struct{ color, key, rank int }
+	var members []member
+	for rank, color := range colors {
+		if color >= 0 {
+			members = append(members, member{color, keys[rank], rank})
+		}
+	}
+	slices.SortFunc(members, func(a, b member) int {
+		return slices.Compare([]int{a.color, a.key, a.rank}, []int{b.color, b.key, b.rank})
+	})
+	for i, m := range members {
+		if i == 0 || m.color != members[i-1].color {
+			name := fmt.Sprintf("%s/%d.%d", n.name, n.made, m.color)
+			children = append(children, &node{name: name, depth: n.depth + 1})
+		}
+		last := children[len(children)-1]
+		last.ranks = append(last.ranks, n.ranks[m.rank])
+	}
+	return children
+}
