@@ -54,6 +54,7 @@ type Recorder struct {
 	progress progress
 	number   numbers
 	last     numbers // of the last call that is done
+	splits   uint64  // that have succeeded; names of sub-communicators have their numbers
 	waits    waits
 	cause    error // the first failure, for which the dump was written
 	// failure is what a dump says of it.
@@ -418,15 +419,17 @@ func (r *Recorder) Split(ctx context.Context, color, key int) (comm.Communicator
 		return nil, r.waited(err)
 	}
 	r.mu.Lock()
-	number := r.number.collective
+	r.splits++
+	number := r.splits
 	if e := r.at(id); e != nil {
 		e.done = time.Now()
-		number = e.number.collective
 	}
 	r.mu.Unlock()
 	if c == nil {
 		return nil, nil
 	}
+	// The ranks of a communicator split it in one order, so this is its name on all of them, and no other's. What
+	// other goroutines record meanwhile does not count.
 	return newRecorder(c, len(r.ring), fmt.Sprintf("%s/%d.%d", r.name, number, color), r.flight), nil
 }
 

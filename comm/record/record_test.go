@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -202,6 +203,56 @@ func TestRecordsSplitsUnderTheirName(t *testing.T) {
 		assert.Len(t, r.Dump().Entries, 1, "closed")
 		return rt.Deallocate(buf)
 	}))
+}
+
+// interrupted is a communicator whose Split does something before it returns, as another goroutine may.
+type interrupted struct {
+	comm.Communicator
+	then func() error
+}
+
+func (c *interrupted) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
+	child, err := c.Communicator.Split(ctx, color, key)
+	return child, errors.Join(err, c.then())
+}
+
+// Sub-communicators have one name on all ranks, and no other has it, also where a rank has recorded more calls
+// meanwhile than it remembers.
+func TestNamesOfSplits(t *testing.T) {
+	const splits = 4
+	names := make([][]string, 2)
+	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		var r *record.Recorder
+		r = record.New(&interrupted{c, func() error {
+			if c.Rank() == 0 {
+				return r.Barrier(ctx)
+			}
+			return nil
+		}}, 1, "")
+		for range splits {
+			child, err := r.Split(ctx, 0, 0)
+			if err != nil {
+				return err
+			}
+			if c.Rank() == 1 {
+				if err := r.Barrier(ctx); err != nil {
+					return err
+				}
+			}
+			for name := range r.Dump().Tutti.Comms {
+				if name != "0" {
+					names[c.Rank()] = append(names[c.Rank()], name)
+				}
+			}
+			if err := child.Close(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	assert.Equal(t, names[0], names[1])
+	slices.Sort(names[0])
+	assert.Len(t, slices.Compact(names[0]), splits)
 }
 
 func TestWritesWhenAWaitFails(t *testing.T) {
