@@ -56,6 +56,9 @@ var conforms = commtest.Backend{
 	NoPeerFailure: true,
 
 	NoLoneSelfReceive: true,
+
+	// A GPU runs the kernels of some 8 streams at a time (CUDA_DEVICE_MAX_CONNECTIONS), and each communicator has one.
+	Communicators: 8,
 }
 
 // goroutines is the backend of the suites over the GPUs of this process, a

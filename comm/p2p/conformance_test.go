@@ -44,6 +44,7 @@ var conforms = commtest.Backend{
 	NoMismatch:        true,
 	NoPeerFailure:     true,
 	NoLoneSelfReceive: true,
+	Communicators:     8, // as those of NCCL below
 }
 
 func goroutines(t *testing.T, opts ...p2p.Option) commtest.Backend {

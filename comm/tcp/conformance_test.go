@@ -71,6 +71,12 @@ func TestSoak(t *testing.T) {
 	faulttest.Soak(t, ofThree(rt))
 }
 
+func TestSoakOfTrees(t *testing.T) {
+	rt := cpu.New()
+	defer func() { require.NoError(t, rt.Close()) }()
+	faulttest.SoakTrees(t, ofThree(rt))
+}
+
 // TestDistributed runs the suite of package distributed, with TUTTI_EXTENDED set all cases of each pattern. Coded steps have the bits of those over package local, whose
 // tests say what holds for these.
 func TestDistributed(t *testing.T) {

@@ -12,11 +12,12 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/trees"
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// SoakVariable says how many operations [Soak] does, such as 1000000; without it,
-// the test is skipped.
+// SoakVariable says how many operations [Soak] and [SoakTrees] do, such as 1000000; without it,
+// the tests are skipped.
 const SoakVariable = "TUTTI_SOAK"
 
 // usage is what a process holds.
@@ -52,14 +53,27 @@ const lifetime = 10_000
 // goroutines and descriptors of this process stay as they are after a tenth of it.
 func Soak(t *testing.T, b Backend) {
 	t.Helper()
+	soak(t, b, 8, Rank.soak)
+}
+
+// SoakTrees plays trees of sub-communicators with as many operations as the environment asks for, of all communicators
+// together, and compares every byte. It looks at what [Soak] looks at. An error names the seed of its tree.
+func SoakTrees(t *testing.T, b Backend) {
+	t.Helper()
+	soak(t, b, 1000, Rank.soakTrees)
+}
+
+// soak does operations in rounds of at least the least.
+func soak(t *testing.T, b Backend, least int, part func(r Rank, ctx context.Context, n, round int) error) {
+	t.Helper()
 	total, err := strconv.Atoi(os.Getenv(SoakVariable))
 	if err != nil || total < 1 {
 		t.Skipf("runs with %s=1000000", SoakVariable)
 	}
-	round := max(min(total/10, lifetime), 8)
+	round := max(min(total/10, lifetime), least)
 	do := func(n int) {
 		t.Helper()
-		if err := b.Each(t.Context(), func(ctx context.Context, r Rank) error { return r.soak(ctx, n, round) }); err != nil {
+		if err := b.Each(t.Context(), func(ctx context.Context, r Rank) error { return part(r, ctx, n, round) }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -76,12 +90,24 @@ func Soak(t *testing.T, b Backend) {
 		if !flat && time.Now().Before(late) {
 			continue
 		}
-		t.Logf("%d operations a rank, after which the library may keep %d bytes: before %+v, after %+v", total, kept, before, after)
+		t.Logf("%d operations, after which the library may keep %d bytes: before %+v, after %+v", total, kept, before, after)
 		if !flat {
 			t.Error("it grew")
 		}
 		return
 	}
+}
+
+// soakTrees plays trees of the seeds from 1 on, each with a round of operations.
+func (r Rank) soakTrees(ctx context.Context, n, round int) error {
+	const workers, open = 4, 240
+	for seed := 1; seed <= (n+round-1)/round; seed++ {
+		c := trees.Config{Seed: uint64(seed), Workers: workers, Open: open, Operations: round, Sum: dtype.I32}
+		if _, err := c.Play(ctx, r.Comm, r.Runtime); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // backgroundTime bounds how long a backend may go on giving back.

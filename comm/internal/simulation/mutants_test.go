@@ -113,6 +113,7 @@ var mutants = []mutant{
 	{"an abort does not wait for who writes to memory", "tcp", change{pairFile, "\t\tpass(&l.touching)\n", ""}, ""},
 	{"a rank is gone before its messages are taken", "tcp", change{wireFile, "if m := w.heard[rank]; len(w.done) > 0 || m.report != nil || m.last != nil {", "if false {"}, ""},
 	{"the parts of a message that was granted are left to nobody", "tcp", change{pairFile, "\t\t\t\tp.flow.Push(o)\n\t\t\t\tp.rouse()\n\t\t\t}\n\t\t\to.allowed", "\t\t\t\tp.flow.Push(o)\n\t\t\t}\n\t\t\to.allowed"}, ""},
+	{"the numbers of communicators come again", "trees", change{nodeFile, "n.proposals.Add(1)*uint64(n.size)", "(n.proposals.Add(1)%8+1)*uint64(n.size)"}, ""},
 	{"parts overtake their announcement", "tcp", change{pairFile, "for h.id > p.received && p.gone == nil && len(p.lanes) > 1 {", "for false {"}, ""},
 	{"lanes of an attempt before count", "comm/tcp", change{connectFile, "k.over || h.Attempt < p.attempt || len(p.lanes) != int(h.Lanes)", "k.over || len(p.lanes) != int(h.Lanes)"}, ""},
 
@@ -145,7 +146,7 @@ func TestMutantTexts(t *testing.T) {
 }
 
 // seeds is how many a mutant gets at most, and a fifth of it one that is harmless.
-var seeds = map[string]int{"schedule": 12000, "local": 20000, "store": 1500, "tcp": 4000, "elastic": 750}
+var seeds = map[string]int{"schedule": 12000, "local": 20000, "store": 1500, "tcp": 4000, "trees": 200, "elastic": 750}
 
 // TestMutants puts the defects in, and sees that seeds find each. It plays seeds for many minutes; set TUTTI_EXTENDED.
 func TestMutants(t *testing.T) {

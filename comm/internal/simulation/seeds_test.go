@@ -31,6 +31,7 @@ var subjects = map[string]func(*play){
 	"ddp":        playDDP,
 	"outer":      playOuter,
 	"rendezvous": playRendezvous,
+	"trees":      playTrees,
 }
 
 // play is one seed of one subject.
