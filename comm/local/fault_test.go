@@ -31,6 +31,12 @@ func TestSoak(t *testing.T) {
 	faulttest.Soak(t, ofThree(rt))
 }
 
+func TestSoakOfTrees(t *testing.T) {
+	rt := cpu.New()
+	defer func() { require.NoError(t, rt.Close()) }()
+	faulttest.SoakTrees(t, ofThree(rt))
+}
+
 // ofThree makes worlds of three ranks.
 func ofThree(rt *cpu.Runtime) faulttest.Backend {
 	return faulttest.Backend{Each: func(ctx context.Context, body func(context.Context, faulttest.Rank) error) error {

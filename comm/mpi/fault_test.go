@@ -40,17 +40,22 @@ func TestSoak(t *testing.T) {
 		t.Skipf("runs with %s=1000000", faulttest.SoakVariable)
 	}
 	forEachMPI(t, func(t *testing.T, l launcher) {
-		l.mustRun(t, job{ranks: 2, test: "TestRankSoak", limit: 20 * time.Minute})
+		for _, test := range []string{"TestRankSoak", "TestRankSoakOfTrees"} {
+			l.mustRun(t, job{ranks: 2, test: test, limit: 20 * time.Minute})
+		}
 	})
 }
 
-// TestRankSoak is one rank of TestSoak.
-func TestRankSoak(t *testing.T) {
+// TestRankSoak and TestRankSoakOfTrees are one rank of TestSoak.
+func TestRankSoak(t *testing.T)        { faulttest.Soak(t, soaked(t)) }
+func TestRankSoakOfTrees(t *testing.T) { faulttest.SoakTrees(t, soaked(t)) }
+
+func soaked(t *testing.T) faulttest.Backend {
 	r := newRank(t)
 	f, err := faulttest.NewRank(r.world, r.rt)
 	require.NoError(t, err)
-	faulttest.Soak(t, faulttest.Backend{
-		Each: func(ctx context.Context, body func(context.Context, faulttest.Rank) error) error { return body(ctx, f) }})
+	return faulttest.Backend{
+		Each: func(ctx context.Context, body func(context.Context, faulttest.Rank) error) error { return body(ctx, f) }}
 }
 
 // TestFaultsOfInterop has what MPI itself does not notice found by checked.Communicator.

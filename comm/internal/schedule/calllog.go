@@ -33,19 +33,22 @@ func (l *callLog) add(e entry, counts []int) {
 	r := loggedCall{entry: e, sequence: l.sequence.Load()}
 	if e.op == comm.OpAllGatherV {
 		for _, n := range counts {
-			r.count = int(Mix(uint64(r.count), uint64(n)))
+			r.count = int(mix(uint64(r.count), uint64(n)))
+			// Not r.count: what was mixed alike before, as the same numbers in earlier calls, would cancel it.
+			l.fingerprint = mix(l.fingerprint, uint64(n))
 		}
 	}
-	l.fingerprint = Mix(l.fingerprint, uint64(r.count))
-	l.fingerprint = Mix(l.fingerprint, uint64(r.op)|uint64(r.dt)<<8|uint64(r.reduce)<<16|uint64(r.peer)<<32)
+	l.fingerprint = mix(l.fingerprint, uint64(e.count))
+	l.fingerprint = mix(l.fingerprint, uint64(r.op)|uint64(r.dt)<<8|uint64(r.reduce)<<16|uint64(r.peer)<<32)
 	r.fingerprint = l.fingerprint
 	l.recent[l.calls%remembered] = r
 	l.calls++
 }
 
-// Mix returns h changed by x: another result for another x, with all bits of the
-// upper half likely to differ.
-func Mix(h, x uint64) uint64 {
+// mix returns h changed by x: another result for another x, with all bits of the
+// upper half likely to differ. It makes fingerprints, which show that ranks disagree, and no names: an x that was
+// mixed before may cancel itself.
+func mix(h, x uint64) uint64 {
 	h = (h ^ x) * 0x9e3779b97f4a7c15 // 2^64 divided by the golden ratio (Knuth)
 	return h ^ h>>32
 }

@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -84,4 +85,55 @@ func FuzzControlMessage(f *testing.F) {
 			require.NotEmpty(t, n.recent[n.number-n.first()].String())
 		}
 	})
+}
+
+// differentCalls returns calls that differ in one thing or another, as those of ranks that disagree do.
+func differentCalls() (calls []comm.Call) {
+	counts := []int{0, 1, 2, 3, 5, 8, 13, 34, 64, 100, 1 << 10, 1<<10 + 1, 1 << 20, 1 << 32}
+	calls = append(calls, comm.Call{Op: comm.OpBarrier}, comm.Call{Op: comm.OpSplit})
+	for _, dt := range []dtype.DType{dtype.U8, dtype.I32, dtype.F32, dtype.F64} {
+		for _, n := range counts {
+			for other := range 5 {
+				calls = append(calls,
+					comm.AllReduceCall(0, 0, n, dt, comm.ReduceOp(other)),
+					comm.ReduceCall(0, 0, n, dt, comm.ReduceOp(other), 4-other),
+					comm.ReduceScatterCall(0, 0, n, dt, comm.ReduceOp(other)),
+					comm.BroadcastCall(0, n, dt, other),
+					comm.GatherCall(0, 0, n, dt, other),
+					comm.ScatterCall(0, 0, n, dt, other))
+			}
+			for _, other := range counts {
+				calls = append(calls, comm.AllGatherVCall(0, 0, []int{n, other}, nil, dt))
+			}
+			calls = append(calls, comm.AllGatherCall(0, 0, n, dt), comm.AllToAllCall(0, 0, n, dt))
+		}
+	}
+	return calls
+}
+
+// No two histories of one call or two have one fingerprint, nor the bits of one that a tag has room for over tcp: they
+// are not alike by the arithmetic of mix, as small numbers that cancel each other would be.
+func TestFingerprints(t *testing.T) {
+	const room = 53
+	calls := differentCalls()
+	histories := map[uint64]string{}
+	add := func(log *callLog, c *comm.Call, before string) {
+		log.add(newEntry(c), c.RecvCounts)
+		text := fmt.Sprint(before, c, c.RecvCounts)
+		bits := log.fingerprint >> (64 - room)
+		require.Empty(t, histories[bits], "the fingerprint of %s", text)
+		histories[bits] = text
+	}
+	for i := range calls {
+		log := new(callLog)
+		add(log, &calls[i], "")
+		if i%7 > 0 {
+			continue
+		}
+		for k := 0; k < len(calls); k += 11 {
+			next := &callLog{fingerprint: log.fingerprint}
+			add(next, &calls[k], calls[i].String()+", ")
+		}
+	}
+	t.Logf("%d histories", len(histories))
 }
