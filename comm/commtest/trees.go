@@ -15,14 +15,15 @@ var treeCases = []testCase{
 const usualCommunicators = 240
 
 // randomTrees makes trees of sub-communicators, four splits deep, uses them from several goroutines, and
-// closes them in any order. An error names the seed.
+// closes them in any order. Where few may be open, a split takes long, and there are fewer of them. An error names the
+// seed.
 func randomTrees(p *probe) {
-	const workers, operations, least = 4, 3000, 8
+	const workers, least, operations = 4, 8, 12
 	open := cmp.Or(p.Communicators, usualCommunicators)
 	c := trees.Config{
 		Workers:     max(1, min(workers, open/least)),
 		Open:        open,
-		Operations:  operations,
+		Operations:  open * operations,
 		Sum:         p.sumType(),
 		Synchronous: p.Synchronous,
 	}
