@@ -18,10 +18,10 @@ const usualCommunicators = 240
 // closes them in any order. Where few may be open, a split takes long, and there are fewer of them. An error names the
 // seed.
 func randomTrees(p *probe) {
-	const workers, least, operations = 4, 8, 12
+	const workers, share, operations = 4, 8, 12
 	open := cmp.Or(p.Communicators, usualCommunicators)
 	c := trees.Config{
-		Workers:     max(1, min(workers, open/least)),
+		Workers:     max(1, min(workers, open/share)),
 		Open:        open,
 		Operations:  open * operations,
 		Sum:         p.sumType(),

@@ -208,12 +208,12 @@ func TestRecordsSplitsUnderTheirName(t *testing.T) {
 // interrupted is a communicator whose Split does something before it returns, as another goroutine may.
 type interrupted struct {
 	comm.Communicator
-	then func() error
+	hook func() error
 }
 
 func (c *interrupted) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
 	child, err := c.Communicator.Split(ctx, color, key)
-	return child, errors.Join(err, c.then())
+	return child, errors.Join(err, c.hook())
 }
 
 // Sub-communicators have one name on all ranks, and no other has it, also where a rank has recorded more calls

@@ -60,15 +60,17 @@ func (t *tree) next() step {
 	} else if len(t.open) <= t.limit/2 {
 		t.shrink = false
 	}
-	splits, closes := 50, 60
-	if t.shrink {
-		splits, closes = 10, 60
-	}
 	t.steps++
+	splits := 50 // percent of the steps
+	closes := 10
+	if t.shrink {
+		splits = 10
+		closes = 50
+	}
 	switch choice := t.random.IntN(100); {
 	case choice < splits && len(t.open) < t.limit:
 		return t.split()
-	case choice < closes && len(t.open) > 0:
+	case choice < splits+closes && len(t.open) > 0:
 		return t.close()
 	}
 	return t.use()
@@ -82,15 +84,15 @@ func (t *tree) use() step {
 		return s
 	}
 	for range 1 + t.random.IntN(3) {
-		if n := t.any(); !slices.Contains(s.nodes, n) {
+		if n := t.pick(); !slices.Contains(s.nodes, n) {
 			s.nodes = append(s.nodes, n)
 		}
 	}
 	return s
 }
 
-// any chooses a communicator, the root as often as another one.
-func (t *tree) any() *node {
+// pick chooses a communicator, the root as often as another one.
+func (t *tree) pick() *node {
 	if i := t.random.IntN(len(t.open) + 1); i > 0 {
 		return t.open[i-1]
 	}
@@ -107,13 +109,13 @@ func (t *tree) close() step {
 
 // parent chooses a communicator to split: the root, one of the latest, or any.
 func (t *tree) parent() *node {
-	n := t.any()
+	n := t.pick()
 	switch t.random.IntN(3) {
 	case 0:
 		n = t.root
 	case 1:
-		if late := t.open[max(0, len(t.open)-3):]; len(late) > 0 {
-			n = late[t.random.IntN(len(late))]
+		if latest := t.open[max(0, len(t.open)-3):]; len(latest) > 0 {
+			n = latest[t.random.IntN(len(latest))]
 		}
 	}
 	if n.depth == deepest {
@@ -130,12 +132,13 @@ func (t *tree) split() step {
 	parent := t.parent()
 	parent.made++
 	s := step{action: split, number: t.steps, nodes: []*node{parent}}
-	rule, all := t.random.IntN(4), t.random.IntN(3)
+	rule := t.random.IntN(4)
+	common := t.random.IntN(3)
 	if len(t.open)+len(parent.ranks) > t.limit {
 		rule = 0 // there may be no more than one child
 	}
 	for rank := range parent.ranks {
-		color := all
+		color := common
 		switch rule {
 		case 1:
 			color = rank % 2

@@ -52,15 +52,15 @@ func (c Config) Play(ctx context.Context, world comm.Communicator, rt runtime.Ru
 	defer cancel()
 	workers := make([]*worker, c.Workers)
 	roots := make([]comm.Communicator, c.Workers)
-	everybody := make([]int, world.WorldSize())
-	for rank := range everybody {
-		everybody[rank] = rank
+	ranks := make([]int, world.WorldSize())
+	for rank := range ranks {
+		ranks[rank] = rank
 	}
 	for i := range workers {
-		root := &node{name: "world", ranks: everybody}
+		root := &node{name: "world", ranks: ranks}
 		roots[i] = world
 		if i > 0 {
-			root = &node{name: fmt.Sprintf("world/worker %d", i), depth: 1, ranks: everybody}
+			root = &node{name: fmt.Sprintf("world/worker %d", i), depth: 1, ranks: ranks}
 			roots[i], err = world.Split(ctx, 0, world.Rank())
 			if err != nil {
 				return 0, c.explain(err)

@@ -24,7 +24,7 @@ func TestShape(t *testing.T) {
 		root := &node{name: "world", ranks: []int{0, 1, 2}}
 		tree := newTree(seed, 0, limit, root)
 		parents, closed := map[*node]*node{}, map[*node]bool{}
-		full, half, deep, single, all, orphans, alike := 0, 0, 0, 0, 0, 0, 0
+		full, half, deep, single, all, orphans, sameColor := 0, 0, 0, 0, 0, 0, 0
 		for range 2000 {
 			s := tree.next()
 			require.LessOrEqual(t, len(tree.open), limit)
@@ -35,7 +35,7 @@ func TestShape(t *testing.T) {
 					require.Equal(t, s.nodes[0].depth+1, n.depth)
 					_, color, _ := strings.Cut(n.name[strings.LastIndex(n.name, "/"):], ".")
 					if slices.ContainsFunc(tree.open, func(o *node) bool { return o != n && strings.HasSuffix(o.name, "."+color) }) {
-						alike++
+						sameColor++
 					}
 					if n.depth == deepest {
 						deep++
@@ -64,7 +64,7 @@ func TestShape(t *testing.T) {
 				half++
 			}
 		}
-		for name, times := range map[string]int{"full": full, "half": half, "deep": deep, "single": single, "all": all, "orphans": orphans, "alike": alike} {
+		for name, times := range map[string]int{"full": full, "half": half, "deep": deep, "single": single, "all": all, "orphans": orphans, "sameColor": sameColor} {
 			assert.Greater(t, times, 5, "seed %d: %s", seed, name)
 		}
 	}

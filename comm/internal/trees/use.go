@@ -77,8 +77,8 @@ func (p planner) data(n, from, to int) []byte {
 	return reference.Payload(n, append(slices.Clone(p.keys), source, to)...)
 }
 
-// everyone stands for all ranks.
-const everyone = -1
+// allRanks stands for the ranks of a communicator.
+const allRanks = -1
 
 // input adds a part that stays as it is, output one that gets its content.
 func (p planner) input(call string, content []byte) int {
@@ -96,7 +96,7 @@ func (p planner) sum() {
 	total := make([]float64, n)
 	send := make([]float64, n)
 	for rank := range p.node.ranks {
-		for i, b := range p.data(n, rank, everyone) {
+		for i, b := range p.data(n, rank, allRanks) {
 			v := float64(b & highest)
 			total[i] += v
 			if rank == p.comm.Rank() {
@@ -127,7 +127,7 @@ func (p planner) message() {
 
 func (p planner) broadcast() {
 	n, root := p.length(), p.random.IntN(len(p.node.ranks))
-	content := p.data(n, root, everyone)
+	content := p.data(n, root, allRanks)
 	before := content
 	if p.comm.Rank() != root {
 		before = nil
@@ -140,9 +140,9 @@ func (p planner) allGather() {
 	n := p.length()
 	var all []byte
 	for rank := range p.node.ranks {
-		all = append(all, p.data(n, rank, everyone)...)
+		all = append(all, p.data(n, rank, allRanks)...)
 	}
-	from := p.input("allgather", p.data(n, p.comm.Rank(), everyone))
+	from := p.input("allgather", p.data(n, p.comm.Rank(), allRanks))
 	to := p.output("allgather", all)
 	p.add(func(base uintptr) error {
 		return p.comm.AllGather(base+uintptr(from), base+uintptr(to), n, dtype.U8)
