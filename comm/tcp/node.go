@@ -26,9 +26,9 @@ type node struct {
 	gone  bool             // this rank has left
 }
 
-// A communicator has one number on all its ranks, which no other one of the world ever has: frames of one that was
-// closed may still be on their way. Of any two communicators of a rank, be they related or not, frames arrive at one
-// place, and nothing but the number tells them apart. Numbers below the size of the world are nobody's, but the world's.
+// worldNumber is the number of the world. A communicator has one number on all its ranks, and no other one of the
+// world ever has it, since frames of one that was closed may still be in flight. Nothing but the number tells the
+// frames of two communicators apart. Other numbers below the size of the world are not used.
 const worldNumber = 0
 
 // propose returns a number that no rank of the world has proposed or will: the remainder by the size of the world is

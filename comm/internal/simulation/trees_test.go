@@ -22,7 +22,9 @@ import (
 // playTrees has ranks play trees of sub-communicators: over tcp half of the time, or in one process, or over links.
 func playTrees(p *play) {
 	size, workers := 1+p.IntN(4), 1+p.IntN(3)
-	t := trees.Config{Seed: p.Seed, Workers: workers, Open: workers * (2 + p.IntN(15)), Operations: 30 * (1 + p.IntN(6)), Sum: dtype.I32}
+	t := trees.Config{Seed: p.Seed, Workers: workers, Sum: dtype.I32}
+	t.Open = workers * (2 + p.IntN(15))
+	t.Operations = 30 * (1 + p.IntN(6))
 	rt := cpu.New()
 	part := func(ctx context.Context, c comm.Communicator) error {
 		calls, err := t.Play(ctx, c, rt)
@@ -35,7 +37,8 @@ func playTrees(p *play) {
 		if err != nil {
 			p.fail("%v", err)
 		}
-		p.ranks(slices.Repeat([]*sim.Node{p.NewNode("all")}, size), func(ctx context.Context, rank int) error { return part(ctx, world[rank]) })
+		nodes := slices.Repeat([]*sim.Node{p.NewNode("all")}, size)
+		p.ranks(nodes, func(ctx context.Context, rank int) error { return part(ctx, world[rank]) })
 	case 1:
 		nodes := p.nodes(size)
 		n := newLinks(p, nodes)
@@ -75,7 +78,8 @@ func (p *play) ranks(nodes []*sim.Node, body func(ctx context.Context, rank int)
 
 // connect connects a rank of a world over tcp.
 func (p *play) connect(ctx context.Context, nodes []*sim.Node, rank int, conf tcp.Config) (comm.Communicator, error) {
-	kv, err := store.Dialer{Addresses: []string{storeAt}, TLS: secret2, Name: strconv.Itoa(rank), Size: len(nodes)}.Dial(ctx)
+	d := store.Dialer{Addresses: []string{storeAt}, TLS: secret2, Name: strconv.Itoa(rank), Size: len(nodes)}
+	kv, err := d.Dial(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -64,7 +64,9 @@ func TestShape(t *testing.T) {
 				half++
 			}
 		}
-		for name, times := range map[string]int{"full": full, "half": half, "deep": deep, "single": single, "all": all, "orphans": orphans, "sameColor": sameColor} {
+		seen := map[string]int{"full": full, "half": half, "deep": deep, "single": single, "all ranks": all,
+			"orphans": orphans, "same color": sameColor}
+		for name, times := range seen {
 			assert.Greater(t, times, 5, "seed %d: %s", seed, name)
 		}
 	}
