@@ -15,11 +15,12 @@ import (
 	"strings"
 )
 
-const module = "github.com/tutti-go/tutti/"
+const module = "github.com/tutti-go/tutti"
 
 // layers are packages, and which of this module they may import, besides dtype, atomicfile and internal/..., by patterns
 // of package path; the first that matches counts. Tests are not looked at.
 var layers = []struct{ of, may string }{
+	{"tutti", "comm comm/* runtime runtime/*"}, // the package at the root
 	{"internal/*", ""},
 	{"internal/*/*", ""},
 	{"dtype", ""},
@@ -75,8 +76,10 @@ func main() {
 			log.Fatalf("go list: %v", err)
 		}
 		for line := range strings.Lines(string(text)) {
-			from, to, _ := strings.Cut(strings.ReplaceAll(strings.TrimSpace(line), module, ""), " ")
-			if strings.HasPrefix(strings.TrimSpace(line), module) && strings.Contains(line, " "+module) && !allowed(from, to) {
+			importer, imported, _ := strings.Cut(strings.TrimSpace(line), " ")
+			from, ours := name(importer)
+			to, alsoOurs := name(imported)
+			if ours && alsoOurs && !allowed(from, to) {
 				wrong[from+" may not import "+to] = true
 			}
 		}
@@ -87,6 +90,15 @@ func main() {
 	if len(wrong) > 0 {
 		log.Fatalf("%d imports are not in the layers of .ci/layers", len(wrong))
 	}
+}
+
+// name returns the path of a package within this module, "tutti" for the one at its root, and whether it is
+// of this module.
+func name(path string) (within string, ours bool) {
+	if path == module {
+		return "tutti", true
+	}
+	return strings.CutPrefix(path, module+"/")
 }
 
 // allowed reports whether a package may import another one.

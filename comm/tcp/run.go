@@ -1,0 +1,17 @@
+package tcp
+
+import (
+	"context"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// Run connects this process's rank as [FromEnv] does, runs body for it as [comm.Run] does, and closes
+// the communicator. An error of body ends the waits of the other ranks with [comm.ErrPeerFailed].
+func Run(ctx context.Context, body func(ctx context.Context, c comm.Communicator) error) error {
+	world, err := FromEnv(ctx)
+	if err != nil {
+		return err
+	}
+	return comm.Run(ctx, []comm.Communicator{world}, body)
+}

@@ -1,0 +1,160 @@
+// Package tutti runs the ranks of a distributed program: as processes where a launcher started them, and
+// otherwise as goroutines of one process, so that the same program is tried on a laptop, tested by go
+// test, and started on many machines.
+//
+//	err := tutti.Run(ctx, func(ctx context.Context, r tutti.Rank) error {
+//		tensor, err := runtime.FromSlice(r.Runtime, []float32{1, 2, 3})
+//		if err != nil {
+//			return err
+//		}
+//		defer tensor.Free()
+//		return distributed.AllReduce(ctx, r.Comm, tensor, comm.Avg)
+//	})
+//
+// Package distributed and the packages below it reduce tensors, gradients and models of ranks; package comm
+// has the communicators, and package runtime the memory.
+package tutti
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/instrument"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// Rank is what one rank of a program works with. Run closes both when the body has returned.
+type Rank struct {
+	Comm    comm.Communicator // to all ranks
+	Runtime runtime.Runtime   // of memory that Comm reaches: the host's, or a GPU's
+}
+
+// Names of backends, for [Config.Backend].
+const (
+	Local = "local" // goroutines of this process
+	TCP   = "tcp"   // processes that any launcher started, on any machines
+	MPI   = "mpi"   // processes that mpirun started, over its MPI library
+	NCCL  = "nccl"  // a GPU for each rank: of this process, or one for each process that a launcher started
+)
+
+// The environment variables that stand for fields of [Config] that are not set.
+const (
+	BackendVariable = "TUTTI_BACKEND"
+	RanksVariable   = "TUTTI_RANKS"
+)
+
+// defaultRanks is how many goroutines make a world where nobody says: enough to show what two ranks hide,
+// and the same on every machine.
+const defaultRanks = 4
+
+// Config says which ranks [Config.Run] runs. The zero value leaves all to the environment.
+type Config struct {
+	// Backend is [Local], [TCP], [MPI] or [NCCL]. "" is TUTTI_BACKEND, or without it what the launcher's
+	// variables say: MPI under mpirun of Open MPI and MPICH, TCP under tutti launch, torchrun and Slurm, and
+	// Local where no launcher started this process.
+	Backend string
+	// Ranks is the number of ranks of a world within this process. 0 is TUTTI_RANKS, or without it 4
+	// goroutines, or all GPUs. A launcher decides for processes.
+	Ranks int
+}
+
+// Run calls body for each rank of the program that lives in this process: [Config.Run] of the zero Config.
+func Run(ctx context.Context, body func(ctx context.Context, r Rank) error) error {
+	return Config{}.Run(ctx, body)
+}
+
+// Run calls body for each rank of the program that lives in this process, each in a goroutine of its own,
+// and returns when all have returned, with their errors joined. The communicator has the decorators that
+// TUTTI_CHECK and TUTTI_RECORD ask for ([instrument.Run]). Where body fails or panics on one rank, the waits
+// of the others end with [comm.ErrPeerFailed], in this process and in others: exit with a non-zero status
+// then, so that the launcher knows. ctx ends waits as well.
+//
+// Settings that contradict each other, such as a number of ranks for processes that a launcher counts, are
+// [comm.ErrArgument]. What is missing on this machine, such as an MPI library or a GPU, is
+// [comm.ErrUnavailable] and says what was looked for.
+func (c Config) Run(ctx context.Context, body func(ctx context.Context, r Rank) error) error {
+	job, err := rendezvous.FromEnv(os.Getenv)
+	if err != nil {
+		return err
+	}
+	if err := c.readEnv(job); err != nil {
+		return err
+	}
+	onHost := func(ctx context.Context, world comm.Communicator) error {
+		rt := cpu.New()
+		err := instrument.Run(ctx, rt, world, func(ctx context.Context, world comm.Communicator) error {
+			return body(ctx, Rank{Comm: world, Runtime: rt})
+		})
+		return errors.Join(err, rt.Close())
+	}
+	switch c.Backend {
+	case Local:
+		return local.Run(ctx, c.Ranks, onHost)
+	case TCP:
+		return tcp.Run(ctx, onHost)
+	case MPI:
+		return mpi.Run(ctx, onHost)
+	default:
+		return runGPUs(ctx, job, c.Ranks, body)
+	}
+}
+
+// readEnv sets what is not set by the environment, and checks the result.
+func (c *Config) readEnv(job rendezvous.Job) error {
+	if c.Backend == "" {
+		c.Backend = os.Getenv(BackendVariable)
+	}
+	if c.Backend == "" {
+		c.Backend = backendOf(job)
+	}
+	if c.Ranks == 0 {
+		text := os.Getenv(RanksVariable)
+		ranks, err := strconv.Atoi(text)
+		if text != "" && (err != nil || ranks < 1) {
+			return fmt.Errorf("%w: %s is %q, want a number of ranks, such as 4", comm.ErrArgument, RanksVariable, text)
+		}
+		c.Ranks = ranks
+	}
+	if c.Ranks < 0 {
+		return fmt.Errorf("%w: %d ranks", comm.ErrArgument, c.Ranks)
+	}
+	switch c.Backend {
+	case Local:
+		if job.WorldSize > 1 {
+			return fmt.Errorf("%w: %s started %d processes, and with backend local each would be a world of its own; "+
+				"tcp and mpi make one of all", comm.ErrArgument, job.Launcher, job.WorldSize)
+		}
+		if c.Ranks == 0 {
+			c.Ranks = defaultRanks
+		}
+		return nil
+	case TCP, MPI, NCCL:
+		processes := c.Backend != NCCL || job.WorldSize > 1
+		if processes && c.Ranks != 0 && c.Ranks != job.WorldSize {
+			return fmt.Errorf("%w: %d ranks over %s, but there is a process for each of %d; the launcher decides",
+				comm.ErrArgument, c.Ranks, c.Backend, job.WorldSize)
+		}
+		return nil
+	}
+	return fmt.Errorf("%w: there is no backend %q: want local, tcp, mpi or nccl", comm.ErrArgument, c.Backend)
+}
+
+// backendOf returns the backend for the processes of a launcher.
+func backendOf(job rendezvous.Job) string {
+	switch job.Launcher {
+	case "none":
+		return Local
+	case "openmpi", "pmi":
+		return MPI
+	}
+	return TCP
+}

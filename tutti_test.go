@@ -1,0 +1,190 @@
+package tutti_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/checked"
+	"github.com/tutti-go/tutti/comm/instrument"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/internal/jobtest"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// programVariable makes the test binary the program of a launcher.
+const programVariable = "TUTTI_TEST_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(programVariable) == "" {
+		os.Exit(m.Run())
+	}
+	if err := tutti.Run(context.Background(), sum(os.Stdout.WriteString)); err != nil {
+		fmt.Println("ERROR", err)
+		os.Exit(1)
+	}
+}
+
+// sum returns a body in which each rank gives its number, and tells what the sum is.
+func sum(tell func(line string) (int, error)) func(context.Context, tutti.Rank) error {
+	return func(ctx context.Context, r tutti.Rank) error {
+		tensor, err := runtime.FromSlice(r.Runtime, []float32{1, float32(r.Comm.Rank())})
+		if err != nil {
+			return err
+		}
+		defer tensor.Free()
+		if err := distributed.AllReduce(ctx, r.Comm, tensor, comm.Sum); err != nil {
+			return err
+		}
+		values, err := runtime.ToSlice[float32](tensor)
+		if err != nil {
+			return err
+		}
+		_, err = tell(fmt.Sprintf("rank %d of %d has %v\n", r.Comm.Rank(), r.Comm.WorldSize(), values))
+		return err
+	}
+}
+
+// want is what all ranks of a world tell.
+func want(ranks int) []string {
+	var lines []string
+	for rank := range ranks {
+		lines = append(lines, fmt.Sprintf("rank %d of %d has [%d %d]", rank, ranks, ranks, ranks*(ranks-1)/2))
+	}
+	return lines
+}
+
+func lines(text string) []string { return strings.Split(strings.TrimSpace(text), "\n") }
+
+// noLauncher hides a launcher that started the tests.
+func noLauncher(t *testing.T) {
+	for _, name := range []string{tutti.BackendVariable, tutti.RanksVariable, "TUTTI_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"} {
+		t.Setenv(name, "")
+	}
+}
+
+func TestGoroutines(t *testing.T) {
+	for _, c := range []struct {
+		config tutti.Config
+		ranks  string // of the environment
+		want   int
+	}{
+		{want: 4},
+		{ranks: "3", want: 3},
+		{config: tutti.Config{Ranks: 2}, ranks: "3", want: 2},
+		{config: tutti.Config{Backend: tutti.Local, Ranks: 1}, want: 1},
+	} {
+		noLauncher(t)
+		t.Setenv(tutti.RanksVariable, c.ranks)
+		var mu sync.Mutex
+		var told strings.Builder
+		require.NoError(t, c.config.Run(t.Context(), sum(func(line string) (int, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			return told.WriteString(line)
+		})))
+		assert.ElementsMatch(t, want(c.want), lines(told.String()))
+	}
+}
+
+func TestErrors(t *testing.T) {
+	nobody := func(context.Context, tutti.Rank) error { return errors.New("a rank ran") }
+	for name, c := range map[string]struct {
+		config tutti.Config
+		env    map[string]string
+		says   string
+	}{
+		"no backend":     {config: tutti.Config{Backend: "gloo"}, says: `there is no backend "gloo": want local, tcp, mpi or nccl`},
+		"no number":      {env: map[string]string{tutti.RanksVariable: "two"}, says: `TUTTI_RANKS is "two", want a number of ranks`},
+		"none":           {env: map[string]string{tutti.RanksVariable: "0"}, says: `TUTTI_RANKS is "0"`},
+		"negative":       {config: tutti.Config{Ranks: -1}, says: "-1 ranks"},
+		"own worlds":     {config: tutti.Config{Backend: tutti.Local}, env: map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, says: "torchrun started 2 processes"},
+		"another number": {config: tutti.Config{Ranks: 3}, env: map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, says: "3 ranks over tcp, but there is a process for each of 2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			noLauncher(t)
+			for key, value := range c.env {
+				t.Setenv(key, value)
+			}
+			err := c.config.Run(t.Context(), nobody)
+			assert.ErrorIs(t, err, comm.ErrArgument)
+			assert.ErrorContains(t, err, c.says)
+		})
+	}
+}
+
+// An error and a panic of one rank end the others.
+func TestFailures(t *testing.T) {
+	noLauncher(t)
+	failure := errors.New("no disk space")
+	for name, fail := range map[string]func() error{
+		"error": func() error { return failure },
+		"panic": func() error { panic(failure) },
+	} {
+		err := tutti.Run(t.Context(), func(ctx context.Context, r tutti.Rank) error {
+			if r.Comm.Rank() == 1 {
+				return fail()
+			}
+			err := r.Comm.Barrier(ctx)
+			assert.ErrorIs(t, err, comm.ErrPeerFailed, name)
+			return err
+		})
+		assert.ErrorIs(t, err, failure, name)
+	}
+}
+
+func TestDecorators(t *testing.T) {
+	noLauncher(t)
+	t.Setenv(instrument.CheckVariable, "1")
+	require.NoError(t, tutti.Run(t.Context(), func(_ context.Context, r tutti.Rank) error {
+		_, is := comm.As[*checked.Communicator](r.Comm)
+		assert.True(t, is)
+		return nil
+	}))
+}
+
+// Variables of torchrun make a world over TCP of processes.
+func TestProcesses(t *testing.T) {
+	noLauncher(t)
+	const ranks = 3
+	host, port, _ := strings.Cut(jobtest.Address(t, 4), ":")
+	outputs := make([]string, ranks)
+	var all sync.WaitGroup
+	for rank := range ranks {
+		all.Go(func() {
+			cmd := exec.CommandContext(t.Context(), os.Args[0])
+			cmd.Env = append(os.Environ(), programVariable+"=1", fmt.Sprintf("RANK=%d", rank), fmt.Sprintf("WORLD_SIZE=%d", ranks),
+				fmt.Sprintf("LOCAL_RANK=%d", rank), fmt.Sprintf("LOCAL_WORLD_SIZE=%d", ranks), "MASTER_ADDR="+host, "MASTER_PORT="+port,
+				"TUTTI_SECRET=of this test, and long enough")
+			out, err := cmd.CombinedOutput()
+			assert.NoError(t, err)
+			outputs[rank] = string(out)
+		})
+	}
+	all.Wait()
+	assert.Equal(t, want(ranks), lines(strings.Join(outputs, "")))
+}
+
+// Variables of mpirun make a world over its library.
+func TestLaunchedByMPI(t *testing.T) {
+	noLauncher(t)
+	t.Setenv(programVariable, "1")
+	for _, launcher := range jobtest.Launchers {
+		t.Run(launcher, func(t *testing.T) {
+			if _, err := exec.LookPath(launcher); err != nil {
+				t.Skip(err)
+			}
+			assert.ElementsMatch(t, want(3), lines(jobtest.Output(t, launcher, "-n", "3", os.Args[0])))
+		})
+	}
+}
