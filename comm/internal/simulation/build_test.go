@@ -28,6 +28,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/internal/mutate"
 )
 
 // simulated are the packages in which all goroutines go from point to point.
@@ -149,7 +151,7 @@ func build(t *testing.T, deterministic bool, mutants ...mutant) (binary string, 
 			}
 			text, err := os.ReadFile(filepath.Join(root, name))
 			require.NoError(t, err)
-			write(name, instrument(t, mutate(t, name, apply(t, name, string(text), changes), mutants)))
+			write(name, instrument(t, withMutants(t, name, apply(t, name, string(text), changes), mutants)))
 		}
 	}
 	if deterministic {
@@ -184,35 +186,16 @@ func apply(t *testing.T, name, text string, changes []change) string {
 	return text
 }
 
-// mutate puts the bodies of functions that mutants have before their own, for the mutant that is chosen.
-func mutate(t *testing.T, name, text string, mutants []mutant) string {
-	files := token.NewFileSet()
-	file, err := parser.ParseFile(files, "", text, 0)
-	require.NoError(t, err)
-	changed, left := text, map[string]bool{}
-	for _, m := range mutants {
+// withMutants puts the mutants of a file into it.
+func withMutants(t *testing.T, name, text string, mutants []mutant) string {
+	var variants []mutate.Variant
+	for i, m := range mutants {
 		if m.file == name {
-			left[m.name] = true
+			variants = append(variants, mutate.Variant{Number: i + 1, Old: m.old, New: m.new})
 		}
 	}
-	for _, d := range slices.Backward(file.Decls) {
-		f, ok := d.(*ast.FuncDecl)
-		if !ok || f.Body == nil {
-			continue
-		}
-		begin, end := files.Position(f.Body.Lbrace).Offset+1, files.Position(f.Body.Rbrace).Offset
-		for i, m := range mutants {
-			if m.file == name && strings.Contains(text[begin:end], m.old) {
-				body := strings.Replace(text[begin:end], m.old, m.new, 1)
-				if f.Type.Results == nil {
-					body += "\nreturn\n"
-				}
-				delete(left, m.name)
-				changed = fmt.Sprintf("%s\nif %s.Mutant == %d {%s}\n%s", changed[:begin], scheduler, i+1, body, changed[begin:])
-			}
-		}
-	}
-	require.Empty(t, left, "not in a function of %s", name)
+	changed, err := mutate.Functions(text, scheduler+".Mutant", variants)
+	require.NoError(t, err, name)
 	return changed
 }
 
