@@ -10,6 +10,7 @@ import (
 var closingCases = []testCase{
 	{name: "close: twice", body: closeTwice},
 	{name: "close: later calls fail", body: useAfterClose},
+	{name: "close: right after a collective", body: closeAfterCollective},
 	{name: "close: finishes what is in flight", body: closePending},
 }
 
@@ -50,6 +51,26 @@ func (p *probe) refuses(c comm.Communicator, want ...error) {
 			p.errorf("%s afterwards: error %q is no *comm.OpError", name, err)
 		}
 	}
+}
+
+// closeAfterCollective closes as soon as a collective is complete on this rank. The others, where it
+// may not be, do not need the rank any more.
+func closeAfterCollective(p *probe) {
+	a := p.operands(p.sumType(), 3)
+	for round := range p.rounds(30) {
+		c := p.split(0, p.rank)
+		var err error
+		if round%2 == 0 {
+			err = c.Barrier(p.ctx)
+		} else {
+			err = allReduceAndSync(p.ctx, c, a)
+		}
+		if err != nil {
+			p.errorf("another rank closes after the collective: %w", err)
+		}
+		p.must(c.Close())
+	}
+	p.exercise(p.c)
 }
 
 // closePending closes a communicator without waiting for its operations. Every

@@ -76,6 +76,11 @@ type Backend struct {
 	// it does refuse them, before anything is sent.
 	Unsupported func(dt dtype.DType, op comm.ReduceOp) bool
 
+	// Calls is how many calls two cases make in a row on one communicator. 0 means some more than
+	// 65,536, the number at which counters of 16 bits wrap around: a backend sets fewer only if a
+	// call takes so long that the suite would take minutes.
+	Calls int
+
 	// NoTags: messages match in order alone, tags are ignored (NCCL).
 	NoTags bool
 	// NoMismatch: ranks that call different collectives, counts, types or

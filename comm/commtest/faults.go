@@ -38,6 +38,7 @@ var (
 	asynchrony      = need{func(b Backend) bool { return b.Synchronous }, "collectives wait for the other ranks when they are called"}
 	loneSelfReceive = need{func(b Backend) bool { return b.NoLoneSelfReceive }, "the backend takes no receive from oneself without its send"}
 	detection       = need{func(b Backend) bool { return b.NoMismatch }, "the backend does not notice when ranks disagree"}
+	peerFailures    = need{func(b Backend) bool { return b.NoPeerFailure }, "ranks notice by their deadlines alone that one has aborted"}
 	tags            = need{func(b Backend) bool { return b.NoTags }, "the backend matches messages in order alone"}
 )
 
@@ -178,10 +179,13 @@ func peerLeaves(p *probe) {
 	p.over(c)
 }
 
-// peerLeavesMeanwhile lets the last rank close while the others wait for it.
+// peerLeavesMeanwhile lets the last rank close while the others wait for it, after calls that it
+// took part in.
 func peerLeavesMeanwhile(p *probe) {
 	a := p.operands(p.sumType(), 5)
 	c := p.split(0, p.rank)
+	p.must(allReduceAndSync(p.ctx, c, a))
+	p.must(c.Barrier(p.ctx))
 	if p.rank == p.size-1 {
 		p.must(c.Close())
 	} else {

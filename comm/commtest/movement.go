@@ -1,7 +1,9 @@
 package commtest
 
 import (
+	"encoding/binary"
 	"errors"
+	"math"
 	"slices"
 
 	"github.com/tutti-go/tutti/comm"
@@ -54,7 +56,34 @@ func (m movement) matrix(p *probe) {
 
 // part is what rank src gives to rank dest (or to everybody) in a call.
 func (l label) part(src, dest, count int) []byte {
-	return reference.Payload(count*l.dt.Size(), int(l.dt), l.count, src, dest)
+	return payload(count, l.dt, int(l.dt), l.count, src, dest)
+}
+
+// payload returns n elements for what only moves data: any bits, different for every key, and
+// among them the numbers that arithmetic does not keep.
+func payload(n int, dt dtype.DType, keys ...int) []byte {
+	out := reference.Payload(n*dt.Size(), keys...)
+	const first, distance = 3, 5 // the elements between them tell keys apart
+	fragile := fragileElements(dt)
+	for i := first; i < min(n, 1000); i += distance {
+		copy(out[i*dt.Size():], fragile[i/distance%len(fragile)])
+	}
+	return out
+}
+
+// fragileElements are encoded numbers that change when they are computed with instead of moved:
+// -0, the smallest number, which may be flushed to 0, and a signalling NaN, which becomes quiet.
+func fragileElements(dt dtype.DType) [][]byte {
+	bits := 8 * dt.Size()
+	elements := []uint64{1 << (bits - 1), 1}
+	if infinity, err := dtype.FromFloat64(dt, math.Inf(1)); err == nil && dt.IsFloat() {
+		elements = append(elements, infinity|1)
+	}
+	var encoded [][]byte
+	for _, x := range elements {
+		encoded = append(encoded, binary.LittleEndian.AppendUint64(nil, x)[:dt.Size()])
+	}
+	return encoded
 }
 
 // everyone is the dest of a part that all ranks get.
@@ -216,7 +245,13 @@ func unevenCount(base, a, b int) int {
 }
 
 func addAllGatherV(b *batch, l label) {
-	lay := newLayout(b.p.size, func(r int) int { return unevenCount(l.count, r, 0) })
+	b.addAllGatherV(l, newLayout(b.p.size, func(r int) int { return unevenCount(l.count, r, 0) }))
+	l.what = "equal counts, "
+	b.addAllGatherV(l, newLayout(b.p.size, func(int) int { return l.count }))
+}
+
+func (b *batch) addAllGatherV(l label, lay layout) {
+	variant := l.what
 	part := func(r int) []byte { return l.part(r, everyone, lay.counts[r]) }
 	own := func(r int) []byte {
 		if r == b.p.rank {
@@ -229,28 +264,41 @@ func addAllGatherV(b *batch, l label) {
 		b.call(l, comm.AllGatherVCall(send, recv, lay.counts, lay.displs, l.dt))
 	}
 
-	l.what = "out of place"
+	l.what = variant + "out of place"
 	blank := lay.buffer(l.dt, func(int) []byte { return nil })
 	call(l, b.input(l, part(b.p.rank)), b.buffer(l, blank, len(after), want(after, l.dt), false))
 
-	l.what = "in place"
+	l.what = variant + "in place"
 	recv := b.buffer(l, lay.buffer(l.dt, own), len(after), want(after, l.dt), false)
 	call(l, recv+uintptr(lay.displs[b.p.rank]*l.dt.Size()), recv)
 }
 
 func addAllToAllV(b *batch, l label) {
+	uneven := func(src, dest int) int { return unevenCount(l.count, src, dest) }
+	b.addAllToAllV(l, uneven)
+	l.what = "equal counts"
+	equal := func(_, _ int) int { return l.count }
+	b.addAllToAllV(l, equal)
+
 	me := b.p.rank
-	out := newLayout(b.p.size, func(dest int) int { return unevenCount(l.count, me, dest) })
-	in := newLayout(b.p.size, func(src int) int { return unevenCount(l.count, src, me) })
+	l.what = "from one place"
+	out := newLayout(b.p.size, func(dest int) int { return uneven(me, dest) })
+	in := newLayout(b.p.size, func(src int) int { return uneven(src, me) })
+	send := b.input(l, l.part(me, everyone, slices.Max(out.counts)))
+	after := in.buffer(l.dt, func(src int) []byte { return l.part(src, everyone, in.counts[src]) })
+	blank := in.buffer(l.dt, func(int) []byte { return nil })
+	recv := b.buffer(l, blank, len(after), want(after, l.dt), false)
+	b.call(l, comm.AllToAllVCall(send, out.counts, make([]int, b.p.size), recv, in.counts, in.displs, l.dt))
+}
+
+// addAllToAllV adds a call in which ranks send each other so many elements.
+func (b *batch) addAllToAllV(l label, count func(src, dest int) int) {
+	me := b.p.rank
+	out := newLayout(b.p.size, func(dest int) int { return count(me, dest) })
+	in := newLayout(b.p.size, func(src int) int { return count(src, me) })
 	send := b.input(l, out.buffer(l.dt, func(dest int) []byte { return l.part(me, dest, out.counts[dest]) }))
 	after := in.buffer(l.dt, func(src int) []byte { return l.part(src, me, in.counts[src]) })
 	blank := in.buffer(l.dt, func(int) []byte { return nil })
 	recv := b.buffer(l, blank, len(after), want(after, l.dt), false)
 	b.call(l, comm.AllToAllVCall(send, out.counts, out.displs, recv, in.counts, in.displs, l.dt))
-
-	l.what = "from one place"
-	send = b.input(l, l.part(me, everyone, slices.Max(out.counts)))
-	after = in.buffer(l.dt, func(src int) []byte { return l.part(src, everyone, in.counts[src]) })
-	recv = b.buffer(l, blank, len(after), want(after, l.dt), false)
-	b.call(l, comm.AllToAllVCall(send, out.counts, make([]int, b.p.size), recv, in.counts, in.displs, l.dt))
 }

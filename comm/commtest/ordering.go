@@ -18,6 +18,7 @@ var orderingCases = []testCase{
 	{name: "operations use earlier results", body: chained},
 	{name: "many operations before one sync", body: manySmall},
 	{name: "group of collectives and messages", body: mixedGroup},
+	{name: "group of many calls", body: largeGroup},
 	{name: "group that fails submits nothing", body: failedGroup},
 	{name: "barrier holds until the last rank comes", body: barrier, minRanks: 2},
 	{name: "barrier implies sync", body: barrierSyncs},
@@ -142,6 +143,22 @@ func mixedGroup(p *probe) {
 	addAllGather(b, plain("allgather", "", 40, dt))
 	addBroadcast(b, label{call: "broadcast", count: 700, dt: dt, op: noOp, root: p.size - 1})
 	b.send(500, dt, next, 1, 1)
+	b.runGroup()
+}
+
+// largeGroup starts more collectives, and then more messages, together than 10 bits count.
+func largeGroup(p *probe) {
+	const dt, calls = dtype.U8, 1<<10 + 10
+	b := p.batch(p.c)
+	for i := range calls {
+		addBroadcast(b, label{call: "broadcast", count: 3, dt: dt, op: noOp, root: i % p.size, what: fmt.Sprintf("call %d of a group", i)})
+	}
+	b.runGroup()
+	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
+	for i := range calls / 2 {
+		b.send(9, dt, next, i, 1)
+		b.recv(9, dt, prev, i, 1)
+	}
 	b.runGroup()
 }
 

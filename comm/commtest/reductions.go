@@ -103,7 +103,6 @@ func (r reduction) matrix(p *probe) {
 				r.refused(p, l)
 				continue
 			}
-			in := reductionData{dt, reference.Input(dt, op, p.rank, p.size), reference.New(dt, op, p.size)}
 			b := p.batch(p.c)
 			parts := 1
 			if r.parts {
@@ -114,16 +113,32 @@ func (r reduction) matrix(p *probe) {
 				if r.rooted {
 					l.root = (i + int(op)) % p.size
 				}
-				e := exchange{call: r.call, sends: true, gets: !r.rooted || p.rank == l.root, send: in.elements(n * parts), bytes: n * dt.Size(),
-					check: in.check(0), same: !r.rooted && !r.parts}
-				if r.parts {
-					e.check, e.before = in.check(p.rank*n), p.rank*e.bytes
-				}
-				b.add(l, e)
+				r.add(b, l)
 			}
 			b.run()
 		}
 	}
+}
+
+// add adds a call in both placements.
+func (r reduction) add(b *batch, l label) {
+	p := b.p
+	in := reductionData{l.dt, reference.Input(l.dt, l.op, p.rank, p.size), reference.New(l.dt, l.op, p.size)}
+	e := exchange{
+		call:  r.call,
+		sends: true,
+		gets:  !r.rooted || p.rank == l.root,
+		send:  in.elements(l.count),
+		bytes: l.count * l.dt.Size(),
+		check: in.check(0),
+		same:  !r.rooted && !r.parts,
+	}
+	if r.parts {
+		e.send = in.elements(l.count * p.size)
+		e.check = in.check(p.rank * l.count)
+		e.before = p.rank * e.bytes
+	}
+	b.add(l, e)
 }
 
 // refused checks that what the backend does not do is an error at once.

@@ -1,6 +1,11 @@
 package commtest
 
 import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
 	"slices"
 
 	"github.com/tutti-go/tutti/comm"
@@ -14,8 +19,12 @@ var splitCases = []testCase{
 	{name: "split: keys tie in part", body: splitAs(func(r int) (color, key int) { return 1 << 20, r % 2 })},
 	{name: "split: a group for each rank", body: splitAs(func(r int) (color, key int) { return 1000 - r, 0 })},
 	{name: "split: negative colors stay out", body: splitAs(func(r int) (color, key int) { return r%3 - 1, 5 - r })},
-	{name: "split: nobody wants in", body: splitAs(func(int) (color, key int) { return -1, 0 })},
+	{name: "split: nobody wants in", body: splitAs(func(r int) (color, key int) { return [...]int{-1, -2, math.MinInt32}[r%3], 0 })},
+	{name: "split: colors are far apart", body: farColors},
+	{name: "split: keys are far apart", body: farKeys},
+	{name: "split: colors and keys are kept or refused", body: longColorsAndKeys},
 	{name: "split: nested", body: nestedSplits},
+	{name: "split: splits of splits are independent", body: splitsOfSplits, needs: asynchrony, minRanks: 2},
 	{name: "split: groups are independent", body: independentSplits, needs: asynchrony},
 	{name: "split: closing a group leaves the others", body: closedSplit},
 }
@@ -44,6 +53,167 @@ func splitAs(rule func(r int) (color, key int)) func(p *probe) {
 	}
 }
 
+// farColors uses each bit that the colors of MPI have, a signed int of 32 bits.
+func farColors(p *probe) {
+	for bit := range 31 {
+		splitAs(func(r int) (color, key int) { return r % 2 << bit, 0 })(p)
+	}
+}
+
+func farKeys(p *probe) {
+	keys := [...]int{math.MaxInt32, 0, math.MinInt32, 1 << 24, -1 << 16}
+	splitAs(func(r int) (color, key int) { return 0, keys[r%len(keys)] })(p)
+}
+
+// longColorsAndKeys need more than 32 bits, on all ranks: a backend has them, or refuses them.
+func longColorsAndKeys(p *probe) {
+	for _, rule := range []func(r int) (color, key int){
+		func(r int) (color, key int) { return 1 << (32 + r%2), 0 },
+		func(r int) (color, key int) { return 0, 1 << (40 - r%8) },
+		func(r int) (color, key int) { return 0, math.MinInt + r%2<<32 },
+	} {
+		color, key := rule(p.rank)
+		c, err := p.c.Split(p.ctx, color, key)
+		if errors.Is(err, comm.ErrArgument) {
+			continue
+		}
+		p.must(err)
+		p.checkMembers(c, members(p.size, color, rule))
+		p.must(c.Close())
+	}
+	p.exercise(p.c)
+}
+
+// relative is a communicator, and how it came about.
+type relative struct {
+	comm.Communicator
+	name string
+}
+
+// children splits a communicator again and again, and returns those of the given numbers. The
+// others are closed at once.
+func (p *probe) children(parent relative, numbers ...int) []relative {
+	var children []relative
+	for number := range slices.Max(numbers) + 1 {
+		c, err := parent.Split(p.ctx, 0, p.rank)
+		if err != nil {
+			p.fatalf("split %d of %s: %w", number, parent.name, err)
+		}
+		if slices.Contains(numbers, number) {
+			children = append(children, relative{c, fmt.Sprintf("split %d of %s", number, parent.name)})
+		} else {
+			p.must(c.Close())
+		}
+	}
+	return children
+}
+
+// splitsOfSplits has traffic on communicators of several generations at once. They are those that a
+// backend may take for each other if it identifies them by a number: if the number has few bits, if
+// it leaves out the parent, or if it mixes the parent's number with that of the split so that two
+// pairs give the same.
+func splitsOfSplits(p *probe) {
+	world := relative{p.c, "the world"}
+	first := p.children(world, 0, 1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
+	second := p.children(first[0], 0, 1, 2, 3, 4)
+	third := p.children(second[0], 0, 1, 2, 3)
+	all := slices.Concat([]relative{world}, first, second, third, p.children(second[1], 0, 1))
+	p.independent(all)
+	for _, c := range all[1:] {
+		p.must(c.Close())
+	}
+}
+
+// independent sees that no communicator gets what was sent on another one. In each round, half of
+// the communicators have calls in flight on the even ranks and the other half on the odd ones, until
+// these have met on the last communicator. Any two of the others are in different halves in one of
+// the rounds: if they were the same to the backend, calls of one would meet those of the other.
+func (p *probe) independent(all []relative) {
+	others, meeting := all[:len(all)-1], len(all)-1
+	for bit := 0; 1<<bit < len(others); bit++ {
+		traffic := make([]traffic, len(all))
+		for i, c := range all {
+			traffic[i] = p.traffic(c, i)
+		}
+		p.settle()
+		for half := range 2 {
+			for i := range others {
+				if i>>bit&1 == (p.rank+half)%2 {
+					traffic[i].submit()
+				}
+			}
+			if half == 0 {
+				traffic[meeting].submit()
+				traffic[meeting].wait()
+			}
+		}
+		for i := range others {
+			traffic[i].wait()
+		}
+		for _, t := range traffic {
+			t.verify(all)
+		}
+	}
+}
+
+// traffic is an allgather and a message to the next rank, which carry the number of a communicator.
+type traffic struct {
+	relative
+	p      *probe
+	number int
+	send   uintptr
+	recv   uintptr // of one element from each rank, and one from the rank before
+}
+
+func (p *probe) traffic(c relative, number int) traffic {
+	return traffic{
+		relative: c,
+		p:        p,
+		number:   number,
+		send:     p.alloc(serial(number, p.rank)),
+		recv:     p.alloc(make([]byte, (p.size+1)*dtype.U64.Size())),
+	}
+}
+
+func (t traffic) submit() {
+	next, prev := (t.p.rank+1)%t.p.size, t.before()
+	t.must(t.AllGather(t.send, t.recv, 1, dtype.U64))
+	message := t.recv + uintptr(t.p.size*dtype.U64.Size())
+	t.must(t.Group(comm.SendCall(t.send, 1, dtype.U64, next, 1), comm.RecvCall(message, 1, dtype.U64, prev, 1)))
+}
+
+func (t traffic) before() int { return (t.p.rank + t.p.size - 1) % t.p.size }
+
+func (t traffic) wait() { t.must(t.Sync(t.p.ctx)) }
+
+func (t traffic) must(err error) {
+	if err != nil {
+		t.p.fatalf("%s, beside traffic on other communicators: %w", t.name, err)
+	}
+}
+
+// verify checks that all elements were sent on this communicator, and finds out on which otherwise.
+func (t traffic) verify(all []relative) {
+	got := t.p.read(t.recv, (t.p.size+1)*dtype.U64.Size())
+	for r, element := range slices.Collect(slices.Chunk(got, dtype.U64.Size())) {
+		if r == t.p.size {
+			r = t.before()
+		}
+		if bytes.Equal(element, serial(t.number, r)) {
+			continue
+		}
+		origin := fmt.Sprintf("%#x", element)
+		for number, other := range all {
+			if bytes.Equal(element, serial(number, r)) {
+				origin = "what rank " + fmt.Sprint(r) + " sent on " + other.name
+			}
+		}
+		t.p.errorf("received on %s: %s", t.name, origin)
+	}
+	t.p.free(t.send)
+	t.p.free(t.recv)
+}
+
 // members returns the ranks of one color in the order of a split.
 func members(size, color int, rule func(r int) (color, key int)) []int {
 	var ranks []int
@@ -55,7 +225,7 @@ func members(size, color int, rule func(r int) (color, key int)) []int {
 	slices.SortStableFunc(ranks, func(a, b int) int {
 		_, ka := rule(a)
 		_, kb := rule(b)
-		return ka - kb
+		return cmp.Compare(ka, kb)
 	})
 	return ranks
 }

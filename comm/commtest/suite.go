@@ -30,6 +30,9 @@ type testCase struct {
 	needs need
 	// minRanks is the smallest world in which the case means anything.
 	minRanks int
+	// once says that the smallest world of several ranks is enough: the case takes long, and shows
+	// nothing else in others.
+	once bool
 }
 
 // skip returns why the case does not run, or "".
@@ -37,10 +40,24 @@ func (c testCase) skip(b Backend, size int) string {
 	if size < c.minRanks {
 		return fmt.Sprintf("needs at least %d ranks", c.minRanks)
 	}
+	if smallest := b.smallestWorld(); c.once && smallest > 0 && size != smallest {
+		return fmt.Sprintf("runs with %d ranks", smallest)
+	}
 	if c.needs.lacks != nil && c.needs.lacks(b) {
 		return c.needs.reason
 	}
 	return ""
+}
+
+// smallestWorld is the size of the smallest world of several ranks, or of the only one.
+func (b Backend) smallestWorld() int {
+	smallest := 0
+	for _, size := range b.Sizes {
+		if smallest <= 1 || 1 < size && size < smallest {
+			smallest = size
+		}
+	}
+	return smallest
 }
 
 // need is something that not all backends have. The zero need is nothing.
@@ -60,7 +77,9 @@ var cases = slices.Concat(
 	misuseCases,
 	closingCases,
 	faultCases,
+	abortCases,
 	streamCases,
+	longCases,
 )
 
 // run executes one case in a world of the given size and returns everything

@@ -56,14 +56,14 @@ func loopback() (net.Conn, net.Conn) {
 }
 
 func TestConformance(t *testing.T) {
-	conformance(t, net.Pipe, 1, 2)
+	conformance(t, net.Pipe, 0, 1, 2)
 }
 
 func TestConformanceTCP(t *testing.T) {
-	conformance(t, loopback, 3)
+	conformance(t, loopback, 2000, 3) // the long run was over pipes
 }
 
-func conformance(t *testing.T, connect func() (net.Conn, net.Conn), sizes ...int) {
+func conformance(t *testing.T, connect func() (net.Conn, net.Conn), calls int, sizes ...int) {
 	rt := cpu.New()
 	defer func() {
 		if err := rt.Close(); err != nil {
@@ -73,6 +73,7 @@ func conformance(t *testing.T, connect func() (net.Conn, net.Conn), sizes ...int
 	commtest.Run(t, commtest.Backend{
 		Name:  "wire",
 		Sizes: sizes,
+		Calls: calls,
 		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 			return comm.Run(ctx, world(size, rt, connect), func(ctx context.Context, c comm.Communicator) error {
 				return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
