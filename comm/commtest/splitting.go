@@ -114,10 +114,17 @@ func (p *probe) children(parent relative, numbers ...int) []relative {
 // pairs give the same.
 func splitsOfSplits(p *probe) {
 	world := relative{p.c, "the world"}
-	first := p.children(world, 0, 1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
-	second := p.children(first[0], 0, 1, 2, 3, 4)
-	third := p.children(second[0], 0, 1, 2, 3)
-	all := slices.Concat([]relative{world}, first, second, third, p.children(second[1], 0, 1))
+	generations := [][]int{{0, 1, 2, 3, 4, 8, 16, 32, 64, 128, 256}, {0, 1, 2, 3, 4}, {0, 1, 2, 3}, {0, 1}}
+	if p.Communicators > 0 {
+		generations = [][]int{{0, 1, 2}, {0, 1, 2}, {0}} // and one that is closed at once: at most 8
+	}
+	all := []relative{world}
+	parent := world
+	for _, numbers := range generations {
+		children := p.children(parent, numbers...)
+		all = append(all, children...)
+		parent = children[0]
+	}
 	p.independent(all)
 	for _, c := range all[1:] {
 		p.must(c.Close())
