@@ -1,5 +1,7 @@
-// Command allreduce is the smallest tutti program: four ranks, which are
-// goroutines of this process, average their gradients.
+// Command allreduce is the smallest tutti program: ranks average their gradients.
+//
+//	go run ./examples/allreduce                    # four ranks, goroutines of one process
+//	tutti launch -n 3 go run ./examples/allreduce  # three processes
 package main
 
 import (
@@ -7,26 +9,24 @@ import (
 	"fmt"
 	"log"
 
+	"github.com/tutti-go/tutti"
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
 func main() {
-	err := local.Run(context.Background(), 4, func(ctx context.Context, c comm.Communicator) error {
-		rt := cpu.New()
-		defer rt.Close()
-		gradient := []float32{1, 2, float32(c.Rank())}
-		tensor, err := cpu.Wrap(rt, gradient) // of the slice itself: nothing is copied
+	err := tutti.Run(context.Background(), func(ctx context.Context, r tutti.Rank) error {
+		gradient := []float32{1, 2, float32(r.Comm.Rank())}
+		tensor, err := cpu.Wrap(r.Runtime, gradient) // of the slice itself: nothing is copied
 		if err != nil {
 			return err
 		}
 		defer tensor.Free()
-		if err := distributed.AllReduce(ctx, c, tensor, comm.Avg); err != nil {
+		if err := distributed.AllReduce(ctx, r.Comm, tensor, comm.Avg); err != nil {
 			return err
 		}
-		fmt.Println("rank", c.Rank(), "has", gradient) // [1 2 1.5], the same bits on every rank
+		fmt.Println("rank", r.Comm.Rank(), "has", gradient) // [1 2 1.5], the same bits on every rank
 		return nil
 	})
 	if err != nil {

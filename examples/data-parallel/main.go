@@ -6,8 +6,8 @@
 //	go run ./examples/data-parallel                     # four ranks, goroutines of one process
 //	go run ./examples/data-parallel -density 0.1        # a tenth of the update is sent
 //	go run ./examples/data-parallel -checkpoint run.gob # goes on from there, if it exists
-//	mpirun -n 4 data-parallel -backend mpi              # a process per rank, the same bits
-//	tutti launch -n 4 ./data-parallel -backend tcp      # the same without MPI
+//	mpirun -n 4 data-parallel                           # a process per rank, the same bits
+//	tutti launch -n 4 ./data-parallel                   # the same without MPI
 package main
 
 import (
@@ -18,12 +18,9 @@ import (
 	"log"
 	"time"
 
+	"github.com/tutti-go/tutti"
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/instrument"
-	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/metered"
-	"github.com/tutti-go/tutti/comm/mpi"
-	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/examples/digits"
@@ -44,8 +41,9 @@ type settings struct {
 
 func main() {
 	s := settings{batch: 16, learningRate: 0.1, momentum: 0.9, pattern: sparse.Dense}
-	backend := flag.String("backend", "local", "local, or under a launcher mpi or tcp")
-	ranks := flag.Int("ranks", 4, "ranks of the local backend")
+	var world tutti.Config
+	flag.StringVar(&world.Backend, "backend", "", "local, tcp, mpi or nccl instead of what the launcher's variables say")
+	flag.IntVar(&world.Ranks, "ranks", 0, "goroutines, where no launcher has started processes")
 	flag.IntVar(&s.epochs, "epochs", 10, "how often to see all images")
 	flag.Float64Var(&s.density, "density", 1, "share of the entries that is sent; below 1 by Ok-Topk")
 	flag.StringVar(&s.checkpoint, "checkpoint", "", "`file` to go on from, and to write after each epoch")
@@ -53,32 +51,14 @@ func main() {
 	if s.density < 1 {
 		s.pattern = sparse.Oktopk
 	}
-	body := func(ctx context.Context, c comm.Communicator) error {
-		rt := cpu.New()
-		defer rt.Close()
-		c = comm.Limit(c, 10*time.Minute, nil) // no wait takes longer
-		return instrument.Run(ctx, rt, c, func(ctx context.Context, c comm.Communicator) error {
-			result, err := train(ctx, rt, c, s)
-			if err == nil && c.Rank() == 0 {
-				fmt.Println(result)
-			}
-			return err
-		})
-	}
-	var err error
-	switch ctx := context.Background(); *backend {
-	case "local":
-		err = local.Run(ctx, *ranks, body)
-	case "mpi":
-		err = mpi.Run(ctx, body)
-	case "tcp":
-		var c comm.Communicator
-		if c, err = tcp.FromEnv(ctx); err == nil {
-			err = comm.Run(ctx, []comm.Communicator{c}, body)
+	err := world.Run(context.Background(), func(ctx context.Context, r tutti.Rank) error {
+		r.Comm = comm.Limit(r.Comm, 10*time.Minute, nil) // no wait takes longer
+		result, err := train(ctx, r, s)
+		if err == nil && r.Comm.Rank() == 0 {
+			fmt.Println(result)
 		}
-	default:
-		err = fmt.Errorf("there is no backend %q: want local, mpi or tcp", *backend)
-	}
+		return err
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -99,7 +79,9 @@ func (r result) String() string {
 }
 
 // train is one rank.
-func train(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, s settings) (result, error) {
+func train(ctx context.Context, r tutti.Rank, s settings) (result, error) {
+	c := r.Comm
+	rt := r.Runtime
 	training, test, err := digits.Split(1)
 	if err != nil {
 		return result{}, err

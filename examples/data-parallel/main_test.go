@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/gob"
-	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,20 +12,18 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti"
 	"github.com/tutti-go/tutti/distributed/sparse"
-	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
 // run trains on goroutines; every rank must come to the same parameters.
 func run(t *testing.T, ranks int, s settings) result {
 	t.Helper()
 	results := make([]result, ranks)
-	require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) (err error) {
-		rt := cpu.New()
-		results[c.Rank()], err = train(ctx, rt, c, s)
-		return errors.Join(err, rt.Close())
+	world := tutti.Config{Backend: tutti.Local, Ranks: ranks}
+	require.NoError(t, world.Run(t.Context(), func(ctx context.Context, r tutti.Rank) (err error) {
+		results[r.Comm.Rank()], err = train(ctx, r, s)
+		return err
 	}))
 	for _, r := range results {
 		assert.Equal(t, results[0], r)
@@ -77,10 +74,9 @@ func TestRefusedCheckpoints(t *testing.T) {
 		s := settings{epochs: 2, batch: 16, learningRate: 0.1, momentum: 0.9, pattern: sparse.Dense}
 		s.checkpoint = filepath.Join(t.TempDir(), "run.gob")
 		require.NoError(t, os.WriteFile(s.checkpoint, content, 0o600))
-		err := local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
-			rt := cpu.New()
-			_, err := train(ctx, rt, c, s)
-			return errors.Join(err, rt.Close())
+		err := tutti.Config{Backend: tutti.Local, Ranks: 2}.Run(t.Context(), func(ctx context.Context, r tutti.Rank) error {
+			_, err := train(ctx, r, s)
+			return err
 		})
 		require.ErrorContains(t, err, text)
 		require.ErrorContains(t, err, s.checkpoint)
@@ -93,10 +89,9 @@ func TestRefusedCheckpoints(t *testing.T) {
 // TestNoFolder: without the folder of the checkpoint nothing is trained.
 func TestNoFolder(t *testing.T) {
 	s := settings{epochs: 1, batch: 16, pattern: sparse.Dense, checkpoint: filepath.Join(t.TempDir(), "none", "run.gob")}
-	err := local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
-		rt := cpu.New()
-		_, err := train(ctx, rt, c, s)
-		return errors.Join(err, rt.Close())
+	err := tutti.Config{Backend: tutti.Local, Ranks: 2}.Run(t.Context(), func(ctx context.Context, r tutti.Rank) error {
+		_, err := train(ctx, r, s)
+		return err
 	})
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	require.ErrorContains(t, err, "stat ")

@@ -4,7 +4,8 @@
 //	go run ./examples/outer                                      # four ranks, every 11 steps
 //	go run ./examples/outer -every 1 -pattern dense -values f32  # in every step, for comparison
 //
-// Here ranks are goroutines; over slow links, tutti train --outer 11 --backend tcp does the same.
+// Here ranks are goroutines, unless a launcher starts the command; over slow links, tutti train --outer 11 --backend tcp does
+// the same.
 package main
 
 import (
@@ -13,8 +14,7 @@ import (
 	"fmt"
 	"log"
 
-	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/examples/digits"
@@ -30,9 +30,9 @@ func main() {
 	flag.Float64Var(&cfg.Reduce.Density, "density", 0.05, "share of the entries that is sent")
 	flag.Parse()
 	cfg.Reduce.DenseUpTo = -1 // biases are compressed like the rest
-	err := local.Run(context.Background(), 4, func(ctx context.Context, c comm.Communicator) error {
-		s, read, err := train(ctx, c, cfg)
-		if c.Rank() == 0 && err == nil {
+	err := tutti.Run(context.Background(), func(ctx context.Context, r tutti.Rank) error {
+		s, read, err := train(ctx, r, cfg)
+		if r.Comm.Rank() == 0 && err == nil {
 			fmt.Printf("%.1f %% of the test images read after %d steps in %d rounds; a rank sent %.1f kB\n", 100*read, s.Steps, s.Rounds, float64(s.SentBytes)/1e3)
 		}
 		return err
@@ -44,26 +44,24 @@ func main() {
 
 // train is one rank: a softmax regression that reads digits, by gradient descent. It returns the share
 // of test images that it reads.
-func train(ctx context.Context, c comm.Communicator, cfg outer.Config) (done outer.Stats, read float64, err error) {
+func train(ctx context.Context, r tutti.Rank, cfg outer.Config) (done outer.Stats, read float64, err error) {
 	const epochs, batch, rate = 10, 16, 0.5
 	training, test, err := digits.Split(1)
 	if err != nil {
 		return done, 0, err
 	}
-	rt := cpu.New()
-	defer rt.Close()
 	weights := make([]float32, digits.Pixels*digits.Classes) // zeros on all ranks
-	tensor, err := cpu.Wrap(rt, weights, digits.Pixels, digits.Classes)
+	tensor, err := cpu.Wrap(r.Runtime, weights, digits.Pixels, digits.Classes)
 	if err != nil {
 		return done, 0, err
 	}
 	defer tensor.Free()
-	loop, err := outer.New(ctx, rt, c, []*runtime.Tensor{tensor}, cfg)
+	loop, err := outer.New(ctx, r.Runtime, r.Comm, []*runtime.Tensor{tensor}, cfg)
 	if err != nil {
 		return done, 0, err
 	}
 	defer loop.Close()
-	sampler, err := distributed.NewSampler(c, training.Len(), distributed.SamplerConfig{Seed: 1})
+	sampler, err := distributed.NewSampler(r.Comm, training.Len(), distributed.SamplerConfig{Seed: 1})
 	if err != nil {
 		return done, 0, err
 	}

@@ -7,8 +7,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti"
 	"github.com/tutti-go/tutti/distributed/outer"
 )
 
@@ -16,9 +15,10 @@ import (
 // step do, by less than a hundredth of their bytes.
 func TestExchanges(t *testing.T) {
 	run := func(cfg outer.Config) (s outer.Stats, read float64) {
-		require.NoError(t, local.Run(t.Context(), 4, func(ctx context.Context, c comm.Communicator) error {
-			mine, share, err := train(ctx, c, cfg)
-			if c.Rank() == 0 {
+		world := tutti.Config{Backend: tutti.Local}
+		require.NoError(t, world.Run(t.Context(), func(ctx context.Context, r tutti.Rank) error {
+			mine, share, err := train(ctx, r, cfg)
+			if r.Comm.Rank() == 0 {
 				s, read = mine, share
 			}
 			return err

@@ -3,27 +3,22 @@
 // rank (error feedback) and is sent later, so the sum of the results approaches
 // the dense one.
 //
-//	go run ./examples/sparse-allreduce          # four ranks on the host
-//	go run ./examples/sparse-allreduce -gpus 2  # a rank on each of two GPUs, over NCCL
+//	go run ./examples/sparse-allreduce                     # four ranks on the host
+//	TUTTI_BACKEND=nccl go run ./examples/sparse-allreduce  # a rank on each GPU
 package main
 
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"log"
 	"math"
 	"math/rand/v2"
 
-	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/local"
-	"github.com/tutti-go/tutti/comm/nccl"
+	"github.com/tutti-go/tutti"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
-	"github.com/tutti-go/tutti/runtime/cpu"
-	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
 const (
@@ -32,56 +27,19 @@ const (
 )
 
 func main() {
-	gpus := flag.Uint("gpus", 0, "number of GPUs, a rank on each; 0 for four ranks on the host")
-	flag.Parse()
-	var err error
-	if ctx := context.Background(); *gpus == 0 {
-		err = onHost(ctx, 4)
-	} else {
-		err = onGPUs(ctx, *gpus)
-	}
-	if err != nil {
+	if err := tutti.Run(context.Background(), compare); err != nil {
 		log.Fatal(err)
 	}
 }
 
-// onHost has the ranks in the host's memory, all of which share a runtime.
-func onHost(ctx context.Context, ranks int) error {
-	rt := cpu.New()
-	err := local.Run(ctx, ranks, func(ctx context.Context, c comm.Communicator) error { return compare(ctx, rt, c) })
-	return errors.Join(err, rt.Close())
-}
-
-// onGPUs has a rank on each GPU.
-func onGPUs(ctx context.Context, gpus uint) error {
-	var runtimes []*cuda.Runtime
-	for i := range gpus {
-		rt, err := cuda.Open(int(i))
-		if err != nil {
-			return err
-		}
-		defer rt.Close()
-		runtimes = append(runtimes, rt)
-	}
-	world, err := nccl.InProcess(ctx, runtimes)
-	if err != nil {
-		return err
-	}
-	var ranks []comm.Communicator
-	for _, c := range world {
-		ranks = append(ranks, c)
-	}
-	return comm.Run(ctx, ranks, func(ctx context.Context, c comm.Communicator) error { return compare(ctx, runtimes[c.Rank()], c) })
-}
-
 // compare trains in three ways. It is the same on hosts and GPUs.
-func compare(ctx context.Context, rt runtime.Runtime, c comm.Communicator) error {
+func compare(ctx context.Context, r tutti.Rank) error {
 	print := func(format string, values ...any) {
-		if c.Rank() == 0 {
+		if r.Comm.Rank() == 0 {
 			fmt.Printf(format, values...)
 		}
 	}
-	print("%d ranks average the same gradients of %d elements in each of %d steps.\n\n", c.WorldSize(), elements, steps)
+	print("%d ranks average the same gradients of %d elements in each of %d steps.\n\n", r.Comm.WorldSize(), elements, steps)
 	print("%-30s %24s %24s\n", "", "elements sent per step", "error of the sum so far")
 	for _, run := range []struct {
 		label string
@@ -91,7 +49,7 @@ func compare(ctx context.Context, rt runtime.Runtime, c comm.Communicator) error
 		{"oktopk, 5 %", sparse.Config{Pattern: sparse.Oktopk, Density: 0.05}},
 		{"oktopk, 5 %, no feedback", sparse.Config{Pattern: sparse.Oktopk, Density: 0.05, NoErrorFeedback: true}},
 	} {
-		sent, deviation, err := train(ctx, rt, c, run.cfg)
+		sent, deviation, err := train(ctx, r, run.cfg)
 		if err != nil {
 			return err
 		}
@@ -103,19 +61,19 @@ func compare(ctx context.Context, rt runtime.Runtime, c comm.Communicator) error
 // train adds up the averaged gradients of all steps, as an optimizer does, and
 // compares the sum with the exact one. It returns how many elements this rank
 // sent and how far the sum is off, relative to its norm.
-func train(ctx context.Context, rt runtime.Runtime, c comm.Communicator, cfg sparse.Config) (sent int64, deviation float64, err error) {
-	sparse, err := sparse.New(rt, c, elements, cfg)
+func train(ctx context.Context, r tutti.Rank, cfg sparse.Config) (sent int64, deviation float64, err error) {
+	sparse, err := sparse.New(r.Runtime, r.Comm, elements, cfg)
 	if err != nil {
 		return 0, 0, err
 	}
-	tensor, err := runtime.New(rt, dtype.F32, elements)
+	tensor, err := runtime.New(r.Runtime, dtype.F32, elements)
 	if err != nil {
 		return 0, 0, err
 	}
 	sum := make([]float32, elements)
 	average := make([]float32, elements)
 	for range steps {
-		if err := runtime.CopyIn(tensor, gradient(c.Rank())); err != nil {
+		if err := runtime.CopyIn(tensor, gradient(r.Comm.Rank())); err != nil {
 			return 0, 0, err
 		}
 		if err := sparse.AllReduce(ctx, tensor); err != nil {
@@ -134,9 +92,9 @@ func train(ctx context.Context, rt runtime.Runtime, c comm.Communicator, cfg spa
 		sent += stats.SentElements
 	}
 	exact := make([]float64, elements)
-	for rank := range c.WorldSize() {
+	for rank := range r.Comm.WorldSize() {
 		for i, g := range gradient(rank) {
-			exact[i] += float64(g) * steps / float64(c.WorldSize())
+			exact[i] += float64(g) * steps / float64(r.Comm.WorldSize())
 		}
 	}
 	var off, norm float64

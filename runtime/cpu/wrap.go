@@ -13,20 +13,21 @@ import (
 
 // Wrap makes a tensor of a slice, without copying it: what changes one changes
 // the other. No shape makes a vector; any other must have as many elements as
-// data ([runtime.ErrShape]).
+// data ([runtime.ErrShape]). rt is a [Runtime]: memory of another one, such as a
+// GPU's, is no slice ([runtime.ErrDevice]), and [runtime.FromSlice] copies to it.
 //
 // The slice stays where it is, and reachable, until the tensor is freed: it is
 // pinned, and one that the compiler would put on a stack is put on the heap. A
 // tensor that the program forgets keeps its slice until Close, which reports it
 // as [runtime.ErrLeak].
-func Wrap[T dtype.Element](rt *Runtime, data []T, shape ...int) (*runtime.Tensor, error) {
+func Wrap[T dtype.Element](rt runtime.Runtime, data []T, shape ...int) (*runtime.Tensor, error) {
 	return wrap(rt, data, dtype.Of[T](), len(data), shape)
 }
 
 // WrapBytes is [Wrap] for elements of a type that is known at run time: data
 // holds them in the machine's byte order, aligned to their size
 // ([runtime.ErrArgument]).
-func WrapBytes(rt *Runtime, data []byte, dt dtype.DType, shape ...int) (*runtime.Tensor, error) {
+func WrapBytes(rt runtime.Runtime, data []byte, dt dtype.DType, shape ...int) (*runtime.Tensor, error) {
 	n := 0
 	if dt.Valid() {
 		n = len(data) / dt.Size()
@@ -37,9 +38,13 @@ func WrapBytes(rt *Runtime, data []byte, dt dtype.DType, shape ...int) (*runtime
 	return wrap(rt, data, dt, n, shape)
 }
 
-func wrap[T any](rt *Runtime, data []T, dt dtype.DType, n int, shape []int) (*runtime.Tensor, error) {
-	if rt == nil {
+func wrap[T any](on runtime.Runtime, data []T, dt dtype.DType, n int, shape []int) (*runtime.Tensor, error) {
+	rt, ok := on.(*Runtime)
+	if on == nil || ok && rt == nil {
 		return nil, fmt.Errorf("cpu: wrap: no runtime: %w", runtime.ErrArgument)
+	}
+	if !ok {
+		return nil, fmt.Errorf("cpu: wrap a slice in memory of %v: %w; FromSlice copies it there", on.Device(), runtime.ErrDevice)
 	}
 	if rt.pool.Closed() {
 		return nil, errClosed("wrap")

@@ -9,8 +9,7 @@ import (
 	"fmt"
 	"hash/fnv"
 
-	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti"
 	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
@@ -68,19 +67,18 @@ func Train(ctx context.Context, cfg ddp.Config) (Result, error) {
 // how gradients are averaged: those of a matrix of [digits.Pixels]×[digits.Classes] and of a vector.
 // Each rank has an Optimizer of its own.
 func TrainBy(ctx context.Context, cfg ddp.Config, optimizer func() Optimizer) (result Result, err error) {
-	err = local.Run(ctx, 4, func(ctx context.Context, c comm.Communicator) error {
-		rt := cpu.New()
+	err = tutti.Config{Backend: tutti.Local}.Run(ctx, func(ctx context.Context, r tutti.Rank) error {
 		o := optimizer()
-		r, err := train(ctx, rt, c, cfg, o)
-		if c.Rank() == 0 {
-			result = r
+		trained, err := train(ctx, r, cfg, o)
+		if r.Comm.Rank() == 0 {
+			result = trained
 		}
-		return errors.Join(err, o.Close(), rt.Close())
+		return errors.Join(err, o.Close())
 	})
 	return result, err
 }
 
-func train(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, cfg ddp.Config, optimizer Optimizer) (result Result, err error) {
+func train(ctx context.Context, r tutti.Rank, cfg ddp.Config, optimizer Optimizer) (result Result, err error) {
 	training, test, err := digits.Split(1)
 	if err != nil {
 		return result, err
@@ -89,8 +87,8 @@ func train(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, cfg ddp.Co
 	gradient, weights := make([]float32, matrix+digits.Classes), make([]float32, matrix+digits.Classes)
 	var gradients, params []*runtime.Tensor
 	for _, x := range [][]float32{gradient, weights} {
-		w, wrong := cpu.Wrap(rt, x[:matrix], digits.Pixels, digits.Classes)
-		bias, failed := cpu.Wrap(rt, x[matrix:])
+		w, wrong := cpu.Wrap(r.Runtime, x[:matrix], digits.Pixels, digits.Classes)
+		bias, failed := cpu.Wrap(r.Runtime, x[matrix:])
 		if err := errors.Join(wrong, failed); err != nil {
 			return result, err
 		}
@@ -99,13 +97,13 @@ func train(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, cfg ddp.Co
 		params = append(params, w, bias)
 	}
 	gradients, params = params[:2], params[2:]
-	meter := metered.New(c)
-	sync, err := ddp.New(ctx, rt, meter, gradients, cfg)
+	meter := metered.New(r.Comm)
+	sync, err := ddp.New(ctx, r.Runtime, meter, gradients, cfg)
 	if err != nil {
 		return result, err
 	}
 	defer sync.Close()
-	sampler, err := distributed.NewSampler(c, training.Len(), distributed.SamplerConfig{Seed: 1})
+	sampler, err := distributed.NewSampler(r.Comm, training.Len(), distributed.SamplerConfig{Seed: 1})
 	if err != nil {
 		return result, err
 	}
