@@ -78,6 +78,9 @@ type Client struct {
 	err     error
 }
 
+// errHungUp is the end of a connection that the store's side has closed.
+var errHungUp = errors.New("its process has ended")
+
 func newClient(local net.Addr) *Client {
 	return &Client{local: local, calls: map[uint64]chan *Reply{}, watches: map[uint64]func(Event){}, done: make(chan struct{})}
 }
@@ -120,7 +123,10 @@ func remote(conn *tls.Conn, in *json.Decoder, silence time.Duration) *Client {
 			var r Reply
 			if err := in.Decode(&r); err != nil {
 				if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-					err = errors.New("its process has ended")
+					err = errHungUp
+					if silence > 0 {
+						err = fmt.Errorf("%w, or it has not heard of this process for %v", errHungUp, silence)
+					}
 				}
 				c.fail(fmt.Errorf("%w: the job's store does not answer: %w", comm.ErrPeerFailed, err))
 				return

@@ -304,10 +304,14 @@ func (a *agent) elastic(ctx context.Context) error {
 		g.ended.Wait()
 		close(ended)
 	}()
-	seeking, cancel := context.WithTimeout(ctx, a.Wait)
+	seeking, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var end End
-	back := make(chan *store.Client, 1)
+	type outcome struct {
+		kv  *store.Client
+		err error
+	}
+	back := make(chan outcome, 1)
 	for lost, over := a.kv.Done(), false; !over; {
 		select {
 		case <-ended:
@@ -316,13 +320,18 @@ func (a *agent) elastic(ctx context.Context) error {
 			}
 		case <-lost: // members look for each other meanwhile
 			lost = nil
-			go func() { back <- a.rejoin(seeking) }()
-		case kv := <-back:
-			if kv == nil {
-				over, end = true, End{Text: fmt.Sprintf("the launcher of the first machine: %v", a.kv.Err()), Code: 1}
+			go func() {
+				kv, err := a.rejoin(seeking)
+				back <- outcome{kv, err}
+			}()
+		case found := <-back:
+			if found.err != nil {
+				over = true
+				end = End{Text: fmt.Sprintf("the launcher of the first machine: %v; the session was lost: %v", found.err, a.kv.Err()), Code: 1}
 				continue
 			}
-			a.kv, lost = kv, kv.Done()
+			a.kv = found.kv
+			lost = a.kv.Done()
 		case <-ctx.Done():
 			over, end = true, a.signalled(ctx)
 		}
@@ -344,23 +353,30 @@ func (a *agent) elastic(ctx context.Context) error {
 	return err
 }
 
-// rejoin connects to the first machine again, and returns nil if its launcher has ended or ctx ends.
-func (a *agent) rejoin(ctx context.Context) *store.Client {
+// rejoin connects to the first machine again. It fails at once if nobody listens there any more, as the launcher has
+// ended then, and otherwise Config.Wait after this loss.
+func (a *agent) rejoin(ctx context.Context) (*store.Client, error) {
+	ctx, cancel := context.WithTimeout(ctx, a.Wait)
+	defer cancel()
 	d := a.dialer
-	for d.Once = true; ctx.Err() == nil; {
+	d.Once = true
+	for {
 		kv, err := d.Dial(ctx)
-		if err == nil && kv.Set(ctx, a.own, nil, store.Lease) == nil {
-			return kv
+		if err == nil {
+			if err = kv.Set(ctx, a.own, nil, store.Lease); err == nil {
+				return kv, nil
+			}
+			_ = kv.Close() // a session that could not be used
 		}
 		if errors.Is(err, syscall.ECONNREFUSED) {
-			return nil
+			return nil, fmt.Errorf("it has ended: %w", err)
 		}
 		select {
 		case <-time.After(time.Second):
 		case <-ctx.Done():
+			return nil, fmt.Errorf("not in reach for %v (--wait): %w", a.Wait, err)
 		}
 	}
-	return nil
 }
 
 // perHost is the number of ranks on each host.

@@ -77,6 +77,10 @@ func rank(way string) (code int, err error) {
 	if strings.HasPrefix(way, "elastic") {
 		return 0, member(ctx, way)
 	}
+	if way == "idles" { // and knows no other rank
+		fmt.Println("idles")
+		select {}
+	}
 	signals := make(chan os.Signal, 1)
 	ossignal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	kv, err := job.Connect(ctx)
@@ -415,6 +419,125 @@ func TestElasticStopped(t *testing.T) {
 		assert.Contains(t, s.out.String(), fmt.Sprintf("[%d] [rank 0 rank 1]\n", r))
 	}
 	assert.Contains(t, s.err.String(), "the others have gone on without this member")
+}
+
+// link carries connections to an address, until it is cut.
+type link struct {
+	net.Listener
+	to       string
+	attempts chan struct{} // one for each connection while it is cut
+
+	mu    sync.Mutex
+	cut   bool       // guarded by mu
+	conns []net.Conn // guarded by mu
+}
+
+// newLink listens on an address of this machine.
+func newLink(t *testing.T, to string) *link {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	l := &link{Listener: listener, to: to, attempts: make(chan struct{}, 1)}
+	t.Cleanup(func() {
+		_ = listener.Close()
+		l.set(true)
+	})
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			l.carry(conn)
+		}
+	}()
+	return l
+}
+
+// carry connects a connection to the other side, or hangs up.
+func (l *link) carry(conn net.Conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cut {
+		select {
+		case l.attempts <- struct{}{}:
+		default:
+		}
+		_ = conn.Close()
+		return
+	}
+	other, err := net.Dial("tcp", l.to)
+	if err != nil {
+		_ = conn.Close()
+		return
+	}
+	l.conns = append(l.conns, conn, other)
+	for from, to := range map[net.Conn]net.Conn{conn: other, other: conn} {
+		go func() {
+			_, _ = io.Copy(to, from)
+			_ = to.Close()
+		}()
+	}
+}
+
+// set cuts the link with all its connections, or mends it.
+func (l *link) set(cut bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.cut = cut
+	if !cut {
+		return
+	}
+	for _, conn := range l.conns {
+		_ = conn.Close()
+	}
+	l.conns = nil
+}
+
+// The launcher of a machine that joined an elastic job finds the first one again after each loss of the network, however old
+// the job is: Config.Wait counts from the loss.
+func TestElasticRejoins(t *testing.T) {
+	first, second := pair(t)
+	cfg := Config{Ranks: 1, Version: "v1", Min: 1}
+	first(&cfg)
+	a := newAgent(cfg)
+	require.NoError(t, a.connect(t.Context()))
+	defer a.kv.Close() //nolint:errcheck // nothing is lost
+	l := newLink(t, cfg.Listen)
+	const wait = 5 * time.Second
+	b := begin(t, t.Context(), "idles", func(c *Config) {
+		second(c)
+		c.Join, c.Ranks, c.Wait = l.Addr().String(), 1, wait
+	})
+	b.says(t, "idles")
+	here := func(count int) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			all, err := a.kv.List(t.Context(), machines)
+			return err == nil && len(all) == count
+		}, time.Minute, time.Millisecond, "%d machines", count)
+	}
+	here(2)
+	time.Sleep(wait) // the job is older than that now
+	for range 2 {
+		l.set(true)
+		here(1)
+		select {
+		case <-l.attempts:
+		case err := <-b.done:
+			require.NoError(t, err, "a launcher gives up at once")
+			t.Fatal("a launcher ends with a cut link")
+		case <-time.After(time.Minute):
+			t.Fatal("a launcher does not look for the first machine")
+		}
+		l.set(false)
+		here(2)
+	}
+	l.set(true)
+	end := ended(t, b.wait(t))
+	assert.Equal(t, 1, end.Code)
+	assert.Contains(t, end.Text, "the launcher of the first machine: not in reach for 5s (--wait)")
+	assert.NotContains(t, end.Text, "it has ended")
 }
 
 // A signal to one launcher reaches the ranks of all, once.
