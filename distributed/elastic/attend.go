@@ -1,7 +1,6 @@
 package elastic
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -40,14 +39,15 @@ func (m *Member) attend() {
 		if err == nil {
 			if err = m.register(kv, at); err == nil {
 				m.failures = 0
-				select {
-				case <-kv.Done():
-				case <-m.ctx.Done():
+				m.keep(kv)
+				if m.ctx.Err() != nil {
 					kv.Drop(m.key())
 				}
 			}
 			m.change(func() { m.kv = nil })
-			_ = kv.Close() // its leases end
+			if closed := kv.Close(); closed != nil {
+				slog.Info("elastic: the entry of this member stays in the store until its lease ends", "member", m.cfg.Name, "err", closed)
+			}
 		}
 		if errors.Is(err, comm.ErrMismatch) || errors.Is(err, ErrIdentity) {
 			m.change(func() { m.fault = err })
@@ -57,6 +57,7 @@ func (m *Member) attend() {
 			if m.failures++; m.failures&(m.failures-1) == 0 { // ever more rarely
 				slog.Warn("elastic: looking for the store", "member", m.cfg.Name, "err", err, "times", m.failures)
 			}
+			m.change(func() { m.refusal = err })
 			m.pause(m.cfg.Silence / 10)
 		}
 	}
@@ -169,48 +170,90 @@ func (m *Member) register(kv store.Store, at string) error {
 	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Patience)
 	defer cancel()
 	own := version + " " + m.cfg.Terms
-	terms, ok, err := kv.CompareAndSet(ctx, termsKey, 0, []byte(own))
+	var terms store.Entry
+	var ok bool
+	err := m.repeat(ctx, kv, termsKey, func() (err error) {
+		terms, ok, err = kv.CompareAndSet(ctx, termsKey, 0, []byte(own))
+		return err
+	})
 	if err == nil && !ok && string(terms.Value) != own {
 		mine, theirs := differ(own, string(terms.Value))
 		err = fmt.Errorf("%w: the terms of %s have %q, those of the others %q", comm.ErrMismatch, m.cfg.Name, mine, theirs)
 	}
 	if err == nil && (m.cfg.Dial != nil || len(m.cfg.Peers) == 0 && m.now().Accepted == nil) { // the job may begin here
 		first, _ := json.Marshal(record{})
-		_, _, err = kv.CompareAndSet(ctx, epochKey, 0, first)
+		err = m.repeat(ctx, kv, epochKey, func() error {
+			_, _, err := kv.CompareAndSet(ctx, epochKey, 0, first)
+			return err
+		})
 	}
 	if err == nil && m.server != nil {
 		own := m.server.Local("")
 		err = errors.Join(own.Set(ctx, atKey, []byte(at)), own.Close())
 	}
 	if err == nil {
-		m.change(func() { m.entries, m.since = map[string]entry{}, time.Now() })
+		m.change(func() {
+			m.entries = map[string]entry{}
+			m.since = time.Now()
+			for _, c := range m.claims() {
+				c.stored = ""
+				c.version = 0
+			}
+		})
+		m.publish()
 		_, err = kv.Watch(ctx, keys, m.hear)
 	}
 	if err != nil {
 		return err
 	}
-	// An entry of this name is another process's, or this one's of a session that has not ended yet.
-	due := time.After(2 * m.cfg.Silence)
+	return m.enroll(ctx, kv)
+}
+
+// enroll makes this member's entry in a store, whose events come. An entry of its name is another process's, or this one's of a
+// session that has not ended yet.
+func (m *Member) enroll(ctx context.Context, kv store.Store) error {
+	refused := m.refusals()
+	written := false // by this session, perhaps
+	var before uint64
+	var taken <-chan time.Time // nil while no other process has the name
 	for {
 		m.mu.Lock()
-		there, taken := m.entries[m.key()]
+		own := m.own
 		changed := m.changed
+		mine := own.stored == "" || incarnation(own.stored) == m.status.Incarnation
 		m.mu.Unlock()
-		if !taken || there.status != nil && there.status.Incarnation == m.now().Incarnation {
-			if _, ok, err := kv.CompareAndSet(ctx, m.key(), there.version, m.text(), store.Lease); err != nil {
-				return err
-			} else if ok {
-				m.change(func() {
-					m.kv = kv
-					m.miss() // whoever had the store before, perhaps
-				})
-				m.publish() // what has changed meanwhile
-				return nil
+		var again <-chan time.Time // nil unless a write was refused
+		switch {
+		case written && !own.due() && own.version > before:
+			m.change(func() {
+				m.kv = kv
+				m.refusal = nil
+				m.miss() // whoever had the store before, perhaps
+			})
+			return nil
+		case mine:
+			taken = nil
+			if !written {
+				before = own.version
+				written = true
 			}
+			now, err := own.write(ctx, kv)
+			if err == nil {
+				m.change(func() { m.own.settle(now) })
+				continue
+			}
+			if ctx.Err() != nil || kv.Err() != nil {
+				return err
+			}
+			again = time.After(refused.add(own.key, err))
+			changed = nil
+		case taken == nil:
+			taken = time.After(2 * m.cfg.Silence)
 		}
 		select {
 		case <-changed:
-		case <-due:
+		case <-again:
+		case <-taken:
 			return fmt.Errorf("%w: %s", ErrIdentity, m.cfg.Name)
 		case <-kv.Done():
 			return kv.Err()
@@ -218,6 +261,13 @@ func (m *Member) register(kv store.Store, at string) error {
 			return comm.ContextError(ctx)
 		}
 	}
+}
+
+// incarnation is that of the member whose status an entry has.
+func incarnation(text string) string {
+	var s status
+	_ = json.Unmarshal([]byte(text), &s) // of whoever has written something else, ""
+	return s.Incarnation
 }
 
 // differ returns two texts without the words with which both begin, and both end.
@@ -235,6 +285,12 @@ func differ(a, b string) (string, string) {
 // hear takes an event of the store.
 func (m *Member) hear(e store.Event) {
 	m.change(func() {
+		for _, c := range m.claims() {
+			if c.key == e.Key {
+				c.hear(e)
+				m.tell()
+			}
+		}
 		if e.Deleted {
 			delete(m.entries, e.Key)
 			m.miss()
@@ -332,37 +388,8 @@ func (m *Member) now() status {
 	return m.status
 }
 
-func (m *Member) text() []byte {
-	text, _ := json.Marshal(m.now())
-	return text
-}
-
-// publish tells the others this member's status. When the store is lost, they get it at the next one.
-func (m *Member) publish() {
-	m.telling.Lock() // the latest status comes last
-	defer m.telling.Unlock()
-	m.mu.Lock()
-	kv := m.kv
-	m.mu.Unlock()
-	if kv != nil {
-		ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Patience)
-		defer cancel()
-		_ = kv.Set(ctx, m.key(), m.text(), store.Lease)
-	}
-}
-
-// over says that the last step is made, in an epoch or while the next one was formed.
-func (m *Member) over(e *Epoch) {
-	e = cmp.Or(m.formed, e)
-	m.mu.Lock()
-	kv := m.kv
-	m.mu.Unlock()
-	if kv != nil {
-		ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Silence)
-		defer cancel()
-		_ = kv.Set(ctx, overKey, []byte(e.record.World))
-	}
-}
+// claims are the keys that this member writes. mu is held.
+func (m *Member) claims() [2]*claim { return [2]*claim{&m.own, &m.last} }
 
 // look returns what the store has, and the version of the epoch in it. mu is held.
 func (m *Member) look() (v view, version uint64) {

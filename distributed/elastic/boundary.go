@@ -10,7 +10,7 @@ type outcome string
 
 const (
 	wait     outcome = "wait"     // for a change
-	tell     outcome = "tell"     // the others its status
+	tell     outcome = "tell"     // the others its status, by way of the store
 	accept   outcome = "accept"   // the latest epoch, and wait for the one after it
 	rejoin   outcome = "rejoin"   // without state: the others have gone on
 	enter    outcome = "enter"    // the latest epoch: form its communicator
@@ -24,7 +24,10 @@ const (
 // boundary is what a member at a boundary knows.
 type boundary struct {
 	view
-	own, told status // the member's, now and as the others were told last
+	own, told status // the member's, now and as the others are to know it
+	stored    bool   // the store has the latter
+	refused   bool   // it has not, for Config.Patience
+	refusal   error  // why: what the store has said
 	reached   bool   // a store is in reach
 	stale     bool   // for so long that the others may use another one
 	ends      bool   // all members of the last epoch are to leave
@@ -49,7 +52,11 @@ func (b *boundary) decide() (do outcome, epoch *record, why string) {
 	case b.own != b.told:
 		return tell, nil, ""
 	case !b.reached:
-		return b.idle("no store is in reach", true)
+		return b.idle(reason("no store is in reach", b.refusal), true)
+	case !b.stored && !b.refused:
+		return wait, nil, reason("the store does not have this member's status yet", b.refusal)
+	case !b.stored:
+		return b.idle(reason("the store does not take this member's status", b.refusal), true)
 	case !begun || !b.own.precedes(last):
 	case rank >= 0 && last == b.record:
 		return enter, last, ""

@@ -1,6 +1,7 @@
 package elastic
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -34,6 +35,8 @@ func TestBoundary(t *testing.T) {
 	all := func(b *boundary) { b.ends = true }
 	told := func(b *boundary) { b.own.Wishes, b.told.Wishes = true, true }
 	untold := func(b *boundary) { b.told = status{} }
+	unstored := func(b *boundary) { b.stored = false }
+	full := func(b *boundary) { b.stored, b.refused, b.refusal = false, true, errors.New("no space") }
 	for name, c := range map[string]struct {
 		v    view
 		with []func(b *boundary)
@@ -41,14 +44,18 @@ func TestBoundary(t *testing.T) {
 		why  string
 	}{
 		"the others do not know that it waits":     {v: here(abc, at("a", abc), at("b", abc), at("c", abc)), with: []func(*boundary){untold}, do: tell},
+		"… nor does the store":                     {v: here(abc, at("a", abc), at("b", abc), at("c", abc)), with: []func(*boundary){unstored}, do: wait, why: "does not have this member's status yet"},
+		"… nor does the store, for a moment":       {v: here(abc, at("a", abc), at("b", abc), at("c", abc)), with: []func(*boundary){unstored, impatient, stale}, do: wait},
+		"the store refuses to know":                {v: here(abc, at("a", abc), at("b", abc), at("c", abc)), with: []func(*boundary){full, impatient}, do: minority, why: "does not take this member's status: no space"},
+		"the store refuses one that is to leave":   {v: here(abc, at("a", abc, wishing), at("b", abc), at("c", abc)), with: []func(*boundary){full, impatient}, do: leave},
 		"all are there":                            {v: here(abc, at("a", abc), at("b", abc), at("c", abc)), do: propose},
 		"the first of a job":                       {v: here(first, at("a", nil)), do: propose},
 		"one trains":                               {v: here(abc, at("a", abc), at("b", abc, training), at("c", abc)), do: wait, why: "b is not at the boundary"},
 		"one trains, for longer than its patience": {v: here(abc, at("a", abc), at("b", abc, training), at("c", abc)), with: []func(*boundary){impatient, stale}, do: wait},
-		"too few":                                  {v: bounded(2, here(first, at("a", nil))), with: []func(*boundary){impatient, stale}, do: wait, why: "1 of at least 2"},
-		"no room":                                  {v: bounded(2, here(ab, at("c", ab), at("a", ab, training), at("b", ab))), do: wait, why: "there are 2 members already"},
-		"room, when one is at the boundary":        {v: func() view { v := here(ab, at("c", ab), at("a", ab, training), at("b", ab)); v.max = 3; return v }(), do: wait, why: "a is not"},
-		"no room, and a minority":                  {v: bounded(2, here(ab, at("c", ab), at("b", ab))), do: wait, why: "1 of 2 members"},
+		"too few":                           {v: bounded(2, here(first, at("a", nil))), with: []func(*boundary){impatient, stale}, do: wait, why: "1 of at least 2"},
+		"no room":                           {v: bounded(2, here(ab, at("c", ab), at("a", ab, training), at("b", ab))), do: wait, why: "there are 2 members already"},
+		"room, when one is at the boundary": {v: func() view { v := here(ab, at("c", ab), at("a", ab, training), at("b", ab)); v.max = 3; return v }(), do: wait, why: "a is not"},
+		"no room, and a minority":           {v: bounded(2, here(ab, at("c", ab), at("b", ab))), do: wait, why: "1 of 2 members"},
 
 		"the next epoch is decided":               {v: here(second, at("a", ab), at("b", ab)), do: enter},
 		"it has tried that one":                   {v: here(second, at("a", second, unformed), at("b", ab)), do: wait, why: "b is not"},
@@ -105,7 +112,7 @@ func TestBoundary(t *testing.T) {
 		"all are told to leave, and one waits to join": {v: here(ab, at("a", ab, wishing), at("b", ab, leaving), at("c", ab, withoutAny)), with: []func(*boundary){all}, do: propose},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := boundary{view: c.v, reached: true}
+			b := boundary{view: c.v, reached: true, stored: true}
 			if len(c.v.present) > 0 {
 				b.own = c.v.present[0]
 			}

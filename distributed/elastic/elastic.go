@@ -42,7 +42,7 @@
 //   - elastic.go: what a program calls; form.go: votes and new epochs
 //   - view.go: what the next epoch is, a function of the entries in the store; boundary.go: what a
 //     member does that waits for it, a function of these and of what it knows of itself
-//   - attend.go: which store, and this member's entry in it; state.go: parameters, residuals and the
+//   - attend.go: which store; publish.go: this member's entry in it; state.go: parameters, residuals and the
 //     hash of members that come and go
 package elastic
 
@@ -155,13 +155,17 @@ type Member struct {
 	caller context.Context // of the last Next
 	gone   sync.WaitGroup
 
-	telling sync.Mutex
+	untold chan struct{} // of capacity 1: keep is to look at the claims
+
 	mu      sync.Mutex
 	kv      store.Store
 	since   time.Time        // when it was reached
 	entries map[string]entry // what it has
 	changed chan struct{}    // closed by the next change
 	status  status           // of this member
+	own     claim            // that status, as the others are to know it
+	last    claim            // the World of the epoch with the last step, once this member has made that
+	refusal error            // why the store does not have these; nil if it took the last write
 	fault   error            // why it cannot be a member
 	ends    bool             // all members of the last epoch are to leave
 	turn    int              // where in the list of members the search for a store begins
@@ -190,6 +194,9 @@ func Join(ctx context.Context, cfg Config) (*Member, error) {
 		cfg.Residuals = func() ([]*runtime.Tensor, error) { return nil, nil }
 	}
 	m := &Member{cfg: cfg, changed: make(chan struct{}), entries: map[string]entry{}}
+	m.untold = make(chan struct{}, 1)
+	m.own = claim{key: m.key(), options: []store.Option{store.Lease}}
+	m.last = claim{key: overKey}
 	m.status = status{Name: cfg.Name, Incarnation: rand.Text(), Terms: cfg.Terms, Step: cfg.Step, Fresh: true}
 	if cfg.Hash == nil {
 		m.cfg.Hash = m.hash

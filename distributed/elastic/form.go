@@ -179,12 +179,16 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 	m.change(func() { m.status.Waiting = true })
 	defer m.change(func() { m.status.Waiting = false })
 	began, log := time.Now(), m.cfg.Silence
-	had := began // when somebody with the state was here
+	had := began    // when somebody with the state was here
+	stored := began // when the store had this member's status
 	var told status
+	refused := m.refusals() // epochs
+	var again time.Time     // when the next one may be proposed
+	var refusal error
 	for {
 		m.mu.Lock()
 		kv, changed, fault := m.kv, m.changed, m.fault
-		b := boundary{own: m.status, told: told, reached: kv != nil, ends: m.ends}
+		b := boundary{own: m.status, told: told, stored: !m.own.due(), refusal: m.refusal, reached: kv != nil, ends: m.ends}
 		b.stale = b.reached && m.cfg.Dial == nil && time.Since(m.since) > m.cfg.Silence
 		var version uint64
 		b.view, version = m.look()
@@ -195,9 +199,17 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 		if !b.reached || b.held() {
 			had = time.Now()
 		}
+		if !b.reached || b.stored {
+			stored = time.Now()
+		}
+		b.refused = time.Since(stored) > m.cfg.Patience
 		waited := time.Since(began)
 		b.lost, b.impatient = time.Since(had) > m.cfg.Patience, waited > m.cfg.Patience
 		do, r, why := b.decide()
+		if do == propose && time.Now().Before(again) {
+			do = wait
+			why = reason("the store does not take an epoch", refusal)
+		}
 		switch do {
 		case leave:
 			return nil, ErrLeft
@@ -223,8 +235,15 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 		case propose:
 			r.World = rand.Text()
 			text, _ := json.Marshal(r)
-			if _, _, err := kv.CompareAndSet(ctx, epochKey, version, text); err != nil && ctx.Err() != nil {
+			_, _, err := kv.CompareAndSet(ctx, epochKey, version, text)
+			if err != nil && ctx.Err() != nil {
 				return nil, err
+			}
+			if err == nil {
+				refused.times = 0
+			} else if kv.Err() == nil {
+				refusal = err
+				again = time.Now().Add(refused.add(epochKey, err))
 			}
 		case move:
 			m.change(func() { m.turn, m.kv = m.turn+1, nil })

@@ -1,0 +1,204 @@
+package elastic
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/tutti-go/tutti/comm/store"
+)
+
+// claim is a key that this member writes. Its writer compares what the member wants with what the store has, so that a write that was
+// refused is repeated, and one that has happened is not, whatever the store has said of it.
+type claim struct {
+	key     string
+	options []store.Option
+	want    string // "" if nothing is to be written
+	stored  string // what the store has, as far as is known; "" if it has nothing
+	version uint64 // of stored, or of the key's deletion; 0 if there was no such key
+}
+
+// due reports whether the store is to be changed.
+func (c *claim) due() bool { return c.want != "" && c.want != c.stored }
+
+// hear takes an event of the store's. Earlier ones than a write that was confirmed may come after it.
+func (c *claim) hear(e store.Event) {
+	if e.Version <= c.version {
+		return
+	}
+	c.version = e.Version
+	c.stored = string(e.Value)
+	if e.Deleted {
+		c.stored = ""
+	}
+}
+
+// write makes the store have what is wanted, unless another process has changed the key: then the next write begins from there.
+// now is the entry after that, zero if there is none.
+func (c *claim) write(ctx context.Context, kv store.Store) (now store.Entry, err error) {
+	version := c.version
+	if c.stored == "" {
+		version = 0
+	}
+	now, _, err = kv.CompareAndSet(ctx, c.key, version, []byte(c.want), c.options...)
+	return now, err
+}
+
+// settle takes the answer to a write.
+func (c *claim) settle(now store.Entry) {
+	switch {
+	case now.Version == 0: // somebody has deleted it
+		c.stored = ""
+	case now.Version >= c.version:
+		c.stored = string(now.Value)
+		c.version = now.Version
+	}
+}
+
+// publish has the others told this member's status. keep does it, at the next store if this one is lost.
+func (m *Member) publish() {
+	m.mu.Lock()
+	text, _ := json.Marshal(m.status)
+	m.own.want = string(text)
+	m.mu.Unlock()
+	m.tell()
+}
+
+// tell has keep look at the claims.
+func (m *Member) tell() {
+	select {
+	case m.untold <- struct{}{}:
+	default:
+	}
+}
+
+// keep writes this member's claims to a store until the session or the member ends. A write that the store refuses is repeated.
+func (m *Member) keep(kv store.Store) {
+	refused := m.refusals()
+	for {
+		m.mu.Lock()
+		c := m.due()
+		var next claim
+		if c != nil {
+			next = *c
+		}
+		m.mu.Unlock()
+		var again <-chan time.Time // nil while nothing is due
+		if c != nil {
+			ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Patience)
+			now, err := next.write(ctx, kv)
+			cancel()
+			m.change(func() {
+				if m.refusal = err; err == nil {
+					c.settle(now)
+				}
+			})
+			if err == nil {
+				refused.times = 0
+				continue
+			}
+			if kv.Err() == nil && m.ctx.Err() == nil {
+				again = time.After(refused.add(next.key, err))
+			}
+		}
+		untold := m.untold
+		if again != nil {
+			untold = nil // a newer status is refused as well
+		}
+		select {
+		case <-again:
+		case <-untold:
+		case <-kv.Done():
+			return
+		case <-m.ctx.Done():
+			return
+		}
+	}
+}
+
+// due is a claim that the store does not have, nil if there is none. mu is held.
+func (m *Member) due() *claim {
+	switch {
+	case m.own.due():
+		return &m.own
+	case m.ending():
+		return &m.last
+	}
+	return nil
+}
+
+// ending reports whether the store is still to be told that the job has ended. An epoch that others have gone on from is not its
+// last one. mu is held.
+func (m *Member) ending() bool {
+	v, _ := m.look()
+	return m.last.due() && v.record != nil && v.record.World == m.last.want
+}
+
+// over has the store say that the last step is made, in an epoch or while the next one was formed. It waits until that is so, for
+// Config.Patience at most: who comes later would wait for members that have the state.
+func (m *Member) over(e *Epoch) {
+	e = cmp.Or(m.formed, e)
+	m.change(func() { m.last.want = e.record.World })
+	m.tell()
+	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Patience)
+	defer cancel()
+	var refusal error
+	err := m.until(ctx, func() (bool, error) {
+		refusal = m.refusal
+		// The other members' stores end with them.
+		lost := m.kv == nil && m.cfg.Dial == nil
+		return lost || m.kv != nil && !m.ending(), nil
+	})
+	if err != nil {
+		slog.Warn("elastic: the store does not know that the job has ended: a member that joins now waits for the others",
+			"member", m.cfg.Name, "epoch", e.Number, "err", cmp.Or(refusal, err))
+	}
+}
+
+// repeat makes a write until the store takes it, the session has ended, or ctx ends.
+func (m *Member) repeat(ctx context.Context, kv store.Store, key string, write func() error) error {
+	refused := m.refusals()
+	for {
+		err := write()
+		if err == nil || ctx.Err() != nil || kv.Err() != nil {
+			return err
+		}
+		select {
+		case <-time.After(refused.add(key, err)):
+		case <-kv.Done():
+			return err
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// refusals are writes that a store has refused, one after the other.
+type refusals struct {
+	member      string
+	least, most time.Duration // until the next attempt
+	times       int           // in a row
+}
+
+func (m *Member) refusals() refusals {
+	return refusals{member: m.cfg.Name, least: m.cfg.Silence / 10, most: m.cfg.Silence}
+}
+
+// add notes a refusal, logs it ever more rarely, and returns how long to wait until the next attempt: ever longer.
+func (r *refusals) add(key string, err error) time.Duration {
+	if r.times++; r.times&(r.times-1) == 0 {
+		slog.Warn("elastic: the store refuses a write, which is repeated", "member", r.member, "key", key, "err", err, "times", r.times)
+	}
+	return min(r.least<<min(r.times-1, 10), r.most)
+}
+
+// reason is why the store does not have what a member says.
+func reason(otherwise string, refusal error) string {
+	if refusal == nil {
+		return otherwise
+	}
+	return fmt.Sprintf("%s: %v", otherwise, refusal)
+}
