@@ -346,7 +346,9 @@ func receive(ctx context.Context, kv *store.Client, base, rank string) ([]byte, 
 		return nil, err
 	}
 	defer stop()
-	kv.Post(base+ready+rank, []byte(call), store.Lease)
+	if err := kv.Set(ctx, base+ready+rank, []byte(call), store.Lease); errors.Is(err, store.ErrFull) {
+		return nil, err
+	} // another error is that of ctx or of the session
 	select {
 	case payload := <-got:
 		kv.Drop(base + ready + rank)

@@ -610,3 +610,17 @@ func TestRankZeroEndsWithTheReceipt(t *testing.T) {
 		require.NoError(t, await(t, served).err)
 	}
 }
+
+// A rank that a full store has no room for is told so, and does not wait for rank 0.
+func TestAFullStoreRefusesARank(t *testing.T) {
+	server := store.NewServer(store.Options{})
+	defer server.Close() //nolint:errcheck // it is in this process
+	kv := server.Local("1")
+	var err error
+	for i := 0; err == nil; i++ {
+		err = kv.Set(t.Context(), "filling/"+strconv.Itoa(i), nil)
+	}
+	require.ErrorIs(t, err, store.ErrFull)
+	_, err = Job{Rank: 1, WorldSize: 2}.Broadcast(deadline(t, time.Minute), kv, "x", nil)
+	require.ErrorIs(t, err, store.ErrFull)
+}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"strings"
 	"sync"
@@ -184,7 +185,7 @@ func (r *Reports) Leave(group string, rank int, text string) {
 	}
 	for _, e := range all {
 		_, member := place(e.Key)
-		_ = r.kv.Delete(ctx, e.Key, e.Version)
+		_ = r.kv.Delete(ctx, e.Key, e.Version) // what stays is a few bytes until the store ends
 		r.kv.Drop(reportKey(abortedKeys, group, member))
 	}
 }
@@ -208,7 +209,10 @@ func (r *Reports) Last(ctx context.Context, group string) (map[int]Report, error
 func (r *Reports) Abort(ctx context.Context, group string, rank int, text string, done uint64) {
 	r.Report(group, rank, "aborted: "+text)
 	value, _ := json.Marshal(abort{text, done})
-	_ = r.kv.Set(ctx, reportKey(abortedKeys, group, rank), value, store.Heard)
+	err := r.kv.Set(ctx, reportKey(abortedKeys, group, rank), value, store.Heard)
+	if err != nil && r.kv.Err() == nil { // with the session ended, the others know that this rank is gone
+		slog.Warn("rendezvous: the others may not know that this rank has aborted", "rank", rank, "cause", text, "err", err)
+	}
 }
 
 // Failed returns [comm.ErrPeerFailed] if any rank other than rank is known to have aborted before completing that

@@ -170,22 +170,15 @@ func (m *Member) register(kv store.Store, at string) error {
 	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Patience)
 	defer cancel()
 	own := version + " " + m.cfg.Terms
-	var terms store.Entry
-	var ok bool
-	err := m.repeat(ctx, kv, termsKey, func() (err error) {
-		terms, ok, err = kv.CompareAndSet(ctx, termsKey, 0, []byte(own))
-		return err
-	})
+	steady := &steady{kv, m.refusals}
+	terms, ok, err := steady.CompareAndSet(ctx, termsKey, 0, []byte(own))
 	if err == nil && !ok && string(terms.Value) != own {
 		mine, theirs := differ(own, string(terms.Value))
 		err = fmt.Errorf("%w: the terms of %s have %q, those of the others %q", comm.ErrMismatch, m.cfg.Name, mine, theirs)
 	}
 	if err == nil && (m.cfg.Dial != nil || len(m.cfg.Peers) == 0 && m.now().Accepted == nil) { // the job may begin here
 		first, _ := json.Marshal(record{})
-		err = m.repeat(ctx, kv, epochKey, func() error {
-			_, _, err := kv.CompareAndSet(ctx, epochKey, 0, first)
-			return err
-		})
+		_, _, err = steady.CompareAndSet(ctx, epochKey, 0, first)
 	}
 	if err == nil && m.server != nil {
 		own := m.server.Local("")

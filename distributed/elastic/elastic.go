@@ -111,7 +111,7 @@ type Config struct {
 	Patience time.Duration
 
 	// Form makes the communicator of an epoch, of which all members call it, such as [tcp.New]. It may exchange addresses
-	// in the store under names with the World in them.
+	// in the store, which repeats refused writes until ctx ends, under names with the World in them.
 	Form func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error)
 	// Runtime has the memory that communicators reach: that of package cpu unless set.
 	Runtime runtime.Runtime

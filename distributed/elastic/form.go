@@ -282,7 +282,7 @@ func (m *Member) establish(ctx context.Context, r *record) (c comm.Communicator,
 			stop(err)
 		}
 	}()
-	c, err = m.cfg.Form(ctx, kv, Place{Rank: rank, Size: len(r.Members), World: r.World})
+	c, err = m.cfg.Form(ctx, &steady{kv, m.refusals}, Place{Rank: rank, Size: len(r.Members), World: r.World})
 	switch {
 	case err != nil && ctx.Err() != nil: // whatever Form makes of it
 		return nil, fmt.Errorf("%w: %w: %w", comm.ErrPeerFailed, context.Cause(ctx), err)

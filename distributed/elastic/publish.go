@@ -1,13 +1,16 @@
 package elastic
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
 )
 
@@ -158,22 +161,49 @@ func (m *Member) over(e *Epoch) {
 	}
 }
 
-// repeat makes a write until the store takes it, the session has ended, or ctx ends.
-func (m *Member) repeat(ctx context.Context, kv store.Store, key string, write func() error) error {
-	refused := m.refusals()
+// steady is a store that repeats each write until that is taken, the session has ended, or the context ends.
+type steady struct {
+	store.Store
+	refusals func() refusals
+}
+
+// Set implements [store.Store].
+func (s *steady) Set(ctx context.Context, key string, value []byte, options ...store.Option) error {
+	return s.repeat(ctx, key, func(bool) error { return s.Store.Set(ctx, key, value, options...) })
+}
+
+// CompareAndSet implements [store.Store].
+func (s *steady) CompareAndSet(ctx context.Context, key string, version uint64, value []byte, options ...store.Option) (now store.Entry, ok bool, err error) {
+	err = s.repeat(ctx, key, func(again bool) (err error) {
+		now, ok, err = s.Store.CompareAndSet(ctx, key, version, value, options...)
+		if again && err == nil && !ok {
+			ok = bytes.Equal(now.Value, value) // an earlier attempt was made
+		}
+		return err
+	})
+	return now, ok, err
+}
+
+func (s *steady) repeat(ctx context.Context, key string, write func(again bool) error) error {
+	refused := s.refusals()
 	for {
-		err := write()
-		if err == nil || ctx.Err() != nil || kv.Err() != nil {
+		err := write(refused.times > 0)
+		if err == nil || ctx.Err() != nil || s.Err() != nil || permanent(err) {
 			return err
 		}
 		select {
 		case <-time.After(refused.add(key, err)):
-		case <-kv.Done():
+		case <-s.Done():
 			return err
 		case <-ctx.Done():
 			return err
 		}
 	}
+}
+
+// permanent reports whether a write is refused for what it is.
+func permanent(err error) bool {
+	return errors.Is(err, comm.ErrArgument) || errors.Is(err, comm.ErrUnsupported) || errors.Is(err, comm.ErrMismatch)
 }
 
 // refusals are writes that a store has refused, one after the other.

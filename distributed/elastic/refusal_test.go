@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
 )
 
@@ -105,13 +107,28 @@ func TestRefusedWrites(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			text := logged(t)
-			bubble(t, func(t *testing.T) { refusedWrites(t, judge) })
+			bubble(t, func(t *testing.T) {
+				rooms := new(rooms)
+				refusedWrites(t, judge, func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error) {
+					_, ok, err := kv.CompareAndSet(ctx, fmt.Sprint(p.World, p.Rank), 0, []byte("here"), store.Lease)
+					if err == nil && !ok {
+						err = errors.New("somebody else has this rank")
+					}
+					if err == nil {
+						err = kv.Set(ctx, "formed by "+p.World, nil)
+					}
+					if err != nil {
+						return nil, err
+					}
+					return rooms.form(ctx, kv, p)
+				})
+			})
 			assert.Contains(t, text.String(), errSpace.Error())
 		})
 	}
 }
 
-func refusedWrites(t *testing.T, judge func(writes *atomic.Uint64, bad bool) answer) {
+func refusedWrites(t *testing.T, judge func(writes *atomic.Uint64, bad bool) answer, form former) {
 	server := store.NewServer(store.Options{})
 	defer func() { assert.NoError(t, server.Close()) }()
 	var writes atomic.Uint64
@@ -120,7 +137,7 @@ func refusedWrites(t *testing.T, judge func(writes *atomic.Uint64, bad bool) ans
 		bad.Store(true)
 		time.AfterFunc(d, func() { bad.Store(false) })
 	}
-	form, log := new(rooms).form, newReplay()
+	log := newReplay()
 	join := func(name string) *trainee {
 		dial := func(context.Context) (store.Store, error) {
 			return &fickle{server.Local(name), func(string) answer { return judge(&writes, bad.Load()) }}, nil

@@ -527,7 +527,17 @@ func (a *agent) doneKey(what, machine string, round int) string {
 // finish says how a round ended, unless another launcher has said it.
 func (a *agent) finish(ctx context.Context, round int, end End) {
 	text, _ := json.Marshal(end)
-	_, _, _ = a.kv.CompareAndSet(ctx, endKey(round), 0, text)
+	_, _, err := a.kv.CompareAndSet(ctx, endKey(round), 0, text)
+	a.tells(ctx, err)
+}
+
+// tells ends the session if the store refuses a word that other launchers wait for, as one that is full does: all see the session's end.
+func (a *agent) tells(ctx context.Context, err error) {
+	if err == nil || ctx.Err() != nil || a.kv.Err() != nil {
+		return
+	}
+	fmt.Fprintf(a.Err, "tutti: the launcher on %s cannot tell the others how its ranks have ended, and leaves the job: %v\n", a.host, err)
+	_ = a.kv.Close() // which is the word now
 }
 
 // round runs the ranks once, until all launchers know how they ended.
@@ -556,7 +566,7 @@ func (a *agent) round(ctx context.Context, round int) (end End, err error) {
 	go func() {
 		select {
 		case <-g.succeeded:
-			_ = a.kv.Set(watching, a.doneKey("success", a.own, round), nil)
+			a.tells(watching, a.kv.Set(watching, a.doneKey("success", a.own, round), nil))
 		case <-ctx.Done():
 			a.finish(watching, round, a.signalled(ctx))
 		case <-watching.Done():
@@ -611,7 +621,7 @@ func (a *agent) again(ctx context.Context, round int) error {
 func (a *agent) leave() {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*grace)
 	defer cancel()
-	_ = a.kv.Delete(ctx, a.own, 0)
+	_ = a.kv.Delete(ctx, a.own, 0) // it goes with the session as well
 	if a.first {
 		_, _ = a.until(ctx, func(here []store.Entry) bool {
 			return !slices.ContainsFunc(here, func(e store.Entry) bool { _, ours := a.plan.First[e.Key]; return ours })

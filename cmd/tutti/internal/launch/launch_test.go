@@ -347,6 +347,25 @@ func TestFirstMachineIsFirst(t *testing.T) {
 	}
 }
 
+// A launcher whose store has no room for how a rank has ended says so and ends its session, which the others see.
+func TestAFullStore(t *testing.T) {
+	first, _ := pair(t)
+	var said buffer
+	cfg := Config{Ranks: 1, Version: "v1", Err: &said}
+	first(&cfg)
+	a := newAgent(cfg)
+	require.NoError(t, a.connect(t.Context()))
+	var err error
+	for i := 0; err == nil; i++ {
+		err = a.kv.Set(t.Context(), "filling/"+strconv.Itoa(i), nil)
+	}
+	require.ErrorIs(t, err, store.ErrFull)
+	a.finish(t.Context(), 0, End{Text: "a rank has failed", Code: 1})
+	require.ErrorIs(t, a.kv.Err(), comm.ErrClosed)
+	assert.Contains(t, said.String(), "cannot tell the others how its ranks have ended")
+	assert.Contains(t, said.String(), store.ErrFull.Error())
+}
+
 // A rank that fails ends the job on all machines with its error and status, and nobody is left.
 func TestARankThatFails(t *testing.T) {
 	for way, want := range map[string]struct {
