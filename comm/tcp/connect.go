@@ -198,12 +198,24 @@ func (k *connector) await(ctx context.Context) error {
 		case lost != nil:
 			return fmt.Errorf("no connection to %s: %w", ranks.Text(missing), lost)
 		case trouble != nil:
-			return fmt.Errorf("%w: no connection to %s; %w", comm.ContextError(ctx), ranks.Text(missing), trouble)
+			return &incomplete{fmt.Errorf("%w: no connection to %s; %w", comm.ContextError(ctx), ranks.Text(missing), trouble), missing}
 		default:
-			return fmt.Errorf("%w: no connection to %s", comm.ContextError(ctx), ranks.Text(missing))
+			return &incomplete{fmt.Errorf("%w: no connection to %s", comm.ContextError(ctx), ranks.Text(missing)), missing}
 		}
 	}
 }
+
+// incomplete is the error of a rank whose context has ended before it was connected to all others.
+type incomplete struct {
+	error
+	missing []int
+}
+
+// Unwrap returns the cause.
+func (i *incomplete) Unwrap() error { return i.error }
+
+// MissingRanks returns the ranks that there is no connection to.
+func (i *incomplete) MissingRanks() []int { return i.missing }
 
 // note keeps what is wrong with a rank, for the error of a rank that waits in vain.
 func (k *connector) note(p *pair, trouble error) {

@@ -618,6 +618,9 @@ func TestAbsent(t *testing.T) {
 	_, err := tcp.New(ctx, server.Local("test"), tcp.Config{Rank: 1, WorldSize: 3, TLS: conf, Listen: "localhost"})
 	require.ErrorIs(t, err, comm.ErrTimeout)
 	assert.ErrorContains(t, err, "no connection to ranks 0, 2")
+	var missing interface{ MissingRanks() []int }
+	require.ErrorAs(t, err, &missing)
+	assert.Equal(t, []int{0, 2}, missing.MissingRanks())
 }
 
 // Another process that takes a rank for its own is refused, and the first one connects.

@@ -14,6 +14,8 @@ const (
 	accept   outcome = "accept"   // the latest epoch, and wait for the one after it
 	rejoin   outcome = "rejoin"   // without state: the others have gone on
 	enter    outcome = "enter"    // the latest epoch: form its communicator
+	retry    outcome = "retry"    // after an attempt that failed for it: the others may take it again
+	fail     outcome = "fail"     // after too many of these
 	propose  outcome = "propose"  // the next epoch
 	move     outcome = "move"     // to another store
 	leave    outcome = "leave"    // the job
@@ -24,14 +26,16 @@ const (
 // boundary is what a member at a boundary knows.
 type boundary struct {
 	view
-	own, told status // the member's, now and as the others are to know it
-	stored    bool   // the store has the latter
+	own       status // the member's
+	told      bool   // the others are to know it as it is
+	stored    bool   // the store has what they are to know
 	refused   bool   // it has not, for Config.Patience
 	refusal   error  // why: what the store has said
 	reached   bool   // a store is in reach
 	stale     bool   // for so long that the others may use another one
 	ends      bool   // all members of the last epoch are to leave
 	impatient bool   // it has waited for Config.Patience
+	rested    bool   // it has waited long enough after an attempt that failed for it
 }
 
 // decide returns what the member does, the epoch for that, and why there is none yet.
@@ -49,7 +53,7 @@ func (b *boundary) decide() (do outcome, epoch *record, why string) {
 		return leave, nil, ""
 	case b.reached && begun && last.World == b.over && !b.held():
 		return end, nil, ""
-	case b.own != b.told:
+	case !b.told:
 		return tell, nil, ""
 	case !b.reached:
 		return b.idle(reason("no store is in reach", b.refusal), true)
@@ -62,10 +66,18 @@ func (b *boundary) decide() (do outcome, epoch *record, why string) {
 		return enter, last, ""
 	case rank >= 0 || !b.own.member():
 		return accept, last, ""
+	case !b.own.Leaving && b.attempts() >= mostAttempts:
+		return fail, last, ""
 	case !b.own.Leaving:
 		return rejoin, last, ""
 	case b.formedBy(last):
 		return leave, nil, ""
+	}
+	if begun && rank < 0 && !b.ready(last, &b.own) {
+		if b.rested {
+			return retry, last, ""
+		}
+		return wait, nil, fmt.Sprintf("the others had no connection to this member in %d attempts; it tries again later", b.attempts())
 	}
 	next, why, apart := b.next()
 	switch {

@@ -33,8 +33,16 @@ func TestBoundary(t *testing.T) {
 	impatient := func(b *boundary) { b.impatient = true }
 	stale := func(b *boundary) { b.stale = true }
 	all := func(b *boundary) { b.ends = true }
-	told := func(b *boundary) { b.own.Wishes, b.told.Wishes = true, true }
-	untold := func(b *boundary) { b.told = status{} }
+	told := func(b *boundary) { b.own.Wishes = true }
+	untold := func(b *boundary) { b.told = false }
+	attempted := func(times int) func(b *boundary) {
+		return func(b *boundary) {
+			last := *b.record
+			last.Failed = []failure{{"a", times}}
+			b.record = &last
+		}
+	}
+	rested := func(b *boundary) { b.rested = true }
 	unstored := func(b *boundary) { b.stored = false }
 	full := func(b *boundary) { b.stored, b.refused, b.refusal = false, true, errors.New("no space") }
 	for name, c := range map[string]struct {
@@ -71,6 +79,13 @@ func TestBoundary(t *testing.T) {
 		"… which one has not begun":               {v: here(without, at("a", abc, leaving), at("b", without), at("c", abc, training)), do: wait, why: "c is not"},
 		"… with a member that was to leave later": {v: here(without, at("a", abc, wishing), at("b", without), at("c", without)), do: rejoin},
 
+		"the others had no connection to it":          {v: here(without, at("a", abc), at("b", without), at("c", without)), with: []func(*boundary){attempted(1)}, do: rejoin},
+		"… too often":                                 {v: here(without, at("a", abc), at("b", without), at("c", without)), with: []func(*boundary){attempted(mostAttempts)}, do: fail},
+		"… and it waits":                              {v: here(without, at("a", without, withoutAny), at("b", without, training), at("c", without)), with: []func(*boundary){attempted(2), impatient, stale}, do: wait, why: "no connection to this member in 2 attempts"},
+		"… and has waited":                            {v: here(without, at("a", without, withoutAny), at("b", without, training), at("c", without)), with: []func(*boundary){attempted(2), rested}, do: retry},
+		"… and has said so":                           {v: here(without, at("a", without, withoutAny, resting(2)), at("b", without, training), at("c", without)), with: []func(*boundary){attempted(2), rested}, do: wait, why: "b is not at the boundary"},
+		"… and is to leave":                           {v: here(without, at("a", without, withoutAny, wishing), at("b", without, training), at("c", without)), with: []func(*boundary){attempted(2)}, do: leave},
+		"… who have all gone":                         {v: outliving(without, at("a", without, withoutAny)), with: []func(*boundary){attempted(2)}, do: wait, why: "no member that has the state"},
 		"without the store":                           {v: view{}, with: []func(*boundary){alone}, do: wait, why: "no store"},
 		"without the store, out of patience":          {v: view{}, with: []func(*boundary){alone, impatient}, do: minority, why: "no store"},
 		"a minority":                                  {v: here(abc, at("a", abc)), do: wait, why: "1 of 3 members"},
@@ -116,7 +131,7 @@ func TestBoundary(t *testing.T) {
 			if len(c.v.present) > 0 {
 				b.own = c.v.present[0]
 			}
-			b.told = b.own
+			b.told = true
 			for _, change := range c.with {
 				change(&b)
 			}
@@ -124,7 +139,7 @@ func TestBoundary(t *testing.T) {
 			assert.Equal(t, c.do, do, why)
 			assert.Contains(t, why, c.why)
 			switch last, _ := b.last(); do {
-			case accept, rejoin, enter:
+			case accept, rejoin, enter, retry, fail:
 				assert.Same(t, last, epoch)
 			case propose:
 				assert.Equal(t, last.Number+1, epoch.Number)

@@ -40,7 +40,8 @@
 // # How it is written
 //
 //   - elastic.go: what a program calls; form.go: votes and new epochs
-//   - view.go: what the next epoch is, a function of the entries in the store; boundary.go: what a
+//   - view.go: what the next epoch is, a function of the entries in the store; reach.go: without whom, as nobody reaches them;
+//     boundary.go: what a
 //     member does that waits for it, a function of these and of what it knows of itself
 //   - attend.go: which store; publish.go: this member's entry in it; state.go: parameters, residuals and the
 //     hash of members that come and go
@@ -111,7 +112,9 @@ type Config struct {
 	Patience time.Duration
 
 	// Form makes the communicator of an epoch, of which all members call it, such as [tcp.New]. It may exchange addresses
-	// in the store, which repeats refused writes until ctx ends, under names with the World in them.
+	// in the store, which repeats refused writes until ctx ends, under names with the World in them. An error with a method
+	// MissingRanks() []int, such as that of [tcp.New], says which ranks could not be connected to: the next epoch is formed without
+	// those that most others miss.
 	Form func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error)
 	// Runtime has the memory that communicators reach: that of package cpu unless set.
 	Runtime runtime.Runtime
@@ -171,7 +174,8 @@ type Member struct {
 	turn    int              // where in the list of members the search for a store begins
 	used    *Epoch           // the last one that was formed
 
-	failures int // of the search for a store, one after the other; of attend alone
+	failed   error // why the last attempt at an epoch failed; of Next alone
+	failures int   // of the search for a store, one after the other; of attend alone
 
 	epoch  *Epoch // that is used
 	formed *Epoch // that takes its place, before it is bound

@@ -140,7 +140,9 @@ func (m *Member) vote(ctx context.Context, e *Epoch) (words []int64, err error) 
 // comes reports whether a member waits to join, and there is room.
 func (v *view) comes(r *record) bool {
 	return (v.max == 0 || len(r.Members) < v.max) &&
-		slices.ContainsFunc(v.present, func(s status) bool { return s.Waiting && !s.Leaving && r.rank(s.person()) < 0 })
+		slices.ContainsFunc(v.present, func(s status) bool {
+			return s.Waiting && !s.Leaving && r.rank(s.person()) < 0 && v.ready(r, &s)
+		})
 }
 
 // form waits at the boundary until the next epoch has a communicator. Then it is m.formed, and Step says
@@ -152,7 +154,9 @@ func (m *Member) form(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		began := time.Now()
 		c, err := m.establish(ctx, r)
+		m.failed = err
 		if err == nil {
 			m.formed = &Epoch{Number: r.Number, Comm: c, Joined: r.Members[c.Rank()].Fresh, record: r}
 			m.change(func() {
@@ -170,6 +174,10 @@ func (m *Member) form(ctx context.Context) error {
 		if ctx.Err() != nil || m.ctx.Err() != nil || errors.Is(err, comm.ErrMismatch) || !lost(err) && !errors.Is(err, store.ErrRefused) { // an address may be that of a later epoch
 			return err
 		}
+		// What is missing early may have been about to come.
+		if missing := interface{ MissingRanks() []int }(nil); errors.As(err, &missing) && time.Since(began) >= m.cfg.Patience/2 {
+			m.change(func() { m.status.Unreached = missing.MissingRanks() })
+		}
 		slog.Warn("elastic: an epoch could not be formed", "member", m.cfg.Name, "epoch", r.Number, "err", err)
 	}
 }
@@ -181,14 +189,15 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 	began, log := time.Now(), m.cfg.Silence
 	had := began    // when somebody with the state was here
 	stored := began // when the store had this member's status
-	var told status
+	var rest rest
 	refused := m.refusals() // epochs
 	var again time.Time     // when the next one may be proposed
 	var refusal error
 	for {
 		m.mu.Lock()
 		kv, changed, fault := m.kv, m.changed, m.fault
-		b := boundary{own: m.status, told: told, stored: !m.own.due(), refusal: m.refusal, reached: kv != nil, ends: m.ends}
+		text, _ := json.Marshal(m.status)
+		b := boundary{own: m.status, told: m.own.want == string(text), stored: !m.own.due(), refusal: m.refusal, reached: kv != nil, ends: m.ends}
 		b.stale = b.reached && m.cfg.Dial == nil && time.Since(m.since) > m.cfg.Silence
 		var version uint64
 		b.view, version = m.look()
@@ -205,6 +214,7 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 		b.refused = time.Since(stored) > m.cfg.Patience
 		waited := time.Since(began)
 		b.lost, b.impatient = time.Since(had) > m.cfg.Patience, waited > m.cfg.Patience
+		b.rested = rest.over(b.attempts(), m.cfg.Patience)
 		do, r, why := b.decide()
 		if do == propose && time.Now().Before(again) {
 			do = wait
@@ -219,17 +229,30 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 			return nil, fmt.Errorf("%w: %s", ErrMinority, why)
 		case tell:
 			m.publish()
-			told = b.own
+		case retry:
+			m.change(func() { m.status.Rested = b.attempts() })
+		case fail:
+			return nil, fmt.Errorf("the others had no connection to this member in %d attempts: %w", b.attempts(), m.failed)
 		case enter:
-			m.change(func() { m.status.Accepted, m.status.Formed, m.status.Waiting = r, false, false })
+			m.change(func() {
+				m.status.Accepted, m.status.Formed, m.status.Waiting = r, false, false
+				m.status.Unreached = nil
+			})
 			m.publish()
 			return r, nil
 		case accept:
 			m.change(func() { m.status.Accepted, m.status.Formed = r, false })
 		case rejoin:
-			slog.Warn("elastic: the others have gone on without this member, which joins again", "member", m.cfg.Name, "epoch", r.Number)
+			if attempts := b.attempts(); attempts > 0 {
+				slog.Warn("elastic: the others had no connection to this member, and have gone on without it; it tries again later",
+					"member", m.cfg.Name, "epoch", r.Number, "attempts", attempts, "later", backoff(attempts, m.cfg.Patience), "err", m.failed)
+			} else {
+				slog.Warn("elastic: the others have gone on without this member, which joins again", "member", m.cfg.Name, "epoch", r.Number)
+			}
 			m.change(func() {
 				m.status.Accepted, m.status.Formed, m.status.Prepared = r, false, false
+				m.status.Unreached = nil
+				m.status.Rested = 0
 				m.status.Incarnation, m.status.Fresh = rand.Text(), true
 			})
 		case propose:
@@ -241,6 +264,10 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 			}
 			if err == nil {
 				refused.times = 0
+				if last := b.own.Accepted; last != nil && failures(r.Failed) > failures(last.Failed) {
+					slog.Warn("elastic: going on without members that have no connection to the others", "member", m.cfg.Name,
+						"epoch", r.Number, "attempts", r.Failed)
+				}
 			} else if kv.Err() == nil {
 				refusal = err
 				again = time.Now().Add(refused.add(epochKey, err))

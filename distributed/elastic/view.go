@@ -28,6 +28,9 @@ type record struct {
 	Base    []person // the members of the last epoch that was formed before
 	Lost    []string // members of the last epoch that are in neither, and have not left in order
 	Step    uint64   // steps that are committed
+	// Failed are members that the last attempts at epochs failed for, and have not been in one since, as each attempt takes the
+	// time of all.
+	Failed []failure `json:",omitempty"`
 }
 
 // rank returns the place of a member, -1 if it is none.
@@ -44,6 +47,8 @@ type status struct {
 	Fresh                             bool    // it has no state of the job yet
 	Step                              uint64  // steps that it has committed
 	Prepared                          bool    // it has the result of another one, which can be rolled back
+	Unreached                         []int   `json:",omitempty"` // ranks of Accepted that it has tried to connect to in vain
+	Rested                            int     `json:",omitempty"` // attempts that failed for it, after which it has waited long enough
 }
 
 func (s *status) person() person {
@@ -114,15 +119,21 @@ func (v *view) next() (next *record, why string, apart bool) {
 	if formed {
 		next.Base = last.Members
 	}
-	var stay, leave, come, present []person // stay and leave have the state
-	reach := ^uint64(0)                     // of all
+	var present []person // of the last epoch, and at the boundary
+	reach := ^uint64(0)  // of all
+	blocks := ""         // what is to happen before there is an epoch, unless that can do without
 	for i := range v.present {
 		s := &v.present[i]
-		if last.rank(s.person()) < 0 {
+		rank := last.rank(s.person())
+		if rank < 0 {
 			continue
 		}
 		if !(s.Waiting && s.Accepted != nil && s.Accepted.World == last.World) { // for what follows this epoch
-			return nil, printable.Text(s.Name) + " is not at the boundary", false
+			blocks = printable.Text(s.Name) + " is not at the boundary"
+			if formed || !last.Members[rank].Fresh || !s.Fresh {
+				return nil, blocks, false
+			}
+			continue // it has no state, and the attempt to give it one has failed
 		}
 		if present = append(present, s.person()); !s.Fresh {
 			next.Step, reach = max(next.Step, s.Step), min(reach, s.reach())
@@ -131,19 +142,16 @@ func (v *view) next() (next *record, why string, apart bool) {
 	if reach != ^uint64(0) { // what one has committed, all have, but for one that stopped waiting for the others
 		next.Step = max(next.Step, reach)
 	}
-	for i := range v.present {
-		s := &v.present[i]
-		has := last.rank(s.person()) >= 0 && !s.Fresh && s.reach() >= next.Step
-		switch {
-		case !s.Waiting || s.Leaving && !has:
-		case s.Leaving:
-			leave = append(leave, s.person())
-		case has:
-			stay = append(stay, s.person())
-		default:
-			come = append(come, s.person())
-		}
+	out := v.unreachable(last)
+	stay, leave, come := v.groups(last, next.Step, out)
+	if len(stay)+len(come) < max(v.min, 1) || len(stay) == 0 && v.held() { // the others cannot do without them
+		out = nil
+		stay, leave, come = v.groups(last, next.Step, nil)
 	}
+	if len(stay) == 0 && blocks != "" {
+		return nil, blocks, false
+	}
+	next.Failed = last.failures(v.present, out)
 	byRank := func(a, b person) int { return cmp.Compare(last.rank(a), last.rank(b)) }
 	slices.SortFunc(stay, byRank)
 	most := cmp.Or(v.max, len(v.present))
@@ -186,11 +194,34 @@ func (v *view) next() (next *record, why string, apart bool) {
 		next.Members[0].Fresh = false
 	}
 	for _, p := range last.Members {
-		if !slices.ContainsFunc(present, p.same) {
+		if !slices.ContainsFunc(present, p.same) || !p.Fresh && slices.ContainsFunc(out, p.same) {
 			next.Lost = append(next.Lost, p.Name)
 		}
 	}
 	return next, "", false
+}
+
+// groups are those at the boundary: members that have the state of a step and stay, or leave, and those that come without it.
+func (v *view) groups(last *record, step uint64, out []person) (stay, leave, come []person) {
+	for i := range v.present {
+		s := &v.present[i]
+		p := s.person()
+		has := last.rank(p) >= 0 && !s.Fresh && s.reach() >= step
+		switch {
+		case !s.Waiting || slices.ContainsFunc(out, p.same):
+		case s.Leaving && has:
+			leave = append(leave, p)
+		case s.Leaving:
+		case has:
+			stay = append(stay, p)
+		case v.ready(last, s):
+			come = append(come, p)
+		}
+	}
+	if len(stay) > 0 {
+		come = last.firstOf(come)
+	}
+	return stay, leave, come
 }
 
 // quorum returns why those who are present may not decide for a list of members: another part of it may. The first
