@@ -2,9 +2,14 @@ package etcd_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"os"
 	"os/exec"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -32,15 +37,16 @@ type server struct {
 	dir    string
 	client string // addresses
 	peer   string
+	more   []string // arguments
 	cmd    *exec.Cmd
 }
 
-func newServer(t *testing.T) *server {
+func newServer(t *testing.T, more ...string) *server {
 	t.Helper()
 	if _, err := exec.LookPath("etcd"); err != nil {
 		t.Skip("no etcd in PATH; install etcd-server")
 	}
-	s := &server{dir: t.TempDir(), client: "http://" + jobtest.Address(t, 1), peer: "http://" + jobtest.Address(t, 1)}
+	s := &server{dir: t.TempDir(), client: "http://" + jobtest.Address(t, 1), peer: "http://" + jobtest.Address(t, 1), more: more}
 	s.start(t)
 	t.Cleanup(s.stop)
 	return s
@@ -49,6 +55,7 @@ func newServer(t *testing.T) *server {
 func (s *server) start(t *testing.T) {
 	s.cmd = exec.Command("etcd", "--name", "one", "--data-dir", s.dir, "--listen-client-urls", s.client, "--advertise-client-urls", s.client,
 		"--listen-peer-urls", s.peer, "--initial-advertise-peer-urls", s.peer, "--initial-cluster", "one="+s.peer, "--logger", "zap", "--log-level", "error")
+	s.cmd.Args = append(s.cmd.Args, s.more...)
 	s.cmd.Stderr = os.Stderr
 	require.NoError(t, s.cmd.Start())
 	c := s.dial(t)
@@ -214,4 +221,92 @@ func TestElastic(t *testing.T) {
 	require.NoError(t, errs[2])
 	assert.Equal(t, values[1], values[2])
 	assert.GreaterOrEqual(t, values[1], float32(steps))
+}
+
+// log passes on what is logged.
+type log chan string
+
+func (l log) Write(p []byte) (int, error) {
+	select {
+	case l <- string(p):
+	default: // nobody reads any more
+	}
+	return len(p), nil
+}
+
+// TestFullQuota: members that lose one while etcd has no room log that, and go on when it has.
+func TestFullQuota(t *testing.T) {
+	s := newServer(t, "--quota-backend-bytes", strconv.Itoa(16<<20))
+	lines := make(log, 1000)
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(lines, nil)))
+	defer slog.SetDefault(before)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	admin := s.dial(t)
+	fill := func() error {
+		for i := range 1000 {
+			_, err := admin.Put(ctx, fmt.Sprint("/fill/", i), strings.Repeat("x", 700_000))
+			if err != nil {
+				assert.ErrorContains(t, err, "database space exceeded")
+				return nil
+			}
+		}
+		return errors.New("etcd has room for everything")
+	}
+	free := func() {
+		r, err := admin.Delete(ctx, "/fill/", clientv3.WithPrefix())
+		require.NoError(t, err)
+		_, err = admin.Compact(ctx, r.Header.Revision)
+		require.NoError(t, err)
+		_, err = admin.Defragment(ctx, s.client)
+		require.NoError(t, err)
+		_, err = admin.AlarmDisarm(ctx, &clientv3.AlarmMember{})
+		require.NoError(t, err)
+	}
+	const steps = 30
+	conf, err := store.TLS([]byte("a secret of tests"), "etcd")
+	require.NoError(t, err)
+	errs := make([]error, 3)
+	var all sync.WaitGroup
+	for i := range errs {
+		all.Go(func() {
+			rt := cpu.New()
+			client := s.dial(t)
+			m, err := elastic.Join(ctx, elastic.Config{Name: fmt.Sprint("member ", i), Min: 2, Runtime: rt, Silence: time.Second,
+				Dial: func(ctx context.Context) (store.Store, error) {
+					return etcd.Dial(ctx, etcd.Config{Client: client, Prefix: "/job/", Silence: 2 * time.Second})
+				},
+				Form: func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
+					return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: conf, Listen: "localhost", Silence: time.Second})
+				},
+				Bind: func(context.Context, *elastic.Epoch) error { return nil },
+			})
+			if errs[i] = err; err != nil {
+				return
+			}
+			defer m.Close()
+			made := 0
+			errs[i] = m.Run(ctx, func(ctx context.Context, e *elastic.Epoch) error {
+				if m.Steps() >= steps && len(e.Members) == 2 {
+					return io.EOF
+				}
+				if made++; i == 0 && len(e.Members) == 3 && made > 5 {
+					return errors.Join(fill(), m.Close())
+				}
+				return m.Commit(ctx)
+			})
+		})
+	}
+	for line := ""; !strings.Contains(line, "database space exceeded"); {
+		select {
+		case line = <-lines:
+		case <-ctx.Done():
+			require.NoError(t, ctx.Err(), "nothing is said of etcd's quota")
+		}
+	}
+	free()
+	all.Wait()
+	assert.NoError(t, errs[1])
+	assert.NoError(t, errs[2])
 }

@@ -172,12 +172,15 @@ func withPort(address, port string) string {
 func (k *connector) await(ctx context.Context) error {
 	for {
 		k.mu.Lock()
-		var missing []int
+		var missing, never []int
 		var trouble error
 		for rank, p := range k.pairs {
 			if rank != k.rank && (p.lanes == nil || slices.Contains(p.lanes, nil)) {
 				missing = append(missing, rank)
 				trouble = cmp.Or(trouble, p.trouble)
+				if p.attempt == 0 {
+					never = append(never, rank)
+				}
 			}
 		}
 		lost := k.kv.Err()
@@ -198,9 +201,9 @@ func (k *connector) await(ctx context.Context) error {
 		case lost != nil:
 			return fmt.Errorf("no connection to %s: %w", ranks.Text(missing), lost)
 		case trouble != nil:
-			return &incomplete{fmt.Errorf("%w: no connection to %s; %w", comm.ContextError(ctx), ranks.Text(missing), trouble), missing}
+			return &incomplete{fmt.Errorf("%w: no connection to %s; %w", comm.ContextError(ctx), ranks.Text(missing), trouble), never}
 		default:
-			return &incomplete{fmt.Errorf("%w: no connection to %s", comm.ContextError(ctx), ranks.Text(missing)), missing}
+			return &incomplete{fmt.Errorf("%w: no connection to %s", comm.ContextError(ctx), ranks.Text(missing)), never}
 		}
 	}
 }
@@ -208,14 +211,14 @@ func (k *connector) await(ctx context.Context) error {
 // incomplete is the error of a rank whose context has ended before it was connected to all others.
 type incomplete struct {
 	error
-	missing []int
+	never []int
 }
 
 // Unwrap returns the cause.
 func (i *incomplete) Unwrap() error { return i.error }
 
-// MissingRanks returns the ranks that there is no connection to.
-func (i *incomplete) MissingRanks() []int { return i.missing }
+// MissingRanks returns the ranks that there was never a connection to: others may have ended theirs because of these.
+func (i *incomplete) MissingRanks() []int { return i.never }
 
 // note keeps what is wrong with a rank, for the error of a rank that waits in vain.
 func (k *connector) note(p *pair, trouble error) {

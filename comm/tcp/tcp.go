@@ -170,7 +170,7 @@ func FromEnv(ctx context.Context) (comm.Communicator, error) {
 
 // New connects the ranks of a world, which publish their addresses in a store. It returns when
 // this rank is connected to all others, or ctx ends: then the error has a method MissingRanks() []int, of the ranks that
-// this one has no connection to. The store is not needed after that.
+// this one was never connected to. The store is not needed after that.
 func New(ctx context.Context, kv store.Store, c Config) (_ comm.Communicator, err error) {
 	if c.Silence == 0 {
 		c.Silence = DefaultSilence

@@ -113,7 +113,7 @@ type Config struct {
 
 	// Form makes the communicator of an epoch, of which all members call it, such as [tcp.New]. It may exchange addresses
 	// in the store, which repeats refused writes until ctx ends, under names with the World in them. An error with a method
-	// MissingRanks() []int, such as that of [tcp.New], says which ranks could not be connected to: the next epoch is formed without
+	// MissingRanks() []int, such as that of [tcp.New], says which ranks were never connected to: the next epoch is formed without
 	// those that most others miss.
 	Form func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error)
 	// Runtime has the memory that communicators reach: that of package cpu unless set.

@@ -37,6 +37,7 @@ type job struct {
 	silence time.Duration
 	pace    time.Duration // a step computes for so long at most
 	late    time.Duration // the first one comes so much later than others look for it
+	judge   judge         // of writes to the server
 }
 
 // made is a step, as its members say.
@@ -102,7 +103,7 @@ func (j *job) join() *simulated {
 			if err != nil {
 				return nil, err
 			}
-			return kv, nil
+			return &fickle{kv, &j.judge}, nil
 		}
 	}
 	for _, other := range j.members {
@@ -349,7 +350,9 @@ func (j *job) inherits(name string, own []float32, last, s *made) {
 }
 
 // settled waits until those who live, and nobody else, make steps together.
-func (j *job) settled(what string) {
+func (j *job) settled(what string) { j.settledIn(what, 60*time.Second) }
+
+func (j *job) settledIn(what string, limit time.Duration) {
 	began, first := time.Now(), len(j.steps)
 	for {
 		s := j.steps[uint64(len(j.steps)-1)]
@@ -365,7 +368,7 @@ func (j *job) settled(what string) {
 		}) {
 			return
 		}
-		if time.Since(began) > 60*time.Second {
+		if time.Since(began) > limit {
 			for _, m := range j.members {
 				j.Event("%s: %d steps, minority %v, %v", m.name, m.done, m.minority, m.err)
 			}
@@ -385,7 +388,7 @@ func (j *job) event() {
 	any := j.members[j.IntN(len(j.members))]
 	alone := len(j.members) == 1
 	first := func() string { return j.steps[uint64(len(j.steps)-1)].members[0] }
-	switch kind := j.IntN(8); {
+	switch kind := j.IntN(10); {
 	case alone || kind == 0:
 		if len(j.members) < 5 {
 			j.join()
@@ -437,6 +440,10 @@ func (j *job) event() {
 	case kind == 6:
 		events++
 		j.Hangup(func(from, to *sim.Node) bool { return from == any.node || to == any.node })
+	case kind == 7 && j.server != nil:
+		j.refuse()
+	case kind == 8 && j.server != nil:
+		j.isolate(any)
 	case j.server != nil && j.Chance(2): // the store is slow
 		away := j.away(4)
 		j.server.Freeze()
@@ -570,6 +577,9 @@ func playJob(p *play, most int, pace time.Duration) {
 	if p.Chance(2) {
 		server = p.serve(store.Options{Silence: j.silence})
 		j.server = p.store
+		if p.Chance(3) {
+			j.judge = judge{every: 2 + p.IntN(6), denied: p.Chance(2)}
+		}
 	} else if p.Chance(4) {
 		j.late = p.Between(0, 16*j.silence)
 	}
