@@ -201,9 +201,11 @@ func (k *connector) await(ctx context.Context) error {
 		case lost != nil:
 			return fmt.Errorf("no connection to %s: %w", ranks.Text(missing), lost)
 		case trouble != nil:
-			return &incomplete{fmt.Errorf("%w: no connection to %s; %w", comm.ContextError(ctx), ranks.Text(missing), trouble), never}
+			err := fmt.Errorf("%w: no connection to %s; %w", comm.ContextError(ctx), ranks.Text(missing), trouble)
+			return &incomplete{err, never}
 		default:
-			return &incomplete{fmt.Errorf("%w: no connection to %s", comm.ContextError(ctx), ranks.Text(missing)), never}
+			err := fmt.Errorf("%w: no connection to %s", comm.ContextError(ctx), ranks.Text(missing))
+			return &incomplete{err, never}
 		}
 	}
 }

@@ -170,15 +170,15 @@ func (m *Member) register(kv store.Store, at string) error {
 	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Patience)
 	defer cancel()
 	own := version + " " + m.cfg.Terms
-	steady := &steady{kv, m.refusals}
-	terms, ok, err := steady.CompareAndSet(ctx, termsKey, 0, []byte(own))
+	writes := &retryStore{kv, m.refusals}
+	terms, ok, err := writes.CompareAndSet(ctx, termsKey, 0, []byte(own))
 	if err == nil && !ok && string(terms.Value) != own {
 		mine, theirs := differ(own, string(terms.Value))
 		err = fmt.Errorf("%w: the terms of %s have %q, those of the others %q", comm.ErrMismatch, m.cfg.Name, mine, theirs)
 	}
 	if err == nil && (m.cfg.Dial != nil || len(m.cfg.Peers) == 0 && m.now().Accepted == nil) { // the job may begin here
 		first, _ := json.Marshal(record{})
-		_, _, err = steady.CompareAndSet(ctx, epochKey, 0, first)
+		_, _, err = writes.CompareAndSet(ctx, epochKey, 0, first)
 	}
 	if err == nil && m.server != nil {
 		own := m.server.Local("")
@@ -208,45 +208,45 @@ func (m *Member) enroll(ctx context.Context, kv store.Store) error {
 	refused := m.refusals()
 	written := false // by this session, perhaps
 	var before uint64
-	var taken <-chan time.Time // nil while no other process has the name
+	var conflict <-chan time.Time // nil while no other process has the name
 	for {
 		m.mu.Lock()
-		own := m.own
+		c := m.statusClaim
 		changed := m.changed
-		mine := own.stored == "" || incarnation(own.stored) == m.status.Incarnation
+		free := c.stored == "" || incarnation(c.stored) == m.status.Incarnation
 		m.mu.Unlock()
-		var again <-chan time.Time // nil unless a write was refused
+		var retry <-chan time.Time // nil unless a write was refused
 		switch {
-		case written && !own.due() && own.version > before:
+		case written && !c.due() && c.version > before:
 			m.change(func() {
 				m.kv = kv
 				m.refusal = nil
 				m.miss() // whoever had the store before, perhaps
 			})
 			return nil
-		case mine:
-			taken = nil
+		case free:
+			conflict = nil
 			if !written {
-				before = own.version
+				before = c.version
 				written = true
 			}
-			now, err := own.write(ctx, kv)
+			now, err := c.write(ctx, kv)
 			if err == nil {
-				m.change(func() { m.own.settle(now) })
+				m.change(func() { m.statusClaim.settle(now) })
 				continue
 			}
 			if ctx.Err() != nil || kv.Err() != nil {
 				return err
 			}
-			again = time.After(refused.add(own.key, err))
+			retry = time.After(refused.add(c.key, err))
 			changed = nil
-		case taken == nil:
-			taken = time.After(2 * m.cfg.Silence)
+		case conflict == nil:
+			conflict = time.After(2 * m.cfg.Silence)
 		}
 		select {
 		case <-changed:
-		case <-again:
-		case <-taken:
+		case <-retry:
+		case <-conflict:
 			return fmt.Errorf("%w: %s", ErrIdentity, m.cfg.Name)
 		case <-kv.Done():
 			return kv.Err()
@@ -281,7 +281,7 @@ func (m *Member) hear(e store.Event) {
 		for _, c := range m.claims() {
 			if c.key == e.Key {
 				c.hear(e)
-				m.tell()
+				m.wake()
 			}
 		}
 		if e.Deleted {
@@ -382,7 +382,7 @@ func (m *Member) now() status {
 }
 
 // claims are the keys that this member writes. mu is held.
-func (m *Member) claims() [2]*claim { return [2]*claim{&m.own, &m.last} }
+func (m *Member) claims() [2]*claim { return [2]*claim{&m.statusClaim, &m.endClaim} }
 
 // look returns what the store has, and the version of the epoch in it. mu is held.
 func (m *Member) look() (v view, version uint64) {

@@ -35,7 +35,8 @@ type boundary struct {
 	stale     bool   // for so long that the others may use another one
 	ends      bool   // all members of the last epoch are to leave
 	impatient bool   // it has waited for Config.Patience
-	rested    bool   // it has waited long enough after an attempt that failed for it
+	failed    error  // why the last attempt failed at this member, nil before one and after one that did not
+	backedOff bool   // it has waited long enough after an attempt that failed for it
 }
 
 // decide returns what the member does, the epoch for that, and why there is none yet.
@@ -56,17 +57,17 @@ func (b *boundary) decide() (do outcome, epoch *record, why string) {
 	case !b.told:
 		return tell, nil, ""
 	case !b.reached:
-		return b.idle(reason("no store is in reach", b.refusal), true)
+		return b.idle(explain("no store is in reach", b.refusal), true)
 	case !b.stored && !b.refused:
-		return wait, nil, reason("the store does not have this member's status yet", b.refusal)
+		return wait, nil, explain("the store does not have this member's status yet", b.refusal)
 	case !b.stored:
-		return b.idle(reason("the store does not take this member's status", b.refusal), true)
+		return b.idle(explain("the store does not take this member's status", b.refusal), true)
 	case !begun || !b.own.precedes(last):
 	case rank >= 0 && last == b.record:
 		return enter, last, ""
 	case rank >= 0 || !b.own.member():
 		return accept, last, ""
-	case !b.own.Leaving && b.attempts() >= mostAttempts:
+	case !b.own.Leaving && b.attempts() >= maxAttempts:
 		return fail, last, ""
 	case !b.own.Leaving:
 		return rejoin, last, ""
@@ -74,10 +75,10 @@ func (b *boundary) decide() (do outcome, epoch *record, why string) {
 		return leave, nil, ""
 	}
 	if begun && rank < 0 && !b.ready(last, &b.own) {
-		if b.rested {
+		if b.backedOff {
 			return retry, last, ""
 		}
-		return wait, nil, fmt.Sprintf("the others had no connection to this member in %d attempts; it tries again later", b.attempts())
+		return wait, nil, explain(fmt.Sprintf("the others had no connection to it in %d attempts; it tries again later", b.attempts()), b.failed)
 	}
 	next, why, apart := b.next()
 	switch {

@@ -42,7 +42,7 @@ func TestBoundary(t *testing.T) {
 			b.record = &last
 		}
 	}
-	rested := func(b *boundary) { b.rested = true }
+	rested := func(b *boundary) { b.backedOff = true }
 	unstored := func(b *boundary) { b.stored = false }
 	full := func(b *boundary) { b.stored, b.refused, b.refusal = false, true, errors.New("no space") }
 	for name, c := range map[string]struct {
@@ -80,8 +80,8 @@ func TestBoundary(t *testing.T) {
 		"… with a member that was to leave later": {v: here(without, at("a", abc, wishing), at("b", without), at("c", without)), do: rejoin},
 
 		"the others had no connection to it":          {v: here(without, at("a", abc), at("b", without), at("c", without)), with: []func(*boundary){attempted(1)}, do: rejoin},
-		"… too often":                                 {v: here(without, at("a", abc), at("b", without), at("c", without)), with: []func(*boundary){attempted(mostAttempts)}, do: fail},
-		"… and it waits":                              {v: here(without, at("a", without, withoutAny), at("b", without, training), at("c", without)), with: []func(*boundary){attempted(2), impatient, stale}, do: wait, why: "no connection to this member in 2 attempts"},
+		"… too often":                                 {v: here(without, at("a", abc), at("b", without), at("c", without)), with: []func(*boundary){attempted(maxAttempts)}, do: fail},
+		"… and it waits":                              {v: here(without, at("a", without, withoutAny), at("b", without, training), at("c", without)), with: []func(*boundary){attempted(2), impatient, stale}, do: wait, why: "no connection to it in 2 attempts"},
 		"… and has waited":                            {v: here(without, at("a", without, withoutAny), at("b", without, training), at("c", without)), with: []func(*boundary){attempted(2), rested}, do: retry},
 		"… and has said so":                           {v: here(without, at("a", without, withoutAny, resting(2)), at("b", without, training), at("c", without)), with: []func(*boundary){attempted(2), rested}, do: wait, why: "b is not at the boundary"},
 		"… and is to leave":                           {v: here(without, at("a", without, withoutAny, wishing), at("b", without, training), at("c", without)), with: []func(*boundary){attempted(2)}, do: leave},

@@ -39,7 +39,7 @@
 //
 // # How it is written
 //
-//   - elastic.go: what a program calls; form.go: votes and new epochs
+//   - elastic.go: what a program calls; form.go: votes and new epochs; await.go: the wait for one
 //   - view.go: what the next epoch is, a function of the entries in the store; reach.go: without whom, as nobody reaches them;
 //     boundary.go: what a
 //     member does that waits for it, a function of these and of what it knows of itself
@@ -158,21 +158,21 @@ type Member struct {
 	caller context.Context // of the last Next
 	gone   sync.WaitGroup
 
-	untold chan struct{} // of capacity 1: keep is to look at the claims
+	wakeup chan struct{} // of capacity 1: keep is to look at the claims
 
-	mu      sync.Mutex
-	kv      store.Store
-	since   time.Time        // when it was reached
-	entries map[string]entry // what it has
-	changed chan struct{}    // closed by the next change
-	status  status           // of this member
-	own     claim            // that status, as the others are to know it
-	last    claim            // the World of the epoch with the last step, once this member has made that
-	refusal error            // why the store does not have these; nil if it took the last write
-	fault   error            // why it cannot be a member
-	ends    bool             // all members of the last epoch are to leave
-	turn    int              // where in the list of members the search for a store begins
-	used    *Epoch           // the last one that was formed
+	mu          sync.Mutex
+	kv          store.Store
+	since       time.Time        // when it was reached
+	entries     map[string]entry // what it has
+	changed     chan struct{}    // closed by the next change
+	status      status           // of this member
+	statusClaim claim            // status, as the others are to know it
+	endClaim    claim            // the World of the epoch with the last step, once this member has made that
+	refusal     error            // why the store does not have these; nil if it took the last write
+	fault       error            // why it cannot be a member
+	ends        bool             // all members of the last epoch are to leave
+	turn        int              // where in the list of members the search for a store begins
+	used        *Epoch           // the last one that was formed
 
 	failed   error // why the last attempt at an epoch failed; of Next alone
 	failures int   // of the search for a store, one after the other; of attend alone
@@ -198,9 +198,9 @@ func Join(ctx context.Context, cfg Config) (*Member, error) {
 		cfg.Residuals = func() ([]*runtime.Tensor, error) { return nil, nil }
 	}
 	m := &Member{cfg: cfg, changed: make(chan struct{}), entries: map[string]entry{}}
-	m.untold = make(chan struct{}, 1)
-	m.own = claim{key: m.key(), options: []store.Option{store.Lease}}
-	m.last = claim{key: overKey}
+	m.wakeup = make(chan struct{}, 1)
+	m.statusClaim = claim{key: m.key(), options: []store.Option{store.Lease}}
+	m.endClaim = claim{key: overKey}
 	m.status = status{Name: cfg.Name, Incarnation: rand.Text(), Terms: cfg.Terms, Step: cfg.Step, Fresh: true}
 	if cfg.Hash == nil {
 		m.cfg.Hash = m.hash

@@ -2,8 +2,6 @@ package elastic
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -182,116 +180,6 @@ func (m *Member) form(ctx context.Context) error {
 	}
 }
 
-// await waits for the record of the next epoch, and writes it if nobody else does.
-func (m *Member) await(ctx context.Context) (*record, error) {
-	m.change(func() { m.status.Waiting = true })
-	defer m.change(func() { m.status.Waiting = false })
-	began, log := time.Now(), m.cfg.Silence
-	had := began    // when somebody with the state was here
-	stored := began // when the store had this member's status
-	var rest rest
-	refused := m.refusals() // epochs
-	var again time.Time     // when the next one may be proposed
-	var refusal error
-	for {
-		m.mu.Lock()
-		kv, changed, fault := m.kv, m.changed, m.fault
-		text, _ := json.Marshal(m.status)
-		b := boundary{own: m.status, told: m.own.want == string(text), stored: !m.own.due(), refusal: m.refusal, reached: kv != nil, ends: m.ends}
-		b.stale = b.reached && m.cfg.Dial == nil && time.Since(m.since) > m.cfg.Silence
-		var version uint64
-		b.view, version = m.look()
-		m.mu.Unlock()
-		if fault != nil {
-			return nil, fault
-		}
-		if !b.reached || b.held() {
-			had = time.Now()
-		}
-		if !b.reached || b.stored {
-			stored = time.Now()
-		}
-		b.refused = time.Since(stored) > m.cfg.Patience
-		waited := time.Since(began)
-		b.lost, b.impatient = time.Since(had) > m.cfg.Patience, waited > m.cfg.Patience
-		b.rested = rest.over(b.attempts(), m.cfg.Patience)
-		do, r, why := b.decide()
-		if do == propose && time.Now().Before(again) {
-			do = wait
-			why = reason("the store does not take an epoch", refusal)
-		}
-		switch do {
-		case leave:
-			return nil, ErrLeft
-		case end:
-			return nil, ErrEnded
-		case minority:
-			return nil, fmt.Errorf("%w: %s", ErrMinority, why)
-		case tell:
-			m.publish()
-		case retry:
-			m.change(func() { m.status.Rested = b.attempts() })
-		case fail:
-			return nil, fmt.Errorf("the others had no connection to this member in %d attempts: %w", b.attempts(), m.failed)
-		case enter:
-			m.change(func() {
-				m.status.Accepted, m.status.Formed, m.status.Waiting = r, false, false
-				m.status.Unreached = nil
-			})
-			m.publish()
-			return r, nil
-		case accept:
-			m.change(func() { m.status.Accepted, m.status.Formed = r, false })
-		case rejoin:
-			if attempts := b.attempts(); attempts > 0 {
-				slog.Warn("elastic: the others had no connection to this member, and have gone on without it; it tries again later",
-					"member", m.cfg.Name, "epoch", r.Number, "attempts", attempts, "later", backoff(attempts, m.cfg.Patience), "err", m.failed)
-			} else {
-				slog.Warn("elastic: the others have gone on without this member, which joins again", "member", m.cfg.Name, "epoch", r.Number)
-			}
-			m.change(func() {
-				m.status.Accepted, m.status.Formed, m.status.Prepared = r, false, false
-				m.status.Unreached = nil
-				m.status.Rested = 0
-				m.status.Incarnation, m.status.Fresh = rand.Text(), true
-			})
-		case propose:
-			r.World = rand.Text()
-			text, _ := json.Marshal(r)
-			_, _, err := kv.CompareAndSet(ctx, epochKey, version, text)
-			if err != nil && ctx.Err() != nil {
-				return nil, err
-			}
-			if err == nil {
-				refused.times = 0
-				if last := b.own.Accepted; last != nil && failures(r.Failed) > failures(last.Failed) {
-					slog.Warn("elastic: going on without members that have no connection to the others", "member", m.cfg.Name,
-						"epoch", r.Number, "attempts", r.Failed)
-				}
-			} else if kv.Err() == nil {
-				refusal = err
-				again = time.Now().Add(refused.add(epochKey, err))
-			}
-		case move:
-			m.change(func() { m.turn, m.kv = m.turn+1, nil })
-			_ = kv.Close()
-		case wait:
-			if waited > log {
-				log *= 2
-				slog.Info("elastic: no next epoch yet", "member", m.cfg.Name, "why", why, "waited", waited.Round(time.Second/10))
-			}
-			select {
-			case <-changed:
-			case <-time.After(m.cfg.Silence / 8): // to look at the time
-			case <-ctx.Done():
-				return nil, fmt.Errorf("%w (%s)", comm.ContextError(ctx), why)
-			case <-m.ctx.Done():
-				return nil, ErrLeft
-			}
-		}
-	}
-}
-
 // establish makes the communicator of an epoch. It stops when a member is gone, or at another boundary.
 func (m *Member) establish(ctx context.Context, r *record) (c comm.Communicator, err error) {
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.Patience)
@@ -300,16 +188,17 @@ func (m *Member) establish(ctx context.Context, r *record) (c comm.Communicator,
 	defer stop(nil)
 	m.mu.Lock()
 	kv, rank := m.kv, r.rank(m.status.person())
+	since := m.since
 	m.mu.Unlock()
 	if kv == nil {
 		return nil, fmt.Errorf("%w: the store is lost", comm.ErrPeerFailed)
 	}
 	go func() {
-		if err := m.until(ctx, func() (bool, error) { return false, m.obstacle(r, kv) }); err != nil {
+		if err := m.until(ctx, func() (bool, error) { return false, m.obstacle(r, since) }); err != nil {
 			stop(err)
 		}
 	}()
-	c, err = m.cfg.Form(ctx, &steady{kv, m.refusals}, Place{Rank: rank, Size: len(r.Members), World: r.World})
+	c, err = m.cfg.Form(ctx, &retryStore{kv, m.refusals}, Place{Rank: rank, Size: len(r.Members), World: r.World})
 	switch {
 	case err != nil && ctx.Err() != nil: // whatever Form makes of it
 		return nil, fmt.Errorf("%w: %w: %w", comm.ErrPeerFailed, context.Cause(ctx), err)
@@ -330,9 +219,9 @@ func (m *Member) establish(ctx context.Context, r *record) (c comm.Communicator,
 	return examined, nil
 }
 
-// obstacle returns why an epoch will not be formed. mu is held.
-func (m *Member) obstacle(r *record, kv store.Store) error {
-	if m.kv != kv {
+// obstacle returns why an epoch will not be formed, as the session of a time says. mu is held.
+func (m *Member) obstacle(r *record, since time.Time) error {
+	if m.kv == nil || !m.since.Equal(since) {
 		return nil // it may need no store any more
 	}
 	var gone []string

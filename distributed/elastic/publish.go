@@ -14,8 +14,8 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 )
 
-// claim is a key that this member writes. Its writer compares what the member wants with what the store has, so that a write that was
-// refused is repeated, and one that has happened is not, whatever the store has said of it.
+// claim is a key that this member writes. Its writer compares what the member wants with what the store has, so that a
+// write that was refused is repeated, and one that has happened is not, whatever the store has said of it.
 type claim struct {
 	key     string
 	options []store.Option
@@ -39,8 +39,8 @@ func (c *claim) hear(e store.Event) {
 	}
 }
 
-// write makes the store have what is wanted, unless another process has changed the key: then the next write begins from there.
-// now is the entry after that, zero if there is none.
+// write makes the store have what is wanted, unless another process has changed the key: then the next write begins
+// from there. now is the entry after that, zero if there is none.
 func (c *claim) write(ctx context.Context, kv store.Store) (now store.Entry, err error) {
 	version := c.version
 	if c.stored == "" {
@@ -65,20 +65,21 @@ func (c *claim) settle(now store.Entry) {
 func (m *Member) publish() {
 	m.mu.Lock()
 	text, _ := json.Marshal(m.status)
-	m.own.want = string(text)
+	m.statusClaim.want = string(text)
 	m.mu.Unlock()
-	m.tell()
+	m.wake()
 }
 
-// tell has keep look at the claims.
-func (m *Member) tell() {
+// wake has keep look at the claims.
+func (m *Member) wake() {
 	select {
-	case m.untold <- struct{}{}:
+	case m.wakeup <- struct{}{}:
 	default:
 	}
 }
 
-// keep writes this member's claims to a store until the session or the member ends. A write that the store refuses is repeated.
+// keep writes this member's claims to a store until the session or the member ends. A write that the store refuses is
+// repeated.
 func (m *Member) keep(kv store.Store) {
 	refused := m.refusals()
 	for {
@@ -89,7 +90,7 @@ func (m *Member) keep(kv store.Store) {
 			next = *c
 		}
 		m.mu.Unlock()
-		var again <-chan time.Time // nil while nothing is due
+		var retry <-chan time.Time // nil unless a write was refused
 		if c != nil {
 			ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Patience)
 			now, err := next.write(ctx, kv)
@@ -104,16 +105,16 @@ func (m *Member) keep(kv store.Store) {
 				continue
 			}
 			if kv.Err() == nil && m.ctx.Err() == nil {
-				again = time.After(refused.add(next.key, err))
+				retry = time.After(refused.add(next.key, err))
 			}
 		}
-		untold := m.untold
-		if again != nil {
-			untold = nil // a newer status is refused as well
+		wakeup := m.wakeup
+		if retry != nil {
+			wakeup = nil // a newer status is refused as well
 		}
 		select {
-		case <-again:
-		case <-untold:
+		case <-retry:
+		case <-wakeup:
 		case <-kv.Done():
 			return
 		case <-m.ctx.Done():
@@ -125,27 +126,27 @@ func (m *Member) keep(kv store.Store) {
 // due is a claim that the store does not have, nil if there is none. mu is held.
 func (m *Member) due() *claim {
 	switch {
-	case m.own.due():
-		return &m.own
+	case m.statusClaim.due():
+		return &m.statusClaim
 	case m.ending():
-		return &m.last
+		return &m.endClaim
 	}
 	return nil
 }
 
-// ending reports whether the store is still to be told that the job has ended. An epoch that others have gone on from is not its
-// last one. mu is held.
+// ending reports whether the store is still to be told that the job has ended. An epoch that others have gone on from
+// is not its last one. mu is held.
 func (m *Member) ending() bool {
 	v, _ := m.look()
-	return m.last.due() && v.record != nil && v.record.World == m.last.want
+	return m.endClaim.due() && v.record != nil && v.record.World == m.endClaim.want
 }
 
-// over has the store say that the last step is made, in an epoch or while the next one was formed. It waits until that is so, for
-// Config.Patience at most: who comes later would wait for members that have the state.
+// over has the store say that the last step is made, in an epoch or while the next one was formed. It waits until that
+// is so, for Config.Patience at most: who comes later would wait for members that have the state.
 func (m *Member) over(e *Epoch) {
 	e = cmp.Or(m.formed, e)
-	m.change(func() { m.last.want = e.record.World })
-	m.tell()
+	m.change(func() { m.endClaim.want = e.record.World })
+	m.wake()
 	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Patience)
 	defer cancel()
 	var refusal error
@@ -156,27 +157,29 @@ func (m *Member) over(e *Epoch) {
 		return lost || m.kv != nil && !m.ending(), nil
 	})
 	if err != nil {
-		slog.Warn("elastic: the store does not know that the job has ended: a member that joins now waits for the others",
+		slog.Warn("elastic: the store does not know that the job has ended: members that join wait for the others",
 			"member", m.cfg.Name, "epoch", e.Number, "err", cmp.Or(refusal, err))
 	}
 }
 
-// steady is a store that repeats each write until that is taken, the session has ended, or the context ends.
-type steady struct {
+// retryStore is a store that repeats each write until that is taken, the session has ended, or the context ends.
+type retryStore struct {
 	store.Store
 	refusals func() refusals
 }
 
 // Set implements [store.Store].
-func (s *steady) Set(ctx context.Context, key string, value []byte, options ...store.Option) error {
+func (s *retryStore) Set(ctx context.Context, key string, value []byte, options ...store.Option) error {
 	return s.repeat(ctx, key, func(bool) error { return s.Store.Set(ctx, key, value, options...) })
 }
 
 // CompareAndSet implements [store.Store].
-func (s *steady) CompareAndSet(ctx context.Context, key string, version uint64, value []byte, options ...store.Option) (now store.Entry, ok bool, err error) {
-	err = s.repeat(ctx, key, func(again bool) (err error) {
+func (s *retryStore) CompareAndSet(
+	ctx context.Context, key string, version uint64, value []byte, options ...store.Option,
+) (now store.Entry, ok bool, err error) {
+	err = s.repeat(ctx, key, func(repeated bool) (err error) {
 		now, ok, err = s.Store.CompareAndSet(ctx, key, version, value, options...)
-		if again && err == nil && !ok {
+		if repeated && err == nil && !ok {
 			ok = bytes.Equal(now.Value, value) // an earlier attempt was made
 		}
 		return err
@@ -184,7 +187,7 @@ func (s *steady) CompareAndSet(ctx context.Context, key string, version uint64, 
 	return now, ok, err
 }
 
-func (s *steady) repeat(ctx context.Context, key string, write func(again bool) error) error {
+func (s *retryStore) repeat(ctx context.Context, key string, write func(repeated bool) error) error {
 	refused := s.refusals()
 	for {
 		err := write(refused.times > 0)
@@ -220,15 +223,16 @@ func (m *Member) refusals() refusals {
 // add notes a refusal, logs it ever more rarely, and returns how long to wait until the next attempt: ever longer.
 func (r *refusals) add(key string, err error) time.Duration {
 	if r.times++; r.times&(r.times-1) == 0 {
-		slog.Warn("elastic: the store refuses a write, which is repeated", "member", r.member, "key", key, "err", err, "times", r.times)
+		slog.Warn("elastic: the store refuses a write, which is repeated",
+			"member", r.member, "key", key, "err", err, "times", r.times)
 	}
 	return min(r.least<<min(r.times-1, 10), r.most)
 }
 
-// reason is why the store does not have what a member says.
-func reason(otherwise string, refusal error) string {
+// explain says why the store does not have what a member says.
+func explain(text string, refusal error) string {
 	if refusal == nil {
-		return otherwise
+		return text
 	}
-	return fmt.Sprintf("%s: %v", otherwise, refusal)
+	return fmt.Sprintf("%s: %v", text, refusal)
 }

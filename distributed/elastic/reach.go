@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// An attempt at an epoch takes the time of all its members. After one that failed for some of them, the others go on without these, which
-// wait ever longer until they ask to be tried again. A record counts the attempts by name, so that all members see the same, also of a
-// process that starts again.
+// An attempt at an epoch takes the time of all its members. After one that failed for some of them, the others go on
+// without these, which wait ever longer until they ask to be tried again. A record counts the attempts by name, so that
+// all members see the same, also of a process that starts again.
 
 // failure counts the attempts that failed for a member.
 type failure struct {
@@ -17,9 +17,9 @@ type failure struct {
 }
 
 const (
-	mostFailures = 64 // names of a record
-	mostAttempts = 8  // that fail for a member, which ends then
-	longestRest  = 6  // doublings of the wait between them
+	maxFailures  = 64 // names of a record
+	maxAttempts  = 8  // that fail for a member, which ends then
+	maxDoublings = 6  // doublings of the wait between them
 )
 
 // attempts returns how many have failed for a member since it was in an epoch.
@@ -49,31 +49,32 @@ func failures(list []failure) (sum int) {
 	return sum
 }
 
-// failures returns those of the epoch that comes after r, which is formed without the members in out. Who is present and has the state was in r.
-func (r *record) failures(present []status, out []person) []failure {
+// failures returns those of the epoch that comes after r, which is formed without the members in excluded. Who is
+// present and has the state was in r.
+func (r *record) failures(present []status, excluded []person) []failure {
 	list := slices.DeleteFunc(slices.Clone(r.Failed), func(f failure) bool {
 		return slices.ContainsFunc(present, func(s status) bool {
 			return s.Name == f.Name && !s.Fresh && r.rank(s.person()) >= 0
 		})
 	})
-	for _, p := range out {
+	for _, p := range excluded {
 		if i := slices.IndexFunc(list, func(f failure) bool { return f.Name == p.Name }); i >= 0 {
 			list[i].Times++
 		} else {
 			list = append(list, failure{p.Name, 1})
 		}
 	}
-	return list[max(0, len(list)-mostFailures):]
+	return list[max(0, len(list)-maxFailures):]
 }
 
-// ready reports whether a member that is not in an epoch may be in the next one: if no attempt has failed for it, it has waited after
-// that, or nobody is here to be held up.
+// ready reports whether a member that is not in an epoch may be in the next one: if no attempt has failed for it, it
+// has waited after that, or nobody is here to be held up.
 func (v *view) ready(r *record, s *status) bool {
-	return s.Rested >= r.attempts(s.Name) || !v.held() || r.rank(s.person()) >= 0
+	return s.BackedOff >= r.attempts(s.Name) || !v.held() || r.rank(s.person()) >= 0
 }
 
-// firstOf returns those who join the next epoch: all that no attempt has failed for, or otherwise one.
-func (r *record) firstOf(come []person) []person {
+// admit returns those who join the next epoch: all that no attempt has failed for, or otherwise one.
+func (r *record) admit(come []person) []person {
 	failed := func(p person) bool { return r.attempts(p.Name) > 0 }
 	if good := slices.DeleteFunc(slices.Clone(come), failed); len(good) > 0 || len(come) == 0 {
 		return good
@@ -83,10 +84,11 @@ func (r *record) firstOf(come []person) []person {
 	})}
 }
 
-// unreachable returns those members for whom the last attempt at an epoch has failed. Where members say whom they did not reach, it is
-// the fewest without whom all reach each other, those that more others miss first. Where nobody knows, it is all who came to
-// this epoch and have not got the state that others have. If a member that had the state is gone, the attempt failed for that.
-func (v *view) unreachable(last *record) (out []person) {
+// unreachable returns those members for whom the last attempt at an epoch has failed. Where members say whom they did
+// not reach, it is the fewest without whom all reach each other, those that more others miss first. Where nobody knows,
+// it is all who came to this epoch and have not got the state that others have. If a member that had the state is gone,
+// the attempt failed for that.
+func (v *view) unreachable(last *record) (excluded []person) {
 	size := len(last.Members)
 	missed := make([]int, size)     // by how many others, and how many others
 	reports := make([][]bool, size) // by the rank of who has not reached the others
@@ -124,10 +126,10 @@ func (v *view) unreachable(last *record) (out []person) {
 	if !known {
 		for rank, p := range last.Members {
 			if fresh[rank] {
-				out = append(out, p)
+				excluded = append(excluded, p)
 			}
 		}
-		return out
+		return excluded
 	}
 	for {
 		worst := 0
@@ -138,9 +140,9 @@ func (v *view) unreachable(last *record) (out []person) {
 			}
 		}
 		if missed[worst] == 0 {
-			return out
+			return excluded
 		}
-		out = append(out, last.Members[worst])
+		excluded = append(excluded, last.Members[worst])
 		missed[worst] = 0
 		for other := range last.Members {
 			for _, pair := range [][2]int{{worst, other}, {other, worst}} {
@@ -153,22 +155,22 @@ func (v *view) unreachable(last *record) (out []person) {
 	}
 }
 
-// rest is a member's wait after attempts that failed for it.
-type rest struct {
+// holdoff is a member's wait after attempts that failed for it.
+type holdoff struct {
 	attempts int
 	since    time.Time // when it was told of the last one
 }
 
 // over reports whether the wait after so many attempts is over.
-func (r *rest) over(attempts int, patience time.Duration) bool {
-	if attempts != r.attempts {
-		r.attempts = attempts
-		r.since = time.Now()
+func (h *holdoff) over(attempts int, patience time.Duration) bool {
+	if attempts != h.attempts {
+		h.attempts = attempts
+		h.since = time.Now()
 	}
-	return attempts > 0 && time.Since(r.since) >= backoff(attempts, patience)
+	return attempts > 0 && time.Since(h.since) >= backoff(attempts, patience)
 }
 
 // backoff is how long a member waits after attempts that failed for it: twice as long after each.
 func backoff(attempts int, patience time.Duration) time.Duration {
-	return patience << min(attempts, longestRest)
+	return patience << min(attempts, maxDoublings)
 }

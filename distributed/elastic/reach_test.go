@@ -32,11 +32,21 @@ func joining(number uint64, members string, failed ...failure) *record {
 func missing(ranks ...int) func(s *status) { return func(s *status) { s.Unreached = ranks } }
 
 // resting has a member have waited after so many attempts.
-func resting(attempts int) func(s *status) { return func(s *status) { s.Rested = attempts } }
+func resting(attempts int) func(s *status) { return func(s *status) { s.BackedOff = attempts } }
 
 // TestUnreachable: after an attempt that failed, the next epoch is made without those that it failed for.
 func TestUnreachable(t *testing.T) {
-	abd, abde, abc, abcD := joining(4, "abD"), joining(4, "abDE"), joining(4, "abc"), joining(4, "abcD")
+	abd := joining(4, "abD")
+	abde := joining(4, "abDE")
+	abc := joining(4, "abc")
+	abcD := joining(4, "abcD")
+	aDE := joining(4, "aDE")
+	aBC := joining(1, "aBC")
+	again := joining(4, "abD", failure{"d", 1})
+	fourth := joining(4, "abD", failure{"d", 3})
+	once := joining(4, "ab", failure{"d", 1})
+	twice := joining(4, "ab", failure{"d", 2})
+	both := joining(4, "ab", failure{"d", 3}, failure{"e", 2})
 	tried := func(name string, r *record, change ...func(s *status)) status {
 		return at(name, r, append([]func(s *status){unformed}, change...)...)
 	}
@@ -50,51 +60,126 @@ func TestUnreachable(t *testing.T) {
 		lost    []string
 		why     string
 	}{
-		"one that joins": {v: view{record: abd, present: []status{tried("a", abd), tried("b", abd), fresh("d", abd)}},
-			members: "ab", failed: []failure{{"d", 1}}},
-		"… and hangs": {v: view{record: abd, present: []status{tried("a", abd), tried("b", abd), fresh("d", abd, training)}},
-			members: "ab", failed: []failure{{"d", 1}}, lost: []string{"d"}},
-		"… and hangs, while another one tries": {v: view{record: abd, present: []status{tried("a", abd), tried("b", abd, training), fresh("d", abd, training)}},
+		"one that joins": {v: view{record: abd, present: []status{
+			tried("a", abd),
+			tried("b", abd),
+			fresh("d", abd),
+		}}, members: "ab", failed: []failure{{"d", 1}}},
+		"… and hangs": {v: view{record: abd, present: []status{
+			tried("a", abd),
+			tried("b", abd),
+			fresh("d", abd, training),
+		}}, members: "ab", failed: []failure{{"d", 1}}, lost: []string{"d"}},
+		"… and hangs, while another one tries": {v: view{record: abd, present: []status{
+			tried("a", abd),
+			tried("b", abd, training),
+			fresh("d", abd, training),
+		}},
 			why: "is not at the boundary"},
-		"… is gone": {v: view{record: abd, present: []status{tried("a", abd), tried("b", abd)}}, members: "ab", lost: []string{"d"}},
-		"… for the second time": {v: view{record: joining(4, "abD", failure{"d", 1}), present: []status{tried("a", joining(4, "abD", failure{"d", 1})),
-			tried("b", joining(4, "abD", failure{"d", 1})), fresh("d", joining(4, "abD", failure{"d", 1}), resting(1))}},
-			members: "ab", failed: []failure{{"d", 2}}},
-		"… got no state": {v: view{record: abd, present: []status{at("a", abd), at("b", abd), at("d", abd, withoutAny)}},
-			members: "ab", failed: []failure{{"d", 1}}},
-		"… got the state": {v: view{record: joining(4, "abD", failure{"d", 3}), present: []status{at("a", joining(4, "abD", failure{"d", 3})),
-			at("b", joining(4, "abD", failure{"d", 3})), at("d", joining(4, "abD", failure{"d", 3}))}}, members: "abd", failed: []failure{}},
-		"… and is needed": {v: view{record: abd, min: 3, present: []status{tried("a", abd), tried("b", abd), fresh("d", abd)}}, members: "abd"},
-		"two that join, nobody knows which": {v: view{record: abde, present: []status{tried("a", abde), tried("b", abde), fresh("d", abde), fresh("e", abde)}},
-			members: "ab", failed: []failure{{"d", 1}, {"e", 1}}},
-		"two that join, one is known": {v: view{record: abde, present: []status{tried("a", abde, missing(3)), tried("b", abde), fresh("d", abde), fresh("e", abde, missing(0, 1, 2))}},
-			members: "abd", failed: []failure{{"e", 1}}},
-		"one that joins, and one with the state is gone": {v: view{record: abcD, outlives: true, present: []status{tried("a", abcD), tried("b", abcD), fresh("d", abcD)}},
-			members: "abd", lost: []string{"c"}},
-		"one with the state, that all miss": {v: view{record: abc, present: []status{tried("a", abc, missing(1)), tried("b", abc, missing(0, 2)), tried("c", abc, missing(1))}},
-			members: "ac", failed: []failure{{"b", 1}}, lost: []string{"b"}},
-		"one with the state, as one says": {v: view{record: abc, present: []status{tried("a", abc), tried("b", abc, missing(2)), tried("c", abc)}},
-			members: "ab", failed: []failure{{"c", 1}}, lost: []string{"c"}},
-		"nobody with the state reaches another": {v: view{record: abc, present: []status{tried("a", abc, missing(1, 2)), tried("b", abc, missing(0, 2)), tried("c", abc, missing(0, 1))}},
-			members: "a", failed: []failure{{"c", 1}, {"b", 1}}, lost: []string{"b", "c"}},
-		"the only one with the state": {v: view{record: joining(4, "aDE"), present: []status{tried("a", joining(4, "aDE"), missing(1, 2)),
-			fresh("d", joining(4, "aDE"), missing(0)), fresh("e", joining(4, "aDE"), missing(0))}}, members: "ade"},
-		"what is said of an earlier epoch": {v: view{record: abc, present: []status{at("a", epochOf(3, "ab", "ab"), missing(1)), tried("b", abc), tried("c", abc)}},
+		"… is gone": {v: view{record: abd, present: []status{
+			tried("a", abd),
+			tried("b", abd),
+		}}, members: "ab", lost: []string{"d"}},
+		"… for the second time": {v: view{record: again, present: []status{
+			tried("a", again),
+			tried("b", again),
+			fresh("d", again, resting(1)),
+		}}, members: "ab", failed: []failure{{"d", 2}}},
+		"… got no state": {v: view{record: abd, present: []status{
+			at("a", abd),
+			at("b", abd),
+			at("d", abd, withoutAny),
+		}}, members: "ab", failed: []failure{{"d", 1}}},
+		"… got the state": {v: view{record: fourth, present: []status{
+			at("a", fourth),
+			at("b", fourth),
+			at("d", fourth),
+		}}, members: "abd", failed: []failure{}},
+		"… and is needed": {v: view{record: abd, min: 3, present: []status{
+			tried("a", abd),
+			tried("b", abd),
+			fresh("d", abd),
+		}}, members: "abd"},
+		"two that join, nobody knows which": {v: view{record: abde, present: []status{
+			tried("a", abde),
+			tried("b", abde),
+			fresh("d", abde),
+			fresh("e", abde),
+		}}, members: "ab", failed: []failure{{"d", 1}, {"e", 1}}},
+		"two that join, one is known": {v: view{record: abde, present: []status{
+			tried("a", abde, missing(3)),
+			tried("b", abde),
+			fresh("d", abde),
+			fresh("e", abde, missing(0, 1, 2)),
+		}}, members: "abd", failed: []failure{{"e", 1}}},
+		"one that joins, and one with the state is gone": {v: view{record: abcD, outlives: true, present: []status{
+			tried("a", abcD),
+			tried("b", abcD),
+			fresh("d", abcD),
+		}}, members: "abd", lost: []string{"c"}},
+		"one with the state, that all miss": {v: view{record: abc, present: []status{
+			tried("a", abc, missing(1)),
+			tried("b", abc, missing(0, 2)),
+			tried("c", abc, missing(1)),
+		}}, members: "ac", failed: []failure{{"b", 1}}, lost: []string{"b"}},
+		"one with the state, as one says": {v: view{record: abc, present: []status{
+			tried("a", abc),
+			tried("b", abc, missing(2)),
+			tried("c", abc),
+		}}, members: "ab", failed: []failure{{"c", 1}}, lost: []string{"c"}},
+		"nobody with the state reaches another": {v: view{record: abc, present: []status{
+			tried("a", abc, missing(1, 2)),
+			tried("b", abc, missing(0, 2)),
+			tried("c", abc, missing(0, 1)),
+		}}, members: "a", failed: []failure{{"c", 1}, {"b", 1}}, lost: []string{"b", "c"}},
+		"the only one with the state": {v: view{record: aDE, present: []status{
+			tried("a", aDE, missing(1, 2)),
+			fresh("d", aDE, missing(0)),
+			fresh("e", aDE, missing(0)),
+		}}, members: "ade"},
+		"what is said of an earlier epoch": {v: view{record: abc, present: []status{
+			at("a", epochOf(3, "ab", "ab"), missing(1)),
+			tried("b", abc),
+			tried("c", abc),
+		}},
 			why: "a is not at the boundary"},
-		"ranks that there are not": {v: view{record: abc, present: []status{tried("a", abc, missing(-1, 0, 7, 1<<40)), tried("b", abc), tried("c", abc)}}, members: "abc"},
-		"it may be tried again": {v: view{record: joining(4, "ab", failure{"d", 2}), present: []status{at("a", joining(4, "ab", failure{"d", 2})),
-			at("b", joining(4, "ab", failure{"d", 2})), at("d", nil, resting(2))}}, members: "abd", failed: []failure{{"d", 2}}},
-		"it may not be tried yet": {v: view{record: joining(4, "ab", failure{"d", 2}), present: []status{at("a", joining(4, "ab", failure{"d", 2})),
-			at("b", joining(4, "ab", failure{"d", 2})), at("d", nil, resting(1))}}, members: "ab", failed: []failure{{"d", 2}}},
-		"one that none failed for comes first": {v: view{record: joining(4, "ab", failure{"d", 1}), present: []status{at("a", joining(4, "ab", failure{"d", 1})),
-			at("b", joining(4, "ab", failure{"d", 1})), at("d", nil, resting(1)), at("e", nil)}}, members: "abe", failed: []failure{{"d", 1}}},
-		"they are tried one by one": {v: view{record: joining(4, "ab", failure{"d", 3}, failure{"e", 2}), present: []status{at("a", joining(4, "ab", failure{"d", 3}, failure{"e", 2})),
-			at("b", joining(4, "ab", failure{"d", 3}, failure{"e", 2})), at("d", nil, resting(3)), at("e", nil, resting(2))}},
-			members: "abe", failed: []failure{{"d", 3}, {"e", 2}}},
-		"a first epoch": {v: view{record: joining(1, "aBC"), outlives: true, lost: true, present: []status{fresh("a", joining(1, "aBC"), missing(2)), fresh("b", joining(1, "aBC"), missing(2)),
-			fresh("c", joining(1, "aBC"), missing(0, 1))}}, members: "ab", failed: []failure{{"c", 1}}},
-		"a first epoch, nobody knows why": {v: view{record: joining(1, "aBC"), outlives: true, lost: true, present: []status{fresh("a", joining(1, "aBC")), fresh("b", joining(1, "aBC")),
-			fresh("c", joining(1, "aBC"))}}, members: "abc"},
+		"ranks that there are not": {v: view{record: abc, present: []status{
+			tried("a", abc, missing(-1, 0, 7, 1<<40)),
+			tried("b", abc),
+			tried("c", abc),
+		}}, members: "abc"},
+		"it may be tried again": {v: view{record: twice, present: []status{
+			at("a", twice),
+			at("b", twice),
+			at("d", nil, resting(2)),
+		}}, members: "abd", failed: []failure{{"d", 2}}},
+		"it may not be tried yet": {v: view{record: twice, present: []status{
+			at("a", twice),
+			at("b", twice),
+			at("d", nil, resting(1)),
+		}}, members: "ab", failed: []failure{{"d", 2}}},
+		"one that none failed for comes first": {v: view{record: once, present: []status{
+			at("a", once),
+			at("b", once),
+			at("d", nil, resting(1)),
+			at("e", nil),
+		}}, members: "abe", failed: []failure{{"d", 1}}},
+		"they are tried one by one": {v: view{record: both, present: []status{
+			at("a", both),
+			at("b", both),
+			at("d", nil, resting(3)),
+			at("e", nil, resting(2)),
+		}}, members: "abe", failed: []failure{{"d", 3}, {"e", 2}}},
+		"a first epoch": {v: view{record: aBC, outlives: true, lost: true, present: []status{
+			fresh("a", aBC, missing(2)),
+			fresh("b", aBC, missing(2)),
+			fresh("c", aBC, missing(0, 1)),
+		}}, members: "ab", failed: []failure{{"c", 1}}},
+		"a first epoch, nobody knows why": {v: view{record: aBC, outlives: true, lost: true, present: []status{
+			fresh("a", aBC),
+			fresh("b", aBC),
+			fresh("c", aBC),
+		}}, members: "abc"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := c.v
@@ -120,12 +205,12 @@ func TestUnreachable(t *testing.T) {
 // TestFailuresAreBounded: a record forgets the names that it has had for longest.
 func TestFailuresAreBounded(t *testing.T) {
 	r := &record{}
-	for i := range 2 * mostFailures {
+	for i := range 2 * maxFailures {
 		r.Failed = r.failures(nil, []person{{Name: name(i)}})
 	}
-	assert.Len(t, r.Failed, mostFailures)
+	assert.Len(t, r.Failed, maxFailures)
 	assert.Equal(t, 0, r.attempts(name(0)))
-	assert.Equal(t, 1, r.attempts(name(2*mostFailures-1)))
+	assert.Equal(t, 1, r.attempts(name(2*maxFailures-1)))
 }
 
 // partly forms communicators between members that reach each other.
@@ -167,8 +252,9 @@ func (p *partly) former(m func() *Member) former {
 	}
 }
 
-// TestAMemberThatNobodyReaches: members whose newest one, or an older one, cannot be reached by the others lose the time of one attempt, and go on
-// without it. It waits ever longer, joins when it is in reach, and fails when it never is.
+// TestAMemberThatNobodyReaches: members whose newest one, or an older one, cannot be reached by the others lose the
+// time of one attempt, and go on without it. It waits ever longer, joins when it is in reach, and fails when it never
+// is.
 func TestAMemberThatNobodyReaches(t *testing.T) {
 	for name, c := range map[string]struct {
 		says, old, never bool
@@ -182,7 +268,7 @@ func TestAMemberThatNobodyReaches(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			text := logged(t)
 			bubble(t, func(t *testing.T) { nobodyReaches(t, c.says, c.old, c.never) })
-			assert.Contains(t, text.String(), "the others had no connection to this member, and have gone on without it")
+			assert.Contains(t, text.String(), "the others had no connection to this member")
 			assert.Contains(t, text.String(), "going on without members that have no connection to the others")
 		})
 	}
@@ -198,7 +284,8 @@ func nobodyReaches(t *testing.T, says, old, never bool) {
 	join := func(name string) *trainee {
 		var a *trainee
 		dial := func(context.Context) (store.Store, error) { return server.Local(name), nil }
-		a = newTrainee(t, log, quick(Config{Name: name, Dial: dial, Form: world.former(func() *Member { return a.Member })}))
+		form := world.former(func() *Member { return a.Member })
+		a = newTrainee(t, log, quick(Config{Name: name, Dial: dial, Form: form}))
 		return a
 	}
 	const pace = 20 * time.Millisecond
@@ -229,7 +316,7 @@ func nobodyReaches(t *testing.T, says, old, never bool) {
 				return three && back.Load() && made == 5 || never && back.Load()
 			})
 			if never && a.cfg.Name == "c" {
-				assert.ErrorContains(t, err, fmt.Sprintf("the others had no connection to this member in %d attempts", mostAttempts))
+				assert.ErrorContains(t, err, fmt.Sprintf("no connection to it in %d attempts", maxAttempts))
 				assert.ErrorContains(t, err, "no connection to [", "its own error")
 				back.Store(true)
 				return

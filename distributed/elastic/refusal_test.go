@@ -49,7 +49,9 @@ func (f *fickle) Set(ctx context.Context, key string, value []byte, options ...s
 	return nil
 }
 
-func (f *fickle) CompareAndSet(ctx context.Context, key string, version uint64, value []byte, options ...store.Option) (store.Entry, bool, error) {
+func (f *fickle) CompareAndSet(
+	ctx context.Context, key string, version uint64, value []byte, options ...store.Option,
+) (store.Entry, bool, error) {
 	switch f.judge(key) {
 	case refused:
 		return store.Entry{}, false, errSpace
@@ -78,8 +80,8 @@ type writer func(p []byte) (int, error)
 
 func (w writer) Write(p []byte) (int, error) { return w(p) }
 
-// TestRefusedWrites: a job whose store refuses some writes, or all of them for a while, goes on without a member that is killed, and
-// tells one that comes later that it has ended. What the store has said is in the log.
+// TestRefusedWrites: a job whose store refuses some writes, or all of them for a while, goes on without a member that
+// is killed, and tells one that comes later that it has ended. What the store has said is in the log.
 func TestRefusedWrites(t *testing.T) {
 	every := func(n uint64, a answer) func(*atomic.Uint64, bool) answer {
 		return func(writes *atomic.Uint64, _ bool) answer {

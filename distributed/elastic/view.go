@@ -48,7 +48,7 @@ type status struct {
 	Step                              uint64  // steps that it has committed
 	Prepared                          bool    // it has the result of another one, which can be rolled back
 	Unreached                         []int   `json:",omitempty"` // ranks of Accepted that it has tried to connect to in vain
-	Rested                            int     `json:",omitempty"` // attempts that failed for it, after which it has waited long enough
+	BackedOff                         int     `json:",omitempty"` // attempts that failed for it, after which it has waited long enough
 }
 
 func (s *status) person() person {
@@ -142,16 +142,16 @@ func (v *view) next() (next *record, why string, apart bool) {
 	if reach != ^uint64(0) { // what one has committed, all have, but for one that stopped waiting for the others
 		next.Step = max(next.Step, reach)
 	}
-	out := v.unreachable(last)
-	stay, leave, come := v.groups(last, next.Step, out)
+	excluded := v.unreachable(last)
+	stay, leave, come := v.groups(last, next.Step, excluded)
 	if len(stay)+len(come) < max(v.min, 1) || len(stay) == 0 && v.held() { // the others cannot do without them
-		out = nil
+		excluded = nil
 		stay, leave, come = v.groups(last, next.Step, nil)
 	}
 	if len(stay) == 0 && blocks != "" {
 		return nil, blocks, false
 	}
-	next.Failed = last.failures(v.present, out)
+	next.Failed = last.failures(v.present, excluded)
 	byRank := func(a, b person) int { return cmp.Compare(last.rank(a), last.rank(b)) }
 	slices.SortFunc(stay, byRank)
 	most := cmp.Or(v.max, len(v.present))
@@ -194,7 +194,7 @@ func (v *view) next() (next *record, why string, apart bool) {
 		next.Members[0].Fresh = false
 	}
 	for _, p := range last.Members {
-		if !slices.ContainsFunc(present, p.same) || !p.Fresh && slices.ContainsFunc(out, p.same) {
+		if !slices.ContainsFunc(present, p.same) || !p.Fresh && slices.ContainsFunc(excluded, p.same) {
 			next.Lost = append(next.Lost, p.Name)
 		}
 	}
@@ -202,13 +202,13 @@ func (v *view) next() (next *record, why string, apart bool) {
 }
 
 // groups are those at the boundary: members that have the state of a step and stay, or leave, and those that come without it.
-func (v *view) groups(last *record, step uint64, out []person) (stay, leave, come []person) {
+func (v *view) groups(last *record, step uint64, excluded []person) (stay, leave, come []person) {
 	for i := range v.present {
 		s := &v.present[i]
 		p := s.person()
 		has := last.rank(p) >= 0 && !s.Fresh && s.reach() >= step
 		switch {
-		case !s.Waiting || slices.ContainsFunc(out, p.same):
+		case !s.Waiting || slices.ContainsFunc(excluded, p.same):
 		case s.Leaving && has:
 			leave = append(leave, p)
 		case s.Leaving:
@@ -219,7 +219,7 @@ func (v *view) groups(last *record, step uint64, out []person) (stay, leave, com
 		}
 	}
 	if len(stay) > 0 {
-		come = last.firstOf(come)
+		come = last.admit(come)
 	}
 	return stay, leave, come
 }

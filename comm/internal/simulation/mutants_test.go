@@ -38,7 +38,7 @@ const (
 
 const (
 	viewFile, boundaryFile, memberFile = "distributed/elastic/view.go", "distributed/elastic/boundary.go", "distributed/elastic/state.go"
-	publishFile, reachFile, formFile   = "distributed/elastic/publish.go", "distributed/elastic/reach.go", "distributed/elastic/form.go"
+	publishFile, reachFile, awaitFile  = "distributed/elastic/publish.go", "distributed/elastic/reach.go", "distributed/elastic/await.go"
 )
 
 // The first ten were in this repository once, and have been mended.
@@ -134,10 +134,10 @@ var mutants = []mutant{
 	{"the epoch before an attempt is not asked", "elastic", change{viewFile, "[][]person{last.Members, next.Base}", "[][]person{last.Members}"}, ""},
 	{"a member that joins gets no state", "elastic", change{memberFile, "err = m.share(ctx, e, from, nil, true)", "_ = from"}, ""},
 	{"a member that leaves makes a step alone", "distributed/elastic", change{boundaryFile, "next != nil && b.own.Wishes && len(next.Members) == 1", "false"}, ""},
-	{"a refused status is taken for told", "elastic", change{publishFile, "again = time.After(refused.add(next.key, err))", "m.mu.Lock()\n\t\t\t\tc.stored = c.want\n\t\t\t\tm.mu.Unlock()"}, ""},
-	{"a refused epoch is proposed no more", "elastic", change{formFile, "again = time.Now().Add(refused.add(epochKey, err))", "again = time.Now().Add(time.Hour)"}, ""},
-	{"who failed an attempt is tried again at once", "elastic", change{viewFile, "out := v.unreachable(last)", "out := v.unreachable(last)[:0]"}, ""},
-	{"who failed an attempt does not wait", "distributed/elastic", change{reachFile, "s.Rested >= r.attempts(s.Name) ||", "true ||"}, ""},
+	{"a refused status is taken for told", "elastic", change{publishFile, "retry = time.After(refused.add(next.key, err))", "m.mu.Lock()\n\t\t\t\tc.stored = c.want\n\t\t\t\tm.mu.Unlock()"}, ""},
+	{"a refused epoch is proposed no more", "elastic", change{awaitFile, "w.propose = time.Now().Add(w.refused.add(epochKey, err))", "w.propose = time.Now().Add(time.Hour)"}, ""},
+	{"who failed an attempt is tried again at once", "elastic", change{viewFile, "excluded := v.unreachable(last)", "excluded := v.unreachable(last)[:0]"}, ""},
+	{"who failed an attempt does not wait", "distributed/elastic", change{reachFile, "s.BackedOff >= r.attempts(s.Name) ||", "true ||"}, ""},
 	{"members that are all to leave wait for a vote", "distributed/elastic", change{boundaryFile, "b.own.Wishes && b.ends && !b.stays()", "false"}, ""},
 }
 

@@ -46,7 +46,9 @@ func (f *fickle) Set(ctx context.Context, key string, value []byte, options ...s
 	return err
 }
 
-func (f *fickle) CompareAndSet(ctx context.Context, key string, version uint64, value []byte, options ...store.Option) (now store.Entry, ok bool, err error) {
+func (f *fickle) CompareAndSet(
+	ctx context.Context, key string, version uint64, value []byte, options ...store.Option,
+) (now store.Entry, ok bool, err error) {
 	made, refused := f.judge.judge()
 	if made {
 		now, ok, err = f.Store.CompareAndSet(ctx, key, version, value, options...)
@@ -65,11 +67,13 @@ func (j *job) refuse() {
 	sim.AfterFunc(away, func() { j.judge.bad = false })
 }
 
-// isolate has nobody reach a member, but for the store: one that joins, or one that trains with two others at least. These lose one
-// attempt at an epoch, and it joins again when it is back.
+// isolate has nobody reach a member, but for the store: one that joins, or one that trains with two others at least.
+// These lose one attempt at an epoch, and it joins again when it is back.
 func (j *job) isolate(m *simulated) {
 	sim.Sleep(max(time.Until(j.calm), 0))
-	if last := j.steps[uint64(len(j.steps)-1)]; len(j.members) < 3 || len(last.members) < 3 || !slices.Contains(j.members, m) || j.Chance(2) {
+	last := j.steps[uint64(len(j.steps)-1)]
+	few := len(j.members) < 3 || len(last.members) < 3
+	if few || !slices.Contains(j.members, m) || j.Chance(2) {
 		if len(j.members) > 4 {
 			return
 		}

@@ -528,11 +528,12 @@ func (a *agent) doneKey(what, machine string, round int) string {
 func (a *agent) finish(ctx context.Context, round int, end End) {
 	text, _ := json.Marshal(end)
 	_, _, err := a.kv.CompareAndSet(ctx, endKey(round), 0, text)
-	a.tells(ctx, err)
+	a.abandon(ctx, err)
 }
 
-// tells ends the session if the store refuses a word that other launchers wait for, as one that is full does: all see the session's end.
-func (a *agent) tells(ctx context.Context, err error) {
+// abandon ends the session after a write that the store has refused, as one that is full does, and that the other
+// launchers wait for: they see the end of the session instead.
+func (a *agent) abandon(ctx context.Context, err error) {
 	if err == nil || ctx.Err() != nil || a.kv.Err() != nil {
 		return
 	}
@@ -566,7 +567,7 @@ func (a *agent) round(ctx context.Context, round int) (end End, err error) {
 	go func() {
 		select {
 		case <-g.succeeded:
-			a.tells(watching, a.kv.Set(watching, a.doneKey("success", a.own, round), nil))
+			a.abandon(watching, a.kv.Set(watching, a.doneKey("success", a.own, round), nil))
 		case <-ctx.Done():
 			a.finish(watching, round, a.signalled(ctx))
 		case <-watching.Done():
