@@ -18,7 +18,7 @@ import (
 )
 
 // version is that of what members say to each other, and precedes their terms.
-const version = "elastic-1"
+const version = "elastic-2"
 
 // Keys of the store.
 const (
