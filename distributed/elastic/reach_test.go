@@ -288,7 +288,7 @@ func nobodyReaches(t *testing.T, says, old, never bool) {
 		a = newTrainee(t, log, quick(Config{Name: name, Dial: dial, Form: form}))
 		return a
 	}
-	const pace = 20 * time.Millisecond
+	const pace = 100 * time.Millisecond
 	var longest time.Duration // between steps of a
 	last := time.Now()
 	rounds := 0 // steps of a and b alone
