@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/tutti-go/tutti/comm/internal/schedule"
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
@@ -26,7 +27,7 @@ func FuzzFrames(f *testing.F) {
 		header{kind: frameData, length: 48, id: 1, tag: 16}) // early, and then not granted
 	seed(header{kind: frameMessage, id: 1, tag: 3, total: 64}, header{kind: frameData, length: 64, id: 1}, header{kind: frameData, length: 64, id: 1})
 	seed(header{kind: frameMessage, id: 2, total: 9, eager: 9, length: 9}, header{kind: frameGrant, id: 1}, header{kind: frameBye}, header{kind: frameSeen})
-	seed(header{kind: frameControl, id: 1, length: 5, report: true}, header{kind: frameMessage, id: 1, tag: 3, total: 99}, header{kind: frameControl, length: mostControl + 1})
+	seed(header{kind: frameControl, id: 1, length: schedule.ControlBytes, report: true}, header{kind: frameMessage, id: 1, tag: 3, total: 99}, header{kind: frameControl, length: schedule.ControlBytes + 1})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		const window, room, guard = 4 << 10, 64, 0xa5
 		p, w := newEarly(window)

@@ -3,11 +3,16 @@ package tcp
 import (
 	"crypto/tls"
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/tutti-go/tutti/comm/internal/schedule"
 )
 
 const (
@@ -19,6 +24,9 @@ const (
 	// a goroutine sends that is not the writer.
 	flushBytes  = 128 << 10
 	inlineBytes = 32 << 10
+	// mostCollected bounds what waits to be sent on a connection. Frames are collected up to flushBytes, but TLS also
+	// answers its peer, as often as that asks.
+	mostCollected = 1 << 20
 )
 
 // link is the socket under the TLS of a lane. What TLS writes is collected, so that several
@@ -26,6 +34,7 @@ const (
 type link struct {
 	net.Conn
 	direct bool // until it is under a lane, nothing is collected
+	dry    bool // Read has nothing: its caller must not wait. Of the lane's reader alone.
 	socket syscall.RawConn
 	try    func(fd uintptr) bool // one attempt to send pending
 	sent   int                   // what it sent
@@ -53,6 +62,9 @@ func newLink(conn net.Conn) *link {
 
 // Read implements [net.Conn]. Whatever comes is a sign of life: on a slow link a frame takes longer than [Config.Silence].
 func (l *link) Read(b []byte) (int, error) {
+	if l.dry {
+		return 0, os.ErrDeadlineExceeded // TLS goes on behind such an error
+	}
 	n, err := l.Conn.Read(b)
 	if n > 0 && l.pair != nil {
 		l.pair.heard.Store(l.pair.node.ticks.Load())
@@ -67,6 +79,9 @@ func (l *link) Write(b []byte) (int, error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if len(l.out) > mostCollected {
+		return 0, errors.New("it asks for more answers than it reads")
+	}
 	l.out = append(l.out, b...)
 	return len(b), nil
 }
@@ -170,6 +185,7 @@ type lane struct {
 	wake   chan struct{} // the writer
 	first  chan error    // the connector has read the first byte of head
 	byed   bool          // has sent its last frame
+	left   bool          // the other rank has said goodbye here; of the reader alone
 	taking *incoming     // of the frame that is being read
 
 	// Locks, in the order in which they are taken, before that of the pair.
@@ -287,9 +303,30 @@ func (l *lane) receive(at int) error {
 	}
 }
 
+// check returns why a frame is none that the other rank sends on this lane at this point, whatever the state of its messages.
+func (l *lane) check(h *header) error {
+	payload := h.kind == frameMessage || h.kind == frameData || h.kind == frameControl
+	lane := l.index == 0 || h.kind == frameBye
+	if h.kind == frameData {
+		lane = l.index > 0 || len(l.lanes) == 1
+	}
+	switch {
+	case h.kind < frameMessage || h.kind > frameSeen:
+		return fmt.Errorf("a frame of kind %d", h.kind)
+	case h.length > chunkBytes, h.length > 0 && !payload, h.length == 0 && h.kind == frameData, h.kind == frameControl && h.length != schedule.ControlBytes:
+		return fmt.Errorf("a frame of kind %d with %d bytes", h.kind, h.length)
+	case !lane:
+		return fmt.Errorf("a frame of kind %d on lane %d of %d", h.kind, l.index, len(l.lanes))
+	case l.left && h.kind != frameBeat && h.kind != frameSeen:
+		return fmt.Errorf("a frame of kind %d behind a goodbye", h.kind)
+	}
+	return nil
+}
+
 // payload reads n bytes of a message into memory, to nowhere if in is nil or dropped. A read that
 // waits is one of a byte into memory of the lane's own, since the message may be dropped
-// meanwhile. What is there already of the byte's record is read with touching held.
+// meanwhile. What is there already of the byte's record is read with touching held, and no more is waited for: a peer
+// may end a record where it likes.
 func (l *lane) payload(in *incoming, to []byte, n int) error {
 	for at := 0; at < n; {
 		if _, err := io.ReadFull(l.secure, l.head[:1]); err != nil {
@@ -303,10 +340,12 @@ func (l *lane) payload(in *incoming, to []byte, n int) error {
 		into[0] = l.head[0]
 		more, err := 0, error(nil)
 		if len(into) > 1 {
+			l.link.dry = true
 			more, err = l.secure.Read(into[1:])
+			l.link.dry = false
 		}
 		l.touching.Unlock()
-		if err != nil {
+		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			return err
 		}
 		at += 1 + more

@@ -86,6 +86,8 @@ type incoming struct {
 	from          int // rank of the communicator
 	tag, number   uint64
 	total, eager  int
+	first         int      // bytes that come with the announcement
+	parts         []uint64 // a bit for each part behind these that has come or is coming
 	got, gotEager int
 	waits         bool      // for its receive, or for the rest of its eager part
 	early         []byte    // the eager part, if it comes before the receive
@@ -221,8 +223,8 @@ func (p *pair) sealed(f *sending) {
 
 // arrived takes a frame whose header has come, with its payload.
 func (p *pair) arrived(l *lane, h *header) error {
-	if h.length > chunkBytes {
-		return fmt.Errorf("a frame of %d bytes", h.length)
+	if err := l.check(h); err != nil {
+		return err
 	}
 	in, to, err := p.accept(l, h)
 	switch {
@@ -252,7 +254,10 @@ func (p *pair) arrived(l *lane, h *header) error {
 func (p *pair) accept(l *lane, h *header) (in *incoming, to []byte, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.credit = min(p.credit+int(min(h.credit, uint64(p.window))), p.window)
+	if h.credit > uint64(p.window-p.credit) {
+		return nil, nil, fmt.Errorf("a credit of %d bytes, of which it has %d", h.credit, p.window-p.credit)
+	}
+	p.credit += int(h.credit)
 	switch h.kind {
 	case frameMessage:
 		in, err = p.receive(h)
@@ -261,8 +266,14 @@ func (p *pair) accept(l *lane, h *header) (in *incoming, to []byte, err error) {
 		for h.id > p.received && p.gone == nil && len(p.lanes) > 1 {
 			p.announced.Wait()
 		}
+		if h.id > p.received {
+			return nil, nil, fmt.Errorf("a part of message %d, of which %d were announced", h.id, p.received)
+		}
 		in = p.incoming[h.id]
 	case frameGrant:
+		if h.id == 0 || h.id > p.sent {
+			return nil, nil, fmt.Errorf("a grant for message %d, of which %d were announced", h.id, p.sent)
+		}
 		if o := p.held[h.id]; o != nil {
 			delete(p.held, h.id)
 			if o.next == o.allowed { // otherwise it is in the queue
@@ -272,16 +283,17 @@ func (p *pair) accept(l *lane, h *header) (in *incoming, to []byte, err error) {
 			o.allowed = o.total
 		}
 	case frameBye:
+		l.left = true
 		if p.byes++; p.byes == len(p.lanes) {
 			p.urgent.Push(sending{header: header{kind: frameSeen}})
 			p.lanes[0].rouse()
 			p.lose(errLeft)
 		}
 	case frameSeen:
+		if !p.leaving {
+			return nil, nil, errors.New("an answer to a goodbye that nobody has said")
+		}
 		poke(p.seen)
-	case frameBeat, frameControl:
-	default:
-		err = fmt.Errorf("a frame of kind %d", h.kind)
 	}
 	if in == nil || err != nil {
 		return nil, nil, err
@@ -309,6 +321,7 @@ func (p *pair) receive(h *header) (*incoming, error) {
 	}
 	in := receives.Get().(*incoming)
 	in.wire, in.from, in.tag, in.number, in.total, in.eager = w, int(w.place[p.rank]), h.tag, p.received, int(h.total), int(h.eager)
+	in.first = h.length
 	if in.waits = !p.meet(in); !in.waits { // and nothing of it has come, so that it is still here
 		p.owed += messageBytes + in.eager
 	} else if in.eager > 0 {
@@ -361,7 +374,7 @@ func (p *pair) settle(in *incoming) {
 	if in.got == in.total && !in.waits {
 		in.wire.complete(in.to.id, in.total)
 		delete(p.incoming, in.number)
-		*in = incoming{}
+		*in = incoming{parts: in.parts[:0]}
 		receives.Put(in)
 	}
 }
@@ -388,26 +401,52 @@ func (p *pair) drop(in *incoming) {
 	delete(p.incoming, in.number)
 }
 
-// memory is where the payload of a frame goes.
+// memory is where the payload of a frame goes. Nothing else goes there from then on.
 func (in *incoming) memory(h *header) ([]byte, error) {
-	from, n := int(h.tag), h.length
-	if h.kind == frameMessage {
-		from = 0
-	}
-	limit := in.total
-	if from < in.eager {
-		limit = in.eager
-	}
-	if from < 0 || n > limit-from || n > in.total-in.got {
-		return nil, fmt.Errorf("%d bytes at %d of a message of %d", n, from, in.total)
+	from := 0
+	if h.kind == frameData {
+		if err := in.reserve(h.tag, h.length); err != nil {
+			return nil, err
+		}
+		from = int(h.tag)
 	}
 	switch {
 	case from < in.eager && in.early != nil:
-		return in.early[from : from+n], nil
+		return in.early[from : from+h.length], nil
 	case !in.matched:
 		return nil, errors.New("a part of a message that was not granted")
 	}
-	return hostmem.Slice[byte](in.to.address+uintptr(from), n), nil
+	return hostmem.Slice[byte](in.to.address+uintptr(from), h.length), nil
+}
+
+// reserve notes that a part of a message is coming. Behind what the announcement carries, the eager bytes and then the others come
+// in parts of chunkBytes, and the last of either may be shorter. A part of another length or at another place is refused, and so
+// is one that has come before.
+func (in *incoming) reserve(offset uint64, length int) error {
+	if offset >= uint64(in.total) {
+		return fmt.Errorf("%d bytes at %d of a message of %d", length, offset, in.total)
+	}
+	from := int(offset)
+	begin, end := in.first, in.eager
+	number := 0 // of the first part from begin on
+	if from >= in.eager {
+		number = (in.eager - in.first + chunkBytes - 1) / chunkBytes
+		begin, end = in.eager, in.total
+	}
+	if from < begin || (from-begin)%chunkBytes != 0 || length != min(chunkBytes, end-from) {
+		return fmt.Errorf("%d bytes at %d of a message of %d", length, offset, in.total)
+	}
+	number += (from - begin) / chunkBytes
+	word := number / 64
+	bit := uint64(1) << (number % 64)
+	for len(in.parts) <= word {
+		in.parts = append(in.parts, 0)
+	}
+	if in.parts[word]&bit != 0 {
+		return fmt.Errorf("%d bytes at %d of a message of %d twice", length, offset, in.total)
+	}
+	in.parts[word] |= bit
+	return nil
 }
 
 // took notes that the payload of a frame is in its place.
@@ -530,9 +569,6 @@ func pass(m *sync.Mutex) {
 
 // control takes a control message.
 func (p *pair) control(l *lane, h *header) error {
-	if h.length > mostControl {
-		return fmt.Errorf("a control message of %d bytes", h.length)
-	}
 	message := make([]byte, h.length)
 	if _, err := io.ReadFull(l.secure, message); err != nil {
 		return err
@@ -542,9 +578,6 @@ func (p *pair) control(l *lane, h *header) error {
 	}
 	return nil
 }
-
-// mostControl is the longest control message.
-const mostControl = 4 << 10
 
 // errLeft says that the other rank's process has closed all its communicators.
 var errLeft = errors.New("it left the job")

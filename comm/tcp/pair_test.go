@@ -1,9 +1,12 @@
 package tcp
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/tls"
 	"io"
+	"math"
+	"math/rand/v2"
 	"net"
 	"testing"
 
@@ -11,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/schedule"
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
@@ -54,7 +58,7 @@ func TestSlowLink(t *testing.T) {
 	h := header{kind: frameMessage, length: chunkBytes, id: 1, total: chunkBytes, eager: chunkBytes}
 	h.put(frame)
 	l := newLane(p, 0, tls.Client(newLink(script{Reader: slow{p, bytes.NewReader(frame)}}), nil))
-	l.secure, p.lanes = l.link, []*lane{l} // without encryption
+	l.secure, p.lanes = script{Reader: bufio.NewReader(l.link)}, []*lane{l} // without encryption
 	require.ErrorIs(t, l.receive(0), io.EOF)
 	require.NoError(t, p.gone)
 	require.Len(t, w.boxes[1].early, 1)
@@ -184,16 +188,107 @@ func TestAnnouncementsAreBounded(t *testing.T) {
 	require.NoError(t, come())
 }
 
-// Any frame gives credit back, also a control message.
+// Any frame gives credit back, also a control message, and none gives back more than was taken.
 func TestCreditOfEveryFrame(t *testing.T) {
 	p, _ := newEarly(1 << 20)
-	p.credit = 0
-	for i, k := range []kind{frameBeat, frameControl, frameGrant, frameSeen} {
-		b := make([]byte, headerBytes)
-		(&header{kind: k, credit: 100}).put(b)
-		p.lanes[0].secure = script{Reader: bytes.NewReader(b)}
-		require.ErrorIs(t, p.lanes[0].receive(0), io.EOF)
+	p.credit, p.sent, p.leaving = 0, 1, true
+	come := func(h header) error {
+		p.lanes[0].secure = script{Reader: bytes.NewReader(frame(h, make([]byte, h.length)))}
+		return p.lanes[0].receive(0)
+	}
+	for i, h := range []header{{kind: frameBeat}, {kind: frameControl, length: schedule.ControlBytes}, {kind: frameGrant, id: 1}, {kind: frameSeen}} {
+		h.credit = 100
+		require.ErrorIs(t, come(h), io.EOF)
 		assert.Equal(t, 100*(i+1), p.credit)
+	}
+	for _, credit := range []uint64{1<<20 - 399, math.MaxUint64} {
+		require.ErrorContains(t, come(header{kind: frameBeat, credit: credit}), "credit")
+		assert.Equal(t, 400, p.credit)
+	}
+}
+
+// A frame that no rank sends at its place is an error that says what is wrong with it, and changes nothing.
+func TestFramesAreChecked(t *testing.T) {
+	const n = 3 * chunkBytes
+	data := header{kind: frameData, id: 1, length: chunkBytes}
+	change := func(h header, f func(h *header)) header {
+		f(&h)
+		return h
+	}
+	for name, c := range map[string]struct {
+		lane   int
+		frames []header
+		reason string
+	}{
+		"no kind":              {0, []header{{}}, "kind 0"},
+		"another kind":         {0, []header{{kind: frameSeen + 1}}, "kind 8"},
+		"a long frame":         {1, []header{change(data, func(h *header) { h.length = chunkBytes + 1 })}, "kind 2 with 131073 bytes"},
+		"a beat with bytes":    {0, []header{{kind: frameBeat, length: 1}}, "with 1 bytes"},
+		"a short control":      {0, []header{{kind: frameControl, length: schedule.ControlBytes - 1}}, "kind 4 with"},
+		"data on lane 0":       {0, []header{data}, "lane 0 of 2"},
+		"a message on lane 1":  {1, []header{{kind: frameMessage, id: 1}}, "lane 1 of 2"},
+		"a grant on lane 1":    {1, []header{{kind: frameGrant, id: 1}}, "lane 1 of 2"},
+		"a grant for nothing":  {0, []header{{kind: frameGrant, id: 1}}, "a grant for message 1"},
+		"a grant for number 0": {0, []header{{kind: frameGrant}}, "a grant for message 0"},
+		"an answer to nothing": {0, []header{{kind: frameSeen}}, "goodbye that nobody"},
+		"two goodbyes":         {1, []header{{kind: frameBye}, {kind: frameBye}}, "behind a goodbye"},
+		"data after a goodbye": {1, []header{{kind: frameBye}, data}, "behind a goodbye"},
+		"the offset":           {1, []header{change(data, func(h *header) { h.tag = 1 })}, "131072 bytes at 1 of"},
+		"the end":              {1, []header{change(data, func(h *header) { h.tag = n })}, "bytes at 393216 of"},
+		"an offset of a sign":  {1, []header{change(data, func(h *header) { h.tag = 1 << 63 })}, "of a message of 393216"},
+		"no length":            {1, []header{change(data, func(h *header) { h.length = 0 })}, "kind 2 with 0 bytes"},
+		"a byte less":          {1, []header{change(data, func(h *header) { h.length-- })}, "131071 bytes at 0 of"},
+		"twice":                {1, []header{data, data}, "131072 bytes at 0 of a message of 393216 twice"},
+		"too much":             {0, []header{{kind: frameMessage, id: 1, total: 1 << 31}}, "for which it has no credit"},
+		"more early than all":  {0, []header{{kind: frameMessage, id: 1, total: 1, eager: 2}}, "for which it has no credit"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, w := newEarly(1 << 20)
+			p.lanes = append(p.lanes, &lane{pair: p, index: 1, link: newLink(script{}), secure: script{}, wake: make(chan struct{}, 1)})
+			into := make([]byte, n)
+			p.post(w, 1, posted{1, 0, hostmem.Addr(into), n})
+			_, _, err := p.accept(p.lanes[0], &header{kind: frameMessage, id: 1, total: n})
+			require.NoError(t, err)
+			var stream []byte
+			for _, h := range c.frames {
+				stream = append(stream, frame(h, make([]byte, h.length))...)
+			}
+			l := p.lanes[c.lane]
+			l.secure = script{Reader: bytes.NewReader(stream)}
+			assert.ErrorContains(t, l.receive(0), c.reason)
+			assert.Empty(t, w.done)
+		})
+	}
+}
+
+// Parts of a message come in any order, be it over several lanes or one, and each of them once.
+func TestPartsInAnyOrder(t *testing.T) {
+	const eager, total = 2*chunkBytes + 5, 4*chunkBytes + 7
+	parts := []int{0, chunkBytes, 2 * chunkBytes, eager, eager + chunkBytes, eager + 2*chunkBytes}
+	for seed := range uint64(20) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		p, w := newEarly(1 << 20)
+		into := make([]byte, total)
+		p.post(w, 1, posted{1, 0, hostmem.Addr(into), total})
+		_, _, err := p.accept(p.lanes[0], &header{kind: frameMessage, id: 1, total: total, eager: eager})
+		require.NoError(t, err)
+		random.Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
+		for i, offset := range parts {
+			assert.Empty(t, w.done, "seed %d", seed)
+			end := total
+			if offset < eager {
+				end = eager
+			}
+			h := header{kind: frameData, id: 1, tag: uint64(offset), length: min(chunkBytes, end-offset)}
+			p.lanes[0].secure = script{Reader: bytes.NewReader(frame(h, bytes.Repeat([]byte{1}, h.length)))}
+			require.ErrorIs(t, p.lanes[0].receive(0), io.EOF, "seed %d, part %d", seed, i)
+			if i < len(parts)-1 {
+				_, _, err := p.accept(p.lanes[0], &h)
+				require.ErrorContains(t, err, "twice", "seed %d, part %d", seed, i)
+			}
+		}
+		assert.Len(t, w.done, 1, "seed %d", seed)
+		assert.Equal(t, total, bytes.Count(into, []byte{1}), "seed %d", seed)
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 // came for so many ticks.
 func (p *pair) beat(tick, patience int64) {
 	p.mu.Lock()
-	quiet := !p.spoke && !p.leaving
+	quiet := !p.spoke && !p.leaving && p.urgent.Empty() // what waits is a sign of life, once the other side takes it
 	if p.spoke = false; quiet {
 		p.urgent.Push(sending{header: header{kind: frameBeat}})
 	}

@@ -50,7 +50,7 @@ func (e *Engine) drive(tick time.Duration, block bool) (busy, missed bool) {
 			last = now
 			idle = 0
 		}
-		recent := moved || idle < idleLooks && now.Sub(last) <= tick
+		recent := moved || idle < idleLooks && now.Sub(last) < tick
 		if err == nil && e.inFlight.Load() > 0 && recent && (block || now.Sub(began) <= lookLimit) {
 			e.mu.Unlock()
 			if !moved {
