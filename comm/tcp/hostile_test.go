@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/schedule"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -233,13 +234,16 @@ func TestStalledFrame(t *testing.T) {
 	part := frame(header{kind: frameData, id: 2, length: n}, make([]byte, n))
 	alert := []byte{21, 3, 3, 0, 19, 1} // the beginning of a record
 	for name, stall := range map[string]func(t *testing.T, in *intruder){
-		"in a header":                  func(t *testing.T, in *intruder) { in.send(t, 1, part[:7]) },
-		"behind a header":              func(t *testing.T, in *intruder) { in.send(t, 1, part[:headerBytes]) },
-		"behind a byte":                func(t *testing.T, in *intruder) { in.send(t, 1, part[:headerBytes+1]) },
-		"behind a record with a byte":  func(t *testing.T, in *intruder) { in.send(t, 1, part[:headerBytes]); in.send(t, 1, part[:1]) },
-		"behind records":               func(t *testing.T, in *intruder) { in.send(t, 1, part[:headerBytes+n/2]) },
-		"before the last byte":         func(t *testing.T, in *intruder) { in.send(t, 1, part[:len(part)-1]) },
-		"in a record":                  func(t *testing.T, in *intruder) { in.send(t, 1, part[:headerBytes+2]); in.raw(t, 1, []byte{23, 3, 3, 1, 0, 9}) },
+		"in a header":                 func(t *testing.T, in *intruder) { in.send(t, 1, part[:7]) },
+		"behind a header":             func(t *testing.T, in *intruder) { in.send(t, 1, part[:headerBytes]) },
+		"behind a byte":               func(t *testing.T, in *intruder) { in.send(t, 1, part[:headerBytes+1]) },
+		"behind a record with a byte": func(t *testing.T, in *intruder) { in.send(t, 1, part[:headerBytes]); in.send(t, 1, part[:1]) },
+		"behind records":              func(t *testing.T, in *intruder) { in.send(t, 1, part[:headerBytes+n/2]) },
+		"before the last byte":        func(t *testing.T, in *intruder) { in.send(t, 1, part[:len(part)-1]) },
+		"in a record": func(t *testing.T, in *intruder) {
+			in.send(t, 1, part[:headerBytes+2])
+			in.raw(t, 1, []byte{23, 3, 3, 1, 0, 9})
+		},
 		"in an alert behind a byte":    func(t *testing.T, in *intruder) { in.send(t, 1, part[:headerBytes+1]); in.raw(t, 1, alert) },
 		"in an alert together with it": func(t *testing.T, in *intruder) { in.together(t, 1, part[:headerBytes+2], alert) },
 	} {
@@ -293,4 +297,78 @@ func (in *intruder) together(t *testing.T, lane int, record, bytes []byte) {
 	require.NoError(t, err)
 	l.direct = true
 	in.raw(t, lane, append(l.out, bytes...))
+}
+
+// A message without the head that its receive expects is an error, and not what the memory had before.
+func TestFalseHead(t *testing.T) {
+	head := func(count, dt uint64, bytes int) []byte {
+		b := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, count), dt)
+		return append(b, make([]byte, bytes)...)
+	}
+	const u8 = uint64(dtype.U8)
+	for name, message := range map[string][]byte{
+		"nothing":              {},
+		"a half":               head(8, u8, 0)[:8],
+		"all but a byte":       head(8, u8, 0)[:15],
+		"no data":              head(8, u8, 0),
+		"a byte less":          head(8, u8, 7),
+		"a byte more":          head(8, u8, 9),
+		"no type":              head(8, uint64(dtype.Invalid), 8),
+		"zeros":                head(0, 0, 8),
+		"a type beyond a byte": head(8, u8+256, 8),
+		"another type":         head(8, uint64(dtype.I8), 8),
+		"another count":        head(7, u8, 8),
+		"a count of a sign":    head(1<<63, u8, 8),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, in := newIntruder(t, 1)
+				memory := make([]byte, 8)
+				require.NoError(t, c.Recv(hostmem.Addr(memory), 8, dtype.U8, 1, 9))
+				n := uint64(len(message))
+				in.send(t, 0, frame(header{kind: frameMessage, id: 1, tag: hostileTag, total: n, eager: n, length: int(n)}, message))
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				require.ErrorIs(t, c.Sync(ctx), comm.ErrMismatch)
+				require.NoError(t, c.Close())
+			})
+		})
+	}
+}
+
+// A control message of anything aborts the communicator, with a reason, or says nothing.
+func TestFalseControl(t *testing.T) {
+	const kinds, calls = 0, 1 // words
+	control := func(change func(words []uint64, b []byte)) []byte {
+		words := make([]uint64, schedule.ControlBytes/8)
+		b := hostmem.Bytes(words)
+		change(words, b)
+		return bytes.Clone(b)
+	}
+	for name, c := range map[string]struct {
+		message []byte
+		reason  string
+	}{
+		"a lost rank":        {control(func(w []uint64, _ []byte) { w[kinds] = 4 }), "a control message that is none"},
+		"another kind":       {control(func(w []uint64, _ []byte) { w[kinds] = 1 << 40 }), "a control message that is none"},
+		"no such call":       {control(func(w []uint64, _ []byte) { w[5] = 3 }), "a control message that is none"},
+		"the last number":    {control(func(w []uint64, _ []byte) { w[calls], w[5] = 1<<64-1, 1<<64-1 }), "a control message that is none"},
+		"passed, not called": {control(func(w []uint64, _ []byte) { w[kinds], w[2] = 1, 1 }), "a control message that is none"},
+		"a failure with escapes": {control(func(w []uint64, b []byte) {
+			w[kinds] = 2
+			text := "\x1b[2J\xff\nreally"
+			w[len(w)-60] = uint64(copy(b[len(b)-472:], text))
+		}), `rank 1 aborted: \x1b[2J\xff\nreally`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				peer, in := newIntruder(t, 1)
+				in.send(t, 0, frame(header{kind: frameControl, id: 1, length: len(c.message), report: c.message[0] == 0}, c.message))
+				err := peer.Barrier(t.Context())
+				require.ErrorIs(t, err, comm.ErrPeerFailed)
+				assert.ErrorContains(t, err, c.reason)
+				require.NoError(t, peer.Close())
+			})
+		})
+	}
 }

@@ -68,10 +68,12 @@ func FuzzControlMessage(f *testing.F) {
 		for _, c := range drawCalls(calls) {
 			e.log.add(newEntry(&c), c.RecvCounts)
 		}
-		messages := make([]controlMessage, 1)
-		copy(hostmem.Bytes(messages), bytes)
-		e.keep(1, &messages[0])
-		err := e.aborted(1)
+		m, err := readControl(bytes)
+		if err != nil {
+			return
+		}
+		e.keep(1, m)
+		err = e.aborted(1)
 		if err == nil {
 			err = e.compare(1)
 		}

@@ -30,6 +30,28 @@ type controlMessage struct {
 	text   [controlTextLength]byte
 }
 
+// readControl returns a control message as another rank has sent it, if it is one that ranks send.
+func readControl(bytes []byte) (*controlMessage, error) {
+	messages := make([]controlMessage, 1)
+	copy(hostmem.Bytes(messages), bytes)
+	m := &messages[0]
+	valid := len(bytes) == ControlBytes && m.passed <= m.calls && m.length <= controlTextLength
+	switch m.kind {
+	case stallReport:
+		valid = valid && m.number < m.calls
+	case goodbye, failure, mismatch:
+	default:
+		valid = false
+	}
+	if !valid {
+		return nil, fmt.Errorf("a control message that is none: kind %d, %d bytes", m.kind, len(bytes))
+	}
+	return m, nil
+}
+
+// reason is the text of a failure.
+func (m *controlMessage) reason() string { return printable.Text(string(m.text[:m.length])) }
+
 // first is the number of the first call in a status report.
 func (m *controlMessage) first() uint64 { return m.number - min(m.number, reportCalls-1) }
 
@@ -163,19 +185,21 @@ func (e *Engine) hear() error {
 			if err != nil {
 				return err
 			}
-			m := make([]controlMessage, 1)
+			m := new(controlMessage)
 			state, passed := e.segment.last(src)
 			if bytes != nil {
-				copy(hostmem.Bytes(m), bytes)
+				if m, err = readControl(bytes); err != nil {
+					return fmt.Errorf("%w: rank %d sent %w", comm.ErrPeerFailed, src, err)
+				}
 			} else if state == lastUnsent {
-				m[0] = unsent(passed)
+				*m = unsent(passed)
 			} else if gone := e.wire.Gone(src); gone != nil {
-				m[0] = controlMessage{kind: lost}
-				m[0].say(gone.Error())
+				m.kind = lost
+				m.say(gone.Error())
 			} else {
 				break
 			}
-			e.keep(src, &m[0])
+			e.keep(src, m)
 		}
 	}
 	return nil
@@ -210,7 +234,7 @@ func (e *Engine) aborted(src int) error {
 	if o := e.oldest(); o != nil && !o.op.MovesData() && o.number < m.passed {
 		return nil
 	}
-	text := printable.Text(string(m.text[:min(m.length, controlTextLength)]))
+	text := m.reason()
 	switch m.kind {
 	case mismatch:
 		return &peerFailure{e, cmp.Or(text, comm.ErrMismatch.Error()), comm.ErrMismatch}

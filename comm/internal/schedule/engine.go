@@ -274,15 +274,20 @@ func (e *Engine) post(o *Op, m Message) {
 func (e *Engine) complete(d *Done) error {
 	m := &e.table[d.ID]
 	o, err := m.owner, d.Err
+	want := m.Bytes
+	if m.headed {
+		want = e.headedBytes(o)
+	}
 	switch {
 	case !m.Receive:
 	case d.Bytes > m.Bytes:
 		err = fmt.Errorf("%w: %v: rank %d sent more than %d bytes", comm.ErrMismatch, o, m.Peer, m.Bytes)
-	case err == nil && !m.headed && d.Bytes != m.Bytes:
-		err = fmt.Errorf("%w: %v: rank %d sent %d bytes, expected %d", comm.ErrMismatch, o, m.Peer, d.Bytes, m.Bytes)
+	case err == nil && d.Bytes != want:
+		err = fmt.Errorf("%w: %v: rank %d sent %d bytes, expected %d", comm.ErrMismatch, o, m.Peer, d.Bytes, want)
 	}
 	if m.headed || err != nil {
-		err = cmp.Or(e.checkHead(o), err)
+		came := m.headed && d.Err == nil && d.Bytes >= headBytes && d.Bytes <= m.Bytes
+		err = cmp.Or(e.checkHead(o, came), err)
 	}
 	if err != nil {
 		return e.fail(o.op, err)

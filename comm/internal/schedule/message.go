@@ -2,6 +2,7 @@ package schedule
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
@@ -71,16 +72,25 @@ func stepMessage(e *Engine, o *Op) bool {
 	return false
 }
 
-// checkHead compares the head of a message, if it has come, with what o expects.
-func (e *Engine) checkHead(o *Op) error {
+// headedBytes is the length of a message of o that begins with its head.
+func (e *Engine) headedBytes(o *Op) int {
+	bytes := o.count * o.dt.Size()
+	if e.short(bytes) {
+		return headBytes + bytes
+	}
+	return headBytes
+}
+
+// checkHead compares the head of a message with what o expects. Unless it came, it may be there: it is not zero then.
+func (e *Engine) checkHead(o *Op, came bool) error {
 	if o.op != comm.OpRecv || o.memory == 0 {
 		return nil
 	}
 	got := hostmem.Slice[head](o.memory, 1)[0]
-	if got == (head{uint64(o.count), uint64(o.dt)}) || dtype.DType(got.dt) == dtype.Invalid {
+	if got == (head{uint64(o.count), uint64(o.dt)}) || !came && got == (head{}) {
 		return nil
 	}
-	sent := comm.SendCall(0, int(got.count), dtype.DType(got.dt), e.rank, uint32(o.entry.tag))
+	sent := comm.SendCall(0, int(got.count), dtype.DType(min(got.dt, math.MaxUint8)), e.rank, uint32(o.entry.tag))
 	return fmt.Errorf("%w: rank %d called %v, rank %d called %v", comm.ErrMismatch, o.peer, sent, e.rank, o)
 }
 
