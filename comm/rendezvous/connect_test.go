@@ -548,7 +548,7 @@ func TestThePortIsInUse(t *testing.T) {
 	t.Run("with all that come next", func(t *testing.T) {
 		logged(t)
 		job := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("s")}
-		occupy(t, job.Address, func(c net.Conn) { c.Close() }, 0, 1, 2, 3)
+		occupy(t, job.Address, func(c net.Conn) { io.WriteString(c, "220 mail.example ESMTP") }, 0, 1, 2, 3) //nolint:errcheck
 		assert.ErrorContains(t, await(t, job.start(t.Context(), "id")).err, "listen tcp ")
 		job.Rank = 1
 		err := await(t, job.start(t.Context(), "")).err

@@ -48,14 +48,14 @@ type Dialer struct {
 	Once      bool   // Dial makes one attempt at each address
 }
 
-// Dial connects to the store. It may start later, or others may have some of its addresses, so Dial tries until ctx
-// ends, unless all addresses are those of others; one that only hangs up is tried five times. If the store refuses
-// this process, that is an error wrapping [ErrRefused] at once.
+// Dial connects to the store. It may start later, others may have some of its addresses, and it hangs up on some
+// connections while strangers crowd it, so Dial tries until ctx ends. If the store refuses this process, or others answer
+// at all addresses, that is an error wrapping [ErrRefused] at once.
 func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 	hello := Hello{Name: d.Name, Size: d.Size, Process: rand.Text(), Version: protocol}
 	var log Gate
 	var last []error // of the last whole round
-	for wait, silent := retryFirst, 1; ; wait, silent = min(2*wait, retryLast), silent+1 {
+	for wait := retryFirst; ; wait = min(2*wait, retryLast) {
 		now, sure := []error(nil), true
 		for _, address := range d.Addresses {
 			c, err := d.connect(ctx, address, hello)
@@ -64,12 +64,12 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 			case err == nil:
 				return c, nil
 			case !errors.As(err, &r):
-				sure, silent = false, 0
+				sure = false
 			case r.proven:
 				return nil, err
 			default:
-				sure = sure && r.reason != reasonSilence
-				if times, due := log.count(r.reason); due {
+				sure = sure && r.reason != reasonSilence // the store hangs up as well, on some of a crowd
+				if times, due := log.tally(r.reason); due {
 					slog.Warn("store: looking for the job's store, found somebody else", "at", r.by, "reason", r.reason, "times", times)
 				}
 			}
@@ -78,10 +78,10 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 		if ctx.Err() == nil || last == nil {
 			last = now
 		}
-		if d.Once || (sure || silent == 5) && ctx.Err() == nil {
+		if d.Once || sure && ctx.Err() == nil {
 			return nil, errors.Join(last...)
 		}
-		if times, due := log.count(""); due && times > 4 {
+		if times, due := log.tally(""); due && times > 4 {
 			slog.Warn("store: no connection yet; trying again", "process", d.Name, "err", errors.Join(last...), "times", times)
 		}
 		select {

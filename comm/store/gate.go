@@ -11,7 +11,9 @@ import (
 	"io"
 	"log/slog"
 	"math/big"
+	mrand "math/rand/v2"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"sync"
@@ -110,15 +112,18 @@ func reason(err error) string {
 	return reasonLanguage
 }
 
-// A Gate lets in connections whose other side knows a secret. At most Most others may be open: beyond that, the
-// oldest gives way to the newest. Refusals for one reason are logged the first, second, fourth, eighth … time.
+// A Gate lets in connections whose other side knows a secret. At most Most handshakes may be in flight. One more has one of
+// them end, of the address that has most of them, at random: a stranger, however fast it connects, crowds out none but
+// those of its own address, and of these a share that grows with their attempts gets through. Addresses of IPv6 are taken by
+// their first 64 bits, which one host may have all of. Refusals for one reason are logged the first, second, fourth, eighth … time.
 type Gate struct {
 	Name string // in the log
 	Most int
 
-	mu      sync.Mutex
-	open    []net.Conn
-	refused map[string]int
+	mu         sync.Mutex
+	handshakes map[netip.Prefix][]net.Conn // in flight, by address; guarded by mu
+	count      int                         // of these; guarded by mu
+	refused    map[string]int              // times, by reason; guarded by mu
 }
 
 // Serve passes connections that have authenticated to serve, each in a goroutine of its own, and closes them when it
@@ -128,24 +133,22 @@ func (g *Gate) Serve(l net.Listener, conf *tls.Config, serve func(conn *tls.Conn
 		conn, err := l.Accept()
 		switch {
 		case errors.Is(err, net.ErrClosed):
-			g.giveWay(0)
+			g.evict(0)
 			return
 		case err != nil:
-			// Out of descriptors, for instance: the oldest stranger frees one.
+			// Out of descriptors, for instance: a stranger frees one.
 			g.mu.Lock()
-			most := max(len(g.open)-1, 0)
+			most := max(g.count-1, 0)
 			g.mu.Unlock()
-			g.giveWay(most)
-			if times, due := g.count("accept"); due {
+			g.evict(most)
+			if times, due := g.tally("accept"); due {
 				slog.Warn(g.Name+": cannot accept a connection now", "err", err, "times", times)
 			}
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
-		g.mu.Lock()
-		g.open = append(g.open, conn)
-		g.mu.Unlock()
-		g.giveWay(g.Most)
+		g.begin(conn)
+		g.evict(g.Most)
 		go func() {
 			defer conn.Close() //nolint:errcheck // nothing is lost
 			secure := tls.Server(conn, conf)
@@ -153,9 +156,7 @@ func (g *Gate) Serve(l net.Listener, conf *tls.Config, serve func(conn *tls.Conn
 			if err == nil {
 				err = secure.Handshake()
 			}
-			g.mu.Lock()
-			g.open = slices.DeleteFunc(g.open, func(c net.Conn) bool { return c == conn })
-			g.mu.Unlock()
+			g.end(conn)
 			if err != nil {
 				g.Refuse(conn, reason(err), reason(err))
 				return
@@ -168,14 +169,83 @@ func (g *Gate) Serve(l net.Listener, conf *tls.Config, serve func(conn *tls.Conn
 	}
 }
 
-// giveWay closes the oldest connections beyond most.
-func (g *Gate) giveWay(most int) {
+// source is what a handshake counts for: the address of its other side.
+func source(conn net.Conn) netip.Prefix {
+	at, ok := conn.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}
+	}
+	address := at.AddrPort().Addr().Unmap().WithZone("")
+	bits := address.BitLen()
+	if address.Is6() {
+		bits = 64
+	}
+	prefix, _ := address.Prefix(bits) // of no address, none
+	return prefix
+}
+
+// begin notes that a handshake begins.
+func (g *Gate) begin(conn net.Conn) {
+	from := source(conn)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for len(g.open) > most {
-		g.open[0].Close() //nolint:errcheck // nothing is lost
-		g.open = slices.Delete(g.open, 0, 1)
+	if g.handshakes == nil {
+		g.handshakes = map[netip.Prefix][]net.Conn{}
 	}
+	g.handshakes[from] = append(g.handshakes[from], conn)
+	g.count++
+}
+
+// end notes that a handshake has ended, unless it was evicted.
+func (g *Gate) end(conn net.Conn) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	from := source(conn)
+	if i := slices.Index(g.handshakes[from], conn); i >= 0 {
+		g.remove(from, i)
+	}
+}
+
+// remove forgets a handshake. mu is held.
+func (g *Gate) remove(from netip.Prefix, i int) {
+	list := g.handshakes[from]
+	last := len(list) - 1
+	list[i] = list[last]
+	list[last] = nil
+	g.handshakes[from] = list[:last]
+	g.count--
+	if last == 0 {
+		delete(g.handshakes, from)
+	}
+}
+
+// evict ends handshakes beyond most.
+func (g *Gate) evict(most int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for g.count > most {
+		from := g.busiest()
+		i := mrand.IntN(len(g.handshakes[from]))
+		g.handshakes[from][i].Close() //nolint:errcheck // nothing is lost
+		g.remove(from, i)
+	}
+}
+
+// busiest returns the address with the most handshakes in flight, one at random of those that have as many. mu is held.
+func (g *Gate) busiest() (from netip.Prefix) {
+	length, ties := 0, 0
+	for address, list := range g.handshakes {
+		if len(list) > length {
+			length, ties = len(list), 0
+		}
+		if len(list) == length {
+			ties++
+			if mrand.IntN(ties) == 0 {
+				from = address
+			}
+		}
+	}
+	return from
 }
 
 // Refuse logs a refusal, ever more rarely those of one class.
@@ -184,13 +254,13 @@ func (g *Gate) Refuse(conn net.Conn, class, reason string) {
 }
 
 func (g *Gate) warn(conn net.Conn, what, class, reason string) {
-	if times, due := g.count(class); due {
+	if times, due := g.tally(class); due {
 		slog.Warn(g.Name+": "+what, "from", conn.RemoteAddr(), "reason", reason, "times", times)
 	}
 }
 
-// count returns how often an event has happened, and whether to log it: the first, second, fourth, eighth … time.
-func (g *Gate) count(what string) (times int, due bool) {
+// tally returns how often an event has happened, and whether to log it: the first, second, fourth, eighth … time.
+func (g *Gate) tally(what string) (times int, due bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.refused == nil {
