@@ -37,8 +37,12 @@ const (
 	// mostStrangers bounds the connections that have not said who they are, beside the ranks.
 	mostStrangers = 256
 	longestReason = 1 << 10 // of a refusal
-	// pings is how often the round trip is measured where the kernel does not tell it.
+	// pings is how often the round trip is measured where the kernel does not tell it, and so the hellos of a connection before
+	// that which makes it a lane.
 	pings = 4
+	// mostAddresses and longestAddress bound what a rank may publish: a host has an address for each of its interfaces.
+	mostAddresses  = 256
+	longestAddress = 300
 )
 
 // Lanes are for links whose round trip is long: the windows of the kernel's connections are
@@ -67,6 +71,27 @@ type record struct {
 	Protocol  string // in all versions
 	Nonce     uint64 // of this attempt
 	Addresses []string
+}
+
+// readRecord returns what a rank has published, if that is a record.
+func readRecord(rank int, text []byte) (r record, err error) {
+	if err := json.Unmarshal(text, &r); err != nil {
+		return r, fmt.Errorf("what rank %d has published is no record: %.200v", rank, err)
+	}
+	if r.Protocol != protocol { // whatever else it says
+		return r, fmt.Errorf("%w: %w: rank %d speaks %.40q, this one %q: all ranks use one version of this library",
+			comm.ErrMismatch, store.ErrRefused, rank, r.Protocol, protocol)
+	}
+	if len(r.Addresses) == 0 || len(r.Addresses) > mostAddresses {
+		return r, fmt.Errorf("rank %d has published %d addresses", rank, len(r.Addresses))
+	}
+	for _, address := range r.Addresses {
+		_, _, err := net.SplitHostPort(address)
+		if err != nil || len(address) > longestAddress || printable.Text(address) != address {
+			return r, fmt.Errorf("rank %d has published an address that is none: %.100q", rank, address)
+		}
+	}
+	return r, nil
 }
 
 // hello is what the dialing side says on a connection. It gets a verdict. One that asks for no
@@ -136,7 +161,7 @@ func connect(ctx context.Context, kv store.Store, c Config, n *node) error {
 	case err != nil:
 		return err
 	case !ok:
-		return fmt.Errorf("%w: another process connects as rank %d: %s", store.ErrRefused, c.Rank, now.Value)
+		return fmt.Errorf("%w: another process connects as rank %d: %.1000q", store.ErrRefused, c.Rank, now.Value)
 	}
 	k.version = now.Version
 	gate := &store.Gate{Name: name, Most: mostStrangers + c.WorldSize*mostLanes}
@@ -260,15 +285,9 @@ func (k *connector) try(ctx context.Context, p *pair, attempt uint64) error {
 	if err != nil {
 		return err
 	}
-	var r record
-	if err := json.Unmarshal(text, &r); err != nil {
+	r, err := readRecord(p.rank, text)
+	if err != nil {
 		return err
-	}
-	if r.Protocol != protocol {
-		return fmt.Errorf("%w: %w: rank %d speaks %q, this one %q: all ranks use one version of this library", comm.ErrMismatch, store.ErrRefused, p.rank, r.Protocol, protocol)
-	}
-	for i, address := range r.Addresses { // errors have them
-		r.Addresses[i] = printable.Text(address)
 	}
 	interfaces, _ := net.InterfaceAddrs()
 	far := func(address string) int {
@@ -301,9 +320,27 @@ func (k *connector) dial(ctx context.Context, address string) (*tls.Conn, error)
 	}
 	conn := tls.Client(newLink(plain), k.tls)
 	if err := conn.HandshakeContext(ctx); err != nil {
-		return nil, errors.Join(err, plain.Close())
+		return nil, fmt.Errorf("%w: %w", errHandshake, errors.Join(err, plain.Close()))
 	}
 	return conn, nil
+}
+
+// errHandshake means that somebody took a connection, and that its handshake failed.
+var errHandshake = errors.New("handshake")
+
+// dialAgain is dial to an address where a lane's handshake has succeeded: its gate may hang up on others, where it is crowded.
+func (k *connector) dialAgain(ctx context.Context, address string) (*tls.Conn, error) {
+	for {
+		conn, err := k.dial(ctx, address)
+		if !errors.Is(err, errHandshake) {
+			return conn, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(retryTime):
+		}
+	}
 }
 
 // lanes measures the round trip on a first connection to a rank, and makes as many lanes as that asks for: lanes for
@@ -339,7 +376,7 @@ func (k *connector) lanes(ctx context.Context, address string, p *pair, h hello)
 		h.Lane = uint32(i)
 		all.Go(func() {
 			if i > 0 {
-				conns[i], errs[i] = k.dial(ctx, address)
+				conns[i], errs[i] = k.dialAgain(ctx, address)
 			}
 			if errs[i] == nil {
 				errs[i] = greet(ctx, conns[i], h)
@@ -385,13 +422,16 @@ func greet(ctx context.Context, conn *tls.Conn, h hello) error {
 // answer serves a connection until it ends.
 func (k *connector) answer(gate *store.Gate, conn *tls.Conn) {
 	_ = conn.SetDeadline(time.Now().Add(greetTime))
-	for {
+	for hellos := 0; ; hellos++ {
 		var h hello
 		if err := binary.Read(conn, binary.LittleEndian, &h); err != nil {
 			gate.Refuse(conn, "hello", "it did not say who it is")
 			return
 		}
 		v, reason := k.judge(&h)
+		if v == welcome && h.Lanes == 0 && hellos == pings { // otherwise what nobody reads fills the connection
+			v, reason = never, fmt.Sprintf("rank %d measures the round trip more than %d times", h.From, pings)
+		}
 		if v == welcome && h.Lanes > 0 {
 			if l := k.join(k.pairs[h.From], &h, conn, true); l != nil {
 				_ = conn.SetDeadline(time.Time{})
@@ -405,7 +445,7 @@ func (k *connector) answer(gate *store.Gate, conn *tls.Conn) {
 		if v != welcome {
 			gate.Refuse(conn, "rank", reason)
 		}
-		if v == never && int(h.From) < k.size {
+		if v == never && uint64(h.From) < uint64(k.size) {
 			k.note(k.pairs[h.From], errors.New(reason))
 		}
 		if _, err := conn.Write(append([]byte{byte(v)}, reason...)); err != nil || v != welcome {
@@ -417,14 +457,14 @@ func (k *connector) answer(gate *store.Gate, conn *tls.Conn) {
 // judge returns the verdict on a hello, and its reason.
 func (k *connector) judge(h *hello) (v verdict, reason string) {
 	v = never
-	switch rank := int(h.From); {
-	case h.Nonce != k.own.Nonce || int(h.To) != k.rank:
+	switch rank := int64(h.From); {
+	case h.Nonce != k.own.Nonce || int64(h.To) != int64(k.rank):
 		v, reason = again, fmt.Sprintf("it looks for rank %d of another start of the job; this is rank %d", h.To, k.rank)
-	case int(h.Size) != k.size:
+	case int64(h.Size) != int64(k.size):
 		reason = fmt.Sprintf("rank %d of %d in a job of %d", rank, h.Size, k.size)
-	case rank <= k.rank || rank >= k.size:
+	case rank <= int64(k.rank) || rank >= int64(k.size):
 		reason = fmt.Sprintf("rank %d has no business with rank %d of %d", rank, k.rank, k.size)
-	case int(h.Control) != schedule.ControlBytes:
+	case int64(h.Control) != int64(schedule.ControlBytes):
 		reason = "it is another version of this library"
 	case h.Silence != int64(k.config.Silence):
 		reason = fmt.Sprintf("rank %d may be silent for %v, rank %d for %v: all ranks need the same", rank, time.Duration(h.Silence), k.rank, k.config.Silence)

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"encoding/json"
+	"io"
 	"net"
 	"sync"
 	"testing"
@@ -49,6 +50,11 @@ func waiting(t *testing.T) (greets func(change func(*hello)) error, join func())
 		change(&h)
 		conn, err := k.dial(ctx, r.Addresses[0])
 		require.NoError(t, err)
+		for range pings {
+			if err := greet(ctx, conn, h); err != nil || h.Lanes > 0 {
+				return err
+			}
+		}
 		return greet(ctx, conn, h)
 	}
 	return greets, func() {
@@ -155,6 +161,105 @@ func TestLostStore(t *testing.T) {
 	}
 	require.NoError(t, server.Close())
 	all.Wait()
+}
+
+// fickle is a forwarder that hangs up on some of those who connect, as a gate does where it is crowded.
+func fickle(t *testing.T, l net.Listener, to func() string, takes func(number int) bool) {
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for number := 0; ; number++ {
+			a, err := l.Accept()
+			if err != nil {
+				return
+			}
+			if !takes(number) {
+				_ = a.Close()
+				continue
+			}
+			b, err := net.Dial("tcp", to())
+			if err != nil {
+				_ = a.Close()
+				continue
+			}
+			for _, ends := range [][2]net.Conn{{a, b}, {b, a}} {
+				go func() {
+					_, _ = io.Copy(ends[0], ends[1])
+					_ = ends[0].Close()
+				}()
+			}
+		}
+	}()
+}
+
+// A lane on which the other side hangs up is made again, and not all of them.
+func TestLanesAgain(t *testing.T) {
+	conf, err := store.TLS([]byte("a secret of tests"), "comm/tcp")
+	require.NoError(t, err)
+	l, err := net.Listen("tcp", "localhost:0")
+	require.NoError(t, err)
+	_, port, err := net.SplitHostPort(freePort(t))
+	require.NoError(t, err)
+	taken := 0 // of the forwarder's goroutine
+	fickle(t, l, func() string { return "localhost:" + port }, func(number int) bool {
+		if number%3 > 0 {
+			return false
+		}
+		taken++
+		return taken <= 4
+	})
+	server := store.NewServer(store.Options{})
+	t.Cleanup(func() { assert.NoError(t, server.Close()) })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var all sync.WaitGroup
+	for rank := range 2 {
+		all.Go(func() {
+			c := Config{Rank: rank, WorldSize: 2, TLS: conf, Listen: "localhost:" + port, Advertise: []string{l.Addr().String()}, Connections: 4}
+			if rank == 1 {
+				c.Listen = "localhost"
+			}
+			world, err := New(ctx, server.Local(string(rune('0'+rank))), c)
+			if assert.NoError(t, err) {
+				assert.Equal(t, 4, Lanes(world))
+				assert.NoError(t, world.Barrier(ctx))
+				assert.NoError(t, world.Close())
+			}
+		})
+	}
+	all.Wait()
+}
+
+// freePort is an address where nobody listens.
+func freePort(t *testing.T) string {
+	l, err := net.Listen("tcp", "localhost:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	return l.Addr().String()
+}
+
+// Who only measures the round trip is refused in the end: its answers would fill a connection that it does not read.
+func TestPingsAreBounded(t *testing.T) {
+	greets, join := waiting(t)
+	require.ErrorContains(t, greets(func(h *hello) { h.Lanes = 0 }), "measures the round trip more than 4 times")
+	join()
+}
+
+// FuzzRecord has a rank read what another one may have published.
+func FuzzRecord(f *testing.F) {
+	for _, text := range []string{`{"Protocol":"tutti-tcp/1","Nonce":1,"Addresses":["a:1"]}`, `{"Protocol":"tutti-tcp/2"}`, `[]`, ``,
+		`{"Protocol":"tutti-tcp/1","Addresses":[]}`, `{"Protocol":"tutti-tcp/1","Addresses":["a"]}`, `{"Protocol":"tutti-tcp/1","Nonce":-1}`} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		r, err := readRecord(3, text)
+		if err != nil {
+			assert.Contains(t, err.Error(), "rank 3")
+			assert.Less(t, len(err.Error()), 1000)
+			return
+		}
+		assert.Equal(t, protocol, r.Protocol)
+		assert.NotEmpty(t, r.Addresses)
+	})
 }
 
 // FuzzHello has a rank judge hellos of any kind: it welcomes none that it has no place for.
