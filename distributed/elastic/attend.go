@@ -288,12 +288,24 @@ func (m *Member) hear(e store.Event) {
 			delete(m.entries, e.Key)
 			m.miss()
 		} else {
-			m.entries[e.Key] = read(e)
+			there, err := read(e)
+			if err != nil {
+				m.refuse(e.Key, err)
+			}
+			m.entries[e.Key] = there
 			if v, _ := m.look(); v.ending() { // before the first of them is gone
 				m.ends = true
 			}
 		}
 	})
+}
+
+// refuse logs that an entry of the store is ignored, ever more rarely. mu is held.
+func (m *Member) refuse(key string, err error) {
+	if m.ignored++; m.ignored&(m.ignored-1) == 0 {
+		slog.Warn("elastic: ignoring what no member writes", "member", m.cfg.Name, "key", fmt.Sprintf("%.100s", key),
+			"err", fmt.Sprintf("%.200v", err), "times", m.ignored)
+	}
 }
 
 // entry is what the store has of a key: an epoch or a member's status, which nobody changes, or the World of the last epoch.
@@ -302,23 +314,6 @@ type entry struct {
 	record  *record
 	status  *status
 	over    string
-}
-
-func read(e store.Event) (r entry) {
-	r.version = e.Version
-	switch {
-	case e.Key == overKey:
-		r.over = string(e.Value)
-	case e.Key == epochKey:
-		if r.record = new(record); json.Unmarshal(e.Value, r.record) != nil {
-			r.record = nil
-		}
-	case strings.HasPrefix(e.Key, memberKeys):
-		if r.status = new(status); json.Unmarshal(e.Value, r.status) != nil {
-			r.status = nil
-		}
-	}
-	return r
 }
 
 // miss aborts the epoch that is used if a member of it who is not in the store now is not there within a quarter of the time of
@@ -387,10 +382,11 @@ func (m *Member) claims() [2]*claim { return [2]*claim{&m.statusClaim, &m.endCla
 // look returns what the store has, and the version of the epoch in it. mu is held.
 func (m *Member) look() (v view, version uint64) {
 	v = view{min: m.cfg.Min, max: m.cfg.Max, outlives: m.cfg.Dial != nil, settled: time.Since(m.since) > m.cfg.Silence/4, over: m.entries[overKey].over}
+	version = m.entries[epochKey].version // also of what is no record, which the next one replaces
 	for _, key := range slices.Sorted(maps.Keys(m.entries)) {
 		switch e := m.entries[key]; {
 		case e.record != nil:
-			v.record, version = e.record, e.version
+			v.record = e.record
 		case e.status != nil:
 			v.present = append(v.present, *e.status)
 		}

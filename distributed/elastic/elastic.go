@@ -170,6 +170,7 @@ type Member struct {
 	endClaim    claim            // the World of the epoch with the last step, once this member has made that
 	refusal     error            // why the store does not have these; nil if it took the last write
 	fault       error            // why it cannot be a member
+	ignored     int              // entries that no member writes
 	ends        bool             // all members of the last epoch are to leave
 	turn        int              // where in the list of members the search for a store begins
 	used        *Epoch           // the last one that was formed
@@ -189,6 +190,9 @@ type Member struct {
 func Join(ctx context.Context, cfg Config) (*Member, error) {
 	if cfg.Name == "" || cfg.Form == nil || cfg.Bind == nil || cfg.Min < 1 || cfg.Max != 0 && cfg.Max < cfg.Min || cfg.Dial == nil && cfg.TLS == nil {
 		return nil, fmt.Errorf("elastic: %w: Name, Form, Bind, TLS or Dial, 1 <= Min <= Max are needed", comm.ErrArgument)
+	}
+	if err := checkText(cfg.Name); err != nil {
+		return nil, fmt.Errorf("elastic: %w: %w", comm.ErrArgument, err)
 	}
 	cfg.Silence, cfg.Patience = cmp.Or(cfg.Silence, DefaultSilence), cmp.Or(cfg.Patience, 10*time.Second)
 	if cfg.Runtime == nil {

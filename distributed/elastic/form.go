@@ -152,6 +152,10 @@ func (m *Member) form(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		own := m.now()
+		if err := r.checkEntry(&own); err != nil {
+			return err
+		}
 		began := time.Now()
 		c, err := m.establish(ctx, r)
 		m.failed = err

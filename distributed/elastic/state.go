@@ -131,8 +131,11 @@ func (m *Member) residualNorm() (norm float64, err error) {
 	return math.Sqrt(norm), err
 }
 
-// The tag of messages with state.
-const tag = 0
+// The tag of messages with state, and the most that Save may return.
+const (
+	tag       = 0
+	mostSaved = math.MaxInt32
+)
 
 // share gives a member that joins what it needs, or takes that from another one.
 func (m *Member) share(ctx context.Context, e *Epoch, peer int, saved []byte, joins bool) error {
@@ -143,7 +146,13 @@ func (m *Member) share(ctx context.Context, e *Epoch, peer int, saved []byte, jo
 		return distributed.Send(ctx, e.Comm, t, peer, tag)
 	}
 	length := []int64{int64(len(saved))}
+	if length[0] > mostSaved {
+		return fmt.Errorf("elastic: %w: Save returns %d bytes, at most %d can be", comm.ErrArgument, length[0], mostSaved)
+	}
 	err := pass(ctx, m, e, length, move)
+	if err == nil && (length[0] < 0 || length[0] > mostSaved) {
+		err = fmt.Errorf("elastic: %w: %s is about to send a state of %d bytes", comm.ErrMismatch, e.Members[peer], length[0])
+	}
 	if err == nil && length[0] > 0 {
 		if joins {
 			saved = make([]byte, length[0])

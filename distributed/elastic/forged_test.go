@@ -1,0 +1,323 @@
+package elastic
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// forgeries are texts of an epoch that no member writes, by what is wrong with them.
+var forgeries = map[string]string{
+	"nothing":            ``,
+	"a half":             `{"Number":1`,
+	"another type":       `[]`,
+	"a negative number":  `{"Number":-1}`,
+	"no members":         `{"Number":9,"World":"w","Members":[]}`,
+	"the last number":    `{"Number":18446744073709551615,"World":"w","Members":[{"Name":"a","Incarnation":"1"}]}`,
+	"the last step":      `{"Number":9,"World":"w","Members":[{"Name":"a","Incarnation":"1"}],"Step":18446744073709551615}`,
+	"nobody has state":   `{"Number":9,"World":"w","Members":[{"Name":"a","Incarnation":"1","Fresh":true}]}`,
+	"no world":           `{"Number":9,"Members":[{"Name":"a","Incarnation":"1"}]}`,
+	"a world of escapes": `{"Number":9,"World":"\u001b[2J","Members":[{"Name":"a","Incarnation":"1"}]}`,
+	"a member twice":     `{"Number":9,"World":"w","Members":[{"Name":"a","Incarnation":"1"},{"Name":"a","Incarnation":"2"}]}`,
+	"a member no name":   `{"Number":9,"World":"w","Members":[{"Incarnation":"1"}]}`,
+	"no process":         `{"Number":9,"World":"w","Members":[{"Name":"a"}]}`,
+	"a base twice":       `{"Number":9,"World":"w","Members":[{"Name":"a","Incarnation":"1"}],"Base":[{"Name":"b","Incarnation":"1"},{"Name":"b","Incarnation":"1"}]}`,
+	"a lost one no name": `{"Number":9,"World":"w","Members":[{"Name":"a","Incarnation":"1"}],"Lost":["\n"]}`,
+	"a long name":        `{"Number":9,"World":"w","Members":[{"Name":"` + strings.Repeat("a", 2000) + `","Incarnation":"1"}]}`,
+	"a long address":     `{"Number":9,"World":"w","Members":[{"Name":"a","Incarnation":"1","Address":"` + strings.Repeat("a", 2000) + `"}]}`,
+	"members before all": `{"Number":0,"World":"w","Members":[{"Name":"a","Incarnation":"1"}]}`,
+	"too many members":   `{"Number":9,"World":"w","Members":[` + strings.Repeat(`{},`, mostMembers) + `{}]}`,
+	"too many lost ones": `{"Number":9,"World":"w","Members":[{"Name":"a","Incarnation":"1"}],"Lost":[` + strings.Repeat(`"",`, mostMembers) + `""]}`,
+}
+
+func TestRecordsAreChecked(t *testing.T) {
+	for name, text := range forgeries {
+		r, err := read(store.Event{Entry: store.Entry{Key: epochKey, Value: []byte(text), Version: 7}})
+		assert.Error(t, err, name)
+		assert.Nil(t, r.record, name)
+		assert.EqualValues(t, 7, r.version, name)
+		if text != "" {
+			_, err = read(store.Event{Entry: store.Entry{Key: memberKeys + "a", Value: fmt.Appendf(nil, `{"Name":"a","Incarnation":"1","Accepted":%s}`, text)}})
+			assert.Error(t, err, name)
+		}
+	}
+	for name, text := range map[string]string{
+		"another's":      `{"Name":"b","Incarnation":"1"}`,
+		"no process":     `{"Name":"a"}`,
+		"formed nothing": `{"Name":"a","Incarnation":"1","Formed":true}`,
+		"the last step":  `{"Name":"a","Incarnation":"1","Step":18446744073709551615}`,
+		"accepted none":  `{"Name":"a","Incarnation":"1","Accepted":{}}`,
+	} {
+		r, err := read(store.Event{Entry: store.Entry{Key: memberKeys + "a", Value: []byte(text)}})
+		assert.Error(t, err, name)
+		assert.Nil(t, r.status, name)
+	}
+	for _, text := range []string{`{}`, `{"Number":1,"World":"w","Members":[{"Name":"a","Incarnation":"1"},{"Name":"b","Incarnation":"1","Fresh":true}],"Step":3}`} {
+		r, err := read(store.Event{Entry: store.Entry{Key: epochKey, Value: []byte(text)}})
+		require.NoError(t, err)
+		assert.NotNil(t, r.record)
+	}
+	for _, name := range []string{"\x1b[2J", "a\nb", strings.Repeat("a", 2000)} {
+		_, err := Join(t.Context(), Config{Name: name, Min: 1, Form: overTCP, TLS: conf, Bind: func(context.Context, *Epoch) error { return nil }})
+		assert.ErrorIs(t, err, comm.ErrArgument)
+	}
+}
+
+// FuzzEntries has a member decide by whatever the store has.
+func FuzzEntries(f *testing.F) {
+	for _, text := range forgeries {
+		if len(text) < 1000 {
+			f.Add([]byte(text), []byte(`{"Name":"a","Incarnation":"1","Waiting":true,"Accepted":`+text+`}`), []byte(`{"Name":"b","Incarnation":"1","Waiting":true,"Fresh":true}`), "w", byte(3))
+		}
+	}
+	f.Fuzz(func(t *testing.T, epoch, a, b []byte, over string, flags byte) {
+		m := &Member{cfg: Config{Name: "a", Min: 1 + int(flags)%3, Max: int(flags) / 4 % 3}, entries: map[string]entry{}, changed: make(chan struct{})}
+		if flags&64 > 0 {
+			m.cfg.Dial = func(context.Context) (store.Store, error) { return nil, io.EOF }
+		}
+		m.since = time.Unix(0, 0)
+		for key, value := range map[string][]byte{epochKey: epoch, memberKeys + "a": a, memberKeys + "b": b, overKey: []byte(over)} {
+			m.hear(store.Event{Entry: store.Entry{Key: key, Value: value}})
+		}
+		own := status{Name: "a", Incarnation: "1", Waiting: true, Fresh: flags&128 > 0}
+		if s := m.entries[memberKeys+"a"].status; s != nil {
+			own = *s
+		}
+		v, _ := m.look()
+		bound := boundary{view: v, own: own, told: own, reached: true, impatient: flags&32 > 0, ends: m.ends}
+		do, r, _ := bound.decide()
+		switch do {
+		case enter, propose, accept, rejoin:
+			require.NotEmpty(t, r.Members)
+			if do == propose {
+				r.World = "w"
+			}
+			require.NoError(t, r.check())
+		}
+	})
+}
+
+// adder is a member that counts its steps in a tensor.
+type adder struct{ *Member }
+
+// newAdder makes a member of a job over a store that outlives it.
+func newAdder(t *testing.T, name string, dial func(context.Context) (store.Store, error), form former) *adder {
+	rt := cpu.New()
+	state, err := runtime.New(rt, dtype.F32, 4)
+	require.NoError(t, err)
+	require.NoError(t, state.Fill(0))
+	m, err := Join(t.Context(), quick(Config{Name: name, Min: 1, Dial: dial, Form: form, Runtime: rt, Tensors: []*runtime.Tensor{state},
+		Bind: func(context.Context, *Epoch) error { return nil }}))
+	require.NoError(t, err)
+	return &adder{m}
+}
+
+// run makes steps until done says so.
+func (a *adder) run(ctx context.Context, done func(e *Epoch) bool) error {
+	t := a.cfg.Tensors[0]
+	return a.Run(ctx, func(ctx context.Context, e *Epoch) error {
+		time.Sleep(time.Millisecond)
+		if done(e) {
+			return io.EOF
+		}
+		one, err := runtime.FromSlice(a.cfg.Runtime, []float32{1, 1, 1, 1})
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(distributed.AllReduce(ctx, e.Comm, one, comm.Max), e.Comm.Sync(ctx)); err != nil {
+			return err
+		}
+		if err := a.Commit(ctx); err != nil {
+			return err
+		}
+		values := make([]float32, 4)
+		if err := runtime.CopyOut(values, t); err != nil {
+			return err
+		}
+		for i := range values {
+			values[i]++
+		}
+		return runtime.CopyIn(t, values)
+	})
+}
+
+// TestForgedEpochIsReplaced: members go on behind an entry that no member writes, and the next epoch takes its place.
+func TestForgedEpochIsReplaced(t *testing.T) { bubble(t, forgedEpochIsReplaced) }
+
+func forgedEpochIsReplaced(t *testing.T) {
+	for name, text := range forgeries {
+		server := store.NewServer(store.Options{})
+		form := new(rooms).form
+		dial := func(context.Context) (store.Store, error) { return server.Local("a member"), nil }
+		ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+		var all sync.WaitGroup
+		forge := make(chan struct{})
+		run := func(member string) {
+			a := newAdder(t, member, dial, form)
+			all.Go(func() {
+				var once sync.Once
+				assert.NoError(t, a.run(ctx, func(e *Epoch) bool {
+					if len(e.Members) == 2 && a.Steps() > 10 {
+						once.Do(func() {
+							if member == "a" {
+								close(forge)
+							}
+						})
+					}
+					return len(e.Members) == 3
+				}), "%s: %s", name, member)
+				assert.NoError(t, a.Close())
+			})
+		}
+		run("a")
+		run("b")
+		<-forge
+		forger := server.Local("forger")
+		require.NoError(t, forger.Set(ctx, epochKey, []byte(text)))
+		require.NoError(t, forger.Set(ctx, memberKeys+"x", []byte(text)))
+		run("c")
+		all.Wait()
+		assert.NoError(t, ctx.Err(), name)
+		cancel()
+		require.NoError(t, errors.Join(forger.Close(), server.Close()))
+	}
+}
+
+// forge changes something of what JSON says.
+func forge(random *rand.Rand, x any) any {
+	texts := []any{"", "a", "b", "x", "w", "\x1b[2J", strings.Repeat("long", 500)}
+	numbers := []any{-1, 0, 1, 2, 3, 100, 1 << 62, uint64(math.MaxUint64), 0.5}
+	switch x := x.(type) {
+	case map[string]any:
+		for key := range x {
+			if random.IntN(4) == 0 {
+				x[key] = forge(random, x[key])
+			}
+			if random.IntN(30) == 0 {
+				delete(x, key)
+			}
+		}
+		return x
+	case []any:
+		switch random.IntN(4) {
+		case 0:
+			return append(x, x...)
+		case 1:
+			return x[:random.IntN(len(x)+1)]
+		}
+		for i := range x {
+			x[i] = forge(random, x[i])
+		}
+		return x
+	case bool:
+		return !x
+	case string:
+		return texts[random.IntN(len(texts))]
+	case nil:
+		return []any{map[string]any{}, []any{}, nil, 1}[random.IntN(4)]
+	}
+	return numbers[random.IntN(len(numbers))]
+}
+
+// forger writes what it likes into a store, of what is there and of its own.
+func forger(t *testing.T, random *rand.Rand, kv *store.Client) {
+	all, err := kv.List(t.Context(), keys)
+	require.NoError(t, err)
+	names := []string{epochKey, overKey, termsKey, memberKeys + "a", memberKeys + "b", memberKeys + "x", memberKeys, keys}
+	key := names[random.IntN(len(names))]
+	value := []byte(`{"Number":5,"World":"w","Members":[{"Name":"x","Incarnation":"1"}]}`)
+	if len(all) > 0 {
+		value = all[random.IntN(len(all))].Value
+	}
+	for _, e := range all {
+		if e.Key == key && random.IntN(3) > 0 {
+			value = e.Value
+		}
+	}
+	var x any
+	if json.Unmarshal(value, &x) == nil {
+		value, err = json.Marshal(forge(random, x))
+		require.NoError(t, err)
+	}
+	if random.IntN(8) == 0 && len(value) > 0 {
+		value = value[:random.IntN(len(value))]
+	}
+	if random.IntN(6) == 0 {
+		kv.Drop(key)
+		return
+	}
+	require.NoError(t, kv.Set(t.Context(), key, value, store.Lease))
+}
+
+// TestForgedEntries has a process that knows the secret write anything into the store of two members that train: they go on, or
+// end with an error of this package or of comm's.
+func TestForgedEntries(t *testing.T) { bubble(t, forgedEntries) }
+
+func forgedEntries(t *testing.T) {
+	sentinels := []error{ErrLeft, ErrMinority, ErrEnded, ErrIdentity, comm.ErrMismatch, comm.ErrPeerFailed, comm.ErrTimeout, comm.ErrBroken, comm.ErrClosed}
+	went := 0
+	const seeds = 40
+	for seed := range uint64(seeds) {
+		random := rand.New(rand.NewPCG(seed, 7))
+		server := store.NewServer(store.Options{})
+		form := new(rooms).form
+		dial := func(context.Context) (store.Store, error) { return server.Local("a member"), nil }
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		forged := make(chan struct{})
+		var all sync.WaitGroup
+		for _, name := range []string{"a", "b"} {
+			a := newAdder(t, name, dial, form)
+			all.Go(func() {
+				since := uint64(math.MaxUint64)
+				err := a.run(ctx, func(*Epoch) bool {
+					select {
+					case <-forged:
+						since = min(since, a.Steps())
+						return a.Steps() > since+20
+					default:
+						return false
+					}
+				})
+				known := err == nil
+				for _, s := range sentinels {
+					known = known || errors.Is(err, s)
+				}
+				assert.True(t, known, "seed %d: %s: %v", seed, name, err)
+				if err == nil {
+					went++ // one goroutine runs at a time
+				}
+				assert.NoError(t, a.Close())
+			})
+		}
+		kv := server.Local("forger")
+		for range 1 + random.IntN(30) {
+			time.Sleep(time.Duration(random.IntN(int(100 * time.Millisecond))))
+			forger(t, random, kv)
+		}
+		require.NoError(t, kv.Close())
+		close(forged)
+		all.Wait()
+		cancel()
+		require.NoError(t, server.Close())
+	}
+	t.Logf("%d of %d members went on", went, 2*seeds)
+	assert.Greater(t, went, seeds/2)
+}
