@@ -67,11 +67,15 @@ func reportKey(kind, group string, rank int) string {
 	return kind + group + "\x00" + strconv.Itoa(rank)
 }
 
-// place is the group and the rank of a key.
-func place(key string) (group string, rank int) {
-	parts := strings.Split(key, "\x00")
-	rank, _ = strconv.Atoi(parts[len(parts)-1])
-	return parts[1], rank
+// place is the group and the rank of a key, if it is one of a report.
+func place(key string) (group string, rank int, ok bool) {
+	_, rest, _ := strings.Cut(key, "\x00")
+	i := strings.LastIndex(rest, "\x00")
+	if i < 0 {
+		return "", 0, false
+	}
+	rank, err := strconv.Atoi(rest[i+1:])
+	return rest[:i], rank, err == nil && rank >= 0
 }
 
 // NewReports has a process publish its reports in a store. Ranks of one process may share it. When it returns, it knows
@@ -80,7 +84,11 @@ func NewReports(ctx context.Context, kv *store.Client) (*Reports, error) {
 	r := &Reports{kv: kv, closed: make(chan struct{}), own: map[string]map[int]bool{}, aborts: map[string]map[int]abort{}, home: map[string]int{}}
 	for kind, see := range map[string]func(group string, rank int, e store.Event){homeKeys: r.seeHome, abortedKeys: r.seeAbort} {
 		stop, err := kv.Watch(ctx, kind, func(e store.Event) {
-			group, rank := place(e.Key)
+			group, rank, ok := place(e.Key)
+			if !ok {
+				slog.Warn("rendezvous: ignoring a key of the store that is no report's", "key", fmt.Sprintf("%.100q", e.Key))
+				return
+			}
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			see(group, rank, e)
@@ -103,14 +111,19 @@ func (r *Reports) seeHome(group string, rank int, e store.Event) {
 }
 
 func (r *Reports) seeAbort(group string, rank int, e store.Event) {
-	var a abort
-	_ = json.Unmarshal(e.Value, &a)
-	a.Text = printable.Text(a.Text)
-	if !e.Deleted {
-		r.note(group, rank, a)
-	} else if delete(r.aborts[group], rank); len(r.aborts[group]) == 0 {
-		delete(r.aborts, group)
+	if e.Deleted {
+		if delete(r.aborts[group], rank); len(r.aborts[group]) == 0 {
+			delete(r.aborts, group)
+		}
+		return
 	}
+	var a abort
+	if err := json.Unmarshal(e.Value, &a); err != nil {
+		slog.Warn("rendezvous: ignoring an abort that is none", "rank", rank, "err", fmt.Sprintf("%.200v", err))
+		return
+	}
+	a.Text = printable.Text(a.Text)
+	r.note(group, rank, a)
 }
 
 // watchStore waits for the end of the store. Ranks do not learn of aborts then, so the communicators that the store's
@@ -184,9 +197,10 @@ func (r *Reports) Leave(group string, rank int, text string) {
 		}
 	}
 	for _, e := range all {
-		_, member := place(e.Key)
 		_ = r.kv.Delete(ctx, e.Key, e.Version) // what stays is a few bytes until the store ends
-		r.kv.Drop(reportKey(abortedKeys, group, member))
+		if _, member, ok := place(e.Key); ok {
+			r.kv.Drop(reportKey(abortedKeys, group, member))
+		}
 	}
 }
 
@@ -197,7 +211,10 @@ func (r *Reports) Last(ctx context.Context, group string) (map[int]Report, error
 	all, err := r.kv.List(ctx, statusKeys+group+"\x00")
 	last := make(map[int]Report, len(all))
 	for _, e := range all {
-		_, rank := place(e.Key)
+		_, rank, ok := place(e.Key)
+		if !ok {
+			continue
+		}
 		last[rank] = Report{Text: printable.Text(strings.TrimPrefix(string(e.Value), "\x00")), Age: e.Age, Gone: e.Gone && !left(e)}
 	}
 	return last, err

@@ -277,3 +277,31 @@ func TestReportsOfOneProcess(t *testing.T) {
 	require.NoError(t, err)
 	assert.Empty(t, all, "all is forgotten")
 }
+
+// What no rank reports is ignored.
+func TestForgedReports(t *testing.T) {
+	log := logged(t)
+	server := store.NewServer(store.Options{})
+	r, err := NewReports(t.Context(), server.Local("rank 0"))
+	require.NoError(t, err)
+	forger := server.Local("forger")
+	for key, value := range map[string]string{
+		abortedKeys:                    `{"text":"no group"}`,
+		abortedKeys + "g":              `{"text":"no rank"}`,
+		abortedKeys + "g\x00one":       `{"text":"no number"}`,
+		abortedKeys + "g\x00-1":        `{"text":"no rank"}`,
+		reportKey(abortedKeys, "g", 3): `{"text":`,
+		homeKeys + "g":                 "",
+		statusKeys + "g\x00one":        "no number",
+	} {
+		require.NoError(t, forger.Set(t.Context(), key, []byte(value)))
+	}
+	assert.NoError(t, r.Failed("g", 0, 10))
+	last, err := r.Last(t.Context(), "g")
+	require.NoError(t, err)
+	assert.Empty(t, last)
+	assert.Contains(t, log.String(), "no report's")
+	require.NoError(t, forger.Set(t.Context(), reportKey(abortedKeys, "g", 1), []byte(`{"text":"disk\u001b[2J full"}`)))
+	assert.ErrorContains(t, r.Failed("g", 0, 10), `rank 1 aborted: disk\x1b[2J full`)
+	require.NoError(t, errors.Join(r.Close(), forger.Close(), server.Close()))
+}

@@ -258,7 +258,10 @@ func (c *Client) Set(ctx context.Context, key string, value []byte, options ...O
 // Get returns the value of a key, which it waits for.
 func (c *Client) Get(ctx context.Context, key string) ([]byte, error) {
 	r, err := c.call(ctx, Request{Op: OpGet, Key: key}, nil)
-	if err != nil || len(r.Entries) == 0 {
+	if err == nil && len(r.Entries) == 0 {
+		err = fmt.Errorf("store: %w: an answer to get %q without a value", comm.ErrPeerFailed, key)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return r.Entries[0].Value, nil

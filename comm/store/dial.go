@@ -22,6 +22,8 @@ const (
 	// A process that did not find the store tries again after this time, which doubles.
 	retryFirst, retryLast = 25 * time.Millisecond, 400 * time.Millisecond
 	longestReason         = 1 << 10
+	// shortestSilence is the least that a store may ask for: a process says something four times as often.
+	shortestSilence = time.Millisecond
 )
 
 // refusal is an answer of who is not the store, or of the store.
@@ -107,40 +109,43 @@ func (d Dialer) Occupied(ctx context.Context, address string) error {
 
 // connect makes one attempt at one address.
 func (d Dialer) connect(ctx context.Context, address string, hello Hello) (*Client, error) {
-	plain, err := (&net.Dialer{Timeout: glance}).DialContext(ctx, "tcp", address)
+	conn, err := (&net.Dialer{Timeout: glance}).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
-	keepAlive(plain)
-	return d.introduce(ctx, plain, hello)
+	keepAlive(conn)
+	return d.introduce(ctx, conn, hello)
 }
 
 // introduce says who this process is on a new connection.
-func (d Dialer) introduce(ctx context.Context, plain net.Conn, hello Hello) (_ *Client, err error) {
-	defer context.AfterFunc(ctx, func() { plain.Close() })() // ends what is read
+func (d Dialer) introduce(ctx context.Context, conn net.Conn, hello Hello) (_ *Client, err error) {
+	defer context.AfterFunc(ctx, func() { conn.Close() })() // ends what is read
 	defer func() {
 		if err != nil {
-			plain.Close() //nolint:errcheck // nothing is lost
+			conn.Close() //nolint:errcheck // nothing is lost
 		}
 	}()
-	stranger := func(err error) error { return &refusal{by: plain.RemoteAddr().String(), reason: reason(err)} }
-	conn := tls.Client(plain, d.TLS)
-	_ = plain.SetDeadline(time.Now().Add(glance)) // fails if the connection does, as what follows
-	if err := conn.Handshake(); err != nil {
+	stranger := func(err error) error { return &refusal{by: conn.RemoteAddr().String(), reason: reason(err)} }
+	secure := tls.Client(conn, d.TLS)
+	_ = conn.SetDeadline(time.Now().Add(glance)) // fails if the connection does, as what follows
+	if err := secure.Handshake(); err != nil {
 		return nil, stranger(err)
 	}
 	var w welcome
-	in := json.NewDecoder(conn)
-	_ = plain.SetDeadline(time.Now().Add(patience))
-	if err := sender[Hello](conn)([]Hello{hello}); err != nil {
+	in := json.NewDecoder(secure)
+	_ = conn.SetDeadline(time.Now().Add(patience))
+	if err := sender[Hello](secure)([]Hello{hello}); err != nil {
 		return nil, stranger(err)
 	}
 	if err := in.Decode(&w); err != nil {
 		return nil, stranger(err)
 	}
-	if w.Refused != "" {
-		return nil, &refusal{plain.RemoteAddr().String(), printable.Text(w.Refused[:min(len(w.Refused), longestReason)]), true}
+	if w.Silence < 0 || w.Silence > 0 && w.Silence < shortestSilence {
+		return nil, stranger(fmt.Errorf("a silence of %v", w.Silence))
 	}
-	_ = plain.SetDeadline(time.Time{})
-	return remote(conn, in, w.Silence), nil
+	if w.Refused != "" {
+		return nil, &refusal{conn.RemoteAddr().String(), printable.Text(w.Refused[:min(len(w.Refused), longestReason)]), true}
+	}
+	_ = conn.SetDeadline(time.Time{})
+	return remote(secure, in, w.Silence), nil
 }

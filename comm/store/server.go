@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
@@ -27,6 +29,19 @@ type Hello struct {
 	Size    int    `json:"size,omitempty"` // of the job
 	Process string `json:"process"`        // random: tells a process that connects again from another one with its name
 	Version int    `json:"version"`
+}
+
+// longestName bounds what a process says of itself, which is printed.
+const longestName = 2 << 10
+
+// valid reports whether a process says who it is.
+func (h *Hello) valid() bool {
+	for _, text := range []string{h.Name, h.Process} {
+		if len(text) > longestName || strings.ContainsFunc(text, func(c rune) bool { return !strconv.IsPrint(c) }) {
+			return false
+		}
+	}
+	return h.Name != ""
 }
 
 // welcome answers a Hello.
@@ -199,7 +214,7 @@ func (s *Server) serve(conn *tls.Conn) {
 	// Nothing comes before the welcome.
 	n := &session{conn: conn, from: conn.RemoteAddr().String(), out: outbox[Reply]{most: mostQueued, busy: true,
 		send: sender[Reply](conn), finish: conn.CloseWrite}}
-	if conn.SetDeadline(time.Now().Add(patience)) != nil || !lines.Scan() || json.Unmarshal(lines.Bytes(), &n.hello) != nil {
+	if conn.SetDeadline(time.Now().Add(patience)) != nil || !lines.Scan() || json.Unmarshal(lines.Bytes(), &n.hello) != nil || !n.hello.valid() {
 		s.gate.Refuse(conn, "hello", "it knows the secret, but did not say who it is")
 		return
 	}

@@ -92,6 +92,7 @@ type State struct {
 	waiting    map[string][]place // Gets of keys that do not exist
 	watches    []watch            // in the order in which they began
 	confirming map[uint64]*confirming
+	kept       int // bytes of values in the answers of these
 }
 
 type entry struct {
@@ -120,6 +121,14 @@ type watch struct {
 type confirming struct {
 	answer Reply
 	open   map[uint64]int // events, by session
+}
+
+// bytes is how much the answer keeps of values that the store may not have any more.
+func (c *confirming) bytes() (n int) {
+	for _, e := range c.answer.Entries {
+		n += len(e.Value)
+	}
+	return n
 }
 
 // Open begins a session, whose number was never used before.
@@ -188,10 +197,15 @@ func (s *State) Apply(now time.Duration, session uint64, r *Request) (replies []
 		sum, err := r.Delta, error(nil)
 		if e != nil {
 			sum, err = strconv.ParseInt(string(e.value), 10, 64)
-			sum += r.Delta
+			if before := sum; err == nil {
+				sum += r.Delta
+				if (sum < before) != (r.Delta < 0) {
+					err = strconv.ErrRange
+				}
+			}
 		}
 		if err != nil {
-			answer.Fault = fmt.Sprintf("%q is no counter", r.Key)
+			answer.Fault = fmt.Sprintf("%.100q is no counter, or its sum is none", r.Key)
 			break
 		}
 		answer.Number = sum
@@ -223,7 +237,7 @@ func (s *State) Apply(now time.Duration, session uint64, r *Request) (replies []
 	case op == OpHeard:
 		return s.heard(nil, r.Version, session, false)
 	case op != OpPing:
-		answer.Fault = fmt.Sprintf("there is no operation %q", op)
+		answer.Fault = fmt.Sprintf("there is no operation %.100q", op)
 	}
 	if !later && (r.ID > 0 || r.Op == OpPing) {
 		replies = append(replies, answer)
@@ -240,7 +254,7 @@ func (s *State) put(at place, r *Request, value []byte, answer *Reply) (replies 
 	switch {
 	case len(value) > MaxValue:
 		answer.Fault = fmt.Sprintf("a value of %d bytes, at most %d", len(value), MaxValue)
-	case s.bytes+grows > mostBytes || old == nil && len(s.entries) == mostKeys || r.Heard && len(s.confirming) == mostKeys:
+	case s.bytes+grows > mostBytes || old == nil && len(s.entries) == mostKeys || r.Heard && (len(s.confirming) == mostKeys || s.kept+len(value) > mostBytes):
 		answer.Fault, answer.Full = fmt.Sprintf("the store has %d keys and %d bytes", len(s.entries), s.bytes), true
 	}
 	if answer.Fault != "" {
@@ -289,6 +303,7 @@ func (s *State) tell(replies []Reply, event Reply, answer *Reply) []Reply {
 			if c == nil {
 				c = &confirming{*answer, map[uint64]int{}}
 				s.confirming[s.version] = c
+				s.kept += c.bytes()
 			}
 			c.open[w.session]++
 			event.Confirm = s.version
@@ -310,6 +325,7 @@ func (s *State) heard(replies []Reply, number, session uint64, gone bool) []Repl
 	}
 	if len(c.open) == 0 {
 		delete(s.confirming, number)
+		s.kept -= c.bytes()
 		if c.answer.ID > 0 && s.sessions[c.answer.To] != nil {
 			replies = append(replies, c.answer)
 		}

@@ -102,7 +102,7 @@ func FuzzEntries(f *testing.F) {
 			own = *s
 		}
 		v, _ := m.look()
-		bound := boundary{view: v, own: own, told: own, reached: true, impatient: flags&32 > 0, ends: m.ends}
+		bound := boundary{view: v, own: own, told: true, stored: true, reached: true, impatient: flags&32 > 0, ends: m.ends}
 		do, r, _ := bound.decide()
 		switch do {
 		case enter, propose, accept, rejoin:

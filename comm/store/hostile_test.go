@@ -1,0 +1,195 @@
+package store
+
+import (
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// wild is a request of anything, whose keys are not those of friends if it changes one.
+func wild(random *rand.Rand) []byte {
+	numbers := []uint64{0, 1, 2, 3, 7, math.MaxUint64, 1 << 63, uint64(random.IntN(100))}
+	number := func() uint64 { return numbers[random.IntN(len(numbers))] }
+	ops := []Op{OpSet, OpSwap, OpAdd, OpGet, OpList, OpDelete, OpWatch, OpStop, OpHeard, OpPing, "", "steal"}
+	keys := []string{"x", "x/1", "x/2", "x/\x00", strings.Repeat("x", 3000)}
+	r := Request{ID: number(), Op: ops[random.IntN(len(ops))], Version: number(), Delta: int64(number()), Lease: random.IntN(2) == 0, Heard: random.IntN(3) == 0}
+	r.Key = keys[random.IntN(len(keys))]
+	if changes := []Op{OpSet, OpSwap, OpAdd, OpDelete}; !slices.Contains(changes, r.Op) && random.IntN(2) == 0 {
+		r.Key = []string{"", "a", "a/", "b/news", "b"}[random.IntN(5)]
+	}
+	r.Value = make([]byte, []int{0, 1, 100, 1 << 16}[random.IntN(4)])
+	if random.IntN(100) == 0 {
+		r.Value = make([]byte, MaxValue+1)
+	}
+	text, _ := json.Marshal(r)
+	text = append(text, '\n')
+	switch random.IntN(12) {
+	case 0:
+		return text[:random.IntN(len(text))]
+	case 1:
+		text[random.IntN(len(text))] = byte(random.Uint32())
+	case 2:
+		return []byte("[]\n{}\nnull\n")
+	case 3:
+		return fmt.Appendf(nil, `{"id":%d,"op":"set","key":"x","version":-1}`+"\n", number())
+	}
+	return text
+}
+
+// besieged has somebody who knows the secret say anything to a store, again and again, while friends use it.
+func besieged(t *testing.T, seed uint64) {
+	random := rand.New(rand.NewPCG(seed, 1))
+	conf := mustTLS(t, "s")
+	synctest.Test(t, func(t *testing.T) {
+		ctx := t.Context()
+		server, l := NewServer(Options{Silence: 5 * time.Second}), newPipes()
+		server.Serve(l, conf)
+		friend := func(name string) *Client {
+			c, err := Dialer{TLS: conf}.introduce(ctx, l.connect(), Hello{Name: name, Process: name, Version: protocol})
+			require.NoError(t, err)
+			return c
+		}
+		a, b := friend("a"), friend("b")
+		var news []string
+		_, err := b.Watch(ctx, "a/news", func(e Event) { news = append(news, string(e.Value)) })
+		require.NoError(t, err)
+		require.NoError(t, a.Set(ctx, "a/lease", []byte("held"), Lease))
+
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			for range 8 {
+				plain := l.connect()
+				conn := tls.Client(plain, conf)
+				hello := Hello{Name: "x", Process: "x", Version: protocol}
+				if random.IntN(3) == 0 {
+					hello.Name = []string{"a", "", "x\x1b", strings.Repeat("x", 5000)}[random.IntN(4)]
+				}
+				if assert.NoError(t, sender[Hello](conn)([]Hello{hello})) && random.IntN(4) > 0 {
+					go func() { // it reads, or does not
+						b := make([]byte, 1<<16)
+						for {
+							if _, err := conn.Read(b); err != nil {
+								return
+							}
+						}
+					}()
+				}
+				for range random.IntN(40) {
+					if _, err := conn.Write(wild(random)); err != nil {
+						break // the store has hung up
+					}
+					time.Sleep(time.Duration(random.IntN(int(10 * time.Millisecond))))
+				}
+				_ = plain.Close()
+			}
+		}()
+
+		const rounds = 50
+		for i := range rounds {
+			value := []byte(strconv.Itoa(i))
+			require.NoError(t, a.Set(ctx, "a/news", value))
+			got, err := b.Get(ctx, "a/news")
+			require.NoError(t, err)
+			require.Equal(t, value, got, "seed %d", seed)
+			sum, err := b.Add(ctx, "b/count", 2)
+			require.NoError(t, err)
+			require.EqualValues(t, 2*(i+1), sum, "seed %d", seed)
+			later := fmt.Sprint("b/later/", i)
+			time.AfterFunc(time.Millisecond, func() { b.Post(later, value) })
+			got, err = a.Get(ctx, later)
+			require.NoError(t, err)
+			require.Equal(t, value, got, "seed %d", seed)
+			now, ok, err := b.CompareAndSet(ctx, "b/lock", 0, value, Lease)
+			require.NoError(t, err)
+			require.True(t, ok, "seed %d", seed)
+			require.NoError(t, b.Delete(ctx, "b/lock", now.Version))
+			held, err := b.List(ctx, "a/lease")
+			require.NoError(t, err)
+			require.Len(t, held, 1, "seed %d", seed)
+			time.Sleep(time.Duration(random.IntN(int(20 * time.Millisecond))))
+		}
+		<-over
+		time.Sleep(time.Minute)
+		require.Len(t, news, rounds, "seed %d", seed)
+		server.mu.Lock()
+		assert.Len(t, server.sessions, 2, "seed %d: others have ended", seed)
+		assert.Len(t, server.state.sessions, 3, "seed %d", seed)
+		assert.Len(t, server.state.watches, 1, "seed %d", seed)
+		assert.Empty(t, server.state.waiting, "seed %d", seed)
+		assert.Empty(t, server.state.confirming, "seed %d", seed)
+		assert.Zero(t, server.state.kept, "seed %d", seed)
+		for key, e := range server.state.entries {
+			assert.False(t, e.lease && server.state.sessions[e.session] == nil, "seed %d: the lease of %q", seed, key)
+		}
+		server.mu.Unlock()
+		require.NoError(t, errors.Join(a.Close(), b.Close(), server.Close()))
+	})
+}
+
+// TestBesieged has somebody who knows the secret say anything to a store: what others have there stays right, and nothing of it is
+// left when it has gone.
+func TestBesieged(t *testing.T) {
+	logged(t)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	for i := range uint64(20) {
+		if besieged(t, seed+i); t.Failed() {
+			return
+		}
+	}
+}
+
+// FuzzBesieged is TestBesieged for other seeds.
+func FuzzBesieged(f *testing.F) {
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	f.Add(uint64(1))
+	f.Fuzz(besieged)
+}
+
+// Answers that others are to confirm keep no more bytes than the store itself.
+func TestUnconfirmedAnswersAreBounded(t *testing.T) {
+	var s State
+	s.Open(1)
+	s.Open(2)
+	s.Apply(0, 2, &Request{ID: 1, Op: OpWatch}) // and confirms nothing
+	value := make([]byte, MaxValue)
+	version := uint64(0)
+	for i := 0; ; i++ {
+		require.LessOrEqual(t, i, mostBytes/MaxValue)
+		replies := s.Apply(0, 1, &Request{ID: uint64(i + 1), Op: OpSwap, Key: "k", Version: version, Value: value, Heard: true})
+		if replies[0].Full {
+			break
+		}
+		version = s.version
+	}
+	assert.LessOrEqual(t, s.kept, mostBytes)
+	s.End(0, 2)
+	assert.Zero(t, s.kept)
+	assert.Empty(t, s.confirming)
+}
+
+// A sum beyond 64 bits is refused.
+func TestCountersDoNotWrap(t *testing.T) {
+	var s State
+	s.Open(1)
+	for _, c := range [][2]int64{{math.MaxInt64, 1}, {math.MaxInt64, math.MaxInt64}, {math.MinInt64, -1}, {math.MinInt64, math.MinInt64}, {-1, math.MinInt64}} {
+		s.Apply(0, 1, &Request{Op: OpSet, Key: "k", Value: strconv.AppendInt(nil, c[0], 10)})
+		answer := s.Apply(0, 1, &Request{ID: 1, Op: OpAdd, Key: "k", Delta: c[1]})
+		assert.Contains(t, answer[0].Fault, "no counter", "%d", c)
+		assert.Equal(t, strconv.FormatInt(c[0], 10), string(s.entries["k"].value))
+	}
+}
