@@ -31,17 +31,16 @@ func BroadcastBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator
 		return nil, base.OpError(op, fmt.Errorf("%w: root %d is not in [0, %d)", comm.ErrArgument, root, c.WorldSize()))
 	}
 	word := binary.LittleEndian.AppendUint64(nil, uint64(len(data)))
-	m.move(ctx, word, 0, len(word), func(p uintptr) []comm.Call {
+	word = m.move(ctx, word, 0, len(word), func(p uintptr) []comm.Call {
 		return []comm.Call{comm.BroadcastCall(p, 1, dtype.I64, root)}
-	}, word)
-	n := m.length(word, root)
+	}, len(word))
+	n := m.length(word, 0, root)
 	if c.Rank() != root {
 		data = nil
 	}
-	out := make([]byte, n)
-	m.move(ctx, data, 0, n, func(p uintptr) []comm.Call {
+	out := m.move(ctx, data, 0, n, func(p uintptr) []comm.Call {
 		return []comm.Call{comm.BroadcastCall(p, n, dtype.U8, root)}
-	}, out)
+	}, n)
 	if m.err != nil {
 		return nil, m.err
 	}
@@ -56,10 +55,9 @@ func AllGatherBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator
 		return nil, err
 	}
 	counts, displs, total := m.lengths(ctx, len(data))
-	out := make([]byte, total)
-	m.move(ctx, data, displs[c.Rank()], total, func(p uintptr) []comm.Call {
+	out := m.move(ctx, data, displs[c.Rank()], total, func(p uintptr) []comm.Call {
 		return []comm.Call{comm.AllGatherVCall(p+uintptr(displs[c.Rank()]), p, counts, displs, dtype.U8)}
-	}, out)
+	}, total)
 	return m.parts(out, counts)
 }
 
@@ -78,11 +76,10 @@ func GatherBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, d
 	if c.Rank() != root {
 		m.move(ctx, data, 0, len(data), func(p uintptr) []comm.Call {
 			return []comm.Call{comm.SendCall(p, len(data), dtype.U8, root, 0)}
-		}, nil)
+		}, 0)
 		return nil, m.err
 	}
-	out := make([]byte, total)
-	m.move(ctx, data, displs[root], total, func(p uintptr) []comm.Call {
+	out := m.move(ctx, data, displs[root], total, func(p uintptr) []comm.Call {
 		var calls []comm.Call
 		for r, n := range counts {
 			if r != root && n > 0 {
@@ -90,7 +87,7 @@ func GatherBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, d
 			}
 		}
 		return calls
-	}, out)
+	}, total)
 	return m.parts(out, counts)
 }
 
@@ -112,22 +109,21 @@ func ScatterBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, 
 			binary.LittleEndian.PutUint64(words[8*r:], uint64(len(part)))
 		}
 	}
-	m.move(ctx, words, 0, len(words), func(p uintptr) []comm.Call {
+	words = m.move(ctx, words, 0, len(words), func(p uintptr) []comm.Call {
 		return []comm.Call{comm.BroadcastCall(p, size, dtype.I64, root)}
-	}, words)
-	n := m.length(words[8*me:], root)
+	}, len(words))
+	n := m.length(words, me, root)
 	if me != root {
-		out := make([]byte, n)
-		m.move(ctx, nil, 0, n, func(p uintptr) []comm.Call {
+		out := m.move(ctx, nil, 0, n, func(p uintptr) []comm.Call {
 			return []comm.Call{comm.RecvCall(p, n, dtype.U8, root, 0)}
-		}, out)
+		}, n)
 		return out, m.err
 	}
 	for r, part := range parts { // one after the other: the root has memory for one
 		if r != root {
 			m.move(ctx, part, 0, len(part), func(p uintptr) []comm.Call {
 				return []comm.Call{comm.SendCall(p, len(part), dtype.U8, r, 0)}
-			}, nil)
+			}, 0)
 		}
 	}
 	return parts[root], m.err
@@ -150,11 +146,14 @@ func newMail(op string, rt runtime.Runtime, c comm.Communicator) (*mail, error) 
 	return &mail{op: op, rt: rt, c: c, order: base.NewOrder(rt, c)}, nil
 }
 
-// move allocates n bytes, copies in to their place at, makes the calls, and copies
-// what there is then to out.
-func (m *mail) move(ctx context.Context, in []byte, at, n int, calls func(p uintptr) []comm.Call, out []byte) {
-	if m.err != nil || n == 0 {
-		return
+// move allocates n bytes, copies in to their place at, makes the calls, and returns the first wanted bytes of
+// what there is then. The runtime's memory comes first: where a rank announces more than there is, that is an error.
+func (m *mail) move(ctx context.Context, in []byte, at, n int, calls func(p uintptr) []comm.Call, wanted int) (out []byte) {
+	if m.err != nil {
+		return nil
+	}
+	if n == 0 {
+		return []byte{}
 	}
 	p, err := m.rt.Allocate(n)
 	if err != nil {
@@ -170,9 +169,10 @@ func (m *mail) move(ctx context.Context, in []byte, at, n int, calls func(p uint
 		if err := m.order.Around(ctx, func() error { return m.c.Group(calls(p)...) }); err != nil {
 			return err
 		}
-		if err := m.order.HostAfterAll(ctx); err != nil || len(out) == 0 {
+		if err := m.order.HostAfterAll(ctx); err != nil || wanted == 0 {
 			return err
 		}
+		out = make([]byte, wanted)
 		return m.rt.CopyOut(out, p)
 	}()
 	if settled := m.order.DrainToFree(); settled != nil {
@@ -182,32 +182,37 @@ func (m *mail) move(ctx context.Context, in []byte, at, n int, calls func(p uint
 	}
 	if err != nil {
 		m.err = base.OpError(m.op, err)
+		return nil
 	}
+	return out
 }
 
 // lengths exchanges how many bytes each rank has, and returns where they are to
 // lie.
 func (m *mail) lengths(ctx context.Context, n int) (counts, displs []int, total int) {
 	size := m.c.WorldSize()
-	words := make([]byte, 8*size)
 	at := 8 * m.c.Rank()
-	m.move(ctx, binary.LittleEndian.AppendUint64(nil, uint64(n)), at, len(words), func(p uintptr) []comm.Call {
+	words := m.move(ctx, binary.LittleEndian.AppendUint64(nil, uint64(n)), at, 8*size, func(p uintptr) []comm.Call {
 		return []comm.Call{comm.AllGatherCall(p+uintptr(at), p, 1, dtype.I64)}
-	}, words)
+	}, 8*size)
 	counts, displs = make([]int, size), make([]int, size)
 	for r := range counts {
-		counts[r] = m.length(words[8*r:], r)
+		counts[r] = m.length(words, r, r)
 	}
 	return counts, displs, base.Displacements(counts, displs)
 }
 
-// length reads a length that a rank sent.
-func (m *mail) length(word []byte, rank int) int {
-	n := int64(binary.LittleEndian.Uint64(word))
-	if m.err == nil && n < 0 {
-		m.err = base.OpError(m.op, fmt.Errorf("%w: rank %d announces %d bytes", comm.ErrMismatch, rank, n))
-	}
+// mostBytes is more than ranks have, together: lengths that they announce add up below 2^63.
+const mostBytes = 1 << 42
+
+// length reads the i-th of the lengths that a rank sent.
+func (m *mail) length(words []byte, i, rank int) int {
 	if m.err != nil {
+		return 0
+	}
+	n := int64(binary.LittleEndian.Uint64(words[8*i:]))
+	if n < 0 || n > mostBytes {
+		m.err = base.OpError(m.op, fmt.Errorf("%w: rank %d announces %d bytes", comm.ErrMismatch, rank, n))
 		return 0
 	}
 	return int(n)

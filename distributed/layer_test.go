@@ -2,6 +2,8 @@ package distributed_test
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -229,4 +231,25 @@ func TestSampler(t *testing.T) {
 		assert.ErrorIs(t, err, comm.ErrArgument)
 		return nil
 	})
+}
+
+// TestForgedLengths: a rank announces more bytes than there are.
+func TestForgedLengths(t *testing.T) {
+	for _, n := range []uint64{1 << 63, math.MaxUint64, 1 << 62, 1<<42 + 1} {
+		standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			if c.Rank() == 0 {
+				p, err := rt.Allocate(16)
+				require.NoError(t, err)
+				require.NoError(t, rt.CopyIn(p, binary.LittleEndian.AppendUint64(nil, n)))
+				err = errors.Join(c.Broadcast(p, 1, dtype.I64, 0), c.AllGather(p, p, 1, dtype.I64), c.Sync(ctx))
+				return errors.Join(err, rt.Deallocate(p))
+			}
+			_, err := distributed.BroadcastBytes(ctx, rt, c, nil, 0)
+			assert.ErrorIs(t, err, comm.ErrMismatch)
+			assert.ErrorContains(t, err, "rank 0 announces")
+			_, err = distributed.AllGatherBytes(ctx, rt, c, nil)
+			assert.ErrorIs(t, err, comm.ErrMismatch)
+			return nil
+		})
+	}
 }

@@ -37,9 +37,9 @@ func AverageMetrics(ctx context.Context, rt runtime.Runtime, c comm.Communicator
 		}
 		words = binary.NativeEndian.AppendUint64(words, math.Float64bits(x*weight))
 	}
-	m.move(ctx, words, 0, len(words), func(p uintptr) []comm.Call {
+	words = m.move(ctx, words, 0, len(words), func(p uintptr) []comm.Call {
 		return []comm.Call{comm.AllReduceCall(p, p, 1+len(metrics), dtype.F64, comm.Sum)}
-	}, words)
+	}, len(words))
 	if m.err != nil {
 		return nil, m.err
 	}

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"hash/crc64"
 	"hash/fnv"
+	"math"
+	"slices"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
@@ -110,6 +112,38 @@ func (l *Loop) Restore(ctx context.Context, states ...[]byte) error {
 	return l.do("outer restore", func() error { return l.restore(ctx, states) })
 }
 
+// check returns why a state is none of this loop.
+func (l *Loop) check(s *saved) error {
+	if s.Fingerprint != l.fingerprint() {
+		return fmt.Errorf("%w: it is of other parameters, or of other Momentum, Fragments or Delay", comm.ErrMismatch)
+	}
+	damaged := fmt.Errorf("%w: the state is damaged", comm.ErrArgument)
+	bytes := l.n * base.WordSize
+	velocity := bytes
+	if l.velocity.Ptr == 0 {
+		velocity = 0
+	}
+	at := s.At
+	counts := []int{at.Now.Step, at.Round, at.First, at.Length}
+	if len(s.Fragments) != len(l.fragments) || len(s.Common) != bytes || len(s.Velocity) != velocity || slices.Min(counts) < 0 || !at.Now.valid() {
+		return damaged
+	}
+	for i, f := range l.fragments {
+		saved := s.Fragments[i]
+		deltas := 0
+		if saved.Phase == landed {
+			deltas = f.n * base.WordSize
+		}
+		if saved.Phase > skipped || saved.Phase == inFlight || len(saved.Deltas) != deltas || !saved.Sent.valid() {
+			return damaged
+		}
+	}
+	return nil
+}
+
+// valid reports whether a loop can be there.
+func (m moment) valid() bool { return m.Step >= 0 && m.Made >= 0 && !math.IsInf(m.Made, 1) }
+
 func (l *Loop) restore(ctx context.Context, states [][]byte) error {
 	if len(states) == 0 {
 		return fmt.Errorf("%w: no state", comm.ErrArgument)
@@ -121,10 +155,11 @@ func (l *Loop) restore(ctx context.Context, states [][]byte) error {
 		if err == nil {
 			err = gob.NewDecoder(bytes.NewReader(body)).Decode(s)
 		}
+		if err == nil {
+			err = l.check(s)
+		}
 		switch first := all[0].At; {
 		case err != nil:
-		case s.Fingerprint != l.fingerprint():
-			err = fmt.Errorf("%w: it is of other parameters, or of other Momentum, Fragments or Delay", comm.ErrMismatch)
 		case s.At.Now.Step != first.Now.Step || s.At.Round != first.Round:
 			err = fmt.Errorf("%w: it is of step %d, the first of %d", comm.ErrMismatch, s.At.Now.Step, first.Now.Step)
 		}
