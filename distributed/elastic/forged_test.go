@@ -201,6 +201,75 @@ func forgedEpochIsReplaced(t *testing.T) {
 	}
 }
 
+// TestForgedStep: members that find an epoch of theirs with another step than they have made go on from their own, or end with an
+// error that names it.
+func TestForgedStep(t *testing.T) { bubble(t, forgedStep) }
+
+func forgedStep(t *testing.T) {
+	const claimed = 1_000_000
+	server := store.NewServer(store.Options{})
+	form := new(rooms).form
+	dial := func(context.Context) (store.Store, error) { return server.Local("a member"), nil }
+	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	defer cancel()
+	var all sync.WaitGroup
+	begun := make(chan *Epoch, 2)
+	for _, name := range []string{"a", "b"} {
+		a := newAdder(t, name, dial, form)
+		all.Go(func() {
+			var once sync.Once
+			err := a.run(ctx, func(e *Epoch) bool {
+				if len(e.Members) == 2 {
+					once.Do(func() { begun <- e })
+				}
+				return e.Number > 99 && a.Steps() > 100
+			})
+			assert.Less(t, a.Steps(), uint64(claimed), name)
+			if err != nil {
+				assert.ErrorIs(t, err, comm.ErrMismatch, name)
+				assert.ErrorContains(t, err, "epoch 99 (forged) in the store begins behind step 1000000", name)
+			}
+			assert.NoError(t, a.Close())
+		})
+	}
+	e := <-begun
+	<-begun
+	forged := *e.record
+	forged.Number, forged.World, forged.Step = 99, "forged", claimed
+	text, err := json.Marshal(forged)
+	require.NoError(t, err)
+	forger := server.Local("forger")
+	require.NoError(t, forger.Set(ctx, epochKey, text))
+	comm.AbortAll(e.Comm, comm.ErrPeerFailed) // the members meet at a boundary
+	all.Wait()
+	require.NoError(t, errors.Join(ctx.Err(), forger.Close(), server.Close()))
+}
+
+// A member enters an epoch with the state that the epoch begins with, or gets that.
+func TestAdmit(t *testing.T) {
+	r := epochOf(5, "ab", "a")
+	r.Step = 7
+	r.Members[1].Fresh = true
+	for name, c := range map[string]struct {
+		own status
+		ok  bool
+	}{
+		"the step":          {at("a", nil, func(s *status) { s.Step = 7 }), true},
+		"the one before":    {at("a", nil, func(s *status) { s.Step = 6 }), false},
+		"prepared for it":   {at("a", nil, func(s *status) { s.Step, s.Prepared = 6, true }), true},
+		"prepared, not yet": {at("a", nil, func(s *status) { s.Step, s.Prepared = 7, true }), true},
+		"the next one":      {at("a", nil, func(s *status) { s.Step = 8 }), false},
+		"it joins":          {at("b", nil, func(s *status) { s.Step = 3 }), true},
+		"it is not in it":   {at("c", nil, func(s *status) { s.Step = 7 }), false},
+	} {
+		err := r.admit(&c.own)
+		assert.Equal(t, c.ok, err == nil, name)
+		if err != nil {
+			assert.ErrorIs(t, err, comm.ErrMismatch, name)
+		}
+	}
+}
+
 // forge changes something of what JSON says.
 func forge(random *rand.Rand, x any) any {
 	texts := []any{"", "a", "b", "x", "w", "\x1b[2J", strings.Repeat("long", 500)}

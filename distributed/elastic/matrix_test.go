@@ -36,6 +36,7 @@ var matrix = []struct {
 	{"**late**: a member comes when the others have made the last step, in a store that outlives them", "`ErrEnded`; its `Run` returns nil", tests(TestEnded)},
 	{"**slow**: handshakes take longer than `Silence`", "they get more time after each failure, and the member joins", tests(TestSlowHandshake)},
 	{"**clocks** jump, or are decades apart", "nothing", tests(TestClocks)},
+	{"**forged or damaged entries** in the store", "what no member writes is logged and ignored; an epoch whose step is not the member's is `ErrMismatch`", tests(TestForgedEpochIsReplaced, TestForgedEntries, TestForgedStep)},
 	{"**no epoch can begin**", "the error of `Bind`, after `Patience`", tests(TestBindFails)},
 }
 

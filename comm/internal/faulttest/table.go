@@ -247,7 +247,7 @@ var Table = []Fault{
 	{Name: "slow sender", What: "someone sends a greeting byte by byte",
 		Cells: map[string]Cell{"tcp": shown("refused after 10 s, or when all ranks have come; delays nobody", Outcome{})}},
 	{Name: "crowd", What: "10,000 connections at once",
-		Cells: map[string]Cell{"tcp": shown("the oldest gives way: 256 and 96 for each rank stay; delays nobody", Outcome{})}},
+		Cells: map[string]Cell{"tcp": shown("one of the busiest address gives way: 256 and 96 for each rank stay; delays nobody", Outcome{})}},
 	{Name: "replay", What: "someone says again what a rank has said",
 		Cells: map[string]Cell{"tcp": shown("refused and logged, and delays nobody", Outcome{})}},
 	{Name: "half-open", What: "a rank vanishes while it connects, and its process is started again",
