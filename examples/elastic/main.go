@@ -117,7 +117,10 @@ func train(ctx context.Context, cfg elastic.Config, listen string, each func(m *
 		return []*runtime.Tensor{residual}, err
 	}
 	cfg.Save = func(context.Context) ([]byte, error) { return binary.LittleEndian.AppendUint64(nil, step), nil }
-	cfg.Load = func(_ context.Context, state []byte) error { step = binary.LittleEndian.Uint64(state); return nil }
+	cfg.Load = func(_ context.Context, state []byte) error {
+		_, err := binary.Decode(state, binary.LittleEndian, &step)
+		return err
+	}
 	if m, err = elastic.Join(ctx, cfg); err != nil {
 		return err
 	}
