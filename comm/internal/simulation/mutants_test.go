@@ -107,7 +107,7 @@ var mutants = []mutant{
 	{"the end of a connection is told to nobody", "tcp", change{pairFile, "go p.node.signal() // not with mu held", ""}, "waits look every millisecond, and Close drains"},
 	{"messages that are done are told to nobody", "tcp", change{wireFile, "w.done = append(w.done, schedule.Done{ID: id, Bytes: bytes})\n\tw.mu.Unlock()\n\tw.signal()", "w.done = append(w.done, schedule.Done{ID: id, Bytes: bytes})\n\tw.mu.Unlock()"}, "waits look every millisecond: what they wait for is later by that"},
 	{"grants are not sent", "tcp", change{pairFile, "p.urgent.Push(sending{header: header{kind: frameGrant, id: in.number}})", ""}, ""},
-	{"credit is not given back", "comm/tcp", change{pairFile, "p.credit = min(p.credit+int(min(h.credit, uint64(p.window))), p.window)", ""}, ""},
+	{"credit is not given back", "comm/tcp", change{pairFile, "p.credit += int(h.credit)", ""}, ""},
 	{"silence is not noticed", "tcp", change{"comm/tcp/silence.go", "silent >= patience {", "silent < 0 {"}, ""},
 	{"no signs of life", "tcp", change{"comm/tcp/silence.go", "quiet := !p.spoke && !p.leaving", "quiet := false"}, ""},
 	{"a dropped message is received into its memory", "tcp", change{linkFile, "if in != nil && !in.dropped.Load() {", "if in != nil {"}, ""},
