@@ -124,12 +124,15 @@ func newTestNode(rank, size int) *node {
 	return n
 }
 
-// attach makes connections the lanes of a pair, as the connector does.
-func (p *pair) attach(conns []*tls.Conn) {
+// attach makes connections the lanes of a pair, as the connector does, and has change look at each before it is used.
+func (p *pair) attach(conns []*tls.Conn, change func(l *lane, conn *tls.Conn)) {
 	p.window, p.credit = leastWindow, leastWindow
 	for i, conn := range conns {
 		l := newLane(p, i, conn)
 		p.lanes = append(p.lanes, l)
+		if change != nil {
+			change(l, conn)
+		}
 		go func() {
 			_, err := io.ReadFull(l.secure, l.head[:1])
 			l.first <- err
@@ -160,7 +163,7 @@ type intruder struct {
 func newIntruder(t *testing.T, lanes int) (comm.Communicator, *intruder) {
 	victim := newTestNode(0, 2)
 	servers, clients := secured(t, lanes)
-	victim.pairs[1].attach(servers)
+	victim.pairs[1].attach(servers, nil)
 	for _, c := range clients {
 		go io.Copy(io.Discard, c) //nolint:errcheck // until it is closed
 	}

@@ -258,18 +258,17 @@ func expose(t *testing.T, lanes int, script []byte) {
 	const patience, slack = 2 * time.Second, 20 * time.Millisecond
 	victim, other := newTestNode(0, 2), newTestNode(1, 2)
 	servers, clients := secured(t, lanes)
-	victim.pairs[1].attach(servers)
-	other.pairs[0].attach(clients)
 	m := &mutant{script: script}
 	if len(script) > 0 {
 		m.wait = int(script[0])
 	}
-	for i, l := range other.pairs[0].lanes {
+	victim.pairs[1].attach(servers, nil)
+	other.pairs[0].attach(clients, func(l *lane, conn *tls.Conn) {
 		l.link.direct = true
-		changed := &mutantLane{Conn: clients[i], mutant: m, index: i}
+		changed := &mutantLane{Conn: conn, mutant: m, index: l.index}
 		m.lanes = append(m.lanes, changed)
 		l.secure = changed
-	}
+	})
 	bounded := func(ctx context.Context, f func(ctx context.Context) error) error {
 		ctx, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
