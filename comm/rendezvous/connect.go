@@ -32,8 +32,8 @@ const ports = 4
 // Connect connects this process to the job's store, which rank 0 keeps until it closes its client, unless the
 // launcher keeps it. It ends with an error when ctx does.
 //
-// Strangers are refused and logged, and delay no rank at another address. A rank that knows the secret is refused if another process
-// has the same rank, or if the job's size differs. That rank gets an error wrapping [store.ErrRefused] at once, as
+// Strangers are refused and logged, and delay no rank at another address. A rank that knows the secret is refused if
+// another process has the same rank, or if the job's size differs. That rank gets an error wrapping [store.ErrRefused] at once, as
 // does a rank that finds all ports where the store could be taken by others.
 func (j Job) Connect(ctx context.Context) (*store.Client, error) {
 	kv, err := j.connect(ctx)

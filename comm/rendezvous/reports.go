@@ -86,7 +86,7 @@ func NewReports(ctx context.Context, kv *store.Client) (*Reports, error) {
 		stop, err := kv.Watch(ctx, kind, func(e store.Event) {
 			group, rank, ok := place(e.Key)
 			if !ok {
-				slog.Warn("rendezvous: ignoring a key of the store that is no report's", "key", fmt.Sprintf("%.100q", e.Key))
+				slog.Warn("rendezvous: ignoring a key that is no report's", "key", fmt.Sprintf("%.100q", e.Key))
 				return
 			}
 			r.mu.Lock()

@@ -51,8 +51,8 @@ type Dialer struct {
 }
 
 // Dial connects to the store. It may start later, others may have some of its addresses, and it hangs up on some
-// connections while strangers crowd it, so Dial tries until ctx ends. If the store refuses this process, or others answer
-// at all addresses, that is an error wrapping [ErrRefused] at once.
+// connections while strangers crowd it, so Dial tries until ctx ends. If the store refuses this process, or others
+// answer at all addresses, that is an error wrapping [ErrRefused] at once.
 func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 	hello := Hello{Name: d.Name, Size: d.Size, Process: rand.Text(), Version: protocol}
 	var log Gate
@@ -144,7 +144,8 @@ func (d Dialer) introduce(ctx context.Context, conn net.Conn, hello Hello) (_ *C
 		return nil, stranger(fmt.Errorf("a silence of %v", w.Silence))
 	}
 	if w.Refused != "" {
-		return nil, &refusal{conn.RemoteAddr().String(), printable.Text(w.Refused[:min(len(w.Refused), longestReason)]), true}
+		why := printable.Text(w.Refused[:min(len(w.Refused), longestReason)])
+		return nil, &refusal{conn.RemoteAddr().String(), why, true}
 	}
 	_ = conn.SetDeadline(time.Time{})
 	return remote(secure, in, w.Silence), nil

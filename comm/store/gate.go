@@ -112,10 +112,11 @@ func reason(err error) string {
 	return reasonLanguage
 }
 
-// A Gate lets in connections whose other side knows a secret. At most Most handshakes may be in flight. One more has one of
-// them end, of the address that has most of them, at random: a stranger, however fast it connects, crowds out none but
-// those of its own address, and of these a share that grows with their attempts gets through. Addresses of IPv6 are taken by
-// their first 64 bits, which one host may have all of. Refusals for one reason are logged the first, second, fourth, eighth … time.
+// A Gate lets in connections whose other side knows a secret. At most Most handshakes may be in flight. One more has
+// one of the address with the most of them end, at random. So a stranger, however fast it connects, crowds out only
+// processes at its own address, and those get through after some attempts. Of IPv6, the first 64 bits count as the
+// address, as one host may have all that begin with them. Refusals for one reason are logged the first, second, fourth,
+// eighth … time.
 type Gate struct {
 	Name string // in the log
 	Most int

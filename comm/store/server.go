@@ -214,7 +214,8 @@ func (s *Server) serve(conn *tls.Conn) {
 	// Nothing comes before the welcome.
 	n := &session{conn: conn, from: conn.RemoteAddr().String(), out: outbox[Reply]{most: mostQueued, busy: true,
 		send: sender[Reply](conn), finish: conn.CloseWrite}}
-	if conn.SetDeadline(time.Now().Add(patience)) != nil || !lines.Scan() || json.Unmarshal(lines.Bytes(), &n.hello) != nil || !n.hello.valid() {
+	said := conn.SetDeadline(time.Now().Add(patience)) == nil && lines.Scan()
+	if !said || json.Unmarshal(lines.Bytes(), &n.hello) != nil || !n.hello.valid() {
 		s.gate.Refuse(conn, "hello", "it knows the secret, but did not say who it is")
 		return
 	}

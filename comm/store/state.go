@@ -251,10 +251,11 @@ func (s *State) put(at place, r *Request, value []byte, answer *Reply) (replies 
 	if old != nil {
 		grows = len(value) - len(old.value)
 	}
+	unconfirmed := r.Heard && (len(s.confirming) == mostKeys || s.kept+len(value) > mostBytes)
 	switch {
 	case len(value) > MaxValue:
 		answer.Fault = fmt.Sprintf("a value of %d bytes, at most %d", len(value), MaxValue)
-	case s.bytes+grows > mostBytes || old == nil && len(s.entries) == mostKeys || r.Heard && (len(s.confirming) == mostKeys || s.kept+len(value) > mostBytes):
+	case s.bytes+grows > mostBytes || old == nil && len(s.entries) == mostKeys || unconfirmed:
 		answer.Fault, answer.Full = fmt.Sprintf("the store has %d keys and %d bytes", len(s.entries), s.bytes), true
 	}
 	if answer.Fault != "" {

@@ -37,8 +37,8 @@ const (
 	// mostStrangers bounds the connections that have not said who they are, beside the ranks.
 	mostStrangers = 256
 	longestReason = 1 << 10 // of a refusal
-	// pings is how often the round trip is measured where the kernel does not tell it, and so the hellos of a connection before
-	// that which makes it a lane.
+	// pings is how often the round trip is measured where the kernel does not tell it, and so the most hellos of a
+	// connection before the one that makes it a lane.
 	pings = 4
 	// mostAddresses and longestAddress bound what a rank may publish: a host has an address for each of its interfaces.
 	mostAddresses  = 256
@@ -328,7 +328,8 @@ func (k *connector) dial(ctx context.Context, address string) (*tls.Conn, error)
 // errHandshake means that somebody took a connection, and that its handshake failed.
 var errHandshake = errors.New("handshake")
 
-// dialAgain is dial to an address where a lane's handshake has succeeded: its gate may hang up on others, where it is crowded.
+// dialAgain is dial to an address where a lane's handshake has succeeded: its gate may hang up on others while it is
+// crowded.
 func (k *connector) dialAgain(ctx context.Context, address string) (*tls.Conn, error) {
 	for {
 		conn, err := k.dial(ctx, address)

@@ -303,17 +303,26 @@ func (l *lane) receive(at int) error {
 	}
 }
 
-// check returns why a frame is none that the other rank sends on this lane at this point, whatever the state of its messages.
+// check returns why a frame is none that the other rank sends on this lane at this point, whatever the state of its
+// messages.
 func (l *lane) check(h *header) error {
-	payload := h.kind == frameMessage || h.kind == frameData || h.kind == frameControl
 	lane := l.index == 0 || h.kind == frameBye
 	if h.kind == frameData {
 		lane = l.index > 0 || len(l.lanes) == 1
 	}
+	length := h.length <= chunkBytes
+	switch {
+	case h.kind == frameControl:
+		length = h.length == schedule.ControlBytes
+	case h.kind == frameData:
+		length = length && h.length > 0
+	case h.kind != frameMessage:
+		length = h.length == 0
+	}
 	switch {
 	case h.kind < frameMessage || h.kind > frameSeen:
 		return fmt.Errorf("a frame of kind %d", h.kind)
-	case h.length > chunkBytes, h.length > 0 && !payload, h.length == 0 && h.kind == frameData, h.kind == frameControl && h.length != schedule.ControlBytes:
+	case !length:
 		return fmt.Errorf("a frame of kind %d with %d bytes", h.kind, h.length)
 	case !lane:
 		return fmt.Errorf("a frame of kind %d on lane %d of %d", h.kind, l.index, len(l.lanes))

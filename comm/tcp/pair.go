@@ -419,9 +419,9 @@ func (in *incoming) memory(h *header) ([]byte, error) {
 	return hostmem.Slice[byte](in.to.address+uintptr(from), h.length), nil
 }
 
-// reserve notes that a part of a message is coming. Behind what the announcement carries, the eager bytes and then the others come
-// in parts of chunkBytes, and the last of either may be shorter. A part of another length or at another place is refused, and so
-// is one that has come before.
+// reserve notes that a part of a message is coming. Behind what the announcement carries, the eager bytes and then the
+// others come in parts of chunkBytes, and the last of either may be shorter. A part of another length or at another
+// place is refused, and so is one that has come before.
 func (in *incoming) reserve(offset uint64, length int) error {
 	if offset >= uint64(in.total) {
 		return fmt.Errorf("%d bytes at %d of a message of %d", length, offset, in.total)

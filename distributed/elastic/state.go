@@ -147,11 +147,11 @@ func (m *Member) share(ctx context.Context, e *Epoch, peer int, saved []byte, jo
 	}
 	length := []int64{int64(len(saved))}
 	if length[0] > mostSaved {
-		return fmt.Errorf("elastic: %w: Save returns %d bytes, at most %d can be", comm.ErrArgument, length[0], mostSaved)
+		return fmt.Errorf("elastic: %w: Save returns %d bytes, the most are %d", comm.ErrArgument, length[0], mostSaved)
 	}
 	err := pass(ctx, m, e, length, move)
 	if err == nil && (length[0] < 0 || length[0] > mostSaved) {
-		err = fmt.Errorf("elastic: %w: %s is about to send a state of %d bytes", comm.ErrMismatch, e.Members[peer], length[0])
+		err = fmt.Errorf("elastic: %w: %s announces a state of %d bytes", comm.ErrMismatch, e.Members[peer], length[0])
 	}
 	if err == nil && length[0] > 0 {
 		if joins {

@@ -12,8 +12,8 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 )
 
-// Bounds of what the store has. Whoever knows the job's secret can write there, so a record or a status is checked when it is
-// read, and the rest of this package relies on that.
+// Bounds of what the store has. Whoever knows the job's secret can write there, so a record or a status is checked
+// when it is read, and the rest of this package relies on that.
 const (
 	mostMembers = 1 << 14 // of an epoch
 	longestText = 1 << 10 // bytes of a name or an address
@@ -22,7 +22,8 @@ const (
 
 // checkText returns why a name is none: it is empty, long, or would change how it is printed.
 func checkText(text string) error {
-	if text == "" || len(text) > longestText || strings.ContainsFunc(text, func(c rune) bool { return !strconv.IsPrint(c) }) {
+	hidden := func(c rune) bool { return !strconv.IsPrint(c) }
+	if text == "" || len(text) > longestText || strings.ContainsFunc(text, hidden) {
 		return fmt.Errorf("%.100q is no name", text)
 	}
 	return nil

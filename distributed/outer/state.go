@@ -125,7 +125,10 @@ func (l *Loop) check(s *saved) error {
 	}
 	at := s.At
 	counts := []int{at.Now.Step, at.Round, at.First, at.Length}
-	if len(s.Fragments) != len(l.fragments) || len(s.Common) != bytes || len(s.Velocity) != velocity || slices.Min(counts) < 0 || !at.Now.valid() {
+	if len(s.Fragments) != len(l.fragments) || len(s.Common) != bytes || len(s.Velocity) != velocity {
+		return damaged
+	}
+	if slices.Min(counts) < 0 || !at.Now.valid() {
 		return damaged
 	}
 	for i, f := range l.fragments {
