@@ -247,7 +247,7 @@ func forgedStep(t *testing.T) {
 }
 
 // A member enters an epoch with the state that the epoch begins with, or gets that.
-func TestAdmit(t *testing.T) {
+func TestCheckEntry(t *testing.T) {
 	r := epochOf(5, "ab", "a")
 	r.Step = 7
 	r.Members[1].Fresh = true
@@ -263,7 +263,7 @@ func TestAdmit(t *testing.T) {
 		"it joins":          {at("b", nil, func(s *status) { s.Step = 3 }), true},
 		"it is not in it":   {at("c", nil, func(s *status) { s.Step = 7 }), false},
 	} {
-		err := r.admit(&c.own)
+		err := r.checkEntry(&c.own)
 		assert.Equal(t, c.ok, err == nil, name)
 		if err != nil {
 			assert.ErrorIs(t, err, comm.ErrMismatch, name)
