@@ -21,6 +21,7 @@ type custom struct {
 	Reducer
 	g      *transaction
 	b      Bucket
+	order  base.Order        // of b.Comm; in flight is what the program has submitted before an error
 	kept   []*runtime.Tensor // its memory, residuals first
 	sums   int               // how many of them are residuals
 	before base.Buffer       // the memory before the step, if it may be rolled back
@@ -53,6 +54,7 @@ func (c *custom) allocate(n int) error {
 // newCustom makes what the program reduces a bucket with, or a share of one, nil for none.
 func (g *Gradients) newCustom(i int, dt dtype.DType, to comm.Communicator, n int, parts []Part) (reducer, error) {
 	c := &custom{g: g.transaction, n: n, dt: dt, b: Bucket{Index: i, Comm: to, Parts: parts}, inner: g.lines.mesh != nil}
+	c.order = base.NewOrder(c.g.rt, to)
 	others := len(c.g.buffers)
 	err := c.allocate(n)
 	if err == nil {
@@ -61,7 +63,14 @@ func (g *Gradients) newCustom(i int, dt dtype.DType, to comm.Communicator, n int
 	if err != nil {
 		return nil, err
 	}
-	if c.Reducer, err = g.cfg.Reducer(c.b); c.Reducer == nil || err != nil {
+	c.Reducer, err = g.cfg.Reducer(c.b)
+	if err != nil {
+		c.order.Submitted()
+		if inFlight := c.order.DrainToFree(); inFlight != nil {
+			return nil, errors.Join(err, inFlight)
+		}
+	}
+	if c.Reducer == nil || err != nil {
 		return nil, errors.Join(err, c.b.Tensor.Free(), c.g.buffers.Release(c.g.rt, others))
 	}
 	m := c.Memory()
@@ -108,7 +117,7 @@ func (c *custom) copyMemory(back bool) error {
 	return nil
 }
 
-func (c *custom) Drain(context.Context) error { return nil }
+func (c *custom) Drain(ctx context.Context) error { return c.order.Drain(ctx) }
 
 func (c *custom) Select(_ context.Context, in sparse.Input) error {
 	c.target, c.scratch, c.begun, c.counted = in.Ptr, in.Scratch, false, false
@@ -126,17 +135,27 @@ func (c *custom) Exchange(ctx context.Context) error {
 		c.begun = true
 	}
 	if !c.judges() {
-		return c.Reduce(ctx, c.b)
+		return c.reduce(ctx)
 	}
 	// What is not finite may wait in a residual, and all ranks are to know of it.
-	err := c.g.kernels.SumSquares(c.memory.Ptr, c.dt, c.n, c.squares[0])
-	if err == nil {
-		err = c.Reduce(ctx, c.b)
+	if err := c.g.kernels.SumSquares(c.memory.Ptr, c.dt, c.n, c.squares[0]); err != nil {
+		return err
 	}
-	if err != nil {
+	if err := c.reduce(ctx); err != nil {
 		return err
 	}
 	return c.g.order.Around(ctx, func() error { return c.b.Comm.AllReduce(c.squares[0], c.squares[0], 1, dtype.F64, comm.Sum) })
+}
+
+// reduce calls the program's Reduce. After an error, it waits for the collectives that Reduce has submitted: they write
+// the bucket, and may write the memory, both of which a rollback restores.
+func (c *custom) reduce(ctx context.Context) error {
+	err := c.Reduce(ctx, c.b)
+	if err != nil {
+		c.order.Submitted()
+		_ = c.order.Drain(ctx) // RollBack tries again
+	}
+	return err
 }
 
 // judges reports whether entries that are not finite are looked for.
@@ -177,6 +196,11 @@ func (c *custom) Commit(v sparse.Verdict) error {
 }
 
 func (c *custom) RollBack() error {
+	ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
+	defer cancel()
+	if err := c.order.Drain(ctx); err != nil {
+		return err
+	}
 	if !c.begun {
 		return nil
 	}
@@ -309,11 +333,12 @@ func (c *custom) ScaleResidual(factor float64) error {
 
 func (c *custom) Rebind(to comm.Communicator) error {
 	c.b.Comm = to
+	c.order = base.NewOrder(c.g.rt, to)
 	return nil
 }
 
 func (c *custom) Close() error {
-	if err := c.g.order.DrainToFree(); err != nil {
+	if err := errors.Join(c.g.order.DrainToFree(), c.order.DrainToFree()); err != nil {
 		return err
 	}
 	var errs []error

@@ -31,7 +31,7 @@ type level struct {
 func (g *Gradients) newMeshed(i int, b *bucket) (reducer, error) {
 	n := g.lines.share(b.len())
 	m := &meshed{custom: custom{g: g.transaction, n: b.len(), dt: b.dt, b: Bucket{Index: i, Comm: g.meter}}}
-	m.Reducer = m
+	m.Reducer, m.order = m, base.NewOrder(g.transaction.rt, g.meter)
 	room := n * g.lines.ranks()
 	if err := m.allocate(room); err != nil {
 		return nil, err
@@ -114,6 +114,9 @@ func (m *meshed) Drain(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := m.custom.Drain(ctx); err != nil {
+		return err
+	}
 	return m.between.Drain(ctx)
 }
 
@@ -173,7 +176,9 @@ func (m *meshed) rebind(l *lines, to comm.Communicator) error {
 			return err
 		}
 	}
-	m.b.Comm = to
+	if err := m.custom.Rebind(to); err != nil {
+		return err
+	}
 	if m.connect(l, m.room); m.share != before {
 		return errOtherShare
 	}

@@ -19,7 +19,9 @@ type Reducer interface {
 	// tensor's runtime, and by collectives of b.Comm between such work, which all ranks make in
 	// the same order. Package distributed has them with that order. It may run on another
 	// goroutine than Ready, one bucket at a time. b.Tensor is F32, F16 or BF16, and may have elements
-	// that are not finite: the step is judged afterwards.
+	// that are not finite: the step is judged afterwards. After an error of Reduce, the step waits for what it has
+	// submitted to b.Comm, until the step's context is done. What it has submitted to other communicators, it
+	// waits for itself.
 	Reduce(ctx context.Context, b Bucket) error
 	// Memory returns what Reduce leaves to later steps, always the same tensors of the bucket's
 	// runtime. They are what they were before Reduce after a step that failed or was skipped, are

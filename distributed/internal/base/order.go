@@ -120,5 +120,8 @@ func (o *Order) Drain(ctx context.Context) error {
 	return nil
 }
 
+// Submitted notes that somebody else has submitted communication which the compute stream may not wait for.
+func (o *Order) Submitted() { o.pending = true }
+
 // InFlight reports whether there may be communication that the compute stream does not wait for.
 func (o *Order) InFlight() bool { return o.pending }
