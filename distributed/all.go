@@ -11,7 +11,8 @@ import (
 
 // AllReduceAll is [AllReduce] of every tensor, as one group: cheaper than one
 // after the other, most of all when they are small. The types may differ. All
-// ranks pass as many tensors, of the same lengths and types, in the same order.
+// ranks pass as many tensors, of the same lengths and types, in the same order. Two
+// that share memory are [comm.ErrArgument]: it would be reduced twice.
 //
 // It is for what is reduced now and then, such as the averages of batch
 // normalization; Gradients of package ddp overlaps with the backward pass.
@@ -24,7 +25,7 @@ func AllReduceAll(ctx context.Context, c comm.Communicator, tensors []*runtime.T
 // BroadcastAll copies root's tensors to those of every rank, as one group: the
 // parameters of a model and the state of its optimizer, so that all ranks start
 // from the same. All ranks pass as many tensors, of the same lengths and types, in
-// the same order.
+// the same order. Two that share memory are [comm.ErrArgument].
 func BroadcastAll(ctx context.Context, c comm.Communicator, tensors []*runtime.Tensor, root int) error {
 	return all(ctx, "broadcast all", c, tensors, func(t transfer) comm.Call {
 		return comm.BroadcastCall(t.dst, t.count, t.dt, root)
@@ -49,6 +50,9 @@ func all(ctx context.Context, op string, c comm.Communicator, tensors []*runtime
 			return base.OpError(op, fmt.Errorf("tensors 0 and %d: %w", i, err))
 		}
 		calls[i] = call(transfer{src: p, dst: p, count: t.Len(), dt: t.DType()})
+	}
+	if err := base.Disjoint("tensor", tensors); err != nil {
+		return base.OpError(op, err)
 	}
 	x := transfer{op: op, order: base.NewOrder(tensors[0].Runtime(), c)}
 	if err := x.order.CommAfterCompute(ctx); err != nil {

@@ -64,6 +64,15 @@ func TestMisuse(t *testing.T) {
 		assert.ErrorIs(t, distributed.Send(ctx, c, m.good, -1, 0), comm.ErrArgument)
 		assert.ErrorIs(t, distributed.AllGatherV(ctx, c, m.good, m.good, make([]int, size-1)), comm.ErrArgument)
 		assert.ErrorIs(t, distributed.AllToAllV(ctx, c, m.good, make([]int, size), m.good, make([]int, size)), runtime.ErrShape)
+		part, err := m.good.Slice(0, 3, 4)
+		require.NoError(t, err)
+		for _, shared := range []*runtime.Tensor{m.good, part} { // which would be reduced twice
+			all := []*runtime.Tensor{m.bf16, m.good, shared}
+			for _, err := range []error{distributed.AllReduceAll(ctx, c, all, comm.Sum), distributed.BroadcastAll(ctx, c, all, 0)} {
+				assert.ErrorIs(t, err, comm.ErrArgument)
+				assert.ErrorContains(t, err, "tensors 1 and 2")
+			}
+		}
 	})
 }
 
@@ -82,7 +91,11 @@ func TestSparseMisuse(t *testing.T) {
 		assert.ErrorIs(t, s.AllReduce(m.ctx, m.strided), runtime.ErrNotContiguous)
 		assert.ErrorIs(t, s.AllReduce(m.ctx, m.freed), runtime.ErrFreed)
 		assert.ErrorIs(t, closed.AllReduce(m.ctx, m.good), comm.ErrClosed)
-		require.NoError(t, errors.Join(s.AllReduce(m.ctx, m.good), s.Close(), f64.Free()))
+		require.NoError(t, s.AllReduce(m.ctx, m.good))
+		residual, err := s.Residual()
+		require.NoError(t, err)
+		assert.ErrorIs(t, s.AllReduce(m.ctx, residual), comm.ErrArgument)
+		require.NoError(t, errors.Join(s.Close(), f64.Free()))
 	})
 }
 

@@ -1,6 +1,8 @@
 package ddp
 
 import (
+	"cmp"
+
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
@@ -29,6 +31,9 @@ func (g *Gradients) Accumulate(i int, t *runtime.Tensor) error {
 	if err := base.CheckGradientType(t.DType()); err != nil {
 		return base.OpError(op, gradientError(i, err))
 	}
+	if other, err := g.readyAt(t); err != nil || other >= 0 {
+		return base.OpError(op, cmp.Or(err, base.OverlapError("gradient", other, i)))
+	}
 	s := &g.gradients[i].sum
 	if s.of == nil {
 		of, err := runtime.New(g.rt, dtype.F32, g.gradients[i].n)
@@ -39,6 +44,19 @@ func (g *Gradients) Accumulate(i int, t *runtime.Tensor) error {
 	}
 	g.err = g.addTo(s, t)
 	return base.OpError(op, g.err)
+}
+
+// readyAt returns which gradient is ready in memory of t, and -1 if none is.
+func (g *Gradients) readyAt(t *runtime.Tensor) (int, error) {
+	p, err := t.Ptr()
+	if err != nil {
+		return -1, err
+	}
+	other := g.spans.Find(p, p+uintptr(t.Bytes()))
+	if other >= 0 && g.step.given[other] == nil {
+		other = -1
+	}
+	return other, nil
 }
 
 // addTo adds a gradient to a sum.

@@ -80,6 +80,9 @@ func (g *Gradients) newCustom(i int, dt dtype.DType, to comm.Communicator, n int
 			return nil, errors.Join(fmt.Errorf("%w: a residual is %v, want f32", comm.ErrUnsupported, t.DType()), c.Close())
 		}
 	}
+	if err := base.Disjoint("tensor", append(slices.Concat(c.kept, m.Scratch), c.b.Tensor)); err != nil {
+		return nil, errors.Join(fmt.Errorf("memory of the Reducer: %w", err), c.Close())
+	}
 	if c.g.cfg.NoUndo {
 		return c, nil
 	}

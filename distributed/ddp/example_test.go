@@ -72,12 +72,16 @@ func ExampleGradients_Views() {
 	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
 		rt := cpu.New()
 		defer rt.Close()
-		layer, err := cpu.Wrap(rt, make([]float32, 3))
-		if err != nil {
-			return err
+		layers := make([]*runtime.Tensor, 2)
+		for i := range layers {
+			layer, err := runtime.New(rt, dtype.F32, 3)
+			if err != nil {
+				return err
+			}
+			defer layer.Free()
+			layers[i] = layer
 		}
-		defer layer.Free()
-		sync, err := ddp.New(ctx, rt, c, []*runtime.Tensor{layer, layer}, ddp.Config{BucketViews: true})
+		sync, err := ddp.New(ctx, rt, c, layers, ddp.Config{BucketViews: true})
 		if err != nil {
 			return err
 		}

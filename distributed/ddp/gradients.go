@@ -71,6 +71,7 @@ type Gradients struct {
 	agreed bool        // the ranks have compared what they reduce
 
 	step    step
+	spans   *base.Spans       // where the gradients of the step are
 	joining []*runtime.Tensor // in the place of what is left out, in Join
 	steps   int               // complete ones
 	results []*runtime.Tensor // what was given in the last of them

@@ -69,9 +69,12 @@ func (g *Gradients) Join(ctx context.Context, gradients []*runtime.Tensor, updat
 		return base.OpError(op, fmt.Errorf("%w: %d gradients, registered were %d", comm.ErrArgument, len(gradients), len(g.step.given)))
 	}
 	for i, t := range gradients {
-		if err := g.check(op, i, t); err != nil {
-			return err
+		if t == nil {
+			return g.check(op, i, t)
 		}
+	}
+	if err := g.checkAll(op, gradients); err != nil {
+		return err
 	}
 	g.joining = gradients
 	defer func() { g.joining = nil }()

@@ -17,7 +17,8 @@ import (
 // New prepares the reduction of gradients that have the lengths and
 // the types of params, in the order of the forward pass: the parameters
 // themselves, for example, contiguous and in memory of rt's device and compute
-// stream ([runtime.ErrDevice]). Params are neither written nor kept.
+// stream ([runtime.ErrDevice]). Params are neither written nor kept. Two that share memory
+// are [comm.ErrArgument]: a tied parameter is registered once, and its gradient is the sum over its uses.
 //
 // All ranks call it together, with the same lengths, types and configuration: it
 // allocates symmetric memory where the communicator has such, and chooses what is
@@ -32,7 +33,7 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 	}
 	n := len(params)
 	g := &Gradients{rt: rt, meter: metered.New(c), op: comm.Avg, gradients: make([]gradient, n), results: make([]*runtime.Tensor, n),
-		step: step{given: make([]*runtime.Tensor, n), absent: make([]bool, n), folded: make([]bool, n)}}
+		spans: base.NewSpans(n), step: step{given: make([]*runtime.Tensor, n), absent: make([]bool, n), folded: make([]bool, n)}}
 	if cfg.Sum {
 		g.op = comm.Sum
 	}
@@ -48,6 +49,9 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 		}
 		compressed := cfg.PerBucket == nil && cfg.Pattern != "" && cfg.Pattern != sparse.Dense
 		g.gradients[i] = gradient{n: t.Len(), dt: t.DType(), shape: t.Shape(), vector: compressed && len(t.Shape()) <= 1 && t.Len() <= cfg.DenseUpTo}
+	}
+	if err := base.Disjoint("parameter", params); err != nil {
+		return nil, base.OpError(op, err)
 	}
 	if n > 0 && !slices.ContainsFunc(g.gradients, func(p gradient) bool { return !p.vector }) && c.Rank() == 0 {
 		slog.Warn("ddp: all gradients are vectors, which are reduced densely; make their tensors with shapes, or set DenseUpTo to -1", "pattern", cfg.Pattern)

@@ -89,6 +89,7 @@ type arrangement struct {
 	views       []*runtime.Tensor // with BucketViews: the gradients in the buckets
 	shards      []Shard           // with Shard: one of each bucket
 	gathers     []comm.Call       // reused
+	gathered    *base.Spans       // where tensors of Gather and Scatter are; nil: none were passed yet
 	squares     base.Buffer       // of the averages, an F64 of each bucket
 	norms       []float64         // these, on the host
 }

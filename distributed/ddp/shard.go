@@ -75,6 +75,7 @@ func (g *Gradients) cut() error {
 		}
 	}
 	g.shards, g.gathers, g.norms = all, make([]comm.Call, len(all)), make([]float64, len(all))
+	g.gathered = nil
 	return nil
 }
 
@@ -83,6 +84,9 @@ func (g *Gradients) cut() error {
 func (g *Gradients) Scatter(shards, whole []*runtime.Tensor) error {
 	const op = "gradient scatter"
 	own, err := g.checkShards(op, shards, whole)
+	if err == nil {
+		err = g.checkMemory(op, whole, shards)
+	}
 	if err != nil {
 		return err
 	}
@@ -106,6 +110,9 @@ func (g *Gradients) Scatter(shards, whole []*runtime.Tensor) error {
 func (g *Gradients) Gather(ctx context.Context, whole, shards []*runtime.Tensor) error {
 	const op = "gradient gather"
 	own, err := g.checkShards(op, shards, whole)
+	if err == nil {
+		err = g.checkMemory(op, whole, nil) // the shards are read before anything is written
+	}
 	if err != nil {
 		return err
 	}
@@ -215,6 +222,42 @@ func (g *Gradients) checkShards(op string, shards, whole []*runtime.Tensor) ([]S
 		}
 	}
 	return own, nil
+}
+
+// checkMemory refuses tensors like the gradients, and shards, of which two share memory.
+func (g *Gradients) checkMemory(op string, whole, shards []*runtime.Tensor) error {
+	n := len(g.gradients)
+	if g.gathered == nil {
+		g.gathered = base.NewSpans(n + len(g.shards))
+	}
+	g.gathered.NextStep()
+	for i, t := range whole {
+		other, err := g.gathered.Place(i, t)
+		if err == nil && other >= 0 {
+			err = base.OverlapError("tensor", other, i)
+		}
+		if err != nil {
+			return base.OpError(op, err)
+		}
+	}
+	for i, t := range shards {
+		other, err := g.gathered.Place(n+i, t)
+		if err == nil && other >= 0 {
+			err = fmt.Errorf("%w: shard %d shares memory with %s", comm.ErrArgument, i, g.shardOrTensor(other))
+		}
+		if err != nil {
+			return base.OpError(op, err)
+		}
+	}
+	return nil
+}
+
+// shardOrTensor names what checkMemory has placed.
+func (g *Gradients) shardOrTensor(i int) string {
+	if n := len(g.gradients); i >= n {
+		return fmt.Sprintf("shard %d", i-n)
+	}
+	return fmt.Sprintf("tensor %d", i)
 }
 
 // copyElements copies n elements between tensors of one type.

@@ -19,8 +19,8 @@ import (
 // neither written nor freed before Wait returned, which leaves the average in it.
 // In another step it may be another tensor.
 //
-// A number that is out of range, a gradient that is ready already, or a tensor
-// that is not as the one registered, is an error and changes nothing. An error of
+// A number that is out of range, a gradient that is ready already, a tensor
+// that is not as the one registered, or shares memory with another one of the step, is an error and changes nothing. An error of
 // the communication stays: later calls return it too, until Wait has ended the step
 // where it is a transaction.
 func (g *Gradients) Ready(ctx context.Context, i int, t *runtime.Tensor) error {
@@ -30,6 +30,9 @@ func (g *Gradients) Ready(ctx context.Context, i int, t *runtime.Tensor) error {
 	}
 	if err := g.check(op, i, t); err != nil {
 		return err
+	}
+	if err := g.place(i, t); err != nil {
+		return base.OpError(op, err)
 	}
 	started := time.Now()
 	g.accept(ctx, i, t)
@@ -55,6 +58,74 @@ func (g *Gradients) check(op string, i int, t *runtime.Tensor) error {
 		return base.ShapeError(op, "gradient %d has %d elements, registered were %d", i, t.Len(), g.gradients[i].n)
 	}
 	return nil
+}
+
+// place notes where this step's gradient i is, and refuses memory that another one of the step has, or that is the place
+// of another one in a bucket.
+func (g *Gradients) place(i int, t *runtime.Tensor) error {
+	if g.views != nil {
+		if err := g.outsideBuckets(i, t); err != nil {
+			return err
+		}
+	}
+	other, err := g.spans.Place(i, t)
+	if err == nil && other >= 0 {
+		err = base.OverlapError("gradient", other, i)
+	}
+	return err
+}
+
+// outsideBuckets refuses memory of the gradients' views for a gradient i that is not the view itself.
+func (g *Gradients) outsideBuckets(i int, t *runtime.Tensor) error {
+	from, err := t.Ptr()
+	if err != nil {
+		return err
+	}
+	if view, err := g.views[i].Ptr(); err != nil || view == from {
+		return err
+	}
+	for _, b := range g.buckets {
+		first, err := b.flat.Ptr()
+		if err != nil {
+			return err
+		}
+		if from < first+uintptr(b.bytes) && first < from+uintptr(t.Bytes()) {
+			return fmt.Errorf("%w: gradient %d is in memory of the Views, and not its own one", comm.ErrArgument, i)
+		}
+	}
+	return nil
+}
+
+// checkAll checks the gradients of a step that has not begun, of which one that is nil is left out.
+func (g *Gradients) checkAll(op string, gradients []*runtime.Tensor) error {
+	for i, t := range gradients {
+		if t == nil {
+			continue
+		}
+		if err := g.check(op, i, t); err != nil {
+			return err
+		}
+	}
+	for i, t := range gradients {
+		if t == nil {
+			continue
+		}
+		if err := g.place(i, t); err != nil {
+			g.placeGiven()
+			return base.OpError(op, err)
+		}
+	}
+	return nil
+}
+
+// placeGiven leaves no other gradients placed than those that are ready.
+func (g *Gradients) placeGiven() {
+	g.spans.NextStep()
+	for i, t := range g.step.given {
+		if t != nil {
+			_, _ = g.spans.Place(i, t) // it was placed before
+		}
+	}
 }
 
 // begin begins a step, if it has not begun.
@@ -390,13 +461,8 @@ func (g *Gradients) ReduceAll(ctx context.Context, gradients []*runtime.Tensor) 
 		return base.OpError(op, fmt.Errorf("%w: %d gradients, registered were %d", comm.ErrArgument, len(gradients), len(g.step.given)))
 	}
 	if g.usable(op) == nil {
-		for i, t := range gradients {
-			if t == nil {
-				continue
-			}
-			if err := g.check(op, i, t); err != nil {
-				return err
-			}
+		if err := g.checkAll(op, gradients); err != nil {
+			return err
 		}
 		if !g.step.begun && ctx.Err() != nil {
 			return base.OpError(op, comm.ContextError(ctx))
@@ -421,6 +487,7 @@ func (g *Gradients) newStep() {
 	clear(s.given)
 	clear(s.absent)
 	clear(s.folded)
+	g.spans.NextStep()
 	g.step = step{given: s.given, absent: s.absent, folded: s.folded, arrived: s.arrived[:0], before: g.lines.outer.Totals()}
 	for _, b := range g.buckets {
 		b.step = bucketStep{missing: len(b.params)}

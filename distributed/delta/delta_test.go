@@ -617,3 +617,38 @@ func FuzzRead(f *testing.F) {
 		}
 	})
 }
+
+// TestSharedMemory: tensors that would be changed twice are refused, those that are only read are not.
+func TestSharedMemory(t *testing.T) {
+	ctx := t.Context()
+	memory := make(Host, 80)
+	tensor := func(name string, from, to int) Tensor {
+		return Tensor{Name: name, DType: dtype.F32, Shape: []int{(to - from) / 4}, Memory: memory[from:to]}
+	}
+	for _, from := range []int{0, 20, 36} {
+		tensors := []Tensor{tensor("a", 0, 40), tensor("b", from, from+40)}
+		_, err := NewSubscriber(ctx, nil, nil, Config{Tensors: tensors, Version: 1})
+		require.ErrorIs(t, err, comm.ErrArgument)
+		require.ErrorContains(t, err, `"a" and "b"`)
+		d, err := Diff(ctx, tensors, tensors, nil)
+		require.NoError(t, err)
+		apply := func(memory Host) error { // the targets lie as the base does
+			return d.Apply(ctx, tensors, func(x Tensor) (Memory, error) {
+				at := 0
+				if x.Name == "b" {
+					at = from
+				}
+				return memory[at:][:40], nil
+			}, nil)
+		}
+		require.ErrorIs(t, apply(make(Host, 80)), comm.ErrArgument)
+		require.ErrorIs(t, apply(memory), comm.ErrArgument)
+		require.NoError(t, d.Apply(ctx, tensors, func(x Tensor) (Memory, error) { return make(Host, 40), nil }, nil))
+	}
+	tensors := []Tensor{tensor("a", 0, 40), tensor("b", 40, 80)}
+	_, err := NewSubscriber(ctx, nil, nil, Config{Tensors: tensors, Version: 1})
+	require.NoError(t, err)
+	d, err := Diff(ctx, tensors, tensors, nil)
+	require.NoError(t, err)
+	require.ErrorIs(t, d.Apply(ctx, tensors, func(Tensor) (Memory, error) { return memory[20:60], nil }, nil), comm.ErrArgument)
+}

@@ -146,6 +146,46 @@ func newReplica(version uint64, tensors []Tensor) (*replica, error) {
 	return r, nil
 }
 
+// memorySpan is where a tensor lies.
+type memorySpan struct {
+	name     string
+	from, to uintptr
+	written  bool
+}
+
+// separate refuses tensors to be written that share memory with each other, or with tensors that are only read.
+func separate(written, read []Tensor) error {
+	var spans []memorySpan
+	for i, t := range slices.Concat(written, read) {
+		p, err := t.place()
+		if err != nil {
+			return err
+		}
+		bytes := t.elements * t.DType.Size()
+		if p.at != 0 && bytes > 0 {
+			spans = append(spans, memorySpan{t.Name, p.at, p.at + uintptr(bytes), i < len(written)})
+		}
+	}
+	slices.SortFunc(spans, func(a, b memorySpan) int { return cmp.Compare(a.from, b.from) })
+	var farthest, farthestWritten memorySpan
+	for _, s := range spans {
+		before := farthestWritten
+		if s.written {
+			before = farthest
+		}
+		if before.to > s.from {
+			return fmt.Errorf("delta: tensors %q and %q share memory: %w", before.name, s.name, runtime.ErrArgument)
+		}
+		if s.to > farthest.to {
+			farthest = s
+		}
+		if s.written && s.to > farthestWritten.to {
+			farthestWritten = s
+		}
+	}
+	return nil
+}
+
 // measure takes the checksums of all blocks.
 func (r *replica) measure(ctx context.Context, tick func(done, of int)) error {
 	return parallel(ctx, r.blocks(), tick, func(c *coder, t, b int) error {
@@ -421,6 +461,9 @@ func (d *Delta) Apply(ctx context.Context, base []Tensor, target func(Tensor) (M
 		next.sums = append(next.sums, make([]uint32, t.blocks()))
 		codes[i] = make([][]byte, t.blocks())
 	}
+	if err := separate(next.tensors, r.tensors); err != nil {
+		return err
+	}
 	for _, c := range d.tensors {
 		for _, b := range c.blocks {
 			codes[c.tensor][b.at] = b.code
@@ -579,7 +622,7 @@ func (a *applied) prepare(alloc func(Tensor) (Memory, error)) error {
 		t.Memory = m
 		a.mine = append(a.mine, m)
 	}
-	return nil
+	return separate(a.next.tensors, nil)
 }
 
 // block applies the code of a block.

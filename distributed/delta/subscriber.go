@@ -25,7 +25,7 @@ var (
 // Config is what a subscriber begins with.
 type Config struct {
 	// Tensors, if any, are of version Version, from 1 on; those that its publisher knows by that
-	// number, or they are replaced.
+	// number, or they are replaced. No two of them share memory.
 	Tensors []Tensor
 	Version uint64
 	// Together has the subscribers of a communicator commit a version all or none, if it is set on any.
@@ -53,6 +53,9 @@ func NewSubscriber(ctx context.Context, rt runtime.Runtime, c comm.Communicator,
 		return nil, fmt.Errorf("delta: %d tensors of version %d: %w", len(cfg.Tensors), cfg.Version, comm.ErrArgument)
 	}
 	r, err := newReplica(cfg.Version, cfg.Tensors)
+	if err == nil {
+		err = separate(r.tensors, nil)
+	}
 	if err == nil {
 		err = r.measure(ctx, nil)
 	}

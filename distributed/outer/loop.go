@@ -91,7 +91,7 @@ const (
 // and the same configuration: they are the first common parameters.
 //
 // Errors are those of [ddp.New], and [comm.ErrArgument] for a field of cfg that is out of
-// range. Ranks that differ find out when the first fragment is sent ([comm.ErrMismatch]).
+// range, and for two parameters that share memory. Ranks that differ find out when the first fragment is sent ([comm.ErrMismatch]).
 func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []*runtime.Tensor, cfg Config) (*Loop, error) {
 	const op = "outer loop"
 	if rt == nil || c == nil || len(params) == 0 {
@@ -152,6 +152,9 @@ func (l *Loop) allocate(params []*runtime.Tensor) error {
 		if t.DType() != dtype.F32 {
 			widest = max(widest, t.Bytes())
 		}
+	}
+	if err := base.Disjoint("parameter", params); err != nil {
+		return err
 	}
 	arrays := map[*base.Buffer]int{&l.common: l.n * base.WordSize, &l.delta: l.n * base.WordSize, &l.rounded: widest, &l.words: words * base.WordSize}
 	if l.cfg.Momentum > 0 {

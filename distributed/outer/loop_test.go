@@ -1066,6 +1066,9 @@ func TestMisuse(t *testing.T) {
 		}
 		_, err := outer.New(ctx, rt, c, nil, outer.Config{Every: 1})
 		assert.ErrorIs(t, err, comm.ErrArgument)
+		_, err = outer.New(ctx, rt, c, append(m.tensors[:1:1], m.tensors[0]), outer.Config{Every: 1})
+		assert.ErrorIs(t, err, comm.ErrArgument)
+		assert.ErrorContains(t, err, "parameters 0 and 1")
 		double, err := runtime.New(rt, dtype.F64, 3)
 		require.NoError(t, err)
 		_, err = outer.New(ctx, rt, c, []*runtime.Tensor{double}, outer.Config{Every: 1})

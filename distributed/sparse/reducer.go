@@ -155,6 +155,11 @@ func (s *Reducer) checkTensor(op string, t *runtime.Tensor) (uintptr, error) {
 	if err == nil && s.cfg.InPlace && t.DType() != dtype.F32 {
 		err = base.OpError(op, fmt.Errorf("%w: tensor is %v, and in place it is the residual, which is f32", comm.ErrUnsupported, t.DType()))
 	}
+	for _, kept := range []uintptr{s.residual, s.origin} {
+		if err == nil && kept != 0 && kept < ptr+uintptr(t.Bytes()) && ptr < base.At(kept, s.held) {
+			err = base.OpError(op, fmt.Errorf("%w: the tensor shares memory with the residual", comm.ErrArgument))
+		}
+	}
 	return ptr, err
 }
 
