@@ -2,7 +2,9 @@ package ddp
 
 import (
 	"cmp"
+	"fmt"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
@@ -12,6 +14,9 @@ import (
 // of it, or Wait, reduces: gradient accumulation over several backward passes of
 // which only the last communicates (no_sync in PyTorch). It does not communicate. t
 // may be written again by work that is submitted to the compute stream from then on.
+//
+// With [Config.Weighted] it adds up gradients times their weights instead, and the mean over all of them is reduced
+// ([Gradients.Weigh]).
 //
 // The sum is kept in F32, whatever type the gradient has (F32, F16 or BF16,
 // [comm.ErrUnsupported] otherwise), and rounded once. It is a sum: who wants the
@@ -34,16 +39,43 @@ func (g *Gradients) Accumulate(i int, t *runtime.Tensor) error {
 	if other, err := g.readyAt(t); err != nil || other >= 0 {
 		return base.OpError(op, cmp.Or(err, base.OverlapError("gradient", other, i)))
 	}
+	if err := g.needWeight(); err != nil {
+		return base.OpError(op, err)
+	}
+	if g.cfg.Weighted {
+		if g.weights.phase == kept {
+			return base.OpError(op, fmt.Errorf("%w: the step was rolled back: repeat it, or call Weigh", comm.ErrArgument))
+		}
+		g.weights.phase = accumulating
+		if g.weights.pass == 0 {
+			return nil // it counts as zeros, whatever it is
+		}
+	}
+	if err := g.makeSum(i); err != nil {
+		return base.OpError(op, err)
+	}
+	g.err = g.addTo(&g.gradients[i].sum, t)
+	return base.OpError(op, g.err)
+}
+
+// makeSum makes the sum of gradient i, which is 0 unless something was accumulated.
+func (g *Gradients) makeSum(i int) error {
 	s := &g.gradients[i].sum
 	if s.of == nil {
 		of, err := runtime.New(g.rt, dtype.F32, g.gradients[i].n)
 		if err != nil {
-			return base.OpError(op, err)
+			return err
 		}
 		s.of = of
 	}
-	g.err = g.addTo(s, t)
-	return base.OpError(op, g.err)
+	if s.any {
+		return nil
+	}
+	if err := s.of.Fill(0); err != nil {
+		return err
+	}
+	s.any = true
+	return nil
 }
 
 // readyAt returns which gradient is ready in memory of t, and -1 if none is.
@@ -59,36 +91,58 @@ func (g *Gradients) readyAt(t *runtime.Tensor) (int, error) {
 	return other, nil
 }
 
-// addTo adds a gradient to a sum.
+// addTo adds a gradient to a sum, with the weight of the pass.
 func (g *Gradients) addTo(s *sum, t *runtime.Tensor) error {
-	if !s.any {
-		if err := s.of.Fill(0); err != nil {
+	var factor uintptr
+	if g.cfg.Weighted {
+		var err error
+		factor, err = g.countPass()
+		if err != nil {
 			return err
 		}
-		s.any = true
 	}
 	return g.onSum(s, t, func(k runtime.Kernels, x, grad uintptr) error {
-		return k.Accumulate(runtime.Source{X: x, N: t.Len(), Grad: grad, DType: t.DType()})
+		return k.Accumulate(runtime.Source{X: x, N: t.Len(), Grad: grad, DType: t.DType(), Factor: factor})
 	})
 }
 
 // fold adds what was accumulated to the gradient that is reduced.
 func (g *Gradients) fold(i int, t *runtime.Tensor) error {
 	s := &g.gradients[i].sum
-	if !s.any {
+	counts := !g.cfg.Weighted || g.weights.pass > 0 && !g.step.absent[i] // t does
+	scale := float32(1)
+	if g.cfg.Weighted {
+		if s.whole || g.empty() {
+			return nil
+		}
+		// A gradient of the last pass alone is the mean over all passes as well.
+		if !s.any && (g.weights.earlier == 0 || g.step.absent[i]) {
+			return nil
+		}
+	} else if !s.any {
 		return nil
 	}
-	if err := g.addTo(s, t); err != nil {
+	if err := g.makeSum(i); err != nil {
 		return err
 	}
-	s.any, g.step.folded[i] = false, true
+	if counts {
+		if err := g.addTo(s, t); err != nil {
+			return err
+		}
+	}
+	if g.cfg.Weighted {
+		scale = float32(g.weights.unit / g.step.weight)
+	}
+	s.any = false
+	g.step.folded[i] = true
 	return g.onSum(s, t, func(k runtime.Kernels, x, grad uintptr) error {
-		return k.Store(grad, t.DType(), x, t.Len(), 1, 0)
+		return k.Store(grad, t.DType(), x, t.Len(), scale, 0)
 	})
 }
 
 // unfold keeps the sums of gradients that were left out of a step that is rolled back, or given up.
 func (g *Gradients) unfold() {
+	g.keepWeights()
 	for i := range g.gradients {
 		s := &g.gradients[i].sum
 		s.any = s.any || g.step.folded[i] && g.step.absent[i]

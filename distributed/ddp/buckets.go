@@ -404,6 +404,31 @@ func (g *Gradients) copyParts(b *bucket, back bool) error {
 	return nil
 }
 
+// gather puts the gradients of a bucket together. Those of weight 0 are zeros.
+func (g *Gradients) gather(b *bucket) error {
+	if !g.empty() || b.flat == nil {
+		return g.copyParts(b, false)
+	}
+	flat, err := b.flat.Ptr()
+	if err != nil {
+		return err
+	}
+	return g.runtime().Fill(flat, b.flat.Len(), b.wire, 0)
+}
+
+// copyOnStream copies a tensor on the stream of buckets.
+func (g *Gradients) copyOnStream(dst, src *runtime.Tensor) error {
+	to, err := dst.Ptr()
+	if err != nil {
+		return err
+	}
+	from, err := src.Ptr()
+	if err != nil || from == to || src.Bytes() == 0 {
+		return err
+	}
+	return g.runtime().Copy(to, from, src.Bytes())
+}
+
 // convert copies n elements of a gradient to its place in a bucket, or back, and
 // converts between the gradient's type and that which travels.
 func (g *Gradients) convert(b *bucket, flat, gradient uintptr, n int, back bool) error {
@@ -420,7 +445,11 @@ func (g *Gradients) convert(b *bucket, flat, gradient uintptr, n int, back bool)
 		return err
 	}
 	if !back {
-		return kernels.Store(flat, b.wire, gradient, n, 1, 0)
+		scale := float32(1)
+		if g.step.shares == unequalShares {
+			scale = float32(g.step.share)
+		}
+		return kernels.Store(flat, b.wire, gradient, n, scale, 0)
 	}
 	if err := g.runtime().Fill(gradient, n, b.dt, 0); err != nil {
 		return err

@@ -89,8 +89,14 @@ type Config struct {
 	// which needs the same share: hosts may be lost or added as a whole. The mesh is closed with the
 	// Gradients. Restore takes the states of ranks with that share, in their order along the first dimension.
 	Mesh func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error)
+	// Weighted has a rank's gradients count with the number of samples that they stand for, which it passes to
+	// [Gradients.Weigh]: results are means over the samples of all ranks. It costs an allgather of two numbers in each step,
+	// for which the host waits before the first bucket is reduced. Clipping, momentum and residuals have gradients
+	// that are multiplied by the rank's weight and divided by the ranks' mean weight. It excludes Sum, and
+	// gradients other than F32, F16 and BF16.
+	Weighted bool
 	// Uneven has ranks that run out of data sooner than others call
-	// [Gradients.Join]. It costs an allreduce of one number in each step.
+	// [Gradients.Join]. It costs an allgather of two numbers in each step.
 	Uneven bool
 }
 
@@ -101,6 +107,8 @@ type Stats struct {
 	// Skipped: a gradient was not finite, and by [sparse.SkipNonFinite] the step was rolled back
 	// in all buckets, on all ranks.
 	Skipped bool
+	// Weight is the sum of the ranks' weights, with [Config].Weighted.
+	Weight float64
 	// SentElements and SentBytes count as in [sparse.Stats], with a Mesh along its first dimension.
 	SentElements, SentBytes int64
 	// LaunchTime is the host's time in Ready, WaitTime that in Wait: the
@@ -124,6 +132,8 @@ func (c Config) withDefaults(streams bool) (Config, error) {
 		return c, base.ConfigError("BucketBytes is %d and FirstBucketBytes %d, want at least 1", c.BucketBytes, c.FirstBucketBytes)
 	case c.Wire != dtype.Invalid && c.Wire != dtype.F16 && c.Wire != dtype.BF16:
 		return c, base.ConfigError("Wire is %v, want bf16, f16 or none", c.Wire)
+	case c.Weighted && c.Sum:
+		return c, base.ConfigError("Weighted with Sum, and weights are those of averages")
 	case c.BucketViews && (c.Wire != dtype.Invalid || c.Rebuild):
 		return c, base.ConfigError("BucketViews with Wire %v and Rebuild %v, which move gradients", c.Wire, c.Rebuild)
 	}

@@ -297,7 +297,7 @@ func ExampleGradients_OnStep() {
 	if err != nil {
 		fmt.Println(err)
 	}
-	// Output: step 0: 804 bytes, exchange timed: true
+	// Output: step 0: 816 bytes, exchange timed: true
 }
 
 // Ranks with different numbers of samples, and of passes, for one update. Gradients are sums over

@@ -64,7 +64,8 @@ type Gradients struct {
 	cfg       Config
 	op        comm.ReduceOp // of dense buckets
 	gradients []gradient
-	active    *runtime.Tensor // with Uneven: 1 if this rank has data, and behind it how many ranks have
+	roll      roll    // with Uneven and Weighted
+	weights   weights // with Weighted
 
 	arrangement
 	side   *sideStream // nil: sparse buckets are worked on where gradients are computed

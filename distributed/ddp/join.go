@@ -6,29 +6,8 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
-	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 )
-
-// announce takes part in counting the ranks that have data, with 1 or 0. Who has, does
-// not look at the number.
-func (g *Gradients) announce(ctx context.Context, have float64) error {
-	if !g.cfg.Uneven {
-		return nil
-	}
-	p, err := g.active.Ptr()
-	if err == nil {
-		err = g.rt.Fill(p, 1, dtype.F32, have)
-	}
-	if err == nil {
-		err = g.order.CommAfterCompute(ctx)
-	}
-	if err != nil {
-		return err
-	}
-	return g.meter.AllReduce(p, p+uintptr(dtype.F32.Size()), 1, dtype.F32, comm.Sum)
-}
 
 // Join is what a rank calls that has no data left, while others may have, in place
 // of the steps that they make: it takes part in these with gradients of zero, until
@@ -42,7 +21,8 @@ func (g *Gradients) announce(ctx context.Context, have float64) error {
 // With [Config].BucketViews gradients may be nil, which is the views;
 // otherwise that is [comm.ErrArgument] where there is an update. The host waits in each step.
 //
-// Averages stay those over all ranks, those without data included, as PyTorch's are
+// With [Config].Weighted, a rank that has called Join has weight 0, but for what it has accumulated. Otherwise
+// averages stay those over all ranks, those without data included, as PyTorch's are
 // by default: so a sample counts as much in the last steps as in others, and a
 // sparse exchange keeps what it has not sent.
 //
@@ -76,6 +56,10 @@ func (g *Gradients) Join(ctx context.Context, gradients []*runtime.Tensor, updat
 	if err := g.checkAll(op, gradients); err != nil {
 		return err
 	}
+	if g.weights.phase == weighed { // and there was no pass
+		g.weights.phase = unweighed
+		g.weights.pass = 0
+	}
 	g.joining = gradients
 	defer func() { g.joining = nil }()
 	for {
@@ -103,11 +87,7 @@ func (g *Gradients) Join(ctx context.Context, gradients []*runtime.Tensor, updat
 }
 
 // others begins a step without data, and returns how many ranks have some.
-func (g *Gradients) others(ctx context.Context) (int, error) {
-	p, err := g.active.Ptr()
-	if err != nil {
-		return 0, err
-	}
+func (g *Gradients) others(ctx context.Context) (count int, err error) {
 	g.step.begun = true
 	if err := g.drain(ctx); err != nil {
 		return 0, err
@@ -115,17 +95,15 @@ func (g *Gradients) others(ctx context.Context) (int, error) {
 	if err := g.announce(ctx, 0); err != nil {
 		return 0, err
 	}
-	if err := g.order.ComputeAfterComm(ctx); err != nil {
+	if err := g.callRoll(ctx); err != nil {
 		return 0, err
 	}
-	if err := g.order.HostAfterAll(ctx); err != nil {
-		return 0, err
+	for i := entryPresent; i < len(g.roll.all); i += entryLen {
+		if g.roll.all[i] != 0 {
+			count++
+		}
 	}
-	var count [1]float32
-	if err := g.rt.CopyOut(hostmem.Bytes(count[:]), p+uintptr(dtype.F32.Size())); err != nil {
-		return 0, err
-	}
-	return int(count[0]), nil
+	return count, nil
 }
 
 // zero returns a tensor of zeros in the place of gradient i: in Join that of the caller.
@@ -134,12 +112,22 @@ func (g *Gradients) zero(i int) (*runtime.Tensor, error) {
 	if g.joining != nil {
 		return g.joining[i], g.joining[i].Fill(0)
 	}
-	if g.gradients[i].spare == nil {
-		t, err := runtime.New(g.rt, g.buckets[g.where[i]].dt, g.gradients[i].n)
+	t, err := g.spare(i)
+	if err != nil {
+		return nil, err
+	}
+	return t, g.place(i, t)
+}
+
+// spare returns zeros like gradient i.
+func (g *Gradients) spare(i int) (*runtime.Tensor, error) {
+	p := &g.gradients[i]
+	if p.spare == nil {
+		t, err := runtime.New(g.rt, p.dt, p.n)
 		if err != nil {
 			return nil, err
 		}
-		g.gradients[i].spare = t
+		p.spare = t
 	}
-	return g.gradients[i].spare, g.gradients[i].spare.Fill(0)
+	return p.spare, p.spare.Fill(0)
 }

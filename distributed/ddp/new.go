@@ -3,6 +3,7 @@ package ddp
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 
@@ -10,7 +11,6 @@ import (
 	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/sparse"
-	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -43,11 +43,19 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 		return nil, err
 	}
 	g.cfg = cfg
+	if _, err := runtime.KernelsOf(rt); cfg.Weighted && err != nil {
+		return nil, base.OpError(op, err)
+	}
 	for i, t := range params {
 		if err := g.reachable(t); err != nil {
 			return nil, base.OpError(op, gradientError(i, err))
 		}
 		compressed := cfg.PerBucket == nil && cfg.Pattern != "" && cfg.Pattern != sparse.Dense
+		if cfg.Weighted {
+			if err := base.CheckGradientType(t.DType()); err != nil {
+				return nil, base.OpError(op, gradientError(i, fmt.Errorf("with Weighted: %w", err)))
+			}
+		}
 		g.gradients[i] = gradient{n: t.Len(), dt: t.DType(), shape: t.Shape(), vector: compressed && len(t.Shape()) <= 1 && t.Len() <= cfg.DenseUpTo}
 	}
 	if err := base.Disjoint("parameter", params); err != nil {
@@ -59,8 +67,8 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 	if g.lines, g.err = g.newLines(ctx); g.err == nil {
 		g.err = g.arrange(ctx, backward(n), nil)
 	}
-	if g.err == nil && cfg.Uneven {
-		g.active, g.err = runtime.New(rt, dtype.F32, 2)
+	if g.err == nil {
+		g.err = g.newRoll()
 	}
 	if g.err != nil {
 		return nil, base.OpError(op, errors.Join(g.err, g.Close()))
@@ -91,7 +99,7 @@ func (g *Gradients) Close() error {
 	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)
 	errs := []error{settled, g.dismiss(ctx, g.arrangement, settled != nil || symmetric && g.err != nil)}
 	g.closed = true
-	own := []*runtime.Tensor{g.active}
+	own := []*runtime.Tensor{g.roll.memory}
 	for _, p := range g.gradients {
 		own = append(own, p.spare, p.sum.of)
 	}

@@ -20,7 +20,12 @@ type step struct {
 	folded  []bool            // what was accumulated is in what was given
 	arrived []int             // with Rebuild: the gradients of the first step, as they became ready
 	next    int               // first bucket that is not launched
-	factor  uintptr           // what clips the gradients
+	factor  uintptr           // what clips the gradients, and weighs them
+	summand uintptr           // factor divided by the number of ranks; 0: gradients are not weighed
+	shares  shares            // with Weighted, what is known of the ranks' weights
+	weight  float64           // this rank's, as it was announced
+	share   float64           // it, divided by those of all ranks
+	total   float64           // those of all ranks
 	fault   error             // for which Wait rolls it back
 	launch  time.Duration
 	before  metered.Traffic
@@ -30,8 +35,9 @@ type step struct {
 type bucketStep struct {
 	missing int // gradients that are not ready
 	result  resultPhase
-	failed  error         // of its asynchronous exchange
-	took    time.Duration // it
+	zeros   *runtime.Tensor // in the place of a gradient of weight 0; nil: it counts
+	failed  error           // of its asynchronous exchange
+	took    time.Duration   // it
 }
 
 // resultPhase is how far the result of a bucket is.
@@ -57,6 +63,8 @@ type gradient struct {
 type sum struct {
 	of  *runtime.Tensor // F32; nil: never
 	any bool            // since the last step
+	// whole: in the step that was rolled back, the sum was added to the gradient, which stands for all passes.
+	whole bool
 }
 
 // bucket is a group of gradients that are reduced together.

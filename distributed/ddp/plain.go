@@ -20,7 +20,7 @@ func (p *plain) Select(context.Context, sparse.Input) error {
 	p.calls = p.calls[:0]
 	add := func(t *runtime.Tensor) error {
 		ptr, err := t.Ptr()
-		p.calls = append(p.calls, comm.AllReduceCall(ptr, ptr, t.Len(), p.b.wire, p.g.op))
+		p.calls = append(p.calls, comm.AllReduceCall(ptr, ptr, t.Len(), p.b.wire, p.g.reduction()))
 		return err
 	}
 	if p.b.flat != nil {

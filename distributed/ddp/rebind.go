@@ -107,6 +107,9 @@ func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
 	if err := g.transaction.bind(g); err != nil {
 		return err
 	}
+	if err := g.newRoll(); err != nil {
+		return err
+	}
 	g.newStep()
 	return g.allocate(ctx)
 }

@@ -29,7 +29,7 @@ func (s *sharded) Select(context.Context, sparse.Input) error {
 	}
 	share := b.flat.Len() / s.g.meter.WorldSize()
 	mine := whole + uintptr(s.g.meter.Rank()*share*b.dt.Size())
-	s.calls = append(s.calls[:0], comm.ReduceScatterCall(whole, mine, share, b.dt, s.g.op))
+	s.calls = append(s.calls[:0], comm.ReduceScatterCall(whole, mine, share, b.dt, s.g.reduction()))
 	return nil
 }
 
@@ -116,10 +116,10 @@ func (g *Gradients) Gather(ctx context.Context, whole, shards []*runtime.Tensor)
 	if err != nil {
 		return err
 	}
-	return base.OpError(op, g.gather(ctx, own, shards, whole))
+	return base.OpError(op, g.gatherShards(ctx, own, shards, whole))
 }
 
-func (g *Gradients) gather(ctx context.Context, own []Shard, shards, whole []*runtime.Tensor) error {
+func (g *Gradients) gatherShards(ctx context.Context, own []Shard, shards, whole []*runtime.Tensor) error {
 	if err := g.agree(ctx); err != nil {
 		return err
 	}

@@ -171,6 +171,7 @@ func (g *Gradients) restore(ctx context.Context, states [][]byte) error {
 	for i := range g.gradients {
 		g.gradients[i].sum.any = false
 	}
+	g.endWeights()
 	for i, restore := range restores {
 		if g.err = restore(ctx); g.err != nil {
 			return g.bucketError(i, g.err)

@@ -31,6 +31,9 @@ func (g *Gradients) Ready(ctx context.Context, i int, t *runtime.Tensor) error {
 	if err := g.check(op, i, t); err != nil {
 		return err
 	}
+	if err := g.needWeight(); err != nil {
+		return base.OpError(op, err)
+	}
 	if err := g.place(i, t); err != nil {
 		return base.OpError(op, err)
 	}
@@ -200,6 +203,10 @@ func (g *Gradients) launchComplete(ctx context.Context) {
 		g.step.fault = g.async.look()
 	}
 	for g.step.next < len(g.buckets) && g.buckets[g.step.next].step.missing == 0 && g.sound() {
+		if err := g.share(ctx); err != nil {
+			g.fail(err)
+			return
+		}
 		b := g.buckets[g.step.next]
 		g.step.next++
 		g.fail(g.start(ctx, b))
@@ -208,6 +215,9 @@ func (g *Gradients) launchComplete(ctx context.Context) {
 
 // start starts the step of a bucket, and may also end it.
 func (g *Gradients) start(ctx context.Context, b *bucket) error {
+	if err := g.standIn(b); err != nil {
+		return err
+	}
 	if err := g.side.mark(b.ready); err != nil {
 		return err
 	}
@@ -234,19 +244,22 @@ func (g *Gradients) start(ctx context.Context, b *bucket) error {
 
 // selectEntries selects from a bucket, whose gradients are there at its mark.
 func (g *Gradients) selectEntries(ctx context.Context, b *bucket) error {
-	t := b.flat
+	t := cmp.Or(b.flat, b.step.zeros)
 	if t == nil {
 		t = g.step.given[b.params[0]]
 	}
 	err := g.side.follow(b.ready)
 	if err == nil {
-		err = g.copyParts(b, false)
+		err = g.gather(b)
+	}
+	if err == nil && g.transaction.plain {
+		err = g.scalePlain(b)
 	}
 	ptr, wrong := t.Ptr()
 	if err = cmp.Or(err, wrong); err != nil {
 		return err
 	}
-	err = b.reducer.Select(ctx, sparse.Input{Ptr: ptr, DType: b.dt, Factor: g.step.factor, Lent: g.order.Streams == nil && b.flat != nil && b.shares()})
+	err = b.reducer.Select(ctx, sparse.Input{Ptr: ptr, DType: b.dt, Factor: g.step.factor, Share: g.step.summand, Lent: g.order.Streams == nil && b.flat != nil && b.shares()})
 	g.passed(b, sparse.Selected)
 	return err
 }
@@ -287,6 +300,10 @@ func (g *Gradients) arrive(ctx context.Context, buckets []*bucket) (waited bool,
 // commit ends the step of a bucket.
 func (g *Gradients) commit(b *bucket, v sparse.Verdict) error {
 	err := b.reducer.Commit(v)
+	if err == nil && b.step.zeros != nil {
+		i := b.params[0]
+		err = g.copyOnStream(g.step.given[i], b.step.zeros)
+	}
 	if err == nil && !g.cfg.Shard {
 		err = g.copyParts(b, true)
 	}
@@ -335,6 +352,7 @@ func (g *Gradients) Wait(ctx context.Context) error {
 	if g.err != nil {
 		return base.OpError(op, g.err)
 	}
+	g.stats.Weight = g.step.total
 	after := g.lines.outer.Totals()
 	g.stats.Step, g.stats.Buckets, g.stats.LaunchTime, g.stats.WaitTime = g.steps, len(g.buckets), g.step.launch, time.Since(started)
 	g.stats.SentElements, g.stats.SentBytes = after.SentElements-g.step.before.SentElements, after.SentBytes-g.step.before.SentBytes
@@ -345,6 +363,7 @@ func (g *Gradients) Wait(ctx context.Context) error {
 		}
 	}
 	g.steps++
+	g.endWeights()
 	g.newStep()
 	if g.err != nil {
 		return base.OpError(op, g.err)
@@ -357,6 +376,9 @@ func (g *Gradients) Wait(ctx context.Context) error {
 
 // conclude completes what was launched, and commits it.
 func (g *Gradients) conclude(ctx context.Context) {
+	if g.sound() {
+		g.fail(g.share(ctx))
+	}
 	if g.sound() && g.transaction.cfg.ClipNorm > 0 {
 		g.fail(g.clip(ctx))
 		g.launchComplete(ctx)
@@ -387,11 +409,22 @@ func (g *Gradients) conclude(ctx context.Context) {
 }
 
 // clip computes what scales the gradients, which are all there, before their buckets are launched.
-func (g *Gradients) clip(ctx context.Context) (err error) {
-	if err = g.side.catchUp(); err == nil {
-		g.step.factor, err = g.transaction.clip(ctx, g.step.given, len(g.buckets))
+func (g *Gradients) clip(ctx context.Context) error {
+	if err := g.side.catchUp(); err != nil {
+		return err
 	}
-	return err
+	weight := 1.0
+	if g.step.shares == unequalShares {
+		weight = float64(g.meter.WorldSize()) * g.step.share
+	}
+	if g.empty() {
+		weight = 0
+	}
+	factor, err := g.transaction.clip(ctx, g.step.given, len(g.buckets), weight)
+	if err != nil {
+		return err
+	}
+	return g.weightedClip(factor)
 }
 
 // complete completes the steps of all buckets, and judges them.
@@ -463,6 +496,9 @@ func (g *Gradients) ReduceAll(ctx context.Context, gradients []*runtime.Tensor) 
 	if g.usable(op) == nil {
 		if err := g.checkAll(op, gradients); err != nil {
 			return err
+		}
+		if err := g.needWeight(); err != nil && slices.ContainsFunc(gradients, func(t *runtime.Tensor) bool { return t != nil }) {
+			return base.OpError(op, err)
 		}
 		if !g.step.begun && ctx.Err() != nil {
 			return base.OpError(op, comm.ContextError(ctx))

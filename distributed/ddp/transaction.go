@@ -29,7 +29,9 @@ type transaction struct {
 	memory  base.Buffer // of what follows, all of it words
 	squares uintptr     // squared norms, an F64 of each gradient
 	flags   uintptr     // P of each bucket, and one of the norm
-	factor  uintptr     // F32: what clips gradients
+	factor  uintptr     // F32: what clips and weighs gradients
+	summand uintptr     // F32: factor divided by the number of ranks, with weights
+	norms   []float64   // squares on the host, with weights
 	least   uintptr     // I32 1, the least count of a flag
 	limit   uintptr     // F32: a square whose high word is as large is not finite
 	highs   uintptr     // the high words of the squares
@@ -58,7 +60,7 @@ func (j *transaction) bind(g *Gradients) error {
 		return j.buffers.Release(j.rt, 0) // of a comparison that failed
 	}
 	squares, flags := 2*len(g.gradients), j.c.WorldSize()*len(g.buckets)+1
-	words := squares + flags + 4 + len(g.gradients)
+	words := squares + flags + 5 + len(g.gradients)
 	if err := j.buffers.Allocate(j.rt, &j.memory, words*base.WordSize); err != nil {
 		return err
 	}
@@ -66,6 +68,7 @@ func (j *transaction) bind(g *Gradients) error {
 	j.flags = base.At(j.squares, squares)
 	j.factor = base.At(j.flags, flags)
 	j.least, j.skip, j.limit, j.highs = base.At(j.factor, 1), base.At(j.factor, 2), base.At(j.factor, 3), base.At(j.factor, 4)
+	j.summand = base.At(j.highs, len(g.gradients))
 	if err := j.rt.Fill(j.flags, flags, dtype.I32, 0); err != nil { // of those that look for none
 		return err
 	}

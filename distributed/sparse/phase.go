@@ -46,7 +46,10 @@ type Input struct {
 	Ptr    uintptr
 	DType  dtype.DType
 	Factor uintptr // of an F32 on the device that multiplies it, 0 for none
-	Lent   bool    // Ptr may be read until Select returns, and written by Commit
+	// Share is that of an F32 that is Factor divided by the number of ranks, where gradients are weighed: a dense step adds up
+	// what is scaled by it, so that an F16 stays in its range. 0: there is none.
+	Share uintptr
+	Lent  bool // Ptr may be read until Select returns, and written by Commit
 	// Scratch: the gradient at Ptr may be lost, so that RollBack also takes back a step that is committed.
 	Scratch bool
 }

@@ -296,11 +296,17 @@ func (s *Reducer) takeWhole(ctx context.Context, g Input) {
 		send = sum
 		s.copyBytes(send, g.Ptr, bytes)
 	}
-	if g.Factor != 0 && s.err == nil {
-		s.check(s.kernels.Scale(send, g.DType, s.n, g.Factor))
+	factor := g.Factor
+	op := comm.Avg
+	if g.Share != 0 && g.DType == dtype.F16 { // which a factor above 1 may take out of its range
+		factor = g.Share
+		op = comm.Sum
+	}
+	if factor != 0 && s.err == nil {
+		s.check(s.kernels.Scale(send, g.DType, s.n, factor))
 	}
 	s.flagInput(send, g.DType)
-	s.whole = comm.AllReduceCall(send, sum, s.n, g.DType, comm.Avg)
+	s.whole = comm.AllReduceCall(send, sum, s.n, g.DType, op)
 }
 
 // takeVelocity prepares to average the velocity, in F32 whatever type the gradient

@@ -1,0 +1,351 @@
+package ddp
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// Weigh says how many samples the gradients stand for that this rank passes from now on, with [Config].Weighted: they
+// are means over weight samples (or tokens), and results are means over the samples of all ranks, the sum of
+// weight · gradient divided by the sum of the weights. It is called before the first Accumulate, Ready or ReduceAll of
+// each backward pass, which is [comm.ErrArgument] otherwise, and does not communicate. A weight that is negative or not
+// finite is [comm.ErrArgument].
+//
+// With several passes for one step, the weight of the rank is the sum over its passes: those after which
+// [Gradients.Accumulate] was called, and the last one. So passes may have different numbers of samples.
+//
+// Gradients of weight 0 count as zeros, whatever they are: the mean over no sample may be NaN. A rank without data calls
+// Wait alone, or [Gradients.Join], and has weight 0. If all weights are 0, the step is one whose gradients are zeros.
+// Where all weights are equal, and each rank made one pass, results have the bits of a step without weights.
+//
+// A step that is rolled back keeps its weights: the same calls of Ready, or of ReduceAll, repeat it. Weigh leaves it out
+// instead, and forgets what was accumulated.
+func (g *Gradients) Weigh(weight float64) error {
+	const op = "gradient weight"
+	if err := g.usable(op); err != nil {
+		return err
+	}
+	w := &g.weights
+	switch {
+	case !g.cfg.Weighted:
+		return base.OpError(op, fmt.Errorf("%w: Config.Weighted is not set", comm.ErrArgument))
+	case g.step.begun:
+		return base.OpError(op, fmt.Errorf("%w: in the middle of a step, want before its first Ready", comm.ErrArgument))
+	case !(weight >= 0) || math.IsInf(weight, 1):
+		return base.OpError(op, fmt.Errorf("%w: weight is %v, want a finite number, not negative", comm.ErrArgument, weight))
+	}
+	next := *w
+	switch w.phase {
+	case accumulating:
+		next.earlier += w.pass
+	case kept:
+		next.earlier = 0
+		next.unit = 0
+	}
+	if math.IsInf(next.earlier+weight, 1) || next.unit > 0 && weight/next.unit > maxRatio {
+		return base.OpError(op, fmt.Errorf("%w: weight is %v after passes of %v, want one of similar size", comm.ErrArgument, weight, next.earlier))
+	}
+	if w.phase == kept {
+		g.forgetSums()
+	}
+	next.pass = weight
+	next.phase = weighed
+	*w = next
+	return nil
+}
+
+// maxRatio is how many times larger a weight may be than the first one of its step, so that F32 have their ratio.
+const maxRatio = 1e30
+
+// weights is what the gradients of a rank stand for, with Config.Weighted.
+type weights struct {
+	phase   weightPhase
+	pass    float64 // of the pass that is being made
+	earlier float64 // of the passes before it, which were accumulated
+	unit    float64 // what accumulated sums are divided by: the first weight above 0; 0: none yet
+}
+
+// weightPhase is how far the weights of a step are.
+type weightPhase uint8
+
+const (
+	unweighed    weightPhase = iota // Weigh was not called in this step
+	weighed                         // it was, and nothing was accumulated since
+	accumulating                    // something was accumulated with the weight of the pass
+	kept                            // the step was rolled back: all stays until it is repeated, or Weigh is called
+)
+
+// total is the rank's weight in a step.
+func (w *weights) total() float64 { return w.earlier + w.pass }
+
+// needWeight refuses gradients that stand for an unknown number of samples.
+func (g *Gradients) needWeight() error {
+	if g.cfg.Weighted && g.weights.phase == unweighed {
+		return fmt.Errorf("%w: Config.Weighted is set, want a call of Weigh before the first gradient", comm.ErrArgument)
+	}
+	return nil
+}
+
+// forgetSums leaves out what was accumulated for a step that is not repeated.
+func (g *Gradients) forgetSums() {
+	for i := range g.gradients {
+		s := &g.gradients[i].sum
+		s.any = false
+		s.whole = false
+	}
+}
+
+// countPass counts a contribution of the pass that is being made, and returns the address of its factor in a sum, 0 for 1.
+func (g *Gradients) countPass() (factor uintptr, err error) {
+	w := &g.weights
+	if w.unit == 0 {
+		w.unit = w.pass
+	}
+	if w.pass == w.unit {
+		return 0, nil
+	}
+	p, err := g.roll.factor()
+	if err != nil {
+		return 0, err
+	}
+	return p, g.rt.Fill(p, 1, dtype.F32, w.pass/w.unit)
+}
+
+// roll is the exchange of a few numbers at the beginning of a step: who has data, and how much.
+type roll struct {
+	memory *runtime.Tensor // F64: this rank's entry, those of all ranks, and two F32; nil: not configured
+	all    []float64       // the entries, on the host
+}
+
+// An entry has a weight, and whether the rank has data, or has called Join.
+const (
+	entryWeight = iota
+	entryPresent
+	entryLen
+)
+
+// newRoll allocates memory for the ranks of the communicator.
+func (g *Gradients) newRoll() error {
+	if !g.cfg.Uneven && !g.cfg.Weighted {
+		return nil
+	}
+	ranks := g.meter.WorldSize()
+	if g.roll.memory != nil {
+		if err := g.roll.memory.Free(); err != nil {
+			return err
+		}
+	}
+	memory, err := runtime.New(g.rt, dtype.F64, entryLen*(1+ranks)+1)
+	g.roll = roll{memory: memory, all: make([]float64, entryLen*ranks)}
+	return err
+}
+
+// factor returns the address of an F32 that multiplies gradients, and shareFactor that of another one.
+func (r *roll) factor() (uintptr, error) {
+	p, err := r.memory.Ptr()
+	return p + uintptr(r.memory.Bytes()-2*base.WordSize), err
+}
+
+func (r *roll) shareFactor() (uintptr, error) {
+	p, err := r.factor()
+	return base.At(p, 1), err
+}
+
+// announce tells the others of this rank's weight in the step, and whether it has data. Nobody waits for it here.
+func (g *Gradients) announce(ctx context.Context, present float64) error {
+	if g.roll.memory == nil {
+		return nil
+	}
+	g.step.weight = g.weights.total()
+	p, err := g.roll.memory.Ptr()
+	if err != nil {
+		return err
+	}
+	entry := [entryLen]float64{entryWeight: g.step.weight, entryPresent: present}
+	size := uintptr(dtype.F64.Size())
+	for i, x := range entry {
+		if err := g.rt.Fill(p+uintptr(i)*size, 1, dtype.F64, x); err != nil {
+			return err
+		}
+	}
+	if err := g.order.CommAfterCompute(ctx); err != nil {
+		return err
+	}
+	return g.meter.AllGather(p, p+entryLen*size, entryLen, dtype.F64)
+}
+
+// callRoll has the host wait for what all ranks have announced, and copies it.
+func (g *Gradients) callRoll(ctx context.Context) error {
+	if err := g.order.ComputeAfterComm(ctx); err != nil {
+		return err
+	}
+	if err := g.order.HostAfterAll(ctx); err != nil {
+		return err
+	}
+	p, err := g.roll.memory.Ptr()
+	if err != nil {
+		return err
+	}
+	return g.rt.CopyOut(hostmem.Bytes(g.roll.all), p+uintptr(entryLen*dtype.F64.Size()))
+}
+
+// share finds this rank's share of the step, before the first bucket is reduced, and what scales its gradients by it.
+func (g *Gradients) share(ctx context.Context) error {
+	if !g.cfg.Weighted || g.step.shares != unknownShares {
+		return nil
+	}
+	if err := g.callRoll(ctx); err != nil {
+		return err
+	}
+	largest := 0.0
+	equal := true
+	total := 0.0
+	for i := entryWeight; i < len(g.roll.all); i += entryLen {
+		weight := g.roll.all[i]
+		if !(weight >= 0) || math.IsInf(weight, 1) {
+			return fmt.Errorf("%w: rank %d has announced the weight %v", comm.ErrMismatch, i/entryLen, weight)
+		}
+		largest = max(largest, weight)
+		equal = equal && weight == g.roll.all[entryWeight]
+		total += weight
+	}
+	g.step.total = total
+	if equal {
+		g.step.shares = equalShares
+		return nil
+	}
+	sum := 0.0
+	for i := entryWeight; i < len(g.roll.all); i += entryLen {
+		sum += g.roll.all[i] / largest // the sum of weights may be too large
+	}
+	g.step.shares = unequalShares
+	g.step.share = g.step.weight / largest / sum
+	return g.setShare()
+}
+
+// shares is what is known of the ranks' weights in a step.
+type shares uint8
+
+const (
+	unknownShares shares = iota
+	equalShares          // gradients are averaged as they are
+	unequalShares        // each rank's gradients are scaled by its share
+)
+
+// empty reports whether this rank's gradients count as zeros.
+func (g *Gradients) empty() bool { return g.cfg.Weighted && g.step.weight == 0 }
+
+// setShare stores what scales gradients where the kernels read it.
+func (g *Gradients) setShare() error {
+	if g.transaction.plain {
+		p, err := g.roll.shareFactor()
+		if err != nil {
+			return err
+		}
+		g.step.factor = p
+		return g.rt.Fill(p, 1, dtype.F32, g.step.share)
+	}
+	j := g.transaction
+	g.step.factor = j.factor
+	g.step.summand = j.summand
+	ranks := float64(j.c.WorldSize())
+	if err := j.rt.Fill(j.factor, 1, dtype.F32, ranks*g.step.share); err != nil {
+		return err
+	}
+	return j.rt.Fill(j.summand, 1, dtype.F32, g.step.share)
+}
+
+// reduction is that of plain buckets: gradients that were scaled by shares are added up.
+func (g *Gradients) reduction() comm.ReduceOp {
+	if g.step.shares == unequalShares {
+		return comm.Sum
+	}
+	return g.op
+}
+
+// scalePlain scales the gradients of a plain bucket, which are put together, or are reduced where they are.
+func (g *Gradients) scalePlain(b *bucket) error {
+	if b.flat != nil && b.wire == b.dt { // otherwise they are scaled when they are rounded
+		if err := g.scale(b.flat); err != nil {
+			return err
+		}
+	}
+	for _, i := range b.apart {
+		if err := g.scale(g.step.given[i]); err != nil {
+			return fmt.Errorf("gradient %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// scale multiplies a tensor by this rank's share.
+func (g *Gradients) scale(t *runtime.Tensor) error {
+	if g.empty() {
+		return t.Fill(0)
+	}
+	if g.step.shares != unequalShares || t.Len() == 0 {
+		return nil
+	}
+	kernels, err := runtime.KernelsOf(g.rt)
+	if err != nil {
+		return err
+	}
+	p, err := t.Ptr()
+	if err != nil {
+		return err
+	}
+	return kernels.Scale(p, t.DType(), t.Len(), g.step.factor)
+}
+
+// standIn makes zeros the gradient of a bucket of its own that counts as such, and may have to be as before.
+func (g *Gradients) standIn(b *bucket) (err error) {
+	if g.empty() && b.flat == nil && !g.transaction.plain {
+		b.step.zeros, err = g.spare(b.params[0])
+	}
+	return err
+}
+
+// weightedClip has gradients multiplied by what clips them as well as by this rank's share.
+func (g *Gradients) weightedClip(clip uintptr) error {
+	j := g.transaction
+	if clip == 0 || g.step.shares != unequalShares {
+		g.step.factor = clip
+		return nil
+	}
+	if err := j.kernels.Scale(j.summand, dtype.F32, 1, clip); err != nil {
+		return err
+	}
+	return j.kernels.Store(j.factor, dtype.F32, j.summand, 1, float32(j.c.WorldSize()), 0)
+}
+
+// keepWeights keeps the weights of a step that is rolled back, for its repetition: gradients that were ready, and have
+// what was accumulated, stand for all passes then.
+func (g *Gradients) keepWeights() {
+	if !g.cfg.Weighted || g.weights.phase == unweighed {
+		return
+	}
+	g.weights.phase = kept
+	for i := range g.gradients {
+		if g.step.folded[i] && !g.step.absent[i] {
+			g.gradients[i].sum.whole = true
+		}
+	}
+}
+
+// endWeights ends the weights of a step.
+func (g *Gradients) endWeights() {
+	if !g.cfg.Weighted {
+		return
+	}
+	g.weights = weights{}
+	for i := range g.gradients {
+		g.gradients[i].sum.whole = false
+	}
+}
