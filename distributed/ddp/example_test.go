@@ -300,56 +300,56 @@ func ExampleGradients_OnStep() {
 	// Output: step 0: 816 bytes, exchange timed: true
 }
 
-// Ranks with different numbers of samples, and of passes, for one update. Gradients are sums over
-// samples, and one more gradient counts these: the quotient is the mean over the samples of all ranks.
-func ExampleGradients_Accumulate_unequal() {
+// Ranks with different numbers of samples, and of backward passes, for one update: the result is the mean over the samples of all ranks.
+func ExampleGradients_Weigh() {
 	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
 		rt := cpu.New()
 		defer rt.Close()
-		values, samples := []float32{0}, []float32{0}
-		var gradients []*runtime.Tensor
-		for _, slice := range [][]float32{values, samples} {
-			t, err := cpu.Wrap(rt, slice)
-			if err != nil {
-				return err
-			}
-			defer t.Free()
-			gradients = append(gradients, t)
+		values := []float32{0}
+		gradient, err := cpu.Wrap(rt, values)
+		if err != nil {
+			return err
 		}
-		sync, err := ddp.New(ctx, rt, c, gradients, ddp.Config{})
+		defer gradient.Free()
+		sync, err := ddp.New(ctx, rt, c, []*runtime.Tensor{gradient}, ddp.Config{Weighted: true})
 		if err != nil {
 			return err
 		}
 		defer sync.Close()
 		passes := [][][]float32{{{1, 2, 3}, {4, 5}}, {{9}}}[c.Rank()] // the gradient of each sample
 		for pass, batch := range passes {
-			values[0], samples[0] = 0, float32(len(batch))
-			for _, g := range batch { // a backward pass
-				values[0] += g
+			if err := sync.Weigh(float64(len(batch))); err != nil {
+				return err
 			}
-			for i, gradient := range gradients {
-				if pass < len(passes)-1 {
-					err = sync.Accumulate(i, gradient)
-				} else {
-					err = sync.Ready(ctx, i, gradient)
-				}
-				if err != nil {
-					return err
-				}
+			values[0] = 0
+			for _, g := range batch { // a backward pass, of the mean loss over the batch
+				values[0] += g / float32(len(batch))
+			}
+			if pass < len(passes)-1 {
+				err = sync.Accumulate(0, gradient)
+			} else {
+				err = sync.Ready(ctx, 0, gradient)
+			}
+			if err != nil {
+				return err
 			}
 		}
 		if err := sync.Wait(ctx); err != nil {
 			return err
 		}
-		fmt.Println("the mean of six samples:", values[0]/samples[0])
+		stats, err := sync.Stats(ctx)
+		if err != nil {
+			return err
+		}
+		fmt.Println("the mean of", stats.Weight, "samples:", values[0])
 		return nil
 	})
 	if err != nil {
 		fmt.Println(err)
 	}
 	// Output:
-	// the mean of six samples: 4
-	// the mean of six samples: 4
+	// the mean of 6 samples: 4
+	// the mean of 6 samples: 4
 }
 
 // A checkpoint has the parameters and the optimizer's state, which are the same on all ranks, and

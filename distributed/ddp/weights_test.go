@@ -428,3 +428,289 @@ func TestWeighMisuse(t *testing.T) {
 		return nil
 	})
 }
+
+// passes are backward passes for one step: their weights, and which of them use a parameter.
+type passes struct {
+	weights []float64
+	uses    func(pass, param int) bool
+}
+
+// value is the gradient of a parameter in a pass, everywhere.
+func passValue(rank, step, pass, param int) float64 {
+	return float64((7*rank+3*step+5*pass+11*param)%13) - 6
+}
+
+// meanOver is the mean gradient over the samples of all passes of all ranks.
+func meanOver(all []passes, step, param int) float64 {
+	sum, total := 0.0, 0.0
+	for rank, p := range all {
+		for pass, w := range p.weights {
+			total += w
+			if p.uses(pass, param) {
+				sum += w * passValue(rank, step, pass, param)
+			}
+		}
+	}
+	if total == 0 {
+		return 0
+	}
+	return sum / total
+}
+
+// accumulate makes all passes but the last one, and fills the gradients of that.
+func (p *passes) accumulate(t *testing.T, g *ddp.Gradients, params []*runtime.Tensor, rank, step int) (last []*runtime.Tensor) {
+	t.Helper()
+	last = make([]*runtime.Tensor, len(params))
+	for pass, w := range p.weights {
+		require.NoError(t, g.Weigh(w))
+		for i, x := range params {
+			if !p.uses(pass, i) {
+				continue
+			}
+			value := passValue(rank, step, pass, i)
+			if w == 0 {
+				value = math.NaN()
+			}
+			require.NoError(t, x.Fill(value))
+			if pass == len(p.weights)-1 {
+				last[i] = x
+			} else {
+				require.NoError(t, g.Accumulate(i, x))
+			}
+		}
+	}
+	return last
+}
+
+var accumulated = [][]passes{
+	{{[]float64{3, 2}, always}, {[]float64{4}, always}},
+	{{[]float64{3, 0, 2}, always}, {[]float64{4, 1, 7}, always}},
+	{{[]float64{3, 5, 2}, func(pass, param int) bool { return (pass+param)%2 == 0 }}, {[]float64{0, 4}, always}},
+	{{[]float64{0, 0}, always}, {[]float64{4, 0}, always}},
+	{{[]float64{5, 6}, func(pass, param int) bool { return param == pass }}, {nil, always}}, // a rank without data
+	{{[]float64{2, 2, 2}, func(_, param int) bool { return param != 1 }}, {[]float64{1, 1e20}, always}},
+	{{[]float64{0}, always}, {[]float64{0, 0}, always}},
+}
+
+func always(int, int) bool { return true }
+
+// TestWeightedAccumulate: passes of unequal size, some of which leave gradients out, are have no samples.
+func TestWeightedAccumulate(t *testing.T) {
+	for name, cfg := range map[string]ddp.Config{
+		"plain": {}, "views": {BucketViews: true}, "skip": {Config: sparse.Config{NonFinite: sparse.SkipNonFinite}}, "clip": {Config: sparse.Config{ClipNorm: 1e9}},
+		"sparse": {Config: sparse.Config{Pattern: sparse.TopkA, Density: 1}, DenseUpTo: -1}, "reducer": {Reducer: newAveraging}, "mesh": {Mesh: hosts(2)},
+	} {
+		cfg.Weighted = true
+		onDevices(t, 2, func(ctx context.Context, c comm.Communicator, rt runtime.Runtime, device string) error {
+			params := standin.Gradients(t, rt, 3)
+			g, err := ddp.New(ctx, rt, c, params, cfg)
+			require.NoError(t, err)
+			all := params
+			if cfg.BucketViews {
+				all = g.Views()
+			}
+			for step, ranks := range accumulated {
+				last := ranks[c.Rank()].accumulate(t, g, all, c.Rank(), step)
+				require.NoError(t, g.ReduceAll(ctx, last), "%s, step %d", name, step)
+				for i := range all {
+					require.InDelta(t, meanOver(ranks, step, i), read(t, g.Result(i))[99], 1e-5, "%s, %s, step %d, gradient %d", name, device, step, i)
+				}
+			}
+			err = g.Close()
+			standin.Free(t, params)
+			return err
+		})
+	}
+}
+
+// TestWeightedFaults has each call of a step with several passes fail on all ranks. The gradients of a single pass are as
+// before, and the step, repeated as it was, has the means that it has without a fault; so has one that is
+// made anew after Weigh, whatever was accumulated for the one that failed.
+func TestWeightedFaults(t *testing.T) {
+	for name, cfg := range map[string]ddp.Config{
+		"clip": {Config: sparse.Config{ClipNorm: 1e9, Clip: sparse.ClipGlobal}}, "views": {BucketViews: true, Config: sparse.Config{NonFinite: sparse.SkipNonFinite}},
+		"sparse": {Config: sparse.Config{Pattern: sparse.TopkA, Density: 1}, DenseUpTo: -1}, "reducer": {Reducer: newAveraging},
+	} {
+		cfg.Weighted = true
+		for _, anew := range []bool{false, true} {
+			for step, ranks := range accumulated {
+				for at := 0; ; at++ {
+					more := false
+					label := fmt.Sprintf("%s, anew %v, step %d, call %d", name, anew, step, at)
+					standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+						f := standin.NewFaulty(c)
+						params := standin.Gradients(t, rt, 3)
+						g, err := ddp.New(ctx, rt, f, params, cfg)
+						require.NoError(t, err)
+						require.NoError(t, g.Wait(ctx)) // the ranks have compared what they reduce
+						all := params
+						if cfg.BucketViews {
+							all = g.Views()
+						}
+						p := ranks[c.Rank()]
+						last := p.accumulate(t, g, all, c.Rank(), step)
+						before := make([][]uint32, len(last))
+						for i, x := range last {
+							if x != nil {
+								before[i] = standin.Bits(x)
+							}
+						}
+						f.Calls, f.At = 0, at
+						err = g.ReduceAll(ctx, last)
+						f.At = -1
+						if c.Rank() == 0 {
+							more = f.Calls > at
+						}
+						if err != nil {
+							assert.ErrorIs(t, err, standin.ErrFault, label)
+							for i, x := range last {
+								if x != nil && len(p.weights) == 1 && p.weights[0] > 0 {
+									assert.Equal(t, before[i], standin.Bits(x), label)
+								}
+							}
+							if anew && len(p.weights) > 0 {
+								last = p.accumulate(t, g, all, c.Rank(), step)
+							} else if anew {
+								require.NoError(t, g.Weigh(0))
+							}
+							require.NoError(t, g.ReduceAll(ctx, last), label)
+						}
+						for i := range all {
+							require.InDelta(t, meanOver(ranks, step, i), read(t, g.Result(i))[99], 1e-5, "%s, rank %d, gradient %d", label, c.Rank(), i)
+						}
+						err = g.Close()
+						standin.Free(t, params)
+						return err
+					})
+					if !more {
+						break
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestWeightedJoin: a rank that has run out of data has no samples, but those that it has accumulated.
+func TestWeightedJoin(t *testing.T) {
+	for name, cfg := range map[string]ddp.Config{
+		"plain": {}, "clip": {Config: sparse.Config{ClipNorm: 1e9}}, "sparse": {Config: sparse.Config{Pattern: sparse.TopkA, Density: 1}, DenseUpTo: -1},
+	} {
+		cfg.Weighted, cfg.Uneven = true, true
+		standin.World(t, 3, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			all := standin.Gradients(t, rt, 2)
+			g, err := ddp.New(ctx, rt, c, all, cfg)
+			require.NoError(t, err)
+			for epoch := range 2 {
+				have := []int{4, 2, 0}[c.Rank()]
+				weight := func(rank, step int) float64 {
+					switch {
+					case step < []int{4, 2, 0}[rank]:
+						return float64(1 + 10*rank + step)
+					case rank == 1 && step == 2: // accumulated by a rank that then has joined
+						return 5
+					}
+					return 0
+				}
+				step := 0
+				check := func() error {
+					sum, total := 0.0, 0.0
+					for rank := range 3 {
+						sum += weight(rank, step) * passValue(rank, step, 0, 0)
+						total += weight(rank, step)
+					}
+					assert.InDelta(t, sum/total, read(t, g.Result(0))[99], 1e-5, "%s, epoch %d, step %d, rank %d", name, epoch, step, c.Rank())
+					stats, err := g.Stats(ctx)
+					assert.Equal(t, total, stats.Weight)
+					step++
+					return err
+				}
+				for step < have {
+					require.NoError(t, errors.Join(all[0].Fill(passValue(c.Rank(), step, 0, 0)), all[1].Fill(1), g.Weigh(weight(c.Rank(), step)), g.ReduceAll(ctx, all), check()))
+				}
+				if c.Rank() == 1 {
+					require.NoError(t, errors.Join(all[0].Fill(passValue(1, 2, 0, 0)), g.Weigh(5), g.Accumulate(0, all[0])))
+				}
+				require.NoError(t, g.Weigh(1000)) // of a batch that was not there
+				require.NoError(t, g.Join(ctx, all, check))
+				assert.Equal(t, 4, step)
+			}
+			err = g.Close()
+			standin.Free(t, all)
+			return err
+		})
+	}
+}
+
+// TestWeightedRebind: a step that has failed goes on with fewer ranks, which have other means; a state that is restored
+// has no weights.
+func TestWeightedRebind(t *testing.T) {
+	weights := []float64{2, 3, 100}
+	for name, cfg := range map[string]ddp.Config{
+		"plain": {}, "clip": {Config: sparse.Config{ClipNorm: 1e9}}, "sparse": {Config: sparse.Config{Pattern: sparse.TopkA, Density: 1}, DenseUpTo: -1},
+	} {
+		cfg.Weighted = true
+		fewer, err := local.New(2)
+		require.NoError(t, err)
+		standin.World(t, 3, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			all := standin.Gradients(t, rt, 2)
+			f := standin.NewFaulty(c)
+			g, err := ddp.New(ctx, rt, f, all, cfg)
+			require.NoError(t, err)
+			state, err := g.State(ctx)
+			require.NoError(t, err)
+			fill := func() error { return errors.Join(all[0].Fill(float64(c.Rank())), all[1].Fill(1)) }
+			require.NoError(t, errors.Join(fill(), g.Weigh(weights[c.Rank()]), g.ReduceAll(ctx, all)))
+			assert.InDelta(t, 203.0/105, read(t, all[0])[0], 1e-5, name)
+			require.NoError(t, errors.Join(fill(), g.Weigh(weights[c.Rank()])))
+			f.Calls, f.At = 0, 0
+			assert.ErrorIs(t, g.ReduceAll(ctx, all), standin.ErrFault)
+			if c.Rank() < 2 {
+				defer fewer[c.Rank()].Close()
+				require.NoError(t, errors.Join(g.Rebind(ctx, fewer[c.Rank()]), fill(), g.ReduceAll(ctx, all)))
+				assert.InDelta(t, 3.0/5, read(t, all[0])[0], 1e-5, name)
+				require.NoError(t, errors.Join(g.Weigh(1), g.Accumulate(0, all[0])))
+				_, err := g.State(ctx)
+				assert.ErrorIs(t, err, comm.ErrArgument, "a state has no sums")
+			}
+			err = g.Close()
+			standin.Free(t, all)
+			_ = state
+			return err
+		})
+		standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			all := standin.Gradients(t, rt, 2)
+			g, err := ddp.New(ctx, rt, c, all, cfg)
+			require.NoError(t, err)
+			state, err := g.State(ctx)
+			require.NoError(t, errors.Join(err, g.Weigh(9), all[0].Fill(7), g.Accumulate(0, all[0]), g.Restore(ctx, state)))
+			assert.ErrorIs(t, g.ReduceAll(ctx, all), comm.ErrArgument, "weights are forgotten with the sums")
+			require.NoError(t, errors.Join(g.Weigh(1), all[0].Fill(3), g.ReduceAll(ctx, all)))
+			assert.Equal(t, 3.0, read(t, all[0])[0])
+			err = g.Close()
+			standin.Free(t, all)
+			return err
+		})
+	}
+}
+
+// TestWeightedAllocate: weights cost no allocation in a step.
+func TestWeightedAllocate(t *testing.T) {
+	for _, cfg := range []ddp.Config{{Weighted: true}, {Weighted: true, Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1}, DenseUpTo: -1}} {
+		standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			all := standin.Gradients(t, rt, 3)
+			g, err := ddp.New(ctx, rt, c, all, cfg)
+			require.NoError(t, err)
+			weight := 0.0
+			assert.Zero(t, testing.AllocsPerRun(20, func() {
+				weight++
+				if err := errors.Join(g.Weigh(weight), g.ReduceAll(ctx, all)); err != nil {
+					t.Error(err)
+				}
+			}))
+			err = g.Close()
+			standin.Free(t, all)
+			return err
+		})
+	}
+}

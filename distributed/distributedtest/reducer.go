@@ -18,7 +18,7 @@ import (
 )
 
 // RunReducer runs what a [ddp.Reducer] promises as subtests of t, for each world size of b: the same
-// bits on all ranks, and those of plain steps with overlap, accumulation, Join and clipping, around
+// bits on all ranks, and those of plain steps with overlap, accumulation, Join, weights and clipping, around
 // steps that are skipped or fail at one of their collectives, and after Restore. If its residual is a
 // tensor as long as the bucket, nothing may get lost: gradients and residuals of all ranks add up to
 // the average times their number and the residuals that the step leaves, also after a Rebind without
@@ -33,6 +33,7 @@ func RunReducer(t *testing.T, b commtest.Backend, reducer func(ddp.Bucket) (ddp.
 	add("Overlap", func(x *reduced) { x.follow(ddp.Config{}, (*reduced).overlap) })
 	add("Accumulate", func(x *reduced) { x.follow(ddp.Config{}, (*reduced).accumulate) })
 	add("Join", func(x *reduced) { x.follow(ddp.Config{Uneven: true}, (*reduced).plain) })
+	add("Weighted", func(x *reduced) { x.follow(ddp.Config{Weighted: true}, (*reduced).weighted) })
 	add("Clip", func(x *reduced) { x.follow(ddp.Config{Config: sparse.Config{ClipNorm: 1}}, (*reduced).clip) })
 	add("Skip", func(x *reduced) { x.follow(ddp.Config{Config: skip}, (*reduced).afterNaN) })
 	add("Fail", func(x *reduced) { x.follow(ddp.Config{Config: fail}, (*reduced).afterNaN) })
@@ -206,6 +207,12 @@ func (x *reduced) follow(cfg ddp.Config, way func(x *reduced, step int)) {
 }
 
 func (x *reduced) plain(step int) { x.scaled(step, 1) }
+
+// weighted has means over samples, of which all ranks have as many.
+func (x *reduced) weighted(step int) {
+	must(x.g.Weigh(float64(3 + step)))
+	x.plain(step)
+}
 
 func (x *reduced) clip(step int) { x.scaled(step, 2) }
 

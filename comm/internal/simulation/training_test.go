@@ -207,6 +207,8 @@ type gradients struct {
 	tensors []*runtime.Tensor
 	values  [][]float32
 	order   []int // in which gradients become ready
+
+	weighted bool // they stand for numbers of samples
 }
 
 // playDDP averages gradients, which become ready in any order.
@@ -217,9 +219,10 @@ func playDDP(p *play) {
 		cfg.ClipNorm = 100
 	}
 	cfg.Uneven = p.Chance(6)
+	cfg.Weighted = sim.Mix(p.Seed, 1)%3 == 0
 	shuffled := p.Chance(2)
 	p.training(size, 4, cfg.Pattern, func(ctx context.Context, rank int, c comm.Communicator) (trainer, error) {
-		g, rt := &gradients{p: p}, cpu.New()
+		g, rt := &gradients{p: p, weighted: cfg.Weighted}, cpu.New()
 		for i, n := range lengths {
 			g.values = append(g.values, make([]float32, n))
 			g.tensors, g.order = append(g.tensors, must(cpu.Wrap(rt, g.values[i]))), append(g.order, i)
@@ -245,6 +248,12 @@ func (g *gradients) step(ctx context.Context, input [][]float32) (err error) {
 	for i, x := range input {
 		was[i] = slices.Clone(g.values[i])
 		copy(g.values[i], x)
+	}
+	if g.weighted {
+		samples := math.Float32bits(input[0][0]) % 3 // of the rank in this step
+		if err := g.Weigh(float64(samples)); err != nil {
+			return err
+		}
 	}
 	for _, i := range g.order {
 		if err = g.Ready(ctx, i, g.tensors[i]); err != nil {
