@@ -47,8 +47,9 @@ func RunReducer(t *testing.T, b commtest.Backend, reducer func(ddp.Bucket) (ddp.
 type watched struct {
 	ddp.Reducer
 	begun chan struct{}
-	calls int // collectives of the last step
-	fails int // which of them fails, from 1; 0: none
+	calls int  // collectives of the last step
+	fails int  // which of them fails, from 1; 0: none
+	made  bool // it is made all the same, and in flight when Reduce returns
 }
 
 var errFault = errors.New("this collective is to fail")
@@ -62,6 +63,9 @@ func (w *watched) Reduce(ctx context.Context, b ddp.Bucket) error {
 	c := b.Comm
 	group := func(calls []comm.Call) error {
 		if w.calls++; w.calls == w.fails {
+			if w.made {
+				return errors.Join(errFault, c.Group(calls...))
+			}
 			return errFault
 		}
 		return c.Group(calls...)
@@ -263,13 +267,15 @@ func (x *reduced) afterNaN(step int) {
 	x.plain(step)
 }
 
-// afterFaults makes each step but the first after it has failed at each of its collectives.
+// afterFaults makes each step but the first after it has failed at each of its collectives, and behind each.
 func (x *reduced) afterFaults(step int) {
 	for bucket, w := range x.buckets {
-		for call := range w.calls {
+		for i := range 2 * w.calls {
+			call := i / 2
 			x.load(step, 1)
 			given := x.bits()
 			w.fails = call + 1
+			w.made = i%2 == 1
 			err := x.g.ReduceAll(x.ctx, x.params)
 			if w.fails = 0; !errors.Is(err, errFault) || !bytes.Equal(given, x.bits()) {
 				fail("collective %d of bucket %d failed, and gradients have changed or the error is %w", call, bucket, err)

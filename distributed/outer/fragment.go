@@ -132,6 +132,9 @@ func (l *Loop) weigh(ctx context.Context, f *fragment) error {
 		share = f.over / mean[0]
 	}
 	f.over = mean[0]
+	if share == 0 { // whatever the deltas are
+		return l.rt.Fill(at(l.delta, f), f.n, dtype.F32, 0)
+	}
 	return errors.Join(l.set(weightWord, share), l.kernels.Scale(at(l.delta, f), dtype.F32, f.n, l.word(weightWord)))
 }
 

@@ -1047,6 +1047,24 @@ func TestHalfPrecision(t *testing.T) {
 	}
 }
 
+// The parameters of a rank of weight 0 do not count, whatever they are, and become the common ones.
+func TestWeightZeroOfNaN(t *testing.T) {
+	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		x, err := runtime.New(rt, dtype.F32, 4)
+		require.NoError(t, err)
+		require.NoError(t, x.Fill(1))
+		l, err := outer.New(ctx, rt, c, []*runtime.Tensor{x}, outer.Config{Every: 1, Weighted: true})
+		require.NoError(t, err)
+		require.NoError(t, errors.Join(x.Fill([]float64{3, math.NaN()}[c.Rank()]), l.Weigh([]float64{5, 0}[c.Rank()]), l.Step(ctx)))
+		values, err := cpu.Slice[float32](x)
+		require.NoError(t, err)
+		assert.Equal(t, []float32{3, 3, 3, 3}, values)
+		assert.Zero(t, l.Stats().Skipped)
+		return errors.Join(l.Close(), x.Free())
+	}))
+}
+
 // Configurations that make no sense, and ranks that have different ones.
 func TestMisuse(t *testing.T) {
 	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
@@ -1058,7 +1076,7 @@ func TestMisuse(t *testing.T) {
 			{Every: 2, Delay: 1, Reduce: ddp.Config{Config: sparse.Config{NonFinite: sparse.PassNonFinite}}},
 			{Every: 2, Delay: 1, Reduce: ddp.Config{Config: sparse.Config{NoUndo: true}}},
 			{Every: 2, Delay: 1, Reduce: ddp.Config{PerBucket: func(int, int) sparse.Config { return sparse.Config{NonFinite: sparse.PassNonFinite} }}},
-			{Every: 1, Reduce: ddp.Config{Sum: true}}, {Schedule: func(int) int { return 0 }},
+			{Every: 1, Reduce: ddp.Config{Sum: true}}, {Every: 1, Reduce: ddp.Config{Weighted: true}}, {Schedule: func(int) int { return 0 }},
 			{Every: 1, Reduce: ddp.Config{Config: sparse.Config{Pattern: "nothing"}}},
 		} {
 			_, err := outer.New(ctx, rt, c, m.tensors, cfg)
