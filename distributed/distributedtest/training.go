@@ -74,6 +74,86 @@ func testTraining(r *rank) {
 		cfg.Uneven = true
 		r.part(fmt.Sprintf("%+v", cfg), func() { r.unevenEpochs(cfg) })
 	}
+	for _, cfg := range []ddp.Config{
+		{},
+		{Wire: dtype.BF16},
+		{Shard: true},
+		{Config: sparse.Config{ClipNorm: 1e9}},
+		{Config: sparse.Config{Pattern: sparse.TopkA, Density: 1}},
+	} {
+		for _, dt := range []dtype.DType{dtype.F32, dtype.F16} {
+			cfg := cfg
+			cfg.Weighted = true
+			cfg.Uneven = !cfg.Shard
+			r.part(fmt.Sprintf("%+v, %v", cfg, dt), func() { r.weightedSteps(cfg, dt) })
+		}
+	}
+}
+
+// weightedSteps has passes with different numbers of samples on each rank, the last of several ranks without any, whose
+// gradients are not finite, and means over the samples of all ranks.
+func (r *rank) weightedSteps(cfg ddp.Config, dt dtype.DType) {
+	var gradients []*runtime.Tensor
+	for _, n := range []int{1, 3000, 40, 0} {
+		gradients = append(gradients, r.tensor(dt, make([]float32, n)))
+	}
+	g := got(ddp.New(r.ctx, r.rt, r.c, gradients, cfg))
+	value := func(rank, step, pass int) float64 { return float64(1 + rank + 2*step + 5*pass) }
+	weight := func(rank, step, pass int) float64 {
+		switch {
+		case rank == r.size-1 && r.size > 1:
+			return 0
+		case step == 1:
+			return 8 // on all ranks but one
+		}
+		return float64(1 + rank + pass)
+	}
+	for step := range 3 {
+		sum := 0.0
+		total := 0.0
+		for rank := range r.size {
+			for pass := range 2 {
+				sum += weight(rank, step, pass) * value(rank, step, pass)
+				total += weight(rank, step, pass)
+			}
+		}
+		for pass := range 2 {
+			w := weight(r.rank, step, pass)
+			must(g.Weigh(w))
+			x := value(r.rank, step, pass)
+			if w == 0 {
+				x = math.NaN()
+			}
+			for i, t := range gradients {
+				must(t.Fill(x))
+				if pass == 0 {
+					must(g.Accumulate(i, t))
+				}
+			}
+		}
+		must(g.ReduceAll(r.ctx, gradients))
+		must(r.c.Sync(r.ctx))
+		results := gradients
+		if cfg.Shard {
+			results = nil
+			for _, s := range got(g.Shards()) {
+				for _, p := range s.Parts {
+					results = append(results, got(s.Tensor.Slice(0, p.Offset, p.Offset+p.To-p.From)))
+				}
+			}
+		}
+		for i, t := range results {
+			for j, x := range r.read(t) {
+				if math.Abs(float64(x)-sum/total) > sum/total/50 {
+					fail("step %d: result %d has %v at %d, want %v", step, i, x, j, sum/total)
+				}
+			}
+		}
+		if stats := got(g.Stats(r.ctx)); stats.Skipped || stats.Weight != total {
+			fail("step %d: %+v, want the weight %v", step, stats, total)
+		}
+	}
+	must(g.Close())
 }
 
 func (r *rank) unevenEpochs(cfg ddp.Config) {
