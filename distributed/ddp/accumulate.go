@@ -44,7 +44,8 @@ func (g *Gradients) Accumulate(i int, t *runtime.Tensor) error {
 	}
 	if g.cfg.Weighted {
 		if g.weights.phase == kept {
-			return base.OpError(op, fmt.Errorf("%w: the step was rolled back: repeat it, or call Weigh", comm.ErrArgument))
+			err := fmt.Errorf("%w: the step was rolled back: repeat it, or call Weigh", comm.ErrArgument)
+			return base.OpError(op, err)
 		}
 		g.weights.phase = accumulating
 		if g.weights.pass == 0 {
@@ -108,31 +109,44 @@ func (g *Gradients) addTo(s *sum, t *runtime.Tensor) error {
 
 // fold adds what was accumulated to the gradient that is reduced.
 func (g *Gradients) fold(i int, t *runtime.Tensor) error {
-	s := &g.gradients[i].sum
-	counts := !g.cfg.Weighted || g.weights.pass > 0 && !g.step.absent[i] // t does
-	scale := float32(1)
 	if g.cfg.Weighted {
-		if s.whole || g.empty() {
-			return nil
-		}
-		// A gradient of the last pass alone is the mean over all passes as well.
-		if !s.any && (g.weights.earlier == 0 || g.step.absent[i]) {
-			return nil
-		}
-	} else if !s.any {
+		return g.foldWeighted(i, t)
+	}
+	s := &g.gradients[i].sum
+	if !s.any {
+		return nil
+	}
+	if err := g.addTo(s, t); err != nil {
+		return err
+	}
+	return g.storeSum(i, t, 1)
+}
+
+// foldWeighted makes the gradient that is reduced the mean over all passes of this rank.
+func (g *Gradients) foldWeighted(i int, t *runtime.Tensor) error {
+	s := &g.gradients[i].sum
+	absent := g.step.absent[i]
+	if g.empty() || s.whole {
+		return nil
+	}
+	// Earlier passes count for a gradient that only the last one has.
+	if !s.any && (absent || g.weights.earlier == 0) {
 		return nil
 	}
 	if err := g.makeSum(i); err != nil {
 		return err
 	}
-	if counts {
+	if !absent && g.weights.pass > 0 {
 		if err := g.addTo(s, t); err != nil {
 			return err
 		}
 	}
-	if g.cfg.Weighted {
-		scale = float32(g.weights.unit / g.step.weight)
-	}
+	return g.storeSum(i, t, float32(g.weights.unit/g.step.weight))
+}
+
+// storeSum moves a sum to the gradient that is reduced, scaled.
+func (g *Gradients) storeSum(i int, t *runtime.Tensor, scale float32) error {
+	s := &g.gradients[i].sum
 	s.any = false
 	g.step.folded[i] = true
 	return g.onSum(s, t, func(k runtime.Kernels, x, grad uintptr) error {

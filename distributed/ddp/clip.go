@@ -14,7 +14,9 @@ import (
 
 // clip returns the address of what all gradients are multiplied by, 0 if nothing
 // bounds their norm. weight multiplies the gradients besides; with 0 they count as zeros.
-func (j *transaction) clip(ctx context.Context, gradients []*runtime.Tensor, buckets int, weight float64) (uintptr, error) {
+func (j *transaction) clip(
+	ctx context.Context, gradients []*runtime.Tensor, buckets int, weight float64,
+) (uintptr, error) {
 	if j.cfg.ClipNorm == 0 || len(gradients) == 0 {
 		return 0, nil
 	}
@@ -55,8 +57,8 @@ func (j *transaction) sumSquares(gradients []*runtime.Tensor, weight float64) er
 	return nil
 }
 
-// weighSquares makes m squared norms those of gradients that are multiplied by a weight. The host waits and computes them,
-// as kernels have no products of F64.
+// weighSquares makes m squared norms those of gradients that are multiplied by a weight. The host waits and computes
+// them, as kernels have no products of F64.
 func (j *transaction) weighSquares(ctx context.Context, m int, weight float64) error {
 	if weight == 0 || weight == 1 {
 		return nil

@@ -90,10 +90,10 @@ type Config struct {
 	// Gradients. Restore takes the states of ranks with that share, in their order along the first dimension.
 	Mesh func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error)
 	// Weighted has a rank's gradients count with the number of samples that they stand for, which it passes to
-	// [Gradients.Weigh]: results are means over the samples of all ranks. It costs an allgather of two numbers in each step,
-	// for which the host waits before the first bucket is reduced. Clipping, momentum and residuals have gradients
-	// that are multiplied by the rank's weight and divided by the ranks' mean weight. It excludes Sum, and
-	// gradients other than F32, F16 and BF16.
+	// [Gradients.Weigh]: results are means over the samples of all ranks. It costs an allgather of two numbers in each
+	// step, for which the host waits before the first bucket is reduced. What is clipped, selected, or added to a velocity
+	// or a residual is a gradient times the rank's weight, divided by the mean weight of the ranks; so is what a Reducer
+	// and a Mesh reduce, where an F16 may leave its range. It excludes Sum, and gradients other than F32, F16 and BF16.
 	Weighted bool
 	// Uneven has ranks that run out of data sooner than others call
 	// [Gradients.Join]. It costs an allgather of two numbers in each step.

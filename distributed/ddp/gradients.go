@@ -64,7 +64,7 @@ type Gradients struct {
 	cfg       Config
 	op        comm.ReduceOp // of dense buckets
 	gradients []gradient
-	roll      roll    // with Uneven and Weighted
+	roster    roster  // with Uneven and Weighted
 	weights   weights // with Weighted
 
 	arrangement

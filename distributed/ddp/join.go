@@ -95,11 +95,11 @@ func (g *Gradients) others(ctx context.Context) (count int, err error) {
 	if err := g.announce(ctx, 0); err != nil {
 		return 0, err
 	}
-	if err := g.callRoll(ctx); err != nil {
+	if err := g.readRoster(ctx); err != nil {
 		return 0, err
 	}
-	for i := entryPresent; i < len(g.roll.all); i += entryLen {
-		if g.roll.all[i] != 0 {
+	for i := entryPresent; i < len(g.roster.all); i += entryLen {
+		if g.roster.all[i] != 0 {
 			count++
 		}
 	}

@@ -33,7 +33,8 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 	}
 	n := len(params)
 	g := &Gradients{rt: rt, meter: metered.New(c), op: comm.Avg, gradients: make([]gradient, n), results: make([]*runtime.Tensor, n),
-		spans: base.NewSpans(n), step: step{given: make([]*runtime.Tensor, n), absent: make([]bool, n), folded: make([]bool, n)}}
+		spans: base.NewSpans(n),
+		step:  step{given: make([]*runtime.Tensor, n), absent: make([]bool, n), folded: make([]bool, n)}}
 	if cfg.Sum {
 		g.op = comm.Sum
 	}
@@ -68,7 +69,7 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 		g.err = g.arrange(ctx, backward(n), nil)
 	}
 	if g.err == nil {
-		g.err = g.newRoll()
+		g.err = g.newRoster()
 	}
 	if g.err != nil {
 		return nil, base.OpError(op, errors.Join(g.err, g.Close()))
@@ -99,7 +100,7 @@ func (g *Gradients) Close() error {
 	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)
 	errs := []error{settled, g.dismiss(ctx, g.arrangement, settled != nil || symmetric && g.err != nil)}
 	g.closed = true
-	own := []*runtime.Tensor{g.roll.memory}
+	own := []*runtime.Tensor{g.roster.memory}
 	for _, p := range g.gradients {
 		own = append(own, p.spare, p.sum.of)
 	}

@@ -107,7 +107,7 @@ func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
 	if err := g.transaction.bind(g); err != nil {
 		return err
 	}
-	if err := g.newRoll(); err != nil {
+	if err := g.newRoster(); err != nil {
 		return err
 	}
 	g.newStep()

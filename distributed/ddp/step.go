@@ -20,8 +20,8 @@ import (
 // In another step it may be another tensor.
 //
 // A number that is out of range, a gradient that is ready already, a tensor
-// that is not as the one registered, or shares memory with another one of the step, is an error and changes nothing. An error of
-// the communication stays: later calls return it too, until Wait has ended the step
+// that is not as the one registered, or shares memory with another one of the step, is an error and changes nothing.
+// An error of the communication stays: later calls return it too, until Wait has ended the step
 // where it is a transaction.
 func (g *Gradients) Ready(ctx context.Context, i int, t *runtime.Tensor) error {
 	const op = "gradient ready"
@@ -63,8 +63,7 @@ func (g *Gradients) check(op string, i int, t *runtime.Tensor) error {
 	return nil
 }
 
-// place notes where this step's gradient i is, and refuses memory that another one of the step has, or that is the place
-// of another one in a bucket.
+// place notes where this step's gradient i is, and refuses memory of another one of the step, also of its view.
 func (g *Gradients) place(i int, t *runtime.Tensor) error {
 	if g.views != nil {
 		if err := g.outsideBuckets(i, t); err != nil {
@@ -259,7 +258,13 @@ func (g *Gradients) selectEntries(ctx context.Context, b *bucket) error {
 	if err = cmp.Or(err, wrong); err != nil {
 		return err
 	}
-	err = b.reducer.Select(ctx, sparse.Input{Ptr: ptr, DType: b.dt, Factor: g.step.factor, Share: g.step.summand, Lent: g.order.Streams == nil && b.flat != nil && b.shares()})
+	err = b.reducer.Select(ctx, sparse.Input{
+		Ptr:    ptr,
+		DType:  b.dt,
+		Factor: g.step.factor,
+		Share:  g.step.summand,
+		Lent:   g.order.Streams == nil && b.flat != nil && b.shares(),
+	})
 	g.passed(b, sparse.Selected)
 	return err
 }
@@ -497,7 +502,8 @@ func (g *Gradients) ReduceAll(ctx context.Context, gradients []*runtime.Tensor) 
 		if err := g.checkAll(op, gradients); err != nil {
 			return err
 		}
-		if err := g.needWeight(); err != nil && slices.ContainsFunc(gradients, func(t *runtime.Tensor) bool { return t != nil }) {
+		given := slices.ContainsFunc(gradients, func(t *runtime.Tensor) bool { return t != nil })
+		if err := g.needWeight(); given && err != nil {
 			return base.OpError(op, err)
 		}
 		if !g.step.begun && ctx.Err() != nil {

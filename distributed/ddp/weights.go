@@ -12,34 +12,38 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Weigh says how many samples the gradients stand for that this rank passes from now on, with [Config].Weighted: they
-// are means over weight samples (or tokens), and results are means over the samples of all ranks, the sum of
-// weight · gradient divided by the sum of the weights. It is called before the first Accumulate, Ready or ReduceAll of
-// each backward pass, which is [comm.ErrArgument] otherwise, and does not communicate. A weight that is negative or not
-// finite is [comm.ErrArgument].
+// Weigh sets the number of samples (or tokens) that the next gradients of this rank stand for, with [Config].Weighted.
+// Gradients are means over weight samples, and results are means over the samples of all ranks: the sum of
+// weight · gradient, divided by the sum of the weights. Each backward pass calls it before its first Accumulate, Ready
+// or ReduceAll, which is [comm.ErrArgument] otherwise. It does not communicate. A weight that is negative or not finite
+// is [comm.ErrArgument].
 //
-// With several passes for one step, the weight of the rank is the sum over its passes: those after which
-// [Gradients.Accumulate] was called, and the last one. So passes may have different numbers of samples.
+// With several passes for one step, the weight of the rank is the sum over its passes: those in which
+// [Gradients.Accumulate] was called, and the last one. Passes may have different numbers of samples.
 //
-// Gradients of weight 0 count as zeros, whatever they are: the mean over no sample may be NaN. A rank without data calls
-// Wait alone, or [Gradients.Join], and has weight 0. If all weights are 0, the step is one whose gradients are zeros.
-// Where all weights are equal, and each rank made one pass, results have the bits of a step without weights.
+// Gradients of weight 0 count as zeros, whatever they are: the mean over no samples may be NaN. With
+// [Config].BucketViews they are overwritten. A rank without data calls Wait alone, or [Gradients.Join], and has
+// weight 0. If all weights are 0, the step is one whose gradients are zeros. If all weights are equal, and each rank
+// made one pass, results have the bits of a step without weights.
 //
-// A step that is rolled back keeps its weights: the same calls of Ready, or of ReduceAll, repeat it. Weigh leaves it out
-// instead, and forgets what was accumulated.
+// A step that is rolled back keeps its weights: the same calls of Ready, or of ReduceAll, repeat it. A call of Weigh
+// leaves it out instead, and forgets what was accumulated.
 func (g *Gradients) Weigh(weight float64) error {
 	const op = "gradient weight"
 	if err := g.usable(op); err != nil {
 		return err
 	}
 	w := &g.weights
+	refuse := func(format string, args ...any) error {
+		return base.OpError(op, fmt.Errorf("%w: %s", comm.ErrArgument, fmt.Sprintf(format, args...)))
+	}
 	switch {
 	case !g.cfg.Weighted:
-		return base.OpError(op, fmt.Errorf("%w: Config.Weighted is not set", comm.ErrArgument))
+		return refuse("Config.Weighted is not set")
 	case g.step.begun:
-		return base.OpError(op, fmt.Errorf("%w: in the middle of a step, want before its first Ready", comm.ErrArgument))
+		return refuse("in the middle of a step, want before its first Ready")
 	case !(weight >= 0) || math.IsInf(weight, 1):
-		return base.OpError(op, fmt.Errorf("%w: weight is %v, want a finite number, not negative", comm.ErrArgument, weight))
+		return refuse("weight is %v, want a finite number, not negative", weight)
 	}
 	next := *w
 	switch w.phase {
@@ -50,7 +54,7 @@ func (g *Gradients) Weigh(weight float64) error {
 		next.unit = 0
 	}
 	if math.IsInf(next.earlier+weight, 1) || next.unit > 0 && weight/next.unit > maxRatio {
-		return base.OpError(op, fmt.Errorf("%w: weight is %v after passes of %v, want one of similar size", comm.ErrArgument, weight, next.earlier))
+		return refuse("weight is %v after passes of %v, want one of similar size", weight, next.earlier)
 	}
 	if w.phase == kept {
 		g.forgetSums()
@@ -67,9 +71,9 @@ const maxRatio = 1e30
 // weights is what the gradients of a rank stand for, with Config.Weighted.
 type weights struct {
 	phase   weightPhase
-	pass    float64 // of the pass that is being made
+	pass    float64 // of the current pass
 	earlier float64 // of the passes before it, which were accumulated
-	unit    float64 // what accumulated sums are divided by: the first weight above 0; 0: none yet
+	unit    float64 // what accumulated sums were divided by: the first weight above 0; 0: nothing was accumulated
 }
 
 // weightPhase is how far the weights of a step are.
@@ -102,7 +106,7 @@ func (g *Gradients) forgetSums() {
 	}
 }
 
-// countPass counts a contribution of the pass that is being made, and returns the address of its factor in a sum, 0 for 1.
+// countPass counts a contribution of the current pass, and returns the address of its factor in a sum; 0: it is 1.
 func (g *Gradients) countPass() (factor uintptr, err error) {
 	w := &g.weights
 	if w.unit == 0 {
@@ -111,15 +115,15 @@ func (g *Gradients) countPass() (factor uintptr, err error) {
 	if w.pass == w.unit {
 		return 0, nil
 	}
-	p, err := g.roll.factor()
+	p, err := g.roster.factor()
 	if err != nil {
 		return 0, err
 	}
 	return p, g.rt.Fill(p, 1, dtype.F32, w.pass/w.unit)
 }
 
-// roll is the exchange of a few numbers at the beginning of a step: who has data, and how much.
-type roll struct {
+// roster is the exchange of a few numbers at the beginning of a step: who has data, and how much.
+type roster struct {
 	memory *runtime.Tensor // F64: this rank's entry, those of all ranks, and two F32; nil: not configured
 	all    []float64       // the entries, on the host
 }
@@ -131,40 +135,40 @@ const (
 	entryLen
 )
 
-// newRoll allocates memory for the ranks of the communicator.
-func (g *Gradients) newRoll() error {
+// newRoster allocates memory for the ranks of the communicator.
+func (g *Gradients) newRoster() error {
 	if !g.cfg.Uneven && !g.cfg.Weighted {
 		return nil
 	}
 	ranks := g.meter.WorldSize()
-	if g.roll.memory != nil {
-		if err := g.roll.memory.Free(); err != nil {
+	if g.roster.memory != nil {
+		if err := g.roster.memory.Free(); err != nil {
 			return err
 		}
 	}
 	memory, err := runtime.New(g.rt, dtype.F64, entryLen*(1+ranks)+1)
-	g.roll = roll{memory: memory, all: make([]float64, entryLen*ranks)}
+	g.roster = roster{memory: memory, all: make([]float64, entryLen*ranks)}
 	return err
 }
 
 // factor returns the address of an F32 that multiplies gradients, and shareFactor that of another one.
-func (r *roll) factor() (uintptr, error) {
+func (r *roster) factor() (uintptr, error) {
 	p, err := r.memory.Ptr()
 	return p + uintptr(r.memory.Bytes()-2*base.WordSize), err
 }
 
-func (r *roll) shareFactor() (uintptr, error) {
+func (r *roster) shareFactor() (uintptr, error) {
 	p, err := r.factor()
 	return base.At(p, 1), err
 }
 
 // announce tells the others of this rank's weight in the step, and whether it has data. Nobody waits for it here.
 func (g *Gradients) announce(ctx context.Context, present float64) error {
-	if g.roll.memory == nil {
+	if g.roster.memory == nil {
 		return nil
 	}
 	g.step.weight = g.weights.total()
-	p, err := g.roll.memory.Ptr()
+	p, err := g.roster.memory.Ptr()
 	if err != nil {
 		return err
 	}
@@ -181,19 +185,19 @@ func (g *Gradients) announce(ctx context.Context, present float64) error {
 	return g.meter.AllGather(p, p+entryLen*size, entryLen, dtype.F64)
 }
 
-// callRoll has the host wait for what all ranks have announced, and copies it.
-func (g *Gradients) callRoll(ctx context.Context) error {
+// readRoster has the host wait for what all ranks have announced, and copies it.
+func (g *Gradients) readRoster(ctx context.Context) error {
 	if err := g.order.ComputeAfterComm(ctx); err != nil {
 		return err
 	}
 	if err := g.order.HostAfterAll(ctx); err != nil {
 		return err
 	}
-	p, err := g.roll.memory.Ptr()
+	p, err := g.roster.memory.Ptr()
 	if err != nil {
 		return err
 	}
-	return g.rt.CopyOut(hostmem.Bytes(g.roll.all), p+uintptr(entryLen*dtype.F64.Size()))
+	return g.rt.CopyOut(hostmem.Bytes(g.roster.all), p+uintptr(entryLen*dtype.F64.Size()))
 }
 
 // share finds this rank's share of the step, before the first bucket is reduced, and what scales its gradients by it.
@@ -201,19 +205,19 @@ func (g *Gradients) share(ctx context.Context) error {
 	if !g.cfg.Weighted || g.step.shares != unknownShares {
 		return nil
 	}
-	if err := g.callRoll(ctx); err != nil {
+	if err := g.readRoster(ctx); err != nil {
 		return err
 	}
 	largest := 0.0
 	equal := true
 	total := 0.0
-	for i := entryWeight; i < len(g.roll.all); i += entryLen {
-		weight := g.roll.all[i]
+	for i := entryWeight; i < len(g.roster.all); i += entryLen {
+		weight := g.roster.all[i]
 		if !(weight >= 0) || math.IsInf(weight, 1) {
 			return fmt.Errorf("%w: rank %d has announced the weight %v", comm.ErrMismatch, i/entryLen, weight)
 		}
 		largest = max(largest, weight)
-		equal = equal && weight == g.roll.all[entryWeight]
+		equal = equal && weight == g.roster.all[entryWeight]
 		total += weight
 	}
 	g.step.total = total
@@ -222,8 +226,8 @@ func (g *Gradients) share(ctx context.Context) error {
 		return nil
 	}
 	sum := 0.0
-	for i := entryWeight; i < len(g.roll.all); i += entryLen {
-		sum += g.roll.all[i] / largest // the sum of weights may be too large
+	for i := entryWeight; i < len(g.roster.all); i += entryLen {
+		sum += g.roster.all[i] / largest // the sum of weights may be too large
 	}
 	g.step.shares = unequalShares
 	g.step.share = g.step.weight / largest / sum
@@ -245,7 +249,7 @@ func (g *Gradients) empty() bool { return g.cfg.Weighted && g.step.weight == 0 }
 // setShare stores what scales gradients where the kernels read it.
 func (g *Gradients) setShare() error {
 	if g.transaction.plain {
-		p, err := g.roll.shareFactor()
+		p, err := g.roster.shareFactor()
 		if err != nil {
 			return err
 		}

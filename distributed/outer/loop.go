@@ -91,7 +91,8 @@ const (
 // and the same configuration: they are the first common parameters.
 //
 // Errors are those of [ddp.New], and [comm.ErrArgument] for a field of cfg that is out of
-// range, and for two parameters that share memory. Ranks that differ find out when the first fragment is sent ([comm.ErrMismatch]).
+// range, and for two parameters that share memory. Ranks that
+// differ find out when the first fragment is sent ([comm.ErrMismatch]).
 func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []*runtime.Tensor, cfg Config) (*Loop, error) {
 	const op = "outer loop"
 	if rt == nil || c == nil || len(params) == 0 {
