@@ -72,7 +72,7 @@ func (g *Gradients) place(i int, t *runtime.Tensor) error {
 	}
 	other, err := g.spans.Place(i, t)
 	if err == nil && other >= 0 {
-		err = base.OverlapError("gradient", other, i)
+		err = gradientError(i, base.OverlapError("gradient", other, i))
 	}
 	return err
 }
