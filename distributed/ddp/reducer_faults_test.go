@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -88,7 +89,7 @@ func TestReducerFailsInFlight(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			proceed := make(chan struct{})
 			release := sync.OnceFunc(func() { close(proceed) })
-			var armed bool // of rank 0
+			var armed atomic.Bool // of rank 0
 			var both sync.WaitGroup
 			both.Add(2)
 			standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
@@ -96,7 +97,7 @@ func TestReducerFailsInFlight(t *testing.T) {
 				rank := c.Rank()
 				if rank == 0 {
 					c = newWaiting(c, func() {
-						if armed {
+						if armed.Load() {
 							release()
 						}
 					})
@@ -128,10 +129,10 @@ func TestReducerFailsInFlight(t *testing.T) {
 					}
 					return errors.Join(distributed.AllReduce(ctx, c, own.steps, comm.Sum), errReducer)
 				}
-				armed = true
+				armed.Store(true)
 				require.NoError(t, all[0].Fill(float64(10+rank)))
 				assert.ErrorIs(t, g.ReduceAll(ctx, all), errReducer)
-				armed = false
+				armed.Store(false)
 				release()
 				both.Done()
 				both.Wait()

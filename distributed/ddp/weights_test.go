@@ -494,7 +494,7 @@ var accumulated = [][]passes{
 
 func always(int, int) bool { return true }
 
-// TestWeightedAccumulate: passes of unequal size, some of which leave gradients out, are have no samples.
+// TestWeightedAccumulate: passes of unequal size, some of which leave gradients out, or have no samples.
 func TestWeightedAccumulate(t *testing.T) {
 	for name, cfg := range map[string]ddp.Config{
 		"plain": {}, "views": {BucketViews: true}, "skip": {Config: sparse.Config{NonFinite: sparse.SkipNonFinite}}, "clip": {Config: sparse.Config{ClipNorm: 1e9}},
