@@ -1,0 +1,322 @@
+// Command house counts what makes code hard to read, and fails where there is more of it than the bounds
+// below allow:
+//
+//	go run ./.ci/house [-list]
+//
+// A bound is what the tree has now, to be lowered by the change that needs less, until it reaches its goal.
+// Tests, generated files and testdata are not counted. -list prints the places behind the counts.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/scanner"
+	"go/token"
+	"io/fs"
+	"log"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// measure is a count with its bound and goal.
+type measure struct {
+	name        string
+	count       float64
+	bound, goal float64
+	places      []string // of what is counted one by one
+}
+
+const (
+	maxLines   = 70  // of a function, its comment apart
+	maxColumns = 120 // of a line, a tab as one
+)
+
+// functionWords are prepositions, pronouns and adverbs, which say nothing of what they name.
+var functionWords = strings.Fields(`of at over each most least there then how why again both own more less
+	later above below beside behind into within until since still any some other others rest same apart alike mine
+	theirs such what who whose where when already together both very here`)
+
+func main() {
+	log.SetFlags(0)
+	list := flag.Bool("list", false, "print the places as well")
+	flag.Parse()
+	t := tree{files: token.NewFileSet(), uses: map[string]map[string]bool{}}
+	if err := filepath.WalkDir(".", t.visit); err != nil {
+		log.Fatal(err)
+	}
+	exceeded := 0
+	for _, m := range t.measures() {
+		verdict := ""
+		if m.count > m.bound {
+			verdict = "  TOO MANY"
+			exceeded++
+		}
+		fmt.Printf("%-36s %8.2f  bound %8.2f  goal %7.1f%s\n", m.name, m.count, m.bound, m.goal, verdict)
+		if *list || verdict != "" {
+			for _, place := range m.places {
+				fmt.Println("  ", place)
+			}
+		}
+	}
+	if exceeded > 0 {
+		log.Fatalf("%d bounds of .ci/house are exceeded", exceeded)
+	}
+}
+
+// tree has what is counted.
+type tree struct {
+	files     *token.FileSet
+	codeLines int
+	tokens    int
+
+	declared int // names
+	words    []string
+	exported []string
+	long     []string // functions
+	wide     []string // lines
+
+	options []option
+	uses    map[string]map[string]bool // of names that code outside tests sets, the folders
+}
+
+// option is a field of a struct with settings.
+type option struct{ folder, owner, field string }
+
+func (t *tree) measures() []measure {
+	return []measure{
+		{name: "tokens a line of code", count: float64(t.tokens) / float64(t.codeLines), bound: 8.33, goal: 7.4},
+		{name: "function words in 1,000 names", count: 1000 * float64(len(t.words)) / float64(t.declared), bound: 22.0, goal: 3, places: t.words},
+		{name: "exported names", count: float64(len(t.exported)), bound: 495, goal: 380},
+		{name: "options that nothing sets", count: float64(len(t.unset())), bound: 5, goal: 0, places: t.unset()},
+		{name: "functions above 70 lines", count: float64(len(t.long)), bound: 16, goal: 8, places: t.long},
+		{name: "lines above 120 columns", count: float64(len(t.wide)), bound: 800, goal: 0},
+	}
+}
+
+// visit reads a file.
+func (t *tree) visit(path string, entry fs.DirEntry, err error) error {
+	if err != nil {
+		return err
+	}
+	name := entry.Name()
+	if entry.IsDir() {
+		if name == "testdata" || strings.HasPrefix(name, ".") && path != "." {
+			return fs.SkipDir
+		}
+		return nil
+	}
+	if filepath.Ext(name) != ".go" || strings.HasSuffix(name, "_test.go") {
+		return nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	file, err := parser.ParseFile(t.files, path, text, parser.ParseComments|parser.SkipObjectResolution)
+	if err != nil {
+		return err
+	}
+	if ast.IsGenerated(file) {
+		return nil
+	}
+	t.countTokens(path, text)
+	for i, line := range strings.Split(string(text), "\n") {
+		if len([]rune(line)) > maxColumns {
+			t.wide = append(t.wide, fmt.Sprintf("%s:%d", path, i+1))
+		}
+	}
+	t.declarations(path, file)
+	ast.Inspect(file, func(n ast.Node) bool {
+		t.names(n)
+		t.settings(filepath.Dir(path), n)
+		return true
+	})
+	return nil
+}
+
+// countTokens counts those of code, and the lines that have any.
+func (t *tree) countTokens(path string, text []byte) {
+	files := token.NewFileSet()
+	file := files.AddFile(path, -1, len(text))
+	var s scanner.Scanner
+	s.Init(file, text, nil, 0)
+	lines := map[int]bool{}
+	for {
+		pos, tok, literal := s.Scan()
+		if tok == token.EOF {
+			break
+		}
+		if tok == token.SEMICOLON && literal == "\n" {
+			continue
+		}
+		t.tokens++
+		lines[file.Line(pos)] = true
+	}
+	t.codeLines += len(lines)
+}
+
+// declarations looks at those of a file.
+func (t *tree) declarations(path string, file *ast.File) {
+	folder := filepath.Dir(path)
+	public := file.Name.Name != "main" && isPublic(folder)
+	export := func(name *ast.Ident) {
+		if public && name.IsExported() {
+			t.exported = append(t.exported, folder+"."+name.Name)
+		}
+	}
+	for _, d := range file.Decls {
+		switch d := d.(type) {
+		case *ast.FuncDecl:
+			if d.Recv == nil {
+				export(d.Name)
+			}
+			first := t.files.Position(d.Pos()).Line
+			last := t.files.Position(d.End()).Line
+			if last-first+1 > maxLines {
+				t.long = append(t.long, fmt.Sprintf("%s:%d: %s has %d lines", path, first, d.Name.Name, last-first+1))
+			}
+		case *ast.GenDecl:
+			for _, spec := range d.Specs {
+				switch spec := spec.(type) {
+				case *ast.TypeSpec:
+					export(spec.Name)
+					if public {
+						t.fields(folder, spec)
+					}
+				case *ast.ValueSpec:
+					for _, name := range spec.Names {
+						export(name)
+					}
+				}
+			}
+		}
+	}
+}
+
+// isPublic reports whether programs import the packages of a folder: not those of commands, examples,
+// modules beside the library, and kits for tests.
+func isPublic(folder string) bool {
+	for _, part := range strings.Split(filepath.ToSlash(folder), "/") {
+		if part == "internal" || strings.HasSuffix(part, "test") {
+			return false
+		}
+	}
+	for _, other := range []string{"cmd", "examples", "adapters", "lab", "delta"} {
+		if folder == other || strings.HasPrefix(folder, other+string(filepath.Separator)) {
+			return false
+		}
+	}
+	return true
+}
+
+// fields notes the options of a type.
+func (t *tree) fields(folder string, spec *ast.TypeSpec) {
+	s, ok := spec.Type.(*ast.StructType)
+	if !ok || !strings.HasSuffix(spec.Name.Name, "Config") && !strings.HasSuffix(spec.Name.Name, "Options") {
+		return
+	}
+	for _, f := range s.Fields.List {
+		for _, name := range f.Names {
+			if name.IsExported() {
+				t.options = append(t.options, option{folder, spec.Name.Name, name.Name})
+			}
+		}
+	}
+}
+
+// settings notes which names a node sets.
+func (t *tree) settings(folder string, n ast.Node) {
+	set := func(name string) {
+		if t.uses[name] == nil {
+			t.uses[name] = map[string]bool{}
+		}
+		t.uses[name][folder] = true
+	}
+	target := func(x ast.Expr) {
+		if s, ok := x.(*ast.SelectorExpr); ok {
+			set(s.Sel.Name)
+		}
+	}
+	switch n := n.(type) {
+	case *ast.KeyValueExpr:
+		if key, ok := n.Key.(*ast.Ident); ok {
+			set(key.Name)
+		}
+	case *ast.AssignStmt:
+		for _, x := range n.Lhs {
+			target(x)
+		}
+	case *ast.UnaryExpr: // its address, as for a flag
+		if n.Op == token.AND {
+			target(n.X)
+		}
+	}
+}
+
+// unset returns the options that no package but their own sets: by their names, so that some are missed.
+func (t *tree) unset() []string {
+	var all []string
+	for _, o := range t.options {
+		elsewhere := false
+		for folder := range t.uses[o.field] {
+			if folder != o.folder {
+				elsewhere = true
+			}
+		}
+		if !elsewhere {
+			all = append(all, fmt.Sprintf("%s.%s.%s", o.folder, o.owner, o.field))
+		}
+	}
+	return all
+}
+
+// names counts those that a node declares.
+func (t *tree) names(n ast.Node) {
+	switch n := n.(type) {
+	case *ast.FuncDecl:
+		t.name(n.Name)
+	case *ast.TypeSpec:
+		t.name(n.Name)
+	case *ast.Field:
+		t.all(n.Names)
+	case *ast.ValueSpec:
+		t.all(n.Names)
+	case *ast.AssignStmt:
+		if n.Tok == token.DEFINE {
+			for _, x := range n.Lhs {
+				t.expression(x)
+			}
+		}
+	case *ast.RangeStmt:
+		if n.Tok == token.DEFINE {
+			t.expression(n.Key)
+			t.expression(n.Value)
+		}
+	}
+}
+
+func (t *tree) all(names []*ast.Ident) {
+	for _, name := range names {
+		t.name(name)
+	}
+}
+
+func (t *tree) expression(x ast.Expr) {
+	if name, ok := x.(*ast.Ident); ok {
+		t.name(name)
+	}
+}
+
+func (t *tree) name(id *ast.Ident) {
+	if id.Name == "_" {
+		return
+	}
+	t.declared++
+	if slices.Contains(functionWords, id.Name) {
+		t.words = append(t.words, fmt.Sprintf("%s: %s", t.files.Position(id.Pos()), id.Name))
+	}
+}
