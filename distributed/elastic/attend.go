@@ -189,8 +189,7 @@ func (m *Member) register(kv store.Store, at string) error {
 			m.entries = map[string]entry{}
 			m.since = time.Now()
 			for _, c := range m.claims() {
-				c.stored = ""
-				c.version = 0
+				c.forget()
 			}
 		})
 		m.publish()

@@ -20,12 +20,13 @@ type claim struct {
 	key     string
 	options []store.Option
 	want    string // "" if nothing is to be written
-	stored  string // what the store has, as far as is known; "" if it has nothing
+	exists  bool   // the store has the key, as far as is known
+	stored  string // what it has, "" without the key
 	version uint64 // of stored, or of the key's deletion; 0 if there was no such key
 }
 
 // due reports whether the store is to be changed.
-func (c *claim) due() bool { return c.want != "" && c.want != c.stored }
+func (c *claim) due() bool { return c.want != "" && (!c.exists || c.want != c.stored) }
 
 // hear takes an event of the store's. Earlier ones than a write that was confirmed may come after it.
 func (c *claim) hear(e store.Event) {
@@ -33,29 +34,39 @@ func (c *claim) hear(e store.Event) {
 		return
 	}
 	c.version = e.Version
-	c.stored = string(e.Value)
-	if e.Deleted {
-		c.stored = ""
+	c.exists = !e.Deleted
+	c.stored = ""
+	if c.exists {
+		c.stored = string(e.Value)
 	}
 }
 
 // write makes the store have what is wanted, unless another process has changed the key: then the next write begins
 // from there. now is the entry after that, zero if there is none.
 func (c *claim) write(ctx context.Context, kv store.Store) (now store.Entry, err error) {
-	version := c.version
-	if c.stored == "" {
-		version = 0
+	version := uint64(0)
+	if c.exists { // perhaps with an empty value, which no member writes
+		version = c.version
 	}
 	now, _, err = kv.CompareAndSet(ctx, c.key, version, []byte(c.want), c.options...)
 	return now, err
+}
+
+// forget begins anew, with a store of which nothing is known.
+func (c *claim) forget() {
+	c.exists = false
+	c.stored = ""
+	c.version = 0
 }
 
 // settle takes the answer to a write.
 func (c *claim) settle(now store.Entry) {
 	switch {
 	case now.Version == 0: // somebody has deleted it
+		c.exists = false
 		c.stored = ""
 	case now.Version >= c.version:
+		c.exists = true
 		c.stored = string(now.Value)
 		c.version = now.Version
 	}

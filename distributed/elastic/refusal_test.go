@@ -213,8 +213,11 @@ func TestClaim(t *testing.T) {
 	now, err := kv.Get(t.Context(), "k")
 	require.NoError(t, err)
 	assert.Equal(t, "2", string(now))
-	c.version = 0 // as at the beginning of a session
-	c.stored = ""
+	require.NoError(t, kv.Set(t.Context(), "k", nil))
+	assert.True(t, c.due(), "somebody has written nothing")
+	write(taken)
+	assert.False(t, c.due(), "which is not the same as that there is none")
+	c.forget() // as at the beginning of a session
 	c.want = "3"
 	write(taken)
 	assert.True(t, c.due(), "there is one of an unknown version")
