@@ -82,7 +82,7 @@ func (c *Comm) submit(x *comm.Call) error {
 
 func (c *Comm) launch(p plan) error {
 	c.rt.Serialize(c)
-	err := c.here.submit(c.Stream(), p)
+	err := c.rt.BetweenLaunches(func() error { return c.here.submit(c.Stream(), p) })
 	if err == nil {
 		return nil
 	}

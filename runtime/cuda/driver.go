@@ -100,6 +100,7 @@ type driver struct {
 	// unmapping keeps threads from giving up mappings of the same memory at once, after
 	// which the driver (580 does) frees memory of its own twice.
 	unmapping sync.Mutex
+	orders    orders
 }
 
 // open loads libcuda and initialises it, once a process. Every later call

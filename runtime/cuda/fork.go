@@ -75,14 +75,6 @@ func (s *forks) shut() []*Runtime {
 	return slices.Clone(s.all)
 }
 
-// root is the parent, or the runtime itself.
-func (r *Runtime) root() *Runtime {
-	for r.parent != nil {
-		r = r.parent
-	}
-	return r
-}
-
 // relatives are the runtimes that came with this one: its forks, its parent and the
 // other forks of that.
 func (r *Runtime) relatives() []*Runtime {

@@ -1,11 +1,12 @@
 package cuda
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"math"
 	goruntime "runtime"
 	"slices"
-	"sync"
 	"time"
 )
 
@@ -26,26 +27,17 @@ type Serial interface {
 	Stream() *Stream
 }
 
-// Serialize announces work that the caller submits next. If the work is captured, each launch
-// of the graph is ordered with all other work of w; see [Graph.Launch].
-func (r *Runtime) Serialize(w Serial) {
-	root := r.root()
-	if !root.graphed.Load() {
-		return
-	}
-	root.capturing.Lock()
-	defer root.capturing.Unlock()
-	if len(root.capturing.graphs) == 0 {
-		return
-	}
-	if capturing, err := w.Stream().Capturing(); err == nil && !capturing {
-		return
-	}
-	for _, g := range root.capturing.graphs { // at worst one that is captured beside it is ordered as well
-		if !slices.Contains(g.serial, w) {
-			g.serial = append(g.serial, w)
-		}
-	}
+// Serialize announces work that the caller submits next, in [Runtime.BetweenLaunches]. If the
+// work is captured, also by another runtime of the context, each launch of the graph is ordered
+// with all other work of w; see [Graph.Launch].
+func (r *Runtime) Serialize(w Serial) { r.order.announce(w) }
+
+// BetweenLaunches runs submit, which submits work of a [Serial], while no launch of a graph is
+// half done: a graph that is launched on another stream is ordered by several calls of the driver.
+func (r *Runtime) BetweenLaunches(submit func() error) error {
+	r.order.launches.RLock()
+	defer r.order.launches.RUnlock()
+	return submit()
 }
 
 // Capture records the work that submit puts into the stream (kernels, copies
@@ -72,13 +64,13 @@ func (s *Stream) Capture(submit func() error) (*Graph, error) {
 	defer goruntime.UnlockOSThread()
 	r.Freeze()
 	defer r.Unfreeze()
-	root, g := r.root(), &Graph{}
-	root.graphed.Store(true)
-	root.captures.RLock()
-	defer root.captures.RUnlock()
-	root.capturing.add(g)
-	defer root.capturing.remove(g)
-	if err := r.do(r.drv.sym.StreamBeginCapture, stream, captureThreadLocal); err != nil {
+	g := &Graph{}
+	r.order.begin(g)
+	defer r.order.end(g)
+	// A launch that is half done asked whether the stream captures.
+	if err := r.BetweenLaunches(func() error {
+		return r.do(r.drv.sym.StreamBeginCapture, stream, captureThreadLocal)
+	}); err != nil {
 		return nil, err
 	}
 	var graph uintptr
@@ -98,27 +90,9 @@ func (s *Stream) Capture(submit func() error) (*Graph, error) {
 	return g, nil
 }
 
-// capturing are the graphs that are being captured.
-type capturing struct {
-	sync.Mutex
-	graphs []*Graph
-}
-
-func (c *capturing) add(g *Graph) {
-	c.Lock()
-	defer c.Unlock()
-	c.graphs = append(c.graphs, g)
-}
-
-func (c *capturing) remove(g *Graph) {
-	c.Lock()
-	defer c.Unlock()
-	c.graphs = slices.DeleteFunc(c.graphs, func(o *Graph) bool { return o == g })
-}
-
-// HasCaptured reports whether there may be graphs, also of forks: work that was not
-// submitted one by one.
-func (r *Runtime) HasCaptured() bool { return r.root().graphed.Load() }
+// HasCaptured reports whether there may be graphs of the context: work that was not submitted one
+// by one.
+func (r *Runtime) HasCaptured() bool { return r.order.captured.Load() }
 
 // captured runs submit, ends the capture and stores the graph, also if submit
 // panics, the device broke, or Close did not wait any longer: a stream that goes on
@@ -136,8 +110,12 @@ func (r *Runtime) captured(stream uintptr, submit func() error, graph *uintptr) 
 // Launch runs the graph in a stream. Operations of a communicator of comm/p2p, and calls of
 // [Runtime.Kernels], must not overlap with others of the same communicator or runtime. A graph
 // that has some waits for those submitted before, and those submitted later wait for the graph,
-// whatever its stream. NCCL does the same for its communicators. A program that captures by
-// other means than [Stream.Capture] launches on the stream of that work, or orders the two.
+// whatever its stream, its goroutine, and the runtime that captured it. NCCL does the same for its
+// communicators. A program that captures by other means than [Stream.Capture] launches on the
+// stream of that work, or orders the two.
+//
+// A graph that has some cannot be launched on another stream while their own stream is being
+// captured: [runtime.ErrArgument].
 func (g *Graph) Launch(s *Stream) error {
 	exec, err := g.use("graph")
 	if err != nil {
@@ -151,24 +129,66 @@ func (g *Graph) Launch(s *Stream) error {
 		return g.rt.errClosed()
 	}
 	defer g.rt.graphs.leave()
+	launch := func() error { return g.rt.do(g.rt.drv.sym.GraphLaunch, exec, stream) }
+	if len(g.serial) == 0 {
+		return launch()
+	}
+	for _, w := range g.serial { // a capture gets the work of a graph that it gets
+		g.rt.Serialize(w)
+	}
+	var few [4]*Stream
+	homes := few[:0]
 	for _, w := range g.serial {
-		if home := w.Stream(); home.handle != stream {
-			if err := s.WaitFor(home); err != nil {
-				return err
-			}
+		home := w.Stream()
+		if home.handle != stream && !slices.ContainsFunc(homes, func(o *Stream) bool { return o.handle == home.handle }) {
+			homes = append(homes, home)
 		}
 	}
-	if err := g.rt.do(g.rt.drv.sym.GraphLaunch, exec, stream); err != nil {
+	if len(homes) == 0 {
+		return g.rt.BetweenLaunches(launch)
+	}
+	g.rt.order.launches.Lock()
+	defer g.rt.order.launches.Unlock()
+	return g.launchBeside(s, homes, launch)
+}
+
+// launchBeside launches a graph in a stream that is none of those which order its work. Nothing
+// else is submitted to these meanwhile.
+func (g *Graph) launchBeside(s *Stream, homes []*Stream, launch func() error) error {
+	capturing, err := s.Capturing()
+	if err != nil {
 		return err
 	}
-	for _, w := range g.serial {
-		if home := w.Stream(); home.handle != stream {
-			if err := home.WaitFor(s); err != nil {
-				return err
-			}
+	for _, home := range homes {
+		captured, err := home.Capturing()
+		if err != nil {
+			return err
+		}
+		// A wait for an event of a capture would draw the waiting stream into it.
+		if captured != capturing {
+			return g.rt.argument("a graph is launched on another stream than that of its work, of which one is being captured")
 		}
 	}
-	return nil
+	for _, home := range homes {
+		if err := s.WaitFor(home); err != nil {
+			return err
+		}
+	}
+	if err := launch(); err != nil {
+		return err
+	}
+	err = nil
+	for _, home := range homes {
+		err = errors.Join(err, home.WaitFor(s))
+	}
+	if err == nil {
+		return nil
+	}
+	// The graph runs, and nothing has what comes next wait for it: so this call does.
+	ctx, cancel := context.WithTimeoutCause(context.Background(), g.rt.flushTime,
+		fmt.Errorf("cuda:%d: a graph runs that later work does not wait for: %w", g.rt.index, err))
+	defer cancel()
+	return s.Synchronize(ctx)
 }
 
 // Close destroys the graph. Closing twice, or after the runtime, which

@@ -686,7 +686,7 @@ func (c *checks) submit(launch func() error) error {
 	err := c.s.err
 	if err == nil {
 		c.s.rt.Serialize(c.s.rt)
-		err = launch()
+		err = c.s.rt.BetweenLaunches(launch)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.op, err)

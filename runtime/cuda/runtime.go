@@ -55,10 +55,8 @@ type Runtime struct {
 		sync.WaitGroup
 		awaited bool
 	}
-	parent    *Runtime     // of which this is a fork
-	graphed   atomic.Bool  // the parent's: there were captures, also of forks
-	captures  sync.RWMutex // the parent's: captures share it, and what must not come beside them has it
-	capturing capturing    // the parent's
+	parent    *Runtime // of which this is a fork
+	order     *order   // of the context; nil before there is one
 	forks     forks
 	closing   sync.Mutex
 	closeTime time.Duration // how long Close waits for one thing
@@ -175,10 +173,16 @@ func (r *Runtime) init(o options, devices int) (err error) {
 func (r *Runtime) acquireContext(handle uintptr) error {
 	if handle == 0 {
 		ctx, err := r.drv.get(r.index, r.drv.sym.PrimaryCtxRetain, r.device)
+		if err != nil {
+			return err
+		}
 		r.ctx = uintptr(ctx)
-		return err
+		r.order = r.drv.orders.join(r.ctx)
+		return nil
 	}
-	r.ctx, r.lent = handle, true
+	r.ctx = handle
+	r.lent = true
+	r.order = r.drv.orders.join(r.ctx)
 	device, err := r.get(r.drv.sym.CtxGetDevice)
 	if err == nil && uint32(device) != uint32(r.device) { // a CUdevice is an int
 		err = fmt.Errorf("cuda:%d: %w: context %#x is one of device %d", r.index, runtime.ErrDevice, handle, int32(device))
@@ -400,6 +404,7 @@ func (r *Runtime) giveAllBack() error {
 	if pinned > 0 {
 		errs = append(errs, fmt.Errorf("cuda:%d: closed with %d pinned allocations of %d bytes in all: %w", r.index, pinned, bytes, runtime.ErrLeak))
 	}
+	r.drv.orders.leave(r.ctx)
 	if !r.lent {
 		errs = append(errs, r.giveBack(r.drv.sym.PrimaryCtxRelease, r.device))
 	}

@@ -25,6 +25,13 @@ func (f *standIn) fail(status, n int) (came bool) {
 	return left >= 0
 }
 
+// failCall has the n-th of the next calls of one function fail.
+func (f *standIn) failCall(call string, status, n int) {
+	name := append([]byte(call), 0)
+	f.Fail.Call(hostmem.Addr(name), uintptr(status), uintptr(-n))
+	goruntime.KeepAlive(name)
+}
+
 // programs are what users do, each of whom gives back what it has got.
 var programs = map[string]func(rt *Runtime) error{
 	"memory": func(rt *Runtime) (err error) {

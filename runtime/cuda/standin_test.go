@@ -157,6 +157,7 @@ type standIn struct {
 	Submitted  dl.Func `sym:"fake_submitted"`
 	Waited     dl.Func `sym:"fake_waited"`
 	Meet       dl.Func `sym:"fake_meet"`
+	Exclusive  dl.Func `sym:"fake_exclusive"`
 }
 
 // kinds are the things that the stand-in counts, in its order.

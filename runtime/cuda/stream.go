@@ -176,10 +176,10 @@ func (s *Stream) Capturing() (bool, error) {
 }
 
 // Idle reports whether the stream has nothing to do, and may be asked at any time. While
-// the runtime captures ([Stream.Capture]) that is not known, so it is false. Whoever
+// a runtime of its context captures ([Stream.Capture]) that is not known, so it is false. Whoever
 // captures otherwise does not begin beside it: asking a stream that captures ends that.
 func (s *Stream) Idle() bool {
-	captures := &s.rt.root().captures
+	captures := &s.rt.order.captures
 	if !captures.TryLock() {
 		return false
 	}

@@ -66,6 +66,8 @@ struct stream {
   uint64_t submitted;            /* operations so far */
   uint64_t waited[MAX_STREAMS];  /* how many of each other stream's it waited for */
   struct graph *capture;
+  uint64_t known[MAX_STREAMS];   /* the same, with what those had waited for; see fake_exclusive */
+  uint64_t exclusive;            /* position of the last operation that must overlap with no other */
   uint64_t stalled;              /* 1 + how many operations still end; 0: all */
   pthread_t owner; /* of the capture */
   int invalid;     /* capture */
@@ -76,6 +78,7 @@ struct event {
   int alive, timing;
   struct stream *stream; /* of the last record */
   uint64_t position;
+  uint64_t known[MAX_STREAMS]; /* by the stream at the record */
 };
 
 struct mapping { /* address range, memory, or both */
@@ -149,6 +152,25 @@ struct context *fake_context(int device) {
   struct context *c = calloc(1, sizeof *c);
   c->device = device, c->references = 1;
   return c;
+}
+
+/* From now on, with 1, launches of kernels and graphs are not to overlap, whatever their streams. Returns
+ * how many did: that is decided by what their streams had waited for. */
+static int exclusive, overlaps;
+int fake_exclusive(int on) {
+  pthread_mutex_lock(&lock);
+  int before = overlaps;
+  exclusive = on, overlaps = 0;
+  for (int i = 0; i < streams_made; i++) all_streams[i]->exclusive = 0;
+  pthread_mutex_unlock(&lock);
+  return before;
+}
+/* The next operation of a stream is to overlap with no other. */
+static void exclude(struct stream *s) {
+  if (!exclusive) return;
+  for (int i = 0; i < streams_made; i++)
+    if (all_streams[i] != s) overlaps += all_streams[i]->exclusive > s->known[i];
+  s->exclusive = s->submitted + 1;
 }
 
 uint64_t fake_submitted(struct stream *s) { return s->submitted; }
@@ -448,6 +470,8 @@ CUresult cuStreamWaitEvent(struct stream *handle, struct event *e, unsigned flag
   if (!s) return leave(INVALID_HANDLE);
   if (!e->alive) return leave(violation(INVALID_HANDLE));
   if (e->stream && s->waited[e->stream->id] < e->position) s->waited[e->stream->id] = e->position;
+  for (int i = 0; exclusive && i < streams_made; i++)
+    if (s->known[i] < e->known[i]) s->known[i] = e->known[i];
   return leave(SUCCESS);
 }
 
@@ -470,6 +494,7 @@ CUresult cuEventRecord(struct event *e, struct stream *handle) {
   struct stream *s = resolve(handle);
   if (!s || !e->alive || e->context != s->context) return leave(violation(INVALID_HANDLE));
   e->stream = s, e->position = s->submitted;
+  if (exclusive) memcpy(e->known, s->known, sizeof *e->known * (size_t)streams_made), e->known[s->id] = s->submitted;
   return leave(SUCCESS);
 }
 CUresult cuEventQuery(struct event *e) {
@@ -524,6 +549,7 @@ CUresult cuGraphLaunch(struct graph *g, struct stream *handle) {
   struct stream *s = resolve(handle);
   if (!s) return leave(INVALID_HANDLE);
   for (struct operation *o = g->first; o; o = o->next) execute(o);
+  exclude(s);
   s->submitted++;
   return leave(SUCCESS);
 }
@@ -838,6 +864,8 @@ CUresult cuLaunchKernel(const struct kernel *k, unsigned gx, unsigned gy, unsign
     params = packed;
   }
   while (held == 2) pthread_cond_wait(&released, &lock);
+  struct stream *in = resolve(s);
+  if (in && !in->capture) exclude(in);
   struct operation o = {.kind = KERNEL, .kernel = k, .grid = gx, .block = bx, .parameters = keep(k, params)};
   return leave(submit(s, o));
 }

@@ -1,0 +1,92 @@
+package cuda
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// order is what the runtimes of one CUDA context know of each other's graphs: work on a stream
+// of one of them may be captured by another.
+type order struct {
+	runtimes int // that are open; guarded by orders.mu
+
+	captured atomic.Bool  // there were captures
+	captures sync.RWMutex // held for reading during a capture
+
+	// launches is held for writing during the steps of [Graph.Launch], and for reading while
+	// anything else is submitted that must not come between them.
+	launches sync.RWMutex
+
+	mu        sync.Mutex
+	capturing []*Graph // guarded by mu
+}
+
+// orders are those of a process, by context.
+type orders struct {
+	mu        sync.Mutex
+	byContext map[uintptr]*order // guarded by mu
+}
+
+// join returns the order of a context, which leave gives back.
+func (o *orders) join(context uintptr) *order {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.byContext == nil {
+		o.byContext = map[uintptr]*order{}
+	}
+	shared := o.byContext[context]
+	if shared == nil {
+		shared = &order{}
+		o.byContext[context] = shared
+	}
+	shared.runtimes++
+	return shared
+}
+
+// leave forgets the order of a context with its last runtime: the next context may have its handle.
+func (o *orders) leave(context uintptr) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	shared := o.byContext[context]
+	shared.runtimes--
+	if shared.runtimes == 0 {
+		delete(o.byContext, context)
+	}
+}
+
+// begin notes that g is being captured, until end.
+func (o *order) begin(g *Graph) {
+	o.captured.Store(true)
+	o.captures.RLock()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.capturing = append(o.capturing, g)
+}
+
+func (o *order) end(g *Graph) {
+	o.mu.Lock()
+	o.capturing = slices.DeleteFunc(o.capturing, func(other *Graph) bool { return other == g })
+	o.mu.Unlock()
+	o.captures.RUnlock()
+}
+
+// announce notes work that is submitted next, if its stream is being captured.
+func (o *order) announce(w Serial) {
+	if !o.captured.Load() {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.capturing) == 0 {
+		return
+	}
+	if capturing, err := w.Stream().Capturing(); err == nil && !capturing {
+		return
+	}
+	for _, g := range o.capturing { // at worst one that is captured beside it is ordered as well
+		if !slices.Contains(g.serial, w) {
+			g.serial = append(g.serial, w)
+		}
+	}
+}
