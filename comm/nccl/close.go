@@ -18,7 +18,7 @@ func (a adapter) Release(context.Context) error {
 		c.reporter.remove(c.submitted, "closed its communicator")
 	}
 	c.control.mu.Lock()
-	c.control.abort()
+	c.control.abort(0)
 	c.control.mu.Unlock()
 	c.mu.Lock()
 	list := c.windows.list

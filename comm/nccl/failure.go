@@ -16,6 +16,9 @@ func (c *Comm) fail(err error) error {
 	if err == nil || errors.Is(err, comm.ErrClosed) {
 		return err
 	}
+	if c.reporter != nil && c.WorldSize() > 1 && c.life.Broken() == nil {
+		err = c.reporter.name(err, c.submitted)
+	}
 	c.Abort(err)
 	if c.stuck.Load() {
 		return fmt.Errorf("%w; the GPU still waits for a peer, in a collective that NCCL cannot end: restart the process", err)
@@ -31,9 +34,31 @@ func (a adapter) Abort(ctx context.Context, cause error) {
 		c.before(cause)
 	}
 	c.Tell(cause)
-	c.data.abort()
-	c.windows.native.Load().abort()
+	ending := endingTime(c.submitted.inFlight(), c.rt.HasCaptured())
+	c.data.abort(ending)
+	c.windows.native.Load().abort(ending)
+	deadline, _ := ctx.Deadline()
+	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline.Add(ending))
+	defer cancel()
 	c.stuck.Store(!c.drain(ctx))
+}
+
+// The kernel of an aborted call ends when it comes to look at the abort flag, and the next call in
+// flight begins then. That takes some 10 ms a call, and up to 140 ms where three processes take
+// turns on a GPU.
+const (
+	endingCall    = 200 * time.Millisecond
+	endingMost    = 30 * time.Second
+	replayedCalls = 50 // that may be in flight where there are graphs
+)
+
+// endingTime is how long so many calls in flight may take to end, beside the time of an abort. Calls
+// of graphs are not counted.
+func endingTime(calls uint64, captured bool) time.Duration {
+	if captured {
+		calls += replayedCalls
+	}
+	return time.Duration(min(calls, uint64(endingMost/endingCall))) * endingCall
 }
 
 // tellTimeout bounds how long a rank that aborts waits until its peers know, which takes one
@@ -83,7 +108,8 @@ func (c *Comm) withOthers(err error) error {
 	if c.reporter == nil || c.WorldSize() == 1 {
 		return err
 	}
-	return fmt.Errorf("%w; %s", err, c.reporter.others(c.submitted))
+	text, _ := c.reporter.others(c.submitted)
+	return fmt.Errorf("%w; %s", err, text)
 }
 
 // asyncError returns the asynchronous error of the native communicators that carry data.

@@ -76,12 +76,12 @@ var unmapTime = 1500 * time.Millisecond
 const queuedAborts = 22700
 
 // abort stops kernels that wait for peers, except those on windows, makes calls fail, and
-// frees the communicator.
-func (n *native) abort() { n.free((*native).endAtOnce) }
+// frees the communicator. These kernels take up to ending to stop, beside the time of an abort.
+func (n *native) abort(ending time.Duration) { n.free((*native).endAtOnce, ending) }
 
 // destroy frees a communicator without work in flight. NCCL waits there until graphs with
 // its collectives are destroyed.
-func (n *native) destroy() { n.free((*native).endOrderly) }
+func (n *native) destroy() { n.free((*native).endOrderly, 0) }
 
 // endAtOnce aborts the communicator and frees it when calls in flight have returned. They
 // use it until then.
@@ -208,12 +208,12 @@ func (n *native) call(fn dl.Func) error {
 // finalizes first, which ends its own, and waits for that. NCCL itself does not wait for those of
 // all ranks: it unmaps a rank's memory from the others' GPUs while that rank's thread unmaps it
 // from its own, and the driver (580) does not survive that: it frees memory of its own twice.
-func (n *native) free(end func(*native) error) {
+func (n *native) free(end func(*native) error, ending time.Duration) {
 	if n == nil || !n.gone.CompareAndSwap(false, true) {
 		return
 	}
 	services.leave(n)
-	freeing.begin(n)
+	freeing.begin(n, backend.AbortTimeout+ending)
 	n.rt.Background(func() {
 		defer freeing.end(n)
 		n.rt.CurrentToFree(func() { // keeps the goroutine on its thread, to which NCCL's groups belong
@@ -230,7 +230,7 @@ var freeing frees
 
 type frees struct {
 	mu      sync.Mutex
-	open    map[*native]time.Time // with the time it began
+	open    map[*native]time.Time // with the end of waits for it
 	some    atomic.Bool           // there are some
 	trimmed time.Time
 }
@@ -238,13 +238,14 @@ type frees struct {
 // trimEvery is how often freed memory goes back to the system while more is being freed.
 const trimEvery = time.Second
 
-func (f *frees) begin(n *native) {
+// begin notes that n is being freed, for which a launch waits for most at most.
+func (f *frees) begin(n *native, most time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.open == nil {
 		f.open = map[*native]time.Time{}
 	}
-	f.open[n] = time.Now()
+	f.open[n] = time.Now().Add(most)
 	f.some.Store(true)
 }
 
@@ -280,8 +281,8 @@ func (f *frees) ended(n *native) bool {
 	return due
 }
 
-// await waits until everything that is being freed is free or ctx ends, and for each at most
-// [backend.AbortTimeout] from the time at which freeing began: longer than an abort takes.
+// await waits until everything that is being freed is free or ctx ends, and for each no longer
+// than an abort takes.
 //
 // The driver makes freeing wait for all kernels of the process, and launches wait for freeing.
 // If a rank launches a collective meanwhile and its kernel waits for another rank, the launch
@@ -290,12 +291,12 @@ func (f *frees) await(ctx context.Context) {
 	f.mu.Lock()
 	open := maps.Clone(f.open)
 	f.mu.Unlock()
-	for n, since := range open {
+	for n, end := range open {
 		select {
 		case <-n.freed:
 		case <-ctx.Done():
 			return
-		case <-time.After(time.Until(since.Add(backend.AbortTimeout))):
+		case <-time.After(time.Until(end)):
 			f.forget(n) // while a graph is open it does not end
 		}
 	}
@@ -388,7 +389,7 @@ func (l *library) create(ctx context.Context, stop func() error, rt *cuda.Runtim
 		return newNative(l, rt, handle, shares), nil
 	}
 	if handle != 0 { // aborting is the only way to give an unfinished communicator back
-		newMidway(l, rt, handle, shares).abort()
+		newMidway(l, rt, handle, shares).abort(0)
 	}
 	return nil, err
 }

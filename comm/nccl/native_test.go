@@ -10,7 +10,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
@@ -19,8 +18,7 @@ import (
 func TestWhatIsNeverFreed(t *testing.T) {
 	stuck := &native{freed: make(chan struct{})}
 	var f frees
-	f.begin(stuck)
-	f.open[stuck] = time.Now().Add(-backend.AbortTimeout)
+	f.begin(stuck, -time.Second)
 	f.await(t.Context())
 	require.False(t, f.some.Load())
 	f.ended(stuck) // after all

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/poll"
 	"github.com/tutti-go/tutti/internal/ranks"
 )
 
@@ -92,14 +94,15 @@ func (r *reporter) run(stop <-chan struct{}) {
 	}
 }
 
-// others describes the last status of the other ranks of a communicator.
-func (r *reporter) others(s *submissions) string {
+// others describes the last status of the other ranks of a communicator. An error says that the
+// store does not answer, as the text does.
+func (r *reporter) others(s *submissions) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
 	s.tell(r.reports)
 	last, err := r.Last(ctx, s.group)
 	if err != nil {
-		return fmt.Sprintf("what the others do is not known: %v", err)
+		return fmt.Sprintf("what the others do is not known: %v", err), err
 	}
 	var texts []string
 	who := map[string][]int{}
@@ -126,7 +129,32 @@ func (r *reporter) others(s *submissions) string {
 	for i, text := range texts {
 		texts[i] = ranks.Text(who[text]) + " " + text
 	}
-	return strings.Join(texts, "; ")
+	return strings.Join(texts, "; "), nil
+}
+
+// name adds what is known of the other ranks to an error of NCCL's that says that one of them is
+// gone, and not which.
+func (r *reporter) name(err error, s *submissions) error {
+	var native *Error
+	if !errors.As(err, &native) || native.Status != statusRemote {
+		return err
+	}
+	text, storeErr := r.others(s)
+	if storeErr == nil {
+		return fmt.Errorf("%w; %s", err, text)
+	}
+	// The store has ended with its rank, which this process has noticed or will in a moment.
+	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
+	defer cancel()
+	var cause error
+	_ = poll.Until(ctx, func() (bool, error) {
+		cause = r.Failed(s.group, s.rank, math.MaxUint64)
+		return cause != nil, nil
+	})
+	if cause == nil {
+		return fmt.Errorf("%w; %s", err, text)
+	}
+	return fmt.Errorf("%w; %w", cause, err)
 }
 
 // storeReports is the reporter of a job of several processes, over its store.

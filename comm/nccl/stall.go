@@ -80,6 +80,13 @@ func (s *submissions) endSplit(before uint64) {
 	s.splits = slices.Delete(s.splits, i, i+1)
 }
 
+// inFlight is how many calls may be in flight, the communicator's own among them.
+func (s *submissions) inFlight() uint64 {
+	p := s.ledger.Progress()
+	user := p.Collectives.Submitted - p.Collectives.Done + p.Messages.Submitted - p.Messages.Done
+	return max(user, s.all.Load()-s.seen.Load())
+}
+
 // begin starts a wait. It returns the calls that it waits for, and how many collectives
 // another rank has completed when it has done its part of these. For messages behind the last
 // collective, a further one shows that.

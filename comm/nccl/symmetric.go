@@ -152,7 +152,7 @@ func (c *Comm) splitForWindows(ctx context.Context) error {
 	}
 	c.windows.native.Store(made)
 	if err := c.life.Err(); err != nil { // another goroutine aborted or closed the communicator meanwhile
-		made.abort()
+		made.abort(0)
 		return err
 	}
 	return nil

@@ -27,6 +27,7 @@ import (
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/internal/cc"
+	"github.com/tutti-go/tutti/internal/poll"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -184,6 +185,25 @@ func Processes[C comm.Communicator](t *testing.T, b commtest.Backend, connect fu
 // and in which way it does.
 const VictimVariable = "TUTTI_TEST_VICTIM"
 
+// meetingVariable names the directory in which the processes of such a job meet.
+const meetingVariable = "TUTTI_TEST_MEETING"
+
+// Meet returns when every process of a job of which one dies has called it. They meet by files: a
+// rank whose part of a barrier is done may be lost before its peers have theirs, which is another
+// case than a rank that is lost behind the barrier.
+func Meet(t testing.TB) {
+	t.Helper()
+	j := Job(t)
+	dir := os.Getenv(meetingVariable)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, strconv.Itoa(j.Rank)), nil, 0o600))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	require.NoError(t, poll.Until(ctx, func() (bool, error) {
+		present, err := os.ReadDir(dir)
+		return len(present) == j.WorldSize, err
+	}))
+}
+
 // Ways of the last process of a job to be lost. Any other way kills it, or the first one.
 const (
 	Exits = "exits"
@@ -250,11 +270,12 @@ func killARank(t *testing.T, test, way string, n int, hosts bool) {
 	_, port, err := net.SplitHostPort(listener.Addr().String())
 	require.NoError(t, err)
 	require.NoError(t, listener.Close())
+	meeting := t.TempDir()
 	processes := make([]*exec.Cmd, n)
 	outputs := make([]strings.Builder, n)
 	for rank := range processes {
 		p := exec.CommandContext(t.Context(), self, "-test.run", "^"+test+"$", "-test.v")
-		p.Env = append(os.Environ(), VictimVariable+"="+way,
+		p.Env = append(os.Environ(), VictimVariable+"="+way, meetingVariable+"="+meeting,
 			"RANK="+strconv.Itoa(rank), "LOCAL_RANK="+strconv.Itoa(rank),
 			"WORLD_SIZE="+strconv.Itoa(n), "LOCAL_WORLD_SIZE="+strconv.Itoa(n),
 			"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port, rendezvous.SecretVariable+"=a test")
