@@ -143,10 +143,12 @@ type Communicator interface {
 
 	// Sync waits until everything this rank submitted is done, from whichever
 	// goroutine, or ctx is done. In the latter case the communicator is aborted
-	// ([ErrTimeout] for a deadline, [ErrCanceled] for a cancellation). It is the
-	// wait that ends when a peer has failed, so the host calls it before it reads
-	// a result: what waits for a device's streams alone (a copy to the host)
-	// looks neither at a context nor at peers.
+	// ([ErrTimeout] for a deadline, [ErrCanceled] for a cancellation). When the
+	// deadlines of several ranks are near each other, the first to pass aborts its rank,
+	// and the others may get [ErrPeerFailed] with its text instead: a program that goes
+	// on without a missing rank expects both. Sync is the wait that ends when a peer has
+	// failed, so the host calls it before it reads a result: what waits for a device's
+	// streams alone (a copy to the host) looks neither at a context nor at peers.
 	Sync(ctx context.Context) error
 	// Barrier returns after every rank has called it. It implies Sync.
 	Barrier(ctx context.Context) error

@@ -149,22 +149,20 @@ func (e *endpoint) aborted() (told bool) {
 	return told
 }
 
-// fault returns why kernels of this rank aborted, nil if none did: it names the rank that aborted
-// first, as far as this one knows, and the ranks that were waited for. If no peer told of that,
-// ctx may have ended.
+// fault returns why kernels of this rank aborted, nil if none did: it names the ranks that were
+// waited for, and the rank that aborted first, as far as this one knows. The end of ctx comes before
+// what a peer told: of deadlines that are near each other, the first tells the others.
 func (e *endpoint) fault(ctx context.Context) (err error) {
 	e.look(func(w *watch) {
 		if atomic.LoadUint32(&w.told) == 0 {
 			return
 		}
-		what := fmt.Sprintf("rank %d waited for rank %d in operation %d (%s)", w.rank, w.peer, w.epoch, comm.Op(w.operation))
-		switch rank, peer := int(w.why>>8)-1, int(w.why&0xff)-1; {
-		case rank >= 0 && peer >= 0:
-			err = fmt.Errorf("%w: %s until rank %d aborted, which waited for rank %d", comm.ErrPeerFailed, what, rank, peer)
-		case rank >= 0:
-			err = fmt.Errorf("%w: %s until rank %d aborted", comm.ErrPeerFailed, what, rank)
+		what, told := w.text()
+		switch {
 		case ctx.Err() != nil:
 			err = fmt.Errorf("%w: %s", comm.ContextError(ctx), what)
+		case told:
+			err = fmt.Errorf("%w: %s", comm.ErrPeerFailed, what)
 		case w.why == whyTimedOut:
 			err = fmt.Errorf("%w: %s for more than %v", comm.ErrTimeout, what, time.Duration(w.limit))
 		default:
@@ -172,6 +170,20 @@ func (e *endpoint) fault(ctx context.Context) (err error) {
 		}
 	})
 	return err
+}
+
+// text says what kernels waited for, and whether a peer told them to abort.
+func (w *watch) text() (text string, told bool) {
+	text = fmt.Sprintf("rank %d waited for rank %d in operation %d (%s)", w.rank, w.peer, w.epoch, comm.Op(w.operation))
+	rank := int(w.why>>8) - 1
+	if rank < 0 {
+		return text, false
+	}
+	text += fmt.Sprintf(" until rank %d aborted", rank)
+	if peer := int(w.why&0xff) - 1; peer >= 0 {
+		text += fmt.Sprintf(", which waited for rank %d", peer)
+	}
+	return text, true
 }
 
 // discard refuses further launches, drains the stream for some time at most, and closes the endpoint.

@@ -237,6 +237,41 @@ func TestARankThatAbortsEndsTheWorld(t *testing.T) {
 	}
 }
 
+// Of ranks whose deadlines are near each other the first tells the others. What a rank gets whose own
+// deadline has passed as well is its own error, and it names all that are known to be missing.
+func TestErrorsOfNearDeadlines(t *testing.T) {
+	expired, cancel := context.WithTimeout(t.Context(), 0)
+	defer cancel()
+	canceled, cancelNow := context.WithCancel(t.Context())
+	cancelNow()
+	const wait = "rank 2 waited for rank 3 in operation 5 (allreduce)"
+	const until = wait + " until rank 1 aborted"
+	for _, c := range []struct {
+		name string
+		why  uint32
+		ctx  context.Context
+		want error
+		text string
+	}{
+		{"nobody told, the deadline passed", whyAsked, expired, comm.ErrTimeout, wait},
+		{"nobody told, canceled", whyAsked, canceled, comm.ErrCanceled, wait},
+		{"nobody told, the limit passed", whyTimedOut, t.Context(), comm.ErrTimeout, wait + " for more than 1s"},
+		{"told", 2<<8 | 4, t.Context(), comm.ErrPeerFailed, until + ", which waited for rank 3"},
+		{"told by a host", 2 << 8, t.Context(), comm.ErrPeerFailed, until},
+		{"told, the deadline passed", 2<<8 | 4, expired, comm.ErrTimeout, until + ", which waited for rank 3"},
+		{"told, canceled", 2 << 8, canceled, comm.ErrCanceled, until},
+	} {
+		e := &endpoint{watch: &watch{told: 1, rank: 2, peer: 3, operation: uint32(comm.OpAllReduce), epoch: 5, why: c.why, limit: int64(time.Second)}}
+		err := e.fault(c.ctx)
+		require.ErrorIs(t, err, c.want, c.name)
+		assert.ErrorContains(t, err, c.text, c.name)
+		for _, other := range []error{comm.ErrTimeout, comm.ErrCanceled, comm.ErrPeerFailed} {
+			assert.Equal(t, other == c.want, errors.Is(err, other), "%s: %v", c.name, other)
+		}
+	}
+	assert.NoError(t, (&endpoint{watch: new(watch)}).fault(expired), "no kernel aborted")
+}
+
 // Ranks with different options do not form a world, and no rank waits for long.
 func TestRanksThatDisagree(t *testing.T) {
 	gpus := openGPUs(t, 2)
