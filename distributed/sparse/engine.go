@@ -37,7 +37,8 @@ type engine struct {
 	residual   uintptr // n F32; behind it the velocity, if there is one
 	origin     uintptr // both before the step; 0: the step changes them in place
 	held       int     // elements of both
-	fixed      bool    // steps were captured, which know the residual's address
+	captured   bool    // steps were captured, which know addresses
+	fixed      bool    // that of the residual among them
 
 	before base.Buffer // what is kept of the numbers, before the step
 	step               // the one that is made, or was made last
@@ -57,8 +58,9 @@ type engine struct {
 	list        message          // what the selector selected, unless it is among what is shared
 	shared      *comm.Buffer     // lists of all ranks; nil: none yet
 	sharedBytes int
-	peerLists   [2]peerLists // the same, where ranks write them to each other
-	listMade    bool         // this rank's may have been written to the others, and is not gathered yet
+	peerLists   [2]peerLists       // the same, where ranks write them to each other
+	outgrown    []comm.SharedLists // earlier ones, which graphs refer to
+	listMade    bool               // this rank's may have been written to the others, and is not gathered yet
 
 	buffers   base.Buffers
 	permanent int // buffers[:permanent] live until close

@@ -71,7 +71,7 @@ func (e *engine) shareLists(ctx context.Context, l *peerLists, n int) bool {
 	if e.listMade {
 		e.err = fmt.Errorf("%w: the other ranks have the entries that this one selected in a step that was not exchanged", comm.ErrMismatch)
 	} else if n > l.room {
-		e.check(e.closeLists(ctx, l))
+		e.check(e.outgrow(ctx, l))
 		if e.err != nil {
 			return false
 		}
@@ -86,6 +86,17 @@ func (e *engine) shareLists(ctx context.Context, l *peerLists, n int) bool {
 		e.check(err)
 	}
 	return e.err == nil
+}
+
+// outgrow has l be empty. Graphs of captured steps have the addresses of its lists, which then stay
+// until the reducer leaves the communicator.
+func (e *engine) outgrow(ctx context.Context, l *peerLists) error {
+	if !e.captured || l.SharedLists == nil {
+		return e.closeLists(ctx, l)
+	}
+	e.outgrown = append(e.outgrown, l.SharedLists)
+	*l = peerLists{}
+	return nil
 }
 
 // makes notes that a kernel makes dst.
@@ -124,7 +135,13 @@ func (e *engine) leaveShared(ctx context.Context, alone bool) error {
 	if _, symmetric := comm.As[comm.SymmetricAllocator](e.c); alone && symmetric {
 		e.shared, e.sharedBytes = nil, 0
 	}
-	return errors.Join(e.closeLists(ctx, &e.peerLists[0]), e.closeLists(ctx, &e.peerLists[1]), e.unshare(ctx))
+	err := errors.Join(e.closeLists(ctx, &e.peerLists[0]), e.closeLists(ctx, &e.peerLists[1]))
+	for _, lists := range e.outgrown {
+		l := peerLists{SharedLists: lists}
+		err = errors.Join(err, e.closeLists(ctx, &l))
+	}
+	e.outgrown = nil
+	return errors.Join(err, e.unshare(ctx))
 }
 
 // release gives buffers[from:] back; they are empty then and grow again.

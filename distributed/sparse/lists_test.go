@@ -18,11 +18,12 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// lister shares lists that nothing is written to. Its Gather fails.
+// lister shares lists that nothing is written to. Its Gather fails, unless it gathers.
 type lister struct {
 	comm.Wrapped
 	rt      runtime.Runtime
 	refuses error
+	gathers bool
 	made    []int
 	closed  int
 }
@@ -42,14 +43,24 @@ func (l *lister) ShareLists(_ context.Context, n int) (comm.SharedLists, error) 
 		if err != nil {
 			return nil, err
 		}
+		if err := l.rt.Fill(p, 16+8*n, dtype.U8, 0); err != nil {
+			return nil, err
+		}
 		u.lists[r] = runtime.Entries{Idx: p + 16, Val: p + 16 + uintptr(4*n), N: n, Len: p}
 	}
 	u.lists[l.Rank()].Shared = 1
 	return u, nil
 }
 
-func (u *unwritten) Lists() []runtime.Entries     { return u.lists }
-func (u *unwritten) Gather(runtime.Entries) error { return errors.New("no gather") }
+func (u *unwritten) Lists() []runtime.Entries { return u.lists }
+
+func (u *unwritten) Gather(runtime.Entries) error {
+	if u.l.gathers {
+		return nil
+	}
+	return errors.New("no gather")
+}
+
 func (u *unwritten) Close() (err error) {
 	u.l.closed++
 	for _, l := range u.lists {
@@ -164,4 +175,43 @@ func TestListsAfterRebind(t *testing.T) {
 		})
 	}
 	all.Wait()
+}
+
+// Lists that have become too short are given back, unless steps were captured, whose graphs write to
+// them: these stay until the reducer leaves the communicator.
+func TestListsThatGraphsReferTo(t *testing.T) {
+	const n = 100
+	for _, captured := range []bool{false, true} {
+		require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, base comm.Communicator) error {
+			rt := cpu.New()
+			l := &lister{Wrapped: comm.Wrap(base), rt: rt, gathers: true}
+			s, err := sparse.New(rt, l, n, sparse.Config{Pattern: sparse.TopkA, Density: 0.5,
+				Schedule: sparse.Schedule{Densities: []float64{0.1, 0.3}, StepsPerEpoch: 2}})
+			if err != nil {
+				return err
+			}
+			g, err := runtime.New(rt, dtype.F32, n)
+			if err != nil {
+				return err
+			}
+			for step := range 5 {
+				if captured && step == 1 { // as a capture does
+					rt.Freeze()
+				}
+				err = errors.Join(err, g.Fill(float64(step)), s.AllReduce(ctx, g))
+				if captured && step == 1 {
+					rt.Unfreeze()
+				}
+			}
+			assert.Equal(t, []int{10, 30, 50}, l.made)
+			want := 2
+			if captured {
+				want = 0
+			}
+			assert.Equal(t, want, l.closed, "captured %t", captured)
+			err = errors.Join(err, s.Close(), g.Free())
+			assert.Equal(t, 3, l.closed, "captured %t", captured)
+			return errors.Join(err, rt.Close())
+		}))
+	}
 }

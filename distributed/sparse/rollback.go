@@ -12,13 +12,14 @@ import (
 // adds the gradient keeps it in the origin. With momentum it is copied, and so it is in
 // all steps from then on that are not captured.
 func (e *engine) save() {
+	// A graph needs addresses that stay, so its capture freezes the allocator.
+	frozen := e.rt.Stats().Frozen
+	e.captured = e.captured || frozen
 	if e.cfg.NoUndo {
 		return
 	}
 	e.copy(e.before.Ptr, e.at(numKept), keptWords(e.size))
 	e.fill(e.flags, e.size)
-	// A graph needs addresses that stay, so its capture freezes the allocator.
-	frozen := e.rt.Stats().Frozen
 	e.fixed = e.fixed || frozen
 	restores := swapped
 	if e.fixed && e.origin != 0 {
