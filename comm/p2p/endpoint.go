@@ -29,9 +29,24 @@ type endpoint struct {
 	watch   *watch       // in pinned; nil once anything is freed
 
 	mu         sync.Mutex
-	parameters []launchParameters // one, filled in for each launch
-	shut       atomic.Bool        // nothing is launched any more
+	parameters []launchParameters // one, filled in for each launch; guarded by mu
+	phase      atomic.Uint32      // a phase
 }
+
+// phase is how far an endpoint has come: open, then shut, then drained, unless work stays in flight.
+type phase = uint32
+
+const (
+	open    phase = iota
+	shut          // nothing is launched any more
+	drained       // and nothing is in flight
+)
+
+// isShut reports whether nothing is launched any more.
+func (e *endpoint) isShut() bool { return e.phase.Load() != open }
+
+// errInFlight is why memory of peers is not unmapped.
+var errInFlight = errors.New("memory of peers stays mapped, because work is in flight")
 
 // newEndpoint makes an endpoint without the memory of its peers.
 func newEndpoint(ctx context.Context, rt *cuda.Runtime, rank, ranks int, s sizes, limit time.Duration) (e *endpoint, err error) {
@@ -87,7 +102,7 @@ func (e *endpoint) loadAll(s *cuda.Stream) error {
 func (e *endpoint) submit(s *cuda.Stream, p plan) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.shut.Load() {
+	if e.isShut() {
 		return comm.ErrClosed
 	}
 	e.parameters[0].call = p.call
@@ -191,7 +206,7 @@ func (w *watch) text() (text string, told bool) {
 func (e *endpoint) discard(s *cuda.Stream, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	e.shut.Store(true)
+	e.phase.Store(shut)
 	// A launch into a full stream waits.
 	err := poll.Until(ctx, func() (bool, error) { return e.mu.TryLock(), nil })
 	if err == nil {
@@ -199,8 +214,9 @@ func (e *endpoint) discard(s *cuda.Stream, timeout time.Duration) error {
 		err = poll.Until(ctx, s.Done)
 	}
 	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("memory of peers stays mapped, because work is in flight: %w", err)
+		return fmt.Errorf("%w: %w", errInFlight, err)
 	}
+	e.phase.Store(drained)
 	return e.close()
 }
 

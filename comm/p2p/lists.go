@@ -119,7 +119,11 @@ func (l *sharedLists) Lists() []runtime.Entries { return l.lists }
 
 // Gather implements [comm.SharedLists].
 func (l *sharedLists) Gather(own runtime.Entries) error {
+	const op = "gather lists"
 	c := l.c
+	if err := l.checkOwn(own); err != nil {
+		return c.check.Fail(op, err)
+	}
 	c.entered.Add(1)
 	err := c.life.Err()
 	if err == nil && own.Shared == 0 {
@@ -133,7 +137,23 @@ func (l *sharedLists) Gather(own runtime.Entries) error {
 	}
 	c.leave(1)
 	if err != nil {
-		return c.life.Explain("gather lists", err)
+		return c.life.Explain(op, err)
+	}
+	return nil
+}
+
+// checkOwn checks that own is this rank's list, or its beginning: what is beyond it are places of
+// other ranks, in their memory.
+func (l *sharedLists) checkOwn(own runtime.Entries) error {
+	if l.lists == nil {
+		return comm.ErrClosed
+	}
+	list := l.lists[l.c.here.rank]
+	switch {
+	case own.N < 0 || own.N > list.N:
+		return fmt.Errorf("%w: a list of %d entries, where there is room for %d", comm.ErrArgument, own.N, list.N)
+	case own.Idx != list.Idx || own.Val != list.Val || own.Len != 0 && own.Len != list.Len || own.Shared != 0 && own.Shared != list.Shared:
+		return fmt.Errorf("%w: another list than this rank's", comm.ErrArgument)
 	}
 	return nil
 }
@@ -150,10 +170,10 @@ func (p *planner) list(k *kernel, memory uintptr, own runtime.Entries) plan {
 func (l *sharedLists) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), backend.DeviceTimeout)
 	defer cancel()
-	if !l.c.here.shut.Load() {
-		if err := poll.Until(ctx, l.c.Stream().Done); err != nil {
-			return fmt.Errorf("p2p: memory of lists stays mapped, because work is in flight: %w", err)
-		}
+	if err := poll.Until(ctx, l.c.drained); errors.Is(err, errInFlight) {
+		return fmt.Errorf("p2p: lists: %w", err)
+	} else if err != nil {
+		return fmt.Errorf("p2p: lists: %w: %w", errInFlight, err)
 	}
 	var errs []error
 	for i, m := range l.memory {
@@ -162,5 +182,22 @@ func (l *sharedLists) Close() error {
 		}
 		l.memory[i] = nil
 	}
+	l.lists = nil
 	return errors.Join(errs...)
+}
+
+// drained reports whether no kernel of this rank is in flight. It is an error that this cannot be
+// known any more: the communicator was closed in vain, and the base has taken the stream.
+func (c *Comm) drained() (bool, error) {
+	if !c.looks.TryRLock() { // Close drains
+		return false, nil
+	}
+	defer c.looks.RUnlock()
+	switch c.here.phase.Load() {
+	case drained:
+		return true, nil
+	case shut:
+		return false, errInFlight
+	}
+	return c.Stream().Done()
 }

@@ -67,7 +67,7 @@ func (c *Comm) open() bool {
 	if !c.looks.TryRLock() {
 		return false
 	}
-	if c.here.shut.Load() {
+	if c.here.isShut() {
 		c.looks.RUnlock()
 		return false
 	}

@@ -39,7 +39,7 @@ func TestOnStandIns(t *testing.T) {
 		gputest.OnStandIns(t, "^TestStandIn", "", "FAKE_CUDA_MAJOR=8", "FAKE_CUDA_DEVICES=2")
 	})
 	t.Run("two ranks out of reach", func(t *testing.T) {
-		gputest.OnStandIns(t, "^TestStandIn", "^TestStandInLists$", "FAKE_CUDA_MAJOR=8", "FAKE_CUDA_DEVICES=2", "FAKE_CUDA_PEERS=0")
+		gputest.OnStandIns(t, "^TestStandIn", "^TestStandInLists", "FAKE_CUDA_MAJOR=8", "FAKE_CUDA_DEVICES=2", "FAKE_CUDA_PEERS=0")
 	})
 	t.Run("two hosts", func(t *testing.T) {
 		gputest.OnStandIns(t, "^TestHosts", "", "FAKE_CUDA_MAJOR=8", "FAKE_CUDA_DEVICES=2")
@@ -692,6 +692,111 @@ func TestStandInLists(t *testing.T) {
 		err = lists.Close()
 		_ = c.Close()
 		return err
+	})
+	assert.Equal(t, [2]error{}, errs)
+}
+
+// A list that is not the rank's own, or longer, would be written over those of other ranks. It is
+// refused before anything is launched, and does not abort the communicator.
+func TestStandInListsOfOthers(t *testing.T) {
+	s, gpus := openStandIn(t)
+	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		c, err := p2p.New(ctx, base, rt, p2p.WithLimit(1<<20))
+		if err != nil {
+			return err
+		}
+		lists, err := c.ShareLists(ctx, 1001)
+		if err != nil {
+			return err
+		}
+		own, peer := lists.Lists()[c.Rank()], lists.Lists()[1-c.Rank()]
+		if err := base.Barrier(ctx); err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			before := s.Submitted.Call(c.CommStream())
+			for what, change := range map[string]func(*kernels.Entries){
+				"longer than the room":           func(l *kernels.Entries) { l.N = 1002 },
+				"much longer, known to be":       func(l *kernels.Entries) { l.N, l.Len = 1<<20, 0 },
+				"negative":                       func(l *kernels.Entries) { l.N = -1 },
+				"of a peer":                      func(l *kernels.Entries) { *l = peer },
+				"elsewhere":                      func(l *kernels.Entries) { l.Idx, l.Val = l.Idx+4, l.Val+4 },
+				"with the length of a peer":      func(l *kernels.Entries) { l.Len = peer.Len },
+				"written through another memory": func(l *kernels.Entries) { l.Shared++ },
+			} {
+				for _, shared := range []uintptr{own.Shared, 0} {
+					l := own
+					l.Shared = shared
+					change(&l)
+					assert.ErrorIs(t, lists.Gather(l), comm.ErrArgument, what)
+				}
+			}
+			assert.Equal(t, before, s.Submitted.Call(c.CommStream()), "nothing was launched")
+			for _, n := range []int{0, 1, 1001} {
+				l := own
+				l.N, l.Len = n, 0
+				assert.NoError(t, lists.Gather(l))
+			}
+		}
+		err = errors.Join(base.Barrier(ctx), lists.Close(), c.Err())
+		assert.ErrorIs(t, lists.Gather(own), comm.ErrClosed)
+		return errors.Join(err, c.Close())
+	})
+	assert.Equal(t, [2]error{}, errs)
+}
+
+// Lists stay mapped as long as kernels that use them may be in flight, also when the communicator was
+// closed in vain, before or meanwhile.
+func TestStandInListsInFlight(t *testing.T) {
+	s, others := openStandIn(t)
+	gpus := openBoth(t)
+	for _, order := range []string{"after", "beside"} {
+		errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+			stream, err := rt.NewStream(0)
+			if err != nil {
+				return err
+			}
+			c, err := p2p.New(ctx, &switching{streamed: base.(streamed), stream: stream}, rt, p2p.WithLimit(1<<20))
+			if err != nil {
+				return err
+			}
+			lists, err := c.ShareLists(ctx, 100)
+			if err != nil {
+				return err
+			}
+			if err := base.Barrier(ctx); err != nil {
+				return err
+			}
+			s.Stall.Call(stream.Handle(), 1)
+			assert.NoError(t, lists.Gather(lists.Lists()[c.Rank()]))
+			p2p.CloseWithin(c, 50*time.Millisecond)
+			closed := make(chan error, 1)
+			go func() { closed <- c.Close() }()
+			if order == "after" {
+				closed <- <-closed
+			}
+			assert.ErrorContains(t, lists.Close(), "stays mapped", order)
+			assert.ErrorContains(t, <-closed, "stays mapped", order)
+			assert.ErrorContains(t, lists.Close(), "stays mapped", "nothing is known of the stream any more")
+			s.Stall.Call(stream.Handle(), 0)
+			return errors.Join(stream.Synchronize(ctx), stream.Close())
+		})
+		assert.Equal(t, [2]error{}, errs)
+	}
+	for _, rt := range gpus {
+		assert.ErrorIs(t, rt.Close(), kernels.ErrLeak, "what the communicators kept")
+	}
+	// What is drained can be closed in any order.
+	errs := onBoth(t, others, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		c, err := p2p.New(ctx, base, rt, p2p.WithLimit(1<<20))
+		if err != nil {
+			return err
+		}
+		lists, err := c.ShareLists(ctx, 100)
+		if err != nil {
+			return err
+		}
+		return errors.Join(lists.Gather(lists.Lists()[c.Rank()]), base.Barrier(ctx), c.Close(), lists.Close())
 	})
 	assert.Equal(t, [2]error{}, errs)
 }

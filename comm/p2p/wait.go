@@ -50,7 +50,7 @@ func (c *Comm) sync(ctx context.Context) error {
 		return c.life.Broken()
 	case fault != nil:
 		return fault
-	case c.here.shut.Load(): // and nothing is known of kernels
+	case c.here.isShut(): // and nothing is known of kernels
 		return c.life.Err()
 	}
 	var named *comm.OpError

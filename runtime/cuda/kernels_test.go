@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 	"unsafe"
@@ -514,4 +515,72 @@ func graphTime(g *bench, run func() error) float64 {
 	require.NoError(g, graph.Close())
 	slices.Sort(times)
 	return float64(times[rounds/2].Nanoseconds()) / 1e3 / calls
+}
+
+// Two goroutines replay graphs with kernels of one runtime, which share memory, on streams of
+// their own: each gives the entries that the same call gives alone.
+func TestKernelsOfGraphsOfTwoGoroutines(t *testing.T) {
+	n, rounds, launches := 26_214_400, 100, 50
+	if testing.Short() {
+		n, rounds, launches = 1<<20, 10, 10
+	}
+	b := onGPU(t)
+	rt := b.Runtime.(*cuda.Runtime)
+	k := n / 100
+	type goroutine struct {
+		dst    runtime.Entries
+		stream *cuda.Stream
+		graph  *cuda.Graph
+		want   [][]byte
+	}
+	entries := func(e runtime.Entries) (parts [][]byte) {
+		for _, p := range []uintptr{e.Idx, e.Val} {
+			part := make([]byte, 4*k)
+			require.NoError(t, rt.CopyOut(part, p))
+			parts = append(parts, part)
+		}
+		return parts
+	}
+	both := make([]*goroutine, 2)
+	for i := range both {
+		src := runtime.Source{X: put(b, normals(rand.New(rand.NewPCG(seed, uint64(i))), n)), N: n}
+		g := &goroutine{dst: b.entries(k)}
+		threshold := put(b, make([]float32, 2))
+		topK := func() error { return b.TopK(src, k, g.dst, threshold) }
+		require.NoError(t, topK())
+		require.NoError(t, topK(), "with a threshold")
+		g.want = entries(g.dst)
+		var err error
+		g.stream, err = rt.NewStream(0)
+		require.NoError(t, err)
+		g.graph, err = rt.Stream().Capture(topK)
+		require.NoError(t, err)
+		both[i] = g
+	}
+	for round := range rounds {
+		var running sync.WaitGroup
+		for _, g := range both {
+			running.Go(func() {
+				for range launches {
+					assert.NoError(t, g.graph.Launch(g.stream))
+				}
+			})
+		}
+		running.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		for _, g := range both {
+			require.NoError(t, g.stream.Synchronize(ctx))
+		}
+		cancel()
+		for i, g := range both {
+			for j, got := range entries(g.dst) {
+				if !slices.Equal(g.want[j], got) {
+					t.Fatalf("goroutine %d has another list after round %d (seed %d)", i, round, seed)
+				}
+			}
+		}
+	}
+	for _, g := range both {
+		require.NoError(t, g.graph.Close())
+	}
 }
