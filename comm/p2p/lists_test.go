@@ -70,7 +70,14 @@ func newGathered(seed uint64, ranks, steps, room int, limit time.Duration) *gath
 				list[lengthBytes+4*j+3] &= 0x7f
 			}
 			own, length := lists[r], []int{0, room, rng.IntN(room + 1), room + 1 + rng.IntN(9)}[rng.IntN(4)]
-			if rng.IntN(3) == 0 && length <= room { // known to the host
+			switch {
+			case rng.IntN(5) == 0: // longer than the room, which nobody may write beyond
+				own.N = 3 * room
+				if length > room {
+					own.Len = 0
+					length = own.N
+				}
+			case rng.IntN(3) == 0 && length <= room: // known to the host
 				own.N, own.Len = length, 0
 			}
 			copy(hostmem.Slice[uint32](hostmem.Addr(list), 2), []uint32{uint32(length), rng.Uint32N(2)})

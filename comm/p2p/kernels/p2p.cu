@@ -855,7 +855,7 @@ DEVICE void post(const world &w, const call &c) {
   const shared_lists *own = (const shared_lists *)c.send;
   const sharing others(own);
   const char *list = (const char *)own + own->list(w.rank) + 16;
-  const u32 count = c.recv ? *(const u32 *)c.recv : (u32)c.bytes, n = (u32)least(count, c.bytes);
+  const u32 count = c.recv ? *(const u32 *)c.recv : (u32)c.bytes, n = (u32)least(least(count, c.bytes), others.room);
   for (u64 i = thread_index(); i < n; i += thread_count()) others.put((u32)i, ((const i32 *)list)[i], ((const float *)list)[own->room + i]);
   if (thread_index() == 0) others.tell(count, (u32)c.bytes);
 }

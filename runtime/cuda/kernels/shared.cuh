@@ -33,10 +33,12 @@ struct shared_lists {
 struct sharing {
   const shared_lists *own; // 0: no other rank gets the list
   u64 epoch, place;
+  u32 room; // behind it are the places of other ranks; 0: no other rank gets the list
   METHOD sharing(const shared_lists *lists)
-      : own(lists && !lists->closed ? lists : nullptr), epoch(own ? own->epoch[0] : 0), place(own ? own->place(epoch, own->rank) : 0) {}
+      : own(lists && !lists->closed ? lists : nullptr), epoch(own ? own->epoch[0] : 0), place(own ? own->place(epoch, own->rank) : 0),
+        room(own ? (u32)own->room : 0) {}
   METHOD void put(u32 at, i32 index, float value) const {
-    if (!own) return;
+    if (at >= room) return;
 #pragma unroll 1
     for (u32 p = 0; p < own->ranks; p++)
       if (p != own->rank) store_system((u64 *)(own->memory[p] + place) + at, (u64)bits_of(value) << 32 | (u32)index);
@@ -45,7 +47,7 @@ struct sharing {
   // taken together.
   METHOD void tell(u32 count, u32 room) const {
     if (!own) return;
-    const u32 n = count < room ? count : room;
+    const u32 written = count < room ? count : room, n = written < this->room ? written : this->room;
     const bool marked = ((const u32 *)((const char *)own + own->list(own->rank)))[1] != 0;
     if (n % 2) put(n, 0, 0);
     for (u32 p = 0; p < own->ranks; p++) {
