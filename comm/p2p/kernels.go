@@ -289,13 +289,19 @@ type planner struct {
 	kernels         kernelSet
 }
 
-// resident is how many blocks of so many threads find room at once on every rank's GPU. Blocks of different ranks wait for
-// each other. Each kernel has at most 128 registers, so that a multiprocessor has room for maxWidth threads.
+// spareMultiprocessors are those that a kernel leaves to others. Where ranks use two communicators in
+// opposite order, the kernel of each GPU waits for one that finds room there only.
+const spareMultiprocessors = 4
+
+// resident is how many blocks of so many threads find room at once on every rank's GPU, beside those of
+// another kernel. Blocks of different ranks wait for each other. Each kernel has at most 128 registers, so
+// that a multiprocessor has room for maxWidth threads.
 func (p *planner) resident(width int) int {
 	if p.multiprocessors == 0 {
 		return p.blocks
 	}
-	return min(p.blocks, p.multiprocessors*(maxWidth/width))
+	occupied := max(p.multiprocessors-spareMultiprocessors, 1)
+	return min(p.blocks, occupied*(maxWidth/width))
 }
 
 func packsOf(bytes int) int { return (bytes + packBytes - 1) / packBytes }

@@ -141,6 +141,32 @@ func TestOffloadTable(t *testing.T) {
 	}
 }
 
+// A kernel of every kind leaves room for another communicator's, whose ranks may have come to it in the
+// opposite order.
+func TestPlansLeaveRoom(t *testing.T) {
+	for _, multiprocessors := range []int{5, 14, 64, 108, 114, 128, 132, 148} {
+		for ranks := 2; ranks <= maxRanks; ranks++ {
+			p := planner{sizes: defaults(ranks, false), ranks: ranks, multiprocessors: multiprocessors, kernels: kernelSet{i8: &kernel{}}}
+			plans := []plan{p.barrier(), p.list(nil, 0, runtime.Entries{N: 10 << 20})}
+			for bytes := 64; bytes <= 1<<30; bytes *= 4 {
+				plans = append(plans,
+					p.allReduce(0, 0, bytes/4, dtype.F32, comm.Sum), p.allReduce(4, 0, bytes, dtype.I8, comm.Max),
+					p.reduceScatter(0, 0, bytes/4, dtype.F32, comm.Sum), p.allGather(0, 0, bytes), p.allToAll(0, 0, bytes/ranks), p.broadcast(0, bytes, 0))
+				rounded, ok := p.rounded(runtime.Source{X: 1 << 20, N: bytes / 4}, 1<<30, runtime.CodecI8, comm.Sum)
+				require.True(t, ok)
+				assert.LessOrEqual(t, rounded.blocks, 2*(multiprocessors-4), "rounded, of which a multiprocessor has two blocks")
+			}
+			for _, l := range plans {
+				assert.LessOrEqual(t, l.blocks*l.width, (multiprocessors-4)*maxWidth, "%d multiprocessors, %d ranks, %+v", multiprocessors, ranks, l)
+			}
+		}
+	}
+	for _, ranks := range []int{2, 4, 8} { // of GPUs with 132, on which four were always left
+		p := planner{sizes: defaults(ranks, false), ranks: ranks, multiprocessors: 132}
+		assert.Equal(t, 128, p.allReduce(0, 0, 1<<28, dtype.F32, comm.Sum).blocks)
+	}
+}
+
 // What travels rounded has tiles for each block: as many as all blocks and rounds have of a rank's share, at least.
 func TestPlansOfRounded(t *testing.T) {
 	for i := range 2 * (maxRanks - 1) {
