@@ -163,10 +163,7 @@ func (b *bootstrap) connect(ctx context.Context, s sizes, limit time.Duration) (
 	})
 	if agreed {
 		e.multiprocessors = multiprocessors(all)
-		if sharesGPU(all, rank) {
-			// A kernel that starts early would occupy the GPU that the other rank needs.
-			e.kernels = e.lib.late
-		}
+		e.kernels = *e.lib.suited(s, sharesGPU(all, rank))
 		if err == nil {
 			err = e.loadAll(stream)
 		}
