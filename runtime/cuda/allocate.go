@@ -242,17 +242,32 @@ func (r *Runtime) markStreams() (events []*Event, err error) {
 		}
 		events = append(events, e)
 	}
-	r.owned.mu.Lock() // so that nobody destroys a stream
-	defer r.owned.mu.Unlock()
 	for i, stream := range streams {
-		if _, alive := r.owned.objects[stream]; !alive && stream != r.compute.handle {
-			continue
-		}
-		if err := r.RecordEvent(events[i].handle, stream); err != nil {
+		if err := r.recordIn(stream, events[i]); err != nil {
 			return events, err
 		}
 	}
 	return events, nil
+}
+
+// recordIn records an event in a stream, unless that was destroyed. The call waits for room in the
+// stream, if it is full, and nothing else waits for that.
+func (r *Runtime) recordIn(stream uintptr, e *Event) error {
+	if stream == r.compute.handle {
+		return r.RecordEvent(e.handle, stream)
+	}
+	if !r.gate.enter() { // Close destroys streams once it is empty
+		return r.usable()
+	}
+	defer r.gate.leave()
+	if !r.owned.use(stream) {
+		return nil
+	}
+	err := r.RecordEvent(e.handle, stream)
+	if d, last := r.owned.endUse(stream); last {
+		err = errors.Join(err, r.undo(stream, d))
+	}
+	return err
 }
 
 // prepareMemory learns what deviceMemory needs to know of the device.

@@ -38,9 +38,13 @@ func (r *Runtime) undo(handle uintptr, d destructor) error {
 // them: the context, of which they are part, lives on while a framework or NCCL
 // retains it, and so would they.
 type owned struct {
-	mu      sync.Mutex
+	mu      sync.Mutex // never held during a call of the driver
 	objects map[uintptr]destructor
 	pinned  []uintptr // those that are memory
+
+	// Objects that are in use outlive their removal: the last use destroys them.
+	uses    map[uintptr]int        // by handle; none is 0
+	removed map[uintptr]destructor // while in use
 }
 
 func (o *owned) add(handle uintptr, d destructor) {
@@ -55,7 +59,7 @@ func (o *owned) add(handle uintptr, d destructor) {
 	}
 }
 
-// remove takes an object out; it is found once.
+// remove takes an object out; it is found once, and not if its last use destroys it.
 func (o *owned) remove(handle uintptr) (d destructor, found bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -64,7 +68,40 @@ func (o *owned) remove(handle uintptr) (d destructor, found bool) {
 	if d.bytes > 0 {
 		o.pinned = slices.DeleteFunc(o.pinned, func(p uintptr) bool { return p == handle })
 	}
+	if found && o.uses[handle] > 0 {
+		o.removed[handle] = d
+		return destructor{}, false
+	}
 	return d, found
+}
+
+// use keeps an object from being destroyed until endUse, unless it is gone.
+func (o *owned) use(handle uintptr) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if _, found := o.objects[handle]; !found {
+		return false
+	}
+	if o.uses == nil {
+		o.uses = map[uintptr]int{}
+		o.removed = map[uintptr]destructor{}
+	}
+	o.uses[handle]++
+	return true
+}
+
+// endUse ends a use. It returns what the caller destroys, if the object was removed meanwhile.
+func (o *owned) endUse(handle uintptr) (d destructor, last bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.uses[handle]--
+	if o.uses[handle] > 0 {
+		return destructor{}, false
+	}
+	delete(o.uses, handle)
+	d, last = o.removed[handle]
+	delete(o.removed, handle)
+	return d, last
 }
 
 func (o *owned) get(handle uintptr) (d destructor, found bool) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/poll"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -359,4 +360,50 @@ func TestInCapture(t *testing.T) {
 		assert.Equal(t, want, (&Error{Status: status}).InCapture(), "%d", status)
 		assert.False(t, want && errors.Is(&Error{Status: status}, runtime.ErrBroken), "%d", status)
 	}
+}
+
+// A flush waits for room in a stream that is full. Nothing else waits for that: other objects come
+// and go, and the stream itself is destroyed when the flush has done with it.
+func TestStandInFlushIntoAFullStream(t *testing.T) {
+	f := openStandIn(t)
+	before := f.alive()
+	rt := openRuntime(t, 0)
+	full, err := rt.NewStream(0)
+	require.NoError(t, err)
+	p, err := rt.Allocate(64 << 20)
+	require.NoError(t, err)
+	pinned, err := rt.AllocatePinned(64)
+	require.NoError(t, err)
+	require.NoError(t, rt.Deallocate(p))
+	f.Full.Call(full.Handle(), 1)
+	trimmed := make(chan error, 1)
+	go func() {
+		_, err := rt.Trim()
+		trimmed <- err
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	require.NoError(t, poll.Until(ctx, func() (bool, error) { return f.Full.Int(full.Handle(), 1) == 1, nil }))
+	others := make(chan error, 1)
+	go func() {
+		s, err := rt.NewStream(0)
+		if err != nil {
+			others <- err
+			return
+		}
+		others <- errors.Join(s.Close(), rt.FreePinned(pinned), full.Close())
+	}()
+	select {
+	case err := <-others:
+		require.NoError(t, err)
+	case <-ctx.Done():
+		f.Full.Call(full.Handle(), 0)
+		require.Fail(t, "they wait for the flush")
+	}
+	streams := f.alive()["streams"]
+	f.Full.Call(full.Handle(), 0)
+	require.NoError(t, <-trimmed)
+	assert.Equal(t, streams-1, f.alive()["streams"], "the flush used it until now")
+	require.NoError(t, rt.Close())
+	assert.Equal(t, before, f.alive())
 }

@@ -158,6 +158,7 @@ type standIn struct {
 	Waited     dl.Func `sym:"fake_waited"`
 	Meet       dl.Func `sym:"fake_meet"`
 	Exclusive  dl.Func `sym:"fake_exclusive"`
+	Full       dl.Func `sym:"fake_full"`
 }
 
 // kinds are the things that the stand-in counts, in its order.

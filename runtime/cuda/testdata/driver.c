@@ -62,7 +62,7 @@ struct graph { struct operation *first; };
 
 struct stream {
   struct context *context;
-  int id, alive;
+  int id, alive, full;
   uint64_t submitted;            /* operations so far */
   uint64_t waited[MAX_STREAMS];  /* how many of each other stream's it waited for */
   struct graph *capture;
@@ -171,6 +171,17 @@ static void exclude(struct stream *s) {
   for (int i = 0; i < streams_made; i++)
     if (all_streams[i] != s) overlaps += all_streams[i]->exclusive > s->known[i];
   s->exclusive = s->submitted + 1;
+}
+
+/* A stream that is full: records of events wait until it is not. Returns how many calls wait. */
+static int waiting_for_room;
+int fake_full(struct stream *s, int on) {
+  pthread_mutex_lock(&lock);
+  s->full = on;
+  int calls = waiting_for_room;
+  pthread_cond_broadcast(&released);
+  pthread_mutex_unlock(&lock);
+  return calls;
 }
 
 uint64_t fake_submitted(struct stream *s) { return s->submitted; }
@@ -493,6 +504,9 @@ CUresult cuEventRecord(struct event *e, struct stream *handle) {
   ENTER();
   struct stream *s = resolve(handle);
   if (!s || !e->alive || e->context != s->context) return leave(violation(INVALID_HANDLE));
+  for (waiting_for_room++; s->full;) pthread_cond_wait(&released, &lock);
+  waiting_for_room--;
+  if (!s->alive) return leave(violation(INVALID_HANDLE));
   e->stream = s, e->position = s->submitted;
   if (exclusive) memcpy(e->known, s->known, sizeof *e->known * (size_t)streams_made), e->known[s->id] = s->submitted;
   return leave(SUCCESS);
