@@ -295,6 +295,51 @@ func TestStandInHandOver(t *testing.T) {
 	assert.Equal(t, taken[0], taken[1])
 }
 
+// grouping is a base that counts what it gets.
+type grouping struct {
+	streamed
+	single, grouped atomic.Int32
+}
+
+func (g *grouping) AllReduce(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) error {
+	g.single.Add(1)
+	return nil
+}
+
+func (g *grouping) Group(calls ...comm.Call) error {
+	g.grouped.Add(int32(len(calls)))
+	return nil
+}
+
+// A call that is faster through peer memory goes there by itself, and in a group to the base, however
+// many there are: ranks may have different messages beside it.
+func TestStandInGroups(t *testing.T) {
+	s, gpus := openStandIn(t)
+	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		g := &grouping{streamed: base.(streamed)}
+		c, err := p2p.New(ctx, g, rt, p2p.WithLimit(1<<20))
+		if err != nil {
+			return err
+		}
+		buf, err := rt.Allocate(4096)
+		if err != nil {
+			return err
+		}
+		g.single.Store(0)
+		before := s.Submitted.Call(c.CommStream())
+		x := comm.AllReduceCall(buf, buf, 1024, dtype.F32, comm.Sum)
+		assert.NoError(t, x.Make(c))
+		assert.Equal(t, before+1, s.Submitted.Call(c.CommStream()))
+		assert.NoError(t, c.Group(x))
+		assert.NoError(t, c.Group(x, x))
+		assert.Equal(t, before+1, s.Submitted.Call(c.CommStream()))
+		assert.EqualValues(t, 3, g.grouped.Load())
+		assert.Zero(t, g.single.Load())
+		return errors.Join(rt.Deallocate(buf), c.Close())
+	})
+	assert.Equal(t, [2]error{}, errs)
+}
+
 // Healthy is what NCCL's communicator tells beside the API.
 func (s streamed) Healthy() bool { return true }
 
