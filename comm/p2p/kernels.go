@@ -451,9 +451,11 @@ func (p *planner) rounded(src runtime.Source, to uintptr, codec runtime.Codec, o
 	// A warp has four tiles in a round, or as many as its block has room for.
 	each := min((tiles+l.blocks-1)/l.blocks, 4*roundedWidth/lineWidth, p.roundedRoom(l.blocks))
 	c.tiles = uint32(each)
-	l.width, l.call = min(each*lineWidth, roundedWidth), c.checked()
-	if src.Grad != 0 && src.Grad%uintptr(4*src.DType.Size()) != 0 {
-		l.call.aligned = 0
+	l.width = min(each*lineWidth, roundedWidth)
+	l.call = c
+	// Pieces need not begin at packs: the kernel's tiles are as far from these as they are.
+	if (c.send|c.recv|c.lost)%packBytes == 0 && (src.Grad == 0 || src.Grad%uintptr(4*src.DType.Size()) == 0) {
+		l.call.aligned = 1
 	}
 	return l, each > 0
 }

@@ -184,6 +184,13 @@ func TestPlansOfRounded(t *testing.T) {
 				assert.LessOrEqual(t, l.blocks, 2*p.multiprocessors) // of which each has room for two blocks
 			}
 			assert.Equal(t, min(int(l.call.tiles)*lineWidth, roundedWidth), l.width)
+			assert.EqualValues(t, 1, l.call.aligned, "whatever the length, %d", count)
+			for _, src := range []runtime.Source{{X: 1<<20 + 4}, {X: 1 << 20, Grad: 1<<21 + 4, DType: dtype.F32}, {X: 1 << 20, Grad: 1<<21 + 4, DType: dtype.BF16}} {
+				src.N = count
+				ragged, ok := p.rounded(src, 1<<30, runtime.CodecI8, comm.Avg)
+				require.True(t, ok)
+				assert.Zero(t, ragged.call.aligned, "%+v", src)
+			}
 			assert.Equal(t, float32(1)/float32(ranks), l.call.factor)
 			for dt, supported := range map[dtype.DType]bool{dtype.F32: true, dtype.F16: true, dtype.BF16: true, dtype.F64: false} {
 				src := runtime.Source{X: 1 << 20, N: count, Grad: 1 << 21, DType: dt, Take: true}

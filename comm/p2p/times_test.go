@@ -297,6 +297,44 @@ func TestTimesOfRounded(t *testing.T) {
 	}
 }
 
+// TestTimesOfRoundedLengths prints those of rounded allreduces of lengths that do and do not cut into
+// pieces which begin at packs.
+func TestTimesOfRoundedLengths(t *testing.T) {
+	gpus, s := measuredGPUs(t, "lengths")
+	ends := world(t, gpus, len(gpus), s, 20*time.Second)
+	const most = 26_214_404
+	for _, src := range []runtime.Source{{}, {Take: true}, {Take: true, DType: dtype.F32}, {Take: true, DType: dtype.BF16}} {
+		fmt.Printf("lost %-5t gradient %-7v", src.Take, src.DType)
+		for n := most - 4; n < most; n++ {
+			times := make([]float64, len(ends))
+			require.NoError(t, each(ends, func(e *endpoint) error {
+				m, err := newTiming(e.rt, e.rt.Stream())
+				if err != nil {
+					return err
+				}
+				buf, err := e.rt.Allocate(3 * 4 * most) // values, gradients, sums
+				if err == nil {
+					err = e.rt.Fill(buf, 2*most, dtype.F32, 0.5)
+				}
+				if err == nil {
+					src := src
+					src.X, src.N = buf, n
+					if src.DType != dtype.Invalid {
+						src.Grad = buf + 4*most
+					}
+					times[e.rank], err = m.microseconds(t.Context(), calls(4*n), true, func() error {
+						p, _ := e.rounded(src, buf+8*most, runtime.CodecI8, comm.Sum)
+						return e.submit(m.stream, p)
+					})
+				}
+				return errors.Join(err, e.fault(t.Context()), m.start.Close(), m.end.Close(), e.rt.Deallocate(buf))
+			}))
+			fmt.Printf("  %d: %.1f", n, slices.Max(times))
+		}
+		fmt.Println(" µs")
+	}
+}
+
 // TestGeometries prints which grids are best for what goes at once.
 func TestGeometries(t *testing.T) {
 	gpus, s := measuredGPUs(t, "geometry")

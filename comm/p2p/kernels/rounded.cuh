@@ -4,7 +4,9 @@
 // are those of package runtime's codecs i8 and fp8, bit for bit: a scale, as bf16, for
 // each 64 values of a piece. Their layout on the way is another one.
 //
-// A warp has 512 values at a time, a tile: four packs a lane, neighbours side by side. Of its codes
+// A warp has 512 values at a time, a tile: four packs a lane, neighbours side by side. Where a piece begins lead values
+// behind a pack of its buffer, the packs of lanes do so too, so that they are loaded and stored whole: value i of pack k is
+// number 4 k + i - lead of the tile, and the very first pack has the last lead values of the tile in front. Of its codes
 // a lane has a pack, behind those of all tiles of a slot come the scales. The line of a ring is a block here, so that
 // one flag tells of all of its tiles; a slot is filled again three rounds later, when the peers are through with it.
 enum { lane_packs = 4, lane_values = 4 * lane_packs, tile_values = lane_values * 32, tile_bytes = tile_values + 16, rounded_slots = 3 };
@@ -48,18 +50,30 @@ struct tile_part { float v[lane_values]; };
 struct coded {
   words<4> codes;
   u64 scales; // of the tile's half that the lane is in, a block a pack
+  u64 before; // of the first lead values of the lane's packs
 };
 
-// Where a lane's packs of a piece's tile begin in the buffers of float32, in bytes.
+// How many values behind a pack a piece begins.
+DEVICE u32 lead_of(const call &c, u32 p) { return (u32)(p * c.send_stride / 4) % 4; }
+// Whether the first lead values of the lane's packs are of the block before: sixteen lanes have a block.
+DEVICE bool splits(u32 lead) { return lead && thread() % 16 == 0; }
+
+// A tile of a piece in the buffers of float32.
 struct place {
-  u64 at;
-  i64 left; // of the lane's packs, which are 512 bytes apart
+  u64 at;   // where it begins, in bytes
+  i64 left; // values from there on
+  u32 lead;
   bool whole;
-  METHOD bool has(u32 i) const { return left > i / 4 * 512 + i % 4 * 4; }
+  // The number of the first value of a lane's pack, if its values follow each other.
+  METHOD i32 first(u32 pack) const { return (i32)(pack * 128 + thread() % 32 * 4) - (i32)lead; }
+  METHOD bool follow(u32 pack) const { return pack > 0 || lead == 0 || thread() % 32 > 0; }
+  METHOD u32 number(u32 i) const { return (u32)(first(i / 4) + (i32)(i % 4)) % tile_values; }
+  METHOD bool has(u32 i) const { return left > number(i); }
 };
-DEVICE place place_of(const call &c, u32 p, u64 tile) {
-  const u64 bytes = piece(c, p), first = tile * tile_values * 4, at = first + (thread() % 32) * 16;
-  return {p * c.send_stride + at, (i64)bytes - (i64)at, c.aligned && first + tile_values * 4 <= bytes};
+template <bool leads> DEVICE place place_of(const call &c, u32 p, u64 tile) {
+  const u64 bytes = piece(c, p), first = tile * tile_values * 4;
+  const i64 left = ((i64)bytes - (i64)first) / 4;
+  return {p * c.send_stride + first, left, leads ? lead_of(c, p) : 0, c.aligned && left >= tile_values};
 }
 // The values at a place, with a gradient's added, unless G is none. All loads of a whole tile are on their way before one is
 // waited for. Values go past the slots in the cache, which would have to come from memory otherwise.
@@ -74,18 +88,31 @@ template <typename G> DEVICE tile_part load_values(const place &p, const call &c
   if (p.whole) {
 #pragma unroll
     for (u32 j = 0; j < lane_packs; j++) {
-      const words<4> v = stream_words<4>(from + j * 512);
+      if (p.follow(j)) {
+        const words<4> v = stream_words<4>(from + p.first(j) * 4);
 #pragma unroll
-      for (u32 i = 0; i < 4; i++) t.v[j * 4 + i] = __builtin_bit_cast(float, v.word[i]);
+        for (u32 i = 0; i < 4; i++) t.v[j * 4 + i] = __builtin_bit_cast(float, v.word[i]);
+      } else {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) t.v[j * 4 + i] = ((const float *)from)[p.number(j * 4 + i)];
+      }
     }
 #pragma unroll
-    for (u32 j = 0; j < lane_packs; j++)
-      if constexpr (adds) g[j] = __builtin_bit_cast(lanes, stream_words<sizeof(G)>(grad + j * 128));
+    for (u32 j = 0; j < lane_packs; j++) {
+      if constexpr (adds) {
+        if (p.follow(j)) {
+          g[j] = __builtin_bit_cast(lanes, stream_words<sizeof(G)>(grad + p.first(j)));
+        } else {
+#pragma unroll
+          for (u32 i = 0; i < 4; i++) g[j].value[i] = grad[p.number(j * 4 + i)];
+        }
+      }
+    }
   } else {
 #pragma unroll
     for (u32 i = 0; i < lane_values; i++) {
-      t.v[i] = p.has(i) ? ((const float *)(from + i / 4 * 512))[i % 4] : 0;
-      if constexpr (adds) g[i / 4].value[i % 4] = p.has(i) ? grad[i / 4 * 128 + i % 4] : G{};
+      t.v[i] = p.has(i) ? ((const float *)from)[p.number(i)] : 0;
+      if constexpr (adds) g[i / 4].value[i % 4] = p.has(i) ? grad[p.number(i)] : G{};
     }
   }
 #pragma unroll
@@ -106,23 +133,29 @@ DEVICE void store_values(char *to, const place &p, const tile_part &t) {
   if (p.whole) {
 #pragma unroll
     for (u32 j = 0; j < lane_packs; j++) {
-      words<4> v;
+      if (p.follow(j)) {
+        words<4> v;
 #pragma unroll
-      for (u32 i = 0; i < 4; i++) v.word[i] = __builtin_bit_cast(u32, t.v[j * 4 + i]);
-      stream_words(to + j * 512, v);
+        for (u32 i = 0; i < 4; i++) v.word[i] = __builtin_bit_cast(u32, t.v[j * 4 + i]);
+        stream_words(to + p.first(j) * 4, v);
+      } else {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) ((float *)to)[p.number(j * 4 + i)] = t.v[j * 4 + i];
+      }
     }
   } else {
 #pragma unroll
     for (u32 i = 0; i < lane_values; i++)
-      if (p.has(i)) ((float *)(to + i / 4 * 512))[i % 4] = t.v[i];
+      if (p.has(i)) ((float *)to)[p.number(i)] = t.v[i];
   }
 }
 
 DEVICE float scale_in(u64 scales, u32 pack) { return bf16_to_f32((u16)(scales >> 16 * pack)); }
-template <typename C> DEVICE tile_part decode(const coded &c) {
+template <typename C, bool leads> DEVICE tile_part decode(const coded &c, u32 lead) {
   tile_part t;
 #pragma unroll
-  for (u32 i = 0; i < lane_values; i++) t.v[i] = C::decode(c.codes.word[i / 4] >> i % 4 * 8 & 0xff, scale_in(c.scales, i / 4));
+  for (u32 i = 0; i < lane_values; i++)
+    t.v[i] = C::decode(c.codes.word[i / 4] >> i % 4 * 8 & 0xff, scale_in(leads && i % 4 < lead ? c.before : c.scales, i / 4));
   return t;
 }
 
@@ -145,44 +178,56 @@ template <typename C> DEVICE u32 scale_of(u32 top) {
   return is_finite(times(bf16_to_f32((u16)scale), C::limit())) ? scale : scale - 1;
 }
 
-// Rounds the values of a lane to codes, and makes them what is lost; all are finite, or not.
-template <typename C, bool finite> DEVICE words<4> round_part(tile_part &t, tile_part &rounded, const float *scales, const float *inverses) {
+// The scales of a lane's packs, and what to multiply with instead of dividing by them.
+struct pack_scales { float scale[lane_packs], inverse[lane_packs]; };
+
+// Rounds the values of a lane to codes, and makes them what is lost; all are finite, or not. The first lead values of a pack
+// have scales of their own.
+template <typename C, bool finite, bool leads>
+DEVICE words<4> round_part(tile_part &t, tile_part &rounded, const pack_scales &own, const pack_scales &before, u32 lead) {
   words<4> codes = {};
 #pragma unroll
   for (u32 i = 0; i < lane_values; i++) {
-    const bool is = finite || is_finite(t.v[i]);
-    const rounded_value r = C::round(is ? times(t.v[i], inverses[i / 4]) : 0);
+    const bool is = finite || is_finite(t.v[i]), first = leads && i % 4 < lead;
+    const rounded_value r = C::round(is ? times(t.v[i], first ? before.inverse[i / 4] : own.inverse[i / 4]) : 0);
     codes.word[i / 4] |= (is ? r.code : C::nan) << i % 4 * 8;
-    rounded.v[i] = is ? times(r.value, scales[i / 4]) : C::decode(C::nan, 1);
+    rounded.v[i] = is ? times(r.value, first ? before.scale[i / 4] : own.scale[i / 4]) : C::decode(C::nan, 1);
     t.v[i] = is ? t.v[i] - rounded.v[i] : 0;
   }
   return codes;
 }
 
-// Rounds the values of a warp. A lane has the scale of its pack number lane % 4.
-template <typename C> DEVICE words<4> round(tile_part &t, tile_part &rounded, u32 &scale) {
-  u32 top[lane_packs], most = 0;
-  auto magnitude = [&](u32 i) { return __builtin_bit_cast(u32, t.v[i]) & 0x7fffffff; };
+// The greatest magnitudes of a lane's packs, of the values that count.
+template <typename F> DEVICE void greatest(u32 *top, F magnitude) {
 #pragma unroll
   for (u32 j = 0; j < lane_packs; j++) {
     top[j] = 0;
 #pragma unroll
     for (u32 i = 0; i < 4; i++) top[j] = magnitude(j * 4 + i) > top[j] ? magnitude(j * 4 + i) : top[j];
-    most = top[j] > most ? top[j] : most;
   }
-  const bool finite = most < 0x7f800000;
-  if (!finite) {
+}
+
+// Rounds the values of a warp. A lane has the scale of its pack number lane % 4.
+template <typename C, bool leads> DEVICE words<4> round(tile_part &t, tile_part &rounded, u32 &scale, u32 lead) {
+  u32 top[lane_packs];
+  auto magnitude = [&](u32 i) { return __builtin_bit_cast(u32, t.v[i]) & 0x7fffffff; };
+  greatest(top, magnitude);
+  auto greater_of = [](u32 a, u32 b) { return a > b ? a : b; };
+  const bool finite = greater_of(greater_of(top[0], top[1]), greater_of(top[2], top[3])) < 0x7f800000;
+  auto counted = [&](u32 i) { return finite || is_finite(t.v[i]) ? magnitude(i) : 0; };
+  if (!finite) greatest(top, counted);
+  if (leads && lead) {
+    const bool moves = splits(lead);
+    u32 before[lane_packs];
+    greatest(before, [&](u32 i) { return moves && i % 4 < lead ? counted(i) : 0; });
+    greatest(top, [&](u32 i) { return moves && i % 4 < lead ? 0 : counted(i); });
+    // The block before is that of the other half: of the same packs for the upper one, of those before for the lower one.
 #pragma unroll
-    for (u32 j = 0; j < lane_packs; j++) {
-      top[j] = 0;
-#pragma unroll
-      for (u32 i = 0; i < 4; i++)
-        if (is_finite(t.v[j * 4 + i]) && magnitude(j * 4 + i) > top[j]) top[j] = magnitude(j * 4 + i);
-    }
+    for (u32 j = 0; j < lane_packs; j++)
+      top[j] = greater_of(top[j], shuffle_xor(thread() & 16 ? before[j] : before[(j + 1) % lane_packs], 16));
   }
   // Sixteen lanes have a block. They halve the packs that they have the greatest of, twice.
   const bool odd = thread() & 1, upper = thread() & 2;
-  auto greater_of = [](u32 own, u32 other) { return own > other ? own : other; };
   const u32 low = greater_of(odd ? top[1] : top[0], shuffle_xor(odd ? top[0] : top[1], 1));
   const u32 high = greater_of(odd ? top[3] : top[2], shuffle_xor(odd ? top[2] : top[3], 1));
   u32 all = greater_of(upper ? high : low, shuffle_xor(upper ? low : high, 2));
@@ -190,14 +235,20 @@ template <typename C> DEVICE words<4> round(tile_part &t, tile_part &rounded, u3
   all = greater_of(all, shuffle_xor(all, 8));
   scale = scale_of<C>(all);
   const float own = bf16_to_f32((u16)scale), inverse = own > 0 ? quotient(1.0f, own) : 0;
-  float scales[lane_packs], inverses[lane_packs];
+  auto scale_at = [&](pack_scales &s, u32 pack, u32 lane) {
+    s.scale[pack] = __builtin_bit_cast(float, shuffle(__builtin_bit_cast(u32, own), lane));
+    s.inverse[pack] = __builtin_bit_cast(float, shuffle(__builtin_bit_cast(u32, inverse), lane));
+  };
+  pack_scales scales, before;
 #pragma unroll
   for (u32 j = 0; j < lane_packs; j++) {
-    const u32 from = (thread() & 16) + j;
-    scales[j] = __builtin_bit_cast(float, shuffle(__builtin_bit_cast(u32, own), from));
-    inverses[j] = __builtin_bit_cast(float, shuffle(__builtin_bit_cast(u32, inverse), from));
+    scale_at(scales, j, (thread() & 16) + j);
+    if (leads) {
+      const u32 other = thread() & 16 ? j : 16 + (j + lane_packs - 1) % lane_packs;
+      scale_at(before, j, splits(lead) ? other : (thread() & 16) + j);
+    }
   }
-  return finite ? round_part<C, true>(t, rounded, scales, inverses) : round_part<C, false>(t, rounded, scales, inverses);
+  return finite ? round_part<C, true, leads>(t, rounded, scales, before, lead) : round_part<C, false, leads>(t, rounded, scales, before, lead);
 }
 
 // The slots of a block: of a stage and round, and a rank's among its peers. Two ranks have
@@ -220,10 +271,17 @@ struct tiles {
     store_words(slot + number * tile_values + lane * 16, packed);
     if ((lane & 12) == 0) ((u16 *)(slot + codes))[number * 8 + lane / 16 * 4 + lane % 4] = (u16)scale;
   }
-  METHOD coded take(const char *slot, u32 number) const {
+  template <bool leads> METHOD coded take(const char *slot, u32 number, u32 lead) const {
     const u32 lane = thread() % 32;
     const pack p = load(slot + number * tile_values + lane * 16);
-    return {{{p.word[0], p.word[1], p.word[2], p.word[3]}}, load64((const u64 *)(slot + codes + number * 16) + lane / 16)};
+    const u64 *scales = (const u64 *)(slot + codes + number * 16);
+    coded c = {{{p.word[0], p.word[1], p.word[2], p.word[3]}}, load64(scales + lane / 16), 0};
+    c.before = c.scales;
+    if (leads && splits(lead)) {
+      const u64 other = load64(scales + 1 - lane / 16);
+      c.before = lane & 16 ? other : other << 16 | other >> 48;
+    }
+    return c;
   }
 };
 
@@ -233,9 +291,9 @@ DEVICE bool hear_together(const world &w, const call &c, const operation &o, lin
   return l.alive = barrier_count(!here) == 0;
 }
 
-// rounded: the values are at send. The sums go to recv, multiplied by the factor: it may be the
-// memory of an f32 gradient, because a lane has the same elements of each buffer.
-template <typename C> DEVICE void rounded(const world &w, const call &c) {
+// The values are at send. The sums go to recv, multiplied by the factor: it may be the
+// memory of an f32 gradient, because a lane has the same elements of each buffer. Pieces begin at packs, unless leads.
+template <typename C, bool leads> DEVICE void round_pieces(const world &w, const call &c) {
   operation o = begin(w);
   advance(w, o);
   line l = {block(), thread(), 0, barrier_count(!o.alive) == 0};
@@ -260,10 +318,10 @@ template <typename C> DEVICE void rounded(const world &w, const call &c) {
       const u32 p = after(w, step);
       char *to = at.slot(w, p, 0, k, w.rank);
       of_round(piece(c, p), k, [&](u32 tile, u32 number) {
-        const place here = place_of(c, p, tile);
+        const place here = place_of<leads>(c, p, tile);
         tile_part t = load_values(here, c, factor), decoded;
         u32 scale;
-        const words<4> codes = round<C>(t, decoded, scale);
+        const words<4> codes = round<C, leads>(t, decoded, scale, here.lead);
         at.put(to, number, codes, scale);
         if (c.lost) store_values(c.lost, here, t);
       });
@@ -271,8 +329,8 @@ template <typename C> DEVICE void rounded(const world &w, const call &c) {
     if (reduces) {
       if (!hear_together(w, c, o, l, 0, k - 1)) return;
       of_round(piece(c, w.rank), k - 1, [&](u32 tile, u32 number) {
-        const place here = place_of(c, w.rank, tile);
-        auto take = [&](u32 s) { return at.take(at.slot(w, w.rank, 0, k - 1, s), number); };
+        const place here = place_of<leads>(c, w.rank, tile);
+        auto take = [&](u32 s) { return at.template take<leads>(at.slot(w, w.rank, 0, k - 1, s), number, here.lead); };
         const tile_part own = load_values(here, c, factor);
         coded next = take(w.rank == 0); // of the first peer
         tile_part t = {};
@@ -285,11 +343,11 @@ template <typename C> DEVICE void rounded(const world &w, const call &c) {
           const coded now = next;
           const u32 then = s + 1 + (s + 1 == w.rank);
           if (then < w.ranks) next = take(then);
-          add(t, decode<C>(now));
+          add(t, decode<C, leads>(now, here.lead));
         }
         tile_part decoded;
         u32 scale;
-        const words<4> codes = round<C>(t, decoded, scale);
+        const words<4> codes = round<C, leads>(t, decoded, scale, here.lead);
 #pragma unroll 1
         for (u32 step = 1; step < w.ranks; step++) at.put(at.slot(w, after(w, step), 1, k - 1, w.rank), number, codes, scale);
         if (c.lost) store_values(c.lost, here, t);
@@ -303,7 +361,9 @@ template <typename C> DEVICE void rounded(const world &w, const call &c) {
         const u32 s = after(w, step);
         const char *from = at.slot(w, w.rank, 1, k - 2, s);
         of_round(piece(c, s), k - 2, [&](u32 tile, u32 number) {
-          store_values(c.recv, place_of(c, s, tile), multiplied(decode<C>(at.take(from, number)), c.factor));
+          const place there = place_of<leads>(c, s, tile);
+          const coded sums = at.template take<leads>(from, number, there.lead);
+          store_values(c.recv, there, multiplied(decode<C, leads>(sums, there.lead), c.factor));
         });
       }
     }
@@ -311,4 +371,8 @@ template <typename C> DEVICE void rounded(const world &w, const call &c) {
     if (fills) tell(w, o, l, 0, k);
     if (reduces) tell(w, o, l, 1, k - 1);
   }
+}
+
+template <typename C> DEVICE void rounded(const world &w, const call &c) {
+  c.send_stride % 16 ? round_pieces<C, true>(w, c) : round_pieces<C, false>(w, c);
 }
