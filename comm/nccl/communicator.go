@@ -21,8 +21,9 @@ import (
 //
 // Sync and Barrier watch NCCL's asynchronous error state. When that or their context ends the
 // wait, the communicator is aborted, and buffers are the caller's again when they return. The
-// abort does not reach kernels on symmetric buffers, see [Comm.AllocateSymmetric]. Split's
-// colors and keys must fit in 32 bits.
+// abort does not reach kernels on symmetric buffers, see [Comm.AllocateSymmetric]. Other kernels in
+// flight end one after the other, so that an abort takes up to 3 s, and 200 ms for each call, 30 s at
+// most. Split's colors and keys must fit in 32 bits.
 //
 // When one rank aborts, kernels of the others end with wrong results, and NCCL reports no
 // error there. So a rank tells its peers before it aborts ([rendezvous.Reports]), and their Sync and
