@@ -73,7 +73,10 @@ func namedKernels() (k kernelSet, names map[*kernel]string) {
 			}
 		}
 	}
-	k.move, k.moveRing, k.i8, k.fp8 = add("move"), add("move_ring"), add("rounded_i8"), add("rounded_e4m3")
+	k.move = add("move")
+	k.moveRing = add("move_ring")
+	k.i8 = pieces{add("rounded_i8"), add("ragged_i8")}
+	k.fp8 = pieces{add("rounded_e4m3"), add("ragged_e4m3")}
 	k.post, k.receive = add("post_list"), add("receive_lists")
 	return k, names
 }

@@ -223,9 +223,12 @@ type kernelSet struct {
 	byType         [kernelFamilies][len(elements)]*kernel // by dtype.DType
 	move, moveRing *kernel
 	leave          *kernel // tells the peers that this rank aborts
-	i8, fp8        *kernel // allreduces of rounded values
+	i8, fp8        pieces  // allreduces of rounded values
 	post, receive  *kernel // of lists
 }
+
+// pieces are the kernels of an allreduce whose pieces begin at packs, and of any other.
+type pieces struct{ atPacks, ragged *kernel }
 
 // load looks up all kernels in a module, of which some may start early.
 func load(m *cuda.Module, early bool) (k kernelSet, err error) {
@@ -248,7 +251,8 @@ func load(m *cuda.Module, early bool) (k kernelSet, err error) {
 		}
 	}
 	k.move, k.moveRing, k.leave = find("move", true), find("move_ring", false), find("leave_all", false)
-	k.i8, k.fp8 = find("rounded_i8", false), find("rounded_e4m3", false)
+	k.i8 = pieces{find("rounded_i8", false), find("ragged_i8", false)}
+	k.fp8 = pieces{find("rounded_e4m3", false), find("ragged_e4m3", false)}
 	k.post, k.receive = find("post_list", false), find("receive_lists", true)
 	return k, err
 }
@@ -267,7 +271,7 @@ func (k *kernelSet) all() (list []*kernel) {
 			add(kernel)
 		}
 	}
-	for _, kernel := range []*kernel{k.move, k.moveRing, k.leave, k.i8, k.fp8, k.post, k.receive} {
+	for _, kernel := range []*kernel{k.move, k.moveRing, k.leave, k.i8.atPacks, k.i8.ragged, k.fp8.atPacks, k.fp8.ragged, k.post, k.receive} {
 		add(kernel)
 	}
 	return list
@@ -412,16 +416,23 @@ func (p *planner) barrier() plan {
 
 // rounded plans an allreduce of float32 values that travel in a codec, if there is a kernel for it.
 func (p *planner) rounded(src runtime.Source, to uintptr, codec runtime.Codec, op comm.ReduceOp) (l plan, ok bool) {
+	var kernels pieces
 	switch codec {
 	case runtime.CodecI8:
-		l.kernel = p.kernels.i8
+		kernels = p.kernels.i8
 	case runtime.CodecFP8:
-		l.kernel = p.kernels.fp8
+		kernels = p.kernels.fp8
+	default:
+		return plan{}, false
 	}
-	if l.kernel == nil || p.ranks == 1 || !sums(op) {
+	if p.ranks == 1 || !sums(op) {
 		return plan{}, false
 	}
 	share := (src.N + p.ranks - 1) / p.ranks
+	l.kernel = kernels.atPacks
+	if share%4 != 0 {
+		l.kernel = kernels.ragged
+	}
 	c := callParameters{
 		send: uint64(src.X), recv: uint64(to), bytes: uint64(share * 4), total: uint64(src.N * 4), sendStride: uint64(share * 4), recvStride: uint64(share * 4),
 		root: noRank, keeper: noRank, operation: uint32(comm.OpAllReduce), factor: 1,
@@ -453,7 +464,6 @@ func (p *planner) rounded(src runtime.Source, to uintptr, codec runtime.Codec, o
 	c.tiles = uint32(each)
 	l.width = min(each*lineWidth, roundedWidth)
 	l.call = c
-	// Pieces need not begin at packs: the kernel's tiles are as far from these as they are.
 	if (c.send|c.recv|c.lost)%packBytes == 0 && (src.Grad == 0 || src.Grad%uintptr(4*src.DType.Size()) == 0) {
 		l.call.aligned = 1
 	}

@@ -146,7 +146,7 @@ func TestOffloadTable(t *testing.T) {
 func TestPlansLeaveRoom(t *testing.T) {
 	for _, multiprocessors := range []int{5, 14, 64, 108, 114, 128, 132, 148} {
 		for ranks := 2; ranks <= maxRanks; ranks++ {
-			p := planner{sizes: defaults(ranks, false), ranks: ranks, multiprocessors: multiprocessors, kernels: kernelSet{i8: &kernel{}}}
+			p := planner{sizes: defaults(ranks, false), ranks: ranks, multiprocessors: multiprocessors, kernels: kernelSet{i8: pieces{&kernel{}, &kernel{}}}}
 			plans := []plan{p.barrier(), p.list(nil, 0, runtime.Entries{N: 10 << 20})}
 			for bytes := 64; bytes <= 1<<30; bytes *= 4 {
 				plans = append(plans,
@@ -171,7 +171,7 @@ func TestPlansLeaveRoom(t *testing.T) {
 func TestPlansOfRounded(t *testing.T) {
 	for i := range 2 * (maxRanks - 1) {
 		ranks := 2 + i/2
-		p := planner{sizes: defaults(ranks, i%2 == 1), ranks: ranks, kernels: kernelSet{i8: &kernel{}}}
+		p := planner{sizes: defaults(ranks, i%2 == 1), ranks: ranks, kernels: kernelSet{i8: pieces{&kernel{}, &kernel{}}}}
 		for _, count := range []int{1, 511, 513, 1 << 20, 5 << 20, 26_214_400, 400 << 20} {
 			p.multiprocessors = 14 * (count % 2)
 			l, ok := p.rounded(runtime.Source{X: 1 << 20, N: count}, 1<<30, runtime.CodecI8, comm.Avg)
@@ -185,6 +185,11 @@ func TestPlansOfRounded(t *testing.T) {
 			}
 			assert.Equal(t, min(int(l.call.tiles)*lineWidth, roundedWidth), l.width)
 			assert.EqualValues(t, 1, l.call.aligned, "whatever the length, %d", count)
+			want := p.kernels.i8.ragged
+			if (count+ranks-1)/ranks%4 == 0 {
+				want = p.kernels.i8.atPacks
+			}
+			assert.Same(t, want, l.kernel, "%d values of %d ranks", count, ranks)
 			for _, src := range []runtime.Source{{X: 1<<20 + 4}, {X: 1 << 20, Grad: 1<<21 + 4, DType: dtype.F32}, {X: 1 << 20, Grad: 1<<21 + 4, DType: dtype.BF16}} {
 				src.N = count
 				ragged, ok := p.rounded(src, 1<<30, runtime.CodecI8, comm.Avg)

@@ -65,7 +65,7 @@ func (s *Stream) Capture(submit func() error) (*Graph, error) {
 	r.Freeze()
 	defer r.Unfreeze()
 	g := &Graph{}
-	r.order.begin(g)
+	r.order.begin(r, g)
 	defer r.order.end(g)
 	// A launch that is half done asked whether the stream captures.
 	if err := r.BetweenLaunches(func() error {
@@ -90,9 +90,9 @@ func (s *Stream) Capture(submit func() error) (*Graph, error) {
 	return g, nil
 }
 
-// HasCaptured reports whether there may be graphs of the context: work that was not submitted one
-// by one.
-func (r *Runtime) HasCaptured() bool { return r.order.captured.Load() }
+// HasCaptured reports whether there may be graphs of the context, of this runtime or of others that
+// are open: work that was not submitted one by one.
+func (r *Runtime) HasCaptured() bool { return r.order.capturers.Load() > 0 }
 
 // captured runs submit, ends the capture and stores the graph, also if submit
 // panics, the device broke, or Close did not wait any longer: a stream that goes on

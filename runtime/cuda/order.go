@@ -11,8 +11,8 @@ import (
 type order struct {
 	runtimes int // that are open; guarded by orders.mu
 
-	captured atomic.Bool  // there were captures
-	captures sync.RWMutex // held for reading during a capture
+	capturers atomic.Int32 // runtimes that are open and have captured
+	captures  sync.RWMutex // held for reading during a capture
 
 	// launches is held for writing during the steps of [Graph.Launch], and for reading while
 	// anything else is submitted that must not come between them.
@@ -44,20 +44,25 @@ func (o *orders) join(context uintptr) *order {
 	return shared
 }
 
-// leave forgets the order of a context with its last runtime: the next context may have its handle.
-func (o *orders) leave(context uintptr) {
+// leave gives back what a runtime got of join, when it has no graphs any more. The order of a context
+// goes with its last runtime: the next context may have its handle.
+func (o *orders) leave(r *Runtime) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	shared := o.byContext[context]
-	shared.runtimes--
-	if shared.runtimes == 0 {
-		delete(o.byContext, context)
+	if r.hasGraphs.Load() {
+		r.order.capturers.Add(-1)
+	}
+	r.order.runtimes--
+	if r.order.runtimes == 0 {
+		delete(o.byContext, r.ctx)
 	}
 }
 
-// begin notes that g is being captured, until end.
-func (o *order) begin(g *Graph) {
-	o.captured.Store(true)
+// begin notes that r captures g, until end.
+func (o *order) begin(r *Runtime, g *Graph) {
+	if !r.hasGraphs.Swap(true) {
+		o.capturers.Add(1)
+	}
 	o.captures.RLock()
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -73,7 +78,7 @@ func (o *order) end(g *Graph) {
 
 // announce notes work that is submitted next, if its stream is being captured.
 func (o *order) announce(w Serial) {
-	if !o.captured.Load() {
+	if o.capturers.Load() == 0 {
 		return
 	}
 	o.mu.Lock()

@@ -55,8 +55,9 @@ type Runtime struct {
 		sync.WaitGroup
 		awaited bool
 	}
-	parent    *Runtime // of which this is a fork
-	order     *order   // of the context; nil before there is one
+	parent    *Runtime    // of which this is a fork
+	order     *order      // of the context; nil before there is one
+	hasGraphs atomic.Bool // this runtime has captured
 	forks     forks
 	closing   sync.Mutex
 	closeTime time.Duration // how long Close waits for one thing
@@ -404,7 +405,7 @@ func (r *Runtime) giveAllBack() error {
 	if pinned > 0 {
 		errs = append(errs, fmt.Errorf("cuda:%d: closed with %d pinned allocations of %d bytes in all: %w", r.index, pinned, bytes, runtime.ErrLeak))
 	}
-	r.drv.orders.leave(r.ctx)
+	r.drv.orders.leave(r)
 	if !r.lent {
 		errs = append(errs, r.giveBack(r.drv.sym.PrimaryCtxRelease, r.device))
 	}

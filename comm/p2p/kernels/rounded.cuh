@@ -57,23 +57,24 @@ struct coded {
 DEVICE u32 lead_of(const call &c, u32 p) { return (u32)(p * c.send_stride / 4) % 4; }
 // Whether the first lead values of the lane's packs are of the block before: sixteen lanes have a block.
 DEVICE bool splits(u32 lead) { return lead && thread() % 16 == 0; }
+// Whether value i of a pack has the scale of the block before, which is the lane's own where none is split.
+template <bool leads> DEVICE bool is_before(u32 i, u32 lead) { return leads && i < 3 && (i == 0 || i < lead); }
 
-// A tile of a piece in the buffers of float32.
+// Where a lane's packs of a piece's tile begin in the buffers of float32, in bytes.
 struct place {
-  u64 at;   // where it begins, in bytes
-  i64 left; // values from there on
+  u64 at;
+  i64 left; // of the lane's packs, which are 512 bytes apart
   u32 lead;
   bool whole;
-  // The number of the first value of a lane's pack, if its values follow each other.
-  METHOD i32 first(u32 pack) const { return (i32)(pack * 128 + thread() % 32 * 4) - (i32)lead; }
-  METHOD bool follow(u32 pack) const { return pack > 0 || lead == 0 || thread() % 32 > 0; }
-  METHOD u32 number(u32 i) const { return (u32)(first(i / 4) + (i32)(i % 4)) % tile_values; }
-  METHOD bool has(u32 i) const { return left > number(i); }
+  // The first lead values of the first pack of a warp are the last ones of the tile.
+  METHOD bool wraps() const { return lead && thread() % 32 == 0; }
+  METHOD i64 offset(u32 i) const { return i / 4 * 512 + i % 4 * 4 + (i < lead && wraps() ? tile_values * 4 : 0); }
+  METHOD bool has(u32 i) const { return left > offset(i); }
 };
 template <bool leads> DEVICE place place_of(const call &c, u32 p, u64 tile) {
-  const u64 bytes = piece(c, p), first = tile * tile_values * 4;
-  const i64 left = ((i64)bytes - (i64)first) / 4;
-  return {p * c.send_stride + first, left, leads ? lead_of(c, p) : 0, c.aligned && left >= tile_values};
+  const u32 lead = leads ? lead_of(c, p) : 0;
+  const u64 bytes = piece(c, p), first = tile * tile_values * 4, at = first + (thread() % 32) * 16 - lead * 4;
+  return {p * c.send_stride + at, (i64)bytes - (i64)at, lead, c.aligned && first + tile_values * 4 <= bytes};
 }
 // The values at a place, with a gradient's added, unless G is none. All loads of a whole tile are on their way before one is
 // waited for. Values go past the slots in the cache, which would have to come from memory otherwise.
@@ -88,31 +89,31 @@ template <typename G> DEVICE tile_part load_values(const place &p, const call &c
   if (p.whole) {
 #pragma unroll
     for (u32 j = 0; j < lane_packs; j++) {
-      if (p.follow(j)) {
-        const words<4> v = stream_words<4>(from + p.first(j) * 4);
+      if (j == 0 && p.wraps()) {
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) t.v[j * 4 + i] = __builtin_bit_cast(float, v.word[i]);
-      } else {
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) t.v[j * 4 + i] = ((const float *)from)[p.number(j * 4 + i)];
+        for (u32 i = 0; i < 4; i++) t.v[i] = *(const float *)(from + p.offset(i));
+        continue;
       }
+      const words<4> v = stream_words<4>(from + j * 512);
+#pragma unroll
+      for (u32 i = 0; i < 4; i++) t.v[j * 4 + i] = __builtin_bit_cast(float, v.word[i]);
     }
 #pragma unroll
     for (u32 j = 0; j < lane_packs; j++) {
       if constexpr (adds) {
-        if (p.follow(j)) {
-          g[j] = __builtin_bit_cast(lanes, stream_words<sizeof(G)>(grad + p.first(j)));
-        } else {
+        if (j == 0 && p.wraps()) {
 #pragma unroll
-          for (u32 i = 0; i < 4; i++) g[j].value[i] = grad[p.number(j * 4 + i)];
+          for (u32 i = 0; i < 4; i++) g[0].value[i] = grad[p.offset(i) / 4];
+          continue;
         }
+        g[j] = __builtin_bit_cast(lanes, stream_words<sizeof(G)>(grad + j * 128));
       }
     }
   } else {
 #pragma unroll
     for (u32 i = 0; i < lane_values; i++) {
-      t.v[i] = p.has(i) ? ((const float *)from)[p.number(i)] : 0;
-      if constexpr (adds) g[i / 4].value[i % 4] = p.has(i) ? grad[p.number(i)] : G{};
+      t.v[i] = p.has(i) ? *(const float *)(from + p.offset(i)) : 0;
+      if constexpr (adds) g[i / 4].value[i % 4] = p.has(i) ? grad[p.offset(i) / 4] : G{};
     }
   }
 #pragma unroll
@@ -133,20 +134,20 @@ DEVICE void store_values(char *to, const place &p, const tile_part &t) {
   if (p.whole) {
 #pragma unroll
     for (u32 j = 0; j < lane_packs; j++) {
-      if (p.follow(j)) {
-        words<4> v;
+      if (j == 0 && p.wraps()) {
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) v.word[i] = __builtin_bit_cast(u32, t.v[j * 4 + i]);
-        stream_words(to + p.first(j) * 4, v);
-      } else {
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) ((float *)to)[p.number(j * 4 + i)] = t.v[j * 4 + i];
+        for (u32 i = 0; i < 4; i++) *(float *)(to + p.offset(i)) = t.v[i];
+        continue;
       }
+      words<4> v;
+#pragma unroll
+      for (u32 i = 0; i < 4; i++) v.word[i] = __builtin_bit_cast(u32, t.v[j * 4 + i]);
+      stream_words(to + j * 512, v);
     }
   } else {
 #pragma unroll
     for (u32 i = 0; i < lane_values; i++)
-      if (p.has(i)) ((float *)to)[p.number(i)] = t.v[i];
+      if (p.has(i)) *(float *)(to + p.offset(i)) = t.v[i];
   }
 }
 
@@ -155,7 +156,7 @@ template <typename C, bool leads> DEVICE tile_part decode(const coded &c, u32 le
   tile_part t;
 #pragma unroll
   for (u32 i = 0; i < lane_values; i++)
-    t.v[i] = C::decode(c.codes.word[i / 4] >> i % 4 * 8 & 0xff, scale_in(leads && i % 4 < lead ? c.before : c.scales, i / 4));
+    t.v[i] = C::decode(c.codes.word[i / 4] >> i % 4 * 8 & 0xff, scale_in(is_before<leads>(i % 4, lead) ? c.before : c.scales, i / 4));
   return t;
 }
 
@@ -188,7 +189,7 @@ DEVICE words<4> round_part(tile_part &t, tile_part &rounded, const pack_scales &
   words<4> codes = {};
 #pragma unroll
   for (u32 i = 0; i < lane_values; i++) {
-    const bool is = finite || is_finite(t.v[i]), first = leads && i % 4 < lead;
+    const bool is = finite || is_finite(t.v[i]), first = is_before<leads>(i % 4, lead);
     const rounded_value r = C::round(is ? times(t.v[i], first ? before.inverse[i / 4] : own.inverse[i / 4]) : 0);
     codes.word[i / 4] |= (is ? r.code : C::nan) << i % 4 * 8;
     rounded.v[i] = is ? times(r.value, first ? before.scale[i / 4] : own.scale[i / 4]) : C::decode(C::nan, 1);
@@ -197,37 +198,51 @@ DEVICE words<4> round_part(tile_part &t, tile_part &rounded, const pack_scales &
   return codes;
 }
 
-// The greatest magnitudes of a lane's packs, of the values that count.
-template <typename F> DEVICE void greatest(u32 *top, F magnitude) {
+// Has the greatest magnitude of the values of split packs, of four each, that are of the block before counted there. It is the
+// other half's: that of the same packs for the upper lanes, and of the packs before for the lower ones.
+template <typename F> DEVICE void count_before(u32 *top, u32 lead, F magnitude) {
+  u32 before[lane_packs];
+  const bool moves = splits(lead);
 #pragma unroll
   for (u32 j = 0; j < lane_packs; j++) {
-    top[j] = 0;
+    const u32 a = magnitude(j * 4), b = magnitude(j * 4 + 1), c = magnitude(j * 4 + 2), d = magnitude(j * 4 + 3);
+    auto greater_of = [](u32 x, u32 y) { return x > y ? x : y; };
+    const u32 first_two = greater_of(a, b), last_two = greater_of(c, d);
+    before[j] = moves ? lead == 1 ? a : lead == 2 ? first_two : greater_of(first_two, c) : 0;
+    top[j] = moves ? lead == 1 ? greater_of(b, last_two) : lead == 2 ? last_two : d : top[j];
+  }
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) top[j] = magnitude(j * 4 + i) > top[j] ? magnitude(j * 4 + i) : top[j];
+  for (u32 j = 0; j < lane_packs; j++) {
+    const u32 other = shuffle_xor(thread() & 16 ? before[j] : before[(j + 1) % lane_packs], 16);
+    top[j] = other > top[j] ? other : top[j];
   }
 }
 
 // Rounds the values of a warp. A lane has the scale of its pack number lane % 4.
 template <typename C, bool leads> DEVICE words<4> round(tile_part &t, tile_part &rounded, u32 &scale, u32 lead) {
-  u32 top[lane_packs];
+  u32 top[lane_packs], most = 0;
   auto magnitude = [&](u32 i) { return __builtin_bit_cast(u32, t.v[i]) & 0x7fffffff; };
-  greatest(top, magnitude);
-  auto greater_of = [](u32 a, u32 b) { return a > b ? a : b; };
-  const bool finite = greater_of(greater_of(top[0], top[1]), greater_of(top[2], top[3])) < 0x7f800000;
-  auto counted = [&](u32 i) { return finite || is_finite(t.v[i]) ? magnitude(i) : 0; };
-  if (!finite) greatest(top, counted);
-  if (leads && lead) {
-    const bool moves = splits(lead);
-    u32 before[lane_packs];
-    greatest(before, [&](u32 i) { return moves && i % 4 < lead ? counted(i) : 0; });
-    greatest(top, [&](u32 i) { return moves && i % 4 < lead ? 0 : counted(i); });
-    // The block before is that of the other half: of the same packs for the upper one, of those before for the lower one.
 #pragma unroll
-    for (u32 j = 0; j < lane_packs; j++)
-      top[j] = greater_of(top[j], shuffle_xor(thread() & 16 ? before[j] : before[(j + 1) % lane_packs], 16));
+  for (u32 j = 0; j < lane_packs; j++) {
+    top[j] = 0;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) top[j] = magnitude(j * 4 + i) > top[j] ? magnitude(j * 4 + i) : top[j];
+    most = top[j] > most ? top[j] : most;
   }
+  const bool finite = most < 0x7f800000;
+  if (!finite) {
+#pragma unroll
+    for (u32 j = 0; j < lane_packs; j++) {
+      top[j] = 0;
+#pragma unroll
+      for (u32 i = 0; i < 4; i++)
+        if (is_finite(t.v[j * 4 + i]) && magnitude(j * 4 + i) > top[j]) top[j] = magnitude(j * 4 + i);
+    }
+  }
+  if constexpr (leads) count_before(top, lead, [&](u32 i) { return finite || is_finite(t.v[i]) ? magnitude(i) : 0; });
   // Sixteen lanes have a block. They halve the packs that they have the greatest of, twice.
   const bool odd = thread() & 1, upper = thread() & 2;
+  auto greater_of = [](u32 own, u32 other) { return own > other ? own : other; };
   const u32 low = greater_of(odd ? top[1] : top[0], shuffle_xor(odd ? top[0] : top[1], 1));
   const u32 high = greater_of(odd ? top[3] : top[2], shuffle_xor(odd ? top[2] : top[3], 1));
   u32 all = greater_of(upper ? high : low, shuffle_xor(upper ? low : high, 2));
@@ -371,8 +386,4 @@ template <typename C, bool leads> DEVICE void round_pieces(const world &w, const
     if (fills) tell(w, o, l, 0, k);
     if (reduces) tell(w, o, l, 1, k - 1);
   }
-}
-
-template <typename C> DEVICE void rounded(const world &w, const call &c) {
-  c.send_stride % 16 ? round_pieces<C, true>(w, c) : round_pieces<C, false>(w, c);
 }

@@ -40,7 +40,7 @@ const struct { const char *name; void (*run)(launch); } kernels[] = {
 #define K(name) {#name, name},
 #define FLOATS(family) K(family##_f64) K(family##_f32) K(family##_f16) K(family##_bf16)
 #define ALL(family) FLOATS(family) K(family##_e4m3) K(family##_e5m2) K(family##_i64) K(family##_i32) K(family##_i16) K(family##_i8)
-  FLOATS(pair) FLOATS(add) FLOATS(twice) ALL(reduce) ALL(ring) K(move) K(move_ring) K(rounded_i8) K(rounded_e4m3)
+  FLOATS(pair) FLOATS(add) FLOATS(twice) ALL(reduce) ALL(ring) K(move) K(move_ring) K(rounded_i8) K(rounded_e4m3) K(ragged_i8) K(ragged_e4m3)
   K(post_list) K(receive_lists) K(copy_bytes)
 };
 
