@@ -22,7 +22,8 @@ struct message { const void *from; void *to; size_t bytes; };
 static int alive, violations, in_progress, reductions, aborted, abrupt;
 static __thread int depth; /* of groups of this thread */
 static int open_groups;    /* of all threads that live */
-static __thread struct message sends[64], receives[64];
+enum { MAX_MESSAGES = 4096 }; /* of a group */
+static __thread struct message sends[MAX_MESSAGES], receives[MAX_MESSAGES];
 static __thread int sent, received;
 static __thread struct comm *aborting[8]; /* in this thread's group, which frees them at its end */
 static __thread int aborts;
@@ -244,7 +245,7 @@ int ncclGroupEnd(void) {
 }
 
 static int add(struct message *list, int *length, const void *from, void *to, size_t n, int type, int peer, struct comm *c) {
-  if (check(c) || peer != 0 || !depth || *length == 64) return INVALID_ARGUMENT;
+  if (check(c) || peer != 0 || !depth || *length == MAX_MESSAGES) return INVALID_ARGUMENT;
   if (fails()) return CUDA_ERROR;
   list[(*length)++] = (struct message){from, to, n * size(type)};
   return SUCCESS;
