@@ -261,7 +261,9 @@ func TestErrorsOfNearDeadlines(t *testing.T) {
 		{"told, the deadline passed", 2<<8 | 4, expired, comm.ErrTimeout, until + ", which waited for rank 3"},
 		{"told, canceled", 2 << 8, canceled, comm.ErrCanceled, until},
 	} {
-		e := &endpoint{watch: &watch{told: 1, rank: 2, peer: 3, operation: uint32(comm.OpAllReduce), epoch: 5, why: c.why, limit: int64(time.Second)}}
+		e := &endpoint{watch: &watch{
+			told: 1, rank: 2, peer: 3, operation: uint32(comm.OpAllReduce), epoch: 5, why: c.why, limit: int64(time.Second),
+		}}
 		err := e.fault(c.ctx)
 		require.ErrorIs(t, err, c.want, c.name)
 		assert.ErrorContains(t, err, c.text, c.name)

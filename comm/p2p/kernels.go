@@ -271,7 +271,9 @@ func (k *kernelSet) all() (list []*kernel) {
 			add(kernel)
 		}
 	}
-	for _, kernel := range []*kernel{k.move, k.moveRing, k.leave, k.i8.atPacks, k.i8.ragged, k.fp8.atPacks, k.fp8.ragged, k.post, k.receive} {
+	for _, kernel := range []*kernel{
+		k.move, k.moveRing, k.leave, k.post, k.receive, k.i8.atPacks, k.i8.ragged, k.fp8.atPacks, k.fp8.ragged,
+	} {
 		add(kernel)
 	}
 	return list

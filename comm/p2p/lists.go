@@ -152,7 +152,8 @@ func (l *sharedLists) checkOwn(own runtime.Entries) error {
 	switch {
 	case own.N < 0 || own.N > list.N:
 		return fmt.Errorf("%w: a list of %d entries, where there is room for %d", comm.ErrArgument, own.N, list.N)
-	case own.Idx != list.Idx || own.Val != list.Val || own.Len != 0 && own.Len != list.Len || own.Shared != 0 && own.Shared != list.Shared:
+	case own.Idx != list.Idx, own.Val != list.Val,
+		own.Len != 0 && own.Len != list.Len, own.Shared != 0 && own.Shared != list.Shared:
 		return fmt.Errorf("%w: another list than this rank's", comm.ErrArgument)
 	}
 	return nil

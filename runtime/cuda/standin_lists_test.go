@@ -81,7 +81,8 @@ func (l *hostLists) Close() error             { return l.s.rt.Deallocate(l.memor
 func (l *hostLists) Gather(own runtime.Entries) error {
 	h := &hostmem.Slice[listHead](l.memory, 1)[0]
 	list := l.lists[h.rank]
-	if own.N > list.N || own.Idx != list.Idx || own.Val != list.Val || own.Len != 0 && own.Len != list.Len || own.Shared != 0 && own.Shared != list.Shared {
+	if own.N > list.N || own.Idx != list.Idx || own.Val != list.Val ||
+		own.Len != 0 && own.Len != list.Len || own.Shared != 0 && own.Shared != list.Shared {
 		return errors.New("a list that is not the rank's own, nor its beginning")
 	}
 	epoch, room := h.epoch[0], int(h.room)
