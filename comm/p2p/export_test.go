@@ -1,12 +1,8 @@
 package p2p
 
 import (
-	"context"
-	"math"
 	"os"
 	"time"
-
-	"github.com/tutti-go/tutti/comm"
 )
 
 // memoryVariable is what has the tests use scratch memory of the host if it is "host".
@@ -43,38 +39,7 @@ func Launching(c *Comm) bool {
 	return true
 }
 
-// NewLevels makes two levels of communicators, which have hosts of so many ranks each, of memory that is given
-// back by free. All calls that can run in levels do. over makes a sub-communicator.
-func NewLevels(base, within, between comm.Communicator, each int, idle func() bool, memory func(bytes int) (uintptr, error), free func(uintptr) error,
-	over func(context.Context, comm.Communicator) (comm.Communicator, error)) (c comm.Communicator, err error) {
-	member := func(c comm.Communicator, first, step int) level {
-		m := level{Communicator: c, streams: c.(streams)}
-		for i := range c.WorldSize() {
-			m.ranks = append(m.ranks, first+i*step)
-		}
-		return m
-	}
-	l := newLevels(base, base.(streams))
-	l.within, l.between = member(within, base.Rank()/each*each, 1), member(between, base.Rank()%each, each)
-	l.idle, l.free = idle, free
-	l.over = func(ctx context.Context, base comm.Communicator, _ *offloadTable) (comm.Communicator, error) {
-		return over(ctx, base)
-	}
-	for k := range l.offload.limit {
-		l.offload.limit[k] = math.MaxInt
-	}
-	l.share, err = memory(shareBytes)
-	return l, err
-}
-
 // WithHost has a rank pretend to be on a host.
 func WithHost(name string) Option {
 	return func(o *options) { o.host = func() ([16]byte, error) { return identity(name), nil } }
-}
-
-// BytesOf returns from and up to which number of bytes a communicator in two levels runs a call in them.
-func BytesOf(c comm.Communicator, x comm.Call) (least, most int) {
-	l := c.(*levels)
-	k, _ := classOf(&x)
-	return l.offload.least[k], l.offload.limit[k]
 }

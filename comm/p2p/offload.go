@@ -62,7 +62,6 @@ func classOf(x *comm.Call) (class, bool) {
 // offloadTable says which calls a communicator runs itself and does not pass to its base:
 // those up to a limit, and reductions that the base lacks. It is the same on all ranks.
 type offloadTable struct {
-	least [classes]int           // bytes of a piece, 0 within a host
 	limit [classes]int           // bytes of a piece
 	lacks [len(elements)][5]bool // by type and reduction
 }
@@ -75,7 +74,7 @@ func (t *offloadTable) lacked(x *comm.Call) bool {
 // faster reports whether the communicator runs a call faster than its base.
 func (t *offloadTable) faster(x *comm.Call) bool {
 	k, ok := classOf(x)
-	return ok && t.least[k] <= x.Bytes() && x.Bytes() <= t.limit[k]
+	return ok && x.Bytes() <= t.limit[k]
 }
 
 // has reports whether the communicator runs a call itself.
@@ -208,7 +207,7 @@ func (m *measurement) free() error {
 }
 
 // measure sets the bound of each class to the last size of a sequence, to a power of two, up to which the
-// base is never faster. Ascending sizes have an upper bound, descending ones a lower bound.
+// base is never faster.
 func (c *contest) measure(ctx context.Context, b *bootstrap, m *measurement, t *offloadTable) error {
 	for k := range classes {
 		if x := c.sample(k, m.send, m.recv, c.sizes[0]); !c.runs(&x) {
@@ -226,9 +225,9 @@ func (c *contest) measure(ctx context.Context, b *bootstrap, m *measurement, t *
 			}
 			won = bytes
 		}
-		for won > 0 && max(won, lost) > 2*min(won, lost) && lost > 0 {
-			doublings := bits.Len(uint(max(won, lost)/min(won, lost))) - 1
-			between := min(won, lost) << (doublings / 2)
+		for won > 0 && lost > 2*won {
+			doublings := bits.Len(uint(lost/won)) - 1
+			between := won << (doublings / 2)
 			ok, err := c.wins(ctx, b, m, k, between)
 			if err != nil {
 				return err
@@ -243,8 +242,6 @@ func (c *contest) measure(ctx context.Context, b *bootstrap, m *measurement, t *
 		switch {
 		case lost == 0:
 			t.limit[k] = math.MaxInt
-		case won > lost:
-			t.least[k], t.limit[k] = x.Bytes(), math.MaxInt
 		case won > 0:
 			t.limit[k] = x.Bytes()
 		}

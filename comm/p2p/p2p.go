@@ -27,8 +27,6 @@
 // ranks agree on it. Both submit to the base's stream. Calls of a Group go to the base, which
 // starts them together, except those that the base lacks: what is to use peer memory is called
 // by itself.
-//
-// [NewHierarchical] does the same for GPUs of several hosts, on which large operations run in two levels.
 package p2p
 
 import (
