@@ -67,7 +67,6 @@ type Comm struct {
 	counts    bool // calls are the user's: creation is over
 	windows   windows
 	marks     marks.Marks
-	before    func(cause error)
 	told      sync.Once
 	stuck     atomic.Bool // kernels of this rank go on after the abort
 	released  atomic.Bool

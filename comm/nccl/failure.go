@@ -30,10 +30,7 @@ func (c *Comm) fail(err error) error {
 // missing rank. control lives on for Shrink, until Release.
 func (a adapter) Abort(ctx context.Context, cause error) {
 	c := a.c
-	if c.before != nil {
-		c.before(cause)
-	}
-	c.Tell(cause)
+	c.tell(cause)
 	ending := endingTime(c.submitted.inFlight(), c.rt.HasCaptured())
 	c.data.abort(ending)
 	c.windows.native.Load().abort(ending)
@@ -66,14 +63,11 @@ func endingTime(calls uint64, captured bool) time.Duration {
 // that a lost peer leaves the kernels their time.
 const tellTimeout = time.Second
 
-// Tell tells the other ranks, once, that this one aborts, before it does. Abort does it as well; a
+// tell tells the other ranks, once, that this one aborts, before it does. Abort does it as well; a
 // communicator above this one does it before it ends kernels of its own.
-func (c *Comm) Tell(cause error) { c.told.Do(func() { c.tellOthers(cause) }) }
+func (c *Comm) tell(cause error) { c.told.Do(func() { c.tellOthers(cause) }) }
 
-// BeforeAbort has f called before the communicator aborts anything. It comes before the first operation.
-func (c *Comm) BeforeAbort(f func(cause error)) { c.before = f }
-
-// tellOthers is Tell: see abandoned.
+// tellOthers is tell: see abandoned.
 func (c *Comm) tellOthers(cause error) {
 	c.submitted.aborts(cause)
 	if c.reporter == nil || c.WorldSize() == 1 {

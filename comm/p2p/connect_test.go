@@ -41,6 +41,18 @@ func TestRanksAgreeOnAnError(t *testing.T) {
 	}
 }
 
+// Ranks of several hosts, or with other options, share no memory, and all of them are told.
+func TestCompatible(t *testing.T) {
+	hosts := []hello{{host: [16]byte{1}}, {host: [16]byte{1}}, {host: [16]byte{2}}}
+	sizes := []hello{{bytes: 1}, {bytes: 1}, {bytes: 2}}
+	for rank := range hosts {
+		assert.NoError(t, compatible(hosts[:2], rank%2))
+		assert.ErrorIs(t, compatible(hosts, rank), comm.ErrUnsupported)
+		assert.ErrorContains(t, compatible(hosts, rank), "different hosts")
+		assert.ErrorIs(t, compatible(sizes, rank), comm.ErrMismatch)
+	}
+}
+
 // Ranks on one GPU share it, and the smallest share counts.
 func TestRanksHaveTheirShareOfAGPU(t *testing.T) {
 	on := func(gpu byte, multiprocessors int) hello {

@@ -38,8 +38,3 @@ func Launching(c *Comm) bool {
 	}
 	return true
 }
-
-// WithHost has a rank pretend to be on a host.
-func WithHost(name string) Option {
-	return func(o *options) { o.host = func() ([16]byte, error) { return identity(name), nil } }
-}

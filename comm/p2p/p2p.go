@@ -47,9 +47,7 @@ type Option func(*options)
 type options struct {
 	patience time.Duration
 	most     int
-	inHost   bool                     // the scratch memory is the host's
-	host     func() ([16]byte, error) // what ranks that reach each other's memory have in common
-	before   func(cause error)        // is called before kernels are made to leave, unless it is nil
+	inHost   bool // the scratch memory is the host's
 }
 
 // patience is longer than ranks of a healthy job are apart when one writes a checkpoint or
@@ -76,7 +74,7 @@ func New(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ...
 
 // settings checks the arguments of New.
 func settings(base comm.Communicator, rt *cuda.Runtime, opts []Option) (streams, options, error) {
-	o := options{patience: patience, most: -1, host: hostIdentity}
+	o := options{patience: patience, most: -1}
 	if base == nil || rt == nil {
 		return nil, o, fmt.Errorf("p2p: %w: base communicator or runtime is nil", comm.ErrArgument)
 	}

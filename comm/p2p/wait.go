@@ -67,9 +67,6 @@ func (c *Comm) SyncCommStream() error { return c.Sync(context.Background()) }
 // their hosts the cause, if it can.
 func (a adapter) Abort(ctx context.Context, cause error) {
 	here, stream := a.c.here, a.c.Stream()
-	if a.c.before != nil {
-		a.c.before(cause)
-	}
 	here.stopWaiting()
 	look, cancel := context.WithTimeout(ctx, lookTime)
 	defer cancel()
