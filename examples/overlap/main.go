@@ -7,7 +7,7 @@
 // reducer.go is the part to copy: how the two streams are ordered. worker.go
 // gives it something to hide communication behind, a kernel of its own (gradient.cu).
 //
-// `tutti bench overlap` measures and draws a whole training step this way.
+// The laboratory (lab/) measures a whole training step this way.
 package main
 
 import (

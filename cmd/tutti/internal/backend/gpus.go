@@ -8,7 +8,6 @@ import (
 	"regexp"
 	"runtime"
 
-	"github.com/tutti-go/tutti/cmd/tutti/internal/cublas"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/comm/p2p"
@@ -35,20 +34,6 @@ type GPUs struct {
 	NoPeerMemory string `json:"p2p_unavailable"`
 
 	err error
-}
-
-// CUBLAS is the library that `tutti bench overlap` multiplies by, in the form
-// of [GPUs].
-type CUBLAS struct {
-	Version     string `json:"cublas"`
-	Library     string `json:"cublas_library"`
-	Unavailable string `json:"cublas_unavailable"`
-}
-
-// LookForCUBLAS finds out whether it is there.
-func LookForCUBLAS() CUBLAS {
-	version, library, err := cublas.Version()
-	return CUBLAS{Version: version, Library: library, Unavailable: Reason(err)}
 }
 
 // LookForGPUs finds out what there is. What is missing is no error.

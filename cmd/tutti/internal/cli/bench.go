@@ -11,6 +11,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
 )
@@ -37,48 +38,14 @@ reduction of a type, graphs) is wrong usage, exit code 2.`,
 	for _, k := range bench.Collectives() {
 		addGroup(cmd, "Collectives:", newBenchCollective(k))
 	}
-	addGroup(cmd, "Gradients:", newBenchSparse(), newBenchBuckets(), newBenchOverlap())
-	addGroup(cmd, "Comparisons:", newBenchCompare(), newBenchPeerMemory(), newBenchScoreboard())
+	addGroup(cmd, "Gradients:", newBenchSparse(), newBenchBuckets())
 	onlySubcommands(cmd, "collective")
 	return cmd
-}
-
-// benchFlags are the flags that all measurements have.
-type benchFlags struct {
-	world
-	low, high, step int
-	repeats         bench.Repeats
-	verify          bool
-	json            bool
-}
-
-// newBenchFlags adds the flags to a command that has these sizes by default.
-func newBenchFlags(flags *pflag.FlagSet, w world, low, high int) *benchFlags {
-	b := &benchFlags{world: w, low: low, high: high, step: 4, repeats: bench.DefaultRepeats(), verify: true}
-	b.register(flags)
-	flags.Var(sizeFlag(&b.low), "min", "smallest size: bytes, or with K, M, G")
-	flags.Var(sizeFlag(&b.high), "max", "largest size")
-	flags.IntVar(&b.step, "step", b.step, "`factor` from one size to the next")
-	flags.IntVar(&b.repeats.Warmup, "warmup", b.repeats.Warmup, "calls before the measurement of a size")
-	flags.IntVar(&b.repeats.Iterations, "iters", b.repeats.Iterations, "calls of a round; 0 for as many as take about 20 ms")
-	flags.IntVar(&b.repeats.Rounds, "rounds", b.repeats.Rounds, "rounds, of which the median counts")
-	flags.BoolVar(&b.verify, "verify", b.verify, "compare every element of a result with a reference")
-	flags.BoolVar(&b.json, "json", false, "print one JSON object a line instead of the table")
-	return b
 }
 
 // wideFlag adds the flag for a table that does not fit 80 columns.
 func wideFlag(flags *pflag.FlagSet, wide *bool) {
 	flags.BoolVar(wide, "wide", false, "print all columns, as nccl-tests has them, which take 140 of a terminal")
-}
-
-// sizes are those between the flags.
-func (b *benchFlags) sizes() ([]int, error) {
-	sizes, err := bench.Sizes(b.low, b.high, b.step)
-	if err != nil {
-		return nil, usageError{err}
-	}
-	return sizes, nil
 }
 
 // tally counts what was reported, for the lines under a table and the exit code.
@@ -97,7 +64,7 @@ func (t *tally) add(r bench.Result) {
 	}
 }
 
-// finish prints the lines under a table and returns what [tally.failure] does.
+// finish prints the lines under a table and returns what [console.WrongElements] does.
 func (t *tally) finish(text io.Writer, verified bool) error {
 	if t.lines == 0 {
 		return nil
@@ -107,15 +74,7 @@ func (t *tally) finish(text io.Writer, verified bool) error {
 		fmt.Fprintf(text, "# Wrong elements   : %d\n", t.wrong)
 	}
 	fmt.Fprintf(text, "# Avg bus bandwidth: %.4g GB/s\n", t.busBW/float64(t.lines))
-	return t.failure()
-}
-
-// failure is an error when results were wrong.
-func (t *tally) failure() error {
-	if t.wrong > 0 {
-		return fmt.Errorf("%d elements of the results are wrong", t.wrong)
-	}
-	return nil
+	return console.WrongElements(t.wrong)
 }
 
 // about describes a collective for the help.
@@ -131,7 +90,7 @@ var about = map[string]string{
 func newBenchCollective(k bench.Collective) *cobra.Command {
 	name := k.String()
 	cfg := bench.Config{Collective: k, DType: dtype.F32, Op: comm.Sum}
-	var flags *benchFlags
+	var flags *console.Measurement
 	var inPlace, symmetric, wide bool
 	cmd := &cobra.Command{
 		Use:   name,
@@ -140,11 +99,11 @@ func newBenchCollective(k bench.Collective) *cobra.Command {
   tutti bench %[1]s --ranks 8 --min 1M --max 1M --dtype f16 --json`, name),
 		Args: cobra.NoArgs,
 	}
-	flags = newBenchFlags(cmd.Flags(), newWorld(), 8, 64<<20)
-	dtypeFlag(cmd.Flags(), &cfg.DType, dtype.All()...)
+	flags = console.NewMeasurement(cmd.Flags(), console.NewWorld(), 8, 64<<20)
+	console.DTypeFlag(cmd.Flags(), &cfg.DType, dtype.All()...)
 	if k.Reduces() {
-		cmd.Flags().Var(flagValue[comm.ReduceOp]{target: &cfg.Op, parse: dtype.ParseReduceOp, format: comm.ReduceOp.String, kind: "name"},
-			"op", "reduction: "+joinNames(dtype.ReduceOps()))
+		cmd.Flags().Var(console.Value[comm.ReduceOp]{Target: &cfg.Op, Parse: dtype.ParseReduceOp, Format: comm.ReduceOp.String, Kind: "name"},
+			"op", "reduction: "+console.JoinNames(dtype.ReduceOps()))
 	}
 	places := k.Places()
 	if len(places) > 1 {
@@ -155,10 +114,10 @@ func newBenchCollective(k bench.Collective) *cobra.Command {
 	wideFlag(cmd.Flags(), &wide)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var err error
-		if cfg.Sizes, err = flags.sizes(); err != nil {
+		if cfg.Sizes, err = flags.Sizes(); err != nil {
 			return err
 		}
-		cfg.Backend, cfg.Repeats, cfg.Verify = flags.backend, flags.repeats, flags.verify
+		cfg.Backend, cfg.Repeats, cfg.Verify = flags.Backend, flags.Repeats, flags.Verify
 		switch {
 		case !symmetric:
 			cfg.Symmetric = bench.Never
@@ -171,24 +130,24 @@ func newBenchCollective(k bench.Collective) *cobra.Command {
 		}
 		measurement, err := bench.New(cfg)
 		if err != nil {
-			return usageError{err}
+			return console.UsageError{Err: err}
 		}
 		var t tally
-		lines, text := forms(cmd.OutOrStdout(), flags.json)
+		lines, text := console.Forms(cmd.OutOrStdout(), flags.JSON)
 		report := func(results []bench.Result) {
 			if t.lines == 0 {
 				printHeader(text, results, wide)
 			}
 			for _, r := range results {
 				t.add(r)
-				writeJSON(lines, r)
+				console.WriteJSON(lines, r)
 			}
 			printLine(text, results, wide)
 		}
-		err = flags.run(cmd, nil, func(ctx context.Context, r backend.Rank) error {
+		err = flags.Run(cmd, nil, func(ctx context.Context, r backend.Rank) error {
 			return measurement.Run(ctx, r, report)
 		})
-		return errors.Join(err, t.finish(text, flags.verify))
+		return errors.Join(err, t.finish(text, flags.Verify))
 	}
 	return cmd
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 )
 
 // The tables of `tutti bench` are printed line by line as the results come. A line fits 80
@@ -47,7 +48,7 @@ func printHeader(out io.Writer, results []bench.Result, wide bool) {
 		writeComment(out, "buffers: "+bufferMeaning(first))
 	}
 	if first.HandOver != nil {
-		writeComment(out, "peer memory: "+handOverMeaning(first))
+		writeComment(out, "peer memory: "+console.HandOver(first))
 	}
 	writeComment(out, "")
 	places, names, units := callColumns(wide, "", "", "", "", ""), callColumns(wide, "size", "count", "type", "redop", "root"), callColumns(wide, "(B)", "(elements)", "", "", "")
@@ -85,22 +86,11 @@ func bufferMeaning(r bench.Result) string {
 	return "plain, of the runtime"
 }
 
-// handOverMeaning says what goes over peer memory.
-func handOverMeaning(r bench.Result) string {
-	switch {
-	case r.Ranks == 1:
-		return "one rank has no peers"
-	case *r.HandOver < 0:
-		return "for none of these sizes, over which " + r.Backend + " is faster"
-	}
-	return fmt.Sprintf("up to %d bytes, beyond that %s is faster", *r.HandOver, r.Backend)
-}
-
 func printLine(out io.Writer, results []bench.Result, wide bool) {
 	first := results[0]
 	line := callColumns(wide, first.Bytes, first.Count, first.DType, first.Op, first.Root)
 	for _, r := range results {
-		line += placeColumns(wide, formatTime(r.Time), fmt.Sprintf("%.2f", r.AlgBW), fmt.Sprintf("%.2f", r.BusBW), wrongText(r))
+		line += placeColumns(wide, console.FormatTime(r.Time), fmt.Sprintf("%.2f", r.AlgBW), fmt.Sprintf("%.2f", r.BusBW), wrongText(r))
 	}
 	fmt.Fprintln(out, "  "+line)
 }
@@ -137,7 +127,7 @@ func printSparseLine(out io.Writer, r bench.SparseResult, wide bool) {
 		ofDense = fmt.Sprintf("%.2f", 100*r.SentBytes/dense)
 	}
 	fmt.Fprintln(out, "  "+sparseColumns(wide, r.Bytes, r.Count, backend.PatternName(r.Pattern, r.Chosen, r.Values), r.Density, fmt.Sprintf("%.0f", r.SentBytes), ofDense,
-		formatTime(r.SelectTime), formatTime(r.ExchangeTime), formatTime(r.Time), fmt.Sprintf("%.2f", r.AlgBW), fmt.Sprintf("%.2f", r.BusBW), wrongText(r.Result)))
+		console.FormatTime(r.SelectTime), console.FormatTime(r.ExchangeTime), console.FormatTime(r.Time), fmt.Sprintf("%.2f", r.AlgBW), fmt.Sprintf("%.2f", r.BusBW), wrongText(r.Result)))
 }
 
 // wrongText is the number of wrong elements.
@@ -146,18 +136,6 @@ func wrongText(r bench.Result) string {
 		return "N/A"
 	}
 	return strconv.FormatInt(*r.Wrong, 10)
-}
-
-// formatTime writes microseconds with about as many digits as they are worth.
-func formatTime(us float64) string {
-	switch {
-	case us < 10:
-		return fmt.Sprintf("%.3f", us)
-	case us < 1000:
-		return fmt.Sprintf("%.2f", us)
-	default:
-		return fmt.Sprintf("%.0f", us)
-	}
 }
 
 // writeComment writes a line that readers of the table skip.

@@ -9,11 +9,12 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 )
 
 func newBenchBuckets() *cobra.Command {
 	cfg := bench.BucketsConfig{Density: 0.01, Buckets: 8, Bytes: 4 << 20, Backward: 10 * time.Millisecond, Rounds: 7, Patterns: somePatterns()}
-	w := newWorld()
+	w := console.NewWorld()
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "buckets",
@@ -26,38 +27,38 @@ when the backward pass is over (after), and each as soon as it is complete
 
 Times are those of a step on the slowest rank, medians. The backward pass is
 slept, so that ranks which share processors, as on an emulated cluster, do not
-take them from each other. For a real one on GPUs see tutti bench overlap.`,
+take them from each other. A real one on GPUs is in examples/overlap.`,
 		Example: `  tutti bench buckets --ranks 2
   tutti cluster --rate 100mbit bench buckets --pattern oktopk --backward 20ms`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg.Backend = w.backend
+			cfg.Backend = w.Backend
 			if err := cfg.Validate(); err != nil {
-				return usageError{err}
+				return console.UsageError{Err: err}
 			}
-			lines, text := forms(cmd.OutOrStdout(), asJSON)
+			lines, text := console.Forms(cmd.OutOrStdout(), asJSON)
 			first := true
 			report := func(r bench.BucketsResult) {
-				writeJSON(lines, r)
+				console.WriteJSON(lines, r)
 				if first {
 					fmt.Fprintf(text, "# %s of %s over %s, backend %s, density %v\n",
-						backend.Counted(r.Buckets, "bucket"), formatSize(r.Bytes), backend.Counted(r.Ranks, "rank"), r.Backend, r.Density)
+						backend.Counted(r.Buckets, "bucket"), console.FormatSize(r.Bytes), backend.Counted(r.Ranks, "rank"), r.Backend, r.Density)
 					writeComment(text, fmt.Sprintf("%-15s %14s %14s %14s %8s", "pattern", "backward (us)", "after (us)", "behind (us)", "hidden"))
 				}
 				first = false
-				fmt.Fprintf(text, "  %-15s %14s %14s %14s %7.0f%%\n", r.Pattern, formatTime(r.Backward), formatTime(r.After), formatTime(r.Behind), 100*r.Hidden)
+				fmt.Fprintf(text, "  %-15s %14s %14s %14s %7.0f%%\n", r.Pattern, console.FormatTime(r.Backward), console.FormatTime(r.After), console.FormatTime(r.Behind), 100*r.Hidden)
 			}
-			return w.run(cmd, nil, func(ctx context.Context, r backend.Rank) error {
+			return w.Run(cmd, nil, func(ctx context.Context, r backend.Rank) error {
 				return bench.RunBuckets(ctx, r, cfg, report)
 			})
 		},
 	}
 	flags := cmd.Flags()
-	w.register(flags)
+	w.Register(flags)
 	patternsFlag(flags, &cfg.Patterns)
 	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the entries that a rank selects")
 	flags.IntVar(&cfg.Buckets, "buckets", cfg.Buckets, "`number` of buckets")
-	flags.Var(sizeFlag(&cfg.Bytes), "size", "size of a bucket: bytes, or with K, M, G")
+	flags.Var(console.SizeFlag(&cfg.Bytes), "size", "size of a bucket: bytes, or with K, M, G")
 	flags.DurationVar(&cfg.Backward, "backward", cfg.Backward, "time of the backward pass for a bucket")
 	flags.IntVar(&cfg.Rounds, "rounds", cfg.Rounds, "steps of each kind, of which the median counts")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON object a line instead of the table")

@@ -15,8 +15,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
-	"time"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -117,7 +115,6 @@ func TestWrongUsage(t *testing.T) {
 		{"train -x", "unknown shorthand flag: 'x' in -x\n"},
 		{"help nosuch", `unknown command "nosuch"`},
 		{"completion fsh", `did you mean "fish"?`},
-		{"bench overlap --pattern oktopk --density 0", "density 0 is not in (0, 1]"},
 		{"train --timeout -1s", `"--timeout" flag: must be 0 or more`},
 		{"train --backend locale", `did you mean "local"?`},
 		{"train --backend tpc", `did you mean "tcp"?`},
@@ -131,7 +128,6 @@ func TestWrongUsage(t *testing.T) {
 		{"bench allreduce --ranks 1024 --max 1024G", "local: the buffers of 1024 ranks are 2097152.0 GiB"},
 		{"bench sparse --ranks 1024 --max 1024G", "local: the buffers of 1024 ranks are 3145728.0 GiB"},
 		{"train --backend noop --ranks 2", "noop: has one rank, not 2"},
-		{"bench overlap --pattern topk", `did you mean "topkA"?`},
 		{"train --speed", "unknown flag: --speed; did you mean --seed?"},
 		{"bench allreduce --vrify", "did you mean --verify?"},
 		{"train --nonsense", "unknown flag: --nonsense\n"},
@@ -147,13 +143,8 @@ func TestWrongUsage(t *testing.T) {
 		{"bench allreduce --rounds 0", "rounds 0"},
 		{"bench allreduce --rounds 9223372036854775807", "rounds 9223372036854775807 is not in [1, "},
 		{"bench sparse --iters 9223372036854775807", "iters 9223372036854775807 is not in [0, "},
-		{"bench overlap --rounds 9223372036854775807", "rounds is 9223372036854775807, want a number in [1, "},
-		{"bench overlap --width 9223372036854775807", "width is 9223372036854775807, want a number in [1, "},
 		{"bench buckets --size 1073741824G", "lower --size, --buckets or --ranks"},
 		{"bench buckets --backward 2562047h", "backward 2562047h0m0s is not in [0s, 1h0m0s]"},
-		{"bench compare --ranks 9223372036854775807", "9223372036854775807 ranks are not in [2, "},
-		{"bench compare --runs 9223372036854775807", "9223372036854775807 runs are not in [1, "},
-		{"bench compare --max 1024G", "compare: the buffers of 2 ranks are 4096.0 GiB"},
 		{"cluster --per-host 9223372036854775807 hostname", "9223372036854775807 ranks per host are not in [1, "},
 		{"train --epochs 9223372036854775807", "epochs 9223372036854775807 is not in [1, "},
 		{"bench alltoall --in-place", "unknown flag: --in-place"},
@@ -165,7 +156,6 @@ func TestWrongUsage(t *testing.T) {
 		{"bench allreduce --graph", "local: --graph needs a backend with CUDA graphs: nccl"},
 		{"bench allreduce --p2p", "local: --p2p needs a backend with GPUs: nccl"},
 		{"train --p2p", "local: --p2p needs"},
-		{"bench p2p --dtype f31", `unknown element type "f31"`},
 		{"bench allreduce --symmetric", "local: --symmetric needs a backend with symmetric memory: nccl"},
 	} {
 		args := strings.Fields(c.args)
@@ -234,7 +224,7 @@ func TestInfo(t *testing.T) {
 
 	gpus, _ := info["gpus"].([]any)
 	assert.NotNil(t, gpus, "a list, not null")
-	for _, key := range []string{"driver", "cuda", "nccl", "nccl_library", "gpu_unavailable", "nccl_unavailable", "cluster_unavailable", "cublas", "cublas_library", "cublas_unavailable"} {
+	for _, key := range []string{"driver", "cuda", "nccl", "nccl_library", "gpu_unavailable", "nccl_unavailable", "cluster_unavailable"} {
 		assert.Contains(t, info, key)
 	}
 
@@ -413,20 +403,6 @@ func TestDefaultBackendOfTheEnvironment(t *testing.T) {
 	assert.Contains(t, stderr, `unknown backend "nonsense"`)
 }
 
-// Where there is no terminal, a long work says now and then how far it is.
-func TestProgressInAPipe(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
-		b := &bars{out: &out, pieces: 2}
-		for step := range 20 {
-			b.set("topkA", step+1, 20)
-			time.Sleep(time.Second)
-		}
-		b.stop()
-		assert.Equal(t, "tutti: topkA: 6 of 20\ntutti: topkA: 11 of 20\ntutti: topkA: 16 of 20\n", out.String())
-	})
-}
-
 // Each process that a launcher started is a world of its own on local.
 func TestJobsOfSeveralWorldsAreNoted(t *testing.T) {
 	t.Setenv("OMPI_COMM_WORLD_SIZE", "2")
@@ -523,21 +499,6 @@ func TestWrongResultsAreAFailure(t *testing.T) {
 	assert.Contains(t, out.String(), "# Wrong elements   : 3")
 }
 
-func TestParseSize(t *testing.T) {
-	for text, want := range map[string]int{"8": 8, "64K": 64 << 10, "64k": 64 << 10, "16MiB": 16 << 20, "1.5M": 3 << 19, "1G": 1 << 30, "4KB": 4096, "0": 0} {
-		got, err := parseSize(text)
-		assert.NoError(t, err, text)
-		assert.Equal(t, want, got, text)
-	}
-	for _, text := range []string{"", "K", "-1", "1.3", "8T", "NaN", "1e30G"} {
-		_, err := parseSize(text)
-		assert.Error(t, err, text)
-	}
-	for bytes, want := range map[int]string{8: "8", 1 << 10: "1K", 3 << 19: "1536K", 64 << 20: "64M", 1 << 30: "1G"} {
-		assert.Equal(t, want, formatSize(bytes))
-	}
-}
-
 func TestShellsCompleteNames(t *testing.T) {
 	for line, want := range map[string]string{
 		"train --backend m":           "mpi",
@@ -561,6 +522,9 @@ func TestHelpListsTheEnvironment(t *testing.T) {
 	variable := regexp.MustCompile(`"(TUTTI_[A-Z_]+)"`)
 	found := map[string]bool{}
 	require.NoError(t, filepath.WalkDir("../../../..", func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.IsDir() && entry.Name() == "lab" {
+			return fs.SkipDir
+		}
 		if err != nil || entry.IsDir() || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") || strings.Contains(filepath.ToSlash(path), "test/") || strings.Contains(filepath.ToSlash(path), "internal/standin/") {
 			return err
 		}

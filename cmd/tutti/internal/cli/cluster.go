@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 )
 
 func newCluster() *cobra.Command {
@@ -40,10 +41,10 @@ The exit code is that of the job.`,
   sudo $(which tutti) cluster hostname`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := cfg.Validate(); err != nil {
-				return usageError{err}
+				return console.UsageError{Err: err}
 			}
 			if len(args) == 0 || args[0] == "" {
-				return usagef("which command is to run on the cluster, such as bench sparse?")
+				return console.Usagef("which command is to run on the cluster, such as bench sparse?")
 			}
 			args, self, err := program(cmd, args)
 			if err != nil {
@@ -56,13 +57,13 @@ The exit code is that of the job.`,
 	flags.SetInterspersed(false) // what follows the command is the command's
 	flags.IntVar(&cfg.Hosts, "hosts", cfg.Hosts, "number of hosts")
 	flags.IntVar(&cfg.PerHost, "per-host", cfg.PerHost, "ranks on each host")
-	flags.Var(flagValue[cluster.Rate]{target: &cfg.Rate, parse: cluster.ParseRate, format: cluster.Rate.String, kind: "bits/s"},
+	flags.Var(console.Value[cluster.Rate]{Target: &cfg.Rate, Parse: cluster.ParseRate, Format: cluster.Rate.String, Kind: "bits/s"},
 		"rate", "what each link carries in each direction, such as 100mbit or 10gbit")
 	flags.DurationVar(&cfg.Delay, "delay", 0, "time that packets take from one host to another, such as 50us")
-	flags.Var(flagValue[float64]{target: &cfg.Loss, kind: "percent", format: func(v float64) string { return fmt.Sprint(v, "%") },
-		parse: parsePercent},
+	flags.Var(console.Value[float64]{Target: &cfg.Loss, Kind: "percent", Format: func(v float64) string { return fmt.Sprint(v, "%") },
+		Parse: parsePercent},
 		"loss", "share of packets that are lost, such as 0.1%")
-	flags.Var(nameFlag(&mpi, func(text string) (string, error) { return oneOf("MPI library", text, cluster.MPIs(), nil) }),
+	flags.Var(console.NameFlag(&mpi, func(text string) (string, error) { return console.OneOf("MPI library", text, cluster.MPIs(), nil) }),
 		"mpi", strings.Join(cluster.MPIs(), " or ")+"; the first that is there unless set")
 	return cmd
 }
@@ -86,7 +87,7 @@ func program(cmd *cobra.Command, args []string) (command []string, self string, 
 		return append([]string{self}, args...), self, nil
 	}
 	if _, err := exec.LookPath(args[0]); err != nil {
-		return nil, self, usageError{fmt.Errorf("%s is no command of tutti and no program: %w", args[0], err)}
+		return nil, self, console.UsageError{Err: fmt.Errorf("%s is no command of tutti and no program: %w", args[0], err)}
 	}
 	return args, self, nil
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/checkpoint"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 	"github.com/tutti-go/tutti/distributed/delta"
 )
 
@@ -50,20 +51,20 @@ func newDeltaWrite(use, short, example, question, outUsage string, write writer)
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case len(args) != 2:
-				return usagef("%s", question)
+				return console.Usagef("%s", question)
 			case out == "":
-				return usagef("-o is missing: which file is to be written?")
+				return console.Usagef("-o is missing: which file is to be written?")
 			}
-			bar := &bars{out: cmd.ErrOrStderr(), pieces: 1}
+			bar := &console.Bars{Out: cmd.ErrOrStderr(), Pieces: 1}
 			const steps = 1000
 			name := "delta " + cmd.Name()
 			s, err := write(cmd.Context(), args[0], args[1], out, func(done, total int) {
-				bar.set(name, min(done*steps/total, steps-1), steps)
+				bar.Set(name, min(done*steps/total, steps-1), steps)
 			})
 			if err == nil {
-				bar.set(name, steps, steps)
+				bar.Set(name, steps, steps)
 			}
-			bar.stop()
+			bar.Stop()
 			if err == nil {
 				printStat(cmd.ErrOrStderr(), s) // the file may be standard output
 			}
@@ -82,14 +83,14 @@ func newDeltaStat() *cobra.Command {
 		Example: statExample,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return usagef("which delta?")
+				return console.Usagef("which delta?")
 			}
 			d, err := checkpoint.Read(args[0])
 			if err != nil {
 				return err
 			}
 			if asJSON {
-				writeJSON(cmd.OutOrStdout(), d.Stat())
+				console.WriteJSON(cmd.OutOrStdout(), d.Stat())
 			} else {
 				printStat(cmd.OutOrStdout(), d.Stat())
 			}

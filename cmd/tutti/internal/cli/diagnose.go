@@ -9,6 +9,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
+	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/diagnose"
 	"github.com/tutti-go/tutti/comm/instrument"
 )
@@ -32,20 +33,20 @@ newest counts.`,
   tutti diagnose --json . | jq -r '.findings[].text'`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usagef("which records, such as tutti-record-*.json or the directory they are in?")
+				return console.Usagef("which records, such as tutti-record-*.json or the directory they are in?")
 			}
 			records, err := diagnose.ReadFiles(args)
 			if err != nil {
 				return err
 			}
-			lines, out := forms(cmd.OutOrStdout(), asJSON)
+			lines, out := console.Forms(cmd.OutOrStdout(), asJSON)
 			if dir := filepath.Dir(records[0].Name); strings.HasPrefix(filepath.Base(dir), instrument.EpochDir) {
 				fmt.Fprintf(out, "%s:\n\n", dir)
 			}
 			report := diagnose.Diagnose(records)
-			writeJSON(lines, report)
+			console.WriteJSON(lines, report)
 			for _, f := range report.Findings {
-				fmt.Fprintln(out, wrapped(out, f.Text))
+				fmt.Fprintln(out, console.Wrapped(out, f.Text))
 			}
 			switch {
 			case len(report.Findings) > 0:
@@ -55,12 +56,12 @@ newest counts.`,
 				fmt.Fprintln(out, "nothing waits: all ranks have called the same")
 			}
 			fmt.Fprintln(out)
-			t := newTable()
+			t := console.NewTable()
 			t.AppendHeader(table.Row{"rank", "last call", "done", "waits in", "error"})
 			for _, s := range report.States {
-				t.AppendRow(table.Row{s.Rank, s.Last, yes[s.Done], s.Waits, s.Error})
+				t.AppendRow(table.Row{s.Rank, s.Last, console.Yes[s.Done], s.Waits, s.Error})
 			}
-			printTable(out, t, alignRight(1, 1), 2, 5)
+			console.PrintTable(out, t, console.AlignRight(1, 1), 2, 5)
 			return nil
 		},
 	}

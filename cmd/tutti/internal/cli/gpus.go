@@ -10,12 +10,13 @@ import (
 	"github.com/jedib0t/go-pretty/v6/text"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
 // printGPUs prints the section about GPUs: libraries, devices and their links.
-func printGPUs(out io.Writer, g backend.GPUs, cublas backend.CUBLAS) {
-	versions := newTable()
+func printGPUs(out io.Writer, g backend.GPUs) {
+	versions := console.NewTable()
 	if len(g.Devices) == 0 {
 		versions.AppendRow(table.Row{"GPU", "none: " + g.NoGPU})
 	} else {
@@ -25,20 +26,19 @@ func printGPUs(out io.Writer, g backend.GPUs, cublas backend.CUBLAS) {
 		versions.AppendRow(table.Row{"CUDA", "up to " + cmp.Or(g.CUDA, "unknown")})
 	}
 	versions.AppendRow(table.Row{"NCCL", library(g.NCCL, g.NCCLLibrary, g.NoNCCL)})
-	versions.AppendRow(table.Row{"cuBLAS", library(cublas.Version, cublas.Library, cublas.Unavailable)})
-	printTable(out, versions, nil, 2)
+	console.PrintTable(out, versions, nil, 2)
 	if len(g.Devices) == 0 {
 		return
 	}
 	fmt.Fprintln(out)
 
-	devices := newTable()
+	devices := console.NewTable()
 	devices.AppendHeader(table.Row{"GPU", "name", "memory", "compute\ncapability", "multi-\nprocessors", "PCI bus"})
 	for _, d := range g.Devices {
 		devices.AppendRow(table.Row{d.Index, d.Name, gibibytes(uint64(d.MemoryBytes)),
 			fmt.Sprintf("%d.%d", d.Major, d.Minor), d.Multiprocessors, d.PCIBus})
 	}
-	printTable(out, devices, nil, 2)
+	console.PrintTable(out, devices, nil, 2)
 	if len(g.Devices) > 1 {
 		fmt.Fprintln(out)
 		printLinks(out, g.Devices)
@@ -83,7 +83,7 @@ func printLinks(out io.Writer, devices []cuda.DeviceInfo) {
 		header = append(header, strconv.Itoa(d.Index))
 		columns = append(columns, table.ColumnConfig{Number: i + 2, Align: text.AlignLeft, AlignHeader: text.AlignLeft})
 	}
-	links := newTable()
+	links := console.NewTable()
 	links.AppendHeader(header)
 	seen := map[string]bool{}
 	for _, d := range devices {
@@ -95,7 +95,7 @@ func printLinks(out io.Writer, devices []cuda.DeviceInfo) {
 		}
 		links.AppendRow(row)
 	}
-	printTable(out, links, columns)
+	console.PrintTable(out, links, columns)
 	for _, l := range []struct{ name, meaning string }{
 		{linkNVLink, "direct access with native atomics"},
 		{linkPeer, "direct access without native atomics (PCIe)"},

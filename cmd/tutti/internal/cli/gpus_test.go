@@ -9,6 +9,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -25,13 +26,13 @@ func TestGPUSection(t *testing.T) {
 	}}
 	g.NoPeerMemory = "GPU 1 does not reach the memory of GPU 2"
 	var out bytes.Buffer
-	printGPUs(&out, g, backend.CUBLAS{Version: "13.0.2", Library: "libcublas.so.13"})
+	printGPUs(&out, g)
 	var rows [][]string
 	for line := range strings.Lines(out.String()) {
 		rows = append(rows, strings.Fields(line))
 	}
 	for _, want := range []string{
-		"GPU driver 580.95.05", "CUDA up to 13.0", "NCCL 2.28.3, libnccl.so.2", "cuBLAS 13.0.2, libcublas.so.13",
+		"GPU driver 580.95.05", "CUDA up to 13.0", "NCCL 2.28.3, libnccl.so.2",
 		"1 NVIDIA H200 140.0 GiB 9.0 132 0000:07:00.0",
 		"link 0 1 2", "0 - NVLink peer", "1 NVLink - host", "2 peer host -",
 		"NVLink: direct access with native atomics", "--p2p: GPU 1 does not reach the memory of GPU 2",
@@ -40,20 +41,19 @@ func TestGPUSection(t *testing.T) {
 	}
 
 	out.Reset()
-	printGPUs(&out, backend.GPUs{Devices: g.Devices[:1], NoNCCL: "nccl: no library"}, backend.CUBLAS{Unavailable: "cublas: no library"})
+	printGPUs(&out, backend.GPUs{Devices: g.Devices[:1], NoNCCL: "nccl: no library"})
 	assert.Contains(t, out.String(), "NCCL        none: nccl: no library")
-	assert.Contains(t, out.String(), "cuBLAS      none: cublas: no library")
 	assert.Contains(t, out.String(), "unknown", "the version of the driver")
 	assert.NotContains(t, out.String(), "link", "of one GPU to none")
 
 	out.Reset()
 	reason := strings.Repeat("unavailable ", 20)
-	printGPUs(&out, backend.GPUs{NoGPU: reason, NCCL: "2.28.3", NCCLLibrary: "libnccl.so.2"}, backend.CUBLAS{Unavailable: "no library"})
-	assert.Contains(t, out.String(), "NCCL    2.28.3, libnccl.so.2\n", "also without a GPU")
+	printGPUs(&out, backend.GPUs{NoGPU: reason, NCCL: "2.28.3", NCCLLibrary: "libnccl.so.2"})
+	assert.Contains(t, out.String(), "NCCL  2.28.3, libnccl.so.2\n", "also without a GPU")
 	words := strings.Fields(out.String())
 	assert.Equal(t, 20, strings.Count(strings.Join(words, " "), "unavailable"), "wrapped between words")
 	for line := range strings.Lines(out.String()) {
-		assert.LessOrEqual(t, len(line), 8+proseWidth+1)
+		assert.LessOrEqual(t, len(line), 8+console.ProseWidth+1)
 	}
 }
 

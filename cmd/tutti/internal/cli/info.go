@@ -2,7 +2,6 @@ package cli
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
@@ -39,7 +39,6 @@ type information struct {
 	Memory   uint64   `json:"memory_bytes"`
 	Free     uint64   `json:"memory_free_bytes"`
 	backend.GPUs
-	backend.CUBLAS
 	Backends []backendInfo `json:"backends"`
 	// NoCluster says why `tutti cluster` does not work here, "" where it does.
 	NoCluster string   `json:"cluster_unavailable"`
@@ -73,8 +72,8 @@ prints.`,
 				return nil
 			}
 			info := collect(cmd)
-			object, text := forms(cmd.OutOrStdout(), asJSON)
-			writeJSON(object, info)
+			object, text := console.Forms(cmd.OutOrStdout(), asJSON)
+			console.WriteJSON(object, info)
 			info.print(text)
 			return nil
 		},
@@ -114,7 +113,6 @@ func collect(cmd *cobra.Command) information {
 		Features:   []string{},
 		Bound:      machine.Bound(),
 		GPUs:       backend.LookForGPUs(),
-		CUBLAS:     backend.LookForCUBLAS(),
 		Patterns:   sparse.Patterns(),
 		NoCluster:  backend.Reason(cluster.Available("")),
 	}
@@ -144,7 +142,7 @@ func (info information) print(out io.Writer) {
 	if features == "" {
 		features = "none, portable code only"
 	}
-	host := newTable()
+	host := console.NewTable()
 	host.AppendRows([]table.Row{
 		{"tutti", info.Version},
 		{"go", fmt.Sprintf("%s %s/%s", info.Go, info.OS, info.Arch)},
@@ -159,17 +157,17 @@ func (info information) print(out io.Writer) {
 	if info.Bound != "" {
 		host.AppendRow(table.Row{"warning", info.Bound})
 	}
-	printTable(out, host, nil, 2)
+	console.PrintTable(out, host, nil, 2)
 	fmt.Fprintln(out)
-	printGPUs(out, info.GPUs, info.CUBLAS)
+	printGPUs(out, info.GPUs)
 	fmt.Fprintln(out)
 
-	backends := newTable()
+	backends := console.NewTable()
 	backends.AppendHeader(table.Row{"backend", "ranks are", "available", ""})
 	for _, b := range info.Backends {
-		backends.AppendRow(table.Row{b.Name, b.Summary, yes[b.Available], info.detail(b)})
+		backends.AppendRow(table.Row{b.Name, b.Summary, console.Yes[b.Available], info.detail(b)})
 	}
-	printTable(out, backends, nil, 2, 4)
+	console.PrintTable(out, backends, nil, 2, 4)
 }
 
 // detail is that of a backend, without repeating what stands above it.
@@ -198,10 +196,4 @@ func version() string {
 		}
 	}
 	return v
-}
-
-// writeJSON writes v, which has a JSON form, as one line. An error of out is
-// for [output] to tell.
-func writeJSON(out io.Writer, v any) {
-	_ = json.NewEncoder(out).Encode(v)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
 	"github.com/tutti-go/tutti/comm/instrument"
 )
@@ -48,13 +49,13 @@ again by itself, and joins again; other machines --join at any time.`,
 			}
 			switch {
 			case len(args) == 0 || args[0] == "":
-				return usagef("which program is to run, such as ./program?")
+				return console.Usagef("which program is to run, such as ./program?")
 			case cfg.Max > 0 && cfg.Min == 0:
-				return usagef("--max is for an elastic job, which --min makes")
+				return console.Usagef("--max is for an elastic job, which --min makes")
 			case cfg.Max > 0 && cfg.Max < cfg.Min:
-				return usagef("--max is %d, less than --min, %d", cfg.Max, cfg.Min)
+				return console.Usagef("--max is %d, less than --min, %d", cfg.Max, cfg.Min)
 			case cfg.Min > 0 && cfg.Machines > 1:
-				return usagef("--machines is not for an elastic job (--min), which other machines join at any time, at --listen of the first")
+				return console.Usagef("--machines is not for an elastic job (--min), which other machines join at any time, at --listen of the first")
 			}
 			if cfg.Command, _, err = program(cmd, args); err != nil {
 				return err
@@ -63,7 +64,7 @@ again by itself, and joins again; other machines --join at any time.`,
 			if os.Getenv(instrument.RecordVariable) != "" {
 				cfg.Records = instrument.RecordDir()
 			}
-			cfg.Color = canRedraw(cfg.Out) && os.Getenv("NO_COLOR") == ""
+			cfg.Color = console.CanRedraw(cfg.Out) && os.Getenv("NO_COLOR") == ""
 			return launch.Run(cmd.Context(), cfg)
 		},
 	}
@@ -77,16 +78,16 @@ again by itself, and joins again; other machines --join at any time.`,
 	flags.IntVar(&cfg.Restarts, "restarts", 0, "how often all ranks are started again when one fails")
 	flags.IntVar(&cfg.Min, "min", 0, "members that an elastic job needs")
 	flags.IntVar(&cfg.Max, "max", 0, "members that an elastic job has at most, 0 for any number")
-	tcpFlags(flags)
+	console.TCPFlags(flags)
 	flags.DurationVar(&cfg.Wait, "wait", 10*time.Minute, "how long machines wait for each other at the start")
-	restrict(flags, "ranks", fmt.Sprint("a number from 1 to ", launch.MaxRanks), func() bool { return cfg.Ranks >= 1 && cfg.Ranks <= launch.MaxRanks })
-	restrict(flags, "machines", "1 or more", func() bool { return cfg.Machines >= 1 })
-	restrict(flags, "restarts", "0 or more", func() bool { return cfg.Restarts >= 0 })
-	restrict(flags, "min", "0 or more", func() bool { return cfg.Min >= 0 })
-	restrict(flags, "max", "0 or more", func() bool { return cfg.Max >= 0 })
-	restrict(flags, "wait", "more than 0s", func() bool { return cfg.Wait > 0 })
-	restrict(flags, "join", "HOST:PORT, such as 192.168.1.5"+launch.DefaultListen, func() bool { return isAddress(cfg.Join) && cfg.Join[0] != ':' })
-	restrict(flags, "listen", "HOST:PORT or :PORT, such as "+launch.DefaultListen, func() bool { return isAddress(cfg.Listen) })
+	console.Restrict(flags, "ranks", fmt.Sprint("a number from 1 to ", launch.MaxRanks), func() bool { return cfg.Ranks >= 1 && cfg.Ranks <= launch.MaxRanks })
+	console.Restrict(flags, "machines", "1 or more", func() bool { return cfg.Machines >= 1 })
+	console.Restrict(flags, "restarts", "0 or more", func() bool { return cfg.Restarts >= 0 })
+	console.Restrict(flags, "min", "0 or more", func() bool { return cfg.Min >= 0 })
+	console.Restrict(flags, "max", "0 or more", func() bool { return cfg.Max >= 0 })
+	console.Restrict(flags, "wait", "more than 0s", func() bool { return cfg.Wait > 0 })
+	console.Restrict(flags, "join", "HOST:PORT, such as 192.168.1.5"+launch.DefaultListen, func() bool { return isAddress(cfg.Join) && cfg.Join[0] != ':' })
+	console.Restrict(flags, "listen", "HOST:PORT or :PORT, such as "+launch.DefaultListen, func() bool { return isAddress(cfg.Listen) })
 	return cmd
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
@@ -32,16 +33,6 @@ const (
 // tooLarge is SIGXFSZ, which a write beyond the limit of a file's size raises beside its
 // error. Windows has none.
 const tooLarge = syscall.Signal(25)
-
-// usageError marks an error as the user's: wrong flags or arguments.
-type usageError struct{ error }
-
-func (e usageError) Unwrap() error { return e.error }
-
-// usagef makes a [usageError].
-func usagef(format string, args ...any) error {
-	return usageError{fmt.Errorf(format, args...)}
-}
 
 // Main runs the command line and returns the exit code. The first signal ends
 // what runs cleanly, the second one at once.
@@ -66,19 +57,19 @@ func Main(args []string, stdout, stderr io.Writer) int {
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	out := &output{Writer: stdout, stop: cancel}
+	out := console.NewOutput(stdout, cancel)
 	root, started := newRoot()
 	root.SetArgs(args)
 	root.SetOut(out)
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteContextC(ctx)
-	var usage usageError
+	var usage console.UsageError
 	var options *backend.OptionError
 	var stopped launch.Signaled
 	var ended *launch.End
 	switch {
-	case out.err != nil: // also where the command did not notice
-		fmt.Fprintf(stderr, "tutti: %v\n", out.err)
+	case out.Err() != nil: // also where the command did not notice
+		fmt.Fprintf(stderr, "tutti: %v\n", out.Err())
 		return exitFailure
 	case err == nil:
 		return exitOK
@@ -92,10 +83,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return ended.Code
 	case !*started || errors.As(err, &usage) || errors.As(err, &options):
 		// Cobra's own errors come before a command has started.
-		fmt.Fprintf(stderr, "%s\nRun '%s --help' for usage.\n", wrapped(stderr, "tutti: "+message(err)), cmd.CommandPath())
+		fmt.Fprintf(stderr, "%s\nRun '%s --help' for usage.\n", console.Wrapped(stderr, "tutti: "+message(err)), cmd.CommandPath())
 		return exitUsage
 	default:
-		fmt.Fprintln(stderr, wrapped(stderr, "tutti: "+message(err)))
+		fmt.Fprintln(stderr, console.Wrapped(stderr, "tutti: "+message(err)))
 		return exitFailure
 	}
 }
@@ -129,7 +120,7 @@ Environment:
   TUTTI_TCP_LISTEN, TUTTI_TCP_ADVERTISE, TUTTI_TCP_CONNECTIONS,
   TUTTI_TCP_SILENCE
                          what --tcp-listen and so on say
-  TUTTI_CUDA_LIB, TUTTI_NCCL_LIB, TUTTI_CUBLAS_LIB, TUTTI_MPI_LIB
+  TUTTI_CUDA_LIB, TUTTI_NCCL_LIB, TUTTI_MPI_LIB
                          files of libraries, instead of those that are found
   TUTTI_MPI_SHARED       off: ranks of one host share no memory
   TUTTI_MPI_COLLECTIVES  native: collectives are those of the MPI library;
@@ -188,7 +179,7 @@ func suggestFlag(cmd *cobra.Command, err error) error {
 	var names []string
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
 	if unknown := new(pflag.NotExistError); errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {
-		if near := nearest(unknown.GetSpecifiedName(), names); near != "" {
+		if near := console.Nearest(unknown.GetSpecifiedName(), names); near != "" {
 			return fmt.Errorf("%w; did you mean --%s?", err, near)
 		}
 	}
@@ -212,8 +203,8 @@ func completeNames(cmd *cobra.Command) {
 	for flag, names := range map[string][]string{
 		"backend": backend.Names(),
 		"mpi":     cluster.MPIs(),
-		"dtype":   strings.Split(joinNames(dtype.All()), ", "),
-		"op":      strings.Split(joinNames(dtype.ReduceOps()), ", "),
+		"dtype":   strings.Split(console.JoinNames(dtype.All()), ", "),
+		"op":      strings.Split(console.JoinNames(dtype.ReduceOps()), ", "),
 		"pattern": append(sparse.Patterns(), sparse.Auto),
 		"values":  sparse.Values(),
 	} {
@@ -245,7 +236,7 @@ func onlySubcommands(cmd *cobra.Command, what string) {
 				names = append(names, sub.Name())
 			}
 		}
-		_, err := oneOf(what, args[0], names, nil)
+		_, err := console.OneOf(what, args[0], names, nil)
 		return err
 	}
 }

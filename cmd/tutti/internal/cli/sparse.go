@@ -9,13 +9,14 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 )
 
 func newBenchSparse() *cobra.Command {
 	cfg := bench.SparseConfig{Densities: []float64{0.01}, DType: dtype.F32, Patterns: somePatterns(), Values: []string{sparse.F32}}
-	var flags *benchFlags
+	var flags *console.Measurement
 	var wide bool
 	cmd := &cobra.Command{
 		Use:   "sparse",
@@ -37,11 +38,11 @@ steps one by one. With --hosts, sent is what goes between hosts.`,
   tutti cluster --hosts 2 --per-host 2 bench sparse --hosts 2`,
 		Args: cobra.NoArgs,
 	}
-	flags = newBenchFlags(cmd.Flags(), newWorld(), 64<<10, 16<<20)
+	flags = console.NewMeasurement(cmd.Flags(), console.NewWorld(), 64<<10, 16<<20)
 	patternsFlag(cmd.Flags(), &cfg.Patterns)
 	valuesFlag(cmd.Flags(), &cfg.Values)
-	dtypeFlag(cmd.Flags(), &cfg.DType, dtype.F32, dtype.F16, dtype.BF16)
-	cmd.Flags().Var(flagValue[[]float64]{target: &cfg.Densities, parse: parseList, format: formatList, kind: "parts"},
+	console.DTypeFlag(cmd.Flags(), &cfg.DType, dtype.F32, dtype.F16, dtype.BF16)
+	cmd.Flags().Var(console.Value[[]float64]{Target: &cfg.Densities, Parse: parseList, Format: formatList, Kind: "parts"},
 		"density", "parts of the entries that a rank selects, separated by commas")
 	hostsFlag(cmd.Flags(), &cfg.Hosts)
 	cmd.Flags().BoolVar(&cfg.InPlace, "in-place", false, "the gradient's memory is the residual, the result is left as entries")
@@ -51,30 +52,30 @@ steps one by one. With --hosts, sent is what goes between hosts.`,
 	wideFlag(cmd.Flags(), &wide)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var err error
-		if cfg.Sizes, err = flags.sizes(); err != nil {
+		if cfg.Sizes, err = flags.Sizes(); err != nil {
 			return err
 		}
 		if !cmd.Flags().Changed("pattern") && !slices.Contains(cfg.Values, sparse.F32) {
 			cfg.Values = append([]string{sparse.F32}, cfg.Values...)
 		}
-		cfg.Backend, cfg.Repeats, cfg.Verify = flags.backend, flags.repeats, flags.verify
+		cfg.Backend, cfg.Repeats, cfg.Verify = flags.Backend, flags.Repeats, flags.Verify
 		if err := cfg.Validate(); err != nil {
-			return usageError{err}
+			return console.UsageError{Err: err}
 		}
 		var t tally
-		lines, text := forms(cmd.OutOrStdout(), flags.json)
+		lines, text := console.Forms(cmd.OutOrStdout(), flags.JSON)
 		report := func(r bench.SparseResult) {
 			if t.lines == 0 {
 				printSparseHeader(text, r, wide)
 			}
 			printSparseLine(text, r, wide)
-			writeJSON(lines, r)
+			console.WriteJSON(lines, r)
 			t.add(r.Result)
 		}
-		err = flags.run(cmd, nil, func(ctx context.Context, r backend.Rank) error {
+		err = flags.Run(cmd, nil, func(ctx context.Context, r backend.Rank) error {
 			return bench.RunSparse(ctx, r, cfg, report)
 		})
-		return errors.Join(err, t.finish(text, flags.verify))
+		return errors.Join(err, t.finish(text, flags.Verify))
 	}
 	return cmd
 }

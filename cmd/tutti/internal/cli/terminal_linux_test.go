@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
 	"github.com/tutti-go/tutti/distributed/sparse"
 )
@@ -63,7 +64,7 @@ func TestTablesFitTheTerminal(t *testing.T) {
 		info.Backends = append(info.Backends, backendInfo{Name: b.Name, Summary: b.Summary, Detail: long})
 	}
 	for _, columns := range []int{72, 80, 132} {
-		shown := onTerminal(t, columns, func(out *os.File) { info.print(&output{Writer: out}) })
+		shown := onTerminal(t, columns, func(out *os.File) { info.print(console.NewOutput(out, nil)) })
 		assert.LessOrEqual(t, text.StringWidth(widest(shown)), columns, widest(shown))
 		assert.Contains(t, strings.Join(strings.Fields(shown), " "), "oktopk", "nothing is left out")
 		shown = onTerminal(t, columns, func(out *os.File) { run(t.Context(), []string{"bench", "alreduce"}, out, out) })
@@ -79,19 +80,19 @@ func TestTablesFitTheTerminal(t *testing.T) {
 
 func TestBarsFitTheTerminal(t *testing.T) {
 	draw := func(out *os.File) {
-		b := &bars{out: out, pieces: 1}
+		b := &console.Bars{Out: out, Pieces: 1}
 		for step := range 1000 {
-			b.set("gaussiankconcat", step, 1000)
+			b.Set("gaussiankconcat", step, 1000)
 		}
-		b.stop()
+		b.Stop()
 	}
 	t.Setenv("TERM", "xterm")
-	for _, columns := range []int{leastTerminal, 60, 200} {
+	for _, columns := range []int{40, 60, 200} {
 		shown := onTerminal(t, columns, draw)
 		assert.Contains(t, shown, "gauss")
 		assert.Less(t, text.StringWidth(widest(shown)), columns, widest(shown))
 	}
-	assert.Empty(t, onTerminal(t, leastTerminal-1, draw))
+	assert.Empty(t, onTerminal(t, 39, draw))
 	t.Setenv("TERM", "dumb")
 	assert.Empty(t, onTerminal(t, 80, draw))
 }

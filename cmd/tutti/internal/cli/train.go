@@ -13,6 +13,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/picture"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
 	"github.com/tutti-go/tutti/distributed/outer"
@@ -22,8 +23,8 @@ import (
 func newTrain() *cobra.Command {
 	cfg := train.Default()
 	cfg.Patterns = sparse.Patterns()
-	w := newWorld()
-	var dir outDir
+	w := console.NewWorld()
+	var dir console.OutDir
 	var asJSON bool
 	var mix float64
 	cmd := &cobra.Command{
@@ -82,15 +83,15 @@ late carry them along.`,
 					cfg.Outer.Mix = outer.NoMix
 				}
 			}
-			cfg.Backend, cfg.Network = w.backend, os.Getenv(cluster.NetworkVariable)
+			cfg.Backend, cfg.Network = w.Backend, os.Getenv(cluster.NetworkVariable)
 			if err := cfg.Validate(); err != nil {
-				return usageError{err}
+				return console.UsageError{Err: err}
 			}
 			if !cfg.Elastic { // where another member may be about to write
-				defer dir.tidy()
+				defer dir.Tidy()
 			}
-			r := trainReport{dir: &dir, bars: &bars{out: cmd.ErrOrStderr(), pieces: len(cfg.Runs())}}
-			r.json, r.text = forms(cmd.OutOrStdout(), asJSON)
+			r := trainReport{dir: &dir, bars: &console.Bars{Out: cmd.ErrOrStderr(), Pieces: len(cfg.Runs())}}
+			r.json, r.text = console.Forms(cmd.OutOrStdout(), asJSON)
 			if cfg.Elastic {
 				err := excluded(cmd, "not for --elastic, whose members tutti launch starts",
 					"backend", "ranks", "p2p", "timeout")
@@ -98,21 +99,21 @@ late carry them along.`,
 					return err
 				}
 				cfg.Backend = "tcp"
-				if err = dir.prepare(); err == nil {
+				if err = dir.Prepare(); err == nil {
 					err = train.RunElastic(cmd.Context(), cfg, &r)
 				}
-				r.bars.stop()
+				r.bars.Stop()
 				return errors.Join(err, r.finish())
 			}
-			err := w.run(cmd, dir.prepare, func(ctx context.Context, rank backend.Rank) error {
+			err := w.Run(cmd, dir.Prepare, func(ctx context.Context, rank backend.Rank) error {
 				return train.Run(ctx, rank, cfg, &r)
 			})
-			r.bars.stop()
+			r.bars.Stop()
 			return errors.Join(err, r.finish())
 		},
 	}
 	flags := cmd.Flags()
-	w.register(flags)
+	w.Register(flags)
 	patternsFlag(flags, &cfg.Patterns)
 	valuesFlag(flags, &cfg.Values)
 	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the gradient that a sparse pattern selects")
@@ -129,12 +130,12 @@ late carry them along.`,
 	flags.IntVar(&o.Delay, "outer-delay", o.Delay, "`steps` behind which the exchange of a part goes on")
 	flags.Float64Var(&mix, "outer-mix", 0.5,
 		"`share` of its own weights that a rank keeps where a part arrives behind --outer-delay; 0 drops these steps")
-	restrict(flags, "outer-lr", "a positive number", func() bool { return o.LearningRate > 0 && !math.IsInf(o.LearningRate, 1) })
-	restrict(flags, "outer-momentum", "in [0, 1)", func() bool { return o.Momentum >= 0 && o.Momentum < 1 })
-	restrict(flags, "outer-decay", "in (0, 1]", func() bool { return o.Decay > 0 && o.Decay <= 1 })
-	restrict(flags, "outer-fragments", "1 or more", func() bool { return o.Fragments >= 1 })
-	restrict(flags, "outer-delay", "0 or more", func() bool { return o.Delay >= 0 })
-	restrict(flags, "outer-mix", "in [0, 1)", func() bool { return mix >= 0 && mix < 1 })
+	console.Restrict(flags, "outer-lr", "a positive number", func() bool { return o.LearningRate > 0 && !math.IsInf(o.LearningRate, 1) })
+	console.Restrict(flags, "outer-momentum", "in [0, 1)", func() bool { return o.Momentum >= 0 && o.Momentum < 1 })
+	console.Restrict(flags, "outer-decay", "in (0, 1]", func() bool { return o.Decay > 0 && o.Decay <= 1 })
+	console.Restrict(flags, "outer-fragments", "1 or more", func() bool { return o.Fragments >= 1 })
+	console.Restrict(flags, "outer-delay", "0 or more", func() bool { return o.Delay >= 0 })
+	console.Restrict(flags, "outer-mix", "in [0, 1)", func() bool { return mix >= 0 && mix < 1 })
 	flags.BoolVar(&cfg.Elastic, "elastic", false, "have members come and go, under tutti launch --min")
 	flags.StringVar(&cfg.Text, "text", "", "`file` whose bytes the network foretells, in the place of the digits")
 	flags.BoolVar(&cfg.Turned, "turned", false, "turn and mirror images at random and add noise, which makes them harder to read")
@@ -145,7 +146,7 @@ late carry them along.`,
 	flags.Float64Var(&cfg.Momentum, "momentum", cfg.Momentum, "momentum of each rank")
 	flags.Float64Var(&cfg.Target, "target", cfg.Target, "test accuracy in `percent`: say when it was reached")
 	flags.Uint64Var(&cfg.Seed, "seed", cfg.Seed, "seed of the data split, the initial weights and the order of the images")
-	dir.register(flags)
+	dir.Register(flags)
 	flags.BoolVar(&asJSON, "json", false, "print one JSON object for each pattern instead of the table")
 	return cmd
 }
@@ -160,18 +161,18 @@ const (
 // trainReport collects the results on rank 0 and shows them.
 type trainReport struct {
 	json, text io.Writer
-	dir        *outDir
-	bars       *bars
+	dir        *console.OutDir
+	bars       *console.Bars
 	results    []train.Result
 }
 
 // Step implements [train.Observer].
-func (r *trainReport) Step(name string, step, steps int) { r.bars.set(name, step, steps) }
+func (r *trainReport) Step(name string, step, steps int) { r.bars.Set(name, step, steps) }
 
 // Finished implements [train.Observer].
 func (r *trainReport) Finished(result train.Result) {
 	r.results = append(r.results, result)
-	writeJSON(r.json, result)
+	console.WriteJSON(r.json, result)
 }
 
 // finish prints the table and writes the pictures of what was trained, also
@@ -186,9 +187,9 @@ func (r *trainReport) finish() error {
 		return nil // nothing is sent
 	}
 	return errors.Join(
-		r.dir.draw(r.text, lossPicture, func(path string) error { return picture.LossAgainstBytes(r.results, path) }),
-		r.dir.draw(r.text, timePicture, func(path string) error { return picture.LossAgainstTime(r.results, path) }),
-		r.dir.draw(r.text, accuracyPicture, func(path string) error {
+		r.dir.Draw(r.text, lossPicture, func(path string) error { return picture.LossAgainstBytes(r.results, path) }),
+		r.dir.Draw(r.text, timePicture, func(path string) error { return picture.LossAgainstTime(r.results, path) }),
+		r.dir.Draw(r.text, accuracyPicture, func(path string) error {
 			return picture.AccuracyAgainstTime(r.results, "Test accuracy against time: "+r.world(), path)
 		}))
 }
@@ -207,7 +208,7 @@ func (r *trainReport) world() string {
 }
 
 func (r *trainReport) printTable() {
-	t := newTable()
+	t := console.NewTable()
 	target := r.results[0].Target
 	header := table.Row{"pattern", "test\nacc.\n(%)", "test\nloss", "sent\n\n(B)", "of\ndense\n(%)", "comm.\n\n(s)", "total\n\n(s)"}
 	if target > 0 {
@@ -232,6 +233,6 @@ func (r *trainReport) printTable() {
 		}
 		t.AppendRow(row)
 	}
-	printTable(r.text, t, alignRight(2, len(header)), 1)
+	console.PrintTable(r.text, t, console.AlignRight(2, len(header)), 1)
 	fmt.Fprintf(r.text, "%s; bytes are a rank's in a step, on average\n", r.world())
 }

@@ -26,11 +26,11 @@ func AccuracyAgainstTime(results []train.Result, title, path string) error {
 			floor = 0
 		}
 	}
-	p := newChart(title, "time since the start (s)", "best test accuracy so far (%)", right)
-	p.X.Tick.Marker = decades(formatNumber)
+	p := NewChart(title, "time since the start (s)", "best test accuracy so far (%)", Right)
+	p.X.Tick.Marker = Decades(FormatNumber)
 
 	first := math.Inf(1)
-	var curves []curve
+	var curves []Curve
 	for i, r := range results {
 		var points plotter.XYs
 		best := 0.0
@@ -44,9 +44,9 @@ func AccuracyAgainstTime(results []train.Result, title, path string) error {
 			}
 			points = append(points, plotter.XY{X: x, Y: best})
 		}
-		curves = append(curves, curve{accuracyLegend(r), points, lineStyle(i), plotter.PostStep})
+		curves = append(curves, Curve{accuracyLegend(r), points, LineStyle(i), plotter.PostStep})
 	}
-	if err := addCurves(p, curves); err != nil {
+	if err := AddCurves(p, curves); err != nil {
 		return err
 	}
 	p.X.Min, p.Y.Min, p.Y.Max = min(first, p.X.Max), floor, 100
@@ -56,7 +56,7 @@ func AccuracyAgainstTime(results []train.Result, title, path string) error {
 		goal.Dashes = []vg.Length{vg.Points(2), vg.Points(3)}
 		p.Add(goal)
 	}
-	return save(p, path)
+	return Save(p, path)
 }
 
 // accuracyLegend names a curve, with the time to its target or its end.

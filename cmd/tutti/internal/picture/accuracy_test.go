@@ -56,7 +56,7 @@ func TestAccuracyAgainstTimeWritesBothFormats(t *testing.T) {
 				colours[[3]uint32{r >> 8, g >> 8, b >> 8}] = true
 			}
 		}
-		for _, c := range colors {
+		for _, c := range Colors {
 			assert.Contains(t, colours, [3]uint32{uint32(c.R), uint32(c.G), uint32(c.B)}, "a curve is missing")
 		}
 	}

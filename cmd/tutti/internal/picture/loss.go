@@ -32,30 +32,30 @@ func LossAgainstBytes(results []train.Result, path string) error {
 
 // LossAgainstTime is LossAgainstBytes with the time since the start.
 func LossAgainstTime(results []train.Result, path string) error {
-	return loss(results, path, "time", "time since the start (s)", formatNumber,
+	return loss(results, path, "time", "time since the start (s)", FormatNumber,
 		func(p train.Point) float64 { return p.Seconds })
 }
 
 // loss draws losses against x.
 func loss(results []train.Result, path, against, label string, format func(float64) string, x func(train.Point) float64) error {
 	// Losses fall from the upper left to the lower right: the lower left is free.
-	p := newChart("Training loss against "+against+" (with the test accuracy)", label, "training loss (mean over recent steps)", left)
-	p.X.Tick.Marker, p.Y.Tick.Marker = decades(format), decades(formatNumber)
+	p := NewChart("Training loss against "+against+" (with the test accuracy)", label, "training loss (mean over recent steps)", Left)
+	p.X.Tick.Marker, p.Y.Tick.Marker = Decades(format), Decades(FormatNumber)
 
-	var curves []curve
+	var curves []Curve
 	for i, r := range results {
 		name := fmt.Sprintf("%s (%.1f %%)", r.Name(), r.Accuracy)
-		curves = append(curves, curve{name, smooth(r.Curve, pointsPerCurve, x), lineStyle(i), plotter.NoStep})
+		curves = append(curves, Curve{name, smooth(r.Curve, pointsPerCurve, x), LineStyle(i), plotter.NoStep})
 	}
-	if err := addCurves(p, curves); err != nil {
+	if err := AddCurves(p, curves); err != nil {
 		return err // where no bytes were sent
 	}
-	return save(p, path)
+	return Save(p, path)
 }
 
-// colors are black and Paul Tol's "muted" scheme, which readers with any form
+// Colors are black and Paul Tol's "muted" scheme, which readers with any form
 // of colour vision can tell apart (https://sronpersonalpages.nl/~pault/).
-var colors = []color.RGBA{
+var Colors = []color.RGBA{
 	{A: 255},
 	{R: 0x33, G: 0x22, B: 0x88, A: 255},
 	{R: 0x88, G: 0xcc, B: 0xee, A: 255},
@@ -68,12 +68,12 @@ var colors = []color.RGBA{
 	{R: 0xaa, G: 0x44, B: 0x99, A: 255},
 }
 
-// lineStyle gives each curve a colour. Patterns that send the same have curves
+// LineStyle gives each curve a colour. Patterns that send the same have curves
 // on top of each other: every second one is dashed, so that the one before it
 // is seen through the gaps. When the colours begin again, curves are dotted.
-func lineStyle(i int) draw.LineStyle {
-	style := draw.LineStyle{Color: colors[i%len(colors)], Width: vg.Points(1.7)}
-	if i >= len(colors) {
+func LineStyle(i int) draw.LineStyle {
+	style := draw.LineStyle{Color: Colors[i%len(Colors)], Width: vg.Points(1.7)}
+	if i >= len(Colors) {
 		style.Dashes = []vg.Length{vg.Points(1.5), vg.Points(3)}
 	} else if i%2 == 1 {
 		style.Width = vg.Points(2)
@@ -118,10 +118,10 @@ func smooth(curve []train.Point, n int, x func(train.Point) float64) plotter.XYs
 	return out
 }
 
-// decades puts labelled ticks at 1, and where there is room also at 2 and 5,
+// Decades puts labelled ticks at 1, and where there is room also at 2 and 5,
 // times powers of ten, and small ticks between, on an axis of base-10
 // logarithms.
-func decades(format func(v float64) string) plot.TickerFunc {
+func Decades(format func(v float64) string) plot.TickerFunc {
 	return func(low, high float64) (ticks []plot.Tick) {
 		for exponent := math.Floor(low); exponent <= high; exponent++ {
 			for digit := 1.0; digit <= 9; digit++ {
@@ -148,8 +148,8 @@ func formatBytes(v float64) string {
 		v /= 1000
 		i++
 	}
-	return formatNumber(v) + " " + units[i]
+	return FormatNumber(v) + " " + units[i]
 }
 
-// formatNumber writes a number without trailing zeros.
-func formatNumber(v float64) string { return fmt.Sprintf("%.4g", v) }
+// FormatNumber writes a number without trailing zeros.
+func FormatNumber(v float64) string { return fmt.Sprintf("%.4g", v) }

@@ -50,7 +50,7 @@ func TestLossAgainstBytesWritesBothFormats(t *testing.T) {
 				colours[[3]uint32{r >> 8, g >> 8, b >> 8}] = true
 			}
 		}
-		for _, c := range colors {
+		for _, c := range Colors {
 			assert.Contains(t, colours, [3]uint32{uint32(c.R), uint32(c.G), uint32(c.B)}, "a curve is missing")
 		}
 	}
@@ -73,8 +73,8 @@ func TestCurvesThatCoincideAreToldApart(t *testing.T) {
 			seen[color.RGBAModel.Convert(image.At(x, y)).(color.RGBA)]++
 		}
 	}
-	assert.Greater(t, seen[colors[0]], 300)
-	assert.Greater(t, seen[colors[1]], 300)
+	assert.Greater(t, seen[Colors[0]], 300)
+	assert.Greater(t, seen[Colors[1]], 300)
 }
 
 func TestLossAgainstBytesRefuses(t *testing.T) {
@@ -106,7 +106,7 @@ func TestTickLabels(t *testing.T) {
 		assert.Equal(t, want, formatBytes(v))
 	}
 	var labels []string
-	for _, tick := range decades(formatNumber).Ticks(math.Log10(0.05), math.Log10(3)) {
+	for _, tick := range Decades(FormatNumber).Ticks(math.Log10(0.05), math.Log10(3)) {
 		if tick.Label != "" {
 			labels = append(labels, tick.Label)
 		}

@@ -30,8 +30,8 @@ const (
 	pngResolution = 150 // dots per inch
 )
 
-// newPlot makes an empty picture with a title, in the fonts of all.
-func newPlot(title string) *plot.Plot {
+// NewPlot makes an empty picture with a title, in the fonts of all.
+func NewPlot(title string) *plot.Plot {
 	p := plot.New()
 	p.Title.Text = title
 	p.Title.Padding = vg.Points(8)
@@ -47,47 +47,47 @@ func newPlot(title string) *plot.Plot {
 
 // The lower corners of a picture.
 const (
-	left  = 1.0
-	right = -1.0
+	Left  = 1.0
+	Right = -1.0
 )
 
-// newChart makes a plot of curves, with grey lines at the labelled ticks and the legend in
+// NewChart makes a plot of curves, with grey lines at the labelled ticks and the legend in
 // a lower corner.
-func newChart(title, x, y string, corner vg.Length) *plot.Plot {
-	p := newPlot(title)
+func NewChart(title, x, y string, corner vg.Length) *plot.Plot {
+	p := NewPlot(title)
 	p.X.Label.Text, p.Y.Label.Text = x, y
 	grid := plotter.NewGrid()
 	grid.Horizontal.Color, grid.Vertical.Color = color.Gray{Y: 215}, color.Gray{Y: 215}
 	p.Add(grid)
-	p.Legend.Left = corner == left
+	p.Legend.Left = corner == Left
 	p.Legend.XOffs, p.Legend.YOffs = corner*vg.Points(8), vg.Points(6)
 	p.Legend.Padding = vg.Points(2)
 	p.Legend.ThumbnailWidth = vg.Points(24)
 	return p
 }
 
-// curve is a line of a picture.
-type curve struct {
-	name   string
-	points plotter.XYs
-	style  draw.LineStyle
-	steps  plotter.StepKind
+// Curve is a line of a picture.
+type Curve struct {
+	Name   string
+	Points plotter.XYs
+	Style  draw.LineStyle
+	Steps  plotter.StepKind
 }
 
-// addCurves draws those with two points or more, of which there has to be one.
-func addCurves(p *plot.Plot, curves []curve) error {
+// AddCurves draws those with two points or more, of which there has to be one.
+func AddCurves(p *plot.Plot, curves []Curve) error {
 	drawn := false
 	for _, c := range curves {
-		if len(c.points) < 2 {
+		if len(c.Points) < 2 {
 			continue
 		}
-		line, err := plotter.NewLine(c.points)
+		line, err := plotter.NewLine(c.Points)
 		if err != nil {
-			return fmt.Errorf("curve of %s: %w", c.name, err)
+			return fmt.Errorf("curve of %s: %w", c.Name, err)
 		}
-		line.LineStyle, line.StepStyle = c.style, c.steps
+		line.LineStyle, line.StepStyle = c.Style, c.Steps
 		p.Add(line)
-		p.Legend.Add(c.name, line)
+		p.Legend.Add(c.Name, line)
 		drawn = true
 	}
 	if !drawn {
@@ -96,8 +96,8 @@ func addCurves(p *plot.Plot, curves []curve) error {
 	return nil
 }
 
-// save writes a picture in the format that the extension, one of Formats, names.
-func save(p *plot.Plot, path string) error {
+// Save writes a picture in the format that the extension, one of Formats, names.
+func Save(p *plot.Plot, path string) error {
 	var canvas vg.CanvasWriterTo = vgsvg.New(width, height)
 	if filepath.Ext(path) == ".png" {
 		canvas = vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(width, height), vgimg.UseDPI(pngResolution))}

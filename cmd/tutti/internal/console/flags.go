@@ -1,0 +1,163 @@
+package console
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// Value is a flag of any type that has a parser.
+type Value[T any] struct {
+	Target *T
+	Parse  func(string) (T, error)
+	Format func(T) string
+	Kind   string // shown in the help
+}
+
+// Set implements [pflag.Value].
+func (f Value[T]) Set(text string) error {
+	v, err := f.Parse(text)
+	if err == nil {
+		*f.Target = v
+	}
+	return err
+}
+
+// String implements [pflag.Value]. The flag package calls it on a zero value.
+func (f Value[T]) String() string {
+	if f.Target == nil {
+		return ""
+	}
+	return f.Format(*f.Target)
+}
+
+// Type implements [pflag.Value].
+func (f Value[T]) Type() string { return f.Kind }
+
+// restricted is a flag that takes some values of its type only.
+type restricted struct {
+	pflag.Value
+	accepts func() bool // the value that was set
+	want    string
+}
+
+// Set implements [pflag.Value].
+func (r restricted) Set(text string) error {
+	err := r.Value.Set(text)
+	if err == nil && !r.accepts() {
+		err = errors.New("must be " + r.want)
+	}
+	return err
+}
+
+// Restrict has a flag take only what accepts does, which its error calls want.
+func Restrict(flags *pflag.FlagSet, name, want string, accepts func() bool) {
+	f := flags.Lookup(name)
+	f.Value = restricted{f.Value, accepts, want}
+}
+
+// SizeFlag is a number of bytes, such as 8, 64K, 1.5M or 1G (powers of 1024).
+func SizeFlag(target *int) pflag.Value {
+	return Value[int]{Target: target, Parse: parseSize, Format: FormatSize, Kind: "size"}
+}
+
+var sizeUnits = []struct {
+	suffix string
+	bytes  int
+}{{"G", 1 << 30}, {"M", 1 << 20}, {"K", 1 << 10}}
+
+func parseSize(text string) (int, error) {
+	number, unit := strings.ToUpper(strings.TrimSpace(text)), 1
+	number = strings.TrimSuffix(strings.TrimSuffix(number, "B"), "I")
+	for _, u := range sizeUnits {
+		if rest, ok := strings.CutSuffix(number, u.suffix); ok {
+			number, unit = rest, u.bytes
+			break
+		}
+	}
+	v, err := strconv.ParseFloat(number, 64)
+	bytes := v * float64(unit)
+	if err != nil || !(bytes >= 0 && bytes < math.MaxInt64) || bytes != math.Trunc(bytes) {
+		return 0, fmt.Errorf("%q is not a size (want bytes such as 8, 64K, 16M or 1G)", text)
+	}
+	return int(bytes), nil
+}
+
+// FormatSize writes a number of bytes with the largest unit that leaves a whole number.
+func FormatSize(bytes int) string {
+	for _, u := range sizeUnits {
+		if bytes >= u.bytes && bytes%u.bytes == 0 {
+			return strconv.Itoa(bytes/u.bytes) + u.suffix
+		}
+	}
+	return strconv.Itoa(bytes)
+}
+
+// NameFlag is a name, in the form that parse gives it.
+func NameFlag(target *string, parse func(string) (string, error)) pflag.Value {
+	return Value[string]{Target: target, Parse: parse, Format: func(name string) string { return name }, Kind: "name"}
+}
+
+// DTypeFlag adds the flag that names an element type.
+func DTypeFlag(flags *pflag.FlagSet, target *dtype.DType, types ...dtype.DType) {
+	flags.Var(Value[dtype.DType]{Target: target, Parse: dtype.Parse, Format: dtype.DType.String, Kind: "name"},
+		"dtype", "element type: "+JoinNames(types))
+}
+
+// PatternNames are what a flag of a pattern takes.
+func PatternNames() string {
+	return sparse.Auto + " (the fastest here), " + strings.Join(sparse.Patterns(), ", ")
+}
+
+// ParsePattern returns a pattern or auto by its name, in any case.
+func ParsePattern(name string) (string, error) {
+	return OneOf("pattern", name, append(sparse.Patterns(), sparse.Auto), nil)
+}
+
+// JoinNames lists named things.
+func JoinNames[T fmt.Stringer](all []T) string {
+	var names []string
+	for _, v := range all {
+		names = append(names, v.String())
+	}
+	return strings.Join(names, ", ")
+}
+
+// OneOf finds a name in a list, in any case; where there is none it suggests
+// what it is an alias of, or the nearest.
+func OneOf(what, name string, names []string, aliases map[string]string) (string, error) {
+	if i := slices.IndexFunc(names, func(n string) bool { return strings.EqualFold(n, name) }); i >= 0 {
+		return names[i], nil
+	}
+	hint := ""
+	near, ok := aliases[strings.ToLower(name)]
+	if !ok {
+		near = Nearest(name, names)
+	}
+	if near != "" {
+		hint = fmt.Sprintf("; did you mean %q?", near)
+	}
+	return "", fmt.Errorf("unknown %s %q (want one of %s)%s", what, name, strings.Join(names, ", "), hint)
+}
+
+// Nearest returns the first name that is two letters from text or begins with it, and best one
+// with its first letter, "" if there is none.
+func Nearest(text string, names []string) string {
+	c := cobra.Command{SuggestionsMinimumDistance: 2}
+	for _, name := range names {
+		c.AddCommand(&cobra.Command{Use: name, Run: func(*cobra.Command, []string) {}})
+	}
+	if near := c.SuggestionsFor(text); text != "" && len(near) > 0 {
+		return near[max(0, slices.IndexFunc(near, func(name string) bool { return name[0] == text[0] }))]
+	}
+	return ""
+}

@@ -1,0 +1,50 @@
+package console
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+)
+
+// Output is where a command prints. It keeps the first error, so that commands need not look at each line's, and ends
+// what runs: nobody will see it.
+type Output struct {
+	writer io.Writer
+	stop   func(cause error)
+	err    error
+}
+
+// NewOutput makes an Output that prints to w and calls stop at the first error.
+func NewOutput(w io.Writer, stop func(cause error)) *Output {
+	return &Output{writer: w, stop: stop}
+}
+
+// Write implements [io.Writer].
+func (o *Output) Write(p []byte) (int, error) {
+	if o.err != nil {
+		return 0, o.err
+	}
+	n, err := o.writer.Write(p)
+	if err != nil {
+		o.err = fmt.Errorf("writing the output: %w", err)
+		o.stop(o.err)
+	}
+	return n, o.err
+}
+
+// Err returns the first error of a Write.
+func (o *Output) Err() error { return o.err }
+
+// Forms returns where a command writes its results for programs, by --json, and for people. One of the two is
+// discarded.
+func Forms(out io.Writer, asJSON bool) (json, text io.Writer) {
+	if asJSON {
+		return out, io.Discard
+	}
+	return io.Discard, out
+}
+
+// WriteJSON writes v, which has a JSON form, as one line. An error of out is for [Output] to tell.
+func WriteJSON(out io.Writer, v any) {
+	_ = json.NewEncoder(out).Encode(v)
+}

@@ -1,0 +1,115 @@
+package compare
+
+import (
+	"context"
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
+)
+
+// Scoreboard is what to set against each other on the GPUs of a machine.
+type Scoreboard struct {
+	GPUs, Runs int
+	Max        int    // the largest size in bytes
+	Tutti      string // the path of the tutti command
+	Python     string // the one that is to have PyTorch
+	// Progress is called after each turn, nil for nobody.
+	Progress func(done, total int)
+}
+
+// The sizes of a scoreboard are those of [bench.Sizes], of float32: of allreduces, and of gradients, of which 1 % is sent.
+const (
+	leastAllReduce, allReduceStep = 1 << 10, 16
+	leastGradient, gradientStep   = 4 << 20, 25
+	mostGradient                  = 400 << 20
+)
+
+// Subjects of a scoreboard.
+const (
+	overNCCL, overWindows, overPeers = "NCCL", "NCCL windows", "tutti"
+	inTorch, inTorchGraphs           = "PyTorch", "PyTorch graph"
+)
+
+//go:embed torch/scoreboard.py
+var torchProgram []byte
+
+// Validate names the first setting that cannot be used.
+func (s Scoreboard) Validate() error {
+	switch {
+	case s.Runs < 1 || s.Runs > mostRuns:
+		return fmt.Errorf("%d runs are not in [1, %d]", s.Runs, mostRuns)
+	case s.Max < leastGradient:
+		return fmt.Errorf("largest size %d is less than that of the smallest gradient, %d bytes", s.Max, leastGradient)
+	}
+	return nil
+}
+
+// Run measures and returns the results, by work and subject, and what PyTorch says of itself. If that is not there, it is left out, and
+// missing says why.
+func (s Scoreboard) Run(ctx context.Context) (results []Result, torch string, missing, err error) {
+	allReduce := []string{"--backend", "nccl", "--ranks", strconv.Itoa(s.GPUs), "--graph", "--json", "--verify=false",
+		"--min", strconv.Itoa(leastAllReduce), "--max", strconv.Itoa(s.Max), "--step", strconv.Itoa(allReduceStep), "--in-place"}
+	gradients := []string{"--backend", "nccl", "--ranks", strconv.Itoa(s.GPUs), "--p2p", "--no-undo", "--json", "--verify=false",
+		"--min", strconv.Itoa(leastGradient), "--max", strconv.Itoa(min(s.Max, mostGradient)), "--step", strconv.Itoa(gradientStep)}
+	tutti := func(collective string, flags []string, more ...string) []string {
+		return append(append([]string{s.Tutti, "bench", collective}, flags...), more...)
+	}
+	subjects := []subject{
+		{name: overNCCL, turn: programs(tutti("allreduce", allReduce, "--symmetric=false"))},
+		{name: overWindows, against: []string{overNCCL}, turn: programs(tutti("allreduce", allReduce, "--symmetric"))},
+		{name: overPeers, against: []string{overNCCL, inTorch}, turn: programs(tutti("allreduce", allReduce, "--p2p", "--symmetric=false"),
+			tutti("sparse", gradients, "--graph", "--pattern", "dense", "--values", "f32,i8"), tutti("sparse", gradients, "--graph", "--pattern", "topkA,topkAopt"),
+			tutti("sparse", gradients, "--pattern", "oktopk"))},
+	}
+	version, missing := exec.CommandContext(ctx, s.Python, "-c",
+		"import torch; print('PyTorch', torch.__version__, 'with NCCL', '.'.join(map(str, torch.cuda.nccl.version())))").Output()
+	if missing != nil {
+		missing = fmt.Errorf("PyTorch: %s does not import it: %w", s.Python, missing)
+	} else {
+		dir, err := os.MkdirTemp("", "tutti-scoreboard-")
+		if err != nil {
+			return nil, "", nil, err
+		}
+		defer os.RemoveAll(dir) //nolint:errcheck // nothing depends on it
+		script := filepath.Join(dir, "scoreboard.py")
+		if err := os.WriteFile(script, torchProgram, 0o600); err != nil {
+			return nil, "", nil, err
+		}
+		inPython := func(mode string) []string {
+			args := []string{s.Python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", strconv.Itoa(s.GPUs), script, mode}
+			return append(args, list(leastAllReduce, s.Max, allReduceStep), list(leastGradient, min(s.Max, mostGradient), gradientStep))
+		}
+		subjects = append(subjects, subject{name: inTorch, against: []string{overNCCL}, turn: programs(inPython("eager"))},
+			subject{name: inTorchGraphs, against: []string{overNCCL}, turn: programs(inPython("graph"))})
+	}
+	results, err = inTurns(ctx, subjects, s.Runs, s.GPUs, s.Progress)
+	return results, strings.TrimSpace(string(version)), missing, err
+}
+
+// list writes sizes as JSON.
+func list(low, high, step int) string {
+	sizes, _ := bench.Sizes(low, high, step) // they are valid
+	text, _ := json.Marshal(sizes)
+	return string(text)
+}
+
+// programs is the turn of a subject that is several of them.
+func programs(commands ...[]string) func(context.Context) ([]measured, error) {
+	return func(ctx context.Context) (all []measured, err error) {
+		for _, args := range commands {
+			lines, err := run(ctx, args[0], nil, args[1:]...)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, lines...)
+		}
+		return all, nil
+	}
+}

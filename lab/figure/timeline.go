@@ -1,0 +1,121 @@
+// Package figure draws what the laboratory measured, in the style of package picture.
+package figure
+
+import (
+	"fmt"
+	"image/color"
+	"math"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/picture"
+	"github.com/tutti-go/tutti/cmd/tutti/lab/overlap"
+)
+
+// How a lane lies on the vertical axis, on which lanes are 1 apart.
+const (
+	laneHeight = 0.8
+	// laneGap is between the lanes of one timeline and those of the next, beside
+	// the distance of lanes.
+	laneGap = 0.6
+	// laneEdge is between the lowest lane and the frame.
+	laneEdge = 0.3
+	// legendShare is how much of the height an entry of the legend takes, above the lanes.
+	legendShare = 0.063
+)
+
+// How time lies on the horizontal axis.
+const (
+	timeMargin = 1.03 // of the longest timeline: room at the right end
+	timeTicks  = 9    // about as many labels
+)
+
+// Timelines draws timelines one below the other, a lane for each stream, all on
+// one axis of time, and writes the picture to path. The extension (one of
+// [picture.Formats]) says how.
+func Timelines(timelines []overlap.Timeline, title, path string) error {
+	longest := 0.0 // microseconds
+	for _, t := range timelines {
+		longest = max(longest, t.Total)
+	}
+	if longest == 0 {
+		return fmt.Errorf("%w: no step took any time", picture.ErrNothingToDraw)
+	}
+	p := picture.NewPlot(title)
+	p.X.Label.Text = "time (ms)"
+	p.X.Min, p.X.Max = 0, timeMargin*longest/1e3
+	p.X.Tick.Marker = plot.TickerFunc(roundTicks)
+	p.Y.LineStyle.Width, p.Y.Tick.Length = 0, 0
+	boxes := make(map[overlap.Kind][]plotter.XYer)
+	used := make(map[overlap.Lane]bool)
+	for _, t := range timelines {
+		for _, s := range t.Spans {
+			used[s.Kind.Lane()] = true
+		}
+	}
+	var ticks []plot.Tick
+	y := 0.0
+	for _, t := range timelines {
+		lanes := make(map[overlap.Lane]float64)
+		for _, lane := range overlap.Lanes() {
+			if !used[lane] {
+				continue
+			}
+			lanes[lane] = y
+			ticks = append(ticks, plot.Tick{Value: y, Label: fmt.Sprintf("%s: %.1f ms\n%s", t.Name, t.Total/1e3, lane)})
+			y--
+		}
+		for _, s := range t.Spans {
+			start, end := s.Start/1e3, s.End/1e3
+			low, high := lanes[s.Kind.Lane()]-laneHeight/2, lanes[s.Kind.Lane()]+laneHeight/2
+			boxes[s.Kind] = append(boxes[s.Kind], plotter.XYs{{X: start, Y: low}, {X: end, Y: low}, {X: end, Y: high}, {X: start, Y: high}})
+		}
+		y -= laneGap
+	}
+	p.Y.Tick.Marker = plot.ConstantTicks(ticks)
+	p.Y.Max, p.Y.Min = laneHeight/2, ticks[len(ticks)-1].Value-laneHeight/2-laneEdge
+	legend := legendShare * float64(len(boxes))
+	p.Y.Max += (p.Y.Max - p.Y.Min) * legend / (1 - legend)
+	p.Legend.Top, p.Legend.Left = true, true
+	p.Legend.Padding = vg.Points(2)
+	p.Legend.XOffs = vg.Points(8)
+	for _, kind := range overlap.Kinds() {
+		if len(boxes[kind]) == 0 {
+			continue
+		}
+		work, err := plotter.NewPolygon(boxes[kind]...)
+		if err != nil {
+			return err
+		}
+		work.Color = kind.Color()
+		work.LineStyle = draw.LineStyle{Color: color.White, Width: vg.Points(0.4)} // parts one piece from the next
+		p.Add(work)
+		p.Legend.Add(string(kind), work)
+	}
+	return picture.Save(p, path)
+}
+
+// roundTicks puts about timeTicks labels at multiples of 1, 2 or 5 times a power
+// of ten, and small ticks at the fifths between.
+func roundTicks(low, high float64) []plot.Tick {
+	step := math.Pow(10, math.Floor(math.Log10((high-low)/timeTicks)))
+	for _, factor := range []float64{2, 2.5, 2} { // 1, 2, 5, 10
+		if (high-low)/step <= timeTicks {
+			break
+		}
+		step *= factor
+	}
+	const parts = 5
+	var ticks []plot.Tick
+	for i := math.Ceil(low / step * parts); i*step/parts <= high; i++ {
+		tick := plot.Tick{Value: i * step / parts}
+		if math.Mod(i, parts) == 0 {
+			tick.Label = picture.FormatNumber(tick.Value)
+		}
+		ticks = append(ticks, tick)
+	}
+	return ticks
+}
