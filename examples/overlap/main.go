@@ -1,17 +1,17 @@
-// Command overlap hides communication behind compute. Each GPU of this machine
-// computes the gradients of some layers and adds each to those of the other GPUs:
-// first one after the other, then with the compute stream going on while the
-// communicator's stream reduces. The communicator puts the two streams in order;
-// the host never waits. It prints how long both take, and each half alone.
+// Command overlap hides communication behind compute. Each GPU of this machine computes the gradients of some layers
+// and adds each to those of the other GPUs: first one after the other, then with the compute stream going on while the
+// communicator's stream reduces. The communicator puts the two streams in order; the host never waits. It prints how
+// long both take, and each half alone, and draws them.
 //
-// reducer.go is the part to copy: how the two streams are ordered. worker.go
-// gives it something to hide communication behind, a kernel of its own (gradient.cu).
-//
-// The laboratory (lab/) measures a whole training step this way.
+// reducer.go is the part to copy: how the two streams are ordered. worker.go gives it something to hide communication
+// behind, a kernel of its own (gradient.cu). The laboratory (lab/) measures a whole training step this way.
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"flag"
 	"fmt"
 	"log"
 	"os"
@@ -23,69 +23,67 @@ import (
 )
 
 func main() {
-	if err := missing(); err != nil {
-		fmt.Fprintln(os.Stderr, "this example needs two NVIDIA GPUs and NCCL:", err)
+	path := flag.String("out", "overlap.svg", "file for the picture")
+	flag.Parse()
+	gpus, err := cuda.Count()
+	if err != nil || gpus == 0 {
+		fmt.Fprintln(os.Stderr, "this example needs NVIDIA GPUs:", cmp.Or(err, errors.New("the driver shows none")))
 		return
 	}
-	if err := run(); err != nil {
+	steps, err := run(gpus)
+	if err != nil {
 		log.Fatal(err)
 	}
+	fmt.Printf("GPUs: %d; %d gradients of %d×%d in float32\n", gpus, layers, width, width)
+	for _, s := range steps {
+		fmt.Printf("%-20s %7.2f ms\n", s.way, milliseconds(s.total))
+	}
+	fmt.Println(outcome(gpus, steps))
+	if err := os.WriteFile(*path, draw(outcome(gpus, steps), steps[sequential:]), 0o666); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("wrote", *path)
 }
 
-// missing says what this machine lacks.
-func missing() error {
-	n, err := cuda.Count()
-	if err == nil && n < 2 {
-		err = fmt.Errorf("GPUs found: %d", n)
-	}
-	if err == nil {
-		_, _, err = nccl.Version()
-	}
-	return err
-}
-
-func run() error {
+// run returns the steps of rank 0, one for each way.
+func run(gpus int) ([]step, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	n, err := cuda.Count()
-	if err != nil {
-		return err
-	}
-	runtimes := make([]*cuda.Runtime, n)
+	runtimes := make([]*cuda.Runtime, gpus)
 	for i := range runtimes {
-		if runtimes[i], err = cuda.Open(i); err != nil {
-			return err
+		rt, err := cuda.Open(i)
+		if err != nil {
+			return nil, err
 		}
-		defer runtimes[i].Close()
+		defer rt.Close()
+		runtimes[i] = rt
 	}
-	// Few thread blocks reduce fast enough beside compute, and leave it the rest
-	// of the GPU.
+	// Few thread blocks reduce fast enough beside compute, and leave it the rest of the GPU.
 	world, err := nccl.InProcess(ctx, runtimes, nccl.WithCTAs(4, 4))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	comms := make([]comm.Communicator, n)
+	comms := make([]comm.Communicator, gpus)
 	for i, c := range world {
 		comms[i] = c
 	}
-	measured := make([]times, n)
+	measured := make([][]step, gpus)
 	err = comm.Run(ctx, comms, func(ctx context.Context, c comm.Communicator) (err error) {
 		measured[c.Rank()], err = demonstrate(ctx, world[c.Rank()])
 		return err
 	})
-	if err != nil {
-		return err
-	}
-	report(n, measured[0])
-	return nil
+	return measured[0], err
 }
 
-// report prints what was measured on rank 0.
-func report(ranks int, t times) {
-	fmt.Printf("%d GPUs, %d gradients of %d×%d in float32\n", ranks, layers, width, width)
-	for way, name := range wayNames {
-		fmt.Printf("%-20s %7.2f ms\n", name, t[way].Seconds()*1e3)
+// outcome says which share of the communication is hidden: what an overlapped step does not take longer than computing
+// alone, as a share of communicating alone.
+func outcome(gpus int, steps []step) string {
+	if gpus == 1 {
+		return "one GPU has nothing to communicate"
 	}
-	hidden := t[sequential] - t[overlapped]
-	fmt.Printf("%.0f %% of the communication are hidden\n", 100*hidden.Seconds()/t[reduceOnly].Seconds())
+	alone := steps[reduceOnly].total
+	hidden := steps[computeOnly].total + alone - steps[overlapped].total
+	return fmt.Sprintf("%.0f %% of the communication is hidden", 100*hidden.Seconds()/alone.Seconds())
 }
+
+func milliseconds(d time.Duration) float64 { return d.Seconds() * 1e3 }

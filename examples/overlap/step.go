@@ -1,0 +1,57 @@
+package main
+
+import "time"
+
+// A way to do a step.
+type way int
+
+const (
+	computeOnly way = iota // gradients, which nobody adds up
+	reduceOnly             // sums, of what lies there
+	sequential             // the compute stream waits for each sum
+	overlapped             // it waits for all sums, once
+	ways
+)
+
+// String names a way.
+func (w way) String() string {
+	return [ways]string{"computing", "reducing", "one after the other", "overlapped"}[w]
+}
+
+// step is what was measured of one.
+type step struct {
+	way   way
+	total time.Duration
+	spans []span
+}
+
+// span is when a stream was busy with a gradient, or with its sum.
+type span struct {
+	lane       lane
+	start, end time.Duration // since the step began
+}
+
+// lane is a stream.
+type lane int
+
+const (
+	compute lane = iota
+	communication
+)
+
+// newStep makes a step of the times at which gradients and sums were there. Work begins when what it waits for is there
+// and its stream has done what came before.
+func newStep(how way, computed, reduced []time.Duration) step {
+	s := step{way: how}
+	var computeFree, commFree time.Duration
+	for i := range computed {
+		s.spans = append(s.spans, span{compute, computeFree, computed[i]})
+		s.spans = append(s.spans, span{communication, max(computed[i], commFree), reduced[i]})
+		computeFree, commFree = computed[i], reduced[i]
+		if how == sequential {
+			computeFree = reduced[i]
+		}
+		s.total = max(s.total, computed[i], reduced[i])
+	}
+	return s
+}
