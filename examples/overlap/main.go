@@ -13,10 +13,12 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"log"
 	"os"
 	"time"
 
+	"github.com/tutti-go/tutti/atomicfile"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/runtime/cuda"
@@ -39,7 +41,10 @@ func main() {
 		fmt.Printf("%-20s %7.2f ms\n", s.way, milliseconds(s.total))
 	}
 	fmt.Println(outcome(gpus, steps))
-	if err := os.WriteFile(*path, draw(outcome(gpus, steps), steps[sequential:]), 0o666); err != nil {
+	err = atomicfile.Write(*path, func(w io.Writer) error {
+		return draw(w, outcome(gpus, steps), steps[sequential:])
+	})
+	if err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println("wrote", *path)

@@ -40,9 +40,10 @@ func TestOutcome(t *testing.T) {
 // The picture is an XML document in which areas are in the proportion of times.
 func TestDraw(t *testing.T) {
 	computed, reduced := []time.Duration{3 * ms, 6 * ms}, []time.Duration{5 * ms, 8 * ms}
-	svg := draw("a title", []step{newStep(overlapped, computed, reduced)})
+	var svg strings.Builder
+	require.NoError(t, draw(&svg, "a title", []step{newStep(overlapped, computed, reduced)}))
 	widths := map[string]float64{}
-	for decoder := xml.NewDecoder(strings.NewReader(string(svg))); ; {
+	for decoder := xml.NewDecoder(strings.NewReader(svg.String())); ; {
 		token, err := decoder.Token()
 		if err == io.EOF {
 			break
@@ -62,6 +63,6 @@ func TestDraw(t *testing.T) {
 	}
 	assert.InEpsilon(t, 3.0/2, widths["#332288"]/widths["#cc6677"], 0.001)
 	for _, text := range []string{"a title", "overlapped: 8.0 ms", "communication", "8 ms"} {
-		assert.Contains(t, string(svg), text)
+		assert.Contains(t, svg.String(), text)
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"time"
 )
 
@@ -23,8 +24,8 @@ var laneColors = [...]string{compute: "#332288", communication: "#cc6677"}
 
 var laneNames = [...]string{compute: "compute", communication: "communication"}
 
-// draw returns an SVG picture of steps, one below the other, a lane for each stream.
-func draw(title string, steps []step) []byte {
+// draw writes an SVG picture of steps, one below the other, a lane for each stream.
+func draw(w io.Writer, title string, steps []step) error {
 	var longest time.Duration
 	for _, s := range steps {
 		longest = max(longest, s.total)
@@ -58,7 +59,8 @@ func draw(title string, steps []step) []byte {
 		text(&b, x(t), float64(bottom+18), "middle", fmt.Sprintf("%.0f ms", milliseconds(t)))
 	}
 	fmt.Fprintln(&b, "</svg>")
-	return b.Bytes()
+	_, err := b.WriteTo(w)
+	return err
 }
 
 // text writes a text, which has no characters that XML takes for its own.
