@@ -107,6 +107,8 @@ their job.
 
 Environment:
   TUTTI_BACKEND          backend of commands that are given none
+  TUTTI_RANKS            number of ranks of programs with tutti.Run that are
+                         goroutines or GPUs of one process
   TUTTI_CHECK            1: ranks compare every call before it is made; 10s: for
                          at most 10 seconds
   TUTTI_RECORD           number of calls that ranks remember, for tutti diagnose
