@@ -10,6 +10,7 @@ type TensorError struct {
 	Err   error
 }
 
+// Error says which tensor it concerns, and what.
 func (e *TensorError) Error() string { return fmt.Sprintf("%s %d: %v", e.Role, e.Index, e.Err) }
 
 // Unwrap returns e.Err, for package errors.

@@ -65,8 +65,10 @@ func NewTrainee(rt runtime.Runtime, c comm.Communicator, cfg sparse.Config, n in
 	return u, err
 }
 
+// Load writes the gradient of a step to the tensor.
 func (u *Trainee) Load(step int) error { return runtime.CopyIn(u.T, u.Gradient(step)) }
 
+// Step loads the gradient of a step and averages it.
 func (u *Trainee) Step(ctx context.Context, step int) error {
 	return errors.Join(u.Load(step), u.S.AllReduce(ctx, u.T))
 }
@@ -83,4 +85,5 @@ func (u *Trainee) State() []uint32 {
 	return Bits(r)
 }
 
+// Close frees the reducer and the tensor.
 func (u *Trainee) Close() error { return errors.Join(u.S.Close(), u.T.Free()) }
