@@ -139,7 +139,7 @@ func (l *Loop) bind(ctx context.Context, c comm.Communicator) error {
 	return nil
 }
 
-// allocate cuts parameters into fragments of about equal length, and copies them.
+// allocate checks the parameters, allocates what the loop keeps of them, and cuts them into fragments of about equal length.
 func (l *Loop) allocate(params []*runtime.Tensor) error {
 	widest := 0
 	for i, t := range params {
@@ -175,6 +175,11 @@ func (l *Loop) allocate(params []*runtime.Tensor) error {
 			return err
 		}
 	}
+	return l.cut(params)
+}
+
+// cut makes the fragments of the parameters, whole rows each, and copies what they have.
+func (l *Loop) cut(params []*runtime.Tensor) error {
 	next := 0
 	for i := range l.cfg.Fragments {
 		f := &fragment{from: next}
@@ -185,10 +190,10 @@ func (l *Loop) allocate(params []*runtime.Tensor) error {
 			for _, d := range shape {
 				row *= max(d, 1)
 			}
-			cut := func(i int) int { // of t's rows, those before the fragment
+			rowsBefore := func(i int) int { // of t's rows, those before the fragment
 				return min(max(i*l.n/l.cfg.Fragments-offset, 0)/row*row, t.Len())
 			}
-			from, to := cut(i), cut(i+1)
+			from, to := rowsBefore(i), rowsBefore(i+1)
 			if offset += t.Len(); from == to {
 				continue
 			}

@@ -138,12 +138,7 @@ func train(ctx context.Context, r tutti.Rank, s settings) (result, error) {
 		}
 	}
 
-	// Each rank tests its share; an average over the ranks weighs them.
-	share, err := distributed.NewSampler(c, test.Len(), distributed.SamplerConfig{InOrder: true, Tail: distributed.TailKeep})
-	if err != nil {
-		return result{}, err
-	}
-	accuracy, err := distributed.AverageMetrics(ctx, rt, c, float64(share.Len()), model.accuracy(test, share.Epoch(0)))
+	accuracy, err := testShares(ctx, r, model, test)
 	if err != nil {
 		return result{}, err
 	}
@@ -151,7 +146,21 @@ func train(ctx context.Context, r tutti.Rank, s settings) (result, error) {
 	if err != nil {
 		return result{}, err
 	}
-	return result{c.WorldSize(), s.epochs, accuracy[0], sent[0], checksum(model.parameters)}, nil
+	return result{c.WorldSize(), s.epochs, accuracy, sent[0], checksum(model.parameters)}, nil
+}
+
+// testShares returns the accuracy of a model. Each rank tests its share, and the average over the ranks
+// weighs them.
+func testShares(ctx context.Context, r tutti.Rank, m *model, test digits.Set) (float64, error) {
+	share, err := distributed.NewSampler(r.Comm, test.Len(), distributed.SamplerConfig{InOrder: true, Tail: distributed.TailKeep})
+	if err != nil {
+		return 0, err
+	}
+	accuracy, err := distributed.AverageMetrics(ctx, r.Runtime, r.Comm, float64(share.Len()), m.accuracy(test, share.Epoch(0)))
+	if err != nil {
+		return 0, err
+	}
+	return accuracy[0], nil
 }
 
 // checksum is of the bits, for comparing runs.
