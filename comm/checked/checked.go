@@ -25,28 +25,22 @@ import (
 // have hung, or read memory that is not there. It is a tool for debugging and
 // for tests: each collective first exchanges a few words and waits for them.
 //
-// The words travel over communicators of their own, so that they do not meet
+// The words travel over a communicator of their own, so that they do not meet
 // what is in flight. A rank that does not come at all within the timeout is
 // [comm.ErrTimeout].
 //
-// The two ends of a message tell each other what they called, too: its type, length
-// and tag. Which Send and which Recv belong together is known only when they have
-// met, and to wait for that in the call would make programs hang that are right. So
-// a message is submitted at once, and its ends are compared by the next Sync or
-// Barrier: both ranks get [comm.ErrMismatch], and a message whose other end does not
-// come within the timeout is named in [comm.ErrTimeout]. What was sent by then has
-// reached the other communicator, which aborts if something is in flight on it.
+// Messages are not compared. They go to the other communicator at once, which may
+// find by itself that their ends differ: package nccl does not.
 //
-// For the same reason the collectives of a Group are compared, one after
-// the other, before the group starts; a program in which a rank comes to them only
-// after a message of the same group has arrived times out.
+// The collectives of a Group are compared, one after the other, before the group
+// starts. A program in which a rank comes to them only after a message of the same
+// group has arrived times out.
 type Communicator struct {
 	*backend.Base
 	comm.Wrapped
 	side    comm.Communicator // for what is compared
-	ends    messageEnds
-	rt      runtime.Runtime // of sub-communicators
-	own     runtime.Runtime // where what is compared lies: rt, or a fork of it
+	rt      runtime.Runtime   // of sub-communicators
+	own     runtime.Runtime   // where what is compared lies: rt, or a fork of it
 	check   backend.Check
 	life    backend.Life
 	timeout time.Duration
@@ -64,7 +58,7 @@ type Communicator struct {
 type Option func(*Communicator)
 
 // checkPatience is how long a Communicator waits unless told, and at least when it is made: longer
-// than a healthy job's ranks are apart at a call, or take to make three communicators of NCCL.
+// than a healthy job's ranks are apart at a call, or take to make a communicator of NCCL.
 const checkPatience = 30 * time.Second
 
 // Timeout sets how long a rank waits for the others to come to the same
@@ -84,23 +78,19 @@ func New(ctx context.Context, c comm.Communicator, rt runtime.Runtime, opts ...O
 		check:   backend.Check{Backend: "checked", Rank: c.Rank(), WorldSize: c.WorldSize()},
 		timeout: checkPatience,
 	}
-	k.Base = backend.New(&k.check, &k.life, door{k})
+	k.Base = backend.New(&k.check, &k.life, decorator{k})
 	for _, o := range opts {
 		o(k)
 	}
 	ctx, cancel := context.WithTimeout(ctx, max(k.timeout, checkPatience))
 	defer cancel()
-	for _, side := range k.sides() {
-		made, err := c.Split(ctx, 0, c.Rank())
-		if err != nil {
-			return nil, errors.Join(err, k.closeSides())
-		}
-		*side = made
-	}
 	var err error
-	if of, ok := rt.(runtime.StreamForker); ok {
-		if k.own, err = of.ForkStream(); err != nil {
-			return nil, errors.Join(err, k.closeSides())
+	if k.side, err = c.Split(ctx, 0, c.Rank()); err != nil {
+		return nil, err
+	}
+	if device, ok := rt.(runtime.StreamForker); ok {
+		if k.own, err = device.ForkStream(); err != nil {
+			return nil, errors.Join(err, k.side.Close())
 		}
 	}
 	bytes := 8 * k.words()
@@ -113,27 +103,9 @@ func New(ctx context.Context, c comm.Communicator, rt runtime.Runtime, opts ...O
 	return k, nil
 }
 
-// sides are the communicators of a Communicator's own.
-func (k *Communicator) sides() []*comm.Communicator {
-	return []*comm.Communicator{&k.side, &k.ends.forth, &k.ends.back}
-}
-
-// closeSides closes them.
-func (k *Communicator) closeSides() error {
-	var errs [3]error
-	var all sync.WaitGroup
-	for i, side := range k.sides() {
-		if *side != nil {
-			all.Go(func() { errs[i] = (*side).Close() })
-		}
-	}
-	all.Wait()
-	return errors.Join(errs[:]...)
-}
-
 // release gives back what New has made.
 func (k *Communicator) release() error {
-	err := errors.Join(k.closeSides(), k.ends.free(k.own))
+	err := k.side.Close()
 	k.memory.Lock()
 	defer k.memory.Unlock()
 	err = errors.Join(err, k.own.Deallocate(k.send), k.own.Deallocate(k.recv))
@@ -197,46 +169,36 @@ func (k *Communicator) decode(b []byte) comm.Call {
 	return c
 }
 
-// door is the [backend.Backend] of a Communicator.
-type door struct{ k *Communicator }
+// decorator is the [backend.Backend] of a Communicator.
+type decorator struct{ k *Communicator }
 
 // Submit implements [backend.Backend].
-func (d door) Submit(c comm.Call) error {
-	k := d.k
-	if c.Op.Message() { // the collective that holds mu may wait for it
-		if err := k.life.Err(); err != nil {
-			return err
-		}
-		ends, err := k.prepareEnds([]comm.Call{c})
-		if err != nil {
-			return err
-		}
-		return k.announce(ends, func() error { return c.Make(k.Communicator) })
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if err := k.agree(context.Background(), &c); err != nil {
-		return err
-	}
-	return c.Make(k.Communicator)
+func (d decorator) Submit(c comm.Call) error {
+	return d.k.submit([]comm.Call{c}, c.Make)
 }
 
 // SubmitTogether implements [backend.Backend].
-func (d door) SubmitTogether(calls []comm.Call) error {
-	k := d.k
-	ends, err := k.prepareEnds(calls)
-	if err != nil {
-		return err
+func (d decorator) SubmitTogether(calls []comm.Call) error {
+	return d.k.submit(calls, func(c comm.Communicator) error { return c.Group(calls...) })
+}
+
+// submit compares the collectives among calls, and makes the calls.
+func (k *Communicator) submit(calls []comm.Call, send func(comm.Communicator) error) error {
+	if !slices.ContainsFunc(calls, func(c comm.Call) bool { return !c.Op.Message() }) {
+		// A collective that holds mu may wait for a rank that waits for these messages.
+		if err := k.life.Err(); err != nil {
+			return err
+		}
+		return send(k.Communicator)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for i := range calls {
 		if err := k.agree(context.Background(), &calls[i]); err != nil {
-			k.forgetEnds(ends)
 			return err
 		}
 	}
-	return k.announce(ends, func() error { return k.Communicator.Group(calls...) })
+	return send(k.Communicator)
 }
 
 // agree compares a collective with what the other ranks called. The caller holds mu.
@@ -306,13 +268,8 @@ func (k *Communicator) exchange(ctx context.Context, mine []byte) ([][]byte, err
 }
 
 // Wait implements [backend.Backend]. What a Split makes is checked, too.
-func (d door) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+func (d decorator) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
 	k := d.k
-	if w.Op != comm.OpSplit {
-		if err := k.compareMessages(ctx); err != nil {
-			return nil, err
-		}
-	}
 	switch {
 	case k.life.Closed(): // which drains the other communicator as well
 		return nil, nil
@@ -335,17 +292,16 @@ func (d door) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) 
 	return child, nil
 }
 
-// Abort implements [backend.Backend]. The peers learn the cause from the communicators
-// of this one's own. That which is checked aborts if something is in flight on it.
-func (d door) Abort(_ context.Context, cause error) {
-	var all sync.WaitGroup
-	for _, side := range append(d.k.sides(), &d.k.Communicator) {
-		all.Go(func() { (*side).Abort(cause) })
+// Abort implements [backend.Backend]. The peers learn the cause from both communicators.
+func (d decorator) Abort(_ context.Context, cause error) {
+	var both sync.WaitGroup
+	for _, c := range []comm.Communicator{d.k.side, d.k.Communicator} {
+		both.Go(func() { c.Abort(cause) })
 	}
-	all.Wait()
+	both.Wait()
 }
 
 // Release implements [backend.Backend]. It closes the communicator that is checked.
-func (d door) Release(context.Context) error {
+func (d decorator) Release(context.Context) error {
 	return errors.Join(d.k.Communicator.Close(), d.k.release())
 }

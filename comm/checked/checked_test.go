@@ -295,187 +295,36 @@ func TestCheckedCallInWhichAPeerGivesUp(t *testing.T) {
 	assert.NoError(t, err)
 }
 
-// byOrder is a communicator that matches messages by order alone and never finds
-// that they differ, as one of GPUs: all of them are empty and have tag 0. What is
-// split off it keeps their content, for Checked.
-type byOrder struct {
-	comm.Methods
-	comm.Wrapped
-}
-
-func newByOrder(c comm.Communicator, empty bool) *byOrder {
-	same := func(x comm.Call) comm.Call {
-		if x.Op.Message() {
-			x.Tag = 0
-			if empty {
-				x.Count, x.DType = 0, dtype.U8
-			}
-		}
-		return x
-	}
-	return &byOrder{Wrapped: comm.Wrap(c), Methods: comm.Methods{
-		Do: func(x comm.Call) error { return same(x).Make(c) },
-		Together: func(calls []comm.Call) error {
-			var other []comm.Call
-			for _, x := range calls {
-				other = append(other, same(x))
-			}
-			return c.Group(other...)
-		},
-	}}
-}
-
-func (b *byOrder) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
-	c, err := b.Communicator.Split(ctx, color, key)
-	if c == nil || err != nil {
-		return nil, err
-	}
-	return newByOrder(c, false), nil
-}
-
-// Both ends of a message learn what the other one called, on a backend that finds
-// nothing by itself and on one that does.
-func TestCheckedComparesMessages(t *testing.T) {
-	rt := hosttest.NewRuntime(t)
-	buf := hosttest.Allocate(t, rt, 1024)
-	other := hosttest.Allocate(t, rt, 1024)
-	for name, test := range map[string]struct {
-		n    int
-		dt   dtype.DType
-		tag  uint32
-		says string
-	}{
-		"length": {4, dtype.F32, 7, "send of 4 f32 to rank 0, tag 7"},
-		"type":   {5, dtype.I32, 7, "send of 5 i32 to rank 0, tag 7"},
-		"tag":    {5, dtype.F32, 8, "send of 5 f32 to rank 0, tag 8"},
+// Messages, alone and in a group, pass a collective that waits for the rank that waits for them.
+func TestMessagesPassAWaitingCollective(t *testing.T) {
+	for name, send := range map[string]func(comm.Communicator, comm.Call) error{
+		"call":  func(c comm.Communicator, call comm.Call) error { return call.Make(c) },
+		"group": func(c comm.Communicator, call comm.Call) error { return c.Group(call) },
 	} {
-		for _, together := range []bool{false, true} {
-			for _, bare := range []bool{false, true} {
-				if bare && name == "tag" {
-					continue // local waits for it
+		t.Run(name, func(t *testing.T) {
+			rt := hosttest.NewRuntime(t)
+			buf := hosttest.Allocate(t, rt, 128)
+			waiting, open := make(chan struct{}, 10), make(chan struct{})
+			close(open)
+			require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+				if c.Rank() == 0 {
+					c = latecomer{c, waiting, open}
 				}
-				t.Run(fmt.Sprintf("%s, group %v, local's own %v", name, together, bare), func(t *testing.T) {
-					errs := make([]error, 3)
-					require.NoError(t, local.Run(t.Context(), 3, func(ctx context.Context, c comm.Communicator) error {
-						inner, err := c.Split(ctx, 0, c.Rank())
-						if err != nil {
-							return err
-						}
-						if !bare {
-							inner = newByOrder(inner, true)
-						}
-						k, err := checked.New(ctx, inner, rt)
-						if err != nil {
-							return err
-						}
-						var call comm.Call
-						switch c.Rank() {
-						case 0:
-							call = comm.RecvCall(buf, 5, dtype.F32, 2, 7)
-						case 2:
-							call = comm.SendCall(other, test.n, test.dt, 0, test.tag)
-						}
-						if c.Rank() != 1 {
-							if together {
-								err = k.Group(call)
-							} else {
-								err = call.Make(k)
-							}
-							if err == nil {
-								err = k.Sync(ctx)
-							}
-							errs[c.Rank()] = err
-							assert.ErrorIs(t, k.Group(), comm.ErrBroken)
-						}
-						return errors.Join(c.Barrier(ctx), k.Close())
-					}))
-					for _, r := range []int{0, 2} {
-						require.ErrorIs(t, errs[r], comm.ErrMismatch, "rank %d", r)
-						assert.ErrorContains(t, errs[r], "rank 2 called "+test.says+"; rank 0 called recv of 5 f32 from rank 2, tag 7", "rank %d", r)
-					}
-				})
-			}
-		}
-	}
-}
-
-// A message whose other end does not come is named, and what one that comes
-// disagrees about goes before that.
-func TestCheckedNamesMissingMessages(t *testing.T) {
-	rt := hosttest.NewRuntime(t)
-	buf := hosttest.Allocate(t, rt, 1024)
-	errs := onCheckedRanks(t, rt, 2, func(ctx context.Context, c *checked.Communicator) error {
-		if c.Rank() == 1 {
-			return nil
-		}
-		err := errors.Join(c.Recv(buf, 5, dtype.F32, 1, 7), c.Recv(buf+64, 6, dtype.F32, 1, 8))
-		if err == nil {
-			err = c.Sync(ctx)
-		}
-		return err
-	}, checked.Timeout(20*time.Millisecond))
-	require.ErrorIs(t, errs[0], comm.ErrTimeout)
-	assert.EqualError(t, errs[0], "checked: sync on rank 0: waiting for the other end of recv of 5 f32 from rank 1, tag 7; "+
-		"recv of 6 f32 from rank 1, tag 8: timed out: context deadline exceeded")
-	assert.NoError(t, errs[1])
-
-	errs = onCheckedRanks(t, rt, 2, func(ctx context.Context, c *checked.Communicator) error {
-		if c.Rank() == 1 {
-			return errors.Join(c.Send(buf, 3, dtype.F32, 0, 8), c.Sync(ctx))
-		}
-		err := errors.Join(c.Recv(buf, 5, dtype.F32, 1, 7), c.Recv(buf+64, 6, dtype.F32, 1, 8))
-		if err == nil {
-			err = c.Sync(ctx)
-		}
-		return err
-	}, checked.Timeout(time.Second))
-	for r, err := range errs {
-		assert.ErrorIs(t, err, comm.ErrMismatch, "rank %d", r)
-	}
-}
-
-// disagreeing is a communicator that finds in each Send that ranks have disagreed before.
-type disagreeing struct{ comm.Communicator }
-
-func (disagreeing) Send(uintptr, int, dtype.DType, int, uint32) error {
-	return fmt.Errorf("%w: before", comm.ErrMismatch)
-}
-
-// Of a message in which a mismatch is found, the other end may not come. The error is still the mismatch.
-func TestCheckedKeepsTheMismatch(t *testing.T) {
-	rt := hosttest.NewRuntime(t)
-	buf := hosttest.Allocate(t, rt, 64)
-	require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
-		k, err := checked.New(ctx, disagreeing{c}, rt, checked.Timeout(10*time.Millisecond))
-		require.NoError(t, err)
-		assert.ErrorIs(t, k.Send(buf, 7, dtype.I32, 0, 2), comm.ErrMismatch)
-		_ = k.Close()
-		return nil
-	}))
-}
-
-// A send does not wait in the call: what is right without Checked is right with it.
-func TestCheckedMessagesDoNotWaitInTheCall(t *testing.T) {
-	rt := hosttest.NewRuntime(t)
-	const ranks, n = 3, 40
-	send, recv := make([]uintptr, ranks), make([]uintptr, ranks)
-	for r := range ranks {
-		send[r], recv[r] = hosttest.Allocate(t, rt, 4*n), hosttest.Allocate(t, rt, 4*n)
-	}
-	errs := onCheckedRanks(t, rt, ranks, func(ctx context.Context, c *checked.Communicator) error {
-		r := c.Rank()
-		next, before := (r+1)%ranks, (r+ranks-1)%ranks
-		var errs []error
-		for i := range n {
-			errs = append(errs, c.Send(send[r]+uintptr(4*i), 1, dtype.F32, next, uint32(i)))
-		}
-		for i := range n { // in another order
-			errs = append(errs, c.Recv(recv[r]+uintptr(4*i), 1, dtype.F32, before, uint32(n-1-i)))
-		}
-		return errors.Join(append(errs, c.Sync(ctx), c.Barrier(ctx))...)
-	})
-	for r, err := range errs {
-		assert.NoError(t, err, "rank %d", r)
+				k, err := checked.New(ctx, c, rt)
+				if err != nil {
+					return err
+				}
+				if k.Rank() == 1 {
+					err := send(k, comm.RecvCall(buf+64, 4, dtype.F32, 0, 3))
+					return errors.Join(err, c.Sync(ctx), k.AllReduce(0, 0, 0, dtype.F32, comm.Sum), k.Close())
+				}
+				reduced := make(chan error, 1)
+				go func() { reduced <- k.AllReduce(0, 0, 0, dtype.F32, comm.Sum) }()
+				<-waiting // the collective compares
+				err = send(k, comm.SendCall(buf, 4, dtype.F32, 1, 3))
+				return errors.Join(err, <-reduced, k.Close())
+			}))
+		})
 	}
 }
 
@@ -496,42 +345,16 @@ func (s stalled) Synchronize(ctx context.Context) error {
 	}
 }
 
-// A message that waits for the device keeps nobody else waiting: not the messages of
-// other goroutines, not a wait, and not Close, which ends it.
-func TestCheckedWaitsForTheDeviceAlone(t *testing.T) {
-	rt := hosttest.NewRuntime(t)
-	buf := hosttest.Allocate(t, rt, 64)
-	synctest.Test(t, func(t *testing.T) {
-		device := stalled{rt, make(chan struct{}, 1)}
-		k, err := checked.New(t.Context(), noop.New(rt), device)
-		require.NoError(t, err)
-		first := make(chan error)
-		go func() { first <- k.Send(buf, 1, dtype.F32, 0, 1) }()
-		synctest.Wait()
-		require.Len(t, device.entered, 1)
-		require.NoError(t, k.Send(buf+8, 1, dtype.F32, 0, 2))
-		require.NoError(t, k.Recv(buf+16, 1, dtype.F32, 0, 2))
-		require.NoError(t, k.Sync(t.Context()))
-		require.NoError(t, k.AllReduce(buf+24, buf+24, 1, dtype.F32, comm.Sum))
-		canceled, cancel := context.WithCancel(t.Context())
-		cancel()
-		require.NoError(t, k.Sync(canceled), "nothing is in flight")
-		require.NoError(t, k.Close())
-		assert.ErrorIs(t, <-first, comm.ErrClosed)
-	})
-}
-
 // An error says that it is the device that a call waited for in vain.
 func TestCheckedNamesTheDevice(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	buf := hosttest.Allocate(t, rt, 64)
 	synctest.Test(t, func(t *testing.T) {
-		k, err := checked.New(t.Context(), noop.New(rt), stalled{rt, make(chan struct{}, 2)}, checked.Timeout(time.Hour))
+		k, err := checked.New(t.Context(), noop.New(rt), stalled{rt, make(chan struct{}, 1)}, checked.Timeout(time.Hour))
 		require.NoError(t, err)
-		for _, err := range []error{k.Send(buf, 1, dtype.F32, 0, 1), k.AllReduce(buf, buf, 1, dtype.F32, comm.Sum)} {
-			require.ErrorIs(t, err, comm.ErrTimeout)
-			assert.ErrorContains(t, err, "waiting for the device")
-		}
+		err = k.AllReduce(buf, buf, 1, dtype.F32, comm.Sum)
+		require.ErrorIs(t, err, comm.ErrTimeout)
+		assert.ErrorContains(t, err, "waiting for the device")
 		require.NoError(t, k.Close())
 	})
 }
@@ -630,24 +453,6 @@ func TestCheckedSplitEndsWithItsContext(t *testing.T) {
 		}
 		assert.ErrorIs(t, k.Barrier(ctx), comm.ErrBroken, "as by any wait that its context has ended")
 		return k.Close()
-	}))
-}
-
-// CloseAll lets the comparison of messages finish before it closes what that uses.
-func TestCloseAllComparesMessages(t *testing.T) {
-	rt := hosttest.NewRuntime(t)
-	buf := hosttest.Allocate(t, rt, 1024)
-	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
-		k, err := checked.New(ctx, c, rt)
-		if err != nil {
-			return err
-		}
-		if c.Rank() == 0 {
-			err = k.Send(buf, 4, dtype.F32, 1, 0)
-		} else {
-			err = k.Recv(buf+512, 4, dtype.F32, 0, 0)
-		}
-		return errors.Join(err, comm.CloseAll(k, nil))
 	}))
 }
 
