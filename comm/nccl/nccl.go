@@ -18,7 +18,6 @@ import (
 	"os"
 	goruntime "runtime"
 	"slices"
-	"strconv"
 	"sync"
 
 	"github.com/tutti-go/tutti/comm"
@@ -178,38 +177,65 @@ func FromEnv(ctx context.Context, rt *cuda.Runtime, opts ...Option) (*Comm, erro
 	if err != nil {
 		return nil, err
 	}
-	var id uniqueID
-	var own []byte // empty if rank 0 cannot make an id, which tells the others
-	var failed error
-	if job.Rank == 0 {
-		if id, failed = lib.newID(); failed == nil {
-			own = id[:]
-		}
-	}
 	kv, err := job.Shared(ctx)
-	if err == nil && job.Rank == 0 && failed == nil {
-		var number int64 // of the communicator, a name for its reports
-		number, err = kv.Add(ctx, "nccl", 1)
-		own = strconv.AppendInt(own, number, 10)
-	}
-	var payload []byte
-	if err == nil {
-		payload, err = job.Broadcast(ctx, kv, "nccl", own)
-	}
-	switch {
-	case failed != nil:
-		err = failed
-	case err == nil && len(payload) <= len(id):
-		err = fmt.Errorf("nccl: %w: rank 0 sent no unique id but %d bytes", comm.ErrPeerFailed, len(payload))
-	}
 	if err != nil {
 		return nil, err
 	}
-	copy(id[:], payload)
 	o := collect(opts)
-	o.name = string(payload[len(id):])
 	if o.reporter, err = storeReports(ctx, kv, noClose); err != nil {
 		return nil, err
 	}
+	var c *Comm
+	var id uniqueID
+	const purpose = "nccl"
+	err = job.Round(ctx, kv, purpose, func(ctx context.Context, number string) (err error) {
+		o.name = number
+		key := "nccl/id/" + number
+		if job.Rank > 0 {
+			id, err = receiveID(ctx, kv, key)
+			return err
+		}
+		// NCCL does not say who is missing, and cannot start again.
+		for _, arrival := range job.Arrivals(purpose, number) {
+			if _, err := kv.Get(ctx, arrival); err != nil {
+				return err
+			}
+		}
+		if id, err = lib.sendID(ctx, kv, key); err != nil {
+			return err
+		}
+		defer kv.Drop(key) // all ranks have joined then, or never will
+		c, err = lib.join(ctx, rt, id, 0, job.WorldSize, o)
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(err, o.reporter.close())
+	}
+	if job.Rank == 0 {
+		return c, nil
+	}
 	return lib.join(ctx, rt, id, job.Rank, job.WorldSize, o)
+}
+
+// sendID makes a unique id for the ranks that wait for a key.
+func (l *library) sendID(ctx context.Context, kv *store.Client, key string) (uniqueID, error) {
+	id, err := l.newID()
+	if err != nil {
+		kv.Post(key, nil) // tells the others
+		return id, err
+	}
+	return id, kv.Set(ctx, key, id[:])
+}
+
+// receiveID waits for the unique id of rank 0.
+func receiveID(ctx context.Context, kv *store.Client, key string) (id uniqueID, err error) {
+	sent, err := kv.Get(ctx, key)
+	if err != nil {
+		return id, err
+	}
+	if len(sent) != len(id) {
+		return id, fmt.Errorf("nccl: %w: rank 0 sent no unique id but %d bytes", comm.ErrPeerFailed, len(sent))
+	}
+	copy(id[:], sent)
+	return id, nil
 }

@@ -1,7 +1,6 @@
 package rendezvous
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
@@ -10,19 +9,16 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"net"
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
-	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
 )
 
@@ -243,126 +239,6 @@ func (j Job) listen(ctx context.Context, d store.Dialer) (net.Listener, error) {
 		}
 	}
 	return nil, errors.Join(inUse...)
-}
-
-// Broadcast gives every rank the payload of rank 0, over the job's store. All ranks call it, for one name in the same
-// order; a rank may try again. On rank 0 it returns when all others have it; when ctx ends before, its error names those
-// that did not come.
-func (j Job) Broadcast(ctx context.Context, kv *store.Client, name string, payload []byte) ([]byte, error) {
-	var err error
-	base := "broadcast/" + name + "/"
-	switch {
-	case j.Rank > 0:
-		payload, err = receive(ctx, kv, base, strconv.Itoa(j.Rank))
-	case len(payload) > store.MaxValue/2:
-		err = fmt.Errorf("%w: %d bytes to share, at most %d can be", comm.ErrArgument, len(payload), store.MaxValue/2)
-	default:
-		err = j.give(ctx, kv, base, payload)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("rendezvous: rank %d: %w", j.Rank, err)
-	}
-	return payload, nil
-}
-
-// The keys of a broadcast, before the rank: a rank that is ready has drawn a text, which names its call in what rank 0
-// gives it and in its receipt.
-const ready, given, taken = "ready/", "given/", "taken/"
-
-// give is rank 0's side.
-func (j Job) give(ctx context.Context, kv *store.Client, base string, payload []byte) error {
-	var mu sync.Mutex
-	calls, missing := map[string]string{}, map[string]bool{} // by rank
-	for rank := 1; rank < j.WorldSize; rank++ {
-		missing[strconv.Itoa(rank)] = true
-	}
-	all := make(chan struct{}, 1)
-	stop, err := kv.Watch(ctx, base, func(e store.Event) {
-		mu.Lock()
-		defer mu.Unlock()
-		key, call := strings.TrimPrefix(e.Key, base), string(e.Value)
-		if rank, ok := strings.CutPrefix(key, ready); ok && !e.Deleted && missing[rank] { // who has it is ready for the next one
-			calls[rank] = call
-			kv.Post(base+given+rank, []byte(call+string(payload)))
-		}
-		if rank, ok := strings.CutPrefix(key, taken); ok && !e.Deleted && missing[rank] && calls[rank] == call {
-			if delete(missing, rank); len(missing) == 0 {
-				all <- struct{}{}
-			}
-		}
-	})
-	if err != nil {
-		return err
-	}
-	if j.WorldSize > 1 {
-		select {
-		case <-all:
-		case <-kv.Done():
-			err = kv.Err()
-		case <-ctx.Done():
-			err = comm.ContextError(ctx)
-		}
-	}
-	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
-	defer cancel()
-	if err != nil { // a receipt may be in the store that the watch has not told of
-		receipts, _ := kv.List(late, base+taken)
-		mu.Lock()
-		for _, e := range receipts {
-			if rank := strings.TrimPrefix(e.Key, base+taken); calls[rank] == string(e.Value) {
-				delete(missing, rank)
-			}
-		}
-		mu.Unlock()
-	}
-	stop()
-	for rank := 1; rank < j.WorldSize; rank++ {
-		kv.Drop(base + given + strconv.Itoa(rank))
-		kv.Drop(base + taken + strconv.Itoa(rank))
-	}
-	mu.Lock()
-	defer mu.Unlock()
-	if len(missing) == 0 {
-		return nil
-	}
-	if refused, _ := kv.List(late, store.RefusedKey); len(refused) > 0 {
-		err = fmt.Errorf("%w; refused: %s", err, refused[0].Value)
-	}
-	return fmt.Errorf("ranks %v did not come: %w", slices.Sorted(maps.Keys(missing)), err)
-}
-
-// receive is the side of the other ranks.
-func receive(ctx context.Context, kv *store.Client, base, rank string) ([]byte, error) {
-	call, got := rand.Text(), make(chan []byte, 1)
-	stop, err := kv.Watch(ctx, base+given+rank, func(e store.Event) {
-		if payload, ok := bytes.CutPrefix(e.Value, []byte(call)); ok && !e.Deleted {
-			select {
-			case got <- payload:
-			default:
-			}
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	defer stop()
-	if err := kv.Set(ctx, base+ready+rank, []byte(call), store.Lease); errors.Is(err, store.ErrFull) {
-		return nil, err
-	} // another error is that of ctx or of the session
-	select {
-	case payload := <-got:
-		kv.Drop(base + ready + rank)
-		err := kv.Set(ctx, base+taken+rank, []byte(call))
-		if errors.Is(err, comm.ErrPeerFailed) { // rank 0 has ended with the receipt, or failed: what comes next will tell
-			err = nil
-		}
-		return payload, err
-	case <-kv.Done():
-		return nil, kv.Err()
-	case <-ctx.Done():
-		kv.Drop(base + ready + rank)
-		return nil, fmt.Errorf("rank 0 gave nothing: %w", comm.ContextError(ctx))
-	}
 }
 
 // Invitation tells processes that have another way to be told where a store is. It contains the secret, so no one

@@ -65,19 +65,39 @@ func deadline(t testing.TB, d time.Duration) context.Context {
 	return ctx
 }
 
-// result is that of a broadcast.
+// result is that of a share.
 type result struct {
 	payload []byte
 	err     error
 }
 
-// broadcast connects, and gives or gets a payload.
-func (j Job) broadcast(ctx context.Context, payload string) ([]byte, error) {
+// share connects, and gives the payload of rank 0 to all ranks.
+func (j Job) share(ctx context.Context, payload string) ([]byte, error) {
 	kv, err := j.Connect(ctx)
 	if err != nil {
 		return nil, err
 	}
-	got, err := j.Broadcast(ctx, kv, "test", []byte(payload))
+	var got []byte
+	err = j.Round(ctx, kv, "test", func(ctx context.Context, number string) (err error) {
+		key, receipts := "payload/"+number, "receipt/"+number+"/"
+		if j.Rank > 0 {
+			if got, err = kv.Get(ctx, key); err != nil {
+				return err
+			}
+			kv.Post(receipts+strconv.Itoa(j.Rank), nil)
+			return nil
+		}
+		got = []byte(payload)
+		if err := kv.Set(ctx, key, got); err != nil {
+			return err
+		}
+		for rank := 1; rank < j.WorldSize; rank++ { // rank 0 keeps the store
+			if _, err := kv.Get(ctx, receipts+strconv.Itoa(rank)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 	return got, errors.Join(err, kv.Close())
 }
 
@@ -85,13 +105,13 @@ func (j Job) broadcast(ctx context.Context, payload string) ([]byte, error) {
 func (j Job) start(ctx context.Context, payload string) <-chan result {
 	done := make(chan result, 1)
 	go func() {
-		got, err := j.broadcast(ctx, payload)
+		got, err := j.share(ctx, payload)
 		done <- result{got, err}
 	}()
 	return done
 }
 
-// await returns what a started broadcast gives, soon.
+// await returns what a started share gives, soon.
 func await(t testing.TB, started <-chan result) (r result) {
 	select {
 	case r = <-started:
@@ -138,58 +158,7 @@ func (b *syncBuffer) String() string {
 	return b.b.String()
 }
 
-func TestBroadcastReachesEveryRank(t *testing.T) {
-	address := freeAddress(t)
-	ctx := deadline(t, 20*time.Second)
-	const size = 9
-	payload := bytes.Repeat([]byte("unique id "), 13)
-	got, errs := make([][]byte, size), make([]error, size)
-	var wg sync.WaitGroup
-	for rank := size - 1; rank >= 0; rank-- { // rank 0 comes last
-		wg.Go(func() {
-			var own string
-			if rank == 0 {
-				own = string(payload)
-			}
-			got[rank], errs[rank] = Job{Rank: rank, WorldSize: size, Address: address, Secret: []byte("s")}.broadcast(ctx, own)
-		})
-	}
-	wg.Wait()
-	require.NoError(t, errors.Join(errs...))
-	for rank := range size {
-		assert.Equal(t, payload, got[rank], "rank %d", rank)
-	}
-}
-
-// A rank that has its payload, and is ready for the next broadcast of the name while rank 0 waits for another rank, gets
-// the payload of that next one.
-func TestAPayloadIsGivenOnce(t *testing.T) {
-	kv := store.NewServer(store.Options{}).Owner("ranks")
-	defer kv.Close() //nolint:errcheck // nothing is lost
-	broadcast := func(rank int, payload string) <-chan result {
-		done := make(chan result, 1)
-		go func() {
-			got, err := Job{Rank: rank, WorldSize: 3}.Broadcast(t.Context(), kv, "x", []byte(payload))
-			done <- result{got, err}
-		}()
-		return done
-	}
-	served := broadcast(0, "first")
-	require.Equal(t, result{payload: []byte("first")}, await(t, broadcast(1, "")))
-	early := broadcast(1, "")
-	_, err := kv.Get(deadline(t, atMost), "broadcast/x/ready/1")
-	require.NoError(t, err)
-	require.Equal(t, result{payload: []byte("first")}, await(t, broadcast(2, "")))
-	require.NoError(t, await(t, served).err)
-
-	late := broadcast(2, "")
-	require.NoError(t, await(t, broadcast(0, "second")).err)
-	assert.Equal(t, result{payload: []byte("second")}, await(t, early))
-	assert.Equal(t, result{payload: []byte("second")}, await(t, late))
-}
-
-// Whatever in a process needs the job's store shares a connection to it, and can share values again and again, also
-// after an attempt for which a rank came too late.
+// Whatever in a process needs the job's store shares a connection to it, and one that is lost is made again.
 func TestSharedConnections(t *testing.T) {
 	zero := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("s")}
 	one := zero
@@ -201,32 +170,10 @@ func TestSharedConnections(t *testing.T) {
 	again, err := one.Shared(t.Context())
 	require.NoError(t, err)
 	require.Same(t, b, again)
-	for i := range 20 {
-		switch i % 4 { // the other one does not come
-		case 0:
-			_, err = zero.Broadcast(deadline(t, time.Millisecond), a, "x", []byte("too early"))
-			require.ErrorIs(t, err, comm.ErrTimeout)
-		case 1:
-			_, err = one.Broadcast(deadline(t, time.Millisecond), b, "x", nil)
-			require.ErrorIs(t, err, comm.ErrTimeout)
-		}
-		sent := make(chan error, 1)
-		go func() {
-			_, err := zero.Broadcast(t.Context(), a, "x", []byte(strconv.Itoa(i)))
-			sent <- err
-		}()
-		got, err := one.Broadcast(t.Context(), b, "x", nil)
-		require.NoError(t, err)
-		require.Equal(t, strconv.Itoa(i), string(got))
-		require.NoError(t, <-sent)
-	}
 	require.NoError(t, b.Close())
-	left, err := a.List(t.Context(), "")
-	require.NoError(t, err)
-	assert.Empty(t, left)
 	again, err = one.Shared(t.Context())
 	require.NoError(t, err)
-	require.NotSame(t, b, again, "a connection that is lost is made again")
+	require.NotSame(t, b, again)
 	require.NoError(t, errors.Join(again.Close(), a.Close()))
 }
 
@@ -262,7 +209,7 @@ func TestRankZeroListensOnAllInterfaces(t *testing.T) {
 	require.NoError(t, err)
 	ctx := deadline(t, 20*time.Second)
 	served := Job{WorldSize: 2, Address: net.JoinHostPort("192.0.2.1", port), Secret: []byte("s"), Guessable: true}.start(ctx, "id")
-	got, err := Job{Rank: 1, WorldSize: 2, Address: local, Secret: []byte("s")}.broadcast(ctx, "")
+	got, err := Job{Rank: 1, WorldSize: 2, Address: local, Secret: []byte("s")}.share(ctx, "")
 	require.NoError(t, err)
 	assert.Equal(t, "id", string(got))
 	require.NoError(t, await(t, served).err)
@@ -384,7 +331,7 @@ func TestTheNetworkNeedsASecret(t *testing.T) {
 }
 
 func TestAJobOfOneNeedsNobody(t *testing.T) {
-	got, err := Job{WorldSize: 1}.broadcast(t.Context(), "x")
+	got, err := Job{WorldSize: 1}.share(t.Context(), "x")
 	require.NoError(t, err)
 	assert.Equal(t, []byte("x"), got)
 }
@@ -397,14 +344,20 @@ func TestARankThatDoesNotComeIsNamed(t *testing.T) {
 	two, err := job.Connect(t.Context())
 	require.NoError(t, err)
 	defer two.Close() //nolint:errcheck // nothing is lost
-	job.Rank = 2
-	_, err = job.Broadcast(t.Context(), two, "test", nil)
-	require.NoError(t, err)
+	entered := make(chan struct{})
+	go func() {
+		_ = job.Round(ctx, two, "test", func(ctx context.Context, _ string) error {
+			close(entered)
+			<-ctx.Done()
+			return comm.ContextError(ctx)
+		})
+	}()
+	<-entered
 	cancel()
 	err = await(t, served).err
 	assert.ErrorIs(t, err, comm.ErrCanceled)
-	assert.ErrorContains(t, err, "ranks [1 3] did not come")
-	_, err = Job{Rank: 1, WorldSize: 2, Address: freeAddress(t)}.broadcast(deadline(t, 100*time.Millisecond), "")
+	assert.ErrorContains(t, err, "ranks 1, 3 did not come")
+	_, err = Job{Rank: 1, WorldSize: 2, Address: freeAddress(t)}.share(deadline(t, 100*time.Millisecond), "")
 	assert.ErrorIs(t, err, comm.ErrTimeout)
 }
 
@@ -515,7 +468,7 @@ func TestContradictionsAreNamed(t *testing.T) {
 	}
 	cancel()
 	err = await(t, served).err
-	assert.ErrorContains(t, err, "ranks [1 2] did not come")
+	assert.ErrorContains(t, err, "ranks 1, 2 did not come")
 	assert.ErrorContains(t, err, "rank 0 is here already")
 	require.NoError(t, kv.Close())
 }
@@ -595,32 +548,4 @@ func TestTwoJobsOnOnePort(t *testing.T) {
 			}
 		})
 	}
-}
-
-// Rank 0 may end when it has the last receipt: the rank that gave it has the payload, and no error, whether that was answered or not.
-func TestRankZeroEndsWithTheReceipt(t *testing.T) {
-	logged(t)
-	for range 40 {
-		job := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("s")}
-		served := job.start(t.Context(), "treasure")
-		job.Rank = 1
-		got := await(t, job.start(t.Context(), ""))
-		require.NoError(t, got.err)
-		assert.Equal(t, "treasure", string(got.payload))
-		require.NoError(t, await(t, served).err)
-	}
-}
-
-// A rank that a full store has no room for is told so, and does not wait for rank 0.
-func TestAFullStoreRefusesARank(t *testing.T) {
-	server := store.NewServer(store.Options{})
-	defer server.Close() //nolint:errcheck // it is in this process
-	kv := server.Local("1")
-	var err error
-	for i := 0; err == nil; i++ {
-		err = kv.Set(t.Context(), "filling/"+strconv.Itoa(i), nil)
-	}
-	require.ErrorIs(t, err, store.ErrFull)
-	_, err = Job{Rank: 1, WorldSize: 2}.Broadcast(deadline(t, time.Minute), kv, "x", nil)
-	require.ErrorIs(t, err, store.ErrFull)
 }

@@ -1,7 +1,7 @@
 // Package rendezvous lets the processes of a job find each other before they have a
 // communicator. Their launcher's environment variables tell their ranks ([FromEnv]). They share
-// a store ([Job.Connect]), which gives all of them a payload of rank 0 ([Job.Broadcast]), such as
-// NCCL's unique id, and has the status reports of ranks ([Reports]).
+// a store ([Job.Connect]), in which they meet under a number of rank 0's ([Job.Round]), and which
+// has the status reports of ranks ([Reports]).
 package rendezvous
 
 import (

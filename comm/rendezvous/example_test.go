@@ -27,23 +27,38 @@ func ExampleFromEnv() {
 	// Output: torchrun: rank 1 of 2, the GPU with number 1
 }
 
-// Rank 0 tells the others something, such as the identifier that they start NCCL
-// with. A process without a launcher is a job of one.
-func ExampleJob_Broadcast() {
+// The ranks meet, and rank 0 tells the others something when all have come, such as the identifier that they start
+// NCCL with. A process without a launcher is a job of one.
+func ExampleJob_Round() {
 	job, err := rendezvous.FromEnv(os.Getenv)
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	ctx := context.Background()
 	kv, err := job.Shared(ctx)
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
-	told, err := job.Broadcast(ctx, kv, "greeting", []byte("hello"))
-	fmt.Println(string(told), err)
-	// Output: hello <nil>
+	err = job.Round(ctx, kv, "greetings", func(ctx context.Context, number string) error {
+		key := "greeting/" + number
+		if job.Rank == 0 {
+			for _, arrival := range job.Arrivals("greetings", number) {
+				if _, err := kv.Get(ctx, arrival); err != nil {
+					return err
+				}
+			}
+			if err := kv.Set(ctx, key, []byte("hello")); err != nil {
+				return err
+			}
+		}
+		greeting, err := kv.Get(ctx, key)
+		fmt.Printf("%s, round %s\n", greeting, number)
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output: hello, round 1
 }
 
 // A job's ranks share keys for purposes of their own.

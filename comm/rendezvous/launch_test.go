@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	}
 	var got []byte
 	if err == nil {
-		got, err = job.broadcast(context.Background(), own)
+		got, err = job.share(context.Background(), own)
 	}
 	if err != nil {
 		fmt.Println("ERROR", err)

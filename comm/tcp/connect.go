@@ -197,23 +197,26 @@ func withPort(address, port string) string {
 func (k *connector) await(ctx context.Context) error {
 	for {
 		k.mu.Lock()
-		var missing, never []int
-		var trouble error
+		var never, ended []int
+		var trouble, end error
 		for rank, p := range k.pairs {
-			if rank != k.rank && (p.lanes == nil || slices.Contains(p.lanes, nil)) {
-				missing = append(missing, rank)
+			switch {
+			case rank == k.rank || p.lanes != nil && !slices.Contains(p.lanes, nil):
+			case p.attempt == 0:
+				never = append(never, rank)
 				trouble = cmp.Or(trouble, p.trouble)
-				if p.attempt == 0 {
-					never = append(never, rank)
-				}
+			default: // it may have ended because of those that never came
+				ended = append(ended, rank)
+				end = cmp.Or(end, p.trouble)
 			}
 		}
 		lost := k.kv.Err()
-		k.over = missing == nil || ctx.Err() != nil || lost != nil
+		complete := never == nil && ended == nil
+		k.over = complete || ctx.Err() != nil || lost != nil
 		over := k.over
 		k.mu.Unlock()
 		switch cause := context.Cause(ctx); {
-		case missing == nil:
+		case complete:
 			return nil
 		case !over:
 			select {
@@ -224,15 +227,27 @@ func (k *connector) await(ctx context.Context) error {
 		case errors.Is(cause, store.ErrRefused):
 			return cause
 		case lost != nil:
-			return fmt.Errorf("no connection to %s: %w", ranks.Text(missing), lost)
-		case trouble != nil:
-			err := fmt.Errorf("%w: no connection to %s; %w", comm.ContextError(ctx), ranks.Text(missing), trouble)
-			return &incomplete{err, never}
+			return fmt.Errorf("%s: %w", unconnected(never, ended), lost)
 		default:
-			err := fmt.Errorf("%w: no connection to %s", comm.ContextError(ctx), ranks.Text(missing))
+			err := fmt.Errorf("%w: %s", comm.ContextError(ctx), unconnected(never, ended))
+			if trouble = cmp.Or(trouble, end); trouble != nil {
+				err = fmt.Errorf("%w; %w", err, trouble)
+			}
 			return &incomplete{err, never}
 		}
 	}
+}
+
+// unconnected says which ranks were never connected, and which no longer are.
+func unconnected(never, ended []int) string {
+	var parts []string
+	if never != nil {
+		parts = append(parts, "no connection to "+ranks.Text(never))
+	}
+	if ended != nil {
+		parts = append(parts, "connection lost to "+ranks.Text(ended))
+	}
+	return strings.Join(parts, ", ")
 }
 
 // incomplete is the error of a rank whose context has ended before it was connected to all others.

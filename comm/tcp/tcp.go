@@ -140,72 +140,84 @@ func FromEnv(ctx context.Context) (comm.Communicator, error) {
 	if err != nil {
 		return nil, err
 	}
+	return fromJob(ctx, job)
+}
+
+// fromJob is FromEnv for a job.
+func fromJob(ctx context.Context, job rendezvous.Job) (comm.Communicator, error) {
 	conf, err := job.TLS("comm/tcp")
 	if err != nil {
 		return nil, err
 	}
-	kv, err := job.Shared(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var number int64 // of the world among those of this job
-	if job.Rank == 0 {
-		if number, err = kv.Add(ctx, "tcp", 1); err != nil {
-			return nil, err
-		}
-	}
-	world, err := job.Broadcast(ctx, kv, "tcp", strconv.AppendInt(nil, number, 10))
-	if err != nil {
-		return nil, err
-	}
-	c := Config{Rank: job.Rank, WorldSize: job.WorldSize, TLS: conf, World: string(world)}
+	c := Config{Rank: job.Rank, WorldSize: job.WorldSize, TLS: conf}
 	if job.OneHost() {
 		c.Listen = "localhost"
 	}
 	if err := c.ReadEnv(os.Getenv, job.LocalRank); err != nil {
 		return nil, err
 	}
-	return New(ctx, kv, c)
+	kv, err := job.Shared(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var n *node
+	err = job.Round(ctx, kv, "tcp", func(ctx context.Context, number string) (err error) {
+		c.World = number
+		n, err = newNode(ctx, kv, c)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return n.form(ctx, kv, c)
 }
 
 // New connects the ranks of a world, which publish their addresses in a store. It returns when
 // this rank is connected to all others, or ctx ends: then the error has a method MissingRanks() []int, of the ranks that
 // this one was never connected to. The store is not needed after that.
-func New(ctx context.Context, kv store.Store, c Config) (_ comm.Communicator, err error) {
+func New(ctx context.Context, kv store.Store, c Config) (comm.Communicator, error) {
+	n, err := newNode(ctx, kv, c)
+	if err != nil {
+		return nil, err
+	}
+	return n.form(ctx, kv, c)
+}
+
+// newNode connects a rank to all others.
+func newNode(ctx context.Context, kv store.Store, c Config) (*node, error) {
 	if c.Silence == 0 {
 		c.Silence = DefaultSilence
 	}
 	const beats = 10 // in the time of silence
 	n := &node{rank: c.Rank, size: c.WorldSize, tick: c.Silence / beats, patience: beats,
 		stop: make(chan struct{}), wires: map[uint64]*wire{}}
-	check := backend.Check{Backend: name, Rank: c.Rank, WorldSize: c.WorldSize}
 	if c.WorldSize < 1 || c.Rank < 0 || c.Rank >= c.WorldSize || c.Silence < time.Second {
-		return nil, check.Fail("connect", fmt.Errorf("%w: rank %d of %d, silence %v", comm.ErrArgument, c.Rank, c.WorldSize, c.Silence))
+		return nil, c.fail(fmt.Errorf("%w: rank %d of %d, silence %v", comm.ErrArgument, c.Rank, c.WorldSize, c.Silence))
 	}
 	if c.WorldSize > 1 && (c.TLS == nil || kv == nil) {
-		return nil, check.Fail("connect", fmt.Errorf("%w: several ranks need a store and TLS", comm.ErrArgument))
+		return nil, c.fail(fmt.Errorf("%w: several ranks need a store and TLS", comm.ErrArgument))
 	}
 	for rank := range c.WorldSize {
 		n.pairs = append(n.pairs, newPair(n, rank))
 	}
-	defer func() {
-		if err != nil {
-			err = check.Fail("connect", err)
-		}
-	}()
 	if c.WorldSize > 1 {
 		if err := connect(ctx, kv, c, n); err != nil {
 			n.end()
-			return nil, err
+			return nil, c.fail(err)
 		}
 	}
+	return n, nil
+}
+
+// form makes the communicator of all ranks of a node that is connected. It returns when all ranks have come to it.
+func (n *node) form(ctx context.Context, kv store.Store, c Config) (comm.Communicator, error) {
 	all := make([]int, c.WorldSize)
 	for r := range all {
 		all[r] = r
 	}
 	world, err := n.communicator(worldNumber, c.Rank, all)
 	if err != nil {
-		return nil, err
+		return nil, c.fail(err)
 	}
 	n.start()
 	n.hosts, err = world.e.exchange(ctx, hostWords())
@@ -213,9 +225,15 @@ func New(ctx context.Context, kv store.Store, c Config) (_ comm.Communicator, er
 		kv.Drop(c.key(c.Rank))
 	}
 	if world.e.Near = n.near(all); err != nil {
-		return nil, errors.Join(err, world.Close())
+		return nil, c.fail(errors.Join(err, world.Close()))
 	}
 	return world, nil
+}
+
+// fail is the error of a rank that makes no communicator.
+func (c *Config) fail(err error) error {
+	check := backend.Check{Backend: name, Rank: c.Rank, WorldSize: c.WorldSize}
+	return check.Fail("connect", err)
 }
 
 // communicator is a rank's handle.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,6 +16,40 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/sim"
 )
+
+// sharePayload has all ranks get the payload of rank 0 in a round. Rank 0 returns when they have it.
+func sharePayload(ctx context.Context, kv *store.Client, job rendezvous.Job, payload []byte) (got []byte, err error) {
+	var key string
+	err = job.Round(ctx, kv, "payload", func(ctx context.Context, number string) (err error) {
+		key = "payload/" + number
+		if job.Rank > 0 {
+			got, err = kv.Get(ctx, key)
+			return err
+		}
+		for _, arrival := range job.Arrivals("payload", number) {
+			if _, err := kv.Get(ctx, arrival); err != nil {
+				return err
+			}
+		}
+		got = payload
+		return kv.Set(ctx, key, payload)
+	})
+	if err != nil {
+		return nil, err
+	}
+	receipt := func(rank int) string { return fmt.Sprint(key, "/", rank) }
+	if job.Rank > 0 {
+		return got, kv.Set(ctx, receipt(job.Rank), nil)
+	}
+	for rank := 1; rank < job.WorldSize; rank++ {
+		if _, err := kv.Get(ctx, receipt(rank)); err != nil {
+			return nil, fmt.Errorf("the receipt of rank %d: %w", rank, err)
+		}
+		kv.Drop(receipt(rank))
+	}
+	kv.Drop(key)
+	return got, nil
+}
 
 // playRendezvous has ranks share rank 0's store, get its payloads, and report. A rank may come late, be killed, not
 // come, come twice, or abort; others may have rank 0's port.
@@ -73,11 +108,7 @@ func playRendezvous(p *play) {
 		reports.Report("group", rank, fmt.Sprint("begins ", rank))
 		for round := range rounds {
 			payload := bytes.Repeat([]byte{byte(sim.Mix(p.Seed, uint64(round)))}, round<<(4*(p.Seed%4)))
-			given := payload
-			if rank > 0 {
-				given = nil
-			}
-			got, err := job.Broadcast(ctx, kv, "payload", given)
+			got, err := sharePayload(ctx, kv, job, payload)
 			if err != nil {
 				return err
 			}
@@ -113,6 +144,7 @@ func playRendezvous(p *play) {
 			if err != nil || time.Since(began) > 3*time.Second {
 				p.fail("after all have left there is %v, %v", all, err)
 			}
+			all = slices.DeleteFunc(all, func(e store.Entry) bool { return strings.HasPrefix(e.Key, "round/") })
 			if len(all) == 0 {
 				break
 			}

@@ -87,7 +87,12 @@ func rank(way string) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	payload, err := job.Broadcast(ctx, kv, "test", []byte("from rank 0 of round "+os.Getenv(restartVariable)))
+	if job.Rank == 0 {
+		if err := kv.Set(ctx, "payload", []byte("from rank 0 of round "+os.Getenv(restartVariable))); err != nil {
+			return 0, err
+		}
+	}
+	payload, err := kv.Get(ctx, "payload")
 	if err != nil {
 		return 0, err
 	}

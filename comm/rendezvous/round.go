@@ -1,0 +1,197 @@
+package rendezvous
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/printable"
+	"github.com/tutti-go/tutti/internal/ranks"
+)
+
+// Keys in the store, before the purpose of a round.
+const (
+	countKeys   = "round/count/"   // how many rounds rank 0 has begun
+	currentKeys = "round/current/" // the number of the round that rank 0 is in, leased by it
+	arrivalKeys = "round/arrived/" // then the number of the round, and the rank
+)
+
+// completed is the value of a rank's arrival when its attempt has succeeded. Rank 0 may be in the round for longer.
+const completed = "completed"
+
+var (
+	// errLaterRound ends an attempt in a round that rank 0 has left.
+	errLaterRound = errors.New("rank 0 has begun a later round")
+	errCompleted  = errors.New("this rank has completed the round")
+)
+
+// Round lets the ranks of a job meet in the store, under a number that no earlier round of the purpose had. All ranks
+// call it, for one purpose in the same order, and it calls attempt with the number. If attempt fails because ctx has
+// ended, the error names the ranks that did not come.
+//
+// A rank may try again after an error. When rank 0 does, it begins a round with another number: attempts of other
+// ranks in the earlier round are canceled, and made again in the later one.
+//
+// The attempt of rank 0 must not succeed before those of the other ranks have begun ([Job.Arrivals]), because the
+// number goes with it. Nor may rank 0 begin another round after a success before the other ranks have returned from
+// Round: let a collective over what the attempts have made come between.
+func (j Job) Round(ctx context.Context, kv *store.Client, purpose string,
+	attempt func(ctx context.Context, number string) error) error {
+	r := round{j, kv, purpose, attempt}
+	if j.Rank == 0 {
+		return r.lead(ctx)
+	}
+	return r.follow(ctx)
+}
+
+// Arrivals are keys in the store, by rank. Each exists once its rank has come to a round.
+func (j Job) Arrivals(purpose, number string) (keys []string) {
+	for rank := range j.WorldSize {
+		keys = append(keys, arrival(purpose, number, rank))
+	}
+	return keys
+}
+
+func arrival(purpose, number string, rank int) string {
+	return fmt.Sprintf("%s%s/%s/%d", arrivalKeys, purpose, number, rank)
+}
+
+// round is a call of [Job.Round].
+type round struct {
+	Job
+	kv      *store.Client
+	purpose string
+	attempt func(ctx context.Context, number string) error
+}
+
+// lead is the side of rank 0.
+func (r *round) lead(ctx context.Context) error {
+	count, err := r.kv.Add(ctx, countKeys+r.purpose, 1)
+	if err != nil {
+		return r.fail(err)
+	}
+	earlier, err := r.kv.List(ctx, arrivalKeys+r.purpose+"/")
+	if err != nil {
+		return r.fail(err)
+	}
+	for _, e := range earlier {
+		r.kv.Drop(e.Key)
+	}
+	number := strconv.FormatInt(count, 10)
+	if err := r.kv.Set(ctx, currentKeys+r.purpose, []byte(number), store.Lease); err != nil {
+		return r.fail(err)
+	}
+	defer r.kv.Drop(currentKeys + r.purpose)
+	return r.try(ctx, number)
+}
+
+// follow is the side of the other ranks.
+func (r *round) follow(ctx context.Context) error {
+	numbers := make(chan string, 1) // the last one that rank 0 has set, unless it is received already
+	stop, err := r.kv.Watch(ctx, currentKeys+r.purpose, func(e store.Event) {
+		if e.Key != currentKeys+r.purpose || e.Deleted {
+			return
+		}
+		select {
+		case <-numbers:
+		default:
+		}
+		numbers <- string(e.Value)
+	})
+	if err != nil {
+		return r.fail(err)
+	}
+	defer stop()
+	number := "" // of no round
+	for {
+		if number == "" {
+			select {
+			case number = <-numbers:
+			case <-r.kv.Done():
+				return r.fail(r.kv.Err())
+			case <-ctx.Done():
+				return fmt.Errorf("rendezvous: rank 0 did not come: %w", comm.ContextError(ctx))
+			}
+		}
+		current, cancel := context.WithCancelCause(ctx)
+		tried := make(chan error, 1)
+		go func() { tried <- r.try(current, number) }()
+		select {
+		case err := <-tried:
+			cancel(nil)
+			if err != errCompleted {
+				return err
+			}
+			number = ""
+		case later := <-numbers:
+			cancel(errLaterRound)
+			if err := <-tried; err == nil {
+				return nil
+			}
+			number = later
+		}
+	}
+}
+
+// try makes an attempt in a round.
+func (r *round) try(ctx context.Context, number string) error {
+	if _, err := strconv.ParseUint(number, 10, 63); err != nil {
+		return r.fail(fmt.Errorf("the number of a round: %w", err))
+	}
+	// No lease: the process of a rank that came may have ended when another rank says who is missing. Rank 0 clears
+	// the keys when it begins the next round.
+	key := arrival(r.purpose, number, r.Rank)
+	now, _, err := r.kv.CompareAndSet(ctx, key, 0, nil)
+	if err != nil {
+		return r.fail(err)
+	}
+	if string(now.Value) == completed {
+		return errCompleted
+	}
+	err = r.attempt(ctx, number)
+	if err == nil {
+		r.kv.Post(key, []byte(completed))
+		return nil
+	}
+	if ctx.Err() == nil || context.Cause(ctx) == errLaterRound {
+		return err
+	}
+	missing, refused := r.missing(ctx, number)
+	if missing == nil {
+		return err
+	}
+	if refused != "" {
+		err = fmt.Errorf("%w; refused: %s", err, refused)
+	}
+	return fmt.Errorf("rendezvous: %s did not come: %w", ranks.Text(missing), err)
+}
+
+// missing returns which ranks did not come to a round, if that can still be found out when ctx has ended, and what the
+// store has refused.
+func (r *round) missing(ctx context.Context, number string) (missing []int, refused string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
+	defer cancel()
+	arrivals, _ := r.kv.List(ctx, arrivalKeys+r.purpose+"/"+number+"/")
+	arrived := map[string]bool{}
+	for _, e := range arrivals {
+		arrived[e.Key] = true
+	}
+	if !arrived[arrival(r.purpose, number, r.Rank)] {
+		return nil, "" // the store is lost, or a later round has begun
+	}
+	for rank, key := range r.Arrivals(r.purpose, number) {
+		if !arrived[key] {
+			missing = append(missing, rank)
+		}
+	}
+	if all, _ := r.kv.List(ctx, store.RefusedKey); len(all) > 0 {
+		refused = printable.Text(string(all[0].Value))
+	}
+	return missing, refused
+}
+
+// fail adds who fails to an error of the store.
+func (r *round) fail(err error) error { return fmt.Errorf("rendezvous: rank %d: %w", r.Rank, err) }
