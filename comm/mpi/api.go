@@ -30,11 +30,9 @@ type api struct {
 	CommGetAttr       dl.Func `sym:"MPI_Comm_get_attr"`
 
 	Isend    dl.Func `sym:"MPI_Isend"`
-	IsendC   dl.Func `sym:"MPI_Isend_c,optional"`
 	Irecv    dl.Func `sym:"MPI_Irecv"`
 	Recv     dl.Func `sym:"MPI_Recv"`
 	Iprobe   dl.Func `sym:"MPI_Iprobe"`
-	IrecvC   dl.Func `sym:"MPI_Irecv_c,optional"`
 	Ibarrier dl.Func `sym:"MPI_Ibarrier"`
 	Testall  dl.Func `sym:"MPI_Testall"`
 	Testsome dl.Func `sym:"MPI_Testsome"`

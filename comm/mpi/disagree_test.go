@@ -56,7 +56,7 @@ func TestAborting(t *testing.T) {
 func TestFailedSplit(t *testing.T) {
 	for _, test := range []string{"TestRankFailedSplit", "TestRankSkippedSplit", "TestRankAbortedSplit", "TestRankAbandonedSplit",
 		"TestRankSerializedSplit", "TestRankSerializedFree", "TestRankFinalizeInTime",
-		"TestRankFinalizeAlone", "TestRankFinalizeHangs", "TestRankInteropHangs", "TestRankFinalizeLate"} {
+		"TestRankFinalizeAlone", "TestRankFinalizeHangs", "TestRankFinalizeLate"} {
 		t.Run(test, func(t *testing.T) {
 			forOneMPI(t, func(t *testing.T, l launcher) { l.mustPass(t, job{ranks: 3, test: test}) })
 		})
@@ -664,24 +664,6 @@ func TestRankFinalizeHangs(t *testing.T) {
 	assert.ErrorIs(t, err, comm.ErrTimeout)
 	assert.ErrorContains(t, err, "MPI_Finalize has not returned")
 	passed(t, world)
-}
-
-// TestRankInteropHangs has an MPI_Finalize that waits for a program that does not come: the
-// log says so, and the context ends it.
-func TestRankInteropHangs(t *testing.T) {
-	t.Setenv(mpi.CollectivesVariable, "interop")
-	ctx, _, c := splitWorld(t)
-	mpi.ReplaceFinalize(c, libc(t).Pause)
-	mpi.SetPatience(c, time.Millisecond)
-	waits, cancel := context.WithCancel(ctx)
-	slog.SetDefault(slog.New(slog.NewTextHandler(hears(func(text string) {
-		assert.Contains(t, text, "MPI_Finalize waits for other ranks")
-		cancel()
-	}), nil)))
-	err := mpi.Finalize(waits)
-	assert.ErrorIs(t, err, comm.ErrCanceled)
-	assert.ErrorContains(t, err, "MPI_Finalize has not returned")
-	passed(t, c)
 }
 
 // TestRankLateRanks lets ranks come late, so that the others report where they

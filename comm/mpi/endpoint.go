@@ -29,10 +29,6 @@ type endpoint struct {
 // native reports whether collectives are the library's own.
 func (e *endpoint) native() bool { return e.state.collectives != scheduled }
 
-// interop reports whether ranks may be other programs, which read no messages of this
-// package.
-func (e *endpoint) interop() bool { return e.state.collectives == interop }
-
 // asWire is the wire as an engine gets it; tests have their own.
 var asWire = func(w *wire) schedule.Wire { return w }
 
@@ -40,7 +36,7 @@ var asWire = func(w *wire) schedule.Wire { return w }
 func (s *state) newEndpoint(rank, size int, pub, inner uintptr) *endpoint {
 	e := &endpoint{wire: newWire(s.lib, pub, inner, size), state: s, rank: rank, size: size}
 	c := schedule.Config{Check: backend.Check{Backend: name, Rank: rank, WorldSize: size}, Wire: asWire(e.wire),
-		MaxTag: s.maxTag, Notify: s.progress.notify, Mute: e.interop(), Pieces: true}
+		MaxTag: s.maxTag, Notify: s.progress.notify, Pieces: true}
 	if e.native() {
 		c.Offload, c.Check.Supports = e, nativeSupports
 		e.nativeStep = e.startNative

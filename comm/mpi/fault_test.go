@@ -13,7 +13,6 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/internal/faulttest"
 	"github.com/tutti-go/tutti/comm/mpi"
-	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
 // faultsElsewhere are the tests of faults that a rank cannot cause by its calls.
@@ -56,28 +55,6 @@ func soaked(t *testing.T) faulttest.Backend {
 	require.NoError(t, err)
 	return faulttest.Backend{
 		Each: func(ctx context.Context, body func(context.Context, faulttest.Rank) error) error { return body(ctx, f) }}
-}
-
-// TestFaultsOfInterop has what MPI itself does not notice found by checked.Communicator.
-// Aborted collectives keep MPI_Finalize from being called.
-func TestFaultsOfInterop(t *testing.T) {
-	forOneMPI(t, func(t *testing.T, l launcher) {
-		l.mustRun(t, job{ranks: 3, test: "TestRankCheckedFaults", env: []string{mpi.CollectivesVariable + "=interop"}})
-	})
-}
-
-// TestRankCheckedFaults is one rank of it.
-func TestRankCheckedFaults(t *testing.T) {
-	onlyChild(t)
-	world, err := mpi.Init(context.Background())
-	require.NoError(t, err)
-	f, err := faulttest.NewRank(world, cpu.New())
-	require.NoError(t, err)
-	faulttest.Run(t, faulttest.Checked, faulttest.Backend{
-		Each: func(ctx context.Context, body func(context.Context, faulttest.Rank) error) error { return body(ctx, f) }})
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	_ = mpi.Finalize(ctx)
 }
 
 // TestRankFaults is one rank of TestFaults.

@@ -204,8 +204,6 @@ type job struct {
 	dir     string // for the ranks' files, a new one if empty
 	limit   time.Duration
 	through string // a program that starts the ranks
-	// first is a program that is rank 0 instead of this test binary.
-	first string
 }
 
 // slots limits how many jobs run side by side: most of the suites' time is
@@ -238,12 +236,7 @@ func (l launcher) run(t testing.TB, j job) (string, error) {
 	defer cancel()
 
 	args := append([]string{}, j.options...)
-	ranks := j.ranks
-	if j.first != "" {
-		args = append(args, "-n", "1", j.first, ":")
-		ranks--
-	}
-	args = append(args, "-n", fmt.Sprint(ranks))
+	args = append(args, "-n", fmt.Sprint(j.ranks))
 	if j.through != "" {
 		args = append(args, j.through)
 	}
@@ -325,4 +318,13 @@ func tell(t *testing.T, rank int, verdict string) {
 	report := verdictOf(os.Getenv(childVariable), rank)
 	require.NoError(t, os.WriteFile(report+".part", []byte(verdict), 0o600))
 	require.NoError(t, os.Rename(report+".part", report))
+}
+
+// compile builds a C program with the compiler wrapper of an MPI
+// implementation.
+func (l launcher) compile(t testing.TB, source string, flags ...string) string {
+	t.Helper()
+	made, err := cc.Build(t, strings.Join(l.mpicc, " "), source, "", append([]string{"-O3"}, flags...)...)
+	require.NoError(t, err)
+	return made
 }

@@ -114,7 +114,7 @@ func (l *library) info() Info {
 		Library:     firstLine(l.version),
 		File:        l.file,
 		ABI:         l.abi.name,
-		LargeCounts: l.IsendC.Found(),
+		LargeCounts: l.IallreduceC.Found(),
 		CUDA:        l.cuda,
 	}
 }
@@ -128,12 +128,8 @@ func (l *library) info() Info {
 //     order and precision. [comm.ErrUnsupported] are reductions that MPI does not define (Avg,
 //     16-bit and 8-bit floats), ReduceScatter in place and, where the library lacks MPI 4's
 //     large counts, more than 2^31-1 elements at once.
-//   - "interop": native, and other ranks may be other MPI programs that call the same
-//     functions on MPI_COMM_WORLD. Ranks tell each other nothing: one that disagrees, aborts
-//     or closes leaves the others to their deadlines.
 //
-// A mix of the first two is [comm.ErrMismatch] on every rank. A mix with interop is not
-// noticed, and may end an Init only with its context.
+// A mix is [comm.ErrMismatch] on every rank.
 const CollectivesVariable = "TUTTI_MPI_COLLECTIVES"
 
 // collectives is a value of CollectivesVariable.
@@ -142,7 +138,6 @@ type collectives string
 const (
 	scheduled collectives = ""
 	native    collectives = "native"
-	interop   collectives = "interop"
 )
 
 // Init opens the MPI library, initializes MPI and returns the world
@@ -202,9 +197,7 @@ func startWithin(ctx context.Context) (*state, error) {
 // and waits for the other ranks until ctx ends ([comm.ErrTimeout], [comm.ErrCanceled]). The
 // error, and after 30 seconds the log, names ranks that have not closed their communicators,
 // or says that some have not called Finalize. When all ranks have called it, MPI_Finalize gets
-// 30 seconds. With interop (see [CollectivesVariable]) other programs may come to MPI_Finalize
-// later: ctx alone ends it, and the log tells after 30 seconds. Later calls return nil and do
-// nothing.
+// 30 seconds. Later calls return nil and do nothing.
 //
 // If a communicator has aborted, because a rank died or did not come in time, or a Split
 // failed, MPI_Finalize would wait for that rank as well. Finalize then leaves it out and
@@ -271,8 +264,8 @@ func (t mainThread) do(ctx context.Context, f func()) bool {
 // start initializes MPI and makes the world communicator.
 func start(ctx context.Context) (*state, error) {
 	chosen := collectives(os.Getenv(CollectivesVariable))
-	if chosen != scheduled && chosen != native && chosen != interop {
-		return nil, fmt.Errorf("%w: %s is %q, want %s, %s or nothing", comm.ErrArgument, CollectivesVariable, chosen, native, interop)
+	if chosen != scheduled && chosen != native {
+		return nil, fmt.Errorf("%w: %s is %q, want %s or nothing", comm.ErrArgument, CollectivesVariable, chosen, native)
 	}
 	if shared := os.Getenv(SharedVariable); shared != "" && shared != sharedOff {
 		return nil, fmt.Errorf("%w: %s is %q, want %s or nothing", comm.ErrArgument, SharedVariable, shared, sharedOff)
@@ -313,7 +306,7 @@ func start(ctx context.Context) (*state, error) {
 
 // compareCollectives returns an error if ranks have chosen different collectives.
 func (e *endpoint) compareCollectives(ctx context.Context) error {
-	if e.interop() || e.size == 1 {
+	if e.size == 1 {
 		return nil
 	}
 	out := newCells() // MPI's after an error
@@ -427,16 +420,11 @@ func (s *state) finalize(ctx context.Context) error {
 	if broken != nil {
 		return fmt.Errorf("%w: MPI_Finalize left out: %w", comm.ErrBroken, broken)
 	}
-	if s.collectives == interop {
-		defer time.AfterFunc(s.patience, func() { slog.Warn("mpi: MPI_Finalize waits for other ranks") }).Stop()
-	} else {
-		if err := s.assemble(ctx); err != nil {
-			return err
-		}
-		within, cancel := context.WithTimeout(ctx, s.patience)
-		defer cancel()
-		ctx = within
+	if err := s.assemble(ctx); err != nil {
+		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, s.patience)
+	defer cancel()
 	var err error
 	if !s.thread.do(ctx, func() {
 		if err = s.fallSilent(ctx); err == nil {
@@ -467,7 +455,7 @@ func (s *state) fallSilent(ctx context.Context) error {
 		return nil
 	}
 	fd, err := strconv.Atoi(os.Getenv("PMI_FD"))
-	if _, slurm := os.LookupEnv("PMI_JOBID"); err != nil || slurm || s.collectives == interop { // Slurm speaks PMI-2
+	if _, slurm := os.LookupEnv("PMI_JOBID"); err != nil || slurm { // Slurm speaks PMI-2
 		select {
 		case <-time.After(silence):
 		case <-ctx.Done():

@@ -14,21 +14,20 @@ import (
 // Native collectives are the library's own non-blocking ones, on the communicator that users
 // see. The network may reduce, and a CUDA-aware library takes device memory. In return,
 // reductions are combined in the library's order, and are limited to those that MPI
-// defines. With interop a rank may be any MPI program that calls the same MPI_I… functions.
+// defines.
 
-// invocation is a call of an MPI function that starts a collective or, with interop, a
-// message. Its last argument is the request, which is known when it starts.
+// invocation is a call of an MPI function that starts a collective. Its last argument is the
+// request, which is known when it starts.
 type invocation struct {
 	f       dl.Func
 	args    [10]uintptr // MPI_Ialltoallv has most of them
 	n       int         // of them, without the request
-	message schedule.Message
-	vectors []int64 // counts and displacements
+	vectors []int64     // counts and displacements
 }
 
 // Accepts implements [schedule.Offload].
 func (e *endpoint) Accepts(c comm.Call) error {
-	if c.Op.Message() && !e.interop() {
+	if c.Op.Message() {
 		return nil
 	}
 	if n, mpi := largest(&c), e.lib.functionOf(c.Op); n > math.MaxInt32 && !mpi.large.Found() {
@@ -46,7 +45,7 @@ func (e *endpoint) startNative(_ *schedule.Engine, o *schedule.Op) (done bool) {
 		return true
 	}
 	i := o.Extra.(*invocation)
-	if slot, ok := e.table.add(e.Expect(o, i.message), i.message.Receive); ok {
+	if slot, ok := e.table.add(e.Expect(o, schedule.Message{}), false); ok {
 		i.args[i.n] = slot
 		e.table.calls.Add(i.f, i.args[:i.n+1]...)
 	}
@@ -71,10 +70,6 @@ func (l *library) functionOf(op comm.Op) function {
 		comm.OpAllToAllV:     {l.Ialltoallv, l.IalltoallvC},
 		comm.OpGather:        {l.Igather, l.IgatherC},
 		comm.OpScatter:       {l.Iscatter, l.IscatterC},
-		comm.OpSend:          {l.Isend, l.IsendC},
-		comm.OpRecv:          {l.Irecv, l.IrecvC},
-		comm.OpBarrier:       {small: l.Ibarrier},
-		comm.OpSplit:         {small: l.Ibarrier}, // those that it has
 	}[op]
 }
 
@@ -89,10 +84,9 @@ func largest(c *comm.Call) int {
 	return n
 }
 
-// Plan implements [schedule.Offload]: collectives are the library's. With interop, barriers
-// are as well, and a message is one of the elements' own type.
+// Plan implements [schedule.Offload]: collectives are the library's, messages and barriers are not.
 func (e *endpoint) Plan(o *schedule.Op, c comm.Call) bool {
-	if !e.interop() && (c.Op.Message() || !c.Op.MovesData()) {
+	if c.Op.Message() || !c.Op.MovesData() {
 		return false
 	}
 	if o.Extra == nil {
@@ -101,7 +95,7 @@ func (e *endpoint) Plan(o *schedule.Op, c comm.Call) bool {
 	l, i := e.lib, o.Extra.(*invocation)
 	mpi, wide := l.functionOf(c.Op), largest(&c) > math.MaxInt32
 	*i = invocation{f: mpi.small, vectors: i.vectors}
-	o.Step, o.External = e.nativeStep, !c.Op.Message()
+	o.Step, o.External = e.nativeStep, true
 	if wide {
 		i.f = mpi.large
 	}
@@ -133,9 +127,6 @@ func (e *endpoint) Plan(o *schedule.Op, c comm.Call) bool {
 		i.pass(l.orInPlace(send, atRoot && send == recv+uintptr(c.Peer*bytes)), n, t, recv, n, t, root)
 	case comm.OpScatter:
 		i.pass(send, n, t, l.orInPlace(recv, atRoot && recv == send+uintptr(c.Peer*bytes)), n, t, root)
-	case comm.OpSend, comm.OpRecv:
-		i.message = schedule.Message{Receive: c.Op == comm.OpRecv, Peer: c.Peer, Bytes: bytes}
-		i.pass(send|recv, n, t, root, uintptr(c.Tag)) // it has one of them
 	}
 	i.pass(e.pub)
 	return true

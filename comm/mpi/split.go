@@ -10,12 +10,8 @@ import (
 )
 
 // duplicate makes a communicator of the same ranks for this package's own messages, which
-// never match those of users. It is collective. With interop it returns pub, as other programs
-// would not take part.
+// never match those of users. It is collective.
 func (s *state) duplicate(pub uintptr) (uintptr, error) {
-	if s.collectives == interop {
-		return pub, nil
-	}
 	out := newCells()
 	defer out.free()
 	if err := s.lib.reach(s.lib.CommDup, pub, out.at(0)); err != nil {

@@ -14,8 +14,8 @@ import (
 // wire is the MPI communicator under an endpoint, as the engine sees it.
 type wire struct {
 	lib        *library
-	pub        uintptr // the communicator that users and other programs see
-	inner      uintptr // its duplicate for the engine's messages; pub with interop
+	pub        uintptr // the communicator that users see
+	inner      uintptr // its duplicate for the engine's messages
 	table      requests
 	abandoned  bool
 	control    requests // control messages that are being sent, by the number of their buffers

@@ -12,8 +12,7 @@ import (
 
 // Control messages are small messages between ranks on the internal communicator. Nobody
 // waits for them: a rank looks for them when it has waited a while, and the progress
-// goroutine does now and then. So they cost nothing while all goes well. A mute engine sends
-// none.
+// goroutine does now and then. So they cost nothing while all goes well.
 
 // controlMessage is one of them.
 type controlMessage struct {
@@ -96,7 +95,7 @@ func (e *Engine) tell(dest int, m controlMessage) bool {
 
 // notifyAll sends this rank's last control message to every other rank.
 func (e *Engine) notifyAll(m controlMessage) {
-	if e.notified || e.mute {
+	if e.notified {
 		return
 	}
 	e.notified = true
@@ -176,9 +175,6 @@ func (e *Engine) attend() error {
 
 // hear receives the control messages that have come.
 func (e *Engine) hear() error {
-	if e.mute {
-		return nil
-	}
 	for src := range e.peers {
 		for src != e.rank && e.peers[src].last == nil {
 			bytes, err := e.wire.Hear(src)

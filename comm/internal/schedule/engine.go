@@ -35,7 +35,6 @@ type Engine struct {
 	waiter   Waiter // the wire, if it is one
 	offload  Offload
 	notify   func()
-	mute     bool
 	pieces   bool
 	rank     int
 	size     int
@@ -79,9 +78,6 @@ type Config struct {
 	MaxTag uint64
 	// Notify is called at each submission, nil for none.
 	Notify func()
-	// Mute has the engine send no control messages and users' messages without heads, for
-	// peers that are other programs.
-	Mute bool
 	// Pieces has messages of 2 to 6 KiB cut into pieces of 2 KiB, and long ones between hosts,
 	// but for reductions, into pieces of almost 64 KiB, for transports that send these without
 	// a handshake, and longer ones more slowly.
@@ -93,7 +89,7 @@ type Config struct {
 
 // New returns the engine of a rank.
 func New(c Config) *Engine {
-	e := &Engine{Check: c.Check, wire: c.Wire, offload: c.Offload, notify: c.Notify, mute: c.Mute, pieces: c.Pieces,
+	e := &Engine{Check: c.Check, wire: c.Wire, offload: c.Offload, notify: c.Notify, pieces: c.Pieces,
 		rank: c.Check.Rank, size: c.Check.WorldSize, peers: make([]peer, c.Check.WorldSize),
 		tagShift: 65 - bits.Len64(c.MaxTag/(tagWindow*tagPhases))}
 	e.waiter, _ = c.Wire.(Waiter)
@@ -356,8 +352,7 @@ func (e *Engine) fail(op comm.Op, err error) error {
 	return err
 }
 
-// Abort implements [backend.Backend]. A mute engine does not notify the other ranks. What
-// the wire does not cancel stays in flight.
+// Abort implements [backend.Backend]. What the wire does not cancel stays in flight.
 func (e *Engine) Abort(ctx context.Context, cause error) {
 	e.mu.Lock()
 	e.notifyFailure(cause)
@@ -417,7 +412,7 @@ func (e *Engine) Departs() (gone, free bool) {
 	for src := range e.peers {
 		broken = broken || e.aborted(src) != nil
 	}
-	if !broken && !e.mute && (e.departed < e.size-1 || !told) {
+	if !broken && (e.departed < e.size-1 || !told) {
 		return false, false
 	}
 	e.leaving.Store(false)

@@ -22,7 +22,7 @@ func (e *Engine) oldest() *Op {
 // caller holds mu.
 func (e *Engine) reportStall() {
 	o, log := e.oldest(), &e.log
-	if e.mute || o == nil || e.reported > o.number || !log.knows(o.number) {
+	if o == nil || e.reported > o.number || !log.knows(o.number) {
 		return
 	}
 	e.reported = o.number + 1
