@@ -13,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -132,16 +133,12 @@ func (s *session) result(ctx context.Context, err error) error {
 	return wrap(ctx, err)
 }
 
-// put sets a key, with the options of a request.
+// put sets a key with options.
 func (s *session) put(key string, value []byte, options []store.Option) (clientv3.Op, error) {
-	var r store.Request
-	for _, o := range options {
-		o(&r)
-	}
-	if r.Heard {
+	if slices.Contains(options, store.Heard) {
 		return clientv3.Op{}, fmt.Errorf("etcd: %w: the option Heard", comm.ErrUnsupported)
 	}
-	if r.Lease {
+	if slices.Contains(options, store.Lease) {
 		return clientv3.OpPut(s.Prefix+key, string(value), clientv3.WithLease(s.lease.Lease())), nil
 	}
 	return clientv3.OpPut(s.Prefix+key, string(value)), nil

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -23,8 +24,7 @@ var (
 	ErrFull = errors.New("the store is full")
 )
 
-// Store is what members and communicators need of a store: a [Client], or one of another kind, such as etcd's. An
-// [Option] says what the key of a [Request] is to have.
+// Store is what members and communicators need of a store: a [Client], or one of another kind, such as etcd's.
 type Store interface {
 	// Get waits for a key and returns its value.
 	Get(ctx context.Context, key string) ([]byte, error)
@@ -52,13 +52,14 @@ type Event struct {
 }
 
 // Option changes how a key is set.
-type Option func(*Request)
+type Option uint8
 
-var (
+// The options of a key.
+const (
 	// Lease has a key vanish when the session that set it ends.
-	Lease Option = func(r *Request) { r.Lease = true }
+	Lease Option = iota + 1
 	// Heard has Set return when all other sessions that watch the key have seen it, or have ended.
-	Heard Option = func(r *Request) { r.Heard = true }
+	Heard
 )
 
 // Client is a session of a store: what it leases vanishes, and its watches end, with the client or its process. Its
@@ -66,13 +67,13 @@ var (
 // Errors wrap [comm.ErrTimeout] or [comm.ErrCanceled] if the context has ended, and [comm.ErrPeerFailed] if the store
 // is lost.
 type Client struct {
-	post  func(r Request) error // queues a request
+	post  func(r request) error // queues a request
 	end   func() error
 	local net.Addr
 
 	mu      sync.Mutex
 	next    uint64
-	calls   map[uint64]chan *Reply
+	calls   map[uint64]chan *reply
 	watches map[uint64]func(Event)
 	done    chan struct{}
 	err     error
@@ -82,14 +83,14 @@ type Client struct {
 var errHungUp = errors.New("its process has ended")
 
 func newClient(local net.Addr) *Client {
-	return &Client{local: local, calls: map[uint64]chan *Reply{}, watches: map[uint64]func(Event){}, done: make(chan struct{})}
+	return &Client{local: local, calls: map[uint64]chan *reply{}, watches: map[uint64]func(Event){}, done: make(chan struct{})}
 }
 
 // remote makes the client of a connection that was welcomed.
 func remote(conn *tls.Conn, in *json.Decoder, silence time.Duration) *Client {
 	c := newClient(conn.LocalAddr())
-	out := &outbox[Request]{send: sender[Request](conn), finish: conn.CloseWrite, most: mostQueued}
-	c.post = func(r Request) error {
+	out := &outbox[request]{send: sender[request](conn), finish: conn.CloseWrite, most: mostQueued}
+	c.post = func(r request) error {
 		first, err := out.push(r, len(r.Key)+len(r.Value))
 		if first {
 			go func() {
@@ -120,7 +121,7 @@ func remote(conn *tls.Conn, in *json.Decoder, silence time.Duration) *Client {
 			if silence > 0 {
 				_ = conn.SetReadDeadline(time.Now().Add(silence))
 			}
-			var r Reply
+			var r reply
 			if err := in.Decode(&r); err != nil {
 				if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 					err = errHungUp
@@ -149,13 +150,13 @@ func (c *Client) beat(every time.Duration) {
 		case <-c.done:
 			return
 		case <-tick.C:
-			_ = c.post(Request{Op: OpPing})
+			_ = c.post(request{Op: opPing})
 		}
 	}
 }
 
 // handle takes a reply.
-func (c *Client) handle(r *Reply) {
+func (c *Client) handle(r *reply) {
 	c.mu.Lock()
 	watch, call := c.watches[r.ID], c.calls[r.ID]
 	if !r.Event {
@@ -168,7 +169,7 @@ func (c *Client) handle(r *Reply) {
 		}
 	}
 	if r.Confirm > 0 {
-		_ = c.post(Request{Op: OpHeard, Version: r.Confirm})
+		_ = c.post(request{Op: opHeard, Version: r.Confirm})
 	}
 	if call != nil && !r.Event {
 		call <- r
@@ -188,8 +189,8 @@ func (c *Client) fail(err error) (first bool) {
 }
 
 // call makes a request and waits for its answer. watch is called for the events of a Watch.
-func (c *Client) call(ctx context.Context, r Request, watch func(Event)) (a Reply, err error) {
-	answer := make(chan *Reply, 1)
+func (c *Client) call(ctx context.Context, r request, watch func(Event)) (a reply, err error) {
+	answer := make(chan *reply, 1)
 	c.mu.Lock()
 	c.next++
 	r.ID = c.next
@@ -223,7 +224,7 @@ func (c *Client) call(ctx context.Context, r Request, watch func(Event)) (a Repl
 			err = c.Err()
 		case <-ctx.Done():
 			err = comm.ContextError(ctx)
-			_ = c.post(Request{Op: OpStop, Version: r.ID})
+			_ = c.post(request{Op: opStop, Version: r.ID})
 		}
 	}
 	c.mu.Lock()
@@ -239,14 +240,11 @@ func (c *Client) Post(key string, value []byte, options ...Option) {
 }
 
 // Drop is Delete without an answer.
-func (c *Client) Drop(key string) { _ = c.post(Request{Op: OpDelete, Key: key}) }
+func (c *Client) Drop(key string) { _ = c.post(request{Op: opDelete, Key: key}) }
 
-func set(key string, value []byte, options []Option) Request {
-	r := Request{Op: OpSet, Key: key, Value: value}
-	for _, o := range options {
-		o(&r)
-	}
-	return r
+func set(key string, value []byte, options []Option) request {
+	return request{Op: opSet, Key: key, Value: value,
+		Lease: slices.Contains(options, Lease), Heard: slices.Contains(options, Heard)}
 }
 
 // Set sets a key.
@@ -257,7 +255,7 @@ func (c *Client) Set(ctx context.Context, key string, value []byte, options ...O
 
 // Get returns the value of a key, which it waits for.
 func (c *Client) Get(ctx context.Context, key string) ([]byte, error) {
-	r, err := c.call(ctx, Request{Op: OpGet, Key: key}, nil)
+	r, err := c.call(ctx, request{Op: opGet, Key: key}, nil)
 	if err == nil && len(r.Entries) == 0 {
 		err = fmt.Errorf("store: %w: an answer to get %q without a value", comm.ErrPeerFailed, key)
 	}
@@ -291,7 +289,7 @@ func (c *Client) Wait(ctx context.Context, keys ...string) error {
 
 // Add adds to a counter, a decimal number, and returns the sum. A key that does not exist counts as 0.
 func (c *Client) Add(ctx context.Context, key string, delta int64) (int64, error) {
-	r, err := c.call(ctx, Request{Op: OpAdd, Key: key, Delta: delta}, nil)
+	r, err := c.call(ctx, request{Op: opAdd, Key: key, Delta: delta}, nil)
 	return r.Number, err
 }
 
@@ -299,7 +297,7 @@ func (c *Client) Add(ctx context.Context, key string, delta int64) (int64, error
 // after that, zero if there is none.
 func (c *Client) CompareAndSet(ctx context.Context, key string, version uint64, value []byte, options ...Option) (now Entry, ok bool, err error) {
 	r := set(key, value, options)
-	r.Op, r.Version = OpSwap, version
+	r.Op, r.Version = opSwap, version
 	a, err := c.call(ctx, r, nil)
 	if len(a.Entries) > 0 {
 		now = a.Entries[0]
@@ -309,20 +307,20 @@ func (c *Client) CompareAndSet(ctx context.Context, key string, version uint64, 
 
 // Delete deletes a key, if it has a version or that is 0.
 func (c *Client) Delete(ctx context.Context, key string, version uint64) error {
-	_, err := c.call(ctx, Request{Op: OpDelete, Key: key, Version: version}, nil)
+	_, err := c.call(ctx, request{Op: opDelete, Key: key, Version: version}, nil)
 	return err
 }
 
 // List returns the keys that begin with a prefix, sorted.
 func (c *Client) List(ctx context.Context, prefix string) ([]Entry, error) {
-	r, err := c.call(ctx, Request{Op: OpList, Key: prefix}, nil)
+	r, err := c.call(ctx, request{Op: opList, Key: prefix}, nil)
 	return r.Entries, err
 }
 
 // Watch calls f for every key that begins with a prefix: for those that exist before it returns, and then for each
 // change, in order, until stop is called or the client ends. f must not wait, and not for this client in particular.
 func (c *Client) Watch(ctx context.Context, prefix string, f func(Event)) (stop func(), err error) {
-	r, err := c.call(ctx, Request{Op: OpWatch, Key: prefix}, f)
+	r, err := c.call(ctx, request{Op: opWatch, Key: prefix}, f)
 	if err != nil {
 		return nil, err
 	}
@@ -330,7 +328,7 @@ func (c *Client) Watch(ctx context.Context, prefix string, f func(Event)) (stop 
 		c.mu.Lock()
 		delete(c.watches, r.ID)
 		c.mu.Unlock()
-		_ = c.post(Request{Op: OpStop, Version: r.ID})
+		_ = c.post(request{Op: opStop, Version: r.ID})
 	}, nil
 }
 

@@ -54,7 +54,7 @@ type Dialer struct {
 // connections while strangers crowd it, so Dial tries until ctx ends. If the store refuses this process, or others
 // answer at all addresses, that is an error wrapping [ErrRefused] at once.
 func (d Dialer) Dial(ctx context.Context) (*Client, error) {
-	hello := Hello{Name: d.Name, Size: d.Size, Process: rand.Text(), Version: protocol}
+	hello := greeting{Name: d.Name, Size: d.Size, Process: rand.Text(), Version: protocol}
 	var log Gate
 	var last []error // of the last whole round
 	for wait := retryFirst; ; wait = min(2*wait, retryLast) {
@@ -96,7 +96,7 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 
 // Occupied tells whether the store of this job itself answers at an address, and refuses this process: why.
 func (d Dialer) Occupied(ctx context.Context, address string) error {
-	c, err := d.connect(ctx, address, Hello{Name: d.Name, Size: d.Size, Process: rand.Text(), Version: protocol})
+	c, err := d.connect(ctx, address, greeting{Name: d.Name, Size: d.Size, Process: rand.Text(), Version: protocol})
 	var r *refusal
 	if errors.As(err, &r) && r.proven {
 		return err
@@ -108,7 +108,7 @@ func (d Dialer) Occupied(ctx context.Context, address string) error {
 }
 
 // connect makes one attempt at one address.
-func (d Dialer) connect(ctx context.Context, address string, hello Hello) (*Client, error) {
+func (d Dialer) connect(ctx context.Context, address string, hello greeting) (*Client, error) {
 	conn, err := (&net.Dialer{Timeout: glance}).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
@@ -118,7 +118,7 @@ func (d Dialer) connect(ctx context.Context, address string, hello Hello) (*Clie
 }
 
 // introduce says who this process is on a new connection.
-func (d Dialer) introduce(ctx context.Context, conn net.Conn, hello Hello) (_ *Client, err error) {
+func (d Dialer) introduce(ctx context.Context, conn net.Conn, hello greeting) (_ *Client, err error) {
 	defer context.AfterFunc(ctx, func() { conn.Close() })() // ends what is read
 	defer func() {
 		if err != nil {
@@ -134,7 +134,7 @@ func (d Dialer) introduce(ctx context.Context, conn net.Conn, hello Hello) (_ *C
 	var w welcome
 	in := json.NewDecoder(secure)
 	_ = conn.SetDeadline(time.Now().Add(patience))
-	if err := sender[Hello](secure)([]Hello{hello}); err != nil {
+	if err := sender[greeting](secure)([]greeting{hello}); err != nil {
 		return nil, stranger(err)
 	}
 	if err := in.Decode(&w); err != nil {

@@ -24,11 +24,11 @@ import (
 func wild(random *rand.Rand) []byte {
 	numbers := []uint64{0, 1, 2, 3, 7, math.MaxUint64, 1 << 63, uint64(random.IntN(100))}
 	number := func() uint64 { return numbers[random.IntN(len(numbers))] }
-	ops := []Op{OpSet, OpSwap, OpAdd, OpGet, OpList, OpDelete, OpWatch, OpStop, OpHeard, OpPing, "", "steal"}
+	ops := []operation{opSet, opSwap, opAdd, opGet, opList, opDelete, opWatch, opStop, opHeard, opPing, "", "steal"}
 	keys := []string{"x", "x/1", "x/2", "x/\x00", strings.Repeat("x", 3000)}
-	r := Request{ID: number(), Op: ops[random.IntN(len(ops))], Version: number(), Delta: int64(number()), Lease: random.IntN(2) == 0, Heard: random.IntN(3) == 0}
+	r := request{ID: number(), Op: ops[random.IntN(len(ops))], Version: number(), Delta: int64(number()), Lease: random.IntN(2) == 0, Heard: random.IntN(3) == 0}
 	r.Key = keys[random.IntN(len(keys))]
-	if changes := []Op{OpSet, OpSwap, OpAdd, OpDelete}; !slices.Contains(changes, r.Op) && random.IntN(2) == 0 {
+	if changes := []operation{opSet, opSwap, opAdd, opDelete}; !slices.Contains(changes, r.Op) && random.IntN(2) == 0 {
 		r.Key = []string{"", "a", "a/", "b/news", "b"}[random.IntN(5)]
 	}
 	r.Value = make([]byte, []int{0, 1, 100, 1 << 16}[random.IntN(4)])
@@ -59,7 +59,7 @@ func besieged(t *testing.T, seed uint64) {
 		server, l := NewServer(Options{Silence: 5 * time.Second}), newPipes()
 		server.Serve(l, conf)
 		friend := func(name string) *Client {
-			c, err := Dialer{TLS: conf}.introduce(ctx, l.connect(), Hello{Name: name, Process: name, Version: protocol})
+			c, err := Dialer{TLS: conf}.introduce(ctx, l.connect(), greeting{Name: name, Process: name, Version: protocol})
 			require.NoError(t, err)
 			return c
 		}
@@ -76,11 +76,11 @@ func besieged(t *testing.T, seed uint64) {
 			for range 8 {
 				plain := l.connect()
 				conn := tls.Client(plain, conf)
-				hello := Hello{Name: "x", Process: "x", Version: protocol}
+				hello := greeting{Name: "x", Process: "x", Version: protocol}
 				if random.IntN(3) == 0 {
 					hello.Name = []string{"a", "", "x\x1b", strings.Repeat("x", 5000)}[random.IntN(4)]
 				}
-				if assert.NoError(t, sender[Hello](conn)([]Hello{hello})) && random.IntN(4) > 0 {
+				if assert.NoError(t, sender[greeting](conn)([]greeting{hello})) && random.IntN(4) > 0 {
 					go func() { // it reads, or does not
 						b := make([]byte, 1<<16)
 						for {
@@ -164,15 +164,15 @@ func FuzzBesieged(f *testing.F) {
 
 // Answers that others are to confirm keep no more bytes than the store itself.
 func TestUnconfirmedAnswersAreBounded(t *testing.T) {
-	var s State
+	var s state
 	s.Open(1)
 	s.Open(2)
-	s.Apply(0, 2, &Request{ID: 1, Op: OpWatch}) // and confirms nothing
+	s.Apply(0, 2, &request{ID: 1, Op: opWatch}) // and confirms nothing
 	value := make([]byte, MaxValue)
 	version := uint64(0)
 	for i := 0; ; i++ {
 		require.LessOrEqual(t, i, mostBytes/MaxValue)
-		replies := s.Apply(0, 1, &Request{ID: uint64(i + 1), Op: OpSwap, Key: "k", Version: version, Value: value, Heard: true})
+		replies := s.Apply(0, 1, &request{ID: uint64(i + 1), Op: opSwap, Key: "k", Version: version, Value: value, Heard: true})
 		if replies[0].Full {
 			break
 		}
@@ -186,11 +186,11 @@ func TestUnconfirmedAnswersAreBounded(t *testing.T) {
 
 // A sum beyond 64 bits is refused.
 func TestCountersDoNotWrap(t *testing.T) {
-	var s State
+	var s state
 	s.Open(1)
 	for _, c := range [][2]int64{{math.MaxInt64, 1}, {math.MaxInt64, math.MaxInt64}, {math.MinInt64, -1}, {math.MinInt64, math.MinInt64}, {-1, math.MinInt64}} {
-		s.Apply(0, 1, &Request{Op: OpSet, Key: "k", Value: strconv.AppendInt(nil, c[0], 10)})
-		answer := s.Apply(0, 1, &Request{ID: 1, Op: OpAdd, Key: "k", Delta: c[1]})
+		s.Apply(0, 1, &request{Op: opSet, Key: "k", Value: strconv.AppendInt(nil, c[0], 10)})
+		answer := s.Apply(0, 1, &request{ID: 1, Op: opAdd, Key: "k", Delta: c[1]})
 		assert.Contains(t, answer[0].Fault, "no counter", "%d", c)
 		assert.Equal(t, strconv.FormatInt(c[0], 10), string(s.entries["k"].value))
 	}

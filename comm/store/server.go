@@ -23,8 +23,8 @@ const (
 	flushTime = 500 * time.Millisecond
 )
 
-// Hello is who a process is.
-type Hello struct {
+// greeting is who a process is.
+type greeting struct {
 	Name    string `json:"name"`           // of one process at a time
 	Size    int    `json:"size,omitempty"` // of the job
 	Process string `json:"process"`        // random: tells a process that connects again from another one with its name
@@ -35,7 +35,7 @@ type Hello struct {
 const longestName = 2 << 10
 
 // valid reports whether a process says who it is.
-func (h *Hello) valid() bool {
+func (h *greeting) valid() bool {
 	for _, text := range []string{h.Name, h.Process} {
 		if len(text) > longestName || strings.ContainsFunc(text, func(c rune) bool { return !strconv.IsPrint(c) }) {
 			return false
@@ -44,7 +44,7 @@ func (h *Hello) valid() bool {
 	return h.Name != ""
 }
 
-// welcome answers a Hello.
+// welcome answers a greeting.
 type welcome struct {
 	Refused string        `json:"refused,omitempty"`
 	Silence time.Duration `json:"silence,omitempty"` // the process says something more often than that
@@ -59,14 +59,14 @@ type Options struct {
 	Silence time.Duration
 }
 
-// Server runs a [State] for clients of its own process and of others.
+// Server keeps a store for clients of its own process and of others.
 type Server struct {
 	options Options
 	gate    Gate
 	started time.Time
 
 	mu        sync.Mutex
-	state     State
+	state     state
 	last      uint64 // session
 	sessions  map[uint64]*session
 	listeners []net.Listener
@@ -76,10 +76,10 @@ type Server struct {
 // session is a process that has said who it is.
 type session struct {
 	number uint64
-	hello  Hello
+	hello  greeting
 	from   string
 	conn   *tls.Conn // nil in the server's own process
-	out    outbox[Reply]
+	out    outbox[reply]
 }
 
 // RefusedKey has the last refusal of a process that knows the secret.
@@ -111,7 +111,7 @@ func (s *Server) Owner(name string) *Client {
 // Local is a client in the server's process. Watches call in the goroutine that makes the change.
 func (s *Server) Local(name string) *Client {
 	c := newClient(nil)
-	n := &session{hello: Hello{Name: name}, from: "this process", out: outbox[Reply]{most: math.MaxInt, send: func(replies []Reply) error {
+	n := &session{hello: greeting{Name: name}, from: "this process", out: outbox[reply]{most: math.MaxInt, send: func(replies []reply) error {
 		for i := range replies {
 			c.handle(&replies[i])
 		}
@@ -120,19 +120,19 @@ func (s *Server) Local(name string) *Client {
 	s.mu.Lock()
 	s.admit(n)
 	s.mu.Unlock()
-	c.post = func(r Request) error { s.apply(n.number, &r); return nil }
+	c.post = func(r request) error { s.apply(n.number, &r); return nil }
 	c.end = func() error { s.end(n); return nil }
 	return c
 }
 
 // apply makes a request.
-func (s *Server) apply(session uint64, r *Request) {
+func (s *Server) apply(session uint64, r *request) {
 	s.mu.Lock()
 	s.route(s.state.Apply(time.Since(s.started), session, r))
 }
 
 // route queues replies and unlocks the server. Clients of this process get theirs here.
-func (s *Server) route(replies []Reply) {
+func (s *Server) route(replies []reply) {
 	var local []*session
 	for _, r := range replies {
 		to := s.sessions[r.To]
@@ -194,7 +194,7 @@ func (s *Server) claim(n *session) (refused string) {
 		refused = fmt.Sprintf("%s is here already, from %s: two processes have the same name", h.Name, before.from)
 	}
 	if refused != "" {
-		why := Request{Op: OpSet, Key: RefusedKey, Value: []byte(n.from + ": " + refused)}
+		why := request{Op: opSet, Key: RefusedKey, Value: []byte(n.from + ": " + refused)}
 		s.route(s.state.Apply(time.Since(s.started), 0, &why))
 		return refused
 	}
@@ -212,8 +212,8 @@ func (s *Server) serve(conn *tls.Conn) {
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(nil, longestLine)
 	// Nothing comes before the welcome.
-	n := &session{conn: conn, from: conn.RemoteAddr().String(), out: outbox[Reply]{most: mostQueued, busy: true,
-		send: sender[Reply](conn), finish: conn.CloseWrite}}
+	n := &session{conn: conn, from: conn.RemoteAddr().String(), out: outbox[reply]{most: mostQueued, busy: true,
+		send: sender[reply](conn), finish: conn.CloseWrite}}
 	said := conn.SetDeadline(time.Now().Add(patience)) == nil && lines.Scan()
 	if !said || json.Unmarshal(lines.Bytes(), &n.hello) != nil || !n.hello.valid() {
 		s.gate.Refuse(conn, "hello", "it knows the secret, but did not say who it is")
@@ -234,7 +234,7 @@ func (s *Server) serve(conn *tls.Conn) {
 		if s.options.Silence > 0 && conn.SetReadDeadline(time.Now().Add(s.options.Silence)) != nil {
 			return
 		}
-		var r Request
+		var r request
 		open, err := lines.Scan(), lines.Err()
 		if open {
 			err = json.Unmarshal(lines.Bytes(), &r)

@@ -3,7 +3,7 @@
 // It carries what a job is made of before and beside its communicators: addresses, ids, status reports, members.
 //
 //	state.go    what the store does: a deterministic state machine without time, goroutines or connections
-//	server.go   sessions of a State: processes over TLS, and clients of the server's own process
+//	server.go   sessions of a state: processes over TLS, and clients of the server's own process
 //	client.go   what a process asks of it
 //	dial.go     how a process reaches it; gate.go: how strangers are kept out
 package store
@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// Bounds of a State. A request beyond them is answered by [ErrFull] or [comm.ErrArgument].
+// Bounds of a state. A request beyond them is answered by [ErrFull] or [comm.ErrArgument].
 const (
 	mostKeys    = 1 << 18
 	mostBytes   = 256 << 20 // of keys and values
@@ -28,37 +28,37 @@ const (
 	mostWatches = 1 << 8  // of a session
 )
 
-// Op is what a [Request] asks for.
-type Op string
+// operation is what a request asks for.
+type operation string
 
-// The operations of a [State].
+// The operations of a store.
 const (
-	OpSet    Op = "set"    // Key, Value; Lease, Heard
-	OpSwap   Op = "swap"   // a Set if the key's version is Version, 0 if it must not exist
-	OpAdd    Op = "add"    // Key, Delta
-	OpGet    Op = "get"    // Key: answered when it exists
-	OpList   Op = "list"   // Key, a prefix
-	OpDelete Op = "delete" // Key, if its version is Version or that is 0
-	OpWatch  Op = "watch"  // Key, a prefix: an answer with what is there, then an event for each change
-	OpStop   Op = "stop"   // ends the Get or Watch with the ID Version
-	OpHeard  Op = "heard"  // confirms the event with the number Version
-	OpPing   Op = "ping"   // is answered
+	opSet    operation = "set"    // Key, Value; Lease, Heard
+	opSwap   operation = "swap"   // a Set if the key's version is Version, 0 if it must not exist
+	opAdd    operation = "add"    // Key, Delta
+	opGet    operation = "get"    // Key: answered when it exists
+	opList   operation = "list"   // Key, a prefix
+	opDelete operation = "delete" // Key, if its version is Version or that is 0
+	opWatch  operation = "watch"  // Key, a prefix: an answer with what is there, then an event for each change
+	opStop   operation = "stop"   // ends the Get or Watch with the ID Version
+	opHeard  operation = "heard"  // confirms the event with the number Version
+	opPing   operation = "ping"   // is answered
 )
 
-// Request is one operation of a session.
-type Request struct {
-	ID      uint64 `json:"id,omitempty"` // of the session's own; 0 wants no answer
-	Op      Op     `json:"op"`
-	Key     string `json:"key,omitempty"`
-	Value   []byte `json:"value,omitempty"`
-	Delta   int64  `json:"delta,omitempty"`
-	Version uint64 `json:"version,omitempty"`
-	Lease   bool   `json:"lease,omitempty"` // the key vanishes with the session
-	Heard   bool   `json:"heard,omitempty"` // the answer comes when all other sessions that watch the key have confirmed the event
+// request is one operation of a session.
+type request struct {
+	ID      uint64    `json:"id,omitempty"` // of the session's own; 0 wants no answer
+	Op      operation `json:"op"`
+	Key     string    `json:"key,omitempty"`
+	Value   []byte    `json:"value,omitempty"`
+	Delta   int64     `json:"delta,omitempty"`
+	Version uint64    `json:"version,omitempty"`
+	Lease   bool      `json:"lease,omitempty"` // the key vanishes with the session
+	Heard   bool      `json:"heard,omitempty"` // the answer comes when all other sessions that watch the key have confirmed the event
 }
 
-// Reply is an answer to a session, or an event of one of its watches.
-type Reply struct {
+// reply is an answer to a session, or an event of one of its watches.
+type reply struct {
 	To      uint64  `json:"-"`            // the session
 	ID      uint64  `json:"id,omitempty"` // of its request
 	Entries []Entry `json:"entries,omitempty"`
@@ -81,9 +81,9 @@ type Entry struct {
 	Gone    bool          `json:"gone,omitempty"` // the session that set it has ended
 }
 
-// State is the state machine of a store. Its answers depend on the calls alone: who replicates it makes the same
+// state is the state machine of a store. Its answers depend on the calls alone: who replicates it makes the same
 // calls, in the same order and with the same times, on every replica. The zero value is ready.
-type State struct {
+type state struct {
 	now        time.Duration
 	version    uint64 // of the last change
 	bytes      int
@@ -119,7 +119,7 @@ type watch struct {
 
 // confirming is a Set that waits for confirmations.
 type confirming struct {
-	answer Reply
+	answer reply
 	open   map[uint64]int // events, by session
 }
 
@@ -132,7 +132,7 @@ func (c *confirming) bytes() (n int) {
 }
 
 // Open begins a session, whose number was never used before.
-func (s *State) Open(session uint64) {
+func (s *state) Open(session uint64) {
 	if s.sessions == nil {
 		s.sessions, s.entries = map[uint64]*held{}, map[string]*entry{}
 		s.waiting, s.confirming = map[string][]place{}, map[uint64]*confirming{}
@@ -141,7 +141,7 @@ func (s *State) Open(session uint64) {
 }
 
 // End ends a session: its leases vanish, and nobody waits for it.
-func (s *State) End(now time.Duration, session uint64) (replies []Reply) {
+func (s *state) End(now time.Duration, session uint64) (replies []reply) {
 	h := s.sessions[session]
 	if h == nil {
 		return nil
@@ -170,7 +170,7 @@ func (s *State) End(now time.Duration, session uint64) (replies []Reply) {
 
 // Apply makes a request of an open session at a time, which does not run backwards. It returns answers and
 // events in the order in which each session is to get its own.
-func (s *State) Apply(now time.Duration, session uint64, r *Request) (replies []Reply) {
+func (s *state) Apply(now time.Duration, session uint64, r *request) (replies []reply) {
 	h := s.sessions[session]
 	if h == nil {
 		return nil
@@ -180,20 +180,20 @@ func (s *State) Apply(now time.Duration, session uint64, r *Request) (replies []
 	if e != nil {
 		version = e.version
 	}
-	answer, later := Reply{To: session, ID: r.ID}, false
+	answer, later := reply{To: session, ID: r.ID}, false
 	switch op := r.Op; {
 	case len(r.Key) > longestKey:
 		answer.Fault = fmt.Sprintf("a key of %d bytes, at most %d", len(r.Key), longestKey)
-	case op == OpSet:
+	case op == opSet:
 		replies, later = s.put(at, r, r.Value, &answer)
-	case op == OpSwap && r.Version == version:
+	case op == opSwap && r.Version == version:
 		answer.OK = true
 		replies, later = s.put(at, r, r.Value, &answer)
-	case op == OpSwap:
+	case op == opSwap:
 		if e != nil {
 			answer.Entries = s.view(r.Key)
 		}
-	case op == OpAdd:
+	case op == opAdd:
 		sum, err := r.Delta, error(nil)
 		if e != nil {
 			sum, err = strconv.ParseInt(string(e.value), 10, 64)
@@ -210,9 +210,9 @@ func (s *State) Apply(now time.Duration, session uint64, r *Request) (replies []
 		}
 		answer.Number = sum
 		replies, later = s.put(at, r, strconv.AppendInt(nil, sum, 10), &answer)
-	case op == OpGet && e != nil:
+	case op == opGet && e != nil:
 		answer.Entries = s.view(r.Key)
-	case op == OpGet:
+	case op == opGet:
 		if _, twice := h.waits[r.ID]; len(h.waits) == mostWaits || twice {
 			answer.Fault, answer.Full = "too many waits, or two by one ID", true
 			break
@@ -220,33 +220,33 @@ func (s *State) Apply(now time.Duration, session uint64, r *Request) (replies []
 		h.waits[r.ID] = r.Key
 		s.waiting[r.Key] = append(s.waiting[r.Key], at)
 		later = true
-	case op == OpList:
+	case op == opList:
 		answer.Entries = s.list(r.Key)
-	case op == OpDelete:
+	case op == opDelete:
 		if e != nil && (r.Version == 0 || r.Version == version) {
 			replies = s.remove(nil, r.Key)
 		}
-	case op == OpWatch && h.watches == mostWatches:
+	case op == opWatch && h.watches == mostWatches:
 		answer.Fault, answer.Full = "too many watches", true
-	case op == OpWatch:
+	case op == opWatch:
 		h.watches++
 		s.watches = append(s.watches, watch{at, r.Key})
 		answer.Entries = s.list(r.Key)
-	case op == OpStop:
+	case op == opStop:
 		s.stop(place{session, r.Version})
-	case op == OpHeard:
+	case op == opHeard:
 		return s.heard(nil, r.Version, session, false)
-	case op != OpPing:
+	case op != opPing:
 		answer.Fault = fmt.Sprintf("there is no operation %.100q", op)
 	}
-	if !later && (r.ID > 0 || r.Op == OpPing) {
+	if !later && (r.ID > 0 || r.Op == opPing) {
 		replies = append(replies, answer)
 	}
 	return replies
 }
 
 // put sets a key and tells who waits for it and who watches it. The answer comes later if that is for others to confirm.
-func (s *State) put(at place, r *Request, value []byte, answer *Reply) (replies []Reply, later bool) {
+func (s *state) put(at place, r *request, value []byte, answer *reply) (replies []reply, later bool) {
 	old, grows := s.entries[r.Key], len(r.Key)+len(value)
 	if old != nil {
 		grows = len(value) - len(old.value)
@@ -266,16 +266,16 @@ func (s *State) put(at place, r *Request, value []byte, answer *Reply) (replies 
 	s.bytes += grows
 	s.entries[r.Key] = &entry{value, s.version, s.now, at.session, r.Lease}
 	now := s.view(r.Key)
-	if r.Op == OpSwap {
+	if r.Op == opSwap {
 		answer.Entries = now
 	}
-	var confirm *Reply
+	var confirm *reply
 	if r.Heard {
 		confirm = answer
 	}
-	replies = s.tell(nil, Reply{Event: true, Entries: now}, confirm)
+	replies = s.tell(nil, reply{Event: true, Entries: now}, confirm)
 	for _, w := range s.waiting[r.Key] {
-		replies = append(replies, Reply{To: w.session, ID: w.id, Entries: now})
+		replies = append(replies, reply{To: w.session, ID: w.id, Entries: now})
 		delete(s.sessions[w.session].waits, w.id)
 	}
 	delete(s.waiting, r.Key)
@@ -283,17 +283,17 @@ func (s *State) put(at place, r *Request, value []byte, answer *Reply) (replies 
 }
 
 // remove deletes a key that exists.
-func (s *State) remove(replies []Reply, key string) []Reply {
+func (s *state) remove(replies []reply, key string) []reply {
 	last := s.view(key)
 	s.bytes -= len(key) + len(s.entries[key].value)
 	delete(s.entries, key)
 	s.version++
 	last[0].Version = s.version
-	return s.tell(replies, Reply{Event: true, Deleted: true, Entries: last}, nil)
+	return s.tell(replies, reply{Event: true, Deleted: true, Entries: last}, nil)
 }
 
 // tell adds an event for each watch. An answer that is to come when other sessions have confirmed it is kept.
-func (s *State) tell(replies []Reply, event Reply, answer *Reply) []Reply {
+func (s *state) tell(replies []reply, event reply, answer *reply) []reply {
 	for _, w := range s.watches {
 		if !strings.HasPrefix(event.Entries[0].Key, w.prefix) {
 			continue
@@ -315,7 +315,7 @@ func (s *State) tell(replies []Reply, event Reply, answer *Reply) []Reply {
 }
 
 // heard notes that a session has confirmed an event, or that it never will.
-func (s *State) heard(replies []Reply, number, session uint64, gone bool) []Reply {
+func (s *state) heard(replies []reply, number, session uint64, gone bool) []reply {
 	c := s.confirming[number]
 	if c == nil || c.open[session] == 0 {
 		return replies
@@ -335,7 +335,7 @@ func (s *State) heard(replies []Reply, number, session uint64, gone bool) []Repl
 }
 
 // stop ends a Get or a Watch.
-func (s *State) stop(at place) {
+func (s *state) stop(at place) {
 	h := s.sessions[at.session]
 	if key, ok := h.waits[at.id]; ok {
 		delete(h.waits, at.id)
@@ -351,13 +351,13 @@ func (s *State) stop(at place) {
 }
 
 // view is the entry of a key.
-func (s *State) view(key string) []Entry {
+func (s *state) view(key string) []Entry {
 	e := s.entries[key]
 	return []Entry{{Key: key, Value: e.value, Version: e.version, Age: s.now - e.at, Gone: s.sessions[e.session] == nil}}
 }
 
 // list is the entries of a prefix, by key.
-func (s *State) list(prefix string) (all []Entry) {
+func (s *state) list(prefix string) (all []Entry) {
 	for key := range s.entries {
 		if strings.HasPrefix(key, prefix) {
 			all = append(all, s.view(key)...)

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What sessions know of a State: the keys that each watch has been told of, and the requests without an answer.
+// What sessions know of a state: the keys that each watch has been told of, and the requests without an answer.
 type witness struct {
 	watches map[uint64]map[string]string // by request, then key
 	prefix  map[uint64]string
@@ -37,13 +37,13 @@ func TestRandomSessions(t *testing.T) {
 
 func simulate(t *testing.T, seed uint64, steps int) {
 	random := rand.New(rand.NewPCG(seed, 1))
-	var s State
+	var s state
 	keys := map[string]string{}    // what the store should have
 	leases := map[string]uint64{}  // sessions, by leased key
 	open := map[uint64]*witness{}  // by session
 	confirms := map[uint64][]int{} // by event: how many confirmations are missing
 	var last, next uint64
-	check := func(replies []Reply) {
+	check := func(replies []reply) {
 		for _, r := range replies {
 			w := open[r.To]
 			require.NotNil(t, w, "seed %d: a reply to a session that has ended", seed)
@@ -77,7 +77,7 @@ func simulate(t *testing.T, seed uint64, steps int) {
 		}
 		w := open[session]
 		next++
-		r := Request{ID: next, Key: fmt.Sprintf("%c/%d", 'a'+rune(random.IntN(2)), random.IntN(4)), Value: []byte(strconv.Itoa(step))}
+		r := request{ID: next, Key: fmt.Sprintf("%c/%d", 'a'+rune(random.IntN(2)), random.IntN(4)), Value: []byte(strconv.Itoa(step))}
 		value, exists := keys[r.Key]
 		set := func() {
 			keys[r.Key] = string(r.Value)
@@ -106,14 +106,14 @@ func simulate(t *testing.T, seed uint64, steps int) {
 			check(s.End(now(step), session))
 			continue
 		case kind < 6:
-			r.Op = OpSet
+			r.Op = opSet
 			set()
 		case kind < 8:
-			r.Op, r.Heard, r.Lease = OpSet, true, false
+			r.Op, r.Heard, r.Lease = opSet, true, false
 			set()
 			w.heard[r.ID] = s.version + 1
 		case kind < 10:
-			r.Op = OpSwap
+			r.Op = opSwap
 			if e := s.entries[r.Key]; e != nil && random.IntN(2) == 1 {
 				r.Version = e.version
 			}
@@ -121,26 +121,26 @@ func simulate(t *testing.T, seed uint64, steps int) {
 				set()
 			}
 		case kind < 12:
-			r.Op = OpAdd
+			r.Op = opAdd
 			r.Delta = int64(random.IntN(9))
 			n, _ := strconv.ParseInt(value, 10, 64)
 			r.Value = strconv.AppendInt(nil, n+r.Delta, 10)
 			set()
 		case kind < 14:
-			r.Op = OpDelete
+			r.Op = opDelete
 			delete(keys, r.Key)
 			delete(leases, r.Key)
 		case kind == 14:
-			r.Op, r.Key = OpWatch, r.Key[:random.IntN(2)]
+			r.Op, r.Key = opWatch, r.Key[:random.IntN(2)]
 			w.watches[r.ID], w.prefix[r.ID] = map[string]string{}, r.Key
 		case kind < 17:
-			r.Op = OpGet
+			r.Op = opGet
 			w.gets[r.ID] = r.Key
 		case kind == 17 && len(w.gets) > 0:
-			r.Op, r.Version = OpStop, slices.Sorted(maps.Keys(w.gets))[0]
+			r.Op, r.Version = opStop, slices.Sorted(maps.Keys(w.gets))[0]
 			delete(w.gets, r.Version)
 		case len(w.toHear) > 0:
-			r.Op, r.Version = OpHeard, w.toHear[0]
+			r.Op, r.Version = opHeard, w.toHear[0]
 			w.toHear = w.toHear[1:]
 			confirms[r.Version] = confirms[r.Version][1:]
 		default:
@@ -170,13 +170,13 @@ func simulate(t *testing.T, seed uint64, steps int) {
 
 // Replicas that are told the same have the same answers.
 func TestReplicasAgree(t *testing.T) {
-	var a, b State
-	for _, s := range []*State{&a, &b} {
+	var a, b state
+	for _, s := range []*state{&a, &b} {
 		for session := range uint64(50) {
 			s.Open(session)
-			s.Apply(0, session, &Request{ID: 1, Op: OpWatch})
+			s.Apply(0, session, &request{ID: 1, Op: opWatch})
 			for k := range 20 {
-				s.Apply(0, session, &Request{ID: 2, Op: OpSet, Key: fmt.Sprint(session, "/", k), Lease: true, Heard: true})
+				s.Apply(0, session, &request{ID: 2, Op: opSet, Key: fmt.Sprint(session, "/", k), Lease: true, Heard: true})
 			}
 		}
 	}
@@ -188,46 +188,46 @@ func TestReplicasAgree(t *testing.T) {
 
 // What is beyond a bound is refused, and room that is given back can be used.
 func TestBounds(t *testing.T) {
-	var s State
+	var s state
 	s.Open(1)
-	ask := func(r Request) Reply {
+	ask := func(r request) reply {
 		r.ID = 1
 		return s.Apply(0, 1, &r)[0]
 	}
 	if testing.Short() {
 		t.Skip("takes a second, and a minute with the race detector")
 	}
-	require.NotEmpty(t, ask(Request{Op: OpSet, Key: strings.Repeat("k", longestKey+1)}).Fault)
-	require.NotEmpty(t, ask(Request{Op: OpSet, Key: "k", Value: make([]byte, MaxValue+1)}).Fault)
+	require.NotEmpty(t, ask(request{Op: opSet, Key: strings.Repeat("k", longestKey+1)}).Fault)
+	require.NotEmpty(t, ask(request{Op: opSet, Key: "k", Value: make([]byte, MaxValue+1)}).Fault)
 	value := make([]byte, MaxValue)
 	n := 0
-	for !ask(Request{Op: OpSet, Key: strconv.Itoa(n), Value: value}).Full {
+	for !ask(request{Op: opSet, Key: strconv.Itoa(n), Value: value}).Full {
 		n++
 	}
 	require.Equal(t, mostBytes/MaxValue-1, n)
 	for i := range n {
-		ask(Request{Op: OpDelete, Key: strconv.Itoa(i)})
+		ask(request{Op: opDelete, Key: strconv.Itoa(i)})
 	}
 	require.Zero(t, s.bytes)
-	for n = 0; !ask(Request{Op: OpSet, Key: strconv.Itoa(n)}).Full; n++ {
+	for n = 0; !ask(request{Op: opSet, Key: strconv.Itoa(n)}).Full; n++ {
 	}
 	require.Equal(t, mostKeys, n)
-	require.True(t, ask(Request{Op: OpAdd, Key: "new"}).Full)
-	require.Empty(t, ask(Request{Op: OpSet, Key: "7"}).Fault)
-	require.Contains(t, ask(Request{Op: OpAdd, Key: "7", Delta: 1}).Fault, "no counter")
-	s = State{} // each watch looks at all keys
+	require.True(t, ask(request{Op: opAdd, Key: "new"}).Full)
+	require.Empty(t, ask(request{Op: opSet, Key: "7"}).Fault)
+	require.Contains(t, ask(request{Op: opAdd, Key: "7", Delta: 1}).Fault, "no counter")
+	s = state{} // each watch looks at all keys
 	s.Open(1)
-	s.Apply(0, 1, &Request{ID: 9, Op: OpGet, Key: "later"})
-	require.True(t, s.Apply(0, 1, &Request{ID: 9, Op: OpGet, Key: "later"})[0].Full, "a wait that has its ID")
-	s.Apply(0, 1, &Request{Op: OpStop, Version: 9})
-	require.NotEmpty(t, ask(Request{Op: OpGet, Key: strings.Repeat("k", longestKey+1)}).Fault)
+	s.Apply(0, 1, &request{ID: 9, Op: opGet, Key: "later"})
+	require.True(t, s.Apply(0, 1, &request{ID: 9, Op: opGet, Key: "later"})[0].Full, "a wait that has its ID")
+	s.Apply(0, 1, &request{Op: opStop, Version: 9})
+	require.NotEmpty(t, ask(request{Op: opGet, Key: strings.Repeat("k", longestKey+1)}).Fault)
 	for range mostWatches {
-		ask(Request{Op: OpWatch, Key: "none"})
+		ask(request{Op: opWatch, Key: "none"})
 	}
-	require.True(t, ask(Request{Op: OpWatch, Key: "none"}).Full)
+	require.True(t, ask(request{Op: opWatch, Key: "none"}).Full)
 	for id := range uint64(mostWaits) {
-		s.Apply(0, 1, &Request{ID: 10 + id, Op: OpGet, Key: "later"})
+		s.Apply(0, 1, &request{ID: 10 + id, Op: opGet, Key: "later"})
 	}
-	require.True(t, ask(Request{Op: OpGet, Key: "later"}).Full)
-	require.Contains(t, ask(Request{Op: "steal"}).Fault, "no operation")
+	require.True(t, ask(request{Op: opGet, Key: "later"}).Full)
+	require.Contains(t, ask(request{Op: "steal"}).Fault, "no operation")
 }

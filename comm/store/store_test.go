@@ -99,7 +99,7 @@ func clients(t *testing.T, f func(t *testing.T, ctx context.Context, a, b *Clien
 						continue
 					}
 					var err error
-					both[i], err = Dialer{TLS: conf}.introduce(ctx, l.connect(), Hello{Name: strconv.Itoa(i), Version: protocol})
+					both[i], err = Dialer{TLS: conf}.introduce(ctx, l.connect(), greeting{Name: strconv.Itoa(i), Version: protocol})
 					require.NoError(t, err)
 				}
 				f(t, ctx, both[0], both[1])
@@ -250,7 +250,7 @@ func TestSilence(t *testing.T) {
 		server, l := NewServer(Options{Silence: silence}), newPipes()
 		server.Serve(l, conf)
 		stopped := &stoppable{Conn: l.connect(), stop: make(chan struct{})}
-		c, err := Dialer{TLS: conf}.introduce(t.Context(), stopped, Hello{Name: "1", Version: protocol})
+		c, err := Dialer{TLS: conf}.introduce(t.Context(), stopped, greeting{Name: "1", Version: protocol})
 		require.NoError(t, err)
 		watcher := server.Local("0")
 		require.NoError(t, c.Set(t.Context(), "k", nil, Lease))
@@ -295,7 +295,7 @@ func TestAReaderThatStops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server, l := NewServer(Options{}), newPipes()
 		server.Serve(l, conf)
-		c, err := Dialer{TLS: conf}.introduce(t.Context(), l.connect(), Hello{Name: "1", Version: protocol})
+		c, err := Dialer{TLS: conf}.introduce(t.Context(), l.connect(), greeting{Name: "1", Version: protocol})
 		require.NoError(t, err)
 		release := make(chan struct{})
 		_, err = c.Watch(t.Context(), "k", func(Event) { <-release })
@@ -324,7 +324,7 @@ func TestTheEndOfAStore(t *testing.T) {
 		server, l := NewServer(Options{}), newPipes()
 		server.Serve(l, conf)
 		owner := server.Owner("0")
-		c, err := Dialer{TLS: conf}.introduce(t.Context(), l.connect(), Hello{Name: "1", Version: protocol})
+		c, err := Dialer{TLS: conf}.introduce(t.Context(), l.connect(), greeting{Name: "1", Version: protocol})
 		require.NoError(t, err)
 		var last string
 		_, err = c.Watch(t.Context(), "", func(e Event) { last = string(e.Value) })
@@ -338,7 +338,7 @@ func TestTheEndOfAStore(t *testing.T) {
 		assert.ErrorContains(t, err, "the job's store does not answer: its process has ended")
 		assert.Equal(t, "999", last)
 		require.NoError(t, c.Close())
-		_, err = Dialer{TLS: conf}.introduce(t.Context(), stillOpen(l), Hello{Name: "2", Version: protocol})
+		_, err = Dialer{TLS: conf}.introduce(t.Context(), stillOpen(l), greeting{Name: "2", Version: protocol})
 		assert.Error(t, err)
 	})
 }
@@ -437,7 +437,7 @@ func TestStrangersAreRefused(t *testing.T) {
 			_, _ = io.WriteString(c, say) // fails if the refusal is faster
 			require.NoError(t, c.Close())
 		}
-		_, err := Dialer{TLS: wrong}.introduce(t.Context(), l.connect(), Hello{Name: "2", Version: protocol})
+		_, err := Dialer{TLS: wrong}.introduce(t.Context(), l.connect(), greeting{Name: "2", Version: protocol})
 		require.ErrorIs(t, err, ErrRefused)
 		require.ErrorContains(t, err, "it knows another secret")
 		for _, conf := range []*tls.Config{bare, old} {
@@ -446,7 +446,7 @@ func TestStrangersAreRefused(t *testing.T) {
 			require.Error(t, err)
 			require.NoError(t, c.NetConn().Close())
 		}
-		friend, err := Dialer{TLS: right}.introduce(t.Context(), l.connect(), Hello{Name: "1", Version: protocol})
+		friend, err := Dialer{TLS: right}.introduce(t.Context(), l.connect(), greeting{Name: "1", Version: protocol})
 		require.NoError(t, err)
 		require.NoError(t, friend.Set(t.Context(), "k", nil))
 		require.NoError(t, friend.Close())
@@ -537,7 +537,7 @@ func TestContradictionsAreNamed(t *testing.T) {
 	require.NoError(t, err)
 	assert.Contains(t, string(last), "rank 0 is here already")
 	d := as("rank 2", 3)
-	_, err = d.connect(t.Context(), address, Hello{Name: "rank 2", Size: 3, Version: 7})
+	_, err = d.connect(t.Context(), address, greeting{Name: "rank 2", Size: 3, Version: 7})
 	assert.ErrorIs(t, err, ErrRefused)
 	assert.ErrorContains(t, err, "version 7 of the store's protocol, this process 1")
 	gone := make(chan Event, 1)
@@ -559,7 +559,7 @@ func TestContradictionsAreNamed(t *testing.T) {
 func TestAProcessComesAgain(t *testing.T) {
 	logged(t)
 	address := listen(t, NewServer(Options{}), "s")
-	d, self := dialer(t, address, "s", "rank 1"), Hello{Name: "rank 1", Process: "p", Version: protocol}
+	d, self := dialer(t, address, "s", "rank 1"), greeting{Name: "rank 1", Process: "p", Version: protocol}
 	first, err := d.connect(t.Context(), address, self) // stays open, as to the store that of a lost host does
 	require.NoError(t, err)
 	second, err := d.connect(t.Context(), address, self)
@@ -688,7 +688,7 @@ func FuzzSession(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		conn, err := tls.Dial("tcp", address, conf)
 		require.NoError(t, err)
-		require.NoError(t, sender[Hello](conn)([]Hello{{Name: "fuzz", Process: "p", Version: protocol}}))
+		require.NoError(t, sender[greeting](conn)([]greeting{{Name: "fuzz", Process: "p", Version: protocol}}))
 		_, _ = conn.Write(data)
 		_ = conn.Close() // the server may have hung up
 		require.NoError(t, friend.Set(t.Context(), "friend", []byte(t.Name())))
@@ -716,7 +716,7 @@ func FuzzReplies(f *testing.F) {
 				_, _ = io.Copy(io.Discard, conn)
 			}
 		}()
-		c, err := Dialer{TLS: conf}.introduce(t.Context(), here, Hello{Name: "1", Version: protocol})
+		c, err := Dialer{TLS: conf}.introduce(t.Context(), here, greeting{Name: "1", Version: protocol})
 		require.NoError(t, err)
 		_, _ = c.Get(t.Context(), "k")
 		<-c.Done()
