@@ -186,10 +186,26 @@ func FromEnv(ctx context.Context, rt *cuda.Runtime, opts ...Option) (*Comm, erro
 		return nil, err
 	}
 	var c *Comm
-	var id uniqueID
-	const purpose = "nccl"
-	err = job.Round(ctx, kv, purpose, func(ctx context.Context, number string) (err error) {
+	err = joinWithID(ctx, job, kv, lib.newID, func(ctx context.Context, id uniqueID, number string) (err error) {
 		o.name = number
+		c, err = lib.join(ctx, rt, id, job.Rank, job.WorldSize, o)
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(err, o.reporter.close())
+	}
+	return c, nil
+}
+
+// joinWithID calls join with a unique id that rank 0 makes, when all ranks of a job have come, and with its number in
+// the job.
+func joinWithID(ctx context.Context, job rendezvous.Job, kv *store.Client, newID func() (uniqueID, error),
+	join func(ctx context.Context, id uniqueID, number string) error) error {
+	const purpose = "nccl"
+	var id uniqueID
+	var number string
+	err := job.Round(ctx, kv, purpose, func(ctx context.Context, round string) (err error) {
+		number = round
 		key := "nccl/id/" + number
 		if job.Rank > 0 {
 			id, err = receiveID(ctx, kv, key)
@@ -201,25 +217,21 @@ func FromEnv(ctx context.Context, rt *cuda.Runtime, opts ...Option) (*Comm, erro
 				return err
 			}
 		}
-		if id, err = lib.sendID(ctx, kv, key); err != nil {
+		if id, err = sendID(ctx, kv, key, newID); err != nil {
 			return err
 		}
 		defer kv.Drop(key) // all ranks have joined then, or never will
-		c, err = lib.join(ctx, rt, id, 0, job.WorldSize, o)
-		return err
+		return join(ctx, id, number)
 	})
-	if err != nil {
-		return nil, errors.Join(err, o.reporter.close())
+	if err != nil || job.Rank == 0 {
+		return err
 	}
-	if job.Rank == 0 {
-		return c, nil
-	}
-	return lib.join(ctx, rt, id, job.Rank, job.WorldSize, o)
+	return join(ctx, id, number)
 }
 
 // sendID makes a unique id for the ranks that wait for a key.
-func (l *library) sendID(ctx context.Context, kv *store.Client, key string) (uniqueID, error) {
-	id, err := l.newID()
+func sendID(ctx context.Context, kv *store.Client, key string, newID func() (uniqueID, error)) (uniqueID, error) {
+	id, err := newID()
 	if err != nil {
 		kv.Post(key, nil) // tells the others
 		return id, err
