@@ -70,6 +70,14 @@ func (e *endpoint) wait(ctx context.Context) error {
 			continue
 		}
 		if f := w.failure.Load(); f != nil {
+			// A call that all ranks have come to is complete on all, as on the one that aborted.
+			if w.tells {
+				e.finishTold()
+			}
+			e.drain()
+			if e.done() {
+				return nil
+			}
 			return f.of(e)
 		}
 		if e.help() {
