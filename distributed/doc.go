@@ -30,5 +30,5 @@
 // communicator for each. [BroadcastAll] gives all ranks the same parameters and the same
 // state of an optimizer, [Sampler] says which samples are a rank's, [AverageMetrics] weighs
 // metrics by them, and [BroadcastBytes], [ScatterBytes], [GatherBytes] and
-// [AllGatherBytes] move data that is not a tensor. Package delta hands weights to other processes. docs/training.md puts it together.
+// [AllGatherBytes] move data that is not a tensor. docs/training.md puts it together.
 package distributed

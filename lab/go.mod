@@ -7,6 +7,7 @@ go 1.25.0
 replace (
 	github.com/tutti-go/tutti => ../
 	github.com/tutti-go/tutti/cmd/tutti => ../cmd/tutti
+	github.com/tutti-go/tutti/delta => ../delta
 )
 
 require (

@@ -7,9 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/tutti-go/tutti/cmd/tutti/internal/checkpoint"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
-	"github.com/tutti-go/tutti/distributed/delta"
+	"github.com/tutti-go/tutti/delta"
+	"github.com/tutti-go/tutti/delta/checkpoint"
 )
 
 const (

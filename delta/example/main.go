@@ -1,8 +1,8 @@
 // Command delta trains a network on one rank, and hands its bf16 weights to two others that read digits with
 // them, after every few steps, as what has changed.
 //
-//	go run ./examples/delta                             # 153,610 weights
-//	go run ./examples/delta -hidden 16384 -rate 1e-6    # 1.2 million
+//	go run ./delta/example                             # 153,610 weights
+//	go run ./delta/example -hidden 16384 -rate 1e-6    # 1.2 million
 //
 // Here ranks are goroutines; over any other communicator, or through files, it is the same.
 package main
@@ -18,7 +18,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
-	"github.com/tutti-go/tutti/distributed/delta"
+	"github.com/tutti-go/tutti/delta"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/examples/digits"
 	"github.com/tutti-go/tutti/runtime"

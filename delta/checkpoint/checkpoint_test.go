@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tutti-go/tutti/distributed/delta"
+	"github.com/tutti-go/tutti/delta"
 )
 
 // bytesOf is a file with a header and data of that length.

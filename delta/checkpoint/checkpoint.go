@@ -1,5 +1,5 @@
-// Package checkpoint makes deltas of files of weights in the safetensors format
-// (https://github.com/huggingface/safetensors#format), and files of deltas.
+// Package checkpoint makes deltas between files of weights in the safetensors format
+// (https://github.com/huggingface/safetensors#format), and makes such files of deltas, as the command tutti delta does.
 package checkpoint
 
 import (
@@ -14,7 +14,7 @@ import (
 	"slices"
 
 	"github.com/tutti-go/tutti/atomicfile"
-	"github.com/tutti-go/tutti/distributed/delta"
+	"github.com/tutti-go/tutti/delta"
 	"github.com/tutti-go/tutti/dtype"
 )
 

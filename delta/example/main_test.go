@@ -16,7 +16,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
-	"github.com/tutti-go/tutti/distributed/delta"
+	"github.com/tutti-go/tutti/delta"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
