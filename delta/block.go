@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/subtle"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"hash/crc32"
 	goruntime "runtime"
@@ -55,19 +54,20 @@ type coder struct {
 
 var coders = sync.Pool{New: func() any { return new(coder) }}
 
-// place is memory that the kernels of a runtime reach, of a block of elements. It is of Go or of that runtime, and kept.
+// place is memory of a block of elements, of the host or of a GPU, that kernels reach.
 type place struct {
-	rt   runtime.Runtime
-	at   uintptr // 0: zeros
-	keep any
+	rt   runtime.Runtime // nil: no kernels reach the memory
+	gpu  *gpu            // nil: the kernels are those of the host
+	at   uintptr         // 0: the elements are zeros
+	keep any             // keeps the memory
 }
 
 // host is the runtime of all memory that the host reaches.
 var host runtime.Runtime = cpu.New()
 
-func hostPlace(b []byte) place { return place{host, hostmem.Addr(b), b} }
+func hostPlace(b []byte) place { return place{rt: host, at: hostmem.Addr(b), keep: b} }
 
-// bytes returns n bytes there: in place if the host reaches them, or a copy in buf.
+// bytes returns n bytes of the place: in place if the host reaches them, or a copy in buf.
 func (p place) bytes(n int, buf *[]byte) ([]byte, error) {
 	if p.rt == host {
 		return hostmem.Slice[byte](p.at, n), nil
@@ -79,80 +79,122 @@ func (p place) bytes(n int, buf *[]byte) ([]byte, error) {
 // fetch makes p a place of the host, in buf if it is not.
 func (p *place) fetch(n int, buf *[]byte) error {
 	b, err := p.bytes(n, buf)
-	*p = place{host, hostmem.Addr(b), [2]any{p.keep, b}}
+	*p = place{rt: host, at: hostmem.Addr(b), keep: [2]any{p.keep, b}}
 	return err
 }
 
-// The head of what kernels are told of a block: how many elements change, and its checksum.
-const head = 16
-
-// exchange calls kernels of a runtime with a list that has room for as many changes: c.area, or a copy of which the first bytes go in
-// and come out.
-func (c *coder) exchange(rt runtime.Runtime, room, in, out int, call func(k runtime.Kernels, l runtime.Changes) error) error {
-	k, err := runtime.KernelsOf(rt)
-	if err != nil {
-		return err
-	}
-	on := func(at uintptr) error {
-		return call(k, runtime.Changes{Idx: at + head, Diff: at + uintptr(diffsAt(room)), N: room, Len: at, Sums: at + 8})
-	}
-	if rt == host {
-		defer goruntime.KeepAlive(c.area)
-		return on(hostmem.Addr(c.area))
-	}
-	at, err := rt.Allocate(len(c.area))
-	if err != nil {
-		return err
-	}
-	if err = rt.CopyIn(at, c.area[:in]); err == nil {
-		err = on(at)
-	}
-	if err == nil {
-		err = rt.CopyOut(c.area[:out], at)
-	}
-	return errors.Join(err, rt.Deallocate(at))
-}
+// A coder's area has what kernels read and write, at the same offsets in the memory of the host and of a GPU:
+//
+//   - zeros that kernels of a GPU count in,
+//   - the head: how many elements change (I32), and at sumAt the checksum of the block (U32),
+//   - their positions (I32),
+//   - their differences, as integers of the elements' size, at diffsAt.
+const (
+	headBytes = 16
+	sumAt     = 8
+)
 
 // diffsAt is where the differences begin in an area with room for that many.
-func diffsAt(room int) int { return (head + 4*room + 7) &^ 7 }
+func diffsAt(room int) int { return (scratchBytes + headBytes + 4*room + 7) &^ 7 }
 
-// place makes room for a list in the area, with positions at idx.
-func (c *coder) place(d dtype.DType, room int) {
+// reserve makes room for a list in the area, with positions at idx.
+func (c *coder) reserve(d dtype.DType, room int) {
 	c.area = grown(c.area, diffsAt(room)+room*d.Size())
-	c.idx = view[int32](c.area[head:])[:room]
+	c.idx = view[int32](c.area[scratchBytes+headBytes:])[:room]
 }
 
-// compare lists the elements of which two blocks in one memory differ, and their differences. It returns the checksum of the new one.
-func (c *coder) compare(old, new place, d dtype.DType, elements int, sum uint32) (uint32, error) {
-	defer goruntime.KeepAlive([2]any{old.keep, new.keep})
+// compare lists the elements of which two blocks in one memory differ, and their differences. It returns the checksum of the
+// second block, given that of the first.
+func (c *coder) compare(old, now place, d dtype.DType, elements int, sum uint32) (uint32, error) {
 	for room := max(c.room, elements/64); ; room = c.room {
-		c.place(d, room)
-		binary.LittleEndian.PutUint32(c.area[8:], sum)
-		if err := c.exchange(new.rt, room, head, len(c.area), func(k runtime.Kernels, l runtime.Changes) error {
-			return k.Diff(old.at, new.at, d, elements, l)
-		}); err != nil {
+		c.reserve(d, room)
+		changed, after, err := c.changes(old, now, d, elements, sum)
+		if err != nil {
 			return 0, err
 		}
-		m := int(binary.LittleEndian.Uint32(c.area))
-		if c.room = m + m/4; m > room {
-			continue
+		c.room = changed + changed/4
+		if changed <= room {
+			c.idx = c.idx[:changed]
+			c.widen(d, room)
+			return after, nil
 		}
-		c.idx, c.diffs = c.idx[:m], grown(c.diffs, m)
-		switch from := c.area[diffsAt(room):]; d.Size() {
-		case 1:
-			widen(c.diffs, view[int8](from))
-		case 2:
-			widen(c.diffs, view[int16](from))
-		case 4:
-			widen(c.diffs, view[int32](from))
-		default:
-			widen(c.diffs, view[int64](from))
-		}
-		return binary.LittleEndian.Uint32(c.area[8:]), nil
 	}
 }
 
-func widen[T int8 | int16 | int32 | int64](to []int64, from []T) {
+// changes is compare for as many changes as the area has room for. It returns how many there are.
+func (c *coder) changes(old, now place, d dtype.DType, elements int, sum uint32) (changed int, after uint32, err error) {
+	defer goruntime.KeepAlive([2]any{old.keep, now.keep})
+	if now.gpu != nil {
+		head := c.area[scratchBytes:]
+		binary.LittleEndian.PutUint32(head[sumAt:], sum)
+		err := now.gpu.diff(c.area, len(c.idx), old.at, now.at, d, elements)
+		return int(binary.LittleEndian.Uint32(head)), binary.LittleEndian.Uint32(head[sumAt:]), err
+	}
+	bytes := elements * d.Size()
+	var was []byte
+	if old.at != 0 {
+		was = hostmem.Slice[byte](old.at, bytes)
+	}
+	is := hostmem.Slice[byte](now.at, bytes)
+	diffs := c.area[diffsAt(len(c.idx)):]
+	switch d.Size() {
+	case 1:
+		changed, after = diffHost(was, is, d, c.idx, view[int8](diffs), sum)
+	case 2:
+		changed, after = diffHost(was, is, d, c.idx, view[int16](diffs), sum)
+	case 4:
+		changed, after = diffHost(was, is, d, c.idx, view[int32](diffs), sum)
+	default:
+		changed, after = diffHost(was, is, d, c.idx, view[int64](diffs), sum)
+	}
+	return changed, after, nil
+}
+
+// patch adds the first differences of the area to the elements of a block, or subtracts them. It returns the checksum of the block,
+// given that of the block before. A position outside of the block is skipped.
+func (c *coder) patch(p place, d dtype.DType, elements, changed int, sum uint32, subtract bool) (uint32, error) {
+	if changed == 0 {
+		return sum, nil
+	}
+	defer goruntime.KeepAlive(p.keep)
+	if p.gpu != nil {
+		sumOf := c.area[scratchBytes+sumAt:]
+		binary.LittleEndian.PutUint32(sumOf, sum)
+		err := p.gpu.patch(c.area, len(c.idx), changed, p.at, d, elements, subtract)
+		return binary.LittleEndian.Uint32(sumOf), err
+	}
+	idx := c.idx[:changed]
+	diffs := c.area[diffsAt(len(c.idx)):]
+	switch d.Size() {
+	case 1:
+		patchHost(hostmem.Slice[int8](p.at, elements), d, idx, view[int8](diffs), subtract)
+	case 2:
+		patchHost(hostmem.Slice[int16](p.at, elements), d, idx, view[int16](diffs), subtract)
+	case 4:
+		patchHost(hostmem.Slice[int32](p.at, elements), d, idx, view[int32](diffs), subtract)
+	default:
+		patchHost(hostmem.Slice[int64](p.at, elements), d, idx, view[int64](diffs), subtract)
+	}
+	return crc32.Checksum(hostmem.Slice[byte](p.at, elements*d.Size()), castagnoli), nil
+}
+
+// widen sets c.diffs to the differences of an area with that room.
+func (c *coder) widen(d dtype.DType, room int) {
+	c.diffs = grown(c.diffs, len(c.idx))
+	from := c.area[diffsAt(room):]
+	switch d.Size() {
+	case 1:
+		widen(c.diffs, view[int8](from))
+	case 2:
+		widen(c.diffs, view[int16](from))
+	case 4:
+		widen(c.diffs, view[int32](from))
+	default:
+		widen(c.diffs, view[int64](from))
+	}
+}
+
+func widen[T signed](to []int64, from []T) {
 	for i, v := range from[:len(to)] {
 		to[i] = int64(v)
 	}
@@ -385,11 +427,11 @@ func (c *coder) read(code []byte, d dtype.DType, elements int) (form byte, err e
 		c.xor = src.rest
 		return form, nil
 	case formDense:
-		c.place(d, elements)
+		c.reserve(d, elements)
 		c.values = grown(c.values, elements)
 		err = c.readValues(&src, c.values)
 	case formList, formOnes, formSorted:
-		c.place(d, m)
+		c.reserve(d, m)
 		if err = readPositions(&src, c.idx, elements); err != nil {
 			break
 		}
@@ -442,25 +484,22 @@ func (c *coder) apply(code []byte, p place, d dtype.DType, elements int, sum uin
 	if err != nil {
 		return 0, err
 	}
-	m, room := 0, len(c.idx)
-	switch diffs := c.area[diffsAt(room):]; d.Size() {
+	m := 0
+	switch diffs := c.area[diffsAt(len(c.idx)):]; d.Size() {
 	case 1:
-		m = list[int8](c, form, diffs)
+		m = writeDiffs[int8](c, form, diffs)
 	case 2:
-		m = list[int16](c, form, diffs)
+		m = writeDiffs[int16](c, form, diffs)
 	case 4:
-		m = list[int32](c, form, diffs)
+		m = writeDiffs[int32](c, form, diffs)
 	default:
-		m = list[int64](c, form, diffs)
+		m = writeDiffs[int64](c, form, diffs)
 	}
-	binary.LittleEndian.PutUint32(c.area, uint32(m))
-	binary.LittleEndian.PutUint32(c.area[8:], sum)
-	err = c.exchange(p.rt, room, len(c.area), head, func(k runtime.Kernels, l runtime.Changes) error { return k.Patch(p.at, d, elements, l, subtract) })
-	return binary.LittleEndian.Uint32(c.area[8:]), err
+	return c.patch(p, d, elements, m, sum, subtract)
 }
 
-// list writes the differences that read decoded, and of dense ones the positions, and returns how many elements change.
-func list[T int8 | int16 | int32 | int64](c *coder, form byte, diffs []byte) int {
+// writeDiffs writes the differences that read decoded, and of dense ones the positions, and returns how many elements change.
+func writeDiffs[T signed](c *coder, form byte, diffs []byte) int {
 	by := view[T](diffs)
 	switch form {
 	case formDense:

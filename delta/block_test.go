@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
 )
 
 // moved returns n elements of bits around values of a trained layer, and a copy of which about a share has
@@ -158,8 +157,6 @@ func BenchmarkStages(b *testing.B) {
 		var c coder
 		compare(&c, old, new, dtype.BF16)
 		code := encode(&c, nil, old, new, dtype.BF16, false)
-		kernels, err := runtime.KernelsOf(host)
-		require.NoError(b, err)
 		m, undo := len(c.idx), false
 		for _, stage := range []struct {
 			name string
@@ -169,7 +166,7 @@ func BenchmarkStages(b *testing.B) {
 				src := cursor{rest: code}
 				src.byte()
 				src.uvarint()
-				c.place(dtype.BF16, m)
+				c.reserve(dtype.BF16, m)
 				return readPositions(&src, c.idx, blockLen)
 			}},
 			{"read", func() error { // positions and values
@@ -177,15 +174,13 @@ func BenchmarkStages(b *testing.B) {
 				return err
 			}},
 			{"list", func() error {
-				binary.LittleEndian.PutUint32(c.area, uint32(list[int16](&c, code[0], c.area[diffsAt(m):])))
+				writeDiffs[int16](&c, code[0], c.area[diffsAt(m):])
 				return nil
 			}},
 			{"patch", func() error { // without checksums
 				undo = !undo
-				return c.exchange(host, m, 0, 0, func(_ runtime.Kernels, l runtime.Changes) error {
-					l.Sums = 0
-					return kernels.Patch(hostPlace(old).at, dtype.BF16, blockLen, l, undo)
-				})
+				patchHost(view[int16](old), dtype.BF16, c.idx[:m], view[int16](c.area[diffsAt(m):]), undo)
+				return nil
 			}},
 			{"checksum", func() error {
 				crc32.Checksum(old, castagnoli)

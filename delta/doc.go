@@ -23,13 +23,14 @@
 //     whose tensors are not those of the version that it names.
 //   - A publisher's memory is a copy of the weights, where they are ([Publisher.Close] frees that on devices), and on the host
 //     the latest deltas, at most as long.
-//   - Kernels of the memory's runtime list what changes and apply it ([runtime.Kernels]): of tensors of a device only lists cross
-//     the bus. A device derives a block's checksum from the one before and what changes.
+//   - Tensors of the host and of GPUs (package cuda) are compared and changed in place: of those of a GPU only lists cross the bus, and the
+//     GPU derives a block's checksum from the one before and what changes. Blocks of other memory are copied to the host and back.
 //
 // The format of a delta is in docs/deltas.md.
 //
 // # How it is written
 //
-//   - values.go: the coder of values; block.go: a block; message.go: the delta; replica.go: tensors at a version, and how a delta is made,
+//   - values.go: the coder of values; block.go: a block; host.go and gpu.go: how it is compared and changed in memory, on GPUs by the kernels of
+//     kernels/delta.cu, which are loaded at the first use; message.go: the delta; replica.go: tensors at a version, and how a delta is made,
 //     applied and rolled back; publisher.go, also what ranks tell each other; subscriber.go.
 package delta

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
 // Tensor is a named array of elements in row-major order, in memory of any kind.
@@ -89,20 +90,23 @@ func (d device) WriteAt(p []byte, at int64) (int, error) {
 	return len(p), d.Runtime().CopyIn(to+uintptr(at), p)
 }
 
-// place returns where a tensor is, of no runtime where kernels do not reach it.
+// place returns where a tensor is. Kernels reach memory of the host and of GPUs.
 func (t Tensor) place() (place, error) {
 	switch m := t.Memory.(type) {
 	case Host:
 		return hostPlace(m), nil
 	case device:
 		at, err := m.Ptr()
-		p := place{m.Runtime(), at, m}
-		if m.Device().Kind == runtime.CPU {
-			p.rt = host
-		} else if _, err := runtime.KernelsOf(p.rt); err != nil {
-			p.rt = nil
+		if err != nil {
+			return place{}, err
 		}
-		return p, err
+		if m.Device().Kind == runtime.CPU {
+			return place{rt: host, at: at, keep: m}, nil
+		}
+		if rt, ok := m.Runtime().(*cuda.Runtime); ok {
+			kernels, err := openGPU(rt)
+			return place{rt: rt, gpu: kernels, at: at, keep: m}, err
+		}
 	}
 	return place{}, nil
 }

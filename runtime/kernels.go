@@ -96,24 +96,7 @@ type Back struct {
 	Taken Entries
 }
 
-// DeltaBlock is the number of elements that share a checksum in [Changes].
-const DeltaBlock = 1 << 20
-
-// Changes is a list of elements of an array that change, in device memory.
-type Changes struct {
-	Idx uintptr // I32 positions, strictly ascending
-	// Diff has by how much they change, as integers of their size: an element's new
-	// place less its old one, modulo the type's range. Its place is the element
-	// read as a signed integer, of whose bits below the sign those of a negative float are inverted.
-	Diff uintptr
-	N    int     // how many there are; the capacity where Len is set
-	Len  uintptr // as that of [Entries]
-	// Sums, if not 0, is the address of U32, the CRC-32C (Castagnoli) of each [DeltaBlock] elements of the
-	// array, the last of them fewer.
-	Sums uintptr
-}
-
-// Kernels is what the sparse patterns of package distributed, and its package delta, need of a device.
+// Kernels is what the sparse patterns of package distributed need of a device.
 // A runtime that has them implements [KernelProvider].
 //
 // Conventions, the same on every device:
@@ -292,14 +275,6 @@ type Kernels interface {
 	// Dequantize stores n values of codec c, or adds them, each sum rounded to F32, to the F32 at dst. src is aligned
 	// to 4 bytes.
 	Dequantize(dst uintptr, c Codec, src uintptr, n int, add bool) error
-
-	// Diff lists the elements of which two arrays of n differ by their bits; old may be 0, an array of zeros. Types
-	// are all that there are, addresses aligned to their size. dst.Len is set to how many differ; the first
-	// dst.N of them are written. dst.Sums are those of old, and become those of new.
-	Diff(old, new uintptr, dt dtype.DType, n int, dst Changes) error
-	// Patch makes the changes to the n elements at x, or takes them back. l.Sums become those of the
-	// result, if they were those of x. An index out of range is skipped.
-	Patch(x uintptr, dt dtype.DType, n int, l Changes, back bool) error
 
 	// Balance sorts m samples (I32) in place and stores parts+1 bounds (I32): 0,
 	// n, and between them samples[r*m/parts], within [0, n]. m and parts are at

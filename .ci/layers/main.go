@@ -64,7 +64,8 @@ var layers = []struct{ of, may string }{
 	{"distributed/distributedtest", "comm comm/metered comm/commtest distributed distributed/internal/tuning distributed/sparse distributed/ddp distributed/outer runtime"},
 
 	// The module delta, which no package of the library imports.
-	{"delta", "comm distributed runtime runtime/cpu"},
+	{"delta", "delta/internal/* comm distributed runtime runtime/cpu runtime/cuda"},
+	{"delta/internal/*", ""},
 	{"delta/checkpoint", "delta"},
 }
 

@@ -22,7 +22,6 @@ type scratch struct {
 	lost       []float32            // what rounding loses of the values of a list
 	dst        [1]uintptr           // arguments of a reduction
 	src        [2]uintptr
-	differ     [8*chunk + 8]uint16 // elements that differ
 }
 
 // resize gives e the length n. Its content is undefined.

@@ -120,7 +120,6 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 	factors, quantiles := []float32{0.25, 0.5, 1, 2}, []float64{0, 0.5}
 	pieces := []runtime.Piece{{From: list, End: words, To: out}, {From: other, Start: words, To: out}}
 	message := runtime.Message{Ptr: room[float32](w, 2*n), Bytes: 8 * n}
-	changes := runtime.Changes{Idx: room[int32](w, n), Diff: room[int32](w, n), N: n, Len: words, Sums: room[uint32](w, n/runtime.DeltaBlock+1)}
 	return map[string]func() error{
 		"Accumulate":      func() error { return w.Accumulate(src) },
 		"Accumulate bf16": func() error { return w.Accumulate(bf16) },
@@ -152,8 +151,6 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 		"CopyPieces":      func() error { return w.CopyPieces(pieces) },
 		"Sample":          func() error { return w.Sample(list, quantiles, n, words) },
 		"Balance":         func() error { return w.Balance(bounds, 4, n, words, 3) },
-		"Diff":            func() error { return w.Diff(x, y, dtype.F32, n, changes) },
-		"Patch":           func() error { return w.Patch(y, dtype.F32, n, changes, false) },
 		"TopKChunks":      func() error { return w.TopKChunks(bf16, 10, 4096, out) },
 		"Encode":          func() error { return w.Encode(list, runtime.CodecI8, n, message, array) },
 		"Encode i2":       func() error { return w.Encode(list, runtime.CodecI2, n, message, array) },

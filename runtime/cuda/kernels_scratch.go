@@ -10,7 +10,7 @@ import (
 )
 
 // sparse are the [runtime.Kernels] of a GPU: the PTX of kernels/dense.cu,
-// select.cu, lists.cu, pieces.cu, codec.cu and delta.cu, and the device memory that it works with.
+// select.cu, lists.cu, pieces.cu and codec.cu, and the device memory that it works with.
 //
 // That memory is shared by all calls, which the compute stream puts in order, and
 // [Graph.Launch] those of graphs. It grows
@@ -89,8 +89,7 @@ func (s *sparse) load() error {
 		s.rt.loadKernels("lists.ptx", kernelScatterAdd, kernelPick),
 		s.rt.loadKernels("select.ptx", kernelPick, kernelCopyPieces),
 		s.rt.loadKernels("pieces.ptx", kernelCopyPieces, kernelQuantize),
-		s.rt.loadKernels("codec.ptx", kernelQuantize, kernelDiff1),
-		s.rt.loadKernels("delta.ptx", kernelDiff1, kernelCount))
+		s.rt.loadKernels("codec.ptx", kernelQuantize, kernelCount))
 }
 
 // grow sees to it that a region has that many bytes. New memory is zero.

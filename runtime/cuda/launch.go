@@ -74,15 +74,6 @@ const (
 	kernelDecode
 	kernelTopKChunks
 
-	kernelDiff1
-	kernelDiff2
-	kernelDiff4
-	kernelDiff8
-	kernelPatch1
-	kernelPatch2
-	kernelPatch4
-	kernelPatch8
-
 	kernelCount
 )
 
@@ -134,14 +125,6 @@ var kernelNames = [kernelCount]string{
 	kernelEncode:         "encode",
 	kernelDecode:         "decode",
 	kernelTopKChunks:     "topk_chunks",
-	kernelDiff1:          "diff_1",
-	kernelDiff2:          "diff_2",
-	kernelDiff4:          "diff_4",
-	kernelDiff8:          "diff_8",
-	kernelPatch1:         "patch_1",
-	kernelPatch2:         "patch_2",
-	kernelPatch4:         "patch_4",
-	kernelPatch8:         "patch_8",
 }
 
 // loadKernels compiles and loads PTX into the context, and finds the entry points

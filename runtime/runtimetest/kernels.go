@@ -51,8 +51,6 @@ var kernelTests = []test{
 	{"hostile codes", testHostileCodes},
 	{"quantize", testQuantize},
 	{"bad arguments of codecs", testCodecArguments},
-	{"diff and patch", testDelta},
-	{"bad arguments of deltas", testDeltaArguments},
 }
 
 // kernels returns the kernels of the runtime, or skips the test.

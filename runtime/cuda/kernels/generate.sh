@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # Compiles every kernel source of the repository to PTX beside it, with clang from
 # Debian main and no NVIDIA software. That of comm/p2p, which has a kernel for each
-# type and way, is compressed. The PTX is committed; CI runs this and fails
+# type and way, and that of delta are compressed. The PTX is committed; CI runs this and fails
 # on a difference. It is for compute capability 8.0 and newer. In the sparse kernels products are rounded before they are added:
 # nothing is contracted.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 clang=${CLANG:-clang-16}
-for source in runtime/cuda/kernels/*.cu comm/p2p/kernels/*.cu examples/*/*.cu; do
+for source in runtime/cuda/kernels/*.cu comm/p2p/kernels/*.cu delta/kernels/*.cu examples/*/*.cu; do
   contract=fast
-  if [[ $source == runtime/* ]]; then contract=off; fi
+  if [[ $source == runtime/* || $source == delta/* ]]; then contract=off; fi
   "$clang" -x cuda -std=c++17 -nocudainc -nocudalib --cuda-device-only -ffp-contract=$contract -Iruntime/cuda/kernels \
     --cuda-gpu-arch=sm_80 --cuda-feature=+ptx75 -Xclang -target-feature -Xclang +ptx75 \
     -O3 -S "$source" -o "${source%.cu}.ptx"
-  if [[ $source == comm/p2p/* ]]; then gzip -nf9 "${source%.cu}.ptx"; fi
+  if [[ $source == comm/p2p/* || $source == delta/* ]]; then gzip -nf9 "${source%.cu}.ptx"; fi
 done

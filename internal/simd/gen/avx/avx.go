@@ -2,6 +2,8 @@
 package avx
 
 import (
+	"sync"
+
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/gotypes"
 	. "github.com/mmcloughlin/avo/operand"
@@ -80,3 +82,21 @@ func Table(name string, words ...uint32) Mem {
 }
 
 var tables = map[string]Mem{}
+
+// Permutations returns a table of eight bytes for each mask of eight bits:
+// the positions of the bits that are set, in ascending order.
+var Permutations = sync.OnceValue(func() Mem {
+	table := GLOBL("permutations", RODATA|NOPTR)
+	for mask := range 256 {
+		var entry uint64
+		n := 0
+		for bit := range 8 {
+			if mask>>bit&1 == 1 {
+				entry |= uint64(bit) << (8 * n)
+				n++
+			}
+		}
+		DATA(mask*8, U64(entry))
+	}
+	return table
+})

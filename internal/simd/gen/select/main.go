@@ -1,15 +1,11 @@
 // Command select writes the AVX2 kernels that search and sum float32 arrays:
-// selection and counting by magnitude key, sums, squared deviations, scaling; and
-// the one that lists where two arrays differ.
+// selection and counting by magnitude key, sums, squared deviations, scaling.
 //
 // Each kernel handles whole blocks from the start of its slices and returns
 // how many elements that were; the Go code that calls it does the rest.
 package main
 
 import (
-	"fmt"
-	"sync"
-
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	. "github.com/mmcloughlin/avo/reg"
@@ -24,9 +20,6 @@ func main() {
 	sum()
 	squaredDeviations()
 	scale()
-	for _, size := range []int{1, 2, 4, 8} {
-		differ(size)
-	}
 	Generate()
 }
 
@@ -140,7 +133,7 @@ func selectRange(withGrad bool) {
 	list := AllocLocal(4 * tile)
 
 	table := GP64()
-	LEAQ(permutationTable(), table)
+	LEAQ(Permutations(), table)
 	positions := YMM()
 	VPADDD(Table("iota8", 0, 1, 2, 3, 4, 5, 6, 7), Broadcast(Load(Param("base"), GP32())), positions)
 	step := Lanes(vector)
@@ -278,24 +271,6 @@ func selectRange(withGrad bool) {
 	RET()
 }
 
-// permutationTable returns a table of eight bytes for each mask of eight bits:
-// the positions of the bits that are set, in ascending order.
-var permutationTable = sync.OnceValue(func() Mem {
-	table := GLOBL("permutations", RODATA|NOPTR)
-	for mask := range 256 {
-		var entry uint64
-		n := 0
-		for bit := range vector {
-			if mask>>bit&1 == 1 {
-				entry |= uint64(bit) << (8 * n)
-				n++
-			}
-		}
-		DATA(mask*8, U64(entry))
-	}
-	return table
-})
-
 // countRange subtracts the matches (all ones, that is -1) from counters in
 // each lane, which 2^31 elements cannot overflow.
 func countRange() {
@@ -386,56 +361,5 @@ func scale() {
 	})
 	VZEROUPPER()
 	Store(done, ReturnIndex(0))
-	RET()
-}
-
-// differ looks up the positions of the elements that differ, eight at a time, stores eight, and moves on by their number.
-func differ(size int) {
-	Kernel(fmt.Sprintf("differ%dAVX2", size), "func(list *uint16, old, new *uint64, rounds int) (found int)",
-		fmt.Sprintf("differ%dAVX2 lists the elements of %d bytes that differ, in 32 bytes each of at least one round.", size, size),
-		"It writes up to seven more.")
-	list, old, new := Load(Param("list"), GP64()), Load(Param("old"), GP64()), Load(Param("new"), GP64())
-	rounds := Load(Param("rounds"), GP64())
-	table, lowest, at, base := GP64(), GP32(), GP64(), XMM()
-	LEAQ(permutationTable(), table)
-	MOVL(U32(0xffff_ffff/(1<<size-1)), lowest)
-	MOVQ(list, at)
-	VPXOR(base, base, base)
-	step := Lanes(0x10001 * uint32(min(vector, 32/size))).AsX() // a number in two words
-	Repeat(rounds, func() {
-		v, differ := YMM(), GP32()
-		VMOVDQU(Mem{Base: old}, v)
-		VPCMPEQB(Mem{Base: new}, v, v)
-		VPMOVMSKB(v, differ)
-		NOTL(differ)
-		for shift := 1; shift < size; shift *= 2 { // a byte that differs counts for the lowest one of its element
-			other := GP32()
-			MOVL(differ, other)
-			SHRL(Imm(uint64(shift)), other)
-			ORL(other, differ)
-		}
-		if size > 1 {
-			PEXTL(lowest, differ, differ)
-		}
-		for i := 0; i < 32/size; i += vector {
-			part, entry := GP32(), XMM()
-			MOVBLZX(differ.As8(), part)
-			VPMOVZXBW(Mem{Base: table, Index: part, Scale: 8}, entry)
-			VPADDW(base, entry, entry)
-			VMOVDQU(entry, Mem{Base: at})
-			POPCNTL(part, part)
-			LEAQ(Mem{Base: at, Index: part, Scale: 2}, at)
-			VPADDW(step, base, base)
-			if i+vector < 32/size {
-				SHRL(Imm(vector), differ)
-			}
-		}
-		ADDQ(Imm(32), old)
-		ADDQ(Imm(32), new)
-	})
-	VZEROUPPER()
-	SUBQ(list, at)
-	SHRQ(Imm(1), at)
-	Store(at, Return("found"))
 	RET()
 }

@@ -35,27 +35,3 @@ func squareAVX2(x []float32, center float64, acc *[16]float64) (done int)
 //
 //go:noescape
 func scaleAVX2(dst []float32, src []float32, s float32) (done int)
-
-// differ1AVX2 lists the elements of 1 bytes that differ, in 32 bytes each of at least one round.
-// It writes up to seven more.
-//
-//go:noescape
-func differ1AVX2(list *uint16, old *uint64, new *uint64, rounds int) (found int)
-
-// differ2AVX2 lists the elements of 2 bytes that differ, in 32 bytes each of at least one round.
-// It writes up to seven more.
-//
-//go:noescape
-func differ2AVX2(list *uint16, old *uint64, new *uint64, rounds int) (found int)
-
-// differ4AVX2 lists the elements of 4 bytes that differ, in 32 bytes each of at least one round.
-// It writes up to seven more.
-//
-//go:noescape
-func differ4AVX2(list *uint16, old *uint64, new *uint64, rounds int) (found int)
-
-// differ8AVX2 lists the elements of 8 bytes that differ, in 32 bytes each of at least one round.
-// It writes up to seven more.
-//
-//go:noescape
-func differ8AVX2(list *uint16, old *uint64, new *uint64, rounds int) (found int)

@@ -1,10 +1,9 @@
 // Package f32 walks over arrays of float32, as the sparse kernels do: it selects
-// and counts by magnitude, sums and scales. [Differ] is for elements of any kind.
+// and counts by magnitude, sums and scales.
 package f32
 
 import (
 	"math"
-	"math/bits"
 )
 
 // MaxKey is the largest magnitude key, that of a NaN with all bits set.
@@ -148,19 +147,4 @@ func Scale(dst, src []float32, s float32) {
 	for i, v := range src[done:] {
 		dst[i] = v * s
 	}
-}
-
-// Differ lists the elements of that many bytes in which words of old and new differ, and returns how many there are. list has room
-// for all and seven more; what lies behind the last one is overwritten.
-func Differ(list []uint16, old, new []uint64, size int) (n int) {
-	done, n := differBlocks(list, old, new, size)
-	shift, element := uint(bits.TrailingZeros(uint(size))), uint64(1)<<(8*size-1)<<1-1
-	for i, v := range new[done:] {
-		for w := v ^ old[done+i]; w != 0; n++ {
-			at := uint(bits.TrailingZeros64(w)) >> 3 >> (shift & 3)
-			w &^= element << (at << 3 << (shift & 3) & 63)
-			list[n] = uint16(uint(done+i)<<3>>(shift&3) + at)
-		}
-	}
-	return n
 }

@@ -96,21 +96,3 @@ func squareBlocks(x []float32, center float64, acc *[lanes]float64) (done int) {
 	}
 	return squareAVX2(x, center, acc)
 }
-
-func differBlocks(list []uint16, old, new []uint64, size int) (done, found int) {
-	rounds := len(new) / 4
-	if !simd.AVX2 || rounds == 0 {
-		return 0, 0
-	}
-	switch size {
-	case 1:
-		found = differ1AVX2(&list[0], &old[0], &new[0], rounds)
-	case 2:
-		found = differ2AVX2(&list[0], &old[0], &new[0], rounds)
-	case 4:
-		found = differ4AVX2(&list[0], &old[0], &new[0], rounds)
-	default:
-		found = differ8AVX2(&list[0], &old[0], &new[0], rounds)
-	}
-	return 4 * rounds, found
-}

@@ -288,31 +288,3 @@ func testScale(t *testing.T) {
 		}
 	}
 }
-
-// TestDiffer compares elements that differ in any bit with a list made one by one.
-func TestDiffer(t *testing.T) {
-	simdtest.EachPath(t, func(t *testing.T) {
-		rng := simdtest.NewRand()
-		for n := range 100 {
-			for _, share := range []float64{0, 0.02, 0.5, 1} {
-				for _, size := range []int{1, 2, 4, 8} {
-					old := make([]uint64, n)
-					for i := range old {
-						old[i] = rng.Uint64()
-					}
-					new, want := slices.Clone(old), []uint16{}
-					for i := range 8 * n / size {
-						if rng.Float64() < share {
-							new[i*size/8] ^= 1 << (i*size%8*8 + rng.IntN(8*size))
-							want = append(want, uint16(i))
-						}
-					}
-					list := make([]uint16, 8*n/size+8)
-					list[8*n/size+7] = 7
-					require.Equal(t, want, list[:Differ(list, old, new, size)], "%d words, elements of %d bytes, seed %d", n, size, simdtest.Seed)
-					require.EqualValues(t, 7, list[8*n/size+7])
-				}
-			}
-		}
-	})
-}

@@ -1,0 +1,92 @@
+package delta
+
+import (
+	"hash/crc32"
+	"sync"
+	"unsafe"
+
+	"github.com/tutti-go/tutti/delta/internal/differ"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+)
+
+// signed is an element as a signed integer.
+type signed interface{ int8 | int16 | int32 | int64 }
+
+// ordered maps an element to an integer in the order of its type, and back. flip are the bits that a sign inverts.
+func ordered[T signed](x, flip T) T { return x ^ x>>(8*unsafe.Sizeof(x)-1)&flip }
+
+// chunkWords is how many words are compared while they are in the cache.
+const chunkWords = 4096
+
+// zeroWords stand for the elements before where there are none.
+var zeroWords [chunkWords]uint64
+
+// differing are the elements of a chunk that differ.
+type differing [8*chunkWords + differ.Room]uint16
+
+var differings = sync.Pool{New: func() any { return new(differing) }}
+
+// diffHost lists the elements of which two blocks differ, as many as idx and diffs have room for, and by how much. old is nil for
+// zeros. It returns how many differ, and the checksum of now, given that of old.
+func diffHost[T signed](old, now []byte, d dtype.DType, idx []int32, diffs []T, sum uint32) (changed int, after uint32) {
+	list := differings.Get().(*differing)
+	defer differings.Put(list)
+	flip := T(signFlips(d))
+	after = sum
+	summed := 0
+	current := uint32(0)
+	for from := 0; from < len(now); {
+		words := min(chunkWords, (len(now)-from)/8)
+		to := from + 8*words
+		was := zeroWords[:words]
+		is := view[uint64](now[from:to])
+		switch {
+		case words == 0: // a part of a word is left
+			var last [2]uint64
+			to = len(now)
+			if old != nil {
+				copy(hostmem.Bytes(last[:1]), old[from:])
+			}
+			copy(hostmem.Bytes(last[1:]), now[from:])
+			was = last[:1]
+			is = last[1:]
+		case old != nil:
+			was = view[uint64](old[from:to])
+		}
+		changed += listDiffs(list, was, is, from/d.Size(), flip, idx[min(changed, len(idx)):], diffs[min(changed, len(idx)):])
+		if changed > 0 { // now, while the chunk is in the cache
+			current = crc32.Update(current, castagnoli, now[summed:to])
+			summed = to
+			after = current
+		}
+		from = to
+	}
+	return changed, after
+}
+
+// listDiffs is diffHost of words whose first element has position first. It returns how many elements differ.
+func listDiffs[T signed](list *differing, old, now []uint64, first int, flip T, idx []int32, diffs []T) int {
+	was := view[T](hostmem.Bytes(old))
+	is := view[T](hostmem.Bytes(now))
+	found := list[:differ.List(list[:], old, now, int(unsafe.Sizeof(flip)))]
+	for i, at := range found[:min(len(found), len(idx))] {
+		idx[i] = int32(first + int(at))
+		diffs[i] = ordered(is[at], flip) - ordered(was[at], flip)
+	}
+	return len(found)
+}
+
+// patchHost adds differences to the elements of a block, or subtracts them. A position outside of the block is skipped.
+func patchHost[T signed](x []T, d dtype.DType, idx []int32, diffs []T, subtract bool) {
+	flip := T(signFlips(d))
+	sign := T(0)
+	if subtract {
+		sign = -1
+	}
+	for i, at := range idx {
+		if uint(at) < uint(len(x)) {
+			x[at] = ordered(ordered(x[at], flip)+(diffs[i]^sign)-sign, flip)
+		}
+	}
+}

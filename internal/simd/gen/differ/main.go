@@ -1,0 +1,78 @@
+// Command differ writes the AVX2 kernels that list where two arrays differ, one for each size of elements.
+package main
+
+import (
+	"fmt"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+
+	. "github.com/tutti-go/tutti/internal/simd/gen/avx"
+)
+
+func main() {
+	for _, size := range []int{1, 2, 4, 8} {
+		differ(size)
+	}
+	Generate()
+}
+
+const vector = 8 // positions that one look-up finds
+
+// differ looks up the positions of the elements that differ, eight at a time, stores eight, and moves on by their number.
+func differ(size int) {
+	Kernel(fmt.Sprintf("differ%dAVX2", size), "func(list *uint16, old, now *uint64, rounds int) (found int)",
+		fmt.Sprintf("differ%dAVX2 lists the elements of %d bytes that differ, in 32 bytes each of at least one round.", size, size),
+		"It writes up to seven more.")
+	list := Load(Param("list"), GP64())
+	old := Load(Param("old"), GP64())
+	now := Load(Param("now"), GP64())
+	rounds := Load(Param("rounds"), GP64())
+	table := GP64()
+	lowest := GP32()
+	at := GP64()
+	base := XMM()
+	LEAQ(Permutations(), table)
+	MOVL(U32(0xffff_ffff/(1<<size-1)), lowest)
+	MOVQ(list, at)
+	VPXOR(base, base, base)
+	step := Lanes(0x10001 * uint32(min(vector, 32/size))).AsX() // a number in two words
+	Repeat(rounds, func() {
+		v := YMM()
+		differ := GP32()
+		VMOVDQU(Mem{Base: old}, v)
+		VPCMPEQB(Mem{Base: now}, v, v)
+		VPMOVMSKB(v, differ)
+		NOTL(differ)
+		for shift := 1; shift < size; shift *= 2 { // a byte that differs counts for the lowest one of its element
+			other := GP32()
+			MOVL(differ, other)
+			SHRL(Imm(uint64(shift)), other)
+			ORL(other, differ)
+		}
+		if size > 1 {
+			PEXTL(lowest, differ, differ)
+		}
+		for i := 0; i < 32/size; i += vector {
+			part := GP32()
+			entry := XMM()
+			MOVBLZX(differ.As8(), part)
+			VPMOVZXBW(Mem{Base: table, Index: part, Scale: 8}, entry)
+			VPADDW(base, entry, entry)
+			VMOVDQU(entry, Mem{Base: at})
+			POPCNTL(part, part)
+			LEAQ(Mem{Base: at, Index: part, Scale: 2}, at)
+			VPADDW(step, base, base)
+			if i+vector < 32/size {
+				SHRL(Imm(vector), differ)
+			}
+		}
+		ADDQ(Imm(32), old)
+		ADDQ(Imm(32), now)
+	})
+	VZEROUPPER()
+	SUBQ(list, at)
+	SHRQ(Imm(1), at)
+	Store(at, Return("found"))
+	RET()
+}
