@@ -458,44 +458,61 @@ func (c *coder) read(code []byte, d dtype.DType, elements int) (form byte, err e
 	return form, err
 }
 
-// apply adds the differences of a block's code to its elements, or subtracts them, which those that are sorted do not allow. It takes
-// the checksum of what is there and returns that of the result. After an error in the code the elements are as they were.
+// apply adds the differences of a block's code to its elements, or subtracts them, which sorted blocks do not allow. It returns
+// the checksum of the block, given that of the block before. After an error in the code the elements are as they were.
 func (c *coder) apply(code []byte, p place, d dtype.DType, elements int, sum uint32, subtract bool) (uint32, error) {
+	form, err := c.decode(code, d, elements)
+	if err != nil {
+		return 0, err
+	}
+	return c.add(form, p, d, elements, sum, subtract)
+}
+
+// decode reads the code of a block of that many elements, for add, and returns its form.
+func (c *coder) decode(code []byte, d dtype.DType, elements int) (form byte, err error) {
+	form, err = c.read(code, d, elements)
+	if err != nil {
+		return 0, err
+	}
+	if form == formXor && len(c.xor) != elements*d.Size() {
+		return 0, errDamaged
+	}
+	return form, nil
+}
+
+// add is apply of the code that was decoded.
+func (c *coder) add(form byte, p place, d dtype.DType, elements int, sum uint32, subtract bool) (uint32, error) {
 	defer goruntime.KeepAlive(p.keep)
-	form, err := c.read(code, d, elements)
-	if err == nil && form == formSorted && subtract {
-		err = fmt.Errorf("%w: sorted blocks cannot be taken back", ErrDelta)
+	if form == formSorted && subtract {
+		return 0, fmt.Errorf("%w: sorted blocks cannot be taken back", ErrDelta)
 	}
-	if err == nil && form == formXor && len(c.xor) != elements*d.Size() {
-		err = errDamaged
-	}
-	if err == nil && (form == formXor || form == formSorted) {
-		var data []byte
-		if data, err = p.bytes(elements*d.Size(), &c.old); err == nil && form == formXor {
+	if form == formXor || form == formSorted {
+		data, err := p.bytes(elements*d.Size(), &c.old)
+		if err != nil {
+			return 0, err
+		}
+		if form == formXor {
 			subtle.XORBytes(data, data, c.xor)
 			if p.rt != host {
 				err = p.rt.CopyIn(p.at, data)
 			}
 			return crc32.Checksum(data, castagnoli), err
-		} else if err == nil {
-			c.unsort(data, d)
 		}
+		c.unsort(data, d)
 	}
-	if err != nil {
-		return 0, err
-	}
-	m := 0
-	switch diffs := c.area[diffsAt(len(c.idx)):]; d.Size() {
+	changed := 0
+	diffs := c.area[diffsAt(len(c.idx)):]
+	switch d.Size() {
 	case 1:
-		m = writeDiffs[int8](c, form, diffs)
+		changed = writeDiffs[int8](c, form, diffs)
 	case 2:
-		m = writeDiffs[int16](c, form, diffs)
+		changed = writeDiffs[int16](c, form, diffs)
 	case 4:
-		m = writeDiffs[int32](c, form, diffs)
+		changed = writeDiffs[int32](c, form, diffs)
 	default:
-		m = writeDiffs[int64](c, form, diffs)
+		changed = writeDiffs[int64](c, form, diffs)
 	}
-	return c.patch(p, d, elements, m, sum, subtract)
+	return c.patch(p, d, elements, changed, sum, subtract)
 }
 
 // writeDiffs writes the differences that read decoded, and of dense ones the positions, and returns how many elements change.

@@ -17,8 +17,9 @@
 //     back; what a full copy overwrites, or a delta that was written for files, is copied before. So an update takes memory for the
 //     message, 1 to 3 % of the weights where as many change, and otherwise for the weights too.
 //   - If it is asked for ([Config].Together), all subscribers of a communicator commit a version or none. They vote when they have
-//     applied it. One that loses the others before it knows the outcome shows nothing ([ErrInDoubt]) until it
-//     meets those that are left: if one of them has committed, it does too.
+//     checked it, before they change anything, so no reader waits for another subscriber. One that loses the others before it knows the
+//     outcome shows nothing ([ErrInDoubt]) until it meets those that are left: if one of them has committed, it does too. One whose
+//     memory fails after the vote leaves with the error, at the version before.
 //   - A subscriber that has missed versions gets them folded into one, or a full copy if that is smaller; so does one
 //     whose tensors are not those of the version that it names.
 //   - A publisher's memory is a copy of the weights, where they are ([Publisher.Close] frees that on devices), and on the host

@@ -1,6 +1,8 @@
 package delta
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"math"
@@ -307,27 +309,99 @@ func TestGPUNotLoaded(t *testing.T) {
 	if os.Getenv(standInVariable) == "" {
 		t.Skip("needs the stand-in; see TestOnStandIn")
 	}
-	library, err := dl.Open(os.Getenv("TUTTI_CUDA_LIB"))
-	require.NoError(t, err)
-	var driver struct {
-		Fail  dl.Func `sym:"fake_fail"`
-		Alive dl.Func `sym:"fake_alive"`
-	}
-	require.NoError(t, library.Bind(&driver))
-	const modules, invalid = 4, 400
-	find := append([]byte("cuModuleGetFunction"), 0)
+	driver := openStandIn(t)
+	const modules = 4
 	rt := openCUDA(t)
 	before := driver.Alive.Int(modules)
 	for call := 1; call <= 8; call++ { // the one that fails
-		driver.Fail.Call(hostmem.Addr(find), invalid, uintptr(-call))
+		driver.fail("cuModuleGetFunction", call)
 		_, err := openGPU(rt)
 		require.ErrorContains(t, err, "load kernels", "call %d", call)
 		require.Equal(t, before, driver.Alive.Int(modules), "modules after call %d failed", call)
 	}
-	driver.Fail.Call(hostmem.Addr(find), 0, 0)
-	goruntime.KeepAlive(find)
-	_, err = openGPU(rt)
+	driver.fail("", 0)
+	_, err := openGPU(rt)
 	require.NoError(t, err)
+	require.NoError(t, rt.Close())
+}
+
+// standIn is what the stand-in exports beside the driver's functions.
+type standIn struct {
+	Fail  dl.Func `sym:"fake_fail"`
+	Alive dl.Func `sym:"fake_alive"`
+}
+
+func openStandIn(t *testing.T) *standIn {
+	library, err := dl.Open(os.Getenv("TUTTI_CUDA_LIB"))
+	require.NoError(t, err)
+	driver := &standIn{}
+	require.NoError(t, library.Bind(driver))
+	return driver
+}
+
+// fail has the call of a function with that number fail; 0: none. It returns whether the call that was to fail before came.
+func (s *standIn) fail(function string, call int) (came bool) {
+	const invalid = 400
+	name := append([]byte(function), 0)
+	left := s.Fail.Int(hostmem.Addr(name), invalid, uintptr(-call))
+	goruntime.KeepAlive(name)
+	return int32(left) >= 0
+}
+
+// TestGPUFails: where a call of the driver fails, whose work may have been done, a subscriber shows the version before, bit for bit, or
+// none, and gets the next one.
+func TestGPUFails(t *testing.T) {
+	if os.Getenv(standInVariable) == "" {
+		t.Skip("needs the stand-in; see TestOnStandIn")
+	}
+	driver := openStandIn(t)
+	const seed = 23
+	r := rand.New(rand.NewPCG(seed, 0))
+	old := newModel(r, "m")
+	next := old.train(r, 0.1)
+	p := NewPublisher(nil, nil)
+	ctx := t.Context()
+	require.NoError(t, p.Commit(ctx, 1, old))
+	require.NoError(t, p.Commit(ctx, 2, next))
+	var published, small, full bytes.Buffer
+	_, err := p.log[len(p.log)-1].WriteTo(&published)
+	require.NoError(t, err)
+	require.NoError(t, p.WriteSince(ctx, &small, 1))
+	require.NoError(t, p.WriteSince(ctx, &full, 0))
+	rt := openCUDA(t)
+	outcomes := map[string]int{}
+	for _, message := range [][]byte{published.Bytes(), small.Bytes(), full.Bytes()} {
+		for _, function := range []string{"cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuLaunchKernel", "cuMemsetD8Async"} {
+			for call, came := 1, true; came; call++ {
+				tensors := old.upload(t, rt)
+				s, err := NewSubscriber(ctx, rt, nil, Config{Tensors: tensors, Version: 1})
+				require.NoError(t, err)
+				driver.fail(function, call)
+				_, err = s.Read(ctx, bytes.NewReader(message))
+				came = driver.fail("", 0)
+				require.Equal(t, came, err != nil, "%s %d, seed %d: %v", function, call, seed, err)
+				switch err := s.checkShown(1, old); {
+				case errors.Is(err, ErrNoVersion) && came:
+					outcomes["none"]++
+				case came:
+					require.NoError(t, err, "%s %d, seed %d", function, call, seed)
+					outcomes["old"]++
+				}
+				if came {
+					_, err = s.Read(ctx, bytes.NewReader(full.Bytes()))
+					require.NoError(t, err)
+				}
+				shows(t, s, 2, next)
+				s.Close()
+				for _, x := range tensors {
+					require.NoError(t, x.Runtime().Free())
+				}
+			}
+		}
+	}
+	t.Logf("%v", outcomes)
+	require.NotZero(t, outcomes["old"])
+	require.NotZero(t, outcomes["none"])
 	require.NoError(t, rt.Close())
 }
 

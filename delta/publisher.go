@@ -35,8 +35,8 @@ func NewPublisher(rt runtime.Runtime, c comm.Communicator) *Publisher {
 // [Subscriber.Update]. Every rank that trains publishes the tensors that are its own, under the same version;
 // names and shapes may differ from those of the version before.
 //
-// If the tensors cannot be coded, the publisher is at the version before. If sending fails it is at the new
-// one, and [Publisher.Send] sends it again.
+// If the tensors cannot be coded, the publisher is at the version before (if the memory of its own copy fails, at none: the next version
+// is a full copy). If sending fails it is at the new one, and [Publisher.Send] sends it again.
 func (p *Publisher) Publish(ctx context.Context, version uint64, tensors []Tensor) error {
 	if err := p.Commit(ctx, version, tensors); err != nil {
 		return err
@@ -58,11 +58,14 @@ func (p *Publisher) Commit(ctx context.Context, version uint64, tensors []Tensor
 	if err != nil {
 		return err
 	}
-	a, err := p.replica.apply(ctx, d, next, func(t Tensor) (Memory, error) { return next.tensors[find(next.tensors, &t)].beside() }, nil)
+	u, err := p.replica.prepare(d, next, func(t Tensor) (Memory, error) { return next.tensors[find(next.tensors, &t)].beside() })
 	if err != nil {
 		return err
 	}
-	a.commit()
+	if err := u.apply(ctx, nil); err != nil {
+		return err
+	}
+	u.commit()
 	if p.log = append(p.log, d); d.layout != nil {
 		p.log = p.log[len(p.log)-1:]
 	}

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
@@ -552,71 +553,62 @@ func (r *replica) make(c *coder, next *replica, tensor, was, block int, code []b
 	return next.store(tensor, block, data)
 }
 
-// applied is a delta that was applied, and can be rolled back.
-type applied struct {
-	r, next *replica
-	from    *replica // that the blocks are copied of; nil: their codes are applied
-	was     []int    // where each tensor is in r, -1 if it is new
-	mine    []Memory // allocated for new tensors
-	d       *Delta
-	done    [][]undo // by change
+// update is a delta that was checked against a replica. It is applied, and then committed or rolled back.
+type update struct {
+	replica   *replica
+	next      *replica // the replica at the delta's version
+	source    *replica // blocks are copied from it; nil: their codes are applied
+	base      []int    // the index in the replica of each tensor of next; -1: it is new
+	allocated []Memory // for new tensors
+	delta     *Delta
+	undos     [][]undo // by change and block
 }
 
 // undo is what takes a block back.
 type undo struct {
-	done  bool
-	saved []byte // the block before; without it, differences are subtracted
+	touched bool   // the block may have changed
+	saved   []byte // the block before; nil: differences are subtracted
 }
 
-// apply applies a delta in place, or copies its blocks of what it was made of (from, if not nil), and keeps what it takes to roll
-// back. After an error it has rolled back.
-func (r *replica) apply(ctx context.Context, d *Delta, from *replica, alloc func(Tensor) (Memory, error), tick func(done, of int)) (*applied, error) {
+// prepare checks a delta, or one whose blocks are those of source if it is not nil, and allocates new tensors. It changes no tensor.
+func (r *replica) prepare(d *Delta, source *replica, alloc func(Tensor) (Memory, error)) (*update, error) {
 	if err := d.checkBase(r); err != nil {
 		return nil, err
 	}
-	a := &applied{r: r, from: from, d: d, next: &replica{version: d.Target, hook: r.hook}}
-	if err := a.prepare(alloc); err != nil {
-		a.free()
+	u := &update{replica: r, source: source, delta: d, next: &replica{version: d.Target, hook: r.hook}}
+	if err := u.place(alloc); err != nil {
+		u.free()
 		return nil, err
 	}
 	for _, c := range d.tensors {
-		a.done = append(a.done, make([]undo, len(c.blocks)))
+		u.undos = append(u.undos, make([]undo, len(c.blocks)))
 	}
-	err := parallel(ctx, d.blocks(), tick, a.block)
-	if err == nil {
-		err = d.checkSums(a.next)
-	}
-	if err == nil {
-		err = r.hook.step()
-	}
-	if err != nil {
-		return nil, errors.Join(err, a.rollback())
-	}
-	return a, nil
+	return u, nil
 }
 
-// prepare finds or allocates the memory of all tensors, and checks which blocks there are.
-func (a *applied) prepare(alloc func(Tensor) (Memory, error)) error {
-	layout, blocks, err := a.d.targetLayout(a.r)
+// place finds or allocates the memory of all tensors, and checks which blocks there are.
+func (u *update) place(alloc func(Tensor) (Memory, error)) error {
+	layout, blocks, err := u.delta.targetLayout(u.replica)
 	if err != nil {
 		return err
 	}
-	a.next.tensors = slices.Clone(layout)
-	a.was = make([]int, len(layout))
+	u.next.tensors = slices.Clone(layout)
+	u.base = make([]int, len(layout))
 	for i := range layout {
-		t := &a.next.tensors[i]
-		was := find(a.r.tensors, t)
-		if a.was[i] = was; was >= 0 && a.d.Base != 0 {
-			t.Memory = a.r.tensors[was].Memory
-			a.next.sums = append(a.next.sums, slices.Clone(a.r.sums[was]))
+		t := &u.next.tensors[i]
+		base := find(u.replica.tensors, t)
+		u.base[i] = base
+		if base >= 0 && u.delta.Base != 0 {
+			t.Memory = u.replica.tensors[base].Memory
+			u.next.sums = append(u.next.sums, slices.Clone(u.replica.sums[base]))
 			continue
 		}
 		if blocks[i] != t.blocks() {
 			return errDamaged
 		}
-		a.next.sums = append(a.next.sums, make([]uint32, t.blocks()))
-		if was >= 0 {
-			t.Memory = a.r.tensors[was].Memory
+		u.next.sums = append(u.next.sums, make([]uint32, t.blocks()))
+		if base >= 0 {
+			t.Memory = u.replica.tensors[base].Memory
 			continue
 		}
 		m, err := alloc(*t)
@@ -624,121 +616,175 @@ func (a *applied) prepare(alloc func(Tensor) (Memory, error)) error {
 			return fmt.Errorf("delta: new tensor %q: %w", t.Name, err)
 		}
 		t.Memory = m
-		a.mine = append(a.mine, m)
+		u.allocated = append(u.allocated, m)
 	}
-	return separate(a.next.tensors, nil)
+	return separate(u.next.tensors, nil)
 }
 
-// block applies the code of a block.
-func (a *applied) block(c *coder, i, b int) error {
-	change := &a.d.tensors[i]
-	at, code, u := change.blocks[b].at, change.blocks[b].code, &a.done[i][b]
-	t := &a.next.tensors[change.tensor]
-	p, direct, err := a.next.load(change.tensor, at, &c.new)
+// apply changes the tensors in place, and keeps what it takes to roll back. After an error it has rolled back.
+func (u *update) apply(ctx context.Context, tick func(done, total int)) error {
+	err := parallel(ctx, u.delta.blocks(), tick, u.block)
+	if err == nil {
+		err = u.delta.checkSums(u.next)
+	}
+	if err == nil {
+		err = u.replica.hook.step()
+	}
+	if err != nil {
+		return errors.Join(err, u.rollback())
+	}
+	return nil
+}
+
+// block changes a block.
+func (u *update) block(c *coder, i, b int) error {
+	change := &u.delta.tensors[i]
+	tensor := change.tensor
+	at := change.blocks[b].at
+	t := &u.next.tensors[tensor]
+	p, direct, err := u.next.load(tensor, at, &c.new)
 	if err != nil {
 		return err
 	}
-	form, _ := formOf(code)
-	kept, bytes, sum := a.was[change.tensor] >= 0, t.length(at), a.next.sums[change.tensor][at]
-	fresh := a.d.Base == 0 || !kept
-	if kept && (fresh || form == formSorted) {
-		data, err := p.bytes(bytes, &c.old)
+	form := byte(formDense)
+	if u.source == nil {
+		form, err = c.decode(change.blocks[b].code, t.DType, t.length(at)/t.DType.Size())
 		if err != nil {
 			return err
 		}
-		u.saved, u.done = slices.Clone(data), direct
 	}
-	if a.from != nil {
-		sum, err = a.copy(c, change.tensor, at, p)
+	existed := u.base[tensor] >= 0
+	overwritten := u.delta.Base == 0 || !existed
+	undo := &u.undos[i][b]
+	if existed && (overwritten || form == formSorted) {
+		data, err := p.bytes(t.length(at), &c.old)
+		if err != nil {
+			return err
+		}
+		undo.saved = slices.Clone(data)
+	}
+	var from place
+	if u.source != nil {
+		from, err = u.source.copyable(c, tensor, at, p)
+		if err != nil {
+			return err
+		}
+	}
+
+	// If an access to memory fails from here on, nobody knows what the block is.
+	undo.touched = existed && direct
+	sum := u.next.sums[tensor][at]
+	if u.source != nil {
+		sum = u.source.sums[tensor][at]
+		err = from.copyTo(p, t.length(at))
 	} else {
-		if fresh {
-			sum, err = sumOfZeros(bytes), p.rt.Fill(p.at, bytes, dtype.U8, 0)
-		}
-		if err == nil {
-			sum, err = c.apply(code, p, t.DType, bytes/t.DType.Size(), sum, false)
-		}
+		sum, err = u.add(c, form, p, tensor, at, sum, overwritten)
 	}
 	if err != nil {
 		return err
 	}
-	a.next.sums[change.tensor][at] = sum
-	u.done = kept && direct
-	if err := a.next.hook.step(); err != nil {
+	u.next.sums[tensor][at] = sum
+	if err := u.next.hook.step(); err != nil {
 		return err
 	}
-	u.done = kept
 	if direct {
 		return nil
 	}
-	return a.next.store(change.tensor, at, c.new)
+	undo.touched = existed
+	return u.next.store(tensor, at, c.new)
 }
 
-// copy makes a block, which is at p, that of a.from, and returns its checksum.
-func (a *applied) copy(c *coder, tensor, block int, p place) (uint32, error) {
-	from, _, err := a.from.load(tensor, block, &c.old)
-	defer gort.KeepAlive([2]any{from.keep, p.keep})
-	bytes := a.from.tensors[tensor].length(block)
-	if err == nil && from.rt == p.rt {
-		err = p.rt.Copy(p.at, from.at, bytes)
-	} else if err == nil {
-		var data []byte
-		if data, err = from.bytes(bytes, &c.old); err == nil {
-			err = p.rt.CopyIn(p.at, data)
+// add adds the code that was decoded to a block, or to zeros, and returns its checksum.
+func (u *update) add(c *coder, form byte, p place, tensor, block int, sum uint32, zeros bool) (uint32, error) {
+	t := &u.next.tensors[tensor]
+	bytes := t.length(block)
+	if zeros {
+		if err := p.rt.Fill(p.at, bytes, dtype.U8, 0); err != nil {
+			return 0, err
 		}
+		sum = sumOfZeros(bytes)
 	}
-	return a.from.sums[tensor][block], err
+	return c.add(form, p, t.DType, bytes/t.DType.Size(), sum, false)
 }
 
-// rollback makes the tensors what they were. Where it fails, they are of no version.
-func (a *applied) rollback() error {
-	err := parallel(context.Background(), a.d.blocks(), nil, func(c *coder, i, b int) error {
-		change, saved := &a.d.tensors[i], a.done[i][b].saved
-		at := change.blocks[b].at
-		if !a.done[i][b].done {
+// copyable returns a block in the memory of p, or of the host.
+func (r *replica) copyable(c *coder, tensor, block int, p place) (place, error) {
+	from, _, err := r.load(tensor, block, &c.old)
+	if err == nil && from.rt != p.rt {
+		err = from.fetch(r.tensors[tensor].length(block), &c.old)
+	}
+	return from, err
+}
+
+// copyTo copies a place of the same memory, or of the host.
+func (p place) copyTo(to place, bytes int) error {
+	defer gort.KeepAlive([2]any{p.keep, to.keep})
+	if p.rt == to.rt {
+		return to.rt.Copy(to.at, p.at, bytes)
+	}
+	return to.rt.CopyIn(to.at, hostmem.Slice[byte](p.at, bytes))
+}
+
+// rollback makes the tensors what they were before apply, and frees what was allocated. If it fails, they are of no version. To roll back
+// again does nothing.
+func (u *update) rollback() error {
+	err := parallel(context.Background(), u.delta.blocks(), nil, func(c *coder, i, b int) error {
+		undo := &u.undos[i][b]
+		if !undo.touched {
 			return nil
 		}
-		t := &a.next.tensors[change.tensor]
-		p, direct, err := a.next.load(change.tensor, at, &c.new)
-		if err != nil {
-			return err
-		}
-		sum := a.next.sums[change.tensor][at]
-		if saved != nil {
-			sum, err = crc32.Checksum(saved, castagnoli), p.rt.CopyIn(p.at, saved)
-		} else {
-			sum, err = c.apply(change.blocks[b].code, p, t.DType, t.length(at)/t.DType.Size(), sum, true)
-		}
-		if err != nil {
-			return err
-		}
-		if sum != a.r.sums[a.was[change.tensor]][at] {
-			return fmt.Errorf("tensor %q has another checksum than before", t.Name)
-		}
-		if direct {
-			return nil
-		}
-		return a.next.store(change.tensor, at, c.new)
+		undo.touched = false
+		change := &u.delta.tensors[i]
+		return u.restore(c, change, &change.blocks[b], undo.saved)
 	})
-	a.free()
+	u.free()
 	if err != nil {
-		a.r.version, a.r.lost = 0, fmt.Errorf("delta: roll back: %w", err)
+		u.replica.version = 0
+		u.replica.lost = fmt.Errorf("delta: roll back: %w", err)
 	}
 	return err
 }
 
+// restore makes a block what it was.
+func (u *update) restore(c *coder, change *change, block *block, saved []byte) error {
+	t := &u.next.tensors[change.tensor]
+	p, direct, err := u.next.load(change.tensor, block.at, &c.new)
+	if err != nil {
+		return err
+	}
+	var sum uint32
+	if saved != nil {
+		sum = crc32.Checksum(saved, castagnoli)
+		err = p.rt.CopyIn(p.at, saved)
+	} else {
+		sum, err = c.apply(block.code, p, t.DType, t.length(block.at)/t.DType.Size(), u.next.sums[change.tensor][block.at], true)
+	}
+	if err != nil {
+		return err
+	}
+	if sum != u.replica.sums[u.base[change.tensor]][block.at] {
+		return fmt.Errorf("tensor %q has another checksum than before", t.Name)
+	}
+	if direct {
+		return nil
+	}
+	return u.next.store(change.tensor, block.at, c.new)
+}
+
 // free frees what was allocated.
-func (a *applied) free() {
-	for _, m := range a.mine {
+func (u *update) free() {
+	for _, m := range u.allocated {
 		release(m)
 	}
+	u.allocated = nil
 }
 
 // commit makes the replica the next version, and frees what a subscriber has allocated for tensors that are gone.
-func (a *applied) commit() {
-	for _, t := range a.r.tensors {
-		if find(a.next.tensors, &t) < 0 {
+func (u *update) commit() {
+	for _, t := range u.replica.tensors {
+		if find(u.next.tensors, &t) < 0 {
 			release(t.Memory)
 		}
 	}
-	*a.r = *a.next
+	*u.replica = *u.next
 }

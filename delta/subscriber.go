@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 
 	"github.com/tutti-go/tutti/comm"
@@ -17,8 +18,8 @@ var (
 	// ErrNoVersion is that a subscriber has no tensors to read: before its first update, and after a
 	// failed update that could not be rolled back. The next update brings a full copy.
 	ErrNoVersion = errors.New("delta: no version")
-	// ErrInDoubt is that a subscriber does not know whether the others have committed a version with it: it lost them in
-	// between. It shows no tensors until an update with those that are left has told.
+	// ErrInDoubt is that a subscriber does not know whether the others have committed a version: it lost them during the
+	// vote. It shows no tensors until an update with those that are left has told.
 	ErrInDoubt = errors.New("delta: in doubt whether the version was committed")
 )
 
@@ -28,21 +29,31 @@ type Config struct {
 	// number, or they are replaced. No two of them share memory.
 	Tensors []Tensor
 	Version uint64
-	// Together has the subscribers of a communicator commit a version all or none, if it is set on any.
+	// Together has the subscribers of a communicator vote on each version, if it is set on any of them. They vote when they have
+	// read and checked it; then each applies it at its own pace. Either all commit it or none, except a subscriber whose memory fails
+	// while it applies what all have voted for: its Update returns the error, and it shows the version before, or none.
 	Together bool
 }
 
 // A Subscriber keeps tensors at the version that was published last. Its methods may be called from
-// any goroutine, Update and Read by one at a time.
+// any goroutine. Update, Read and Close wait for each other.
 type Subscriber struct {
 	link
 	together bool
-	updating sync.Mutex
+	hook     hook // nil outside tests
 
-	mu    sync.RWMutex // held while tensors change
-	parts []*replica   // by publisher
-	doubt []*applied   // what is in doubt, by part
-	hook  hook
+	updating sync.Mutex   // held by Update, Read and Close
+	mu       sync.RWMutex // held while tensors change
+	parts    []*replica   // by publisher; changed under both
+	doubt    *pending     // nil: there is none; changed under both
+}
+
+// pending is a version that can be applied, a part for each publisher.
+type pending struct {
+	version uint64
+	digests []uint32   // of the version, by publisher
+	parts   []*replica // the subscriber's, and empty ones for publishers that have come
+	updates []*update  // by part; nil: it has the version
 }
 
 // NewSubscriber returns a subscriber, whose new tensors are allocated in rt, through whose memory it receives over c.
@@ -83,7 +94,7 @@ func (s *Subscriber) View(f func(version uint64, tensors []Tensor) error) error 
 
 // Update receives the version that the publishers of the communicator send, all of which call [Publisher.Publish] or
 // [Publisher.Send], and returns its number. After an error the tensors are those of the version
-// before, except as [ErrNoVersion] and [ErrInDoubt] say.
+// before, except as [ErrNoVersion] and [ErrInDoubt] say. Readers wait while the version is applied, not before.
 func (s *Subscriber) Update(ctx context.Context) (uint64, error) {
 	s.updating.Lock()
 	defer s.updating.Unlock()
@@ -94,43 +105,130 @@ func (s *Subscriber) Update(ctx context.Context) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if s.doubt != nil {
-		// All ranks have found what became of it when they met.
-		s.settle(m.peers[s.c.Rank()].Version)
-	}
+	// All ranks have found what became of a version in doubt when they met. If this one cannot apply it, it still takes
+	// part in what follows.
+	settled := s.settle(ctx, m.peers[s.c.Rank()].Version)
 	messages, err := s.distribute(ctx, m, nil, s.hook)
 	if err != nil {
+		return 0, errors.Join(settled, err)
+	}
+	v, err := s.prepare(m, messages)
+	err = errors.Join(settled, err)
+	if m.together {
+		err = s.agree(ctx, v, err)
+		ctx = context.WithoutCancel(ctx) // the others do not wait for this rank any more, and commit
+	}
+	if err != nil {
 		return 0, err
+	}
+	if err := s.adopt(ctx, v); err != nil {
+		return 0, err
+	}
+	return m.version, nil
+}
+
+// prepare reads and checks the messages.
+func (s *Subscriber) prepare(m *meeting, messages [][]byte) (*pending, error) {
+	v := &pending{version: m.version, parts: slices.Clone(s.parts[:min(len(s.parts), len(messages))])}
+	for len(v.parts) < len(messages) {
+		v.parts = append(v.parts, &replica{})
+	}
+	for k, message := range messages {
+		v.digests = append(v.digests, m.peers[m.publishers[k]].Digests[0])
+		var u *update
+		if message != nil {
+			d, err := Read(bytes.NewReader(message))
+			if err == nil {
+				u, err = v.parts[k].prepare(d, nil, s.alloc)
+			}
+			if err != nil {
+				return nil, errors.Join(err, v.rollback())
+			}
+		}
+		v.updates = append(v.updates, u)
+	}
+	return v, nil
+}
+
+// agree has all ranks vote on a version that this one can apply, or, if failed is not nil, cannot. It returns nil if all can. If it
+// does not learn of the outcome, the version is in doubt.
+func (s *Subscriber) agree(ctx context.Context, v *pending, failed error) error {
+	no := -1
+	err := s.hook.step()
+	if err == nil {
+		no, err = s.vote(ctx, failed == nil)
+	}
+	err = cmp.Or(err, s.hook.step())
+	if failed != nil { // nobody commits
+		if v != nil {
+			failed = errors.Join(failed, v.rollback())
+		}
+		return failed
+	}
+	if err != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.doubt = v
+		return errors.Join(ErrInDoubt, err)
+	}
+	if no >= 0 {
+		return errors.Join(fmt.Errorf("delta: rank %d has not got version %d", no, v.version), v.rollback())
+	}
+	return nil
+}
+
+// adopt makes a version that of the subscriber, with all of its parts or none, while readers wait.
+func (s *Subscriber) adopt(ctx context.Context, v *pending) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, u := range v.updates {
+		if u == nil {
+			continue
+		}
+		if err := u.apply(ctx, nil); err != nil {
+			return errors.Join(fmt.Errorf("delta: apply version %d: %w", v.version, err), v.rollback())
+		}
+	}
+	for _, u := range v.updates {
+		if u != nil {
+			u.commit()
+		}
+	}
+	if len(s.parts) > len(v.parts) { // publishers have gone
+		for _, gone := range s.parts[len(v.parts):] {
+			gone.free()
+		}
+	}
+	s.parts = v.parts
+	return nil
+}
+
+// rollback makes all parts what they were, and frees what was allocated for the version.
+func (v *pending) rollback() (err error) {
+	for _, u := range v.updates {
+		if u != nil {
+			err = errors.Join(err, u.rollback())
+		}
+	}
+	return err
+}
+
+// settle ends the doubt: the version was committed if the others have it.
+func (s *Subscriber) settle(ctx context.Context, version uint64) error {
+	v := s.doubt
+	if v == nil {
+		return nil
+	}
+	var err error
+	if v.version == version {
+		err = s.adopt(context.WithoutCancel(ctx), v)
+	} else {
+		err = v.rollback()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for len(s.parts) < len(messages) {
-		s.parts = append(s.parts, &replica{})
-	}
-	all, err := s.apply(ctx, messages)
-	if m.together {
-		no, voting := -1, s.hook.step()
-		if voting == nil {
-			no, voting = s.vote(ctx, err == nil)
-		}
-		switch voting = cmp.Or(voting, s.hook.step()); {
-		case err != nil: // and nobody commits
-		case voting != nil:
-			s.doubt = all
-			return 0, errors.Join(ErrInDoubt, voting)
-		case no >= 0:
-			err = errors.Join(fmt.Errorf("delta: rank %d has not got version %d", no, m.version), rollBack(all))
-		}
-	}
-	if err != nil {
-		return 0, err
-	}
-	commit(all)
-	for _, gone := range s.parts[len(messages):] {
-		gone.free()
-	}
-	s.parts = s.parts[:len(messages)]
-	return m.version, nil
+	s.doubt = nil
+	return err
 }
 
 // Read reads a delta from r, which [Publisher.WriteSince] wrote, and returns its version. A [VersionError] says
@@ -142,25 +240,28 @@ func (s *Subscriber) Read(ctx context.Context, r io.Reader) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.doubt != nil {
 		return 0, ErrInDoubt
 	}
 	if len(s.parts) > 1 {
 		return 0, fmt.Errorf("delta: read the tensors of one of %d publishers: %w", len(s.parts), comm.ErrArgument)
 	}
-	a, err := s.parts[0].apply(ctx, d, nil, s.alloc, nil)
+	u, err := s.parts[0].prepare(d, nil, s.alloc)
 	if err != nil {
 		return 0, err
 	}
-	a.commit()
+	v := &pending{version: d.Target, parts: s.parts, updates: []*update{u}}
+	if err := s.adopt(ctx, v); err != nil {
+		return 0, err
+	}
 	return d.Target, nil
 }
 
 // Close frees the tensors that the subscriber has allocated.
 func (s *Subscriber) Close() {
-	s.settle(0)
+	s.updating.Lock()
+	defer s.updating.Unlock()
+	_ = s.settle(context.Background(), 0) // it has no version from now on
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, r := range s.parts {
@@ -178,62 +279,11 @@ func (s *Subscriber) announcement() peer {
 			p.Version = 0
 		}
 	}
-	for k, a := range s.doubt {
-		p.Others = append(p.Others, p.Digests[k])
-		if a != nil {
-			p.Other, p.Others[k] = a.next.version, a.next.digest()
-		}
+	if s.doubt != nil {
+		p.Other = s.doubt.version
+		p.Others = s.doubt.digests
 	}
 	return p
-}
-
-// settle ends the doubt: what has that version is committed.
-func (s *Subscriber) settle(version uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, a := range s.doubt {
-		if a != nil && a.next.version == version {
-			a.commit()
-		} else if a != nil {
-			_ = a.rollback() // the error is kept: the next message is a full copy
-		}
-	}
-	s.doubt = nil
-}
-
-// apply applies the messages to the parts, all or none.
-func (s *Subscriber) apply(ctx context.Context, messages [][]byte) (all []*applied, err error) {
-	all = make([]*applied, len(messages))
-	for k, message := range messages {
-		if message == nil {
-			continue
-		}
-		d, err := Read(bytes.NewReader(message))
-		if err == nil {
-			all[k], err = s.parts[k].apply(ctx, d, nil, s.alloc, nil)
-		}
-		if err != nil {
-			return nil, errors.Join(err, rollBack(all))
-		}
-	}
-	return all, nil
-}
-
-func rollBack(all []*applied) (err error) {
-	for _, a := range all {
-		if a != nil {
-			err = errors.Join(err, a.rollback())
-		}
-	}
-	return err
-}
-
-func commit(all []*applied) {
-	for _, a := range all {
-		if a != nil {
-			a.commit()
-		}
-	}
 }
 
 // alloc allocates a tensor.
