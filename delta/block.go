@@ -58,28 +58,28 @@ var coders = sync.Pool{New: func() any { return new(coder) }}
 type place struct {
 	rt   runtime.Runtime // nil: no kernels reach the memory
 	gpu  *gpu            // nil: the kernels are those of the host
-	at   uintptr         // 0: the elements are zeros
+	addr uintptr         // 0: the elements are zeros
 	keep any             // keeps the memory
 }
 
 // host is the runtime of all memory that the host reaches.
 var host runtime.Runtime = cpu.New()
 
-func hostPlace(b []byte) place { return place{rt: host, at: hostmem.Addr(b), keep: b} }
+func hostPlace(b []byte) place { return place{rt: host, addr: hostmem.Addr(b), keep: b} }
 
 // bytes returns n bytes of the place: in place if the host reaches them, or a copy in buf.
 func (p place) bytes(n int, buf *[]byte) ([]byte, error) {
 	if p.rt == host {
-		return hostmem.Slice[byte](p.at, n), nil
+		return hostmem.Slice[byte](p.addr, n), nil
 	}
 	*buf = grown(*buf, n)
-	return *buf, p.rt.CopyOut(*buf, p.at)
+	return *buf, p.rt.CopyOut(*buf, p.addr)
 }
 
 // fetch makes p a place of the host, in buf if it is not.
 func (p *place) fetch(n int, buf *[]byte) error {
 	b, err := p.bytes(n, buf)
-	*p = place{rt: host, at: hostmem.Addr(b), keep: [2]any{p.keep, b}}
+	*p = place{rt: host, addr: hostmem.Addr(b), keep: [2]any{p.keep, b}}
 	return err
 }
 
@@ -127,15 +127,15 @@ func (c *coder) changes(old, now place, d dtype.DType, elements int, sum uint32)
 	if now.gpu != nil {
 		head := c.area[scratchBytes:]
 		binary.LittleEndian.PutUint32(head[sumAt:], sum)
-		err := now.gpu.diff(c.area, len(c.idx), old.at, now.at, d, elements)
+		err := now.gpu.diff(c.area, len(c.idx), old.addr, now.addr, d, elements)
 		return int(binary.LittleEndian.Uint32(head)), binary.LittleEndian.Uint32(head[sumAt:]), err
 	}
 	bytes := elements * d.Size()
 	var was []byte
-	if old.at != 0 {
-		was = hostmem.Slice[byte](old.at, bytes)
+	if old.addr != 0 {
+		was = hostmem.Slice[byte](old.addr, bytes)
 	}
-	is := hostmem.Slice[byte](now.at, bytes)
+	is := hostmem.Slice[byte](now.addr, bytes)
 	diffs := c.area[diffsAt(len(c.idx)):]
 	switch d.Size() {
 	case 1:
@@ -160,22 +160,22 @@ func (c *coder) patch(p place, d dtype.DType, elements, changed int, sum uint32,
 	if p.gpu != nil {
 		sumOf := c.area[scratchBytes+sumAt:]
 		binary.LittleEndian.PutUint32(sumOf, sum)
-		err := p.gpu.patch(c.area, len(c.idx), changed, p.at, d, elements, subtract)
+		err := p.gpu.patch(c.area, len(c.idx), changed, p.addr, d, elements, subtract)
 		return binary.LittleEndian.Uint32(sumOf), err
 	}
 	idx := c.idx[:changed]
 	diffs := c.area[diffsAt(len(c.idx)):]
 	switch d.Size() {
 	case 1:
-		patchHost(hostmem.Slice[int8](p.at, elements), d, idx, view[int8](diffs), subtract)
+		patchHost(hostmem.Slice[int8](p.addr, elements), d, idx, view[int8](diffs), subtract)
 	case 2:
-		patchHost(hostmem.Slice[int16](p.at, elements), d, idx, view[int16](diffs), subtract)
+		patchHost(hostmem.Slice[int16](p.addr, elements), d, idx, view[int16](diffs), subtract)
 	case 4:
-		patchHost(hostmem.Slice[int32](p.at, elements), d, idx, view[int32](diffs), subtract)
+		patchHost(hostmem.Slice[int32](p.addr, elements), d, idx, view[int32](diffs), subtract)
 	default:
-		patchHost(hostmem.Slice[int64](p.at, elements), d, idx, view[int64](diffs), subtract)
+		patchHost(hostmem.Slice[int64](p.addr, elements), d, idx, view[int64](diffs), subtract)
 	}
-	return crc32.Checksum(hostmem.Slice[byte](p.at, elements*d.Size()), castagnoli), nil
+	return crc32.Checksum(hostmem.Slice[byte](p.addr, elements*d.Size()), castagnoli), nil
 }
 
 // widen sets c.diffs to the differences of an area with that room.
@@ -217,8 +217,8 @@ func unzigzag(z uint64) int64 { return int64(z>>1) ^ -int64(z&1) }
 func magnitude(d int64) uint64 { return uint64(d^d>>63) - uint64(d>>63) }
 
 // encode appends the shortest code of the compared block to dst, or, unless small is set, of those that are made fast and can be
-// taken back. A code shorter than least is filled up.
-func (c *coder) encode(dst []byte, old, new place, d dtype.DType, elements, least int, small bool) ([]byte, error) {
+// taken back. A code shorter than minimum is filled up.
+func (c *coder) encode(dst []byte, old, new place, d dtype.DType, elements, minimum int, small bool) ([]byte, error) {
 	changed := len(c.idx)
 	best := []byte(nil)
 	if changed <= elements/4*3 {
@@ -239,14 +239,14 @@ func (c *coder) encode(dst []byte, old, new place, d dtype.DType, elements, leas
 		}
 	}
 	if best != nil && len(best) < elements*d.Size() {
-		return append(append(dst, bytes.Repeat([]byte{filling}, max(least-len(best), 0))...), best...), nil
+		return append(append(dst, bytes.Repeat([]byte{filling}, max(minimum-len(best), 0))...), best...), nil
 	}
 	dst = binary.AppendUvarint(append(dst, formXor), uint64(changed))
 	data, err := new.bytes(elements*d.Size(), &c.new)
-	if dst = append(dst, data...); err == nil && old.at != 0 {
-		at := len(dst) - len(data)
+	if dst = append(dst, data...); err == nil && old.addr != 0 {
+		start := len(dst) - len(data)
 		data, err = old.bytes(len(data), &c.old)
-		subtle.XORBytes(dst[at:], dst[at:], data)
+		subtle.XORBytes(dst[start:], dst[start:], data)
 	}
 	return dst, err
 }
@@ -284,8 +284,8 @@ func (c *coder) encodeList() []byte {
 func (c *coder) encodeDense(elements int) []byte {
 	c.values = slices.Grow(c.values[:0], elements)[:elements]
 	clear(c.values)
-	for i, at := range c.idx {
-		c.values[at] = zigzag(c.diffs[i])
+	for i, position := range c.idx {
+		c.values[position] = zigzag(c.diffs[i])
 	}
 	dst := binary.AppendUvarint(append(c.dense[:0], formDense), uint64(len(c.idx)))
 	c.dense = c.appendValues(dst, c.values)
@@ -329,8 +329,8 @@ func (c *coder) encodeSorted(old []byte, d dtype.DType) []byte {
 	m := len(c.idx)
 	c.second, c.values = grown(c.second, m), grown(c.values, m)
 	var slots [257]int32 // where the entries of each class begin
-	for _, at := range c.idx {
-		slots[int(c.classes[at])+1]++
+	for _, position := range c.idx {
+		slots[int(c.classes[position])+1]++
 	}
 	for k := range 256 {
 		slots[k+1] += slots[k]
@@ -399,9 +399,9 @@ func readPositions(src *cursor, idx []int32, limit int) error {
 		}
 		gaps.Decode(part, len(part), all, h, before+1)
 		if !h.Ascends() {
-			for _, at := range part {
-				descends |= at | (at - before - 1)
-				before = at
+			for _, position := range part {
+				descends |= position | (position - before - 1)
+				before = position
 			}
 		}
 		if before = part[len(part)-1]; descends < 0 || int(before) >= limit {
@@ -494,7 +494,7 @@ func (c *coder) add(form byte, p place, d dtype.DType, elements int, sum uint32,
 		if form == formXor {
 			subtle.XORBytes(data, data, c.xor)
 			if p.rt != host {
-				err = p.rt.CopyIn(p.at, data)
+				err = p.rt.CopyIn(p.addr, data)
 			}
 			return crc32.Checksum(data, castagnoli), err
 		}
@@ -542,10 +542,10 @@ func writeDiffs[T signed](c *coder, form byte, diffs []byte) int {
 			}
 		}
 		for i, marks := range c.marks {
-			if of := by[8*i:]; len(of) >= 8 {
-				*(*[8]T)(of) = signs[marks]
+			if octet := by[8*i:]; len(octet) >= 8 {
+				*(*[8]T)(octet) = signs[marks]
 			} else {
-				copy(of, signs[marks][:])
+				copy(octet, signs[marks][:])
 			}
 		}
 		for i, v := range c.values {

@@ -98,14 +98,14 @@ func (g *gpu) diff(area []byte, room int, old, now uintptr, d dtype.DType, eleme
 		return err
 	}
 	clear(area[:scratchBytes])
-	return g.withCopy(area, func(at uintptr) error {
-		if err := g.rt.CopyIn(at, area[:scratchBytes+headBytes]); err != nil {
+	return g.withCopy(area, func(base uintptr) error {
+		if err := g.rt.CopyIn(base, area[:scratchBytes+headBytes]); err != nil {
 			return err
 		}
-		head := at + scratchBytes
+		head := base + scratchBytes
 		err := g.launch(g.diffs[bits.TrailingZeros(uint(size))], elements*size/(tileBytes/2)+1, diffsPerSM,
-			uint64(at), uint64(at+controlBytes), uint64(old), uint64(now), uint64(elements), signFlips(d),
-			uint64(head+headBytes), uint64(at)+uint64(diffsAt(room)), uint64(room), uint64(head), uint64(head+sumAt))
+			uint64(base), uint64(base+controlBytes), uint64(old), uint64(now), uint64(elements), signFlips(d),
+			uint64(head+headBytes), uint64(base)+uint64(diffsAt(room)), uint64(room), uint64(head), uint64(head+sumAt))
 		if err != nil {
 			return err
 		}
@@ -123,14 +123,14 @@ func (g *gpu) patch(area []byte, room, changed int, x uintptr, d dtype.DType, el
 	if subtract {
 		negate = 1
 	}
-	return g.withCopy(area, func(at uintptr) error {
-		head := at + scratchBytes
+	return g.withCopy(area, func(base uintptr) error {
+		head := base + scratchBytes
 		if err := g.rt.CopyIn(head, area[scratchBytes:diffsAt(room)+changed*size]); err != nil {
 			return err
 		}
 		err := g.launch(g.patches[bits.TrailingZeros(uint(size))], (changed+threads-1)/threads, patchesPerSM,
 			uint64(x), uint64(elements), signFlips(d),
-			uint64(head+headBytes), uint64(at)+uint64(diffsAt(room)), uint64(changed), 0, uint64(head+sumAt), negate)
+			uint64(head+headBytes), uint64(base)+uint64(diffsAt(room)), uint64(changed), 0, uint64(head+sumAt), negate)
 		if err != nil {
 			return err
 		}
@@ -139,19 +139,19 @@ func (g *gpu) patch(area []byte, room, changed int, x uintptr, d dtype.DType, el
 }
 
 // withCopy calls f with memory of the GPU that is as long as area.
-func (g *gpu) withCopy(area []byte, f func(at uintptr) error) error {
-	at, err := g.rt.Allocate(len(area))
+func (g *gpu) withCopy(area []byte, f func(base uintptr) error) error {
+	base, err := g.rt.Allocate(len(area))
 	if err != nil {
 		return err
 	}
-	return errors.Join(f(at), g.rt.Deallocate(at))
+	return errors.Join(f(base), g.rt.Deallocate(base))
 }
 
 // checkAligned checks that elements are at addresses where kernels can load them: an access elsewhere breaks the device.
 func (g *gpu) checkAligned(size int, addresses ...uintptr) error {
-	for _, at := range addresses {
-		if at%uintptr(size) != 0 {
-			return fmt.Errorf("delta: elements of %d bytes at %#x are not aligned: %w", size, at, runtime.ErrArgument)
+	for _, address := range addresses {
+		if address%uintptr(size) != 0 {
+			return fmt.Errorf("delta: elements of %d bytes at %#x are not aligned: %w", size, address, runtime.ErrArgument)
 		}
 	}
 	return nil

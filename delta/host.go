@@ -70,9 +70,9 @@ func listDiffs[T signed](list *differing, old, now []uint64, first int, flip T, 
 	was := view[T](hostmem.Bytes(old))
 	is := view[T](hostmem.Bytes(now))
 	found := list[:differ.List(list[:], old, now, int(unsafe.Sizeof(flip)))]
-	for i, at := range found[:min(len(found), len(idx))] {
-		idx[i] = int32(first + int(at))
-		diffs[i] = ordered(is[at], flip) - ordered(was[at], flip)
+	for i, position := range found[:min(len(found), len(idx))] {
+		idx[i] = int32(first + int(position))
+		diffs[i] = ordered(is[position], flip) - ordered(was[position], flip)
 	}
 	return len(found)
 }
@@ -84,9 +84,9 @@ func patchHost[T signed](x []T, d dtype.DType, idx []int32, diffs []T, subtract 
 	if subtract {
 		sign = -1
 	}
-	for i, at := range idx {
-		if uint(at) < uint(len(x)) {
-			x[at] = ordered(ordered(x[at], flip)+(diffs[i]^sign)-sign, flip)
+	for i, position := range idx {
+		if uint(position) < uint(len(x)) {
+			x[position] = ordered(ordered(x[position], flip)+(diffs[i]^sign)-sign, flip)
 		}
 	}
 }

@@ -106,7 +106,7 @@ func put[T any](m memory, values []T, size int) array {
 	base, err := m.Allocate(len(data))
 	require.NoError(m, err)
 	require.NoError(m, m.CopyIn(base, data))
-	a := array{place{at: base + uintptr(shift)}, m, base, len(values) * size}
+	a := array{place{addr: base + uintptr(shift)}, m, base, len(values) * size}
 	if rt, ok := m.Runtime.(*cuda.Runtime); ok {
 		a.rt = rt
 		a.gpu, err = openGPU(rt)
@@ -120,7 +120,7 @@ func put[T any](m memory, values []T, size int) array {
 // values returns the elements, and checks that nothing was written around them.
 func values[T any](a array) []T {
 	a.Helper()
-	shift := int(a.at - a.base)
+	shift := int(a.addr - a.base)
 	data := make([]byte, shift+a.bytes+guardBytes)
 	require.NoError(a, a.CopyOut(data, a.base))
 	elements := data[shift : shift+a.bytes]

@@ -103,8 +103,8 @@ type change struct {
 }
 
 type block struct {
-	at   int
-	code []byte
+	index int
+	code  []byte
 }
 
 // Stat counts what a delta holds.
@@ -174,9 +174,9 @@ func (d *Delta) parts() (parts [][]byte) {
 		before = c.tensor
 		next := 0
 		for _, k := range c.blocks {
-			b = binary.AppendUvarint(binary.AppendUvarint(b, uint64(k.at-next)), uint64(len(k.code)))
+			b = binary.AppendUvarint(binary.AppendUvarint(b, uint64(k.index-next)), uint64(len(k.code)))
 			parts = append(parts, b, k.code)
-			b, next = nil, k.at+1
+			b, next = nil, k.index+1
 		}
 	}
 	parts = append(parts, b)
@@ -268,11 +268,11 @@ func parse(body []byte) (*Delta, error) {
 		gap, c := src.uvarint(), change{sum: src.uint32()}
 		c.tensor = next + int(gap&math.MaxInt32)
 		next = c.tensor + 1
-		at := 0
+		index := 0
 		for m := src.uvarint(); m > 0 && !src.bad; m-- {
-			at += int(src.uvarint() & math.MaxInt32)
-			c.blocks = append(c.blocks, block{at, src.text()})
-			at++
+			index += int(src.uvarint() & math.MaxInt32)
+			c.blocks = append(c.blocks, block{index, src.text()})
+			index++
 		}
 		d.tensors = append(d.tensors, c)
 	}
@@ -360,8 +360,8 @@ func (t *Tensor) length(block int) int {
 }
 
 // like reports whether the tensors have the same name, type and shape.
-func (t *Tensor) like(other *Tensor) bool {
-	return t.Name == other.Name && t.DType == other.DType && slices.Equal(t.Shape, other.Shape)
+func (t *Tensor) like(target *Tensor) bool {
+	return t.Name == target.Name && t.DType == target.DType && slices.Equal(t.Shape, target.Shape)
 }
 
 // sumOf returns the checksum of a tensor with blocks of these checksums.

@@ -58,7 +58,7 @@ func (p *Publisher) Commit(ctx context.Context, version uint64, tensors []Tensor
 	if err != nil {
 		return err
 	}
-	u, err := p.replica.prepare(d, next, func(t Tensor) (Memory, error) { return next.tensors[find(next.tensors, &t)].beside() })
+	u, err := p.replica.prepare(d, next, func(t Tensor) (Memory, error) { return next.tensors[find(next.tensors, &t)].sameMemory() })
 	if err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func (p *Publisher) Stat() Stat {
 // version that is a delta without changes.
 // It makes shorter deltas than Publish does, as [Diff].
 func (p *Publisher) WriteSince(ctx context.Context, w io.Writer, version uint64) error {
-	d, err := p.since(ctx, version, nil, true)
+	d, err := p.deltaFrom(ctx, version, nil, true)
 	if err != nil {
 		return err
 	}
@@ -110,8 +110,8 @@ func (p *Publisher) WriteSince(ctx context.Context, w io.Writer, version uint64)
 	return err
 }
 
-// since returns the delta from a version, of which it checks the digest if there is one. It may be small, or made fast.
-func (p *Publisher) since(ctx context.Context, version uint64, digest *uint32, small bool) (*Delta, error) {
+// deltaFrom returns the delta from a version, of which it checks the digest if there is one. It may be small, or made fast.
+func (p *Publisher) deltaFrom(ctx context.Context, version uint64, digest *uint32, small bool) (*Delta, error) {
 	if p.replica.version == 0 {
 		return nil, errors.New("delta: nothing is published yet")
 	}
@@ -155,13 +155,13 @@ func (p *Publisher) fold(ctx context.Context, from int, small bool) (*Delta, err
 			return nil, nil
 		}
 		err := parallel(ctx, d.blocks(), nil, func(c *coder, i, j int) error {
-			b, at := d.tensors[i].blocks[j], d.tensors[i].tensor
-			place, _, err := old.load(at, b.at, &c.new)
+			b, tensor := d.tensors[i].blocks[j], d.tensors[i].tensor
+			place, _, err := old.load(tensor, b.index, &c.new)
 			if err != nil {
 				return err
 			}
-			t := &old.tensors[at]
-			old.sums[at][b.at], err = c.apply(b.code, place, t.DType, t.length(b.at)/t.DType.Size(), old.sums[at][b.at], true)
+			t := &old.tensors[tensor]
+			old.sums[tensor][b.index], err = c.apply(b.code, place, t.DType, t.length(b.index)/t.DType.Size(), old.sums[tensor][b.index], true)
 			return err
 		})
 		if err != nil {
@@ -204,11 +204,11 @@ type meeting struct {
 }
 
 // meet exchanges what ranks announce.
-func (l *link) meet(ctx context.Context, mine peer) (*meeting, error) {
+func (l *link) meet(ctx context.Context, announced peer) (*meeting, error) {
 	if l.c == nil {
 		return nil, fmt.Errorf("delta: without a communicator: %w", comm.ErrArgument)
 	}
-	text, err := json.Marshal(mine)
+	text, err := json.Marshal(announced)
 	if err != nil {
 		return nil, err
 	}
@@ -272,10 +272,10 @@ func (m *meeting) needs(rank, k int) int {
 	return catchUp
 }
 
-// any reports whether some rank needs that of the k-th publisher.
-func (m *meeting) any(k, what int) bool {
+// anyNeeds reports whether some rank needs that of the k-th publisher.
+func (m *meeting) anyNeeds(k, need int) bool {
 	for rank := range m.peers {
-		if m.needs(rank, k) == what {
+		if m.needs(rank, k) == need {
 			return true
 		}
 	}
@@ -292,16 +292,16 @@ func (l *link) distribute(ctx context.Context, m *meeting, p *Publisher, h hook)
 	}()
 	me := l.c.Rank()
 	for k, root := range m.publishers {
-		var mine []byte
-		for _, what := range []int{latest, catchUp} {
-			if !m.any(k, what) {
+		var message []byte
+		for _, need := range []int{latest, catchUp} {
+			if !m.anyNeeds(k, need) {
 				continue
 			}
 			if err := h.step(); err != nil {
 				return nil, err
 			}
 			var got []byte
-			if what == latest {
+			if need == latest {
 				var b bytes.Buffer
 				if me == root {
 					_, err = p.log[len(p.log)-1].WriteTo(&b)
@@ -321,11 +321,11 @@ func (l *link) distribute(ctx context.Context, m *meeting, p *Publisher, h hook)
 			if err != nil {
 				return nil, err
 			}
-			if m.needs(me, k) == what {
-				mine = got
+			if m.needs(me, k) == need {
+				message = got
 			}
 		}
-		messages = append(messages, mine)
+		messages = append(messages, message)
 	}
 	return messages, nil
 }
@@ -340,7 +340,7 @@ func (p *Publisher) parts(ctx context.Context, m *meeting, k int, parts [][]byte
 		if k < len(peer.Digests) {
 			digest = peer.Digests[k]
 		}
-		d, err := p.since(ctx, peer.Version, &digest, false)
+		d, err := p.deltaFrom(ctx, peer.Version, &digest, false)
 		if err != nil {
 			return err
 		}
@@ -355,14 +355,14 @@ func (p *Publisher) parts(ctx context.Context, m *meeting, k int, parts [][]byte
 
 // Send sends the latest version to all subscribers that do not have it; they call [Subscriber.Update].
 func (p *Publisher) Send(ctx context.Context) error {
-	mine := peer{Publishes: true, Version: p.replica.version, Digests: []uint32{p.replica.digest()}, Others: []uint32{0}}
+	announced := peer{Publishes: true, Version: p.replica.version, Digests: []uint32{p.replica.digest()}, Others: []uint32{0}}
 	if n := len(p.log); n > 0 {
-		mine.Other, mine.Others[0] = p.log[n-1].Base, p.log[n-1].digest
+		announced.Other, announced.Others[0] = p.log[n-1].Base, p.log[n-1].digest
 	}
 	if err := p.replica.hook.step(); err != nil {
 		return err
 	}
-	m, err := p.meet(ctx, mine)
+	m, err := p.meet(ctx, announced)
 	if err != nil {
 		return err
 	}
@@ -403,11 +403,11 @@ func (p *Publisher) Agree(ctx context.Context, c comm.Communicator, tensors []Te
 
 // vote returns the first rank that says no, -1 if none does.
 func (l *link) vote(ctx context.Context, yes bool) (no int, err error) {
-	mine := []byte{0}
+	ballot := []byte{0}
 	if yes {
-		mine[0] = 1
+		ballot[0] = 1
 	}
-	all, err := distributed.AllGatherBytes(ctx, l.rt, l.c, mine)
+	all, err := distributed.AllGatherBytes(ctx, l.rt, l.c, ballot)
 	if err != nil {
 		return 0, err
 	}

@@ -57,38 +57,38 @@ func (t Tensor) Runtime() *runtime.Tensor {
 type Host []byte
 
 // ReadAt implements [io.ReaderAt].
-func (h Host) ReadAt(p []byte, at int64) (int, error) { return copy(p, h[at:]), nil }
+func (h Host) ReadAt(p []byte, offset int64) (int, error) { return copy(p, h[offset:]), nil }
 
 // WriteAt implements [io.WriterAt].
-func (h Host) WriteAt(p []byte, at int64) (int, error) { return copy(h[at:], p), nil }
+func (h Host) WriteAt(p []byte, offset int64) (int, error) { return copy(h[offset:], p), nil }
 
 // device is memory of a runtime.
 type device struct {
 	*runtime.Tensor
-	mine bool // allocated by a subscriber
+	allocated bool // by a subscriber
 }
 
 // release frees memory that a subscriber has allocated.
 func release(m Memory) {
-	if d, ok := m.(device); ok && d.mine {
+	if d, ok := m.(device); ok && d.allocated {
 		_ = d.Free()
 	}
 }
 
-func (d device) ReadAt(p []byte, at int64) (int, error) {
+func (d device) ReadAt(p []byte, offset int64) (int, error) {
 	from, err := d.Ptr()
 	if err != nil {
 		return 0, err
 	}
-	return len(p), d.Runtime().CopyOut(p, from+uintptr(at))
+	return len(p), d.Runtime().CopyOut(p, from+uintptr(offset))
 }
 
-func (d device) WriteAt(p []byte, at int64) (int, error) {
+func (d device) WriteAt(p []byte, offset int64) (int, error) {
 	to, err := d.Ptr()
 	if err != nil {
 		return 0, err
 	}
-	return len(p), d.Runtime().CopyIn(to+uintptr(at), p)
+	return len(p), d.Runtime().CopyIn(to+uintptr(offset), p)
 }
 
 // place returns where a tensor is. Kernels reach memory of the host and of GPUs.
@@ -97,16 +97,16 @@ func (t Tensor) place() (place, error) {
 	case Host:
 		return hostPlace(m), nil
 	case device:
-		at, err := m.Ptr()
+		addr, err := m.Ptr()
 		if err != nil {
 			return place{}, err
 		}
 		if m.Device().Kind == runtime.CPU {
-			return place{rt: host, at: at, keep: m}, nil
+			return place{rt: host, addr: addr, keep: m}, nil
 		}
 		if rt, ok := m.Runtime().(*cuda.Runtime); ok {
 			kernels, err := openGPU(rt)
-			return place{rt: rt, gpu: kernels, at: at, keep: m}, err
+			return place{rt: rt, gpu: kernels, addr: addr, keep: m}, err
 		}
 	}
 	return place{}, nil
@@ -167,8 +167,8 @@ func separate(written, read []Tensor) error {
 			return err
 		}
 		bytes := t.elements * t.DType.Size()
-		if p.at != 0 && bytes > 0 {
-			spans = append(spans, memorySpan{t.Name, p.at, p.at + uintptr(bytes), i < len(written)})
+		if p.addr != 0 && bytes > 0 {
+			spans = append(spans, memorySpan{t.Name, p.addr, p.addr + uintptr(bytes), i < len(written)})
 		}
 	}
 	slices.SortFunc(spans, func(a, b memorySpan) int { return cmp.Compare(a.from, b.from) })
@@ -192,7 +192,7 @@ func separate(written, read []Tensor) error {
 }
 
 // measure takes the checksums of all blocks.
-func (r *replica) measure(ctx context.Context, tick func(done, of int)) error {
+func (r *replica) measure(ctx context.Context, tick func(done, total int)) error {
 	return parallel(ctx, r.blocks(), tick, func(c *coder, t, b int) error {
 		p, _, err := r.load(t, b, &c.new)
 		if err != nil {
@@ -213,14 +213,14 @@ func (r *replica) blocks() (counts []int) {
 }
 
 // parallel does pieces of work, of which counts[i] are (i, 0), (i, 1) and so on, on all processors, until one fails or ctx ends.
-func parallel(ctx context.Context, counts []int, tick func(done, of int), work func(c *coder, i, j int) error) error {
+func parallel(ctx context.Context, counts []int, tick func(done, total int), work func(c *coder, i, j int) error) error {
 	var all [][2]int
 	for i, n := range counts {
 		for j := range n {
 			all = append(all, [2]int{i, j})
 		}
 	}
-	within, fail := context.WithCancelCause(ctx)
+	group, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	var next atomic.Int64
 	var wg sync.WaitGroup
@@ -230,7 +230,7 @@ func parallel(ctx context.Context, counts []int, tick func(done, of int), work f
 		wg.Go(func() {
 			c := coders.Get().(*coder)
 			defer coders.Put(c)
-			for i := next.Add(1) - 1; i < int64(len(all)) && within.Err() == nil; i = next.Add(1) - 1 {
+			for i := next.Add(1) - 1; i < int64(len(all)) && group.Err() == nil; i = next.Add(1) - 1 {
 				err := context.Cause(ctx)
 				if err == nil {
 					err = work(c, all[i][0], all[i][1])
@@ -247,7 +247,7 @@ func parallel(ctx context.Context, counts []int, tick func(done, of int), work f
 		})
 	}
 	wg.Wait()
-	return context.Cause(within)
+	return context.Cause(group)
 }
 
 // load returns where a block is: in place, or a copy in buf, which store writes back.
@@ -261,7 +261,7 @@ func (r *replica) load(tensor, block int, buf *[]byte) (p place, direct bool, er
 	}
 	if p.rt != nil {
 		from, _ := t.bounds(block)
-		p.at += uintptr(from)
+		p.addr += uintptr(from)
 		return p, true, nil
 	}
 	if err := t.read(block, buf); err != nil {
@@ -324,20 +324,20 @@ func (r *replica) copied(memory bool) (to *replica, err error) {
 }
 
 // sameLayout reports whether the tensors of both are like each other.
-func (r *replica) sameLayout(other *replica) bool {
-	return slices.EqualFunc(r.tensors, other.tensors, func(a, b Tensor) bool { return a.like(&b) })
+func (r *replica) sameLayout(target *replica) bool {
+	return slices.EqualFunc(r.tensors, target.tensors, func(a, b Tensor) bool { return a.like(&b) })
 }
 
-// least returns how short the code of a block of a new tensor may be, so that no message makes
+// minimumCode returns how short the code of a block of a new tensor may be, so that no message makes
 // a receiver allocate more than 1024 times its length.
-func least(bytes int) int { return bytes / 1024 }
+func minimumCode(bytes int) int { return bytes / 1024 }
 
 // errLonger is that a delta would take more bytes than allowed.
 var errLonger = errors.New("delta: longer than another one")
 
 // diff returns the delta from r to next, of whose blocks it takes the checksums. From version 0 it is a full copy. It
 // fails with errLonger as soon as codes are longer than limit.
-func diff(ctx context.Context, r, next *replica, small bool, limit int, tick func(done, of int)) (*Delta, error) {
+func diff(ctx context.Context, r, next *replica, small bool, limit int, tick func(done, total int)) (*Delta, error) {
 	d := &Delta{Base: r.version, Target: next.version}
 	if r.version != 0 {
 		d.digest = r.digest()
@@ -370,7 +370,7 @@ func diff(ctx context.Context, r, next *replica, small bool, limit int, tick fun
 			old, _, err = r.load(from[t], b, &c.old)
 			before = r.sums[from[t]][b]
 		} else {
-			before, shortest = sumOfZeros(bytes), least(bytes)
+			before, shortest = sumOfZeros(bytes), minimumCode(bytes)
 		}
 		if err == nil && old.rt != new.rt && old.rt != nil {
 			err = errors.Join(old.fetch(bytes, &c.old), new.fetch(bytes, &c.new))
@@ -423,11 +423,11 @@ func Diff(ctx context.Context, base, target []Tensor, tick func(done, total int)
 }
 
 // halves returns what to call in the first half of a work, and in the second.
-func halves(tick func(done, of int)) (first, second func(done, of int)) {
+func halves(tick func(done, total int)) (first, second func(done, total int)) {
 	if tick == nil {
 		return nil, nil
 	}
-	return func(done, of int) { tick(done, 2*of) }, func(done, of int) { tick(of+done, 2*of) }
+	return func(done, total int) { tick(done, 2*total) }, func(done, total int) { tick(total+done, 2*total) }
 }
 
 // Apply makes the tensors of the delta's target, each in the memory that target returns for it, from the tensors of
@@ -471,7 +471,7 @@ func (d *Delta) Apply(ctx context.Context, base []Tensor, target func(Tensor) (M
 	}
 	for _, c := range d.tensors {
 		for _, b := range c.blocks {
-			codes[c.tensor][b.at] = b.code
+			codes[c.tensor][b.index] = b.code
 		}
 	}
 	if err := parallel(ctx, next.blocks(), second, func(c *coder, t, b int) error {
@@ -505,11 +505,11 @@ func (d *Delta) targetLayout(r *replica) (layout []Tensor, blocks []int, err err
 	}
 	blocks = make([]int, len(layout))
 	for _, c := range d.tensors {
-		if c.tensor >= len(layout) || len(c.blocks) == 0 || c.blocks[len(c.blocks)-1].at >= layout[c.tensor].blocks() {
+		if c.tensor >= len(layout) || len(c.blocks) == 0 || c.blocks[len(c.blocks)-1].index >= layout[c.tensor].blocks() {
 			return nil, nil, errDamaged
 		}
 		for _, b := range c.blocks {
-			if from, to := layout[c.tensor].bounds(b.at); len(b.code) >= least(to-from) {
+			if from, to := layout[c.tensor].bounds(b.index); len(b.code) >= minimumCode(to-from) {
 				blocks[c.tensor]++
 			}
 		}
@@ -640,15 +640,15 @@ func (u *update) apply(ctx context.Context, tick func(done, total int)) error {
 func (u *update) block(c *coder, i, b int) error {
 	change := &u.delta.tensors[i]
 	tensor := change.tensor
-	at := change.blocks[b].at
+	index := change.blocks[b].index
 	t := &u.next.tensors[tensor]
-	p, direct, err := u.next.load(tensor, at, &c.new)
+	p, direct, err := u.next.load(tensor, index, &c.new)
 	if err != nil {
 		return err
 	}
 	form := byte(formDense)
 	if u.source == nil {
-		form, err = c.decode(change.blocks[b].code, t.DType, t.length(at)/t.DType.Size())
+		form, err = c.decode(change.blocks[b].code, t.DType, t.length(index)/t.DType.Size())
 		if err != nil {
 			return err
 		}
@@ -657,7 +657,7 @@ func (u *update) block(c *coder, i, b int) error {
 	overwritten := u.delta.Base == 0 || !existed
 	undo := &u.undos[i][b]
 	if existed && (overwritten || form == formSorted) {
-		data, err := p.bytes(t.length(at), &c.old)
+		data, err := p.bytes(t.length(index), &c.old)
 		if err != nil {
 			return err
 		}
@@ -665,7 +665,7 @@ func (u *update) block(c *coder, i, b int) error {
 	}
 	var from place
 	if u.source != nil {
-		from, err = u.source.copyable(c, tensor, at, p)
+		from, err = u.source.copyable(c, tensor, index, p)
 		if err != nil {
 			return err
 		}
@@ -673,17 +673,17 @@ func (u *update) block(c *coder, i, b int) error {
 
 	// If an access to memory fails from here on, nobody knows what the block is.
 	undo.touched = existed && direct
-	sum := u.next.sums[tensor][at]
+	sum := u.next.sums[tensor][index]
 	if u.source != nil {
-		sum = u.source.sums[tensor][at]
-		err = from.copyTo(p, t.length(at))
+		sum = u.source.sums[tensor][index]
+		err = from.copyTo(p, t.length(index))
 	} else {
-		sum, err = u.add(c, form, p, tensor, at, sum, overwritten)
+		sum, err = u.add(c, form, p, tensor, index, sum, overwritten)
 	}
 	if err != nil {
 		return err
 	}
-	u.next.sums[tensor][at] = sum
+	u.next.sums[tensor][index] = sum
 	if err := u.next.hook.step(); err != nil {
 		return err
 	}
@@ -691,7 +691,7 @@ func (u *update) block(c *coder, i, b int) error {
 		return nil
 	}
 	undo.touched = existed
-	return u.next.store(tensor, at, c.new)
+	return u.next.store(tensor, index, c.new)
 }
 
 // add adds the code that was decoded to a block, or to zeros, and returns its checksum.
@@ -699,7 +699,7 @@ func (u *update) add(c *coder, form byte, p place, tensor, block int, sum uint32
 	t := &u.next.tensors[tensor]
 	bytes := t.length(block)
 	if zeros {
-		if err := p.rt.Fill(p.at, bytes, dtype.U8, 0); err != nil {
+		if err := p.rt.Fill(p.addr, bytes, dtype.U8, 0); err != nil {
 			return 0, err
 		}
 		sum = sumOfZeros(bytes)
@@ -720,9 +720,9 @@ func (r *replica) copyable(c *coder, tensor, block int, p place) (place, error) 
 func (p place) copyTo(to place, bytes int) error {
 	defer gort.KeepAlive([2]any{p.keep, to.keep})
 	if p.rt == to.rt {
-		return to.rt.Copy(to.at, p.at, bytes)
+		return to.rt.Copy(to.addr, p.addr, bytes)
 	}
-	return to.rt.CopyIn(to.at, hostmem.Slice[byte](p.at, bytes))
+	return to.rt.CopyIn(to.addr, hostmem.Slice[byte](p.addr, bytes))
 }
 
 // rollback makes the tensors what they were before apply, and frees what was allocated. If it fails, they are of no version. To roll back
@@ -748,27 +748,27 @@ func (u *update) rollback() error {
 // restore makes a block what it was.
 func (u *update) restore(c *coder, change *change, block *block, saved []byte) error {
 	t := &u.next.tensors[change.tensor]
-	p, direct, err := u.next.load(change.tensor, block.at, &c.new)
+	p, direct, err := u.next.load(change.tensor, block.index, &c.new)
 	if err != nil {
 		return err
 	}
 	var sum uint32
 	if saved != nil {
 		sum = crc32.Checksum(saved, castagnoli)
-		err = p.rt.CopyIn(p.at, saved)
+		err = p.rt.CopyIn(p.addr, saved)
 	} else {
-		sum, err = c.apply(block.code, p, t.DType, t.length(block.at)/t.DType.Size(), u.next.sums[change.tensor][block.at], true)
+		sum, err = c.apply(block.code, p, t.DType, t.length(block.index)/t.DType.Size(), u.next.sums[change.tensor][block.index], true)
 	}
 	if err != nil {
 		return err
 	}
-	if sum != u.replica.sums[u.base[change.tensor]][block.at] {
+	if sum != u.replica.sums[u.base[change.tensor]][block.index] {
 		return fmt.Errorf("tensor %q has another checksum than before", t.Name)
 	}
 	if direct {
 		return nil
 	}
-	return u.next.store(change.tensor, block.at, c.new)
+	return u.next.store(change.tensor, block.index, c.new)
 }
 
 // free frees what was allocated.

@@ -301,8 +301,8 @@ func allocate(rt runtime.Runtime, t Tensor) (Memory, error) {
 	return device{x, true}, nil
 }
 
-// beside allocates a tensor like t in memory of its kind, or of Go.
-func (t Tensor) beside() (Memory, error) {
+// sameMemory allocates a tensor like t in memory of its kind, or of Go.
+func (t Tensor) sameMemory() (Memory, error) {
 	p, err := t.place()
 	if err == nil && p.rt == host {
 		p.rt = nil

@@ -67,13 +67,13 @@ func (f *frequencies) fit(counts *[symbolCount]int, total int) (used int) {
 		}
 	}
 	for sum != 1<<tableBits { // the rest is that of the most frequent ones
-		most, by := 0, cmp.Compare(1<<tableBits, sum)
+		frequent, by := 0, cmp.Compare(1<<tableBits, sum)
 		for s := range f {
-			if f[s] > f[most] {
-				most = s
+			if f[s] > f[frequent] {
+				frequent = s
 			}
 		}
-		f[most] = uint16(int(f[most]) + by)
+		f[frequent] = uint16(int(f[frequent]) + by)
 		sum += by
 	}
 	return used
@@ -101,10 +101,10 @@ func (c *coder) appendValues(dst []byte, values []uint64) []byte {
 	}
 	f := &c.freq
 	used := f.fit(&c.counts, len(values))
-	least, table := f.cost(&c.counts)+24*float64(used), len(standard)-1+used
+	cheapest, table := f.cost(&c.counts)+24*float64(used), len(standard)-1+used
 	for t := range standard {
-		if cost := standard[t].cost(&c.counts); cost <= least {
-			f, least, table = &standard[t], cost, t
+		if cost := standard[t].cost(&c.counts); cost <= cheapest {
+			f, cheapest, table = &standard[t], cost, t
 		}
 	}
 	dst = binary.AppendUvarint(dst, uint64(table))
@@ -184,11 +184,11 @@ func (c *coder) readTable(src *cursor) error {
 			return errDamaged
 		}
 	}
-	at := 0
+	next := 0
 	for s, n := range f {
 		for i := range n {
-			c.slots[at] = slot{uint16(s), n, i}
-			at++
+			c.slots[next] = slot{uint16(s), n, i}
+			next++
 		}
 	}
 	return nil
@@ -224,10 +224,10 @@ func (c *coder) readValues(src *cursor, values []uint64) error {
 		if v >= direct {
 			var extra uint
 			v, extra = leastOf(int(v))
-			for at := uint(0); at < extra; {
-				n := min(extra-at, 16)
-				v |= uint64(x&(1<<n-1)) << at
-				at += n
+			for shift := uint(0); shift < extra; {
+				n := min(extra-shift, 16)
+				v |= uint64(x&(1<<n-1)) << shift
+				shift += n
 				if x >>= n; x < stateLow && len(words) >= 2 {
 					x, words = x<<16|uint32(binary.LittleEndian.Uint16(words)), words[2:]
 				}

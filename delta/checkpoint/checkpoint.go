@@ -34,11 +34,15 @@ var types = map[string]dtype.DType{
 // section is a part of a file.
 type section struct {
 	*os.File
-	at, bytes int64
+	offset, bytes int64
 }
 
-func (s section) ReadAt(p []byte, at int64) (int, error)  { return s.File.ReadAt(p, s.at+at) }
-func (s section) WriteAt(p []byte, at int64) (int, error) { return s.File.WriteAt(p, s.at+at) }
+func (s section) ReadAt(p []byte, offset int64) (int, error) {
+	return s.File.ReadAt(p, s.offset+offset)
+}
+func (s section) WriteAt(p []byte, offset int64) (int, error) {
+	return s.File.WriteAt(p, s.offset+offset)
+}
 
 // tensors reads what a header says of the tensors in the file behind it, which is of that size.
 func tensors(header []byte, f *os.File, size int64) ([]delta.Tensor, error) {
@@ -71,18 +75,18 @@ func tensors(header []byte, f *os.File, size int64) ([]delta.Tensor, error) {
 	}
 	slices.SortFunc(all, func(a, b delta.Tensor) int {
 		x, y := a.Memory.(section), b.Memory.(section)
-		return cmp.Or(cmp.Compare(x.at, y.at), cmp.Compare(x.bytes, y.bytes))
+		return cmp.Or(cmp.Compare(x.offset, y.offset), cmp.Compare(x.bytes, y.bytes))
 	})
-	at := int64(len(header))
+	end := int64(len(header))
 	for _, t := range all {
 		s := t.Memory.(section)
-		if s.at != at {
-			return nil, fmt.Errorf("tensor %q begins at byte %d, the one before it ends at %d", t.Name, s.at, at)
+		if s.offset != end {
+			return nil, fmt.Errorf("tensor %q begins at byte %d, the one before it ends at %d", t.Name, s.offset, end)
 		}
-		at += s.bytes
+		end += s.bytes
 	}
-	if size >= 0 && at != size {
-		return nil, fmt.Errorf("the tensors end at byte %d, the file at %d", at, size)
+	if size >= 0 && end != size {
+		return nil, fmt.Errorf("the tensors end at byte %d, the file at %d", end, size)
 	}
 	return all, nil
 }
@@ -238,7 +242,7 @@ func Apply(ctx context.Context, base, patch, out string, progress Progress) (s d
 		header = append(header, text...)
 		err = atomicfile.Replace(out, func(f *os.File) error { return apply(ctx, d, from, header, f, progress) })
 	}
-	if other := new(delta.VersionError); errors.As(err, &other) {
+	if mismatch := new(delta.VersionError); errors.As(err, &mismatch) {
 		err = fmt.Errorf("%s is not the file that %s was made of", base, patch)
 	}
 	if errors.Is(err, delta.ErrDelta) {

@@ -359,7 +359,7 @@ func FuzzTensors(f *testing.F) {
 		at := int64(len(head))
 		for _, x := range all {
 			s := x.Memory.(section)
-			require.Equal(t, at, s.at)
+			require.Equal(t, at, s.offset)
 			require.GreaterOrEqual(t, s.bytes, int64(0))
 			at += s.bytes
 		}

@@ -184,9 +184,9 @@ func (n *network) train(steps int, rate float64) {
 // learn adds the gradient of the cross entropy of an image.
 func (n *network) learn(image []float32, label uint8) {
 	units, p := n.scores(image)
-	sum, most := float32(0), slices.Max(p[:])
+	sum, largest := float32(0), slices.Max(p[:])
 	for k := range p {
-		p[k] = float32(math.Exp(float64(p[k] - most)))
+		p[k] = float32(math.Exp(float64(p[k] - largest)))
 		sum += p[k]
 	}
 	for k := range p {

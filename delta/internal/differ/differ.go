@@ -14,9 +14,9 @@ func List(list []uint16, old, now []uint64, size int) (found int) {
 	element := uint64(1)<<(8*size-1)<<1 - 1
 	for i, word := range now[done:] {
 		for w := word ^ old[done+i]; w != 0; found++ {
-			at := uint(bits.TrailingZeros64(w)) >> 3 >> sizeLog
-			w &^= element << (at << 3 << sizeLog & 63)
-			list[found] = uint16(uint(done+i)<<3>>sizeLog + at)
+			position := uint(bits.TrailingZeros64(w)) >> 3 >> sizeLog
+			w &^= element << (position << 3 << sizeLog & 63)
+			list[found] = uint16(uint(done+i)<<3>>sizeLog + position)
 		}
 	}
 	return found
