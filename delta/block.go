@@ -103,8 +103,8 @@ func (c *coder) reserve(d dtype.DType, room int) {
 	c.idx = view[int32](c.area[scratchBytes+headBytes:])[:room]
 }
 
-// compare lists the elements of which two blocks in one memory differ, and their differences. It returns the checksum of the
-// second block, given that of the first.
+// compare lists the elements of which two blocks in one memory differ, and their differences. It returns the
+// checksum of the second block, given that of the first.
 func (c *coder) compare(old, now place, d dtype.DType, elements int, sum uint32) (uint32, error) {
 	for room := max(c.room, elements/64); ; room = c.room {
 		c.reserve(d, room)
@@ -122,7 +122,9 @@ func (c *coder) compare(old, now place, d dtype.DType, elements int, sum uint32)
 }
 
 // changes is compare for as many changes as the area has room for. It returns how many there are.
-func (c *coder) changes(old, now place, d dtype.DType, elements int, sum uint32) (changed int, after uint32, err error) {
+func (c *coder) changes(
+	old, now place, d dtype.DType, elements int, sum uint32,
+) (changed int, after uint32, err error) {
 	defer goruntime.KeepAlive([2]any{old.keep, now.keep})
 	if now.gpu != nil {
 		head := c.area[scratchBytes:]
@@ -150,8 +152,8 @@ func (c *coder) changes(old, now place, d dtype.DType, elements int, sum uint32)
 	return changed, after, nil
 }
 
-// patch adds the first differences of the area to the elements of a block, or subtracts them. It returns the checksum of the block,
-// given that of the block before. A position outside of the block is skipped.
+// patch adds the first differences of the area to the elements of a block, or subtracts them. It returns the
+// checksum of the block, given that of the block before. A position outside of the block is skipped.
 func (c *coder) patch(p place, d dtype.DType, elements, changed int, sum uint32, subtract bool) (uint32, error) {
 	if changed == 0 {
 		return sum, nil
@@ -216,9 +218,9 @@ func unzigzag(z uint64) int64 { return int64(z>>1) ^ -int64(z&1) }
 
 func magnitude(d int64) uint64 { return uint64(d^d>>63) - uint64(d>>63) }
 
-// encode appends the shortest code of the compared block to dst, or, unless small is set, of those that are made fast and can be
-// taken back. A code shorter than minimum is filled up.
-func (c *coder) encode(dst []byte, old, new place, d dtype.DType, elements, minimum int, small bool) ([]byte, error) {
+// encode appends the shortest code of the compared block to dst, or, unless small is set, of those that are made
+// fast and can be taken back. A code shorter than minimum is filled up.
+func (c *coder) encode(dst []byte, old, now place, d dtype.DType, elements, minimum int, small bool) ([]byte, error) {
 	changed := len(c.idx)
 	best := []byte(nil)
 	if changed <= elements/4*3 {
@@ -242,7 +244,7 @@ func (c *coder) encode(dst []byte, old, new place, d dtype.DType, elements, mini
 		return append(append(dst, bytes.Repeat([]byte{filling}, max(minimum-len(best), 0))...), best...), nil
 	}
 	dst = binary.AppendUvarint(append(dst, formXor), uint64(changed))
-	data, err := new.bytes(elements*d.Size(), &c.new)
+	data, err := now.bytes(elements*d.Size(), &c.new)
 	if dst = append(dst, data...); err == nil && old.addr != 0 {
 		start := len(dst) - len(data)
 		data, err = old.bytes(len(data), &c.old)
@@ -414,7 +416,8 @@ func readPositions(src *cursor, idx []int32, limit int) error {
 	return nil
 }
 
-// read decodes a block of that many elements: positions into the area, values, and of formOnes marks and second. It returns its form.
+// read decodes a block of that many elements: positions into the area, values, and of formOnes marks and second. It
+// returns its form.
 func (c *coder) read(code []byte, d dtype.DType, elements int) (form byte, err error) {
 	form, src := formOf(code)
 	changed := src.uvarint()
@@ -458,8 +461,9 @@ func (c *coder) read(code []byte, d dtype.DType, elements int) (form byte, err e
 	return form, err
 }
 
-// apply adds the differences of a block's code to its elements, or subtracts them, which sorted blocks do not allow. It returns
-// the checksum of the block, given that of the block before. After an error in the code the elements are as they were.
+// apply adds the differences of a block's code to its elements, or subtracts them, which sorted blocks do not
+// allow. It returns the checksum of the block, given that of the block before. After an error in the code the
+// elements are as they were.
 func (c *coder) apply(code []byte, p place, d dtype.DType, elements int, sum uint32, subtract bool) (uint32, error) {
 	form, err := c.decode(code, d, elements)
 	if err != nil {
@@ -515,7 +519,8 @@ func (c *coder) add(form byte, p place, d dtype.DType, elements int, sum uint32,
 	return c.patch(p, d, elements, changed, sum, subtract)
 }
 
-// writeDiffs writes the differences that read decoded, and of dense ones the positions, and returns how many elements change.
+// writeDiffs writes the differences that read decoded, and of dense ones the positions, and returns how many
+// elements change.
 func writeDiffs[T signed](c *coder, form byte, diffs []byte) int {
 	by := view[T](diffs)
 	switch form {

@@ -112,7 +112,8 @@ type elsewhere struct{ b Host }
 func (e elsewhere) ReadAt(p []byte, at int64) (int, error)  { return e.b.ReadAt(p, at) }
 func (e elsewhere) WriteAt(p []byte, at int64) (int, error) { return e.b.WriteAt(p, at) }
 
-// TestFiles publishes to readers: in order, behind by some versions, of a version that nobody knows, and of other tensors.
+// TestFiles publishes to readers: in order, behind by some versions, of a version that nobody knows, and of other
+// tensors.
 func TestFiles(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	ctx := t.Context()
@@ -186,7 +187,8 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestSmaller: who has missed versions gets the shorter one of what has changed and of a full copy, whatever share was set to zero in between.
+// TestSmaller: who has missed versions gets the shorter one of what has changed and of a full copy, whatever share
+// was set to zero in between.
 func TestSmaller(t *testing.T) {
 	const seed, n = 13, 200_000
 	r, ctx := rand.New(rand.NewPCG(seed, 0)), t.Context()
@@ -374,9 +376,10 @@ func (k *kill) step() error {
 	return nil
 }
 
-// TestKills fails at every step of every rank that publishes, transfers or applies a version, once or for ever (as a rank that dies), and
-// looks that each subscriber shows the version before or the new one, bit for bit, and those of a set the same
-// one, but for one that fails while it applies what all have voted for; and that all have the new one after another attempt.
+// TestKills fails at every step of every rank that publishes, transfers or applies a version, once or for ever (as
+// a rank that dies), and looks that each subscriber shows the version before or the new one, bit for bit, and those
+// of a set the same one, but for one that fails while it applies what all have voted for; and that all have the new
+// one after another attempt.
 func TestKills(t *testing.T) {
 	r := rand.New(rand.NewPCG(4, 4))
 	old := append(newModel(r, "1 "), newModel(r, "2 ")...)

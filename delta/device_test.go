@@ -38,7 +38,8 @@ func (m model) upload(t testing.TB, rt runtime.Runtime) (tensors []Tensor) {
 	return tensors
 }
 
-// TestDevice publishes from memory of devices to memory of devices: in order, folded, in full, and after attempts that fail.
+// TestDevice publishes from memory of devices to memory of devices: in order, folded, in full, and after attempts
+// that fail.
 func TestDevice(t *testing.T) {
 	devices := map[string]func() (runtime.Runtime, error){"far": func() (runtime.Runtime, error) { return far{cpu.New()}, nil }}
 	if n, err := cuda.Count(); err == nil && n > 0 {

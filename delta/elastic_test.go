@@ -21,7 +21,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// TestAgree: of ranks with different versions, each has the latest one afterwards, one whose tensors are of no version among them.
+// TestAgree: of ranks with different versions, each has the latest one afterwards, one whose tensors are of no
+// version among them.
 func TestAgree(t *testing.T) {
 	const seed = 21
 	r, rt := rand.New(rand.NewPCG(seed, 0)), cpu.New()
@@ -48,7 +49,8 @@ func TestAgree(t *testing.T) {
 	}
 }
 
-// TestElastic has a member of a job killed. It comes back with the weights that it had, and gets what has changed since.
+// TestElastic has a member of a job killed. It comes back with the weights that it had, and gets what has changed
+// since.
 func TestElastic(t *testing.T) {
 	const seed, killed, met, end = 22, 5, 12, 20
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)

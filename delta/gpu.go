@@ -147,7 +147,8 @@ func (g *gpu) withCopy(area []byte, f func(base uintptr) error) error {
 	return errors.Join(f(base), g.rt.Deallocate(base))
 }
 
-// checkAligned checks that elements are at addresses where kernels can load them: an access elsewhere breaks the device.
+// checkAligned checks that elements are at addresses where kernels can load them: an access elsewhere breaks the
+// device.
 func (g *gpu) checkAligned(size int, addresses ...uintptr) error {
 	for _, address := range addresses {
 		if address%uintptr(size) != 0 {

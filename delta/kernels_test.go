@@ -134,7 +134,8 @@ func values[T any](a array) []T {
 
 func (a array) free() { _ = a.Deallocate(a.base) }
 
-// TestKernels compares the lists that kernels make with lists made element by element, and applies them, and takes them back.
+// TestKernels compares the lists that kernels make with lists made element by element, and applies them, and takes
+// them back.
 func TestKernels(t *testing.T) {
 	for name, open := range openings() {
 		t.Run(name, func(t *testing.T) {
@@ -339,7 +340,8 @@ func openStandIn(t *testing.T) *standIn {
 	return driver
 }
 
-// fail has the call of a function with that number fail; 0: none. It returns whether the call that was to fail before came.
+// fail has the call of a function with that number fail; 0: none. It returns whether the call that was to fail
+// before came.
 func (s *standIn) fail(function string, call int) (came bool) {
 	const invalid = 400
 	name := append([]byte(function), 0)
@@ -348,8 +350,8 @@ func (s *standIn) fail(function string, call int) (came bool) {
 	return int32(left) >= 0
 }
 
-// TestGPUFails: where a call of the driver fails, whose work may have been done, a subscriber shows the version before, bit for bit, or
-// none, and gets the next one.
+// TestGPUFails: where a call of the driver fails, whose work may have been done, a subscriber shows the version
+// before, bit for bit, or none, and gets the next one.
 func TestGPUFails(t *testing.T) {
 	if os.Getenv(standInVariable) == "" {
 		t.Skip("needs the stand-in; see TestOnStandIn")

@@ -199,7 +199,8 @@ func Read(r io.Reader) (*Delta, error) {
 		return nil, fmt.Errorf("%w: it begins with %q, and deltas with %q", ErrDelta, head, magic)
 	}
 	if got := head[len(format)]; got != version {
-		return nil, fmt.Errorf("%w: it has version %d of the format, and this program reads version %d", ErrDelta, got, version)
+		return nil, fmt.Errorf("%w: it has version %d of the format, and this program reads version %d",
+			ErrDelta, got, version)
 	}
 	var body []byte
 	length, err := binary.ReadUvarint(byteReader{r})

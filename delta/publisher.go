@@ -35,8 +35,9 @@ func NewPublisher(rt runtime.Runtime, c comm.Communicator) *Publisher {
 // [Subscriber.Update]. Every rank that trains publishes the tensors that are its own, under the same version;
 // names and shapes may differ from those of the version before.
 //
-// If the tensors cannot be coded, the publisher is at the version before (if the memory of its own copy fails, at none: the next version
-// is a full copy). If sending fails it is at the new one, and [Publisher.Send] sends it again.
+// If the tensors cannot be coded, the publisher is at the version before (if the memory of its own copy fails, at
+// none: the next version is a full copy). If sending fails it is at the new one, and [Publisher.Send] sends it
+// again.
 func (p *Publisher) Publish(ctx context.Context, version uint64, tensors []Tensor) error {
 	if err := p.Commit(ctx, version, tensors); err != nil {
 		return err
@@ -58,7 +59,9 @@ func (p *Publisher) Commit(ctx context.Context, version uint64, tensors []Tensor
 	if err != nil {
 		return err
 	}
-	u, err := p.replica.prepare(d, next, func(t Tensor) (Memory, error) { return next.tensors[find(next.tensors, &t)].sameMemory() })
+	u, err := p.replica.prepare(d, next, func(t Tensor) (Memory, error) {
+		return next.tensors[find(next.tensors, &t)].sameMemory()
+	})
 	if err != nil {
 		return err
 	}
@@ -96,11 +99,10 @@ func (p *Publisher) Stat() Stat {
 	return p.log[len(p.log)-1].Stat()
 }
 
-// WriteSince writes what makes subscribers of that version, from 1 on, those of the latest, to a file or a connection from which
-// they [Subscriber.Read]: the versions between, folded, or a full copy if that is smaller, if
-// the publisher does not know the version, or if tensors have come, gone or changed their shapes in between. Since the latest
-// version that is a delta without changes.
-// It makes shorter deltas than Publish does, as [Diff].
+// WriteSince writes what makes subscribers of that version, from 1 on, those of the latest, to a file or a
+// connection from which they [Subscriber.Read]: the versions between, folded, or a full copy if that is smaller, if
+// the publisher does not know the version, or if tensors have come, gone or changed their shapes in between. Since
+// the latest version that is a delta without changes. It makes shorter deltas than Publish does, as [Diff].
 func (p *Publisher) WriteSince(ctx context.Context, w io.Writer, version uint64) error {
 	d, err := p.deltaFrom(ctx, version, nil, true)
 	if err != nil {
@@ -110,7 +112,8 @@ func (p *Publisher) WriteSince(ctx context.Context, w io.Writer, version uint64)
 	return err
 }
 
-// deltaFrom returns the delta from a version, of which it checks the digest if there is one. It may be small, or made fast.
+// deltaFrom returns the delta from a version, of which it checks the digest if there is one. It may be small, or
+// made fast.
 func (p *Publisher) deltaFrom(ctx context.Context, version uint64, digest *uint32, small bool) (*Delta, error) {
 	if p.replica.version == 0 {
 		return nil, errors.New("delta: nothing is published yet")
@@ -137,7 +140,7 @@ func (p *Publisher) deltaFrom(ctx context.Context, version uint64, digest *uint3
 	}
 	to, _ := p.replica.copied(false)
 	full, err := diff(ctx, &replica{hook: to.hook}, to, false, limit, nil)
-	if errors.Is(err, errLonger) || err == nil && folded != nil && folded.Stat().Bytes <= full.Stat().Bytes {
+	if errors.Is(err, errTooLong) || err == nil && folded != nil && folded.Stat().Bytes <= full.Stat().Bytes {
 		return folded, nil
 	}
 	return full, err
@@ -161,7 +164,8 @@ func (p *Publisher) fold(ctx context.Context, from int, small bool) (*Delta, err
 				return err
 			}
 			t := &old.tensors[tensor]
-			old.sums[tensor][b.index], err = c.apply(b.code, place, t.DType, t.length(b.index)/t.DType.Size(), old.sums[tensor][b.index], true)
+			sum := &old.sums[tensor][b.index]
+			*sum, err = c.apply(b.code, place, t.DType, t.length(b.index)/t.DType.Size(), *sum, true)
 			return err
 		})
 		if err != nil {
@@ -233,7 +237,8 @@ func (l *link) meet(ctx context.Context, announced peer) (*meeting, error) {
 			m.version = p.Version
 		}
 		if p.Version != m.version || p.Version == 0 || len(p.Digests) != 1 || len(p.Others) != 1 {
-			return nil, fmt.Errorf("delta: rank %d publishes version %d, rank %d %d: %w", m.publishers[0], m.version, rank, p.Version, comm.ErrMismatch)
+			return nil, fmt.Errorf("delta: rank %d publishes version %d, rank %d %d: %w",
+				m.publishers[0], m.version, rank, p.Version, comm.ErrMismatch)
 		}
 	}
 	if len(m.publishers) == 0 {
@@ -355,7 +360,12 @@ func (p *Publisher) parts(ctx context.Context, m *meeting, k int, parts [][]byte
 
 // Send sends the latest version to all subscribers that do not have it; they call [Subscriber.Update].
 func (p *Publisher) Send(ctx context.Context) error {
-	announced := peer{Publishes: true, Version: p.replica.version, Digests: []uint32{p.replica.digest()}, Others: []uint32{0}}
+	announced := peer{
+		Publishes: true,
+		Version:   p.replica.version,
+		Digests:   []uint32{p.replica.digest()},
+		Others:    []uint32{0},
+	}
 	if n := len(p.log); n > 0 {
 		announced.Other, announced.Others[0] = p.log[n-1].Base, p.log[n-1].digest
 	}
@@ -373,9 +383,10 @@ func (p *Publisher) Send(ctx context.Context) error {
 	return err
 }
 
-// Agree makes the tensors of all ranks of c, which all call it, the latest version that any of them has committed, such as those of
-// members of an elastic job of which some come back with an older version: the first rank that has it sends what the others have missed.
-// The tensors are those of each rank's own version, which it has committed; of one that has none they are overwritten.
+// Agree makes the tensors of all ranks of c, which all call it, the latest version that any of them has committed,
+// such as those of members of an elastic job of which some come back with an older version: the first rank that has
+// it sends what the others have missed. The tensors are those of each rank's own version, which it has committed;
+// of one that has none they are overwritten.
 func (p *Publisher) Agree(ctx context.Context, c comm.Communicator, tensors []Tensor) error {
 	p.Rebind(c)
 	all, err := distributed.AllGatherBytes(ctx, p.rt, c, binary.AppendUvarint(nil, p.Version()))

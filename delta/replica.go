@@ -42,7 +42,8 @@ func Of(name string, t *runtime.Tensor) (Tensor, error) {
 		return Tensor{}, fmt.Errorf("delta: tensor %q is nil: %w", name, runtime.ErrArgument)
 	}
 	if !t.IsContiguous() {
-		return Tensor{}, fmt.Errorf("delta: tensor %q has shape %v and strides %v, want it contiguous: %w", name, t.Shape(), t.Strides(), runtime.ErrShape)
+		return Tensor{}, fmt.Errorf("delta: tensor %q has shape %v and strides %v, want it contiguous: %w",
+			name, t.Shape(), t.Strides(), runtime.ErrShape)
 	}
 	return Tensor{Name: name, DType: t.DType(), Shape: t.Shape(), Memory: device{t, false}}, nil
 }
@@ -144,7 +145,8 @@ func newReplica(version uint64, tensors []Tensor) (*replica, error) {
 			return nil, fmt.Errorf("delta: two tensors have the name %q", t.Name)
 		}
 		if h, ok := t.Memory.(Host); t.Memory == nil || ok && len(h) != t.elements*t.DType.Size() {
-			return nil, fmt.Errorf("delta: tensor %q has %d elements of %v, and memory of another length", t.Name, t.elements, t.DType)
+			return nil, fmt.Errorf("delta: tensor %q has %d elements of %v, and memory of another length",
+				t.Name, t.elements, t.DType)
 		}
 		r.sums = append(r.sums, make([]uint32, t.blocks()))
 	}
@@ -212,8 +214,11 @@ func (r *replica) blocks() (counts []int) {
 	return counts
 }
 
-// parallel does pieces of work, of which counts[i] are (i, 0), (i, 1) and so on, on all processors, until one fails or ctx ends.
-func parallel(ctx context.Context, counts []int, tick func(done, total int), work func(c *coder, i, j int) error) error {
+// parallel does pieces of work, of which counts[i] are (i, 0), (i, 1) and so on, on all processors, until one fails
+// or ctx ends.
+func parallel(
+	ctx context.Context, counts []int, tick func(done, total int), work func(c *coder, i, j int) error,
+) error {
 	var all [][2]int
 	for i, n := range counts {
 		for j := range n {
@@ -332,11 +337,11 @@ func (r *replica) sameLayout(target *replica) bool {
 // a receiver allocate more than 1024 times its length.
 func minimumCode(bytes int) int { return bytes / 1024 }
 
-// errLonger is that a delta would take more bytes than allowed.
-var errLonger = errors.New("delta: longer than another one")
+// errTooLong means that a delta would take more bytes than allowed.
+var errTooLong = errors.New("delta: longer than another one")
 
 // diff returns the delta from r to next, of whose blocks it takes the checksums. From version 0 it is a full copy. It
-// fails with errLonger as soon as codes are longer than limit.
+// fails with errTooLong as soon as codes are longer than limit.
 func diff(ctx context.Context, r, next *replica, small bool, limit int, tick func(done, total int)) (*Delta, error) {
 	d := &Delta{Base: r.version, Target: next.version}
 	if r.version != 0 {
@@ -361,7 +366,7 @@ func diff(ctx context.Context, r, next *replica, small bool, limit int, tick fun
 	}
 	err := parallel(ctx, next.blocks(), tick, func(c *coder, t, b int) error {
 		dt, bytes := next.tensors[t].DType, next.tensors[t].length(b)
-		new, _, err := next.load(t, b, &c.new)
+		now, _, err := next.load(t, b, &c.new)
 		if err != nil {
 			return err
 		}
@@ -372,17 +377,18 @@ func diff(ctx context.Context, r, next *replica, small bool, limit int, tick fun
 		} else {
 			before, shortest = sumOfZeros(bytes), minimumCode(bytes)
 		}
-		if err == nil && old.rt != new.rt && old.rt != nil {
-			err = errors.Join(old.fetch(bytes, &c.old), new.fetch(bytes, &c.new))
+		if err == nil && old.rt != now.rt && old.rt != nil {
+			err = errors.Join(old.fetch(bytes, &c.old), now.fetch(bytes, &c.new))
 		}
 		if err != nil {
 			return err
 		}
-		if next.sums[t][b], err = c.compare(old, new, dt, bytes/dt.Size(), before); err == nil && (len(c.idx) > 0 || from[t] < 0) {
-			codes[t][b], err = c.encode(nil, old, new, dt, bytes/dt.Size(), shortest, small && from[t] >= 0)
+		next.sums[t][b], err = c.compare(old, now, dt, bytes/dt.Size(), before)
+		if err == nil && (len(c.idx) > 0 || from[t] < 0) {
+			codes[t][b], err = c.encode(nil, old, now, dt, bytes/dt.Size(), shortest, small && from[t] >= 0)
 		}
 		if coded.Add(int64(len(codes[t][b]))) > int64(limit) {
-			err = cmp.Or(err, errLonger)
+			err = cmp.Or(err, errTooLong)
 		}
 		return err
 	})
@@ -433,7 +439,9 @@ func halves(tick func(done, total int)) (first, second func(done, total int)) {
 // Apply makes the tensors of the delta's target, each in the memory that target returns for it, from the tensors of
 // the delta's base: a [VersionError] if they are others. These are only read, so their memory is to be other memory.
 // tick, if not nil, is told of progress. It takes memory for a few blocks. After an error, what was made is of no use.
-func (d *Delta) Apply(ctx context.Context, base []Tensor, target func(Tensor) (Memory, error), tick func(done, total int)) error {
+func (d *Delta) Apply(
+	ctx context.Context, base []Tensor, target func(Tensor) (Memory, error), tick func(done, total int),
+) error {
 	r, err := newReplica(d.Base, base)
 	if err != nil {
 		return err
@@ -570,7 +578,8 @@ type undo struct {
 	saved   []byte // the block before; nil: differences are subtracted
 }
 
-// prepare checks a delta, or one whose blocks are those of source if it is not nil, and allocates new tensors. It changes no tensor.
+// prepare checks a delta, or one whose blocks are those of source if it is not nil, and allocates new tensors. It
+// changes no tensor.
 func (r *replica) prepare(d *Delta, source *replica, alloc func(Tensor) (Memory, error)) (*update, error) {
 	if err := d.checkBase(r); err != nil {
 		return nil, err
@@ -725,8 +734,8 @@ func (p place) copyTo(to place, bytes int) error {
 	return to.rt.CopyIn(to.addr, hostmem.Slice[byte](p.addr, bytes))
 }
 
-// rollback makes the tensors what they were before apply, and frees what was allocated. If it fails, they are of no version. To roll back
-// again does nothing.
+// rollback makes the tensors what they were before apply, and frees what was allocated. If it fails, they are of no
+// version. To roll back again does nothing.
 func (u *update) rollback() error {
 	err := parallel(context.Background(), u.delta.blocks(), nil, func(c *coder, i, b int) error {
 		undo := &u.undos[i][b]
@@ -757,7 +766,8 @@ func (u *update) restore(c *coder, change *change, block *block, saved []byte) e
 		sum = crc32.Checksum(saved, castagnoli)
 		err = p.rt.CopyIn(p.addr, saved)
 	} else {
-		sum, err = c.apply(block.code, p, t.DType, t.length(block.index)/t.DType.Size(), u.next.sums[change.tensor][block.index], true)
+		elements := t.length(block.index) / t.DType.Size()
+		sum, err = c.apply(block.code, p, t.DType, elements, u.next.sums[change.tensor][block.index], true)
 	}
 	if err != nil {
 		return err

@@ -15,10 +15,10 @@ import (
 )
 
 var (
-	// ErrNoVersion is that a subscriber has no tensors to read: before its first update, and after a
+	// ErrNoVersion means that a subscriber has no tensors to read: before its first update, and after a
 	// failed update that could not be rolled back. The next update brings a full copy.
 	ErrNoVersion = errors.New("delta: no version")
-	// ErrInDoubt is that a subscriber does not know whether the others have committed a version: it lost them during the
+	// ErrInDoubt means that a subscriber does not know whether the others have committed a version: it lost them during the
 	// vote. It shows no tensors until an update with those that are left has told.
 	ErrInDoubt = errors.New("delta: in doubt whether the version was committed")
 )
@@ -29,9 +29,10 @@ type Config struct {
 	// number, or they are replaced. No two of them share memory.
 	Tensors []Tensor
 	Version uint64
-	// Together has the subscribers of a communicator vote on each version, if it is set on any of them. They vote when they have
-	// read and checked it; then each applies it at its own pace. Either all commit it or none, except a subscriber whose memory fails
-	// while it applies what all have voted for: its Update returns the error, and it shows the version before, or none.
+	// Together has the subscribers of a communicator vote on each version, if it is set on any of them. They vote when
+	// they have read and checked it; then each applies it at its own pace. Either all commit it or none, except a
+	// subscriber whose memory fails while it applies what all have voted for: its Update returns the error, and it
+	// shows the version before, or none.
 	Together bool
 }
 
@@ -74,8 +75,8 @@ func NewSubscriber(ctx context.Context, rt runtime.Runtime, c comm.Communicator,
 	return s, err
 }
 
-// View calls f with the version and its tensors, those of the first publisher first, by name. They do not change until f has returned. It fails
-// with [ErrNoVersion] or [ErrInDoubt] if there is none to be seen.
+// View calls f with the version and its tensors, those of the first publisher first, by name. They do not change
+// until f has returned. It fails with [ErrNoVersion] or [ErrInDoubt] if there is none to be seen.
 func (s *Subscriber) View(f func(version uint64, tensors []Tensor) error) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -150,8 +151,8 @@ func (s *Subscriber) prepare(m *meeting, messages [][]byte) (*pending, error) {
 	return v, nil
 }
 
-// agree has all ranks vote on a version that this one can apply, or, if failed is not nil, cannot. It returns nil if all can. If it
-// does not learn of the outcome, the version is in doubt.
+// agree has all ranks vote on a version that this one can apply, or, if failed is not nil, cannot. It returns nil
+// if all can. If it does not learn of the outcome, the version is in doubt.
 func (s *Subscriber) agree(ctx context.Context, v *pending, failed error) error {
 	no := -1
 	err := s.hook.step()
@@ -232,7 +233,8 @@ func (s *Subscriber) settle(ctx context.Context, version uint64) error {
 }
 
 // Read reads a delta from r, which [Publisher.WriteSince] wrote, and returns its version. A [VersionError] says
-// which version the subscriber has, from which the publisher can write another. A subscriber to several publishers cannot read.
+// which version the subscriber has, from which the publisher can write another. A subscriber to several publishers
+// cannot read.
 func (s *Subscriber) Read(ctx context.Context, r io.Reader) (uint64, error) {
 	s.updating.Lock()
 	defer s.updating.Unlock()

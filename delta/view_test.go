@@ -51,8 +51,8 @@ func (g *gated) WriteAt(p []byte, at int64) (int, error) {
 	return g.elsewhere.WriteAt(p, at)
 }
 
-// TestViewBesideSlowMemory: with Together, a subscriber has a version, and shows it, while another one is held in its memory, and
-// that one commits it as well.
+// TestViewBesideSlowMemory: with Together, a subscriber has a version, and shows it, while another one is held in
+// its memory, and that one commits it as well.
 func TestViewBesideSlowMemory(t *testing.T) {
 	const seed = 31
 	r := rand.New(rand.NewPCG(seed, 0))

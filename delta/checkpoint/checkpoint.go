@@ -26,7 +26,8 @@ const headerLength = 8
 
 // types are the element types by their names in the format. Elements of others are bytes.
 var types = map[string]dtype.DType{
-	"F64": dtype.F64, "F32": dtype.F32, "F16": dtype.F16, "BF16": dtype.BF16, "F8_E4M3": dtype.FP8E4M3, "F8_E5M2": dtype.FP8E5M2,
+	"F64": dtype.F64, "F32": dtype.F32, "F16": dtype.F16, "BF16": dtype.BF16,
+	"F8_E4M3": dtype.FP8E4M3, "F8_E5M2": dtype.FP8E5M2,
 	"I64": dtype.I64, "I32": dtype.I32, "I16": dtype.I16, "I8": dtype.I8,
 	"U64": dtype.U64, "U32": dtype.U32, "U16": dtype.U16, "U8": dtype.U8, "BOOL": dtype.Bool,
 }
@@ -64,7 +65,8 @@ func tensors(header []byte, f *os.File, size int64) ([]delta.Tensor, error) {
 			return nil, fmt.Errorf("the header, tensor %q: %w", name, err)
 		}
 		bytes := e.DataOffsets[1] - e.DataOffsets[0]
-		t := delta.Tensor{Name: name, DType: types[e.DType], Shape: e.Shape, Memory: section{f, int64(len(header)) + e.DataOffsets[0], bytes}}
+		t := delta.Tensor{Name: name, DType: types[e.DType], Shape: e.Shape}
+		t.Memory = section{f, int64(len(header)) + e.DataOffsets[0], bytes}
 		if t.DType == dtype.Invalid {
 			t.DType, t.Shape = dtype.U8, []int{int(bytes)}
 		}

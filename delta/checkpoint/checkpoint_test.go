@@ -119,8 +119,8 @@ func TestRefused(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-// TestOutputs: an output is looked at before the work, replaces the file that a link leads to, and may be a pipe where it is
-// written from its beginning to its end.
+// TestOutputs: an output is looked at before the work, replaces the file that a link leads to, and may be a pipe
+// where it is written from its beginning to its end.
 func TestOutputs(t *testing.T) {
 	dir := t.TempDir()
 	old, new := put(t, dir, "old", bytesOf(header, make([]byte, 2011))), put(t, dir, "new", bytesOf(header, append(make([]byte, 2010), 1)))

@@ -57,7 +57,12 @@ func train(ctx context.Context, rt runtime.Runtime, c comm.Communicator, hidden,
 		if version > 0 {
 			n.train(steps, rate)
 		}
-		weights := delta.Tensor{Name: "network", DType: dtype.BF16, Shape: []int{hidden, perUnit}, Memory: delta.Host(n.bf16())}
+		weights := delta.Tensor{
+			Name:   "network",
+			DType:  dtype.BF16,
+			Shape:  []int{hidden, perUnit},
+			Memory: delta.Host(n.bf16()),
+		}
 		if err := publisher.Publish(ctx, version+1, []delta.Tensor{weights}); err != nil {
 			return err
 		}
@@ -123,7 +128,13 @@ type network struct {
 func newNetwork(hidden int) (*network, error) {
 	training, _, err := digits.Split(1)
 	size := hidden * perUnit
-	n := &network{training: training, weights: make([]float32, size), mean: make([]float32, size), square: make([]float32, size), gradient: make([]float32, size)}
+	n := &network{
+		training: training,
+		weights:  make([]float32, size),
+		mean:     make([]float32, size),
+		square:   make([]float32, size),
+		gradient: make([]float32, size),
+	}
 	r := rand.New(rand.NewPCG(1, 1))
 	for i := range n.weights {
 		n.weights[i] = float32(r.NormFloat64() * math.Sqrt(2/float64(digits.Pixels)))
