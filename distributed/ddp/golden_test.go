@@ -58,7 +58,10 @@ func bucketCases() (all []bucketCase) {
 				continue
 			}
 			cfg := p.cfg
-			cfg.Pattern, cfg.Density, cfg.BucketBytes, cfg.FirstBucketBytes, cfg.DenseUpTo = pattern, 0.1, 24<<10, 8<<10, 64
+			cfg.Pattern = pattern
+			cfg.Density = 0.1
+			cfg.BucketBytes = 24 << 10
+			cfg.DenseUpTo = 64
 			for _, device := range []string{"host", "streams", "fork"} {
 				types := [2]dtype.DType{dtype.F32, dtype.F32}
 				all = append(all, bucketCase{fmt.Sprintf("%s, %s, %s, 2 ranks", pattern, p.name, device), cfg, types, 2, device})
