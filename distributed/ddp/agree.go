@@ -21,9 +21,9 @@ func (g *Gradients) agree(ctx context.Context) error {
 
 // terms are those of all buckets. What does not fit is in the hash alone.
 func (g *Gradients) terms() string {
-	terms := fmt.Sprintf("version %s\n%d gradients\n%v, uneven %v, weighted %v, rebuild %v, views %v, shards %v",
+	terms := fmt.Sprintf("version %s\n%d gradients\n%v, uneven %v, weighted %v, views %v, shards %v",
 		base.Version(), len(g.gradients), g.op, g.cfg.Uneven, g.cfg.Weighted,
-		g.cfg.Rebuild && g.steps == 0, g.cfg.BucketViews, g.cfg.Shard)
+		g.cfg.BucketViews, g.cfg.Shard)
 	h := fnv.New64a()
 	for _, p := range g.gradients {
 		fmt.Fprintln(h, p.n)

@@ -15,10 +15,10 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// arrange makes the buckets, for gradients that become ready in this order. patterns
-// are what was chosen for them ([Gradients.Patterns]), nil to choose now.
-func (g *Gradients) arrange(ctx context.Context, ready []int, patterns []string) error {
-	g.arrangement = g.fillBuckets(ready)
+// arrange makes the buckets. patterns are what was chosen for them ([Gradients.Patterns]),
+// nil to choose now.
+func (g *Gradients) arrange(ctx context.Context, patterns []string) error {
+	g.arrangement = g.fillBuckets()
 	if err := g.configure(ctx, patterns); err != nil {
 		return err
 	}
@@ -63,16 +63,16 @@ func (g *Gradients) dismiss(ctx context.Context, a arrangement, stays bool) erro
 }
 
 // fillBuckets puts the gradients into buckets, a filling one for each type, and one
-// for vectors of it, in the order in which they become ready. The buckets are reduced
-// in the order in which they are complete then.
-func (g *Gradients) fillBuckets(ready []int) arrangement {
+// for vectors of it, in the order in which a backward pass is taken to complete them: the
+// last one first. The buckets are reduced in the order in which they are complete then.
+func (g *Gradients) fillBuckets() arrangement {
 	type contents struct {
 		dt      dtype.DType
 		vectors bool
 	}
 	filling := make(map[contents]*bucket)
-	a := arrangement{ready: ready, where: make([]int, len(g.gradients))}
-	for _, i := range ready {
+	a := arrangement{where: make([]int, len(g.gradients))}
+	for i := range slices.Backward(g.gradients) {
 		of := contents{g.gradients[i].dt, g.gradients[i].vector}
 		b, bytes, limit := filling[of], g.gradients[i].n*of.dt.Size(), g.cfg.BucketBytes
 		if b != nil && b.first {
@@ -170,10 +170,6 @@ func (g *Gradients) resolve(given []sparse.Config) (p policies, err error) {
 			err := base.ConfigError("InPlace, where gradients are to become averages")
 			return p, g.bucketError(i, err)
 		}
-		if g.cfg.Rebuild && p.buckets[i].Pattern == sparse.Auto {
-			err := base.ConfigError("Rebuild with pattern auto, which is chosen for buckets that stay")
-			return p, g.bucketError(i, err)
-		}
 	}
 	if p.whole, err = g.cfg.Config.WithDefaults(); err != nil {
 		return p, err
@@ -183,8 +179,8 @@ func (g *Gradients) resolve(given []sparse.Config) (p policies, err error) {
 		return p, err
 	}
 	p.more = p.more || g.cfg.Reducer != nil || g.cfg.Mesh != nil
-	if p.more && (g.cfg.Sum || g.cfg.Rebuild || g.cfg.Wire != dtype.Invalid) {
-		return p, fmt.Errorf("%w: Sum, Rebuild or Wire, which are for plain dense buckets, with a mesh, "+
+	if p.more && (g.cfg.Sum || g.cfg.Wire != dtype.Invalid) {
+		return p, fmt.Errorf("%w: Sum or Wire, which are for plain dense buckets, with a mesh, "+
 			"or some that are sparse, clipped or judged", comm.ErrArgument)
 	}
 	return p, g.cfg.checkShard(p.more)
@@ -455,14 +451,4 @@ func (g *Gradients) convert(b *bucket, flat, gradient uintptr, n int, back bool)
 		return err
 	}
 	return kernels.Accumulate(runtime.Source{X: gradient, N: n, Grad: flat, DType: b.wire})
-}
-
-// backward returns the order in which a backward pass is taken to complete the
-// gradients of n parameters.
-func backward(n int) []int {
-	order := make([]int, n)
-	for i := range order {
-		order[i] = n - 1 - i
-	}
-	return order
 }

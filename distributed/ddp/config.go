@@ -55,10 +55,6 @@ type Config struct {
 	// 1 MiB unless set, at most BucketBytes: its reduction is to
 	// begin early.
 	FirstBucketBytes int
-	// Rebuild fills the buckets anew after the first step, in the order in which rank
-	// 0's gradients became ready. It is for dense buckets: the residual of a
-	// sparse one belongs to its gradients.
-	Rebuild bool
 	// Wire is the type as which dense F32 gradients travel, BF16 or F16: half the
 	// bytes. They are rounded before the reduction, which adds up in F32 where the
 	// backend does, and once after it. Beyond 65504 an F16 is infinite; BF16 has the
@@ -67,7 +63,7 @@ type Config struct {
 	// BucketViews has the gradients live in the buckets: a backward pass computes them
 	// in the tensors that [Gradients.Views] hands out, and nothing is copied
 	// (gradient_as_bucket_view in PyTorch). Any other tensor passed to Ready is
-	// copied as usual. It excludes Wire and Rebuild. Where a gradient is left out of a step, or passed as
+	// copied as usual. It excludes Wire. Where a gradient is left out of a step, or passed as
 	// another tensor, its view is overwritten: by the average, and in a step that is rolled back by zeros, or by the
 	// values of that tensor.
 	BucketViews bool
@@ -79,7 +75,7 @@ type Config struct {
 	// part alone (ZeRO-1, Rajbhandari et al., SC 2020). Then [Gradients.Gather] puts the parameters
 	// together. The gradients that Ready was given are not written, but for those of BucketViews, which are the
 	// bucket that is reduced in place: after Wait they hold the rank's shard of the averages, and the rest is undefined.
-	// It is for plain dense buckets, without Rebuild and Wire.
+	// It is for plain dense buckets, without Wire.
 	Shard bool
 	// Mesh, if set, arranges the ranks of a communicator: along the inner dimensions, those within a host,
 	// buckets are reduced densely, by a reduce-scatter and an allgather, and along the first one, between
@@ -134,16 +130,16 @@ func (c Config) withDefaults(streams bool) (Config, error) {
 		return c, base.ConfigError("Wire is %v, want bf16, f16 or none", c.Wire)
 	case c.Weighted && c.Sum:
 		return c, base.ConfigError("Weighted with Sum, and weights are those of averages")
-	case c.BucketViews && (c.Wire != dtype.Invalid || c.Rebuild):
-		return c, base.ConfigError("BucketViews with Wire %v and Rebuild %v, which move gradients", c.Wire, c.Rebuild)
+	case c.BucketViews && c.Wire != dtype.Invalid:
+		return c, base.ConfigError("BucketViews with Wire %v, whose gradients are copied", c.Wire)
 	}
 	return c, nil
 }
 
 // checkShard refuses what needs more than a shard of the averages.
 func (c *Config) checkShard(more bool) error {
-	if c.Shard && (more || c.Rebuild || c.Wire != dtype.Invalid) {
-		return base.ConfigError("Shard with Rebuild, Wire, or buckets that are sparse, clipped or judged")
+	if c.Shard && (more || c.Wire != dtype.Invalid) {
+		return base.ConfigError("Shard with Wire, or buckets that are sparse, clipped or judged")
 	}
 	return nil
 }

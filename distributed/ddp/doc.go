@@ -18,6 +18,6 @@
 //   - worker.go: asynchronous exchanges; side_stream.go: work beside the compute stream.
 //   - buckets.go: which gradients are in which bucket, and where they lie; new.go: what begins and ends with a [Gradients];
 //     step.go: a step, from Ready to Wait; agree.go: what ranks compare first.
-//   - accumulate.go, join.go, rebuild.go: one option each.
+//   - accumulate.go, join.go: one option each.
 //   - state.go: saved states; rebind.go: another communicator, as after the loss of a rank.
 package ddp

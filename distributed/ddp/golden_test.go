@@ -47,7 +47,6 @@ func bucketCases() (all []bucketCase) {
 		{"uneven", ddp.Config{Uneven: true}, ""},
 		{"wire", ddp.Config{Wire: dtype.BF16}, sparse.Dense},
 		{"sum", ddp.Config{Sum: true}, sparse.Dense},
-		{"rebuild", ddp.Config{Rebuild: true}, sparse.Dense},
 		{"per bucket", ddp.Config{PerBucket: func(bucket, _ int) sparse.Config {
 			return sparse.Config{Pattern: []string{sparse.Dense, sparse.TopkA, sparse.Oktopk}[bucket%3], Density: 0.1}
 		}}, sparse.TopkA},
@@ -156,7 +155,7 @@ func (c bucketCase) run(ctx context.Context, cc comm.Communicator, rt runtime.Ru
 		}
 		for i := range grads {
 			j := (3*i + step) % len(grads) // not in the order of the buckets
-			if step == 4 && j == 5 && !c.cfg.Rebuild {
+			if step == 4 && j == 5 {
 				continue
 			}
 			if err := errors.Join(load(j, step), g.Ready(ctx, j, grads[j])); err != nil {

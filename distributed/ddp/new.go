@@ -66,7 +66,7 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 		slog.Warn("ddp: all gradients are vectors, which are reduced densely; make their tensors with shapes, or set DenseUpTo to -1", "pattern", cfg.Pattern)
 	}
 	if g.lines, g.err = g.newLines(ctx); g.err == nil {
-		g.err = g.arrange(ctx, backward(n), nil)
+		g.err = g.arrange(ctx, nil)
 	}
 	if g.err == nil {
 		g.err = g.newRoster()

@@ -18,7 +18,6 @@ type step struct {
 	given   []*runtime.Tensor // nil: not ready
 	absent  []bool            // given are zeros in the place of what was left out
 	folded  []bool            // what was accumulated is in what was given
-	arrived []int             // with Rebuild: the gradients of the first step, as they became ready
 	next    int               // first bucket that is not launched
 	factor  uintptr           // what clips the gradients, and weighs them
 	summand uintptr           // factor divided by the number of ranks; 0: gradients are not weighed
@@ -89,7 +88,6 @@ type bucket struct {
 
 // arrangement is the buckets, and what works on them.
 type arrangement struct {
-	ready       []int // the order in which they were filled
 	buckets     []*bucket
 	where       []int // of each gradient: its bucket
 	transaction *transaction

@@ -126,60 +126,6 @@ func TestStateBehindAGraph(t *testing.T) {
 	})
 }
 
-// TestRestoreRebuilt goes on with a run whose buckets were filled anew after its first
-// step: with the same buckets, and not a third time.
-func TestRestoreRebuilt(t *testing.T) {
-	cfg := ddp.Config{BucketBytes: 800, FirstBucketBytes: 400, Rebuild: true}
-	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-		params := standin.Gradients(t, rt, 5)
-		order := []int{0, 2, 4, 1, 3}
-		step := func(g *ddp.Gradients) {
-			for _, i := range order {
-				require.NoError(t, params[i].Fill(float64(i+c.Rank())))
-				require.NoError(t, g.Ready(ctx, i, params[i]))
-			}
-			require.NoError(t, g.Wait(ctx))
-			for i, p := range params {
-				values, err := cpu.Slice[float32](p)
-				require.NoError(t, err)
-				assert.InDelta(t, float64(i)+0.5, values[99], 1e-6)
-			}
-		}
-		first, err := ddp.New(ctx, rt, c, params, cfg)
-		require.NoError(t, err)
-		step(first)
-		state, err := first.State(ctx)
-		require.NoError(t, err)
-
-		second, err := ddp.New(ctx, rt, c, params, cfg)
-		require.NoError(t, err)
-		before := second.Buckets()
-		for i := range len(state) {
-			assert.ErrorIs(t, second.Restore(ctx, state[:i]), comm.ErrArgument)
-		}
-		assert.Equal(t, before, second.Buckets())
-		require.NoError(t, second.Restore(ctx, state))
-		assert.Equal(t, first.Buckets(), second.Buckets())
-		assert.NotEqual(t, before, second.Buckets())
-		order = []int{4, 3, 2, 1, 0}
-		step(second)
-		assert.Equal(t, first.Buckets(), second.Buckets())
-		stats, err := second.Stats(ctx)
-		require.NoError(t, err)
-		assert.Equal(t, 1, stats.Step)
-
-		other := cfg
-		other.Rebuild = false
-		third, err := ddp.New(ctx, rt, c, params, other)
-		require.NoError(t, err)
-		assert.ErrorIs(t, third.Restore(ctx, state), comm.ErrMismatch)
-		assert.Equal(t, before, third.Buckets())
-		require.NoError(t, errors.Join(first.Close(), second.Close(), third.Close()))
-		standin.Free(t, params)
-		return nil
-	})
-}
-
 // TestRestoreOtherSteps: states of several ranks are of one step, also where all
 // buckets are plain.
 func TestRestoreOtherSteps(t *testing.T) {
@@ -264,7 +210,7 @@ func FuzzRestoreGradients(f *testing.F) {
 		f.Add(uint8(i%3), uint16(5*i), []byte{byte(i), 1})
 	}
 	f.Fuzz(func(t *testing.T, which uint8, at uint16, change []byte) {
-		cfg := []ddp.Config{{Rebuild: true}, sparseModel, {Config: sparse.Config{Pattern: sparse.Auto, Density: 0.1}}}[which%3]
+		cfg := []ddp.Config{{}, sparseModel, {Config: sparse.Config{Pattern: sparse.Auto, Density: 0.1}}}[which%3]
 		standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 			m, err := newModel(ctx, rt, c, cfg)
 			require.NoError(t, err)

@@ -17,10 +17,9 @@ import (
 )
 
 // gradientsMagic is the beginning of what [Gradients.State] returns; its last
-// byte is the version. Behind it come gradientsHeader; the order in which buckets were
-// filled (U32); of each bucket its pattern and the state of its sparse.Reducer, empty for a
+// byte is the version. Behind it come gradientsHeader; of each bucket its pattern and the state of its sparse.Reducer, empty for a
 // plain bucket, both with their lengths (U32) in front; and a CRC-32C.
-const gradientsMagic = "tutti-gradients\x03"
+const gradientsMagic = "tutti-gradients\x04"
 
 type gradientsHeader struct {
 	Fingerprint        uint64
@@ -31,7 +30,6 @@ type gradientsHeader struct {
 // savedGradients is a state that was parsed.
 type savedGradients struct {
 	gradientsHeader
-	ready    []int
 	patterns []string
 	parts    [][]byte
 }
@@ -82,9 +80,6 @@ func (g *Gradients) state(ctx context.Context, of func(reducer, context.Context)
 	state := []byte(gradientsMagic)
 	header := gradientsHeader{Fingerprint: g.fingerprint(), Steps: uint64(g.steps), Gradients: uint32(len(g.gradients)), Buckets: uint32(len(g.buckets))}
 	state, err := binary.Append(state, binary.LittleEndian, header)
-	for _, i := range g.ready {
-		state = binary.LittleEndian.AppendUint32(state, uint32(i))
-	}
 	chunk := func(part []byte) { state = append(binary.LittleEndian.AppendUint32(state, uint32(len(part))), part...) }
 	for i, b := range g.buckets {
 		var part []byte
@@ -106,10 +101,8 @@ func (g *Gradients) state(ctx context.Context, of func(reducer, context.Context)
 // Restore makes g what it was when [Gradients.State] returned its state. What
 // [sparse.Reducer.Restore] says of other world sizes and of errors holds here too, for all
 // buckets: a wrong state is found before anything has changed. What is accumulated is
-// forgotten. Buckets that
-// Config.Rebuild has filled anew are filled like that, and where [sparse.Auto] had
-// chosen other patterns than it has for g, theirs are restored: then there are other
-// buckets than before, which all ranks make together.
+// forgotten. Where [sparse.Auto] had chosen other patterns than it has for g, theirs are
+// restored: then there are other buckets than before, which all ranks make together.
 func (g *Gradients) Restore(ctx context.Context, states ...[]byte) error {
 	const op = "gradient restore"
 	if err := g.between(op); err != nil {
@@ -129,7 +122,7 @@ func (g *Gradients) restore(ctx context.Context, states [][]byte) error {
 	var saved []savedGradients
 	for i, state := range states {
 		p, err := g.parse(state)
-		if err == nil && i > 0 && !(slices.Equal(p.ready, saved[0].ready) && slices.Equal(p.patterns, saved[0].patterns)) {
+		if err == nil && i > 0 && !slices.Equal(p.patterns, saved[0].patterns) {
 			err = fmt.Errorf("%w: its buckets are not those of the first", comm.ErrMismatch)
 		}
 		if err == nil && i > 0 && p.Steps != saved[0].Steps {
@@ -141,11 +134,11 @@ func (g *Gradients) restore(ctx context.Context, states [][]byte) error {
 		saved = append(saved, p)
 	}
 	before, side := g.arrangement, g.side
-	anew := !slices.Equal(saved[0].ready, g.ready) || !slices.Equal(saved[0].patterns, g.Patterns())
+	anew := !slices.Equal(saved[0].patterns, g.Patterns())
 	var restores []func(context.Context) error
 	var err error
 	if anew {
-		err = g.arrange(ctx, saved[0].ready, saved[0].patterns)
+		err = g.arrange(ctx, saved[0].patterns)
 	}
 	if err == nil {
 		restores, err = g.prepareBuckets(ctx, saved)
@@ -216,17 +209,10 @@ func (g *Gradients) parse(state []byte) (p savedGradients, err error) {
 		return p, others
 	}
 	rest = rest[size:]
-	if p.Steps > math.MaxInt64 || len(rest) < base.WordSize*len(g.gradients) {
+	if p.Steps > math.MaxInt64 {
 		return p, damaged
 	}
-	for range g.gradients {
-		p.ready, rest = append(p.ready, int(binary.LittleEndian.Uint32(rest))), rest[base.WordSize:]
-	}
-	if sorted := slices.Sorted(slices.Values(p.ready)); !slices.Equal(slices.Sorted(slices.Values(g.ready)), sorted) {
-		return p, damaged
-	}
-	plan := g.fillBuckets(p.ready)
-	if plan.fingerprint() != p.Fingerprint || len(plan.buckets) != int(p.Buckets) || !g.cfg.Rebuild && !slices.Equal(p.ready, g.ready) {
+	if g.fingerprint() != p.Fingerprint || len(g.buckets) != int(p.Buckets) {
 		return p, others
 	}
 	chunk := func() []byte {

@@ -187,9 +187,6 @@ func (g *Gradients) accept(ctx context.Context, i int, t *runtime.Tensor) {
 		g.fail(g.fold(i, t))
 	}
 	g.step.given[i] = t
-	if g.cfg.Rebuild && g.steps == 0 {
-		g.step.arrived = append(g.step.arrived, i)
-	}
 	g.buckets[g.where[i]].step.missing--
 	if g.transaction.cfg.ClipNorm == 0 {
 		g.launchComplete(ctx)
@@ -362,11 +359,6 @@ func (g *Gradients) Wait(ctx context.Context) error {
 	g.stats.Step, g.stats.Buckets, g.stats.LaunchTime, g.stats.WaitTime = g.steps, len(g.buckets), g.step.launch, time.Since(started)
 	g.stats.SentElements, g.stats.SentBytes = after.SentElements-g.step.before.SentElements, after.SentBytes-g.step.before.SentBytes
 	g.step.given, g.results = g.results, g.step.given
-	if g.cfg.Rebuild && g.steps == 0 {
-		if err := g.rebuild(ctx); err != nil {
-			g.err = fmt.Errorf("the buckets are not filled anew: %w", err)
-		}
-	}
 	g.steps++
 	g.endWeights()
 	g.newStep()
@@ -530,7 +522,7 @@ func (g *Gradients) newStep() {
 	clear(s.absent)
 	clear(s.folded)
 	g.spans.NextStep()
-	g.step = step{given: s.given, absent: s.absent, folded: s.folded, arrived: s.arrived[:0], before: g.lines.outer.Totals()}
+	g.step = step{given: s.given, absent: s.absent, folded: s.folded, before: g.lines.outer.Totals()}
 	for _, b := range g.buckets {
 		b.step = bucketStep{missing: len(b.params)}
 	}

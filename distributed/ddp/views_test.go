@@ -194,8 +194,6 @@ func TestBucketViewsInSymmetricMemory(t *testing.T) {
 		params := standin.Gradients(t, s, 3)
 		_, err := ddp.New(ctx, s, world, params, ddp.Config{BucketViews: true, Wire: dtype.BF16})
 		require.ErrorIs(t, err, comm.ErrArgument)
-		_, err = ddp.New(ctx, s, world, params, ddp.Config{BucketViews: true, Rebuild: true})
-		require.ErrorIs(t, err, comm.ErrArgument)
 		g, err := ddp.New(ctx, s, world, params, ddp.Config{BucketBytes: 800, BucketViews: true})
 		require.NoError(t, err)
 		require.Len(t, world.live, 2)

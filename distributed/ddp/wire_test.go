@@ -83,7 +83,6 @@ func TestWireMisuse(t *testing.T) {
 			{Wire: dtype.I16},
 			{Wire: dtype.BF16, Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1}},
 			{FirstBucketBytes: -1},
-			{Rebuild: true, Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1}},
 		} {
 			_, err := ddp.New(ctx, rt, c, all, cfg)
 			assert.ErrorIs(t, err, comm.ErrArgument)

@@ -20,7 +20,7 @@ type Config struct {
 	Schedule func(round int) int
 
 	// Reduce is how outer gradients are averaged: densely unless set. They are F32, whatever
-	// the parameters are. NonFinite is [sparse.SkipNonFinite] unless set. Sum, Rebuild,
+	// the parameters are. NonFinite is [sparse.SkipNonFinite] unless set. Sum,
 	// BucketViews, Uneven and Weighted have no meaning here. What is not rolled back
 	// ([ddp.Gradients.RollsBack]) is not repeated by the same call after an error.
 	Reduce ddp.Config
@@ -82,8 +82,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, base.ConfigError("Decay is %v, want (0, 1]", c.Decay)
 	case c.Delay < 0:
 		return c, base.ConfigError("Delay is %d, want at least 0", c.Delay)
-	case c.Reduce.Sum || c.Reduce.Rebuild || c.Reduce.BucketViews || c.Reduce.Uneven || c.Reduce.Weighted:
-		return c, base.ConfigError("Reduce has Sum, Rebuild, BucketViews, Uneven or Weighted")
+	case c.Reduce.Sum || c.Reduce.BucketViews || c.Reduce.Uneven || c.Reduce.Weighted:
+		return c, base.ConfigError("Reduce has Sum, BucketViews, Uneven or Weighted")
 	}
 	if c.Reduce.NonFinite == 0 && !c.Reduce.NoUndo {
 		c.Reduce.NonFinite = sparse.SkipNonFinite
