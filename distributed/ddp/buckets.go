@@ -98,24 +98,24 @@ func (g *Gradients) fillBuckets() arrangement {
 // configure decides how the buckets are reduced. All that a step means follows from the configuration,
 // and is refused or resolved before the patterns that are left to [sparse.Auto] are chosen.
 func (g *Gradients) configure(ctx context.Context, patterns []string) error {
-	p, err := g.resolve(g.bucketConfigs())
+	whole, more, err := g.resolve()
 	if err != nil {
 		return err
 	}
-	if err := g.checkTypes(p.more); err != nil {
+	if err := g.checkTypes(more); err != nil {
 		return err
 	}
-	if err := g.choose(ctx, p.buckets, patterns); err != nil {
+	if err := g.choose(ctx, whole, patterns); err != nil {
 		return err
 	}
-	if !p.more {
+	if !more {
 		for _, b := range g.buckets {
 			b.reducer = &plain{g: g, b: b}
 			if g.cfg.Shard {
 				b.reducer = &sharded{plain{g: g, b: b}}
 			}
 		}
-		g.transaction, err = newTransaction(g, nil, p.whole)
+		g.transaction, err = newTransaction(g, nil, whole)
 		return err
 	}
 	if _, err := runtime.KernelsOf(g.rt); err != nil {
@@ -130,60 +130,38 @@ func (g *Gradients) configure(ctx context.Context, patterns []string) error {
 	if err != nil {
 		return err
 	}
-	g.transaction, err = newTransaction(g, kernels, p.whole)
+	g.transaction, err = newTransaction(g, kernels, whole)
 	return err
 }
 
-// bucketConfigs returns what the program asks for, of each bucket.
-func (g *Gradients) bucketConfigs() []sparse.Config {
-	given := make([]sparse.Config, len(g.buckets))
-	for i, b := range g.buckets {
-		given[i] = g.cfg.Config
-		if g.cfg.PerBucket != nil {
-			given[i] = g.cfg.PerBucket(i, b.bytes/b.dt.Size())
-		}
-		if b.vectors {
-			given[i].Pattern = sparse.Dense
-			given[i].Values = ""
-			given[i].Schedule = sparse.Schedule{}
-			given[i].Selector = nil
-		}
-	}
-	return given
-}
-
-// policies are what the configuration asks for, with its defaults.
-type policies struct {
-	buckets []sparse.Config
-	whole   sparse.Config // of what buckets share
-	more    bool          // than plain allreduces
-}
-
-// resolve returns what the configurations of the buckets ask for, or the error of what excludes each other.
-func (g *Gradients) resolve(given []sparse.Config) (p policies, err error) {
-	p.buckets = make([]sparse.Config, len(given))
-	for i := range given {
-		if p.buckets[i], err = given[i].WithDefaults(); err != nil {
-			return p, g.bucketError(i, err)
-		}
-		if given[i].InPlace {
-			err := base.ConfigError("InPlace, where gradients are to become averages")
-			return p, g.bucketError(i, err)
-		}
-	}
-	if p.whole, err = g.cfg.Config.WithDefaults(); err != nil {
-		return p, err
-	}
-	p.whole, p.more, err = joinPolicies(given, p.buckets, p.whole, g.cfg.PerBucket != nil)
+// resolve returns the configuration with its defaults and whether it asks for more than plain allreduces, or the
+// error of what excludes each other.
+func (g *Gradients) resolve() (whole sparse.Config, more bool, err error) {
+	whole, err = g.cfg.Config.WithDefaults()
 	if err != nil {
-		return p, err
+		return whole, false, err
 	}
-	p.more = p.more || g.cfg.Reducer != nil || g.cfg.Mesh != nil
-	if p.more && (g.cfg.Sum || g.cfg.Wire != dtype.Invalid) {
-		return p, fmt.Errorf("%w: Sum or Wire, which are for plain dense buckets, with a mesh, "+
+	if whole.InPlace {
+		return whole, false, base.ConfigError("InPlace, where gradients are to become averages")
+	}
+	more = !whole.Plain() || g.cfg.Reducer != nil || g.cfg.Mesh != nil
+	if more && (g.cfg.Sum || g.cfg.Wire != dtype.Invalid) {
+		return whole, more, fmt.Errorf("%w: Sum or Wire, which are for plain dense buckets, with a mesh, "+
 			"or some that are sparse, clipped or judged", comm.ErrArgument)
 	}
-	return p, g.cfg.checkShard(p.more)
+	return whole, more, g.cfg.checkShard(more)
+}
+
+// bucketConfig returns how a bucket is reduced, where all of them are as whole says.
+func bucketConfig(whole sparse.Config, b *bucket) sparse.Config {
+	whole.ClipNorm = 0 // all of them are clipped by one factor
+	if b.vectors {
+		whole.Pattern = sparse.Dense
+		whole.Values = sparse.F32
+		whole.Schedule = sparse.Schedule{}
+		whole.Selector = nil
+	}
+	return whole
 }
 
 // bucketError is err, of bucket i, and says which gradients that has.
@@ -224,10 +202,10 @@ func (g *Gradients) keepsHost() bool {
 
 // choose chooses for the buckets that leave their pattern to [sparse.Auto], once for those
 // that are alike, or takes what was chosen before.
-func (g *Gradients) choose(ctx context.Context, cfgs []sparse.Config, patterns []string) error {
+func (g *Gradients) choose(ctx context.Context, whole sparse.Config, patterns []string) error {
 	choices := make(sparse.Choices)
 	for i, b := range g.buckets {
-		b.cfg = cfgs[i]
+		b.cfg = bucketConfig(whole, b)
 		b.pattern = b.cfg.Pattern
 		if b.cfg.Pattern != sparse.Auto {
 			continue

@@ -47,10 +47,6 @@ type Config struct {
 	// buckets: 65536 unless set, a negative number for none. A tensor of a slice without a shape is one as well: New
 	// warns where there are no others.
 	DenseUpTo int
-	// PerBucket, if set, replaces Config for each bucket: bucket 0 is reduced
-	// first and holds gradients registered last. There is no DenseUpTo then. A
-	// ClipNorm is 0 or that of Config.
-	PerBucket func(bucket, elements int) sparse.Config
 	// FirstBucketBytes is the size of the first bucket of each type,
 	// 1 MiB unless set, at most BucketBytes: its reduction is to
 	// begin early.
@@ -79,7 +75,7 @@ type Config struct {
 	Shard bool
 	// Mesh, if set, arranges the ranks of a communicator: along the inner dimensions, those within a host,
 	// buckets are reduced densely, by a reduce-scatter and an allgather, and along the first one, between
-	// hosts, this rank's share of them is reduced as Config, PerBucket and Reducer say. A step is one
+	// hosts, this rank's share of them is reduced as Config and Reducer say. A step is one
 	// transaction of all ranks. After an error that not all ranks have, [comm.CloseAll] of the communicator
 	// ends the waits of the others, also those along the mesh. New calls Mesh, and [Gradients.Rebind] does,
 	// which needs the same share: hosts may be lost or added as a whole. The mesh is closed with the

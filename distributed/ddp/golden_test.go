@@ -47,9 +47,6 @@ func bucketCases() (all []bucketCase) {
 		{"uneven", ddp.Config{Uneven: true}, ""},
 		{"wire", ddp.Config{Wire: dtype.BF16}, sparse.Dense},
 		{"sum", ddp.Config{Sum: true}, sparse.Dense},
-		{"per bucket", ddp.Config{PerBucket: func(bucket, _ int) sparse.Config {
-			return sparse.Config{Pattern: []string{sparse.Dense, sparse.TopkA, sparse.Oktopk}[bucket%3], Density: 0.1}
-		}}, sparse.TopkA},
 	}
 	for _, pattern := range []string{sparse.Dense, sparse.TopkA, sparse.Gtopk, sparse.Oktopk, sparse.GaussiankSA} {
 		for _, p := range policies {

@@ -51,7 +51,7 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 		if err := g.reachable(t); err != nil {
 			return nil, base.OpError(op, gradientError(i, err))
 		}
-		compressed := cfg.PerBucket == nil && cfg.Pattern != "" && cfg.Pattern != sparse.Dense
+		compressed := cfg.Pattern != "" && cfg.Pattern != sparse.Dense
 		if cfg.Weighted {
 			if err := base.CheckGradientType(t.DType()); err != nil {
 				return nil, base.OpError(op, gradientError(i, fmt.Errorf("with Weighted: %w", err)))

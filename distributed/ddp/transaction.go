@@ -3,7 +3,6 @@ package ddp
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math"
 
 	"github.com/tutti-go/tutti/comm"
@@ -120,41 +119,4 @@ func (j *transaction) close() error {
 		return err
 	}
 	return j.buffers.Release(j.rt, 0)
-}
-
-// joinPolicies makes what the buckets share one: what a bucket leaves open follows
-// the strictest of the others. whole, which has what they share, says how all are
-// reduced unless each has a configuration of its own. It returns whether there is
-// more to do than plain allreduces.
-func joinPolicies(given, cfgs []sparse.Config, whole sparse.Config, each bool) (sparse.Config, bool, error) {
-	policy, plain := whole.NonFinite, whole.Plain()
-	if each {
-		policy, plain = sparse.PassNonFinite, whole.ClipNorm == 0
-	}
-	for i := range cfgs {
-		policy = max(policy, cfgs[i].NonFinite)
-		plain = plain && cfgs[i].Plain()
-	}
-	whole.NonFinite = policy
-	if len(cfgs) > 0 {
-		whole.NoUndo = cfgs[0].NoUndo
-	}
-	if plain {
-		return whole, false, nil
-	}
-	for i := range cfgs {
-		c := &cfgs[i]
-		if given[i].NonFinite == 0 {
-			c.NonFinite = policy
-		}
-		if c.NonFinite != policy || c.NoUndo != whole.NoUndo {
-			return whole, true, fmt.Errorf("bucket %d: %w", i, base.ConfigError("NonFinite is %d and NoUndo %v, want %d and %v as for the other buckets",
-				c.NonFinite, c.NoUndo, policy, whole.NoUndo))
-		}
-		if c.ClipNorm != 0 && (c.ClipNorm != whole.ClipNorm || c.Clip != whole.Clip) {
-			return whole, true, fmt.Errorf("bucket %d: %w", i, base.ConfigError("ClipNorm is %v, want that of the whole gradient (%v), or 0", c.ClipNorm, whole.ClipNorm))
-		}
-		c.ClipNorm = 0 // all of them are clipped by one factor
-	}
-	return whole, true, nil
 }

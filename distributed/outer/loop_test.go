@@ -1075,7 +1075,6 @@ func TestMisuse(t *testing.T) {
 			{Every: 1, LearningRate: -1}, {Every: 1, LearningRate: math.Inf(1)}, {Every: 1, Momentum: 1}, {Every: 1, Mix: 1}, {Every: 1, Mix: -0.5}, {Every: 1, Mix: math.NaN()}, {Every: 1, Decay: 2},
 			{Every: 2, Delay: 1, Reduce: ddp.Config{Config: sparse.Config{NonFinite: sparse.PassNonFinite}}},
 			{Every: 2, Delay: 1, Reduce: ddp.Config{Config: sparse.Config{NoUndo: true}}},
-			{Every: 2, Delay: 1, Reduce: ddp.Config{PerBucket: func(int, int) sparse.Config { return sparse.Config{NonFinite: sparse.PassNonFinite} }}},
 			{Every: 1, Reduce: ddp.Config{Sum: true}}, {Every: 1, Reduce: ddp.Config{Weighted: true}}, {Schedule: func(int) int { return 0 }},
 			{Every: 1, Reduce: ddp.Config{Config: sparse.Config{Pattern: "nothing"}}},
 		} {
