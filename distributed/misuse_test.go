@@ -111,7 +111,6 @@ func TestGradientsMisuse(t *testing.T) {
 		assert.ErrorIs(t, refused(ddp.Config{}, m.good, nil), comm.ErrArgument)
 		assert.ErrorIs(t, refused(ddp.Config{}, i32), comm.ErrUnsupported)
 		assert.ErrorIs(t, refused(ddp.Config{BucketBytes: -1}), comm.ErrArgument)
-		assert.ErrorIs(t, refused(ddp.Config{FirstBucketBytes: -1}), comm.ErrArgument)
 		assert.ErrorIs(t, refused(ddp.Config{Sum: true, Config: sparse.Config{ClipNorm: 1}}, m.good), comm.ErrArgument)
 		assert.ErrorIs(t, refused(ddp.Config{Config: sparse.Config{Pattern: "none"}}, m.good), comm.ErrArgument)
 		g, err := ddp.New(m.ctx, m.rt, m.c, []*runtime.Tensor{m.good}, ddp.Config{})

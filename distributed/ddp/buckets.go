@@ -76,7 +76,7 @@ func (g *Gradients) fillBuckets() arrangement {
 		of := contents{g.gradients[i].dt, g.gradients[i].vector}
 		b, bytes, limit := filling[of], g.gradients[i].n*of.dt.Size(), g.cfg.BucketBytes
 		if b != nil && b.first {
-			limit = min(limit, g.cfg.FirstBucketBytes)
+			limit = min(limit, firstBucketBytes)
 		}
 		if b == nil || b.bytes+bytes > limit {
 			b = &bucket{dt: of.dt, wire: of.dt, first: b == nil, vectors: of.vectors}

@@ -32,7 +32,8 @@ const smallBytes = 16 << 10
 type Config struct {
 	// BucketBytes is how many bytes of gradients are reduced together,
 	// 25 MiB unless set, or 1 MiB where the communicator has no streams. A larger tensor
-	// is a bucket of its own.
+	// is a bucket of its own. The first bucket of each type has at most 1 MiB, so that
+	// its reduction begins early.
 	BucketBytes int
 	// Sum adds gradients up instead of averaging them, for programs that divide
 	// the loss by the world size: a backend may add faster than it averages. Valid only
@@ -47,10 +48,6 @@ type Config struct {
 	// buckets: 65536 unless set, a negative number for none. A tensor of a slice without a shape is one as well: New
 	// warns where there are no others.
 	DenseUpTo int
-	// FirstBucketBytes is the size of the first bucket of each type,
-	// 1 MiB unless set, at most BucketBytes: its reduction is to
-	// begin early.
-	FirstBucketBytes int
 	// Wire is the type as which dense F32 gradients travel, BF16 or F16: half the
 	// bytes. They are rounded before the reduction, which adds up in F32 where the
 	// backend does, and once after it. Beyond 65504 an F16 is infinite; BF16 has the
@@ -117,11 +114,11 @@ func (c Config) withDefaults(streams bool) (Config, error) {
 	if streams {
 		whole = bucketBytes
 	}
-	c.BucketBytes, c.FirstBucketBytes = cmp.Or(c.BucketBytes, whole), cmp.Or(c.FirstBucketBytes, firstBucketBytes)
+	c.BucketBytes = cmp.Or(c.BucketBytes, whole)
 	c.DenseUpTo = cmp.Or(c.DenseUpTo, denseUpTo)
 	switch {
-	case c.BucketBytes < 0 || c.FirstBucketBytes < 0:
-		return c, base.ConfigError("BucketBytes is %d and FirstBucketBytes %d, want at least 1", c.BucketBytes, c.FirstBucketBytes)
+	case c.BucketBytes < 0:
+		return c, base.ConfigError("BucketBytes is %d, want at least 1", c.BucketBytes)
 	case c.Wire != dtype.Invalid && c.Wire != dtype.F16 && c.Wire != dtype.BF16:
 		return c, base.ConfigError("Wire is %v, want bf16, f16 or none", c.Wire)
 	case c.Weighted && c.Sum:

@@ -9,6 +9,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -663,13 +664,29 @@ func (r told) Reduce(ctx context.Context, b ddp.Bucket) error {
 	return r.Reducer.Reduce(ctx, b)
 }
 
+// stingy is a runtime whose copies fail when it is told to.
+type stingy struct {
+	*cpu.Runtime
+	copiesFail atomic.Bool
+}
+
+func (s *stingy) Copy(dst, src uintptr, bytes int) error {
+	if s.copiesFail.Load() {
+		return errStingy
+	}
+	return s.Runtime.Copy(dst, src, bytes)
+}
+
+var errStingy = errors.New("copy told to fail")
+
 // TestRebindCannotRollBack: where a Rebind ends a sound step, and what its Reducer keeps cannot be restored, the error says why
 // the step ended.
 func TestRebindCannotRollBack(t *testing.T) {
 	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, memory *cpu.Runtime) error {
 		others, err := local.New(1)
 		require.NoError(t, err)
-		rt, done := &stingy{Runtime: memory, left: -1}, make(chan struct{})
+		rt := &stingy{Runtime: memory}
+		done := make(chan struct{})
 		all := standin.Gradients(t, rt, 1)
 		g, err := ddp.New(ctx, rt, c, all, ddp.Config{Reducer: func(b ddp.Bucket) (ddp.Reducer, error) {
 			r, err := newAlternating(b)

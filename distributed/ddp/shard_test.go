@@ -50,7 +50,7 @@ func TestShards(t *testing.T) {
 			ddp.Config
 			streams bool
 		}{
-			{name: "buckets", Config: ddp.Config{BucketBytes: 6000, FirstBucketBytes: 500}},
+			{name: "buckets", Config: ddp.Config{BucketBytes: 6000}},
 			{name: "one bucket", Config: ddp.Config{BucketBytes: 1 << 20}, streams: true},
 			{name: "views, sums", Config: ddp.Config{BucketBytes: 6000, BucketViews: true, Sum: true}},
 		} {

@@ -121,7 +121,7 @@ func TestWeights(t *testing.T) {
 		return ddp.Config{Config: c, DenseUpTo: -1}
 	}
 	configs := map[string]ddp.Config{
-		"plain": {}, "small": {BucketBytes: 64, FirstBucketBytes: 16}, "views": {BucketViews: true}, "bf16 wire": {Wire: dtype.BF16}, "f16 wire": {Wire: dtype.F16},
+		"plain": {}, "small": {BucketBytes: 64}, "views": {BucketViews: true}, "bf16 wire": {Wire: dtype.BF16}, "f16 wire": {Wire: dtype.F16},
 		"clip": {Config: sparse.Config{ClipNorm: 1e30}}, "clip all": {Config: sparse.Config{ClipNorm: 1e30, Clip: sparse.ClipGlobal}},
 		"skip": {Config: sparse.Config{NonFinite: sparse.SkipNonFinite}}, "fail": {Config: sparse.Config{NonFinite: sparse.FailNonFinite}},
 		"views skip":    {BucketViews: true, Config: sparse.Config{NonFinite: sparse.SkipNonFinite}},

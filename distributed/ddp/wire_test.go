@@ -82,7 +82,6 @@ func TestWireMisuse(t *testing.T) {
 		for _, cfg := range []ddp.Config{
 			{Wire: dtype.I16},
 			{Wire: dtype.BF16, Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1}},
-			{FirstBucketBytes: -1},
 		} {
 			_, err := ddp.New(ctx, rt, c, all, cfg)
 			assert.ErrorIs(t, err, comm.ErrArgument)

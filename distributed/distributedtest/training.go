@@ -67,7 +67,7 @@ func testMany(r *rank) {
 func testTraining(r *rank) {
 	for _, cfg := range []ddp.Config{
 		{},
-		{BucketBytes: 5000, FirstBucketBytes: 100},
+		{BucketBytes: 5000},
 		{Wire: dtype.BF16},
 		{Config: sparse.Config{Pattern: sparse.TopkA, Density: 1}},
 	} {

@@ -214,7 +214,7 @@ type gradients struct {
 // playDDP averages gradients, which become ready in any order.
 func playDDP(p *play) {
 	size := 2 + p.IntN(3)
-	cfg := ddp.Config{BucketBytes: 100, FirstBucketBytes: []int{8, 100}[p.IntN(2)], Config: p.reduction(), DenseUpTo: []int{-1, 7}[p.IntN(2)]}
+	cfg := ddp.Config{BucketBytes: []int{8, 100}[p.IntN(2)], Config: p.reduction(), DenseUpTo: []int{-1, 7}[p.IntN(2)]}
 	if p.Chance(4) {
 		cfg.ClipNorm = 100
 	}
