@@ -4,29 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
 
 // Reducer averages a gradient over the ranks, step after step: with a pattern
 // between all of them, or densely within hosts and with the pattern between these.
 type Reducer struct {
-	steps
-	last   comm.Communicator // of a step
-	mesh   *distributed.Mesh // of hosts, nil: there are none
-	from   int               // where the residual begins
-	weight float32           // how many ranks' gradients it is the average of
-}
-
-// steps is what [sparse.Reducer] and [sparse.Hierarchical] have in common.
-type steps interface {
-	AllReduce(ctx context.Context, t *runtime.Tensor) error
-	Stats(ctx context.Context) (sparse.Stats, error)
-	Residual() (*runtime.Tensor, error)
-	Close() error
+	*sparse.Reducer       // with hosts, between the ranks that have the same share
+	host            *host // nil: all ranks are alike
+	last            comm.Communicator
 }
 
 // PatternName is that of a pattern, what auto has chosen, and as what values travel unless that is f32.
@@ -40,13 +32,14 @@ func PatternName(pattern, chosen, values string) string {
 	return pattern
 }
 
-// NewReducer prepares the reduction of n elements of a rank's memory. hosts is on
+// NewReducer prepares the reduction of n elements of a type in a rank's memory. hosts is on
 // how many hosts the ranks are, equally many on each and one host after the other;
-// 0 makes no difference between ranks. It is collective if there are hosts.
-func NewReducer(ctx context.Context, r Rank, backend string, hosts, n int, cfg sparse.Config) (*Reducer, error) {
+// 0 makes no difference between ranks. It is collective if there are hosts, between
+// which a step is no transaction.
+func NewReducer(ctx context.Context, r Rank, backend string, hosts, n int, dt dtype.DType, cfg sparse.Config) (*Reducer, error) {
 	if hosts == 0 {
 		s, err := sparse.New(r.Runtime, r.Comm, n, cfg)
-		return &Reducer{steps: s, last: r.Comm, weight: 1}, err
+		return &Reducer{Reducer: s, last: r.Comm}, err
 	}
 	ctx, cancel := r.Within(ctx)
 	defer cancel()
@@ -54,16 +47,20 @@ func NewReducer(ctx context.Context, r Rank, backend string, hosts, n int, cfg s
 	if err != nil {
 		return nil, err
 	}
-	last, err := mesh.Comm("rank")
+	h, err := newHost(r.Runtime, mesh, n, dt)
 	if err != nil {
 		return nil, errors.Join(err, mesh.Close())
 	}
-	levels, err := sparse.NewHierarchical(r.Runtime, mesh, n, cfg)
-	if err != nil {
-		return nil, errors.Join(err, mesh.Close())
+	reducer := &Reducer{host: h, last: h.within}
+	between, err := mesh.Comm("host")
+	if err == nil {
+		cfg.NoUndo = true // the ranks of a host have no common verdict
+		reducer.Reducer, err = sparse.New(r.Runtime, between, h.share.Len(), cfg)
 	}
-	from, _ := levels.Share()
-	return &Reducer{steps: levels, last: last, mesh: mesh, from: from, weight: float32(r.Comm.WorldSize() / hosts)}, nil
+	if err != nil {
+		return nil, errors.Join(err, h.close())
+	}
+	return reducer, nil
 }
 
 // Hosts returns what arranges ranks in so many hosts, equally many on each and one host after the other.
@@ -78,9 +75,22 @@ func Hosts(backend string, hosts int) func(context.Context, comm.Communicator) (
 }
 
 // Sparse is what reduces, if there are no hosts.
-func (r *Reducer) Sparse() (*sparse.Reducer, bool) {
-	s, ok := r.steps.(*sparse.Reducer)
-	return s, ok
+func (r *Reducer) Sparse() (*sparse.Reducer, bool) { return r.Reducer, r.host == nil }
+
+// AllReduce replaces t by the average over all ranks, as the pattern has it.
+func (r *Reducer) AllReduce(ctx context.Context, t *runtime.Tensor) error {
+	if r.host == nil {
+		return r.Reducer.AllReduce(ctx, t)
+	}
+	return r.host.allReduce(ctx, t, r.Reducer)
+}
+
+// Within returns how many bytes this rank sent to others of its host in the last step, and the host's time for it.
+func (r *Reducer) Within() (sent int64, took time.Duration) {
+	if r.host == nil {
+		return 0, 0
+	}
+	return r.host.sent, r.host.took
 }
 
 // Sync waits for the communication of the last step.
@@ -99,17 +109,23 @@ func (r *Reducer) Pending(n int) ([]float32, error) {
 		return nil, err
 	}
 	values, err := runtime.ToSlice[float32](t)
-	for i, v := range values {
-		pending[r.from+i] = r.weight * v
+	if r.host == nil {
+		copy(pending, values)
+		return pending, err
+	}
+	ranks := float32(r.host.within.WorldSize()) // whose average is in the residual
+	first := r.host.within.Rank() * len(values)
+	for i := first; i < min(first+len(values), n); i++ {
+		pending[i] = ranks * values[i-first]
 	}
 	return pending, err
 }
 
 // Close frees what NewReducer made.
 func (r *Reducer) Close() error {
-	err := r.steps.Close()
-	if r.mesh != nil {
-		err = errors.Join(err, r.mesh.Close())
+	err := r.Reducer.Close()
+	if r.host != nil {
+		err = errors.Join(err, r.host.close())
 	}
 	return err
 }

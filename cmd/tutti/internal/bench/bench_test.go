@@ -236,12 +236,12 @@ func TestSparseOf16Bits(t *testing.T) {
 
 // With hosts, the pattern is between them, and nothing gets lost either.
 func TestSparseBetweenHosts(t *testing.T) {
-	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: sparse.Patterns(), Densities: []float64{0.02}, Hosts: 3, Sizes: []int{4, 40_004}, Repeats: quick, Verify: true}
+	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: sparse.Patterns(), Densities: []float64{0.02}, Hosts: 3, Sizes: []int{4, 48, 40_004}, Repeats: quick, Verify: true}
 	var results []SparseResult
 	onRanks(t, 6, nil, func(ctx context.Context, r backend.Rank) error {
 		return RunSparse(ctx, r, cfg, func(s SparseResult) { results = append(results, s) })
 	})
-	require.Len(t, results, 2*len(cfg.Patterns))
+	require.Len(t, results, 3*len(cfg.Patterns))
 	for _, r := range results {
 		assert.Zero(t, *r.Wrong, "%s, %d elements", r.Pattern, r.Count)
 		assert.Equal(t, 3, r.Hosts)

@@ -356,7 +356,7 @@ func newSparseRun(ctx context.Context, r backend.Rank, cfg SparseConfig, random,
 	reduce := cfg.sparse(c.pattern, c.values, density)
 	reduce.InPlace = s.inPlace
 	reduce.NoUndo = s.inPlace || cfg.NoUndo || c.pattern == sparse.Dense // what others are compared with is an allreduce and no more
-	s.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, reduce)
+	s.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, cfg.DType, reduce)
 	return s, err
 }
 
@@ -455,7 +455,8 @@ func (s *sparseRun) round(ctx context.Context, iterations int) (seconds float64,
 			return 0, a.Err
 		}
 		mean.sent += float64(stats.SentBytes) / float64(iterations)
-		mean.inner += float64(stats.InnerBytes) / float64(iterations)
+		sent, _ := s.sparse.Within()
+		mean.inner += float64(sent) / float64(iterations)
 		mean.choose += stats.SelectTime.Seconds() / float64(iterations)
 		mean.exchange += stats.ExchangeTime.Seconds() / float64(iterations)
 	}
@@ -497,7 +498,9 @@ func (s *sparseRun) parts(ctx context.Context) (sparseRound, error) {
 		round.choose, round.exchange, round.merge = took[0].Seconds(), took[1].Seconds(), took[2].Seconds()
 	}
 	stats, err := s.sparse.Stats(ctx)
-	round.sent, round.inner = float64(stats.SentBytes), float64(stats.InnerBytes)
+	round.sent = float64(stats.SentBytes)
+	sent, _ := s.sparse.Within()
+	round.inner = float64(sent)
 	return round, err
 }
 

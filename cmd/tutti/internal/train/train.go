@@ -168,7 +168,7 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, data, test exam
 		Schedule:        sparse.Schedule{WarmupSteps: cfg.WarmupSteps},
 	}
 	if cfg.Outer.Every == 0 {
-		if t.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, reduce); err == nil {
+		if t.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, dtype.F32, reduce); err == nil {
 			t.owned = append(t.owned, t.sparse.Close)
 			t.average = func(ctx context.Context) error { return t.sparse.AllReduce(ctx, t.update) }
 		}
@@ -343,7 +343,8 @@ func (t *trainer) record(ctx context.Context, loss float64) (err error) {
 			t.chosen, t.values = stats.Choice.Pattern, stats.Choice.Values
 		}
 		t.Bytes, t.Elements = t.Bytes+stats.SentBytes, t.Elements+stats.SentElements
-		t.exchange += stats.ExchangeTime + stats.InnerTime
+		_, within := t.sparse.Within()
+		t.exchange += stats.ExchangeTime + within
 	}
 	t.Curve = append(t.Curve, Point{SentBytes: float64(t.Bytes), Loss: loss})
 	return err

@@ -1,0 +1,99 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/metered"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// host has the ranks of a host average a gradient, each of them an equal share of it.
+type host struct {
+	mesh   *distributed.Mesh
+	within *metered.Communicator // of the ranks of this host
+
+	// Of the last step, among these ranks.
+	sent int64 // bytes
+	took time.Duration
+
+	// The gradient with its padding, and views of it.
+	padded   *runtime.Tensor
+	gradient *runtime.Tensor
+	padding  *runtime.Tensor
+	share    *runtime.Tensor // this rank's
+}
+
+// newHost prepares for gradients of n elements. It owns the mesh unless there is an error.
+func newHost(rt runtime.Runtime, mesh *distributed.Mesh, n int, dt dtype.DType) (*host, error) {
+	c, err := mesh.Comm("rank")
+	if err != nil {
+		return nil, err
+	}
+	h := &host{mesh: mesh, within: metered.New(c)}
+	ranks := c.WorldSize()
+	share := (n + ranks - 1) / ranks
+	h.padded, err = runtime.New(rt, dt, share*ranks)
+	if err != nil {
+		return nil, err
+	}
+	for _, view := range []struct {
+		tensor   **runtime.Tensor
+		from, to int
+	}{
+		{&h.gradient, 0, n},
+		{&h.padding, n, share * ranks},
+		{&h.share, c.Rank() * share, (c.Rank() + 1) * share},
+	} {
+		*view.tensor, err = h.padded.Slice(0, view.from, view.to)
+		if err != nil {
+			return nil, errors.Join(err, h.free())
+		}
+	}
+	return h, nil
+}
+
+// allReduce averages a gradient within the host, each rank's share of that between hosts, and puts the shares together.
+func (h *host) allReduce(ctx context.Context, t *runtime.Tensor, between *sparse.Reducer) error {
+	before := h.within.Totals().SentBytes
+	started := time.Now()
+	if err := h.gradient.CopyFrom(t); err != nil {
+		return err
+	}
+	if err := h.padding.Fill(0); err != nil {
+		return err
+	}
+	if err := distributed.ReduceScatter(ctx, h.within, h.share, h.padded, comm.Avg); err != nil {
+		return err
+	}
+	took := time.Since(started)
+	if err := between.AllReduce(ctx, h.share); err != nil {
+		return err
+	}
+	gathering := time.Now()
+	if err := distributed.AllGather(ctx, h.within, h.padded, h.share); err != nil {
+		return err
+	}
+	h.sent = h.within.Totals().SentBytes - before
+	h.took = took + time.Since(gathering)
+	return t.CopyFrom(h.gradient)
+}
+
+// free gives the memory back.
+func (h *host) free() error {
+	var errs []error
+	for _, t := range []*runtime.Tensor{h.gradient, h.padding, h.share, h.padded} {
+		if t != nil {
+			errs = append(errs, t.Free())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// close closes the communicators, which may still write the memory, and frees that.
+func (h *host) close() error { return errors.Join(h.mesh.Close(), h.free()) }
