@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
@@ -219,6 +220,14 @@ func (g *Gradients) choose(ctx context.Context, whole sparse.Config, patterns []
 				return g.bucketError(i, err)
 			}
 			pattern, values = choice.Pattern, choice.Values
+			if g.lines.mesh != nil {
+				// Each line of ranks between hosts has measured for itself.
+				name, err := distributed.BroadcastBytes(ctx, g.rt, g.meter, []byte(pattern+" "+values), 0)
+				if err != nil {
+					return g.bucketError(i, err)
+				}
+				pattern, values, _ = strings.Cut(string(name), " ")
+			}
 		}
 		b.pattern = pattern
 		if b.cfg.Values == sparse.Auto {

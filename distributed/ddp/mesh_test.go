@@ -16,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -31,8 +32,11 @@ func hosts(perHost int) func(context.Context, comm.Communicator) (*distributed.M
 // gets lost: after some steps without gradients, results add up to the averages that went in.
 func TestMesh(t *testing.T) {
 	const steps, rest = 3, 60
-	for _, k := range []struct{ ranks, perHost int }{{1, 1}, {2, 2}, {3, 1}, {4, 2}, {6, 3}} {
-		for _, pattern := range []string{sparse.Dense, sparse.TopkA, sparse.Gtopk, sparse.Oktopk} {
+	for _, k := range []struct {
+		ranks int
+		sizes []int // the first is that of hosts
+	}{{1, []int{1, 1}}, {2, []int{1, 2}}, {3, []int{3, 1}}, {4, []int{2, 2}}, {6, []int{2, 3}}, {8, []int{2, 2, 2}}} {
+		for _, pattern := range []string{sparse.Dense, sparse.TopkA, sparse.Gtopk, sparse.Oktopk, sparse.Auto} {
 			for _, device := range []string{"host", "streams", "side streams"} {
 				if device == "side streams" && k.ranks != 4 {
 					continue
@@ -48,7 +52,11 @@ func TestMesh(t *testing.T) {
 						memory, of = standin.NewForking(rt), func(c comm.Communicator) comm.Communicator { return standin.NewByEvents(ctx, c) }
 					}
 					mesh := func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error) {
-						m, err := hosts(k.perHost)(ctx, c)
+						var dims []distributed.Dim
+						for i, size := range k.sizes {
+							dims = append(dims, distributed.Dim{Name: fmt.Sprint(i), Size: size})
+						}
+						m, err := distributed.NewMesh(ctx, c, dims...)
 						if err != nil {
 							return nil, err
 						}
@@ -96,7 +104,7 @@ func TestMesh(t *testing.T) {
 					}
 					stats, err := m.sync.Stats(ctx)
 					require.NoError(t, err)
-					assert.Equal(t, k.ranks > k.perHost, stats.SentBytes > 0, label)
+					assert.Equal(t, k.sizes[0] > 1, stats.SentBytes > 0, label)
 					return m.close()
 				})
 				for _, r := range results {
@@ -143,31 +151,41 @@ func TestMeshLosesAHost(t *testing.T) {
 	})
 }
 
-// Along a mesh, a bucket has the bits of [sparse.Hierarchical] where nothing is padded.
-func TestMeshHasTheBitsOfHierarchical(t *testing.T) {
-	const n, steps = 600, 5
-	for _, pattern := range []string{sparse.TopkA, sparse.TopkSA} {
+// Along a mesh, a bucket has the bits of a reduce-scatter within a host, a sparse step between the ranks with the same
+// share, and an allgather.
+func TestMeshHasTheBitsOfShares(t *testing.T) {
+	const n, steps, perHost = 600, 5, 2
+	for _, pattern := range sparse.Patterns() {
 		standin.World(t, 4, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-			mesh, err := hosts(2)(ctx, c)
+			mesh, err := hosts(perHost)(ctx, c)
+			require.NoError(t, err)
+			within, err := mesh.Comm("rank")
+			require.NoError(t, err)
+			between, err := mesh.Comm("host")
 			require.NoError(t, err)
 			cfg := sparse.Config{Pattern: pattern, Density: 0.1, NonFinite: sparse.PassNonFinite, Momentum: 0.5}
-			h, err := sparse.NewHierarchical(rt, mesh, n, cfg)
+			s, err := sparse.New(rt, between, n/perHost, cfg)
+			require.NoError(t, err)
+			share, err := runtime.New(rt, dtype.F32, n/perHost)
 			require.NoError(t, err)
 			var x [2]*runtime.Tensor
 			for i := range x {
-				x[i], err = runtime.FromSlice(rt, make([]float32, n), n)
+				x[i], err = runtime.New(rt, dtype.F32, n)
 				require.NoError(t, err)
 			}
-			g, err := ddp.New(ctx, rt, c, x[:1], ddp.Config{Config: cfg, DenseUpTo: -1, Mesh: hosts(2)})
+			g, err := ddp.New(ctx, rt, c, x[:1], ddp.Config{Config: cfg, DenseUpTo: -1, Mesh: hosts(perHost)})
 			require.NoError(t, err)
 			for step := range steps {
-				for _, t := range x {
-					err = errors.Join(err, runtime.CopyIn(t, standin.Normal(n, c.Rank(), step)))
+				for _, gradient := range x {
+					require.NoError(t, runtime.CopyIn(gradient, standin.Normal(n, c.Rank(), step)))
 				}
-				require.NoError(t, errors.Join(err, g.ReduceAll(ctx, x[:1]), h.AllReduce(ctx, x[1])))
+				require.NoError(t, g.ReduceAll(ctx, x[:1]))
+				require.NoError(t, distributed.ReduceScatter(ctx, within, share, x[1], comm.Avg))
+				require.NoError(t, s.AllReduce(ctx, share))
+				require.NoError(t, distributed.AllGather(ctx, within, x[1], share))
 				assert.Equal(t, standin.Bits(x[1]), standin.Bits(x[0]), "%s, step %d", pattern, step)
 			}
-			return errors.Join(g.Close(), h.Close(), mesh.Close(), x[0].Free(), x[1].Free())
+			return errors.Join(g.Close(), s.Close(), mesh.Close(), share.Free(), x[0].Free(), x[1].Free())
 		})
 	}
 }
