@@ -70,7 +70,7 @@ func (m *Metrics) Step(s ddp.Stats) {
 
 // Reduced counts a step of a [sparse.Reducer], of which the host waits for the exchange.
 func (m *Metrics) Reduced(s sparse.Stats) {
-	m.count(s.Skipped, s.SentElements+s.InnerElements, s.SentBytes+s.InnerBytes, s.SelectTime, s.ExchangeTime+s.InnerTime)
+	m.count(s.Skipped, s.SentElements, s.SentBytes, s.SelectTime, s.ExchangeTime)
 }
 
 // Outer counts what an [outer.Loop] has done in this process since the call before. What a

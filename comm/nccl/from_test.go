@@ -70,9 +70,6 @@ func TestFromMPI(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, base.Rank(), c.Rank())
 	assert.NoError(t, reducesRight(ctx, c))
-	if j.WorldSize%2 == 0 {
-		t.Run("levels", func(t *testing.T) { levelsOverMPI(ctx, t, base, rt) })
-	}
 	assert.NoError(t, mpi.Finalize(context.Background()))
 	assert.NoError(t, rt.Close())
 }

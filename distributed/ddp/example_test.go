@@ -7,6 +7,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
@@ -418,4 +419,45 @@ func ExampleGradients_State() {
 	// Output:
 	// -7.875 2.25
 	// -7.875 2.25
+}
+
+// Two hosts of two ranks: dense within a host, and sparse between them.
+func ExampleGradients_mesh() {
+	hosts := func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error) {
+		return distributed.NewMesh(ctx, c, distributed.Dim{Name: "host", Size: 2}, distributed.Dim{Name: "gpu", Size: -1})
+	}
+	err := local.Run(context.Background(), 4, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		const n = 400
+		values := make([]float32, n)
+		values[7] = float32(c.Rank()) // in the share of the first rank of a host
+		values[300] = 4               // of the second
+		gradient, err := cpu.Wrap(rt, values)
+		if err != nil {
+			return err
+		}
+		defer gradient.Free()
+		gradients := []*runtime.Tensor{gradient}
+		sync, err := ddp.New(ctx, rt, c, gradients, ddp.Config{
+			Config:    sparse.Config{Pattern: sparse.Oktopk, Density: 0.01},
+			DenseUpTo: -1,
+			Mesh:      hosts,
+		})
+		if err != nil {
+			return err
+		}
+		defer sync.Close()
+		if err := sync.ReduceAll(ctx, gradients); err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			fmt.Println(values[7], values[300])
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output: 1.5 4
 }

@@ -2,7 +2,6 @@ package ddp_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"testing"
 
@@ -84,18 +83,12 @@ func TestClosed(t *testing.T) {
 		all, err := ddp.New(ctx, rt, c, g, ddp.Config{})
 		require.NoError(t, err)
 		require.NoError(t, all.Close())
-		mesh, err := distributed.NewMesh(ctx, c, distributed.Dim{Name: "data", Size: 1})
-		require.NoError(t, err)
-		levels, err := sparse.NewHierarchical(rt, mesh, 100, sparse.Config{Pattern: "topkA", Density: 0.1})
-		require.NoError(t, err)
-		require.NoError(t, errors.Join(levels.Close(), mesh.Close()))
 		_, stateErr := s.State(ctx)
 		_, residualErr := s.Residual()
 		for what, errs := range map[string][]error{
 			"the Reducer is closed": {s.AllReduce(ctx, g[0]), s.Rebind(c), s.Restore(ctx, nil), s.ScaleResidual(1),
 				stateErr, residualErr},
-			"the Gradients is closed":    {all.ReduceAll(ctx, g), all.Rebind(ctx, c), all.Restore(ctx, nil)},
-			"the Hierarchical is closed": {levels.AllReduce(ctx, g[0])},
+			"the Gradients is closed": {all.ReduceAll(ctx, g), all.Rebind(ctx, c), all.Restore(ctx, nil)},
 		} {
 			for _, err := range errs {
 				assert.ErrorIs(t, err, comm.ErrClosed)

@@ -84,7 +84,6 @@ func Run(t *testing.T, b commtest.Backend, opts ...Option) {
 		{name: "Mesh", body: testMesh},
 		{name: "Many", body: testMany},
 		{name: "Training", body: testTraining, sparse: true},
-		{name: "Levels", body: testLevels, sparse: true},
 		{name: "Outer", body: testOuter, sparse: true},
 	}
 	cases = append(cases, patternCases()...)

@@ -1,11 +1,14 @@
 package distributedtest
 
 import (
+	"cmp"
+	"context"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -20,6 +23,7 @@ func testGradientSync(r *rank) {
 		name   string
 		cfg    ddp.Config
 		sparse bool
+		hosts  int // of a mesh; 0: there is none
 	}
 	models := []model{
 		{name: "one bucket"},
@@ -36,17 +40,30 @@ func testGradientSync(r *rank) {
 		cfg.NoUndo = i%2 == 1
 		models = append(models, model{name: fmt.Sprintf("%s, no undo %v", pattern, cfg.NoUndo), cfg: cfg, sparse: true})
 	}
+	for hosts := 1; hosts <= r.size; hosts++ {
+		if r.size%hosts != 0 {
+			continue
+		}
+		mesh := func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error) {
+			return distributed.NewMesh(ctx, c, distributed.Dim{Name: "host", Size: hosts}, distributed.Dim{Name: "rank", Size: -1})
+		}
+		for _, pattern := range []string{sparse.Dense, sparse.TopkA, sparse.Oktopk} {
+			cfg := ddp.Config{BucketBytes: 3000, Config: often(pattern, 1), DenseUpTo: -1, Mesh: mesh}
+			models = append(models, model{name: fmt.Sprintf("%s, %d hosts", pattern, hosts), cfg: cfg, sparse: true, hosts: hosts})
+		}
+	}
 	for _, k := range models {
 		if k.sparse && !r.hasKernels() {
 			continue
 		}
-		r.part(k.name, func() { r.trainSteps(k.cfg) })
+		r.part(k.name, func() { r.trainSteps(k.cfg, cmp.Or(k.hosts, r.size)) })
 	}
 }
 
 // trainSteps runs steps and compares the averages with a float64 reference.
-// All configurations send everything, so that they are exact.
-func (r *rank) trainSteps(cfg ddp.Config) {
+// All configurations send everything, so that they are exact. counted is among how
+// many ranks the traffic is that [ddp.Stats] counts.
+func (r *rank) trainSteps(cfg ddp.Config, counted int) {
 	lengths := []int{500, 10, 0, 300, 400, 1, 700}
 	types := []dtype.DType{dtype.F32, dtype.F32, dtype.F32, dtype.BF16, dtype.F32, dtype.F32, dtype.F32}
 	var sets [2][]*runtime.Tensor // gradients move from step to step
@@ -115,7 +132,7 @@ func (r *rank) trainSteps(cfg ddp.Config) {
 			}
 		}
 		stats := got(g.Stats(r.ctx))
-		sends := r.size > 1
+		sends := counted > 1
 		if cfg.Pattern == sparse.Gtopk && r.rank == 0 {
 			sends = false // the root of its tree receives, and a broadcast counts at the others
 		}

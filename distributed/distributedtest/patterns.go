@@ -66,7 +66,7 @@ type run struct {
 	*rank
 	cfg    sparse.Config
 	codec  runtime.Codec // of cfg
-	sparse reducer
+	sparse *sparse.Reducer
 	meter  *metered.Communicator
 	t      *runtime.Tensor
 	result []float32
@@ -75,11 +75,6 @@ type run struct {
 
 	velocity []float32 // with momentum, that of this rank
 
-	// The residual is that of t's elements from here on, and an element of it
-	// stands for so many ranks' gradients.
-	from   int
-	weight float32
-
 	notFinite bool // there was a NaN or an infinity, sums are not conserved
 }
 
@@ -87,7 +82,7 @@ type run struct {
 func (r *rank) reduces(label string, n int, dt dtype.DType, cfg sparse.Config, body func(u *run)) {
 	r.part(fmt.Sprintf("%s, %v, n=%d, density %v, values %q", label, dt, n, cfg.Density, cfg.Values), func() {
 		cfg.Selector = r.selector
-		u := &run{rank: r, cfg: cfg, codec: codecs[cfg.Values], meter: metered.New(r.c), t: r.tensor(dt, make([]float32, n)), weight: 1}
+		u := &run{rank: r, cfg: cfg, codec: codecs[cfg.Values], meter: metered.New(r.c), t: r.tensor(dt, make([]float32, n))}
 		s := got(sparse.New(r.rt, u.meter, n, cfg))
 		r.after(s.Close)
 		u.sparse = s
@@ -115,9 +110,7 @@ func (u *run) residual() []float32 {
 		return all
 	}
 	must(err)
-	for i, v := range u.read(t) {
-		all[u.from+i] = u.weight * v
-	}
+	copy(all, u.read(t))
 	return all
 }
 
@@ -140,10 +133,10 @@ func (u *run) step(gradient []float32) {
 	u.sameBits()
 	stats := got(u.sparse.Stats(u.ctx))
 	chose := u.stats.Choice == nil && stats.Choice != nil // what that sent does not count
-	if got, want := stats.SentElements+stats.InnerElements, total.SentElements-sent.SentElements; got != want && !chose {
+	if got, want := stats.SentElements, total.SentElements-sent.SentElements; got != want && !chose {
 		fail("stats say %d elements were sent, a meter counted %d", got, want)
 	}
-	if got, want := stats.SentBytes+stats.InnerBytes, total.SentBytes-sent.SentBytes; got != want && !chose {
+	if got, want := stats.SentBytes, total.SentBytes-sent.SentBytes; got != want && !chose {
 		fail("stats say %d bytes were sent, a meter counted %d", got, want)
 	}
 	u.stats = stats
@@ -154,8 +147,8 @@ func (u *run) step(gradient []float32) {
 	if !u.cfg.NoErrorFeedback && !u.notFinite {
 		u.conserved(before, gradient)
 	}
-	if s, ok := u.sparse.(*sparse.Reducer); ok && u.cfg.Momentum > 0 && !stats.Dense && got(s.SelectedEntries()).Idx != 0 {
-		idx, _, err := s.Read(u.ctx, got(s.SelectedEntries()))
+	if u.cfg.Momentum > 0 && !stats.Dense && got(u.sparse.SelectedEntries()).Idx != 0 {
+		idx, _, err := u.sparse.Read(u.ctx, got(u.sparse.SelectedEntries()))
 		must(err)
 		for _, i := range idx { // what was selected starts anew
 			u.velocity[i] = 0

@@ -364,15 +364,6 @@ func TestAutoFails(t *testing.T) {
 	assert.ErrorIs(t, err, left)
 }
 
-// Hierarchical choose for their shares.
-func TestAutoLevels(t *testing.T) {
-	steps := runLevels(t, []int{2, 2}, 8001, 3, sparse.Config{Pattern: sparse.Auto, Density: 0.02})
-	for _, ranks := range steps {
-		checkLevels(t, ranks, 2)
-		assert.NotNil(t, ranks[0].stats.Choice)
-	}
-}
-
 // TestChoiceIsUndone: a step that fails takes the choice that it began with back, so
 // that all ranks choose again, also those that the failure kept from choosing; and a
 // state from before the choice takes it back.

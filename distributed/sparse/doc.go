@@ -20,10 +20,6 @@
 //   - A step is a transaction, unless Config.NoUndo is set: after an error, gradient
 //     and residual are as before it, bit for bit, and the step can be repeated.
 //
-// [Hierarchical] is for ranks whose links differ: dense along the inner
-// dimensions of a [distributed.Mesh], within a host, and sparse along the outer one. Its
-// steps are not transactions.
-//
 // # How it is written
 //
 // Files use only what files before them have, as far as they can:
@@ -38,5 +34,5 @@
 //     grid.go: which pattern is which selector and exchange.
 //   - reducer.go: [Reducer]; agree.go: what ranks compare first; nonfinite.go: the verdict on a step whose gradient is not
 //     finite; rollback.go: what rolls one back; step.go: a step, from Select to Commit or RollBack, and AllReduce, which is one.
-//   - auto.go: [Auto]; result.go: results as lists; state.go: saved states; rebind.go: other ranks; hierarchical.go: [Hierarchical].
+//   - auto.go: [Auto]; result.go: results as lists; state.go: saved states; rebind.go: other ranks.
 package sparse

@@ -6,7 +6,6 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
-	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -46,43 +45,6 @@ func ExampleReducer() {
 	// [9 0 0 0]
 	// [0 0 5 0]
 	// [0 0 0 4]
-}
-
-func ExampleHierarchical() {
-	err := local.Run(context.Background(), 4, func(ctx context.Context, c comm.Communicator) error {
-		mesh, err := distributed.NewMesh(ctx, c, distributed.Dim{Name: "host", Size: 2}, distributed.Dim{Name: "gpu", Size: -1})
-		if err != nil {
-			return err
-		}
-		defer mesh.Close()
-		rt := cpu.New()
-		defer rt.Close()
-		const n = 400
-		l, err := sparse.NewHierarchical(rt, mesh, n, sparse.Config{Pattern: "oktopk", Density: 0.01})
-		if err != nil {
-			return err
-		}
-		defer l.Close()
-		values := make([]float32, n)
-		values[7], values[300] = float32(c.Rank()), 4 // of the first and of the second rank of a host
-		gradient, err := cpu.Wrap(rt, values)
-		if err != nil {
-			return err
-		}
-		defer gradient.Free()
-		err = l.AllReduce(ctx, gradient)
-		if err != nil {
-			return err
-		}
-		if c.Rank() == 0 {
-			fmt.Println(values[7], values[300])
-		}
-		return nil
-	})
-	if err != nil {
-		fmt.Println(err)
-	}
-	// Output: 1.5 4
 }
 
 func ExampleReducer_inPlace() {

@@ -39,10 +39,6 @@ type Stats struct {
 	SelectTime, ExchangeTime time.Duration
 	// Choice is what was found for [Auto], nil for another pattern.
 	Choice *Choice
-	// InnerElements, InnerBytes and InnerTime are what the dense reduction along the
-	// inner dimensions of [Hierarchical] sent, and the host's time for it; 0 without.
-	InnerElements, InnerBytes int64
-	InnerTime                 time.Duration
 }
 
 // Choice is what the ranks found for [Auto]: Pattern and Values are used. Elements and K are what was measured, which
