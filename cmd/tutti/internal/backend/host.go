@@ -26,7 +26,8 @@ type host struct {
 	padded   *runtime.Tensor
 	gradient *runtime.Tensor
 	padding  *runtime.Tensor
-	share    *runtime.Tensor // this rank's
+
+	share *runtime.Tensor // this rank's, apart: MPI has no reduce-scatter in place
 }
 
 // newHost prepares for gradients of n elements. It owns the mesh unless there is an error.
@@ -42,18 +43,15 @@ func newHost(rt runtime.Runtime, mesh *distributed.Mesh, n int, dt dtype.DType) 
 	if err != nil {
 		return nil, err
 	}
-	for _, view := range []struct {
-		tensor   **runtime.Tensor
-		from, to int
-	}{
-		{&h.gradient, 0, n},
-		{&h.padding, n, share * ranks},
-		{&h.share, c.Rank() * share, (c.Rank() + 1) * share},
-	} {
-		*view.tensor, err = h.padded.Slice(0, view.from, view.to)
-		if err != nil {
-			return nil, errors.Join(err, h.free())
-		}
+	h.gradient, err = h.padded.Slice(0, 0, n)
+	if err == nil {
+		h.padding, err = h.padded.Slice(0, n, share*ranks)
+	}
+	if err == nil {
+		h.share, err = runtime.New(rt, dt, share)
+	}
+	if err != nil {
+		return nil, errors.Join(err, h.free())
 	}
 	return h, nil
 }
