@@ -12,17 +12,16 @@ measure() {
 	local tutti=${TUTTI:-tutti}
 	"$tutti" bench sparse "${how[@]}" --pattern dense,topkA,topkAopt,oktopk
 	"$tutti" bench sparse "${how[@]}" --pattern dense,topkA,topkAopt --graph --no-undo
-	"$tutti" bench sparse "${how[@]}" --pattern topkA,topkAopt --graph --in-place
 }
 
 # A row for each number of elements, a column for each density: microseconds of the
 # fastest pattern, and how many times as fast as dense that is.
 tables() {
 	jq -rs '
-		def form: if .step_in_place then "in place, in a graph" elif .graph then "in a graph, no undo" else "eager, as transactions" end;
+		def form: if .graph then "in a graph, no undo" else "eager, as transactions" end;
 		def round3: if . < 10 then . * 10 | round / 10 else round end;
 		. as $all
-		| ["eager, as transactions", "in a graph, no undo", "in place, in a graph"][] as $form
+		| ["eager, as transactions", "in a graph, no undo"][] as $form
 		| ([$all[] | select(.pattern != "dense") | .density] | unique) as $densities
 		| "\n\($form):\n",
 		  ("| elements | dense |" + ([$densities[] | " \(. * 100) % |"] | add)),

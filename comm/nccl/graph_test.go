@@ -115,7 +115,7 @@ func TestReplaysOfSparseSteps(t *testing.T) {
 		if sparse.NeedsHost(pattern) || pattern == sparse.Dense {
 			continue
 		}
-		for name, cfg := range map[string]sparse.Config{"transactions": {}, "no undo": {NoUndo: true}, "in place": {NoUndo: true, InPlace: true}} {
+		for name, cfg := range map[string]sparse.Config{"transactions": {}, "no undo": {NoUndo: true}} {
 			cfg.Pattern, cfg.Density = pattern, 0.01
 			t.Run(pattern+"/"+name, func(t *testing.T) {
 				assert.NoError(t, each(world, func(c *nccl.Comm) error { return replaySteps(ctx, c, cfg) }))
@@ -175,10 +175,7 @@ func replaySteps(ctx context.Context, c *nccl.Comm, cfg sparse.Config) (err erro
 				return err
 			}
 			gradient := runtime.Source{X: t, N: n, Grad: from + uintptr(16*(step%steps)), DType: dtype.F32}
-			if !cfg.InPlace {
-				err = rt.Fill(t, n, dtype.F32, 0)
-			}
-			err = errors.Join(err, rt.Kernels().Accumulate(gradient))
+			err = errors.Join(rt.Fill(t, n, dtype.F32, 0), rt.Kernels().Accumulate(gradient))
 			switch {
 			case i == 0 || step < warm:
 				err = errors.Join(err, u.s.AllReduce(ctx, u.t))
@@ -193,11 +190,7 @@ func replaySteps(ctx context.Context, c *nccl.Comm, cfg sparse.Config) (err erro
 					err = u.graph.Launch(rt.Stream())
 				}
 			}
-			if cfg.InPlace {
-				err = errors.Join(err, u.s.AddResult(u.sum, 1))
-			} else {
-				err = errors.Join(err, rt.Kernels().Accumulate(runtime.Source{X: sum, N: n, Grad: t, DType: dtype.F32}))
-			}
+			err = errors.Join(err, rt.Kernels().Accumulate(runtime.Source{X: sum, N: n, Grad: t, DType: dtype.F32}))
 			if err != nil {
 				return fmt.Errorf("step %d of run %d: %w", step, i, err)
 			}
@@ -208,12 +201,7 @@ func replaySteps(ctx context.Context, c *nccl.Comm, cfg sparse.Config) (err erro
 	}
 	for _, of := range []func(i int) (*runtime.Tensor, error){
 		func(i int) (*runtime.Tensor, error) { return runs[i].sum, nil },
-		func(i int) (*runtime.Tensor, error) {
-			if cfg.InPlace {
-				return runs[i].t, nil
-			}
-			return runs[i].s.Residual()
-		},
+		func(i int) (*runtime.Tensor, error) { return runs[i].s.Residual() },
 	} {
 		var bits [2][]float32
 		for i := range runs {

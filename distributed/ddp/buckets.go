@@ -142,9 +142,6 @@ func (g *Gradients) resolve() (whole sparse.Config, more bool, err error) {
 	if err != nil {
 		return whole, false, err
 	}
-	if whole.InPlace {
-		return whole, false, base.ConfigError("InPlace, where gradients are to become averages")
-	}
 	more = !whole.Plain() || g.cfg.Reducer != nil || g.cfg.Mesh != nil
 	if more && (g.cfg.Sum || g.cfg.Wire != dtype.Invalid) {
 		return whole, more, fmt.Errorf("%w: Sum or Wire, which are for plain dense buckets, with a mesh, "+

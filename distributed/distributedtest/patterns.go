@@ -22,7 +22,7 @@ import (
 
 // RunSelector runs what holds with a [sparse.Selector] before each exchange as subtests of t, for each world
 // size of b: the same bits on all ranks, and nothing lost, with families of gradients, of all types, with
-// schedules, clipping, in place and with a gradient that is not finite; and oktopk's bound.
+// schedules, clipping, results as entries and with a gradient that is not finite; and oktopk's bound.
 func RunSelector(t *testing.T, b commtest.Backend, selector sparse.Selector, opts ...Option) {
 	t.Helper()
 	cases := slices.DeleteFunc(patternCases(), func(c testCase) bool {
@@ -47,7 +47,7 @@ func patternCases() []testCase {
 		{name: "Special", body: func(r *rank, p string) { special(r, dtype.F32, often(p, 0.1)) }},
 		{name: "Schedule", body: func(r *rank, p string) { r.schedule(often(p, 0.01)) }},
 		{name: "Clipping", body: testClipping, sparse: true},
-		{name: "InPlace", body: testInPlace},
+		{name: "Entries", body: testEntries},
 		{name: "Values", body: testValues, sparse: true},
 	}
 	var cases []testCase
@@ -454,7 +454,7 @@ func (u *run) fails() {
 }
 
 // testValues checks what holds for every pattern, as what values soever they travel: with gradients that are hard to
-// round, of all types, with a NaN and an infinity, over a warm-up, in place, with momentum, clipped, with an error for
+// round, of all types, with a NaN and an infinity, over a warm-up, as entries, with momentum, clipped, with an error for
 // what is not finite, and without error feedback. Unless the suite is extended, each of these has one of the types in a
 // world, and another one in the next, so that worlds of three sizes have all of them.
 func testValues(r *rank, pattern string) {
@@ -499,7 +499,7 @@ func testValues(r *rank, pattern string) {
 		cfg.Density = 0.01
 		r.schedule(cfg)
 		if pattern != sparse.Dense {
-			r.inPlace(cfg, 1009, families[0])
+			r.entries(cfg, 1009, families[0])
 		}
 	}
 }

@@ -58,15 +58,6 @@ type Config struct {
 	// an error (see [Reducer.AllReduce]) and skipped if a gradient is not finite; with it, an
 	// error of a step stays.
 	NoUndo bool
-	// InPlace makes the gradient's memory the residual: a step takes out of the
-	// tensor what it sends, which is zero then, and leaves the rest, to which the
-	// backward pass adds the next gradient instead of starting from zero. The result
-	// is not written to the tensor, but is there as entries ([Reducer.Entries],
-	// [Reducer.AddResult]). That saves the residual's memory, and most of what a step
-	// moves. The tensor is F32. It excludes what needs an old gradient or
-	// residual, and is an error with the dense pattern, without NoUndo, and with
-	// NoErrorFeedback, Momentum, ClipNorm and Schedule.WarmupSteps.
-	InPlace bool
 	// NonFinite says what becomes of a step in which a rank's gradient is not
 	// finite. Unless set it is [SkipNonFinite], also for [Auto] whatever it chooses, but
 	// [PassNonFinite] with NoUndo, which allows no other, and for the dense pattern in F32,
@@ -221,7 +212,7 @@ func (c *Config) check() error {
 	case c.NonFinite != PassNonFinite && c.NoUndo:
 		return base.ConfigError("NonFinite is %d with NoUndo, want PassNonFinite", c.NonFinite)
 	}
-	return cmp.Or(c.checkInPlace(), c.Schedule.check())
+	return c.Schedule.check()
 }
 
 // Tuned returns c with constants of algorithms that the tests of this module set.
@@ -239,10 +230,10 @@ func (c *Config) Plain() bool {
 // lossless reports whether a step that sends anything sends everything.
 func (c *Config) lossless() bool { return c.Pattern == Dense && c.Values == F32 && c.Momentum == 0 }
 
-// keeps reports whether there is a residual, in memory that is not the gradient's. What was chosen for Auto has one:
+// keeps reports whether there is a residual. What was chosen for Auto has one:
 // with dense steps it is zero unless the schedule pauses.
 func (c *Config) keeps() bool {
-	return !c.InPlace && (c.Momentum > 0 || c.Values != F32 || c.chosen || c.Pattern != Dense && c.Pattern != Auto)
+	return c.Momentum > 0 || c.Values != F32 || c.chosen || c.Pattern != Dense && c.Pattern != Auto
 }
 
 // Defers reports whether a step may leave something in the residual, for later steps to send.
@@ -256,26 +247,6 @@ func (c *Config) pauses() bool {
 
 // codec is that of Values.
 func (c *Config) codec() runtime.Codec { return codecs[c.Values] }
-
-// checkInPlace refuses what a step in place cannot do.
-func (c *Config) checkInPlace() error {
-	switch {
-	case !c.InPlace:
-	case c.Pattern == Dense || c.Pattern == Auto:
-		return base.ConfigError("InPlace with pattern %s, which has no residual or may choose one without", c.Pattern)
-	case !c.NoUndo:
-		return base.ConfigError("InPlace without NoUndo: a step in place keeps nothing to be undone with")
-	case c.NoErrorFeedback:
-		return base.ConfigError("InPlace with NoErrorFeedback: the tensor is the residual")
-	case c.Momentum != 0:
-		return base.ConfigError("InPlace with Momentum %v, which takes memory of a step's own", c.Momentum)
-	case c.ClipNorm != 0:
-		return base.ConfigError("InPlace with ClipNorm %v: gradient and residual are one; clip the gradient before it is added", c.ClipNorm)
-	case c.Schedule.WarmupSteps != 0:
-		return base.ConfigError("InPlace with %d dense warm-up steps; take a second Reducer with the dense pattern for these", c.Schedule.WarmupSteps)
-	}
-	return nil
-}
 
 func (s *Schedule) check() error {
 	if s.WarmupSteps < 0 {

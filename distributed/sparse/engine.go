@@ -188,7 +188,7 @@ func (e *engine) adds(call func() error) {
 // denseResult is memory for a dense result: the gradient's, which is in the residual by
 // then or added on the way, unless the step may be rolled back.
 func (e *engine) denseResult() uintptr {
-	if e.target.DType == dtype.F32 && e.cfg.NoUndo && !e.cfg.InPlace {
+	if e.target.DType == dtype.F32 && e.cfg.NoUndo {
 		return e.target.Ptr
 	}
 	e.allocate(&e.flat, e.n*base.WordSize)

@@ -47,32 +47,28 @@ func ExampleReducer() {
 	// [0 0 0 4]
 }
 
-func ExampleReducer_inPlace() {
+func ExampleReducer_AddResult() {
 	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
 		rt := cpu.New()
 		defer rt.Close()
 		const n, learningRate = 4, 0.5
-		sums, weights := make([]float32, n), make([]float32, n)
-		gradient, err := cpu.Wrap(rt, sums)
-		if err != nil {
-			return err
-		}
-		defer gradient.Free()
+		weights := make([]float32, n)
 		parameters, err := cpu.Wrap(rt, weights)
 		if err != nil {
 			return err
 		}
 		defer parameters.Free()
-		s, err := sparse.New(rt, c, n, sparse.Config{Pattern: sparse.Oktopk, Density: 0.01, NoUndo: true, InPlace: true})
+		s, err := sparse.New(rt, c, n, sparse.Config{Pattern: sparse.TopkA, Density: 0.01})
 		if err != nil {
 			return err
 		}
 		defer s.Close()
 		for range 2 {
-			for i, g := range []float32{4, 0, 2, 3} {
-				sums[i] += g // the backward pass adds to gradient, which is never set to zero
+			gradient, err := cpu.Wrap(rt, []float32{4, 0, 2, 3})
+			if err != nil {
+				return err
 			}
-			err = s.AllReduce(ctx, gradient) // subtracts what is sent
+			err = s.AllReduce(ctx, gradient)
 			if err != nil {
 				return err
 			}
@@ -80,14 +76,18 @@ func ExampleReducer_inPlace() {
 			if err != nil {
 				return err
 			}
+			err = gradient.Free()
+			if err != nil {
+				return err
+			}
 		}
 		if c.Rank() == 0 {
-			fmt.Println(sums, weights)
+			fmt.Println(weights)
 		}
 		return nil
 	})
 	if err != nil {
 		fmt.Println(err)
 	}
-	// Output: [4 0 4 0] [-2 0 0 -3]
+	// Output: [-2 0 0 -3]
 }

@@ -43,13 +43,9 @@ func sparseCases() (all []sparseCase) {
 		{"clip local", sparse.Config{ClipNorm: 1}},
 		{"clip global", sparse.Config{ClipNorm: 1, Clip: sparse.ClipGlobal}},
 		{"schedule", sparse.Config{Schedule: sparse.Schedule{WarmupSteps: 1, Densities: []float64{0.3, 0, 0.25}, StepsPerEpoch: 1}}},
-		{"in place", sparse.Config{InPlace: true, NoUndo: true}},
 	}
 	for _, pattern := range sparse.Patterns() {
 		add := func(policy string, cfg sparse.Config, dt dtype.DType, density float64, ranks, steps int, streams bool) {
-			if cfg.InPlace && (dt != dtype.F32 || pattern == sparse.Dense) {
-				return
-			}
 			cfg.Pattern, cfg.Density = pattern, density
 			if cfg.NonFinite == 0 && !cfg.NoUndo {
 				cfg.NonFinite = sparse.SkipNonFinite
@@ -129,15 +125,6 @@ func (c sparseCase) run(ctx context.Context, cc comm.Communicator, memory *cpu.R
 		if overflows && cc.Rank() == cc.WorldSize()-1 {
 			g[17] = float32(math.Inf(1))
 		}
-		if c.cfg.InPlace && step > 0 { // the backward pass adds to what is left
-			left, err := runtime.ToSlice[float32](t)
-			if err != nil {
-				return err
-			}
-			for i := range g {
-				g[i] += left[i]
-			}
-		}
 		raw := make([]byte, t.Bytes())
 		if err := errors.Join(dtype.FromFloat32(raw, c.dt, g), memory.CopyIn(standin.Pointer(t), raw)); err != nil {
 			return err
@@ -153,7 +140,7 @@ func (c sparseCase) run(ctx context.Context, cc comm.Communicator, memory *cpu.R
 		if err := standin.AddTensor(h, rt, t); err != nil {
 			return err
 		}
-		if (c.cfg.Pattern != sparse.Dense || c.cfg.Values != "") && !c.cfg.InPlace {
+		if c.cfg.Pattern != sparse.Dense || c.cfg.Values != "" {
 			residual, err := s.Residual()
 			if err != nil {
 				return err

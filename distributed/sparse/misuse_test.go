@@ -227,13 +227,3 @@ func TestPartsOfAStep(t *testing.T) {
 		return errors.Join(err, s.Close(), g.Free())
 	})
 }
-
-// TestScaleResidualInPlace: what was not sent is in a tensor that is its owner's.
-func TestScaleResidualInPlace(t *testing.T) {
-	standin.World(t, 1, func(_ context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-		s, err := sparse.New(rt, c, 100, sparse.Config{Pattern: "topkA", Density: 0.1, NoUndo: true, InPlace: true})
-		require.NoError(t, err)
-		assert.ErrorIs(t, s.ScaleResidual(2), comm.ErrUnsupported)
-		return s.Close()
-	})
-}

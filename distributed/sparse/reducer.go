@@ -120,17 +120,14 @@ func inOrder(calls ...func() error) error {
 // inspection, and to be discarded (filled with zeros). It is a view,
 // valid until the next step: that leaves the residual at another address, unless
 // a step has been captured in a graph ([Config].NoUndo: the address stays). The
-// dense pattern in F32 has none, unless [Auto] has chosen it, and Auto has none before it has chosen. A step in place
-// leaves it in the tensor. These are [comm.ErrUnsupported].
+// dense pattern in F32 has none, unless [Auto] has chosen it, and Auto has none before it has chosen. These are
+// [comm.ErrUnsupported].
 func (s *Reducer) Residual() (*runtime.Tensor, error) {
 	if s.closed {
 		return nil, base.OpError("residual", base.ClosedError("the Reducer"))
 	}
 	if s.cfg.Pattern == Auto || s.cfg.Pattern == Dense && s.cfg.Values == F32 && !s.cfg.chosen {
 		return nil, base.OpError("residual", fmt.Errorf("%w: pattern %s has no residual", comm.ErrUnsupported, s.cfg.Pattern))
-	}
-	if s.cfg.InPlace {
-		return nil, base.OpError("residual", fmt.Errorf("%w: in place, the tensor of the step is the residual", comm.ErrUnsupported))
 	}
 	return runtime.Wrap(s.rt, s.residual, dtype.F32, []int{s.n}, nil, nil)
 }
@@ -152,9 +149,6 @@ func (s *Reducer) Close() error {
 // checkTensor checks a gradient and returns its address.
 func (s *Reducer) checkTensor(op string, t *runtime.Tensor) (uintptr, error) {
 	ptr, err := checkGradient(op, s.rt, s.c, s.n, t)
-	if err == nil && s.cfg.InPlace && t.DType() != dtype.F32 {
-		err = base.OpError(op, fmt.Errorf("%w: tensor is %v, and in place it is the residual, which is f32", comm.ErrUnsupported, t.DType()))
-	}
 	for _, kept := range []uintptr{s.residual, s.origin} {
 		if err == nil && kept != 0 && kept < ptr+uintptr(t.Bytes()) && ptr < base.At(kept, s.held) {
 			err = base.OpError(op, fmt.Errorf("%w: the tensor shares memory with the residual", comm.ErrArgument))

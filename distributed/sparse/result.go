@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
@@ -30,9 +29,8 @@ func (s *Reducer) SelectedEntries() (runtime.Entries, error) {
 // device memory, valid until the next step, ready for work on the compute stream;
 // how many entries it has, is on the device too ([runtime.Entries].Len).
 //
-// With [Config].InPlace it is there after every step. Otherwise a dense result, which
-// topkSA and oktopk may make too, is in the tensor alone, and that is
-// [comm.ErrUnsupported]. So is every result of [Auto], which may choose the dense pattern.
+// A dense result, which topkSA and oktopk may make too, is in the tensor alone, and
+// that is [comm.ErrUnsupported]. So is every result of [Auto], which may choose the dense pattern.
 // There are no entries after a step that was skipped; where only the device knows
 // whether it was ([SkipNonFinite]), the host waits for it, 5 seconds at most.
 func (s *Reducer) Entries() (runtime.Entries, error) {
@@ -44,15 +42,8 @@ func (s *Reducer) Entries() (runtime.Entries, error) {
 	for _, l := range s.result.lists {
 		n = min(n+l.N, s.n)
 	}
-	if s.result.dense != 0 {
-		n = s.n
-	}
 	all := s.message(&s.entries, n)
-	if s.result.dense == 0 {
-		s.union(all, s.result.lists, s.result.scale, 0)
-	} else {
-		s.do(func() error { return s.kernels.Select(runtime.Source{X: s.result.dense, N: s.n}, s.at(numTiny), all) })
-	}
+	s.union(all, s.result.lists, s.result.scale, 0)
 	return all, base.OpError(op, s.failure())
 }
 
@@ -72,12 +63,6 @@ func (s *Reducer) AddResult(t *runtime.Tensor, factor float32) error {
 	for _, l := range s.result.lists {
 		s.do(func() error { return s.kernels.ScatterAdd(s.array(ptr), l, s.result.scale*factor) })
 	}
-	if s.result.dense != 0 {
-		s.set(numFactor, int32(math.Float32bits(factor)))
-		s.do(func() error {
-			return s.kernels.Accumulate(runtime.Source{X: ptr, N: s.n, Grad: s.result.dense, DType: dtype.F32, Factor: s.at(numFactor)})
-		})
-	}
 	return base.OpError(op, s.failure())
 }
 
@@ -90,9 +75,6 @@ func (s *Reducer) ClearResult(t *runtime.Tensor) error {
 	}
 	for _, l := range s.result.lists {
 		s.do(func() error { return s.kernels.ZeroAt(s.array(ptr), l) })
-	}
-	if s.result.dense != 0 {
-		s.fill(ptr, s.n)
 	}
 	return base.OpError(op, s.failure())
 }
@@ -126,7 +108,7 @@ func (s *Reducer) listed(op string) error {
 	case s.given.Pattern == Auto: // also where a sparse pattern was chosen: no program may depend on that
 		return base.OpError(op, fmt.Errorf("%w: results of pattern %s are in the tensor, as it may choose %s",
 			comm.ErrUnsupported, Auto, Dense))
-	case s.result.dense != 0 && !s.cfg.InPlace:
+	case s.result.dense != 0:
 		return base.OpError(op, fmt.Errorf("%w: the last step's result is dense, and in the tensor", comm.ErrUnsupported))
 	}
 	return nil

@@ -233,7 +233,7 @@ func (s *custom) tensor(p uintptr, dt dtype.DType, n int) *runtime.Tensor {
 	}
 	t, err := runtime.Wrap(s.rt, p, dt, []int{n}, nil, nil)
 	s.check(err)
-	if len(s.tensors) == 8 { // steps in place have the tensors that they are given
+	if len(s.tensors) == 8 { // where memory has moved, those that were there are used no more
 		s.tensors = s.tensors[:0]
 	}
 	s.tensors = append(s.tensors, t)

@@ -90,7 +90,7 @@ func (o onHostMemory) Select(s sparse.Selection) error {
 func TestSelectorSuite(t *testing.T) {
 	some := distributedtest.Cases(func(ranks int, name string) bool {
 		_, kind, _ := strings.Cut(name, "/")
-		return standin.Extended || ranks == 3 || slices.Contains([]string{"Conservation", "Schedule", "InPlace", "Volume"}, kind)
+		return standin.Extended || ranks == 3 || slices.Contains([]string{"Conservation", "Schedule", "Entries", "Volume"}, kind)
 	})
 	t.Run("host", func(t *testing.T) { distributedtest.RunSelector(t, standin.Backend(t, 1, 3), randomK{1}, some) })
 	rt := standin.NewOnStream(cpu.New())

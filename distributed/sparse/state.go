@@ -286,9 +286,7 @@ func (s *Reducer) gather(states []savedState) []byte {
 // ScaleResidual multiplies the residual, and the thresholds that were found for
 // it, by a finite factor that is not negative: when a loss scale or learning rate
 // that gradients contain changes by it, the residual changes alike. It does
-// not communicate; all ranks do it. The dense pattern has nothing to scale. With
-// [Config].InPlace that is [comm.ErrUnsupported]: the residual is the tensor,
-// which its owner scales, and steps find thresholds that no longer fit anew.
+// not communicate; all ranks do it. The dense pattern has nothing to scale.
 func (s *Reducer) ScaleResidual(factor float64) error {
 	const op = "scale residual"
 	switch f := float32(factor); {
@@ -296,8 +294,6 @@ func (s *Reducer) ScaleResidual(factor float64) error {
 		return base.OpError(op, s.ready())
 	case !(factor >= 0) || math.IsInf(float64(f), 0):
 		return base.OpError(op, fmt.Errorf("%w: factor is %v, want a finite number, not negative", comm.ErrArgument, factor))
-	case s.cfg.InPlace:
-		return base.OpError(op, fmt.Errorf("%w: in place, the tensor of the step is the residual: scale that", comm.ErrUnsupported))
 	case !s.cfg.keeps():
 		return nil
 	default:

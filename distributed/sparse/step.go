@@ -13,8 +13,7 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// AllReduce replaces t by (an approximation of) the average of all ranks' t, or,
-// with [Config].InPlace, takes what it sends out of t:
+// AllReduce replaces t by (an approximation of) the average of all ranks' t:
 // the same bits on every rank, zero where no rank's entry made it into the
 // result. t has the n elements that New was told, in any shape; F32, F16
 // or BF16 ([comm.ErrUnsupported] otherwise), and its runtime has the compute
@@ -61,10 +60,6 @@ func (s *Reducer) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 		return base.OpError(op, comm.ContextError(ctx))
 	}
 	g := Input{Ptr: ptr, DType: t.DType()}
-	if s.cfg.InPlace {
-		g.Ptr, s.residual = 0, ptr
-		defer func() { s.residual = 0 }()
-	}
 	if s.Select(ctx, g) != nil || s.Exchange(ctx) != nil || s.end(ctx) != nil {
 		return base.OpError(op, s.failed())
 	}
@@ -203,9 +198,6 @@ func (s *Reducer) Commit(v Verdict) error {
 			s.check(s.rt.Fill(g.Ptr, s.n, g.DType, 0))
 		}
 		s.skipped()
-	case s.cfg.InPlace: // the result stays where it is
-		s.giveBack(s.result.left.selected, s.result.left.taken)
-		s.store(s.result.dense, dtype.F32, s.result.dense)
 	case s.result.dense == 0:
 		s.merge(g.Ptr, g.DType, s.result.lists, s.result.scale, s.result.left)
 	case s.stats.Dense && s.whole.DType == g.DType:

@@ -47,13 +47,10 @@ func TestStepsOfPatterns(t *testing.T) {
 	}
 	f := openStandIn(t)
 	const ranks, n, rounds, steps = 2, 2048, 3, 2
-	for i, pattern := range topk.Patterns() {
-		for name, cfg := range map[string]topk.Config{"transactions": {}, "no undo": {NoUndo: true}, "in place": {NoUndo: true, InPlace: true}} {
-			if cfg.InPlace && pattern == topk.Dense || race.Enabled && cfg.NoUndo {
+	for _, pattern := range topk.Patterns() {
+		for name, cfg := range map[string]topk.Config{"transactions": {}, "no undo": {NoUndo: true}} {
+			if race.Enabled && cfg.NoUndo {
 				continue
-			}
-			if cfg.NoUndo && cfg.InPlace != (i%2 == 1) && os.Getenv("TUTTI_EXTENDED") == "" {
-				continue // every other pattern is in place
 			}
 			cfg.Pattern, cfg.Density = pattern, 0.02
 			warm := 12
@@ -104,12 +101,7 @@ func TestStepsOfPatterns(t *testing.T) {
 						if err != nil {
 							return
 						}
-						if cfg.InPlace {
-							err = rt.Kernels().Accumulate(runtime.Source{X: to, N: n, Grad: g, DType: dtype.F32})
-						} else {
-							err = rt.Copy(to, g, 4*n)
-						}
-						err = errors.Join(err, s.AllReduce(ctx, tensor))
+						err = errors.Join(rt.Copy(to, g, 4*n), s.AllReduce(ctx, tensor))
 					}
 					for range warm {
 						step()

@@ -33,8 +33,8 @@ func (c *cudaQueue) Time(ctx context.Context, submit func() error) (time.Duratio
 }
 
 // Steps implements [ComputeStream].
-func (c *cudaQueue) Steps(ctx context.Context, n int, prepare, like, step func() error) (time.Duration, error) {
-	alone, err := c.Time(ctx, func() error { return repeat(ctx, n, like, nothing) })
+func (c *cudaQueue) Steps(ctx context.Context, n int, prepare, step func() error) (time.Duration, error) {
+	alone, err := c.Time(ctx, func() error { return repeat(ctx, n, prepare, nothing) })
 	if err != nil {
 		return 0, err
 	}

@@ -26,9 +26,8 @@ type Stream interface {
 type ComputeStream interface {
 	// Steps submits n steps one behind the other, prepare before each of them, waits
 	// for all, and returns how long the device took for the steps: for everything,
-	// less what as many prepares take alone. That is measured with like, which does
-	// as much and leaves what steps work on as it is.
-	Steps(ctx context.Context, n int, prepare, like, step func() error) (time.Duration, error)
+	// less what as many prepares take alone.
+	Steps(ctx context.Context, n int, prepare, step func() error) (time.Duration, error)
 	// Parts is Steps for the parts of steps: each step calls next at the end of each
 	// of its parts, and the means of how long the device took for them are returned.
 	Parts(ctx context.Context, n, parts int, prepare func() error, step func(next func() error) error) ([]time.Duration, error)

@@ -21,7 +21,6 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/measure"
 	"github.com/tutti-go/tutti/internal/reference"
-	"github.com/tutti-go/tutti/runtime"
 )
 
 // quick measures as little as possible.
@@ -228,8 +227,6 @@ func TestSparseOf16Bits(t *testing.T) {
 			assert.Equal(t, dt.String(), r.DType)
 			assert.Equal(t, 2*r.Count, r.Bytes)
 		}
-		cfg.InPlace = true
-		assert.ErrorContains(t, cfg.Validate(), "residual, which is f32")
 	}
 	assert.ErrorContains(t, SparseConfig{DType: dtype.F64, Repeats: quick, Densities: []float64{1}}.Validate(), "not f64")
 }
@@ -257,35 +254,6 @@ func TestSparseBetweenHosts(t *testing.T) {
 		assert.ErrorContains(t, err, "--hosts 4 does not divide 6 ranks")
 		assert.ErrorAs(t, err, &refused)
 		return nil
-	})
-}
-
-// What is measured without steps leaves the residual of steps in place as it is.
-func TestGradientsAloneStayApart(t *testing.T) {
-	cfg := SparseConfig{Backend: "local", DType: dtype.F32, InPlace: true}
-	onRanks(t, 2, nil, func(ctx context.Context, r backend.Rank) error {
-		random, err := fromFloats(r.Runtime, cfg.DType, slices.Repeat([]float32{1, -2}, freshShift))
-		if err != nil {
-			return err
-		}
-		gradient, err := runtime.New(r.Runtime, cfg.DType, 1000)
-		if err != nil {
-			return err
-		}
-		s, err := newSparseRun(ctx, r, cfg, random, gradient, cell{sparse.TopkA, sparse.F32}, 0.1)
-		if err != nil {
-			return err
-		}
-		var values [3][]float32
-		for i, add := range []func() error{func() error { return s.tensor.Fill(0) }, s.nextGradient, s.likeGradient} {
-			err = errors.Join(err, add())
-			var e error
-			values[i], e = toFloats(s.tensor)
-			err = errors.Join(err, e)
-		}
-		assert.NotEqual(t, values[0], values[1])
-		assert.Equal(t, values[1], values[2])
-		return errors.Join(err, s.close(), gradient.Free(), random.Free())
 	})
 }
 

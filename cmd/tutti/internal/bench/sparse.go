@@ -49,10 +49,8 @@ type SparseConfig struct {
 	// Graph captures a step in a CUDA graph and replays it, which takes a rank with
 	// a [backend.ComputeStream] and a pattern that needs no number on the host.
 	Graph bool
-	// InPlace: gradients are added to the tensor, which is the residual, and the
-	// result is left as entries; NoUndo: steps are no transactions. Both are those of
-	// [sparse.Config], of sparse patterns.
-	InPlace, NoUndo bool
+	// NoUndo: steps are no transactions, as with that of [sparse.Config].
+	NoUndo bool
 }
 
 // Validate names the first setting that cannot be used.
@@ -63,11 +61,7 @@ func (c SparseConfig) Validate() error {
 		}
 	}
 	switch c.DType {
-	case dtype.F32:
-	case dtype.F16, dtype.BF16:
-		if c.InPlace {
-			return fmt.Errorf("in place the tensor is the residual, which is f32, not %v", c.DType)
-		}
+	case dtype.F32, dtype.F16, dtype.BF16:
 	default:
 		return fmt.Errorf("gradients are f32, f16 or bf16, not %v", c.DType)
 	}
@@ -78,9 +72,6 @@ func (c SparseConfig) Validate() error {
 	}
 	if c.Hosts < 0 {
 		return fmt.Errorf("%d hosts are not 1 or more", c.Hosts)
-	}
-	if c.InPlace && c.Hosts > 0 {
-		return errors.New("in place there are no hosts")
 	}
 	return c.Repeats.Validate()
 }
@@ -114,9 +105,8 @@ type SparseResult struct {
 	// RoundTimes, with Interleave, are the rounds that Time is the median of: those of
 	// one place were measured in turns.
 	RoundTimes []float64 `json:"rounds_us,omitempty"`
-	// InPlace and NoUndo as in [SparseConfig].
-	StepInPlace bool `json:"step_in_place,omitempty"`
-	NoUndo      bool `json:"no_undo,omitempty"`
+	// NoUndo as in [SparseConfig].
+	NoUndo bool `json:"no_undo,omitempty"`
 }
 
 // freshShift is how many different gradients are cut out of one row of random
@@ -129,8 +119,7 @@ func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report fun
 	if cfg.Graph && r.Compute == nil {
 		return backend.Needs(cfg.Backend, "--graph", "CUDA graphs")
 	}
-	// The random numbers, and of each pattern the residual and what it is rolled back with, or
-	// in place the tensors.
+	// The random numbers, and of each pattern the residual and what it is rolled back with.
 	perElement := cfg.DType.Size() + cfg.together()*(cfg.DType.Size()+dtype.F32.Size())
 	if err := r.Fits(cfg.Backend, "the buffers", float64(slices.Max(cfg.Sizes)/cfg.DType.Size())*float64(perElement), "--max or --ranks"); err != nil {
 		return err
@@ -211,13 +200,10 @@ type sparseRun struct {
 	hosts  int // see [SparseConfig]
 	sparse *backend.Reducer
 	random *runtime.Tensor // n + freshShift elements
-	tensor *runtime.Tensor // n elements: the gradient, then the result; of all patterns, but in place
-	spare  *runtime.Tensor // in place: n elements that gradients are added to where the residual is to stay
+	tensor *runtime.Tensor // n elements: the gradient, then the result; of all patterns
 	step   int
 	rounds []sparseRound
 	graph  backend.Graph // of a step, nil: steps are submitted one by one
-
-	inPlace bool
 }
 
 // sparseRound are the means of a round on one rank.
@@ -315,8 +301,7 @@ func (s *sparseRun) result(ctx context.Context, cfg SparseConfig, density float6
 		SelectTime:   significant(parts.choose * 1e6),
 		ExchangeTime: significant(parts.exchange * 1e6),
 		MergeTime:    significant(parts.merge * 1e6),
-		StepInPlace:  s.inPlace,
-		NoUndo:       cfg.NoUndo || s.inPlace,
+		NoUndo:       cfg.NoUndo,
 	}
 	if stats.Choice != nil {
 		result.Chosen, result.Values = stats.Choice.Pattern, stats.Choice.Values
@@ -337,25 +322,17 @@ func (s *sparseRun) result(ctx context.Context, cfg SparseConfig, density float6
 	return result, a.Err
 }
 
-// newSparseRun makes the reduction of one rank, and in place its tensors.
+// newSparseRun makes the reduction of one rank.
 func newSparseRun(ctx context.Context, r backend.Rank, cfg SparseConfig, random, gradient *runtime.Tensor, c cell, density float64) (_ *sparseRun, err error) {
 	n := gradient.Len()
-	s := &sparseRun{Rank: r, random: random, tensor: gradient, cell: c, hosts: cfg.Hosts, inPlace: cfg.InPlace && c.pattern != sparse.Dense}
+	s := &sparseRun{Rank: r, random: random, tensor: gradient, cell: c, hosts: cfg.Hosts}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
 		}
 	}()
-	if s.inPlace {
-		var a attempt.Calls
-		tensor := func() (*runtime.Tensor, error) { return runtime.New(r.Runtime, cfg.DType, n) }
-		if s.tensor, s.spare = attempt.Get(&a, tensor), attempt.Get(&a, tensor); a.Err != nil {
-			return nil, a.Err
-		}
-	}
 	reduce := cfg.sparse(c.pattern, c.values, density)
-	reduce.InPlace = s.inPlace
-	reduce.NoUndo = s.inPlace || cfg.NoUndo || c.pattern == sparse.Dense // what others are compared with is an allreduce and no more
+	reduce.NoUndo = cfg.NoUndo || c.pattern == sparse.Dense // what others are compared with is an allreduce and no more
 	s.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, cfg.DType, reduce)
 	return s, err
 }
@@ -380,12 +357,11 @@ func (s *sparseRun) settle(ctx context.Context, density float64) error {
 	if pattern == sparse.Dense {
 		return nil
 	}
-	residual, between := s.tensor, cmp.Or(s.hosts, ranks)
-	if !s.inPlace {
-		if residual = attempt.Get(&a, s.sparse.Residual); a.Err != nil {
-			return a.Err
-		}
+	residual := attempt.Get(&a, s.sparse.Residual)
+	if a.Err != nil {
+		return a.Err
 	}
+	between := cmp.Or(s.hosts, ranks)
 	n := residual.Len()
 	interval := float64(n) / max(1, math.Round(density*float64(n)))
 	if pattern == sparse.TopkA2 || pattern == sparse.Oktopk { // k entries of all ranks together are sent
@@ -419,14 +395,6 @@ func (s *sparseRun) close() error {
 	}
 	if s.sparse != nil {
 		err = s.sparse.Close()
-	}
-	if !s.inPlace {
-		return err
-	}
-	for _, t := range []*runtime.Tensor{s.tensor, s.spare} {
-		if t != nil {
-			err = errors.Join(err, t.Free())
-		}
 	}
 	return err
 }
@@ -475,7 +443,7 @@ func (s *sparseRun) deviceRound(ctx context.Context, iterations int) (seconds fl
 	const most = 64 // steps that the host is ahead
 	for done := 0; done < iterations; done += most {
 		seconds += attempt.Get(&a, func() (time.Duration, error) {
-			return s.Compute.Steps(ctx, min(most, iterations-done), s.nextGradient, s.likeGradient, step)
+			return s.Compute.Steps(ctx, min(most, iterations-done), s.nextGradient, step)
 		}).Seconds()
 	}
 	s.rounds = append(s.rounds, attempt.Get(&a, func() (sparseRound, error) { return s.parts(ctx) }))
@@ -526,18 +494,8 @@ func (s *sparseRun) meanRounds(ctx context.Context) (sparseRound, error) {
 		choose: measure.Median(values[2*n:3*n]) / ranks, exchange: measure.Median(values[3*n:4*n]) / ranks, merge: measure.Median(values[4*n:]) / ranks}, nil
 }
 
-// likeGradient does as much as nextGradient. In place that is done elsewhere: gradients
-// that no step selects from would change the residual's scale, and with it what the next
-// steps take.
-func (s *sparseRun) likeGradient() error {
-	return s.gradientInto(cmp.Or(s.spare, s.tensor))
-}
-
-// nextGradient puts the gradient of the next step into the tensor, or adds it to
-// what is left there.
-func (s *sparseRun) nextGradient() error { return s.gradientInto(s.tensor) }
-
-func (s *sparseRun) gradientInto(t *runtime.Tensor) (err error) {
+// nextGradient puts the gradient of the next step into the tensor.
+func (s *sparseRun) nextGradient() (err error) {
 	shift := s.step % freshShift
 	s.step++
 	gradient, err := s.random.Slice(0, shift, shift+s.tensor.Len())
@@ -545,21 +503,7 @@ func (s *sparseRun) gradientInto(t *runtime.Tensor) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, gradient.Free()) }()
-	if s.inPlace {
-		return s.add(t, gradient)
-	}
-	return t.CopyFrom(gradient)
-}
-
-// add adds a gradient to a tensor, as a backward pass would.
-func (s *sparseRun) add(t, gradient *runtime.Tensor) error {
-	var a attempt.Calls
-	kernels := attempt.Get(&a, func() (runtime.Kernels, error) { return runtime.KernelsOf(s.Runtime) })
-	to, from := attempt.Get(&a, t.Ptr), attempt.Get(&a, gradient.Ptr)
-	a.Do(func() error {
-		return kernels.Accumulate(runtime.Source{X: to, N: t.Len(), Grad: from, DType: dtype.F32})
-	})
-	return a.Err
+	return s.tensor.CopyFrom(gradient)
 }
 
 // verify makes one more step and counts wrong elements over all ranks.
@@ -576,10 +520,6 @@ func (s *sparseRun) verify(ctx context.Context) (int64, error) {
 	a.Do(func() error { return s.sparse.AllReduce(ctx, s.tensor) })
 	a.Do(func() error { return s.sparse.Sync(ctx) })
 	after := attempt.Get(&a, pending)
-	if r, ok := s.sparse.Sparse(); ok && s.inPlace { // the tensor is the residual, and then has the result
-		after = values()
-		a.Do(func() error { return errors.Join(s.tensor.Fill(0), r.AddResult(s.tensor, 1)) })
-	}
 	a.Do(func() error { return s.Comm.Sync(ctx) })
 	result := values()
 	if a.Err != nil {

@@ -45,7 +45,6 @@ steps one by one. With --hosts, sent is what goes between hosts.`,
 	cmd.Flags().Var(console.Value[[]float64]{Target: &cfg.Densities, Parse: parseList, Format: formatList, Kind: "parts"},
 		"density", "parts of the entries that a rank selects, separated by commas")
 	hostsFlag(cmd.Flags(), &cfg.Hosts)
-	cmd.Flags().BoolVar(&cfg.InPlace, "in-place", false, "the gradient's memory is the residual, the result is left as entries")
 	cmd.Flags().BoolVar(&cfg.NoUndo, "no-undo", false, "steps are no transactions: nothing is kept to undo them")
 	cmd.Flags().BoolVar(&cfg.Interleave, "interleave", false, "measure the patterns of a size in turns, to compare what is close; takes the memory of all at once")
 	cmd.Flags().BoolVar(&cfg.Graph, "graph", false, "on GPUs: capture a step in a CUDA graph and replay it, where the pattern needs no number on the host")
