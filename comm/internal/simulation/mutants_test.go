@@ -119,12 +119,12 @@ var mutants = []mutant{
 	{"lanes of an attempt before count", "comm/tcp", change{connectFile, "k.over || h.Attempt < p.attempt || len(p.lanes) != int(h.Lanes)", "k.over || len(p.lanes) != int(h.Lanes)"}, ""},
 
 	// comm/store.
-	{"a key that is set is told to nobody", "store", change{stateFile, "replies = append(replies, Reply{To: w.session, ID: w.id, Entries: now})", ""}, ""},
+	{"a key that is set is told to nobody", "store", change{stateFile, "replies = append(replies, reply{To: w.session, ID: w.id, Entries: now})", ""}, ""},
 	{"leases stay", "store", change{stateFile, "if e.lease && e.session == session {", "if e.lease && false {"}, ""},
 	{"receipts are not sent", "store", change{clientFile, "if r.Confirm > 0 {", "if false {"}, ""},
 	{"a client does not notice the end of its store", "store", change{clientFile, "c.fail(fmt.Errorf(\"%w: the job's store does not answer: %w\", comm.ErrPeerFailed, err))", ""}, ""},
 	{"a session that is silent goes on", "store", change{serverFile, "if s.options.Silence > 0 && conn.SetReadDeadline(time.Now().Add(s.options.Silence)) != nil {", "if false {"}, ""},
-	{"clients send no heartbeats", "store", change{clientFile, "_ = c.post(Request{Op: OpPing})", ""}, ""},
+	{"clients send no heartbeats", "store", change{clientFile, "_ = c.post(request{Op: opPing})", ""}, ""},
 	{"two goroutines send at once", "store", change{serverFile, "first, o.busy = !o.busy, true", "first, o.busy = true, true"}, ""},
 	{"a store that closes tells nobody", "store", change{serverFile, "flushed = append(flushed, n.out.close())", "flushed = append(flushed)"}, ""},
 	{"a session whose connection has ended goes on", "store", change{serverFile, "\tdefer s.end(n)\n", ""}, ""},
