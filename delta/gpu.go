@@ -1,12 +1,9 @@
 package delta
 
 import (
-	"bytes"
-	"compress/gzip"
 	_ "embed"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math/bits"
 	"sync"
@@ -67,15 +64,7 @@ func isClosed(rt *cuda.Runtime) bool {
 }
 
 func loadGPU(rt *cuda.Runtime) (*gpu, error) {
-	r, err := gzip.NewReader(bytes.NewReader(compressed))
-	if err != nil {
-		return nil, err
-	}
-	ptx, err := io.ReadAll(r)
-	if err != nil {
-		return nil, err
-	}
-	module, err := rt.LoadModule(ptx)
+	module, err := rt.LoadModule(compressed)
 	if err != nil {
 		return nil, err
 	}

@@ -1,11 +1,8 @@
 package p2p
 
 import (
-	"bytes"
 	"cmp"
-	"compress/gzip"
 	_ "embed"
-	"io"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
@@ -17,14 +14,6 @@ import (
 //
 //go:embed kernels/p2p.ptx.gz
 var compressed []byte
-
-func readPTX() ([]byte, error) {
-	r, err := gzip.NewReader(bytes.NewReader(compressed))
-	if err != nil {
-		return nil, err
-	}
-	return io.ReadAll(r)
-}
 
 // Constants of the kernels; see kernels/p2p.cu.
 const (

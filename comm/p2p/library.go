@@ -35,16 +35,16 @@ func openLibrary(rt *cuda.Runtime) (*library, error) {
 }
 
 func (l *library) loadModule(rt *cuda.Runtime) error {
-	text, err := readPTX()
-	if err == nil {
-		l.module, err = rt.LoadModule(text)
+	var err error
+	l.module, err = rt.LoadModule(compressed)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		l.late, err = load(l.module, false)
+	l.late, err = load(l.module, false)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		l.kernels, err = load(l.module, rt.StartsEarly())
-	}
+	l.kernels, err = load(l.module, rt.StartsEarly())
 	return err
 }
 

@@ -2,9 +2,11 @@ package p2p
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"regexp"
 	"strings"
@@ -327,6 +329,15 @@ type together struct {
 	rt   *cuda.Runtime
 	ends []*endpoint
 	at   uintptr // of the parameters
+}
+
+// readPTX returns the kernels' PTX as text.
+func readPTX() ([]byte, error) {
+	r, err := gzip.NewReader(bytes.NewReader(compressed))
+	if err != nil {
+		return nil, err
+	}
+	return io.ReadAll(r)
 }
 
 func newTogether(t testing.TB, rt *cuda.Runtime, ranks int, s sizes, limit time.Duration) *together {

@@ -85,11 +85,11 @@ func (s *sparse) load() error {
 		return err
 	}
 	return errors.Join(
-		s.rt.loadKernels("dense.ptx", kernelScaleF32, kernelScatterAdd),
-		s.rt.loadKernels("lists.ptx", kernelScatterAdd, kernelPick),
-		s.rt.loadKernels("select.ptx", kernelPick, kernelCopyPieces),
-		s.rt.loadKernels("pieces.ptx", kernelCopyPieces, kernelQuantize),
-		s.rt.loadKernels("codec.ptx", kernelQuantize, kernelCount))
+		s.rt.loadKernels("dense.ptx.gz", kernelScaleF32, kernelScatterAdd),
+		s.rt.loadKernels("lists.ptx.gz", kernelScatterAdd, kernelPick),
+		s.rt.loadKernels("select.ptx.gz", kernelPick, kernelCopyPieces),
+		s.rt.loadKernels("pieces.ptx.gz", kernelCopyPieces, kernelQuantize),
+		s.rt.loadKernels("codec.ptx.gz", kernelQuantize, kernelCount))
 }
 
 // grow sees to it that a region has that many bytes. New memory is zero.

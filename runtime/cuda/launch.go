@@ -13,7 +13,7 @@ import (
 // The kernels' PTX, compiled from kernels/*.cu by kernels/generate.sh. The
 // driver compiles it for the chip at load.
 //
-//go:embed kernels/*.ptx
+//go:embed kernels/*.ptx.gz
 var ptx embed.FS
 
 // kernel numbers the entry points of the PTX; kernelNames has their names. They

@@ -2,7 +2,9 @@ package cuda
 
 import (
 	"bytes"
+	"compress/gzip"
 	"fmt"
+	"io"
 	"math"
 	goruntime "runtime"
 	"strings"
@@ -17,7 +19,7 @@ import (
 type Module struct{ object }
 
 // LoadModule compiles PTX for the GPU, which takes up to seconds the first time
-// (the driver keeps the result on disk), and loads it.
+// (the driver keeps the result on disk), and loads it. The PTX may be compressed by gzip.
 func (r *Runtime) LoadModule(ptx []byte) (*Module, error) {
 	h, err := r.loadModule(ptx)
 	if err != nil {
@@ -27,6 +29,10 @@ func (r *Runtime) LoadModule(ptx []byte) (*Module, error) {
 }
 
 func (r *Runtime) loadModule(ptx []byte) (uintptr, error) {
+	ptx, err := decompress(ptx)
+	if err != nil {
+		return 0, err
+	}
 	if r.StartsEarly() && bytes.Contains(ptx, []byte(uncovers)) {
 		ptx = []byte(forNewer.Replace(string(ptx)))
 	}
@@ -34,6 +40,19 @@ func (r *Runtime) loadModule(ptx []byte) (uintptr, error) {
 	h, err := r.create(r.drv.sym.ModuleLoadData, destructor{fn: r.drv.sym.ModuleUnload}, hostmem.Addr(text))
 	goruntime.KeepAlive(text)
 	return h, err
+}
+
+// decompress returns PTX as text.
+func decompress(ptx []byte) ([]byte, error) {
+	const magic = "\x1f\x8b" // of gzip, RFC 1952
+	if !bytes.HasPrefix(ptx, []byte(magic)) {
+		return ptx, nil
+	}
+	r, err := gzip.NewReader(bytes.NewReader(ptx))
+	if err != nil {
+		return nil, err
+	}
+	return io.ReadAll(r)
 }
 
 // uncovers marks instructions of compute capability 9.0 in PTX for 8.0, see start in

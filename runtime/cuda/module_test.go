@@ -17,7 +17,7 @@ import (
 // in a graph.
 func TestModule(t *testing.T) {
 	rt := openGPU(t)
-	text, err := ptx.ReadFile("kernels/memory.ptx")
+	text, err := ptx.ReadFile("kernels/memory.ptx.gz")
 	require.NoError(t, err)
 	m, err := rt.LoadModule(text)
 	require.NoError(t, err)

@@ -167,7 +167,7 @@ func (r *Runtime) init(o options, devices int) (err error) {
 			return err
 		}
 	}
-	return r.loadKernels("memory.ptx", 0, kernelScaleF32)
+	return r.loadKernels("memory.ptx.gz", 0, kernelScaleF32)
 }
 
 // acquireContext takes the context that it is given, 0 for the primary one.

@@ -103,7 +103,7 @@ var programs = map[string]func(rt *Runtime) error{
 	"shared":             func(rt *Runtime) error { return share(rt, runtime.CUDA) },
 	"shared of the host": func(rt *Runtime) error { return share(rt, runtime.CPU) },
 	"module": func(rt *Runtime) error {
-		text, err := ptx.ReadFile("kernels/memory.ptx")
+		text, err := ptx.ReadFile("kernels/memory.ptx.gz")
 		if err != nil {
 			return err
 		}
