@@ -25,7 +25,7 @@ func TestDocuments(t *testing.T) {
 		if err != nil || entry.IsDir() || filepath.Ext(path) != ".go" {
 			return err
 		}
-		if strings.HasPrefix(path, "../examples/") || entry.Name() == "example_test.go" {
+		if strings.HasPrefix(path, "../examples/") || strings.HasPrefix(path, "../delta/example/") || entry.Name() == "example_test.go" {
 			text, err := os.ReadFile(path)
 			compiled[path] = lines(string(text))
 			return err

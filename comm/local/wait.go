@@ -70,15 +70,7 @@ func (e *endpoint) wait(ctx context.Context) error {
 			continue
 		}
 		if f := w.failure.Load(); f != nil {
-			// A call that all ranks have come to is complete on all, as on the one that aborted.
-			if w.tells {
-				e.finishTold()
-			}
-			e.drain()
-			if e.done() {
-				return nil
-			}
-			return f.of(e)
+			return e.failedWith(f)
 		}
 		if e.help() {
 			spinning, looks, yields, began = spin > 0, 0, 0, time.Time{}
@@ -117,6 +109,19 @@ func (e *endpoint) wait(ctx context.Context) error {
 			spinning, looks, yields, began = spin > 0, 0, 0, time.Time{}
 		}
 	}
+}
+
+// failedWith ends a wait in a world that has failed: with success if the call that is waited for is complete,
+// as it is then on the rank that aborted. A call that all ranks have come to is complete on all of them.
+func (e *endpoint) failedWith(f *failure) error {
+	e.mu.Lock() // the other goroutine that submits this rank's small collective holds it until that counts
+	e.finishSmall()
+	e.mu.Unlock()
+	e.drain()
+	if e.done() {
+		return nil
+	}
+	return f.of(e)
 }
 
 // learn adapts how long the rank spins to how its spinning ended: with what it waited
