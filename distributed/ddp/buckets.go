@@ -1,12 +1,10 @@
 package ddp
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
@@ -208,33 +206,28 @@ func (g *Gradients) choose(ctx context.Context, whole sparse.Config, patterns []
 		if b.cfg.Pattern != sparse.Auto {
 			continue
 		}
-		var pattern, values string
+		var pattern string
 		if patterns != nil {
-			pattern, values, _ = strings.Cut(patterns[i], " ")
+			pattern = patterns[i]
 		} else {
 			choice, err := choices.Of(ctx, g.rt, g.lines.outer, g.lines.share(b.len()), b.dt, b.cfg)
 			if err != nil {
 				return g.bucketError(i, err)
 			}
-			pattern, values = choice.Pattern, choice.Values
+			pattern = choice.Pattern
 			if g.lines.mesh != nil {
 				// Each line of ranks between hosts has measured for itself.
-				name, err := distributed.BroadcastBytes(ctx, g.rt, g.meter, []byte(pattern+" "+values), 0)
+				name, err := distributed.BroadcastBytes(ctx, g.rt, g.meter, []byte(pattern), 0)
 				if err != nil {
 					return g.bucketError(i, err)
 				}
-				pattern, values, _ = strings.Cut(string(name), " ")
+				pattern = string(name)
 			}
 		}
 		b.pattern = pattern
-		if b.cfg.Values == sparse.Auto {
-			b.pattern += " " + values
-			values = cmp.Or(values, sparse.F32) // of a state that has none, whose name differs then
-		} else {
-			values = b.cfg.Values
-		}
 		var err error
-		if b.cfg, err = b.cfg.Chosen(pattern, values); err != nil {
+		b.cfg, err = b.cfg.Chosen(pattern)
+		if err != nil {
 			return g.bucketError(i, err)
 		}
 	}

@@ -119,8 +119,7 @@ func (g *Gradients) Buckets() [][]int {
 }
 
 // Patterns returns for each bucket, in the order of reduction, its pattern: that of
-// its configuration, or what was chosen for [sparse.Auto], as in "oktopk", or "oktopk i8" where
-// as what values travel was chosen too.
+// its configuration, or what was chosen for [sparse.Auto].
 func (g *Gradients) Patterns() []string {
 	all := make([]string, len(g.buckets))
 	for i, b := range g.buckets {

@@ -8,7 +8,6 @@ import (
 	"hash/fnv"
 	"math"
 	"slices"
-	"strings"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
@@ -233,8 +232,8 @@ func (g *Gradients) parse(state []byte) (p savedGradients, err error) {
 		err = damaged
 	}
 	for i, name := range p.patterns {
-		pattern, values, chosen := strings.Cut(name, " ")
-		if known := slices.Contains(sparse.Patterns(), pattern) && (!chosen || slices.Contains(sparse.Values(), values)); err == nil && !known {
+		known := slices.Contains(sparse.Patterns(), name)
+		if err == nil && !known {
 			err = fmt.Errorf("%w: bucket %d has pattern %q", comm.ErrMismatch, i, name)
 		}
 	}

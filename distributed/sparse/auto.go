@@ -22,7 +22,7 @@ import (
 const (
 	trialElements = 1 << 24 // most elements of a trial
 	firstElements = 1 << 14 // of the first one
-	trialSeconds  = 0.012   // most that a step of topkA takes; half of it where values are weighed
+	trialSeconds  = 0.012   // most that a step of topkA takes
 	roundsSeconds = 0.15    // what the rounds of all patterns take, if all are like topkA
 	batch         = 8       // steps that are timed together, on devices with streams
 	shifts        = 1 << 12 // gradients that random numbers make, each shifted by one element
@@ -34,13 +34,13 @@ const (
 func (s *Reducer) decide(ctx context.Context, dt dtype.DType) {
 	choice, err := choose(ctx, s.rt, s.c, s.n, dt, s.given)
 	if s.check(err); s.err == nil {
-		s.become(choice.Pattern, choice.Values, choice)
+		s.become(choice.Pattern, choice)
 	}
 }
 
 // become makes a pattern that of the configuration. Thresholds and partitions start anew.
-func (s *Reducer) become(pattern, values string, choice *Choice) {
-	cfg, err := s.given.Chosen(pattern, values)
+func (s *Reducer) become(pattern string, choice *Choice) {
+	cfg, err := s.given.Chosen(pattern)
 	s.check(err)
 	s.cfg, s.codec, s.choice, s.k, s.chose = cfg, cfg.codec(), choice, 0, choice != nil
 	s.resetNumbers()
@@ -50,14 +50,19 @@ func (s *Reducer) become(pattern, values string, choice *Choice) {
 // choose has the ranks make the choice for n elements. It is collective.
 func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType, cfg Config) (*Choice, error) {
 	started := time.Now()
-	p := &probe{ctx: ctx, rt: rt, c: c, dt: dt, order: base.NewOrder(rt, c), cfg: cfg, n: min(n, trialElements), values: []string{cmp.Or(cfg.Values, F32)},
-		limit: trialSeconds, batch: 1, rng: rand.New(rand.NewPCG(uint64(c.Rank()), uint64(n)))}
-	if cfg.Values == Auto {
-		p.values = cfg.codings()
-		p.limit = trialSeconds / 2
+	p := &probe{
+		ctx:   ctx,
+		rt:    rt,
+		c:     c,
+		dt:    dt,
+		order: base.NewOrder(rt, c),
+		cfg:   cfg,
+		n:     min(n, trialElements),
+		batch: 1,
+		rng:   rand.New(rand.NewPCG(uint64(c.Rank()), uint64(n))),
 	}
 	if k := count(cfg.Density, n); c.WorldSize() == 1 || 2*k >= n { // there is nothing to send, or too much
-		return &Choice{Pattern: Dense, Values: p.values[0], Elements: n, K: k}, nil
+		return &Choice{Pattern: Dense, Elements: n, K: k}, nil
 	}
 	if p.order.Streams != nil {
 		p.batch = batch
@@ -67,7 +72,10 @@ func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int,
 	usual := p.fit()
 	var trials []Trial
 	for _, pattern := range p.candidates() {
-		trials = append(trials, p.weigh(pattern, usual)...)
+		t := Trial{Pattern: pattern}
+		if pattern != Dense || p.bears(t, usual) {
+			trials = append(trials, t)
+		}
 	}
 	rounds := min(max(int(roundsSeconds/usual/float64(p.batch*len(trials))), 3), 31)
 	choice := choiceOf(trials, p.try(p.n, rounds, trials...), p.n, count(cfg.Density, p.n))
@@ -75,20 +83,10 @@ func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int,
 		return nil, fmt.Errorf("choosing a pattern: %w", err)
 	}
 	if c.Rank() == 0 {
-		slog.Info("distributed: chose a pattern", "pattern", choice.Pattern, "values", choice.Values, "elements", n, "density", cfg.Density, "ranks", c.WorldSize(),
+		slog.Info("distributed: chose a pattern", "pattern", choice.Pattern, "elements", n, "density", cfg.Density, "ranks", c.WorldSize(),
 			"trials", fmt.Sprint(choice.Trials), "took", time.Since(started).Round(time.Millisecond))
 	}
 	return choice, nil
-}
-
-// codings are what Auto for Values may choose: codecs that round only where that changes how soon a value arrives,
-// and not what does. Without error feedback what they lose would be lost, and where numbers that are not finite pass,
-// they would spread.
-func (c *Config) codings() []string {
-	if c.NoErrorFeedback || c.NonFinite == PassNonFinite {
-		return []string{F32, Lossless}
-	}
-	return []string{F32, Lossless, I8, I4, I2}
 }
 
 // probe measures patterns. All ranks decide by times that they have agreed on. Its first error stays, and
@@ -100,24 +98,22 @@ type probe struct {
 	dt     dtype.DType
 	order  base.Order
 	cfg    Config
-	n      int      // elements of a trial
-	values []string // of a pattern's trials, the most precise first
-	limit  float64  // most seconds of a step of topkA, unless it has firstElements
-	batch  int      // steps that are timed together, for which p.limit holds as well
+	n      int // elements of a trial
+	batch  int // steps that are timed together, for which trialSeconds holds as well
 	rng    *rand.Rand
 	random uintptr // shifts elements more than a gradient
 	made   int     // gradients
 	err    error
 }
 
-// fit shortens the tensor until a step of topkA takes no more than p.limit, and returns what it takes then. It
+// fit shortens the tensor until a step of topkA takes no more than trialSeconds, and returns what it takes then. It
 // begins with few elements, because a step of all might take minutes.
 func (p *probe) fit() (usual float64) {
-	for whole, n := p.n, firstElements; ; n = int(float64(p.n) * min(16, p.limit/usual)) {
+	for whole, n := p.n, firstElements; ; n = int(float64(p.n) * min(16, trialSeconds/usual)) {
 		p.n = min(whole, n)
-		usual = p.try(p.n, 3, Trial{Pattern: TopkA, Values: p.values[0]})[0]
-		if p.n == whole || 2*usual > p.limit || p.err != nil {
-			p.batch = min(p.batch, max(int(p.limit/usual), 1))
+		usual = p.try(p.n, 3, Trial{Pattern: TopkA})[0]
+		if p.n == whole || 2*usual > trialSeconds || p.err != nil {
+			p.batch = min(p.batch, max(int(trialSeconds/usual), 1))
 			return usual
 		}
 	}
@@ -131,36 +127,11 @@ func (p *probe) candidates() []string {
 	if p.c.WorldSize() > 2 {
 		patterns = append(patterns, Gtopk)
 	}
-	cfg.Pattern, cfg.Values = Oktopk, p.values[0]
+	cfg.Pattern = Oktopk
 	if uses, _ := find(&cfg, count(cfg.Density, p.n), p.n, p.c.WorldSize()); uses == Oktopk {
 		patterns = append(patterns, Oktopk)
 	}
 	return append(patterns, Dense)
-}
-
-// weigh returns the trial of a pattern with the values with which its steps are the fastest: the first ones, or
-// those that are faster by a twentieth than the best before them. Of dense it returns the first ones as well, and
-// none that [probe.bears] leaves out.
-func (p *probe) weigh(pattern string, usual float64) (best []Trial) {
-	var trials []Trial
-	for i, values := range p.values {
-		if t := (Trial{Pattern: pattern, Values: values}); pattern != Dense || (i == 0 || values != Lossless) && p.bears(t, usual) {
-			trials = append(trials, t)
-		}
-	}
-	if len(trials) < 2 {
-		return trials
-	}
-	fastest := math.Inf(1)
-	for i, seconds := range p.try(p.n, 3, trials...) {
-		if 20*seconds < 19*fastest {
-			fastest, best = seconds, trials[i:i+1:i+1]
-		}
-	}
-	if pattern == Dense && best[0] != trials[0] {
-		best = append(best, trials[0])
-	}
-	return best
 }
 
 // bears reports whether a dense step takes at most 1.5 times as long as usual, which a part of it may tell.
@@ -180,7 +151,7 @@ func choiceOf(trials []Trial, seconds []float64, n, k int) *Choice {
 		t := &trials[i]
 		t.Time = time.Duration(seconds[i] * float64(time.Second))
 		if choice.Pattern == "" && seconds[i] == best || t.Pattern == Dense && 20*seconds[i] <= 21*best {
-			choice.Pattern, choice.Values = t.Pattern, t.Values
+			choice.Pattern = t.Pattern
 		}
 	}
 	slices.SortStableFunc(choice.Trials, func(a, b Trial) int { return cmp.Compare(a.Time, b.Time) })
@@ -198,7 +169,7 @@ func (p *probe) try(n, rounds int, trials ...Trial) []float64 {
 	defer func() { p.err = errors.Join(err, gradient.Free()) }()
 	for i, t := range trials {
 		var s *Reducer
-		cfg, e := p.cfg.Chosen(t.Pattern, t.Values)
+		cfg, e := p.cfg.Chosen(t.Pattern)
 		if e == nil {
 			s, e = New(p.rt, p.c, n, cfg)
 		}

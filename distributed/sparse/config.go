@@ -17,7 +17,7 @@ import (
 type Config struct {
 	// Pattern is one of [Patterns], "dense" unless set, or [Auto].
 	Pattern string
-	// Values is as what values travel, one of [Values], F32 unless set, or with pattern Auto also [Auto]. What rounding loses stays in the
+	// Values is as what values travel, one of [Values], F32 unless set. What rounding loses stays in the
 	// residual of the rank that has rounded, so it is sent in later steps, and so the dense pattern has
 	// a residual as well unless Values is F32. A sum that is rounded again before all ranks get it leaves what that
 	// loses with the rank that made it. With NoErrorFeedback it is forgotten. Where dense steps
@@ -173,14 +173,13 @@ func (c Config) WithDefaults() (Config, error) {
 // Chosen returns c with its defaults, and with a pattern and values in the place of its own. Where c leaves its
 // pattern to [Auto], the policies are those of c all the same: they are resolved before the pattern is replaced, and
 // whatever was measured, a step is rolled back, skipped and kept in a residual alike.
-func (c Config) Chosen(pattern, values string) (Config, error) {
+func (c Config) Chosen(pattern string) (Config, error) {
 	c, err := c.WithDefaults()
 	if err != nil {
 		return c, err
 	}
 	c.chosen = c.chosen || c.Pattern == Auto && pattern != Auto
 	c.Pattern = pattern
-	c.Values = values
 	return c, c.check()
 }
 
@@ -193,8 +192,8 @@ func (c *Config) check() error {
 		return base.ConfigError("unknown pattern %q (want %s or one of %s)", c.Pattern, Auto, strings.Join(Patterns(), ", "))
 	case c.Pattern != Dense && !(c.Density > 0 && c.Density <= 1):
 		return base.ConfigError("Density is %v, want a share in (0, 1]", c.Density)
-	case !values && (c.Values != Auto || c.Pattern != Auto):
-		return base.ConfigError("unknown values %q (want one of %s, or with pattern %s also %[3]s)", c.Values, strings.Join(Values(), ", "), Auto)
+	case !values:
+		return base.ConfigError("unknown values %q (want one of %s)", c.Values, strings.Join(Values(), ", "))
 	case c.Chunk < 1:
 		return base.ConfigError("Chunk is %d, want at least 1", c.Chunk)
 	case c.Selector != nil && (c.Pattern == Dense || c.Pattern == Auto):

@@ -70,11 +70,6 @@ func NeedsHost(pattern string) bool {
 // set, a step that fails is rolled back unless NoUndo is set, there is a residual, an epoch of density 0 sends
 // nothing, and results are not there as lists ([Reducer.Entries]).
 //
-// Auto for [Config.Values], with Auto for the pattern, measures each of these patterns with [F32], [Lossless], [I8],
-// [I4] and [I2]: what rounding loses is sent later. With NoErrorFeedback it would be lost, and with [PassNonFinite] a
-// NaN would spread: then it measures F32 and Lossless. What is faster than one before it by less than a twentieth is
-// not taken.
-//
 // A [Reducer] chooses in the first step that is not dense by its schedule, for Config.Density; package ddp when it is
 // made, once for all buckets of about the same length. It takes about a second where steps with 16,384 elements
 // take less than 12 ms, and meanwhile memory of up to eleven times the tensor's size, about twenty with momentum, but

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -200,34 +198,6 @@ func TestAutoPauses(t *testing.T) {
 		}
 		assert.InDeltaSlice(t, want, sums, 1e-5)
 	})
-}
-
-// Auto for values takes codecs that round only where what they lose is sent later, and where a NaN stays alone.
-func TestAutoValuesRound(t *testing.T) {
-	precise := []string{sparse.F32, sparse.Lossless}
-	for name, cfg := range map[string]sparse.Config{
-		"error feedback":    {},
-		"no error feedback": {NoErrorFeedback: true},
-		"pass":              {NonFinite: sparse.PassNonFinite},
-		"no undo":           {NoUndo: true},
-	} {
-		cfg.Pattern, cfg.Values, cfg.Density = sparse.Auto, sparse.Auto, 0.02
-		standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-			rounds := false // a codec that rounds is the fastest
-			u, err := standin.NewTrainee(rt, standin.Pace(c, func(call comm.Call) time.Duration {
-				return time.Duration(call.Count) * time.Microsecond
-			}), cfg, 40_000)
-			require.NoError(t, err)
-			require.NoError(t, u.Step(ctx, 0))
-			stats, err := u.S.Stats(ctx)
-			require.NoError(t, err)
-			for _, trial := range stats.Choice.Trials {
-				rounds = rounds || !slices.Contains(precise, trial.Values)
-			}
-			assert.Equal(t, name == "error feedback", rounds, "%s: %v", name, stats.Choice.Trials)
-			return u.Close()
-		})
-	}
 }
 
 // A state of the dense pattern of a program has other semantics than that of Auto that has chosen it: neither goes on with

@@ -234,9 +234,9 @@ func (s *Reducer) restore(ctx context.Context, states []savedState) error {
 	first := &states[0]
 	s.steps, s.step = int(first.Steps), step{counted: true}
 	if pattern := first.cfg.Pattern; pattern == Auto {
-		s.become(pattern, first.cfg.Values, nil)
-	} else if values := first.cfg.Values; pattern != s.cfg.Pattern || values != s.cfg.Values {
-		s.become(pattern, values, &Choice{Pattern: pattern, Values: values})
+		s.become(pattern, nil)
+	} else if pattern != s.cfg.Pattern {
+		s.become(pattern, &Choice{Pattern: pattern})
 	}
 	if int(first.Size) == s.size {
 		s.plan(ctx, int(first.K), false)
@@ -315,24 +315,23 @@ func (s *Reducer) ScaleResidual(factor float64) error {
 
 // chosenFor returns the configuration with which s goes on from a state with this fingerprint, if there is
 // one: that of s, or one that Auto may have become. As what values travelled does not count
-// unless Auto has chosen that, or there is a residual with one and none with the other.
+// unless there is a residual with one and none with the other.
 func (s *Reducer) chosenFor(fingerprint uint64) (Config, bool) {
 	patterns := []string{s.given.Pattern}
 	if s.given.Pattern == Auto {
 		patterns = append(Patterns(), Auto)
 	}
 	for _, pattern := range patterns {
-		for _, values := range append(Values(), Auto) {
-			cfg, err := s.given.Chosen(pattern, values)
+		for _, values := range Values() {
+			saved := s.given
+			saved.Values = values
+			cfg, err := saved.Chosen(pattern)
 			if err != nil || cfg.fingerprint(s.n) != fingerprint {
 				continue
 			}
-			if s.given.Values != Auto {
-				kept := cfg.keeps()
-				cfg, err = s.given.Chosen(pattern, s.given.Values)
-				return cfg, err == nil && cfg.keeps() == kept
-			}
-			return cfg, true
+			kept := cfg.keeps()
+			cfg, err = s.given.Chosen(pattern)
+			return cfg, err == nil && cfg.keeps() == kept
 		}
 	}
 	return s.cfg, false

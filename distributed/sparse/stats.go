@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"strconv"
-	"strings"
 	"time"
 )
 
@@ -41,23 +40,23 @@ type Stats struct {
 	Choice *Choice
 }
 
-// Choice is what the ranks found for [Auto]: Pattern and Values are used. Elements and K are what was measured, which
+// Choice is what the ranks found for [Auto]: Pattern is used. Elements and K are what was measured, which
 // is a part of a tensor whose steps of topkA take more than 6 to 12 ms, and Trials the patterns, the fastest first.
 type Choice struct {
-	Pattern, Values string
-	Elements, K     int
-	Trials          []Trial
+	Pattern     string
+	Elements, K int
+	Trials      []Trial
 }
 
 // Trial is what a step of a pattern takes: the median of rounds, on the slowest rank.
 type Trial struct {
-	Pattern, Values string
-	Time            time.Duration
+	Pattern string
+	Time    time.Duration
 }
 
-// String is as in "topkA 1.2ms" or "topkA i8 0.6ms".
+// String is as in "topkA 1.2ms".
 func (t Trial) String() string {
-	return fmt.Sprintf("%s %v", strings.TrimSuffix(t.Pattern+" "+t.Values, " "+F32), t.Time.Round(100*time.Nanosecond))
+	return fmt.Sprintf("%s %v", t.Pattern, t.Time.Round(100*time.Nanosecond))
 }
 
 // jsonFloat is a number that JSON has no notation for if it is not finite: then it

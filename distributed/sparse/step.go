@@ -241,7 +241,7 @@ func (s *Reducer) RollBack() error {
 		s.rollBack()
 	}
 	if s.chose {
-		s.become(Auto, s.given.Values, nil)
+		s.become(Auto, nil)
 	}
 	s.step = step{phase: rolledBack, stats: s.last, counted: true}
 	return s.err

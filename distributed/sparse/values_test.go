@@ -29,7 +29,7 @@ func TestValuesNames(t *testing.T) {
 		want string
 	}{
 		{sparse.Config{Values: "i3"}, `unknown values "i3" (want one of f32, lossless, bf16, f16, fp8, i8, i4, i2, 1bit`},
-		{sparse.Config{Pattern: sparse.TopkA, Density: 0.1, Values: sparse.Auto}, `unknown values "auto"`},
+		{sparse.Config{Pattern: sparse.Auto, Density: 0.1, Values: sparse.Auto}, `unknown values "auto"`},
 		{sparse.Config{Pattern: sparse.Chunked, Density: 0.1, Chunk: -1}, "Chunk is -1, want at least 1"},
 	} {
 		_, err := c.cfg.WithDefaults()
@@ -252,49 +252,6 @@ func quantize(x []float32, picked []int, to []float64) {
 	for _, i := range picked {
 		to[i] = mean + sums[bin(i)]/counts[bin(i)]
 	}
-}
-
-// Auto may weigh as what values travel, and resumes with what it has chosen.
-func TestAutoWeighsValues(t *testing.T) {
-	const n = 50_000
-	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-		cfg := sparse.Config{Pattern: sparse.Auto, Values: sparse.Auto, Density: 0.01}
-		s, err := sparse.New(rt, c, n, cfg)
-		if err != nil {
-			return err
-		}
-		g, err := runtime.New(rt, dtype.F32, n)
-		if err != nil {
-			return err
-		}
-		if _, err := reduced(ctx, s, g, standin.Normal(n, c.Rank(), 0)); err != nil {
-			return err
-		}
-		stats, err := s.Stats(ctx)
-		if err != nil {
-			return err
-		}
-		state, err := s.State(ctx)
-		if err != nil {
-			return err
-		}
-		assert.Contains(t, sparse.Values(), stats.Choice.Values)
-		resumed, err := sparse.New(rt, c, n, cfg)
-		if err != nil {
-			return err
-		}
-		want, err := reduced(ctx, s, g, standin.Normal(n, c.Rank(), 1))
-		if err != nil {
-			return err
-		}
-		err = resumed.Restore(ctx, state)
-		if err != nil {
-			return err
-		}
-		result, err := reduced(ctx, resumed, g, standin.Normal(n, c.Rank(), 1))
-		assert.True(t, slices.Equal(want, result))
-		return errors.Join(err, s.Close(), resumed.Close(), g.Free())
-	})
 }
 
 // sumRounded returns the sums of what ranks have, rounded, and leaves residuals there.

@@ -304,7 +304,7 @@ func (s *sparseRun) result(ctx context.Context, cfg SparseConfig, density float6
 		NoUndo:       cfg.NoUndo,
 	}
 	if stats.Choice != nil {
-		result.Chosen, result.Values = stats.Choice.Pattern, stats.Choice.Values
+		result.Chosen = stats.Choice.Pattern
 	}
 	if s.pattern == sparse.Dense || result.Chosen == sparse.Dense {
 		result.Density = 1

@@ -51,17 +51,17 @@ func somePatterns() []string {
 
 // patternsFlag adds the flag that lists patterns.
 func patternsFlag(flags *pflag.FlagSet, target *[]string) {
-	flags.Var(namesFlag("pattern", target, sparse.Patterns()), "pattern", "patterns, separated by commas: all, "+console.PatternNames())
+	flags.Var(namesFlag("pattern", target, sparse.Patterns(), sparse.Auto), "pattern", "patterns, separated by commas: all, "+console.PatternNames())
 }
 
-// namesFlag is a list of names that are separated by commas: some of those in all, which "all" stands for, and auto.
-func namesFlag(what string, target *[]string, all []string) pflag.Value {
+// namesFlag is a list of names that are separated by commas: some of those in all, which "all" stands for, or others.
+func namesFlag(what string, target *[]string, all []string, others ...string) pflag.Value {
 	parse := func(text string) (names []string, err error) {
 		for name := range strings.SplitSeq(text, ",") {
 			name = strings.TrimSpace(name)
 			some := all
 			if !strings.EqualFold(name, "all") {
-				if name, err = console.OneOf(what, name, append(slices.Clone(all), sparse.Auto), nil); err != nil {
+				if name, err = console.OneOf(what, name, slices.Concat(all, others), nil); err != nil {
 					return nil, err
 				}
 				some = []string{name}
@@ -86,7 +86,7 @@ func namesFlag(what string, target *[]string, all []string) pflag.Value {
 // valuesFlag adds the flag that lists as what values travel.
 func valuesFlag(flags *pflag.FlagSet, target *[]string) {
 	flags.Var(namesFlag("values", target, sparse.Values()), "values",
-		"as what values travel, separated by commas: all, "+strings.Join(sparse.Values(), ", ")+", or with pattern auto also auto")
+		"as what values travel, separated by commas: all, "+strings.Join(sparse.Values(), ", "))
 }
 
 // hostsFlag adds the flag that says which ranks share a host.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 
 	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -107,8 +106,6 @@ func (c Config) Validate() error {
 		return fmt.Errorf("%d fragments are more than an outer window of %d steps has steps", fragments, c.Outer.Every)
 	case c.Outer.Every > 0 && c.Outer.Delay > c.Outer.Every/fragments:
 		return fmt.Errorf("delay %d is more than the %d steps from one of %d fragments to the next", c.Outer.Delay, c.Outer.Every/fragments, fragments)
-	case slices.Contains(c.Values, sparse.Auto) && slices.ContainsFunc(c.Patterns, func(p string) bool { return p != sparse.Auto }):
-		return errors.New("values auto are for pattern auto alone")
 	case c.Elastic && (len(c.Patterns) != 1 || len(c.Values) != 1):
 		return errors.New("an elastic training has one pattern, such as --pattern dense, and one kind of values")
 	case c.Elastic && (c.Outer.Every > 0 || c.Hosts > 0):

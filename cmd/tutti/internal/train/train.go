@@ -76,7 +76,7 @@ type trainer struct {
 	outer    *outer.Loop                     // or this one, over update
 	owned    []func() error                  // which close what was made
 	chosen   string                          // by auto
-	values   string                          // as what values travel: those that were asked for, or what auto has chosen
+	values   string                          // as what values travel
 
 	own   examples      // to test on
 	clock time.Duration // of the training so far, without tests and comparisons of losses
@@ -340,7 +340,7 @@ func (t *trainer) record(ctx context.Context, loss float64) (err error) {
 	} else {
 		var stats sparse.Stats
 		if stats, err = t.sparse.Stats(ctx); stats.Choice != nil {
-			t.chosen, t.values = stats.Choice.Pattern, stats.Choice.Values
+			t.chosen = stats.Choice.Pattern
 		}
 		t.Bytes, t.Elements = t.Bytes+stats.SentBytes, t.Elements+stats.SentElements
 		_, within := t.sparse.Within()
