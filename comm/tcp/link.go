@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -24,9 +25,9 @@ const (
 	// a goroutine sends that is not the writer.
 	flushBytes  = 128 << 10
 	inlineBytes = 32 << 10
-	// mostCollected bounds what waits to be sent on a connection. Frames are collected up to flushBytes, but TLS also
-	// answers its peer, as often as that asks.
-	mostCollected = 1 << 20
+	// maxAnswers bounds what TLS answers a peer, as often as that asks, while it waits to be sent. Frames of
+	// this rank are bounded by the peer's credit.
+	maxAnswers = 1 << 20
 )
 
 // link is the socket under the TLS of a lane. What TLS writes is collected, so that several
@@ -41,8 +42,11 @@ type link struct {
 	failed error
 	pair   *pair // of the lane
 
+	sealing atomic.Bool // what TLS writes is of frames, and no answer
+
 	mu      sync.Mutex
-	out     []byte // collected
+	answers int    // bytes of out that answer the peer; guarded by mu
+	out     []byte // collected; guarded by mu
 	pending []byte // what flush is sending
 	spare   []byte // its memory
 }
@@ -79,7 +83,10 @@ func (l *link) Write(b []byte) (int, error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.out) > mostCollected {
+	if !l.sealing.Load() {
+		l.answers += len(b)
+	}
+	if l.answers > maxAnswers {
 		return 0, errors.New("it asks for more answers than it reads")
 	}
 	l.out = append(l.out, b...)
@@ -93,6 +100,7 @@ func (l *link) flush(wait bool) (empty bool, err error) {
 		if len(l.pending) == 0 {
 			l.mu.Lock()
 			l.out, l.spare = l.spare[:0], l.out
+			l.answers = 0
 			l.mu.Unlock()
 			if l.pending = l.spare; len(l.pending) == 0 {
 				return true, nil
@@ -268,6 +276,8 @@ func (l *lane) seal() (n int, err error) {
 	if !l.next(l, &f) {
 		return 0, nil
 	}
+	l.link.sealing.Store(true)
+	defer l.link.sealing.Store(false)
 	f.header.put(l.frame[:])
 	first := copy(l.frame[headerBytes:], f.payload)
 	_, err = l.secure.Write(l.frame[:headerBytes+first])

@@ -212,6 +212,9 @@ func (g *Gradients) choose(ctx context.Context, whole sparse.Config, patterns []
 		} else {
 			choice, err := choices.Of(ctx, g.rt, g.lines.outer, g.lines.share(b.len()), b.dt, b.cfg)
 			if err != nil {
+				if g.lines.mesh != nil {
+					comm.AbortAll(g.meter, err) // ranks of other lines wait for this one below
+				}
 				return g.bucketError(i, err)
 			}
 			pattern = choice.Pattern

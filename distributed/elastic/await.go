@@ -159,9 +159,13 @@ func (m *Member) rejoin(r *record) {
 }
 
 // propose writes an epoch to the store, unless another member has. One that the store refuses is proposed again, ever
-// later. The error is that of ctx.
+// later. The error is that of ctx, or that no epoch can follow the one in the store, whose numbers are at their end: members
+// write no such one, and would ignore its successor.
 func (m *Member) propose(ctx context.Context, kv store.Store, w *vigil, r *record, version uint64) error {
 	r.World = rand.Text()
+	if err := r.check(); err != nil {
+		return fmt.Errorf("%w: no epoch follows the one in the store: epoch %d has %w", comm.ErrMismatch, r.Number, err)
+	}
 	text, _ := json.Marshal(r)
 	bounded, cancel := context.WithTimeout(ctx, m.cfg.Patience)
 	defer cancel()

@@ -246,6 +246,25 @@ func forgedStep(t *testing.T) {
 	require.NoError(t, errors.Join(ctx.Err(), forger.Close(), server.Close()))
 }
 
+// An epoch that none can follow, as its number is the last one, ends the members instead of having them propose for ever.
+func TestForgedLastEpoch(t *testing.T) {
+	for name, forge := range map[string]func(r *record){
+		"number":   func(r *record) { r.Number = lastNumber },
+		"attempts": func(r *record) { r.Number, r.Failed = 99, []failure{{"b", lastNumber}} },
+	} {
+		r := epochOf(5, "ab", "a")
+		forge(r)
+		require.NoError(t, r.check(), name)
+		next := *r
+		next.Number++
+		next.Failed = r.failures(nil, r.Members[1:])
+		m := &Member{cfg: Config{Name: "a", Patience: time.Second}}
+		err := m.propose(t.Context(), nil, new(vigil), &next, 0)
+		assert.ErrorIs(t, err, comm.ErrMismatch, name)
+		assert.ErrorContains(t, err, "no epoch follows the one in the store", name)
+	}
+}
+
 // A member enters an epoch with the state that the epoch begins with, or gets that.
 func TestCheckEntry(t *testing.T) {
 	r := epochOf(5, "ab", "a")

@@ -1,0 +1,54 @@
+package tcp_test
+
+import (
+	"context"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/hosttest"
+	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+)
+
+// TestBursts submits more short calls before a wait than the socket takes: what a rank sends of its own
+// is bounded by its peer's credit, and by nothing else.
+func TestBursts(t *testing.T) {
+	const bytes, calls = 30 << 10, 130
+	for _, processors := range []int{1, 2, 4} {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(processors))
+		rt := hosttest.NewRuntime(t)
+		one := func(c *tcp.Config) { c.Connections = 1 }
+		require.NoError(t, run(soon(t), 2, one, func(ctx context.Context, c comm.Communicator) error {
+			sent := hosttest.Allocate(t, rt, bytes)
+			received := hosttest.Allocate(t, rt, bytes*calls)
+			for i := range hostmem.Slice[byte](sent, bytes) {
+				hostmem.Slice[byte](sent, bytes)[i] = byte(i*7 + c.Rank())
+			}
+			for i := range calls {
+				tag := uint32(i)
+				if c.Rank() == 0 {
+					require.NoError(t, c.Send(sent, bytes, dtype.U8, 1, tag))
+				} else {
+					require.NoError(t, c.Recv(received+uintptr(i*bytes), bytes, dtype.U8, 0, tag))
+				}
+			}
+			if err := c.Sync(ctx); err != nil {
+				return err
+			}
+			for i, b := range hostmem.Slice[byte](received, bytes*calls) {
+				if c.Rank() == 1 && b != byte(i%bytes*7) {
+					t.Errorf("byte %d is %d", i, b)
+					break
+				}
+			}
+			for range calls {
+				require.NoError(t, c.Broadcast(sent, bytes, dtype.U8, 0))
+			}
+			return c.Sync(ctx)
+		}))
+	}
+}
