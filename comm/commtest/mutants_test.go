@@ -1,6 +1,7 @@
 package commtest_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -253,34 +255,48 @@ var racing = []mutant{
 // TestMutants builds examples/wire with defects, and sees that the suite reports each in the case
 // that is there for it. With the race detector it does so with those alone that it is to find.
 func TestMutants(t *testing.T) {
+	const atOnce = 12 // whatever the processors: most of them wait for what a mutant has lost
 	binary := build(t)
+	slots := make(chan struct{}, atOnce)
+	var all sync.WaitGroup
+	defer all.Wait()
 	for i, m := range append([]mutant{{name: "none", ranks: 3}}, mutants...) {
 		races := i > len(mutants)-len(endless)-len(racing) && i <= len(mutants)-len(endless)
 		if races != race.Enabled {
 			continue
 		}
-		t.Run(m.name, func(t *testing.T) {
-			t.Parallel()
-			pattern := fmt.Sprintf("^TestConformance$/^ranks=%d$", m.ranks)
-			if m.test != "" {
-				pattern += "/^" + strings.ReplaceAll(m.test, " ", "_") + "$"
+		all.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			out, err := m.run(t.Context(), binary, i)
+			switch {
+			case strings.Contains(out, "no tests to run"):
+				t.Errorf("%s: there is no such test", m.name)
+			case i == 0 && err != nil:
+				t.Errorf("without a mutant: %v\n%s", err, out)
+			case i > 0 && err == nil:
+				t.Errorf("%s: the suite passes", m.name)
+			case i > 0:
+				assert.Contains(t, out, m.text, m.name)
+				t.Logf("%s: %.1000s", m.name, out)
 			}
-			run := exec.CommandContext(t.Context(), binary, "-test.run", pattern, "-test.timeout", "2m")
-			run.Env = append(os.Environ(), fmt.Sprint("TUTTI_WIRE_MUTANT=", i))
-			if i > len(mutants)-len(endless) {
-				run.Env = append(run.Env, "TUTTI_WIRE_ENDLESS=1")
-			}
-			out, err := run.CombinedOutput()
-			require.NotContains(t, string(out), "no tests to run")
-			if i == 0 {
-				require.NoError(t, err, "%s", out)
-				return
-			}
-			require.Error(t, err, "the suite passes")
-			assert.Contains(t, string(out), m.text)
-			t.Logf("%.1000s", out)
 		})
 	}
+}
+
+// run plays a mutant, by its number, and returns what the suite printed, and its error.
+func (m *mutant) run(ctx context.Context, binary string, number int) (out string, err error) {
+	pattern := fmt.Sprintf("^TestConformance$/^ranks=%d$", m.ranks)
+	if m.test != "" {
+		pattern += "/^" + strings.ReplaceAll(m.test, " ", "_") + "$"
+	}
+	cmd := exec.CommandContext(ctx, binary, "-test.run", pattern, "-test.timeout", "2m")
+	cmd.Env = append(os.Environ(), fmt.Sprint("TUTTI_WIRE_MUTANT=", number))
+	if number > len(mutants)-len(endless) {
+		cmd.Env = append(cmd.Env, "TUTTI_WIRE_ENDLESS=1")
+	}
+	text, err := cmd.CombinedOutput()
+	return string(text), err
 }
 
 // build makes the binary of the tests of examples/wire with all mutants.
