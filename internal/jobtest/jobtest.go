@@ -5,9 +5,11 @@ package jobtest
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 )
@@ -31,7 +33,8 @@ func Build(t *testing.T, folder string) string {
 
 // Environment is that of this process with what Open MPI's launcher needs in a test. It refuses root and
 // more processes than processors unless told, and fails where another one makes the same directories
-// below the temporary one at once, so that each call has a temporary directory of its own.
+// below the temporary one at once, so that each call has a temporary directory of its own. Processes that
+// come without that launcher make it among themselves, so that it is there already.
 func Environment(t testing.TB) []string {
 	t.Helper()
 	temporary, err := os.MkdirTemp("", "mpi") // short: sockets below it have at most 107 bytes
@@ -39,6 +42,12 @@ func Environment(t testing.TB) []string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(temporary) })
+	host, _ := os.Hostname()
+	host, _, _ = strings.Cut(host, ".")
+	shared := filepath.Join(temporary, fmt.Sprintf("ompi.%s.%d", host, os.Getuid()))
+	if err := os.Mkdir(shared, 0o700); err != nil {
+		t.Fatal(err)
+	}
 	return append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
 		"OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1", "TMPDIR="+temporary)
 }
