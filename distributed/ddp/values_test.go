@@ -65,7 +65,9 @@ func TestValues(t *testing.T) {
 				}
 			}
 			assert.Less(t, worst[0], 0.5, "%+v", cfg)
-			assert.Less(t, 2*worst[0], worst[1], "%+v", cfg)
+			if cfg.Pattern != sparse.Auto { // what its choice loses is not the same
+				assert.Less(t, 2*worst[0], worst[1], "%+v", cfg)
+			}
 			return nil
 		})
 	}
