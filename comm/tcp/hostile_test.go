@@ -215,7 +215,8 @@ func TestPartTwice(t *testing.T) {
 		in.announce(t, n)
 		part := frame(header{kind: frameData, id: 2, length: n}, bytes.Repeat([]byte{2}, n))
 		in.send(t, 1, part[:headerBytes+2])
-		in.send(t, 2, part)
+		_, _ = in.lanes[2].Write(part) // refused as soon as its header is read, perhaps before all of it is written
+		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		err := c.Sync(ctx)
