@@ -2,10 +2,10 @@
 // hands out memory as uintptr, copies it, and reports what it holds.
 //
 // The contract is small on purpose. What only some devices can do is an
-// interface of its own, found by type assertion on a [Runtime]: [KernelProvider] for
-// the sparse patterns, [Freezer] for allocators that can be frozen, [StreamForker] for
-// side streams, [AsyncCopier] for numbers that the host reads later. A [Tensor]
-// is an array in the memory of a Runtime.
+// interface of its own, found by type assertion on a [Runtime]: [Freezer] for
+// allocators that can be frozen, [StreamForker] for side streams. A [Tensor]
+// is an array in the memory of a Runtime. Package runtime/kernel has what the
+// library's own patterns need of a device, for authors of devices.
 //
 // Implementations: runtime/cpu (host memory) and runtime/cuda (GPU memory).
 // Every implementation passes the suite in runtime/runtimetest.
@@ -133,36 +133,4 @@ type StreamForker interface {
 	// only events order their work (package comm's StreamSyncOps). The fork is closed
 	// before this runtime, and is frozen together with it.
 	ForkStream() (Runtime, error)
-}
-
-// AsyncCopier is implemented by runtimes of asynchronous devices.
-type AsyncCopier interface {
-	// NewHostCopy returns a copy of bytes bytes, at least one.
-	NewHostCopy(bytes int) (HostCopy, error)
-}
-
-// Span is memory of a device.
-type Span struct {
-	Ptr   uintptr
-	Bytes int
-}
-
-// HostCopy is an asynchronous copy of device memory to the host, in stream order. It belongs
-// to one goroutine at a time.
-type HostCopy interface {
-	// Post submits the copy of spans, whose lengths add up to that of the HostCopy, behind the
-	// work submitted to the compute stream so far, and returns. The stream's later work does not
-	// wait for it: the spans must not change until the copy is Ready. Copies are made in the
-	// order in which they were posted, and the last one remains. They cannot be captured.
-	Post(spans []Span) error
-	// Ready reports, without waiting, whether the copy that was posted last is made, or
-	// none was.
-	Ready() (bool, error)
-	// Read waits for that, or until ctx is done, and returns the bytes, valid until the
-	// next Post and Close.
-	Read(ctx context.Context) ([]byte, error)
-	// Close waits for the copy, as long as Close of the runtime does for anything, and
-	// gives the memory back. Closing twice is fine. Without it the runtime's Close
-	// reports a leak.
-	Close() error
 }

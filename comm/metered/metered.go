@@ -10,7 +10,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // Traffic is what one rank has sent, as a [Communicator] counts it.
@@ -170,7 +170,7 @@ type meteredLists struct {
 	m *Communicator
 }
 
-func (l *meteredLists) Gather(own runtime.Entries) error {
+func (l *meteredLists) Gather(own kernel.Entries) error {
 	begun := time.Now()
 	err := l.SharedLists.Gather(own)
 	if err == nil {
@@ -182,7 +182,7 @@ func (l *meteredLists) Gather(own runtime.Entries) error {
 
 // AllReduceRounded implements [comm.Rounder], if what is metered does. It counts as the AllToAll and the
 // AllGather of codes that it stands for.
-func (m *Communicator) AllReduceRounded(src runtime.Source, sums uintptr, codec runtime.Codec, op comm.ReduceOp) error {
+func (m *Communicator) AllReduceRounded(src kernel.Source, sums uintptr, codec kernel.Codec, op comm.ReduceOp) error {
 	r, ok := comm.As[comm.Rounder](m.Communicator)
 	if !ok {
 		return fmt.Errorf("%w: sums of rounded values", comm.ErrUnsupported)

@@ -18,6 +18,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // TestGraphOfKernelsAndCollectives captures a step of both streams, ordered by
@@ -174,7 +175,7 @@ func replaySteps(ctx context.Context, c *nccl.Comm, cfg sparse.Config) (err erro
 			if err != nil {
 				return err
 			}
-			gradient := runtime.Source{X: t, N: n, Grad: from + uintptr(16*(step%steps)), DType: dtype.F32}
+			gradient := kernel.Source{X: t, N: n, Grad: from + uintptr(16*(step%steps)), DType: dtype.F32}
 			err = errors.Join(rt.Fill(t, n, dtype.F32, 0), rt.Kernels().Accumulate(gradient))
 			switch {
 			case i == 0 || step < warm:
@@ -190,7 +191,7 @@ func replaySteps(ctx context.Context, c *nccl.Comm, cfg sparse.Config) (err erro
 					err = u.graph.Launch(rt.Stream())
 				}
 			}
-			err = errors.Join(err, rt.Kernels().Accumulate(runtime.Source{X: sum, N: n, Grad: t, DType: dtype.F32}))
+			err = errors.Join(err, rt.Kernels().Accumulate(kernel.Source{X: sum, N: n, Grad: t, DType: dtype.F32}))
 			if err != nil {
 				return fmt.Errorf("step %d of run %d: %w", step, i, err)
 			}

@@ -48,7 +48,7 @@ type imageLaunch struct {
 // emulated is a world whose kernels run on the host: its memory, as the emulator has it.
 type emulated struct {
 	planner
-	names  map[*kernel]string
+	names  map[*function]string
 	memory []byte
 	seed   uint64
 	steps  []step
@@ -59,10 +59,10 @@ type emulated struct {
 }
 
 // namedKernels is the kernels without a GPU, and their names.
-func namedKernels() (k kernelSet, names map[*kernel]string) {
-	names = map[*kernel]string{}
-	add := func(name string) *kernel {
-		x := &kernel{Kernel: new(cuda.Kernel)}
+func namedKernels() (k kernelSet, names map[*function]string) {
+	names = map[*function]string{}
+	add := func(name string) *function {
+		x := &function{Kernel: new(cuda.Kernel)}
 		names[x] = name
 		return x
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // The kernels' PTX, compiled from kernels/p2p.cu by runtime/cuda/kernels/generate.sh.
@@ -201,30 +202,30 @@ const (
 
 var familyNames = [kernelFamilies]string{"pair", "add", "twice", "reduce", "ring"}
 
-// kernel is an entry point of the PTX.
-type kernel struct {
+// function is an entry point of the PTX.
+type function struct {
 	*cuda.Kernel
 	dependent bool // starts early
 }
 
 // kernelSet is all kernels.
 type kernelSet struct {
-	byType         [kernelFamilies][len(elements)]*kernel // by dtype.DType
-	move, moveRing *kernel
-	leave          *kernel // tells the peers that this rank aborts
-	i8, fp8        pieces  // allreduces of rounded values
-	post, receive  *kernel // of lists
+	byType         [kernelFamilies][len(elements)]*function // by dtype.DType
+	move, moveRing *function
+	leave          *function // tells the peers that this rank aborts
+	i8, fp8        pieces    // allreduces of rounded values
+	post, receive  *function // of lists
 }
 
 // pieces are the kernels of an allreduce whose pieces begin at packs, and of any other.
-type pieces struct{ atPacks, ragged *kernel }
+type pieces struct{ atPacks, ragged *function }
 
 // load looks up all kernels in a module, of which some may start early.
 func load(m *cuda.Module, early bool) (k kernelSet, err error) {
-	found := map[string]*kernel{}
-	find := func(name string, starts bool) *kernel {
+	found := map[string]*function{}
+	find := func(name string, starts bool) *function {
 		if found[name] == nil && err == nil {
-			k := &kernel{dependent: early && starts}
+			k := &function{dependent: early && starts}
 			k.Kernel, err = m.Kernel(name)
 			found[name] = k
 		}
@@ -247,9 +248,9 @@ func load(m *cuda.Module, early bool) (k kernelSet, err error) {
 }
 
 // all returns every kernel once.
-func (k *kernelSet) all() (list []*kernel) {
-	seen := map[*kernel]bool{nil: true}
-	add := func(k *kernel) {
+func (k *kernelSet) all() (list []*function) {
+	seen := map[*function]bool{nil: true}
+	add := func(k *function) {
 		if !seen[k] {
 			seen[k] = true
 			list = append(list, k)
@@ -260,7 +261,7 @@ func (k *kernelSet) all() (list []*kernel) {
 			add(kernel)
 		}
 	}
-	for _, kernel := range []*kernel{
+	for _, kernel := range []*function{
 		k.move, k.moveRing, k.leave, k.post, k.receive, k.i8.atPacks, k.i8.ragged, k.fp8.atPacks, k.fp8.ragged,
 	} {
 		add(kernel)
@@ -271,7 +272,7 @@ func (k *kernelSet) all() (list []*kernel) {
 // plan is the launch of one operation. It depends on the operation's arguments alone, so
 // that all ranks launch the same.
 type plan struct {
-	kernel        *kernel
+	kernel        *function
 	blocks, width int
 	call          callParameters
 }
@@ -406,12 +407,12 @@ func (p *planner) barrier() plan {
 }
 
 // rounded plans an allreduce of float32 values that travel in a codec, if there is a kernel for it.
-func (p *planner) rounded(src runtime.Source, to uintptr, codec runtime.Codec, op comm.ReduceOp) (l plan, ok bool) {
+func (p *planner) rounded(src kernel.Source, to uintptr, codec kernel.Codec, op comm.ReduceOp) (l plan, ok bool) {
 	var kernels pieces
 	switch codec {
-	case runtime.CodecI8:
+	case kernel.CodecI8:
 		kernels = p.kernels.i8
-	case runtime.CodecFP8:
+	case kernel.CodecFP8:
 		kernels = p.kernels.fp8
 	default:
 		return plan{}, false
@@ -480,7 +481,7 @@ func (p *planner) move(c callParameters) plan {
 }
 
 // atOnce is a plan in which each thread has few packs of a piece.
-func (p *planner) atOnce(k *kernel, packs int, c callParameters) plan {
+func (p *planner) atOnce(k *function, packs int, c callParameters) plan {
 	blocks, width := geometry(packs)
 	return plan{kernel: k, blocks: min(blocks, p.resident(width)), width: width, call: c.checked()}
 }
@@ -520,7 +521,7 @@ func geometry(packs int) (blocks, width int) {
 }
 
 // inRings is a plan for messages that fit no other wire.
-func (p *planner) inRings(k *kernel, packs int, c callParameters) plan {
+func (p *planner) inRings(k *function, packs int, c callParameters) plan {
 	stripe := p.chunk * maxWidth / lineWidth
 	blocks := (packs + stripe - 1) / stripe
 	return plan{kernel: k, blocks: min(max(blocks, 1), p.ringBlocks, p.resident(maxWidth)), width: maxWidth, call: c.checked()}

@@ -12,6 +12,7 @@ import (
 	"github.com/tutti-go/tutti/internal/poll"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 const (
@@ -43,11 +44,11 @@ func newListHead(rank, ranks, n int) (h listHead, bytes int) {
 }
 
 // lists returns where lists of n entries are in memory.
-func (h *listHead) lists(memory uintptr, n int) (all []runtime.Entries) {
+func (h *listHead) lists(memory uintptr, n int) (all []kernel.Entries) {
 	room := uintptr(h.room)
 	at := memory + sharedHead + 16*uintptr(h.ranks)*room
 	for range h.ranks {
-		all = append(all, runtime.Entries{Idx: at + lengthBytes, Val: at + lengthBytes + 4*room, N: n, Len: at})
+		all = append(all, kernel.Entries{Idx: at + lengthBytes, Val: at + lengthBytes + 4*room, N: n, Len: at})
 		at += lengthBytes + 8*room
 	}
 	all[h.rank].Shared = memory
@@ -58,7 +59,7 @@ func (h *listHead) lists(memory uintptr, n int) (all []runtime.Entries) {
 type sharedLists struct {
 	c      *Comm
 	memory []*cuda.SharedMemory // by rank
-	lists  []runtime.Entries
+	lists  []kernel.Entries
 }
 
 // ShareLists implements [comm.ListSharer].
@@ -115,10 +116,10 @@ func (c *Comm) newLists(ctx context.Context, n int) (l *sharedLists, err error) 
 }
 
 // Lists implements [comm.SharedLists].
-func (l *sharedLists) Lists() []runtime.Entries { return l.lists }
+func (l *sharedLists) Lists() []kernel.Entries { return l.lists }
 
 // Gather implements [comm.SharedLists].
-func (l *sharedLists) Gather(own runtime.Entries) error {
+func (l *sharedLists) Gather(own kernel.Entries) error {
 	const op = "gather lists"
 	c := l.c
 	if err := l.checkOwn(own); err != nil {
@@ -144,7 +145,7 @@ func (l *sharedLists) Gather(own runtime.Entries) error {
 
 // checkOwn checks that own is this rank's list, or its beginning: what is beyond it are places of
 // other ranks, in their memory.
-func (l *sharedLists) checkOwn(own runtime.Entries) error {
+func (l *sharedLists) checkOwn(own kernel.Entries) error {
 	if l.lists == nil {
 		return comm.ErrClosed
 	}
@@ -160,7 +161,7 @@ func (l *sharedLists) checkOwn(own runtime.Entries) error {
 }
 
 // list plans a kernel that works on lists in memory, with room for as many entries as the own one.
-func (p *planner) list(k *kernel, memory uintptr, own runtime.Entries) plan {
+func (p *planner) list(k *function, memory uintptr, own kernel.Entries) plan {
 	blocks := min((packsOf(8*own.N)*(p.ranks-1)+2*maxWidth-1)/(2*maxWidth), p.ringBlocks, p.resident(maxWidth))
 	return plan{kernel: k, blocks: max(blocks, 1), width: maxWidth, call: callParameters{
 		send: uint64(memory), recv: uint64(own.Len), bytes: uint64(own.N), operation: uint32(comm.OpAllGather), root: noRank, keeper: noRank,

@@ -35,7 +35,7 @@ func newGathered(seed uint64, ranks, steps, room int, limit time.Duration) *gath
 	rng := rand.New(rand.NewPCG(seed, 3))
 	w := &gathered{emulated: &emulated{planner: planner{sizes: small(ranks), ranks: ranks}, seed: seed, first: 1}, room: room}
 	launch := w.begin(launchesOfList*steps, limit)
-	copies := &kernel{Kernel: new(cuda.Kernel)}
+	copies := &function{Kernel: new(cuda.Kernel)}
 	w.names[copies] = "copy_bytes"
 	first := []uint64{1, 1<<32 - 2}[rng.IntN(2)]
 	heads, memory := make([]listHead, ranks), make([]uintptr, ranks)

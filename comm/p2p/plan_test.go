@@ -10,22 +10,22 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // named returns a planner whose kernels are made up.
-func named(ranks int, s sizes) (*planner, map[*kernel]string) {
+func named(ranks int, s sizes) (*planner, map[*function]string) {
 	p := &planner{sizes: s, ranks: ranks}
-	names := map[*kernel]string{}
+	names := map[*function]string{}
 	for family, name := range familyNames {
 		for _, dt := range dtype.All() {
-			k := &kernel{Kernel: new(cuda.Kernel)}
+			k := &function{Kernel: new(cuda.Kernel)}
 			p.kernels.byType[family][dt] = k
 			names[k] = name
 		}
 	}
-	p.kernels.move, p.kernels.moveRing = &kernel{}, &kernel{}
+	p.kernels.move, p.kernels.moveRing = &function{}, &function{}
 	names[p.kernels.move], names[p.kernels.moveRing] = "move", "move_ring"
 	return p, names
 }
@@ -146,13 +146,13 @@ func TestOffloadTable(t *testing.T) {
 func TestPlansLeaveRoom(t *testing.T) {
 	for _, multiprocessors := range []int{5, 14, 64, 108, 114, 128, 132, 148} {
 		for ranks := 2; ranks <= maxRanks; ranks++ {
-			p := planner{sizes: defaults(ranks, false), ranks: ranks, multiprocessors: multiprocessors, kernels: kernelSet{i8: pieces{&kernel{}, &kernel{}}}}
-			plans := []plan{p.barrier(), p.list(nil, 0, runtime.Entries{N: 10 << 20})}
+			p := planner{sizes: defaults(ranks, false), ranks: ranks, multiprocessors: multiprocessors, kernels: kernelSet{i8: pieces{&function{}, &function{}}}}
+			plans := []plan{p.barrier(), p.list(nil, 0, kernel.Entries{N: 10 << 20})}
 			for bytes := 64; bytes <= 1<<30; bytes *= 4 {
 				plans = append(plans,
 					p.allReduce(0, 0, bytes/4, dtype.F32, comm.Sum), p.allReduce(4, 0, bytes, dtype.I8, comm.Max),
 					p.reduceScatter(0, 0, bytes/4, dtype.F32, comm.Sum), p.allGather(0, 0, bytes), p.allToAll(0, 0, bytes/ranks), p.broadcast(0, bytes, 0))
-				rounded, ok := p.rounded(runtime.Source{X: 1 << 20, N: bytes / 4}, 1<<30, runtime.CodecI8, comm.Sum)
+				rounded, ok := p.rounded(kernel.Source{X: 1 << 20, N: bytes / 4}, 1<<30, kernel.CodecI8, comm.Sum)
 				require.True(t, ok)
 				assert.LessOrEqual(t, rounded.blocks, 2*(multiprocessors-4), "rounded, of which a multiprocessor has two blocks")
 			}
@@ -171,10 +171,10 @@ func TestPlansLeaveRoom(t *testing.T) {
 func TestPlansOfRounded(t *testing.T) {
 	for i := range 2 * (maxRanks - 1) {
 		ranks := 2 + i/2
-		p := planner{sizes: defaults(ranks, i%2 == 1), ranks: ranks, kernels: kernelSet{i8: pieces{&kernel{}, &kernel{}}}}
+		p := planner{sizes: defaults(ranks, i%2 == 1), ranks: ranks, kernels: kernelSet{i8: pieces{&function{}, &function{}}}}
 		for _, count := range []int{1, 511, 513, 1 << 20, 5 << 20, 26_214_400, 400 << 20} {
 			p.multiprocessors = 14 * (count % 2)
-			l, ok := p.rounded(runtime.Source{X: 1 << 20, N: count}, 1<<30, runtime.CodecI8, comm.Avg)
+			l, ok := p.rounded(kernel.Source{X: 1 << 20, N: count}, 1<<30, kernel.CodecI8, comm.Avg)
 			require.True(t, ok)
 			tiles := (int(l.call.bytes)/4 + tileValues - 1) / tileValues
 			assert.Positive(t, l.call.tiles, "%d ranks, %d values", ranks, count)
@@ -190,22 +190,22 @@ func TestPlansOfRounded(t *testing.T) {
 				want = p.kernels.i8.atPacks
 			}
 			assert.Same(t, want, l.kernel, "%d values of %d ranks", count, ranks)
-			for _, src := range []runtime.Source{{X: 1<<20 + 4}, {X: 1 << 20, Grad: 1<<21 + 4, DType: dtype.F32}, {X: 1 << 20, Grad: 1<<21 + 4, DType: dtype.BF16}} {
+			for _, src := range []kernel.Source{{X: 1<<20 + 4}, {X: 1 << 20, Grad: 1<<21 + 4, DType: dtype.F32}, {X: 1 << 20, Grad: 1<<21 + 4, DType: dtype.BF16}} {
 				src.N = count
-				ragged, ok := p.rounded(src, 1<<30, runtime.CodecI8, comm.Avg)
+				ragged, ok := p.rounded(src, 1<<30, kernel.CodecI8, comm.Avg)
 				require.True(t, ok)
 				assert.Zero(t, ragged.call.aligned, "%+v", src)
 			}
 			assert.Equal(t, float32(1)/float32(ranks), l.call.factor)
 			for dt, supported := range map[dtype.DType]bool{dtype.F32: true, dtype.F16: true, dtype.BF16: true, dtype.F64: false} {
-				src := runtime.Source{X: 1 << 20, N: count, Grad: 1 << 21, DType: dt, Take: true}
-				added, ok := p.rounded(src, 1<<30, runtime.CodecI8, comm.Avg)
+				src := kernel.Source{X: 1 << 20, N: count, Grad: 1 << 21, DType: dt, Take: true}
+				added, ok := p.rounded(src, 1<<30, kernel.CodecI8, comm.Avg)
 				require.Equal(t, supported, ok, "%v", dt)
 				if ok { // ranks whose buffers differ wait for each other
 					assert.Equal(t, []uint32{uint32(l.blocks), uint32(l.width), l.call.tiles}, []uint32{uint32(added.blocks), uint32(added.width), added.call.tiles})
 				}
 				src.Keep = 1 << 22
-				_, ok = p.rounded(src, 1<<30, runtime.CodecI8, comm.Avg)
+				_, ok = p.rounded(src, 1<<30, kernel.CodecI8, comm.Avg)
 				assert.False(t, ok, "what aborts midway keeps nothing")
 			}
 		}

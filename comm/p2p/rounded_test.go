@@ -16,15 +16,15 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // roundedStep is an allreduce of rounded values, what each rank has before it, and what it has to have
 // afterwards.
 type roundedStep struct {
 	n           int
-	codec       runtime.Codec
+	codec       kernel.Codec
 	op          comm.ReduceOp
 	lost        bool
 	grad        dtype.DType // Invalid: none is added
@@ -42,8 +42,8 @@ func (s *roundedStep) String() string {
 }
 
 // randomRounded makes a step by the kernels of the host: see comm.Rounder.
-func randomRounded(t *testing.T, rng *rand.Rand, k runtime.Kernels, ranks, most int) *roundedStep {
-	s := &roundedStep{n: 1 + rng.IntN(most), codec: []runtime.Codec{runtime.CodecI8, runtime.CodecFP8}[rng.IntN(2)], lost: rng.IntN(4) > 0, op: []comm.ReduceOp{comm.Sum, comm.Avg}[rng.IntN(2)]}
+func randomRounded(t *testing.T, rng *rand.Rand, k kernel.Kernels, ranks, most int) *roundedStep {
+	s := &roundedStep{n: 1 + rng.IntN(most), codec: []kernel.Codec{kernel.CodecI8, kernel.CodecFP8}[rng.IntN(2)], lost: rng.IntN(4) > 0, op: []comm.ReduceOp{comm.Sum, comm.Avg}[rng.IntN(2)]}
 	if rng.IntN(4) > 0 {
 		s.grad, s.apart = []dtype.DType{dtype.F32, dtype.F16, dtype.BF16}[rng.IntN(3)], rng.IntN(2) == 0
 		s.over = s.grad == dtype.F32 && rng.IntN(2) == 0
@@ -74,7 +74,7 @@ func randomRounded(t *testing.T, rng *rand.Rand, k runtime.Kernels, ranks, most 
 		s.before = append(s.before, slices.Clone(v))
 		if s.grad != dtype.Invalid {
 			g := make([]byte, s.n*s.grad.Size())
-			src := runtime.Source{X: hostmem.Addr(v), N: s.n, Grad: hostmem.Addr(g), DType: s.grad}
+			src := kernel.Source{X: hostmem.Addr(v), N: s.n, Grad: hostmem.Addr(g), DType: s.grad}
 			if s.factor != nil {
 				src.Factor = hostmem.Addr(s.factor)
 			}
@@ -127,7 +127,7 @@ func same(got, want []float32) error {
 
 // roundedRank is where a rank has its buffers of a step.
 type roundedRank struct {
-	src  runtime.Source
+	src  kernel.Source
 	sums uintptr
 }
 
@@ -141,7 +141,7 @@ func (s *roundedStep) place(rank int, allocate func(bytes int) uintptr, put func
 		return p
 	}
 	before := hostmem.Bytes(s.before[rank])
-	at.src = runtime.Source{X: place(before, 4), N: s.n, Take: s.lost}
+	at.src = kernel.Source{X: place(before, 4), N: s.n, Take: s.lost}
 	at.sums = place(make([]byte, 4*s.n), 4)
 	if s.grad == dtype.Invalid {
 		return at

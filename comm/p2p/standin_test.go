@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"runtime"
+	goruntime "runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -24,8 +24,9 @@ import (
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/race"
-	kernels "github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // TestOnStandIns runs without a GPU everything but what kernels compute: the suite
@@ -60,7 +61,7 @@ func (s *standIn) next(function string, status uintptr) { s.nth(function, status
 func (s *standIn) nth(function string, status uintptr, n int) {
 	name := append([]byte(function), 0)
 	s.Fail.Call(hostmem.Addr(name), status, uintptr(-n))
-	runtime.KeepAlive(name)
+	goruntime.KeepAlive(name)
 }
 
 const outOfMemory = 2 // CUDA_ERROR_OUT_OF_MEMORY
@@ -586,7 +587,7 @@ func TestStandInEndBesideALaunch(t *testing.T) {
 		launched := make(chan error)
 		go func() { launched <- c.AllReduce(buf, buf, 1024, dtype.F32, comm.Sum) }()
 		for !p2p.Launching(c) {
-			runtime.Gosched()
+			goruntime.Gosched()
 		}
 		p2p.CloseWithin(c, 100*time.Millisecond)
 		assert.ErrorContains(t, comm.CloseAll(c, errors.New("aborted")), "memory of peers stays mapped")
@@ -649,19 +650,19 @@ func TestStandInRounded(t *testing.T) {
 			return err
 		}
 		if c.Rank() == 0 {
-			round := func(codec kernels.Codec) error {
-				return c.AllReduceRounded(kernels.Source{X: buf, N: 512, Grad: buf + 2048, DType: dtype.F32, Take: true}, buf+2048, codec, comm.Avg)
+			round := func(codec kernel.Codec) error {
+				return c.AllReduceRounded(kernel.Source{X: buf, N: 512, Grad: buf + 2048, DType: dtype.F32, Take: true}, buf+2048, codec, comm.Avg)
 			}
 			before := s.Submitted.Call(c.CommStream())
-			assert.NoError(t, round(kernels.CodecI8))
-			assert.NoError(t, round(kernels.CodecFP8))
-			assert.ErrorIs(t, round(kernels.CodecI4), comm.ErrUnsupported)
-			assert.ErrorIs(t, c.AllReduceRounded(kernels.Source{N: 512}, buf, kernels.CodecI8, comm.Sum), comm.ErrArgument)
+			assert.NoError(t, round(kernel.CodecI8))
+			assert.NoError(t, round(kernel.CodecFP8))
+			assert.ErrorIs(t, round(kernel.CodecI4), comm.ErrUnsupported)
+			assert.ErrorIs(t, c.AllReduceRounded(kernel.Source{N: 512}, buf, kernel.CodecI8, comm.Sum), comm.ErrArgument)
 			assert.Equal(t, before+2, s.Submitted.Call(c.CommStream()))
-			race.NoAllocs(t, 100, func() error { return round(kernels.CodecI8) })
+			race.NoAllocs(t, 100, func() error { return round(kernel.CodecI8) })
 			s.next("cuLaunchKernel", outOfMemory)
-			assert.ErrorContains(t, round(kernels.CodecI8), "CUDA_ERROR_OUT_OF_MEMORY")
-			assert.ErrorIs(t, round(kernels.CodecI8), comm.ErrBroken)
+			assert.ErrorContains(t, round(kernel.CodecI8), "CUDA_ERROR_OUT_OF_MEMORY")
+			assert.ErrorIs(t, round(kernel.CodecI8), comm.ErrBroken)
 		} else {
 			assert.ErrorIs(t, base.Barrier(ctx), comm.ErrPeerFailed)
 		}
@@ -757,14 +758,14 @@ func TestStandInListsOfOthers(t *testing.T) {
 		}
 		if c.Rank() == 0 {
 			before := s.Submitted.Call(c.CommStream())
-			for what, change := range map[string]func(*kernels.Entries){
-				"longer than the room":           func(l *kernels.Entries) { l.N = 1002 },
-				"much longer, known to be":       func(l *kernels.Entries) { l.N, l.Len = 1<<20, 0 },
-				"negative":                       func(l *kernels.Entries) { l.N = -1 },
-				"of a peer":                      func(l *kernels.Entries) { *l = peer },
-				"elsewhere":                      func(l *kernels.Entries) { l.Idx, l.Val = l.Idx+4, l.Val+4 },
-				"with the length of a peer":      func(l *kernels.Entries) { l.Len = peer.Len },
-				"written through another memory": func(l *kernels.Entries) { l.Shared++ },
+			for what, change := range map[string]func(*kernel.Entries){
+				"longer than the room":           func(l *kernel.Entries) { l.N = 1002 },
+				"much longer, known to be":       func(l *kernel.Entries) { l.N, l.Len = 1<<20, 0 },
+				"negative":                       func(l *kernel.Entries) { l.N = -1 },
+				"of a peer":                      func(l *kernel.Entries) { *l = peer },
+				"elsewhere":                      func(l *kernel.Entries) { l.Idx, l.Val = l.Idx+4, l.Val+4 },
+				"with the length of a peer":      func(l *kernel.Entries) { l.Len = peer.Len },
+				"written through another memory": func(l *kernel.Entries) { l.Shared++ },
 			} {
 				for _, shared := range []uintptr{own.Shared, 0} {
 					l := own
@@ -826,7 +827,7 @@ func TestStandInListsInFlight(t *testing.T) {
 		assert.Equal(t, [2]error{}, errs)
 	}
 	for _, rt := range gpus {
-		assert.ErrorIs(t, rt.Close(), kernels.ErrLeak, "what the communicators kept")
+		assert.ErrorIs(t, rt.Close(), runtime.ErrLeak, "what the communicators kept")
 	}
 	// What is drained can be closed in any order.
 	errs := onBoth(t, others, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {

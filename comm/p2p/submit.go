@@ -6,8 +6,8 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // adapter is the [backend.Backend] of a communicator.
@@ -93,8 +93,8 @@ func (c *Comm) launch(p plan) error {
 	return err
 }
 
-// AllReduceRounded implements [comm.Rounder], for [runtime.CodecI8] and [runtime.CodecFP8].
-func (c *Comm) AllReduceRounded(src runtime.Source, sums uintptr, codec runtime.Codec, op comm.ReduceOp) error {
+// AllReduceRounded implements [comm.Rounder], for [kernel.CodecI8] and [kernel.CodecFP8].
+func (c *Comm) AllReduceRounded(src kernel.Source, sums uintptr, codec kernel.Codec, op comm.ReduceOp) error {
 	x := comm.AllReduceCall(src.X, sums, src.N, dtype.F32, op)
 	if err := c.check.Call(&x); err != nil {
 		return err

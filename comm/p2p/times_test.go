@@ -18,8 +18,8 @@ import (
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // timesVariable asks for the measurements, which are not tests.
@@ -253,8 +253,8 @@ func TestTimesOfRounded(t *testing.T) {
 	}
 	launches := append([]string{"planned"}, strings.Fields(os.Getenv("TUTTI_ROUNDED"))...)
 	for _, n := range []int{1 << 20, 5 << 20, 25 << 20, 100 << 20} {
-		for _, codec := range []runtime.Codec{runtime.CodecI8, runtime.CodecFP8} {
-			for _, src := range []runtime.Source{{}, {Take: true}, {Take: true, DType: dtype.F32}, {Take: true, DType: dtype.BF16}} {
+		for _, codec := range []kernel.Codec{kernel.CodecI8, kernel.CodecFP8} {
+			for _, src := range []kernel.Source{{}, {Take: true}, {Take: true, DType: dtype.F32}, {Take: true, DType: dtype.BF16}} {
 				copies := 1
 				if src.Take && n < 100<<20 {
 					copies = perGraph
@@ -303,7 +303,7 @@ func TestTimesOfRoundedLengths(t *testing.T) {
 	gpus, s := measuredGPUs(t, "lengths")
 	ends := world(t, gpus, len(gpus), s, 20*time.Second)
 	const most = 26_214_404
-	for _, src := range []runtime.Source{{}, {Take: true}, {Take: true, DType: dtype.F32}, {Take: true, DType: dtype.BF16}} {
+	for _, src := range []kernel.Source{{}, {Take: true}, {Take: true, DType: dtype.F32}, {Take: true, DType: dtype.BF16}} {
 		fmt.Printf("lost %-5t gradient %-7v", src.Take, src.DType)
 		for n := most - 4; n < most; n++ {
 			times := make([]float64, len(ends))
@@ -323,7 +323,7 @@ func TestTimesOfRoundedLengths(t *testing.T) {
 						src.Grad = buf + 4*most
 					}
 					times[e.rank], err = m.microseconds(t.Context(), calls(4*n), true, func() error {
-						p, _ := e.rounded(src, buf+8*most, runtime.CodecI8, comm.Sum)
+						p, _ := e.rounded(src, buf+8*most, kernel.CodecI8, comm.Sum)
 						return e.submit(m.stream, p)
 					})
 				}

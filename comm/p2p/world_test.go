@@ -416,7 +416,7 @@ func TestRanksOfOneLaunch(t *testing.T) {
 				require.NoError(t, err)
 				defer bufs[r].free() //nolint:errcheck
 			}
-			paths := map[*kernel]int{}
+			paths := map[*function]int{}
 			for i, s := range steps {
 				plans := make([]plan, ranks)
 				recvs := make([]uintptr, ranks)

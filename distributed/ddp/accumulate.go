@@ -8,6 +8,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // Accumulate adds t, a gradient of parameter i, to what the next [Gradients.Ready]
@@ -102,8 +103,8 @@ func (g *Gradients) addTo(s *sum, t *runtime.Tensor) error {
 			return err
 		}
 	}
-	return g.onSum(s, t, func(k runtime.Kernels, x, grad uintptr) error {
-		return k.Accumulate(runtime.Source{X: x, N: t.Len(), Grad: grad, DType: t.DType(), Factor: factor})
+	return g.onSum(s, t, func(k kernel.Kernels, x, grad uintptr) error {
+		return k.Accumulate(kernel.Source{X: x, N: t.Len(), Grad: grad, DType: t.DType(), Factor: factor})
 	})
 }
 
@@ -149,7 +150,7 @@ func (g *Gradients) storeSum(i int, t *runtime.Tensor, scale float32) error {
 	s := &g.gradients[i].sum
 	s.any = false
 	g.step.folded[i] = true
-	return g.onSum(s, t, func(k runtime.Kernels, x, grad uintptr) error {
+	return g.onSum(s, t, func(k kernel.Kernels, x, grad uintptr) error {
 		return k.Store(grad, t.DType(), x, t.Len(), scale, 0)
 	})
 }
@@ -165,11 +166,11 @@ func (g *Gradients) unfold() {
 
 // onSum calls a kernel with the addresses of a sum and a gradient, if they have
 // elements.
-func (g *Gradients) onSum(s *sum, t *runtime.Tensor, call func(k runtime.Kernels, x, grad uintptr) error) error {
+func (g *Gradients) onSum(s *sum, t *runtime.Tensor, call func(k kernel.Kernels, x, grad uintptr) error) error {
 	if t.Len() == 0 {
 		return nil
 	}
-	kernels, err := runtime.KernelsOf(g.rt)
+	kernels, err := kernel.Lookup(g.rt)
 	if err != nil {
 		return err
 	}

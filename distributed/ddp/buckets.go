@@ -12,6 +12,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // arrange makes the buckets. patterns are what was chosen for them ([Gradients.Patterns]),
@@ -117,7 +118,7 @@ func (g *Gradients) configure(ctx context.Context, patterns []string) error {
 		g.transaction, err = newTransaction(g, nil, whole)
 		return err
 	}
-	if _, err := runtime.KernelsOf(g.rt); err != nil {
+	if _, err := kernel.Lookup(g.rt); err != nil {
 		return err
 	}
 	if g.side == nil {
@@ -125,7 +126,7 @@ func (g *Gradients) configure(ctx context.Context, patterns []string) error {
 			return err
 		}
 	}
-	kernels, err := runtime.KernelsOf(g.runtime())
+	kernels, err := kernel.Lookup(g.runtime())
 	if err != nil {
 		return err
 	}
@@ -416,7 +417,7 @@ func (g *Gradients) convert(b *bucket, flat, gradient uintptr, n int, back bool)
 	case n == 0:
 		return nil
 	}
-	kernels, err := runtime.KernelsOf(g.runtime())
+	kernels, err := kernel.Lookup(g.runtime())
 	if err != nil {
 		return err
 	}
@@ -430,5 +431,5 @@ func (g *Gradients) convert(b *bucket, flat, gradient uintptr, n int, back bool)
 	if err := g.runtime().Fill(gradient, n, b.dt, 0); err != nil {
 		return err
 	}
-	return kernels.Accumulate(runtime.Source{X: gradient, N: n, Grad: flat, DType: b.wire})
+	return kernels.Accumulate(kernel.Source{X: gradient, N: n, Grad: flat, DType: b.wire})
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // clip returns the address of what all gradients are multiplied by, 0 if nothing
@@ -87,6 +88,6 @@ func (j *transaction) judgeNorm(m, buckets int) error {
 	if err != nil {
 		return err
 	}
-	counts := runtime.Entries{Idx: j.highs, Val: j.highs, N: m}
+	counts := kernel.Entries{Idx: j.highs, Val: j.highs, N: m}
 	return j.kernels.CountAbove(counts, j.limit, 1, base.At(j.flags, buckets*j.c.WorldSize()))
 }

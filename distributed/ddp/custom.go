@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // custom is a bucket that a Reducer reduces, in memory beside that of its gradients.
@@ -183,7 +184,7 @@ func (c *custom) Complete(context.Context) (hostWaited bool, err error) {
 	}
 	for i, p := range c.squares[:min(2, c.b.Comm.WorldSize())] { // there is a flag of each rank
 		if err == nil {
-			err = c.g.kernels.CountAbove(runtime.Entries{Idx: p, Val: base.At(p, 1), N: 1}, c.limit, 1, base.At(c.flags, i))
+			err = c.g.kernels.CountAbove(kernel.Entries{Idx: p, Val: base.At(p, 1), N: 1}, c.limit, 1, base.At(c.flags, i))
 		}
 	}
 	return true, err

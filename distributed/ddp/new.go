@@ -12,6 +12,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // New prepares the reduction of gradients that have the lengths and
@@ -44,7 +45,7 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 		return nil, err
 	}
 	g.cfg = cfg
-	if _, err := runtime.KernelsOf(rt); cfg.Weighted && err != nil {
+	if _, err := kernel.Lookup(rt); cfg.Weighted && err != nil {
 		return nil, base.OpError(op, err)
 	}
 	for i, t := range params {

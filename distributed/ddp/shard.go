@@ -11,6 +11,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // sharded is a plain reduction that leaves each rank its shard, where that lies in the bucket.
@@ -166,7 +167,7 @@ func (g *Gradients) shardNorm(ctx context.Context, own []Shard) (float64, error)
 	if len(own) == 0 {
 		return 0, nil
 	}
-	kernels, err := runtime.KernelsOf(g.rt)
+	kernels, err := kernel.Lookup(g.rt)
 	if err == nil {
 		err = g.transaction.buffers.Allocate(g.rt, &g.squares, 2*len(own)*base.WordSize)
 	}

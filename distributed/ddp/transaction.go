@@ -11,6 +11,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // transaction is what the buckets of a [Gradients] share: the norm that clips them, a verdict on
@@ -18,7 +19,7 @@ import (
 type transaction struct {
 	plain   bool            // all buckets are plain allreduces, of which none clips or judges
 	rt      runtime.Runtime // that works on buckets
-	kernels runtime.Kernels
+	kernels kernel.Kernels
 	c       comm.Communicator
 	order   base.Order
 	cfg     sparse.Config
@@ -40,7 +41,7 @@ type transaction struct {
 }
 
 // newTransaction configures what buckets share; without kernels they are plain.
-func newTransaction(g *Gradients, kernels runtime.Kernels, cfg sparse.Config) (*transaction, error) {
+func newTransaction(g *Gradients, kernels kernel.Kernels, cfg sparse.Config) (*transaction, error) {
 	j := &transaction{plain: kernels == nil, rt: g.runtime(), kernels: kernels, cfg: cfg}
 	if j.plain { // on the compute stream alone
 		j.rt = g.rt
@@ -87,7 +88,7 @@ func (j *transaction) judge(ctx context.Context, buckets int, waited bool) (spar
 		return sparse.Passes, nil
 	}
 	// As numbers, counts have the order of their bits.
-	counts := runtime.Entries{Val: j.flags, N: buckets*j.c.WorldSize() + 1}
+	counts := kernel.Entries{Val: j.flags, N: buckets*j.c.WorldSize() + 1}
 	if err := j.kernels.CountAbove(counts, j.least, 1, j.skip); err != nil {
 		return sparse.Passes, err
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // Weigh sets the number of samples (or tokens) that the next gradients of this rank stand for, with [Config].Weighted.
@@ -297,7 +298,7 @@ func (g *Gradients) scale(t *runtime.Tensor) error {
 	if g.step.shares != unequalShares || t.Len() == 0 {
 		return nil
 	}
-	kernels, err := runtime.KernelsOf(g.rt)
+	kernels, err := kernel.Lookup(g.rt)
 	if err != nil {
 		return err
 	}

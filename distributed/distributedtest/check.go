@@ -9,7 +9,7 @@ import (
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // CheckPattern reduces a sequence of F32 gradients of n elements and checks
@@ -54,8 +54,8 @@ func (u *run) inBudget() {
 		bound += 6 * int64(u.size-1)
 	}
 	switch {
-	case u.codec != runtime.CodecNone && stats.Pattern != sparse.Oktopk: // few entries, beside which headers count
-	case u.codec != runtime.CodecNone: // a word of 6k(P-1)/P is half of an entry of a message
+	case u.codec != kernel.CodecNone && stats.Pattern != sparse.Oktopk: // few entries, beside which headers count
+	case u.codec != kernel.CodecNone: // a word of 6k(P-1)/P is half of an entry of a message
 		share := max(stats.K/(2*u.size), 1)
 		entry := float64(u.codec.Bound(share, u.t.Len())) / float64(share)
 		if most := float64(bound) / 2 * entry; float64(stats.SentBytes) > most {

@@ -14,7 +14,7 @@
 // The ranks' inputs are functions of rank and step, so processes that run the suite
 // together compute each other's inputs.
 //
-// On a runtime without [runtime.Kernels] the sparse parts are skipped. With -short,
+// On a runtime without [kernel.Kernels] the sparse parts are skipped. With -short,
 // large tensors have fewer elements.
 package distributedtest
 
@@ -34,6 +34,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // Option changes how [Run] works.
@@ -72,7 +73,7 @@ const caseTimeout = 2 * time.Minute
 type testCase struct {
 	name   string
 	body   func(*rank)
-	sparse bool // needs runtime.Kernels
+	sparse bool // needs kernel.Kernels
 }
 
 // Run runs the suite as subtests of t, for each world size of b.
@@ -144,7 +145,7 @@ func newRank(ctx context.Context, s *suite, r commtest.Rank) *rank {
 
 // hasKernels reports whether sparse patterns work on the rank's runtime.
 func (r *rank) hasKernels() bool {
-	_, err := runtime.KernelsOf(r.rt)
+	_, err := kernel.Lookup(r.rt)
 	return err == nil
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // RunSelector runs what holds with a [sparse.Selector] before each exchange as subtests of t, for each world
@@ -65,7 +66,7 @@ func patternCases() []testCase {
 type run struct {
 	*rank
 	cfg    sparse.Config
-	codec  runtime.Codec // of cfg
+	codec  kernel.Codec // of cfg
 	sparse *sparse.Reducer
 	meter  *metered.Communicator
 	t      *runtime.Tensor
@@ -91,8 +92,8 @@ func (r *rank) reduces(label string, n int, dt dtype.DType, cfg sparse.Config, b
 }
 
 // codecs are what values travel as.
-var codecs = map[string]runtime.Codec{sparse.Lossless: runtime.CodecF32, sparse.BF16: runtime.CodecBF16, sparse.F16: runtime.CodecF16,
-	sparse.FP8: runtime.CodecFP8, sparse.I8: runtime.CodecI8, sparse.I4: runtime.CodecI4, sparse.I2: runtime.CodecI2, sparse.Bit: runtime.CodecSign}
+var codecs = map[string]kernel.Codec{sparse.Lossless: kernel.CodecF32, sparse.BF16: kernel.CodecBF16, sparse.F16: kernel.CodecF16,
+	sparse.FP8: kernel.CodecFP8, sparse.I8: kernel.CodecI8, sparse.I4: kernel.CodecI4, sparse.I2: kernel.CodecI2, sparse.Bit: kernel.CodecSign}
 
 // reduce runs one step on a gradient and reads the result.
 func (u *run) reduce(gradient []float32) {

@@ -17,6 +17,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/printable"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // bind moves the program to a new epoch, and gives those that join the state of the others. These need not wait
@@ -233,7 +234,7 @@ func (m *Member) handOver(ctx context.Context) error {
 
 // take adds another member's residual.
 func (m *Member) take(ctx context.Context, e *Epoch, t *runtime.Tensor, from int) error {
-	k, err := runtime.KernelsOf(t.Runtime())
+	k, err := kernel.Lookup(t.Runtime())
 	if err != nil {
 		return err
 	}
@@ -248,7 +249,7 @@ func (m *Member) take(ctx context.Context, e *Epoch, t *runtime.Tensor, from int
 	own, err := t.Ptr()
 	theirs, otherErr := other.Ptr()
 	if err = errors.Join(err, otherErr); err == nil {
-		err = k.Accumulate(runtime.Source{X: own, N: t.Len(), Grad: theirs, DType: dtype.F32})
+		err = k.Accumulate(kernel.Source{X: own, N: t.Len(), Grad: theirs, DType: dtype.F32})
 	}
 	return errors.Join(err, other.Free())
 }

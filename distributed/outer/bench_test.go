@@ -21,6 +21,7 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 	"github.com/tutti-go/tutti/runtime/cuda"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // BenchmarkHiddenShare measures which share of the time of exchanges four fragments hide behind steps that submit
@@ -92,14 +93,14 @@ func share(b *testing.B, n, passes int, world func(context.Context, func(context
 						require.NoError(b, err)
 						g, err := gradient.Ptr()
 						require.NoError(b, err)
-						kernels, err := runtime.KernelsOf(rt)
+						kernels, err := kernel.Lookup(rt)
 						require.NoError(b, err)
 						require.NoError(b, errors.Join(model.Fill(1), gradient.Fill(1e-6)))
 						l, err := outer.New(ctx, rt, c, []*runtime.Tensor{model}, o)
 						require.NoError(b, err)
 						step := func() {
 							for range passes {
-								require.NoError(b, kernels.Accumulate(runtime.Source{X: x, N: n, Grad: g, DType: dtype.F32}))
+								require.NoError(b, kernels.Accumulate(kernel.Source{X: x, N: n, Grad: g, DType: dtype.F32}))
 							}
 							require.NoError(b, rt.Synchronize(ctx)) // as for a loss
 							require.NoError(b, l.Step(ctx))

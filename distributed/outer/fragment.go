@@ -11,6 +11,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // fragment is a part of the parameters that is exchanged at once.
@@ -198,11 +199,11 @@ func (l *Loop) subtract(f *fragment) error {
 	k := l.kernels
 	return l.each(f, func(own uintptr, dt dtype.DType, offset, n int) (err error) {
 		delta, common := base.At(l.delta.Ptr, offset), base.At(l.common.Ptr, offset)
-		src := runtime.Source{X: delta, N: n, From: common, Grad: own, DType: dt, Factor: l.word(minusWord)}
+		src := kernel.Source{X: delta, N: n, From: common, Grad: own, DType: dt, Factor: l.word(minusWord)}
 		if dt != dtype.F32 {
 			rounded := l.rounded.Ptr
 			err = errors.Join(k.Store(rounded, dt, common, n, 1, 0), l.rt.Fill(delta, n, dtype.F32, 0),
-				k.Accumulate(runtime.Source{X: delta, N: n, Grad: rounded, DType: dt}))
+				k.Accumulate(kernel.Source{X: delta, N: n, Grad: rounded, DType: dt}))
 			src.From = 0
 		}
 		return errors.Join(err, k.Accumulate(src))
@@ -216,9 +217,9 @@ func (l *Loop) optimize(f *fragment) error {
 	if l.cfg.Momentum > 0 {
 		v := at(l.velocity, f)
 		err := errors.Join(k.Scale(v, dtype.F32, f.n, l.word(momentumWord)),
-			k.Accumulate(runtime.Source{X: v, N: f.n, Grad: move, DType: dtype.F32}))
+			k.Accumulate(kernel.Source{X: v, N: f.n, Grad: move, DType: dtype.F32}))
 		if l.cfg.Nesterov {
-			err = errors.Join(err, k.Accumulate(runtime.Source{X: move, N: f.n, Grad: v, DType: dtype.F32, Factor: l.word(momentumWord)}))
+			err = errors.Join(err, k.Accumulate(kernel.Source{X: move, N: f.n, Grad: v, DType: dtype.F32, Factor: l.word(momentumWord)}))
 		} else {
 			move = v
 		}
@@ -226,7 +227,7 @@ func (l *Loop) optimize(f *fragment) error {
 			return err
 		}
 	}
-	return k.Accumulate(runtime.Source{X: at(l.common, f), N: f.n, Grad: move, DType: dtype.F32, Factor: l.word(rateWord)})
+	return k.Accumulate(kernel.Source{X: at(l.common, f), N: f.n, Grad: move, DType: dtype.F32, Factor: l.word(rateWord)})
 }
 
 // adopt makes the rank's parameters the common ones, mixed with what they are if asked for.
@@ -236,7 +237,7 @@ func (l *Loop) adopt(f *fragment, mix bool) error {
 		if mix && l.cfg.Mix > 0 {
 			delta := base.At(l.delta.Ptr, offset)
 			err = errors.Join(l.kernels.Store(delta, dtype.F32, from, n, float32(1-l.cfg.Mix), 0),
-				l.kernels.Accumulate(runtime.Source{X: delta, N: n, Grad: own, DType: dt, Factor: l.word(mixWord)}))
+				l.kernels.Accumulate(kernel.Source{X: delta, N: n, Grad: own, DType: dt, Factor: l.word(mixWord)}))
 			from = delta
 		}
 		return errors.Join(err, l.kernels.Store(own, dt, from, n, 1, 0))

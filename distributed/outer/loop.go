@@ -15,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // Loop exchanges the parameters of a model that each rank trains by an optimizer of its own.
@@ -33,7 +34,7 @@ import (
 // Delay it has a communicator split from that, so that the program can use its own between.
 type Loop struct {
 	rt      runtime.Runtime
-	kernels runtime.Kernels
+	kernels kernel.Kernels
 	c       comm.Communicator
 	own     bool // c is the loop's
 	cfg     Config
@@ -104,7 +105,7 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 	}
 	l := &Loop{rt: rt, c: c, cfg: cfg, next: 1}
 	if l.at.Length, err = cfg.window(0); err == nil {
-		l.kernels, err = runtime.KernelsOf(rt)
+		l.kernels, err = kernel.Lookup(rt)
 	}
 	if err == nil {
 		err = l.allocate(params)
@@ -209,7 +210,7 @@ func (l *Loop) cut(params []*runtime.Tensor) error {
 		}
 		l.fragments = append(l.fragments, f)
 		err := l.each(f, func(own uintptr, dt dtype.DType, offset, n int) error {
-			return l.kernels.Accumulate(runtime.Source{X: base.At(l.common.Ptr, offset), N: n, Grad: own, DType: dt})
+			return l.kernels.Accumulate(kernel.Source{X: base.At(l.common.Ptr, offset), N: n, Grad: own, DType: dt})
 		})
 		if err != nil {
 			return err

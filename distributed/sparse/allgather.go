@@ -6,7 +6,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // allgather collects a list of every rank on every rank.
@@ -17,15 +17,15 @@ type allgather struct {
 	mail            mail  // in recv, or of collectInPlace
 	recv            base.Buffer
 	joined          message
-	words           int               // of a message of collectInPlace
-	lists           []runtime.Entries // per rank, in rank order
-	messages        []uintptr         // of collectInPlace
+	words           int              // of a message of collectInPlace
+	lists           []kernel.Entries // per rank, in rank order
+	messages        []uintptr        // of collectInPlace
 }
 
 func newAllgather(e *engine) *allgather {
 	ints := func() []int { return make([]int, e.size) }
 	g := &allgather{engine: e, lengths: ints(), displs: ints(), spans: ints(), mail: newMail(e.size),
-		lists: make([]runtime.Entries, e.size), messages: make([]uintptr, e.size)}
+		lists: make([]kernel.Entries, e.size), messages: make([]uintptr, e.size)}
 	for r := range g.spans {
 		g.spans[r] = e.n
 	}
@@ -63,7 +63,7 @@ func (g *allgather) gather(ctx context.Context, at uintptr) {
 
 // exchangeLengths fills g.lengths with the length of every rank's list, which the
 // host waits for, and returns their sum. limit says how long they can be.
-func (g *allgather) exchangeLengths(ctx context.Context, mine runtime.Entries, limit func(rank int) int) int {
+func (g *allgather) exchangeLengths(ctx context.Context, mine kernel.Entries, limit func(rank int) int) int {
 	g.communicate(ctx, comm.AllGatherCall(mine.Len, g.at(g.received), 1, dtype.I32))
 	g.read(ctx)
 	for r, n := range g.checkWords(g.received, g.size, limit, "its number of entries") {
@@ -74,7 +74,7 @@ func (g *allgather) exchangeLengths(ctx context.Context, mine runtime.Entries, l
 
 // collect makes every rank's list known to every rank, with the lengths in g.lengths. The result
 // holds the lists one after the other; g.lists has them one by one.
-func (g *allgather) collect(ctx context.Context, mine runtime.Entries) runtime.Entries {
+func (g *allgather) collect(ctx context.Context, mine kernel.Entries) kernel.Entries {
 	total := base.Displacements(g.lengths, g.displs)
 	all := exactly(g.message(&g.joined, total), total)
 	for r, n := range g.lengths {
@@ -92,7 +92,7 @@ func (g *allgather) collect(ctx context.Context, mine runtime.Entries) runtime.E
 }
 
 // collectSlots is collect of lists whose lengths are on the device, with room for those in g.lengths.
-func (g *allgather) collectSlots(ctx context.Context, mine runtime.Entries) []runtime.Entries {
+func (g *allgather) collectSlots(ctx context.Context, mine kernel.Entries) []kernel.Entries {
 	for r, n := range g.lengths {
 		g.mail.most[r] = g.slotWords(n)
 	}
@@ -120,7 +120,7 @@ type allgatherExchange struct {
 
 	sum    message
 	global message
-	top    [1]runtime.Entries
+	top    [1]kernel.Entries
 }
 
 func allgatherEqual(e *engine) exchange {
@@ -136,7 +136,7 @@ func allgatherSized(e *engine) exchange { return &allgatherExchange{allgather: n
 // placeSelected has the lists of all ranks in one array if they travel at their
 // capacity: in symmetric memory where there is such. Lengths that are not known
 // stand in front.
-func (x *allgatherExchange) placeSelected(ctx context.Context, n int) runtime.Entries {
+func (x *allgatherExchange) placeSelected(ctx context.Context, n int) kernel.Entries {
 	if x.sends = x.shareLists(ctx, &x.peerLists[0], n); x.sends {
 		for r, l := range x.peerLists[0].Lists() {
 			if l.N = n; x.fixed {
@@ -155,7 +155,7 @@ func (x *allgatherExchange) placeSelected(ctx context.Context, n int) runtime.En
 	x.share(ctx, x.words*x.size*base.WordSize)
 	apart := x.apart(&x.joined.Buffer, x.size*n)
 	if x.err != nil {
-		return runtime.Entries{}
+		return kernel.Entries{}
 	}
 	for r := range x.lists {
 		at := base.At(x.shared.Ptr, r*x.words)
@@ -170,7 +170,7 @@ func (x *allgatherExchange) placeSelected(ctx context.Context, n int) runtime.En
 	return x.lists[x.rank]
 }
 
-func (x *allgatherExchange) run(ctx context.Context, selected runtime.Entries) result {
+func (x *allgatherExchange) run(ctx context.Context, selected kernel.Entries) result {
 	all := result{lists: x.lists, scale: x.average}
 	if x.sends {
 		x.gatherLists(ctx, &x.peerLists[0], selected)
@@ -205,7 +205,7 @@ func sumAll(e *engine) exchange {
 	return sumExchange{e}
 }
 
-func (x sumExchange) run(ctx context.Context, _ runtime.Entries) result {
+func (x sumExchange) run(ctx context.Context, _ kernel.Entries) result {
 	sum := x.denseResult()
 	x.copy(sum, x.residual, x.n)
 	x.fill(x.residual, x.n)

@@ -10,6 +10,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // Config says how a [Reducer] reduces a gradient. The zero value of each field
@@ -245,7 +246,7 @@ func (c *Config) pauses() bool {
 }
 
 // codec is that of Values.
-func (c *Config) codec() runtime.Codec { return codecs[c.Values] }
+func (c *Config) codec() kernel.Codec { return codecs[c.Values] }
 
 func (s *Schedule) check() error {
 	if s.WarmupSteps < 0 {

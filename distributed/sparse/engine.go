@@ -10,6 +10,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // tiny is the smallest magnitude above zero.
@@ -23,11 +24,11 @@ const tiny = math.SmallestNonzeroFloat32
 // step looks at err at its end, and rolls the step back.
 type engine struct {
 	rt      runtime.Runtime
-	kernels runtime.Kernels
+	kernels kernel.Kernels
 	c       comm.Communicator
 	order   base.Order
 	cfg     Config
-	codec   runtime.Codec // of cfg
+	codec   kernel.Codec // of cfg
 	err     error
 
 	rank, size int
@@ -53,10 +54,10 @@ type engine struct {
 	agreed bool // the ranks of c have compared what they reduce
 
 	numbers
-	hostCopy    runtime.HostCopy // of the numbers, for where the host reads them in the next step
-	posted      []runtime.Span   // where they are then
-	list        message          // what the selector selected, unless it is among what is shared
-	shared      *comm.Buffer     // lists of all ranks; nil: none yet
+	hostCopy    kernel.HostCopy // of the numbers, for where the host reads them in the next step
+	posted      []kernel.Span   // where they are then
+	list        message         // what the selector selected, unless it is among what is shared
+	shared      *comm.Buffer    // lists of all ranks; nil: none yet
 	sharedBytes int
 	peerLists   [2]peerLists       // the same, where ranks write them to each other
 	outgrown    []comm.SharedLists // earlier ones, which graphs refer to
@@ -66,10 +67,10 @@ type engine struct {
 	permanent int // buffers[:permanent] live until close
 	group     []comm.Call
 	length    [base.WordSize]byte // of word
-	copies    []runtime.Copy
+	copies    []kernel.Copy
 }
 
-func newEngine(rt runtime.Runtime, kernels runtime.Kernels, c comm.Communicator, n int, cfg Config) (*engine, error) {
+func newEngine(rt runtime.Runtime, kernels kernel.Kernels, c comm.Communicator, n int, cfg Config) (*engine, error) {
 	e := &engine{rt: rt, kernels: kernels, cfg: cfg, codec: cfg.codec(), n: n, held: n}
 	if cfg.Momentum > 0 {
 		e.held = 2 * n
@@ -97,7 +98,7 @@ func (e *engine) countResult(r result) {
 	}
 }
 
-func (e *engine) countList(l runtime.Entries, i int) {
+func (e *engine) countList(l kernel.Entries, i int) {
 	e.do(func() error { return e.kernels.CountAbove(l, e.at(numLimit), 1, base.At(e.flags, i)) })
 }
 
@@ -110,7 +111,7 @@ func (e *engine) countArray(p uintptr, dt dtype.DType) {
 // countSquares counts one entry if a sum of squares is not finite. The high word of such an F64,
 // read as an F32, is a NaN, while that of no sum of squares of F32 reaches numLimit.
 func (e *engine) countSquares(i int) {
-	e.countList(runtime.Entries{Idx: e.at(numSquares), Val: e.at(numSquares + 1), N: 1}, i)
+	e.countList(kernel.Entries{Idx: e.at(numSquares), Val: e.at(numSquares + 1), N: 1}, i)
 }
 
 // foundNonFinite has the host wait for what was counted, and reports whether there is
@@ -164,14 +165,14 @@ func (e *engine) failure() error {
 }
 
 // array is an array of n elements that the indices of lists point into.
-func (e *engine) array(p uintptr) runtime.Array {
-	return runtime.Array{Ptr: p, N: e.n, Faults: e.at(numFaults)}
+func (e *engine) array(p uintptr) kernel.Array {
+	return kernel.Array{Ptr: p, N: e.n, Faults: e.at(numFaults)}
 }
 
 // source is the residual, which is made from its origin and a gradient on the
 // way, to select from. What is selected is subtracted from it.
-func (e *engine) source(g Input) runtime.Source {
-	src := runtime.Source{X: e.residual, N: e.n, Grad: g.Ptr, DType: g.DType, Factor: g.Factor, From: e.origin, Take: true}
+func (e *engine) source(g Input) kernel.Source {
+	src := kernel.Source{X: e.residual, N: e.n, Grad: g.Ptr, DType: g.DType, Factor: g.Factor, From: e.origin, Take: true}
 	if e.restores == keeping {
 		src.From, src.Keep = 0, e.origin
 	}
@@ -224,52 +225,52 @@ func (e *engine) store(dst uintptr, dt dtype.DType, src uintptr) {
 	}
 }
 
-func (e *engine) topK(src runtime.Source, k int, dst runtime.Entries, threshold uintptr) {
+func (e *engine) topK(src kernel.Source, k int, dst kernel.Entries, threshold uintptr) {
 	e.makes(dst)
 	e.adds(func() error { return e.kernels.TopK(src, k, dst, threshold) })
 }
 
-func (e *engine) topOf(l runtime.Entries, k int, dst runtime.Entries) {
-	e.do(func() error { return e.kernels.TopOf(l, k, dst, 0, runtime.Array{}) })
+func (e *engine) topOf(l kernel.Entries, k int, dst kernel.Entries) {
+	e.do(func() error { return e.kernels.TopOf(l, k, dst, 0, kernel.Array{}) })
 }
 
 // topOutside selects as many entries as there is room for of those outside of a partition, the
 // one that begins with that bound. What it leaves out goes back to the residual.
-func (e *engine) topOutside(l runtime.Entries, partition number, dst runtime.Entries) {
+func (e *engine) topOutside(l kernel.Entries, partition number, dst kernel.Entries) {
 	e.makes(dst)
-	rest := runtime.Array{}
+	rest := kernel.Array{}
 	if !e.cfg.NoErrorFeedback {
 		rest = e.array(e.residual)
 	}
 	e.do(func() error { return e.kernels.TopOf(l, dst.N, dst, e.at(partition), rest) })
 }
 
-func (e *engine) aboveOf(l runtime.Entries, threshold uintptr, dst runtime.Entries) {
+func (e *engine) aboveOf(l kernel.Entries, threshold uintptr, dst kernel.Entries) {
 	e.makes(dst)
 	e.do(func() error { return e.kernels.AboveOf(l, threshold, dst) })
 }
 
 // merge also gives back what is left over.
-func (e *engine) merge(dst uintptr, dt dtype.DType, lists []runtime.Entries, scale float32, left leftover) {
-	back := runtime.Back{}
+func (e *engine) merge(dst uintptr, dt dtype.DType, lists []kernel.Entries, scale float32, left leftover) {
+	back := kernel.Restoration{}
 	if !e.cfg.NoErrorFeedback {
-		back = runtime.Back{Dst: e.array(e.residual), L: left.selected, Taken: left.taken}
+		back = kernel.Restoration{Dst: e.array(e.residual), L: left.selected, Taken: left.taken}
 	}
 	e.do(func() error { return e.kernels.Merge(dst, dt, e.n, lists, scale, e.at(numFaults), e.residual, back) })
 }
 
-func (e *engine) union(dst runtime.Entries, lists []runtime.Entries, scale float32, threshold uintptr) {
+func (e *engine) union(dst kernel.Entries, lists []kernel.Entries, scale float32, threshold uintptr) {
 	e.makes(dst)
 	e.do(func() error { return e.kernels.Union(dst, e.n, lists, scale, e.at(numFaults), threshold) })
 }
 
-func (e *engine) copyPieces(pieces []runtime.Piece) {
+func (e *engine) copyPieces(pieces []kernel.Piece) {
 	e.do(func() error { return e.kernels.CopyPieces(pieces) })
 }
 
 // giveBack adds the entries of l to the residual, except those whose index is
 // in taken.
-func (e *engine) giveBack(l, taken runtime.Entries) {
+func (e *engine) giveBack(l, taken kernel.Entries) {
 	if e.err == nil && !e.cfg.NoErrorFeedback && l.N > 0 {
 		e.check(e.kernels.GiveBack(e.array(e.residual), l, taken))
 	}
@@ -322,4 +323,4 @@ func (e *engine) communicate(ctx context.Context, c comm.Call) {
 }
 
 // coded reports whether lists are encoded to travel.
-func (e *engine) coded() bool { return e.codec != runtime.CodecNone }
+func (e *engine) coded() bool { return e.codec != kernel.CodecNone }

@@ -6,7 +6,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // treeTag marks the messages of treeExchange.
@@ -28,13 +28,13 @@ type treeExchange struct {
 	kept             [2]message
 	coded            base.Buffer // a message, where that is not the list
 	mail             mail        // one, of the message
-	pair             [2]runtime.Entries
-	top              [1]runtime.Entries
+	pair             [2]kernel.Entries
+	top              [1]kernel.Entries
 }
 
 func tree(e *engine) exchange { return &treeExchange{engine: e, mail: newMail(1)} }
 
-func (x *treeExchange) run(ctx context.Context, selected runtime.Entries) result {
+func (x *treeExchange) run(ctx context.Context, selected kernel.Entries) result {
 	k := selected.N
 	x.mail.most[0] = x.messageWords(k, x.n)
 	current := selected
@@ -76,8 +76,8 @@ func (x *treeExchange) move(ctx context.Context, at uintptr, call func(p uintptr
 // mergeTop adds up two lists of k entries, returns the top k of the sum in dst
 // and gives the rest to the residual. (The sum has at least k entries, so all
 // lists of the tree have the same length and need not announce it.)
-func (x *treeExchange) mergeTop(a, b, dst runtime.Entries) runtime.Entries {
-	x.pair = [2]runtime.Entries{a, b}
+func (x *treeExchange) mergeTop(a, b, dst kernel.Entries) kernel.Entries {
+	x.pair = [2]kernel.Entries{a, b}
 	sum := x.message(&x.merged, min(2*a.N, x.n))
 	x.union(sum, x.pair[:], 1, 0)
 	x.topOf(sum, dst.N, dst)

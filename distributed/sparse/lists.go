@@ -7,7 +7,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // allocate makes b hold at least bytes bytes; its content is lost when it has
@@ -17,7 +17,7 @@ func (e *engine) allocate(b *base.Buffer, bytes int) {
 }
 
 // placeSelected returns memory for the selected entries of this rank alone.
-func (e *engine) placeSelected(_ context.Context, n int) runtime.Entries {
+func (e *engine) placeSelected(_ context.Context, n int) kernel.Entries {
 	return e.message(&e.list, n)
 }
 
@@ -100,12 +100,12 @@ func (e *engine) outgrow(ctx context.Context, l *peerLists) error {
 }
 
 // makes notes that a kernel makes dst.
-func (e *engine) makes(dst runtime.Entries) {
+func (e *engine) makes(dst kernel.Entries) {
 	e.listMade = e.listMade || e.err == nil && dst.Shared != 0
 }
 
 // gatherLists makes the lists of all ranks known to every rank, as submit does.
-func (e *engine) gatherLists(ctx context.Context, l *peerLists, own runtime.Entries) {
+func (e *engine) gatherLists(ctx context.Context, l *peerLists, own kernel.Entries) {
 	e.fence(ctx)
 	e.do(func() error { return l.Gather(own) })
 	e.inFlight = true
@@ -157,23 +157,23 @@ const headerWords = 4
 // message returns m's memory as a list of up to n entries, with room for a
 // quarter more if it has to grow (so that sizes that vary from step to step
 // settle). It does not move as long as it does not grow.
-func (e *engine) message(m *message, n int) runtime.Entries {
+func (e *engine) message(m *message, n int) kernel.Entries {
 	if words := headerWords + 2*n; words*base.WordSize > m.Bytes {
 		e.allocate(&m.Buffer, (words+2*(n/4))*base.WordSize)
 	}
 	if m.Ptr == 0 {
-		return runtime.Entries{}
+		return kernel.Entries{}
 	}
-	return runtime.Entries{Idx: base.At(m.Ptr, headerWords), Val: base.At(m.Ptr, headerWords+n), N: n, Len: m.Ptr}
+	return kernel.Entries{Idx: base.At(m.Ptr, headerWords), Val: base.At(m.Ptr, headerWords+n), N: n, Len: m.Ptr}
 }
 
 // exactly returns l where its length is known to be n: the first n entries.
-func exactly(l runtime.Entries, n int) runtime.Entries {
+func exactly(l kernel.Entries, n int) kernel.Entries {
 	l.N, l.Len = n, 0
 	return l
 }
 
 // part returns the entries [from, to).
-func part(l runtime.Entries, from, to int) runtime.Entries {
-	return runtime.Entries{Idx: base.At(l.Idx, from), Val: base.At(l.Val, from), N: to - from}
+func part(l kernel.Entries, from, to int) kernel.Entries {
+	return kernel.Entries{Idx: base.At(l.Idx, from), Val: base.At(l.Val, from), N: to - from}
 }

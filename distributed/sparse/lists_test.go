@@ -16,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // lister shares lists that nothing is written to. Its Gather fails, unless it gathers.
@@ -30,14 +31,14 @@ type lister struct {
 
 type unwritten struct {
 	l     *lister
-	lists []runtime.Entries
+	lists []kernel.Entries
 }
 
 func (l *lister) ShareLists(_ context.Context, n int) (comm.SharedLists, error) {
 	if l.made = append(l.made, n); l.refuses != nil {
 		return nil, l.refuses
 	}
-	u := &unwritten{l: l, lists: make([]runtime.Entries, l.WorldSize())}
+	u := &unwritten{l: l, lists: make([]kernel.Entries, l.WorldSize())}
 	for r := range u.lists {
 		p, err := l.rt.Allocate(16 + 8*n)
 		if err != nil {
@@ -46,15 +47,15 @@ func (l *lister) ShareLists(_ context.Context, n int) (comm.SharedLists, error) 
 		if err := l.rt.Fill(p, 16+8*n, dtype.U8, 0); err != nil {
 			return nil, err
 		}
-		u.lists[r] = runtime.Entries{Idx: p + 16, Val: p + 16 + uintptr(4*n), N: n, Len: p}
+		u.lists[r] = kernel.Entries{Idx: p + 16, Val: p + 16 + uintptr(4*n), N: n, Len: p}
 	}
 	u.lists[l.Rank()].Shared = 1
 	return u, nil
 }
 
-func (u *unwritten) Lists() []runtime.Entries { return u.lists }
+func (u *unwritten) Lists() []kernel.Entries { return u.lists }
 
-func (u *unwritten) Gather(runtime.Entries) error {
+func (u *unwritten) Gather(kernel.Entries) error {
 	if u.l.gathers {
 		return nil
 	}
@@ -130,8 +131,8 @@ type counting struct {
 	waits *int
 }
 
-func (c counting) Kernels() runtime.Kernels {
-	k, _ := runtime.KernelsOf(c.Runtime)
+func (c counting) Kernels() kernel.Kernels {
+	k, _ := kernel.Lookup(c.Runtime)
 	return k
 }
 

@@ -3,7 +3,7 @@ package sparse
 import (
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // addMomentum advances the velocity by a gradient, and returns it to be reduced in the
@@ -19,14 +19,14 @@ func (e *engine) addMomentum(g Input) Input {
 	}
 	e.check(e.kernels.Store(velocity, dtype.F32, before, e.n, float32(e.cfg.Momentum), 0))
 	e.do(func() error {
-		return e.kernels.Accumulate(runtime.Source{X: velocity, N: e.n, Grad: g.Ptr, DType: g.DType, Factor: g.Factor})
+		return e.kernels.Accumulate(kernel.Source{X: velocity, N: e.n, Grad: g.Ptr, DType: g.DType, Factor: g.Factor})
 	})
 	return Input{Ptr: velocity, DType: dtype.F32}
 }
 
 // mask makes 0 of the velocity what was selected: momentum factor masking.
-func (e *engine) mask(selected runtime.Entries) {
+func (e *engine) mask(selected kernel.Entries) {
 	if e.cfg.Momentum > 0 && e.err == nil && selected.Idx != 0 {
-		e.check(e.kernels.ZeroAt(runtime.Array{Ptr: base.At(e.residual, e.n), N: e.n}, selected))
+		e.check(e.kernels.ZeroAt(kernel.Array{Ptr: base.At(e.residual, e.n), N: e.n}, selected))
 	}
 }

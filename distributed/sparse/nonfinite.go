@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // judges reports whether entries that are not finite are looked for.
@@ -22,9 +22,9 @@ func (e *engine) flagInput(p uintptr, dt dtype.DType) {
 		return
 	}
 	e.do(func() error { return e.kernels.SumSquares(p, dt, e.n, e.at(numSquares)) })
-	square := runtime.Entries{Idx: e.at(numSquares), Val: e.at(numSquares + 1), N: 1}
+	square := kernel.Entries{Idx: e.at(numSquares), Val: e.at(numSquares + 1), N: 1}
 	e.do(func() error { return e.kernels.CountAbove(square, e.at(numNorm), 1, e.flags) })
-	e.copies = append(e.copies[:0], runtime.Copy{Dst: p, Src: e.at(numNaN), DType: dt, N: 1})
+	e.copies = append(e.copies[:0], kernel.Copy{Dst: p, Src: e.at(numNaN), DType: dt, N: 1})
 	e.do(func() error { return e.kernels.CopyIf(e.copies, e.flags, 1) })
 }
 
@@ -59,12 +59,12 @@ func (s *Reducer) judgeAlone() {
 	}
 	flags, skip, skips := s.flags, s.skip, s.skips
 	s.flags, s.skip, s.skips = s.at(s.nonFinite), s.at(s.nonFinite), s.size
-	s.countList(runtime.Entries{Val: s.residual, N: s.n}, 0)
+	s.countList(kernel.Entries{Val: s.residual, N: s.n}, 0)
 	if s.cfg.ClipNorm > 0 && s.cfg.Clip == ClipGlobal && s.size > 1 { // all ranks know this norm
 		s.countSquares(1)
 	}
 	if flags != s.flags && s.origin != 0 {
-		s.copies = append(s.copies[:0], runtime.Copy{Dst: s.residual, Src: s.origin, DType: dtype.F32, N: s.held})
+		s.copies = append(s.copies[:0], kernel.Copy{Dst: s.residual, Src: s.origin, DType: dtype.F32, N: s.held})
 		s.copyIfNonFinite()
 	}
 	s.flags, s.skip, s.skips = flags, skip, skips

@@ -10,7 +10,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // number is the place of a word among the numbers of an engine.
@@ -138,7 +138,7 @@ func (e *engine) late() bool {
 
 // setHostCopy makes n the copy of the numbers, in the place of the one there was. That
 // stays if it cannot be closed: its copy may still read the numbers.
-func (e *engine) setHostCopy(n runtime.HostCopy) error {
+func (e *engine) setHostCopy(n kernel.HostCopy) error {
 	if e.hostCopy != nil {
 		if err := e.hostCopy.Close(); err != nil {
 			return err
@@ -150,7 +150,7 @@ func (e *engine) setHostCopy(n runtime.HostCopy) error {
 
 // makeHostCopy makes one, where there are such. (The numbers stay where they are.)
 func (e *engine) makeHostCopy() {
-	if of, ok := e.rt.(runtime.AsyncCopier); ok && e.order.Streams != nil && e.hostCopy == nil && e.err == nil {
+	if of, ok := e.rt.(kernel.AsyncCopier); ok && e.order.Streams != nil && e.hostCopy == nil && e.err == nil {
 		n, err := of.NewHostCopy(len(e.host) * base.WordSize)
 		e.check(err)
 		e.check(e.setHostCopy(n))
@@ -214,7 +214,7 @@ func (e *engine) setInt(x number, v int32) {
 func (e *engine) float(x number) float32 { return math.Float32frombits(uint32(e.host[x])) }
 
 // lengthOf has the host wait for the length of a list.
-func (e *engine) lengthOf(l runtime.Entries) (int, error) {
+func (e *engine) lengthOf(l kernel.Entries) (int, error) {
 	if l.Len == 0 {
 		return l.N, nil
 	}

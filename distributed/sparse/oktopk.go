@@ -6,7 +6,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // okExchange is the exchange of Ok-Topk (Li and Hoefler, "Near-Optimal Reducer
@@ -69,21 +69,21 @@ type okExchange struct {
 	*partitionReducer
 	allgather *allgather
 
-	quantiles              []float64         // of the samples that this rank shows
-	own, trimmed           message           // of limitOutgoing and cutOutgoing
-	fitting, joined        message           // of cutMessages and joinSent
-	padded, paddedApart    base.Buffer       // messages of sendRounds, and their lists where those are not messages
-	exchangedApart         [2]base.Buffer    // lists of exchanged, likewise
-	sent                   []runtime.Entries // these, by round
-	mine                   uintptr           // what this rank announces
-	slots                  uintptr           // of exchanged
-	sends                  bool              // ranks write these to each other, and the sums
-	pieces                 []runtime.Piece
+	quantiles              []float64        // of the samples that this rank shows
+	own, trimmed           message          // of limitOutgoing and cutOutgoing
+	fitting, joined        message          // of cutMessages and joinSent
+	padded, paddedApart    base.Buffer      // messages of sendRounds, and their lists where those are not messages
+	exchangedApart         [2]base.Buffer   // lists of exchanged, likewise
+	sent                   []kernel.Entries // these, by round
+	mine                   uintptr          // what this rank announces
+	slots                  uintptr          // of exchanged
+	sends                  bool             // ranks write these to each other, and the sums
+	pieces                 []kernel.Piece
 	reduced, largest       message
 	spreadTo               base.Buffer
 	sendCounts, sendDispls []int // of spread
 	recvCounts, recvDispls []int
-	all                    [1]runtime.Entries
+	all                    [1]kernel.Entries
 	layout                 [3][2]int // of copyWords
 }
 
@@ -92,7 +92,7 @@ func oktopk(e *engine) exchange {
 	e.past = past{age: e.cfg.tuning.ThresholdInterval}
 	x.sendCounts, x.sendDispls = make([]int, e.size), make([]int, e.size)
 	x.recvCounts, x.recvDispls = make([]int, e.size), make([]int, e.size)
-	x.sent = make([]runtime.Entries, e.size)
+	x.sent = make([]kernel.Entries, e.size)
 	e.makeHostCopy()
 	for j := range sampleCount {
 		x.quantiles = append(x.quantiles, (float64(j)+(float64(e.rank)+0.5)/float64(e.size))/sampleCount)
@@ -137,7 +137,7 @@ func (x *okExchange) next() okStep {
 // run reduces the selected entries by partitions, balanced from time to time, and gathers the sums that
 // pass the global threshold, which is estimated from time to time (Li and Hoefler, Algorithm 1).
 // Variants differ in what the host knows of lengths.
-func (x *okExchange) run(ctx context.Context, selected runtime.Entries) result {
+func (x *okExchange) run(ctx context.Context, selected kernel.Entries) result {
 	x.readPosted(ctx)
 	s := x.next()
 	if s.rebalance {
@@ -162,11 +162,11 @@ func (x *okExchange) run(ctx context.Context, selected runtime.Entries) result {
 }
 
 // runKnown is the step of a host that waits for all lengths.
-func (x *okExchange) runKnown(ctx context.Context, selected runtime.Entries, s okStep) result {
+func (x *okExchange) runKnown(ctx context.Context, selected kernel.Entries, s okStep) result {
 	x.countLarge(selected)
 	own, outgoing, sums := x.reduceKnown(ctx, selected, s.limit, s.padded)
 	if outgoing.Idx == selected.Idx { // nothing was cut: they are own and outgoing
-		own, outgoing = selected, runtime.Entries{}
+		own, outgoing = selected, kernel.Entries{}
 	}
 	return x.gather(ctx, own, outgoing, sums, s)
 }
@@ -174,7 +174,7 @@ func (x *okExchange) runKnown(ctx context.Context, selected runtime.Entries, s o
 // runAhead is the step of a host that sizes nothing by lengths, because there is room for the sums
 // of each rank: they are gathered before the host knows how many there are. A threshold that is far
 // off does little harm then, and it is the next step that estimates it.
-func (x *okExchange) runAhead(ctx context.Context, selected runtime.Entries, s okStep) result {
+func (x *okExchange) runAhead(ctx context.Context, selected kernel.Entries, s okStep) result {
 	late := x.late()
 	x.place(ctx, s.room)
 	x.countLarge(selected)
@@ -199,7 +199,7 @@ func (x *okExchange) runAhead(ctx context.Context, selected runtime.Entries, s o
 
 // gather makes the result of those sums that pass the threshold, for whose lengths the host waits,
 // and gives back what this rank selected and no sum has.
-func (x *okExchange) gather(ctx context.Context, own, outgoing, sums runtime.Entries, s okStep) result {
+func (x *okExchange) gather(ctx context.Context, own, outgoing, sums kernel.Entries, s okStep) result {
 	if s.estimate {
 		x.estimate(ctx, sums)
 	}
@@ -258,7 +258,7 @@ func (x *okExchange) readPosted(ctx context.Context) {
 // The paper averages the ranks' own boundaries instead, which balances ranks
 // with like distributions only: if the entries of each rank cluster at a place
 // of their own, all averages fall between the clusters.
-func (x *okExchange) balancePartitions(ctx context.Context, selected runtime.Entries) {
+func (x *okExchange) balancePartitions(ctx context.Context, selected kernel.Entries) {
 	count := sampleCount * x.size
 	all := x.samples + sampleCount
 	sorted := all + number(count)
@@ -269,7 +269,7 @@ func (x *okExchange) balancePartitions(ctx context.Context, selected runtime.Ent
 }
 
 // countLarge counts the selected entries that may not stay finite when those of all ranks are added.
-func (x *okExchange) countLarge(selected runtime.Entries) {
+func (x *okExchange) countLarge(selected kernel.Entries) {
 	if x.cfg.NonFinite != PassNonFinite && x.err == nil {
 		x.check(x.kernels.CountAbove(selected, x.at(numLimit), 1, base.At(x.mine, announcedLarge)))
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // The second half of oktopk's exchange: the sums that pass the threshold, gathered.
@@ -15,7 +15,7 @@ import (
 // selectGlobal selects the sums of this rank's partition that pass the threshold. It
 // returns them and how many sums of all ranks did, for which the host waits; x.allgather
 // has the lengths of all ranks' lists.
-func (x *okExchange) selectGlobal(ctx context.Context, sums runtime.Entries) (passed runtime.Entries, total int) {
+func (x *okExchange) selectGlobal(ctx context.Context, sums kernel.Entries) (passed kernel.Entries, total int) {
 	passed = x.passing(sums)
 	if x.order.Streams == nil {
 		total = x.allgather.exchangeLengths(ctx, passed, x.partitionLength)
@@ -28,7 +28,7 @@ func (x *okExchange) selectGlobal(ctx context.Context, sums runtime.Entries) (pa
 }
 
 // passing returns the sums that pass the threshold. How many they are is announced.
-func (x *okExchange) passing(sums runtime.Entries) runtime.Entries {
+func (x *okExchange) passing(sums kernel.Entries) kernel.Entries {
 	passed := x.message(&x.reduced, sums.N)
 	if x.order.Streams != nil {
 		passed.Len = base.At(x.mine, announcedPassed)
@@ -41,7 +41,7 @@ func (x *okExchange) passing(sums runtime.Entries) runtime.Entries {
 // room for ([okExchange.place]). What comes of this rank's own selected entries is known
 // before: those that are not in its sums go back meanwhile. Late, the host gets to know in the
 // next step what the ranks announced.
-func (x *okExchange) gatherAhead(ctx context.Context, own runtime.Entries, late bool) []runtime.Entries {
+func (x *okExchange) gatherAhead(ctx context.Context, own kernel.Entries, late bool) []kernel.Entries {
 	lists := x.allgather.lists
 	words := x.slotWords(lists[0].N)
 	if x.sends {
@@ -64,9 +64,9 @@ func (x *okExchange) gatherAhead(ctx context.Context, own runtime.Entries, late 
 		x.copyWords(x.at(x.announcements), announcedWords, lists[0].Len, words, announcedWords)
 		return lists
 	}
-	x.posted = append(x.posted[:0], runtime.Span{Ptr: x.words.Ptr, Bytes: int(x.announcements) * base.WordSize})
+	x.posted = append(x.posted[:0], kernel.Span{Ptr: x.words.Ptr, Bytes: int(x.announcements) * base.WordSize})
 	for _, l := range lists {
-		x.posted = append(x.posted, runtime.Span{Ptr: l.Len, Bytes: announcedWords * base.WordSize})
+		x.posted = append(x.posted, kernel.Span{Ptr: l.Len, Bytes: announcedWords * base.WordSize})
 	}
 	if x.err == nil { // otherwise what readPosted has not read yet stays as it is
 		x.past.pending, x.beforePosted = true, x.ago
@@ -115,13 +115,13 @@ func (x *okExchange) place(ctx context.Context, ahead int) {
 }
 
 // exchanged is the message of one of two ranks to the other one.
-func (x *okExchange) exchanged(rank, room int) runtime.Entries {
+func (x *okExchange) exchanged(rank, room int) kernel.Entries {
 	if x.sends {
 		l := x.peerLists[0].Lists()[rank]
 		l.N = room
 		return l
 	}
-	var l [1]runtime.Entries
+	var l [1]kernel.Entries
 	x.placeSlots(l[:], base.At(x.slots, rank*x.slotWords(room)), room, x.apart(&x.exchangedApart[rank], room))
 	return l[0]
 }
@@ -175,7 +175,7 @@ func (x *okExchange) checkSamples() {
 // share cuts the sums of this rank that passed the threshold to those that go into
 // the result: with room, to the first ones that have it, and otherwise to the largest, where all
 // ranks together have more than the result may have. It corrects x.allgather.lengths.
-func (x *okExchange) share(passing runtime.Entries, total int, limit limits, room int) runtime.Entries {
+func (x *okExchange) share(passing kernel.Entries, total int, limit limits, room int) kernel.Entries {
 	counts := x.allgather.lengths
 	switch {
 	case room > 0:
@@ -218,7 +218,7 @@ func divide(counts []int, total, limit int) {
 // spread moves sums between ranks so that all have equally many, if one has
 // far more than the others: an allgather is as slow as its longest list. It
 // corrects x.allgather.lengths. Where lists are coded that would round sums twice.
-func (x *okExchange) spread(ctx context.Context, mine runtime.Entries, limit limits) runtime.Entries {
+func (x *okExchange) spread(ctx context.Context, mine kernel.Entries, limit limits) kernel.Entries {
 	counts := x.allgather.lengths
 	total := 0
 	for _, n := range counts {
@@ -259,7 +259,7 @@ func (x *okExchange) spread(ctx context.Context, mine runtime.Entries, limit lim
 	}
 	n := myTo - myFrom
 	x.allocate(&x.spreadTo, 2*n*base.WordSize)
-	share := runtime.Entries{Idx: x.spreadTo.Ptr, Val: base.At(x.spreadTo.Ptr, n), N: n}
+	share := kernel.Entries{Idx: x.spreadTo.Ptr, Val: base.At(x.spreadTo.Ptr, n), N: n}
 	x.add(comm.AllToAllVCall(mine.Idx, x.sendCounts, x.sendDispls, share.Idx, x.recvCounts, x.recvDispls, dtype.I32))
 	x.add(comm.AllToAllVCall(mine.Val, x.sendCounts, x.sendDispls, share.Val, x.recvCounts, x.recvDispls, dtype.F32))
 	x.engine.together(ctx)

@@ -7,7 +7,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // The first half of oktopk's exchange: what of the selected entries is sent, and how, and the sums of
@@ -20,7 +20,7 @@ const longBit, largeBit = 1 << 30, math.MinInt32
 // reduceKnown reduces where the host waits for the numbers of each part anyway: messages
 // have their lengths, which are known to the receiver before, and only the content of
 // them is that of padded ones.
-func (x *okExchange) reduceKnown(ctx context.Context, selected runtime.Entries, limit limits, padded bool) (own, outgoing, sums runtime.Entries) {
+func (x *okExchange) reduceKnown(ctx context.Context, selected kernel.Entries, limit limits, padded bool) (own, outgoing, sums kernel.Entries) {
 	own, outgoing = x.limitOutgoing(ctx, selected, limit.outgoing)
 	words, most, room := x.host[x.lengths:][:x.size], 0, limit.message
 	for r, n := range words {
@@ -69,7 +69,7 @@ func (x *okExchange) reduceKnown(ctx context.Context, selected runtime.Entries, 
 // partition, and the list to send from: if nothing was cut, that is all selected entries. What is cut goes
 // back: it is not sent, and the others have no part in it. The host has read where the
 // partitions are.
-func (x *okExchange) limitOutgoing(ctx context.Context, selected runtime.Entries, limit int) (own, outgoing runtime.Entries) {
+func (x *okExchange) limitOutgoing(ctx context.Context, selected kernel.Entries, limit int) (own, outgoing kernel.Entries) {
 	x.locate(selected)
 	x.read(ctx)
 	x.checkSamples()
@@ -86,7 +86,7 @@ func (x *okExchange) limitOutgoing(ctx context.Context, selected runtime.Entries
 
 // cutMessages returns what is for other ranks in a list whose partitions are read, but
 // only the first entries for each, which there is room for. What is beyond goes back.
-func (x *okExchange) cutMessages(outgoing runtime.Entries, room int) runtime.Entries {
+func (x *okExchange) cutMessages(outgoing kernel.Entries, room int) kernel.Entries {
 	positions := x.host[x.positions:]
 	cut := exactly(x.message(&x.fitting, outgoing.N), 0)
 	for r := range x.size {
@@ -95,7 +95,7 @@ func (x *okExchange) cutMessages(outgoing runtime.Entries, room int) runtime.Ent
 			x.copy(base.At(cut.Idx, cut.N), base.At(outgoing.Idx, from), end-from)
 			x.copy(base.At(cut.Val, cut.N), base.At(outgoing.Val, from), end-from)
 			cut.N += end - from
-			x.giveBack(part(outgoing, end, to), runtime.Entries{})
+			x.giveBack(part(outgoing, end, to), kernel.Entries{})
 		}
 	}
 	return cut
@@ -103,7 +103,7 @@ func (x *okExchange) cutMessages(outgoing runtime.Entries, room int) runtime.Ent
 
 // cutOutgoing returns the selected entries for other ranks, as [okExchange.limitOutgoing] does, where the
 // host is not to wait: the list has its length on the device.
-func (x *okExchange) cutOutgoing(selected runtime.Entries, limit limits) (outgoing runtime.Entries) {
+func (x *okExchange) cutOutgoing(selected kernel.Entries, limit limits) (outgoing kernel.Entries) {
 	if x.size > 2 {
 		outgoing = x.message(&x.trimmed, limit.outgoing)
 	} else { // all go to the other one
@@ -118,9 +118,9 @@ func (x *okExchange) cutOutgoing(selected runtime.Entries, limit limits) (outgoi
 }
 
 // copyOwn returns the selected entries in this rank's own partition.
-func (x *okExchange) copyOwn(selected runtime.Entries) runtime.Entries {
+func (x *okExchange) copyOwn(selected kernel.Entries) kernel.Entries {
 	own, start := x.message(&x.own, selected.N), x.at(numBounds+number(x.rank))
-	x.pieces = append(x.pieces[:0], runtime.Piece{From: selected, Start: start, End: start + base.WordSize, ByIndex: true, To: own})
+	x.pieces = append(x.pieces[:0], kernel.Piece{From: selected, Start: start, End: start + base.WordSize, ByIndex: true, To: own})
 	x.copyPieces(x.pieces)
 	return own
 }
@@ -144,7 +144,7 @@ func nearly(room int) int { return room * 13 / 14 }
 // room for goes back to the residual meanwhile: it is not sent, and the others have no part
 // in it. outgoing is what is sent, in one list. above, if not 0, is a threshold: then the sums are
 // those that pass it, in this rank's message to all others, and in front of them how many passed.
-func (x *okExchange) reducePadded(ctx context.Context, selected runtime.Entries, limit limits, above uintptr) (own, outgoing, sums runtime.Entries) {
+func (x *okExchange) reducePadded(ctx context.Context, selected kernel.Entries, limit limits, above uintptr) (own, outgoing, sums kernel.Entries) {
 	outgoing, room := x.cutOutgoing(selected, limit), limit.message
 	if x.size > 2 {
 		own, outgoing = x.sendRounds(ctx, selected, outgoing, room)
@@ -178,7 +178,7 @@ func (x *okExchange) reducePadded(ctx context.Context, selected runtime.Entries,
 
 // sendRounds cuts what was located into a message to each other rank, and has it sent, with
 // [okExchange.copyOwn] meanwhile. It returns what is sent in one list.
-func (x *okExchange) sendRounds(ctx context.Context, selected, outgoing runtime.Entries, room int) (own, sent runtime.Entries) {
+func (x *okExchange) sendRounds(ctx context.Context, selected, outgoing kernel.Entries, room int) (own, sent kernel.Entries) {
 	words := x.slotWords(room)
 	x.allocate(&x.incoming, (x.size-1)*words*base.WordSize)
 	x.allocate(&x.padded, (x.size-1)*words*base.WordSize)
@@ -187,7 +187,7 @@ func (x *okExchange) sendRounds(ctx context.Context, selected, outgoing runtime.
 	x.pieces = x.pieces[:0]
 	for t := 1; t < x.size; t++ {
 		to := x.positions + number(x.to(t))
-		x.pieces = append(x.pieces, runtime.Piece{From: outgoing, Start: x.at(to), End: x.at(to + 1), To: x.sent[t]})
+		x.pieces = append(x.pieces, kernel.Piece{From: outgoing, Start: x.at(to), End: x.at(to + 1), To: x.sent[t]})
 	}
 	x.copyPieces(x.pieces)
 	for _, l := range x.sent[1:] {
@@ -211,21 +211,21 @@ func (x *okExchange) sendRounds(ctx context.Context, selected, outgoing runtime.
 }
 
 // joinSent returns the messages to the other ranks, which may have cut their lists, as one
-// list of up to n entries: [runtime.MaxPieces] at a time.
-func (x *okExchange) joinSent(n int) (all runtime.Entries) {
+// list of up to n entries: [kernel.MaxPieces] at a time.
+func (x *okExchange) joinSent(n int) (all kernel.Entries) {
 	targets := [...]*message{&x.fitting, &x.joined}
 	x.pieces = x.pieces[:0]
 	for r := range x.size {
 		if t := (r - x.rank + x.size) % x.size; t > 0 {
-			x.pieces = append(x.pieces, runtime.Piece{From: x.sent[t]})
+			x.pieces = append(x.pieces, kernel.Piece{From: x.sent[t]})
 		}
-		if len(x.pieces) == runtime.MaxPieces || r == x.size-1 {
+		if len(x.pieces) == kernel.MaxPieces || r == x.size-1 {
 			all = x.message(targets[0], n)
 			for i := range x.pieces {
 				x.pieces[i].To = all
 			}
 			x.copyPieces(x.pieces)
-			x.pieces = append(x.pieces[:0], runtime.Piece{From: all})
+			x.pieces = append(x.pieces[:0], kernel.Piece{From: all})
 			targets[0], targets[1] = targets[1], targets[0]
 		}
 	}
@@ -239,6 +239,6 @@ func (x *okExchange) countLong(room int) {
 		x.setInt(x.longest, most)
 	}
 	if x.err == nil { // as numbers, lengths have the order of their bits
-		x.check(x.kernels.CountAbove(runtime.Entries{Val: x.at(x.lengths), N: x.size}, x.at(x.longest), 1, base.At(x.mine, announcedLong)))
+		x.check(x.kernels.CountAbove(kernel.Entries{Val: x.at(x.lengths), N: x.size}, x.at(x.longest), 1, base.At(x.mine, announcedLong)))
 	}
 }

@@ -7,13 +7,13 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // estimate finds the threshold that the k largest sums of all ranks pass. All
 // ranks search the same intervals of magnitudes (as bits, so in their order)
 // by counting how many sums pass; a lower end that at least k pass is kept.
-func (x *okExchange) estimate(ctx context.Context, sums runtime.Entries) {
+func (x *okExchange) estimate(ctx context.Context, sums kernel.Entries) {
 	counts := uintptr(0)
 	bracket, fan := x.at(numBracket), x.at(numFan)
 	for range bisectRounds {

@@ -6,7 +6,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // partitionTag marks the messages of partitionReducer.
@@ -26,8 +26,8 @@ type partitionReducer struct {
 	*engine
 	incoming, outbound base.Buffer // messages, as in and out say, by round
 	in, out            mail
-	unpacked           base.Buffer       // lists, where they are not the messages
-	sources            []runtime.Entries // by round, so by distance from this rank
+	unpacked           base.Buffer      // lists, where they are not the messages
+	sources            []kernel.Entries // by round, so by distance from this rank
 	sums               message
 }
 
@@ -38,7 +38,7 @@ func newPartitionReducer(e *engine) *partitionReducer {
 	}
 	bounds[e.size] = int32(e.n)
 	e.set(numBounds, bounds...)
-	return &partitionReducer{engine: e, sources: make([]runtime.Entries, e.size), in: newMail(e.size), out: newMail(e.size)}
+	return &partitionReducer{engine: e, sources: make([]kernel.Entries, e.size), in: newMail(e.size), out: newMail(e.size)}
 }
 
 // partition returns the start and the length of a rank's partition, as read last.
@@ -53,7 +53,7 @@ func (s *partitionReducer) partitionLength(rank int) int {
 }
 
 // locate finds the partitions of a list of selected entries.
-func (s *partitionReducer) locate(l runtime.Entries) {
+func (s *partitionReducer) locate(l kernel.Entries) {
 	s.do(func() error {
 		return s.kernels.LowerBounds(l, s.at(numBounds), s.size+1, s.at(s.positions), s.at(s.lengths))
 	})
@@ -61,7 +61,7 @@ func (s *partitionReducer) locate(l runtime.Entries) {
 
 // partitionOf returns those selected entries of a list, located and read, that are in a
 // rank's partition.
-func (s *partitionReducer) partitionOf(l runtime.Entries, rank int) runtime.Entries {
+func (s *partitionReducer) partitionOf(l kernel.Entries, rank int) kernel.Entries {
 	positions := s.host[s.positions:]
 	return part(l, int(positions[rank]), int(positions[rank+1]))
 }
@@ -69,14 +69,14 @@ func (s *partitionReducer) partitionOf(l runtime.Entries, rank int) runtime.Entr
 // reduce adds up this rank's selected entries for itself and what the other ranks'
 // outgoing lists hold for this rank. outgoing was located, and is read here; own
 // are the selected entries for itself, or nil: those that outgoing has. It returns the sums.
-func (s *partitionReducer) reduce(ctx context.Context, outgoing runtime.Entries, own *runtime.Entries) runtime.Entries {
+func (s *partitionReducer) reduce(ctx context.Context, outgoing kernel.Entries, own *kernel.Entries) kernel.Entries {
 	s.communicate(ctx, comm.AllToAllCall(s.at(s.lengths), s.at(s.received), 1, dtype.I32))
 	s.read(ctx)
 	return s.reduceRead(ctx, outgoing, own)
 }
 
 // reduceRead is reduce when the lengths are read.
-func (s *partitionReducer) reduceRead(ctx context.Context, outgoing runtime.Entries, own *runtime.Entries) runtime.Entries {
+func (s *partitionReducer) reduceRead(ctx context.Context, outgoing kernel.Entries, own *kernel.Entries) kernel.Entries {
 	_, length := s.partition(s.rank)
 	lengths := s.checkWords(s.received, s.size, func(int) int { return length }, "its number of entries for this rank's partition")
 	s.sources[0] = s.partitionOf(outgoing, s.rank)
@@ -132,7 +132,7 @@ func (s *partitionReducer) from(round int) int { return (s.rank - round + s.size
 func (s *partitionReducer) to(round int) int   { return (s.rank + round) % s.size }
 
 // collectPartitions is g.collect of lists of which each is in a rank's partition.
-func (s *partitionReducer) collectPartitions(ctx context.Context, g *allgather, mine runtime.Entries) runtime.Entries {
+func (s *partitionReducer) collectPartitions(ctx context.Context, g *allgather, mine kernel.Entries) kernel.Entries {
 	for r := range g.spans {
 		g.spans[r] = s.partitionLength(r)
 	}
@@ -144,7 +144,7 @@ type partitionExchange struct {
 	*partitionReducer
 	allgather *allgather
 	orDense   bool // send whole partitions when lists of entries would be longer
-	all       [1]runtime.Entries
+	all       [1]kernel.Entries
 }
 
 func partitions(e *engine) exchange {
@@ -162,7 +162,7 @@ func partitionsOrDense(e *engine) exchange {
 // take less than a number that is zero.
 func (x *partitionExchange) fills(total int) bool { return x.orDense && !x.coded() && 2*total > x.n }
 
-func (x *partitionExchange) run(ctx context.Context, selected runtime.Entries) result {
+func (x *partitionExchange) run(ctx context.Context, selected kernel.Entries) result {
 	x.locate(selected)
 	if x.order.Streams != nil {
 		return x.runPadded(ctx, selected)
@@ -181,7 +181,7 @@ func (x *partitionExchange) run(ctx context.Context, selected runtime.Entries) r
 // ranks get to know all lengths of the first half, which bound those of the second:
 // so the host waits once, and the sums of a partition travel with as much room as they
 // may need, their length in front.
-func (x *partitionExchange) runPadded(ctx context.Context, selected runtime.Entries) result {
+func (x *partitionExchange) runPadded(ctx context.Context, selected kernel.Entries) result {
 	g := x.allgather
 	x.communicate(ctx, comm.AllGatherCall(x.at(x.lengths), x.at(x.matrix), x.size, dtype.I32))
 	x.read(ctx)
@@ -210,7 +210,7 @@ func (x *partitionExchange) runPadded(ctx context.Context, selected runtime.Entr
 }
 
 // allgatherPartitions makes the result of all ranks' partitions, densely.
-func (x *partitionExchange) allgatherPartitions(ctx context.Context, sums runtime.Entries) result {
+func (x *partitionExchange) allgatherPartitions(ctx context.Context, sums kernel.Entries) result {
 	g, dense := x.allgather, x.denseResult()
 	for r := range g.lengths {
 		g.displs[r], g.lengths[r] = x.partition(r)

@@ -3,7 +3,7 @@ package sparse
 import (
 	"context"
 
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // selector selects entries of gradient + residual; custom is one that has a [Selector] do it.
@@ -13,17 +13,17 @@ type selector interface {
 	// selectEntries adds the gradient to the residual, takes about k entries of large
 	// magnitude out of it, and returns them: dst, or its beginning where the number
 	// is known to the host.
-	selectEntries(g Input, k int, dst runtime.Entries) runtime.Entries
+	selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries
 }
 
 // exchange combines the selected entries of all ranks.
 type exchange interface {
 	// placeSelected returns memory for the selected entries, up to n. All ranks call it together.
-	placeSelected(ctx context.Context, n int) runtime.Entries
+	placeSelected(ctx context.Context, n int) kernel.Entries
 	// run makes the result of all ranks' selected entries, and gives back to the residual what
 	// did not make it into that, or leaves it to the end of the step ([leftover]). The
 	// result is there after engine.arrive.
-	run(ctx context.Context, selected runtime.Entries) result
+	run(ctx context.Context, selected kernel.Entries) result
 }
 
 // The patterns, for [Config.Pattern]. All names but the last are those of the published Ok-Topk

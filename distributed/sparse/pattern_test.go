@@ -25,6 +25,7 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 func TestConfig(t *testing.T) {
@@ -152,8 +153,8 @@ func reduceFew(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, patter
 		return err
 	}
 	g := standin.Pointer(grad)
-	entries := runtime.Entries{Idx: standin.Pointer(list), Val: standin.Pointer(val), N: list.Len()}
-	if err := rt.Kernels().ScatterSet(runtime.Array{Ptr: g, N: grad.Len()}, entries); err != nil {
+	entries := kernel.Entries{Idx: standin.Pointer(list), Val: standin.Pointer(val), N: list.Len()}
+	if err := rt.Kernels().ScatterSet(kernel.Array{Ptr: g, N: grad.Len()}, entries); err != nil {
 		return err
 	}
 	if err := s.AllReduce(ctx, grad); err != nil {
@@ -166,8 +167,8 @@ func reduceFew(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, patter
 	}
 	threshold := out + uintptr(8*room) + 4
 	hostmem.Slice[float32](threshold, 1)[0] = math.SmallestNonzeroFloat32
-	found := runtime.Entries{Idx: out, Val: out + uintptr(4*room), N: room, Len: out + uintptr(8*room)}
-	if err := rt.Kernels().Select(runtime.Source{X: g, N: grad.Len()}, threshold, found); err != nil {
+	found := kernel.Entries{Idx: out, Val: out + uintptr(4*room), N: room, Len: out + uintptr(8*room)}
+	if err := rt.Kernels().Select(kernel.Source{X: g, N: grad.Len()}, threshold, found); err != nil {
 		return err
 	}
 	count := int(hostmem.Slice[int32](found.Len, 1)[0])
@@ -218,19 +219,19 @@ type countingKernels struct {
 	exact atomic.Int32
 }
 
-func (c *countingKernels) Kernels() runtime.Kernels { return counter{c.Runtime.Kernels(), c} }
+func (c *countingKernels) Kernels() kernel.Kernels { return counter{c.Runtime.Kernels(), c} }
 
 type counter struct {
-	runtime.Kernels
+	kernel.Kernels
 	c *countingKernels
 }
 
-func (k counter) TopK(src runtime.Source, count int, dst runtime.Entries, threshold uintptr) error {
+func (k counter) TopK(src kernel.Source, count int, dst kernel.Entries, threshold uintptr) error {
 	k.c.exact.Add(1)
 	return k.Kernels.TopK(src, count, dst, threshold)
 }
 
-func (k counter) SelectNear(src runtime.Source, count int, state uintptr, o runtime.Near, dst runtime.Entries, used uintptr) error {
+func (k counter) SelectNear(src kernel.Source, count int, state uintptr, o kernel.Acceptance, dst kernel.Entries, used uintptr) error {
 	err := k.Kernels.SelectNear(src, count, state, o, dst, used)
 	var age [4]byte
 	err = errors.Join(err, k.c.CopyOut(age[:], state+4))
@@ -347,18 +348,18 @@ type failingKernels struct {
 	err error
 }
 
-func (f failingKernels) Kernels() runtime.Kernels { return failing{f.Runtime.Kernels(), f.err} }
+func (f failingKernels) Kernels() kernel.Kernels { return failing{f.Runtime.Kernels(), f.err} }
 
 type failing struct {
-	runtime.Kernels
+	kernel.Kernels
 	err error
 }
 
-func (f failing) TopK(runtime.Source, int, runtime.Entries, uintptr) error { return f.err }
+func (f failing) TopK(kernel.Source, int, kernel.Entries, uintptr) error { return f.err }
 
-func (f failing) TopKChunks(runtime.Source, int, int, runtime.Entries) error { return f.err }
+func (f failing) TopKChunks(kernel.Source, int, int, kernel.Entries) error { return f.err }
 
-func (f failing) SelectNear(runtime.Source, int, uintptr, runtime.Near, runtime.Entries, uintptr) error {
+func (f failing) SelectNear(kernel.Source, int, uintptr, kernel.Acceptance, kernel.Entries, uintptr) error {
 	return f.err
 }
 

@@ -3,7 +3,7 @@ package sparse
 import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // phase is how far a step has come.
@@ -57,10 +57,10 @@ type Input struct {
 // step is what there is of one step. What later steps need is in engine and Reducer.
 type step struct {
 	phase    phase
-	target   Input           // where the result goes
-	selected runtime.Entries // unless it is dense
-	addend   Input           // what the exchange adds to the residual
-	whole    comm.Call       // if it is
+	target   Input          // where the result goes
+	selected kernel.Entries // unless it is dense
+	addend   Input          // what the exchange adds to the residual
+	whole    comm.Call      // if it is
 	result   result
 	used     number // where the threshold is that entries were selected by
 
@@ -107,7 +107,7 @@ func (s *step) found(large bool) {
 // result is what an exchange makes, the same on every rank: the sum of lists,
 // scaled, or a dense array of F32.
 type result struct {
-	lists []runtime.Entries
+	lists []kernel.Entries
 	scale float32
 	dense uintptr // n F32, if not 0, to be scaled as well
 	left  leftover
@@ -117,7 +117,7 @@ type result struct {
 
 // leftover are selected entries that may not have made it into the result, and what they are in if
 // they have. They go back to the residual when the result is written.
-type leftover struct{ selected, taken runtime.Entries }
+type leftover struct{ selected, taken kernel.Entries }
 
 // past is what steps leave on the host to later ones.
 type past struct {

@@ -7,7 +7,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // quantized adds the gradient to the residual, unless the selector did, and reduces the whole, densely, rounded: each
@@ -20,7 +20,7 @@ type quantized struct {
 	stepwise    bool // the communicator has no operation for it
 }
 
-func (x *quantized) run(ctx context.Context, _ runtime.Entries) result {
+func (x *quantized) run(ctx context.Context, _ kernel.Entries) result {
 	dense := x.denseResult()
 	if r, ok := comm.As[comm.Rounder](x.c); ok && !x.stepwise {
 		x.keep()
@@ -62,7 +62,7 @@ func (x *quantized) run(ctx context.Context, _ runtime.Entries) result {
 		switch {
 		case x.err != nil || n == 0:
 		case r == x.rank:
-			x.check(x.kernels.Accumulate(runtime.Source{X: x.sums.Ptr, N: n, Grad: base.At(x.residual, mine), DType: dtype.F32}))
+			x.check(x.kernels.Accumulate(kernel.Source{X: x.sums.Ptr, N: n, Grad: base.At(x.residual, mine), DType: dtype.F32}))
 		default:
 			x.check(x.kernels.Dequantize(x.sums.Ptr, x.codec, base.At(in, r*words), n, true))
 		}

@@ -8,7 +8,7 @@ import (
 	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // Rebind moves s to another communicator, say what is left of the old one after
@@ -47,7 +47,7 @@ func (s *Reducer) rebind(c comm.Communicator) error {
 	s.release(s.permanent)
 	s.meter = metered.New(c)
 	s.bind(s.meter)
-	s.k, s.selected, s.result = 0, runtime.Entries{}, result{}
+	s.k, s.selected, s.result = 0, kernel.Entries{}, result{}
 	return s.err
 }
 

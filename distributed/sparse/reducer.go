@@ -11,6 +11,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // Reducer averages one gradient tensor over the ranks, step after step, with
@@ -45,7 +46,7 @@ type Reducer struct {
 //
 // Errors: [comm.ErrArgument] for a field of cfg that is out of range or a
 // negative n or one above 2^31-1; [runtime.ErrUnsupported] for a runtime
-// without [runtime.Kernels], which only the dense pattern in F32 without clipping and detection of
+// without [kernel.Kernels], which only the dense pattern in F32 without clipping and detection of
 // non-finite gradients does not need, or without those of the Values; [comm.ErrDevice] if c does not reach rt's memory.
 func New(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Reducer, error) {
 	if err := base.Reaches(rt, c); err != nil {
@@ -58,11 +59,11 @@ func New(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Reducer, 
 	if n < 0 || n > math.MaxInt32 {
 		return nil, base.OpError("sparse", fmt.Errorf("%w: %d elements, want 0 to %d (indices have 31 bits)", comm.ErrArgument, n, math.MaxInt32))
 	}
-	kernels, err := runtime.KernelsOf(rt)
+	kernels, err := kernel.Lookup(rt)
 	if err != nil && !cfg.Plain() {
 		return nil, base.OpError("sparse", err)
 	}
-	if codec := cfg.codec(); codec != runtime.CodecNone && errors.Is(kernels.Quantize(0, codec, 0, 0, 0), runtime.ErrUnsupported) {
+	if codec := cfg.codec(); codec != kernel.CodecNone && errors.Is(kernels.Quantize(0, codec, 0, 0, 0), runtime.ErrUnsupported) {
 		return nil, base.OpError("sparse", fmt.Errorf("values %s on runtime %s: %w", cfg.Values, rt.Name(), runtime.ErrUnsupported))
 	}
 	meter := metered.New(c)

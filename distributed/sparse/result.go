@@ -10,6 +10,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // SelectedEntries returns the entries that this rank selected in the last step, which are no
@@ -17,9 +18,9 @@ import (
 // not divided by anything. Unless [Config].Values is F32 they may be rounded, as they were sent, or not: what rounding lost is in the
 // residual either way. There are none after a step that sent everything or nothing. They lie in device memory, valid until the next step; [Reducer.Read]
 // brings them to the host.
-func (s *Reducer) SelectedEntries() (runtime.Entries, error) {
+func (s *Reducer) SelectedEntries() (kernel.Entries, error) {
 	if err := s.usable("selected"); err != nil {
-		return runtime.Entries{}, err
+		return kernel.Entries{}, err
 	}
 	return s.selected, nil
 }
@@ -27,16 +28,16 @@ func (s *Reducer) SelectedEntries() (runtime.Entries, error) {
 // Entries returns the average that the last step made as a list, the same on
 // every rank: its indices ascend, and the average is zero elsewhere. It lies in
 // device memory, valid until the next step, ready for work on the compute stream;
-// how many entries it has, is on the device too ([runtime.Entries].Len).
+// how many entries it has, is on the device too ([kernel.Entries].Len).
 //
 // A dense result, which topkSA and oktopk may make too, is in the tensor alone, and
 // that is [comm.ErrUnsupported]. So is every result of [Auto], which may choose the dense pattern.
 // There are no entries after a step that was skipped; where only the device knows
 // whether it was ([SkipNonFinite]), the host waits for it, 5 seconds at most.
-func (s *Reducer) Entries() (runtime.Entries, error) {
+func (s *Reducer) Entries() (kernel.Entries, error) {
 	const op = "entries"
 	if err := s.listed(op); err != nil {
-		return runtime.Entries{}, err
+		return kernel.Entries{}, err
 	}
 	n := 0
 	for _, l := range s.result.lists {
@@ -81,7 +82,7 @@ func (s *Reducer) ClearResult(t *runtime.Tensor) error {
 
 // Read waits for the device until ctx is done, and copies a list that
 // [Reducer.Entries] or [Reducer.SelectedEntries] returned.
-func (s *Reducer) Read(ctx context.Context, l runtime.Entries) (indices []int32, values []float32, err error) {
+func (s *Reducer) Read(ctx context.Context, l kernel.Entries) (indices []int32, values []float32, err error) {
 	const op = "read entries"
 	if err := s.usable(op); err != nil {
 		return nil, nil, err

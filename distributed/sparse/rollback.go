@@ -2,7 +2,7 @@ package sparse
 
 import (
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // save keeps what rollBack brings back: the numbers that a step leaves to later ones, and
@@ -71,14 +71,14 @@ func (e *engine) rollBack() {
 func (e *engine) rollBackIfNonFinite(g Input) {
 	e.copies = e.copies[:0]
 	if e.restores != nothingSaved {
-		e.copies = append(e.copies, runtime.Copy{Dst: e.at(numKept), Src: e.before.Ptr, DType: dtype.F32, N: keptWords(e.size)})
+		e.copies = append(e.copies, kernel.Copy{Dst: e.at(numKept), Src: e.before.Ptr, DType: dtype.F32, N: keptWords(e.size)})
 		if e.origin != 0 {
-			e.copies = append(e.copies, runtime.Copy{Dst: e.residual, Src: e.origin, DType: dtype.F32, N: e.held})
+			e.copies = append(e.copies, kernel.Copy{Dst: e.residual, Src: e.origin, DType: dtype.F32, N: e.held})
 		}
 	}
-	e.copies = append(e.copies, runtime.Copy{Dst: g.Ptr, DType: g.DType, N: e.n})
+	e.copies = append(e.copies, kernel.Copy{Dst: g.Ptr, DType: g.DType, N: e.n})
 	if e.past.pending { // numTiny is a word that is not 0
-		e.copies = append(e.copies, runtime.Copy{Dst: e.at(e.skippedLast), Src: e.at(numTiny), DType: dtype.F32, N: 1})
+		e.copies = append(e.copies, kernel.Copy{Dst: e.at(e.skippedLast), Src: e.at(numTiny), DType: dtype.F32, N: 1})
 	}
 	e.copyIfNonFinite()
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // exact selects the k entries of largest magnitude, of equal ones that with the
@@ -17,7 +18,7 @@ func exactSelector(e *engine) selector { return exact{e} }
 
 func (s exact) capacity(k int) int { return k }
 
-func (s exact) selectEntries(g Input, k int, dst runtime.Entries) runtime.Entries {
+func (s exact) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries {
 	s.topK(s.source(g), k, exactly(dst, k), s.at(numState))
 	s.used = numState
 	return exactly(dst, k)
@@ -30,7 +31,7 @@ type nonzero struct{ exact }
 
 func nonzeroSelector(e *engine) selector { return nonzero{exact{e}} }
 
-func (s nonzero) selectEntries(g Input, k int, dst runtime.Entries) runtime.Entries {
+func (s nonzero) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries {
 	s.topK(s.source(g), k, dst, s.at(numState))
 	s.used = numState
 	return dst
@@ -49,10 +50,10 @@ func (s chunks) each(k int) int {
 }
 
 func (s chunks) capacity(k int) int {
-	return runtime.ChunkedLen(s.n, s.each(k), s.cfg.Chunk)
+	return kernel.ChunkedLen(s.n, s.each(k), s.cfg.Chunk)
 }
 
-func (s chunks) selectEntries(g Input, k int, dst runtime.Entries) runtime.Entries {
+func (s chunks) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries {
 	dst = exactly(dst, s.capacity(k))
 	dst.Shared = 0
 	s.adds(func() error { return s.kernels.TopKChunks(s.source(g), s.each(k), s.cfg.Chunk, dst) })
@@ -67,7 +68,7 @@ func noSelector(e *engine) selector { return nothing{e} }
 
 func (nothing) capacity(int) int { return 0 }
 
-func (s nothing) selectEntries(g Input, _ int, dst runtime.Entries) runtime.Entries {
+func (s nothing) selectEntries(g Input, _ int, dst kernel.Entries) kernel.Entries {
 	if s.coded() && !g.Lent {
 		s.addend = g
 	} else {
@@ -82,7 +83,7 @@ func (s nothing) selectEntries(g Input, _ int, dst runtime.Entries) runtime.Entr
 func (e *engine) roomFor(k int) int { return min(k+(k+1)/2, e.n) }
 
 // near selects by a threshold, if about k entries pass it, and otherwise exactly.
-func (e *engine) near(src runtime.Source, k int, o runtime.Near, dst runtime.Entries) {
+func (e *engine) near(src kernel.Source, k int, o kernel.Acceptance, dst kernel.Entries) {
 	e.used = numUsed
 	e.makes(dst)
 	e.adds(func() error { return e.kernels.SelectNear(src, k, e.at(numState), o, dst, e.at(numUsed)) })
@@ -102,8 +103,8 @@ func reusedSelector(e *engine) selector {
 
 func (s reused) capacity(k int) int { return s.roomFor(k) }
 
-func (s reused) selectEntries(g Input, k int, dst runtime.Entries) runtime.Entries {
-	s.near(s.source(g), k, runtime.Near{
+func (s reused) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries {
+	s.near(s.source(g), k, kernel.Acceptance{
 		Min:      (k + 3) / 4,
 		Interval: s.cfg.tuning.ThresholdInterval,
 		Step:     thresholdStep,
@@ -167,7 +168,7 @@ var ladders = sync.OnceValue(func() [][]float32 {
 
 func (s gaussian) capacity(k int) int { return s.roomFor(k) }
 
-func (s gaussian) selectEntries(g Input, k int, dst runtime.Entries) runtime.Entries {
+func (s gaussian) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries {
 	// t such that a share k/n of a normal distribution with the tensor's mean and
 	// deviation is farther than t from the mean.
 	z := math.Sqrt2 * math.Erfinv(1-float64(k)/float64(s.n))
@@ -179,7 +180,7 @@ func (s gaussian) selectEntries(g Input, k int, dst runtime.Entries) runtime.Ent
 	// No threshold separates the entries of a constant tensor, a few outliers can
 	// put the fit out of the correction's reach, and that of a NaN is none: then
 	// the selection is exact.
-	s.near(s.source(Input{}), k, runtime.Near{Min: 1}, dst)
+	s.near(s.source(Input{}), k, kernel.Acceptance{Min: 1}, dst)
 	return dst
 }
 
@@ -191,7 +192,7 @@ type custom struct {
 
 func (s *custom) capacity(k int) int { return k }
 
-func (s *custom) selectEntries(g Input, k int, dst runtime.Entries) runtime.Entries {
+func (s *custom) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries {
 	s.accumulate(g)
 	dst.Shared = 0
 	selection := Selection{s.stats.Step, s.tensor(s.residual, dtype.F32, s.n), s.tensor(dst.Idx, dtype.I32, k), s.tensor(dst.Val, dtype.F32, k)}
@@ -206,16 +207,16 @@ func (s *custom) selectEntries(g Input, k int, dst runtime.Entries) runtime.Entr
 
 // tell makes the first value a NaN if any entry, selected or not, is not finite: then all ranks find
 // out in this step, as with selectors that rank such entries first.
-func (s *custom) tell(dst runtime.Entries) {
+func (s *custom) tell(dst kernel.Entries) {
 	if s.err != nil || s.cfg.NonFinite == PassNonFinite {
 		return
 	}
 	count, value := s.at(numFan), s.at(numFan+1)
 	s.check(s.rt.Fill(value, 1, dtype.F32, math.NaN()))
 	s.do(func() error {
-		return s.kernels.CountAbove(runtime.Entries{Val: s.residual, N: s.n}, s.at(numLimit), 1, count)
+		return s.kernels.CountAbove(kernel.Entries{Val: s.residual, N: s.n}, s.at(numLimit), 1, count)
 	})
-	s.copies = append(s.copies[:0], runtime.Copy{Dst: dst.Val, Src: value, DType: dtype.F32, N: 1})
+	s.copies = append(s.copies[:0], kernel.Copy{Dst: dst.Val, Src: value, DType: dtype.F32, N: 1})
 	s.do(func() error { return s.kernels.CopyIf(s.copies, count, 1) })
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // The configuration names what it does not know, and what there is.
@@ -255,7 +256,7 @@ func quantize(x []float32, picked []int, to []float64) {
 }
 
 // sumRounded returns the sums of what ranks have, rounded, and leaves residuals there.
-func sumRounded(codec runtime.Codec, residual [][]float32) (all []float32, err error) {
+func sumRounded(codec kernel.Codec, residual [][]float32) (all []float32, err error) {
 	k := cpu.New().Kernels()
 	// rounded returns what a codec makes of x, of which lost becomes what that loses.
 	rounded := func(x, lost []float32) []float32 {
@@ -287,12 +288,12 @@ func sumRounded(codec runtime.Codec, residual [][]float32) (all []float32, err e
 // rounder has an operation for rounded values, in one codec.
 type rounder struct {
 	comm.Wrapped
-	codec  runtime.Codec
+	codec  kernel.Codec
 	calls  int
 	midway bool // the next call fails when it has written a half
 }
 
-func (r *rounder) AllReduceRounded(src runtime.Source, sums uintptr, codec runtime.Codec, op comm.ReduceOp) error {
+func (r *rounder) AllReduceRounded(src kernel.Source, sums uintptr, codec kernel.Codec, op comm.ReduceOp) error {
 	if codec != r.codec || op != comm.Avg || src.Keep != 0 {
 		return comm.ErrUnsupported
 	}
@@ -329,7 +330,7 @@ func (r *rounder) AllReduceRounded(src runtime.Source, sums uintptr, codec runti
 // order of the ranks, and rounds the sums.
 func TestDenseShares(t *testing.T) {
 	const n, ranks = 500_009, 3
-	for values, codec := range map[string]runtime.Codec{sparse.I8: runtime.CodecI8, sparse.I2: runtime.CodecI2, sparse.Bit: runtime.CodecSign} {
+	for values, codec := range map[string]kernel.Codec{sparse.I8: kernel.CodecI8, sparse.I2: kernel.CodecI2, sparse.Bit: kernel.CodecSign} {
 		var want [2][]float32
 		residual := make([][]float32, ranks)
 		for r := range residual {
@@ -349,7 +350,7 @@ func TestDenseShares(t *testing.T) {
 			}
 		}
 		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-			once := &rounder{Wrapped: comm.Wrap(c), codec: runtime.CodecI8}
+			once := &rounder{Wrapped: comm.Wrap(c), codec: kernel.CodecI8}
 			plain, err := steps(ctx, rt, c, values, want[:])
 			if err != nil {
 				return err
@@ -372,9 +373,9 @@ func TestGradientsAddedOnTheWay(t *testing.T) {
 	run := func(cfg sparse.Config, dt dtype.DType, frozen, fused bool) (digests [ranks][]string) {
 		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 			host := &onHost{Copying: standin.NewCopying(rt, new(standin.Waits), &standin.Stumbling{Kernels: rt.Kernels()}, nil)}
-			r := &rounder{Wrapped: comm.Wrap(c), codec: runtime.CodecI8}
+			r := &rounder{Wrapped: comm.Wrap(c), codec: kernel.CodecI8}
 			if !fused {
-				r.codec = runtime.CodecNone
+				r.codec = kernel.CodecNone
 			}
 			s, err := sparse.New(host, r, n, cfg)
 			if err != nil {

@@ -7,7 +7,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // A list travels as one message, whose length follows from the number of entries that there is
@@ -17,15 +17,15 @@ import (
 // with the list's length in front.
 //
 // This file alone knows how a message looks: indices, and behind them values; or, where values travel
-// otherwise than as F32, what [runtime.Kernels].Encode makes of them. Such a message is sized by the most
+// otherwise than as F32, what [kernel.Kernels].Encode makes of them. Such a message is sized by the most
 // bytes that so many entries may take, and where it is long and the host can look at it, sent as long as it
 // is ([engine.travel]). Its list lies apart from it. Where a rank sends what others
 // add up or keep, it unpacks its own messages as well, so that its list holds what they say. What rounding
 // loses is in its residual.
 
 // unitOf is how many elements of a budget a word is, where messages have at least half of an equal share of k of n entries.
-func unitOf(codec runtime.Codec, k, n, size int) unit {
-	if codec == runtime.CodecNone {
+func unitOf(codec kernel.Codec, k, n, size int) unit {
+	if codec == kernel.CodecNone {
 		return 1
 	}
 	share := max(k/(2*size), 1)
@@ -49,13 +49,13 @@ func (e *engine) messageWords(n, span int) int {
 func (e *engine) slotWords(n int) int { return headerWords + e.messageWords(n, e.n) }
 
 // pack makes the message of a list with indices in a range of span at p, unless the list is there.
-func (e *engine) pack(p uintptr, l runtime.Entries, span int) {
+func (e *engine) pack(p uintptr, l kernel.Entries, span int) {
 	if !e.coded() {
 		e.copy(p, l.Idx, l.N)
 		e.copy(base.At(p, l.N), l.Val, l.N)
 		return
 	}
-	lost := runtime.Array{}
+	lost := kernel.Array{}
 	if !e.cfg.NoErrorFeedback {
 		lost = e.array(e.residual)
 	}
@@ -65,7 +65,7 @@ func (e *engine) pack(p uintptr, l runtime.Entries, span int) {
 }
 
 // unpack makes a list of the message at p, unless the list is there.
-func (e *engine) unpack(l runtime.Entries, p uintptr, span int) {
+func (e *engine) unpack(l kernel.Entries, p uintptr, span int) {
 	if !e.coded() {
 		e.copy(l.Idx, p, l.N)
 		e.copy(l.Val, base.At(p, l.N), l.N)
@@ -78,7 +78,7 @@ func (e *engine) unpack(l runtime.Entries, p uintptr, span int) {
 	}
 }
 
-func (e *engine) decode(l runtime.Entries, p uintptr, span int) {
+func (e *engine) decode(l kernel.Entries, p uintptr, span int) {
 	if e.err == nil && l.N > 0 {
 		l.Len = e.at(numCount) // what stands in front of a slot may say more
 		e.check(e.kernels.Decode(e.encoded(p, l.N, span), e.codec, l))
@@ -92,13 +92,13 @@ func (e *engine) word(p uintptr) int {
 }
 
 // encoded is the message of n entries at p.
-func (e *engine) encoded(p uintptr, n, span int) runtime.Message {
-	return runtime.Message{Ptr: p, Bytes: e.messageWords(n, span) * base.WordSize}
+func (e *engine) encoded(p uintptr, n, span int) kernel.Message {
+	return kernel.Message{Ptr: p, Bytes: e.messageWords(n, span) * base.WordSize}
 }
 
 // packSlot and unpackSlot are pack and unpack of a list in a slot, which has room for more than the list.
-func (e *engine) packSlot(l runtime.Entries) { e.pack(base.At(l.Len, headerWords), l, e.n) }
-func (e *engine) unpackSlot(l runtime.Entries) {
+func (e *engine) packSlot(l kernel.Entries) { e.pack(base.At(l.Len, headerWords), l, e.n) }
+func (e *engine) unpackSlot(l kernel.Entries) {
 	if p := base.At(l.Len, headerWords); e.coded() {
 		e.decode(l, p, e.n)
 	} else {
@@ -177,7 +177,7 @@ func (e *engine) arriveAll(ctx context.Context, r result) {
 
 // messageOf returns where the message of a list is made, or arrives: where the list is, if it is one,
 // and in b otherwise.
-func (e *engine) messageOf(b *base.Buffer, l runtime.Entries) uintptr {
+func (e *engine) messageOf(b *base.Buffer, l kernel.Entries) uintptr {
 	if !e.coded() && l.Val == base.At(l.Idx, l.N) {
 		return l.Idx
 	}
@@ -194,15 +194,15 @@ func (e *engine) apart(b *base.Buffer, n int) uintptr {
 }
 
 // listAt returns where the list of n entries is that travels as the message at p.
-func (e *engine) listAt(p uintptr, n int, apart uintptr) runtime.Entries {
+func (e *engine) listAt(p uintptr, n int, apart uintptr) kernel.Entries {
 	if e.coded() {
 		p = apart
 	}
-	return runtime.Entries{Idx: p, Val: base.At(p, n), N: n}
+	return kernel.Entries{Idx: p, Val: base.At(p, n), N: n}
 }
 
 // placeSlots makes lists those of slots of n entries, one behind the other from p on.
-func (e *engine) placeSlots(lists []runtime.Entries, p uintptr, n int, apart uintptr) {
+func (e *engine) placeSlots(lists []kernel.Entries, p uintptr, n int, apart uintptr) {
 	for i := range lists {
 		if e.err == nil {
 			first := base.At(p, i*e.slotWords(n))

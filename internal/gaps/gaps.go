@@ -1,6 +1,6 @@
 // Package gaps codes ascending indices as the gaps between them: blocks of Rice codes, whose low bits
 // and quotients lie apart, so that a block can be decoded by several threads. The format is
-// described at [github.com/tutti-go/tutti/runtime.Codec].
+// described at [github.com/tutti-go/tutti/kernel.Codec].
 package gaps
 
 import (
@@ -65,7 +65,7 @@ func (g *Gaps) Set(idx []int32, before int32) {
 	g.n, g.sum, g.or = len(idx), g.sum+uint64(first), g.or|first
 }
 
-// Choose returns the header with which gaps take the least room, as described at runtime.RiceParameter.
+// Choose returns the header with which gaps take the least room, as described at kernel.RiceParameter.
 func (g *Gaps) Choose() Header {
 	k := uint(max(bits.Len64(g.sum/uint64(g.n))-1, 0))
 	// Quotients with one bit less, as many, and one bit more: mostly all that it takes.

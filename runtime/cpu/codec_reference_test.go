@@ -8,10 +8,10 @@ import (
 	"slices"
 
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// reference writes what runtime.Codec describes, with bits as a slice and numbers as float64.
+// reference writes what kernel.Codec describes, with bits as a slice and numbers as float64.
 type reference struct{}
 
 // bitString are bits in their order.
@@ -78,7 +78,7 @@ func encodedBlock(gaps []uint64) (header uint16, code []byte) {
 		}
 		return len(low) + len(high)
 	}
-	first := runtime.RiceParameter(len(gaps), sum)
+	first := kernel.RiceParameter(len(gaps), sum)
 	k := first
 	for k > 0 && length(k-1) < length(k) {
 		k--
@@ -104,15 +104,15 @@ func encodedBlock(gaps []uint64) (header uint16, code []byte) {
 	return header, code
 }
 
-func (reference) List(idx []int32, val []float32, c runtime.Codec) []byte {
+func (reference) List(idx []int32, val []float32, c kernel.Codec) []byte {
 	le := binary.LittleEndian
 	m := len(idx)
 	var directory, headers, blocks []byte
 	_, _, start := c.Layout(m)
-	for i := 0; i < m; i += runtime.IndexBlock {
+	for i := 0; i < m; i += kernel.IndexBlock {
 		var gaps []uint64
-		for j := i; j < min(i+runtime.IndexBlock, m); j++ {
-			if j%runtime.CodecGroup == 0 {
+		for j := i; j < min(i+kernel.IndexBlock, m); j++ {
+			if j%kernel.CodecGroup == 0 {
 				gaps = append(gaps, 0)
 				directory = le.AppendUint32(directory, uint32(idx[j]))
 				directory = le.AppendUint32(directory, uint32(start+len(blocks)))
@@ -127,7 +127,7 @@ func (reference) List(idx []int32, val []float32, c runtime.Codec) []byte {
 		headers = append(headers, 0, 0)
 	}
 	var values []byte
-	if c != runtime.CodecPositions {
+	if c != kernel.CodecPositions {
 		values, _ = reference{}.Array(val, c)
 	}
 	message := le.AppendUint32(nil, uint32(m))
@@ -162,20 +162,20 @@ func scaled16(v float32) (pattern uint64, value float32) {
 	return pattern, value
 }
 
-func (reference) Array(x []float32, c runtime.Codec) (code []byte, decoded []float32) {
+func (reference) Array(x []float32, c kernel.Codec) (code []byte, decoded []float32) {
 	var scales, codes bitString
-	size := runtime.CodecBlock
-	if c == runtime.CodecI2 {
-		size = runtime.CodecGroup
+	size := kernel.CodecBlock
+	if c == kernel.CodecI2 {
+		size = kernel.CodecGroup
 	}
 	for i := 0; i < len(x); i += size {
 		block := x[i:min(i+size, len(x))]
 		switch c {
-		case runtime.CodecF32, runtime.CodecBF16, runtime.CodecF16:
+		case kernel.CodecF32, kernel.CodecBF16, kernel.CodecF16:
 			dt, most := dtype.F32, float32(largestF32)
-			if c == runtime.CodecBF16 {
+			if c == kernel.CodecBF16 {
 				dt, most = dtype.BF16, largestBF16
-			} else if c == runtime.CodecF16 {
+			} else if c == kernel.CodecF16 {
 				dt, most = dtype.F16, 65504
 			}
 			for _, v := range block {
@@ -183,7 +183,7 @@ func (reference) Array(x []float32, c runtime.Codec) (code []byte, decoded []flo
 				codes.number(pattern, 8*dt.Size())
 				decoded = append(decoded, value)
 			}
-		case runtime.CodecI2:
+		case kernel.CodecI2:
 			table, bins := bins(block)
 			for _, v := range table {
 				scales.number(uint64(math.Float32bits(v)), 32)
@@ -192,7 +192,7 @@ func (reference) Array(x []float32, c runtime.Codec) (code []byte, decoded []flo
 				codes.number(uint64(b), 2)
 				decoded = append(decoded, table[b])
 			}
-		case runtime.CodecSign:
+		case kernel.CodecSign:
 			pattern, value := signMagnitude(block)
 			scales.number(pattern, 16)
 			for _, v := range block {
@@ -223,8 +223,8 @@ type codedValue struct {
 }
 
 // rounded codes a block with one scale.
-func rounded(block []float32, c runtime.Codec) (scale uint64, values []codedValue) {
-	most := map[runtime.Codec]float32{runtime.CodecI8: 127, runtime.CodecI4: 7, runtime.CodecFP8: 448}[c]
+func rounded(block []float32, c kernel.Codec) (scale uint64, values []codedValue) {
+	most := map[kernel.Codec]float32{kernel.CodecI8: 127, kernel.CodecI4: 7, kernel.CodecFP8: 448}[c]
 	top := float32(0)
 	for _, v := range block {
 		if isFinite(v) {
@@ -243,11 +243,11 @@ func rounded(block []float32, c runtime.Codec) (scale uint64, values []codedValu
 		}
 		one := codedValue{value: nan}
 		switch {
-		case !isFinite(v) && c == runtime.CodecFP8:
+		case !isFinite(v) && c == kernel.CodecFP8:
 			one.code = 0x7f
 		case !isFinite(v):
 			one.code = -int(most) - 1
-		case c == runtime.CodecFP8:
+		case c == kernel.CodecFP8:
 			code, value := toType(q, dtype.FP8E4M3, 448)
 			one = codedValue{int(code), product(value, s)}
 		default:
@@ -263,11 +263,11 @@ func rounded(block []float32, c runtime.Codec) (scale uint64, values []codedValu
 func signMagnitude(block []float32) (pattern uint64, value float32) {
 	var mean func(from, step int) float32 // of the elements from, from+step, …
 	mean = func(from, step int) float32 {
-		if step == runtime.CodecBlock {
+		if step == kernel.CodecBlock {
 			if from >= len(block) {
 				return 0
 			}
-			return float32(math.Abs(float64(block[from])) / runtime.CodecBlock)
+			return float32(math.Abs(float64(block[from])) / kernel.CodecBlock)
 		}
 		return sum(mean(from, 2*step), mean(from+step, 2*step))
 	}
@@ -276,7 +276,7 @@ func signMagnitude(block []float32) (pattern uint64, value float32) {
 			return toType(nan, dtype.BF16, 0)
 		}
 	}
-	return scaled16(product(mean(0, 1), float32(runtime.CodecBlock/float64(len(block)))))
+	return scaled16(product(mean(0, 1), float32(kernel.CodecBlock/float64(len(block)))))
 }
 
 // bins is SparseLoCo's quantiser.

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/internal/simd/simdtest"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // entropy is that of n elements, in bits: whether each is selected, with the probability at(i).
@@ -39,10 +39,10 @@ func drawn(rng *rand.Rand, n int, at func(i int) float64) (e entries) {
 }
 
 // encoded returns the length of the message of a list.
-func encoded(w workbench, e entries, c runtime.Codec, n int) int {
+func encoded(w workbench, e entries, c kernel.Codec, n int) int {
 	bound, length := c.Bound(len(e.idx), n), room[int32](w, 1)
-	message := runtime.Message{Ptr: room[byte](w, bound), Bytes: bound, Len: length}
-	require.NoError(w, w.Encode(w.list(e, 0), c, n, message, runtime.Array{}))
+	message := kernel.Message{Ptr: room[byte](w, bound), Bytes: bound, Len: length}
+	require.NoError(w, w.Encode(w.list(e, 0), c, n, message, kernel.Array{}))
 	return int(read[int32](length, 1)[0])
 }
 
@@ -66,12 +66,12 @@ func TestIndicesCostLittleMoreThanTheirEntropy(t *testing.T) {
 		rng, w := rand.New(rand.NewPCG(seed, 0)), newWorkbench(t)
 		e := drawn(rng, n, at)
 		least := entropy(n, at)
-		bits := float64(8 * encoded(w, e, runtime.CodecPositions, n))
+		bits := float64(8 * encoded(w, e, kernel.CodecPositions, n))
 		t.Logf("%s: %.3f bits an index, %.2f %% over the entropy; bound %.3f", name, bits/float64(len(e.idx)), 100*(bits/least-1),
-			8*float64(runtime.CodecPositions.Bound(len(e.idx), n))/float64(len(e.idx)))
+			8*float64(kernel.CodecPositions.Bound(len(e.idx), n))/float64(len(e.idx)))
 		assert.LessOrEqual(t, bits, 1.03*least, "%s, seed %d", name, seed)
 		if strings.HasSuffix(name, "%") {
-			assert.LessOrEqual(t, 0.92*8*float64(runtime.CodecPositions.Bound(len(e.idx), n)), bits, "%s, seed %d", name, seed)
+			assert.LessOrEqual(t, 0.92*8*float64(kernel.CodecPositions.Bound(len(e.idx), n)), bits, "%s, seed %d", name, seed)
 		}
 	}
 }
@@ -79,9 +79,9 @@ func TestIndicesCostLittleMoreThanTheirEntropy(t *testing.T) {
 func TestBytesOfAnEntry(t *testing.T) {
 	const n, seed = 1 << 22, 42
 	for _, c := range []struct {
-		runtime.Codec
+		kernel.Codec
 		most float64
-	}{{runtime.CodecF32, 5.1}, {runtime.CodecBF16, 3.1}, {runtime.CodecF16, 3.1}, {runtime.CodecFP8, 2.1}, {runtime.CodecI8, 2.1}, {runtime.CodecI4, 1.6}, {runtime.CodecI2, 1.35}} {
+	}{{kernel.CodecF32, 5.1}, {kernel.CodecBF16, 3.1}, {kernel.CodecF16, 3.1}, {kernel.CodecFP8, 2.1}, {kernel.CodecI8, 2.1}, {kernel.CodecI4, 1.6}, {kernel.CodecI2, 1.35}} {
 		rng, w := rand.New(rand.NewPCG(seed, 0)), newWorkbench(t)
 		e := drawn(rng, n, uniform(0.01))
 		each := float64(encoded(w, e, c.Codec, n)) / float64(len(e.idx))
@@ -89,10 +89,10 @@ func TestBytesOfAnEntry(t *testing.T) {
 		assert.LessOrEqual(t, each, c.most, "%v, seed %d", c.Codec, seed)
 	}
 	rng, w := rand.New(rand.NewPCG(seed, 1)), newWorkbench(t)
-	chunks := w.list(entries{}, runtime.ChunkedLen(n, 64, 4096))
-	require.NoError(t, w.TopKChunks(runtime.Source{X: put(w, normals(rng, n)...), N: n}, 64, 4096, chunks))
+	chunks := w.list(entries{}, kernel.ChunkedLen(n, 64, 4096))
+	require.NoError(t, w.TopKChunks(kernel.Source{X: put(w, normals(rng, n)...), N: n}, 64, 4096, chunks))
 	e := entries{read[int32](chunks.Idx, chunks.N), read[float32](chunks.Val, chunks.N)}
-	each := float64(encoded(w, e, runtime.CodecI2, n)) / float64(chunks.N)
+	each := float64(encoded(w, e, kernel.CodecI2, n)) / float64(chunks.N)
 	t.Logf("64 of 4096, i2: %.3f bytes", each)
 	assert.LessOrEqual(t, each, 1.2, "seed %d", seed)
 }
@@ -110,9 +110,9 @@ func TestCodecPathsAgree(t *testing.T) {
 			for i := range 20 { // here and there, something out of the ordinary
 				e.val[rng.IntN(len(e.val))] = []float32{0, float32(math.Inf(1)), float32(math.NaN()), math.MaxFloat32, 1e-42}[i%5]
 			}
-			for c := runtime.CodecPositions; c.Encodes(); c++ {
-				message := runtime.Message{Ptr: room[byte](w, c.Bound(len(e.idx), n)), Bytes: c.Bound(len(e.idx), n), Len: room[int32](w, 1)}
-				lost, dst := runtime.Array{Ptr: room[float32](w, n), N: n}, w.list(entries{}, len(e.idx))
+			for c := kernel.CodecPositions; c.Encodes(); c++ {
+				message := kernel.Message{Ptr: room[byte](w, c.Bound(len(e.idx), n)), Bytes: c.Bound(len(e.idx), n), Len: room[int32](w, 1)}
+				lost, dst := kernel.Array{Ptr: room[float32](w, n), N: n}, w.list(entries{}, len(e.idx))
 				require.NoError(t, w.Encode(w.list(e, 0), c, n, message, lost))
 				require.NoError(t, w.Decode(message, c, dst))
 				require.Zero(t, slices.Compare(e.idx, read[int32](dst.Idx, len(e.idx))), "%v, seed %d", c, seed)
@@ -162,25 +162,25 @@ func guarded(w workbench, data []byte, n int) (ptr uintptr, check func()) {
 
 // FuzzDecode decodes messages of any content. A list that ascends comes back when it is encoded again.
 func FuzzDecode(f *testing.F) {
-	for _, c := range []runtime.Codec{runtime.CodecPositions, runtime.CodecI8, runtime.CodecI2, runtime.CodecSign} {
+	for _, c := range []kernel.Codec{kernel.CodecPositions, kernel.CodecI8, kernel.CodecI2, kernel.CodecSign} {
 		w := newWorkbench(f)
 		e := drawn(rand.New(rand.NewPCG(43, 0)), 2000, uniform(0.1))
 		bound := c.Bound(len(e.idx), 2000)
 		p := room[byte](w, bound)
-		require.NoError(f, w.Encode(w.list(e, 0), c, 2000, runtime.Message{Ptr: p, Bytes: bound}, runtime.Array{}))
+		require.NoError(f, w.Encode(w.list(e, 0), c, 2000, kernel.Message{Ptr: p, Bytes: bound}, kernel.Array{}))
 		f.Add(slices.Clone(read[byte](p, bound)), uint8(c), uint16(300))
 	}
-	f.Add([]byte{255, 255, 255, 127, 8, 0, 0, 0}, uint8(runtime.CodecPositions), uint16(9))
+	f.Add([]byte{255, 255, 255, 127, 8, 0, 0, 0}, uint8(kernel.CodecPositions), uint16(9))
 	f.Fuzz(func(t *testing.T, data []byte, codec uint8, size uint16) {
-		w, c, n := newWorkbench(t), runtime.Codec(codec), int(size)
+		w, c, n := newWorkbench(t), kernel.Codec(codec), int(size)
 		if !c.Encodes() {
 			return
 		}
 		message, checkMessage := guarded(w, data, len(data))
 		idx, checkIdx := guarded(w, nil, 4*n)
 		val, checkVal := guarded(w, nil, 4*n)
-		dst := runtime.Entries{Idx: idx, Val: val, N: n, Len: room[int32](w, 1)}
-		require.NoError(t, w.Decode(runtime.Message{Ptr: message, Bytes: len(data)}, c, dst))
+		dst := kernel.Entries{Idx: idx, Val: val, N: n, Len: room[int32](w, 1)}
+		require.NoError(t, w.Decode(kernel.Message{Ptr: message, Bytes: len(data)}, c, dst))
 		checkMessage()
 		checkIdx()
 		checkVal()
@@ -190,8 +190,8 @@ func FuzzDecode(f *testing.F) {
 		}
 		span := int(got[len(got)-1]) + 1
 		bound := c.Bound(len(got), span)
-		again := runtime.Message{Ptr: room[byte](w, bound), Bytes: bound}
-		require.NoError(t, w.Encode(dst, c, span, again, runtime.Array{}))
+		again := kernel.Message{Ptr: room[byte](w, bound), Bytes: bound}
+		require.NoError(t, w.Encode(dst, c, span, again, kernel.Array{}))
 		require.NoError(t, w.Decode(again, c, dst))
 		require.Equal(t, got, slices.Clone(read[int32](idx, n)[:read[int32](dst.Len, 1)[0]]))
 	})
@@ -199,11 +199,11 @@ func FuzzDecode(f *testing.F) {
 
 // FuzzEncode encodes lists of any content into messages of any size.
 func FuzzEncode(f *testing.F) {
-	f.Add([]byte{}, uint8(runtime.CodecI8), uint16(8), int32(0))
-	f.Add([]byte{1, 0, 0, 0, 2, 0, 0, 0, 255, 255, 255, 127}, uint8(runtime.CodecI4), uint16(100), int32(math.MaxInt32))
-	f.Add([]byte{255, 255, 255, 255, 0, 0, 0, 0}, uint8(runtime.CodecI2), uint16(40), int32(2))
+	f.Add([]byte{}, uint8(kernel.CodecI8), uint16(8), int32(0))
+	f.Add([]byte{1, 0, 0, 0, 2, 0, 0, 0, 255, 255, 255, 127}, uint8(kernel.CodecI4), uint16(100), int32(math.MaxInt32))
+	f.Add([]byte{255, 255, 255, 255, 0, 0, 0, 0}, uint8(kernel.CodecI2), uint16(40), int32(2))
 	f.Fuzz(func(t *testing.T, data []byte, codec uint8, bytes uint16, n int32) {
-		w, c, idx := newWorkbench(t), runtime.Codec(codec), words(data)
+		w, c, idx := newWorkbench(t), kernel.Codec(codec), words(data)
 		if !c.Encodes() || bytes < 8 || n < 0 {
 			return
 		}
@@ -212,8 +212,8 @@ func FuzzEncode(f *testing.F) {
 			e.val[i] = float32(i%7) - 3
 		}
 		p, check := guarded(w, nil, int(bytes))
-		message := runtime.Message{Ptr: p, Bytes: int(bytes), Len: room[int32](w, 1)}
-		lost := runtime.Array{Ptr: residual, N: 100, Faults: room[int32](w, 1)}
+		message := kernel.Message{Ptr: p, Bytes: int(bytes), Len: room[int32](w, 1)}
+		lost := kernel.Array{Ptr: residual, N: 100, Faults: room[int32](w, 1)}
 		require.NoError(t, w.Encode(w.list(e, 0), c, int(n), message, lost))
 		check()
 		require.LessOrEqual(t, int(read[int32](message.Len, 1)[0]), int(bytes))
@@ -250,12 +250,12 @@ func BenchmarkCodec(b *testing.B) {
 	w := newWorkbench(b)
 	x := put(w, normals(rand.New(rand.NewPCG(seed, 0)), n)...)
 	list, out := w.list(entries{}, n/100), w.list(entries{}, n/100)
-	require.NoError(b, w.TopK(runtime.Source{X: x, N: n}, n/100, list, 0))
-	lost := runtime.Array{Ptr: x, N: n}
-	for c := runtime.CodecPositions; c.Encodes(); c++ {
-		message := runtime.Message{Ptr: room[byte](w, c.Bound(list.N, n)), Bytes: c.Bound(list.N, n)}
+	require.NoError(b, w.TopK(kernel.Source{X: x, N: n}, n/100, list, 0))
+	lost := kernel.Array{Ptr: x, N: n}
+	for c := kernel.CodecPositions; c.Encodes(); c++ {
+		message := kernel.Message{Ptr: room[byte](w, c.Bound(list.N, n)), Bytes: c.Bound(list.N, n)}
 		b.Run(fmt.Sprintf("encode/%v", c), func(b *testing.B) {
-			least(b, func() error { return w.Encode(list, c, n, message, runtime.Array{}) })
+			least(b, func() error { return w.Encode(list, c, n, message, kernel.Array{}) })
 		})
 		b.Run(fmt.Sprintf("encode, residual/%v", c), func(b *testing.B) {
 			least(b, func() error { return w.Encode(list, c, n, message, lost) })
@@ -266,7 +266,7 @@ func BenchmarkCodec(b *testing.B) {
 	}
 	b.Run("chunks", func(b *testing.B) {
 		chunks := w.list(entries{}, n/64)
-		least(b, func() error { return w.TopKChunks(runtime.Source{X: x, N: n}, 64, 4096, chunks) })
+		least(b, func() error { return w.TopKChunks(kernel.Source{X: x, N: n}, 64, 4096, chunks) })
 	})
 }
 
@@ -277,7 +277,7 @@ func BenchmarkQuantize(b *testing.B) {
 	w := newWorkbench(b)
 	x, y, lost := put(w, normals(rand.New(rand.NewPCG(seed, 0)), n)...), room[float32](w, n), room[float32](w, n)
 	code := room[float32](w, n)
-	for c := runtime.CodecF32; c.Quantizes(); c++ {
+	for c := kernel.CodecF32; c.Quantizes(); c++ {
 		require.NoError(b, w.Quantize(code, c, x, n, 0))
 		for _, test := range []struct {
 			name string

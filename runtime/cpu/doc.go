@@ -17,6 +17,6 @@
 //     what is unused, and [Runtime.Close] returns everything and reports what
 //     was still live.
 //
-// The kernels of [runtime.Kernels] and [Runtime.Reduce] use vector
+// The kernels of [kernel.Kernels] and [Runtime.Reduce] use vector
 // instructions where the processor has them.
 package cpu

@@ -9,22 +9,23 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu/internal/f32"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// kernels are the [runtime.Kernels] of host memory: each method checks its
+// kernels are the [kernel.Kernels] of host memory: each method checks its
 // arguments, turns addresses into slices and leaves the work to a function on
 // slices. They run on the calling goroutine and are done when they return.
 type kernels struct{ rt *Runtime }
 
-var _ runtime.KernelProvider = (*Runtime)(nil)
+var _ kernel.Provider = (*Runtime)(nil)
 
-// Kernels implements [runtime.KernelProvider].
-func (rt *Runtime) Kernels() runtime.Kernels { return kernels{rt} }
+// Kernels implements [kernel.Provider].
+func (rt *Runtime) Kernels() kernel.Kernels { return kernels{rt} }
 
 // tiny is the smallest magnitude above zero.
 const tiny = math.SmallestNonzeroFloat32
 
-func (k kernels) Accumulate(src runtime.Source) error {
+func (k kernels) Accumulate(src kernel.Source) error {
 	c := k.checks("Accumulate")
 	from := c.source(src)
 	if src.Grad == 0 {
@@ -73,13 +74,13 @@ func (k kernels) ClipFactor(factor, squares uintptr, m int, share, limit float64
 	return c.err
 }
 
-func (k kernels) CopyIf(copies []runtime.Copy, flags uintptr, m int) error {
+func (k kernels) CopyIf(copies []kernel.Copy, flags uintptr, m int) error {
 	c := k.checks("CopyIf")
 	if m < 1 {
 		c.fail("%d flags, want at least one", m)
 	}
-	if len(copies) > runtime.MaxCopies {
-		c.fail("%d copies, want at most %d", len(copies), runtime.MaxCopies)
+	if len(copies) > kernel.MaxCopies {
+		c.fail("%d copies, want at most %d", len(copies), kernel.MaxCopies)
 	}
 	for _, one := range copies {
 		c.elements("dst", one.Dst, one.DType, one.N)
@@ -102,7 +103,7 @@ func (k kernels) CopyIf(copies []runtime.Copy, flags uintptr, m int) error {
 	return nil
 }
 
-func (k kernels) TopK(src runtime.Source, n int, dst runtime.Entries, threshold uintptr) error {
+func (k kernels) TopK(src kernel.Source, n int, dst kernel.Entries, threshold uintptr) error {
 	c := k.checks("TopK")
 	from, to := c.source(src), c.target("dst", dst)
 	c.room(dst, c.length("k", n), src.N)
@@ -118,14 +119,14 @@ func (k kernels) TopK(src runtime.Source, n int, dst runtime.Entries, threshold 
 	})
 }
 
-func (k kernels) Select(src runtime.Source, threshold uintptr, dst runtime.Entries) error {
+func (k kernels) Select(src kernel.Source, threshold uintptr, dst kernel.Entries) error {
 	c := k.checks("Select")
 	from, to := c.source(src), c.target("dst", dst)
 	t := number[float32](&c, "threshold", threshold)
 	return c.with(func(s *scratch) { set(to.length, int32(s.pick(&from, thresholdKey(*t), to.entries))) })
 }
 
-func (k kernels) SelectNear(src runtime.Source, n int, state uintptr, o runtime.Near, dst runtime.Entries, used uintptr) error {
+func (k kernels) SelectNear(src kernel.Source, n int, state uintptr, o kernel.Acceptance, dst kernel.Entries, used uintptr) error {
 	c := k.checks("SelectNear")
 	from, to := c.source(src), c.target("dst", dst)
 	c.room(dst, c.length("k", n), src.N)
@@ -138,7 +139,7 @@ func (k kernels) SelectNear(src runtime.Source, n int, state uintptr, o runtime.
 	})
 }
 
-func (k kernels) Fit(src runtime.Source, z float64, threshold uintptr) error {
+func (k kernels) Fit(src kernel.Source, z float64, threshold uintptr) error {
 	c := k.checks("Fit")
 	from, t := c.source(src), number[float32](&c, "threshold", threshold)
 	return c.with(func(s *scratch) {
@@ -155,7 +156,7 @@ func (k kernels) Refine(x uintptr, n int, threshold uintptr, wanted int, factors
 	return c.with(func(s *scratch) { *t = s.refine(xs, *t, wanted, factors) })
 }
 
-func (k kernels) TopOf(l runtime.Entries, n int, dst runtime.Entries, without uintptr, rest runtime.Array) error {
+func (k kernels) TopOf(l kernel.Entries, n int, dst kernel.Entries, without uintptr, rest kernel.Array) error {
 	c := k.checks("TopOf")
 	from, to, hole := c.list("l", l), c.target("dst", dst), optional[[2]int32](&c, without)
 	x, faults := c.optionalArray(rest)
@@ -177,7 +178,7 @@ func (k kernels) TopOf(l runtime.Entries, n int, dst runtime.Entries, without ui
 	})
 }
 
-func (k kernels) AboveOf(l runtime.Entries, threshold uintptr, dst runtime.Entries) error {
+func (k kernels) AboveOf(l kernel.Entries, threshold uintptr, dst kernel.Entries) error {
 	c := k.checks("AboveOf")
 	from, to := c.list("l", l), c.target("dst", dst)
 	t := number[float32](&c, "threshold", threshold)
@@ -189,7 +190,7 @@ func (k kernels) AboveOf(l runtime.Entries, threshold uintptr, dst runtime.Entri
 	return c.err
 }
 
-func (k kernels) CountAbove(l runtime.Entries, thresholds uintptr, m int, counts uintptr) error {
+func (k kernels) CountAbove(l kernel.Entries, thresholds uintptr, m int, counts uintptr) error {
 	c := k.checks("CountAbove")
 	val := c.floats("l", l.Val, c.listLength("l", l))
 	ts, out := c.floats("thresholds", thresholds, m), c.ints("counts", counts, m)
@@ -210,7 +211,7 @@ func (k kernels) Narrow(bracket uintptr, counts uintptr, wanted int, thresholds 
 	return c.err
 }
 
-func (k kernels) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults, rest uintptr, back runtime.Back) error {
+func (k kernels) Merge(dst uintptr, dt dtype.DType, n int, lists []kernel.Entries, scale float32, faults, rest uintptr, back kernel.Restoration) error {
 	c := k.checks("Merge")
 	c.elements("dst", dst, dt, n)
 	f, kept := optional[int32](&c, faults), c.rest(rest, n)
@@ -226,7 +227,7 @@ func (k kernels) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entri
 	return c.err
 }
 
-func (k kernels) Union(dst runtime.Entries, n int, lists []runtime.Entries, scale float32, faults, threshold uintptr) error {
+func (k kernels) Union(dst kernel.Entries, n int, lists []kernel.Entries, scale float32, faults, threshold uintptr) error {
 	c := k.checks("Union")
 	to, f, t := c.target("dst", dst), optional[int32](&c, faults), optional[float32](&c, threshold)
 	number[int32](&c, "dst.Len", dst.Len)
@@ -254,7 +255,7 @@ func (k kernels) Union(dst runtime.Entries, n int, lists []runtime.Entries, scal
 	return c.err
 }
 
-func (k kernels) ScatterAdd(dst runtime.Array, l runtime.Entries, scale float32) error {
+func (k kernels) ScatterAdd(dst kernel.Array, l kernel.Entries, scale float32) error {
 	c := k.checks("ScatterAdd")
 	x, faults := c.array(dst)
 	if from := c.list("l", l); c.err == nil {
@@ -263,11 +264,11 @@ func (k kernels) ScatterAdd(dst runtime.Array, l runtime.Entries, scale float32)
 	return c.err
 }
 
-func (k kernels) ScatterSet(dst runtime.Array, l runtime.Entries) error {
+func (k kernels) ScatterSet(dst kernel.Array, l kernel.Entries) error {
 	return k.scatter("ScatterSet", scatterSet, dst, l)
 }
 
-func (k kernels) scatter(name string, scatter func([]float32, entries) int32, dst runtime.Array, l runtime.Entries) error {
+func (k kernels) scatter(name string, scatter func([]float32, entries) int32, dst kernel.Array, l kernel.Entries) error {
 	c := k.checks(name)
 	x, faults := c.array(dst)
 	if from := c.list("l", l); c.err == nil {
@@ -276,7 +277,7 @@ func (k kernels) scatter(name string, scatter func([]float32, entries) int32, ds
 	return c.err
 }
 
-func (k kernels) ZeroAt(dst runtime.Array, l runtime.Entries) error {
+func (k kernels) ZeroAt(dst kernel.Array, l kernel.Entries) error {
 	c := k.checks("ZeroAt")
 	x, faults := c.array(dst)
 	if idx := c.indices("l", l); c.err == nil {
@@ -285,14 +286,14 @@ func (k kernels) ZeroAt(dst runtime.Array, l runtime.Entries) error {
 	return c.err
 }
 
-func (k kernels) GiveBack(dst runtime.Array, l, taken runtime.Entries) error {
+func (k kernels) GiveBack(dst kernel.Array, l, taken kernel.Entries) error {
 	c := k.checks("GiveBack")
 	x, faults := c.array(dst)
 	from, without := c.list("l", l), c.indices("taken", taken)
 	return c.with(func(s *scratch) { add(faults, s.giveBack(x, from, without)) })
 }
 
-func (k kernels) LowerBounds(l runtime.Entries, bounds uintptr, m int, positions, lengths uintptr) error {
+func (k kernels) LowerBounds(l kernel.Entries, bounds uintptr, m int, positions, lengths uintptr) error {
 	c := k.checks("LowerBounds")
 	idx := c.indices("l", l)
 	bs, ps := c.ints("bounds", bounds, m), c.ints("positions", positions, m)
@@ -306,14 +307,14 @@ func (k kernels) LowerBounds(l runtime.Entries, bounds uintptr, m int, positions
 	return c.err
 }
 
-func (k kernels) CopyPieces(pieces []runtime.Piece) error {
+func (k kernels) CopyPieces(pieces []kernel.Piece) error {
 	c := k.checks("CopyPieces")
 	for i, p := range pieces {
 		c.list("from", p.From)
 		c.target("to", p.To)
 		number[int32](&c, "to.Len", p.To.Len)
-		if i >= runtime.MaxPieces && p.To == pieces[i-runtime.MaxPieces].To {
-			c.fail("more than %d pieces are to be put together", runtime.MaxPieces)
+		if i >= kernel.MaxPieces && p.To == pieces[i-kernel.MaxPieces].To {
+			c.fail("more than %d pieces are to be put together", kernel.MaxPieces)
 		}
 	}
 	if c.err != nil {
@@ -347,7 +348,7 @@ func (k kernels) CopyPieces(pieces []runtime.Piece) error {
 	return nil
 }
 
-func (k kernels) Sample(l runtime.Entries, quantiles []float64, n int, dst uintptr) error {
+func (k kernels) Sample(l kernel.Entries, quantiles []float64, n int, dst uintptr) error {
 	c := k.checks("Sample")
 	idx, out := c.indices("l", l), c.ints("dst", dst, len(quantiles))
 	c.length("n", n)
@@ -495,7 +496,7 @@ func add(p *int32, n int32) {
 }
 
 // source checks the array of a selection.
-func (c *checks) source(src runtime.Source) source {
+func (c *checks) source(src kernel.Source) source {
 	s := source{x: c.floats("x", src.X, src.N), take: src.Take}
 	if src.Grad != 0 {
 		c.elements("grad", src.Grad, src.DType, src.N)
@@ -516,7 +517,7 @@ func (c *checks) source(src runtime.Source) source {
 }
 
 // listLength returns how many entries a list has that is read.
-func (c *checks) listLength(name string, l runtime.Entries) int {
+func (c *checks) listLength(name string, l kernel.Entries) int {
 	n := c.length(name, l.N)
 	if c.err == nil && l.Len != 0 {
 		n = min(max(int(*number[int32](c, name, l.Len)), 0), n)
@@ -526,7 +527,7 @@ func (c *checks) listLength(name string, l runtime.Entries) int {
 
 // list returns the entries of a list that is read. Its addresses are checked
 // for all that it can hold.
-func (c *checks) list(name string, l runtime.Entries) entries {
+func (c *checks) list(name string, l kernel.Entries) entries {
 	e := entries{c.ints(name, l.Idx, l.N), c.floats(name, l.Val, l.N)}
 	if n := c.listLength(name, l); c.err == nil {
 		e = entries{e.idx[:n], e.val[:n]}
@@ -535,7 +536,7 @@ func (c *checks) list(name string, l runtime.Entries) entries {
 }
 
 // indices returns the indices of a list whose values are not looked at.
-func (c *checks) indices(name string, l runtime.Entries) []int32 {
+func (c *checks) indices(name string, l kernel.Entries) []int32 {
 	idx := c.ints(name, l.Idx, l.N)
 	if n := c.listLength(name, l); c.err == nil {
 		idx = idx[:n]
@@ -544,7 +545,7 @@ func (c *checks) indices(name string, l runtime.Entries) []int32 {
 }
 
 // lists makes s.lists the lists, and returns how many entries they may have.
-func (c *checks) lists(s *scratch, lists []runtime.Entries) (capacity int) {
+func (c *checks) lists(s *scratch, lists []kernel.Entries) (capacity int) {
 	s.lists = s.lists[:0]
 	for _, l := range lists {
 		s.lists = append(s.lists, c.list("list", l))
@@ -559,24 +560,24 @@ type target struct {
 	length *int32
 }
 
-func (c *checks) target(name string, dst runtime.Entries) target {
+func (c *checks) target(name string, dst kernel.Entries) target {
 	return target{entries{c.ints(name, dst.Idx, dst.N), c.floats(name, dst.Val, dst.N)}, optional[int32](c, dst.Len)}
 }
 
 // room checks that dst has room for the lesser of a and b.
-func (c *checks) room(dst runtime.Entries, a, b int) {
+func (c *checks) room(dst kernel.Entries, a, b int) {
 	if need := min(a, b); dst.N < need {
 		c.fail("dst has room for %d entries, want %d", dst.N, need)
 	}
 }
 
 // array returns what lists point into, and the counter of indices that do not.
-func (c *checks) array(a runtime.Array) ([]float32, *int32) {
+func (c *checks) array(a kernel.Array) ([]float32, *int32) {
 	return c.floats("dst", a.Ptr, a.N), optional[int32](c, a.Faults)
 }
 
 // optionalArray is array of one that may be missing.
-func (c *checks) optionalArray(a runtime.Array) ([]float32, *int32) {
+func (c *checks) optionalArray(a kernel.Array) ([]float32, *int32) {
 	if a.Ptr == 0 {
 		return nil, nil
 	}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // benchmarkLength is the size of a 100 MiB gradient, at which published top-k
@@ -20,7 +20,7 @@ const benchmarkLength = 26_214_400
 type workbench struct {
 	testing.TB
 	*Runtime
-	runtime.Kernels
+	kernel.Kernels
 }
 
 func newWorkbench(t testing.TB) workbench {
@@ -42,9 +42,9 @@ func put[T any](w workbench, s ...T) uintptr {
 func room[T any](w workbench, n int) uintptr { return put(w, make([]T, n)...) }
 
 // list puts entries into memory of the runtime; at least n fit.
-func (w workbench) list(e entries, n int) runtime.Entries {
+func (w workbench) list(e entries, n int) kernel.Entries {
 	n = max(n, len(e.idx))
-	return runtime.Entries{
+	return kernel.Entries{
 		Idx: put(w, append(e.idx, make([]int32, n-len(e.idx))...)...),
 		Val: put(w, append(e.val, make([]float32, n-len(e.idx))...)...),
 		N:   n, Len: put(w, int32(len(e.idx))),
@@ -92,7 +92,7 @@ func BenchmarkMemory(b *testing.B) {
 	b.Run("read", func(b *testing.B) {
 		b.SetBytes(4 * benchmarkLength)
 		for b.Loop() {
-			require.NoError(b, w.CountAbove(runtime.Entries{Val: x, N: benchmarkLength}, threshold, 1, count))
+			require.NoError(b, w.CountAbove(kernel.Entries{Val: x, N: benchmarkLength}, threshold, 1, count))
 		}
 	})
 }
@@ -130,9 +130,9 @@ func BenchmarkTopK(b *testing.B) {
 					fillWith(floats(x, test.n), func(i int) float32 { return input.at(rng, i, test.n) })
 				}
 			}
-			dst := runtime.Entries{Idx: room[int32](w, test.k), Val: room[float32](w, test.k), N: test.k}
+			dst := kernel.Entries{Idx: room[int32](w, test.k), Val: room[float32](w, test.k), N: test.k}
 			b.SetBytes(4 * int64(test.n))
-			measure(b, func() error { return w.TopK(runtime.Source{X: x, N: test.n}, test.k, dst, 0) })
+			measure(b, func() error { return w.TopK(kernel.Source{X: x, N: test.n}, test.k, dst, 0) })
 			for _, p := range []uintptr{x, dst.Idx, dst.Val} {
 				require.NoError(b, w.Deallocate(p))
 			}
@@ -159,12 +159,12 @@ func BenchmarkKernels(b *testing.B) {
 	list, other := w.list(ascending(rng, n, k), 2*k), w.list(ascending(rng, n, k), 2*k)
 	out := w.list(entries{}, 4*k)
 	m, mb := int(hostmem.Slice[int32](list.Len, 1)[0]), int(hostmem.Slice[int32](other.Len, 1)[0])
-	dense := func(p uintptr) runtime.Source { return runtime.Source{X: p, N: n} }
-	grad := func(p uintptr, dt dtype.DType) runtime.Source {
-		return runtime.Source{X: y, N: n, Grad: p, DType: dt}
+	dense := func(p uintptr) kernel.Source { return kernel.Source{X: p, N: n} }
+	grad := func(p uintptr, dt dtype.DType) kernel.Source {
+		return kernel.Source{X: y, N: n, Grad: p, DType: dt}
 	}
-	both := []runtime.Entries{list, other}
-	array, minus := runtime.Array{Ptr: y, N: n}, put(w, float32(-1))
+	both := []kernel.Entries{list, other}
+	array, minus := kernel.Array{Ptr: y, N: n}, put(w, float32(-1))
 	number, bounds := room[float64](w, 1), put[int32](w, 0, n/4, n/2, n)
 
 	for _, test := range []struct {
@@ -174,9 +174,9 @@ func BenchmarkKernels(b *testing.B) {
 	}{
 		{"Select 1%", 4*n + 8*m, func() error { return w.Select(dense(x), one, out) }},
 		{"Select 10%", 4*n + 80*m, func() error {
-			return w.Select(dense(x), tenth, runtime.Entries{Idx: y, Val: half, N: n / 8})
+			return w.Select(dense(x), tenth, kernel.Entries{Idx: y, Val: half, N: n / 8})
 		}},
-		{"CountAbove", 4 * n, func() error { return w.CountAbove(runtime.Entries{Val: x, N: n}, one, 1, number) }},
+		{"CountAbove", 4 * n, func() error { return w.CountAbove(kernel.Entries{Val: x, N: n}, one, 1, number) }},
 		{"Fit", 4 * n, func() error { return w.Fit(dense(x), 2, number) }},
 		{"SumSquares", 4 * n, func() error { return w.SumSquares(x, dtype.F32, n, number) }},
 		{"Accumulate f32", 12 * n, func() error { return w.Accumulate(grad(x, dtype.F32)) }},
@@ -191,8 +191,8 @@ func BenchmarkKernels(b *testing.B) {
 		{"ZeroAt", 8 * m, func() error { return w.ZeroAt(array, list) }},
 		{"GiveBack", 16 * m, func() error { return w.GiveBack(array, list, other) }},
 		{"Union", 16 * (m + mb), func() error { return w.Union(out, n, both, 1, 0, 0) }},
-		{"Merge", 4*n + 8*(m+mb), func() error { return w.Merge(y, dtype.F32, n, both, 0.5, 0, 0, runtime.Back{}) }},
-		{"Merge bf16", 2*n + 8*(m+mb), func() error { return w.Merge(half, dtype.BF16, n, both, 0.5, 0, 0, runtime.Back{}) }},
+		{"Merge", 4*n + 8*(m+mb), func() error { return w.Merge(y, dtype.F32, n, both, 0.5, 0, 0, kernel.Restoration{}) }},
+		{"Merge bf16", 2*n + 8*(m+mb), func() error { return w.Merge(half, dtype.BF16, n, both, 0.5, 0, 0, kernel.Restoration{}) }},
 		{"LowerBounds", 0, func() error { return w.LowerBounds(list, bounds, 4, number, 0) }},
 	} {
 		b.Run(test.name, func(b *testing.B) {
@@ -215,12 +215,12 @@ func BenchmarkStep(b *testing.B) {
 		half := room[uint16](w, n)
 		list, other := w.list(ascending(rng, n, k), 2*k), w.list(ascending(rng, n, k), 2*k)
 		out, used := w.list(entries{}, 4*k), room[float32](w, 2)
-		state, near := put[float32](w, 0, 0), runtime.Near{Min: k / 4, Step: 1.02}
-		src := runtime.Source{X: residual, N: n, Grad: grad, DType: dtype.F32, Take: true}
+		state, near := put[float32](w, 0, 0), kernel.Acceptance{Min: k / 4, Step: 1.02}
+		src := kernel.Source{X: residual, N: n, Grad: grad, DType: dtype.F32, Take: true}
 		bf16 := src
 		bf16.Grad, bf16.DType = half, dtype.BF16
 		require.NoError(b, w.Store(half, dtype.BF16, grad, n, 1, 0))
-		both := []runtime.Entries{list, other}
+		both := []kernel.Entries{list, other}
 		thresholds, counts := room[float32](w, 15), room[int32](w, 15)
 		bracket := room[uint64](w, 1)
 		for _, test := range []struct {
@@ -233,10 +233,10 @@ func BenchmarkStep(b *testing.B) {
 			{"select near", func() error { return w.SelectNear(src, k, state, near, out, used) }},
 			{"select near bf16", func() error { return w.SelectNear(bf16, k, state, near, out, used) }},
 			{"fit", func() error { return w.Fit(src, 2.5758, used) }},
-			{"top of list", func() error { return w.TopOf(list, k/2, out, 0, runtime.Array{}) }},
-			{"merge", func() error { return w.Merge(y, dtype.F32, n, both, 0.5, 0, 0, runtime.Back{}) }},
+			{"top of list", func() error { return w.TopOf(list, k/2, out, 0, kernel.Array{}) }},
+			{"merge", func() error { return w.Merge(y, dtype.F32, n, both, 0.5, 0, 0, kernel.Restoration{}) }},
 			{"union", func() error { return w.Union(out, n, both, 1, 0, 0) }},
-			{"give back", func() error { return w.GiveBack(runtime.Array{Ptr: y, N: n}, list, other) }},
+			{"give back", func() error { return w.GiveBack(kernel.Array{Ptr: y, N: n}, list, other) }},
 			{"estimate", func() error {
 				for round := range 5 {
 					previous := counts

@@ -7,11 +7,11 @@ import (
 
 	"github.com/tutti-go/tutti/internal/gaps"
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu/internal/quant"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-func (k kernels) TopKChunks(src runtime.Source, n, chunk int, dst runtime.Entries) error {
+func (k kernels) TopKChunks(src kernel.Source, n, chunk int, dst kernel.Entries) error {
 	c := k.checks("TopKChunks")
 	from, to := c.source(src), c.target("dst", dst)
 	c.length("k", n)
@@ -19,7 +19,7 @@ func (k kernels) TopKChunks(src runtime.Source, n, chunk int, dst runtime.Entrie
 		c.fail("chunks have no elements")
 	}
 	if c.err == nil {
-		total := runtime.ChunkedLen(src.N, n, chunk)
+		total := kernel.ChunkedLen(src.N, n, chunk)
 		c.room(dst, total, total)
 		if c.err == nil {
 			s := scratches.get()
@@ -46,11 +46,11 @@ func (s *scratch) topKChunks(src *source, k, size int, dst entries) {
 	}
 }
 
-func (k kernels) Encode(l runtime.Entries, codec runtime.Codec, n int, dst runtime.Message, lost runtime.Array) error {
+func (k kernels) Encode(l kernel.Entries, codec kernel.Codec, n int, dst kernel.Message, lost kernel.Array) error {
 	c := k.checks("Encode")
 	c.codec(codec, codec.Encodes())
 	var from entries
-	if codec == runtime.CodecPositions {
+	if codec == kernel.CodecPositions {
 		from.idx = c.indices("l", l)
 	} else {
 		from = c.list("l", l)
@@ -69,12 +69,12 @@ func (k kernels) Encode(l runtime.Entries, codec runtime.Codec, n int, dst runti
 	})
 }
 
-func (k kernels) Decode(src runtime.Message, codec runtime.Codec, dst runtime.Entries) error {
+func (k kernels) Decode(src kernel.Message, codec kernel.Codec, dst kernel.Entries) error {
 	c := k.checks("Decode")
 	c.codec(codec, codec.Encodes())
 	message := slice[byte](&c, "src", src.Ptr, src.Bytes)
 	to := target{entries: entries{idx: c.ints("dst", dst.Idx, dst.N)}, length: number[int32](&c, "dst.Len", dst.Len)}
-	if codec != runtime.CodecPositions {
+	if codec != kernel.CodecPositions {
 		to.val = c.floats("dst", dst.Val, dst.N)
 	}
 	if c.err == nil {
@@ -83,7 +83,7 @@ func (k kernels) Decode(src runtime.Message, codec runtime.Codec, dst runtime.En
 	return c.err
 }
 
-func (k kernels) Quantize(dst uintptr, codec runtime.Codec, src uintptr, n int, lost uintptr) error {
+func (k kernels) Quantize(dst uintptr, codec kernel.Codec, src uintptr, n int, lost uintptr) error {
 	c := k.checks("Quantize")
 	c.codec(codec, codec.Quantizes())
 	x, rest := c.floats("src", src, n), c.rest(lost, n)
@@ -93,7 +93,7 @@ func (k kernels) Quantize(dst uintptr, codec runtime.Codec, src uintptr, n int, 
 	return c.err
 }
 
-func (k kernels) Dequantize(dst uintptr, codec runtime.Codec, src uintptr, n int, sum bool) error {
+func (k kernels) Dequantize(dst uintptr, codec kernel.Codec, src uintptr, n int, sum bool) error {
 	c := k.checks("Dequantize")
 	c.codec(codec, codec.Quantizes())
 	x := c.floats("dst", dst, n)
@@ -103,14 +103,14 @@ func (k kernels) Dequantize(dst uintptr, codec runtime.Codec, src uintptr, n int
 	return c.err
 }
 
-func (c *checks) codec(codec runtime.Codec, ok bool) {
+func (c *checks) codec(codec kernel.Codec, ok bool) {
 	if !ok {
 		c.fail("the codec is %v", codec)
 	}
 }
 
 // message returns the bytes of an array in a codec.
-func (c *checks) message(name string, p uintptr, codec runtime.Codec, n int) []byte {
+func (c *checks) message(name string, p uintptr, codec kernel.Codec, n int) []byte {
 	if !c.buffer(name, p, n) {
 		return nil
 	}
@@ -120,19 +120,19 @@ func (c *checks) message(name string, p uintptr, codec runtime.Codec, n int) []b
 const codecHeader = 8
 
 // encode writes a list, and adds to lost what its message does not hold.
-func (s *scratch) encode(l entries, c runtime.Codec, n int, message []byte, lost []float32) (length int, outside int32) {
+func (s *scratch) encode(l entries, c kernel.Codec, n int, message []byte, lost []float32) (length int, outside int32) {
 	m := min(len(l.idx), c.Fit(len(message), n))
 	headersAt, valuesAt, at := c.Layout(m)
 	le := binary.LittleEndian
 	le.PutUint32(message, uint32(m))
 	clear(message[headersAt:valuesAt])
-	for from := 0; from < m; from += runtime.IndexBlock {
-		idx := l.idx[from:min(from+runtime.IndexBlock, m)]
+	for from := 0; from < m; from += kernel.IndexBlock {
+		idx := l.idx[from:min(from+kernel.IndexBlock, m)]
 		before := idx[0] - 1
-		if from%runtime.CodecGroup != 0 {
+		if from%kernel.CodecGroup != 0 {
 			before = l.idx[from-1]
 		} else {
-			directory := message[codecHeader+from/runtime.CodecGroup*8:]
+			directory := message[codecHeader+from/kernel.CodecGroup*8:]
 			le.PutUint32(directory, uint32(idx[0]))
 			le.PutUint32(directory[4:], uint32(at))
 		}
@@ -141,13 +141,13 @@ func (s *scratch) encode(l entries, c runtime.Codec, n int, message []byte, lost
 		if at+h.Bytes(len(idx)) > len(message) { // the list does not ascend, or not in n
 			h = 0
 		}
-		le.PutUint16(message[headersAt+from/runtime.IndexBlock*2:], uint16(h))
+		le.PutUint16(message[headersAt+from/kernel.IndexBlock*2:], uint16(h))
 		end := at + h.Bytes(len(idx))
 		s.gaps.Encode(message[at:end], h)
 		at = end
 	}
 	le.PutUint32(message[4:], uint32(at))
-	if c == runtime.CodecPositions {
+	if c == kernel.CodecPositions {
 		return at, 0
 	}
 	var rest []float32
@@ -163,7 +163,7 @@ func (s *scratch) encode(l entries, c runtime.Codec, n int, message []byte, lost
 }
 
 // decode reads a list, and returns how many entries it has.
-func decode(message []byte, c runtime.Codec, dst entries) int {
+func decode(message []byte, c kernel.Codec, dst entries) int {
 	if len(message) < codecHeader {
 		return 0
 	}
@@ -179,18 +179,18 @@ func decode(message []byte, c runtime.Codec, dst entries) int {
 	message = message[:length]
 	m := min(int(count), len(dst.idx))
 	at, next := 0, int32(0)
-	for from := 0; from < m; from += runtime.IndexBlock {
-		if from%runtime.CodecGroup == 0 {
-			directory := message[codecHeader+from/runtime.CodecGroup*8:]
+	for from := 0; from < m; from += kernel.IndexBlock {
+		if from%kernel.CodecGroup == 0 {
+			directory := message[codecHeader+from/kernel.CodecGroup*8:]
 			next, at = int32(le.Uint32(directory)), int(le.Uint32(directory[4:]))
 		}
-		h := gaps.Header(le.Uint16(message[headersAt+from/runtime.IndexBlock*2:]))
-		idx, size := dst.idx[from:min(from+runtime.IndexBlock, m)], min(int(count)-from, runtime.IndexBlock)
+		h := gaps.Header(le.Uint16(message[headersAt+from/kernel.IndexBlock*2:]))
+		idx, size := dst.idx[from:min(from+kernel.IndexBlock, m)], min(int(count)-from, kernel.IndexBlock)
 		gaps.Decode(idx, size, message[min(at, len(message)):], h, next)
 		next = idx[len(idx)-1] + 1
 		at += h.Bytes(size)
 	}
-	if c != runtime.CodecPositions {
+	if c != kernel.CodecPositions {
 		quant.Decode(c, dst.val[:m], message[valuesAt:blocksAt], int(count), false)
 	}
 	return m

@@ -28,7 +28,7 @@ const smallCache = 32 << 20
 // waits for each to be written, and has them in the second-level cache before.
 const streamTile = 1 << 14
 
-// source is a [runtime.Source] whose numbers have been read.
+// source is a [kernel.Source] whose numbers have been read.
 type source struct {
 	x      []float32
 	grad   uintptr   // 0 if there is none, or it has been added

@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // What the contract promises is tested by runtimetest; here is what this
@@ -88,14 +89,14 @@ func TestSparsePastFloatIntegers(t *testing.T) {
 	l, out := w.list(list, m), w.list(entries{}, 2*m)
 	dst, err := w.Allocate(4 * n)
 	require.NoError(t, err)
-	array := runtime.Array{Ptr: dst, N: n, Faults: put(w, int32(0))}
-	require.NoError(t, w.Merge(dst, dtype.F32, n, []runtime.Entries{l}, 1, array.Faults, 0, runtime.Back{}))
+	array := kernel.Array{Ptr: dst, N: n, Faults: put(w, int32(0))}
+	require.NoError(t, w.Merge(dst, dtype.F32, n, []kernel.Entries{l}, 1, array.Faults, 0, kernel.Restoration{}))
 	require.NoError(t, w.ScatterAdd(array, l, 1))
-	require.NoError(t, w.Select(runtime.Source{X: dst, N: n, Take: true}, put(w, float32(1)), out))
+	require.NoError(t, w.Select(kernel.Source{X: dst, N: n, Take: true}, put(w, float32(1)), out))
 	assert.EqualValues(t, m, read[int32](out.Len, 1)[0])
 	assert.Equal(t, list.idx, read[int32](out.Idx, m))
 	assert.Equal(t, []float32{2, 4, 6, 8, 10}, read[float32](out.Val, m))
-	require.NoError(t, w.Union(out, n, []runtime.Entries{l, l}, 0.5, array.Faults, 0))
+	require.NoError(t, w.Union(out, n, []kernel.Entries{l, l}, 0.5, array.Faults, 0))
 	assert.Equal(t, list.idx, read[int32](out.Idx, m))
 	assert.Equal(t, list.val, read[float32](out.Val, m))
 	sum := room[float64](w, 1)
@@ -114,12 +115,12 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 	words, one, zero := room[int32](w, 64), put(w, float32(1)), put[float32](w, 0, 0)
 	state, two := put[float32](w, 2, 0), put[float32](w, 2, 0)
 	bounds, thresholds := put[int32](w, 0, 10, 1000, 50_000), put[float32](w, 1, 2, 3)
-	src := runtime.Source{X: x, N: n, Grad: y, DType: dtype.F32, Take: true}
-	bf16 := runtime.Source{X: x, N: n, Grad: half, DType: dtype.BF16, Factor: one}
-	array, both := runtime.Array{Ptr: x, N: n, Faults: words}, []runtime.Entries{list, other}
+	src := kernel.Source{X: x, N: n, Grad: y, DType: dtype.F32, Take: true}
+	bf16 := kernel.Source{X: x, N: n, Grad: half, DType: dtype.BF16, Factor: one}
+	array, both := kernel.Array{Ptr: x, N: n, Faults: words}, []kernel.Entries{list, other}
 	factors, quantiles := []float32{0.25, 0.5, 1, 2}, []float64{0, 0.5}
-	pieces := []runtime.Piece{{From: list, End: words, To: out}, {From: other, Start: words, To: out}}
-	message := runtime.Message{Ptr: room[float32](w, 2*n), Bytes: 8 * n}
+	pieces := []kernel.Piece{{From: list, End: words, To: out}, {From: other, Start: words, To: out}}
+	message := kernel.Message{Ptr: room[float32](w, 2*n), Bytes: 8 * n}
 	return map[string]func() error{
 		"Accumulate":      func() error { return w.Accumulate(src) },
 		"Accumulate bf16": func() error { return w.Accumulate(bf16) },
@@ -133,30 +134,32 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 		"TopK guessed":    func() error { return w.TopK(src, k, out, two) },
 		"TopK of half":    func() error { return w.TopK(bf16, n/2, out, 0) },
 		"Select":          func() error { return w.Select(bf16, two, out) },
-		"SelectNear":      func() error { return w.SelectNear(src, k, state, runtime.Near{Interval: 3, Step: 1.02}, out, zero) },
-		"Fit":             func() error { return w.Fit(src, 2, zero) },
-		"Refine":          func() error { return w.Refine(x, n, one, k, factors) },
-		"TopOf":           func() error { return w.TopOf(list, k/2, out, 0, runtime.Array{}) },
-		"AboveOf":         func() error { return w.AboveOf(list, one, out) },
-		"CountAbove":      func() error { return w.CountAbove(list, thresholds, 3, words) },
-		"Narrow":          func() error { return w.Narrow(state, 0, k, thresholds, 3) },
-		"Merge":           func() error { return w.Merge(y, dtype.F32, n, both, 0.5, words, 0, runtime.Back{}) },
-		"Merge bf16":      func() error { return w.Merge(half, dtype.BF16, n, both, 0.5, words, 0, runtime.Back{}) },
-		"Union":           func() error { return w.Union(out, n, both, 0.5, words, 0) },
-		"ScatterAdd":      func() error { return w.ScatterAdd(array, list, 1) },
-		"ScatterSet":      func() error { return w.ScatterSet(array, list) },
-		"ZeroAt":          func() error { return w.ZeroAt(array, list) },
-		"GiveBack":        func() error { return w.GiveBack(array, list, other) },
-		"LowerBounds":     func() error { return w.LowerBounds(list, bounds, 4, words, thresholds) },
-		"CopyPieces":      func() error { return w.CopyPieces(pieces) },
-		"Sample":          func() error { return w.Sample(list, quantiles, n, words) },
-		"Balance":         func() error { return w.Balance(bounds, 4, n, words, 3) },
-		"TopKChunks":      func() error { return w.TopKChunks(bf16, 10, 4096, out) },
-		"Encode":          func() error { return w.Encode(list, runtime.CodecI8, n, message, array) },
-		"Encode i2":       func() error { return w.Encode(list, runtime.CodecI2, n, message, array) },
-		"Decode":          func() error { return w.Decode(message, runtime.CodecI8, out) },
-		"Quantize":        func() error { return w.Quantize(y, runtime.CodecFP8, x, n, x) },
-		"Dequantize":      func() error { return w.Dequantize(x, runtime.CodecI4, y, n, true) },
+		"SelectNear": func() error {
+			return w.SelectNear(src, k, state, kernel.Acceptance{Interval: 3, Step: 1.02}, out, zero)
+		},
+		"Fit":         func() error { return w.Fit(src, 2, zero) },
+		"Refine":      func() error { return w.Refine(x, n, one, k, factors) },
+		"TopOf":       func() error { return w.TopOf(list, k/2, out, 0, kernel.Array{}) },
+		"AboveOf":     func() error { return w.AboveOf(list, one, out) },
+		"CountAbove":  func() error { return w.CountAbove(list, thresholds, 3, words) },
+		"Narrow":      func() error { return w.Narrow(state, 0, k, thresholds, 3) },
+		"Merge":       func() error { return w.Merge(y, dtype.F32, n, both, 0.5, words, 0, kernel.Restoration{}) },
+		"Merge bf16":  func() error { return w.Merge(half, dtype.BF16, n, both, 0.5, words, 0, kernel.Restoration{}) },
+		"Union":       func() error { return w.Union(out, n, both, 0.5, words, 0) },
+		"ScatterAdd":  func() error { return w.ScatterAdd(array, list, 1) },
+		"ScatterSet":  func() error { return w.ScatterSet(array, list) },
+		"ZeroAt":      func() error { return w.ZeroAt(array, list) },
+		"GiveBack":    func() error { return w.GiveBack(array, list, other) },
+		"LowerBounds": func() error { return w.LowerBounds(list, bounds, 4, words, thresholds) },
+		"CopyPieces":  func() error { return w.CopyPieces(pieces) },
+		"Sample":      func() error { return w.Sample(list, quantiles, n, words) },
+		"Balance":     func() error { return w.Balance(bounds, 4, n, words, 3) },
+		"TopKChunks":  func() error { return w.TopKChunks(bf16, 10, 4096, out) },
+		"Encode":      func() error { return w.Encode(list, kernel.CodecI8, n, message, array) },
+		"Encode i2":   func() error { return w.Encode(list, kernel.CodecI2, n, message, array) },
+		"Decode":      func() error { return w.Decode(message, kernel.CodecI8, out) },
+		"Quantize":    func() error { return w.Quantize(y, kernel.CodecFP8, x, n, x) },
+		"Dequantize":  func() error { return w.Dequantize(x, kernel.CodecI4, y, n, true) },
 	}
 }
 
@@ -171,14 +174,14 @@ func TestPastTheCaches(t *testing.T) {
 	w := newWorkbench(t)
 	old, grad, threshold := put(w, normals(rng, n)...), put(w, normals(rng, n)...), put(w, float32(3.6))
 	sums, want := room[float32](w, n), room[float32](w, n)
-	step := func(residual uintptr, at, n int) runtime.Entries {
+	step := func(residual uintptr, at, n int) kernel.Entries {
 		offset, all := uintptr(4*at), w.list(entries{}, n)
-		require.NoError(t, w.Select(runtime.Source{X: residual + offset, N: n, Grad: grad + offset, DType: dtype.F32, From: old + offset, Take: true}, threshold, all))
+		require.NoError(t, w.Select(kernel.Source{X: residual + offset, N: n, Grad: grad + offset, DType: dtype.F32, From: old + offset, Take: true}, threshold, all))
 		return all
 	}
 	all := step(sums, 0, n)
 	picked := int(read[int32](all.Len, 1)[0])
-	var lists [2]runtime.Entries
+	var lists [2]kernel.Entries
 	lists[0] = all
 	done := 0
 	for at := 0; at < n; at += part {
@@ -193,10 +196,10 @@ func TestPastTheCaches(t *testing.T) {
 	require.True(t, slices.Equal(read[float32](want, n), read[float32](sums, n)), "seed %d", seed)
 
 	lists[1] = w.list(ascending(rng, n, n/50), 0)
-	require.NoError(t, w.Merge(sums, dtype.F32, n, lists[:], 0.5, 0, 0, runtime.Back{}))
+	require.NoError(t, w.Merge(sums, dtype.F32, n, lists[:], 0.5, 0, 0, kernel.Restoration{}))
 	require.NoError(t, w.Fill(want, n, dtype.F32, 0))
 	for _, l := range lists {
-		require.NoError(t, w.ScatterAdd(runtime.Array{Ptr: want, N: n}, l, 0.5))
+		require.NoError(t, w.ScatterAdd(kernel.Array{Ptr: want, N: n}, l, 0.5))
 	}
 	require.True(t, slices.Equal(read[float32](want, n), read[float32](sums, n)), "seed %d", seed)
 }
@@ -236,7 +239,7 @@ func FuzzLists(f *testing.F) {
 	f.Fuzz(func(t *testing.T, first, second []byte, size uint16, length int32) {
 		const guard = 64
 		w, n := newWorkbench(t), int(size)
-		var lists []runtime.Entries
+		var lists []kernel.Entries
 		sums, outside, ascends := map[int32]float32{}, [2]int32{}, true
 		for r, data := range [][]byte{first, second} {
 			e := entries{}
@@ -261,7 +264,7 @@ func FuzzLists(f *testing.F) {
 		x := room[float32](w, guard+n+guard)
 		dense := x + 4*guard
 		faults := room[int32](w, 1)
-		array, other := runtime.Array{Ptr: dense, N: n, Faults: faults}, runtime.Array{Ptr: room[float32](w, n), N: n, Faults: faults}
+		array, other := kernel.Array{Ptr: dense, N: n, Faults: faults}, kernel.Array{Ptr: room[float32](w, n), N: n, Faults: faults}
 		counted := func(want int32, err error) {
 			t.Helper()
 			require.NoError(t, err)
@@ -272,7 +275,7 @@ func FuzzLists(f *testing.F) {
 				require.Zero(t, read[float32](x, 2*guard+n)[guard+n+i], "behind the array")
 			}
 		}
-		counted(outside[0]+outside[1], w.Merge(dense, dtype.F32, n, lists, 1, faults, 0, runtime.Back{}))
+		counted(outside[0]+outside[1], w.Merge(dense, dtype.F32, n, lists, 1, faults, 0, kernel.Restoration{}))
 		if ascends {
 			for i, v := range read[float32](dense, n) {
 				require.Equal(t, sums[int32(i)], v, "element %d", i)
@@ -318,14 +321,14 @@ func FuzzLists(f *testing.F) {
 				require.Zero(t, v, "behind the union")
 			}
 		}
-		counted(outside[0]+outside[1]+outside[0], w.Merge(dense, dtype.F32, n, lists, 1, faults, 0, runtime.Back{Dst: other, L: lists[0], Taken: lists[1]}))
+		counted(outside[0]+outside[1]+outside[0], w.Merge(dense, dtype.F32, n, lists, 1, faults, 0, kernel.Restoration{Dst: other, L: lists[0], Taken: lists[1]}))
 		counted(outside[0], w.ScatterAdd(array, lists[0], 1))
 		counted(outside[1], w.ScatterSet(array, lists[1]))
 		counted(outside[0], w.ZeroAt(array, lists[0]))
 		counted(outside[0], w.GiveBack(array, lists[0], lists[1]))
 		counted(outside[1], w.GiveBack(array, lists[1], lists[0]))
 		top := w.list(entries{}, 5)
-		counted(0, w.TopOf(lists[1], 5, top, 0, runtime.Array{}))
+		counted(0, w.TopOf(lists[1], 5, top, 0, kernel.Array{}))
 		counted(0, w.AboveOf(lists[1], put(w, float32(3)), top))
 		bounds := put[int32](w, 0, int32(n/2), int32(n))
 		within := put(w, length, int32(n/2))
@@ -342,9 +345,9 @@ func FuzzLists(f *testing.F) {
 			read[int32](faults, 1)[0] = 0
 			counted(0, nil)
 		}
-		counted(0, w.CopyPieces([]runtime.Piece{{From: lists[0], Start: within, End: bounds + 8, ByIndex: true, To: top}, {From: lists[1], End: within, ByIndex: true, To: top}}))
+		counted(0, w.CopyPieces([]kernel.Piece{{From: lists[0], Start: within, End: bounds + 8, ByIndex: true, To: top}, {From: lists[1], End: within, ByIndex: true, To: top}}))
 		counted(0, w.LowerBounds(lists[1], bounds, 3, top.Idx, 0))
-		counted(0, w.CopyPieces([]runtime.Piece{{From: lists[1], Start: bounds, End: lists[0].Idx, To: top}}))
+		counted(0, w.CopyPieces([]kernel.Piece{{From: lists[1], Start: bounds, End: lists[0].Idx, To: top}}))
 		counted(0, w.Sample(lists[1], []float64{0, 0.99}, n, top.Idx))
 	})
 }

@@ -18,7 +18,7 @@ import (
 // method finishes its work before it returns, and all are safe for concurrent
 // use. Make one with [New].
 //
-// It implements [runtime.Runtime], [runtime.Freezer] and [runtime.KernelProvider].
+// It implements [runtime.Runtime], [runtime.Freezer] and [kernel.Provider].
 type Runtime struct {
 	pool *pool.Pool
 }

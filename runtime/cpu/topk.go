@@ -6,8 +6,8 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/simd"
-	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu/internal/f32"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // Exact top-k by magnitude key (the bits of |x|, see f32.Key).
@@ -137,7 +137,7 @@ func (s *scratch) topK(src *source, k int, dst entries, g guess, zeros bool) (co
 // at less width.
 type guess struct{ threshold, margin float32 }
 
-// How margins move, see [runtime.Kernels].TopK; and that of a threshold of SelectNear, which
+// How margins move, see [kernel.Kernels].TopK; and that of a threshold of SelectNear, which
 // is looked for again after many steps: it was exact long ago, and is corrected since.
 const (
 	leastMargin = 1. / 512
@@ -352,8 +352,8 @@ type nearState struct {
 	age       int32
 }
 
-// selectNear implements SelectNear, see [runtime.Kernels].
-func (s *scratch) selectNear(src *source, k int, state *nearState, o runtime.Near, dst entries) (count int, used float32) {
+// selectNear implements SelectNear, see [kernel.Kernels].
+func (s *scratch) selectNear(src *source, k int, state *nearState, o kernel.Acceptance, dst entries) (count int, used float32) {
 	t := state.threshold
 	g := guess{t, nearMargin}
 	if g.usable() && (o.Interval == 0 || int(state.age) < o.Interval-1) {
@@ -388,7 +388,7 @@ func corrected(t float32, passed, k int, step float32) float32 {
 	return max(t, tiny)
 }
 
-// refine implements Refine, see [runtime.Kernels], by bisection. Once few
+// refine implements Refine, see [kernel.Kernels], by bisection. Once few
 // entries pass a threshold, only these are looked at for those above it.
 func (s *scratch) refine(x []float32, t float32, k int, factors []float32) float32 {
 	passed := f32.CountRange(x, thresholdKey(t), f32.MaxKey)

@@ -10,7 +10,7 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // BenchmarkCodec times the codecs on the device's own clock: lists of 1 % of 33,554,432 elements, and
@@ -31,11 +31,11 @@ func BenchmarkCodec(b *testing.B) {
 	}
 	x, y, code := p[0], p[1], p[2]
 	k := rt.Kernels()
-	list := runtime.Entries{Idx: y, Val: y + 16<<20, N: n / 100}
-	out := runtime.Entries{Idx: y + 32<<20, Val: y + 48<<20, N: n / 50, Len: y + 100<<20}
+	list := kernel.Entries{Idx: y, Val: y + 16<<20, N: n / 100}
+	out := kernel.Entries{Idx: y + 32<<20, Val: y + 48<<20, N: n / 50, Len: y + 100<<20}
 	upload := func() {
 		require.NoError(b, rt.CopyIn(x, hostmem.Bytes(values)))
-		require.NoError(b, k.TopK(runtime.Source{X: x, N: n}, n/100, list, 0))
+		require.NoError(b, k.TopK(kernel.Source{X: x, N: n}, n/100, list, 0))
 	}
 	upload()
 	type test struct {
@@ -43,19 +43,19 @@ func BenchmarkCodec(b *testing.B) {
 		run  func() error
 	}
 	tests := []test{
-		{"chunks", func() error { return k.TopKChunks(runtime.Source{X: x, N: n}, 64, 4096, out) }},
+		{"chunks", func() error { return k.TopKChunks(kernel.Source{X: x, N: n}, 64, 4096, out) }},
 		{"chunks of a sum", func() error {
-			return k.TopKChunks(runtime.Source{X: code, Grad: x, DType: dtype.F32, N: n, Take: true}, 64, 4096, out)
+			return k.TopKChunks(kernel.Source{X: code, Grad: x, DType: dtype.F32, N: n, Take: true}, 64, 4096, out)
 		}},
 	}
-	for c := runtime.CodecPositions; c.Encodes(); c++ {
-		message := runtime.Message{Ptr: code, Bytes: c.Bound(n/100, n)}
+	for c := kernel.CodecPositions; c.Encodes(); c++ {
+		message := kernel.Message{Ptr: code, Bytes: c.Bound(n/100, n)}
 		tests = append(tests,
-			test{fmt.Sprintf("encode/%v", c), func() error { return k.Encode(list, c, n, message, runtime.Array{Ptr: x, N: n}) }},
+			test{fmt.Sprintf("encode/%v", c), func() error { return k.Encode(list, c, n, message, kernel.Array{Ptr: x, N: n}) }},
 			test{fmt.Sprintf("decode/%v", c), func() error { return k.Decode(message, c, out) }})
 	}
 	tests = append(tests, test{"copy", func() error { return rt.Copy(y, x, 4*dense) }})
-	for c := runtime.CodecF32; c.Quantizes(); c++ {
+	for c := kernel.CodecF32; c.Quantizes(); c++ {
 		tests = append(tests,
 			test{fmt.Sprintf("quantize/%v", c), func() error { return k.Quantize(code, c, x, dense, 0) }},
 			test{fmt.Sprintf("quantize with a residual/%v", c), func() error { return k.Quantize(code, c, x, dense, y) }},

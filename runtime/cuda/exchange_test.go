@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // BenchmarkExchange times each kernel of a steady step of oktopk between two ranks on the
@@ -18,23 +18,23 @@ func BenchmarkExchange(b *testing.B) {
 		g := onGPU(b)
 		g.even = true
 		rng := rand.New(rand.NewPCG(seed, 0))
-		list := func(from, to int) runtime.Entries {
+		list := func(from, to int) kernel.Entries {
 			idx, val := strewn(rng, from, to, 0.01)
-			return runtime.Entries{Idx: put(g, idx), Val: put(g, val), N: len(idx)}
+			return kernel.Entries{Idx: put(g, idx), Val: put(g, val), N: len(idx)}
 		}
 		k := n / 100
 		picks, own, received := list(0, n), list(0, n/2), list(0, n/2)
 		bounds, faults := put(g, []int32{0, int32(n / 2)}), room[int32](g, 1)
 		passing := put(g, []float32{1})
 		sent, sums, passed, result := g.entries(2*k), g.entries(2*k), g.entries(2*k), g.entries(2*k)
-		both, residual := []runtime.Entries{own, received}, runtime.Array{Ptr: room[float32](g, n), N: n, Faults: faults}
+		both, residual := []kernel.Entries{own, received}, kernel.Array{Ptr: room[float32](g, n), N: n, Faults: faults}
 		for _, c := range []struct {
 			name string
 			run  func() error
 		}{
 			{"TopOf, what is outside", func() error { return g.TopOf(picks, k, sent, bounds, residual) }},
 			{"CopyPieces, beside the messages", func() error {
-				return g.CopyPieces([]runtime.Piece{{From: picks, Start: bounds, End: bounds + 4, ByIndex: true, To: result}})
+				return g.CopyPieces([]kernel.Piece{{From: picks, Start: bounds, End: bounds + 4, ByIndex: true, To: result}})
 			}},
 			{"Union, what passes", func() error { return g.Union(passed, n, both, 1, faults, passing) }},
 			{"GiveBack", func() error { return g.GiveBack(residual, sent, received) }},

@@ -4,19 +4,19 @@ import (
 	"context"
 	"errors"
 
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// hostCopy is a [runtime.HostCopy]: pinned memory, and an event behind its copy.
+// hostCopy is a [kernel.HostCopy]: pinned memory, and an event behind its copy.
 type hostCopy struct {
 	rt   *Runtime
 	mem  []byte
 	done *Event
 }
 
-// NewHostCopy implements [runtime.AsyncCopier]. These copies have their own stream:
+// NewHostCopy implements [kernel.AsyncCopier]. These copies have their own stream:
 // they wait neither for other copies nor for kernels that were launched after them.
-func (r *Runtime) NewHostCopy(bytes int) (runtime.HostCopy, error) {
+func (r *Runtime) NewHostCopy(bytes int) (kernel.HostCopy, error) {
 	if bytes < 1 {
 		return nil, r.argument("a copy of %d bytes", bytes)
 	}
@@ -31,7 +31,7 @@ func (r *Runtime) NewHostCopy(bytes int) (runtime.HostCopy, error) {
 	return &hostCopy{rt: r, mem: mem, done: done}, nil
 }
 
-func (n *hostCopy) Post(spans []runtime.Span) error {
+func (n *hostCopy) Post(spans []kernel.Span) error {
 	bytes := 0
 	for _, s := range spans {
 		if s.Ptr == 0 || s.Bytes < 0 || s.Bytes > len(n.mem)-bytes {

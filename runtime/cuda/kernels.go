@@ -8,6 +8,7 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // Blocks of 256 threads that a multiprocessor gets of the kernels that stream
@@ -26,9 +27,9 @@ const _ = uint(streamsPerSM - picksPerSM) // cut closes the gaps of each block o
 const longMerge = 1 << 26
 
 // typed are a kernel's variants, by the type of its elements.
-type typed struct{ f32, f16, bf16 kernel }
+type typed struct{ f32, f16, bf16 kernelID }
 
-func (t typed) of(dt dtype.DType) kernel {
+func (t typed) of(dt dtype.DType) kernelID {
 	switch dt {
 	case dtype.F16:
 		return t.f16
@@ -46,7 +47,7 @@ var (
 )
 
 // gradientType numbers the types of a gradient as kernels/elements.cuh does.
-func gradientType(src runtime.Source) uint64 {
+func gradientType(src kernel.Source) uint64 {
 	switch {
 	case src.Grad == 0:
 		return 0
@@ -59,7 +60,7 @@ func gradientType(src runtime.Source) uint64 {
 }
 
 // from is what a gradient is added to.
-func from(src runtime.Source) uintptr {
+func from(src kernel.Source) uintptr {
 	if src.From == 0 {
 		return src.X
 	}
@@ -76,18 +77,18 @@ const (
 
 // selection is one call of pick, sift and cut, or some of them, in kernels/select.cu.
 type selection struct {
-	src         runtime.Source
+	src         kernel.Source
 	idx, length uintptr // of a list, whose values are src.X
 	mode, k     int
-	dst         runtime.Entries
+	dst         kernel.Entries
 	zeros       bool // may be among the k largest
 	threshold   uintptr
 	age         uintptr
-	near        runtime.Near
+	near        kernel.Acceptance
 	used        uintptr
 	margin      uintptr
-	without     uintptr       // of a list: the indices that take no part
-	rest        runtime.Array // of a list: what gets the entries that are left out
+	without     uintptr      // of a list: the indices that take no part
+	rest        kernel.Array // of a list: what gets the entries that are left out
 
 	blocks, room int // segments: pick's blocks, and entries of each warp of them
 }
@@ -194,8 +195,8 @@ func (s *sparse) run(p selection) error {
 	return err
 }
 
-// Accumulate implements [runtime.Kernels].
-func (s *sparse) Accumulate(src runtime.Source) error {
+// Accumulate implements [kernel.Kernels].
+func (s *sparse) Accumulate(src kernel.Source) error {
 	c := s.checks("Accumulate")
 	c.source(src)
 	if src.Grad == 0 {
@@ -213,7 +214,7 @@ func (s *sparse) Accumulate(src runtime.Source) error {
 	})
 }
 
-// Store implements [runtime.Kernels].
+// Store implements [kernel.Kernels].
 func (s *sparse) Store(dst uintptr, dt dtype.DType, src uintptr, n int, scale float32, rest uintptr) error {
 	c := s.checks("Store")
 	c.elements("dst", dst, dt, n)
@@ -227,8 +228,8 @@ func (s *sparse) Store(dst uintptr, dt dtype.DType, src uintptr, n int, scale fl
 	})
 }
 
-// CopyIf implements [runtime.Kernels].
-func (s *sparse) CopyIf(copies []runtime.Copy, flags uintptr, m int) error {
+// CopyIf implements [kernel.Kernels].
+func (s *sparse) CopyIf(copies []kernel.Copy, flags uintptr, m int) error {
 	c := s.checks("CopyIf")
 	longest := 0
 	for _, one := range copies {
@@ -242,8 +243,8 @@ func (s *sparse) CopyIf(copies []runtime.Copy, flags uintptr, m int) error {
 	if m < 1 {
 		c.fail("%d flags, want at least one", m)
 	}
-	if len(copies) > runtime.MaxCopies {
-		c.fail("%d copies, want at most %d", len(copies), runtime.MaxCopies)
+	if len(copies) > kernel.MaxCopies {
+		c.fail("%d copies, want at most %d", len(copies), kernel.MaxCopies)
 	}
 	return c.submit(func() error {
 		if longest == 0 {
@@ -259,7 +260,7 @@ func (s *sparse) CopyIf(copies []runtime.Copy, flags uintptr, m int) error {
 	})
 }
 
-// Scale implements [runtime.Kernels].
+// Scale implements [kernel.Kernels].
 func (s *sparse) Scale(x uintptr, dt dtype.DType, n int, factor uintptr) error {
 	c := s.checks("Scale")
 	c.elements("x", x, dt, n)
@@ -275,7 +276,7 @@ func (s *sparse) Scale(x uintptr, dt dtype.DType, n int, factor uintptr) error {
 // growPartial makes room for what the segments of n elements add up to.
 func (s *sparse) growPartial(n int) error { return s.grow(partial, momentsBytes*(n/segmentElements+1)) }
 
-// SumSquares implements [runtime.Kernels].
+// SumSquares implements [kernel.Kernels].
 func (s *sparse) SumSquares(x uintptr, dt dtype.DType, n int, sum uintptr) error {
 	c := s.checks("SumSquares")
 	c.elements("x", x, dt, n)
@@ -289,7 +290,7 @@ func (s *sparse) SumSquares(x uintptr, dt dtype.DType, n int, sum uintptr) error
 	})
 }
 
-// ClipFactor implements [runtime.Kernels].
+// ClipFactor implements [kernel.Kernels].
 func (s *sparse) ClipFactor(factor, squares uintptr, m int, share, limit float64) error {
 	c := s.checks("ClipFactor")
 	c.number("factor", factor, 4)
@@ -302,8 +303,8 @@ func (s *sparse) ClipFactor(factor, squares uintptr, m int, share, limit float64
 	})
 }
 
-// TopK implements [runtime.Kernels].
-func (s *sparse) TopK(src runtime.Source, k int, dst runtime.Entries, threshold uintptr) error {
+// TopK implements [kernel.Kernels].
+func (s *sparse) TopK(src kernel.Source, k int, dst kernel.Entries, threshold uintptr) error {
 	c := s.checks("TopK")
 	c.source(src)
 	c.target(dst)
@@ -318,8 +319,8 @@ func (s *sparse) TopK(src runtime.Source, k int, dst runtime.Entries, threshold 
 	})
 }
 
-// Select implements [runtime.Kernels].
-func (s *sparse) Select(src runtime.Source, threshold uintptr, dst runtime.Entries) error {
+// Select implements [kernel.Kernels].
+func (s *sparse) Select(src kernel.Source, threshold uintptr, dst kernel.Entries) error {
 	c := s.checks("Select")
 	c.source(src)
 	c.target(dst)
@@ -329,8 +330,8 @@ func (s *sparse) Select(src runtime.Source, threshold uintptr, dst runtime.Entri
 	})
 }
 
-// SelectNear implements [runtime.Kernels].
-func (s *sparse) SelectNear(src runtime.Source, k int, state uintptr, o runtime.Near, dst runtime.Entries, used uintptr) error {
+// SelectNear implements [kernel.Kernels].
+func (s *sparse) SelectNear(src kernel.Source, k int, state uintptr, o kernel.Acceptance, dst kernel.Entries, used uintptr) error {
 	c := s.checks("SelectNear")
 	c.source(src)
 	c.target(dst)
@@ -343,8 +344,8 @@ func (s *sparse) SelectNear(src runtime.Source, k int, state uintptr, o runtime.
 	})
 }
 
-// Fit implements [runtime.Kernels].
-func (s *sparse) Fit(src runtime.Source, z float64, threshold uintptr) error {
+// Fit implements [kernel.Kernels].
+func (s *sparse) Fit(src kernel.Source, z float64, threshold uintptr) error {
 	c := s.checks("Fit")
 	c.source(src)
 	c.number("threshold", threshold, 4)
@@ -358,7 +359,7 @@ func (s *sparse) Fit(src runtime.Source, z float64, threshold uintptr) error {
 	})
 }
 
-// Refine implements [runtime.Kernels].
+// Refine implements [kernel.Kernels].
 func (s *sparse) Refine(x uintptr, n int, threshold uintptr, k int, factors []float32) error {
 	c := s.checks("Refine")
 	c.floats("x", x, n)
@@ -380,8 +381,8 @@ func (s *sparse) Refine(x uintptr, n int, threshold uintptr, k int, factors []fl
 	})
 }
 
-// TopOf implements [runtime.Kernels].
-func (s *sparse) TopOf(l runtime.Entries, k int, dst runtime.Entries, without uintptr, rest runtime.Array) error {
+// TopOf implements [kernel.Kernels].
+func (s *sparse) TopOf(l kernel.Entries, k int, dst kernel.Entries, without uintptr, rest kernel.Array) error {
 	c := s.checks("TopOf")
 	c.list("l", l)
 	c.target(dst)
@@ -391,24 +392,24 @@ func (s *sparse) TopOf(l runtime.Entries, k int, dst runtime.Entries, without ui
 		c.array(rest)
 	}
 	return c.submit(func() error {
-		return s.run(selection{src: runtime.Source{X: l.Val, N: l.N}, idx: l.Idx, length: l.Len, mode: pickTop, k: k, dst: dst, zeros: true,
+		return s.run(selection{src: kernel.Source{X: l.Val, N: l.N}, idx: l.Idx, length: l.Len, mode: pickTop, k: k, dst: dst, zeros: true,
 			without: without, rest: rest})
 	})
 }
 
-// AboveOf implements [runtime.Kernels].
-func (s *sparse) AboveOf(l runtime.Entries, threshold uintptr, dst runtime.Entries) error {
+// AboveOf implements [kernel.Kernels].
+func (s *sparse) AboveOf(l kernel.Entries, threshold uintptr, dst kernel.Entries) error {
 	c := s.checks("AboveOf")
 	c.list("l", l)
 	c.target(dst)
 	c.number("threshold", threshold, 4)
 	return c.submit(func() error {
-		return s.run(selection{src: runtime.Source{X: l.Val, N: l.N}, idx: l.Idx, length: l.Len, mode: pickList, threshold: threshold, dst: dst})
+		return s.run(selection{src: kernel.Source{X: l.Val, N: l.N}, idx: l.Idx, length: l.Len, mode: pickList, threshold: threshold, dst: dst})
 	})
 }
 
-// CountAbove implements [runtime.Kernels].
-func (s *sparse) CountAbove(l runtime.Entries, thresholds uintptr, m int, counts uintptr) error {
+// CountAbove implements [kernel.Kernels].
+func (s *sparse) CountAbove(l kernel.Entries, thresholds uintptr, m int, counts uintptr) error {
 	c := s.checks("CountAbove")
 	c.floats("l", l.Val, l.N)
 	c.optional("l.Len", l.Len)
@@ -425,7 +426,7 @@ func (s *sparse) CountAbove(l runtime.Entries, thresholds uintptr, m int, counts
 	})
 }
 
-// Narrow implements [runtime.Kernels].
+// Narrow implements [kernel.Kernels].
 func (s *sparse) Narrow(bracket uintptr, counts uintptr, k int, thresholds uintptr, m int) error {
 	c := s.checks("Narrow")
 	c.number("bracket", bracket, 4)
@@ -437,8 +438,8 @@ func (s *sparse) Narrow(bracket uintptr, counts uintptr, k int, thresholds uintp
 	})
 }
 
-// Merge implements [runtime.Kernels].
-func (s *sparse) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults, rest uintptr, back runtime.Back) error {
+// Merge implements [kernel.Kernels].
+func (s *sparse) Merge(dst uintptr, dt dtype.DType, n int, lists []kernel.Entries, scale float32, faults, rest uintptr, back kernel.Restoration) error {
 	c := s.checks("Merge")
 	c.elements("dst", dst, dt, n)
 	c.optional("faults", faults)
@@ -450,13 +451,13 @@ func (s *sparse) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entri
 		if n >= longMerge {
 			perSM *= 2
 		}
-		shared := slices.ContainsFunc(lists, func(l runtime.Entries) bool { return l.Shared != 0 })
+		shared := slices.ContainsFunc(lists, func(l kernel.Entries) bool { return l.Shared != 0 })
 		return s.launchLists(mergeKernels.of(dt).earlyIf(shared), n, perSM, merging{dst: dst, n: n, lists: lists, scale: scale, faults: faults, rest: rest, back: back})
 	})
 }
 
-// Union implements [runtime.Kernels].
-func (s *sparse) Union(dst runtime.Entries, n int, lists []runtime.Entries, scale float32, faults, threshold uintptr) error {
+// Union implements [kernel.Kernels].
+func (s *sparse) Union(dst kernel.Entries, n int, lists []kernel.Entries, scale float32, faults, threshold uintptr) error {
 	c := s.checks("Union")
 	c.target(dst)
 	c.number("dst.Len", dst.Len, 4)
@@ -479,18 +480,18 @@ func (s *sparse) Union(dst runtime.Entries, n int, lists []runtime.Entries, scal
 
 // merging is what merge and unite do.
 type merging struct {
-	dst                     uintptr         // of merge
-	to                      runtime.Entries // of unite
+	dst                     uintptr        // of merge
+	to                      kernel.Entries // of unite
 	n                       int
-	lists                   []runtime.Entries
+	lists                   []kernel.Entries
 	scale                   float32
 	faults, rest, threshold uintptr
-	back                    runtime.Back
+	back                    kernel.Restoration
 }
 
 // launchLists launches merge or unite. Lists that are too many for the
 // arguments are put into memory first.
-func (s *sparse) launchLists(k kernel, work, perSM int, m merging) error {
+func (s *sparse) launchLists(k kernelID, work, perSM int, m merging) error {
 	a := argumentPool.Get().(*arguments)
 	defer argumentPool.Put(a)
 	all, table := m.lists, uint64(0)
@@ -522,21 +523,21 @@ func (s *sparse) launchLists(k kernel, work, perSM int, m merging) error {
 func (a *arguments) put(values ...uint64) int { return copy(a.values[:], values) }
 
 // putLists stores lists from an argument on.
-func (a *arguments) putLists(at int, lists []runtime.Entries) {
+func (a *arguments) putLists(at int, lists []kernel.Entries) {
 	for i, l := range lists {
 		copy(a.values[at+listWords*i:], []uint64{uint64(l.Idx), uint64(l.Val), uint64(l.N), uint64(l.Len)})
 	}
 }
 
 // putBack stores what is given back from an argument on, and returns how many it takes.
-func (a *arguments) putBack(at int, b runtime.Back) int {
+func (a *arguments) putBack(at int, b kernel.Restoration) int {
 	end := at + copy(a.values[at:], []uint64{uint64(b.Dst.Ptr), uint64(b.Dst.N), uint64(b.Dst.Faults)})
-	a.putLists(end, []runtime.Entries{b.L, b.Taken})
+	a.putLists(end, []kernel.Entries{b.L, b.Taken})
 	return end + 2*listWords - at
 }
 
 // scatter launches a kernel that follows the indices of a list.
-func (s *sparse) scatter(k kernel, b runtime.Back, scale float32) error {
+func (s *sparse) scatter(k kernelID, b kernel.Restoration, scale float32) error {
 	if b.L.N == 0 {
 		return nil
 	}
@@ -546,39 +547,39 @@ func (s *sparse) scatter(k kernel, b runtime.Back, scale float32) error {
 	return s.rt.launchArguments(k, (b.L.N+block-1)/block, blocksPerSM, a)
 }
 
-// ScatterAdd implements [runtime.Kernels].
-func (s *sparse) ScatterAdd(dst runtime.Array, l runtime.Entries, scale float32) error {
+// ScatterAdd implements [kernel.Kernels].
+func (s *sparse) ScatterAdd(dst kernel.Array, l kernel.Entries, scale float32) error {
 	c := s.checks("ScatterAdd")
 	c.array(dst)
 	c.list("l", l)
-	return c.submit(func() error { return s.scatter(kernelScatterAdd, runtime.Back{Dst: dst, L: l}, scale) })
+	return c.submit(func() error { return s.scatter(kernelScatterAdd, kernel.Restoration{Dst: dst, L: l}, scale) })
 }
 
-// ScatterSet implements [runtime.Kernels].
-func (s *sparse) ScatterSet(dst runtime.Array, l runtime.Entries) error {
+// ScatterSet implements [kernel.Kernels].
+func (s *sparse) ScatterSet(dst kernel.Array, l kernel.Entries) error {
 	c := s.checks("ScatterSet")
 	c.array(dst)
 	c.list("l", l)
-	return c.submit(func() error { return s.scatter(kernelScatterSet, runtime.Back{Dst: dst, L: l}, 1) })
+	return c.submit(func() error { return s.scatter(kernelScatterSet, kernel.Restoration{Dst: dst, L: l}, 1) })
 }
 
-// ZeroAt implements [runtime.Kernels].
-func (s *sparse) ZeroAt(dst runtime.Array, l runtime.Entries) error {
+// ZeroAt implements [kernel.Kernels].
+func (s *sparse) ZeroAt(dst kernel.Array, l kernel.Entries) error {
 	c := s.checks("ZeroAt")
 	c.array(dst)
 	c.indices("l", l)
-	return c.submit(func() error { return s.scatter(kernelZeroAt, runtime.Back{Dst: dst, L: l}, 1) })
+	return c.submit(func() error { return s.scatter(kernelZeroAt, kernel.Restoration{Dst: dst, L: l}, 1) })
 }
 
-// GiveBack implements [runtime.Kernels].
-func (s *sparse) GiveBack(dst runtime.Array, l, taken runtime.Entries) error {
-	c, b := s.checks("GiveBack"), runtime.Back{Dst: dst, L: l, Taken: taken}
+// GiveBack implements [kernel.Kernels].
+func (s *sparse) GiveBack(dst kernel.Array, l, taken kernel.Entries) error {
+	c, b := s.checks("GiveBack"), kernel.Restoration{Dst: dst, L: l, Taken: taken}
 	c.back(b)
 	return c.submit(func() error { return s.scatter(kernelGiveBack, b, 1) })
 }
 
-// LowerBounds implements [runtime.Kernels].
-func (s *sparse) LowerBounds(l runtime.Entries, bounds uintptr, m int, positions, lengths uintptr) error {
+// LowerBounds implements [kernel.Kernels].
+func (s *sparse) LowerBounds(l kernel.Entries, bounds uintptr, m int, positions, lengths uintptr) error {
 	c := s.checks("LowerBounds")
 	c.indices("l", l)
 	c.floats("bounds", bounds, m)
@@ -590,8 +591,8 @@ func (s *sparse) LowerBounds(l runtime.Entries, bounds uintptr, m int, positions
 	})
 }
 
-// CopyPieces implements [runtime.Kernels].
-func (s *sparse) CopyPieces(pieces []runtime.Piece) error {
+// CopyPieces implements [kernel.Kernels].
+func (s *sparse) CopyPieces(pieces []kernel.Piece) error {
 	c := s.checks("CopyPieces")
 	for i, p := range pieces {
 		c.list("from", p.From)
@@ -599,8 +600,8 @@ func (s *sparse) CopyPieces(pieces []runtime.Piece) error {
 		c.number("to.Len", p.To.Len, 4)
 		c.optional("start", p.Start)
 		c.optional("end", p.End)
-		if i >= runtime.MaxPieces && p.To == pieces[i-runtime.MaxPieces].To {
-			c.fail("more than %d pieces are to be put together", runtime.MaxPieces)
+		if i >= kernel.MaxPieces && p.To == pieces[i-kernel.MaxPieces].To {
+			c.fail("more than %d pieces are to be put together", kernel.MaxPieces)
 		}
 	}
 	return c.submit(func() error {
@@ -626,8 +627,8 @@ func (s *sparse) CopyPieces(pieces []runtime.Piece) error {
 	})
 }
 
-// Sample implements [runtime.Kernels].
-func (s *sparse) Sample(l runtime.Entries, quantiles []float64, n int, dst uintptr) error {
+// Sample implements [kernel.Kernels].
+func (s *sparse) Sample(l kernel.Entries, quantiles []float64, n int, dst uintptr) error {
 	c := s.checks("Sample")
 	c.indices("l", l)
 	c.floats("dst", dst, len(quantiles))
@@ -649,7 +650,7 @@ func (s *sparse) Sample(l runtime.Entries, quantiles []float64, n int, dst uintp
 	})
 }
 
-// Balance implements [runtime.Kernels].
+// Balance implements [kernel.Kernels].
 func (s *sparse) Balance(samples uintptr, m, n int, bounds uintptr, parts int) error {
 	c := s.checks("Balance")
 	c.length("n", n)
@@ -749,7 +750,7 @@ func (c *checks) elements(name string, p uintptr, dt dtype.DType, n int) {
 	}
 }
 
-func (c *checks) source(src runtime.Source) {
+func (c *checks) source(src kernel.Source) {
 	c.floats("x", src.X, src.N)
 	if src.Grad != 0 {
 		c.elements("grad", src.Grad, src.DType, src.N)
@@ -762,21 +763,21 @@ func (c *checks) source(src runtime.Source) {
 }
 
 // list checks a list, for all that it can hold.
-func (c *checks) list(name string, l runtime.Entries) {
+func (c *checks) list(name string, l kernel.Entries) {
 	c.floats(name, l.Val, l.N)
 	c.indices(name, l)
 }
 
 // indices checks a list whose values are not looked at.
-func (c *checks) indices(name string, l runtime.Entries) {
+func (c *checks) indices(name string, l kernel.Entries) {
 	c.floats(name, l.Idx, l.N)
 	c.optional(name, l.Len)
 }
 
-func (c *checks) target(dst runtime.Entries) { c.list("dst", dst) }
+func (c *checks) target(dst kernel.Entries) { c.list("dst", dst) }
 
 // lists checks lists, and returns how many entries they may have.
-func (c *checks) lists(lists []runtime.Entries) (capacity int) {
+func (c *checks) lists(lists []kernel.Entries) (capacity int) {
 	for _, l := range lists {
 		c.list("list", l)
 		capacity += l.N
@@ -788,19 +789,19 @@ func (c *checks) lists(lists []runtime.Entries) (capacity int) {
 }
 
 // room checks that dst has room for the lesser of a and b.
-func (c *checks) room(dst runtime.Entries, a, b int) {
+func (c *checks) room(dst kernel.Entries, a, b int) {
 	if need := min(a, b); dst.N < need {
 		c.fail("dst has room for %d entries, want %d", dst.N, need)
 	}
 }
 
-func (c *checks) back(b runtime.Back) {
+func (c *checks) back(b kernel.Restoration) {
 	c.array(b.Dst)
 	c.list("l", b.L)
 	c.indices("taken", b.Taken)
 }
 
-func (c *checks) array(a runtime.Array) {
+func (c *checks) array(a kernel.Array) {
 	c.floats("dst", a.Ptr, a.N)
 	c.optional("faults", a.Faults)
 }

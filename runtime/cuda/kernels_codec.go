@@ -1,12 +1,12 @@
 package cuda
 
-import "github.com/tutti-go/tutti/runtime"
+import "github.com/tutti-go/tutti/runtime/kernel"
 
 // groupsPerSM is how many blocks of encode and decode a multiprocessor gets, for 36 KiB of shared memory each.
 const groupsPerSM = 4
 
-// TopKChunks implements [runtime.Kernels].
-func (s *sparse) TopKChunks(src runtime.Source, k, chunk int, dst runtime.Entries) error {
+// TopKChunks implements [kernel.Kernels].
+func (s *sparse) TopKChunks(src kernel.Source, k, chunk int, dst kernel.Entries) error {
 	c := s.checks("TopKChunks")
 	c.source(src)
 	c.target(dst)
@@ -15,7 +15,7 @@ func (s *sparse) TopKChunks(src runtime.Source, k, chunk int, dst runtime.Entrie
 		c.fail("chunks have no elements")
 	}
 	if c.err == nil {
-		total := runtime.ChunkedLen(src.N, k, chunk)
+		total := kernel.ChunkedLen(src.N, k, chunk)
 		c.room(dst, total, total)
 	}
 	return c.submit(func() error {
@@ -25,12 +25,12 @@ func (s *sparse) TopKChunks(src runtime.Source, k, chunk int, dst runtime.Entrie
 	})
 }
 
-// Encode implements [runtime.Kernels].
-func (s *sparse) Encode(l runtime.Entries, codec runtime.Codec, n int, dst runtime.Message, lost runtime.Array) error {
+// Encode implements [kernel.Kernels].
+func (s *sparse) Encode(l kernel.Entries, codec kernel.Codec, n int, dst kernel.Message, lost kernel.Array) error {
 	c := s.checks("Encode")
 	c.codec(codec, codec.Encodes())
 	c.indices("l", l)
-	if codec != runtime.CodecPositions {
+	if codec != kernel.CodecPositions {
 		c.floats("l", l.Val, l.N)
 	}
 	c.buffer("dst", dst.Ptr, dst.Bytes, 4)
@@ -45,42 +45,42 @@ func (s *sparse) Encode(l runtime.Entries, codec runtime.Codec, n int, dst runti
 		if err := s.growStatus(l.N); err != nil {
 			return err
 		}
-		return s.rt.launchBlocks(kernelEncode, l.N/runtime.CodecGroup+1, groupsPerSM,
+		return s.rt.launchBlocks(kernelEncode, l.N/kernel.CodecGroup+1, groupsPerSM,
 			s.at(control), s.at(status), uint64(l.Idx), uint64(l.Val), uint64(l.N), uint64(l.Len), uint64(codec), uint64(codec.Fit(dst.Bytes, n)),
 			uint64(dst.Ptr), uint64(dst.Bytes), uint64(dst.Len), uint64(lost.Ptr), uint64(lost.N), uint64(lost.Faults))
 	})
 }
 
-// Decode implements [runtime.Kernels].
-func (s *sparse) Decode(src runtime.Message, codec runtime.Codec, dst runtime.Entries) error {
+// Decode implements [kernel.Kernels].
+func (s *sparse) Decode(src kernel.Message, codec kernel.Codec, dst kernel.Entries) error {
 	c := s.checks("Decode")
 	c.codec(codec, codec.Encodes())
 	c.buffer("src", src.Ptr, src.Bytes, 4)
 	c.indices("dst", dst)
 	c.number("dst.Len", dst.Len, 4)
-	if codec != runtime.CodecPositions {
+	if codec != kernel.CodecPositions {
 		c.floats("dst", dst.Val, dst.N)
 	}
 	return c.submit(func() error {
-		return s.rt.launchBlocks(kernelDecode, dst.N/runtime.CodecGroup+1, groupsPerSM,
+		return s.rt.launchBlocks(kernelDecode, dst.N/kernel.CodecGroup+1, groupsPerSM,
 			uint64(codec), uint64(src.Ptr), uint64(src.Bytes), uint64(dst.Idx), uint64(dst.Val), uint64(dst.N), uint64(dst.Len))
 	})
 }
 
-// Quantize implements [runtime.Kernels].
-func (s *sparse) Quantize(dst uintptr, codec runtime.Codec, src uintptr, n int, lost uintptr) error {
+// Quantize implements [kernel.Kernels].
+func (s *sparse) Quantize(dst uintptr, codec kernel.Codec, src uintptr, n int, lost uintptr) error {
 	c := s.checks("Quantize")
 	c.codec(codec, codec.Quantizes())
 	c.floats("dst", dst, n)
 	c.floats("src", src, n)
 	c.optional("lost", lost)
 	return c.submit(func() error {
-		return s.rt.launchBlocks(kernelQuantize, n/runtime.CodecGroup+1, blocksPerSM, uint64(dst), uint64(codec), uint64(src), uint64(n), uint64(lost))
+		return s.rt.launchBlocks(kernelQuantize, n/kernel.CodecGroup+1, blocksPerSM, uint64(dst), uint64(codec), uint64(src), uint64(n), uint64(lost))
 	})
 }
 
-// Dequantize implements [runtime.Kernels].
-func (s *sparse) Dequantize(dst uintptr, codec runtime.Codec, src uintptr, n int, add bool) error {
+// Dequantize implements [kernel.Kernels].
+func (s *sparse) Dequantize(dst uintptr, codec kernel.Codec, src uintptr, n int, add bool) error {
 	c := s.checks("Dequantize")
 	c.codec(codec, codec.Quantizes())
 	c.floats("dst", dst, n)
@@ -90,7 +90,7 @@ func (s *sparse) Dequantize(dst uintptr, codec runtime.Codec, src uintptr, n int
 	})
 }
 
-func (c *checks) codec(codec runtime.Codec, ok bool) {
+func (c *checks) codec(codec kernel.Codec, ok bool) {
 	if !ok {
 		c.fail("the codec is %v", codec)
 	}

@@ -7,9 +7,10 @@ import (
 
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/internal/pool"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// sparse are the [runtime.Kernels] of a GPU: the PTX of kernels/dense.cu,
+// sparse are the [kernel.Kernels] of a GPU: the PTX of kernels/dense.cu,
 // select.cu, lists.cu, pieces.cu and codec.cu, and the device memory that it works with.
 //
 // That memory is shared by all calls, which the compute stream puts in order, and
@@ -63,10 +64,10 @@ const (
 	maxCandidates   = 1 << 14
 )
 
-// Kernels implements [runtime.KernelProvider]. The first call has the driver
+// Kernels implements [kernel.Provider]. The first call has the driver
 // compile them, and allocates; if that fails, as it does during a capture, the
 // methods of what is returned say why, and the next call tries again.
-func (r *Runtime) Kernels() runtime.Kernels {
+func (r *Runtime) Kernels() kernel.Kernels {
 	s := &r.sparse
 	s.mu.Lock()
 	defer s.mu.Unlock()

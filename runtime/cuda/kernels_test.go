@@ -21,6 +21,7 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 	"github.com/tutti-go/tutti/runtime/cuda"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // bench is a runtime with arrays, made alike on several runtimes so that their
@@ -28,16 +29,16 @@ import (
 type bench struct {
 	testing.TB
 	runtime.Runtime
-	runtime.Kernels
+	kernel.Kernels
 	arrays []uintptr
 	bytes  []int
-	lists  []runtime.Entries
+	lists  []kernel.Entries
 	even   bool // addresses are as the runtime gives them
 }
 
 func newBench(t testing.TB, rt runtime.Runtime) *bench {
 	t.Helper()
-	b := &bench{TB: t, Runtime: rt, Kernels: rt.(runtime.KernelProvider).Kernels()}
+	b := &bench{TB: t, Runtime: rt, Kernels: rt.(kernel.Provider).Kernels()}
 	t.Cleanup(func() {
 		for _, p := range b.arrays {
 			require.NoError(t, rt.Deallocate(p))
@@ -80,8 +81,8 @@ func put[T any](b *bench, values []T) uintptr {
 
 func room[T any](b *bench, n int) uintptr { return put(b, make([]T, n)) }
 
-func (b *bench) entries(n int) runtime.Entries {
-	l := runtime.Entries{Idx: room[int32](b, n), Val: room[float32](b, n), N: n, Len: room[int32](b, 1)}
+func (b *bench) entries(n int) kernel.Entries {
+	l := kernel.Entries{Idx: room[int32](b, n), Val: room[float32](b, n), N: n, Len: room[int32](b, 1)}
 	b.lists = append(b.lists, l)
 	return l
 }
@@ -138,32 +139,32 @@ func (b *bench) program(seed uint64, n int, dt dtype.DType) []work {
 	k := max(n/100, 1)
 	grads := make([]byte, n*dt.Size())
 	require.NoError(b, dtype.FromFloat32(grads, dt, normals(rng, n)))
-	src := runtime.Source{X: put(b, normals(rng, n)), N: n, Grad: put(b, grads), DType: dt, Factor: put(b, []float32{0.75}), Keep: room[float32](b, n), Take: true}
-	plain := runtime.Source{X: put(b, normals(rng, n)), N: n}
+	src := kernel.Source{X: put(b, normals(rng, n)), N: n, Grad: put(b, grads), DType: dt, Factor: put(b, []float32{0.75}), Keep: room[float32](b, n), Take: true}
+	plain := kernel.Source{X: put(b, normals(rng, n)), N: n}
 	top, near, picked, of := b.entries(k), b.entries(2*k), b.entries(2*k), b.entries(k)
 	threshold, state, used := put(b, []float32{2.6, 0}), put(b, []uint32{math.Float32bits(2.6), 0}), room[float32](b, 1)
 	faults := room[int32](b, 1)
-	lists, nothing := []runtime.Entries{top, near, picked, of}, []runtime.Entries{{}}
+	lists, nothing := []kernel.Entries{top, near, picked, of}, []kernel.Entries{{}}
 	dense, f32 := room[byte](b, n*dt.Size()), room[float32](b, n)
-	array := runtime.Array{Ptr: f32, N: n, Faults: faults}
+	array := kernel.Array{Ptr: f32, N: n, Faults: faults}
 	union, big, pair, cut := b.entries(6*k), b.entries(6*k), b.entries(3*k), b.entries(k)
 	thresholds, counts, bracket := room[float32](b, 40), room[int32](b, 40), room[uint32](b, 2)
 	bounds, positions := put(b, []int32{0, int32(n / 3), int32(n / 2), int32(n)}), room[int32](b, 8)
 	samples := room[int32](b, 16)
 	one, two := b.entries(k), b.entries(5*k)
-	pieces := []runtime.Piece{{From: union, Start: positions, End: positions + 4, To: one}, {From: near, Start: positions + 8, To: two},
+	pieces := []kernel.Piece{{From: union, Start: positions, End: positions + 4, To: one}, {From: near, Start: positions + 8, To: two},
 		{From: union, Start: positions + 4, To: two}, {From: union, Start: bounds + 4, End: bounds + 8, ByIndex: true, To: two}}
 	factors, quantiles := []float32{0.5, 0.8, 0.9, 1, 1.1, 1.3}, []float64{0, 0.1, 0.4, 0.5, 0.9, 0.99}
 	return []work{
 		{"TopK", func() error { return b.TopK(src, k, top, threshold) }},
 		{"SelectNear", func() error {
-			return b.SelectNear(src, k, state, runtime.Near{Min: k / 2, Interval: 8, Step: 1.03}, near, used)
+			return b.SelectNear(src, k, state, kernel.Acceptance{Min: k / 2, Interval: 8, Step: 1.03}, near, used)
 		}},
 		{"Select", func() error { return b.Select(plain, threshold, picked) }},
-		{"TopOf", func() error { return b.TopOf(near, k/2, of, 0, runtime.Array{}) }},
+		{"TopOf", func() error { return b.TopOf(near, k/2, of, 0, kernel.Array{}) }},
 		{"TopOf what is outside", func() error { return b.TopOf(near, k/3, of, bounds+4, array) }},
 		{"Merge", func() error {
-			return b.Merge(dense, dt, n, lists, 0.3, faults, 0, runtime.Back{Dst: array, L: near, Taken: of})
+			return b.Merge(dense, dt, n, lists, 0.3, faults, 0, kernel.Restoration{Dst: array, L: near, Taken: of})
 		}},
 		{"Union of nothing", func() error { return b.Union(union, n, nothing, 0.3, faults, 0) }},
 		{"Union", func() error { return b.Union(union, n, lists, 0.3, faults, 0) }},
@@ -179,7 +180,7 @@ func (b *bench) program(seed uint64, n int, dt dtype.DType) []work {
 		{"GiveBack", func() error { return b.GiveBack(array, union, near) }},
 		{"ZeroAt", func() error { return b.ZeroAt(array, of) }},
 		{"Accumulate", func() error {
-			return b.Accumulate(runtime.Source{X: plain.X, N: n, Grad: src.Grad, DType: dt, Factor: src.Factor})
+			return b.Accumulate(kernel.Source{X: plain.X, N: n, Grad: src.Grad, DType: dt, Factor: src.Factor})
 		}},
 		{"Store", func() error { return b.Store(dense, dt, f32, n, 0.9, 0) }},
 		{"Scale", func() error { return b.Scale(dense, dt, n, src.Factor) }},
@@ -286,7 +287,7 @@ func TestKernelsAreDeterministic(t *testing.T) {
 func TestKernelsDoNotAllocateInACapture(t *testing.T) {
 	b := onGPU(t)
 	const n = 1 << 20
-	src, dst := runtime.Source{X: put(b, normals(rand.New(rand.NewPCG(seed, 0)), n)), N: n}, b.entries(n/100)
+	src, dst := kernel.Source{X: put(b, normals(rand.New(rand.NewPCG(seed, 0)), n)), N: n}, b.entries(n/100)
 	stream := b.Runtime.(*cuda.Runtime).Stream()
 	topK := func() error { return b.TopK(src, n/100, dst, 0) }
 	_, err := stream.Capture(topK)
@@ -333,21 +334,21 @@ func TestKernelsOfALongArray(t *testing.T) {
 	b.arrays, b.bytes = append(b.arrays, dense), append(b.bytes, 4)
 	positions := []int32{0, 1, 77, 1 << 30, n - 4097, n - 2, n - 1}
 	values := []float32{1, -2, 3, 4, -5, 6, 7}
-	list := runtime.Entries{Idx: put(b, positions), Val: put(b, values), N: len(positions)}
+	list := kernel.Entries{Idx: put(b, positions), Val: put(b, values), N: len(positions)}
 	for shift := range uintptr(2) { // an address that is aligned, and one that is not
-		src := runtime.Source{X: x + 4*shift, N: n, Take: true}
+		src := kernel.Source{X: x + 4*shift, N: n, Take: true}
 		fill := func() {
 			require.NoError(t, b.Fill(src.X, n, dtype.F32, 0.25))
-			require.NoError(t, b.ScatterSet(runtime.Array{Ptr: src.X, N: n}, list))
+			require.NoError(t, b.ScatterSet(kernel.Array{Ptr: src.X, N: n}, list))
 		}
 		state, used := put(b, []uint32{math.Float32bits(0.5), 0}), room[float32](b, 1)
-		for name, run := range map[string]func(dst runtime.Entries) error{
-			"Select":           func(dst runtime.Entries) error { return b.Select(src, put(b, []float32{1}), dst) },
-			"TopK":             func(dst runtime.Entries) error { return b.TopK(src, 7, dst, 0) },
-			"TopK, good guess": func(dst runtime.Entries) error { return b.TopK(src, 7, dst, put(b, []float32{1, 0})) },
-			"TopK, bad guess":  func(dst runtime.Entries) error { return b.TopK(src, 7, dst, put(b, []float32{5, 0})) },
-			"TopK, low guess":  func(dst runtime.Entries) error { return b.TopK(src, 7, dst, put(b, []float32{0.25, 0})) },
-			"SelectNear":       func(dst runtime.Entries) error { return b.SelectNear(src, 7, state, runtime.Near{}, dst, used) },
+		for name, run := range map[string]func(dst kernel.Entries) error{
+			"Select":           func(dst kernel.Entries) error { return b.Select(src, put(b, []float32{1}), dst) },
+			"TopK":             func(dst kernel.Entries) error { return b.TopK(src, 7, dst, 0) },
+			"TopK, good guess": func(dst kernel.Entries) error { return b.TopK(src, 7, dst, put(b, []float32{1, 0})) },
+			"TopK, bad guess":  func(dst kernel.Entries) error { return b.TopK(src, 7, dst, put(b, []float32{5, 0})) },
+			"TopK, low guess":  func(dst kernel.Entries) error { return b.TopK(src, 7, dst, put(b, []float32{0.25, 0})) },
+			"SelectNear":       func(dst kernel.Entries) error { return b.SelectNear(src, 7, state, kernel.Acceptance{}, dst, used) },
 		} {
 			fill()
 			dst := b.entries(9)
@@ -361,11 +362,11 @@ func TestKernelsOfALongArray(t *testing.T) {
 			last := read[float32](b, src.X+4*(n-3), 3)
 			require.Equal(t, []float32{0.25, 0, 0}, last, name)
 		}
-		require.NoError(t, b.Merge(dense+4*shift, dtype.F32, n, []runtime.Entries{list, list}, 0.5, 0, 0, runtime.Back{}))
+		require.NoError(t, b.Merge(dense+4*shift, dtype.F32, n, []kernel.Entries{list, list}, 0.5, 0, 0, kernel.Restoration{}))
 		merged, united := b.entries(9), b.entries(14)
-		require.NoError(t, b.Select(runtime.Source{X: dense + 4*shift, N: n}, put(b, []float32{0.5}), merged))
-		require.NoError(t, b.Union(united, n, []runtime.Entries{list, list}, 0.5, 0, 0))
-		for _, l := range []runtime.Entries{merged, united} {
+		require.NoError(t, b.Select(kernel.Source{X: dense + 4*shift, N: n}, put(b, []float32{0.5}), merged))
+		require.NoError(t, b.Union(united, n, []kernel.Entries{list, list}, 0.5, 0, 0))
+		for _, l := range []kernel.Entries{merged, united} {
 			require.Equal(t, []int32{7}, read[int32](b, l.Len, 1))
 			require.Equal(t, positions, read[int32](b, l.Idx, 7))
 			require.Equal(t, values, read[float32](b, l.Val, 7))
@@ -374,7 +375,7 @@ func TestKernelsOfALongArray(t *testing.T) {
 		require.NoError(t, b.SumSquares(dense+4*shift, dtype.F32, n, sum))
 		require.Equal(t, []float64{140}, read[float64](b, sum, 1))
 		threshold := room[float32](b, 1)
-		require.NoError(t, b.Fit(runtime.Source{X: dense + 4*shift, N: n}, 0, threshold))
+		require.NoError(t, b.Fit(kernel.Source{X: dense + 4*shift, N: n}, 0, threshold))
 		require.InEpsilon(t, 14.0/n, float64(read[float32](b, threshold, 1)[0]), 1e-6)
 	}
 }
@@ -410,25 +411,25 @@ func benchmarkKernels(b *testing.B, n int) {
 	state := put(g, []uint32{math.Float32bits(2.5758293), 0})
 	one, sum := put(g, []float32{1}), room[float64](g, 1)
 	faults := room[int32](g, 1)
-	src := runtime.Source{X: x, N: n}
+	src := kernel.Source{X: x, N: n}
 	taken, added, halved := src, src, src
 	taken.Take = true
 	added.X, added.Grad, added.DType, added.Take = y, grad, dtype.F32, true
 	halved.X, halved.Grad, halved.DType, halved.Take = y, half, dtype.BF16, true
-	near := runtime.Near{Min: k / 4, Step: 1.02}
+	near := kernel.Acceptance{Min: k / 4, Step: 1.02}
 	calls := 0
-	next := func(src runtime.Source) runtime.Source {
+	next := func(src kernel.Source) kernel.Source {
 		calls++
 		src.Grad += uintptr(4 * src.DType.Size() * (calls % fresh))
 		return src
 	}
 	factors := []float32{0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.6}
 	require.NoError(b, g.Select(src, exact, dst))
-	require.NoError(b, g.Select(runtime.Source{X: grad, N: n}, exact, again))
-	lists := []runtime.Entries{dst, again}
-	array := runtime.Array{Ptr: y, N: n, Faults: faults}
+	require.NoError(b, g.Select(kernel.Source{X: grad, N: n}, exact, again))
+	lists := []kernel.Entries{dst, again}
+	array := kernel.Array{Ptr: y, N: n, Faults: faults}
 	union, of := g.entries(4*k), g.entries(k)
-	restore := func(src runtime.Source) error { return g.ScatterSet(runtime.Array{Ptr: src.X, N: n}, dst) }
+	restore := func(src kernel.Source) error { return g.ScatterSet(kernel.Array{Ptr: src.X, N: n}, dst) }
 	floor, plain := math.NaN(), math.NaN() // a copy's bytes a microsecond, and r += g
 	for _, c := range []struct {
 		name  string
@@ -457,13 +458,13 @@ func benchmarkKernels(b *testing.B, n int) {
 		{"TopK += bf16 take", 10 * n, func() error { return g.TopK(next(halved), k, of, threshold) }},
 		{"SelectNear += f32 take", 12 * n, func() error { return g.SelectNear(next(added), k, state, near, dst, 0) }},
 		{"SelectNear += bf16 take", 10 * n, func() error { return g.SelectNear(next(halved), k, state, near, dst, 0) }},
-		{"Merge f32, 2 lists", 4*n + 16*k, func() error { return g.Merge(y, dtype.F32, n, lists, 0.5, faults, 0, runtime.Back{}) }},
-		{"Merge bf16, 2 lists", 2*n + 16*k, func() error { return g.Merge(half, dtype.BF16, n, lists, 0.5, faults, 0, runtime.Back{}) }},
+		{"Merge f32, 2 lists", 4*n + 16*k, func() error { return g.Merge(y, dtype.F32, n, lists, 0.5, faults, 0, kernel.Restoration{}) }},
+		{"Merge bf16, 2 lists", 2*n + 16*k, func() error { return g.Merge(half, dtype.BF16, n, lists, 0.5, faults, 0, kernel.Restoration{}) }},
 		{"Merge f32, 8 lists", 4*n + 64*k, func() error {
-			return g.Merge(y, dtype.F32, n, slices.Concat(lists, lists, lists, lists), 0.5, faults, 0, runtime.Back{})
+			return g.Merge(y, dtype.F32, n, slices.Concat(lists, lists, lists, lists), 0.5, faults, 0, kernel.Restoration{})
 		}},
 		{"Union, 2 lists", 32 * k, func() error { return g.Union(union, n, lists, 0.5, faults, 0) }},
-		{"TopOf", 8 * k, func() error { return g.TopOf(dst, k/2, of, 0, runtime.Array{}) }},
+		{"TopOf", 8 * k, func() error { return g.TopOf(dst, k/2, of, 0, kernel.Array{}) }},
 		{"AboveOf", 8 * k, func() error { return g.AboveOf(dst, exact, again) }},
 		{"CountAbove 16", 4 * k, func() error { return g.CountAbove(dst, x, 16, again.Idx) }},
 		{"ScatterAdd 1%", 16 * k, func() error { return g.ScatterAdd(array, dst, 0.5) }},
@@ -528,12 +529,12 @@ func TestKernelsOfGraphsOfTwoGoroutines(t *testing.T) {
 	rt := b.Runtime.(*cuda.Runtime)
 	k := n / 100
 	type goroutine struct {
-		dst    runtime.Entries
+		dst    kernel.Entries
 		stream *cuda.Stream
 		graph  *cuda.Graph
 		want   [][]byte
 	}
-	entries := func(e runtime.Entries) (parts [][]byte) {
+	entries := func(e kernel.Entries) (parts [][]byte) {
 		for _, p := range []uintptr{e.Idx, e.Val} {
 			part := make([]byte, 4*k)
 			require.NoError(t, rt.CopyOut(part, p))
@@ -543,7 +544,7 @@ func TestKernelsOfGraphsOfTwoGoroutines(t *testing.T) {
 	}
 	both := make([]*goroutine, 2)
 	for i := range both {
-		src := runtime.Source{X: put(b, normals(rand.New(rand.NewPCG(seed, uint64(i))), n)), N: n}
+		src := kernel.Source{X: put(b, normals(rand.New(rand.NewPCG(seed, uint64(i))), n)), N: n}
 		g := &goroutine{dst: b.entries(k)}
 		threshold := put(b, make([]float32, 2))
 		topK := func() error { return b.TopK(src, k, g.dst, threshold) }

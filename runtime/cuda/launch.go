@@ -16,12 +16,12 @@ import (
 //go:embed kernels/*.ptx.gz
 var ptx embed.FS
 
-// kernel numbers the entry points of the PTX; kernelNames has their names. They
+// kernelID numbers the entry points of the PTX; kernelNames has their names. They
 // are in groups, a group a file.
-type kernel int
+type kernelID int
 
 const (
-	fillU64 kernel = iota
+	fillU64 kernelID = iota
 	copyStrided1
 	copyStrided2
 	copyStrided4
@@ -129,7 +129,7 @@ var kernelNames = [kernelCount]string{
 
 // loadKernels compiles and loads PTX into the context, and finds the entry points
 // of the kernels from first up to end in it, unless they are there.
-func (r *Runtime) loadKernels(file string, first, end kernel) error {
+func (r *Runtime) loadKernels(file string, first, end kernelID) error {
 	if r.kernels[end-1] != 0 {
 		return nil
 	}
@@ -163,9 +163,9 @@ const (
 // early is added to a kernel to launch it before the one ahead in the stream has ended. Its
 // source calls start, and that one is known to wait for no other GPU once this one may be
 // launched: in its room something may have to run that the wait is for.
-const early kernel = 1 << 16
+const early kernelID = 1 << 16
 
-func (k kernel) earlyIf(yes bool) kernel {
+func (k kernelID) earlyIf(yes bool) kernelID {
 	if yes {
 		return k | early
 	}
@@ -199,7 +199,7 @@ var argumentPool = sync.Pool{New: func() any {
 // launch runs a grid-stride kernel over n elements on the compute stream. The
 // arguments are passed as 64-bit words, of which the kernel reads as much as
 // its parameter's type has.
-func (r *Runtime) launch(k kernel, n int, values ...uint64) error {
+func (r *Runtime) launch(k kernelID, n int, values ...uint64) error {
 	if n == 0 {
 		return nil
 	}
@@ -208,7 +208,7 @@ func (r *Runtime) launch(k kernel, n int, values ...uint64) error {
 
 // launchBlocks runs a kernel of up to as many blocks as there is work for, and
 // at most perSM on each multiprocessor.
-func (r *Runtime) launchBlocks(k kernel, blocks, perSM int, values ...uint64) error {
+func (r *Runtime) launchBlocks(k kernelID, blocks, perSM int, values ...uint64) error {
 	a := argumentPool.Get().(*arguments)
 	copy(a.values[:], values)
 	err := r.launchArguments(k, blocks, perSM, a)
@@ -221,7 +221,7 @@ func (r *Runtime) grid(blocks, perSM int) int {
 	return max(min(blocks, r.info.Multiprocessors*perSM), 1)
 }
 
-func (r *Runtime) launchArguments(k kernel, blocks, perSM int, a *arguments) error {
+func (r *Runtime) launchArguments(k kernelID, blocks, perSM int, a *arguments) error {
 	starts, k := k&early != 0 && r.starts, k&^early
 	grid := r.grid(blocks, perSM)
 	if starts {

@@ -15,7 +15,7 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // strewn are ascending indices in [from, to), that share of all, and values some of
@@ -92,7 +92,7 @@ func TestKernelsMerge(t *testing.T) {
 // results, of what they have no room for, and of the count of bad indices.
 func mergeOnce(b *bench, n int, dt dtype.DType, count int, share float64, corner bool) (all [][]byte) {
 	rng := rand.New(rand.NewPCG(seed, uint64(n*100+count)))
-	lists, room := make([]runtime.Entries, count), 0
+	lists, room := make([]kernel.Entries, count), 0
 	for i := range lists {
 		from, to := 0, n
 		if corner {
@@ -104,7 +104,7 @@ func mergeOnce(b *bench, n int, dt dtype.DType, count int, share float64, corner
 		if i%3 == 1 { // some that are not in the array, at both ends
 			idx, val = slices.Concat([]int32{math.MinInt32, -3}, idx, []int32{int32(n), math.MaxInt32}), slices.Concat([]float32{1, 2}, val, []float32{3, 4})
 		}
-		lists[i] = runtime.Entries{Idx: put(b, idx), Val: put(b, val), N: len(idx)}
+		lists[i] = kernel.Entries{Idx: put(b, idx), Val: put(b, val), N: len(idx)}
 		if i%2 == 0 {
 			lists[i].Len = put(b, []int32{int32(len(idx)) - int32(i/2)})
 		}
@@ -115,9 +115,9 @@ func mergeOnce(b *bench, n int, dt dtype.DType, count int, share float64, corner
 		dirty := slices.Repeat([]byte{0xa5}, (n+9)*dt.Size())
 		p := put(b, dirty)
 		at := (p+15)&^15 + uintptr(shift*dt.Size())
-		back := runtime.Back{}
+		back := kernel.Restoration{}
 		if shift == 1 && count > 0 {
-			back = runtime.Back{Dst: runtime.Array{Ptr: given, N: n, Faults: faults}, L: lists[0], Taken: lists[count-1]}
+			back = kernel.Restoration{Dst: kernel.Array{Ptr: given, N: n, Faults: faults}, L: lists[0], Taken: lists[count-1]}
 		}
 		require.NoError(b, b.Merge(at, dt, n, lists, []float32{0.3, 1}[shift], faults, rest, back))
 		all = append(all, read[byte](b, p, len(dirty))[at-p:])
@@ -147,10 +147,10 @@ func BenchmarkMerge(b *testing.B) {
 		for _, every := range []int{100, 10} {
 			g := onGPU(b)
 			g.even = true
-			all := make([]runtime.Entries, 8)
+			all := make([]kernel.Entries, 8)
 			for i := range all {
 				idx, val := strewn(rand.New(rand.NewPCG(seed, uint64(i))), 0, n, 1/float64(every))
-				all[i] = runtime.Entries{Idx: put(g, idx), Val: put(g, val), N: len(idx)}
+				all[i] = kernel.Entries{Idx: put(g, idx), Val: put(g, val), N: len(idx)}
 			}
 			dst, other, faults := room[float32](g, n), room[float32](g, n), room[int32](g, 1)
 			traffic := func() error { return g.Fill(other, n, dtype.F32, 1) }
@@ -158,7 +158,7 @@ func BenchmarkMerge(b *testing.B) {
 			for _, dt := range []dtype.DType{dtype.F32, dtype.BF16} {
 				clearing := graphTime(g, func() error { return g.Fill(dst, n*dt.Size()/4, dtype.U32, 0) })
 				for _, count := range []int{1, 2, 4, 8} {
-					merge := func() error { return g.Merge(dst, dt, n, all[:count], 0.5, faults, 0, runtime.Back{}) }
+					merge := func() error { return g.Merge(dst, dt, n, all[:count], 0.5, faults, 0, kernel.Restoration{}) }
 					cold := graphTime(g, func() error { return errors.Join(traffic(), merge()) })
 					fmt.Printf("| %d | %v | %d | 1/%d | %.1f | %.1f | %.1f |\n", n, dt, count, every, graphTime(g, merge), cold-without, clearing)
 				}
@@ -192,38 +192,38 @@ func benchmarkStep(b *testing.B, n int, dt dtype.DType) {
 	require.NoError(b, g.Store(grad, dt, x, len(sample), 1, 0))
 	of, faults := g.entries(2*k), room[int32](g, 1)
 	idx, val := strewn(rng, 0, n, 0.01)
-	peer := runtime.Entries{Idx: put(g, idx), Val: put(g, val), N: len(idx)}
+	peer := kernel.Entries{Idx: put(g, idx), Val: put(g, val), N: len(idx)}
 	calls, nothing := 0, func() error { return nil }
-	source := func(gradient bool) runtime.Source {
+	source := func(gradient bool) kernel.Source {
 		if !gradient {
-			return runtime.Source{X: x, N: n, Take: true}
+			return kernel.Source{X: x, N: n, Take: true}
 		}
 		calls++
-		return runtime.Source{X: x, N: n, Grad: grad + uintptr(16*dt.Size()*(calls%fresh)), DType: dt, Take: true}
+		return kernel.Source{X: x, N: n, Grad: grad + uintptr(16*dt.Size()*(calls%fresh)), DType: dt, Take: true}
 	}
 	// What an exchange would bring comes to the cache by a copy, whose time is not counted.
-	message := runtime.Entries{Idx: room[int32](g, peer.N), Val: room[float32](g, peer.N), N: peer.N}
+	message := kernel.Entries{Idx: room[int32](g, peer.N), Val: room[float32](g, peer.N), N: peer.N}
 	exchange := func() error {
 		return errors.Join(g.Copy(message.Idx, peer.Idx, 4*peer.N), g.Copy(message.Val, peer.Val, 4*peer.N))
 	}
 	exchanges := graphTime(g, exchange)
 	merge := func() error {
-		return g.Merge(dst, dt, n, []runtime.Entries{of, message}, 0.5, faults, 0, runtime.Back{})
+		return g.Merge(dst, dt, n, []kernel.Entries{of, message}, 0.5, faults, 0, kernel.Restoration{})
 	}
 	plain := graphTime(g, func() error { s := source(true); s.Take = false; return g.Accumulate(s) })
 	for _, inPlace := range []bool{false, true} {
 		state, threshold := put(g, []uint32{math.Float32bits(2.5758293), 0}), put(g, []float32{2.5758293, 0})
-		for i, pick := range []func(s runtime.Source) error{
-			func(s runtime.Source) error {
-				return g.SelectNear(s, k, state, runtime.Near{Min: k / 4, Step: 1.02}, of, 0)
+		for i, pick := range []func(s kernel.Source) error{
+			func(s kernel.Source) error {
+				return g.SelectNear(s, k, state, kernel.Acceptance{Min: k / 4, Step: 1.02}, of, 0)
 			},
-			func(s runtime.Source) error { return g.TopK(s, k, of, threshold) },
+			func(s kernel.Source) error { return g.TopK(s, k, of, threshold) },
 		} {
 			name, run, end := []string{"near", "exact"}[i], func() error { return pick(source(true)) }, merge
 			if inPlace {
 				require.NoError(b, g.CopyIn(x, hostmem.Bytes(sample)))
 				run, exchange, exchanges, name = func() error { return pick(source(false)) }, nothing, 0, name+" in place"
-				end = func() error { return g.ScatterSet(runtime.Array{Ptr: x, N: n}, of) }
+				end = func() error { return g.ScatterSet(kernel.Array{Ptr: x, N: n}, of) }
 			}
 			for range 300 {
 				require.NoError(b, errors.Join(run(), exchange(), end()))

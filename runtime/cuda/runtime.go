@@ -22,6 +22,7 @@ import (
 	"github.com/tutti-go/tutti/internal/poll"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/internal/pool"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // Runtime is one GPU. It is safe for concurrent use.
@@ -65,11 +66,11 @@ type Runtime struct {
 }
 
 var (
-	_ runtime.Runtime        = (*Runtime)(nil)
-	_ runtime.Freezer        = (*Runtime)(nil)
-	_ runtime.KernelProvider = (*Runtime)(nil)
-	_ runtime.StreamForker   = (*Runtime)(nil)
-	_ runtime.AsyncCopier    = (*Runtime)(nil)
+	_ runtime.Runtime      = (*Runtime)(nil)
+	_ runtime.Freezer      = (*Runtime)(nil)
+	_ kernel.Provider      = (*Runtime)(nil)
+	_ runtime.StreamForker = (*Runtime)(nil)
+	_ kernel.AsyncCopier   = (*Runtime)(nil)
 )
 
 // Option changes how Open makes a runtime.

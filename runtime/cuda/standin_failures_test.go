@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // fail has the n-th of the next calls of the driver that free nothing fail, and those
@@ -92,7 +93,7 @@ var programs = map[string]func(rt *Runtime) error{
 		}
 		copied, err := rt.NewHostCopy(100)
 		if err == nil {
-			err = copied.Post([]runtime.Span{{Ptr: p, Bytes: 100}})
+			err = copied.Post([]kernel.Span{{Ptr: p, Bytes: 100}})
 			if err == nil {
 				_, err = copied.Read(context.Background())
 			}
@@ -127,8 +128,8 @@ var programs = map[string]func(rt *Runtime) error{
 			return err
 		}
 		k := rt.Kernels()
-		list := runtime.Entries{Idx: p, Val: p + 4096, N: 100, Len: p + 8192}
-		err = errors.Join(k.Store(p, dtype.F32, p, 10, 2, 0), k.TopK(runtime.Source{X: p + 1<<16, N: 1000}, 100, list, 0),
+		list := kernel.Entries{Idx: p, Val: p + 4096, N: 100, Len: p + 8192}
+		err = errors.Join(k.Store(p, dtype.F32, p, 10, 2, 0), k.TopK(kernel.Source{X: p + 1<<16, N: 1000}, 100, list, 0),
 			k.SumSquares(p, dtype.F32, 1000, p))
 		return errors.Join(err, rt.Deallocate(p))
 	},

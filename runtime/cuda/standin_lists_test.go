@@ -17,6 +17,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // sharer is overHost whose ranks write lists into each other's memory: the kernels' source does so, run on the host,
@@ -39,7 +40,7 @@ type listHead struct {
 type hostLists struct {
 	s      sharer
 	memory uintptr
-	lists  []runtime.Entries
+	lists  []kernel.Entries
 }
 
 func (s sharer) ShareLists(ctx context.Context, n int) (comm.SharedLists, error) {
@@ -67,7 +68,7 @@ func (s sharer) ShareLists(ctx context.Context, n int) (comm.SharedLists, error)
 	l := &hostLists{s: s, memory: memory}
 	at := memory + 4096 + uintptr(16*ranks*room)
 	for range ranks {
-		l.lists = append(l.lists, runtime.Entries{Idx: at + 16, Val: at + 16 + uintptr(4*room), N: n, Len: at})
+		l.lists = append(l.lists, kernel.Entries{Idx: at + 16, Val: at + 16 + uintptr(4*room), N: n, Len: at})
 		at += uintptr(16 + 8*room)
 	}
 	l.lists[h.rank].Shared = memory
@@ -75,10 +76,10 @@ func (s sharer) ShareLists(ctx context.Context, n int) (comm.SharedLists, error)
 	return l, s.Barrier(ctx)
 }
 
-func (l *hostLists) Lists() []runtime.Entries { return l.lists }
-func (l *hostLists) Close() error             { return l.s.rt.Deallocate(l.memory) }
+func (l *hostLists) Lists() []kernel.Entries { return l.lists }
+func (l *hostLists) Close() error            { return l.s.rt.Deallocate(l.memory) }
 
-func (l *hostLists) Gather(own runtime.Entries) error {
+func (l *hostLists) Gather(own kernel.Entries) error {
 	h := &hostmem.Slice[listHead](l.memory, 1)[0]
 	list := l.lists[h.rank]
 	if own.N > list.N || own.Idx != list.Idx || own.Val != list.Val ||

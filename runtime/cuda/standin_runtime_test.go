@@ -19,6 +19,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // everything makes one of each thing that a runtime can make.
@@ -249,10 +250,10 @@ func TestStandInKernelsThatCannotBeLoaded(t *testing.T) {
 		f.Fail.Call(hostmem.Addr(load), 400, uintptr(-n))
 		kernels := rt.Kernels()
 		if left := f.Fail.Int(hostmem.Addr(load), 0, 0); left < 0 {
-			require.NoError(t, kernels.Merge(0, dtype.F32, 0, nil, 1, 0, 0, runtime.Back{}))
+			require.NoError(t, kernels.Merge(0, dtype.F32, 0, nil, 1, 0, 0, kernel.Restoration{}))
 			break
 		}
-		asked.Go(func() { _ = kernels.Merge(0, dtype.F32, 0, nil, 1, 0, 0, runtime.Back{}) })
+		asked.Go(func() { _ = kernels.Merge(0, dtype.F32, 0, nil, 1, 0, 0, kernel.Restoration{}) })
 		require.LessOrEqual(t, modules()-before, 5)
 	}
 	goruntime.KeepAlive(load)
@@ -270,8 +271,8 @@ func TestStandInUnionOfTwoOfTheLongestLists(t *testing.T) {
 	k := rt.Kernels()
 	p, err := rt.Allocate(64)
 	require.NoError(t, err)
-	l := runtime.Entries{Idx: p, Val: p, N: math.MaxInt32, Len: p}
-	_ = k.Union(l, math.MaxInt32, []runtime.Entries{l, l}, 1, 0, 0) // the stand-in has no such kernel
+	l := kernel.Entries{Idx: p, Val: p, N: math.MaxInt32, Len: p}
+	_ = k.Union(l, math.MaxInt32, []kernel.Entries{l, l}, 1, 0, 0) // the stand-in has no such kernel
 	assert.GreaterOrEqual(t, rt.sparse.memory[status].bytes, 8*(2*math.MaxInt32/(tileElements/2)+1))
 	require.NoError(t, rt.Deallocate(p))
 	require.NoError(t, rt.Close())
@@ -294,11 +295,11 @@ func TestStandInSelectionFails(t *testing.T) {
 	x, grad, list := allocate(n, 1), allocate(n, 2), allocate(2*n+1, 0)
 	const kept = 3 // what the first of the launches would have written
 	keep, state := allocate(n, kept), allocate(2, 0)
-	src := runtime.Source{X: x, N: n, Grad: grad, DType: dtype.F32, Keep: keep, Take: true}
-	dst := runtime.Entries{Idx: list, Val: list + 4*n, N: n, Len: list + 8*n}
+	src := kernel.Source{X: x, N: n, Grad: grad, DType: dtype.F32, Keep: keep, Take: true}
+	dst := kernel.Entries{Idx: list, Val: list + 4*n, N: n, Len: list + 8*n}
 	for name, call := range map[string]func() error{
 		"top-k": func() error { return kernels.TopK(src, k, dst, state) },
-		"near":  func() error { return kernels.SelectNear(src, k, state, runtime.Near{}, dst, 0) },
+		"near":  func() error { return kernels.SelectNear(src, k, state, kernel.Acceptance{}, dst, 0) },
 		"list":  func() error { return kernels.Select(src, state, dst) },
 	} {
 		require.NoError(t, call(), name)

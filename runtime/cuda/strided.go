@@ -32,7 +32,7 @@ func (l *stridedLayout) set(axes []strided.Axis) {
 
 // stridedKernels are the kernels that copy elements of one size: any layout,
 // and those that asTransposes accepts.
-type stridedKernels struct{ general, transpose kernel }
+type stridedKernels struct{ general, transpose kernelID }
 
 // stridedKernelsFor returns the kernels for elements of that many bytes.
 func stridedKernelsFor(elemSize int) (k stridedKernels, ok bool) {
@@ -117,7 +117,7 @@ func (r *Runtime) CopyStrided(dst uintptr, dstStrides []int, src uintptr, srcStr
 
 // launchStrided runs a strided copy kernel with that many threads. Its third
 // parameter is not a number but the layout.
-func (r *Runtime) launchStrided(k kernel, dst, src uintptr, axes []strided.Axis, threads int) error {
+func (r *Runtime) launchStrided(k kernelID, dst, src uintptr, axes []strided.Axis, threads int) error {
 	if threads == 0 {
 		return nil
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 var copyTests = []test{
@@ -207,7 +208,7 @@ func testCopyArguments(d *device) {
 
 // What is posted gets to the host as it was then, and stays there until something else is.
 func testHostCopies(d *device) {
-	of, ok := d.Runtime.(runtime.AsyncCopier)
+	of, ok := d.Runtime.(kernel.AsyncCopier)
 	if !ok {
 		d.Skip("the runtime is not asynchronous")
 	}
@@ -232,7 +233,7 @@ func testHostCopies(d *device) {
 	for round := range int32(20) {
 		require.NoError(d, d.Fill(ptr, words, dtype.I32, float64(round)))
 		cut := int(round) % words * 4
-		require.NoError(d, n.Post([]runtime.Span{{Ptr: ptr + uintptr(cut), Bytes: words*4 - cut}, {Ptr: ptr, Bytes: cut}}))
+		require.NoError(d, n.Post([]kernel.Span{{Ptr: ptr + uintptr(cut), Bytes: words*4 - cut}, {Ptr: ptr, Bytes: cut}}))
 		read(round)
 		require.NoError(d, d.Fill(ptr, words, dtype.I32, 1000))
 		d.synchronize()
@@ -243,14 +244,14 @@ func testHostCopies(d *device) {
 	}
 	other := d.allocate(words * 4)
 	require.NoError(d, d.Fill(other, words, dtype.I32, 2000))
-	require.NoError(d, n.Post([]runtime.Span{{Ptr: ptr, Bytes: words * 4}}))
-	require.NoError(d, n.Post([]runtime.Span{{Ptr: other, Bytes: words * 4}}))
+	require.NoError(d, n.Post([]kernel.Span{{Ptr: ptr, Bytes: words * 4}}))
+	require.NoError(d, n.Post([]kernel.Span{{Ptr: other, Bytes: words * 4}}))
 	read(2000)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	_, err = n.Read(ctx)
 	assert.ErrorIs(d, err, context.Canceled)
-	for _, wrong := range [][]runtime.Span{nil, {{Bytes: words * 4}}, {{Ptr: ptr, Bytes: words*4 - 1}}, {{Ptr: ptr, Bytes: words * 4}, {Ptr: ptr, Bytes: 1}},
+	for _, wrong := range [][]kernel.Span{nil, {{Bytes: words * 4}}, {{Ptr: ptr, Bytes: words*4 - 1}}, {{Ptr: ptr, Bytes: words * 4}, {Ptr: ptr, Bytes: 1}},
 		{{Ptr: ptr, Bytes: -1}, {Ptr: ptr, Bytes: words*4 + 1}}} {
 		assert.ErrorIs(d, n.Post(wrong), runtime.ErrArgument, "%v", wrong)
 	}

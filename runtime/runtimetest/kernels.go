@@ -11,7 +11,7 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // kernelTests are in the files kernels_*.go; here is what they share. Every
@@ -54,8 +54,8 @@ var kernelTests = []test{
 }
 
 // kernels returns the kernels of the runtime, or skips the test.
-func (d *device) kernels() runtime.Kernels {
-	p, ok := d.Runtime.(runtime.KernelProvider)
+func (d *device) kernels() kernel.Kernels {
+	p, ok := d.Runtime.(kernel.Provider)
 	if !ok {
 		d.Skip("the runtime has no kernels")
 	}
@@ -350,12 +350,12 @@ func (d *device) spoiled(e entries, n int) (spoiled entries, faults int32) {
 }
 
 // list uploads a list, and says its length in one of the ways there are.
-func (d *device) list(e entries) runtime.Entries {
+func (d *device) list(e entries) kernel.Entries {
 	n := len(e.idx)
 	length, rest := int32(n), 0
 	switch d.rng.IntN(3) {
 	case 0:
-		return runtime.Entries{Idx: place(d, e.idx), Val: place(d, e.val), N: n}
+		return kernel.Entries{Idx: place(d, e.idx), Val: place(d, e.val), N: n}
 	case 1: // there is more room than entries
 		if rest = 1 + d.rng.IntN(50); n == 0 {
 			length = -int32(rest)
@@ -367,12 +367,12 @@ func (d *device) list(e entries) runtime.Entries {
 	for i := range garbage {
 		garbage[i] = int32(d.rng.Uint32())
 	}
-	return runtime.Entries{Idx: place(d, append(slices.Clone(e.idx), garbage...)),
+	return kernel.Entries{Idx: place(d, append(slices.Clone(e.idx), garbage...)),
 		Val: place(d, append(slices.Clone(e.val), make([]float32, rest)...)), N: n + rest, Len: place(d, []int32{length})}
 }
 
 // lists uploads several.
-func (d *device) lists(all []entries) (lists []runtime.Entries) {
+func (d *device) lists(all []entries) (lists []kernel.Entries) {
 	for _, e := range all {
 		lists = append(lists, d.list(e))
 	}
@@ -380,8 +380,8 @@ func (d *device) lists(all []entries) (lists []runtime.Entries) {
 }
 
 // target returns room for n entries, with a length if so wanted.
-func (d *device) target(n int, length bool) runtime.Entries {
-	dst := runtime.Entries{Idx: place(d, make([]int32, n)), Val: place(d, make([]float32, n)), N: n}
+func (d *device) target(n int, length bool) kernel.Entries {
+	dst := kernel.Entries{Idx: place(d, make([]int32, n)), Val: place(d, make([]float32, n)), N: n}
 	if length {
 		dst.Len = place(d, []int32{-99})
 	}
@@ -390,7 +390,7 @@ func (d *device) target(n int, length bool) runtime.Entries {
 
 // equalEntries compares what was selected, of which there are total, with
 // entries.
-func (d *device) equalEntries(want entries, total int, dst runtime.Entries, what string, args ...any) {
+func (d *device) equalEntries(want entries, total int, dst kernel.Entries, what string, args ...any) {
 	d.Helper()
 	if dst.Len != 0 {
 		require.EqualValues(d, total, readOne[int32](d, dst.Len), "length (seed %d)", Seed)
@@ -406,9 +406,9 @@ func (d *device) equalEntries(want entries, total int, dst runtime.Entries, what
 // number places a factor or threshold.
 func (d *device) number(v float32) uintptr { return place(d, []float32{v}) }
 
-// input is what a kernel with a [runtime.Source] is tried on.
+// input is what a kernel with a [kernel.Source] is tried on.
 type input struct {
-	runtime.Source
+	kernel.Source
 	before []float32 // of what the gradient is added to
 	x      []float32 // with the gradient
 }
@@ -417,7 +417,7 @@ type input struct {
 // Take, and x apart from where the sums go.
 func (d *device) source(x []float32) input {
 	n := len(x)
-	in := input{Source: runtime.Source{X: place(d, x), N: n, Take: d.rng.IntN(2) == 0}, before: x, x: x}
+	in := input{Source: kernel.Source{X: place(d, x), N: n, Take: d.rng.IntN(2) == 0}, before: x, x: x}
 	if d.rng.IntN(3) == 0 {
 		return in
 	}

@@ -12,31 +12,32 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// Codecs makes messages as [runtime.Codec] describes them.
+// Codecs makes messages as [kernel.Codec] describes them.
 type Codecs interface {
 	// List returns the message of a list in ascending order.
-	List(idx []int32, val []float32, c runtime.Codec) []byte
+	List(idx []int32, val []float32, c kernel.Codec) []byte
 	// Array returns the codes of an array, and what they decode to.
-	Array(x []float32, c runtime.Codec) (code []byte, decoded []float32)
+	Array(x []float32, c kernel.Codec) (code []byte, decoded []float32)
 }
 
 // hostCodecs are those of package cpu.
-type hostCodecs struct{ runtime.Kernels }
+type hostCodecs struct{ kernel.Kernels }
 
-func (h hostCodecs) List(idx []int32, val []float32, c runtime.Codec) []byte {
+func (h hostCodecs) List(idx []int32, val []float32, c kernel.Codec) []byte {
 	n := 1
 	if len(idx) > 0 {
 		n += int(idx[len(idx)-1])
 	}
 	message := make([]byte, c.Bound(len(idx), n))
-	h.keep(h.Encode(runtime.Entries{Idx: hostmem.Addr(idx), Val: hostmem.Addr(val), N: len(idx)}, c, n,
-		runtime.Message{Ptr: hostmem.Addr(message), Bytes: len(message)}, runtime.Array{}), idx, val)
+	h.keep(h.Encode(kernel.Entries{Idx: hostmem.Addr(idx), Val: hostmem.Addr(val), N: len(idx)}, c, n,
+		kernel.Message{Ptr: hostmem.Addr(message), Bytes: len(message)}, kernel.Array{}), idx, val)
 	return message[:binary.LittleEndian.Uint32(message[4:])]
 }
 
-func (h hostCodecs) Array(x []float32, c runtime.Codec) (code []byte, decoded []float32) {
+func (h hostCodecs) Array(x []float32, c kernel.Codec) (code []byte, decoded []float32) {
 	code, decoded = make([]byte, c.Size(len(x))), make([]float32, len(x))
 	h.keep(errors.Join(h.Quantize(hostmem.Addr(code), c, hostmem.Addr(x), len(x), 0),
 		h.Dequantize(hostmem.Addr(decoded), c, hostmem.Addr(code), len(x), false)), x)
@@ -54,9 +55,9 @@ func isFinite(v float32) bool { return magnitude(v) < magnitude(inf) }
 
 // arrayCodecs code arrays and lists, listCodecs what lists can be coded with.
 var (
-	arrayCodecs = []runtime.Codec{runtime.CodecF32, runtime.CodecBF16, runtime.CodecF16, runtime.CodecFP8,
-		runtime.CodecI8, runtime.CodecI4, runtime.CodecI2, runtime.CodecSign}
-	listCodecs = slices.Concat(arrayCodecs, []runtime.Codec{runtime.CodecPositions})
+	arrayCodecs = []kernel.Codec{kernel.CodecF32, kernel.CodecBF16, kernel.CodecF16, kernel.CodecFP8,
+		kernel.CodecI8, kernel.CodecI4, kernel.CodecI2, kernel.CodecSign}
+	listCodecs = slices.Concat(arrayCodecs, []kernel.Codec{kernel.CodecPositions})
 )
 
 // room returns memory for a message of that many bytes, and a function that reads the first of them.
@@ -115,7 +116,7 @@ var spreads = []struct {
 
 // eachCoded runs f on lists of all codecs, spreads and sizes. Of the longer ones each codec has two spreads, unless
 // TUTTI_EXTENDED is set. n is the range of their indices.
-func (d *device) eachCoded(f func(d *device, c runtime.Codec, l entries, n int)) {
+func (d *device) eachCoded(f func(d *device, c kernel.Codec, l entries, n int)) {
 	for i, m := range []int{0, 1, 2, 63, 1000, 1025, 4096, 9001} {
 		for j, s := range spreads {
 			l := entries{idx: s.of(d, m, 1+m*(1+d.rng.IntN(200)))}
@@ -154,10 +155,10 @@ func lose(value, decoded float32) float32 {
 }
 
 func testEncode(d *device) {
-	d.eachCoded(func(d *device, c runtime.Codec, l entries, n int) {
+	d.eachCoded(func(d *device, c kernel.Codec, l entries, n int) {
 		slices.Sort(l.idx)
 		list := d.list(l)
-		if c == runtime.CodecPositions {
+		if c == kernel.CodecPositions {
 			list.Val = 0
 		}
 		want := d.reference.List(l.idx, l.val, c)
@@ -165,11 +166,11 @@ func testEncode(d *device) {
 		require.LessOrEqual(d, len(want), bound, "length and bound, seed %d", Seed)
 		require.Equal(d, len(l.idx), min(c.Fit(bound, n), len(l.idx)))
 		ptr, get := d.room(bound)
-		message := runtime.Message{Ptr: ptr, Bytes: bound, Len: place(d, []int32{-1})}
+		message := kernel.Message{Ptr: ptr, Bytes: bound, Len: place(d, []int32{-1})}
 		// Some entries lose to an array that is too short.
 		length := min(n, 300_000)
 		residual := d.gradient("normal", length)
-		lost := runtime.Array{Ptr: place(d, residual), N: length, Faults: place(d, []int32{3})}
+		lost := kernel.Array{Ptr: place(d, residual), N: length, Faults: place(d, []int32{3})}
 		if d.rng.IntN(4) == 0 {
 			lost.Ptr = 0
 		}
@@ -177,7 +178,7 @@ func testEncode(d *device) {
 		require.EqualValues(d, len(want), readOne[int32](d, message.Len), "length, seed %d", Seed)
 		d.sameMessage(want, get(len(want)), "message")
 		decoded, faults := entries{idx: l.idx}, int32(3)
-		if c != runtime.CodecPositions {
+		if c != kernel.CodecPositions {
 			_, decoded.val = d.reference.Array(l.val, c)
 			for j, i := range l.idx {
 				if int(i) < length {
@@ -193,7 +194,7 @@ func testEncode(d *device) {
 		}
 		for _, room := range []int{len(l.idx), len(l.idx) + 5, len(l.idx) / 2} {
 			dst := d.target(room, true)
-			if c == runtime.CodecPositions {
+			if c == kernel.CodecPositions {
 				dst.Val = 0
 			}
 			require.NoError(d, d.Decode(message, c, dst))
@@ -213,13 +214,13 @@ func testEncodeRoom(d *device) {
 				require.LessOrEqual(d, c.Bound(fit, n), max(bytes, 8))
 				require.Greater(d, c.Bound(c.Fit(bytes, n)+1, n), bytes)
 				residual := make([]float32, n)
-				lost := runtime.Array{Ptr: place(d, residual), N: n}
+				lost := kernel.Array{Ptr: place(d, residual), N: n}
 				ptr, get := d.room(bytes)
-				message := runtime.Message{Ptr: ptr, Bytes: bytes}
+				message := kernel.Message{Ptr: ptr, Bytes: bytes}
 				require.NoError(d, d.Encode(d.list(l), c, n, message, lost))
 				want := d.reference.List(l.idx[:fit], l.val[:fit], c)
 				d.sameMessage(want, get(len(want)), "message")
-				if c != runtime.CodecPositions {
+				if c != kernel.CodecPositions {
 					_, decoded := d.reference.Array(l.val[:fit], c)
 					for j, i := range l.idx {
 						if residual[i] = l.val[j]; j < fit {
@@ -245,12 +246,12 @@ func testHostileCodes(d *device) {
 					l.idx[d.rng.IntN(len(l.idx))] = int32(d.rng.Uint32())
 				}
 				ptr, get := d.room(bound)
-				message := runtime.Message{Ptr: ptr, Bytes: bound, Len: place(d, []int32{-1})}
-				lost := runtime.Array{Ptr: place(d, make([]float32, n)), N: n, Faults: place(d, []int32{0})}
+				message := kernel.Message{Ptr: ptr, Bytes: bound, Len: place(d, []int32{-1})}
+				lost := kernel.Array{Ptr: place(d, make([]float32, n)), N: n, Faults: place(d, []int32{0})}
 				require.NoError(d, d.Encode(d.list(l), c, n, message, lost))
 				length := readOne[int32](d, message.Len)
 				require.True(d, 8 <= length && int(length) <= bound, "%d bytes, seed %d", length, Seed)
-				decode := func(message runtime.Message) {
+				decode := func(message kernel.Message) {
 					dst := d.target(d.rng.IntN(6000), true)
 					require.NoError(d, d.Decode(message, c, dst))
 					got := readOne[int32](d, dst.Len)
@@ -273,7 +274,7 @@ func testHostileCodes(d *device) {
 				for i, b := range bytes {
 					words[i/4] |= uint32(b) << (i % 4 * 8)
 				}
-				decode(runtime.Message{Ptr: place(d, words), Bytes: len(bytes)})
+				decode(kernel.Message{Ptr: place(d, words), Bytes: len(bytes)})
 			}, "%d %v", round, c)
 		}
 	}
@@ -341,7 +342,7 @@ func testTopKChunks(d *device) {
 					want.idx, want.val = append(want.idx, chunk.idx[i]+int32(from)), append(want.val, chunk.val[i])
 				}
 			}
-			require.Equal(d, len(want.idx), runtime.ChunkedLen(len(x), count, size))
+			require.Equal(d, len(want.idx), kernel.ChunkedLen(len(x), count, size))
 			dst := d.target(len(want.idx)+d.rng.IntN(40), d.rng.IntN(2) == 0)
 			require.NoError(d, d.TopKChunks(in.Source, count, size, dst))
 			d.equalEntries(want, len(want.idx), dst, "%d of %d", count, size)
@@ -352,29 +353,29 @@ func testTopKChunks(d *device) {
 
 func testCodecArguments(d *device) {
 	p, q := place(d, make([]float32, 64)), place(d, make([]int32, 8))
-	list, src := runtime.Entries{Idx: q, Val: p, N: 8, Len: q}, runtime.Source{X: p, N: 8}
-	message, none := runtime.Message{Ptr: p, Bytes: 256}, runtime.Array{}
-	const c = runtime.CodecI8
+	list, src := kernel.Entries{Idx: q, Val: p, N: 8, Len: q}, kernel.Source{X: p, N: 8}
+	message, none := kernel.Message{Ptr: p, Bytes: 256}, kernel.Array{}
+	const c = kernel.CodecI8
 	var failures []error
 	for _, n := range []int{-1, math.MaxInt32 + 1} {
-		far := runtime.Entries{Idx: q, Val: p, N: n, Len: q}
-		failures = append(failures, d.Encode(far, c, 8, message, none), d.Encode(list, c, n, message, none), d.Encode(list, c, 8, runtime.Message{Ptr: p, Bytes: n}, none),
-			d.Encode(list, c, 8, message, runtime.Array{Ptr: p, N: n}), d.Decode(runtime.Message{Ptr: p, Bytes: n}, c, list), d.Decode(message, c, far),
+		far := kernel.Entries{Idx: q, Val: p, N: n, Len: q}
+		failures = append(failures, d.Encode(far, c, 8, message, none), d.Encode(list, c, n, message, none), d.Encode(list, c, 8, kernel.Message{Ptr: p, Bytes: n}, none),
+			d.Encode(list, c, 8, message, kernel.Array{Ptr: p, N: n}), d.Decode(kernel.Message{Ptr: p, Bytes: n}, c, list), d.Decode(message, c, far),
 			d.Quantize(p, c, p, n, 0), d.Dequantize(p, c, p, n, false),
-			d.TopKChunks(runtime.Source{X: p, N: n}, 1, 8, list), d.TopKChunks(src, n, 8, list), d.TopKChunks(src, 1, n, list), d.TopKChunks(src, 1, 8, far))
+			d.TopKChunks(kernel.Source{X: p, N: n}, 1, 8, list), d.TopKChunks(src, n, 8, list), d.TopKChunks(src, 1, n, list), d.TopKChunks(src, 1, 8, far))
 	}
 	noIdx, noVal, noLen := list, list, list
 	noIdx.Idx, noVal.Val, noLen.Len = 0, 0, 0
-	for _, codec := range []runtime.Codec{runtime.CodecNone, runtime.CodecSign + 1, 255} {
+	for _, codec := range []kernel.Codec{kernel.CodecNone, kernel.CodecSign + 1, 255} {
 		failures = append(failures, d.Encode(list, codec, 8, message, none), d.Decode(message, codec, list))
 	}
-	for _, codec := range []runtime.Codec{runtime.CodecNone, runtime.CodecPositions, 255} {
+	for _, codec := range []kernel.Codec{kernel.CodecNone, kernel.CodecPositions, 255} {
 		failures = append(failures, d.Quantize(p, codec, p, 8, 0), d.Dequantize(p, codec, p, 8, false))
 	}
-	failures = append(failures, d.Encode(noIdx, c, 8, message, none), d.Encode(noVal, c, 8, message, none), d.Encode(list, c, 8, runtime.Message{Bytes: 256}, none),
-		d.Encode(list, c, 8, runtime.Message{Ptr: p, Bytes: 7}, none), d.Decode(runtime.Message{Bytes: 256}, c, list), d.Decode(message, c, noIdx), d.Decode(message, c, noVal), d.Decode(message, c, noLen),
+	failures = append(failures, d.Encode(noIdx, c, 8, message, none), d.Encode(noVal, c, 8, message, none), d.Encode(list, c, 8, kernel.Message{Bytes: 256}, none),
+		d.Encode(list, c, 8, kernel.Message{Ptr: p, Bytes: 7}, none), d.Decode(kernel.Message{Bytes: 256}, c, list), d.Decode(message, c, noIdx), d.Decode(message, c, noVal), d.Decode(message, c, noLen),
 		d.Quantize(0, c, p, 8, 0), d.Quantize(p, c, 0, 8, 0), d.Dequantize(0, c, p, 8, false), d.Dequantize(p, c, 0, 8, false),
-		d.TopKChunks(runtime.Source{N: 1}, 1, 8, list), d.TopKChunks(src, 1, 0, list), d.TopKChunks(src, 1, 8, runtime.Entries{N: 1}), d.TopKChunks(src, 2, 2, runtime.Entries{Idx: q, Val: p, N: 7}))
+		d.TopKChunks(kernel.Source{N: 1}, 1, 8, list), d.TopKChunks(src, 1, 0, list), d.TopKChunks(src, 1, 8, kernel.Entries{N: 1}), d.TopKChunks(src, 2, 2, kernel.Entries{Idx: q, Val: p, N: 7}))
 	for i, err := range failures {
 		require.ErrorIs(d, err, runtime.ErrArgument, "call %d", i)
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 func testAccumulate(d *device) {
@@ -16,7 +16,7 @@ func testAccumulate(d *device) {
 			for _, factor := range []float32{1, -0.3, 0, inf} {
 				grad, ptr := d.narrow(x, dt)
 				acc := d.gradient("normal", len(x))
-				src := runtime.Source{X: place(d, acc), N: len(x), Grad: ptr, DType: dt, Take: true}
+				src := kernel.Source{X: place(d, acc), N: len(x), Grad: ptr, DType: dt, Take: true}
 				if factor != 1 {
 					src.Factor = d.number(factor)
 				}
@@ -69,9 +69,9 @@ func testCopyIf(d *device) {
 			for _, flags := range [][]int32{{0}, {1}, {0, 0, 0}, {0, 0, -7}} {
 				raised := slices.Max(flags) > 0 || slices.Min(flags) < 0
 				// Copies of several lengths and types, one of them of zeros.
-				var copies []runtime.Copy
+				var copies []kernel.Copy
 				var want [][]float32
-				for len(copies) < runtime.MaxCopies-d.rng.IntN(3) {
+				for len(copies) < kernel.MaxCopies-d.rng.IntN(3) {
 					n := len(x) / (1 + len(copies)*d.rng.IntN(4))
 					old, dst := d.narrow(d.gradient("normal", n), dt)
 					values, src := d.narrow(x[:n], dt)
@@ -81,7 +81,7 @@ func testCopyIf(d *device) {
 					if !raised {
 						values = old
 					}
-					copies, want = append(copies, runtime.Copy{Dst: dst, Src: src, DType: dt, N: n}), append(want, values)
+					copies, want = append(copies, kernel.Copy{Dst: dst, Src: src, DType: dt, N: n}), append(want, values)
 					dt = gradientTypes[d.rng.IntN(len(gradientTypes))]
 				}
 				require.NoError(d, d.CopyIf(copies, place(d, flags), len(flags)))
@@ -280,7 +280,7 @@ type nearCase struct {
 	age       int32
 }
 
-func (s *nearCase) step(x []float32, k int, o runtime.Near, room int) (want entries, total int, used float32) {
+func (s *nearCase) step(x []float32, k int, o kernel.Acceptance, room int) (want entries, total int, used float32) {
 	t := s.threshold
 	if t > 0 && t <= math.MaxFloat32 && (o.Interval == 0 || int(s.age) < o.Interval-1) {
 		if passed := above(x, t); o.Min <= len(passed) && len(passed) <= room {
@@ -305,7 +305,7 @@ func (s *nearCase) step(x []float32, k int, o runtime.Near, room int) (want entr
 func testSelectNear(d *device) {
 	d.eachSmallGradient(func(d *device, x []float32) {
 		count := []int{0, len(x) / 100, len(x) / 10, len(x)}[d.rng.IntN(4)]
-		o := runtime.Near{Min: (count + 3) / 4, Interval: d.rng.IntN(6), Step: []float32{0, 1.02}[d.rng.IntN(2)]}
+		o := kernel.Acceptance{Min: (count + 3) / 4, Interval: d.rng.IntN(6), Step: []float32{0, 1.02}[d.rng.IntN(2)]}
 		room := min(len(x), 2*count)
 		s := nearCase{threshold: thresholds[d.rng.IntN(len(thresholds))], age: d.rng.Int32N(4)}
 		state := place(d, []uint32{math.Float32bits(s.threshold), uint32(s.age)})

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // eachList runs f on lists of every size and kind of values.
@@ -26,7 +27,7 @@ func testTopOf(d *device) {
 			want := l.at(order[:min(count, len(order))])
 			list := d.list(l)
 			dst := d.target(min(count, list.N)+d.rng.IntN(40), d.rng.IntN(2) == 0)
-			require.NoError(d, d.TopOf(list, count, dst, 0, runtime.Array{}))
+			require.NoError(d, d.TopOf(list, count, dst, 0, kernel.Array{}))
 			d.equalEntries(want, len(want.idx), dst, "top %d", count)
 			if d.rng.IntN(3) == 0 {
 				d.checkTopOutside(l, count)
@@ -76,7 +77,7 @@ func (d *device) checkTopOutside(l entries, count int) {
 	}
 	list := d.list(l)
 	dst := d.target(min(count, list.N), d.rng.IntN(2) == 0)
-	rest := runtime.Array{Ptr: place(d, x), N: length, Faults: place(d, []int32{7})}
+	rest := kernel.Array{Ptr: place(d, x), N: length, Faults: place(d, []int32{7})}
 	require.NoError(d, d.Kernels.TopOf(list, count, dst, place(d, bounds), rest))
 	d.equalEntries(want, len(want.idx), dst, "top %d outside of %v", count, bounds)
 	d.equalFloats(sums, read[float32](d, rest.Ptr, length), "what is left out of top %d outside of %v", count, bounds)
@@ -126,7 +127,7 @@ func testNarrow(d *device) {
 		for _, m := range []int{1, 7, 15, 63} {
 			d.each(func(d *device) {
 				var all []float32
-				var lists [ranks]runtime.Entries
+				var lists [ranks]kernel.Entries
 				for r := range lists {
 					l := d.random(100*r, 1000, name)
 					all = append(all, l.val...)
@@ -289,20 +290,20 @@ func testScatter(d *device) {
 				zero.Val = 0
 				for _, test := range []struct {
 					name string
-					call func(dst runtime.Array) error
+					call func(dst kernel.Array) error
 					want func(old, v float32) float32
 				}{
-					{"ScatterAdd", func(dst runtime.Array) error { return d.ScatterAdd(dst, list, 1) }, sum},
-					{"ScatterAdd, scaled", func(dst runtime.Array) error { return d.ScatterAdd(dst, list, -0.3) },
+					{"ScatterAdd", func(dst kernel.Array) error { return d.ScatterAdd(dst, list, 1) }, sum},
+					{"ScatterAdd, scaled", func(dst kernel.Array) error { return d.ScatterAdd(dst, list, -0.3) },
 						func(old, v float32) float32 { return sum(old, product(v, -0.3)) }},
-					{"ScatterSet", func(dst runtime.Array) error { return d.ScatterSet(dst, list) }, func(_, v float32) float32 { return v }},
-					{"ZeroAt", func(dst runtime.Array) error { return d.ZeroAt(dst, zero) }, func(_, _ float32) float32 { return 0 }},
+					{"ScatterSet", func(dst kernel.Array) error { return d.ScatterSet(dst, list) }, func(_, v float32) float32 { return v }},
+					{"ZeroAt", func(dst kernel.Array) error { return d.ZeroAt(dst, zero) }, func(_, _ float32) float32 { return 0 }},
 				} {
 					want := slices.Clone(x)
 					for j, i := range l.idx {
 						want[i] = test.want(want[i], l.val[j])
 					}
-					dst := runtime.Array{Ptr: place(d, x), N: n, Faults: place(d, []int32{7})}
+					dst := kernel.Array{Ptr: place(d, x), N: n, Faults: place(d, []int32{7})}
 					require.NoError(d, test.call(dst))
 					d.equalFloats(want, read[float32](d, dst.Ptr, n), "%s", test.name)
 					require.Equal(d, 7+wrong, readOne[int32](d, dst.Faults), "%s: faults, seed %d", test.name, Seed)
@@ -330,7 +331,7 @@ func testGiveBack(d *device) {
 
 // given makes what GiveBack gives back: m of n entries, but those that are taken, one of so many
 // and some others. check looks at what comes of it.
-func (d *device) given(n, m, share int) (b runtime.Back, check func()) {
+func (d *device) given(n, m, share int) (b kernel.Restoration, check func()) {
 	d.Helper()
 	x, l := d.gradient("special", n), d.random(m, n, "special")
 	taken := d.random(min(3, n), n, "zero") // some that l may not have
@@ -354,7 +355,7 @@ func (d *device) given(n, m, share int) (b runtime.Back, check func()) {
 	}
 	spoiled, wrong := d.spoiled(l, n)
 	without, _ := d.spoiled(taken, n)
-	b = runtime.Back{Dst: runtime.Array{Ptr: place(d, x), N: n, Faults: place(d, []int32{7})}, L: d.list(spoiled), Taken: d.list(without)}
+	b = kernel.Restoration{Dst: kernel.Array{Ptr: place(d, x), N: n, Faults: place(d, []int32{7})}, L: d.list(spoiled), Taken: d.list(without)}
 	return b, func() {
 		d.Helper()
 		d.equalFloats(want, read[float32](d, b.Dst.Ptr, n), "%d of %d, %d taken", m, n, len(taken.idx))
@@ -363,9 +364,9 @@ func (d *device) given(n, m, share int) (b runtime.Back, check func()) {
 }
 
 // back is given, or nothing.
-func (d *device) back(n int) (b runtime.Back, check func()) {
+func (d *device) back(n int) (b kernel.Restoration, check func()) {
 	if d.rng.IntN(2) == 0 {
-		return runtime.Back{}, func() {}
+		return kernel.Restoration{}, func() {}
 	}
 	return d.given(n, d.rng.IntN(n+1), d.rng.IntN(4))
 }
@@ -406,18 +407,18 @@ func testCopyPieces(d *device) {
 			if once(s, round) {
 				continue
 			}
-			l, lists := [2]entries{}, [2]runtime.Entries{}
+			l, lists := [2]entries{}, [2]kernel.Entries{}
 			for i := range l {
 				l[i] = d.random(d.rng.IntN(n+1), n, "special")
 				lists[i] = d.list(l[i])
 			}
-			var pieces []runtime.Piece
+			var pieces []kernel.Piece
 			var wants []entries // of each destination
-			var targets []runtime.Entries
+			var targets []kernel.Entries
 			for range d.rng.IntN(12) {
 				want := entries{}
 				to := d.target(d.rng.IntN(3*n+1), true)
-				for range 1 + d.rng.IntN(runtime.MaxPieces) {
+				for range 1 + d.rng.IntN(kernel.MaxPieces) {
 					which := d.rng.IntN(2)
 					end := len(l[which].idx)
 					ends := [2]int{0, end}
@@ -445,7 +446,7 @@ func testCopyPieces(d *device) {
 					for j := ends[0]; j < ends[1]; j++ {
 						want.idx, want.val = append(want.idx, l[which].idx[j]), append(want.val, l[which].val[j])
 					}
-					pieces = append(pieces, runtime.Piece{From: lists[which], Start: at[0], End: at[1], ByIndex: byIndex, To: to})
+					pieces = append(pieces, kernel.Piece{From: lists[which], Start: at[0], End: at[1], ByIndex: byIndex, To: to})
 				}
 				wants, targets = append(wants, want), append(targets, to)
 			}
@@ -510,7 +511,7 @@ func testHostile(d *device) {
 	for round := range rounds {
 		d.each(func(d *device) {
 			n := 1 + d.rng.IntN(10_000)
-			var lists []runtime.Entries
+			var lists []kernel.Entries
 			for range 3 {
 				m := d.rng.IntN(3000)
 				l := entries{idx: make([]int32, m), val: d.gradient("special", m)}
@@ -525,15 +526,15 @@ func testHostile(d *device) {
 				}
 				lists = append(lists, list)
 			}
-			l, dst := lists[0], func(n int) runtime.Entries { return d.target(n, true) }
-			array := runtime.Array{Ptr: place(d, d.gradient("special", n)), N: n, Faults: place(d, []int32{0})}
+			l, dst := lists[0], func(n int) kernel.Entries { return d.target(n, true) }
+			array := kernel.Array{Ptr: place(d, d.gradient("special", n)), N: n, Faults: place(d, []int32{0})}
 			dense, words := place(d, make([]float32, n)), func() uintptr { return place(d, make([]int32, 64)) }
 			bounds := place(d, []int32{0, int32(n / 2), int32(n)})
 			for name, err := range map[string]error{
 				"TopOf":       d.TopOf(l, 100, dst(100), bounds, array),
 				"AboveOf":     d.AboveOf(l, d.number(1), dst(100)),
 				"CountAbove":  d.CountAbove(l, d.number(1), 1, words()),
-				"Merge":       d.Merge(dense, dtype.F32, n, lists, 0.5, array.Faults, 0, runtime.Back{}),
+				"Merge":       d.Merge(dense, dtype.F32, n, lists, 0.5, array.Faults, 0, kernel.Restoration{}),
 				"Union":       d.Union(dst(n), n, lists, 0.5, array.Faults, d.number(1)),
 				"ScatterAdd":  d.ScatterAdd(array, l, 1),
 				"ScatterSet":  d.ScatterSet(array, l),
@@ -541,7 +542,7 @@ func testHostile(d *device) {
 				"GiveBack":    d.GiveBack(array, l, lists[1]),
 				"LowerBounds": d.LowerBounds(l, bounds, 3, words(), words()),
 				"Sample":      d.Sample(l, []float64{0, 0.5, 0.99}, n, words()),
-				"CopyPieces": d.CopyPieces([]runtime.Piece{{From: l, Start: words(), End: l.Idx, To: dst(50)}, {From: lists[1], Start: l.Idx, To: dst(n)},
+				"CopyPieces": d.CopyPieces([]kernel.Piece{{From: l, Start: words(), End: l.Idx, To: dst(50)}, {From: lists[1], Start: l.Idx, To: dst(n)},
 					{From: l, Start: bounds, End: bounds + 4, ByIndex: true, To: dst(n)}}),
 			} {
 				require.NoError(d, err, name)
@@ -555,15 +556,15 @@ func testKernelArguments(d *device) {
 	p := place(d, make([]float32, 64))
 	q := place(d, []int32{0, 1, 2, 3, 4, 5, 6, 7})
 	t, f64 := d.number(1), place(d, []float64{1, 1})
-	src, ok := runtime.Source{X: p, N: 8}, runtime.Entries{Idx: q, Val: p, N: 8, Len: place(d, []int32{8})}
-	array, near := runtime.Array{Ptr: p, N: 8}, runtime.Near{}
-	copyOf := func(dst, src uintptr, n int) []runtime.Copy {
-		return []runtime.Copy{{Dst: dst, Src: src, DType: dtype.F32, N: n}}
+	src, ok := kernel.Source{X: p, N: 8}, kernel.Entries{Idx: q, Val: p, N: 8, Len: place(d, []int32{8})}
+	array, near := kernel.Array{Ptr: p, N: 8}, kernel.Acceptance{}
+	copyOf := func(dst, src uintptr, n int) []kernel.Copy {
+		return []kernel.Copy{{Dst: dst, Src: src, DType: dtype.F32, N: n}}
 	}
 	var failures []error
 	fails := func(errs ...error) { failures = append(failures, errs...) }
 	for _, n := range []int{-1, math.MaxInt32 + 1} {
-		long, far, wide := runtime.Source{X: p, N: n}, runtime.Entries{Idx: q, Val: p, N: n, Len: ok.Len}, runtime.Array{Ptr: p, N: n}
+		long, far, wide := kernel.Source{X: p, N: n}, kernel.Entries{Idx: q, Val: p, N: n, Len: ok.Len}, kernel.Array{Ptr: p, N: n}
 		withGrad := long
 		withGrad.Grad, withGrad.DType, withGrad.From = p, dtype.F32, p
 		fails(d.Accumulate(withGrad), d.CopyIf(copyOf(p, p, n), q, 1), d.CopyIf(copyOf(p, p, 1), q, n), d.Store(p, dtype.F32, p, n, 1, 0), d.Scale(p, dtype.F32, n, t), d.SumSquares(p, dtype.F32, n, f64),
@@ -571,37 +572,37 @@ func testKernelArguments(d *device) {
 			d.Select(long, t, ok), d.Select(src, t, far),
 			d.SelectNear(long, 1, f64, near, ok, t), d.SelectNear(src, n, f64, near, ok, t), d.SelectNear(src, 1, f64, near, far, t),
 			d.Fit(long, 1, t), d.Refine(p, n, t, 1, nil), d.Refine(p, 8, t, n, nil),
-			d.TopOf(far, 1, ok, 0, runtime.Array{}), d.TopOf(ok, n, ok, 0, runtime.Array{}), d.TopOf(ok, 1, far, 0, runtime.Array{}), d.TopOf(ok, 1, ok, 0, wide), d.AboveOf(far, t, ok), d.AboveOf(ok, t, far),
+			d.TopOf(far, 1, ok, 0, kernel.Array{}), d.TopOf(ok, n, ok, 0, kernel.Array{}), d.TopOf(ok, 1, far, 0, kernel.Array{}), d.TopOf(ok, 1, ok, 0, wide), d.AboveOf(far, t, ok), d.AboveOf(ok, t, far),
 			d.CountAbove(far, t, 1, q), d.CountAbove(ok, t, n, q), d.Narrow(f64, 0, n, t, 1), d.Narrow(f64, 0, 1, t, n),
-			d.Merge(p, dtype.F32, n, nil, 1, 0, 0, runtime.Back{}), d.Merge(p, dtype.F32, 8, []runtime.Entries{ok, far}, 1, 0, 0, runtime.Back{}), d.Merge(p, dtype.F32, 8, nil, 1, 0, 0, runtime.Back{Dst: array, L: far}),
-			d.Union(ok, n, nil, 1, 0, 0), d.Union(ok, 8, []runtime.Entries{far}, 1, 0, 0), d.Union(far, 8, nil, 1, 0, 0),
+			d.Merge(p, dtype.F32, n, nil, 1, 0, 0, kernel.Restoration{}), d.Merge(p, dtype.F32, 8, []kernel.Entries{ok, far}, 1, 0, 0, kernel.Restoration{}), d.Merge(p, dtype.F32, 8, nil, 1, 0, 0, kernel.Restoration{Dst: array, L: far}),
+			d.Union(ok, n, nil, 1, 0, 0), d.Union(ok, 8, []kernel.Entries{far}, 1, 0, 0), d.Union(far, 8, nil, 1, 0, 0),
 			d.ScatterAdd(wide, ok, 1), d.ScatterAdd(array, far, 1), d.ScatterSet(wide, ok), d.ScatterSet(array, far),
 			d.ZeroAt(wide, ok), d.ZeroAt(array, far), d.GiveBack(wide, ok, ok), d.GiveBack(array, far, ok), d.GiveBack(array, ok, far),
 			d.LowerBounds(far, q, 2, q, q), d.LowerBounds(ok, q, n, q, q),
-			d.CopyPieces([]runtime.Piece{{From: far, To: ok}}), d.CopyPieces([]runtime.Piece{{From: ok, To: far}}),
+			d.CopyPieces([]kernel.Piece{{From: far, To: ok}}), d.CopyPieces([]kernel.Piece{{From: ok, To: far}}),
 			d.Sample(far, []float64{0}, 8, q), d.Sample(ok, []float64{0}, n, q), d.Balance(q, n, 8, q, 1), d.Balance(q, 8, n, q, 1))
 	}
-	none, noX, noPtr := runtime.Entries{N: 1, Len: ok.Len}, runtime.Source{N: 1}, runtime.Array{N: 1}
-	noLen := runtime.Entries{Idx: q, Val: p, N: 8}
-	few := runtime.Entries{Idx: q, Val: p, N: 2, Len: ok.Len}
+	none, noX, noPtr := kernel.Entries{N: 1, Len: ok.Len}, kernel.Source{N: 1}, kernel.Array{N: 1}
+	noLen := kernel.Entries{Idx: q, Val: p, N: 8}
+	few := kernel.Entries{Idx: q, Val: p, N: 2, Len: ok.Len}
 	fails(d.Accumulate(src), d.CopyIf(copyOf(0, p, 1), q, 1), d.CopyIf(copyOf(p, 0, 1), 0, 1), d.CopyIf(copyOf(p, 0, 1), q, 0),
-		d.CopyIf(slices.Repeat(copyOf(p, 0, 1), runtime.MaxCopies+1), q, 1),
+		d.CopyIf(slices.Repeat(copyOf(p, 0, 1), kernel.MaxCopies+1), q, 1),
 		d.Store(0, dtype.F32, p, 1, 1, 0), d.Store(p, dtype.F32, 0, 1, 1, 0), d.Scale(0, dtype.F32, 1, t), d.Scale(p, dtype.F32, 1, 0),
 		d.SumSquares(0, dtype.F32, 1, f64), d.SumSquares(p, dtype.F32, 1, 0), d.ClipFactor(0, f64, 1, 1, 1), d.ClipFactor(t, 0, 1, 1, 1), d.ClipFactor(t, f64, 0, 1, 1),
 		d.TopK(noX, 1, ok, t), d.TopK(src, 1, none, t), d.TopK(src, 3, few, t),
 		d.Select(noX, t, ok), d.Select(src, 0, ok), d.Select(src, t, none),
 		d.SelectNear(noX, 1, f64, near, ok, t), d.SelectNear(src, 1, 0, near, ok, t), d.SelectNear(src, 3, f64, near, few, t), d.SelectNear(src, 1, f64, near, noLen, t),
 		d.Fit(noX, 1, t), d.Fit(src, 1, 0), d.Refine(0, 1, t, 1, nil), d.Refine(p, 1, 0, 1, nil), d.Refine(p, 1, t, 1, make([]float32, 65)),
-		d.TopOf(none, 1, ok, 0, runtime.Array{}), d.TopOf(ok, 1, none, 0, runtime.Array{}), d.TopOf(ok, 3, few, 0, runtime.Array{}), d.AboveOf(none, t, ok), d.AboveOf(ok, 0, ok), d.AboveOf(ok, t, none),
+		d.TopOf(none, 1, ok, 0, kernel.Array{}), d.TopOf(ok, 1, none, 0, kernel.Array{}), d.TopOf(ok, 3, few, 0, kernel.Array{}), d.AboveOf(none, t, ok), d.AboveOf(ok, 0, ok), d.AboveOf(ok, t, none),
 		d.CountAbove(none, t, 1, q), d.CountAbove(ok, 0, 1, q), d.CountAbove(ok, t, 1, 0), d.Narrow(0, 0, 1, t, 1), d.Narrow(f64, 0, 1, 0, 1),
-		d.Merge(0, dtype.F32, 1, nil, 1, 0, 0, runtime.Back{}), d.Merge(p, dtype.F32, 1, []runtime.Entries{none}, 1, 0, 0, runtime.Back{}), d.Merge(p, dtype.F32, 1, nil, 1, 0, 0, runtime.Back{Dst: noPtr}),
-		d.Merge(p, dtype.F32, 1, nil, 1, 0, 0, runtime.Back{Dst: array, Taken: none}),
+		d.Merge(0, dtype.F32, 1, nil, 1, 0, 0, kernel.Restoration{}), d.Merge(p, dtype.F32, 1, []kernel.Entries{none}, 1, 0, 0, kernel.Restoration{}), d.Merge(p, dtype.F32, 1, nil, 1, 0, 0, kernel.Restoration{Dst: noPtr}),
+		d.Merge(p, dtype.F32, 1, nil, 1, 0, 0, kernel.Restoration{Dst: array, Taken: none}),
 		d.Union(none, 1, nil, 1, 0, 0), d.Union(noLen, 1, nil, 1, 0, 0),
 		d.ScatterAdd(noPtr, ok, 1), d.ScatterAdd(array, none, 1), d.ScatterSet(noPtr, ok), d.ScatterSet(array, none),
 		d.ZeroAt(noPtr, ok), d.ZeroAt(array, none), d.GiveBack(noPtr, ok, ok), d.GiveBack(array, none, ok), d.GiveBack(array, ok, none),
 		d.LowerBounds(none, q, 2, q, q), d.LowerBounds(ok, 0, 2, q, q), d.LowerBounds(ok, q, 2, 0, q),
-		d.CopyPieces([]runtime.Piece{{From: none, To: ok}}), d.CopyPieces([]runtime.Piece{{From: ok, To: none}}), d.CopyPieces([]runtime.Piece{{From: ok, To: noLen}}),
-		d.CopyPieces(slices.Repeat([]runtime.Piece{{From: ok, To: few}}, runtime.MaxPieces+1)),
+		d.CopyPieces([]kernel.Piece{{From: none, To: ok}}), d.CopyPieces([]kernel.Piece{{From: ok, To: none}}), d.CopyPieces([]kernel.Piece{{From: ok, To: noLen}}),
+		d.CopyPieces(slices.Repeat([]kernel.Piece{{From: ok, To: few}}, kernel.MaxPieces+1)),
 		d.Sample(none, []float64{0}, 8, q), d.Sample(ok, []float64{0}, 8, 0), d.Sample(ok, []float64{1}, 8, q),
 		d.Sample(ok, []float64{-0.1}, 8, q), d.Sample(ok, []float64{math.NaN()}, 8, q), d.Sample(ok, make([]float64, 65), 8, q),
 		d.Balance(0, 1, 8, q, 1), d.Balance(q, 1, 8, 0, 1), d.Balance(q, 0, 8, q, 1), d.Balance(q, 1, 8, q, 0))
@@ -609,9 +610,9 @@ func testKernelArguments(d *device) {
 		require.ErrorIs(d, err, runtime.ErrArgument, "call %d", i)
 	}
 	for _, dt := range []dtype.DType{dtype.Invalid, dtype.F64, dtype.I32, dtype.I16, dtype.FP8E4M3} {
-		typed := runtime.Source{X: p, N: 1, Grad: p, DType: dt}
+		typed := kernel.Source{X: p, N: 1, Grad: p, DType: dt}
 		for i, err := range []error{d.Accumulate(typed), d.Select(typed, t, ok), d.TopK(typed, 1, ok, t), d.SelectNear(typed, 1, f64, near, ok, t),
-			d.Fit(typed, 1, t), d.Store(p, dt, p, 1, 1, 0), d.Scale(p, dt, 1, t), d.SumSquares(p, dt, 1, f64), d.Merge(p, dt, 1, nil, 1, 0, 0, runtime.Back{})} {
+			d.Fit(typed, 1, t), d.Store(p, dt, p, 1, 1, 0), d.Scale(p, dt, 1, t), d.SumSquares(p, dt, 1, f64), d.Merge(p, dt, 1, nil, 1, 0, 0, kernel.Restoration{})} {
 			require.ErrorIs(d, err, runtime.ErrDType, "call %d, %v", i, dt)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 var lifecycleTests = []test{
@@ -78,7 +79,7 @@ func testUseAfterClose(d *device) {
 	} {
 		assert.ErrorIs(d, use(), runtime.ErrClosed, name)
 	}
-	if p, ok := d.Runtime.(runtime.KernelProvider); ok {
+	if p, ok := d.Runtime.(kernel.Provider); ok {
 		assert.ErrorIs(d, p.Kernels().Scale(ptr, dtype.F32, 1, ptr), runtime.ErrClosed, "Scale")
 	}
 }

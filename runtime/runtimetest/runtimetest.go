@@ -8,7 +8,7 @@
 // The suite never looks at device memory itself: data goes in by CopyIn and
 // out by CopyOut, so it serves devices whose memory the host cannot address.
 // What a runtime implements beyond the contract ([runtime.Freezer],
-// [runtime.KernelProvider]) is found by type assertion and tested too.
+// [kernel.Provider]) is found by type assertion and tested too.
 //
 // Results are compared with plain Go programs that share no code with any
 // runtime, but for those of codecs, which are compared with package cpu's. Random inputs come from a fixed seed, which failures name.
@@ -24,6 +24,7 @@ import (
 
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // Seed starts every random number generator of the suite.
@@ -34,7 +35,7 @@ const Seed = 20260101
 // and has several open at once.
 func Run(t *testing.T, open func(t *testing.T) runtime.Runtime) {
 	t.Helper()
-	k, err := runtime.KernelsOf(cpu.New())
+	k, err := kernel.Lookup(cpu.New())
 	require.NoError(t, err)
 	RunCodecs(t, open, hostCodecs{k})
 }
@@ -76,10 +77,10 @@ type test struct {
 type device struct {
 	*testing.T
 	runtime.Runtime
-	runtime.Kernels // in the tests of kernels
-	open            func(t *testing.T) runtime.Runtime
-	rng             *rand.Rand
-	reference       Codecs
+	kernel.Kernels // in the tests of kernels
+	open           func(t *testing.T) runtime.Runtime
+	rng            *rand.Rand
+	reference      Codecs
 }
 
 func newDevice(t *testing.T, open func(t *testing.T) runtime.Runtime, reference Codecs) *device {

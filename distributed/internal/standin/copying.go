@@ -7,8 +7,8 @@ import (
 	"slices"
 
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // Copying is a rank's runtime with streams and asynchronous copies, whose kernels fail when they are
@@ -19,13 +19,13 @@ type Copying struct {
 	Rng       *rand.Rand // whether a copy is there when it is asked for; nil: it is
 }
 
-// NewHostCopy implements [runtime.AsyncCopier].
-func (r Copying) NewHostCopy(bytes int) (runtime.HostCopy, error) {
+// NewHostCopy implements [kernel.AsyncCopier].
+func (r Copying) NewHostCopy(bytes int) (kernel.HostCopy, error) {
 	return &lateCopy{of: r, data: make([]byte, bytes)}, nil
 }
 
 // Kernels returns those that fail.
-func (r Copying) Kernels() runtime.Kernels { return r.stumbling }
+func (r Copying) Kernels() kernel.Kernels { return r.stumbling }
 
 // Fill implements [runtime.Runtime].
 func (r Copying) Fill(dst uintptr, count int, dt dtype.DType, value float64) error {
@@ -44,11 +44,11 @@ func NewCopying(rt *cpu.Runtime, w *Waits, fails *Stumbling, rng *rand.Rand) Cop
 
 type lateCopy struct {
 	of   Copying
-	src  []runtime.Span // of what is posted and not read
+	src  []kernel.Span // of what is posted and not read
 	data []byte
 }
 
-func (n *lateCopy) Post(spans []runtime.Span) error {
+func (n *lateCopy) Post(spans []kernel.Span) error {
 	if err := n.of.stumbling.due("post"); err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func (n *lateCopy) Close() error { return n.of.stumbling.due("close") }
 
 // Stumbling are kernels of which a call fails, or one of the runtime.
 type Stumbling struct {
-	runtime.Kernels
+	kernel.Kernels
 	Call string // which
 	In   int    // so many calls from now; 0: none does
 }
@@ -105,44 +105,44 @@ func (f *Stumbling) do(call string, make func() error) error {
 	return make()
 }
 
-// GiveBack implements [runtime.Kernels].
-func (f *Stumbling) GiveBack(dst runtime.Array, l, taken runtime.Entries) error {
+// GiveBack implements [kernel.Kernels].
+func (f *Stumbling) GiveBack(dst kernel.Array, l, taken kernel.Entries) error {
 	return errors.Join(f.due(""), f.Kernels.GiveBack(dst, l, taken))
 }
 
-// Merge implements [runtime.Kernels].
-func (f *Stumbling) Merge(dst uintptr, dt dtype.DType, n int, lists []runtime.Entries, scale float32, faults, rest uintptr, back runtime.Back) error {
+// Merge implements [kernel.Kernels].
+func (f *Stumbling) Merge(dst uintptr, dt dtype.DType, n int, lists []kernel.Entries, scale float32, faults, rest uintptr, back kernel.Restoration) error {
 	return f.do("merge", func() error {
 		return errors.Join(f.due(""), f.Kernels.Merge(dst, dt, n, lists, scale, faults, rest, back))
 	})
 }
 
-// TopK implements [runtime.Kernels].
-func (f *Stumbling) TopK(src runtime.Source, k int, dst runtime.Entries, threshold uintptr) error {
+// TopK implements [kernel.Kernels].
+func (f *Stumbling) TopK(src kernel.Source, k int, dst kernel.Entries, threshold uintptr) error {
 	return f.do("select", func() error { return f.Kernels.TopK(src, k, dst, threshold) })
 }
 
-// TopKChunks implements [runtime.Kernels].
-func (f *Stumbling) TopKChunks(src runtime.Source, k, chunk int, dst runtime.Entries) error {
+// TopKChunks implements [kernel.Kernels].
+func (f *Stumbling) TopKChunks(src kernel.Source, k, chunk int, dst kernel.Entries) error {
 	return f.do("select", func() error { return f.Kernels.TopKChunks(src, k, chunk, dst) })
 }
 
-// SelectNear implements [runtime.Kernels].
-func (f *Stumbling) SelectNear(src runtime.Source, k int, state uintptr, o runtime.Near, dst runtime.Entries, used uintptr) error {
+// SelectNear implements [kernel.Kernels].
+func (f *Stumbling) SelectNear(src kernel.Source, k int, state uintptr, o kernel.Acceptance, dst kernel.Entries, used uintptr) error {
 	return f.do("select", func() error { return f.Kernels.SelectNear(src, k, state, o, dst, used) })
 }
 
-// Fit implements [runtime.Kernels].
-func (f *Stumbling) Fit(src runtime.Source, z float64, threshold uintptr) error {
+// Fit implements [kernel.Kernels].
+func (f *Stumbling) Fit(src kernel.Source, z float64, threshold uintptr) error {
 	return f.do("select", func() error { return f.Kernels.Fit(src, z, threshold) })
 }
 
-// CopyPieces implements [runtime.Kernels].
-func (f *Stumbling) CopyPieces(pieces []runtime.Piece) error {
+// CopyPieces implements [kernel.Kernels].
+func (f *Stumbling) CopyPieces(pieces []kernel.Piece) error {
 	return f.do("pieces", func() error { return f.Kernels.CopyPieces(pieces) })
 }
 
-// CopyIf implements [runtime.Kernels].
-func (f *Stumbling) CopyIf(copies []runtime.Copy, flags uintptr, m int) error {
+// CopyIf implements [kernel.Kernels].
+func (f *Stumbling) CopyIf(copies []kernel.Copy, flags uintptr, m int) error {
 	return f.do("copy if", func() error { return f.Kernels.CopyIf(copies, flags, m) })
 }

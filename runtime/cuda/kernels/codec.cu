@@ -410,7 +410,7 @@ DEVICE u32 inclusive_scan(u32 v) {
   return v;
 }
 
-// choose returns the shortest way to write the gaps of a block, as runtime.RiceParameter says.
+// choose returns the shortest way to write the gaps of a block, as kernel.RiceParameter says.
 DEVICE rice choose(const u32 *gaps, u32 count) {
   u64 sum = 0;
   u32 any = 0;

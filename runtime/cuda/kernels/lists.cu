@@ -17,7 +17,7 @@ DEVICE u32 lower_bound(const i32 *idx, u32 n, i32 bound) {
   return low;
 }
 
-// Back is runtime.Back: what is given back.
+// Back is kernel.Restoration: what is given back.
 struct back {
   array dst;
   entries l, taken;

@@ -20,7 +20,7 @@
 enum {
   mode_none, // only adds
   mode_list, // lists
-  mode_near, // lists, as runtime.Kernels.SelectNear
+  mode_near, // lists, as kernel.Kernels.SelectNear
   mode_top,  // lists what probably contains the k largest
 };
 
@@ -30,7 +30,7 @@ enum {
 // as the k largest are looked for in the array then (26 million elements on an H200).
 // Thresholds of trainings move from step to step by shares that are alike for a while: by 1
 // to 4 % where the learning rate falls within a few hundred steps, hardly where it does not.
-// So the margin follows what was needed (see TopK of runtime.Kernels): of some rules, this
+// So the margin follows what was needed (see TopK of kernel.Kernels): of some rules, this
 // one had the least such costs over eight trainings. A threshold of mode_near was exact
 // many steps ago and is corrected since: it gets a wide margin, as it needs it seldom.
 constexpr float least_margin = 1.0f / 512, first_margin = 1.0f / 32, most_margin = 1.0f / 8, near_margin = 1.0f / 16;

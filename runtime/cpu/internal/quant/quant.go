@@ -9,13 +9,13 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/convert"
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu/internal/f32"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 const (
-	block = runtime.CodecBlock
-	group = runtime.CodecGroup
+	block = kernel.CodecBlock
+	group = kernel.CodecGroup
 
 	infinity = 0x7f800000 // magnitudes from here on are not finite
 	signBit  = 1 << 31
@@ -25,11 +25,11 @@ const (
 var le = binary.LittleEndian
 
 // scaleAt returns where the scale of value i is.
-func scaleAt(c runtime.Codec, i int) int {
+func scaleAt(c kernel.Codec, i int) int {
 	switch c {
-	case runtime.CodecI2:
+	case kernel.CodecI2:
 		return i / group * 16
-	case runtime.CodecF32, runtime.CodecBF16, runtime.CodecF16:
+	case kernel.CodecF32, kernel.CodecBF16, kernel.CodecF16:
 		return 0
 	}
 	return i / block * 2
@@ -37,13 +37,13 @@ func scaleAt(c runtime.Codec, i int) int {
 
 // Encode writes src in codec c to dst, of c.Size(len(src)) bytes. lost, if it is as long as src, becomes
 // what rounding loses; it may be src.
-func Encode(c runtime.Codec, dst []byte, src, lost []float32) {
+func Encode(c kernel.Codec, dst []byte, src, lost []float32) {
 	scales, codes := dst[:c.ScaleBytes(len(src))], dst[c.ScaleBytes(len(src)):]
 	// The last codes and scales are not written whole.
 	clear(codes[max(len(codes)-4, 0):])
 	clear(scales[max(len(scales)-4, 0):])
 	size := sizeOf(c)
-	if c == runtime.CodecF32 {
+	if c == kernel.CodecF32 {
 		copy(codes, hostmem.Bytes(src))
 		clear(lost)
 		return
@@ -59,17 +59,17 @@ func Encode(c runtime.Codec, dst []byte, src, lost []float32) {
 		i += len(x)
 		d := decoded[:len(x)]
 		switch c {
-		case runtime.CodecBF16, runtime.CodecF16:
+		case kernel.CodecBF16, kernel.CodecF16:
 			narrow(c, code, x, d, len(rest) > 0)
-		case runtime.CodecI2:
+		case kernel.CodecI2:
 			encodeTable(scale, code, x, d)
-		case runtime.CodecSign:
+		case kernel.CodecSign:
 			encodeSigns(scale, code, x, d)
-		case runtime.CodecFP8:
+		case kernel.CodecFP8:
 			encodeFP8(scale, code, x, d)
-		case runtime.CodecI8:
+		case kernel.CodecI8:
 			encodeIntegers(scale, code, x, d, 127)
-		case runtime.CodecI4:
+		case kernel.CodecI4:
 			encodeIntegers(scale, code, x, d, 7)
 		}
 		if len(rest) > 0 {
@@ -84,7 +84,7 @@ func Encode(c runtime.Codec, dst []byte, src, lost []float32) {
 }
 
 // Decode reads the first of n values in codec c from src, of c.Size(n) bytes, and stores them or adds them.
-func Decode(c runtime.Codec, dst []float32, src []byte, n int, add bool) {
+func Decode(c kernel.Codec, dst []float32, src []byte, n int, add bool) {
 	scales, codes := src[:c.ScaleBytes(n)], src[c.ScaleBytes(n):]
 	var values [group]float32
 	size := sizeOf(c)
@@ -110,8 +110,8 @@ func Decode(c runtime.Codec, dst []float32, src []byte, n int, add bool) {
 }
 
 // sizeOf returns how many values are encoded and decoded at a time: those that have a scale in common, or many.
-func sizeOf(c runtime.Codec) int {
-	if c >= runtime.CodecFP8 && c != runtime.CodecI2 {
+func sizeOf(c kernel.Codec) int {
+	if c >= kernel.CodecFP8 && c != kernel.CodecI2 {
 		return block
 	}
 	return group
@@ -121,27 +121,27 @@ func sizeOf(c runtime.Codec) int {
 func halves(code []byte, n int) []uint16 { return hostmem.Slice[uint16](hostmem.Addr(code), n) }
 
 // decodeBlock decodes values with a scale in common.
-func decodeBlock(c runtime.Codec, y []float32, code, scale []byte) {
+func decodeBlock(c kernel.Codec, y []float32, code, scale []byte) {
 	switch c {
-	case runtime.CodecF32:
+	case kernel.CodecF32:
 		copy(hostmem.Bytes(y), code)
-	case runtime.CodecBF16:
+	case kernel.CodecBF16:
 		convert.BF16ToF32(y, halves(code, len(y)))
-	case runtime.CodecF16:
+	case kernel.CodecF16:
 		convert.F16ToF32(y, halves(code, len(y)))
-	case runtime.CodecFP8:
+	case kernel.CodecFP8:
 		s := bf16(scale)
 		for i, q := range code[:len(y)] {
 			y[i] = float32(fp8[q] * s)
 		}
-	case runtime.CodecI8:
+	case kernel.CodecI8:
 		s := bf16(scale)
 		for i, q := range code[:len(y)] {
 			if y[i] = float32(float32(int8(q)) * s); q == 0x80 {
 				y[i] = nan
 			}
 		}
-	case runtime.CodecI4:
+	case kernel.CodecI4:
 		s := bf16(scale)
 		for i := range y {
 			q := int8(code[i/2]<<(4-i%2*4)) >> 4
@@ -149,11 +149,11 @@ func decodeBlock(c runtime.Codec, y []float32, code, scale []byte) {
 				y[i] = nan
 			}
 		}
-	case runtime.CodecI2:
+	case kernel.CodecI2:
 		for i := range y {
 			y[i] = math.Float32frombits(le.Uint32(scale[code[i/4]>>(i%4*2)&3*4:]))
 		}
-	case runtime.CodecSign:
+	case kernel.CodecSign:
 		s := uint32(le.Uint16(scale)) << 16
 		for i := range y {
 			y[i] = math.Float32frombits(s ^ uint32(code[i/8]>>(i%8))<<31)
@@ -254,9 +254,9 @@ func encodeFP8(scaleAt, codes []byte, x, decoded []float32) {
 }
 
 // narrow writes 16-bit floats, and stores what they decode to if that is wanted.
-func narrow(c runtime.Codec, code []byte, x, decoded []float32, wanted bool) {
+func narrow(c kernel.Codec, code []byte, x, decoded []float32, wanted bool) {
 	h, most := halves(code, len(x)), uint32(0x477fe000)
-	if c == runtime.CodecBF16 {
+	if c == kernel.CodecBF16 {
 		most = 0x7f7f0000
 	}
 	if f32.CountRange(x, most+1, infinity-1) > 0 {
@@ -268,7 +268,7 @@ func narrow(c runtime.Codec, code []byte, x, decoded []float32, wanted bool) {
 		}
 		x = decoded
 	}
-	if c == runtime.CodecF16 {
+	if c == kernel.CodecF16 {
 		if convert.F32ToF16(h, x); wanted {
 			convert.F16ToF32(decoded, h)
 		}
@@ -381,8 +381,8 @@ func putTable(tableAt, codes []byte, table [4]float32, decoded []float32) {
 	for b, v := range table {
 		le.PutUint32(tableAt[4*b:], math.Float32bits(v))
 	}
-	done := decodeBlocks(runtime.CodecI2, decoded, codes, tableAt, false)
-	decodeBlock(runtime.CodecI2, decoded[done:], codes[done/4:], tableAt)
+	done := decodeBlocks(kernel.CodecI2, decoded, codes, tableAt, false)
+	decodeBlock(kernel.CodecI2, decoded[done:], codes[done/4:], tableAt)
 }
 
 // partial are the partial sums that CodecI2 is specified with.

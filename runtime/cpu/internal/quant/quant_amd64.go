@@ -4,7 +4,7 @@ package quant
 
 import (
 	"github.com/tutti-go/tutti/internal/simd"
-	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // The vectorised functions return how many values from the first on they handled: whole blocks, at most
@@ -12,33 +12,33 @@ import (
 
 const step = simd.Chunk / 4
 
-func encodeBlocks(c runtime.Codec, codes, scales []byte, src, lost []float32) int {
+func encodeBlocks(c kernel.Codec, codes, scales []byte, src, lost []float32) int {
 	if src = src[:min(len(src), step)&^(block-1)]; !simd.AVX2 || len(src) == 0 {
 		return 0
 	}
 	switch c {
-	case runtime.CodecI8:
+	case kernel.CodecI8:
 		return block * quantizeI8AVX2(&codes[0], &scales[0], src, lost, 127)
-	case runtime.CodecI4:
+	case kernel.CodecI4:
 		return block * quantizeI4AVX2(&codes[0], &scales[0], src, lost, 7)
-	case runtime.CodecSign:
+	case kernel.CodecSign:
 		return block * quantizeSignAVX2(&codes[0], &scales[0], src, lost)
 	}
 	return 0
 }
 
-func decodeBlocks(c runtime.Codec, dst []float32, codes, scales []byte, add bool) int {
+func decodeBlocks(c kernel.Codec, dst []float32, codes, scales []byte, add bool) int {
 	if dst = dst[:min(len(dst), step)&^(block-1)]; !simd.AVX2 || len(dst) == 0 {
 		return 0
 	}
 	switch c {
-	case runtime.CodecI8:
+	case kernel.CodecI8:
 		return block * dequantizeI8AVX2(dst, &codes[0], &scales[0], add)
-	case runtime.CodecI4:
+	case kernel.CodecI4:
 		return block * dequantizeI4AVX2(dst, &codes[0], &scales[0], add)
-	case runtime.CodecSign:
+	case kernel.CodecSign:
 		return block * dequantizeSignAVX2(dst, &codes[0], &scales[0], add)
-	case runtime.CodecI2:
+	case kernel.CodecI2:
 		return block * dequantizeI2AVX2(dst[:min(len(dst), group)], &codes[0], &scales[0], add)
 	}
 	return 0

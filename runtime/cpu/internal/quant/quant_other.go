@@ -2,11 +2,11 @@
 
 package quant
 
-import "github.com/tutti-go/tutti/runtime"
+import "github.com/tutti-go/tutti/runtime/kernel"
 
-func encodeBlocks(runtime.Codec, []byte, []byte, []float32, []float32) int { return 0 }
+func encodeBlocks(kernel.Codec, []byte, []byte, []float32, []float32) int { return 0 }
 
-func decodeBlocks(runtime.Codec, []float32, []byte, []byte, bool) int { return 0 }
+func decodeBlocks(kernel.Codec, []float32, []byte, []byte, bool) int { return 0 }
 
 func sumGroup([]float32, *partial) bool { return false }
 

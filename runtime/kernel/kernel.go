@@ -1,9 +1,10 @@
-package runtime
+package kernel
 
 import (
 	"fmt"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
 )
 
 // Entries is a list of sparse elements in device memory.
@@ -60,9 +61,9 @@ type Copy struct {
 // MaxCopies is how many copies [Kernels.CopyIf] makes at most.
 const MaxCopies = 4
 
-// Near says which thresholds [Kernels.SelectNear] accepts, and what becomes of
+// Acceptance says which thresholds [Kernels.SelectNear] accepts, and what becomes of
 // them.
-type Near struct {
+type Acceptance struct {
 	Min int // fewest entries that may pass
 	// Interval is for how many calls a threshold serves before it is computed
 	// exactly again; 0: as long as it is accepted.
@@ -89,15 +90,15 @@ type Piece struct {
 // MaxPieces is how many pieces [Kernels.CopyPieces] puts together at most.
 const MaxPieces = 8
 
-// Back is the arguments of [Kernels.GiveBack]. The zero Back gives nothing back.
-type Back struct {
+// Restoration is the arguments of [Kernels.GiveBack]. The zero Restoration gives nothing back.
+type Restoration struct {
 	Dst   Array
 	L     Entries
 	Taken Entries
 }
 
 // Kernels is what the sparse patterns of package distributed need of a device.
-// A runtime that has them implements [KernelProvider].
+// A runtime that has them implements [Provider].
 //
 // Conventions, the same on every device:
 //
@@ -111,8 +112,8 @@ type Back struct {
 //     cut anywhere. Buffers do not overlap unless a method says so.
 //   - Arguments that can be seen without waiting are checked before anything is
 //     submitted: a negative length or one above 2^31-1, a nil address with a
-//     length above zero or of a number that is not optional are [ErrArgument],
-//     another type of gradient is [ErrDType].
+//     length above zero or of a number that is not optional are [runtime.ErrArgument],
+//     another type of gradient is [runtime.ErrDType].
 //   - Lists may come from another rank. An index out of range is skipped and
 //     counted ([Array].Faults). Whatever a list holds, no memory outside the
 //     arrays is touched. The result of a list that does not ascend is undefined,
@@ -181,7 +182,7 @@ type Kernels interface {
 	// 4*passed > 5k, and not below the smallest number above 0. Otherwise TopK
 	// selects, without zeros, and leaves its threshold, of age 0. dst.Len is set.
 	// used, if not 0, is the address of an F32 for the threshold that was used.
-	SelectNear(src Source, k int, state uintptr, o Near, dst Entries, used uintptr) error
+	SelectNear(src Source, k int, state uintptr, o Acceptance, dst Entries, used uintptr) error
 	// Fit stores in the F32 at threshold |mean| + z*std of the array, in F64 until
 	// it is stored (mean and population standard deviation), and not below the
 	// smallest number above 0; a NaN stays one, and without elements both moments
@@ -220,7 +221,7 @@ type Kernels interface {
 	// Store. Besides, it does what GiveBack(back.Dst, back.L, back.Taken) does, if back.L may
 	// hold entries. back.Dst may be the memory at rest, if no index that is given back is one
 	// of the lists'.
-	Merge(dst uintptr, dt dtype.DType, n int, lists []Entries, scale float32, faults, rest uintptr, back Back) error
+	Merge(dst uintptr, dt dtype.DType, n int, lists []Entries, scale float32, faults, rest uintptr, back Restoration) error
 	// Union writes the entries that Merge would make different from what it
 	// started with, those whose sum is 0 included: the union of the lists'
 	// indices, ascending, and the sums. dst.Len is set to how many there are. threshold, if
@@ -282,18 +283,19 @@ type Kernels interface {
 	Balance(samples uintptr, m, n int, bounds uintptr, parts int) error
 }
 
-// KernelProvider is implemented by runtimes that have kernels.
-type KernelProvider interface {
+// Provider is implemented by runtimes that have kernels.
+type Provider interface {
 	// Kernels returns the kernels, whose work is ordered on the runtime's compute
 	// stream.
 	Kernels() Kernels
 }
 
-// KernelsOf returns rt's kernels. The error of a runtime that has none wraps
-// [ErrUnsupported].
-func KernelsOf(rt Runtime) (Kernels, error) {
-	if p, ok := rt.(KernelProvider); ok {
-		return p.Kernels(), nil
+// Lookup returns the kernels of a runtime. The error of a runtime that has none wraps
+// [runtime.ErrUnsupported].
+func Lookup(rt runtime.Runtime) (Kernels, error) {
+	provider, ok := rt.(Provider)
+	if !ok {
+		return nil, fmt.Errorf("runtime %s has no sparse kernels: %w", rt.Name(), runtime.ErrUnsupported)
 	}
-	return nil, fmt.Errorf("runtime %s has no sparse kernels: %w", rt.Name(), ErrUnsupported)
+	return provider.Kernels(), nil
 }
