@@ -231,7 +231,7 @@ func (e *engine) topK(src kernel.Source, k int, dst kernel.Entries, threshold ui
 }
 
 func (e *engine) topOf(l kernel.Entries, k int, dst kernel.Entries) {
-	e.do(func() error { return e.kernels.TopOf(l, k, dst, 0, kernel.Array{}) })
+	e.do(func() error { return e.kernels.TopKList(l, k, dst, 0, kernel.Array{}) })
 }
 
 // topOutside selects as many entries as there is room for of those outside of a partition, the
@@ -242,12 +242,12 @@ func (e *engine) topOutside(l kernel.Entries, partition number, dst kernel.Entri
 	if !e.cfg.NoErrorFeedback {
 		rest = e.array(e.residual)
 	}
-	e.do(func() error { return e.kernels.TopOf(l, dst.N, dst, e.at(partition), rest) })
+	e.do(func() error { return e.kernels.TopKList(l, dst.N, dst, e.at(partition), rest) })
 }
 
 func (e *engine) aboveOf(l kernel.Entries, threshold uintptr, dst kernel.Entries) {
 	e.makes(dst)
-	e.do(func() error { return e.kernels.AboveOf(l, threshold, dst) })
+	e.do(func() error { return e.kernels.SelectList(l, threshold, dst) })
 }
 
 // merge also gives back what is left over.
@@ -272,7 +272,7 @@ func (e *engine) copyPieces(pieces []kernel.Piece) {
 // in taken.
 func (e *engine) giveBack(l, taken kernel.Entries) {
 	if e.err == nil && !e.cfg.NoErrorFeedback && l.N > 0 {
-		e.check(e.kernels.GiveBack(e.array(e.residual), l, taken))
+		e.check(e.kernels.Restore(e.array(e.residual), l, taken))
 	}
 }
 

@@ -27,6 +27,6 @@ func (e *engine) addMomentum(g Input) Input {
 // mask makes 0 of the velocity what was selected: momentum factor masking.
 func (e *engine) mask(selected kernel.Entries) {
 	if e.cfg.Momentum > 0 && e.err == nil && selected.Idx != 0 {
-		e.check(e.kernels.ZeroAt(kernel.Array{Ptr: base.At(e.residual, e.n), N: e.n}, selected))
+		e.check(e.kernels.ScatterZero(kernel.Array{Ptr: base.At(e.residual, e.n), N: e.n}, selected))
 	}
 }

@@ -75,7 +75,7 @@ func (s *Reducer) ClearResult(t *runtime.Tensor) error {
 		return err
 	}
 	for _, l := range s.result.lists {
-		s.do(func() error { return s.kernels.ZeroAt(s.array(ptr), l) })
+		s.do(func() error { return s.kernels.ScatterZero(s.array(ptr), l) })
 	}
 	return base.OpError(op, s.failure())
 }

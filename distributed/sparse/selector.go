@@ -201,7 +201,7 @@ func (s *custom) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entrie
 		s.check(s.rt.Fill(dst.Len, 1, dtype.I32, float64(k)))
 	}
 	s.tell(dst)
-	s.do(func() error { return s.kernels.ZeroAt(s.array(s.residual), dst) })
+	s.do(func() error { return s.kernels.ScatterZero(s.array(s.residual), dst) })
 	return dst
 }
 

@@ -156,8 +156,8 @@ func (k kernels) Refine(x uintptr, n int, threshold uintptr, wanted int, factors
 	return c.with(func(s *scratch) { *t = s.refine(xs, *t, wanted, factors) })
 }
 
-func (k kernels) TopOf(l kernel.Entries, n int, dst kernel.Entries, without uintptr, rest kernel.Array) error {
-	c := k.checks("TopOf")
+func (k kernels) TopKList(l kernel.Entries, n int, dst kernel.Entries, without uintptr, rest kernel.Array) error {
+	c := k.checks("TopKList")
 	from, to, hole := c.list("l", l), c.target("dst", dst), optional[[2]int32](&c, without)
 	x, faults := c.optionalArray(rest)
 	c.room(dst, c.length("k", n), l.N)
@@ -178,8 +178,8 @@ func (k kernels) TopOf(l kernel.Entries, n int, dst kernel.Entries, without uint
 	})
 }
 
-func (k kernels) AboveOf(l kernel.Entries, threshold uintptr, dst kernel.Entries) error {
-	c := k.checks("AboveOf")
+func (k kernels) SelectList(l kernel.Entries, threshold uintptr, dst kernel.Entries) error {
+	c := k.checks("SelectList")
 	from, to := c.list("l", l), c.target("dst", dst)
 	t := number[float32](&c, "threshold", threshold)
 	if c.err == nil {
@@ -277,8 +277,8 @@ func (k kernels) scatter(name string, scatter func([]float32, entries) int32, ds
 	return c.err
 }
 
-func (k kernels) ZeroAt(dst kernel.Array, l kernel.Entries) error {
-	c := k.checks("ZeroAt")
+func (k kernels) ScatterZero(dst kernel.Array, l kernel.Entries) error {
+	c := k.checks("ScatterZero")
 	x, faults := c.array(dst)
 	if idx := c.indices("l", l); c.err == nil {
 		add(faults, zeroAt(x, idx))
@@ -286,8 +286,8 @@ func (k kernels) ZeroAt(dst kernel.Array, l kernel.Entries) error {
 	return c.err
 }
 
-func (k kernels) GiveBack(dst kernel.Array, l, taken kernel.Entries) error {
-	c := k.checks("GiveBack")
+func (k kernels) Restore(dst kernel.Array, l, taken kernel.Entries) error {
+	c := k.checks("Restore")
 	x, faults := c.array(dst)
 	from, without := c.list("l", l), c.indices("taken", taken)
 	return c.with(func(s *scratch) { add(faults, s.giveBack(x, from, without)) })

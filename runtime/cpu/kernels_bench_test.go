@@ -188,8 +188,8 @@ func BenchmarkKernels(b *testing.B) {
 		{"Scale", 8 * n, func() error { return w.Scale(y, dtype.F32, n, minus) }},
 		{"ScatterAdd", 16 * m, func() error { return w.ScatterAdd(array, list, 0.5) }},
 		{"ScatterSet", 12 * m, func() error { return w.ScatterSet(array, list) }},
-		{"ZeroAt", 8 * m, func() error { return w.ZeroAt(array, list) }},
-		{"GiveBack", 16 * m, func() error { return w.GiveBack(array, list, other) }},
+		{"ScatterZero", 8 * m, func() error { return w.ScatterZero(array, list) }},
+		{"Restore", 16 * m, func() error { return w.Restore(array, list, other) }},
 		{"Union", 16 * (m + mb), func() error { return w.Union(out, n, both, 1, 0, 0) }},
 		{"Merge", 4*n + 8*(m+mb), func() error { return w.Merge(y, dtype.F32, n, both, 0.5, 0, 0, kernel.Restoration{}) }},
 		{"Merge bf16", 2*n + 8*(m+mb), func() error { return w.Merge(half, dtype.BF16, n, both, 0.5, 0, 0, kernel.Restoration{}) }},
@@ -233,10 +233,10 @@ func BenchmarkStep(b *testing.B) {
 			{"select near", func() error { return w.SelectNear(src, k, state, near, out, used) }},
 			{"select near bf16", func() error { return w.SelectNear(bf16, k, state, near, out, used) }},
 			{"fit", func() error { return w.Fit(src, 2.5758, used) }},
-			{"top of list", func() error { return w.TopOf(list, k/2, out, 0, kernel.Array{}) }},
+			{"top of list", func() error { return w.TopKList(list, k/2, out, 0, kernel.Array{}) }},
 			{"merge", func() error { return w.Merge(y, dtype.F32, n, both, 0.5, 0, 0, kernel.Restoration{}) }},
 			{"union", func() error { return w.Union(out, n, both, 1, 0, 0) }},
-			{"give back", func() error { return w.GiveBack(kernel.Array{Ptr: y, N: n}, list, other) }},
+			{"give back", func() error { return w.Restore(kernel.Array{Ptr: y, N: n}, list, other) }},
 			{"estimate", func() error {
 				for round := range 5 {
 					previous := counts

@@ -139,8 +139,8 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 		},
 		"Fit":         func() error { return w.Fit(src, 2, zero) },
 		"Refine":      func() error { return w.Refine(x, n, one, k, factors) },
-		"TopOf":       func() error { return w.TopOf(list, k/2, out, 0, kernel.Array{}) },
-		"AboveOf":     func() error { return w.AboveOf(list, one, out) },
+		"TopKList":    func() error { return w.TopKList(list, k/2, out, 0, kernel.Array{}) },
+		"SelectList":  func() error { return w.SelectList(list, one, out) },
 		"CountAbove":  func() error { return w.CountAbove(list, thresholds, 3, words) },
 		"Narrow":      func() error { return w.Narrow(state, 0, k, thresholds, 3) },
 		"Merge":       func() error { return w.Merge(y, dtype.F32, n, both, 0.5, words, 0, kernel.Restoration{}) },
@@ -148,8 +148,8 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 		"Union":       func() error { return w.Union(out, n, both, 0.5, words, 0) },
 		"ScatterAdd":  func() error { return w.ScatterAdd(array, list, 1) },
 		"ScatterSet":  func() error { return w.ScatterSet(array, list) },
-		"ZeroAt":      func() error { return w.ZeroAt(array, list) },
-		"GiveBack":    func() error { return w.GiveBack(array, list, other) },
+		"ScatterZero": func() error { return w.ScatterZero(array, list) },
+		"Restore":     func() error { return w.Restore(array, list, other) },
 		"LowerBounds": func() error { return w.LowerBounds(list, bounds, 4, words, thresholds) },
 		"CopyPieces":  func() error { return w.CopyPieces(pieces) },
 		"Sample":      func() error { return w.Sample(list, quantiles, n, words) },
@@ -324,12 +324,12 @@ func FuzzLists(f *testing.F) {
 		counted(outside[0]+outside[1]+outside[0], w.Merge(dense, dtype.F32, n, lists, 1, faults, 0, kernel.Restoration{Dst: other, L: lists[0], Taken: lists[1]}))
 		counted(outside[0], w.ScatterAdd(array, lists[0], 1))
 		counted(outside[1], w.ScatterSet(array, lists[1]))
-		counted(outside[0], w.ZeroAt(array, lists[0]))
-		counted(outside[0], w.GiveBack(array, lists[0], lists[1]))
-		counted(outside[1], w.GiveBack(array, lists[1], lists[0]))
+		counted(outside[0], w.ScatterZero(array, lists[0]))
+		counted(outside[0], w.Restore(array, lists[0], lists[1]))
+		counted(outside[1], w.Restore(array, lists[1], lists[0]))
 		top := w.list(entries{}, 5)
-		counted(0, w.TopOf(lists[1], 5, top, 0, kernel.Array{}))
-		counted(0, w.AboveOf(lists[1], put(w, float32(3)), top))
+		counted(0, w.TopKList(lists[1], 5, top, 0, kernel.Array{}))
+		counted(0, w.SelectList(lists[1], put(w, float32(3)), top))
 		bounds := put[int32](w, 0, int32(n/2), int32(n))
 		within := put(w, length, int32(n/2))
 		left, none := int32(0), w.list(entries{}, 5)
@@ -339,9 +339,9 @@ func FuzzLists(f *testing.F) {
 					left++
 				}
 			}
-			counted(left, w.TopOf(lists[0], 0, none, within, array))
+			counted(left, w.TopKList(lists[0], 0, none, within, array))
 		} else {
-			require.NoError(t, w.TopOf(lists[0], 2, none, within, array))
+			require.NoError(t, w.TopKList(lists[0], 2, none, within, array))
 			read[int32](faults, 1)[0] = 0
 			counted(0, nil)
 		}

@@ -10,7 +10,7 @@ import (
 
 // BenchmarkExchange times each kernel of a steady step of oktopk between two ranks on the
 // device's own clock, with lists of 1 %: where an exchange's time goes but for messages.
-// What comes behind "GiveBack" is of other steps: where something has to be cut, and where
+// What comes behind "Restore" is of other steps: where something has to be cut, and where
 // the threshold is estimated, of all sums.
 func BenchmarkExchange(b *testing.B) {
 	fmt.Println("| elements | kernel | us |\n| ---: | --- | ---: |")
@@ -32,15 +32,15 @@ func BenchmarkExchange(b *testing.B) {
 			name string
 			run  func() error
 		}{
-			{"TopOf, what is outside", func() error { return g.TopOf(picks, k, sent, bounds, residual) }},
+			{"TopKList, what is outside", func() error { return g.TopKList(picks, k, sent, bounds, residual) }},
 			{"CopyPieces, beside the messages", func() error {
 				return g.CopyPieces([]kernel.Piece{{From: picks, Start: bounds, End: bounds + 4, ByIndex: true, To: result}})
 			}},
 			{"Union, what passes", func() error { return g.Union(passed, n, both, 1, faults, passing) }},
-			{"GiveBack", func() error { return g.GiveBack(residual, sent, received) }},
-			{"TopOf, 9 of 10 outside", func() error { return g.TopOf(picks, picks.N*9/20, sent, bounds, residual) }},
+			{"Restore", func() error { return g.Restore(residual, sent, received) }},
+			{"TopKList, 9 of 10 outside", func() error { return g.TopKList(picks, picks.N*9/20, sent, bounds, residual) }},
 			{"Union", func() error { return g.Union(sums, n, both, 1, faults, 0) }},
-			{"AboveOf", func() error { return g.AboveOf(sums, passing, passed) }},
+			{"SelectList", func() error { return g.SelectList(sums, passing, passed) }},
 		} {
 			fmt.Printf("| %d | %s | %.1f |\n", n, c.name, graphTime(g, c.run))
 		}

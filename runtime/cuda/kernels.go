@@ -381,9 +381,9 @@ func (s *sparse) Refine(x uintptr, n int, threshold uintptr, k int, factors []fl
 	})
 }
 
-// TopOf implements [kernel.Kernels].
-func (s *sparse) TopOf(l kernel.Entries, k int, dst kernel.Entries, without uintptr, rest kernel.Array) error {
-	c := s.checks("TopOf")
+// TopKList implements [kernel.Kernels].
+func (s *sparse) TopKList(l kernel.Entries, k int, dst kernel.Entries, without uintptr, rest kernel.Array) error {
+	c := s.checks("TopKList")
 	c.list("l", l)
 	c.target(dst)
 	c.room(dst, c.length("k", k), l.N)
@@ -397,9 +397,9 @@ func (s *sparse) TopOf(l kernel.Entries, k int, dst kernel.Entries, without uint
 	})
 }
 
-// AboveOf implements [kernel.Kernels].
-func (s *sparse) AboveOf(l kernel.Entries, threshold uintptr, dst kernel.Entries) error {
-	c := s.checks("AboveOf")
+// SelectList implements [kernel.Kernels].
+func (s *sparse) SelectList(l kernel.Entries, threshold uintptr, dst kernel.Entries) error {
+	c := s.checks("SelectList")
 	c.list("l", l)
 	c.target(dst)
 	c.number("threshold", threshold, 4)
@@ -563,17 +563,17 @@ func (s *sparse) ScatterSet(dst kernel.Array, l kernel.Entries) error {
 	return c.submit(func() error { return s.scatter(kernelScatterSet, kernel.Restoration{Dst: dst, L: l}, 1) })
 }
 
-// ZeroAt implements [kernel.Kernels].
-func (s *sparse) ZeroAt(dst kernel.Array, l kernel.Entries) error {
-	c := s.checks("ZeroAt")
+// ScatterZero implements [kernel.Kernels].
+func (s *sparse) ScatterZero(dst kernel.Array, l kernel.Entries) error {
+	c := s.checks("ScatterZero")
 	c.array(dst)
 	c.indices("l", l)
 	return c.submit(func() error { return s.scatter(kernelZeroAt, kernel.Restoration{Dst: dst, L: l}, 1) })
 }
 
-// GiveBack implements [kernel.Kernels].
-func (s *sparse) GiveBack(dst kernel.Array, l, taken kernel.Entries) error {
-	c, b := s.checks("GiveBack"), kernel.Restoration{Dst: dst, L: l, Taken: taken}
+// Restore implements [kernel.Kernels].
+func (s *sparse) Restore(dst kernel.Array, l, taken kernel.Entries) error {
+	c, b := s.checks("Restore"), kernel.Restoration{Dst: dst, L: l, Taken: taken}
 	c.back(b)
 	return c.submit(func() error { return s.scatter(kernelGiveBack, b, 1) })
 }

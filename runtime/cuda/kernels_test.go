@@ -161,8 +161,8 @@ func (b *bench) program(seed uint64, n int, dt dtype.DType) []work {
 			return b.SelectNear(src, k, state, kernel.Acceptance{Min: k / 2, Interval: 8, Step: 1.03}, near, used)
 		}},
 		{"Select", func() error { return b.Select(plain, threshold, picked) }},
-		{"TopOf", func() error { return b.TopOf(near, k/2, of, 0, kernel.Array{}) }},
-		{"TopOf what is outside", func() error { return b.TopOf(near, k/3, of, bounds+4, array) }},
+		{"TopKList", func() error { return b.TopKList(near, k/2, of, 0, kernel.Array{}) }},
+		{"TopKList what is outside", func() error { return b.TopKList(near, k/3, of, bounds+4, array) }},
 		{"Merge", func() error {
 			return b.Merge(dense, dt, n, lists, 0.3, faults, 0, kernel.Restoration{Dst: array, L: near, Taken: of})
 		}},
@@ -172,13 +172,13 @@ func (b *bench) program(seed uint64, n int, dt dtype.DType) []work {
 		{"Union of two", func() error { return b.Union(pair, n, lists[:2], 0.3, faults, threshold) }},
 		{"Union of two, cut", func() error { return b.Union(cut, n, lists[:2], 0.3, faults, 0) }},
 		{"Union, cut", func() error { return b.Union(cut, n, lists, 0.3, faults, 0) }},
-		{"AboveOf", func() error { return b.AboveOf(union, threshold, picked) }},
+		{"SelectList", func() error { return b.SelectList(union, threshold, picked) }},
 		{"CountAbove", func() error { return b.CountAbove(union, thresholds, 40, counts) }},
 		{"Narrow", func() error { return b.Narrow(bracket, 0, k, thresholds, 40) }},
 		{"ScatterAdd", func() error { return b.ScatterAdd(array, union, 0.7) }},
 		{"ScatterSet", func() error { return b.ScatterSet(array, top) }},
-		{"GiveBack", func() error { return b.GiveBack(array, union, near) }},
-		{"ZeroAt", func() error { return b.ZeroAt(array, of) }},
+		{"Restore", func() error { return b.Restore(array, union, near) }},
+		{"ScatterZero", func() error { return b.ScatterZero(array, of) }},
 		{"Accumulate", func() error {
 			return b.Accumulate(kernel.Source{X: plain.X, N: n, Grad: src.Grad, DType: dt, Factor: src.Factor})
 		}},
@@ -464,12 +464,12 @@ func benchmarkKernels(b *testing.B, n int) {
 			return g.Merge(y, dtype.F32, n, slices.Concat(lists, lists, lists, lists), 0.5, faults, 0, kernel.Restoration{})
 		}},
 		{"Union, 2 lists", 32 * k, func() error { return g.Union(union, n, lists, 0.5, faults, 0) }},
-		{"TopOf", 8 * k, func() error { return g.TopOf(dst, k/2, of, 0, kernel.Array{}) }},
-		{"AboveOf", 8 * k, func() error { return g.AboveOf(dst, exact, again) }},
+		{"TopKList", 8 * k, func() error { return g.TopKList(dst, k/2, of, 0, kernel.Array{}) }},
+		{"SelectList", 8 * k, func() error { return g.SelectList(dst, exact, again) }},
 		{"CountAbove 16", 4 * k, func() error { return g.CountAbove(dst, x, 16, again.Idx) }},
 		{"ScatterAdd 1%", 16 * k, func() error { return g.ScatterAdd(array, dst, 0.5) }},
-		{"GiveBack 1%", 20 * k, func() error { return g.GiveBack(array, dst, again) }},
-		{"ZeroAt 1%", 8 * k, func() error { return g.ZeroAt(array, dst) }},
+		{"Restore 1%", 20 * k, func() error { return g.Restore(array, dst, again) }},
+		{"ScatterZero 1%", 8 * k, func() error { return g.ScatterZero(array, dst) }},
 	} {
 		for range 300 { // memory, and a residual and a threshold that are as they stay
 			require.NoError(b, c.run(), c.name)

@@ -17,7 +17,7 @@ type Entries struct {
 	// may come from another rank.
 	Len uintptr
 	// Shared is not 0 in a list that other ranks have as well, in their memory (comm.SharedLists): TopK,
-	// Select, SelectNear, TopOf, AboveOf and Union write such a dst there too. All other methods ignore it.
+	// Select, SelectNear, TopKList, SelectList and Union write such a dst there too. All other methods ignore it.
 	Shared uintptr
 }
 
@@ -90,7 +90,7 @@ type Piece struct {
 // MaxPieces is how many pieces [Kernels.CopyPieces] puts together at most.
 const MaxPieces = 8
 
-// Restoration is the arguments of [Kernels.GiveBack]. The zero Restoration gives nothing back.
+// Restoration is the arguments of [Kernels.Restore]. The zero Restoration restores nothing.
 type Restoration struct {
 	Dst   Array
 	L     Entries
@@ -137,11 +137,11 @@ type Kernels interface {
 	// Source describes (src.Take is ignored, src.Grad may not be 0).
 	Accumulate(src Source) error
 	// Store writes dst[i] = dt(src[i] * scale), rounding to nearest even.
-	// dst == src is allowed for F32. rest, if not 0, is the address of n F32: a
+	// dst == src is allowed for F32. excess, if not 0, is the address of n F32: a
 	// finite product beyond the largest number of dt is stored as that number, with
-	// its sign, and what it is larger is added to rest[i]. Otherwise it becomes an
+	// its sign, and the difference is added to excess[i]. Otherwise it becomes an
 	// infinity.
-	Store(dst uintptr, dt dtype.DType, src uintptr, n int, scale float32, rest uintptr) error
+	Store(dst uintptr, dt dtype.DType, src uintptr, n int, scale float32, excess uintptr) error
 	// Scale multiplies in place: x[i] = dt(float32(x[i]) * factor), where factor
 	// is the address of an F32.
 	Scale(x uintptr, dt dtype.DType, n int, factor uintptr) error
@@ -194,14 +194,14 @@ type Kernels interface {
 	// all of them. factors ascend; there are at most 64 (without any, t stays).
 	Refine(x uintptr, n int, threshold uintptr, k int, factors []float32) error
 
-	// TopOf selects the k entries of largest magnitude of a list (all if it has
+	// TopKList selects the k entries of largest magnitude of a list (all if it has
 	// fewer, zeros too); among equals the earlier wins. dst.N is at least
 	// min(k, l.N). without, if not 0, is the address of two I32: entries whose index is not
 	// below the first and below the second take no part. Those that take part and are not
-	// selected are added to rest, unless its Ptr is 0: rest[idx[i]] += val[i].
-	TopOf(l Entries, k int, dst Entries, without uintptr, rest Array) error
-	// AboveOf selects the entries of a list of magnitude >= the F32 at threshold.
-	AboveOf(l Entries, threshold uintptr, dst Entries) error
+	// selected are added to residual, unless its Ptr is 0: residual[idx[i]] += val[i].
+	TopKList(l Entries, k int, dst Entries, without uintptr, residual Array) error
+	// SelectList selects the entries of a list of magnitude >= the F32 at threshold.
+	SelectList(l Entries, threshold uintptr, dst Entries) error
 	// CountAbove counts, for m thresholds (F32) at once, how many values of a list
 	// (l.Idx is not looked at) have magnitude >= it. counts are m I32.
 	CountAbove(l Entries, thresholds uintptr, m int, counts uintptr) error
@@ -217,11 +217,12 @@ type Kernels interface {
 	Narrow(bracket uintptr, counts uintptr, k int, thresholds uintptr, m int) error
 
 	// Merge writes all n elements of dst: 0, plus val * scale of every entry, list
-	// by list in the order given, in F32, rounded to dt at last. rest is that of
-	// Store. Besides, it does what GiveBack(back.Dst, back.L, back.Taken) does, if back.L may
-	// hold entries. back.Dst may be the memory at rest, if no index that is given back is one
+	// by list in the order given, in F32, rounded to dt at last. excess is that of
+	// Store. Besides, it does what Restore(back.Dst, back.L, back.Taken) does, if back.L may
+	// hold entries. back.Dst may be the memory at excess, if no index that is restored is one
 	// of the lists'.
-	Merge(dst uintptr, dt dtype.DType, n int, lists []Entries, scale float32, faults, rest uintptr, back Restoration) error
+	Merge(dst uintptr, dt dtype.DType, n int, lists []Entries, scale float32, faults, excess uintptr,
+		back Restoration) error
 	// Union writes the entries that Merge would make different from what it
 	// started with, those whose sum is 0 included: the union of the lists'
 	// indices, ascending, and the sums. dst.Len is set to how many there are. threshold, if
@@ -233,11 +234,11 @@ type Kernels interface {
 	ScatterAdd(dst Array, l Entries, scale float32) error
 	// ScatterSet stores dst[idx[i]] = val[i].
 	ScatterSet(dst Array, l Entries) error
-	// ZeroAt stores 0 at the indices of the list; l.Val is not looked at.
-	ZeroAt(dst Array, l Entries) error
-	// GiveBack adds dst[idx[i]] += val[i] for the entries of l whose index is not
+	// ScatterZero stores 0 at the indices of the list; l.Val is not looked at.
+	ScatterZero(dst Array, l Entries) error
+	// Restore adds dst[idx[i]] += val[i] for the entries of l whose index is not
 	// among those of taken. Only entries of l count as faults.
-	GiveBack(dst Array, l, taken Entries) error
+	Restore(dst Array, l, taken Entries) error
 	// LowerBounds stores for each of m bounds (I32) how many indices of the list
 	// are below it, in the I32 at positions; and, if lengths is not 0, there
 	// positions[i+1]-positions[i] for the first m-1.

@@ -27,7 +27,7 @@ func testTopOf(d *device) {
 			want := l.at(order[:min(count, len(order))])
 			list := d.list(l)
 			dst := d.target(min(count, list.N)+d.rng.IntN(40), d.rng.IntN(2) == 0)
-			require.NoError(d, d.TopOf(list, count, dst, 0, kernel.Array{}))
+			require.NoError(d, d.TopKList(list, count, dst, 0, kernel.Array{}))
 			d.equalEntries(want, len(want.idx), dst, "top %d", count)
 			if d.rng.IntN(3) == 0 {
 				d.checkTopOutside(l, count)
@@ -36,7 +36,7 @@ func testTopOf(d *device) {
 	})
 }
 
-// checkTopOutside has TopOf select from a list without a part of it, and add the rest to an
+// checkTopOutside has TopKList select from a list without a part of it, and add the rest to an
 // array.
 func (d *device) checkTopOutside(l entries, count int) {
 	n := 2 * len(l.idx)
@@ -78,7 +78,7 @@ func (d *device) checkTopOutside(l entries, count int) {
 	list := d.list(l)
 	dst := d.target(min(count, list.N), d.rng.IntN(2) == 0)
 	rest := kernel.Array{Ptr: place(d, x), N: length, Faults: place(d, []int32{7})}
-	require.NoError(d, d.Kernels.TopOf(list, count, dst, place(d, bounds), rest))
+	require.NoError(d, d.Kernels.TopKList(list, count, dst, place(d, bounds), rest))
 	d.equalEntries(want, len(want.idx), dst, "top %d outside of %v", count, bounds)
 	d.equalFloats(sums, read[float32](d, rest.Ptr, length), "what is left out of top %d outside of %v", count, bounds)
 	require.Equal(d, faults, readOne[int32](d, rest.Faults), "faults, seed %d", Seed)
@@ -91,7 +91,7 @@ func testAboveOf(d *device) {
 			total := len(want.idx)
 			room := []int{total + 40, total, total / 2, 0}[d.rng.IntN(4)]
 			dst := d.target(room, d.rng.IntN(4) > 0)
-			require.NoError(d, d.AboveOf(d.list(l), d.number(threshold), dst))
+			require.NoError(d, d.SelectList(d.list(l), d.number(threshold), dst))
 			d.equalEntries(want.first(room), total, dst, "threshold %v, room for %d", threshold, room)
 		}
 	})
@@ -297,7 +297,7 @@ func testScatter(d *device) {
 					{"ScatterAdd, scaled", func(dst kernel.Array) error { return d.ScatterAdd(dst, list, -0.3) },
 						func(old, v float32) float32 { return sum(old, product(v, -0.3)) }},
 					{"ScatterSet", func(dst kernel.Array) error { return d.ScatterSet(dst, list) }, func(_, v float32) float32 { return v }},
-					{"ZeroAt", func(dst kernel.Array) error { return d.ZeroAt(dst, zero) }, func(_, _ float32) float32 { return 0 }},
+					{"ScatterZero", func(dst kernel.Array) error { return d.ScatterZero(dst, zero) }, func(_, _ float32) float32 { return 0 }},
 				} {
 					want := slices.Clone(x)
 					for j, i := range l.idx {
@@ -321,7 +321,7 @@ func testGiveBack(d *device) {
 			for _, share := range []int{0, 1, 2, 20} {
 				d.each(func(d *device) {
 					b, check := d.given(n, m, share)
-					require.NoError(d, d.GiveBack(b.Dst, b.L, b.Taken))
+					require.NoError(d, d.Restore(b.Dst, b.L, b.Taken))
 					check()
 				}, "%d of %d, share %d", m, n, share)
 			}
@@ -329,7 +329,7 @@ func testGiveBack(d *device) {
 	}
 }
 
-// given makes what GiveBack gives back: m of n entries, but those that are taken, one of so many
+// given makes what Restore gives back: m of n entries, but those that are taken, one of so many
 // and some others. check looks at what comes of it.
 func (d *device) given(n, m, share int) (b kernel.Restoration, check func()) {
 	d.Helper()
@@ -531,15 +531,15 @@ func testHostile(d *device) {
 			dense, words := place(d, make([]float32, n)), func() uintptr { return place(d, make([]int32, 64)) }
 			bounds := place(d, []int32{0, int32(n / 2), int32(n)})
 			for name, err := range map[string]error{
-				"TopOf":       d.TopOf(l, 100, dst(100), bounds, array),
-				"AboveOf":     d.AboveOf(l, d.number(1), dst(100)),
+				"TopKList":    d.TopKList(l, 100, dst(100), bounds, array),
+				"SelectList":  d.SelectList(l, d.number(1), dst(100)),
 				"CountAbove":  d.CountAbove(l, d.number(1), 1, words()),
 				"Merge":       d.Merge(dense, dtype.F32, n, lists, 0.5, array.Faults, 0, kernel.Restoration{}),
 				"Union":       d.Union(dst(n), n, lists, 0.5, array.Faults, d.number(1)),
 				"ScatterAdd":  d.ScatterAdd(array, l, 1),
 				"ScatterSet":  d.ScatterSet(array, l),
-				"ZeroAt":      d.ZeroAt(array, lists[1]),
-				"GiveBack":    d.GiveBack(array, l, lists[1]),
+				"ScatterZero": d.ScatterZero(array, lists[1]),
+				"Restore":     d.Restore(array, l, lists[1]),
 				"LowerBounds": d.LowerBounds(l, bounds, 3, words(), words()),
 				"Sample":      d.Sample(l, []float64{0, 0.5, 0.99}, n, words()),
 				"CopyPieces": d.CopyPieces([]kernel.Piece{{From: l, Start: words(), End: l.Idx, To: dst(50)}, {From: lists[1], Start: l.Idx, To: dst(n)},
@@ -572,12 +572,12 @@ func testKernelArguments(d *device) {
 			d.Select(long, t, ok), d.Select(src, t, far),
 			d.SelectNear(long, 1, f64, near, ok, t), d.SelectNear(src, n, f64, near, ok, t), d.SelectNear(src, 1, f64, near, far, t),
 			d.Fit(long, 1, t), d.Refine(p, n, t, 1, nil), d.Refine(p, 8, t, n, nil),
-			d.TopOf(far, 1, ok, 0, kernel.Array{}), d.TopOf(ok, n, ok, 0, kernel.Array{}), d.TopOf(ok, 1, far, 0, kernel.Array{}), d.TopOf(ok, 1, ok, 0, wide), d.AboveOf(far, t, ok), d.AboveOf(ok, t, far),
+			d.TopKList(far, 1, ok, 0, kernel.Array{}), d.TopKList(ok, n, ok, 0, kernel.Array{}), d.TopKList(ok, 1, far, 0, kernel.Array{}), d.TopKList(ok, 1, ok, 0, wide), d.SelectList(far, t, ok), d.SelectList(ok, t, far),
 			d.CountAbove(far, t, 1, q), d.CountAbove(ok, t, n, q), d.Narrow(f64, 0, n, t, 1), d.Narrow(f64, 0, 1, t, n),
 			d.Merge(p, dtype.F32, n, nil, 1, 0, 0, kernel.Restoration{}), d.Merge(p, dtype.F32, 8, []kernel.Entries{ok, far}, 1, 0, 0, kernel.Restoration{}), d.Merge(p, dtype.F32, 8, nil, 1, 0, 0, kernel.Restoration{Dst: array, L: far}),
 			d.Union(ok, n, nil, 1, 0, 0), d.Union(ok, 8, []kernel.Entries{far}, 1, 0, 0), d.Union(far, 8, nil, 1, 0, 0),
 			d.ScatterAdd(wide, ok, 1), d.ScatterAdd(array, far, 1), d.ScatterSet(wide, ok), d.ScatterSet(array, far),
-			d.ZeroAt(wide, ok), d.ZeroAt(array, far), d.GiveBack(wide, ok, ok), d.GiveBack(array, far, ok), d.GiveBack(array, ok, far),
+			d.ScatterZero(wide, ok), d.ScatterZero(array, far), d.Restore(wide, ok, ok), d.Restore(array, far, ok), d.Restore(array, ok, far),
 			d.LowerBounds(far, q, 2, q, q), d.LowerBounds(ok, q, n, q, q),
 			d.CopyPieces([]kernel.Piece{{From: far, To: ok}}), d.CopyPieces([]kernel.Piece{{From: ok, To: far}}),
 			d.Sample(far, []float64{0}, 8, q), d.Sample(ok, []float64{0}, n, q), d.Balance(q, n, 8, q, 1), d.Balance(q, 8, n, q, 1))
@@ -593,13 +593,13 @@ func testKernelArguments(d *device) {
 		d.Select(noX, t, ok), d.Select(src, 0, ok), d.Select(src, t, none),
 		d.SelectNear(noX, 1, f64, near, ok, t), d.SelectNear(src, 1, 0, near, ok, t), d.SelectNear(src, 3, f64, near, few, t), d.SelectNear(src, 1, f64, near, noLen, t),
 		d.Fit(noX, 1, t), d.Fit(src, 1, 0), d.Refine(0, 1, t, 1, nil), d.Refine(p, 1, 0, 1, nil), d.Refine(p, 1, t, 1, make([]float32, 65)),
-		d.TopOf(none, 1, ok, 0, kernel.Array{}), d.TopOf(ok, 1, none, 0, kernel.Array{}), d.TopOf(ok, 3, few, 0, kernel.Array{}), d.AboveOf(none, t, ok), d.AboveOf(ok, 0, ok), d.AboveOf(ok, t, none),
+		d.TopKList(none, 1, ok, 0, kernel.Array{}), d.TopKList(ok, 1, none, 0, kernel.Array{}), d.TopKList(ok, 3, few, 0, kernel.Array{}), d.SelectList(none, t, ok), d.SelectList(ok, 0, ok), d.SelectList(ok, t, none),
 		d.CountAbove(none, t, 1, q), d.CountAbove(ok, 0, 1, q), d.CountAbove(ok, t, 1, 0), d.Narrow(0, 0, 1, t, 1), d.Narrow(f64, 0, 1, 0, 1),
 		d.Merge(0, dtype.F32, 1, nil, 1, 0, 0, kernel.Restoration{}), d.Merge(p, dtype.F32, 1, []kernel.Entries{none}, 1, 0, 0, kernel.Restoration{}), d.Merge(p, dtype.F32, 1, nil, 1, 0, 0, kernel.Restoration{Dst: noPtr}),
 		d.Merge(p, dtype.F32, 1, nil, 1, 0, 0, kernel.Restoration{Dst: array, Taken: none}),
 		d.Union(none, 1, nil, 1, 0, 0), d.Union(noLen, 1, nil, 1, 0, 0),
 		d.ScatterAdd(noPtr, ok, 1), d.ScatterAdd(array, none, 1), d.ScatterSet(noPtr, ok), d.ScatterSet(array, none),
-		d.ZeroAt(noPtr, ok), d.ZeroAt(array, none), d.GiveBack(noPtr, ok, ok), d.GiveBack(array, none, ok), d.GiveBack(array, ok, none),
+		d.ScatterZero(noPtr, ok), d.ScatterZero(array, none), d.Restore(noPtr, ok, ok), d.Restore(array, none, ok), d.Restore(array, ok, none),
 		d.LowerBounds(none, q, 2, q, q), d.LowerBounds(ok, 0, 2, q, q), d.LowerBounds(ok, q, 2, 0, q),
 		d.CopyPieces([]kernel.Piece{{From: none, To: ok}}), d.CopyPieces([]kernel.Piece{{From: ok, To: none}}), d.CopyPieces([]kernel.Piece{{From: ok, To: noLen}}),
 		d.CopyPieces(slices.Repeat([]kernel.Piece{{From: ok, To: few}}, kernel.MaxPieces+1)),

@@ -105,9 +105,9 @@ func (f *Stumbling) do(call string, make func() error) error {
 	return make()
 }
 
-// GiveBack implements [kernel.Kernels].
-func (f *Stumbling) GiveBack(dst kernel.Array, l, taken kernel.Entries) error {
-	return errors.Join(f.due(""), f.Kernels.GiveBack(dst, l, taken))
+// Restore implements [kernel.Kernels].
+func (f *Stumbling) Restore(dst kernel.Array, l, taken kernel.Entries) error {
+	return errors.Join(f.due(""), f.Kernels.Restore(dst, l, taken))
 }
 
 // Merge implements [kernel.Kernels].
