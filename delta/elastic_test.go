@@ -58,6 +58,8 @@ func TestElastic(t *testing.T) {
 	rt := cpu.New()
 	conf, err := store.TLS([]byte("secret"), "delta")
 	require.NoError(t, err)
+	server := store.NewServer(store.Options{})
+	defer server.Close() //nolint:errcheck // the members have ended
 	var mu sync.Mutex
 	digests := map[uint64]uint32{} // by version
 	train := func(cfg elastic.Config, weights model, version uint64, each func(m *elastic.Member, p *Publisher, e *elastic.Epoch) (goOn bool)) error {
@@ -65,7 +67,10 @@ func TestElastic(t *testing.T) {
 		if err := p.Commit(ctx, version, weights); err != nil {
 			return err
 		}
-		cfg.Min, cfg.Max, cfg.TLS, cfg.Runtime = 1, 2, conf, rt
+		cfg.Min = 1
+		cfg.Max = 2
+		cfg.Runtime = rt
+		cfg.Dial = func(context.Context) (store.Store, error) { return server.Local(cfg.Name), nil }
 		cfg.Form = func(ctx context.Context, kv store.Store, at elastic.Place) (comm.Communicator, error) {
 			return tcp.New(ctx, kv, tcp.Config{Rank: at.Rank, WorldSize: at.Size, World: at.World, TLS: conf, Listen: "localhost", Silence: elastic.DefaultSilence})
 		}
@@ -108,14 +113,14 @@ func TestElastic(t *testing.T) {
 	}
 	r := rand.New(rand.NewPCG(seed, 0))
 	first := append(newModel(r, "m"), newTensor(r, "long", dtype.BF16, 20_000)) // so that what one misses is in the log
-	address := make(chan string, 1)                                             // of the store: when it begins, and when it has gone on alone
+	alone := make(chan bool, 1)                                                 // when it begins, and when it has gone on alone
 	var members sync.WaitGroup
 	members.Go(func() {
 		asked := map[bool]bool{false: true, true: true}
 		assert.NoError(t, train(elastic.Config{Name: "stays"}, first.clone(), 1, func(m *elastic.Member, p *Publisher, e *elastic.Epoch) bool {
-			if told := p.Version() == met; len(e.Members) == 1 && (p.Version() == 1 || told) && len(address) == 0 && asked[told] {
+			if told := p.Version() == met; len(e.Members) == 1 && (p.Version() == 1 || told) && len(alone) == 0 && asked[told] {
 				asked[told] = false
-				address <- m.Address()
+				alone <- true
 			}
 			if len(e.Members) == 2 && p.Version() > killed+2 {
 				assert.True(t, slices.ContainsFunc(p.log, func(d *Delta) bool { return d.Base == killed }), "what the other one has missed")
@@ -123,16 +128,15 @@ func TestElastic(t *testing.T) {
 			return true
 		}))
 	})
-	find := func() []string {
+	await := func() {
 		select {
-		case at := <-address:
-			return []string{at}
+		case <-alone:
 		case <-ctx.Done():
-			return nil
 		}
 	}
 	mine, saved := first.clone(), model(nil)
-	assert.NoError(t, train(elastic.Config{Name: "comes", Peers: find()}, mine, 1, func(m *elastic.Member, p *Publisher, _ *elastic.Epoch) bool {
+	await()
+	assert.NoError(t, train(elastic.Config{Name: "comes"}, mine, 1, func(m *elastic.Member, p *Publisher, _ *elastic.Epoch) bool {
 		if p.Version() == killed {
 			saved = mine.clone()
 			_ = m.Close()
@@ -140,8 +144,9 @@ func TestElastic(t *testing.T) {
 		return saved == nil
 	}))
 	require.NotNil(t, saved)
+	await()
 	missed := 0
-	require.NoError(t, train(elastic.Config{Name: "comes", Peers: find()}, saved, killed, func(_ *elastic.Member, p *Publisher, e *elastic.Epoch) bool {
+	require.NoError(t, train(elastic.Config{Name: "comes"}, saved, killed, func(_ *elastic.Member, p *Publisher, e *elastic.Epoch) bool {
 		if missed == 0 {
 			missed = int(p.Version()) - killed
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	goruntime "runtime"
@@ -31,10 +32,10 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// Variables of TestMembers: how many times the second member comes and goes, and, in its process, where the first one is.
+// Variables of TestMembers: how many times the second member comes and goes, and, in its process, where the store is.
 const (
 	cyclesVariable = "TUTTI_CYCLES"
-	peerVariable   = "TUTTI_TEST_PEER"
+	storeVariable  = "TUTTI_TEST_STORE"
 )
 
 // TestMembers: members of an elastic job over NCCL, processes with a GPU each. The second one is killed, and another joins, again
@@ -42,7 +43,7 @@ const (
 func TestMembers(t *testing.T) {
 	const warm, steps = 3, 3
 	gpus, err := cuda.Count()
-	alone, peer := os.Getenv(gputest.StandInVariable) != "", os.Getenv(peerVariable)
+	alone, address := os.Getenv(gputest.StandInVariable) != "", os.Getenv(storeVariable)
 	if err != nil || gpus < 2 && !alone {
 		t.Skipf("needs two NVIDIA GPUs: %d, %v", gpus, err)
 	}
@@ -52,7 +53,7 @@ func TestMembers(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute+time.Duration(cycles)*5*time.Second)
 	defer cancel()
-	if peer != "" {
+	if address != "" {
 		rt, err := cuda.Open(1)
 		require.NoError(t, err)
 		fmt.Println("ready")
@@ -62,16 +63,24 @@ func TestMembers(t *testing.T) {
 			_, _ = io.Copy(io.Discard, os.Stdin)
 			os.Exit(1) // the first one has ended
 		}()
-		m, step := join(ctx, t, rt, elastic.Config{Name: "process " + strconv.Itoa(os.Getpid()), Peers: []string{peer}})
+		m, step := join(ctx, t, rt, "process "+strconv.Itoa(os.Getpid()), address)
 		require.NoError(t, m.Run(ctx, step))
 		return
 	}
 	rt, err := cuda.Open(0)
 	require.NoError(t, err)
-	m, step := join(ctx, t, rt, elastic.Config{Name: "first"})
+	conf, err := store.TLS([]byte(secret), "elastic")
+	require.NoError(t, err)
+	listener, err := net.Listen("tcp", "localhost:0")
+	require.NoError(t, err)
+	server := store.NewServer(store.Options{Silence: elastic.DefaultSilence})
+	defer server.Close() //nolint:errcheck // the members have ended
+	server.Serve(listener, conf)
+	address = listener.Addr().String()
+	m, step := join(ctx, t, rt, "first", address)
 	next := func() *second { return nil }
 	if !alone {
-		next = func() *second { return start(t, m.Address()) }
+		next = func() *second { return start(t, address) }
 	}
 	other := next()
 	var (
@@ -141,10 +150,13 @@ func TestMembers(t *testing.T) {
 	assert.GreaterOrEqual(t, now.free, before.free-4<<20)
 }
 
+// secret is that of the job.
+const secret = "a secret of tests"
+
 // join makes a process a member, whose steps sum a tensor over the members.
-func join(ctx context.Context, t *testing.T, rt *cuda.Runtime, cfg elastic.Config) (*elastic.Member, func(context.Context, *elastic.Epoch) error) {
+func join(ctx context.Context, t *testing.T, rt *cuda.Runtime, name, address string) (*elastic.Member, func(context.Context, *elastic.Epoch) error) {
 	const n = 1 << 20
-	conf, err := store.TLS([]byte("a secret of tests"), "elastic")
+	conf, err := store.TLS([]byte(secret), "elastic")
 	require.NoError(t, err)
 	state, err := runtime.New(rt, dtype.F32, n)
 	require.NoError(t, err)
@@ -152,7 +164,14 @@ func join(ctx context.Context, t *testing.T, rt *cuda.Runtime, cfg elastic.Confi
 	update, err := runtime.New(rt, dtype.F32, n)
 	require.NoError(t, err)
 	require.NoError(t, update.Fill(0))
-	cfg.Min, cfg.Max, cfg.TLS, cfg.Runtime, cfg.Tensors = 1, 2, conf, rt, []*runtime.Tensor{state}
+	cfg := elastic.Config{Name: name, Min: 1, Max: 2, Runtime: rt, Tensors: []*runtime.Tensor{state}}
+	cfg.Dial = func(ctx context.Context) (store.Store, error) {
+		kv, err := store.Dialer{Addresses: []string{address}, TLS: conf, Name: name}.Dial(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return kv, nil
+	}
 	cfg.Bind = func(context.Context, *elastic.Epoch) error { return nil }
 	cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
 		base, err := tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: conf, Listen: "localhost"})
@@ -186,7 +205,7 @@ func start(t *testing.T, peer string) *second {
 	self, err := os.Executable()
 	require.NoError(t, err)
 	s := &second{Cmd: exec.Command(self, "-test.run=^TestMembers$", "-test.timeout=1h")}
-	s.Env, s.Stderr = append(os.Environ(), peerVariable+"="+peer), os.Stderr
+	s.Env, s.Stderr = append(os.Environ(), storeVariable+"="+peer), os.Stderr
 	s.in, err = s.StdinPipe()
 	require.NoError(t, err)
 	out, err := s.StdoutPipe()

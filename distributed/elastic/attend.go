@@ -2,7 +2,6 @@ package elastic
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,7 +17,7 @@ import (
 )
 
 // version is that of what members say to each other, and precedes their terms.
-const version = "elastic-2"
+const version = "elastic-3"
 
 // Keys of the store.
 const (
@@ -27,17 +26,16 @@ const (
 	overKey    = keys + "over" // the World of the epoch with the last step
 	termsKey   = keys + "terms"
 	memberKeys = keys + "member/" // by name, leased
-	atKey      = "at"             // in a member's own store: the address of the one that it uses
 )
 
 func (m *Member) key() string { return memberKeys + m.cfg.Name }
 
-// attend keeps this member in a store until Close, and looks for another one when that is lost.
+// attend keeps this member in the store until Close, and connects again when the session is lost.
 func (m *Member) attend() {
 	for m.ctx.Err() == nil {
-		kv, at, err := m.reach()
+		kv, err := m.cfg.Dial(m.ctx)
 		if err == nil {
-			if err = m.register(kv, at); err == nil {
+			if err = m.register(kv); err == nil {
 				m.failures = 0
 				m.keep(kv)
 				if m.ctx.Err() != nil {
@@ -71,102 +69,8 @@ func (m *Member) pause(d time.Duration) {
 	}
 }
 
-// reach connects to the store that is used: that of the first member of the last epoch that can be reached. All members
-// look in the same order; a minority begins with the next one each time, also of the members of the epoch before, and goes where
-// those are.
-func (m *Member) reach() (kv store.Store, at string, err error) {
-	if m.cfg.Dial != nil {
-		kv, err := m.cfg.Dial(m.ctx)
-		return kv, "", err
-	}
-	m.mu.Lock()
-	last, here, turn := m.status.Accepted, m.status.Address, m.turn
-	m.mu.Unlock()
-	if last == nil && len(m.cfg.Peers) == 0 {
-		return m.server.Local(m.cfg.Name), here, nil
-	}
-	if last != nil {
-		all := slices.Clone(last.Members)
-		for _, p := range last.Base {
-			if turn > 0 && last.rank(p) < 0 {
-				all = append(all, p)
-			}
-		}
-		first := turn % len(all)
-		for _, p := range slices.Concat(all[first:], all[:first]) {
-			if p.Address == here {
-				return m.server.Local(m.cfg.Name), here, nil
-			}
-			if turn > 0 {
-				kv, at, err = m.find(p.Address)
-			} else {
-				kv, err = m.dial(p.Address)
-				at = p.Address
-			}
-			if err == nil {
-				return kv, at, nil
-			}
-		}
-	}
-	for _, peer := range m.cfg.Peers {
-		if kv, at, err = m.find(peer); err == nil {
-			return kv, at, nil
-		}
-	}
-	return nil, "", fmt.Errorf("no member answers: %w", err)
-}
-
-// find connects to the store that a member uses, which its own says.
-func (m *Member) find(peer string) (kv store.Store, at string, err error) {
-	if kv, err = m.dial(peer); err != nil {
-		return nil, "", err
-	}
-	ctx, cancel := m.within(m.cfg.Silence / 4)
-	defer cancel()
-	text, err := kv.Get(ctx, atKey)
-	if at = string(text); err == nil && at == peer {
-		return kv, at, nil
-	}
-	_ = kv.Close()
-	switch {
-	case err != nil:
-		return nil, "", err
-	case at == m.Address():
-		return m.server.Local(m.cfg.Name), at, nil
-	}
-	kv, err = m.dial(at)
-	return kv, at, err
-}
-
-// within bounds a part of the search for a store. When all members were asked in vain, or too few of them were at the stores that
-// were found, it has twice the time: this process or the network may be that slow.
-func (m *Member) within(d time.Duration) (context.Context, context.CancelFunc) {
-	rounds := m.failures
-	m.mu.Lock()
-	if last := m.status.Accepted; last != nil {
-		rounds += m.turn / len(last.Members)
-	}
-	m.mu.Unlock()
-	return context.WithTimeout(m.ctx, min(d<<min(rounds, 10), max(d, m.cfg.Patience)))
-}
-
-// dial connects to the store of another member, by one attempt. Where nobody listens that fails at once.
-func (m *Member) dial(address string) (store.Store, error) {
-	ctx, cancel := m.within(m.cfg.Silence)
-	defer cancel()
-	return asStore(store.Dialer{Addresses: []string{address}, TLS: m.cfg.TLS, Name: m.cfg.Name + " " + rand.Text(), Once: true}.Dial(ctx))
-}
-
-// asStore makes no Store of a nil Client.
-func asStore(kv *store.Client, err error) (store.Store, error) {
-	if err != nil {
-		return nil, err
-	}
-	return kv, nil
-}
-
-// register makes this member known in a store.
-func (m *Member) register(kv store.Store, at string) error {
+// register makes this member known in the store.
+func (m *Member) register(kv store.Store) error {
 	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Patience)
 	defer cancel()
 	own := version + " " + m.cfg.Terms
@@ -176,13 +80,9 @@ func (m *Member) register(kv store.Store, at string) error {
 		mine, theirs := differ(own, string(terms.Value))
 		err = fmt.Errorf("%w: the terms of %s have %q, those of the others %q", comm.ErrMismatch, m.cfg.Name, mine, theirs)
 	}
-	if err == nil && (m.cfg.Dial != nil || len(m.cfg.Peers) == 0 && m.now().Accepted == nil) { // the job may begin here
+	if err == nil { // the job may begin here
 		first, _ := json.Marshal(record{})
 		_, _, err = writes.CompareAndSet(ctx, epochKey, 0, first)
-	}
-	if err == nil && m.server != nil {
-		own := m.server.Local("")
-		err = errors.Join(own.Set(ctx, atKey, []byte(at)), own.Close())
 	}
 	if err == nil {
 		m.change(func() {
@@ -220,7 +120,7 @@ func (m *Member) enroll(ctx context.Context, kv store.Store) error {
 			m.change(func() {
 				m.kv = kv
 				m.refusal = nil
-				m.miss() // whoever had the store before, perhaps
+				m.miss() // whoever is gone since the last session
 			})
 			return nil
 		case free:
@@ -380,7 +280,7 @@ func (m *Member) claims() [2]*claim { return [2]*claim{&m.statusClaim, &m.endCla
 
 // look returns what the store has, and the version of the epoch in it. mu is held.
 func (m *Member) look() (v view, version uint64) {
-	v = view{min: m.cfg.Min, max: m.cfg.Max, outlives: m.cfg.Dial != nil, settled: time.Since(m.since) > m.cfg.Silence/4, over: m.entries[overKey].over}
+	v = view{min: m.cfg.Min, max: m.cfg.Max, over: m.entries[overKey].over}
 	version = m.entries[epochKey].version // also of what is no record, which the next one replaces
 	for _, key := range slices.Sorted(maps.Keys(m.entries)) {
 		switch e := m.entries[key]; {

@@ -49,8 +49,8 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 			return nil, ErrLeft
 		case end:
 			return nil, ErrEnded
-		case minority:
-			return nil, fmt.Errorf("%w: %s", ErrMinority, why)
+		case cutOff:
+			return nil, fmt.Errorf("%w: %s", ErrStore, why)
 		case fail:
 			return nil, fmt.Errorf("the others had no connection to it in %d attempts: %w", b.attempts(), m.failed)
 		case tell:
@@ -71,12 +71,6 @@ func (m *Member) await(ctx context.Context) (*record, error) {
 			if err := m.propose(ctx, kv, w, r, version); err != nil {
 				return nil, err
 			}
-		case move:
-			m.change(func() {
-				m.turn++
-				m.kv = nil
-			})
-			_ = kv.Close()
 		case wait:
 			if waited := time.Since(began); waited > w.log {
 				w.log *= 2
@@ -106,7 +100,6 @@ func (m *Member) boundary() (b boundary, version uint64) {
 	b.refusal = m.refusal
 	b.failed = m.failed
 	b.reached = m.kv != nil
-	b.stale = b.reached && m.cfg.Dial == nil && time.Since(m.since) > m.cfg.Silence
 	b.ends = m.ends
 	return b, version
 }

@@ -9,18 +9,17 @@ import (
 type outcome string
 
 const (
-	wait     outcome = "wait"     // for a change
-	tell     outcome = "tell"     // the others its status, by way of the store
-	accept   outcome = "accept"   // the latest epoch, and wait for the one after it
-	rejoin   outcome = "rejoin"   // without state: the others have gone on
-	enter    outcome = "enter"    // the latest epoch: form its communicator
-	retry    outcome = "retry"    // after an attempt that failed for it: the others may take it again
-	fail     outcome = "fail"     // after too many of these
-	propose  outcome = "propose"  // the next epoch
-	move     outcome = "move"     // to another store
-	leave    outcome = "leave"    // the job
-	minority outcome = "minority" // too few of the others are in reach
-	end      outcome = "end"      // the others have made the last step
+	wait    outcome = "wait"    // for a change
+	tell    outcome = "tell"    // the others its status, by way of the store
+	accept  outcome = "accept"  // the latest epoch, and wait for the one after it
+	rejoin  outcome = "rejoin"  // without state: the others have gone on
+	enter   outcome = "enter"   // the latest epoch: form its communicator
+	retry   outcome = "retry"   // after an attempt that failed for it: the others may take it again
+	fail    outcome = "fail"    // after too many of these
+	propose outcome = "propose" // the next epoch
+	leave   outcome = "leave"   // the job
+	cutOff  outcome = "cut off" // the store has been out of reach for too long
+	end     outcome = "end"     // the others have made the last step
 )
 
 // boundary is what a member at a boundary knows.
@@ -31,8 +30,7 @@ type boundary struct {
 	stored    bool   // the store has what they are to know
 	refused   bool   // it has not, for Config.Patience
 	refusal   error  // why: what the store has said
-	reached   bool   // a store is in reach
-	stale     bool   // for so long that the others may use another one
+	reached   bool   // the store is in reach
 	ends      bool   // all members of the last epoch are to leave
 	impatient bool   // it has waited for Config.Patience
 	failed    error  // why the last attempt failed at this member, nil before one and after one that did not
@@ -57,7 +55,7 @@ func (b *boundary) decide() (do outcome, epoch *record, why string) {
 	case !b.told:
 		return tell, nil, ""
 	case !b.reached:
-		return b.idle(explain("no store is in reach", b.refusal), true)
+		return b.idle(explain("the store is out of reach", b.refusal), true)
 	case !b.stored && !b.refused:
 		return wait, nil, explain("the store does not have this member's status yet", b.refusal)
 	case !b.stored:
@@ -80,29 +78,27 @@ func (b *boundary) decide() (do outcome, epoch *record, why string) {
 		}
 		return wait, nil, explain(fmt.Sprintf("the others had no connection to it in %d attempts; it tries again later", b.attempts()), b.failed)
 	}
-	next, why, apart := b.next()
+	next, why := b.next()
 	switch {
 	case b.own.Wishes && b.ends && !b.stays():
 		return leave, nil, ""
 	case next != nil && b.own.Wishes && len(next.Members) == 1 && next.rank(b.own.person()) == 0: // a step of it alone would go with it
-		return b.idle("nobody is here who stays", true)
+		return b.idle("nobody is here who stays", false)
 	case next != nil:
 		return propose, next, ""
-	case !apart && rank < 0 && begun && b.max > 0 && len(last.Members) >= b.max:
+	case rank < 0 && begun && b.max > 0 && len(last.Members) >= b.max:
 		why = fmt.Sprintf("there are %d members already", len(last.Members))
 	}
-	return b.idle(why, apart)
+	return b.idle(why, last == nil)
 }
 
-// idle is what a member does that has no epoch to enter or to propose. apart: too few of the others are in reach.
-func (b *boundary) idle(why string, apart bool) (outcome, *record, string) {
+// idle is what a member does that has no epoch to enter or to propose. cut: the store does not serve it.
+func (b *boundary) idle(why string, cut bool) (outcome, *record, string) {
 	switch {
 	case b.impatient && b.own.Wishes: // as one that is lost: nobody is here who could take over its residual
 		return leave, nil, ""
-	case b.impatient && apart:
-		return minority, nil, why
-	case b.stale && apart:
-		return move, nil, why
+	case b.impatient && cut:
+		return cutOff, nil, why
 	}
 	return wait, nil, why
 }

@@ -1,6 +1,7 @@
 package elastic
 
 import (
+	"context"
 	"math/rand/v2"
 	"os"
 	"path"
@@ -15,13 +16,14 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm/store"
 )
 
 // churnVariable is how many events TestChurn has.
 const churnVariable = "TUTTI_CHURN"
 
-// TestChurn: members join, leave, are killed, stopped and go on at random, the one with the store and those that are joining included. What
-// comes of each step, parameters and residuals are those of the same membership without faults.
+// TestChurn: members join, leave, are killed, stopped and go on at random, those that are joining included. What comes of each step, parameters and residuals are those of the same membership without faults.
 func TestChurn(t *testing.T) {
 	events := 24
 	if n, err := strconv.Atoi(os.Getenv(churnVariable)); err == nil {
@@ -34,7 +36,8 @@ func TestChurn(t *testing.T) {
 		}
 		t.Logf("seed %d", seed)
 		before := count()
-		c := &churn{t: t, rng: rand.New(rand.NewPCG(seed, 0)), log: newReplay(), form: form}
+		server := store.NewServer(store.Options{Silence: silence})
+		c := &churn{t: t, rng: rand.New(rand.NewPCG(seed, 0)), log: newReplay(), form: form, server: server}
 		if path.Base(t.Name()) == "tcp" {
 			c.pause = pause
 		}
@@ -55,7 +58,8 @@ func TestChurn(t *testing.T) {
 			assert.NoError(t, a.Close())
 			a.free()
 		}
-		c.log, c.here = nil, nil
+		assert.NoError(t, server.Close())
+		c.log, c.here, c.server = nil, nil, nil
 		var now used
 		assert.Eventually(t, func() bool {
 			now = count()
@@ -103,9 +107,11 @@ type churn struct {
 	log   *replay
 	form  former
 	count int
-	here  []*trainee // that train, or are about to
-	all   sync.WaitGroup
-	stop  atomic.Uint64
+
+	server *store.Server // of the job's store
+	here   []*trainee    // that train, or are about to
+	all    sync.WaitGroup
+	stop   atomic.Uint64
 
 	pause func(c *churn) (events int) // has a process join, be stopped and go on; nil where there are none, and meanwhile
 	apart string                      // the member that is that process while it trains
@@ -115,25 +121,23 @@ type churn struct {
 var pause func(c *churn) (events int)
 
 // restless is the configuration of a member that joins others.
-func restless(name string, peers []string, form former) Config {
-	return Config{Name: name, Peers: peers, Form: form, Silence: silence, Patience: 5 * time.Second}
+func restless(name string, dial dialer, form former) Config {
+	return Config{Name: name, Dial: dial, Form: form, Silence: silence, Patience: 5 * time.Second}
 }
 
-// next returns the name of the next member, and where it finds the others.
-func (c *churn) next() (string, []string) {
-	var peers []string
-	for _, a := range c.here {
-		peers = append(peers, a.Address())
-	}
+// next returns the name of the next member.
+func (c *churn) next() string {
 	c.count++
-	return name(c.count - 1), peers
+	return name(c.count - 1)
 }
+
+// dial begins a session of a member in this process.
+func (c *churn) dial(context.Context) (store.Store, error) { return c.server.Local("a member"), nil }
 
 // join starts members.
 func (c *churn) join(n int) (last *trainee) {
 	for range n {
-		name, peers := c.next()
-		a := newTrainee(c.t, c.log, restless(name, peers, c.form))
+		a := newTrainee(c.t, c.log, restless(c.next(), c.dial, c.form))
 		c.here = append(c.here, a)
 		c.all.Go(func() {
 			err := a.run(c.t.Context(), c.t, func(*Epoch, int) bool {
@@ -167,7 +171,6 @@ func (c *churn) kill(a *trainee) {
 
 // event makes something happen, and returns how many events that was.
 func (c *churn) event() int {
-	members, _ := c.last()
 	any := c.here[c.rng.IntN(len(c.here))]
 	switch kind := c.rng.IntN(7); {
 	case len(c.here) < 2 || kind == 0 && len(c.here) < most:
@@ -191,8 +194,6 @@ func (c *churn) event() int {
 		c.pause = nil
 		defer func() { c.pause = again }()
 		return again(c)
-	case len(members) == 2 && any.cfg.Name == members[0]:
-		return 0 // the other one would be a minority
 	default:
 		c.kill(any)
 		return 1
@@ -249,7 +250,7 @@ func (c *churn) wait() {
 	for _, a := range c.here {
 		if a.mu.Lock(); !ok {
 			v, _ := a.look()
-			next, why, _ := v.next()
+			next, why := v.next()
 			c.t.Logf("%s: store %v, %+v; sees %+v; next %v %s", a.cfg.Name, a.kv != nil, a.status, v, next, why)
 		}
 		a.mu.Unlock()

@@ -30,12 +30,8 @@
 // epoch are at the boundary writes the next epoch by compare-and-set. If its communicator cannot
 // be formed, all are at a boundary again, and the next attempt has a higher number. Communicators are of one epoch.
 //
-// The store may be one that outlives members (a launcher's, etcd). Otherwise each member has one,
-// and all use that of the first one that lives, in the order of the last epoch. Two halves of a
-// network may then both find a store, so an epoch needs a majority of the members of the one
-// before, where the first member decides a tie; and of the one before that, as long as nobody knows that the
-// last one was formed (joint consensus: Ongaro, Ousterhout, "In Search of an Understandable
-// Consensus Algorithm", 2014, §6).
+// The store is not the members': a launcher keeps it, or etcd. It outlives them, and is the only judge of which epoch is
+// the next one, so that the members that reach it may go on, down to Config.Min, whoever is lost.
 //
 // # How it is written
 //
@@ -43,7 +39,7 @@
 //   - view.go: what the next epoch is, a function of the entries in the store; reach.go: without whom, as nobody reaches them;
 //     boundary.go: what a
 //     member does that waits for it, a function of these and of what it knows of itself
-//   - attend.go: which store; publish.go: this member's entry in it; state.go: parameters, residuals and the
+//   - attend.go: sessions of the store; publish.go: this member's entry in it; state.go: parameters, residuals and the
 //     hash of members that come and go
 package elastic
 
@@ -56,7 +52,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"os"
 	"slices"
 	"strconv"
@@ -73,8 +68,8 @@ import (
 var (
 	// ErrLeft: this member has left in order, or was closed.
 	ErrLeft = errors.New("this member has left")
-	// ErrMinority: too few members of the last epoch are in reach. The others may go on, so these may not.
-	ErrMinority = errors.New("a minority of the members")
+	// ErrStore: the store is out of reach, or refuses this member's entry. The others may go on, so this member may not.
+	ErrStore = errors.New("the job's store is out of reach")
 	// ErrEnded: the others have made the last step of the job.
 	ErrEnded = errors.New("the job has ended")
 	// ErrIdentity: another process that lives has this member's name.
@@ -97,15 +92,11 @@ type Config struct {
 	// Terms is what all members must have alike: a version, a configuration. Others are refused.
 	Terms string
 
-	// Dial, if set, connects to a store that outlives members, again whenever it is lost. It must end
-	// the leases of processes that are silent.
+	// Dial connects to the job's store, again whenever the session is lost. The store outlives members, and ends the leases
+	// of processes that are silent. Not nil.
 	Dial func(ctx context.Context) (store.Store, error)
-	// Without Dial each member keeps a store on Listen, an address with or without a port, by default one of the
-	// loopback interface. Others reach it at Advertise, by default where it listens. A member
-	// joins at any of the addresses of Peers. Without any it begins the job.
-	Listen, Advertise string
-	Peers             []string
-	TLS               *tls.Config // of these stores ([store.TLS])
+	// TLS is for Form: the configuration of connections between members, which [FromEnv] sets. It may be nil.
+	TLS *tls.Config
 	// Silence is [DefaultSilence] unless set.
 	Silence time.Duration
 	// Patience bounds each wait for enough members, to form a communicator, and for an epoch that can begin: 10 s unless set.
@@ -150,8 +141,7 @@ type Epoch struct {
 
 // Member is a process of an elastic job. Its methods are for one goroutine, but for Leave.
 type Member struct {
-	cfg    Config
-	server *store.Server // its own, nil with Dial
+	cfg Config
 
 	ctx    context.Context // until Close
 	end    context.CancelFunc
@@ -172,11 +162,10 @@ type Member struct {
 	fault       error            // why it cannot be a member
 	ignored     int              // entries that no member writes
 	ends        bool             // all members of the last epoch are to leave
-	turn        int              // where in the list of members the search for a store begins
 	used        *Epoch           // the last one that was formed
 
 	failed   error // why the last attempt at an epoch failed; of Next alone
-	failures int   // of the search for a store, one after the other; of attend alone
+	failures int   // of Dial and what follows it, one after the other; of attend alone
 
 	epoch  *Epoch // that is used
 	formed *Epoch // that takes its place, before it is bound
@@ -188,8 +177,8 @@ type Member struct {
 // [comm.ErrMismatch] for other terms, [ErrIdentity] for a name that is taken. It is in no epoch before [Member.Next], which
 // looks for the store if Join has not found it within Config.Patience.
 func Join(ctx context.Context, cfg Config) (*Member, error) {
-	if cfg.Name == "" || cfg.Form == nil || cfg.Bind == nil || cfg.Min < 1 || cfg.Max != 0 && cfg.Max < cfg.Min || cfg.Dial == nil && cfg.TLS == nil {
-		return nil, fmt.Errorf("elastic: %w: Name, Form, Bind, TLS or Dial, 1 <= Min <= Max are needed", comm.ErrArgument)
+	if cfg.Name == "" || cfg.Form == nil || cfg.Bind == nil || cfg.Min < 1 || cfg.Max != 0 && cfg.Max < cfg.Min || cfg.Dial == nil {
+		return nil, fmt.Errorf("elastic: %w: Name, Dial, Form, Bind and 1 <= Min <= Max are needed", comm.ErrArgument)
 	}
 	if err := checkText(cfg.Name); err != nil {
 		return nil, fmt.Errorf("elastic: %w: %w", comm.ErrArgument, err)
@@ -210,11 +199,6 @@ func Join(ctx context.Context, cfg Config) (*Member, error) {
 		m.cfg.Hash = m.hash
 	}
 	m.ctx, m.end = context.WithCancel(context.WithoutCancel(ctx))
-	if cfg.Dial == nil {
-		if err := m.serve(); err != nil {
-			return nil, fmt.Errorf("elastic: %w", err)
-		}
-	}
 	m.gone.Go(m.attend)
 	patience, stop := context.WithTimeout(ctx, cfg.Patience)
 	defer stop()
@@ -249,28 +233,15 @@ func FromEnv(cfg Config) (Config, error) {
 		}
 	}
 	cfg.Name = fmt.Sprint("rank ", job.Rank)
-	cfg.Dial = func(ctx context.Context) (store.Store, error) { return asStore(job.Connect(ctx)) }
+	cfg.Dial = func(ctx context.Context) (store.Store, error) {
+		kv, err := job.Connect(ctx)
+		if err != nil {
+			return nil, err // and no Store of a nil Client
+		}
+		return kv, nil
+	}
 	return cfg, err
 }
-
-// serve keeps a store of this member's own.
-func (m *Member) serve() error {
-	at := m.cfg.Listen
-	if _, _, err := net.SplitHostPort(at); err != nil {
-		at = net.JoinHostPort(cmp.Or(at, "127.0.0.1"), "0")
-	}
-	l, err := net.Listen("tcp", at)
-	if err != nil {
-		return err
-	}
-	m.status.Address = cmp.Or(m.cfg.Advertise, l.Addr().String())
-	m.server = store.NewServer(store.Options{Silence: m.cfg.Silence})
-	m.server.Serve(l, m.cfg.TLS)
-	return nil
-}
-
-// Address is where others reach this member's store, "" with Dial.
-func (m *Member) Address() string { return m.status.Address }
 
 // Steps returns how many steps the members have committed.
 func (m *Member) Steps() uint64 { return m.now().Step }
@@ -283,8 +254,8 @@ func (m *Member) Leave() { m.change(func() { m.status.Wishes = true }) }
 
 // Run makes steps until one returns [io.EOF], this member has left, ctx ends, or a step fails for
 // another reason than a lost member. With an error the others go on without this member. After that, Close. Steps are
-// repeated by those who are left; a minority waits until it can join again. Who comes to a store that outlives members when all have
-// ended, and one with io.EOF, is told so ([ErrEnded]), and its Run returns nil.
+// repeated by those who are left; a member that is cut off from the store waits until it can join again. A member that joins after the
+// job's last step is told so ([ErrEnded]), and its Run returns nil.
 func (m *Member) Run(ctx context.Context, step func(ctx context.Context, e *Epoch) error) (err error) {
 	defer func() {
 		if err != nil {
@@ -301,8 +272,8 @@ func (m *Member) Run(ctx context.Context, step func(ctx context.Context, e *Epoc
 			return nil
 		case errors.Is(err, ErrLeft) && ctx.Err() == nil:
 			return nil
-		case errors.Is(err, ErrMinority) && ctx.Err() == nil:
-			slog.Warn("elastic: waiting for the others", "member", m.cfg.Name, "err", err)
+		case errors.Is(err, ErrStore) && ctx.Err() == nil:
+			slog.Warn("elastic: waiting for the store", "member", m.cfg.Name, "err", err)
 			failed = nil
 			continue
 		case err != nil:
@@ -336,8 +307,5 @@ func (m *Member) Close() error {
 		}
 	}
 	m.epoch, m.formed = nil, nil
-	if m.server != nil {
-		errs = append(errs, m.server.Close())
-	}
 	return errors.Join(errs...)
 }

@@ -16,22 +16,18 @@ import (
 
 type former = func(context.Context, store.Store, Place) (comm.Communicator, error)
 
-// TestComeAndGo: members join one that trains alone, leave in order and are killed in the middle of a step, the one with the store
-// first; those who are left have the values of the members that made each step.
+// TestComeAndGo: members join one that trains alone, leave in order and are killed in the middle of a step, the first one
+// included; those who are left have the values of the members that made each step.
 func TestComeAndGo(t *testing.T) {
 	over(t, func(t *testing.T, form former) {
 		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 		defer cancel()
-		log := newReplay()
+		log, dial := newReplay(), keepStore(t)
 		var all sync.WaitGroup
 		var list []*trainee
 		reached := make(chan int, 16)
 		start := func(i int) {
-			cfg := Config{Name: name(i), Form: form}
-			for _, a := range list {
-				cfg.Peers = append(cfg.Peers, a.Address())
-			}
-			a := newTrainee(t, log, cfg)
+			a := newTrainee(t, log, Config{Name: name(i), Form: form, Dial: dial})
 			list = append(list, a)
 			all.Go(func() {
 				most := 0

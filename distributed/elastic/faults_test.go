@@ -2,7 +2,6 @@ package elastic
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -58,15 +57,11 @@ func together(t *testing.T, list []*trainee, done func(a *trainee, e *Epoch, mad
 	require.NoError(t, ctx.Err())
 }
 
-// TestStoreThatOutlives: with a store apart from the members, one of three goes on without the others, and
-// another joins it.
-func TestStoreThatOutlives(t *testing.T) { bubble(t, storeThatOutlives) }
+// TestOneOfThree: one of three goes on without the others, and another joins it.
+func TestOneOfThree(t *testing.T) { bubble(t, oneOfThree) }
 
-func storeThatOutlives(t *testing.T) {
-	server := store.NewServer(store.Options{})
-	defer func() { assert.NoError(t, server.Close()) }()
-	form, log := new(rooms).form, newReplay()
-	dial := func(context.Context) (store.Store, error) { return server.Local("a member"), nil }
+func oneOfThree(t *testing.T) {
+	form, log, dial := new(rooms).form, newReplay(), keepStore(t)
 	var list []*trainee
 	for _, name := range []string{"a", "b", "c", "d"} {
 		list = append(list, newTrainee(t, log, quick(Config{Name: name, Form: form, Dial: dial, Max: 3})))
@@ -87,10 +82,7 @@ func storeThatOutlives(t *testing.T) {
 func TestLeaverAlone(t *testing.T) { bubble(t, leaverAlone) }
 
 func leaverAlone(t *testing.T) {
-	server := store.NewServer(store.Options{})
-	defer func() { assert.NoError(t, server.Close()) }()
-	form, log := new(rooms).form, newReplay()
-	dial := func(context.Context) (store.Store, error) { return server.Local("a member"), nil }
+	form, log, dial := new(rooms).form, newReplay(), keepStore(t)
 	a := newTrainee(t, log, quick(Config{Name: "a", Form: form, Dial: dial}))
 	b := newTrainee(t, log, quick(Config{Name: "b", Form: form, Dial: dial}))
 	var all sync.WaitGroup
@@ -159,13 +151,12 @@ func leaverWaits(t *testing.T) {
 func TestReplaceAll(t *testing.T) {
 	for most := range 3 {
 		most++
-		form, log := new(rooms).form, newReplay()
+		form, log, dial := new(rooms).form, newReplay(), keepStore(t)
 		var old, fresh []*trainee
 		join := func() *trainee {
-			cfg := Config{Name: name(len(old) + len(fresh)), Form: form, Min: most, Max: most, Silence: 10 * time.Second, Patience: time.Minute} // nobody leaves out of patience
-			for _, a := range slices.Concat(old, fresh) {
-				cfg.Peers = append(cfg.Peers, a.Address())
-			}
+			cfg := Config{Name: name(len(old) + len(fresh)), Form: form, Dial: dial, Min: most, Max: most}
+			cfg.Silence = 10 * time.Second
+			cfg.Patience = time.Minute // nobody leaves out of patience
 			return newTrainee(t, log, cfg)
 		}
 		var all sync.WaitGroup
@@ -207,8 +198,11 @@ func TestReplaceAll(t *testing.T) {
 
 // TestLeaveWhileWaiting: a member that waits for others, or for room, leaves at once, and one that has the state after its patience.
 func TestLeaveWhileWaiting(t *testing.T) {
-	form, log := new(rooms).form, newReplay()
-	a := newTrainee(t, log, quick(Config{Name: "a", Form: form, Min: 2, Max: 2}))
+	form, log, dial := new(rooms).form, newReplay(), keepStore(t)
+	join := func(name string) *trainee {
+		return newTrainee(t, log, quick(Config{Name: name, Form: form, Dial: dial, Min: 2, Max: 2}))
+	}
+	a := join("a")
 	next := func(a *trainee, failed error) <-chan error {
 		ended := make(chan error, 1)
 		go func() {
@@ -222,11 +216,7 @@ func TestLeaveWhileWaiting(t *testing.T) {
 	require.ErrorIs(t, <-ended, ErrLeft, "too few")
 	require.NoError(t, a.Close())
 
-	b := newTrainee(t, log, quick(Config{Name: "b", Form: form, Min: 2, Max: 2}))
-	join := func(name string) *trainee {
-		return newTrainee(t, log, quick(Config{Name: name, Form: form, Min: 2, Max: 2, Peers: []string{b.Address()}}))
-	}
-	c := join("c")
+	b, c := join("b"), join("c")
 	first, second := next(b, nil), next(c, nil)
 	require.NoError(t, errors.Join(<-first, <-second))
 	d := join("d")
@@ -245,14 +235,10 @@ func TestLeaveWhileWaiting(t *testing.T) {
 func TestLastLeave(t *testing.T) {
 	for _, names := range [][]string{{"a"}, {"a", "b"}} {
 		over(t, func(t *testing.T, form former) {
-			log := newReplay()
+			log, dial := newReplay(), keepStore(t)
 			var list []*trainee
 			for _, name := range names {
-				cfg := Config{Name: name, Form: form, Min: len(names)}
-				for _, a := range list {
-					cfg.Peers = append(cfg.Peers, a.Address())
-				}
-				list = append(list, newTrainee(t, log, cfg))
+				list = append(list, newTrainee(t, log, Config{Name: name, Form: form, Dial: dial, Min: len(names)}))
 			}
 			together(t, list, func(a *trainee, _ *Epoch, made int) bool {
 				if made == 3 {
@@ -270,10 +256,7 @@ func TestLastLeave(t *testing.T) {
 
 // TestAllLeaveAtABoundary: members that are told to leave when another one has left, and too few stay for an epoch with the next vote, do not wait.
 func TestAllLeaveAtABoundary(t *testing.T) {
-	server := store.NewServer(store.Options{})
-	defer server.Close() //nolint:errcheck // it is in this process
-	form, log := new(rooms).form, newReplay()
-	dial := func(context.Context) (store.Store, error) { return server.Local("a member"), nil }
+	form, log, dial := new(rooms).form, newReplay(), keepStore(t)
 	var list []*trainee
 	for _, name := range []string{"a", "b", "c"} {
 		list = append(list, newTrainee(t, log, Config{Name: name, Form: form, Dial: dial, Min: 3, Patience: time.Minute}))
@@ -298,16 +281,13 @@ func TestAllLeaveAtABoundary(t *testing.T) {
 	}
 }
 
-// TestEnded: in a store that outlives members, one for whom there was no room, and one that comes later, find that the others have made the
-// last step, and make none.
+// TestEnded: a member for whom there was no room, and one that comes later, find that the others have made the last step, and
+// make none.
 func TestEnded(t *testing.T) { bubble(t, ended) }
 
 func ended(t *testing.T) {
-	server := store.NewServer(store.Options{})
-	defer func() { assert.NoError(t, server.Close()) }()
-	form, log := new(rooms).form, newReplay()
+	form, log, dial := new(rooms).form, newReplay(), keepStore(t)
 	join := func(name string) *trainee {
-		dial := func(context.Context) (store.Store, error) { return server.Local("a member"), nil }
 		return newTrainee(t, log, quick(Config{Name: name, Form: form, Dial: dial, Min: 2, Max: 2}))
 	}
 	list := []*trainee{join("a"), join("b")}
@@ -333,7 +313,7 @@ func ended(t *testing.T) {
 // TestLostConnection: the io.EOF of a connection is no end of a job.
 func TestLostConnection(t *testing.T) {
 	tries := 0
-	m, err := Join(t.Context(), Config{Name: "a", Min: 1, TLS: conf, Form: new(rooms).form, Bind: func(context.Context, *Epoch) error { return nil }})
+	m, err := Join(t.Context(), Config{Name: "a", Min: 1, Dial: keepStore(t), Form: new(rooms).form, Bind: func(context.Context, *Epoch) error { return nil }})
 	require.NoError(t, err)
 	require.NoError(t, m.Run(t.Context(), func(context.Context, *Epoch) error {
 		if tries++; tries == 1 {
@@ -343,32 +323,6 @@ func TestLostConnection(t *testing.T) {
 	}))
 	assert.Equal(t, 2, tries)
 	require.NoError(t, m.Close())
-}
-
-// TestSlowHandshake: a member whose handshakes take longer than Silence, as one that has next to no processor, joins, and joins again
-// when it has lost its session.
-func TestSlowHandshake(t *testing.T) {
-	form, log := new(rooms).form, newReplay()
-	list := []*trainee{newTrainee(t, log, Config{Name: "a", Form: form, Silence: 200 * time.Millisecond})}
-	cfg := Config{Name: "b", Form: form, Silence: 200 * time.Millisecond, Peers: []string{list[0].Address()}, TLS: conf.Clone()}
-	cfg.TLS.VerifyConnection = func(tls.ConnectionState) error {
-		time.Sleep(2 * cfg.Silence)
-		return nil
-	}
-	list = append(list, newTrainee(t, log, cfg))
-	var lost atomic.Uint64 // the epoch
-	together(t, list, func(a *trainee, e *Epoch, made int) bool {
-		if a.cfg.Name == "b" && made == 1 && lost.CompareAndSwap(0, e.Number) {
-			a.mu.Lock()
-			kv := a.kv
-			a.mu.Unlock()
-			assert.NoError(t, kv.Close())
-		}
-		return lost.Load() != 0 && e.Number > lost.Load() && len(e.Members) == 2 && made == 3
-	})
-	for _, a := range list {
-		assert.NoError(t, a.Close())
-	}
 }
 
 // TestEnvironment: a bound that is no number is named.
@@ -396,9 +350,9 @@ func TestRefused(t *testing.T) {
 			return nil, errors.New("not in reach")
 		}}))
 		_, err := late.Next(t.Context(), nil)
-		require.ErrorIs(t, err, ErrMinority)
+		require.ErrorIs(t, err, ErrStore)
 		a := newTrainee(t, log, quick(Config{Name: "a", Terms: "v1", Form: form, Dial: dial}))
-		for here.Store(true); errors.Is(err, ErrMinority); {
+		for here.Store(true); errors.Is(err, ErrStore); {
 			_, err = late.Next(t.Context(), nil)
 		}
 		require.ErrorIs(t, err, comm.ErrMismatch)
@@ -437,13 +391,13 @@ func TestBindFails(t *testing.T) {
 	})
 }
 
-// TestUnnoticed: a member vanishes in the middle of a step, over communicators that do not notice, with the store or without.
+// TestUnnoticed: a member vanishes in the middle of a step, over communicators that do not notice.
 func TestUnnoticed(t *testing.T) {
 	for _, victim := range []int{0, 2} {
-		form, log := new(rooms).form, newReplay()
-		list := []*trainee{newTrainee(t, log, quick(Config{Name: "a", Form: form}))}
-		for _, name := range []string{"b", "c"} {
-			list = append(list, newTrainee(t, log, quick(Config{Name: name, Form: form, Peers: []string{list[0].Address()}})))
+		form, log, dial := new(rooms).form, newReplay(), keepStore(t)
+		var list []*trainee
+		for _, name := range []string{"a", "b", "c"} {
+			list = append(list, newTrainee(t, log, quick(Config{Name: name, Form: form, Dial: dial})))
 		}
 		over := make(chan bool, 2)
 		together(t, list, func(a *trainee, e *Epoch, made int) bool {
@@ -454,7 +408,6 @@ func TestUnnoticed(t *testing.T) {
 				a.guard.Unlock()
 				a.end()
 				a.gone.Wait()
-				assert.NoError(t, a.server.Close())
 				for range 2 { // its communicator is as it was
 					select {
 					case <-over:
@@ -485,10 +438,10 @@ func TestFullDisk(t *testing.T) {
 		t.Run(where, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
 			defer cancel()
-			form, log := new(rooms).form, newReplay()
-			list := []*trainee{newTrainee(t, log, Config{Name: "a", Form: form})}
-			for _, name := range []string{"b", "c"} {
-				list = append(list, newTrainee(t, log, Config{Name: name, Form: form, Peers: []string{list[0].Address()}}))
+			form, log, dial := new(rooms).form, newReplay(), keepStore(t)
+			var list []*trainee
+			for _, name := range []string{"a", "b", "c"} {
+				list = append(list, newTrainee(t, log, Config{Name: name, Form: form, Dial: dial}))
 			}
 			var once sync.Once
 			begun, pair := make(chan struct{}), make(chan struct{}) // a trains, which saves for the others; a and b train
@@ -552,16 +505,14 @@ func TestFullDisk(t *testing.T) {
 
 // TestClocks: members whose clocks are decades apart, as one that has jumped, train together.
 func TestClocks(t *testing.T) {
-	log := newReplay()
+	log, dial := newReplay(), keepStore(t)
 	var list []*trainee
 	for i, name := range []string{"a", "b", "c"} {
-		cfg := Config{Name: name, Min: 3, TLS: conf.Clone()}
-		cfg.TLS.Time = func() time.Time { return time.Now().AddDate(40*(i-1), 0, 0) }
+		cfg := Config{Name: name, Min: 3, Dial: dial}
+		clock := conf.Clone()
+		clock.Time = func() time.Time { return time.Now().AddDate(40*(i-1), 0, 0) }
 		cfg.Form = func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error) {
-			return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: cfg.TLS, Listen: "localhost"})
-		}
-		for _, a := range list {
-			cfg.Peers = append(cfg.Peers, a.Address())
+			return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: clock, Listen: "localhost"})
 		}
 		list = append(list, newTrainee(t, log, cfg))
 	}
@@ -577,10 +528,10 @@ func TestClocks(t *testing.T) {
 
 // TestHash: a member whose state differs is named by all, before the first step.
 func TestHash(t *testing.T) {
-	form, log := new(rooms).form, newReplay()
-	list := []*trainee{newTrainee(t, log, Config{Name: "a", Form: form, Min: 3})}
-	for _, name := range []string{"b", "c"} {
-		cfg := Config{Name: name, Form: form, Min: 3, Peers: []string{list[0].Address()}}
+	form, log, dial := new(rooms).form, newReplay(), keepStore(t)
+	var list []*trainee
+	for _, name := range []string{"a", "b", "c"} {
+		cfg := Config{Name: name, Form: form, Min: 3, Dial: dial}
 		if name == "c" {
 			cfg.Load = func(context.Context, []byte) error { return nil }
 		}
@@ -652,11 +603,11 @@ func TestInDoubt(t *testing.T) {
 	const at = 5
 	for name, by := range map[string]struct{ wait, votes int }{"in the exchange": {0, 1}, "in flight": {1, 2}, "behind the vote": {2, 1}} {
 		t.Run(name, func(t *testing.T) {
-			rooms, log := new(rooms), newReplay()
+			rooms, log, dial := new(rooms), newReplay(), keepStore(t)
 			var list []*trainee
 			times, calls := 0, 0
 			for i, name := range []string{"a", "b", "c"} {
-				cfg := Config{Name: name, Min: 3}
+				cfg := Config{Name: name, Min: 3, Dial: dial}
 				wait := 0 // in Commit its number
 				var a *trainee
 				cfg.Form = func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error) {
@@ -677,9 +628,6 @@ func TestInDoubt(t *testing.T) {
 						})
 					}
 					return c, err
-				}
-				for _, other := range list {
-					cfg.Peers = append(cfg.Peers, other.Address())
 				}
 				a = newTrainee(t, log, cfg)
 				bind := a.cfg.Bind

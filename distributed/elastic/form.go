@@ -22,9 +22,9 @@ import (
 // is new, Bind was called, and a member that joined has its state.
 //
 // It waits for others as long as ctx and the number of members need, returns [ErrLeft] after [Member.Leave], and
-// [ErrMinority] when too few of the last epoch have been in reach for Config.Patience. When epochs could be formed for
-// so long, but not begin, it returns why, and [ErrEnded] when the others have made the last step. Next may be called again after that, and the member joins when it can. It is refused
-// as by [Join] where it finds the others only now.
+// [ErrStore] when the store has been out of reach for Config.Patience. When epochs could be formed for
+// so long, but not begin, it returns why, and [ErrEnded] when the others have made the last step. Next may be called again
+// after that, and the member joins when it can. It is refused as by [Join] where it finds the others only now.
 func (m *Member) Next(ctx context.Context, failed error) (*Epoch, error) {
 	m.caller = ctx
 	if failed != nil {
@@ -163,7 +163,10 @@ func (m *Member) form(ctx context.Context) error {
 			m.formed = &Epoch{Number: r.Number, Comm: c, Joined: r.Members[c.Rank()].Fresh, record: r}
 			m.change(func() {
 				m.ends = false
-				m.turn, m.status.Formed, m.status.Step, m.status.Prepared, m.status.Fresh = 0, true, r.Step, false, m.formed.Joined
+				m.status.Formed = true
+				m.status.Step = r.Step
+				m.status.Prepared = false
+				m.status.Fresh = m.formed.Joined
 				m.used = m.formed
 				m.miss()
 			})

@@ -4,10 +4,12 @@ package elastic
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -19,22 +21,24 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm/store"
 )
 
 func init() { pause = pauseProcess }
 
-// invitationVariable tells TestPaused its name and its peers.
+// invitationVariable tells TestPaused its name and where the store is.
 const invitationVariable = "TUTTI_TEST_INVITATION"
 
 type invitation struct {
 	Name    string
-	Peers   []string
+	Store   string
 	Silence time.Duration
 }
 
 // invite starts a process that joins as a member, says what it does, and leaves when its orders end.
-func invite(t *testing.T, name string, peers []string, log *replay) (p *exec.Cmd, orders io.Closer, heard chan struct{}) {
-	text, err := json.Marshal(invitation{name, peers, silence})
+func invite(t *testing.T, name, address string, log *replay) (p *exec.Cmd, orders io.Closer, heard chan struct{}) {
+	text, err := json.Marshal(invitation{name, address, silence})
 	require.NoError(t, err)
 	out, said, err := os.Pipe()
 	require.NoError(t, err)
@@ -48,7 +52,7 @@ func invite(t *testing.T, name string, peers []string, log *replay) (p *exec.Cmd
 	heard = make(chan struct{})
 	go func() {
 		defer close(heard)
-		log.listen(t, out)
+		log.follow(t, out)
 		_ = out.Close()
 	}()
 	return p, orders, heard
@@ -57,8 +61,8 @@ func invite(t *testing.T, name string, peers []string, log *replay) (p *exec.Cmd
 // pauseProcess has a member in a process of its own join, be stopped until the others go on without it, go on and train with
 // them again, and leave or be killed. Meanwhile something happens to the others.
 func pauseProcess(c *churn) (events int) {
-	name, peers := c.next()
-	p, orders, heard := invite(c.t, name, peers, c.log)
+	name := c.next()
+	p, orders, heard := invite(c.t, name, listen(c.t, c.server), c.log)
 	until := func(with string) { // those who are here, and the process or nobody else, train
 		c.apart = with
 		c.wait()
@@ -70,19 +74,16 @@ func pauseProcess(c *churn) (events int) {
 	}
 
 	until(name)
-	other() // it may get the store
-	if members, _ := c.last(); len(members) > 2 || members[0] != name {
-		require.NoError(c.t, p.Process.Signal(syscall.SIGSTOP))
-		until("")
-		other()
-		require.NoError(c.t, p.Process.Signal(syscall.SIGCONT))
-		until(name)
-	}
+	other()
+	require.NoError(c.t, p.Process.Signal(syscall.SIGSTOP))
+	until("")
+	other()
+	require.NoError(c.t, p.Process.Signal(syscall.SIGCONT))
+	until(name)
 	killed := c.rng.IntN(2) == 0
-	if members, _ := c.last(); killed && (len(members) > 2 || members[0] != name) {
+	if killed {
 		require.NoError(c.t, p.Process.Kill())
 	} else {
-		killed = false
 		require.NoError(c.t, orders.Close())
 	}
 	until("")
@@ -93,8 +94,27 @@ func pauseProcess(c *churn) (events int) {
 	return events
 }
 
-// listen notes what a process says until it ends, in the middle of a word perhaps.
-func (r *replay) listen(t *testing.T, out io.Reader) {
+// listen serves a store to other processes, at the address that it returns.
+func listen(t *testing.T, server *store.Server) string {
+	l, err := net.Listen("tcp", "localhost:0")
+	require.NoError(t, err)
+	server.Serve(l, conf)
+	return l.Addr().String()
+}
+
+// dialStore begins sessions of another process.
+func dialStore(name, address string) dialer {
+	return func(ctx context.Context) (store.Store, error) {
+		kv, err := store.Dialer{Addresses: []string{address}, TLS: conf, Name: name + " " + rand.Text()}.Dial(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return kv, nil
+	}
+}
+
+// follow notes what a process says until it ends, in the middle of a word perhaps.
+func (r *replay) follow(t *testing.T, out io.Reader) {
 	for in := json.NewDecoder(out); ; {
 		var s said
 		if err := in.Decode(&s); err != nil {
@@ -119,8 +139,11 @@ func TestTimes(t *testing.T) {
 	defer func(d time.Duration) { silence = d }(silence)
 	silence = DefaultSilence
 	log := newReplay()
-	first := newTrainee(t, log, restless("a", nil, overTCP))
-	second := newTrainee(t, log, restless("b", []string{first.Address()}, overTCP))
+	server := store.NewServer(store.Options{Silence: silence})
+	defer server.Close() //nolint:errcheck // the members have ended
+	address := listen(t, server)
+	first := newTrainee(t, log, restless("a", dialStore("a", address), overTCP))
+	second := newTrainee(t, log, restless("b", dialStore("b", address), overTCP))
 	defer first.free()
 	defer second.free()
 	until := make(chan struct{})
@@ -163,7 +186,7 @@ func TestTimes(t *testing.T) {
 				return nil
 			}
 			usual = slices.Sorted(slices.Values(took[1:]))[10]
-			p, orders, heard = invite(t, fmt.Sprint("c", n), []string{first.Address(), second.Address()}, log)
+			p, orders, heard = invite(t, fmt.Sprint("c", n), address, log)
 			longest, seen = 0, 0
 		case size == 2 && began.IsZero():
 			longest = max(longest, step)
@@ -217,7 +240,7 @@ func TestPaused(t *testing.T) {
 	silence = own.Silence
 	log, out := newReplay(), json.NewEncoder(os.NewFile(3, "what is said"))
 	log.tell = func(s said) { assert.NoError(t, out.Encode(s)) }
-	a := newTrainee(t, log, restless(own.Name, own.Peers, overTCP))
+	a := newTrainee(t, log, restless(own.Name, dialStore(own.Name, own.Store), overTCP))
 	defer a.free()
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)

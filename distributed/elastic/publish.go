@@ -52,7 +52,7 @@ func (c *claim) write(ctx context.Context, kv store.Store) (now store.Entry, err
 	return now, err
 }
 
-// forget begins anew, with a store of which nothing is known.
+// forget begins anew, with a session that knows nothing of the store.
 func (c *claim) forget() {
 	c.exists = false
 	c.stored = ""
@@ -72,7 +72,7 @@ func (c *claim) settle(now store.Entry) {
 	}
 }
 
-// publish has the others told this member's status. keep does it, at the next store if this one is lost.
+// publish has the others told this member's status. keep does it, in the next session if this one is lost.
 func (m *Member) publish() {
 	m.mu.Lock()
 	text, _ := json.Marshal(m.status)
@@ -163,9 +163,7 @@ func (m *Member) over(e *Epoch) {
 	var refusal error
 	err := m.until(ctx, func() (bool, error) {
 		refusal = m.refusal
-		// The other members' stores end with them.
-		lost := m.kv == nil && m.cfg.Dial == nil
-		return lost || m.kv != nil && !m.ending(), nil
+		return m.kv != nil && !m.ending(), nil
 	})
 	if err != nil {
 		slog.Warn("elastic: the store does not know that the job has ended: members that join wait for the others",

@@ -3,6 +3,7 @@ package elastic
 import (
 	"context"
 	"io"
+	"net"
 	"os"
 	"strconv"
 	"testing"
@@ -29,13 +30,23 @@ func TestJoinRate(t *testing.T) {
 	require.NoError(t, err)
 	const first = "10.77.0.1:29401"
 	rank := os.Getenv("TUTTI_RANK")
-	cfg := Config{Name: rank, Min: 1, TLS: conf, Runtime: rt, Tensors: []*runtime.Tensor{x}}
+	cfg := Config{Name: rank, Min: 1, Runtime: rt, Tensors: []*runtime.Tensor{x}}
+	cfg.Dial = func(ctx context.Context) (store.Store, error) {
+		kv, err := store.Dialer{Addresses: []string{first}, TLS: conf, Name: rank}.Dial(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return kv, nil
+	}
 	if rank == "0" {
-		cfg.Listen = first
+		l, err := net.Listen("tcp", first)
+		require.NoError(t, err)
+		server := store.NewServer(store.Options{Silence: DefaultSilence})
+		defer server.Close() //nolint:errcheck // the members have ended
+		server.Serve(l, conf)
 		require.NoError(t, x.Fill(1))
 	} else {
 		require.NoError(t, x.Fill(0))
-		cfg.Listen, cfg.Peers = "10.77.0.2", []string{first}
 		time.Sleep(time.Second) // until the job has begun
 	}
 	cfg.Form = func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error) {

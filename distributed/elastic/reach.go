@@ -134,7 +134,7 @@ func (v *view) unreachable(last *record) (excluded []person) {
 	for {
 		worst := 0
 		for rank := range last.Members {
-			// Who has no state loses none, and a later rank is no store's.
+			// Who has no state loses none. A tie is broken by the rank, so that all members see the same.
 			if missed[rank] > missed[worst] || missed[rank] == missed[worst] && (fresh[rank] || !fresh[worst]) {
 				worst = rank
 			}

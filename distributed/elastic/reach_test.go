@@ -20,7 +20,7 @@ import (
 
 // joining is an epoch of which the members that are written as capitals have no state.
 func joining(number uint64, members string, failed ...failure) *record {
-	r := epochOf(number, strings.ToLower(members), "ab")
+	r := epochOf(number, strings.ToLower(members))
 	for i, c := range members {
 		r.Members[i].Fresh = c < 'a'
 	}
@@ -112,7 +112,7 @@ func TestUnreachable(t *testing.T) {
 			fresh("d", abde),
 			fresh("e", abde, missing(0, 1, 2)),
 		}}, members: "abd", failed: []failure{{"e", 1}}},
-		"one that joins, and one with the state is gone": {v: view{record: abcD, outlives: true, present: []status{
+		"one that joins, and one with the state is gone": {v: view{record: abcD, present: []status{
 			tried("a", abcD),
 			tried("b", abcD),
 			fresh("d", abcD),
@@ -138,7 +138,7 @@ func TestUnreachable(t *testing.T) {
 			fresh("e", aDE, missing(0)),
 		}}, members: "ade"},
 		"what is said of an earlier epoch": {v: view{record: abc, present: []status{
-			at("a", epochOf(3, "ab", "ab"), missing(1)),
+			at("a", epochOf(3, "ab"), missing(1)),
 			tried("b", abc),
 			tried("c", abc),
 		}},
@@ -170,12 +170,12 @@ func TestUnreachable(t *testing.T) {
 			at("d", nil, resting(3)),
 			at("e", nil, resting(2)),
 		}}, members: "abe", failed: []failure{{"d", 3}, {"e", 2}}},
-		"a first epoch": {v: view{record: aBC, outlives: true, lost: true, present: []status{
+		"a first epoch": {v: view{record: aBC, lost: true, present: []status{
 			fresh("a", aBC, missing(2)),
 			fresh("b", aBC, missing(2)),
 			fresh("c", aBC, missing(0, 1)),
 		}}, members: "ab", failed: []failure{{"c", 1}}},
-		"a first epoch, nobody knows why": {v: view{record: aBC, outlives: true, lost: true, present: []status{
+		"a first epoch, nobody knows why": {v: view{record: aBC, lost: true, present: []status{
 			fresh("a", aBC),
 			fresh("b", aBC),
 			fresh("c", aBC),
@@ -184,7 +184,7 @@ func TestUnreachable(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			v := c.v
 			v.min = max(v.min, 1)
-			next, why, _ := v.next()
+			next, why := v.next()
 			if c.why != "" {
 				require.Nil(t, next)
 				assert.Contains(t, why, c.why)

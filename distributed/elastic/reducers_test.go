@@ -92,14 +92,10 @@ func TestReducers(t *testing.T) {
 		},
 	} {
 		t.Run(kind, func(t *testing.T) {
-			form, log := new(rooms).form, newReplay()
+			form, log, dial := new(rooms).form, newReplay(), keepStore(t)
 			var list []*trainee
 			for _, name := range []string{"a", "b", "c", "d"} {
-				cfg := quick(Config{Name: name, Form: form, Max: 3})
-				for _, a := range list {
-					cfg.Peers = append(cfg.Peers, a.Address())
-				}
-				a := newTrainee(t, log, cfg)
+				a := newTrainee(t, log, quick(Config{Name: name, Form: form, Dial: dial, Max: 3}))
 				a.cfg.Bind = func(ctx context.Context, e *Epoch) (err error) {
 					if a.model != nil {
 						return a.model.Rebind(ctx, e)
@@ -118,11 +114,6 @@ func TestReducers(t *testing.T) {
 				a.cfg.Load = func(ctx context.Context, state []byte) error { return a.model.Restore(ctx, state) }
 				a.cfg.Residuals = func() ([]*runtime.Tensor, error) { return a.model.Residuals() }
 				list = append(list, a)
-			}
-			for i, a := range list[1:] { // one that comes when the first is gone finds the others
-				for _, peer := range list[i+2:] {
-					a.cfg.Peers = append(a.cfg.Peers, peer.Address())
-				}
 			}
 			// Who comes first is not the test's to decide: whoever is rank 0 of three is killed, and the next one leaves.
 			var lost, left atomic.Pointer[trainee]

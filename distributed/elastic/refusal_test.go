@@ -165,7 +165,7 @@ func refusedWrites(t *testing.T, judge func(writes *atomic.Uint64, bad bool) ans
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	var err error
-	for err = ErrMinority; errors.Is(err, ErrMinority); {
+	for err = ErrStore; errors.Is(err, ErrStore); {
 		_, err = late.Next(ctx, nil)
 	}
 	require.ErrorIs(t, err, ErrEnded)

@@ -16,7 +16,7 @@ import (
 // when it is read, and the rest of this package relies on that.
 const (
 	mostMembers = 1 << 14 // of an epoch
-	longestText = 1 << 10 // bytes of a name or an address
+	longestText = 1 << 10 // bytes of a name
 	lastNumber  = 1 << 62 // of epochs and steps, which count
 )
 
@@ -31,9 +31,6 @@ func checkText(text string) error {
 
 // check returns why a person can be no member.
 func (p person) check() error {
-	if len(p.Address) > longestText {
-		return fmt.Errorf("an address of %d bytes", len(p.Address))
-	}
 	if err := checkText(p.Incarnation); err != nil {
 		return err
 	}
@@ -61,7 +58,7 @@ func checkPersons(list []person) error {
 // check returns why a record is none that members write.
 func (r *record) check() error {
 	if r.Number == 0 { // the job is to begin
-		if r.World != "" || r.Step != 0 || len(r.Members)+len(r.Base)+len(r.Lost) > 0 {
+		if r.World != "" || r.Step != 0 || len(r.Members)+len(r.Lost) > 0 {
 			return errors.New("members before the first epoch")
 		}
 		return nil
@@ -70,9 +67,6 @@ func (r *record) check() error {
 		return errors.New("a number beyond all counts")
 	}
 	if err := checkText(r.World); err != nil {
-		return err
-	}
-	if err := checkPersons(r.Base); err != nil {
 		return err
 	}
 	if err := checkPersons(r.Members); err != nil {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/tutti-go/tutti/internal/printable"
 )
@@ -13,7 +12,6 @@ import (
 type person struct {
 	Name        string
 	Incarnation string // random: tells a process from an earlier one of its name
-	Address     string `json:",omitempty"` // of its store
 	Fresh       bool   `json:",omitempty"` // it has no state
 }
 
@@ -25,7 +23,6 @@ type record struct {
 	Number  uint64
 	World   string   // random: tells it from another attempt with this number
 	Members []person // by rank
-	Base    []person // the members of the last epoch that was formed before
 	Lost    []string // members of the last epoch that are in neither, and have not left in order
 	Step    uint64   // steps that are committed
 	// Failed are members that the last attempts at epochs failed for, and have not been in one since, as each attempt takes the
@@ -38,21 +35,23 @@ func (r *record) rank(p person) int { return slices.IndexFunc(r.Members, p.same)
 
 // status is what a member says of itself, in an entry that vanishes with its session.
 type status struct {
-	Name, Incarnation, Address, Terms string
-	Accepted                          *record // the epoch that it has tried to form last, nil for one that joins
-	Formed                            bool    // with success
-	Waiting                           bool    // it is at a boundary
-	Leaving                           bool    // by the last vote: it will not be in the next epoch, unless nobody else has the state
-	Wishes                            bool    // to leave
-	Fresh                             bool    // it has no state of the job yet
-	Step                              uint64  // steps that it has committed
-	Prepared                          bool    // it has the result of another one, which can be rolled back
-	Unreached                         []int   `json:",omitempty"` // ranks of Accepted that it has tried to connect to in vain
-	BackedOff                         int     `json:",omitempty"` // attempts that failed for it, after which it has waited long enough
+	Name        string
+	Incarnation string
+	Terms       string
+	Accepted    *record // the epoch that it has tried to form last, nil for one that joins
+	Formed      bool    // with success
+	Waiting     bool    // it is at a boundary
+	Leaving     bool    // by the last vote: it will not be in the next epoch, unless nobody else has the state
+	Wishes      bool    // to leave
+	Fresh       bool    // it has no state of the job yet
+	Step        uint64  // steps that it has committed
+	Prepared    bool    // it has the result of another one, which can be rolled back
+	Unreached   []int   `json:",omitempty"` // ranks of Accepted that it has tried to connect to in vain
+	BackedOff   int     `json:",omitempty"` // attempts that failed for it, after which it has waited long enough
 }
 
 func (s *status) person() person {
-	return person{Name: s.Name, Incarnation: s.Incarnation, Address: s.Address, Fresh: s.Fresh}
+	return person{Name: s.Name, Incarnation: s.Incarnation, Fresh: s.Fresh}
 }
 
 // precedes reports whether an epoch is a later one than the one that the member has accepted.
@@ -76,10 +75,8 @@ type view struct {
 	record   *record  // in the store, nil if there is none
 	present  []status // by name
 	min, max int
-	outlives bool   // the store outlives members: there is no other
-	settled  bool   // who is not here will not come soon
 	over     string // the World of the last epoch, if that has made the last step of the job
-	lost     bool   // nor those who have the state
+	lost     bool   // those who have the state will not come soon
 }
 
 // has reports whether a member is here.
@@ -109,16 +106,13 @@ func (v *view) last() (last *record, formed bool) {
 	return last, formed
 }
 
-// next returns the epoch that comes, without a World, or why there is none yet. apart: too few members of the last one are here.
-func (v *view) next() (next *record, why string, apart bool) {
+// next returns the epoch that comes, without a World, or why there is none yet.
+func (v *view) next() (next *record, why string) {
 	last, formed := v.last()
 	if last == nil {
-		return nil, "no member of the job is here", true
+		return nil, "the store has no epoch"
 	}
-	next = &record{Number: last.Number + 1, Base: last.Base}
-	if formed {
-		next.Base = last.Members
-	}
+	next = &record{Number: last.Number + 1}
 	var present []person // of the last epoch, and at the boundary
 	reach := ^uint64(0)  // of all
 	blocks := ""         // what is to happen before there is an epoch, unless that can do without
@@ -131,7 +125,7 @@ func (v *view) next() (next *record, why string, apart bool) {
 		if !(s.Waiting && s.Accepted != nil && s.Accepted.World == last.World) { // for what follows this epoch
 			blocks = printable.Text(s.Name) + " is not at the boundary"
 			if formed || !last.Members[rank].Fresh || !s.Fresh {
-				return nil, blocks, false
+				return nil, blocks
 			}
 			continue // it has no state, and the attempt to give it one has failed
 		}
@@ -149,7 +143,7 @@ func (v *view) next() (next *record, why string, apart bool) {
 		stay, leave, come = v.groups(last, next.Step, nil)
 	}
 	if len(stay) == 0 && blocks != "" {
-		return nil, blocks, false
+		return nil, blocks
 	}
 	next.Failed = last.failures(v.present, excluded)
 	byRank := func(a, b person) int { return cmp.Compare(last.rank(a), last.rank(b)) }
@@ -160,26 +154,16 @@ func (v *view) next() (next *record, why string, apart bool) {
 		stay = leave[:min(len(leave), max(1, most-len(come)))]
 		most = max(most, 2)
 	}
-	if !v.settled && v.record != last && len(present) < len(last.Members) {
-		return nil, "the members of the last epoch are coming to another store", false
-	}
-	if !v.outlives && last.Number > 0 {
-		for _, list := range [][]person{last.Members, next.Base} {
-			if why := quorum(list, present); why != "" {
-				return nil, why, true
-			}
-		}
-	}
 	for i := range come {
 		come[i].Fresh = true // also one that was cut off
 	}
 	next.Members = append(stay, come...)
 	next.Members = next.Members[:min(most, len(next.Members))]
 	if len(next.Members) < v.min || len(next.Members) == 0 {
-		return nil, fmt.Sprintf("%d of at least %d members are here", len(next.Members), v.min), false
+		return nil, fmt.Sprintf("%d of at least %d members are here", len(next.Members), v.min)
 	}
 	if len(stay) == 0 && last.Number > 0 && !v.lost {
-		return nil, "no member that has the state is here", false
+		return nil, "no member that has the state is here"
 	}
 	if len(stay) == 0 { // all begin, from the state of the one that has most
 		best := 0
@@ -198,7 +182,7 @@ func (v *view) next() (next *record, why string, apart bool) {
 			next.Lost = append(next.Lost, p.Name)
 		}
 	}
-	return next, "", false
+	return next, ""
 }
 
 // groups are those at the boundary: members that have the state of a step and stay, or leave, and those that come without it.
@@ -222,20 +206,4 @@ func (v *view) groups(last *record, step uint64, excluded []person) (stay, leave
 		come = last.admit(come)
 	}
 	return stay, leave, come
-}
-
-// quorum returns why those who are present may not decide for a list of members: another part of it may. The first
-// of the list decides a tie.
-func quorum(list, present []person) string {
-	var missing []string
-	for _, p := range list {
-		if !slices.ContainsFunc(present, p.same) {
-			missing = append(missing, p.Name)
-		}
-	}
-	have := len(list) - len(missing)
-	if 2*have > len(list) || 2*have == len(list) && (have == 0 || missing[0] != list[0].Name) {
-		return ""
-	}
-	return fmt.Sprintf("%d of %d members of an epoch are here; missing: %s", have, len(list), printable.Text(strings.Join(missing, ", ")))
 }

@@ -9,13 +9,10 @@ import (
 )
 
 // epochOf makes an epoch of members of one letter.
-func epochOf(number uint64, members, base string) *record {
-	r := &record{Number: number, World: fmt.Sprint(number, members, base)}
+func epochOf(number uint64, members string) *record {
+	r := &record{Number: number, World: fmt.Sprint(number, members)}
 	for _, c := range members {
 		r.Members = append(r.Members, person{Name: string(c), Incarnation: "1"})
-	}
-	for _, c := range base {
-		r.Base = append(r.Base, person{Name: string(c), Incarnation: "1"})
 	}
 	return r
 }
@@ -42,8 +39,8 @@ func withoutAny(s *status) { s.Fresh = true }
 
 // TestView: what follows from who is at the boundary.
 func TestView(t *testing.T) {
-	abc, abcde := epochOf(3, "abc", "abc"), epochOf(3, "abcde", "abcde")
-	forming := epochOf(4, "abc", "abcde") // decided, and not known to be formed
+	abc := epochOf(3, "abc")
+	forming := epochOf(4, "abc") // decided, and not known to be formed
 	for name, c := range map[string]struct {
 		v       view
 		members string
@@ -51,19 +48,19 @@ func TestView(t *testing.T) {
 		lost    []string
 		why     string
 	}{
-		"nobody knows of the job":              {v: view{present: []status{at("a", nil)}}, why: "no member of the job"},
+		"nobody knows of the job":              {v: view{present: []status{at("a", nil)}}, why: "the store has no epoch"},
 		"the first":                            {v: view{record: &record{}, present: []status{at("a", nil)}}, members: "a"},
 		"too few for the first":                {v: view{record: &record{}, min: 2, present: []status{at("a", nil)}}, why: "at least 2"},
 		"the first with a file":                {v: view{record: &record{}, present: []status{at("a", nil), at("b", nil, ahead)}}, members: "ba", step: 1},
 		"one trains":                           {v: view{record: abc, present: []status{at("a", abc), at("b", abc, training), at("c", abc)}}, why: "b is not"},
-		"one waits for an earlier epoch's end": {v: view{record: abc, present: []status{at("a", abc), at("b", epochOf(2, "ab", "")), at("c", abc)}}, why: "b is not"},
+		"one waits for an earlier epoch's end": {v: view{record: abc, present: []status{at("a", abc), at("b", epochOf(2, "ab")), at("c", abc)}}, why: "b is not"},
 		"join and leave in one boundary": {v: view{record: abc, present: []status{at("a", abc), at("b", abc, leaving), at("c", abc), at("d", nil)}},
 			members: "acd", step: 7},
 		"all leave, and another joins": {v: view{record: abc, present: []status{at("a", abc, leaving), at("b", abc, leaving), at("c", abc, leaving), at("d", nil)}},
 			members: "abcd", step: 7},
-		"all leave at the bound": {v: view{record: epochOf(3, "ab", "ab"), max: 2, present: []status{at("a", epochOf(3, "ab", "ab"), leaving), at("b", epochOf(3, "ab", "ab"), leaving), at("c", nil), at("d", nil)}},
+		"all leave at the bound": {v: view{record: epochOf(3, "ab"), max: 2, present: []status{at("a", epochOf(3, "ab"), leaving), at("b", epochOf(3, "ab"), leaving), at("c", nil), at("d", nil)}},
 			members: "ac", step: 7},
-		"the only one leaves at the bound": {v: view{record: epochOf(3, "a", "a"), max: 1, present: []status{at("a", epochOf(3, "a", "a"), leaving), at("c", nil), at("d", nil)}},
+		"the only one leaves at the bound": {v: view{record: epochOf(3, "a"), max: 1, present: []status{at("a", epochOf(3, "a"), leaving), at("c", nil), at("d", nil)}},
 			members: "ac", step: 7},
 		"who has the state leaves":                    {v: view{record: abc, present: []status{at("a", abc, leaving), at("c", abc, withoutAny)}}, members: "ac", step: 7, lost: []string{"b"}},
 		"all leave":                                   {v: view{record: abc, present: []status{at("a", abc, leaving), at("b", abc, leaving), at("c", abc, leaving)}}, why: "0 of at least 1"},
@@ -74,29 +71,22 @@ func TestView(t *testing.T) {
 		"one has committed":                           {v: view{record: abc, present: []status{at("a", abc, prepared), at("b", abc, ahead), at("c", abc, prepared)}}, members: "abc", step: 8},
 		"one has given up that another has committed": {v: view{record: abc, present: []status{at("a", abc), at("b", abc, prepared), at("c", abc, ahead)}}, members: "bca", step: 8},
 		"one has not prepared":                        {v: view{record: abc, present: []status{at("a", abc, prepared), at("b", abc), at("c", abc, prepared)}}, members: "abc", step: 7},
-		"a minority":                                  {v: view{record: abc, present: []status{at("a", abc)}}, why: "1 of 3 members"},
-		"half, with the first":                        {v: view{record: epochOf(2, "ab", "ab"), present: []status{at("a", epochOf(2, "ab", "ab"))}}, members: "a", step: 7, lost: []string{"b"}},
-		"half, without it":                            {v: view{record: epochOf(2, "ab", "ab"), present: []status{at("b", epochOf(2, "ab", "ab"))}}, why: "1 of 2 members of an epoch are here; missing: a"},
-		"a store that outlives":                       {v: view{record: abc, outlives: true, present: []status{at("c", abc)}}, members: "c", step: 7, lost: []string{"a", "b"}},
-		"the state is away":                           {v: view{record: abc, outlives: true, present: []status{at("d", nil)}}, why: "no member that has the state"},
-		"all state is lost":                           {v: view{record: abc, outlives: true, lost: true, present: []status{at("d", nil)}}, members: "d", lost: []string{"a", "b", "c"}},
-		"another store, all here":                     {v: view{present: []status{at("a", abc), at("b", abc), at("c", abc)}}, members: "abc", step: 7},
-		"another store, one is not":                   {v: view{present: []status{at("b", abc), at("c", abc)}}, why: "are coming"},
-		"another store, later":                        {v: view{settled: true, present: []status{at("b", abc), at("c", abc)}}, members: "bc", step: 7, lost: []string{"a"}},
+		"half":                                        {v: view{record: epochOf(2, "ab"), present: []status{at("a", epochOf(2, "ab"))}}, members: "a", step: 7, lost: []string{"b"}},
+		"a third":                                     {v: view{record: abc, present: []status{at("c", abc)}}, members: "c", step: 7, lost: []string{"a", "b"}},
+		"the state is away":                           {v: view{record: abc, present: []status{at("d", nil)}}, why: "no member that has the state"},
+		"all state is lost":                           {v: view{record: abc, lost: true, present: []status{at("d", nil)}}, members: "d", lost: []string{"a", "b", "c"}},
+		"no record, all here":                         {v: view{present: []status{at("a", abc), at("b", abc), at("c", abc)}}, members: "abc", step: 7},
+		"no record, one is not":                       {v: view{present: []status{at("b", abc), at("c", abc)}}, members: "bc", step: 7, lost: []string{"a"}},
 		"an attempt failed": {v: view{record: forming, present: []status{at("a", forming, unformed), at("b", forming, unformed), at("c", forming, unformed)}},
 			members: "abc", step: 7},
-		// c may have formed 4 with a and b, who may go on without it: so it may not with d and e.
-		"one has promised itself to others": {v: view{settled: true, present: []status{at("c", forming, unformed), at("d", abcde), at("e", abcde)}}, why: "1 of 3 members"},
-		// As long as nobody knows that 4 was formed, two of five have no majority of the epoch before.
-		"half an attempt": {v: view{record: forming, present: []status{at("a", forming, unformed), at("b", forming, unformed)}}, why: "2 of 5 members"},
-		"half an epoch":   {v: view{record: forming, present: []status{at("a", forming), at("b", forming, unformed)}}, members: "ab", step: 7, lost: []string{"c"}},
+		"half an epoch": {v: view{record: forming, present: []status{at("a", forming), at("b", forming, unformed)}}, members: "ab", step: 7, lost: []string{"c"}},
 		"joined and got no state": {v: view{record: forming, present: []status{at("a", forming), at("b", forming), at("c", forming, withoutAny)}},
 			members: "abc", step: 7},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := c.v
 			v.min = max(v.min, 1)
-			next, why, _ := v.next()
+			next, why := v.next()
 			if c.why != "" {
 				require.Nil(t, next)
 				assert.Contains(t, why, c.why)

@@ -1,7 +1,6 @@
 package elastic
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/binary"
@@ -25,6 +24,15 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
+
+type dialer = func(context.Context) (store.Store, error)
+
+// keepStore keeps a store for the members of a test, which are in its process.
+func keepStore(t *testing.T) dialer {
+	server := store.NewServer(store.Options{})
+	t.Cleanup(func() { assert.NoError(t, server.Close()) })
+	return func(context.Context) (store.Store, error) { return server.Local("a member"), nil }
+}
 
 // conf is what all members of the tests know.
 var conf = func() *tls.Config {
@@ -287,7 +295,9 @@ func newTrainee(t *testing.T, log *replay, cfg Config) *trainee {
 		a.tensors[i], err = cpu.Wrap(a.rt, values)
 		require.NoError(t, err)
 	}
-	cfg.TLS, cfg.Runtime, cfg.Tensors, cfg.Min = cmp.Or(cfg.TLS, conf), a.rt, a.tensors[:1], max(cfg.Min, 1)
+	cfg.Runtime = a.rt
+	cfg.Tensors = a.tensors[:1]
+	cfg.Min = max(cfg.Min, 1)
 	load := cfg.Load // of a test, after the usual
 	cfg.Bind = func(_ context.Context, e *Epoch) (err error) {
 		if a.reducer != nil {
@@ -392,9 +402,6 @@ func (a *trainee) kill() {
 	a.guard.Unlock()
 	a.end()
 	a.gone.Wait()
-	if a.server != nil {
-		_ = a.server.Close()
-	}
 }
 
 // dead reports whether the member was killed.

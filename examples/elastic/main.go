@@ -15,6 +15,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
@@ -45,7 +46,7 @@ func main() {
 	}
 }
 
-// demonstrate has three members, of which the first, which has the store, is killed when all are there.
+// demonstrate has three members, of which the first is killed when all are there. The store is this process's.
 func demonstrate(ctx context.Context) error {
 	conf, err := store.TLS([]byte(fmt.Sprint(rand.Uint64())), "example")
 	if err != nil {
@@ -54,24 +55,20 @@ func demonstrate(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	var members sync.WaitGroup
-	errs, addresses := make([]error, 3), make(chan string, 2)
+	var killed atomic.Bool
+	server := store.NewServer(store.Options{})
+	defer server.Close() //nolint:errcheck // the members have ended
+	errs := make([]error, 3)
 	for i := range errs {
 		members.Go(func() {
 			cfg := elastic.Config{Name: fmt.Sprint("member ", i), Min: 1, Max: 8, Terms: "digits 1", TLS: conf}
-			if i > 0 {
-				cfg.Peers = []string{<-addresses}
-			}
+			cfg.Dial = func(context.Context) (store.Store, error) { return server.Local(cfg.Name), nil }
 			errs[i] = train(ctx, cfg, "localhost", func(m *elastic.Member, e *elastic.Epoch) bool {
-				switch {
-				case i == 0 && len(e.Members) == 3: // and the others know it: they have made a step with it
+				if i == 0 && len(e.Members) == 3 { // and the others know it: they have made a step with it
+					killed.Store(true)
 					_ = m.Close()
-				case i == 0:
-					time.Sleep(time.Millisecond) // the others are to find it
-					if len(addresses) < cap(addresses) {
-						addresses <- m.Address()
-					}
 				}
-				return e.Members[0] != "member 0" // before that they do not end
+				return killed.Load() // before that they do not end
 			})
 		})
 	}

@@ -68,23 +68,27 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	address, failed := make(chan string, 2), make(chan error, 3)
-	member := func(name string, peers []string, m *metrics.Metrics, end time.Duration) {
+	kv := store.NewServer(store.Options{})
+	defer kv.Close() //nolint:errcheck // the members have ended
+	begun, failed := make(chan struct{}), make(chan error, 3)
+	member := func(name string, m *metrics.Metrics, end time.Duration) {
 		ctx, cancel := context.WithTimeout(ctx, end)
 		defer cancel()
-		err := train(ctx, elastic.Config{Name: name, Min: 1, Terms: "example", TLS: conf, Peers: peers}, m, address)
+		cfg := elastic.Config{Name: name, Min: 1, Terms: "example", TLS: conf}
+		cfg.Dial = func(context.Context) (store.Store, error) { return kv.Local(name), nil }
+		err := train(ctx, cfg, m, begun)
 		if ctx.Err() != nil {
 			err = nil // its time is over
 		}
 		failed <- err
 	}
-	go member("a", nil, first, *length)
+	go member("a", first, *length)
 	go func() {
-		peers := []string{<-address}
+		<-begun
 		time.Sleep(*length / 4)
-		go member("b", peers, nil, *length)
+		go member("b", nil, *length)
 		time.Sleep(*length / 4)
-		go member("c", peers, nil, *length/4)
+		go member("c", nil, *length/4)
 	}()
 	if *picture != "" {
 		go func() { failed <- drawMetrics(ctx, "http://"+listener.Addr().String()+"/metrics", *picture) }()
@@ -125,7 +129,7 @@ func expand(set digits.Set) [][]float32 {
 }
 
 // train is one member. The weights of a class are a parameter, whose gradient is reduced while that of the next one is computed.
-func train(ctx context.Context, cfg elastic.Config, counts *metrics.Metrics, address chan<- string) error {
+func train(ctx context.Context, cfg elastic.Config, counts *metrics.Metrics, begun chan<- struct{}) error {
 	set, _, err := digits.Split(1)
 	if err != nil {
 		return err
@@ -180,7 +184,7 @@ func train(ctx context.Context, cfg elastic.Config, counts *metrics.Metrics, add
 	defer m.Close()
 	return m.Run(ctx, func(ctx context.Context, e *elastic.Epoch) error {
 		if step == 10 && cfg.Name == "a" {
-			address <- m.Address()
+			close(begun)
 		}
 		size, rank := len(e.Members), e.Comm.Rank()
 		var images [][]float32

@@ -28,7 +28,7 @@ import (
 type job struct {
 	*play
 	kind    string       // what reduces: "", sparse.TopkA, "ddp"
-	server  *sim.Node    // of a store that outlives members, nil if members have their own
+	server  *sim.Node    // of the store
 	members []*simulated // that live
 	all     []*simulated
 	steps   map[uint64]*made
@@ -36,7 +36,6 @@ type job struct {
 	calm    time.Time // when all are in reach again
 	silence time.Duration
 	pace    time.Duration // a step computes for so long at most
-	late    time.Duration // the first one comes so much later than others look for it
 	judge   judge         // of writes to the server
 }
 
@@ -66,7 +65,7 @@ type simulated struct {
 	fresh    bool   // its state is another member's
 	dead     bool
 	leaves   bool
-	minority bool // what Next has returned last
+	cut      bool // from the store, as Next has said last
 	err      error
 	cancel   context.CancelFunc
 	ended    chan struct{}
@@ -90,39 +89,25 @@ func (j *job) join() *simulated {
 	for i, v := range [][]float32{m.values, m.gradient} {
 		m.x[i] = must(cpu.Wrap(m.rt, v))
 	}
-	cfg := elastic.Config{Name: m.name, Min: 1, TLS: secret2, Silence: j.silence, Patience: 5 * j.silence, Runtime: m.rt, Tensors: m.x[:1], Bind: m.bind,
-		Listen: m.address(), Residuals: m.residuals, Save: m.save, Load: m.load}
+	cfg := elastic.Config{Name: m.name, Min: 1, Silence: j.silence, Patience: 5 * j.silence, Runtime: m.rt, Tensors: m.x[:1], Bind: m.bind,
+		Residuals: m.residuals, Save: m.save, Load: m.load}
 	cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
 		return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: secret, Listen: m.node.Host(), Silence: j.silence})
 	}
-	if j.server != nil {
-		dials := 0
-		cfg.Dial = func(ctx context.Context) (store.Store, error) {
-			dials++
-			kv, err := store.Dialer{Addresses: []string{storeAt}, TLS: secret2, Name: fmt.Sprint(m.name, " ", dials)}.Dial(ctx)
-			if err != nil {
-				return nil, err
-			}
-			return &fickle{kv, &j.judge}, nil
+	dials := 0
+	cfg.Dial = func(ctx context.Context) (store.Store, error) {
+		dials++
+		kv, err := store.Dialer{Addresses: []string{storeAt}, TLS: secret2, Name: fmt.Sprint(m.name, " ", dials)}.Dial(ctx)
+		if err != nil {
+			return nil, err
 		}
-	}
-	for _, other := range j.members {
-		cfg.Peers = append(cfg.Peers, other.address())
+		return &fickle{kv, &j.judge}, nil
 	}
 	var ctx context.Context
 	ctx, m.cancel = context.WithCancel(context.Background())
-	first := len(j.all) == 0
 	j.all, j.members = append(j.all, m), append(j.members, m)
 	sim.GoOn(m.node, func() {
 		defer close(m.ended)
-		if first && j.late > 0 {
-			sim.Sleep(j.late)
-			for _, other := range j.members[1:] {
-				if j.late > 11*j.silence && !other.minority {
-					j.fail("%s is no minority, though nobody answers it", other.name)
-				}
-			}
-		}
 		m.Member, m.err = elastic.Join(ctx, cfg)
 		if m.err == nil {
 			m.err = m.train(ctx)
@@ -140,9 +125,6 @@ func (j *job) join() *simulated {
 	})
 	return m
 }
-
-// address is where a member's own store is.
-func (m *simulated) address() string { return m.node.Host() + ":29600" }
 
 func must[T any](v T, err error) T {
 	if err != nil {
@@ -210,9 +192,9 @@ func (m *simulated) train(ctx context.Context) error {
 		if took := time.Since(began); took > 60*time.Second && !m.dead {
 			m.fail("%s: Next took %v: %v", m.name, took, err)
 		}
-		failed, m.minority = nil, errors.Is(err, elastic.ErrMinority)
+		failed, m.cut = nil, errors.Is(err, elastic.ErrStore)
 		switch {
-		case m.minority && ctx.Err() == nil:
+		case m.cut && ctx.Err() == nil:
 			m.Event("%v", err)
 			continue
 		case errors.Is(err, elastic.ErrLeft) && m.leaves:
@@ -370,7 +352,7 @@ func (j *job) settledIn(what string, limit time.Duration) {
 		}
 		if time.Since(began) > limit {
 			for _, m := range j.members {
-				j.Event("%s: %d steps, minority %v, %v", m.name, m.done, m.minority, m.err)
+				j.Event("%s: %d steps, cut off %v, %v", m.name, m.done, m.cut, m.err)
 			}
 			j.fail("%s: %v do not train together after %v", what, want, time.Since(began))
 		}
@@ -387,7 +369,6 @@ func (j *job) gone(m *simulated) {
 func (j *job) event() {
 	any := j.members[j.IntN(len(j.members))]
 	alone := len(j.members) == 1
-	first := func() string { return j.steps[uint64(len(j.steps)-1)].members[0] }
 	switch kind := j.IntN(10); {
 	case alone || kind == 0:
 		if len(j.members) < 5 {
@@ -410,11 +391,7 @@ func (j *job) event() {
 		away := j.away(4)
 		any.node.Freeze()
 		sim.AfterFunc(away, any.node.Thaw)
-	case kind == 5: // a partition, perhaps of an epoch that is being formed
-		if j.server == nil && len(j.members) < 5 && j.Chance(2) {
-			j.join()
-			sim.Sleep(j.Between(0, 200*time.Millisecond))
-		}
+	case kind == 5: // a partition
 		away := j.away(6)
 		until := time.Now().Add(away)
 		var here, there []*sim.Node
@@ -425,9 +402,7 @@ func (j *job) event() {
 				there = append(there, m.node)
 			}
 		}
-		if j.server != nil {
-			there = append(there, j.server)
-		}
+		there = append(there, j.server)
 		for _, a := range here {
 			for _, b := range there {
 				j.Cut(a, b, until)
@@ -440,29 +415,25 @@ func (j *job) event() {
 	case kind == 6:
 		events++
 		j.Hangup(func(from, to *sim.Node) bool { return from == any.node || to == any.node })
-	case kind == 7 && j.server != nil:
+	case kind == 7:
 		j.refuse()
-	case kind == 8 && j.server != nil:
+	case kind == 8:
 		j.isolate(any)
-	case j.server != nil && j.Chance(2): // the store is slow
+	case j.Chance(2): // the store is slow
 		away := j.away(4)
 		j.server.Freeze()
 		sim.AfterFunc(away, j.server.Thaw)
-	case j.server == nil && len(j.members) == 2 && any.name == first():
-		// the other one would be a minority
 	case j.spare(any):
 		j.kill(any)
 	}
 }
 
-// away is how long somebody is out of reach, a few times of silence at most. Where the store outlives members, who is out of
-// its reach for longer than Patience, by one fault after another, has made steps that the others make again.
+// away is how long somebody is out of reach, a few times of silence at most. A member that is out of the store's reach for
+// longer than Patience, by one fault after another, has made steps that the others make again.
 func (j *job) away(most time.Duration) time.Duration {
 	events++
-	if j.server != nil {
-		most = min(most, 4)
-		sim.Sleep(max(time.Until(j.calm), 0))
-	}
+	most = min(most, 4)
+	sim.Sleep(max(time.Until(j.calm), 0))
 	d := j.Between(time.Millisecond, most*j.silence)
 	if until := time.Now().Add(d + 4*j.silence); until.After(j.calm) {
 		j.calm = until
@@ -470,12 +441,8 @@ func (j *job) away(most time.Duration) time.Duration {
 	return d
 }
 
-// spare reports whether the job can do without a member: another one has the state, and is in reach. Where members have
-// stores, they see to it themselves.
+// spare reports whether the job can do without a member: another one has the state, and is in reach.
 func (j *job) spare(m *simulated) bool {
-	if j.server == nil {
-		return true
-	}
 	sim.Sleep(max(time.Until(j.calm), 0))
 	last := j.steps[uint64(len(j.steps)-1)]
 	return slices.Contains(j.members, m) && slices.ContainsFunc(j.members, func(o *simulated) bool { return o != m && slices.Contains(last.members, o.name) })
@@ -492,64 +459,6 @@ func (j *job) leave(m *simulated) {
 	}
 }
 
-// divide cuts members with stores of their own in two, or kills those who may go on without the others: who are left, or cut off,
-// know that they are a minority, and the others go on.
-func (j *job) divide() (killed bool) {
-	last := j.steps[uint64(len(j.steps)-1)]
-	var sides [2][]*simulated
-	for i, m := range j.members {
-		side := j.IntN(2)
-		if i == len(j.members)-1 && len(sides[1-side]) == 0 {
-			side = 1 - side
-		}
-		sides[side] = append(sides[side], m)
-	}
-	first := func(m *simulated) bool { return m.name == last.members[0] }
-	if a, b := len(sides[0]), len(sides[1]); a < b || a == b && !slices.ContainsFunc(sides[0], first) {
-		sides[0], sides[1] = sides[1], sides[0]
-	}
-	names := func(side []*simulated) (list []string) {
-		for _, m := range side {
-			list = append(list, m.name)
-		}
-		return list
-	}
-	j.Event("divided: %v, and the minority %v", names(sides[0]), names(sides[1]))
-	cut := func(until time.Time) {
-		for _, a := range sides[0] {
-			for _, b := range sides[1] {
-				j.Cut(a.node, b.node, until)
-				j.Cut(b.node, a.node, until)
-			}
-		}
-	}
-	all := j.members
-	if killed = j.Chance(2); killed {
-		for _, m := range sides[0] {
-			j.kill(m)
-		}
-	} else {
-		cut(time.Now().Add(time.Hour))
-		j.members = sides[0]
-		j.settled("the majority")
-	}
-	for began := time.Now(); ; sim.Sleep(10 * time.Millisecond) {
-		waiting := slices.IndexFunc(sides[1], func(m *simulated) bool { return !m.minority })
-		if waiting < 0 {
-			break
-		}
-		if time.Since(began) > 60*time.Second {
-			j.fail("%s does not know that it is a minority", sides[1][waiting].name)
-		}
-	}
-	if !killed {
-		cut(time.Now())
-		j.members = all
-		j.settled("a partition")
-	}
-	return killed
-}
-
 // kill ends a member's process, or its host.
 func (j *job) kill(m *simulated) {
 	events++
@@ -559,9 +468,8 @@ func (j *job) kill(m *simulated) {
 	j.Kill(m.node, j.Chance(3))
 }
 
-// playElastic has members join, leave, be killed, stopped and cut off, the one with the store included. They make
-// the steps that they would make without faults; a minority waits, and nobody for ever. In wild seeds
-// faults do not wait for each other, and a majority may be lost.
+// playElastic has members join, leave, be killed, stopped and cut off from each other and from the store. They make the steps
+// that they would make without faults, and nobody waits for ever. In wild seeds faults do not wait for each other.
 func playElastic(p *play) { playJob(p, 0, 40*time.Millisecond) }
 
 // playMembership is that with many events and fewer steps, for which waits look more rarely.
@@ -571,17 +479,13 @@ func playMembership(p *play) {
 }
 
 func playJob(p *play, most int, pace time.Duration) {
-	j := &job{play: p, kind: []string{"", sparse.TopkA, "ddp"}[p.IntN(3)], steps: map[uint64]*made{}, until: 1 << 62, silence: time.Second, pace: pace}
+	kind := []string{"", sparse.TopkA, "ddp"}[p.IntN(3)]
+	j := &job{play: p, kind: kind, steps: map[uint64]*made{}, until: 1 << 62, silence: time.Second, pace: pace}
 	wild := p.Chance(2)
-	var server *store.Server
-	if p.Chance(2) {
-		server = p.serve(store.Options{Silence: j.silence})
-		j.server = p.store
-		if p.Chance(3) {
-			j.judge = judge{every: 2 + p.IntN(6), denied: p.Chance(2)}
-		}
-	} else if p.Chance(4) {
-		j.late = p.Between(0, 16*j.silence)
+	server := p.serve(store.Options{Silence: j.silence})
+	j.server = p.store
+	if p.Chance(3) {
+		j.judge = judge{every: 2 + p.IntN(6), denied: p.Chance(2)}
 	}
 	for range 1 + p.IntN(4) {
 		j.join()
@@ -589,8 +493,6 @@ func playJob(p *play, most int, pace time.Duration) {
 	j.settled("the beginning")
 	if most == 0 {
 		most = 2 + p.IntN(5)
-	} else {
-		wild = wild && server != nil // once a majority is lost nothing can happen any more
 	}
 	for range most {
 		if j.event(); wild {
@@ -599,14 +501,11 @@ func playJob(p *play, most int, pace time.Duration) {
 			j.settled("after an event")
 		}
 	}
-	lost := wild && server == nil // perhaps a majority
 	sim.Sleep(10 * j.silence)
-	if !lost {
-		j.settled("the end")
-		lost = server == nil && len(j.members) > 1 && j.divide()
-	}
+	j.settled("the end")
 	j.until = uint64(len(j.steps)) + 3
-	for began := time.Now(); !lost && slices.ContainsFunc(j.members, func(m *simulated) bool { return m.done < j.until }); sim.Sleep(10 * time.Millisecond) {
+	trains := func(m *simulated) bool { return m.done < j.until }
+	for began := time.Now(); slices.ContainsFunc(j.members, trains); sim.Sleep(10 * time.Millisecond) {
 		if time.Since(began) > 60*time.Second {
 			p.fail("members do not make their last steps")
 		}
@@ -619,34 +518,17 @@ func playJob(p *play, most int, pace time.Duration) {
 		}
 		sim.Point()
 	}
-	if lost {
-		sim.Sleep(20 * j.silence)
-		for _, m := range slices.Clone(j.members) {
-			if m.done < j.until && !m.minority && m.err == nil {
-				p.fail("%s neither trains nor is a minority: %d of %d steps", m.name, m.done, j.until)
-			}
-			if m.minority && p.Chance(2) {
-				j.leave(m)
-				if wait(m); m.err != nil {
-					p.fail("%s leaves a minority: %v", m.name, m.err)
-				}
-			}
-			m.cancel()
-		}
-	}
 	for _, m := range j.all {
 		if errors.Is(m.err, comm.ErrMismatch) {
 			p.fail("%s: %v", m.name, m.err)
 		}
 		if !m.dead {
-			if wait(m); m.err != nil && !lost && !m.leaves {
+			if wait(m); m.err != nil && !m.leaves {
 				p.fail("%s: %v", m.name, m.err)
 			}
 		}
 	}
-	if server != nil {
-		p.within(20*time.Second, "Close of the store", func() { _ = server.Close() })
-	}
+	p.within(20*time.Second, "Close of the store", func() { _ = server.Close() })
 	for _, m := range j.all {
 		if m.dead {
 			m.cancel()

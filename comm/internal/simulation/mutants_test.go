@@ -130,8 +130,6 @@ var mutants = []mutant{
 	{"a session whose connection has ended goes on", "store", change{serverFile, "\tdefer s.end(n)\n", ""}, ""},
 
 	// distributed/elastic.
-	{"half of the members may go on without the first", "elastic", change{viewFile, "2*have > len(list) ||", "2*have >= len(list) ||"}, ""},
-	{"the epoch before an attempt is not asked", "elastic", change{viewFile, "[][]person{last.Members, next.Base}", "[][]person{last.Members}"}, ""},
 	{"a member that joins gets no state", "elastic", change{memberFile, "err = m.share(ctx, e, from, nil, true)", "_ = from"}, ""},
 	{"a member that leaves makes a step alone", "distributed/elastic", change{boundaryFile, "next != nil && b.own.Wishes && len(next.Members) == 1", "false"}, ""},
 	{"a refused status is taken for told", "elastic", change{publishFile, "retry = time.After(refused.add(next.key, err))", "m.mu.Lock()\n\t\t\t\tc.stored = c.want\n\t\t\t\tm.mu.Unlock()"}, ""},

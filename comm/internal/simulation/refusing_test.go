@@ -12,7 +12,7 @@ import (
 	"github.com/tutti-go/tutti/internal/sim"
 )
 
-// judge is how a store that outlives members answers writes, as an etcd may that has no room, or whose leader changes.
+// judge is how a store answers writes, as an etcd may that has no room, or whose leader changes.
 type judge struct {
 	every  int  // one of so many is not answered as it should; 0 means none
 	denied bool // such a write is made, and the answer is an error
