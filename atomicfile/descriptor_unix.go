@@ -14,8 +14,8 @@ import (
 // descriptor returns the number of the descriptor of this process that a name in a folder stands for: /dev/fd/3, or
 // on Linux, where that leads to, /proc/17/fd/3 and /proc/17/task/18/fd/3.
 func descriptor(dir, name string) (fd int, ok bool) {
-	own := fmt.Sprintf("/proc/%d/", os.Getpid())
-	if dir = filepath.Clean(dir); dir != "/dev/fd" && (filepath.Base(dir) != "fd" || !strings.HasPrefix(dir, own)) {
+	processDir := fmt.Sprintf("/proc/%d/", os.Getpid())
+	if dir = filepath.Clean(dir); dir != "/dev/fd" && (filepath.Base(dir) != "fd" || !strings.HasPrefix(dir, processDir)) {
 		return 0, false
 	}
 	fd, err := strconv.Atoi(name)
@@ -26,10 +26,10 @@ func descriptor(dir, name string) (fd int, ok bool) {
 func duplicate(fd int, path string) (*os.File, error) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
-	again, err := syscall.Dup(fd)
+	copied, err := syscall.Dup(fd)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
-	syscall.CloseOnExec(again)
-	return os.NewFile(uintptr(again), path), nil
+	syscall.CloseOnExec(copied)
+	return os.NewFile(uintptr(copied), path), nil
 }

@@ -395,7 +395,7 @@ func readPositions(src *cursor, idx []int32, limit int) error {
 	for i := 0; i < len(headers); i += 2 {
 		part := idx[i/2*gaps.Block : min((i/2+1)*gaps.Block, len(idx))]
 		h := gaps.Header(binary.LittleEndian.Uint16(headers[i:]))
-		all := src.rest
+		all := src.data
 		if src.take(uint64(h.Bytes(len(part)))); src.bad {
 			break
 		}
@@ -427,7 +427,7 @@ func (c *coder) read(code []byte, d dtype.DType, elements int) (form byte, err e
 	m := int(changed)
 	switch form {
 	case formXor:
-		c.xor = src.rest
+		c.xor = src.data
 		return form, nil
 	case formDense:
 		c.reserve(d, elements)
@@ -455,7 +455,7 @@ func (c *coder) read(code []byte, d dtype.DType, elements int) (form byte, err e
 	default:
 		err = errDamaged
 	}
-	if err == nil && len(src.rest) > 0 {
+	if err == nil && len(src.data) > 0 {
 		err = errDamaged
 	}
 	return form, err
@@ -562,7 +562,7 @@ func writeDiffs[T signed](c *coder, form byte, diffs []byte) int {
 
 // formOf returns the form of a block's code, and what follows it.
 func formOf(code []byte) (form byte, src cursor) {
-	src.rest = bytes.TrimLeft(code, string(rune(filling)))
+	src.data = bytes.TrimLeft(code, string(rune(filling)))
 	form = src.byte()
 	return form, src
 }

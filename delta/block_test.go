@@ -163,7 +163,7 @@ func BenchmarkStages(b *testing.B) {
 			do   func() error
 		}{
 			{"positions", func() error {
-				src := cursor{rest: code}
+				src := cursor{data: code}
 				src.byte()
 				src.uvarint()
 				c.reserve(dtype.BF16, m)

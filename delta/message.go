@@ -238,7 +238,7 @@ func parse(body []byte) (*Delta, error) {
 	if end < 0 || crc32.Checksum(body[:end], castagnoli) != binary.LittleEndian.Uint32(body[end:]) {
 		return nil, fmt.Errorf("%w: its checksum is another", ErrDelta)
 	}
-	src := cursor{rest: body[:end]}
+	src := cursor{data: body[:end]}
 	d := &Delta{Base: src.uvarint()}
 	if d.Base != 0 {
 		d.digest = src.uint32()
@@ -277,7 +277,7 @@ func parse(body []byte) (*Delta, error) {
 		}
 		d.tensors = append(d.tensors, c)
 	}
-	if src.bad || len(src.rest) > 0 || d.Target == 0 || d.Base == 0 && d.layout == nil {
+	if src.bad || len(src.data) > 0 || d.Target == 0 || d.Base == 0 && d.layout == nil {
 		return nil, errDamaged
 	}
 	return d, nil
@@ -395,17 +395,17 @@ func find(tensors []Tensor, t *Tensor) int {
 
 // cursor reads a message. After the end, or a number too long, it is bad.
 type cursor struct {
-	rest []byte
+	data []byte
 	bad  bool
 }
 
 func (c *cursor) take(n uint64) []byte {
-	if c.bad || n > uint64(len(c.rest)) {
+	if c.bad || n > uint64(len(c.data)) {
 		c.bad = true
 		return nil
 	}
-	part := c.rest[:n:n]
-	c.rest = c.rest[n:]
+	part := c.data[:n:n]
+	c.data = c.data[n:]
 	return part
 }
 
@@ -424,12 +424,12 @@ func (c *cursor) uint32() uint32 {
 }
 
 func (c *cursor) uvarint() uint64 {
-	v, n := binary.Uvarint(c.rest)
+	v, n := binary.Uvarint(c.data)
 	if n <= 0 {
 		c.bad = true
 		return 0
 	}
-	c.rest = c.rest[n:]
+	c.data = c.data[n:]
 	return v
 }
 

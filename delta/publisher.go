@@ -204,7 +204,7 @@ type meeting struct {
 	peers      []peer
 	publishers []int
 	version    uint64
-	together   bool
+	voting     bool
 }
 
 // meet exchanges what ranks announce.
@@ -227,7 +227,7 @@ func (l *link) meet(ctx context.Context, announced peer) (*meeting, error) {
 		if json.Unmarshal(b, p) != nil {
 			return nil, fmt.Errorf("delta: rank %d runs another version of the library: %w", rank, comm.ErrMismatch)
 		}
-		m.together = m.together || p.Together
+		m.voting = m.voting || p.Together
 		if !p.Publishes {
 			doubt = max(doubt, p.Version)
 			continue
@@ -376,7 +376,7 @@ func (p *Publisher) Send(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := p.distribute(ctx, m, p, p.replica.hook); err != nil || !m.together {
+	if _, err := p.distribute(ctx, m, p, p.replica.hook); err != nil || !m.voting {
 		return err
 	}
 	_, err = p.vote(ctx, true)

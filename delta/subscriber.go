@@ -40,8 +40,8 @@ type Config struct {
 // any goroutine. Update, Read and Close wait for each other.
 type Subscriber struct {
 	link
-	together bool
-	hook     hook // nil outside tests
+	voting bool
+	hook   hook // nil outside tests
 
 	updating sync.Mutex   // held by Update, Read and Close
 	mu       sync.RWMutex // held while tensors change
@@ -60,7 +60,7 @@ type pending struct {
 // NewSubscriber returns a subscriber, whose new tensors are allocated in rt, through whose memory it receives over c.
 // Without communicator (nil), [Subscriber.Read] alone.
 func NewSubscriber(ctx context.Context, rt runtime.Runtime, c comm.Communicator, cfg Config) (*Subscriber, error) {
-	s := &Subscriber{link: link{rt, c}, together: cfg.Together}
+	s := &Subscriber{link: link{rt, c}, voting: cfg.Together}
 	if (cfg.Version == 0) != (len(cfg.Tensors) == 0) {
 		return nil, fmt.Errorf("delta: %d tensors of version %d: %w", len(cfg.Tensors), cfg.Version, comm.ErrArgument)
 	}
@@ -115,7 +115,7 @@ func (s *Subscriber) Update(ctx context.Context) (uint64, error) {
 	}
 	v, err := s.prepare(m, messages)
 	err = errors.Join(settled, err)
-	if m.together {
+	if m.voting {
 		err = s.agree(ctx, v, err)
 		ctx = context.WithoutCancel(ctx) // the others do not wait for this rank any more, and commit
 	}
@@ -274,7 +274,7 @@ func (s *Subscriber) Close() {
 
 // announcement is what the subscriber has.
 func (s *Subscriber) announcement() peer {
-	p := peer{Together: s.together, Version: s.parts[0].version}
+	p := peer{Together: s.voting, Version: s.parts[0].version}
 	for _, r := range s.parts {
 		p.Digests = append(p.Digests, r.digest())
 		if r.version == 0 { // of any part: all come anew

@@ -207,8 +207,8 @@ func (c *coder) readValues(src *cursor, values []uint64) error {
 	if src.bad {
 		return errDamaged
 	}
-	words := src.rest
-	src.rest = nil
+	words := src.data
+	src.data = nil
 	var states [4]uint32
 	for i := range mask + 1 {
 		states[i] = binary.LittleEndian.Uint32(head[4*i:])

@@ -104,12 +104,12 @@ func runOverlap(ctx context.Context, rank backend.Rank, name string, ctas int, c
 	if _, hasStreams := comm.As[comm.StreamSyncOps](rank.Comm); !isGPU || !hasStreams {
 		return overlap.Result{}, &backend.OptionError{Backend: name, Reason: "overlap needs a backend with streams, such as nccl"}
 	}
-	most := rt.Info().Multiprocessors
-	if cfg.Multiprocessors > most || ctas >= most {
-		return overlap.Result{}, console.Usagef("--sms %d and --ctas %d: %s has %d multiprocessors", cfg.Multiprocessors, ctas, rt.Name(), most)
+	available := rt.Info().Multiprocessors
+	if cfg.Multiprocessors > available || ctas >= available {
+		return overlap.Result{}, console.Usagef("--sms %d and --ctas %d: %s has %d multiprocessors", cfg.Multiprocessors, ctas, rt.Name(), available)
 	}
 	if cfg.Multiprocessors == 0 && ctas > 0 {
-		cfg.Multiprocessors = most - ctas
+		cfg.Multiprocessors = available - ctas
 	}
 	gpu, err := overlap.NewGPU(rt)
 	if err != nil {
@@ -129,9 +129,9 @@ func runOverlap(ctx context.Context, rank backend.Rank, name string, ctas int, c
 // newBeside makes a communicator of a rank's own that takes few multiprocessors.
 // It is collective.
 func newBeside(ctx context.Context, rank backend.Rank, rt *cuda.Runtime, ctas int) (comm.Communicator, error) {
-	within, cancel := rank.Within(ctx)
+	limited, cancel := rank.Within(ctx)
 	defer cancel()
-	c, err := nccl.From(within, rank.Comm, rt, nccl.WithCTAs(ctas, ctas))
+	c, err := nccl.From(limited, rank.Comm, rt, nccl.WithCTAs(ctas, ctas))
 	if err != nil {
 		return nil, err
 	}
@@ -178,9 +178,9 @@ func (r *overlapReport) print() {
 	t := console.NewTable()
 	t.AppendHeader(table.Row{"step", "time", ""})
 	for _, row := range []struct {
-		what string
-		ms   float64
-		note string
+		label string
+		ms    float64
+		note  string
 	}{
 		{"compute alone", res.ComputeMS, fmt.Sprintf("%.0f TFLOP/s", res.TFLOPS)},
 		{"communication alone, one buffer", res.CommFlatMS, oneBufferText(res)},
@@ -189,7 +189,7 @@ func (r *overlapReport) print() {
 		{"one after the other", res.SequentialMS, ""},
 		{"overlapped", res.OverlappedMS, ""},
 	} {
-		t.AppendRow(table.Row{row.what, formatMS(row.ms), row.note})
+		t.AppendRow(table.Row{row.label, formatMS(row.ms), row.note})
 	}
 	console.PrintTable(r.text, t, console.AlignRight(2, 2), 3)
 	fmt.Fprintln(r.text)

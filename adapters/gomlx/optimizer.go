@@ -258,9 +258,9 @@ func (o *Optimizer) begin(gradients []*runtime.Tensor) (err error) {
 
 // named adds to an error of one of the tensors of variables which variable that is.
 func named(err error, variables []*model.Variable) error {
-	var of *distributed.TensorError
-	if errors.As(err, &of) && of.Index < len(variables) {
-		return fmt.Errorf("gomlx: variable %s: %w", strings.TrimPrefix(variables[of.Index].Path(), scope), err)
+	var tensorErr *distributed.TensorError
+	if errors.As(err, &tensorErr) && tensorErr.Index < len(variables) {
+		return fmt.Errorf("gomlx: variable %s: %w", strings.TrimPrefix(variables[tensorErr.Index].Path(), scope), err)
 	}
 	return err
 }

@@ -92,7 +92,7 @@ func (o *Outer) begin(store *model.Store) error {
 
 // around runs use with the variables in copies, and makes them what these are then.
 func (o *Outer) around(use func() error) error {
-	each := func(f func(copied, data []byte)) error {
+	forEach := func(f func(copied, data []byte)) error {
 		for i, v := range o.variables {
 			value, err := v.Value()
 			if err == nil {
@@ -104,11 +104,11 @@ func (o *Outer) around(use func() error) error {
 		}
 		return nil
 	}
-	err := each(func(copied, data []byte) { copy(copied, data) })
+	err := forEach(func(copied, data []byte) { copy(copied, data) })
 	if err == nil {
 		err = use()
 	}
-	return errors.Join(err, each(func(copied, data []byte) { copy(data, copied) }))
+	return errors.Join(err, forEach(func(copied, data []byte) { copy(data, copied) }))
 }
 
 // Adopt makes the variables the common ones of all ranks ([outer.Loop.Adopt]), before the model is

@@ -152,9 +152,9 @@ func (o *Outer) Close() error {
 
 // named adds to an error of one of several tensors the name of the parameter.
 func (s *Solver) named(err error) error {
-	var of *distributed.TensorError
-	if errors.As(err, &of) && of.Index < len(s.names) {
-		return fmt.Errorf("gorgonia: %s: %w", s.names[of.Index], err)
+	var tensorErr *distributed.TensorError
+	if errors.As(err, &tensorErr) && tensorErr.Index < len(s.names) {
+		return fmt.Errorf("gorgonia: %s: %w", s.names[tensorErr.Index], err)
 	}
 	return err
 }

@@ -85,16 +85,16 @@ func (m *Metrics) Outer(s outer.Stats) {
 	if s.FirstStep != before.FirstStep || s.FirstRound != before.FirstRound {
 		before = outer.Stats{Steps: s.FirstStep, Rounds: s.FirstRound}
 	}
-	add(m.steps, float64(since(s.Steps, before.Steps, s.FirstStep)))
-	add(m.rounds, float64(since(s.Rounds, before.Rounds, s.FirstRound)))
-	add(m.skipped, float64(since(s.Skipped, before.Skipped, 0)))
-	add(m.elements, float64(since(s.SentElements, before.SentElements, 0)))
-	add(m.bytes, float64(since(s.SentBytes, before.SentBytes, 0)))
-	add(m.wait, since(s.WaitTime, before.WaitTime, 0).Seconds())
+	add(m.steps, float64(increase(s.Steps, before.Steps, s.FirstStep)))
+	add(m.rounds, float64(increase(s.Rounds, before.Rounds, s.FirstRound)))
+	add(m.skipped, float64(increase(s.Skipped, before.Skipped, 0)))
+	add(m.elements, float64(increase(s.SentElements, before.SentElements, 0)))
+	add(m.bytes, float64(increase(s.SentBytes, before.SentBytes, 0)))
+	add(m.wait, increase(s.WaitTime, before.WaitTime, 0).Seconds())
 }
 
-// since returns by how much a count has grown, or has grown since its beginning if it is lower than before.
-func since[T int | int64 | time.Duration](now, before, first T) T {
+// increase returns by how much a count has grown, or has grown since its beginning if it is lower than before.
+func increase[T int | int64 | time.Duration](now, before, first T) T {
 	if now < before {
 		return now - first
 	}

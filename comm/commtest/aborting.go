@@ -56,7 +56,7 @@ func abortInFlight(p *probe) {
 			}
 			cancel()
 		}
-		p.over(c)
+		p.closeAborted(c)
 		if p.rank == p.size-1 {
 			if err := diff(p.read(a.recv, len(mark)), mark, a.dt); err != nil {
 				p.errorf("memory of an aborted call was written after Abort: %w", err)
@@ -80,7 +80,7 @@ func abortTells(p *probe) {
 		p.refuses(c, comm.ErrBroken, comm.ErrPeerFailed)
 		p.names(c.Err(), errAborted.Error())
 	}
-	p.over(c)
+	p.closeAborted(c)
 }
 
 // names checks that an error has texts.

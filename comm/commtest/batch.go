@@ -21,17 +21,17 @@ var poisonBlock = reference.Payload(4093, 0xdead)
 
 // label names a call in messages; it is only formatted when there is one.
 type label struct {
-	call  string
-	dt    dtype.DType
-	op    comm.ReduceOp
-	count int
-	root  int
-	what  string
+	call    string
+	dt      dtype.DType
+	op      comm.ReduceOp
+	count   int
+	root    int
+	variant string
 }
 
 // plain is the label of a call without a reduction or a root.
-func plain(call, what string, count int, dt dtype.DType) label {
-	return label{call: call, what: what, count: count, dt: dt, root: noRoot, op: noOp}
+func plain(call, variant string, count int, dt dtype.DType) label {
+	return label{call: call, variant: variant, count: count, dt: dt, root: noRoot, op: noOp}
 }
 
 // noOp and noRoot mark a label without a reduction or a root.
@@ -49,8 +49,8 @@ func (l label) String() string {
 	if l.root != noRoot {
 		fmt.Fprintf(&b, ", root %d", l.root)
 	}
-	if l.what != "" {
-		fmt.Fprintf(&b, ", %s", l.what)
+	if l.variant != "" {
+		fmt.Fprintf(&b, ", %s", l.variant)
 	}
 	return b.String()
 }
@@ -92,8 +92,8 @@ type view struct {
 	front int // guard bytes before ptr
 	bytes int
 	check func(got []byte) error
-	// same says that the content must be the same bits on every rank.
-	same bool
+	// identical says that the content must be the same bits on every rank.
+	identical bool
 }
 
 // batch starts a list of operations on c.
@@ -145,10 +145,10 @@ func diff(got, want []byte, dt dtype.DType) error {
 // buffer makes a guarded buffer of n bytes that starts with content and is
 // verified when the batch ends. Buffers start at changing distances from the
 // allocator's alignment, as slices of larger tensors do.
-func (b *batch) buffer(l label, content []byte, n int, check func([]byte) error, same bool) uintptr {
+func (b *batch) buffer(l label, content []byte, n int, check func([]byte) error, identical bool) uintptr {
 	front := guard + len(b.views)%4*l.dt.Size()
 	base := b.p.alloc(b.p.image(front, content, n))
-	b.views = append(b.views, view{label: l, ptr: base + uintptr(front), front: front, bytes: n, check: check, same: same})
+	b.views = append(b.views, view{label: l, ptr: base + uintptr(front), front: front, bytes: n, check: check, identical: identical})
 	return base + uintptr(front)
 }
 
@@ -191,7 +191,7 @@ func (b *batch) verify() {
 		if tail := v.front + v.bytes; !bytes.Equal(image[tail:], poison[tail:]) {
 			b.p.errorf("%v: wrote behind its buffer", v.label)
 		}
-		if v.same {
+		if v.identical {
 			sum := crc32.Checksum(got, castagnoli)
 			b.digest = binary.LittleEndian.AppendUint32(b.digest, sum)
 		}
@@ -209,16 +209,16 @@ func (b *batch) compareDigests() {
 		return
 	}
 	all := b.p.exchange(b.c, b.digest)
-	for r, theirs := range all {
-		if bytes.Equal(theirs, b.digest) {
+	for r, digest := range all {
+		if bytes.Equal(digest, b.digest) {
 			continue
 		}
 		n := -1
 		for _, v := range b.views {
-			if !v.same {
+			if !v.identical {
 				continue
 			}
-			if n++; !bytes.Equal(theirs[4*n:4*n+4], b.digest[4*n:4*n+4]) {
+			if n++; !bytes.Equal(digest[4*n:4*n+4], b.digest[4*n:4*n+4]) {
 				b.p.errorf("%v: result differs in bits from rank %d's", v.label, r)
 			}
 		}

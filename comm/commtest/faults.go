@@ -114,17 +114,17 @@ func endedContext(p *probe) {
 }
 
 // wantOneOf checks that err is an OpError that wraps one of the given errors.
-func (p *probe) wantOneOf(when string, err error, want ...error) {
+func (p *probe) wantOneOf(situation string, err error, want ...error) {
 	var e *comm.OpError
 	if err != nil && !errors.As(err, &e) {
-		p.errorf("%s: error %q is no *comm.OpError", when, err)
+		p.errorf("%s: error %q is no *comm.OpError", situation, err)
 	}
 	for _, w := range want {
 		if errors.Is(err, w) {
 			return
 		}
 	}
-	p.errorf("%s: got %v, want one of %q", when, err, want)
+	p.errorf("%s: got %v, want one of %q", situation, err, want)
 }
 
 // leaving returns what the peers of a rank that has left get, and a context to
@@ -157,8 +157,8 @@ func receiveAndSync(ctx context.Context, c comm.Communicator, a operands, src in
 	return c.Sync(ctx)
 }
 
-// over closes a communicator that was aborted, beside which the world works as before.
-func (p *probe) over(c comm.Communicator) {
+// closeAborted closes a communicator that was aborted, beside which the world works as before.
+func (p *probe) closeAborted(c comm.Communicator) {
 	p.must(p.c.Barrier(p.ctx))
 	p.must(c.Close())
 	p.exercise(p.c)
@@ -178,7 +178,7 @@ func peerLeaves(p *probe) {
 		cancel()
 		p.refuses(c, comm.ErrBroken)
 	}
-	p.over(c)
+	p.closeAborted(c)
 }
 
 // peerLeavesMeanwhile lets the last rank close while the others wait for it, after calls that it
@@ -195,7 +195,7 @@ func peerLeavesMeanwhile(p *probe) {
 		p.wantOneOf("a rank closes", allReduceAndSync(ctx, c, a), want...)
 		cancel()
 	}
-	p.over(c)
+	p.closeAborted(c)
 }
 
 // peerAborts has all ranks but the last, which stays away, wait for an allreduce. The
@@ -220,13 +220,13 @@ func peerAborts(p *probe) {
 		p.wantOneOf("another rank has aborted", allReduceAndSync(ctx, c, a), want...)
 		cancel()
 	}
-	p.over(c)
+	p.closeAborted(c)
 }
 
 // disagreement is a way in which the last rank is out of step.
 type disagreement struct {
-	name      string
-	most, odd func(ctx context.Context, c comm.Communicator) error
+	name        string
+	normal, odd func(ctx context.Context, c comm.Communicator) error
 }
 
 // disagreementsAbout returns all ways.
@@ -260,7 +260,7 @@ func disagreementsAbout(a operands) []disagreement {
 // otherType is a type of the same size as dt.
 func otherType(dt dtype.DType) dtype.DType {
 	all := dtype.All()
-	return all[slices.IndexFunc(all, func(other dtype.DType) bool { return other != dt && other.Size() == dt.Size() })]
+	return all[slices.IndexFunc(all, func(candidate dtype.DType) bool { return candidate != dt && candidate.Size() == dt.Size() })]
 }
 
 // disagreements lets the last rank call something else than the others, in all
@@ -268,7 +268,7 @@ func otherType(dt dtype.DType) dtype.DType {
 func disagreements(p *probe) {
 	a := p.operands(p.sumType(), 5)
 	for _, d := range disagreementsAbout(a) {
-		c, call := p.split(0, p.rank), d.most
+		c, call := p.split(0, p.rank), d.normal
 		if p.rank == p.size-1 {
 			call = d.odd
 		}

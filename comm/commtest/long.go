@@ -166,9 +166,9 @@ func (s series) check(got []byte, number, part int) error {
 	if err == nil {
 		return nil
 	}
-	for other := max(0, number-callsInFlight); other <= number+callsInFlight; other++ {
-		if bytes.Equal(got, s.gets(other, part)) {
-			return fmt.Errorf("it is that of number %d: %w", other, errOutOfStep)
+	for neighbor := max(0, number-callsInFlight); neighbor <= number+callsInFlight; neighbor++ {
+		if bytes.Equal(got, s.gets(neighbor, part)) {
+			return fmt.Errorf("it is that of number %d: %w", neighbor, errOutOfStep)
 		}
 	}
 	return err

@@ -72,26 +72,26 @@ func (p *probe) operands(dt dtype.DType, count int) operands {
 // badCall is a misuse and the error it must give.
 type badCall struct {
 	comm.Call
-	why  string
-	want error
+	misuse string
+	want   error
 }
 
 // badCalls returns every way to misuse the collectives that this rank can find
 // out alone.
 func (p *probe) badCalls() []badCall {
 	var bad []badCall
-	add := func(why string, want error, call comm.Call) { bad = append(bad, badCall{call, why, want}) }
+	add := func(misuse string, want error, call comm.Call) { bad = append(bad, badCall{call, misuse, want}) }
 	good := p.operands(p.sumType(), 4)
 	bytes := uintptr(good.dt.Size())
 
-	vary := func(why string, want error, change func(a *operands)) {
+	vary := func(misuse string, want error, change func(a *operands)) {
 		a := good
 		change(&a)
 		for _, call := range everyCollective(a) {
-			add(why, want, call)
+			add(misuse, want, call)
 		}
-		add(why, want, comm.SendCall(a.send, a.count, a.dt, 0, 0))
-		add(why, want, comm.RecvCall(a.recv, a.count, a.dt, 0, 0))
+		add(misuse, want, comm.SendCall(a.send, a.count, a.dt, 0, 0))
+		add(misuse, want, comm.RecvCall(a.recv, a.count, a.dt, 0, 0))
 	}
 	vary("negative count", comm.ErrArgument, func(a *operands) {
 		a.count = -1
@@ -114,12 +114,12 @@ func (p *probe) badCalls() []badCall {
 	return bad
 }
 
-type addBadCall func(why string, want error, call comm.Call)
+type addBadCall func(misuse string, want error, call comm.Call)
 
 // badPairs: one of two buffers is nil, or they overlap.
 func (p *probe) badPairs(good operands, bytes uintptr, add addBadCall) {
 	for _, pair := range []struct {
-		why        string
+		misuse     string
 		send, recv uintptr
 	}{
 		{"overlapping buffers", good.send, good.send + bytes},
@@ -134,7 +134,7 @@ func (p *probe) badPairs(good operands, bytes uintptr, add addBadCall) {
 			comm.AllToAllCall(a.send, a.recv, a.count, a.dt),
 			comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, a.counts, a.displs, a.dt),
 		} {
-			add(pair.why, comm.ErrArgument, call)
+			add(pair.misuse, comm.ErrArgument, call)
 		}
 	}
 	// Here in place means that the part lies where it belongs in the whole: any
@@ -153,22 +153,22 @@ func (p *probe) badPairs(good operands, bytes uintptr, add addBadCall) {
 // badRoots: the other rank does not exist.
 func (p *probe) badRoots(a operands, add addBadCall) {
 	for _, r := range []int{-1, p.size, math.MaxInt, math.MinInt} {
-		why := "no such rank"
-		add(why, comm.ErrArgument, comm.BroadcastCall(a.send, a.count, a.dt, r))
-		add(why, comm.ErrArgument, comm.ReduceCall(a.send, a.recv, a.count, a.dt, comm.Max, r))
-		add(why, comm.ErrArgument, comm.GatherCall(a.send, a.recv, a.count, a.dt, r))
-		add(why, comm.ErrArgument, comm.ScatterCall(a.send, a.recv, a.count, a.dt, r))
-		add(why, comm.ErrArgument, comm.SendCall(a.send, a.count, a.dt, r, 0))
-		add(why, comm.ErrArgument, comm.RecvCall(a.recv, a.count, a.dt, r, 0))
+		misuse := "no such rank"
+		add(misuse, comm.ErrArgument, comm.BroadcastCall(a.send, a.count, a.dt, r))
+		add(misuse, comm.ErrArgument, comm.ReduceCall(a.send, a.recv, a.count, a.dt, comm.Max, r))
+		add(misuse, comm.ErrArgument, comm.GatherCall(a.send, a.recv, a.count, a.dt, r))
+		add(misuse, comm.ErrArgument, comm.ScatterCall(a.send, a.recv, a.count, a.dt, r))
+		add(misuse, comm.ErrArgument, comm.SendCall(a.send, a.count, a.dt, r, 0))
+		add(misuse, comm.ErrArgument, comm.RecvCall(a.recv, a.count, a.dt, r, 0))
 	}
 }
 
 // badReductions: the operation does not exist, or not on that type.
 func (p *probe) badReductions(a operands, add addBadCall) {
-	reducing := func(why string, want error, dt dtype.DType, op comm.ReduceOp) {
-		add(why, want, comm.AllReduceCall(a.send, a.recv, a.count, dt, op))
-		add(why, want, comm.ReduceCall(a.send, a.recv, a.count, dt, op, 0))
-		add(why, want, comm.ReduceScatterCall(a.send, a.recv, a.count, dt, op))
+	reducing := func(misuse string, want error, dt dtype.DType, op comm.ReduceOp) {
+		add(misuse, want, comm.AllReduceCall(a.send, a.recv, a.count, dt, op))
+		add(misuse, want, comm.ReduceCall(a.send, a.recv, a.count, dt, op, 0))
+		add(misuse, want, comm.ReduceScatterCall(a.send, a.recv, a.count, dt, op))
 	}
 	reducing("no such reduction", comm.ErrArgument, a.dt, comm.ReduceOp(77))
 	for _, dt := range dtype.All() {
@@ -180,10 +180,10 @@ func (p *probe) badReductions(a operands, add addBadCall) {
 
 // badLayouts: counts and displacements do not fit.
 func (p *probe) badLayouts(a operands, add addBadCall) {
-	layouts := func(why string, counts, displs []int) {
-		add(why, comm.ErrArgument, comm.AllGatherVCall(a.send, a.recv, counts, displs, a.dt))
-		add(why+" of send", comm.ErrArgument, comm.AllToAllVCall(a.send, counts, displs, a.recv, a.counts, a.displs, a.dt))
-		add(why+" of recv", comm.ErrArgument, comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, counts, displs, a.dt))
+	layouts := func(misuse string, counts, displs []int) {
+		add(misuse, comm.ErrArgument, comm.AllGatherVCall(a.send, a.recv, counts, displs, a.dt))
+		add(misuse+" of send", comm.ErrArgument, comm.AllToAllVCall(a.send, counts, displs, a.recv, a.counts, a.displs, a.dt))
+		add(misuse+" of recv", comm.ErrArgument, comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, counts, displs, a.dt))
 	}
 	layouts("too few counts", a.counts[1:], a.displs)
 	layouts("too many counts", append(slices.Clone(a.counts), 1), a.displs)
@@ -198,15 +198,15 @@ func (p *probe) badLayouts(a operands, add addBadCall) {
 	layouts("displacement beyond the address space", a.counts, huge)
 
 	if p.size > 1 {
-		same := slices.Clone(a.displs)
-		same[0] = same[1] + a.counts[1] - 1
-		add("regions that overlap", comm.ErrArgument, comm.AllGatherVCall(a.send, a.recv, a.counts, same, a.dt))
-		add("regions of recv that overlap", comm.ErrArgument, comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, a.counts, same, a.dt))
+		overlapping := slices.Clone(a.displs)
+		overlapping[0] = overlapping[1] + a.counts[1] - 1
+		add("regions that overlap", comm.ErrArgument, comm.AllGatherVCall(a.send, a.recv, a.counts, overlapping, a.dt))
+		add("regions of recv that overlap", comm.ErrArgument, comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, a.counts, overlapping, a.dt))
 	}
 
-	other := slices.Clone(a.counts)
-	other[p.rank]--
-	add("sends itself more than it receives", comm.ErrArgument, comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, other, a.displs, a.dt))
+	unequal := slices.Clone(a.counts)
+	unequal[p.rank]--
+	add("sends itself more than it receives", comm.ErrArgument, comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, unequal, a.displs, a.dt))
 }
 
 // badArguments calls everything wrongly, alone and in a group, and then checks
@@ -223,8 +223,8 @@ func badArguments(p *probe) {
 // sent, so the next correct call of all ranks finds them in step.
 func badArgumentsOnOneRank(p *probe) {
 	bad := p.badCalls()
-	for who := range min(p.size, 3) {
-		if who == p.rank {
+	for culprit := range min(p.size, 3) {
+		if culprit == p.rank {
 			for _, b := range bad {
 				p.checkBad(b, b.Make(p.c))
 			}
@@ -236,16 +236,16 @@ func badArgumentsOnOneRank(p *probe) {
 // checkBad checks what a bad call returned.
 func (p *probe) checkBad(bad badCall, err error) {
 	if !errors.Is(err, bad.want) {
-		p.errorf("%s with %s: got %v, want %v", bad.Op, bad.why, err, bad.want)
+		p.errorf("%s with %s: got %v, want %v", bad.Op, bad.misuse, err, bad.want)
 		return
 	}
 	var e *comm.OpError
 	switch {
 	case !errors.As(err, &e):
-		p.errorf("%s with %s: error %q is no *comm.OpError", bad.Op, bad.why, err)
+		p.errorf("%s with %s: error %q is no *comm.OpError", bad.Op, bad.misuse, err)
 	case e.Op != bad.Op.String() || e.Rank != p.rank:
-		p.errorf("%s with %s: OpError says %q on rank %d", bad.Op, bad.why, e.Op, e.Rank)
+		p.errorf("%s with %s: OpError says %q on rank %d", bad.Op, bad.misuse, e.Op, e.Rank)
 	case p.Name != "" && e.Backend != p.Name:
-		p.errorf("%s with %s: OpError says backend %q, want %q", bad.Op, bad.why, e.Backend, p.Name)
+		p.errorf("%s with %s: OpError says backend %q, want %q", bad.Op, bad.misuse, e.Backend, p.Name)
 	}
 }

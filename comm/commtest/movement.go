@@ -128,13 +128,13 @@ type exchange struct {
 	send        []byte             // what it gives
 	bytes       int                // how much it gets
 	check       func([]byte) error // of that
-	same        bool               // all ranks get the same bits
+	identical   bool               // all ranks get the same bits
 	before      int                // how many bytes of the longer buffer are before the other, in place
 }
 
 // add adds an exchange in both placements.
 func (b *batch) add(l label, e exchange) {
-	l.what = "out of place"
+	l.variant = "out of place"
 	var send, recv uintptr
 	if e.sends {
 		send = b.input(l, e.send)
@@ -142,13 +142,13 @@ func (b *batch) add(l label, e exchange) {
 		send = b.unused(l, len(e.send))
 	}
 	if e.gets {
-		recv = b.buffer(l, nil, e.bytes, e.check, e.same)
+		recv = b.buffer(l, nil, e.bytes, e.check, e.identical)
 	} else {
 		recv = b.unused(l, e.bytes)
 	}
 	b.call(l, e.call(l, send, recv))
 
-	l.what = "in place"
+	l.variant = "in place"
 	switch shift := uintptr(e.before); {
 	case !e.gets && len(e.send) == e.bytes: // reduce has one buffer on all ranks
 		send = b.input(l, e.send)
@@ -160,7 +160,7 @@ func (b *batch) add(l label, e exchange) {
 	case len(e.send) <= e.bytes:
 		content := reference.Tile(poisonBlock, 0, e.bytes)
 		copy(content[e.before:], e.send)
-		recv = b.buffer(l, content, e.bytes, e.check, e.same)
+		recv = b.buffer(l, content, e.bytes, e.check, e.identical)
 		send = recv + shift
 	default: // only that part may change
 		part := func(got []byte) error {
@@ -184,13 +184,13 @@ func addGather(b *batch, l label) {
 }
 
 func (b *batch) addGathered(l label, gets bool, call func(l label, send, recv uintptr) comm.Call) {
-	all, own := l.gathered(b.p.size), l.part(b.p.rank, everyone, l.count)
-	b.add(l, exchange{call: call, sends: true, gets: gets, send: own, bytes: len(all), check: want(all, l.dt), before: b.p.rank * len(own)})
+	all, part := l.gathered(b.p.size), l.part(b.p.rank, everyone, l.count)
+	b.add(l, exchange{call: call, sends: true, gets: gets, send: part, bytes: len(all), check: want(all, l.dt), before: b.p.rank * len(part)})
 }
 
 func addScatter(b *batch, l label) {
-	all, own := l.scattered(l.root, b.p.size), l.part(l.root, b.p.rank, l.count)
-	b.add(l, exchange{sends: b.p.rank == l.root, gets: true, send: all, bytes: len(own), check: want(own, l.dt), before: b.p.rank * len(own),
+	all, part := l.scattered(l.root, b.p.size), l.part(l.root, b.p.rank, l.count)
+	b.add(l, exchange{sends: b.p.rank == l.root, gets: true, send: all, bytes: len(part), check: want(part, l.dt), before: b.p.rank * len(part),
 		call: func(l label, send, recv uintptr) comm.Call {
 			return comm.ScatterCall(send, recv, l.count, l.dt, l.root)
 		}})
@@ -246,14 +246,14 @@ func unevenCount(base, a, b int) int {
 
 func addAllGatherV(b *batch, l label) {
 	b.addAllGatherV(l, newLayout(b.p.size, func(r int) int { return unevenCount(l.count, r, 0) }))
-	l.what = "equal counts, "
+	l.variant = "equal counts, "
 	b.addAllGatherV(l, newLayout(b.p.size, func(int) int { return l.count }))
 }
 
 func (b *batch) addAllGatherV(l label, lay layout) {
-	variant := l.what
+	variant := l.variant
 	part := func(r int) []byte { return l.part(r, everyone, lay.counts[r]) }
-	own := func(r int) []byte {
+	content := func(r int) []byte {
 		if r == b.p.rank {
 			return part(r)
 		}
@@ -264,24 +264,24 @@ func (b *batch) addAllGatherV(l label, lay layout) {
 		b.call(l, comm.AllGatherVCall(send, recv, lay.counts, lay.displs, l.dt))
 	}
 
-	l.what = variant + "out of place"
+	l.variant = variant + "out of place"
 	blank := lay.buffer(l.dt, func(int) []byte { return nil })
 	call(l, b.input(l, part(b.p.rank)), b.buffer(l, blank, len(after), want(after, l.dt), false))
 
-	l.what = variant + "in place"
-	recv := b.buffer(l, lay.buffer(l.dt, own), len(after), want(after, l.dt), false)
+	l.variant = variant + "in place"
+	recv := b.buffer(l, lay.buffer(l.dt, content), len(after), want(after, l.dt), false)
 	call(l, recv+uintptr(lay.displs[b.p.rank]*l.dt.Size()), recv)
 }
 
 func addAllToAllV(b *batch, l label) {
 	uneven := func(src, dest int) int { return unevenCount(l.count, src, dest) }
 	b.addAllToAllV(l, uneven)
-	l.what = "equal counts"
+	l.variant = "equal counts"
 	equal := func(_, _ int) int { return l.count }
 	b.addAllToAllV(l, equal)
 
 	me := b.p.rank
-	l.what = "from one place"
+	l.variant = "from one place"
 	out := newLayout(b.p.size, func(dest int) int { return uneven(me, dest) })
 	in := newLayout(b.p.size, func(src int) int { return uneven(src, me) })
 	send := b.input(l, l.part(me, everyone, slices.Max(out.counts)))

@@ -151,7 +151,7 @@ func largeGroup(p *probe) {
 	const dt, calls = dtype.U8, 1<<10 + 10
 	b := p.batch(p.c)
 	for i := range calls {
-		addBroadcast(b, label{call: "broadcast", count: 3, dt: dt, op: noOp, root: i % p.size, what: fmt.Sprintf("call %d of a group", i)})
+		addBroadcast(b, label{call: "broadcast", count: 3, dt: dt, op: noOp, root: i % p.size, variant: fmt.Sprintf("call %d of a group", i)})
 	}
 	b.runGroup()
 	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
@@ -171,20 +171,20 @@ func failedGroup(p *probe) {
 	l := plain("group", "that fails", 100, dt)
 	bytes := 100 * dt.Size()
 	stale := b.input(l, message(100, dt, -1, -1, -1))
-	never, other := b.untouched(l, bytes), b.untouched(l, bytes)
+	never, spare := b.untouched(l, bytes), b.untouched(l, bytes)
 	send, recv := comm.SendCall(stale, 100, dt, next, 8), comm.RecvCall(never, 100, dt, prev, 8)
 	half := uintptr(bytes / 2)
-	for why, calls := range map[string][]comm.Call{
+	for misuse, calls := range map[string][]comm.Call{
 		"a bad call at its end":        {send, recv, comm.SendCall(stale, -1, dt, next, 8)},
 		"a bad call at its start":      {comm.SendCall(stale, 100, dt, p.size, 8), send, recv},
 		"a tag that is too high":       {send, recv, comm.SendCall(stale, 100, dt, next, comm.MaxTag+1)},
 		"no call at all":               {send, recv, {Op: comm.OpBarrier}},
 		"two receives into one":        {send, recv, comm.RecvCall(never, 100, dt, prev, 8)},
 		"receives that overlap":        {send, recv, comm.RecvCall(never+half, 1, dt, prev, 8)},
-		"a receive into what it sends": {send, recv, comm.RecvCall(stale+half, 100, dt, prev, 8), comm.SendCall(other, 100, dt, next, 8)},
+		"a receive into what it sends": {send, recv, comm.RecvCall(stale+half, 100, dt, prev, 8), comm.SendCall(spare, 100, dt, next, 8)},
 	} {
 		if err := p.c.Group(calls...); !errors.Is(err, comm.ErrArgument) {
-			p.errorf("group with %s: got %v, want ErrArgument", why, err)
+			p.errorf("group with %s: got %v, want ErrArgument", misuse, err)
 		}
 	}
 	p.must(p.c.Group())
@@ -209,11 +209,11 @@ func barrier(p *probe) {
 		p.must(p.c.Barrier(p.ctx))
 		left := time.Now().UnixNano()
 
-		var mine []byte
-		mine = binary.LittleEndian.AppendUint64(mine, uint64(entered))
-		mine = binary.LittleEndian.AppendUint64(mine, uint64(left))
-		for r, theirs := range p.exchange(p.c, mine) {
-			if came := int64(binary.LittleEndian.Uint64(theirs)); left < came {
+		var times []byte
+		times = binary.LittleEndian.AppendUint64(times, uint64(entered))
+		times = binary.LittleEndian.AppendUint64(times, uint64(left))
+		for r, got := range p.exchange(p.c, times) {
+			if came := int64(binary.LittleEndian.Uint64(got)); left < came {
 				p.errorf("round %d: left the barrier %v before rank %d came", round, time.Duration(came-left), r)
 			}
 		}
@@ -246,7 +246,7 @@ func progress(p *probe) {
 	}
 	a := p.operands(p.sumType(), 100)
 	before := teller.Progress()
-	sees := func(when string, collectives, messages, collectivesDone, messagesDone uint64) {
+	sees := func(situation string, collectives, messages, collectivesDone, messagesDone uint64) {
 		got := teller.Progress()
 		want := before
 		want.Collectives.Submitted += collectives
@@ -254,7 +254,7 @@ func progress(p *probe) {
 		want.Messages.Submitted += messages
 		want.Messages.Done += messagesDone
 		if got != want {
-			p.errorf("progress %s: %+v, want %+v", when, got, want)
+			p.errorf("progress %s: %+v, want %+v", situation, got, want)
 		}
 	}
 	part := uintptr(10 * a.dt.Size())

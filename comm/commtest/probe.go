@@ -141,8 +141,8 @@ func (p *probe) alloc(content []byte) uintptr {
 
 // free gives one allocation back.
 func (p *probe) free(ptr uintptr) {
-	at := slices.Index(p.live, ptr)
-	p.live = slices.Delete(p.live, at, at+1)
+	index := slices.Index(p.live, ptr)
+	p.live = slices.Delete(p.live, index, index+1)
 	p.must(p.rt.Deallocate(ptr))
 }
 
@@ -173,9 +173,9 @@ func (p *probe) reduces(dt dtype.DType, op comm.ReduceOp) bool {
 }
 
 // exchange gathers bytes of equal length from all ranks of c.
-func (p *probe) exchange(c comm.Communicator, mine []byte) [][]byte {
-	n := len(mine)
-	send := p.alloc(mine)
+func (p *probe) exchange(c comm.Communicator, data []byte) [][]byte {
+	n := len(data)
+	send := p.alloc(data)
 	recv := p.alloc(make([]byte, c.WorldSize()*n))
 	p.settle()
 	p.must(c.AllGather(send, recv, n, dtype.U8))

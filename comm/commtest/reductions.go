@@ -20,17 +20,17 @@ var extendedCounts = []int{3, 31, 127, 4096, 1<<18 + 5}
 // largest count. Only some cases have that one, which takes most of the time; in
 // extended runs all have.
 func (p *probe) counts(parts int, large bool) []int {
-	all, most := counts, 1<<18 // elements of a buffer
+	all, limit := counts, 1<<18 // elements of a buffer
 	switch {
 	case p.extended:
-		all, most = append(append([]int{}, counts...), extendedCounts...), 1<<20
+		all, limit = append(append([]int{}, counts...), extendedCounts...), 1<<20
 	case !large:
 		all = counts[:len(counts)-1]
 	}
 	out := make([]int, 0, len(all))
 	for _, n := range all {
-		if n*parts > most {
-			n = most/parts | 1
+		if n*parts > limit {
+			n = limit/parts | 1
 		}
 		out = append(out, n)
 	}
@@ -125,13 +125,13 @@ func (r reduction) add(b *batch, l label) {
 	p := b.p
 	in := reductionData{l.dt, reference.Input(l.dt, l.op, p.rank, p.size), reference.New(l.dt, l.op, p.size)}
 	e := exchange{
-		call:  r.call,
-		sends: true,
-		gets:  !r.rooted || p.rank == l.root,
-		send:  in.elements(l.count),
-		bytes: l.count * l.dt.Size(),
-		check: in.check(0),
-		same:  !r.rooted && !r.parts,
+		call:      r.call,
+		sends:     true,
+		gets:      !r.rooted || p.rank == l.root,
+		send:      in.elements(l.count),
+		bytes:     l.count * l.dt.Size(),
+		check:     in.check(0),
+		identical: !r.rooted && !r.parts,
 	}
 	if r.parts {
 		e.send = in.elements(l.count * p.size)

@@ -136,15 +136,15 @@ func splitsOfSplits(p *probe) {
 // these have met on the last communicator. Any two of the others are in different halves in one of
 // the rounds: if they were the same to the backend, calls of one would meet those of the other.
 func (p *probe) independent(all []relative) {
-	others, meeting := all[:len(all)-1], len(all)-1
-	for bit := 0; 1<<bit < len(others); bit++ {
+	tested, meeting := all[:len(all)-1], len(all)-1
+	for bit := 0; 1<<bit < len(tested); bit++ {
 		traffic := make([]traffic, len(all))
 		for i, c := range all {
 			traffic[i] = p.traffic(c, i)
 		}
 		p.settle()
 		for half := range 2 {
-			for i := range others {
+			for i := range tested {
 				if i>>bit&1 == (p.rank+half)%2 {
 					traffic[i].submit()
 				}
@@ -154,7 +154,7 @@ func (p *probe) independent(all []relative) {
 				traffic[meeting].wait()
 			}
 		}
-		for i := range others {
+		for i := range tested {
 			traffic[i].wait()
 		}
 		for _, t := range traffic {
@@ -210,9 +210,9 @@ func (t traffic) verify(all []relative) {
 			continue
 		}
 		origin := fmt.Sprintf("%#x", element)
-		for number, other := range all {
+		for number, candidate := range all {
 			if bytes.Equal(element, serial(number, r)) {
-				origin = "what rank " + fmt.Sprint(r) + " sent on " + other.name
+				origin = "what rank " + fmt.Sprint(r) + " sent on " + candidate.name
 			}
 		}
 		t.p.errorf("received on %s: %s", t.name, origin)
@@ -246,9 +246,9 @@ func (p *probe) checkMembers(c comm.Communicator, ranks []int) {
 	if want := slices.Index(ranks, p.rank); c.Rank() != want {
 		p.errorf("split: rank %d of its group, want %d", c.Rank(), want)
 	}
-	for r, who := range p.exchange(c, []byte{byte(p.rank)}) {
-		if int(who[0]) != ranks[r] {
-			p.errorf("split: rank %d of the group is rank %d of the world, want %d", r, who[0], ranks[r])
+	for r, got := range p.exchange(c, []byte{byte(p.rank)}) {
+		if int(got[0]) != ranks[r] {
+			p.errorf("split: rank %d of the group is rank %d of the world, want %d", r, got[0], ranks[r])
 		}
 	}
 }

@@ -18,8 +18,8 @@ func (p *probe) streamSync() (comm.StreamSyncOps, bool) {
 	if ok {
 		have = 1
 	}
-	for r, theirs := range p.exchange(p.c, []byte{have}) {
-		if theirs[0] != have {
+	for r, got := range p.exchange(p.c, []byte{have}) {
+		if got[0] != have {
 			p.errorf("rank %d differs on whether there are streams", r)
 			return nil, false
 		}

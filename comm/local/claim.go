@@ -11,8 +11,8 @@ type claim struct{ word atomic.Uint64 }
 // offer makes chunks 0 to n-1 of a collective available.
 func (c *claim) offer(seq uint64, n int) { c.word.Store(seq<<32 | uint64(n)) }
 
-// any reports whether there are chunks to take.
-func (c *claim) any() bool {
+// available reports whether there are chunks to take.
+func (c *claim) available() bool {
 	v := c.word.Load()
 	return uint16(v>>16) < uint16(v)
 }

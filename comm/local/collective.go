@@ -11,11 +11,11 @@ import (
 // agree checks that all ranks called the same thing as that collective, before any of their
 // memory is touched. Calls without lists take a look at each.
 func (w *world) agree(s *slot, seq uint64) error {
-	same := true
+	agreed := true
 	for r := range s.calls {
-		same = same && s.calls[0].agrees(&s.calls[r]) && len(s.extras[r].ints) == 0
+		agreed = agreed && s.calls[0].agrees(&s.calls[r]) && len(s.extras[r].ints) == 0
 	}
-	if same {
+	if agreed {
 		return nil
 	}
 	for r := range s.calls {
@@ -82,69 +82,69 @@ func (s *slot) inPlace() bool {
 // execute does one chunk of a collective.
 func (s *slot) execute(chunk int, w *scratch) {
 	p := &s.plan
-	at := chunk * p.step
-	end := min(at+p.step, p.total)
-	for at < end {
-		row, rowStart, rowEnd := p.locate(at)
-		n := min(rowEnd, end) - at
-		s.move(row, at-rowStart, n, w)
-		at += n
+	next := chunk * p.step
+	end := min(next+p.step, p.total)
+	for next < end {
+		row, rowStart, rowEnd := p.locate(next)
+		n := min(rowEnd, end) - next
+		s.move(row, next-rowStart, n, w)
+		next += n
 	}
 }
 
 // move does n elements of a row, from element offset on.
 func (s *slot) move(row, offset, n int, w *scratch) {
 	c, ranks, size := &s.calls[0], len(s.calls), s.plan.size
-	at := uintptr(offset * size)            // within the row
-	rowAt := uintptr(row*c.count*size) + at // within a buffer of WorldSize rows
+	column := uintptr(offset * size)            // within the row
+	rowAt := uintptr(row*c.count*size) + column // within a buffer of WorldSize rows
 	root := &s.calls[c.peer]
 	dst := w.dst[:0]
 	var src uintptr
 	switch c.op {
 	case comm.OpAllReduce:
 		for r := range s.calls {
-			dst = append(dst, s.calls[r].recv+at)
+			dst = append(dst, s.calls[r].recv+column)
 		}
-		s.combine(dst, at, n, w)
+		s.combine(dst, column, n, w)
 		return
 	case comm.OpReduce:
-		s.combine(append(dst, root.recv+at), at, n, w)
+		s.combine(append(dst, root.recv+column), column, n, w)
 		return
 	case comm.OpReduceScatter:
-		s.combine(append(dst, s.calls[row].recv+at), rowAt, n, w)
+		s.combine(append(dst, s.calls[row].recv+column), rowAt, n, w)
 		return
 	case comm.OpBroadcast:
-		src = root.send + at
+		src = root.send + column
 		for r := range s.calls {
-			dst = append(dst, s.calls[r].recv+at)
+			dst = append(dst, s.calls[r].recv+column)
 		}
 	case comm.OpAllGather:
-		src = s.calls[row].send + at
+		src = s.calls[row].send + column
 		for r := range s.calls {
 			dst = append(dst, s.calls[r].recv+rowAt)
 		}
 	case comm.OpAllGatherV:
-		src = s.calls[row].send + at
+		src = s.calls[row].send + column
 		for r := range s.calls {
 			displ := s.extras[r].list(recvDispls, ranks)[row]
-			dst = append(dst, s.calls[r].recv+uintptr(displ*size)+at)
+			dst = append(dst, s.calls[r].recv+uintptr(displ*size)+column)
 		}
 	case comm.OpAllToAll:
 		to, from := row/ranks, row%ranks
-		src = s.calls[from].send + uintptr(to*c.count*size) + at
-		dst = append(dst, s.calls[to].recv+uintptr(from*c.count*size)+at)
+		src = s.calls[from].send + uintptr(to*c.count*size) + column
+		dst = append(dst, s.calls[to].recv+uintptr(from*c.count*size)+column)
 	case comm.OpAllToAllV:
 		to, from := row/ranks, row%ranks
 		sendAt := s.extras[from].list(sendDispls, ranks)[to]
 		recvAt := s.extras[to].list(recvDispls, ranks)[from]
-		src = s.calls[from].send + uintptr(sendAt*size) + at
-		dst = append(dst, s.calls[to].recv+uintptr(recvAt*size)+at)
+		src = s.calls[from].send + uintptr(sendAt*size) + column
+		dst = append(dst, s.calls[to].recv+uintptr(recvAt*size)+column)
 	case comm.OpGather:
-		src = s.calls[row].send + at
+		src = s.calls[row].send + column
 		dst = append(dst, root.recv+rowAt)
 	case comm.OpScatter:
 		src = root.send + rowAt
-		dst = append(dst, s.calls[row].recv+at)
+		dst = append(dst, s.calls[row].recv+column)
 	}
 	for _, d := range dst {
 		if d != src { // in place
@@ -155,10 +155,10 @@ func (s *slot) move(row, offset, n int, w *scratch) {
 
 // combine reduces n elements, which lie at the same place of every rank's
 // send buffer, into all of dst.
-func (s *slot) combine(dst []uintptr, at uintptr, n int, w *scratch) {
+func (s *slot) combine(dst []uintptr, column uintptr, n int, w *scratch) {
 	src := w.src[:0]
 	for r := range s.calls {
-		src = append(src, s.calls[r].send+at)
+		src = append(src, s.calls[r].send+column)
 	}
 	c := &s.calls[0]
 	hostops.Reduce(dst, src, n, c.dt, c.reduce, s.plan.streaming)
@@ -187,7 +187,7 @@ func (w *world) split(s *slot) {
 		child := newWorld(len(ranks), w.spins) // as many ranks as before
 		for i, r := range ranks {
 			if e := child.ranks[i]; !s.extras[r].split.child.CompareAndSwap(nil, e) {
-				s.extras[r].split.forsake(e, w.failure.Load().of(w.ranks[r]))
+				s.extras[r].split.forsake(e, w.failure.Load().errorFor(w.ranks[r]))
 			}
 		}
 	}

@@ -83,8 +83,8 @@ func (e *endpoint) batchConflicts(batch uint64) bool {
 		if o.batch != batch || !o.op.Message() {
 			return false
 		}
-		for _, other := range e.open {
-			if o.conflicts(other) {
+		for _, started := range e.open {
+			if o.conflicts(started) {
 				return true
 			}
 		}

@@ -15,20 +15,20 @@ func (w *world) fail(f *failure) {
 		return
 	}
 	for _, e := range w.ranks {
-		e.life.Fail(f.of(e))
+		e.life.Fail(f.errorFor(e))
 	}
 	w.wakeAll()
 }
 
-// abort is fail because of a rank, whose wait returns own.
-func (w *world) abort(e *endpoint, own, cause error) {
-	w.fail(&failure{rank: e.rank, own: own, peers: fmt.Errorf("%w: rank %d aborted: %w", comm.ErrPeerFailed, e.rank, cause)})
+// abort is fail because of a rank, whose wait returns culprit.
+func (w *world) abort(e *endpoint, culprit, cause error) {
+	w.fail(&failure{rank: e.rank, culprit: culprit, peers: fmt.Errorf("%w: rank %d aborted: %w", comm.ErrPeerFailed, e.rank, cause)})
 }
 
-// of is the error of a rank whose wait the failure ends.
-func (f *failure) of(e *endpoint) error {
+// errorFor is the error of a rank whose wait the failure ends.
+func (f *failure) errorFor(e *endpoint) error {
 	if f.rank == e.rank || f.rank == everyone {
-		return f.own
+		return f.culprit
 	}
 	return f.peers
 }
@@ -52,9 +52,9 @@ func (w *world) checkLeft() {
 // failLeft aborts the world since somebody needs a rank that has left.
 func (w *world) failLeft(gone *endpoint) {
 	w.fail(&failure{
-		rank:  gone.rank,
-		own:   comm.ErrClosed,
-		peers: fmt.Errorf("%w: rank %d closed its communicator", comm.ErrPeerFailed, gone.rank),
+		rank:    gone.rank,
+		culprit: comm.ErrClosed,
+		peers:   fmt.Errorf("%w: rank %d closed its communicator", comm.ErrPeerFailed, gone.rank),
 	})
 }
 

@@ -20,10 +20,10 @@ func (e *endpoint) post(o *op) (match *op) {
 	box := &e.world.boxes[o.destination()]
 	box.mu.Lock()
 	defer box.mu.Unlock()
-	for i, other := range box.waiting {
-		if o.matches(other) {
+	for i, candidate := range box.waiting {
+		if o.matches(candidate) {
 			box.waiting = slices.Delete(box.waiting, i, i+1)
-			return other
+			return candidate
 		}
 	}
 	box.waiting = append(box.waiting, o)
@@ -46,7 +46,7 @@ func (d *driver) posted(o, match *op) {
 	if from.count != to.count || from.dt != to.dt {
 		send, recv := from.call(), to.call()
 		err := backend.AgreeOnMessage(from.owner.rank, &send, to.owner.rank, &recv)
-		w.fail(&failure{rank: everyone, own: err, peers: err})
+		w.fail(&failure{rank: everyone, culprit: err, peers: err})
 		return
 	}
 	bytes := to.count * to.dt.Size()
@@ -71,10 +71,10 @@ func (d *driver) copyChunk(to *op, chunk int) {
 	w.copying.Add(1)
 	ok := w.failure.Load() == nil
 	if ok {
-		at := chunk * messageChunk
+		offset := chunk * messageChunk
 		bytes := to.count * to.dt.Size()
-		n := min(bytes-at, messageChunk)
-		hostops.Copy(to.recv+uintptr(at), to.match.send+uintptr(at), n, bytes >= streamBytes)
+		n := min(bytes-offset, messageChunk)
+		hostops.Copy(to.recv+uintptr(offset), to.match.send+uintptr(offset), n, bytes >= streamBytes)
 	}
 	w.copying.Add(-1)
 	if ok && to.left.Add(-1) == 0 {

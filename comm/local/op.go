@@ -44,8 +44,8 @@ func (o *op) destination() int {
 }
 
 // matches reports whether two operations are the sides of one message.
-func (o *op) matches(other *op) bool {
-	return o.op != other.op && o.tag == other.tag && o.source() == other.source()
+func (o *op) matches(candidate *op) bool {
+	return o.op != candidate.op && o.tag == candidate.tag && o.source() == candidate.source()
 }
 
 // buffer returns the memory that a message uses on its side.
@@ -59,11 +59,11 @@ func (o *op) buffer() (start, end uintptr) {
 
 // conflicts reports whether two messages of one rank touch the same memory,
 // at least one of them writing it.
-func (o *op) conflicts(other *op) bool {
-	if o.op == comm.OpSend && other.op == comm.OpSend {
+func (o *op) conflicts(started *op) bool {
+	if o.op == comm.OpSend && started.op == comm.OpSend {
 		return false
 	}
 	a, aEnd := o.buffer()
-	b, bEnd := other.buffer()
+	b, bEnd := started.buffer()
 	return max(a, b) < min(aEnd, bEnd) // nothing overlaps an empty buffer
 }

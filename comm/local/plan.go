@@ -68,14 +68,14 @@ func (p *plan) cut(sources, destinations, workers int) {
 	p.chunks = (p.total + p.step - 1) / p.step
 }
 
-// locate returns the row that element at of the whole sequence lies in, and
+// locate returns the row that an element of the whole sequence lies in, and
 // where that row starts and ends.
-func (p *plan) locate(at int) (row, start, end int) {
+func (p *plan) locate(index int) (row, start, end int) {
 	if !p.uneven {
-		row = at / p.row
+		row = index / p.row
 		return row, row * p.row, (row + 1) * p.row
 	}
-	row = sort.SearchInts(p.ends, at+1)
+	row = sort.SearchInts(p.ends, index+1)
 	if row > 0 {
 		start = p.ends[row-1]
 	}

@@ -33,7 +33,7 @@ func (d *driver) start(seq uint64) {
 		return
 	}
 	if err := w.agree(s, seq); err != nil {
-		w.fail(&failure{rank: everyone, own: err, peers: err})
+		w.fail(&failure{rank: everyone, culprit: err, peers: err})
 		s.missing.Store(abandoned)
 		return
 	}
@@ -129,7 +129,7 @@ func (e *endpoint) finishTold() bool {
 // help does one piece of work that is waiting for somebody, if there is any.
 func (e *endpoint) help() bool {
 	w := e.world
-	if w.front.claim.any() {
+	if w.front.claim.available() {
 		if seq, chunk, ok := w.front.claim.take(e.rank); ok {
 			e.helpCollective(w.slot(seq), chunk)
 			return true

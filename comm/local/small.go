@@ -64,19 +64,19 @@ func (e *endpoint) finishSmall() bool {
 	if e.quiet || !w.toldAll(seq) {
 		return false
 	}
-	own := &w.cell(seq, e.rank).entry
+	entry := &w.cell(seq, e.rank).entry
 	for r := range w.ranks {
-		if !own.agrees(&w.cell(seq, r).entry) {
+		if !entry.agrees(&w.cell(seq, r).entry) {
 			e.judge()
 			return false
 		}
 	}
-	if own.count > 0 {
-		e.result[0] = own.recv
-		hostops.Reduce(e.result[:], w.told[seq%2], own.count, own.dt, own.reduce, false)
+	if entry.count > 0 {
+		e.result[0] = entry.recv
+		hostops.Reduce(e.result[:], w.told[seq%2], entry.count, entry.dt, entry.reduce, false)
 	}
 	e.finished.Store(seq + 1)
-	hostmem.Own(w.told[(seq+1)%2][e.rank] + ownedByte(own.count*own.dt.Size()))
+	hostmem.Own(w.told[(seq+1)%2][e.rank] + ownedByte(entry.count*entry.dt.Size()))
 	return true
 }
 
@@ -98,14 +98,14 @@ func (e *endpoint) judge() {
 	if e.telling() {
 		seq = e.arrivals.Load() - 1
 	}
-	some := false
-	for r, other := range w.ranks {
-		if other.arrivals.Load() <= seq {
+	small := false
+	for r, peer := range w.ranks {
+		if peer.arrivals.Load() <= seq {
 			return
 		}
-		some = some || w.cell(seq, r).told.Load() == seq+1
+		small = small || w.cell(seq, r).told.Load() == seq+1
 	}
-	if !some {
+	if !small {
 		return
 	}
 	w.judging.Lock()
@@ -118,7 +118,7 @@ func (e *endpoint) judge() {
 		}
 	}
 	if err := w.agree(s, seq); err != nil {
-		w.fail(&failure{rank: everyone, own: err, peers: err})
+		w.fail(&failure{rank: everyone, culprit: err, peers: err})
 	}
 }
 

@@ -121,7 +121,7 @@ func (e *endpoint) failedWith(f *failure) error {
 	if e.done() {
 		return nil
 	}
-	return f.of(e)
+	return f.errorFor(e)
 }
 
 // learn adapts how long the rank spins to how its spinning ended: with what it waited
@@ -155,9 +155,9 @@ func (e *endpoint) inFlight() (f backend.InFlight) {
 	if arrived := e.arrivals.Load(); seq < arrived {
 		f.Collective, f.Number = x.call(), seq+1
 		f.Behind = int(arrived - seq - 1)
-		for _, other := range w.ranks {
-			if other.arrivals.Load() <= seq {
-				f.Missing = append(f.Missing, other.rank)
+		for _, peer := range w.ranks {
+			if peer.arrivals.Load() <= seq {
+				f.Missing = append(f.Missing, peer.rank)
 			}
 		}
 	}

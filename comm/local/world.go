@@ -195,9 +195,9 @@ type mailbox struct {
 
 // failure is why a world broke.
 type failure struct {
-	rank  int   // who caused it
-	own   error // what that rank reports
-	peers error // what the others report
+	rank    int   // who caused it
+	culprit error // what that rank reports
+	peers   error // what the others report
 }
 
 // lot is where waiting ranks sleep.

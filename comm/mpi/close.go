@@ -64,5 +64,5 @@ func (e *endpoint) freeHandle(handle uintptr) error {
 	cell := newCells()
 	defer cell.free()
 	cell.set(0, handle)
-	return e.lib.must(e.lib.CommFree, cell.at(0))
+	return e.lib.must(e.lib.CommFree, cell.addr(0))
 }

@@ -38,7 +38,7 @@ func (l *library) error(f dl.Func, code int32) *callError {
 		e.text = "the library allows one call at a time, and one was left behind when its context ended"
 		return e
 	}
-	if l.call(l.ErrorClass, uintptr(code), out.at(0)) == success {
+	if l.call(l.ErrorClass, uintptr(code), out.addr(0)) == success {
 		e.class = out.int32(0)
 	}
 	e.text = l.text(func(buffer, length uintptr) int32 {

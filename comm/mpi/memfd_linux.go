@@ -11,14 +11,14 @@ import (
 // which is the proof that it is of this host. A process of another IPC namespace is not
 // meant to share memory with this one: `tutti cluster` has one for each host.
 func openShared(pid, fd int, name string, bytes int) ([]byte, error) {
-	own, err := os.Readlink("/proc/self/ns/ipc")
+	namespace, err := os.Readlink("/proc/self/ns/ipc")
 	if err != nil {
 		return nil, err
 	}
-	switch other, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/ipc", pid)); {
+	switch foreign, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/ipc", pid)); {
 	case err != nil:
 		return nil, err
-	case other != own:
+	case foreign != namespace:
 		return nil, fmt.Errorf("process %d is of another IPC namespace", pid)
 	}
 	path := fmt.Sprintf("/proc/%d/fd/%d", pid, fd)

@@ -310,14 +310,14 @@ func (e *endpoint) compareCollectives(ctx context.Context) error {
 		return nil
 	}
 	out := newCells() // MPI's after an error
-	lowest := hostmem.Slice[uint64](out.at(0), 2)
+	lowest := hostmem.Slice[uint64](out.addr(0), 2)
 	lowest[0], lowest[1] = math.MaxUint64, math.MaxUint64 // ranks with native collectives, and without
 	if e.native() {
 		lowest[0] = uint64(e.rank)
 	} else {
 		lowest[1] = uint64(e.rank)
 	}
-	if err := e.SetUp(ctx, comm.AllReduceCall(out.at(0), out.at(0), 2, dtype.U64, comm.Min)); err != nil {
+	if err := e.SetUp(ctx, comm.AllReduceCall(out.addr(0), out.addr(0), 2, dtype.U64, comm.Min)); err != nil {
 		return err
 	}
 	with, without := lowest[0], lowest[1]
@@ -334,21 +334,21 @@ func (s *state) initialize() error {
 	lib := s.lib
 	out := newCells()
 	defer out.free()
-	if err := lib.must(lib.Finalized, out.at(0)); err != nil {
+	if err := lib.must(lib.Finalized, out.addr(0)); err != nil {
 		return err
 	}
 	if out.int32(0) != 0 {
 		return fmt.Errorf("%w: the program has finalized MPI", comm.ErrClosed)
 	}
-	if err := lib.must(lib.Initialized, out.at(0)); err != nil {
+	if err := lib.must(lib.Initialized, out.addr(0)); err != nil {
 		return err
 	}
 	if out.int32(0) != 0 {
-		if err := lib.must(lib.QueryThread, out.at(1)); err != nil {
+		if err := lib.must(lib.QueryThread, out.addr(1)); err != nil {
 			return err
 		}
 	} else {
-		if err := lib.must(lib.InitThread, 0, 0, uintptr(lib.abi.threadMultiple), out.at(1)); err != nil {
+		if err := lib.must(lib.InitThread, 0, 0, uintptr(lib.abi.threadMultiple), out.addr(1)); err != nil {
 			return err
 		}
 		s.ours = true
@@ -370,7 +370,7 @@ func (s *state) initialize() error {
 // readTagLimit reads the highest tag. The attribute MPI_TAG_UB is the address of an int.
 func (s *state) readTagLimit(out cells) error {
 	lib := s.lib
-	err := lib.must(lib.CommGetAttr, lib.handles.world, lib.abi.tagUB, out.at(2), out.at(3))
+	err := lib.must(lib.CommGetAttr, lib.handles.world, lib.abi.tagUB, out.addr(2), out.addr(3))
 	if err != nil {
 		return err
 	}
@@ -479,11 +479,11 @@ func (s *state) fallSilent(ctx context.Context) error {
 // long before.
 func (s *state) assemble(ctx context.Context) error {
 	out := newCells() // a request, a flag and a status; MPI's after an error
-	if err := s.lib.reach(s.lib.Ibarrier, s.lib.handles.world, out.at(0)); err != nil {
+	if err := s.lib.reach(s.lib.Ibarrier, s.lib.handles.world, out.addr(0)); err != nil {
 		return err
 	}
 	err := s.await(ctx, func() (string, error) {
-		err := s.lib.reach(s.lib.Testall, 1, out.at(0), out.at(1), out.at(2))
+		err := s.lib.reach(s.lib.Testall, 1, out.addr(0), out.addr(1), out.addr(2))
 		if err != nil || out.int32(1) != 0 {
 			return "", err
 		}

@@ -115,8 +115,8 @@ func (e *endpoint) Plan(o *schedule.Op, c comm.Call) bool {
 	case comm.OpAllGather:
 		i.pass(l.orInPlace(send, send == recv+uintptr(e.rank*bytes)), n, t, recv, n, t)
 	case comm.OpAllGatherV:
-		own := c.RecvCounts[e.rank]
-		i.pass(l.orInPlace(send, send == recv+uintptr(c.RecvDispls[e.rank]*size)), uintptr(own), t,
+		count := c.RecvCounts[e.rank]
+		i.pass(l.orInPlace(send, send == recv+uintptr(c.RecvDispls[e.rank]*size)), uintptr(count), t,
 			recv, i.vector(0, c.RecvCounts, wide), i.vector(1, c.RecvDispls, wide), t)
 	case comm.OpAllToAll:
 		i.pass(send, n, t, recv, n, t)

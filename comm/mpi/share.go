@@ -62,7 +62,7 @@ func (e *endpoint) share(ctx context.Context) error {
 	var memory []byte
 	bytes := schedule.SegmentBytes(e.size)
 	out := newCells() // an offer, and whether this rank has the memory; MPI's after an error
-	o, all := &hostmem.Slice[offer](out.at(0), 1)[0], &hostmem.Slice[uint64](out.at(3), 1)[0]
+	o, all := &hostmem.Slice[offer](out.addr(0), 1)[0], &hostmem.Slice[uint64](out.addr(3), 1)[0]
 	reason := sharable()
 	if e.rank == 0 && reason == nil {
 		made := offer{pid: uint64(os.Getpid()), token: rand.Uint64()}
@@ -78,7 +78,7 @@ func (e *endpoint) share(ctx context.Context) error {
 			memfd.Unmap(memory)
 		}
 	}()
-	if err := e.SetUp(ctx, comm.BroadcastCall(out.at(0), 3, dtype.U64, 0)); err != nil {
+	if err := e.SetUp(ctx, comm.BroadcastCall(out.addr(0), 3, dtype.U64, 0)); err != nil {
 		return err
 	}
 	switch {
@@ -91,7 +91,7 @@ func (e *endpoint) share(ctx context.Context) error {
 	if reason == nil {
 		*all = 1
 	}
-	if err := e.SetUp(ctx, comm.AllReduceCall(out.at(3), out.at(3), 1, dtype.U64, comm.Min)); err != nil {
+	if err := e.SetUp(ctx, comm.AllReduceCall(out.addr(3), out.addr(3), 1, dtype.U64, comm.Min)); err != nil {
 		return err
 	}
 	shared := *all == 1

@@ -14,7 +14,7 @@ import (
 func (s *state) duplicate(pub uintptr) (uintptr, error) {
 	out := newCells()
 	defer out.free()
-	if err := s.lib.reach(s.lib.CommDup, pub, out.at(0)); err != nil {
+	if err := s.lib.reach(s.lib.CommDup, pub, out.addr(0)); err != nil {
 		return 0, err
 	}
 	return s.lib.handle(out, 0), nil
@@ -42,8 +42,8 @@ func (s *state) wrap(pub, inner uintptr) (*endpoint, error) {
 func (l *library) place(handle uintptr) (rank, size int, err error) {
 	out := newCells()
 	defer out.free()
-	if err = l.must(l.CommRank, handle, out.at(0)); err == nil {
-		err = l.must(l.CommSize, handle, out.at(1))
+	if err = l.must(l.CommRank, handle, out.addr(0)); err == nil {
+		err = l.must(l.CommSize, handle, out.addr(1))
 	}
 	return int(out.int32(0)), int(out.int32(1)), err
 }
@@ -146,7 +146,7 @@ func (e *endpoint) split(color, key int) (*endpoint, error) {
 	}
 	out := newCells()
 	defer out.free()
-	err := lib.reach(lib.CommSplit, e.pub, uintptr(mpiColor), uintptr(int32(key)), out.at(0))
+	err := lib.reach(lib.CommSplit, e.pub, uintptr(mpiColor), uintptr(int32(key)), out.addr(0))
 	if err != nil || color < 0 {
 		return nil, err
 	}

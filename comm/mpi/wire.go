@@ -31,15 +31,15 @@ func newWire(lib *library, pub, inner uintptr, size int) *wire {
 
 // Post implements [schedule.Wire].
 func (w *wire) Post(id int, m *schedule.Message) {
-	f, over := w.lib.Isend, w.inner
+	f, handle := w.lib.Isend, w.inner
 	if m.Receive {
 		f = w.lib.Irecv
 	}
 	if m.User {
-		over = w.pub
+		handle = w.pub
 	}
 	if slot, ok := w.table.add(id, m.Receive); ok {
-		w.table.calls.Add(f, m.Address, uintptr(m.Bytes), w.lib.handles.bytes, uintptr(m.Peer), uintptr(m.Tag), over, slot)
+		w.table.calls.Add(f, m.Address, uintptr(m.Bytes), w.lib.handles.bytes, uintptr(m.Peer), uintptr(m.Tag), handle, slot)
 	}
 }
 
@@ -213,12 +213,12 @@ func (r *requests) cancel(first bool) (receiving int) {
 		if !q.receives || q.id == none {
 			continue
 		}
-		over := done(handle)
-		if !over && first {
+		completed := done(handle)
+		if !completed && first {
 			_ = lib.call(lib.Cancel, handle)
-			over = done(handle)
+			completed = done(handle)
 		}
-		if over {
+		if completed {
 			q.id = none
 		} else {
 			receiving++

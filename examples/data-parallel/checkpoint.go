@@ -74,11 +74,11 @@ func resume(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s sett
 			s.checkpoint, len(all.Parameters), len(all.Ranks))
 	}
 	copy(parameters, all.Parameters)
-	var mine [][]byte
+	var entries [][]byte
 	for _, rank := range sparse.RestoreRanks(len(all.Ranks), c.WorldSize(), c.Rank()) {
-		mine = append(mine, all.Ranks[rank])
+		entries = append(entries, all.Ranks[rank])
 	}
-	return all.Epoch, exchange.Restore(ctx, mine...)
+	return all.Epoch, exchange.Restore(ctx, entries...)
 }
 
 // What the first byte of rank 0's message says.

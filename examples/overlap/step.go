@@ -41,14 +41,14 @@ const (
 
 // newStep makes a step of the times at which gradients and sums were there. Work begins when what it waits for is there
 // and its stream has done what came before.
-func newStep(how way, computed, reduced []time.Duration) step {
-	s := step{way: how}
+func newStep(mode way, computed, reduced []time.Duration) step {
+	s := step{way: mode}
 	var computeFree, commFree time.Duration
 	for i := range computed {
 		s.spans = append(s.spans, span{compute, computeFree, computed[i]})
 		s.spans = append(s.spans, span{communication, max(computed[i], commFree), reduced[i]})
 		computeFree, commFree = computed[i], reduced[i]
-		if how == sequential {
+		if mode == sequential {
 			computeFree = reduced[i]
 		}
 		s.total = max(s.total, computed[i], reduced[i])

@@ -49,10 +49,10 @@ func demonstrate(ctx context.Context, c *nccl.Comm) ([]step, error) {
 		return nil, err
 	}
 	steps := make([]step, ways)
-	for how := range ways {
+	for mode := range ways {
 		for range 2 { // the first warms up
 			var err error
-			if steps[how], err = w.step(ctx, how); err != nil {
+			if steps[mode], err = w.step(ctx, mode); err != nil {
 				return nil, err
 			}
 		}
@@ -93,7 +93,7 @@ func (w *worker) open(ctx context.Context) (err error) {
 }
 
 // step submits the gradients and their sums, and returns when each was there.
-func (w *worker) step(ctx context.Context, how way) (step, error) {
+func (w *worker) step(ctx context.Context, mode way) (step, error) {
 	if err := w.comm.Barrier(ctx); err != nil {
 		return step{}, err
 	}
@@ -101,7 +101,7 @@ func (w *worker) step(ctx context.Context, how way) (step, error) {
 		return step{}, err
 	}
 	for i := range layers {
-		if err := w.layer(i, how); err != nil {
+		if err := w.layer(i, mode); err != nil {
 			return step{}, err
 		}
 	}
@@ -111,18 +111,18 @@ func (w *worker) step(ctx context.Context, how way) (step, error) {
 	if err := errors.Join(w.comm.Sync(ctx), w.rt.Synchronize(ctx)); err != nil {
 		return step{}, err
 	}
-	computed, err := w.since(w.computed)
+	computed, err := w.elapsed(w.computed)
 	if err != nil {
 		return step{}, err
 	}
-	reduced, err := w.since(w.reduced)
-	return newStep(how, computed, reduced), err
+	reduced, err := w.elapsed(w.reduced)
+	return newStep(mode, computed, reduced), err
 }
 
 // layer computes a gradient and adds up the ranks' as soon as it is there.
-func (w *worker) layer(i int, how way) error {
+func (w *worker) layer(i int, mode way) error {
 	gradient := w.gradients + uintptr(i*count*dtype.F32.Size())
-	if how != reduceOnly {
+	if mode != reduceOnly {
 		if err := w.compute(gradient); err != nil {
 			return err
 		}
@@ -130,7 +130,7 @@ func (w *worker) layer(i int, how way) error {
 	if err := w.rt.Stream().Record(w.computed[i]); err != nil {
 		return err
 	}
-	if how != computeOnly {
+	if mode != computeOnly {
 		if err := w.reducer.add(gradient, count, dtype.F32); err != nil {
 			return err
 		}
@@ -138,7 +138,7 @@ func (w *worker) layer(i int, how way) error {
 	if err := w.comm.Stream().Record(w.reduced[i]); err != nil {
 		return err
 	}
-	if how == sequential {
+	if mode == sequential {
 		return w.reducer.wait()
 	}
 	return nil
@@ -159,8 +159,8 @@ func (w *worker) compute(gradient uintptr) error {
 	return w.kernel.Launch(w.rt.Stream(), geometry, uint64(gradient), uint64(delta), uint64(input), batch, width)
 }
 
-// since returns the GPU's times from the beginning of a step to some events.
-func (w *worker) since(events []*cuda.Event) ([]time.Duration, error) {
+// elapsed returns the GPU's times from the beginning of a step to some events.
+func (w *worker) elapsed(events []*cuda.Event) ([]time.Duration, error) {
 	times := make([]time.Duration, len(events))
 	for i, e := range events {
 		var err error

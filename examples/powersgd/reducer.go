@@ -23,19 +23,19 @@ type powerSGD struct {
 }
 
 // part is a gradient as a matrix, and where its factors begin: of rank 0 if it is averaged as it is.
-type part struct{ at, rows, columns, rank, p, q int }
+type part struct{ offset, rows, columns, rank, p, q int }
 
 // newPowerSGD returns the Reducer of a bucket of F32 in host memory.
 func newPowerSGD(b ddp.Bucket, rank int) (ddp.Reducer, error) {
 	s, p, q := &powerSGD{}, 0, 0
-	for _, of := range b.Parts {
+	for _, gradient := range b.Parts {
 		n := 1
-		for _, length := range of.Shape {
+		for _, length := range gradient.Shape {
 			n *= length
 		}
-		m := part{at: of.Offset, rows: n, columns: 1, p: p, q: q}
-		if n > 0 && len(of.Shape) > 1 && rank*(of.Shape[0]+n/of.Shape[0]) < n {
-			m.rows, m.columns, m.rank = of.Shape[0], n/of.Shape[0], rank
+		m := part{offset: gradient.Offset, rows: n, columns: 1, p: p, q: q}
+		if n > 0 && len(gradient.Shape) > 1 && rank*(gradient.Shape[0]+n/gradient.Shape[0]) < n {
+			m.rows, m.columns, m.rank = gradient.Shape[0], n/gradient.Shape[0], rank
 		}
 		s.parts = append(s.parts, m)
 		p, q = p+m.rows*max(1, m.rank), q+m.columns*m.rank
@@ -58,53 +58,55 @@ func (s *powerSGD) Memory() ddp.Memory {
 
 // Reduce implements [ddp.Reducer].
 func (s *powerSGD) Reduce(ctx context.Context, b ddp.Bucket) error {
-	var of [4][]float32
+	var slices [4][]float32
 	for i, t := range []*runtime.Tensor{b.Tensor, s.residual, s.p, s.q} {
 		var err error
-		if of[i], err = cpu.Slice[float32](t); err != nil {
+		if slices[i], err = cpu.Slice[float32](t); err != nil {
 			return err
 		}
 	}
-	x, m, p, q := of[0], of[1], of[2], of[3]
+	x, m, p, q := slices[0], slices[1], slices[2], slices[3]
 	for i := range x {
 		m[i], x[i] = m[i]+x[i], 0
 	}
-	for _, of := range s.parts {
-		if of.rank == 0 {
-			copy(p[of.p:], m[of.at:][:of.rows])
-			clear(m[of.at:][:of.rows])
+	for _, part := range s.parts {
+		if part.rank == 0 {
+			copy(p[part.p:], m[part.offset:][:part.rows])
+			clear(m[part.offset:][:part.rows])
 		}
-		for k := range of.rank { // P = M·Q
-			for i := range of.rows {
-				of.left(p, k)[i] = float32(dot(of.row(m, i), of.right(q, k)))
+		for k := range part.rank { // P = M·Q
+			for i := range part.rows {
+				part.left(p, k)[i] = float32(dot(part.row(m, i), part.right(q, k)))
 			}
 		}
 	}
 	if err := distributed.AllReduce(ctx, b.Comm, s.p, comm.Avg); err != nil {
 		return err
 	}
-	for _, of := range s.parts {
-		if of.rank == 0 {
-			copy(x[of.at:], p[of.p:][:of.rows])
+	for _, part := range s.parts {
+		if part.rank == 0 {
+			copy(x[part.offset:], p[part.p:][:part.rows])
 		}
-		for k := range of.rank { // Q = Mᵀ·P
-			if of.orthogonal(p, k) {
-				clear(of.right(q, k)) // otherwise it is tried again
+		for k := range part.rank { // Q = Mᵀ·P
+			if part.orthogonal(p, k) {
+				clear(part.right(q, k)) // otherwise it is tried again
 			}
-			for i, v := range of.left(p, k) {
-				add(of.right(q, k), v, of.row(m, i))
+			for i, v := range part.left(p, k) {
+				add(part.right(q, k), v, part.row(m, i))
 			}
 		}
-		of.addProduct(m, -1, p, q)
+		part.addProduct(m, -1, p, q)
 	}
 	err := distributed.AllReduce(ctx, b.Comm, s.q, comm.Avg)
-	for _, of := range s.parts {
-		of.addProduct(x, 1, p, q)
+	for _, part := range s.parts {
+		part.addProduct(x, 1, p, q)
 	}
 	return err
 }
 
-func (m part) row(of []float32, i int) []float32  { return of[m.at+i*m.columns:][:m.columns] }
+func (m part) row(matrix []float32, i int) []float32 {
+	return matrix[m.offset+i*m.columns:][:m.columns]
+}
 func (m part) left(p []float32, k int) []float32  { return p[m.p+k*m.rows:][:m.rows] }
 func (m part) right(q []float32, k int) []float32 { return q[m.q+k*m.columns:][:m.columns] }
 
@@ -116,13 +118,13 @@ func (m part) orthogonal(p []float32, k int) bool {
 	for j := range k {
 		add(column, -float32(dot(column, m.left(p, j))), m.left(p, j))
 	}
-	rest := dot(column, column)
-	if rest <= 1e-6*square {
+	remaining := dot(column, column)
+	if remaining <= 1e-6*square {
 		clear(column)
 		return false
 	}
 	for i := range column {
-		column[i] *= float32(1 / math.Sqrt(rest))
+		column[i] *= float32(1 / math.Sqrt(remaining))
 	}
 	return true
 }

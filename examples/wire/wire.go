@@ -51,11 +51,11 @@ func world(size int, memory *cpu.Runtime, connect func() (net.Conn, net.Conn)) (
 		n := &node{links: make([]*gob.Encoder, size), memory: memory, arrived: sync.NewCond(&sync.Mutex{}), frames: map[Slot][]frame{}}
 		nodes[rank], ranks[rank] = n, rank
 		comms = append(comms, n.communicator("world", rank, ranks))
-		for peer, other := range nodes[:rank+1] {
+		for peer, earlier := range nodes[:rank+1] {
 			a, b := connect()
-			n.links[peer], other.links[rank] = gob.NewEncoder(a), gob.NewEncoder(b)
+			n.links[peer], earlier.links[rank] = gob.NewEncoder(a), gob.NewEncoder(b)
 			go n.read(peer, a)
-			go other.read(rank, b)
+			go earlier.read(rank, b)
 		}
 		go func() {
 			n.open.Wait()

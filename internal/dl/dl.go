@@ -186,8 +186,8 @@ const mostListed = 3
 
 // listed joins names, of which it leaves those beyond mostListed out.
 func listed(names []string) string {
-	if more := len(names) - mostListed; more > 0 {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:mostListed], ", "), more)
+	if unlisted := len(names) - mostListed; unlisted > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:mostListed], ", "), unlisted)
 	}
 	return strings.Join(names, ", ")
 }

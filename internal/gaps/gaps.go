@@ -160,11 +160,11 @@ func (g *Gaps) Encode(dst []byte, h Header) {
 	if u == 0 || !capped && g.or>>k <= 27 && putFast(dst[low:], gaps, k, true) {
 		return
 	}
-	most := uint32(1<<32 - 1)
+	limit := uint32(1<<32 - 1)
 	if capped {
-		most = capAt
+		limit = capAt
 	}
-	w := putHigh(dst[low:], gaps, k, most)
+	w := putHigh(dst[low:], gaps, k, limit)
 	if capped {
 		for _, gap := range gaps {
 			if q := gap >> (k & 31); q >= capAt {
@@ -194,12 +194,12 @@ func putLow(dst []byte, gaps []uint32, k uint) {
 	w.end()
 }
 
-// putHigh writes quotients, larger ones as most.
-func putHigh(dst []byte, gaps []uint32, k uint, most uint32) writer {
+// putHigh writes quotients, larger ones as limit.
+func putHigh(dst []byte, gaps []uint32, k uint, limit uint32) writer {
 	var acc uint64
 	n := uint(0)
 	for _, gap := range gaps {
-		q := uint(min(gap>>(k&31), most))
+		q := uint(min(gap>>(k&31), limit))
 		for ; q >= 32; q -= 32 {
 			binary.LittleEndian.PutUint32(dst, uint32(acc))
 			dst, acc = dst[4:], 0
@@ -247,14 +247,14 @@ func Decode(idx []int32, count int, src []byte, h Header, next int32) {
 		copy(padded[:low+u], src)
 		src = padded[:]
 	}
-	at, mask := uint(0), uint32(1)<<k-1
+	bit, mask := uint(0), uint32(1)<<k-1
 	switch high := src[low : low+u+slack]; {
 	case u == 0:
 		for i := range idx {
-			next += int32(uint32(word(src, at)) & mask)
+			next += int32(uint32(word(src, bit)) & mask)
 			idx[i] = next
 			next++
-			at += k
+			bit += k
 		}
 	case capped:
 		decodeCapped(idx, count, src, reader{src: high[:u]}, k, next)
@@ -269,7 +269,7 @@ func decodePlain(idx []int32, src, high []byte, k uint, next int32) {
 		return
 	}
 	mask := uint32(1)<<k - 1
-	w, from, at := binary.LittleEndian.Uint64(high), 0, uint(0)
+	w, from, bit := binary.LittleEndian.Uint64(high), 0, uint(0)
 	sum := uint32(next) // of the low bits, and one for each entry; quotients are added where they end
 	for i := range idx {
 		for w == 0 {
@@ -281,8 +281,8 @@ func decodePlain(idx []int32, src, high []byte, k uint, next int32) {
 		}
 		q := uint32(from + bits.TrailingZeros64(w) - i)
 		w &= w - 1
-		sum += uint32(word(src, at)) & mask
-		at += k
+		sum += uint32(word(src, bit)) & mask
+		bit += k
 		idx[i] = int32(sum + q<<(k&31))
 		sum++
 	}
@@ -291,15 +291,15 @@ func decodePlain(idx []int32, src, high []byte, k uint, next int32) {
 // decodeCapped decodes a block with quotients that are apart.
 func decodeCapped(idx []int32, count int, src []byte, high reader, k uint, next int32) {
 	mask := uint32(1)<<k - 1
-	apart := high
+	excess := high
 	for range count {
-		apart.zeros()
+		excess.zeros()
 	}
 	for i := range idx {
 		gap, q := uint32(word(src, uint(i)*k))&mask, high.zeros()
 		if q == capAt {
-			n := apart.zeros()
-			q += uint(1<<n|apart.take(n)) - 1
+			n := excess.zeros()
+			q += uint(1<<n|excess.take(n)) - 1
 		}
 		next += int32(gap | uint32(q)<<k)
 		idx[i] = next
@@ -308,42 +308,42 @@ func decodeCapped(idx []int32, count int, src []byte, high reader, k uint, next 
 }
 
 // word returns at least the 57 bits from one on.
-func word(src []byte, at uint) uint64 {
-	return binary.LittleEndian.Uint64(src[at/8:]) >> (at % 8)
+func word(src []byte, bit uint) uint64 {
+	return binary.LittleEndian.Uint64(src[bit/8:]) >> (bit % 8)
 }
 
 // reader reads bits; there are zeros behind the end.
 type reader struct {
 	src []byte
-	at  uint
+	bit uint
 }
 
 func (r *reader) word() uint64 {
 	var b [8]byte
-	if i := r.at / 8; i < uint(len(r.src)) {
+	if i := r.bit / 8; i < uint(len(r.src)) {
 		copy(b[:], r.src[i:])
 	}
-	return binary.LittleEndian.Uint64(b[:]) >> (r.at % 8)
+	return binary.LittleEndian.Uint64(b[:]) >> (r.bit % 8)
 }
 
 // take returns the next n bits, at most 31 (of more, some are lost).
 func (r *reader) take(n uint) uint64 {
 	v := r.word() & (1<<n - 1)
-	r.at += n
+	r.bit += n
 	return v
 }
 
 // zeros returns how many zeros come before the next one, and reads that too. At the end there are none.
 func (r *reader) zeros() (n uint) {
-	for r.at < uint(8*len(r.src)) {
+	for r.bit < uint(8*len(r.src)) {
 		w := r.word()
 		if w != 0 {
 			z := uint(bits.TrailingZeros64(w))
-			r.at += z + 1
+			r.bit += z + 1
 			return n + z
 		}
-		skip := 64 - r.at%8
-		n, r.at = n+skip, r.at+skip
+		skip := 64 - r.bit%8
+		n, r.bit = n+skip, r.bit+skip
 	}
 	return 0
 }

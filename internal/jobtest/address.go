@@ -19,14 +19,14 @@ func Address(t testing.TB, ports int) string {
 	t.Helper()
 	// A process has a host of its own where all of 127.0.0.0/8 are. The ports are below those that systems
 	// choose, and others than those of most other processes, for what listens on all hosts.
-	const first, span, each = 10_000, 20_000, 256
+	const first, span, block = 10_000, 20_000, 256
 	pid := os.Getpid()
 	host := fmt.Sprintf("127.%d.%d.%d", 1+pid>>16&0x7f, pid>>8&0xff, pid&0xff)
 	if runtime.GOOS == "darwin" {
 		host = "127.0.0.1"
 	}
 	for range span {
-		port := first + (pid*each+int(taken.Add(int64(ports)))-ports)%span
+		port := first + (pid*block+int(taken.Add(int64(ports)))-ports)%span
 		if free(host, port, ports) {
 			return net.JoinHostPort(host, strconv.Itoa(port))
 		}

@@ -8,7 +8,7 @@ import (
 
 // Readme fails unless the first diff of a document adds at most a number of lines,
 // and a program has these, in their order.
-func Readme(t *testing.T, document, program string, most int) {
+func Readme(t *testing.T, document, program string, maxLines int) {
 	t.Helper()
 	text, err := os.ReadFile(document)
 	if err != nil {
@@ -20,21 +20,21 @@ func Readme(t *testing.T, document, program string, most int) {
 	}
 	_, diff, _ := strings.Cut(string(text), "```diff\n")
 	diff, _, _ = strings.Cut(diff, "```")
-	rest, added := string(file), 0
+	remaining, added := string(file), 0
 	for line := range strings.Lines(diff) {
 		line, ok := strings.CutPrefix(line, "+")
 		if !ok {
 			continue
 		}
 		added++
-		_, after, ok := strings.Cut(rest, strings.TrimSpace(line)+"\n")
+		_, after, ok := strings.Cut(remaining, strings.TrimSpace(line)+"\n")
 		if !ok {
 			t.Errorf("%s has not, behind the lines before it: %s", program, line)
 			continue
 		}
-		rest = after
+		remaining = after
 	}
-	if added == 0 || added > most {
-		t.Errorf("the diff in %s adds %d lines, want 1 to %d", document, added, most)
+	if added == 0 || added > maxLines {
+		t.Errorf("the diff in %s adds %d lines, want 1 to %d", document, added, maxLines)
 	}
 }

@@ -57,19 +57,19 @@ func turns(warmup, rounds int, subjects []Round) ([]float64, error) {
 	return times, nil
 }
 
-// Fit returns how many iterations take about so many seconds on the slowest rank, from 1 to most.
-func Fit(seconds float64, most int, slowest Slowest, run func(iterations int) (float64, error)) (int, error) {
+// Fit returns how many iterations take about so many seconds on the slowest rank, from 1 to limit.
+func Fit(seconds float64, limit int, slowest Slowest, run func(iterations int) (float64, error)) (int, error) {
 	for iterations := 2; ; iterations *= 8 {
-		own, err := run(iterations)
+		local, err := run(iterations)
 		if err != nil {
 			return 0, err
 		}
-		took, err := slowest([]float64{own})
+		took, err := slowest([]float64{local})
 		if err != nil {
 			return 0, err
 		}
-		if took[0] > seconds/16 || iterations >= most {
-			return int(math.Round(min(max(float64(iterations)*seconds/took[0], 1), float64(most)))), nil
+		if took[0] > seconds/16 || iterations >= limit {
+			return int(math.Round(min(max(float64(iterations)*seconds/took[0], 1), float64(limit)))), nil
 		}
 	}
 }

@@ -26,8 +26,8 @@ func Map(fd, bytes int) ([]byte, error) {
 
 // Duplicate returns another descriptor of the same memory.
 func Duplicate(fd int) (int, error) {
-	other, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-	return other, os.NewSyscallError("fcntl", err)
+	duplicate, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	return duplicate, os.NewSyscallError("fcntl", err)
 }
 
 // Close closes a descriptor, which the mappings outlive.

@@ -289,16 +289,16 @@ func (ref *Result) ints(op dtype.ReduceOp, inputs [][]byte) {
 		acc := intAt(inputs[0], i, ref.dt)
 		for _, in := range inputs[1:] {
 			x := intAt(in, i, ref.dt)
-			less := x < acc
+			smaller := x < acc
 			if ref.dt.IsSigned() {
-				less = int64(x) < int64(acc)
+				smaller = int64(x) < int64(acc)
 			}
 			switch {
 			case op == dtype.Prod:
 				acc *= x
 			case op == dtype.Sum:
 				acc += x
-			case less == (op == dtype.Min):
+			case smaller == (op == dtype.Min):
 				acc = x
 			}
 		}

@@ -21,7 +21,7 @@ func (t *Tally) Begin() uint64 {
 // End ends an operation.
 func (t *Tally) End(number uint64) {
 	first := t.ended.Load()
-	for at := int(number - first); at >= len(t.late); {
+	for index := int(number - first); index >= len(t.late); {
 		t.late = append(t.late, false)
 	}
 	t.late[number-first] = true

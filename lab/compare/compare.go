@@ -151,8 +151,8 @@ func inTurns(ctx context.Context, subjects []subject, runs, ranks int, progress 
 	for i, s := range subjects {
 		place[s.name] = i
 	}
-	for k, of := range times {
-		r := Result{Work: k.Work, Subject: subjects[k.subject].name, Ranks: ranks, Time: measure.Median(of), Best: slices.Min(of), Runs: of}
+	for k, seconds := range times {
+		r := Result{Work: k.Work, Subject: subjects[k.subject].name, Ranks: ranks, Time: measure.Median(seconds), Best: slices.Min(seconds), Runs: seconds}
 		for _, against := range subjects[k.subject].against {
 			if base := times[key{k.Work, place[against]}]; len(base) > 0 {
 				r.Against, r.Ratio, r.BestRatio = against, r.Time/measure.Median(base), r.Best/slices.Min(base)
@@ -183,12 +183,12 @@ func (c Config) subjects(ctx context.Context, dir string) (all []subject, missin
 		}
 		pairs = append(pairs, pair...)
 	}
-	own := subject{name: local, against: []string{floor}, turn: c.program(c.Tutti, nil,
+	library := subject{name: local, against: []string{floor}, turn: c.program(c.Tutti, nil,
 		append(c.bench(), "--ranks", strconv.Itoa(c.Ranks))...)}
 	if len(pairs) > 0 {
-		own.against = []string{pairs[0].name}
+		library.against = []string{pairs[0].name}
 	}
-	return append([]subject{{name: floor, turn: c.floor}, own}, pairs...), missing
+	return append([]subject{{name: floor, turn: c.floor}, library}, pairs...), missing
 }
 
 // pairOf returns the two subjects of an MPI library: C and this.

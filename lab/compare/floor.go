@@ -61,7 +61,7 @@ func pingPong(calls int) {
 		count atomic.Int64
 		_     [120]byte
 	}
-	there, back := &lines[0].count, &lines[1].count
+	ping, back := &lines[0].count, &lines[1].count
 	var pong sync.WaitGroup
 	await := func(line *atomic.Int64, count int64) {
 		for looks := 1; line.Load() < count; looks++ {
@@ -72,12 +72,12 @@ func pingPong(calls int) {
 	}
 	pong.Go(func() {
 		for i := range int64(calls) {
-			await(there, i+1)
+			await(ping, i+1)
 			back.Store(i + 1)
 		}
 	})
 	for i := range int64(calls) {
-		there.Store(i + 1)
+		ping.Store(i + 1)
 		await(back, i+1)
 	}
 	pong.Wait()
@@ -106,12 +106,12 @@ func (c Config) mover(bytes int, place bench.Place) func(calls int) {
 		var all sync.WaitGroup
 		for w := range workers {
 			all.Go(func() {
-				at := w * part
+				offset := w * part
 				for range calls {
 					for r := range c.Ranks {
 						// From another rank's, so that in place it is a copy as well.
 						from, to := send[(r+1)%c.Ranks], recv[r]
-						hostops.Copy(hostmem.Addr(to)+uintptr(at), hostmem.Addr(from)+uintptr(at), part, bytes*c.Ranks >= streamFrom)
+						hostops.Copy(hostmem.Addr(to)+uintptr(offset), hostmem.Addr(from)+uintptr(offset), part, bytes*c.Ranks >= streamFrom)
 					}
 				}
 			})

@@ -58,8 +58,8 @@ func (s Scoreboard) Run(ctx context.Context) (results []Result, torch string, mi
 		"--min", strconv.Itoa(leastAllReduce), "--max", strconv.Itoa(s.Max), "--step", strconv.Itoa(allReduceStep), "--in-place"}
 	gradients := []string{"--backend", "nccl", "--ranks", strconv.Itoa(s.GPUs), "--p2p", "--no-undo", "--json", "--verify=false",
 		"--min", strconv.Itoa(leastGradient), "--max", strconv.Itoa(min(s.Max, mostGradient)), "--step", strconv.Itoa(gradientStep)}
-	tutti := func(collective string, flags []string, more ...string) []string {
-		return append(append([]string{s.Tutti, "bench", collective}, flags...), more...)
+	tutti := func(collective string, flags []string, extra ...string) []string {
+		return append(append([]string{s.Tutti, "bench", collective}, flags...), extra...)
 	}
 	subjects := []subject{
 		{name: overNCCL, turn: programs(tutti("allreduce", allReduce, "--symmetric=false"))},

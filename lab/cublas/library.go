@@ -39,8 +39,8 @@ const libraryVariable = "TUTTI_CUBLAS_LIB"
 
 // candidates are the names under which the library is looked for.
 func candidates() []string {
-	if own := os.Getenv(libraryVariable); own != "" {
-		return []string{own}
+	if path := os.Getenv(libraryVariable); path != "" {
+		return []string{path}
 	}
 	if goruntime.GOOS == "windows" {
 		return []string{"cublas64_13.dll", "cublas64_12.dll", "cublas64_11.dll"}
@@ -95,13 +95,13 @@ var causes = map[int32]error{
 
 // newError describes a status that is not success, as in
 // "cuda:0: cublasGemmEx: CUBLAS_STATUS_INVALID_VALUE (7)".
-func (l *library) newError(fn dl.Func, where string, status int32) error {
+func (l *library) newError(fn dl.Func, situation string, status int32) error {
 	text := "failed"
 	if l.sym.GetStatusString.Found() {
 		text = hostmem.CString(l.sym.GetStatusString.Call(uintptr(status)))
 	}
 	if cause := causes[status]; cause != nil {
-		return fmt.Errorf("%s: %s: %s (%d): %w", where, fn.Name(), text, status, cause)
+		return fmt.Errorf("%s: %s: %s (%d): %w", situation, fn.Name(), text, status, cause)
 	}
-	return fmt.Errorf("%s: %s: %s (%d)", where, fn.Name(), text, status)
+	return fmt.Errorf("%s: %s: %s (%d)", situation, fn.Name(), text, status)
 }

@@ -21,7 +21,7 @@ type session struct {
 	cfg    Config
 	model  *model
 	alone  *link // over Comm
-	beside *link // over Beside, or alone
+	side   *link // over Beside, or alone
 	clock  clock
 	trace  *Trace
 	stream uintptr         // the compute stream
@@ -43,18 +43,18 @@ func newSession(ctx context.Context, r Rank, cfg Config) (*session, error) {
 // init acquires what close gives back.
 func (s *session) init(ctx context.Context) error {
 	var a attempt.Calls
-	beside := s.Comm
+	side := s.Comm
 	if s.Beside != nil {
-		beside = s.Beside
+		side = s.Beside
 	}
 	s.model = attempt.Get(&a, func() (*model, error) {
-		return newModel(ctx, s.Runtime, beside, s.cfg, s.Comm.Rank(), s.Comm.WorldSize())
+		return newModel(ctx, s.Runtime, side, s.cfg, s.Comm.Rank(), s.Comm.WorldSize())
 	})
 	s.line = attempt.Get(&a, func() (*runtime.Tensor, error) { return runtime.FromSlice(s.Runtime, []int32{0}) })
 	s.alone = attempt.Get(&a, func() (*link, error) { return s.newLink(ctx, s.Comm) })
-	s.beside = s.alone
+	s.side = s.alone
 	if s.Beside != nil {
-		s.beside = attempt.Get(&a, func() (*link, error) { return s.newLink(ctx, s.Beside) })
+		s.side = attempt.Get(&a, func() (*link, error) { return s.newLink(ctx, s.Beside) })
 	}
 	a.Do(func() error { return s.settle(ctx) })
 	return a.Err
@@ -72,8 +72,8 @@ func (s *session) settle(ctx context.Context) error {
 		return nil
 	}
 	links := []*link{s.alone}
-	if s.beside != s.alone {
-		links = append(links, s.beside)
+	if s.side != s.alone {
+		links = append(links, s.side)
 	}
 	for _, l := range links {
 		for range settleSteps {
@@ -102,7 +102,7 @@ func (s *session) drawAll(context.Context, *Trace) error {
 // after this rank has failed, or that it may still write.
 func (s *session) close(ctx context.Context, failed bool) error {
 	var errs []error
-	for _, l := range []*link{s.alone, s.beside} {
+	for _, l := range []*link{s.alone, s.side} {
 		if l != nil {
 			errs = append(errs, l.sync.Close())
 		}
@@ -196,8 +196,8 @@ type phase struct {
 	name   phaseName
 	link   *link
 	traced bool
-	// passes is the part until the last product or gradient, rest what comes after it.
-	passes, rest func(context.Context, *Trace) error
+	// passes is the part until the last product or gradient, tail what comes after it.
+	passes, tail func(context.Context, *Trace) error
 	// busy is the part until the last product in each round, in seconds.
 	busy      []float64
 	timelines []Timeline
@@ -209,14 +209,14 @@ func (s *session) phases() []phase {
 	flat := func(ctx context.Context, _ *Trace) error {
 		return distributed.AllReduce(ctx, s.Comm, s.model.flat, comm.Sum)
 	}
-	wait := func(ctx context.Context, _ *Trace) error { return s.beside.sync.Wait(ctx) }
+	wait := func(ctx context.Context, _ *Trace) error { return s.side.sync.Wait(ctx) }
 	return []phase{
-		{name: computing, link: s.alone, passes: compute, rest: func(context.Context, *Trace) error { return nil }},
-		{name: reducing, link: s.alone, passes: s.drawAll, rest: s.alone.reduceAll},
-		{name: reducingFlat, link: s.alone, passes: s.drawAll, rest: flat},
-		{name: sequential, link: s.alone, passes: compute, rest: s.alone.reduceAll, traced: true},
-		{name: reducingBeside, link: s.beside, passes: s.drawAll, rest: s.beside.reduceAll},
-		{name: overlapped, link: s.beside, passes: s.overlap, rest: wait, traced: true},
+		{name: computing, link: s.alone, passes: compute, tail: func(context.Context, *Trace) error { return nil }},
+		{name: reducing, link: s.alone, passes: s.drawAll, tail: s.alone.reduceAll},
+		{name: reducingFlat, link: s.alone, passes: s.drawAll, tail: flat},
+		{name: sequential, link: s.alone, passes: compute, tail: s.alone.reduceAll, traced: true},
+		{name: reducingBeside, link: s.side, passes: s.drawAll, tail: s.side.reduceAll},
+		{name: overlapped, link: s.side, passes: s.overlap, tail: wait, traced: true},
 	}
 }
 
@@ -251,7 +251,7 @@ func (s *session) compute(t *Trace, ready func(gradient int) error) error {
 func (s *session) overlap(ctx context.Context, t *Trace) error {
 	room := false
 	err := s.compute(t, func(gradient int) error {
-		if err := s.beside.ready(ctx, gradient, t); err != nil || room {
+		if err := s.side.ready(ctx, gradient, t); err != nil || room {
 			return err
 		}
 		room = true
@@ -325,7 +325,7 @@ func (s *session) step(ctx context.Context, p phase, t *Trace) (passed, ended ui
 	mark := func() (uintptr, error) { return s.mark(p) }
 	a.Do(func() error { return p.passes(ctx, t) })
 	passed = attempt.Get(&a, mark)
-	a.Do(func() error { return p.rest(ctx, t) })
+	a.Do(func() error { return p.tail(ctx, t) })
 	ended = attempt.Get(&a, mark)
 	return passed, ended, a.Err
 }

@@ -225,8 +225,8 @@ func (m *model) fill(rt runtime.Runtime, rank int, weights []cublas.Matrix, inpu
 			return err
 		}
 	}
-	own := rand.New(rand.NewPCG(m.cfg.Seed, uint64(rank)+1))
-	return fillRandom(rt, input, own.NormFloat64)
+	random := rand.New(rand.NewPCG(m.cfg.Seed, uint64(rank)+1))
+	return fillRandom(rt, input, random.NormFloat64)
 }
 
 // fillChunk bounds the elements that are on the host at a time.
@@ -236,8 +236,8 @@ const fillChunk = 1 << 20
 func fillRandom(rt runtime.Runtime, x cublas.Matrix, next func() float64) error {
 	numbers := make([]float32, min(fillChunk, x.Rows*x.Columns))
 	raw := make([]byte, len(numbers)*Element.Size())
-	for at := 0; at < x.Rows*x.Columns; at += len(numbers) {
-		n := min(len(numbers), x.Rows*x.Columns-at)
+	for start := 0; start < x.Rows*x.Columns; start += len(numbers) {
+		n := min(len(numbers), x.Rows*x.Columns-start)
 		for i := range n {
 			numbers[i] = float32(next())
 		}
@@ -245,7 +245,7 @@ func fillRandom(rt runtime.Runtime, x cublas.Matrix, next func() float64) error 
 		if err := dtype.FromFloat32(bytes, Element, numbers[:n]); err != nil {
 			return err
 		}
-		if err := rt.CopyIn(x.Addr+uintptr(at*Element.Size()), bytes); err != nil {
+		if err := rt.CopyIn(x.Addr+uintptr(start*Element.Size()), bytes); err != nil {
 			return err
 		}
 	}

@@ -89,19 +89,19 @@ func (c Config) sparse() bool { return c.Pattern != "" && c.Pattern != sparse.De
 // Validate names the first setting that cannot be used.
 func (c Config) Validate() error {
 	for _, n := range []struct {
-		name  string
-		value int
-		least int
+		name   string
+		value  int
+		lowest int
 	}{
 		{"layers", c.Layers, 1}, {"width", c.Width, 1}, {"batch", c.Batch, 1}, {"bucket", c.BucketBytes, 1},
 		{"sms", c.Multiprocessors, 0}, {"steps", c.Steps, 1}, {"rounds", c.Rounds, 1},
 	} {
-		most := 1 << 20 // so that no product of three overflows
+		highest := 1 << 20 // so that no product of three overflows
 		if n.name == "bucket" {
-			most = math.MaxInt
+			highest = math.MaxInt
 		}
-		if n.value < n.least || n.value > most {
-			return fmt.Errorf("%s is %d, want a number in [%d, %d]", n.name, n.value, n.least, most)
+		if n.value < n.lowest || n.value > highest {
+			return fmt.Errorf("%s is %d, want a number in [%d, %d]", n.name, n.value, n.lowest, highest)
 		}
 	}
 	if c.sparse() && !(c.Density > 0 && c.Density <= 1) {
@@ -226,9 +226,9 @@ func (s *session) result(ctx context.Context, phases []phase, seconds [][]float6
 		}
 	}
 	total := func(name phaseName) float64 { return medians[name][0] }
-	rest := func(name phaseName) float64 { return medians[name][0] - medians[name][1] }
+	tail := func(name phaseName) float64 { return medians[name][0] - medians[name][1] }
 	out.ComputeMS, out.SequentialMS, out.OverlappedMS = total(computing), total(sequential), total(overlapped)
-	out.CommMS, out.CommFlatMS, out.CommBesideMS = rest(reducing), rest(reducingFlat), rest(reducingBeside)
+	out.CommMS, out.CommFlatMS, out.CommBesideMS = tail(reducing), tail(reducingFlat), tail(reducingBeside)
 	busy := medians[overlapped][1]
 	out.TailMS, out.SlowdownMS = out.OverlappedMS-busy, busy-out.ComputeMS
 	alone := out.CommFlatMS

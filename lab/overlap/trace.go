@@ -146,20 +146,20 @@ func (t *Trace) onCompute(timer uintptr) error { return t.ops.RecordOnStream(tim
 // of the compute stream, and then those of the others.
 func (t *Trace) Timeline(name string) (Timeline, error) {
 	var errs []error
-	since := func(timer uintptr) float64 {
+	elapsed := func(timer uintptr) float64 {
 		d, err := t.clock.device.Elapsed(t.begin, timer)
 		errs = append(errs, err)
 		return float64(d) / float64(time.Microsecond)
 	}
-	out := Timeline{Name: name, Total: since(t.end)}
-	var others []Span
+	out := Timeline{Name: name, Total: elapsed(t.end)}
+	var communication []Span
 	lasts := make(map[Lane]float64)
 	for _, m := range t.marks {
 		// A piece begins when what it waits for is done, and the one before it.
-		lane, end := m.kind.Lane(), since(m.timer)
+		lane, end := m.kind.Lane(), elapsed(m.timer)
 		start := lasts[lane]
 		if m.after != 0 {
-			start = max(start, since(m.after))
+			start = max(start, elapsed(m.after))
 		}
 		lasts[lane] = end
 		switch span := (Span{Kind: m.kind, Name: m.name, Start: min(start, end), End: end}); {
@@ -167,10 +167,10 @@ func (t *Trace) Timeline(name string) (Timeline, error) {
 		case lane == ComputeLane:
 			out.Spans = append(out.Spans, span)
 		default:
-			others = append(others, span)
+			communication = append(communication, span)
 		}
 	}
-	out.Spans = append(out.Spans, others...)
+	out.Spans = append(out.Spans, communication...)
 	return out, errors.Join(errs...)
 }
 

@@ -84,12 +84,12 @@ func main() {
 	flag.Parse()
 	body := func(ctx context.Context, c comm.Communicator) error {
 		sum, last, err := run(ctx, c, s)
-		who := fmt.Sprint("world size ", c.WorldSize())
+		member := fmt.Sprint("world size ", c.WorldSize())
 		if s.elastic != nil {
-			who = s.elastic.Name
+			member = s.elastic.Name
 		}
 		if err == nil && c.Rank() == 0 {
-			fmt.Printf("%s, step %d: loss %.4f; checksum of the parameters %08x\n", who, s.steps, last, sum)
+			fmt.Printf("%s, step %d: loss %.4f; checksum of the parameters %08x\n", member, s.steps, last, sum)
 		}
 		return err
 	}
@@ -231,7 +231,7 @@ func resume(dir string, c comm.Communicator, averaging *gomlx.Optimizer, data *g
 	if err != nil {
 		return err
 	}
-	var states, mine [][]byte
+	var states, entries [][]byte
 	if err := json.Unmarshal(file, &states); err != nil {
 		return err
 	}
@@ -239,9 +239,9 @@ func resume(dir string, c comm.Communicator, averaging *gomlx.Optimizer, data *g
 		return fmt.Errorf("%s has the state of no rank", filepath.Join(dir, "ranks"))
 	}
 	for _, rank := range sparse.RestoreRanks(len(states), c.WorldSize(), c.Rank()) {
-		mine = append(mine, states[rank])
+		entries = append(entries, states[rank])
 	}
-	return errors.Join(averaging.Restore(mine...), data.Seek(step/data.Batches(), step%data.Batches()))
+	return errors.Join(averaging.Restore(entries...), data.Seek(step/data.Batches(), step%data.Batches()))
 }
 
 // windows cuts a text: the labels are the inputs, one character later.

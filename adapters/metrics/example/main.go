@@ -191,9 +191,9 @@ func train(ctx context.Context, cfg elastic.Config, counts *metrics.Metrics, beg
 		var scores [][]float64
 		var labels []uint8
 		for i := rank * batch / size; i < (rank+1)*batch/size; i++ {
-			at := (int(step)*batch + i) % len(inputs)
-			images, labels = append(images, inputs[at]), append(labels, set.Labels[at])
-			scores = append(scores, probabilities(weights, inputs[at]))
+			row := (int(step)*batch + i) % len(inputs)
+			images, labels = append(images, inputs[row]), append(labels, set.Labels[row])
+			scores = append(scores, probabilities(weights, inputs[row]))
 		}
 		for class := digits.Classes - 1; class >= 0; class-- { // the backward pass
 			clear(gradients[class])

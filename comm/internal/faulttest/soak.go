@@ -65,13 +65,13 @@ func SoakTrees(t *testing.T, b Backend) {
 }
 
 // soak does operations in rounds of at least the least.
-func soak(t *testing.T, b Backend, least int, part func(r Rank, ctx context.Context, n, round int) error) {
+func soak(t *testing.T, b Backend, minRounds int, part func(r Rank, ctx context.Context, n, round int) error) {
 	t.Helper()
 	total, err := strconv.Atoi(os.Getenv(SoakVariable))
 	if err != nil || total < 1 {
 		t.Skipf("runs with %s=1000000", SoakVariable)
 	}
-	round := max(min(total/10, lifetime), least)
+	round := max(min(total/10, lifetime), minRounds)
 	do := func(n int) {
 		t.Helper()
 		if err := b.Each(t.Context(), func(ctx context.Context, r Rank) error { return part(r, ctx, n, round) }); err != nil {

@@ -25,8 +25,8 @@ const Checked = "any, within `Checked`"
 func atOnce(errs ...error) Outcome { return Outcome{Errors: errs} }
 func late(errs ...error) Outcome   { return Outcome{Errors: errs, Late: true} }
 
-// same is a cell in which all ranks get the same.
-func same(o Outcome) Cell { return Cell{Others: o, Self: o} }
+// everywhere is a cell in which all ranks get the same.
+func everywhere(o Outcome) Cell { return Cell{Others: o, Self: o} }
 
 func (c Cell) noting(note string) Cell {
 	c.Note = note
@@ -38,9 +38,9 @@ func shown(note string, o Outcome) Cell { return Cell{Others: o, Elsewhere: true
 
 var (
 	ok       = atOnce(nil)
-	mismatch = same(atOnce(comm.ErrMismatch))
+	mismatch = everywhere(atOnce(comm.ErrMismatch))
 	// unnoticed is what a GPU does with calls that do not fit.
-	unnoticed = same(late(comm.ErrTimeout, comm.ErrPeerFailed, nil)).noting("not found: wrong numbers, or a wait")
+	unnoticed = everywhere(late(comm.ErrTimeout, comm.ErrPeerFailed, nil)).noting("not found: wrong numbers, or a wait")
 	inVain    = late(comm.ErrTimeout, comm.ErrPeerFailed)
 	silent    = late(comm.ErrPeerFailed)
 )
@@ -49,7 +49,7 @@ var (
 // and mpi's are shown here.
 func init() {
 	for _, f := range Table {
-		if _, own := f.Cells["tcp"]; !own && f.play != nil {
+		if _, listed := f.Cells["tcp"]; !listed && f.play != nil {
 			if c, ok := f.Cells["mpi"]; ok {
 				f.Cells["tcp"] = c
 			}
@@ -67,10 +67,10 @@ func gpu(cells map[string]Cell, c Cell) map[string]Cell {
 }
 
 // disagree is a fault in which the last rank calls something else than the others.
-func disagree(name, what string, most, last func(r Rank) comm.Call, says ...string) Fault {
-	return Fault{Name: name, What: what, says: says,
+func disagree(name, description string, normal, last func(r Rank) comm.Call, says ...string) Fault {
+	return Fault{Name: name, What: description, says: says,
 		play: func(p *player) error {
-			call := most(p.Rank)
+			call := normal(p.Rank)
 			if p.odd {
 				call = last(p.Rank)
 			}
@@ -101,11 +101,11 @@ var Table = []Fault{
 	{Name: "type of a message", What: "the same length, another type", play: message(5, dtype.I32, 7), says: []string{"5 i32", "5 f32"}, Cells: messageCells()},
 	{Name: "tag", What: "a message of another tag than is received", play: message(5, dtype.F32, 8),
 		Cells: map[string]Cell{
-			"noop":  same(late(comm.ErrTimeout)),
+			"noop":  everywhere(late(comm.ErrTimeout)),
 			"local": {Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: late(comm.ErrTimeout, comm.ErrPeerFailed)},
 			"mpi":   {Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: late(comm.ErrTimeout, comm.ErrPeerFailed, nil)},
-			"nccl":  same(ok).noting("matches by order alone"), "p2p": same(ok).noting("as nccl"),
-			Checked: same(late(comm.ErrTimeout, comm.ErrPeerFailed, nil)).noting("messages are not compared: as the backend"),
+			"nccl":  everywhere(ok).noting("matches by order alone"), "p2p": everywhere(ok).noting("as nccl"),
+			Checked: everywhere(late(comm.ErrTimeout, comm.ErrPeerFailed, nil)).noting("messages are not compared: as the backend"),
 		}},
 
 	{Name: "missing", What: "it never makes the call",
@@ -210,18 +210,18 @@ var Table = []Fault{
 
 	{Name: "two goroutines, two Splits", What: "each has its own communicator",
 		play: func(p *player) error {
-			other, err := p.c.Split(p.ctx, 0, p.Comm.Rank())
+			second, err := p.c.Split(p.ctx, 0, p.Comm.Rank())
 			if err != nil {
 				return err
 			}
-			return errors.Join(p.twoGoroutines([]comm.Communicator{p.c, other}), other.Close())
+			return errors.Join(p.twoGoroutines([]comm.Communicator{p.c, second}), second.Close())
 		},
-		Cells: gpu(map[string]Cell{"noop": same(ok), "local": same(ok), "mpi": same(ok), Checked: same(ok)}, same(ok))},
+		Cells: gpu(map[string]Cell{"noop": everywhere(ok), "local": everywhere(ok), "mpi": everywhere(ok), Checked: everywhere(ok)}, everywhere(ok))},
 	{Name: "NaN and Inf", What: "in what it contributes to a sum",
 		play: notANumber,
 		Cells: gpu(map[string]Cell{
-			"noop": same(ok), "local": same(ok), "mpi": same(ok), Checked: same(ok),
-		}, same(ok))},
+			"noop": everywhere(ok), "local": everywhere(ok), "mpi": everywhere(ok), Checked: everywhere(ok),
+		}, everywhere(ok))},
 	{Name: "out of memory", What: "the runtime has no more, of the host or the GPU",
 		play: func(p *player) error {
 			buf, err := p.Runtime.Allocate(math.MaxInt >> 16)
@@ -260,7 +260,7 @@ var Table = []Fault{
 
 var (
 	lateComer = Cell{Others: inVain, Self: atOnce(comm.ErrPeerFailed), Note: "with who aborted, and why", says: "aborted"}
-	exhausted = same(atOnce(runtime.ErrOutOfMemory)).noting("nothing is aborted")
+	exhausted = everywhere(atOnce(runtime.ErrOutOfMemory)).noting("nothing is aborted")
 	lost      = shown("the GPU's work is aborted", late(comm.ErrTimeout, comm.ErrPeerFailed))
 	noLibrary = shown("lists what was tried and why not, or what is missing; everything else works", atOnce(comm.ErrUnavailable))
 	errCause  = errors.New("changed my mind")
@@ -269,7 +269,7 @@ var (
 
 // leavesBut are the cells of a rank that leaves: host backends tell the others.
 func leavesBut(told, waited Cell, self Outcome) map[string]Cell {
-	return gpu(map[string]Cell{"noop": same(self), "local": told, "mpi": told, Checked: {Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: self}}, waited)
+	return gpu(map[string]Cell{"noop": everywhere(self), "local": told, "mpi": told, Checked: {Others: late(comm.ErrTimeout, comm.ErrPeerFailed), Self: self}}, waited)
 }
 
 // aborts are those of one that aborts, which NCCL's ranks tell as well.
@@ -285,7 +285,7 @@ func messageCells() map[string]Cell {
 		"noop":  mismatch,
 		"local": {Others: atOnce(comm.ErrMismatch), Self: atOnce(comm.ErrMismatch, comm.ErrPeerFailed)},
 		"mpi":   {Others: atOnce(comm.ErrMismatch), Self: atOnce(comm.ErrMismatch, nil), Note: "the sender may be done before it can be told"},
-		Checked: same(late(comm.ErrMismatch, comm.ErrPeerFailed, comm.ErrTimeout, nil)).
+		Checked: everywhere(late(comm.ErrMismatch, comm.ErrPeerFailed, comm.ErrTimeout, nil)).
 			noting("messages are not compared: as the backend"),
 	}, unnoticed)
 }
@@ -362,13 +362,13 @@ func (p *player) twoGoroutines(comms []comm.Communicator) error {
 	defer cancel()
 	size := p.last + 1
 	errs := make([]error, len(comms))
-	var both sync.WaitGroup
+	var wg sync.WaitGroup
 	for g, c := range comms {
-		both.Go(func() {
-			at := uintptr(g) * bytes
+		wg.Go(func() {
+			offset := uintptr(g) * bytes
 			for range rounds {
-				err := c.Group(comm.SendCall(p.Send+at, bytes, dtype.U8, (c.Rank()+1)%size, uint32(g)),
-					comm.RecvCall(p.Recv+at, bytes, dtype.U8, (c.Rank()+size-1)%size, uint32(g)))
+				err := c.Group(comm.SendCall(p.Send+offset, bytes, dtype.U8, (c.Rank()+1)%size, uint32(g)),
+					comm.RecvCall(p.Recv+offset, bytes, dtype.U8, (c.Rank()+size-1)%size, uint32(g)))
 				if err == nil {
 					err = c.Sync(ctx)
 				}
@@ -379,7 +379,7 @@ func (p *player) twoGoroutines(comms []comm.Communicator) error {
 			}
 		})
 	}
-	both.Wait()
+	wg.Wait()
 	return errors.Join(errs...)
 }
 

@@ -114,9 +114,9 @@ func Goroutines[C comm.Communicator](t *testing.T, b commtest.Backend, connect f
 }
 
 // Ranks are those of this process: one of the job that a launcher started, which connect
-// makes, or those of its GPUs, which inProcess makes, least or the test is skipped, most
-// at most. They are closed when the test ends.
-func Ranks[C comm.Communicator](t *testing.T, least, most int, connect func(ctx context.Context, gpu *cuda.Runtime) (C, error),
+// makes, or those of its GPUs, which inProcess makes: fewer than minRanks skip the test, and
+// no more than maxRanks are used. They are closed when the test ends.
+func Ranks[C comm.Communicator](t *testing.T, minRanks, maxRanks int, connect func(ctx context.Context, gpu *cuda.Runtime) (C, error),
 	inProcess func(ctx context.Context, gpus []*cuda.Runtime) ([]C, error)) ([]C, []*cuda.Runtime) {
 	t.Helper()
 	var comms []C
@@ -129,10 +129,10 @@ func Ranks[C comm.Communicator](t *testing.T, least, most int, connect func(ctx 
 		comms = []C{c}
 	} else {
 		gpus = Open(t)
-		if len(gpus) < least {
-			t.Skipf("needs %d GPUs, or a job of several processes", least)
+		if len(gpus) < minRanks {
+			t.Skipf("needs %d GPUs, or a job of several processes", minRanks)
 		}
-		gpus = gpus[:min(len(gpus), most)]
+		gpus = gpus[:min(len(gpus), maxRanks)]
 		var err error
 		comms, err = inProcess(t.Context(), gpus)
 		require.NoError(t, err)
@@ -161,7 +161,7 @@ func Faults[C comm.Communicator](t *testing.T, comms []C, gpus []*cuda.Runtime) 
 // Processes runs the suite of comm, and another one, with a process per GPU, if a
 // launcher started the test binary, on communicators that connect makes.
 func Processes[C comm.Communicator](t *testing.T, b commtest.Backend, connect func(ctx context.Context, gpu *cuda.Runtime) (C, error),
-	other func(*testing.T, commtest.Backend)) {
+	extra func(*testing.T, commtest.Backend)) {
 	j := Job(t)
 	if j.WorldSize == 1 {
 		t.Skip("not started by mpirun, torchrun or srun with several processes")
@@ -176,7 +176,7 @@ func Processes[C comm.Communicator](t *testing.T, b commtest.Backend, connect fu
 		return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
 	}
 	t.Run("comm", func(t *testing.T) { commtest.Run(t, b, commtest.Timeout(Suites)) })
-	t.Run("other", func(t *testing.T) { other(t, b) })
+	t.Run("other", func(t *testing.T) { extra(t, b) })
 	assert.NoError(t, c.Close())
 	assert.NoError(t, rt.Close())
 }
@@ -237,10 +237,10 @@ func BeLost(t testing.TB, way string) {
 	select {} // until the signal is there
 }
 
-// LoseARank has TestAKilledRank run in processes of a job, a GPU each and most of them
-// at most, of which one is lost in each of the ways. Where there is one GPU, all
+// LoseARank has TestAKilledRank run in up to maxRanks processes of a job, a GPU each, of
+// which one is lost in each of the ways. Where there is one GPU, all
 // share it, each as if on a host of its own.
-func LoseARank(t *testing.T, most int, ways ...string) {
+func LoseARank(t *testing.T, maxRanks int, ways ...string) {
 	if Job(t).WorldSize > 1 {
 		t.Skip("starts processes of its own")
 	}
@@ -252,8 +252,8 @@ func LoseARank(t *testing.T, most int, ways ...string) {
 		t.Skipf("needs NCCL: %v", err)
 	}
 	shared := n == 1
-	if n = min(n, most); shared {
-		n = most
+	if n = min(n, maxRanks); shared {
+		n = maxRanks
 	}
 	for _, way := range ways {
 		t.Run(way, func(t *testing.T) { killARank(t, "TestAKilledRank", way, n, shared) })

@@ -64,7 +64,7 @@ func (m *Marks) Reached(submitted func() backend.Extent, idle func() (backend.Ex
 	defer m.mu.Unlock()
 	if word := m.word.Load(); !all && word != nil {
 		mark := word.Load() // first
-		now = at(submitted(), mark)
+		now = extent(submitted(), mark)
 	}
 	if sound() {
 		m.done = m.done.Max(now)
@@ -72,9 +72,9 @@ func (m *Marks) Reached(submitted func() backend.Extent, idle func() (backend.Ex
 	return m.done
 }
 
-// at returns the extent of a mark, which has the low halves of its numbers, and is no
+// extent returns the extent of a mark, which has the low halves of its numbers, and is no
 // further than e.
-func at(e backend.Extent, mark uint64) backend.Extent {
+func extent(e backend.Extent, mark uint64) backend.Extent {
 	return backend.Extent{Collectives: upTo(e.Collectives, uint32(mark>>32)), Messages: upTo(e.Messages, uint32(mark))}
 }
 

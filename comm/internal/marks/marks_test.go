@@ -19,7 +19,7 @@ func TestAt(t *testing.T) {
 		{backend.Extent{Collectives: 7 << 40, Messages: 1}, backend.Extent{Collectives: 7 << 40, Messages: 1}},
 	} {
 		mark := e.marked.Collectives<<32 | e.marked.Messages&most
-		assert.Equal(t, e.marked, at(e.submitted, mark), "%+v", e)
+		assert.Equal(t, e.marked, extent(e.submitted, mark), "%+v", e)
 	}
-	assert.Equal(t, backend.Extent{Collectives: 5}, at(backend.Extent{Collectives: 5}, 6<<32|1), "a mark that is further")
+	assert.Equal(t, backend.Extent{Collectives: 5}, extent(backend.Extent{Collectives: 5}, 6<<32|1), "a mark that is further")
 }

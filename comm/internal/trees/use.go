@@ -132,8 +132,8 @@ func (p planner) broadcast() {
 	if p.comm.Rank() != root {
 		before = nil
 	}
-	at := p.image.add(p.usage, "broadcast", before, content)
-	p.add(func(base uintptr) error { return p.comm.Broadcast(base+uintptr(at), n, dtype.U8, root) })
+	buf := p.image.add(p.usage, "broadcast", before, content)
+	p.add(func(base uintptr) error { return p.comm.Broadcast(base+uintptr(buf), n, dtype.U8, root) })
 }
 
 func (p planner) allGather() {

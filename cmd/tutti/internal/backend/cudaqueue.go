@@ -38,8 +38,8 @@ func (c *cudaQueue) Steps(ctx context.Context, n int, prepare, step func() error
 	if err != nil {
 		return 0, err
 	}
-	both, err := c.Time(ctx, func() error { return repeat(ctx, n, prepare, step) })
-	return max(both-alone, 0), err
+	total, err := c.Time(ctx, func() error { return repeat(ctx, n, prepare, step) })
+	return max(total-alone, 0), err
 }
 
 func nothing() error { return nil }

@@ -15,8 +15,8 @@ import (
 
 // host has the ranks of a host average a gradient, each of them an equal share of it.
 type host struct {
-	mesh   *distributed.Mesh
-	within *metered.Communicator // of the ranks of this host
+	mesh *distributed.Mesh
+	comm *metered.Communicator // of the ranks of this host
 
 	// Of the last step, among these ranks.
 	sent int64 // bytes
@@ -36,7 +36,7 @@ func newHost(rt runtime.Runtime, mesh *distributed.Mesh, n int, dt dtype.DType) 
 	if err != nil {
 		return nil, err
 	}
-	h := &host{mesh: mesh, within: metered.New(c)}
+	h := &host{mesh: mesh, comm: metered.New(c)}
 	ranks := c.WorldSize()
 	share := (n + ranks - 1) / ranks
 	h.padded, err = runtime.New(rt, dt, share*ranks)
@@ -58,7 +58,7 @@ func newHost(rt runtime.Runtime, mesh *distributed.Mesh, n int, dt dtype.DType) 
 
 // allReduce averages a gradient within the host, each rank's share of that between hosts, and puts the shares together.
 func (h *host) allReduce(ctx context.Context, t *runtime.Tensor, between *sparse.Reducer) error {
-	before := h.within.Totals().SentBytes
+	before := h.comm.Totals().SentBytes
 	started := time.Now()
 	if err := h.gradient.CopyFrom(t); err != nil {
 		return err
@@ -66,7 +66,7 @@ func (h *host) allReduce(ctx context.Context, t *runtime.Tensor, between *sparse
 	if err := h.padding.Fill(0); err != nil {
 		return err
 	}
-	if err := distributed.ReduceScatter(ctx, h.within, h.share, h.padded, comm.Avg); err != nil {
+	if err := distributed.ReduceScatter(ctx, h.comm, h.share, h.padded, comm.Avg); err != nil {
 		return err
 	}
 	took := time.Since(started)
@@ -74,10 +74,10 @@ func (h *host) allReduce(ctx context.Context, t *runtime.Tensor, between *sparse
 		return err
 	}
 	gathering := time.Now()
-	if err := distributed.AllGather(ctx, h.within, h.padded, h.share); err != nil {
+	if err := distributed.AllGather(ctx, h.comm, h.padded, h.share); err != nil {
 		return err
 	}
-	h.sent = h.within.Totals().SentBytes - before
+	h.sent = h.comm.Totals().SentBytes - before
 	h.took = took + time.Since(gathering)
 	return t.CopyFrom(h.gradient)
 }

@@ -62,12 +62,12 @@ func checkRanks(backend, launcher string, asked, started int) error {
 	}
 	command := processOption(launcher)
 	name, _, _ := strings.Cut(command, " ")
-	who := fmt.Sprintf("%s started %d", name, started)
+	launched := fmt.Sprintf("%s started %d", name, started)
 	if launcher == "none" {
-		who = "no launcher started others"
+		launched = "no launcher started others"
 	}
 	return &OptionError{
 		Backend: backend,
-		Reason:  fmt.Sprintf("--ranks %d but %s; leave --ranks out, or use %s %d", asked, who, command, asked),
+		Reason:  fmt.Sprintf("--ranks %d but %s; leave --ranks out, or use %s %d", asked, launched, command, asked),
 	}
 }

@@ -77,14 +77,14 @@ const finalizeTime = 30 * time.Second
 // the other ranks may be waiting for this one for ever, and launchers end a job
 // of which a process exits with a failure and without MPI_Finalize.
 func runMPI(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {
-	starting, cancel := within(ctx, opts.Timeout)
+	starting, cancel := withLimit(ctx, opts.Timeout)
 	defer cancel()
 	world, err := mpi.Init(starting)
 	if err != nil {
 		return err
 	}
 	finalize := func() error {
-		ctx, cancel := within(ctx, opts.Timeout)
+		ctx, cancel := withLimit(ctx, opts.Timeout)
 		defer cancel()
 		ctx, cancel = context.WithTimeout(ctx, finalizeTime)
 		defer cancel()

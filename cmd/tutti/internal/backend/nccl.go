@@ -143,7 +143,7 @@ func overPeerMemory(ctx context.Context, bases []*nccl.Comm, opts Options) ([]co
 	if !opts.PeerMemory {
 		return comms, nil
 	}
-	ctx, cancel := within(ctx, opts.Timeout)
+	ctx, cancel := withLimit(ctx, opts.Timeout)
 	defer cancel()
 	errs := make([]error, len(bases))
 	var wg sync.WaitGroup
@@ -166,7 +166,7 @@ func overPeerMemory(ctx context.Context, bases []*nccl.Comm, opts Options) ([]co
 
 // connect makes the communicators of this process.
 func connect(ctx context.Context, job rendezvous.Job, runtimes []*cuda.Runtime, opts Options) ([]*nccl.Comm, error) {
-	ctx, cancel := within(ctx, opts.Timeout)
+	ctx, cancel := withLimit(ctx, opts.Timeout)
 	defer cancel()
 	if job.WorldSize == 1 {
 		return nccl.InProcess(ctx, runtimes)

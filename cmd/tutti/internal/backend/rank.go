@@ -45,8 +45,8 @@ func (o overdue) Error() string { return fmt.Sprintf("--timeout %v", o.limit) }
 // Unwrap makes it a [context.DeadlineExceeded].
 func (overdue) Unwrap() error { return context.DeadlineExceeded }
 
-// within is ctx with a deadline after limit, 0 for none.
-func within(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+// withLimit is ctx with a deadline after limit, 0 for none.
+func withLimit(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	if limit == 0 {
 		return context.WithCancel(ctx)
 	}
@@ -78,20 +78,20 @@ func (r Rank) WithoutPeerMemory() Rank {
 // Within is ctx with the deadline of one wait, for collective calls that are
 // not among those of a communicator, as making another one is.
 func (r Rank) Within(ctx context.Context) (context.Context, context.CancelFunc) {
-	return within(ctx, r.limit)
+	return withLimit(ctx, r.limit)
 }
 
 // Fits returns an error if what the ranks of this process need of the host's
 // memory, so many bytes each, is more than there is: the system would end the
 // process when it writes to it. remedy names the options to lower.
-func (r Rank) Fits(backend, what string, bytes float64, remedy string) error {
+func (r Rank) Fits(backend, content string, bytes float64, remedy string) error {
 	total, _ := machine.Memory() // 0 if not known
-	there, need := float64(total), bytes*float64(r.HostRanks)
-	if there == 0 || need <= there {
+	available, need := float64(total), bytes*float64(r.HostRanks)
+	if available == 0 || need <= available {
 		return nil
 	}
 	return &OptionError{Backend: backend, Reason: fmt.Sprintf("%s of %s are %.1f GiB, this machine has %.1f GiB; lower %s",
-		what, Counted(r.HostRanks, "rank"), need/(1<<30), there/(1<<30), remedy)}
+		content, Counted(r.HostRanks, "rank"), need/(1<<30), available/(1<<30), remedy)}
 }
 
 // Reduce reduces values element by element over all ranks of r and returns the

@@ -51,7 +51,7 @@ func NewReducer(ctx context.Context, r Rank, backend string, hosts, n int, dt dt
 	if err != nil {
 		return nil, errors.Join(err, mesh.Close())
 	}
-	reducer := &Reducer{host: h, last: h.within}
+	reducer := &Reducer{host: h, last: h.comm}
 	between, err := mesh.Comm("host")
 	if err == nil {
 		cfg.NoUndo = true // the ranks of a host have no common verdict
@@ -113,8 +113,8 @@ func (r *Reducer) Pending(n int) ([]float32, error) {
 		copy(pending, values)
 		return pending, err
 	}
-	ranks := float32(r.host.within.WorldSize()) // whose average is in the residual
-	first := r.host.within.Rank() * len(values)
+	ranks := float32(r.host.comm.WorldSize()) // whose average is in the residual
+	first := r.host.comm.Rank() * len(values)
 	for i := first; i < min(first+len(values), n); i++ {
 		pending[i] = ranks * values[i-first]
 	}

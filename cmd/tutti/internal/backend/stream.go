@@ -46,6 +46,6 @@ type Graph interface {
 
 // Needs is the error of an option on a backend that lacks what it needs, such as
 // [Stream] or [comm.SymmetricAllocator].
-func Needs(backend, option, what string) error {
-	return &OptionError{Backend: backend, Reason: fmt.Sprintf("%s needs a backend with %s: %s", option, what, "nccl")}
+func Needs(backend, option, feature string) error {
+	return &OptionError{Backend: backend, Reason: fmt.Sprintf("%s needs a backend with %s: %s", option, feature, "nccl")}
 }

@@ -31,7 +31,7 @@ func runTCP(ctx context.Context, opts Options, body func(context.Context, Rank) 
 		return err
 	}
 	opts.note(alone(processOption(job.Launcher), job))
-	starting, cancel := within(ctx, opts.Timeout)
+	starting, cancel := withLimit(ctx, opts.Timeout)
 	defer cancel()
 	world, err := tcp.FromEnv(starting)
 	if err != nil {

@@ -136,20 +136,20 @@ func measureBuckets(ctx context.Context, r backend.Rank, cfg BucketsConfig, patt
 	return result, nil
 }
 
-// step makes a step and returns its time on this rank. behind: buckets are
+// step makes a step and returns its time on this rank. overlapped: buckets are
 // reduced while the backward pass goes on.
-func (b *bucketsRun) step(ctx context.Context, behind bool) (float64, error) {
+func (b *bucketsRun) step(ctx context.Context, overlapped bool) (float64, error) {
 	var a attempt.Calls
 	for _, g := range b.gradients {
 		a.Do(func() error { return runtime.CopyIn(g, b.random) })
 	}
 	a.Do(func() error { return b.Comm.Barrier(ctx) })
 	start := time.Now()
-	if !behind {
+	if !overlapped {
 		a.Do(func() error { return compute(ctx, b.cfg.Backward*time.Duration(b.cfg.Buckets)) })
 	}
 	for i, g := range slices.Backward(b.gradients) {
-		if behind {
+		if overlapped {
 			a.Do(func() error { return compute(ctx, b.cfg.Backward) })
 		}
 		a.Do(func() error { return b.sync.Ready(ctx, i, g) })

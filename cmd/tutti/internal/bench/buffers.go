@@ -81,10 +81,10 @@ func (s *setup) allocate(ctx context.Context, count int, place Place) (comm.Call
 		buffers = append(buffers, b)
 	}
 	w.Send, w.Recv = buffers[0].Ptr, buffers[len(buffers)-1].Ptr
-	if own := uintptr(s.Comm.Rank() * part); place == InPlace && sendParts < recvParts {
-		w.Send += own
+	if offset := uintptr(s.Comm.Rank() * part); place == InPlace && sendParts < recvParts {
+		w.Send += offset
 	} else if place == InPlace && sendParts > recvParts {
-		w.Recv += own
+		w.Recv += offset
 	}
 	return w, free, nil
 }

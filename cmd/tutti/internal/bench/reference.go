@@ -44,7 +44,7 @@ func newTables(k Collective, dt dtype.DType, op comm.ReduceOp, ranks int) *table
 
 // chunks calls f for each piece of count elements at ptr, until ctx ends: where it is, its first
 // element, and room for its bytes.
-func (t *tables) chunks(ctx context.Context, ptr uintptr, count int, f func(at uintptr, first int, piece []byte) error) error {
+func (t *tables) chunks(ctx context.Context, ptr uintptr, count int, f func(addr uintptr, first int, piece []byte) error) error {
 	size := t.dt.Size()
 	chunk := make([]byte, min(count, chunkBytes/size)*size)
 	for first := 0; first < count; first += len(chunk) / size {
@@ -63,8 +63,8 @@ func (t *tables) chunks(ctx context.Context, ptr uintptr, count int, f func(at u
 func (t *tables) fill(ctx context.Context, rt runtime.Runtime, rank int, send uintptr, count int) error {
 	table := t.inputs[rank]()
 	parts, _ := t.collective.parts(t.ranks)
-	return t.chunks(ctx, send, count*parts, func(at uintptr, first int, piece []byte) error {
-		return rt.CopyIn(at, reference.Tile(table, first*t.dt.Size(), len(piece)))
+	return t.chunks(ctx, send, count*parts, func(addr uintptr, first int, piece []byte) error {
+		return rt.CopyIn(addr, reference.Tile(table, first*t.dt.Size(), len(piece)))
 	})
 }
 
@@ -74,8 +74,8 @@ func (t *tables) wrong(ctx context.Context, rt runtime.Runtime, rank int, recv u
 	_, parts := t.collective.parts(t.ranks)
 	for part := range parts {
 		from, fromPart := t.collective.origin(rank, t.ranks, part)
-		err := t.chunks(ctx, recv+uintptr(part*count*size), count, func(at uintptr, first int, got []byte) error {
-			if err := rt.CopyOut(got, at); err != nil {
+		err := t.chunks(ctx, recv+uintptr(part*count*size), count, func(addr uintptr, first int, got []byte) error {
+			if err := rt.CopyOut(got, addr); err != nil {
 				return err
 			}
 			var n int // and an error that shows the first of them

@@ -95,8 +95,8 @@ func (m *Measurement) handOver(r backend.Rank) *int {
 	if !ok {
 		return nil
 	}
-	most := c.HandOver(m.cfg.Collective.Op, m.cfg.DType, m.cfg.Op)
-	return &most
+	limit := c.HandOver(m.cfg.Collective.Op, m.cfg.DType, m.cfg.Op)
+	return &limit
 }
 
 // newSetup is collective.
@@ -251,8 +251,8 @@ func (r *Result) setTime(seconds, busFactor float64) {
 func (s *setup) prepare(ctx context.Context, w comm.Call) error {
 	p, rank := s.Comm.WorldSize(), s.Comm.Rank()
 	_, parts := s.tables.collective.parts(p)
-	err := s.tables.chunks(ctx, w.Recv, parts*w.Count, func(at uintptr, _ int, piece []byte) error {
-		return s.Runtime.Fill(at, len(piece), dtype.U8, 0xa5)
+	err := s.tables.chunks(ctx, w.Recv, parts*w.Count, func(addr uintptr, _ int, piece []byte) error {
+		return s.Runtime.Fill(addr, len(piece), dtype.U8, 0xa5)
 	})
 	if err != nil {
 		return err
@@ -272,8 +272,8 @@ func (s *setup) verify(ctx context.Context, w comm.Call, op *operation) (int64, 
 	a.Do(func() error { return s.Comm.Barrier(ctx) })
 	a.Do(func() error { return s.prepare(ctx, w) })
 	a.Do(func() error { return op.call(ctx) })
-	own := attempt.Get(&a, func() (int64, error) { return s.tables.wrong(ctx, s.Runtime, s.Comm.Rank(), w.Recv, w.Count) })
-	total := attempt.Get(&a, func() ([]int64, error) { return backend.Reduce(ctx, s.Rank, []int64{own}, comm.Sum) })
+	wrong := attempt.Get(&a, func() (int64, error) { return s.tables.wrong(ctx, s.Runtime, s.Comm.Rank(), w.Recv, w.Count) })
+	total := attempt.Get(&a, func() ([]int64, error) { return backend.Reduce(ctx, s.Rank, []int64{wrong}, comm.Sum) })
 	if a.Err != nil {
 		return 0, a.Err
 	}

@@ -120,7 +120,7 @@ func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report fun
 		return backend.Needs(cfg.Backend, "--graph", "CUDA graphs")
 	}
 	// The random numbers, and of each pattern the residual and what it is rolled back with.
-	perElement := cfg.DType.Size() + cfg.together()*(cfg.DType.Size()+dtype.F32.Size())
+	perElement := cfg.DType.Size() + cfg.subjects()*(cfg.DType.Size()+dtype.F32.Size())
 	if err := r.Fits(cfg.Backend, "the buffers", float64(slices.Max(cfg.Sizes)/cfg.DType.Size())*float64(perElement), "--max or --ranks"); err != nil {
 		return err
 	}
@@ -140,8 +140,8 @@ func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report fun
 	return nil
 }
 
-// together is how many patterns are measured in turns.
-func (c SparseConfig) together() int {
+// subjects is how many patterns are measured in turns.
+func (c SparseConfig) subjects() int {
 	if c.Interleave {
 		return max(len(c.cells()), 1)
 	}
@@ -181,7 +181,7 @@ func measureSize(ctx context.Context, r backend.Rank, cfg SparseConfig, n int, r
 	}
 	defer func() { err = errors.Join(err, random.Free()) }()
 	for i, density := range cfg.Densities {
-		for cells := range slices.Chunk(cfg.cells(), cfg.together()) {
+		for cells := range slices.Chunk(cfg.cells(), cfg.subjects()) {
 			if i > 0 {
 				cells = slices.DeleteFunc(slices.Clone(cells), func(c cell) bool { return c.pattern == sparse.Dense })
 			}
@@ -440,10 +440,10 @@ func (s *sparseRun) deviceRound(ctx context.Context, iterations int) (seconds fl
 	if s.graph != nil {
 		step = s.graph.Launch
 	}
-	const most = 64 // steps that the host is ahead
-	for done := 0; done < iterations; done += most {
+	const maxAhead = 64 // steps that the host is ahead
+	for done := 0; done < iterations; done += maxAhead {
 		seconds += attempt.Get(&a, func() (time.Duration, error) {
-			return s.Compute.Steps(ctx, min(most, iterations-done), s.nextGradient, step)
+			return s.Compute.Steps(ctx, min(maxAhead, iterations-done), s.nextGradient, step)
 		}).Seconds()
 	}
 	s.rounds = append(s.rounds, attempt.Get(&a, func() (sparseRound, error) { return s.parts(ctx) }))

@@ -35,14 +35,14 @@ func placeColumns(wide bool, time, algBW, busBW, wrong string) string {
 
 func printHeader(out io.Writer, results []bench.Result, wide bool) {
 	first := results[0]
-	what := ""
+	numbers := ""
 	if !wide {
-		what = ", " + first.DType
+		numbers = ", " + first.DType
 		if first.Op != "none" {
-			what += " " + first.Op
+			numbers += " " + first.Op
 		}
 	}
-	fmt.Fprintf(out, "# %s over %s, backend %s%s\n", first.Collective, backend.Counted(first.Ranks, "rank"), first.Backend, what)
+	fmt.Fprintf(out, "# %s over %s, backend %s%s\n", first.Collective, backend.Counted(first.Ranks, "rank"), first.Backend, numbers)
 	if printLocations(out, first) {
 		writeComment(out, "time: "+timeMeaning(first))
 		writeComment(out, "buffers: "+bufferMeaning(first))

@@ -81,9 +81,9 @@ func program(cmd *cobra.Command, args []string) (command []string, self string, 
 	if self, err = os.Executable(); err != nil {
 		return nil, "", err
 	}
-	if own, _, err := cmd.Root().Find(args); args[0] == cmd.Root().Name() {
+	if found, _, err := cmd.Root().Find(args); args[0] == cmd.Root().Name() {
 		return append([]string{self}, args[1:]...), self, nil
-	} else if err == nil && own.HasParent() {
+	} else if err == nil && found.HasParent() {
 		return append([]string{self}, args...), self, nil
 	}
 	if _, err := exec.LookPath(args[0]); err != nil {

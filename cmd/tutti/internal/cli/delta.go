@@ -39,7 +39,7 @@ them.`,
 }
 
 // writer writes a file from two others.
-type writer func(ctx context.Context, base, other, out string, progress checkpoint.Progress) (delta.Stat, error)
+type writer func(ctx context.Context, base, second, out string, progress checkpoint.Progress) (delta.Stat, error)
 
 // newDeltaWrite makes the command of a writer.
 func newDeltaWrite(use, short, example, question, outUsage string, write writer) *cobra.Command {
@@ -102,10 +102,10 @@ func newDeltaStat() *cobra.Command {
 }
 
 func printStat(to io.Writer, s delta.Stat) {
-	each := ""
+	suffix := ""
 	if s.Changed > 0 {
-		each = fmt.Sprintf(", %.3g a changed weight", float64(s.Bytes)/float64(s.Changed))
+		suffix = fmt.Sprintf(", %.3g a changed weight", float64(s.Bytes)/float64(s.Changed))
 	}
 	fmt.Fprintf(to, "%d of %d weights changed (%.3g %%): %d bytes%s\n",
-		s.Changed, s.Weights, 100*float64(s.Changed)/float64(max(s.Weights, 1)), s.Bytes, each)
+		s.Changed, s.Weights, 100*float64(s.Changed)/float64(max(s.Weights, 1)), s.Bytes, suffix)
 }

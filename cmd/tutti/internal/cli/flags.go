@@ -14,10 +14,10 @@ import (
 )
 
 // excluded is an error if one of some flags is set, which says why it may not be.
-func excluded(cmd *cobra.Command, why string, names ...string) error {
+func excluded(cmd *cobra.Command, reason string, names ...string) error {
 	for _, name := range names {
 		if cmd.Flags().Changed(name) {
-			return console.Usagef("--%s is %s", name, why)
+			return console.Usagef("--%s is %s", name, reason)
 		}
 	}
 	return nil
@@ -55,18 +55,18 @@ func patternsFlag(flags *pflag.FlagSet, target *[]string) {
 }
 
 // namesFlag is a list of names that are separated by commas: some of those in all, which "all" stands for, or others.
-func namesFlag(what string, target *[]string, all []string, others ...string) pflag.Value {
+func namesFlag(kind string, target *[]string, all []string, extra ...string) pflag.Value {
 	parse := func(text string) (names []string, err error) {
 		for name := range strings.SplitSeq(text, ",") {
 			name = strings.TrimSpace(name)
-			some := all
+			listed := all
 			if !strings.EqualFold(name, "all") {
-				if name, err = console.OneOf(what, name, slices.Concat(all, others), nil); err != nil {
+				if name, err = console.OneOf(kind, name, slices.Concat(all, extra), nil); err != nil {
 					return nil, err
 				}
-				some = []string{name}
+				listed = []string{name}
 			}
-			for _, name := range some {
+			for _, name := range listed {
 				if !slices.Contains(names, name) {
 					names = append(names, name)
 				}

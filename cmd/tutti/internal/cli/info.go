@@ -172,9 +172,9 @@ func (info information) print(out io.Writer) {
 
 // detail is that of a backend, without repeating what stands above it.
 func (info information) detail(b backendInfo) string {
-	for _, above := range []struct{ text, short string }{{info.NoGPU, "no GPU, see above"}, {info.NoNCCL, "no NCCL, see above"}} {
-		if !b.Available && above.text != "" && strings.Contains(b.Detail, above.text) {
-			return above.short
+	for _, absence := range []struct{ text, short string }{{info.NoGPU, "no GPU, see above"}, {info.NoNCCL, "no NCCL, see above"}} {
+		if !b.Available && absence.text != "" && strings.Contains(b.Detail, absence.text) {
+			return absence.short
 		}
 	}
 	return b.Detail

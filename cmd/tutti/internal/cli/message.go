@@ -30,10 +30,10 @@ func message(err error) string {
 	seen := map[string]bool{} // without the numbers of ranks
 	for _, leaf := range all {
 		line := leaf.Error()
-		alike := rankNumber.ReplaceAllString(line, "rank")
+		pattern := rankNumber.ReplaceAllString(line, "rank")
 		switch {
-		case !seen[alike]:
-			seen[alike] = true
+		case !seen[pattern]:
+			seen[pattern] = true
 			lines = append(lines, line)
 		case !slices.Contains(lines, line):
 			echoes++

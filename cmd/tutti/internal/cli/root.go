@@ -225,7 +225,7 @@ func completeNames(cmd *cobra.Command) {
 
 // onlySubcommands makes a command show its help when it is called alone, and
 // refuse what is not one of its subcommands, suggesting one.
-func onlySubcommands(cmd *cobra.Command, what string) {
+func onlySubcommands(cmd *cobra.Command, kind string) {
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
@@ -237,7 +237,7 @@ func onlySubcommands(cmd *cobra.Command, what string) {
 				names = append(names, sub.Name())
 			}
 		}
-		_, err := console.OneOf(what, args[0], names, nil)
+		_, err := console.OneOf(kind, args[0], names, nil)
 		return err
 	}
 }

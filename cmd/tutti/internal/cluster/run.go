@@ -279,15 +279,15 @@ func (j job) report(links forwarders, out io.Writer) error {
 	if err := json.Unmarshal(text, &ports); err != nil {
 		return err
 	}
-	var sum, most float64
+	var sum, longest float64
 	for _, link := range ports {
 		sum += link.Stats.Received.Bytes
-		most = max(most, link.Stats.Received.Bytes)
+		longest = max(longest, link.Stats.Received.Bytes)
 	}
 	carried := ""
 	if links != nil {
 		carried = links.report()
 	}
-	_, err = fmt.Fprintf(out, "tutti: %s: %.1f MB were sent over the links, at most %.1f MB by a host%s\n", j.Network(), sum/1e6, most/1e6, carried)
+	_, err = fmt.Fprintf(out, "tutti: %s: %.1f MB were sent over the links, at most %.1f MB by a host%s\n", j.Network(), sum/1e6, longest/1e6, carried)
 	return err
 }

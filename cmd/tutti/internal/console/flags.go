@@ -79,8 +79,8 @@ func parseSize(text string) (int, error) {
 	number, unit := strings.ToUpper(strings.TrimSpace(text)), 1
 	number = strings.TrimSuffix(strings.TrimSuffix(number, "B"), "I")
 	for _, u := range sizeUnits {
-		if rest, ok := strings.CutSuffix(number, u.suffix); ok {
-			number, unit = rest, u.bytes
+		if digits, ok := strings.CutSuffix(number, u.suffix); ok {
+			number, unit = digits, u.bytes
 			break
 		}
 	}
@@ -134,7 +134,7 @@ func JoinNames[T fmt.Stringer](all []T) string {
 
 // OneOf finds a name in a list, in any case; where there is none it suggests
 // what it is an alias of, or the nearest.
-func OneOf(what, name string, names []string, aliases map[string]string) (string, error) {
+func OneOf(kind, name string, names []string, aliases map[string]string) (string, error) {
 	if i := slices.IndexFunc(names, func(n string) bool { return strings.EqualFold(n, name) }); i >= 0 {
 		return names[i], nil
 	}
@@ -146,7 +146,7 @@ func OneOf(what, name string, names []string, aliases map[string]string) (string
 	if near != "" {
 		hint = fmt.Sprintf("; did you mean %q?", near)
 	}
-	return "", fmt.Errorf("unknown %s %q (want one of %s)%s", what, name, strings.Join(names, ", "), hint)
+	return "", fmt.Errorf("unknown %s %q (want one of %s)%s", kind, name, strings.Join(names, ", "), hint)
 }
 
 // Nearest returns the first name that is two letters from text or begins with it, and best one

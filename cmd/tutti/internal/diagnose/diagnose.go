@@ -78,10 +78,10 @@ type member struct {
 // Diagnose looks at the dumps of one job, sorted by rank, at least one.
 func Diagnose(records []Record) Report {
 	r := Report{Ranks: records[0].Tutti.Size, Findings: failed(records)}
-	there := map[int]bool{}
+	dumped := map[int]bool{}
 	groups := map[string]*group{}
 	for _, d := range records {
-		there[d.Tutti.Rank] = true
+		dumped[d.Tutti.Rank] = true
 		r.States = append(r.States, state(d))
 		for name, m := range d.Tutti.Comms {
 			if groups[name] == nil {
@@ -92,7 +92,7 @@ func Diagnose(records []Record) Report {
 	}
 	var missing []int
 	for rank := range r.Ranks {
-		if !there[rank] {
+		if !dumped[rank] {
 			missing = append(missing, rank)
 		}
 	}
@@ -127,7 +127,7 @@ func failed(records []Record) []Finding {
 		*record.Failure
 		rank int
 	}
-	var own []failure
+	var failures []failure
 	for _, d := range records {
 		first := failure{rank: d.Tutti.Rank}
 		for _, m := range d.Tutti.Comms {
@@ -136,23 +136,23 @@ func failed(records []Record) []Finding {
 			}
 		}
 		if first.Failure != nil {
-			own = append(own, first)
+			failures = append(failures, first)
 		}
 	}
-	if len(own) == 0 {
+	if len(failures) == 0 {
 		return []Finding{}
 	}
-	slices.SortStableFunc(own, func(a, b failure) int { return cmp.Compare(a.Time, b.Time) })
-	first := own[0]
+	slices.SortStableFunc(failures, func(a, b failure) int { return cmp.Compare(a.Time, b.Time) })
+	first := failures[0]
 	f := Finding{Kind: Failed, Ranks: []int{first.rank}, Text: fmt.Sprintf("rank %d aborted because of an error of its own: %s", first.rank, first.Error)}
-	var later []int
-	for _, o := range own[1:] {
-		later = append(later, o.rank)
+	var followers []int
+	for _, o := range failures[1:] {
+		followers = append(followers, o.rank)
 	}
-	if len(later) > 0 {
-		slices.Sort(later)
-		f.Ranks = append(f.Ranks, later...)
-		f.Text += fmt.Sprintf("; later %s did as well", ranks.Text(later))
+	if len(followers) > 0 {
+		slices.Sort(followers)
+		f.Ranks = append(f.Ranks, followers...)
+		f.Text += fmt.Sprintf("; later %s did as well", ranks.Text(followers))
 	}
 	return []Finding{f}
 }
@@ -238,19 +238,19 @@ func (g *group) contradictions() []Finding {
 	if proof == nil {
 		return out
 	}
-	var behind []int
+	var laggards []int
 	older := int64(0)
 	for _, m := range g.members {
 		if m.last < proof.CollectiveSeq {
-			behind, older = append(behind, m.rank), max(older, by.time-m.time)
+			laggards, older = append(laggards, m.rank), max(older, by.time-m.time)
 		}
 	}
-	if len(behind) > 0 {
+	if len(laggards) > 0 {
 		age := ""
 		if older > 0 {
 			age = fmt.Sprintf("; a record is up to %s older", duration(older))
 		}
-		add(proof.CollectiveSeq, behind, "%s is done on rank %d, and %s not called it%s", call(proof, true), by.rank, have(behind), age)
+		add(proof.CollectiveSeq, laggards, "%s is done on rank %d, and %s not called it%s", call(proof, true), by.rank, have(laggards), age)
 	}
 	return out
 }
@@ -267,10 +267,10 @@ func (g *group) in() string {
 func (g *group) collectives() []Finding {
 	var out []Finding
 	first := g.firstToAbort()
-	least, most := ^uint64(0), uint64(0)
+	lowest, highest := ^uint64(0), uint64(0)
 	numbers := map[uint64]bool{}
 	for _, m := range g.members {
-		least, most = min(least, m.lastBefore(first)), max(most, m.lastBefore(first))
+		lowest, highest = min(lowest, m.lastBefore(first)), max(highest, m.lastBefore(first))
 		for n := range m.collectives {
 			numbers[n] = true
 		}
@@ -281,10 +281,10 @@ func (g *group) collectives() []Finding {
 			break
 		}
 	}
-	if least < most {
-		return append(out, g.notCalled(least+1, first))
+	if lowest < highest {
+		return append(out, g.notCalled(lowest+1, first))
 	}
-	if f, ok := g.unfinished(most, first); ok && len(out) == 0 {
+	if f, ok := g.unfinished(highest, first); ok && len(out) == 0 {
 		out = append(out, f)
 	}
 	return out
@@ -325,7 +325,7 @@ func (m *member) lastBefore(first *member) uint64 {
 // mismatch tells who called what if ranks disagree about collective n.
 func (g *group) mismatch(n uint64) (Finding, bool) {
 	var kinds []string
-	who, example := map[string][]int{}, map[string]*record.Entry{}
+	callers, example := map[string][]int{}, map[string]*record.Entry{}
 	for _, m := range g.members {
 		e := m.collectives[n]
 		if e == nil {
@@ -338,7 +338,7 @@ func (g *group) mismatch(n uint64) (Finding, bool) {
 		if example[kind] == nil {
 			kinds, example[kind] = append(kinds, kind), e
 		}
-		who[kind] = append(who[kind], m.rank)
+		callers[kind] = append(callers[kind], m.rank)
 	}
 	if len(kinds) < 2 {
 		return Finding{}, false
@@ -346,8 +346,8 @@ func (g *group) mismatch(n uint64) (Finding, bool) {
 	f := Finding{Kind: Mismatch, Communicator: g.name, Number: n}
 	var parts []string
 	for _, kind := range kinds {
-		f.Ranks = append(f.Ranks, who[kind]...)
-		parts = append(parts, fmt.Sprintf("%s called %s", ranks.Text(who[kind]), call(example[kind], false)))
+		f.Ranks = append(f.Ranks, callers[kind]...)
+		parts = append(parts, fmt.Sprintf("%s called %s", ranks.Text(callers[kind]), call(example[kind], false)))
 	}
 	slices.Sort(f.Ranks)
 	f.Text = fmt.Sprintf("ranks disagree about collective #%d%s: %s", n, g.in(), list(parts))
@@ -358,8 +358,8 @@ func (g *group) mismatch(n uint64) (Finding, bool) {
 // first member aborted.
 func (g *group) notCalled(n uint64, first *member) Finding {
 	f := Finding{Kind: NotCalled, Communicator: g.name, Number: n}
-	what := fmt.Sprintf("collective #%d", n)
-	var lasts, later []string
+	subject := fmt.Sprintf("collective #%d", n)
+	var lasts, dated []string
 	for i := range g.members {
 		m := &g.members[i]
 		e := m.collectives[n]
@@ -373,10 +373,10 @@ func (g *group) notCalled(n uint64, first *member) Finding {
 			}
 			lasts = append(lasts, text)
 			if e != nil {
-				later = append(later, fmt.Sprintf("rank %d called it %s after that", m.rank, duration(first.after(e.Created))))
+				dated = append(dated, fmt.Sprintf("rank %d called it %s after that", m.rank, duration(first.after(e.Created))))
 			}
 		case e != nil:
-			what = call(e, true)
+			subject = call(e, true)
 			if e.Completed == 0 {
 				f.Waiting = append(f.Waiting, m.rank)
 			}
@@ -388,11 +388,11 @@ func (g *group) notCalled(n uint64, first *member) Finding {
 			lasts[i] = strings.NewReplacer("its last was", "their last was", "it has called", "they have called").Replace(lasts[i])
 		}
 	}
-	if len(later) > 0 {
+	if len(dated) > 0 {
 		f.Kind = Late
-		f.Text = fmt.Sprintf("%s had not called %s%s when rank %d aborted; %s", ranks.Text(f.Ranks), what, g.in(), first.rank, list(later))
+		f.Text = fmt.Sprintf("%s had not called %s%s when rank %d aborted; %s", ranks.Text(f.Ranks), subject, g.in(), first.rank, list(dated))
 	} else {
-		f.Text = fmt.Sprintf("%s not called %s%s", have(f.Ranks), what, g.in())
+		f.Text = fmt.Sprintf("%s not called %s%s", have(f.Ranks), subject, g.in())
 	}
 	f.Text += "; " + list(lasts)
 	if len(f.Waiting) > 0 {
@@ -454,11 +454,11 @@ func (g *group) unfinished(n uint64, first *member) (Finding, bool) {
 	for _, m := range g.members {
 		f.Ranks = append(f.Ranks, m.rank)
 	}
-	who := "all ranks have"
+	subject := "all ranks have"
 	if len(g.members) < g.size {
-		who = have(f.Ranks)
+		subject = have(f.Ranks)
 	}
-	f.Text = fmt.Sprintf("%s called %s%s", who, call(last, true), g.in())
+	f.Text = fmt.Sprintf("%s called %s%s", subject, call(last, true), g.in())
 	if len(f.Waiting) > 0 {
 		f.Text += "; " + waitText(f.Waiting)
 	}
@@ -629,9 +629,9 @@ func have(numbers []int) string { return subject(numbers, "has", "have") }
 
 func waitText(numbers []int) string { return subject(numbers, "waits", "wait") }
 
-func subject(numbers []int, one, more string) string {
+func subject(numbers []int, one, plural string) string {
 	if len(numbers) == 1 {
-		more = one
+		plural = one
 	}
-	return ranks.Text(numbers) + " " + more
+	return ranks.Text(numbers) + " " + plural
 }

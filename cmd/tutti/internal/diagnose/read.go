@@ -51,9 +51,9 @@ func IsFile(name string) bool {
 
 // Files lists the dumps in a directory, with those of the epochs of elastic jobs.
 func Files(dir string) []string {
-	own, _ := filepath.Glob(filepath.Join(dir, files))
+	top, _ := filepath.Glob(filepath.Join(dir, files))
 	epochs, _ := filepath.Glob(filepath.Join(dir, instrument.EpochDir+"*", files))
-	return append(own, epochs...)
+	return append(top, epochs...)
 }
 
 // newest are the dumps in a directory that are beside the newest.

@@ -45,17 +45,17 @@ func (a *agent) takeDumps() error {
 // joinDumps puts the pieces of files together, by the files' names, and counts files that are no flight records.
 func joinDumps(pieces []store.Entry) (records map[string][]byte, refused int) {
 	records = map[string][]byte{}
-	others := map[string]bool{}
+	foreign := map[string]bool{}
 	for _, piece := range pieces {
 		name, _ := path.Split(strings.TrimPrefix(piece.Key, dumps))
 		name = strings.TrimSuffix(name, "/")
 		if diagnose.IsFile(name) {
 			records[name] = append(records[name], piece.Value...)
 		} else {
-			others[name] = true
+			foreign[name] = true
 		}
 	}
-	return records, len(others)
+	return records, len(foreign)
 }
 
 // writeDump writes a flight record, in its folder if it is of an epoch.

@@ -158,35 +158,35 @@ func (a *agent) prefix(rank int) string {
 
 // lines writes whole lines with a prefix.
 type lines struct {
-	mu     *sync.Mutex
-	out    io.Writer
-	prefix string
-	rest   []byte
+	mu      *sync.Mutex
+	out     io.Writer
+	prefix  string
+	partial []byte
 }
 
 // Write implements [io.Writer].
 func (l *lines) Write(p []byte) (int, error) {
-	l.rest = append(l.rest, p...)
+	l.partial = append(l.partial, p...)
 	for {
-		i := bytes.IndexByte(l.rest, '\n')
-		if i < 0 && len(l.rest) < longestLine {
+		i := bytes.IndexByte(l.partial, '\n')
+		if i < 0 && len(l.partial) < longestLine {
 			return len(p), nil
 		}
 		if i < 0 || i >= longestLine {
 			i = longestLine - 1
 		}
-		if err := l.line(l.rest[:i+1]); err != nil {
+		if err := l.line(l.partial[:i+1]); err != nil {
 			return 0, err
 		}
-		l.rest = l.rest[i+1:]
+		l.partial = l.partial[i+1:]
 	}
 }
 
 // flush writes what is left.
 func (l *lines) flush() {
-	if len(l.rest) > 0 {
-		_ = l.line(l.rest)
-		l.rest = nil
+	if len(l.partial) > 0 {
+		_ = l.line(l.partial)
+		l.partial = nil
 	}
 }
 

@@ -107,13 +107,13 @@ func smooth(curve []train.Point, n int, x func(train.Point) float64) plotter.XYs
 		}
 		sum += p.Loss
 		count++
-		at := math.Log10(x(p))
-		if at < next {
+		position := math.Log10(x(p))
+		if position < next {
 			continue
 		}
-		out = append(out, plotter.XY{X: at, Y: math.Log10(sum / float64(count))})
+		out = append(out, plotter.XY{X: position, Y: math.Log10(sum / float64(count))})
 		sum, count = 0, 0
-		next = at + (high-low)/float64(n)
+		next = position + (high-low)/float64(n)
 	}
 	return out
 }

@@ -73,7 +73,7 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 			s.BeforeCommit(m.Commit)
 			return nil
 		}
-		t.rank, t.own = rank, testSet.of(epoch.Comm)
+		t.rank, t.tested = rank, testSet.share(epoch.Comm)
 		return s.Rebind(epoch.Comm)
 	}
 	e.Save = func(ctx context.Context) ([]byte, error) {

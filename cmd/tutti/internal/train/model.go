@@ -90,18 +90,18 @@ func (m *model) initialize(seed uint64) {
 // gradient stores in grad (as long as params) the sum of the gradients of the
 // loss over the given examples, times scale, and returns the sum of the losses.
 // There may be no examples.
-func (m *model) gradient(grad []float32, set examples, of []int, scale float32) (loss float64) {
+func (m *model) gradient(grad []float32, set examples, batch []int, scale float32) (loss float64) {
 	clear(grad)
-	if len(of) == 0 {
+	if len(batch) == 0 {
 		return 0
 	}
-	m.forward(set, of)
-	n := len(of)
+	m.forward(set, batch)
+	n := len(batch)
 	g := m.view(grad)
 
 	// The gradient of softmax and cross-entropy together: probabilities minus
 	// the one-hot label. It replaces the probabilities.
-	for i, example := range of {
+	for i, example := range batch {
 		p, label := m.row(i), set.Labels[example]
 		loss += surprise(p[label])
 		p[label]--
@@ -120,7 +120,7 @@ func (m *model) gradient(grad []float32, set examples, of []int, scale float32) 
 	if set.text == nil {
 		blas32.Gemm(blas.Trans, blas.NoTrans, scale, matrix(m.input, n, m.inputs), hidden, 0, matrix(g.w1, m.inputs, m.hidden))
 	}
-	for i, example := range of {
+	for i, example := range batch {
 		for _, input := range set.context(example) {
 			blas32.Axpy(scale, vector(hidden.Data[i*m.hidden:][:m.hidden]), vector(g.w1[input*m.hidden:][:m.hidden]))
 		}
@@ -157,17 +157,17 @@ func surprise(p float32) float64 { return -math.Log(max(float64(p), math.Smalles
 func (m *model) row(i int) []float32 { return m.probabilities[i*m.classes : (i+1)*m.classes] }
 
 // forward computes the class probabilities of the given examples.
-func (m *model) forward(set examples, of []int) {
-	n := len(of)
+func (m *model) forward(set examples, batch []int) {
+	n := len(batch)
 	hidden := matrix(m.activation, n, m.hidden)
 	setRows(hidden, m.layers.b1)
 	if set.text == nil {
-		for i, example := range of {
+		for i, example := range batch {
 			copy(m.input[i*m.inputs:], set.Image(example))
 		}
 		blas32.Gemm(blas.NoTrans, blas.NoTrans, 1, matrix(m.input, n, m.inputs), matrix(m.layers.w1, m.inputs, m.hidden), 1, hidden)
 	}
-	for i, example := range of { // inputs of a text are 1 or 0
+	for i, example := range batch { // inputs of a text are 1 or 0
 		for _, input := range set.context(example) {
 			blas32.Axpy(1, vector(m.layers.w1[input*m.hidden:][:m.hidden]), vector(hidden.Data[i*m.hidden:][:m.hidden]))
 		}

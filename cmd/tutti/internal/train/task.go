@@ -45,8 +45,8 @@ func (e examples) part(from, to int) examples {
 	return ofText(e.text[from : to+contextLength])
 }
 
-// of returns a rank's part.
-func (e examples) of(c comm.Communicator) examples {
+// share returns a rank's part.
+func (e examples) share(c comm.Communicator) examples {
 	rank, ranks := c.Rank(), c.WorldSize()
 	return e.part(rank*e.Len()/ranks, (rank+1)*e.Len()/ranks)
 }

@@ -78,8 +78,8 @@ type trainer struct {
 	chosen   string                          // by auto
 	values   string                          // as what values travel
 
-	own   examples      // to test on
-	clock time.Duration // of the training so far, without tests and comparisons of losses
+	tested examples      // to test on
+	clock  time.Duration // of the training so far, without tests and comparisons of losses
 
 	order    []int // of the training images, in this epoch
 	epochs   int   // that have begun
@@ -145,7 +145,7 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, data, test exam
 		values:   cfg.Values[0],
 		rank:     r,
 		data:     data,
-		own:      test.of(r.Comm),
+		tested:   test.share(r.Comm),
 		model:    newModel(cfg.shape(), cfg.Batch),
 		rng:      rand.New(rand.NewPCG(cfg.Seed, 0x0bde5)),
 		velocity: make([]float32, n),
@@ -179,7 +179,7 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, data, test exam
 		err = t.shareWeights(ctx)
 	}
 	if err == nil && cfg.Outer.Every > 0 {
-		t.own = test
+		t.tested = test
 		err = t.newOuter(ctx, reduce)
 	}
 	if err != nil {
@@ -204,12 +204,12 @@ func (t *trainer) newOuter(ctx context.Context, reduce sparse.Config) error {
 		if err != nil {
 			return err
 		}
-		within, err := ddp.New(ctx, t.rank.Runtime, host, update, ddp.Config{})
+		average, err := ddp.New(ctx, t.rank.Runtime, host, update, ddp.Config{})
 		if err != nil {
 			return err
 		}
-		t.owned = append(t.owned, within.Close)
-		t.average = func(ctx context.Context) error { return within.ReduceAll(ctx, update) }
+		t.owned = append(t.owned, average.Close)
+		t.average = func(ctx context.Context) error { return average.ReduceAll(ctx, update) }
 	}
 	var err error
 	if t.outer, err = outer.New(ctx, t.rank.Runtime, t.rank.Comm, update, cfg); err == nil {
@@ -267,15 +267,15 @@ func (t *trainer) move(step, stepsPerEpoch int) (loss float64) {
 	}
 	batch := t.order[inEpoch*t.cfg.Batch : (inEpoch+1)*t.cfg.Batch]
 	ranks, rank := t.rank.Comm.WorldSize(), t.rank.Comm.Rank()
-	own := batch[rank*len(batch)/ranks : (rank+1)*len(batch)/ranks]
+	share := batch[rank*len(batch)/ranks : (rank+1)*len(batch)/ranks]
 
 	// Ranks may have different numbers of images. Scaled like this, the average
 	// over ranks is the mean gradient over the batch whatever the division.
 	scale := float32(ranks) / float32(len(batch))
 	if t.outer != nil { // which does not average gradients, but what they make of the weights
-		scale = 1 / float32(max(len(own), 1))
+		scale = 1 / float32(max(len(share), 1))
 	}
-	loss = t.model.gradient(t.gradient, t.data, own, scale) * float64(scale)
+	loss = t.model.gradient(t.gradient, t.data, share, scale) * float64(scale)
 
 	velocity := vector(t.velocity)
 	blas32.Scal(float32(t.cfg.Momentum), velocity)
@@ -312,7 +312,7 @@ func (t *trainer) test(ctx context.Context, all int) (err error) {
 			return err
 		}
 	}
-	right, loss := t.model.test(t.own)
+	right, loss := t.model.test(t.tested)
 	sums := []float64{float64(right), loss}
 	if t.outer == nil {
 		sums, err = backend.Reduce(ctx, t.rank, sums, comm.Sum)
@@ -343,8 +343,8 @@ func (t *trainer) record(ctx context.Context, loss float64) (err error) {
 			t.chosen = stats.Choice.Pattern
 		}
 		t.Bytes, t.Elements = t.Bytes+stats.SentBytes, t.Elements+stats.SentElements
-		_, within := t.sparse.Within()
-		t.exchange += stats.ExchangeTime + within
+		_, exchange := t.sparse.Within()
+		t.exchange += stats.ExchangeTime + exchange
 	}
 	t.Curve = append(t.Curve, Point{SentBytes: float64(t.Bytes), Loss: loss})
 	return err
@@ -373,9 +373,9 @@ func (t *trainer) checkLoss(ctx context.Context, last int) error {
 // checkAgreement returns an error when the ranks do not hold the same weights,
 // bit for bit.
 func (t *trainer) checkAgreement(ctx context.Context) error {
-	own := t.hash()
+	hash := t.hash()
 	// One reduction gives both bounds: the minimum of ^x is ^ of the maximum.
-	bounds, err := backend.Reduce(ctx, t.rank, []uint64{own, ^own}, comm.Min)
+	bounds, err := backend.Reduce(ctx, t.rank, []uint64{hash, ^hash}, comm.Min)
 	if err != nil {
 		return err
 	}
