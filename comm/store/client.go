@@ -215,6 +215,8 @@ func (c *Client) call(ctx context.Context, r request, watch func(Event)) (a repl
 			switch a = *got; {
 			case a.Full:
 				err = fmt.Errorf("%w: %s", ErrFull, a.Fault)
+			case a.Failed:
+				err = fmt.Errorf("%w: the store did not do it: %s", comm.ErrPeerFailed, a.Fault)
 			case a.Fault != "":
 				err = fmt.Errorf("%w: %s", comm.ErrArgument, a.Fault)
 			default:

@@ -19,6 +19,8 @@ const (
 	// glance bounds the time to reach a listener and to get its side of the handshake, as the store may be at another
 	// address: a packet is repeated once.
 	glance = 3 * time.Second
+	// firstGlance is that time in the first round of several addresses. It doubles from round to round.
+	firstGlance = 500 * time.Millisecond
 	// A process that did not find the store tries again after this time, which doubles.
 	retryFirst, retryLast = 25 * time.Millisecond, 400 * time.Millisecond
 	longestReason         = 1 << 10
@@ -47,20 +49,25 @@ type Dialer struct {
 	TLS       *tls.Config
 	Name      string // of this process, that no other one has
 	Size      int    // of the job, 0 if it is not known
+	Job       string // the name of the job, in a store that a [Proxy] serves; "" is a job without a name
 	Once      bool   // Dial makes one attempt at each address
 }
 
-// Dial connects to the store. It may start later, others may have some of its addresses, and it hangs up on some
-// connections while strangers crowd it, so Dial tries until ctx ends. If the store refuses this process, or others
-// answer at all addresses, that is an error wrapping [ErrRefused] at once.
+// Dial connects to the store at the first of its addresses that serves it. It may start later, others may have some of
+// its addresses, and it hangs up on some connections while strangers crowd it, so Dial tries until ctx ends. If the
+// store refuses this process, or others answer at all addresses, that is an error wrapping [ErrRefused] at once.
 func (d Dialer) Dial(ctx context.Context) (*Client, error) {
-	hello := greeting{Name: d.Name, Size: d.Size, Process: rand.Text(), Version: protocol}
+	hello := d.hello()
 	var log Gate
 	var last []error // of the last whole round
+	bound := glance
+	if len(d.Addresses) > 1 && !d.Once {
+		bound = firstGlance // a host that is gone answers nothing, and its session is to be had at the next one
+	}
 	for wait := retryFirst; ; wait = min(2*wait, retryLast) {
 		now, sure := []error(nil), true
 		for _, address := range d.Addresses {
-			c, err := d.connect(ctx, address, hello)
+			c, err := d.connect(ctx, address, hello, bound)
 			var r *refusal
 			switch {
 			case err == nil:
@@ -77,6 +84,7 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 			}
 			now = append(now, err)
 		}
+		bound = min(2*bound, glance)
 		if ctx.Err() == nil || last == nil {
 			last = now
 		}
@@ -94,9 +102,14 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 	}
 }
 
+// hello is a greeting of this process.
+func (d Dialer) hello() greeting {
+	return greeting{Name: d.Name, Size: d.Size, Job: d.Job, Process: rand.Text(), Version: protocol}
+}
+
 // Occupied tells whether the store of this job itself answers at an address, and refuses this process: why.
 func (d Dialer) Occupied(ctx context.Context, address string) error {
-	c, err := d.connect(ctx, address, greeting{Name: d.Name, Size: d.Size, Process: rand.Text(), Version: protocol})
+	c, err := d.connect(ctx, address, d.hello(), glance)
 	var r *refusal
 	if errors.As(err, &r) && r.proven {
 		return err
@@ -107,18 +120,18 @@ func (d Dialer) Occupied(ctx context.Context, address string) error {
 	return nil
 }
 
-// connect makes one attempt at one address.
-func (d Dialer) connect(ctx context.Context, address string, hello greeting) (*Client, error) {
-	conn, err := (&net.Dialer{Timeout: glance}).DialContext(ctx, "tcp", address)
+// connect makes one attempt at one address, of which each of two parts takes bound at most.
+func (d Dialer) connect(ctx context.Context, address string, hello greeting, bound time.Duration) (*Client, error) {
+	conn, err := (&net.Dialer{Timeout: bound}).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
 	keepAlive(conn)
-	return d.introduce(ctx, conn, hello)
+	return d.introduce(ctx, conn, hello, bound)
 }
 
 // introduce says who this process is on a new connection.
-func (d Dialer) introduce(ctx context.Context, conn net.Conn, hello greeting) (_ *Client, err error) {
+func (d Dialer) introduce(ctx context.Context, conn net.Conn, hello greeting, bound time.Duration) (_ *Client, err error) {
 	defer context.AfterFunc(ctx, func() { conn.Close() })() // ends what is read
 	defer func() {
 		if err != nil {
@@ -127,7 +140,7 @@ func (d Dialer) introduce(ctx context.Context, conn net.Conn, hello greeting) (_
 	}()
 	stranger := func(err error) error { return &refusal{by: conn.RemoteAddr().String(), reason: reason(err)} }
 	secure := tls.Client(conn, d.TLS)
-	_ = conn.SetDeadline(time.Now().Add(glance)) // fails if the connection does, as what follows
+	_ = conn.SetDeadline(time.Now().Add(bound)) // fails if the connection does, as what follows
 	if err := secure.Handshake(); err != nil {
 		return nil, stranger(err)
 	}
@@ -139,6 +152,10 @@ func (d Dialer) introduce(ctx context.Context, conn net.Conn, hello greeting) (_
 	}
 	if err := in.Decode(&w); err != nil {
 		return nil, stranger(err)
+	}
+	if w.Failed != "" {
+		why := printable.Text(w.Failed[:min(len(w.Failed), longestReason)])
+		return nil, fmt.Errorf("the store's server at %v cannot serve this process now: %s", conn.RemoteAddr(), why)
 	}
 	if w.Silence < 0 || w.Silence > 0 && w.Silence < shortestSilence {
 		return nil, stranger(fmt.Errorf("a silence of %v", w.Silence))

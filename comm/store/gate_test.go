@@ -77,7 +77,7 @@ func TestStrangersDoNotCrowdOut(t *testing.T) {
 				time.Sleep(time.Second) // the gate is full
 				attempts := 1
 				for ; ; attempts++ {
-					kv, err := Dialer{TLS: conf}.introduce(t.Context(), l.connectFrom("10.0.0.1", delay), greeting{Name: "1", Version: protocol})
+					kv, err := Dialer{TLS: conf}.introduce(t.Context(), l.connectFrom("10.0.0.1", delay), greeting{Name: "1", Version: protocol}, glance)
 					if err == nil {
 						require.NoError(t, kv.Set(t.Context(), "k", nil))
 						require.NoError(t, kv.Close())

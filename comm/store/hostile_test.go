@@ -59,7 +59,7 @@ func besieged(t *testing.T, seed uint64) {
 		server, l := NewServer(Options{Silence: 5 * time.Second}), newPipes()
 		server.Serve(l, conf)
 		friend := func(name string) *Client {
-			c, err := Dialer{TLS: conf}.introduce(ctx, l.connect(), greeting{Name: name, Process: name, Version: protocol})
+			c, err := Dialer{TLS: conf}.introduce(ctx, l.connect(), greeting{Name: name, Process: name, Version: protocol}, glance)
 			require.NoError(t, err)
 			return c
 		}

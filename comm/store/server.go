@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	protocol    = 1        // the version of what follows
+	protocol    = 2        // the version of what follows
 	longestLine = 8 << 20  // of what a process sends
 	mostQueued  = 64 << 20 // bytes of messages that a side has not taken yet
 	// flushTime bounds how long Close waits until what was said before is sent: a process that ends is not held up by a
@@ -29,6 +29,7 @@ type greeting struct {
 	Size    int    `json:"size,omitempty"` // of the job
 	Process string `json:"process"`        // random: tells a process that connects again from another one with its name
 	Version int    `json:"version"`
+	Job     string `json:"job,omitempty"` // its name, in a store of several jobs; "" is that of a store with one
 }
 
 // longestName bounds what a process says of itself, which is printed.
@@ -36,7 +37,7 @@ const longestName = 2 << 10
 
 // valid reports whether a process says who it is.
 func (h *greeting) valid() bool {
-	for _, text := range []string{h.Name, h.Process} {
+	for _, text := range []string{h.Name, h.Process, h.Job} {
 		if len(text) > longestName || strings.ContainsFunc(text, func(c rune) bool { return !strconv.IsPrint(c) }) {
 			return false
 		}
@@ -44,9 +45,41 @@ func (h *greeting) valid() bool {
 	return h.Name != ""
 }
 
+// otherVersion is why a process of another version is refused.
+func (h *greeting) otherVersion() string {
+	return fmt.Sprintf("%s speaks version %d of the store's protocol, this process %d: all processes of a job use one version of tutti",
+		h.Name, h.Version, protocol)
+}
+
+// greet reads the greeting of a process that knows the secret. ok is false if it does not say who it is.
+func greet(conn *tls.Conn, lines *bufio.Scanner, gate *Gate) (hello greeting, ok bool) {
+	lines.Buffer(nil, longestLine)
+	said := conn.SetDeadline(time.Now().Add(patience)) == nil && lines.Scan()
+	if !said || json.Unmarshal(lines.Bytes(), &hello) != nil || !hello.valid() {
+		gate.Refuse(conn, "hello", "it knows the secret, but did not say who it is")
+		return hello, false
+	}
+	return hello, true
+}
+
+// next reads the next request. The connection has ended if ok is false, and err says why unless the process closed it.
+func next(conn *tls.Conn, lines *bufio.Scanner, silence time.Duration) (r request, ok bool, err error) {
+	if silence > 0 {
+		if err := conn.SetReadDeadline(time.Now().Add(silence)); err != nil {
+			return r, false, err
+		}
+	}
+	if !lines.Scan() {
+		return r, false, lines.Err()
+	}
+	err = json.Unmarshal(lines.Bytes(), &r)
+	return r, err == nil, err
+}
+
 // welcome answers a greeting.
 type welcome struct {
 	Refused string        `json:"refused,omitempty"`
+	Failed  string        `json:"failed,omitempty"`  // why this server of the store cannot serve the process now
 	Silence time.Duration `json:"silence,omitempty"` // the process says something more often than that
 }
 
@@ -185,7 +218,9 @@ func (s *Server) claim(n *session) (refused string) {
 	}
 	switch h := n.hello; {
 	case h.Version != protocol:
-		refused = fmt.Sprintf("%s speaks version %d of the store's protocol, this process %d: all processes of a job use one version of tutti", h.Name, h.Version, protocol)
+		refused = h.otherVersion()
+	case h.Job != "":
+		refused = fmt.Sprintf("%s looks for the job %q, and this store, which a process of the job keeps, has one without a name", h.Name, h.Job)
 	case s.closed:
 		refused = "the store is closed"
 	case s.options.Size > 0 && h.Size != s.options.Size:
@@ -210,13 +245,11 @@ func (s *Server) claim(n *session) (refused string) {
 // serve is one connection.
 func (s *Server) serve(conn *tls.Conn) {
 	lines := bufio.NewScanner(conn)
-	lines.Buffer(nil, longestLine)
 	// Nothing comes before the welcome.
 	n := &session{conn: conn, from: conn.RemoteAddr().String(), out: outbox[reply]{most: mostQueued, busy: true,
 		send: sender[reply](conn), finish: conn.CloseWrite}}
-	said := conn.SetDeadline(time.Now().Add(patience)) == nil && lines.Scan()
-	if !said || json.Unmarshal(lines.Bytes(), &n.hello) != nil || !n.hello.valid() {
-		s.gate.Refuse(conn, "hello", "it knows the secret, but did not say who it is")
+	var ok bool
+	if n.hello, ok = greet(conn, lines, &s.gate); !ok {
 		return
 	}
 	w := welcome{Silence: s.options.Silence}
@@ -231,18 +264,11 @@ func (s *Server) serve(conn *tls.Conn) {
 	}
 	n.out.drain()
 	for {
-		if s.options.Silence > 0 && conn.SetReadDeadline(time.Now().Add(s.options.Silence)) != nil {
-			return
-		}
-		var r request
-		open, err := lines.Scan(), lines.Err()
-		if open {
-			err = json.Unmarshal(lines.Bytes(), &r)
-		}
+		r, open, err := next(conn, lines, s.options.Silence)
 		if err != nil && !errors.Is(err, net.ErrClosed) {
 			s.gate.warn(conn, "session lost", "session", n.hello.Name+": "+err.Error())
 		}
-		if err != nil || !open {
+		if !open {
 			return
 		}
 		s.apply(n.number, &r)

@@ -6,6 +6,7 @@
 //	server.go   sessions of a state: processes over TLS, and clients of the server's own process
 //	client.go   what a process asks of it
 //	dial.go     how a process reaches it; gate.go: how strangers are kept out
+//	proxy.go    the same protocol in front of a store of another kind, such as etcd's
 package store
 
 import (
@@ -66,6 +67,7 @@ type reply struct {
 	OK      bool    `json:"ok,omitempty"`     // a Swap was made
 	Fault   string  `json:"fault,omitempty"`  // why the request was refused
 	Full    bool    `json:"full,omitempty"`   // because of a bound of the store
+	Failed  bool    `json:"failed,omitempty"` // because the store behind a [Proxy] did not do it
 
 	Event   bool   `json:"event,omitempty"`
 	Deleted bool   `json:"deleted,omitempty"`

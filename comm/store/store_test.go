@@ -81,10 +81,10 @@ func mustTLS(t testing.TB, secret string) *tls.Config {
 	return conf
 }
 
-// clients runs a test with two clients of a store, both in the store's process and over TLS, where time stands still
-// while all wait.
+// clients runs a test with two clients of a store: in the store's process, over TLS, and by way of a proxy each. Time
+// stands still while all wait.
 func clients(t *testing.T, f func(t *testing.T, ctx context.Context, a, b *Client)) {
-	for _, way := range []string{"local", "tls"} {
+	for _, way := range []string{"local", "tls", "proxy"} {
 		t.Run(way, func(t *testing.T) {
 			conf := mustTLS(t, "s")
 			synctest.Test(t, func(t *testing.T) {
@@ -93,17 +93,28 @@ func clients(t *testing.T, f func(t *testing.T, ctx context.Context, a, b *Clien
 				var both [2]*Client
 				l := newPipes()
 				server.Serve(l, conf)
+				var proxies []*Proxy
 				for i := range both {
 					if way == "local" {
 						both[i] = server.Local(strconv.Itoa(i))
 						continue
 					}
+					if way == "proxy" {
+						p := NewProxy(0, func(context.Context, string) (Backend, error) { return server.Local("a session"), nil })
+						l = newPipes()
+						p.Serve(l, conf)
+						proxies = append(proxies, p)
+					}
 					var err error
-					both[i], err = Dialer{TLS: conf}.introduce(ctx, l.connect(), greeting{Name: strconv.Itoa(i), Version: protocol})
+					both[i], err = Dialer{TLS: conf}.introduce(ctx, l.connect(), greeting{Name: strconv.Itoa(i), Version: protocol}, glance)
 					require.NoError(t, err)
 				}
 				f(t, ctx, both[0], both[1])
-				require.NoError(t, errors.Join(both[0].Close(), both[1].Close(), server.Close()))
+				require.NoError(t, errors.Join(both[0].Close(), both[1].Close()))
+				for _, p := range proxies {
+					require.NoError(t, p.Close())
+				}
+				require.NoError(t, server.Close())
 			})
 		})
 	}
@@ -250,7 +261,7 @@ func TestSilence(t *testing.T) {
 		server, l := NewServer(Options{Silence: silence}), newPipes()
 		server.Serve(l, conf)
 		stopped := &stoppable{Conn: l.connect(), stop: make(chan struct{})}
-		c, err := Dialer{TLS: conf}.introduce(t.Context(), stopped, greeting{Name: "1", Version: protocol})
+		c, err := Dialer{TLS: conf}.introduce(t.Context(), stopped, greeting{Name: "1", Version: protocol}, glance)
 		require.NoError(t, err)
 		watcher := server.Local("0")
 		require.NoError(t, c.Set(t.Context(), "k", nil, Lease))
@@ -295,7 +306,7 @@ func TestAReaderThatStops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server, l := NewServer(Options{}), newPipes()
 		server.Serve(l, conf)
-		c, err := Dialer{TLS: conf}.introduce(t.Context(), l.connect(), greeting{Name: "1", Version: protocol})
+		c, err := Dialer{TLS: conf}.introduce(t.Context(), l.connect(), greeting{Name: "1", Version: protocol}, glance)
 		require.NoError(t, err)
 		release := make(chan struct{})
 		_, err = c.Watch(t.Context(), "k", func(Event) { <-release })
@@ -324,7 +335,7 @@ func TestTheEndOfAStore(t *testing.T) {
 		server, l := NewServer(Options{}), newPipes()
 		server.Serve(l, conf)
 		owner := server.Owner("0")
-		c, err := Dialer{TLS: conf}.introduce(t.Context(), l.connect(), greeting{Name: "1", Version: protocol})
+		c, err := Dialer{TLS: conf}.introduce(t.Context(), l.connect(), greeting{Name: "1", Version: protocol}, glance)
 		require.NoError(t, err)
 		var last string
 		_, err = c.Watch(t.Context(), "", func(e Event) { last = string(e.Value) })
@@ -338,7 +349,7 @@ func TestTheEndOfAStore(t *testing.T) {
 		assert.ErrorContains(t, err, "the job's store does not answer: its process has ended")
 		assert.Equal(t, "999", last)
 		require.NoError(t, c.Close())
-		_, err = Dialer{TLS: conf}.introduce(t.Context(), stillOpen(l), greeting{Name: "2", Version: protocol})
+		_, err = Dialer{TLS: conf}.introduce(t.Context(), stillOpen(l), greeting{Name: "2", Version: protocol}, glance)
 		assert.Error(t, err)
 	})
 }
@@ -437,7 +448,7 @@ func TestStrangersAreRefused(t *testing.T) {
 			_, _ = io.WriteString(c, say) // fails if the refusal is faster
 			require.NoError(t, c.Close())
 		}
-		_, err := Dialer{TLS: wrong}.introduce(t.Context(), l.connect(), greeting{Name: "2", Version: protocol})
+		_, err := Dialer{TLS: wrong}.introduce(t.Context(), l.connect(), greeting{Name: "2", Version: protocol}, glance)
 		require.ErrorIs(t, err, ErrRefused)
 		require.ErrorContains(t, err, "it knows another secret")
 		for _, conf := range []*tls.Config{bare, old} {
@@ -446,7 +457,7 @@ func TestStrangersAreRefused(t *testing.T) {
 			require.Error(t, err)
 			require.NoError(t, c.NetConn().Close())
 		}
-		friend, err := Dialer{TLS: right}.introduce(t.Context(), l.connect(), greeting{Name: "1", Version: protocol})
+		friend, err := Dialer{TLS: right}.introduce(t.Context(), l.connect(), greeting{Name: "1", Version: protocol}, glance)
 		require.NoError(t, err)
 		require.NoError(t, friend.Set(t.Context(), "k", nil))
 		require.NoError(t, friend.Close())
@@ -537,9 +548,9 @@ func TestContradictionsAreNamed(t *testing.T) {
 	require.NoError(t, err)
 	assert.Contains(t, string(last), "rank 0 is here already")
 	d := as("rank 2", 3)
-	_, err = d.connect(t.Context(), address, greeting{Name: "rank 2", Size: 3, Version: 7})
+	_, err = d.connect(t.Context(), address, greeting{Name: "rank 2", Size: 3, Version: 7}, glance)
 	assert.ErrorIs(t, err, ErrRefused)
-	assert.ErrorContains(t, err, "version 7 of the store's protocol, this process 1")
+	assert.ErrorContains(t, err, "version 7 of the store's protocol, this process 2")
 	gone := make(chan Event, 1)
 	require.NoError(t, first.Set(t.Context(), "lease", nil, Lease))
 	_, err = server.Local("observer").Watch(t.Context(), "lease", func(e Event) {
@@ -560,9 +571,9 @@ func TestAProcessComesAgain(t *testing.T) {
 	logged(t)
 	address := listen(t, NewServer(Options{}), "s")
 	d, self := dialer(t, address, "s", "rank 1"), greeting{Name: "rank 1", Process: "p", Version: protocol}
-	first, err := d.connect(t.Context(), address, self) // stays open, as to the store that of a lost host does
+	first, err := d.connect(t.Context(), address, self, glance) // stays open, as to the store that of a lost host does
 	require.NoError(t, err)
-	second, err := d.connect(t.Context(), address, self)
+	second, err := d.connect(t.Context(), address, self, glance)
 	require.NoError(t, err)
 	<-first.Done()
 	require.NoError(t, second.Set(t.Context(), "k", nil))
@@ -716,7 +727,7 @@ func FuzzReplies(f *testing.F) {
 				_, _ = io.Copy(io.Discard, conn)
 			}
 		}()
-		c, err := Dialer{TLS: conf}.introduce(t.Context(), here, greeting{Name: "1", Version: protocol})
+		c, err := Dialer{TLS: conf}.introduce(t.Context(), here, greeting{Name: "1", Version: protocol}, glance)
 		require.NoError(t, err)
 		_, _ = c.Get(t.Context(), "k")
 		<-c.Done()

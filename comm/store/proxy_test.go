@@ -1,0 +1,134 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// lasting is a session of a store that ends, as a lease does, a while after the proxy that had it.
+type lasting struct{ *Client }
+
+func (lasting) Close() error { return nil }
+
+// front serves a store by a proxy, and returns its address.
+func front(t *testing.T, open func(ctx context.Context, job string) (Backend, error)) (*Proxy, string) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	p := NewProxy(time.Second, open)
+	p.Serve(l, mustTLS(t, "s"))
+	t.Cleanup(func() { _ = p.Close() })
+	return p, l.Addr().String()
+}
+
+// TestProxyLost: a client whose proxy is lost goes on at the next one of its addresses. What it leases again before the
+// earlier session ends does not vanish.
+func TestProxyLost(t *testing.T) {
+	server := NewServer(Options{})
+	defer server.Close() //nolint:errcheck // it is in this process
+	var sessions []*Client
+	open := func(context.Context, string) (Backend, error) {
+		sessions = append(sessions, server.Local("a session"))
+		return lasting{sessions[len(sessions)-1]}, nil
+	}
+	first, a := front(t, open)
+	_, b := front(t, open)
+	d := Dialer{Addresses: []string{a, b}, TLS: mustTLS(t, "s"), Name: "one"}
+	c, err := d.Dial(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, c.Set(t.Context(), "here", []byte("1"), Lease))
+	deleted := make(chan Event, 1)
+	_, err = server.Local("another").Watch(t.Context(), "here", func(e Event) {
+		if e.Deleted {
+			deleted <- e
+		}
+	})
+	require.NoError(t, err)
+
+	require.NoError(t, first.Close())
+	<-c.Done()
+	require.ErrorIs(t, c.Err(), comm.ErrPeerFailed)
+	again, err := d.Dial(t.Context())
+	require.NoError(t, err)
+	v, err := again.Get(t.Context(), "here")
+	require.NoError(t, err, "the session of a proxy that is lost lasts")
+	assert.Equal(t, "1", string(v))
+	require.NoError(t, again.Set(t.Context(), "here", []byte("2"), Lease))
+	require.NoError(t, sessions[0].Close()) // its lease ends
+	require.NoError(t, again.Set(t.Context(), "other", nil))
+	require.Empty(t, deleted)
+	require.NoError(t, again.Close())
+	require.NoError(t, sessions[1].Close())
+	assert.Equal(t, "2", string((<-deleted).Value))
+}
+
+// TestProxyFails: a proxy that has no session for a process sends it to the next one, and one that refuses it says why.
+func TestProxyFails(t *testing.T) {
+	server := NewServer(Options{})
+	defer server.Close() //nolint:errcheck // it is in this process
+	_, broken := front(t, func(context.Context, string) (Backend, error) { return nil, errors.New("no leader") })
+	_, whole := front(t, func(_ context.Context, job string) (Backend, error) {
+		if job != "a" {
+			return nil, fmt.Errorf("%w: no job %q", comm.ErrArgument, job)
+		}
+		return server.Local("a session"), nil
+	})
+	d := Dialer{Addresses: []string{broken, whole}, TLS: mustTLS(t, "s"), Name: "one", Job: "a"}
+	c, err := d.Dial(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+
+	d.Job = "b"
+	_, err = d.Dial(t.Context())
+	require.ErrorIs(t, err, ErrRefused)
+	require.ErrorContains(t, err, `no job "b"`)
+
+	d.Addresses = []string{broken}
+	d.Once = true
+	_, err = d.Dial(t.Context())
+	require.ErrorContains(t, err, "cannot serve this process now: no leader")
+	require.NotErrorIs(t, err, ErrRefused)
+}
+
+// failing is a session whose store does nothing.
+type failing struct {
+	*Client
+	err error
+}
+
+func (f failing) Set(context.Context, string, []byte, ...Option) error { return f.err }
+
+// TestProxyErrors: what the store behind a proxy has not done is an error of its kind, and the session goes on.
+func TestProxyErrors(t *testing.T) {
+	for name, c := range map[string]struct{ is, want error }{
+		"argument":    {fmt.Errorf("%w: bad", comm.ErrArgument), comm.ErrArgument},
+		"unsupported": {fmt.Errorf("%w: bad", comm.ErrUnsupported), comm.ErrArgument},
+		"full":        {fmt.Errorf("%w: bad", ErrFull), ErrFull},
+		"other":       {errors.New("bad"), comm.ErrPeerFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := NewServer(Options{})
+			defer server.Close() //nolint:errcheck // it is in this process
+			_, address := front(t, func(context.Context, string) (Backend, error) {
+				return failing{server.Local("a session"), c.is}, nil
+			})
+			kv, err := Dialer{Addresses: []string{address}, TLS: mustTLS(t, "s"), Name: "one"}.Dial(t.Context())
+			require.NoError(t, err)
+			err = kv.Set(t.Context(), "k", nil)
+			require.ErrorIs(t, err, c.want)
+			require.ErrorContains(t, err, "bad")
+			n, err := kv.Add(t.Context(), "n", 2)
+			require.NoError(t, err)
+			assert.EqualValues(t, 2, n)
+			require.NoError(t, kv.Close())
+		})
+	}
+}
