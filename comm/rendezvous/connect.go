@@ -50,7 +50,7 @@ type connection struct {
 // Shared is [Job.Connect] for whatever in a process needs the job's store: one connection, which stays open until the
 // process ends.
 func (j Job) Shared(ctx context.Context) (*store.Client, error) {
-	key := fmt.Sprintf("%s %q %d %d", j.Address, j.Secret, j.WorldSize, j.Rank)
+	key := fmt.Sprintf("%s %q %q %q %d %d", j.Address, j.Stores, j.Name, j.Secret, j.WorldSize, j.Rank)
 	shared, _ := connections.LoadOrStore(key, new(connection))
 	c := shared.(*connection)
 	c.Lock()
@@ -83,7 +83,7 @@ func (j Job) connect(ctx context.Context) (*store.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := store.Dialer{TLS: conf, Name: name, Size: j.WorldSize}
+	d := store.Dialer{TLS: conf, Name: name, Size: j.WorldSize, Job: j.Name}
 	if d.Addresses, err = j.addresses(host); err != nil {
 		return nil, err
 	}
@@ -189,6 +189,9 @@ func makeSecret(path string) error {
 // addresses are those of host where the store can be: at the port of rank 0 and, unless the launcher keeps it, the
 // next ones.
 func (j Job) addresses(host string) (all []string, err error) {
+	if len(j.Stores) > 0 {
+		return j.Stores, nil
+	}
 	_, text, err := net.SplitHostPort(j.Address)
 	if err != nil {
 		return nil, err

@@ -38,6 +38,11 @@ type Job struct {
 	Guessable bool
 	// Hosted: the launcher keeps the job's store at Address, not rank 0.
 	Hosted bool
+	// Stores are where the job's store is instead, each as host:port, where several processes serve it: it is connected
+	// to at the first that answers. Empty unless tutti launch says so.
+	Stores []string
+	// Name is that of the job in a store of several jobs, "" in one of a single job.
+	Name string
 }
 
 // Variables of rank 0's address that users set for any launcher.
@@ -102,6 +107,12 @@ var launchers = []launcher{
 const (
 	SecretVariable     = "TUTTI_SECRET"
 	SecretFileVariable = "TUTTI_SECRET_FILE"
+)
+
+// Variables of ranks of tutti launch --join, beside the address of rank 0.
+const (
+	StoreVariable = "TUTTI_STORE" // StoreVariable has addresses of the job's store, with commas between.
+	JobVariable   = "TUTTI_JOB"   // JobVariable has the name of the job in a store of several jobs.
 )
 
 // FromEnv reads the variables of tutti launch, torchrun, Open MPI, Slurm and PMI launchers
@@ -180,6 +191,15 @@ func (l launcher) read(getenv func(string) string) (Job, error) {
 		return j, err
 	}
 	j.Address = net.JoinHostPort(host, strconv.Itoa(port))
+	if stores := getenv(StoreVariable); l.hosted && stores != "" {
+		j.Stores = strings.Split(stores, ",")
+		j.Name = getenv(JobVariable)
+	}
+	for _, address := range j.Stores {
+		if _, _, err := net.SplitHostPort(address); err != nil {
+			return j, fmt.Errorf("rendezvous: %w of %s: %s: %w", ErrEnvironment, l.name, StoreVariable, err)
+		}
+	}
 	return j, nil
 }
 

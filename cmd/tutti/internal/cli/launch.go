@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -35,19 +36,35 @@ them how often. A signal to any launcher goes to all ranks. The first machine
 collects the flight records of a job that failed, or is elastic (TUTTI_RECORD).
 
 With --min, the job is elastic (package elastic): a rank that fails is started
-again by itself, and joins again; other machines --join at any time.`,
+again by itself, and joins again; other machines --join at any time.
+
+With --join and --machines or --min, other processes serve the store: programs of
+adapters/etcd (tutti-store). Then all launchers of a job have the same options, and
+no machine is special: an elastic job goes on at the next address of --join when a
+server is lost, and each machine keeps its flight records. Another job is not
+elastic: it ends with the session of any of its launchers.`,
 		Example: `  tutti launch -n 4 ./program
   tutti launch -n 4 --machines 2 ./program   # on the first of two machines
   tutti launch -n 4 --join HOST:29400 --secret-file F ./program   # the second
   tutti launch -n 4 --restarts 3 ./program
-  tutti launch -n 4 --min 2 --max 8 --restarts 3 ./program`,
+  tutti launch -n 4 --min 2 --max 8 --restarts 3 ./program
+  tutti launch -n 4 --min 2 --restarts 3 --join A:29400,B:29400,C:29400 --job nightly ./program`,
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if cfg.Join != "" {
-				if err := excluded(cmd, "for the first machine, which has no --join", "listen", "machines", "restarts", "min", "max"); err != nil {
+			cfg.Served = cfg.Join != nil && (cmd.Flags().Changed("machines") || cfg.Min > 0)
+			if cfg.Join != nil {
+				if err := excluded(cmd, "for the first machine, which has no --join", "listen"); err != nil {
+					return err
+				}
+			}
+			if cfg.Join != nil && !cfg.Served {
+				const why = "for the first machine, which has no --join, or beside --machines or --min for a store that tutti-store serves"
+				if err := excluded(cmd, why, "restarts", "max"); err != nil {
 					return err
 				}
 			}
 			switch {
+			case cfg.Job != "" && cfg.Join == nil:
+				return console.Usagef("--job names a job in a store that tutti-store serves, at the addresses of --join")
 			case len(args) == 0 || args[0] == "":
 				return console.Usagef("which program is to run, such as ./program?")
 			case cfg.Max > 0 && cfg.Min == 0:
@@ -72,7 +89,8 @@ again by itself, and joins again; other machines --join at any time.`,
 	flags.SetInterspersed(false) // what follows the command is the command's
 	flags.IntVarP(&cfg.Ranks, "ranks", "n", 1, "ranks on this machine")
 	flags.IntVar(&cfg.Machines, "machines", 1, "machines of the job, this one included")
-	flags.StringVar(&cfg.Join, "join", "", "`address` of the first machine's launcher, as host:port")
+	flags.StringSliceVar(&cfg.Join, "join", nil, "`addresses` of the first machine's launcher, or of servers of the store, as host:port, with commas between")
+	flags.StringVar(&cfg.Job, "job", "", "`name` of the job in a store that others serve")
 	flags.StringVar(&cfg.Listen, "listen", "", "`address` for the other machines ("+launch.DefaultListen+" if there are any)")
 	flags.StringVar(&cfg.SecretFile, "secret-file", "", "`file` with the job's secret, of mode 0600 (tutti/secret in the user's directory of configurations)")
 	flags.IntVar(&cfg.Restarts, "restarts", 0, "how often all ranks are started again when one fails")
@@ -86,7 +104,9 @@ again by itself, and joins again; other machines --join at any time.`,
 	console.Restrict(flags, "min", "0 or more", func() bool { return cfg.Min >= 0 })
 	console.Restrict(flags, "max", "0 or more", func() bool { return cfg.Max >= 0 })
 	console.Restrict(flags, "wait", "more than 0s", func() bool { return cfg.Wait > 0 })
-	console.Restrict(flags, "join", "HOST:PORT, such as 192.168.1.5"+launch.DefaultListen, func() bool { return isAddress(cfg.Join) && cfg.Join[0] != ':' })
+	console.Restrict(flags, "join", "HOST:PORT, such as 192.168.1.5"+launch.DefaultListen, func() bool {
+		return !slices.ContainsFunc(cfg.Join, func(a string) bool { return !isAddress(a) || a[0] == ':' })
+	})
 	console.Restrict(flags, "listen", "HOST:PORT or :PORT, such as "+launch.DefaultListen, func() bool { return isAddress(cfg.Listen) })
 	return cmd
 }

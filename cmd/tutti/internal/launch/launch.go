@@ -1,29 +1,30 @@
-// Package launch starts the ranks of a job on one machine or several, and ends them together. The launcher of the first
-// machine keeps the job's store (comm/store), in which the others join it and all agree how the job ended.
+// Package launch starts the ranks of a job on one machine or several, and ends them together. The launchers meet in the
+// job's store (comm/store), in which they agree how the job ended. The first machine's keeps it, unless other processes
+// serve it: then no machine is special, but that one of the launchers makes the plan of a job that is not elastic.
+//
+//	launch.go   what a launcher does from its beginning to its end
+//	store.go    which store, and what launchers have alike there
+//	ranks.go    the processes of ranks
+//	dumps.go    flight records, which the first machine collects
 package launch
 
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/diagnose"
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
-	"github.com/tutti-go/tutti/distributed/elastic"
 	"github.com/tutti-go/tutti/internal/printable"
 )
 
@@ -31,9 +32,11 @@ import (
 type Config struct {
 	Command    []string
 	Ranks      int           // on this machine
-	Machines   int           // of the job; the first one's launcher says how many
+	Machines   int           // of the job; the first one's launcher says how many, or each one's of a served store
 	Listen     string        // where the first machine keeps the store, "" for a port of the loopback address
-	Join       string        // the address of the first machine on the others
+	Join       []string      // addresses of the store: the first machine's on the others, or those of a served one; nil on the first machine
+	Served     bool          // other processes serve the store, so that all launchers are told Machines, Min, Max and Restarts
+	Job        string        // the name of the job in a served store, "" for one without a name
 	SecretFile string        // "" for the user's, if there are several machines and TUTTI_SECRET is not set
 	Restarts   int           // how often the ranks are started again when one fails; the first machine's counts
 	Min, Max   int           // members of an elastic job, whose ranks are started again each by itself; the first machine's count, 0 for another job
@@ -63,13 +66,14 @@ const restartVariable = "TUTTI_RESTART" // how often the ranks were started befo
 
 // Keys of the store.
 const (
-	keys     = "launch/"
-	versions = keys + "version"
-	machines = keys + "machine/" // by the number of ranks up to it, leased
-	planKey  = keys + "plan"
-	elastics = keys + "elastic" // the bounds of an elastic job
-	ranksKey = keys + "ranks"   // how many have come
-	dumps    = keys + "dump/"   // by file and piece
+	keys      = "launch/"
+	jobKey    = keys + "job"      // what all launchers have alike; leased in a served store unless the job is elastic
+	leaderKey = keys + "leader"   // the launcher that begins a job in a served store, leased
+	endedKey  = keys + "ended"    // that an elastic job in a served store has ended
+	machines  = keys + "machine/" // by the number of ranks up to it, leased
+	planKey   = keys + "plan"
+	ranksKey  = keys + "ranks" // how many have come
+	dumps     = keys + "dump/" // by file and piece
 )
 
 // machine is one that has come.
@@ -119,21 +123,21 @@ func readEnd(text []byte) (End, error) {
 type agent struct {
 	Config
 	kv      *store.Client
-	dialer  store.Dialer // of the other machines
+	dialer  store.Dialer // where the store is another process's
 	host    string
 	began   time.Time
 	address string // of the store
 	known   string // what tells the secret
 	own     string // the machine's key
 	ranks   int    // that have come up to this machine
-	first   bool
+	first   bool   // it makes the plan and collects flight records: the first machine's, or the leader of a served store
 	plan    plan
 	env     []string // of all ranks of this machine
 }
 
 // newAgent is the launcher of a job that nobody knows of yet.
 func newAgent(cfg Config) *agent {
-	a := &agent{Config: cfg, first: cfg.Join == "", began: time.Now()}
+	a := &agent{Config: cfg, first: cfg.Join == nil, began: time.Now()}
 	var err error
 	if a.host, err = os.Hostname(); err != nil {
 		a.host = "this machine"
@@ -187,94 +191,8 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	}
 }
 
-// connect keeps the store, or joins it.
-func (a *agent) connect(ctx context.Context) error {
-	secret, err := a.secret()
-	if err != nil {
-		return err
-	}
-	address := a.Join
-	var l net.Listener
-	if a.first {
-		at := "127.0.0.1:0"
-		if a.Machines > 1 {
-			at = DefaultListen
-		}
-		if l, err = net.Listen("tcp", cmp.Or(a.Listen, at)); err != nil {
-			return fmt.Errorf("%w; --listen takes another address", err)
-		}
-		address = l.Addr().String()
-	}
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return fmt.Errorf("%w: --join takes HOST:PORT", err)
-	}
-	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
-		host = a.reachable()
-	}
-	a.address = net.JoinHostPort(host, port)
-	env := map[string]string{"MASTER_ADDR": host, "MASTER_PORT": port, rendezvous.SecretVariable: secret,
-		"TUTTI_LOCAL_WORLD_SIZE": strconv.Itoa(a.perHost()), "TUTTI_RANK": "0", "TUTTI_WORLD_SIZE": "1"}
-	for name, value := range env {
-		a.env = append(a.env, name+"="+value)
-	}
-	job, err := rendezvous.FromEnv(func(name string) string { return env[name] })
-	if err != nil {
-		return err
-	}
-	conf, err := job.TLS("store") // as the ranks have it
-	if err != nil {
-		return err
-	}
-	if a.first {
-		var options store.Options
-		if a.Min > 0 {
-			options.Silence = elastic.DefaultSilence
-		}
-		server := store.NewServer(options)
-		server.Serve(l, conf)
-		a.kv = server.Owner("the first launcher")
-		if a.Min > 0 {
-			bounds, _ := json.Marshal([]int{a.Min, a.Max, a.Restarts})
-			if err := a.kv.Set(ctx, elastics, bounds); err != nil {
-				return err
-			}
-			a.bounds()
-		}
-		if err := a.arrive(ctx); err != nil {
-			return err
-		}
-		return a.kv.Set(ctx, versions, []byte(a.Version))
-	}
-	a.dialer = store.Dialer{Addresses: []string{a.Join}, TLS: conf, Name: "a launcher of " + a.host + ", " + rand.Text()}
-	if a.kv, err = a.dialer.Dial(ctx); err != nil {
-		return err
-	}
-	version, err := a.kv.Get(ctx, versions)
-	if err == nil && string(version) != a.Version {
-		err = fmt.Errorf("%w: this is tutti %s, and the first machine has tutti %s", comm.ErrMismatch, a.Version, printable.Text(string(version)))
-	}
-	bounds, listErr := a.kv.List(ctx, elastics)
-	if err = cmp.Or(err, listErr); err == nil && len(bounds) > 0 {
-		var all [3]int
-		err = json.Unmarshal(bounds[0].Value, &all)
-		a.Min, a.Max, a.Restarts = all[0], all[1], all[2]
-		if err == nil && (a.Min < 1 || a.Max != 0 && a.Max < a.Min || a.Restarts < 0) {
-			err = fmt.Errorf("%w: the bounds of the job are %v", comm.ErrArgument, all)
-		}
-		a.bounds()
-	}
-	if err == nil {
-		err = a.arrive(ctx)
-	}
-	if err != nil {
-		return errors.Join(err, a.kv.Close())
-	}
-	return nil
-}
-
-// arrive takes the next place among the machines. The first one's is the lowest: the others wait for the version,
-// which is published after that.
+// arrive takes the next place among the machines. That of a first machine, which keeps the store, is the lowest: the
+// others wait for what it says of the job, after that.
 func (a *agent) arrive(ctx context.Context) error {
 	n, err := a.kv.Add(ctx, ranksKey, int64(a.Ranks))
 	if err != nil {
@@ -285,13 +203,8 @@ func (a *agent) arrive(ctx context.Context) error {
 	return a.kv.Set(ctx, a.own, own, store.Lease)
 }
 
-// bounds tells ranks those of an elastic job.
-func (a *agent) bounds() {
-	a.env = append(a.env, elastic.MinVariable+"="+strconv.Itoa(a.Min), elastic.MaxVariable+"="+strconv.Itoa(a.Max))
-}
-
 // elastic runs the ranks of this machine in a job whose machines come and go. It ends when each rank has ended, with
-// success if one has. The first machine keeps the store until the others have gone.
+// success if one has. A first machine keeps the store until the others have gone.
 func (a *agent) elastic(ctx context.Context) error {
 	a.plan = plan{Size: a.ranks, First: map[string]int{a.own: a.ranks - a.Ranks}}
 	if a.first && a.Listen != "" {
@@ -327,7 +240,7 @@ func (a *agent) elastic(ctx context.Context) error {
 		case found := <-back:
 			if found.err != nil {
 				over = true
-				end = End{Text: fmt.Sprintf("the launcher of the first machine: %v; the session was lost: %v", found.err, a.kv.Err()), Code: 1}
+				end = End{Text: fmt.Sprintf("%s: %v; the session was lost: %v", a.keeper(), found.err, a.kv.Err()), Code: 1}
 				continue
 			}
 			a.kv = found.kv
@@ -337,46 +250,27 @@ func (a *agent) elastic(ctx context.Context) error {
 		}
 	}
 	g.stop(end.Signal)
-	if !a.first {
-		a.sendDumps() // also of members that were lost in a job that went well
-	} else if end.Signal == 0 {
-		_, _ = a.until(ctx, func(here []store.Entry) bool { return len(here) < 2 })
-	}
-	a.leave()
 	var err error
-	if a.first {
+	switch {
+	case a.Served: // records stay on the machines, of which none is special
+		a.leave()
+		if end == (End{}) {
+			a.conclude()
+		}
+	case a.first:
+		if end.Signal == 0 {
+			_, _ = a.until(ctx, func(here []store.Entry) bool { return len(here) < 2 })
+		}
+		a.leave()
 		err = a.takeDumps()
+	default:
+		a.sendDumps() // also of members that were lost in a job that went well
+		a.leave()
 	}
 	if end.Text != "" {
 		return cmp.Or(err, error(&end))
 	}
 	return err
-}
-
-// rejoin connects to the first machine again. It fails at once if nobody listens there any more, as the launcher has
-// ended then, and otherwise Config.Wait after this loss.
-func (a *agent) rejoin(ctx context.Context) (*store.Client, error) {
-	ctx, cancel := context.WithTimeout(ctx, a.Wait)
-	defer cancel()
-	d := a.dialer
-	d.Once = true
-	for {
-		kv, err := d.Dial(ctx)
-		if err == nil {
-			if err = kv.Set(ctx, a.own, nil, store.Lease); err == nil {
-				return kv, nil
-			}
-			_ = kv.Close() // a session that could not be used
-		}
-		if errors.Is(err, syscall.ECONNREFUSED) {
-			return nil, fmt.Errorf("it has ended: %w", err)
-		}
-		select {
-		case <-time.After(time.Second):
-		case <-ctx.Done():
-			return nil, fmt.Errorf("not in reach for %v (--wait): %w", a.Wait, err)
-		}
-	}
 }
 
 // perHost is the number of ranks on each host.
@@ -403,45 +297,6 @@ func (a *agent) signalled(ctx context.Context) End {
 	return End{Text: fmt.Sprintf("%v on %s", context.Cause(ctx), a.host), Code: 128 + int(sig), Signal: sig}
 }
 
-// reachable is an address of this machine, that of loopback if the job has no other machine.
-func (a *agent) reachable() string {
-	all, _ := net.InterfaceAddrs()
-	for _, at := range all {
-		if n, ok := at.(*net.IPNet); ok && n.IP.IsGlobalUnicast() && a.Machines > 1 {
-			return n.IP.String()
-		}
-	}
-	return "127.0.0.1"
-}
-
-// secret is TUTTI_SECRET, that of the file, or a random one that only ranks of this machine need to know.
-func (a *agent) secret() (string, error) {
-	if secret := os.Getenv(rendezvous.SecretVariable); secret != "" && a.SecretFile == "" {
-		a.known = "the same " + rendezvous.SecretVariable
-		return secret, nil
-	}
-	path := cmp.Or(a.SecretFile, os.Getenv(rendezvous.SecretFileVariable))
-	if path == "" && a.first && a.Machines == 1 && a.Listen == "" {
-		return rand.Text(), nil
-	}
-	if path == "" {
-		var err error
-		if path, err = rendezvous.UserSecretFile(); err != nil {
-			return "", err
-		}
-	}
-	secret, err := rendezvous.ReadSecret(path, a.first)
-	if errors.Is(err, os.ErrNotExist) {
-		remedy := "copy the first machine's, and name it with --secret-file"
-		if a.first {
-			remedy = "no secret can be made there; --secret-file names another place"
-		}
-		err = fmt.Errorf("%w: %s", err, remedy)
-	}
-	a.known = "--secret-file and a copy of " + path
-	return secret, err
-}
-
 // gather waits until all machines have come, and has the first one make the plan.
 func (a *agent) gather(ctx context.Context) error {
 	if a.first {
@@ -449,7 +304,7 @@ func (a *agent) gather(ctx context.Context) error {
 			return err
 		}
 	} else {
-		fmt.Fprintf(a.Err, "tutti: joined %s\n", a.Join)
+		fmt.Fprintf(a.Err, "tutti: joined %s\n", a.joined())
 	}
 	text, err := a.kv.Get(ctx, planKey)
 	if err == nil {
@@ -457,7 +312,7 @@ func (a *agent) gather(ctx context.Context) error {
 	}
 	first, ok := a.plan.First[a.own]
 	if err == nil && !ok {
-		err = fmt.Errorf("%w: the job at %s has its %d machines already", comm.ErrArgument, a.Join, len(a.plan.First))
+		err = fmt.Errorf("%w: the job at %s has its %d machines already", comm.ErrArgument, a.joined(), len(a.plan.First))
 	}
 	if err == nil && (first < 0 || first > a.plan.Size-a.Ranks || a.plan.Restarts < 0) {
 		err = fmt.Errorf("%w: the plan of the job has %d ranks, this machine's %d from %d on, and %d restarts",
@@ -468,7 +323,7 @@ func (a *agent) gather(ctx context.Context) error {
 
 // makePlan gives the machines that have come their ranks.
 func (a *agent) makePlan(ctx context.Context) error {
-	if a.Machines > 1 {
+	if a.Machines > 1 && !a.Served {
 		fmt.Fprintf(a.Err, "tutti: on the other machines, with %s: tutti launch --join %s -n RANKS COMMAND\n", a.known, a.address)
 	}
 	here, err := a.until(ctx, func(here []store.Entry) bool { return len(here) >= a.Machines })
@@ -547,7 +402,7 @@ func (a *agent) round(ctx context.Context, round int) (end End, err error) {
 	g := a.start(round, func(failed End) { a.finish(lasting, round, failed) })
 	watching, cancel := context.WithCancel(lasting)
 	defer cancel()
-	if a.first {
+	if a.first || a.Served { // whose leader may be lost as well
 		if stop, err := a.kv.Watch(watching, machines, func(e store.Event) {
 			if _, ours := a.plan.First[e.Key]; ours && e.Deleted {
 				var m machine
@@ -558,6 +413,8 @@ func (a *agent) round(ctx context.Context, round int) (end End, err error) {
 		}); err == nil {
 			defer stop()
 		}
+	}
+	if a.first {
 		go func() { // which succeeds when all have
 			if a.all(watching, "success", round) == nil {
 				a.finish(watching, round, End{})
@@ -576,8 +433,8 @@ func (a *agent) round(ctx context.Context, round int) (end End, err error) {
 	text, err := a.kv.Get(watching, endKey(round))
 	if err == nil {
 		end, err = readEnd(text)
-	} else if !a.first {
-		err = fmt.Errorf("the launcher of the first machine: %w", err)
+	} else if len(a.Join) > 0 {
+		err = fmt.Errorf("%s: %w", a.keeper(), err)
 	}
 	g.stop(end.Signal)
 	return end, err
@@ -604,13 +461,10 @@ func (a *agent) again(ctx context.Context, round int) error {
 		if err := a.all(ctx, "ended", round); err != nil {
 			return err
 		}
-		left, err := a.kv.List(ctx, "")
-		for _, e := range left {
-			if !strings.HasPrefix(e.Key, keys) {
-				err = cmp.Or(err, a.kv.Delete(ctx, e.Key, 0))
-			}
+		if err := a.clear(ctx, func(key string) bool { return strings.HasPrefix(key, keys) }); err != nil {
+			return err
 		}
-		if err = cmp.Or(err, a.kv.Set(ctx, ready, nil)); err != nil {
+		if err := a.kv.Set(ctx, ready, nil); err != nil {
 			return err
 		}
 	}

@@ -43,7 +43,7 @@ const (
 
 func TestMain(m *testing.M) {
 	if address := os.Getenv(machineVariable); address != "" && os.Getenv("TUTTI_RANK") == "" {
-		err := Run(context.Background(), Config{Command: os.Args[:1], Ranks: 1, Join: address, Wait: time.Minute, Version: "v1", Out: os.Stdout, Err: os.Stderr})
+		err := Run(context.Background(), Config{Command: os.Args[:1], Ranks: 1, Join: []string{address}, Wait: time.Minute, Version: "v1", Out: os.Stdout, Err: os.Stderr})
 		fmt.Println(err)
 		os.Exit(1)
 	}
@@ -254,7 +254,7 @@ func pair(t *testing.T) (first, second func(*Config)) {
 	_, err := rendezvous.ReadSecret(file, true)
 	require.NoError(t, err)
 	return func(c *Config) { c.Machines, c.Listen, c.SecretFile = 2, address, file },
-		func(c *Config) { c.Join, c.SecretFile, c.Ranks = address, file, 3 }
+		func(c *Config) { c.Join, c.SecretFile, c.Ranks = []string{address}, file, 3 }
 }
 
 // ended is how a job ended that a rank failed.
@@ -307,7 +307,7 @@ func TestIPv6(t *testing.T) {
 	require.NoError(t, l.Close())
 	first, second := pair(t)
 	a := begin(t, t.Context(), "communicators", func(c *Config) { first(c); c.Listen = address })
-	b := begin(t, t.Context(), "communicators", func(c *Config) { second(c); c.Join = address })
+	b := begin(t, t.Context(), "communicators", func(c *Config) { second(c); c.Join = []string{address} })
 	require.NoError(t, a.wait(t), "%s%s", &a.out, &a.err)
 	require.NoError(t, b.wait(t), "%s%s", &b.out, &b.err)
 	assert.Contains(t, a.err.String(), "tutti launch --join [::1]:")
@@ -339,7 +339,7 @@ func TestFirstMachineIsFirst(t *testing.T) {
 		a := newAgent(cfg)
 		require.NoError(t, a.connect(t.Context()))
 		defer a.kv.Close() //nolint:errcheck // nothing is lost
-		version, err := a.kv.List(t.Context(), versions)
+		version, err := a.kv.List(t.Context(), jobKey)
 		require.NoError(t, err)
 		require.Len(t, version, 1)
 		here, err := a.kv.List(t.Context(), machines)
@@ -531,7 +531,7 @@ func TestElasticRejoins(t *testing.T) {
 	const wait = 5 * time.Second
 	b := begin(t, t.Context(), "idles", func(c *Config) {
 		second(c)
-		c.Join, c.Ranks, c.Wait = l.Addr().String(), 1, wait
+		c.Join, c.Ranks, c.Wait = []string{l.Addr().String()}, 1, wait
 	})
 	b.says(t, "idles")
 	here := func(count int) {
@@ -703,7 +703,7 @@ func TestALostFirstMachine(t *testing.T) {
 	server := store.NewServer(store.Options{})
 	server.Serve(l, conf)
 	kv := server.Owner("the first launcher")
-	require.NoError(t, kv.Set(ctx, versions, []byte("v1")))
+	require.NoError(t, kv.Set(ctx, jobKey, []byte(`{"version":"v1"}`)))
 	b := begin(t, ctx, "waits", func(c *Config) { second(c); c.Ranks = 1 })
 	require.NoError(t, kv.Set(ctx, planKey, []byte(`{"size":1,"first":{"`+machines+`00000001":0}}`)))
 	b.says(t, "rank 0 of 1")
@@ -750,7 +750,7 @@ func TestMistakes(t *testing.T) {
 	assert.ErrorIs(t, err, comm.ErrMismatch)
 	assert.ErrorContains(t, err, "this is tutti v2, and the first machine has tutti v1")
 
-	err = begin(t, t.Context(), "succeeds", func(c *Config) { second(c); c.Join = "127.0.0.1" }).wait(t)
+	err = begin(t, t.Context(), "succeeds", func(c *Config) { second(c); c.Join = []string{"127.0.0.1"} }).wait(t)
 	assert.ErrorContains(t, err, "--join takes HOST:PORT")
 
 	b := begin(t, t.Context(), "waits", second)

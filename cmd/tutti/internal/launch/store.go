@@ -1,0 +1,328 @@
+package launch
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/distributed/elastic"
+	"github.com/tutti-go/tutti/internal/printable"
+)
+
+// terms are what all launchers of a job have alike.
+type terms struct {
+	Version  string `json:"version"`
+	Served   bool   `json:"served"` // other processes serve the store
+	Machines int    `json:"machines"`
+	Min      int    `json:"min"` // 0 of a job that is not elastic
+	Max      int    `json:"max"`
+	Restarts int    `json:"restarts"`
+}
+
+// String has the flags.
+func (t terms) String() string {
+	if t.Min > 0 {
+		return fmt.Sprintf("--min %d --max %d --restarts %d", t.Min, t.Max, t.Restarts)
+	}
+	return fmt.Sprintf("--machines %d --restarts %d", t.Machines, t.Restarts)
+}
+
+// terms are those that this launcher was told.
+func (a *agent) terms() terms {
+	return terms{Version: a.Version, Served: a.Served, Machines: a.Machines, Min: a.Min, Max: a.Max, Restarts: a.Restarts}
+}
+
+// connect keeps the store, or joins it.
+func (a *agent) connect(ctx context.Context) error {
+	secret, err := a.secret()
+	if err != nil {
+		return err
+	}
+	if !a.first {
+		conf, err := a.environment(secret, a.Join)
+		if err != nil {
+			return err
+		}
+		return a.dial(ctx, conf)
+	}
+	address := cmp.Or(a.Listen, "127.0.0.1:0")
+	if a.Listen == "" && a.Machines > 1 {
+		address = DefaultListen
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return fmt.Errorf("%w; --listen takes another address", err)
+	}
+	conf, err := a.environment(secret, []string{l.Addr().String()})
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
+	return a.keep(ctx, l, conf)
+}
+
+// environment is what ranks are told of the store. It returns the configuration of connections to it, as ranks have it.
+func (a *agent) environment(secret string, addresses []string) (*tls.Config, error) {
+	for _, address := range addresses {
+		if _, _, err := net.SplitHostPort(address); err != nil {
+			return nil, fmt.Errorf("%w: --join takes HOST:PORT, or several with commas between", err)
+		}
+	}
+	host, port, _ := net.SplitHostPort(addresses[0])
+	if ip := net.ParseIP(host); a.Served || ip != nil && ip.IsUnspecified() {
+		host = a.reachable()
+	}
+	a.address = net.JoinHostPort(host, port)
+	env := map[string]string{"MASTER_ADDR": host, "MASTER_PORT": port, rendezvous.SecretVariable: secret,
+		"TUTTI_LOCAL_WORLD_SIZE": strconv.Itoa(a.perHost()), "TUTTI_RANK": "0", "TUTTI_WORLD_SIZE": "1",
+		rendezvous.StoreVariable: strings.Join(a.Join, ","), rendezvous.JobVariable: a.Job}
+	for name, value := range env {
+		a.env = append(a.env, name+"="+value)
+	}
+	job, err := rendezvous.FromEnv(func(name string) string { return env[name] })
+	if err != nil {
+		return nil, err
+	}
+	return job.TLS("store")
+}
+
+// keep has this launcher keep the store, as that of the first machine.
+func (a *agent) keep(ctx context.Context, l net.Listener, conf *tls.Config) error {
+	var options store.Options
+	if a.Min > 0 {
+		options.Silence = elastic.DefaultSilence
+		a.bounds()
+	}
+	server := store.NewServer(options)
+	server.Serve(l, conf)
+	a.kv = server.Owner("the first launcher")
+	if err := a.arrive(ctx); err != nil {
+		return err
+	}
+	text, _ := json.Marshal(a.terms())
+	return a.kv.Set(ctx, jobKey, text)
+}
+
+// dial joins the store that the first machine keeps, or other processes serve.
+func (a *agent) dial(ctx context.Context, conf *tls.Config) (err error) {
+	a.dialer = store.Dialer{Addresses: a.Join, TLS: conf, Job: a.Job, Name: "a launcher of " + a.host + ", " + rand.Text()}
+	if a.kv, err = a.dialer.Dial(ctx); err != nil {
+		return err
+	}
+	if err = a.agree(ctx); err == nil {
+		err = a.arrive(ctx)
+	}
+	if err != nil {
+		return errors.Join(err, a.kv.Close())
+	}
+	return nil
+}
+
+// agree takes what the first machine says of the job. In a served store the launchers say it all, and the first of them
+// begins the job.
+func (a *agent) agree(ctx context.Context) error {
+	var text []byte
+	var err error
+	switch own, _ := json.Marshal(a.terms()); {
+	case !a.Served:
+		text, err = a.kv.Get(ctx, jobKey)
+	case a.Min > 0:
+		text, err = a.begin(ctx, own)
+	default:
+		text, err = a.lead(ctx, own)
+	}
+	if err != nil {
+		return err
+	}
+	var job terms
+	if err := json.Unmarshal(text, &job); err != nil {
+		return fmt.Errorf("%w: what the store says of the job: %w", comm.ErrMismatch, err)
+	}
+	own := a.terms()
+	if job.Version != own.Version {
+		return fmt.Errorf("%w: this is tutti %s, and the first machine has tutti %s",
+			comm.ErrMismatch, own.Version, printable.Text(job.Version))
+	}
+	if job.Min != 0 && (job.Min < 1 || job.Max != 0 && job.Max < job.Min || job.Restarts < 0) {
+		return fmt.Errorf("%w: the bounds of the job are %v", comm.ErrArgument, job)
+	}
+	if a.Served && job != own {
+		return fmt.Errorf("%w: the job%s in the store at %s has %v, and this launcher %v: another job has another name (--job)",
+			comm.ErrMismatch, a.named(), a.joined(), job, own)
+	}
+	if job.Min > 0 {
+		a.Served = job.Served
+		a.Min = job.Min
+		a.Max = job.Max
+		a.Restarts = job.Restarts
+		a.bounds()
+	}
+	return nil
+}
+
+// begin begins an elastic job in a served store, unless another launcher has, and returns what it has.
+func (a *agent) begin(ctx context.Context, own []byte) ([]byte, error) {
+	ended, err := a.kv.List(ctx, endedKey)
+	if err != nil {
+		return nil, err
+	}
+	if len(ended) > 0 {
+		return nil, fmt.Errorf("%w: the job%s in the store at %s has ended: another job has another name (--job)",
+			comm.ErrArgument, a.named(), a.joined())
+	}
+	now, _, err := a.kv.CompareAndSet(ctx, jobKey, 0, own)
+	return now.Value, err
+}
+
+// lead begins a job that is not elastic in a served store, unless another launcher does. Such a job ends with the
+// launcher that has begun it, and leaves keys in the store if that is killed.
+func (a *agent) lead(ctx context.Context, own []byte) (text []byte, err error) {
+	if _, a.first, err = a.kv.CompareAndSet(ctx, leaderKey, 0, []byte(a.host), store.Lease); err != nil {
+		return nil, err
+	}
+	if !a.first {
+		return a.kv.Get(ctx, jobKey)
+	}
+	// Numbers of machines are never used again: a launcher of the earlier job may still be about to leave.
+	if err := a.clear(ctx, func(key string) bool { return key == leaderKey || key == ranksKey }); err != nil {
+		return nil, err
+	}
+	return own, a.kv.Set(ctx, jobKey, own, store.Lease)
+}
+
+// clear deletes all keys but some.
+func (a *agent) clear(ctx context.Context, stays func(key string) bool) error {
+	all, err := a.kv.List(ctx, "")
+	if err != nil {
+		return err
+	}
+	for _, e := range all {
+		if stays(e.Key) {
+			continue
+		}
+		if err := a.kv.Delete(ctx, e.Key, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// conclude has a served store say that an elastic job has ended, once nobody else is there.
+func (a *agent) conclude() {
+	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	defer cancel()
+	here, err := a.kv.List(ctx, machines)
+	if err == nil && len(here) == 0 {
+		err = a.kv.Set(ctx, endedKey, []byte(a.host))
+	}
+	if err != nil {
+		fmt.Fprintf(a.Err, "tutti: the store does not know that the job has ended: %v\n", err)
+	}
+}
+
+// bounds tells ranks those of an elastic job.
+func (a *agent) bounds() {
+	a.env = append(a.env, elastic.MinVariable+"="+strconv.Itoa(a.Min), elastic.MaxVariable+"="+strconv.Itoa(a.Max))
+}
+
+// joined is where this launcher has joined the job.
+func (a *agent) joined() string { return strings.Join(a.Join, ",") }
+
+// named is the name of the job in a sentence.
+func (a *agent) named() string {
+	if a.Job == "" {
+		return ""
+	}
+	return fmt.Sprintf(" %q", a.Job)
+}
+
+// keeper is whom an error of the store is about.
+func (a *agent) keeper() string {
+	switch {
+	case !a.Served:
+		return "the launcher of the first machine"
+	case a.Min > 0:
+		return "the store at " + a.joined()
+	}
+	return "the store at " + a.joined() + ", with whose session a job ends that is not elastic (--min)"
+}
+
+// rejoin connects to the store again: to the next server of a served one, or to the first machine. It fails at once if
+// nobody listens on the first machine any more, as the launcher has ended then, and otherwise Config.Wait after this loss.
+func (a *agent) rejoin(ctx context.Context) (*store.Client, error) {
+	ctx, cancel := context.WithTimeout(ctx, a.Wait)
+	defer cancel()
+	d := a.dialer
+	d.Once = !a.Served
+	for {
+		kv, err := d.Dial(ctx)
+		if err == nil {
+			if err = kv.Set(ctx, a.own, nil, store.Lease); err == nil {
+				return kv, nil
+			}
+			_ = kv.Close() // a session that could not be used
+		}
+		if !a.Served && errors.Is(err, syscall.ECONNREFUSED) {
+			return nil, fmt.Errorf("it has ended: %w", err)
+		}
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("not in reach for %v (--wait): %w", a.Wait, err)
+		}
+	}
+}
+
+// reachable is an address of this machine, that of loopback if the job has no other machine.
+func (a *agent) reachable() string {
+	all, _ := net.InterfaceAddrs()
+	for _, at := range all {
+		if n, ok := at.(*net.IPNet); ok && n.IP.IsGlobalUnicast() && a.Machines > 1 {
+			return n.IP.String()
+		}
+	}
+	return "127.0.0.1"
+}
+
+// secret is TUTTI_SECRET, that of the file, or a random one that only ranks of this machine need to know.
+func (a *agent) secret() (string, error) {
+	if secret := os.Getenv(rendezvous.SecretVariable); secret != "" && a.SecretFile == "" {
+		a.known = "the same " + rendezvous.SecretVariable
+		return secret, nil
+	}
+	path := cmp.Or(a.SecretFile, os.Getenv(rendezvous.SecretFileVariable))
+	if path == "" && a.first && a.Machines == 1 && a.Listen == "" {
+		return rand.Text(), nil
+	}
+	if path == "" {
+		var err error
+		if path, err = rendezvous.UserSecretFile(); err != nil {
+			return "", err
+		}
+	}
+	secret, err := rendezvous.ReadSecret(path, a.first)
+	if errors.Is(err, os.ErrNotExist) {
+		remedy := "copy the first machine's, and name it with --secret-file"
+		switch {
+		case a.first:
+			remedy = "no secret can be made there; --secret-file names another place"
+		case a.Served:
+			remedy = "copy that of the store's servers, and name it with --secret-file"
+		}
+		err = fmt.Errorf("%w: %s", err, remedy)
+	}
+	a.known = "--secret-file and a copy of " + path
+	return secret, err
+}

@@ -1,0 +1,156 @@
+package launch
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/distributed/elastic"
+)
+
+// service is a store of several jobs that proxies serve, as programs of adapters/etcd do.
+type service struct {
+	addresses []string
+	file      string // with the secret
+	proxies   []*store.Proxy
+
+	mu       sync.Mutex
+	stores   map[string]*store.Server // by job; guarded by mu
+	sessions [][]*store.Client        // by proxy; guarded by mu
+}
+
+// open begins a session of a proxy.
+func (s *service) open(proxy int, job string) *store.Client {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stores[job] == nil {
+		s.stores[job] = store.NewServer(store.Options{})
+	}
+	kv := s.stores[job].Local("a session")
+	s.sessions[proxy] = append(s.sessions[proxy], kv)
+	return kv
+}
+
+// lose ends a proxy. The leases of its sessions end later.
+func (s *service) lose(proxy int) {
+	_ = s.proxies[proxy].Close()
+	time.AfterFunc(elastic.DefaultSilence, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, kv := range s.sessions[proxy] {
+			_ = kv.Close()
+		}
+	})
+}
+
+func newService(t *testing.T) *service {
+	s := &service{file: filepath.Join(t.TempDir(), "secret"), stores: map[string]*store.Server{}}
+	secret, err := rendezvous.ReadSecret(s.file, true)
+	require.NoError(t, err)
+	conf, err := rendezvous.Job{Secret: []byte(secret + "\x00tutti\x00"), Hosted: true}.TLS("store")
+	require.NoError(t, err)
+	for i := range 2 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		p := store.NewProxy(elastic.DefaultSilence, func(_ context.Context, job string) (store.Backend, error) {
+			return s.open(i, job), nil
+		})
+		p.Serve(l, conf)
+		t.Cleanup(func() { _ = p.Close() })
+		s.addresses = append(s.addresses, l.Addr().String())
+		s.proxies = append(s.proxies, p)
+		s.sessions = append(s.sessions, nil)
+	}
+	return s
+}
+
+// fixed has a launcher take part in a job of two machines, and elastic in one of members.
+func (s *service) fixed(c *Config) {
+	c.Join, c.SecretFile = s.addresses, s.file
+	c.Served = true
+	c.Machines = 2
+}
+
+func (s *service) elastic(c *Config) {
+	s.fixed(c)
+	c.Machines = 1
+	c.Ranks = 1
+	c.Min = 2
+	c.Restarts = 3
+	c.Job = "elastic"
+}
+
+// TestServedStore: launchers of which none keeps the store run a job, and the same one again.
+func TestServedStore(t *testing.T) {
+	s := newService(t)
+	for range 2 {
+		a := begin(t, t.Context(), "fails once", func(c *Config) { s.fixed(c); c.Restarts = 1 })
+		b := begin(t, t.Context(), "fails once", func(c *Config) { s.fixed(c); c.Restarts, c.Ranks = 1, 3 })
+		require.NoError(t, a.wait(t), "%s%s", &a.out, &a.err)
+		require.NoError(t, b.wait(t), "%s%s", &b.out, &b.err)
+		for r := range 5 {
+			assert.Contains(t, a.out.String()+b.out.String(), fmt.Sprintf("rank %d of 5", r))
+		}
+	}
+}
+
+// TestServedStoreLost: a job that is not elastic ends with its session of the store, which each launcher says.
+func TestServedStoreLost(t *testing.T) {
+	s := newService(t)
+	a := begin(t, t.Context(), "waits", s.fixed)
+	b := begin(t, t.Context(), "waits", s.fixed)
+	a.says(t, "of 4")
+	b.says(t, "of 4")
+	s.lose(0)
+	for _, launcher := range []*started{a, b} {
+		err := launcher.wait(t)
+		require.ErrorIs(t, err, comm.ErrPeerFailed)
+		require.ErrorContains(t, err, "the store at "+s.addresses[0])
+		require.ErrorContains(t, err, "that is not elastic (--min)")
+	}
+}
+
+// TestServedElastic: an elastic job goes on at the next address of its store, also when a rank is killed. A machine that
+// comes later is told that it has ended.
+func TestServedElastic(t *testing.T) {
+	s := newService(t)
+	a := begin(t, t.Context(), "elastic", s.elastic)
+	b := begin(t, t.Context(), "elastic", s.elastic)
+	kv := s.open(1, "elastic")
+	require.NoError(t, kv.Wait(t.Context(), machines+"00000001", machines+"00000002"))
+
+	err := begin(t, t.Context(), "elastic", func(c *Config) { s.elastic(c); c.Min = 1 }).wait(t)
+	require.ErrorIs(t, err, comm.ErrMismatch)
+	require.ErrorContains(t, err, "another job has another name (--job)")
+
+	s.lose(0)
+	require.NoError(t, a.wait(t), "%s%s", &a.out, &a.err)
+	require.NoError(t, b.wait(t), "%s%s", &b.out, &b.err)
+	assert.Contains(t, a.out.String()+b.out.String(), "[rank 0 rank 1]")
+
+	err = begin(t, t.Context(), "elastic", s.elastic).wait(t)
+	require.ErrorIs(t, err, comm.ErrArgument)
+	require.ErrorContains(t, err, "has ended")
+}
+
+// TestNoName: a store that a launcher keeps has no job with a name.
+func TestNoName(t *testing.T) {
+	first, second := pair(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	a := begin(t, ctx, "succeeds", first)
+	err := begin(t, t.Context(), "succeeds", func(c *Config) { second(c); c.Job = "x" }).wait(t)
+	require.ErrorIs(t, err, store.ErrRefused)
+	require.ErrorContains(t, err, `looks for the job "x"`)
+	cancel()
+	assert.Error(t, a.wait(t))
+}
