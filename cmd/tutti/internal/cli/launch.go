@@ -105,7 +105,7 @@ elastic: it ends with the session of any of its launchers.`,
 	console.Restrict(flags, "max", "0 or more", func() bool { return cfg.Max >= 0 })
 	console.Restrict(flags, "wait", "more than 0s", func() bool { return cfg.Wait > 0 })
 	console.Restrict(flags, "join", "HOST:PORT, such as 192.168.1.5"+launch.DefaultListen, func() bool {
-		return !slices.ContainsFunc(cfg.Join, func(a string) bool { return !isAddress(a) || a[0] == ':' })
+		return len(cfg.Join) > 0 && !slices.ContainsFunc(cfg.Join, func(a string) bool { return !isAddress(a) || a[0] == ':' })
 	})
 	console.Restrict(flags, "listen", "HOST:PORT or :PORT, such as "+launch.DefaultListen, func() bool { return isAddress(cfg.Listen) })
 	return cmd
