@@ -43,6 +43,7 @@ var layers = []struct{ of, may string }{
 	{"comm/record/recordhttp", "comm comm/record comm/instrument"},
 	{"comm/store", "comm"},
 	{"comm/rendezvous", "comm comm/store"},
+	{"comm/internal/peers", "comm comm/store"},
 	{"comm/internal/schedule", "comm comm/backend runtime runtime/cpu"},
 	{"comm/internal/marks", "comm/backend runtime/cuda"},
 	{"comm/internal/faulttest", "comm comm/checked comm/internal/trees runtime"},
@@ -52,7 +53,7 @@ var layers = []struct{ of, may string }{
 	{"comm/local", "comm comm/backend runtime"},
 	{"comm/mpi", "comm comm/backend comm/internal/schedule runtime runtime/cpu"},
 	{"comm/tcp", "comm comm/backend comm/internal/schedule comm/store comm/rendezvous runtime runtime/cpu"},
-	{"comm/nccl", "comm comm/backend comm/internal/marks comm/store comm/rendezvous runtime runtime/cpu runtime/cuda"},
+	{"comm/nccl", "comm comm/backend comm/internal/marks comm/internal/peers comm/store comm/rendezvous runtime runtime/cpu runtime/cuda"},
 	{"comm/p2p", "comm comm/backend comm/internal/marks runtime runtime/kernel runtime/cpu runtime/cuda"},
 
 	{"distributed", "comm distributed/internal/base runtime"},

@@ -14,8 +14,8 @@ func (a adapter) Release(context.Context) error {
 	c.released.Store(true)
 	c.windows.native.Load().destroy() // unless it was aborted
 	c.data.destroy()
-	if c.reporter != nil { // a rank that drains in vain aborts, which it can tell until now
-		c.reporter.remove(c.submitted, "closed its communicator")
+	if c.group != nil { // a rank that drains in vain aborts, which it can tell until now
+		c.group.Leave()
 	}
 	c.control.mu.Lock()
 	c.control.abort(0)
@@ -70,9 +70,9 @@ func (c *Comm) freeWindow(w window) error {
 
 // leaked is called when the garbage collector finds a communicator that was
 // never closed. Its memory on the GPU is lost.
-func leaked(name string, r *reporter, s *submissions) {
-	if r != nil {
-		r.remove(s, "lost its communicator without closing it")
+func leaked(name string, g group) {
+	if g != nil {
+		g.Leave()
 	}
 	slog.Error("nccl: a communicator was never closed", "communicator", name)
 }

@@ -26,7 +26,7 @@ import (
 // most. Split's colors and keys must fit in 32 bits.
 //
 // When one rank aborts, kernels of the others end with wrong results, and NCCL reports no
-// error there. So a rank tells its peers before it aborts ([rendezvous.Reports]), and their Sync and
+// error there. So a rank tells its peers before it aborts, over the job's store, and their Sync and
 // Barrier return [comm.ErrPeerFailed] with the cause. Replays of graphs are not counted: after
 // a capture ([cuda.Stream.Capture]) Sync and Barrier return that error even if the
 // peer's part was done before. Ranks learn this through rank 0: if rank 0's process exits, its
@@ -67,7 +67,9 @@ type Comm struct {
 	counts    bool // calls are the user's: creation is over
 	windows   windows
 	marks     marks.Marks
+	group     group // nil if the ranks cannot tell each other of an abort
 	told      sync.Once
+	others    string      // what the other ranks were doing; set by told
 	stuck     atomic.Bool // kernels of this rank go on after the abort
 	released  atomic.Bool
 
@@ -88,7 +90,7 @@ var (
 // newComm makes a communicator around its control communicator, which it owns from then on.
 func newComm(ctx context.Context, control *native, o options) (*Comm, error) {
 	lib, rt, handle := control.lib, control.rt, control.handle
-	c := &Comm{lib: lib, rt: rt, options: o, submitted: &submissions{group: o.name}}
+	c := &Comm{lib: lib, rt: rt, options: o, submitted: &submissions{}}
 	c.life.Timeout = backend.DeviceTimeout
 	c.check = backend.Check{
 		Backend:   "nccl",
@@ -96,14 +98,13 @@ func newComm(ctx context.Context, control *native, o options) (*Comm, error) {
 		WorldSize: int(int32(lib.out(func(p uintptr) { lib.sym.Count.Call(handle, p) }))),
 		Supports:  c.supports,
 	}
-	c.submitted.rank, c.submitted.size = c.check.Rank, c.check.WorldSize
 	c.Base = backend.New(&c.check, &c.life, adapter{c})
 	c.control.native = control
-	name, reporter, submitted := fmt.Sprintf("rank %d of %d on %v", c.Rank(), c.WorldSize(), rt.Device()), c.reporter, c.submitted
-	c.leakAlarm = goruntime.AddCleanup(c, func(name string) { leaked(name, reporter, submitted) }, name)
-	if c.reporter != nil {
-		c.reporter.add(c.submitted)
+	if c.session != nil {
+		c.group = c.session.Join(ctx, c.name, c.Rank(), c.WorldSize(), c.submitted.status)
 	}
+	name, group := fmt.Sprintf("rank %d of %d on %v", c.Rank(), c.WorldSize(), rt.Device()), c.group
+	c.leakAlarm = goruntime.AddCleanup(c, func(name string) { leaked(name, group) }, name)
 	if err := c.init(ctx); err != nil {
 		c.Abort(err)
 		return nil, errors.Join(c.explain("init", err), c.Close())

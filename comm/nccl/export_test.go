@@ -2,59 +2,70 @@ package nccl
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm/internal/peers"
+	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/dl"
 )
 
-// OtherRankAborts tells a communicator that another rank has aborted, after as many
+// AnotherRank has a communicator share a group with another rank, and returns how that rank aborts: after as many
 // collectives as this one has seen done and more.
-func OtherRankAborts(c *Comm, rank, more int) {
-	c.reporter.Abort(context.Background(), c.name, rank, "changed its mind", c.submitted.seen.Load()+uint64(more))
+func AnotherRank(t *testing.T, c *Comm, rank int) (abort func(more int)) {
+	server := store.NewServer(store.Options{})
+	join := func(rank int, status func() string) *peers.Group {
+		kv := server.Local(fmt.Sprint("rank ", rank))
+		session, err := peers.Open(t.Context(), kv, kv.Close)
+		require.NoError(t, err)
+		return session.Join(t.Context(), c.name, rank, 8, status)
+	}
+	if c.group != nil {
+		c.group.Leave()
+	}
+	c.group = join(c.Rank(), c.submitted.status)
+	other := join(rank, func() string { return "no call yet" })
+	return func(more int) {
+		other.Abort(context.Background(), "changed its mind", c.submitted.seen.Load()+uint64(more))
+	}
 }
 
 // Guarded runs calls as calls that wait for other ranks.
 func Guarded(ctx context.Context, c *Comm, calls func() error) error { return c.guarded(ctx, calls) }
 
-// Watch has leaves called when a communicator, or one that was made out of it, leaves its
-// reports, aborts when it aborts, and fails before it is asked who has; each may be nil.
+// Watch has leaves called when a communicator leaves its group, aborts when it tells the group of its abort, and fails
+// before it asks which rank has aborted; each may be nil.
 func Watch(c *Comm, leaves, aborts, fails func()) {
-	c.reporter.mu.Lock()
-	defer c.reporter.mu.Unlock()
-	c.reporter.reports = watched{c.reporter.reports, leaves, aborts, fails}
+	c.group = watched{c.group, leaves, aborts, fails}
 }
 
 type watched struct {
-	reports
+	group
 	leaves, aborts, fails func()
 }
 
-func (w watched) Leave(group string, rank int, text string) {
+func (w watched) Leave() {
 	if w.leaves != nil {
 		w.leaves()
 	}
-	w.reports.Leave(group, rank, text)
+	w.group.Leave()
 }
 
-func (w watched) Abort(ctx context.Context, group string, rank int, text string, done uint64) {
+func (w watched) Abort(ctx context.Context, cause string, done uint64) string {
 	if w.aborts != nil {
 		w.aborts()
 	}
-	w.reports.Abort(ctx, group, rank, text, done)
+	return w.group.Abort(ctx, cause, done)
 }
 
-func (w watched) Failed(group string, rank int, collectives uint64) error {
+func (w watched) Failed(collectives uint64) error {
 	if w.fails != nil {
 		w.fails()
 	}
-	return w.reports.Failed(group, rank, collectives)
-}
-
-// Reported is of how many ranks of a communicator there are reports.
-func Reported(c *Comm) int {
-	last, _ := c.reporter.Last(context.Background(), c.name)
-	return len(last)
+	return w.group.Failed(collectives)
 }
 
 // AsOfTwo has a communicator behave as if there were another rank, in another process.

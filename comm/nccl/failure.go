@@ -16,8 +16,8 @@ func (c *Comm) fail(err error) error {
 	if err == nil || errors.Is(err, comm.ErrClosed) {
 		return err
 	}
-	if c.reporter != nil && c.WorldSize() > 1 && c.life.Broken() == nil {
-		err = c.reporter.name(err, c.submitted)
+	if c.life.Broken() == nil && !c.released.Load() {
+		err = describeFailure(err, c.tell(err))
 	}
 	c.Abort(err)
 	if c.stuck.Load() {
@@ -40,14 +40,8 @@ func (a adapter) Abort(ctx context.Context, cause error) {
 	c.stuck.Store(!c.drain(ctx))
 }
 
-// The kernel of an aborted call ends when it comes to look at the abort flag, and the next call in
-// flight begins then. That takes some 10 ms a call, and up to 140 ms where three processes take
-// turns on a GPU.
-const (
-	endingCall    = 200 * time.Millisecond
-	endingMost    = 30 * time.Second
-	replayedCalls = 50 // that may be in flight where there are graphs
-)
+// replayedCalls is how many calls of graphs may be in flight.
+const replayedCalls = 50
 
 // endingTime is how long so many calls in flight may take to end, beside the time of an abort. Calls
 // of graphs are not counted.
@@ -56,26 +50,6 @@ func endingTime(calls uint64, captured bool) time.Duration {
 		calls += replayedCalls
 	}
 	return time.Duration(min(calls, uint64(endingMost/endingCall))) * endingCall
-}
-
-// tellTimeout bounds how long a rank that aborts waits until its peers know, which takes one
-// round trip to the store and one to each of them. It is a third of [backend.AbortTimeout], so
-// that a lost peer leaves the kernels their time.
-const tellTimeout = time.Second
-
-// tell tells the other ranks, once, that this one aborts, before it does. Abort does it as well; a
-// communicator above this one does it before it ends kernels of its own.
-func (c *Comm) tell(cause error) { c.told.Do(func() { c.tellOthers(cause) }) }
-
-// tellOthers is tell: see abandoned.
-func (c *Comm) tellOthers(cause error) {
-	c.submitted.aborts(cause)
-	if c.reporter == nil || c.WorldSize() == 1 {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), tellTimeout)
-	defer cancel()
-	c.reporter.Abort(ctx, c.name, c.Rank(), c.submitted.how(), c.submitted.seen.Load())
 }
 
 // drain waits for the end of aborted kernels, and reports whether it came. An abort takes
@@ -94,16 +68,7 @@ func (c *Comm) inFlightError(ctx context.Context) error {
 	if !c.counts {
 		return comm.ContextError(ctx) // nothing is the user's
 	}
-	return c.withOthers(c.submitted.ledger.InFlight().Error(ctx))
-}
-
-// withOthers adds the last status of the other ranks.
-func (c *Comm) withOthers(err error) error {
-	if c.reporter == nil || c.WorldSize() == 1 {
-		return err
-	}
-	text, _ := c.reporter.others(c.submitted)
-	return fmt.Errorf("%w; %s", err, text)
+	return c.submitted.ledger.InFlight().Error(ctx)
 }
 
 // asyncError returns the asynchronous error of the native communicators that carry data.

@@ -86,11 +86,11 @@ func rankOfAKilledJob(t *testing.T, way string) {
 	require.True(t, errors.Is(err, comm.ErrTimeout) || errors.Is(err, comm.ErrPeerFailed), "%v", err)
 	if way == gputest.First { // which tells the others of each other
 		require.ErrorIs(t, err, comm.ErrPeerFailed)
-		require.ErrorContains(t, err, "rank 0 aborted: its process has ended")
+		require.Regexp(t, "rank 0( aborted)?: its process has ended", err.Error())
 		require.NotErrorIs(t, err, comm.ErrTimeout, "nobody waits for a deadline")
 	}
 	if errors.Is(err, comm.ErrTimeout) && way != gputest.Stops {
-		require.ErrorContains(t, err, fmt.Sprintf("rank %d is gone, and had reported", victim))
+		require.ErrorContains(t, err, fmt.Sprintf("rank %d: its process has ended", victim))
 	}
 	require.ErrorIs(t, c.AllReduce(buf, buf, 1, dtype.F32, comm.Sum), comm.ErrBroken)
 	if way == symmetric {

@@ -62,15 +62,6 @@ func (n *native) enter() bool {
 
 func (n *native) leave() { n.calls.RUnlock() }
 
-// callTimeout bounds how long an orderly end waits for calls in flight. They return within
-// milliseconds unless they wait for a rank, and then only an abort ends them.
-const callTimeout = time.Second
-
-// unmapTime is how long a rank waits where it cannot see that they have: on a busy machine
-// they take some hundred ms, and one that is aborted may be in a poll of half a second before.
-// Those of a communicator that is freed in the middle of a call may not end before it is.
-var unmapTime = 1500 * time.Millisecond
-
 // queuedAborts is the first version whose ncclCommAbort, inside a group, frees the
 // communicator at the group's end. The abort itself takes effect at once.
 const queuedAborts = 22700
@@ -235,9 +226,6 @@ type frees struct {
 	trimmed time.Time
 }
 
-// trimEvery is how often freed memory goes back to the system while more is being freed.
-const trimEvery = time.Second
-
 // begin notes that n is being freed, for which a launch waits for most at most.
 func (f *frees) begin(n *native, most time.Duration) {
 	f.mu.Lock()
@@ -301,10 +289,6 @@ func (f *frees) await(ctx context.Context) {
 		}
 	}
 }
-
-// allTimeout bounds the wait for all that is being freed, which may take for ever while a
-// graph is open. It is shorter than [cuda.Runtime.Close] waits for that.
-const allTimeout = 20 * time.Second
 
 // awaitAll waits until nothing is being freed.
 func (f *frees) awaitAll() {

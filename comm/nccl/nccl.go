@@ -21,6 +21,7 @@ import (
 	"sync"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/peers"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -34,7 +35,7 @@ type options struct {
 	minCTAs, maxCTAs int
 	oneProcess       bool // all ranks are goroutines of this process
 	name             string
-	reporter         *reporter // nil if ranks cannot publish their status
+	session          *peers.Session // nil if the ranks cannot tell each other of an abort
 }
 
 // WithCTAs bounds the number of thread blocks (CTAs) of a collective, and so the
@@ -65,10 +66,7 @@ func InProcess(ctx context.Context, runtimes []*cuda.Runtime, opts ...Option) ([
 	if err != nil {
 		return nil, err
 	}
-	reports, err := rendezvous.NewReports(ctx, store.NewServer(store.Options{}).Local("all ranks"))
-	if err != nil {
-		return nil, err
-	}
+	server := store.NewServer(store.Options{})
 	// When one rank fails, the others stop waiting for it.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -79,8 +77,14 @@ func InProcess(ctx context.Context, runtimes []*cuda.Runtime, opts ...Option) ([
 	for rank, rt := range runtimes {
 		wg.Go(func() {
 			o := collect(opts)
-			o.oneProcess, o.reporter = true, &reporter{reports: reports, close: noClose}
-			c, err := lib.join(ctx, rt, id, rank, len(runtimes), o)
+			o.oneProcess = true
+			var c *Comm
+			kv := server.Local(fmt.Sprint("rank ", rank))
+			session, err := peers.Open(ctx, kv, kv.Close)
+			if err == nil {
+				o.session = session
+				c, err = lib.join(ctx, rt, id, rank, len(runtimes), o)
+			}
 			if err != nil {
 				once.Do(func() { first = err })
 				cancel(err)
@@ -138,7 +142,7 @@ func From(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ..
 	copy(id[:], all.payload)
 	o := collect(opts)
 	o.oneProcess = all.oneProcess
-	o.reporter = invited(ctx, kept, all.payload[len(id):], base.Rank())
+	o.session = invited(ctx, kept, all.payload[len(id):], base.Rank())
 	return lib.join(ctx, rt, id, base.Rank(), base.WorldSize(), o)
 }
 
@@ -150,16 +154,9 @@ func (l *library) join(ctx context.Context, rt *cuda.Runtime, id uniqueID, rank,
 	})
 	goruntime.KeepAlive(cfg)
 	if err != nil {
-		if o.reporter != nil {
-			_ = o.reporter.close()
-		}
-		return nil, &comm.OpError{Backend: "nccl", Op: "init", Rank: rank, Err: err}
+		return nil, &comm.OpError{Backend: "nccl", Op: "init", Rank: rank, Err: errors.Join(err, o.endSession())}
 	}
-	c, err := newComm(ctx, control, o)
-	if err != nil && o.reporter != nil {
-		_ = o.reporter.close()
-	}
-	return c, err
+	return newComm(ctx, control, o)
 }
 
 // FromEnv makes a communicator of the processes that a launcher started
@@ -182,7 +179,8 @@ func FromEnv(ctx context.Context, rt *cuda.Runtime, opts ...Option) (*Comm, erro
 		return nil, err
 	}
 	o := collect(opts)
-	if o.reporter, err = storeReports(ctx, kv, noClose); err != nil {
+	o.session, err = peers.Open(ctx, kv, keepOpen)
+	if err != nil {
 		return nil, err
 	}
 	var c *Comm
@@ -192,7 +190,7 @@ func FromEnv(ctx context.Context, rt *cuda.Runtime, opts ...Option) (*Comm, erro
 		return err
 	})
 	if err != nil {
-		return nil, errors.Join(err, o.reporter.close())
+		return nil, errors.Join(err, o.endSession())
 	}
 	return c, nil
 }

@@ -85,9 +85,8 @@ func (s *serviceThreads) ended() bool {
 
 // await waits until they have, for so long at most.
 func (s *serviceThreads) await(most time.Duration) {
-	const every = 5 * time.Millisecond
 	for deadline := time.Now().Add(most); !s.ended() && time.Now().Before(deadline); {
-		time.Sleep(every)
+		time.Sleep(serviceEvery)
 	}
 }
 

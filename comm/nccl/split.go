@@ -105,9 +105,6 @@ const shrinkAbort = 1
 func (c *Comm) derive(ctx context.Context, stop func() error, name string, fn dl.Func, call func(cell, cfg uintptr) uintptr) (*Comm, error) {
 	control, err := c.fromControl(ctx, stop, false, fn, call)
 	if err != nil {
-		if ctx.Err() != nil {
-			err = c.withOthers(err)
-		}
 		return nil, c.fail(err)
 	}
 	if control == nil {

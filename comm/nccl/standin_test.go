@@ -344,8 +344,9 @@ func TestStandInAnotherRankAborts(t *testing.T) {
 	buf, err := rt.Allocate(64)
 	require.NoError(t, err)
 	reduce := func() error { return c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum) }
+	otherAborts := nccl.AnotherRank(t, c, 5)
 	require.NoError(t, reduce())
-	nccl.OtherRankAborts(c, 5, 2)
+	otherAborts(2)
 	require.NoError(t, c.Sync(t.Context()), "it had done that as well")
 	require.NoError(t, c.Barrier(t.Context()), "and left this one")
 	require.NoError(t, c.Sync(t.Context()))
@@ -360,11 +361,12 @@ func TestStandInAnotherRankAborts(t *testing.T) {
 
 	// A wait that goes on ends at once, and so does one for a message.
 	child := part.(*nccl.Comm)
+	otherAborts = nccl.AnotherRank(t, child, 1)
 	s.pend(t, child, buf)
 	require.NoError(t, part.Group(comm.SendCall(buf, 4, dtype.F32, 0, 0), comm.RecvCall(buf+32, 4, dtype.F32, 0, 0)))
 	waiting := make(chan error)
 	go func() { waiting <- part.Sync(context.Background()) }()
-	nccl.OtherRankAborts(child, 1, 0)
+	otherAborts(0)
 	require.ErrorIs(t, <-waiting, comm.ErrPeerFailed)
 	require.NoError(t, part.Close())
 	require.NoError(t, c.Close())
@@ -435,8 +437,9 @@ func TestStandInProgress(t *testing.T) {
 	stall(0)
 	require.NoError(t, c.Sync(t.Context()))
 	want(45, 2)
+	otherAborts := nccl.AnotherRank(t, c, 1)
 	reduce(1)
-	nccl.OtherRankAborts(c, 1, 0)
+	otherAborts(0)
 	want(45, 2) // as that may have ended what others wait for
 	require.ErrorIs(t, c.Close(), comm.ErrPeerFailed)
 	want(45, 2)
@@ -536,7 +539,7 @@ func TestStandInAnotherRankAbortsAReplay(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, graph.Launch(c.Stream()))
 	require.NoError(t, c.Sync(t.Context()))
-	nccl.OtherRankAborts(c, 1, 0)
+	nccl.AnotherRank(t, c, 1)(0)
 	require.NoError(t, graph.Launch(c.Stream()))
 	require.ErrorIs(t, c.Sync(t.Context()), comm.ErrPeerFailed)
 	require.NoError(t, graph.Close())
@@ -567,7 +570,7 @@ func TestStandInAbortOfAGuardedCall(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
-// A rank that closes with work in flight leaves its reports only after that: it may have to
+// A rank that closes with work in flight leaves its group only after that: it may have to
 // abort, and to tell its peers.
 func TestStandInLeavesAfterItsWork(t *testing.T) {
 	s, rt := openStandIns(t)
@@ -629,22 +632,19 @@ func TestStandInEndsTogether(t *testing.T) {
 		close(all)
 	}()
 	var first sync.Once
-	var one atomic.Int64
-	nccl.Watch(c, nil, func() {
-		if one.Add(1) > n { // the communicator itself, at last
-			return
-		}
+	tells := func() {
 		told.Done()
 		select {
 		case <-all:
 		case <-time.After(30 * time.Second):
 			first.Do(func() { t.Error("one after the other") })
 		}
-	}, nil)
+	}
 	for range n {
 		part, err := c.Split(t.Context(), 0, 0)
 		require.NoError(t, err)
 		nccl.AsOfTwo(part.(*nccl.Comm))
+		nccl.Watch(part.(*nccl.Comm), nil, tells, nil)
 	}
 	require.NoError(t, comm.CloseAll(c, errors.New("aborted")))
 }
@@ -687,7 +687,6 @@ func TestStandInCanceledAfterClose(t *testing.T) {
 	require.Error(t, c.Sync(ctx))
 	require.True(t, left)
 	require.Zero(t, after, "it aborted after its end")
-	require.Zero(t, nccl.Reported(c), "reports that nobody will remove")
 }
 
 // A rank that cannot take part in a vote is aborted: the others go on to the next collective, and it

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
@@ -67,22 +66,6 @@ func (c *Comm) done() (bool, error) {
 	c.looks.RLock()
 	defer c.looks.RUnlock()
 	return c.stream.Done()
-}
-
-// abandoned returns an error if another rank is known to have aborted before it completed n
-// collectives.
-//
-// The abort of one rank lets kernels of the others go on with whatever lies in memory: its own
-// kernels still store the flags and steps that the others wait for before they exit. NCCL does
-// not tell the others, so a rank tells them before it aborts ([Comm.tellOthers]).
-func (c *Comm) abandoned(n uint64) error {
-	if c.reporter == nil {
-		return nil
-	}
-	if c.rt.HasCaptured() { // replays are not counted
-		n = math.MaxUint64
-	}
-	return c.reporter.Failed(c.name, c.Rank(), n)
 }
 
 // inCapture reports whether the driver refused a call because of a capture.

@@ -119,7 +119,7 @@ var Table = []Fault{
 			"local": {Others: inVain, Self: ok, Note: "names the call, its number and who has not made it"},
 			"mpi":   {Others: inVain, Self: ok, Note: "names the call, its number and who has sent nothing"},
 			Checked: {Others: inVain, Self: ok, Note: "after 30 s, or what `checked.Timeout` says"},
-			"nccl":  {Others: inVain, Self: ok, Note: "names the call, its number and what the others reported last", says: "reported: "},
+			"nccl":  {Others: inVain, Self: ok, Note: "names the call, its number and what each other rank is doing", says: "aborted: timed out: "},
 			"p2p":   {Others: inVain, Self: ok, Note: "names the call and its number"},
 		}},
 	{Name: "straggler", What: "it makes the call when the others have aborted",

@@ -1,6 +1,7 @@
 package nccl
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -9,22 +10,16 @@ import (
 	"github.com/tutti-go/tutti/comm/backend"
 )
 
-// submissions are the calls of a communicator, and its status for the other ranks.
+// submissions are the calls of a communicator. The zero value has none.
 type submissions struct {
-	group      string // the communicator's name, the same on all its ranks
-	rank, size int
-
 	ledger   backend.Ledger // the user's calls
 	all      atomic.Uint64  // collectives, the communicator's own among them
 	seen     atomic.Uint64  // of these, done as far as waits have seen
 	trailing atomic.Bool    // messages were submitted that no collective comes after in the stream
-	waiters  atomic.Int32   // goroutines that wait
 
 	mu      sync.Mutex
-	splits  []uint64 // collectives before each Split in flight, which is not in the stream
-	aborted string   // the cause
-	told    string   // the last status that was published
-	left    bool     // nothing is published any more
+	splits  []uint64 // collectives before each Split in flight, which is not in the stream; guarded by mu
+	aborted error    // the cause, nil before; guarded by mu
 }
 
 // extent is how far submissions go: the user's, and all collectives.
@@ -91,7 +86,6 @@ func (s *submissions) inFlight() uint64 {
 // another rank has completed when it has done its part of these. For messages behind the last
 // collective, a further one shows that.
 func (s *submissions) begin() (wait extent, collectives uint64) {
-	s.waiters.Add(1)
 	wait.Extent = s.ledger.Begun() // first: more collectives do no harm
 	wait.all = s.all.Load()
 	collectives = wait.all
@@ -106,7 +100,6 @@ func (s *submissions) begin() (wait extent, collectives uint64) {
 // end ends a wait that has seen calls done.
 func (s *submissions) end(done extent) {
 	s.ledger.Done(done.Extent)
-	s.waiters.Add(-1)
 	for seen := s.seen.Load(); seen < done.all && !s.seen.CompareAndSwap(seen, done.all); {
 		seen = s.seen.Load()
 	}
@@ -134,52 +127,25 @@ func (s *submissions) soFar() backend.Extent {
 	return e
 }
 
-// leave publishes a status for the last time.
-func (s *submissions) leave(to reports, why string) {
+// status says what the rank is doing, for the others.
+func (s *submissions) status() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.left = true
-	to.Leave(s.group, s.rank, why)
-}
-
-// tell publishes the status if it has changed.
-func (s *submissions) tell(to reports) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.left {
-		return
-	}
-	var text string
-	switch last := s.ledger.Last(); {
-	case s.aborted != "":
-		text = "aborted: " + s.aborted
-	case s.waiters.Load() > 0:
-		text = "waits for " + s.ledger.InFlight().String()
+	last := s.ledger.Last()
+	switch {
+	case s.aborted != nil:
+		return fmt.Sprintf("aborted: %v", s.aborted)
 	case last == "":
-		text = "has called nothing"
+		return "no call yet"
 	case s.ledger.Idle():
-		text = "called " + last + " last, which is done"
-	default:
-		text = "called " + last + " last"
+		return "idle after " + last
 	}
-	if text != s.told {
-		s.told = text
-		to.Report(s.group, s.rank, text)
-	}
+	return "in flight: " + s.ledger.InFlight().String()
 }
 
-// how returns why the communicator aborted.
-func (s *submissions) how() string {
+// abort notes why the communicator aborts.
+func (s *submissions) abort(cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.aborted
-}
-
-// aborts notes why the communicator aborts.
-func (s *submissions) aborts(cause error) {
-	const longest = 200
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.aborted = cause.Error()
-	s.aborted = s.aborted[:min(len(s.aborted), longest)]
+	s.aborted = cause
 }

@@ -1,0 +1,349 @@
+package peers_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/peers"
+	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/comm/store"
+)
+
+// patience is how long anything here may take on a busy machine.
+const patience = time.Minute
+
+// rank is one process of a job, with its own connection to the store; that of rank 0 keeps it.
+type rank struct {
+	*peers.Session
+	client *store.Client
+}
+
+// job starts the ranks of a job.
+func job(t *testing.T, size int) []rank {
+	client, invitation, err := rendezvous.Invite(true)
+	require.NoError(t, err)
+	all := make([]rank, size)
+	for r := range all {
+		if r > 0 {
+			client, err = invitation.Accept(t.Context(), r)
+			require.NoError(t, err)
+		}
+		session, err := peers.Open(t.Context(), client, func() error { return nil })
+		require.NoError(t, err)
+		session.Join(t.Context(), "world", r, size, says("busy")) // sessions end with their last group
+		all[r] = rank{session, client}
+		t.Cleanup(func() {
+			assert.NoError(t, all[r].Session.Close())
+			assert.NoError(t, all[r].client.Close())
+		})
+	}
+	return all
+}
+
+// says is a status that does not change.
+func says(text string) func() string { return func() string { return text } }
+
+// bounded is a context for calls that end by themselves.
+func bounded(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// logged returns what is logged from now on.
+func logged(t *testing.T) *bytes.Buffer {
+	var text bytes.Buffer
+	saved := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&text, nil)))
+	t.Cleanup(func() { slog.SetDefault(saved) })
+	return &text
+}
+
+// When a rank's abort returns, all others know: its later collectives have failed, in its group and no other.
+func TestAbort(t *testing.T) {
+	all := job(t, 3)
+	for aborting := range all {
+		name := fmt.Sprint("group ", aborting)
+		groups := make([]*peers.Group, len(all))
+		others := make([]*peers.Group, len(all))
+		for r := range all {
+			groups[r] = all[r].Join(t.Context(), name, r, len(all), func() string {
+				if groups[r].Failed(6) == nil {
+					return "answers before it knows"
+				}
+				return fmt.Sprintf("rank %d is busy", r)
+			})
+			others[r] = all[r].Join(t.Context(), name+"/1.0", r, len(all), says("elsewhere"))
+		}
+		for _, g := range groups {
+			require.NoError(t, g.Failed(100))
+		}
+		ctx := bounded(t)
+		text := groups[aborting].Abort(ctx, "changed its mind", 5)
+		require.NoError(t, ctx.Err())
+		var want []string
+		for r := range all {
+			assert.NoError(t, groups[r].Failed(5), "it had done that")
+			assert.NoError(t, others[r].Failed(100))
+			if r == aborting {
+				assert.NoError(t, groups[r].Failed(6), "a rank knows what it does itself")
+				continue
+			}
+			err := groups[r].Failed(6)
+			assert.ErrorIs(t, err, comm.ErrPeerFailed)
+			assert.ErrorContains(t, err, fmt.Sprintf("rank %d aborted: changed its mind", aborting))
+			want = append(want, fmt.Sprintf("rank %d: rank %d is busy", r, r))
+		}
+		assert.Equal(t, strings.Join(want, "; "), text)
+		for r := range all {
+			groups[r].Leave()
+			others[r].Leave()
+			require.Empty(t, groups[r].Abort(ctx, "too late", 0))
+		}
+	}
+}
+
+// Of several ranks that have aborted, the one that had done least is named.
+func TestFirstOfSeveralAborts(t *testing.T) {
+	all := job(t, 4)
+	groups := make([]*peers.Group, len(all))
+	for r := range all {
+		groups[r] = all[r].Join(t.Context(), "0", r, len(all), says("busy"))
+	}
+	ctx := bounded(t)
+	groups[3].Abort(ctx, "timed out", 7)
+	groups[2].Abort(ctx, "changed its mind", 5)
+	groups[1].Abort(ctx, "again", 5)
+	assert.NoError(t, groups[0].Failed(5))
+	for _, collectives := range []uint64{6, 8} {
+		assert.ErrorContains(t, groups[0].Failed(collectives), "rank 1 aborted: again")
+	}
+	assert.NoError(t, groups[2].Failed(5))
+	assert.ErrorContains(t, groups[1].Failed(8), "rank 2 aborted: changed its mind")
+	require.NoError(t, ctx.Err())
+}
+
+// Ranks that abort at the same time do not wait for each other's end, with more communicators than a session of the
+// store may watch keys.
+func TestAbortsAtTheSameTime(t *testing.T) {
+	const count = 300
+	all := job(t, 3)
+	groups := make([][]*peers.Group, count)
+	for i := range groups {
+		for r := range all {
+			groups[i] = append(groups[i], all[r].Join(t.Context(), fmt.Sprint(i), r, len(all), says("busy")))
+		}
+	}
+	ctx := bounded(t)
+	var aborts sync.WaitGroup
+	for i := range groups {
+		for r, g := range groups[i] {
+			aborts.Go(func() {
+				assert.Regexp(t, `^ranks \d, \d: busy$`, g.Abort(ctx, "changed its mind", uint64(r)))
+			})
+		}
+	}
+	aborts.Wait()
+	require.NoError(t, ctx.Err())
+	for i := range groups {
+		for _, g := range groups[i] {
+			require.Error(t, g.Failed(5))
+		}
+	}
+}
+
+// The text tells ranks that answer from those that do not, are lost, have left or have not come.
+func TestText(t *testing.T) {
+	all := job(t, 6)
+	groups := make([]*peers.Group, len(all))
+	release := make(chan struct{})
+	for r, status := range []func() string{
+		says("busy"), says("in flight: allreduce"), says("in flight: allreduce"), says("gone"), says("closed"),
+		func() string { <-release; return "asleep" },
+	} {
+		groups[r] = all[r].Join(t.Context(), "0", r, 7, status)
+	}
+	groups[4].Leave()
+	require.NoError(t, all[3].client.Close())
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	log := logged(t)
+	text := groups[0].Abort(ctx, "timed out", 3)
+	const want = "ranks 1, 2: in flight: allreduce; rank 3: its process has ended, or cannot be reached; " +
+		"ranks 4, 6: communicator closed, or not made yet; rank 5: does not answer"
+	assert.Equal(t, want, text)
+	assert.Contains(t, log.String(), "may not know")
+	close(release)
+	require.Eventually(t, func() bool { return groups[5].Failed(4) != nil }, patience, time.Millisecond)
+}
+
+// A rank that is lost while another one waits for its answer is not waited for.
+func TestLostWhileAsked(t *testing.T) {
+	all := job(t, 2)
+	asked := make(chan struct{})
+	release := make(chan struct{})
+	t.Cleanup(func() { close(release) })
+	aborting := all[0].Join(t.Context(), "0", 0, 2, says("busy"))
+	all[1].Join(t.Context(), "0", 1, 2, func() string {
+		close(asked)
+		<-release
+		return ""
+	})
+	go func() {
+		<-asked
+		_ = all[1].client.Close()
+	}()
+	ctx := bounded(t)
+	assert.Equal(t, "rank 1: its process has ended, or cannot be reached", aborting.Abort(ctx, "timed out", 0))
+	require.NoError(t, ctx.Err())
+}
+
+// A rank that joins later knows which ranks aborted before, also if those have left.
+func TestJoinAfterAnAbort(t *testing.T) {
+	all := job(t, 3)
+	zero := all[0].Join(t.Context(), "0", 0, 3, says("busy"))
+	zero.Abort(bounded(t), "changed its mind", 5)
+	one := all[1].Join(t.Context(), "0", 1, 3, says("busy"))
+	zero.Leave()
+	two := all[2].Join(t.Context(), "0", 2, 3, says("busy"))
+	for _, g := range []*peers.Group{one, two} {
+		assert.NoError(t, g.Failed(5))
+		assert.ErrorContains(t, g.Failed(6), "rank 0 aborted: changed its mind")
+	}
+}
+
+// When the process that keeps the store ends, ranks learn of no abort any more. That is a failure of the groups of
+// which it is a member, and of no others.
+func TestEndOfTheStore(t *testing.T) {
+	for _, leaves := range []bool{false, true} {
+		all := job(t, 2)
+		zero, one := all[0], all[1]
+		member := zero.Join(t.Context(), "member", 2, 4, says("busy"))
+		failed := one.Join(t.Context(), "member", 1, 4, says("busy"))
+		left := zero.Join(t.Context(), "left", 3, 4, says("busy"))
+		sound := []*peers.Group{
+			one.Join(t.Context(), "left", 1, 4, says("busy")),
+			one.Join(t.Context(), "without", 1, 4, says("busy")),
+		}
+		left.Leave()
+		if leaves {
+			member.Leave()
+		}
+		require.NoError(t, zero.client.Close())
+		<-one.client.Done()
+		if leaves {
+			require.NoError(t, failed.Failed(100))
+		} else {
+			require.Eventually(t, func() bool { return failed.Failed(1) != nil }, patience, time.Millisecond)
+			assert.ErrorIs(t, failed.Failed(1), comm.ErrPeerFailed)
+			assert.ErrorContains(t, failed.Failed(1), "rank 2 aborted: its process has ended, or cannot be reached")
+			ctx := bounded(t)
+			text := failed.Abort(ctx, "timed out", 0)
+			require.NoError(t, ctx.Err())
+			assert.Contains(t, text, "rank 2: its process has ended, or cannot be reached; what the other ranks do is not known: ")
+		}
+		for _, g := range sound {
+			assert.NoError(t, g.Failed(100))
+		}
+		log := logged(t)
+		later := one.Join(t.Context(), "later", 1, 3, says("busy"))
+		assert.NoError(t, later.Failed(100))
+		assert.Contains(t, log.String(), "does not learn of peers that abort")
+	}
+}
+
+// Groups that all have left leave nothing in the store, but for the notices of ranks that have aborted, until their
+// processes end.
+func TestNothingStays(t *testing.T) {
+	server := store.NewServer(store.Options{})
+	observer := server.Local("observer")
+	keys := func() (list []string) {
+		entries, err := observer.List(t.Context(), "")
+		require.NoError(t, err)
+		for _, e := range entries {
+			list = append(list, e.Key)
+		}
+		return list
+	}
+	var groups []*peers.Group
+	for r := range 3 {
+		client := server.Local(fmt.Sprint("rank ", r))
+		session, err := peers.Open(t.Context(), client, client.Close)
+		require.NoError(t, err)
+		groups = append(groups, session.Join(t.Context(), "0", r, 3, says("busy")))
+		session.Join(t.Context(), "0/1", r, 3, says("busy")).Leave()
+	}
+	groups[1].Abort(bounded(t), "changed its mind", 0)
+	groups[0].Leave()
+	groups[2].Leave()
+	assert.Equal(t, []string{"peers/member/0\x001", "peers/notice/0\x001"}, keys())
+	groups[1].Leave()
+	assert.Empty(t, keys(), "sessions end with their last group, and leases with them")
+}
+
+// Keys that no rank has set are ignored, and texts are fit for a terminal and short.
+func TestForgedKeys(t *testing.T) {
+	log := logged(t)
+	server := store.NewServer(store.Options{})
+	client := server.Local("rank 0")
+	session, err := peers.Open(t.Context(), client, client.Close)
+	require.NoError(t, err)
+	g := session.Join(t.Context(), "g", 0, 4, says("busy"))
+	forger := server.Local("forger")
+	set := func(key, value string) { require.NoError(t, forger.Set(t.Context(), key, []byte(value))) }
+	for key, value := range map[string]string{
+		"peers/notice/":         `{"aborted":true}`,
+		"peers/notice/g":        `{"aborted":true}`,
+		"peers/notice/g\x00one": `{"aborted":true}`,
+		"peers/notice/g\x00-1":  `{"aborted":true}`,
+		"peers/notice/g\x004":   `{"aborted":true}`,
+		"peers/notice/g\x003":   `{"aborted":`,
+		"peers/notice/h\x001":   `{"aborted":true}`,
+		"peers/member/g\x00one": "",
+		"peers/member/g\x009":   "",
+	} {
+		set(key, value)
+	}
+	assert.NoError(t, g.Failed(10))
+	assert.Contains(t, log.String(), "has no rank")
+	assert.Contains(t, log.String(), "rank 4 of 4")
+	cause, err := json.Marshal("disk\x1b[2J full" + strings.Repeat("é", 4096))
+	require.NoError(t, err)
+	set("peers/notice/g\x001", fmt.Sprintf(`{"aborted":true,"cause":%s,"asker":"/../../x"}`, cause))
+	err = g.Failed(10)
+	assert.ErrorContains(t, err, `rank 1 aborted: disk\x1b[2J full`)
+	assert.Less(t, len(err.Error()), 300)
+	const all = "ranks 1-3: communicator closed, or not made yet"
+	assert.Equal(t, all, g.Abort(bounded(t), "changed its mind", 0))
+	g.Leave()
+}
+
+// The name of a group names many ranks where a communicator was made without those.
+func TestLongName(t *testing.T) {
+	all := job(t, 2)
+	excluded := make([]int, 5000)
+	for i := range excluded {
+		excluded[i] = i
+	}
+	name := fmt.Sprint("without ", excluded)
+	zero := all[0].Join(t.Context(), name, 0, 2, says("busy"))
+	all[1].Join(t.Context(), name, 1, 2, says("idle"))
+	assert.Equal(t, "rank 1: idle", zero.Abort(bounded(t), "changed its mind", 0))
+}
+
+// Asking whether a rank has aborted costs nothing while none has.
+func TestFailedAllocatesNothing(t *testing.T) {
+	g := job(t, 1)[0].Join(t.Context(), "0", 0, 2, says("busy"))
+	assert.Zero(t, testing.AllocsPerRun(100, func() { _ = g.Failed(1) }))
+}
