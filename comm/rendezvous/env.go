@@ -1,7 +1,6 @@
 // Package rendezvous lets the processes of a job find each other before they have a
 // communicator. Their launcher's environment variables tell their ranks ([FromEnv]). They share
-// a store ([Job.Connect]), in which they meet under a number of rank 0's ([Job.Round]), and which
-// has the status reports of ranks ([Reports]).
+// a store ([Job.Connect]), in which they meet under a number of rank 0's ([Job.Round]).
 package rendezvous
 
 import (

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
@@ -21,6 +22,10 @@ const (
 
 // completed is the value of a rank's arrival when its attempt has succeeded. Rank 0 may be in the round for longer.
 const completed = "completed"
+
+// missingTimeout bounds how long a rank whose context has ended asks which ranks are missing. The store answers within a
+// round trip or is lost.
+const missingTimeout = 500 * time.Millisecond
 
 var (
 	// errLaterRound ends an attempt in a round that rank 0 has left.
@@ -172,7 +177,7 @@ func (r *round) try(ctx context.Context, number string) error {
 // missing returns which ranks did not come to a round, if that can still be found out when ctx has ended, and what the
 // store has refused.
 func (r *round) missing(ctx context.Context, number string) (missing []int, refused string) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), missingTimeout)
 	defer cancel()
 	arrivals, _ := r.kv.List(ctx, arrivalKeys+r.purpose+"/"+number+"/")
 	arrived := map[string]bool{}

@@ -34,7 +34,7 @@ import (
 
 // simulated are the packages in which all goroutines go from point to point.
 var simulated = []string{
-	"comm", "comm/backend", "comm/checked", "comm/internal/schedule", "comm/internal/trees", "comm/local", "comm/record", "comm/rendezvous",
+	"comm", "comm/backend", "comm/checked", "comm/internal/peers", "comm/internal/schedule", "comm/internal/trees", "comm/local", "comm/record", "comm/rendezvous",
 	"comm/store", "comm/tcp", "internal/poll", "internal/tally",
 	"distributed", "distributed/internal/base", "distributed/sparse", "distributed/ddp", "distributed/outer", "distributed/elastic",
 }

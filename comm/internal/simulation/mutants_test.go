@@ -34,6 +34,7 @@ const (
 	pairFile, nodeFile, wireFile, linkFile          = "comm/tcp/pair.go", "comm/tcp/node.go", "comm/tcp/wire.go", "comm/tcp/link.go"
 	connectFile                                     = "comm/tcp/connect.go"
 	stateFile, serverFile, clientFile               = "comm/store/state.go", "comm/store/server.go", "comm/store/client.go"
+	peersFile                                       = "comm/internal/peers/peers.go"
 )
 
 const (
@@ -120,6 +121,10 @@ var mutants = []mutant{
 
 	// comm/store.
 	{"a key that is set is told to nobody", "store", change{stateFile, "replies = append(replies, reply{To: w.session, ID: w.id, Entries: now})", ""}, ""},
+	{"a rank does not wait for the answers to its abort", "rendezvous", change{peersFile, "\tfor len(g.silent(members)) > 0 {", "\tfor false {"}, ""},
+	{"a rank answers an abort before it has noted it", "comm/internal/peers", change{peersFile, "\tg.note(rank, n)\n\tif n.Aborted {", "\tdefer g.note(rank, n)\n\tif n.Aborted {"}, ""},
+	{"a rank misses the aborts before it joined", "comm/internal/peers", change{peersFile, "if err == nil && rank != g.rank {\n\t\t\tg.read", "if err == nil && rank < 0 {\n\t\t\tg.read"}, ""},
+	{"a rank waits for one that is lost", "comm/internal/peers", change{peersFile, "members[rank] = !e.Gone", "members[rank] = true"}, ""},
 	{"leases stay", "store", change{stateFile, "if e.lease && e.session == session {", "if e.lease && false {"}, ""},
 	{"receipts are not sent", "store", change{clientFile, "if r.Confirm > 0 {", "if false {"}, ""},
 	{"a client does not notice the end of its store", "store", change{clientFile, "c.fail(fmt.Errorf(\"%w: the job's store does not answer: %w\", comm.ErrPeerFailed, err))", ""}, ""},
@@ -149,7 +154,7 @@ func TestMutantTexts(t *testing.T) {
 }
 
 // seeds is how many a mutant gets at most, and a fifth of it one that is harmless.
-var seeds = map[string]int{"schedule": 12000, "local": 20000, "store": 1500, "tcp": 4000, "trees": 200, "elastic": 750}
+var seeds = map[string]int{"rendezvous": 1500, "schedule": 12000, "local": 20000, "store": 1500, "tcp": 4000, "trees": 200, "elastic": 750}
 
 // TestMutants puts the defects in, and sees that seeds find each. It plays seeds for many minutes; set TUTTI_EXTENDED.
 func TestMutants(t *testing.T) {

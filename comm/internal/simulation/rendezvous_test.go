@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/peers"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/sim"
@@ -51,8 +52,8 @@ func sharePayload(ctx context.Context, kv *store.Client, job rendezvous.Job, pay
 	return got, nil
 }
 
-// playRendezvous has ranks share rank 0's store, get its payloads, and report. A rank may come late, be killed, not
-// come, come twice, or abort; others may have rank 0's port.
+// playRendezvous has ranks share rank 0's store, get its payloads, and tell each other of an abort. A rank may come late,
+// be killed, not come, come twice, or abort; others may have rank 0's port.
 func playRendezvous(p *play) {
 	const patience = 12 * time.Second
 	size := 2 + p.IntN(3)
@@ -100,51 +101,63 @@ func playRendezvous(p *play) {
 				p.fail("there are two stores")
 			}
 		}
-		reports, err := rendezvous.NewReports(ctx, kv)
+		session, err := peers.Open(ctx, kv, func() error { return nil })
 		if err != nil {
 			return err
 		}
-		defer reports.Close() //nolint:errcheck // it is nil
-		reports.Report("group", rank, fmt.Sprint("begins ", rank))
+		status := func(rank int) string { return fmt.Sprintf("number %d is busy", rank) }
+		group := session.Join(ctx, "group", rank, size, func() string { return status(rank) })
+		defer group.Leave()
+		abort := func() (text string) {
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			p.within(2*time.Second, "telling of an abort", func() { text = group.Abort(ctx, "has had enough", 3) })
+			return text
+		}
 		for round := range rounds {
 			payload := bytes.Repeat([]byte{byte(sim.Mix(p.Seed, uint64(round)))}, round<<(4*(p.Seed%4)))
 			got, err := sharePayload(ctx, kv, job, payload)
 			if err != nil {
+				if kind == "kill" {
+					abort()
+				}
 				return err
 			}
 			if !bytes.Equal(got, payload) {
 				p.fail("rank %d got %d bytes in round %d, expected %d", rank, len(got), round, len(payload))
 			}
 		}
-		last, err := reports.Last(ctx, "group")
-		others := rank == 0 || rounds > 1 // have reported
-		if err == nil && others && kind != "kill" && (len(last) != size || last[victim].Text != fmt.Sprint("begins ", victim) && kind != "abort") {
-			p.fail("rank %d sees the reports %v", rank, last)
-		}
 		if kind != "abort" {
-			return err
+			return nil
 		}
 		if rank == victim {
-			reports.Abort(ctx, "group", rank, "has had enough", 3)
+			text := abort()
+			for other := range size {
+				if other != rank && ctx.Err() == nil && !strings.Contains(text, status(other)) {
+					p.fail("rank %d has aborted, and rank %d did not answer: %s", rank, other, text)
+				}
+			}
 			aborted = true
 		}
 		for !aborted {
 			sim.Sleep(time.Millisecond)
 		}
-		failed := reports.Failed("group", rank, 4)
+		failed := group.Failed(4)
 		if rank != victim && (!errors.Is(failed, comm.ErrPeerFailed) || !names(failed, victim)) {
 			p.fail("rank %d does not know that rank %d has aborted: %v", rank, victim, failed)
 		}
-		if before := reports.Failed("group", rank, 3); before != nil {
+		if before := group.Failed(3); before != nil {
 			p.fail("rank %d: what was done before the abort has failed: %v", rank, before)
 		}
-		reports.Leave("group", rank, "leaves")
-		for began := time.Now(); rank == 0; sim.Sleep(time.Millisecond) { // who leaves last clears the group
+		group.Leave()
+		for began := time.Now(); rank == 0; sim.Sleep(time.Millisecond) { // only the notice stays, until its process ends
 			all, err := kv.List(ctx, "")
 			if err != nil || time.Since(began) > 3*time.Second {
 				p.fail("after all have left there is %v, %v", all, err)
 			}
-			all = slices.DeleteFunc(all, func(e store.Entry) bool { return strings.HasPrefix(e.Key, "round/") })
+			all = slices.DeleteFunc(all, func(e store.Entry) bool {
+				return strings.HasPrefix(e.Key, "round/") || strings.HasPrefix(e.Key, "peers/notice/")
+			})
 			if len(all) == 0 {
 				break
 			}
