@@ -48,9 +48,8 @@ type session struct {
 	err error
 }
 
-// Dial begins a session. It ends with Close, and when etcd has not heard of this process for Config.Silence. The store
-// refuses [store.Heard] with [comm.ErrUnsupported]; errors wrap [comm.ErrPeerFailed] where etcd cannot be reached, and
-// [comm.ErrTimeout] or [comm.ErrCanceled] if a context has ended.
+// Dial begins a session. It ends with Close, and when etcd has not heard of this process for Config.Silence. Errors wrap
+// [comm.ErrPeerFailed] where etcd cannot be reached, and [comm.ErrTimeout] or [comm.ErrCanceled] if a context has ended.
 func Dial(ctx context.Context, cfg Config) (store.Store, error) {
 	if cfg.Client == nil || cfg.Prefix == "" || cfg.Silence <= 0 {
 		return nil, fmt.Errorf("etcd: %w: Client, Prefix and Silence are needed", comm.ErrArgument)
@@ -134,32 +133,23 @@ func (s *session) result(ctx context.Context, err error) error {
 }
 
 // put sets a key with options.
-func (s *session) put(key string, value []byte, options []store.Option) (clientv3.Op, error) {
-	if slices.Contains(options, store.Heard) {
-		return clientv3.Op{}, fmt.Errorf("etcd: %w: the option Heard", comm.ErrUnsupported)
-	}
+func (s *session) put(key string, value []byte, options []store.Option) clientv3.Op {
 	if slices.Contains(options, store.Lease) {
-		return clientv3.OpPut(s.Prefix+key, string(value), clientv3.WithLease(s.lease.Lease())), nil
+		return clientv3.OpPut(s.Prefix+key, string(value), clientv3.WithLease(s.lease.Lease()))
 	}
-	return clientv3.OpPut(s.Prefix+key, string(value)), nil
+	return clientv3.OpPut(s.Prefix+key, string(value))
 }
 
 func (s *session) Set(ctx context.Context, key string, value []byte, options ...store.Option) error {
-	op, err := s.put(key, value, options)
-	if err != nil {
-		return err
-	}
+	op := s.put(key, value, options)
 	inner, done := s.within(ctx)
 	defer done()
-	_, err = s.Client.Do(inner, op)
+	_, err := s.Client.Do(inner, op)
 	return s.result(ctx, err)
 }
 
 func (s *session) CompareAndSet(ctx context.Context, key string, version uint64, value []byte, options ...store.Option) (now store.Entry, ok bool, err error) {
-	op, err := s.put(key, value, options)
-	if err != nil {
-		return now, false, err
-	}
+	op := s.put(key, value, options)
 	inner, done := s.within(ctx)
 	defer done()
 	full := s.Prefix + key

@@ -58,8 +58,6 @@ type Option uint8
 const (
 	// Lease has a key vanish when the session that set it ends.
 	Lease Option = iota + 1
-	// Heard has Set return when all other sessions that watch the key have seen it, or have ended.
-	Heard
 )
 
 // Client is a session of a store: what it leases vanishes, and its watches end, with the client or its process. Its
@@ -168,9 +166,6 @@ func (c *Client) handle(r *reply) {
 			watch(Event{e, r.Deleted})
 		}
 	}
-	if r.Confirm > 0 {
-		_ = c.post(request{Op: opHeard, Version: r.Confirm})
-	}
 	if call != nil && !r.Event {
 		call <- r
 	}
@@ -245,8 +240,7 @@ func (c *Client) Post(key string, value []byte, options ...Option) {
 func (c *Client) Drop(key string) { _ = c.post(request{Op: opDelete, Key: key}) }
 
 func set(key string, value []byte, options []Option) request {
-	return request{Op: opSet, Key: key, Value: value,
-		Lease: slices.Contains(options, Lease), Heard: slices.Contains(options, Heard)}
+	return request{Op: opSet, Key: key, Value: value, Lease: slices.Contains(options, Lease)}
 }
 
 // Set sets a key.

@@ -211,9 +211,6 @@ func (s *proxied) apply(ctx context.Context, r *request) {
 	if r.Lease {
 		options = append(options, Lease)
 	}
-	if r.Heard {
-		options = append(options, Heard)
-	}
 	var a reply
 	var err error
 	switch r.Op {

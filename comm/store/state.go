@@ -12,7 +12,6 @@ package store
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,7 +33,7 @@ type operation string
 
 // The operations of a store.
 const (
-	opSet    operation = "set"    // Key, Value; Lease, Heard
+	opSet    operation = "set"    // Key, Value; Lease
 	opSwap   operation = "swap"   // a Set if the key's version is Version, 0 if it must not exist
 	opAdd    operation = "add"    // Key, Delta
 	opGet    operation = "get"    // Key: answered when it exists
@@ -42,7 +41,6 @@ const (
 	opDelete operation = "delete" // Key, if its version is Version or that is 0
 	opWatch  operation = "watch"  // Key, a prefix: an answer with what is there, then an event for each change
 	opStop   operation = "stop"   // ends the Get or Watch with the ID Version
-	opHeard  operation = "heard"  // confirms the event with the number Version
 	opPing   operation = "ping"   // is answered
 )
 
@@ -55,7 +53,6 @@ type request struct {
 	Delta   int64     `json:"delta,omitempty"`
 	Version uint64    `json:"version,omitempty"`
 	Lease   bool      `json:"lease,omitempty"` // the key vanishes with the session
-	Heard   bool      `json:"heard,omitempty"` // the answer comes when all other sessions that watch the key have confirmed the event
 }
 
 // reply is an answer to a session, or an event of one of its watches.
@@ -69,9 +66,8 @@ type reply struct {
 	Full    bool    `json:"full,omitempty"`   // because of a bound of the store
 	Failed  bool    `json:"failed,omitempty"` // because the store behind a [Proxy] did not do it
 
-	Event   bool   `json:"event,omitempty"`
-	Deleted bool   `json:"deleted,omitempty"`
-	Confirm uint64 `json:"confirm,omitempty"` // the number of an event that is to be confirmed
+	Event   bool `json:"event,omitempty"`
+	Deleted bool `json:"deleted,omitempty"`
 }
 
 // Entry is a key with its value.
@@ -86,15 +82,13 @@ type Entry struct {
 // state is the state machine of a store. Its answers depend on the calls alone: who replicates it makes the same
 // calls, in the same order and with the same times, on every replica. The zero value is ready.
 type state struct {
-	now        time.Duration
-	version    uint64 // of the last change
-	bytes      int
-	entries    map[string]*entry
-	sessions   map[uint64]*held
-	waiting    map[string][]place // Gets of keys that do not exist
-	watches    []watch            // in the order in which they began
-	confirming map[uint64]*confirming
-	kept       int // bytes of values in the answers of these
+	now      time.Duration
+	version  uint64 // of the last change
+	bytes    int
+	entries  map[string]*entry
+	sessions map[uint64]*held
+	waiting  map[string][]place // Gets of keys that do not exist
+	watches  []watch            // in the order in which they began
 }
 
 type entry struct {
@@ -119,25 +113,11 @@ type watch struct {
 	prefix string
 }
 
-// confirming is a Set that waits for confirmations.
-type confirming struct {
-	answer reply
-	open   map[uint64]int // events, by session
-}
-
-// bytes is how much the answer keeps of values that the store may not have any more.
-func (c *confirming) bytes() (n int) {
-	for _, e := range c.answer.Entries {
-		n += len(e.Value)
-	}
-	return n
-}
-
 // Open begins a session, whose number was never used before.
 func (s *state) Open(session uint64) {
 	if s.sessions == nil {
 		s.sessions, s.entries = map[uint64]*held{}, map[string]*entry{}
-		s.waiting, s.confirming = map[string][]place{}, map[uint64]*confirming{}
+		s.waiting = map[string][]place{}
 	}
 	s.sessions[session] = &held{waits: map[uint64]string{}}
 }
@@ -154,9 +134,6 @@ func (s *state) End(now time.Duration, session uint64) (replies []reply) {
 	}
 	delete(s.sessions, session)
 	s.watches = slices.DeleteFunc(s.watches, func(w watch) bool { return w.session == session })
-	for _, number := range slices.Sorted(maps.Keys(s.confirming)) {
-		replies = s.heard(replies, number, session, true)
-	}
 	var leases []string
 	for key, e := range s.entries {
 		if e.lease && e.session == session {
@@ -187,10 +164,10 @@ func (s *state) Apply(now time.Duration, session uint64, r *request) (replies []
 	case len(r.Key) > longestKey:
 		answer.Fault = fmt.Sprintf("a key of %d bytes, at most %d", len(r.Key), longestKey)
 	case op == opSet:
-		replies, later = s.put(at, r, r.Value, &answer)
+		replies = s.put(at, r, r.Value, &answer)
 	case op == opSwap && r.Version == version:
 		answer.OK = true
-		replies, later = s.put(at, r, r.Value, &answer)
+		replies = s.put(at, r, r.Value, &answer)
 	case op == opSwap:
 		if e != nil {
 			answer.Entries = s.view(r.Key)
@@ -211,7 +188,7 @@ func (s *state) Apply(now time.Duration, session uint64, r *request) (replies []
 			break
 		}
 		answer.Number = sum
-		replies, later = s.put(at, r, strconv.AppendInt(nil, sum, 10), &answer)
+		replies = s.put(at, r, strconv.AppendInt(nil, sum, 10), &answer)
 	case op == opGet && e != nil:
 		answer.Entries = s.view(r.Key)
 	case op == opGet:
@@ -236,8 +213,6 @@ func (s *state) Apply(now time.Duration, session uint64, r *request) (replies []
 		answer.Entries = s.list(r.Key)
 	case op == opStop:
 		s.stop(place{session, r.Version})
-	case op == opHeard:
-		return s.heard(nil, r.Version, session, false)
 	case op != opPing:
 		answer.Fault = fmt.Sprintf("there is no operation %.100q", op)
 	}
@@ -247,22 +222,21 @@ func (s *state) Apply(now time.Duration, session uint64, r *request) (replies []
 	return replies
 }
 
-// put sets a key and tells who waits for it and who watches it. The answer comes later if that is for others to confirm.
-func (s *state) put(at place, r *request, value []byte, answer *reply) (replies []reply, later bool) {
+// put sets a key and tells who waits for it and who watches it.
+func (s *state) put(at place, r *request, value []byte, answer *reply) (replies []reply) {
 	old, grows := s.entries[r.Key], len(r.Key)+len(value)
 	if old != nil {
 		grows = len(value) - len(old.value)
 	}
-	unconfirmed := r.Heard && (len(s.confirming) == mostKeys || s.kept+len(value) > mostBytes)
 	switch {
 	case len(value) > MaxValue:
 		answer.Fault = fmt.Sprintf("a value of %d bytes, at most %d", len(value), MaxValue)
-	case s.bytes+grows > mostBytes || old == nil && len(s.entries) == mostKeys || unconfirmed:
+	case s.bytes+grows > mostBytes || old == nil && len(s.entries) == mostKeys:
 		answer.Fault, answer.Full = fmt.Sprintf("the store has %d keys and %d bytes", len(s.entries), s.bytes), true
 	}
 	if answer.Fault != "" {
 		answer.OK = false
-		return nil, false
+		return nil
 	}
 	s.version++
 	s.bytes += grows
@@ -271,17 +245,13 @@ func (s *state) put(at place, r *request, value []byte, answer *reply) (replies 
 	if r.Op == opSwap {
 		answer.Entries = now
 	}
-	var confirm *reply
-	if r.Heard {
-		confirm = answer
-	}
-	replies = s.tell(nil, reply{Event: true, Entries: now}, confirm)
+	replies = s.tell(nil, reply{Event: true, Entries: now})
 	for _, w := range s.waiting[r.Key] {
 		replies = append(replies, reply{To: w.session, ID: w.id, Entries: now})
 		delete(s.sessions[w.session].waits, w.id)
 	}
 	delete(s.waiting, r.Key)
-	return replies, s.confirming[s.version] != nil
+	return replies
 }
 
 // remove deletes a key that exists.
@@ -291,47 +261,18 @@ func (s *state) remove(replies []reply, key string) []reply {
 	delete(s.entries, key)
 	s.version++
 	last[0].Version = s.version
-	return s.tell(replies, reply{Event: true, Deleted: true, Entries: last}, nil)
+	return s.tell(replies, reply{Event: true, Deleted: true, Entries: last})
 }
 
-// tell adds an event for each watch. An answer that is to come when other sessions have confirmed it is kept.
-func (s *state) tell(replies []reply, event reply, answer *reply) []reply {
+// tell adds an event for each watch.
+func (s *state) tell(replies []reply, event reply) []reply {
 	for _, w := range s.watches {
 		if !strings.HasPrefix(event.Entries[0].Key, w.prefix) {
 			continue
 		}
-		event.To, event.ID, event.Confirm = w.session, w.id, 0
-		if answer != nil && w.session != answer.To {
-			c := s.confirming[s.version]
-			if c == nil {
-				c = &confirming{*answer, map[uint64]int{}}
-				s.confirming[s.version] = c
-				s.kept += c.bytes()
-			}
-			c.open[w.session]++
-			event.Confirm = s.version
-		}
+		event.To = w.session
+		event.ID = w.id
 		replies = append(replies, event)
-	}
-	return replies
-}
-
-// heard notes that a session has confirmed an event, or that it never will.
-func (s *state) heard(replies []reply, number, session uint64, gone bool) []reply {
-	c := s.confirming[number]
-	if c == nil || c.open[session] == 0 {
-		return replies
-	}
-	c.open[session]--
-	if gone || c.open[session] == 0 {
-		delete(c.open, session)
-	}
-	if len(c.open) == 0 {
-		delete(s.confirming, number)
-		s.kept -= c.bytes()
-		if c.answer.ID > 0 && s.sessions[c.answer.To] != nil {
-			replies = append(replies, c.answer)
-		}
 	}
 	return replies
 }

@@ -18,13 +18,10 @@ type witness struct {
 	watches map[uint64]map[string]string // by request, then key
 	prefix  map[uint64]string
 	gets    map[uint64]string // keys, by request
-	heard   map[uint64]uint64 // Sets that wait for confirmations: the number of their event, 0 if not known
-	toHear  []uint64          // events to confirm
 }
 
 // Random sessions come, ask and go. A watch that adds up what it was told knows what the store has, a Get is
-// answered when its key exists and not before, leases end with their sessions, and a Set that is to be heard is
-// answered when all that watch have confirmed it.
+// answered when its key exists and not before, and leases end with their sessions.
 func TestRandomSessions(t *testing.T) {
 	seeds := uint64(50)
 	if testing.Short() {
@@ -38,10 +35,9 @@ func TestRandomSessions(t *testing.T) {
 func simulate(t *testing.T, seed uint64, steps int) {
 	random := rand.New(rand.NewPCG(seed, 1))
 	var s state
-	keys := map[string]string{}    // what the store should have
-	leases := map[string]uint64{}  // sessions, by leased key
-	open := map[uint64]*witness{}  // by session
-	confirms := map[uint64][]int{} // by event: how many confirmations are missing
+	keys := map[string]string{}   // what the store should have
+	leases := map[string]uint64{} // sessions, by leased key
+	open := map[uint64]*witness{} // by session
 	var last, next uint64
 	check := func(replies []reply) {
 		for _, r := range replies {
@@ -58,14 +54,6 @@ func simulate(t *testing.T, seed uint64, steps int) {
 			if key, ok := w.gets[r.ID]; ok {
 				require.Equal(t, key, r.Entries[0].Key, "seed %d", seed)
 				delete(w.gets, r.ID)
-			}
-			if r.Confirm > 0 {
-				w.toHear = append(w.toHear, r.Confirm)
-				confirms[r.Confirm] = append(confirms[r.Confirm], 1)
-			}
-			if number, ok := w.heard[r.ID]; ok && !r.Event {
-				require.Empty(t, confirms[number], "seed %d: answered before it was heard", seed)
-				delete(w.heard, r.ID)
 			}
 		}
 	}
@@ -90,13 +78,10 @@ func simulate(t *testing.T, seed uint64, steps int) {
 		case len(open) == 0 || kind == 0 && len(open) < 6:
 			last++
 			s.Open(last)
-			open[last] = &witness{map[uint64]map[string]string{}, map[uint64]string{}, map[uint64]string{}, map[uint64]uint64{}, nil}
+			open[last] = &witness{map[uint64]map[string]string{}, map[uint64]string{}, map[uint64]string{}}
 			continue
 		case kind == 1:
 			delete(open, session)
-			for _, number := range w.toHear {
-				confirms[number] = confirms[number][1:]
-			}
 			for key, owner := range leases {
 				if owner == session {
 					delete(keys, key)
@@ -105,13 +90,9 @@ func simulate(t *testing.T, seed uint64, steps int) {
 			}
 			check(s.End(now(step), session))
 			continue
-		case kind < 6:
+		case kind < 8:
 			r.Op = opSet
 			set()
-		case kind < 8:
-			r.Op, r.Heard, r.Lease = opSet, true, false
-			set()
-			w.heard[r.ID] = s.version + 1
 		case kind < 10:
 			r.Op = opSwap
 			if e := s.entries[r.Key]; e != nil && random.IntN(2) == 1 {
@@ -139,10 +120,6 @@ func simulate(t *testing.T, seed uint64, steps int) {
 		case kind == 17 && len(w.gets) > 0:
 			r.Op, r.Version = opStop, slices.Sorted(maps.Keys(w.gets))[0]
 			delete(w.gets, r.Version)
-		case len(w.toHear) > 0:
-			r.Op, r.Version = opHeard, w.toHear[0]
-			w.toHear = w.toHear[1:]
-			confirms[r.Version] = confirms[r.Version][1:]
 		default:
 			continue
 		}
@@ -155,9 +132,6 @@ func simulate(t *testing.T, seed uint64, steps int) {
 			}
 			for id, key := range w.gets {
 				require.NotContains(t, keys, key, "seed %d: get %d has no answer", seed, id)
-			}
-			for id, event := range w.heard {
-				require.NotEmpty(t, confirms[event], "seed %d: set %d was heard and has no answer", seed, id)
 			}
 		}
 		bytes := 0
@@ -176,7 +150,7 @@ func TestReplicasAgree(t *testing.T) {
 			s.Open(session)
 			s.Apply(0, session, &request{ID: 1, Op: opWatch})
 			for k := range 20 {
-				s.Apply(0, session, &request{ID: 2, Op: opSet, Key: fmt.Sprint(session, "/", k), Lease: true, Heard: true})
+				s.Apply(0, session, &request{ID: 2, Op: opSet, Key: fmt.Sprint(session, "/", k), Lease: true})
 			}
 		}
 	}

@@ -234,24 +234,6 @@ func TestWatchesAndLeases(t *testing.T) {
 	})
 }
 
-// A Set that is to be heard returns when the other watches have run, and does not wait for who is gone.
-func TestSetThatIsHeard(t *testing.T) {
-	clients(t, func(t *testing.T, ctx context.Context, a, b *Client) {
-		var heard sync.Map
-		for who, c := range map[string]*Client{"a": a, "b": b} {
-			_, err := c.Watch(ctx, "news", func(e Event) { heard.Store(who, string(e.Value)) })
-			require.NoError(t, err)
-		}
-		require.NoError(t, a.Set(ctx, "news", []byte("1"), Heard))
-		v, _ := heard.Load("b")
-		assert.Equal(t, "1", v)
-		v, _ = heard.Load("a")
-		assert.Equal(t, "1", v)
-		require.NoError(t, b.Close())
-		require.NoError(t, a.Set(ctx, "news", []byte("2"), Heard))
-	})
-}
-
 // Both sides find out that the other one has stopped, when the silence is over, and its leases vanish.
 func TestSilence(t *testing.T) {
 	logged(t)
@@ -688,9 +670,9 @@ func TestCertificates(t *testing.T) {
 // FuzzSession has someone who knows the secret send anything: it hurts nobody else.
 func FuzzSession(f *testing.F) {
 	f.Add([]byte(`{"id":1,"op":"set","key":"k","value":"dg=="}` + "\n" + `{"id":2,"op":"get","key":"none"}` + "\n"))
-	f.Add([]byte(`{"op":"heard","version":1}` + "\n" + `{"id":1,"op":"watch","key":""}` + "\n" + `{"id":1,"op":"stop","version":1}` + "\n"))
+	f.Add([]byte(`{"op":"steal","key":"x"}` + "\n" + `{"id":1,"op":"watch","key":""}` + "\n" + `{"id":1,"op":"stop","version":1}` + "\n"))
 	f.Add([]byte(`{"id":18446744073709551615,"op":"add","key":"k","delta":-1}` + "\n[]\n\n{"))
-	f.Add([]byte(`{"id":1,"op":"set","key":"news","heard":true}` + "\n" + `{"id":1,"op":"swap","key":"news","version":9}` + "\n"))
+	f.Add([]byte(`{"id":1,"op":"set","key":"news"}` + "\n" + `{"id":1,"op":"swap","key":"news","version":9}` + "\n"))
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	server := NewServer(Options{})
 	address := listen(f, server, "s")
@@ -712,7 +694,7 @@ func FuzzSession(f *testing.F) {
 // FuzzReplies has a client read anything from a store: it ends, or goes on.
 func FuzzReplies(f *testing.F) {
 	f.Add([]byte(`{"id":1,"entries":[{"key":"k","version":1}]}`))
-	f.Add([]byte(`{"id":1}` + `{"event":true,"confirm":7}`))
+	f.Add([]byte(`{"id":1}` + `{"event":true,"deleted":true}`))
 	f.Add([]byte(`{"id":1,"fault":"no"}` + "\n[]"))
 	conf := mustTLS(f, "s")
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -383,11 +383,7 @@ func (p *play) clientOfStore(ctx context.Context, rank, size, rounds int, bound 
 		sum++
 		done := fmt.Sprint("done/", round)
 		if n == int64(size) {
-			options := []store.Option{}
-			if p.Seed%2 == 0 {
-				options = append(options, store.Heard)
-			}
-			if err := kv.Set(ctx, done, []byte(strconv.Itoa(round)), options...); err != nil {
+			if err := kv.Set(ctx, done, []byte(strconv.Itoa(round))); err != nil {
 				return sum, fail(err)
 			}
 		}
