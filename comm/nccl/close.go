@@ -32,13 +32,13 @@ func (a adapter) Release(context.Context) error {
 	if !c.stuck.Load() {
 		errs = append(errs, c.rt.Deallocate(c.scratch))
 	}
-	c.looks.Lock()
-	defer c.looks.Unlock()
+	c.streamMu.Lock()
+	defer c.streamMu.Unlock()
 	if c.mark.event != nil {
 		errs = append(errs, c.mark.event.Close())
 	}
-	if c.own != nil {
-		errs = append(errs, c.own.Close())
+	if c.created != nil {
+		errs = append(errs, c.created.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -41,10 +41,11 @@ type Comm struct {
 	lib   *library
 	rt    *cuda.Runtime
 	options
-	own    *cuda.Stream
-	looks  sync.RWMutex // held for reading to ask or order stream, for writing to change it and to close own
-	stream *cuda.Stream // where calls are submitted: own, or one from UseStream
-	mark   mark
+
+	created  *cuda.Stream // the stream that init made
+	streamMu sync.RWMutex // held for reading to ask or order stream, for writing to change it and to close created
+	stream   *cuda.Stream // where calls are submitted: created, or one from UseStream; guarded by streamMu
+	mark     mark
 	// scratch is device memory of the communicator, with the layout below.
 	scratch uintptr
 
@@ -61,19 +62,20 @@ type Comm struct {
 	control control
 	data    *native
 
-	mu        sync.Mutex // NCCL allows one call at a time on a communicator
-	plan      plan       // of the current submission
+	mu        sync.Mutex // held during a call of a native communicator: NCCL allows one at a time
+	plan      plan       // of the current submission; guarded by mu
 	submitted *submissions
-	counts    bool // calls are the user's: creation is over
+	counts    bool // calls are the user's: creation is over; set before the communicator is returned
 	windows   windows
 	marks     marks.Marks
-	group     group // nil if the ranks cannot tell each other of an abort
-	told      sync.Once
-	others    string      // what the other ranks were doing; set by told
-	stuck     atomic.Bool // kernels of this rank go on after the abort
-	released  atomic.Bool
 
-	splits    atomic.Int64
+	group    group // nil if the ranks cannot tell each other of an abort
+	told     sync.Once
+	answers  string      // what the other ranks were doing; set by told
+	stuck    atomic.Bool // kernels of this rank go on after the abort
+	released atomic.Bool // Release has begun
+
+	splits    atomic.Int64 // calls of Split
 	shrinks   shrinks
 	leakAlarm goruntime.Cleanup
 }
@@ -89,13 +91,16 @@ var (
 
 // newComm makes a communicator around its control communicator, which it owns from then on.
 func newComm(ctx context.Context, control *native, o options) (*Comm, error) {
-	lib, rt, handle := control.lib, control.rt, control.handle
-	c := &Comm{lib: lib, rt: rt, options: o, submitted: &submissions{}}
+	lib := control.lib
+	rt := control.rt
+	rank := lib.out(func(p uintptr) { lib.sym.UserRank.Call(control.handle, p) })
+	size := lib.out(func(p uintptr) { lib.sym.Count.Call(control.handle, p) })
+	c := &Comm{lib: lib, rt: rt, options: o, submitted: new(submissions)}
 	c.life.Timeout = backend.DeviceTimeout
 	c.check = backend.Check{
 		Backend:   "nccl",
-		Rank:      int(int32(lib.out(func(p uintptr) { lib.sym.UserRank.Call(handle, p) }))),
-		WorldSize: int(int32(lib.out(func(p uintptr) { lib.sym.Count.Call(handle, p) }))),
+		Rank:      int(int32(rank)),
+		WorldSize: int(int32(size)),
 		Supports:  c.supports,
 	}
 	c.Base = backend.New(&c.check, &c.life, adapter{c})
@@ -103,7 +108,8 @@ func newComm(ctx context.Context, control *native, o options) (*Comm, error) {
 	if c.session != nil {
 		c.group = c.session.Join(ctx, c.name, c.Rank(), c.WorldSize(), c.submitted.status)
 	}
-	name, group := fmt.Sprintf("rank %d of %d on %v", c.Rank(), c.WorldSize(), rt.Device()), c.group
+	group := c.group // not by way of c, which would never be collected
+	name := fmt.Sprintf("rank %d of %d on %v", c.Rank(), c.WorldSize(), rt.Device())
 	c.leakAlarm = goruntime.AddCleanup(c, func(name string) { leaked(name, group) }, name)
 	if err := c.init(ctx); err != nil {
 		c.Abort(err)
@@ -140,11 +146,11 @@ func (c *Comm) Runtime() *cuda.Runtime { return c.rt }
 
 // CheckDevice implements [comm.MemoryChecker].
 func (c *Comm) CheckDevice(d runtime.Device) error {
-	if d != c.rt.Device() {
-		return c.check.Unreachable(d, fmt.Sprintf("this communicator reaches that of %v; host memory goes through comm/local or comm/mpi, or is copied to the GPU first",
-			c.rt.Device()))
+	if d == c.rt.Device() {
+		return nil
 	}
-	return nil
+	const advice = "host memory goes through comm/local or comm/mpi, or is copied to the GPU first"
+	return c.check.Unreachable(d, fmt.Sprintf("this communicator reaches that of %v; %s", c.rt.Device(), advice))
 }
 
 // supports says which reductions NCCL has.
@@ -153,18 +159,25 @@ func (c *Comm) supports(dt dtype.DType, op comm.ReduceOp) error {
 		return fmt.Errorf("%w: NCCL does not reduce %v", comm.ErrUnsupported, dt)
 	}
 	if dt == dtype.FP8E4M3 || dt == dtype.FP8E5M2 {
-		if c.lib.version < fp8Version {
-			return fmt.Errorf("%w: NCCL %s does not reduce %v, 2.24 does", comm.ErrUnsupported, versionText(c.lib.version), dt)
-		}
-		if c.rt.Info().Major < 9 {
-			return fmt.Errorf("%w: NCCL reduces %v on GPUs of compute capability 9.0 or newer, this one has %d.%d",
-				comm.ErrUnsupported, dt, c.rt.Info().Major, c.rt.Info().Minor)
-		}
-		if op == comm.Avg {
-			// NCCL multiplies by 1/P in the type itself, and builds for
-			// several architectures refuse it; Sum and Scale do better.
-			return fmt.Errorf("%w: NCCL does not average %v", comm.ErrUnsupported, dt)
-		}
+		return c.supportsFP8(dt, op)
+	}
+	return nil
+}
+
+// supportsFP8 is supports for types of eight bits.
+func (c *Comm) supportsFP8(dt dtype.DType, op comm.ReduceOp) error {
+	info := c.rt.Info()
+	switch {
+	case c.lib.version < fp8Version:
+		version := versionText(c.lib.version)
+		return fmt.Errorf("%w: NCCL %s does not reduce %v, 2.24 does", comm.ErrUnsupported, version, dt)
+	case info.Major < fp8Capability:
+		return fmt.Errorf("%w: NCCL reduces %v on GPUs of compute capability %d.0 or newer, this one has %d.%d",
+			comm.ErrUnsupported, dt, fp8Capability, info.Major, info.Minor)
+	case op == comm.Avg:
+		// NCCL multiplies by 1/P in the type itself, and builds for
+		// several architectures refuse it; Sum and Scale do better.
+		return fmt.Errorf("%w: NCCL does not average %v", comm.ErrUnsupported, dt)
 	}
 	return nil
 }

@@ -14,10 +14,10 @@ func (c *Comm) init(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if c.own, err = c.rt.NewStream(greatest); err != nil {
+	if c.created, err = c.rt.NewStream(greatest); err != nil {
 		return err
 	}
-	c.stream = c.own
+	c.stream = c.created
 	if c.mark.event, err = c.rt.NewEvent(); err != nil {
 		return err
 	}
@@ -37,7 +37,7 @@ func (c *Comm) init(ctx context.Context) error {
 // ranks are together anyway, and an abort from outside enforces the deadline.
 func (c *Comm) connect(ctx context.Context) error {
 	// Earlier owners of scratch may have work in flight.
-	if err := c.own.WaitFor(c.rt.Stream()); err != nil {
+	if err := c.created.WaitFor(c.rt.Stream()); err != nil {
 		return err
 	}
 	var hello []comm.Call
@@ -62,28 +62,28 @@ func (c *Comm) connectAlgorithms(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := c.own.WaitFor(c.rt.Stream()); err != nil {
+	if err := c.created.WaitFor(c.rt.Stream()); err != nil {
 		return errors.Join(err, c.rt.Deallocate(buf))
 	}
 	err = c.guarded(ctx, func() error {
-		var err error
 		for _, bytes := range connectBytes {
 			const dt = dtype.F32
-			part := bytes / c.WorldSize() / dt.Size()
-			own := buf + uintptr(c.Rank()*part*dt.Size())
+			elements := bytes / dt.Size()
+			share := elements / c.WorldSize()
+			part := buf + uintptr(c.Rank()*share*dt.Size())
 			for _, x := range []comm.Call{
-				comm.AllReduceCall(buf, buf, bytes/dt.Size(), dt, comm.Sum),
-				comm.ReduceScatterCall(buf, own, part, dt, comm.Sum),
-				comm.AllGatherCall(own, buf, part, dt),
-				comm.BroadcastCall(buf, bytes/dt.Size(), dt, 0),
-				comm.ReduceCall(buf, buf, bytes/dt.Size(), dt, comm.Sum, 0),
+				comm.AllReduceCall(buf, buf, elements, dt, comm.Sum),
+				comm.ReduceScatterCall(buf, part, share, dt, comm.Sum),
+				comm.AllGatherCall(part, buf, share, dt),
+				comm.BroadcastCall(buf, elements, dt, 0),
+				comm.ReduceCall(buf, buf, elements, dt, comm.Sum, 0),
 			} {
-				if err == nil {
-					err = c.submit(ctx, &x, c.data)
+				if err := c.submit(ctx, &x, c.data); err != nil {
+					return err
 				}
 			}
 		}
-		return errors.Join(err, c.barrier(ctx))
+		return c.barrier(ctx)
 	})
 	if err != nil {
 		err = c.fail(err) // nothing of this rank writes to the buffer any more

@@ -14,33 +14,53 @@ import (
 // control is the native communicator that others are split from.
 type control struct {
 	*native
-	mu     sync.Mutex
-	failed error // the error that left it in the middle of a call: it makes no others any more
+	mu     sync.Mutex // held during a call
+	failed error      // what left it in the middle of a call: it makes no others any more; guarded by mu
 }
 
-// fromControl makes a native sub-communicator of control, unless stop returns an error before it
-// is made.
-func (c *Comm) fromControl(ctx context.Context, stop func() error, blocking bool, fn dl.Func, call func(cell, cfg uintptr) uintptr) (made *native, err error) {
+// derivation is a call that makes a sub-communicator of control.
+type derivation struct {
+	blocking bool         // the mode of what it makes
+	stop     func() error // an error of it ends the call
+	fn       dl.Func      // the function, for errors
+	call     func(cell, cfg uintptr) uintptr
+}
+
+// fromControl makes a native sub-communicator of control.
+func (c *Comm) fromControl(ctx context.Context, d derivation) (*native, error) {
 	c.control.mu.Lock()
 	defer c.control.mu.Unlock()
-	if err := stop(); err != nil {
+	if err := d.stop(); err != nil {
 		return nil, err
 	}
 	if c.control.failed != nil {
-		return nil, fmt.Errorf("%w: the communicator cannot make others since one of them failed: %w", comm.ErrBroken, c.control.failed)
+		const format = "%w: the communicator cannot make others since one of them failed: %w"
+		return nil, fmt.Errorf(format, comm.ErrBroken, c.control.failed)
 	}
-	cfg := c.options.config(blocking)
-	made, err = c.lib.create(ctx, stop, c.rt, c.control.native, c.control.shares, fn, func(cell uintptr) uintptr {
-		return call(cell, hostmem.AddrOf(cfg))
+	cfg := c.options.config(d.blocking)
+	made, err := c.lib.create(ctx, creation{
+		rt:     c.rt,
+		parent: c.control.native,
+		shares: c.control.shares,
+		stop:   d.stop,
+		fn:     d.fn,
+		call:   func(cell uintptr) uintptr { return d.call(cell, hostmem.AddrOf(cfg)) },
 	})
 	goruntime.KeepAlive(cfg)
-	c.control.failed, c.control.midway = err, err != nil
+	c.control.failed = err
+	c.control.midway = err != nil
 	return made, err
 }
 
 // splitControl makes a native sub-communicator of all ranks, in blocking mode.
 func (c *Comm) splitControl(ctx context.Context) (*native, error) {
-	return c.fromControl(ctx, c.life.Err, true, c.lib.sym.Split, func(cell, cfg uintptr) uintptr {
-		return c.lib.sym.Split.Call(c.control.handle, 0, uintptr(c.Rank()), cell, cfg)
+	split := c.lib.sym.Split
+	return c.fromControl(ctx, derivation{
+		blocking: true,
+		stop:     c.life.Err,
+		fn:       split,
+		call: func(cell, cfg uintptr) uintptr {
+			return split.Call(c.control.handle, 0, uintptr(c.Rank()), cell, cfg)
+		},
 	})
 }

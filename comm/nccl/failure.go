@@ -21,7 +21,8 @@ func (c *Comm) fail(err error) error {
 	}
 	c.Abort(err)
 	if c.stuck.Load() {
-		return fmt.Errorf("%w; the GPU still waits for a peer, in a collective that NCCL cannot end: restart the process", err)
+		const advice = "the GPU still waits for a peer, in a collective that NCCL cannot end: restart the process"
+		return fmt.Errorf("%w; %s", err, advice)
 	}
 	return err
 }

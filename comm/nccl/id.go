@@ -21,16 +21,46 @@ import (
 // uniqueID is an ncclUniqueId, the same on all ranks of a new communicator.
 type uniqueID [128]byte
 
-// The message of shareID, in bytes: the id and the invitation to the reports, their length, an
-// int32 for the number of ranks that failed, and two pairs of int64 that are equal if all ranks
-// are on one host and in one process.
+// idMessage is the message of shareID.
+type idMessage []byte
+
+// Its parts, in bytes: the id and the invitation to the store, their length, an int32 for the number of ranks that
+// failed, and two pairs of int64 that are equal if all ranks are on one host and in one process.
 const (
-	lengthAt   = len(uniqueID{}) + maxInvitation
-	failedAt   = lengthAt + 4
-	hostAt     = lengthAt + 8
-	processAt  = hostAt + 16
-	sharedSize = processAt + 16
+	lengthOffset  = len(uniqueID{}) + maxInvitation
+	failedOffset  = lengthOffset + 4
+	hostOffset    = lengthOffset + 8
+	processOffset = hostOffset + 16
+	idMessageSize = processOffset + 16
 )
+
+// putPair puts a number and its negative, whose maxima over all ranks tell whether the number is the same on all.
+func (m idMessage) putPair(offset int, number int64) {
+	binary.LittleEndian.PutUint64(m[offset:], uint64(number))
+	binary.LittleEndian.PutUint64(m[offset+8:], uint64(-number))
+}
+
+// equal reports whether a number was the same on all ranks.
+func (m idMessage) equal(offset int) bool {
+	highest := binary.LittleEndian.Uint64(m[offset:])
+	lowest := -binary.LittleEndian.Uint64(m[offset+8:])
+	return highest == lowest
+}
+
+// putPayload puts what rank 0 broadcasts.
+func (m idMessage) putPayload(payload []byte) {
+	length := copy(m[:lengthOffset], payload)
+	binary.LittleEndian.PutUint32(m[lengthOffset:], uint32(length))
+}
+
+// payload returns what rank 0 has broadcast, at least an id.
+func (m idMessage) payload() []byte {
+	length := min(int(binary.LittleEndian.Uint32(m[lengthOffset:])), lengthOffset)
+	return m[:max(length, len(uniqueID{}))]
+}
+
+// failed returns how many ranks failed.
+func (m idMessage) failed() int { return int(binary.LittleEndian.Uint32(m[failedOffset:])) }
 
 // shared is the result of shareID.
 type shared struct {
@@ -40,14 +70,15 @@ type shared struct {
 }
 
 // shareID counts the ranks that failed, and broadcasts rank 0's payload over base, an id
-// first. own returns the payload, given whether all ranks are on one host.
-func shareID(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, failed bool, own func(oneHost bool) []byte) (shared, error) {
+// first. payload returns that; oneHost says whether all ranks are on one host.
+func shareID(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, failed bool,
+	payload func(oneHost bool) []byte) (shared, error) {
 	mem := memory(base, rt)
-	buf, err := mem.Allocate(sharedSize)
+	buf, err := mem.Allocate(idMessageSize)
 	if err != nil {
 		return shared{}, err
 	}
-	all, err := exchangeID(ctx, base, mem, buf, failed, own)
+	all, err := exchangeID(ctx, base, mem, buf, failed, payload)
 	if err != nil {
 		return shared{}, err // base may still write to buf: it is not freed
 	}
@@ -58,28 +89,23 @@ func shareID(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, fail
 	return all, err
 }
 
-// exchangeID is shareID on given memory.
-func exchangeID(ctx context.Context, base comm.Communicator, mem runtime.Runtime, buf uintptr, failed bool, own func(oneHost bool) []byte) (shared, error) {
-	message := make([]byte, sharedSize)
+// exchangeID is shareID in memory that base reaches.
+func exchangeID(ctx context.Context, base comm.Communicator, mem runtime.Runtime, buf uintptr, failed bool,
+	payload func(oneHost bool) []byte) (shared, error) {
+	m := make(idMessage, idMessageSize)
 	if failed {
-		message[failedAt] = 1
-	}
-	put := func(at int, number int64) {
-		binary.LittleEndian.PutUint64(message[at:], uint64(number))
-		binary.LittleEndian.PutUint64(message[at+8:], uint64(-number))
-	}
-	same := func(at int) bool {
-		highest, lowest := binary.LittleEndian.Uint64(message[at:]), -binary.LittleEndian.Uint64(message[at+8:])
-		return highest == lowest
+		m[failedOffset] = 1
 	}
 	pids, _ := os.Readlink("/proc/self/ns/pid")
-	put(hostAt, hostNumber(""))
-	put(processAt, hostNumber(fmt.Sprint(pids, os.Getpid())))
-	move := func(call ...comm.Call) error {
-		if err := errors.Join(mem.CopyIn(buf, message), mem.Synchronize(ctx)); err != nil {
+	m.putPair(hostOffset, hostNumber(""))
+	m.putPair(processOffset, hostNumber(fmt.Sprint(pids, os.Getpid())))
+
+	// exchange makes calls on the message.
+	exchange := func(calls ...comm.Call) error {
+		if err := errors.Join(mem.CopyIn(buf, m), mem.Synchronize(ctx)); err != nil {
 			return err
 		}
-		for _, x := range call {
+		for _, x := range calls {
 			if err := x.Make(base); err != nil {
 				return err
 			}
@@ -87,21 +113,23 @@ func exchangeID(ctx context.Context, base comm.Communicator, mem runtime.Runtime
 		if err := base.Sync(ctx); err != nil {
 			return err
 		}
-		return mem.CopyOut(message, buf)
+		return mem.CopyOut(m, buf)
 	}
-	at := func(offset int) uintptr { return buf + uintptr(offset) }
-	if err := move(comm.AllReduceCall(at(failedAt), at(failedAt), 1, dtype.I32, comm.Sum),
-		comm.AllReduceCall(at(hostAt), at(hostAt), 4, dtype.I64, comm.Max)); err != nil {
+	failures := buf + uintptr(failedOffset)
+	numbers := buf + uintptr(hostOffset)
+	err := exchange(
+		comm.AllReduceCall(failures, failures, 1, dtype.I32, comm.Sum),
+		comm.AllReduceCall(numbers, numbers, 4, dtype.I64, comm.Max))
+	if err != nil {
 		return shared{}, err
 	}
 	if base.Rank() == 0 {
-		binary.LittleEndian.PutUint32(message[lengthAt:], uint32(copy(message[:lengthAt], own(same(hostAt)))))
+		m.putPayload(payload(m.equal(hostOffset)))
 	}
-	if err := move(comm.BroadcastCall(buf, failedAt, dtype.U8, 0)); err != nil {
+	if err := exchange(comm.BroadcastCall(buf, failedOffset, dtype.U8, 0)); err != nil {
 		return shared{}, err
 	}
-	length := min(int(binary.LittleEndian.Uint32(message[lengthAt:])), lengthAt)
-	return shared{message[:max(length, len(uniqueID{}))], int(binary.LittleEndian.Uint16(message[failedAt:])), same(processAt)}, nil
+	return shared{payload: m.payload(), failed: m.failed(), oneProcess: m.equal(processOffset)}, nil
 }
 
 // hostNumber is a hash of a host and its network, and of a process if that is not "".

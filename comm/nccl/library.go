@@ -52,12 +52,12 @@ type symbols struct {
 type library struct {
 	sym     symbols
 	name    string
-	version int // NCCL_VERSION_CODE, 22803 for 2.28.3
-	cells   sync.Pool
+	version int       // NCCL_VERSION_CODE, 22803 for 2.28.3; 0 if it is not known
+	cells   sync.Pool // of *uint64, for out
 
 	abandoned struct {
 		sync.Mutex
-		cells []*uint64
+		cells []*uint64 // see abandon; guarded by the lock
 	}
 }
 
@@ -71,12 +71,13 @@ const oldest = 21800
 // open loads libnccl, once a process.
 var open = sync.OnceValues(func() (*library, error) {
 	names := []string{"libnccl.so.2", "libnccl.so"}
-	if own := os.Getenv(libraryVariable); own != "" {
-		names = []string{own}
+	if name := os.Getenv(libraryVariable); name != "" {
+		names = []string{name}
 	}
 	lib, err := dl.Open(names...)
 	if err != nil {
-		return nil, fmt.Errorf("nccl: %w: no library: %w; install NCCL or set %s", comm.ErrUnavailable, err, libraryVariable)
+		const format = "nccl: %w: no library: %w; install NCCL or set %s"
+		return nil, fmt.Errorf(format, comm.ErrUnavailable, err, libraryVariable)
 	}
 	l := &library{name: lib.Name()}
 	l.cells.New = func() any { return new(uint64) }
@@ -86,7 +87,8 @@ var open = sync.OnceValues(func() (*library, error) {
 	}
 	switch {
 	case l.version != 0 && l.version < oldest:
-		return nil, fmt.Errorf("nccl: %w: %s is version %s, older than 2.18", comm.ErrUnavailable, l.name, versionText(l.version))
+		const format = "nccl: %w: %s is version %s, older than 2.18"
+		return nil, fmt.Errorf(format, comm.ErrUnavailable, l.name, versionText(l.version))
 	case bindErr != nil:
 		return nil, fmt.Errorf("nccl: %w: %w; it says it is version %s, 2.18 or newer is needed",
 			comm.ErrUnavailable, bindErr, versionText(l.version))
@@ -188,8 +190,11 @@ var typeTable = [...]uintptr{
 // opTable are the ncclRedOp_t of the reductions.
 var opTable = [...]uintptr{comm.Sum: 0, comm.Prod: 1, comm.Max: 2, comm.Min: 3, comm.Avg: 4}
 
-// fp8Version is the first NCCL with FP8 types, which also need compute capability 9.0.
-const fp8Version = 22400
+// The first NCCL with FP8 types, and the compute capability that they need.
+const (
+	fp8Version    = 22400
+	fp8Capability = 9 // 9.0
+)
 
 // nativeByte is the ncclDataType_t of calls that only move data, so that every type can
 // be moved.

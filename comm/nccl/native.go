@@ -24,14 +24,14 @@ type native struct {
 	lib     *library
 	rt      *cuda.Runtime
 	handle  uintptr
-	calls   sync.RWMutex // held for reading during a call
-	gone    atomic.Bool  // it is being freed: no call may begin
-	idle    bool         // and none is in flight
-	shares  bool         // other ranks are in this process
-	service bool         // its service thread is known
-	midway  bool         // it was left in the middle of a call,
-	child   *uint64      // which stores here what it makes, to be freed with this one
-	freed   chan struct{}
+	calls   sync.RWMutex  // held for reading during a call, and for writing for ever once it is being freed
+	gone    atomic.Bool   // it is being freed: no call may begin
+	idle    bool          // no call is in flight any more; only the goroutine that frees it uses this
+	shares  bool          // other ranks are in this process
+	service bool          // its service thread is known
+	midway  bool          // it was left in the middle of a call
+	child   *uint64       // where that call stores what it makes, which is freed with this one; nil if there is none
+	freed   chan struct{} // closed when it is free
 }
 
 func newNative(lib *library, rt *cuda.Runtime, handle uintptr, shares bool) *native {
@@ -145,7 +145,7 @@ func (n *native) awaitService() {
 func (n *native) callAbort() error {
 	err := n.call(n.lib.sym.Abort)
 	if err != nil && n.closeGroup() {
-		if again := n.call(n.lib.sym.Abort); again != nil {
+		if n.call(n.lib.sym.Abort) != nil {
 			n.closeGroup()
 		}
 	}
@@ -157,17 +157,18 @@ func (n *native) callAbort() error {
 // group the thread's next collective would be queued and never launched.
 func (n *native) closeGroup() bool { return Status(n.lib.sym.GroupEnd.Int()) == statusSuccess }
 
-// left waits until no call is in flight, and reports whether that came within a time, 0 for
-// any. No call begins any more.
-func (n *native) left(within time.Duration) bool {
+// left waits until no call is in flight, and reports whether that came within the timeout, 0
+// for none. No call begins any more.
+func (n *native) left(timeout time.Duration) bool {
 	if n.idle {
 		return true
 	}
-	ctx, cancel := context.Background(), func() {}
-	if within > 0 {
-		ctx, cancel = context.WithTimeout(ctx, within)
+	ctx := context.Background()
+	if timeout > 0 {
+		bounded, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		ctx = bounded
 	}
-	defer cancel()
 	n.idle = poll.Until(ctx, func() (bool, error) { return n.calls.TryLock(), nil }) == nil
 	return n.idle
 }
@@ -220,21 +221,22 @@ func (n *native) free(end func(*native) error, ending time.Duration) {
 var freeing frees
 
 type frees struct {
+	busy atomic.Bool // whether open has any
+
 	mu      sync.Mutex
-	open    map[*native]time.Time // with the end of waits for it
-	some    atomic.Bool           // there are some
-	trimmed time.Time
+	open    map[*native]time.Time // with the end of waits for it; nil before the first; guarded by mu
+	trimmed time.Time             // when memory went back to the system; guarded by mu
 }
 
-// begin notes that n is being freed, for which a launch waits for most at most.
-func (f *frees) begin(n *native, most time.Duration) {
+// begin notes that n is being freed, for which a launch waits up to timeout.
+func (f *frees) begin(n *native, timeout time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.open == nil {
 		f.open = map[*native]time.Time{}
 	}
-	f.open[n] = time.Now().Add(most)
-	f.some.Store(true)
+	f.open[n] = time.Now().Add(timeout)
+	f.busy.Store(true)
 }
 
 func (f *frees) end(n *native) {
@@ -253,7 +255,7 @@ func (f *frees) forget(n *native) {
 // drop is forget with the lock held.
 func (f *frees) drop(n *native) {
 	delete(f.open, n)
-	f.some.Store(len(f.open) > 0)
+	f.busy.Store(len(f.open) > 0)
 }
 
 // ended notes it, and reports whether it is time to trim.
@@ -329,54 +331,69 @@ var libc = sync.OnceValue(func() (sym struct {
 	return sym
 })
 
-// create makes a native communicator by a call that stores its handle in a
-// cell, and waits until NCCL has finished it. If ctx ends first, it is aborted and freed in
-// the background. The handle of a sub-communicator is known only when its parent has finished
-// the call: if ctx ends before, it is freed with the parent. The result is nil for a
-// split that leaves this rank out. shares says whether other ranks are in this process. An error
-// of stop ends the wait as well.
-func (l *library) create(ctx context.Context, stop func() error, rt *cuda.Runtime, parent *native, shares bool, fn dl.Func, init func(cell uintptr) uintptr) (made *native, err error) {
+// creation is a call that makes a native communicator.
+type creation struct {
+	rt     *cuda.Runtime
+	parent *native                    // that the call splits, nil if there is none
+	shares bool                       // other ranks are in this process
+	stop   func() error               // an error of it ends the wait
+	fn     dl.Func                    // the function, for errors
+	call   func(cell uintptr) uintptr // makes the call, which stores a handle in the cell
+}
+
+// create makes a native communicator, and waits until NCCL has finished it. If ctx ends first, it
+// is aborted and freed in the background. The handle of a sub-communicator is known only when its
+// parent has finished the call: if ctx ends before, it is freed with the parent. The result is nil
+// for a split that leaves this rank out.
+func (l *library) create(ctx context.Context, x creation) (*native, error) {
 	cell := new(uint64)
-	defer func() {
-		if err != nil {
-			l.abandon(cell)
-		}
-	}()
-	var s Status
-	if err := rt.Current(func() error {
-		s = Status(int32(init(hostmem.AddrOf(cell))))
+	made, err := l.createInto(ctx, x, cell)
+	if err != nil {
+		l.abandon(cell)
+	}
+	return made, err
+}
+
+func (l *library) createInto(ctx context.Context, x creation, cell *uint64) (*native, error) {
+	var status Status
+	err := x.rt.Current(func() error {
+		status = Status(int32(x.call(hostmem.AddrOf(cell))))
 		return nil
-	}); err != nil {
+	})
+	if err != nil {
 		return nil, err
 	}
 	// Also when the call itself reports success: it only means "launched".
-	if parent != nil && (s == statusSuccess || s == statusInProgress) {
-		if s, err = l.await(ctx, stop, parent.handle); err != nil {
-			parent.child = cell
+	if x.parent != nil && status.launched() {
+		status, err = l.await(ctx, x.stop, x.parent.handle)
+		if err != nil {
+			x.parent.child = cell
 			return nil, err
 		}
 	}
 	handle := uintptr(atomic.LoadUint64(cell))
-	if handle != 0 && (s == statusSuccess || s == statusInProgress) {
-		s, err = l.await(ctx, stop, handle)
+	if handle != 0 && status.launched() {
+		status, err = l.await(ctx, x.stop, handle)
+	}
+	if err == nil && status != statusSuccess {
+		source := handle
+		if source == 0 && x.parent != nil {
+			source = x.parent.handle
+		}
+		err = l.newError(x.fn, status, source)
 	}
 	switch {
-	case err == nil && s != statusSuccess:
-		from := handle
-		if from == 0 && parent != nil {
-			from = parent.handle
-		}
-		err = l.newError(fn, s, from)
-	case err == nil && handle == 0:
-		return nil, nil
-	case err == nil:
-		return newNative(l, rt, handle, shares), nil
+	case err != nil && handle != 0:
+		newMidway(l, x.rt, handle, x.shares).abort(0) // the only way to give an unfinished communicator back
+		return nil, err
+	case err != nil || handle == 0:
+		return nil, err
 	}
-	if handle != 0 { // aborting is the only way to give an unfinished communicator back
-		newMidway(l, rt, handle, shares).abort(0)
-	}
-	return nil, err
+	return newNative(l, x.rt, handle, x.shares), nil
 }
+
+// launched reports whether NCCL makes a communicator.
+func (s Status) launched() bool { return s == statusSuccess || s == statusInProgress }
 
 // abandon keeps a cell for ever: a thread of NCCL may store a handle there long after the
 // call was aborted.

@@ -20,9 +20,9 @@ func TestWhatIsNeverFreed(t *testing.T) {
 	var f frees
 	f.begin(stuck, -time.Second)
 	f.await(t.Context())
-	require.False(t, f.some.Load())
+	require.False(t, f.busy.Load())
 	f.ended(stuck) // after all
-	require.False(t, f.some.Load())
+	require.False(t, f.busy.Load())
 }
 
 // What a thread freed below something that it did not free goes back to the system.

@@ -1,14 +1,3 @@
-// Package nccl is the [comm.Communicator] of NVIDIA GPUs, on NCCL 2.18 or newer.
-//
-// The library is opened when the first communicator is made, never linked. Each
-// communicator submits to its own stream on its runtime's device.
-// [comm.StreamOrder] and [comm.StreamSyncOps] order that against other
-// streams, as package distributed does with the runtime's compute stream.
-//
-// NCCL matches messages between two ranks by order alone, so tags are ignored.
-// It does not detect a message of another length than its receive. A send or
-// receive outside a Group delays what its rank submits later until the peer has
-// submitted its side.
 package nccl
 
 import (
@@ -32,17 +21,21 @@ import (
 type Option func(*options)
 
 type options struct {
-	minCTAs, maxCTAs int
-	oneProcess       bool // all ranks are goroutines of this process
-	name             string
-	session          *peers.Session // nil if the ranks cannot tell each other of an abort
+	minCTAs    int            // 0 leaves it to NCCL
+	maxCTAs    int            // 0 leaves it to NCCL
+	oneProcess bool           // all ranks are goroutines of this process
+	name       string         // the communicator's, the same on all its ranks
+	session    *peers.Session // nil if the ranks cannot tell each other of an abort
 }
 
 // WithCTAs bounds the number of thread blocks (CTAs) of a collective, and so the
 // multiprocessors that it takes from computation in parallel with it. Zero leaves a bound
 // to NCCL. All ranks pass the same.
 func WithCTAs(minimum, maximum int) Option {
-	return func(o *options) { o.minCTAs, o.maxCTAs = minimum, maximum }
+	return func(o *options) {
+		o.minCTAs = minimum
+		o.maxCTAs = maximum
+	}
 }
 
 func collect(opts []Option) (o options) {
@@ -78,19 +71,16 @@ func InProcess(ctx context.Context, runtimes []*cuda.Runtime, opts ...Option) ([
 		wg.Go(func() {
 			o := collect(opts)
 			o.oneProcess = true
-			var c *Comm
 			kv := server.Local(fmt.Sprint("rank ", rank))
-			session, err := peers.Open(ctx, kv, kv.Close)
+			var err error
+			o.session, err = peers.Open(ctx, kv, kv.Close)
 			if err == nil {
-				o.session = session
-				c, err = lib.join(ctx, rt, id, rank, len(runtimes), o)
+				comms[rank], err = lib.join(ctx, rt, id, rank, len(runtimes), o)
 			}
 			if err != nil {
 				once.Do(func() { first = err })
 				cancel(err)
-				return
 			}
-			comms[rank] = c
 		})
 	}
 	wg.Wait()
@@ -120,11 +110,12 @@ func From(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ..
 	}
 	var kept *store.Client
 	// A rank without NCCL still takes part, so that the others learn of it.
-	all, shareErr := shareID(ctx, base, rt, err != nil, func(oneHost bool) (own []byte) {
+	all, shareErr := shareID(ctx, base, rt, err != nil, func(oneHost bool) []byte {
+		var invitation []byte
 		if base.WorldSize() > 1 {
-			kept, own = invite(oneHost)
+			kept, invitation = invite(oneHost)
 		}
-		return append(id[:], own...)
+		return append(id[:], invitation...)
 	})
 	switch {
 	case err != nil:
@@ -149,8 +140,14 @@ func From(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ..
 // join makes rank's communicator; all ranks call it with the same id.
 func (l *library) join(ctx context.Context, rt *cuda.Runtime, id uniqueID, rank, size int, o options) (*Comm, error) {
 	cfg := o.config(false)
-	control, err := l.create(ctx, func() error { return nil }, rt, nil, o.sharesProcess(size), l.sym.InitRankConfig, func(cell uintptr) uintptr {
-		return callInitRank(l.sym.InitRankConfig, cell, size, &id, rank, hostmem.AddrOf(cfg))
+	control, err := l.create(ctx, creation{
+		rt:     rt,
+		shares: o.sharesProcess(size),
+		stop:   func() error { return nil },
+		fn:     l.sym.InitRankConfig,
+		call: func(cell uintptr) uintptr {
+			return callInitRank(l.sym.InitRankConfig, cell, size, &id, rank, hostmem.AddrOf(cfg))
+		},
 	})
 	goruntime.KeepAlive(cfg)
 	if err != nil {

@@ -83,7 +83,7 @@ func (o options) endSession() error {
 
 // tell tells the other ranks, once, that this one aborts, before it does, and returns what they are doing: see
 // abandoned. The caller holds no lock.
-func (c *Comm) tell(cause error) (others string) {
+func (c *Comm) tell(cause error) (answers string) {
 	c.told.Do(func() {
 		c.submitted.abort(cause)
 		if c.group == nil || c.WorldSize() == 1 {
@@ -91,17 +91,17 @@ func (c *Comm) tell(cause error) (others string) {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), tellTimeout)
 		defer cancel()
-		c.others = c.group.Abort(ctx, cause.Error(), c.submitted.seen.Load())
+		c.answers = c.group.Abort(ctx, cause.Error(), c.submitted.seen.Load())
 	})
-	return c.others
+	return c.answers
 }
 
 // describeFailure adds what the other ranks are doing to an error that does not say who is to blame.
-func describeFailure(err error, others string) error {
-	if others == "" || !blamesNobody(err) {
+func describeFailure(err error, answers string) error {
+	if answers == "" || !blamesNobody(err) {
 		return err
 	}
-	return fmt.Errorf("%w; %s", err, others)
+	return fmt.Errorf("%w; %s", err, answers)
 }
 
 // blamesNobody reports whether an error is of a wait that ended, or one of NCCL's that names an address and no rank.

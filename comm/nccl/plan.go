@@ -9,7 +9,7 @@ import (
 // communicator and the stream in all calls that move data.
 type nativeCall struct {
 	fn    dl.Func
-	args  [maxArgs + 2]uintptr
+	args  [maxArgs + 2]uintptr // the first count are set
 	count int
 }
 
@@ -32,8 +32,11 @@ func (c *Comm) addCall(x *comm.Call) {
 	if x.Count == 0 && x.RecvCounts == nil {
 		return
 	}
-	sym, p := &c.lib.sym, &c.plan
-	elements, length, root := uintptr(x.Count), uintptr(x.Bytes()), uintptr(x.Peer)
+	sym := &c.lib.sym
+	p := &c.plan
+	elements := uintptr(x.Count)
+	length := uintptr(x.Bytes())
+	root := uintptr(x.Peer)
 	switch op := x.Op; {
 	case op == comm.OpAllReduce:
 		p.add(sym.AllReduce, x.Send, x.Recv, elements, typeTable[x.DType], c.nativeOp(x.Reduce))
@@ -59,7 +62,9 @@ func (c *Comm) addCall(x *comm.Call) {
 // addMessages adds the messages of a call, without empty ones and without a rank's message to
 // itself that is in place.
 func (c *Comm) addMessages(x *comm.Call) {
-	sym, p, rank := &c.lib.sym, &c.plan, c.Rank()
+	sym := &c.lib.sym
+	p := &c.plan
+	rank := c.Rank()
 	for r := range c.WorldSize() {
 		from, sent, sends := x.SendPart(rank, r)
 		to, received, receives := x.RecvPart(rank, r)

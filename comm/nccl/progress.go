@@ -24,9 +24,9 @@ func (c *Comm) idle() (backend.Extent, bool) {
 		return backend.Extent{}, false
 	}
 	defer c.mu.Unlock()
-	if !c.looks.TryRLock() {
+	if !c.streamMu.TryRLock() {
 		return backend.Extent{}, false
 	}
-	defer c.looks.RUnlock()
+	defer c.streamMu.RUnlock()
 	return c.submitted.soFar(), c.stream.Idle()
 }

@@ -35,8 +35,8 @@ var services serviceThreads
 
 type serviceThreads struct {
 	mu   sync.Mutex
-	live map[int]string   // by number: the names of those that are not known to have ended
-	kept map[*native]bool // the communicators that have one and are not being freed
+	live map[int]string   // by number: the names of those that are not known to have ended; guarded by mu
+	kept map[*native]bool // the communicators that have one and are not being freed; guarded by mu
 }
 
 // find looks for the service thread of a communicator that was made just now, and reports
@@ -58,9 +58,11 @@ func (s *serviceThreads) find(n *native) bool {
 		return false
 	}
 	if s.live == nil {
-		s.live, s.kept = map[int]string{}, map[*native]bool{}
+		s.live = map[int]string{}
+		s.kept = map[*native]bool{}
 	}
-	s.live[newest], s.kept[n] = name, true
+	s.live[newest] = name
+	s.kept[n] = true
 	return true
 }
 
@@ -83,9 +85,9 @@ func (s *serviceThreads) ended() bool {
 	return len(s.live) <= len(s.kept)
 }
 
-// await waits until they have, for so long at most.
-func (s *serviceThreads) await(most time.Duration) {
-	for deadline := time.Now().Add(most); !s.ended() && time.Now().Before(deadline); {
+// await waits until they have, or until the timeout.
+func (s *serviceThreads) await(timeout time.Duration) {
+	for deadline := time.Now().Add(timeout); !s.ended() && time.Now().Before(deadline); {
 		time.Sleep(serviceEvery)
 	}
 }

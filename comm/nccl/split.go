@@ -9,7 +9,6 @@ import (
 	"sync"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
@@ -18,7 +17,8 @@ const noColor = -1
 
 // split is Split, by ncclCommSplit. Colors and keys must fit in 32 bits.
 func (c *Comm) split(ctx context.Context, w comm.Wait) (*Comm, error) {
-	color, key := w.Color, w.Key
+	color := w.Color
+	key := w.Key
 	if color > math.MaxInt32 || key > math.MaxInt32 || key < math.MinInt32 {
 		return nil, fmt.Errorf("%w: color %d or key %d does not fit in 32 bits", comm.ErrArgument, color, key)
 	}
@@ -26,8 +26,14 @@ func (c *Comm) split(ctx context.Context, w comm.Wait) (*Comm, error) {
 	wait, _ := c.submitted.begin()
 	var done extent
 	defer func() { c.submitted.end(done) }()
-	child, err := c.derive(ctx, c.life.Err, fmt.Sprintf("%d.%d", c.splits.Add(1), color), c.lib.sym.Split, func(cell, cfg uintptr) uintptr {
-		return c.lib.sym.Split.Call(c.control.handle, uintptr(max(color, noColor)), uintptr(key), cell, cfg)
+	split := c.lib.sym.Split
+	name := fmt.Sprintf("%d.%d", c.splits.Add(1), color)
+	child, err := c.derive(ctx, name, derivation{
+		stop: c.life.Err,
+		fn:   split,
+		call: func(cell, cfg uintptr) uintptr {
+			return split.Call(c.control.handle, uintptr(max(color, noColor)), uintptr(key), cell, cfg)
+		},
 	})
 	if err == nil {
 		done = c.submitted.last(wait)
@@ -44,7 +50,8 @@ func (c *Comm) Shrink(ctx context.Context, excluded ...int) (*Comm, error) {
 	const op = "shrink"
 	switch {
 	case !c.lib.sym.Shrink.Found():
-		return nil, c.check.Fail(op, fmt.Errorf("%w: NCCL %s has no ncclCommShrink, 2.27 does", comm.ErrUnsupported, versionText(c.lib.version)))
+		const format = "%w: NCCL %s has no ncclCommShrink, 2.27 does"
+		return nil, c.check.Fail(op, fmt.Errorf(format, comm.ErrUnsupported, versionText(c.lib.version)))
 	case c.life.Closed():
 		return nil, c.check.Fail(op, comm.ErrClosed)
 	case len(excluded) == 0:
@@ -53,20 +60,25 @@ func (c *Comm) Shrink(ctx context.Context, excluded ...int) (*Comm, error) {
 	ranks := make([]int32, len(excluded))
 	for i, r := range excluded {
 		if r < 0 || r >= c.WorldSize() || r == c.Rank() {
-			return nil, c.check.Fail(op, fmt.Errorf("%w: rank %d cannot be excluded by rank %d of %d", comm.ErrArgument, r, c.Rank(), c.WorldSize()))
+			const format = "%w: rank %d cannot be excluded by rank %d of %d"
+			return nil, c.check.Fail(op, fmt.Errorf(format, comm.ErrArgument, r, c.Rank(), c.WorldSize()))
 		}
 		ranks[i] = int32(r)
 	}
 	slices.Sort(ranks)
 	ranks = slices.Compact(ranks) // NCCL counts the entries
-	closed := func() error {      // it may be aborted
-		if c.life.Closed() {
-			return comm.ErrClosed
-		}
-		return nil
-	}
-	child, err := c.derive(ctx, closed, c.shrinks.name(ranks), c.lib.sym.Shrink, func(cell, cfg uintptr) uintptr {
-		return c.lib.sym.Shrink.Call(c.control.handle, hostmem.Addr(ranks), uintptr(len(ranks)), cell, cfg, shrinkAbort)
+	child, err := c.derive(ctx, c.shrinks.name(ranks), derivation{
+		stop: func() error {
+			if c.life.Closed() { // an aborted communicator shrinks
+				return comm.ErrClosed
+			}
+			return nil
+		},
+		fn: c.lib.sym.Shrink,
+		call: func(cell, cfg uintptr) uintptr {
+			first := hostmem.Addr(ranks)
+			return c.lib.sym.Shrink.Call(c.control.handle, first, uintptr(len(ranks)), cell, cfg, shrinkAbort)
+		},
 	})
 	goruntime.KeepAlive(ranks)
 	if err == nil {
@@ -81,29 +93,28 @@ func (c *Comm) Shrink(ctx context.Context, excluded ...int) (*Comm, error) {
 // shrinks counts the calls of Shrink for each list of excluded ranks. All survivors make the
 // same calls with one list, but not necessarily with others.
 type shrinks struct {
-	mu      sync.Mutex
-	without map[string]int
+	mu     sync.Mutex
+	counts map[string]int // by name without the number, nil before the first; guarded by mu
 }
 
 // name returns the name of the next communicator without these ranks.
 func (s *shrinks) name(excluded []int32) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.without == nil {
-		s.without = map[string]int{}
+	if s.counts == nil {
+		s.counts = map[string]int{}
 	}
-	without := fmt.Sprintf("without %v", excluded)
-	s.without[without]++
-	return fmt.Sprintf("%d %s", s.without[without], without)
+	name := fmt.Sprintf("without %v", excluded)
+	s.counts[name]++
+	return fmt.Sprintf("%d %s", s.counts[name], name)
 }
 
 // shrinkAbort is NCCL_SHRINK_ABORT, with which NCCL shrinks a communicator that saw an error.
 const shrinkAbort = 1
 
-// derive makes a sub-communicator, unless stop returns an error before. Its name is the same on
-// all its ranks, and unique.
-func (c *Comm) derive(ctx context.Context, stop func() error, name string, fn dl.Func, call func(cell, cfg uintptr) uintptr) (*Comm, error) {
-	control, err := c.fromControl(ctx, stop, false, fn, call)
+// derive makes a sub-communicator. Its name is the same on all its ranks, and unique.
+func (c *Comm) derive(ctx context.Context, name string, d derivation) (*Comm, error) {
+	control, err := c.fromControl(ctx, d)
 	if err != nil {
 		return nil, c.fail(err)
 	}

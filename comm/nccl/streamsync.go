@@ -20,7 +20,7 @@ func (c *Comm) UseStream(stream uintptr) error {
 	if err := c.life.Err(); err != nil {
 		return c.check.Fail(op, err)
 	}
-	next := c.own
+	next := c.created
 	if stream != 0 {
 		if err := c.rt.CheckStream(stream); err != nil {
 			return c.check.Fail(op, err)
@@ -32,8 +32,8 @@ func (c *Comm) UseStream(stream uintptr) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.looks.Lock()
-	defer c.looks.Unlock()
+	c.streamMu.Lock()
+	defer c.streamMu.Unlock()
 	c.stream = next
 	return nil
 }
@@ -70,16 +70,16 @@ func (m *mark) order(rt *cuda.Runtime, first, second uintptr) error {
 // CommStream implements [comm.StreamOrder]. It may come beside UseStream: a decorator
 // that tells of progress is asked at any time.
 func (c *Comm) CommStream() uintptr {
-	c.looks.RLock()
-	defer c.looks.RUnlock()
+	c.streamMu.RLock()
+	defer c.streamMu.RUnlock()
 	return c.stream.Handle()
 }
 
 // onStream does something with the streams of a communicator that can be used, which
 // Close does not take away meanwhile.
 func (c *Comm) onStream(op string, do func() error) error {
-	c.looks.RLock()
-	defer c.looks.RUnlock()
+	c.streamMu.RLock()
+	defer c.streamMu.RUnlock()
 	err := c.life.Err()
 	if err == nil {
 		err = do()

@@ -37,12 +37,12 @@ func (a adapter) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, erro
 
 // submit starts a call on a native communicator, nil for the best one. ctx bounds its wait for
 // communicators that are being freed.
-func (c *Comm) submit(ctx context.Context, x *comm.Call, on *native) error {
-	return c.fail(c.start(ctx, x, on))
+func (c *Comm) submit(ctx context.Context, x *comm.Call, n *native) error {
+	return c.fail(c.start(ctx, x, n))
 }
 
 // start is submit without the abort after an error.
-func (c *Comm) start(ctx context.Context, x *comm.Call, on *native) error {
+func (c *Comm) start(ctx context.Context, x *comm.Call, n *native) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := c.life.Err(); err != nil {
@@ -50,15 +50,15 @@ func (c *Comm) start(ctx context.Context, x *comm.Call, on *native) error {
 	}
 	c.addCall(x)
 	switch {
-	case on == nil:
-		on = c.pick(x)
+	case n == nil:
+		n = c.pick(x)
 		c.submitted.add(x)
 	case c.counts && x.Send == c.scratch+barrierOffset:
 		c.submitted.add(&comm.Call{Op: comm.OpBarrier})
 	default:
 		c.submitted.addOwn()
 	}
-	return c.flush(ctx, on, 1)
+	return c.flush(ctx, n, 1)
 }
 
 // submitTogether starts calls as one NCCL group, always on the data
@@ -94,17 +94,17 @@ func (c *Comm) pick(x *comm.Call) *native {
 
 // flush makes the planned native calls, several of them as one NCCL group, for a number of the
 // user's calls.
-func (c *Comm) flush(ctx context.Context, on *native, calls int) error {
+func (c *Comm) flush(ctx context.Context, n *native, calls int) error {
 	planned := c.plan
 	c.plan = planned[:0]
 	// If all ranks are in one process, freeing may wait for kernels of other ranks, and those for
 	// this rank.
-	if freeing.some.Load() && len(planned) > 0 && !c.oneProcess && c.WorldSize() > 1 {
+	if freeing.busy.Load() && len(planned) > 0 && !c.oneProcess && c.WorldSize() > 1 {
 		if err := c.awaitFreeing(ctx); err != nil {
 			return err
 		}
 	}
-	err := c.invokeAll(planned, on)
+	err := c.invokeAll(planned, n)
 	if err == nil && c.marks.Due(calls) {
 		c.marks.Set(c.stream, c.submitted.soFar())
 	}
@@ -123,27 +123,27 @@ func (c *Comm) awaitFreeing(ctx context.Context) error {
 }
 
 // invokeAll makes native calls.
-func (c *Comm) invokeAll(planned plan, on *native) error {
+func (c *Comm) invokeAll(planned plan, n *native) error {
 	switch {
 	case len(planned) == 0:
 		return nil
-	case !on.enter():
+	case !n.enter():
 		return cmp.Or(c.life.Broken(), comm.ErrBroken)
 	}
-	defer on.leave()
+	defer n.leave()
 	// NCCL's groups belong to the OS thread; Current keeps the goroutine on it.
 	return c.rt.Current(func() error {
 		if len(planned) == 1 {
-			return c.invoke(&planned[0], on.handle)
+			return c.invoke(&planned[0], n.handle)
 		}
 		c.lib.sym.GroupStart.Int()
 		var first error
 		for i := range planned {
-			if first = c.invoke(&planned[i], on.handle); first != nil {
+			if first = c.invoke(&planned[i], n.handle); first != nil {
 				break
 			}
 		}
-		return errors.Join(first, c.status(c.lib.sym.GroupEnd, on.handle, c.lib.sym.GroupEnd.Int()))
+		return errors.Join(first, c.status(c.lib.sym.GroupEnd, n.handle, c.lib.sym.GroupEnd.Int()))
 	})
 }
 

@@ -83,10 +83,10 @@ func (c *Comm) agree(ctx context.Context, bytes int, failed bool) error {
 // maximum replaces at most maxVotes numbers by their maxima over all ranks.
 func (c *Comm) maximum(ctx context.Context, votes []int64) error {
 	// Copies wait for the compute stream, which may wait for a peer. This wait ends with ctx.
-	at := c.scratch + voteOffset
+	cells := c.scratch + voteOffset
 	err := c.rt.Synchronize(ctx)
 	if err == nil {
-		err = c.rt.CopyIn(at, hostmem.Bytes(votes))
+		err = c.rt.CopyIn(cells, hostmem.Bytes(votes))
 	}
 	if err != nil { // the peers go on with the collective below
 		if ctx.Err() != nil {
@@ -94,14 +94,14 @@ func (c *Comm) maximum(ctx context.Context, votes []int64) error {
 		}
 		return c.fail(err)
 	}
-	x := comm.AllReduceCall(at, at, len(votes), dtype.I64, comm.Max)
+	x := comm.AllReduceCall(cells, cells, len(votes), dtype.I64, comm.Max)
 	if err := c.submit(ctx, &x, c.data); err != nil {
 		return err
 	}
 	if err := c.sync(ctx); err != nil {
 		return err
 	}
-	if err := c.rt.CopyOut(hostmem.Bytes(votes), at); err != nil {
+	if err := c.rt.CopyOut(hostmem.Bytes(votes), cells); err != nil {
 		return c.fail(err) // the peers go by the outcome
 	}
 	return nil
@@ -109,18 +109,19 @@ func (c *Comm) maximum(ctx context.Context, votes []int64) error {
 
 // register makes a window of a mapping, collectively.
 func (c *Comm) register(ctx context.Context, w window) (handle uintptr, err error) {
-	on := c.windows.native.Load()
+	n := c.windows.native.Load()
 	cell := new(uint64) // NCCL writes here
 	err = c.guarded(ctx, func() error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if !on.enter() {
+		if !n.enter() {
 			return comm.ErrBroken
 		}
-		defer on.leave()
+		defer n.leave()
 		return c.rt.Current(func() error {
-			return c.status(c.lib.sym.WindowRegister, on.handle,
-				c.lib.sym.WindowRegister.Int(on.handle, w.addr, uintptr(w.bytes), hostmem.AddrOf(cell), windowSymmetric))
+			register := c.lib.sym.WindowRegister
+			result := register.Int(n.handle, w.addr, uintptr(w.bytes), hostmem.AddrOf(cell), windowSymmetric)
+			return c.status(register, n.handle, result)
 		})
 	})
 	if err != nil {
@@ -173,7 +174,8 @@ func (c *Comm) FreeSymmetric(ctx context.Context, buf uintptr) error {
 	w, known := c.windows.remove(buf)
 	c.mu.Unlock()
 	if !known {
-		return c.check.Fail(op, fmt.Errorf("%w: %#x is not from AllocateSymmetric of this communicator", comm.ErrArgument, buf))
+		const format = "%w: %#x is not from AllocateSymmetric of this communicator"
+		return c.check.Fail(op, fmt.Errorf(format, comm.ErrArgument, buf))
 	}
 	return c.explain(op, errors.Join(c.deregister(ctx, w), c.freeWindow(w)))
 }
@@ -188,16 +190,17 @@ func (c *Comm) deregister(ctx context.Context, w window) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	on := c.windows.native.Load()
-	if !on.enter() {
+	n := c.windows.native.Load()
+	if !n.enter() {
 		return nil
 	}
-	defer on.leave()
+	defer n.leave()
 	end := func() error {
-		return c.status(c.lib.sym.WindowDeregister, on.handle, c.lib.sym.WindowDeregister.Int(on.handle, w.handle))
+		deregister := c.lib.sym.WindowDeregister
+		return c.status(deregister, n.handle, deregister.Int(n.handle, w.handle))
 	}
 	return c.rt.Current(func() error {
-		if on.shares { // NCCL unmaps the memory of all ranks, as each other rank's call does
+		if n.shares { // NCCL unmaps the memory of all ranks, as each other rank's call does
 			return c.rt.Unmapping(end)
 		}
 		return end()

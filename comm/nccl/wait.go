@@ -63,8 +63,8 @@ func (c *Comm) sync(ctx context.Context) error {
 
 // done asks the stream whether it is idle. Close may take the stream away between two calls.
 func (c *Comm) done() (bool, error) {
-	c.looks.RLock()
-	defer c.looks.RUnlock()
+	c.streamMu.RLock()
+	defer c.streamMu.RUnlock()
 	return c.stream.Done()
 }
 
@@ -76,8 +76,8 @@ func inCapture(err error) bool {
 
 // barrier is an allreduce of one element: NCCL returns at once for none.
 func (c *Comm) barrier(ctx context.Context) error {
-	at := c.scratch + barrierOffset
-	x := comm.AllReduceCall(at, at, 1, dtype.I32, comm.Max)
+	cell := c.scratch + barrierOffset
+	x := comm.AllReduceCall(cell, cell, 1, dtype.I32, comm.Max)
 	if err := c.submit(ctx, &x, c.data); err != nil {
 		return err
 	}

@@ -26,8 +26,8 @@ import (
 // windows are the symmetric buffers of a communicator. Comm.mu guards all but
 // the native communicator.
 type windows struct {
-	native atomic.Pointer[native] // nil before the first buffer
-	list   []window
+	native atomic.Pointer[native]                     // nil before the first buffer
+	list   []window                                   // in the order of addresses
 	faster [comm.OpReduceScatter + 1][tunedSizes]bool // than without windows, of windowOps
 }
 
@@ -37,6 +37,9 @@ type window struct {
 	bytes  int
 	handle uintptr // ncclWindow_t, 0 for plain memory
 }
+
+// compare orders windows by address.
+func (w window) compare(addr uintptr) int { return cmp.Compare(w.addr, addr) }
 
 // windowOps are the collectives for which NCCL has kernels for windows.
 var windowOps = []comm.Op{comm.OpAllReduce, comm.OpAllGather, comm.OpReduceScatter}
@@ -71,21 +74,28 @@ func (w *windows) serve(x *comm.Call, ranks int) bool {
 		return false
 	}
 	sendBytes, recvBytes, ok := windowUse(x, ranks)
-	return ok && w.isFaster(x.Op, max(sendBytes, recvBytes)) && w.cover(x.Send, sendBytes) && w.cover(x.Recv, recvBytes)
+	if !ok || !w.isFaster(x.Op, max(sendBytes, recvBytes)) {
+		return false
+	}
+	return w.cover(x.Send, sendBytes) && w.cover(x.Recv, recvBytes)
 }
 
 // cover reports whether memory lies in a window.
 func (w *windows) cover(addr uintptr, bytes int) bool {
-	i, found := slices.BinarySearchFunc(w.list, addr, func(x window, addr uintptr) int { return cmp.Compare(x.addr, addr) })
+	i, found := slices.BinarySearchFunc(w.list, addr, window.compare)
 	if !found {
 		i-- // the last that begins before
 	}
-	return i >= 0 && w.list[i].handle != 0 && addr+uintptr(bytes) <= w.list[i].addr+uintptr(w.list[i].bytes)
+	if i < 0 || w.list[i].handle == 0 {
+		return false
+	}
+	end := w.list[i].addr + uintptr(w.list[i].bytes)
+	return addr+uintptr(bytes) <= end
 }
 
 // add inserts a window in the order of addresses.
 func (w *windows) add(x window) {
-	i, _ := slices.BinarySearchFunc(w.list, x.addr, func(x window, addr uintptr) int { return cmp.Compare(x.addr, addr) })
+	i, _ := slices.BinarySearchFunc(w.list, x.addr, window.compare)
 	w.list = slices.Insert(w.list, i, x)
 }
 
