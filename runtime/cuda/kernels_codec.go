@@ -2,8 +2,12 @@ package cuda
 
 import "github.com/tutti-go/tutti/runtime/kernel"
 
-// groupsPerSM is how many blocks of encode and decode a multiprocessor gets, for 36 KiB of shared memory each.
+// groupsPerSM is how many blocks of encode and decode a multiprocessor gets, for 36 KiB of shared
+// memory each.
 const groupsPerSM = 4
+
+// groups is the number of groups of n entries or values, of which the last one may be empty.
+func groups(n int) int { return n/kernel.CodecGroup + 1 }
 
 // TopKChunks implements [kernel.Kernels].
 func (s *sparse) TopKChunks(src kernel.Source, k, chunk int, dst kernel.Entries) error {
@@ -19,9 +23,18 @@ func (s *sparse) TopKChunks(src kernel.Source, k, chunk int, dst kernel.Entries)
 		c.room(dst, total, total)
 	}
 	return c.submit(func() error {
-		return s.rt.launchBlocks(kernelTopKChunks, (src.N+chunk-1)/chunk, blocksPerSM,
-			uint64(src.X), uint64(from(src)), uint64(src.Grad), gradientType(src), uint64(src.Factor), uint64(src.Keep),
-			uint64(src.N), flag(src.Take), uint64(k), uint64(chunk), uint64(dst.Idx), uint64(dst.Val), uint64(dst.Len))
+		return launch(s.rt, kernelTopKChunks, (src.N+chunk-1)/chunk, blocksPerSM, &topKChunksParameters{
+			x:                  src.X,
+			gradientParameters: gradientOf(src),
+			keep:               src.Keep,
+			n:                  src.N,
+			take:               flag(src.Take),
+			k:                  k,
+			chunk:              chunk,
+			idx:                dst.Idx,
+			val:                dst.Val,
+			length:             dst.Len,
+		})
 	})
 }
 
@@ -35,7 +48,8 @@ func (s *sparse) Encode(l kernel.Entries, codec kernel.Codec, n int, dst kernel.
 	}
 	c.buffer("dst", dst.Ptr, dst.Bytes, 4)
 	c.optional("dst.Len", dst.Len)
-	if c.length("n", n); dst.Bytes < 8 {
+	c.length("n", n)
+	if dst.Bytes < 8 {
 		c.fail("dst has %d bytes, want at least 8", dst.Bytes)
 	}
 	if lost.Ptr != 0 {
@@ -45,9 +59,17 @@ func (s *sparse) Encode(l kernel.Entries, codec kernel.Codec, n int, dst kernel.
 		if err := s.growStatus(l.N); err != nil {
 			return err
 		}
-		return s.rt.launchBlocks(kernelEncode, l.N/kernel.CodecGroup+1, groupsPerSM,
-			s.at(control), s.at(status), uint64(l.Idx), uint64(l.Val), uint64(l.N), uint64(l.Len), uint64(codec), uint64(codec.Fit(dst.Bytes, n)),
-			uint64(dst.Ptr), uint64(dst.Bytes), uint64(dst.Len), uint64(lost.Ptr), uint64(lost.N), uint64(lost.Faults))
+		return launch(s.rt, kernelEncode, groups(l.N), groupsPerSM, &encodeParameters{
+			control:  s.address(control),
+			status:   s.address(status),
+			l:        listOf(l),
+			codec:    uint64(codec),
+			fit:      codec.Fit(dst.Bytes, n),
+			message:  dst.Ptr,
+			capacity: dst.Bytes,
+			length:   dst.Len,
+			lost:     arrayOf(lost),
+		})
 	})
 }
 
@@ -62,8 +84,12 @@ func (s *sparse) Decode(src kernel.Message, codec kernel.Codec, dst kernel.Entri
 		c.floats("dst", dst.Val, dst.N)
 	}
 	return c.submit(func() error {
-		return s.rt.launchBlocks(kernelDecode, dst.N/kernel.CodecGroup+1, groupsPerSM,
-			uint64(codec), uint64(src.Ptr), uint64(src.Bytes), uint64(dst.Idx), uint64(dst.Val), uint64(dst.N), uint64(dst.Len))
+		return launch(s.rt, kernelDecode, groups(dst.N), groupsPerSM, &decodeParameters{
+			codec:    uint64(codec),
+			message:  src.Ptr,
+			capacity: src.Bytes,
+			dst:      listOf(dst),
+		})
 	})
 }
 
@@ -75,7 +101,13 @@ func (s *sparse) Quantize(dst uintptr, codec kernel.Codec, src uintptr, n int, l
 	c.floats("src", src, n)
 	c.optional("lost", lost)
 	return c.submit(func() error {
-		return s.rt.launchBlocks(kernelQuantize, n/kernel.CodecGroup+1, blocksPerSM, uint64(dst), uint64(codec), uint64(src), uint64(n), uint64(lost))
+		return launch(s.rt, kernelQuantize, groups(n), blocksPerSM, &quantizeParameters{
+			dst:   dst,
+			codec: uint64(codec),
+			src:   src,
+			n:     n,
+			lost:  lost,
+		})
 	})
 }
 
@@ -86,7 +118,17 @@ func (s *sparse) Dequantize(dst uintptr, codec kernel.Codec, src uintptr, n int,
 	c.floats("dst", dst, n)
 	c.floats("src", src, n)
 	return c.submit(func() error {
-		return s.rt.launch(kernelDequantize, (n+3)/4, uint64(dst), uint64(codec), uint64(src), uint64(n), flag(add))
+		if n == 0 {
+			return nil
+		}
+		const quad = 4 // elements of a thread
+		return launch(s.rt, kernelDequantize, blocksOf((n+quad-1)/quad), blocksPerSM, &dequantizeParameters{
+			dst:   dst,
+			codec: uint64(codec),
+			src:   src,
+			n:     n,
+			add:   flag(add),
+		})
 	})
 }
 

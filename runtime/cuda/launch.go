@@ -174,18 +174,20 @@ func (k kernelID) earlyIf(yes bool) kernelID {
 
 // arguments are the parameters of a launch. cuLaunchKernel takes an array of
 // pointers to them; both lie in one heap object that a pool hands out again,
-// so that a launch allocates nothing. A kernel whose one parameter is a struct
-// of 64-bit fields reads as many values as it has.
+// so that a launch allocates nothing. Each word may be a parameter of its own; a
+// kernel whose one parameter is a structure reads as many words as that has.
 type arguments struct {
 	values [maxValues]uint64
-	layout stridedLayout
-	params [8]uintptr
+	params [maxParams]uintptr // the addresses of the first values
 
 	config    launchConfig // of an early launch
 	dependent launchAttribute
 }
 
-const maxValues = 128
+const (
+	maxValues = 128
+	maxParams = 8
+)
 
 var argumentPool = sync.Pool{New: func() any {
 	a := &arguments{dependent: launchAttribute{id: attributeDependent, value: [64]byte{1}}}
@@ -196,25 +198,18 @@ var argumentPool = sync.Pool{New: func() any {
 	return a
 }}
 
-// launch runs a grid-stride kernel over n elements on the compute stream. The
-// arguments are passed as 64-bit words, of which the kernel reads as much as
-// its parameter's type has.
-func (r *Runtime) launch(k kernelID, n int, values ...uint64) error {
-	if n == 0 {
-		return nil
-	}
-	return r.launchBlocks(k, (n+block-1)/block, blocksPerSM, values...)
-}
-
-// launchBlocks runs a kernel of up to as many blocks as there is work for, and
-// at most perSM on each multiprocessor.
-func (r *Runtime) launchBlocks(k kernelID, blocks, perSM int, values ...uint64) error {
+// launch runs a kernel on the compute stream, with as many blocks as there is work for, and at
+// most perSM on each multiprocessor. P is the kernel's structure of parameters.go.
+func launch[P any](r *Runtime, k kernelID, blocks, perSM int, parameters *P) error {
 	a := argumentPool.Get().(*arguments)
-	copy(a.values[:], values)
+	hostmem.Slice[P](a.params[0], 1)[0] = *parameters
 	err := r.launchArguments(k, blocks, perSM, a)
 	argumentPool.Put(a)
 	return err
 }
+
+// blocksOf is how many blocks have n threads.
+func blocksOf(n int) int { return (n + block - 1) / block }
 
 // grid is how many blocks a kernel gets.
 func (r *Runtime) grid(blocks, perSM int) int {
@@ -222,11 +217,14 @@ func (r *Runtime) grid(blocks, perSM int) int {
 }
 
 func (r *Runtime) launchArguments(k kernelID, blocks, perSM int, a *arguments) error {
-	starts, k := k&early != 0 && r.starts, k&^early
+	starts := k&early != 0 && r.starts
+	k &^= early
 	grid := r.grid(blocks, perSM)
 	if starts {
-		a.config.grid, a.config.stream = [3]uint32{uint32(grid), 1, 1}, r.compute.handle
-		return r.do(r.drv.sym.LaunchKernelEx.As(kernelNames[k]), hostmem.AddrOf(&a.config), r.kernels[k], hostmem.Addr(a.params[:]), 0)
+		a.config.grid = [3]uint32{uint32(grid), 1, 1}
+		a.config.stream = r.compute.handle
+		return r.do(r.drv.sym.LaunchKernelEx.As(kernelNames[k]),
+			hostmem.AddrOf(&a.config), r.kernels[k], hostmem.Addr(a.params[:]), 0)
 	}
 	return r.do(r.drv.sym.LaunchKernel.As(kernelNames[k]), r.kernels[k],
 		uintptr(grid), 1, 1, block, 1, 1, 0, r.compute.handle, hostmem.Addr(a.params[:]), 0)

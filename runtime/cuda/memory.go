@@ -202,7 +202,8 @@ func (r *Runtime) Fill(dst uintptr, count int, dt dtype.DType, value float64) er
 	case 4:
 		return r.do(r.drv.sym.MemsetD32, dst, w, n, r.compute.handle)
 	}
-	return r.launch(fillU64, count, uint64(dst), uint64(count), word)
+	parameters := fillParameters{dst: dst, n: count, value: word}
+	return launch(r, fillU64, blocksOf(count), blocksPerSM, &parameters)
 }
 
 // check is what all operations on memory check: that the runtime can be used,

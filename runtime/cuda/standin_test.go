@@ -2,12 +2,15 @@ package cuda
 
 import (
 	"fmt"
+	"iter"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
+	"unicode"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -15,6 +18,7 @@ import (
 	"github.com/tutti-go/tutti/internal/cc"
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // The driver is opened once a process, so tests with the stand-in of
@@ -103,21 +107,132 @@ func buildStandIn(t *testing.T, flags ...string) string {
 func buildEmulator(t *testing.T) string {
 	t.Helper()
 	var text strings.Builder
-	for _, c := range []struct {
-		what string
-		v    int
-	}{
-		{"max_lists", maxLists}, {"inline_lists", inlineLists}, {"max_counts", maxCounts}, {"max_pieces", maxPieces},
-		{"sizeof(moments)", momentsBytes}, {"sizeof(put_args::word) / 8", putWords}, {"sizeof(entries) / 8", listWords},
-		{"pick_blocks", picksPerSM},
-	} {
-		fmt.Fprintf(&text, "static_assert(%s == %d, \"%s is not what Go has\");\n", c.what, c.v, c.what)
+	equal := func(expression string, value int) {
+		fmt.Fprintf(&text, "static_assert(%s == %d, \"%s is not what Go has\");\n", expression, value, expression)
+	}
+	equal("max_lists", maxLists)
+	equal("inline_lists", inlineLists)
+	equal("max_counts", maxCounts)
+	equal("max_factors", maxFactors)
+	equal("max_quantiles", maxQuantiles)
+	equal("max_pieces", maxPieces)
+	equal("max_copies", kernel.MaxCopies)
+	equal("sizeof(moments)", momentsBytes)
+	equal("sizeof(put_args::word)", listsOfPut*listBytes)
+	equal("sizeof(entries)", listBytes)
+	equal("sizeof(piece)", int(reflect.TypeFor[pieceParameters]().Size()))
+	equal("pick_blocks", picksPerSM)
+	for structure, parameters := range kernelStructures {
+		equal(fmt.Sprintf("sizeof(%s)", structure), int(parameters.Size()))
+		for field, offset := range offsets(parameters) {
+			equal(fmt.Sprintf("__builtin_offsetof(%s, %s)", structure, field), int(offset))
+		}
 	}
 	fmt.Fprintf(&text, "static_assert(sizeof(control) <= %d, \"the control does not fit\");\n", controlBytes)
 	object, err := cc.Build(t, "clang-16", "testdata/emulator.cpp", text.String(), "-std=c++17", "-O2", "-fPIC", "-ffp-contract=off",
-		"-fno-exceptions", "-fno-rtti", "-Wno-unknown-pragmas", "-c")
+		"-fno-exceptions", "-fno-rtti", "-Wno-unknown-pragmas", "-Wno-invalid-offsetof", "-c")
 	require.NoError(t, err)
 	return object
+}
+
+// kernelStructures are the structures that kernels have as their parameter, and what Go has for them.
+var kernelStructures = map[string]reflect.Type{
+	"struct back":     reflect.TypeFor[restorationParameters](),
+	"struct copy":     reflect.TypeFor[copyParameters](),
+	"array":           reflect.TypeFor[arrayParameters](),
+	"balance_args":    reflect.TypeFor[balanceParameters](),
+	"bounds_args":     reflect.TypeFor[lowerBoundsParameters](),
+	"chunks_args":     reflect.TypeFor[topKChunksParameters](),
+	"copy_if_args":    reflect.TypeFor[copyIfParameters](),
+	"count_args":      reflect.TypeFor[countAboveParameters](),
+	"cut_args":        reflect.TypeFor[cutParameters](),
+	"decode_args":     reflect.TypeFor[decodeParameters](),
+	"dequantize_args": reflect.TypeFor[dequantizeParameters](),
+	"encode_args":     reflect.TypeFor[encodeParameters](),
+	"entries":         reflect.TypeFor[listParameters](),
+	"fit_args":        reflect.TypeFor[fitParameters](),
+	"merge_args":      reflect.TypeFor[mergeParameters](),
+	"narrow_args":     reflect.TypeFor[narrowParameters](),
+	"outside_args":    reflect.TypeFor[cutOutsideParameters](),
+	"pick_args":       reflect.TypeFor[pickParameters](),
+	"piece":           reflect.TypeFor[pieceParameters](),
+	"pieces_args":     reflect.TypeFor[copyPiecesParameters](),
+	"put_args":        reflect.TypeFor[putListsParameters](),
+	"quantize_args":   reflect.TypeFor[quantizeParameters](),
+	"refine_args":     reflect.TypeFor[refineParameters](),
+	"sample_args":     reflect.TypeFor[sampleParameters](),
+	"scatter_args":    reflect.TypeFor[scatterParameters](),
+	"segments":        reflect.TypeFor[segmentsParameters](),
+	"sift_args":       reflect.TypeFor[siftParameters](),
+	"sifted":          reflect.TypeFor[siftedParameters](),
+	"sum_args":        reflect.TypeFor[sumSquaresParameters](),
+}
+
+// offsets returns where the fields of a structure are, by the names that they have on the device. Those of an
+// embedded structure are fields of the structure.
+func offsets(structure reflect.Type) map[string]uintptr {
+	all := map[string]uintptr{}
+	for field := range fields(structure) {
+		if field.Anonymous {
+			for name, offset := range offsets(field.Type) {
+				all[name] = field.Offset + offset
+			}
+			continue
+		}
+		name := field.Tag.Get("cu")
+		if name == "" {
+			name = snakeCase(field.Name)
+		}
+		all[name] = field.Offset
+	}
+	return all
+}
+
+// fields yields the fields of a structure.
+func fields(structure reflect.Type) iter.Seq[reflect.StructField] {
+	return func(yield func(reflect.StructField) bool) {
+		for i := range structure.NumField() {
+			if !yield(structure.Field(i)) {
+				return
+			}
+		}
+	}
+}
+
+// snakeCase returns a name as the kernels' sources would write it.
+func snakeCase(name string) string {
+	var text strings.Builder
+	for _, letter := range name {
+		if unicode.IsUpper(letter) {
+			text.WriteByte('_')
+		}
+		text.WriteRune(unicode.ToLower(letter))
+	}
+	return text.String()
+}
+
+// A launch has room for the parameters of every kernel.
+func TestParametersFitIntoALaunch(t *testing.T) {
+	for structure, parameters := range kernelStructures {
+		assert.LessOrEqual(t, int(parameters.Size()), 8*maxValues, structure)
+	}
+	for _, parameters := range []reflect.Type{
+		reflect.TypeFor[fillParameters](),
+		reflect.TypeFor[scaleParameters](),
+		reflect.TypeFor[storeParameters](),
+		reflect.TypeFor[clipFactorParameters](),
+		reflect.TypeFor[stridedParameters](),
+	} {
+		words := 0 // each its own parameter
+		for field := range fields(parameters) {
+			if field.Name != "_" {
+				require.Equal(t, uintptr(8*words), field.Offset, "%v.%s is a parameter", parameters, field.Name)
+				words++
+			}
+		}
+		assert.LessOrEqual(t, words, maxParams, parameters)
+		assert.LessOrEqual(t, int(parameters.Size()), 8*maxValues, parameters)
+	}
 }
 
 func TestOpenSaysWhatIsMissing(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/internal/strided"
 )
@@ -32,7 +31,10 @@ func (l *stridedLayout) set(axes []strided.Axis) {
 
 // stridedKernels are the kernels that copy elements of one size: any layout,
 // and those that asTransposes accepts.
-type stridedKernels struct{ general, transpose kernelID }
+type stridedKernels struct {
+	general   kernelID
+	transpose kernelID
+}
 
 // stridedKernelsFor returns the kernels for elements of that many bytes.
 func stridedKernelsFor(elemSize int) (k stridedKernels, ok bool) {
@@ -115,19 +117,12 @@ func (r *Runtime) CopyStrided(dst uintptr, dstStrides []int, src uintptr, srcStr
 	return r.launchStrided(k.general, dst, src, axes, count)
 }
 
-// launchStrided runs a strided copy kernel with that many threads. Its third
-// parameter is not a number but the layout.
+// launchStrided runs a strided copy kernel with that many threads.
 func (r *Runtime) launchStrided(k kernelID, dst, src uintptr, axes []strided.Axis, threads int) error {
 	if threads == 0 {
 		return nil
 	}
-	a := argumentPool.Get().(*arguments)
-	defer argumentPool.Put(a)
-	a.values[0], a.values[1] = uint64(dst), uint64(src)
-	a.layout.set(axes)
-	third := a.params[2]
-	a.params[2] = hostmem.AddrOf(&a.layout)
-	err := r.launchArguments(k, (threads+block-1)/block, blocksPerSM, a)
-	a.params[2] = third
-	return err
+	parameters := stridedParameters{dst: dst, src: src}
+	parameters.layout.set(axes)
+	return launch(r, k, blocksOf(threads), blocksPerSM, &parameters)
 }

@@ -5,7 +5,7 @@
 // Blocks have 256 threads. The kernels with barriers rely on it.
 enum { block_threads = 256, block_warps = block_threads / warp_size };
 
-// Entries is runtime.Entries: a list, and where its length is.
+// Entries is kernel.Entries: a list, and where its length is.
 struct entries {
   i32 *idx;
   float *val;
@@ -21,7 +21,7 @@ DEVICE u32 length_of(u64 n, const i32 *length) {
 }
 DEVICE u32 length_of(const entries &l) { return length_of(l.n, l.length); }
 
-// Array is runtime.Array.
+// Array is kernel.Array.
 struct array {
   float *p;
   u64 n;
