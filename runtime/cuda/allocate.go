@@ -294,7 +294,8 @@ func (r *Runtime) prepareMemory() error {
 		*a.to = v
 	}
 	if mappable == 0 {
-		return fmt.Errorf("cuda:%d: %w: the driver has no virtual memory management for this GPU", r.index, runtime.ErrUnsupported)
+		return fmt.Errorf("cuda:%d: %w: the driver has no virtual memory management for this GPU",
+			r.index, runtime.ErrUnsupported)
 	}
 	if shareable != 0 {
 		r.memory.handleTypes = handlePosixFD

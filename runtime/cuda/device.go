@@ -112,13 +112,14 @@ func (d *driver) describe(index, n int) (DeviceInfo, error) {
 	info.MemoryBytes = int64(total)
 	for _, a := range []struct {
 		attribute uintptr
-		to        *int
+		target    *int
 	}{
 		{attrMultiprocessors, &info.Multiprocessors},
 		{attrCapabilityMajor, &info.Major},
 		{attrCapabilityMinor, &info.Minor},
 	} {
-		if *a.to, err = d.attribute(index, dev, a.attribute); err != nil {
+		*a.target, err = d.attribute(index, dev, a.attribute)
+		if err != nil {
 			return info, err
 		}
 	}
@@ -126,19 +127,20 @@ func (d *driver) describe(index, n int) (DeviceInfo, error) {
 		if peer == index {
 			continue
 		}
-		other, err := d.handle(peer)
+		remote, err := d.handle(peer)
 		if err != nil {
 			return info, err
 		}
-		access, err := d.get(index, d.sym.DeviceGetP2P, p2pAccessSupported, dev, other)
+		access, err := d.get(index, d.sym.DeviceGetP2P, p2pAccessSupported, dev, remote)
 		if err != nil {
 			return info, err
 		}
-		atomics, err := d.get(index, d.sym.DeviceGetP2P, p2pNativeAtomic, dev, other)
+		atomics, err := d.get(index, d.sym.DeviceGetP2P, p2pNativeAtomic, dev, remote)
 		if err != nil {
 			return info, err
 		}
-		info.Peers[peer], info.PeerAtomics[peer] = int32(access) != 0, int32(atomics) != 0
+		info.Peers[peer] = int32(access) != 0
+		info.PeerAtomics[peer] = int32(atomics) != 0
 	}
 	return info, nil
 }

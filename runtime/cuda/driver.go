@@ -112,8 +112,8 @@ var open = sync.OnceValues(func() (*driver, error) {
 	if goruntime.GOOS == "windows" {
 		names = []string{"nvcuda.dll"}
 	}
-	if own := os.Getenv(libraryVariable); own != "" {
-		names = []string{own}
+	if name := os.Getenv(libraryVariable); name != "" {
+		names = []string{name}
 	}
 	lib, err := dl.Open(names...)
 	if err != nil {
@@ -124,7 +124,8 @@ var open = sync.OnceValues(func() (*driver, error) {
 	d.outs.New = func() any { return new(outs) }
 	err = lib.Bind(&d.sym)
 	if err == nil {
-		if err = d.check(d.sym.Init, -1, d.sym.Init.Int(0)); err != nil {
+		err = d.check(d.sym.Init, -1, d.sym.Init.Int(0))
+		if err != nil {
 			err = fmt.Errorf("%s: %w", lib.Name(), err)
 		}
 	}

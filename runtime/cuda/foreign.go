@@ -22,9 +22,10 @@ const (
 )
 
 // WrapTensor makes a tensor of memory on this GPU that somebody else allocated,
-// as [runtime.Wrap] does (release is not called after an error), after asking the driver whether it is that: memory of
-// the host or of another GPU is [runtime.ErrDevice].
-func (r *Runtime) WrapTensor(ptr uintptr, dt dtype.DType, shape, strides []int, release func()) (*runtime.Tensor, error) {
+// as [runtime.Wrap] does (release is not called after an error), after asking the
+// driver whether it is that: memory of the host or of another GPU is [runtime.ErrDevice].
+func (r *Runtime) WrapTensor(ptr uintptr, dt dtype.DType, shape, strides []int,
+	release func()) (*runtime.Tensor, error) {
 	t, err := runtime.Wrap(r, ptr, dt, shape, strides, release)
 	if err != nil || t.Len() == 0 {
 		return t, err
@@ -40,8 +41,8 @@ func (r *Runtime) WrapTensor(ptr uintptr, dt dtype.DType, shape, strides []int, 
 // the error says what it is: page-locked host memory, memory of another GPU, or
 // nothing that the driver knows. It takes about as long as a launch.
 func (r *Runtime) CheckPointer(ptr uintptr) error {
-	refuse := func(what string) error {
-		return fmt.Errorf("cuda:%d: %w: %#x is %s", r.index, runtime.ErrDevice, ptr, what)
+	refuse := func(memory string) error {
+		return fmt.Errorf("cuda:%d: %w: %#x is %s", r.index, runtime.ErrDevice, ptr, memory)
 	}
 	const unknown = "no memory that the driver knows: it is the host's, not page-locked, or was freed"
 	if ptr == 0 {

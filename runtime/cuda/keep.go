@@ -20,12 +20,12 @@ type keptCopy struct {
 
 // keptCopies are those of a runtime.
 type keptCopies struct {
-	mu    sync.Mutex
-	some  atomic.Bool // any at all
-	list  []keptCopy
-	spare []*Event
-	calls int // copies that are being submitted
-	many  int // how many make the next one look which are done
+	mu     sync.Mutex
+	exist  atomic.Bool // whether list has any
+	list   []keptCopy  // guarded by mu
+	spare  []*Event    // guarded by mu
+	calls  int         // copies that are being submitted; guarded by mu
+	enough int         // copies in list that have the next one sweep it; guarded by mu
 }
 
 // fewCopies is how many are not worth a look.
@@ -47,47 +47,59 @@ func (r *Runtime) copyAsync(s *Stream, host []byte, submit func() error) error {
 	}
 	k := &r.copies
 	k.mu.Lock()
-	if len(k.list) >= max(k.many, fewCopies) {
+	if len(k.list) >= max(k.enough, fewCopies) {
 		r.sweepLocked()
-		k.many = 2 * len(k.list)
+		k.enough = 2 * len(k.list)
 	}
 	var done *Event
 	if n := len(k.spare); n > 0 {
-		done, k.spare = k.spare[n-1], k.spare[:n-1]
+		done = k.spare[n-1]
+		k.spare = k.spare[:n-1]
 	}
 	k.calls++
 	k.mu.Unlock()
 
 	// The driver may return when the copy is done, for which it may take others.
-	var err error
-	if done == nil {
-		done, err = r.NewEvent()
-	}
-	if err == nil {
-		if err = submit(); err == nil {
-			if err = s.Record(done); err != nil { // so nothing will tell
-				pendingCopies.Store(&keptCopy{host: host}, nil)
-			}
-		}
-	}
+	done, err := r.submitCopy(s, host, done, submit)
 
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.calls--
-	switch {
-	case err == nil:
-		k.list = append(k.list, keptCopy{done, host})
-		k.some.Store(true)
-		pendingCopies.Store(r, nil)
-	case done != nil:
-		k.spare = append(k.spare, done)
+	if err != nil {
+		if done != nil {
+			k.spare = append(k.spare, done)
+		}
+		return err
 	}
-	return err
+	k.list = append(k.list, keptCopy{done, host})
+	k.exist.Store(true)
+	pendingCopies.Store(r, nil)
+	return nil
+}
+
+// submitCopy submits a copy and records the event behind it, or a new one if it is nil. It
+// returns the event, also with an error, unless there is none.
+func (r *Runtime) submitCopy(s *Stream, host []byte, done *Event, submit func() error) (*Event, error) {
+	if done == nil {
+		var err error
+		done, err = r.NewEvent()
+		if err != nil {
+			return nil, err
+		}
+	}
+	if err := submit(); err != nil {
+		return done, err
+	}
+	if err := s.Record(done); err != nil {
+		pendingCopies.Store(&keptCopy{host: host}, nil) // nothing will tell when the copy is done
+		return done, err
+	}
+	return done, nil
 }
 
 // sweepCopies lets the memory of finished copies go.
 func (r *Runtime) sweepCopies() {
-	if r.copies.some.Load() {
+	if r.copies.exist.Load() {
 		r.copies.mu.Lock()
 		defer r.copies.mu.Unlock()
 		r.sweepLocked()
@@ -114,6 +126,6 @@ func (r *Runtime) sweepLocked() {
 // dropCopies is called when no copy is pending, with the lock held.
 func (r *Runtime) dropCopies() {
 	r.copies.list = nil
-	r.copies.some.Store(false)
+	r.copies.exist.Store(false)
 	pendingCopies.Delete(r)
 }

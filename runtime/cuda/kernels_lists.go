@@ -9,8 +9,8 @@ import (
 )
 
 // Merge implements [kernel.Kernels].
-func (s *sparse) Merge(dst uintptr, dt dtype.DType, n int, lists []kernel.Entries, scale float32, faults, excess uintptr,
-	back kernel.Restoration) error {
+func (s *sparse) Merge(dst uintptr, dt dtype.DType, n int, lists []kernel.Entries, scale float32,
+	faults, excess uintptr, back kernel.Restoration) error {
 	c := s.checks("Merge")
 	c.elements("dst", dst, dt, n)
 	c.optional("faults", faults)
@@ -36,7 +36,8 @@ func (s *sparse) Merge(dst uintptr, dt dtype.DType, n int, lists []kernel.Entrie
 }
 
 // Union implements [kernel.Kernels].
-func (s *sparse) Union(dst kernel.Entries, n int, lists []kernel.Entries, scale float32, faults, threshold uintptr) error {
+func (s *sparse) Union(dst kernel.Entries, n int, lists []kernel.Entries, scale float32,
+	faults, threshold uintptr) error {
 	c := s.checks("Union")
 	c.target(dst)
 	c.number("dst.Len", dst.Len, 4)

@@ -154,7 +154,8 @@ func (r *Runtime) AllocatePinned(bytes int) ([]byte, error) {
 	if bytes == 0 {
 		return nil, nil
 	}
-	p, err := r.create(r.drv.sym.MemHostAlloc, destructor{fn: r.drv.sym.MemFreeHost, bytes: bytes}, uintptr(bytes), hostAllocPortable)
+	free := destructor{fn: r.drv.sym.MemFreeHost, bytes: bytes}
+	p, err := r.create(r.drv.sym.MemHostAlloc, free, uintptr(bytes), hostAllocPortable)
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +194,8 @@ func (r *Runtime) Fill(dst uintptr, count int, dt dtype.DType, value float64) er
 	case dst%uintptr(dt.Size()) != 0:
 		return r.argument("fill: %#x is no multiple of the %d bytes of %v", dst, dt.Size(), dt)
 	}
-	n, w := uintptr(count), uintptr(word)
+	n := uintptr(count)
+	w := uintptr(word)
 	switch dt.Size() {
 	case 1:
 		return r.do(r.drv.sym.MemsetD8, dst, w, n, r.compute.handle)
@@ -209,16 +211,16 @@ func (r *Runtime) Fill(dst uintptr, count int, dt dtype.DType, value float64) er
 // check is what all operations on memory check: that the runtime can be used,
 // the length (in bytes or elements) is not negative and, unless it is zero, no
 // pointer is nil.
-func (r *Runtime) check(what string, length int, pointers ...uintptr) error {
+func (r *Runtime) check(op string, length int, pointers ...uintptr) error {
 	if err := r.usable(); err != nil {
 		return err
 	}
 	if length < 0 {
-		return r.argument("%s: length %d", what, length)
+		return r.argument("%s: length %d", op, length)
 	}
 	for _, p := range pointers {
 		if p == 0 && length > 0 {
-			return r.argument("%s: nil pointer with length %d", what, length)
+			return r.argument("%s: nil pointer with length %d", op, length)
 		}
 	}
 	return nil

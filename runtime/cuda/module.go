@@ -180,32 +180,43 @@ func (k *Kernel) LaunchWith(s *Stream, g Geometry, parameters []byte) error {
 	if len(parameters) > maxParameters {
 		return r.argument("kernel %s: %d bytes of parameters, %d at most", k.name, len(parameters), maxParameters)
 	}
-	if widest := max(g.Grid.X, g.Grid.Y, g.Grid.Z, g.Block.X, g.Block.Y, g.Block.Z, g.Shared); widest > math.MaxInt32 || g.Shared < 0 {
+	widest := max(g.Grid.X, g.Grid.Y, g.Grid.Z, g.Block.X, g.Block.Y, g.Block.Z, g.Shared)
+	if widest > math.MaxInt32 || g.Shared < 0 {
 		return r.argument("kernel %s: %+v", k.name, g) // of which the driver would see the low bits
 	}
 	m := launchPool.Get().(*launchMemory)
 	defer launchPool.Put(m)
 	m.size = uintptr(copy(m.buffer[:], parameters))
-	grid, block := g.Grid.words(), g.Block.words()
+	grid := g.Grid.words()
+	block := g.Block.words()
 	if !g.Cooperative && !g.Dependent {
 		return r.do(r.drv.sym.LaunchKernel.As(k.name), k.entry,
-			uintptr(grid[0]), uintptr(grid[1]), uintptr(grid[2]), uintptr(block[0]), uintptr(block[1]), uintptr(block[2]),
+			uintptr(grid[0]), uintptr(grid[1]), uintptr(grid[2]),
+			uintptr(block[0]), uintptr(block[1]), uintptr(block[2]),
 			uintptr(g.Shared), stream, 0, hostmem.Addr(m.extra[:]))
 	}
 	if !r.drv.sym.LaunchKernelEx.Found() {
-		return fmt.Errorf("cuda:%d: %w: launches with attributes, which need a driver for CUDA 11.8", r.index, runtime.ErrUnsupported)
+		return fmt.Errorf("cuda:%d: %w: launches with attributes, which need a driver for CUDA 11.8",
+			r.index, runtime.ErrUnsupported)
 	}
-	m.config.grid, m.config.block, m.config.shared, m.config.stream, m.config.count = grid, block, uint32(g.Shared), stream, 0
-	for _, a := range []struct {
-		wanted bool
-		id     uint32
-	}{{g.Cooperative, attributeCooperative}, {g.Dependent, attributeDependent}} {
-		if a.wanted {
-			m.attributes[m.config.count] = launchAttribute{id: a.id, value: [64]byte{1}}
-			m.config.count++
-		}
+	m.config.grid = grid
+	m.config.block = block
+	m.config.shared = uint32(g.Shared)
+	m.config.stream = stream
+	m.config.count = 0
+	if g.Cooperative {
+		m.set(attributeCooperative)
+	}
+	if g.Dependent {
+		m.set(attributeDependent)
 	}
 	return r.do(r.drv.sym.LaunchKernelEx.As(k.name), hostmem.AddrOf(&m.config), k.entry, 0, hostmem.Addr(m.extra[:]))
+}
+
+// set adds an attribute to the configuration of a launch.
+func (m *launchMemory) set(id uint32) {
+	m.attributes[m.config.count] = launchAttribute{id: id, value: [64]byte{1}}
+	m.config.count++
 }
 
 func (d Dim) words() [3]uint32 {

@@ -186,12 +186,12 @@ type object struct {
 
 // use returns the native handle, unless the object or its runtime was closed:
 // the driver does not recognise the handle of something destroyed.
-func (o *object) use(what string) (uintptr, error) {
+func (o *object) use(kind string) (uintptr, error) {
 	switch {
 	case o.rt.gate.isShut():
 		return 0, o.rt.usable()
 	case o.closed.Load():
-		return 0, o.rt.argument("%s was closed", what)
+		return 0, o.rt.argument("%s was closed", kind)
 	}
 	return o.handle, nil
 }

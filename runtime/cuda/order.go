@@ -71,7 +71,7 @@ func (o *order) begin(r *Runtime, g *Graph) {
 
 func (o *order) end(g *Graph) {
 	o.mu.Lock()
-	o.capturing = slices.DeleteFunc(o.capturing, func(other *Graph) bool { return other == g })
+	o.capturing = slices.DeleteFunc(o.capturing, func(x *Graph) bool { return x == g })
 	o.mu.Unlock()
 	o.captures.RUnlock()
 }

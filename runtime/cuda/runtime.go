@@ -333,11 +333,13 @@ func (r *Runtime) awaitWork() error {
 	// First the calls: a stream may be asked neither while it is destroyed nor
 	// while it is captured.
 	if r.await(func() bool { return r.graphs.empty() && r.gate.empty() && r.idle() }) != nil {
-		return fmt.Errorf("cuda:%d: closed with work pending that did not end within %v; its memory is not given back", r.index, r.closeTime)
+		return fmt.Errorf("cuda:%d: closed with work pending that did not end within %v; its memory is not given back",
+			r.index, r.closeTime)
 	}
 	r.frees.shut()
 	if r.await(r.frees.empty) != nil {
-		return fmt.Errorf("cuda:%d: closed while a library frees its memory, which did not end within %v; nothing is given back", r.index, r.closeTime)
+		return fmt.Errorf("cuda:%d: closed while a library frees its memory, which did not end within %v; "+
+			"nothing is given back", r.index, r.closeTime)
 	}
 	return nil
 }
@@ -352,7 +354,8 @@ func (r *Runtime) await(done func() bool) error {
 // idle reports whether this runtime's streams are done, and its copies on others.
 // What cannot be asked, as on a broken device, counts as done.
 func (r *Runtime) idle() bool {
-	stream, event := r.drv.sym.StreamQuery, r.drv.sym.EventQuery
+	stream := r.drv.sym.StreamQuery
+	event := r.drv.sym.EventQuery
 	if r.compute != nil && r.pending(stream, r.compute.handle) {
 		return false
 	}
@@ -396,15 +399,18 @@ func (r *Runtime) giveAllBack() error {
 	if r.pool != nil {
 		errs = append(errs, r.sparse.giveBack(r.pool), r.pool.Close())
 	}
-	pinned, bytes := 0, 0
+	pinned := 0
+	bytes := 0
 	for handle, d := range r.owned.drain() {
 		errs = append(errs, r.undo(handle, d))
 		if d.bytes > 0 {
-			pinned, bytes = pinned+1, bytes+d.bytes
+			pinned++
+			bytes += d.bytes
 		}
 	}
 	if pinned > 0 {
-		errs = append(errs, fmt.Errorf("cuda:%d: closed with %d pinned allocations of %d bytes in all: %w", r.index, pinned, bytes, runtime.ErrLeak))
+		errs = append(errs, fmt.Errorf("cuda:%d: closed with %d pinned allocations of %d bytes in all: %w",
+			r.index, pinned, bytes, runtime.ErrLeak))
 	}
 	r.drv.orders.leave(r)
 	if !r.lent {

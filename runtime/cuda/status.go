@@ -72,11 +72,11 @@ func (e *Error) InCapture() bool {
 
 // Error returns "cuda:0: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY: out of memory".
 func (e *Error) Error() string {
-	where := "cuda"
+	device := "cuda"
 	if e.Device >= 0 {
-		where = fmt.Sprintf("cuda:%d", e.Device)
+		device = fmt.Sprintf("cuda:%d", e.Device)
 	}
-	s := fmt.Sprintf("%s: %s: %s (%d): %s", where, e.Call, e.Name, e.Status, e.Text)
+	s := fmt.Sprintf("%s: %s: %s (%d): %s", device, e.Call, e.Name, e.Status, e.Text)
 	switch {
 	case e.Status == statusCaptureUnsupported, e.Status == statusCapturedEvent:
 		s += "; the stream is being captured, wait outside Capture"

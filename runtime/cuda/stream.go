@@ -24,9 +24,9 @@ const (
 // Stream is an ordered queue of work on a device.
 type Stream struct {
 	object
-	mark struct { // the event of WaitFor
+	mark struct { // of WaitFor
 		sync.Mutex
-		event *Event
+		event *Event // nil before the first; guarded by the mutex
 	}
 }
 
@@ -39,7 +39,8 @@ func newStream(r *Runtime, handle uintptr, kept bool) *Stream {
 func (r *Runtime) NewStream(priority int) (*Stream, error) { return r.newStream(priority, false) }
 
 func (r *Runtime) newStream(priority int, kept bool) (*Stream, error) {
-	h, err := r.create(r.drv.sym.StreamCreate, destructor{fn: r.drv.sym.StreamDestroy}, streamNonBlocking, uintptr(priority))
+	destroy := destructor{fn: r.drv.sym.StreamDestroy}
+	h, err := r.create(r.drv.sym.StreamCreate, destroy, streamNonBlocking, uintptr(priority))
 	if err != nil {
 		return nil, err
 	}
@@ -69,15 +70,16 @@ func (r *Runtime) CheckStream(handle uintptr) error {
 		return err
 	}
 	if ctx := uintptr(out[0]); ctx != r.ctx {
-		return fmt.Errorf("cuda:%d: %w: stream %#x belongs to context %#x, not to %#x, the runtime's: the device's primary context, unless it was opened with another",
+		return fmt.Errorf("cuda:%d: %w: stream %#x belongs to context %#x, not to %#x, the runtime's: "+
+			"the device's primary context, unless it was opened with another",
 			r.index, runtime.ErrDevice, handle, ctx, r.ctx)
 	}
 	return nil
 }
 
-// StreamPriorities returns the least and the greatest priority of streams; the
+// StreamPriorities returns the lowest and the greatest priority of streams; the
 // greatest is the lowest number.
-func (r *Runtime) StreamPriorities() (least, greatest int, err error) {
+func (r *Runtime) StreamPriorities() (lowest, greatest int, err error) {
 	out := r.drv.out()
 	defer r.drv.release(out)
 	if err := r.do(r.drv.sym.CtxPriorityRange, out.addr(0), out.addr(1)); err != nil {
@@ -104,26 +106,26 @@ func (s *Stream) Wait(e *Event) error {
 }
 
 // WaitFor makes later work of the stream wait for everything that was submitted
-// to other so far. The streams may be of different GPUs.
-func (s *Stream) WaitFor(other *Stream) error {
+// to source so far. The streams may be of different GPUs.
+func (s *Stream) WaitFor(source *Stream) error {
 	if _, err := s.use("stream"); err != nil {
 		return err
 	}
 	// A wait refers to the latest record before it, so one event serves all
 	// waits, if no other record comes between.
-	other.mark.Lock()
-	defer other.mark.Unlock()
-	if other.mark.event == nil {
-		e, err := other.rt.NewEvent()
+	source.mark.Lock()
+	defer source.mark.Unlock()
+	if source.mark.event == nil {
+		e, err := source.rt.NewEvent()
 		if err != nil {
 			return err
 		}
-		other.mark.event = e
+		source.mark.event = e
 	}
-	if err := other.Record(other.mark.event); err != nil {
+	if err := source.Record(source.mark.event); err != nil {
 		return err
 	}
-	return s.Wait(other.mark.event)
+	return s.Wait(source.mark.event)
 }
 
 // Record records the event after everything submitted to the stream so far.

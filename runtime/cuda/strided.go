@@ -22,10 +22,13 @@ type stridedLayout struct {
 
 // set describes the copy along axes, at most maxDims.
 func (l *stridedLayout) set(axes []strided.Axis) {
-	l.count, l.dims = 1, uint32(len(axes))
+	l.count = 1
+	l.dims = uint32(len(axes))
 	for i, x := range axes {
 		l.count *= uint64(x.Size)
-		l.shape[i], l.dst[i], l.src[i] = uint64(x.Size), int64(x.Dst), int64(x.Src)
+		l.shape[i] = uint64(x.Size)
+		l.dst[i] = int64(x.Dst)
+		l.src[i] = int64(x.Src)
 	}
 }
 
@@ -61,7 +64,8 @@ const tileSize = 32
 // number of tiles.
 func asTransposes(axes []strided.Axis) (tiles int, ok bool) {
 	last := len(axes) - 1
-	if columns := axes[last]; columns.Size < tileSize/2 || strided.Distance(columns.Dst) != 1 || strided.Distance(columns.Src) <= 1 {
+	columns := axes[last]
+	if columns.Size < tileSize/2 || strided.Distance(columns.Dst) != 1 || strided.Distance(columns.Src) <= 1 {
 		return 0, false
 	}
 	row := slices.IndexFunc(axes[:last], func(x strided.Axis) bool {
@@ -87,7 +91,8 @@ func asTransposes(axes []strided.Axis) (tiles int, ok bool) {
 // supported, at addresses that are multiples of their size, and layouts of
 // which at most 8 dimensions are left when those that are one in both are
 // joined.
-func (r *Runtime) CopyStrided(dst uintptr, dstStrides []int, src uintptr, srcStrides []int, shape []int, elemSize int) error {
+func (r *Runtime) CopyStrided(dst uintptr, dstStrides []int, src uintptr, srcStrides []int, shape []int,
+	elemSize int) error {
 	if err := r.usable(); err != nil {
 		return err
 	}
@@ -103,9 +108,11 @@ func (r *Runtime) CopyStrided(dst uintptr, dstStrides []int, src uintptr, srcStr
 	axes = strided.Join(axes)
 	switch {
 	case !ok:
-		return fmt.Errorf("cuda:%d: copy strided: elements of %d bytes, not 1, 2, 4 or 8: %w", r.index, elemSize, runtime.ErrUnsupported)
+		return fmt.Errorf("cuda:%d: copy strided: elements of %d bytes, not 1, 2, 4 or 8: %w",
+			r.index, elemSize, runtime.ErrUnsupported)
 	case len(axes) > maxDims:
-		return fmt.Errorf("cuda:%d: copy strided: %d dimensions that cannot be joined, at most %d: %w", r.index, len(axes), maxDims, runtime.ErrUnsupported)
+		return fmt.Errorf("cuda:%d: copy strided: %d dimensions that cannot be joined, at most %d: %w",
+			r.index, len(axes), maxDims, runtime.ErrUnsupported)
 	case len(axes) == 0 || len(axes) == 1 && axes[0].Dst == 1 && axes[0].Src == 1:
 		return r.Copy(dst, src, count*elemSize)
 	case (dst|src)%uintptr(elemSize) != 0:

@@ -12,16 +12,16 @@ import (
 // Word is a number in the host's memory that streams write ([Stream.Write]): so the
 // host sees how far one has come, without asking the device.
 type Word struct {
-	rt *Runtime
-	at *uint64
+	rt      *Runtime
+	address *uint64
 }
 
 // words are a page of pinned memory, once a runtime: memory of the host that is
 // allocated or freed may wait for kernels.
 type words struct {
 	sync.Mutex
-	page []uint64
-	free []*uint64
+	page []uint64  // nil before the first word; guarded by the mutex
+	free []*uint64 // guarded by the mutex
 }
 
 const wordsPage = 4096 // bytes
@@ -29,7 +29,9 @@ const wordsPage = 4096 // bytes
 // NewWord returns a word that is 0. It is [runtime.ErrUnsupported] if streams cannot
 // write it (drivers before CUDA 11.7), or if there are too many of them.
 func (r *Runtime) NewWord() (*Word, error) {
-	unsupported := func(why string) error { return fmt.Errorf("cuda:%d: %w: %s", r.index, runtime.ErrUnsupported, why) }
+	unsupported := func(reason string) error {
+		return fmt.Errorf("cuda:%d: %w: %s", r.index, runtime.ErrUnsupported, reason)
+	}
 	if !r.drv.sym.StreamWriteValue.Found() {
 		return nil, unsupported("the driver has no cuStreamWriteValue64_v2")
 	}
@@ -60,10 +62,10 @@ func (r *Runtime) NewWord() (*Word, error) {
 	if len(w.free) == 0 {
 		return nil, unsupported("there are too many words")
 	}
-	at := w.free[len(w.free)-1]
+	address := w.free[len(w.free)-1]
 	w.free = w.free[:len(w.free)-1]
-	atomic.StoreUint64(at, 0)
-	return &Word{r, at}, nil
+	atomic.StoreUint64(address, 0)
+	return &Word{r, address}, nil
 }
 
 // Load returns the number that was written last, 0 when the runtime is closed.
@@ -72,14 +74,14 @@ func (w *Word) Load() uint64 {
 		return 0
 	}
 	defer w.rt.gate.leave()
-	return atomic.LoadUint64(w.at)
+	return atomic.LoadUint64(w.address)
 }
 
 // Close gives the word back, once. No stream writes it any more.
 func (w *Word) Close() {
 	w.rt.words.Lock()
 	defer w.rt.words.Unlock()
-	w.rt.words.free = append(w.rt.words.free, w.at)
+	w.rt.words.free = append(w.rt.words.free, w.address)
 }
 
 // Write has the stream write a word when everything before is done. The stream is not
@@ -89,5 +91,5 @@ func (s *Stream) Write(w *Word, value uint64) error {
 	if err != nil {
 		return err
 	}
-	return s.rt.do(s.rt.drv.sym.StreamWriteValue, stream, hostmem.AddrOf(w.at), uintptr(value), 0)
+	return s.rt.do(s.rt.drv.sym.StreamWriteValue, stream, hostmem.AddrOf(w.address), uintptr(value), 0)
 }
