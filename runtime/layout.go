@@ -18,7 +18,11 @@ type layout struct {
 // contiguousLayout is the row-major layout of a shape, without gaps. elemSize
 // is needed to refuse arrays whose size in bytes overflows.
 func contiguousLayout(shape []int, elemSize int) (layout, error) {
-	l := layout{shape: slices.Clone(shape), strides: make([]int, len(shape)), len: 1}
+	l := layout{
+		shape:   slices.Clone(shape),
+		strides: make([]int, len(shape)),
+		len:     1,
+	}
 	// A dimension of size 0 counts as 1 here, so that the strides of an empty
 	// array cannot overflow either.
 	extent := elemSize
@@ -30,7 +34,8 @@ func contiguousLayout(shape []int, elemSize int) (layout, error) {
 		l.len *= d
 		high, low := bits.Mul64(uint64(extent), uint64(max(d, 1)))
 		if high != 0 || low > math.MaxInt {
-			return layout{}, fmt.Errorf("runtime: shape %v of %d-byte elements is larger than the address space: %w", shape, elemSize, ErrShape)
+			return layout{}, fmt.Errorf("runtime: shape %v of %d-byte elements is larger than the address space: %w",
+				shape, elemSize, ErrShape)
 		}
 		extent = int(low)
 	}
@@ -49,10 +54,12 @@ func stridedLayout(shape, strides []int, elemSize int) (layout, error) {
 	l.strides = slices.Clone(strides)
 	reach := uint64(0)
 	for i, d := range shape {
-		high, low := bits.Mul64(magnitude(strides[i]), uint64(max(d-1, 0)))
-		high2, low := bits.Mul64(low, uint64(elemSize))
-		if reach += low; high != 0 || high2 != 0 || low > math.MaxInt || reach > math.MaxInt {
-			return layout{}, fmt.Errorf("runtime: shape %v with strides %v reaches beyond the address space: %w", shape, strides, ErrShape)
+		high, steps := bits.Mul64(magnitude(strides[i]), uint64(max(d-1, 0)))
+		high2, bytes := bits.Mul64(steps, uint64(elemSize))
+		reach += bytes
+		if high != 0 || high2 != 0 || bytes > math.MaxInt || reach > math.MaxInt {
+			return layout{}, fmt.Errorf("runtime: shape %v with strides %v reaches beyond the address space: %w",
+				shape, strides, ErrShape)
 		}
 	}
 	return l, nil
@@ -82,11 +89,9 @@ func (l layout) contiguous() bool {
 // inclusive; l must not be empty.
 func (l layout) extent() (first, last int) {
 	for i, d := range l.shape {
-		if reach := l.strides[i] * (d - 1); reach < 0 {
-			first += reach
-		} else {
-			last += reach
-		}
+		reach := l.strides[i] * (d - 1)
+		first += min(reach, 0)
+		last += max(reach, 0)
 	}
 	return first, last
 }
@@ -105,7 +110,8 @@ func (l layout) slice(dim, from, to int) (s layout, offset int, err error) {
 		return layout{}, 0, err
 	}
 	if from < 0 || to < from || to > l.shape[dim] {
-		return layout{}, 0, fmt.Errorf("runtime: slice [%d:%d] of dimension %d of size %d: %w", from, to, dim, l.shape[dim], ErrArgument)
+		return layout{}, 0, fmt.Errorf("runtime: slice [%d:%d] of dimension %d of size %d: %w",
+			from, to, dim, l.shape[dim], ErrArgument)
 	}
 	s = layout{shape: slices.Clone(l.shape), strides: slices.Clone(l.strides)}
 	s.shape[dim] = to - from
@@ -127,19 +133,35 @@ func (l layout) drop(dim int) layout {
 
 // permute reorders the dimensions: the new dimension i is the old dims[i].
 func (l layout) permute(dims []int) (layout, error) {
-	p := layout{shape: make([]int, len(dims)), strides: make([]int, len(dims)), len: l.len}
-	seen := make([]bool, len(l.shape))
-	for i, dim := range dims {
-		if len(dims) != len(l.shape) || dim < 0 || dim >= len(seen) || seen[dim] {
-			return layout{}, fmt.Errorf("runtime: %v is no permutation of the %d dimensions: %w", dims, len(l.shape), ErrArgument)
-		}
-		seen[dim] = true
-		p.shape[i], p.strides[i] = l.shape[dim], l.strides[dim]
+	if !isPermutation(dims, len(l.shape)) {
+		return layout{}, fmt.Errorf("runtime: %v is no permutation of the %d dimensions: %w",
+			dims, len(l.shape), ErrArgument)
 	}
-	if len(dims) != len(l.shape) {
-		return layout{}, fmt.Errorf("runtime: %v is no permutation of the %d dimensions: %w", dims, len(l.shape), ErrArgument)
+	p := layout{
+		shape:   make([]int, len(dims)),
+		strides: make([]int, len(dims)),
+		len:     l.len,
+	}
+	for i, dim := range dims {
+		p.shape[i] = l.shape[dim]
+		p.strides[i] = l.strides[dim]
 	}
 	return p, nil
+}
+
+// isPermutation reports whether dims has each of 0 to n-1 once.
+func isPermutation(dims []int, n int) bool {
+	if len(dims) != n {
+		return false
+	}
+	seen := make([]bool, n)
+	for _, dim := range dims {
+		if dim < 0 || dim >= n || seen[dim] {
+			return false
+		}
+		seen[dim] = true
+	}
+	return true
 }
 
 func product(shape []int) int {

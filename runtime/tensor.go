@@ -29,20 +29,20 @@ import (
 // elements, or Free and another, have to be kept apart by the caller.
 type Tensor struct {
 	memory *memory
-	ptr    uintptr // of the first element
+	ptr    uintptr // of the first element; 0 if there is none
 	dt     dtype.DType
 	layout layout
-	view   bool
+	view   bool        // of another tensor, and does not free the memory
 	freed  atomic.Bool // of a view; a base looks at its memory
 }
 
 // memory is what a base tensor and all its views share.
 type memory struct {
 	rt      Runtime
-	ptr     uintptr
-	owned   bool
-	release func() // of wrapped memory, may be nil
-	freed   atomic.Bool
+	ptr     uintptr     // where it begins; 0 if it is empty
+	owned   bool        // Free gives it back to rt
+	release func()      // of wrapped memory; nil if its owner is not told
+	freed   atomic.Bool // set once, by the first Free
 }
 
 // New allocates a tensor with undefined content; no shape makes a scalar.

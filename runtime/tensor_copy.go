@@ -67,7 +67,8 @@ func (t *Tensor) copyElements(src *Tensor) error {
 	if t.IsContiguous() && src.IsContiguous() {
 		return t.memory.rt.Copy(t.ptr, src.ptr, t.Bytes())
 	}
-	return t.memory.rt.CopyStrided(t.ptr, t.layout.strides, src.ptr, src.layout.strides, t.layout.shape, t.dt.Size())
+	return t.memory.rt.CopyStrided(t.ptr, t.layout.strides, src.ptr, src.layout.strides,
+		t.layout.shape, t.dt.Size())
 }
 
 // overlaps reports whether the ranges of addresses that the two tensors span
@@ -100,15 +101,16 @@ func (t *Tensor) Fill(value float64) error {
 	if t.IsContiguous() {
 		return rt.Fill(t.ptr, t.Len(), t.dt, value)
 	}
-	one, err := New(rt, t.dt)
+	scalar, err := New(rt, t.dt)
 	if err != nil {
 		return err
 	}
-	err = one.Fill(value)
-	if err == nil {
-		err = rt.CopyStrided(t.ptr, t.layout.strides, one.ptr, make([]int, t.Rank()), t.layout.shape, t.dt.Size())
+	if err := scalar.Fill(value); err != nil {
+		return errors.Join(err, scalar.Free())
 	}
-	return errors.Join(err, one.Free())
+	repeat := make([]int, t.Rank())
+	err = rt.CopyStrided(t.ptr, t.layout.strides, scalar.ptr, repeat, t.layout.shape, t.dt.Size())
+	return errors.Join(err, scalar.Free())
 }
 
 // FromSlice allocates a tensor and copies data into it, in row-major order. No
@@ -151,11 +153,10 @@ func CopyIn[T dtype.Element](t *Tensor, data []T) error {
 	if err != nil {
 		return err
 	}
-	err = CopyIn(c, data)
-	if err == nil {
-		err = t.copyElements(c)
+	if err := CopyIn(c, data); err != nil {
+		return errors.Join(err, c.Free())
 	}
-	return errors.Join(err, c.Free())
+	return errors.Join(t.copyElements(c), c.Free())
 }
 
 // CopyOut copies a tensor to host memory, in row-major order: exactly as many

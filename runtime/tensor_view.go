@@ -23,7 +23,8 @@ func (t *Tensor) Index(dim, i int) (*Tensor, error) {
 	if err := t.layout.checkDim(dim); err != nil {
 		return nil, err
 	}
-	if size := t.layout.shape[dim]; i < 0 || i >= size {
+	size := t.layout.shape[dim]
+	if i < 0 || i >= size {
 		return nil, fmt.Errorf("runtime: index %d of dimension %d of size %d: %w", i, dim, size, ErrArgument)
 	}
 	l, offset, err := t.layout.slice(dim, i, i+1)
@@ -76,7 +77,8 @@ func (t *Tensor) Reshape(shape ...int) (*Tensor, error) {
 		return nil, err
 	}
 	if l.len != t.layout.len {
-		return nil, fmt.Errorf("runtime: reshape %v to %v: %d elements to %d: %w", t, shape, t.layout.len, l.len, ErrShape)
+		return nil, fmt.Errorf("runtime: reshape %v to %v: %d elements to %d: %w",
+			t, shape, t.layout.len, l.len, ErrShape)
 	}
 	if !t.IsContiguous() {
 		return nil, fmt.Errorf("runtime: reshape %v to %v: %w", t, shape, ErrNotContiguous)

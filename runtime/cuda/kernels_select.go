@@ -54,7 +54,7 @@ func (s *sparse) segmentsOf(p *selection) segmentsParameters {
 // sifted is where sift lists what it cannot decide.
 func (s *sparse) sifted() siftedParameters {
 	return siftedParameters{
-		above:      s.address(segmentsAbove),
+		counts:     s.address(segmentsAbove),
 		candidates: s.address(candidates),
 		room:       maxCandidates,
 	}

@@ -157,7 +157,7 @@ type segmentsParameters struct {
 
 // siftedParameters is sifted.
 type siftedParameters struct {
-	above      uintptr
+	counts     uintptr `cu:"above"`
 	candidates uintptr
 	room       int
 }

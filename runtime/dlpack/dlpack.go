@@ -169,7 +169,8 @@ func (a *array) check(rt runtime.Runtime) (dt dtype.DType, shape, strides []int,
 	case d.Kind == runtime.CPU && (a.device == deviceCPU || a.device == devicePinned):
 	case d.Kind == runtime.CUDA && (a.device == deviceCUDA && int(a.index) == d.Index || a.device == deviceManaged):
 	default:
-		return 0, nil, nil, fmt.Errorf("%w: memory of device type %d, number %d, on %v", runtime.ErrDevice, a.device, a.index, d)
+		return 0, nil, nil, fmt.Errorf("%w: memory of device type %d, number %d, on %v",
+			runtime.ErrDevice, a.device, a.index, d)
 	}
 	for t, code := range types {
 		if code == [2]uint8{a.code, a.bits} && a.lanes == 1 {
@@ -182,8 +183,8 @@ func (a *array) check(rt runtime.Runtime) (dt dtype.DType, shape, strides []int,
 	if a.rank < 0 || a.rank > 0 && a.shape == 0 {
 		return 0, nil, nil, fmt.Errorf("%w: %d dimensions, the shape at %#x", runtime.ErrArgument, a.rank, a.shape)
 	}
-	numbers := func(at uintptr) (list []int) {
-		for _, n := range hostmem.Slice[int64](at, int(a.rank)) {
+	numbers := func(address uintptr) (list []int) {
+		for _, n := range hostmem.Slice[int64](address, int(a.rank)) {
 			list = append(list, int(n))
 		}
 		return list

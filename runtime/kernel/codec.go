@@ -90,17 +90,27 @@ const (
 	codecHeader = 8
 )
 
+// codecs says what the format of an array is, by Codec.
 var codecs = [codecEnd]struct {
-	name              string
-	bits              int // of a code
-	perScale, ofScale int // values, and bytes
+	name       string
+	bits       int // of a code; 0 where values do not travel
+	perScale   int // values with one scale
+	scaleBytes int // 0 without scales
 }{
-	CodecNone: {name: "none"}, CodecPositions: {name: "positions"}, CodecF32: {"f32", 32, 1, 0}, CodecBF16: {"bf16", 16, 1, 0}, CodecF16: {"f16", 16, 1, 0},
-	CodecFP8: {"fp8", 8, CodecBlock, 2}, CodecI8: {"i8", 8, CodecBlock, 2}, CodecI4: {"i4", 4, CodecBlock, 2},
-	CodecI2: {"i2", 2, CodecGroup, 16}, CodecSign: {"1bit", 1, CodecBlock, 2},
+	CodecNone:      {name: "none"},
+	CodecPositions: {name: "positions"},
+	CodecF32:       {"f32", 32, 1, 0},
+	CodecBF16:      {"bf16", 16, 1, 0},
+	CodecF16:       {"f16", 16, 1, 0},
+	CodecFP8:       {"fp8", 8, CodecBlock, 2},
+	CodecI8:        {"i8", 8, CodecBlock, 2},
+	CodecI4:        {"i4", 4, CodecBlock, 2},
+	CodecI2:        {"i2", 2, CodecGroup, 16},
+	CodecSign:      {"1bit", 1, CodecBlock, 2},
 }
 
-// String returns the codec's name: "none", "positions", "f32", "bf16", "f16", "fp8", "i8", "i4", "i2" or "1bit".
+// String returns the codec's name: "none", "positions", "f32", "bf16", "f16", "fp8", "i8", "i4", "i2"
+// or "1bit".
 func (c Codec) String() string {
 	if c < codecEnd {
 		return codecs[c].name
@@ -126,7 +136,7 @@ func (c Codec) ScaleBytes(n int) int {
 	if !c.Quantizes() {
 		return 0
 	}
-	return up4(ceilDiv(n, codecs[c].perScale) * codecs[c].ofScale)
+	return up4(ceilDiv(n, codecs[c].perScale) * codecs[c].scaleBytes)
 }
 
 // Size returns the length in bytes of an array of n values.
@@ -141,8 +151,8 @@ func (c Codec) Layout(m int) (headers, values, blocks int) {
 }
 
 // Bound returns the largest length in bytes of a message of m entries with indices in a range of n, as
-// a multiple of 4. Uniformly distributed indices, of a density of 0.1 % to 10 %, take at most 8 % less than it allows
-// them.
+// a multiple of 4. Uniformly distributed indices, of a density of 0.1 % to 10 %, take at most 8 % less
+// than it allows them.
 func (c Codec) Bound(m, n int) int {
 	_, _, blocks := c.Layout(m)
 	if m == 0 {
@@ -152,26 +162,35 @@ func (c Codec) Bound(m, n int) int {
 	// concave function of s, so blocks whose gaps have the same mean take most.
 	gaps := max(n-m, 0)
 	j := max(bits.Len(uint(gaps/m))-1, 0)
-	return up4(blocks + ceilDiv(m*(j+1)+ceilDiv(gaps, 1<<j), 8) + ceilDiv(m, IndexBlock) + 1)
+	gapBits := m*(j+1) + ceilDiv(gaps, 1<<j)
+	filling := ceilDiv(m, IndexBlock) + 1
+	return up4(blocks + ceilDiv(gapBits, 8) + filling)
 }
 
 // Fit returns how many entries with indices in a range of n surely fit into that many bytes.
 func (c Codec) Fit(bytes, n int) int {
-	return max(sort.Search(n+1, func(m int) bool { return c.Bound(m, n) > bytes })-1, 0)
+	excess := sort.Search(n+1, func(m int) bool { return c.Bound(m, n) > bytes })
+	return max(excess-1, 0)
 }
 
-// RiceParameter returns the k that an encoder tries first, for count gaps of that sum: the whole part of the
-// base-2 logarithm of their mean, at least 0. The encoder then lowers k as long as that makes the block shorter,
-// in bits without filling. If the first step down does not, it raises k in the same way, to 30 at most. A block of a given k is capped
-// if its largest quotient is 32 or more and capping makes it shorter; a k that needs more than 1023 bytes of
-// quotients is not taken. The result is replaced by gaps of fixed length, that of the largest, if these are
-// not longer in bytes.
+// RiceParameter returns the k that an encoder tries first, for count gaps of that sum: the whole part of
+// the base-2 logarithm of their mean, at least 0.
+//
+// The encoder then lowers k as long as that makes the block shorter, in bits without filling. If the
+// first step down does not, it raises k in the same way, to 30 at most. A block of a given k is capped if
+// its largest quotient is 32 or more and capping makes it shorter; a k that needs more than 1023 bytes of
+// quotients is not taken. The result is replaced by gaps of fixed length, that of the largest, if these
+// are not longer in bytes.
 func RiceParameter(count int, sum uint64) int {
 	return max(bits.Len64(sum/uint64(count))-1, 0)
 }
 
 // ChunkedLen returns how many entries [Kernels.TopKChunks] selects of n elements.
-func ChunkedLen(n, k, chunk int) int { return n/chunk*min(k, chunk) + min(k, n%chunk) }
+func ChunkedLen(n, k, chunk int) int {
+	full := n / chunk * min(k, chunk)
+	short := min(k, n%chunk)
+	return full + short
+}
 
 // Message is a list as it travels, in device memory.
 type Message struct {

@@ -9,22 +9,28 @@ import (
 
 // Entries is a list of sparse elements in device memory.
 type Entries struct {
-	Idx uintptr // I32 indices, strictly ascending
-	Val uintptr // F32 values
-	N   int     // how many there are; the capacity where Len is set
-	// Len is the device address of an I32, how many there are; 0 where that is
-	// N. Who reads a list takes a length below 0 as 0 and one above N as N, as it
-	// may come from another rank.
+	// Idx is the address of I32 indices, strictly ascending.
+	Idx uintptr
+	// Val is the address of F32 values.
+	Val uintptr
+	// N is the number of entries, or the capacity where Len is set; at most 2^31-1.
+	N int
+	// Len is the device address of an I32, the number of entries; 0 where that is
+	// N. A method that reads a list takes a length below 0 as 0 and one above N as
+	// N, as it may come from another rank.
 	Len uintptr
-	// Shared is not 0 in a list that other ranks have as well, in their memory (comm.SharedLists): TopK,
-	// Select, SelectNear, TopKList, SelectList and Union write such a dst there too. All other methods ignore it.
+	// Shared is not 0 in a list that other ranks have as well, in their memory
+	// (comm.SharedLists): TopK, Select, SelectNear, TopKList, SelectList and Union
+	// write such a dst there too. All other methods ignore it.
 	Shared uintptr
 }
 
 // Array is what the indices of a list point into.
 type Array struct {
-	Ptr uintptr // F32
-	N   int     // elements, at most 2^31-1
+	// Ptr is the address of F32 elements.
+	Ptr uintptr
+	// N is the number of elements, at most 2^31-1.
+	N int
 	// Faults is the device address of an I32 to which every entry adds one that
 	// is skipped because its index is not in [0, N); 0: they are not counted.
 	Faults uintptr
@@ -32,13 +38,16 @@ type Array struct {
 
 // Source is the array that a selection reads.
 type Source struct {
-	X uintptr // F32
-	N int     // elements, at most 2^31-1
+	// X is the address of F32 elements.
+	X uintptr
+	// N is the number of elements, at most 2^31-1.
+	N int
 	// Grad, if not 0, is the address of N elements that are added in the same pass:
 	// X[i] = From[i] + float32(Grad[i]) * factor. The product is rounded before the
 	// sum.
-	Grad  uintptr
-	DType dtype.DType // of Grad: F32, F16 or BF16
+	Grad uintptr
+	// DType is the type of the elements at Grad: F32, F16 or BF16.
+	DType dtype.DType
 	// Factor is the device address of the F32 factor of Grad; 0: it is 1.
 	Factor uintptr
 	// From is the address of the N F32 that Grad is added to, and which stay as
@@ -47,15 +56,16 @@ type Source struct {
 	// Keep, if not 0, is the address of N F32 that become what Grad is added to, bit for
 	// bit. Where a call then fails, X is as it was. Without Grad it is ignored.
 	Keep uintptr
-	// Take: what is written to the list becomes 0 in X.
+	// Take has what is written to the list become 0 in X.
 	Take bool
 }
 
-// Copy is one of N elements, bit for bit.
+// Copy is a copy of N elements, bit for bit.
 type Copy struct {
-	Dst, Src uintptr // Src may be 0: then zeros are stored
-	DType    dtype.DType
-	N        int
+	Dst   uintptr
+	Src   uintptr // 0 stores zeros
+	DType dtype.DType
+	N     int
 }
 
 // MaxCopies is how many copies [Kernels.CopyIf] makes at most.
@@ -64,27 +74,30 @@ const MaxCopies = 4
 // Acceptance says which thresholds [Kernels.SelectNear] accepts, and what becomes of
 // them.
 type Acceptance struct {
-	Min int // fewest entries that may pass
+	// Min is the fewest entries that may pass.
+	Min int
 	// Interval is for how many calls a threshold serves before it is computed
 	// exactly again; 0: as long as it is accepted.
 	Interval int
 	// Step is the factor by which an accepted threshold is corrected if fewer than
-	// 2k/3 or more than 5k/4 entries passed it; 0: it is not.
+	// 2k/3 or more than 5k/4 entries passed it; 0: it is not corrected.
 	Step float32
 }
 
 // Piece is a part of a list, and where it is copied to.
 type Piece struct {
+	// From is the list.
 	From Entries
 	// Start and End are the device addresses of I32: the positions in From of the
 	// piece's first entry and of the one behind its last. 0 is the list's beginning or
 	// end. What is outside of the list is its beginning or end, and an End before Start
 	// makes an empty piece.
 	Start, End uintptr
-	// ByIndex: Start and End have indices instead, and the piece has the entries whose
+	// ByIndex has Start and End mean indices instead: the piece has the entries whose
 	// index is not below the first and below the second.
 	ByIndex bool
-	To      Entries
+	// To is where the piece is put.
+	To Entries
 }
 
 // MaxPieces is how many pieces [Kernels.CopyPieces] puts together at most.
@@ -92,9 +105,9 @@ const MaxPieces = 8
 
 // Restoration is the arguments of [Kernels.Restore]. The zero Restoration restores nothing.
 type Restoration struct {
-	Dst   Array
-	L     Entries
-	Taken Entries
+	Dst   Array   // what entries are restored to
+	L     Entries // which may be restored
+	Taken Entries // whose indices are not restored
 }
 
 // Kernels is what the sparse patterns of package distributed need of a device.

@@ -12,9 +12,9 @@ import (
 type large struct {
 	sync.Mutex
 	counters
-	blocks map[*region]struct{} // all of them
-	cached []*region            // those to hand out again, by size, then by address
-	colors int                  // how many blocks got their color
+	blocks map[*region]struct{} // all of them; guarded by the mutex
+	cached []*region            // those to hand out again, by size, then by address; guarded by the mutex
+	colors int                  // how many blocks got their color; guarded by the mutex
 }
 
 // colorStep is by how much the colors of large blocks differ: an odd number of
@@ -56,7 +56,10 @@ func (l *large) give(r *region, ptr uintptr, reuse bool) error {
 		return nil
 	}
 	i, _ := slices.BinarySearchFunc(l.cached, r, func(a, b *region) int {
-		return cmp.Or(cmp.Compare(a.block, b.block), cmp.Compare(a.start, b.start))
+		if a.block != b.block {
+			return cmp.Compare(a.block, b.block)
+		}
+		return cmp.Compare(a.start, b.start)
 	})
 	l.cached = slices.Insert(l.cached, i, r)
 	return nil

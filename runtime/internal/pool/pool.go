@@ -202,27 +202,28 @@ func (p *Pool) allocateLarge(bytes, size, limit int) (ptr uintptr, got int, err 
 // bytes is what the caller of Allocate wanted. If it succeeds, it leaves
 // exchange locked for reading until the caller has registered the memory.
 func (p *Pool) mapNew(bytes, size int) (Mapping, error) {
-	what := fmt.Sprintf("allocate %d bytes", bytes)
-	m, err := p.tryMap(what, size)
+	op := fmt.Sprintf("allocate %d bytes", bytes)
+	m, err := p.tryMap(op, size)
 	if errors.Is(err, runtime.ErrOutOfMemory) {
-		if _, flushErr := p.flush(what); flushErr != nil {
+		if _, flushErr := p.flush(op); flushErr != nil {
 			return Mapping{}, fmt.Errorf("%w; the cache could not be given back: %w", err, flushErr)
 		}
-		m, err = p.tryMap(what, size)
+		m, err = p.tryMap(op, size)
 	}
 	return m, err
 }
 
 // tryMap is one attempt of mapNew.
-func (p *Pool) tryMap(what string, size int) (Mapping, error) {
-	if err := p.beginExchange(what); err != nil {
+func (p *Pool) tryMap(op string, size int) (Mapping, error) {
+	if err := p.beginExchange(op); err != nil {
 		return Mapping{}, err
 	}
 	m, err := p.config.System.Map(size)
 	if err != nil {
-		err = fmt.Errorf("%s: %s with %d live: %w: %w", p.config.Name, what, p.live.Load(), runtime.ErrOutOfMemory, err)
+		err = fmt.Errorf("%s: %s with %d live: %w: %w", p.config.Name, op, p.live.Load(), runtime.ErrOutOfMemory, err)
 	} else if (m.Addr+uintptr(m.Bytes))>>addressBits != 0 {
-		err = fmt.Errorf("%s: memory at %#x, beyond %d-bit addresses: %w", p.config.Name, m.Addr, addressBits, runtime.ErrUnsupported)
+		err = fmt.Errorf("%s: memory at %#x, beyond %d-bit addresses: %w",
+			p.config.Name, m.Addr, addressBits, runtime.ErrUnsupported)
 		err = errors.Join(err, p.config.System.Unmap(m))
 	}
 	if err != nil {
@@ -233,9 +234,9 @@ func (p *Pool) tryMap(what string, size int) (Mapping, error) {
 }
 
 // beginExchange locks exchange for reading, if memory may move.
-func (p *Pool) beginExchange(what string) error {
+func (p *Pool) beginExchange(op string) error {
 	p.exchange.RLock()
-	err := p.exchangeable(what)
+	err := p.exchangeable(op)
 	if err != nil {
 		p.exchange.RUnlock()
 	}
@@ -243,12 +244,12 @@ func (p *Pool) beginExchange(what string) error {
 }
 
 // exchangeable reports why no memory may move from or to the system.
-func (p *Pool) exchangeable(what string) error {
+func (p *Pool) exchangeable(op string) error {
 	switch {
 	case p.closed.Load():
-		return p.errClosed(what)
+		return p.errClosed(op)
 	case p.frozen.Load() > 0:
-		return fmt.Errorf("%s: %s: %w", p.config.Name, what, runtime.ErrFrozen)
+		return fmt.Errorf("%s: %s: %w", p.config.Name, op, runtime.ErrFrozen)
 	}
 	return nil
 }
@@ -265,7 +266,7 @@ func (p *Pool) Deallocate(ptr uintptr) error { return p.takeBack("deallocate", p
 // frozen or work does not end, the next flush, Trim or Close does it.
 func (p *Pool) Release(ptr uintptr) error { return p.takeBack("release", ptr, false) }
 
-func (p *Pool) takeBack(what string, ptr uintptr, reuse bool) error {
+func (p *Pool) takeBack(op string, ptr uintptr, reuse bool) error {
 	var err error
 	if ptr != 0 {
 		err = p.give(ptr, reuse)
@@ -274,9 +275,9 @@ func (p *Pool) takeBack(what string, ptr uintptr, reuse bool) error {
 	case err == nil && ptr != 0:
 		return nil
 	case p.closed.Load():
-		return p.errClosed(what)
+		return p.errClosed(op)
 	case err != nil:
-		return fmt.Errorf("%s: %s %w", p.config.Name, what, err)
+		return fmt.Errorf("%s: %s %w", p.config.Name, op, err)
 	}
 	return nil
 }
@@ -332,15 +333,15 @@ func (p *Pool) giveLarge(r *region, ptr uintptr, reuse bool) error {
 // handed out then: what differs later was in use meanwhile.
 type idle map[*region]uint64
 
-// still reports whether nothing was handed out since. It needs the owner's lock.
-func (i idle) still(r *region) bool {
+// unchanged reports whether nothing was handed out since. It needs the owner's lock.
+func (i idle) unchanged(r *region) bool {
 	uses, listed := i[r]
 	return listed && uses == r.uses
 }
 
 // flush returns what is not live to the system and says how many bytes that
 // was. What is in the cache stays there while the system's work is waited for.
-func (p *Pool) flush(what string) (released int64, err error) {
+func (p *Pool) flush(op string) (released int64, err error) {
 	unused := make(idle)
 	for o := range p.owners() {
 		for r := range o.regions() {
@@ -349,7 +350,7 @@ func (p *Pool) flush(what string) (released int64, err error) {
 			}
 		}
 	}
-	if err := p.settle(what, unused); err != nil {
+	if err := p.settle(op, unused); err != nil {
 		return 0, err
 	}
 	return p.returnUnused(unused)
@@ -357,8 +358,8 @@ func (p *Pool) flush(what string) (released int64, err error) {
 
 // settle waits until no work uses these regions any more. It fails if memory
 // may not move.
-func (p *Pool) settle(what string, unused idle) error {
-	if err := p.beginExchange(what); err != nil {
+func (p *Pool) settle(op string, unused idle) error {
+	if err := p.beginExchange(op); err != nil {
 		return err
 	}
 	if len(unused) == 0 {
@@ -377,7 +378,7 @@ func (p *Pool) returnUnused(unused idle) (released int64, err error) {
 		return 0, nil
 	}
 	defer p.exchange.RUnlock()
-	return p.unmap(unused.still)
+	return p.unmap(unused.unchanged)
 }
 
 // unmap returns regions to the system, and says how many bytes of them counted
@@ -451,7 +452,8 @@ func (p *Pool) Close() error {
 	}
 	var leak error
 	if blocks := p.Stats().LiveBlocks; blocks > 0 {
-		leak = fmt.Errorf("%s: closed with %d allocations of %d bytes in all: %w", p.config.Name, blocks, p.live.Load(), runtime.ErrLeak)
+		leak = fmt.Errorf("%s: closed with %d allocations of %d bytes in all: %w",
+			p.config.Name, blocks, p.live.Load(), runtime.ErrLeak)
 	}
 	_, err := p.unmap(func(*region) bool { return true })
 	return errors.Join(leak, err)
@@ -476,8 +478,8 @@ func (p *Pool) Stats() runtime.Stats {
 	return s
 }
 
-func (p *Pool) errClosed(what string) error {
-	return fmt.Errorf("%s: %s: %w", p.config.Name, what, runtime.ErrClosed)
+func (p *Pool) errClosed(op string) error {
+	return fmt.Errorf("%s: %s: %w", p.config.Name, op, runtime.ErrClosed)
 }
 
 func (p *Pool) roundToPages(bytes int) int {

@@ -14,7 +14,11 @@ import (
 
 // Axis is one dimension of a strided copy: its size, and by how many elements
 // a step along it moves in the destination and in the source.
-type Axis struct{ Size, Dst, Src int }
+type Axis struct {
+	Size int
+	Dst  int
+	Src  int
+}
 
 // Axes checks the arguments of CopyStrided of [runtime.Runtime], all but the
 // addresses. It appends the dimensions worth looping over to all, in the order
@@ -87,11 +91,15 @@ func (e *extent) multiply(n int) bool {
 // place; the last axis of the result is the one to go along fastest.
 func Join(all []Axis) []Axis {
 	slices.SortStableFunc(all, func(x, y Axis) int {
-		return cmp.Or(cmp.Compare(Distance(y.Dst), Distance(x.Dst)), cmp.Compare(Distance(y.Src), Distance(x.Src)))
+		if Distance(x.Dst) != Distance(y.Dst) {
+			return cmp.Compare(Distance(y.Dst), Distance(x.Dst))
+		}
+		return cmp.Compare(Distance(y.Src), Distance(x.Src))
 	})
 	joined := all[:0]
 	for _, x := range all {
-		if last := len(joined) - 1; last >= 0 && joined[last].Dst == x.Dst*x.Size && joined[last].Src == x.Src*x.Size {
+		last := len(joined) - 1
+		if last >= 0 && joined[last].continues(x) {
 			x.Size *= joined[last].Size
 			joined[last] = x
 			continue
@@ -99,6 +107,11 @@ func Join(all []Axis) []Axis {
 		joined = append(joined, x)
 	}
 	return joined
+}
+
+// continues reports whether a step along an axis is one behind the end of another one, in both layouts.
+func (a Axis) continues(inner Axis) bool {
+	return a.Dst == inner.Dst*inner.Size && a.Src == inner.Src*inner.Size
 }
 
 // Distance is the magnitude of a stride.
