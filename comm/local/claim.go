@@ -9,7 +9,9 @@ import "sync/atomic"
 type claim struct{ word atomic.Uint64 }
 
 // offer makes chunks 0 to n-1 of a collective available.
-func (c *claim) offer(seq uint64, n int) { c.word.Store(seq<<32 | uint64(n)) }
+func (c *claim) offer(seq uint64, n int) {
+	c.word.Store(seq<<32 | uint64(n))
+}
 
 // available reports whether there are chunks to take.
 func (c *claim) available() bool {
@@ -24,13 +26,16 @@ func (c *claim) available() bool {
 func (c *claim) take(rank int) (seq uint64, chunk int, ok bool) {
 	for {
 		v := c.word.Load()
-		low, high := uint16(v>>16), uint16(v)
+		low := uint16(v >> 16)
+		high := uint16(v)
 		if low >= high {
 			return 0, 0, false
 		}
-		chunk, next := int(low), v+1<<16
+		chunk := int(low)
+		next := v + 1<<16
 		if rank%2 != 0 {
-			chunk, next = int(high)-1, v-1
+			chunk = int(high) - 1
+			next = v - 1
 		}
 		if c.word.CompareAndSwap(v, next) {
 			return v >> 32, chunk, true

@@ -32,9 +32,13 @@ func (w *world) agree(s *slot, seq uint64) error {
 
 // prepare cuts the work of the slot's collective for that many workers.
 func (s *slot) prepare(workers int) {
-	c, n, p := &s.calls[0], len(s.calls), &s.plan
+	c := &s.calls[0]
+	n := len(s.calls)
+	p := &s.plan
 	p.size, p.row, p.uneven = c.dt.Size(), c.count, false
-	rows, sources, destinations := 1, 1, 1
+	rows := 1
+	sources := 1
+	destinations := 1
 	switch c.op {
 	case comm.OpAllReduce:
 		sources, destinations = n, n
@@ -94,7 +98,9 @@ func (s *slot) execute(chunk int, w *scratch) {
 
 // move does n elements of a row, from element offset on.
 func (s *slot) move(row, offset, n int, w *scratch) {
-	c, ranks, size := &s.calls[0], len(s.calls), s.plan.size
+	c := &s.calls[0]
+	ranks := len(s.calls)
+	size := s.plan.size
 	column := uintptr(offset * size)            // within the row
 	rowAt := uintptr(row*c.count*size) + column // within a buffer of WorldSize rows
 	root := &s.calls[c.peer]
@@ -130,11 +136,13 @@ func (s *slot) move(row, offset, n int, w *scratch) {
 			dst = append(dst, s.calls[r].recv+uintptr(displ*size)+column)
 		}
 	case comm.OpAllToAll:
-		to, from := row/ranks, row%ranks
+		to := row / ranks
+		from := row % ranks
 		src = s.calls[from].send + uintptr(to*c.count*size) + column
 		dst = append(dst, s.calls[to].recv+uintptr(from*c.count*size)+column)
 	case comm.OpAllToAllV:
-		to, from := row/ranks, row%ranks
+		to := row / ranks
+		from := row % ranks
 		sendAt := s.extras[from].list(sendDispls, ranks)[to]
 		recvAt := s.extras[to].list(recvDispls, ranks)[from]
 		src = s.calls[from].send + uintptr(sendAt*size) + column

@@ -23,7 +23,8 @@ func (d *driver) kick(e *endpoint) {
 // arrived counts down what a collective waits for: a rank, its predecessor.
 func (d *driver) arrived(seq uint64) {
 	if d.world.slot(seq).missing.Add(-1) == 0 {
-		d.ready, d.seq = true, seq
+		d.ready = true
+		d.seq = seq
 	}
 }
 

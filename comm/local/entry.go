@@ -19,7 +19,15 @@ type entry struct {
 }
 
 func newEntry(c *comm.Call) entry {
-	return entry{send: c.Send, recv: c.Recv, count: c.Count, peer: int32(c.Peer), op: c.Op, dt: c.DType, reduce: c.Reduce}
+	return entry{
+		send:   c.Send,
+		recv:   c.Recv,
+		count:  c.Count,
+		peer:   int32(c.Peer),
+		op:     c.Op,
+		dt:     c.DType,
+		reduce: c.Reduce,
+	}
 }
 
 // agrees reports whether two ranks called the same collective.
@@ -29,7 +37,15 @@ func (e *entry) agrees(o *entry) bool {
 
 // call returns what the entry was made of, but for its tag and its lists.
 func (e *entry) call() comm.Call {
-	return comm.Call{Op: e.op, DType: e.dt, Reduce: e.reduce, Peer: int(e.peer), Count: e.count, Send: e.send, Recv: e.recv}
+	return comm.Call{
+		Op:     e.op,
+		DType:  e.dt,
+		Reduce: e.reduce,
+		Peer:   int(e.peer),
+		Count:  e.count,
+		Send:   e.send,
+		Recv:   e.recv,
+	}
 }
 
 // String describes the call as errors do.
@@ -49,7 +65,12 @@ type lists struct{ ints []int }
 
 func (l *lists) set(c *comm.Call) {
 	l.ints = l.ints[:0]
-	for _, list := range [...][]int{recvCounts: c.RecvCounts, recvDispls: c.RecvDispls, sendCounts: c.SendCounts, sendDispls: c.SendDispls} {
+	for _, list := range [...][]int{
+		recvCounts: c.RecvCounts,
+		recvDispls: c.RecvDispls,
+		sendCounts: c.SendCounts,
+		sendDispls: c.SendDispls,
+	} {
 		l.ints = append(l.ints, list...)
 	}
 }

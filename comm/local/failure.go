@@ -22,7 +22,11 @@ func (w *world) fail(f *failure) {
 
 // abort is fail because of a rank, whose wait returns culprit.
 func (w *world) abort(e *endpoint, culprit, cause error) {
-	w.fail(&failure{rank: e.rank, culprit: culprit, peers: fmt.Errorf("%w: rank %d aborted: %w", comm.ErrPeerFailed, e.rank, cause)})
+	w.fail(&failure{
+		rank:    e.rank,
+		culprit: culprit,
+		peers:   fmt.Errorf("%w: rank %d aborted: %w", comm.ErrPeerFailed, e.rank, cause),
+	})
 }
 
 // errorFor is the error of a rank whose wait the failure ends.

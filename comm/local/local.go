@@ -64,8 +64,12 @@ import (
 // having been closed is logged, and its peers see it leave.
 func New(n int) ([]comm.Communicator, error) {
 	if n < 1 {
-		return nil, &comm.OpError{Backend: name, Op: "new", Rank: -1,
-			Err: fmt.Errorf("%w: world of %d ranks", comm.ErrArgument, n)}
+		return nil, &comm.OpError{
+			Backend: name,
+			Op:      "new",
+			Rank:    -1,
+			Err:     fmt.Errorf("%w: world of %d ranks", comm.ErrArgument, n),
+		}
 	}
 	w := newWorld(n, n <= runtime.GOMAXPROCS(0))
 	comms := make([]comm.Communicator, n)

@@ -31,11 +31,13 @@ func (w *world) enterLot(e *endpoint) *waiter {
 	defer l.mu.Unlock()
 	var p *waiter
 	if last := len(l.idle) - 1; last >= 0 {
-		p, l.idle = l.idle[last], l.idle[:last]
+		p = l.idle[last]
+		l.idle = l.idle[:last]
 	} else {
 		p = &waiter{wake: make(chan struct{}, 1)}
 	}
-	p.endpoint, p.place = e, len(l.waiting)
+	p.endpoint = e
+	p.place = len(l.waiting)
 	l.waiting = append(l.waiting, p)
 	w.sleepers.Add(1)
 	return p

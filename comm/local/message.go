@@ -44,13 +44,15 @@ func (d *driver) posted(o, match *op) {
 		from, to = match, o
 	}
 	if from.count != to.count || from.dt != to.dt {
-		send, recv := from.call(), to.call()
+		send := from.call()
+		recv := to.call()
 		err := backend.AgreeOnMessage(from.owner.rank, &send, to.owner.rank, &recv)
 		w.fail(&failure{rank: everyone, culprit: err, peers: err})
 		return
 	}
 	bytes := to.count * to.dt.Size()
-	to.match, to.next = from, 0
+	to.match = from
+	to.next = 0
 	to.chunks = (bytes + messageChunk - 1) / messageChunk
 	if to.chunks <= 1 {
 		to.chunks = 1
@@ -58,7 +60,9 @@ func (d *driver) posted(o, match *op) {
 		d.copyChunk(to, 0)
 		return
 	}
-	chunks, sender, receiver := to.chunks, from.owner, to.owner
+	chunks := to.chunks
+	sender := from.owner
+	receiver := to.owner
 	to.left.Store(int32(chunks))
 	w.jobs.push(to)
 	w.front.jobs.Add(1) // from here on, the message may be done at any time

@@ -6,7 +6,8 @@ import "github.com/tutti-go/tutti/comm"
 func (e *endpoint) newOp(c *comm.Call, split *splitCall) *op {
 	var o *op
 	if last := len(e.idle) - 1; last >= 0 {
-		o, e.idle = e.idle[last], e.idle[:last]
+		o = e.idle[last]
+		e.idle = e.idle[:last]
 	} else {
 		o = &op{owner: e}
 	}
@@ -17,7 +18,8 @@ func (e *endpoint) newOp(c *comm.Call, split *splitCall) *op {
 
 // recycle keeps an operation that is done for reuse. The caller holds e.mu.
 func (e *endpoint) recycle(o *op) {
-	o.split, o.match = nil, nil
+	o.split = nil
+	o.match = nil
 	e.idle = append(e.idle, o)
 }
 

@@ -38,7 +38,9 @@ type plan struct {
 
 // unevenRows starts a list of rows of different lengths.
 func (p *plan) unevenRows() {
-	p.ends, p.uneven, p.total = p.ends[:0], true, 0
+	p.ends = p.ends[:0]
+	p.uneven = true
+	p.total = 0
 }
 
 func (p *plan) addRows(lengths []int) {
@@ -53,7 +55,8 @@ func (p *plan) cut(sources, destinations, workers int) {
 	bytes := p.total * p.size
 	p.streaming = bytes*destinations >= streamBytes
 	traffic := bytes * (sources + destinations)
-	p.step, p.chunks = p.total, 1
+	p.step = p.total
+	p.chunks = 1
 	if p.total == 0 {
 		p.chunks = 0
 	}

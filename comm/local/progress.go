@@ -27,7 +27,8 @@ func (d *driver) run() {
 
 // start runs a collective that all ranks have submitted, or lets them run it.
 func (d *driver) start(seq uint64) {
-	w, s := d.world, d.world.slot(seq)
+	w := d.world
+	s := d.world.slot(seq)
 	if w.failure.Load() != nil {
 		s.missing.Store(abandoned)
 		return

@@ -60,7 +60,8 @@ func (e *endpoint) finishSmall() bool {
 	if !e.telling() {
 		return true
 	}
-	w, seq := e.world, e.arrivals.Load()-1
+	w := e.world
+	seq := e.arrivals.Load() - 1
 	if e.quiet || !w.toldAll(seq) {
 		return false
 	}
@@ -94,7 +95,8 @@ func ownedByte(bytes int) uintptr {
 // does not happen if for one of the ranks it is a small one. The caller holds e.mu,
 // so that no rank goes past that collective.
 func (e *endpoint) judge() {
-	w, seq := e.world, e.completed()
+	w := e.world
+	seq := e.completed()
 	if e.telling() {
 		seq = e.arrivals.Load() - 1
 	}

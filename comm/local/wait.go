@@ -59,7 +59,9 @@ func (e *endpoint) counted() {
 func (e *endpoint) wait(ctx context.Context) error {
 	w := e.world
 	spin := time.Duration(e.spin.Load())
-	spinning, looks, yields := spin > 0, 0, 0
+	spinning := spin > 0
+	looks := 0
+	yields := 0
 	var began time.Time
 	for {
 		if e.done() {
@@ -73,7 +75,10 @@ func (e *endpoint) wait(ctx context.Context) error {
 			return e.failedWith(f)
 		}
 		if e.help() {
-			spinning, looks, yields, began = spin > 0, 0, 0, time.Time{}
+			spinning = spin > 0
+			looks = 0
+			yields = 0
+			began = time.Time{}
 			continue
 		}
 		looks++
@@ -106,7 +111,10 @@ func (e *endpoint) wait(ctx context.Context) error {
 				err = e.inFlight().Error(ctx)
 				w.abort(e, err, err)
 			}
-			spinning, looks, yields, began = spin > 0, 0, 0, time.Time{}
+			spinning = spin > 0
+			looks = 0
+			yields = 0
+			began = time.Time{}
 		}
 	}
 }
@@ -145,7 +153,8 @@ func (e *endpoint) inFlight() (f backend.InFlight) {
 	w := e.world
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	seq, x := e.completed(), (*entry)(nil)
+	seq := e.completed()
+	x := (*entry)(nil)
 	if e.telling() {
 		seq = e.arrivals.Load() - 1
 		x = &w.cell(seq, e.rank).entry

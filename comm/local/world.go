@@ -259,7 +259,11 @@ func newWorld(size int, spins bool) *world {
 
 func newEndpoint(w *world, rank int) *endpoint {
 	e := &endpoint{world: w, rank: rank}
-	e.check = backend.Check{Backend: name, Rank: rank, WorldSize: w.size}
+	e.check = backend.Check{
+		Backend:   name,
+		Rank:      rank,
+		WorldSize: w.size,
+	}
 	if w.spins {
 		e.spin.Store(int64(minSpin))
 	}

@@ -59,7 +59,7 @@ var mutants = []mutant{
 	{"a sleeper does not look whether it is done", "local", change{lotFile, "e.mayFinish() || e.done() ||", "e.mayFinish() ||"}, ""},
 	{"a sleeper looks whether it is done before it looks whether it may be", "local", change{lotFile, "e.mayFinish() || e.done() ||", "e.done() || e.mayFinish() ||"}, ""},
 	{"a sleeper does not look for a failure", "local", change{lotFile, "w.failure.Load() != nil ||", ""}, ""},
-	{"a sleeper does not look for chunks", "local", change{lotFile, "|| w.front.claim.any() ", ""}, ""},
+	{"a sleeper does not look for chunks", "local", change{lotFile, "|| w.front.claim.available() ", ""}, ""},
 	{"a sleeper does not look for messages", "local", change{lotFile, " || w.front.jobs.Load() > 0 {", " {"}, ""},
 	{"nobody is woken when a small collective was told", "local", change{smallFile, "w.rouse(-1, func(e *endpoint) bool { return e.mayFinish() || e.done() })", ""}, ""},
 	{"backlogs do not go on when a small collective was told", "local", change{smallFile, "\td.kickStalled()\n\tif w.left", "\tif w.left"}, ""},
@@ -81,7 +81,7 @@ var mutants = []mutant{
 	{"chunks of a message are offered to nobody", "local", change{messageFile, "w.wakeHelpers(chunks, func(e *endpoint) bool { return e == sender || e == receiver })", "_, _ = sender, receiver"}, ""},
 	{"an endpoint may be kicked only after its backlog was looked at", "local", change{progressFile, "\t\t\te.linked.Store(false) // from here on, others may kick it again\n\t\t\td.pump(e)", "\t\t\td.pump(e)\n\t\t\te.linked.Store(false)"}, ""},
 
-	{"a rank whose Split fails stays in the communicator that others have of it", "local", change{"comm/local/collective.go", "s.extras[r].split.forsake(e, w.failure.Load().of(w.ranks[r]))", ""}, ""},
+	{"a rank whose Split fails stays in the communicator that others have of it", "local", change{"comm/local/collective.go", "s.extras[r].split.forsake(e, w.failure.Load().errorFor(w.ranks[r]))", ""}, ""},
 
 	// comm/backend: the order of the end.
 	{"Close releases before it drains", "schedule", change{lifeFile, "known := l.known.Load()", "known := l.known.Load()\n\t_ = l.bounded(l.backend.Release)"}, ""},
