@@ -26,10 +26,12 @@ type abi struct {
 	errTruncate, errInStatus         int32 // error classes
 	errPending                       int32
 
-	world, errorsReturn, bytes constant
-	types                      typesOf[constant]
-	ops                        opsOf[constant]
-	or, and                    constant // of truth values
+	world        constant
+	errorsReturn constant
+	bytes        constant
+	types        typesOf[constant]
+	ops          opsOf[constant]
+	or, and      constant // of truth values
 }
 
 // typesOf has something for each element type, opsOf for each reduction. MPI has no types for floats of 16 and 8 bits, and no
@@ -72,7 +74,8 @@ func (a *abi) resolve(lib *dl.Library) (h handles, err error) {
 	for i, c := range a.ops {
 		h.ops[i] = value(c)
 	}
-	or, and := value(a.or), value(a.and)
+	or := value(a.or)
+	and := value(a.and)
 	h.boolOps = opsOf[uintptr]{dtype.Sum: or, dtype.Prod: and, dtype.Min: and, dtype.Max: or}
 	if len(missing) > 0 {
 		err = fmt.Errorf("%s lacks %s of the %s ABI", lib.Name(), strings.Join(missing, ", "), a.name)

@@ -14,7 +14,9 @@ var openMPI = abi{
 
 	// int MPI_SOURCE, MPI_TAG, MPI_ERROR, _cancelled; size_t _ucount
 	statusSize: 24, statusError: 8,
-	received: func(status []byte) int64 { return int64(binary.NativeEndian.Uint64(status[16:])) },
+	received: func(status []byte) int64 {
+		return int64(binary.NativeEndian.Uint64(status[16:]))
+	},
 
 	tagUB:            0,
 	undefined:        -32766,
@@ -26,16 +28,23 @@ var openMPI = abi{
 	errorsReturn: symbol("ompi_mpi_errors_return"),
 	bytes:        symbol("ompi_mpi_byte"),
 	types: typesOf[constant]{
-		dtype.F64: symbol("ompi_mpi_double"), dtype.F32: symbol("ompi_mpi_float"),
-		dtype.I64: symbol("ompi_mpi_int64_t"), dtype.I32: symbol("ompi_mpi_int32_t"),
-		dtype.I16: symbol("ompi_mpi_int16_t"), dtype.I8: symbol("ompi_mpi_int8_t"),
-		dtype.U64: symbol("ompi_mpi_uint64_t"), dtype.U32: symbol("ompi_mpi_uint32_t"),
-		dtype.U16: symbol("ompi_mpi_uint16_t"), dtype.U8: symbol("ompi_mpi_uint8_t"),
+		dtype.F64:  symbol("ompi_mpi_double"),
+		dtype.F32:  symbol("ompi_mpi_float"),
+		dtype.I64:  symbol("ompi_mpi_int64_t"),
+		dtype.I32:  symbol("ompi_mpi_int32_t"),
+		dtype.I16:  symbol("ompi_mpi_int16_t"),
+		dtype.I8:   symbol("ompi_mpi_int8_t"),
+		dtype.U64:  symbol("ompi_mpi_uint64_t"),
+		dtype.U32:  symbol("ompi_mpi_uint32_t"),
+		dtype.U16:  symbol("ompi_mpi_uint16_t"),
+		dtype.U8:   symbol("ompi_mpi_uint8_t"),
 		dtype.Bool: symbol("ompi_mpi_c_bool"),
 	},
 	ops: opsOf[constant]{
-		dtype.Sum: symbol("ompi_mpi_op_sum"), dtype.Prod: symbol("ompi_mpi_op_prod"),
-		dtype.Min: symbol("ompi_mpi_op_min"), dtype.Max: symbol("ompi_mpi_op_max"),
+		dtype.Sum:  symbol("ompi_mpi_op_sum"),
+		dtype.Prod: symbol("ompi_mpi_op_prod"),
+		dtype.Min:  symbol("ompi_mpi_op_min"),
+		dtype.Max:  symbol("ompi_mpi_op_max"),
 	},
 	or: symbol("ompi_mpi_op_lor"), and: symbol("ompi_mpi_op_land"),
 }

@@ -165,14 +165,20 @@ func newCells() cells {
 	return cells{base}
 }
 
-func (c cells) free()                 { _ = host.Deallocate(c.base) }
-func (c cells) addr(i int) uintptr    { return c.base + uintptr(i)*cellSize }
-func (c cells) int32(i int) int32     { return hostmem.Slice[int32](c.addr(i), 1)[0] }
-func (c cells) uintptr(i int) uintptr { return hostmem.Slice[uintptr](c.addr(i), 1)[0] }
+func (c cells) free()              { _ = host.Deallocate(c.base) }
+func (c cells) addr(i int) uintptr { return c.base + uintptr(i)*cellSize }
+func (c cells) int32(i int) int32 {
+	return hostmem.Slice[int32](c.addr(i), 1)[0]
+}
+func (c cells) uintptr(i int) uintptr {
+	return hostmem.Slice[uintptr](c.addr(i), 1)[0]
+}
 
 // set stores a handle; one of 32 bits takes the first half on the
 // little-endian machines that this module supports.
-func (c cells) set(i int, handle uintptr) { hostmem.Slice[uintptr](c.addr(i), 1)[0] = handle }
+func (c cells) set(i int, handle uintptr) {
+	hostmem.Slice[uintptr](c.addr(i), 1)[0] = handle
+}
 
 // handle reads an MPI object handle that the library stored in cell i.
 func (l *library) handle(c cells, i int) uintptr {

@@ -36,5 +36,8 @@ func (c *communicator) CheckDevice(d runtime.Device) error {
 	if lib.cuda {
 		reason = "mpi reaches it with native collectives only (" + CollectivesVariable + "=native)"
 	}
-	return c.e.Check.Unreachable(d, reason+"; use the nccl backend, or stage through host memory (copy out, communicate, copy in)")
+	return c.e.Check.Unreachable(
+		d,
+		reason+"; use the nccl backend, or stage through host memory (copy out, communicate, copy in)",
+	)
 }

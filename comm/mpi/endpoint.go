@@ -34,11 +34,22 @@ var asWire = func(w *wire) schedule.Wire { return w }
 
 // newEndpoint returns the endpoint over an MPI communicator and its duplicate.
 func (s *state) newEndpoint(rank, size int, pub, inner uintptr) *endpoint {
-	e := &endpoint{wire: newWire(s.lib, pub, inner, size), state: s, rank: rank, size: size}
-	c := schedule.Config{Check: backend.Check{Backend: name, Rank: rank, WorldSize: size}, Wire: asWire(e.wire),
-		MaxTag: s.maxTag, Notify: s.progress.notify, Pieces: true}
+	e := &endpoint{
+		wire:  newWire(s.lib, pub, inner, size),
+		state: s,
+		rank:  rank,
+		size:  size,
+	}
+	c := schedule.Config{
+		Check:  backend.Check{Backend: name, Rank: rank, WorldSize: size},
+		Wire:   asWire(e.wire),
+		MaxTag: s.maxTag,
+		Notify: s.progress.notify,
+		Pieces: true,
+	}
 	if e.native() {
-		c.Offload, c.Check.Supports = e, nativeSupports
+		c.Offload = e
+		c.Check.Supports = nativeSupports
 		e.nativeStep = e.startNative
 	}
 	e.Engine = schedule.New(c)

@@ -33,7 +33,11 @@ func (e *callError) Error() string {
 func (l *library) error(f dl.Func, code int32) *callError {
 	out := newCells()
 	defer out.free()
-	e := &callError{function: f.Name(), code: code, class: code}
+	e := &callError{
+		function: f.Name(),
+		code:     code,
+		class:    code,
+	}
 	if code == leftBehind {
 		e.text = "the library allows one call at a time, and one was left behind when its context ended"
 		return e

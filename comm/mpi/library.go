@@ -37,10 +37,13 @@ var families = []family{
 		libraries: []string{"libmpi.so.40", "libmpi.40.dylib"},
 	},
 	{
-		name:      "MPICH",
-		launcher:  []string{"PMI_RANK", "PMI_SIZE", "PMI_FD", "HYDI_CONTROL_FD", "MV2_COMM_WORLD_SIZE"},
-		size:      []string{"PMI_SIZE", "MV2_COMM_WORLD_SIZE"},
-		libraries: []string{"libmpich.so.12", "libmpi.so.12", "libmpich.so", "libmpi.12.dylib", "libmpich.12.dylib", "msmpi.dll", "impi.dll"},
+		name:     "MPICH",
+		launcher: []string{"PMI_RANK", "PMI_SIZE", "PMI_FD", "HYDI_CONTROL_FD", "MV2_COMM_WORLD_SIZE"},
+		size:     []string{"PMI_SIZE", "MV2_COMM_WORLD_SIZE"},
+		libraries: []string{
+			"libmpich.so.12", "libmpi.so.12", "libmpich.so", "libmpi.12.dylib", "libmpich.12.dylib",
+			"msmpi.dll", "impi.dll",
+		},
 	},
 	{
 		name:      "MPI-5 ABI",
@@ -105,7 +108,9 @@ func launchedSize(getenv func(string) string) int {
 func openLibrary() (*library, error) {
 	var lib *dl.Library
 	var err error
-	keepSignals(func() { lib, err = dl.Open(candidates(os.Getenv)...) })
+	keepSignals(func() {
+		lib, err = dl.Open(candidates(os.Getenv)...)
+	})
 	if err != nil {
 		hint := "install Open MPI (openmpi-bin libopenmpi3) or MPICH (mpich libmpich12), or set " + LibraryVariable
 		return nil, fmt.Errorf("%w: no MPI library: %w; %s", comm.ErrUnavailable, err, hint)

@@ -96,7 +96,12 @@ func Library() (Info, error) {
 	}
 	lib, err := openLibrary()
 	if err != nil {
-		return Info{}, &comm.OpError{Backend: name, Op: "open", Rank: -1, Err: err}
+		return Info{}, &comm.OpError{
+			Backend: name,
+			Op:      "open",
+			Rank:    -1,
+			Err:     err,
+		}
 	}
 	info := lib.info()
 	info.share(sharable())
@@ -154,12 +159,22 @@ func Init(ctx context.Context) (comm.Communicator, error) {
 	process.Lock()
 	defer process.Unlock()
 	if process.finalized {
-		return nil, &comm.OpError{Backend: name, Op: "init", Rank: -1, Err: comm.ErrClosed}
+		return nil, &comm.OpError{
+			Backend: name,
+			Op:      "init",
+			Rank:    -1,
+			Err:     comm.ErrClosed,
+		}
 	}
 	if process.state == nil {
 		s, err := startWithin(ctx)
 		if err != nil {
-			return nil, &comm.OpError{Backend: name, Op: "init", Rank: -1, Err: err}
+			return nil, &comm.OpError{
+				Backend: name,
+				Op:      "init",
+				Rank:    -1,
+				Err:     err,
+			}
 		}
 		process.state = s
 		if warning := machine.Bound(); warning != "" && s.world.Rank() == 0 && s.world.WorldSize() > 1 {
@@ -207,14 +222,20 @@ func startWithin(ctx context.Context) (*state, error) {
 // the job.
 func Finalize(ctx context.Context) error {
 	process.Lock()
-	s, done := process.state, process.finalized
+	s := process.state
+	done := process.finalized
 	process.finalized = done || s != nil
 	process.Unlock() // Abort may be called while it waits
 	if done || s == nil {
 		return nil
 	}
 	if err := s.finalize(ctx); err != nil {
-		return &comm.OpError{Backend: name, Op: "finalize", Rank: s.world.Rank(), Err: err}
+		return &comm.OpError{
+			Backend: name,
+			Op:      "finalize",
+			Rank:    s.world.Rank(),
+			Err:     err,
+		}
 	}
 	return nil
 }
@@ -252,7 +273,10 @@ func newMainThread() mainThread {
 // do runs f on the thread, and reports whether it returned before ctx ended.
 func (t mainThread) do(ctx context.Context, f func()) bool {
 	done := make(chan struct{})
-	t.calls <- func() { f(); close(done) }
+	t.calls <- func() {
+		f()
+		close(done)
+	}
 	select {
 	case <-done:
 		return true
@@ -274,9 +298,16 @@ func start(ctx context.Context) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &state{lib: lib, collectives: chosen, patience: finalizePatience, thread: newMainThread()}
+	s := &state{
+		lib:         lib,
+		collectives: chosen,
+		patience:    finalizePatience,
+		thread:      newMainThread(),
+	}
 	catchBrokenPipes()
-	s.thread.do(context.Background(), func() { keepSignals(func() { err = s.initialize() }) })
+	s.thread.do(context.Background(), func() {
+		keepSignals(func() { err = s.initialize() })
+	})
 	if err != nil {
 		close(s.thread.calls)
 		return nil, err
@@ -320,7 +351,8 @@ func (e *endpoint) compareCollectives(ctx context.Context) error {
 	if err := e.SetUp(ctx, comm.AllReduceCall(out.addr(0), out.addr(0), 2, dtype.U64, comm.Min)); err != nil {
 		return err
 	}
-	with, without := lowest[0], lowest[1]
+	with := lowest[0]
+	without := lowest[1]
 	out.free()
 	if max(with, without) < uint64(e.size) {
 		return fmt.Errorf("%w: rank %d has native collectives and rank %d has not; set %s to the same on all ranks",
@@ -498,7 +530,8 @@ func (s *state) assemble(ctx context.Context) error {
 // await waits until look returns nothing that is missing, or an error. Its error when ctx
 // ends, and the log when the patience is over, say what is missing.
 func (s *state) await(ctx context.Context, look func() (missing string, err error)) error {
-	began, told := time.Now(), false
+	began := time.Now()
+	told := false
 	for pace := (poll.Pace{}); ; pace.Next() {
 		missing, err := look()
 		switch {

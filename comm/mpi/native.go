@@ -31,9 +31,11 @@ func (e *endpoint) Accepts(c comm.Call) error {
 		return nil
 	}
 	if n, mpi := largest(&c), e.lib.functionOf(c.Op); n > math.MaxInt32 && !mpi.large.Found() {
-		return fmt.Errorf("%w: %d elements in one %s; this library counts to 2^31-1", comm.ErrUnsupported, n, mpi.small.Name())
+		return fmt.Errorf("%w: %d elements in one %s; this library counts to 2^31-1",
+			comm.ErrUnsupported, n, mpi.small.Name())
 	}
-	if bytes := uintptr(c.Bytes()); c.Op == comm.OpReduceScatter && c.Send < c.Recv+bytes && c.Recv < c.Send+uintptr(e.size)*bytes {
+	if bytes := uintptr(c.Bytes()); c.Op == comm.OpReduceScatter && c.Send < c.Recv+bytes &&
+		c.Recv < c.Send+uintptr(e.size)*bytes {
 		return fmt.Errorf("%w: in place; MPI's in-place form puts the result elsewhere", comm.ErrUnsupported)
 	}
 	return nil
@@ -92,16 +94,23 @@ func (e *endpoint) Plan(o *schedule.Op, c comm.Call) bool {
 	if o.Extra == nil {
 		o.Extra = new(invocation)
 	}
-	l, i := e.lib, o.Extra.(*invocation)
-	mpi, wide := l.functionOf(c.Op), largest(&c) > math.MaxInt32
+	l := e.lib
+	i := o.Extra.(*invocation)
+	mpi := l.functionOf(c.Op)
+	wide := largest(&c) > math.MaxInt32
 	*i = invocation{f: mpi.small, vectors: i.vectors}
-	o.Step, o.External = e.nativeStep, true
+	o.Step = e.nativeStep
+	o.External = true
 	if wide {
 		i.f = mpi.large
 	}
-	send, recv := c.Send, c.Recv
-	n, t, root := uintptr(c.Count), l.handles.types[c.DType], uintptr(c.Peer)
-	size, bytes := c.DType.Size(), c.Bytes()
+	send := c.Send
+	recv := c.Recv
+	n := uintptr(c.Count)
+	t := l.handles.types[c.DType]
+	root := uintptr(c.Peer)
+	size := c.DType.Size()
+	bytes := c.Bytes()
 	atRoot := e.rank == c.Peer
 	switch c.Op {
 	case comm.OpAllReduce:
@@ -133,7 +142,9 @@ func (e *endpoint) Plan(o *schedule.Op, c comm.Call) bool {
 }
 
 // pass appends arguments.
-func (i *invocation) pass(args ...uintptr) { i.n += copy(i.args[i.n:], args) }
+func (i *invocation) pass(args ...uintptr) {
+	i.n += copy(i.args[i.n:], args)
+}
 
 // nativeSupports says which reductions MPI defines on its own types: no
 // averages, and nothing on floats of 16 and 8 bits.

@@ -38,7 +38,11 @@ const (
 )
 
 func newProgress() *progress {
-	p := &progress{wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
+	p := &progress{
+		wake: make(chan struct{}, 1),
+		stop: make(chan struct{}),
+		done: make(chan struct{}),
+	}
 	go p.run()
 	return p
 }

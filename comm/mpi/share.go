@@ -62,7 +62,8 @@ func (e *endpoint) share(ctx context.Context) error {
 	var memory []byte
 	bytes := schedule.SegmentBytes(e.size)
 	out := newCells() // an offer, and whether this rank has the memory; MPI's after an error
-	o, all := &hostmem.Slice[offer](out.addr(0), 1)[0], &hostmem.Slice[uint64](out.addr(3), 1)[0]
+	o := &hostmem.Slice[offer](out.addr(0), 1)[0]
+	all := &hostmem.Slice[uint64](out.addr(3), 1)[0]
 	reason := sharable()
 	if e.rank == 0 && reason == nil {
 		made := offer{pid: uint64(os.Getpid()), token: rand.Uint64()}

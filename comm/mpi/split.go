@@ -139,7 +139,8 @@ func (e *endpoint) await(ctx context.Context, done <-chan error) error {
 
 // split calls MPI_Comm_split and wraps the result, nil for a negative color.
 func (e *endpoint) split(color, key int) (*endpoint, error) {
-	lib, s := e.lib, e.state
+	lib := e.lib
+	s := e.state
 	mpiColor := int32(max(color, -1))
 	if mpiColor < 0 {
 		mpiColor = lib.abi.undefined

@@ -17,7 +17,9 @@ type turn struct {
 // behind. It is no MPI error code, which are not negative.
 const leftBehind = math.MinInt32
 
-func newTurn() *turn { return &turn{taken: make(chan struct{}, 1), left: make(chan struct{})} }
+func newTurn() *turn {
+	return &turn{taken: make(chan struct{}, 1), left: make(chan struct{})}
+}
 
 // leave leaves the call that has the turn behind: every later one is leftBehind. Without
 // turns it does nothing.

@@ -26,12 +26,20 @@ type wire struct {
 var _ schedule.Wire = (*wire)(nil)
 
 func newWire(lib *library, pub, inner uintptr, size int) *wire {
-	return &wire{lib: lib, pub: pub, inner: inner, table: newRequests(lib), control: newRequests(lib), controlled: make([]bool, 2*size)}
+	return &wire{
+		lib:        lib,
+		pub:        pub,
+		inner:      inner,
+		table:      newRequests(lib),
+		control:    newRequests(lib),
+		controlled: make([]bool, 2*size),
+	}
 }
 
 // Post implements [schedule.Wire].
 func (w *wire) Post(id int, m *schedule.Message) {
-	f, handle := w.lib.Isend, w.inner
+	f := w.lib.Isend
+	handle := w.inner
 	if m.Receive {
 		f = w.lib.Irecv
 	}
@@ -64,7 +72,8 @@ const controlTag = 0
 // Tell implements [schedule.Wire].
 func (w *wire) Tell(rank int, report bool, message []byte) bool {
 	_, _ = w.Told() // some ranks may be out of reach
-	size, bytes := len(w.controlled)/2, uintptr(schedule.ControlBytes)
+	size := len(w.controlled) / 2
+	bytes := uintptr(schedule.ControlBytes)
 	buffer := rank
 	if !report {
 		buffer += size
@@ -100,7 +109,8 @@ func (w *wire) Told() (bool, error) {
 
 // Hear implements [schedule.Wire].
 func (w *wire) Hear(rank int) ([]byte, error) {
-	t, lib := &w.control, w.lib
+	t := &w.control
+	lib := w.lib
 	t.reserve(1)
 	if err := lib.reach(lib.Iprobe, uintptr(rank), controlTag, w.inner, t.flag, t.statuses); err != nil {
 		return nil, err
@@ -109,7 +119,16 @@ func (w *wire) Hear(rank int) ([]byte, error) {
 		return nil, nil
 	}
 	m := make([]byte, schedule.ControlBytes)
-	return m, lib.reach(lib.Recv, hostmem.Addr(m), uintptr(len(m)), lib.handles.bytes, uintptr(rank), controlTag, w.inner, t.statuses)
+	return m, lib.reach(
+		lib.Recv,
+		hostmem.Addr(m),
+		uintptr(len(m)),
+		lib.handles.bytes,
+		uintptr(rank),
+		controlTag,
+		w.inner,
+		t.statuses,
+	)
 }
 
 // Gone implements [schedule.Wire]. MPI does not say.
@@ -142,7 +161,12 @@ type requests struct {
 }
 
 func newRequests(lib *library) requests {
-	return requests{lib: lib, calls: dl.NewSequence(), handleSize: lib.abi.handleSize, statusSize: lib.abi.statusSize}
+	return requests{
+		lib:        lib,
+		calls:      dl.NewSequence(),
+		handleSize: lib.abi.handleSize,
+		statusSize: lib.abi.statusSize,
+	}
 }
 
 // add makes room for a request and returns where MPI is to store it. The call
@@ -186,7 +210,8 @@ func (r *requests) reserve(n int) {
 	}
 	capacity := max(16, 2*r.capacity)
 	old := r.arrays
-	r.arrays, r.capacity = make([]int64, 1+(capacity*(8+r.statusSize+4)+7)/8), capacity
+	r.arrays = make([]int64, 1+(capacity*(8+r.statusSize+4)+7)/8)
+	r.capacity = capacity
 	copy(r.arrays, old[:min(len(old), 1+len(r.list))]) // a handle has 8 bytes at most
 	r.flag = hostmem.Addr(r.arrays)
 	r.handles = r.flag + 8
@@ -209,7 +234,8 @@ func (r *requests) cancel(first bool) (receiving int) {
 		return code != leftBehind && hostmem.Slice[int32](r.flag, 1)[0] != 0
 	}
 	for i := range r.list {
-		q, handle := &r.list[i], r.handles+uintptr(i*r.handleSize)
+		q := &r.list[i]
+		handle := r.handles + uintptr(i*r.handleSize)
 		if !q.receives || q.id == none {
 			continue
 		}
@@ -251,7 +277,8 @@ func (r *requests) test(done []schedule.Done, all bool, tries int) ([]schedule.D
 			return done, err
 		}
 	}
-	posts, f := r.calls.Len(), r.lib.Testsome
+	posts := r.calls.Len()
+	f := r.lib.Testsome
 	if all {
 		f = r.lib.Testall
 		r.calls.AddUntil(r.flag, tries, f, uintptr(n), handles, r.flag, r.statuses)
@@ -289,7 +316,8 @@ func (r *requests) completeSome(done []schedule.Done, first, completed int) []sc
 	}
 	handles := hostmem.Slice[byte](r.handles, len(r.list)*r.handleSize)
 	for _, index := range indices {
-		hole, last := first+int(index), len(r.list)-1
+		hole := first + int(index)
+		last := len(r.list) - 1
 		for last >= 0 && r.list[last].id == none {
 			last--
 		}
@@ -320,7 +348,14 @@ func (r *requests) complete(request, status int) schedule.Done {
 }
 
 // failure finds the message that made a test of n requests from first on fail.
-func (r *requests) failure(done []schedule.Done, f dl.Func, code int32, first, n int, all bool, completed int) ([]schedule.Done, error) {
+func (r *requests) failure(
+	done []schedule.Done,
+	f dl.Func,
+	code int32,
+	first, n int,
+	all bool,
+	completed int,
+) ([]schedule.Done, error) {
 	lib := r.lib
 	err := lib.error(f, code)
 	if err.class != lib.abi.errInStatus {
