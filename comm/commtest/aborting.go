@@ -94,7 +94,8 @@ func (p *probe) names(err error, texts ...string) {
 
 // abortedRelative aborts a communicator whose parent, sibling and child go on.
 func abortedRelative(p *probe) {
-	c, sibling := p.split(0, p.rank), p.split(0, p.rank)
+	c := p.split(0, p.rank)
+	sibling := p.split(0, p.rank)
 	child, err := c.Split(p.ctx, 0, p.rank)
 	p.must(err)
 	c.Abort(errAborted)
@@ -124,7 +125,8 @@ func abortWhileCallsEnd(p *probe) {
 	mark := reference.Tile(poisonBlock, 0, n*p.size)
 	p.settle()
 	for round := range p.rounds(60) {
-		culprit, before := p.size-1-round%p.size, 1+round/p.size%3
+		culprit := p.size - 1 - round%p.size
+		before := 1 + round/p.size%3
 		c := p.split(0, p.rank)
 		aborted := make(chan error, 1)
 		completed := 0
@@ -134,7 +136,11 @@ func abortWhileCallsEnd(p *probe) {
 				go func() {
 					var err error
 					for range round % 11 {
-						err = errors.Join(err, p.c.Group(comm.SendCall(0, 0, dt, culprit, 1), comm.RecvCall(0, 0, dt, culprit, 1)), p.c.Sync(p.ctx))
+						err = errors.Join(
+							err,
+							p.c.Group(comm.SendCall(0, 0, dt, culprit, 1), comm.RecvCall(0, 0, dt, culprit, 1)),
+							p.c.Sync(p.ctx),
+						)
 					}
 					c.Abort(errAborted)
 					aborted <- err

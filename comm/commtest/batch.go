@@ -31,7 +31,14 @@ type label struct {
 
 // plain is the label of a call without a reduction or a root.
 func plain(call, variant string, count int, dt dtype.DType) label {
-	return label{call: call, variant: variant, count: count, dt: dt, root: noRoot, op: noOp}
+	return label{
+		call:    call,
+		variant: variant,
+		count:   count,
+		dt:      dt,
+		root:    noRoot,
+		op:      noOp,
+	}
 }
 
 // noOp and noRoot mark a label without a reduction or a root.
@@ -101,12 +108,18 @@ func (p *probe) batch(c comm.Communicator) *batch { return &batch{p: p, c: c} }
 
 // input makes a buffer with the given content, which must not change.
 func (b *batch) input(l label, content []byte) uintptr {
-	return b.buffer(l, content, len(content), func(got []byte) error {
-		if !bytes.Equal(got, content) {
-			return fmt.Errorf("input has changed: %w", diff(got, content, l.dt))
-		}
-		return nil
-	}, false)
+	return b.buffer(
+		l,
+		content,
+		len(content),
+		func(got []byte) error {
+			if !bytes.Equal(got, content) {
+				return fmt.Errorf("input has changed: %w", diff(got, content, l.dt))
+			}
+			return nil
+		},
+		false,
+	)
 }
 
 // output makes a buffer of n bytes that nobody has written yet.
@@ -148,7 +161,14 @@ func diff(got, want []byte, dt dtype.DType) error {
 func (b *batch) buffer(l label, content []byte, n int, check func([]byte) error, identical bool) uintptr {
 	front := guard + len(b.views)%4*l.dt.Size()
 	base := b.p.alloc(b.p.image(front, content, n))
-	b.views = append(b.views, view{label: l, ptr: base + uintptr(front), front: front, bytes: n, check: check, identical: identical})
+	b.views = append(b.views, view{
+		label:     l,
+		ptr:       base + uintptr(front),
+		front:     front,
+		bytes:     n,
+		check:     check,
+		identical: identical,
+	})
 	return base + uintptr(front)
 }
 
@@ -198,7 +218,8 @@ func (b *batch) verify() {
 		b.p.free(base)
 	}
 	b.compareDigests()
-	b.views, b.digest = b.views[:0], b.digest[:0]
+	b.views = b.views[:0]
+	b.digest = b.digest[:0]
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

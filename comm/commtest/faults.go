@@ -12,19 +12,35 @@ import (
 
 var faultCases = []testCase{
 	{name: "fault: sync ends when the context does", body: interrupted(allReduceAndSync), needs: asynchrony, minRanks: 2},
-	{name: "fault: receive ends when the context does", body: interrupted(func(ctx context.Context, c comm.Communicator, a operands) error {
-		return receiveAndSync(ctx, c, a, c.WorldSize()-1)
-	}), minRanks: 2},
-	{name: "fault: receive from oneself ends when the context does", body: interrupted(func(ctx context.Context, c comm.Communicator, a operands) error {
-		return receiveAndSync(ctx, c, a, c.Rank())
-	}), needs: loneSelfReceive},
-	{name: "fault: barrier ends when the context does", body: interrupted(func(ctx context.Context, c comm.Communicator, _ operands) error {
-		return c.Barrier(ctx)
-	}), minRanks: 2},
-	{name: "fault: split ends when the context does", body: interrupted(func(ctx context.Context, c comm.Communicator, _ operands) error {
-		_, err := c.Split(ctx, 0, 0)
-		return err
-	}), minRanks: 2},
+	{
+		name: "fault: receive ends when the context does",
+		body: interrupted(func(ctx context.Context, c comm.Communicator, a operands) error {
+			return receiveAndSync(ctx, c, a, c.WorldSize()-1)
+		}),
+		minRanks: 2,
+	},
+	{
+		name: "fault: receive from oneself ends when the context does",
+		body: interrupted(func(ctx context.Context, c comm.Communicator, a operands) error {
+			return receiveAndSync(ctx, c, a, c.Rank())
+		}),
+		needs: loneSelfReceive,
+	},
+	{
+		name: "fault: barrier ends when the context does",
+		body: interrupted(func(ctx context.Context, c comm.Communicator, _ operands) error {
+			return c.Barrier(ctx)
+		}),
+		minRanks: 2,
+	},
+	{
+		name: "fault: split ends when the context does",
+		body: interrupted(func(ctx context.Context, c comm.Communicator, _ operands) error {
+			_, err := c.Split(ctx, 0, 0)
+			return err
+		}),
+		minRanks: 2,
+	},
 	{name: "fault: an ended context breaks nothing when nothing is left", body: endedContext},
 	{name: "fault: a rank leaves", body: peerLeaves, minRanks: 2},
 	{name: "fault: a rank leaves while others wait", body: peerLeavesMeanwhile, minRanks: 2},
@@ -35,11 +51,17 @@ var faultCases = []testCase{
 
 // What cases need of a backend.
 var (
-	asynchrony      = need{func(b Backend) bool { return b.Synchronous }, "collectives wait for the other ranks when they are called"}
-	loneSelfReceive = need{func(b Backend) bool { return b.NoLoneSelfReceive }, "the backend takes no receive from oneself without its send"}
-	detection       = need{func(b Backend) bool { return b.NoMismatch }, "the backend does not notice when ranks disagree"}
-	peerFailures    = need{func(b Backend) bool { return b.NoPeerFailure }, "ranks notice by their deadlines alone that one has aborted"}
-	tags            = need{func(b Backend) bool { return b.NoTags }, "the backend matches messages in order alone"}
+	asynchrony = need{func(b Backend) bool {
+		return b.Synchronous
+	}, "collectives wait for the other ranks when they are called"}
+	loneSelfReceive = need{func(b Backend) bool {
+		return b.NoLoneSelfReceive
+	}, "the backend takes no receive from oneself without its send"}
+	detection    = need{func(b Backend) bool { return b.NoMismatch }, "the backend does not notice when ranks disagree"}
+	peerFailures = need{func(b Backend) bool {
+		return b.NoPeerFailure
+	}, "ranks notice by their deadlines alone that one has aborted"}
+	tags = need{func(b Backend) bool { return b.NoTags }, "the backend matches messages in order alone"}
 )
 
 // patience is how long a context waits for ranks that never come. They do not
@@ -211,7 +233,8 @@ func peerAborts(p *probe) {
 		p.wantOneOf("waiting for a rank that stays away", allReduceAndSync(ctx, c, a), comm.ErrTimeout)
 		cancel()
 	default:
-		ctx, cancel := p.ctx, context.CancelFunc(func() {})
+		ctx := p.ctx
+		cancel := context.CancelFunc(func() {})
 		want := []error{comm.ErrPeerFailed, comm.ErrBroken}
 		if p.NoPeerFailure {
 			ctx, cancel = context.WithTimeout(p.ctx, 20*patience)
@@ -240,7 +263,8 @@ func disagreementsAbout(a operands) []disagreement {
 		return err
 	}
 	fewer := append([]int{a.counts[0] - 1}, a.counts[1:]...)
-	sum, gather := makes(comm.AllReduceCall(a.send, a.recv, a.count, a.dt, comm.Sum)), makes(comm.AllGatherCall(a.send, a.recv, a.count, a.dt))
+	sum := makes(comm.AllReduceCall(a.send, a.recv, a.count, a.dt, comm.Sum))
+	gather := makes(comm.AllGatherCall(a.send, a.recv, a.count, a.dt))
 	return []disagreement{
 		{"count", sum, makes(comm.AllReduceCall(a.send, a.recv, a.count-1, a.dt, comm.Sum))},
 		{"count zero", gather, makes(comm.AllGatherCall(a.send, a.recv, 0, a.dt))},
@@ -253,14 +277,20 @@ func disagreementsAbout(a operands) []disagreement {
 			makes(comm.AllGatherVCall(a.send, a.recv, fewer, a.displs, a.dt))},
 		{"counts of alltoallv", makes(comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, a.counts, a.displs, a.dt)),
 			makes(comm.AllToAllVCall(a.send, fewer, a.displs, a.recv, a.counts, a.displs, a.dt))},
-		{"type", makes(comm.AllToAllCall(a.send, a.recv, a.count, a.dt)), makes(comm.AllToAllCall(a.send, a.recv, a.count, otherType(a.dt)))},
+		{
+			"type",
+			makes(comm.AllToAllCall(a.send, a.recv, a.count, a.dt)),
+			makes(comm.AllToAllCall(a.send, a.recv, a.count, otherType(a.dt))),
+		},
 	}
 }
 
 // otherType is a type of the same size as dt.
 func otherType(dt dtype.DType) dtype.DType {
 	all := dtype.All()
-	return all[slices.IndexFunc(all, func(candidate dtype.DType) bool { return candidate != dt && candidate.Size() == dt.Size() })]
+	return all[slices.IndexFunc(all, func(candidate dtype.DType) bool {
+		return candidate != dt && candidate.Size() == dt.Size()
+	})]
 }
 
 // disagreements lets the last rank call something else than the others, in all
@@ -268,7 +298,8 @@ func otherType(dt dtype.DType) dtype.DType {
 func disagreements(p *probe) {
 	a := p.operands(p.sumType(), 5)
 	for _, d := range disagreementsAbout(a) {
-		c, call := p.split(0, p.rank), d.normal
+		c := p.split(0, p.rank)
+		call := d.normal
 		if p.rank == p.size-1 {
 			call = d.odd
 		}

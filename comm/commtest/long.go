@@ -34,7 +34,13 @@ func longBuffers(p *probe) {
 	}
 	dt := p.sumType()
 	for _, r := range reductions {
-		l := label{call: r.name, dt: dt, op: comm.Sum, count: bytes/dt.Size() + 1, root: noRoot}
+		l := label{
+			call:  r.name,
+			dt:    dt,
+			op:    comm.Sum,
+			count: bytes/dt.Size() + 1,
+			root:  noRoot,
+		}
 		if r.rooted {
 			l.root = root
 		}
@@ -42,7 +48,8 @@ func longBuffers(p *probe) {
 		r.add(b, l)
 		b.run()
 	}
-	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
+	next := (p.rank + 1) % p.size
+	prev := (p.rank + p.size - 1) % p.size
 	b := p.batch(p.c)
 	b.send(bytes, dtype.U8, next, 0, 1)
 	b.recv(bytes, dtype.U8, prev, 0, 1)
@@ -73,14 +80,28 @@ func (p *probe) calls() int {
 func manyCollectives(p *probe) {
 	sums := p.sumType()
 	series := []series{
-		{call: "allgather", dt: dtype.U64, parts: p.size,
-			submit: func(send, recv uintptr) error { return p.c.AllGather(send, recv, 1, dtype.U64) },
-			sends:  func(n int) []byte { return serial(n, p.rank) },
-			gets:   serial},
-		{call: "allreduce", dt: sums, parts: 1,
-			submit: func(send, recv uintptr) error { return p.c.AllReduce(send, recv, 1, sums, comm.Sum) },
-			sends:  func(n int) []byte { return number(sums, n%1000+p.rank) },
-			gets:   func(n, _ int) []byte { return number(sums, n%1000*p.size+p.ranksSum()) }},
+		{
+			call:  "allgather",
+			dt:    dtype.U64,
+			parts: p.size,
+			submit: func(send, recv uintptr) error {
+				return p.c.AllGather(send, recv, 1, dtype.U64)
+			},
+			sends: func(n int) []byte { return serial(n, p.rank) },
+			gets:  serial,
+		},
+		{
+			call:  "allreduce",
+			dt:    sums,
+			parts: 1,
+			submit: func(send, recv uintptr) error {
+				return p.c.AllReduce(send, recv, 1, sums, comm.Sum)
+			},
+			sends: func(n int) []byte { return number(sums, n%1000+p.rank) },
+			gets: func(n, _ int) []byte {
+				return number(sums, n%1000*p.size+p.ranksSum())
+			},
+		},
 	}
 	total := p.calls()
 	for first := 0; first < total; first += callsInFlight {
@@ -90,13 +111,18 @@ func manyCollectives(p *probe) {
 
 // manyMessages sends messages of one tag around the ring.
 func manyMessages(p *probe) {
-	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
-	messages := series{call: "message", dt: dtype.U64, parts: 1,
+	next := (p.rank + 1) % p.size
+	prev := (p.rank + p.size - 1) % p.size
+	messages := series{
+		call:  "message",
+		dt:    dtype.U64,
+		parts: 1,
 		submit: func(send, recv uintptr) error {
 			return p.c.Group(comm.SendCall(send, 1, dtype.U64, next, 1), comm.RecvCall(recv, 1, dtype.U64, prev, 1))
 		},
 		sends: func(n int) []byte { return serial(n, p.rank) },
-		gets:  func(n, _ int) []byte { return serial(n, prev) }}
+		gets:  func(n, _ int) []byte { return serial(n, prev) },
+	}
 	total := p.calls() / 5 // still more than 10,000
 	for first := 0; first < total; first += callsInFlight {
 		p.inFlight(messages, first, total)

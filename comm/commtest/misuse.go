@@ -49,7 +49,10 @@ func (p *probe) everyMethod(c comm.Communicator, a operands) map[string]func() e
 		"empty group": func() error { return c.Group() },
 		"sync":        func() error { return c.Sync(p.ctx) },
 		"barrier":     func() error { return c.Barrier(p.ctx) },
-		"split":       func() error { _, err := c.Split(p.ctx, 0, 0); return err },
+		"split": func() error {
+			_, err := c.Split(p.ctx, 0, 0)
+			return err
+		},
 	}
 	for _, call := range append(everyCollective(a), send, recv) {
 		methods[call.Op.String()] = func() error { return call.Make(c) }
@@ -60,7 +63,12 @@ func (p *probe) everyMethod(c comm.Communicator, a operands) map[string]func() e
 // operands returns arguments for calls with count elements per rank.
 func (p *probe) operands(dt dtype.DType, count int) operands {
 	bytes := make([]byte, p.size*count*dt.Size())
-	a := operands{dt: dt, count: count, send: p.alloc(bytes), recv: p.alloc(bytes)}
+	a := operands{
+		dt:    dt,
+		count: count,
+		send:  p.alloc(bytes),
+		recv:  p.alloc(bytes),
+	}
 	for r := range p.size {
 		a.counts = append(a.counts, count)
 		a.displs = append(a.displs, r*count)
@@ -80,7 +88,9 @@ type badCall struct {
 // out alone.
 func (p *probe) badCalls() []badCall {
 	var bad []badCall
-	add := func(misuse string, want error, call comm.Call) { bad = append(bad, badCall{call, misuse, want}) }
+	add := func(misuse string, want error, call comm.Call) {
+		bad = append(bad, badCall{call, misuse, want})
+	}
 	good := p.operands(p.sumType(), 4)
 	bytes := uintptr(good.dt.Size())
 
@@ -105,7 +115,10 @@ func (p *probe) badCalls() []badCall {
 	})
 	vary("no such type", comm.ErrArgument, func(a *operands) { a.dt = dtype.Invalid })
 	vary("no such type", comm.ErrArgument, func(a *operands) { a.dt = dtype.DType(200) })
-	vary("nil buffers", comm.ErrArgument, func(a *operands) { a.send, a.recv = 0, 0 })
+	vary("nil buffers", comm.ErrArgument, func(a *operands) {
+		a.send = 0
+		a.recv = 0
+	})
 
 	p.badPairs(good, bytes, add)
 	p.badRoots(good, add)
@@ -127,7 +140,8 @@ func (p *probe) badPairs(good operands, bytes uintptr, add addBadCall) {
 		{"nil recv", good.send, 0},
 	} {
 		a := good
-		a.send, a.recv = pair.send, pair.recv
+		a.send = pair.send
+		a.recv = pair.recv
 		for _, call := range []comm.Call{
 			comm.AllReduceCall(a.send, a.recv, a.count, a.dt, comm.Max),
 			comm.ReduceCall(a.send, a.recv, a.count, a.dt, comm.Max, p.rank),
@@ -147,7 +161,11 @@ func (p *probe) badPairs(good operands, bytes uintptr, add addBadCall) {
 	add("part in the wrong place", comm.ErrArgument, comm.ReduceScatterCall(whole, part, good.count, good.dt, comm.Max))
 	add("part in the wrong place", comm.ErrArgument, comm.ScatterCall(whole, part, good.count, good.dt, p.rank))
 	add("in place", comm.ErrArgument, comm.AllToAllCall(whole, whole, good.count, good.dt))
-	add("in place", comm.ErrArgument, comm.AllToAllVCall(whole, good.counts, good.displs, whole, good.counts, good.displs, good.dt))
+	add(
+		"in place",
+		comm.ErrArgument,
+		comm.AllToAllVCall(whole, good.counts, good.displs, whole, good.counts, good.displs, good.dt),
+	)
 }
 
 // badRoots: the other rank does not exist.
@@ -201,12 +219,20 @@ func (p *probe) badLayouts(a operands, add addBadCall) {
 		overlapping := slices.Clone(a.displs)
 		overlapping[0] = overlapping[1] + a.counts[1] - 1
 		add("regions that overlap", comm.ErrArgument, comm.AllGatherVCall(a.send, a.recv, a.counts, overlapping, a.dt))
-		add("regions of recv that overlap", comm.ErrArgument, comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, a.counts, overlapping, a.dt))
+		add(
+			"regions of recv that overlap",
+			comm.ErrArgument,
+			comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, a.counts, overlapping, a.dt),
+		)
 	}
 
 	unequal := slices.Clone(a.counts)
 	unequal[p.rank]--
-	add("sends itself more than it receives", comm.ErrArgument, comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, unequal, a.displs, a.dt))
+	add(
+		"sends itself more than it receives",
+		comm.ErrArgument,
+		comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, unequal, a.displs, a.dt),
+	)
 }
 
 // badArguments calls everything wrongly, alone and in a group, and then checks

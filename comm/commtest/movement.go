@@ -174,7 +174,9 @@ func (b *batch) add(l label, e exchange) {
 }
 
 func addAllGather(b *batch, l label) {
-	b.addGathered(l, true, func(l label, send, recv uintptr) comm.Call { return comm.AllGatherCall(send, recv, l.count, l.dt) })
+	b.addGathered(l, true, func(l label, send, recv uintptr) comm.Call {
+		return comm.AllGatherCall(send, recv, l.count, l.dt)
+	})
 }
 
 func addGather(b *batch, l label) {
@@ -184,16 +186,33 @@ func addGather(b *batch, l label) {
 }
 
 func (b *batch) addGathered(l label, gets bool, call func(l label, send, recv uintptr) comm.Call) {
-	all, part := l.gathered(b.p.size), l.part(b.p.rank, everyone, l.count)
-	b.add(l, exchange{call: call, sends: true, gets: gets, send: part, bytes: len(all), check: want(all, l.dt), before: b.p.rank * len(part)})
+	all := l.gathered(b.p.size)
+	part := l.part(b.p.rank, everyone, l.count)
+	b.add(l, exchange{
+		call:   call,
+		sends:  true,
+		gets:   gets,
+		send:   part,
+		bytes:  len(all),
+		check:  want(all, l.dt),
+		before: b.p.rank * len(part),
+	})
 }
 
 func addScatter(b *batch, l label) {
-	all, part := l.scattered(l.root, b.p.size), l.part(l.root, b.p.rank, l.count)
-	b.add(l, exchange{sends: b.p.rank == l.root, gets: true, send: all, bytes: len(part), check: want(part, l.dt), before: b.p.rank * len(part),
+	all := l.scattered(l.root, b.p.size)
+	part := l.part(l.root, b.p.rank, l.count)
+	b.add(l, exchange{
+		sends:  b.p.rank == l.root,
+		gets:   true,
+		send:   all,
+		bytes:  len(part),
+		check:  want(part, l.dt),
+		before: b.p.rank * len(part),
 		call: func(l label, send, recv uintptr) comm.Call {
 			return comm.ScatterCall(send, recv, l.count, l.dt, l.root)
-		}})
+		},
+	})
 }
 
 func addAllToAll(b *batch, l label) {
@@ -252,7 +271,9 @@ func addAllGatherV(b *batch, l label) {
 
 func (b *batch) addAllGatherV(l label, lay layout) {
 	variant := l.variant
-	part := func(r int) []byte { return l.part(r, everyone, lay.counts[r]) }
+	part := func(r int) []byte {
+		return l.part(r, everyone, lay.counts[r])
+	}
 	content := func(r int) []byte {
 		if r == b.p.rank {
 			return part(r)
@@ -285,7 +306,9 @@ func addAllToAllV(b *batch, l label) {
 	out := newLayout(b.p.size, func(dest int) int { return uneven(me, dest) })
 	in := newLayout(b.p.size, func(src int) int { return uneven(src, me) })
 	send := b.input(l, l.part(me, everyone, slices.Max(out.counts)))
-	after := in.buffer(l.dt, func(src int) []byte { return l.part(src, everyone, in.counts[src]) })
+	after := in.buffer(l.dt, func(src int) []byte {
+		return l.part(src, everyone, in.counts[src])
+	})
 	blank := in.buffer(l.dt, func(int) []byte { return nil })
 	recv := b.buffer(l, blank, len(after), want(after, l.dt), false)
 	b.call(l, comm.AllToAllVCall(send, out.counts, make([]int, b.p.size), recv, in.counts, in.displs, l.dt))
@@ -296,8 +319,12 @@ func (b *batch) addAllToAllV(l label, count func(src, dest int) int) {
 	me := b.p.rank
 	out := newLayout(b.p.size, func(dest int) int { return count(me, dest) })
 	in := newLayout(b.p.size, func(src int) int { return count(src, me) })
-	send := b.input(l, out.buffer(l.dt, func(dest int) []byte { return l.part(me, dest, out.counts[dest]) }))
-	after := in.buffer(l.dt, func(src int) []byte { return l.part(src, me, in.counts[src]) })
+	send := b.input(l, out.buffer(l.dt, func(dest int) []byte {
+		return l.part(me, dest, out.counts[dest])
+	}))
+	after := in.buffer(l.dt, func(src int) []byte {
+		return l.part(src, me, in.counts[src])
+	})
 	blank := in.buffer(l.dt, func(int) []byte { return nil })
 	recv := b.buffer(l, blank, len(after), want(after, l.dt), false)
 	b.call(l, comm.AllToAllVCall(send, out.counts, out.displs, recv, in.counts, in.displs, l.dt))

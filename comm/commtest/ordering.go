@@ -75,7 +75,9 @@ func (p *probe) sumType() dtype.DType {
 func number(dt dtype.DType, x int) []byte { return reference.Encode(dt, float64(x)) }
 
 // numbers is n times the same small integer.
-func numbers(dt dtype.DType, n, x int) []byte { return reference.Tile(number(dt, x), 0, n*dt.Size()) }
+func numbers(dt dtype.DType, n, x int) []byte {
+	return reference.Tile(number(dt, x), 0, n*dt.Size())
+}
 
 // ranksSum is 0 + 1 + … + size-1.
 func (p *probe) ranksSum() int { return p.size * (p.size - 1) / 2 }
@@ -95,7 +97,8 @@ func chained(p *probe) {
 		all := b.output(l, p.size*n*size, want(numbers(dt, p.size*n, p.ranksSum()), dt))
 		z := b.output(l, n*size, want(numbers(dt, n, p.size*p.size*p.ranksSum()), dt))
 		last := b.output(l, n*size, want(numbers(dt, n, p.size*p.size*p.ranksSum()), dt))
-		next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
+		next := (p.rank + 1) % p.size
+		prev := (p.rank + p.size - 1) % p.size
 		for _, call := range []comm.Call{
 			comm.ReduceCall(x, y, n, dt, comm.Sum, root), // y at root: Σ
 			comm.BroadcastCall(y, n, dt, root),           // y: Σ
@@ -127,7 +130,13 @@ func manySmall(p *probe) {
 		send := b.input(l, number(dt, p.rank+i))
 		recv := b.output(l, dt.Size(), want(number(dt, p.ranksSum()+p.size*i), dt))
 		b.call(l, comm.AllReduceCall(send, recv, 1, dt, comm.Sum))
-		addBroadcast(b, label{call: "broadcast", count: 2, dt: dt, op: noOp, root: i % p.size})
+		addBroadcast(b, label{
+			call:  "broadcast",
+			count: 2,
+			dt:    dt,
+			op:    noOp,
+			root:  i % p.size,
+		})
 		addAllGather(b, plain("allgather", "", 1, dt))
 		addAllToAll(b, plain("alltoall", "", 1, dt))
 	}
@@ -137,11 +146,18 @@ func manySmall(p *probe) {
 // mixedGroup starts collectives and messages together.
 func mixedGroup(p *probe) {
 	const dt = dtype.U8
-	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
+	next := (p.rank + 1) % p.size
+	prev := (p.rank + p.size - 1) % p.size
 	b := p.batch(p.c)
 	b.recv(500, dt, prev, 1, 1)
 	addAllGather(b, plain("allgather", "", 40, dt))
-	addBroadcast(b, label{call: "broadcast", count: 700, dt: dt, op: noOp, root: p.size - 1})
+	addBroadcast(b, label{
+		call:  "broadcast",
+		count: 700,
+		dt:    dt,
+		op:    noOp,
+		root:  p.size - 1,
+	})
 	b.send(500, dt, next, 1, 1)
 	b.runGroup()
 }
@@ -151,10 +167,18 @@ func largeGroup(p *probe) {
 	const dt, calls = dtype.U8, 1<<10 + 10
 	b := p.batch(p.c)
 	for i := range calls {
-		addBroadcast(b, label{call: "broadcast", count: 3, dt: dt, op: noOp, root: i % p.size, variant: fmt.Sprintf("call %d of a group", i)})
+		addBroadcast(b, label{
+			call:    "broadcast",
+			count:   3,
+			dt:      dt,
+			op:      noOp,
+			root:    i % p.size,
+			variant: fmt.Sprintf("call %d of a group", i),
+		})
 	}
 	b.runGroup()
-	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
+	next := (p.rank + 1) % p.size
+	prev := (p.rank + p.size - 1) % p.size
 	for i := range calls / 2 {
 		b.send(9, dt, next, i, 1)
 		b.recv(9, dt, prev, i, 1)
@@ -166,22 +190,30 @@ func largeGroup(p *probe) {
 // never been.
 func failedGroup(p *probe) {
 	const dt = dtype.U8
-	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
+	next := (p.rank + 1) % p.size
+	prev := (p.rank + p.size - 1) % p.size
 	b := p.batch(p.c)
 	l := plain("group", "that fails", 100, dt)
 	bytes := 100 * dt.Size()
 	stale := b.input(l, message(100, dt, -1, -1, -1))
-	never, spare := b.untouched(l, bytes), b.untouched(l, bytes)
-	send, recv := comm.SendCall(stale, 100, dt, next, 8), comm.RecvCall(never, 100, dt, prev, 8)
+	never := b.untouched(l, bytes)
+	spare := b.untouched(l, bytes)
+	send := comm.SendCall(stale, 100, dt, next, 8)
+	recv := comm.RecvCall(never, 100, dt, prev, 8)
 	half := uintptr(bytes / 2)
 	for misuse, calls := range map[string][]comm.Call{
-		"a bad call at its end":        {send, recv, comm.SendCall(stale, -1, dt, next, 8)},
-		"a bad call at its start":      {comm.SendCall(stale, 100, dt, p.size, 8), send, recv},
-		"a tag that is too high":       {send, recv, comm.SendCall(stale, 100, dt, next, comm.MaxTag+1)},
-		"no call at all":               {send, recv, {Op: comm.OpBarrier}},
-		"two receives into one":        {send, recv, comm.RecvCall(never, 100, dt, prev, 8)},
-		"receives that overlap":        {send, recv, comm.RecvCall(never+half, 1, dt, prev, 8)},
-		"a receive into what it sends": {send, recv, comm.RecvCall(stale+half, 100, dt, prev, 8), comm.SendCall(spare, 100, dt, next, 8)},
+		"a bad call at its end":   {send, recv, comm.SendCall(stale, -1, dt, next, 8)},
+		"a bad call at its start": {comm.SendCall(stale, 100, dt, p.size, 8), send, recv},
+		"a tag that is too high":  {send, recv, comm.SendCall(stale, 100, dt, next, comm.MaxTag+1)},
+		"no call at all":          {send, recv, {Op: comm.OpBarrier}},
+		"two receives into one":   {send, recv, comm.RecvCall(never, 100, dt, prev, 8)},
+		"receives that overlap":   {send, recv, comm.RecvCall(never+half, 1, dt, prev, 8)},
+		"a receive into what it sends": {
+			send,
+			recv,
+			comm.RecvCall(stale+half, 100, dt, prev, 8),
+			comm.SendCall(spare, 100, dt, next, 8),
+		},
 	} {
 		if err := p.c.Group(calls...); !errors.Is(err, comm.ErrArgument) {
 			p.errorf("group with %s: got %v, want ErrArgument", misuse, err)
@@ -272,7 +304,9 @@ func progress(p *probe) {
 	p.must(c.Sync(p.ctx))
 	sees("after all messages", 0, 4, 0, 4)
 
-	reduce := func() { p.must(c.AllReduce(a.send, a.recv, a.count, a.dt, comm.Sum)) }
+	reduce := func() {
+		p.must(c.AllReduce(a.send, a.recv, a.count, a.dt, comm.Sum))
+	}
 	if p.rank == 0 {
 		reduce()
 		if p.size > 1 {

@@ -55,7 +55,8 @@ func ring(p *probe) {
 	for distance := range p.size {
 		for i, n := range p.counts(1, distance%3 == 0) {
 			b := p.batch(p.c)
-			dest, src := (p.rank+distance)%p.size, (p.rank+p.size-distance)%p.size
+			dest := (p.rank + distance) % p.size
+			src := (p.rank + p.size - distance) % p.size
 			b.send(n, dt, dest, i, 5)
 			b.recv(n, dt, src, i, 5)
 			b.runGroup()
@@ -128,7 +129,8 @@ func sameTag(p *probe) {
 	const messages = 20
 	const dt = dtype.U8
 	b := p.batch(p.c)
-	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
+	next := (p.rank + 1) % p.size
+	prev := (p.rank + p.size - 1) % p.size
 	for i := range messages {
 		b.send(50, dt, next, i, 9)
 	}
@@ -147,7 +149,8 @@ func tagsOutOfOrder(p *probe) {
 	for tag := uint32(1); tag < comm.MaxTag; tag <<= 1 {
 		tags = append(tags, tag)
 	}
-	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
+	next := (p.rank + 1) % p.size
+	prev := (p.rank + p.size - 1) % p.size
 	b := p.batch(p.c)
 	for i, tag := range tags {
 		b.send(30, dt, next, i, tag)
@@ -163,7 +166,8 @@ func tagsOutOfOrder(p *probe) {
 // messageTypes sends every type.
 func messageTypes(p *probe) {
 	b := p.batch(p.c)
-	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
+	next := (p.rank + 1) % p.size
+	prev := (p.rank + p.size - 1) % p.size
 	for i, dt := range dtype.All() {
 		b.send(33, dt, next, i, 1)
 		b.recv(33, dt, prev, i, 1)

@@ -35,7 +35,14 @@ type probe struct {
 }
 
 func newProbe(ctx context.Context, s *suite, r Rank) *probe {
-	return &probe{suite: s, ctx: ctx, c: r.Comm, rt: r.Runtime, rank: r.Comm.Rank(), size: r.Comm.WorldSize()}
+	return &probe{
+		suite: s,
+		ctx:   ctx,
+		c:     r.Comm,
+		rt:    r.Runtime,
+		rank:  r.Comm.Rank(),
+		size:  r.Comm.WorldSize(),
+	}
 }
 
 // errorf records a finding and lets the rank go on.
@@ -123,7 +130,8 @@ func (p *probe) image(front int, content []byte, n int) []byte {
 	if len(p.scratch) < total {
 		p.scratch = make([]byte, max(total, 1<<16))
 	}
-	image, poison := p.scratch[:total], p.poison(total)
+	image := p.scratch[:total]
+	poison := p.poison(total)
 	copy(image, poison[:front])
 	end := front + copy(image[front:], content)
 	copy(image[end:], poison[end:])
@@ -158,7 +166,9 @@ func (p *probe) close() error {
 
 // settle waits until device memory holds what was copied into it: the
 // communicator's stream is another one.
-func (p *probe) settle() { p.must(p.rt.Synchronize(p.ctx)) }
+func (p *probe) settle() {
+	p.must(p.rt.Synchronize(p.ctx))
+}
 
 // read copies n bytes out of device memory.
 func (p *probe) read(ptr uintptr, n int) []byte {

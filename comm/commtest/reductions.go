@@ -20,7 +20,8 @@ var extendedCounts = []int{3, 31, 127, 4096, 1<<18 + 5}
 // largest count. Only some cases have that one, which takes most of the time; in
 // extended runs all have.
 func (p *probe) counts(parts int, large bool) []int {
-	all, limit := counts, 1<<18 // elements of a buffer
+	all := counts
+	limit := 1 << 18 // elements of a buffer
 	switch {
 	case p.extended:
 		all, limit = append(append([]int{}, counts...), extendedCounts...), 1<<20
@@ -69,15 +70,26 @@ func one(int) int       { return 1 }
 func perRank(n int) int { return n }
 
 var reductions = []reduction{
-	{name: "allreduce", call: func(l label, send, recv uintptr) comm.Call {
-		return comm.AllReduceCall(send, recv, l.count, l.dt, l.op)
-	}},
-	{name: "reduce", rooted: true, call: func(l label, send, recv uintptr) comm.Call {
-		return comm.ReduceCall(send, recv, l.count, l.dt, l.op, l.root)
-	}},
-	{name: "reducescatter", parts: true, call: func(l label, send, recv uintptr) comm.Call {
-		return comm.ReduceScatterCall(send, recv, l.count, l.dt, l.op)
-	}},
+	{
+		name: "allreduce",
+		call: func(l label, send, recv uintptr) comm.Call {
+			return comm.AllReduceCall(send, recv, l.count, l.dt, l.op)
+		},
+	},
+	{
+		name:   "reduce",
+		rooted: true,
+		call: func(l label, send, recv uintptr) comm.Call {
+			return comm.ReduceCall(send, recv, l.count, l.dt, l.op, l.root)
+		},
+	},
+	{
+		name:  "reducescatter",
+		parts: true,
+		call: func(l label, send, recv uintptr) comm.Call {
+			return comm.ReduceScatterCall(send, recv, l.count, l.dt, l.op)
+		},
+	},
 }
 
 var reductionCases = func() []testCase {
@@ -98,7 +110,12 @@ func (r reduction) matrix(p *probe) {
 			}
 		}
 		for _, op := range dtype.ReduceOps() {
-			l := label{call: r.name, dt: dt, op: op, root: noRoot}
+			l := label{
+				call: r.name,
+				dt:   dt,
+				op:   op,
+				root: noRoot,
+			}
 			if !p.reduces(dt, op) {
 				r.refused(p, l)
 				continue

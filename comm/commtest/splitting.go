@@ -19,7 +19,12 @@ var splitCases = []testCase{
 	{name: "split: keys tie in part", body: splitAs(func(r int) (color, key int) { return 1 << 20, r % 2 })},
 	{name: "split: a group for each rank", body: splitAs(func(r int) (color, key int) { return 1000 - r, 0 })},
 	{name: "split: negative colors stay out", body: splitAs(func(r int) (color, key int) { return r%3 - 1, 5 - r })},
-	{name: "split: nobody wants in", body: splitAs(func(r int) (color, key int) { return [...]int{-1, -2, math.MinInt32}[r%3], 0 })},
+	{
+		name: "split: nobody wants in",
+		body: splitAs(func(r int) (color, key int) {
+			return [...]int{-1, -2, math.MinInt32}[r%3], 0
+		}),
+	},
 	{name: "split: colors are far apart", body: farColors},
 	{name: "split: keys are far apart", body: farKeys},
 	{name: "split: colors and keys are kept or refused", body: longColorsAndKeys},
@@ -136,7 +141,8 @@ func splitsOfSplits(p *probe) {
 // these have met on the last communicator. Any two of the others are in different halves in one of
 // the rounds: if they were the same to the backend, calls of one would meet those of the other.
 func (p *probe) independent(all []relative) {
-	tested, meeting := all[:len(all)-1], len(all)-1
+	tested := all[:len(all)-1]
+	meeting := len(all) - 1
 	for bit := 0; 1<<bit < len(tested); bit++ {
 		traffic := make([]traffic, len(all))
 		for i, c := range all {
@@ -183,15 +189,20 @@ func (p *probe) traffic(c relative, number int) traffic {
 }
 
 func (t traffic) submit() {
-	next, prev := (t.p.rank+1)%t.p.size, t.before()
+	next := (t.p.rank + 1) % t.p.size
+	prev := t.before()
 	t.must(t.AllGather(t.send, t.recv, 1, dtype.U64))
 	message := t.recv + uintptr(t.p.size*dtype.U64.Size())
 	t.must(t.Group(comm.SendCall(t.send, 1, dtype.U64, next, 1), comm.RecvCall(message, 1, dtype.U64, prev, 1)))
 }
 
-func (t traffic) before() int { return (t.p.rank + t.p.size - 1) % t.p.size }
+func (t traffic) before() int {
+	return (t.p.rank + t.p.size - 1) % t.p.size
+}
 
-func (t traffic) wait() { t.must(t.Sync(t.p.ctx)) }
+func (t traffic) wait() {
+	t.must(t.Sync(t.p.ctx))
+}
 
 func (t traffic) must(err error) {
 	if err != nil {
@@ -261,7 +272,13 @@ func (p *probe) exercise(c comm.Communicator) {
 		l := plain("allreduce", "on a group of ranks", 500, dt)
 		buf := b.buffer(l, numbers(dt, 500, q.rank), 500*dt.Size(), want(numbers(dt, 500, q.ranksSum()), dt), true)
 		b.call(l, comm.AllReduceCall(buf, buf, 500, dt, comm.Sum))
-		addBroadcast(b, label{call: "broadcast", count: 9, dt: dt, op: noOp, root: q.size - 1})
+		addBroadcast(b, label{
+			call:  "broadcast",
+			count: 9,
+			dt:    dt,
+			op:    noOp,
+			root:  q.size - 1,
+		})
 		addAllGather(b, plain("allgather", "on a group of ranks", 65, dt))
 		addAllToAll(b, plain("alltoall", "on a group of ranks", 3, dt))
 		b.run()
@@ -294,9 +311,11 @@ func nestedSplits(p *probe) {
 // matches by itself, the same tags notwithstanding.
 func independentSplits(p *probe) {
 	const dt = dtype.U8
-	a, b := p.split(0, p.rank), p.split(0, p.rank)
+	a := p.split(0, p.rank)
+	b := p.split(0, p.rank)
 	batches := []*batch{p.batch(p.c), p.batch(a), p.batch(b)}
-	next, prev := (p.rank+1)%p.size, (p.rank+p.size-1)%p.size
+	next := (p.rank + 1) % p.size
+	prev := (p.rank + p.size - 1) % p.size
 	for i, x := range batches {
 		addAllGather(x, plain("allgather", "on one of three communicators", 100+i, dt))
 		l := plain("exchange", "on one of three communicators", 60, dt)
@@ -320,7 +339,8 @@ func independentSplits(p *probe) {
 
 // closedSplit closes one of two groups while the other has work in flight.
 func closedSplit(p *probe) {
-	a, b := p.split(0, p.rank), p.split(0, p.rank)
+	a := p.split(0, p.rank)
+	b := p.split(0, p.rank)
 	x := p.batch(b)
 	addAllGather(x, plain("allgather", "while another group closes", 1000, dtype.U8))
 	x.submit()

@@ -42,7 +42,8 @@ func orderedByEvents(p *probe) {
 	dt := p.sumType()
 	bytes := n * dt.Size()
 	source := [2]uintptr{p.alloc(numbers(dt, n, p.rank)), p.alloc(numbers(dt, n, p.rank+1))}
-	buf, result := p.alloc(make([]byte, bytes)), p.alloc(make([]byte, bytes))
+	buf := p.alloc(make([]byte, bytes))
+	result := p.alloc(make([]byte, bytes))
 	ready, err := s.CreateEvent()
 	p.must(err)
 	reduced, err := s.CreateEvent()

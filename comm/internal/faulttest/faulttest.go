@@ -82,7 +82,9 @@ func Run(t *testing.T, column string, b Backend) {
 		play := func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			if err := b.Each(ctx, func(ctx context.Context, r Rank) error { return f.Play(ctx, column, r, b.Also[f.Name]) }); err != nil {
+			if err := b.Each(ctx, func(ctx context.Context, r Rank) error {
+				return f.Play(ctx, column, r, b.Also[f.Name])
+			}); err != nil {
 				t.Error(err)
 			}
 		}
@@ -134,7 +136,9 @@ type Outcome struct {
 }
 
 func (o Outcome) allows(err error) bool {
-	return slices.ContainsFunc(o.Errors, func(want error) bool { return want == nil && err == nil || want != nil && errors.Is(err, want) })
+	return slices.ContainsFunc(o.Errors, func(want error) bool {
+		return want == nil && err == nil || want != nil && errors.Is(err, want)
+	})
 }
 
 // Fault is a row of the table.
@@ -173,7 +177,12 @@ func (f *Fault) Play(ctx context.Context, column string, r Rank, also error) (er
 		}
 		c = k
 	}
-	p := &player{Rank: r, c: c, ctx: ctx, last: r.Comm.WorldSize() - 1}
+	p := &player{
+		Rank: r,
+		c:    c,
+		ctx:  ctx,
+		last: r.Comm.WorldSize() - 1,
+	}
 	p.odd = r.Comm.Rank() == p.last
 	want := cell.Others
 	if p.odd {
@@ -203,7 +212,8 @@ func (f *Fault) Play(ctx context.Context, column string, r Rank, also error) (er
 		fail("got %v, want one of %v, at its deadline: %v", got, want.Errors, want.Late)
 	case got != nil && !want.Late && took > patience/2:
 		fail("%v took %v", got, took)
-	case !p.odd && (errors.Is(got, comm.ErrPeerFailed) || len(want.Errors) == 1 && got != nil) && !strings.Contains(got.Error(), cell.says):
+	case !p.odd && (errors.Is(got, comm.ErrPeerFailed) || len(want.Errors) == 1 && got != nil) &&
+		!strings.Contains(got.Error(), cell.says):
 		fail("%q does not say %q", got, cell.says)
 	case also == nil && errors.Is(got, comm.ErrMismatch):
 		for _, text := range f.says {

@@ -105,7 +105,13 @@ func soak(t *testing.T, b Backend, minRounds int, part func(r Rank, ctx context.
 func (r Rank) soakTrees(ctx context.Context, n, round int) error {
 	const workers, open = 4, 240
 	for seed := 1; seed <= (n+round-1)/round; seed++ {
-		c := trees.Config{Seed: uint64(seed), Workers: workers, Open: open, Operations: round, Sum: dtype.I32}
+		c := trees.Config{
+			Seed:       uint64(seed),
+			Workers:    workers,
+			Open:       open,
+			Operations: round,
+			Sum:        dtype.I32,
+		}
 		if _, err := c.Play(ctx, r.Comm, r.Runtime); err != nil {
 			return err
 		}
@@ -133,8 +139,10 @@ func (r Rank) soak(ctx context.Context, n, round int) error {
 }
 
 func (r Rank) soakOn(ctx context.Context, c comm.Communicator, n int) error {
-	me, size := c.Rank(), c.WorldSize()
-	next, before := (me+1)%size, (me+size-1)%size
+	me := c.Rank()
+	size := c.WorldSize()
+	next := (me + 1) % size
+	before := (me + size - 1) % size
 	const part = 16 << 10 // bytes of the buffers
 	for range n / 8 {
 		err := errors.Join(

@@ -56,7 +56,9 @@ func Open(t testing.TB) []*cuda.Runtime {
 	for i := range runtimes {
 		runtimes[i], err = cuda.Open(i)
 		require.NoError(t, err)
-		t.Cleanup(func() { assert.NoError(t, runtimes[i].Close()) })
+		t.Cleanup(func() {
+			assert.NoError(t, runtimes[i].Close())
+		})
 	}
 	return runtimes
 }
@@ -88,7 +90,11 @@ const Suites = 20 * time.Second
 
 // Goroutines completes a backend for the suites by worlds of 1, 2, … GPUs of this
 // process, which connect makes.
-func Goroutines[C comm.Communicator](t *testing.T, b commtest.Backend, connect func(ctx context.Context, gpus []*cuda.Runtime) ([]C, error)) commtest.Backend {
+func Goroutines[C comm.Communicator](
+	t *testing.T,
+	b commtest.Backend,
+	connect func(ctx context.Context, gpus []*cuda.Runtime) ([]C, error),
+) commtest.Backend {
 	gpus := Open(t)
 	worlds := map[int][]C{}
 	t.Cleanup(func() {
@@ -108,7 +114,9 @@ func Goroutines[C comm.Communicator](t *testing.T, b commtest.Backend, connect f
 			}
 			worlds[size] = w
 		}
-		return Each(size, func(r int) error { return body(ctx, commtest.Rank{Comm: worlds[size][r], Runtime: gpus[r]}) })
+		return Each(size, func(r int) error {
+			return body(ctx, commtest.Rank{Comm: worlds[size][r], Runtime: gpus[r]})
+		})
 	}
 	return b
 }
@@ -123,7 +131,9 @@ func Ranks[C comm.Communicator](t *testing.T, minRanks, maxRanks int, connect fu
 	var gpus []*cuda.Runtime
 	if Job(t).WorldSize > 1 {
 		gpus = []*cuda.Runtime{Own(t)}
-		t.Cleanup(func() { assert.NoError(t, gpus[0].Close()) })
+		t.Cleanup(func() {
+			assert.NoError(t, gpus[0].Close())
+		})
 		c, err := connect(t.Context(), gpus[0])
 		require.NoError(t, err)
 		comms = []C{c}
@@ -137,7 +147,9 @@ func Ranks[C comm.Communicator](t *testing.T, minRanks, maxRanks int, connect fu
 		comms, err = inProcess(t.Context(), gpus)
 		require.NoError(t, err)
 	}
-	t.Cleanup(func() { assert.NoError(t, Each(len(comms), func(r int) error { return comms[r].Close() })) })
+	t.Cleanup(func() {
+		assert.NoError(t, Each(len(comms), func(r int) error { return comms[r].Close() }))
+	})
 	return comms, gpus
 }
 
@@ -151,7 +163,9 @@ func Faults[C comm.Communicator](t *testing.T, comms []C, gpus []*cuda.Runtime) 
 		require.NoError(t, err)
 	}
 	t.Cleanup(func() { // Close ends what may still be written
-		assert.NoError(t, Each(len(ranks), func(r int) error { return errors.Join(comms[r].Close(), ranks[r].Free()) }))
+		assert.NoError(t, Each(len(ranks), func(r int) error {
+			return errors.Join(comms[r].Close(), ranks[r].Free())
+		}))
 	})
 	return faulttest.Backend{Each: func(ctx context.Context, body func(context.Context, faulttest.Rank) error) error {
 		return Each(len(ranks), func(r int) error { return body(ctx, ranks[r]) })
@@ -175,7 +189,9 @@ func Processes[C comm.Communicator](t *testing.T, b commtest.Backend, connect fu
 	b.Run = func(ctx context.Context, _ int, body func(context.Context, commtest.Rank) error) error {
 		return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
 	}
-	t.Run("comm", func(t *testing.T) { commtest.Run(t, b, commtest.Timeout(Suites)) })
+	t.Run("comm", func(t *testing.T) {
+		commtest.Run(t, b, commtest.Timeout(Suites))
+	})
 	t.Run("other", func(t *testing.T) { extra(t, b) })
 	assert.NoError(t, c.Close())
 	assert.NoError(t, rt.Close())
@@ -280,9 +296,11 @@ func killARank(t *testing.T, test, way string, n int, hosts bool) {
 			"WORLD_SIZE="+strconv.Itoa(n), "LOCAL_WORLD_SIZE="+strconv.Itoa(n),
 			"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port, rendezvous.SecretVariable+"=a test")
 		if hosts { // as docs/as-a-host.sh has them
-			p.Env = append(p.Env, "NCCL_HOSTID=host"+strconv.Itoa(rank), "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1", "NCCL_SOCKET_IFNAME=lo")
+			p.Env = append(p.Env, "NCCL_HOSTID=host"+strconv.Itoa(rank), "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1",
+				"NCCL_SOCKET_IFNAME=lo")
 		}
-		p.Stdout, p.Stderr = &outputs[rank], &outputs[rank]
+		p.Stdout = &outputs[rank]
+		p.Stderr = &outputs[rank]
 		require.NoError(t, p.Start())
 		processes[rank] = p
 	}

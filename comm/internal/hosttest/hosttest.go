@@ -33,7 +33,11 @@ type World func(ctx context.Context, ranks int, body func(ctx context.Context, c
 
 // Decorated is the Run of a conformance backend: ranks of a world inside a decorator,
 // which a rank closes when it is done.
-func Decorated(world World, rt *cpu.Runtime, decorate func(ctx context.Context, c comm.Communicator) (comm.Communicator, error)) func(context.Context, int, func(context.Context, commtest.Rank) error) error {
+func Decorated(
+	world World,
+	rt *cpu.Runtime,
+	decorate func(ctx context.Context, c comm.Communicator) (comm.Communicator, error),
+) func(context.Context, int, func(context.Context, commtest.Rank) error) error {
 	return func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 		return world(ctx, size, func(ctx context.Context, c comm.Communicator) error {
 			d, err := decorate(ctx, c)

@@ -57,7 +57,11 @@ func (m *Marks) Set(s *cuda.Stream, submitted backend.Extent) {
 // far calls go at most; idle returns what the stream, and nobody else, had to do if all
 // that is done. What is found out counts if sound then says that no abort may have
 // ended it.
-func (m *Marks) Reached(submitted func() backend.Extent, idle func() (backend.Extent, bool), sound func() bool) backend.Extent {
+func (m *Marks) Reached(
+	submitted func() backend.Extent,
+	idle func() (backend.Extent, bool),
+	sound func() bool,
+) backend.Extent {
 	m.asked.Store(true)
 	now, all := idle()
 	m.mu.Lock()
@@ -80,7 +84,9 @@ func extent(e backend.Extent, mark uint64) backend.Extent {
 
 // upTo returns the number with this low half that is less than 1<<31 below n, or n if
 // there is none.
-func upTo(n uint64, low uint32) uint64 { return n - uint64(max(0, int32(uint32(n)-low))) }
+func upTo(n uint64, low uint32) uint64 {
+	return n - uint64(max(0, int32(uint32(n)-low)))
+}
 
 // Close gives back what the stream wrote, unless it may still do so.
 func (m *Marks) Close(writes bool) {

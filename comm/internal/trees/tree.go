@@ -49,7 +49,11 @@ type step struct {
 }
 
 func newTree(seed uint64, worker, limit int, root *node) *tree {
-	return &tree{random: rand.New(rand.NewPCG(seed, uint64(worker))), root: root, limit: limit}
+	return &tree{
+		random: rand.New(rand.NewPCG(seed, uint64(worker))),
+		root:   root,
+		limit:  limit,
+	}
 }
 
 // next chooses a step. Communicators are made until there are as many as may be, then closed until half
@@ -102,7 +106,11 @@ func (t *tree) pick() *node {
 // close chooses a communicator to close. Those made of it stay.
 func (t *tree) close() step {
 	i := t.random.IntN(len(t.open))
-	s := step{action: closing, number: t.steps, nodes: t.open[i : i+1 : i+1]}
+	s := step{
+		action: closing,
+		number: t.steps,
+		nodes:  t.open[i : i+1 : i+1],
+	}
 	t.open = slices.Concat(t.open[:i], t.open[i+1:])
 	return s
 }
@@ -131,7 +139,11 @@ var colors = []int{0, 0, 0, 1, 1, 2, -1, math.MaxInt32}
 func (t *tree) split() step {
 	parent := t.parent()
 	parent.made++
-	s := step{action: split, number: t.steps, nodes: []*node{parent}}
+	s := step{
+		action: split,
+		number: t.steps,
+		nodes:  []*node{parent},
+	}
 	rule := t.random.IntN(4)
 	common := t.random.IntN(3)
 	if len(t.open)+len(parent.ranks) > t.limit {

@@ -60,16 +60,25 @@ func (c Config) Play(ctx context.Context, world comm.Communicator, rt runtime.Ru
 		root := &node{name: "world", ranks: ranks}
 		roots[i] = world
 		if i > 0 {
-			root = &node{name: fmt.Sprintf("world/worker %d", i), depth: 1, ranks: ranks}
+			root = &node{
+				name:  fmt.Sprintf("world/worker %d", i),
+				depth: 1,
+				ranks: ranks,
+			}
 			roots[i], err = world.Split(ctx, 0, world.Rank())
 			if err != nil {
 				return 0, c.explain(err)
 			}
 		}
-		workers[i] = &worker{Config: c, number: i, rank: world.Rank(), rt: rt,
-			tree:  newTree(c.Seed, i, c.Open/c.Workers-1, root),
-			order: rand.New(rand.NewPCG(c.Seed, uint64(i)<<32|uint64(world.Rank()))),
-			comms: map[*node]comm.Communicator{root: roots[i]}}
+		workers[i] = &worker{
+			Config: c,
+			number: i,
+			rank:   world.Rank(),
+			rt:     rt,
+			tree:   newTree(c.Seed, i, c.Open/c.Workers-1, root),
+			order:  rand.New(rand.NewPCG(c.Seed, uint64(i)<<32|uint64(world.Rank()))),
+			comms:  map[*node]comm.Communicator{root: roots[i]},
+		}
 	}
 	ended := make(chan error, c.Workers)
 	for _, w := range workers {
@@ -116,7 +125,9 @@ func (w *worker) play(ctx context.Context) error {
 
 // shuffle puts communicators into an order of this rank's.
 func (w *worker) shuffle(used []*usage) {
-	w.order.Shuffle(len(used), func(i, k int) { used[i], used[k] = used[k], used[i] })
+	w.order.Shuffle(len(used), func(i, k int) {
+		used[i], used[k] = used[k], used[i]
+	})
 }
 
 func (w *worker) take(ctx context.Context, s step) error {

@@ -52,7 +52,9 @@ func (w *worker) plan(m *image, n *node, c comm.Communicator, serial int) *usage
 	p := planner{w, &usage{node: n, comm: c}, m, random, []int{int(w.Seed), w.number, serial}}
 	moves := []func(){p.broadcast, p.allGather, p.allToAll}
 	all := []func(){p.sum, p.message, moves[random.IntN(len(moves))]}
-	random.Shuffle(len(all), func(i, k int) { all[i], all[k] = all[k], all[i] })
+	random.Shuffle(len(all), func(i, k int) {
+		all[i], all[k] = all[k], all[i]
+	})
 	for _, add := range all {
 		add()
 	}
@@ -92,7 +94,8 @@ func (p planner) output(call string, content []byte) int {
 // sum adds an allreduce.
 func (p planner) sum() {
 	const highest = 15
-	n, dt := p.length()/4, p.Sum
+	n := p.length() / 4
+	dt := p.Sum
 	total := make([]float64, n)
 	send := make([]float64, n)
 	for rank := range p.node.ranks {
@@ -113,10 +116,13 @@ func (p planner) sum() {
 
 // message adds messages around the ring, with tags that other communicators have as well.
 func (p planner) message() {
-	size, rank := len(p.node.ranks), p.comm.Rank()
-	distance, n := p.random.IntN(size), p.length()
+	size := len(p.node.ranks)
+	rank := p.comm.Rank()
+	distance := p.random.IntN(size)
+	n := p.length()
 	tag := []uint32{0, 1, 7, comm.MaxTag}[p.random.IntN(4)]
-	dest, source := (rank+distance)%size, (rank+size-distance)%size
+	dest := (rank + distance) % size
+	source := (rank + size - distance) % size
 	from := p.input("send", p.data(n, rank, dest))
 	to := p.output("recv", p.data(n, source, rank))
 	p.add(func(base uintptr) error {
@@ -126,14 +132,17 @@ func (p planner) message() {
 }
 
 func (p planner) broadcast() {
-	n, root := p.length(), p.random.IntN(len(p.node.ranks))
+	n := p.length()
+	root := p.random.IntN(len(p.node.ranks))
 	content := p.data(n, root, allRanks)
 	before := content
 	if p.comm.Rank() != root {
 		before = nil
 	}
 	buf := p.image.add(p.usage, "broadcast", before, content)
-	p.add(func(base uintptr) error { return p.comm.Broadcast(base+uintptr(buf), n, dtype.U8, root) })
+	p.add(func(base uintptr) error {
+		return p.comm.Broadcast(base+uintptr(buf), n, dtype.U8, root)
+	})
 }
 
 func (p planner) allGather() {
