@@ -65,7 +65,13 @@ type place struct {
 // host is the runtime of all memory that the host reaches.
 var host runtime.Runtime = cpu.New()
 
-func hostPlace(b []byte) place { return place{rt: host, addr: hostmem.Addr(b), keep: b} }
+func hostPlace(b []byte) place {
+	return place{
+		rt:   host,
+		addr: hostmem.Addr(b),
+		keep: b,
+	}
+}
 
 // bytes returns n bytes of the place: in place if the host reaches them, or a copy in buf.
 func (p place) bytes(n int, buf *[]byte) ([]byte, error) {
@@ -79,7 +85,11 @@ func (p place) bytes(n int, buf *[]byte) ([]byte, error) {
 // fetch makes p a place of the host, in buf if it is not.
 func (p *place) fetch(n int, buf *[]byte) error {
 	b, err := p.bytes(n, buf)
-	*p = place{rt: host, addr: hostmem.Addr(b), keep: [2]any{p.keep, b}}
+	*p = place{
+		rt:   host,
+		addr: hostmem.Addr(b),
+		keep: [2]any{p.keep, b},
+	}
 	return err
 }
 
@@ -214,9 +224,13 @@ func view[T any](b []byte) []T {
 
 func zigzag(d int64) uint64 { return uint64(d<<1 ^ d>>63) }
 
-func unzigzag(z uint64) int64 { return int64(z>>1) ^ -int64(z&1) }
+func unzigzag(z uint64) int64 {
+	return int64(z>>1) ^ -int64(z&1)
+}
 
-func magnitude(d int64) uint64 { return uint64(d^d>>63) - uint64(d>>63) }
+func magnitude(d int64) uint64 {
+	return uint64(d^d>>63) - uint64(d>>63)
+}
 
 // encode appends the shortest code of the compared block to dst, or, unless small is set, of those that are made
 // fast and can be taken back. A code shorter than minimum is filled up.
@@ -254,9 +268,11 @@ func (c *coder) encode(dst []byte, old, now place, d dtype.DType, elements, mini
 }
 
 func (c *coder) encodeList() []byte {
-	m, form := len(c.idx), byte(formOnes)
+	m := len(c.idx)
+	form := byte(formOnes)
 	negative := 0
-	c.second, c.values = c.second[:0], c.values[:0]
+	c.second = c.second[:0]
+	c.values = c.values[:0]
 	c.signs = slices.Grow(c.signs[:0], (m+7)/8)[:(m+7)/8]
 	clear(c.signs)
 	for i, diff := range c.diffs {
@@ -268,7 +284,8 @@ func (c *coder) encodeList() []byte {
 	}
 	// Signs take a bit each, which is near their entropy only if both are about as frequent.
 	if 4*len(c.second) > m || 5*negative < 2*m || 5*negative > 3*m {
-		form, c.values = formList, c.values[:0]
+		form = formList
+		c.values = c.values[:0]
 		for _, diff := range c.diffs {
 			c.values = append(c.values, zigzag(diff)-1)
 		}
@@ -337,7 +354,8 @@ func (c *coder) encodeSorted(old []byte, d dtype.DType) []byte {
 	for k := range 256 {
 		slots[k+1] += slots[k]
 	}
-	next, j := c.starts, 0
+	next := c.starts
+	j := 0
 	for i, k := range c.classes {
 		if j < m && int(c.idx[j]) == i {
 			c.second[slots[k]], c.values[slots[k]] = next[k], zigzag(c.diffs[j])-1
@@ -354,7 +372,8 @@ func (c *coder) encodeSorted(old []byte, d dtype.DType) []byte {
 // unsort makes positions in the order of classes those in data, ascending, and sets their differences.
 func (c *coder) unsort(data []byte, d dtype.DType) {
 	c.classify(data, d)
-	c.second, c.diffs = c.second[:0], c.diffs[:0]
+	c.second = c.second[:0]
+	c.diffs = c.diffs[:0]
 	var slots [256]int
 	for k, start := range c.starts {
 		slots[k], _ = slices.BinarySearch(c.idx, start)
@@ -379,11 +398,13 @@ func (c *coder) appendPositions(dst []byte, idx []int32) []byte {
 		c.gaps.Set(part, before)
 		h := c.gaps.Choose()
 		binary.LittleEndian.PutUint16(dst[headers:], uint16(h))
-		from, n := len(dst), h.Bytes(len(part))
+		from := len(dst)
+		n := h.Bytes(len(part))
 		dst = slices.Grow(dst, n+8)[:from+n] // Encode is faster with room for a word
 		clear(dst[from:])
 		c.gaps.Encode(dst[from:], h)
-		before, headers = part[len(part)-1], headers+2
+		before = part[len(part)-1]
+		headers = headers + 2
 	}
 	return dst
 }
@@ -391,7 +412,8 @@ func (c *coder) appendPositions(dst []byte, idx []int32) []byte {
 // readPositions reads the section of len(idx) positions below limit.
 func readPositions(src *cursor, idx []int32, limit int) error {
 	headers := src.take(2 * uint64(ceilDiv(len(idx), gaps.Block)))
-	before, descends := int32(-1), int32(0)
+	before := int32(-1)
+	descends := int32(0)
 	for i := 0; i < len(headers); i += 2 {
 		part := idx[i/2*gaps.Block : min((i/2+1)*gaps.Block, len(idx))]
 		h := gaps.Header(binary.LittleEndian.Uint16(headers[i:]))
@@ -574,6 +596,8 @@ func changedIn(code []byte) uint64 {
 }
 
 // grown returns a slice of n elements, in the memory of s if that is enough.
-func grown[T any](s []T, n int) []T { return slices.Grow(s[:0], n)[:n] }
+func grown[T any](s []T, n int) []T {
+	return slices.Grow(s[:0], n)[:n]
+}
 
 func ceilDiv(n, by int) int { return (n + by - 1) / by }

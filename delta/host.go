@@ -14,7 +14,9 @@ import (
 type signed interface{ int8 | int16 | int32 | int64 }
 
 // ordered maps an element to an integer in the order of its type, and back. flip are the bits that a sign inverts.
-func ordered[T signed](x, flip T) T { return x ^ x>>(8*unsafe.Sizeof(x)-1)&flip }
+func ordered[T signed](x, flip T) T {
+	return x ^ x>>(8*unsafe.Sizeof(x)-1)&flip
+}
 
 // chunkWords is how many words are compared while they are in the cache.
 const chunkWords = 4096

@@ -87,7 +87,11 @@ func (d *Delta) Text(base []byte) ([]byte, error) {
 		return base, nil
 	}
 	if crc32.Checksum(base, castagnoli) != t.sum {
-		return nil, &VersionError{Have: d.Base, Need: d.Base, Differ: true}
+		return nil, &VersionError{
+			Have:   d.Base,
+			Need:   d.Base,
+			Differ: true,
+		}
 	}
 	if t.from > len(base) || t.to > len(base)-t.from {
 		return nil, errDamaged
@@ -138,7 +142,8 @@ func (d *Delta) blocks() (counts []int) {
 
 // WriteTo writes d, in the format that docs/deltas.md describes.
 func (d *Delta) WriteTo(w io.Writer) (written int64, err error) {
-	parts, sum := d.parts(), uint32(0)
+	parts := d.parts()
+	sum := uint32(0)
 	for _, p := range parts[1:] {
 		sum = crc32.Update(sum, castagnoli, p)
 	}
@@ -176,7 +181,8 @@ func (d *Delta) parts() (parts [][]byte) {
 		for _, k := range c.blocks {
 			b = binary.AppendUvarint(binary.AppendUvarint(b, uint64(k.index-next)), uint64(len(k.code)))
 			parts = append(parts, b, k.code)
-			b, next = nil, k.index+1
+			b = nil
+			next = k.index + 1
 		}
 	}
 	parts = append(parts, b)
@@ -266,7 +272,8 @@ func parse(body []byte) (*Delta, error) {
 	d.text = readText(&src)
 	next := 0
 	for n := src.uvarint(); n > 0 && !src.bad; n-- {
-		gap, c := src.uvarint(), change{sum: src.uint32()}
+		gap := src.uvarint()
+		c := change{sum: src.uint32()}
 		c.tensor = next + int(gap&math.MaxInt32)
 		next = c.tensor + 1
 		index := 0
@@ -331,13 +338,15 @@ func (t *Tensor) check() error {
 	if !t.DType.Valid() {
 		return fmt.Errorf("delta: tensor %q has no element type", t.Name)
 	}
-	size, empty := uint64(t.DType.Size()), false
+	size := uint64(t.DType.Size())
+	empty := false
 	for _, n := range t.Shape {
 		high, low := bits.Mul64(size, uint64(max(n, 1)))
 		if n < 0 || high != 0 || low > math.MaxInt {
 			return fmt.Errorf("delta: tensor %q of shape %v is larger than memory", t.Name, t.Shape)
 		}
-		size, empty = low, empty || n == 0
+		size = low
+		empty = empty || n == 0
 	}
 	if t.elements = int(size) / t.DType.Size(); empty {
 		t.elements = 0

@@ -85,7 +85,8 @@ func (p *Publisher) Commit(ctx context.Context, version uint64, tensors []Tensor
 // Close frees the publisher's copy of the latest version, where it is not in Go's memory.
 func (p *Publisher) Close() {
 	p.replica.free()
-	p.replica, p.log = &replica{}, nil
+	p.replica = &replica{}
+	p.log = nil
 }
 
 // Version returns the latest version, 0 if there is none.
@@ -119,7 +120,12 @@ func (p *Publisher) deltaFrom(ctx context.Context, version uint64, digest *uint3
 		return nil, errors.New("delta: nothing is published yet")
 	}
 	if version == p.replica.version && digest == nil {
-		return &Delta{Base: version, Target: version, digest: p.replica.digest(), weights: p.log[len(p.log)-1].weights}, nil
+		return &Delta{
+			Base:    version,
+			Target:  version,
+			digest:  p.replica.digest(),
+			weights: p.log[len(p.log)-1].weights,
+		}, nil
 	}
 	from := slices.IndexFunc(p.log, func(d *Delta) bool {
 		return d.Base == version && (digest == nil || d.Base == 0 || *digest == d.digest)
@@ -158,7 +164,8 @@ func (p *Publisher) fold(ctx context.Context, from int, small bool) (*Delta, err
 			return nil, nil
 		}
 		err := parallel(ctx, d.blocks(), nil, func(c *coder, i, j int) error {
-			b, tensor := d.tensors[i].blocks[j], d.tensors[i].tensor
+			b := d.tensors[i].blocks[j]
+			tensor := d.tensors[i].tensor
 			place, _, err := old.load(tensor, b.index, &c.new)
 			if err != nil {
 				return err
@@ -246,7 +253,8 @@ func (l *link) meet(ctx context.Context, announced peer) (*meeting, error) {
 	}
 	for rank := range m.peers { // what was in doubt has been committed if any rank has it
 		if p := &m.peers[rank]; !p.Publishes && p.Other != 0 && doubt >= p.Other {
-			p.Version, p.Digests = p.Other, p.Others
+			p.Version = p.Other
+			p.Digests = p.Others
 		}
 	}
 	return m, nil
@@ -261,7 +269,8 @@ const (
 
 // needs says what a rank needs of the k-th publisher.
 func (m *meeting) needs(rank, k int) int {
-	p, from := &m.peers[rank], &m.peers[m.publishers[k]]
+	p := &m.peers[rank]
+	from := &m.peers[m.publishers[k]]
 	if p.Publishes {
 		return nothing
 	}
@@ -367,7 +376,8 @@ func (p *Publisher) Send(ctx context.Context) error {
 		Others:    []uint32{0},
 	}
 	if n := len(p.log); n > 0 {
-		announced.Other, announced.Others[0] = p.log[n-1].Base, p.log[n-1].digest
+		announced.Other = p.log[n-1].Base
+		announced.Others[0] = p.log[n-1].digest
 	}
 	if err := p.replica.hook.step(); err != nil {
 		return err
@@ -393,7 +403,8 @@ func (p *Publisher) Agree(ctx context.Context, c comm.Communicator, tensors []Te
 	if err != nil {
 		return err
 	}
-	root, latest := 0, uint64(0)
+	root := 0
+	latest := uint64(0)
 	for rank, b := range all {
 		if v, _ := binary.Uvarint(b); v > latest {
 			root, latest = rank, v
@@ -422,5 +433,7 @@ func (l *link) vote(ctx context.Context, yes bool) (no int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	return slices.IndexFunc(all, func(b []byte) bool { return len(b) != 1 || b[0] != 1 }), nil
+	return slices.IndexFunc(all, func(b []byte) bool {
+		return len(b) != 1 || b[0] != 1
+	}), nil
 }

@@ -45,7 +45,12 @@ func Of(name string, t *runtime.Tensor) (Tensor, error) {
 		return Tensor{}, fmt.Errorf("delta: tensor %q has shape %v and strides %v, want it contiguous: %w",
 			name, t.Shape(), t.Strides(), runtime.ErrShape)
 	}
-	return Tensor{Name: name, DType: t.DType(), Shape: t.Shape(), Memory: device{t, false}}, nil
+	return Tensor{
+		Name:   name,
+		DType:  t.DType(),
+		Shape:  t.Shape(),
+		Memory: device{t, false},
+	}, nil
 }
 
 // Runtime returns the tensor of a runtime in whose memory t lies; nil if it is other memory.
@@ -107,7 +112,12 @@ func (t Tensor) place() (place, error) {
 		}
 		if rt, ok := m.Runtime().(*cuda.Runtime); ok {
 			kernels, err := openGPU(rt)
-			return place{rt: rt, gpu: kernels, addr: addr, keep: m}, err
+			return place{
+				rt:   rt,
+				gpu:  kernels,
+				addr: addr,
+				keep: m,
+			}, err
 		}
 	}
 	return place{}, nil
@@ -314,7 +324,11 @@ func (r *replica) bytes() (total int) {
 
 // copied returns a copy, with other checksums; if asked for, with other memory, that of Go.
 func (r *replica) copied(memory bool) (to *replica, err error) {
-	to = &replica{version: r.version, tensors: slices.Clone(r.tensors), hook: r.hook}
+	to = &replica{
+		version: r.version,
+		tensors: slices.Clone(r.tensors),
+		hook:    r.hook,
+	}
 	for i, sums := range r.sums {
 		to.sums = append(to.sums, slices.Clone(sums))
 		if t := &to.tensors[i]; memory && err == nil {
@@ -365,12 +379,15 @@ func diff(ctx context.Context, r, next *replica, small bool, limit int, tick fun
 		d.weights += uint64(next.tensors[i].elements)
 	}
 	err := parallel(ctx, next.blocks(), tick, func(c *coder, t, b int) error {
-		dt, bytes := next.tensors[t].DType, next.tensors[t].length(b)
+		dt := next.tensors[t].DType
+		bytes := next.tensors[t].length(b)
 		now, _, err := next.load(t, b, &c.new)
 		if err != nil {
 			return err
 		}
-		old, before, shortest := place{}, uint32(0), 0
+		old := place{}
+		before := uint32(0)
+		shortest := 0
 		if from[t] >= 0 {
 			old, _, err = r.load(from[t], b, &c.old)
 			before = r.sums[from[t]][b]
@@ -499,7 +516,11 @@ func (d *Delta) checkBase(r *replica) error {
 		return &VersionError{Have: r.version, Need: d.Base}
 	}
 	if d.digest != r.digest() {
-		return &VersionError{Have: r.version, Need: d.Base, Differ: true}
+		return &VersionError{
+			Have:   r.version,
+			Need:   d.Base,
+			Differ: true,
+		}
 	}
 	return nil
 }
@@ -584,7 +605,12 @@ func (r *replica) prepare(d *Delta, source *replica, alloc func(Tensor) (Memory,
 	if err := d.checkBase(r); err != nil {
 		return nil, err
 	}
-	u := &update{replica: r, source: source, delta: d, next: &replica{version: d.Target, hook: r.hook}}
+	u := &update{
+		replica: r,
+		source:  source,
+		delta:   d,
+		next:    &replica{version: d.Target, hook: r.hook},
+	}
 	if err := u.place(alloc); err != nil {
 		u.free()
 		return nil, err

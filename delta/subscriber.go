@@ -252,7 +252,11 @@ func (s *Subscriber) Read(ctx context.Context, r io.Reader) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	v := &pending{version: d.Target, parts: s.parts, updates: []*update{u}}
+	v := &pending{
+		version: d.Target,
+		parts:   s.parts,
+		updates: []*update{u},
+	}
 	if err := s.adopt(ctx, v); err != nil {
 		return 0, err
 	}

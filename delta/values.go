@@ -67,7 +67,8 @@ func (f *frequencies) fit(counts *[symbolCount]int, total int) (used int) {
 		}
 	}
 	for sum != 1<<tableBits { // the rest is that of the most frequent ones
-		frequent, by := 0, cmp.Compare(1<<tableBits, sum)
+		frequent := 0
+		by := cmp.Compare(1<<tableBits, sum)
 		for s := range f {
 			if f[s] > f[frequent] {
 				frequent = s
@@ -101,10 +102,13 @@ func (c *coder) appendValues(dst []byte, values []uint64) []byte {
 	}
 	f := &c.freq
 	used := f.fit(&c.counts, len(values))
-	cheapest, table := f.cost(&c.counts)+24*float64(used), len(standard)-1+used
+	cheapest := f.cost(&c.counts) + 24*float64(used)
+	table := len(standard) - 1 + used
 	for t := range standard {
 		if cost := standard[t].cost(&c.counts); cost <= cheapest {
-			f, cheapest, table = &standard[t], cost, t
+			f = &standard[t]
+			cheapest = cost
+			table = t
 		}
 	}
 	dst = binary.AppendUvarint(dst, uint64(table))
@@ -170,7 +174,8 @@ func (c *coder) readTable(src *cursor) error {
 		f = &standard[table]
 	} else {
 		*f = frequencies{}
-		symbol, sum := uint64(0), uint64(0)
+		symbol := uint64(0)
+		sum := uint64(0)
 		for range min(table-uint64(len(standard)-1), symbolCount+1) {
 			symbol += src.uvarint()
 			n := src.uvarint()

@@ -26,10 +26,21 @@ const headerLength = 8
 
 // types are the element types by their names in the format. Elements of others are bytes.
 var types = map[string]dtype.DType{
-	"F64": dtype.F64, "F32": dtype.F32, "F16": dtype.F16, "BF16": dtype.BF16,
-	"F8_E4M3": dtype.FP8E4M3, "F8_E5M2": dtype.FP8E5M2,
-	"I64": dtype.I64, "I32": dtype.I32, "I16": dtype.I16, "I8": dtype.I8,
-	"U64": dtype.U64, "U32": dtype.U32, "U16": dtype.U16, "U8": dtype.U8, "BOOL": dtype.Bool,
+	"F64":     dtype.F64,
+	"F32":     dtype.F32,
+	"F16":     dtype.F16,
+	"BF16":    dtype.BF16,
+	"F8_E4M3": dtype.FP8E4M3,
+	"F8_E5M2": dtype.FP8E5M2,
+	"I64":     dtype.I64,
+	"I32":     dtype.I32,
+	"I16":     dtype.I16,
+	"I8":      dtype.I8,
+	"U64":     dtype.U64,
+	"U32":     dtype.U32,
+	"U16":     dtype.U16,
+	"U8":      dtype.U8,
+	"BOOL":    dtype.Bool,
 }
 
 // section is a part of a file.
@@ -65,10 +76,15 @@ func tensors(header []byte, f *os.File, size int64) ([]delta.Tensor, error) {
 			return nil, fmt.Errorf("the header, tensor %q: %w", name, err)
 		}
 		bytes := e.DataOffsets[1] - e.DataOffsets[0]
-		t := delta.Tensor{Name: name, DType: types[e.DType], Shape: e.Shape}
+		t := delta.Tensor{
+			Name:  name,
+			DType: types[e.DType],
+			Shape: e.Shape,
+		}
 		t.Memory = section{f, int64(len(header)) + e.DataOffsets[0], bytes}
 		if t.DType == dtype.Invalid {
-			t.DType, t.Shape = dtype.U8, []int{int(bytes)}
+			t.DType = dtype.U8
+			t.Shape = []int{int(bytes)}
 		}
 		if n, err := t.Elements(); err != nil || int64(n)*int64(t.DType.Size()) != bytes {
 			return nil, fmt.Errorf("tensor %q of %q and shape %v has %d bytes", name, e.DType, e.Shape, bytes)
@@ -76,7 +92,8 @@ func tensors(header []byte, f *os.File, size int64) ([]delta.Tensor, error) {
 		all = append(all, t)
 	}
 	slices.SortFunc(all, func(a, b delta.Tensor) int {
-		x, y := a.Memory.(section), b.Memory.(section)
+		x := a.Memory.(section)
+		y := b.Memory.(section)
 		return cmp.Or(cmp.Compare(x.offset, y.offset), cmp.Compare(x.bytes, y.bytes))
 	})
 	end := int64(len(header))
@@ -242,7 +259,9 @@ func Apply(ctx context.Context, base, patch, out string, progress Progress) (s d
 	if err == nil {
 		header := binary.LittleEndian.AppendUint64(nil, uint64(len(text)))
 		header = append(header, text...)
-		err = atomicfile.Replace(out, func(f *os.File) error { return apply(ctx, d, from, header, f, progress) })
+		err = atomicfile.Replace(out, func(f *os.File) error {
+			return apply(ctx, d, from, header, f, progress)
+		})
 	}
 	if mismatch := new(delta.VersionError); errors.As(err, &mismatch) {
 		err = fmt.Errorf("%s is not the file that %s was made of", base, patch)
@@ -271,14 +290,19 @@ func apply(ctx context.Context, d *delta.Delta, from *file, header []byte, f *os
 	if _, err := f.Write(header); err != nil {
 		return err
 	}
-	if err := d.Apply(ctx, from.tensors, func(t delta.Tensor) (delta.Memory, error) {
-		place, ok := places[t.Name]
-		if !ok || place.DType != t.DType || !slices.Equal(place.Shape, t.Shape) {
-			return nil, fmt.Errorf("%w: it has no place in the header", delta.ErrDelta)
-		}
-		delete(places, t.Name)
-		return place.Memory, nil
-	}, progress); err != nil {
+	if err := d.Apply(
+		ctx,
+		from.tensors,
+		func(t delta.Tensor) (delta.Memory, error) {
+			place, ok := places[t.Name]
+			if !ok || place.DType != t.DType || !slices.Equal(place.Shape, t.Shape) {
+				return nil, fmt.Errorf("%w: it has no place in the header", delta.ErrDelta)
+			}
+			delete(places, t.Name)
+			return place.Memory, nil
+		},
+		progress,
+	); err != nil {
 		return err
 	}
 	for name := range places {

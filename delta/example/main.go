@@ -195,7 +195,8 @@ func (n *network) train(steps int, rate float64) {
 // learn adds the gradient of the cross entropy of an image.
 func (n *network) learn(image []float32, label uint8) {
 	units, p := n.scores(image)
-	sum, largest := float32(0), slices.Max(p[:])
+	sum := float32(0)
+	largest := slices.Max(p[:])
 	for k := range p {
 		p[k] = float32(math.Exp(float64(p[k] - largest)))
 		sum += p[k]
@@ -208,7 +209,8 @@ func (n *network) learn(image []float32, label uint8) {
 		if x == 0 {
 			continue
 		}
-		w, g := n.weights[u*perUnit:(u+1)*perUnit], n.gradient[u*perUnit:(u+1)*perUnit]
+		w := n.weights[u*perUnit : (u+1)*perUnit]
+		g := n.gradient[u*perUnit : (u+1)*perUnit]
 		back := float32(0)
 		for k, d := range p {
 			g[digits.Pixels+k] += x * d
