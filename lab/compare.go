@@ -14,7 +14,13 @@ import (
 )
 
 func newCompare() *cobra.Command {
-	cfg := compare.Config{Ranks: 2, Low: 8, High: 16 << 20, Step: 8, Runs: 5}
+	cfg := compare.Config{
+		Ranks: 2,
+		Low:   8,
+		High:  16 << 20,
+		Step:  8,
+		Runs:  5,
+	}
 	var tutti program
 	var asJSON, best bool
 	cmd := &cobra.Command{
@@ -39,40 +45,7 @@ fastest run instead of the median.`,
   lab compare --runs 15 --best --json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cfg.Validate(); err != nil {
-				return console.UsageError{Err: err}
-			}
-			defer tutti.remove() //nolint:errcheck // nothing depends on it
-			if err := tutti.prepare(cmd.Context()); err != nil {
-				return err
-			}
-			cfg.Tutti = tutti.path
-			progress := &console.Bars{Out: cmd.ErrOrStderr(), Pieces: 1}
-			cfg.Progress = func(done, total int) { progress.Set("turns", done, total) }
-			results, missing, err := compare.Run(cmd.Context(), cfg)
-			progress.Stop()
-			for _, reason := range missing {
-				fmt.Fprintf(cmd.ErrOrStderr(), "lab: left out: %v\n", reason)
-			}
-			if err != nil {
-				return err
-			}
-			lines, text := console.Forms(cmd.OutOrStdout(), asJSON)
-			printComparison(text, results, func(r compare.Result) string {
-				time, ratio := r.Time, r.Ratio
-				if best {
-					time, ratio = r.Best, r.BestRatio
-				}
-				cell := console.FormatTime(time)
-				if ratio > 0 {
-					cell += fmt.Sprintf(" %5s", fmt.Sprintf("×%.2f", ratio))
-				}
-				return cell
-			})
-			for _, r := range results {
-				console.WriteJSON(lines, r)
-			}
-			return nil
+			return runCompare(cmd, cfg, &tutti, asJSON, best)
 		},
 	}
 	flags := cmd.Flags()
@@ -83,8 +56,49 @@ fastest run instead of the median.`,
 	flags.IntVar(&cfg.Step, "step", cfg.Step, "`factor` from one size to the next")
 	flags.IntVar(&cfg.Runs, "runs", cfg.Runs, "turns of every program")
 	flags.BoolVar(&best, "best", false, "show the fastest run, not the median")
-	flags.BoolVar(&asJSON, "json", false, "print one JSON object a line instead of the table: median, fastest and all runs")
+	flags.BoolVar(&asJSON, "json", false,
+		"print one JSON object a line instead of the table: median, fastest and all runs")
 	return cmd
+}
+
+// runCompare measures and prints.
+func runCompare(cmd *cobra.Command, cfg compare.Config, tutti *program, asJSON, best bool) error {
+	if err := cfg.Validate(); err != nil {
+		return console.UsageError{Err: err}
+	}
+	defer tutti.remove() //nolint:errcheck // nothing depends on it
+	if err := tutti.prepare(cmd.Context()); err != nil {
+		return err
+	}
+	cfg.Tutti = tutti.path
+	progress := &console.Bars{Out: cmd.ErrOrStderr(), Pieces: 1}
+	cfg.Progress = func(done, total int) { progress.Set("turns", done, total) }
+	results, missing, err := compare.Run(cmd.Context(), cfg)
+	progress.Stop()
+	for _, reason := range missing {
+		fmt.Fprintf(cmd.ErrOrStderr(), "lab: left out: %v\n", reason)
+	}
+	if err != nil {
+		return err
+	}
+	lines, text := console.Forms(cmd.OutOrStdout(), asJSON)
+	printComparison(text, results, func(r compare.Result) string {
+		time := r.Time
+		ratio := r.Ratio
+		if best {
+			time = r.Best
+			ratio = r.BestRatio
+		}
+		cell := console.FormatTime(time)
+		if ratio > 0 {
+			cell += fmt.Sprintf(" %5s", fmt.Sprintf("×%.2f", ratio))
+		}
+		return cell
+	})
+	for _, r := range results {
+		console.WriteJSON(lines, r)
+	}
+	return nil
 }
 
 // printComparison prints a line for each work, and a column for each subject.

@@ -77,7 +77,8 @@ func (p *program) prepare(ctx context.Context) error {
 	}
 	p.built = dir
 	p.path = filepath.Join(dir, "tutti")
-	out, err := exec.CommandContext(ctx, "go", "build", "-C", filepath.Join("..", "cmd", "tutti"), "-o", p.path, ".").CombinedOutput()
+	out, err := exec.CommandContext(ctx, "go", "build", "-C", filepath.Join("..", "cmd", "tutti"), "-o", p.path,
+		".").CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("building tutti from ../cmd/tutti, as in the folder lab (or use --tutti): %w\n%s", err, out)
 		return errors.Join(err, p.remove())

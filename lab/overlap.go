@@ -8,6 +8,7 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
@@ -61,9 +62,9 @@ time. Products then use the others. Pictures of a step on rank 0
 			if err := cfg.Validate(); err != nil {
 				return console.UsageError{Err: err}
 			}
+			defer dir.Tidy()
 			r := overlapReport{dir: &dir}
 			r.json, r.text = console.Forms(cmd.OutOrStdout(), asJSON)
-			defer dir.Tidy()
 			progress := &console.Bars{Out: cmd.ErrOrStderr(), Pieces: 1}
 			cfg.Progress = func(done, total int) { progress.Set("rounds", done, total) }
 			err := w.Run(cmd, dir.Prepare, func(ctx context.Context, rank backend.Rank) error {
@@ -81,32 +82,51 @@ time. Products then use the others. Pictures of a step on rank 0
 	}
 	flags := cmd.Flags()
 	w.Register(flags)
-	flags.IntVar(&cfg.Layers, "layers", cfg.Layers, "number of linear layers")
-	flags.IntVar(&cfg.Width, "width", cfg.Width, "inputs and outputs of a layer")
-	flags.IntVar(&cfg.Batch, "batch", cfg.Batch, "rows of a rank's input")
-	flags.Var(console.SizeFlag(&cfg.BucketBytes), "bucket", "gradients that are reduced together; a larger layer is reduced on its own, the last one in parts of this size")
-	flags.Var(console.NameFlag(&cfg.Pattern, console.ParsePattern), "pattern", "how buckets are reduced: "+console.PatternNames())
-	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the entries that a rank selects, with a sparse pattern")
-	flags.IntVar(&ctas, "ctas", ctas, "thread blocks (CTAs) of communication beside products; 0 for the library's choice")
-	console.Restrict(flags, "ctas", "0 or more", func() bool { return ctas >= 0 })
-	flags.IntVar(&cfg.Multiprocessors, "sms", 0, "multiprocessors of products beside communication; 0 for those that --ctas leaves")
-	flags.IntVar(&cfg.Steps, "steps", cfg.Steps, "steps of a round, one after the other")
-	flags.IntVar(&cfg.Rounds, "rounds", cfg.Rounds, "rounds, of which the median counts")
+	overlapFlags(flags, &cfg, &ctas)
 	dir.Register(flags)
 	flags.BoolVar(&asJSON, "json", false, "print one JSON object, the timelines included, instead of the table")
 	return cmd
 }
 
+// overlapFlags adds the flags of the measurement.
+func overlapFlags(flags *pflag.FlagSet, cfg *overlap.Config, ctas *int) {
+	flags.IntVar(&cfg.Layers, "layers", cfg.Layers, "number of linear layers")
+	flags.IntVar(&cfg.Width, "width", cfg.Width, "inputs and outputs of a layer")
+	flags.IntVar(&cfg.Batch, "batch", cfg.Batch, "rows of a rank's input")
+	flags.Var(console.SizeFlag(&cfg.BucketBytes), "bucket",
+		"gradients that are reduced together; a larger layer is reduced on its own, the last one in parts of this size")
+	flags.Var(console.NameFlag(&cfg.Pattern, console.ParsePattern), "pattern",
+		"how buckets are reduced: "+console.PatternNames())
+	flags.Float64Var(&cfg.Density, "density", cfg.Density,
+		"part of the entries that a rank selects, with a sparse pattern")
+	flags.IntVar(ctas, "ctas", *ctas, "thread blocks (CTAs) of communication beside products; 0 for the library's choice")
+	console.Restrict(flags, "ctas", "0 or more", func() bool { return *ctas >= 0 })
+	flags.IntVar(&cfg.Multiprocessors, "sms", 0,
+		"multiprocessors of products beside communication; 0 for those that --ctas leaves")
+	flags.IntVar(&cfg.Steps, "steps", cfg.Steps, "steps of a round, one after the other")
+	flags.IntVar(&cfg.Rounds, "rounds", cfg.Rounds, "rounds, of which the median counts")
+}
+
 // runOverlap measures on one rank. A communicator of its own, with the same
 // ranks, works beside the products.
-func runOverlap(ctx context.Context, rank backend.Rank, name string, ctas int, cfg overlap.Config) (_ overlap.Result, err error) {
+func runOverlap(
+	ctx context.Context,
+	rank backend.Rank,
+	name string,
+	ctas int,
+	cfg overlap.Config,
+) (_ overlap.Result, err error) {
 	rt, isGPU := rank.Runtime.(*cuda.Runtime)
 	if _, hasStreams := comm.As[comm.StreamSyncOps](rank.Comm); !isGPU || !hasStreams {
-		return overlap.Result{}, &backend.OptionError{Backend: name, Reason: "overlap needs a backend with streams, such as nccl"}
+		return overlap.Result{}, &backend.OptionError{
+			Backend: name,
+			Reason:  "overlap needs a backend with streams, such as nccl",
+		}
 	}
 	available := rt.Info().Multiprocessors
 	if cfg.Multiprocessors > available || ctas >= available {
-		return overlap.Result{}, console.Usagef("--sms %d and --ctas %d: %s has %d multiprocessors", cfg.Multiprocessors, ctas, rt.Name(), available)
+		return overlap.Result{}, console.Usagef("--sms %d and --ctas %d: %s has %d multiprocessors",
+			cfg.Multiprocessors, ctas, rt.Name(), available)
 	}
 	if cfg.Multiprocessors == 0 && ctas > 0 {
 		cfg.Multiprocessors = available - ctas
@@ -115,13 +135,21 @@ func runOverlap(ctx context.Context, rank backend.Rank, name string, ctas int, c
 	if err != nil {
 		return overlap.Result{}, err
 	}
-	defer func() { err = errors.Join(err, gpu.Close()) }()
-	r := overlap.Rank{Runtime: rt, Compute: gpu, Comm: rank.Comm}
+	defer func() {
+		err = errors.Join(err, gpu.Close())
+	}()
+	r := overlap.Rank{
+		Runtime: rt,
+		Compute: gpu,
+		Comm:    rank.Comm,
+	}
 	if ctas > 0 {
 		if r.Beside, err = newBeside(ctx, rank, rt, ctas); err != nil {
 			return overlap.Result{}, err
 		}
-		defer func() { err = errors.Join(err, comm.CloseAll(r.Beside, err)) }()
+		defer func() {
+			err = errors.Join(err, comm.CloseAll(r.Beside, err))
+		}()
 	}
 	return overlap.Run(ctx, r, cfg)
 }
@@ -163,11 +191,14 @@ func (r *overlapReport) finish() error {
 	}
 	console.WriteJSON(r.json, r.result)
 	r.print()
-	title := fmt.Sprintf("A step of %s (%s), rank 0 of %d × %s", backend.Counted(r.result.Layers, "layer"), patternText(r.result), r.result.Ranks, r.result.Device)
+	title := fmt.Sprintf("A step of %s (%s), rank 0 of %d × %s",
+		backend.Counted(r.result.Layers, "layer"), patternText(r.result), r.result.Ranks, r.result.Device)
 	if r.result.Ranks > 1 {
 		title += fmt.Sprintf(": %.1f %% hidden", 100*r.result.Hidden)
 	}
-	return r.dir.Draw(r.text, overlapPicture, func(path string) error { return figure.Timelines(r.result.Timelines, title, path) })
+	return r.dir.Draw(r.text, overlapPicture, func(path string) error {
+		return figure.Timelines(r.result.Timelines, title, path)
+	})
 }
 
 func (r *overlapReport) print() {

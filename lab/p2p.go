@@ -33,7 +33,12 @@ var peerSeries = []struct {
 }
 
 func newPeerMemory() *cobra.Command {
-	cfg := bench.Config{Collective: bench.Collective{Op: comm.OpAllReduce}, DType: dtype.F32, Op: comm.Sum, Places: []bench.Place{bench.InPlace}}
+	cfg := bench.Config{
+		Collective: bench.Collective{Op: comm.OpAllReduce},
+		DType:      dtype.F32,
+		Op:         comm.Sum,
+		Places:     []bench.Place{bench.InPlace},
+	}
 	var flags *console.Measurement
 	var dir console.OutDir
 	cmd := &cobra.Command{
@@ -57,40 +62,60 @@ the --out directory.`,
 		if cfg.Sizes, err = flags.Sizes(); err != nil {
 			return err
 		}
-		cfg.Backend, cfg.Repeats, cfg.Verify = flags.Backend, flags.Repeats, flags.Verify
+		cfg.Backend = flags.Backend
+		cfg.Repeats = flags.Repeats
+		cfg.Verify = flags.Verify
 		flags.P2P = true
 		measurements := make([]*bench.Measurement, len(peerSeries))
 		for i, s := range peerSeries {
 			cfg := cfg
-			cfg.Graph, cfg.Symmetric = s.graph, s.symmetric
+			cfg.Graph = s.graph
+			cfg.Symmetric = s.symmetric
 			if measurements[i], err = bench.New(cfg); err != nil {
 				return console.UsageError{Err: err}
 			}
 		}
 		defer dir.Tidy()
 		lines, text := console.Forms(cmd.OutOrStdout(), flags.JSON)
-		r := peerReport{json: lines, text: text, dir: &dir, results: make([][]bench.Result, len(peerSeries))}
+		r := peerReport{
+			json:    lines,
+			text:    text,
+			dir:     &dir,
+			results: make([][]bench.Result, len(peerSeries)),
+		}
 		progress := &console.Bars{Out: cmd.ErrOrStderr(), Pieces: 1}
 		err = flags.Run(cmd, dir.Prepare, func(ctx context.Context, rank backend.Rank) error {
-			base := rank.WithoutPeerMemory()
-			for i, s := range peerSeries {
-				on := rank
-				if s.base {
-					on = base
-				}
-				if err := measurements[i].Run(ctx, on, func(results []bench.Result) { r.add(i, results) }); err != nil {
-					return fmt.Errorf("%s: %w", s.name, err)
-				}
-				if rank.Comm.Rank() == 0 {
-					progress.Set("series", i+1, len(peerSeries))
-				}
-			}
-			return nil
+			return measurePeerSeries(ctx, rank, measurements, progress, r.add)
 		})
 		progress.Stop()
 		return errors.Join(err, r.finish(flags.Verify))
 	}
 	return cmd
+}
+
+// measurePeerSeries measures all series on a rank, one after the other.
+func measurePeerSeries(
+	ctx context.Context,
+	rank backend.Rank,
+	measurements []*bench.Measurement,
+	progress *console.Bars,
+	add func(series int, results []bench.Result),
+) error {
+	base := rank.WithoutPeerMemory()
+	for i, s := range peerSeries {
+		measured := rank
+		if s.base {
+			measured = base
+		}
+		err := measurements[i].Run(ctx, measured, func(results []bench.Result) { add(i, results) })
+		if err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+		if rank.Comm.Rank() == 0 {
+			progress.Set("series", i+1, len(peerSeries))
+		}
+	}
+	return nil
 }
 
 // peerPicture is the name of the pictures, without extension.
@@ -123,14 +148,21 @@ func (r *peerReport) finish(verified bool) error {
 	first := r.results[0][0]
 	r.print(first, verified)
 	title := fmt.Sprintf("Allreduce of %s on %d × %s", first.DType, first.Ranks, first.Device)
-	err := r.dir.Draw(r.text, peerPicture, func(path string) error { return figure.TimesAgainstSizes(r.curves(), title, path) })
+	err := r.dir.Draw(r.text, peerPicture, func(path string) error {
+		return figure.TimesAgainstSizes(r.curves(), title, path)
+	})
 	return errors.Join(err, console.WrongElements(r.wrong))
 }
 
 func (r *peerReport) curves() []figure.Curve {
 	curves := make([]figure.Curve, len(peerSeries))
 	for i, s := range peerSeries {
-		curves[i] = figure.Curve{Name: s.name, Color: i / 2, Dashed: !s.graph, Points: r.results[i]}
+		curves[i] = figure.Curve{
+			Name:   s.name,
+			Color:  i / 2,
+			Dashed: !s.graph,
+			Points: r.results[i],
+		}
 	}
 	return curves
 }

@@ -27,7 +27,11 @@ type provenance struct {
 }
 
 func newScoreboard() *cobra.Command {
-	cfg := compare.Scoreboard{Runs: 5, Max: 1 << 30, Python: "python3"}
+	cfg := compare.Scoreboard{
+		Runs:   5,
+		Max:    1 << 30,
+		Python: "python3",
+	}
 	var tutti program
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -70,7 +74,8 @@ What it ran on is printed with it. PyTorch is left out where it is missing.`,
 	flags.Var(console.SizeFlag(&cfg.Max), "max", "largest size: bytes, or with K, M, G")
 	flags.IntVar(&cfg.Runs, "runs", cfg.Runs, "turns of every program")
 	flags.StringVar(&cfg.Python, "python", cfg.Python, "`program` that has PyTorch")
-	flags.BoolVar(&asJSON, "json", false, "print JSON, first what it ran on, then an object a line: median, fastest and all runs")
+	flags.BoolVar(&asJSON, "json", false,
+		"print JSON, first what it ran on, then an object a line: median, fastest and all runs")
 	return cmd
 }
 
@@ -112,7 +117,9 @@ func (p provenance) print(out io.Writer, info []byte) {
 	if p.Torch != "" {
 		fmt.Fprintln(out, p.Torch)
 	}
-	fmt.Fprintf(out, "%s\nmicroseconds; in-place is allreduce, the other lines average a gradient; × to\nNCCL in the same line, or to PyTorch\n", info)
+	fmt.Fprintf(out,
+		"%s\nmicroseconds; in-place is allreduce, the other lines average a gradient; × to\nNCCL in the same line, or to PyTorch\n",
+		info)
 }
 
 // scoreboardCell is a time in three digits and its ratio, so that five of them fit a terminal.

@@ -120,14 +120,21 @@ func Run(ctx context.Context, cfg Config) (results []Result, missing []error, er
 	if err != nil {
 		return nil, nil, err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	defer func() {
+		err = errors.Join(err, os.RemoveAll(dir))
+	}()
 	subjects, missing := cfg.subjects(ctx, dir)
 	results, err = inTurns(ctx, subjects, cfg.Runs, cfg.Ranks, cfg.Progress)
 	return results, missing, err
 }
 
 // inTurns has each subject measure, again and again.
-func inTurns(ctx context.Context, subjects []subject, runs, ranks int, progress func(done, total int)) (results []Result, err error) {
+func inTurns(
+	ctx context.Context,
+	subjects []subject,
+	runs, ranks int,
+	progress func(done, total int),
+) (results []Result, err error) {
 	type key struct {
 		Work
 		subject int
@@ -152,7 +159,14 @@ func inTurns(ctx context.Context, subjects []subject, runs, ranks int, progress 
 		place[s.name] = i
 	}
 	for k, seconds := range times {
-		r := Result{Work: k.Work, Subject: subjects[k.subject].name, Ranks: ranks, Time: measure.Median(seconds), Best: slices.Min(seconds), Runs: seconds}
+		r := Result{
+			Work:    k.Work,
+			Subject: subjects[k.subject].name,
+			Ranks:   ranks,
+			Time:    measure.Median(seconds),
+			Best:    slices.Min(seconds),
+			Runs:    seconds,
+		}
 		for _, against := range subjects[k.subject].against {
 			if base := times[key{k.Work, place[against]}]; len(base) > 0 {
 				r.Against, r.Ratio, r.BestRatio = against, r.Time/measure.Median(base), r.Best/slices.Min(base)
@@ -183,8 +197,12 @@ func (c Config) subjects(ctx context.Context, dir string) (all []subject, missin
 		}
 		pairs = append(pairs, pair...)
 	}
-	library := subject{name: local, against: []string{floor}, turn: c.program(c.Tutti, nil,
-		append(c.bench(), "--ranks", strconv.Itoa(c.Ranks))...)}
+	library := subject{
+		name:    local,
+		against: []string{floor},
+		turn: c.program(c.Tutti, nil,
+			append(c.bench(), "--ranks", strconv.Itoa(c.Ranks))...),
+	}
 	if len(pairs) > 0 {
 		library.against = []string{pairs[0].name}
 	}
@@ -203,7 +221,8 @@ func (c Config) pairOf(ctx context.Context, dir, name string) ([]subject, error)
 			return nil, fmt.Errorf("no compiler for %s: looked for mpicc.%[1]s and mpicc beside %s", name, mpirun)
 		}
 	}
-	source, binary := filepath.Join(dir, "allreduce.c"), filepath.Join(dir, name)
+	source := filepath.Join(dir, "allreduce.c")
+	binary := filepath.Join(dir, name)
 	if err := os.WriteFile(source, program, 0o600); err != nil {
 		return nil, err
 	}
@@ -216,8 +235,21 @@ func (c Config) pairOf(ctx context.Context, dir, name string) ([]subject, error)
 	}
 	inGoArgs := append(append(slices.Clone(job), c.Tutti), c.bench()...)
 	return []subject{
-		{name: inC + name, turn: c.program(mpirun, env, append(slices.Clone(job), binary, strconv.Itoa(c.Low), strconv.Itoa(c.High), strconv.Itoa(c.Step))...)},
-		{name: inGo + name, against: []string{inC + name}, turn: c.program(mpirun, env, append(inGoArgs, "--backend", "mpi")...)},
+		{
+			name: inC + name,
+			turn: c.program(mpirun, env, append(
+				slices.Clone(job),
+				binary,
+				strconv.Itoa(c.Low),
+				strconv.Itoa(c.High),
+				strconv.Itoa(c.Step),
+			)...),
+		},
+		{
+			name:    inGo + name,
+			against: []string{inC + name},
+			turn:    c.program(mpirun, env, append(inGoArgs, "--backend", "mpi")...),
+		},
 	}, nil
 }
 
@@ -244,7 +276,8 @@ func run(ctx context.Context, path string, env []string, args ...string) ([]meas
 	cmd.Env = append(os.Environ(), env...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // launchers end their ranks
 	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.Stdout = &stdout
+	cmd.Stderr = &stderr
 	if err := cmd.Run(); err != nil {
 		return nil, fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, stderr.Bytes())
 	}

@@ -61,7 +61,8 @@ func pingPong(calls int) {
 		count atomic.Int64
 		_     [120]byte
 	}
-	ping, back := &lines[0].count, &lines[1].count
+	ping := &lines[0].count
+	back := &lines[1].count
 	var pong sync.WaitGroup
 	await := func(line *atomic.Int64, count int64) {
 		for looks := 1; line.Load() < count; looks++ {
@@ -86,7 +87,8 @@ func pingPong(calls int) {
 // mover returns what reads every rank's buffer once and writes every rank's
 // result once, on all processors together.
 func (c Config) mover(bytes int, place bench.Place) func(calls int) {
-	send, recv := make([][]byte, c.Ranks), make([][]byte, c.Ranks)
+	send := make([][]byte, c.Ranks)
+	recv := make([][]byte, c.Ranks)
 	for r := range c.Ranks {
 		// Written once: pages that were only read are all the same one.
 		send[r], recv[r] = make([]byte, bytes), make([]byte, bytes)
@@ -110,8 +112,14 @@ func (c Config) mover(bytes int, place bench.Place) func(calls int) {
 				for range calls {
 					for r := range c.Ranks {
 						// From another rank's, so that in place it is a copy as well.
-						from, to := send[(r+1)%c.Ranks], recv[r]
-						hostops.Copy(hostmem.Addr(to)+uintptr(offset), hostmem.Addr(from)+uintptr(offset), part, bytes*c.Ranks >= streamFrom)
+						from := send[(r+1)%c.Ranks]
+						to := recv[r]
+						hostops.Copy(
+							hostmem.Addr(to)+uintptr(offset),
+							hostmem.Addr(from)+uintptr(offset),
+							part,
+							bytes*c.Ranks >= streamFrom,
+						)
 					}
 				}
 			})

@@ -64,9 +64,14 @@ func (s Scoreboard) Run(ctx context.Context) (results []Result, torch string, mi
 	subjects := []subject{
 		{name: overNCCL, turn: programs(tutti("allreduce", allReduce, "--symmetric=false"))},
 		{name: overWindows, against: []string{overNCCL}, turn: programs(tutti("allreduce", allReduce, "--symmetric"))},
-		{name: overPeers, against: []string{overNCCL, inTorch}, turn: programs(tutti("allreduce", allReduce, "--p2p", "--symmetric=false"),
-			tutti("sparse", gradients, "--graph", "--pattern", "dense", "--values", "f32,i8"), tutti("sparse", gradients, "--graph", "--pattern", "topkA,topkAopt"),
-			tutti("sparse", gradients, "--pattern", "oktopk"))},
+		{
+			name:    overPeers,
+			against: []string{overNCCL, inTorch},
+			turn: programs(tutti("allreduce", allReduce, "--p2p", "--symmetric=false"),
+				tutti("sparse", gradients, "--graph", "--pattern", "dense", "--values",
+					"f32,i8"), tutti("sparse", gradients, "--graph", "--pattern", "topkA,topkAopt"),
+				tutti("sparse", gradients, "--pattern", "oktopk")),
+		},
 	}
 	version, missing := exec.CommandContext(ctx, s.Python, "-c",
 		"import torch; print('PyTorch', torch.__version__, 'with NCCL', '.'.join(map(str, torch.cuda.nccl.version())))").Output()
@@ -83,11 +88,35 @@ func (s Scoreboard) Run(ctx context.Context) (results []Result, torch string, mi
 			return nil, "", nil, err
 		}
 		inPython := func(mode string) []string {
-			args := []string{s.Python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", strconv.Itoa(s.GPUs), script, mode}
-			return append(args, list(leastAllReduce, s.Max, allReduceStep), list(leastGradient, min(s.Max, mostGradient), gradientStep))
+			args := []string{
+				s.Python,
+				"-m",
+				"torch.distributed.run",
+				"--standalone",
+				"--nproc_per_node",
+				strconv.Itoa(s.GPUs),
+				script,
+				mode,
+			}
+			return append(
+				args,
+				list(leastAllReduce, s.Max, allReduceStep),
+				list(leastGradient, min(s.Max, mostGradient), gradientStep),
+			)
 		}
-		subjects = append(subjects, subject{name: inTorch, against: []string{overNCCL}, turn: programs(inPython("eager"))},
-			subject{name: inTorchGraphs, against: []string{overNCCL}, turn: programs(inPython("graph"))})
+		subjects = append(
+			subjects,
+			subject{
+				name:    inTorch,
+				against: []string{overNCCL},
+				turn:    programs(inPython("eager")),
+			},
+			subject{
+				name:    inTorchGraphs,
+				against: []string{overNCCL},
+				turn:    programs(inPython("graph")),
+			},
+		)
 	}
 	results, err = inTurns(ctx, subjects, s.Runs, s.GPUs, s.Progress)
 	return results, strings.TrimSpace(string(version)), missing, err

@@ -40,7 +40,11 @@ func Open(rt *cuda.Runtime) (*Handle, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &Handle{lib: lib, rt: rt, scalars: [2]float32{1, 0}}
+	h := &Handle{
+		lib:     lib,
+		rt:      rt,
+		scalars: [2]float32{1, 0},
+	}
 	if err := h.init(); err != nil {
 		return nil, errors.Join(err, h.Close())
 	}
@@ -75,7 +79,8 @@ func (h *Handle) SetMultiprocessors(n int) error {
 		if n == 0 {
 			return nil
 		}
-		return fmt.Errorf("cublas: %w: %s is too old to be told how many multiprocessors to use", runtime.ErrUnsupported, h.lib.name)
+		return fmt.Errorf("cublas: %w: %s is too old to be told how many multiprocessors to use",
+			runtime.ErrUnsupported, h.lib.name)
 	}
 	return h.do(h.lib.sym.SetSMCount, h.native, uintptr(n))
 }
@@ -84,7 +89,8 @@ func (h *Handle) SetMultiprocessors(n int) error {
 // stream. c is not transposed and does not overlap the factors. It allocates nothing.
 func (h *Handle) Multiply(c, a, b Matrix) error {
 	g := newGEMM(c, a, b)
-	alpha, beta := hostmem.AddrOf(&h.scalars[0]), hostmem.AddrOf(&h.scalars[1])
+	alpha := hostmem.AddrOf(&h.scalars[0])
+	beta := hostmem.AddrOf(&h.scalars[1])
 	return h.do(h.lib.sym.GemmEx, h.native, operation(g.a), operation(g.b),
 		uintptr(g.m), uintptr(g.n), uintptr(g.k), alpha,
 		g.a.addr, typeBF16, uintptr(g.a.leading),

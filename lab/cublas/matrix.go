@@ -29,8 +29,12 @@ type operand struct {
 
 // gemm is a product as BLAS sees it: an m×n matrix, the sum over k.
 type gemm struct {
-	m, n, k int
-	a, b, c operand
+	m int
+	n int
+	k int
+	a operand
+	b operand
+	c operand
 }
 
 // newGEMM turns the row-major product c = a·b into a column-major one.
@@ -44,7 +48,9 @@ func newGEMM(c, a, b Matrix) gemm {
 		inner = a.Rows
 	}
 	return gemm{
-		m: c.Columns, n: c.Rows, k: inner,
+		m: c.Columns,
+		n: c.Rows,
+		k: inner,
 		a: operand{b.Addr, b.Transposed, b.stride()},
 		b: operand{a.Addr, a.Transposed, a.stride()},
 		c: operand{c.Addr, false, c.stride()},

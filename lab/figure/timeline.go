@@ -46,9 +46,11 @@ func Timelines(timelines []overlap.Timeline, title, path string) error {
 	}
 	p := picture.NewPlot(title)
 	p.X.Label.Text = "time (ms)"
-	p.X.Min, p.X.Max = 0, timeMargin*longest/1e3
+	p.X.Min = 0
+	p.X.Max = timeMargin * longest / 1e3
 	p.X.Tick.Marker = plot.TickerFunc(roundTicks)
-	p.Y.LineStyle.Width, p.Y.Tick.Length = 0, 0
+	p.Y.LineStyle.Width = 0
+	p.Y.Tick.Length = 0
 	boxes := make(map[overlap.Kind][]plotter.XYer)
 	used := make(map[overlap.Lane]bool)
 	for _, t := range timelines {
@@ -69,17 +71,24 @@ func Timelines(timelines []overlap.Timeline, title, path string) error {
 			y--
 		}
 		for _, s := range t.Spans {
-			start, end := s.Start/1e3, s.End/1e3
-			low, high := lanes[s.Kind.Lane()]-laneHeight/2, lanes[s.Kind.Lane()]+laneHeight/2
-			boxes[s.Kind] = append(boxes[s.Kind], plotter.XYs{{X: start, Y: low}, {X: end, Y: low}, {X: end, Y: high}, {X: start, Y: high}})
+			start := s.Start / 1e3
+			end := s.End / 1e3
+			low := lanes[s.Kind.Lane()] - laneHeight/2
+			high := lanes[s.Kind.Lane()] + laneHeight/2
+			boxes[s.Kind] = append(
+				boxes[s.Kind],
+				plotter.XYs{{X: start, Y: low}, {X: end, Y: low}, {X: end, Y: high}, {X: start, Y: high}},
+			)
 		}
 		y -= laneGap
 	}
 	p.Y.Tick.Marker = plot.ConstantTicks(ticks)
-	p.Y.Max, p.Y.Min = laneHeight/2, ticks[len(ticks)-1].Value-laneHeight/2-laneEdge
+	p.Y.Max = laneHeight / 2
+	p.Y.Min = ticks[len(ticks)-1].Value - laneHeight/2 - laneEdge
 	legend := legendShare * float64(len(boxes))
 	p.Y.Max += (p.Y.Max - p.Y.Min) * legend / (1 - legend)
-	p.Legend.Top, p.Legend.Left = true, true
+	p.Legend.Top = true
+	p.Legend.Left = true
 	p.Legend.Padding = vg.Points(2)
 	p.Legend.XOffs = vg.Points(8)
 	for _, kind := range overlap.Kinds() {

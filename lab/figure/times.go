@@ -27,7 +27,8 @@ type Curve struct {
 func TimesAgainstSizes(curves []Curve, title, path string) error {
 	// Times rise from the lower left to the upper right: the upper left is free.
 	p := picture.NewChart(title, "size", "time of a call (µs)", picture.Left)
-	p.Legend.Top, p.Legend.YOffs = true, -p.Legend.YOffs
+	p.Legend.Top = true
+	p.Legend.YOffs = -p.Legend.YOffs
 	p.X.Tick.Marker, p.Y.Tick.Marker = plot.TickerFunc(binarySizes), picture.Decades(picture.FormatNumber)
 
 	var lines []picture.Curve
@@ -51,7 +52,13 @@ func TimesAgainstSizes(curves []Curve, title, path string) error {
 }
 
 // curveColors are those of [picture.Colors] that differ most.
-var curveColors = []color.RGBA{picture.Colors[0], picture.Colors[7], picture.Colors[3], picture.Colors[1], picture.Colors[5]}
+var curveColors = []color.RGBA{
+	picture.Colors[0],
+	picture.Colors[7],
+	picture.Colors[3],
+	picture.Colors[1],
+	picture.Colors[5],
+}
 
 // binarySizes puts ticks at the powers of two of an axis of base-2 logarithms, and
 // labels every fifth.

@@ -30,7 +30,13 @@ type session struct {
 
 // newSession prepares a measurement. It is collective.
 func newSession(ctx context.Context, r Rank, cfg Config) (*session, error) {
-	s := &session{Rank: r, cfg: cfg, stream: r.Runtime.ComputeStream(), clock: clock{device: r.Compute}, trace: NewTrace(r.Compute)}
+	s := &session{
+		Rank:   r,
+		cfg:    cfg,
+		stream: r.Runtime.ComputeStream(),
+		clock:  clock{device: r.Compute},
+		trace:  NewTrace(r.Compute),
+	}
 	if s.stream == 0 {
 		return nil, fmt.Errorf("overlap: %w: %v has no streams", comm.ErrUnsupported, r.Runtime.Device())
 	}
@@ -50,7 +56,9 @@ func (s *session) init(ctx context.Context) error {
 	s.model = attempt.Get(&a, func() (*model, error) {
 		return newModel(ctx, s.Runtime, side, s.cfg, s.Comm.Rank(), s.Comm.WorldSize())
 	})
-	s.line = attempt.Get(&a, func() (*runtime.Tensor, error) { return runtime.FromSlice(s.Runtime, []int32{0}) })
+	s.line = attempt.Get(&a, func() (*runtime.Tensor, error) {
+		return runtime.FromSlice(s.Runtime, []int32{0})
+	})
 	s.alone = attempt.Get(&a, func() (*link, error) { return s.newLink(ctx, s.Comm) })
 	s.side = s.alone
 	if s.Beside != nil {
@@ -138,14 +146,22 @@ func (s *session) newLink(ctx context.Context, c comm.Communicator) (*link, erro
 	}
 	cfg := ddp.Config{BucketBytes: s.cfg.BucketBytes, Sum: true}
 	if s.cfg.sparse() {
-		cfg.Sum, cfg.DenseUpTo = false, -1
+		cfg.Sum = false
+		cfg.DenseUpTo = -1
 		cfg.Config = sparse.Config{Pattern: s.cfg.Pattern, Density: s.cfg.Density}
 	}
 	sync, err := ddp.New(ctx, s.Runtime, c, s.model.gradients, cfg)
 	if err != nil {
 		return nil, err
 	}
-	l := &link{Communicator: c, ops: ops, sync: sync, gradients: s.model.gradients, closes: make([]string, len(s.model.gradients)), sparse: s.cfg.sparse()}
+	l := &link{
+		Communicator: c,
+		ops:          ops,
+		sync:         sync,
+		gradients:    s.model.gradients,
+		closes:       make([]string, len(s.model.gradients)),
+		sparse:       s.cfg.sparse(),
+	}
 	for b, gradients := range sync.Buckets() {
 		l.closes[gradients[len(gradients)-1]] = bucketName(b)
 	}
@@ -274,7 +290,8 @@ func (s *session) round(ctx context.Context, p phase) (t timing, _ error) {
 	s.clock.reset()
 	a.Do(func() error { return s.startTogether(ctx) })
 	start := attempt.Get(&a, func() (uintptr, error) { return s.mark(p) })
-	passed, ended := make([]uintptr, s.cfg.Steps), make([]uintptr, s.cfg.Steps)
+	passed := make([]uintptr, s.cfg.Steps)
+	ended := make([]uintptr, s.cfg.Steps)
 	for i := range s.cfg.Steps {
 		a.Do(func() (err error) {
 			passed[i], ended[i], err = s.step(ctx, p, nil)
@@ -286,7 +303,9 @@ func (s *session) round(ctx context.Context, p phase) (t timing, _ error) {
 	}
 	// The communicator watches its peers while it waits; all its work is behind
 	// that of the compute stream, or the other way round.
-	a.Do(func() error { return errors.Join(p.link.Sync(ctx), s.Runtime.Synchronize(ctx)) })
+	a.Do(func() error {
+		return errors.Join(p.link.Sync(ctx), s.Runtime.Synchronize(ctx))
+	})
 	elapsed := func(from, to uintptr) time.Duration {
 		return attempt.Get(&a, func() (time.Duration, error) { return s.Compute.Elapsed(from, to) })
 	}
@@ -298,7 +317,9 @@ func (s *session) round(ctx context.Context, p phase) (t timing, _ error) {
 	t.total /= time.Duration(s.cfg.Steps)
 	t.busy /= time.Duration(s.cfg.Steps)
 	if p.traced {
-		t.timeline = attempt.Get(&a, func() (Timeline, error) { return s.trace.Timeline(string(p.name)) })
+		t.timeline = attempt.Get(&a, func() (Timeline, error) {
+			return s.trace.Timeline(string(p.name))
+		})
 	}
 	return t, a.Err
 }
@@ -332,7 +353,9 @@ func (s *session) step(ctx context.Context, p phase, t *Trace) (passed, ended ui
 
 // mark records a timer on the compute stream.
 func (s *session) mark(p phase) (uintptr, error) {
-	return s.clock.record(func(event uintptr) error { return p.link.ops.RecordOnStream(event, s.stream) })
+	return s.clock.record(func(event uintptr) error {
+		return p.link.ops.RecordOnStream(event, s.stream)
+	})
 }
 
 // startTogether lets the compute streams of all ranks begin at the same time. A

@@ -16,7 +16,9 @@ import (
 
 // product is one matrix product of a step.
 type product struct {
-	c, a, b  cublas.Matrix
+	c        cublas.Matrix
+	a        cublas.Matrix
+	b        cublas.Matrix
 	kind     Kind
 	name     string
 	gradient int // the gradient that it completes, none if negative
@@ -53,7 +55,13 @@ type model struct {
 // newModel allocates a model and fills it: random weights, the same on all
 // ranks and in all layers, and random inputs of the rank's own. The gradients are
 // in memory for c.
-func newModel(ctx context.Context, rt runtime.Runtime, c comm.Communicator, cfg Config, rank, ranks int) (*model, error) {
+func newModel(
+	ctx context.Context,
+	rt runtime.Runtime,
+	c comm.Communicator,
+	cfg Config,
+	rank, ranks int,
+) (*model, error) {
 	_, symmetric := comm.As[comm.SymmetricAllocator](c)
 	m := &model{cfg: cfg, collective: symmetric}
 	err := m.allocate(ctx, rt, c)
@@ -81,11 +89,15 @@ func (m *model) build(rt runtime.Runtime, rank, ranks int) error {
 	matrices := func(count, rows, columns int) []cublas.Matrix {
 		return attempt.Get(&a, func() ([]cublas.Matrix, error) { return m.newMatrices(rt, count, rows, columns) })
 	}
-	n, d := m.cfg.Batch, m.cfg.Width
-	weights, outputs := matrices(m.cfg.Layers, d, d), matrices(m.cfg.Layers+1, n, d) // output 0 is the input
+	n := m.cfg.Batch
+	d := m.cfg.Width
+	weights := matrices(m.cfg.Layers, d, d)
+	outputs := matrices(m.cfg.Layers+1, n, d) // output 0 is the input
 	// The gradients of the outputs: of the last, then of the others in turns.
 	deltas := matrices(3, n, d)
-	a.Do(func() error { return m.fill(rt, rank, weights, outputs[0]) })
+	a.Do(func() error {
+		return m.fill(rt, rank, weights, outputs[0])
+	})
 	if m.cfg.sparse() {
 		noise := matrices(1, 1, d*d+noiseShifts*noiseShift)
 		a.Do(func() error {
@@ -93,7 +105,9 @@ func (m *model) build(rt runtime.Runtime, rank, ranks int) error {
 			return fillRandom(rt, noise[0], rand.New(rand.NewPCG(m.cfg.Seed, uint64(rank+ranks)+1)).NormFloat64)
 		})
 	}
-	a.Do(func() error { return rt.Fill(deltas[0].Addr, n*d, Element, 1/float64(ranks)) })
+	a.Do(func() error {
+		return rt.Fill(deltas[0].Addr, n*d, Element, 1/float64(ranks))
+	})
 	if a.Err != nil {
 		return a.Err
 	}
@@ -114,10 +128,12 @@ func (m *model) build(rt runtime.Runtime, rank, ranks int) error {
 	// Nobody needs the gradient of the input. The parts are computed from the
 	// last to the first, against their order of registration as all gradients.
 	for p := parts - 1; p >= 0; p-- {
-		from, to := p*d/parts, (p+1)*d/parts
+		from := p * d / parts
+		to := (p + 1) * d / parts
 		columns := delta(0)
 		columns.Addr += uintptr(from * Element.Size())
-		columns.Columns, columns.Stride = to-from, d
+		columns.Columns = to - from
+		columns.Stride = d
 		m.add(Backward, 0, m.gradient(0, from, to), transposed(columns), outputs[0], p)
 	}
 	return m.register(parts)
@@ -175,7 +191,14 @@ func (m *model) add(kind Kind, layer int, c, a, b cublas.Matrix, gradient int) {
 	if gradient != none {
 		name = fmt.Sprintf("gradient %d", layer)
 	}
-	m.products = append(m.products, product{c: c, a: a, b: b, kind: kind, name: name, gradient: gradient})
+	m.products = append(m.products, product{
+		c:        c,
+		a:        a,
+		b:        b,
+		kind:     kind,
+		name:     name,
+		gradient: gradient,
+	})
 	inner := a.Columns
 	if a.Transposed {
 		inner = a.Rows
@@ -186,7 +209,11 @@ func (m *model) add(kind Kind, layer int, c, a, b cublas.Matrix, gradient int) {
 // gradient is a block of rows of a layer's gradient.
 func (m *model) gradient(layer, from, to int) cublas.Matrix {
 	d := m.cfg.Width
-	return cublas.Matrix{Addr: m.memory.Ptr + uintptr((layer*d+from)*d*Element.Size()), Rows: to - from, Columns: d}
+	return cublas.Matrix{
+		Addr:    m.memory.Ptr + uintptr((layer*d+from)*d*Element.Size()),
+		Rows:    to - from,
+		Columns: d,
+	}
 }
 
 func transposed(m cublas.Matrix) cublas.Matrix {
@@ -217,7 +244,9 @@ func (m *model) newMatrices(rt runtime.Runtime, count, rows, columns int) ([]cub
 func (m *model) fill(rt runtime.Runtime, rank int, weights []cublas.Matrix, input cublas.Matrix) error {
 	bound := 1 / math.Sqrt(float64(m.cfg.Width))
 	shared := rand.New(rand.NewPCG(m.cfg.Seed, 0))
-	if err := fillRandom(rt, weights[0], func() float64 { return bound * (2*shared.Float64() - 1) }); err != nil {
+	if err := fillRandom(rt, weights[0], func() float64 {
+		return bound * (2*shared.Float64() - 1)
+	}); err != nil {
 		return err
 	}
 	for _, w := range weights[1:] {

@@ -80,7 +80,17 @@ type Config struct {
 
 // Default is the shape on which PyTorch's DistributedDataParallel was measured.
 func Default() Config {
-	return Config{Layers: 32, Width: 4096, Batch: 8192, BucketBytes: 8 << 20, Pattern: sparse.Dense, Density: 0.01, Steps: 5, Rounds: 7, Seed: 1}
+	return Config{
+		Layers:      32,
+		Width:       4096,
+		Batch:       8192,
+		BucketBytes: 8 << 20,
+		Pattern:     sparse.Dense,
+		Density:     0.01,
+		Steps:       5,
+		Rounds:      7,
+		Seed:        1,
+	}
 }
 
 // sparse reports whether not all of the gradients is sent.
@@ -178,8 +188,11 @@ func Run(ctx context.Context, r Rank, cfg Config) (_ Result, err error) {
 	if err != nil {
 		return Result{}, err
 	}
-	defer func() { err = errors.Join(err, s.close(ctx, err != nil)) }()
-	phases, recorded := s.phases(), 0
+	defer func() {
+		err = errors.Join(err, s.close(ctx, err != nil))
+	}()
+	phases := s.phases()
+	recorded := 0
 	rounds := make([]measure.Round, len(phases))
 	for i := range phases {
 		p := &phases[i]
@@ -207,12 +220,21 @@ func Run(ctx context.Context, r Rank, cfg Config) (_ Result, err error) {
 func (s *session) result(ctx context.Context, phases []phase, seconds [][]float64) (Result, error) {
 	cfg := s.cfg
 	out := Result{
-		Device: s.Runtime.Name(), Ranks: s.Comm.WorldSize(), Layers: cfg.Layers, Width: cfg.Width, Batch: cfg.Batch,
-		BucketBytes: cfg.BucketBytes, Buckets: len(s.alone.sync.Buckets()), GradientBytes: s.model.flat.Bytes(),
-		Multiprocessors: cfg.Multiprocessors, Pattern: sparse.Dense, Density: 1,
+		Device:          s.Runtime.Name(),
+		Ranks:           s.Comm.WorldSize(),
+		Layers:          cfg.Layers,
+		Width:           cfg.Width,
+		Batch:           cfg.Batch,
+		BucketBytes:     cfg.BucketBytes,
+		Buckets:         len(s.alone.sync.Buckets()),
+		GradientBytes:   s.model.flat.Bytes(),
+		Multiprocessors: cfg.Multiprocessors,
+		Pattern:         sparse.Dense,
+		Density:         1,
 	}
 	if cfg.sparse() {
-		out.Pattern, out.Density = cfg.Pattern, cfg.Density
+		out.Pattern = cfg.Pattern
+		out.Density = cfg.Density
 	}
 	medians := make(map[phaseName][2]float64, len(phases)) // total and busy, in milliseconds
 	for i, p := range phases {
@@ -226,11 +248,14 @@ func (s *session) result(ctx context.Context, phases []phase, seconds [][]float6
 		}
 	}
 	total := func(name phaseName) float64 { return medians[name][0] }
-	tail := func(name phaseName) float64 { return medians[name][0] - medians[name][1] }
+	tail := func(name phaseName) float64 {
+		return medians[name][0] - medians[name][1]
+	}
 	out.ComputeMS, out.SequentialMS, out.OverlappedMS = total(computing), total(sequential), total(overlapped)
 	out.CommMS, out.CommFlatMS, out.CommBesideMS = tail(reducing), tail(reducingFlat), tail(reducingBeside)
 	busy := medians[overlapped][1]
-	out.TailMS, out.SlowdownMS = out.OverlappedMS-busy, busy-out.ComputeMS
+	out.TailMS = out.OverlappedMS - busy
+	out.SlowdownMS = busy - out.ComputeMS
 	alone := out.CommFlatMS
 	if cfg.sparse() {
 		alone = out.CommMS

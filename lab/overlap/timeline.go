@@ -20,7 +20,9 @@ const (
 )
 
 // Kinds returns all kinds.
-func Kinds() []Kind { return []Kind{Forward, Backward, AllReduce, Select, Exchange, Merge} }
+func Kinds() []Kind {
+	return []Kind{Forward, Backward, AllReduce, Select, Exchange, Merge}
+}
 
 // shown is how timelines show a kind of work: the stream that it runs on, and a colour of Paul
 // Tol's "muted" scheme, which readers with any form of colour vision can tell apart
@@ -29,12 +31,42 @@ var shown = map[Kind]struct {
 	lane  Lane
 	color color.RGBA
 }{
-	Forward:   {ComputeLane, color.RGBA{R: 0x88, G: 0xcc, B: 0xee, A: 255}},
-	Backward:  {ComputeLane, color.RGBA{R: 0x33, G: 0x22, B: 0x88, A: 255}},
-	AllReduce: {CommunicationLane, color.RGBA{R: 0xcc, G: 0x66, B: 0x77, A: 255}},
-	Select:    {SparseLane, color.RGBA{R: 0x11, G: 0x77, B: 0x33, A: 255}},
-	Exchange:  {CommunicationLane, color.RGBA{R: 0xcc, G: 0x66, B: 0x77, A: 255}},
-	Merge:     {SparseLane, color.RGBA{R: 0xdd, G: 0xcc, B: 0x77, A: 255}},
+	Forward: {ComputeLane, color.RGBA{
+		R: 0x88,
+		G: 0xcc,
+		B: 0xee,
+		A: 255,
+	}},
+	Backward: {ComputeLane, color.RGBA{
+		R: 0x33,
+		G: 0x22,
+		B: 0x88,
+		A: 255,
+	}},
+	AllReduce: {CommunicationLane, color.RGBA{
+		R: 0xcc,
+		G: 0x66,
+		B: 0x77,
+		A: 255,
+	}},
+	Select: {SparseLane, color.RGBA{
+		R: 0x11,
+		G: 0x77,
+		B: 0x33,
+		A: 255,
+	}},
+	Exchange: {CommunicationLane, color.RGBA{
+		R: 0xcc,
+		G: 0x66,
+		B: 0x77,
+		A: 255,
+	}},
+	Merge: {SparseLane, color.RGBA{
+		R: 0xdd,
+		G: 0xcc,
+		B: 0x77,
+		A: 255,
+	}},
 }
 
 // Lane is the stream that a kind of work runs on, the compute stream for none.

@@ -38,7 +38,8 @@ func (c *clock) close() error {
 	for _, timer := range c.timers {
 		errs = append(errs, c.device.DestroyTimer(timer))
 	}
-	c.timers, c.used = nil, 0
+	c.timers = nil
+	c.used = 0
 	return errors.Join(errs...)
 }
 
@@ -68,7 +69,10 @@ func NewTrace(device Compute) *Trace { return &Trace{clock: clock{device: device
 // Begin begins a step and forgets the one before.
 func (t *Trace) Begin(ops comm.StreamSyncOps, computeStream uintptr) (err error) {
 	t.clock.reset()
-	t.ops, t.stream, t.marks, t.ready = ops, computeStream, nil, nil
+	t.ops = ops
+	t.stream = computeStream
+	t.marks = nil
+	t.ready = nil
 	t.begin, err = t.clock.record(t.onCompute)
 	return err
 }
@@ -156,13 +160,19 @@ func (t *Trace) Timeline(name string) (Timeline, error) {
 	lasts := make(map[Lane]float64)
 	for _, m := range t.marks {
 		// A piece begins when what it waits for is done, and the one before it.
-		lane, end := m.kind.Lane(), elapsed(m.timer)
+		lane := m.kind.Lane()
+		end := elapsed(m.timer)
 		start := lasts[lane]
 		if m.after != 0 {
 			start = max(start, elapsed(m.after))
 		}
 		lasts[lane] = end
-		switch span := (Span{Kind: m.kind, Name: m.name, Start: min(start, end), End: end}); {
+		switch span := (Span{
+			Kind:  m.kind,
+			Name:  m.name,
+			Start: min(start, end),
+			End:   end,
+		}); {
 		case m.name == "":
 		case lane == ComputeLane:
 			out.Spans = append(out.Spans, span)
