@@ -28,7 +28,15 @@ type checkpoint struct {
 }
 
 // save gathers the states of the ranks on rank 0, which writes the file.
-func save(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s settings, epoch int, parameters []float32, exchange *sparse.Reducer) error {
+func save(
+	ctx context.Context,
+	rt runtime.Runtime,
+	c comm.Communicator,
+	s settings,
+	epoch int,
+	parameters []float32,
+	exchange *sparse.Reducer,
+) error {
 	if s.checkpoint == "" {
 		return nil
 	}
@@ -47,7 +55,14 @@ func save(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s settin
 
 // resume reads the file on rank 0, gives all ranks what is theirs, and returns the
 // epoch to go on with: 0 if there is no file.
-func resume(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s settings, parameters []float32, exchange *sparse.Reducer) (int, error) {
+func resume(
+	ctx context.Context,
+	rt runtime.Runtime,
+	c comm.Communicator,
+	s settings,
+	parameters []float32,
+	exchange *sparse.Reducer,
+) (int, error) {
 	if s.checkpoint == "" {
 		return 0, nil
 	}
@@ -74,11 +89,11 @@ func resume(ctx context.Context, rt runtime.Runtime, c comm.Communicator, s sett
 			s.checkpoint, len(all.Parameters), len(all.Ranks))
 	}
 	copy(parameters, all.Parameters)
-	var entries [][]byte
+	var states [][]byte
 	for _, rank := range sparse.RestoreRanks(len(all.Ranks), c.WorldSize(), c.Rank()) {
-		entries = append(entries, all.Ranks[rank])
+		states = append(states, all.Ranks[rank])
 	}
-	return all.Epoch, exchange.Restore(ctx, entries...)
+	return all.Epoch, exchange.Restore(ctx, states...)
 }
 
 // What the first byte of rank 0's message says.

@@ -40,7 +40,12 @@ type settings struct {
 }
 
 func main() {
-	s := settings{batch: 16, learningRate: 0.1, momentum: 0.9, pattern: sparse.Dense}
+	s := settings{
+		batch:        16,
+		learningRate: 0.1,
+		momentum:     0.9,
+		pattern:      sparse.Dense,
+	}
 	var world tutti.Config
 	flag.StringVar(&world.Backend, "backend", "", "local, tcp, mpi or nccl instead of what the launcher's variables say")
 	flag.IntVar(&world.Ranks, "ranks", 0, "goroutines, where no launcher has started processes")
@@ -100,7 +105,8 @@ func train(ctx context.Context, r tutti.Rank, s settings) (result, error) {
 		defer t.Free()
 		tensors = append(tensors, t)
 	}
-	exchange, err := sparse.New(rt, meter, len(update), sparse.Config{Pattern: s.pattern, Density: s.density, Momentum: s.momentum})
+	cfg := sparse.Config{Pattern: s.pattern, Density: s.density, Momentum: s.momentum}
+	exchange, err := sparse.New(rt, meter, len(update), cfg)
 	if err != nil {
 		return result{}, err
 	}
@@ -152,11 +158,21 @@ func train(ctx context.Context, r tutti.Rank, s settings) (result, error) {
 // testShares returns the accuracy of a model. Each rank tests its share, and the average over the ranks
 // weighs them.
 func testShares(ctx context.Context, r tutti.Rank, m *model, test digits.Set) (float64, error) {
-	share, err := distributed.NewSampler(r.Comm, test.Len(), distributed.SamplerConfig{InOrder: true, Tail: distributed.TailKeep})
+	share, err := distributed.NewSampler(
+		r.Comm,
+		test.Len(),
+		distributed.SamplerConfig{InOrder: true, Tail: distributed.TailKeep},
+	)
 	if err != nil {
 		return 0, err
 	}
-	accuracy, err := distributed.AverageMetrics(ctx, r.Runtime, r.Comm, float64(share.Len()), m.accuracy(test, share.Epoch(0)))
+	accuracy, err := distributed.AverageMetrics(
+		ctx,
+		r.Runtime,
+		r.Comm,
+		float64(share.Len()),
+		m.accuracy(test, share.Epoch(0)),
+	)
 	if err != nil {
 		return 0, err
 	}

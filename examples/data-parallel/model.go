@@ -41,7 +41,8 @@ func newModel(seed uint64) *model {
 // forward returns the hidden layer and the probability of each digit.
 func (m *model) forward(image []float32) (h, probability []float32) {
 	p := cut(m.parameters)
-	h, probability = make([]float32, hidden), make([]float32, digits.Classes)
+	h = make([]float32, hidden)
+	probability = make([]float32, digits.Classes)
 	for j := range h {
 		z := p.b1[j]
 		for i, x := range image {
@@ -67,7 +68,8 @@ func (m *model) forward(image []float32) (h, probability []float32) {
 // gradient returns the gradient of the cross-entropy, averaged over images.
 func (m *model) gradient(set digits.Set, images []int) []float32 {
 	gradient := make([]float32, len(m.parameters))
-	p, g := cut(m.parameters), cut(gradient)
+	p := cut(m.parameters)
+	g := cut(gradient)
 	scale := 1 / float32(len(images))
 	for _, image := range images {
 		x := set.Image(image)

@@ -42,7 +42,9 @@ type Set struct {
 func (s Set) Len() int { return len(s.Labels) }
 
 // Image returns the pixels of image i.
-func (s Set) Image(i int) []float32 { return s.Inputs[i*Pixels : (i+1)*Pixels] }
+func (s Set) Image(i int) []float32 {
+	return s.Inputs[i*Pixels : (i+1)*Pixels]
+}
 
 // Part returns the images from one to before another, in the same memory.
 func (s Set) Part(from, to int) Set {

@@ -21,7 +21,8 @@ func Scores(weights, image []float32) (all [Classes]float64) {
 
 // Descend adds rate times the gradient of an image's loss, which may be added to the weights themselves.
 func Descend(update, weights, image []float32, label uint8, rate float64) {
-	p, sum := Scores(weights, image), 0.0
+	p := Scores(weights, image)
+	sum := 0.0
 	for k := range p {
 		p[k] = math.Exp(p[k])
 		sum += p[k]

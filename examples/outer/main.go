@@ -33,7 +33,8 @@ func main() {
 	err := tutti.Run(context.Background(), func(ctx context.Context, r tutti.Rank) error {
 		s, read, err := train(ctx, r, cfg)
 		if r.Comm.Rank() == 0 && err == nil {
-			fmt.Printf("%.1f %% of the test images read after %d steps in %d rounds; a rank sent %.1f kB\n", 100*read, s.Steps, s.Rounds, float64(s.SentBytes)/1e3)
+			fmt.Printf("%.1f %% of the test images read after %d steps in %d rounds; a rank sent %.1f kB\n",
+				100*read, s.Steps, s.Rounds, float64(s.SentBytes)/1e3)
 		}
 		return err
 	})

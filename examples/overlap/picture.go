@@ -42,7 +42,9 @@ func draw(w io.Writer, title string, steps []step) error {
 	for i, s := range steps {
 		top := topEdge + stepHeight*i
 		text(&b, leftEdge, float64(top+22), "start", fmt.Sprintf("%s: %.1f ms", s.way, milliseconds(s.total)))
-		laneTop := func(l lane) float64 { return float64(top + 30 + int(l)*(laneHeight+laneGap)) }
+		laneTop := func(l lane) float64 {
+			return float64(top + 30 + int(l)*(laneHeight+laneGap))
+		}
 		for l, name := range laneNames {
 			text(&b, leftEdge-10, laneTop(lane(l))+laneHeight-8, "end", name)
 		}

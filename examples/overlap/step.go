@@ -47,7 +47,8 @@ func newStep(mode way, computed, reduced []time.Duration) step {
 	for i := range computed {
 		s.spans = append(s.spans, span{compute, computeFree, computed[i]})
 		s.spans = append(s.spans, span{communication, max(computed[i], commFree), reduced[i]})
-		computeFree, commFree = computed[i], reduced[i]
+		computeFree = computed[i]
+		commFree = reduced[i]
 		if mode == sequential {
 			computeFree = reduced[i]
 		}

@@ -87,7 +87,9 @@ func (w *worker) open(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	w.begin, w.computed, w.reduced = events[0], events[1:1+layers], events[1+layers:]
+	w.begin = events[0]
+	w.computed = events[1 : 1+layers]
+	w.reduced = events[1+layers:]
 	w.gradients, err = w.comm.AllocateSymmetric(ctx, layers*count*dtype.F32.Size())
 	return err
 }

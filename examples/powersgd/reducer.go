@@ -27,18 +27,29 @@ type part struct{ offset, rows, columns, rank, p, q int }
 
 // newPowerSGD returns the Reducer of a bucket of F32 in host memory.
 func newPowerSGD(b ddp.Bucket, rank int) (ddp.Reducer, error) {
-	s, p, q := &powerSGD{}, 0, 0
+	s := &powerSGD{}
+	p := 0
+	q := 0
 	for _, gradient := range b.Parts {
 		n := 1
 		for _, length := range gradient.Shape {
 			n *= length
 		}
-		m := part{offset: gradient.Offset, rows: n, columns: 1, p: p, q: q}
+		m := part{
+			offset:  gradient.Offset,
+			rows:    n,
+			columns: 1,
+			p:       p,
+			q:       q,
+		}
 		if n > 0 && len(gradient.Shape) > 1 && rank*(gradient.Shape[0]+n/gradient.Shape[0]) < n {
-			m.rows, m.columns, m.rank = gradient.Shape[0], n/gradient.Shape[0], rank
+			m.rows = gradient.Shape[0]
+			m.columns = n / gradient.Shape[0]
+			m.rank = rank
 		}
 		s.parts = append(s.parts, m)
-		p, q = p+m.rows*max(1, m.rank), q+m.columns*m.rank
+		p = p + m.rows*max(1, m.rank)
+		q = q + m.columns*m.rank
 	}
 	start := make([]float32, q) // the same on all ranks
 	for random, i := rand.New(rand.NewPCG(uint64(b.Index), 0)), 0; i < q; i++ {
@@ -53,7 +64,11 @@ func newPowerSGD(b ddp.Bucket, rank int) (ddp.Reducer, error) {
 
 // Memory implements [ddp.Reducer].
 func (s *powerSGD) Memory() ddp.Memory {
-	return ddp.Memory{Residual: []*runtime.Tensor{s.residual}, Shared: []*runtime.Tensor{s.q}, Scratch: []*runtime.Tensor{s.p}}
+	return ddp.Memory{
+		Residual: []*runtime.Tensor{s.residual},
+		Shared:   []*runtime.Tensor{s.q},
+		Scratch:  []*runtime.Tensor{s.p},
+	}
 }
 
 // Reduce implements [ddp.Reducer].
@@ -65,7 +80,10 @@ func (s *powerSGD) Reduce(ctx context.Context, b ddp.Bucket) error {
 			return err
 		}
 	}
-	x, m, p, q := slices[0], slices[1], slices[2], slices[3]
+	x := slices[0]
+	m := slices[1]
+	p := slices[2]
+	q := slices[3]
 	for i := range x {
 		m[i], x[i] = m[i]+x[i], 0
 	}
@@ -107,8 +125,12 @@ func (s *powerSGD) Reduce(ctx context.Context, b ddp.Bucket) error {
 func (m part) row(matrix []float32, i int) []float32 {
 	return matrix[m.offset+i*m.columns:][:m.columns]
 }
-func (m part) left(p []float32, k int) []float32  { return p[m.p+k*m.rows:][:m.rows] }
-func (m part) right(q []float32, k int) []float32 { return q[m.q+k*m.columns:][:m.columns] }
+func (m part) left(p []float32, k int) []float32 {
+	return p[m.p+k*m.rows:][:m.rows]
+}
+func (m part) right(q []float32, k int) []float32 {
+	return q[m.q+k*m.columns:][:m.columns]
+}
 
 // orthogonal makes column k of P a unit vector orthogonal to those before it (Gram and Schmidt), or 0
 // and returns false where little but rounding is left of it.

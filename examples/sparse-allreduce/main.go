@@ -39,7 +39,8 @@ func compare(ctx context.Context, r tutti.Rank) error {
 			fmt.Printf(format, values...)
 		}
 	}
-	print("%d ranks average the same gradients of %d elements in each of %d steps.\n\n", r.Comm.WorldSize(), elements, steps)
+	print("%d ranks average the same gradients of %d elements in each of %d steps.\n\n",
+		r.Comm.WorldSize(), elements, steps)
 	print("%-30s %24s %24s\n", "", "elements sent per step", "error of the sum so far")
 	for _, run := range []struct {
 		label string
@@ -47,7 +48,11 @@ func compare(ctx context.Context, r tutti.Rank) error {
 	}{
 		{"dense", sparse.Config{}},
 		{"oktopk, 5 %", sparse.Config{Pattern: sparse.Oktopk, Density: 0.05}},
-		{"oktopk, 5 %, no feedback", sparse.Config{Pattern: sparse.Oktopk, Density: 0.05, NoErrorFeedback: true}},
+		{"oktopk, 5 %, no feedback", sparse.Config{
+			Pattern:         sparse.Oktopk,
+			Density:         0.05,
+			NoErrorFeedback: true,
+		}},
 	} {
 		sent, deviation, err := train(ctx, r, run.cfg)
 		if err != nil {

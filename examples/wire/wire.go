@@ -46,9 +46,15 @@ type node struct {
 
 // world returns the communicators of size ranks, each pair of which shares a connection.
 func world(size int, memory *cpu.Runtime, connect func() (net.Conn, net.Conn)) (comms []comm.Communicator) {
-	nodes, ranks := make([]*node, size), make([]int, size)
+	nodes := make([]*node, size)
+	ranks := make([]int, size)
 	for rank := range nodes {
-		n := &node{links: make([]*gob.Encoder, size), memory: memory, arrived: sync.NewCond(&sync.Mutex{}), frames: map[Slot][]frame{}}
+		n := &node{
+			links:   make([]*gob.Encoder, size),
+			memory:  memory,
+			arrived: sync.NewCond(&sync.Mutex{}),
+			frames:  map[Slot][]frame{},
+		}
 		nodes[rank], ranks[rank] = n, rank
 		comms = append(comms, n.communicator("world", rank, ranks))
 		for peer, earlier := range nodes[:rank+1] {
@@ -104,8 +110,21 @@ type worker struct {
 
 func (n *node) communicator(id string, rank int, ranks []int) comm.Communicator {
 	n.open.Add(1)
-	w := &worker{node: n, id: id, rank: rank, ranks: ranks, done: map[Slot]int{}}
-	return backend.NewSerial(&backend.Check{Backend: "wire", Rank: rank, WorldSize: len(ranks)}, w)
+	w := &worker{
+		node:  n,
+		id:    id,
+		rank:  rank,
+		ranks: ranks,
+		done:  map[Slot]int{},
+	}
+	return backend.NewSerial(
+		&backend.Check{
+			Backend:   "wire",
+			Rank:      rank,
+			WorldSize: len(ranks),
+		},
+		w,
+	)
 }
 
 // Leave implements backend.Worker.
@@ -201,7 +220,9 @@ func (w *worker) await(c *comm.Call) (calls []comm.Call, waits []comm.Wait, data
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	calls, waits, data = make([]comm.Call, len(w.ranks)), make([]comm.Wait, len(w.ranks)), make([][]byte, len(w.ranks))
+	calls = make([]comm.Call, len(w.ranks))
+	waits = make([]comm.Wait, len(w.ranks))
+	data = make([][]byte, len(w.ranks))
 	for _, slot := range slots {
 		f := w.frames[slot][0]
 		calls[slot.From], waits[slot.From], data[slot.From] = f.Call, f.Wait, f.Data
@@ -214,7 +235,8 @@ func (w *worker) await(c *comm.Call) (calls []comm.Call, waits []comm.Wait, data
 // bye returns an error if this rank has left, or that of a slot with its next call there incomplete.
 func (w *worker) bye(slots []Slot) error {
 	for _, slot := range append(slots, Slot{From: w.rank}) {
-		its, world := Slot{w.id, slot.From, comm.OpSync, 0}, Slot{"", w.ranks[slot.From], comm.OpSync, 0}
+		its := Slot{w.id, slot.From, comm.OpSync, 0}
+		world := Slot{"", w.ranks[slot.From], comm.OpSync, 0}
 		byes := slices.Concat(w.frames[its], w.frames[world])
 		if len(byes) > 0 && byes[0].Done[w.reverse(slot)] <= w.done[slot] {
 			return fmt.Errorf("%w: rank %d: %s", comm.ErrPeerFailed, slot.From, byes[0].Cause)

@@ -29,7 +29,8 @@ func (m *moments) adam(step int, params, gradient *runtime.Tensor) error {
 	x, err := cpu.Slice[float32](params)
 	dx, failed := cpu.Slice[float32](gradient)
 	if m.first == nil {
-		m.first, m.second = make([]float32, len(dx)), make([]float32, len(dx))
+		m.first = make([]float32, len(dx))
+		m.second = make([]float32, len(dx))
 	}
 	size := rate * math.Sqrt(1-math.Pow(beta2, float64(step+1))) / (1 - math.Pow(beta1, float64(step+1)))
 	for i, d := range dx {
@@ -72,7 +73,9 @@ func (o *sharded) Close() (err error) {
 }
 
 func main() {
-	result, err := softmax.TrainBy(context.Background(), ddp.Config{Shard: true}, func() softmax.Optimizer { return &sharded{} })
+	result, err := softmax.TrainBy(context.Background(), ddp.Config{Shard: true}, func() softmax.Optimizer {
+		return &sharded{}
+	})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -84,7 +84,8 @@ func train(ctx context.Context, r tutti.Rank, cfg ddp.Config, optimizer Optimize
 		return result, err
 	}
 	const matrix = digits.Pixels * digits.Classes
-	gradient, weights := make([]float32, matrix+digits.Classes), make([]float32, matrix+digits.Classes)
+	gradient := make([]float32, matrix+digits.Classes)
+	weights := make([]float32, matrix+digits.Classes)
 	var gradients, params []*runtime.Tensor
 	for _, x := range [][]float32{gradient, weights} {
 		w, wrong := cpu.Wrap(r.Runtime, x[:matrix], digits.Pixels, digits.Classes)
@@ -96,7 +97,8 @@ func train(ctx context.Context, r tutti.Rank, cfg ddp.Config, optimizer Optimize
 		defer bias.Free()
 		params = append(params, w, bias)
 	}
-	gradients, params = params[:2], params[2:]
+	gradients = params[:2]
+	params = params[2:]
 	meter := metered.New(r.Comm)
 	sync, err := ddp.New(ctx, r.Runtime, meter, gradients, cfg)
 	if err != nil {
