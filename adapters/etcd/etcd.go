@@ -1,4 +1,5 @@
-// Package etcd keeps the store of an elastic job in [etcd], so that it outlives every member.
+// Package etcd keeps the store of an elastic job in [etcd], so that it outlives every member. The program in
+// cmd/tutti-store serves such a store to processes that do not know of etcd.
 //
 //	client, err := clientv3.New(clientv3.Config{Endpoints: …, TLS: …})
 //	…
@@ -18,6 +19,8 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 
@@ -49,8 +52,9 @@ type session struct {
 }
 
 // Dial begins a session. It ends with Close, and when etcd has not heard of this process for Config.Silence. Errors wrap
-// [comm.ErrPeerFailed] where etcd cannot be reached, and [comm.ErrTimeout] or [comm.ErrCanceled] if a context has ended.
-func Dial(ctx context.Context, cfg Config) (store.Store, error) {
+// [comm.ErrPeerFailed] where etcd cannot be reached, [comm.ErrTimeout] or [comm.ErrCanceled] if a context has ended,
+// and [store.ErrFull] if etcd has no room.
+func Dial(ctx context.Context, cfg Config) (store.Backend, error) {
 	if cfg.Client == nil || cfg.Prefix == "" || cfg.Silence <= 0 {
 		return nil, fmt.Errorf("etcd: %w: Client, Prefix and Silence are needed", comm.ErrArgument)
 	}
@@ -75,11 +79,14 @@ func Dial(ctx context.Context, cfg Config) (store.Store, error) {
 }
 
 func wrap(ctx context.Context, err error) error {
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
-	case ctx.Err() != nil:
+	}
+	if ctx.Err() != nil {
 		return fmt.Errorf("etcd: %w", comm.ContextError(ctx))
+	}
+	if errors.Is(rpctypes.Error(err), rpctypes.ErrNoSpace) {
+		return fmt.Errorf("etcd: %w: %w", store.ErrFull, err)
 	}
 	return fmt.Errorf("etcd: %w: %w", comm.ErrPeerFailed, err)
 }
@@ -148,20 +155,23 @@ func (s *session) Set(ctx context.Context, key string, value []byte, options ...
 	return s.result(ctx, err)
 }
 
-func (s *session) CompareAndSet(ctx context.Context, key string, version uint64, value []byte, options ...store.Option) (now store.Entry, ok bool, err error) {
+func (s *session) CompareAndSet(
+	ctx context.Context, key string, version uint64, value []byte, options ...store.Option,
+) (now store.Entry, ok bool, err error) {
 	op := s.put(key, value, options)
 	inner, done := s.within(ctx)
 	defer done()
 	full := s.Prefix + key
-	r, err := s.Client.Txn(inner).If(clientv3.Compare(clientv3.ModRevision(full), "=", int64(version))).Then(op).Else(clientv3.OpGet(full)).Commit()
-	switch {
-	case err != nil:
+	same := clientv3.Compare(clientv3.ModRevision(full), "=", int64(version))
+	r, err := s.Client.Txn(inner).If(same).Then(op).Else(clientv3.OpGet(full)).Commit()
+	if err != nil {
 		return now, false, s.result(ctx, err)
-	case r.Succeeded:
+	}
+	if r.Succeeded {
 		return store.Entry{Key: key, Value: value, Version: uint64(r.Header.Revision)}, true, nil
 	}
 	for _, kv := range r.Responses[0].GetResponseRange().Kvs {
-		now = store.Entry{Key: key, Value: kv.Value, Version: uint64(kv.ModRevision)}
+		now = s.entry(kv)
 	}
 	return now, false, nil
 }
@@ -183,6 +193,40 @@ func (s *session) Get(ctx context.Context, key string) ([]byte, error) {
 		return value, nil
 	}
 	return nil, s.result(ctx, err)
+}
+
+// List implements [store.Backend].
+func (s *session) List(ctx context.Context, prefix string) ([]store.Entry, error) {
+	inner, done := s.within(ctx)
+	defer done()
+	sorted := clientv3.WithSort(clientv3.SortByKey, clientv3.SortAscend)
+	r, err := s.Client.Get(inner, s.Prefix+prefix, clientv3.WithPrefix(), sorted)
+	if err != nil {
+		return nil, s.result(ctx, err)
+	}
+	var all []store.Entry
+	for _, kv := range r.Kvs {
+		all = append(all, s.entry(kv))
+	}
+	return all, nil
+}
+
+// Delete implements [store.Backend].
+func (s *session) Delete(ctx context.Context, key string, version uint64) error {
+	inner, done := s.within(ctx)
+	defer done()
+	full := s.Prefix + key
+	deletion := s.Client.Txn(inner)
+	if version > 0 {
+		deletion = deletion.If(clientv3.Compare(clientv3.ModRevision(full), "=", int64(version)))
+	}
+	_, err := deletion.Then(clientv3.OpDelete(full)).Commit()
+	return s.result(ctx, err)
+}
+
+// entry is a key of etcd's without the prefix.
+func (s *session) entry(kv *mvccpb.KeyValue) store.Entry {
+	return store.Entry{Key: strings.TrimPrefix(string(kv.Key), s.Prefix), Value: kv.Value, Version: uint64(kv.ModRevision)}
 }
 
 // Drop deletes a key.
@@ -222,21 +266,19 @@ func (s *session) follow(ctx context.Context, key string, options []clientv3.OpO
 	if err != nil {
 		return err
 	}
-	entry := func(key, value []byte, version int64) store.Entry {
-		return store.Entry{Key: strings.TrimPrefix(string(key), s.Prefix), Value: value, Version: uint64(version)}
-	}
 	for _, kv := range now.Kvs {
-		f(store.Event{Entry: entry(kv.Key, kv.Value, kv.ModRevision)})
+		f(store.Event{Entry: s.entry(kv)})
 	}
 	if ready != nil {
 		ready()
 	}
-	for r := range s.Client.Watch(clientv3.WithRequireLeader(ctx), full, append(options, clientv3.WithRev(now.Header.Revision+1), clientv3.WithPrevKV())...) {
+	options = append(options, clientv3.WithRev(now.Header.Revision+1), clientv3.WithPrevKV())
+	for r := range s.Client.Watch(clientv3.WithRequireLeader(ctx), full, options...) {
 		if err := r.Err(); err != nil {
 			return err
 		}
 		for _, e := range r.Events {
-			event := store.Event{Entry: entry(e.Kv.Key, e.Kv.Value, e.Kv.ModRevision), Deleted: e.Type == clientv3.EventTypeDelete}
+			event := store.Event{Entry: s.entry(e.Kv), Deleted: e.Type == clientv3.EventTypeDelete}
 			if event.Deleted && e.PrevKv != nil {
 				event.Value = e.PrevKv.Value
 			}

@@ -1,0 +1,208 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	"go.etcd.io/etcd/client/pkg/v3/types"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.uber.org/zap"
+
+	"github.com/tutti-go/tutti/comm/store"
+)
+
+// cluster is an etcd outside.
+type cluster struct {
+	endpoints     []string
+	ca, cert, key string // files; "" for a cluster without TLS
+}
+
+// dialTime bounds the time until an etcd outside answers.
+const dialTime = 10 * time.Second
+
+// open connects to the cluster, and fails if none of it answers.
+func (c *cluster) open(ctx context.Context) (*clientv3.Client, error) {
+	conf := clientv3.Config{Endpoints: c.endpoints, DialTimeout: dialTime, Logger: zap.NewNop(), Context: ctx}
+	if c.ca != "" || c.cert != "" || c.key != "" {
+		info := transport.TLSInfo{TrustedCAFile: c.ca, CertFile: c.cert, KeyFile: c.key}
+		var err error
+		if conf.TLS, err = info.ClientConfig(); err != nil {
+			return nil, err
+		}
+	}
+	client, err := clientv3.New(conf)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialTime)
+	defer cancel()
+	if _, err := client.Get(ctx, "/tutti/", clientv3.WithCountOnly()); err != nil {
+		return nil, errors.Join(fmt.Errorf("the etcd at %v: %w", c.endpoints, err), client.Close())
+	}
+	return client, nil
+}
+
+// member is an etcd in this process.
+type member struct {
+	folder   string
+	name     string
+	cluster  string // "" for a member that is alone
+	state    string
+	peers    string // URLs; "" for those in cluster
+	clients  string // URLs; "" for none
+	logLevel string
+}
+
+// alone is the peer URL of a member that has no peers.
+const alone = "https://localhost:2380"
+
+// urls are those of the members of the cluster.
+func (m *member) urls() (types.URLsMap, error) {
+	text := m.cluster
+	if text == "" {
+		text = m.name + "=" + alone
+	}
+	all, err := types.NewURLsMap(text)
+	if err != nil {
+		return nil, fmt.Errorf("--initial-cluster takes NAME=https://HOST:PORT, with commas between: %w", err)
+	}
+	return all, nil
+}
+
+// check refuses what does not fit together.
+func (m *member) check() error {
+	all, err := m.urls()
+	if err != nil {
+		return err
+	}
+	if all[m.name] == nil {
+		return fmt.Errorf("--name %q is not in --initial-cluster %s", m.name, m.cluster)
+	}
+	for name, list := range all {
+		if slices.ContainsFunc(list, func(u url.URL) bool { return u.Scheme != "https" }) {
+			return fmt.Errorf("the URL of %s in --initial-cluster does not begin with https: members prove to each other that they know the secret", name)
+		}
+	}
+	if m.state != embed.ClusterStateFlagNew && m.state != embed.ClusterStateFlagExisting {
+		return fmt.Errorf("--initial-cluster-state is new or existing, not %q", m.state)
+	}
+	if _, err := zap.ParseAtomicLevel(m.logLevel); err != nil {
+		return fmt.Errorf("--log-level: %w", err)
+	}
+	return nil
+}
+
+// start begins the member. Its connections to others are by TLS, of which both sides know the secret.
+func (m *member) start(secret []byte) (*embed.Etcd, error) {
+	conf := embed.NewConfig()
+	conf.Name = m.name
+	conf.Dir = m.folder
+	conf.ClusterState = m.state
+	conf.LogLevel = m.logLevel
+	conf.LogOutputs = []string{"stderr"}
+	// A job changes a few keys where members come and go: what they were before is of no use.
+	conf.AutoCompactionMode = embed.CompactorModeRevision
+	conf.AutoCompactionRetention = "1000"
+	all, err := m.urls()
+	if err != nil {
+		return nil, err
+	}
+	conf.InitialCluster = all.String()
+	conf.AdvertisePeerUrls = all[m.name]
+	conf.ListenPeerUrls = all[m.name]
+	if m.peers != "" {
+		if conf.ListenPeerUrls, err = parseURLs("listen-peer-urls", m.peers); err != nil {
+			return nil, err
+		}
+	}
+	conf.ListenClientUrls = nil
+	conf.AdvertiseClientUrls = nil
+	if m.clients != "" {
+		if conf.ListenClientUrls, err = parseURLs("listen-client-urls", m.clients); err != nil {
+			return nil, err
+		}
+		conf.AdvertiseClientUrls = conf.ListenClientUrls
+	}
+	if err := os.MkdirAll(m.folder, 0o700); err != nil {
+		return nil, err
+	}
+	if conf.PeerTLSInfo, err = m.identity(secret); err != nil {
+		return nil, err
+	}
+	e, err := embed.StartEtcd(conf)
+	if err != nil {
+		return nil, fmt.Errorf("the etcd in %s: %w", m.folder, err)
+	}
+	return e, nil
+}
+
+// parseURLs reads the value of a flag.
+func parseURLs(flag, text string) ([]url.URL, error) {
+	list, err := types.NewURLs(splitList(text))
+	if err != nil {
+		return nil, fmt.Errorf("--%s: %w", flag, err)
+	}
+	return list, nil
+}
+
+// identity has a certificate whose key follows from the secret, and that alone is accepted, in files of the folder.
+func (m *member) identity(secret []byte) (info transport.TLSInfo, err error) {
+	conf, err := store.TLS(secret, "etcd")
+	if err != nil {
+		return info, err
+	}
+	own := conf.Certificates[0]
+	key, err := x509.MarshalPKCS8PrivateKey(own.PrivateKey)
+	if err != nil {
+		return info, err
+	}
+	cert := filepath.Join(m.folder, "peer.pem")
+	keys := filepath.Join(m.folder, "peer-key.pem")
+	err = errors.Join(
+		writePEM(cert, "CERTIFICATE", own.Certificate[0]),
+		writePEM(keys, "PRIVATE KEY", key))
+	return transport.TLSInfo{
+		CertFile: cert, KeyFile: keys, TrustedCAFile: cert, ClientCertAuth: true,
+		ServerName: conf.ServerName, SkipClientSANVerify: true, // one certificate is that of all hosts
+		MinVersion: tls.VersionTLS13,
+	}, err
+}
+
+// writePEM writes a file that only its owner may read.
+func writePEM(path, kind string, text []byte) error {
+	return os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: text}), 0o600)
+}
+
+// patience is how long a member waits for the others until it says so.
+const patience = 5 * time.Second
+
+// ready waits until the member takes part in its cluster, and returns a client in this process.
+func (m *member) ready(ctx context.Context, e *embed.Etcd, log io.Writer) (*clientv3.Client, error) {
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	for {
+		select {
+		case <-e.Server.ReadyNotify():
+			return v3client.New(e.Server), nil
+		case err := <-e.Err():
+			return nil, fmt.Errorf("the etcd in %s: %w", m.folder, err)
+		case <-late.C:
+			fmt.Fprintf(log, "tutti-store: waiting for a majority of %s\n", m.cluster)
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}

@@ -1,0 +1,122 @@
+// Command tutti-store serves the store of jobs to their launchers and members, on top of etcd: one in this process, or a
+// cluster outside. It keeps nothing itself, so that of several that serve a store any may be lost.
+//
+//	tutti-store --data-dir DIR --name a --initial-cluster a=https://10.0.0.1:2380,b=https://10.0.0.2:2380,c=https://10.0.0.3:2380
+//	tutti-store --endpoints https://etcd-1:2379,https://etcd-2:2379
+//	tutti launch --join 10.0.0.1:29400,10.0.0.2:29400,10.0.0.3:29400 --min 2 --job nightly ./program
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tutti-go/tutti/distributed/elastic"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	cmd := newCommand()
+	err := cmd.ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "tutti-store:", err)
+		os.Exit(1)
+	}
+}
+
+// config is what the command line says.
+type config struct {
+	listen     string
+	secretFile string
+	silence    time.Duration
+	json       bool
+	outside    cluster
+	embedded   member
+}
+
+func newCommand() *cobra.Command {
+	var c config
+	cmd := &cobra.Command{
+		Use:   "tutti-store [flags]",
+		Short: "Serve the store of jobs on top of etcd",
+		Long: `tutti-store serves the store of jobs to tutti launch --join and to programs that
+use package elastic. What is in it is etcd's: of one in this process (--data-dir,
+and --initial-cluster for several), or of a cluster outside (--endpoints). Three on
+three machines keep a job through the loss of any of them.
+
+Launchers, members and servers know one secret: TUTTI_SECRET, or a file that only
+its owner may read (--secret-file, TUTTI_SECRET_FILE, or tutti/secret in the user's
+directory of configurations). Members of an etcd in these processes prove it to each
+other as well. Several jobs have a name each (tutti launch --job).`,
+		Example: `  tutti-store --data-dir /var/lib/tutti
+  tutti-store --data-dir /var/lib/tutti --name a --initial-cluster a=https://10.0.0.1:2380,b=https://10.0.0.2:2380,c=https://10.0.0.3:2380
+  tutti-store --endpoints https://etcd-1:2379,https://etcd-2:2379 --cacert ca.pem --cert client.pem --key client-key.pem`,
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := c.check(cmd); err != nil {
+				return err
+			}
+			return c.serve(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.listen, "listen", ":29400", "`address` for launchers and members")
+	f.StringVar(&c.secretFile, "secret-file", "", "`file` with the secret, of mode 0600")
+	f.DurationVar(&c.silence, "silence", elastic.DefaultSilence, "`time` after which a process that says nothing is lost; etcd's leases take whole seconds, at least 2")
+	f.BoolVar(&c.json, "json", false, "say in JSON where it serves, when it does")
+	f.StringSliceVar(&c.outside.endpoints, "endpoints", nil, "`URLs` of a cluster outside, with commas between")
+	f.StringVar(&c.outside.ca, "cacert", "", "`file` with the certificate authority of that cluster")
+	f.StringVar(&c.outside.cert, "cert", "", "`file` with this process's certificate for that cluster")
+	f.StringVar(&c.outside.key, "key", "", "`file` with its key")
+	f.StringVar(&c.embedded.folder, "data-dir", "", "`folder` of an etcd in this process")
+	f.StringVar(&c.embedded.name, "name", "default", "`name` of that member")
+	f.StringVar(&c.embedded.cluster, "initial-cluster", "", "`members` of its cluster, as NAME=https://HOST:PORT with commas between; by default it is alone")
+	f.StringVar(&c.embedded.state, "initial-cluster-state", "new", "new, or `existing` for a member that was added to a cluster that runs")
+	f.StringVar(&c.embedded.peers, "listen-peer-urls", "", "`URLs` for the other members; by default this member's of --initial-cluster")
+	f.StringVar(&c.embedded.clients, "listen-client-urls", "", "`URLs` for etcdctl and other clients; by default there are none, as anybody may use these")
+	f.StringVar(&c.embedded.logLevel, "log-level", "error", "`level` of that etcd's log: debug, info, warn or error")
+	return cmd
+}
+
+// check refuses what contradicts itself.
+func (c *config) check(cmd *cobra.Command) error {
+	if _, _, err := net.SplitHostPort(c.listen); err != nil {
+		return fmt.Errorf("--listen takes HOST:PORT or :PORT: %w", err)
+	}
+	if c.silence <= 0 {
+		return errors.New("--silence must be more than 0s")
+	}
+	outside, embedded := len(c.outside.endpoints) > 0, c.embedded.folder != ""
+	if !outside && !embedded {
+		return errors.New("where is the etcd? --data-dir is the folder of one in this process, --endpoints are the URLs of one outside")
+	}
+	if outside && embedded {
+		return errors.New("--data-dir is for an etcd in this process, --endpoints for one outside: choose one")
+	}
+	foreign := map[bool][]string{
+		true:  {"name", "initial-cluster", "initial-cluster-state", "listen-peer-urls", "listen-client-urls", "log-level"},
+		false: {"cacert", "cert", "key"},
+	}
+	for _, flag := range foreign[outside] {
+		if cmd.Flags().Changed(flag) && outside {
+			return fmt.Errorf("--%s is for an etcd in this process (--data-dir), not for one outside (--endpoints)", flag)
+		}
+		if cmd.Flags().Changed(flag) {
+			return fmt.Errorf("--%s is for an etcd outside (--endpoints), not for one in this process (--data-dir)", flag)
+		}
+	}
+	if outside {
+		return nil
+	}
+	return c.embedded.check()
+}
