@@ -49,6 +49,32 @@ func TestAgree(t *testing.T) {
 	}
 }
 
+// follower is a trainer whose members have what its publisher has.
+type follower struct {
+	elastic.Plain
+	t         *testing.T
+	publisher *Publisher
+	weights   model
+}
+
+func (f *follower) Rebind(ctx context.Context, c comm.Communicator) error {
+	return f.publisher.Agree(ctx, c, f.weights)
+}
+
+func (f *follower) SharedState(context.Context) ([]byte, error) {
+	return binary.AppendUvarint(nil, f.publisher.Version()), nil
+}
+
+func (f *follower) Restore(_ context.Context, states ...[]byte) error {
+	version, _ := binary.Uvarint(states[0])
+	assert.Equal(f.t, version, f.publisher.Version())
+	return nil
+}
+
+func (f *follower) Hash(context.Context) (uint64, error) {
+	return uint64(f.publisher.replica.digest()), nil
+}
+
 // TestElastic has a member of a job killed. It comes back with the weights that it had, and gets what has changed
 // since.
 func TestElastic(t *testing.T) {
@@ -74,15 +100,7 @@ func TestElastic(t *testing.T) {
 		cfg.Form = func(ctx context.Context, kv store.Store, at elastic.Place) (comm.Communicator, error) {
 			return tcp.New(ctx, kv, tcp.Config{Rank: at.Rank, WorldSize: at.Size, World: at.World, TLS: conf, Listen: "localhost", Silence: elastic.DefaultSilence})
 		}
-		cfg.Bind = func(ctx context.Context, e *elastic.Epoch) error { return p.Agree(ctx, e.Comm, weights) }
-		cfg.Save = func(context.Context) ([]byte, error) { return binary.AppendUvarint(nil, p.Version()), nil }
-		cfg.Load = func(_ context.Context, state []byte) error {
-			v, _ := binary.Uvarint(state)
-			assert.Equal(t, v, p.Version())
-			return nil
-		}
-		cfg.Hash = func(context.Context) (uint64, error) { return uint64(p.replica.digest()), nil }
-		m, err := elastic.Join(ctx, cfg)
+		m, err := elastic.Join(ctx, cfg, &follower{t: t, publisher: p, weights: weights})
 		if err != nil {
 			return err
 		}

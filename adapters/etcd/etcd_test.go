@@ -189,8 +189,7 @@ func TestElastic(t *testing.T) {
 				Form: func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
 					return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: conf, Listen: "localhost", Silence: time.Second})
 				},
-				Bind: func(context.Context, *elastic.Epoch) error { return nil },
-			})
+			}, elastic.Plain{})
 			if errs[i] = err; err != nil {
 				return
 			}
@@ -279,8 +278,7 @@ func TestFullQuota(t *testing.T) {
 				Form: func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
 					return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: conf, Listen: "localhost", Silence: time.Second})
 				},
-				Bind: func(context.Context, *elastic.Epoch) error { return nil },
-			})
+			}, elastic.Plain{})
 			if errs[i] = err; err != nil {
 				return
 			}

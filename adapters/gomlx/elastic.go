@@ -11,10 +11,10 @@ import (
 	"strings"
 
 	"github.com/gomlx/gomlx/core/tensors"
-	"github.com/gomlx/gomlx/ml/model"
 	"github.com/gomlx/gomlx/ml/train"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/elastic"
 )
 
@@ -26,8 +26,8 @@ type position struct {
 }
 
 // RunElastic has loop run to a global step, as RunToGlobalStep does, as a member of an elastic job. o is attached, and
-// made, like data, with a communicator of one rank (noop.New). cfg has what package elastic needs, but for Runtime, Bind,
-// Tensors, Save, Load, Residuals and Hash, which are set here.
+// made, like data, with a communicator of one rank (noop.New). cfg has what package elastic needs, but for Runtime and
+// Tensors, which are set here.
 //
 // A member that joins gets all variables of another one, the loop's step and the position in the data. A step that
 // lost a member is made again, from the same batch. Before it joins, a member runs the graph of a step once, without
@@ -43,34 +43,18 @@ func (o *Optimizer) RunElastic(ctx context.Context, cfg elastic.Config, loop *tr
 	if err := o.prepare(loop, data.Infinite(true)); err != nil {
 		return nil, err
 	}
-	store := loop.Trainer.Store()
-	var m *elastic.Member
-	cfg.Step, cfg.Runtime, cfg.Residuals = uint64(loop.LoopStep), o.rt, o.sync.Residuals
-	bind := func(ctx context.Context, c comm.Communicator) error {
-		o.c = c
-		return errors.Join(data.Rebind(c), o.sync.Rebind(ctx, c))
-	}
+	t := &trainer{Gradients: o.sync, optimizer: o, loop: loop, data: data}
+	cfg.Step = uint64(loop.LoopStep)
+	cfg.Runtime = o.rt
 	alone := o.c
 	defer func() {
-		err = errors.Join(err, bind(context.WithoutCancel(ctx), alone))
+		err = errors.Join(err, t.Rebind(context.WithoutCancel(ctx), alone))
 		o.sync.BeforeCommit(nil)
 	}()
-	cfg.Bind = func(ctx context.Context, e *elastic.Epoch) error { return bind(ctx, e.Comm) }
-	cfg.Save = func(ctx context.Context) ([]byte, error) { return o.save(ctx, store, loop, data) }
-	cfg.Load = func(ctx context.Context, state []byte) error { return o.load(ctx, state, store, loop, data) }
-	cfg.Hash = func(context.Context) (uint64, error) {
-		h := fnv.New64a()
-		var err error
-		for _, v := range inOrder(o.params) {
-			err = errors.Join(err, v.MustValue().ConstBytes(func(data []byte) { h.Write(data) }))
-		}
-		return h.Sum64(), err
-	}
-	m, err = elastic.Join(ctx, cfg)
+	m, err := elastic.Join(ctx, cfg, t)
 	if err != nil {
 		return nil, err
 	}
-	o.sync.BeforeCommit(func(ctx context.Context) error { return m.Commit(ctx) })
 	err = m.Run(ctx, func(context.Context, *elastic.Epoch) error {
 		if loop.LoopStep >= step {
 			return io.EOF
@@ -105,46 +89,83 @@ func (o *Optimizer) prepare(loop *train.Loop, data *Dataset) error {
 	return err
 }
 
-// save returns the variables but for gradients, and where the training is.
-func (o *Optimizer) save(ctx context.Context, store *model.Store, loop *train.Loop, data *Dataset) ([]byte, error) {
-	at := position{Step: loop.LoopStep, Epoch: data.epoch, Batch: data.batch}
-	var err error
-	if at.Reduction, err = o.sync.SharedState(ctx); err != nil {
+// trainer is what a member trains: the variables of a model, the loop's step and the position in the data.
+type trainer struct {
+	*ddp.Gradients
+	optimizer *Optimizer
+	loop      *train.Loop
+	data      *Dataset
+}
+
+// Rebind implements [elastic.Trainer].
+func (t *trainer) Rebind(ctx context.Context, c comm.Communicator) error {
+	t.optimizer.c = c
+	return errors.Join(t.data.Rebind(c), t.Gradients.Rebind(ctx, c))
+}
+
+// Hash implements [elastic.Hasher], by the parameters.
+func (t *trainer) Hash(context.Context) (uint64, error) {
+	h := fnv.New64a()
+	for _, v := range inOrder(t.optimizer.params) {
+		if err := v.MustValue().ConstBytes(func(data []byte) { h.Write(data) }); err != nil {
+			return 0, err
+		}
+	}
+	return h.Sum64(), nil
+}
+
+// SharedState implements [elastic.Trainer]. It returns the variables but for gradients, and where the training is.
+func (t *trainer) SharedState(ctx context.Context) ([]byte, error) {
+	reduction, err := t.Gradients.SharedState(ctx)
+	if err != nil {
 		return nil, err
 	}
+	p := position{Step: t.loop.LoopStep, Epoch: t.data.epoch, Batch: t.data.batch, Reduction: reduction}
 	var values []*tensors.Tensor
-	for v := range store.IterVariables() {
+	for v := range t.loop.Trainer.Store().IterVariables() {
 		if v.HasValue() && !strings.HasPrefix(v.Path(), scope+"/") {
-			at.Paths, values = append(at.Paths, v.Path()), append(values, v.MustValue())
+			p.Paths = append(p.Paths, v.Path())
+			values = append(values, v.MustValue())
 		}
 	}
 	var state bytes.Buffer
 	encoder := gob.NewEncoder(&state)
-	err = encoder.Encode(at)
-	for _, t := range values {
-		err = errors.Join(err, t.GobSerialize(encoder))
+	if err := encoder.Encode(p); err != nil {
+		return nil, err
 	}
-	return state.Bytes(), err
+	for _, value := range values {
+		if err := value.GobSerialize(encoder); err != nil {
+			return nil, err
+		}
+	}
+	return state.Bytes(), nil
 }
 
-// load is given what save returned.
-func (o *Optimizer) load(ctx context.Context, state []byte, store *model.Store, loop *train.Loop, data *Dataset) error {
-	decoder := gob.NewDecoder(bytes.NewReader(state))
-	var at position
-	if err := decoder.Decode(&at); err != nil {
+// Restore implements [elastic.Trainer].
+func (t *trainer) Restore(ctx context.Context, states ...[]byte) error {
+	decoder := gob.NewDecoder(bytes.NewReader(states[0]))
+	var p position
+	if err := decoder.Decode(&p); err != nil {
 		return err
 	}
-	for _, path := range at.Paths {
-		t, err := tensors.GobDeserialize(decoder)
+	store := t.loop.Trainer.Store()
+	for _, path := range p.Paths {
+		value, err := tensors.GobDeserialize(decoder)
 		if err != nil {
 			return err
 		}
-		if v := store.GetVariable(path); v == nil { // of the optimizer, which has made no update here
-			store.VariableWithValue(path, t).SetTrainable(false)
-		} else if err := v.SetValue(t); err != nil {
+		v := store.GetVariable(path)
+		if v == nil { // of the optimizer, which has made no update here
+			store.VariableWithValue(path, value).SetTrainable(false)
+			continue
+		}
+		if err := v.SetValue(value); err != nil {
 			return err
 		}
 	}
-	loop.LoopStep = at.Step
-	return errors.Join(data.Seek(at.Epoch, at.Batch), o.sync.Restore(ctx, at.Reduction))
+	t.loop.LoopStep = p.Step
+	if err := t.data.Seek(p.Epoch, p.Batch); err != nil {
+		return err
+	}
+	return t.Gradients.Restore(ctx, p.Reduction)
 }

@@ -108,7 +108,7 @@ func add(c prometheus.Counter, x float64) {
 	}
 }
 
-// Epoch shows the epoch of an elastic job, for Bind of its [elastic.Config].
+// Epoch shows the epoch of an elastic job. Call it in each step of [elastic.Member.Run].
 func (m *Metrics) Epoch(e *elastic.Epoch) {
 	m.epoch.Set(float64(e.Number))
 	m.members.Set(float64(len(e.Members)))

@@ -172,7 +172,6 @@ func join(ctx context.Context, t *testing.T, rt *cuda.Runtime, name, address str
 		}
 		return kv, nil
 	}
-	cfg.Bind = func(context.Context, *elastic.Epoch) error { return nil }
 	cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
 		base, err := tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: conf, Listen: "localhost"})
 		if err != nil {
@@ -184,7 +183,7 @@ func join(ctx context.Context, t *testing.T, rt *cuda.Runtime, name, address str
 		}
 		return c, base.Close()
 	}
-	m, err := elastic.Join(ctx, cfg)
+	m, err := elastic.Join(ctx, cfg, elastic.Plain{})
 	require.NoError(t, err)
 	return m, func(ctx context.Context, e *elastic.Epoch) error {
 		if err := distributed.AllReduce(ctx, e.Comm, update, comm.Sum); err != nil {

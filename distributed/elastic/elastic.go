@@ -2,12 +2,14 @@
 // gives the members of the next epoch and a communicator for them, a member that joins gets the
 // state of the others, and a step that lost a member is made again by those who are left.
 //
-//	m, err := elastic.Join(ctx, elastic.Config{Name: host, Min: 2, Max: 8, …})
+//	gradients, err := ddp.New(ctx, rt, noop.New(rt), parameters, ddp.Config{})
+//	…
+//	m, err := elastic.Join(ctx, elastic.Config{Name: host, Min: 2, Max: 8, …}, gradients)
 //	…
 //	err = m.Run(ctx, func(ctx context.Context, e *elastic.Epoch) error {
-//		// gradients, exchange
-//		if err := m.Commit(ctx); err != nil {
-//			return err // roll back: the step is made again
+//		// forward and backward pass
+//		if err := gradients.ReduceAll(ctx, slopes); err != nil { // calls m.Commit
+//			return err // rolled back: the step is made again
 //		}
 //		// update
 //	})
@@ -17,8 +19,7 @@
 // # Steps
 //
 // A step ends with a vote, [Member.Commit]: an allreduce of one word for each member. It comes between
-// what can be rolled back and what cannot. [sparse.Reducer.BeforeCommit],
-// [ddp.Gradients.BeforeCommit] and [outer.Loop.BeforeCommit] have it called there. A member whose vote fails does not
+// what can be rolled back and what cannot: a [Trainer] calls it there. A member whose vote fails does not
 // know whether the others have committed. All say what they know when they form the next epoch,
 // and do the same: commit, if all of them had the result, otherwise roll back (cooperative
 // termination of two-phase commit: Bernstein, Hadzilacos, Goodman, "Concurrency Control and
@@ -85,7 +86,7 @@ type Place struct {
 	World      string // names the epoch: no other one has it
 }
 
-// Config says who a member is, how it reaches the others, and what it trains.
+// Config says who a member is, how it reaches the others, and what all members have alike.
 type Config struct {
 	Name     string // of one living process at a time
 	Min, Max int    // members of an epoch; Max 0 is any number
@@ -110,21 +111,9 @@ type Config struct {
 	// Runtime has the memory that communicators reach: that of package cpu unless set.
 	Runtime runtime.Runtime
 
-	// Bind makes what uses the communicator, or moves it there (Rebind). All members call it for
-	// each epoch, before state is sent. Not nil.
-	Bind func(ctx context.Context, e *Epoch) error
 	// Tensors are those that all members have alike, of the same lengths and types: parameters,
-	// the state of the optimizer.
+	// the state of the optimizer. A joining member gets them from another one.
 	Tensors []*runtime.Tensor
-	// Save and Load carry whatever else a member that joins needs, such as the sampler's position,
-	// or SharedState of what reduces. They may be nil.
-	Save func(ctx context.Context) ([]byte, error)
-	Load func(ctx context.Context, state []byte) error
-	// Residuals, F32, are what a member has not sent, the same list on all members: one that joins
-	// begins with zeros, and one that leaves in order gives them to another. It may be nil.
-	Residuals func() ([]*runtime.Tensor, error)
-	// Hash, of what all members have alike, is that of Tensors unless set.
-	Hash func(ctx context.Context) (uint64, error)
 	// Step is how many steps a state has that the member brings along, say from a file.
 	Step uint64
 }
@@ -141,7 +130,8 @@ type Epoch struct {
 
 // Member is a process of an elastic job. Its methods are for one goroutine, but for Leave.
 type Member struct {
-	cfg Config
+	cfg     Config
+	trainer Trainer
 
 	ctx    context.Context // until Close
 	end    context.CancelFunc
@@ -173,12 +163,12 @@ type Member struct {
 	leaves []int  // ranks of those who go in order
 }
 
-// Join makes this process a member, and returns when it has found the store and is not refused:
+// Join makes this process a member, which trains with trainer, and returns when it has found the store and is not refused:
 // [comm.ErrMismatch] for other terms, [ErrIdentity] for a name that is taken. It is in no epoch before [Member.Next], which
 // looks for the store if Join has not found it within Config.Patience.
-func Join(ctx context.Context, cfg Config) (*Member, error) {
-	if cfg.Name == "" || cfg.Form == nil || cfg.Bind == nil || cfg.Min < 1 || cfg.Max != 0 && cfg.Max < cfg.Min || cfg.Dial == nil {
-		return nil, fmt.Errorf("elastic: %w: Name, Dial, Form, Bind and 1 <= Min <= Max are needed", comm.ErrArgument)
+func Join(ctx context.Context, cfg Config, trainer Trainer) (*Member, error) {
+	if cfg.Name == "" || cfg.Form == nil || trainer == nil || cfg.Min < 1 || cfg.Max != 0 && cfg.Max < cfg.Min || cfg.Dial == nil {
+		return nil, fmt.Errorf("elastic: %w: a trainer, Name, Dial, Form and 1 <= Min <= Max are needed", comm.ErrArgument)
 	}
 	if err := checkText(cfg.Name); err != nil {
 		return nil, fmt.Errorf("elastic: %w: %w", comm.ErrArgument, err)
@@ -187,17 +177,12 @@ func Join(ctx context.Context, cfg Config) (*Member, error) {
 	if cfg.Runtime == nil {
 		cfg.Runtime = cpu.New()
 	}
-	if cfg.Residuals == nil {
-		cfg.Residuals = func() ([]*runtime.Tensor, error) { return nil, nil }
-	}
-	m := &Member{cfg: cfg, changed: make(chan struct{}), entries: map[string]entry{}}
+	m := &Member{cfg: cfg, trainer: trainer, changed: make(chan struct{}), entries: map[string]entry{}}
 	m.wakeup = make(chan struct{}, 1)
 	m.statusClaim = claim{key: m.key(), options: []store.Option{store.Lease}}
 	m.endClaim = claim{key: overKey}
 	m.status = status{Name: cfg.Name, Incarnation: rand.Text(), Terms: cfg.Terms, Step: cfg.Step, Fresh: true}
-	if cfg.Hash == nil {
-		m.cfg.Hash = m.hash
-	}
+	trainer.BeforeCommit(m.Commit)
 	m.ctx, m.end = context.WithCancel(context.WithoutCancel(ctx))
 	m.gone.Go(m.attend)
 	patience, stop := context.WithTimeout(ctx, cfg.Patience)

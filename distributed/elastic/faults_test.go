@@ -313,7 +313,7 @@ func ended(t *testing.T) {
 // TestLostConnection: the io.EOF of a connection is no end of a job.
 func TestLostConnection(t *testing.T) {
 	tries := 0
-	m, err := Join(t.Context(), Config{Name: "a", Min: 1, Dial: keepStore(t), Form: new(rooms).form, Bind: func(context.Context, *Epoch) error { return nil }})
+	m, err := Join(t.Context(), Config{Name: "a", Min: 1, Dial: keepStore(t), Form: new(rooms).form}, Plain{})
 	require.NoError(t, err)
 	require.NoError(t, m.Run(t.Context(), func(context.Context, *Epoch) error {
 		if tries++; tries == 1 {
@@ -358,15 +358,15 @@ func TestRefused(t *testing.T) {
 		require.ErrorIs(t, err, comm.ErrMismatch)
 		cfg := a.cfg
 		cfg.Patience = 30 * time.Second
-		_, err = Join(t.Context(), cfg)
+		_, err = Join(t.Context(), cfg, Plain{})
 		require.ErrorIs(t, err, ErrIdentity)
 		cfg.Name, cfg.Terms = "b", "v2"
-		_, err = Join(t.Context(), cfg)
+		_, err = Join(t.Context(), cfg, Plain{})
 		require.ErrorIs(t, err, comm.ErrMismatch)
 		assert.ErrorContains(t, err, `"v2", those of the others "v1"`)
 		cfg.Terms = "v1"
 		for range 2 {
-			b, err := Join(t.Context(), cfg)
+			b, err := Join(t.Context(), cfg, Plain{})
 			require.NoError(t, err)
 			require.NoError(t, b.Close())
 		}
@@ -374,12 +374,13 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// TestBindFails: a Bind that says of each communicator that a peer is lost is tried again, but neither at once nor for ever.
+// TestBindFails: a trainer that says of each communicator that a peer is lost is tried again, but neither at once nor for ever.
 func TestBindFails(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server, tried := store.NewServer(store.Options{}), 0
 		dial := func(context.Context) (store.Store, error) { return server.Local("a"), nil }
-		m, err := Join(t.Context(), Config{Name: "a", Min: 1, Dial: dial, Form: new(rooms).form, Patience: 300 * time.Millisecond, Silence: time.Second, Bind: func(context.Context, *Epoch) error {
+		cfg := Config{Name: "a", Min: 1, Dial: dial, Form: new(rooms).form, Patience: 300 * time.Millisecond, Silence: time.Second}
+		m, err := Join(t.Context(), cfg, &altered{Trainer: Plain{}, bind: func(context.Context, comm.Communicator) error {
 			tried++
 			return comm.ErrPeerFailed
 		}})
@@ -434,7 +435,7 @@ func TestUnnoticed(t *testing.T) {
 // without it, and the one that joins has its state from another.
 func TestFullDisk(t *testing.T) {
 	full := &fs.PathError{Op: "write", Path: "checkpoint", Err: syscall.ENOSPC}
-	for where, victim := range map[string]int{"a step": 1, "Save": 0} {
+	for where, victim := range map[string]int{"a step": 1, "SharedState": 0} {
 		t.Run(where, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
 			defer cancel()
@@ -445,15 +446,15 @@ func TestFullDisk(t *testing.T) {
 			}
 			var once sync.Once
 			begun, pair := make(chan struct{}), make(chan struct{}) // a trains, which saves for the others; a and b train
-			if save := list[0].cfg.Save; where == "Save" {
-				list[0].cfg.Save = func(ctx context.Context) ([]byte, error) {
+			if where == "SharedState" {
+				list[0].trainer = &altered{Trainer: list[0], save: func(ctx context.Context) ([]byte, error) {
 					select {
 					case <-pair:
 						return nil, full
 					default:
-						return save(ctx)
+						return list[0].SharedState(ctx)
 					}
-				}
+				}}
 			}
 			var all sync.WaitGroup
 			for i, a := range list {
@@ -531,11 +532,15 @@ func TestHash(t *testing.T) {
 	form, log, dial := new(rooms).form, newReplay(), keepStore(t)
 	var list []*trainee
 	for _, name := range []string{"a", "b", "c"} {
-		cfg := Config{Name: name, Form: form, Min: 3, Dial: dial}
+		a := newTrainee(t, log, Config{Name: name, Form: form, Min: 3, Dial: dial})
 		if name == "c" {
-			cfg.Load = func(context.Context, []byte) error { return nil }
+			a.trainer = &altered{Trainer: a, load: func(ctx context.Context, states ...[]byte) error {
+				err := a.Restore(ctx, states...)
+				a.values[0] = -1
+				return err
+			}}
 		}
-		list = append(list, newTrainee(t, log, cfg))
+		list = append(list, a)
 	}
 	var all sync.WaitGroup
 	for _, a := range list {
@@ -552,13 +557,21 @@ func TestHash(t *testing.T) {
 	}
 }
 
+// hoarder is a trainer with a residual.
+type hoarder struct {
+	Plain
+	residual *runtime.Tensor
+}
+
+func (h hoarder) Residuals() ([]*runtime.Tensor, error) { return []*runtime.Tensor{h.residual}, nil }
+
 // TestHashMemory: the hash of a state, and the norm of a residual, take no memory of its size.
 func TestHashMemory(t *testing.T) {
 	rt := cpu.New()
 	x, err := runtime.New(rt, dtype.F32, 8<<20)
 	require.NoError(t, err)
 	require.NoError(t, x.Fill(0.5))
-	m := &Member{cfg: Config{Tensors: []*runtime.Tensor{x}, Residuals: func() ([]*runtime.Tensor, error) { return []*runtime.Tensor{x}, nil }}}
+	m := &Member{cfg: Config{Tensors: []*runtime.Tensor{x}}, trainer: hoarder{residual: x}}
 	var before, after goruntime.MemStats
 	goruntime.ReadMemStats(&before)
 	first, err := m.hash(t.Context())
@@ -614,7 +627,7 @@ func TestInDoubt(t *testing.T) {
 					c, err := rooms.form(ctx, kv, p)
 					if i == 1 && err == nil {
 						c = interrupt(c, func() bool {
-							if a.reducer == nil || a.steps != at || times > 0 {
+							if a == nil || a.steps != at || times > 0 {
 								return false
 							}
 							now := wait == by.wait
@@ -630,20 +643,15 @@ func TestInDoubt(t *testing.T) {
 					return c, err
 				}
 				a = newTrainee(t, log, cfg)
-				bind := a.cfg.Bind
-				a.cfg.Bind = func(ctx context.Context, e *Epoch) error {
-					err := bind(ctx, e)
-					if err == nil && i == 1 {
-						a.reducer.BeforeCommit(func(ctx context.Context) error {
-							if a.steps == at {
-								calls++
-							}
-							wait = 1
-							defer func() { wait = 0 }()
-							return a.Commit(ctx)
-						})
-					}
-					return err
+				if i == 1 {
+					a.BeforeCommit(func(ctx context.Context) error {
+						if a.steps == at {
+							calls++
+						}
+						wait = 1
+						defer func() { wait = 0 }()
+						return a.Commit(ctx)
+					})
 				}
 				list = append(list, a)
 			}

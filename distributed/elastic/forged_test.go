@@ -75,7 +75,7 @@ func TestRecordsAreChecked(t *testing.T) {
 		assert.NotNil(t, r.record)
 	}
 	for _, name := range []string{"\x1b[2J", "a\nb", strings.Repeat("a", 2000)} {
-		_, err := Join(t.Context(), Config{Name: name, Min: 1, Form: overTCP, TLS: conf, Bind: func(context.Context, *Epoch) error { return nil }})
+		_, err := Join(t.Context(), Config{Name: name, Min: 1, Form: overTCP, TLS: conf}, Plain{})
 		assert.ErrorIs(t, err, comm.ErrArgument)
 	}
 }
@@ -123,8 +123,7 @@ func newAdder(t *testing.T, name string, dial func(context.Context) (store.Store
 	state, err := runtime.New(rt, dtype.F32, 4)
 	require.NoError(t, err)
 	require.NoError(t, state.Fill(0))
-	m, err := Join(t.Context(), quick(Config{Name: name, Min: 1, Dial: dial, Form: form, Runtime: rt, Tensors: []*runtime.Tensor{state},
-		Bind: func(context.Context, *Epoch) error { return nil }}))
+	m, err := Join(t.Context(), quick(Config{Name: name, Min: 1, Dial: dial, Form: form, Runtime: rt, Tensors: []*runtime.Tensor{state}}), Plain{})
 	require.NoError(t, err)
 	return &adder{m}
 }

@@ -19,7 +19,7 @@ import (
 
 // Next returns the epoch of the next step: the same one, or another if the last vote has found
 // members that come or go, or if failed, the error of the step, is not nil. Then its communicator
-// is new, Bind was called, and a member that joined has its state.
+// is new, the trainer is bound to it, and a member that joined has its state.
 //
 // It waits for others as long as ctx and the number of members need, returns [ErrLeft] after [Member.Leave], and
 // [ErrStore] when the store has been out of reach for Config.Patience. When epochs could be formed for
@@ -132,7 +132,7 @@ func (m *Member) vote(ctx context.Context, e *Epoch) (words []int64, err error) 
 	}
 	m.mu.Unlock()
 	words[1+size+rank] = e.hash
-	return words, pass(ctx, m, e, words, func(t *runtime.Tensor) error { return distributed.AllReduce(ctx, e.Comm, t, comm.Max) })
+	return words, communicate(ctx, m, e, words, func(t *runtime.Tensor) error { return distributed.AllReduce(ctx, e.Comm, t, comm.Max) })
 }
 
 // comes reports whether a member waits to join, and there is room.

@@ -35,7 +35,7 @@ var matrix = []struct {
 	{"**late**: a member comes when the others have made the last step", "`ErrEnded`; its `Run` returns nil", tests(TestEnded)},
 	{"**clocks** jump, or are decades apart", "nothing", tests(TestClocks)},
 	{"**forged or damaged entries** in the store", "what no member writes is logged and ignored; an epoch whose step is not the member's is `ErrMismatch`", tests(TestForgedEpochIsReplaced, TestForgedEntries, TestForgedStep)},
-	{"**no epoch can begin**", "the error of `Bind`, after `Patience`", tests(TestBindFails)},
+	{"**no epoch can begin**", "the error of `Rebind`, after `Patience`", tests(TestBindFails)},
 }
 
 func tests(list ...func(*testing.T)) []func(*testing.T) { return list }

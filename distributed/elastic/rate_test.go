@@ -53,16 +53,18 @@ func TestJoinRate(t *testing.T) {
 		return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: conf, Silence: DefaultSilence})
 	}
 	var bound, loaded time.Time
-	cfg.Save = func(context.Context) ([]byte, error) { return []byte{1}, nil }
-	cfg.Load = func(context.Context, []byte) error {
-		loaded = time.Now()
-		return nil
-	}
-	cfg.Bind = func(context.Context, *Epoch) error {
-		bound = time.Now()
-		return nil
-	}
-	m, err := Join(t.Context(), cfg)
+	m, err := Join(t.Context(), cfg, &altered{
+		Trainer: Plain{},
+		save:    func(context.Context) ([]byte, error) { return []byte{1}, nil },
+		load: func(context.Context, ...[]byte) error {
+			loaded = time.Now()
+			return nil
+		},
+		bind: func(context.Context, comm.Communicator) error {
+			bound = time.Now()
+			return nil
+		},
+	})
 	require.NoError(t, err)
 	steps, together := 0, false
 	require.NoError(t, m.Run(t.Context(), func(ctx context.Context, e *Epoch) error {

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -17,22 +18,20 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// model is what a member trains by more than one Reducer.
+// Gradients and Loop are trainers.
+var (
+	_ Trainer = (*ddp.Gradients)(nil)
+	_ Trainer = (*outer.Loop)(nil)
+	_ Hasher  = (*outer.Loop)(nil)
+)
+
+// model makes steps by a Trainer.
 type model interface {
-	Rebind(ctx context.Context, e *Epoch) error
 	step(ctx context.Context, values, update *runtime.Tensor) error
-	BeforeCommit(f func(context.Context) error)
-	SharedState(ctx context.Context) ([]byte, error)
-	Restore(ctx context.Context, states ...[]byte) error
-	Residuals() ([]*runtime.Tensor, error)
 }
 
 // gradients train by a ddp.Gradients with a sparse and a dense bucket.
 type gradients struct{ *ddp.Gradients }
-
-func (g gradients) Rebind(ctx context.Context, e *Epoch) error {
-	return g.Gradients.Rebind(ctx, e.Comm)
-}
 
 func (g gradients) step(ctx context.Context, values, update *runtime.Tensor) error {
 	if err := g.ReduceAll(ctx, []*runtime.Tensor{update}); err != nil {
@@ -46,8 +45,6 @@ type loop struct {
 	*outer.Loop
 	moved bool // by the inner optimizer, in a step that is not over
 }
-
-func (l *loop) Rebind(ctx context.Context, e *Epoch) error { return l.Loop.Rebind(ctx, e.Comm) }
 
 func (l *loop) step(ctx context.Context, values, update *runtime.Tensor) error {
 	for round := l.Stats().Rounds; l.Stats().Rounds == round; {
@@ -65,10 +62,6 @@ func (l *loop) step(ctx context.Context, values, update *runtime.Tensor) error {
 	return nil
 }
 
-func (l *loop) Restore(ctx context.Context, states ...[]byte) error {
-	return errors.Join(l.Loop.Restore(ctx, states...), l.Adopt())
-}
-
 func add(values, update *runtime.Tensor) error {
 	v, err := cpu.Slice[float32](values)
 	u, failed := cpu.Slice[float32](update)
@@ -81,38 +74,24 @@ func add(values, update *runtime.Tensor) error {
 // TestReducers: members that come, leave and are killed, with ddp.Gradients and outer.Loop.
 func TestReducers(t *testing.T) {
 	reduce := ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1}, DenseUpTo: -1}
-	for kind, make := range map[string]func(ctx context.Context, a *trainee, e *Epoch) (model, error){
-		"ddp": func(ctx context.Context, a *trainee, e *Epoch) (model, error) {
-			g, err := ddp.New(ctx, a.rt, e.Comm, a.tensors[1:], reduce)
-			return gradients{g}, err
-		},
-		"outer": func(ctx context.Context, a *trainee, e *Epoch) (model, error) {
-			l, err := outer.New(ctx, a.rt, e.Comm, a.tensors[:1], outer.Config{Every: 2, Momentum: 0.9, Reduce: reduce})
-			return &loop{Loop: l}, err
-		},
-	} {
+	for _, kind := range []string{"ddp", "outer"} {
 		t.Run(kind, func(t *testing.T) {
 			form, log, dial := new(rooms).form, newReplay(), keepStore(t)
 			var list []*trainee
 			for _, name := range []string{"a", "b", "c", "d"} {
 				a := newTrainee(t, log, quick(Config{Name: name, Form: form, Dial: dial, Max: 3}))
-				a.cfg.Bind = func(ctx context.Context, e *Epoch) (err error) {
-					if a.model != nil {
-						return a.model.Rebind(ctx, e)
-					}
-					if a.model, err = make(ctx, a, e); err == nil {
-						a.model.BeforeCommit(a.Commit)
-					}
-					return err
+				alone := noop.New(a.rt)
+				if kind == "ddp" {
+					g, err := ddp.New(t.Context(), a.rt, alone, a.tensors[1:], reduce)
+					require.NoError(t, err)
+					a.trainer, a.model = g, gradients{g}
+				} else {
+					l, err := outer.New(t.Context(), a.rt, alone, a.tensors[:1], outer.Config{Every: 2, Momentum: 0.9, Reduce: reduce})
+					require.NoError(t, err)
+					a.trainer, a.model = l, &loop{Loop: l}
+					a.cfg.Tensors = nil // in the middle of a window parameters differ
 				}
-				if a.cfg.Tensors = nil; kind == "ddp" {
-					a.cfg.Tensors = a.tensors[:1]
-				} else { // in the middle of a window parameters differ
-					a.cfg.Hash = func(ctx context.Context) (uint64, error) { return a.model.(*loop).Hash(ctx) }
-				}
-				a.cfg.Save = func(ctx context.Context) ([]byte, error) { return a.model.SharedState(ctx) }
-				a.cfg.Load = func(ctx context.Context, state []byte) error { return a.model.Restore(ctx, state) }
-				a.cfg.Residuals = func() ([]*runtime.Tensor, error) { return a.model.Residuals() }
+				a.trainer.BeforeCommit(a.Commit)
 				list = append(list, a)
 			}
 			// Who comes first is not the test's to decide: whoever is rank 0 of three is killed, and the next one leaves.

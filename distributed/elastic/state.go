@@ -20,50 +20,148 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// bind moves the program to a new epoch, and gives those that join the state of the others. These need not wait
+// bind moves the trainer to a new epoch, and gives those that join the state of the others. These need not wait
 // for that: hashes are compared by the first vote.
 func (m *Member) bind(ctx context.Context, e *Epoch) error {
-	var join, have []int // ranks
-	for rank, p := range e.record.Members {
-		if p.Fresh {
-			join = append(join, rank)
-		} else {
-			have = append(have, rank)
-		}
-	}
-	if err := m.cfg.Bind(ctx, e); err != nil {
+	if err := m.trainer.Rebind(ctx, e.Comm); err != nil {
 		return err
 	}
-	var saved []byte
-	for i, rank := range join {
-		from := have[i%len(have)]
-		var err error
-		switch e.Comm.Rank() {
-		case rank:
-			err = m.share(ctx, e, from, nil, true)
-		case from:
-			if saved == nil && m.cfg.Save != nil {
-				saved, err = m.cfg.Save(ctx)
-			}
-			if err == nil {
-				err = m.share(ctx, e, rank, saved, false)
-			}
-		}
-		if err != nil {
-			return err
-		}
+	if err := m.transfer(ctx, e); err != nil {
+		return err
 	}
 	m.change(func() { m.status.Fresh = false })
 	m.publish()
 	slog.Info("elastic: epoch", "number", e.Number, "step", m.Steps(), "members", strings.Join(e.Members, ", "))
-	h, err := m.cfg.Hash(ctx)
-	e.hash = int64(h>>1 | 1) // an allreduce takes the larger of it and 0
-	if err == nil && e.Comm.Rank() == 0 && len(e.record.Lost) > 0 {
-		norm, normErr := m.residualNorm()
-		slog.Warn("elastic: the residuals of lost members are gone", "epoch", e.Number, "lost", strings.Join(e.record.Lost, ", "),
-			"norm of this member's residual", norm, "err", normErr)
+	hash, err := m.hash(ctx)
+	if err != nil {
+		return err
 	}
-	return err
+	e.hash = int64(hash>>1 | 1) // an allreduce takes the larger of it and 0
+	if e.Comm.Rank() == 0 && len(e.record.Lost) > 0 {
+		norm, err := m.residualNorm()
+		slog.Warn("elastic: the residuals of lost members are gone", "epoch", e.Number,
+			"lost", strings.Join(e.record.Lost, ", "), "norm of this member's residual", norm, "err", err)
+	}
+	return nil
+}
+
+// transfer sends the state to the members that join, to each of them from another one of those that have it.
+func (m *Member) transfer(ctx context.Context, e *Epoch) error {
+	var receivers, senders []int // ranks
+	for rank, p := range e.record.Members {
+		if p.Fresh {
+			receivers = append(receivers, rank)
+		} else {
+			senders = append(senders, rank)
+		}
+	}
+	var shared []byte // what the trainer shares, once this member has sent it
+	for i, receiver := range receivers {
+		sender := senders[i%len(senders)]
+		switch e.Comm.Rank() {
+		case sender:
+			if shared == nil {
+				var err error
+				if shared, err = m.trainer.SharedState(ctx); err != nil {
+					return err
+				}
+			}
+			if err := m.send(ctx, e, receiver, shared); err != nil {
+				return err
+			}
+		case receiver:
+			if err := m.receive(ctx, e, sender); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// The tag of messages with state, and how long SharedState may be.
+const (
+	stateTag       = 0
+	maxSharedBytes = math.MaxInt32
+)
+
+// send sends this member's state: how long the trainer's is, that, and the tensors.
+func (m *Member) send(ctx context.Context, e *Epoch, receiver int, shared []byte) error {
+	if len(shared) > maxSharedBytes {
+		return fmt.Errorf("elastic: %w: SharedState returns %d bytes, the maximum is %d", comm.ErrArgument, len(shared), maxSharedBytes)
+	}
+	post := func(t *runtime.Tensor) error { return distributed.Send(ctx, e.Comm, t, receiver, stateTag) }
+	if err := communicate(ctx, m, e, []int64{int64(len(shared))}, post); err != nil {
+		return err
+	}
+	if len(shared) > 0 {
+		if err := communicate(ctx, m, e, shared, post); err != nil {
+			return err
+		}
+	}
+	for _, t := range m.cfg.Tensors {
+		if err := post(t); err != nil {
+			return errors.Join(err, e.Comm.Sync(ctx))
+		}
+	}
+	return e.Comm.Sync(ctx)
+}
+
+// receive gets the state that send sends, and begins with empty residuals.
+func (m *Member) receive(ctx context.Context, e *Epoch, sender int) error {
+	fetch := func(t *runtime.Tensor) error { return distributed.Recv(ctx, e.Comm, t, sender, stateTag) }
+	length := []int64{0}
+	if err := communicate(ctx, m, e, length, fetch); err != nil {
+		return err
+	}
+	if length[0] < 0 || length[0] > maxSharedBytes {
+		return fmt.Errorf("elastic: %w: %s announces a state of %d bytes", comm.ErrMismatch, e.Members[sender], length[0])
+	}
+	shared := make([]byte, length[0])
+	if len(shared) > 0 {
+		if err := communicate(ctx, m, e, shared, fetch); err != nil {
+			return err
+		}
+	}
+	for _, t := range m.cfg.Tensors {
+		if err := fetch(t); err != nil {
+			return errors.Join(err, e.Comm.Sync(ctx))
+		}
+	}
+	if err := e.Comm.Sync(ctx); err != nil {
+		return err
+	}
+	if len(shared) > 0 {
+		if err := m.trainer.Restore(ctx, shared); err != nil {
+			return err
+		}
+	}
+	residuals, err := m.trainer.Residuals()
+	if err != nil {
+		return err
+	}
+	for _, t := range residuals {
+		if err := t.Fill(0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// communicate calls a communication with memory of the runtime in the place of x, which is the host's.
+func communicate[T dtype.Element](ctx context.Context, m *Member, e *Epoch, x []T, call func(t *runtime.Tensor) error) error {
+	t, err := runtime.FromSlice(m.cfg.Runtime, x)
+	if err != nil {
+		return err
+	}
+	err = call(t)
+	if err == nil {
+		err = e.Comm.Sync(ctx)
+	}
+	if err != nil {
+		comm.AbortAll(e.Comm, err) // nobody uses the memory any more
+		return errors.Join(err, t.Free())
+	}
+	return errors.Join(runtime.CopyOut(x, t), t.Free())
 }
 
 // agree compares the hashes in a vote.
@@ -73,183 +171,162 @@ func (e *Epoch) agree(vote []int64) error {
 	for _, h := range hashes {
 		count[h]++
 	}
-	most := slices.MaxFunc(hashes, func(a, b int64) int { return cmp.Compare(count[a], count[b]) })
+	majority := slices.MaxFunc(hashes, func(a, b int64) int { return cmp.Compare(count[a], count[b]) })
 	var differ []string
 	for rank, h := range hashes {
-		if h != most {
+		if h != majority {
 			differ = append(differ, printable.Text(e.Members[rank]))
 		}
 	}
 	if len(differ) == 0 {
 		return nil
 	}
-	return fmt.Errorf("elastic: %w: the state of %s is not that of the others at the beginning of epoch %d", comm.ErrMismatch, strings.Join(differ, ", "), e.Number)
+	return fmt.Errorf("elastic: %w: the state of %s is not that of the others at the beginning of epoch %d",
+		comm.ErrMismatch, strings.Join(differ, ", "), e.Number)
 }
 
 // castagnoli and IEEE's CRC-32, which processors compute, together detect what a CRC of 64 bits does.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// hash is the two CRC-32 of the tensors.
-func (m *Member) hash(context.Context) (uint64, error) {
-	var a, b uint32
+// hash is that of the trainer if it has one, otherwise the two CRC-32 of the tensors.
+func (m *Member) hash(ctx context.Context) (uint64, error) {
+	if h, ok := m.trainer.(Hasher); ok {
+		return h.Hash(ctx)
+	}
+	var ieee, c uint32
 	for _, t := range m.cfg.Tensors {
-		if err := parts(t, func(part []byte) {
-			a, b = crc32.Update(a, crc32.IEEETable, part), crc32.Update(b, castagnoli, part)
-		}); err != nil {
+		err := pieces(t, func(piece []byte) {
+			ieee = crc32.Update(ieee, crc32.IEEETable, piece)
+			c = crc32.Update(c, castagnoli, piece)
+		})
+		if err != nil {
 			return 0, err
 		}
 	}
-	return uint64(a)<<32 | uint64(b), nil
+	return uint64(ieee)<<32 | uint64(c), nil
 }
 
-// parts calls f with a contiguous tensor in pieces of at most 1 MiB, on the host. A copy of a whole tensor would take as much memory
-// again, and a process that is to stop for its garbage collection waits for a copy.
-func parts(t *runtime.Tensor, f func(part []byte)) error {
-	p, err := t.Ptr()
-	rest := t.Len() * t.DType().Size()
-	part := make([]byte, min(rest, 1<<20))
-	for err == nil && rest > 0 {
-		part = part[:min(rest, len(part))]
-		if err = t.Runtime().CopyOut(part, p); err == nil {
-			f(part)
-		}
-		p, rest = p+uintptr(len(part)), rest-len(part)
-	}
-	return err
-}
+// pieceBytes bounds a piece of a tensor on the host. A copy of a whole tensor would take as much memory again, and a
+// process that is to stop for its garbage collection waits for a copy.
+const pieceBytes = 1 << 20
 
-// residualNorm is the Euclidean norm of what this member has not sent.
-func (m *Member) residualNorm() (norm float64, err error) {
-	list, err := m.cfg.Residuals()
-	for _, t := range list {
-		err = errors.Join(err, parts(t, func(part []byte) {
-			for x := range slices.Chunk(part, dtype.F32.Size()) {
-				f := float64(math.Float32frombits(binary.NativeEndian.Uint32(x)))
-				norm += f * f
-			}
-		}))
-	}
-	return math.Sqrt(norm), err
-}
-
-// The tag of messages with state, and the most that Save may return.
-const (
-	tag       = 0
-	mostSaved = math.MaxInt32
-)
-
-// share gives a member that joins what it needs, or takes that from another one.
-func (m *Member) share(ctx context.Context, e *Epoch, peer int, saved []byte, joins bool) error {
-	move := func(t *runtime.Tensor) error {
-		if joins {
-			return distributed.Recv(ctx, e.Comm, t, peer, tag)
-		}
-		return distributed.Send(ctx, e.Comm, t, peer, tag)
-	}
-	length := []int64{int64(len(saved))}
-	if length[0] > mostSaved {
-		return fmt.Errorf("elastic: %w: Save returns %d bytes, the most are %d", comm.ErrArgument, length[0], mostSaved)
-	}
-	err := pass(ctx, m, e, length, move)
-	if err == nil && (length[0] < 0 || length[0] > mostSaved) {
-		err = fmt.Errorf("elastic: %w: %s announces a state of %d bytes", comm.ErrMismatch, e.Members[peer], length[0])
-	}
-	if err == nil && length[0] > 0 {
-		if joins {
-			saved = make([]byte, length[0])
-		}
-		err = pass(ctx, m, e, saved, move)
-	}
-	for _, t := range m.cfg.Tensors {
-		if err == nil {
-			err = move(t)
-		}
-	}
-	if err = errors.Join(err, e.Comm.Sync(ctx)); err != nil || !joins {
-		return err
-	}
-	if m.cfg.Load != nil && len(saved) > 0 {
-		if err := m.cfg.Load(ctx, saved); err != nil {
-			return err
-		}
-	}
-	list, err := m.cfg.Residuals()
-	for _, t := range list {
-		if err == nil {
-			err = t.Fill(0)
-		}
-	}
-	return err
-}
-
-// pass communicates what the host has by memory of the runtime.
-func pass[T dtype.Element](ctx context.Context, m *Member, e *Epoch, x []T, call func(t *runtime.Tensor) error) error {
-	t, err := runtime.FromSlice(m.cfg.Runtime, x)
+// pieces calls f with a contiguous tensor, piece by piece.
+func pieces(t *runtime.Tensor, f func(piece []byte)) error {
+	address, err := t.Ptr()
 	if err != nil {
 		return err
 	}
-	if err = call(t); err == nil {
-		err = e.Comm.Sync(ctx)
+	left := t.Len() * t.DType().Size()
+	buffer := make([]byte, min(left, pieceBytes))
+	for left > 0 {
+		piece := buffer[:min(left, len(buffer))]
+		if err := t.Runtime().CopyOut(piece, address); err != nil {
+			return err
+		}
+		f(piece)
+		address += uintptr(len(piece))
+		left -= len(piece)
 	}
-	if err == nil {
-		err = runtime.CopyOut(x, t)
-	} else {
-		comm.AbortAll(e.Comm, err) // nobody uses the memory any more
+	return nil
+}
+
+// residualNorm is the Euclidean norm of this member's residuals.
+func (m *Member) residualNorm() (float64, error) {
+	residuals, err := m.trainer.Residuals()
+	if err != nil {
+		return 0, err
 	}
-	return errors.Join(err, t.Free())
+	var squares float64
+	for _, t := range residuals {
+		err := pieces(t, func(piece []byte) {
+			for x := range slices.Chunk(piece, dtype.F32.Size()) {
+				f := float64(math.Float32frombits(binary.NativeEndian.Uint32(x)))
+				squares += f * f
+			}
+		})
+		if err != nil {
+			return 0, err
+		}
+	}
+	return math.Sqrt(squares), nil
 }
 
 // handOver passes the residuals of members that leave to the next ones that stay, which add them to their own: if all leave, to
 // the first, which stays if others wait to join. An error fails the epoch.
 func (m *Member) handOver(ctx context.Context) error {
-	e, leaves := m.epoch, m.leaves
+	e := m.epoch
+	leaves := m.leaves
 	if len(leaves) == len(e.Members) {
 		leaves = leaves[1:]
 	}
-	list, err := m.cfg.Residuals()
-	for _, from := range leaves {
-		to := from
-		for slices.Contains(leaves, to) {
-			to = (to + 1) % len(e.Members)
+	if len(leaves) == 0 {
+		return nil
+	}
+	residuals, err := m.trainer.Residuals()
+	if err != nil {
+		slog.Warn("elastic: lost the residuals of members that leave", "epoch", e.Number, "err", err)
+		return err
+	}
+	for _, leaver := range leaves {
+		heir := leaver
+		for slices.Contains(leaves, heir) {
+			heir = (heir + 1) % len(e.Members)
 		}
-		for _, t := range list {
-			if err != nil {
-				break
-			}
+		for _, t := range residuals {
 			switch e.Comm.Rank() {
-			case from:
-				if err = errors.Join(distributed.Send(ctx, e.Comm, t, to, tag), e.Comm.Sync(ctx)); err == nil {
-					err = t.Fill(0)
-				}
-			case to:
-				err = m.take(ctx, e, t, from)
+			case leaver:
+				err = m.bequeath(ctx, e, t, heir)
+			case heir:
+				err = m.inherit(ctx, e, t, leaver)
 			}
-		}
-		if err != nil && e.Comm.Rank() == to {
-			slog.Warn("elastic: lost what a member that leaves had not sent", "member", e.Members[from], "err", err)
+			if err == nil {
+				continue
+			}
+			if e.Comm.Rank() == heir {
+				slog.Warn("elastic: lost the residual of a member that leaves", "member", e.Members[leaver], "err", err)
+			}
+			return err
 		}
 	}
-	return err
+	return nil
 }
 
-// take adds another member's residual.
-func (m *Member) take(ctx context.Context, e *Epoch, t *runtime.Tensor, from int) error {
-	k, err := kernel.Lookup(t.Runtime())
+// bequeath sends a residual to another member, and empties it.
+func (m *Member) bequeath(ctx context.Context, e *Epoch, t *runtime.Tensor, heir int) error {
+	err := distributed.Send(ctx, e.Comm, t, heir, stateTag)
+	if err := errors.Join(err, e.Comm.Sync(ctx)); err != nil {
+		return err
+	}
+	return t.Fill(0)
+}
+
+// inherit adds another member's residual to this one's.
+func (m *Member) inherit(ctx context.Context, e *Epoch, t *runtime.Tensor, leaver int) error {
+	kernels, err := kernel.Lookup(t.Runtime())
 	if err != nil {
 		return err
 	}
-	other, err := runtime.New(t.Runtime(), dtype.F32, t.Len())
+	legacy, err := runtime.New(t.Runtime(), dtype.F32, t.Len())
 	if err != nil {
 		return err
 	}
-	if err = errors.Join(distributed.Recv(ctx, e.Comm, other, from, tag), e.Comm.Sync(ctx)); err != nil {
-		comm.AbortAll(e.Comm, err)
-		return errors.Join(err, other.Free())
+	err = distributed.Recv(ctx, e.Comm, legacy, leaver, stateTag)
+	if err := errors.Join(err, e.Comm.Sync(ctx)); err != nil {
+		comm.AbortAll(e.Comm, err) // nobody uses the memory any more
+		return errors.Join(err, legacy.Free())
 	}
-	own, err := t.Ptr()
-	theirs, otherErr := other.Ptr()
-	if err = errors.Join(err, otherErr); err == nil {
-		err = k.Accumulate(kernel.Source{X: own, N: t.Len(), Grad: theirs, DType: dtype.F32})
+	return errors.Join(accumulate(kernels, t, legacy), legacy.Free())
+}
+
+// accumulate adds x to t.
+func accumulate(kernels kernel.Kernels, t, x *runtime.Tensor) error {
+	sum, err := t.Ptr()
+	if err != nil {
+		return err
 	}
-	return errors.Join(err, other.Free())
+	addend, err := x.Ptr()
+	if err != nil {
+		return err
+	}
+	return kernels.Accumulate(kernel.Source{X: sum, N: t.Len(), Grad: addend, DType: dtype.F32})
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -298,16 +299,9 @@ func newTrainee(t *testing.T, log *replay, cfg Config) *trainee {
 	cfg.Runtime = a.rt
 	cfg.Tensors = a.tensors[:1]
 	cfg.Min = max(cfg.Min, 1)
-	load := cfg.Load // of a test, after the usual
-	cfg.Bind = func(_ context.Context, e *Epoch) (err error) {
-		if a.reducer != nil {
-			return a.reducer.Rebind(e.Comm)
-		}
-		if a.reducer, err = sparse.New(a.rt, e.Comm, length, reduction); err == nil {
-			a.reducer.BeforeCommit(a.Commit)
-		}
-		return err
-	}
+	var err error
+	a.reducer, err = sparse.New(a.rt, noop.New(a.rt), length, reduction)
+	require.NoError(t, err)
 	form := cfg.Form
 	cfg.Form = func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error) {
 		c, err := form(ctx, kv, p)
@@ -320,32 +314,69 @@ func newTrainee(t *testing.T, log *replay, cfg Config) *trainee {
 		}
 		return c, err
 	}
-	cfg.Residuals = func() ([]*runtime.Tensor, error) {
-		for _, rank := range a.leaves {
-			log.mu.Lock()
-			log.left[within(a.epoch.Number, a.epoch.Members[rank])] = true
-			log.mu.Unlock()
-		}
-		r, err := a.reducer.Residual()
-		return []*runtime.Tensor{r}, err
-	}
-	cfg.Save = func(ctx context.Context) ([]byte, error) {
-		shared, err := a.reducer.SharedState(ctx)
-		return append(binary.LittleEndian.AppendUint64(nil, a.steps), shared...), err
-	}
-	cfg.Load = func(ctx context.Context, state []byte) error {
-		a.steps = binary.LittleEndian.Uint64(state)
-		if load != nil {
-			a.values[0] = -1
-		}
-		return a.reducer.Restore(ctx, state[8:])
-	}
-	var err error
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	a.Member, err = Join(ctx, cfg)
+	a.Member, err = Join(ctx, cfg, a)
 	require.NoError(t, err)
 	return a
+}
+
+// Rebind implements Trainer.
+func (a *trainee) Rebind(_ context.Context, c comm.Communicator) error { return a.reducer.Rebind(c) }
+
+// BeforeCommit implements Trainer.
+func (a *trainee) BeforeCommit(vote func(ctx context.Context) error) { a.reducer.BeforeCommit(vote) }
+
+// Residuals implements Trainer. It notes who leaves, as the members ask for residuals then.
+func (a *trainee) Residuals() ([]*runtime.Tensor, error) {
+	for _, rank := range a.leaves {
+		a.log.mu.Lock()
+		a.log.left[within(a.epoch.Number, a.epoch.Members[rank])] = true
+		a.log.mu.Unlock()
+	}
+	r, err := a.reducer.Residual()
+	return []*runtime.Tensor{r}, err
+}
+
+// SharedState implements Trainer.
+func (a *trainee) SharedState(ctx context.Context) ([]byte, error) {
+	shared, err := a.reducer.SharedState(ctx)
+	return append(binary.LittleEndian.AppendUint64(nil, a.steps), shared...), err
+}
+
+// Restore implements Trainer.
+func (a *trainee) Restore(ctx context.Context, states ...[]byte) error {
+	a.steps = binary.LittleEndian.Uint64(states[0])
+	return a.reducer.Restore(ctx, states[0][8:])
+}
+
+// altered is a trainer of which a test wants something else.
+type altered struct {
+	Trainer
+	save func(ctx context.Context) ([]byte, error)            // in the place of SharedState, unless nil
+	load func(ctx context.Context, states ...[]byte) error    // of Restore
+	bind func(ctx context.Context, c comm.Communicator) error // of Rebind
+}
+
+func (a *altered) SharedState(ctx context.Context) ([]byte, error) {
+	if a.save != nil {
+		return a.save(ctx)
+	}
+	return a.Trainer.SharedState(ctx)
+}
+
+func (a *altered) Restore(ctx context.Context, states ...[]byte) error {
+	if a.load != nil {
+		return a.load(ctx, states...)
+	}
+	return a.Trainer.Restore(ctx, states...)
+}
+
+func (a *altered) Rebind(ctx context.Context, c comm.Communicator) error {
+	if a.bind != nil {
+		return a.bind(ctx, c)
+	}
+	return a.Trainer.Rebind(ctx, c)
 }
 
 // step makes one.

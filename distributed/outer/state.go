@@ -23,6 +23,7 @@ const stateMagic = "tutti-outer\x02"
 // saved is a state. Arrays are bits of F32.
 type saved struct {
 	Fingerprint      uint64
+	Shared           bool // of SharedState: whoever restores it has no parameters of its own
 	At               position
 	Fragments        []savedFragment
 	Common, Velocity []byte
@@ -65,14 +66,14 @@ func (l *Loop) State(ctx context.Context) ([]byte, error) {
 	return l.state(ctx, false)
 }
 
-// SharedState is [ddp.Gradients.SharedState] of a loop: for a rank that joins, after [Loop.Rebind]. The rank restores it, and calls
-// [Loop.Adopt]. It takes part in an average that is to be repeated with an outer gradient of zeros.
+// SharedState is [ddp.Gradients.SharedState] of a loop: for a rank that joins, after [Loop.Rebind]. The rank restores it, and has the
+// common parameters then. It takes part in an average that is to be repeated with an outer gradient of zeros.
 func (l *Loop) SharedState(ctx context.Context) ([]byte, error) {
 	return l.state(ctx, true)
 }
 
 func (l *Loop) state(ctx context.Context, shared bool) ([]byte, error) {
-	s := saved{Fingerprint: l.fingerprint(), At: l.at, Fragments: make([]savedFragment, len(l.fragments))}
+	s := saved{Fingerprint: l.fingerprint(), Shared: shared, At: l.at, Fragments: make([]savedFragment, len(l.fragments))}
 	state := bytes.NewBufferString(stateMagic)
 	err := l.do("outer state", func() (err error) {
 		for i, f := range l.fragments {
@@ -104,7 +105,8 @@ func (l *Loop) state(ctx context.Context, shared bool) ([]byte, error) {
 }
 
 // Restore makes l what it was when [Loop.State] returned its state, between two steps; the
-// program restores the rank's parameters of that step, or calls [Loop.Adopt]. With another
+// program restores the rank's parameters of that step, or calls [Loop.Adopt]. With the state of
+// [Loop.SharedState] the rank's parameters become the common ones. With another
 // number of ranks than before a rank passes the states that [sparse.RestoreRanks] names. A
 // wrong state is found before anything but residuals has changed; errors are those of
 // [ddp.Gradients.Restore].
@@ -190,6 +192,11 @@ func (l *Loop) restore(ctx context.Context, states [][]byte) error {
 			from.Deltas = make([]byte, f.n*base.WordSize)
 		}
 		errs = append(errs, l.rt.CopyIn(at(l.delta, f), from.Deltas))
+	}
+	if first.Shared {
+		for _, f := range l.fragments {
+			errs = append(errs, l.adopt(f, false))
+		}
 	}
 	l.at, l.agreed = first.At, false
 	l.stats = Stats{FirstStep: first.At.Now.Step, FirstRound: first.At.Round}

@@ -6,7 +6,6 @@ package main
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"flag"
 	"fmt"
@@ -19,8 +18,10 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/elastic"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/examples/digits"
@@ -83,66 +84,69 @@ func train(ctx context.Context, cfg elastic.Config, listen string, each func(m *
 	if err != nil {
 		return err
 	}
-	rt, order := cpu.New(), rand.New(rand.NewPCG(1, 0)).Perm(training.Len())
-	weights, update := make([]float32, digits.Pixels*digits.Classes), make([]float32, digits.Pixels*digits.Classes)
+	rt := cpu.New()
+	order := rand.New(rand.NewPCG(1, 0)).Perm(training.Len())
+	weights := make([]float32, digits.Pixels*digits.Classes)
+	update := make([]float32, len(weights))
 	parameters, err := cpu.Wrap(rt, weights)
-	gradient, failed := cpu.Wrap(rt, update)
-	if err := errors.Join(err, failed); err != nil {
+	if err != nil {
 		return err
 	}
-	var m *elastic.Member
-	var reducer *sparse.Reducer
-	var step uint64 // the sampler's position follows from it
+	gradient, err := cpu.Wrap(rt, update)
+	if err != nil {
+		return err
+	}
+	gradients := []*runtime.Tensor{gradient}
+	reducer, err := ddp.New(ctx, rt, noop.New(rt), gradients, ddp.Config{
+		Config:    sparse.Config{Pattern: sparse.TopkA, Density: 0.1},
+		DenseUpTo: -1,
+	})
+	if err != nil {
+		return err
+	}
+	defer reducer.Close()
 
-	conf := cfg.TLS
+	tls := cfg.TLS
 	cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
-		return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: conf, Listen: listen, Silence: elastic.DefaultSilence})
+		return tcp.New(ctx, kv, tcp.Config{
+			Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: tls, Listen: listen, Silence: elastic.DefaultSilence,
+		})
 	}
-	cfg.Runtime, cfg.Tensors = rt, []*runtime.Tensor{parameters}
-	cfg.Bind = func(_ context.Context, e *elastic.Epoch) (err error) {
-		fmt.Printf("%s: epoch %d, %v\n", cfg.Name, e.Number, e.Members)
-		if reducer != nil {
-			return reducer.Rebind(e.Comm)
-		}
-		if reducer, err = sparse.New(rt, e.Comm, len(update), sparse.Config{Pattern: sparse.TopkA, Density: 0.1}); err == nil {
-			reducer.BeforeCommit(m.Commit)
-		}
-		return err
-	}
-	cfg.Residuals = func() ([]*runtime.Tensor, error) {
-		residual, err := reducer.Residual()
-		return []*runtime.Tensor{residual}, err
-	}
-	cfg.Save = func(context.Context) ([]byte, error) { return binary.LittleEndian.AppendUint64(nil, step), nil }
-	cfg.Load = func(_ context.Context, state []byte) error {
-		_, err := binary.Decode(state, binary.LittleEndian, &step)
-		return err
-	}
-	if m, err = elastic.Join(ctx, cfg); err != nil {
+	cfg.Runtime = rt
+	cfg.Tensors = []*runtime.Tensor{parameters}
+	m, err := elastic.Join(ctx, cfg, reducer)
+	if err != nil {
 		return err
 	}
 	defer m.Close()
+	var epoch uint64
 	err = m.Run(ctx, func(ctx context.Context, e *elastic.Epoch) error {
+		if e.Number != epoch {
+			epoch = e.Number
+			fmt.Printf("%s: epoch %d, %v\n", cfg.Name, e.Number, e.Members)
+		}
 		time.Sleep(*pause)
 		clear(update)
-		size, rank := len(e.Members), e.Comm.Rank()
+		step := int(m.Steps())
+		size := len(e.Members)
+		rank := e.Comm.Rank()
 		for i := rank * batch / size; i < (rank+1)*batch/size; i++ {
-			image := order[(int(step)*batch+i)%len(order)]
+			image := order[(step*batch+i)%len(order)] // a function of the step, so that members need no sampler's state
 			digits.Descend(update, weights, training.Image(image), training.Labels[image], rate*float64(size)/batch)
 		}
-		if err := reducer.AllReduce(ctx, gradient); err != nil { // which calls m.Commit
+		if err := reducer.ReduceAll(ctx, gradients); err != nil { // which calls m.Commit
 			return err // nothing has happened: the step is made again
 		}
 		for i, u := range update {
 			weights[i] -= u
 		}
-		if step++; (each == nil || each(m, e)) && step >= *steps {
+		if (each == nil || each(m, e)) && m.Steps() >= *steps {
 			return io.EOF // that was the last step
 		}
 		return nil
 	})
 	if err == nil {
-		fmt.Printf("%s: %.1f %% of the test images read after %d steps\n", cfg.Name, 100*digits.Accuracy(weights, test), step)
+		fmt.Printf("%s: %.1f %% of the test images read after %d steps\n", cfg.Name, 100*digits.Accuracy(weights, test), m.Steps())
 	}
 	return err
 }

@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"flag"
 	"fmt"
@@ -22,6 +21,7 @@ import (
 
 	"github.com/tutti-go/tutti/adapters/metrics"
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/distributed/ddp"
@@ -147,42 +147,41 @@ func train(ctx context.Context, cfg elastic.Config, counts *metrics.Metrics, beg
 		}
 		parameters, slopes = append(parameters, w), append(slopes, g)
 	}
-	var m *elastic.Member
-	var sync *ddp.Gradients
-	var step uint64
-	conf := cfg.TLS
+	sync, err := ddp.New(ctx, rt, noop.New(rt), parameters, ddp.Config{
+		Config:      sparse.Config{Pattern: sparse.TopkA, Density: 0.05, Values: sparse.I8},
+		BucketBytes: 4 * features,
+		DenseUpTo:   -1,
+	})
+	if err != nil {
+		return err
+	}
+	defer sync.Close()
+	if counts != nil {
+		sync.OnStep(counts.Step)
+	}
+	tls := cfg.TLS
 	cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
-		return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: conf, Listen: "localhost", Silence: elastic.DefaultSilence})
+		return tcp.New(ctx, kv, tcp.Config{
+			Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: tls, Listen: "localhost", Silence: elastic.DefaultSilence,
+		})
 	}
-	cfg.Runtime, cfg.Tensors = rt, parameters
-	cfg.Bind = func(ctx context.Context, e *elastic.Epoch) (err error) {
-		log.Printf("%s: epoch %d, members %v", cfg.Name, e.Number, e.Members)
-		if counts != nil {
-			counts.Epoch(e)
-		}
-		if sync != nil {
-			return sync.Rebind(ctx, e.Comm)
-		}
-		if sync, err = ddp.New(ctx, rt, e.Comm, parameters, ddp.Config{BucketBytes: 4 * features, DenseUpTo: -1,
-			Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.05, Values: sparse.I8}}); err == nil {
-			sync.BeforeCommit(m.Commit)
-			if counts != nil {
-				sync.OnStep(counts.Step)
-			}
-		}
-		return err
-	}
-	cfg.Residuals = func() ([]*runtime.Tensor, error) { return sync.Residuals() }
-	cfg.Save = func(context.Context) ([]byte, error) { return binary.LittleEndian.AppendUint64(nil, step), nil }
-	cfg.Load = func(_ context.Context, state []byte) error {
-		_, err := binary.Decode(state, binary.LittleEndian, &step)
-		return err
-	}
-	if m, err = elastic.Join(ctx, cfg); err != nil {
+	cfg.Runtime = rt
+	cfg.Tensors = parameters
+	m, err := elastic.Join(ctx, cfg, sync)
+	if err != nil {
 		return err
 	}
 	defer m.Close()
+	var epoch uint64
 	return m.Run(ctx, func(ctx context.Context, e *elastic.Epoch) error {
+		if e.Number != epoch {
+			epoch = e.Number
+			log.Printf("%s: epoch %d, members %v", cfg.Name, e.Number, e.Members)
+			if counts != nil {
+				counts.Epoch(e)
+			}
+		}
+		step := int(m.Steps())
 		if step == 10 && cfg.Name == "a" {
 			close(begun)
 		}
@@ -191,7 +190,7 @@ func train(ctx context.Context, cfg elastic.Config, counts *metrics.Metrics, beg
 		var scores [][]float64
 		var labels []uint8
 		for i := rank * batch / size; i < (rank+1)*batch/size; i++ {
-			row := (int(step)*batch + i) % len(inputs)
+			row := (step*batch + i) % len(inputs)
 			images, labels = append(images, inputs[row]), append(labels, set.Labels[row])
 			scores = append(scores, probabilities(weights, inputs[row]))
 		}
@@ -219,7 +218,7 @@ func train(ctx context.Context, cfg elastic.Config, counts *metrics.Metrics, beg
 				weights[class][j] -= g
 			}
 		}
-		if step++; ctx.Err() != nil {
+		if ctx.Err() != nil {
 			return io.EOF
 		}
 		return nil

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/distributed"
@@ -62,6 +63,7 @@ type simulated struct {
 	reducer  *sparse.Reducer
 	sums     *ddp.Gradients
 	done     uint64 // steps
+	epoch    uint64 // of the last one
 	fresh    bool   // its state is another member's
 	dead     bool
 	leaves   bool
@@ -89,8 +91,7 @@ func (j *job) join() *simulated {
 	for i, v := range [][]float32{m.values, m.gradient} {
 		m.x[i] = must(cpu.Wrap(m.rt, v))
 	}
-	cfg := elastic.Config{Name: m.name, Min: 1, Silence: j.silence, Patience: 5 * j.silence, Runtime: m.rt, Tensors: m.x[:1], Bind: m.bind,
-		Residuals: m.residuals, Save: m.save, Load: m.load}
+	cfg := elastic.Config{Name: m.name, Min: 1, Silence: j.silence, Patience: 5 * j.silence, Runtime: m.rt, Tensors: m.x[:1]}
 	cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
 		return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: secret, Listen: m.node.Host(), Silence: j.silence})
 	}
@@ -108,20 +109,18 @@ func (j *job) join() *simulated {
 	j.all, j.members = append(j.all, m), append(j.members, m)
 	sim.GoOn(m.node, func() {
 		defer close(m.ended)
-		m.Member, m.err = elastic.Join(ctx, cfg)
+		t := must(m.newTrainer(ctx))
+		m.Member, m.err = elastic.Join(ctx, cfg, t)
 		if m.err == nil {
 			m.err = m.train(ctx)
 			m.Event("ends after %d steps: %v", m.done, m.err)
-			j.within(20*time.Second, m.name+": Close", func() {
-				if m.sums != nil {
-					_ = m.sums.Close()
-				}
-				if m.reducer != nil {
-					_ = m.reducer.Close()
-				}
-				_ = m.Close()
-			})
 		}
+		j.within(20*time.Second, m.name+": Close", func() {
+			_ = t.close()
+			if m.Member != nil {
+				_ = m.Close()
+			}
+		})
 	})
 	return m
 }
@@ -133,44 +132,62 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-func (m *simulated) bind(ctx context.Context, e *elastic.Epoch) (err error) {
-	m.Event("epoch %d: %v", e.Number, e.Members)
-	switch {
-	case m.kind == sparse.TopkA && m.reducer != nil:
-		err = m.reducer.Rebind(e.Comm)
-	case m.kind == sparse.TopkA:
-		if m.reducer, err = sparse.New(m.rt, e.Comm, numbers, sparse.Config{Pattern: sparse.TopkA, Density: 0.1}); err == nil {
-			m.reducer.BeforeCommit(m.Commit)
-		}
-	case m.kind == "ddp" && m.sums != nil:
-		err = m.sums.Rebind(ctx, e.Comm)
-	case m.kind == "ddp":
-		cfg := ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1}, DenseUpTo: -1}
-		if m.sums, err = ddp.New(ctx, m.rt, e.Comm, m.x[1:], cfg); err == nil {
-			m.sums.BeforeCommit(m.Commit)
-		}
-	}
-	return err
+// jobTrainer is what a member trains with, and how many steps it has made.
+type jobTrainer struct {
+	elastic.Trainer
+	*simulated
+	close func() error
 }
 
-func (m *simulated) residuals() (list []*runtime.Tensor, err error) {
+// newTrainer makes what reduces gradients, of which there are three kinds.
+func (m *simulated) newTrainer(ctx context.Context) (*jobTrainer, error) {
+	alone := noop.New(m.rt)
+	reduce := sparse.Config{Pattern: sparse.TopkA, Density: 0.1}
+	var err error
+	switch m.kind {
+	case sparse.TopkA:
+		m.reducer, err = sparse.New(m.rt, alone, numbers, reduce)
+		return &jobTrainer{reducer{m.reducer}, m, m.reducer.Close}, err
+	case "ddp":
+		m.sums, err = ddp.New(ctx, m.rt, alone, m.x[1:], ddp.Config{Config: reduce, DenseUpTo: -1})
+		return &jobTrainer{m.sums, m, m.sums.Close}, err
+	}
+	return &jobTrainer{elastic.Plain{}, m, alone.Close}, nil
+}
+
+// SharedState implements [elastic.Trainer].
+func (t *jobTrainer) SharedState(ctx context.Context) ([]byte, error) {
+	shared, err := t.Trainer.SharedState(ctx)
+	return append(binary.LittleEndian.AppendUint64(nil, t.done), shared...), err
+}
+
+// Restore implements [elastic.Trainer].
+func (t *jobTrainer) Restore(ctx context.Context, states ...[]byte) error {
+	t.done = binary.LittleEndian.Uint64(states[0])
+	t.fresh = true
+	return t.Trainer.Restore(ctx, states[0][8:])
+}
+
+// reducer is a sparse.Reducer as an elastic.Trainer.
+type reducer struct{ *sparse.Reducer }
+
+// Rebind implements [elastic.Trainer].
+func (r reducer) Rebind(_ context.Context, c comm.Communicator) error { return r.Reducer.Rebind(c) }
+
+// Residuals implements [elastic.Trainer].
+func (r reducer) Residuals() ([]*runtime.Tensor, error) {
+	t, err := r.Residual()
+	return []*runtime.Tensor{t}, err
+}
+
+func (m *simulated) residuals() ([]*runtime.Tensor, error) {
 	switch {
 	case m.reducer != nil:
-		r, err := m.reducer.Residual()
-		return []*runtime.Tensor{r}, err
+		return reducer{m.reducer}.Residuals()
 	case m.sums != nil:
 		return m.sums.Residuals()
 	}
 	return nil, nil
-}
-
-func (m *simulated) save(context.Context) ([]byte, error) {
-	return binary.LittleEndian.AppendUint64(nil, m.done), nil
-}
-
-func (m *simulated) load(_ context.Context, state []byte) error {
-	m.done, m.fresh = binary.LittleEndian.Uint64(state), true
-	return nil
 }
 
 // residual is a copy of what the member has not sent.
@@ -201,6 +218,10 @@ func (m *simulated) train(ctx context.Context) error {
 			return nil
 		case err != nil:
 			return err
+		}
+		if e.Number != m.epoch {
+			m.epoch = e.Number
+			m.Event("epoch %d: %v", e.Number, e.Members)
 		}
 		if m.done >= m.until {
 			return nil

@@ -136,14 +136,14 @@ func member(ctx context.Context, way string) error {
 	if way == "elastic, recorded" {
 		most = 3
 	}
-	cfg, err := elastic.FromEnv(elastic.Config{Bind: func(context.Context, *elastic.Epoch) error { return nil }})
+	cfg, err := elastic.FromEnv(elastic.Config{})
 	if err != nil {
 		return err
 	}
 	cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
 		return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: cfg.TLS, Listen: "localhost", Silence: elastic.DefaultSilence})
 	}
-	m, err := elastic.Join(ctx, cfg)
+	m, err := elastic.Join(ctx, cfg, elastic.Plain{})
 	if err != nil {
 		return err
 	}

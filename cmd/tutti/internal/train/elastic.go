@@ -15,6 +15,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
@@ -35,135 +36,177 @@ type progress struct {
 	Shared       []byte // of the reduction
 }
 
+// member is what a process trains as a member of an elastic job, whose reducer it is.
+type member struct {
+	*sparse.Reducer
+	*trainer
+	done     progress // Params, History and Shared are set in a copy that is sent
+	testSet  examples
+	observer Observer
+	start    time.Time
+}
+
+// newMember makes a member that trains with nobody yet.
+func newMember(ctx context.Context, rt runtime.Runtime, cfg Config, observer Observer) (*member, error) {
+	trainSet, testSet, err := cfg.examples()
+	if err != nil {
+		return nil, err
+	}
+	alone := backend.Rank{Comm: noop.New(rt), Runtime: rt, HostRanks: 1}
+	t, err := newTrainer(ctx, alone, cfg, trainSet, testSet)
+	if err != nil {
+		return nil, err
+	}
+	reducer, _ := t.sparse.Sparse()
+	return &member{Reducer: reducer, trainer: t, testSet: testSet, observer: observer, start: time.Now()}, nil
+}
+
+// Rebind implements [elastic.Trainer].
+func (m *member) Rebind(_ context.Context, c comm.Communicator) error {
+	m.rank.Comm = c
+	m.tested = m.testSet.share(c)
+	return m.Reducer.Rebind(c)
+}
+
+// SharedState implements [elastic.Trainer].
+func (m *member) SharedState(ctx context.Context) ([]byte, error) {
+	shared, err := m.Reducer.SharedState(ctx)
+	if err != nil {
+		return nil, err
+	}
+	state := m.done
+	state.Params = m.model.params
+	state.History = m.history
+	state.Shared = shared
+	var b bytes.Buffer
+	err = gob.NewEncoder(&b).Encode(state)
+	return b.Bytes(), err
+}
+
+// Restore implements [elastic.Trainer].
+func (m *member) Restore(ctx context.Context, states ...[]byte) error {
+	var state progress
+	if err := gob.NewDecoder(bytes.NewReader(states[0])).Decode(&state); err != nil {
+		return err
+	}
+	copy(m.model.params, state.Params)
+	clear(m.velocity)
+	m.history = state.History
+	m.done = progress{Step: state.Step, Tested: state.Tested}
+	return m.Reducer.Restore(ctx, state.Shared)
+}
+
+// Residuals implements [elastic.Trainer].
+func (m *member) Residuals() ([]*runtime.Tensor, error) {
+	residual, err := m.Residual()
+	if errors.Is(err, comm.ErrUnsupported) {
+		return nil, nil
+	}
+	return []*runtime.Tensor{residual}, err
+}
+
+// Hash implements [elastic.Hasher].
+func (m *member) Hash(context.Context) (uint64, error) { return m.hash(), nil }
+
 // RunElastic trains as a member of a job that tutti launch --min has started. The batch of all members together
 // stays, whatever their number. The member with rank 0 of the last epoch reports to the observer.
 func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
-	trainSet, testSet, err := cfg.examples()
-	if err != nil {
-		return err
-	}
 	job, err := rendezvous.FromEnv(os.Getenv)
 	if err != nil {
 		return err
 	}
 	rt := cpu.New()
-	e, err := elastic.FromEnv(elastic.Config{Runtime: rt, Terms: fmt.Sprintf("%+v", cfg)})
+	conf, err := elastic.FromEnv(elastic.Config{Runtime: rt, Terms: fmt.Sprintf("%+v", cfg)})
 	if err != nil {
 		return err
 	}
-	e.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
-		c := tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: e.TLS, Silence: elastic.DefaultSilence}
+	conf.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
+		c := tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: conf.TLS, Silence: elastic.DefaultSilence}
 		if err := c.ReadEnv(os.Getenv, job.LocalRank); err != nil {
 			return nil, err
 		}
 		return tcp.New(ctx, kv, c)
 	}
-	var m *elastic.Member
-	var t *trainer
-	var s *sparse.Reducer // t's
-	var p progress
-	start := time.Now()
-	e.Bind = func(ctx context.Context, epoch *elastic.Epoch) (err error) {
-		rank := backend.Rank{Comm: epoch.Comm, Runtime: rt, HostRanks: 1}
-		if t == nil {
-			if t, err = newTrainer(ctx, rank, cfg, trainSet, testSet); err != nil {
-				return err
-			}
-			s, _ = t.sparse.Sparse()
-			s.BeforeCommit(m.Commit)
-			return nil
-		}
-		t.rank, t.tested = rank, testSet.share(epoch.Comm)
-		return s.Rebind(epoch.Comm)
-	}
-	e.Save = func(ctx context.Context) ([]byte, error) {
-		shared, err := s.SharedState(ctx)
-		p.Params, p.History, p.Shared = t.model.params, t.history, shared
-		var b bytes.Buffer
-		err = errors.Join(err, gob.NewEncoder(&b).Encode(p))
-		return b.Bytes(), err
-	}
-	e.Load = func(ctx context.Context, state []byte) error {
-		p = progress{}
-		if err := gob.NewDecoder(bytes.NewReader(state)).Decode(&p); err != nil {
-			return err
-		}
-		copy(t.model.params, p.Params)
-		clear(t.velocity)
-		t.history = p.History
-		return s.Restore(ctx, p.Shared)
-	}
-	e.Hash = func(context.Context) (uint64, error) { return t.hash(), nil }
-	e.Residuals = func() ([]*runtime.Tensor, error) {
-		r, err := s.Residual()
-		if errors.Is(err, comm.ErrUnsupported) {
-			return nil, nil
-		}
-		return []*runtime.Tensor{r}, err
-	}
-	if m, err = elastic.Join(ctx, e); err != nil {
+	t, err := newMember(ctx, rt, cfg, observer)
+	if err != nil {
 		return err
 	}
-	stepsPerEpoch := trainSet.Len() / cfg.Batch
-	steps := stepsPerEpoch * cfg.Epochs
+	m, err := elastic.Join(ctx, conf, t)
+	if err != nil {
+		return errors.Join(err, t.close())
+	}
 	running, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
 	defer context.AfterFunc(ctx, func() {
 		m.Leave()
 		time.AfterFunc(leaving, func() { cancel(context.Cause(ctx)) })
 	})()
-	err = m.Run(running, func(ctx context.Context, epoch *elastic.Epoch) error {
-		t.clock = time.Since(start)
-		switch due := p.Step%cfg.testEvery(stepsPerEpoch) == 0 || p.Step == steps; {
-		case due && p.Tested < p.Step: // a step of its own
-			tests := t.Tests
-			err := t.test(ctx, testSet.Len())
-			if err == nil {
-				err = m.Commit(ctx)
-			}
-			if err != nil {
-				t.Tests = tests
-				return err
-			}
-			p.Tested = p.Step
-			return nil
-		case p.Step == steps:
-			r, err := t.result(ctx)
-			if err == nil {
-				err = m.Commit(ctx)
-			}
-			if err != nil {
-				return err
-			}
-			if epoch.Comm.Rank() == 0 {
-				observer.Finished(r)
-			}
-			return io.EOF
-		}
-		before := slices.Clone(t.velocity)
-		loss := t.move(p.Step, stepsPerEpoch)
-		err := runtime.CopyIn(t.update, t.gradient)
-		if err == nil {
-			err = t.sparse.AllReduce(ctx, t.update)
-		}
-		if err != nil {
-			copy(t.velocity, before)
-			return err
-		}
-		if p.Step++; epoch.Comm.Rank() == 0 {
-			observer.Step(cfg.Patterns[0], p.Step, steps)
-		}
-		if err := runtime.CopyOut(t.gradient, t.update); err != nil {
-			return err
-		}
-		blas32.Axpy(-1, vector(t.gradient), vector(t.model.params))
-		err = t.record(ctx, loss)
-		t.Curve[len(t.Curve)-1].Seconds = t.clock.Seconds()
-		return err
-	})
-	err = errors.Join(err, context.Cause(ctx), m.Close())
-	if t != nil { // there was an epoch
-		err = errors.Join(err, t.close())
+	err = m.Run(running, func(ctx context.Context, e *elastic.Epoch) error { return t.proceed(ctx, m) })
+	return errors.Join(err, context.Cause(ctx), m.Close(), t.close())
+}
+
+// proceed makes a step of the job: one of the training, a test, or the last one, which averages the results.
+func (m *member) proceed(ctx context.Context, job *elastic.Member) error {
+	perEpoch := m.data.Len() / m.cfg.Batch
+	steps := perEpoch * m.cfg.Epochs
+	last := m.done.Step == steps
+	due := last || m.done.Step%m.cfg.testEvery(perEpoch) == 0
+	m.clock = time.Since(m.start)
+	switch {
+	case due && m.done.Tested < m.done.Step:
+		return m.measure(ctx, job)
+	case !last:
+		return m.advance(ctx, perEpoch, steps)
 	}
+	result, err := m.result(ctx)
+	if err != nil {
+		return err
+	}
+	if err := job.Commit(ctx); err != nil {
+		return err
+	}
+	if m.rank.Comm.Rank() == 0 {
+		m.observer.Finished(result)
+	}
+	return io.EOF
+}
+
+// measure tests the accuracy.
+func (m *member) measure(ctx context.Context, job *elastic.Member) error {
+	tests := m.Tests
+	err := m.test(ctx, m.testSet.Len())
+	if err == nil {
+		err = job.Commit(ctx)
+	}
+	if err != nil {
+		m.Tests = tests
+		return err
+	}
+	m.done.Tested = m.done.Step
+	return nil
+}
+
+// advance trains on one batch.
+func (m *member) advance(ctx context.Context, perEpoch, steps int) error {
+	before := slices.Clone(m.velocity)
+	loss := m.move(m.done.Step, perEpoch)
+	err := runtime.CopyIn(m.update, m.gradient)
+	if err == nil {
+		err = m.AllReduce(ctx, m.update)
+	}
+	if err != nil {
+		copy(m.velocity, before)
+		return err
+	}
+	m.done.Step++
+	if m.rank.Comm.Rank() == 0 {
+		m.observer.Step(m.cfg.Patterns[0], m.done.Step, steps)
+	}
+	if err := runtime.CopyOut(m.gradient, m.update); err != nil {
+		return err
+	}
+	blas32.Axpy(-1, vector(m.gradient), vector(m.model.params))
+	err = m.record(ctx, loss)
+	m.Curve[len(m.Curve)-1].Seconds = m.clock.Seconds()
 	return err
 }
