@@ -33,32 +33,45 @@ func (m *Member) key() string { return memberKeys + m.cfg.Name }
 // attend keeps this member in the store until Close, and connects again when the session is lost.
 func (m *Member) attend() {
 	for m.ctx.Err() == nil {
-		kv, err := m.cfg.Dial(m.ctx)
-		if err == nil {
-			if err = m.register(kv); err == nil {
-				m.failures = 0
-				m.keep(kv)
-				if m.ctx.Err() != nil {
-					kv.Drop(m.key())
-				}
-			}
-			m.change(func() { m.kv = nil })
-			if closed := kv.Close(); closed != nil {
-				slog.Info("elastic: the entry of this member stays in the store until its lease ends", "member", m.cfg.Name, "err", closed)
-			}
-		}
+		err := m.serve()
 		if errors.Is(err, comm.ErrMismatch) || errors.Is(err, ErrIdentity) {
 			m.change(func() { m.fault = err })
 			return
 		}
-		if err != nil && m.ctx.Err() == nil {
-			if m.failures++; m.failures&(m.failures-1) == 0 { // ever more rarely
-				slog.Warn("elastic: looking for the store", "member", m.cfg.Name, "err", err, "times", m.failures)
-			}
-			m.change(func() { m.refusal = err })
-			m.pause(m.cfg.Silence / 10)
+		if err == nil {
+			m.failures = 0
+			continue
+		}
+		if m.ctx.Err() != nil {
+			return
+		}
+		m.failures++
+		if m.failures&(m.failures-1) == 0 { // ever more rarely
+			slog.Warn("elastic: looking for the store", "member", m.cfg.Name, "err", err, "times", m.failures)
+		}
+		m.change(func() { m.refusal = err })
+		m.pause(m.cfg.firstRetry())
+	}
+}
+
+// serve is a session of the store, until it is lost or the member ends. The error is why there was none.
+func (m *Member) serve() error {
+	kv, err := m.cfg.Dial(m.ctx)
+	if err != nil {
+		return err
+	}
+	err = m.register(kv)
+	if err == nil {
+		m.keep(kv)
+		if m.ctx.Err() != nil {
+			kv.Drop(m.key())
 		}
 	}
+	m.change(func() { m.kv = nil })
+	if err := kv.Close(); err != nil {
+		slog.Info("elastic: the entry of this member stays in the store until its lease ends", "member", m.cfg.Name, "err", err)
+	}
+	return err
 }
 
 // pause waits, until Close at most.
@@ -73,29 +86,29 @@ func (m *Member) pause(d time.Duration) {
 func (m *Member) register(kv store.Store) error {
 	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Patience)
 	defer cancel()
-	own := version + " " + m.cfg.Terms
+	terms := version + " " + m.cfg.Terms
 	writes := &retryStore{kv, m.refusals}
-	terms, ok, err := writes.CompareAndSet(ctx, termsKey, 0, []byte(own))
-	if err == nil && !ok && string(terms.Value) != own {
-		mine, theirs := differ(own, string(terms.Value))
-		err = fmt.Errorf("%w: the terms of %s have %q, those of the others %q", comm.ErrMismatch, m.cfg.Name, mine, theirs)
-	}
-	if err == nil { // the job may begin here
-		first, _ := json.Marshal(record{})
-		_, _, err = writes.CompareAndSet(ctx, epochKey, 0, first)
-	}
-	if err == nil {
-		m.change(func() {
-			m.entries = map[string]entry{}
-			m.since = time.Now()
-			for _, c := range m.claims() {
-				c.forget()
-			}
-		})
-		m.publish()
-		_, err = kv.Watch(ctx, keys, m.hear)
-	}
+	first, ok, err := writes.CompareAndSet(ctx, termsKey, 0, []byte(terms))
 	if err != nil {
+		return err
+	}
+	if !ok && string(first.Value) != terms {
+		words, firstWords := differ(terms, string(first.Value))
+		return fmt.Errorf("%w: the terms of %s have %q, those of the others %q", comm.ErrMismatch, m.cfg.Name, words, firstWords)
+	}
+	beginning, _ := json.Marshal(record{}) // of a job, perhaps
+	if _, _, err := writes.CompareAndSet(ctx, epochKey, 0, beginning); err != nil {
+		return err
+	}
+	m.change(func() {
+		m.entries = map[string]entry{}
+		m.session = time.Now()
+		for _, c := range m.claims() {
+			c.forget()
+		}
+	})
+	m.publish()
+	if _, err := kv.Watch(ctx, keys, m.hear); err != nil {
 		return err
 	}
 	return m.enroll(ctx, kv)
@@ -120,7 +133,7 @@ func (m *Member) enroll(ctx context.Context, kv store.Store) error {
 			m.change(func() {
 				m.kv = kv
 				m.refusal = nil
-				m.miss() // whoever is gone since the last session
+				m.abortWithout() // whoever is gone since the last session
 			})
 			return nil
 		case free:
@@ -131,7 +144,7 @@ func (m *Member) enroll(ctx context.Context, kv store.Store) error {
 			}
 			now, err := c.write(ctx, kv)
 			if err == nil {
-				m.change(func() { m.statusClaim.settle(now) })
+				m.change(func() { m.statusClaim.confirm(now) })
 				continue
 			}
 			if ctx.Err() != nil || kv.Err() != nil {
@@ -140,7 +153,7 @@ func (m *Member) enroll(ctx context.Context, kv store.Store) error {
 			retry = time.After(refused.add(c.key, err))
 			changed = nil
 		case conflict == nil:
-			conflict = time.After(2 * m.cfg.Silence)
+			conflict = time.After(m.cfg.conflict())
 		}
 		select {
 		case <-changed:
@@ -185,52 +198,54 @@ func (m *Member) hear(e store.Event) {
 		}
 		if e.Deleted {
 			delete(m.entries, e.Key)
-			m.miss()
-		} else {
-			there, err := read(e)
-			if err != nil {
-				m.refuse(e.Key, err)
-			}
-			m.entries[e.Key] = there
-			if v, _ := m.look(); v.ending() { // before the first of them is gone
-				m.ends = true
-			}
+			m.abortWithout()
+			return
+		}
+		value, err := read(e)
+		if err != nil {
+			m.ignore(e.Key, err)
+		}
+		m.entries[e.Key] = value
+		if v, _ := m.look(); v.ending() { // before the first of them is gone
+			m.ends = true
 		}
 	})
 }
 
-// refuse logs that an entry of the store is ignored, ever more rarely. mu is held.
-func (m *Member) refuse(key string, err error) {
-	if m.ignored++; m.ignored&(m.ignored-1) == 0 {
+// ignore logs that an entry of the store is ignored, ever more rarely. mu is held.
+func (m *Member) ignore(key string, err error) {
+	m.ignored++
+	if m.ignored&(m.ignored-1) == 0 {
 		slog.Warn("elastic: ignoring what no member writes", "member", m.cfg.Name, "key", fmt.Sprintf("%.100s", key),
 			"err", fmt.Sprintf("%.200v", err), "times", m.ignored)
 	}
 }
 
-// entry is what the store has of a key: an epoch or a member's status, which nobody changes, or the World of the last epoch.
+// entry is what the store has of a key. Nobody changes what it points to.
 type entry struct {
 	version uint64
-	record  *record
-	status  *status
-	over    string
+	record  *record // the epoch, nil of other keys
+	status  *status // of a member, nil of other keys
+	over    string  // the World of the last epoch, "" of other keys
 }
 
-// miss aborts the epoch that is used if a member of it who is not in the store now is not there within a quarter of the time of
-// silence: not every communicator notices that a peer is gone. mu is held.
-func (m *Member) miss() {
-	e, since := m.used, m.since
-	if e == nil {
+// abortWithout aborts the epoch without those of its members that are not in the store, unless they are there soon: not every
+// communicator notices that a peer is gone. mu is held.
+func (m *Member) abortWithout() {
+	e := m.epoch
+	if e == nil || e.Comm == nil {
 		return
 	}
+	session := m.session
 	v, _ := m.look()
 	for _, p := range e.record.Members {
 		if v.has(p) {
 			continue
 		}
-		time.AfterFunc(m.cfg.Silence/4, func() {
+		time.AfterFunc(m.cfg.absence(), func() {
 			m.mu.Lock()
 			v, _ := m.look()
-			lost := m.used == e && m.kv != nil && m.since.Equal(since) && !v.has(p)
+			lost := m.epoch == e && m.kv != nil && m.session.Equal(session) && !v.has(p)
 			m.mu.Unlock()
 			if lost {
 				comm.AbortAll(e.Comm, fmt.Errorf("%w: %s is gone from the store", comm.ErrPeerFailed, printable.Text(p.Name)))
@@ -248,8 +263,8 @@ func (m *Member) change(f func()) {
 	m.changed = make(chan struct{})
 }
 
-// until waits until a condition holds, which is looked at with mu held.
-func (m *Member) until(ctx context.Context, condition func() (bool, error)) error {
+// wait waits until a condition holds, which is looked at with mu held.
+func (m *Member) wait(ctx context.Context, condition func() (bool, error)) error {
 	for {
 		m.mu.Lock()
 		ok, err := condition()
@@ -280,7 +295,10 @@ func (m *Member) claims() [2]*claim { return [2]*claim{&m.statusClaim, &m.endCla
 
 // look returns what the store has, and the version of the epoch in it. mu is held.
 func (m *Member) look() (v view, version uint64) {
-	v = view{min: m.cfg.Min, max: m.cfg.Max, over: m.entries[overKey].over}
+	v = view{min: m.cfg.Min, max: m.cfg.Max, patience: m.cfg.Patience, over: m.entries[overKey].over}
+	if m.epoch != nil {
+		v.entered = m.epoch.record
+	}
 	version = m.entries[epochKey].version // also of what is no record, which the next one replaces
 	for _, key := range slices.Sorted(maps.Keys(m.entries)) {
 		switch e := m.entries[key]; {

@@ -14,120 +14,128 @@ import (
 
 // vigil is a member's wait for the next epoch.
 type vigil struct {
-	began   time.Time
-	log     time.Duration // how long it has lasted when the log says so
-	held    time.Time     // when somebody with the state was here, or no store was in reach
-	stored  time.Time     // when the store had this member's status, or none was in reach
-	holdoff holdoff       // after attempts that failed for this member
-	refused refusals      // of epochs that it has proposed
-	refusal error         // the last of these, nil before one
-	propose time.Time     // when it may propose the next one
+	began     time.Time
+	logAfter  time.Duration // when the log says what the member waits for
+	held      time.Time     // when somebody with the state was here, or the store was out of reach
+	delivered time.Time     // when the store had this member's status, or was out of reach
+	holdoff   holdoff       // after attempts that failed for this member
+	refused   refusals      // of epochs that it has proposed
+	refusal   error         // the last of these, nil before one
+	propose   time.Time     // when it may propose the next one, zero if at once
 }
 
-// await waits for the record of the next epoch, and writes it if nobody else does.
-func (m *Member) await(ctx context.Context) (*record, error) {
-	m.change(func() { m.status.Waiting = true })
-	defer m.change(func() { m.status.Waiting = false })
-	began := time.Now()
-	w := &vigil{began: began, log: m.cfg.Silence, held: began, stored: began, refused: m.refusals()}
+// await waits at a boundary for the next epoch, which it writes if nobody else does, and enters it. At the boundary the member stands as
+// given.
+func (m *Member) await(ctx context.Context, s standing) (*record, error) {
+	m.change(func() { m.status.Standing = s })
+	defer m.change(func() { m.status.Standing = m.status.Standing.inside() })
+	now := time.Now()
+	w := &vigil{began: now, logAfter: m.cfg.Silence, held: now, delivered: now, refused: m.refusals()}
 	for {
 		m.mu.Lock()
-		kv, changed, fault := m.kv, m.changed, m.fault
-		b, version := m.boundary()
+		kv := m.kv
+		changed := m.changed
+		fault := m.fault
+		k, version := m.knowledge(w)
 		m.mu.Unlock()
 		if fault != nil {
 			return nil, fault
 		}
-		w.time(&b, m.cfg.Patience)
-		do, r, why := b.decide()
-		if do == propose && time.Now().Before(w.propose) {
-			do = wait
-			why = explain("the store does not take an epoch", w.refusal)
+		d := k.decide()
+		if d.propose != nil && time.Now().Before(w.propose) {
+			d = decision{why: explain("the store does not take an epoch", w.refusal)}
 		}
-		switch do {
-		case leave:
-			return nil, ErrLeft
-		case end:
-			return nil, ErrEnded
-		case cutOff:
-			return nil, fmt.Errorf("%w: %s", ErrStore, why)
-		case fail:
-			return nil, fmt.Errorf("the others had no connection to it in %d attempts: %w", b.attempts(), m.failed)
-		case tell:
+		switch {
+		case d.err != nil:
+			return nil, d.err
+		case d.publish:
 			m.publish()
-		case retry:
-			m.change(func() { m.status.BackedOff = b.attempts() })
-		case enter:
-			m.enter(r)
-			return r, nil
-		case accept:
-			m.change(func() {
-				m.status.Accepted = r
-				m.status.Formed = false
-			})
-		case rejoin:
-			m.rejoin(r)
-		case propose:
-			if err := m.propose(ctx, kv, w, r, version); err != nil {
+		case d.retry > 0:
+			m.change(func() { m.status.BackedOff = d.retry })
+		case d.rejoin != nil:
+			m.rejoin(d.rejoin)
+		case d.enter != nil:
+			return d.enter, m.enter(d.enter)
+		case d.propose != nil:
+			if err := m.propose(ctx, kv, w, d.propose, version); err != nil {
 				return nil, err
 			}
-		case wait:
-			if waited := time.Since(began); waited > w.log {
-				w.log *= 2
-				slog.Info("elastic: no next epoch yet",
-					"member", m.cfg.Name, "why", why, "waited", waited.Round(time.Second/10))
-			}
-			select {
-			case <-changed:
-			case <-time.After(m.cfg.Silence / 8): // to look at the time
-			case <-ctx.Done():
-				return nil, fmt.Errorf("%w (%s)", comm.ContextError(ctx), why)
-			case <-m.ctx.Done():
-				return nil, ErrLeft
+		default:
+			if err := m.watch(ctx, w, d.why, changed); err != nil {
+				return nil, err
 			}
 		}
 	}
 }
 
-// boundary is what this member knows, but for how long it has waited, and the version of the epoch in the store. mu is
-// held.
-func (m *Member) boundary() (b boundary, version uint64) {
-	text, _ := json.Marshal(m.status)
-	b.view, version = m.look()
-	b.own = m.status
-	b.told = m.statusClaim.want == string(text)
-	b.stored = !m.statusClaim.due()
-	b.refusal = m.refusal
-	b.failed = m.failed
-	b.reached = m.kv != nil
-	b.ends = m.ends
-	return b, version
+// watch waits for a change, or until the clock is to be looked at.
+func (m *Member) watch(ctx context.Context, w *vigil, why string, changed <-chan struct{}) error {
+	if waited := time.Since(w.began); waited > w.logAfter {
+		w.logAfter *= 2
+		slog.Info("elastic: no next epoch yet", "member", m.cfg.Name, "why", why, "waited", waited.Round(time.Second/10))
+	}
+	select {
+	case <-changed:
+	case <-time.After(m.cfg.glance()):
+	case <-ctx.Done():
+		return fmt.Errorf("%w (%s)", comm.ContextError(ctx), why)
+	case <-m.ctx.Done():
+		return ErrLeft
+	}
+	return nil
 }
 
-// time completes what a member knows.
-func (w *vigil) time(b *boundary, patience time.Duration) {
+// knowledge is what this member knows, and the version of the epoch in the store. mu is held.
+func (m *Member) knowledge(w *vigil) (k knowledge, version uint64) {
+	k.view, version = m.look()
+	k.self = m.status
+	k.refusal = m.refusal
+	k.failure = m.failure
+	k.ends = m.ends
 	now := time.Now()
-	if !b.reached || b.held() {
+	reached := m.kv != nil
+	delivered := !m.statusClaim.due()
+	if !reached || delivered {
+		w.delivered = now
+	}
+	if !reached || k.held() {
 		w.held = now
 	}
-	if !b.reached || b.stored {
-		w.stored = now
+	text, _ := json.Marshal(m.status)
+	switch {
+	case m.statusClaim.want != string(text):
+		k.publication = outdated
+	case !reached:
+		k.publication = offline
+	case delivered:
+		k.publication = stored
+	case now.Sub(w.delivered) > m.cfg.Patience:
+		k.publication = refused
+	default:
+		k.publication = pending
 	}
-	b.lost = now.Sub(w.held) > patience
-	b.refused = now.Sub(w.stored) > patience
-	b.impatient = now.Sub(w.began) > patience
-	b.backedOff = w.holdoff.over(b.attempts(), patience)
+	k.orphaned = now.Sub(w.held)
+	k.waited = now.Sub(w.began)
+	if last := k.last(); last != nil {
+		k.rested = w.holdoff.rested(last.attempts(m.cfg.Name))
+	}
+	return k, version
 }
 
-// enter has this member form the communicator of an epoch.
-func (m *Member) enter(r *record) {
+// enter has this member make the communicator of an epoch.
+func (m *Member) enter(r *record) error {
+	self := m.now()
+	if err := r.checkEntry(&self); err != nil {
+		return err
+	}
 	m.change(func() {
-		m.status.Accepted = r
-		m.status.Formed = false
-		m.status.Waiting = false
+		m.epoch = &Epoch{Number: r.Number, record: r}
+		m.status.Standing = m.status.Standing.inside()
+		m.status.Entered = r.World
 		m.status.Unreached = nil
 	})
 	m.publish()
+	return nil
 }
 
 // rejoin makes this member one without state: the others have gone on to an epoch without it.
@@ -135,19 +143,19 @@ func (m *Member) rejoin(r *record) {
 	if attempts := r.attempts(m.cfg.Name); attempts > 0 {
 		slog.Warn("elastic: the others had no connection to this member, and go on without it; it tries again later",
 			"member", m.cfg.Name, "epoch", r.Number, "attempts", attempts,
-			"later", backoff(attempts, m.cfg.Patience), "err", m.failed)
+			"later", backoff(attempts, m.cfg.Patience), "err", m.failure)
 	} else {
 		slog.Warn("elastic: the others have gone on without this member, which joins again",
 			"member", m.cfg.Name, "epoch", r.Number)
 	}
 	m.change(func() {
-		m.status.Accepted = r
-		m.status.Formed = false
-		m.status.Prepared = false
+		m.epoch = nil
+		m.status.Incarnation = rand.Text()
+		m.status.Standing = joining
+		m.status.Entered = ""
+		m.status.Formed = ""
 		m.status.Unreached = nil
 		m.status.BackedOff = 0
-		m.status.Incarnation = rand.Text()
-		m.status.Fresh = true
 	})
 }
 
@@ -155,7 +163,9 @@ func (m *Member) rejoin(r *record) {
 // later. The error is that of ctx, or that no epoch can follow the one in the store, whose numbers are at their end: members
 // write no such one, and would ignore its successor.
 func (m *Member) propose(ctx context.Context, kv store.Store, w *vigil, r *record, version uint64) error {
-	r.World = rand.Text()
+	if r.World == "" {
+		r.World = rand.Text()
+	}
 	if err := r.check(); err != nil {
 		return fmt.Errorf("%w: no epoch follows the one in the store: epoch %d has %w", comm.ErrMismatch, r.Number, err)
 	}
@@ -172,7 +182,7 @@ func (m *Member) propose(ctx context.Context, kv store.Store, w *vigil, r *recor
 		return nil
 	}
 	w.refused.times = 0
-	if last := m.now().Accepted; ok && last != nil && failures(r.Failed) > failures(last.Failed) {
+	if ok && m.epoch != nil && sum(r.Failed) > sum(m.epoch.record.Failed) {
 		slog.Warn("elastic: going on without members that have no connection to the others",
 			"member", m.cfg.Name, "epoch", r.Number, "attempts", r.Failed)
 	}

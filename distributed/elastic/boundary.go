@@ -3,120 +3,166 @@ package elastic
 import (
 	"fmt"
 	"slices"
+	"time"
 )
 
-// outcome is what a member at a boundary does next.
-type outcome string
-
-const (
-	wait    outcome = "wait"    // for a change
-	tell    outcome = "tell"    // the others its status, by way of the store
-	accept  outcome = "accept"  // the latest epoch, and wait for the one after it
-	rejoin  outcome = "rejoin"  // without state: the others have gone on
-	enter   outcome = "enter"   // the latest epoch: form its communicator
-	retry   outcome = "retry"   // after an attempt that failed for it: the others may take it again
-	fail    outcome = "fail"    // after too many of these
-	propose outcome = "propose" // the next epoch
-	leave   outcome = "leave"   // the job
-	cutOff  outcome = "cut off" // the store has been out of reach for too long
-	end     outcome = "end"     // the others have made the last step
-)
-
-// boundary is what a member at a boundary knows.
-type boundary struct {
-	view
-	own       status // the member's
-	told      bool   // the others are to know it as it is
-	stored    bool   // the store has what they are to know
-	refused   bool   // it has not, for Config.Patience
-	refusal   error  // why: what the store has said
-	reached   bool   // the store is in reach
-	ends      bool   // all members of the last epoch are to leave
-	impatient bool   // it has waited for Config.Patience
-	failed    error  // why the last attempt failed at this member, nil before one and after one that did not
-	backedOff bool   // it has waited long enough after an attempt that failed for it
+// decision is what a member at a boundary does next. At most one of its fields is set; if that is why, the member waits for a change.
+type decision struct {
+	// publish has the member's status published. The others decide by it, so the member does nothing else before the
+	// store has it, or has refused it for Config.Patience.
+	publish bool
+	// retry is the number of failed attempts after which the member has waited long enough, 0 if that is not the decision.
+	// Its status says so from now on, and the others take the member into an epoch again.
+	retry int
+	// rejoin is the epoch with which the others have gone on without the member. It gives up its state and joins.
+	rejoin *record
+	// enter is the epoch in the store, with the member in it and later than any it has entered. It makes the communicator.
+	enter *record
+	// propose is the epoch that the store is to have next: the one after the last, or the last one where the store has lost it. It is
+	// written by compare-and-set, so that of the members that propose one, a single one succeeds.
+	propose *record
+	// err ends the wait: ErrLeft, ErrEnded, ErrStore, or why the others go on without the member.
+	err error
+	// why says what the member waits for, for its log.
+	why string
 }
 
-// decide returns what the member does, the epoch for that, and why there is none yet.
+// publication is how far the status of a member has come.
+type publication string
+
+const (
+	outdated publication = "outdated" // it has changed since the member has published it
+	offline  publication = "offline"  // the store is out of reach
+	pending  publication = "pending"  // the store does not have it yet
+	refused  publication = "refused"  // the store has not taken it for Config.Patience
+	stored   publication = "stored"   // the store has it
+)
+
+// knowledge is all that a member at a boundary decides by.
+type knowledge struct {
+	view
+	self        status        // the member's own
+	publication publication   // of self
+	refusal     error         // what the store has said last, nil if that was no error
+	ends        bool          // all members of the last epoch are to leave
+	waited      time.Duration // at this boundary
+	rested      time.Duration // since the member was told of the last attempt that failed for it
+	failure     error         // of the last attempt at this member, nil before one and after one that did not fail
+}
+
+// decide returns what the member does.
 //
 // A member that is to leave takes along nothing that others lack: it leaves at once if it has no state, if others have formed an epoch
 // without it, or if all are to leave. Otherwise it helps the others to an epoch, until it is out of patience.
-func (b *boundary) decide() (do outcome, epoch *record, why string) {
-	last, _ := b.last()
-	begun, rank := last != nil && last.Number > 0, -1
-	if begun {
-		rank = last.rank(b.own.person())
+func (k *knowledge) decide() decision {
+	if k.self.Wishes && k.self.Standing.stateless() {
+		return decision{err: ErrLeft}
+	}
+	switch k.publication {
+	case outdated:
+		return decision{publish: true}
+	case offline:
+		return k.unserved(explain("the store is out of reach", k.refusal))
+	}
+	last := k.last()
+	if last.begun() && last.World == k.over && !k.held() {
+		return decision{err: ErrEnded}
+	}
+	switch k.publication {
+	case pending:
+		return decision{why: explain("the store does not have this member's status yet", k.refusal)}
+	case refused:
+		return k.unserved(explain("the store does not take this member's status", k.refusal))
 	}
 	switch {
-	case b.own.Wishes && b.own.Fresh:
-		return leave, nil, ""
-	case b.reached && begun && last.World == b.over && !b.held():
-		return end, nil, ""
-	case !b.told:
-		return tell, nil, ""
-	case !b.reached:
-		return b.idle(explain("the store is out of reach", b.refusal), true)
-	case !b.stored && !b.refused:
-		return wait, nil, explain("the store does not have this member's status yet", b.refusal)
-	case !b.stored:
-		return b.idle(explain("the store does not take this member's status", b.refusal), true)
-	case !begun || !b.own.precedes(last):
-	case rank >= 0 && last == b.record:
-		return enter, last, ""
-	case rank >= 0 || !b.own.member():
-		return accept, last, ""
-	case !b.own.Leaving && b.attempts() >= maxAttempts:
-		return fail, last, ""
-	case !b.own.Leaving:
-		return rejoin, last, ""
-	case b.formedBy(last):
-		return leave, nil, ""
-	}
-	if begun && rank < 0 && !b.ready(last, &b.own) {
-		if b.backedOff {
-			return retry, last, ""
+	case last == nil:
+		return k.unserved("the store has no epoch")
+	case last != k.record: // members of it that have not entered it learn of it from the store alone
+		return decision{propose: last}
+	case last.begun() && k.precedes(last):
+		if d, ok := k.follow(last); ok {
+			return d
 		}
-		return wait, nil, explain(fmt.Sprintf("the others had no connection to it in %d attempts; it tries again later", b.attempts()), b.failed)
 	}
-	next, why := b.next()
+	return k.succeed(last)
+}
+
+// follow is what the member does when the store has a later epoch than it has entered. It is not ok if that leaves the member where
+// it is: it is not in the epoch, and waits for the next one.
+func (k *knowledge) follow(last *record) (d decision, ok bool) {
+	attempts := last.attempts(k.self.Name)
 	switch {
-	case b.own.Wishes && b.ends && !b.stays():
-		return leave, nil, ""
-	case next != nil && b.own.Wishes && len(next.Members) == 1 && next.rank(b.own.person()) == 0: // a step of it alone would go with it
-		return b.idle("nobody is here who stays", false)
+	case last.rank(k.self.person()) >= 0:
+		return decision{enter: last}, true
+	case k.entered == nil: // it joins
+		return decision{}, false
+	case k.self.Standing == leaving:
+		return decision{err: ErrLeft}, k.formedBy(last)
+	case attempts >= maxAttempts:
+		err := fmt.Errorf("the others had no connection to it in %d attempts", attempts)
+		if k.failure != nil {
+			err = fmt.Errorf("%w: %w", err, k.failure)
+		}
+		return decision{err: err}, true
+	}
+	return decision{rejoin: last}, true
+}
+
+// succeed is what the member does for an epoch that succeeds the last one.
+func (k *knowledge) succeed(last *record) decision {
+	outside := last.begun() && last.rank(k.self.person()) < 0
+	if outside && !k.ready(last, &k.self) {
+		attempts := last.attempts(k.self.Name)
+		if k.rested >= backoff(attempts, k.patience) {
+			return decision{retry: attempts}
+		}
+		why := fmt.Sprintf("the others had no connection to it in %d attempts; it tries again later", attempts)
+		return decision{why: explain(why, k.failure)}
+	}
+	next, why := k.next()
+	switch {
+	case k.self.Wishes && k.ends && !k.stays():
+		return decision{err: ErrLeft}
+	case next != nil && k.self.Wishes && len(next.Members) == 1 && next.rank(k.self.person()) == 0: // a step of it alone would go with it
+		return k.idle("nobody is here who stays")
 	case next != nil:
-		return propose, next, ""
-	case rank < 0 && begun && b.max > 0 && len(last.Members) >= b.max:
+		return decision{propose: next}
+	case outside && k.max > 0 && len(last.Members) >= k.max:
 		why = fmt.Sprintf("there are %d members already", len(last.Members))
 	}
-	return b.idle(why, last == nil)
+	return k.idle(why)
 }
 
-// idle is what a member does that has no epoch to enter or to propose. cut: the store does not serve it.
-func (b *boundary) idle(why string, cut bool) (outcome, *record, string) {
-	switch {
-	case b.impatient && b.own.Wishes: // as one that is lost: nobody is here who could take over its residual
-		return leave, nil, ""
-	case b.impatient && cut:
-		return cutOff, nil, why
+// idle is what a member does that has no epoch to enter or to propose.
+func (k *knowledge) idle(why string) decision {
+	if k.self.Wishes && k.waited > k.patience { // as one that is lost: nobody is here who could take over its residual
+		return decision{err: ErrLeft}
 	}
-	return wait, nil, why
+	return decision{why: why}
 }
 
-// held reports whether a member that has the state of the job is here.
-func (v *view) held() bool {
-	last, _ := v.last()
-	return last != nil && slices.ContainsFunc(v.present, func(s status) bool { return !s.Fresh && last.rank(s.person()) >= 0 })
+// unserved is what a member does whose store does not serve it.
+func (k *knowledge) unserved(why string) decision {
+	d := k.idle(why)
+	if d.err == nil && k.waited > k.patience {
+		return decision{err: fmt.Errorf("%w: %s", ErrStore, why)}
+	}
+	return d
+}
+
+// precedes reports whether an epoch is a later one than the one that the member has entered.
+func (k *knowledge) precedes(r *record) bool {
+	return k.entered == nil || r.World != k.entered.World && r.Number >= k.entered.Number
 }
 
 // formedBy reports whether all members of an epoch that are here have formed it.
 func (v *view) formedBy(r *record) bool {
 	return !slices.ContainsFunc(v.present, func(s status) bool {
-		return r.rank(s.person()) >= 0 && !(s.Formed && s.Accepted != nil && s.Accepted.World == r.World)
+		return r.rank(s.person()) >= 0 && s.Formed != r.World
 	})
 }
 
 // stays reports whether another member is here that does not wish to leave.
-func (b *boundary) stays() bool {
-	return slices.ContainsFunc(b.present, func(s status) bool { return !s.Wishes && s.Name != b.own.Name })
+func (k *knowledge) stays() bool {
+	return slices.ContainsFunc(k.present, func(s status) bool { return !s.Wishes && s.Name != k.self.Name })
 }

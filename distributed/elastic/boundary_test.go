@@ -3,6 +3,7 @@ package elastic
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 )
@@ -10,13 +11,64 @@ import (
 // wishing is a member that is to leave, about which nobody has voted yet.
 func wishing(s *status) { s.Wishes = true }
 
+// Changes of what a member knows.
+type change func(k *knowledge)
+
+func alone(k *knowledge)     { k.publication = offline }
+func impatient(k *knowledge) { k.waited = k.patience + 1 }
+func all(k *knowledge)       { k.ends = true }
+func told(k *knowledge)      { k.self.Wishes = true }
+func untold(k *knowledge)    { k.publication = outdated }
+func unstored(k *knowledge)  { k.publication = pending }
+func rested(k *knowledge)    { k.rested = time.Hour }
+func full(k *knowledge)      { k.publication, k.refusal = refused, errors.New("no space") }
+
+func roomFor(members int) change  { return func(k *knowledge) { k.max = members } }
+func endedAt(world string) change { return func(k *knowledge) { k.over = world } }
+
+// attempted has the last epoch count attempts that failed for a.
+func attempted(times int) change {
+	return func(k *knowledge) {
+		last := *k.record
+		last.Failed = []failure{{"a", times}}
+		k.record = &last
+	}
+}
+
+// kind names the field of a decision that is set, and the error.
+func (d decision) kind() (list []string) {
+	for name, set := range map[string]bool{
+		"publish":   d.publish,
+		"retry":     d.retry > 0,
+		"rejoin":    d.rejoin != nil,
+		"enter":     d.enter != nil,
+		"propose":   d.propose != nil,
+		"left":      errors.Is(d.err, ErrLeft),
+		"ended":     errors.Is(d.err, ErrEnded),
+		"cut off":   errors.Is(d.err, ErrStore),
+		"unreached": d.err != nil && !errors.Is(d.err, ErrLeft) && !errors.Is(d.err, ErrEnded) && !errors.Is(d.err, ErrStore),
+		"wait":      d.why != "",
+	} {
+		if set {
+			list = append(list, name)
+		}
+	}
+	return list
+}
+
 // TestBoundary: what a member at a boundary does. The first one that is present is that member.
 func TestBoundary(t *testing.T) {
 	first, ab, abc := &record{}, epochOf(3, "ab"), epochOf(3, "abc")
 	second, without := epochOf(4, "ab"), epochOf(4, "bc")
-	here := func(r *record, present ...status) view { return view{record: r, min: 1, present: present} }
-	bounded := func(most int, v view) view {
-		v.min, v.max = most, most
+	epochs := map[string]*record{"": nil}
+	for _, r := range []*record{ab, abc, second, without} {
+		epochs[r.World] = r
+	}
+	here := func(r *record, present ...status) view {
+		return view{record: r, min: 1, patience: time.Minute, present: present}
+	}
+	bounded := func(members int, v view) view {
+		v.min, v.max = members, members
 		return v
 	}
 	ending := func(r *record, present ...status) view {
@@ -24,114 +76,341 @@ func TestBoundary(t *testing.T) {
 		v.over = r.World
 		return v
 	}
-	alone := func(b *boundary) { b.reached = false }
-	impatient := func(b *boundary) { b.impatient = true }
-	all := func(b *boundary) { b.ends = true }
-	told := func(b *boundary) { b.own.Wishes = true }
-	untold := func(b *boundary) { b.told = false }
-	attempted := func(times int) func(b *boundary) {
-		return func(b *boundary) {
-			last := *b.record
-			last.Failed = []failure{{"a", times}}
-			b.record = &last
+	knows := func(v view, changes ...change) knowledge {
+		k := knowledge{view: v, publication: stored}
+		if len(v.present) > 0 {
+			k.self = v.present[0]
 		}
+		k.entered = epochs[k.self.Entered]
+		for _, change := range changes {
+			change(&k)
+		}
+		return k
 	}
-	rested := func(b *boundary) { b.backedOff = true }
-	unstored := func(b *boundary) { b.stored = false }
-	full := func(b *boundary) { b.stored, b.refused, b.refusal = false, true, errors.New("no space") }
 	for name, c := range map[string]struct {
-		v    view
-		with []func(b *boundary)
-		do   outcome
-		why  string
+		k   knowledge
+		do  string
+		why string
 	}{
-		"the others do not know that it waits":     {v: here(abc, at("a", abc), at("b", abc), at("c", abc)), with: []func(*boundary){untold}, do: tell},
-		"… nor does the store":                     {v: here(abc, at("a", abc), at("b", abc), at("c", abc)), with: []func(*boundary){unstored}, do: wait, why: "does not have this member's status yet"},
-		"… nor does the store, for a moment":       {v: here(abc, at("a", abc), at("b", abc), at("c", abc)), with: []func(*boundary){unstored, impatient}, do: wait},
-		"the store refuses to know":                {v: here(abc, at("a", abc), at("b", abc), at("c", abc)), with: []func(*boundary){full, impatient}, do: cutOff, why: "does not take this member's status: no space"},
-		"the store refuses one that is to leave":   {v: here(abc, at("a", abc, wishing), at("b", abc), at("c", abc)), with: []func(*boundary){full, impatient}, do: leave},
-		"all are there":                            {v: here(abc, at("a", abc), at("b", abc), at("c", abc)), do: propose},
-		"the first of a job":                       {v: here(first, at("a", nil)), do: propose},
-		"one trains":                               {v: here(abc, at("a", abc), at("b", abc, training), at("c", abc)), do: wait, why: "b is not at the boundary"},
-		"one trains, for longer than its patience": {v: here(abc, at("a", abc), at("b", abc, training), at("c", abc)), with: []func(*boundary){impatient}, do: wait},
-		"too few":                           {v: bounded(2, here(first, at("a", nil))), with: []func(*boundary){impatient}, do: wait, why: "1 of at least 2"},
-		"no room":                           {v: bounded(2, here(ab, at("c", ab), at("a", ab, training), at("b", ab))), do: wait, why: "there are 2 members already"},
-		"room, when one is at the boundary": {v: func() view { v := here(ab, at("c", ab), at("a", ab, training), at("b", ab)); v.max = 3; return v }(), do: wait, why: "a is not"},
+		"the others do not know that it waits": {
+			k:  knows(here(abc, at("a", abc), at("b", abc), at("c", abc)), untold),
+			do: "publish",
+		},
+		"… nor does the store": {
+			k:   knows(here(abc, at("a", abc), at("b", abc), at("c", abc)), unstored),
+			do:  "wait",
+			why: "does not have this member's status yet",
+		},
+		"… nor does the store, for a moment": {
+			k:  knows(here(abc, at("a", abc), at("b", abc), at("c", abc)), unstored, impatient),
+			do: "wait",
+		},
+		"the store refuses to know": {
+			k:   knows(here(abc, at("a", abc), at("b", abc), at("c", abc)), full, impatient),
+			do:  "cut off",
+			why: "does not take this member's status: no space",
+		},
+		"the store refuses one that is to leave": {
+			k:  knows(here(abc, at("a", abc, wishing), at("b", abc), at("c", abc)), full, impatient),
+			do: "left",
+		},
+		"all are there": {
+			k:  knows(here(abc, at("a", abc), at("b", abc), at("c", abc))),
+			do: "propose",
+		},
+		"the first of a job": {
+			k:  knows(here(first, at("a", nil))),
+			do: "propose",
+		},
+		"one trains": {
+			k:   knows(here(abc, at("a", abc), at("b", abc, training), at("c", abc))),
+			do:  "wait",
+			why: "b is not at the boundary",
+		},
+		"one trains, for longer than its patience": {
+			k:  knows(here(abc, at("a", abc), at("b", abc, training), at("c", abc)), impatient),
+			do: "wait",
+		},
+		"too few": {
+			k:   knows(bounded(2, here(first, at("a", nil))), impatient),
+			do:  "wait",
+			why: "1 of at least 2",
+		},
+		"no room": {
+			k:   knows(bounded(2, here(ab, at("c", nil), at("a", ab, training), at("b", ab)))),
+			do:  "wait",
+			why: "there are 2 members already",
+		},
+		"room, when one is at the boundary": {
+			k:   knows(here(ab, at("c", nil), at("a", ab, training), at("b", ab)), roomFor(3)),
+			do:  "wait",
+			why: "a is not",
+		},
 
-		"the next epoch is decided":               {v: here(second, at("a", ab), at("b", ab)), do: enter},
-		"it has tried that one":                   {v: here(second, at("a", second, unformed), at("b", ab)), do: wait, why: "b is not"},
-		"one that joins is in it":                 {v: here(second, at("a", nil), at("b", ab)), do: enter},
-		"it is not decided in this store":         {v: here(ab, at("a", ab), at("b", second)), do: accept},
-		"one that joins has heard of no epoch":    {v: here(ab, at("c", nil), at("a", ab), at("b", ab, training)), do: accept},
-		"one that joins is not in the next one":   {v: here(second, at("c", ab), at("a", second), at("b", second)), do: accept},
-		"one of an earlier epoch":                 {v: here(ab, at("a", second), at("b", ab)), do: wait, why: "b is not"},
-		"the others have gone on":                 {v: here(without, at("a", abc), at("b", without), at("c", without)), do: rejoin},
-		"… after a vote in which it leaves":       {v: here(without, at("a", abc, leaving), at("b", without), at("c", without)), do: leave},
-		"… and have not formed their epoch yet":   {v: here(without, at("a", abc, leaving), at("b", without, training), at("c", without, unformed, training)), do: wait, why: "b is not"},
-		"… whose attempt has failed":              {v: here(without, at("a", abc, leaving), at("b", without, unformed), at("c", without, unformed)), do: propose},
-		"… which one has not begun":               {v: here(without, at("a", abc, leaving), at("b", without), at("c", abc, training)), do: wait, why: "c is not"},
-		"… with a member that was to leave later": {v: here(without, at("a", abc, wishing), at("b", without), at("c", without)), do: rejoin},
+		"the next epoch is decided": {
+			k:  knows(here(second, at("a", ab), at("b", ab))),
+			do: "enter",
+		},
+		"it has tried that one": {
+			k:   knows(here(second, at("a", second, unformed), at("b", ab))),
+			do:  "wait",
+			why: "b is not",
+		},
+		"one that joins is in it": {
+			k:  knows(here(second, at("a", nil), at("b", ab))),
+			do: "enter",
+		},
+		"it is not decided in this store": {
+			k:   knows(here(ab, at("a", ab), at("b", second))),
+			do:  "wait",
+			why: "b is not",
+		},
+		"one that joins, and the others train": {
+			k:   knows(here(ab, at("c", nil), at("a", ab), at("b", ab, training))),
+			do:  "wait",
+			why: "b is not",
+		},
+		"one that joins is not in the next one": {
+			k:   knows(here(second, at("c", nil), at("a", second, training), at("b", second))),
+			do:  "wait",
+			why: "a is not",
+		},
+		"the store has an earlier epoch": {
+			k:  knows(here(ab, at("a", second), at("b", ab))),
+			do: "propose",
+		},
+		"the store has lost the epoch": {
+			k:  knows(here(nil, at("a", second), at("b", second))),
+			do: "propose",
+		},
+		"the store has lost the epoch, and so has one that joins": {
+			k:   knows(here(nil, at("c", nil), at("a", second))),
+			do:  "wait",
+			why: "the store has no epoch",
+		},
+		"… and the store is out of reach": {
+			k:   knows(here(nil, at("a", second)), alone),
+			do:  "wait",
+			why: "out of reach",
+		},
+		"the others have gone on": {
+			k:  knows(here(without, at("a", abc), at("b", without), at("c", without))),
+			do: "rejoin",
+		},
+		"… after a vote in which it leaves": {
+			k:  knows(here(without, at("a", abc, votedOut), at("b", without), at("c", without))),
+			do: "left",
+		},
+		"… and have not formed their epoch yet": {
+			k:   knows(here(without, at("a", abc, votedOut), at("b", without, training), at("c", without, unformed, training))),
+			do:  "wait",
+			why: "b is not",
+		},
+		"… whose attempt has failed": {
+			k:  knows(here(without, at("a", abc, votedOut), at("b", without, unformed), at("c", without, unformed))),
+			do: "propose",
+		},
+		"… which one has not begun": {
+			k:   knows(here(without, at("a", abc, votedOut), at("b", without), at("c", abc, training))),
+			do:  "wait",
+			why: "c is not",
+		},
+		"… with a member that was to leave later": {
+			k:  knows(here(without, at("a", abc, wishing), at("b", without), at("c", without))),
+			do: "rejoin",
+		},
 
-		"the others had no connection to it":          {v: here(without, at("a", abc), at("b", without), at("c", without)), with: []func(*boundary){attempted(1)}, do: rejoin},
-		"… too often":                                 {v: here(without, at("a", abc), at("b", without), at("c", without)), with: []func(*boundary){attempted(maxAttempts)}, do: fail},
-		"… and it waits":                              {v: here(without, at("a", without, withoutAny), at("b", without, training), at("c", without)), with: []func(*boundary){attempted(2), impatient}, do: wait, why: "no connection to it in 2 attempts"},
-		"… and has waited":                            {v: here(without, at("a", without, withoutAny), at("b", without, training), at("c", without)), with: []func(*boundary){attempted(2), rested}, do: retry},
-		"… and has said so":                           {v: here(without, at("a", without, withoutAny, resting(2)), at("b", without, training), at("c", without)), with: []func(*boundary){attempted(2), rested}, do: wait, why: "b is not at the boundary"},
-		"… and is to leave":                           {v: here(without, at("a", without, withoutAny, wishing), at("b", without, training), at("c", without)), with: []func(*boundary){attempted(2)}, do: leave},
-		"… who have all gone":                         {v: here(without, at("a", without, withoutAny)), with: []func(*boundary){attempted(2)}, do: wait, why: "no member that has the state"},
-		"without the store":                           {v: view{}, with: []func(*boundary){alone}, do: wait, why: "the store is out of reach"},
-		"without the store, out of patience":          {v: view{}, with: []func(*boundary){alone, impatient}, do: cutOff, why: "the store is out of reach"},
-		"nobody of the job":                           {v: here(nil, at("a", nil)), do: wait, why: "the store has no epoch"},
-		"nobody of the job for too long":              {v: here(nil, at("a", nil)), with: []func(*boundary){impatient}, do: cutOff, why: "the store has no epoch"},
-		"the state is away":                           {v: here(abc, at("d", abc)), with: []func(*boundary){impatient}, do: wait, why: "no member that has the state"},
-		"the last step is made":                       {v: ending(abc, at("d", nil)), do: end},
-		"the last step is made, and one has no state": {v: ending(abc, at("d", nil), at("a", abc, withoutAny)), do: end},
-		"the last step is made, but one is here":      {v: ending(ab, at("c", ab), at("a", ab, training)), do: wait, why: "a is not"},
-		"the last step of an earlier epoch is made":   {v: func() view { v := here(abc, at("d", abc)); v.over = "another"; return v }(), do: wait},
+		"the others had no connection to it": {
+			k:  knows(here(without, at("a", abc), at("b", without), at("c", without)), attempted(1)),
+			do: "rejoin",
+		},
+		"… too often": {
+			k:  knows(here(without, at("a", abc), at("b", without), at("c", without)), attempted(maxAttempts)),
+			do: "unreached",
+		},
+		"… and it waits": {
+			k:   knows(here(without, at("a", without, withoutAny), at("b", without, training), at("c", without)), attempted(2), impatient),
+			do:  "wait",
+			why: "no connection to it in 2 attempts",
+		},
+		"… and has waited": {
+			k:  knows(here(without, at("a", without, withoutAny), at("b", without, training), at("c", without)), attempted(2), rested),
+			do: "retry",
+		},
+		"… and has said so": {
+			k:   knows(here(without, at("a", without, withoutAny, resting(2)), at("b", without, training), at("c", without)), attempted(2), rested),
+			do:  "wait",
+			why: "b is not at the boundary",
+		},
+		"… and is to leave": {
+			k:  knows(here(without, at("a", without, withoutAny, wishing), at("b", without, training), at("c", without)), attempted(2)),
+			do: "left",
+		},
+		"… who have all gone": {
+			k:   knows(here(without, at("a", without, withoutAny)), attempted(2)),
+			do:  "wait",
+			why: "no member that has the state",
+		},
+		"without the store": {
+			k:   knows(view{}, alone),
+			do:  "wait",
+			why: "the store is out of reach",
+		},
+		"without the store, out of patience": {
+			k:   knows(view{}, alone, impatient),
+			do:  "cut off",
+			why: "the store is out of reach",
+		},
+		"nobody of the job": {
+			k:   knows(here(nil, at("a", nil))),
+			do:  "wait",
+			why: "the store has no epoch",
+		},
+		"nobody of the job for too long": {
+			k:   knows(here(nil, at("a", nil)), impatient),
+			do:  "cut off",
+			why: "the store has no epoch",
+		},
+		"the state is away": {
+			k:   knows(here(abc, at("d", nil)), impatient),
+			do:  "wait",
+			why: "no member that has the state",
+		},
+		"the last step is made": {
+			k:  knows(ending(abc, at("d", nil))),
+			do: "ended",
+		},
+		"the last step is made, and one has no state": {
+			k:  knows(ending(abc, at("d", nil), at("a", abc, withoutAny))),
+			do: "ended",
+		},
+		"the last step is made, but one is here": {
+			k:   knows(ending(ab, at("c", nil), at("a", ab, training))),
+			do:  "wait",
+			why: "a is not",
+		},
+		"the last step of an earlier epoch is made": {
+			k:  knows(here(abc, at("d", nil)), endedAt("another")),
+			do: "wait",
+		},
 
-		"told to leave without state":                  {v: bounded(2, here(first, at("a", nil, wishing))), do: leave},
-		"… when others do not know that it waits":      {v: bounded(2, here(first, at("a", nil, wishing))), with: []func(*boundary){untold}, do: leave},
-		"… for whom there is no room":                  {v: bounded(2, here(ab, at("c", ab, withoutAny, wishing), at("a", ab), at("b", ab))), do: leave},
-		"… without a store":                            {v: view{present: []status{at("a", nil, wishing)}}, with: []func(*boundary){alone}, do: leave},
-		"told to leave with the state, and too few":    {v: bounded(2, here(ab, at("a", ab, wishing))), do: wait, why: "1 of at least 2"},
-		"… out of patience":                            {v: bounded(2, here(ab, at("a", ab, wishing))), with: []func(*boundary){impatient}, do: leave},
-		"… with a store that is lost":                  {v: view{present: []status{at("a", ab, wishing)}}, with: []func(*boundary){alone, impatient}, do: leave},
-		"told to leave alone":                          {v: here(ab, at("a", ab, wishing)), do: wait, why: "nobody is here who stays"},
-		"… until another one comes":                    {v: here(ab, at("a", ab, wishing), at("c", ab, withoutAny)), do: propose},
-		"… out of patience, as the other one is away":  {v: here(ab, at("a", ab, wishing)), with: []func(*boundary){impatient}, do: leave},
-		"the vote has it leave":                        {v: here(ab, at("a", ab, leaving), at("b", ab)), do: propose},
-		"… and the one that stays is away":             {v: here(ab, at("a", ab, leaving)), do: wait, why: "0 of at least 1"},
-		"… and stays away":                             {v: here(ab, at("a", ab, leaving)), with: []func(*boundary){impatient}, do: leave},
-		"… and comes when it is impatient":             {v: here(ab, at("a", ab, leaving), at("b", ab)), with: []func(*boundary){impatient}, do: propose},
-		"all leave":                                    {v: here(ab, at("a", ab, leaving), at("b", ab, leaving)), with: []func(*boundary){all}, do: leave},
-		"all leave, and the others are gone":           {v: here(ab, at("a", ab, leaving)), with: []func(*boundary){all}, do: leave},
-		"all leave, and one waits to join":             {v: here(ab, at("a", ab, leaving), at("b", ab, leaving), at("c", ab, withoutAny)), with: []func(*boundary){all}, do: propose},
-		"all leave, and it waits to join":              {v: here(ab, at("c", ab, withoutAny), at("a", ab, leaving), at("b", ab, leaving)), with: []func(*boundary){all}, do: propose},
-		"all others leave, and it joins":               {v: here(ab, at("c", ab, withoutAny)), with: []func(*boundary){all}, do: wait},
-		"all leave, and its entry is an earlier one":   {v: here(ab, at("a", ab), at("b", ab, leaving)), with: []func(*boundary){all, told}, do: leave},
-		"all are told to leave while they wait":        {v: bounded(3, here(abc, at("a", abc, wishing), at("b", abc, wishing), at("c", abc, leaving))), with: []func(*boundary){all}, do: leave},
-		"some are told to leave while they wait":       {v: bounded(3, here(abc, at("a", abc, wishing), at("b", abc), at("c", abc, leaving))), do: wait, why: "2 of at least 3"},
-		"all are told to leave, and one waits to join": {v: here(ab, at("a", ab, wishing), at("b", ab, leaving), at("c", ab, withoutAny)), with: []func(*boundary){all}, do: propose},
+		"told to leave without state": {
+			k:  knows(bounded(2, here(first, at("a", nil, wishing)))),
+			do: "left",
+		},
+		"… when others do not know that it waits": {
+			k:  knows(bounded(2, here(first, at("a", nil, wishing))), untold),
+			do: "left",
+		},
+		"… for whom there is no room": {
+			k:  knows(bounded(2, here(ab, at("c", nil, wishing), at("a", ab), at("b", ab)))),
+			do: "left",
+		},
+		"… without a store": {
+			k:  knows(view{present: []status{at("a", nil, wishing)}}, alone),
+			do: "left",
+		},
+		"told to leave with the state, and too few": {
+			k:   knows(bounded(2, here(ab, at("a", ab, wishing)))),
+			do:  "wait",
+			why: "1 of at least 2",
+		},
+		"… out of patience": {
+			k:  knows(bounded(2, here(ab, at("a", ab, wishing))), impatient),
+			do: "left",
+		},
+		"… with a store that is lost": {
+			k:  knows(view{present: []status{at("a", ab, wishing)}}, alone, impatient),
+			do: "left",
+		},
+		"told to leave alone": {
+			k:   knows(here(ab, at("a", ab, wishing))),
+			do:  "wait",
+			why: "nobody is here who stays",
+		},
+		"… until another one comes": {
+			k:  knows(here(ab, at("a", ab, wishing), at("c", nil))),
+			do: "propose",
+		},
+		"… out of patience, as the other one is away": {
+			k:  knows(here(ab, at("a", ab, wishing)), impatient),
+			do: "left",
+		},
+		"the vote has it leave": {
+			k:  knows(here(ab, at("a", ab, votedOut), at("b", ab))),
+			do: "propose",
+		},
+		"… and the one that stays is away": {
+			k:   knows(here(ab, at("a", ab, votedOut))),
+			do:  "wait",
+			why: "0 of at least 1",
+		},
+		"… and stays away": {
+			k:  knows(here(ab, at("a", ab, votedOut)), impatient),
+			do: "left",
+		},
+		"… and comes when it is impatient": {
+			k:  knows(here(ab, at("a", ab, votedOut), at("b", ab)), impatient),
+			do: "propose",
+		},
+		"all leave": {
+			k:  knows(here(ab, at("a", ab, votedOut), at("b", ab, votedOut)), all),
+			do: "left",
+		},
+		"all leave, and the others are gone": {
+			k:  knows(here(ab, at("a", ab, votedOut)), all),
+			do: "left",
+		},
+		"all leave, and one waits to join": {
+			k:  knows(here(ab, at("a", ab, votedOut), at("b", ab, votedOut), at("c", nil)), all),
+			do: "propose",
+		},
+		"all leave, and it waits to join": {
+			k:  knows(here(ab, at("c", nil), at("a", ab, votedOut), at("b", ab, votedOut)), all),
+			do: "propose",
+		},
+		"all others leave, and it joins": {
+			k:  knows(here(ab, at("c", nil)), all),
+			do: "wait",
+		},
+		"all leave, and its entry is an earlier one": {
+			k:  knows(here(ab, at("a", ab), at("b", ab, votedOut)), all, told),
+			do: "left",
+		},
+		"all are told to leave while they wait": {
+			k:  knows(bounded(3, here(abc, at("a", abc, wishing), at("b", abc, wishing), at("c", abc, votedOut))), all),
+			do: "left",
+		},
+		"some are told to leave while they wait": {
+			k:   knows(bounded(3, here(abc, at("a", abc, wishing), at("b", abc), at("c", abc, votedOut)))),
+			do:  "wait",
+			why: "2 of at least 3",
+		},
+		"all are told to leave, and one waits to join": {
+			k:  knows(here(ab, at("a", ab, wishing), at("b", ab, votedOut), at("c", nil)), all),
+			do: "propose",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := boundary{view: c.v, reached: true, stored: true}
-			if len(c.v.present) > 0 {
-				b.own = c.v.present[0]
+			d := c.k.decide()
+			assert.Equal(t, []string{c.do}, d.kind(), "%+v", d)
+			text := d.why
+			if d.err != nil {
+				text = d.err.Error()
 			}
-			b.told = true
-			for _, change := range c.with {
-				change(&b)
+			assert.Contains(t, text, c.why)
+			last := c.k.last()
+			for _, r := range []*record{d.rejoin, d.enter} {
+				if r != nil {
+					assert.Same(t, last, r)
+				}
 			}
-			do, epoch, why := b.decide()
-			assert.Equal(t, c.do, do, why)
-			assert.Contains(t, why, c.why)
-			switch last, _ := b.last(); do {
-			case accept, rejoin, enter, retry, fail:
-				assert.Same(t, last, epoch)
-			case propose:
-				assert.Equal(t, last.Number+1, epoch.Number)
+			switch {
+			case d.propose == nil:
+			case last != c.k.record:
+				assert.Same(t, c.k.entered, d.propose, "the one that the store has lost")
 			default:
-				assert.Nil(t, epoch)
+				assert.Equal(t, last.Number+1, d.propose.Number)
 			}
 		})
 	}

@@ -239,9 +239,9 @@ func (c *churn) wait() {
 		members, made = c.last()
 		for _, a := range c.here { // the epoch that they try to form may be another one
 			a.mu.Lock()
-			s := a.status
+			inside := a.status.Standing == stepping && a.epoch != nil && a.epoch.Comm != nil && len(a.epoch.Members) == len(want)
 			a.mu.Unlock()
-			if s.Waiting || !s.Formed || len(s.Accepted.Members) != len(want) {
+			if !inside {
 				return false
 			}
 		}

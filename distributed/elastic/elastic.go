@@ -36,16 +36,15 @@
 //
 // # How it is written
 //
-//   - elastic.go: what a program calls; form.go: votes and new epochs; await.go: the wait for one
-//   - view.go: what the next epoch is, a function of the entries in the store; reach.go: without whom, as nobody reaches them;
-//     boundary.go: what a
-//     member does that waits for it, a function of these and of what it knows of itself
-//   - attend.go: sessions of the store; publish.go: this member's entry in it; state.go: parameters, residuals and the
-//     hash of members that come and go
+//   - elastic.go and trainer.go: what a program calls; form.go: votes and new epochs; await.go: the wait for one
+//   - standing.go: what a member says of itself; view.go: what the next epoch is, a function of the entries in the store;
+//     reach.go: without whom, as nobody reaches them; boundary.go: what a member does that waits for it, a function of these and of
+//     what it knows of itself
+//   - attend.go: sessions of the store; publish.go: this member's entry in it; valid.go: what of the others' is believed;
+//     state.go: parameters, residuals and the hash of members that come and go; timeouts.go: all times
 package elastic
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -67,18 +66,15 @@ import (
 )
 
 var (
-	// ErrLeft: this member has left in order, or was closed.
+	// ErrLeft means that this member has left in order, or was closed.
 	ErrLeft = errors.New("this member has left")
-	// ErrStore: the store is out of reach, or refuses this member's entry. The others may go on, so this member may not.
+	// ErrStore means that the store is out of reach, or refuses this member's entry. The others may go on, so this member may not.
 	ErrStore = errors.New("the job's store is out of reach")
-	// ErrEnded: the others have made the last step of the job.
+	// ErrEnded means that the others have made the last step of the job.
 	ErrEnded = errors.New("the job has ended")
-	// ErrIdentity: another process that lives has this member's name.
+	// ErrIdentity means that another living process has this member's name.
 	ErrIdentity = errors.New("another member has this name")
 )
-
-// DefaultSilence is how long a member may be silent before the others go on without it.
-const DefaultSilence = 2 * time.Second
 
 // Place is a member's place in an epoch.
 type Place struct {
@@ -124,8 +120,12 @@ type Epoch struct {
 	Members []string // names, by rank
 	Comm    comm.Communicator
 	Joined  bool // this member got its state in this epoch
+
 	record  *record
-	hash    int64 // of what members have alike, until the first vote has compared it
+	bound   bool  // the trainer has the communicator and the state
+	changes bool  // the last vote has found that members come or go
+	leaves  []int // the ranks of those that leave, by that vote
+	hash    int64 // of what members have alike, 0 after the first vote, which has compared it
 }
 
 // Member is a process of an elastic job. Its methods are for one goroutine, but for Leave.
@@ -133,65 +133,81 @@ type Member struct {
 	cfg     Config
 	trainer Trainer
 
-	ctx    context.Context // until Close
+	ctx    context.Context // ends with Close
 	end    context.CancelFunc
 	caller context.Context // of the last Next
-	gone   sync.WaitGroup
+	gone   sync.WaitGroup  // attend
+
+	failure  error // of the last attempt at an epoch, nil before one and after one that did not fail; of Next and Commit alone
+	failures int   // of Dial and what follows it, one after the other; of attend alone
 
 	wakeup chan struct{} // of capacity 1: keep is to look at the claims
 
-	mu          sync.Mutex
-	kv          store.Store
-	since       time.Time        // when it was reached
-	entries     map[string]entry // what it has
+	mu          sync.Mutex       // guards what follows
+	kv          store.Store      // nil while the store is out of reach
+	session     time.Time        // when it began; zero before the first one
+	entries     map[string]entry // what the store has
 	changed     chan struct{}    // closed by the next change
-	status      status           // of this member
-	statusClaim claim            // status, as the others are to know it
+	status      status           // of this member; but for Wishes, only the goroutine of Next and Commit changes it
+	statusClaim claim            // the status that the others are to know
 	endClaim    claim            // the World of the epoch with the last step, once this member has made that
 	refusal     error            // why the store does not have these; nil if it took the last write
-	fault       error            // why it cannot be a member
+	fault       error            // why this process cannot be a member; nil if it can
 	ignored     int              // entries that no member writes
 	ends        bool             // all members of the last epoch are to leave
-	used        *Epoch           // the last one that was formed
-
-	failed   error // why the last attempt at an epoch failed; of Next alone
-	failures int   // of Dial and what follows it, one after the other; of attend alone
-
-	epoch  *Epoch // that is used
-	formed *Epoch // that takes its place, before it is bound
-	ask    bool   // the last vote has found that members come or go
-	leaves []int  // ranks of those who go in order
+	epoch       *Epoch           // entered last: nil for a member that joins, without Comm until it is formed
 }
 
 // Join makes this process a member, which trains with trainer, and returns when it has found the store and is not refused:
 // [comm.ErrMismatch] for other terms, [ErrIdentity] for a name that is taken. It is in no epoch before [Member.Next], which
 // looks for the store if Join has not found it within Config.Patience.
 func Join(ctx context.Context, cfg Config, trainer Trainer) (*Member, error) {
-	if cfg.Name == "" || cfg.Form == nil || trainer == nil || cfg.Min < 1 || cfg.Max != 0 && cfg.Max < cfg.Min || cfg.Dial == nil {
-		return nil, fmt.Errorf("elastic: %w: a trainer, Name, Dial, Form and 1 <= Min <= Max are needed", comm.ErrArgument)
+	if trainer == nil {
+		return nil, fmt.Errorf("elastic: %w: no trainer", comm.ErrArgument)
 	}
-	if err := checkText(cfg.Name); err != nil {
+	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("elastic: %w: %w", comm.ErrArgument, err)
 	}
-	cfg.Silence, cfg.Patience = cmp.Or(cfg.Silence, DefaultSilence), cmp.Or(cfg.Patience, 10*time.Second)
-	if cfg.Runtime == nil {
-		cfg.Runtime = cpu.New()
+	m := &Member{
+		cfg:     cfg,
+		trainer: trainer,
+		changed: make(chan struct{}),
+		entries: map[string]entry{},
+		wakeup:  make(chan struct{}, 1),
 	}
-	m := &Member{cfg: cfg, trainer: trainer, changed: make(chan struct{}), entries: map[string]entry{}}
-	m.wakeup = make(chan struct{}, 1)
 	m.statusClaim = claim{key: m.key(), options: []store.Option{store.Lease}}
 	m.endClaim = claim{key: overKey}
-	m.status = status{Name: cfg.Name, Incarnation: rand.Text(), Terms: cfg.Terms, Step: cfg.Step, Fresh: true}
+	m.status = status{Name: cfg.Name, Incarnation: rand.Text(), Standing: fresh, Step: cfg.Step}
 	trainer.BeforeCommit(m.Commit)
 	m.ctx, m.end = context.WithCancel(context.WithoutCancel(ctx))
 	m.gone.Go(m.attend)
-	patience, stop := context.WithTimeout(ctx, cfg.Patience)
+	bounded, stop := context.WithTimeout(ctx, cfg.Patience)
 	defer stop()
-	err := m.until(patience, func() (bool, error) { return m.kv != nil, m.fault })
-	if err != nil && (ctx.Err() != nil || patience.Err() == nil) {
+	err := m.wait(bounded, func() (bool, error) { return m.kv != nil, m.fault })
+	if err != nil && (ctx.Err() != nil || bounded.Err() == nil) {
 		return nil, errors.Join(fmt.Errorf("elastic: %s: %w", cfg.Name, err), m.Close())
 	}
 	return m, nil
+}
+
+// complete sets what is not set, and returns why the configuration is none.
+func (c *Config) complete() error {
+	if c.Dial == nil || c.Form == nil {
+		return errors.New("Dial and Form are needed")
+	}
+	if c.Min < 1 || c.Max != 0 && c.Max < c.Min {
+		return fmt.Errorf("Min is %d and Max %d, want 1 <= Min <= Max, or a Max of 0", c.Min, c.Max)
+	}
+	if c.Silence == 0 {
+		c.Silence = DefaultSilence
+	}
+	if c.Patience == 0 {
+		c.Patience = defaultPatience
+	}
+	if c.Runtime == nil {
+		c.Runtime = cpu.New()
+	}
+	return checkText(c.Name)
 }
 
 // Variables that tell the ranks of `tutti launch --min --max` the bounds of their job.
@@ -204,17 +220,21 @@ const (
 // store, and in TLS the configuration of connections for [tcp.New].
 func FromEnv(cfg Config) (Config, error) {
 	job, err := rendezvous.FromEnv(os.Getenv)
-	if err == nil && os.Getenv(MinVariable) == "" {
-		err = fmt.Errorf("elastic: %w: %s is not set; tutti launch --min starts the members of a job", rendezvous.ErrEnvironment, MinVariable)
+	if err != nil {
+		return cfg, err
 	}
-	if err == nil {
-		cfg.TLS, err = job.TLS("comm/tcp")
+	if os.Getenv(MinVariable) == "" {
+		return cfg, fmt.Errorf("elastic: %w: %s is not set; tutti launch --min starts the members of a job", rendezvous.ErrEnvironment, MinVariable)
+	}
+	cfg.TLS, err = job.TLS("comm/tcp")
+	if err != nil {
+		return cfg, err
 	}
 	for variable, bound := range map[string]*int{MinVariable: &cfg.Min, MaxVariable: &cfg.Max} {
-		if text := os.Getenv(variable); err == nil {
-			if *bound, err = strconv.Atoi(text); err != nil {
-				err = fmt.Errorf("elastic: %w: %s=%q is no count", rendezvous.ErrEnvironment, variable, text)
-			}
+		text := os.Getenv(variable)
+		*bound, err = strconv.Atoi(text)
+		if err != nil {
+			return cfg, fmt.Errorf("elastic: %w: %s=%q is no count", rendezvous.ErrEnvironment, variable, text)
 		}
 	}
 	cfg.Name = fmt.Sprint("rank ", job.Rank)
@@ -225,53 +245,61 @@ func FromEnv(cfg Config) (Config, error) {
 		}
 		return kv, nil
 	}
-	return cfg, err
+	return cfg, nil
 }
 
 // Steps returns how many steps the members have committed.
 func (m *Member) Steps() uint64 { return m.now().Step }
 
-// Leave has this member leave in order: [Member.Next] returns [ErrLeft] after the next vote, when what it has not sent is handed over.
-// Where only members go on that lack the state, it stays until they have it, with a Max of 1 beside the one that joins. While it waits at a
-// boundary, ErrLeft comes at once to one that has no state of the job or where all members of the last epoch are to leave, and otherwise
-// after Config.Patience.
+// Leave has this member leave in order: [Member.Next] returns [ErrLeft] after the next vote, when its residuals are handed over.
+// A leaving member that alone has the state stays until a successor has received it, even if that exceeds Max by one.
+//
+// A member at a boundary leaves at once if it has no state of the job, or if all members of the last epoch are to leave. Otherwise it
+// waits for the next vote, for Config.Patience at most.
 func (m *Member) Leave() { m.change(func() { m.status.Wishes = true }) }
 
-// Run makes steps until one returns [io.EOF], this member has left, ctx ends, or a step fails for
-// another reason than a lost member. With an error the others go on without this member. After that, Close. Steps are
-// repeated by those who are left; a member that is cut off from the store waits until it can join again. A member that joins after the
-// job's last step is told so ([ErrEnded]), and its Run returns nil.
-func (m *Member) Run(ctx context.Context, step func(ctx context.Context, e *Epoch) error) (err error) {
-	defer func() {
-		if err != nil {
-			m.fail(err)
-			m.end()
-		}
-	}()
-	var failed error
+// Run makes steps until one of them returns [io.EOF], this member has left, ctx ends, or a step fails for another reason than a
+// lost member. Call Close after it. The other members go on without this one where Run returns an error.
+//
+// Run returns nil for [io.EOF], [ErrLeft] and [ErrEnded], which a process gets that joins after the job's last step. A step that
+// lost a member is made again by the members that are left. A member without the store waits until it can join again.
+func (m *Member) Run(ctx context.Context, step func(ctx context.Context, e *Epoch) error) error {
+	err := m.run(ctx, step)
+	if err != nil {
+		m.fail(err)
+		m.end()
+	}
+	return err
+}
+
+func (m *Member) run(ctx context.Context, step func(ctx context.Context, e *Epoch) error) error {
+	var failed error // the error of the last step
 	for {
 		e, err := m.Next(ctx, failed)
-		switch {
-		case errors.Is(err, ErrEnded):
+		if errors.Is(err, ErrEnded) {
 			slog.Info("elastic: the others have ended the job", "member", m.cfg.Name)
 			return nil
-		case errors.Is(err, ErrLeft) && ctx.Err() == nil:
+		}
+		if errors.Is(err, ErrLeft) && ctx.Err() == nil {
 			return nil
-		case errors.Is(err, ErrStore) && ctx.Err() == nil:
+		}
+		if errors.Is(err, ErrStore) && ctx.Err() == nil {
 			slog.Warn("elastic: waiting for the store", "member", m.cfg.Name, "err", err)
 			failed = nil
 			continue
-		case err != nil:
+		}
+		if err != nil {
 			return err
 		}
-		switch failed = step(ctx, e); {
-		case failed == nil || lost(failed) && ctx.Err() == nil: // also where a connection's end is the reason
-		case errors.Is(failed, io.EOF):
-			m.over(e)
-			return nil
-		default:
-			return failed
+		failed = step(ctx, e)
+		if failed == nil || lost(failed) && ctx.Err() == nil { // also where the io.EOF of a connection is the reason
+			continue
 		}
+		if errors.Is(failed, io.EOF) {
+			m.finishJob(e)
+			return nil
+		}
+		return failed
 	}
 }
 
@@ -285,12 +313,10 @@ func lost(err error) bool {
 func (m *Member) Close() error {
 	m.end()
 	m.gone.Wait()
-	var errs []error
-	for _, e := range []*Epoch{m.epoch, m.formed} {
-		if e != nil {
-			errs = append(errs, comm.CloseAll(e.Comm, nil))
-		}
+	e := m.epoch
+	m.change(func() { m.epoch = nil })
+	if e == nil || e.Comm == nil {
+		return nil
 	}
-	m.epoch, m.formed = nil, nil
-	return errors.Join(errs...)
+	return comm.CloseAll(e.Comm, nil)
 }

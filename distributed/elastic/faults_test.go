@@ -184,6 +184,16 @@ func TestReplaceAll(t *testing.T) {
 				return made == 3 && len(e.Members) == most && !slices.ContainsFunc(old, func(a *trainee) bool { return slices.Contains(e.Members, a.cfg.Name) })
 			})
 		}
+		require.NoError(t, old[0].wait(ctx, func() (bool, error) {
+			v, _ := old[0].look()
+			waiting := 0
+			for _, s := range v.present {
+				if s.Standing == joining {
+					waiting++
+				}
+			}
+			return waiting == most, nil
+		}))
 		for _, a := range old {
 			a.Leave()
 		}
@@ -263,9 +273,9 @@ func TestAllLeaveAtABoundary(t *testing.T) {
 	}
 	for _, a := range list[:2] {
 		go func() {
-			assert.NoError(t, a.until(t.Context(), func() (bool, error) {
+			assert.NoError(t, a.wait(t.Context(), func() (bool, error) {
 				v, _ := a.look()
-				return a.status.Waiting && slices.ContainsFunc(v.present, func(s status) bool { return s.Leaving }), nil
+				return a.status.Standing.waits() && slices.ContainsFunc(v.present, func(s status) bool { return s.Standing == leaving }), nil
 			}))
 			a.Leave()
 		}()
@@ -521,7 +531,7 @@ func TestClocks(t *testing.T) {
 	log.repeat(t, list[0].steps, list)
 	for _, a := range list {
 		a.mu.Lock()
-		assert.Contains(t, a.since.String(), " m=", "waits are by the monotonic clock")
+		assert.Contains(t, a.session.String(), " m=", "waits are by the monotonic clock")
 		a.mu.Unlock()
 		assert.NoError(t, a.Close())
 	}

@@ -21,39 +21,33 @@ import (
 // members that come or go, or if failed, the error of the step, is not nil. Then its communicator
 // is new, the trainer is bound to it, and a member that joined has its state.
 //
-// It waits for others as long as ctx and the number of members need, returns [ErrLeft] after [Member.Leave], and
-// [ErrStore] when the store has been out of reach for Config.Patience. When epochs could be formed for
-// so long, but not begin, it returns why, and [ErrEnded] when the others have made the last step. Next may be called again
-// after that, and the member joins when it can. It is refused as by [Join] where it finds the others only now.
+// It waits for others as long as ctx and the number of members need. Errors are [ErrLeft] after [Member.Leave], [ErrStore] when
+// the store has been out of reach for Config.Patience, [ErrEnded] when the others have made the last step, those of [Join] where the
+// store is reached only now, and that of the last epoch when none could begin for Config.Patience. After an error Next may be
+// called again, and the member joins when it can.
 func (m *Member) Next(ctx context.Context, failed error) (*Epoch, error) {
 	m.caller = ctx
 	if failed != nil {
 		m.fail(failed)
 	}
-	var failing time.Time // since then no epoch could begin
-	for times := 0; ; times++ {
-		if m.formed == nil {
-			if m.epoch != nil {
-				broken := m.epoch.Comm.Err() // by another member, perhaps
-				if broken == nil && !m.ask {
-					return m.epoch, nil
-				}
-				if broken == nil {
-					broken = m.handOver(ctx)
-				}
-				m.fail(broken)
-			}
-			if err := m.form(ctx); err != nil {
-				return nil, fmt.Errorf("elastic: %s: %w", m.cfg.Name, err)
-			}
-		}
-		e := m.formed
-		err := m.bind(ctx, e)
-		if m.formed = nil; err == nil {
-			m.epoch = e
+	var failing time.Time // since then no epoch could begin, zero before that
+	for attempt := 0; ; attempt++ {
+		e := m.epoch
+		sound := e != nil && e.Comm != nil && e.Comm.Err() == nil // otherwise it is broken, perhaps by another member
+		if sound && e.bound && !e.changes {
 			return e, nil
 		}
-		_ = comm.CloseAll(e.Comm, err)
+		if !sound || e.bound { // otherwise Commit has formed it
+			if err := m.form(ctx, m.finish(ctx, sound)); err != nil {
+				return nil, fmt.Errorf("elastic: %s: %w", m.cfg.Name, err)
+			}
+			e = m.epoch
+		}
+		err := m.bind(ctx, e)
+		if err == nil {
+			return e, nil
+		}
+		m.fail(err)
 		if failing.IsZero() {
 			failing = time.Now()
 		}
@@ -61,13 +55,30 @@ func (m *Member) Next(ctx context.Context, failed error) (*Epoch, error) {
 			return nil, fmt.Errorf("elastic: %s: %w", m.cfg.Name, err)
 		}
 		slog.Warn("elastic: an epoch failed before its first step", "member", m.cfg.Name, "epoch", e.Number, "err", err)
-		m.pause(min(time.Millisecond<<min(times, 20), m.cfg.Silence/10))
+		m.pause(min(time.Millisecond<<min(attempt, 20), m.cfg.firstRetry()))
 	}
 }
 
-// fail closes the communicator that is used, because of an error or because another one takes its place.
+// finish ends the epoch, with a residual handed over if a sound one has members that leave, and returns how this member stands behind it.
+func (m *Member) finish(ctx context.Context, sound bool) standing {
+	e := m.epoch
+	if e == nil || e.Comm == nil {
+		return boundary
+	}
+	err := e.Comm.Err()
+	if sound {
+		err = m.handOver(ctx)
+	}
+	m.fail(err)
+	if slices.Contains(e.leaves, e.Comm.Rank()) {
+		return leaving
+	}
+	return boundary
+}
+
+// fail closes the communicator of the epoch, because of an error or because another one takes its place.
 func (m *Member) fail(cause error) {
-	if m.epoch != nil {
+	if m.epoch != nil && m.epoch.Comm != nil {
 		_ = comm.CloseAll(m.epoch.Comm, cause)
 	}
 }
@@ -80,111 +91,134 @@ func (m *Member) Commit(ctx context.Context) error {
 	if e == nil {
 		return fmt.Errorf("elastic: %w: Commit without an epoch", comm.ErrArgument)
 	}
+	if !e.bound { // an earlier vote of this step has ended its epoch
+		return fmt.Errorf("elastic: %s: %w", m.cfg.Name, comm.ErrClosed)
+	}
 	if err := e.Comm.Sync(ctx); err != nil { // without the result of the exchange
 		return fmt.Errorf("elastic: %s: %w", m.cfg.Name, err)
 	}
-	vote, err := m.vote(ctx, e)
+	b, err := m.vote(ctx, e)
 	if err == nil {
-		if err := e.agree(vote); err != nil {
-			_ = e.Comm.Barrier(ctx) // all have the vote, before any of them goes
-			return err
-		}
-		m.ask, m.leaves = vote[0] != 0, nil
-		for rank := range e.Members {
-			if vote[1+rank] != 0 {
-				m.leaves = append(m.leaves, rank)
-			}
-		}
-		m.change(func() {
-			m.status.Step, m.status.Leaving = m.status.Step+1, vote[1+e.Comm.Rank()] != 0
-			m.ends = len(m.leaves) == len(e.Members)
-		})
-		e.hash = 0
-		return nil
+		return m.count(ctx, e, b)
 	}
 	if ctx.Err() != nil {
 		return fmt.Errorf("elastic: %s: %w", m.cfg.Name, err)
 	}
 	m.fail(err)
 	step := m.Steps()
-	m.change(func() { m.status.Prepared = true })
-	formErr := m.form(ctx)
-	m.change(func() { m.status.Prepared = false })
-	switch {
-	case formErr != nil:
-		return fmt.Errorf("elastic: %s: %w: %w", m.cfg.Name, comm.ErrPeerFailed, formErr)
-	case m.now().Fresh || m.Steps() == step:
+	if err := m.form(ctx, prepared); err != nil {
+		return fmt.Errorf("elastic: %s: %w: %w", m.cfg.Name, comm.ErrPeerFailed, err)
+	}
+	if m.now().Standing.stateless() || m.Steps() == step {
 		return fmt.Errorf("elastic: %s: step %d is made again: %w", m.cfg.Name, step+1, err)
 	}
 	return nil
 }
 
-// vote gathers the votes of all members: whether any knows of members that come or go, then of each whether it goes,
-// and its hash.
-func (m *Member) vote(ctx context.Context, e *Epoch) (words []int64, err error) {
-	size, rank := len(e.Members), e.Comm.Rank()
-	words = make([]int64, 1+2*size)
+// ballot is what a member votes, or the maximum of what all vote: words of an allreduce. The first one is 1 if a member comes or goes.
+type ballot []int64
+
+// leaves has a 1 for each member that leaves, by rank.
+func (b ballot) leaves() []int64 { return b[1 : 1+len(b)/2] }
+
+// hashes has the hash of each member's state, by rank, 0 after the first vote of an epoch.
+func (b ballot) hashes() []int64 { return b[1+len(b)/2:] }
+
+// vote gathers the votes of all members.
+func (m *Member) vote(ctx context.Context, e *Epoch) (ballot, error) {
+	b := make(ballot, 1+2*len(e.Members))
+	rank := e.Comm.Rank()
+	b.hashes()[rank] = e.hash
 	m.mu.Lock()
+	v, _ := m.look()
 	if m.status.Wishes {
-		words[0], words[1+rank] = 1, 1
-	} else if v, _ := m.look(); v.comes(e.record) {
-		words[0] = 1
+		b[0] = 1
+		b.leaves()[rank] = 1
+	} else if v.comes(e.record) {
+		b[0] = 1
 	}
 	m.mu.Unlock()
-	words[1+size+rank] = e.hash
-	return words, communicate(ctx, m, e, words, func(t *runtime.Tensor) error { return distributed.AllReduce(ctx, e.Comm, t, comm.Max) })
+	err := communicate(ctx, m, e, b, func(t *runtime.Tensor) error { return distributed.AllReduce(ctx, e.Comm, t, comm.Max) })
+	return b, err
 }
 
-// comes reports whether a member waits to join, and there is room.
-func (v *view) comes(r *record) bool {
-	return (v.max == 0 || len(r.Members) < v.max) &&
-		slices.ContainsFunc(v.present, func(s status) bool {
-			return s.Waiting && !s.Leaving && r.rank(s.person()) < 0 && v.ready(r, &s)
-		})
-}
-
-// form waits at the boundary until the next epoch has a communicator. Then it is m.formed, and Step says
-// whether a step that was prepared is committed.
-func (m *Member) form(ctx context.Context) error {
-	m.ask, m.leaves = false, nil
-	for {
-		r, err := m.await(ctx)
-		if err != nil {
-			return err
+// count commits a step by the votes of all members, unless these show that their states differ.
+func (m *Member) count(ctx context.Context, e *Epoch, b ballot) error {
+	if err := e.agree(b.hashes()); err != nil {
+		_ = e.Comm.Barrier(ctx) // all have the vote, before any of them goes
+		return err
+	}
+	e.changes = b[0] != 0
+	e.leaves = nil
+	for rank, leaves := range b.leaves() {
+		if leaves != 0 {
+			e.leaves = append(e.leaves, rank)
 		}
-		own := m.now()
-		if err := r.checkEntry(&own); err != nil {
+	}
+	e.hash = 0
+	m.change(func() {
+		m.status.Step++
+		m.ends = len(e.leaves) == len(e.Members)
+	})
+	return nil
+}
+
+// form waits at the boundary, where this member stands as given, until the next epoch has a communicator. Then Steps says
+// whether a step that was prepared is committed.
+func (m *Member) form(ctx context.Context, s standing) error {
+	for {
+		if m.now().Standing.stateless() {
+			s = joining
+		}
+		r, err := m.await(ctx, s)
+		if err != nil {
 			return err
 		}
 		began := time.Now()
 		c, err := m.establish(ctx, r)
-		m.failed = err
+		m.failure = err
 		if err == nil {
-			m.formed = &Epoch{Number: r.Number, Comm: c, Joined: r.Members[c.Rank()].Fresh, record: r}
-			m.change(func() {
-				m.ends = false
-				m.status.Formed = true
-				m.status.Step = r.Step
-				m.status.Prepared = false
-				m.status.Fresh = m.formed.Joined
-				m.used = m.formed
-				m.miss()
-			})
-			m.publish()
-			for _, p := range r.Members {
-				m.formed.Members = append(m.formed.Members, p.Name)
-			}
+			m.begin(r, c)
 			return nil
 		}
-		if ctx.Err() != nil || m.ctx.Err() != nil || errors.Is(err, comm.ErrMismatch) || !lost(err) && !errors.Is(err, store.ErrRefused) { // an address may be that of a later epoch
+		if ctx.Err() != nil || m.ctx.Err() != nil || !repeatable(err) {
 			return err
 		}
-		// What is missing early may have been about to come.
-		if missing := interface{ MissingRanks() []int }(nil); errors.As(err, &missing) && time.Since(began) >= m.cfg.Patience/2 {
+		missing := interface{ MissingRanks() []int }(nil)
+		if errors.As(err, &missing) && time.Since(began) >= m.cfg.late() {
 			m.change(func() { m.status.Unreached = missing.MissingRanks() })
 		}
 		slog.Warn("elastic: an epoch could not be formed", "member", m.cfg.Name, "epoch", r.Number, "err", err)
 	}
+}
+
+// repeatable reports whether an attempt at an epoch that failed may be followed by another one.
+func repeatable(err error) bool {
+	if errors.Is(err, comm.ErrMismatch) {
+		return false
+	}
+	return lost(err) || errors.Is(err, store.ErrRefused) // an address may be that of a later epoch
+}
+
+// begin has this member in an epoch that it has formed.
+func (m *Member) begin(r *record, c comm.Communicator) {
+	var names []string
+	for _, p := range r.Members {
+		names = append(names, p.Name)
+	}
+	joined := r.Members[c.Rank()].Fresh
+	m.change(func() {
+		m.epoch = &Epoch{Number: r.Number, Members: names, Comm: c, Joined: joined, record: r}
+		m.ends = false
+		m.status.Standing = stepping
+		if joined {
+			m.status.Standing = fresh
+		}
+		m.status.Formed = r.World
+		m.status.Step = r.Step
+		m.abortWithout()
+	})
+	m.publish()
 }
 
 // establish makes the communicator of an epoch. It stops when a member is gone, or at another boundary.
@@ -194,26 +228,29 @@ func (m *Member) establish(ctx context.Context, r *record) (c comm.Communicator,
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	m.mu.Lock()
-	kv, rank := m.kv, r.rank(m.status.person())
-	since := m.since
+	kv := m.kv
+	session := m.session
+	rank := r.rank(m.status.person())
 	m.mu.Unlock()
 	if kv == nil {
 		return nil, fmt.Errorf("%w: the store is lost", comm.ErrPeerFailed)
 	}
 	go func() {
-		if err := m.until(ctx, func() (bool, error) { return false, m.obstacle(r, since) }); err != nil {
+		if err := m.wait(ctx, func() (bool, error) { return false, m.obstacle(r, session) }); err != nil {
 			stop(err)
 		}
 	}()
-	c, err = m.cfg.Form(ctx, &retryStore{kv, m.refusals}, Place{Rank: rank, Size: len(r.Members), World: r.World})
-	switch {
-	case err != nil && ctx.Err() != nil: // whatever Form makes of it
+	place := Place{Rank: rank, Size: len(r.Members), World: r.World}
+	c, err = m.cfg.Form(ctx, &retryStore{kv, m.refusals}, place)
+	if err != nil && ctx.Err() != nil { // whatever Form makes of it
 		return nil, fmt.Errorf("%w: %w: %w", comm.ErrPeerFailed, context.Cause(ctx), err)
-	case err != nil:
+	}
+	if err != nil {
 		return nil, err
 	}
-	if c.Rank() != rank || c.WorldSize() != len(r.Members) {
-		return nil, errors.Join(fmt.Errorf("%w: Form made rank %d of %d, want %d of %d", comm.ErrArgument, c.Rank(), c.WorldSize(), rank, len(r.Members)), c.Close())
+	if c.Rank() != place.Rank || c.WorldSize() != place.Size {
+		err := fmt.Errorf("%w: Form made rank %d of %d, want %d of %d", comm.ErrArgument, c.Rank(), c.WorldSize(), place.Rank, place.Size)
+		return nil, errors.Join(err, c.Close())
 	}
 	examined, err := instrument.Epoch(m.caller, m.cfg.Runtime, c, r.Number)
 	if err != nil {
@@ -226,18 +263,16 @@ func (m *Member) establish(ctx context.Context, r *record) (c comm.Communicator,
 	return examined, nil
 }
 
-// obstacle returns why an epoch will not be formed, as the session of a time says. mu is held.
-func (m *Member) obstacle(r *record, since time.Time) error {
-	if m.kv == nil || !m.since.Equal(since) {
+// obstacle returns why an epoch will not be formed, as a session of the store says that began then. mu is held.
+func (m *Member) obstacle(r *record, session time.Time) error {
+	if m.kv == nil || !m.session.Equal(session) {
 		return nil // it may need no store any more
 	}
 	var gone []string
 	v, _ := m.look()
 	for _, p := range r.Members {
-		i := slices.IndexFunc(v.present, func(s status) bool { return s.person().same(p) })
-		if i < 0 {
-			gone = append(gone, printable.Text(p.Name))
-		} else if a := v.present[i].Accepted; v.present[i].Waiting && a != nil && a.World == r.World && p.Name != m.cfg.Name {
+		i := slices.IndexFunc(v.present, func(s status) bool { return s.person().matches(p) })
+		if i < 0 || v.present[i].behind(r) && p.Name != m.cfg.Name {
 			gone = append(gone, printable.Text(p.Name))
 		}
 	}

@@ -2,7 +2,6 @@ package elastic
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -59,8 +58,8 @@ func (c *claim) forget() {
 	c.version = 0
 }
 
-// settle takes the answer to a write.
-func (c *claim) settle(now store.Entry) {
+// confirm takes the answer to a write.
+func (c *claim) confirm(now store.Entry) {
 	switch {
 	case now.Version == 0: // somebody has deleted it
 		c.exists = false
@@ -89,38 +88,20 @@ func (m *Member) wake() {
 	}
 }
 
-// keep writes this member's claims to a store until the session or the member ends. A write that the store refuses is
+// keep writes this member's claims to the store until the session or the member ends. A write that the store refuses is
 // repeated.
 func (m *Member) keep(kv store.Store) {
 	refused := m.refusals()
 	for {
-		m.mu.Lock()
-		c := m.due()
-		var next claim
-		if c != nil {
-			next = *c
-		}
-		m.mu.Unlock()
-		var retry <-chan time.Time // nil unless a write was refused
-		if c != nil {
-			ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Patience)
-			now, err := next.write(ctx, kv)
-			cancel()
-			m.change(func() {
-				if m.refusal = err; err == nil {
-					c.settle(now)
-				}
-			})
-			if err == nil {
-				refused.times = 0
-				continue
-			}
-			if kv.Err() == nil && m.ctx.Err() == nil {
-				retry = time.After(refused.add(next.key, err))
-			}
+		written, err := m.write(kv)
+		if written != "" && err == nil {
+			refused.times = 0
+			continue
 		}
 		wakeup := m.wakeup
-		if retry != nil {
+		var retry <-chan time.Time // nil unless a write was refused
+		if err != nil && kv.Err() == nil && m.ctx.Err() == nil {
+			retry = time.After(refused.add(written, err))
 			wakeup = nil // a newer status is refused as well
 		}
 		select {
@@ -132,6 +113,28 @@ func (m *Member) keep(kv store.Store) {
 			return
 		}
 	}
+}
+
+// write writes a claim that the store does not have, and returns its key, "" if there is none.
+func (m *Member) write(kv store.Store) (key string, err error) {
+	m.mu.Lock()
+	c := m.due()
+	if c == nil {
+		m.mu.Unlock()
+		return "", nil
+	}
+	draft := *c
+	m.mu.Unlock()
+	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Patience)
+	defer cancel()
+	now, err := draft.write(ctx, kv)
+	m.change(func() {
+		m.refusal = err
+		if err == nil {
+			c.confirm(now)
+		}
+	})
+	return draft.key, err
 }
 
 // due is a claim that the store does not have, nil if there is none. mu is held.
@@ -152,23 +155,29 @@ func (m *Member) ending() bool {
 	return m.endClaim.due() && v.record != nil && v.record.World == m.endClaim.want
 }
 
-// over has the store say that the last step is made, in an epoch or while the next one was formed. It waits until that
+// finishJob has the store say that the last step is made, in an epoch or while the next one was formed. It waits until that
 // is so, for Config.Patience at most: who comes later would wait for members that have the state.
-func (m *Member) over(e *Epoch) {
-	e = cmp.Or(m.formed, e)
+func (m *Member) finishJob(e *Epoch) {
+	if m.epoch != nil && m.epoch.Comm != nil { // Commit may have formed another one in the last step
+		e = m.epoch
+	}
 	m.change(func() { m.endClaim.want = e.record.World })
 	m.wake()
 	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Patience)
 	defer cancel()
 	var refusal error
-	err := m.until(ctx, func() (bool, error) {
+	err := m.wait(ctx, func() (bool, error) {
 		refusal = m.refusal
 		return m.kv != nil && !m.ending(), nil
 	})
-	if err != nil {
-		slog.Warn("elastic: the store does not know that the job has ended: members that join wait for the others",
-			"member", m.cfg.Name, "epoch", e.Number, "err", cmp.Or(refusal, err))
+	if err == nil {
+		return
 	}
+	if refusal != nil {
+		err = refusal
+	}
+	slog.Warn("elastic: the store does not know that the job has ended: members that join wait for the others",
+		"member", m.cfg.Name, "epoch", e.Number, "err", err)
 }
 
 // retryStore is a store that repeats each write until that is taken, the session has ended, or the context ends.
@@ -221,21 +230,22 @@ func permanent(err error) bool {
 // refusals are writes that a store has refused, one after the other.
 type refusals struct {
 	member      string
-	least, most time.Duration // until the next attempt
-	times       int           // in a row
+	first, last time.Duration // waits before the next attempt: after the first refusal, and at most
+	times       int           // refusals in a row
 }
 
 func (m *Member) refusals() refusals {
-	return refusals{member: m.cfg.Name, least: m.cfg.Silence / 10, most: m.cfg.Silence}
+	return refusals{member: m.cfg.Name, first: m.cfg.firstRetry(), last: m.cfg.lastRetry()}
 }
 
-// add notes a refusal, logs it ever more rarely, and returns how long to wait until the next attempt: ever longer.
+// add notes a refusal, logs it ever more rarely, and returns how long to wait until the next attempt: twice as long after each.
 func (r *refusals) add(key string, err error) time.Duration {
-	if r.times++; r.times&(r.times-1) == 0 {
+	r.times++
+	if r.times&(r.times-1) == 0 {
 		slog.Warn("elastic: the store refuses a write, which is repeated",
 			"member", r.member, "key", key, "err", err, "times", r.times)
 	}
-	return min(r.least<<min(r.times-1, 10), r.most)
+	return min(r.first<<min(r.times-1, 10), r.last)
 }
 
 // explain says why the store does not have what a member says.

@@ -32,21 +32,12 @@ func (r *record) attempts(name string) int {
 	return 0
 }
 
-// attempts returns how many have failed for this member.
-func (b *boundary) attempts() int {
-	last, _ := b.last()
-	if last == nil {
-		return 0
-	}
-	return last.attempts(b.own.Name)
-}
-
-// failures is the sum of a list.
-func failures(list []failure) (sum int) {
+// sum is how many attempts a list counts.
+func sum(list []failure) (total int) {
 	for _, f := range list {
-		sum += f.Times
+		total += f.Times
 	}
-	return sum
+	return total
 }
 
 // failures returns those of the epoch that comes after r, which is formed without the members in excluded. Who is
@@ -54,7 +45,7 @@ func failures(list []failure) (sum int) {
 func (r *record) failures(present []status, excluded []person) []failure {
 	list := slices.DeleteFunc(slices.Clone(r.Failed), func(f failure) bool {
 		return slices.ContainsFunc(present, func(s status) bool {
-			return s.Name == f.Name && !s.Fresh && r.rank(s.person()) >= 0
+			return s.Name == f.Name && !s.Standing.stateless() && r.rank(s.person()) >= 0
 		})
 	})
 	for _, p := range excluded {
@@ -89,88 +80,112 @@ func (r *record) admit(come []person) []person {
 // it is all who came to this epoch and have not got the state that others have. If a member that had the state is gone,
 // the attempt failed for that.
 func (v *view) unreachable(last *record) (excluded []person) {
-	size := len(last.Members)
-	missed := make([]int, size)     // by how many others, and how many others
-	reports := make([][]bool, size) // by the rank of who has not reached the others
-	for rank, p := range last.Members {
-		reports[rank] = make([]bool, size)
+	for _, p := range last.Members {
 		if !p.Fresh && !v.has(p) {
 			return nil
 		}
 	}
-	known := false
-	fresh := make([]bool, size) // present, and without the state
+	gaps := newGaps(len(last.Members))
 	for i := range v.present {
 		s := &v.present[i]
 		rank := last.rank(s.person())
 		if rank < 0 {
 			continue
 		}
-		fresh[rank] = last.Members[rank].Fresh && s.Fresh
-		if s.Accepted == nil || s.Accepted.World != last.World {
-			continue
-		}
-		for _, other := range s.Unreached {
-			if other < 0 || other >= size || other == rank || reports[rank][other] {
-				continue
-			}
-			known = true
-			reports[rank][other] = true
-			missed[rank]++
-			missed[other]++
+		gaps.stateless[rank] = last.Members[rank].Fresh && s.Standing.stateless()
+		if s.Entered == last.World {
+			gaps.add(rank, s.Unreached)
 		}
 	}
-	if !known && !v.held() {
-		return nil
-	}
-	if !known {
-		for rank, p := range last.Members {
-			if fresh[rank] {
-				excluded = append(excluded, p)
-			}
+	if gaps.known {
+		for _, rank := range gaps.cover() {
+			excluded = append(excluded, last.Members[rank])
 		}
 		return excluded
 	}
+	if !v.held() {
+		return nil
+	}
+	for rank, p := range last.Members {
+		if gaps.stateless[rank] {
+			excluded = append(excluded, p)
+		}
+	}
+	return excluded
+}
+
+// gaps are pairs of members of which one has not reached the other, by rank.
+type gaps struct {
+	known     bool     // a member has told of one
+	unreached [][]bool // by the member that tells, and the other one
+	missing   []int    // in how many pairs a member is
+	stateless []bool   // it is here, and has no state
+}
+
+func newGaps(size int) *gaps {
+	g := &gaps{unreached: make([][]bool, size), missing: make([]int, size), stateless: make([]bool, size)}
+	for rank := range g.unreached {
+		g.unreached[rank] = make([]bool, size)
+	}
+	return g
+}
+
+// add adds what a member tells, once for each pair. Ranks of no member are ignored.
+func (g *gaps) add(rank int, unreached []int) {
+	for _, peer := range unreached {
+		if peer < 0 || peer >= len(g.missing) || peer == rank || g.unreached[rank][peer] {
+			continue
+		}
+		g.known = true
+		g.unreached[rank][peer] = true
+		g.missing[rank]++
+		g.missing[peer]++
+	}
+}
+
+// cover returns members without whom there is no gap. It removes their pairs.
+func (g *gaps) cover() (ranks []int) {
 	for {
-		worst := 0
-		for rank := range last.Members {
-			// Who has no state loses none. A tie is broken by the rank, so that all members see the same.
-			if missed[rank] > missed[worst] || missed[rank] == missed[worst] && (fresh[rank] || !fresh[worst]) {
-				worst = rank
-			}
+		worst := g.worst()
+		if g.missing[worst] == 0 {
+			return ranks
 		}
-		if missed[worst] == 0 {
-			return excluded
-		}
-		excluded = append(excluded, last.Members[worst])
-		missed[worst] = 0
-		for other := range last.Members {
-			for _, pair := range [][2]int{{worst, other}, {other, worst}} {
-				if reports[pair[0]][pair[1]] {
-					reports[pair[0]][pair[1]] = false
-					missed[other]--
+		ranks = append(ranks, worst)
+		g.missing[worst] = 0
+		for peer := range g.missing {
+			for _, pair := range [][2]int{{worst, peer}, {peer, worst}} {
+				if g.unreached[pair[0]][pair[1]] {
+					g.unreached[pair[0]][pair[1]] = false
+					g.missing[peer]--
 				}
 			}
 		}
 	}
 }
 
+// worst is the member in most pairs. Among equals, a member without state is no loss; otherwise it is the highest rank, so that all
+// members see the same.
+func (g *gaps) worst() (worst int) {
+	for rank, n := range g.missing {
+		equal := n == g.missing[worst] && (g.stateless[rank] || !g.stateless[worst])
+		if n > g.missing[worst] || equal {
+			worst = rank
+		}
+	}
+	return worst
+}
+
 // holdoff is a member's wait after attempts that failed for it.
 type holdoff struct {
 	attempts int
-	since    time.Time // when it was told of the last one
+	told     time.Time // of the last attempt
 }
 
-// over reports whether the wait after so many attempts is over.
-func (h *holdoff) over(attempts int, patience time.Duration) bool {
+// rested is how long the member has waited after so many attempts.
+func (h *holdoff) rested(attempts int) time.Duration {
 	if attempts != h.attempts {
 		h.attempts = attempts
-		h.since = time.Now()
+		h.told = time.Now()
 	}
-	return attempts > 0 && time.Since(h.since) >= backoff(attempts, patience)
-}
-
-// backoff is how long a member waits after attempts that failed for it: twice as long after each.
-func backoff(attempts int, patience time.Duration) time.Duration {
-	return patience << min(attempts, maxDoublings)
+	return time.Since(h.told)
 }

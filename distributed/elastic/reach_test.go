@@ -18,8 +18,8 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 )
 
-// joining is an epoch of which the members that are written as capitals have no state.
-func joining(number uint64, members string, failed ...failure) *record {
+// comers is an epoch of which the members that are written as capitals have no state.
+func comers(number uint64, members string, failed ...failure) *record {
 	r := epochOf(number, strings.ToLower(members))
 	for i, c := range members {
 		r.Members[i].Fresh = c < 'a'
@@ -36,17 +36,17 @@ func resting(attempts int) func(s *status) { return func(s *status) { s.BackedOf
 
 // TestUnreachable: after an attempt that failed, the next epoch is made without those that it failed for.
 func TestUnreachable(t *testing.T) {
-	abd := joining(4, "abD")
-	abde := joining(4, "abDE")
-	abc := joining(4, "abc")
-	abcD := joining(4, "abcD")
-	aDE := joining(4, "aDE")
-	aBC := joining(1, "aBC")
-	again := joining(4, "abD", failure{"d", 1})
-	fourth := joining(4, "abD", failure{"d", 3})
-	once := joining(4, "ab", failure{"d", 1})
-	twice := joining(4, "ab", failure{"d", 2})
-	both := joining(4, "ab", failure{"d", 3}, failure{"e", 2})
+	abd := comers(4, "abD")
+	abde := comers(4, "abDE")
+	abc := comers(4, "abc")
+	abcD := comers(4, "abcD")
+	aDE := comers(4, "aDE")
+	aBC := comers(1, "aBC")
+	again := comers(4, "abD", failure{"d", 1})
+	fourth := comers(4, "abD", failure{"d", 3})
+	once := comers(4, "ab", failure{"d", 1})
+	twice := comers(4, "ab", failure{"d", 2})
+	both := comers(4, "ab", failure{"d", 3}, failure{"e", 2})
 	tried := func(name string, r *record, change ...func(s *status)) status {
 		return at(name, r, append([]func(s *status){unformed}, change...)...)
 	}
@@ -170,12 +170,12 @@ func TestUnreachable(t *testing.T) {
 			at("d", nil, resting(3)),
 			at("e", nil, resting(2)),
 		}}, members: "abe", failed: []failure{{"d", 3}, {"e", 2}}},
-		"a first epoch": {v: view{record: aBC, lost: true, present: []status{
+		"a first epoch": {v: view{record: aBC, orphaned: 1, present: []status{
 			fresh("a", aBC, missing(2)),
 			fresh("b", aBC, missing(2)),
 			fresh("c", aBC, missing(0, 1)),
 		}}, members: "ab", failed: []failure{{"c", 1}}},
-		"a first epoch, nobody knows why": {v: view{record: aBC, lost: true, present: []status{
+		"a first epoch, nobody knows why": {v: view{record: aBC, orphaned: 1, present: []status{
 			fresh("a", aBC),
 			fresh("b", aBC),
 			fresh("c", aBC),
@@ -233,7 +233,7 @@ func (u unconnected) Unwrap() error       { return u.error }
 func (p *partly) former(m func() *Member) former {
 	return func(ctx context.Context, kv store.Store, place Place) (comm.Communicator, error) {
 		own := m()
-		r := own.now().Accepted
+		r := own.epoch.record
 		var lacks []int
 		for rank, other := range r.Members {
 			if rank != place.Rank && (!p.reached(other.Name) || !p.reached(own.cfg.Name)) {

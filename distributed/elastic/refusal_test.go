@@ -22,9 +22,9 @@ import (
 type answer int
 
 const (
-	taken   answer = iota
-	refused        // it is not made
-	denied         // it is made, and the answer is an error
+	taken    answer = iota
+	declined        // it is not made
+	denied          // it is made, and the answer is an error
 )
 
 // errSpace is what such a store answers.
@@ -43,7 +43,7 @@ func (f *fickle) Set(ctx context.Context, key string, value []byte, options ...s
 			return err
 		}
 	}
-	if a == refused || a == denied {
+	if a == declined || a == denied {
 		return errSpace
 	}
 	return nil
@@ -53,7 +53,7 @@ func (f *fickle) CompareAndSet(
 	ctx context.Context, key string, version uint64, value []byte, options ...store.Option,
 ) (store.Entry, bool, error) {
 	switch f.judge(key) {
-	case refused:
+	case declined:
 		return store.Entry{}, false, errSpace
 	case denied:
 		_, _, err := f.Store.CompareAndSet(ctx, key, version, value, options...)
@@ -100,11 +100,11 @@ func TestRefusedWrites(t *testing.T) {
 		}
 	}
 	for name, judge := range map[string]func(writes *atomic.Uint64, bad bool) answer{
-		"every second is refused":             every(2, refused),
-		"every third is refused":              every(3, refused),
+		"every second is refused":             every(2, declined),
+		"every third is refused":              every(3, declined),
 		"every second is made, with an error": every(2, denied),
 		"every third is made, with an error":  every(3, denied),
-		"all are refused for a while":         meanwhile(refused),
+		"all are refused for a while":         meanwhile(declined),
 		"all are made for a while, in error":  meanwhile(denied),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -185,14 +185,14 @@ func TestClaim(t *testing.T) {
 	write := func(how answer) {
 		next = how
 		now, err := c.write(t.Context(), f)
-		if how == refused || how == denied {
+		if how == declined || how == denied {
 			require.ErrorIs(t, err, errSpace)
 			return
 		}
 		require.NoError(t, err)
-		c.settle(now)
+		c.confirm(now)
 	}
-	write(refused)
+	write(declined)
 	assert.True(t, c.due(), "it was refused")
 	write(taken)
 	assert.False(t, c.due())

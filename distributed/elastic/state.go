@@ -29,7 +29,8 @@ func (m *Member) bind(ctx context.Context, e *Epoch) error {
 	if err := m.transfer(ctx, e); err != nil {
 		return err
 	}
-	m.change(func() { m.status.Fresh = false })
+	e.bound = true
+	m.change(func() { m.status.Standing = stepping })
 	m.publish()
 	slog.Info("elastic: epoch", "number", e.Number, "step", m.Steps(), "members", strings.Join(e.Members, ", "))
 	hash, err := m.hash(ctx)
@@ -165,8 +166,7 @@ func communicate[T dtype.Element](ctx context.Context, m *Member, e *Epoch, x []
 }
 
 // agree compares the hashes in a vote.
-func (e *Epoch) agree(vote []int64) error {
-	hashes := vote[1+len(e.Members):]
+func (e *Epoch) agree(hashes []int64) error {
 	count := map[int64]int{}
 	for _, h := range hashes {
 		count[h]++
@@ -255,7 +255,7 @@ func (m *Member) residualNorm() (float64, error) {
 // the first, which stays if others wait to join. An error fails the epoch.
 func (m *Member) handOver(ctx context.Context) error {
 	e := m.epoch
-	leaves := m.leaves
+	leaves := e.leaves
 	if len(leaves) == len(e.Members) {
 		leaves = leaves[1:]
 	}

@@ -15,15 +15,15 @@ import (
 // Bounds of what the store has. Whoever knows the job's secret can write there, so a record or a status is checked
 // when it is read, and the rest of this package relies on that.
 const (
-	mostMembers = 1 << 14 // of an epoch
-	longestText = 1 << 10 // bytes of a name
-	lastNumber  = 1 << 62 // of epochs and steps, which count
+	maxMembers   = 1 << 14 // of an epoch
+	maxTextBytes = 1 << 10 // bytes of a name
+	lastNumber   = 1 << 62 // of epochs and steps, which count
 )
 
 // checkText returns why a name is none: it is empty, long, or would change how it is printed.
 func checkText(text string) error {
 	hidden := func(c rune) bool { return !strconv.IsPrint(c) }
-	if text == "" || len(text) > longestText || strings.ContainsFunc(text, hidden) {
+	if text == "" || len(text) > maxTextBytes || strings.ContainsFunc(text, hidden) {
 		return fmt.Errorf("%.100q is no name", text)
 	}
 	return nil
@@ -39,7 +39,7 @@ func (p person) check() error {
 
 // checkPersons returns why a list of members is none.
 func checkPersons(list []person) error {
-	if len(list) > mostMembers {
+	if len(list) > maxMembers {
 		return fmt.Errorf("%d members", len(list))
 	}
 	names := map[string]bool{}
@@ -75,7 +75,7 @@ func (r *record) check() error {
 	if !slices.ContainsFunc(r.Members, func(p person) bool { return !p.Fresh }) {
 		return errors.New("no member has the state")
 	}
-	if len(r.Lost) > mostMembers {
+	if len(r.Lost) > maxMembers {
 		return fmt.Errorf("%d lost members", len(r.Lost))
 	}
 	for _, name := range r.Lost {
@@ -110,22 +110,27 @@ func (s *status) check(name string) error {
 	if err := s.person().check(); err != nil {
 		return err
 	}
+	if err := s.Standing.check(); err != nil {
+		return err
+	}
+	if s.Entered == "" && !s.Standing.stateless() {
+		return errors.New("it has the state, and has entered no epoch")
+	}
+	for _, world := range []string{s.Entered, s.Formed} {
+		if world == "" {
+			continue
+		}
+		if err := checkText(world); err != nil {
+			return err
+		}
+	}
 	if s.Step >= lastNumber || s.BackedOff < 0 {
 		return errors.New("a number beyond all counts")
 	}
-	if len(s.Unreached) > mostMembers {
+	if len(s.Unreached) > maxMembers {
 		return fmt.Errorf("%d ranks that it does not reach", len(s.Unreached))
 	}
-	if s.Accepted == nil {
-		if s.Formed {
-			return errors.New("it has formed no epoch")
-		}
-		return nil
-	}
-	if s.Accepted.Number == 0 {
-		return errors.New("it has accepted no epoch")
-	}
-	return s.Accepted.check()
+	return nil
 }
 
 // read returns what an event says. A record or a status that is none is nil.
@@ -135,23 +140,25 @@ func read(e store.Event) (r entry, err error) {
 	case e.Key == overKey:
 		r.over = string(e.Value)
 	case e.Key == epochKey:
-		read := new(record)
-		if err = json.Unmarshal(e.Value, read); err == nil {
-			err = read.check()
+		epoch := new(record)
+		if err := json.Unmarshal(e.Value, epoch); err != nil {
+			return r, err
 		}
-		if err == nil {
-			r.record = read
+		if err := epoch.check(); err != nil {
+			return r, err
 		}
+		r.record = epoch
 	case strings.HasPrefix(e.Key, memberKeys):
-		read := new(status)
-		if err = json.Unmarshal(e.Value, read); err == nil {
-			err = read.check(strings.TrimPrefix(e.Key, memberKeys))
+		member := new(status)
+		if err := json.Unmarshal(e.Value, member); err != nil {
+			return r, err
 		}
-		if err == nil {
-			r.status = read
+		if err := member.check(strings.TrimPrefix(e.Key, memberKeys)); err != nil {
+			return r, err
 		}
+		r.status = member
 	}
-	return r, err
+	return r, nil
 }
 
 // checkEntry returns why a member cannot enter an epoch: it is not in it, or has not the state with which the epoch begins.

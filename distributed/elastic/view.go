@@ -3,7 +3,9 @@ package elastic
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
+	"time"
 
 	"github.com/tutti-go/tutti/internal/printable"
 )
@@ -15,8 +17,8 @@ type person struct {
 	Fresh       bool   `json:",omitempty"` // it has no state
 }
 
-// same reports whether two are the same process.
-func (p person) same(o person) bool { return p.Name == o.Name && p.Incarnation == o.Incarnation }
+// matches reports whether two are the same process.
+func (p person) matches(q person) bool { return p.Name == q.Name && p.Incarnation == q.Incarnation }
 
 // record is an epoch as it is in the store.
 type record struct {
@@ -31,179 +33,200 @@ type record struct {
 }
 
 // rank returns the place of a member, -1 if it is none.
-func (r *record) rank(p person) int { return slices.IndexFunc(r.Members, p.same) }
+func (r *record) rank(p person) int { return slices.IndexFunc(r.Members, p.matches) }
 
-// status is what a member says of itself, in an entry that vanishes with its session.
-type status struct {
-	Name        string
-	Incarnation string
-	Terms       string
-	Accepted    *record // the epoch that it has tried to form last, nil for one that joins
-	Formed      bool    // with success
-	Waiting     bool    // it is at a boundary
-	Leaving     bool    // by the last vote: it will not be in the next epoch, unless nobody else has the state
-	Wishes      bool    // to leave
-	Fresh       bool    // it has no state of the job yet
-	Step        uint64  // steps that it has committed
-	Prepared    bool    // it has the result of another one, which can be rolled back
-	Unreached   []int   `json:",omitempty"` // ranks of Accepted that it has tried to connect to in vain
-	BackedOff   int     `json:",omitempty"` // attempts that failed for it, after which it has waited long enough
-}
+// begun reports whether a record is an epoch: there is one, and it is not the first text in the store of a job.
+func (r *record) begun() bool { return r != nil && r.Number > 0 }
 
-func (s *status) person() person {
-	return person{Name: s.Name, Incarnation: s.Incarnation, Fresh: s.Fresh}
-}
-
-// precedes reports whether an epoch is a later one than the one that the member has accepted.
-func (s *status) precedes(r *record) bool {
-	return s.Accepted == nil || r.World != s.Accepted.World && r.Number >= s.Accepted.Number
-}
-
-// member reports whether the member is one of the epoch that it has accepted, and not still to join.
-func (s *status) member() bool { return s.Accepted != nil && s.Accepted.rank(s.person()) >= 0 }
-
-// reach is the step up to which the member can go.
-func (s *status) reach() uint64 {
-	if s.Prepared {
-		return s.Step + 1
-	}
-	return s.Step
-}
-
-// view is what decides the next epoch.
+// view is what decides the next epoch: what the store has, and what this member knows beside it.
 type view struct {
-	record   *record  // in the store, nil if there is none
-	present  []status // by name
-	min, max int
-	over     string // the World of the last epoch, if that has made the last step of the job
-	lost     bool   // those who have the state will not come soon
+	record   *record       // in the store, nil if it has none
+	entered  *record       // what this member has entered last, nil for one that joins
+	present  []status      // of the members in the store, by name
+	min, max int           // members of an epoch; max 0 is any number
+	patience time.Duration // Config.Patience
+	orphaned time.Duration // for how long nobody has been here who has the state
+	over     string        // the World of the epoch with the last step of the job, "" before that
 }
 
 // has reports whether a member is here.
 func (v *view) has(p person) bool {
-	return slices.ContainsFunc(v.present, func(s status) bool { return s.person().same(p) })
+	return slices.ContainsFunc(v.present, func(s status) bool { return s.person().matches(p) })
+}
+
+// held reports whether a member that has the state of the job is here.
+func (v *view) held() bool {
+	last := v.last()
+	return last != nil && slices.ContainsFunc(v.present, func(s status) bool {
+		return !s.Standing.stateless() && last.rank(s.person()) >= 0
+	})
 }
 
 // ending reports whether all members of the last epoch are here, and all who are here are to leave.
 func (v *view) ending() bool {
-	last, _ := v.last()
-	return last != nil && !slices.ContainsFunc(last.Members, func(p person) bool { return !v.has(p) }) &&
-		!slices.ContainsFunc(v.present, func(s status) bool { return !s.Wishes })
-}
-
-// last returns the latest epoch that anybody knows of, and whether it was formed.
-func (v *view) last() (last *record, formed bool) {
-	last = v.record
-	for i := range v.present {
-		if a := v.present[i].Accepted; a != nil && (last == nil || a.Number > last.Number) {
-			last = a
+	last := v.last()
+	if last == nil {
+		return false
+	}
+	for _, p := range last.Members {
+		if !v.has(p) {
+			return false
 		}
 	}
-	for i := range v.present {
-		a := v.present[i].Accepted
-		formed = formed || a != nil && a.World == last.World && v.present[i].Formed
+	return !slices.ContainsFunc(v.present, func(s status) bool { return !s.Wishes })
+}
+
+// comes reports whether a member waits to join an epoch, and there is room.
+func (v *view) comes(r *record) bool {
+	if v.max > 0 && len(r.Members) >= v.max {
+		return false
 	}
-	return last, formed
+	return slices.ContainsFunc(v.present, func(s status) bool {
+		return s.Standing.waits() && s.Standing != leaving && r.rank(s.person()) < 0 && v.ready(r, &s)
+	})
+}
+
+// last returns the latest epoch. The store has it, unless it has lost it.
+func (v *view) last() *record {
+	if v.entered != nil && (v.record == nil || v.record.Number < v.entered.Number) {
+		return v.entered
+	}
+	return v.record
+}
+
+// formed reports whether a member that is here has formed an epoch.
+func (v *view) formed(r *record) bool {
+	return slices.ContainsFunc(v.present, func(s status) bool { return s.Formed == r.World })
 }
 
 // next returns the epoch that comes, without a World, or why there is none yet.
 func (v *view) next() (next *record, why string) {
-	last, formed := v.last()
-	if last == nil {
-		return nil, "the store has no epoch"
+	last := v.last()
+	blocked, needed := v.blocked(last)
+	if needed {
+		return nil, blocked
 	}
-	next = &record{Number: last.Number + 1}
-	var present []person // of the last epoch, and at the boundary
-	reach := ^uint64(0)  // of all
-	blocks := ""         // what is to happen before there is an epoch, unless that can do without
-	for i := range v.present {
-		s := &v.present[i]
-		rank := last.rank(s.person())
-		if rank < 0 {
-			continue
-		}
-		if !(s.Waiting && s.Accepted != nil && s.Accepted.World == last.World) { // for what follows this epoch
-			blocks = printable.Text(s.Name) + " is not at the boundary"
-			if formed || !last.Members[rank].Fresh || !s.Fresh {
-				return nil, blocks
-			}
-			continue // it has no state, and the attempt to give it one has failed
-		}
-		if present = append(present, s.person()); !s.Fresh {
-			next.Step, reach = max(next.Step, s.Step), min(reach, s.reach())
-		}
-	}
-	if reach != ^uint64(0) { // what one has committed, all have, but for one that stopped waiting for the others
-		next.Step = max(next.Step, reach)
-	}
+	step := v.step(last)
 	excluded := v.unreachable(last)
-	stay, leave, come := v.groups(last, next.Step, excluded)
-	if len(stay)+len(come) < max(v.min, 1) || len(stay) == 0 && v.held() { // the others cannot do without them
+	g := v.group(last, step, excluded)
+	if len(g.stay)+len(g.come) < max(v.min, 1) || len(g.stay) == 0 && v.held() { // the others cannot do without them
 		excluded = nil
-		stay, leave, come = v.groups(last, next.Step, nil)
+		g = v.group(last, step, nil)
 	}
-	if len(stay) == 0 && blocks != "" {
-		return nil, blocks
+	if len(g.stay) == 0 && blocked != "" {
+		return nil, blocked
 	}
-	next.Failed = last.failures(v.present, excluded)
-	byRank := func(a, b person) int { return cmp.Compare(last.rank(a), last.rank(b)) }
-	slices.SortFunc(stay, byRank)
-	most := cmp.Or(v.max, len(v.present))
-	if len(stay) == 0 && len(leave) > 0 && len(come) > 0 { // who has the state does not leave before others have it
-		slices.SortFunc(leave, byRank)
-		stay = leave[:min(len(leave), max(1, most-len(come)))]
-		most = max(most, 2)
+	next = &record{Number: last.Number + 1, Step: step, Failed: last.failures(v.present, excluded)}
+	limit := cmp.Or(v.max, len(v.present))
+	if len(g.stay) == 0 && len(g.leave) > 0 && len(g.come) > 0 { // who has the state does not leave before others have it
+		g.stay = g.leave[:min(len(g.leave), max(1, limit-len(g.come)))]
+		limit = max(limit, 2)
 	}
-	for i := range come {
-		come[i].Fresh = true // also one that was cut off
+	for i := range g.come {
+		g.come[i].Fresh = true // also one that was cut off
 	}
-	next.Members = append(stay, come...)
-	next.Members = next.Members[:min(most, len(next.Members))]
-	if len(next.Members) < v.min || len(next.Members) == 0 {
+	next.Members = append(g.stay, g.come...)
+	next.Members = next.Members[:min(limit, len(next.Members))]
+	switch {
+	case len(next.Members) < max(v.min, 1):
 		return nil, fmt.Sprintf("%d of at least %d members are here", len(next.Members), v.min)
-	}
-	if len(stay) == 0 && last.Number > 0 && !v.lost {
+	case len(g.stay) == 0 && last.begun() && v.orphaned <= v.patience:
 		return nil, "no member that has the state is here"
-	}
-	if len(stay) == 0 { // all begin, from the state of the one that has most
-		best := 0
-		next.Step = 0
-		for i := range v.present {
-			s := &v.present[i]
-			if r := next.rank(s.person()); r >= 0 && s.Step > next.Step {
-				best, next.Step = r, s.Step
-			}
-		}
-		next.Members[0], next.Members[best] = next.Members[best], next.Members[0]
-		next.Members[0].Fresh = false
+	case len(g.stay) == 0:
+		v.begin(next)
 	}
 	for _, p := range last.Members {
-		if !slices.ContainsFunc(present, p.same) || !p.Fresh && slices.ContainsFunc(excluded, p.same) {
+		if !v.returned(last, p) || !p.Fresh && slices.ContainsFunc(excluded, p.matches) {
 			next.Lost = append(next.Lost, p.Name)
 		}
 	}
 	return next, ""
 }
 
-// groups are those at the boundary: members that have the state of a step and stay, or leave, and those that come without it.
-func (v *view) groups(last *record, step uint64, excluded []person) (stay, leave, come []person) {
+// blocked says which member of the last epoch is not at the boundary behind it, "" if all that are here are. The next epoch needs that
+// member unless it has no state, and the attempt to give it one has failed.
+func (v *view) blocked(last *record) (why string, needed bool) {
+	for i := range v.present {
+		s := &v.present[i]
+		rank := last.rank(s.person())
+		if rank < 0 || s.behind(last) {
+			continue
+		}
+		why = printable.Text(s.Name) + " is not at the boundary"
+		if v.formed(last) || !last.Members[rank].Fresh || !s.Standing.stateless() {
+			return why, true
+		}
+	}
+	return why, false
+}
+
+// step is the step with which the next epoch begins. What one has committed, all have, but for one that stopped waiting for the others;
+// and all commit what all are prepared for.
+func (v *view) step(last *record) uint64 {
+	var committed uint64
+	reach := uint64(math.MaxUint64) // of all
+	for i := range v.present {
+		s := &v.present[i]
+		if last.rank(s.person()) >= 0 && s.behind(last) && !s.Standing.stateless() {
+			committed = max(committed, s.Step)
+			reach = min(reach, s.reach())
+		}
+	}
+	if reach == math.MaxUint64 { // nobody has the state
+		return committed
+	}
+	return max(committed, reach)
+}
+
+// returned reports whether a member of the last epoch is at the boundary behind it.
+func (v *view) returned(last *record, p person) bool {
+	return slices.ContainsFunc(v.present, func(s status) bool { return s.person().matches(p) && s.behind(last) })
+}
+
+// begin has an epoch begin whose members all lack the state: from that of the one that brings most steps along.
+func (v *view) begin(next *record) {
+	leader := 0
+	next.Step = 0
+	for i := range v.present {
+		s := &v.present[i]
+		if rank := next.rank(s.person()); rank >= 0 && s.Step > next.Step {
+			leader = rank
+			next.Step = s.Step
+		}
+	}
+	next.Members[0], next.Members[leader] = next.Members[leader], next.Members[0]
+	next.Members[0].Fresh = false
+}
+
+// group are members at the boundary by what becomes of them.
+type group struct {
+	stay  []person // with the state of the step, by their rank in the last epoch
+	leave []person // the same, after a vote in which they leave
+	come  []person // without the state
+}
+
+// group returns the members at the boundary but for those excluded.
+func (v *view) group(last *record, step uint64, excluded []person) (g group) {
 	for i := range v.present {
 		s := &v.present[i]
 		p := s.person()
-		has := last.rank(p) >= 0 && !s.Fresh && s.reach() >= step
+		current := s.Standing.leads() && last.rank(p) >= 0 && s.reach() >= step
 		switch {
-		case !s.Waiting || slices.ContainsFunc(excluded, p.same):
-		case s.Leaving && has:
-			leave = append(leave, p)
-		case s.Leaving:
-		case has:
-			stay = append(stay, p)
+		case !s.Standing.waits() || slices.ContainsFunc(excluded, p.matches):
+		case s.Standing == leaving && current:
+			g.leave = append(g.leave, p)
+		case s.Standing == leaving:
+		case current:
+			g.stay = append(g.stay, p)
 		case v.ready(last, s):
-			come = append(come, p)
+			g.come = append(g.come, p)
 		}
 	}
-	if len(stay) > 0 {
-		come = last.admit(come)
+	if len(g.stay) > 0 {
+		g.come = last.admit(g.come)
 	}
-	return stay, leave, come
+	byRank := func(a, b person) int { return cmp.Compare(last.rank(a), last.rank(b)) }
+	slices.SortFunc(g.stay, byRank)
+	slices.SortFunc(g.leave, byRank)
+	return g
 }

@@ -18,10 +18,13 @@ func epochOf(number uint64, members string) *record {
 }
 
 // at is a member at the boundary behind an epoch, nil for one that joins.
-func at(name string, accepted *record, change ...func(s *status)) status {
-	s := status{Name: name, Incarnation: "1", Accepted: accepted, Formed: accepted != nil, Waiting: true, Fresh: accepted == nil, Step: 7}
-	if accepted == nil {
-		s.Step = 0
+func at(name string, entered *record, change ...func(s *status)) status {
+	s := status{Name: name, Incarnation: "1", Standing: joining}
+	if entered != nil {
+		s.Standing = boundary
+		s.Entered = entered.World
+		s.Formed = entered.World
+		s.Step = 7
 	}
 	for _, c := range change {
 		c(&s)
@@ -29,13 +32,13 @@ func at(name string, accepted *record, change ...func(s *status)) status {
 	return s
 }
 
-func prepared(s *status)   { s.Prepared = true }
-func leaving(s *status)    { s.Leaving, s.Wishes = true, true }
-func unformed(s *status)   { s.Formed = false }
-func training(s *status)   { s.Waiting = false }
+func withResult(s *status) { s.Standing = prepared }
+func votedOut(s *status)   { s.Standing, s.Wishes = leaving, true }
+func unformed(s *status)   { s.Formed = "" }
+func training(s *status)   { s.Standing = s.Standing.inside() }
 func again(s *status)      { s.Incarnation = "2" }
 func ahead(s *status)      { s.Step++ }
-func withoutAny(s *status) { s.Fresh = true }
+func withoutAny(s *status) { s.Standing = joining }
 
 // TestView: what follows from who is at the boundary.
 func TestView(t *testing.T) {
@@ -48,35 +51,34 @@ func TestView(t *testing.T) {
 		lost    []string
 		why     string
 	}{
-		"nobody knows of the job":              {v: view{present: []status{at("a", nil)}}, why: "the store has no epoch"},
 		"the first":                            {v: view{record: &record{}, present: []status{at("a", nil)}}, members: "a"},
 		"too few for the first":                {v: view{record: &record{}, min: 2, present: []status{at("a", nil)}}, why: "at least 2"},
 		"the first with a file":                {v: view{record: &record{}, present: []status{at("a", nil), at("b", nil, ahead)}}, members: "ba", step: 1},
 		"one trains":                           {v: view{record: abc, present: []status{at("a", abc), at("b", abc, training), at("c", abc)}}, why: "b is not"},
 		"one waits for an earlier epoch's end": {v: view{record: abc, present: []status{at("a", abc), at("b", epochOf(2, "ab")), at("c", abc)}}, why: "b is not"},
-		"join and leave in one boundary": {v: view{record: abc, present: []status{at("a", abc), at("b", abc, leaving), at("c", abc), at("d", nil)}},
+		"join and leave in one boundary": {v: view{record: abc, present: []status{at("a", abc), at("b", abc, votedOut), at("c", abc), at("d", nil)}},
 			members: "acd", step: 7},
-		"all leave, and another joins": {v: view{record: abc, present: []status{at("a", abc, leaving), at("b", abc, leaving), at("c", abc, leaving), at("d", nil)}},
+		"all leave, and another joins": {v: view{record: abc, present: []status{at("a", abc, votedOut), at("b", abc, votedOut), at("c", abc, votedOut), at("d", nil)}},
 			members: "abcd", step: 7},
-		"all leave at the bound": {v: view{record: epochOf(3, "ab"), max: 2, present: []status{at("a", epochOf(3, "ab"), leaving), at("b", epochOf(3, "ab"), leaving), at("c", nil), at("d", nil)}},
+		"all leave at the bound": {v: view{record: epochOf(3, "ab"), max: 2, present: []status{at("a", epochOf(3, "ab"), votedOut), at("b", epochOf(3, "ab"), votedOut), at("c", nil), at("d", nil)}},
 			members: "ac", step: 7},
-		"the only one leaves at the bound": {v: view{record: epochOf(3, "a"), max: 1, present: []status{at("a", epochOf(3, "a"), leaving), at("c", nil), at("d", nil)}},
+		"the only one leaves at the bound": {v: view{record: epochOf(3, "a"), max: 1, present: []status{at("a", epochOf(3, "a"), votedOut), at("c", nil), at("d", nil)}},
 			members: "ac", step: 7},
-		"who has the state leaves":                    {v: view{record: abc, present: []status{at("a", abc, leaving), at("c", abc, withoutAny)}}, members: "ac", step: 7, lost: []string{"b"}},
-		"all leave":                                   {v: view{record: abc, present: []status{at("a", abc, leaving), at("b", abc, leaving), at("c", abc, leaving)}}, why: "0 of at least 1"},
+		"who has the state leaves":                    {v: view{record: abc, present: []status{at("a", abc, votedOut), at("c", abc, withoutAny)}}, members: "ac", step: 7, lost: []string{"b"}},
+		"all leave":                                   {v: view{record: abc, present: []status{at("a", abc, votedOut), at("b", abc, votedOut), at("c", abc, votedOut)}}, why: "0 of at least 1"},
 		"one that is lost":                            {v: view{record: abc, present: []status{at("a", abc), at("c", abc)}}, members: "ac", step: 7, lost: []string{"b"}},
 		"one that came again":                         {v: view{record: abc, present: []status{at("a", abc), at("b", nil, again), at("c", abc)}}, members: "acb", step: 7, lost: []string{"b"}},
 		"most at the bound":                           {v: view{record: abc, max: 4, present: []status{at("a", abc), at("b", abc), at("c", abc), at("d", nil), at("e", nil)}}, members: "abcd", step: 7},
-		"all have prepared":                           {v: view{record: abc, present: []status{at("a", abc, prepared), at("b", abc, prepared), at("c", abc, prepared)}}, members: "abc", step: 8},
-		"one has committed":                           {v: view{record: abc, present: []status{at("a", abc, prepared), at("b", abc, ahead), at("c", abc, prepared)}}, members: "abc", step: 8},
-		"one has given up that another has committed": {v: view{record: abc, present: []status{at("a", abc), at("b", abc, prepared), at("c", abc, ahead)}}, members: "bca", step: 8},
-		"one has not prepared":                        {v: view{record: abc, present: []status{at("a", abc, prepared), at("b", abc), at("c", abc, prepared)}}, members: "abc", step: 7},
+		"all have prepared":                           {v: view{record: abc, present: []status{at("a", abc, withResult), at("b", abc, withResult), at("c", abc, withResult)}}, members: "abc", step: 8},
+		"one has committed":                           {v: view{record: abc, present: []status{at("a", abc, withResult), at("b", abc, ahead), at("c", abc, withResult)}}, members: "abc", step: 8},
+		"one has given up that another has committed": {v: view{record: abc, present: []status{at("a", abc), at("b", abc, withResult), at("c", abc, ahead)}}, members: "bca", step: 8},
+		"one has not prepared":                        {v: view{record: abc, present: []status{at("a", abc, withResult), at("b", abc), at("c", abc, withResult)}}, members: "abc", step: 7},
 		"half":                                        {v: view{record: epochOf(2, "ab"), present: []status{at("a", epochOf(2, "ab"))}}, members: "a", step: 7, lost: []string{"b"}},
 		"a third":                                     {v: view{record: abc, present: []status{at("c", abc)}}, members: "c", step: 7, lost: []string{"a", "b"}},
 		"the state is away":                           {v: view{record: abc, present: []status{at("d", nil)}}, why: "no member that has the state"},
-		"all state is lost":                           {v: view{record: abc, lost: true, present: []status{at("d", nil)}}, members: "d", lost: []string{"a", "b", "c"}},
-		"no record, all here":                         {v: view{present: []status{at("a", abc), at("b", abc), at("c", abc)}}, members: "abc", step: 7},
-		"no record, one is not":                       {v: view{present: []status{at("b", abc), at("c", abc)}}, members: "bc", step: 7, lost: []string{"a"}},
+		"all state is lost":                           {v: view{record: abc, orphaned: 1, present: []status{at("d", nil)}}, members: "d", lost: []string{"a", "b", "c"}},
+		"no record, all here":                         {v: view{entered: abc, present: []status{at("a", abc), at("b", abc), at("c", abc)}}, members: "abc", step: 7},
+		"no record, one is not":                       {v: view{entered: abc, present: []status{at("b", abc), at("c", abc)}}, members: "bc", step: 7, lost: []string{"a"}},
 		"an attempt failed": {v: view{record: forming, present: []status{at("a", forming, unformed), at("b", forming, unformed), at("c", forming, unformed)}},
 			members: "abc", step: 7},
 		"half an epoch": {v: view{record: forming, present: []status{at("a", forming), at("b", forming, unformed)}}, members: "ab", step: 7, lost: []string{"c"}},
@@ -100,8 +102,7 @@ func TestView(t *testing.T) {
 			assert.Equal(t, c.members, members)
 			assert.Equal(t, c.step, next.Step)
 			assert.Equal(t, c.lost, next.Lost)
-			last, _ := v.last()
-			assert.Equal(t, last.Number+1, next.Number)
+			assert.Equal(t, v.last().Number+1, next.Number)
 			assert.NotContains(t, next.Members, person{Name: "b", Incarnation: "1", Fresh: true})
 			fresh := 0
 			for _, p := range next.Members {

@@ -329,7 +329,7 @@ func (a *trainee) BeforeCommit(vote func(ctx context.Context) error) { a.reducer
 
 // Residuals implements Trainer. It notes who leaves, as the members ask for residuals then.
 func (a *trainee) Residuals() ([]*runtime.Tensor, error) {
-	for _, rank := range a.leaves {
+	for _, rank := range a.epoch.leaves {
 		a.log.mu.Lock()
 		a.log.left[within(a.epoch.Number, a.epoch.Members[rank])] = true
 		a.log.mu.Unlock()

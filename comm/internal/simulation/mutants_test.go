@@ -135,13 +135,13 @@ var mutants = []mutant{
 	{"a session whose connection has ended goes on", "store", change{serverFile, "\tdefer s.end(n)\n", ""}, ""},
 
 	// distributed/elastic.
-	{"a member that joins gets no state", "elastic", change{memberFile, "err = m.share(ctx, e, from, nil, true)", "_ = from"}, ""},
-	{"a member that leaves makes a step alone", "distributed/elastic", change{boundaryFile, "next != nil && b.own.Wishes && len(next.Members) == 1", "false"}, ""},
-	{"a refused status is taken for told", "elastic", change{publishFile, "retry = time.After(refused.add(next.key, err))", "m.mu.Lock()\n\t\t\t\tc.stored = c.want\n\t\t\t\tm.mu.Unlock()"}, ""},
+	{"a member that joins gets no state", "elastic", change{memberFile, "case receiver:\n\t\t\tif err := m.receive(ctx, e, sender); err != nil {\n\t\t\t\treturn err\n\t\t\t}", "case receiver:"}, ""},
+	{"a member that leaves makes a step alone", "distributed/elastic", change{boundaryFile, "next != nil && k.self.Wishes && len(next.Members) == 1", "false"}, ""},
+	{"a refused status is taken for told", "elastic", change{publishFile, "retry = time.After(refused.add(written, err))", "m.mu.Lock()\n\t\t\tif c := m.due(); c != nil {\n\t\t\t\tc.exists, c.stored = true, c.want\n\t\t\t}\n\t\t\tm.mu.Unlock()"}, ""},
 	{"a refused epoch is proposed no more", "elastic", change{awaitFile, "w.propose = time.Now().Add(w.refused.add(epochKey, err))", "w.propose = time.Now().Add(time.Hour)"}, ""},
 	{"who failed an attempt is tried again at once", "elastic", change{viewFile, "excluded := v.unreachable(last)", "excluded := v.unreachable(last)[:0]"}, ""},
 	{"who failed an attempt does not wait", "distributed/elastic", change{reachFile, "s.BackedOff >= r.attempts(s.Name) ||", "true ||"}, ""},
-	{"members that are all to leave wait for a vote", "distributed/elastic", change{boundaryFile, "b.own.Wishes && b.ends && !b.stays()", "false"}, ""},
+	{"members that are all to leave wait for a vote", "distributed/elastic", change{boundaryFile, "k.self.Wishes && k.ends && !k.stays()", "false"}, ""},
 }
 
 // TestMutantTexts sees that the texts are where the mutants expect them.

@@ -1,0 +1,83 @@
+package elastic
+
+import "fmt"
+
+// standing is where a member stands. Its status has it as text.
+//
+//	            Next                 an epoch takes it          it has the state
+//	fresh ──────────────▶ joining ─────────────────────▶ fresh ──────────────────▶ stepping
+//	                        ▲  ▲   the attempt failed      │                       ▲      │
+//	                        │  └───────────────────────────┘    an epoch is formed │      │ the step is over,
+//	                        │                                                      │      │ or has failed
+//	                        │           the others have gone on without it         │      ▼
+//	                        └──────────────────────────────────────── boundary, prepared, leaving
+type standing string
+
+const (
+	// fresh: without the state of the job, and not at a boundary: before [Member.Next], or in an epoch that is to give it the state.
+	fresh standing = "fresh"
+	// joining: at a boundary, without the state.
+	joining standing = "joining"
+	// stepping: with the state, in an epoch.
+	stepping standing = "stepping"
+	// boundary: with the state, at the boundary behind an epoch.
+	boundary standing = "boundary"
+	// prepared: the same, with the result of a step that others may have committed. It can be rolled back.
+	prepared standing = "prepared"
+	// leaving: the same, after a vote in which it leaves. It is not in the next epoch, unless nobody else has the state.
+	leaving standing = "leaving"
+)
+
+// waits reports whether a member is at a boundary.
+func (s standing) waits() bool { return s == joining || s.leads() }
+
+// leads reports whether a member is at a boundary with the state of the job.
+func (s standing) leads() bool { return s == boundary || s == prepared || s == leaving }
+
+// stateless reports whether a member lacks the state of the job.
+func (s standing) stateless() bool { return s == fresh || s == joining }
+
+// inside is the standing of a member that leaves a boundary for an epoch, or gives up the wait.
+func (s standing) inside() standing {
+	if s.stateless() {
+		return fresh
+	}
+	return stepping
+}
+
+// check returns why a standing is none.
+func (s standing) check() error {
+	if s.stateless() || s == stepping || s.leads() {
+		return nil
+	}
+	return fmt.Errorf("%.100q is no standing", string(s))
+}
+
+// status is what a member says of itself, in an entry that vanishes with its session.
+type status struct {
+	Name        string
+	Incarnation string // random: tells the process from an earlier one of its name, and the member from what it was before it joined again
+	Standing    standing
+	Entered     string // the World of the epoch whose communicator it has tried to make last, "" for a member that joins
+	Formed      string // the World of the last epoch whose communicator it has made, "" before one
+	Step        uint64 // steps that it has committed
+	Wishes      bool   // to leave, about which the members vote
+	Unreached   []int  `json:",omitempty"` // ranks of the epoch entered that it has tried to connect to in vain
+	BackedOff   int    `json:",omitempty"` // attempts that failed for it, after which it has waited long enough
+}
+
+// person is the member as an epoch lists it.
+func (s *status) person() person {
+	return person{Name: s.Name, Incarnation: s.Incarnation, Fresh: s.Standing.stateless()}
+}
+
+// reach is the step up to which the member can go.
+func (s *status) reach() uint64 {
+	if s.Standing == prepared {
+		return s.Step + 1
+	}
+	return s.Step
+}
+
+// behind reports whether the member is at the boundary behind an epoch.
+func (s *status) behind(r *record) bool { return s.Standing.waits() && s.Entered == r.World }
