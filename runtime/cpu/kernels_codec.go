@@ -13,27 +13,27 @@ import (
 
 func (k kernels) TopKChunks(src kernel.Source, n, chunk int, dst kernel.Entries) error {
 	c := k.checks("TopKChunks")
-	from, to := c.source(src), c.target("dst", dst)
+	from := c.source(src)
+	to := c.target("dst", dst)
 	c.length("k", n)
 	if c.length("chunk", chunk) == 0 {
 		c.fail("chunks have no elements")
 	}
-	if c.err == nil {
-		total := kernel.ChunkedLen(src.N, n, chunk)
-		c.room(dst, total, total)
-		if c.err == nil {
-			s := scratches.get()
-			s.topKChunks(&from, n, chunk, to.entries)
-			scratches.put(s)
-			set(to.length, int32(total))
-		}
+	if c.err != nil {
+		return c.err
 	}
-	return c.err
+	total := kernel.ChunkedLen(src.N, n, chunk)
+	c.room(dst, total, total)
+	return c.with(func(s *scratch) {
+		s.topKChunks(&from, n, chunk, to.entries)
+		set(to.length, int32(total))
+	})
 }
 
-// topKChunks writes the k largest of each chunk to dst. What a chunk's last one has is a guess for the next.
+// topKChunks writes the k largest of each chunk to dst. What a chunk's last one has is a
+// guess for the next.
 func (s *scratch) topKChunks(src *source, k, size int, dst entries) {
-	g := guess{0, mostMargin}
+	g := guess{0, maxMargin}
 	for from := 0; from < len(src.x); from += size {
 		to := min(from+size, len(src.x))
 		s.accumulate(src, from, to)
@@ -55,8 +55,10 @@ func (k kernels) Encode(l kernel.Entries, codec kernel.Codec, n int, dst kernel.
 	} else {
 		from = c.list("l", l)
 	}
-	message, length := slice[byte](&c, "dst", dst.Ptr, dst.Bytes), optional[int32](&c, dst.Len)
-	if c.length("n", n); dst.Bytes < codecHeader {
+	message := slice[byte](&c, "dst", dst.Ptr, dst.Bytes)
+	length := optional[int32](&c, dst.Len)
+	c.length("n", n)
+	if dst.Bytes < codecHeader {
 		c.fail("dst has %d bytes, want at least %d", dst.Bytes, codecHeader)
 	}
 	x, faults := c.optionalArray(lost)
@@ -73,34 +75,41 @@ func (k kernels) Decode(src kernel.Message, codec kernel.Codec, dst kernel.Entri
 	c := k.checks("Decode")
 	c.codec(codec, codec.Encodes())
 	message := slice[byte](&c, "src", src.Ptr, src.Bytes)
-	to := target{entries: entries{idx: c.ints("dst", dst.Idx, dst.N)}, length: number[int32](&c, "dst.Len", dst.Len)}
+	to := entries{idx: c.ints("dst", dst.Idx, dst.N)}
+	length := number[int32](&c, "dst.Len", dst.Len)
 	if codec != kernel.CodecPositions {
 		to.val = c.floats("dst", dst.Val, dst.N)
 	}
-	if c.err == nil {
-		*to.length = int32(decode(message, codec, to.entries))
+	if c.err != nil {
+		return c.err
 	}
-	return c.err
+	*length = int32(decode(message, codec, to))
+	return nil
 }
 
 func (k kernels) Quantize(dst uintptr, codec kernel.Codec, src uintptr, n int, lost uintptr) error {
 	c := k.checks("Quantize")
 	c.codec(codec, codec.Quantizes())
-	x, rest := c.floats("src", src, n), c.rest(lost, n)
-	if out := c.message("dst", dst, codec, n); c.err == nil {
-		quant.Encode(codec, out, x, rest)
+	x := c.floats("src", src, n)
+	l := c.optionalFloats("lost", lost, n)
+	out := c.message("dst", dst, codec, n)
+	if c.err != nil {
+		return c.err
 	}
-	return c.err
+	quant.Encode(codec, out, x, l)
+	return nil
 }
 
 func (k kernels) Dequantize(dst uintptr, codec kernel.Codec, src uintptr, n int, sum bool) error {
 	c := k.checks("Dequantize")
 	c.codec(codec, codec.Quantizes())
 	x := c.floats("dst", dst, n)
-	if in := c.message("src", src, codec, n); c.err == nil {
-		quant.Decode(codec, x, in, n, sum)
+	in := c.message("src", src, codec, n)
+	if c.err != nil {
+		return c.err
 	}
-	return c.err
+	quant.Decode(codec, x, in, n, sum)
+	return nil
 }
 
 func (c *checks) codec(codec kernel.Codec, ok bool) {
@@ -122,44 +131,52 @@ const codecHeader = 8
 // encode writes a list, and adds to lost what its message does not hold.
 func (s *scratch) encode(l entries, c kernel.Codec, n int, message []byte, lost []float32) (length int, outside int32) {
 	m := min(len(l.idx), c.Fit(len(message), n))
-	headersAt, valuesAt, at := c.Layout(m)
+	_, valuesAt, _ := c.Layout(m)
+	length = s.encodeIndices(l.idx[:m], c, message)
+	if c == kernel.CodecPositions {
+		return length, 0
+	}
+	values := message[valuesAt:][:c.Size(m)]
+	if len(lost) == 0 {
+		quant.Encode(c, values, l.val[:m], nil)
+		return length, 0
+	}
+	s.lost = slices.Grow(s.lost[:0], m)[:m]
+	quant.Encode(c, values, l.val[:m], s.lost)
+	outside = scatterAdd(lost, entries{l.idx[:m], s.lost}, 1)
+	outside += scatterAdd(lost, l.from(m), 1)
+	return length, outside
+}
+
+// encodeIndices writes all of a message but its values, and returns its length.
+func (s *scratch) encodeIndices(all []int32, c kernel.Codec, message []byte) (length int) {
+	headersAt, valuesAt, blocksAt := c.Layout(len(all))
 	le := binary.LittleEndian
-	le.PutUint32(message, uint32(m))
+	le.PutUint32(message, uint32(len(all)))
 	clear(message[headersAt:valuesAt])
-	for from := 0; from < m; from += kernel.IndexBlock {
-		idx := l.idx[from:min(from+kernel.IndexBlock, m)]
-		before := idx[0] - 1
+	length = blocksAt
+	for from := 0; from < len(all); from += kernel.IndexBlock {
+		idx := all[from:min(from+kernel.IndexBlock, len(all))]
+		previous := idx[0] - 1
 		if from%kernel.CodecGroup != 0 {
-			before = l.idx[from-1]
+			previous = all[from-1]
 		} else {
 			directory := message[codecHeader+from/kernel.CodecGroup*8:]
 			le.PutUint32(directory, uint32(idx[0]))
-			le.PutUint32(directory[4:], uint32(at))
+			le.PutUint32(directory[4:], uint32(length))
 		}
-		s.gaps.Set(idx, before)
+		s.gaps.Set(idx, previous)
 		h := s.gaps.Choose()
-		if at+h.Bytes(len(idx)) > len(message) { // the list does not ascend, or not in n
+		if length+h.Bytes(len(idx)) > len(message) { // the list does not ascend, or not in n
 			h = 0
 		}
 		le.PutUint16(message[headersAt+from/kernel.IndexBlock*2:], uint16(h))
-		end := at + h.Bytes(len(idx))
-		s.gaps.Encode(message[at:end], h)
-		at = end
+		end := length + h.Bytes(len(idx))
+		s.gaps.Encode(message[length:end], h)
+		length = end
 	}
-	le.PutUint32(message[4:], uint32(at))
-	if c == kernel.CodecPositions {
-		return at, 0
-	}
-	var rest []float32
-	if len(lost) > 0 {
-		s.lost = slices.Grow(s.lost[:0], m)[:m]
-		rest = s.lost
-	}
-	quant.Encode(c, message[valuesAt:][:c.Size(m)], l.val[:m], rest)
-	if len(lost) > 0 {
-		outside = scatterAdd(lost, entries{l.idx[:m], rest}, 1) + scatterAdd(lost, l.from(m), 1)
-	}
-	return at, outside
+	le.PutUint32(message[4:], uint32(length))
+	return length
 }
 
 // decode reads a list, and returns how many entries it has.
@@ -168,7 +185,8 @@ func decode(message []byte, c kernel.Codec, dst entries) int {
 		return 0
 	}
 	le := binary.LittleEndian
-	count, length := le.Uint32(message), le.Uint32(message[4:])
+	count := le.Uint32(message)
+	length := le.Uint32(message[4:])
 	if uint64(length) > uint64(len(message)) || count > math.MaxInt32 {
 		return 0
 	}
@@ -178,17 +196,20 @@ func decode(message []byte, c kernel.Codec, dst entries) int {
 	}
 	message = message[:length]
 	m := min(int(count), len(dst.idx))
-	at, next := 0, int32(0)
+	position := 0    // of the block in the message
+	next := int32(0) // the index that a gap of 0 means
 	for from := 0; from < m; from += kernel.IndexBlock {
 		if from%kernel.CodecGroup == 0 {
 			directory := message[codecHeader+from/kernel.CodecGroup*8:]
-			next, at = int32(le.Uint32(directory)), int(le.Uint32(directory[4:]))
+			next = int32(le.Uint32(directory))
+			position = int(le.Uint32(directory[4:]))
 		}
 		h := gaps.Header(le.Uint16(message[headersAt+from/kernel.IndexBlock*2:]))
-		idx, size := dst.idx[from:min(from+kernel.IndexBlock, m)], min(int(count)-from, kernel.IndexBlock)
-		gaps.Decode(idx, size, message[min(at, len(message)):], h, next)
+		idx := dst.idx[from:min(from+kernel.IndexBlock, m)]
+		size := min(int(count)-from, kernel.IndexBlock)
+		gaps.Decode(idx, size, message[min(position, len(message)):], h, next)
 		next = idx[len(idx)-1] + 1
-		at += h.Bytes(size)
+		position += h.Bytes(size)
 	}
 	if c != kernel.CodecPositions {
 		quant.Decode(c, dst.val[:m], message[valuesAt:blocksAt], int(count), false)

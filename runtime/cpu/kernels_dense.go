@@ -31,13 +31,13 @@ const streamTile = 1 << 14
 // source is a [kernel.Source] whose numbers have been read.
 type source struct {
 	x      []float32
-	grad   uintptr   // 0 if there is none, or it has been added
-	from   []float32 // what it is added to
-	keep   []float32 // gets what that is, if it is not empty
-	dt     dtype.DType
-	factor float32
-	scaled bool // by factor; if not, it is 1
-	take   bool
+	grad   uintptr     // 0 if there is none, or it has been added
+	from   []float32   // what it is added to; x, or as long
+	keep   []float32   // gets what that is, if it is not empty
+	dt     dtype.DType // of grad
+	factor float32     // of grad
+	scaled bool        // by factor; if not, factor is 1
+	take   bool        // what is selected becomes 0 in x
 }
 
 // keepPart keeps what the gradients of some elements are added to, if that is wanted.
@@ -92,9 +92,9 @@ func (s *scratch) widen(x uintptr, dt dtype.DType, n int) []float32 {
 	return wide
 }
 
-// store writes src, scaled and rounded to dt, to dst. What is too large for dt is
-// added to rest, if there is such an array.
-func (s *scratch) store(dst uintptr, dt dtype.DType, src []float32, scale float32, rest []float32) {
+// store writes src, scaled and rounded to dt, to dst. By what elements are too large for dt is
+// added to excess, if there is such an array.
+func (s *scratch) store(dst uintptr, dt dtype.DType, src []float32, scale float32, excess []float32) {
 	if dt == dtype.F32 {
 		f32.Scale(floats(dst, len(src)), src, scale)
 		return
@@ -102,34 +102,38 @@ func (s *scratch) store(dst uintptr, dt dtype.DType, src []float32, scale float3
 	for len(src) > 0 {
 		scaled := s.chunk[:min(len(src), chunk)]
 		f32.Scale(scaled, src[:len(scaled)], scale)
-		if rest != nil {
-			saturate(scaled, rest, dt)
-			rest = rest[len(scaled):]
+		if excess != nil {
+			saturate(scaled, excess, dt)
+			excess = excess[len(scaled):]
 		}
-		if out := hostmem.Slice[uint16](dst, len(scaled)); dt == dtype.F16 {
+		out := hostmem.Slice[uint16](dst, len(scaled))
+		if dt == dtype.F16 {
 			convert.F32ToF16(out, scaled)
 		} else {
 			convert.F32ToBF16(out, scaled)
 		}
-		src, dst = src[len(scaled):], dst+uintptr(len(scaled))*unsafe.Sizeof(uint16(0))
+		src = src[len(scaled):]
+		dst += uintptr(len(scaled)) * unsafe.Sizeof(uint16(0))
 	}
 }
 
-// saturate adds to rest what finite elements of x are beyond the largest number
+// saturate adds to excess what finite elements of x are beyond the largest number
 // of dt, and makes these that number.
-func saturate(x, rest []float32, dt dtype.DType) {
+func saturate(x, excess []float32, dt dtype.DType) {
 	largest := float32(maxF16)
 	if dt == dtype.BF16 {
 		largest = maxBF16
 	}
-	above, infinite := f32.Key(largest)+1, f32.Key(float32(math.Inf(1)))
-	if f32.CountRange(x, above, infinite-1) == 0 {
+	lowest := f32.Key(largest) + 1
+	infinite := f32.Key(float32(math.Inf(1)))
+	if f32.CountRange(x, lowest, infinite-1) == 0 {
 		return
 	}
 	for i, v := range x {
-		if key := f32.Key(v); above <= key && key < infinite {
+		key := f32.Key(v)
+		if lowest <= key && key < infinite {
 			x[i] = float32(math.Copysign(float64(largest), float64(v)))
-			rest[i] += v - x[i]
+			excess[i] += v - x[i]
 		}
 	}
 }
@@ -153,8 +157,7 @@ func (s *scratch) scale(x uintptr, dt dtype.DType, n int, factor float32) {
 }
 
 // meanStd adds the gradients of src and returns mean and standard deviation. It
-// forms those of each block on their own
-// and merges them as Chan, Golub and LeVeque do ("Updating Formulae and a
+// forms those of each block on their own and merges them as Chan, Golub and LeVeque do ("Updating Formulae and a
 // Pairwise Algorithm for Computing Sample Variances", 1979), so that a mean far
 // from zero costs no accuracy.
 func (s *scratch) meanStd(src *source) (mean, std float64) {
@@ -186,7 +189,8 @@ func (s *scratch) sumSquares(x uintptr, dt dtype.DType, n int) (sum float64) {
 	for n > 0 {
 		block := s.widen(x, dt, min(n, chunk))
 		sum += f32.SquaredDeviations(block, 0)
-		x, n = x+uintptr(len(block)*dt.Size()), n-len(block)
+		x += uintptr(len(block) * dt.Size())
+		n -= len(block)
 	}
 	return sum
 }

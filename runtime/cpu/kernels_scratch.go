@@ -28,9 +28,11 @@ type scratch struct {
 func (e *entries) resize(n int) {
 	if cap(e.idx) < n { // what grows little by little does not do so every time
 		room := max(n, cap(e.idx)*5/4)
-		e.idx, e.val = make([]int32, room), make([]float32, room)
+		e.idx = make([]int32, room)
+		e.val = make([]float32, room)
 	}
-	e.idx, e.val = e.idx[:n], e.val[:n]
+	e.idx = e.idx[:n]
+	e.val = e.val[:n]
 }
 
 var scratches freelist[scratch]
@@ -42,7 +44,7 @@ var scratches freelist[scratch]
 // for.
 type freelist[T any] struct {
 	mu   sync.Mutex
-	free []*T
+	free []*T // guarded by mu
 }
 
 func (f *freelist[T]) get() *T {

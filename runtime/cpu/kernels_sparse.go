@@ -59,7 +59,7 @@ func scatterSet(dst []float32, l entries) (outside int32) {
 	return outside
 }
 
-func zeroAt(dst []float32, idx []int32) (outside int32) {
+func scatterZero(dst []float32, idx []int32) (outside int32) {
 	for _, i := range idx {
 		if uint(uint32(i)) >= uint(len(dst)) {
 			outside++
@@ -70,13 +70,15 @@ func zeroAt(dst []float32, idx []int32) (outside int32) {
 	return outside
 }
 
-// giveBack puts together what is to be given back, and adds it: of an element that is
-// not, the cache line is not even read. It steps through two sorted lists. Which one
-// goes on next is as good as random, so nothing branches on it.
-func (s *scratch) giveBack(dst []float32, l entries, taken []int32) (outside int32) {
-	idx, val := l.idx, l.val[:len(l.idx)]
+// restore puts together what is restored, and adds it: of an element that is not, the
+// cache line is not even read. It steps through two sorted lists. Which one goes on next
+// is as good as random, so nothing branches on it.
+func (s *scratch) restore(dst []float32, l entries, taken []int32) (outside int32) {
+	idx := l.idx
+	val := l.val[:len(l.idx)]
 	s.compacted.resize(len(idx))
-	rest, n := s.compacted, 0
+	restored := s.compacted
+	n := 0
 	for j, t := 0, 0; j < len(idx); {
 		i := idx[j]
 		if uint(uint32(i)) >= uint(len(dst)) {
@@ -88,12 +90,13 @@ func (s *scratch) giveBack(dst []float32, l entries, taken []int32) (outside int
 		if t < len(taken) {
 			next = taken[t]
 		}
-		rest.idx[n], rest.val[n] = i, val[j]
+		restored.idx[n] = i
+		restored.val[n] = val[j]
 		n += oneIf(i < next)
 		j += oneIf(i <= next)
 		t += oneIf(next < i)
 	}
-	scatterAdd(dst, rest.cut(n), 1)
+	scatterAdd(dst, restored.cut(n), 1)
 	return outside
 }
 
@@ -101,10 +104,11 @@ func (s *scratch) giveBack(dst []float32, l entries, taken []int32) (outside int
 func (s *scratch) outside(l entries, low, high int32) entries {
 	start, _ := slices.BinarySearch(l.idx, low)
 	end, _ := slices.BinarySearch(l.idx, high)
-	switch end = max(start, end); {
-	case start == 0:
+	end = max(start, end)
+	if start == 0 {
 		return l.from(end)
-	case end == len(l.idx):
+	}
+	if end == len(l.idx) {
 		return l.cut(start)
 	}
 	s.around.resize(len(l.idx) - (end - start))
@@ -122,36 +126,39 @@ func translate(positions, idx []int32) {
 
 // merge writes the sums of s.lists, tile by tile of the index space: while a
 // tile is in the cache it is cleared, gets its part of every list, and is
-// rounded to dt, or written past the caches: who reads so much next finds little of it
-// there. rest is that of store.
-func (s *scratch) merge(dst uintptr, dt dtype.DType, n int, scale float32, rest []float32) (outside int32) {
-	memory, streaming := s.chunk[:], false
+// rounded to dt, or written past the caches: a reader of so much finds little of it
+// there. excess is that of store.
+func (s *scratch) merge(dst uintptr, dt dtype.DType, n int, scale float32, excess []float32) (outside int32) {
+	memory := s.chunk[:]
+	streaming := false
 	if dt == dtype.F32 && n >= 2*streamFrom && simd.AVX2 {
 		if s.tile == nil {
 			s.tile = make([]float32, streamTile)
 		}
-		memory, streaming = s.tile, true
+		memory = s.tile
+		streaming = true
 	}
 	for from := 0; from < n; from += len(memory) {
-		size, at := min(len(memory), n-from), dst+uintptr(from*dt.Size())
+		size := min(len(memory), n-from)
+		target := dst + uintptr(from*dt.Size())
 		tile := memory[:size]
 		if dt == dtype.F32 && !streaming {
-			tile = floats(at, size)
+			tile = floats(target, size)
 		}
 		clear(tile)
 		for j := range s.lists {
 			outside += s.lists[j].addTo(tile, from, scale)
 		}
 		if streaming {
-			hostops.Copy(at, hostmem.Addr(tile), size*dt.Size(), true)
+			hostops.Copy(target, hostmem.Addr(tile), size*dt.Size(), true)
 		} else if dt != dtype.F32 {
-			s.store(at, dt, tile, 1, rest)
-			if rest != nil {
-				rest = rest[size:]
+			s.store(target, dt, tile, 1, excess)
+			if excess != nil {
+				excess = excess[size:]
 			}
 		}
 	}
-	return outside + s.restOutside(n)
+	return outside + s.drain(n)
 }
 
 // addTo adds the entries that come first and belong to a tile of the index
@@ -159,7 +166,8 @@ func (s *scratch) merge(dst uintptr, dt dtype.DType, n int, scale float32, rest 
 // the tile, out of range or out of order, is removed too; it returns how many
 // indices were negative.
 func (e *entries) addTo(tile []float32, from int, scale float32) (negative int32) {
-	idx, val := e.idx, e.val[:len(e.idx)]
+	idx := e.idx
+	val := e.val[:len(e.idx)]
 	j := 0
 	for ; j < len(idx); j++ {
 		i := int(idx[j]) - from
@@ -172,13 +180,14 @@ func (e *entries) addTo(tile []float32, from int, scale float32) (negative int32
 		}
 		tile[i] += float32(val[j] * scale)
 	}
-	e.idx, e.val = idx[j:], val[j:]
+	e.idx = idx[j:]
+	e.val = val[j:]
 	return negative
 }
 
-// restOutside returns how many indices of what is left of s.lists are not in
+// drain returns how many indices of what is left of s.lists are not in
 // [0, n), and lets go of the lists.
-func (s *scratch) restOutside(n int) (outside int32) {
+func (s *scratch) drain(n int) (outside int32) {
 	for j := range s.lists {
 		for _, i := range s.lists[j].idx {
 			if int64(uint32(i)) >= int64(n) {
@@ -202,13 +211,17 @@ func unionOfTwo(a, b, dst entries, n int, scale float32) (count int, ok bool) {
 	idxA, valA := a.idx, a.val[:len(a.idx)]
 	idxB, valB := b.idx, b.val[:len(b.idx)]
 	idx, val := dst.idx, dst.val[:len(dst.idx)]
-	var i, j int
-	last, falls := int64(-1), int64(0) // falls is negative if an index was not above the last
+	i := 0
+	j := 0
+	last := int64(-1)
+	falls := int64(0) // negative if an index was not above the last
 	for i < len(idxA) && j < len(idxB) {
 		ia, ib := idxA[i], idxB[j]
 		va, vb := 0+float32(valA[i]*scale), float32(valB[j]*scale)
 		// As bits: conditional moves exist for integers only.
-		value, second, sum := math.Float32bits(va), math.Float32bits(0+vb), math.Float32bits(va+vb)
+		value := math.Float32bits(va)
+		second := math.Float32bits(0 + vb)
+		sum := math.Float32bits(va + vb)
 		if ib < ia {
 			value = second
 		}
@@ -216,16 +229,18 @@ func unionOfTwo(a, b, dst entries, n int, scale float32) (count int, ok bool) {
 			value = sum
 		}
 		next := min(ia, ib)
-		idx[count], val[count] = next, math.Float32frombits(value)
+		idx[count] = next
+		val[count] = math.Float32frombits(value)
 		count++
 		falls |= int64(next) - last - 1
 		last = int64(next)
 		i += oneIf(ia <= ib)
 		j += oneIf(ib <= ia)
 	}
-	for _, rest := range [2]entries{{idxA[i:], valA[i:]}, {idxB[j:], valB[j:]}} {
-		for k, next := range rest.idx {
-			idx[count], val[count] = next, 0+float32(rest.val[k]*scale)
+	for _, tail := range [2]entries{{idxA[i:], valA[i:]}, {idxB[j:], valB[j:]}} {
+		for k, next := range tail.idx {
+			idx[count] = next
+			val[count] = 0 + float32(tail.val[k]*scale)
 			count++
 			falls |= int64(next) - last - 1
 			last = int64(next)
@@ -240,7 +255,8 @@ func (e entries) keepAbove(key uint32) (count int) {
 	val := e.val[:len(e.idx)]
 	for j, i := range e.idx {
 		v := val[j]
-		e.idx[count], val[count] = i, v
+		e.idx[count] = i
+		val[count] = v
 		count += oneIf(f32.Key(v) >= key)
 	}
 	return count
@@ -271,7 +287,7 @@ func (s *scratch) union(dst entries, n int, scale float32) (count int, outside i
 			}
 		}
 		if from >= n {
-			return count, outside + s.restOutside(n)
+			return count, outside + s.drain(n)
 		}
 		from = max(from, 0)
 		tile := s.sums[:min(chunk, n-from)]
@@ -289,19 +305,21 @@ func (s *scratch) union(dst entries, n int, scale float32) (count int, outside i
 // many marks a word has is as good as random, so the loop does not branch on
 // it: the next word is there before it is needed.
 func (s *scratch) take(words uint64, tile []float32, from int, dst entries) (count int) {
-	idx, val := dst.idx, dst.val[:len(dst.idx)]
+	idx := dst.idx
+	val := dst.val[:len(dst.idx)]
 	marks := s.marks[bits.TrailingZeros64(words)%len(s.marks)]
 	for words != 0 {
 		word := bits.TrailingZeros64(words)
-		rest := words & (words - 1)
-		next := s.marks[bits.TrailingZeros64(rest)%len(s.marks)]
+		later := words & (words - 1)
+		next := s.marks[bits.TrailingZeros64(later)%len(s.marks)]
 		i := word*64 + bits.TrailingZeros64(marks)
-		idx[count], val[count] = int32(from+i), tile[i]
+		idx[count] = int32(from + i)
+		val[count] = tile[i]
 		tile[i] = 0
 		count++
 		marks &= marks - 1
 		last := ^uint64(int64(marks|-marks) >> 63) // all ones if there is no mark left
-		words ^= (words ^ rest) & last
+		words ^= (words ^ later) & last
 		marks |= next & last
 	}
 	clear(s.marks[:])
@@ -310,8 +328,10 @@ func (s *scratch) take(words uint64, tile []float32, from int, dst entries) (cou
 
 // addMarked is addTo that marks which positions of the tile it met, and returns
 // which words of marks that touched.
-func (e *entries) addMarked(tile []float32, marks *[chunk / 64]uint64, from int, scale float32) (words uint64, negative int32) {
-	idx, val := e.idx, e.val[:len(e.idx)]
+func (e *entries) addMarked(tile []float32, marks *[chunk / 64]uint64, from int,
+	scale float32) (words uint64, negative int32) {
+	idx := e.idx
+	val := e.val[:len(e.idx)]
 	j := 0
 	for ; j < len(idx); j++ {
 		i := uint(int(idx[j]) - from)
@@ -326,7 +346,8 @@ func (e *entries) addMarked(tile []float32, marks *[chunk / 64]uint64, from int,
 		marks[i/64%uint(len(marks))] |= 1 << (i % 64)
 		words |= 1 << (i / 64)
 	}
-	e.idx, e.val = idx[j:], val[j:]
+	e.idx = idx[j:]
+	e.val = val[j:]
 	return words, negative
 }
 
@@ -337,12 +358,14 @@ func (s *scratch) countAbove(x, thresholds []float32, counts []int32) {
 	if len(counts) == 0 {
 		return
 	}
-	least, most := uint32(f32.MaxKey), uint32(0)
+	lowest := uint32(f32.MaxKey)
+	highest := uint32(0)
 	for _, t := range thresholds {
-		least, most = min(least, thresholdKey(t)), max(most, thresholdKey(t))
+		lowest = min(lowest, thresholdKey(t))
+		highest = max(highest, thresholdKey(t))
 	}
-	if most == least {
-		found := int32(f32.CountRange(x, least, f32.MaxKey))
+	if lowest == highest {
+		found := int32(f32.CountRange(x, lowest, f32.MaxKey))
 		for j := range counts {
 			counts[j] = found
 		}
@@ -352,10 +375,11 @@ func (s *scratch) countAbove(x, thresholds []float32, counts []int32) {
 	s.candidates.resize(block + blockSlack)
 	for len(x) > 0 {
 		part := x[:min(len(x), block)]
-		above := f32.CountRange(part, most, f32.MaxKey)
-		between := s.candidates.val[:f32.SelectRange(part, 0, least, most-1, s.candidates.idx, s.candidates.val)]
+		passed := f32.CountRange(part, highest, f32.MaxKey)
+		found := f32.SelectRange(part, 0, lowest, highest-1, s.candidates.idx, s.candidates.val)
+		between := s.candidates.val[:found]
 		for j, t := range thresholds {
-			counts[j] += int32(above + f32.CountRange(between, thresholdKey(t), most-1))
+			counts[j] += int32(passed + f32.CountRange(between, thresholdKey(t), highest-1))
 		}
 		x = x[len(part):]
 	}
@@ -407,9 +431,11 @@ func balance(bounds, samples []int32, n int) {
 	slices.Sort(samples)
 	parts := len(bounds) - 1
 	for r := range bounds {
-		bounds[r] = min(max(samples[min(r*len(samples)/parts, len(samples)-1)], 0), int32(n))
+		position := min(r*len(samples)/parts, len(samples)-1)
+		bounds[r] = min(max(samples[position], 0), int32(n))
 	}
-	bounds[0], bounds[parts] = 0, int32(n)
+	bounds[0] = 0
+	bounds[parts] = int32(n)
 }
 
 // isFinite tells whether x is a number.

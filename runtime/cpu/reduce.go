@@ -25,17 +25,17 @@ import (
 // source, a nil pointer or a negative count is [runtime.ErrArgument], an op that
 // is not defined on dt is [runtime.ErrDType].
 func (rt *Runtime) Reduce(dsts, srcs []uintptr, count int, dt dtype.DType, op dtype.ReduceOp) error {
-	const what = "reduce"
+	const name = "reduce"
 	switch {
 	case !op.Defined(dt):
-		return fmt.Errorf("cpu: %s: %v of %v is not defined: %w", what, op, dt, runtime.ErrDType)
+		return fmt.Errorf("cpu: %s: %v of %v is not defined: %w", name, op, dt, runtime.ErrDType)
 	case len(srcs) == 0:
-		return fmt.Errorf("cpu: %s: no source: %w", what, runtime.ErrArgument)
+		return fmt.Errorf("cpu: %s: no source: %w", name, runtime.ErrArgument)
 	}
-	if err := rt.check(what, count, srcs...); err != nil {
+	if err := rt.check(name, count, srcs...); err != nil {
 		return err
 	}
-	if err := rt.check(what, count, dsts...); err != nil {
+	if err := rt.check(name, count, dsts...); err != nil {
 		return err
 	}
 	hostops.Reduce(dsts, srcs, count, dt, op, false)

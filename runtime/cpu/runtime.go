@@ -164,19 +164,19 @@ func (rt *Runtime) Close() error { return errors.Join(rt.pool.Close(), rt.unpinA
 // check is what all operations on memory check: that the runtime is open, the
 // length (in bytes or elements) is not negative and, unless it is zero, no
 // pointer is nil.
-func (rt *Runtime) check(what string, length int, pointers ...uintptr) error {
+func (rt *Runtime) check(op string, length int, pointers ...uintptr) error {
 	if rt.pool.Closed() {
-		return errClosed(what)
+		return errClosed(op)
 	}
 	if length < 0 {
-		return fmt.Errorf("cpu: %s: length %d: %w", what, length, runtime.ErrArgument)
+		return fmt.Errorf("cpu: %s: length %d: %w", op, length, runtime.ErrArgument)
 	}
 	for _, p := range pointers {
 		if p == 0 && length > 0 {
-			return fmt.Errorf("cpu: %s: nil pointer: %w", what, runtime.ErrArgument)
+			return fmt.Errorf("cpu: %s: nil pointer: %w", op, runtime.ErrArgument)
 		}
 	}
 	return nil
 }
 
-func errClosed(what string) error { return fmt.Errorf("cpu: %s: %w", what, runtime.ErrClosed) }
+func errClosed(op string) error { return fmt.Errorf("cpu: %s: %w", op, runtime.ErrClosed) }

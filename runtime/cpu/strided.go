@@ -31,14 +31,15 @@ func bringNearest(all []strided.Axis) {
 }
 
 // span is the range of offsets that a copy touches on one side.
-type span struct{ lowest, highest int }
+type span struct {
+	lowest  int
+	highest int
+}
 
 func (r *span) extend(stride, size int) {
-	if end := stride * (size - 1); end < 0 {
-		r.lowest += end
-	} else {
-		r.highest += end
-	}
+	end := stride * (size - 1)
+	r.lowest += min(end, 0)
+	r.highest += max(end, 0)
 }
 
 // copyStrided copies along axes that were checked.
@@ -121,7 +122,8 @@ func copyPlane[T word](d []T, i int, s []T, j int, outer, inner strided.Axis) {
 		rows := min(tile, outer.Size-o)
 		for n := 0; n < inner.Size; n += tile {
 			part := strided.Axis{Size: min(tile, inner.Size-n), Dst: inner.Dst, Src: inner.Src}
-			di, sj := i+o*outer.Dst+n*inner.Dst, j+o*outer.Src+n*inner.Src
+			di := i + o*outer.Dst + n*inner.Dst
+			sj := j + o*outer.Src + n*inner.Src
 			for range rows {
 				copyRow(d, di, s, sj, part)
 				di += outer.Dst

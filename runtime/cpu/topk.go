@@ -48,7 +48,10 @@ const (
 )
 
 // keyRange is a range of magnitude keys, both ends included.
-type keyRange struct{ lo, hi uint32 }
+type keyRange struct {
+	lo uint32
+	hi uint32
+}
 
 var allKeys = keyRange{0, f32.MaxKey}
 
@@ -62,15 +65,18 @@ func (s *scratch) pick(src *source, lo uint32, dst entries) (total int) {
 		return f32.SelectRange(src.x, 0, lo, f32.MaxKey, dst.idx, dst.val)
 	}
 	// In place, what is written was just read, and is in the cache.
-	step, streaming := len(src.x), len(src.x) >= streamFrom && &src.x[0] != &src.from[0]
+	step := len(src.x)
+	streaming := len(src.x) >= streamFrom && &src.x[0] != &src.from[0]
 	if src.dt != dtype.F32 || !simd.AVX2 { // then what is done twice is done in the cache
-		step, streaming = chunk, false
+		step = chunk
+		streaming = false
 	}
 	for from := 0; from < len(src.x); from += step {
 		block := src.x[from:min(len(src.x), from+step)]
 		src.keepPart(from, from+len(block))
 		terms := s.widen(src.grad+uintptr(from*src.dt.Size()), src.dt, len(block))
-		found := f32.AddSelectRange(block, src.from[from:from+len(block)], terms, src.factor, int32(from), lo, f32.MaxKey, dst.idx, dst.val, src.take, streaming)
+		found := f32.AddSelectRange(block, src.from[from:from+len(block)], terms, src.factor,
+			int32(from), lo, f32.MaxKey, dst.idx, dst.val, src.take, streaming)
 		dst = dst.from(found)
 		total += found
 	}
@@ -89,9 +95,11 @@ func (s *scratch) topK(src *source, k int, dst entries, g guess, zeros bool) (co
 	}
 	// Candidates are worth their copying if they are few.
 	room := min(len(x)/candidatesShare, candidatesMax)
-	bracket, found := allKeys, 0
+	bracket := allKeys
+	found := 0
 	if k <= room && g.usable() {
-		bracket = keyRange{f32.Key(g.threshold * (1 - g.margin)), f32.Key(g.threshold * (1 + g.margin))}
+		bracket.lo = f32.Key(g.threshold * (1 - g.margin))
+		bracket.hi = f32.Key(g.threshold * (1 + g.margin))
 		found = s.findCandidates(src, bracket.lo, room)
 	} else {
 		s.accumulate(src, 0, len(x))
@@ -99,30 +107,38 @@ func (s *scratch) topK(src *source, k int, dst entries, g guess, zeros bool) (co
 	if found < k || found > room {
 		s.putBack(src, found)
 		var expected int
-		if bracket, expected = s.bracket(x, k); expected <= room {
+		bracket, expected = s.bracket(x, k)
+		if expected <= room {
 			// Room for a quarter more than expected: the sample may be off.
 			room = expected + expected/4
 			found = s.findCandidates(&source{x: x, take: src.take}, bracket.lo, room)
 		}
 	}
-	if found < k || found > room {
-		s.putBack(src, found)
-		b := s.border(x, k, bracket, zeros)
-		count = b.above(x, dst)
-		if src.take {
-			zeroAt(x, dst.idx[:count])
-		}
-		return count, b.key
+	if k <= found && found <= room {
+		return s.topKOfCandidates(src, found, k, bracket, dst, zeros)
 	}
+	s.putBack(src, found)
+	b := s.border(x, k, bracket, zeros)
+	count = b.copyLarger(x, dst)
+	if src.take {
+		scatterZero(x, dst.idx[:count])
+	}
+	return count, b.key
+}
+
+// topKOfCandidates is topK of src.x where s.candidates has as many entries as were found, and the k largest
+// among them.
+func (s *scratch) topKOfCandidates(src *source, found, k int, bracket keyRange, dst entries,
+	zeros bool) (count int, key uint32) {
 	candidates := s.candidates.cut(found)
 	b := s.border(candidates.val, k, bracket, zeros)
-	count = b.above(candidates.val, dst)
+	count = b.copyLarger(candidates.val, dst)
 	translate(dst.idx[:count], candidates.idx)
 	if src.take { // what was not chosen goes back: it is less than what was
 		s.compacted.resize(found + blockSlack)
-		rest := s.compacted.cut(b.below(candidates.val, s.compacted))
-		translate(rest.idx, candidates.idx)
-		scatterSet(x, rest)
+		left := s.compacted.cut(b.copySmaller(candidates.val, s.compacted))
+		translate(left.idx, candidates.idx)
+		scatterSet(src.x, left)
 	}
 	return count, b.key
 }
@@ -135,14 +151,17 @@ func (s *scratch) topK(src *source, k int, dst entries, g guess, zeros bool) (co
 // not. So the margin follows what was needed. In eight such trainings a fixed one of 3 %
 // was too narrow in 0 to 54 % of the steps, this one in 0 to 22 % and 1 % in the middle,
 // at less width.
-type guess struct{ threshold, margin float32 }
+type guess struct {
+	threshold float32 // 0 or not finite: there is no guess
+	margin    float32
+}
 
 // How margins move, see [kernel.Kernels].TopK; and that of a threshold of SelectNear, which
 // is looked for again after many steps: it was exact long ago, and is corrected since.
 const (
-	leastMargin = 1. / 512
+	minMargin   = 1. / 512
 	firstMargin = 1. / 32
-	mostMargin  = 1. / 8
+	maxMargin   = 1. / 8
 	nearMargin  = 1. / 16
 )
 
@@ -150,9 +169,10 @@ func (g guess) usable() bool { return g.threshold > 0 && isFinite(g.threshold) }
 
 // checked returns the guess with a margin within the bounds.
 func (g guess) checked() guess {
-	if !(leastMargin <= g.margin && g.margin <= mostMargin) {
-		g.margin = firstMargin
+	if minMargin <= g.margin && g.margin <= maxMargin {
+		return g
 	}
+	g.margin = firstMargin // also of a NaN
 	return g
 }
 
@@ -160,9 +180,9 @@ func (g guess) checked() guess {
 func (g guess) next(t float32) guess {
 	if g.usable() {
 		need := (g.threshold - t) / g.threshold * 1.5
-		g.margin = max(g.margin*(31./32), leastMargin)
+		g.margin = max(g.margin*(31./32), minMargin)
 		if need > g.margin {
-			g.margin = min(need, mostMargin)
+			g.margin = min(need, maxMargin)
 		}
 	}
 	g.threshold = t
@@ -208,25 +228,25 @@ func (s *scratch) border(x []float32, k int, bracket keyRange, zeros bool) borde
 	return border{key, len(x)}
 }
 
-// above writes the elements of x on this side of its border to dst.
-func (b border) above(x []float32, dst entries) (count int) {
+// copyLarger writes the elements of x on this side of its border to dst.
+func (b border) copyLarger(x []float32, dst entries) (count int) {
 	return b.split(x, keyRange{b.key, f32.MaxKey}, keyRange{b.key + 1, f32.MaxKey}, dst)
 }
 
-// below writes the others to dst.
-func (b border) below(x []float32, dst entries) (count int) {
+// copySmaller writes the others to dst.
+func (b border) copySmaller(x []float32, dst entries) (count int) {
 	if b.key == 0 {
 		return b.split(x, keyRange{1, 0}, keyRange{0, 0}, dst)
 	}
 	return b.split(x, keyRange{0, b.key - 1}, keyRange{0, b.key}, dst)
 }
 
-// split writes what is in one range before the end of the ties, and in the other
-// behind that.
-func (b border) split(x []float32, before, behind keyRange, dst entries) (count int) {
-	count = f32.SelectRange(x[:b.end], 0, before.lo, before.hi, dst.idx, dst.val)
+// split writes what is in the first range before the end of the ties, and in the second
+// one behind that.
+func (b border) split(x []float32, first, second keyRange, dst entries) (count int) {
+	count = f32.SelectRange(x[:b.end], 0, first.lo, first.hi, dst.idx, dst.val)
 	dst = dst.from(count)
-	return count + f32.SelectRange(x[b.end:], int32(b.end), behind.lo, behind.hi, dst.idx, dst.val)
+	return count + f32.SelectRange(x[b.end:], int32(b.end), second.lo, second.hi, dst.idx, dst.val)
 }
 
 // afterTies returns the position behind the ties-th element equal to key.
@@ -241,10 +261,12 @@ func afterTies(x []float32, key uint32, ties int) int {
 		start += chunk
 	}
 	for i, v := range x[start:] {
-		if f32.Key(v) == key {
-			if ties--; ties == 0 {
-				return start + i + 1
-			}
+		if f32.Key(v) != key {
+			continue
+		}
+		ties--
+		if ties == 0 {
+			return start + i + 1
 		}
 	}
 	return len(x)
@@ -296,19 +318,23 @@ func (s *scratch) takeSample(x []float32, size int) {
 // elements equal to it are among the k largest, and how many there are. The
 // key is probably in the range probable; if not, finding it takes longer.
 func (s *scratch) kth(x []float32, k int, probable keyRange) (key uint32, ties, equal int) {
-	r, inside := allKeys, len(x)
+	r := allKeys
+	inside := len(x)
 	if probable != allKeys {
-		above := f32.CountRange(x, probable.hi+1, f32.MaxKey)
-		within := f32.CountRange(x, probable.lo, probable.hi)
+		higher := f32.CountRange(x, probable.hi+1, f32.MaxKey)
+		probably := f32.CountRange(x, probable.lo, probable.hi)
 		switch {
-		case k <= above:
-			r.lo, inside = probable.hi+1, above
-		case k <= above+within:
-			r, inside = probable, within
-			k -= above
+		case k <= higher:
+			r.lo = probable.hi + 1
+			inside = higher
+		case k <= higher+probably:
+			r = probable
+			inside = probably
+			k -= higher
 		default:
-			r.hi, inside = probable.lo-1, len(x)-above-within
-			k -= above + within
+			r.hi = probable.lo - 1
+			inside = len(x) - higher - probably
+			k -= higher + probably
 		}
 	}
 	for r.lo < r.hi {
@@ -353,21 +379,23 @@ type nearState struct {
 }
 
 // selectNear implements SelectNear, see [kernel.Kernels].
-func (s *scratch) selectNear(src *source, k int, state *nearState, o kernel.Acceptance, dst entries) (count int, used float32) {
+func (s *scratch) selectNear(src *source, k int, state *nearState, near kernel.Acceptance,
+	dst entries) (count int, used float32) {
 	t := state.threshold
 	g := guess{t, nearMargin}
-	if g.usable() && (o.Interval == 0 || int(state.age) < o.Interval-1) {
+	if g.usable() && (near.Interval == 0 || int(state.age) < near.Interval-1) {
 		passed := s.pick(src, f32.Key(t), dst)
-		if o.Min <= passed && passed <= len(dst.idx) {
+		if near.Min <= passed && passed <= len(dst.idx) {
 			state.age++
-			state.threshold = corrected(t, passed, k, o.Step)
+			state.threshold = corrected(t, passed, k, near.Step)
 			return passed, t
 		}
 		// All that happened is rolled back, except that src is accumulated now.
 		if src.take {
 			scatterSet(src.x, dst.cut(passed))
 		}
-		src.grad, g = 0, guess{}
+		src.grad = 0
+		g = guess{}
 	}
 	count, key := s.topK(src, k, dst, g, false)
 	*state = nearState{math.Float32frombits(key), 0}
@@ -392,12 +420,14 @@ func corrected(t float32, passed, k int, step float32) float32 {
 // entries pass a threshold, only these are looked at for those above it.
 func (s *scratch) refine(x []float32, t float32, k int, factors []float32) float32 {
 	passed := f32.CountRange(x, thresholdKey(t), f32.MaxKey)
-	if len(factors) == 0 || !isFinite(t) || 3*k <= 4*passed && 4*passed <= 5*k {
+	accepted := 3*k <= 4*passed && 4*passed <= 5*k
+	if len(factors) == 0 || !isFinite(t) || accepted {
 		return t
 	}
 	room := min(len(x)/candidatesShare, candidatesMax)
 	s.candidates.resize(room + blockSlack)
-	low, high := 0, len(factors)-1 // the one sought
+	low := 0
+	high := len(factors) - 1 // the one sought is between them
 	for low < high {
 		middle := (low + high) / 2
 		key := thresholdKey(t * factors[middle])

@@ -38,13 +38,14 @@ func WrapBytes(rt runtime.Runtime, data []byte, dt dtype.DType, shape ...int) (*
 	return wrap(rt, data, dt, n, shape)
 }
 
-func wrap[T any](on runtime.Runtime, data []T, dt dtype.DType, n int, shape []int) (*runtime.Tensor, error) {
-	rt, ok := on.(*Runtime)
-	if on == nil || ok && rt == nil {
+func wrap[T any](owner runtime.Runtime, data []T, dt dtype.DType, n int, shape []int) (*runtime.Tensor, error) {
+	rt, ok := owner.(*Runtime)
+	if owner == nil || ok && rt == nil {
 		return nil, fmt.Errorf("cpu: wrap: no runtime: %w", runtime.ErrArgument)
 	}
 	if !ok {
-		return nil, fmt.Errorf("cpu: wrap a slice in memory of %v: %w; FromSlice copies it there", on.Device(), runtime.ErrDevice)
+		return nil, fmt.Errorf("cpu: wrap a slice in memory of %v: %w; FromSlice copies it there",
+			owner.Device(), runtime.ErrDevice)
 	}
 	if rt.pool.Closed() {
 		return nil, errClosed("wrap")
@@ -68,7 +69,7 @@ func wrap[T any](on runtime.Runtime, data []T, dt dtype.DType, n int, shape []in
 	}
 	pins.Lock()
 	defer pins.Unlock()
-	pins.of[p] = rt
+	pins.runtimes[p] = rt
 	return t, nil
 }
 
@@ -109,16 +110,16 @@ func Slice[T dtype.Element](t *runtime.Tensor) ([]T, error) {
 // because Go ends a program that forgets a Pinner.
 var pins = struct {
 	sync.Mutex
-	of map[*goruntime.Pinner]*Runtime
-}{of: make(map[*goruntime.Pinner]*Runtime)}
+	runtimes map[*goruntime.Pinner]*Runtime // guarded by the mutex
+}{runtimes: make(map[*goruntime.Pinner]*Runtime)}
 
 // unpin lets go of a slice, unless Close did.
 func unpin(p *goruntime.Pinner) {
 	pins.Lock()
 	defer pins.Unlock()
-	if _, ok := pins.of[p]; ok {
+	if _, ok := pins.runtimes[p]; ok {
 		p.Unpin()
-		delete(pins.of, p)
+		delete(pins.runtimes, p)
 	}
 }
 
@@ -127,10 +128,10 @@ func (rt *Runtime) unpinAll() error {
 	pins.Lock()
 	defer pins.Unlock()
 	n := 0
-	for p, of := range pins.of {
-		if of == rt {
+	for p, owner := range pins.runtimes {
+		if owner == rt {
 			p.Unpin()
-			delete(pins.of, p)
+			delete(pins.runtimes, p)
 			n++
 		}
 	}
