@@ -79,8 +79,9 @@ func (o Op) HasRoot() bool { return o < numOps && ops[o].hasRoot }
 
 // Call is an operation that moves data, as a value: one of the methods of a
 // [Communicator] with its arguments. What is checked, compared between ranks,
-// recorded and printed is a Call, and a backend takes it by one door
-// (package comm/backend). Functions such as [SendCall] make one.
+// recorded and printed is a Call, and it stays one on its way through decorators
+// ([Call.Make]) to the backend (package comm/backend). Functions such as [SendCall]
+// make one.
 //
 // A field that the operation does not have is zero.
 type Call struct {
@@ -140,9 +141,16 @@ func AllToAllCall(send, recv uintptr, count int, dt dtype.DType) Call {
 }
 
 // AllToAllVCall is [Communicator.AllToAllV] as a value.
-func AllToAllVCall(send uintptr, sendCounts, sendDispls []int, recv uintptr, recvCounts, recvDispls []int, dt dtype.DType) Call {
-	return Call{Op: OpAllToAllV, DType: dt, Send: send, Recv: recv,
-		SendCounts: sendCounts, SendDispls: sendDispls, RecvCounts: recvCounts, RecvDispls: recvDispls}
+func AllToAllVCall(
+	send uintptr, sendCounts, sendDispls []int,
+	recv uintptr, recvCounts, recvDispls []int,
+	dt dtype.DType,
+) Call {
+	return Call{
+		Op: OpAllToAllV, DType: dt,
+		Send: send, SendCounts: sendCounts, SendDispls: sendDispls,
+		Recv: recv, RecvCounts: recvCounts, RecvDispls: recvDispls,
+	}
 }
 
 // GatherCall is [Communicator.Gather] as a value.
@@ -165,8 +173,20 @@ func RecvCall(buf uintptr, count int, dt dtype.DType, src int, tag uint32) Call 
 	return Call{Op: OpRecv, DType: dt, Tag: tag, Peer: src, Count: count, Recv: buf}
 }
 
-// Make calls the method of a communicator that the call stands for.
+// submitter is implemented by communicators that take calls as values: all that embed [Methods].
+type submitter interface {
+	submit() func(c Call) error
+}
+
+// Make calls the method of a communicator that the call stands for. Communicators that embed
+// [Methods] get the call as a value.
 func (c Call) Make(on Communicator) error {
+	if !c.Op.MovesData() {
+		return noCall(c.Op)
+	}
+	if s, ok := on.(submitter); ok {
+		return s.submit()(c)
+	}
 	switch c.Op {
 	case OpAllReduce:
 		return on.AllReduce(c.Send, c.Recv, c.Count, c.DType, c.Reduce)
@@ -190,13 +210,11 @@ func (c Call) Make(on Communicator) error {
 		return on.Scatter(c.Send, c.Recv, c.Count, c.DType, c.Peer)
 	case OpSend:
 		return on.Send(c.Send, c.Count, c.DType, c.Peer, c.Tag)
-	case OpRecv:
-		return on.Recv(c.Recv, c.Count, c.DType, c.Peer, c.Tag)
 	}
-	return noCall(c.Op)
+	return on.Recv(c.Recv, c.Count, c.DType, c.Peer, c.Tag)
 }
 
-func noCall(o Op) error { return fmt.Errorf("%w: %v does not move data", ErrArgument, o) }
+func noCall(op Op) error { return fmt.Errorf("%w: %v does not move data", ErrArgument, op) }
 
 // Bytes is the length of Count elements.
 func (c Call) Bytes() int { return c.Count * c.DType.Size() }

@@ -15,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
 // Addresses are only compared, so any will do: far apart.
@@ -42,7 +43,11 @@ var calls = []struct {
 	{comm.RecvCall(bufA, 4, dtype.F32, 0, 9), "recv of 4 f32 from rank 0, tag 9"},
 }
 
-// A call made through the methods of a communicator arrives as it was.
+// foreign hides what a communicator has beside the methods of [comm.Communicator].
+type foreign struct{ comm.Communicator }
+
+// A call arrives as it was, as a value as well as through the methods of a communicator, which alone a
+// foreign one has.
 func TestMakeIsTheMethod(t *testing.T) {
 	var got comm.Call
 	c := struct {
@@ -51,8 +56,11 @@ func TestMakeIsTheMethod(t *testing.T) {
 	}{comm.Methods{Do: func(c comm.Call) error { got = c; return nil }}, comm.Wrapped{}}
 	seen := map[comm.Op]bool{}
 	for _, test := range calls {
-		require.NoError(t, test.call.Make(c))
-		assert.Equal(t, test.call, got)
+		for _, target := range []comm.Communicator{c, foreign{c}} {
+			got = comm.Call{}
+			require.NoError(t, test.call.Make(target))
+			assert.Equal(t, test.call, got)
+		}
 		assert.Equal(t, test.text, test.call.String())
 		assert.True(t, test.call.Op.MovesData())
 		seen[test.call.Op] = true
@@ -63,6 +71,82 @@ func TestMakeIsTheMethod(t *testing.T) {
 	for _, op := range []comm.Op{comm.OpSync, comm.OpBarrier, comm.OpSplit, 200} {
 		assert.False(t, op.MovesData())
 		assert.ErrorIs(t, comm.Call{Op: op}.Make(c), comm.ErrArgument)
+		assert.ErrorIs(t, comm.Call{Op: op}.Make(foreign{c}), comm.ErrArgument)
+	}
+}
+
+// A call goes through decorators as a value: no method but the outermost is called. Below a foreign
+// communicator it goes on so.
+func TestDecoratorsForwardTheValue(t *testing.T) {
+	values, methods := 0, 0
+	base := &callsCounted{Wrapped: comm.Wrap(noop.New(hosttest.NewRuntime(t))), methods: &methods}
+	base.Methods = comm.Methods{Do: func(call comm.Call) error {
+		values++
+		return call.Make(base.Communicator)
+	}}
+	c := metered.New(metered.New(base))
+	require.NoError(t, c.AllReduce(0, 0, 0, dtype.F32, comm.Sum))
+	assert.Equal(t, []int{1, 0}, []int{values, methods})
+	c = metered.New(foreign{metered.New(base)})
+	require.NoError(t, c.AllReduce(0, 0, 0, dtype.F32, comm.Sum))
+	assert.Equal(t, []int{2, 0}, []int{values, methods})
+	c = metered.New(foreign{base})
+	require.NoError(t, c.AllReduce(0, 0, 0, dtype.F32, comm.Sum))
+	assert.Equal(t, []int{2, 1}, []int{values, methods})
+	require.NoError(t, c.Close())
+}
+
+// callsCounted counts the calls of a method, which does not make one of its values.
+type callsCounted struct {
+	comm.Methods
+	comm.Wrapped
+	methods *int
+}
+
+func (c *callsCounted) AllReduce(send, recv uintptr, count int, dt dtype.DType, op comm.ReduceOp) error {
+	*c.methods++
+	return c.Communicator.AllReduce(send, recv, count, dt, op)
+}
+
+// A stack of decorators allocates nothing for a call, whether its communicators are foreign or not.
+func TestDecoratorsAllocateNothing(t *testing.T) {
+	for name, wrap := range stacks {
+		c := wrap(noop.New(hosttest.NewRuntime(t)))
+		allocations := testing.AllocsPerRun(100, func() {
+			if err := c.AllReduce(bufA, bufA, 2, dtype.F32, comm.Sum); err != nil {
+				t.Error(err)
+			}
+		})
+		assert.Zero(t, allocations, name)
+		require.NoError(t, c.Close())
+	}
+}
+
+// stacks put three decorators around a communicator, by name of what calls go through.
+var stacks = map[string]func(c comm.Communicator) comm.Communicator{
+	"values": func(c comm.Communicator) comm.Communicator { return metered.New(metered.New(metered.New(c))) },
+	"methods": func(c comm.Communicator) comm.Communicator {
+		return metered.New(foreign{metered.New(foreign{metered.New(foreign{c})})})
+	},
+}
+
+// BenchmarkDecorators is an allreduce of 8 bytes on one rank through three meters.
+func BenchmarkDecorators(b *testing.B) {
+	for _, name := range []string{"values", "methods"} {
+		b.Run(name, func(b *testing.B) {
+			err := local.Run(b.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+				rt := cpu.New()
+				defer rt.Close() //nolint:errcheck // a benchmark
+				p, err := rt.Allocate(8)
+				c = stacks[name](c)
+				b.ReportAllocs()
+				for b.Loop() {
+					err = errors.Join(err, c.AllReduce(p, p, 2, dtype.F32, comm.Sum))
+				}
+				return errors.Join(err, c.Sync(ctx))
+			})
+			require.NoError(b, err)
+		})
 	}
 }
 

@@ -32,10 +32,10 @@
 // # Backends and decorators
 //
 // Each method that moves data stands for a [Call], and each that waits for a
-// [Wait]. A backend takes them by one door (package comm/backend), and a decorator is
-// a function of a call and one of a wait ([Methods], [Waits]). Package comm/instrument
-// puts those that find out why a program hangs around a communicator when the
-// environment asks for them.
+// [Wait]. A backend takes them as such values (package comm/backend), and a decorator is
+// a function of a call and one of a wait ([Methods], [Waits]), which forward the value
+// ([Call.Make], [Wait.Make]). Package comm/instrument adds those that find out why a program
+// hangs to a communicator when the environment asks for them.
 //
 // # Errors
 //

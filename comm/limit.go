@@ -7,6 +7,7 @@ import (
 
 // limited is the communicator of [Limit].
 type limited struct {
+	Methods
 	Waits
 	Wrapped
 	limit time.Duration
@@ -23,6 +24,10 @@ func Limit(c Communicator, limit time.Duration, cause error) Communicator {
 		return c
 	}
 	l := &limited{Wrapped: Wrap(c), limit: limit, cause: cause}
+	l.Methods = Methods{
+		Do:       func(call Call) error { return call.Make(c) },
+		Together: func(calls []Call) error { return c.Group(calls...) },
+	}
 	l.Waits = Waits{l.wait}
 	return l
 }

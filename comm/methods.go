@@ -6,11 +6,18 @@ import (
 
 // Methods are the methods of a [Communicator] that move data, made of two
 // functions. A decorator embeds it, and beside it [Waits], and [Wrapped] for the
-// rest. They are not inlined, so that a recorder (comm/record) sees the line of the call.
+// other methods. Do forwards a call with [Call.Make], which does not unpack it where the
+// next communicator embeds Methods as well. So whoever embeds Methods does not override
+// one of them: calls that come as values would miss it. They are not inlined, so that a
+// recorder (comm/record) sees the line of the call.
 type Methods struct {
 	Do       func(c Call) error       // one call
 	Together func(calls []Call) error // the calls of a Group
 }
+
+// submit is how [Call.Make] passes a call on without unpacking it. It returns the function instead of
+// calling it, as each function between copies the call.
+func (m Methods) submit() func(c Call) error { return m.Do }
 
 // AllReduce implements [Communicator].
 //
@@ -64,7 +71,11 @@ func (m Methods) AllToAll(send, recv uintptr, count int, dt dtype.DType) error {
 // AllToAllV implements [Communicator].
 //
 //go:noinline
-func (m Methods) AllToAllV(send uintptr, sendCounts, sendDispls []int, recv uintptr, recvCounts, recvDispls []int, dt dtype.DType) error {
+func (m Methods) AllToAllV(
+	send uintptr, sendCounts, sendDispls []int,
+	recv uintptr, recvCounts, recvDispls []int,
+	dt dtype.DType,
+) error {
 	return m.Do(AllToAllVCall(send, sendCounts, sendDispls, recv, recvCounts, recvDispls, dt))
 }
 

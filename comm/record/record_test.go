@@ -561,7 +561,7 @@ func TestOfGoroutinesAtTheSameTime(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	buf := hosttest.Allocate(t, rt, 64)
 	entered, leave := make(chan struct{}), make(chan struct{})
-	r := record.New(late{metered.New(noop.New(rt)), entered, leave}, 8, "")
+	r := record.New(late{comm.Wrap(metered.New(noop.New(rt))), entered, leave}, 8, "")
 	done := make(chan error)
 	go func() { done <- r.Recv(buf, 1, dtype.F32, 0, 1) }()
 	<-entered
@@ -594,7 +594,7 @@ func pass(d time.Duration) {
 
 // late is a communicator whose receives wait before they are submitted.
 type late struct {
-	*metered.Communicator
+	comm.Wrapped
 	entered, leave chan struct{}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -56,14 +57,24 @@ func loopback() (net.Conn, net.Conn) {
 }
 
 func TestConformance(t *testing.T) {
-	conformance(t, net.Pipe, 0, 1, 2)
+	plain := func(c comm.Communicator) comm.Communicator { return c }
+	conformance(t, net.Pipe, plain, 0, 1, 2)
 }
 
 func TestConformanceTCP(t *testing.T) {
-	conformance(t, loopback, 2000, 3) // the long run was over pipes
+	conformance(t, loopback, decorated, 2000, 3) // the long run was over pipes
 }
 
-func conformance(t *testing.T, connect func() (net.Conn, net.Conn), calls int, sizes ...int) {
+// foreign is a communicator that does not embed comm.Methods: it has nothing but the methods of the contract.
+type foreign struct{ comm.Wrapped }
+
+// decorated puts a decorator, which forwards calls as values, around a foreign communicator.
+func decorated(c comm.Communicator) comm.Communicator { return metered.New(foreign{comm.Wrap(c)}) }
+
+func conformance(
+	t *testing.T, connect func() (net.Conn, net.Conn), decorate func(comm.Communicator) comm.Communicator,
+	calls int, sizes ...int,
+) {
 	rt := cpu.New()
 	defer func() {
 		if err := rt.Close(); err != nil {
@@ -76,7 +87,7 @@ func conformance(t *testing.T, connect func() (net.Conn, net.Conn), calls int, s
 		Calls: calls,
 		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 			return comm.Run(ctx, world(size, rt, connect), func(ctx context.Context, c comm.Communicator) error {
-				return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
+				return body(ctx, commtest.Rank{Comm: decorate(c), Runtime: rt})
 			})
 		},
 	})
