@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/gate"
 )
 
 // ports is the number of ports that rank 0 tries to listen on, beginning with that of its address.
@@ -266,7 +267,7 @@ func Invite(thisHost bool) (*store.Client, Invitation, error) {
 	if err != nil {
 		return nil, in, err
 	}
-	in.Addresses = store.Addresses(l)
+	in.Addresses = gate.Addresses(l)
 	server := store.NewServer(store.Options{})
 	server.Serve(l, conf)
 	return server.Owner("rank 0"), in, nil

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/gate"
 	"github.com/tutti-go/tutti/internal/printable"
 )
 
@@ -58,7 +59,7 @@ type Dialer struct {
 // store refuses this process, or others answer at all addresses, that is an error wrapping [ErrRefused] at once.
 func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 	hello := d.hello()
-	var log Gate
+	var log gate.Log
 	var last []error // of the last whole round
 	bound := glance
 	if len(d.Addresses) > 1 && !d.Once {
@@ -77,8 +78,8 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 			case r.proven:
 				return nil, err
 			default:
-				sure = sure && r.reason != reasonSilence // the store hangs up as well, on some of a crowd
-				if times, due := log.tally(r.reason); due {
+				sure = sure && r.reason != gate.Silence // the store hangs up as well, on some of a crowd
+				if times, due := log.Count(r.reason); due {
 					slog.Warn("store: looking for the job's store, found somebody else", "at", r.by, "reason", r.reason, "times", times)
 				}
 			}
@@ -91,7 +92,7 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 		if d.Once || sure && ctx.Err() == nil {
 			return nil, errors.Join(last...)
 		}
-		if times, due := log.tally(""); due && times > 4 {
+		if times, due := log.Count(""); due && times > 4 {
 			slog.Warn("store: no connection yet; trying again", "process", d.Name, "err", errors.Join(last...), "times", times)
 		}
 		select {
@@ -126,7 +127,7 @@ func (d Dialer) connect(ctx context.Context, address string, hello greeting, bou
 	if err != nil {
 		return nil, err
 	}
-	keepAlive(conn)
+	gate.KeepAlive(conn)
 	return d.introduce(ctx, conn, hello, bound)
 }
 
@@ -138,7 +139,7 @@ func (d Dialer) introduce(ctx context.Context, conn net.Conn, hello greeting, bo
 			conn.Close() //nolint:errcheck // nothing is lost
 		}
 	}()
-	stranger := func(err error) error { return &refusal{by: conn.RemoteAddr().String(), reason: reason(err)} }
+	stranger := func(err error) error { return &refusal{by: conn.RemoteAddr().String(), reason: gate.Reason(err)} }
 	secure := tls.Client(conn, d.TLS)
 	_ = conn.SetDeadline(time.Now().Add(bound)) // fails if the connection does, as what follows
 	if err := secure.Handshake(); err != nil {
@@ -146,7 +147,7 @@ func (d Dialer) introduce(ctx context.Context, conn net.Conn, hello greeting, bo
 	}
 	var w welcome
 	in := json.NewDecoder(secure)
-	_ = conn.SetDeadline(time.Now().Add(patience))
+	_ = conn.SetDeadline(time.Now().Add(gate.Patience))
 	if err := sender[greeting](secure)([]greeting{hello}); err != nil {
 		return nil, stranger(err)
 	}

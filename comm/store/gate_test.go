@@ -8,8 +8,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/internal/gate"
 )
 
 // distant is an end of a connection whose other side is at an address, and hears what is written after a while.
@@ -88,73 +89,8 @@ func TestStrangersDoNotCrowdOut(t *testing.T) {
 				close(enough)
 				<-gone
 				require.NoError(t, server.Close())
-				time.Sleep(2 * patience)
+				time.Sleep(2 * gate.Patience)
 			})
 		})
 	}
-}
-
-// Of several addresses that of most handshakes gives way, and of these each one may.
-func TestWhoGivesWay(t *testing.T) {
-	g := &Gate{Most: 6}
-	open := map[string][]*distant{}
-	connect := func(address string) {
-		here, _ := net.Pipe()
-		c := &distant{here, net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(address), 1)), 0}
-		open[address] = append(open[address], c)
-		g.begin(c)
-		g.evict(g.Most)
-	}
-	left := func(address string) (n int) {
-		for _, c := range open[address] {
-			if c.SetDeadline(time.Time{}) == nil {
-				n++
-			}
-		}
-		return n
-	}
-	for range 3 {
-		connect("10.0.0.1")
-	}
-	for range 100 {
-		connect("10.0.0.2")
-	}
-	assert.Equal(t, []int{3, 3}, []int{left("10.0.0.1"), left("10.0.0.2")})
-	for range 100 {
-		connect("10.0.0.3")
-	}
-	assert.Equal(t, []int{2, 2, 2}, []int{left("10.0.0.1"), left("10.0.0.2"), left("10.0.0.3")})
-	for _, list := range open {
-		for _, c := range list {
-			g.end(c)
-		}
-	}
-	assert.Zero(t, g.count)
-	assert.Empty(t, g.handshakes)
-
-	oldest := 0
-	for range 200 {
-		open = map[string][]*distant{}
-		for range 2 * g.Most {
-			connect("10.0.0.1")
-		}
-		if open["10.0.0.1"][0].SetDeadline(time.Time{}) == nil {
-			oldest++
-		}
-		g.evict(0)
-	}
-	assert.Positive(t, oldest, "always the oldest")
-	assert.Less(t, oldest, 200, "never the oldest")
-}
-
-// What is in the way of an address is no error: no address at all counts as one.
-func TestSourceOfAConnection(t *testing.T) {
-	for address, want := range map[string]string{
-		"1.2.3.4:5": "1.2.3.4/32", "[::ffff:1.2.3.4]:5": "1.2.3.4/32", "[2001:db8:1:2:3:4:5:6]:7": "2001:db8:1:2::/64", "[fe80::1%eth0]:5": "fe80::/64",
-	} {
-		at := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address))
-		assert.Equal(t, want, source(&distant{from: at}).String())
-	}
-	assert.Equal(t, netip.Prefix{}, source(&distant{from: &net.TCPAddr{}}))
-	assert.Equal(t, netip.Prefix{}, source(&distant{from: &net.UnixAddr{}}))
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/gate"
 )
 
 // openTime bounds how long a process waits for a session of the store behind a proxy, before it tries the next proxy.
@@ -36,7 +37,7 @@ type Backend interface {
 type Proxy struct {
 	open    func(ctx context.Context, job string) (Backend, error)
 	silence time.Duration
-	gate    Gate
+	gate    gate.Gate
 	ctx     context.Context // until Close
 	end     context.CancelFunc
 	serving sync.WaitGroup
@@ -48,7 +49,7 @@ type Proxy struct {
 // NewProxy makes a proxy of the store that open begins a session of, for a client that gives the name of its job
 // ([Dialer.Job]). A client that says nothing for silence is lost.
 func NewProxy(silence time.Duration, open func(ctx context.Context, job string) (Backend, error)) *Proxy {
-	p := &Proxy{open: open, silence: silence, gate: Gate{Name: "store", Most: 256}}
+	p := &Proxy{open: open, silence: silence, gate: gate.Gate{Name: "store", Places: 256}}
 	p.ctx, p.end = context.WithCancel(context.Background())
 	return p
 }
@@ -93,7 +94,7 @@ func (p *Proxy) serve(conn *tls.Conn) {
 	backend, err := p.open(opening, hello.Job)
 	cancel()
 	if err != nil {
-		p.gate.warn(conn, "no session", "open", hello.Name+": "+err.Error())
+		p.gate.Warn(conn, "no session", "open", hello.Name+": "+err.Error())
 		failure := welcome{Failed: err.Error()}
 		if errors.Is(err, comm.ErrArgument) {
 			failure = welcome{Refused: err.Error()}
@@ -114,7 +115,7 @@ func (p *Proxy) serve(conn *tls.Conn) {
 	s.waits = map[uint64]context.CancelFunc{}
 	s.out = outbox[reply]{most: mostQueued, send: sender[reply](conn), finish: conn.CloseWrite}
 	if err := s.run(p.ctx, lines, p.silence); err != nil && !errors.Is(err, net.ErrClosed) {
-		p.gate.warn(conn, "session lost", "session", hello.Name+": "+err.Error())
+		p.gate.Warn(conn, "session lost", "session", hello.Name+": "+err.Error())
 	}
 }
 

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/tutti-go/tutti/internal/gate"
 )
 
 const (
@@ -52,11 +54,11 @@ func (h *greeting) otherVersion() string {
 }
 
 // greet reads the greeting of a process that knows the secret. ok is false if it does not say who it is.
-func greet(conn *tls.Conn, lines *bufio.Scanner, gate *Gate) (hello greeting, ok bool) {
+func greet(conn *tls.Conn, lines *bufio.Scanner, g *gate.Gate) (hello greeting, ok bool) {
 	lines.Buffer(nil, longestLine)
-	said := conn.SetDeadline(time.Now().Add(patience)) == nil && lines.Scan()
+	said := conn.SetDeadline(time.Now().Add(gate.Patience)) == nil && lines.Scan()
 	if !said || json.Unmarshal(lines.Bytes(), &hello) != nil || !hello.valid() {
-		gate.Refuse(conn, "hello", "it knows the secret, but did not say who it is")
+		g.Refuse(conn, "hello", "it knows the secret, but did not say who it is")
 		return hello, false
 	}
 	return hello, true
@@ -95,7 +97,7 @@ type Options struct {
 // Server keeps a store for clients of its own process and of others.
 type Server struct {
 	options Options
-	gate    Gate
+	gate    gate.Gate
 	started time.Time
 
 	mu        sync.Mutex
@@ -120,7 +122,7 @@ const RefusedKey = "store/refused"
 
 // NewServer makes an empty store.
 func NewServer(options Options) *Server {
-	s := &Server{options: options, gate: Gate{Name: "store", Most: options.Size + 256}, started: time.Now(), sessions: map[uint64]*session{}}
+	s := &Server{options: options, gate: gate.Gate{Name: "store", Places: options.Size + 256}, started: time.Now(), sessions: map[uint64]*session{}}
 	s.state.Open(0) // the server's own
 	return s
 }
@@ -266,7 +268,7 @@ func (s *Server) serve(conn *tls.Conn) {
 	for {
 		r, open, err := next(conn, lines, s.options.Silence)
 		if err != nil && !errors.Is(err, net.ErrClosed) {
-			s.gate.warn(conn, "session lost", "session", n.hello.Name+": "+err.Error())
+			s.gate.Warn(conn, "session lost", "session", n.hello.Name+": "+err.Error())
 		}
 		if !open {
 			return
@@ -287,7 +289,7 @@ func (s *Server) Close() error {
 	for _, n := range s.sessions {
 		if n.conn != nil {
 			// They close the connection then. What lay here unread would have it reset.
-			_ = n.conn.SetReadDeadline(time.Now().Add(patience))
+			_ = n.conn.SetReadDeadline(time.Now().Add(gate.Patience))
 			flushed = append(flushed, n.out.close())
 		}
 	}
@@ -378,7 +380,7 @@ func sender[T any](conn net.Conn) func(batch []T) error {
 	buffer := bufio.NewWriter(conn)
 	out := json.NewEncoder(buffer)
 	return func(batch []T) error {
-		if err := conn.SetWriteDeadline(time.Now().Add(patience)); err != nil {
+		if err := conn.SetWriteDeadline(time.Now().Add(gate.Patience)); err != nil {
 			return err
 		}
 		for i := range batch {

@@ -5,7 +5,7 @@
 //	state.go    what the store does: a deterministic state machine without time, goroutines or connections
 //	server.go   sessions of a state: processes over TLS, and clients of the server's own process
 //	client.go   what a process asks of it
-//	dial.go     how a process reaches it; gate.go: how strangers are kept out
+//	dial.go     how a process reaches it, over connections of tls.go
 //	proxy.go    the same protocol in front of a store of another kind, such as etcd's
 package store
 

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/gate"
 )
 
 // logged collects what the package logs.
@@ -356,9 +357,8 @@ func listen(t testing.TB, server *Server, secret string) (address string) {
 func TestSlowSenders(t *testing.T) {
 	conf := mustTLS(t, "s")
 	synctest.Test(t, func(t *testing.T) {
-		log := logged(t)
 		l := newPipes()
-		g := &Gate{Name: "test", Most: 8}
+		g := &gate.Gate{Name: "test", Places: 8}
 		served := make(chan struct{})
 		go g.Serve(l, conf, func(*tls.Conn) { served <- struct{}{} })
 		began := time.Now()
@@ -380,15 +380,17 @@ func TestSlowSenders(t *testing.T) {
 					}
 					time.Sleep(100 * time.Millisecond)
 				}
-				assert.InDelta(t, patience.Seconds(), time.Since(began).Seconds(), 0.1)
+				assert.InDelta(t, gate.Patience.Seconds(), time.Since(began).Seconds(), 0.1)
 			})
 		}
 		assert.NoError(t, tls.Client(l.connect(), conf).HandshakeContext(t.Context()))
 		<-served
 		assert.Zero(t, time.Since(began), "the friend waited for no stranger")
 		slow.Wait()
-		assert.Empty(t, g.handshakes)
-		assert.Contains(t, log.String(), `reason="`+reasonSilence+`" times=4`)
+		synctest.Wait()
+		times, due := g.Log.Count(gate.Silence)
+		assert.Equal(t, 5, times, "four refusals, and this look")
+		assert.False(t, due)
 		require.NoError(t, l.Close())
 	})
 }
@@ -401,7 +403,7 @@ func TestIPv6(t *testing.T) {
 	server := NewServer(Options{})
 	server.Serve(l, mustTLS(t, "s"))
 	defer server.Close() //nolint:errcheck // the test is over
-	c, err := dialer(t, Addresses(l)[0], "s", "1").Dial(t.Context())
+	c, err := dialer(t, gate.Addresses(l)[0], "s", "1").Dial(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, c.Set(t.Context(), "key", []byte("value")))
 	value, err := c.Get(t.Context(), "key")
@@ -444,7 +446,7 @@ func TestStrangersAreRefused(t *testing.T) {
 		require.NoError(t, friend.Set(t.Context(), "k", nil))
 		require.NoError(t, friend.Close())
 		synctest.Wait()
-		for _, reason := range []string{reasonSilence, reasonLanguage, reasonSecret} {
+		for _, reason := range []string{gate.Silence, gate.Language, gate.Secret} {
 			assert.Contains(t, log.String(), reason)
 		}
 		require.NoError(t, server.Close())
@@ -466,7 +468,7 @@ func TestSilentConnectionsDelayNobody(t *testing.T) {
 			ends <- err
 		}()
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience/2)
+	ctx, cancel := context.WithTimeout(t.Context(), gate.Patience/2)
 	defer cancel()
 	c, err := dialer(t, address, "s", "1").Dial(ctx)
 	require.NoError(t, err)
@@ -493,9 +495,9 @@ func TestSlowStrangers(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		require.Error(t, err)
-		assert.InDelta(t, patience, time.Since(began), float64(time.Second))
+		assert.InDelta(t, gate.Patience, time.Since(began), float64(time.Second))
 		synctest.Wait()
-		assert.Contains(t, log.String(), reasonSilence)
+		assert.Contains(t, log.String(), gate.Silence)
 		require.NoError(t, server.Close())
 	})
 }
@@ -641,18 +643,6 @@ func (l *busyListener) Accept() (net.Conn, error) {
 		_ = conn.Close()
 	}
 	return conn, err
-}
-
-// Refusals for one reason are logged ever more rarely.
-func TestRefusalsDoNotFillTheLog(t *testing.T) {
-	log := logged(t)
-	g := Gate{Name: "test"}
-	here, _ := net.Pipe()
-	for range 300 {
-		g.Refuse(here, "class", "is a stranger")
-	}
-	assert.Equal(t, 9, strings.Count(log.String(), "is a stranger"), "times 1, 2, 4 … 256")
-	assert.Contains(t, log.String(), "times=256")
 }
 
 // The certificate follows from the secret and the purpose alone.

@@ -20,6 +20,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/internal/schedule"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/gate"
 	"github.com/tutti-go/tutti/internal/printable"
 	"github.com/tutti-go/tutti/internal/ranks"
 )
@@ -135,7 +136,7 @@ func connect(ctx context.Context, kv store.Store, c Config, n *node) error {
 	k.tls.GetConfigForClient = func(h *tls.ClientHelloInfo) (*tls.Config, error) {
 		family, _, _ := strings.Cut(protocol, "/")
 		if !slices.Contains(h.SupportedProtos, protocol) && slices.ContainsFunc(h.SupportedProtos, func(p string) bool { return strings.HasPrefix(p, family+"/") }) {
-			return nil, store.ErrVersion
+			return nil, gate.ErrVersion
 		}
 		return nil, nil
 	}
@@ -144,7 +145,7 @@ func connect(ctx context.Context, kv store.Store, c Config, n *node) error {
 		return fmt.Errorf("%w: %w", comm.ErrUnavailable, err)
 	}
 	defer l.Close() //nolint:errcheck // nobody else connects
-	k.own = record{protocol, rand.Uint64(), store.Addresses(l)}
+	k.own = record{protocol, rand.Uint64(), gate.Addresses(l)}
 	if len(c.Advertise) > 0 {
 		_, port, _ := net.SplitHostPort(l.Addr().String())
 		k.own.Addresses = nil
@@ -164,8 +165,8 @@ func connect(ctx context.Context, kv store.Store, c Config, n *node) error {
 		return fmt.Errorf("%w: another process connects as rank %d: %.1000q", store.ErrRefused, c.Rank, now.Value)
 	}
 	k.version = now.Version
-	gate := &store.Gate{Name: name, Most: mostStrangers + c.WorldSize*mostLanes}
-	go gate.Serve(listener{l}, k.tls, func(conn *tls.Conn) { k.answer(gate, conn) })
+	g := &gate.Gate{Name: name, Places: mostStrangers + c.WorldSize*mostLanes}
+	go g.Serve(listener{l}, k.tls, func(conn *tls.Conn) { k.answer(g, conn) })
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	var all sync.WaitGroup
@@ -436,12 +437,12 @@ func greet(ctx context.Context, conn *tls.Conn, h hello) error {
 }
 
 // answer serves a connection until it ends.
-func (k *connector) answer(gate *store.Gate, conn *tls.Conn) {
+func (k *connector) answer(g *gate.Gate, conn *tls.Conn) {
 	_ = conn.SetDeadline(time.Now().Add(greetTime))
 	for hellos := 0; ; hellos++ {
 		var h hello
 		if err := binary.Read(conn, binary.LittleEndian, &h); err != nil {
-			gate.Refuse(conn, "hello", "it did not say who it is")
+			g.Refuse(conn, "hello", "it did not say who it is")
 			return
 		}
 		v, reason := k.judge(&h)
@@ -459,7 +460,7 @@ func (k *connector) answer(gate *store.Gate, conn *tls.Conn) {
 			v, reason = again, "a later attempt has begun"
 		}
 		if v != welcome {
-			gate.Refuse(conn, "rank", reason)
+			g.Refuse(conn, "rank", reason)
 		}
 		if v == never && uint64(h.From) < uint64(k.size) {
 			k.note(k.pairs[h.From], errors.New(reason))

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package store
+package gate
 
 // boundUnacknowledged leaves it to the system's retransmissions while data is on its way.
 func boundUnacknowledged(uintptr) {}

@@ -1,0 +1,265 @@
+// Package gate lets processes of a job in that connect, and keeps strangers out.
+package gate
+
+import (
+	"crypto/tls"
+	"errors"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Patience bounds the time until a connection has said who it is, and that of an answer: some round trips, beside
+// 1 + 2 + 4 s of repeated packets. A stranger that says nothing takes one of the places of [Gate] no longer.
+const Patience = 10 * time.Second
+
+// cutOff is the time after which a connection ends whose other side is cut off: a pulled cable that is put back within
+// some 20 s costs nothing.
+const cutOff = 25 * time.Second
+
+// KeepAlive has the system end a connection within 25 s after its other side is cut off.
+func KeepAlive(conn net.Conn) {
+	c, ok := conn.(*net.TCPConn)
+	if !ok {
+		return
+	}
+	probes := net.KeepAliveConfig{Enable: true, Idle: cutOff * 2 / 5, Interval: cutOff / 5, Count: 3}
+	_ = c.SetKeepAliveConfig(probes)
+	if raw, err := c.SyscallConn(); err == nil {
+		_ = raw.Control(boundUnacknowledged)
+	}
+}
+
+// Addresses returns where a listener can be reached: at those of its host's interfaces if it listens on all of them,
+// loopback ones last.
+func Addresses(l net.Listener) (list []string) {
+	local := l.Addr().(*net.TCPAddr)
+	if !local.IP.IsUnspecified() {
+		return []string{local.String()}
+	}
+	interfaces, _ := net.InterfaceAddrs()
+	for _, loopback := range []bool{false, true} {
+		for _, a := range interfaces {
+			n, ok := a.(*net.IPNet)
+			if ok && n.IP.IsLoopback() == loopback && !n.IP.IsLinkLocalUnicast() {
+				list = append(list, (&net.TCPAddr{IP: n.IP, Port: local.Port}).String())
+			}
+		}
+	}
+	return list
+}
+
+// ErrVersion is what a [tls.Config]'s GetConfigForClient returns to a process of another version.
+var ErrVersion = errors.New("it is of another version of this library: all processes of a job use one")
+
+// Reasons why a connection is refused.
+const (
+	Silence  = "it did not say who it is"
+	Language = "it does not speak this protocol"
+	Secret   = "it knows another secret: it is of another job, " +
+		"or TUTTI_SECRET or the file with the secret is not the same everywhere"
+)
+
+// Reason is what an error of a handshake, or of a first answer, means.
+func Reason(err error) string {
+	var op *net.OpError
+	isOp := errors.As(err, &op)
+	switch {
+	case errors.Is(err, ErrVersion):
+		return ErrVersion.Error()
+	case errors.As(err, new(*tls.CertificateVerificationError)):
+		return Secret
+	case isOp && op.Op == "remote error": // an alert of TLS
+		return Secret
+	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, os.ErrDeadlineExceeded):
+		return Silence
+	case isOp && op.Op != "local error":
+		return Silence
+	}
+	return Language
+}
+
+// A Gate lets in connections whose other side knows a secret. At most Places handshakes may be in flight. One more has
+// one of the address with the most of them end, at random. So a stranger, however fast it connects, crowds out only
+// processes at its own address, and those get through after some attempts. Of IPv6, the first 64 bits count as the
+// address, as one host may have all that begin with them.
+type Gate struct {
+	Name   string // in the log
+	Places int
+	Log    Log
+
+	mu         sync.Mutex
+	handshakes map[netip.Prefix][]net.Conn // in flight, by address; guarded by mu
+	count      int                         // of these; guarded by mu
+}
+
+// Serve passes connections that have authenticated to serve, each in a goroutine of its own, and closes them when it
+// returns. Serve returns when the listener is closed.
+func (g *Gate) Serve(l net.Listener, conf *tls.Config, serve func(conn *tls.Conn)) {
+	for {
+		conn, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			g.evict(0)
+			return
+		}
+		if err != nil {
+			g.refused(err)
+			continue
+		}
+		g.begin(conn)
+		g.evict(g.Places)
+		go g.admit(conn, conf, serve)
+	}
+}
+
+// acceptPause is the time between two attempts to accept a connection.
+const acceptPause = 10 * time.Millisecond
+
+// refused frees a descriptor, a stranger's, as the process may have none left for a new connection.
+func (g *Gate) refused(err error) {
+	g.mu.Lock()
+	places := max(g.count-1, 0)
+	g.mu.Unlock()
+	g.evict(places)
+	if times, due := g.Log.Count("accept"); due {
+		slog.Warn(g.Name+": cannot accept a connection now", "err", err, "times", times)
+	}
+	time.Sleep(acceptPause)
+}
+
+// admit makes the handshake of a connection, and serves it.
+func (g *Gate) admit(conn net.Conn, conf *tls.Config, serve func(conn *tls.Conn)) {
+	defer conn.Close() //nolint:errcheck // nothing is lost
+	secure := tls.Server(conn, conf)
+	err := conn.SetDeadline(time.Now().Add(Patience))
+	if err == nil {
+		err = secure.Handshake()
+	}
+	g.end(conn)
+	if err != nil {
+		reason := Reason(err)
+		g.Refuse(conn, reason, reason)
+		return
+	}
+	KeepAlive(conn)
+	if conn.SetDeadline(time.Time{}) == nil {
+		serve(secure)
+	}
+}
+
+// source is what a handshake counts for: the address of its other side.
+func source(conn net.Conn) netip.Prefix {
+	remote, ok := conn.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}
+	}
+	address := remote.AddrPort().Addr().Unmap().WithZone("")
+	bits := address.BitLen()
+	if address.Is6() {
+		bits = 64
+	}
+	prefix, _ := address.Prefix(bits) // of no address, none
+	return prefix
+}
+
+// begin notes that a handshake begins.
+func (g *Gate) begin(conn net.Conn) {
+	from := source(conn)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.handshakes == nil {
+		g.handshakes = map[netip.Prefix][]net.Conn{}
+	}
+	g.handshakes[from] = append(g.handshakes[from], conn)
+	g.count++
+}
+
+// end notes that a handshake has ended, unless it was evicted.
+func (g *Gate) end(conn net.Conn) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	from := source(conn)
+	if i := slices.Index(g.handshakes[from], conn); i >= 0 {
+		g.remove(from, i)
+	}
+}
+
+// remove forgets a handshake. mu is held.
+func (g *Gate) remove(from netip.Prefix, i int) {
+	list := g.handshakes[from]
+	last := len(list) - 1
+	list[i] = list[last]
+	list[last] = nil
+	g.handshakes[from] = list[:last]
+	g.count--
+	if last == 0 {
+		delete(g.handshakes, from)
+	}
+}
+
+// evict ends handshakes beyond a number of places.
+func (g *Gate) evict(places int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for g.count > places {
+		from := g.busiest()
+		i := rand.IntN(len(g.handshakes[from]))
+		g.handshakes[from][i].Close() //nolint:errcheck // nothing is lost
+		g.remove(from, i)
+	}
+}
+
+// busiest returns the address with the most handshakes in flight, one at random of those that have as many. mu is held.
+func (g *Gate) busiest() (from netip.Prefix) {
+	length := 0
+	ties := 0
+	for address, list := range g.handshakes {
+		if len(list) > length {
+			length = len(list)
+			ties = 0
+		}
+		if len(list) == length {
+			ties++
+			if rand.IntN(ties) == 0 {
+				from = address
+			}
+		}
+	}
+	return from
+}
+
+// Refuse logs a refusal, ever more rarely those of one class.
+func (g *Gate) Refuse(conn net.Conn, class, reason string) {
+	g.Warn(conn, "connection refused", class, reason)
+}
+
+// Warn logs an event, ever more rarely those of one class.
+func (g *Gate) Warn(conn net.Conn, event, class, reason string) {
+	if times, due := g.Log.Count(class); due {
+		slog.Warn(g.Name+": "+event, "from", conn.RemoteAddr(), "reason", reason, "times", times)
+	}
+}
+
+// Log counts events, so that those of one class are logged the first, second, fourth, eighth … time.
+type Log struct {
+	mu    sync.Mutex
+	times map[string]int // by class; guarded by mu
+}
+
+// Count returns how often an event of a class has happened, and whether to log it.
+func (l *Log) Count(class string) (times int, due bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.times == nil {
+		l.times = map[string]int{}
+	}
+	l.times[class]++
+	times = l.times[class]
+	return times, times&(times-1) == 0
+}
