@@ -5,34 +5,31 @@ import (
 	"sync"
 )
 
-// Parent is implemented by communicators that know their sub-communicators: all that
-// package comm/backend makes.
-type Parent interface {
-	// SubCommunicators returns those that Split made of this one and that are not
-	// closed, with theirs, each behind its own.
+// parent is backend.Parent.
+type parent interface {
 	SubCommunicators() []Communicator
 }
 
-// family returns c and its sub-communicators ([Parent]). Those of what c decorates come
-// last, as c may need them until it closes.
+// family returns c and its sub-communicators, in the order in which they are closed. Those of
+// a communicator that c decorates come last, as c may need them until it closes.
 func family(c Communicator) []Communicator {
-	var own, below []Communicator
-	subs := &own
-	for at := c; at != nil; {
-		if p, ok := at.(Parent); ok {
-			*subs = append(*subs, p.SubCommunicators()...)
-			subs = &below
+	var children, decorated []Communicator
+	list := &children
+	for link := c; link != nil; {
+		if p, ok := link.(parent); ok {
+			*list = append(*list, p.SubCommunicators()...)
+			list = &decorated
 		}
-		u, ok := at.(interface{ Unwrap() Communicator })
+		u, ok := link.(interface{ Unwrap() Communicator })
 		if !ok {
 			break
 		}
-		at = u.Unwrap()
+		link = u.Unwrap()
 	}
-	return append(append(own, c), below...)
+	return append(append(children, c), decorated...)
 }
 
-// AbortAll aborts c and its sub-communicators ([Parent]), side by side, so that every peer
+// AbortAll aborts c and its sub-communicators (backend.Parent), side by side, so that every peer
 // learns the cause before this rank waits for anything.
 func AbortAll(c Communicator, cause error) {
 	var all sync.WaitGroup
@@ -42,7 +39,7 @@ func AbortAll(c Communicator, cause error) {
 	all.Wait()
 }
 
-// CloseAll closes c and its sub-communicators ([Parent]). If cause is not nil it
+// CloseAll closes c and its sub-communicators (backend.Parent). If cause is not nil it
 // aborts all of them first ([AbortAll]).
 func CloseAll(c Communicator, cause error) error {
 	if cause != nil {

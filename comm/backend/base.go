@@ -126,15 +126,15 @@ func (b *Base) Abort(cause error) {
 // Close implements [comm.Communicator].
 func (b *Base) Close() error { return b.life.close() }
 
-// SubCommunicators implements [comm.Parent].
+// SubCommunicators implements [Parent].
 func (b *Base) SubCommunicators() []comm.Communicator { return b.life.subCommunicators() }
 
-// Progress implements [comm.Progresser] if the backend does.
-func (b *Base) Progress() comm.Progress {
-	if p, ok := b.life.backend.(comm.Progresser); ok {
+// Progress implements [Progresser] if the backend does.
+func (b *Base) Progress() Progress {
+	if p, ok := b.life.backend.(Progresser); ok {
 		return p.Progress()
 	}
-	return comm.Progress{}
+	return Progress{}
 }
 
 // own finds the life of a handle that embeds a Base.

@@ -38,7 +38,7 @@ func (c *Check) Fail(op string, err error) error {
 	return &comm.OpError{Backend: c.Backend, Op: op, Rank: c.Rank, Err: err}
 }
 
-// Unreachable is the error of a [comm.MemoryChecker] for memory of d; why tells what it does
+// Unreachable is the error of a [MemoryChecker] for memory of d; why tells what it does
 // reach, or what would help.
 func (c *Check) Unreachable(d runtime.Device, why string) error {
 	return c.Fail("check device", fmt.Errorf("%w: memory of %v: %s", comm.ErrDevice, d, why))

@@ -142,13 +142,13 @@ func (l *Ledger) Done(until Extent) {
 	l.done = l.done.Max(until)
 }
 
-// Progress returns what [comm.Progresser] does.
-func (l *Ledger) Progress() comm.Progress {
+// Progress returns what [Progresser] does.
+func (l *Ledger) Progress() Progress {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return comm.Progress{
-		Collectives: comm.Count{Submitted: l.begun.Collectives, Done: l.done.Collectives},
-		Messages:    comm.Count{Submitted: l.begun.Messages, Done: l.done.Messages},
+	return Progress{
+		Collectives: Count{Submitted: l.begun.Collectives, Done: l.done.Collectives},
+		Messages:    Count{Submitted: l.begun.Messages, Done: l.done.Messages},
 	}
 }
 

@@ -50,8 +50,8 @@ func TestLedger(t *testing.T) {
 	l.Done(backend.Extent{Collectives: 1})
 	assert.Equal(t, "recv of 2 f32 from rank 3, tag 7; 1 operation behind that", l.InFlight().String())
 	l.Done(backend.Extent{Messages: 1}) // what is done stays done
-	assert.Equal(t, comm.Progress{
-		Collectives: comm.Count{Submitted: 2, Done: 1}, Messages: comm.Count{Submitted: 1, Done: 1},
+	assert.Equal(t, backend.Progress{
+		Collectives: backend.Count{Submitted: 2, Done: 1}, Messages: backend.Count{Submitted: 1, Done: 1},
 	}, l.Progress())
 	assert.Equal(t, "allreduce of 4 f32, sum (collective #2)", l.InFlight().String())
 	l.Done(l.Begun())

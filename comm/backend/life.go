@@ -286,7 +286,7 @@ func closed(c comm.Communicator) bool {
 }
 
 func below(c comm.Communicator) []comm.Communicator {
-	if p, ok := comm.As[comm.Parent](c); ok {
+	if p, ok := comm.As[Parent](c); ok {
 		return p.SubCommunicators()
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/reference"
 )
@@ -264,11 +265,11 @@ func barrierSyncs(p *probe) {
 // progress looks at what a communicator tells of what nobody has waited for, if it does.
 func progress(p *probe) {
 	c := p.split(0, p.rank)
-	teller, ok := comm.As[comm.Progresser](c)
+	teller, ok := comm.As[backend.Progresser](c)
 	if ok {
 		p.must(c.Barrier(p.ctx))
 		p.must(c.AllReduce(0, 0, 0, p.sumType(), comm.Sum))
-		ok = teller.Progress() != (comm.Progress{})
+		ok = teller.Progress() != (backend.Progress{})
 		p.must(c.Sync(p.ctx))
 	}
 	if !ok {

@@ -17,9 +17,9 @@ type communicator struct {
 }
 
 var (
-	_ comm.Communicator  = (*communicator)(nil)
-	_ comm.MemoryChecker = (*communicator)(nil)
-	_ comm.Progresser    = (*communicator)(nil)
+	_ comm.Communicator     = (*communicator)(nil)
+	_ backend.MemoryChecker = (*communicator)(nil)
+	_ backend.Progresser    = (*communicator)(nil)
 )
 
 func newCommunicator(e *endpoint) *communicator {
@@ -55,7 +55,7 @@ func (e *endpoint) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, er
 	return newCommunicator(child), nil
 }
 
-// CheckDevice implements [comm.MemoryChecker].
+// CheckDevice implements [backend.MemoryChecker].
 func (c *communicator) CheckDevice(d device.Device) error {
 	if d.Kind == device.CPU {
 		return nil

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/comm/local"
 	device "github.com/tutti-go/tutti/runtime"
 )
@@ -91,7 +92,7 @@ func TestNewChecksSize(t *testing.T) {
 }
 
 func TestCheckDevice(t *testing.T) {
-	c, ok := comm.As[comm.MemoryChecker](world(t, 1)[0])
+	c, ok := comm.As[backend.MemoryChecker](world(t, 1)[0])
 	require.True(t, ok)
 	require.NoError(t, c.CheckDevice(device.Device{Kind: device.CPU}))
 	err := c.CheckDevice(device.Device{Kind: device.CUDA, Index: 3})

@@ -5,7 +5,6 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
 )
 
@@ -26,8 +25,8 @@ const clockLooks = 16
 // comes first.
 const spinLooks = int(maxSpin / (2 * time.Nanosecond))
 
-// Progress implements [comm.Progresser].
-func (e *endpoint) Progress() comm.Progress {
+// Progress implements [backend.Progresser].
+func (e *endpoint) Progress() backend.Progress {
 	// What is asked later is more; too many submitted and too few done do no harm.
 	ended := e.messages.Ended()
 	begun := e.messages.Begun()
@@ -35,9 +34,9 @@ func (e *endpoint) Progress() comm.Progress {
 	if e.telling() {
 		done = min(done, e.arrivals.Load()-1)
 	}
-	return comm.Progress{
-		Collectives: comm.Count{Submitted: e.submitted.Load() - begun, Done: done},
-		Messages:    comm.Count{Submitted: begun, Done: ended},
+	return backend.Progress{
+		Collectives: backend.Count{Submitted: e.submitted.Load() - begun, Done: done},
+		Messages:    backend.Count{Submitted: begun, Done: ended},
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
@@ -151,10 +152,10 @@ func (m *Communicator) wait(ctx context.Context, w comm.Wait) (comm.Communicator
 	return within(child, m), nil
 }
 
-// ShareLists implements [comm.ListSharer], if what is metered does. A Gather counts as the AllGather of lists with
+// ShareLists implements [backend.ListSharer], if what is metered does. A Gather counts as the AllGather of lists with
 // the room that the rank's own has.
-func (m *Communicator) ShareLists(ctx context.Context, n int) (comm.SharedLists, error) {
-	s, ok := comm.As[comm.ListSharer](m.Communicator)
+func (m *Communicator) ShareLists(ctx context.Context, n int) (backend.SharedLists, error) {
+	s, ok := comm.As[backend.ListSharer](m.Communicator)
 	if !ok {
 		return nil, fmt.Errorf("%w: shared lists", comm.ErrUnsupported)
 	}
@@ -166,7 +167,7 @@ func (m *Communicator) ShareLists(ctx context.Context, n int) (comm.SharedLists,
 }
 
 type meteredLists struct {
-	comm.SharedLists
+	backend.SharedLists
 	m *Communicator
 }
 
@@ -180,10 +181,10 @@ func (l *meteredLists) Gather(own kernel.Entries) error {
 	return err
 }
 
-// AllReduceRounded implements [comm.Rounder], if what is metered does. It counts as the AllToAll and the
+// AllReduceRounded implements [backend.Rounder], if what is metered does. It counts as the AllToAll and the
 // AllGather of codes that it stands for.
 func (m *Communicator) AllReduceRounded(src kernel.Source, sums uintptr, codec kernel.Codec, op comm.ReduceOp) error {
-	r, ok := comm.As[comm.Rounder](m.Communicator)
+	r, ok := comm.As[backend.Rounder](m.Communicator)
 	if !ok {
 		return fmt.Errorf("%w: sums of rounded values", comm.ErrUnsupported)
 	}

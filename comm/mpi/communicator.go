@@ -17,15 +17,15 @@ type communicator struct {
 }
 
 var (
-	_ comm.Communicator  = (*communicator)(nil)
-	_ comm.MemoryChecker = (*communicator)(nil)
+	_ comm.Communicator     = (*communicator)(nil)
+	_ backend.MemoryChecker = (*communicator)(nil)
 )
 
 func newCommunicator(e *endpoint) *communicator {
 	return &communicator{backend.New(&e.Check, &e.Life, e), e}
 }
 
-// CheckDevice implements [comm.MemoryChecker]. Device memory needs a CUDA-aware
+// CheckDevice implements [backend.MemoryChecker]. Device memory needs a CUDA-aware
 // library, and native collectives: this package's own reduce on the host.
 func (c *communicator) CheckDevice(d runtime.Device) error {
 	lib := c.e.lib

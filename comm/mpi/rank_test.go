@@ -86,9 +86,8 @@ func TestRankLifecycle(t *testing.T) {
 	assert.Equal(t, "MPI_THREAD_MULTIPLE", after.Threads)
 	assert.Equal(t, before.Library, after.Library)
 
-	var reacher comm.MemoryChecker = world.(comm.MemoryChecker)
-	assert.NoError(t, reacher.CheckDevice(tuttirt.Device{Kind: tuttirt.CPU}))
-	err = reacher.CheckDevice(tuttirt.Device{Kind: tuttirt.CUDA})
+	assert.NoError(t, comm.CheckDevice(world, tuttirt.Device{Kind: tuttirt.CPU}))
+	err = comm.CheckDevice(world, tuttirt.Device{Kind: tuttirt.CUDA})
 	require.ErrorIs(t, err, comm.ErrDevice)
 	assert.ErrorContains(t, err, "nccl")
 	assert.ErrorContains(t, err, "stage through host memory")

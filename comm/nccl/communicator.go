@@ -84,9 +84,9 @@ var (
 	_ comm.Communicator       = (*Comm)(nil)
 	_ comm.StreamSyncOps      = (*Comm)(nil)
 	_ comm.StreamOrder        = (*Comm)(nil)
-	_ comm.MemoryChecker      = (*Comm)(nil)
+	_ backend.MemoryChecker   = (*Comm)(nil)
 	_ comm.SymmetricAllocator = (*Comm)(nil)
-	_ comm.Progresser         = (*Comm)(nil)
+	_ backend.Progresser      = (*Comm)(nil)
 )
 
 // newComm makes a communicator around its control communicator, which it owns from then on.
@@ -144,7 +144,7 @@ const (
 // Runtime is the GPU whose memory this communicator reads and writes.
 func (c *Comm) Runtime() *cuda.Runtime { return c.rt }
 
-// CheckDevice implements [comm.MemoryChecker].
+// CheckDevice implements [backend.MemoryChecker].
 func (c *Comm) CheckDevice(d runtime.Device) error {
 	if d == c.rt.Device() {
 		return nil

@@ -10,6 +10,7 @@ import (
 	goruntime "runtime"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -152,7 +153,7 @@ func (l *library) newID() (uniqueID, error) {
 // memory returns a runtime whose memory base reaches: the host's, unless base says that it
 // does not reach that.
 func memory(base comm.Communicator, rt *cuda.Runtime) runtime.Runtime {
-	if r, ok := comm.As[comm.MemoryChecker](base); ok && r.CheckDevice(runtime.Device{Kind: runtime.CPU}) != nil {
+	if r, ok := comm.As[backend.MemoryChecker](base); ok && r.CheckDevice(runtime.Device{Kind: runtime.CPU}) != nil {
 		return rt
 	}
 	return cpu.New()

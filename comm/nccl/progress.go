@@ -3,13 +3,12 @@ package nccl
 import (
 	"math"
 
-	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
 )
 
-// Progress implements [comm.Progresser]. Captured calls count when the stream has
+// Progress implements [backend.Progresser]. Captured calls count when the stream has
 // come to what was submitted behind them.
-func (c *Comm) Progress() comm.Progress {
+func (c *Comm) Progress() backend.Progress {
 	c.submitted.ledger.Done(c.marks.Reached(c.submitted.soFar, c.idle, c.Healthy))
 	return c.submitted.ledger.Progress()
 }

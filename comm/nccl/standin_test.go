@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/comm/internal/gputest"
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/comm/record"
@@ -392,8 +393,8 @@ func TestStandInProgress(t *testing.T) {
 	}
 	want := func(collectives, messagesDone uint64) {
 		t.Helper()
-		assert.Equal(t, comm.Progress{Collectives: comm.Count{Submitted: submitted, Done: collectives},
-			Messages: comm.Count{Submitted: messages, Done: messagesDone}}, c.Progress())
+		assert.Equal(t, backend.Progress{Collectives: backend.Count{Submitted: submitted, Done: collectives},
+			Messages: backend.Count{Submitted: messages, Done: messagesDone}}, c.Progress())
 	}
 	stall := func(on uintptr) { s.driver.Stall.Call(c.Stream().Handle(), on) }
 	// write is work that stalls.
@@ -467,8 +468,8 @@ func TestStandInProgressInASplit(t *testing.T) {
 	done := c.Progress().Collectives
 	s.nccl.InProgress.Call(0)
 	require.NoError(t, <-split)
-	require.Equal(t, comm.Count{Submitted: 3, Done: 1}, done)
-	require.Equal(t, comm.Count{Submitted: 3, Done: 3}, c.Progress().Collectives)
+	require.Equal(t, backend.Count{Submitted: 3, Done: 1}, done)
+	require.Equal(t, backend.Count{Submitted: 3, Done: 3}, c.Progress().Collectives)
 	require.NoError(t, errors.Join(part.Close(), c.Close()))
 }
 

@@ -33,9 +33,9 @@ type rank struct {
 	life  backend.Life
 
 	mu      sync.Mutex
-	waiting []comm.Call   // messages without a partner, and what comes after them
-	calls   comm.Progress // Done is up to when nothing was waiting
-	changed chan struct{} // closed when something waiting was done; nil if nobody waits
+	waiting []comm.Call      // messages without a partner, and what comes after them
+	calls   backend.Progress // Done is up to when nothing was waiting
+	changed chan struct{}    // closed when something waiting was done; nil if nobody waits
 }
 
 // New returns a communicator of one rank for memory of rt.
@@ -47,7 +47,7 @@ func New(rt runtime.Runtime) comm.Communicator {
 	return &communicator{backend.New(&r.check, &r.life, r), r}
 }
 
-// CheckDevice implements [comm.MemoryChecker].
+// CheckDevice implements [backend.MemoryChecker].
 func (c *communicator) CheckDevice(d runtime.Device) error {
 	if own := c.r.rt.Device(); d != own {
 		return c.r.check.Unreachable(d, fmt.Sprintf("this communicator was made for %v", own))
@@ -55,12 +55,12 @@ func (c *communicator) CheckDevice(d runtime.Device) error {
 	return nil
 }
 
-// Progress implements [comm.Progresser]. What a device copies is not known to be done.
-func (r *rank) Progress() comm.Progress {
+// Progress implements [backend.Progresser]. What a device copies is not known to be done.
+func (r *rank) Progress() backend.Progress {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.rt.Device().Kind != runtime.CPU {
-		return comm.Progress{}
+		return backend.Progress{}
 	}
 	return r.calls
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/dtype"
@@ -113,7 +114,7 @@ func TestMessageOfAnotherLength(t *testing.T) {
 
 func TestCheckDevice(t *testing.T) {
 	c, rt, _ := world(t, 0)
-	reacher, ok := comm.As[comm.MemoryChecker](c)
+	reacher, ok := comm.As[backend.MemoryChecker](c)
 	require.True(t, ok)
 	assert.NoError(t, reacher.CheckDevice(rt.Device()))
 	assert.ErrorIs(t, reacher.CheckDevice(runtime.Device{Kind: runtime.CUDA, Index: 3}), comm.ErrDevice)

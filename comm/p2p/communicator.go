@@ -44,9 +44,9 @@ var (
 	_ comm.Communicator  = (*Comm)(nil)
 	_ comm.StreamSyncOps = (*Comm)(nil)
 	_ comm.StreamOrder   = (*Comm)(nil)
-	_ comm.Progresser    = (*Comm)(nil)
-	_ comm.Rounder       = (*Comm)(nil)
-	_ comm.ListSharer    = (*Comm)(nil)
+	_ backend.Progresser = (*Comm)(nil)
+	_ backend.Rounder    = (*Comm)(nil)
+	_ backend.ListSharer = (*Comm)(nil)
 )
 
 // newComm makes a communicator with an offload table, or, for nil, with one that it measures.

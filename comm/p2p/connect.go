@@ -77,7 +77,7 @@ type bootstrap struct {
 // the others waiting until their contexts end.
 func newBootstrap(base comm.Communicator, rt *cuda.Runtime) (*bootstrap, error) {
 	b := &bootstrap{base: base, rt: rt, mem: rt}
-	if r, ok := comm.As[comm.MemoryChecker](base); !ok || r.CheckDevice(runtime.Device{Kind: runtime.CPU}) == nil {
+	if r, ok := comm.As[backend.MemoryChecker](base); !ok || r.CheckDevice(runtime.Device{Kind: runtime.CPU}) == nil {
 		b.mem = cpu.New()
 	}
 	var err error

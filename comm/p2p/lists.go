@@ -55,15 +55,15 @@ func (h *listHead) lists(memory uintptr, n int) (all []kernel.Entries) {
 	return all
 }
 
-// sharedLists implements [comm.SharedLists].
+// sharedLists implements [backend.SharedLists].
 type sharedLists struct {
 	c      *Comm
 	memory []*cuda.SharedMemory // by rank
 	lists  []kernel.Entries
 }
 
-// ShareLists implements [comm.ListSharer].
-func (c *Comm) ShareLists(ctx context.Context, n int) (comm.SharedLists, error) {
+// ShareLists implements [backend.ListSharer].
+func (c *Comm) ShareLists(ctx context.Context, n int) (backend.SharedLists, error) {
 	const op = "share lists"
 	if n < 1 {
 		return nil, c.check.Fail(op, fmt.Errorf("%w: lists of %d entries", comm.ErrArgument, n))
@@ -115,10 +115,10 @@ func (c *Comm) newLists(ctx context.Context, n int) (l *sharedLists, err error) 
 	return l, err
 }
 
-// Lists implements [comm.SharedLists].
+// Lists implements [backend.SharedLists].
 func (l *sharedLists) Lists() []kernel.Entries { return l.lists }
 
-// Gather implements [comm.SharedLists].
+// Gather implements [backend.SharedLists].
 func (l *sharedLists) Gather(own kernel.Entries) error {
 	const op = "gather lists"
 	c := l.c
@@ -168,7 +168,7 @@ func (p *planner) list(k *function, memory uintptr, own kernel.Entries) plan {
 	}}
 }
 
-// Close implements [comm.SharedLists].
+// Close implements [backend.SharedLists].
 func (l *sharedLists) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), backend.DeviceTimeout)
 	defer cancel()

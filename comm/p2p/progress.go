@@ -29,9 +29,9 @@ func (c *Comm) quiet() (backend.Extent, bool) {
 	return e, c.entered.Load() == left
 }
 
-// Progress implements [comm.Progresser]. Captured calls count when the stream has
+// Progress implements [backend.Progresser]. Captured calls count when the stream has
 // come to what was submitted behind them.
-func (a adapter) Progress() comm.Progress {
+func (a adapter) Progress() backend.Progress {
 	c := a.c
 	c.ledger.Done(c.marks.Reached(c.ledger.Begun, c.idle, c.unharmed))
 	return c.ledger.Progress()

@@ -41,7 +41,7 @@ func (s *roundedStep) String() string {
 	return fmt.Sprintf("%d values, %v, %v, lost %t, gradient %v, factor %v, apart %t, over %t, skew %v", s.n, s.codec, s.op, s.lost, s.grad, s.factor, s.apart, s.over, s.skew)
 }
 
-// randomRounded makes a step by the kernels of the host: see comm.Rounder.
+// randomRounded makes a step by the kernels of the host: see backend.Rounder.
 func randomRounded(t *testing.T, rng *rand.Rand, k kernel.Kernels, ranks, most int) *roundedStep {
 	s := &roundedStep{n: 1 + rng.IntN(most), codec: []kernel.Codec{kernel.CodecI8, kernel.CodecFP8}[rng.IntN(2)], lost: rng.IntN(4) > 0, op: []comm.ReduceOp{comm.Sum, comm.Avg}[rng.IntN(2)]}
 	if rng.IntN(4) > 0 {

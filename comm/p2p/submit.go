@@ -93,7 +93,7 @@ func (c *Comm) launch(p plan) error {
 	return err
 }
 
-// AllReduceRounded implements [comm.Rounder], for [kernel.CodecI8] and [kernel.CodecFP8].
+// AllReduceRounded implements [backend.Rounder], for [kernel.CodecI8] and [kernel.CodecFP8].
 func (c *Comm) AllReduceRounded(src kernel.Source, sums uintptr, codec kernel.Codec, op comm.ReduceOp) error {
 	x := comm.AllReduceCall(src.X, sums, src.N, dtype.F32, op)
 	if err := c.check.Call(&x); err != nil {

@@ -4,21 +4,22 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 )
 
-// progress is what a [Recorder] learns from its communicator ([comm.Progresser]) between
+// progress is what a [Recorder] learns from its communicator ([backend.Progresser]) between
 // waits. The communicator counts the calls of one kind as the Recorder does, and in the
 // same order, except those that goroutines make at the same time. The Recorder's lock
 // guards it.
 type progress struct {
-	of         comm.Progresser // nil if the communicator is none
-	base       [2]uint64       // collectives and messages before the first recorded one
-	next       [2]uint64       // the first call that may not be marked as done, by kind
-	submitting [2]int          // calls that are recorded and whose submission has not returned, by kind
+	of         backend.Progresser // nil if the communicator is none
+	base       [2]uint64          // collectives and messages before the first recorded one
+	next       [2]uint64          // the first call that may not be marked as done, by kind
+	submitting [2]int             // calls that are recorded and whose submission has not returned, by kind
 }
 
 func newProgress(c comm.Communicator) (p progress) {
-	if p.of, _ = comm.As[comm.Progresser](c); p.of != nil {
+	if p.of, _ = comm.As[backend.Progresser](c); p.of != nil {
 		now := p.of.Progress()
 		p.base = [2]uint64{now.Collectives.Submitted, now.Messages.Submitted}
 	}

@@ -43,7 +43,7 @@ type staged struct {
 	device runtime.Device
 }
 
-// CheckDevice implements [comm.MemoryChecker].
+// CheckDevice implements [backend.MemoryChecker].
 func (s *staged) CheckDevice(d runtime.Device) error {
 	if d != s.device {
 		return s.check.Unreachable(d, fmt.Sprintf("this communicator was made for %v", s.device))

@@ -242,7 +242,7 @@ type communicator struct {
 	e *endpoint
 }
 
-// CheckDevice implements [comm.MemoryChecker].
+// CheckDevice implements [backend.MemoryChecker].
 func (c *communicator) CheckDevice(d runtime.Device) error {
 	if d.Kind == runtime.CPU {
 		return nil

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -59,9 +60,9 @@ type engine struct {
 	list        message         // what the selector selected, unless it is among what is shared
 	shared      *comm.Buffer    // lists of all ranks; nil: none yet
 	sharedBytes int
-	peerLists   [2]peerLists       // the same, where ranks write them to each other
-	outgrown    []comm.SharedLists // earlier ones, which graphs refer to
-	listMade    bool               // this rank's may have been written to the others, and is not gathered yet
+	peerLists   [2]peerLists          // the same, where ranks write them to each other
+	outgrown    []backend.SharedLists // earlier ones, which graphs refer to
+	listMade    bool                  // this rank's may have been written to the others, and is not gathered yet
 
 	buffers   base.Buffers
 	permanent int // buffers[:permanent] live until close

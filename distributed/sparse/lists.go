@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
@@ -58,13 +59,13 @@ func (e *engine) unshare(ctx context.Context) error {
 
 // peerLists are lists that ranks write to each other. An exchange that gathers twice has two of them.
 type peerLists struct {
-	comm.SharedLists     // nil: none yet
-	room             int // entries of each; negative: there are none
+	backend.SharedLists     // nil: none yet
+	room                int // entries of each; negative: there are none
 }
 
 // shareLists makes l lists with room for n entries, which all ranks do together. It reports whether they are there.
 func (e *engine) shareLists(ctx context.Context, l *peerLists, n int) bool {
-	s, ok := comm.As[comm.ListSharer](e.c)
+	s, ok := comm.As[backend.ListSharer](e.c)
 	if !ok || e.err != nil || e.coded() || e.size == 1 || l.room < 0 {
 		return false
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -34,7 +35,7 @@ type unwritten struct {
 	lists []kernel.Entries
 }
 
-func (l *lister) ShareLists(_ context.Context, n int) (comm.SharedLists, error) {
+func (l *lister) ShareLists(_ context.Context, n int) (backend.SharedLists, error) {
 	if l.made = append(l.made, n); l.refuses != nil {
 		return nil, l.refuses
 	}

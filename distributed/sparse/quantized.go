@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime/kernel"
@@ -22,7 +23,7 @@ type quantized struct {
 
 func (x *quantized) run(ctx context.Context, _ kernel.Entries) result {
 	dense := x.denseResult()
-	if r, ok := comm.As[comm.Rounder](x.c); ok && !x.stepwise {
+	if r, ok := comm.As[backend.Rounder](x.c); ok && !x.stepwise {
 		x.keep()
 		x.fence(ctx)
 		if x.err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/comm/local"
 	topk "github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
@@ -43,7 +44,7 @@ type hostLists struct {
 	lists  []kernel.Entries
 }
 
-func (s sharer) ShareLists(ctx context.Context, n int) (comm.SharedLists, error) {
+func (s sharer) ShareLists(ctx context.Context, n int) (backend.SharedLists, error) {
 	ranks, room := s.WorldSize(), (n+3)/4*4
 	bytes := 4096 + ranks*(2*8*room+16+8*room)
 	memory, err := s.rt.Allocate(bytes)

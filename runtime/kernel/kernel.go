@@ -20,7 +20,7 @@ type Entries struct {
 	// N, as it may come from another rank.
 	Len uintptr
 	// Shared is not 0 in a list that other ranks have as well, in their memory
-	// (comm.SharedLists): TopK, Select, SelectNear, TopKList, SelectList and Union
+	// (backend.SharedLists): TopK, Select, SelectNear, TopKList, SelectList and Union
 	// write such a dst there too. All other methods ignore it.
 	Shared uintptr
 }

@@ -1,5 +1,5 @@
 // Package marks is how backends of GPUs know how far calls have come before anybody
-// waits for them ([comm.Progresser]).
+// waits for them ([backend.Progresser]).
 package marks
 
 import (

@@ -135,12 +135,12 @@ func (e *Engine) publish() {
 	}
 }
 
-// Progress implements [comm.Progresser] for the communicator.
-func (e *Engine) Progress() comm.Progress {
+// Progress implements [backend.Progresser] for the communicator.
+func (e *Engine) Progress() backend.Progress {
 	done, ended := e.ended.Load(), e.messages.Ended()
-	return comm.Progress{
-		Collectives: comm.Count{Submitted: e.log.sequence.Load(), Done: done},
-		Messages:    comm.Count{Submitted: e.messages.Begun(), Done: ended},
+	return backend.Progress{
+		Collectives: backend.Count{Submitted: e.log.sequence.Load(), Done: done},
+		Messages:    backend.Count{Submitted: e.messages.Begun(), Done: ended},
 	}
 }
 

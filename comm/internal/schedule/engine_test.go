@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 )
 
 // TestProgressOfWhatWaits has a collective wait, behind a message that uses its memory,
@@ -14,11 +15,11 @@ func TestProgressOfWhatWaits(t *testing.T) {
 	e := new(Engine)
 	e.log.sequence.Store(5)
 	e.publish()
-	assert.Equal(t, comm.Count{Submitted: 5, Done: 5}, e.Progress().Collectives)
+	assert.Equal(t, backend.Count{Submitted: 5, Done: 5}, e.Progress().Collectives)
 	e.log.sequence.Store(6)
 	e.queued = []*Op{{plan: plan{entry: entry{op: comm.OpBarrier}, sequence: 6}}}
 	e.publish()
-	assert.Equal(t, comm.Count{Submitted: 6, Done: 5}, e.Progress().Collectives)
+	assert.Equal(t, backend.Count{Submitted: 6, Done: 5}, e.Progress().Collectives)
 }
 
 func TestConflicts(t *testing.T) {

@@ -72,7 +72,7 @@ type StreamedComm struct {
 // NewStreamedComm returns c with a stream.
 func NewStreamedComm(c comm.Communicator, s *Streamed) StreamedComm { return StreamedComm{c, s} }
 
-// CheckDevice implements [comm.MemoryChecker].
+// CheckDevice implements [backend.MemoryChecker].
 func (c StreamedComm) CheckDevice(d runtime.Device) error {
 	if d.Kind != c.S.Reach {
 		return fmt.Errorf("%w: %v", comm.ErrDevice, d)

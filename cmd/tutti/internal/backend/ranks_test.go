@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -87,7 +88,7 @@ func TestWaitsAreBounded(t *testing.T) {
 	assert.ErrorIs(t, err, comm.ErrTimeout)
 	assert.ErrorIs(t, err, context.DeadlineExceeded)
 	assert.ErrorContains(t, err, "timed out: --timeout 1ms")
-	found, ok := comm.As[comm.MemoryChecker](c)
+	found, ok := comm.As[backend.MemoryChecker](c)
 	require.True(t, ok)
 	assert.Equal(t, comms[0], found)
 	require.NoError(t, c.Close())

@@ -1,0 +1,98 @@
+package backend
+
+import (
+	"context"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
+)
+
+// Parent is implemented by communicators that know their sub-communicators: all that [New]
+// makes. [comm.CloseAll] and [comm.AbortAll] use it.
+type Parent interface {
+	// SubCommunicators returns those that Split made of this one and that are not
+	// closed, with theirs, each after its own sub-communicators.
+	SubCommunicators() []comm.Communicator
+}
+
+// MemoryChecker is implemented by communicators that reach only some memory; see
+// [comm.CheckDevice].
+type MemoryChecker interface {
+	// CheckDevice returns an error wrapping [comm.ErrDevice] for memory that the
+	// communicator cannot read and write, naming what would help.
+	CheckDevice(d runtime.Device) error
+}
+
+// Progress is how far the operations of one rank have come.
+type Progress struct {
+	Collectives Count // those that move data, and Barrier and Split
+	Messages    Count
+}
+
+// Count is the number of operations that a rank has submitted, and the number of these
+// that are done, which are the first ones.
+type Count struct{ Submitted, Done uint64 }
+
+// Progresser is implemented by communicators that know which of their operations are done
+// before a wait returns. A flight recorder (comm/record) shows it.
+//
+// A decorator that issues calls of its own must also implement Progresser. A zero Progress
+// means "unknown".
+type Progresser interface {
+	// Progress does not wait; at most it asks a device whether that is idle. Every call,
+	// Barrier and Split counts once, in the order of submission. An operation is done when
+	// this rank may read its result.
+	Progress() Progress
+}
+
+// Rounder is implemented by communicators that sum up rounded values in one operation. It is
+// optional: AllToAll and AllGather between kernels do the same.
+type Rounder interface {
+	// AllReduceRounded submits, as AllReduce does, the sums over all ranks of src.N F32
+	// values, which travel in a codec. The values are those at src.X or, with src.Grad, the
+	// sums that [kernel.Source] describes. They are cut into as many pieces as there are
+	// ranks, each of N/WorldSize elements rounded up, the last ones shorter.
+	//
+	// A rank rounds its values of all pieces but its own. It adds up the values of its
+	// piece: its own unrounded, those of the others rounded, in the order of the ranks, to 0.
+	// It rounds the sums, which are the result on all ranks. With Avg the rounded sums are
+	// multiplied by 1/WorldSize.
+	//
+	// With src.Take the errors of a rank's roundings are written to src.X; otherwise X stays
+	// as it is, and no gradient is added to it. The sums do not overlap src, but may be at
+	// its Grad if that is F32.
+	//
+	// [comm.ErrUnsupported], before anything is sent and on all ranks alike, means that there
+	// is no such operation: op is Sum or Avg, and src.Keep 0, as the values to keep would be
+	// lost where a rank aborts midway.
+	AllReduceRounded(src kernel.Source, sums uintptr, codec kernel.Codec, op comm.ReduceOp) error
+}
+
+// ListSharer is implemented by communicators whose ranks write lists of entries into each
+// other's memory. It is optional: AllGather of lists with room for the maximum of entries
+// does the same.
+type ListSharer interface {
+	// ShareLists makes memory for the lists of all ranks, of up to n entries each. It is
+	// collective: all ranks pass the same n. [comm.ErrUnsupported], on all ranks alike, means
+	// that there is none.
+	ShareLists(ctx context.Context, n int) (SharedLists, error)
+}
+
+// SharedLists is memory for a list of each rank, which is gathered again and again.
+type SharedLists interface {
+	// Lists returns where the lists are, in rank order: each has room for n entries, and its
+	// length on the device. [kernel.Entries].Shared of this rank's list is set. The lists
+	// of the other ranks are written by Gather, and stay until this rank makes its next list.
+	// The word after a length is a mark, 0 at first: where a rank has set that of its list,
+	// the others find 1 with the list.
+	Lists() []kernel.Entries
+	// Gather submits, as AllGather does, the exchange that makes the lists of all ranks known
+	// to every rank. list is this rank's list, or its beginning. If list.Shared is set, the
+	// kernel that made the list has written it to the other ranks; otherwise Gather does.
+	// Each list that a kernel has written so is gathered once.
+	Gather(list kernel.Entries) error
+	// Close gives the memory back. It is not collective. Nothing of this rank may use the
+	// lists any more.
+	Close() error
+}
