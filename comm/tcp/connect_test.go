@@ -46,7 +46,7 @@ func waiting(t *testing.T) (greets func(change func(*hello)) error, join func())
 	k.tls.NextProtos = []string{protocol}
 	greets = func(change func(*hello)) error {
 		h := hello{Nonce: r.Nonce, Attempt: 1, Silence: int64(DefaultSilence), From: 1, Size: 2, Control: uint32(schedule.ControlBytes),
-			Lanes: 2, Window: leastWindow}
+			Lanes: 2, Window: minWindow}
 		change(&h)
 		conn, err := k.dial(ctx, r.Addresses[0])
 		require.NoError(t, err)
@@ -264,12 +264,12 @@ func FuzzRecord(f *testing.F) {
 
 // FuzzHello has a rank judge hellos of any kind: it welcomes none that it has no place for.
 func FuzzHello(f *testing.F) {
-	for _, h := range []hello{{}, {Nonce: 1, From: 2, To: 1, Size: 3, Control: uint32(schedule.ControlBytes), Silence: int64(DefaultSilence), Lane: 1, Lanes: 2, Window: leastWindow}} {
+	for _, h := range []hello{{}, {Nonce: 1, From: 2, To: 1, Size: 3, Control: uint32(schedule.ControlBytes), Silence: int64(DefaultSilence), Lane: 1, Lanes: 2, Window: minWindow}} {
 		b, err := binary.Append(nil, binary.LittleEndian, h)
 		require.NoError(f, err)
 		f.Add(b)
 	}
-	k := &connector{node: &node{rank: 1, size: 3}, config: Config{Silence: DefaultSilence}, own: record{Nonce: 1}}
+	k := &connector{node: &node{rank: 1, size: 3}, config: Config{Silence: DefaultSilence}, record: record{Nonce: 1}}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var h hello
 		if _, err := binary.Decode(b, binary.LittleEndian, &h); err != nil {
@@ -284,8 +284,8 @@ func FuzzHello(f *testing.F) {
 		assert.Equal(t, []uint32{2, 1, 3}, []uint32{h.From, h.To, h.Size})
 		if h.Lanes > 0 {
 			assert.Less(t, h.Lane, h.Lanes)
-			assert.LessOrEqual(t, h.Lanes, uint32(mostLanes))
-			assert.LessOrEqual(t, h.Window, uint32(mostWindow))
+			assert.LessOrEqual(t, h.Lanes, uint32(maxLanes))
+			assert.LessOrEqual(t, h.Window, uint32(maxWindow))
 		}
 	})
 }

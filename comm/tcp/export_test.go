@@ -14,9 +14,9 @@ var LanesOf = lanesOf
 
 // MeasureByMessages has a test measure round trips as where the kernel does not tell them.
 func MeasureByMessages(t *testing.T) {
-	before := measured
-	measured = func(syscall.RawConn) (time.Duration, bool) { return 0, false }
-	t.Cleanup(func() { measured = before })
+	before := kernelRoundTrip
+	kernelRoundTrip = func(syscall.RawConn) (time.Duration, bool) { return 0, false }
+	t.Cleanup(func() { kernelRoundTrip = before })
 }
 
 // Ports are those of this side and the other of a connection to a rank.

@@ -126,7 +126,7 @@ func newTestNode(rank, size int) *node {
 
 // attach makes connections the lanes of a pair, as the connector does, and has change look at each before it is used.
 func (p *pair) attach(conns []*tls.Conn, change func(l *lane, conn *tls.Conn)) {
-	p.window, p.credit = leastWindow, leastWindow
+	p.credit = newCredit(minWindow)
 	for i, conn := range conns {
 		l := newLane(p, i, conn)
 		p.lanes = append(p.lanes, l)
@@ -201,8 +201,8 @@ const hostileTag = 9<<1 | 1 // of a user's message with the tag 9
 // announce announces a message of n bytes to a receive of bytes with the tag 9.
 func (in *intruder) announce(t *testing.T, n int) {
 	head := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, uint64(n)), uint64(dtype.U8))
-	in.send(t, 0, frame(header{kind: frameMessage, id: 1, tag: hostileTag, total: 16, eager: 16, length: 16}, head))
-	in.send(t, 0, frame(header{kind: frameMessage, id: 1, tag: hostileTag, total: uint64(n)}, nil))
+	in.send(t, 0, frame(header{kind: frameAnnouncement, communicator: 1, tag: hostileTag, total: 16, eager: 16, length: 16}, head))
+	in.send(t, 0, frame(header{kind: frameAnnouncement, communicator: 1, tag: hostileTag, total: uint64(n)}, nil))
 }
 
 // A part of a message that comes a second time, on another lane, is not written into memory that is the caller's again.
@@ -213,7 +213,7 @@ func TestPartTwice(t *testing.T) {
 		memory := make([]byte, n)
 		require.NoError(t, c.Recv(hostmem.Addr(memory), n, dtype.U8, 1, 9))
 		in.announce(t, n)
-		part := frame(header{kind: frameData, id: 2, length: n}, bytes.Repeat([]byte{2}, n))
+		part := frame(header{kind: framePart, message: 2, length: n}, bytes.Repeat([]byte{2}, n))
 		in.send(t, 1, part[:headerBytes+2])
 		_, _ = in.lanes[2].Write(part) // refused as soon as its header is read, perhaps before all of it is written
 		synctest.Wait()
@@ -235,7 +235,7 @@ func TestPartTwice(t *testing.T) {
 // Deadlines hold, and Abort gives the memory back, whatever part of a frame or of a record a peer stops at.
 func TestStalledFrame(t *testing.T) {
 	const n = 64 << 10
-	part := frame(header{kind: frameData, id: 2, length: n}, make([]byte, n))
+	part := frame(header{kind: framePart, message: 2, length: n}, make([]byte, n))
 	alert := []byte{21, 3, 3, 0, 19, 1} // the beginning of a record
 	for name, stall := range map[string]func(t *testing.T, in *intruder){
 		"in a header":                 func(t *testing.T, in *intruder) { in.send(t, 1, part[:7]) },
@@ -300,7 +300,7 @@ func (in *intruder) together(t *testing.T, lane int, record, bytes []byte) {
 	_, err := in.lanes[lane].Write(record)
 	require.NoError(t, err)
 	l.direct = true
-	in.raw(t, lane, append(l.out, bytes...))
+	in.raw(t, lane, append(l.collected, bytes...))
 }
 
 // A message without the head that its receive expects is an error, and not what the memory had before.
@@ -330,7 +330,7 @@ func TestFalseHead(t *testing.T) {
 				memory := make([]byte, 8)
 				require.NoError(t, c.Recv(hostmem.Addr(memory), 8, dtype.U8, 1, 9))
 				n := uint64(len(message))
-				in.send(t, 0, frame(header{kind: frameMessage, id: 1, tag: hostileTag, total: n, eager: n, length: int(n)}, message))
+				in.send(t, 0, frame(header{kind: frameAnnouncement, communicator: 1, tag: hostileTag, total: n, eager: n, length: int(n)}, message))
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				require.ErrorIs(t, c.Sync(ctx), comm.ErrMismatch)
@@ -367,7 +367,7 @@ func TestFalseControl(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				peer, in := newIntruder(t, 1)
-				in.send(t, 0, frame(header{kind: frameControl, id: 1, length: len(c.message), report: c.message[0] == 0}, c.message))
+				in.send(t, 0, frame(header{kind: frameControl, communicator: 1, length: len(c.message), report: c.message[0] == 0}, c.message))
 				err := peer.Barrier(t.Context())
 				require.ErrorIs(t, err, comm.ErrPeerFailed)
 				assert.ErrorContains(t, err, c.reason)

@@ -12,4 +12,4 @@ func trySend(uintptr, []byte) (int, error) { return 0, nil }
 
 func tune(syscall.RawConn) {}
 
-func bound(syscall.RawConn, time.Duration) {}
+func limitStuck(syscall.RawConn, time.Duration) {}

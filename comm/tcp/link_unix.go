@@ -26,17 +26,33 @@ func trySend(fd uintptr, b []byte) (int, error) {
 // later and is urgent waits for that.
 const unsentBytes = 256 << 10
 
+// unsentOption is TCP_NOTSENT_LOWAT, by system.
+var unsentOption = map[string]int{"linux": 25, "darwin": 0x201}
+
 // tune keeps the kernel's queue short (TCP_NOTSENT_LOWAT).
 func tune(socket syscall.RawConn) {
-	option, ok := map[string]int{"linux": 25, "darwin": 0x201}[runtime.GOOS]
-	if ok && socket != nil {
-		_ = socket.Control(func(fd uintptr) { _ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, option, unsentBytes) })
+	if option, ok := unsentOption[runtime.GOOS]; ok {
+		setOption(socket, option, unsentBytes)
 	}
 }
 
-// bound has Linux end a connection on which nothing of what was sent is acknowledged for so long (TCP_USER_TIMEOUT).
-func bound(socket syscall.RawConn, d time.Duration) {
-	if runtime.GOOS == "linux" && socket != nil {
-		_ = socket.Control(func(fd uintptr) { _ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, 18, int(d.Milliseconds())) })
+// userTimeout is Linux's TCP_USER_TIMEOUT.
+const userTimeout = 18
+
+// limitStuck has Linux end a connection on which the peer's kernel has acknowledged nothing for a time
+// (TCP_USER_TIMEOUT).
+func limitStuck(socket syscall.RawConn, d time.Duration) {
+	if runtime.GOOS == "linux" {
+		setOption(socket, userTimeout, int(d.Milliseconds()))
 	}
+}
+
+// setOption sets an option of TCP, where the socket has it.
+func setOption(socket syscall.RawConn, option, value int) {
+	if socket == nil {
+		return
+	}
+	_ = socket.Control(func(fd uintptr) {
+		_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, option, value)
+	})
 }

@@ -90,7 +90,7 @@ func (l *mutantLane) pause(b []byte, begin int, d time.Duration) {
 // pass sends a frame, or what the script makes of it. mu is held.
 func (m *mutant) pass(l *mutantLane, h header, f []byte) {
 	const late = 19
-	if m.wait > 0 || len(m.script) < 3 || m.script[1]%20 == late && (h.kind != frameData || len(m.lanes) < 3) {
+	if m.wait > 0 || len(m.script) < 3 || m.script[1]%20 == late && (h.kind != framePart || len(m.lanes) < 3) {
 		m.wait--
 		l.say(f)
 		for _, later := range l.held {
@@ -104,7 +104,7 @@ func (m *mutant) pass(l *mutantLane, h header, f []byte) {
 		m.wait = int(m.script[0])
 	}
 	other := m.lanes[int(parameter)%len(m.lanes)]
-	numbers := []uint64{0, 1, 2, math.MaxUint64, 1 << 63, 1 << 31, chunkBytes, leastWindow, h.id + 1, h.tag + 1, h.total + 1, h.total - 1}
+	numbers := []uint64{0, 1, 2, math.MaxUint64, 1 << 63, 1 << 31, chunkBytes, minWindow, h.communicator + h.message + 1, h.tag + h.offset + 1, h.total + 1, h.total - 1}
 	number := numbers[int(parameter)%len(numbers)]
 	again := func(h header, payload []byte) { l.say(frame(h, payload)) }
 	payload := f[headerBytes:]
@@ -142,10 +142,12 @@ func (m *mutant) pass(l *mutantLane, h header, f []byte) {
 		h.length = int(uint32(number))
 		again(h, payload)
 	case 11:
-		h.id = number
+		h.communicator = number
+		h.message = number
 		again(h, payload)
 	case 12:
 		h.tag = number
+		h.offset = number
 		again(h, payload)
 	case 13:
 		h.total, h.eager = number, min(h.eager, number)

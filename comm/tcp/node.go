@@ -12,18 +12,19 @@ import (
 
 // node is a rank of the world: what its communicators share.
 type node struct {
-	rank, size int
-	hosts      []words // by rank: ranks of one host have the same; nil until they are known
-	pairs      []*pair // by rank
-	tick       time.Duration
-	patience   int64 // ticks without a sign of life
-	ticks      atomic.Int64
-	proposals  atomic.Uint64 // numbers of communicators that this rank has proposed
-	stop       chan struct{}
+	rank      int
+	size      int
+	hosts     []words       // by rank: ranks of one host have the same; nil until they are known
+	pairs     []*pair       // by rank
+	tick      time.Duration // between two signs of life
+	patience  int64         // ticks without a sign of life after which a rank is lost
+	ticks     atomic.Int64
+	proposals atomic.Uint64 // numbers of communicators that this rank has proposed
+	stop      chan struct{} // closed when the node ends
 
 	mu    sync.RWMutex
-	wires map[uint64]*wire // by number, the communicators that are open
-	gone  bool             // this rank has left
+	wires map[uint64]*wire // by number, the communicators that are open; guarded by mu
+	gone  bool             // this rank has left; guarded by mu
 }
 
 // worldNumber is the number of the world. A communicator has one number on all its ranks, and no other one of the
@@ -86,27 +87,24 @@ func (n *node) signal() {
 	}
 }
 
-// poke says that there is something new, to who looks for that.
-func poke(news chan struct{}) {
+// notify puts a value into a channel of one, unless it has one.
+func notify(c chan struct{}) {
 	select {
-	case news <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
 
-// start starts the lanes, once all are there.
+// start starts the lanes, when all have been made.
 func (n *node) start() {
 	for _, p := range n.pairs {
-		for _, l := range p.lanes {
-			go l.writer()
-			go l.reader()
-		}
+		p.start()
 	}
 	go n.beat()
 }
 
 // leave closes the connections if all communicators are closed: it says goodbye, and waits until
-// all others have seen everything that this rank has sent, or until ctx ends.
+// all peers have seen everything that this rank has sent, or until ctx ends.
 func (n *node) leave(ctx context.Context) error {
 	n.mu.Lock()
 	stays := n.gone || len(n.wires) > 0
@@ -116,17 +114,12 @@ func (n *node) leave(ctx context.Context) error {
 		return nil
 	}
 	for _, p := range n.pairs {
-		p.mu.Lock()
-		p.leaving = true
-		p.mu.Unlock()
-		for _, l := range p.lanes {
-			l.rouse()
-		}
+		p.leave()
 	}
 	for _, p := range n.pairs {
 		if len(p.lanes) > 0 {
 			select {
-			case <-p.seen:
+			case <-p.acknowledged:
 			case <-p.dead:
 			case <-ctx.Done():
 			}

@@ -33,7 +33,7 @@ func newEarly(window int) (*pair, *wire) {
 	n := &node{size: 2, wires: map[uint64]*wire{}}
 	n.pairs = []*pair{newPair(n, 0), newPair(n, 1)}
 	p := n.pairs[1]
-	p.window, p.credit = window, window
+	p.credit = newCredit(window)
 	p.lanes = []*lane{{pair: p, link: newLink(script{}), secure: script{}, wake: make(chan struct{}, 1)}}
 	w := n.newWire(1, 0, []int{0, 1})
 	n.wires[1] = w
@@ -55,14 +55,14 @@ func (s slow) Read(b []byte) (int, error) {
 func TestSlowLink(t *testing.T) {
 	p, w := newEarly(1 << 20)
 	frame := make([]byte, headerBytes+chunkBytes)
-	h := header{kind: frameMessage, length: chunkBytes, id: 1, total: chunkBytes, eager: chunkBytes}
+	h := header{kind: frameAnnouncement, length: chunkBytes, communicator: 1, total: chunkBytes, eager: chunkBytes}
 	h.put(frame)
 	l := newLane(p, 0, tls.Client(newLink(script{Reader: slow{p, bytes.NewReader(frame)}}), nil))
 	l.secure, p.lanes = script{Reader: bufio.NewReader(l.link)}, []*lane{l} // without encryption
-	require.ErrorIs(t, l.receive(0), io.EOF)
+	require.ErrorIs(t, l.readFrames(0), io.EOF)
 	require.NoError(t, p.gone)
-	require.Len(t, w.boxes[1].early, 1)
-	assert.Equal(t, chunkBytes, w.boxes[1].early[0].got)
+	require.Len(t, w.matchers[1].messages, 1)
+	assert.Equal(t, chunkBytes, w.matchers[1].messages[0].got)
 	p.beat(p.node.ticks.Add(2), 2)
 	assert.ErrorContains(t, p.gone, "nothing has come from it")
 }
@@ -90,7 +90,7 @@ func TestForgetAFrame(t *testing.T) {
 		for at := 1; at <= 3; at++ {
 			p, w := newEarly(1 << 20)
 			into, frame := make([]byte, total), bytes.Repeat([]byte{7}, headerBytes+4<<10)
-			h := header{kind: frameMessage, length: 4 << 10, id: 1, total: uint64(total), eager: 4 << 10}
+			h := header{kind: frameAnnouncement, length: 4 << 10, communicator: 1, total: uint64(total), eager: 4 << 10}
 			h.put(frame)
 			p.post(w, 1, posted{1, 0, hostmem.Addr(into), total})
 			var then []byte
@@ -99,7 +99,7 @@ func TestForgetAFrame(t *testing.T) {
 				p.forget(w, 1)
 				then = bytes.Clone(into)
 			}}}
-			require.ErrorIs(t, l.receive(0), io.EOF)
+			require.ErrorIs(t, l.readFrames(0), io.EOF)
 			require.NotNil(t, then)
 			assert.Equal(t, then, into, "%d bytes, %d", total, at)
 			assert.Empty(t, w.done)
@@ -113,23 +113,23 @@ func TestEarlyMemory(t *testing.T) {
 	p, w := newEarly(window)
 	into := make([]byte, long)
 	come := func(tag uint64, n int) {
-		h := header{kind: frameMessage, length: n, id: 1, tag: tag, total: uint64(n), eager: uint64(n)}
+		h := header{kind: frameAnnouncement, length: n, communicator: 1, tag: tag, total: uint64(n), eager: uint64(n)}
 		in, to, err := p.accept(p.lanes[0], &h)
 		require.NoError(t, err)
 		require.Len(t, to, n)
-		p.took(in, &h)
+		p.arrived(in, &h)
 	}
 	for i := range uint64(300) {
 		come(i, 8)
 		come(1000, long)
 		p.post(w, 1, posted{1, 1000, hostmem.Addr(into), long})
-		p.lent = (8 + messageBytes) * int(i+1) // its sender has the credit back
+		p.credit.used = (8 + messageBytes) * int(i+1) // its sender has the credit back
 	}
 	held := 0
-	for _, in := range w.boxes[1].early {
+	for _, in := range w.matchers[1].messages {
 		held += cap(*in.room)
 	}
-	assert.Len(t, w.boxes[1].early, 300)
+	assert.Len(t, w.matchers[1].messages, 300)
 	assert.LessOrEqual(t, held, 2*8*300)
 }
 
@@ -143,8 +143,8 @@ func TestBehindLongMessages(t *testing.T) {
 	}
 	p.send(w, 8, 9, hostmem.Addr(memory), 4)
 	var announced []uint64
-	for f := (sending{}); p.next(p.lanes[0], &f); p.sealed(&f) {
-		if f.header.kind == frameMessage {
+	for f := (outFrame{}); p.next(p.lanes[0], &f); p.sealed(&f) {
+		if f.header.kind == frameAnnouncement {
 			announced = append(announced, f.header.tag)
 		}
 	}
@@ -157,8 +157,8 @@ func TestAnnouncementsAreBounded(t *testing.T) {
 	const window, most = 1 << 20, 1 << 20 / messageBytes
 	p, w := newEarly(window)
 	announced := func() (n int) {
-		for f := (sending{}); p.next(p.lanes[0], &f); n++ {
-			assert.Equal(t, frameMessage, f.header.kind)
+		for f := (outFrame{}); p.next(p.lanes[0], &f); n++ {
+			assert.Equal(t, frameAnnouncement, f.header.kind)
 			p.sealed(&f)
 		}
 		return n
@@ -173,16 +173,16 @@ func TestAnnouncementsAreBounded(t *testing.T) {
 
 	p, w = newEarly(window)
 	come := func() error {
-		_, _, err := p.accept(p.lanes[0], &header{kind: frameMessage, id: 1, tag: 7})
+		_, _, err := p.accept(p.lanes[0], &header{kind: frameAnnouncement, communicator: 1, tag: 7})
 		return err
 	}
 	for range most {
 		require.NoError(t, come())
 	}
-	assert.Len(t, w.boxes[1].early, most)
+	assert.Len(t, w.matchers[1].messages, most)
 	require.ErrorContains(t, come(), "for which it has no credit")
 	assert.True(t, p.post(w, 1, posted{1, 7, 0, 0}), "the sender may wait for the credit")
-	var f sending
+	var f outFrame
 	require.True(t, p.next(p.lanes[0], &f))
 	assert.Equal(t, header{kind: frameBeat, credit: messageBytes}, f.header)
 	require.NoError(t, come())
@@ -191,26 +191,28 @@ func TestAnnouncementsAreBounded(t *testing.T) {
 // Any frame gives credit back, also a control message, and none gives back more than was taken.
 func TestCreditOfEveryFrame(t *testing.T) {
 	p, _ := newEarly(1 << 20)
-	p.credit, p.sent, p.leaving = 0, 1, true
+	p.credit.available = 0
+	p.outbox.announced = 1
+	p.state = leaving
 	come := func(h header) error {
 		p.lanes[0].secure = script{Reader: bytes.NewReader(frame(h, make([]byte, h.length)))}
-		return p.lanes[0].receive(0)
+		return p.lanes[0].readFrames(0)
 	}
-	for i, h := range []header{{kind: frameBeat}, {kind: frameControl, length: schedule.ControlBytes}, {kind: frameGrant, id: 1}, {kind: frameSeen}} {
+	for i, h := range []header{{kind: frameBeat}, {kind: frameControl, length: schedule.ControlBytes}, {kind: frameGrant, message: 1}, {kind: frameGoodbyeAck}} {
 		h.credit = 100
 		require.ErrorIs(t, come(h), io.EOF)
-		assert.Equal(t, 100*(i+1), p.credit)
+		assert.Equal(t, 100*(i+1), p.credit.available)
 	}
 	for _, credit := range []uint64{1<<20 - 399, math.MaxUint64} {
 		require.ErrorContains(t, come(header{kind: frameBeat, credit: credit}), "credit")
-		assert.Equal(t, 400, p.credit)
+		assert.Equal(t, 400, p.credit.available)
 	}
 }
 
 // A frame that no rank sends at its place is an error that says what is wrong with it, and changes nothing.
 func TestFramesAreChecked(t *testing.T) {
 	const n = 3 * chunkBytes
-	data := header{kind: frameData, id: 1, length: chunkBytes}
+	data := header{kind: framePart, message: 1, length: chunkBytes}
 	change := func(h header, f func(h *header)) header {
 		f(&h)
 		return h
@@ -221,33 +223,33 @@ func TestFramesAreChecked(t *testing.T) {
 		reason string
 	}{
 		"no kind":              {0, []header{{}}, "kind 0"},
-		"another kind":         {0, []header{{kind: frameSeen + 1}}, "kind 8"},
+		"another kind":         {0, []header{{kind: frameGoodbyeAck + 1}}, "kind 8"},
 		"a long frame":         {1, []header{change(data, func(h *header) { h.length = chunkBytes + 1 })}, "kind 2 with 131073 bytes"},
 		"a beat with bytes":    {0, []header{{kind: frameBeat, length: 1}}, "with 1 bytes"},
 		"a short control":      {0, []header{{kind: frameControl, length: schedule.ControlBytes - 1}}, "kind 4 with"},
 		"data on lane 0":       {0, []header{data}, "lane 0 of 2"},
-		"a message on lane 1":  {1, []header{{kind: frameMessage, id: 1}}, "lane 1 of 2"},
-		"a grant on lane 1":    {1, []header{{kind: frameGrant, id: 1}}, "lane 1 of 2"},
-		"a grant for nothing":  {0, []header{{kind: frameGrant, id: 1}}, "a grant for message 1"},
+		"a message on lane 1":  {1, []header{{kind: frameAnnouncement, communicator: 1}}, "lane 1 of 2"},
+		"a grant on lane 1":    {1, []header{{kind: frameGrant, message: 1}}, "lane 1 of 2"},
+		"a grant for nothing":  {0, []header{{kind: frameGrant, message: 1}}, "a grant for message 1"},
 		"a grant for number 0": {0, []header{{kind: frameGrant}}, "a grant for message 0"},
-		"an answer to nothing": {0, []header{{kind: frameSeen}}, "goodbye that nobody"},
-		"two goodbyes":         {1, []header{{kind: frameBye}, {kind: frameBye}}, "behind a goodbye"},
-		"data after a goodbye": {1, []header{{kind: frameBye}, data}, "behind a goodbye"},
-		"the offset":           {1, []header{change(data, func(h *header) { h.tag = 1 })}, "131072 bytes at 1 of"},
-		"the end":              {1, []header{change(data, func(h *header) { h.tag = n })}, "bytes at 393216 of"},
-		"an offset of a sign":  {1, []header{change(data, func(h *header) { h.tag = 1 << 63 })}, "of a message of 393216"},
+		"an answer to nothing": {0, []header{{kind: frameGoodbyeAck}}, "goodbye that nobody"},
+		"two goodbyes":         {1, []header{{kind: frameGoodbye}, {kind: frameGoodbye}}, "behind a goodbye"},
+		"data after a goodbye": {1, []header{{kind: frameGoodbye}, data}, "behind a goodbye"},
+		"the offset":           {1, []header{change(data, func(h *header) { h.offset = 1 })}, "131072 bytes at 1 of"},
+		"the end":              {1, []header{change(data, func(h *header) { h.offset = n })}, "bytes at 393216 of"},
+		"an offset of a sign":  {1, []header{change(data, func(h *header) { h.offset = 1 << 63 })}, "of a message of 393216"},
 		"no length":            {1, []header{change(data, func(h *header) { h.length = 0 })}, "kind 2 with 0 bytes"},
 		"a byte less":          {1, []header{change(data, func(h *header) { h.length-- })}, "131071 bytes at 0 of"},
 		"twice":                {1, []header{data, data}, "131072 bytes at 0 of a message of 393216 twice"},
-		"too much":             {0, []header{{kind: frameMessage, id: 1, total: 1 << 31}}, "for which it has no credit"},
-		"more early than all":  {0, []header{{kind: frameMessage, id: 1, total: 1, eager: 2}}, "for which it has no credit"},
+		"too much":             {0, []header{{kind: frameAnnouncement, communicator: 1, total: 1 << 31}}, "for which it has no credit"},
+		"more early than all":  {0, []header{{kind: frameAnnouncement, communicator: 1, total: 1, eager: 2}}, "for which it has no credit"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, w := newEarly(1 << 20)
 			p.lanes = append(p.lanes, &lane{pair: p, index: 1, link: newLink(script{}), secure: script{}, wake: make(chan struct{}, 1)})
 			into := make([]byte, n)
 			p.post(w, 1, posted{1, 0, hostmem.Addr(into), n})
-			_, _, err := p.accept(p.lanes[0], &header{kind: frameMessage, id: 1, total: n})
+			_, _, err := p.accept(p.lanes[0], &header{kind: frameAnnouncement, communicator: 1, total: n})
 			require.NoError(t, err)
 			var stream []byte
 			for _, h := range c.frames {
@@ -255,7 +257,7 @@ func TestFramesAreChecked(t *testing.T) {
 			}
 			l := p.lanes[c.lane]
 			l.secure = script{Reader: bytes.NewReader(stream)}
-			assert.ErrorContains(t, l.receive(0), c.reason)
+			assert.ErrorContains(t, l.readFrames(0), c.reason)
 			assert.Empty(t, w.done)
 		})
 	}
@@ -270,7 +272,7 @@ func TestPartsInAnyOrder(t *testing.T) {
 		p, w := newEarly(1 << 20)
 		into := make([]byte, total)
 		p.post(w, 1, posted{1, 0, hostmem.Addr(into), total})
-		_, _, err := p.accept(p.lanes[0], &header{kind: frameMessage, id: 1, total: total, eager: eager})
+		_, _, err := p.accept(p.lanes[0], &header{kind: frameAnnouncement, communicator: 1, total: total, eager: eager})
 		require.NoError(t, err)
 		random.Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
 		for i, offset := range parts {
@@ -279,9 +281,9 @@ func TestPartsInAnyOrder(t *testing.T) {
 			if offset < eager {
 				end = eager
 			}
-			h := header{kind: frameData, id: 1, tag: uint64(offset), length: min(chunkBytes, end-offset)}
+			h := header{kind: framePart, message: 1, offset: uint64(offset), length: min(chunkBytes, end-offset)}
 			p.lanes[0].secure = script{Reader: bytes.NewReader(frame(h, bytes.Repeat([]byte{1}, h.length)))}
-			require.ErrorIs(t, p.lanes[0].receive(0), io.EOF, "seed %d, part %d", seed, i)
+			require.ErrorIs(t, p.lanes[0].readFrames(0), io.EOF, "seed %d, part %d", seed, i)
 			if i < len(parts)-1 {
 				_, _, err := p.accept(p.lanes[0], &h)
 				require.ErrorContains(t, err, "twice", "seed %d, part %d", seed, i)

@@ -5,21 +5,28 @@ import (
 	"time"
 )
 
-// beat sends a sign of life if there was none since the last tick, and notices if none
-// came for so many ticks.
+// beat sends a sign of life if no frame was sent since the last tick, and closes the pair if
+// nothing has come for as many ticks as patience says. Called by node.beat.
 func (p *pair) beat(tick, patience int64) {
-	p.mu.Lock()
-	quiet := !p.spoke && !p.leaving && p.urgent.Empty() // what waits is a sign of life, once the other side takes it
-	if p.spoke = false; quiet {
-		p.urgent.Push(sending{header: header{kind: frameBeat}})
-	}
-	p.mu.Unlock()
-	if quiet {
+	if p.quiet() {
 		p.lanes[0].write(true)
 	}
-	if silent := tick - p.heard.Load(); silent >= patience {
+	if silent := tick - p.lastReceived.Load(); silent >= patience {
 		p.fail(fmt.Errorf("nothing has come from it for %v", time.Duration(silent)*p.node.tick))
 	}
+}
+
+// quiet queues a sign of life, and returns true, if no frame was sent since the last tick. A frame that
+// waits is a sign of life when the peer takes it, and a rank that leaves has said its last.
+func (p *pair) quiet() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	quiet := !p.active && !p.state.departing() && p.outbox.urgent.Empty()
+	p.active = false
+	if quiet {
+		p.outbox.urgent.Push(outFrame{header: header{kind: frameBeat}})
+	}
+	return quiet
 }
 
 // beat counts the ticks. A process that was stopped counts few, and does not take the others for

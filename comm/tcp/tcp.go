@@ -11,10 +11,10 @@
 // # What is sent when
 //
 // Data goes from a tensor's memory into TLS records, and from these into the memory of the
-// receive. A message whose receive is not there yet comes early as far as a window of memory for
-// its pair goes, 4 MiB unless the round trip is long, but for a sixteenth; the rest waits for its receive. Other
-// messages arrive meanwhile, up to one announcement for each 256 bytes of that sixteenth, or more where the window is not
-// full: the next one waits until one of these is received.
+// receive. A message whose receive is not posted yet comes early, as far as the window of its pair allows: 4 MiB
+// unless the round trip is long, but for a sixteenth. Its other bytes wait for the receive. Other messages arrive
+// meanwhile, up to one announcement for each 256 bytes of that sixteenth, or more where the window is not full: the
+// next one waits until one of these is received.
 //
 // # When ranks fail
 //
@@ -24,9 +24,11 @@
 //
 // # How it is written
 //
-// tcp.go makes communicators, connect.go their connections. A connection is a lane (link.go),
-// the lanes to one rank are a pair (pair.go), and all pairs a node (node.go). wire.go is a
-// communicator's part of them, on which comm/internal/schedule runs.
+// tcp.go makes communicators, connect.go and hello.go their connections. A connection is a lane (lane.go) that carries
+// frames (frame.go) over a socket (link.go). The lanes to one rank are a pair, whose states are in pair.go: messages
+// leave through its outbox and arrive in its inbox, within its credit. All pairs are a node (node.go). wire.go is a
+// communicator's part of them, on which comm/internal/schedule runs. locks.go has the order of the locks, timeouts.go
+// all times with their reasons.
 package tcp
 
 import (
@@ -57,15 +59,13 @@ import (
 // name is the name of this backend in errors.
 const name = "tcp"
 
-// DefaultSilence is how long a rank may be silent.
-const DefaultSilence = 10 * time.Second
-
 // Config is a rank's place in a world, and how it connects.
 type Config struct {
-	Rank, WorldSize int
+	Rank      int
+	WorldSize int
 	// TLS is of both sides of a connection, such as rendezvous.Job.TLS("comm/tcp"). Several ranks need it.
 	TLS *tls.Config
-	// World keeps worlds apart that share a store.
+	// World tells worlds apart that share a store.
 	World string
 	// Listen is the address, with a port or without one, that other ranks connect to. By
 	// default this rank listens on all interfaces and publishes their addresses.
@@ -91,43 +91,57 @@ const (
 
 // ReadEnv sets the fields for which the environment has variables. localRank is the number of this
 // rank on its machine. getenv is os.Getenv or a stand-in.
-func (c *Config) ReadEnv(getenv func(string) string, localRank int) (err error) {
-	read := func(variable string, set func(text string) error) {
-		if text := getenv(variable); text != "" && err == nil {
-			if err = set(text); err != nil {
-				err = fmt.Errorf("%s: %w: %s=%q: %w", name, comm.ErrArgument, variable, text, err)
+func (c *Config) ReadEnv(getenv func(string) string, localRank int) error {
+	for _, v := range []struct {
+		name string
+		set  func(text string) error
+	}{
+		{ListenVariable, func(text string) error { return c.readListen(text, localRank) }},
+		{AdvertiseVariable, func(text string) error {
+			c.Advertise = strings.Split(text, ",")
+			return nil
+		}},
+		{ConnectionsVariable, func(text string) error {
+			n, err := strconv.Atoi(text)
+			if err != nil || n < 1 {
+				return errors.New("want a number from 1 on")
 			}
+			c.Connections = n
+			return nil
+		}},
+		{SilenceVariable, func(text string) error {
+			d, err := time.ParseDuration(text)
+			if err != nil || d < time.Second {
+				return errors.New("want a time of at least 1s, such as 30s")
+			}
+			c.Silence = d
+			return nil
+		}},
+	} {
+		text := getenv(v.name)
+		if text == "" {
+			continue
+		}
+		if err := v.set(text); err != nil {
+			return fmt.Errorf("%s: %w: %s=%q: %w", name, comm.ErrArgument, v.name, text, err)
 		}
 	}
-	read(ListenVariable, func(text string) error {
-		c.Listen = text
-		host, port, err := net.SplitHostPort(text)
-		if err != nil || port == "0" {
-			return nil // the system chooses one
-		}
-		n, err := strconv.ParseUint(port, 10, 16)
-		c.Listen = net.JoinHostPort(host, strconv.Itoa(int(n)+localRank))
+	return nil
+}
+
+// readListen sets Listen. The ranks of a machine take the port, if there is one, and those behind it.
+func (c *Config) readListen(text string, localRank int) error {
+	c.Listen = text
+	host, port, err := net.SplitHostPort(text)
+	if err != nil || port == "0" {
+		return nil // the system chooses one
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
 		return err
-	})
-	read(AdvertiseVariable, func(text string) error {
-		c.Advertise = strings.Split(text, ",")
-		return nil
-	})
-	read(ConnectionsVariable, func(text string) error {
-		n, err := strconv.Atoi(text)
-		if c.Connections = n; err != nil || n < 1 {
-			return errors.New("want a number from 1 on")
-		}
-		return nil
-	})
-	read(SilenceVariable, func(text string) error {
-		d, err := time.ParseDuration(text)
-		if c.Silence = d; err != nil || d < time.Second {
-			return errors.New("want a time of at least 1s, such as 30s")
-		}
-		return nil
-	})
-	return err
+	}
+	c.Listen = net.JoinHostPort(host, strconv.Itoa(int(n)+localRank))
+	return nil
 }
 
 // key is where a rank publishes its addresses.
@@ -173,8 +187,8 @@ func fromJob(ctx context.Context, job rendezvous.Job) (comm.Communicator, error)
 }
 
 // New connects the ranks of a world, which publish their addresses in a store. It returns when
-// this rank is connected to all others, or ctx ends: then the error has a method MissingRanks() []int, of the ranks that
-// this one was never connected to. The store is not needed after that.
+// this rank is connected to all others, or ctx ends. Then the error has a method MissingRanks() []int, of the
+// ranks that this one was never connected to. The store is not needed after that.
 func New(ctx context.Context, kv store.Store, c Config) (comm.Communicator, error) {
 	n, err := newNode(ctx, kv, c)
 	if err != nil {
@@ -188,9 +202,14 @@ func newNode(ctx context.Context, kv store.Store, c Config) (*node, error) {
 	if c.Silence == 0 {
 		c.Silence = DefaultSilence
 	}
-	const beats = 10 // in the time of silence
-	n := &node{rank: c.Rank, size: c.WorldSize, tick: c.Silence / beats, patience: beats,
-		stop: make(chan struct{}), wires: map[uint64]*wire{}}
+	n := &node{
+		rank:     c.Rank,
+		size:     c.WorldSize,
+		tick:     c.Silence / beats,
+		patience: beats,
+		stop:     make(chan struct{}),
+		wires:    map[uint64]*wire{},
+	}
 	if c.WorldSize < 1 || c.Rank < 0 || c.Rank >= c.WorldSize || c.Silence < time.Second {
 		return nil, c.fail(fmt.Errorf("%w: rank %d of %d, silence %v", comm.ErrArgument, c.Rank, c.WorldSize, c.Silence))
 	}
@@ -221,12 +240,13 @@ func (n *node) form(ctx context.Context, kv store.Store, c Config) (comm.Communi
 	}
 	n.start()
 	n.hosts, err = world.e.exchange(ctx, hostWords())
-	if kv != nil { // which nobody needs, as all ranks are here
-		kv.Drop(c.key(c.Rank))
+	if kv != nil {
+		kv.Drop(c.key(c.Rank)) // all ranks are here, so that nobody needs it
 	}
-	if world.e.Near = n.near(all); err != nil {
+	if err != nil {
 		return nil, c.fail(errors.Join(err, world.Close()))
 	}
+	world.e.Near = n.near(all)
 	return world, nil
 }
 
@@ -247,7 +267,8 @@ func (c *communicator) CheckDevice(d runtime.Device) error {
 	if d.Kind == runtime.CPU {
 		return nil
 	}
-	return c.e.Check.Unreachable(d, "tcp sends the host's memory; stage through it (comm/staged), or use the nccl backend")
+	const advice = "tcp sends the host's memory; stage through it (comm/staged), or use the nccl backend"
+	return c.e.Check.Unreachable(d, advice)
 }
 
 // endpoint is the [backend.Backend].
@@ -299,18 +320,18 @@ func (e *endpoint) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, er
 
 // split makes a sub-communicator. Its number is the one that its rank 0 proposes. Behind the second barrier all
 // ranks have it, so that no message comes too early.
-func (e *endpoint) split(ctx context.Context, mine comm.Wait) (*communicator, error) {
-	if err := e.Barrier(ctx, mine.Op, true); err != nil {
+func (e *endpoint) split(ctx context.Context, wait comm.Wait) (*communicator, error) {
+	if err := e.Barrier(ctx, wait.Op, true); err != nil {
 		return nil, err
 	}
 	n := e.wire.node
-	all, err := e.exchange(ctx, words{int64(mine.Color), int64(mine.Key), int64(n.propose())})
+	all, err := e.exchange(ctx, words{int64(wait.Color), int64(wait.Key), int64(n.propose())})
 	if err != nil {
 		return nil, err
 	}
 	splits := make([]comm.Wait, len(all))
 	for r, v := range all {
-		splits[r] = comm.Wait{Op: mine.Op, Color: int(v[0]), Key: int(v[1])}
+		splits[r] = comm.Wait{Op: wait.Op, Color: int(v[0]), Key: int(v[1])}
 	}
 	var child *communicator
 	for _, group := range backend.SplitGroups(splits) {
@@ -326,7 +347,7 @@ func (e *endpoint) split(ctx context.Context, mine comm.Wait) (*communicator, er
 			return nil, err
 		}
 	}
-	return child, e.Barrier(ctx, mine.Op, false)
+	return child, e.Barrier(ctx, wait.Op, false)
 }
 
 // subCommunicator makes a communicator with a number that its first rank has proposed.
@@ -345,8 +366,8 @@ func (n *node) subCommunicator(number uint64, rank int, ranks []int) (*communica
 type words [3]int64
 
 // exchange returns what each rank passes.
-func (e *endpoint) exchange(ctx context.Context, mine words) ([]words, error) {
-	const bytes = len(mine) * 8
+func (e *endpoint) exchange(ctx context.Context, w words) ([]words, error) {
+	const bytes = len(w) * 8
 	size := e.Check.WorldSize
 	memory, err := host.Allocate((1 + size) * bytes)
 	if err != nil {
@@ -354,8 +375,9 @@ func (e *endpoint) exchange(ctx context.Context, mine words) ([]words, error) {
 	}
 	defer host.Deallocate(memory) //nolint:errcheck // it is there
 	values := hostmem.Slice[words](memory, 1+size)
-	values[0] = mine
-	if err := e.SetUp(ctx, comm.AllGatherCall(memory, memory+uintptr(bytes), len(mine), dtype.I64)); err != nil {
+	values[0] = w
+	gather := comm.AllGatherCall(memory, memory+uintptr(bytes), len(w), dtype.I64)
+	if err := e.SetUp(ctx, gather); err != nil {
 		if e.Life.Broken() != nil {
 			e.wire.Abandon()
 		}

@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"bytes"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,42 +11,56 @@ import (
 
 // wire is a communicator's part of the connections: the [schedule.Wire] of its engine.
 type wire struct {
-	node   *node
-	engine *schedule.Engine
-	id     uint64 // number, the same on all ranks
-	rank   int
-	pairs  []*pair       // by rank
-	place  []int32       // rank of the communicator, by rank of the world; -1 for those outside
-	boxes  []box         // by rank, each guarded by its pair
-	wakes  chan struct{} // who waits
-	drives chan struct{} // who drives the engine while nobody waits
-	closed chan struct{}
+	node     *node
+	engine   *schedule.Engine
+	id       uint64 // number, the same on all ranks
+	rank     int
+	pairs    []*pair       // by rank
+	place    []int32       // rank of the communicator, by rank of the world; -1 for those outside
+	matchers []matcher     // by rank, each guarded by its pair's mu
+	awaits   chan struct{} // gets a value when a wait may have something to do
+	drives   chan struct{} // the same for drive, while nobody waits
+	closed   chan struct{} // closed when the communicator is
 
-	waiting atomic.Int32 // goroutines in Await
-	untold  atomic.Int32 // control messages that are not sent
-	timers  sync.Pool
+	waiting        atomic.Int32 // goroutines in Await
+	unsentControls atomic.Int32 // control messages that no lane has sealed
+	timers         sync.Pool
 
 	// Of the holder of the engine's lock.
-	dirty []*pair // to which messages were posted that nobody has begun to send
-	small int     // bytes of these
+	unflushed      []*pair // for which something was posted that nobody has begun to send
+	unflushedBytes int
 
-	mu    sync.Mutex
-	done  []schedule.Done
-	heard []mail // by rank
+	mu        sync.Mutex
+	done      []schedule.Done // since the last Poll; guarded by mu
+	mailboxes []mailbox       // by rank; guarded by mu
 }
 
-// mail is what has come of control messages.
-type mail struct{ report, last []byte }
+// mailbox has the control messages of a rank that the engine has not heard: nil for none.
+type mailbox struct {
+	report []byte // the latest status report
+	last   []byte // the rank's last message
+}
 
 func (n *node) newWire(id uint64, rank int, ranks []int) *wire {
-	w := &wire{node: n, id: id, rank: rank, pairs: make([]*pair, len(ranks)), place: make([]int32, n.size), boxes: make([]box, len(ranks)),
-		wakes: make(chan struct{}, 1), drives: make(chan struct{}, 1), closed: make(chan struct{}), heard: make([]mail, len(ranks))}
+	w := &wire{
+		node:      n,
+		id:        id,
+		rank:      rank,
+		pairs:     make([]*pair, len(ranks)),
+		place:     make([]int32, n.size),
+		matchers:  make([]matcher, len(ranks)),
+		awaits:    make(chan struct{}, 1),
+		drives:    make(chan struct{}, 1),
+		closed:    make(chan struct{}),
+		mailboxes: make([]mailbox, len(ranks)),
+	}
 	w.timers.New = func() any { return time.NewTimer(time.Hour) }
 	for i := range w.place {
 		w.place[i] = -1
 	}
 	for r, world := range ranks {
-		w.pairs[r], w.place[world] = n.pairs[world], int32(r)
+		w.pairs[r] = n.pairs[world]
+		w.place[world] = int32(r)
 	}
 	return w
 }
@@ -62,44 +77,52 @@ func (w *wire) drive() {
 	}
 }
 
-// Post implements [schedule.Wire].
-func (w *wire) Post(id int, m *schedule.Message) {
-	p, tag := w.pairs[m.Peer], m.Tag<<1
+// wireTag is the tag of a message: users and the engine have half of the tags each.
+func wireTag(m *schedule.Message) uint64 {
+	tag := m.Tag << 1
 	if m.User {
 		tag |= 1
 	}
-	if m.Receive {
-		if p.post(w, m.Peer, posted{id, tag, m.Address, m.Bytes}) {
-			w.soil(p, 0)
-		}
-		return
-	}
-	p.send(w, id, tag, m.Address, m.Bytes)
-	w.soil(p, m.Bytes)
+	return tag
 }
 
-// soil notes that something waits to be sent.
-func (w *wire) soil(p *pair, bytes int) {
+// Post implements [schedule.Wire].
+func (w *wire) Post(id int, m *schedule.Message) {
+	p := w.pairs[m.Peer]
+	tag := wireTag(m)
+	if !m.Receive {
+		p.send(w, id, tag, m.Address, m.Bytes)
+		w.flushLater(p, m.Bytes)
+		return
+	}
+	if p.post(w, m.Peer, posted{id, tag, m.Address, m.Bytes}) {
+		w.flushLater(p, 0)
+	}
+}
+
+// flushLater notes that a pair has something to send. Called by Post, with the engine's lock held.
+func (w *wire) flushLater(p *pair, bytes int) {
 	if len(p.lanes) > 0 {
-		w.dirty = append(w.dirty, p)
-		w.small += bytes
+		w.unflushed = append(w.unflushed, p)
+		w.unflushedBytes += bytes
 	}
 }
 
 // Flush implements [schedule.Wire]. What is short is sent here.
 func (w *wire) Flush() error {
-	for i, p := range w.dirty {
-		if i > 0 && w.dirty[i-1] == p {
+	for i, p := range w.unflushed {
+		if i > 0 && w.unflushed[i-1] == p {
 			continue
 		}
-		if w.small <= inlineBytes {
+		if w.unflushedBytes <= inlineBytes {
 			p.lanes[0].write(true)
 		} else {
-			p.lanes[0].rouse()
+			p.lanes[0].wakeWriter()
 		}
 	}
-	clear(w.dirty)
-	w.dirty, w.small = w.dirty[:0], 0
+	clear(w.unflushed)
+	w.unflushed = w.unflushed[:0]
+	w.unflushedBytes = 0
 	return nil
 }
 
@@ -115,8 +138,8 @@ func (w *wire) Poll(done []schedule.Done, _ schedule.Hint) ([]schedule.Done, err
 
 // Abandon implements [schedule.Wire].
 func (w *wire) Abandon() int {
-	for from, p := range w.pairs {
-		p.forget(w, from)
+	for source, p := range w.pairs {
+		p.forget(w, source)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -127,26 +150,35 @@ func (w *wire) Abandon() int {
 // Tell implements [schedule.Wire].
 func (w *wire) Tell(rank int, report bool, message []byte) bool {
 	p := w.pairs[rank]
+	if !p.tell(w, report, message) {
+		return false
+	}
+	p.lanes[0].write(true)
+	return true
+}
+
+// tell queues a control message, unless the peer cannot be reached any more. Called by wire.Tell, with the
+// engine's lock held.
+func (p *pair) tell(w *wire, report bool, message []byte) bool {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	taken := p.gone == nil
 	if taken {
-		w.untold.Add(1)
-		p.urgent.Push(sending{header: header{kind: frameControl, id: w.id, report: report}, payload: append([]byte(nil), message...), wire: w})
-	}
-	p.mu.Unlock()
-	if taken {
-		p.lanes[0].write(true)
+		w.unsentControls.Add(1)
+		h := header{kind: frameControl, communicator: w.id, report: report}
+		p.outbox.urgent.Push(outFrame{header: h, payload: bytes.Clone(message), wire: w})
 	}
 	return taken
 }
 
 // Told implements [schedule.Wire].
-func (w *wire) Told() (bool, error) { return w.untold.Load() == 0, nil }
+func (w *wire) Told() (bool, error) { return w.unsentControls.Load() == 0, nil }
 
-// hear keeps a control message.
-func (w *wire) hear(from int, report bool, message []byte) {
+// keepControl keeps a control message until the engine hears it. Called by pair.control, without locks.
+func (w *wire) keepControl(source int, report bool, message []byte) {
 	w.mu.Lock()
-	if m := &w.heard[from]; report {
+	m := &w.mailboxes[source]
+	if report {
 		m.report = message
 	} else {
 		m.last = message
@@ -159,12 +191,14 @@ func (w *wire) hear(from int, report bool, message []byte) {
 func (w *wire) Hear(rank int) (message []byte, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	m := &w.heard[rank]
-	if message = m.report; message != nil {
+	m := &w.mailboxes[rank]
+	if m.report != nil {
+		message = m.report
 		m.report = nil
-	} else {
-		message, m.last = m.last, nil
+		return message, nil
 	}
+	message = m.last
+	m.last = nil
 	return message, nil
 }
 
@@ -174,18 +208,21 @@ func (w *wire) Gone(rank int) error {
 	p.mu.Lock()
 	gone := p.gone
 	p.mu.Unlock()
-	for i := 0; gone != nil && i < len(p.lanes); i++ {
-		pass(&p.lanes[i].sealing) // what was sent is noted
+	if gone == nil {
+		return nil
+	}
+	for _, l := range p.lanes {
+		awaitUnlock(&l.sealing) // what was sent is noted
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if m := w.heard[rank]; len(w.done) > 0 || m.report != nil || m.last != nil {
+	if m := w.mailboxes[rank]; len(w.done) > 0 || m.report != nil || m.last != nil {
 		return nil // not yet
 	}
 	return gone
 }
 
-// complete notes a message that is done.
+// complete notes a message that is done. Called by the outbox and the inbox, with pair.mu held.
 func (w *wire) complete(id, bytes int) {
 	w.mu.Lock()
 	w.done = append(w.done, schedule.Done{ID: id, Bytes: bytes})
@@ -193,11 +230,11 @@ func (w *wire) complete(id, bytes int) {
 	w.signal()
 }
 
-// signal says that something has come: to who waits, otherwise to who drives.
+// signal says that something has come: to a wait, and to drive while nobody waits.
 func (w *wire) signal() {
-	poke(w.wakes)
+	notify(w.awaits)
 	if w.waiting.Load() == 0 {
-		poke(w.drives)
+		notify(w.drives)
 	}
 }
 
@@ -209,7 +246,7 @@ func (w *wire) Await(d time.Duration) {
 	timer := w.timers.Get().(*time.Timer)
 	timer.Reset(d)
 	select {
-	case <-w.wakes:
+	case <-w.awaits:
 	case <-timer.C:
 	}
 	timer.Stop()

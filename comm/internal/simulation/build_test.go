@@ -34,8 +34,8 @@ import (
 
 // simulated are the packages in which all goroutines go from point to point.
 var simulated = []string{
-	"comm", "comm/backend", "comm/checked", "comm/internal/peers", "comm/internal/schedule", "comm/internal/trees", "comm/local", "comm/record", "comm/rendezvous",
-	"comm/store", "comm/tcp", "internal/poll", "internal/tally",
+	"comm", "comm/backend", "comm/checked", "comm/internal/peers", "comm/internal/schedule", "comm/internal/trees", "comm/local",
+	"comm/record", "comm/rendezvous", "comm/store", "comm/tcp", "internal/gate", "internal/poll", "internal/tally",
 	"distributed", "distributed/internal/base", "distributed/sparse", "distributed/ddp", "distributed/outer", "distributed/elastic",
 }
 
@@ -60,7 +60,7 @@ var adaptations = []change{
 // Copies take time.
 var slow = []change{
 	{"comm/local/message.go", "hostops.Copy(to.recv", scheduler + ".Linger(); hostops.Copy(to.recv"},
-	{"comm/tcp/link.go", "into[0] = l.head[0]", scheduler + ".Linger(); into[0] = l.head[0]"},
+	{"comm/tcp/lane.go", "memory[0] = l.head[0]", scheduler + ".Linger(); memory[0] = l.head[0]"},
 }
 
 // Of several cases that are ready, and of the entries of a map, the runtime takes any. The rest makes a point cheaper.

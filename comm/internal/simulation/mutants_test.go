@@ -31,8 +31,8 @@ const (
 	driverFile, lifeFile                            = "comm/local/driver.go", "comm/backend/life.go"
 	engineFile, controlFile, stallFile              = "comm/internal/schedule/engine.go", "comm/internal/schedule/control.go", "comm/internal/schedule/stall.go"
 	waitFile, driveFile, submitFile                 = "comm/internal/schedule/wait.go", "comm/internal/schedule/drive.go", "comm/internal/schedule/submit.go"
-	pairFile, nodeFile, wireFile, linkFile          = "comm/tcp/pair.go", "comm/tcp/node.go", "comm/tcp/wire.go", "comm/tcp/link.go"
-	connectFile                                     = "comm/tcp/connect.go"
+	pairFile, inboxFile, nodeFile, laneFile         = "comm/tcp/pair.go", "comm/tcp/inbox.go", "comm/tcp/node.go", "comm/tcp/lane.go"
+	wireFile, connectFile                           = "comm/tcp/wire.go", "comm/tcp/connect.go"
 	stateFile, serverFile, clientFile               = "comm/store/state.go", "comm/store/server.go", "comm/store/client.go"
 	peersFile                                       = "comm/internal/peers/peers.go"
 )
@@ -49,7 +49,7 @@ var mutants = []mutant{
 	{"a rank that aborts because of another one tells nobody", "tcp", change{engineFile, "\te.notifyFailure(&comm.OpError{Op: op.String(), Err: err})\n\t}\n\treturn err", "\tif _, ok := err.(*peerFailure); ok {\n\t\t\te.notified = true\n\t\t}\n\t\te.notifyFailure(&comm.OpError{Op: op.String(), Err: err})\n\t}\n\treturn err"}, ""},
 	{"a rank waits for one that is gone and called something else", "schedule", change{stallFile, "!alone && e.wire.Gone(src) != nil", "false"}, ""},
 	{"control messages are sent to a rank that is lost", "tcp", change{wireFile, "taken := p.gone == nil", "taken := true"}, "nobody asks whether they were sent; they take memory until the connections close"},
-	{"a lane counts as joined before its hello is answered", "tcp", change{connectFile, "\tif accepts {\n\t\tif _, err := conn.Write([]byte{byte(welcome)}); err != nil {\n\t\t\treturn nil\n\t\t}\n\t}\n\tl := newLane(p, int(h.Lane), conn)\n\tp.lanes[h.Lane] = l\n\tpoke(k.changed)\n\treturn l", "\tl := newLane(p, int(h.Lane), conn)\n\tp.lanes[h.Lane] = l\n\tpoke(k.changed)\n\tk.mu.Unlock()\n\tdefer k.mu.Lock()\n\tif accepts {\n\t\t_, _ = conn.Write([]byte{byte(welcome)})\n\t}\n\treturn l"}, ""},
+	{"a lane counts as joined before its hello is answered", "tcp", change{connectFile, "\tif accepts {\n\t\tif _, err := conn.Write([]byte{byte(welcome)}); err != nil {\n\t\t\treturn nil\n\t\t}\n\t}\n\tl := newLane(p, int(h.Lane), conn)\n\tp.lanes[h.Lane] = l\n\tnotify(k.changed)\n\treturn l", "\tl := newLane(p, int(h.Lane), conn)\n\tp.lanes[h.Lane] = l\n\tnotify(k.changed)\n\tk.mu.Unlock()\n\tdefer k.mu.Lock()\n\tif accepts {\n\t\t_, _ = conn.Write([]byte{byte(welcome)})\n\t}\n\treturn l"}, ""},
 	{"a sub-communicator that comes with an error stays open", "tcp", change{"comm/backend/base.go", "_ = comm.CloseAll(child, err) // its other ranks may have theirs", ""}, ""},
 	{"memory is written after a communicator was closed", "schedule", change{engineFile, "if touched == 0 || ctx.Err() != nil {", "if true {"}, ""},
 	{"Close returns nil after a drain that failed", "tcp", change{lifeFile, "l.Fail(err)\n\t\terr = l.Cause()", "l.Fail(err)\n\t\terr = nil"}, ""},
@@ -103,21 +103,21 @@ var mutants = []mutant{
 
 	// comm/tcp.
 	{"a rank leaves before its goodbye is seen", "tcp", change{nodeFile, "if len(p.lanes) > 0 {\n\t\t\tselect {", "if false {\n\t\t\tselect {"}, ""},
-	{"who leaves is not told that its goodbye was seen", "tcp", change{pairFile, "\t\tpoke(p.seen)\n", ""}, ""},
-	{"goodbyes are not confirmed", "tcp", change{pairFile, "p.urgent.Push(sending{header: header{kind: frameSeen}})", ""}, ""},
+	{"who leaves is not told that its goodbye was seen", "tcp", change{pairFile, "\t\tnotify(p.acknowledged)\n", ""}, ""},
+	{"goodbyes are not confirmed", "tcp", change{pairFile, "p.outbox.urgent.Push(outFrame{header: header{kind: frameGoodbyeAck}})", ""}, ""},
 	{"the end of a connection is told to nobody", "tcp", change{pairFile, "go p.node.signal() // not with mu held", ""}, "waits look every millisecond, and Close drains"},
 	{"messages that are done are told to nobody", "tcp", change{wireFile, "w.done = append(w.done, schedule.Done{ID: id, Bytes: bytes})\n\tw.mu.Unlock()\n\tw.signal()", "w.done = append(w.done, schedule.Done{ID: id, Bytes: bytes})\n\tw.mu.Unlock()"}, "waits look every millisecond: what they wait for is later by that"},
-	{"grants are not sent", "tcp", change{pairFile, "p.urgent.Push(sending{header: header{kind: frameGrant, id: in.number}})", ""}, ""},
-	{"credit is not given back", "comm/tcp", change{pairFile, "p.credit += int(h.credit)", ""}, ""},
+	{"grants are not sent", "tcp", change{inboxFile, "p.outbox.urgent.Push(outFrame{header: header{kind: frameGrant, message: in.number}})", ""}, ""},
+	{"credit is not given back", "comm/tcp", change{"comm/tcp/credit.go", "c.available += int(bytes)", ""}, ""},
 	{"silence is not noticed", "tcp", change{"comm/tcp/silence.go", "silent >= patience {", "silent < 0 {"}, ""},
-	{"no signs of life", "tcp", change{"comm/tcp/silence.go", "quiet := !p.spoke && !p.leaving", "quiet := false"}, ""},
-	{"a dropped message is received into its memory", "tcp", change{linkFile, "if in != nil && !in.dropped.Load() {", "if in != nil {"}, ""},
-	{"an abort does not wait for who writes to memory", "tcp", change{pairFile, "\t\tpass(&l.touching)\n", ""}, ""},
-	{"a rank is gone before its messages are taken", "tcp", change{wireFile, "if m := w.heard[rank]; len(w.done) > 0 || m.report != nil || m.last != nil {", "if false {"}, ""},
-	{"the parts of a message that was granted are left to nobody", "tcp", change{pairFile, "\t\t\t\tp.flow.Push(o)\n\t\t\t\tp.rouse()\n\t\t\t}\n\t\t\to.allowed", "\t\t\t\tp.flow.Push(o)\n\t\t\t}\n\t\t\to.allowed"}, ""},
+	{"no signs of life", "tcp", change{"comm/tcp/silence.go", "quiet := !p.active && !p.state.departing()", "quiet := false"}, ""},
+	{"a dropped message is received into its memory", "tcp", change{laneFile, "if in != nil && !in.dropped.Load() {", "if in != nil {"}, ""},
+	{"an abort does not wait for who writes to memory", "tcp", change{pairFile, "\t\tawaitUnlock(&l.filling)\n", ""}, ""},
+	{"a rank is gone before its messages are taken", "tcp", change{wireFile, "if m := w.mailboxes[rank]; len(w.done) > 0 || m.report != nil || m.last != nil {", "if false {"}, ""},
+	{"the parts of a message that was granted are left to nobody", "tcp", change{pairFile, "if ready {", "if ready && false {"}, ""},
 	{"the numbers of communicators come again", "trees", change{nodeFile, "n.proposals.Add(1)*uint64(n.size)", "(n.proposals.Add(1)%8+1)*uint64(n.size)"}, ""},
-	{"parts overtake their announcement", "tcp", change{pairFile, "for h.id > p.received && p.gone == nil && len(p.lanes) > 1 {", "for false {"}, ""},
-	{"lanes of an attempt before count", "comm/tcp", change{connectFile, "k.over || h.Attempt < p.attempt || len(p.lanes) != int(h.Lanes)", "k.over || len(p.lanes) != int(h.Lanes)"}, ""},
+	{"parts overtake their announcement", "tcp", change{pairFile, "for message > p.inbox.announced && p.gone == nil && len(p.lanes) > 1 {", "for false {"}, ""},
+	{"lanes of an attempt before count", "comm/tcp", change{connectFile, "k.done || h.Attempt < p.attempt || len(p.lanes) != int(h.Lanes)", "k.done || len(p.lanes) != int(h.Lanes)"}, ""},
 
 	// comm/store.
 	{"a key that is set is told to nobody", "store", change{stateFile, "replies = append(replies, reply{To: w.session, ID: w.id, Entries: now})", ""}, ""},

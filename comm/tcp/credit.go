@@ -1,0 +1,65 @@
+package tcp
+
+import "fmt"
+
+// credit bounds the memory for messages that come before their receives, in both directions of a pair.
+// A rank spends credit when it announces a message, and gets it back when the receiver needs no memory
+// for it any more. Frames carry what is returned. The pair's mu guards it.
+type credit struct {
+	window    int // bytes of early messages at a time in each direction; 0 until the pair is connected
+	available int // bytes that this rank may send early
+	used      int // bytes of this rank's memory that the peer has spent, and that are not returned
+	freed     int // of these, bytes that are free again and to be returned
+}
+
+// messageBytes is the credit of an announcement beside that of its eager part, so that messages without
+// data are bounded as well.
+const messageBytes = 256
+
+// newCredit returns the credit of a pair that has sent nothing.
+func newCredit(window int) credit { return credit{window: window, available: window} }
+
+// spend takes the credit for an announcement, and returns how many bytes of the message may come early.
+// ok is false where there is no credit for an announcement.
+func (c *credit) spend(total int) (eager int, ok bool) {
+	if c.available < messageBytes {
+		return 0, false
+	}
+	// A sixteenth is left for the announcements of others, of which one may be received first.
+	eager = min(total, max(0, c.available-messageBytes-c.window/16))
+	c.available -= messageBytes + eager
+	return eager, true
+}
+
+// restore adds the credit that a frame of the peer returns.
+func (c *credit) restore(bytes uint64) error {
+	spent := c.window - c.available
+	if bytes > uint64(spent) {
+		return fmt.Errorf("a credit of %d bytes, of which it has %d", bytes, spent)
+	}
+	c.available += int(bytes)
+	return nil
+}
+
+// covers reports whether the peer has the credit for an announcement.
+func (c *credit) covers(eager int) bool { return messageBytes+eager <= c.window-c.used }
+
+// charge notes an announcement of the peer, which has the credit for it.
+func (c *credit) charge(eager int) { c.used += messageBytes + eager }
+
+// free notes that an announcement of the peer needs no memory any more.
+func (c *credit) free(eager int) { c.freed += messageBytes + eager }
+
+// due reports whether the peer needs its credit back now: a fourth of the window, or anything if it has
+// none to announce a message.
+func (c *credit) due() bool {
+	return c.freed > 0 && (c.freed >= c.window/4 || c.window-c.used < messageBytes)
+}
+
+// collect returns the credit that the next frame returns to the peer.
+func (c *credit) collect() uint64 {
+	bytes := c.freed
+	c.used -= bytes
+	c.freed = 0
+	return uint64(bytes)
+}

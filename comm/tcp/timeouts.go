@@ -1,0 +1,38 @@
+package tcp
+
+import "time"
+
+// DefaultSilence is how long a rank may be silent: a process that is swapped out, or stopped for a snapshot, is
+// back within some seconds, and a user waits no longer for the news that one is lost.
+const DefaultSilence = 10 * time.Second
+
+// beats is the number of signs of life in [Config.Silence]: some may be late or lost.
+const beats = 10
+
+const (
+	// greetTime bounds how long a connection may take to say who it is: some round trips, beside
+	// 1 + 2 + 4 s of repeated packets.
+	greetTime = 10 * time.Second
+	// answerTime bounds how long the dialing side waits for verdicts: longer than the other side does, which has
+	// a lane before it says welcome.
+	answerTime = 2 * greetTime
+	// dialTime bounds how long one address may take to answer, as others may be right: a packet is repeated once.
+	dialTime = 3 * time.Second
+	// retryTime is the pause between two attempts to connect.
+	retryTime = 100 * time.Millisecond
+)
+
+// stuck, or three times [Config.Silence], is how long nothing of what was sent on a connection may be acknowledged by
+// the other side's kernel. Signs of life go over the first of a pair's connections. Another one that carries nothing
+// any more is not to hold the ranks up until the kernel's last retransmission, some 15 minutes later. One that starves
+// beside others on a slow link, or loses five packets in a row, gets through before that.
+var stuck = time.Minute
+
+// stuckTime is how long a connection of a node may be stuck.
+func (n *node) stuckTime() time.Duration {
+	silence := time.Duration(n.patience) * n.tick
+	return max(stuck, 3*silence)
+}
+
+// Waits of the engine, and the ends of contexts, are bounded by the program. Close waits for the peers as long as
+// backend.HostTimeout, Abort as long as backend.AbortTimeout.
