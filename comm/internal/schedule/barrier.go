@@ -19,7 +19,8 @@ func (e *Engine) Barrier(ctx context.Context, op comm.Op, first bool) error {
 		return err
 	}
 	e.mu.Lock()
-	err, number := e.Life.Err(), e.log.calls
+	err := e.Life.Err()
+	number := e.log.calls
 	if err == nil {
 		e.plan(&comm.Call{Op: op}, first)
 		err = e.launch()
@@ -41,7 +42,8 @@ func (e *Engine) Barrier(ctx context.Context, op comm.Op, first bool) error {
 func (p planner) barrier() {
 	o := p.op(stepBarrier)
 	if p.segment.fits(0) {
-		o.Step, o.shared = stepSharedBarrier, true
+		o.Step = stepSharedBarrier
+		o.round.active = true
 	}
 	p.add(o)
 }
@@ -53,7 +55,8 @@ func stepBarrier(e *Engine, o *Op) bool {
 	if o.phase == tagPhases*rounds {
 		return true
 	}
-	tag, distance := o.tag+uint64(o.phase/rounds), 1<<(o.phase%rounds)
+	tag := o.tag + uint64(o.phase/rounds)
+	distance := 1 << (o.phase % rounds)
 	e.recvBytes(o, tag, 0, 0, (e.rank+e.size-distance)%e.size)
 	e.sendBytes(o, tag, 0, 0, (e.rank+distance)%e.size)
 	return false

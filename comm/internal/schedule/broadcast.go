@@ -53,11 +53,12 @@ func (p planner) scatterAndGather(bytes int) {
 // plus every lower power of two. Each rank sends an empty message to the one it
 // receives from: a rank that alone takes itself for the root waits for these.
 func stepTree(e *Engine, o *Op) bool {
-	bytes, root := o.count*o.dt.Size(), int(o.peer)
+	bytes := o.count * o.dt.Size()
+	root := int(o.peer)
 	place := (e.rank - root + e.size) % e.size
-	below := place & -place
+	branch := place & -place
 	if place == 0 {
-		for below = 1; below < e.size; below *= 2 {
+		for branch = 1; branch < e.size; branch *= 2 {
 		}
 	}
 	switch o.phase {
@@ -65,11 +66,11 @@ func stepTree(e *Engine, o *Op) bool {
 		if place == 0 {
 			return false
 		}
-		from := (place - below + root) % e.size
+		from := (place - branch + root) % e.size
 		e.sendBytes(o, o.tag+1, 0, 0, from)
 		e.recvBytes(o, o.tag, o.recv, bytes, from)
 	case 1:
-		for step := below / 2; step > 0; step /= 2 {
+		for step := branch / 2; step > 0; step /= 2 {
 			if place+step < e.size {
 				to := (place + step + root) % e.size
 				e.sendBytes(o, o.tag, o.recv, bytes, to)

@@ -58,8 +58,8 @@ func (l *callLog) knows(number uint64) bool {
 	return number < l.calls && number+remembered >= l.calls
 }
 
-// at returns the call with that number, which the log knows.
-func (l *callLog) at(number uint64) *loggedCall { return &l.recent[number%remembered] }
+// call returns the call with that number, which the log knows.
+func (l *callLog) call(number uint64) *loggedCall { return &l.recent[number%remembered] }
 
 // Internal tags are made of the number of an operation (modulo tagWindow), the
 // half of it that a message belongs to, and as many bits of the fingerprint as
@@ -81,15 +81,18 @@ func (e *Engine) tag(seq uint64) uint64 {
 }
 
 // disagreement is the error that names the calls of two ranks.
-func (e *Engine) disagreement(other int, theirs, ours *loggedCall) error {
-	number := ours.sequence
-	a, b := e.rank, other
+func (e *Engine) disagreement(peer int, peerCall, call *loggedCall) error {
+	number := call.sequence
+	a, b := e.rank, peer
+	callA, callB := call.String(), peerCall.String()
 	if b < a {
-		a, b, ours, theirs = b, a, theirs, ours
+		a, b = b, a
+		callA, callB = callB, callA
 	}
-	first, second := ours.String(), theirs.String()
-	if first == second {
-		return fmt.Errorf("%w: ranks %d and %d called %s with different counts (collective #%d)", comm.ErrMismatch, a, b, first, number)
+	if callA == callB {
+		return fmt.Errorf("%w: ranks %d and %d called %s with different counts (collective #%d)",
+			comm.ErrMismatch, a, b, callA, number)
 	}
-	return fmt.Errorf("%w: rank %d called %s, rank %d called %s (collective #%d)", comm.ErrMismatch, a, first, b, second, number)
+	return fmt.Errorf("%w: rank %d called %s, rank %d called %s (collective #%d)",
+		comm.ErrMismatch, a, callA, b, callB, number)
 }

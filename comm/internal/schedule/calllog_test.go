@@ -48,7 +48,7 @@ func FuzzFingerprint(f *testing.F) {
 			same = same && assert.ObjectsAreEqual(c, d)
 			require.Equal(t, same, one.fingerprint == other.fingerprint, "%v, %v", c, d)
 			require.True(t, one.knows(uint64(i)))
-			require.Equal(t, one.fingerprint, one.at(uint64(i)).fingerprint)
+			require.Equal(t, one.fingerprint, one.call(uint64(i)).fingerprint)
 		}
 	})
 }

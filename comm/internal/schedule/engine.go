@@ -113,9 +113,7 @@ func (e *Engine) start() error {
 		}
 	}
 	if started > 0 {
-		rest := copy(e.queued, e.queued[started:])
-		clear(e.queued[rest:])
-		e.queued = e.queued[:rest]
+		e.queued = slices.Delete(e.queued, 0, started)
 	}
 	e.publish()
 	return nil
@@ -123,9 +121,12 @@ func (e *Engine) start() error {
 
 // publish makes the progress of collectives visible to Progress.
 func (e *Engine) publish() {
-	done, first := e.log.sequence.Load(), e.oldest()
-	if i := slices.IndexFunc(e.queued, (*Op).collective); first == nil && i >= 0 {
-		first = e.queued[i]
+	done := e.log.sequence.Load()
+	first := e.oldest()
+	if first == nil {
+		if i := slices.IndexFunc(e.queued, (*Op).collective); i >= 0 {
+			first = e.queued[i]
+		}
 	}
 	if first != nil {
 		done = first.sequence - min(first.sequence, 1) // those of SetUp have none
@@ -137,7 +138,8 @@ func (e *Engine) publish() {
 
 // Progress implements [backend.Progresser] for the communicator.
 func (e *Engine) Progress() backend.Progress {
-	done, ended := e.ended.Load(), e.messages.Ended()
+	done := e.ended.Load() // before the number of those submitted
+	ended := e.messages.Ended()
 	return backend.Progress{
 		Collectives: backend.Count{Submitted: e.log.sequence.Load(), Done: done},
 		Messages:    backend.Count{Submitted: e.messages.Begun(), Done: ended},
@@ -149,7 +151,7 @@ func (e *Engine) started() int { return len(e.running) + len(e.transfers) }
 
 // ready reports whether o may start.
 func (e *Engine) ready(o *Op) bool {
-	if o.shared && e.segment.owner != nil {
+	if o.round.active && e.segment.owner != nil {
 		return false
 	}
 	if o.collective() && len(e.running) > 0 {
@@ -190,13 +192,14 @@ func (e *Engine) begin(o *Op) error {
 	if o.use = len(e.uses); o.use == 0 {
 		e.around = usage{}
 	}
-	e.around.reads, e.around.writes = e.around.reads.with(o.reads), e.around.writes.with(o.writes)
+	e.around.reads = e.around.reads.with(o.reads)
+	e.around.writes = e.around.writes.with(o.writes)
 	e.uses = append(e.uses, usage{o, o.reads, o.writes})
 	list := &e.transfers
 	if o.collective() {
 		list = &e.running
 	}
-	o.at = len(*list)
+	o.index = len(*list)
 	*list = append(*list, o)
 	return nil
 }
@@ -208,13 +211,14 @@ func (e *Engine) finish(o *Op) {
 	e.uses[o.use].op.use = o.use
 	e.uses = e.uses[:last]
 	if o.collective() {
-		e.running = slices.Delete(e.running, o.at, o.at+1)
-		for i, later := range e.running[o.at:] {
-			later.at = o.at + i
+		e.running = slices.Delete(e.running, o.index, o.index+1)
+		for i := o.index; i < len(e.running); i++ {
+			e.running[i].index = i
 		}
 	} else {
 		last = len(e.transfers) - 1
-		e.transfers[o.at], e.transfers[last].at = e.transfers[last], o.at
+		e.transfers[o.index] = e.transfers[last]
+		e.transfers[o.index].index = o.index
 		e.transfers[last] = nil
 		e.transfers = e.transfers[:last]
 	}
@@ -250,9 +254,11 @@ func (e *Engine) retire(o *Op) {
 // has completed. A backend that starts the message itself calls it from a [Step].
 func (e *Engine) Expect(o *Op, m Message) (id int) {
 	if last := len(e.vacant) - 1; last >= 0 {
-		id, e.vacant = e.vacant[last], e.vacant[:last]
+		id = e.vacant[last]
+		e.vacant = e.vacant[:last]
 	} else {
-		id, e.table = len(e.table), append(e.table, Message{})
+		id = len(e.table)
+		e.table = append(e.table, Message{})
 	}
 	m.owner = o
 	e.table[id] = m

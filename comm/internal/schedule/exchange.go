@@ -14,7 +14,8 @@ import (
 
 // exchange plans a call that is one exchange.
 func (p planner) exchange() {
-	o, c := p.parts(), p.c
+	o := p.parts()
+	c := p.c
 	for r := range p.size {
 		if from, bytes, ok := p.sendPart(o, r); ok {
 			o.sends(r, int(from-c.Send), bytes)
@@ -22,11 +23,12 @@ func (p planner) exchange() {
 		if to, bytes, ok := p.recvPart(o, r); ok {
 			o.receives(r, int(to-c.Recv), bytes)
 		}
-		switch atRoot := p.rank == c.Peer; {
-		case c.Op != comm.OpScatter || r == p.rank:
-		case atRoot:
+		if c.Op != comm.OpScatter || r == p.rank {
+			continue
+		}
+		if p.rank == c.Peer {
 			o.receives(r, 0, 0)
-		case r == c.Peer:
+		} else if r == c.Peer {
 			o.sends(r, 0, 0)
 		}
 	}
@@ -37,7 +39,8 @@ func (p planner) exchange() {
 func (p planner) parts() *Op {
 	o := p.op(stepExchange)
 	for r := range p.size {
-		o.sendBytes[r], o.recvBytes[r] = nothing, nothing
+		o.sendBytes[r] = nothing
+		o.recvBytes[r] = nothing
 	}
 	return o
 }
@@ -46,10 +49,16 @@ func (p planner) parts() *Op {
 const nothing = -1
 
 // sends sets the bytes that rank r gets, and where they are in the send buffer.
-func (o *Op) sends(r, at, bytes int) { o.sendAt[r], o.sendBytes[r] = at, bytes }
+func (o *Op) sends(r, offset, bytes int) {
+	o.sendOffsets[r] = offset
+	o.sendBytes[r] = bytes
+}
 
 // receives sets the bytes that rank r sends, and where they go in the receive buffer.
-func (o *Op) receives(r, at, bytes int) { o.recvAt[r], o.recvBytes[r] = at, bytes }
+func (o *Op) receives(r, offset, bytes int) {
+	o.recvOffsets[r] = offset
+	o.recvBytes[r] = bytes
+}
 
 // stepExchange sends every rank its part of send and receives every rank's
 // part of recv. Of parts in pieces, each phase moves a window, so that few messages are in
@@ -63,18 +72,20 @@ func stepExchange(e *Engine, o *Op) bool {
 	for i := 1; i < e.size; i++ {
 		src := (e.rank + e.size - i) % e.size
 		if bytes := o.recvBytes[src] - from; bytes > 0 || bytes == 0 && o.First() {
-			e.recvBytes(o, o.tag, o.recv+uintptr(o.recvAt[src]+from), min(bytes, window), src)
+			e.recvBytes(o, o.tag, o.recv+uintptr(o.recvOffsets[src]+from), min(bytes, window), src)
 		}
 	}
 	for i := 1; i < e.size; i++ {
 		dest := (e.rank + i) % e.size
 		if bytes := o.sendBytes[dest] - from; bytes > 0 || bytes == 0 && o.First() {
-			e.sendBytes(o, o.tag, o.send+uintptr(o.sendAt[dest]+from), min(bytes, window), dest)
+			e.sendBytes(o, o.tag, o.send+uintptr(o.sendOffsets[dest]+from), min(bytes, window), dest)
 		}
 	}
-	if own := o.recvBytes[e.rank]; own > 0 && o.First() {
+	if bytes := o.recvBytes[e.rank]; bytes > 0 && o.First() {
 		_ = e.wire.Flush() // an error comes again
-		hostops.Copy(o.recv+uintptr(o.recvAt[e.rank]), o.send+uintptr(o.sendAt[e.rank]), own, false)
+		dst := o.recv + uintptr(o.recvOffsets[e.rank])
+		src := o.send + uintptr(o.sendOffsets[e.rank])
+		hostops.Copy(dst, src, bytes, false)
 	}
 	return o.inFlight == 0
 }

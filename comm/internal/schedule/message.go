@@ -13,7 +13,8 @@ import (
 // message plans a Send or a Recv. A head comes first, which describes the message. Short data
 // on the host travels with it.
 func (p planner) message(o *Op) {
-	o.tag, o.work = uint64(p.c.Tag), smallBytes
+	o.tag = uint64(p.c.Tag)
+	o.work = smallBytes
 	if bytes := p.c.Bytes(); p.c.Op == comm.OpSend {
 		o.reads = spanOf(o.send, bytes)
 	} else {
@@ -42,7 +43,8 @@ func (e *Engine) short(bytes int) bool {
 // stepMessage posts a user's message and, at the receiver, takes short data from
 // behind the head.
 func stepMessage(e *Engine, o *Op) bool {
-	bytes, receives := o.count*o.dt.Size(), o.op == comm.OpRecv
+	bytes := o.count * o.dt.Size()
+	receives := o.op == comm.OpRecv
 	if o.phase == 1 {
 		if receives && e.short(bytes) {
 			hostops.Copy(o.recv, o.memory+headBytes, bytes, false)
@@ -53,8 +55,10 @@ func stepMessage(e *Engine, o *Op) bool {
 	m := Message{Peer: int(o.peer), Tag: o.tag, User: true, Receive: receives, Address: o.memory, Bytes: headBytes}
 	data := o.send
 	if receives {
-		*hd, data = head{}, o.recv
-		m.Bytes, m.headed = headBytes+shortBytes, true
+		*hd = head{}
+		data = o.recv
+		m.Bytes = headBytes + shortBytes
+		m.headed = true
 		e.peers[o.peer].received++
 	} else {
 		*hd = head{uint64(o.count), uint64(o.dt)}
@@ -81,7 +85,8 @@ func (e *Engine) headedBytes(o *Op) int {
 	return headBytes
 }
 
-// checkHead compares the head of a message with what o expects. Unless it came, it may be there: it is not zero then.
+// checkHead compares the head of a message with what o expects. Unless it came, it may be there: it is not zero
+// then.
 func (e *Engine) checkHead(o *Op, came bool) error {
 	if o.op != comm.OpRecv || o.memory == 0 {
 		return nil
@@ -138,9 +143,11 @@ func (e *Engine) recvBytes(o *Op, tag uint64, buffer uintptr, bytes, src int) {
 // postPieces posts messages like m that carry bytes from an address on.
 func (e *Engine) postPieces(o *Op, m Message, address uintptr, bytes, piece int) {
 	for {
-		m.Address, m.Bytes = address, min(bytes, piece)
+		m.Address = address
+		m.Bytes = min(bytes, piece)
 		e.post(o, m)
-		if bytes -= m.Bytes; bytes == 0 {
+		bytes -= m.Bytes
+		if bytes == 0 {
 			return
 		}
 		address += uintptr(m.Bytes)

@@ -34,14 +34,15 @@ func (e entry) String() string { return e.call().String() }
 type Op struct {
 	plan
 
-	// The rest is kept for the next use.
+	// What follows is kept for the next use.
 
-	// Of exchanges: where the message to (from) each rank starts, relative to send (recv),
+	// Of exchanges, by rank: where the part for (from) a rank starts, relative to send (recv),
 	// and its length, in bytes.
-	sendAt, sendBytes, recvAt, recvBytes []int
+	sendOffsets, sendBytes []int
+	recvOffsets, recvBytes []int
 
 	Extra any     // what an [Offload] keeps for the next use as well
-	small uintptr // working memory of smallBytes, once it was needed
+	small uintptr // working memory of smallBytes; 0 until it is needed
 
 	dst  [1]uintptr // the result of a reduction
 	srcs []uintptr  // its operands, in rank order
@@ -51,36 +52,48 @@ type Op struct {
 type plan struct {
 	entry
 	Step     Step
-	External bool // a collective that the transport does: whom it waits for is not known
+	External bool    // a collective that the transport does: whom it waits for is not known
+	send     uintptr // the buffers of the call, from where this operation begins
+	recv     uintptr
 	reads    span // what the operation reads and writes, for the order between operations
 	writes   span
 
-	at, use  int    // its places in the engine's lists
-	phase    int    // steps taken
-	inFlight int    // messages
+	reduction reduction
+	round     sharedRound
+
+	// Where it is in the order of operations.
 	number   uint64 // of the message, or of the collective that it is part of
-	sequence uint64 // of the collective, for users
-	seq      uint64 // its own among the operations of collectives
+	sequence uint64 // of the collective, for users; 0 in SetUp
+	seq      uint64 // of this operation, among those of collectives
 	group    uint64 // operations of one group do not wait for each other
-	tag      uint64 // of the first phase's messages; later phases of a collective follow
 	chained  bool   // waits for earlier operations in a group, too
+	tag      uint64 // of the first phase's messages; later phases of a collective follow
 
-	send, recv uintptr
+	// Of an operation that has started.
+	index    int     // in the engine's running or transfers
+	use      int     // index in the engine's uses
+	phase    int     // steps taken
+	inFlight int     // messages
+	memory   uintptr // working memory; 0 for none
+	work     int     // bytes of it that the operation needs
+}
 
-	// Of reductions: the rank that gets the result, or one of the constants below. Rank r
-	// reduces share elements that start at element r*stride of send. All shares together are
-	// total elements, and go to the given number of peers at a time.
-	to                          int
-	share, stride, total, peers int
+// reduction is what a plan has of a reduction. Rank r reduces share elements that start at element
+// r*stride of send. All shares together are total elements.
+type reduction struct {
+	to     int // the rank that gets the result, everybody or nobody
+	share  int // elements; 0 of a reduction that is not by shares
+	stride int // elements
+	total  int // elements
+	peers  int // to which shares go at a time
+}
 
-	// Of collectives over the segment: the fingerprint of all calls up to this one, the
-	// bytes that this rank shares, and the most that any rank does.
-	shared       bool
-	fingerprint  uint64
-	shares, most int
-
-	memory uintptr // working memory while the operation runs
-	work   int     // bytes of it that the operation needs
+// sharedRound is what a plan has of a collective over the segment.
+type sharedRound struct {
+	active      bool   // false: the operation does not use the segment
+	fingerprint uint64 // of all calls up to this one
+	bytes       int    // that this rank shares
+	maxBytes    int    // that any rank shares
 }
 
 // Step posts the messages of an operation's next phase and reports whether
@@ -93,11 +106,13 @@ func (o *Op) First() bool { return o.phase == 0 }
 
 // newOp returns an empty operation among size ranks.
 func newOp(size int) *Op {
-	at := make([]int, 4*size)
+	lists := make([]int, 4*size)
 	return &Op{
-		sendAt: at[:size], sendBytes: at[size : 2*size],
-		recvAt: at[2*size : 3*size], recvBytes: at[3*size:],
-		srcs: make([]uintptr, size),
+		sendOffsets: lists[:size],
+		sendBytes:   lists[size : 2*size],
+		recvOffsets: lists[2*size : 3*size],
+		recvBytes:   lists[3*size:],
+		srcs:        make([]uintptr, size),
 	}
 }
 
@@ -111,18 +126,21 @@ const smallBytes = headBytes + shortBytes
 
 // prepare allocates what the operation needs to start.
 func (o *Op) prepare() (err error) {
+	if o.work == 0 {
+		return nil
+	}
 	if o.work > smallBytes {
 		o.memory, err = host.Allocate(o.work)
-	} else if o.work > 0 {
-		if o.small == 0 {
-			o.small, err = host.Allocate(smallBytes)
-		}
-		o.memory = o.small
+		return err
 	}
+	if o.small == 0 {
+		o.small, err = host.Allocate(smallBytes)
+	}
+	o.memory = o.small
 	return err
 }
 
-// Values of Op.to of a reduction that does not end at a root.
+// Values of reduction.to where the result does not end at a root.
 const (
 	everybody = -1 // all ranks get the whole result
 	nobody    = -2 // each rank keeps its share of it

@@ -36,53 +36,75 @@ const cacheLine = 64
 
 func roundUp(n, unit int) int { return (n + unit - 1) / unit * unit }
 
+// receives reports whether a rank gets the whole result.
+func (r *reduction) receives(rank int) bool { return r.to == everybody || r.to == rank }
+
+// length is the number of elements in a rank's share.
+func (r *reduction) length(rank int) int { return max(0, min(r.share, r.total-rank*r.share)) }
+
 // reduce plans a reduction whose result goes to one rank or to everybody.
 func (p planner) reduce(to int) {
-	c, size := p.c, p.c.DType.Size()
-	mine := to == everybody || to == p.rank
-	shared := p.segment.fits(c.Bytes())
-	whole := c.Bytes()*(p.size-1) <= wholeLimit
-	block := c.Count
+	count := p.c.Count
+	size := p.c.DType.Size()
+	shared := p.segment.fits(p.c.Bytes())
+	whole := p.c.Bytes()*(p.size-1) <= wholeLimit
+	block := count
 	if !shared && !whole {
 		block = blockBytes / size
 	}
-	for from, first := 0, true; first || from < c.Count; from, first = from+block, false {
-		n := min(block, c.Count-from)
-		o := p.operands(from, to)
-		o.total = n
+	for begin := 0; ; begin += block {
+		n := min(block, count-begin)
+		o := p.operands(begin, to)
+		r := &o.reduction
+		r.total = n
 		o.reads = spanOf(o.send, n*size)
-		if mine {
+		if r.receives(p.rank) {
 			o.writes = spanOf(o.recv, n*size)
 		}
 		switch {
 		case shared:
-			o.Step, o.shared, o.most = stepSharedReduce, true, n*size
+			o.Step = stepSharedReduce
+			o.round = sharedRound{active: true, maxBytes: n * size}
 		case whole:
 			o.Step = stepWhole
-			if mine {
+			if r.receives(p.rank) {
 				o.work = (p.size - 1) * roundUp(n*size, cacheLine)
 			}
 		default:
-			o.share = roundUp((n+p.size-1)/p.size, cacheLine)
-			o.stride, o.peers = o.share, p.peersAtOnce(o.share*size)
-			o.work = (p.size - 1) * roundUp(o.share*size, cacheLine)
+			r.share = roundUp((n+p.size-1)/p.size, cacheLine)
+			r.stride = r.share
+			r.peers = p.peersAtOnce(r.share * size)
+			o.work = (p.size - 1) * roundUp(r.share*size, cacheLine)
 		}
 		p.add(o)
+		if begin+block >= count {
+			return
+		}
 	}
 }
 
 // reduceScatter plans a ReduceScatter.
 func (p planner) reduceScatter() {
-	c, size := p.c, p.c.DType.Size()
+	count := p.c.Count
+	size := p.c.DType.Size()
 	block := max(1, blockBytes/size/p.size)
-	for from, first := 0, true; first || from < c.Count; from, first = from+block, false {
-		n := min(block, c.Count-from)
-		o := p.operands(from, nobody)
-		o.share, o.stride, o.total, o.peers = n, c.Count, n*p.size, p.peersAtOnce(n*size)
+	for begin := 0; ; begin += block {
+		n := min(block, count-begin)
+		o := p.operands(begin, nobody)
+		o.reduction = reduction{
+			to:     nobody,
+			share:  n,
+			stride: count,
+			total:  n * p.size,
+			peers:  p.peersAtOnce(n * size),
+		}
 		o.work = (p.size - 1) * roundUp(n*size, cacheLine)
-		o.reads = spanOf(o.send, (o.stride*(p.size-1)+n)*size)
+		o.reads = spanOf(o.send, (count*(p.size-1)+n)*size)
 		o.writes = spanOf(o.recv, n*size)
 		p.add(o)
+		if begin+block >= count {
+			return
+		}
 	}
 }
 
@@ -95,21 +117,24 @@ func (p planner) peersAtOnce(bytes int) int {
 }
 
 // operands returns a reduction by shares of the data from an element on.
-func (p planner) operands(from, to int) *Op {
+func (p planner) operands(begin, to int) *Op {
 	o := p.op(stepShares)
-	at := uintptr(from * o.dt.Size())
-	o.send, o.recv, o.to = o.send+at, o.recv+at, to
+	offset := uintptr(begin * o.dt.Size())
+	o.send += offset
+	o.recv += offset
+	o.reduction.to = to
 	return o
 }
 
 // stepWhole runs the whole schedule.
 func stepWhole(e *Engine, o *Op) bool {
-	receives := o.to == everybody || o.to == e.rank
-	bytes := o.total * o.dt.Size()
+	r := &o.reduction
+	receives := r.receives(e.rank)
+	bytes := r.total * o.dt.Size()
 	if o.phase == 1 {
 		if receives {
 			o.dst[0] = o.recv
-			hostops.Reduce(o.dst[:], o.srcs, o.total, o.dt, o.reduce, false)
+			hostops.Reduce(o.dst[:], o.srcs, r.total, o.dt, o.reduce, false)
 		}
 		return true
 	}
@@ -119,7 +144,7 @@ func stepWhole(e *Engine, o *Op) bool {
 	}
 	for i := 1; i < e.size; i++ {
 		dest := (e.rank + i) % e.size
-		if o.to == everybody || o.to == dest {
+		if r.receives(dest) {
 			e.sendBytes(o, o.tag, o.send, bytes, dest)
 		}
 	}
@@ -129,20 +154,37 @@ func stepWhole(e *Engine, o *Op) bool {
 // stepShares runs the schedule by shares: rounds in which shares are exchanged, and as
 // many in which results are spread, each with the ranks at the distances from first to
 // last, those to send to after this one, those to receive from before it.
+//
+// An AllReduce of ranks 0, 1 and 2, whose shares are A, B and C. Where shares go to all ranks at once:
+//
+//	phase 0   exchange   0 sends B0 to 1, C0 to 2    1 sends C1 to 2, A1 to 0    2 sends A2 to 0, B2 to 1
+//	phase 1   reduce     0: A = A0+A1+A2             1: B = B0+B1+B2             2: C = C0+C1+C2
+//	          spread     0 sends A to 1 and 2        1 sends B to 2 and 0        2 sends C to 0 and 1
+//
+// Where they go to one rank at a time:
+//
+//	phase 0   exchange   0 sends B0 to 1             1 sends C1 to 2             2 sends A2 to 0
+//	phase 1   exchange   0 sends C0 to 2             1 sends A1 to 0             2 sends B2 to 1
+//	phase 2   reduce     0: A = A0+A1+A2             1: B = B0+B1+B2             2: C = C0+C1+C2
+//	          forward    0 sends A to 1              1 sends B to 2              2 sends C to 0
+//	phase 3   forward    0 sends C to 1              1 sends A to 2              2 sends B to 0
+//
+// Operands are added in rank order, whichever comes first.
 func stepShares(e *Engine, o *Op) bool {
-	rounds := max(1, (e.size-1+o.peers-1)/o.peers)
-	first := o.phase%rounds*o.peers + 1
-	last := min(first+o.peers, e.size) - 1
+	r := &o.reduction
+	rounds := max(1, (e.size-1+r.peers-1)/r.peers)
+	first := o.phase%rounds*r.peers + 1
+	last := min(first+r.peers, e.size) - 1
 	switch o.phase / rounds {
 	case 0:
 		e.exchangeShares(o, first, last)
 	case 1:
 		if first == 1 {
 			o.dst[0] = o.result(e.rank)
-			hostops.Reduce(o.dst[:], o.srcs, o.length(e.rank), o.dt, o.reduce, false)
+			hostops.Reduce(o.dst[:], o.srcs, r.length(e.rank), o.dt, o.reduce, false)
 		}
-		if o.to == everybody && first == last {
-			e.passShares(o, first)
+		if r.to == everybody && first == last {
+			e.forwardShares(o, first)
 		} else {
 			e.spreadShares(o, first, last)
 		}
@@ -150,32 +192,38 @@ func stepShares(e *Engine, o *Op) bool {
 	return o.phase == 2*rounds
 }
 
-// length is the number of elements in rank r's share.
-func (o *Op) length(r int) int { return max(0, min(o.share, o.total-r*o.share)) }
+// share returns where a rank's share begins in a buffer of all, and its length in bytes.
+func (o *Op) share(buffer uintptr, rank int) (address uintptr, bytes int) {
+	r := &o.reduction
+	size := o.dt.Size()
+	return buffer + uintptr(rank*r.stride*size), r.length(rank) * size
+}
 
 // result is where this rank puts its share of the result.
 func (o *Op) result(rank int) uintptr {
-	switch o.to {
+	switch o.reduction.to {
 	case nobody:
 		return o.recv
 	case everybody, rank:
-		return o.recv + uintptr(rank*o.stride*o.dt.Size())
+		address, _ := o.share(o.recv, rank)
+		return address
 	}
 	return o.memory // in place of an operand
 }
 
 // exchangeShares sends ranks their shares of this rank's data.
 func (e *Engine) exchangeShares(o *Op, first, last int) {
-	size := o.dt.Size()
 	spare := uintptr(0)
-	if (o.to == everybody || o.to == nobody) && !o.reads.overlaps(o.writes) {
+	if to := o.reduction.to; (to == everybody || to == nobody) && !o.reads.overlaps(o.writes) {
 		spare = o.result(e.rank)
 	}
-	e.recvOperands(o, o.length(e.rank)*size, spare, first, last)
-	o.srcs[e.rank] = o.send + uintptr(e.rank*o.stride*size)
+	operand, bytes := o.share(o.send, e.rank)
+	e.recvOperands(o, bytes, spare, first, last)
+	o.srcs[e.rank] = operand
 	for i := first; i <= last; i++ {
 		dest := (e.rank + i) % e.size
-		e.sendBytes(o, o.tag, o.send+uintptr(dest*o.stride*size), o.length(dest)*size, dest)
+		address, bytes := o.share(o.send, dest)
+		e.sendBytes(o, o.tag, address, bytes, dest)
 	}
 }
 
@@ -193,32 +241,36 @@ func (e *Engine) recvOperands(o *Op, bytes int, spare uintptr, first, last int) 
 	}
 }
 
-// spreadShares sends this rank's share of the result to whom it is for, and
+// spreadShares sends this rank's share of the result to the ranks that get the result, and
 // receives the others'.
 func (e *Engine) spreadShares(o *Op, first, last int) {
-	size := o.dt.Size()
-	if o.to == everybody || o.to == e.rank {
+	r := &o.reduction
+	if r.receives(e.rank) {
 		for i := first; i <= last; i++ {
 			src := (e.rank + e.size - i) % e.size
-			e.recvBytes(o, o.tag+1, o.recv+uintptr(src*o.stride*size), o.length(src)*size, src)
+			address, bytes := o.share(o.recv, src)
+			e.recvBytes(o, o.tag+1, address, bytes, src)
 		}
 	}
-	if o.to == nobody || o.to == e.rank {
+	if r.to == nobody || r.to == e.rank {
 		return
 	}
 	for i := first; i <= last; i++ {
 		dest := (e.rank + i) % e.size
-		if o.to == everybody || o.to == dest {
-			e.sendBytes(o, o.tag+1, o.dst[0], o.length(e.rank)*size, dest)
+		if r.receives(dest) {
+			e.sendBytes(o, o.tag+1, o.dst[0], r.length(e.rank)*o.dt.Size(), dest)
 		}
 	}
 }
 
-// passShares passes the share of the result that came in the round before on to the next
-// rank, at first this rank's own.
-func (e *Engine) passShares(o *Op, round int) {
-	size := o.dt.Size()
-	in, out := (e.rank+e.size-round)%e.size, (e.rank+1+e.size-round)%e.size
-	e.recvBytes(o, o.tag+1, o.recv+uintptr(in*o.stride*size), o.length(in)*size, (e.rank+e.size-1)%e.size)
-	e.sendBytes(o, o.tag+1, o.recv+uintptr(out*o.stride*size), o.length(out)*size, (e.rank+1)%e.size)
+// forwardShares sends the share of the result that came in the round before to the next
+// rank, in the first round this rank's.
+func (e *Engine) forwardShares(o *Op, round int) {
+	source := (e.rank + e.size - round) % e.size
+	address, bytes := o.share(o.recv, source)
+	e.recvBytes(o, o.tag+1, address, bytes, (e.rank+e.size-1)%e.size)
+
+	source = (e.rank + 1 + e.size - round) % e.size
+	address, bytes = o.share(o.recv, source)
+	e.sendBytes(o, o.tag+1, address, bytes, (e.rank+1)%e.size)
 }

@@ -57,11 +57,12 @@ func (s *segment) bytes() int { return s.slotsBytes() + 8*s.size }
 
 // lay divides the memory into slots.
 func (s *segment) lay() {
-	at := hostmem.Addr(s.memory)
+	address := hostmem.Addr(s.memory)
 	for parity := range s.slots {
 		for range s.size {
-			s.slots[parity] = append(s.slots[parity], slot{&hostmem.Slice[atomic.Uint64](at, 1)[0], at})
-			at += uintptr(s.slotBytes())
+			flag := &hostmem.Slice[atomic.Uint64](address, 1)[0]
+			s.slots[parity] = append(s.slots[parity], slot{flag, address})
+			address += uintptr(s.slotBytes())
 		}
 	}
 }
@@ -71,8 +72,8 @@ func (s *segment) now() []slot { return s.slots[s.round%2] }
 
 // data is the address of a rank's data in a collective in which each rank shares at most
 // the given number of bytes.
-func (s *segment) data(rank, most int) uintptr {
-	if most <= besideFlag {
+func (s *segment) data(rank, maxBytes int) uintptr {
+	if maxBytes <= besideFlag {
 		return s.now()[rank].address + flagBytes
 	}
 	return s.now()[rank].address + cacheLine
@@ -122,8 +123,8 @@ func (s *segment) fits(bytes int) bool { return s.memory != nil && bytes <= s.ca
 // have begun it.
 func (s *segment) begin(o *Op, bytes int) {
 	s.round++
-	s.flag = o.fingerprint&^roundBits | s.round&roundBits
-	hostops.Copy(s.data(s.rank, o.most), o.send, bytes, false)
+	s.flag = o.round.fingerprint&^roundBits | s.round&roundBits
+	hostops.Copy(s.data(s.rank, o.round.maxBytes), o.send, bytes, false)
 	s.now()[s.rank].flag.Store(s.flag)
 	s.seen = 0
 	if !s.complete() {
@@ -134,8 +135,8 @@ func (s *segment) begin(o *Op, bytes int) {
 
 // complete reports whether all ranks have begun the round.
 func (s *segment) complete() bool {
-	for pages := s.now(); s.seen < len(pages); s.seen++ {
-		if pages[s.seen].flag.Load() != s.flag {
+	for slots := s.now(); s.seen < len(slots); s.seen++ {
+		if slots[s.seen].flag.Load() != s.flag {
 			return false
 		}
 	}
@@ -167,7 +168,10 @@ func (s *segment) await(tries int) *Op {
 
 // SegmentBytes is the size of the memory that the ranks of one host share for short
 // collectives.
-func SegmentBytes(size int) int { s := newSegment(0, size); return s.bytes() }
+func SegmentBytes(size int) int {
+	s := newSegment(0, size)
+	return s.bytes()
+}
 
 func newSegment(rank, size int) segment {
 	return segment{rank: rank, size: size, capacity: sharedLimit / (size - 1)}

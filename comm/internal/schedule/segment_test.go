@@ -50,7 +50,7 @@ func TestSegmentRounds(t *testing.T) {
 				for i := range n {
 					own[i] = value(r, round, i)
 				}
-				o.most, o.fingerprint = n, uint64(round)*0x9e3779b97f4a7c15
+				o.round.maxBytes, o.round.fingerprint = n, uint64(round)*0x9e3779b97f4a7c15
 				for range random.IntN(3) {
 					runtime.Gosched()
 				}
@@ -78,7 +78,7 @@ func TestSegmentRounds(t *testing.T) {
 // TestSegmentDisagreement has ranks that have called different things wait for each other.
 func TestSegmentDisagreement(t *testing.T) {
 	segments := newSegments(2, 64)
-	a, s := &Op{plan: plan{fingerprint: 1 << 40}}, &Op{plan: plan{fingerprint: 2 << 40}}
+	a, s := &Op{plan: plan{round: sharedRound{fingerprint: 1 << 40}}}, &Op{plan: plan{round: sharedRound{fingerprint: 2 << 40}}}
 	segments[0].begin(a, 0)
 	segments[1].begin(s, 0)
 	assert.Nil(t, segments[0].await(10))

@@ -15,29 +15,29 @@ import (
 // segment. Ranks that agree on the call agree on that.
 func (p planner) sharedExchange() bool {
 	c := p.c
-	most := c.Bytes() // that a rank shares
+	maxBytes := c.Bytes() // that a rank shares
 	switch c.Op {
 	case comm.OpScatter, comm.OpAllToAll:
-		most *= p.size
+		maxBytes *= p.size
 	case comm.OpAllGatherV:
-		most = slices.Max(c.RecvCounts) * c.DType.Size()
+		maxBytes = slices.Max(c.RecvCounts) * c.DType.Size()
 	case comm.OpAllToAllV:
 		return false // a receiver does not know the sender's displacements
 	}
 	// From one rank to all, a copy by the library takes as long as two here.
-	if !p.segment.fits(most) || c.Op.HasRoot() && most > treeLimit {
+	if !p.segment.fits(maxBytes) || c.Op.HasRoot() && maxBytes > treeLimit {
 		return false
 	}
 	o := p.op(stepSharedExchange)
-	o.shared, o.most = true, most
+	o.round = sharedRound{active: true, maxBytes: maxBytes}
 	for r := range p.size {
 		if from, bytes, ok := p.sendPart(o, r); ok {
-			o.shares = max(o.shares, int(from-c.Send)+bytes)
+			o.round.bytes = max(o.round.bytes, int(from-c.Send)+bytes)
 		}
 		o.receives(r, 0, nothing)
 		if to, bytes, ok := p.recvPart(o, r); ok {
 			from, _, _ := c.SendPart(r, p.rank)
-			o.sendAt[r] = int(from - c.Send)
+			o.sendOffsets[r] = int(from - c.Send)
 			o.receives(r, int(to-c.Recv), bytes)
 		}
 	}
@@ -45,19 +45,19 @@ func (p planner) sharedExchange() bool {
 	return true
 }
 
-// stepSharedExchange copies every rank's part of recv, which begins at sendAt of that rank's
+// stepSharedExchange copies every rank's part of recv, which begins at sendOffsets of that rank's
 // slot.
 func stepSharedExchange(e *Engine, o *Op) bool {
 	if o.phase == 0 {
-		e.segment.begin(o, o.shares)
+		e.segment.begin(o, o.round.bytes)
 		return false
 	}
 	for r, bytes := range o.recvBytes {
 		from := o.send
 		if r != e.rank {
-			from = e.segment.data(r, o.most)
+			from = e.segment.data(r, o.round.maxBytes)
 		}
-		hostops.Copy(o.recv+uintptr(o.recvAt[r]), from+uintptr(o.sendAt[r]), bytes, false)
+		hostops.Copy(o.recv+uintptr(o.recvOffsets[r]), from+uintptr(o.sendOffsets[r]), bytes, false)
 	}
 	return true
 }
@@ -65,16 +65,16 @@ func stepSharedExchange(e *Engine, o *Op) bool {
 // stepSharedReduce reduces the data of all slots.
 func stepSharedReduce(e *Engine, o *Op) bool {
 	if o.phase == 0 {
-		e.segment.begin(o, o.most)
+		e.segment.begin(o, o.round.maxBytes)
 		return false
 	}
-	if o.to == everybody || o.to == e.rank {
+	if o.reduction.receives(e.rank) {
 		for r := range o.srcs {
-			o.srcs[r] = e.segment.data(r, o.most)
+			o.srcs[r] = e.segment.data(r, o.round.maxBytes)
 		}
 		o.srcs[e.rank] = o.send
 		o.dst[0] = o.recv
-		hostops.Reduce(o.dst[:], o.srcs, o.total, o.dt, o.reduce, false)
+		hostops.Reduce(o.dst[:], o.srcs, o.reduction.total, o.dt, o.reduce, false)
 	}
 	return true
 }

@@ -29,7 +29,7 @@ func (e *Engine) reportStall() {
 	m := controlMessage{kind: stallReport, number: o.number}
 	for number := m.first(); number <= o.number; number++ {
 		if log.knows(number) {
-			m.recent[number-m.first()] = *log.at(number)
+			m.recent[number-m.first()] = *log.call(number)
 		}
 	}
 	missing, lagging := e.stragglers(o)
@@ -105,7 +105,8 @@ func (e *Engine) describe() (f backend.InFlight) {
 			}
 		}
 	}
-	for _, o := range slices.SortedFunc(slices.Values(e.transfers), func(a, b *Op) int { return cmp.Compare(a.number, b.number) }) {
+	byNumber := func(a, b *Op) int { return cmp.Compare(a.number, b.number) }
+	for _, o := range slices.SortedFunc(slices.Values(e.transfers), byNumber) {
 		f.Messages = append(f.Messages, o.call())
 	}
 	f.Behind = len(e.queued) + max(len(e.running)-1, 0)
@@ -121,13 +122,17 @@ func (e *Engine) compare(src int) error {
 		return nil
 	}
 	first := m.first()
-	if log.at(m.number).fingerprint == m.recent[m.number-first].fingerprint {
+	if log.call(m.number).fingerprint == m.recent[m.number-first].fingerprint {
 		p.agreed = true
 		return nil
 	}
 	for number := first; number <= m.number; number++ {
-		if theirs := m.recent[number-first]; log.knows(number) && log.at(number).entry != theirs.entry {
-			return e.disagreement(src, &theirs, log.at(number))
+		if !log.knows(number) {
+			continue
+		}
+		call := log.call(number)
+		if peerCall := &m.recent[number-first]; call.entry != peerCall.entry {
+			return e.disagreement(src, peerCall, call)
 		}
 	}
 	return fmt.Errorf("%w: ranks %d and %d called different things before collective #%d",
@@ -149,7 +154,8 @@ func (e *Engine) needs(src int) error {
 		case m.owner.op.Message():
 			alone = alone || p.received > p.last.sent || p.sent > p.last.received
 		case !alone && e.wire.Gone(src) != nil:
-			return fmt.Errorf("%w: rank %d called %v, which rank %d, now gone, did not", comm.ErrMismatch, e.rank, m.owner, src)
+			return fmt.Errorf("%w: rank %d called %v, which rank %d, now gone, did not",
+				comm.ErrMismatch, e.rank, m.owner, src)
 		}
 	}
 	if alone {

@@ -121,12 +121,15 @@ type planner struct {
 func (p planner) op(step Step) *Op {
 	var o *Op
 	if last := len(p.free) - 1; last >= 0 {
-		o, p.free = p.free[last], p.free[:last]
+		o = p.free[last]
+		p.free = p.free[:last]
 	} else {
 		o = newOp(p.size)
 	}
-	o.entry, o.Step = p.entry, step
-	o.send, o.recv = p.c.Send, p.c.Recv
+	o.entry = p.entry
+	o.Step = step
+	o.send = p.c.Send
+	o.recv = p.c.Recv
 	return o
 }
 
@@ -150,8 +153,11 @@ func (p planner) recvPart(o *Op, from int) (address uintptr, bytes int, ok bool)
 func (p planner) add(o *Op) {
 	o.group = p.groups
 	if o.collective() {
-		o.number, o.seq, o.tag, o.fingerprint = p.log.calls-1, p.seq, p.tag(p.seq), p.log.fingerprint
+		o.number = p.log.calls - 1
 		o.sequence = p.log.sequence.Load()
+		o.seq = p.seq
+		o.tag = p.tag(p.seq)
+		o.round.fingerprint = p.log.fingerprint
 		p.seq++
 	} else {
 		o.number = p.messages.Begin()

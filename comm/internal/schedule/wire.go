@@ -109,7 +109,8 @@ type Hint struct {
 type Offload interface {
 	// Accepts returns why a call cannot be submitted, if so.
 	Accepts(c comm.Call) error
-	// Plan sets the Step of the operation of a call, and returns true; or it returns false, and the engine's schedules do it. The lists of c are valid until
-	// Plan returns. A Barrier or Split is a Call with that Op and nothing else.
+	// Plan sets the Step of the operation of a call, and returns true; or it returns false, and the engine's
+	// schedules do it. The lists of c are valid until Plan returns. A Barrier or Split is a Call with that Op
+	// and nothing else.
 	Plan(o *Op, c comm.Call) bool
 }
