@@ -53,7 +53,7 @@ const runPatience = 10 * time.Second
 // all bodies; those that have not returned ten seconds after their context was done
 // are named in the log.
 func Run(ctx context.Context, comms []Communicator, body func(ctx context.Context, c Communicator) error) error {
-	outer, within := ctx.Value(runKey{}).(context.Context) // of the Run whose body this is in
+	outer, nested := ctx.Value(runKey{}).(context.Context) // of the Run whose body this is in
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	ctx = context.WithValue(ctx, runKey{}, ctx)
@@ -70,19 +70,20 @@ func Run(ctx context.Context, comms []Communicator, body func(ctx context.Contex
 		running[i] = c.Rank()
 	}
 	done := ctx.Done()
-	var late <-chan time.Time
+	var patience <-chan time.Time
 	for len(running) > 0 {
 		select {
 		case i := <-returned:
 			delete(running, i)
 		case <-done:
-			done, late = nil, time.After(runPatience)
-		case <-late:
-			if within && outer.Err() != nil {
+			done = nil
+			patience = time.After(runPatience)
+		case <-patience:
+			if nested && outer.Err() != nil {
 				continue // that one waits for this one, and says so
 			}
-			behind := slices.Sorted(maps.Values(running))
-			slog.Warn("comm: waiting for "+ranks.Text(behind)+", whose context has ended", "cause", context.Cause(ctx))
+			stragglers := ranks.Text(slices.Sorted(maps.Values(running)))
+			slog.Warn("comm: waiting for "+stragglers+", whose context has ended", "cause", context.Cause(ctx))
 		}
 	}
 	slices.SortStableFunc(errs, func(a, b error) int { return echo(a) - echo(b) })
@@ -116,7 +117,10 @@ func (e *rankError) Unwrap() error { return e.error }
 
 // runRank runs the body of one rank. It stores the error instead of returning
 // it, as the body may end the goroutine.
-func runRank(ctx context.Context, c Communicator, body func(context.Context, Communicator) error, result *error, cancel context.CancelCauseFunc) {
+func runRank(
+	ctx context.Context, c Communicator, body func(context.Context, Communicator) error,
+	result *error, cancel context.CancelCauseFunc,
+) {
 	rank := c.Rank()
 	returned := false
 	defer func() {
@@ -124,11 +128,11 @@ func runRank(ctx context.Context, c Communicator, body func(context.Context, Com
 			*result = &PanicError{Rank: rank, Value: recover(), Stack: debug.Stack()}
 		}
 		cause := *result
-		inner, within := cause.(*rankError)
-		if cause != nil && !(within && inner.rank == rank) {
+		inner, nested := cause.(*rankError)
+		if cause != nil && !(nested && inner.rank == rank) {
 			*result = &rankError{rank, cause}
 		}
-		for ; within; inner, within = cause.(*rankError) {
+		for ; nested; inner, nested = cause.(*rankError) {
 			cause = inner.error
 		}
 		if p, ok := cause.(*PanicError); ok {

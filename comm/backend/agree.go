@@ -19,25 +19,43 @@ import (
 // a peer's abort because of a mismatch passes that on.
 func Agree(calls []comm.Call) error {
 	first := &calls[0]
-	same := func(c comm.Call) bool {
-		return c.Op == first.Op && c.DType == first.DType && c.Reduce == first.Reduce && c.Peer == first.Peer && c.Count == first.Count
+	differs := func(c comm.Call) bool {
+		sameKind := c.Op == first.Op && c.DType == first.DType && c.Reduce == first.Reduce
+		return !sameKind || c.Peer != first.Peer || c.Count != first.Count
 	}
-	if slices.ContainsFunc(calls, func(c comm.Call) bool { return !same(c) }) {
+	if slices.ContainsFunc(calls, differs) {
 		return fmt.Errorf("%w: %s", comm.ErrMismatch, whoCalledWhat(calls))
 	}
+	switch first.Op {
+	case comm.OpAllGatherV:
+		return agreeOnCounts(calls)
+	case comm.OpAllToAllV:
+		return agreeOnParts(calls)
+	}
+	return nil
+}
+
+// agreeOnCounts compares the lengths of an AllGatherV.
+func agreeOnCounts(calls []comm.Call) error {
+	first := &calls[0]
 	for r := range calls {
-		switch first.Op {
-		case comm.OpAllGatherV:
-			for i, n := range calls[r].RecvCounts {
-				if want := first.RecvCounts[i]; n != want {
-					return fmt.Errorf("%w: %v, where rank 0 passed counts[%d] = %d, rank %d passed %d", comm.ErrMismatch, first, i, want, r, n)
-				}
+		for i, n := range calls[r].RecvCounts {
+			if want := first.RecvCounts[i]; n != want {
+				return fmt.Errorf("%w: %v, where rank 0 passed counts[%d] = %d, rank %d passed %d",
+					comm.ErrMismatch, first, i, want, r, n)
 			}
-		case comm.OpAllToAllV:
-			for to, n := range calls[r].SendCounts {
-				if want := calls[to].RecvCounts[r]; n != want {
-					return fmt.Errorf("%w: %v, where rank %d sends %d elements to rank %d, which receives %d", comm.ErrMismatch, first, r, n, to, want)
-				}
+		}
+	}
+	return nil
+}
+
+// agreeOnParts compares the lengths of an AllToAllV on both sides.
+func agreeOnParts(calls []comm.Call) error {
+	for r := range calls {
+		for to, n := range calls[r].SendCounts {
+			if want := calls[to].RecvCounts[r]; n != want {
+				return fmt.Errorf("%w: %v, where rank %d sends %d elements to rank %d, which receives %d",
+					comm.ErrMismatch, &calls[0], r, n, to, want)
 			}
 		}
 	}

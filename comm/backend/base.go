@@ -137,5 +137,5 @@ func (b *Base) Progress() Progress {
 	return Progress{}
 }
 
-// own finds the life of a handle that embeds a Base.
-func (b *Base) own() *Life { return b.life }
+// lifeOf finds the life of a handle that embeds a Base.
+func (b *Base) lifeOf() *Life { return b.life }

@@ -38,18 +38,23 @@ func (c *Check) Fail(op string, err error) error {
 	return &comm.OpError{Backend: c.Backend, Op: op, Rank: c.Rank, Err: err}
 }
 
-// Unreachable is the error of a [MemoryChecker] for memory of d; why tells what it does
+// Unreachable is the error of a [MemoryChecker] for memory of d; advice tells what it does
 // reach, or what would help.
-func (c *Check) Unreachable(d runtime.Device, why string) error {
-	return c.Fail("check device", fmt.Errorf("%w: memory of %v: %s", comm.ErrDevice, d, why))
+func (c *Check) Unreachable(d runtime.Device, advice string) error {
+	return c.Fail("check device", fmt.Errorf("%w: memory of %v: %s", comm.ErrDevice, d, advice))
 }
 
 func (c *Check) fail(op comm.Op, err error) error { return c.Fail(op.String(), err) }
 
+// wrong is the error of an argument.
+func (c *Check) wrong(op comm.Op, format string, values ...any) error {
+	return c.fail(op, fmt.Errorf("%w: "+format, append([]any{comm.ErrArgument}, values...)...))
+}
+
 // Call checks the arguments of a call.
 func (c *Check) Call(x *comm.Call) error {
 	if !x.Op.MovesData() {
-		return c.fail(x.Op, fmt.Errorf("%w: %v does not move data", comm.ErrArgument, x.Op))
+		return c.wrong(x.Op, "%v does not move data", x.Op)
 	}
 	parts := 1 // of Count elements in the larger buffer
 	switch x.Op {
@@ -126,7 +131,8 @@ func (c *Check) Group(calls []comm.Call) error {
 	if a == nil {
 		return nil
 	}
-	return c.Fail(opGroup, fmt.Errorf("%w: buffers of two messages of one group overlap: %v, %v", comm.ErrArgument, *a, *b))
+	return c.Fail(opGroup, fmt.Errorf("%w: buffers of two messages of one group overlap: %v, %v",
+		comm.ErrArgument, *a, *b))
 }
 
 // conflict finds two messages that use the same memory, at least one of them
@@ -145,9 +151,9 @@ func conflict(calls []comm.Call, messages int) (a, b *comm.Call) {
 		}
 	}
 	slices.SortFunc(list, func(x, y *comm.Call) int {
-		from, _ := MessageMemory(x)
-		other, _ := MessageMemory(y)
-		return cmp.Compare(from, other)
+		startX, _ := MessageMemory(x)
+		startY, _ := MessageMemory(y)
+		return cmp.Compare(startX, startY)
 	})
 	var farthest, written *comm.Call // of all, and of those that write
 	for _, x := range list {
@@ -181,15 +187,15 @@ func farther(a, b *comm.Call) *comm.Call {
 }
 
 func (c *Check) allGatherV(x *comm.Call) error {
-	extent, err := c.extent(x.Op, "counts", x.RecvCounts, "displs", x.RecvDispls, x.DType)
+	extent, err := c.extent(x.Op, "counts", x.RecvCounts, "displs", x.RecvDispls)
 	if err != nil {
 		return err
 	}
-	if err := c.apart(x.Op, "counts", x.RecvCounts, "displs", x.RecvDispls); err != nil {
+	if err := c.disjointParts(x.Op, "counts", x.RecvCounts, "displs", x.RecvDispls); err != nil {
 		return err
 	}
-	own := x.RecvCounts[c.Rank]
-	if err := c.pointer(x.Op, "send", x.Send, own); err != nil {
+	count := x.RecvCounts[c.Rank] // of this rank
+	if err := c.pointer(x.Op, "send", x.Send, count); err != nil {
 		return err
 	}
 	if err := c.pointer(x.Op, "recv", x.Recv, extent); err != nil {
@@ -199,7 +205,7 @@ func (c *Check) allGatherV(x *comm.Call) error {
 	if x.Send == x.Recv+uintptr(x.RecvDispls[c.Rank]*size) {
 		return nil
 	}
-	return c.disjoint(x.Op, x.Send, own*size, x.Recv, extent*size)
+	return c.disjoint(x.Op, x.Send, count*size, x.Recv, extent*size)
 }
 
 func (c *Check) allToAll(op comm.Op, send, recv uintptr, bytes int) error {
@@ -213,15 +219,15 @@ func (c *Check) allToAll(op comm.Op, send, recv uintptr, bytes int) error {
 }
 
 func (c *Check) allToAllV(x *comm.Call) error {
-	sendExtent, err := c.extent(x.Op, "sendCounts", x.SendCounts, "sendDispls", x.SendDispls, x.DType)
+	sendExtent, err := c.extent(x.Op, "sendCounts", x.SendCounts, "sendDispls", x.SendDispls)
 	if err != nil {
 		return err
 	}
-	recvExtent, err := c.extent(x.Op, "recvCounts", x.RecvCounts, "recvDispls", x.RecvDispls, x.DType)
+	recvExtent, err := c.extent(x.Op, "recvCounts", x.RecvCounts, "recvDispls", x.RecvDispls)
 	if err != nil {
 		return err
 	}
-	if err := c.apart(x.Op, "recvCounts", x.RecvCounts, "recvDispls", x.RecvDispls); err != nil {
+	if err := c.disjointParts(x.Op, "recvCounts", x.RecvCounts, "recvDispls", x.RecvDispls); err != nil {
 		return err
 	}
 	if err := c.pointer(x.Op, "send", x.Send, sendExtent); err != nil {
@@ -231,7 +237,7 @@ func (c *Check) allToAllV(x *comm.Call) error {
 		return err
 	}
 	if sent, received := x.SendCounts[c.Rank], x.RecvCounts[c.Rank]; sent != received {
-		return c.fail(x.Op, fmt.Errorf("%w: this rank sends itself %d elements but receives %d", comm.ErrArgument, sent, received))
+		return c.wrong(x.Op, "this rank sends itself %d elements but receives %d", sent, received)
 	}
 	size := x.DType.Size()
 	return c.disjoint(x.Op, x.Send, sendExtent*size, x.Recv, recvExtent*size)
@@ -242,7 +248,7 @@ func (c *Check) message(op comm.Op, role string, buf uintptr, x *comm.Call) erro
 		return err
 	}
 	if x.Tag > comm.MaxTag {
-		return c.fail(op, fmt.Errorf("%w: tag %d is above %d", comm.ErrArgument, x.Tag, comm.MaxTag))
+		return c.wrong(op, "tag %d is above %d", x.Tag, comm.MaxTag)
 	}
 	return c.pointer(op, "buf", buf, x.Count)
 }
@@ -250,7 +256,7 @@ func (c *Check) message(op comm.Op, role string, buf uintptr, x *comm.Call) erro
 // reduction checks the reduction of a reducing collective.
 func (c *Check) reduction(op comm.Op, dt dtype.DType, r comm.ReduceOp) error {
 	if !r.Valid() {
-		return c.fail(op, fmt.Errorf("%w: %v is no reduction", comm.ErrArgument, r))
+		return c.wrong(op, "%v is no reduction", r)
 	}
 	if !r.Defined(dt) {
 		return c.fail(op, fmt.Errorf("%w: %v of %v is not defined", comm.ErrUnsupported, r, dt))
@@ -266,13 +272,13 @@ func (c *Check) reduction(op comm.Op, dt dtype.DType, r comm.ReduceOp) error {
 // elements checks a type and a count, parts of which lie in one buffer.
 func (c *Check) elements(op comm.Op, count, parts int, dt dtype.DType) error {
 	if !dt.Valid() {
-		return c.fail(op, fmt.Errorf("%w: dtype %d is not valid", comm.ErrArgument, uint8(dt)))
+		return c.wrong(op, "dtype %d is not valid", uint8(dt))
 	}
 	if count < 0 {
-		return c.fail(op, fmt.Errorf("%w: count %d is negative", comm.ErrArgument, count))
+		return c.wrong(op, "count %d is negative", count)
 	}
 	if count > math.MaxInt/8/parts {
-		return c.fail(op, fmt.Errorf("%w: count %d overflows the address space", comm.ErrArgument, count))
+		return c.wrong(op, "count %d overflows the address space", count)
 	}
 	if c.SupportsType != nil {
 		if err := c.SupportsType(dt); err != nil {
@@ -285,7 +291,7 @@ func (c *Check) elements(op comm.Op, count, parts int, dt dtype.DType) error {
 // peer checks a rank argument.
 func (c *Check) peer(op comm.Op, role string, rank int) error {
 	if rank < 0 || rank >= c.WorldSize {
-		return c.fail(op, fmt.Errorf("%w: %s %d is not in [0, %d)", comm.ErrArgument, role, rank, c.WorldSize))
+		return c.wrong(op, "%s %d is not in [0, %d)", role, rank, c.WorldSize)
 	}
 	return nil
 }
@@ -293,12 +299,12 @@ func (c *Check) peer(op comm.Op, role string, rank int) error {
 // pointer checks that a buffer of count elements has an address.
 func (c *Check) pointer(op comm.Op, role string, p uintptr, count int) error {
 	if p == 0 && count > 0 {
-		return c.fail(op, fmt.Errorf("%w: %s is nil for %d elements", comm.ErrArgument, role, count))
+		return c.wrong(op, "%s is nil for %d elements", role, count)
 	}
 	return nil
 }
 
-// pair checks two buffers of one size: the same, or apart.
+// pair checks two buffers of one size: the same, or disjoint.
 func (c *Check) pair(op comm.Op, send, recv uintptr, bytes int) error {
 	if err := c.pointer(op, "send", send, bytes); err != nil {
 		return err
@@ -312,16 +318,18 @@ func (c *Check) pair(op comm.Op, send, recv uintptr, bytes int) error {
 	return c.disjoint(op, send, bytes, recv, bytes)
 }
 
-// parts checks a buffer of one part against one of WorldSize parts: apart, or
-// the former is part number own of the latter (in place).
-func (c *Check) parts(op comm.Op, partRole string, part uintptr, wholeRole string, whole uintptr, bytes, own int) error {
+// parts checks a buffer of one part against one of WorldSize parts: disjoint, or
+// the former is the part with that number of the latter (in place).
+func (c *Check) parts(
+	op comm.Op, partRole string, part uintptr, wholeRole string, whole uintptr, bytes, number int,
+) error {
 	if err := c.pointer(op, partRole, part, bytes); err != nil {
 		return err
 	}
 	if err := c.pointer(op, wholeRole, whole, bytes); err != nil {
 		return err
 	}
-	if part == whole+uintptr(own*bytes) {
+	if part == whole+uintptr(number*bytes) {
 		return nil
 	}
 	return c.disjoint(op, part, bytes, whole, bytes*c.WorldSize)
@@ -329,24 +337,24 @@ func (c *Check) parts(op comm.Op, partRole string, part uintptr, wholeRole strin
 
 // extent checks counts and displacements of a V-collective and returns the
 // number of elements that the buffer spans.
-func (c *Check) extent(op comm.Op, countsRole string, counts []int, displsRole string, displs []int, dt dtype.DType) (int, error) {
+func (c *Check) extent(op comm.Op, countsRole string, counts []int, displsRole string, displs []int) (int, error) {
 	if len(counts) != c.WorldSize {
-		return 0, c.fail(op, fmt.Errorf("%w: %s has length %d, want %d", comm.ErrArgument, countsRole, len(counts), c.WorldSize))
+		return 0, c.wrong(op, "%s has length %d, want %d", countsRole, len(counts), c.WorldSize)
 	}
 	if len(displs) != c.WorldSize {
-		return 0, c.fail(op, fmt.Errorf("%w: %s has length %d, want %d", comm.ErrArgument, displsRole, len(displs), c.WorldSize))
+		return 0, c.wrong(op, "%s has length %d, want %d", displsRole, len(displs), c.WorldSize)
 	}
 	extent := 0
 	for r, n := range counts {
 		d := displs[r]
 		if n < 0 {
-			return 0, c.fail(op, fmt.Errorf("%w: %s[%d] = %d is negative", comm.ErrArgument, countsRole, r, n))
+			return 0, c.wrong(op, "%s[%d] = %d is negative", countsRole, r, n)
 		}
 		if d < 0 {
-			return 0, c.fail(op, fmt.Errorf("%w: %s[%d] = %d is negative", comm.ErrArgument, displsRole, r, d))
+			return 0, c.wrong(op, "%s[%d] = %d is negative", displsRole, r, d)
 		}
 		if n > math.MaxInt/8-d {
-			return 0, c.fail(op, fmt.Errorf("%w: %s[%d] + %s[%d] overflows the address space", comm.ErrArgument, countsRole, r, displsRole, r))
+			return 0, c.wrong(op, "%s[%d] + %s[%d] overflows the address space", countsRole, r, displsRole, r)
 		}
 		if n > 0 {
 			extent = max(extent, d+n)
@@ -355,11 +363,12 @@ func (c *Check) extent(op comm.Op, countsRole string, counts []int, displsRole s
 	return extent, nil
 }
 
-// apart checks that the regions of a receive buffer do not overlap: what
-// several ranks write has no defined content. Regions in the order of the ranks
+// disjointParts checks that the parts of a receive buffer do not overlap: memory that
+// several ranks write has no defined content. Parts in the order of the ranks
 // take one look at each.
-func (c *Check) apart(op comm.Op, countsRole string, counts []int, displsRole string, displs []int) error {
-	end, ordered := 0, true
+func (c *Check) disjointParts(op comm.Op, countsRole string, counts []int, displsRole string, displs []int) error {
+	end := 0
+	ordered := true
 	for r, n := range counts {
 		if n > 0 {
 			ordered = ordered && displs[r] >= end
@@ -383,7 +392,7 @@ func (c *Check) apart(op comm.Op, countsRole string, counts []int, displsRole st
 // disjoint checks that two buffers do not overlap.
 func (c *Check) disjoint(op comm.Op, a uintptr, aBytes int, b uintptr, bBytes int) error {
 	if aBytes > 0 && bBytes > 0 && a < b+uintptr(bBytes) && b < a+uintptr(aBytes) {
-		return c.fail(op, fmt.Errorf("%w: buffers [%#x, +%d) and [%#x, +%d) overlap", comm.ErrArgument, a, aBytes, b, bBytes))
+		return c.wrong(op, "buffers [%#x, +%d) and [%#x, +%d) overlap", a, aBytes, b, bBytes)
 	}
 	return nil
 }

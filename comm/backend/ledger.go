@@ -23,12 +23,12 @@ type InFlight struct {
 	Behind     int // other operations in flight
 }
 
-// mostNamed is how many messages the text of an InFlight names.
-const mostNamed = 4
+// maxNamed is how many messages the text of an InFlight names.
+const maxNamed = 4
 
 // String returns the text, "nothing" if nothing is in flight.
 func (f InFlight) String() string {
-	var what []string
+	var parts []string
 	if f.Number > 0 {
 		text := fmt.Sprintf("%v (collective #%d)", f.Collective, f.Number)
 		if len(f.Missing) > 0 {
@@ -37,25 +37,25 @@ func (f InFlight) String() string {
 		if len(f.Unreceived) > 0 {
 			text += ", not received by " + ranks.Text(f.Unreceived)
 		}
-		what = append(what, strings.Join(append([]string{text}, f.Reports...), ", "))
+		parts = append(parts, strings.Join(append([]string{text}, f.Reports...), ", "))
 	}
-	named := min(len(f.Messages), mostNamed)
+	named := min(len(f.Messages), maxNamed)
 	for _, m := range f.Messages[:named] {
-		what = append(what, m.String())
+		parts = append(parts, m.String())
 	}
-	if more := len(f.Messages) - named; more > 0 {
-		what = append(what, fmt.Sprintf("%d more messages", more))
+	if unnamed := len(f.Messages) - named; unnamed > 0 {
+		parts = append(parts, fmt.Sprintf("%d more messages", unnamed))
 	}
 	switch {
 	case f.Behind == 1:
-		what = append(what, "1 operation behind that")
+		parts = append(parts, "1 operation behind that")
 	case f.Behind > 1:
-		what = append(what, fmt.Sprintf("%d operations behind that", f.Behind))
+		parts = append(parts, fmt.Sprintf("%d operations behind that", f.Behind))
 	}
-	if len(what) == 0 {
+	if len(parts) == 0 {
 		return "nothing"
 	}
-	return strings.Join(what, "; ")
+	return strings.Join(parts, "; ")
 }
 
 // Error is the error of a wait for what is in flight that ctx ended.
@@ -68,8 +68,8 @@ func (f InFlight) Error(ctx context.Context) error {
 type Extent struct{ Collectives, Messages uint64 }
 
 // Max returns the further of two.
-func (e Extent) Max(other Extent) Extent {
-	return Extent{max(e.Collectives, other.Collectives), max(e.Messages, other.Messages)}
+func (e Extent) Max(f Extent) Extent {
+	return Extent{max(e.Collectives, f.Collectives), max(e.Messages, f.Messages)}
 }
 
 func (e Extent) calls() uint64 { return e.Collectives + e.Messages }
@@ -103,8 +103,13 @@ func (l *Ledger) Begin(c *comm.Call) {
 		count = &l.begun.Messages
 	}
 	*count++
-	k := &e.call
-	e.number, k.Op, k.DType, k.Reduce, k.Tag, k.Peer, k.Count = *count, c.Op, c.DType, c.Reduce, c.Tag, c.Peer, c.Count
+	e.number = *count
+	e.call.Op = c.Op
+	e.call.DType = c.DType
+	e.call.Reduce = c.Reduce
+	e.call.Tag = c.Tag
+	e.call.Peer = c.Peer
+	e.call.Count = c.Count
 }
 
 // Last describes the last call that was submitted, "" if there is none.
@@ -135,11 +140,11 @@ func (l *Ledger) Idle() bool {
 	return l.begun == l.done
 }
 
-// Done notes that the calls up to there are done.
-func (l *Ledger) Done(until Extent) {
+// Done notes that the calls within an extent are done.
+func (l *Ledger) Done(calls Extent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.done = l.done.Max(until)
+	l.done = l.done.Max(calls)
 }
 
 // Progress returns what [Progresser] does.
@@ -166,7 +171,8 @@ func (l *Ledger) InFlight() (f InFlight) {
 	if oldest.call.Op.Message() {
 		f.Messages = []comm.Call{oldest.call}
 	} else {
-		f.Collective, f.Number = oldest.call, oldest.number
+		f.Collective = oldest.call
+		f.Number = oldest.number
 	}
 	f.Behind = int(begun - first - 1)
 	return f

@@ -259,14 +259,14 @@ func (l *Life) bounded(f func(context.Context) error) error {
 func (l *Life) timeout() time.Duration { return cmp.Or(l.Timeout, HostTimeout) }
 
 // Adopt registers a sub-communicator, or ends it if this one was closed meanwhile. What
-// Split makes is adopted by the door.
+// Split makes is adopted by [Base].
 func (l *Life) Adopt(child comm.Communicator) error {
 	if l.closing.Load() {
 		_ = comm.CloseAll(child, comm.ErrClosed) // its other ranks may have theirs
 		return comm.ErrClosed
 	}
-	if c, ok := child.(interface{ own() *Life }); ok {
-		child = c.own().base
+	if c, ok := child.(interface{ lifeOf() *Life }); ok {
+		child = c.lifeOf().base
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -274,18 +274,19 @@ func (l *Life) Adopt(child comm.Communicator) error {
 	return nil
 }
 
-// gone reports whether a sub-communicator is closed, and all below it.
-func gone(c comm.Communicator) bool { return closed(c) && len(below(c)) == 0 }
+// gone reports whether a sub-communicator is closed, and all of its sub-communicators.
+func gone(c comm.Communicator) bool { return closed(c) && len(descendants(c)) == 0 }
 
 // closed does not ask Err where it need not, which tells the user why c has aborted.
 func closed(c comm.Communicator) bool {
-	if own, ok := comm.As[interface{ own() *Life }](c); ok {
-		return own.own().Closed()
+	if b, ok := comm.As[interface{ lifeOf() *Life }](c); ok {
+		return b.lifeOf().Closed()
 	}
 	return errors.Is(c.Err(), comm.ErrClosed)
 }
 
-func below(c comm.Communicator) []comm.Communicator {
+// descendants returns the sub-communicators of c that are open, with theirs.
+func descendants(c comm.Communicator) []comm.Communicator {
 	if p, ok := comm.As[Parent](c); ok {
 		return p.SubCommunicators()
 	}
@@ -298,7 +299,7 @@ func (l *Life) subCommunicators() (open []comm.Communicator) {
 	children := slices.Clone(l.children)
 	l.mu.Unlock()
 	for _, c := range children {
-		open = append(open, below(c)...)
+		open = append(open, descendants(c)...)
 		if !closed(c) {
 			open = append(open, c)
 		}
@@ -311,9 +312,13 @@ func (l *Life) subCommunicators() (open []comm.Communicator) {
 // cannot do it, or the communicator was closed.
 func Refused(err error) bool {
 	is := func(sentinel error) bool { return errors.Is(err, sentinel) }
-	// The cause of these may be anything, as it may be another rank's.
-	if slices.ContainsFunc([]error{comm.ErrBroken, comm.ErrPeerFailed, comm.ErrTimeout, comm.ErrCanceled, comm.ErrMismatch}, is) {
-		return false
-	}
-	return slices.ContainsFunc([]error{comm.ErrArgument, comm.ErrUnsupported, comm.ErrDevice, comm.ErrUnavailable, comm.ErrClosed}, is)
+	return !slices.ContainsFunc(outOfStep, is) && slices.ContainsFunc(refusals, is)
 }
+
+var (
+	// outOfStep are sentinels after which ranks are out of step. Their cause may be anything, as it may be
+	// another rank's.
+	outOfStep = []error{comm.ErrBroken, comm.ErrPeerFailed, comm.ErrTimeout, comm.ErrCanceled, comm.ErrMismatch}
+	// refusals are sentinels of calls that took no part.
+	refusals = []error{comm.ErrArgument, comm.ErrUnsupported, comm.ErrDevice, comm.ErrUnavailable, comm.ErrClosed}
+)

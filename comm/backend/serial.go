@@ -57,11 +57,11 @@ func (s *serial) Submit(c comm.Call) error { return s.SubmitTogether([]comm.Call
 
 // SubmitTogether implements [Backend].
 func (s *serial) SubmitTogether(calls []comm.Call) error {
-	own := make([]comm.Call, len(calls))
+	clones := make([]comm.Call, len(calls))
 	for i := range calls {
-		own[i] = Clone(calls[i])
+		clones[i] = Clone(calls[i])
 	}
-	_, err := s.submit(own, func() error { return s.worker.Work(own) })
+	_, err := s.submit(clones, func() error { return s.worker.Work(clones) })
 	return err
 }
 
@@ -75,12 +75,13 @@ func (s *serial) submit(calls []comm.Call, work func() error) (done <-chan struc
 	for i := range calls {
 		s.ledger.Begin(&calls[i])
 	}
-	until := s.ledger.Begun()
-	before, ended := s.last, make(chan struct{})
+	begun := s.ledger.Begun()
+	previous := s.last
+	ended := make(chan struct{})
 	s.last = ended
 	go func() {
 		defer close(ended)
-		<-before
+		<-previous
 		if s.life.Cause() != nil {
 			return
 		}
@@ -88,7 +89,7 @@ func (s *serial) submit(calls []comm.Call, work func() error) (done <-chan struc
 			s.fail(err)
 			return
 		}
-		s.ledger.Done(until)
+		s.ledger.Done(begun)
 	}()
 	return ended, nil
 }

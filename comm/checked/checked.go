@@ -2,7 +2,6 @@
 package checked
 
 import (
-	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -38,20 +37,20 @@ import (
 type Communicator struct {
 	*backend.Base
 	comm.Wrapped
-	side    comm.Communicator // for what is compared
+	side    comm.Communicator // over which encoded calls are exchanged
 	rt      runtime.Runtime   // of sub-communicators
-	own     runtime.Runtime   // where what is compared lies: rt, or a fork of it
+	device  runtime.Runtime   // where encoded calls lie: rt, or a fork of it
 	check   backend.Check
 	life    backend.Life
 	timeout time.Duration
 
 	// mu keeps the comparison and the call it is about together.
 	mu          sync.Mutex
-	collectives int // so far
+	collectives int // compared so far; guarded by mu
 
-	memory sync.Mutex // guards what follows, from beginning to end of an exchange
-	send   uintptr    // 0 when it was given back
-	recv   uintptr
+	memory sync.Mutex // held from beginning to end of an exchange
+	send   uintptr    // 0 when it was given back; guarded by memory
+	recv   uintptr    // guarded by memory
 }
 
 // Option changes how a [Communicator] works.
@@ -74,7 +73,7 @@ func New(ctx context.Context, c comm.Communicator, rt runtime.Runtime, opts ...O
 	k := &Communicator{
 		Wrapped: comm.Wrap(c),
 		rt:      rt,
-		own:     rt,
+		device:  rt,
 		check:   backend.Check{Backend: "checked", Rank: c.Rank(), WorldSize: c.WorldSize()},
 		timeout: checkPatience,
 	}
@@ -88,19 +87,26 @@ func New(ctx context.Context, c comm.Communicator, rt runtime.Runtime, opts ...O
 	if k.side, err = c.Split(ctx, 0, c.Rank()); err != nil {
 		return nil, err
 	}
-	if device, ok := rt.(runtime.StreamForker); ok {
-		if k.own, err = device.ForkStream(); err != nil {
+	if forker, ok := rt.(runtime.StreamForker); ok {
+		if k.device, err = forker.ForkStream(); err != nil {
 			return nil, errors.Join(err, k.side.Close())
 		}
 	}
-	bytes := 8 * k.words()
-	if k.send, err = k.own.Allocate(bytes); err == nil {
-		k.recv, err = k.own.Allocate(bytes * k.WorldSize())
-	}
-	if err != nil {
+	if err := k.allocate(); err != nil {
 		return nil, errors.Join(err, k.release())
 	}
 	return k, nil
+}
+
+// allocate makes the memory for an exchange.
+func (k *Communicator) allocate() (err error) {
+	bytes := 8 * k.words()
+	k.send, err = k.device.Allocate(bytes)
+	if err != nil {
+		return err
+	}
+	k.recv, err = k.device.Allocate(bytes * k.WorldSize())
+	return err
 }
 
 // release gives back what New has made.
@@ -108,17 +114,18 @@ func (k *Communicator) release() error {
 	err := k.side.Close()
 	k.memory.Lock()
 	defer k.memory.Unlock()
-	err = errors.Join(err, k.own.Deallocate(k.send), k.own.Deallocate(k.recv))
-	k.send, k.recv = 0, 0
-	if k.own != k.rt {
-		err = errors.Join(err, k.own.Close())
+	err = errors.Join(err, k.device.Deallocate(k.send), k.device.Deallocate(k.recv))
+	k.send = 0
+	k.recv = 0
+	if k.device != k.rt {
+		err = errors.Join(err, k.device.Close())
 	}
 	return err
 }
 
-// within returns a context for an exchange: one that ends with the timeout, and with
+// bound returns a context for an exchange: one that ends with the timeout, and with
 // the communicator.
-func (k *Communicator) within(ctx context.Context) (context.Context, func()) {
+func (k *Communicator) bound(ctx context.Context) (context.Context, func()) {
 	ctx, stop := k.life.Until(ctx)
 	ctx, cancel := context.WithTimeout(ctx, k.timeout)
 	return ctx, func() {
@@ -127,9 +134,9 @@ func (k *Communicator) within(ctx context.Context) (context.Context, func()) {
 	}
 }
 
-// settle waits until what was copied to memory for an exchange is there.
-func (k *Communicator) settle(ctx context.Context) error {
-	err := k.own.Synchronize(ctx)
+// awaitCopy waits until bytes that were copied to memory for an exchange are there.
+func (k *Communicator) awaitCopy(ctx context.Context) error {
+	err := k.device.Synchronize(ctx)
 	if down := k.life.Err(); err != nil && down != nil {
 		return down
 	}
@@ -159,11 +166,18 @@ func (k *Communicator) encode(c *comm.Call) []byte {
 
 func (k *Communicator) decode(b []byte) comm.Call {
 	word := func(i int) int { return int(binary.LittleEndian.Uint64(b[8*i:])) }
-	c := comm.Call{Op: comm.Op(word(0)), DType: dtype.DType(word(1)), Reduce: comm.ReduceOp(word(2)), Peer: word(3), Count: word(4)}
+	c := comm.Call{
+		Op:     comm.Op(word(0)),
+		DType:  dtype.DType(word(1)),
+		Reduce: comm.ReduceOp(word(2)),
+		Peer:   word(3),
+		Count:  word(4),
+	}
 	if c.Op == comm.OpAllGatherV || c.Op == comm.OpAllToAllV {
-		for r, n := 0, k.WorldSize(); r < n; r++ {
+		size := k.WorldSize()
+		for r := range size {
 			c.RecvCounts = append(c.RecvCounts, word(callWords+r))
-			c.SendCounts = append(c.SendCounts, word(callWords+n+r))
+			c.SendCounts = append(c.SendCounts, word(callWords+size+r))
 		}
 	}
 	return c
@@ -206,24 +220,28 @@ func (k *Communicator) agree(ctx context.Context, c *comm.Call) error {
 	if err := k.life.Err(); err != nil || c.Op.Message() {
 		return err
 	}
-	ctx, cancel := k.within(ctx)
+	ctx, cancel := k.bound(ctx)
 	defer cancel()
 	err := k.compare(ctx, c)
-	if err != nil {
-		return cmp.Or(k.life.Err(), err) // it ended the exchange
+	if err == nil {
+		return nil
 	}
-	return nil
+	if down := k.life.Err(); down != nil {
+		return down // it ended the exchange
+	}
+	return err
 }
 
 // compare exchanges calls.
-func (k *Communicator) compare(ctx context.Context, mine *comm.Call) error {
+func (k *Communicator) compare(ctx context.Context, c *comm.Call) error {
 	k.collectives++
-	all, err := k.exchange(ctx, k.encode(mine))
-	if found := (*disagreement)(nil); errors.As(err, &found) { // by another rank, which has ended the exchange
+	all, err := k.exchange(ctx, k.encode(c))
+	var found *disagreement // by another rank, which has ended the exchange
+	if errors.As(err, &found) {
 		return found
 	}
 	if err != nil {
-		return fmt.Errorf("waiting for the other ranks to call %v: %w", mine, err)
+		return fmt.Errorf("waiting for the other ranks to call %v: %w", c, err)
 	}
 	calls := make([]comm.Call, len(all))
 	for r, b := range all {
@@ -242,29 +260,29 @@ type disagreement struct{ error }
 func (d *disagreement) Unwrap() error { return d.error }
 
 // exchange gathers equally long bytes from all ranks.
-func (k *Communicator) exchange(ctx context.Context, mine []byte) ([][]byte, error) {
+func (k *Communicator) exchange(ctx context.Context, call []byte) ([][]byte, error) {
 	k.memory.Lock()
 	defer k.memory.Unlock()
 	if k.send == 0 {
 		return nil, comm.ErrClosed
 	}
-	if err := k.own.CopyIn(k.send, mine); err != nil {
+	if err := k.device.CopyIn(k.send, call); err != nil {
 		return nil, err
 	}
-	if err := k.settle(ctx); err != nil {
+	if err := k.awaitCopy(ctx); err != nil {
 		return nil, err
 	}
-	if err := k.side.AllGather(k.send, k.recv, len(mine), dtype.U8); err != nil {
+	if err := k.side.AllGather(k.send, k.recv, len(call), dtype.U8); err != nil {
 		return nil, err
 	}
 	if err := k.side.Sync(ctx); err != nil {
 		return nil, backend.Cause(err) // what aborted that one aborts this one
 	}
-	flat := make([]byte, len(mine)*k.WorldSize())
-	if err := k.own.CopyOut(flat, k.recv); err != nil {
+	flat := make([]byte, len(call)*k.WorldSize())
+	if err := k.device.CopyOut(flat, k.recv); err != nil {
 		return nil, err
 	}
-	return slices.Collect(slices.Chunk(flat, len(mine))), nil
+	return slices.Collect(slices.Chunk(flat, len(call))), nil
 }
 
 // Wait implements [backend.Backend]. What a Split makes is checked, too.
@@ -294,11 +312,11 @@ func (d decorator) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, er
 
 // Abort implements [backend.Backend]. The peers learn the cause from both communicators.
 func (d decorator) Abort(_ context.Context, cause error) {
-	var both sync.WaitGroup
+	var aborts sync.WaitGroup
 	for _, c := range []comm.Communicator{d.k.side, d.k.Communicator} {
-		both.Go(func() { c.Abort(cause) })
+		aborts.Go(func() { c.Abort(cause) })
 	}
-	both.Wait()
+	aborts.Wait()
 }
 
 // Release implements [backend.Backend]. It closes the communicator that is checked.

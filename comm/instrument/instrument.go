@@ -44,8 +44,11 @@ const (
 //		defer rt.Close()
 //		return instrument.Run(ctx, rt, c, train)
 //	})
-func Run(ctx context.Context, rt runtime.Runtime, c comm.Communicator, body func(ctx context.Context, c comm.Communicator) error) error {
-	decorated, err := around(ctx, rt, c, RecordDir())
+func Run(
+	ctx context.Context, rt runtime.Runtime, c comm.Communicator,
+	body func(ctx context.Context, c comm.Communicator) error,
+) error {
+	decorated, err := decorate(ctx, rt, c, RecordDir())
 	if err != nil {
 		return err
 	}
@@ -65,19 +68,21 @@ const EpochDir = "tutti-record-epoch-"
 const epochsKept = 16
 
 // Epoch returns c with the decorators of [Run], for a program whose communicators take each other's place, as those of
-// an elastic job, and that closes c itself. The dumps of an epoch have a directory of their own, of which the last 16 are kept, and
-// a rank that aborts does not wait for those of others.
+// an elastic job, and that closes c itself. Each epoch has a directory for its dumps, and the last 16 directories are
+// kept. A rank that aborts does not wait for the dumps of others.
 func Epoch(ctx context.Context, rt runtime.Runtime, c comm.Communicator, number uint64) (comm.Communicator, error) {
 	dir := filepath.Join(RecordDir(), EpochDir)
-	decorated, err := around(ctx, rt, c, dir+strconv.FormatUint(number, 10), record.Apart)
+	decorated, err := decorate(ctx, rt, c, dir+strconv.FormatUint(number, 10), record.Apart)
 	if _, records := decorated.(*record.Recorder); records && number > epochsKept {
 		_ = os.RemoveAll(dir + strconv.FormatUint(number-epochsKept, 10))
 	}
 	return decorated, err
 }
 
-// around returns c with the decorators that the environment asks for, or c itself.
-func around(ctx context.Context, rt runtime.Runtime, c comm.Communicator, dir string, options ...record.Option) (comm.Communicator, error) {
+// decorate returns c with the decorators that the environment asks for, or c itself.
+func decorate(
+	ctx context.Context, rt runtime.Runtime, c comm.Communicator, dir string, options ...record.Option,
+) (comm.Communicator, error) {
 	calls, err := callsToRecord(c)
 	if err != nil {
 		return nil, err
@@ -109,11 +114,12 @@ func checkFromEnv(ctx context.Context, c comm.Communicator, rt runtime.Runtime) 
 	default:
 		timeout, err := time.ParseDuration(text)
 		if err != nil || timeout <= 0 {
-			return nil, fmt.Errorf("%w: %s is %q, want 1 or a time to wait, such as 10s", comm.ErrArgument, CheckVariable, text)
+			return nil, fmt.Errorf("%w: %s is %q, want 1 or a time to wait, such as 10s",
+				comm.ErrArgument, CheckVariable, text)
 		}
 		opts = append(opts, checked.Timeout(timeout))
 	}
-	if _, already := comm.As[*checked.Communicator](c); already {
+	if _, checks := comm.As[*checked.Communicator](c); checks {
 		return nil, nil
 	}
 	return checked.New(ctx, c, rt, opts...)
@@ -128,9 +134,10 @@ func callsToRecord(c comm.Communicator) (int, error) {
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 0 || n > 1<<24 {
-		return 0, fmt.Errorf("%w: %s is %q, want a number of calls, such as 1000", comm.ErrArgument, RecordVariable, text)
+		return 0, fmt.Errorf("%w: %s is %q, want a number of calls, such as 1000",
+			comm.ErrArgument, RecordVariable, text)
 	}
-	if _, already := comm.As[*record.Recorder](c); already {
+	if _, records := comm.As[*record.Recorder](c); records {
 		return 0, nil
 	}
 	return n, nil

@@ -59,11 +59,13 @@ type Communicator struct {
 type counter struct{ elements, bytes, calls, nanoseconds atomic.Int64 }
 
 // New returns a Communicator around c.
-func New(c comm.Communicator) *Communicator { return within(c, nil) }
+func New(c comm.Communicator) *Communicator { return meter(c, nil) }
 
-func within(c comm.Communicator, parent *Communicator) *Communicator {
+// meter returns a Communicator whose traffic also counts for a parent, if that is not nil.
+func meter(c comm.Communicator, parent *Communicator) *Communicator {
 	m := &Communicator{Wrapped: comm.Wrap(c), parent: parent}
-	m.Methods, m.Waits = comm.Methods{Do: m.do, Together: m.together}, comm.Waits{Wait: m.wait}
+	m.Methods = comm.Methods{Do: m.do, Together: m.group}
+	m.Waits = comm.Waits{Wait: m.wait}
 	return m
 }
 
@@ -99,7 +101,8 @@ func (m *Communicator) count(c *comm.Call, spent time.Duration) {
 // sent is how many bytes of a call count for this rank: what it sends to the
 // others, or receives where the table says so.
 func (m *Communicator) sent(c *comm.Call) (bytes int) {
-	size, rank := m.WorldSize(), m.Rank()
+	size := m.WorldSize()
+	rank := m.Rank()
 	if c.Op == comm.OpAllReduce {
 		return 2 * c.Count * (size - 1) / size * c.DType.Size()
 	}
@@ -125,8 +128,8 @@ func (m *Communicator) do(c comm.Call) error {
 	return nil
 }
 
-// together counts a group's time for its first call.
-func (m *Communicator) together(calls []comm.Call) error {
+// group counts a group's time for its first call.
+func (m *Communicator) group(calls []comm.Call) error {
 	start := time.Now()
 	if err := m.Communicator.Group(calls...); err != nil {
 		return err
@@ -149,11 +152,11 @@ func (m *Communicator) wait(ctx context.Context, w comm.Wait) (comm.Communicator
 	if child == nil {
 		return nil, nil
 	}
-	return within(child, m), nil
+	return meter(child, m), nil
 }
 
 // ShareLists implements [backend.ListSharer], if what is metered does. A Gather counts as the AllGather of lists with
-// the room that the rank's own has.
+// the room that the rank's list has.
 func (m *Communicator) ShareLists(ctx context.Context, n int) (backend.SharedLists, error) {
 	s, ok := comm.As[backend.ListSharer](m.Communicator)
 	if !ok {
@@ -171,31 +174,34 @@ type meteredLists struct {
 	m *Communicator
 }
 
-func (l *meteredLists) Gather(own kernel.Entries) error {
+func (l *meteredLists) Gather(list kernel.Entries) error {
 	begun := time.Now()
-	err := l.SharedLists.Gather(own)
-	if err == nil {
-		c := comm.AllGatherCall(0, 0, 2*own.N, dtype.I32)
-		l.m.count(&c, time.Since(begun))
+	if err := l.SharedLists.Gather(list); err != nil {
+		return err
 	}
-	return err
+	gather := comm.AllGatherCall(0, 0, 2*list.N, dtype.I32)
+	l.m.count(&gather, time.Since(begun))
+	return nil
 }
 
 // AllReduceRounded implements [backend.Rounder], if what is metered does. It counts as the AllToAll and the
 // AllGather of codes that it stands for.
-func (m *Communicator) AllReduceRounded(src kernel.Source, sums uintptr, codec kernel.Codec, op comm.ReduceOp) error {
+func (m *Communicator) AllReduceRounded(
+	src kernel.Source, sums uintptr, codec kernel.Codec, op comm.ReduceOp,
+) error {
 	r, ok := comm.As[backend.Rounder](m.Communicator)
 	if !ok {
 		return fmt.Errorf("%w: sums of rounded values", comm.ErrUnsupported)
 	}
 	begun := time.Now()
-	err := r.AllReduceRounded(src, sums, codec, op)
-	if err == nil {
-		size := m.WorldSize()
-		words := codec.Size((src.N+size-1)/size) / dtype.I32.Size()
-		exchange, gather := comm.AllToAllCall(src.X, sums, words, dtype.I32), comm.AllGatherCall(src.X, sums, words, dtype.I32)
-		m.count(&exchange, time.Since(begun))
-		m.count(&gather, 0)
+	if err := r.AllReduceRounded(src, sums, codec, op); err != nil {
+		return err
 	}
-	return err
+	size := m.WorldSize()
+	words := codec.Size((src.N+size-1)/size) / dtype.I32.Size()
+	exchange := comm.AllToAllCall(src.X, sums, words, dtype.I32)
+	gather := comm.AllGatherCall(src.X, sums, words, dtype.I32)
+	m.count(&exchange, time.Since(begun))
+	m.count(&gather, 0)
+	return nil
 }

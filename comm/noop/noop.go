@@ -49,8 +49,8 @@ func New(rt runtime.Runtime) comm.Communicator {
 
 // CheckDevice implements [backend.MemoryChecker].
 func (c *communicator) CheckDevice(d runtime.Device) error {
-	if own := c.r.rt.Device(); d != own {
-		return c.r.check.Unreachable(d, fmt.Sprintf("this communicator was made for %v", own))
+	if device := c.r.rt.Device(); d != device {
+		return c.r.check.Unreachable(d, fmt.Sprintf("this communicator was made for %v", device))
 	}
 	return nil
 }

@@ -41,11 +41,12 @@ func (r *rank) SubmitTogether(calls []comm.Call) error {
 // aborts the communicator: what failed may be another submission's.
 func (r *rank) submit(call *comm.Call) error {
 	var err error
-	partner, count := -1, &r.calls.Collectives
+	partner := -1
+	count := &r.calls.Collectives
 	if call.Op.Message() {
 		count = &r.calls.Messages
-		partner = slices.IndexFunc(r.waiting, func(other comm.Call) bool {
-			return other.Op.Message() && other.Op != call.Op && other.Tag == call.Tag
+		partner = slices.IndexFunc(r.waiting, func(w comm.Call) bool {
+			return w.Op.Message() && w.Op != call.Op && w.Tag == call.Tag
 		})
 	}
 	count.Submitted++
@@ -67,7 +68,8 @@ func (r *rank) submit(call *comm.Call) error {
 		return err
 	}
 	if len(r.waiting) == 0 {
-		r.calls.Collectives.Done, r.calls.Messages.Done = r.calls.Collectives.Submitted, r.calls.Messages.Submitted
+		r.calls.Collectives.Done = r.calls.Collectives.Submitted
+		r.calls.Messages.Done = r.calls.Messages.Submitted
 	}
 	r.announce()
 	return nil
@@ -105,15 +107,15 @@ func (r *rank) carry(send, recv *comm.Call) error {
 // no runtime has a kernel for it.
 func (r *rank) copyTruth(dst, src uintptr, count int) error {
 	piece := make([]byte, min(count, 64<<10))
-	for at := 0; at < count; at += len(piece) {
-		piece = piece[:min(len(piece), count-at)]
-		if err := r.rt.CopyOut(piece, src+uintptr(at)); err != nil {
+	for offset := 0; offset < count; offset += len(piece) {
+		piece = piece[:min(len(piece), count-offset)]
+		if err := r.rt.CopyOut(piece, src+uintptr(offset)); err != nil {
 			return err
 		}
 		for i, b := range piece {
 			piece[i] = min(b, 1)
 		}
-		if err := r.rt.CopyIn(dst+uintptr(at), piece); err != nil {
+		if err := r.rt.CopyIn(dst+uintptr(offset), piece); err != nil {
 			return err
 		}
 	}

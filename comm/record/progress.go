@@ -12,15 +12,16 @@ import (
 // same order, except those that goroutines make at the same time. The Recorder's lock
 // guards it.
 type progress struct {
-	of         backend.Progresser // nil if the communicator is none
+	source     backend.Progresser // nil if the communicator is none
 	base       [2]uint64          // collectives and messages before the first recorded one
 	next       [2]uint64          // the first call that may not be marked as done, by kind
 	submitting [2]int             // calls that are recorded and whose submission has not returned, by kind
 }
 
 func newProgress(c comm.Communicator) (p progress) {
-	if p.of, _ = comm.As[backend.Progresser](c); p.of != nil {
-		now := p.of.Progress()
+	p.source, _ = comm.As[backend.Progresser](c)
+	if p.source != nil {
+		now := p.source.Progress()
 		p.base = [2]uint64{now.Collectives.Submitted, now.Messages.Submitted}
 	}
 	return p
@@ -28,8 +29,8 @@ func newProgress(c comm.Communicator) (p progress) {
 
 // done returns how many collectives and messages are done.
 func (p *progress) done() (done [2]uint64) {
-	if p.of != nil {
-		now := p.of.Progress()
+	if p.source != nil {
+		now := p.source.Progress()
 		done = [2]uint64{now.Collectives.Done, now.Messages.Done}
 	}
 	return done
@@ -50,16 +51,16 @@ func kind(op comm.Op) int {
 // overlap notes that call id is recorded while another goroutine submits the call of its kind before
 // it, so that either may be submitted first. Of three at a time the first two are noted already.
 func (r *Recorder) overlap(id uint64) {
-	e := r.at(id)
+	e := r.lookup(id)
 	e.shared = true
 	for id > 0 {
 		id--
-		before := r.at(id)
-		if before == nil {
+		previous := r.lookup(id)
+		if previous == nil {
 			return
 		}
-		if kind(before.op) == kind(e.op) {
-			before.shared = true
+		if kind(previous.op) == kind(e.op) {
+			previous.shared = true
 			return
 		}
 	}
@@ -71,7 +72,7 @@ func (r *Recorder) markDone(done [2]uint64, now time.Time) {
 	for k := range done {
 		next := &r.progress.next[k]
 		for *next = max(*next, oldest); *next < r.calls; *next++ {
-			e := r.at(*next)
+			e := r.lookup(*next)
 			number, last := &e.number.collective, &r.last.collective
 			if e.op.Message() {
 				number, last = &e.number.message, &r.last.message
@@ -82,7 +83,8 @@ func (r *Recorder) markDone(done [2]uint64, now time.Time) {
 			if r.progress.base[k]+*number > done[k] {
 				break
 			}
-			e.done, *last = now, *number
+			e.done = now
+			*last = *number
 		}
 	}
 }

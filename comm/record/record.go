@@ -64,14 +64,15 @@ type Recorder struct {
 // flight is what a Recorder shares with those of its sub-communicators.
 type flight struct {
 	dir   string // of the dump, "" for none
-	apart bool   // see Apart
-	path  string
+	alone bool   // see Apart
+	path  string // of the dump, "" for none
 	begun time.Time
 
-	mu     sync.Mutex
-	open   []*Recorder
-	stops  []func() // of NotifyOn
-	writes sync.Mutex
+	mu    sync.Mutex
+	open  []*Recorder // guarded by mu
+	stops []func()    // of NotifyOn and SaveBefore; guarded by mu
+
+	writes sync.Mutex // held while the dump is written
 }
 
 // numbers count collectives and messages; the first is 1.
@@ -83,7 +84,7 @@ type record struct {
 	dt        dtype.DType
 	reduce    comm.ReduceOp
 	left      bool // the call failed before the rank took part in it
-	shared    bool // a call of another goroutine may have been submitted before it, or after
+	shared    bool // a call of another goroutine may have been submitted before it, or after it
 	tag       uint32
 	peer      int
 	count     int // elements; of a V-collective those that it sends
@@ -121,17 +122,21 @@ func (s *waits) begin() *wait {
 	s.begun++
 	i := slices.IndexFunc(s.all, func(w *wait) bool { return !w.pending && w != s.ended })
 	if i < 0 {
-		i, s.all = len(s.all), append(s.all, new(wait))
+		i = len(s.all)
+		s.all = append(s.all, new(wait))
 	}
 	w := s.all[i]
-	w.number, w.pending = s.begun, true
+	w.number = s.begun
+	w.pending = true
 	return w
 }
 
 // end notes how a wait ended. An error that follows from an earlier failure does not
 // replace that.
 func (s *waits) end(w *wait, done time.Time, err error) {
-	w.pending, w.done, w.err = false, done, err
+	w.pending = false
+	w.done = done
+	w.err = err
 	if s.ended != nil && s.ended.err != nil && errors.Is(err, comm.ErrBroken) {
 		return
 	}
@@ -157,7 +162,7 @@ func (s *waits) shown() *wait {
 type Option func(*flight)
 
 // Apart has a rank that aborts not wait for the dumps of others, which nobody ends because of it.
-var Apart Option = func(f *flight) { f.apart = true }
+var Apart Option = func(f *flight) { f.alone = true }
 
 // New returns a Recorder of the last n calls (at least one) around c,
 // which writes its dump to the file tutti-record-RANK.json in dir; "" for none.
@@ -169,8 +174,8 @@ func New(c comm.Communicator, n int, dir string, options ...Option) *Recorder {
 	}
 	if dir != "" {
 		f.path = dumpPath(dir, c.Rank())
-		if !f.apart {
-			ofThisProcess.Store(f.path, true)
+		if !f.alone {
+			dumpsOfProcess.Store(f.path, true)
 		}
 	}
 	return newRecorder(c, max(n, 1), "0", f)
@@ -183,7 +188,7 @@ func dumpPath(dir string, rank int) string {
 
 func newRecorder(c comm.Communicator, n int, name string, f *flight) *Recorder {
 	r := &Recorder{Wrapped: comm.Wrap(c), flight: f, name: name, ring: make([]record, n)}
-	r.Methods = comm.Methods{Together: r.together, Do: func(c comm.Call) error { // here, so that a call is not copied once more
+	do := func(c comm.Call) error { // no method, so that a call is not copied once more
 		id := r.enter(&c)
 		err := c.Make(r.Communicator)
 		r.submitted(c.Op)
@@ -191,7 +196,8 @@ func newRecorder(c comm.Communicator, n int, name string, f *flight) *Recorder {
 			r.failed(id, c.Op.Message(), false, err)
 		}
 		return err
-	}}
+	}
+	r.Methods = comm.Methods{Do: do, Together: r.group}
 	r.progress = newProgress(c)
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -224,7 +230,7 @@ func (r *Recorder) add(c *comm.Call) uint64 {
 	id := r.calls
 	r.calls++
 	var done [2]uint64
-	look := r.progress.of != nil && id%lookEvery == 0
+	look := r.progress.source != nil && id%lookEvery == 0
 	if look {
 		done = r.progress.done()
 	}
@@ -251,7 +257,12 @@ const stackDepth = 32
 // fill sets the record of a call that is made now.
 func (e *record) fill(c *comm.Call) {
 	e.depth = runtime.Callers(2, e.from[:])
-	e.op, e.dt, e.reduce, e.tag, e.peer, e.count = c.Op, c.DType, c.Reduce, c.Tag, c.Peer, c.Count
+	e.op = c.Op
+	e.dt = c.DType
+	e.reduce = c.Reduce
+	e.tag = c.Tag
+	e.peer = c.Peer
+	e.count = c.Count
 	e.received = 0
 	if c.Op == comm.OpAllGatherV || c.Op == comm.OpAllToAllV {
 		for _, n := range c.SendCounts {
@@ -277,14 +288,15 @@ func (r *Recorder) failed(id uint64, message, waited bool, err error) {
 	left := backend.Refused(err) || !waited && errors.Is(err, comm.ErrBroken)
 	if left {
 		r.number.drop(message)
-		for later := id + 1; later < r.calls; later++ { // of other goroutines
-			if e := r.at(later); e != nil {
+		for next := id + 1; next < r.calls; next++ { // of other goroutines
+			if e := r.lookup(next); e != nil {
 				e.number.drop(message)
 			}
 		}
 	}
-	if e := r.at(id); e != nil {
-		e.err, e.left = err, left
+	if e := r.lookup(id); e != nil {
+		e.err = err
+		e.left = left
 	}
 }
 
@@ -297,15 +309,15 @@ func (n *numbers) drop(message bool) {
 	}
 }
 
-// at returns call id, nil if it is forgotten.
-func (r *Recorder) at(id uint64) *record {
+// lookup returns call id, nil if it is forgotten.
+func (r *Recorder) lookup(id uint64) *record {
 	if r.calls-id > uint64(len(r.ring)) {
 		return nil
 	}
 	return &r.ring[id%uint64(len(r.ring))]
 }
 
-func (r *Recorder) together(calls []comm.Call) error {
+func (r *Recorder) group(calls []comm.Call) error {
 	r.mu.Lock()
 	first := r.calls
 	for i := range calls {
@@ -353,7 +365,7 @@ func (r *Recorder) finish(before uint64) time.Time {
 		r.done = oldest
 	}
 	for ; r.done < before; r.done++ {
-		if e := r.at(r.done); e.err == nil {
+		if e := r.lookup(r.done); e.err == nil {
 			if e.done.IsZero() {
 				e.done = now
 			}
@@ -421,7 +433,7 @@ func (r *Recorder) Split(ctx context.Context, color, key int) (comm.Communicator
 	r.mu.Lock()
 	r.splits++
 	number := r.splits
-	if e := r.at(id); e != nil {
+	if e := r.lookup(id); e != nil {
 		e.done = time.Now()
 	}
 	r.mu.Unlock()
@@ -430,7 +442,8 @@ func (r *Recorder) Split(ctx context.Context, color, key int) (comm.Communicator
 	}
 	// The ranks of a communicator split it in one order, so this is its name on all of them, and no other's. What
 	// other goroutines record meanwhile does not count.
-	return newRecorder(c, len(r.ring), fmt.Sprintf("%s/%d.%d", r.name, number, color), r.flight), nil
+	name := fmt.Sprintf("%s/%d.%d", r.name, number, color)
+	return newRecorder(c, len(r.ring), name, r.flight), nil
 }
 
 // Close implements [comm.Communicator].
@@ -443,13 +456,13 @@ func (r *Recorder) Close() error {
 func (r *Recorder) Abort(cause error) {
 	r.saveOnce(cmp.Or(cause, comm.ErrCanceled), false)
 	r.Communicator.Abort(cause)
-	if r.name == "0" && r.path != "" && !r.apart {
+	if r.name == "0" && r.path != "" && !r.alone {
 		r.awaitPeers()
 	}
 }
 
-// ofThisProcess has the paths of all dumps of this process.
-var ofThisProcess sync.Map
+// dumpsOfProcess has the paths of all dumps of this process.
+var dumpsOfProcess sync.Map
 
 // peerPatience bounds how long a rank that aborts waits for the dumps of its peers. They
 // write them when they hear of it; many launchers end their processes when this one's
@@ -463,7 +476,7 @@ func (r *Recorder) awaitPeers() {
 	defer cancel()
 	for rank := range r.WorldSize() {
 		path := dumpPath(r.dir, rank)
-		if _, own := ofThisProcess.Load(path); own {
+		if _, local := dumpsOfProcess.Load(path); local {
 			continue
 		}
 		for !r.written(path) {
@@ -494,16 +507,13 @@ func (r *Recorder) forget() {
 		}
 		return // its calls stay in the dump of its sub-communicators
 	}
-	for i, other := range f.open {
-		if other == r {
-			f.open = append(f.open[:i:i], f.open[i+1:]...)
-			return
-		}
+	if i := slices.Index(f.open, r); i >= 0 {
+		f.open = append(f.open[:i:i], f.open[i+1:]...)
 	}
 }
 
-// Save writes the dump to the file, if there is one, and logs its path and why.
-func (r *Recorder) Save(why string) {
+// Save writes the dump to the file, if there is one, and logs its path and the reason.
+func (r *Recorder) Save(reason string) {
 	if r.path == "" {
 		return
 	}
@@ -513,7 +523,7 @@ func (r *Recorder) Save(why string) {
 		slog.Error("record: the flight record cannot be written", "path", r.path, "error", err)
 		return
 	}
-	slog.Warn("record: wrote the flight record; see it with tutti diagnose", "path", r.path, "why", why)
+	slog.Warn("record: wrote the flight record; see it with tutti diagnose", "path", r.path, "why", reason)
 }
 
 // writeFile replaces the file whole.

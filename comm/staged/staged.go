@@ -53,13 +53,15 @@ func (s *staged) CheckDevice(d runtime.Device) error {
 
 // stage is the [backend.Worker] of a staged communicator.
 type stage struct {
-	base         comm.Communicator
-	device, host runtime.Runtime
-	working      sync.Mutex
-	left         bool
-	memory       uintptr // on the host, of the calls of a group
-	bytes        int
-	calls        []comm.Call // the same calls there
+	base   comm.Communicator
+	device runtime.Runtime // whose memory calls are for
+	host   runtime.Runtime // whose memory base reaches
+
+	working sync.Mutex
+	left    bool        // guarded by working
+	memory  uintptr     // of host, for the calls of a group; 0 for none; guarded by working
+	bytes   int         // of memory; guarded by working
+	calls   []comm.Call // the same calls there; guarded by working
 }
 
 // Work implements [backend.Worker].
@@ -73,99 +75,123 @@ func (s *stage) Work(calls []comm.Call) error {
 		return err
 	}
 	for i := range calls {
-		if err := s.parts(&calls[i], &s.calls[i], (*comm.Call).SendPart, s.fetch); err != nil {
+		if err := s.copyParts(&calls[i], &s.calls[i], (*comm.Call).SendPart, s.copyIn); err != nil {
 			return err
 		}
 	}
-	err := s.host.Synchronize(context.Background())
-	if err != nil {
+	if err := s.host.Synchronize(context.Background()); err != nil {
 		return err
 	}
-	if len(calls) == 1 {
-		err = s.calls[0].Make(s.base)
-	} else {
-		err = s.base.Group(s.calls...)
+	if err := s.submit(); err != nil {
+		return err
 	}
-	if err == nil {
-		err = s.base.Sync(context.Background()) // Leave ends it
+	if err := s.base.Sync(context.Background()); err != nil { // Leave ends it
+		return err
 	}
 	for i := range calls {
-		if err == nil {
-			err = s.parts(&calls[i], &s.calls[i], (*comm.Call).RecvPart, s.put)
-		}
-	}
-	return err
-}
-
-// fetch copies what is sent, and put what was received, there in the device's memory, here in what base reaches.
-func (s *stage) fetch(there, here uintptr, bytes int) error {
-	if s.host.Device().Kind == runtime.CPU {
-		return s.device.CopyOut(hostmem.Slice[byte](here, bytes), there)
-	}
-	return s.host.CopyIn(here, hostmem.Slice[byte](there, bytes))
-}
-
-func (s *stage) put(there, here uintptr, bytes int) error {
-	if s.host.Device().Kind == runtime.CPU {
-		return s.device.CopyIn(there, hostmem.Slice[byte](here, bytes))
-	}
-	return s.host.CopyOut(hostmem.Slice[byte](there, bytes), here)
-}
-
-// place makes room on the host for what calls send and receive.
-func (s *stage) place(calls []comm.Call) error {
-	const align = 64
-	s.calls = append(s.calls[:0], calls...)
-	total := 0
-	for i := range calls {
-		own := &s.calls[i]
-		for _, side := range [...]struct {
-			address *uintptr
-			parts   func(c *comm.Call, rank, peer int) (uintptr, int, bool)
-		}{{&own.Send, (*comm.Call).SendPart}, {&own.Recv, (*comm.Call).RecvPart}} {
-			extent := 0
-			for peer := range s.base.WorldSize() {
-				if p, bytes, ok := side.parts(&calls[i], s.base.Rank(), peer); ok && bytes > 0 {
-					extent = max(extent, int(p-*side.address)+bytes)
-				}
-			}
-			*side.address = uintptr(total) // from where the memory begins
-			total += (extent + align - 1) / align * align
-		}
-	}
-	if total > s.bytes {
-		if err := s.host.Deallocate(s.memory); err != nil {
+		if err := s.copyParts(&calls[i], &s.calls[i], (*comm.Call).RecvPart, s.copyOut); err != nil {
 			return err
-		}
-		s.memory, s.bytes = 0, 0
-		memory, err := s.host.Allocate(total)
-		if err != nil {
-			return err
-		}
-		s.memory, s.bytes = memory, total
-	}
-	for i := range s.calls {
-		own := &s.calls[i]
-		own.Send += s.memory
-		own.Recv += s.memory
-		if own.Op == comm.OpBroadcast { // from and to the same place
-			own.Send = own.Recv
 		}
 	}
 	return nil
 }
 
-// parts calls f for what a call sends or receives, in the device's memory and here.
-func (s *stage) parts(call, own *comm.Call, part func(c *comm.Call, rank, peer int) (uintptr, int, bool), f func(there, here uintptr, bytes int) error) error {
-	last, copied := uintptr(0), 0
+// submit makes the calls of base.
+func (s *stage) submit() error {
+	if len(s.calls) == 1 {
+		return s.calls[0].Make(s.base)
+	}
+	return s.base.Group(s.calls...)
+}
+
+// copyIn copies bytes of the device to memory that base reaches. One of the two is memory of this process.
+func (s *stage) copyIn(device, host uintptr, bytes int) error {
+	if s.host.Device().Kind == runtime.CPU {
+		return s.device.CopyOut(hostmem.Slice[byte](host, bytes), device)
+	}
+	return s.host.CopyIn(host, hostmem.Slice[byte](device, bytes))
+}
+
+// copyOut copies bytes from memory that base reaches to the device.
+func (s *stage) copyOut(device, host uintptr, bytes int) error {
+	if s.host.Device().Kind == runtime.CPU {
+		return s.device.CopyIn(device, hostmem.Slice[byte](host, bytes))
+	}
+	return s.host.CopyOut(hostmem.Slice[byte](device, bytes), host)
+}
+
+// part is [comm.Call.SendPart] or [comm.Call.RecvPart].
+type part func(c *comm.Call, rank, peer int) (address uintptr, bytes int, ok bool)
+
+// place makes room on the host for what calls send and receive.
+func (s *stage) place(calls []comm.Call) error {
+	s.calls = append(s.calls[:0], calls...)
+	total := 0
+	for i := range calls {
+		staged := &s.calls[i]
+		staged.Send, total = s.reserve(&calls[i], calls[i].Send, (*comm.Call).SendPart, total)
+		staged.Recv, total = s.reserve(&calls[i], calls[i].Recv, (*comm.Call).RecvPart, total)
+	}
+	if err := s.grow(total); err != nil {
+		return err
+	}
+	for i := range s.calls {
+		staged := &s.calls[i]
+		staged.Send += s.memory
+		staged.Recv += s.memory
+		if staged.Op == comm.OpBroadcast { // from and to the same place
+			staged.Send = staged.Recv
+		}
+	}
+	return nil
+}
+
+// reserve returns the offset of a buffer in memory that has some bytes, and the bytes with it.
+func (s *stage) reserve(call *comm.Call, buffer uintptr, p part, bytes int) (offset uintptr, total int) {
+	const align = 64
+	extent := 0
 	for peer := range s.base.WorldSize() {
-		there, bytes, ok := part(call, s.base.Rank(), peer)
-		if !ok || bytes == 0 || there == last && bytes == copied { // the same for every peer
+		address, length, ok := p(call, s.base.Rank(), peer)
+		if ok && length > 0 {
+			extent = max(extent, int(address-buffer)+length)
+		}
+	}
+	return uintptr(bytes), bytes + (extent+align-1)/align*align
+}
+
+// grow makes memory of at least so many bytes.
+func (s *stage) grow(bytes int) error {
+	if bytes <= s.bytes {
+		return nil
+	}
+	if err := s.host.Deallocate(s.memory); err != nil {
+		return err
+	}
+	s.memory = 0
+	s.bytes = 0
+	memory, err := s.host.Allocate(bytes)
+	if err != nil {
+		return err
+	}
+	s.memory = memory
+	s.bytes = bytes
+	return nil
+}
+
+// copyParts copies what a call sends or receives between the device's memory and the memory of the same call
+// that is staged.
+func (s *stage) copyParts(call, staged *comm.Call, p part, copyPart func(device, host uintptr, bytes int) error) error {
+	var last uintptr
+	copied := 0
+	for peer := range s.base.WorldSize() {
+		device, bytes, ok := p(call, s.base.Rank(), peer)
+		if !ok || bytes == 0 || device == last && bytes == copied { // the same for every peer
 			continue
 		}
-		last, copied = there, bytes
-		here, _, _ := part(own, s.base.Rank(), peer)
-		if err := f(there, here, bytes); err != nil {
+		last = device
+		copied = bytes
+		host, _, _ := p(staged, s.base.Rank(), peer)
+		if err := copyPart(device, host, bytes); err != nil {
 			return err
 		}
 	}
@@ -191,5 +217,6 @@ func (s *stage) Leave(_ context.Context, cause error) {
 	defer s.working.Unlock()
 	s.left = true
 	_ = s.host.Deallocate(s.memory)
-	s.memory, s.bytes = 0, 0
+	s.memory = 0
+	s.bytes = 0
 }
