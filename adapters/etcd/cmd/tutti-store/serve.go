@@ -18,6 +18,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/gate"
 )
 
 // Prefixes of the keys of a job.
@@ -112,7 +113,7 @@ func (c *config) proxy(
 
 // announce says where the store is.
 func (c *config) announce(l net.Listener, out io.Writer) error {
-	addresses := store.Addresses(l)
+	addresses := gate.Addresses(l)
 	if c.json {
 		return json.NewEncoder(out).Encode(map[string]any{"addresses": addresses})
 	}

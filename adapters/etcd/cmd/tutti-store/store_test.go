@@ -103,16 +103,12 @@ func train(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	cfg.Bind = func(_ context.Context, e *elastic.Epoch) error {
-		fmt.Println("epoch", e.Number, e.Members)
-		return nil
-	}
 	cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
 		return tcp.New(ctx, kv, tcp.Config{
 			Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: cfg.TLS, Listen: "localhost", Silence: elastic.DefaultSilence,
 		})
 	}
-	m, err := elastic.Join(ctx, cfg)
+	m, err := elastic.Join(ctx, cfg, elastic.Plain{})
 	if err != nil {
 		return err
 	}
@@ -123,6 +119,7 @@ func train(ctx context.Context) error {
 		if e != last {
 			last = e
 			made = 0
+			fmt.Println("epoch", e.Number, e.Members)
 		}
 		size, rank := len(e.Members), e.Comm.Rank()
 		if size == 3 && made == 5 {
