@@ -57,8 +57,7 @@ func loopback() (net.Conn, net.Conn) {
 }
 
 func TestConformance(t *testing.T) {
-	plain := func(c comm.Communicator) comm.Communicator { return c }
-	conformance(t, net.Pipe, plain, 0, 1, 2)
+	conformance(t, net.Pipe, world, 0, 1, 2)
 }
 
 func TestConformanceTCP(t *testing.T) {
@@ -68,11 +67,18 @@ func TestConformanceTCP(t *testing.T) {
 // foreign is a communicator that does not embed comm.Methods: it has nothing but the methods of the contract.
 type foreign struct{ comm.Wrapped }
 
-// decorated puts a decorator, which forwards calls as values, around a foreign communicator.
-func decorated(c comm.Communicator) comm.Communicator { return metered.New(foreign{comm.Wrap(c)}) }
+// decorated is a world of foreign communicators in decorators, which forward calls as values.
+func decorated(size int, rt *cpu.Runtime, connect func() (net.Conn, net.Conn)) []comm.Communicator {
+	comms := world(size, rt, connect)
+	for rank, c := range comms {
+		comms[rank] = metered.New(foreign{comm.Wrap(c)})
+	}
+	return comms
+}
 
 func conformance(
-	t *testing.T, connect func() (net.Conn, net.Conn), decorate func(comm.Communicator) comm.Communicator,
+	t *testing.T, connect func() (net.Conn, net.Conn),
+	world func(size int, rt *cpu.Runtime, connect func() (net.Conn, net.Conn)) []comm.Communicator,
 	calls int, sizes ...int,
 ) {
 	rt := cpu.New()
@@ -87,7 +93,7 @@ func conformance(
 		Calls: calls,
 		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 			return comm.Run(ctx, world(size, rt, connect), func(ctx context.Context, c comm.Communicator) error {
-				return body(ctx, commtest.Rank{Comm: decorate(c), Runtime: rt})
+				return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
 			})
 		},
 	})
