@@ -310,8 +310,8 @@ func (s *scratch) take(words uint64, tile []float32, from int, dst entries) (cou
 	marks := s.marks[bits.TrailingZeros64(words)%len(s.marks)]
 	for words != 0 {
 		word := bits.TrailingZeros64(words)
-		later := words & (words - 1)
-		next := s.marks[bits.TrailingZeros64(later)%len(s.marks)]
+		remaining := words & (words - 1)
+		next := s.marks[bits.TrailingZeros64(remaining)%len(s.marks)]
 		i := word*64 + bits.TrailingZeros64(marks)
 		idx[count] = int32(from + i)
 		val[count] = tile[i]
@@ -319,7 +319,7 @@ func (s *scratch) take(words uint64, tile []float32, from int, dst entries) (cou
 		count++
 		marks &= marks - 1
 		last := ^uint64(int64(marks|-marks) >> 63) // all ones if there is no mark left
-		words ^= (words ^ later) & last
+		words ^= (words ^ remaining) & last
 		marks |= next & last
 	}
 	clear(s.marks[:])

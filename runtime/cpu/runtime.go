@@ -80,7 +80,8 @@ func (rt *Runtime) Copy(dst, src uintptr, bytes int) error {
 }
 
 // CopyStrided copies an array between two layouts.
-func (rt *Runtime) CopyStrided(dst uintptr, dstStrides []int, src uintptr, srcStrides []int, shape []int, elemSize int) error {
+func (rt *Runtime) CopyStrided(dst uintptr, dstStrides []int, src uintptr, srcStrides []int, shape []int,
+	elemSize int) error {
 	if rt.pool.Closed() {
 		return errClosed("copy strided")
 	}

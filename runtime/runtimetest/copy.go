@@ -44,9 +44,9 @@ func testCopySizes(d *device) {
 			require.NoError(d, d.CopyOut(out, in+uintptr(guard+offset)))
 			require.Equal(d, data, out, "CopyOut, %d bytes, offset %d", size, offset)
 
-			within := d.upload(background)
-			require.NoError(d, d.Copy(within+uintptr(guard+offset), in+uintptr(guard+offset), size))
-			require.Equal(d, want, d.download(within, len(want)), "Copy, %d bytes, offset %d", size, offset)
+			dst := d.upload(background)
+			require.NoError(d, d.Copy(dst+uintptr(guard+offset), in+uintptr(guard+offset), size))
+			require.Equal(d, want, d.download(dst, len(want)), "Copy, %d bytes, offset %d", size, offset)
 		}
 	}
 }
@@ -110,11 +110,13 @@ func (d *device) checkStrided(shape, dstStrides, srcStrides []int, elemSize int)
 	srcFirst, srcLen := extent(shape, srcStrides)
 	srcBytes := d.randomBytes(srcLen * elemSize)
 	want := d.randomBytes(guard + dstLen*elemSize + guard)
-	src, dst := d.upload(srcBytes), d.upload(want)
+	src := d.upload(srcBytes)
+	dst := d.upload(want)
 	dstStart := guard + dstFirst*elemSize
 
 	for _, index := range indexVectors(shape) {
-		to, from := dstStart, srcFirst*elemSize
+		to := dstStart
+		from := srcFirst * elemSize
 		for i, x := range index {
 			to += x * dstStrides[i] * elemSize
 			from += x * srcStrides[i] * elemSize
@@ -178,7 +180,11 @@ func testFill(d *device) {
 
 func testCopyArguments(d *device) {
 	ptr := d.allocate(64)
-	one, data := []int{1}, make([]byte, 4)
+	one := []int{1}
+	data := make([]byte, 4)
+	strided := func(dstStrides, srcStrides, shape []int, elemSize int) error {
+		return d.CopyStrided(ptr, dstStrides, ptr, srcStrides, shape, elemSize)
+	}
 	for name, c := range map[string]struct {
 		err  error
 		want error
@@ -193,14 +199,14 @@ func testCopyArguments(d *device) {
 		"fill invalid":          {d.Fill(ptr, 1, dtype.Invalid, 0), runtime.ErrDType},
 		"strided to nil":        {d.CopyStrided(0, one, ptr, one, one, 4), runtime.ErrArgument},
 		"strided from nil":      {d.CopyStrided(ptr, one, 0, one, one, 4), runtime.ErrArgument},
-		"element size 0":        {d.CopyStrided(ptr, one, ptr, one, one, 0), runtime.ErrArgument},
-		"strides too few":       {d.CopyStrided(ptr, nil, ptr, one, one, 4), runtime.ErrShape},
-		"strides too many":      {d.CopyStrided(ptr, one, ptr, []int{1, 1}, one, 4), runtime.ErrShape},
-		"negative size":         {d.CopyStrided(ptr, one, ptr, one, []int{-1}, 4), runtime.ErrShape},
-		"destination stride 0":  {d.CopyStrided(ptr, []int{0}, ptr, one, []int{2}, 4), runtime.ErrArgument},
-		"stride beyond memory":  {d.CopyStrided(ptr, []int{math.MaxInt}, ptr, one, []int{2}, 4), runtime.ErrArgument},
-		"strides beyond memory": {d.CopyStrided(ptr, []int{1 << 61, 1 << 61}, ptr, []int{1, 1}, []int{2, 2}, 1), runtime.ErrArgument},
-		"lowest stride":         {d.CopyStrided(ptr, []int{1}, ptr, []int{math.MinInt}, []int{2}, 4), runtime.ErrArgument},
+		"element size 0":        {strided(one, one, one, 0), runtime.ErrArgument},
+		"strides too few":       {strided(nil, one, one, 4), runtime.ErrShape},
+		"strides too many":      {strided(one, []int{1, 1}, one, 4), runtime.ErrShape},
+		"negative size":         {strided(one, one, []int{-1}, 4), runtime.ErrShape},
+		"destination stride 0":  {strided([]int{0}, one, []int{2}, 4), runtime.ErrArgument},
+		"stride beyond memory":  {strided([]int{math.MaxInt}, one, []int{2}, 4), runtime.ErrArgument},
+		"strides beyond memory": {strided([]int{1 << 61, 1 << 61}, []int{1, 1}, []int{2, 2}, 1), runtime.ErrArgument},
+		"lowest stride":         {strided([]int{1}, []int{math.MinInt}, []int{2}, 4), runtime.ErrArgument},
 	} {
 		require.ErrorIs(d, c.err, c.want, name)
 	}
@@ -208,14 +214,14 @@ func testCopyArguments(d *device) {
 
 // What is posted gets to the host as it was then, and stays there until something else is.
 func testHostCopies(d *device) {
-	of, ok := d.Runtime.(kernel.AsyncCopier)
+	copier, ok := d.Runtime.(kernel.AsyncCopier)
 	if !ok {
 		d.Skip("the runtime is not asynchronous")
 	}
 	const words = 37
-	_, err := of.NewHostCopy(0)
+	_, err := copier.NewHostCopy(0)
 	assert.ErrorIs(d, err, runtime.ErrArgument)
-	n, err := of.NewHostCopy(words * 4)
+	n, err := copier.NewHostCopy(words * 4)
 	require.NoError(d, err)
 	ready, err := n.Ready()
 	require.NoError(d, err)
@@ -233,7 +239,11 @@ func testHostCopies(d *device) {
 	for round := range int32(20) {
 		require.NoError(d, d.Fill(ptr, words, dtype.I32, float64(round)))
 		cut := int(round) % words * 4
-		require.NoError(d, n.Post([]kernel.Span{{Ptr: ptr + uintptr(cut), Bytes: words*4 - cut}, {Ptr: ptr, Bytes: cut}}))
+		halves := []kernel.Span{
+			{Ptr: ptr + uintptr(cut), Bytes: words*4 - cut},
+			{Ptr: ptr, Bytes: cut},
+		}
+		require.NoError(d, n.Post(halves))
 		read(round)
 		require.NoError(d, d.Fill(ptr, words, dtype.I32, 1000))
 		d.synchronize()
@@ -242,17 +252,22 @@ func testHostCopies(d *device) {
 		require.NoError(d, err)
 		assert.True(d, ready)
 	}
-	other := d.allocate(words * 4)
-	require.NoError(d, d.Fill(other, words, dtype.I32, 2000))
+	second := d.allocate(words * 4)
+	require.NoError(d, d.Fill(second, words, dtype.I32, 2000))
 	require.NoError(d, n.Post([]kernel.Span{{Ptr: ptr, Bytes: words * 4}}))
-	require.NoError(d, n.Post([]kernel.Span{{Ptr: other, Bytes: words * 4}}))
+	require.NoError(d, n.Post([]kernel.Span{{Ptr: second, Bytes: words * 4}}))
 	read(2000)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	_, err = n.Read(ctx)
 	assert.ErrorIs(d, err, context.Canceled)
-	for _, wrong := range [][]kernel.Span{nil, {{Bytes: words * 4}}, {{Ptr: ptr, Bytes: words*4 - 1}}, {{Ptr: ptr, Bytes: words * 4}, {Ptr: ptr, Bytes: 1}},
-		{{Ptr: ptr, Bytes: -1}, {Ptr: ptr, Bytes: words*4 + 1}}} {
+	for _, wrong := range [][]kernel.Span{
+		nil,
+		{{Bytes: words * 4}},
+		{{Ptr: ptr, Bytes: words*4 - 1}},
+		{{Ptr: ptr, Bytes: words * 4}, {Ptr: ptr, Bytes: 1}},
+		{{Ptr: ptr, Bytes: -1}, {Ptr: ptr, Bytes: words*4 + 1}},
+	} {
 		assert.ErrorIs(d, n.Post(wrong), runtime.ErrArgument, "%v", wrong)
 	}
 	require.NoError(d, n.Close())

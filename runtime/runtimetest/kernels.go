@@ -31,14 +31,14 @@ var kernelTests = []test{
 	{"fit", testFit},
 	{"refine", testRefine},
 	{"long array", testLong},
-	{"top of list", testTopOf},
-	{"above of list", testAboveOf},
+	{"top of list", testTopKList},
+	{"above of list", testSelectList},
 	{"count above", testCountAbove},
 	{"narrow", testNarrow},
 	{"merge", func(d *device) { d.eachLists((*device).checkMerge) }},
 	{"union", func(d *device) { d.eachLists((*device).checkUnion) }},
 	{"scatter", testScatter},
-	{"give back", testGiveBack},
+	{"give back", testRestore},
 	{"lower bounds", testLowerBounds},
 	{"copy pieces", testCopyPieces},
 	{"sample", testSample},
@@ -81,12 +81,16 @@ func place[T word](d *device, values []T) uintptr {
 	for range guard {
 		data = append(data, 0xa5)
 	}
-	base, end := d.upload(data), len(data)-guard
+	base := d.upload(data)
+	end := len(data) - guard
 	d.Cleanup(func() {
-		if !d.Failed() {
-			require.Equal(d, data[:guard+shift], d.download(base, guard+shift), "memory before an array, seed %d", Seed)
-			require.Equal(d, data[end:], d.download(base+uintptr(end), guard), "memory behind an array, seed %d", Seed)
+		if d.Failed() {
+			return
 		}
+		head := d.download(base, guard+shift)
+		require.Equal(d, data[:guard+shift], head, "memory before an array, seed %d", Seed)
+		tail := d.download(base+uintptr(end), guard)
+		require.Equal(d, data[end:], tail, "memory behind an array, seed %d", Seed)
 	})
 	return base + uintptr(guard+shift)
 }
@@ -105,20 +109,27 @@ func readOne[T word](d *device, ptr uintptr) T {
 }
 
 // equalFloats compares by bits, except that all NaNs are equal.
-func (d *device) equalFloats(want, got []float32, what string, args ...any) {
+func (d *device) equalFloats(want, got []float32, format string, args ...any) {
 	require.Len(d, got, len(want))
 	for i := range want {
-		if math.Float32bits(want[i]) != math.Float32bits(got[i]) && (want[i] == want[i] || got[i] == got[i]) {
-			d.Helper()
-			d.Logf(what, args...)
-			d.Fatalf("element %d of %d: got %v, want %v (seed %d)", i, len(want), got[i], want[i], Seed)
+		if sameFloat(want[i], got[i]) {
+			continue
 		}
+		d.Helper()
+		d.Logf(format, args...)
+		d.Fatalf("element %d of %d: got %v, want %v (seed %d)", i, len(want), got[i], want[i], Seed)
 	}
+}
+
+// sameFloat compares by bits, except that all NaNs are equal.
+func sameFloat(a, b float32) bool {
+	return math.Float32bits(a) == math.Float32bits(b) || a != a && b != b
 }
 
 // sum and product round once: float64 holds both exactly enough, and no
 // compiler fuses them.
-func sum(a, b float32) float32     { return float32(float64(a) + float64(b)) }
+func sum(a, b float32) float32 { return float32(float64(a) + float64(b)) }
+
 func product(a, b float32) float32 { return float32(float64(a) * float64(b)) }
 
 // tiny is the smallest magnitude above zero.
@@ -134,8 +145,8 @@ var specialValues = []float32{nan, inf, -inf, 0, float32(math.Copysign(0, -1)), 
 
 // gradients are the inputs that kernels are tried on: element i of n.
 var gradients = []struct {
-	name string
-	at   func(rng *rand.Rand, i, n int) float32
+	name    string
+	element func(rng *rand.Rand, i, n int) float32
 }{
 	{"normal", func(rng *rand.Rand, _, _ int) float32 { return float32(rng.NormFloat64()) }},
 	{"ties", func(rng *rand.Rand, _, _ int) float32 { return float32(rng.IntN(7) - 3) }},
@@ -165,13 +176,14 @@ var gradients = []struct {
 // gradient draws n elements of one of the gradients.
 func (d *device) gradient(name string, n int) []float32 {
 	for _, g := range gradients {
-		if g.name == name {
-			x := make([]float32, n)
-			for i := range x {
-				x[i] = g.at(d.rng, i, n)
-			}
-			return x
+		if g.name != name {
+			continue
 		}
+		x := make([]float32, n)
+		for i := range x {
+			x[i] = g.element(d.rng, i, n)
+		}
+		return x
 	}
 	d.Fatalf("no gradient is named %q", name)
 	return nil
@@ -180,8 +192,8 @@ func (d *device) gradient(name string, n int) []float32 {
 // extended asks for what takes long.
 var extended = os.Getenv("TUTTI_EXTENDED") != ""
 
-// once reports whether case i of a product is left to another size, as size number s is one of the two largest: each
-// case has one of these, a third of them the largest, unless TUTTI_EXTENDED is set.
+// once reports whether case i of a product is left to another size, as size number s is one of the two
+// largest: each case has one of these, a third of them the largest, unless TUTTI_EXTENDED is set.
 func once(s, i int) bool {
 	last := len(kernelSizes()) - 1
 	return !extended && s >= last-1 && (s == last) != (i%3 == 0)
@@ -221,7 +233,8 @@ var gradientTypes = []dtype.DType{dtype.F32, dtype.F16, dtype.BF16}
 // narrow returns the values that x has in dt, and the address of an array of
 // them.
 func (d *device) narrow(x []float32, dt dtype.DType) (values []float32, ptr uintptr) {
-	bytes, values := make([]byte, len(x)*dt.Size()), make([]float32, len(x))
+	bytes := make([]byte, len(x)*dt.Size())
+	values = make([]float32, len(x))
 	require.NoError(d, dtype.FromFloat32(bytes, dt, x))
 	require.NoError(d, dtype.ToFloat32(values, bytes, dt))
 	if dt == dtype.F32 {
@@ -240,25 +253,33 @@ func (d *device) readNarrow(ptr uintptr, dt dtype.DType, n int) []float32 {
 	return values
 }
 
-// rest returns the largest numbers of dt in the place of what is beyond, and an
-// array with what that is larger added. Half of the time there is none, and
-// nothing is changed: check compares it, if there is one.
-func (d *device) rest(values []float32, dt dtype.DType) (saturated []float32, ptr uintptr, check func()) {
+// largest are the largest numbers of gradients, by type.
+var largest = map[dtype.DType]float64{
+	dtype.F32:  math.MaxFloat32,
+	dtype.F16:  65504,
+	dtype.BF16: 0xff * 1 << 120,
+}
+
+// excess returns the largest numbers of dt in the place of what is beyond, and an array to which the
+// differences are added. Half of the time there is none, and nothing is changed: check compares it, if
+// there is one.
+func (d *device) excess(values []float32, dt dtype.DType) (saturated []float32, ptr uintptr, check func()) {
 	if d.rng.IntN(2) == 0 {
 		return values, 0, func() {}
 	}
-	largest := map[dtype.DType]float64{dtype.F32: math.MaxFloat32, dtype.F16: 65504, dtype.BF16: math.Ldexp(255, 120)}[dt]
-	rest, saturated := d.gradient("normal", len(values)), slices.Clone(values)
-	ptr = place(d, rest)
+	excess := d.gradient("normal", len(values))
+	ptr = place(d, excess)
+	saturated = slices.Clone(values)
 	for i, v := range values {
-		if x := float64(v); math.Abs(x) > largest && !math.IsInf(x, 0) {
-			saturated[i] = float32(math.Copysign(largest, x))
-			rest[i] = sum(rest[i], float32(x-float64(saturated[i])))
+		x := float64(v)
+		if math.Abs(x) > largest[dt] && !math.IsInf(x, 0) {
+			saturated[i] = float32(math.Copysign(largest[dt], x))
+			excess[i] = sum(excess[i], float32(x-float64(saturated[i])))
 		}
 	}
 	return saturated, ptr, func() {
 		d.Helper()
-		d.equalFloats(rest, read[float32](d, ptr, len(rest)), "the rest of %v", dt)
+		d.equalFloats(excess, read[float32](d, ptr, len(excess)), "the excess of %v", dt)
 	}
 }
 
@@ -270,8 +291,8 @@ func passes(v, threshold float32) bool {
 	return threshold <= 0 || magnitude(v) >= magnitude(threshold)
 }
 
-// above returns the positions of the elements that pass a threshold.
-func above(x []float32, threshold float32) (positions []int32) {
+// passing returns the positions of the elements that pass a threshold.
+func passing(x []float32, threshold float32) (positions []int32) {
 	for i, v := range x {
 		if passes(v, threshold) {
 			positions = append(positions, int32(i))
@@ -310,10 +331,16 @@ func pick(x []float32, positions []int32) entries {
 	return e
 }
 
-// at returns the entries of a list at positions, in ascending order.
-func (e entries) at(positions []int32) (part entries) {
+// append adds an entry.
+func (e *entries) append(index int32, value float32) {
+	e.idx = append(e.idx, index)
+	e.val = append(e.val, value)
+}
+
+// pick returns the entries of a list at positions, in ascending order.
+func (e entries) pick(positions []int32) (part entries) {
 	for _, p := range slices.Sorted(slices.Values(positions)) {
-		part.idx, part.val = append(part.idx, e.idx[p]), append(part.val, e.val[p])
+		part.append(e.idx[p], e.val[p])
 	}
 	return part
 }
@@ -352,23 +379,29 @@ func (d *device) spoiled(e entries, n int) (spoiled entries, faults int32) {
 // list uploads a list, and says its length in one of the ways there are.
 func (d *device) list(e entries) kernel.Entries {
 	n := len(e.idx)
-	length, rest := int32(n), 0
+	length := int32(n)
+	spare := 0
 	switch d.rng.IntN(3) {
 	case 0:
 		return kernel.Entries{Idx: place(d, e.idx), Val: place(d, e.val), N: n}
 	case 1: // there is more room than entries
-		if rest = 1 + d.rng.IntN(50); n == 0 {
-			length = -int32(rest)
+		spare = 1 + d.rng.IntN(50)
+		if n == 0 {
+			length = -int32(spare)
 		}
 	case 2: // a length above the capacity is as good as that
 		length += d.rng.Int32N(50)
 	}
-	garbage := make([]int32, rest)
+	garbage := make([]int32, spare)
 	for i := range garbage {
 		garbage[i] = int32(d.rng.Uint32())
 	}
-	return kernel.Entries{Idx: place(d, append(slices.Clone(e.idx), garbage...)),
-		Val: place(d, append(slices.Clone(e.val), make([]float32, rest)...)), N: n + rest, Len: place(d, []int32{length})}
+	return kernel.Entries{
+		Idx: place(d, slices.Concat(e.idx, garbage)),
+		Val: place(d, slices.Concat(e.val, make([]float32, spare))),
+		N:   n + spare,
+		Len: place(d, []int32{length}),
+	}
 }
 
 // lists uploads several.
@@ -381,7 +414,11 @@ func (d *device) lists(all []entries) (lists []kernel.Entries) {
 
 // target returns room for n entries, with a length if so wanted.
 func (d *device) target(n int, length bool) kernel.Entries {
-	dst := kernel.Entries{Idx: place(d, make([]int32, n)), Val: place(d, make([]float32, n)), N: n}
+	dst := kernel.Entries{
+		Idx: place(d, make([]int32, n)),
+		Val: place(d, make([]float32, n)),
+		N:   n,
+	}
 	if length {
 		dst.Len = place(d, []int32{-99})
 	}
@@ -390,17 +427,17 @@ func (d *device) target(n int, length bool) kernel.Entries {
 
 // equalEntries compares what was selected, of which there are total, with
 // entries.
-func (d *device) equalEntries(want entries, total int, dst kernel.Entries, what string, args ...any) {
+func (d *device) equalEntries(want entries, total int, dst kernel.Entries, format string, args ...any) {
 	d.Helper()
 	if dst.Len != 0 {
 		require.EqualValues(d, total, readOne[int32](d, dst.Len), "length (seed %d)", Seed)
 	}
 	got := read[int32](d, dst.Idx, len(want.idx))
 	if slices.Compare(want.idx, got) != 0 {
-		d.Logf(what, args...)
+		d.Logf(format, args...)
 		d.Fatalf("indices differ (seed %d):\ngot  %.200v\nwant %.200v", Seed, got, want.idx)
 	}
-	d.equalFloats(want.val, read[float32](d, dst.Val, len(want.val)), what, args...)
+	d.equalFloats(want.val, read[float32](d, dst.Val, len(want.val)), format, args...)
 }
 
 // number places a factor or threshold.
@@ -417,7 +454,11 @@ type input struct {
 // Take, and x apart from where the sums go.
 func (d *device) source(x []float32) input {
 	n := len(x)
-	in := input{Source: kernel.Source{X: place(d, x), N: n, Take: d.rng.IntN(2) == 0}, before: x, x: x}
+	in := input{
+		Source: kernel.Source{X: place(d, x), N: n, Take: d.rng.IntN(2) == 0},
+		before: x,
+		x:      x,
+	}
 	if d.rng.IntN(3) == 0 {
 		return in
 	}
@@ -425,7 +466,8 @@ func (d *device) source(x []float32) input {
 	names := []string{"normal", "ties", "zero", "wide", "sparse"}
 	dt := gradientTypes[d.rng.IntN(len(gradientTypes))]
 	grad, ptr := d.narrow(d.gradient(names[d.rng.IntN(len(names))], n), dt)
-	in.Grad, in.DType = ptr, dt
+	in.Grad = ptr
+	in.DType = dt
 	factor := float32(1)
 	if d.rng.IntN(2) == 0 {
 		factor = []float32{-0.3, 1, 0, 1e-3}[d.rng.IntN(4)]
@@ -436,7 +478,8 @@ func (d *device) source(x []float32) input {
 		want[i] = sum(v, product(grad[i], factor))
 	}
 	if d.rng.IntN(2) == 0 {
-		in.From, in.X = in.X, place(d, d.gradient("special", n))
+		in.From = in.X
+		in.X = place(d, d.gradient("special", n))
 	}
 	// The bits of a NaN, by which it is ranked, are the device's: so they come
 	// from there.
@@ -444,7 +487,8 @@ func (d *device) source(x []float32) input {
 	if d.rng.IntN(2) == 0 {
 		in.Keep = place(d, make([]float32, n))
 	}
-	sums.X, sums.From = place(d, x), 0
+	sums.X = place(d, x)
+	sums.From = 0
 	require.NoError(d, d.Kernels.Accumulate(sums))
 	in.x = read[float32](d, sums.X, n)
 	d.equalFloats(want, in.x, "accumulated %v times %v", dt, factor)

@@ -2,7 +2,6 @@ package runtimetest
 
 import (
 	"encoding/binary"
-	"errors"
 	"math"
 	goruntime "runtime"
 	"slices"
@@ -32,21 +31,24 @@ func (h hostCodecs) List(idx []int32, val []float32, c kernel.Codec) []byte {
 		n += int(idx[len(idx)-1])
 	}
 	message := make([]byte, c.Bound(len(idx), n))
-	h.keep(h.Encode(kernel.Entries{Idx: hostmem.Addr(idx), Val: hostmem.Addr(val), N: len(idx)}, c, n,
-		kernel.Message{Ptr: hostmem.Addr(message), Bytes: len(message)}, kernel.Array{}), idx, val)
+	list := kernel.Entries{Idx: hostmem.Addr(idx), Val: hostmem.Addr(val), N: len(idx)}
+	dst := kernel.Message{Ptr: hostmem.Addr(message), Bytes: len(message)}
+	h.keep(h.Encode(list, c, n, dst, kernel.Array{}), idx, val)
 	return message[:binary.LittleEndian.Uint32(message[4:])]
 }
 
 func (h hostCodecs) Array(x []float32, c kernel.Codec) (code []byte, decoded []float32) {
-	code, decoded = make([]byte, c.Size(len(x))), make([]float32, len(x))
-	h.keep(errors.Join(h.Quantize(hostmem.Addr(code), c, hostmem.Addr(x), len(x), 0),
-		h.Dequantize(hostmem.Addr(decoded), c, hostmem.Addr(code), len(x), false)), x)
+	code = make([]byte, c.Size(len(x)))
+	decoded = make([]float32, len(x))
+	h.keep(h.Quantize(hostmem.Addr(code), c, hostmem.Addr(x), len(x), 0), x)
+	h.keep(h.Dequantize(hostmem.Addr(decoded), c, hostmem.Addr(code), len(x), false), x)
 	return code, decoded
 }
 
 // keep has memory live until here.
 func (hostCodecs) keep(err error, memory ...any) {
-	if goruntime.KeepAlive(memory); err != nil {
+	goruntime.KeepAlive(memory)
+	if err != nil {
 		panic(err)
 	}
 }
@@ -66,9 +68,12 @@ func (d *device) room(bytes int) (ptr uintptr, get func(n int) []byte) {
 	words := slices.Repeat([]uint32{0xa5a5a5a5}, (bytes+3)/4)
 	ptr = place(d, words)
 	d.Cleanup(func() {
-		if rest := len(words)*4 - bytes; rest > 0 && !d.Failed() {
-			require.Equal(d, slices.Repeat([]byte{0xa5}, rest), d.download(ptr+uintptr(bytes), rest), "behind a message, seed %d", Seed)
+		filling := len(words)*4 - bytes
+		if filling == 0 || d.Failed() {
+			return
 		}
+		got := d.download(ptr+uintptr(bytes), filling)
+		require.Equal(d, slices.Repeat([]byte{0xa5}, filling), got, "behind a message, seed %d", Seed)
 	})
 	return ptr, func(n int) []byte {
 		d.synchronize()
@@ -78,12 +83,13 @@ func (d *device) room(bytes int) (ptr uintptr, get func(n int) []byte) {
 
 // spread are ways in which the indices of m entries may lie in n elements.
 var spreads = []struct {
-	name string
-	of   func(d *device, m, n int) []int32
+	name    string
+	indices func(d *device, m, n int) []int32
 }{
 	{"uniform", func(d *device, m, n int) []int32 { return d.random(m, n, "zero").idx }},
 	{"one partition", func(d *device, m, n int) []int32 {
-		idx, from := d.random(m, min(2*m, n), "zero").idx, d.rng.IntN(n-min(2*m, n)+1)
+		idx := d.random(m, min(2*m, n), "zero").idx
+		from := d.rng.IntN(n - min(2*m, n) + 1)
 		for i := range idx {
 			idx[i] += int32(from)
 		}
@@ -114,12 +120,12 @@ var spreads = []struct {
 	}},
 }
 
-// eachCoded runs f on lists of all codecs, spreads and sizes. Of the longer ones each codec has two spreads, unless
-// TUTTI_EXTENDED is set. n is the range of their indices.
+// eachCoded runs f on lists of all codecs, spreads and sizes. Of the longer ones each codec has two spreads,
+// unless TUTTI_EXTENDED is set. n is the range of their indices.
 func (d *device) eachCoded(f func(d *device, c kernel.Codec, l entries, n int)) {
 	for i, m := range []int{0, 1, 2, 63, 1000, 1025, 4096, 9001} {
 		for j, s := range spreads {
-			l := entries{idx: s.of(d, m, 1+m*(1+d.rng.IntN(200)))}
+			l := entries{idx: s.indices(d, m, 1+m*(1+d.rng.IntN(200)))}
 			n := 1
 			if len(l.idx) > 0 {
 				n = int(l.idx[len(l.idx)-1]) + 1
@@ -137,11 +143,11 @@ func (d *device) eachCoded(f func(d *device, c kernel.Codec, l entries, n int)) 
 }
 
 // sameMessage compares messages up to what NaNs hold.
-func (d *device) sameMessage(want, got []byte, what string) {
+func (d *device) sameMessage(want, got []byte, name string) {
 	for i := range want {
 		if want[i] != got[i] {
 			d.Helper()
-			d.Fatalf("%s: byte %d of %d is %#x, want %#x (seed %d)", what, i, len(want), got[i], want[i], Seed)
+			d.Fatalf("%s: byte %d of %d is %#x, want %#x (seed %d)", name, i, len(want), got[i], want[i], Seed)
 		}
 	}
 }
@@ -177,7 +183,8 @@ func testEncode(d *device) {
 		require.NoError(d, d.Encode(list, c, n, message, lost))
 		require.EqualValues(d, len(want), readOne[int32](d, message.Len), "length, seed %d", Seed)
 		d.sameMessage(want, get(len(want)), "message")
-		decoded, faults := entries{idx: l.idx}, int32(3)
+		decoded := entries{idx: l.idx}
+		faults := int32(3)
 		if c != kernel.CodecPositions {
 			_, decoded.val = d.reference.Array(l.val, c)
 			for j, i := range l.idx {
@@ -223,7 +230,8 @@ func testEncodeRoom(d *device) {
 				if c != kernel.CodecPositions {
 					_, decoded := d.reference.Array(l.val[:fit], c)
 					for j, i := range l.idx {
-						if residual[i] = l.val[j]; j < fit {
+						residual[i] = l.val[j]
+						if j < fit {
 							residual[i] = lose(l.val[j], decoded[j])
 						}
 					}
@@ -260,11 +268,11 @@ func testHostileCodes(d *device) {
 				decode(message)
 				bytes := get(int(length))
 				for range 1 + d.rng.IntN(8) {
-					at := d.rng.IntN(len(bytes))
+					position := d.rng.IntN(len(bytes))
 					if d.rng.IntN(2) == 0 {
-						at = d.rng.IntN(min(len(bytes), 100))
+						position = d.rng.IntN(min(len(bytes), 100))
 					}
-					bytes[at] ^= 1 << d.rng.IntN(8)
+					bytes[position] ^= 1 << d.rng.IntN(8)
 				}
 				bytes = bytes[:d.rng.IntN(len(bytes)+1)]
 				if d.rng.IntN(2) == 0 && len(bytes) >= 8 {
@@ -339,7 +347,7 @@ func testTopKChunks(d *device) {
 				part := in.x[from:min(from+min(size, len(x)), len(x))]
 				chunk := pick(part, ranking(part)[:min(count, len(part))])
 				for i := range chunk.idx {
-					want.idx, want.val = append(want.idx, chunk.idx[i]+int32(from)), append(want.val, chunk.val[i])
+					want.append(chunk.idx[i]+int32(from), chunk.val[i])
 				}
 			}
 			require.Equal(d, len(want.idx), kernel.ChunkedLen(len(x), count, size))
@@ -352,35 +360,70 @@ func testTopKChunks(d *device) {
 }
 
 func testCodecArguments(d *device) {
-	p, q := place(d, make([]float32, 64)), place(d, make([]int32, 8))
-	list, src := kernel.Entries{Idx: q, Val: p, N: 8, Len: q}, kernel.Source{X: p, N: 8}
-	message, none := kernel.Message{Ptr: p, Bytes: 256}, kernel.Array{}
+	p := place(d, make([]float32, 64))
+	q := place(d, make([]int32, 8))
+	list := kernel.Entries{Idx: q, Val: p, N: 8, Len: q}
+	src := kernel.Source{X: p, N: 8}
+	message := kernel.Message{Ptr: p, Bytes: 256}
+	none := kernel.Array{}
 	const c = kernel.CodecI8
 	var failures []error
 	for _, n := range []int{-1, math.MaxInt32 + 1} {
 		far := kernel.Entries{Idx: q, Val: p, N: n, Len: q}
-		failures = append(failures, d.Encode(far, c, 8, message, none), d.Encode(list, c, n, message, none), d.Encode(list, c, 8, kernel.Message{Ptr: p, Bytes: n}, none),
-			d.Encode(list, c, 8, message, kernel.Array{Ptr: p, N: n}), d.Decode(kernel.Message{Ptr: p, Bytes: n}, c, list), d.Decode(message, c, far),
-			d.Quantize(p, c, p, n, 0), d.Dequantize(p, c, p, n, false),
-			d.TopKChunks(kernel.Source{X: p, N: n}, 1, 8, list), d.TopKChunks(src, n, 8, list), d.TopKChunks(src, 1, n, list), d.TopKChunks(src, 1, 8, far))
+		failures = append(failures,
+			d.Encode(far, c, 8, message, none),
+			d.Encode(list, c, n, message, none),
+			d.Encode(list, c, 8, kernel.Message{Ptr: p, Bytes: n}, none),
+			d.Encode(list, c, 8, message, kernel.Array{Ptr: p, N: n}),
+			d.Decode(kernel.Message{Ptr: p, Bytes: n}, c, list),
+			d.Decode(message, c, far),
+			d.Quantize(p, c, p, n, 0),
+			d.Dequantize(p, c, p, n, false),
+			d.TopKChunks(kernel.Source{X: p, N: n}, 1, 8, list),
+			d.TopKChunks(src, n, 8, list),
+			d.TopKChunks(src, 1, n, list),
+			d.TopKChunks(src, 1, 8, far),
+		)
 	}
-	noIdx, noVal, noLen := list, list, list
-	noIdx.Idx, noVal.Val, noLen.Len = 0, 0, 0
+	noIdx := kernel.Entries{Val: p, N: 8, Len: q}
+	noVal := kernel.Entries{Idx: q, N: 8, Len: q}
+	noLen := kernel.Entries{Idx: q, Val: p, N: 8}
 	for _, codec := range []kernel.Codec{kernel.CodecNone, kernel.CodecSign + 1, 255} {
-		failures = append(failures, d.Encode(list, codec, 8, message, none), d.Decode(message, codec, list))
+		failures = append(failures,
+			d.Encode(list, codec, 8, message, none),
+			d.Decode(message, codec, list),
+		)
 	}
 	for _, codec := range []kernel.Codec{kernel.CodecNone, kernel.CodecPositions, 255} {
-		failures = append(failures, d.Quantize(p, codec, p, 8, 0), d.Dequantize(p, codec, p, 8, false))
+		failures = append(failures,
+			d.Quantize(p, codec, p, 8, 0),
+			d.Dequantize(p, codec, p, 8, false),
+		)
 	}
-	failures = append(failures, d.Encode(noIdx, c, 8, message, none), d.Encode(noVal, c, 8, message, none), d.Encode(list, c, 8, kernel.Message{Bytes: 256}, none),
-		d.Encode(list, c, 8, kernel.Message{Ptr: p, Bytes: 7}, none), d.Decode(kernel.Message{Bytes: 256}, c, list), d.Decode(message, c, noIdx), d.Decode(message, c, noVal), d.Decode(message, c, noLen),
-		d.Quantize(0, c, p, 8, 0), d.Quantize(p, c, 0, 8, 0), d.Dequantize(0, c, p, 8, false), d.Dequantize(p, c, 0, 8, false),
-		d.TopKChunks(kernel.Source{N: 1}, 1, 8, list), d.TopKChunks(src, 1, 0, list), d.TopKChunks(src, 1, 8, kernel.Entries{N: 1}), d.TopKChunks(src, 2, 2, kernel.Entries{Idx: q, Val: p, N: 7}))
+	failures = append(failures,
+		d.Encode(noIdx, c, 8, message, none),
+		d.Encode(noVal, c, 8, message, none),
+		d.Encode(list, c, 8, kernel.Message{Bytes: 256}, none),
+		d.Encode(list, c, 8, kernel.Message{Ptr: p, Bytes: 7}, none),
+		d.Decode(kernel.Message{Bytes: 256}, c, list),
+		d.Decode(message, c, noIdx),
+		d.Decode(message, c, noVal),
+		d.Decode(message, c, noLen),
+		d.Quantize(0, c, p, 8, 0),
+		d.Quantize(p, c, 0, 8, 0),
+		d.Dequantize(0, c, p, 8, false),
+		d.Dequantize(p, c, 0, 8, false),
+		d.TopKChunks(kernel.Source{N: 1}, 1, 8, list),
+		d.TopKChunks(src, 1, 0, list),
+		d.TopKChunks(src, 1, 8, kernel.Entries{N: 1}),
+		d.TopKChunks(src, 2, 2, kernel.Entries{Idx: q, Val: p, N: 7}),
+	)
 	for i, err := range failures {
 		require.ErrorIs(d, err, runtime.ErrArgument, "call %d", i)
 	}
 	typed := src
-	typed.Grad, typed.DType = p, dtype.I32
+	typed.Grad = p
+	typed.DType = dtype.I32
 	require.ErrorIs(d, d.TopKChunks(typed, 1, 8, list), runtime.ErrDType)
 	d.synchronize()
 }

@@ -21,7 +21,8 @@ func testAccumulate(d *device) {
 					src.Factor = d.number(factor)
 				}
 				if d.rng.IntN(2) == 0 {
-					src.From, src.X = src.X, place(d, x)
+					src.From = src.X
+					src.X = place(d, x)
 				}
 				if d.rng.IntN(2) == 0 {
 					src.Keep = place(d, x)
@@ -47,10 +48,10 @@ func testStore(d *device) {
 				for i, v := range x {
 					scaled[i] = product(v, scale)
 				}
-				scaled, rest, check := d.rest(scaled, dt)
+				scaled, excess, check := d.excess(scaled, dt)
 				want, dst := d.narrow(scaled, dt)
 				src := place(d, x)
-				require.NoError(d, d.Store(dst, dt, src, len(x), scale, rest))
+				require.NoError(d, d.Store(dst, dt, src, len(x), scale, excess))
 				check()
 				d.equalFloats(want, d.readNarrow(dst, dt, len(x)), "%v times %v", dt, scale)
 				d.equalFloats(x, read[float32](d, src, len(x)), "the source")
@@ -76,17 +77,20 @@ func testCopyIf(d *device) {
 					old, dst := d.narrow(d.gradient("normal", n), dt)
 					values, src := d.narrow(x[:n], dt)
 					if len(copies)%2 == 1 {
-						values, src = make([]float32, n), 0
+						values = make([]float32, n)
+						src = 0
 					}
 					if !raised {
 						values = old
 					}
-					copies, want = append(copies, kernel.Copy{Dst: dst, Src: src, DType: dt, N: n}), append(want, values)
+					copies = append(copies, kernel.Copy{Dst: dst, Src: src, DType: dt, N: n})
+					want = append(want, values)
 					dt = gradientTypes[d.rng.IntN(len(gradientTypes))]
 				}
 				require.NoError(d, d.CopyIf(copies, place(d, flags), len(flags)))
-				for i, one := range copies {
-					d.equalFloats(want[i], d.readNarrow(one.Dst, one.DType, one.N), "copy %d of %d, %v, flags %v", i, len(copies), one.DType, flags)
+				for i, x := range copies {
+					got := d.readNarrow(x.Dst, x.DType, x.N)
+					d.equalFloats(want[i], got, "copy %d of %d, %v, flags %v", i, len(copies), x.DType, flags)
 				}
 			}
 		}
@@ -111,13 +115,13 @@ func testScale(d *device) {
 
 // near compares a result of float64 arithmetic whose order of additions is the
 // device's; infinite and NaN references only ask for the same kind of result.
-func (d *device) near(want, got, scale float64, what string) {
+func (d *device) near(want, got, scale float64, name string) {
 	d.Helper()
 	if math.IsNaN(want) || math.IsInf(want, 0) {
-		require.True(d, math.IsNaN(got) || math.IsInf(got, 0), "%s: got %v, want %v", what, got, want)
+		require.True(d, math.IsNaN(got) || math.IsInf(got, 0), "%s: got %v, want %v", name, got, want)
 		return
 	}
-	require.InDelta(d, want, got, scale, "%s (seed %d)", what, Seed)
+	require.InDelta(d, want, got, scale, "%s (seed %d)", name, Seed)
 }
 
 func testSumSquares(d *device) {
@@ -140,7 +144,8 @@ func testClipFactor(d *device) {
 		for _, share := range []float64{1, 0.25, 1e-8} {
 			for _, limit := range []float64{0, 1e-3, 1, 2, 1e9} {
 				want := float32(1)
-				if norm := math.Sqrt(squares * share); norm > limit && !math.IsInf(norm, 0) {
+				norm := math.Sqrt(squares * share)
+				if norm > limit && !math.IsInf(norm, 0) {
 					want = float32(limit / norm)
 				}
 				parts := []float64{squares}
@@ -149,7 +154,8 @@ func testClipFactor(d *device) {
 				}
 				factor := d.number(-1)
 				require.NoError(d, d.ClipFactor(factor, place(d, parts), len(parts), share, limit))
-				d.equalFloats([]float32{want}, read[float32](d, factor, 1), "%v times %v, at most %v", squares, share, limit)
+				got := read[float32](d, factor, 1)
+				d.equalFloats([]float32{want}, got, "%v times %v, at most %v", squares, share, limit)
 			}
 		}
 	}
@@ -164,13 +170,14 @@ func topKCounts(n int) []int {
 func (d *device) checkTopK(in input, order []int32, count int, zeros bool, g *guessCase) {
 	d.Helper()
 	order = order[:min(count, in.N)]
-	least := float32(0)
+	threshold := float32(0)
 	if len(order) > 0 {
-		least = math.Float32frombits(magnitude(in.x[order[len(order)-1]]))
+		lowest := in.x[order[len(order)-1]]
+		threshold = math.Float32frombits(magnitude(lowest))
 		if !zeros {
-			least = max(least, tiny)
-			if math.IsNaN(float64(in.x[order[len(order)-1]])) {
-				least = nan
+			threshold = max(threshold, tiny)
+			if math.IsNaN(float64(lowest)) {
+				threshold = nan
 			}
 		}
 	}
@@ -178,31 +185,36 @@ func (d *device) checkTopK(in input, order []int32, count int, zeros bool, g *gu
 		order = slices.DeleteFunc(order, func(i int32) bool { return in.x[i] == 0 })
 	}
 	want := pick(in.x, order)
-	dst, ptr := d.target(min(count, in.N)+d.rng.IntN(50), !zeros), uintptr(0)
+	dst := d.target(min(count, in.N)+d.rng.IntN(50), !zeros)
+	ptr := uintptr(0)
 	if g != nil {
 		ptr = place(d, []float32{g.threshold, g.margin})
 	}
 	require.NoError(d, d.Kernels.TopK(in.Source, count, dst, ptr))
 	d.equalEntries(want, len(want.idx), dst, "top %d, guess %+v, zeros %v", count, g, zeros)
 	if g != nil {
-		before := *g
-		g.step(least)
-		d.equalFloats([]float32{g.threshold, g.margin}, read[float32](d, ptr, 2), "threshold and margin of top %d, guess %+v", count, before)
+		previous := *g
+		g.step(threshold)
+		got := read[float32](d, ptr, 2)
+		d.equalFloats([]float32{g.threshold, g.margin}, got, "threshold and margin of top %d, guess %+v", count, previous)
 	}
 	d.equalSource(in, want)
 }
 
 // guessCase is an account of what becomes of a guess.
-type guessCase struct{ threshold, margin float32 }
+type guessCase struct {
+	threshold float32
+	margin    float32
+}
 
 func (g *guessCase) step(found float32) {
 	if !(g.margin >= 1./512 && g.margin <= 1./8) {
 		g.margin = 1. / 32
 	}
 	if g.threshold > 0 && g.threshold <= math.MaxFloat32 {
-		less := float32(float64(sum(g.threshold, -found)) / float64(g.threshold))
-		wide := []float32{product(g.margin, 31./32), product(less, 1.5)}
-		if math.IsNaN(float64(less)) {
+		change := float32(float64(sum(g.threshold, -found)) / float64(g.threshold))
+		wide := []float32{product(g.margin, 31./32), product(change, 1.5)}
+		if math.IsNaN(float64(change)) {
 			wide = wide[:1]
 		}
 		g.margin = min(max(slices.Max(wide), 1./512), 1./8)
@@ -222,7 +234,8 @@ func testTopK(d *device) {
 			if 0 < count && count <= len(order) {
 				good = math.Float32frombits(magnitude(in.x[order[count-1]]))
 			}
-			guesses := []float32{0, good, good, good * 0.97, good * 1.001, good * 1.05, good / 2, good * 2, tiny, math.MaxFloat32, inf, nan, -1}
+			guesses := []float32{0, good, good, good * 0.97, good * 1.001, good * 1.05, good / 2, good * 2,
+				tiny, math.MaxFloat32, inf, nan, -1}
 			g := &guessCase{guesses[d.rng.IntN(len(guesses))], margins[d.rng.IntN(len(margins))]}
 			if d.rng.IntN(10) == 0 {
 				g = nil
@@ -236,7 +249,9 @@ func testTopK(d *device) {
 // to what is not finite.
 func testTopKSteps(d *device) {
 	d.eachSmallGradient(func(d *device, x []float32) {
-		g, count, zeros := &guessCase{}, len(x)/10, d.rng.IntN(2) == 0
+		g := &guessCase{}
+		count := len(x) / 10
+		zeros := d.rng.IntN(2) == 0
 		for _, factor := range []float32{1, 0.999, 1.001, 0.99, 0.98, 0.95, 1, 0.8, 0.7, 1.5, 1, 1, 0, 1, inf, 1, 1} {
 			in := d.source(scaled(x, factor))
 			d.checkTopK(in, ranking(in.x), count, zeros, g)
@@ -248,7 +263,8 @@ func testTopKSteps(d *device) {
 func scaled(x []float32, factor float32) []float32 {
 	y := make([]float32, len(x))
 	for i, v := range x {
-		if y[i] = product(v, factor); math.IsNaN(float64(y[i])) {
+		y[i] = product(v, factor)
+		if math.IsNaN(float64(y[i])) {
 			y[i] = nan
 		}
 	}
@@ -262,7 +278,7 @@ func testSelect(d *device) {
 	d.eachGradient(func(d *device, x []float32) {
 		for _, threshold := range thresholds {
 			in := d.source(x)
-			positions := above(in.x, threshold)
+			positions := passing(in.x, threshold)
 			total := len(positions)
 			room := []int{len(x) + 40, total, total / 2, min(1, total), 0}[d.rng.IntN(5)]
 			want := pick(in.x, positions).first(room)
@@ -283,7 +299,7 @@ type nearCase struct {
 func (s *nearCase) step(x []float32, k int, o kernel.Acceptance, room int) (want entries, total int, used float32) {
 	t := s.threshold
 	if t > 0 && t <= math.MaxFloat32 && (o.Interval == 0 || int(s.age) < o.Interval-1) {
-		if passed := above(x, t); o.Min <= len(passed) && len(passed) <= room {
+		if passed := passing(x, t); o.Min <= len(passed) && len(passed) <= room {
 			s.age++
 			if o.Step != 0 && 3*len(passed) < 2*k {
 				s.threshold = max(t/o.Step, tiny)
@@ -305,19 +321,25 @@ func (s *nearCase) step(x []float32, k int, o kernel.Acceptance, room int) (want
 func testSelectNear(d *device) {
 	d.eachSmallGradient(func(d *device, x []float32) {
 		count := []int{0, len(x) / 100, len(x) / 10, len(x)}[d.rng.IntN(4)]
-		o := kernel.Acceptance{Min: (count + 3) / 4, Interval: d.rng.IntN(6), Step: []float32{0, 1.02}[d.rng.IntN(2)]}
+		o := kernel.Acceptance{
+			Min:      (count + 3) / 4,
+			Interval: d.rng.IntN(6),
+			Step:     []float32{0, 1.02}[d.rng.IntN(2)],
+		}
 		room := min(len(x), 2*count)
 		s := nearCase{threshold: thresholds[d.rng.IntN(len(thresholds))], age: d.rng.Int32N(4)}
 		state := place(d, []uint32{math.Float32bits(s.threshold), uint32(s.age)})
 		for step := range 8 {
 			in := d.source(scaled(x, []float32{1, 1, 0.98, 0.9, 0.5, 1.1, 3}[d.rng.IntN(7)]))
 			want, total, used := s.step(in.x, count, o, room)
-			dst, ptr := d.target(room, true), d.number(-1)
+			dst := d.target(room, true)
+			ptr := d.number(-1)
 			require.NoError(d, d.SelectNear(in.Source, count, state, o, dst, ptr))
 			d.equalEntries(want, total, dst, "step %d, %d wanted, %+v", step, count, o)
 			d.equalFloats([]float32{used}, read[float32](d, ptr, 1), "threshold used, step %d", step)
 			got := read[uint32](d, state, 2)
-			d.equalFloats([]float32{s.threshold}, []float32{math.Float32frombits(got[0])}, "threshold, step %d, %+v", step, o)
+			threshold := []float32{math.Float32frombits(got[0])}
+			d.equalFloats([]float32{s.threshold}, threshold, "threshold, step %d, %+v", step, o)
 			require.EqualValues(d, s.age, got[1], "age, step %d, seed %d", step, Seed)
 			d.equalSource(in, want)
 		}
@@ -364,18 +386,20 @@ func testRefine(d *device) {
 			}
 			factors := [][]float32{wide, wide[30:34], wide[40:41], nil}[d.rng.IntN(4)]
 			want := threshold
-			enough := func(t float32) bool { return 4*len(above(x, t)) <= 5*count }
-			good := enough(threshold) && 4*len(above(x, threshold)) >= 3*count
+			enough := func(t float32) bool { return 4*len(passing(x, t)) <= 5*count }
+			good := enough(threshold) && 4*len(passing(x, threshold)) >= 3*count
 			if !good && math.Abs(float64(threshold)) <= math.MaxFloat32 {
 				for _, f := range factors {
-					if want = product(threshold, f); enough(want) {
+					want = product(threshold, f)
+					if enough(want) {
 						break
 					}
 				}
 			}
 			t := d.number(threshold)
 			require.NoError(d, d.Refine(ptr, len(x), t, count, factors))
-			d.equalFloats([]float32{want}, read[float32](d, t, 1), "%v, %d wanted, %d factors", threshold, count, len(factors))
+			got := read[float32](d, t, 1)
+			d.equalFloats([]float32{want}, got, "%v, %d wanted, %d factors", threshold, count, len(factors))
 		}
 		d.equalFloats(x, read[float32](d, ptr, len(x)), "the array")
 	})
@@ -387,9 +411,10 @@ func testLong(d *device) {
 	x := d.gradient("normal", n)
 	for range 4 {
 		in := d.source(x)
-		d.checkTopK(in, ranking(in.x), n/100, false, &guessCase{threshold: []float32{0, 2.5758}[d.rng.IntN(2)]})
+		guess := &guessCase{threshold: []float32{0, 2.5758}[d.rng.IntN(2)]}
+		d.checkTopK(in, ranking(in.x), n/100, false, guess)
 		in = d.source(x)
-		want := pick(in.x, above(in.x, 2.5))
+		want := pick(in.x, passing(in.x, 2.5))
 		dst := d.target(n/20, true)
 		require.NoError(d, d.Select(in.Source, d.number(2.5), dst))
 		d.equalEntries(want.first(n/20), len(want.idx), dst, "select")

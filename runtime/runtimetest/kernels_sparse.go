@@ -20,11 +20,11 @@ func (d *device) eachList(f func(d *device, l entries)) {
 	})
 }
 
-func testTopOf(d *device) {
+func testTopKList(d *device) {
 	d.eachList(func(d *device, l entries) {
 		order := ranking(l.val)
 		for _, count := range topKCounts(len(l.idx)) {
-			want := l.at(order[:min(count, len(order))])
+			want := l.pick(order[:min(count, len(order))])
 			list := d.list(l)
 			dst := d.target(min(count, list.N)+d.rng.IntN(40), d.rng.IntN(2) == 0)
 			require.NoError(d, d.TopKList(list, count, dst, 0, kernel.Array{}))
@@ -36,8 +36,8 @@ func testTopOf(d *device) {
 	})
 }
 
-// checkTopOutside has TopKList select from a list without a part of it, and add the rest to an
-// array.
+// checkTopOutside has TopKList select from a list without a part of it, and add to an array what it does
+// not select.
 func (d *device) checkTopOutside(l entries, count int) {
 	n := 2 * len(l.idx)
 	bounds := []int32{d.rng.Int32N(int32(n + 1)), d.rng.Int32N(int32(n + 1))}
@@ -53,7 +53,7 @@ func (d *device) checkTopOutside(l entries, count int) {
 	var outside entries
 	for j, i := range l.idx {
 		if i < bounds[0] || i >= bounds[1] {
-			outside.idx, outside.val = append(outside.idx, i), append(outside.val, l.val[j])
+			outside.append(i, l.val[j])
 		}
 	}
 	if d.rng.IntN(3) == 0 {
@@ -61,8 +61,11 @@ func (d *device) checkTopOutside(l entries, count int) {
 	}
 	order := ranking(outside.val)
 	selected := order[:min(count, len(order))]
-	want, x, faults := outside.at(selected), d.gradient("special", length), int32(7)
-	sums, taken := slices.Clone(x), map[int32]bool{}
+	want := outside.pick(selected)
+	x := d.gradient("special", length)
+	faults := int32(7)
+	sums := slices.Clone(x)
+	taken := map[int32]bool{}
 	for _, i := range want.idx {
 		taken[i] = true
 	}
@@ -77,17 +80,18 @@ func (d *device) checkTopOutside(l entries, count int) {
 	}
 	list := d.list(l)
 	dst := d.target(min(count, list.N), d.rng.IntN(2) == 0)
-	rest := kernel.Array{Ptr: place(d, x), N: length, Faults: place(d, []int32{7})}
-	require.NoError(d, d.Kernels.TopKList(list, count, dst, place(d, bounds), rest))
+	residual := kernel.Array{Ptr: place(d, x), N: length, Faults: place(d, []int32{7})}
+	require.NoError(d, d.Kernels.TopKList(list, count, dst, place(d, bounds), residual))
 	d.equalEntries(want, len(want.idx), dst, "top %d outside of %v", count, bounds)
-	d.equalFloats(sums, read[float32](d, rest.Ptr, length), "what is left out of top %d outside of %v", count, bounds)
-	require.Equal(d, faults, readOne[int32](d, rest.Faults), "faults, seed %d", Seed)
+	left := read[float32](d, residual.Ptr, length)
+	d.equalFloats(sums, left, "what is left out of top %d outside of %v", count, bounds)
+	require.Equal(d, faults, readOne[int32](d, residual.Faults), "faults, seed %d", Seed)
 }
 
-func testAboveOf(d *device) {
+func testSelectList(d *device) {
 	d.eachList(func(d *device, l entries) {
 		for _, threshold := range thresholds {
-			want := l.at(above(l.val, threshold))
+			want := l.pick(passing(l.val, threshold))
 			total := len(want.idx)
 			room := []int{total + 40, total, total / 2, 0}[d.rng.IntN(4)]
 			dst := d.target(room, d.rng.IntN(4) > 0)
@@ -100,17 +104,18 @@ func testAboveOf(d *device) {
 func testCountAbove(d *device) {
 	d.eachList(func(d *device, l entries) {
 		for _, m := range []int{0, 1, 2, 15, 64, 100} {
-			ts, want := make([]float32, m), make([]int32, m)
-			same := d.rng.IntN(4) == 0
+			ts := make([]float32, m)
+			want := make([]int32, m)
+			equal := d.rng.IntN(4) == 0
 			for j := range ts {
 				ts[j] = thresholds[d.rng.IntN(len(thresholds))]
 				if d.rng.IntN(2) == 0 {
 					ts[j] = float32(math.Abs(3 * d.rng.NormFloat64()))
 				}
-				if same {
+				if equal {
 					ts[j] = ts[0]
 				}
-				want[j] = int32(len(above(l.val, ts[j])))
+				want[j] = int32(len(passing(l.val, ts[j])))
 			}
 			list, counts := d.list(l), place(d, slices.Repeat([]int32{-1}, m))
 			list.Idx = 0
@@ -122,67 +127,79 @@ func testCountAbove(d *device) {
 
 // testNarrow searches as several ranks would, and then checks the result.
 func testNarrow(d *device) {
-	const ranks = 3
 	for _, name := range []string{"normal", "wide", "ties", "zero", "denormal", "special"} {
 		for _, m := range []int{1, 7, 15, 63} {
-			d.each(func(d *device) {
-				var all []float32
-				var lists [ranks]kernel.Entries
-				for r := range lists {
-					l := d.random(100*r, 1000, name)
-					all = append(all, l.val...)
-					lists[r] = d.list(l)
-				}
-				count := 1 + d.rng.IntN(len(all)+10)
-				low, high := uint64(1), uint64(1)<<31
-				bracket, cuts := place(d, []uint32{5, 5}), place(d, make([]uint32, m))
-				counts := uintptr(0)
-				for round := 0; ; round++ {
-					require.NoError(d, d.Narrow(bracket, counts, count, cuts, m))
-					require.Equal(d, []uint32{uint32(low), uint32(high)}, read[uint32](d, bracket, 2), "round %d, seed %d", round, Seed)
-					want, sums := make([]uint32, m), make([]int32, m)
-					for j := range want {
-						want[j] = uint32(low + (high-low)/uint64(m+1)*uint64(j+1))
-						for _, v := range all {
-							if magnitude(v) >= want[j] {
-								sums[j]++
-							}
-						}
-					}
-					require.Equal(d, want, read[uint32](d, cuts, m), "round %d, seed %d", round, Seed)
-					if (high-low)/uint64(m+1) == 0 {
-						break
-					}
-					got := make([]int32, m)
-					for _, l := range lists {
-						part := place(d, make([]int32, m))
-						require.NoError(d, d.CountAbove(l, cuts, m, part))
-						for j, n := range read[int32](d, part, m) {
-							got[j] += n
-						}
-					}
-					require.Equal(d, sums, got, "round %d, seed %d", round, Seed)
-					counts = place(d, got)
-					passed := 0
-					for passed < m && int(sums[passed]) >= count {
-						passed++
-					}
-					width := (high - low) / uint64(m+1)
-					if passed < m {
-						high = low + width*uint64(passed+1)
-					}
-					low += width * uint64(passed)
-				}
-				// The k-th largest is in the bracket.
-				if order := ranking(all); count <= len(all) {
-					kth := max(uint64(magnitude(all[order[count-1]])), 1)
-					require.True(d, low <= kth && kth < high, "%d is not in [%d, %d), seed %d", kth, low, high, Seed)
-				} else {
-					require.EqualValues(d, 1, low)
-				}
-			}, "%s, %d cuts", name, m)
+			d.each(func(d *device) { d.checkNarrow(name, m) }, "%s, %d cuts", name, m)
 		}
 	}
+}
+
+// checkNarrow has three ranks with such values search by m cuts a round.
+func (d *device) checkNarrow(name string, m int) {
+	const ranks = 3
+	var all []float32
+	var lists [ranks]kernel.Entries
+	for r := range lists {
+		l := d.random(100*r, 1000, name)
+		all = append(all, l.val...)
+		lists[r] = d.list(l)
+	}
+	count := 1 + d.rng.IntN(len(all)+10)
+	low := uint64(1)
+	high := uint64(1) << 31
+	bracket := place(d, []uint32{5, 5})
+	cuts := place(d, make([]uint32, m))
+	counts := uintptr(0)
+	for round := 0; ; round++ {
+		require.NoError(d, d.Narrow(bracket, counts, count, cuts, m))
+		got := read[uint32](d, bracket, 2)
+		require.Equal(d, []uint32{uint32(low), uint32(high)}, got, "round %d, seed %d", round, Seed)
+		width := (high - low) / uint64(m+1)
+		want := make([]uint32, m)
+		sums := make([]int32, m)
+		for j := range want {
+			want[j] = uint32(low + width*uint64(j+1))
+			for _, v := range all {
+				if magnitude(v) >= want[j] {
+					sums[j]++
+				}
+			}
+		}
+		require.Equal(d, want, read[uint32](d, cuts, m), "round %d, seed %d", round, Seed)
+		if width == 0 {
+			break
+		}
+		total := d.countAll(lists[:], cuts, m)
+		require.Equal(d, sums, total, "round %d, seed %d", round, Seed)
+		counts = place(d, total)
+		passed := 0
+		for passed < m && int(sums[passed]) >= count {
+			passed++
+		}
+		if passed < m {
+			high = low + width*uint64(passed+1)
+		}
+		low += width * uint64(passed)
+	}
+	if count > len(all) {
+		require.EqualValues(d, 1, low)
+		return
+	}
+	kth := max(uint64(magnitude(all[ranking(all)[count-1]])), 1)
+	require.True(d, low <= kth && kth < high, "%d is not in [%d, %d), seed %d", kth, low, high, Seed)
+}
+
+// countAll returns the sums of what CountAbove counts in lists.
+func (d *device) countAll(lists []kernel.Entries, thresholds uintptr, m int) []int32 {
+	total := make([]int32, m)
+	for _, l := range lists {
+		part := place(d, make([]int32, m))
+		require.NoError(d, d.CountAbove(l, thresholds, m, part))
+		for j, n := range read[int32](d, part, m) {
+			total[j] += n
+		}
+	}
+	return total
 }
 
 // merged adds up lists as the contract says, by a map.
@@ -208,12 +225,12 @@ func (d *device) checkMerge(all []entries, n int, scale float32) {
 		for i, v := range sums {
 			dense[i] = v
 		}
-		dense, rest, check := d.rest(dense, dt)
+		dense, excess, check := d.excess(dense, dt)
 		want, _ := d.narrow(dense, dt)
 		_, dst := d.narrow(d.gradient("normal", n), dt)
 		faults := place(d, []int32{1000})
 		back, checkBack := d.back(n)
-		require.NoError(d, d.Kernels.Merge(dst, dt, n, d.lists(all), scale, faults, rest, back))
+		require.NoError(d, d.Kernels.Merge(dst, dt, n, d.lists(all), scale, faults, excess, back))
 		check()
 		checkBack()
 		d.equalFloats(want, d.readNarrow(dst, dt, n), "%d lists as %v", len(all), dt)
@@ -225,12 +242,13 @@ func (d *device) checkUnion(all []entries, n int, scale float32) {
 	d.Helper()
 	sums, wrong := merged(all, n, scale)
 	var want entries
-	threshold, least := thresholds[d.rng.IntN(len(thresholds))], uintptr(0)
+	threshold := thresholds[d.rng.IntN(len(thresholds))]
+	ptr := uintptr(0)
 	if d.rng.IntN(2) == 0 {
-		least = d.number(threshold)
+		ptr = d.number(threshold)
 	}
 	for i, v := range sums {
-		if least == 0 || passes(v, threshold) {
+		if ptr == 0 || passes(v, threshold) {
 			want.idx = append(want.idx, i)
 		}
 	}
@@ -239,7 +257,8 @@ func (d *device) checkUnion(all []entries, n int, scale float32) {
 		want.val = append(want.val, sums[i])
 	}
 	total := len(want.idx)
-	lists, room := d.lists(all), 0
+	lists := d.lists(all)
+	room := 0
 	for _, l := range lists {
 		room += l.N
 	}
@@ -248,8 +267,9 @@ func (d *device) checkUnion(all []entries, n int, scale float32) {
 		room = []int{total, max(total-1, 0), total / 2, min(total, 1), 0}[d.rng.IntN(5)]
 		want = want.first(room)
 	}
-	dst, faults := d.target(room, true), place(d, []int32{1000})
-	require.NoError(d, d.Kernels.Union(dst, n, lists, scale, faults, least))
+	dst := d.target(room, true)
+	faults := place(d, []int32{1000})
+	require.NoError(d, d.Kernels.Union(dst, n, lists, scale, faults, ptr))
 	d.equalEntries(want, total, dst, "%d lists, room for %d of %d", len(all), room, total)
 	require.Equal(d, 1000+wrong, readOne[int32](d, faults), "faults, seed %d", Seed)
 }
@@ -269,7 +289,8 @@ func (d *device) eachLists(f func(d *device, all []entries, n int, scale float32
 						if share > 0 {
 							m = (n + share - 1) / share
 						}
-						if all[r] = d.random(m, n, "special"); d.rng.IntN(3) == 0 {
+						all[r] = d.random(m, n, "special")
+						if d.rng.IntN(3) == 0 {
 							all[r], _ = d.spoiled(all[r], n)
 						}
 					}
@@ -284,20 +305,37 @@ func testScatter(d *device) {
 	for _, n := range kernelSizes() {
 		for _, m := range []int{0, 1, n / 10, n} {
 			d.each(func(d *device) {
-				x, l := d.gradient("special", n), d.random(m, n, "special")
+				x := d.gradient("special", n)
+				l := d.random(m, n, "special")
 				spoiled, wrong := d.spoiled(l, n)
-				list, zero := d.list(spoiled), d.list(spoiled)
+				list := d.list(spoiled)
+				zero := d.list(spoiled)
 				zero.Val = 0
 				for _, test := range []struct {
 					name string
 					call func(dst kernel.Array) error
 					want func(old, v float32) float32
 				}{
-					{"ScatterAdd", func(dst kernel.Array) error { return d.ScatterAdd(dst, list, 1) }, sum},
-					{"ScatterAdd, scaled", func(dst kernel.Array) error { return d.ScatterAdd(dst, list, -0.3) },
-						func(old, v float32) float32 { return sum(old, product(v, -0.3)) }},
-					{"ScatterSet", func(dst kernel.Array) error { return d.ScatterSet(dst, list) }, func(_, v float32) float32 { return v }},
-					{"ScatterZero", func(dst kernel.Array) error { return d.ScatterZero(dst, zero) }, func(_, _ float32) float32 { return 0 }},
+					{
+						"ScatterAdd",
+						func(dst kernel.Array) error { return d.ScatterAdd(dst, list, 1) },
+						sum,
+					},
+					{
+						"ScatterAdd, scaled",
+						func(dst kernel.Array) error { return d.ScatterAdd(dst, list, -0.3) },
+						func(old, v float32) float32 { return sum(old, product(v, -0.3)) },
+					},
+					{
+						"ScatterSet",
+						func(dst kernel.Array) error { return d.ScatterSet(dst, list) },
+						func(_, v float32) float32 { return v },
+					},
+					{
+						"ScatterZero",
+						func(dst kernel.Array) error { return d.ScatterZero(dst, zero) },
+						func(_, _ float32) float32 { return 0 },
+					},
 				} {
 					want := slices.Clone(x)
 					for j, i := range l.idx {
@@ -315,13 +353,13 @@ func testScatter(d *device) {
 	}
 }
 
-func testGiveBack(d *device) {
+func testRestore(d *device) {
 	for _, n := range kernelSizes() {
 		for _, m := range []int{0, 1, n / 10, n} {
 			for _, share := range []int{0, 1, 2, 20} {
 				d.each(func(d *device) {
-					b, check := d.given(n, m, share)
-					require.NoError(d, d.Restore(b.Dst, b.L, b.Taken))
+					r, check := d.restoration(n, m, share)
+					require.NoError(d, d.Restore(r.Dst, r.L, r.Taken))
 					check()
 				}, "%d of %d, share %d", m, n, share)
 			}
@@ -329,11 +367,12 @@ func testGiveBack(d *device) {
 	}
 }
 
-// given makes what Restore gives back: m of n entries, but those that are taken, one of so many
+// restoration makes what Restore restores: m of n entries, but those that are taken, one of share
 // and some others. check looks at what comes of it.
-func (d *device) given(n, m, share int) (b kernel.Restoration, check func()) {
+func (d *device) restoration(n, m, share int) (r kernel.Restoration, check func()) {
 	d.Helper()
-	x, l := d.gradient("special", n), d.random(m, n, "special")
+	x := d.gradient("special", n)
+	l := d.random(m, n, "special")
 	taken := d.random(min(3, n), n, "zero") // some that l may not have
 	for _, i := range l.idx {
 		if share > 0 && d.rng.IntN(share) == 0 {
@@ -355,20 +394,24 @@ func (d *device) given(n, m, share int) (b kernel.Restoration, check func()) {
 	}
 	spoiled, wrong := d.spoiled(l, n)
 	without, _ := d.spoiled(taken, n)
-	b = kernel.Restoration{Dst: kernel.Array{Ptr: place(d, x), N: n, Faults: place(d, []int32{7})}, L: d.list(spoiled), Taken: d.list(without)}
-	return b, func() {
+	r = kernel.Restoration{
+		Dst:   kernel.Array{Ptr: place(d, x), N: n, Faults: place(d, []int32{7})},
+		L:     d.list(spoiled),
+		Taken: d.list(without),
+	}
+	return r, func() {
 		d.Helper()
-		d.equalFloats(want, read[float32](d, b.Dst.Ptr, n), "%d of %d, %d taken", m, n, len(taken.idx))
-		require.Equal(d, 7+wrong, readOne[int32](d, b.Dst.Faults), "faults, seed %d", Seed)
+		d.equalFloats(want, read[float32](d, r.Dst.Ptr, n), "%d of %d, %d taken", m, n, len(taken.idx))
+		require.Equal(d, 7+wrong, readOne[int32](d, r.Dst.Faults), "faults, seed %d", Seed)
 	}
 }
 
-// back is given, or nothing.
-func (d *device) back(n int) (b kernel.Restoration, check func()) {
+// back is a restoration, or nothing.
+func (d *device) back(n int) (r kernel.Restoration, check func()) {
 	if d.rng.IntN(2) == 0 {
 		return kernel.Restoration{}, func() {}
 	}
-	return d.given(n, d.rng.IntN(n+1), d.rng.IntN(4))
+	return d.restoration(n, d.rng.IntN(n+1), d.rng.IntN(4))
 }
 
 func testLowerBounds(d *device) {
@@ -379,7 +422,8 @@ func testLowerBounds(d *device) {
 			bounds = append(bounds, d.rng.Int32N(int32(n+1)))
 		}
 		for _, m := range []int{0, 1, 2, len(bounds)} {
-			want, lengths := make([]int32, m), make([]int32, max(m-1, 0))
+			want := make([]int32, m)
+			lengths := make([]int32, max(m-1, 0))
 			for b, bound := range bounds[:m] {
 				for _, i := range l.idx {
 					if i < bound {
@@ -390,9 +434,11 @@ func testLowerBounds(d *device) {
 					lengths[b-1] = want[b] - want[b-1]
 				}
 			}
-			list, ptr := d.list(l), place(d, bounds)
+			list := d.list(l)
 			list.Val = 0
-			got, gaps := place(d, make([]int32, m)), place(d, make([]int32, len(lengths)))
+			ptr := place(d, bounds)
+			got := place(d, make([]int32, m))
+			gaps := place(d, make([]int32, len(lengths)))
 			require.NoError(d, d.LowerBounds(list, ptr, m, got, gaps))
 			require.Equal(d, want, read[int32](d, got, m), "seed %d: %d entries, bounds %v", Seed, len(l.idx), bounds)
 			require.Equal(d, lengths, read[int32](d, gaps, len(lengths)), "lengths, seed %d", Seed)
@@ -407,55 +453,76 @@ func testCopyPieces(d *device) {
 			if once(s, round) {
 				continue
 			}
-			l, lists := [2]entries{}, [2]kernel.Entries{}
-			for i := range l {
-				l[i] = d.random(d.rng.IntN(n+1), n, "special")
-				lists[i] = d.list(l[i])
-			}
-			var pieces []kernel.Piece
-			var wants []entries // of each destination
-			var targets []kernel.Entries
-			for range d.rng.IntN(12) {
-				want := entries{}
-				to := d.target(d.rng.IntN(3*n+1), true)
-				for range 1 + d.rng.IntN(kernel.MaxPieces) {
-					which := d.rng.IntN(2)
-					end := len(l[which].idx)
-					ends := [2]int{0, end}
-					var at [2]uintptr
-					byIndex := d.rng.IntN(2) == 0
-					for side := range at {
-						if d.rng.IntN(4) == 0 {
-							continue
-						}
-						position := []int32{0, int32(end / 2), int32(end), int32(d.rng.IntN(end + 1)), -1, math.MinInt32, math.MaxInt32}[d.rng.IntN(7)]
-						ends[side] = min(max(int(position), 0), end)
-						if byIndex {
-							if position = min(max(position, -1), int32(n)); ends[side] < end && d.rng.IntN(2) == 0 {
-								position = l[which].idx[ends[side]]
-							}
-							ends[side] = 0
-							for _, i := range l[which].idx {
-								if i < position {
-									ends[side]++
-								}
-							}
-						}
-						at[side] = place(d, []int32{position})
-					}
-					for j := ends[0]; j < ends[1]; j++ {
-						want.idx, want.val = append(want.idx, l[which].idx[j]), append(want.val, l[which].val[j])
-					}
-					pieces = append(pieces, kernel.Piece{From: lists[which], Start: at[0], End: at[1], ByIndex: byIndex, To: to})
-				}
-				wants, targets = append(wants, want), append(targets, to)
-			}
-			require.NoError(d, d.CopyPieces(pieces))
-			for i, want := range wants {
-				d.equalEntries(want.first(targets[i].N), len(want.idx), targets[i], "list %d of %d, room for %d", i, len(wants), targets[i].N)
-			}
+			d.checkCopyPieces(n)
 		}
 	}
+}
+
+// checkCopyPieces puts pieces of two lists of up to n entries together.
+func (d *device) checkCopyPieces(n int) {
+	var sources [2]entries
+	var lists [2]kernel.Entries
+	for i := range sources {
+		sources[i] = d.random(d.rng.IntN(n+1), n, "special")
+		lists[i] = d.list(sources[i])
+	}
+	var pieces []kernel.Piece
+	var wants []entries // of each destination
+	var targets []kernel.Entries
+	for range d.rng.IntN(12) {
+		var want entries
+		target := d.target(d.rng.IntN(3*n+1), true)
+		for range 1 + d.rng.IntN(kernel.MaxPieces) {
+			i := d.rng.IntN(2)
+			piece, start, end := d.piece(sources[i], n)
+			for j := start; j < end; j++ {
+				want.append(sources[i].idx[j], sources[i].val[j])
+			}
+			piece.From = lists[i]
+			piece.To = target
+			pieces = append(pieces, piece)
+		}
+		wants = append(wants, want)
+		targets = append(targets, target)
+	}
+	require.NoError(d, d.CopyPieces(pieces))
+	for i, want := range wants {
+		room := targets[i].N
+		d.equalEntries(want.first(room), len(want.idx), targets[i], "list %d of %d, room for %d", i, len(wants), room)
+	}
+}
+
+// piece draws the bounds of a piece of a list with indices below n, and returns the positions that they mean.
+func (d *device) piece(l entries, n int) (p kernel.Piece, start, end int) {
+	p.ByIndex = d.rng.IntN(2) == 0
+	p.Start, start = d.pieceBound(l, n, p.ByIndex, 0)
+	p.End, end = d.pieceBound(l, n, p.ByIndex, len(l.idx))
+	return p, start, end
+}
+
+// pieceBound draws one bound: its address, 0 where it is the one by default, and the position that it means.
+func (d *device) pieceBound(l entries, n int, byIndex bool, byDefault int) (ptr uintptr, position int) {
+	if d.rng.IntN(4) == 0 {
+		return 0, byDefault
+	}
+	end := len(l.idx)
+	candidates := []int32{0, int32(end / 2), int32(end), int32(d.rng.IntN(end + 1)), -1, math.MinInt32, math.MaxInt32}
+	bound := candidates[d.rng.IntN(len(candidates))]
+	position = min(max(int(bound), 0), end)
+	if !byIndex {
+		return place(d, []int32{bound}), position
+	}
+	bound = min(max(bound, -1), int32(n))
+	if position < end && d.rng.IntN(2) == 0 {
+		bound = l.idx[position]
+	}
+	position = 0
+	for _, i := range l.idx {
+		if i < bound {
+			position++
+		}
+	}
+	return place(d, []int32{bound}), position
 }
 
 func testSample(d *device) {
@@ -463,7 +530,8 @@ func testSample(d *device) {
 		for _, m := range []int{0, 1, n / 10, n} {
 			for _, count := range []int{0, 1, 16, 64} {
 				l := d.random(m, n, "zero")
-				quantiles, want := make([]float64, count), make([]int32, count)
+				quantiles := make([]float64, count)
+				want := make([]int32, count)
 				for j := range quantiles {
 					quantiles[j] = []float64{0, 0.5, d.rng.Float64(), math.Nextafter(1, 0)}[d.rng.IntN(4)]
 					if len(l.idx) > 0 {
@@ -472,10 +540,12 @@ func testSample(d *device) {
 						want[j] = int32(math.Floor(float64(n) * quantiles[j]))
 					}
 				}
-				list, dst := d.list(l), place(d, make([]int32, count))
+				list := d.list(l)
 				list.Val = 0
+				dst := place(d, make([]int32, count))
 				require.NoError(d, d.Sample(list, quantiles, n, dst))
-				require.Equal(d, want, read[int32](d, dst, count), "%d of %d, quantiles %v, seed %d", len(l.idx), n, quantiles, Seed)
+				got := read[int32](d, dst, count)
+				require.Equal(d, want, got, "%d of %d, quantiles %v, seed %d", len(l.idx), n, quantiles, Seed)
 			}
 		}
 	}
@@ -487,11 +557,13 @@ func testBalance(d *device) {
 		for _, m := range []int{1, 2, 7, parts, 64 * parts} {
 			samples := make([]int32, m)
 			for i := range samples {
-				if samples[i] = d.rng.Int32N(n); d.rng.IntN(10) == 0 {
+				samples[i] = d.rng.Int32N(n)
+				if d.rng.IntN(10) == 0 {
 					samples[i] = []int32{math.MinInt32, -1, n, math.MaxInt32}[d.rng.IntN(4)]
 				}
 			}
-			ptr, bounds := place(d, samples), place(d, make([]int32, parts+1))
+			ptr := place(d, samples)
+			bounds := place(d, make([]int32, parts+1))
 			require.NoError(d, d.Balance(ptr, m, n, bounds, parts))
 			slices.Sort(samples)
 			want := []int32{0}
@@ -504,7 +576,7 @@ func testBalance(d *device) {
 	}
 }
 
-// testHostile passes lists of any content and length to whatever reads lists:
+// testHostile passes lists of any content and length to all that reads lists:
 // nothing around the arrays may be written, and nothing may fail.
 func testHostile(d *device) {
 	const rounds = 60
@@ -516,7 +588,8 @@ func testHostile(d *device) {
 				m := d.rng.IntN(3000)
 				l := entries{idx: make([]int32, m), val: d.gradient("special", m)}
 				for j := range l.idx {
-					if l.idx[j] = d.rng.Int32N(int32(n)); d.rng.IntN(20) == 0 {
+					l.idx[j] = d.rng.Int32N(int32(n))
+					if d.rng.IntN(20) == 0 {
 						l.idx[j] = int32(d.rng.Uint32())
 					}
 				}
@@ -526,9 +599,11 @@ func testHostile(d *device) {
 				}
 				lists = append(lists, list)
 			}
-			l, dst := lists[0], func(n int) kernel.Entries { return d.target(n, true) }
+			l := lists[0]
+			dst := func(n int) kernel.Entries { return d.target(n, true) }
 			array := kernel.Array{Ptr: place(d, d.gradient("special", n)), N: n, Faults: place(d, []int32{0})}
-			dense, words := place(d, make([]float32, n)), func() uintptr { return place(d, make([]int32, 64)) }
+			dense := place(d, make([]float32, n))
+			words := func() uintptr { return place(d, make([]int32, 64)) }
 			bounds := place(d, []int32{0, int32(n / 2), int32(n)})
 			for name, err := range map[string]error{
 				"TopKList":    d.TopKList(l, 100, dst(100), bounds, array),
@@ -542,8 +617,11 @@ func testHostile(d *device) {
 				"Restore":     d.Restore(array, l, lists[1]),
 				"LowerBounds": d.LowerBounds(l, bounds, 3, words(), words()),
 				"Sample":      d.Sample(l, []float64{0, 0.5, 0.99}, n, words()),
-				"CopyPieces": d.CopyPieces([]kernel.Piece{{From: l, Start: words(), End: l.Idx, To: dst(50)}, {From: lists[1], Start: l.Idx, To: dst(n)},
-					{From: l, Start: bounds, End: bounds + 4, ByIndex: true, To: dst(n)}}),
+				"CopyPieces": d.CopyPieces([]kernel.Piece{
+					{From: l, Start: words(), End: l.Idx, To: dst(50)},
+					{From: lists[1], Start: l.Idx, To: dst(n)},
+					{From: l, Start: bounds, End: bounds + 4, ByIndex: true, To: dst(n)},
+				}),
 			} {
 				require.NoError(d, err, name)
 			}
@@ -552,69 +630,231 @@ func testHostile(d *device) {
 	}
 }
 
+// validArguments are such as kernels accept.
+type validArguments struct {
+	*device
+	p       uintptr // of 64 float32
+	q       uintptr // of 8 int32
+	t       uintptr // of a float32
+	f64     uintptr // of 2 float64
+	src     kernel.Source
+	ok      kernel.Entries
+	array   kernel.Array
+	near    kernel.Acceptance
+	nothing kernel.Restoration
+}
+
+func (d *device) validArguments() *validArguments {
+	v := &validArguments{device: d}
+	v.p = place(d, make([]float32, 64))
+	v.q = place(d, []int32{0, 1, 2, 3, 4, 5, 6, 7})
+	v.t = d.number(1)
+	v.f64 = place(d, []float64{1, 1})
+	v.src = kernel.Source{X: v.p, N: 8}
+	v.ok = kernel.Entries{Idx: v.q, Val: v.p, N: 8, Len: place(d, []int32{8})}
+	v.array = kernel.Array{Ptr: v.p, N: 8}
+	return v
+}
+
+// testKernelArguments passes what kernels have to refuse.
 func testKernelArguments(d *device) {
-	p := place(d, make([]float32, 64))
-	q := place(d, []int32{0, 1, 2, 3, 4, 5, 6, 7})
-	t, f64 := d.number(1), place(d, []float64{1, 1})
-	src, ok := kernel.Source{X: p, N: 8}, kernel.Entries{Idx: q, Val: p, N: 8, Len: place(d, []int32{8})}
-	array, near := kernel.Array{Ptr: p, N: 8}, kernel.Acceptance{}
-	copyOf := func(dst, src uintptr, n int) []kernel.Copy {
-		return []kernel.Copy{{Dst: dst, Src: src, DType: dtype.F32, N: n}}
-	}
-	var failures []error
-	fails := func(errs ...error) { failures = append(failures, errs...) }
-	for _, n := range []int{-1, math.MaxInt32 + 1} {
-		long, far, wide := kernel.Source{X: p, N: n}, kernel.Entries{Idx: q, Val: p, N: n, Len: ok.Len}, kernel.Array{Ptr: p, N: n}
-		withGrad := long
-		withGrad.Grad, withGrad.DType, withGrad.From = p, dtype.F32, p
-		fails(d.Accumulate(withGrad), d.CopyIf(copyOf(p, p, n), q, 1), d.CopyIf(copyOf(p, p, 1), q, n), d.Store(p, dtype.F32, p, n, 1, 0), d.Scale(p, dtype.F32, n, t), d.SumSquares(p, dtype.F32, n, f64),
-			d.TopK(long, 1, ok, t), d.TopK(src, n, ok, t), d.TopK(src, 1, far, t),
-			d.Select(long, t, ok), d.Select(src, t, far),
-			d.SelectNear(long, 1, f64, near, ok, t), d.SelectNear(src, n, f64, near, ok, t), d.SelectNear(src, 1, f64, near, far, t),
-			d.Fit(long, 1, t), d.Refine(p, n, t, 1, nil), d.Refine(p, 8, t, n, nil),
-			d.TopKList(far, 1, ok, 0, kernel.Array{}), d.TopKList(ok, n, ok, 0, kernel.Array{}), d.TopKList(ok, 1, far, 0, kernel.Array{}), d.TopKList(ok, 1, ok, 0, wide), d.SelectList(far, t, ok), d.SelectList(ok, t, far),
-			d.CountAbove(far, t, 1, q), d.CountAbove(ok, t, n, q), d.Narrow(f64, 0, n, t, 1), d.Narrow(f64, 0, 1, t, n),
-			d.Merge(p, dtype.F32, n, nil, 1, 0, 0, kernel.Restoration{}), d.Merge(p, dtype.F32, 8, []kernel.Entries{ok, far}, 1, 0, 0, kernel.Restoration{}), d.Merge(p, dtype.F32, 8, nil, 1, 0, 0, kernel.Restoration{Dst: array, L: far}),
-			d.Union(ok, n, nil, 1, 0, 0), d.Union(ok, 8, []kernel.Entries{far}, 1, 0, 0), d.Union(far, 8, nil, 1, 0, 0),
-			d.ScatterAdd(wide, ok, 1), d.ScatterAdd(array, far, 1), d.ScatterSet(wide, ok), d.ScatterSet(array, far),
-			d.ScatterZero(wide, ok), d.ScatterZero(array, far), d.Restore(wide, ok, ok), d.Restore(array, far, ok), d.Restore(array, ok, far),
-			d.LowerBounds(far, q, 2, q, q), d.LowerBounds(ok, q, n, q, q),
-			d.CopyPieces([]kernel.Piece{{From: far, To: ok}}), d.CopyPieces([]kernel.Piece{{From: ok, To: far}}),
-			d.Sample(far, []float64{0}, 8, q), d.Sample(ok, []float64{0}, n, q), d.Balance(q, n, 8, q, 1), d.Balance(q, 8, n, q, 1))
-	}
-	none, noX, noPtr := kernel.Entries{N: 1, Len: ok.Len}, kernel.Source{N: 1}, kernel.Array{N: 1}
-	noLen := kernel.Entries{Idx: q, Val: p, N: 8}
-	few := kernel.Entries{Idx: q, Val: p, N: 2, Len: ok.Len}
-	fails(d.Accumulate(src), d.CopyIf(copyOf(0, p, 1), q, 1), d.CopyIf(copyOf(p, 0, 1), 0, 1), d.CopyIf(copyOf(p, 0, 1), q, 0),
-		d.CopyIf(slices.Repeat(copyOf(p, 0, 1), kernel.MaxCopies+1), q, 1),
-		d.Store(0, dtype.F32, p, 1, 1, 0), d.Store(p, dtype.F32, 0, 1, 1, 0), d.Scale(0, dtype.F32, 1, t), d.Scale(p, dtype.F32, 1, 0),
-		d.SumSquares(0, dtype.F32, 1, f64), d.SumSquares(p, dtype.F32, 1, 0), d.ClipFactor(0, f64, 1, 1, 1), d.ClipFactor(t, 0, 1, 1, 1), d.ClipFactor(t, f64, 0, 1, 1),
-		d.TopK(noX, 1, ok, t), d.TopK(src, 1, none, t), d.TopK(src, 3, few, t),
-		d.Select(noX, t, ok), d.Select(src, 0, ok), d.Select(src, t, none),
-		d.SelectNear(noX, 1, f64, near, ok, t), d.SelectNear(src, 1, 0, near, ok, t), d.SelectNear(src, 3, f64, near, few, t), d.SelectNear(src, 1, f64, near, noLen, t),
-		d.Fit(noX, 1, t), d.Fit(src, 1, 0), d.Refine(0, 1, t, 1, nil), d.Refine(p, 1, 0, 1, nil), d.Refine(p, 1, t, 1, make([]float32, 65)),
-		d.TopKList(none, 1, ok, 0, kernel.Array{}), d.TopKList(ok, 1, none, 0, kernel.Array{}), d.TopKList(ok, 3, few, 0, kernel.Array{}), d.SelectList(none, t, ok), d.SelectList(ok, 0, ok), d.SelectList(ok, t, none),
-		d.CountAbove(none, t, 1, q), d.CountAbove(ok, 0, 1, q), d.CountAbove(ok, t, 1, 0), d.Narrow(0, 0, 1, t, 1), d.Narrow(f64, 0, 1, 0, 1),
-		d.Merge(0, dtype.F32, 1, nil, 1, 0, 0, kernel.Restoration{}), d.Merge(p, dtype.F32, 1, []kernel.Entries{none}, 1, 0, 0, kernel.Restoration{}), d.Merge(p, dtype.F32, 1, nil, 1, 0, 0, kernel.Restoration{Dst: noPtr}),
-		d.Merge(p, dtype.F32, 1, nil, 1, 0, 0, kernel.Restoration{Dst: array, Taken: none}),
-		d.Union(none, 1, nil, 1, 0, 0), d.Union(noLen, 1, nil, 1, 0, 0),
-		d.ScatterAdd(noPtr, ok, 1), d.ScatterAdd(array, none, 1), d.ScatterSet(noPtr, ok), d.ScatterSet(array, none),
-		d.ScatterZero(noPtr, ok), d.ScatterZero(array, none), d.Restore(noPtr, ok, ok), d.Restore(array, none, ok), d.Restore(array, ok, none),
-		d.LowerBounds(none, q, 2, q, q), d.LowerBounds(ok, 0, 2, q, q), d.LowerBounds(ok, q, 2, 0, q),
-		d.CopyPieces([]kernel.Piece{{From: none, To: ok}}), d.CopyPieces([]kernel.Piece{{From: ok, To: none}}), d.CopyPieces([]kernel.Piece{{From: ok, To: noLen}}),
-		d.CopyPieces(slices.Repeat([]kernel.Piece{{From: ok, To: few}}, kernel.MaxPieces+1)),
-		d.Sample(none, []float64{0}, 8, q), d.Sample(ok, []float64{0}, 8, 0), d.Sample(ok, []float64{1}, 8, q),
-		d.Sample(ok, []float64{-0.1}, 8, q), d.Sample(ok, []float64{math.NaN()}, 8, q), d.Sample(ok, make([]float64, 65), 8, q),
-		d.Balance(0, 1, 8, q, 1), d.Balance(q, 1, 8, 0, 1), d.Balance(q, 0, 8, q, 1), d.Balance(q, 1, 8, q, 0))
-	for i, err := range failures {
-		require.ErrorIs(d, err, runtime.ErrArgument, "call %d", i)
+	v := d.validArguments()
+	for name, failures := range map[string][]error{
+		"arrays of negative length":           v.arraysOf(-1),
+		"arrays that are too long":            v.arraysOf(math.MaxInt32 + 1),
+		"lists of negative length":            v.listsOf(-1),
+		"lists that are too long":             v.listsOf(math.MaxInt32 + 1),
+		"arrays and numbers that are missing": v.withoutArrays(),
+		"lists and numbers that are missing":  v.withoutLists(),
+	} {
+		for i, err := range failures {
+			require.ErrorIs(d, err, runtime.ErrArgument, "%s, call %d", name, i)
+		}
 	}
 	for _, dt := range []dtype.DType{dtype.Invalid, dtype.F64, dtype.I32, dtype.I16, dtype.FP8E4M3} {
-		typed := kernel.Source{X: p, N: 1, Grad: p, DType: dt}
-		for i, err := range []error{d.Accumulate(typed), d.Select(typed, t, ok), d.TopK(typed, 1, ok, t), d.SelectNear(typed, 1, f64, near, ok, t),
-			d.Fit(typed, 1, t), d.Store(p, dt, p, 1, 1, 0), d.Scale(p, dt, 1, t), d.SumSquares(p, dt, 1, f64), d.Merge(p, dt, 1, nil, 1, 0, 0, kernel.Restoration{})} {
+		for i, err := range v.gradientsOfType(dt) {
 			require.ErrorIs(d, err, runtime.ErrDType, "call %d, %v", i, dt)
 		}
 	}
 	d.synchronize()
+}
+
+// oneCopy is a copy of n float32.
+func oneCopy(dst, src uintptr, n int) []kernel.Copy {
+	return []kernel.Copy{{Dst: dst, Src: src, DType: dtype.F32, N: n}}
+}
+
+// arraysOf passes arrays of n elements.
+func (v *validArguments) arraysOf(n int) []error {
+	long := kernel.Source{X: v.p, N: n}
+	far := kernel.Entries{Idx: v.q, Val: v.p, N: n, Len: v.ok.Len}
+	withGrad := kernel.Source{X: v.p, N: n, Grad: v.p, DType: dtype.F32, From: v.p}
+	return []error{
+		v.Accumulate(withGrad),
+		v.CopyIf(oneCopy(v.p, v.p, n), v.q, 1),
+		v.CopyIf(oneCopy(v.p, v.p, 1), v.q, n),
+		v.Store(v.p, dtype.F32, v.p, n, 1, 0),
+		v.Scale(v.p, dtype.F32, n, v.t),
+		v.SumSquares(v.p, dtype.F32, n, v.f64),
+		v.TopK(long, 1, v.ok, v.t),
+		v.TopK(v.src, n, v.ok, v.t),
+		v.TopK(v.src, 1, far, v.t),
+		v.Select(long, v.t, v.ok),
+		v.Select(v.src, v.t, far),
+		v.SelectNear(long, 1, v.f64, v.near, v.ok, v.t),
+		v.SelectNear(v.src, n, v.f64, v.near, v.ok, v.t),
+		v.SelectNear(v.src, 1, v.f64, v.near, far, v.t),
+		v.Fit(long, 1, v.t),
+		v.Refine(v.p, n, v.t, 1, nil),
+		v.Refine(v.p, 8, v.t, n, nil),
+	}
+}
+
+// listsOf passes lists of n entries, and n of other things beside lists.
+func (v *validArguments) listsOf(n int) []error {
+	far := kernel.Entries{Idx: v.q, Val: v.p, N: n, Len: v.ok.Len}
+	wide := kernel.Array{Ptr: v.p, N: n}
+	return []error{
+		v.TopKList(far, 1, v.ok, 0, kernel.Array{}),
+		v.TopKList(v.ok, n, v.ok, 0, kernel.Array{}),
+		v.TopKList(v.ok, 1, far, 0, kernel.Array{}),
+		v.TopKList(v.ok, 1, v.ok, 0, wide),
+		v.SelectList(far, v.t, v.ok),
+		v.SelectList(v.ok, v.t, far),
+		v.CountAbove(far, v.t, 1, v.q),
+		v.CountAbove(v.ok, v.t, n, v.q),
+		v.Narrow(v.f64, 0, n, v.t, 1),
+		v.Narrow(v.f64, 0, 1, v.t, n),
+		v.Merge(v.p, dtype.F32, n, nil, 1, 0, 0, v.nothing),
+		v.Merge(v.p, dtype.F32, 8, []kernel.Entries{v.ok, far}, 1, 0, 0, v.nothing),
+		v.Merge(v.p, dtype.F32, 8, nil, 1, 0, 0, kernel.Restoration{Dst: v.array, L: far}),
+		v.Union(v.ok, n, nil, 1, 0, 0),
+		v.Union(v.ok, 8, []kernel.Entries{far}, 1, 0, 0),
+		v.Union(far, 8, nil, 1, 0, 0),
+		v.ScatterAdd(wide, v.ok, 1),
+		v.ScatterAdd(v.array, far, 1),
+		v.ScatterSet(wide, v.ok),
+		v.ScatterSet(v.array, far),
+		v.ScatterZero(wide, v.ok),
+		v.ScatterZero(v.array, far),
+		v.Restore(wide, v.ok, v.ok),
+		v.Restore(v.array, far, v.ok),
+		v.Restore(v.array, v.ok, far),
+		v.LowerBounds(far, v.q, 2, v.q, v.q),
+		v.LowerBounds(v.ok, v.q, n, v.q, v.q),
+		v.CopyPieces([]kernel.Piece{{From: far, To: v.ok}}),
+		v.CopyPieces([]kernel.Piece{{From: v.ok, To: far}}),
+		v.Sample(far, []float64{0}, 8, v.q),
+		v.Sample(v.ok, []float64{0}, n, v.q),
+		v.Balance(v.q, n, 8, v.q, 1),
+		v.Balance(v.q, 8, n, v.q, 1),
+	}
+}
+
+// withoutArrays leaves out arrays, numbers and room.
+func (v *validArguments) withoutArrays() []error {
+	none := kernel.Entries{N: 1, Len: v.ok.Len}
+	noX := kernel.Source{N: 1}
+	noLen := kernel.Entries{Idx: v.q, Val: v.p, N: 8}
+	few := kernel.Entries{Idx: v.q, Val: v.p, N: 2, Len: v.ok.Len}
+	return []error{
+		v.Accumulate(v.src),
+		v.CopyIf(oneCopy(0, v.p, 1), v.q, 1),
+		v.CopyIf(oneCopy(v.p, 0, 1), 0, 1),
+		v.CopyIf(oneCopy(v.p, 0, 1), v.q, 0),
+		v.CopyIf(slices.Repeat(oneCopy(v.p, 0, 1), kernel.MaxCopies+1), v.q, 1),
+		v.Store(0, dtype.F32, v.p, 1, 1, 0),
+		v.Store(v.p, dtype.F32, 0, 1, 1, 0),
+		v.Scale(0, dtype.F32, 1, v.t),
+		v.Scale(v.p, dtype.F32, 1, 0),
+		v.SumSquares(0, dtype.F32, 1, v.f64),
+		v.SumSquares(v.p, dtype.F32, 1, 0),
+		v.ClipFactor(0, v.f64, 1, 1, 1),
+		v.ClipFactor(v.t, 0, 1, 1, 1),
+		v.ClipFactor(v.t, v.f64, 0, 1, 1),
+		v.TopK(noX, 1, v.ok, v.t),
+		v.TopK(v.src, 1, none, v.t),
+		v.TopK(v.src, 3, few, v.t),
+		v.Select(noX, v.t, v.ok),
+		v.Select(v.src, 0, v.ok),
+		v.Select(v.src, v.t, none),
+		v.SelectNear(noX, 1, v.f64, v.near, v.ok, v.t),
+		v.SelectNear(v.src, 1, 0, v.near, v.ok, v.t),
+		v.SelectNear(v.src, 3, v.f64, v.near, few, v.t),
+		v.SelectNear(v.src, 1, v.f64, v.near, noLen, v.t),
+		v.Fit(noX, 1, v.t),
+		v.Fit(v.src, 1, 0),
+		v.Refine(0, 1, v.t, 1, nil),
+		v.Refine(v.p, 1, 0, 1, nil),
+		v.Refine(v.p, 1, v.t, 1, make([]float32, 65)),
+	}
+}
+
+// withoutLists leaves out lists, numbers and room.
+func (v *validArguments) withoutLists() []error {
+	none := kernel.Entries{N: 1, Len: v.ok.Len}
+	noPtr := kernel.Array{N: 1}
+	noLen := kernel.Entries{Idx: v.q, Val: v.p, N: 8}
+	few := kernel.Entries{Idx: v.q, Val: v.p, N: 2, Len: v.ok.Len}
+	return []error{
+		v.TopKList(none, 1, v.ok, 0, kernel.Array{}),
+		v.TopKList(v.ok, 1, none, 0, kernel.Array{}),
+		v.TopKList(v.ok, 3, few, 0, kernel.Array{}),
+		v.SelectList(none, v.t, v.ok),
+		v.SelectList(v.ok, 0, v.ok),
+		v.SelectList(v.ok, v.t, none),
+		v.CountAbove(none, v.t, 1, v.q),
+		v.CountAbove(v.ok, 0, 1, v.q),
+		v.CountAbove(v.ok, v.t, 1, 0),
+		v.Narrow(0, 0, 1, v.t, 1),
+		v.Narrow(v.f64, 0, 1, 0, 1),
+		v.Merge(0, dtype.F32, 1, nil, 1, 0, 0, v.nothing),
+		v.Merge(v.p, dtype.F32, 1, []kernel.Entries{none}, 1, 0, 0, v.nothing),
+		v.Merge(v.p, dtype.F32, 1, nil, 1, 0, 0, kernel.Restoration{Dst: noPtr}),
+		v.Merge(v.p, dtype.F32, 1, nil, 1, 0, 0, kernel.Restoration{Dst: v.array, Taken: none}),
+		v.Union(none, 1, nil, 1, 0, 0),
+		v.Union(noLen, 1, nil, 1, 0, 0),
+		v.ScatterAdd(noPtr, v.ok, 1),
+		v.ScatterAdd(v.array, none, 1),
+		v.ScatterSet(noPtr, v.ok),
+		v.ScatterSet(v.array, none),
+		v.ScatterZero(noPtr, v.ok),
+		v.ScatterZero(v.array, none),
+		v.Restore(noPtr, v.ok, v.ok),
+		v.Restore(v.array, none, v.ok),
+		v.Restore(v.array, v.ok, none),
+		v.LowerBounds(none, v.q, 2, v.q, v.q),
+		v.LowerBounds(v.ok, 0, 2, v.q, v.q),
+		v.LowerBounds(v.ok, v.q, 2, 0, v.q),
+		v.CopyPieces([]kernel.Piece{{From: none, To: v.ok}}),
+		v.CopyPieces([]kernel.Piece{{From: v.ok, To: none}}),
+		v.CopyPieces([]kernel.Piece{{From: v.ok, To: noLen}}),
+		v.CopyPieces(slices.Repeat([]kernel.Piece{{From: v.ok, To: few}}, kernel.MaxPieces+1)),
+		v.Sample(none, []float64{0}, 8, v.q),
+		v.Sample(v.ok, []float64{0}, 8, 0),
+		v.Sample(v.ok, []float64{1}, 8, v.q),
+		v.Sample(v.ok, []float64{-0.1}, 8, v.q),
+		v.Sample(v.ok, []float64{math.NaN()}, 8, v.q),
+		v.Sample(v.ok, make([]float64, 65), 8, v.q),
+		v.Balance(0, 1, 8, v.q, 1),
+		v.Balance(v.q, 1, 8, 0, 1),
+		v.Balance(v.q, 0, 8, v.q, 1),
+		v.Balance(v.q, 1, 8, v.q, 0),
+	}
+}
+
+// gradientsOfType passes gradients of a type that they do not have.
+func (v *validArguments) gradientsOfType(dt dtype.DType) []error {
+	typed := kernel.Source{X: v.p, N: 1, Grad: v.p, DType: dt}
+	return []error{
+		v.Accumulate(typed),
+		v.Select(typed, v.t, v.ok),
+		v.TopK(typed, 1, v.ok, v.t),
+		v.SelectNear(typed, 1, v.f64, v.near, v.ok, v.t),
+		v.Fit(typed, 1, v.t),
+		v.Store(v.p, dt, v.p, 1, 1, 0),
+		v.Scale(v.p, dt, 1, v.t),
+		v.SumSquares(v.p, dt, 1, v.f64),
+		v.Merge(v.p, dt, 1, nil, 1, 0, 0, v.nothing),
+	}
 }

@@ -64,7 +64,9 @@ func testUseAfterClose(d *device) {
 	ptr := d.block(64)
 	require.ErrorIs(d, d.Close(), runtime.ErrLeak)
 
-	data, stride, shape := make([]byte, 4), []int{1}, []int{1}
+	data := make([]byte, 4)
+	stride := []int{1}
+	shape := []int{1}
 	for name, use := range map[string]func() error{
 		"Allocate":    func() error { _, err := d.Allocate(64); return err },
 		"Allocate 0":  func() error { _, err := d.Allocate(0); return err },

@@ -25,7 +25,8 @@ var memoryTests = []test{
 	{"concurrent use", testConcurrentMemory},
 }
 
-var blockSizes = []int{1, 2, 63, 64, 65, 100, 512, 513, 1000, 4096, 4097, 65536, 100_000, 1 << 18, 1<<18 + 1, 1 << 20, 3<<20 + 5}
+var blockSizes = []int{1, 2, 63, 64, 65, 100, 512, 513, 1000, 4096, 4097, 65536, 100_000,
+	1 << 18, 1<<18 + 1, 1 << 20, 3<<20 + 5}
 
 // testBlocks allocates many blocks, writes each one over its whole length and
 // finds all of them intact: so they do not overlap.
@@ -99,7 +100,8 @@ func testStats(d *device) {
 		assert.Equal(d, blocks, s.LiveBlocks)
 		assert.Equal(d, blocks, s.Allocations)
 		assert.Equal(d, s.LiveBytes, s.PeakBytes, "nothing was freed yet")
-		live, peak = s.LiveBytes, s.PeakBytes
+		live = s.LiveBytes
+		peak = s.PeakBytes
 	}
 	for _, ptr := range ptrs {
 		require.NoError(d, d.Deallocate(ptr))
@@ -124,23 +126,22 @@ func testDoubleFree(d *device) {
 		before := d.Stats()
 		require.ErrorIs(d, d.Deallocate(ptr), runtime.ErrDoubleFree, "%d bytes", size)
 		require.Equal(d, before, d.Stats())
-		one, two := d.allocate(size), d.allocate(size)
-		require.NotEqual(d, one, two)
+		require.NotEqual(d, d.allocate(size), d.allocate(size))
 	}
 }
 
 func testForeignPointers(d *device) {
-	other := newDevice(d.T, d.open, d.reference)
+	second := newDevice(d.T, d.open, d.reference)
 	foreign := []uintptr{1, 64, 0x1000, 1 << 63, math.MaxUint &^ 63}
-	own := make(map[uintptr]bool)
+	allocated := make(map[uintptr]bool)
 	for _, size := range blockSizes {
 		ptr := d.allocate(size)
-		own[ptr] = true
-		foreign = append(foreign, ptr+1, ptr+64, ptr+uintptr(size), ptr+uintptr(size/2), other.allocate(size))
+		allocated[ptr] = true
+		foreign = append(foreign, ptr+1, ptr+64, ptr+uintptr(size), ptr+uintptr(size/2), second.allocate(size))
 	}
 	before := d.Stats()
 	for _, ptr := range foreign {
-		if own[ptr] {
+		if allocated[ptr] {
 			continue // another block happens to start there
 		}
 		require.ErrorIs(d, d.Deallocate(ptr), runtime.ErrForeignPointer, "%#x", ptr)

@@ -11,7 +11,8 @@
 // [kernel.Provider]) is found by type assertion and tested too.
 //
 // Results are compared with plain Go programs that share no code with any
-// runtime, but for those of codecs, which are compared with package cpu's. Random inputs come from a fixed seed, which failures name.
+// runtime, but for those of codecs, which are compared with package cpu's. Random inputs come from a fixed
+// seed, which failures name.
 package runtimetest
 
 import (

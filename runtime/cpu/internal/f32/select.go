@@ -35,7 +35,9 @@ func selectRange(x []float32, base int32, lo, hi uint32, idx []int32, val []floa
 	}
 	for {
 		done, found := selectBlocks(x, base, lo, hi-lo, idx[total:], val[total:], take)
-		x, base, total = x[done:], base+int32(done), total+found
+		x = x[done:]
+		base += int32(done)
+		total += found
 		if len(x) == 0 {
 			return total
 		}
@@ -45,7 +47,8 @@ func selectRange(x []float32, base int32, lo, hi uint32, idx []int32, val []floa
 		if CountRange(part, lo, hi) > 0 {
 			total += selectEach(part, base, lo, hi-lo, idx[total:], val[total:], take)
 		}
-		x, base = x[len(part):], base+int32(len(part))
+		x = x[len(part):]
+		base += int32(len(part))
 		if total >= len(idx) {
 			return total + CountRange(x, lo, hi)
 		}
@@ -56,12 +59,14 @@ func selectRange(x []float32, base int32, lo, hi uint32, idx []int32, val []floa
 // with SelectRange, or TakeRange. The product is rounded first. from may be x, val
 // may not. streaming asks for stores that bypass the caches, as in
 // [github.com/tutti-go/tutti/internal/hostops.Reduce].
-func AddSelectRange(x, from, grad []float32, factor float32, base int32, lo, hi uint32, idx []int32, val []float32, take, streaming bool) (total int) {
-	added, done, found := 0, 0, 0
+func AddSelectRange(x, from, grad []float32, factor float32, base int32, lo, hi uint32,
+	idx []int32, val []float32, take, streaming bool) (total int) {
+	var added, done, found int
 	if lo <= hi {
 		added, done, found = addSelectBlocks(x, from, grad, factor, base, lo, hi-lo, idx, val, take, streaming)
 	}
-	from, grad = from[:len(x)], grad[:len(x)]
+	from = from[:len(x)]
+	grad = grad[:len(x)]
 	for i := added; i < len(x); i++ {
 		x[i] = from[i] + float32(grad[i]*factor) // the conversion keeps the compiler from fusing
 	}
@@ -75,15 +80,17 @@ const selectStep = 256
 // selectEach is selectRange one element at a time; keys are in [lo, lo+width].
 func selectEach(x []float32, base int32, lo, width uint32, idx []int32, val []float32, take bool) (total int) {
 	for i, v := range x {
-		if Key(v)-lo <= width {
-			if total < len(idx) {
-				idx[total], val[total] = base+int32(i), v
-				if take {
-					x[i] = 0
-				}
-			}
-			total++
+		if Key(v)-lo > width {
+			continue
 		}
+		if total < len(idx) {
+			idx[total] = base + int32(i)
+			val[total] = v
+			if take {
+				x[i] = 0
+			}
+		}
+		total++
 	}
 	return total
 }

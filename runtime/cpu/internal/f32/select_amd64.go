@@ -22,7 +22,8 @@ func selectBlocks(x []float32, base int32, lo, width uint32, idx []int32, val []
 	for {
 		chunk := x[done:min(len(x), done+selectChunk)]
 		d, f := selectAVX2(chunk, base+int32(done), lo, width, idx[found:], val[found:], take)
-		done, found = done+d, found+f
+		done += d
+		found += f
 		if d < selectChunk { // the end of x or of the room
 			return done, found
 		}
@@ -32,7 +33,8 @@ func selectBlocks(x []float32, base int32, lo, width uint32, idx []int32, val []
 // addSelectBlocks goes on to add where selectBlocks would stop for lack of room:
 // all elements before added have their gradient, those before done are selected
 // from.
-func addSelectBlocks(x, from, grad []float32, factor float32, base int32, lo, width uint32, idx []int32, val []float32, take, streaming bool) (added, done, found int) {
+func addSelectBlocks(x, from, grad []float32, factor float32, base int32, lo, width uint32,
+	idx []int32, val []float32, take, streaming bool) (added, done, found int) {
 	if !simd.AVX2 {
 		return 0, 0, 0
 	}
@@ -43,13 +45,16 @@ func addSelectBlocks(x, from, grad []float32, factor float32, base int32, lo, wi
 	}
 	for {
 		to := min(len(x), added+selectChunk)
-		a, d, f := addSelectAVX2(x[added:to], from[added:to], grad[added:to], factor, base+int32(added), lo, width, idx[found:], val[found:], take, tile)
+		a, d, f := addSelectAVX2(x[added:to], from[added:to], grad[added:to], factor,
+			base+int32(added), lo, width, idx[found:], val[found:], take, tile)
 		if done == added {
-			done, found = done+d, found+f
+			done += d
+			found += f
 		}
 		added += a
 		if done < added { // out of room: from now on, only add
-			idx, val = idx[:found], val[:found]
+			idx = idx[:found]
+			val = val[:found]
 		}
 		if a < selectChunk { // the end of x
 			return added, done, found
@@ -63,7 +68,8 @@ func countBlocks(x []float32, lo, width uint32) (done, found int) {
 	}
 	for {
 		d, f := countAVX2(x[done:min(len(x), done+selectChunk)], lo, width)
-		done, found = done+d, found+f
+		done += d
+		found += f
 		if d < selectChunk {
 			return done, found
 		}

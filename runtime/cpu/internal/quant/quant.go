@@ -38,7 +38,8 @@ func scaleAt(c kernel.Codec, i int) int {
 // Encode writes src in codec c to dst, of c.Size(len(src)) bytes. lost, if it is as long as src, becomes
 // what rounding loses; it may be src.
 func Encode(c kernel.Codec, dst []byte, src, lost []float32) {
-	scales, codes := dst[:c.ScaleBytes(len(src))], dst[c.ScaleBytes(len(src)):]
+	scales := dst[:c.ScaleBytes(len(src))]
+	codes := dst[c.ScaleBytes(len(src)):]
 	// The last codes and scales are not written whole.
 	clear(codes[max(len(codes)-4, 0):])
 	clear(scales[max(len(scales)-4, 0):])
@@ -50,8 +51,10 @@ func Encode(c kernel.Codec, dst []byte, src, lost []float32) {
 	}
 	var decoded [group]float32
 	for i := 0; i < len(src); {
-		scale, code, rest := scales[scaleAt(c, i):], codes[i*c.Bits()/8:], lost[min(i, len(lost)):]
-		if done := encodeBlocks(c, code, scale, src[i:], rest); done > 0 {
+		scale := scales[scaleAt(c, i):]
+		code := codes[i*c.Bits()/8:]
+		losses := lost[min(i, len(lost)):]
+		if done := encodeBlocks(c, code, scale, src[i:], losses); done > 0 {
 			i += done
 			continue
 		}
@@ -60,7 +63,7 @@ func Encode(c kernel.Codec, dst []byte, src, lost []float32) {
 		d := decoded[:len(x)]
 		switch c {
 		case kernel.CodecBF16, kernel.CodecF16:
-			narrow(c, code, x, d, len(rest) > 0)
+			narrow(c, code, x, d, len(losses) > 0)
 		case kernel.CodecI2:
 			encodeTable(scale, code, x, d)
 		case kernel.CodecSign:
@@ -72,24 +75,31 @@ func Encode(c kernel.Codec, dst []byte, src, lost []float32) {
 		case kernel.CodecI4:
 			encodeIntegers(scale, code, x, d, 7)
 		}
-		if len(rest) > 0 {
-			rest = rest[:len(x)]
-			for j, v := range x {
-				if rest[j] = 0; finite(d[j]) {
-					rest[j] = v - d[j]
-				}
-			}
+		if len(losses) > 0 {
+			lose(losses[:len(x)], x, d)
+		}
+	}
+}
+
+// lose stores what values lose: their differences to what is decoded, 0 where that is not finite.
+func lose(losses, x, decoded []float32) {
+	for j, v := range x {
+		losses[j] = 0
+		if finite(decoded[j]) {
+			losses[j] = v - decoded[j]
 		}
 	}
 }
 
 // Decode reads the first of n values in codec c from src, of c.Size(n) bytes, and stores them or adds them.
 func Decode(c kernel.Codec, dst []float32, src []byte, n int, add bool) {
-	scales, codes := src[:c.ScaleBytes(n)], src[c.ScaleBytes(n):]
+	scales := src[:c.ScaleBytes(n)]
+	codes := src[c.ScaleBytes(n):]
 	var values [group]float32
 	size := sizeOf(c)
 	for i := 0; i < len(dst); {
-		scale, code := scales[scaleAt(c, i):], codes[i*c.Bits()/8:]
+		scale := scales[scaleAt(c, i):]
+		code := codes[i*c.Bits()/8:]
 		if done := decodeBlocks(c, dst[i:], code, scale, add); done > 0 {
 			i += done
 			continue
@@ -197,38 +207,39 @@ func round(v float32) int32 {
 	return int32(math.Float32bits(v+1.5*(1<<23)) - 0x4b400000)
 }
 
-// putScale writes the scale of a block for codes up to most, and returns it and its inverse.
-func putScale(at []byte, x []float32, most float32) (scale, inverse float32) {
+// putScale writes the scale of a block for codes up to limit, and returns it and its inverse.
+func putScale(dst []byte, x []float32, limit float32) (scale, inverse float32) {
 	top := uint32(0)
 	for _, v := range x {
 		if b := math.Float32bits(v) &^ signBit; b < infinity {
 			top = max(top, b)
 		}
 	}
-	b16 := toBF16(math.Float32frombits(top) / most)
-	if scale = math.Float32frombits(uint32(b16) << 16); float32(scale*most) > largest {
+	b16 := toBF16(math.Float32frombits(top) / limit)
+	scale = math.Float32frombits(uint32(b16) << 16)
+	if float32(scale*limit) > largest {
 		b16--
 		scale = math.Float32frombits(uint32(b16) << 16)
 	}
 	if scale > 0 {
 		inverse = 1 / scale
 	}
-	le.PutUint16(at, b16)
+	le.PutUint16(dst, b16)
 	return scale, inverse
 }
 
 // encodeIntegers writes a block in CodecI8 or CodecI4.
-func encodeIntegers(scaleAt, codes []byte, x, decoded []float32, most int32) {
-	scale, inverse := putScale(scaleAt, x, float32(most))
+func encodeIntegers(scaleAt, codes []byte, x, decoded []float32, limit int32) {
+	scale, inverse := putScale(scaleAt, x, float32(limit))
 	for i, v := range x {
-		q := -most - 1
+		q := -limit - 1
 		decoded[i] = nan
 		if finite(v) {
-			q = min(max(round(float32(v*inverse)), -most), most)
+			q = min(max(round(float32(v*inverse)), -limit), limit)
 			decoded[i] = float32(float32(q) * scale)
 		}
 		switch {
-		case most == 127:
+		case limit == 127:
 			codes[i] = byte(q)
 		case i%2 == 0:
 			codes[i/2] = byte(q) & 15
@@ -255,24 +266,33 @@ func encodeFP8(scaleAt, codes []byte, x, decoded []float32) {
 
 // narrow writes 16-bit floats, and stores what they decode to if that is wanted.
 func narrow(c kernel.Codec, code []byte, x, decoded []float32, wanted bool) {
-	h, most := halves(code, len(x)), uint32(0x477fe000)
+	h := halves(code, len(x))
+	limit := uint32(0x477fe000)
 	if c == kernel.CodecBF16 {
-		most = 0x7f7f0000
+		limit = 0x7f7f0000
 	}
-	if f32.CountRange(x, most+1, infinity-1) > 0 {
+	if f32.CountRange(x, limit+1, infinity-1) > 0 {
 		for i, v := range x {
-			if b := math.Float32bits(v); b&^signBit > most && b&^signBit < infinity {
-				v = math.Float32frombits(b&signBit | most)
+			b := math.Float32bits(v)
+			magnitude := b &^ signBit
+			if magnitude > limit && magnitude < infinity {
+				v = math.Float32frombits(b&signBit | limit)
 			}
 			decoded[i] = v
 		}
 		x = decoded
 	}
 	if c == kernel.CodecF16 {
-		if convert.F32ToF16(h, x); wanted {
-			convert.F16ToF32(decoded, h)
-		}
-	} else if convert.F32ToBF16(h, x); wanted {
+		convert.F32ToF16(h, x)
+	} else {
+		convert.F32ToBF16(h, x)
+	}
+	if !wanted {
+		return
+	}
+	if c == kernel.CodecF16 {
+		convert.F16ToF32(decoded, h)
+	} else {
 		convert.BF16ToF32(decoded, h)
 	}
 }

@@ -13,7 +13,8 @@ import (
 const step = simd.Chunk / 4
 
 func encodeBlocks(c kernel.Codec, codes, scales []byte, src, lost []float32) int {
-	if src = src[:min(len(src), step)&^(block-1)]; !simd.AVX2 || len(src) == 0 {
+	src = src[:min(len(src), step)&^(block-1)]
+	if !simd.AVX2 || len(src) == 0 {
 		return 0
 	}
 	switch c {
@@ -28,7 +29,8 @@ func encodeBlocks(c kernel.Codec, codes, scales []byte, src, lost []float32) int
 }
 
 func decodeBlocks(c kernel.Codec, dst []float32, codes, scales []byte, add bool) int {
-	if dst = dst[:min(len(dst), step)&^(block-1)]; !simd.AVX2 || len(dst) == 0 {
+	dst = dst[:min(len(dst), step)&^(block-1)]
+	if !simd.AVX2 || len(dst) == 0 {
 		return 0
 	}
 	switch c {
