@@ -9,7 +9,8 @@ import (
 // is written to memory as a whole.
 const streamAlign = 64
 
-// reduceAVX2 is Reduce of n elements from one on, with stores to aligned destinations that bypass the caches if stream is set.
+// reduceAVX2 is Reduce of n elements from one on, with stores to aligned destinations that bypass the caches
+// if stream is set.
 //
 //go:noescape
 func reduceAVX2(dsts, srcs []uintptr, from, n int, stream bool, dt dtype.DType, op dtype.ReduceOp)

@@ -222,7 +222,7 @@ func (d *device) gradientsOf(size int, out func(size, gradient int) bool, f func
 	n := kernelSizes()[size]
 	for j, g := range gradients {
 		if !out(size, j) {
-			d.each(func(d *device) { f(d, d.gradient(g.name, n)) }, "%d %s", n, g.name)
+			d.subtest(func(d *device) { f(d, d.gradient(g.name, n)) }, "%d %s", n, g.name)
 		}
 	}
 }

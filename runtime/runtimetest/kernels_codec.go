@@ -136,7 +136,7 @@ func (d *device) eachCoded(f func(d *device, c kernel.Codec, l entries, n int)) 
 				}
 				g := gradients[d.rng.IntN(len(gradients))].name
 				l.val = d.gradient(g, len(l.idx))
-				d.each(func(d *device) { f(d, c, l, n) }, "%v, %d %s, %s", c, m, g, s.name)
+				d.subtest(func(d *device) { f(d, c, l, n) }, "%v, %d %s, %s", c, m, g, s.name)
 			}
 		}
 	}
@@ -214,7 +214,7 @@ func testEncode(d *device) {
 func testEncodeRoom(d *device) {
 	for _, c := range listCodecs {
 		for _, bytes := range []int{8, 20, 100, 1001, 4003} {
-			d.each(func(d *device) {
+			d.subtest(func(d *device) {
 				const n = 100_000
 				l := d.random(1+d.rng.IntN(6000), n, "normal")
 				fit := min(c.Fit(bytes, n), len(l.idx))
@@ -246,7 +246,7 @@ func testEncodeRoom(d *device) {
 func testHostileCodes(d *device) {
 	for round := range 40 {
 		for _, c := range listCodecs {
-			d.each(func(d *device) {
+			d.subtest(func(d *device) {
 				const n = 50_000
 				l := d.random(d.rng.IntN(5000), n, "special")
 				bound := c.Bound(len(l.idx), n)
@@ -292,7 +292,7 @@ func testQuantize(d *device) {
 	for _, n := range []int{0, 1, 2, 7, 63, 64, 65, 1000, 4097, 10_007} {
 		for _, g := range gradients {
 			for _, c := range arrayCodecs {
-				d.each(func(d *device) {
+				d.subtest(func(d *device) {
 					x := d.gradient(g.name, n)
 					if d.rng.IntN(4) == 0 {
 						for i := range x { // near the ends of the range

@@ -129,7 +129,7 @@ func testCountAbove(d *device) {
 func testNarrow(d *device) {
 	for _, name := range []string{"normal", "wide", "ties", "zero", "denormal", "special"} {
 		for _, m := range []int{1, 7, 15, 63} {
-			d.each(func(d *device) { d.checkNarrow(name, m) }, "%s, %d cuts", name, m)
+			d.subtest(func(d *device) { d.checkNarrow(name, m) }, "%s, %d cuts", name, m)
 		}
 	}
 }
@@ -282,7 +282,7 @@ func (d *device) eachLists(f func(d *device, all []entries, n int, scale float32
 				if once(i, j+s) {
 					continue
 				}
-				d.each(func(d *device) {
+				d.subtest(func(d *device) {
 					all := make([]entries, ranks)
 					for r := range all {
 						m := 2
@@ -304,7 +304,7 @@ func (d *device) eachLists(f func(d *device, all []entries, n int, scale float32
 func testScatter(d *device) {
 	for _, n := range kernelSizes() {
 		for _, m := range []int{0, 1, n / 10, n} {
-			d.each(func(d *device) {
+			d.subtest(func(d *device) {
 				x := d.gradient("special", n)
 				l := d.random(m, n, "special")
 				spoiled, wrong := d.spoiled(l, n)
@@ -357,7 +357,7 @@ func testRestore(d *device) {
 	for _, n := range kernelSizes() {
 		for _, m := range []int{0, 1, n / 10, n} {
 			for _, share := range []int{0, 1, 2, 20} {
-				d.each(func(d *device) {
+				d.subtest(func(d *device) {
 					r, check := d.restoration(n, m, share)
 					require.NoError(d, d.Restore(r.Dst, r.L, r.Taken))
 					check()
@@ -581,7 +581,7 @@ func testBalance(d *device) {
 func testHostile(d *device) {
 	const rounds = 60
 	for round := range rounds {
-		d.each(func(d *device) {
+		d.subtest(func(d *device) {
 			n := 1 + d.rng.IntN(10_000)
 			var lists []kernel.Entries
 			for range 3 {

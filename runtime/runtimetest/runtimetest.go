@@ -140,9 +140,9 @@ func (d *device) randomBytes(n int) []byte {
 	return data
 }
 
-// each runs f as a subtest of its own, with a name made like by Sprintf. The
+// subtest runs f as a subtest of its own, with a name made like by Sprintf. The
 // runtime is shared.
-func (d *device) each(f func(d *device), format string, args ...any) {
+func (d *device) subtest(f func(d *device), format string, args ...any) {
 	d.T.Run(fmt.Sprintf(format, args...), func(t *testing.T) {
 		sub := *d
 		sub.T = t

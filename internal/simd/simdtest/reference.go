@@ -18,7 +18,14 @@ func IsNaN(k dtype.DType, elements ...uint64) bool {
 
 // QuietNaN is the positive NaN with only the quiet bit set.
 func QuietNaN(k dtype.DType) uint64 {
-	return [...]uint64{dtype.F64: 0x7ff8 << 48, dtype.F32: 0x7fc00000, dtype.F16: 0x7e00, dtype.BF16: 0x7fc0, dtype.FP8E4M3: 0x7f, dtype.FP8E5M2: 0x7e}[k]
+	return [...]uint64{
+		dtype.F64:     0x7ff8 << 48,
+		dtype.F32:     0x7fc00000,
+		dtype.F16:     0x7e00,
+		dtype.BF16:    0x7fc0,
+		dtype.FP8E4M3: 0x7f,
+		dtype.FP8E5M2: 0x7e,
+	}[k]
 }
 
 // Decode returns the value of the bits of a float.
@@ -110,16 +117,17 @@ func Nearest(k dtype.DType, v float64) uint64 {
 		sign = 1 << (8*k.Size() - 1)
 	}
 	values := magnitudes[k]()
-	above, _ := slices.BinarySearch(values, math.Abs(v))
-	if above == len(values) {
-		return sign | uint64(above-1)
+	next, _ := slices.BinarySearch(values, math.Abs(v))
+	if next == len(values) {
+		return sign | uint64(next-1)
 	}
-	if above == 0 || values[above] == math.Abs(v) {
-		return sign | uint64(above)
+	if next == 0 || values[next] == math.Abs(v) {
+		return sign | uint64(next)
 	}
-	toBelow, toAbove := math.Abs(v)-values[above-1], values[above]-math.Abs(v)
-	if toBelow < toAbove || toBelow == toAbove && above%2 == 1 {
-		return sign | uint64(above-1)
+	toLower := math.Abs(v) - values[next-1]
+	toHigher := values[next] - math.Abs(v)
+	if toLower < toHigher || toLower == toHigher && next%2 == 1 {
+		return sign | uint64(next-1)
 	}
-	return sign | uint64(above)
+	return sign | uint64(next)
 }

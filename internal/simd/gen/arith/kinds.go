@@ -39,7 +39,8 @@ func newKernel(op string, size, lanes int, kinds ...string) kernel {
 }
 
 // single has k combine vectors of which each takes one register, which load loads.
-func (k kernel) single(load func(w int, from Mem) reg.VecVirtual, parts func(count reg.GPVirtual) (combiner, finisher)) kernel {
+func (k kernel) single(load func(w int, from Mem) reg.VecVirtual,
+	parts func(count reg.GPVirtual) (combiner, finisher)) kernel {
 	k.steps = func(count reg.GPVirtual) steps {
 		combine, finish := parts(count)
 		return steps{
@@ -53,7 +54,8 @@ func (k kernel) single(load func(w int, from Mem) reg.VecVirtual, parts func(cou
 
 // floats returns a kernel of floats that are computed with as they are stored.
 func floats(kind string, size int, op string, f floatOps) kernel {
-	return newKernel(op, size, ymmBytes/size, kind).single(loadVector, func(count reg.GPVirtual) (combiner, finisher) { return f.arithmetic(op, count) })
+	parts := func(count reg.GPVirtual) (combiner, finisher) { return f.arithmetic(op, count) }
+	return newKernel(op, size, ymmBytes/size, kind).single(loadVector, parts)
 }
 
 // halves returns a kernel of binary16, which F16C converts. The accumulators

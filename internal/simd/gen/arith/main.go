@@ -11,9 +11,9 @@ import (
 )
 
 func main() {
-	of := flag.String("of", "", "what to write: reductions, conversions or cpuid")
+	output := flag.String("of", "", "what to write: reductions, conversions or cpuid")
 	flag.Parse()
-	switch *of {
+	switch *output {
 	case "reductions":
 		kernels := reductions()
 		dispatch(kernels)
@@ -25,7 +25,7 @@ func main() {
 	case "cpuid":
 		cpuid()
 	default:
-		log.Fatalf("-of %q: want reductions, conversions or cpuid", *of)
+		log.Fatalf("-of %q: want reductions, conversions or cpuid", *output)
 	}
 	Generate()
 }

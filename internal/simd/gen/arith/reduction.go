@@ -55,18 +55,21 @@ type arguments struct {
 
 // kinds are in the order of the types of package dtype, and ops in that of its reductions.
 var (
-	kinds = []string{"Invalid", "F64", "F32", "F16", "BF16", "FP8E4M3", "FP8E5M2", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "Bool"}
-	ops   = []string{"Sum", "Prod", "Min", "Max", "Avg"}
+	kinds = []string{"Invalid", "F64", "F32", "F16", "BF16", "FP8E4M3", "FP8E5M2",
+		"I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "Bool"}
+	ops = []string{"Sum", "Prod", "Min", "Max", "Avg"}
 )
 
 // dispatch writes the function that goes on as the kernel of a type and op.
 func dispatch(kernels []kernel) {
 	avx.Kernel("reduceAVX2", "func(dsts, srcs []uintptr, from, n int, stream bool, dt, op uint8)")
-	names, keys := map[int]string{}, []int(nil)
+	names := map[int]string{}
+	var keys []int
 	for _, k := range kernels {
 		for _, c := range k.cases {
 			key := slices.Index(kinds, c.kind)<<3 | slices.Index(ops, c.op)
-			names[key], keys = k.name, append(keys, key)
+			names[key] = k.name
+			keys = append(keys, key)
 		}
 	}
 	slices.Sort(keys)
@@ -76,7 +79,8 @@ func dispatch(kernels []kernel) {
 	var search func(keys []int)
 	search = func(keys []int) {
 		if len(keys) == 1 {
-			Instruction(&ir.Instruction{Opcode: "JMP", Operands: []Op{LabelRef("·" + names[keys[0]] + "<>(SB)")}, IsTerminal: true})
+			target := LabelRef("·" + names[keys[0]] + "<>(SB)")
+			Instruction(&ir.Instruction{Opcode: "JMP", Operands: []Op{target}, IsTerminal: true})
 			return
 		}
 		middle := len(keys) / 2
@@ -161,12 +165,12 @@ const prefetchAhead = 512
 // start with name.
 func (k kernel) group(name string, a arguments, s steps, w, unroll int, stream bool) {
 	buffer, next := GP64(), GP64()
-	at := func(displacement int) Mem {
+	source := func(displacement int) Mem {
 		return Mem{Base: buffer, Index: a.offset, Scale: 1, Disp: displacement}
 	}
 	prefetch := func() {
 		for line := 0; stream && line < unroll*w; line += cacheLine {
-			PREFETCHNTA(at(prefetchAhead + line))
+			PREFETCHNTA(source(prefetchAhead + line))
 		}
 	}
 	store := storeVector
@@ -178,14 +182,14 @@ func (k kernel) group(name string, a arguments, s steps, w, unroll int, stream b
 	prefetch()
 	accs := make([]vector, unroll)
 	for i := range accs {
-		accs[i] = s.load(w, at(i*w))
+		accs[i] = s.load(w, source(i*w))
 	}
 	LEAQ(Mem{Base: a.srcs, Disp: 8}, next)
-	each(name+"_sources", next, a.srcsEnd, func() {
+	addresses(name+"_sources", next, a.srcsEnd, func() {
 		MOVQ(Mem{Base: next}, buffer)
 		prefetch()
 		for i, acc := range accs {
-			s.combine(w, acc, at(i*w))
+			s.combine(w, acc, source(i*w))
 		}
 	})
 
@@ -194,10 +198,10 @@ func (k kernel) group(name string, a arguments, s steps, w, unroll int, stream b
 		results[i] = s.finish(w, acc)
 	}
 	MOVQ(a.dsts, next)
-	each(name+"_stores", next, a.dstsEnd, func() {
+	addresses(name+"_stores", next, a.dstsEnd, func() {
 		MOVQ(Mem{Base: next}, buffer)
 		for i, result := range results {
-			store(w, result, at(i*w))
+			store(w, result, source(i*w))
 		}
 	})
 
@@ -205,8 +209,8 @@ func (k kernel) group(name string, a arguments, s steps, w, unroll int, stream b
 	SUBQ(U32(unroll*w/k.size), a.left)
 }
 
-// each runs body while next, which advances by one address a turn, is below end.
-func each(label string, next, end reg.GPVirtual, body func()) {
+// addresses runs body while next, which advances by one address a turn, is below end.
+func addresses(label string, next, end reg.GPVirtual, body func()) {
 	CMPQ(next, end)
 	JGE(LabelRef(label + "_end"))
 	Label(label)

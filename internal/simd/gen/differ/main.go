@@ -19,10 +19,12 @@ func main() {
 
 const vector = 8 // positions that one look-up finds
 
-// differ looks up the positions of the elements that differ, eight at a time, stores eight, and moves on by their number.
+// differ looks up the positions of the elements that differ, eight at a time, stores eight, and moves on by
+// their number.
 func differ(size int) {
 	Kernel(fmt.Sprintf("differ%dAVX2", size), "func(list *uint16, old, now *uint64, rounds int) (found int)",
-		fmt.Sprintf("differ%dAVX2 lists the elements of %d bytes that differ, in 32 bytes each of at least one round.", size, size),
+		fmt.Sprintf("differ%dAVX2 lists the elements of %d bytes that differ, in 32 bytes each of at least one round.",
+			size, size),
 		"It writes up to seven more.")
 	list := Load(Param("list"), GP64())
 	old := Load(Param("old"), GP64())
@@ -30,11 +32,11 @@ func differ(size int) {
 	rounds := Load(Param("rounds"), GP64())
 	table := GP64()
 	lowest := GP32()
-	at := GP64()
+	cursor := GP64()
 	base := XMM()
 	LEAQ(Permutations(), table)
 	MOVL(U32(0xffff_ffff/(1<<size-1)), lowest)
-	MOVQ(list, at)
+	MOVQ(list, cursor)
 	VPXOR(base, base, base)
 	step := Lanes(0x10001 * uint32(min(vector, 32/size))).AsX() // a number in two words
 	Repeat(rounds, func() {
@@ -45,10 +47,10 @@ func differ(size int) {
 		VPMOVMSKB(v, differ)
 		NOTL(differ)
 		for shift := 1; shift < size; shift *= 2 { // a byte that differs counts for the lowest one of its element
-			other := GP32()
-			MOVL(differ, other)
-			SHRL(Imm(uint64(shift)), other)
-			ORL(other, differ)
+			shifted := GP32()
+			MOVL(differ, shifted)
+			SHRL(Imm(uint64(shift)), shifted)
+			ORL(shifted, differ)
 		}
 		if size > 1 {
 			PEXTL(lowest, differ, differ)
@@ -59,9 +61,9 @@ func differ(size int) {
 			MOVBLZX(differ.As8(), part)
 			VPMOVZXBW(Mem{Base: table, Index: part, Scale: 8}, entry)
 			VPADDW(base, entry, entry)
-			VMOVDQU(entry, Mem{Base: at})
+			VMOVDQU(entry, Mem{Base: cursor})
 			POPCNTL(part, part)
-			LEAQ(Mem{Base: at, Index: part, Scale: 2}, at)
+			LEAQ(Mem{Base: cursor, Index: part, Scale: 2}, cursor)
 			VPADDW(step, base, base)
 			if i+vector < 32/size {
 				SHRL(Imm(vector), differ)
@@ -71,8 +73,8 @@ func differ(size int) {
 		ADDQ(Imm(32), now)
 	})
 	VZEROUPPER()
-	SUBQ(list, at)
-	SHRQ(Imm(1), at)
-	Store(at, Return("found"))
+	SUBQ(list, cursor)
+	SHRQ(Imm(1), cursor)
+	Store(cursor, Return("found"))
 	RET()
 }

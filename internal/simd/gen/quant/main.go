@@ -47,7 +47,7 @@ func blocks(slice string, body func(x Register), steps ...step) {
 	JGE(LabelRef("end"))
 	body(x)
 	for _, s := range append(steps, step{x, 4 * block}) {
-		ADDQ(U32(uint32(s.bytes)), s.at)
+		ADDQ(U32(uint32(s.bytes)), s.index)
 	}
 	INCQ(done)
 	JMP(LabelRef("block"))
@@ -58,7 +58,7 @@ func blocks(slice string, body func(x Register), steps ...step) {
 }
 
 type step struct {
-	at    Register
+	index Register
 	bytes int
 }
 
@@ -68,10 +68,10 @@ func quantize(name string, bits int) {
 		"range. If lost is not empty, it becomes what rounding loses.")
 	codes, scales := Load(Param("codes"), GP64()), Load(Param("scales"), GP64())
 	lost, keeps := Load(Param("lost").Base(), GP64()), Load(Param("lost").Len(), GP64())
-	most := Load(Param("most"), XMM())
+	highest := Load(Param("most"), XMM())
 	one := Lanes(0x3f800000).AsX()
 	top, whole := YMM(), XMM()
-	VCVTTPS2DQ(most, whole)
+	VCVTTPS2DQ(highest, whole)
 	VPBROADCASTD(whole, top)
 	bottom := Zero()
 	VPSUBD(top, bottom, bottom)
@@ -85,7 +85,7 @@ func quantize(name string, bits int) {
 			VPMAXSD(v, largest, largest)
 		}
 		x := Fold(largest, VPMAXSD)
-		VDIVSS(most, x, x) // a NaN or infinity stays one
+		VDIVSS(highest, x, x) // a NaN or infinity stays one
 		factor, inverse := storeScale(x, scales), YMM()
 		VDIVSS(x, one, x)
 		VBROADCASTSS(x, inverse)
@@ -105,12 +105,12 @@ func quantize(name string, bits int) {
 			name := "pack" + string(rune('0'+i))
 			JE(LabelRef(name))
 			for j := i - 3; j <= i; j++ {
-				d, rest := YMM(), YMM()
+				d, loss := YMM(), YMM()
 				VCVTDQ2PS(q[j], d)
 				VMULPS(factor, d, d)
-				VMOVUPS(Mem{Base: src, Disp: 32 * j}, rest)
-				VSUBPS(d, rest, rest)
-				VMOVUPS(rest, Mem{Base: lost, Disp: 32 * j})
+				VMOVUPS(Mem{Base: src, Disp: 32 * j}, loss)
+				VSUBPS(d, loss, loss)
+				VMOVUPS(loss, Mem{Base: lost, Disp: 32 * j})
 			}
 			Label(name)
 			VPACKSSDW(q[i-2], q[i-3], q[i-3])
@@ -165,20 +165,20 @@ func signs() {
 		x := Fold(v[0], VADDPS)
 		factor := storeScale(x, scales)
 		for i := range vectors {
-			bits, rest := GP32(), YMM()
-			VMOVUPS(Mem{Base: src, Disp: 32 * i}, rest)
-			VMOVMSKPS(rest, bits)
+			bits, loss := GP32(), YMM()
+			VMOVUPS(Mem{Base: src, Disp: 32 * i}, loss)
+			VMOVMSKPS(loss, bits)
 			MOVB(bits.As8(), Mem{Base: codes, Disp: i})
 		}
 		CMPQ(keeps, Imm(0))
 		JE(LabelRef("next"))
 		for i := range vectors {
-			rest, d := YMM(), YMM()
-			VMOVUPS(Mem{Base: src, Disp: 32 * i}, rest)
-			VANDPS(rest, sign, d)
+			loss, d := YMM(), YMM()
+			VMOVUPS(Mem{Base: src, Disp: 32 * i}, loss)
+			VANDPS(loss, sign, d)
 			VXORPS(factor, d, d)
-			VSUBPS(d, rest, rest)
-			VMOVUPS(rest, Mem{Base: lost, Disp: 32 * i})
+			VSUBPS(d, loss, loss)
+			VMOVUPS(loss, Mem{Base: lost, Disp: 32 * i})
 		}
 		Label("next")
 	}, step{lost, 4 * block}, step{scales, 2}, step{codes, block / 8})
@@ -207,17 +207,17 @@ func storeScale(x VecVirtual, to Register) VecVirtual {
 
 // columns walks over a group of 4096 elements as the partial sums of CodecI2 do: by four columns of 256, of
 // 16 rows each. body gets the first row's place, and repeat writes what is done for a row.
-func columns(body func(at Register, rows func(row func(disp int)))) {
-	at := GP64()
-	XORQ(at, at)
+func columns(body func(index Register, rows func(row func(disp int)))) {
+	index := GP64()
+	XORQ(index, index)
 	Label("columns")
-	body(at, func(row func(disp int)) {
+	body(index, func(row func(disp int)) {
 		for r := range 16 {
 			row(r * 256)
 		}
 	})
-	ADDQ(Imm(4), at)
-	CMPQ(at, U32(256))
+	ADDQ(Imm(4), index)
+	CMPQ(index, U32(256))
 	JL(LabelRef("columns"))
 	VZEROUPPER()
 	RET()
@@ -226,14 +226,14 @@ func columns(body func(at Register, rows func(row func(disp int)))) {
 func groupSum() {
 	Kernel("groupSumAVX2", "func(x *float32, parts *[256]float64)", "groupSumAVX2 stores the partial sums of a group.")
 	x, parts := Load(Param("x"), GP64()), Load(Param("parts"), GP64())
-	columns(func(at Register, rows func(func(int))) {
+	columns(func(index Register, rows func(func(int))) {
 		sum := Zero()
 		rows(func(disp int) {
 			v := YMM()
-			VCVTPS2PD(Mem{Base: x, Index: at, Scale: 4, Disp: 4 * disp}, v)
+			VCVTPS2PD(Mem{Base: x, Index: index, Scale: 4, Disp: 4 * disp}, v)
 			VADDPD(v, sum, sum)
 		})
-		VMOVUPD(sum, Mem{Base: parts, Index: at, Scale: 8})
+		VMOVUPD(sum, Mem{Base: parts, Index: index, Scale: 8})
 	})
 }
 
@@ -243,28 +243,34 @@ func groupCenter() {
 	x, parts, to := Load(Param("x"), GP64()), Load(Param("parts"), GP64()), Load(Param("centered"), GP64())
 	shift := XMM()
 	VBROADCASTSS(Address(Param("shift")), shift)
-	columns(func(at Register, rows func(func(int))) {
+	columns(func(index Register, rows func(func(int))) {
 		sum := Zero()
 		rows(func(disp int) {
 			c, v := XMM(), YMM()
-			VMOVUPS(Mem{Base: x, Index: at, Scale: 4, Disp: 4 * disp}, c)
+			VMOVUPS(Mem{Base: x, Index: index, Scale: 4, Disp: 4 * disp}, c)
 			VSUBPS(shift, c, c)
-			VMOVUPS(c, Mem{Base: to, Index: at, Scale: 4, Disp: 4 * disp})
+			VMOVUPS(c, Mem{Base: to, Index: index, Scale: 4, Disp: 4 * disp})
 			VCVTPS2PD(c, v)
 			VMULPD(v, v, v)
 			VADDPD(v, sum, sum)
 		})
-		VMOVUPD(sum, Mem{Base: parts, Index: at, Scale: 8})
+		VMOVUPD(sum, Mem{Base: parts, Index: index, Scale: 8})
 	})
 }
 
 func groupBins() {
-	Kernel("groupBinsAVX2", "func(bins *byte, centered *float32, scale float32)", "groupBinsAVX2 stores the bins of a group.")
+	Kernel("groupBinsAVX2", "func(bins *byte, centered *float32, scale float32)",
+		"groupBinsAVX2 stores the bins of a group.")
 	bins, x := Load(Param("bins"), GP64()), Load(Param("centered"), GP64())
 	scale := YMM()
 	VBROADCASTSS(Address(Param("scale")), scale)
-	two, least, most, order := Lanes(0x40000000), Lanes(0xbf800000), Lanes(0x40800000), loadTable("order", 0, 4, 1, 5, 2, 6, 3, 7)
-	nothing, three, left := Zero(), Lanes(3), GP64()
+	two := Lanes(0x40000000)
+	lowest := Lanes(0xbf800000)
+	highest := Lanes(0x40800000)
+	order := loadTable("order", 0, 4, 1, 5, 2, 6, 3, 7)
+	nothing := Zero()
+	three := Lanes(3)
+	left := GP64()
 	MOVQ(U32(4096/32), left)
 	Repeat(left, func() {
 		var q [4]VecVirtual
@@ -273,8 +279,8 @@ func groupBins() {
 			VMOVUPS(Mem{Base: x, Disp: 32 * i}, q[i])
 			VDIVPS(scale, q[i], q[i])
 			VADDPS(two, q[i], q[i])
-			VMAXPS(least, q[i], q[i])
-			VMINPS(most, q[i], q[i])
+			VMAXPS(lowest, q[i], q[i])
+			VMINPS(highest, q[i], q[i])
 			VCVTPS2DQ(q[i], q[i])
 			VPMAXSD(nothing, q[i], q[i])
 			VPMINSD(three, q[i], q[i])
@@ -300,12 +306,12 @@ func groupBinSums() {
 		numbers[b] = Lanes(uint32(b))
 		VPSRLQ(Imm(32), numbers[b], numbers[b])
 	}
-	columns(func(at Register, rows func(func(int))) {
+	columns(func(index Register, rows func(func(int))) {
 		sums := [4]VecVirtual{Zero(), Zero(), Zero(), Zero()}
 		rows(func(disp int) {
 			v, b := YMM(), YMM()
-			VCVTPS2PD(Mem{Base: x, Index: at, Scale: 4, Disp: 4 * disp}, v)
-			VPMOVZXBQ(Mem{Base: bins, Index: at, Scale: 1, Disp: disp}, b)
+			VCVTPS2PD(Mem{Base: x, Index: index, Scale: 4, Disp: 4 * disp}, v)
+			VPMOVZXBQ(Mem{Base: bins, Index: index, Scale: 1, Disp: disp}, b)
 			for i, sum := range sums {
 				hit := YMM()
 				VPCMPEQQ(numbers[i], b, hit)
@@ -314,7 +320,7 @@ func groupBinSums() {
 			}
 		})
 		for i, sum := range sums {
-			VMOVUPD(sum, Mem{Base: parts, Index: at, Scale: 8, Disp: 2048 * i})
+			VMOVUPD(sum, Mem{Base: parts, Index: index, Scale: 8, Disp: 2048 * i})
 		}
 	})
 }
@@ -353,11 +359,11 @@ func dequantize(name string, bits int) {
 		}
 		var nibbles [2]VecVirtual
 		if bits > 2 {
-			hits, other := YMM(), YMM()
+			hits, upper := YMM(), YMM()
 			mask := GP32()
 			if bits == 8 {
 				VPCMPEQB(Mem{Base: codes}, nan, hits)
-				VPCMPEQB(Mem{Base: codes, Disp: 32}, nan, other)
+				VPCMPEQB(Mem{Base: codes, Disp: 32}, nan, upper)
 			} else {
 				c, high := YMM(), YMM()
 				VMOVDQU(Mem{Base: codes}, c)
@@ -365,7 +371,7 @@ func dequantize(name string, bits int) {
 				VPAND(low, c, c)
 				VPAND(low, high, high)
 				VPCMPEQB(c, nan, hits)
-				VPCMPEQB(high, nan, other)
+				VPCMPEQB(high, nan, upper)
 				// Signs: (x ^ 8) - 8.
 				VPXOR(eight, c, c)
 				VPSUBB(eight, c, c)
@@ -375,7 +381,7 @@ func dequantize(name string, bits int) {
 				VPUNPCKLBW(high, c, nibbles[0]) // codes 0 to 15, and 32 to 47
 				VPUNPCKHBW(high, c, nibbles[1])
 			}
-			VPOR(hits, other, hits)
+			VPOR(hits, upper, hits)
 			VPMOVMSKB(hits, mask)
 			TESTL(mask, mask)
 			JNE(LabelRef("end"))

@@ -90,12 +90,16 @@ func selectRange(withGrad bool) {
 		tile    = 16 // blocks
 	)
 	if withGrad {
-		Kernel("addSelectAVX2", "func(x, from, grad []float32, factor float32, base int32, lo, width uint32, idx []int32, val []float32, take bool, tile *[512]float32) (added, done, found int)",
+		Kernel("addSelectAVX2",
+			"func(x, from, grad []float32, factor float32, base int32, lo, width uint32, "+
+				"idx []int32, val []float32, take bool, tile *[512]float32) (added, done, found int)",
 			"addSelectAVX2 stores from + grad*factor in x, in whole blocks of 32 elements, and selects",
 			"from these blocks while idx and val have room for another 32. take makes zero in x what it",
 			"selects. With a tile, stores to x, which begins at a multiple of 32 bytes, bypass the caches.")
 	} else {
-		Kernel("selectAVX2", "func(x []float32, base int32, lo, width uint32, idx []int32, val []float32, take bool) (done, found int)",
+		Kernel("selectAVX2",
+			"func(x []float32, base int32, lo, width uint32, "+
+				"idx []int32, val []float32, take bool) (done, found int)",
 			"selectAVX2 selects from whole blocks of 32 elements while idx and val have room for another 32.",
 			"take makes zero in x what it selects.")
 	}
@@ -185,17 +189,17 @@ func selectRange(withGrad bool) {
 	Label("compress")
 	CMPQ(next, listed)
 	JGE(LabelRef(selected))
-	at := GP64()
-	MOVL(list.Idx(next, 4), at.As32())
+	element := GP64()
+	MOVL(list.Idx(next, 4), element.As32())
 	CMPQ(found, room)
 	JGT(LabelRef("full"))
-	position := Broadcast(at.As32())
+	position := Broadcast(element.As32())
 	VPADDD(positions, position, position)
 	left := make([]VecVirtual, vectors)
 	for i := range left {
 		value, order, packed := YMM(), YMM(), YMM()
 		mask, count := GP32(), GP32()
-		VMOVUPS(x.Idx(at, 4).Offset(i*vector*4), value)
+		VMOVUPS(x.Idx(element, 4).Offset(i*vector*4), value)
 		hit := k.match(value)
 		left[i] = YMM()
 		VANDNPS(value, hit, left[i])
@@ -215,7 +219,7 @@ func selectRange(withGrad bool) {
 	CMPB(Address(Param("take")), Imm(0))
 	JE(LabelRef("compress"))
 	for i := range left {
-		VMOVUPS(left[i], x.Idx(at, 4).Offset(i*vector*4))
+		VMOVUPS(left[i], x.Idx(element, 4).Offset(i*vector*4))
 	}
 	JMP(LabelRef("compress"))
 
@@ -245,7 +249,7 @@ func selectRange(withGrad bool) {
 
 	Label("full")
 	if withGrad {
-		Store(at, Return("done"))
+		Store(element, Return("done"))
 		stream("last")
 		MOVQ(Address(Param("x").Base()), x.Base)
 		Label("rest")
@@ -257,7 +261,7 @@ func selectRange(withGrad bool) {
 		ADDQ(Imm(block), done)
 		JMP(LabelRef("rest"))
 	} else {
-		MOVQ(at, done)
+		MOVQ(element, done)
 	}
 	Label("end")
 	Store(done, Return("done"))
