@@ -136,8 +136,8 @@ func (g *Gradients) configure(ctx context.Context, patterns []string) error {
 
 // resolve returns the configuration with its defaults and whether it asks for more than plain allreduces, or the
 // error of what excludes each other.
-func (g *Gradients) resolve() (whole sparse.Config, more bool, err error) {
-	whole, err = g.cfg.Config.WithDefaults()
+func (g *Gradients) resolve() (whole sparse.Settings, more bool, err error) {
+	whole, err = g.cfg.Config.Settings()
 	if err != nil {
 		return whole, false, err
 	}
@@ -150,7 +150,7 @@ func (g *Gradients) resolve() (whole sparse.Config, more bool, err error) {
 }
 
 // bucketConfig returns how a bucket is reduced, where all of them are as whole says.
-func bucketConfig(whole sparse.Config, b *bucket) sparse.Config {
+func bucketConfig(whole sparse.Settings, b *bucket) sparse.Settings {
 	whole.ClipNorm = 0 // all of them are clipped by one factor
 	if b.vectors {
 		whole.Pattern = sparse.Dense
@@ -199,7 +199,7 @@ func (g *Gradients) keepsHost() bool {
 
 // choose chooses for the buckets that leave their pattern to [sparse.Auto], once for those
 // that are alike, or takes what was chosen before.
-func (g *Gradients) choose(ctx context.Context, whole sparse.Config, patterns []string) error {
+func (g *Gradients) choose(ctx context.Context, whole sparse.Settings, patterns []string) error {
 	choices := make(sparse.Choices)
 	for i, b := range g.buckets {
 		b.cfg = bucketConfig(whole, b)
@@ -230,7 +230,7 @@ func (g *Gradients) choose(ctx context.Context, whole sparse.Config, patterns []
 		}
 		b.pattern = pattern
 		var err error
-		b.cfg, err = b.cfg.Chosen(pattern)
+		b.cfg, err = b.cfg.Choose(pattern)
 		if err != nil {
 			return g.bucketError(i, err)
 		}
@@ -319,14 +319,14 @@ func (g *Gradients) newReducer(i int, b *bucket) (reducer, error) {
 }
 
 // compress makes what reduces n elements of a bucket along a communicator.
-func (g *Gradients) compress(i int, b *bucket, cfg sparse.Config, to comm.Communicator, n int, parts []Part) (reducer, error) {
+func (g *Gradients) compress(i int, b *bucket, cfg sparse.Settings, to comm.Communicator, n int, parts []Part) (reducer, error) {
 	if g.cfg.Reducer != nil {
 		r, err := g.newCustom(i, b.dt, to, n, parts)
 		if r != nil || err != nil {
 			return r, err
 		}
 	}
-	s, err := sparse.New(g.runtime(), to, n, cfg)
+	s, err := sparse.NewReducer(g.runtime(), to, n, cfg)
 	if err != nil {
 		return nil, err
 	}

@@ -80,7 +80,7 @@ func (m *model) close() error {
 	return err
 }
 
-var sparseModel = ddp.Config{Config: sparse.Config{Pattern: "oktopk", Density: 0.1}.Tuned(tuning.Tuning{ThresholdInterval: 3})}
+var sparseModel = ddp.Config{Config: sparse.Config{Pattern: "oktopk", Density: 0.1}}
 
 // TestDenseVectors: small gradients of one dimension have dense buckets.
 func TestDenseVectors(t *testing.T) {
@@ -243,6 +243,7 @@ func TestGradientClip(t *testing.T) {
 // another communicator, gives what it gives without a fault, as do those that follow. With a mesh, calls along its
 // dimensions fail as well.
 func TestGradientFaults(t *testing.T) {
+	tuning.Set(t, tuning.Tuning{ThresholdInterval: 3})
 	const steps, bad = 4, 1
 	sizes := []int{2, 3}
 	if testing.Short() {
@@ -378,6 +379,7 @@ func faultyHosts(f *standin.Faulty) func(context.Context, comm.Communicator) (*d
 
 // TestGradientResume interrupts a run of several buckets after each of its steps.
 func TestGradientResume(t *testing.T) {
+	tuning.Set(t, tuning.Tuning{ThresholdInterval: 3})
 	const ranks, steps = 2, 6
 	rt := cpu.New()
 	run := func(cut int) (all [ranks][][]uint32) {

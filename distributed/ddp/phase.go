@@ -79,7 +79,7 @@ type bucket struct {
 	memory  *comm.Buffer    // of those that are joined, if it is this bucket's
 	views   base.Buffer     // of gradients that live here and survive the communicator
 	flat    *runtime.Tensor // those that are joined; nil: none are
-	cfg     sparse.Config   // with its defaults, and what was chosen for Auto
+	cfg     sparse.Settings // with its defaults, and what was chosen for Auto
 	pattern string          // as [Gradients.Patterns] has it
 	reducer reducer
 	ready   uintptr // the event of its gradients, with a side stream

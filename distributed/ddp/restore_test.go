@@ -15,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
@@ -129,6 +130,7 @@ func TestStateBehindAGraph(t *testing.T) {
 // TestRestoreOtherSteps: states of several ranks are of one step, also where all
 // buckets are plain.
 func TestRestoreOtherSteps(t *testing.T) {
+	tuning.Set(t, tuning.Tuning{ThresholdInterval: 3})
 	for _, cfg := range []ddp.Config{{}, sparseModel} {
 		var states [2][]byte
 		standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
@@ -206,6 +208,7 @@ func TestRestoreOtherChoice(t *testing.T) {
 // FuzzRestoreGradients forges states of a Gradients, with checksums that are right:
 // an error, or one that goes on.
 func FuzzRestoreGradients(f *testing.F) {
+	tuning.Set(f, tuning.Tuning{ThresholdInterval: 3})
 	for i := range 60 {
 		f.Add(uint8(i%3), uint16(5*i), []byte{byte(i), 1})
 	}

@@ -42,12 +42,13 @@ func TestSoak(t *testing.T) {
 		steps, err = strconv.Atoi(text)
 		require.NoError(t, err)
 	}
+	tuning.Set(t, tuning.Tuning{ThresholdInterval: 7, RebalanceInterval: 11})
 	for _, pattern := range []string{sparse.Oktopk, sparse.TopkA2} { // whose ranks all make the same calls
 		rt := cpu.New()
 		run := func(faults bool) (weights [ranks][]float32, counts [ranks]soakCounts) {
 			require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
 				s := &soak{rt: rt, c: standin.NewFaulty(c), rank: c.Rank(), scale: 1024, cfg: ddp.Config{BucketBytes: 1500,
-					Config: sparse.Config{Pattern: pattern, Density: 0.2}.Tuned(tuning.Tuning{ThresholdInterval: 7, RebalanceInterval: 11})}}
+					Config: sparse.Config{Pattern: pattern, Density: 0.2}}}
 				if faults { // the same on every rank
 					s.faults = rand.New(rand.NewPCG(seed, 0))
 				}

@@ -22,7 +22,7 @@ type transaction struct {
 	kernels kernel.Kernels
 	c       comm.Communicator
 	order   base.Order
-	cfg     sparse.Config
+	cfg     sparse.Settings
 	buffers base.Buffers
 	shared  base.Buffer // the gradients of one sparse bucket at a time
 
@@ -41,7 +41,7 @@ type transaction struct {
 }
 
 // newTransaction configures what buckets share; without kernels they are plain.
-func newTransaction(g *Gradients, kernels kernel.Kernels, cfg sparse.Config) (*transaction, error) {
+func newTransaction(g *Gradients, kernels kernel.Kernels, cfg sparse.Settings) (*transaction, error) {
 	j := &transaction{plain: kernels == nil, rt: g.runtime(), kernels: kernels, cfg: cfg}
 	if j.plain { // on the compute stream alone
 		j.rt = g.rt

@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
@@ -137,6 +138,7 @@ func (countingStream) ComputeStream() uintptr { return standin.ComputeStream }
 // TestBucketViewsSurvive: a step that fails leaves gradients that live in buckets as
 // they were, and they stay where they are when it is repeated elsewhere.
 func TestBucketViewsSurvive(t *testing.T) {
+	tuning.Set(t, tuning.Tuning{ThresholdInterval: 3})
 	const ranks = 2
 	others, err := local.New(ranks)
 	require.NoError(t, err)

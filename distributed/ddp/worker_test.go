@@ -243,6 +243,7 @@ func (copyingFork) ComputeStream() uintptr { return standin.ComputeStream + 2 }
 // The same in buckets that have one verdict: a step that one of them has skipped, is
 // dropped in all, and what they read later is that of the step before.
 func TestBucketsReadLater(t *testing.T) {
+	tuning.Set(t, tuning.Tuning{ThresholdInterval: 10, RebalanceInterval: 25})
 	const n, ranks, buckets, steps = 30_000, 2, 3, 40
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -270,7 +271,7 @@ func TestBucketsReadLater(t *testing.T) {
 				params = append(params, p)
 			}
 			cfg := ddp.Config{BucketBytes: 4 * n, DenseUpTo: -1,
-				Config: sparse.Config{Pattern: sparse.Oktopk, Density: 0.05}.Tuned(tuning.Tuning{ThresholdInterval: 10, RebalanceInterval: 25})}
+				Config: sparse.Config{Pattern: sparse.Oktopk, Density: 0.05}}
 			g, err := ddp.New(ctx, memory, c, params, cfg)
 			if err != nil {
 				return err

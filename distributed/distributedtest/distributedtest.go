@@ -30,6 +30,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -93,6 +94,7 @@ func Run(t *testing.T, b commtest.Backend, opts ...Option) {
 
 func runCases(t *testing.T, b commtest.Backend, cases []testCase, opts []Option) {
 	t.Helper()
+	tuning.Set(t, tuned)
 	s := &suite{Backend: b}
 	for _, o := range opts {
 		o(s)

@@ -21,7 +21,7 @@ func testEntries(r *rank, pattern string) {
 	for _, density := range []float64{0.05, 0.5, 1} {
 		for _, n := range []int{0, 3, 1009} {
 			for _, k := range []family{families[0], families[3]} {
-				r.entries(often(pattern, density), n, k)
+				r.entries(config(pattern, density), n, k)
 			}
 		}
 	}

@@ -17,7 +17,7 @@ import (
 // terms are what all ranks of a step have to agree on, one to a line.
 func (s *Reducer) terms(dt dtype.DType) string {
 	lines := []string{"version " + base.Version(), fmt.Sprintf("%d elements", s.n), dt.String(), s.Terms()}
-	cfg := reflect.ValueOf(s.cfg)
+	cfg := reflect.ValueOf(s.cfg.Config)
 	for i := range cfg.NumField() {
 		lines = append(lines, fmt.Sprintf("%s %v", cfg.Type().Field(i).Name, cfg.Field(i)))
 	}

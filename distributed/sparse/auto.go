@@ -32,7 +32,7 @@ const (
 // decide makes the choice, which is part of the step: when that is rolled back, the next one chooses
 // again, as it does on ranks that the error has kept from choosing.
 func (s *Reducer) decide(ctx context.Context, dt dtype.DType) {
-	choice, err := choose(ctx, s.rt, s.c, s.n, dt, s.given)
+	choice, err := choose(ctx, s.rt, s.c, s.n, dt, s.configured)
 	if s.check(err); s.err == nil {
 		s.become(choice.Pattern, choice)
 	}
@@ -40,15 +40,22 @@ func (s *Reducer) decide(ctx context.Context, dt dtype.DType) {
 
 // become makes a pattern that of the configuration. Thresholds and partitions start anew.
 func (s *Reducer) become(pattern string, choice *Choice) {
-	cfg, err := s.given.Chosen(pattern)
+	cfg, err := s.configured.Choose(pattern)
 	s.check(err)
-	s.cfg, s.codec, s.choice, s.k, s.chose = cfg, cfg.codec(), choice, 0, choice != nil
+	s.cfg = cfg
+	s.codec = cfg.codec()
+	s.choice = choice
+	s.chose = choice != nil
+	s.k = 0
 	s.resetNumbers()
 	s.prepare()
 }
 
+// Choice returns what the ranks found for [Auto], nil before that and for another pattern.
+func (s *Reducer) Choice() *Choice { return s.choice }
+
 // choose has the ranks make the choice for n elements. It is collective.
-func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType, cfg Config) (*Choice, error) {
+func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType, cfg Settings) (*Choice, error) {
 	started := time.Now()
 	p := &probe{
 		ctx:   ctx,
@@ -97,7 +104,7 @@ type probe struct {
 	c      comm.Communicator
 	dt     dtype.DType
 	order  base.Order
-	cfg    Config
+	cfg    Settings
 	n      int // elements of a trial
 	batch  int // steps that are timed together, for which trialSeconds holds as well
 	rng    *rand.Rand
@@ -169,9 +176,9 @@ func (p *probe) try(n, rounds int, trials ...Trial) []float64 {
 	defer func() { p.err = errors.Join(err, gradient.Free()) }()
 	for i, t := range trials {
 		var s *Reducer
-		cfg, e := p.cfg.Chosen(t.Pattern)
+		cfg, e := p.cfg.Choose(t.Pattern)
 		if e == nil {
-			s, e = New(p.rt, p.c, n, cfg)
+			s, e = NewReducer(p.rt, p.c, n, cfg)
 		}
 		if e == nil {
 			defer func() { err = errors.Join(err, s.Close()) }()
@@ -251,11 +258,7 @@ type Choices map[string]*Choice
 
 // Of returns the choice for a tensor of n elements, and makes it with all ranks if there is
 // none for tensors like it.
-func (all Choices) Of(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType, cfg Config) (*Choice, error) {
-	cfg, err := cfg.WithDefaults()
-	if err != nil {
-		return nil, err
-	}
+func (all Choices) Of(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType, cfg Settings) (*Choice, error) {
 	if err := base.CheckGradientType(dt); err != nil {
 		return nil, err
 	}

@@ -27,6 +27,7 @@ import (
 type autoStep struct {
 	result []float32
 	stats  sparse.Stats
+	choice *sparse.Choice
 }
 
 // runAuto makes steps of Auto on communicators that wrap makes, and returns what
@@ -65,7 +66,7 @@ func runAuto(t *testing.T, ranks, n, steps int, cfg sparse.Config, wrap func(c c
 			if err != nil {
 				return err
 			}
-			all[step][r.Comm.Rank()] = autoStep{result, stats}
+			all[step][r.Comm.Rank()] = autoStep{result, stats, s.Choice()}
 		}
 		return errors.Join(s.Close(), tensor.Free())
 	}))
@@ -90,7 +91,7 @@ func TestAutoAgrees(t *testing.T) {
 	}{{plainComm, 1, n}, {paced(10 * time.Microsecond), n, n}, {paced(10 * time.Millisecond), 1, n - 1}} {
 		for _, ranks := range []int{2, 3, 5} {
 			steps := runAuto(t, ranks, n, 3, cfg, link.wrap)
-			choice := steps[0][0].stats.Choice
+			choice := steps[0][0].choice
 			require.NotNil(t, choice)
 			assert.Contains(t, sparse.Patterns(), choice.Pattern)
 			assert.GreaterOrEqual(t, choice.Elements, link.least)
@@ -99,8 +100,8 @@ func TestAutoAgrees(t *testing.T) {
 			assert.LessOrEqual(t, len(choice.Trials), len(sparse.Patterns()))
 			for _, step := range steps {
 				for rank, s := range step {
-					require.Equal(t, choice.Pattern, s.stats.Choice.Pattern, "rank %d of %d", rank, ranks)
-					require.Equal(t, choice.Trials, s.stats.Choice.Trials, "they agreed on the times")
+					require.Equal(t, choice.Pattern, s.choice.Pattern, "rank %d of %d", rank, ranks)
+					require.Equal(t, choice.Trials, s.choice.Trials, "they agreed on the times")
 					require.Equal(t, hostmem.Bytes(step[0].result), hostmem.Bytes(s.result))
 					if choice.Pattern != sparse.Oktopk { // which may use another
 						require.Equal(t, choice.Pattern, s.stats.Pattern)
@@ -125,7 +126,7 @@ func TestAutoChooses(t *testing.T) {
 		})
 	}
 	for _, s := range runAuto(t, ranks, n, 1, cfg, slow)[0] {
-		require.NotEqual(t, sparse.Dense, s.stats.Choice.Pattern, "%v", s.stats.Choice.Trials)
+		require.NotEqual(t, sparse.Dense, s.choice.Pattern, "%v", s.choice.Trials)
 		require.False(t, s.stats.Dense)
 		require.Less(t, s.stats.SentElements, int64(n/10), "what was sent to choose does not count")
 	}
@@ -138,7 +139,7 @@ func TestAutoChooses(t *testing.T) {
 		})
 	}
 	for _, s := range runAuto(t, ranks, n, 2, cfg, costly)[1] {
-		require.Equal(t, sparse.Dense, s.stats.Choice.Pattern, "%v", s.stats.Choice.Trials)
+		require.Equal(t, sparse.Dense, s.choice.Pattern, "%v", s.choice.Trials)
 		require.True(t, s.stats.Dense)
 	}
 }
@@ -157,7 +158,7 @@ func TestAutoConnectsFirst(t *testing.T) {
 			return 200 * time.Millisecond
 		})
 	}
-	require.Equal(t, n, runAuto(t, 2, n, 1, sparse.Config{Density: 0.01}, connect)[0][0].stats.Choice.Elements)
+	require.Equal(t, n, runAuto(t, 2, n, 1, sparse.Config{Density: 0.01}, connect)[0][0].choice.Elements)
 }
 
 // A link that takes a microsecond for an element sees neither whole dense steps, which would take
@@ -172,7 +173,7 @@ func TestAutoSparesSlowLinks(t *testing.T) {
 		})
 	}
 	for rank, s := range runAuto(t, ranks, n, 1, sparse.Config{Density: 0.1}, slow)[0] {
-		choice := s.stats.Choice
+		choice := s.choice
 		assert.NotEqual(t, sparse.Dense, choice.Pattern)
 		assert.Less(t, choice.Elements, n)
 		assert.Equal(t, (choice.Elements+5)/10, choice.K)
@@ -192,9 +193,7 @@ func TestAutoWithStreams(t *testing.T) {
 		g, err := runtime.FromSlice(rt, standin.Normal(n, c.Rank()))
 		require.NoError(t, err)
 		require.NoError(t, s.AllReduce(ctx, g))
-		stats, err := s.Stats(ctx)
-		require.NoError(t, err)
-		for _, trial := range stats.Choice.Trials {
+		for _, trial := range s.Choice().Trials {
 			assert.Positive(t, trial.Time, trial.Pattern)
 		}
 		return errors.Join(s.Close(), g.Free())
@@ -209,8 +208,8 @@ func TestAutoWithoutTrials(t *testing.T) {
 		density  float64
 	}{{1, 1000, 0.01}, {2, 0, 0.1}, {2, 1, 0.1}, {3, 1000, 0.5}} {
 		for _, s := range runAuto(t, k.ranks, k.n, 2, sparse.Config{Density: k.density}, plainComm)[1] {
-			assert.Equal(t, sparse.Dense, s.stats.Choice.Pattern)
-			assert.Empty(t, s.stats.Choice.Trials)
+			assert.Equal(t, sparse.Dense, s.choice.Pattern)
+			assert.Empty(t, s.choice.Trials)
 		}
 	}
 }
@@ -219,10 +218,10 @@ func TestAutoWithoutTrials(t *testing.T) {
 func TestAutoAfterWarmup(t *testing.T) {
 	cfg := sparse.Config{Density: 0.05, Schedule: sparse.Schedule{WarmupSteps: 2, Densities: []float64{0, 0.1}, StepsPerEpoch: 1}}
 	steps := runAuto(t, 2, 5000, 5, cfg, plainComm)
-	assert.Nil(t, steps[1][0].stats.Choice)
+	assert.Nil(t, steps[1][0].choice)
 	assert.True(t, steps[1][0].stats.Dense)
-	assert.NotNil(t, steps[2][0].stats.Choice)
-	assert.Equal(t, steps[2][0].stats.Choice, steps[4][0].stats.Choice)
+	assert.NotNil(t, steps[2][0].choice)
+	assert.Equal(t, steps[2][0].choice, steps[4][0].choice)
 }
 
 // One line of the log says what was chosen.
@@ -300,8 +299,8 @@ func TestAutoResumes(t *testing.T) {
 		assert.NoError(t, err)
 		two, err := second.Stats(ctx)
 		assert.NoError(t, err)
-		assert.Equal(t, one.Choice.Pattern, two.Choice.Pattern)
-		assert.Empty(t, two.Choice.Trials, "nothing was measured")
+		assert.Equal(t, one.Chosen, two.Chosen)
+		assert.Empty(t, second.Choice().Trials, "nothing was measured")
 		return nil
 	}))
 }
@@ -358,7 +357,7 @@ func TestChoiceIsUndone(t *testing.T) {
 		assert.Equal(t, given, standin.Bits(u.T))
 		stats, err := u.S.Stats(ctx)
 		require.NoError(t, err)
-		assert.Nil(t, stats.Choice)
+		assert.Empty(t, stats.Chosen)
 		_, err = u.S.Residual()
 		assert.ErrorIs(t, err, comm.ErrUnsupported, "nothing is chosen")
 		state, err := u.S.State(ctx)
@@ -367,7 +366,7 @@ func TestChoiceIsUndone(t *testing.T) {
 		require.NoError(t, errors.Join(c.Close(), u.S.Rebind(others[c.Rank()]), u.S.AllReduce(ctx, u.T)))
 		stats, err = u.S.Stats(ctx)
 		require.NoError(t, err)
-		assert.NotNil(t, stats.Choice)
+		assert.NotEmpty(t, stats.Chosen)
 		require.NoError(t, u.S.Restore(ctx, virgin))
 		_, err = u.S.Residual()
 		assert.ErrorIs(t, err, comm.ErrUnsupported, "nothing is chosen any more")

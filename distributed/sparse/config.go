@@ -28,9 +28,6 @@ type Config struct {
 	// (0, 1]: k = Density * n, rounded, at least 1. The dense pattern ignores
 	// it.
 	Density float64
-	// Chunk is how many elements a chunk of the pattern [Chunked] has, 4096 unless set; it selects Density * Chunk
-	// of each, rounded, at least 1. Other patterns ignore it.
-	Chunk int
 	// Selector, if set, selects the entries in the place of the pattern's own selection, and the
 	// pattern says how they are combined. It is an error with the dense pattern and [Auto].
 	Selector Selector
@@ -67,9 +64,6 @@ type Config struct {
 
 	// Schedule varies the density over the steps.
 	Schedule Schedule
-
-	chosen bool          // Pattern was measured for Auto; false: it is the program's
-	tuning tuning.Tuning // what tests set
 }
 
 // ClipMode says which norm [Config.ClipNorm] bounds.
@@ -154,9 +148,17 @@ func (s *Schedule) over(step int) bool {
 	return step >= 0 && (len(s.Densities) == 0 || step/s.StepsPerEpoch >= len(s.Densities))
 }
 
-// WithDefaults returns c with the defaults of what is not set, or the error of a field that is out of range.
-func (c Config) WithDefaults() (Config, error) {
-	c.Pattern, c.Values, c.Chunk = cmp.Or(c.Pattern, Dense), cmp.Or(c.Values, F32), cmp.Or(c.Chunk, 4096)
+// Settings are a configuration with the defaults of all fields that were not set.
+type Settings struct {
+	Config
+	chosen bool          // Pattern was measured for Auto; false: it is the program's
+	tuning tuning.Tuning // constants of the algorithms
+}
+
+// Settings returns c with the defaults of what is not set, or the error of a field that is out of range.
+func (c Config) Settings() (Settings, error) {
+	c.Pattern = cmp.Or(c.Pattern, Dense)
+	c.Values = cmp.Or(c.Values, F32)
 	if c.NonFinite == nonFiniteUnset {
 		c.NonFinite = SkipNonFinite
 		if c.NoUndo || c.Pattern == Dense && c.Values == F32 {
@@ -164,21 +166,16 @@ func (c Config) WithDefaults() (Config, error) {
 		}
 	}
 	if err := c.check(); err != nil {
-		return c, err
+		return Settings{}, err
 	}
 	c.Schedule.Densities = slices.Clone(c.Schedule.Densities)
-	c.tuning = c.tuning.WithDefaults()
-	return c, nil
+	return Settings{Config: c, tuning: tuning.Current()}, nil
 }
 
-// Chosen returns c with its defaults, and with a pattern and values in the place of its own. Where c leaves its
-// pattern to [Auto], the policies are those of c all the same: they are resolved before the pattern is replaced, and
-// whatever was measured, a step is rolled back, skipped and kept in a residual alike.
-func (c Config) Chosen(pattern string) (Config, error) {
-	c, err := c.WithDefaults()
-	if err != nil {
-		return c, err
-	}
+// Choose returns c with a pattern in the place of its own. Where c leaves its pattern to [Auto], the policies are
+// those of c all the same: they were resolved before the pattern is replaced, and whatever was measured, a step is
+// rolled back, skipped and kept in a residual alike.
+func (c Settings) Choose(pattern string) (Settings, error) {
 	c.chosen = c.chosen || c.Pattern == Auto && pattern != Auto
 	c.Pattern = pattern
 	return c, c.check()
@@ -195,8 +192,6 @@ func (c *Config) check() error {
 		return base.ConfigError("Density is %v, want a share in (0, 1]", c.Density)
 	case !values:
 		return base.ConfigError("unknown values %q (want one of %s)", c.Values, strings.Join(Values(), ", "))
-	case c.Chunk < 1:
-		return base.ConfigError("Chunk is %d, want at least 1", c.Chunk)
 	case c.Selector != nil && (c.Pattern == Dense || c.Pattern == Auto):
 		return base.ConfigError("Selector with pattern %s, which may send everything", c.Pattern)
 	case !(c.Momentum >= 0 && c.Momentum < 1):
@@ -215,15 +210,9 @@ func (c *Config) check() error {
 	return c.Schedule.check()
 }
 
-// Tuned returns c with constants of algorithms that the tests of this module set.
-func (c Config) Tuned(t tuning.Tuning) Config {
-	c.tuning = t
-	return c
-}
-
 // Plain reports whether a dense allreduce of the gradient does it. What was chosen for [Auto] is never plain: a step
 // of any other pattern is a transaction.
-func (c *Config) Plain() bool {
+func (c *Settings) Plain() bool {
 	return c.lossless() && !c.chosen && c.ClipNorm == 0 && c.NonFinite == PassNonFinite
 }
 
@@ -232,16 +221,16 @@ func (c *Config) lossless() bool { return c.Pattern == Dense && c.Values == F32 
 
 // keeps reports whether there is a residual. What was chosen for Auto has one:
 // with dense steps it is zero unless the schedule pauses.
-func (c *Config) keeps() bool {
+func (c *Settings) keeps() bool {
 	return c.Momentum > 0 || c.Values != F32 || c.chosen || c.Pattern != Dense && c.Pattern != Auto
 }
 
 // Defers reports whether a step may leave something in the residual, for later steps to send.
-func (c *Config) Defers() bool { return c.keeps() && (!c.lossless() || c.pauses()) }
+func (c *Settings) Defers() bool { return c.keeps() && (!c.lossless() || c.pauses()) }
 
 // pauses reports whether the schedule has epochs of density 0 that a dense step is to follow: gradients add up in
 // the residual then. The dense pattern of a program ignores densities.
-func (c *Config) pauses() bool {
+func (c *Settings) pauses() bool {
 	return c.chosen && !c.NoErrorFeedback && slices.Contains(c.Schedule.Densities, 0)
 }
 

@@ -28,7 +28,7 @@ type engine struct {
 	kernels kernel.Kernels
 	c       comm.Communicator
 	order   base.Order
-	cfg     Config
+	cfg     Settings
 	codec   kernel.Codec // of cfg
 	err     error
 
@@ -71,7 +71,7 @@ type engine struct {
 	copies    []kernel.Copy
 }
 
-func newEngine(rt runtime.Runtime, kernels kernel.Kernels, c comm.Communicator, n int, cfg Config) (*engine, error) {
+func newEngine(rt runtime.Runtime, kernels kernel.Kernels, c comm.Communicator, n int, cfg Settings) (*engine, error) {
 	e := &engine{rt: rt, kernels: kernels, cfg: cfg, codec: cfg.codec(), n: n, held: n}
 	if cfg.Momentum > 0 {
 		e.held = 2 * n

@@ -61,14 +61,15 @@ func TestFaults(t *testing.T) {
 		sizes = sizes[1:2]
 	}
 	rt := cpu.New()
+	tuning.Set(t, tuning.Tuning{TrimFrom: 16}) // messages that are coded travel in two parts
 	for _, pattern := range sparse.Patterns() {
 		for _, size := range sizes {
 			// The norm is exchanged, and nothing clipped.
 			cfg := sparse.Config{Pattern: pattern, Density: density, ClipNorm: 1e6, Clip: sparse.ClipGlobal}
 			for kind := range 2 * numKind {
-				if cfg.Values = sparse.F32; kind >= numKind {
+				cfg.Values = sparse.F32
+				if kind >= numKind {
 					cfg.Values = []string{sparse.I8, sparse.I2, sparse.Lossless}[kind%numKind]
-					cfg = cfg.Tuned(tuning.Tuning{TrimFrom: 16}) // messages in two parts
 				}
 				if kind >= numKind && size != 3 {
 					continue
@@ -292,7 +293,8 @@ func TestFaultTable(t *testing.T) {
 // result and residual of the others, and of that if it passes.
 func (f faultyStep) run(t *testing.T, pattern string, s setup, reference bool, label string) [][]uint64 {
 	const ranks, n, bad, steps = 3, 1500, 4, 7
-	cfg := sparse.Config{Pattern: pattern, Density: 0.1, NonFinite: cmp.Or(f.policy, sparse.SkipNonFinite)}.Tuned(tuning.Tuning{ThresholdInterval: 3, RebalanceInterval: 2})
+	cfg := sparse.Config{Pattern: pattern, Density: 0.1, NonFinite: cmp.Or(f.policy, sparse.SkipNonFinite)}
+	tuning.Set(t, tuning.Tuning{ThresholdInterval: 3, RebalanceInterval: 2})
 	fewer, err := local.New(ranks - 1)
 	require.NoError(t, err)
 	all := make([][]uint64, ranks)
@@ -497,9 +499,10 @@ func liar(c comm.Communicator, count uint32) comm.Communicator {
 func TestCountOfAnother(t *testing.T) {
 	const n = 3000
 	for _, trim := range []int{16, 1 << 20} {
+		tuning.Set(t, tuning.Tuning{TrimFrom: trim})
 		for _, count := range []uint32{0, 299, 301, 1 << 30} {
 			standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-				s, err := sparse.New(rt, liar(c, count), n, sparse.Config{Pattern: sparse.TopkA, Density: 0.1, Values: sparse.I8}.Tuned(tuning.Tuning{TrimFrom: trim}))
+				s, err := sparse.New(rt, liar(c, count), n, sparse.Config{Pattern: sparse.TopkA, Density: 0.1, Values: sparse.I8})
 				require.NoError(t, err)
 				g, err := runtime.New(rt, dtype.F32, n)
 				require.NoError(t, err)

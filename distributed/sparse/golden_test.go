@@ -65,7 +65,7 @@ func sparseCases() (all []sparseCase) {
 			}
 		}
 		for i, values := range sparse.Values()[1:] {
-			cfg := sparse.Config{Values: values}.Tuned(tuning.Tuning{TrimFrom: 1000})
+			cfg := sparse.Config{Values: values}
 			add(values, cfg, dtype.F32, 0.2, 3, 5, false)
 			add(values, cfg, []dtype.DType{dtype.F16, dtype.BF16}[i%2], 0.2, 2, 5, true)
 			cfg.Momentum = 0.9
@@ -89,6 +89,7 @@ func TestSparseGolden(t *testing.T) {
 	if goruntime.GOARCH != "amd64" || testing.Short() {
 		t.Skip("recorded on amd64, and too much for the race detector")
 	}
+	tuning.Set(t, tuning.Tuning{TrimFrom: 1000})
 	var lines []string
 	for _, c := range sparseCases() {
 		all := standin.NewHashes(c.ranks)

@@ -30,7 +30,7 @@ var patterns = map[string]pattern{
 //     neither is more than 6k(P-1)/P.
 //
 // The name is that of the pattern that is used.
-func find(cfg *Config, k, n, size int) (string, pattern) {
+func find(cfg *Settings, k, n, size int) (string, pattern) {
 	name := cfg.Pattern
 	if name == Oktopk {
 		switch {

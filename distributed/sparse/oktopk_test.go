@@ -94,7 +94,7 @@ func TestOktopkReadsLater(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%d ranks, %s", ranks, name), func(t *testing.T) {
 				cfg.Pattern, cfg.Density = sparse.Oktopk, 0.05
-				cfg = cfg.Tuned(tuning.Tuning{ThresholdInterval: 10, RebalanceInterval: 25})
+				tuning.Set(t, tuning.Tuning{ThresholdInterval: 10, RebalanceInterval: 25})
 				s := script(rand.New(rand.NewPCG(seed, uint64(ranks))), n, ranks, steps, cfg)
 				want, _ := s.run(t, false, seed)
 				got, unwaited := s.run(t, true, seed)
@@ -309,9 +309,9 @@ func TestOktopkRepeatsWhatFailed(t *testing.T) {
 	if testing.Short() {
 		worlds = worlds[:1]
 	}
+	tuning.Set(t, tuning.Tuning{ThresholdInterval: 30, RebalanceInterval: 40})
 	for _, ranks := range worlds {
-		s := &acts{n: n, ranks: ranks,
-			cfg: sparse.Config{Pattern: sparse.Oktopk, Density: 0.1}.Tuned(tuning.Tuning{ThresholdInterval: 30, RebalanceInterval: 40})}
+		s := &acts{n: n, ranks: ranks, cfg: sparse.Config{Pattern: sparse.Oktopk, Density: 0.1}}
 		for step := range steps {
 			a := act{scale: []float32{1, 1.2}[step/6%2], overflow: -1} // thresholds follow
 			if step%7 == 6 {
@@ -368,8 +368,9 @@ func (c *conserved) check(t *testing.T, seed uint64, step int) {
 // Steps do not wait once thresholds serve, also those that find thresholds or partitions anew.
 func TestOktopkDoesNotWait(t *testing.T) {
 	const n, ranks, steps, settled = 60_000, 2, 64, 24
+	tuning.Set(t, tuning.Tuning{ThresholdInterval: 8, RebalanceInterval: 16})
 	for _, overflow := range []sparse.NonFinitePolicy{sparse.SkipNonFinite, sparse.PassNonFinite} {
-		cfg := sparse.Config{Pattern: sparse.Oktopk, Density: 0.05, NonFinite: overflow}.Tuned(tuning.Tuning{ThresholdInterval: 8, RebalanceInterval: 16})
+		cfg := sparse.Config{Pattern: sparse.Oktopk, Density: 0.05, NonFinite: overflow}
 		s := &acts{cfg: cfg, n: n, ranks: ranks}
 		for range steps {
 			s.steps = append(s.steps, act{scale: 1, overflow: -1})
@@ -383,6 +384,7 @@ func TestOktopkDoesNotWait(t *testing.T) {
 // partitions have that there are again.
 func TestOktopkDropsWhatBalances(t *testing.T) {
 	const n, ranks, balances, steps = 60_000, 2, 16, 20
+	tuning.Set(t, tuning.Tuning{ThresholdInterval: 1000, RebalanceInterval: balances})
 	run := func(streams bool) [][]uint32 {
 		results := make([][]uint32, ranks)
 		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
@@ -391,7 +393,7 @@ func TestOktopkDropsWhatBalances(t *testing.T) {
 			if streams {
 				memory, c = standin.NewCopying(rt, w, &standin.Stumbling{Kernels: rt.Kernels()}, nil), watched{standin.NewOrdered(ctx, c), w}
 			}
-			u, err := standin.NewTrainee(memory, c, sparse.Config{Pattern: sparse.Oktopk, Density: 0.05}.Tuned(tuning.Tuning{ThresholdInterval: 1000, RebalanceInterval: balances}), n)
+			u, err := standin.NewTrainee(memory, c, sparse.Config{Pattern: sparse.Oktopk, Density: 0.05}, n)
 			for step := 0; err == nil && step < steps; step++ {
 				g := u.Gradient(step)
 				for i := range g { // large ones are near the beginning, but in that step

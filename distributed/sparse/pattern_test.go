@@ -185,6 +185,7 @@ func reduceFew(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, patter
 
 // TestThresholdReuse counts how often a threshold pattern selects exactly.
 func TestThresholdReuse(t *testing.T) {
+	tuning.Set(t, tuning.Tuning{ThresholdInterval: 10})
 	for _, k := range []struct {
 		pattern string
 		scale   float32 // of the gradient from step 5 on
@@ -196,7 +197,7 @@ func TestThresholdReuse(t *testing.T) {
 	} {
 		rt := &countingKernels{Runtime: cpu.New()}
 		err := local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
-			cfg := sparse.Config{Pattern: k.pattern, Density: 0.05, NoErrorFeedback: true}.Tuned(tuning.Tuning{ThresholdInterval: 10})
+			cfg := sparse.Config{Pattern: k.pattern, Density: 0.05, NoErrorFeedback: true}
 			return distributedtest.CheckPattern(ctx, commtest.Rank{Comm: c, Runtime: rt}, cfg, 5000, 12, func(_, step int) []float32 {
 				g := standin.Normal(5000, step)
 				if step == 5 {
@@ -252,12 +253,13 @@ func TestSpread(t *testing.T) {
 		}
 		return g
 	}
+	// Partitions of equal length, as the first gradient has them, stay.
+	tuning.Set(t, tuning.Tuning{RebalanceInterval: 1 << 30, BalanceFactor: 1.5})
 	var spreads atomic.Int32
 	b := standin.Backend(t, ranks)
 	err := b.Run(t.Context(), ranks, func(ctx context.Context, r commtest.Rank) error {
 		r.Comm = &countingSpreads{Communicator: r.Comm, calls: &spreads}
-		// Partitions of equal length, as the first gradient has them, stay.
-		cfg := sparse.Config{Pattern: "oktopk", Density: 0.05}.Tuned(tuning.Tuning{RebalanceInterval: 1 << 30, BalanceFactor: 1.5})
+		cfg := sparse.Config{Pattern: "oktopk", Density: 0.05}
 		return distributedtest.CheckPattern(ctx, r, cfg, n, 8, func(rank, step int) []float32 {
 			if step == 0 {
 				return standin.Normal(n, rank, step)
@@ -459,6 +461,7 @@ func TestAllocations(t *testing.T) {
 		t.Skip("takes a quarter of a minute under the race detector, which allocates itself")
 	}
 	const ranks, n, rounds, steps = 2, 20_000, 10, 40
+	tuning.Set(t, tuning.Tuning{TrimFrom: 100})
 	rt := cpu.New()
 	defer rt.Close()
 	grad := standin.Normal(n, 5)
@@ -466,7 +469,7 @@ func TestAllocations(t *testing.T) {
 		pattern, values := sparse.Patterns()[i/2], []string{sparse.F32, sparse.I8}[i%2]
 		var perStep float64
 		err := local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
-			s, err := sparse.New(rt, c, n, sparse.Config{Pattern: pattern, Density: 0.02, Values: values}.Tuned(tuning.Tuning{TrimFrom: 100}))
+			s, err := sparse.New(rt, c, n, sparse.Config{Pattern: pattern, Density: 0.02, Values: values})
 			if err != nil {
 				return err
 			}
@@ -528,7 +531,8 @@ func FuzzPatterns(f *testing.F) {
 			Pattern: sparse.Patterns()[int(pattern)%len(sparse.Patterns())],
 			Values:  sparse.Values()[int(values)%len(sparse.Values())],
 			Density: (1 + float64(density)) / 256,
-		}.Tuned(tuning.Tuning{ThresholdInterval: 2, RebalanceInterval: 2, TrimFrom: 64})
+		}
+		tuning.Set(t, tuning.Tuning{ThresholdInterval: 2, RebalanceInterval: 2, TrimFrom: 64})
 		b := standin.Backend(t, ranks)
 		require.NoError(t, b.Run(t.Context(), ranks, func(ctx context.Context, r commtest.Rank) error {
 			return distributedtest.CheckPattern(ctx, r, cfg, n, 4, gradient)

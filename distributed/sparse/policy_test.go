@@ -46,7 +46,7 @@ func eachChoice(t *testing.T, cfg sparse.Config, n int, body func(ctx context.Co
 					body(ctx, c, u, faults)
 					stats, err := u.S.Stats(ctx)
 					require.NoError(t, err)
-					require.Equal(t, pattern, stats.Choice.Pattern, "%v", stats.Choice.Trials)
+					require.Equal(t, pattern, stats.Chosen, "%v", u.S.Choice().Trials)
 					return u.Close()
 				})
 			})

@@ -28,16 +28,17 @@ type Reducer struct {
 	selector selector
 	exchange exchange
 
-	given   Config  // as it was given, with its defaults
-	choice  *Choice // for Auto, when it was made
-	steps   int     // all steps, also dense ones
-	dense   bool    // the exchange is that of dense steps
-	entries message // the result as a list, where it was asked for
-	onStage func(Stage)
-	confirm func(context.Context) error // see BeforeCommit
-	remains [2]base.Buffer              // the residual, and that before the step
-	closed  bool
-	joined  bool // its steps are part of a transaction of several tensors
+	// configured are the settings before a pattern was chosen for Auto. Those of the steps are cfg.
+	configured Settings
+	choice     *Choice // for Auto, when it was made
+	steps      int     // all steps, also dense ones
+	dense      bool    // the exchange is that of dense steps
+	entries    message // the result as a list, where it was asked for
+	onStage    func(Stage)
+	confirm    func(context.Context) error // see BeforeCommit
+	remains    [2]base.Buffer              // the residual, and that before the step
+	closed     bool
+	joined     bool // its steps are part of a transaction of several tensors
 }
 
 // New prepares the reduction of a tensor of n elements in rt's memory.
@@ -52,9 +53,17 @@ func New(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Reducer, 
 	if err := base.Reaches(rt, c); err != nil {
 		return nil, base.OpError("sparse", err)
 	}
-	cfg, err := cfg.WithDefaults()
+	settings, err := cfg.Settings()
 	if err != nil {
 		return nil, err
+	}
+	return NewReducer(rt, c, n, settings)
+}
+
+// NewReducer is [New] for settings that were resolved, and may have a pattern that was chosen before.
+func NewReducer(rt runtime.Runtime, c comm.Communicator, n int, cfg Settings) (*Reducer, error) {
+	if err := base.Reaches(rt, c); err != nil {
+		return nil, base.OpError("sparse", err)
 	}
 	if n < 0 || n > math.MaxInt32 {
 		return nil, base.OpError("sparse", fmt.Errorf("%w: %d elements, want 0 to %d (indices have 31 bits)", comm.ErrArgument, n, math.MaxInt32))
@@ -68,7 +77,7 @@ func New(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Reducer, 
 	}
 	meter := metered.New(c)
 	e, err := newEngine(rt, kernels, meter, n, cfg)
-	s := &Reducer{engine: e, meter: meter, given: cfg}
+	s := &Reducer{engine: e, meter: meter, configured: cfg}
 	if err == nil {
 		s.permanent = len(s.buffers)
 		s.prepare()

@@ -106,7 +106,7 @@ func (s *Reducer) listed(op string) error {
 		return err
 	}
 	switch {
-	case s.given.Pattern == Auto: // also where a sparse pattern was chosen: no program may depend on that
+	case s.configured.Pattern == Auto: // also where a sparse pattern was chosen: no program may depend on that
 		return base.OpError(op, fmt.Errorf("%w: results of pattern %s are in the tensor, as it may choose %s",
 			comm.ErrUnsupported, Auto, Dense))
 	case s.result.dense != 0:

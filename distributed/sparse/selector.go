@@ -43,20 +43,23 @@ type chunks struct{ *engine }
 
 func chunkedSelector(e *engine) selector { return chunks{e} }
 
+// chunkElements is how many elements a chunk has.
+const chunkElements = 4096
+
 // each is how many entries of a chunk are selected where k of all are.
 func (s chunks) each(k int) int {
-	chunk := min(s.cfg.Chunk, s.n)
+	chunk := min(chunkElements, s.n)
 	return min(max(int(math.Round(float64(k)*float64(chunk)/float64(s.n))), 1), chunk)
 }
 
 func (s chunks) capacity(k int) int {
-	return kernel.ChunkedLen(s.n, s.each(k), s.cfg.Chunk)
+	return kernel.ChunkedLen(s.n, s.each(k), chunkElements)
 }
 
 func (s chunks) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries {
 	dst = exactly(dst, s.capacity(k))
 	dst.Shared = 0
-	s.adds(func() error { return s.kernels.TopKChunks(s.source(g), s.each(k), s.cfg.Chunk, dst) })
+	s.adds(func() error { return s.kernels.TopKChunks(s.source(g), s.each(k), chunkElements, dst) })
 	return dst
 }
 

@@ -10,7 +10,6 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
-	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
@@ -32,11 +31,10 @@ type stateHeader struct {
 }
 
 // fingerprint is a hash of the tensor's length and the configuration.
-func (c Config) fingerprint(n int) uint64 {
+func (c Settings) fingerprint(n int) uint64 {
 	h := fnv.New64a()
-	c.tuning = tuning.Tuning{}
-	c.chosen = c.chosen && c.Pattern == Dense // others are what they are where a program names them
-	fmt.Fprintf(h, "%d %+v", n, c)
+	chosen := c.chosen && c.Pattern == Dense // others are what they are where a program names them
+	fmt.Fprintf(h, "%d %v %+v", n, chosen, c.Config)
 	return h.Sum64()
 }
 
@@ -134,7 +132,7 @@ func (s *Reducer) Restore(ctx context.Context, states ...[]byte) error {
 // savedState is a state that was parsed.
 type savedState struct {
 	stateHeader
-	cfg      Config // of the step that saved it
+	cfg      Settings // of the step that saved it
 	numbers  []int32
 	residual []byte
 }
@@ -316,21 +314,21 @@ func (s *Reducer) ScaleResidual(factor float64) error {
 // chosenFor returns the configuration with which s goes on from a state with this fingerprint, if there is
 // one: that of s, or one that Auto may have become. As what values travelled does not count
 // unless there is a residual with one and none with the other.
-func (s *Reducer) chosenFor(fingerprint uint64) (Config, bool) {
-	patterns := []string{s.given.Pattern}
-	if s.given.Pattern == Auto {
+func (s *Reducer) chosenFor(fingerprint uint64) (Settings, bool) {
+	patterns := []string{s.configured.Pattern}
+	if s.configured.Pattern == Auto {
 		patterns = append(Patterns(), Auto)
 	}
 	for _, pattern := range patterns {
 		for _, values := range Values() {
-			saved := s.given
+			saved := s.configured
 			saved.Values = values
-			cfg, err := saved.Chosen(pattern)
+			cfg, err := saved.Choose(pattern)
 			if err != nil || cfg.fingerprint(s.n) != fingerprint {
 				continue
 			}
 			kept := cfg.keeps()
-			cfg, err = s.given.Chosen(pattern)
+			cfg, err = s.configured.Choose(pattern)
 			return cfg, err == nil && cfg.keeps() == kept
 		}
 	}

@@ -43,7 +43,8 @@ type stateFuzz struct {
 func newStateFuzz(t *testing.T, pattern string, streams bool, seed uint64) *stateFuzz {
 	rng := rand.New(rand.NewPCG(seed, 5))
 	f := &stateFuzz{t: t, rt: cpu.New(), ranks: 2 + rng.IntN(3), streams: streams,
-		cfg: sparse.Config{Pattern: pattern, Density: 0.02 + 0.2*rng.Float64()}.Tuned(tuning.Tuning{ThresholdInterval: 1 + rng.IntN(5), RebalanceInterval: 1 + rng.IntN(5)})}
+		cfg: sparse.Config{Pattern: pattern, Density: 0.02 + 0.2*rng.Float64()}}
+	tuning.Set(t, tuning.Tuning{ThresholdInterval: 1 + rng.IntN(5), RebalanceInterval: 1 + rng.IntN(5)})
 	f.label = fmt.Sprintf("%s, %d ranks, streams %v, seed %d", pattern, f.ranks, streams, seed)
 	for range 10 {
 		f.steps = append(f.steps, fuzzedStep{fails: 1.5*rng.Float64() - 0.5, drops: rng.IntN(6) == 0, restores: rng.IntN(5) == 0})

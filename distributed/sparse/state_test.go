@@ -28,17 +28,23 @@ import (
 func TestResume(t *testing.T) {
 	const ranks, steps = 3, 9
 	type reduction struct {
-		n   int
-		cfg sparse.Config
+		n      int
+		cfg    sparse.Config
+		tuning tuning.Tuning
 	}
 	// Large enough for the partitions' shares of the result to be bounded one by one.
-	cases := []reduction{{40_000, sparse.Config{Pattern: sparse.Oktopk, Density: 0.05}.Tuned(tuning.Tuning{ThresholdInterval: 7})}}
+	cases := []reduction{{40_000, sparse.Config{Pattern: sparse.Oktopk, Density: 0.05}, tuning.Tuning{ThresholdInterval: 7}}}
 	for _, pattern := range sparse.Patterns() {
-		cases = append(cases, reduction{3000, sparse.Config{Pattern: pattern, Density: 0.1,
-			Schedule: sparse.Schedule{WarmupSteps: 1, Densities: []float64{0.3, 0}, StepsPerEpoch: 1}}.Tuned(tuning.Tuning{ThresholdInterval: 3, RebalanceInterval: 4})})
+		cfg := sparse.Config{
+			Pattern:  pattern,
+			Density:  0.1,
+			Schedule: sparse.Schedule{WarmupSteps: 1, Densities: []float64{0.3, 0}, StepsPerEpoch: 1},
+		}
+		cases = append(cases, reduction{3000, cfg, tuning.Tuning{ThresholdInterval: 3, RebalanceInterval: 4}})
 	}
-	for _, of := range cases {
-		n, cfg := of.n, of.cfg
+	for _, x := range cases {
+		n, cfg := x.n, x.cfg
+		tuning.Set(t, x.tuning)
 		rt := cpu.New()
 		run := func(cut int) (all [ranks][][]uint32) {
 			require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {

@@ -36,8 +36,8 @@ type Stats struct {
 	// and selecting, ExchangeTime for everything after. On a device with streams
 	// the host runs ahead, and each may contain the device's work of the other.
 	SelectTime, ExchangeTime time.Duration
-	// Choice is what was found for [Auto], nil for another pattern.
-	Choice *Choice
+	// Chosen is the pattern that was chosen for [Auto], empty for another pattern.
+	Chosen string
 }
 
 // Choice is what the ranks found for [Auto]: Pattern is used. Elements and K are what was measured, which

@@ -122,7 +122,9 @@ func (s *Reducer) Select(ctx context.Context, g Input) error {
 		}
 		started, sent = time.Now(), s.meter.Totals()
 	}
-	s.stats.Choice = s.choice
+	if s.choice != nil {
+		s.stats.Chosen = s.choice.Pattern
+	}
 	// The dense pattern of a program ignores densities. Where it was chosen, it pauses where others would.
 	dense = dense || s.cfg.Pattern == Dense && !(s.cfg.chosen && density == 0)
 	if dense && !s.coded() && !s.cfg.pauses() {

@@ -89,7 +89,8 @@ func TestOktopkWithStreams(t *testing.T) {
 					continue
 				}
 				t.Run(fmt.Sprintf("%s, %d ranks, no undo %v", name, ranks, noUndo), func(t *testing.T) {
-					cfg := sparse.Config{Pattern: sparse.Oktopk, Density: 0.05, NoUndo: noUndo}.Tuned(tuning.Tuning{ThresholdInterval: 8, RebalanceInterval: 16})
+					tuning.Set(t, tuning.Tuning{ThresholdInterval: 8, RebalanceInterval: 16})
+					cfg := sparse.Config{Pattern: sparse.Oktopk, Density: 0.05, NoUndo: noUndo}
 					var sent, once, ahead atomic.Int64 // elements of all steps; steps in which a host waited once; and when all was sent
 					run := func(streams bool) [][]uint64 {
 						results := make([][]uint64, ranks)

@@ -31,9 +31,8 @@ func TestValuesNames(t *testing.T) {
 	}{
 		{sparse.Config{Values: "i3"}, `unknown values "i3" (want one of f32, lossless, bf16, f16, fp8, i8, i4, i2, 1bit`},
 		{sparse.Config{Pattern: sparse.Auto, Density: 0.1, Values: sparse.Auto}, `unknown values "auto"`},
-		{sparse.Config{Pattern: sparse.Chunked, Density: 0.1, Chunk: -1}, "Chunk is -1, want at least 1"},
 	} {
-		_, err := c.cfg.WithDefaults()
+		_, err := c.cfg.Settings()
 		assert.ErrorIs(t, err, comm.ErrArgument)
 		assert.ErrorContains(t, err, c.want)
 	}

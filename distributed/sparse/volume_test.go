@@ -171,6 +171,7 @@ func TestVolumeOfOktopkOnStreams(t *testing.T) {
 			return x
 		},
 	}
+	tuning.Set(t, tuning.Tuning{ThresholdInterval: 100, RebalanceInterval: 50})
 	for name, shape := range shapes {
 		for _, ranks := range []int{2, 3, 4} {
 			for _, streams := range []bool{false, true} {
@@ -179,7 +180,7 @@ func TestVolumeOfOktopkOnStreams(t *testing.T) {
 					if streams {
 						memory, c, besides = standin.NewOnStream(rt), standin.NewOrdered(ctx, c), 7*(ranks-1)
 					}
-					u, err := standin.NewTrainee(memory, c, sparse.Config{Pattern: sparse.Oktopk, Density: 0.05}.Tuned(tuning.Tuning{ThresholdInterval: 100, RebalanceInterval: 50}), n)
+					u, err := standin.NewTrainee(memory, c, sparse.Config{Pattern: sparse.Oktopk, Density: 0.05}, n)
 					if err != nil {
 						return err
 					}

@@ -1,8 +1,8 @@
-// Package tuning has the constants of the sparse patterns that tests set, so that what
+// Package tuning has the constants of the sparse patterns that tests change, so that what
 // happens rarely happens in a few steps. Programs have the defaults.
 package tuning
 
-import "cmp"
+import "sync/atomic"
 
 // Tuning are the constants. A zero is the default.
 type Tuning struct {
@@ -21,7 +21,41 @@ type Tuning struct {
 	TrimFrom int
 }
 
-// WithDefaults returns t with the defaults of what is not set.
-func (t Tuning) WithDefaults() Tuning {
-	return Tuning{cmp.Or(t.ThresholdInterval, 32), cmp.Or(t.RebalanceInterval, 64), cmp.Or(t.BalanceFactor, 4), cmp.Or(t.TrimFrom, 32<<10)}
+var defaults = Tuning{
+	ThresholdInterval: 32,
+	RebalanceInterval: 64,
+	BalanceFactor:     4,
+	TrimFrom:          32 << 10,
+}
+
+// current are the constants of reducers that are made from now on.
+var current atomic.Pointer[Tuning]
+
+func init() { current.Store(&defaults) }
+
+// Current returns the constants of a reducer that is made now.
+func Current() Tuning { return *current.Load() }
+
+// Set changes the constants of the reducers that a test makes until its end. Tests that change them do not run in
+// parallel.
+func Set(test interface{ Cleanup(func()) }, t Tuning) {
+	changed := t.withDefaults()
+	before := current.Swap(&changed)
+	test.Cleanup(func() { current.Store(before) })
+}
+
+func (t Tuning) withDefaults() Tuning {
+	if t.ThresholdInterval == 0 {
+		t.ThresholdInterval = defaults.ThresholdInterval
+	}
+	if t.RebalanceInterval == 0 {
+		t.RebalanceInterval = defaults.RebalanceInterval
+	}
+	if t.BalanceFactor == 0 {
+		t.BalanceFactor = defaults.BalanceFactor
+	}
+	if t.TrimFrom == 0 {
+		t.TrimFrom = defaults.TrimFrom
+	}
+	return t
 }

@@ -66,7 +66,7 @@ func (c SparseConfig) Validate() error {
 		return fmt.Errorf("gradients are f32, f16 or bf16, not %v", c.DType)
 	}
 	for _, cell := range c.cells() {
-		if _, err := c.sparse(cell.pattern, cell.values, 1).WithDefaults(); err != nil {
+		if _, err := c.sparse(cell.pattern, cell.values, 1).Settings(); err != nil {
 			return err
 		}
 	}
@@ -302,9 +302,7 @@ func (s *sparseRun) result(ctx context.Context, cfg SparseConfig, density float6
 		ExchangeTime: significant(parts.exchange * 1e6),
 		MergeTime:    significant(parts.merge * 1e6),
 		NoUndo:       cfg.NoUndo,
-	}
-	if stats.Choice != nil {
-		result.Chosen = stats.Choice.Pattern
+		Chosen:       stats.Chosen,
 	}
 	if s.pattern == sparse.Dense || result.Chosen == sparse.Dense {
 		result.Density = 1
@@ -352,7 +350,7 @@ func (s *sparseRun) settle(ctx context.Context, density float64) error {
 		if a.Err != nil {
 			return a.Err
 		}
-		pattern = stats.Choice.Pattern
+		pattern = stats.Chosen
 	}
 	if pattern == sparse.Dense {
 		return nil

@@ -339,8 +339,8 @@ func (t *trainer) record(ctx context.Context, loss float64) (err error) {
 		t.Bytes, t.Elements, t.exchange = stats.SentBytes, stats.SentElements, stats.WaitTime
 	} else {
 		var stats sparse.Stats
-		if stats, err = t.sparse.Stats(ctx); stats.Choice != nil {
-			t.chosen = stats.Choice.Pattern
+		if stats, err = t.sparse.Stats(ctx); stats.Chosen != "" {
+			t.chosen = stats.Chosen
 		}
 		t.Bytes, t.Elements = t.Bytes+stats.SentBytes, t.Elements+stats.SentElements
 		_, exchange := t.sparse.Within()
