@@ -57,13 +57,14 @@ var layers = []struct{ of, may string }{
 	{"comm/p2p", "comm comm/backend comm/internal/marks runtime runtime/kernel runtime/cpu runtime/cuda"},
 
 	{"distributed", "comm distributed/internal/base runtime"},
-	{"distributed/internal/standin", "comm comm/commtest comm/local comm/metered distributed/sparse runtime runtime/kernel runtime/cpu"},
+	{"distributed/internal/standin", "comm comm/commtest comm/local comm/metered distributed/internal/engine runtime runtime/kernel runtime/cpu"},
+	{"distributed/internal/engine", "comm comm/backend comm/metered distributed distributed/internal/base distributed/internal/state distributed/internal/tuning runtime runtime/kernel"},
 	{"distributed/internal/*", "comm runtime"},
-	{"distributed/sparse", "comm comm/backend comm/metered distributed distributed/internal/base distributed/internal/tuning runtime runtime/kernel"},
-	{"distributed/ddp", "comm comm/metered distributed distributed/internal/base distributed/sparse runtime runtime/kernel"},
-	{"distributed/outer", "comm distributed distributed/internal/base distributed/sparse distributed/ddp runtime runtime/kernel"},
+	{"distributed/sparse", "comm distributed/internal/engine runtime runtime/kernel"},
+	{"distributed/ddp", "comm comm/metered distributed distributed/internal/base distributed/internal/engine distributed/internal/state distributed/sparse runtime runtime/kernel"},
+	{"distributed/outer", "comm distributed distributed/internal/base distributed/internal/state distributed/sparse distributed/ddp runtime runtime/kernel"},
 	{"distributed/elastic", "comm comm/instrument comm/store comm/rendezvous distributed runtime runtime/kernel runtime/cpu"}, // cpu: the default, and host memory
-	{"distributed/distributedtest", "comm comm/metered comm/commtest distributed distributed/internal/tuning distributed/sparse distributed/ddp distributed/outer runtime runtime/kernel"},
+	{"distributed/distributedtest", "comm comm/metered comm/commtest distributed distributed/internal/engine distributed/internal/tuning distributed/sparse distributed/ddp distributed/outer runtime runtime/kernel"},
 
 	// The module delta, which no package of the library imports.
 	{"delta", "delta/internal/* comm distributed runtime runtime/cpu runtime/cuda"},

@@ -9,7 +9,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/internal/base"
-	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/kernel"
@@ -136,8 +136,8 @@ func (g *Gradients) configure(ctx context.Context, patterns []string) error {
 
 // resolve returns the configuration with its defaults and whether it asks for more than plain allreduces, or the
 // error of what excludes each other.
-func (g *Gradients) resolve() (whole sparse.Settings, more bool, err error) {
-	whole, err = g.cfg.Config.Settings()
+func (g *Gradients) resolve() (whole engine.Settings, more bool, err error) {
+	whole, err = engine.Config(g.cfg.Config).Settings()
 	if err != nil {
 		return whole, false, err
 	}
@@ -150,12 +150,12 @@ func (g *Gradients) resolve() (whole sparse.Settings, more bool, err error) {
 }
 
 // bucketConfig returns how a bucket is reduced, where all of them are as whole says.
-func bucketConfig(whole sparse.Settings, b *bucket) sparse.Settings {
+func bucketConfig(whole engine.Settings, b *bucket) engine.Settings {
 	whole.ClipNorm = 0 // all of them are clipped by one factor
 	if b.vectors {
-		whole.Pattern = sparse.Dense
-		whole.Values = sparse.F32
-		whole.Schedule = sparse.Schedule{}
+		whole.Pattern = engine.Dense
+		whole.Values = engine.F32
+		whole.Schedule = engine.Schedule{}
 		whole.Selector = nil
 	}
 	return whole
@@ -194,17 +194,17 @@ func (g *Gradients) checkTypes(more bool) error {
 
 // keepsHost reports whether an exchange of a bucket keeps the host.
 func (g *Gradients) keepsHost() bool {
-	return g.order.Streams == nil || g.side != nil && slices.ContainsFunc(g.buckets, func(b *bucket) bool { return sparse.NeedsHost(b.cfg.Pattern) })
+	return g.order.Streams == nil || g.side != nil && slices.ContainsFunc(g.buckets, func(b *bucket) bool { return engine.NeedsHost(b.cfg.Pattern) })
 }
 
 // choose chooses for the buckets that leave their pattern to [sparse.Auto], once for those
 // that are alike, or takes what was chosen before.
-func (g *Gradients) choose(ctx context.Context, whole sparse.Settings, patterns []string) error {
-	choices := make(sparse.Choices)
+func (g *Gradients) choose(ctx context.Context, whole engine.Settings, patterns []string) error {
+	choices := make(engine.Choices)
 	for i, b := range g.buckets {
 		b.cfg = bucketConfig(whole, b)
 		b.pattern = b.cfg.Pattern
-		if b.cfg.Pattern != sparse.Auto {
+		if b.cfg.Pattern != engine.Auto {
 			continue
 		}
 		var pattern string
@@ -319,14 +319,14 @@ func (g *Gradients) newReducer(i int, b *bucket) (reducer, error) {
 }
 
 // compress makes what reduces n elements of a bucket along a communicator.
-func (g *Gradients) compress(i int, b *bucket, cfg sparse.Settings, to comm.Communicator, n int, parts []Part) (reducer, error) {
+func (g *Gradients) compress(i int, b *bucket, cfg engine.Settings, to comm.Communicator, n int, parts []Part) (reducer, error) {
 	if g.cfg.Reducer != nil {
 		r, err := g.newCustom(i, b.dt, to, n, parts)
 		if r != nil || err != nil {
 			return r, err
 		}
 	}
-	s, err := sparse.NewReducer(g.runtime(), to, n, cfg)
+	s, err := engine.NewReducer(g.runtime(), to, n, cfg)
 	if err != nil {
 		return nil, err
 	}

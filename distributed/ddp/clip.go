@@ -6,7 +6,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
-	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
@@ -25,13 +25,13 @@ func (j *transaction) clip(
 		return 0, err
 	}
 	m, share, limit := len(gradients), weight*weight, j.cfg.ClipNorm/math.Sqrt(float64(j.c.WorldSize()))
-	if j.cfg.Clip == sparse.ClipGlobal {
+	if j.cfg.Clip == engine.ClipGlobal {
 		share, limit = 1/float64(j.c.WorldSize()), j.cfg.ClipNorm
 		if err := j.weighSquares(ctx, m, weight); err != nil {
 			return 0, err
 		}
 		err := j.order.Around(ctx, func() error { return j.c.AllReduce(j.squares, j.squares, m, dtype.F64, comm.Sum) })
-		if err == nil && j.cfg.NonFinite != sparse.PassNonFinite {
+		if err == nil && j.cfg.NonFinite != engine.PassNonFinite {
 			err = j.judgeNorm(m, buckets)
 		}
 		if err != nil {

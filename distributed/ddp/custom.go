@@ -11,7 +11,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
-	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/kernel"
@@ -123,7 +123,7 @@ func (c *custom) copyMemory(back bool) error {
 
 func (c *custom) Drain(ctx context.Context) error { return c.order.Drain(ctx) }
 
-func (c *custom) Select(_ context.Context, in sparse.Input) error {
+func (c *custom) Select(_ context.Context, in engine.Input) error {
 	c.target, c.scratch, c.begun, c.counted = in.Ptr, in.Scratch, false, false
 	if err := c.g.rt.Copy(c.memory.Ptr, in.Ptr, c.n*c.dt.Size()); err != nil || in.Factor == 0 {
 		return err
@@ -164,7 +164,7 @@ func (c *custom) reduce(ctx context.Context) error {
 
 // judges reports whether entries that are not finite are looked for.
 func (c *custom) judges() bool {
-	return !c.inner && c.g.cfg.NonFinite != sparse.PassNonFinite && c.n > 0
+	return !c.inner && c.g.cfg.NonFinite != engine.PassNonFinite && c.n > 0
 }
 
 // InFlight implements reducer. The result is in memory that no other bucket uses.
@@ -190,8 +190,8 @@ func (c *custom) Complete(context.Context) (hostWaited bool, err error) {
 	return true, err
 }
 
-func (c *custom) Commit(v sparse.Verdict) error {
-	if v == sparse.Skips {
+func (c *custom) Commit(v engine.Verdict) error {
+	if v == engine.Skips {
 		return cmp.Or(c.RollBack(), c.g.rt.Fill(c.target, c.n, c.dt, 0))
 	}
 	c.begun, c.counted = c.begun && c.scratch, true
@@ -223,8 +223,8 @@ func (c *custom) Terms() string {
 	return fmt.Sprintf("reduced by %T", c.Reducer)
 }
 
-func (c *custom) Stats(context.Context) (sparse.Stats, error) {
-	return sparse.Stats{Elements: c.n}, nil
+func (c *custom) Stats(context.Context) (engine.Stats, error) {
+	return engine.Stats{Elements: c.n}, nil
 }
 
 // customHeader is in front of the memory in a state.
@@ -281,7 +281,7 @@ func (c *custom) PrepareRestore(ctx context.Context, states ...[]byte) (restore 
 		ranks[i] = int(headers[i].Rank)
 	}
 	saved := int(headers[0].Size)
-	if shared := len(ranks) == 1 && ranks[0] == saved && saved == world; !shared && (saved < 1 || !slices.Equal(ranks, sparse.RestoreRanks(saved, world, rank))) {
+	if shared := len(ranks) == 1 && ranks[0] == saved && saved == world; !shared && (saved < 1 || !slices.Equal(ranks, engine.RestoreRanks(saved, world, rank))) {
 		return nil, fmt.Errorf("%w: the states are those of the ranks %v of %d, for rank %d of %d", comm.ErrMismatch, ranks, saved, rank, world)
 	}
 	if err := c.g.order.HostAfterAll(ctx); err != nil {

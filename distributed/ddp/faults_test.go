@@ -20,6 +20,7 @@ import (
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -482,7 +483,7 @@ func TestLostResiduals(t *testing.T) {
 		require.NoError(t, err)
 		text.Reset()
 		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-			u, err := standin.NewTrainee(rt, c, sparse.Config{Pattern: k.pattern, Density: 0.1}, 500)
+			u, err := standin.NewTrainee(rt, c, engine.Config{Pattern: k.pattern, Density: 0.1}, 500)
 			require.NoError(t, err)
 			m, err := newModel(ctx, rt, c, ddp.Config{Config: sparse.Config{Pattern: k.pattern, Density: 0.1, ClipNorm: 9}})
 			require.NoError(t, err)
@@ -506,7 +507,7 @@ func TestContextOverBefore(t *testing.T) {
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		const n = 100
 		cfg := sparse.Config{Pattern: "topkA", Density: 0.1, NoUndo: true}
-		u, err := standin.NewTrainee(rt, c, cfg, n)
+		u, err := standin.NewTrainee(rt, c, engine.Config(cfg), n)
 		require.NoError(t, err)
 		buckets, err := ddp.New(ctx, rt, c, []*runtime.Tensor{u.T}, ddp.Config{Config: cfg})
 		require.NoError(t, err)

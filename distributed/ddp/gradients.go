@@ -201,7 +201,8 @@ func (g *Gradients) BucketStats(ctx context.Context, bucket int) (sparse.Stats, 
 			return sparse.Stats{}, base.OpError(op, err)
 		}
 	}
-	return b.reducer.Stats(ctx)
+	stats, err := b.reducer.Stats(ctx)
+	return sparse.Stats(stats), err
 }
 
 func (g *Gradients) usable(op string) error {

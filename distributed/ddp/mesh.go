@@ -8,7 +8,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
-	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/distributed/internal/engine"
 )
 
 // meshed reduces a bucket densely along the inner dimensions of a mesh, and this rank's share of it along
@@ -16,7 +16,7 @@ import (
 type meshed struct {
 	custom
 	between reducer
-	share   sparse.Input // in the memory
+	share   engine.Input // in the memory
 	levels  []level      // the fastest dimension first
 	started bool         // the step between the hosts
 }
@@ -46,7 +46,7 @@ func (g *Gradients) newMeshed(i int, b *bucket) (reducer, error) {
 		at += g.gradients[p].n
 	}
 	cfg := b.cfg
-	cfg.NonFinite = sparse.PassNonFinite // it is judged with the buckets, by the ranks of all hosts
+	cfg.NonFinite = engine.PassNonFinite // it is judged with the buckets, by the ranks of all hosts
 	var err error
 	m.between, err = g.compress(i, b, cfg, g.lines.outer, n, parts)
 	return m, err
@@ -65,7 +65,7 @@ func (m *meshed) connect(l *lines, room int) (from int) {
 		m.levels = append(m.levels, level{base.NewOrder(m.g.rt, c),
 			comm.ReduceScatterCall(at, part, room, m.dt, comm.Avg), comm.AllGatherCall(part, at, room, m.dt)})
 	}
-	m.share = sparse.Input{Ptr: m.memory.Ptr + uintptr(from*size), DType: m.dt, Scratch: true}
+	m.share = engine.Input{Ptr: m.memory.Ptr + uintptr(from*size), DType: m.dt, Scratch: true}
 	return from
 }
 
@@ -95,7 +95,7 @@ func (m *meshed) Reduce(ctx context.Context, _ Bucket) error {
 		_, err = m.between.Complete(ctx)
 	}
 	if err == nil {
-		err = m.between.Commit(sparse.Passes)
+		err = m.between.Commit(engine.Passes)
 	}
 	for i := range slices.Backward(m.levels) {
 		if err == nil {
@@ -120,8 +120,8 @@ func (m *meshed) Drain(ctx context.Context) error {
 	return m.between.Drain(ctx)
 }
 
-func (m *meshed) Commit(v sparse.Verdict) error {
-	if v == sparse.Skips {
+func (m *meshed) Commit(v engine.Verdict) error {
+	if v == engine.Skips {
 		if err := m.RollBack(); err != nil {
 			return err
 		}
@@ -153,7 +153,7 @@ func (m *meshed) Terms() string {
 }
 
 // Stats implements reducer: of this rank's share.
-func (m *meshed) Stats(ctx context.Context) (sparse.Stats, error) { return m.between.Stats(ctx) }
+func (m *meshed) Stats(ctx context.Context) (engine.Stats, error) { return m.between.Stats(ctx) }
 
 func (m *meshed) State(ctx context.Context) ([]byte, error) { return m.between.State(ctx) }
 

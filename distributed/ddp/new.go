@@ -10,7 +10,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed/internal/base"
-	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
@@ -52,7 +52,7 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 		if err := g.reachable(t); err != nil {
 			return nil, base.OpError(op, gradientError(i, err))
 		}
-		compressed := cfg.Pattern != "" && cfg.Pattern != sparse.Dense
+		compressed := cfg.Pattern != "" && cfg.Pattern != engine.Dense
 		if cfg.Weighted {
 			if err := base.CheckGradientType(t.DType()); err != nil {
 				return nil, base.OpError(op, gradientError(i, fmt.Errorf("with Weighted: %w", err)))

@@ -6,7 +6,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed/internal/base"
-	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -79,7 +79,7 @@ type bucket struct {
 	memory  *comm.Buffer    // of those that are joined, if it is this bucket's
 	views   base.Buffer     // of gradients that live here and survive the communicator
 	flat    *runtime.Tensor // those that are joined; nil: none are
-	cfg     sparse.Settings // with its defaults, and what was chosen for Auto
+	cfg     engine.Settings // with its defaults, and what was chosen for Auto
 	pattern string          // as [Gradients.Patterns] has it
 	reducer reducer
 	ready   uintptr // the event of its gradients, with a side stream
@@ -105,7 +105,7 @@ func (b *bucket) len() int { return b.bytes / b.dt.Size() }
 
 // shares reports whether gradients are put together in memory that other buckets
 // use as well.
-func (b *bucket) shares() bool { return b.cfg.Pattern != sparse.Dense && b.views.Ptr == 0 }
+func (b *bucket) shares() bool { return b.cfg.Pattern != engine.Dense && b.views.Ptr == 0 }
 
 // Shard is this rank's part of a bucket, with [Config].Shard. A bucket is cut into as many equal parts as
 // there are ranks; what it lacks for that is padding at its end.

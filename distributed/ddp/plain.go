@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -16,7 +16,7 @@ type plain struct {
 }
 
 // Select implements reducer. What is reduced is in the bucket or in the gradients.
-func (p *plain) Select(context.Context, sparse.Input) error {
+func (p *plain) Select(context.Context, engine.Input) error {
 	p.calls = p.calls[:0]
 	add := func(t *runtime.Tensor) error {
 		ptr, err := t.Ptr()
@@ -54,9 +54,9 @@ func (p *plain) Complete(ctx context.Context) (hostWaited bool, err error) {
 	return false, err
 }
 
-func (p *plain) Stats(context.Context) (sparse.Stats, error) {
+func (p *plain) Stats(context.Context) (engine.Stats, error) {
 	n := p.b.len()
-	return sparse.Stats{Step: p.g.stats.Step, Pattern: sparse.Dense, Dense: true, Elements: n, K: n, SelectedLocal: n, SelectedGlobal: n}, nil
+	return engine.Stats{Step: p.g.stats.Step, Pattern: engine.Dense, Dense: true, Elements: n, K: n, SelectedLocal: n, SelectedGlobal: n}, nil
 }
 
 func (p *plain) PrepareRestore(context.Context, ...[]byte) (restore func(context.Context) error, err error) {
@@ -67,7 +67,7 @@ func (p *plain) PrepareRestore(context.Context, ...[]byte) (restore func(context
 
 func (p *plain) Drain(context.Context) error                 { return nil }
 func (p *plain) InFlight() bool                              { return true }
-func (p *plain) Commit(sparse.Verdict) error                 { return nil }
+func (p *plain) Commit(engine.Verdict) error                 { return nil }
 func (p *plain) RollBack() error                             { return nil }
 func (p *plain) JoinTransaction(flags, skip uintptr)         {}
 func (p *plain) Terms() string                               { return "" }

@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -62,16 +62,16 @@ type Part struct {
 // and custom are the others.
 type reducer interface {
 	Drain(ctx context.Context) error
-	Select(ctx context.Context, in sparse.Input) error
+	Select(ctx context.Context, in engine.Input) error
 	Exchange(ctx context.Context) error
 	InFlight() bool
 	Complete(ctx context.Context) (hostWaited bool, err error)
-	Commit(v sparse.Verdict) error
+	Commit(v engine.Verdict) error
 	RollBack() error
 
 	JoinTransaction(flags, skip uintptr)
 	Terms() string
-	Stats(ctx context.Context) (sparse.Stats, error)
+	Stats(ctx context.Context) (engine.Stats, error)
 	State(ctx context.Context) ([]byte, error)
 	SharedState(ctx context.Context) ([]byte, error)
 	PrepareRestore(ctx context.Context, states ...[]byte) (restore func(context.Context) error, err error)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -253,7 +254,7 @@ func TestStepsApart(t *testing.T) {
 		standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 			alone, err := c.Split(ctx, c.Rank(), 0)
 			require.NoError(t, err)
-			u, err := standin.NewTrainee(rt, alone, cfg, 100)
+			u, err := standin.NewTrainee(rt, alone, engine.Config(cfg), 100)
 			require.NoError(t, err)
 			m, err := newModel(ctx, rt, alone, ddp.Config{Config: cfg})
 			require.NoError(t, err)

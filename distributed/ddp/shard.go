@@ -7,7 +7,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
-	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
@@ -17,7 +17,7 @@ import (
 // sharded is a plain reduction that leaves each rank its shard, where that lies in the bucket.
 type sharded struct{ plain }
 
-func (s *sharded) Select(context.Context, sparse.Input) error {
+func (s *sharded) Select(context.Context, engine.Input) error {
 	b := s.b
 	whole, err := b.flat.Ptr()
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
-	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -232,7 +232,7 @@ func (g *Gradients) parse(state []byte) (p savedGradients, err error) {
 		err = damaged
 	}
 	for i, name := range p.patterns {
-		known := slices.Contains(sparse.Patterns(), name)
+		known := slices.Contains(engine.Patterns(), name)
 		if err == nil && !known {
 			err = fmt.Errorf("%w: bucket %d has pattern %q", comm.ErrMismatch, i, name)
 		}
@@ -260,7 +260,7 @@ func (g *Gradients) Residuals() (list []*runtime.Tensor, err error) {
 	const op = "gradient residuals"
 	for _, b := range g.buckets {
 		switch r := b.reducer.(type) {
-		case *sparse.Reducer:
+		case *engine.Reducer:
 			t, err := r.Residual()
 			if err == nil {
 				list = append(list, t)
@@ -270,7 +270,7 @@ func (g *Gradients) Residuals() (list []*runtime.Tensor, err error) {
 		case *custom:
 			list = append(list, r.kept[:r.sums]...)
 		case *meshed:
-			if s, ok := r.between.(*sparse.Reducer); ok {
+			if s, ok := r.between.(*engine.Reducer); ok {
 				if _, err := s.Residual(); errors.Is(err, comm.ErrUnsupported) {
 					continue
 				}

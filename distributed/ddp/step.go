@@ -10,7 +10,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
-	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -229,11 +229,11 @@ func (g *Gradients) start(ctx context.Context, b *bucket) error {
 		return nil
 	}
 	err := b.reducer.Exchange(ctx)
-	g.passed(b, sparse.Exchanged)
+	g.passed(b, engine.Exchanged)
 	// What is not in flight, and will not be rolled back, ends here: the result may be in
 	// memory that the next bucket uses.
 	if err == nil && g.transaction.cfg.NoUndo && !b.reducer.InFlight() {
-		err = g.commit(b, sparse.Passes)
+		err = g.commit(b, engine.Passes)
 	}
 	return err
 }
@@ -255,14 +255,14 @@ func (g *Gradients) selectEntries(ctx context.Context, b *bucket) error {
 	if err = cmp.Or(err, wrong); err != nil {
 		return err
 	}
-	err = b.reducer.Select(ctx, sparse.Input{
+	err = b.reducer.Select(ctx, engine.Input{
 		Ptr:    ptr,
 		DType:  b.dt,
 		Factor: g.step.factor,
 		Share:  g.step.summand,
 		Lent:   g.order.Streams == nil && b.flat != nil && b.shares(),
 	})
-	g.passed(b, sparse.Selected)
+	g.passed(b, engine.Selected)
 	return err
 }
 
@@ -277,7 +277,7 @@ func (g *Gradients) exchange(b *bucket) error {
 	started := time.Now()
 	defer func() { b.step.took = time.Since(started) }()
 	err := b.reducer.Exchange(ctx)
-	g.passed(b, sparse.Exchanged)
+	g.passed(b, engine.Exchanged)
 	if err == nil && g.order.Streams == nil && len(g.async.given) == 0 { // nothing else to exchange yet
 		_, err = g.arrive(ctx, g.buckets[:slices.Index(g.buckets, b)+1])
 	}
@@ -300,7 +300,7 @@ func (g *Gradients) arrive(ctx context.Context, buckets []*bucket) (waited bool,
 }
 
 // commit ends the step of a bucket.
-func (g *Gradients) commit(b *bucket, v sparse.Verdict) error {
+func (g *Gradients) commit(b *bucket, v engine.Verdict) error {
 	err := b.reducer.Commit(v)
 	if err == nil && b.step.zeros != nil {
 		i := b.params[0]
@@ -310,11 +310,11 @@ func (g *Gradients) commit(b *bucket, v sparse.Verdict) error {
 		err = g.copyParts(b, true)
 	}
 	b.step.result = committed
-	g.passed(b, sparse.Finished)
+	g.passed(b, engine.Finished)
 	return err
 }
 
-func (g *Gradients) passed(b *bucket, s sparse.Stage) {
+func (g *Gradients) passed(b *bucket, s engine.Stage) {
 	if g.onStage != nil && !g.transaction.plain {
 		g.onStage(slices.Index(g.buckets, b), s)
 	}
@@ -425,10 +425,10 @@ func (g *Gradients) clip(ctx context.Context) error {
 }
 
 // complete completes the steps of all buckets, and judges them.
-func (g *Gradients) complete(ctx context.Context) (sparse.Verdict, error) {
+func (g *Gradients) complete(ctx context.Context) (engine.Verdict, error) {
 	if g.cfg.Uneven {
 		if err := g.order.ComputeAfterComm(ctx); err != nil {
-			return sparse.Passes, err
+			return engine.Passes, err
 		}
 	}
 	waited, err := g.arrive(ctx, g.buckets)
@@ -443,13 +443,13 @@ func (g *Gradients) complete(ctx context.Context) (sparse.Verdict, error) {
 		}
 	}
 	if err != nil {
-		return sparse.Passes, err
+		return engine.Passes, err
 	}
 	return g.transaction.judge(ctx, len(g.buckets), waited)
 }
 
 // commitAll commits the steps of all buckets that have not ended.
-func (g *Gradients) commitAll(v sparse.Verdict) error {
+func (g *Gradients) commitAll(v engine.Verdict) error {
 	for _, b := range g.buckets {
 		if b.step.result == committed {
 			continue
@@ -458,7 +458,7 @@ func (g *Gradients) commitAll(v sparse.Verdict) error {
 			return err
 		}
 	}
-	g.stats.Skipped, g.open = v == sparse.Skips, v == sparse.Deferred
+	g.stats.Skipped, g.open = v == engine.Skips, v == engine.Deferred
 	return nil
 }
 

@@ -7,7 +7,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
-	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
@@ -22,7 +22,7 @@ type transaction struct {
 	kernels kernel.Kernels
 	c       comm.Communicator
 	order   base.Order
-	cfg     sparse.Settings
+	cfg     engine.Settings
 	buffers base.Buffers
 	shared  base.Buffer // the gradients of one sparse bucket at a time
 
@@ -41,7 +41,7 @@ type transaction struct {
 }
 
 // newTransaction configures what buckets share; without kernels they are plain.
-func newTransaction(g *Gradients, kernels kernel.Kernels, cfg sparse.Settings) (*transaction, error) {
+func newTransaction(g *Gradients, kernels kernel.Kernels, cfg engine.Settings) (*transaction, error) {
 	j := &transaction{plain: kernels == nil, rt: g.runtime(), kernels: kernels, cfg: cfg}
 	if j.plain { // on the compute stream alone
 		j.rt = g.rt
@@ -83,26 +83,26 @@ func (j *transaction) rollsBack() bool { return !j.plain && !j.cfg.NoUndo }
 
 // judge looks at the non-finite entries that all buckets have counted. waited: the host has
 // waited for the device in this step.
-func (j *transaction) judge(ctx context.Context, buckets int, waited bool) (sparse.Verdict, error) {
-	if j.cfg.NonFinite == sparse.PassNonFinite || buckets == 0 {
-		return sparse.Passes, nil
+func (j *transaction) judge(ctx context.Context, buckets int, waited bool) (engine.Verdict, error) {
+	if j.cfg.NonFinite == engine.PassNonFinite || buckets == 0 {
+		return engine.Passes, nil
 	}
 	// As numbers, counts have the order of their bits.
 	counts := kernel.Entries{Val: j.flags, N: buckets*j.c.WorldSize() + 1}
 	if err := j.kernels.CountAbove(counts, j.least, 1, j.skip); err != nil {
-		return sparse.Passes, err
+		return engine.Passes, err
 	}
-	if j.cfg.NonFinite == sparse.SkipNonFinite && j.order.Streams != nil && !waited {
-		return sparse.Deferred, nil
+	if j.cfg.NonFinite == engine.SkipNonFinite && j.order.Streams != nil && !waited {
+		return engine.Deferred, nil
 	}
 	skips, err := j.skips(ctx)
 	switch {
 	case err != nil || !skips:
-		return sparse.Passes, err
-	case j.cfg.NonFinite == sparse.FailNonFinite:
-		return sparse.Skips, sparse.ErrNonFinite
+		return engine.Passes, err
+	case j.cfg.NonFinite == engine.FailNonFinite:
+		return engine.Skips, engine.ErrNonFinite
 	}
-	return sparse.Skips, nil
+	return engine.Skips, nil
 }
 
 // skips has the host wait for the last verdict, and returns whether it was to skip the step.

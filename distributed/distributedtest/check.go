@@ -7,7 +7,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
-	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
@@ -20,7 +20,7 @@ import (
 // overflow, only the bits are compared.
 //
 // All ranks of r's world call it together.
-func CheckPattern(ctx context.Context, r commtest.Rank, cfg sparse.Config, n, steps int, gradient func(rank, step int) []float32) error {
+func CheckPattern(ctx context.Context, r commtest.Rank, cfg engine.Config, n, steps int, gradient func(rank, step int) []float32) error {
 	p := newRank(ctx, &suite{}, r)
 	return p.run(func(*rank) {
 		p.reduces(cfg.Pattern, n, dtype.F32, cfg, func(u *run) {
@@ -43,7 +43,7 @@ func finite(x []float32) bool {
 // streams a few numbers come on top.
 func (u *run) inBudget() {
 	stats := u.stats
-	if u.cfg.Pattern != sparse.Oktopk || stats.Dense {
+	if u.cfg.Pattern != engine.Oktopk || stats.Dense {
 		return
 	}
 	bound := 6 * int64(stats.K) * int64(u.size-1) / int64(u.size)
@@ -54,7 +54,7 @@ func (u *run) inBudget() {
 		bound += 6 * int64(u.size-1)
 	}
 	switch {
-	case u.codec != kernel.CodecNone && stats.Pattern != sparse.Oktopk: // few entries, beside which headers count
+	case u.codec != kernel.CodecNone && stats.Pattern != engine.Oktopk: // few entries, beside which headers count
 	case u.codec != kernel.CodecNone: // a word of 6k(P-1)/P is half of an entry of a message
 		share := max(stats.K/(2*u.size), 1)
 		entry := float64(u.codec.Bound(share, u.t.Len())) / float64(share)

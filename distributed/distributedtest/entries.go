@@ -7,7 +7,7 @@ import (
 	"math"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -15,7 +15,7 @@ import (
 // testEntries makes steps whose results, as entries, and added to a tensor of zeros, are what was
 // written to the gradient, and whose selections are what left the residual.
 func testEntries(r *rank, pattern string) {
-	if pattern == sparse.Dense {
+	if pattern == engine.Dense {
 		return // has no residual
 	}
 	for _, density := range []float64{0.05, 0.5, 1} {
@@ -27,7 +27,7 @@ func testEntries(r *rank, pattern string) {
 	}
 }
 
-func (r *rank) entries(cfg sparse.Config, n int, k family) {
+func (r *rank) entries(cfg engine.Config, n int, k family) {
 	cfg.NoUndo = true
 	r.reduces("entries, "+k.name, n, dtype.F32, cfg, func(u *run) {
 		dense := r.tensor(dtype.F32, make([]float32, n))
@@ -40,7 +40,7 @@ func (r *rank) entries(cfg sparse.Config, n int, k family) {
 				}
 				u.reduce(gradient)
 				if cfg.Values == "" { // others are rounded
-					r.rightSelection(u.sparse, cfg.Pattern, before, u.residual())
+					r.rightSelection(u.reducer, cfg.Pattern, before, u.residual())
 				}
 				r.sameResult(u, dense)
 			})
@@ -52,10 +52,10 @@ func (r *rank) entries(cfg sparse.Config, n int, k family) {
 // it: these are its values, and only where it was selected from has the sum changed,
 // but that a node of gtopk's tree, which oktopk has for few entries, keeps what it has
 // dropped of other ranks'.
-func (r *rank) rightSelection(s *sparse.Reducer, pattern string, before, after []float32) {
+func (r *rank) rightSelection(s *engine.Reducer, pattern string, before, after []float32) {
 	idx, val, err := s.Read(r.ctx, got(s.SelectedEntries()))
 	must(err)
-	keeps := pattern == sparse.Gtopk || pattern == sparse.Oktopk
+	keeps := pattern == engine.Gtopk || pattern == engine.Oktopk
 	selected := make([]bool, len(before))
 	for j, i := range idx {
 		if math.Float32bits(val[j]) != math.Float32bits(before[i]) {
@@ -73,9 +73,9 @@ func (r *rank) rightSelection(s *sparse.Reducer, pattern string, before, after [
 // sameResult compares the entries of a step with the result in the tensor, and leaves
 // dense zero, as it was.
 func (r *rank) sameResult(u *run, dense *runtime.Tensor) {
-	s := u.sparse
+	s := u.reducer
 	list, err := s.Entries()
-	if sparse.NeedsHost(u.cfg.Pattern) && errors.Is(err, comm.ErrUnsupported) {
+	if engine.NeedsHost(u.cfg.Pattern) && errors.Is(err, comm.ErrUnsupported) {
 		return // these patterns may make a dense result
 	}
 	must(err)

@@ -30,13 +30,13 @@ func testGradientSync(r *rank) {
 		{name: "small buckets", cfg: ddp.Config{BucketBytes: 3000}},
 		{name: "each its own", cfg: ddp.Config{BucketBytes: 1}},
 		{name: "sums", cfg: ddp.Config{BucketBytes: 3000, Sum: true}},
-		{name: "sparse", cfg: ddp.Config{BucketBytes: 3000, Config: config(sparse.Oktopk, 0.9), DenseUpTo: -1}, sparse: true},
-		{name: "large ones sparse", cfg: ddp.Config{BucketBytes: 3000, Config: config(sparse.Oktopk, 0.9), DenseUpTo: 400}, sparse: true},
+		{name: "sparse", cfg: ddp.Config{BucketBytes: 3000, Config: sparse.Config(config(sparse.Oktopk, 0.9)), DenseUpTo: -1}, sparse: true},
+		{name: "large ones sparse", cfg: ddp.Config{BucketBytes: 3000, Config: sparse.Config(config(sparse.Oktopk, 0.9)), DenseUpTo: 400}, sparse: true},
 		{name: "in the buckets", cfg: ddp.Config{BucketBytes: 3000, BucketViews: true}},
-		{name: "sparse, in the buckets", cfg: ddp.Config{BucketBytes: 3000, BucketViews: true, Config: config("oktopk", 0.9)}, sparse: true},
+		{name: "sparse, in the buckets", cfg: ddp.Config{BucketBytes: 3000, BucketViews: true, Config: sparse.Config(config("oktopk", 0.9))}, sparse: true},
 	}
 	for i, pattern := range sparse.Patterns() {
-		cfg := ddp.Config{BucketBytes: 3000, Config: config(pattern, 1), DenseUpTo: -1}
+		cfg := ddp.Config{BucketBytes: 3000, Config: sparse.Config(config(pattern, 1)), DenseUpTo: -1}
 		cfg.NoUndo = i%2 == 1
 		models = append(models, model{name: fmt.Sprintf("%s, no undo %v", pattern, cfg.NoUndo), cfg: cfg, sparse: true})
 	}
@@ -48,7 +48,7 @@ func testGradientSync(r *rank) {
 			return distributed.NewMesh(ctx, c, distributed.Dim{Name: "host", Size: hosts}, distributed.Dim{Name: "rank", Size: -1})
 		}
 		for _, pattern := range []string{sparse.Dense, sparse.TopkA, sparse.Oktopk} {
-			cfg := ddp.Config{BucketBytes: 3000, Config: config(pattern, 1), DenseUpTo: -1, Mesh: mesh}
+			cfg := ddp.Config{BucketBytes: 3000, Config: sparse.Config(config(pattern, 1)), DenseUpTo: -1, Mesh: mesh}
 			models = append(models, model{name: fmt.Sprintf("%s, %d hosts", pattern, hosts), cfg: cfg, sparse: true, hosts: hosts})
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/metered"
+	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
@@ -28,7 +29,7 @@ func RunSelector(t *testing.T, b commtest.Backend, selector sparse.Selector, opt
 	t.Helper()
 	cases := slices.DeleteFunc(patternCases(), func(c testCase) bool {
 		// Without a residual, equal gradients need not have equal results, as Step differs.
-		return strings.HasPrefix(c.name, sparse.Dense) || c.name == sparse.Auto || strings.HasSuffix(c.name, "/NoFeedback")
+		return strings.HasPrefix(c.name, engine.Dense) || c.name == engine.Auto || strings.HasSuffix(c.name, "/NoFeedback")
 	})
 	runCases(t, b, cases, append(opts, func(s *suite) { s.selector = selector }))
 }
@@ -52,9 +53,9 @@ func patternCases() []testCase {
 		{name: "Values", body: testValues, sparse: true},
 	}
 	var cases []testCase
-	for _, pattern := range sparse.Patterns() {
+	for _, pattern := range engine.Patterns() {
 		for _, b := range bodies {
-			cases = append(cases, testCase{name: pattern + "/" + b.name, sparse: b.sparse || pattern != sparse.Dense,
+			cases = append(cases, testCase{name: pattern + "/" + b.name, sparse: b.sparse || pattern != engine.Dense,
 				body: func(r *rank) { b.body(r, pattern) }})
 		}
 	}
@@ -65,14 +66,14 @@ func patternCases() []testCase {
 // run is a Sparse under test, with what the checks need to know about it.
 type run struct {
 	*rank
-	cfg    sparse.Config
-	codec  kernel.Codec // of cfg
-	sparse *sparse.Reducer
-	meter  *metered.Communicator
-	t      *runtime.Tensor
-	result []float32
-	stats  sparse.Stats // of the last step
-	sums   []float64    // scratch
+	cfg     engine.Config
+	codec   kernel.Codec // of cfg
+	reducer *engine.Reducer
+	meter   *metered.Communicator
+	t       *runtime.Tensor
+	result  []float32
+	stats   engine.Stats // of the last step
+	sums    []float64    // scratch
 
 	velocity []float32 // with momentum, that of this rank
 
@@ -80,25 +81,25 @@ type run struct {
 }
 
 // reduces makes a Sparse for n elements of type dt, for a part of a case.
-func (r *rank) reduces(label string, n int, dt dtype.DType, cfg sparse.Config, body func(u *run)) {
+func (r *rank) reduces(label string, n int, dt dtype.DType, cfg engine.Config, body func(u *run)) {
 	r.part(fmt.Sprintf("%s, %v, n=%d, density %v, values %q", label, dt, n, cfg.Density, cfg.Values), func() {
 		cfg.Selector = r.selector
 		u := &run{rank: r, cfg: cfg, codec: codecs[cfg.Values], meter: metered.New(r.c), t: r.tensor(dt, make([]float32, n))}
-		s := got(sparse.New(r.rt, u.meter, n, cfg))
+		s := got(engine.New(r.rt, u.meter, n, cfg))
 		r.after(s.Close)
-		u.sparse = s
+		u.reducer = s
 		body(u)
 	})
 }
 
 // codecs are what values travel as.
-var codecs = map[string]kernel.Codec{sparse.Lossless: kernel.CodecF32, sparse.BF16: kernel.CodecBF16, sparse.F16: kernel.CodecF16,
-	sparse.FP8: kernel.CodecFP8, sparse.I8: kernel.CodecI8, sparse.I4: kernel.CodecI4, sparse.I2: kernel.CodecI2, sparse.Bit: kernel.CodecSign}
+var codecs = map[string]kernel.Codec{engine.Lossless: kernel.CodecF32, engine.BF16: kernel.CodecBF16, engine.F16: kernel.CodecF16,
+	engine.FP8: kernel.CodecFP8, engine.I8: kernel.CodecI8, engine.I4: kernel.CodecI4, engine.I2: kernel.CodecI2, engine.Bit: kernel.CodecSign}
 
 // reduce runs one step on a gradient and reads the result.
 func (u *run) reduce(gradient []float32) {
 	u.write(u.t, gradient)
-	must(u.sparse.AllReduce(u.ctx, u.t))
+	must(u.reducer.AllReduce(u.ctx, u.t))
 	u.result = u.read(u.t)
 }
 
@@ -106,7 +107,7 @@ func (u *run) reduce(gradient []float32) {
 // pattern has none.
 func (u *run) residual() []float32 {
 	all := make([]float32, u.t.Len())
-	t, err := u.sparse.Residual()
+	t, err := u.reducer.Residual()
 	if u.mayBeDense() && errors.Is(err, comm.ErrUnsupported) {
 		return all
 	}
@@ -117,7 +118,7 @@ func (u *run) residual() []float32 {
 
 // mayBeDense reports whether the backend may add up, without a residual.
 func (u *run) mayBeDense() bool {
-	return u.cfg.Pattern == sparse.Dense && (u.cfg.Values == "" || u.cfg.Values == sparse.F32) || u.cfg.Pattern == sparse.Auto
+	return u.cfg.Pattern == engine.Dense && (u.cfg.Values == "" || u.cfg.Values == engine.F32) || u.cfg.Pattern == engine.Auto
 }
 
 // step runs one step and checks everything that holds for finite gradients:
@@ -132,7 +133,7 @@ func (u *run) step(gradient []float32) {
 	u.reduce(gradient)
 	total := u.meter.Totals()
 	u.sameBits()
-	stats := got(u.sparse.Stats(u.ctx))
+	stats := got(u.reducer.Stats(u.ctx))
 	chose := u.stats.Chosen == "" && stats.Chosen != "" // what that sent does not count
 	if got, want := stats.SentElements, total.SentElements-sent.SentElements; got != want && !chose {
 		fail("stats say %d elements were sent, a meter counted %d", got, want)
@@ -148,8 +149,8 @@ func (u *run) step(gradient []float32) {
 	if !u.cfg.NoErrorFeedback && !u.notFinite {
 		u.conserved(before, gradient)
 	}
-	if u.cfg.Momentum > 0 && !stats.Dense && got(u.sparse.SelectedEntries()).Idx != 0 {
-		idx, _, err := u.sparse.Read(u.ctx, got(u.sparse.SelectedEntries()))
+	if u.cfg.Momentum > 0 && !stats.Dense && got(u.reducer.SelectedEntries()).Idx != 0 {
+		idx, _, err := u.reducer.Read(u.ctx, got(u.reducer.SelectedEntries()))
 		must(err)
 		for _, i := range idx { // what was selected starts anew
 			u.velocity[i] = 0
@@ -217,9 +218,9 @@ func (u *run) conserved(before, gradient []float32) {
 		smallest += float64(u.size) * 0x1p-24
 	}
 	switch u.cfg.Values {
-	case sparse.I2, sparse.Bit: // what an element loses is as large as the mean of others may be
+	case engine.I2, engine.Bit: // what an element loses is as large as the mean of others may be
 		smallest += relative * slices.Max(append(sums[n:], 0))
-	case "", sparse.F32:
+	case "", engine.F32:
 	default: // a code may be twice the number
 		relative *= 2
 	}
@@ -240,12 +241,12 @@ func halfRoundings(size int) float64 { return float64(size + 1) }
 var tuned = tuning.Tuning{ThresholdInterval: 3, RebalanceInterval: 4, TrimFrom: 150}
 
 // config has a pattern select a share of the entries.
-func config(pattern string, density float64) sparse.Config {
-	return sparse.Config{Pattern: pattern, Density: density}
+func config(pattern string, density float64) engine.Config {
+	return engine.Config{Pattern: pattern, Density: density}
 }
 
 // sequence runs steps of a family of gradients.
-func (r *rank) sequence(k family, n, steps int, dt dtype.DType, cfg sparse.Config) {
+func (r *rank) sequence(k family, n, steps int, dt dtype.DType, cfg engine.Config) {
 	r.reduces(k.name, n, dt, cfg, func(u *run) {
 		for step := range steps {
 			u.step(r.gradient(k, n, r.rank, r.size, step))
@@ -278,10 +279,10 @@ func testConservation(r *rank, pattern string) {
 func testAuto(r *rank) {
 	for i, k := range families[:3] {
 		for _, n := range [][]int{{0, 3, 1000, r.large()}, {1000}}[min(i, 1)] {
-			r.sequence(k, n, 4, dtype.F32, config(sparse.Auto, 0.02))
+			r.sequence(k, n, 4, dtype.F32, config(engine.Auto, 0.02))
 		}
 	}
-	r.sequence(families[0], 1000, 4, dtype.F16, config(sparse.Auto, 0.1))
+	r.sequence(families[0], 1000, 4, dtype.F16, config(engine.Auto, 0.1))
 }
 
 // large is the length of tensors that every part of a pattern has work with where 1000 entries are selected.
@@ -308,7 +309,7 @@ func testLarge(r *rank, pattern string) {
 // noFeedback checks that without error feedback nothing is carried over:
 // two steps that select exactly from the same gradient have the same result, which holds only
 // averages of entries of that gradient.
-func (r *rank) noFeedback(cfg sparse.Config) {
+func (r *rank) noFeedback(cfg engine.Config) {
 	cfg.NoErrorFeedback = true
 	r.reduces("no feedback", 2000, dtype.F32, cfg, func(u *run) {
 		g := r.gradient(families[0], 2000, r.rank, r.size, 0)
@@ -319,7 +320,7 @@ func (r *rank) noFeedback(cfg sparse.Config) {
 		}
 		// Partitions are balanced in the first step only, and which entries are cut
 		// depends on partitions: compare without cuts.
-		if cfg.Pattern != sparse.Oktopk && !slices.Equal(first, u.result) {
+		if cfg.Pattern != engine.Oktopk && !slices.Equal(first, u.result) {
 			fail("a later step with the same gradient has another result")
 		}
 	})
@@ -366,9 +367,9 @@ func testHalfTypes(r *rank, pattern string) {
 // special puts a NaN on one rank and an infinity on another: every rank
 // sees them in the same step, at their place and nowhere else, and later steps
 // are clean again.
-func special(r *rank, dt dtype.DType, cfg sparse.Config) {
-	for _, cfg.NonFinite = range []sparse.NonFinitePolicy{sparse.PassNonFinite, sparse.SkipNonFinite} {
-		if r.selector != nil && cfg.NonFinite == sparse.PassNonFinite {
+func special(r *rank, dt dtype.DType, cfg engine.Config) {
+	for _, cfg.NonFinite = range []engine.NonFinitePolicy{engine.PassNonFinite, engine.SkipNonFinite} {
+		if r.selector != nil && cfg.NonFinite == engine.PassNonFinite {
 			continue // entries wait until they are selected
 		}
 		r.reduces("special", specialLen, dt, cfg, (*run).special)
@@ -381,8 +382,8 @@ func (u *run) special() {
 	const nan, inf = 17, 2900
 	// Scaled codes have a NaN for all that is not finite, and bins no code of their own: all that
 	// share a table or a magnitude are NaN, and what of it is not sent is so in later steps.
-	scaled := slices.Contains([]string{sparse.FP8, sparse.I8, sparse.I4}, u.cfg.Values)
-	spreads := slices.Contains([]string{sparse.I2, sparse.Bit}, u.cfg.Values) && u.cfg.NonFinite == sparse.PassNonFinite
+	scaled := slices.Contains([]string{engine.FP8, engine.I8, engine.I4}, u.cfg.Values)
+	spreads := slices.Contains([]string{engine.I2, engine.Bit}, u.cfg.Values) && u.cfg.NonFinite == engine.PassNonFinite
 	for step := range 6 {
 		g := u.gradient(families[0], specialLen, u.rank.rank, u.size, step)
 		special := step%3 == 1
@@ -395,8 +396,8 @@ func (u *run) special() {
 		before := u.residual()
 		u.reduce(g)
 		u.sameBits()
-		drops := special && u.cfg.NonFinite == sparse.SkipNonFinite
-		if stats := got(u.sparse.Stats(u.ctx)); stats.Skipped != drops {
+		drops := special && u.cfg.NonFinite == engine.SkipNonFinite
+		if stats := got(u.reducer.Stats(u.ctx)); stats.Skipped != drops {
 			fail("step %d: Skipped is %v, want %v", step, stats.Skipped, drops)
 		}
 		if spreads && special {
@@ -428,7 +429,7 @@ func (u *run) special() {
 	}
 }
 
-// fails checks [sparse.FailNonFinite]: every rank has the error, gradient and residual are as before, and the next step
+// fails checks [engine.FailNonFinite]: every rank has the error, gradient and residual are as before, and the next step
 // loses nothing.
 func (u *run) fails() {
 	n := u.t.Len()
@@ -444,7 +445,7 @@ func (u *run) fails() {
 		before := u.residual()
 		u.write(u.t, g)
 		held := u.bytes(u.t)
-		if err := u.sparse.AllReduce(u.ctx, u.t); !errors.Is(err, sparse.ErrNonFinite) {
+		if err := u.reducer.AllReduce(u.ctx, u.t); !errors.Is(err, engine.ErrNonFinite) {
 			fail("step %d: the error is %v", step, err)
 		}
 		if !slices.Equal(held, u.bytes(u.t)) {
@@ -466,7 +467,7 @@ func testValues(r *rank, pattern string) {
 	hard := []string{"normal", "own cluster", "zero", "ties", "canceling", "subnormal", "huge", "one sign"}
 	types := []dtype.DType{dtype.F32, dtype.F16, dtype.BF16}
 	turn := func(i, which int) bool { return r.extended || (r.size+which)%len(types) == i }
-	for v, values := range sparse.Values()[1:] {
+	for v, values := range engine.Values()[1:] {
 		cfg := config(pattern, 0.1)
 		cfg.Values = values
 		for f, k := range families {
@@ -485,15 +486,15 @@ func testValues(r *rank, pattern string) {
 				special(r, dt, cfg)
 			}
 		}
-		with := func(label string, dt dtype.DType, set func(*sparse.Config), body func(*run)) {
+		with := func(label string, dt dtype.DType, set func(*engine.Config), body func(*run)) {
 			changed := cfg
 			set(&changed)
 			r.reduces(label, 700, dt, changed, body)
 		}
-		with("fail", dtype.BF16, func(c *sparse.Config) { c.NonFinite = sparse.FailNonFinite }, (*run).fails)
-		with("clip local", dtype.F16, func(c *sparse.Config) { c.ClipNorm = 0.5 }, (*run).clip)
-		with("clip global", dtype.F32, func(c *sparse.Config) { c.ClipNorm, c.Clip = 0.5, sparse.ClipGlobal }, (*run).clip)
-		with("momentum", dtype.F32, func(c *sparse.Config) { c.Momentum = 0.5 }, func(u *run) {
+		with("fail", dtype.BF16, func(c *engine.Config) { c.NonFinite = engine.FailNonFinite }, (*run).fails)
+		with("clip local", dtype.F16, func(c *engine.Config) { c.ClipNorm = 0.5 }, (*run).clip)
+		with("clip global", dtype.F32, func(c *engine.Config) { c.ClipNorm, c.Clip = 0.5, engine.ClipGlobal }, (*run).clip)
+		with("momentum", dtype.F32, func(c *engine.Config) { c.Momentum = 0.5 }, func(u *run) {
 			for step := range 5 {
 				u.step(r.gradient(families[0], 700, r.rank, r.size, step))
 			}
@@ -503,7 +504,7 @@ func testValues(r *rank, pattern string) {
 		}
 		cfg.Density = 0.01
 		r.schedule(cfg)
-		if pattern != sparse.Dense {
+		if pattern != engine.Dense {
 			r.entries(cfg, 1009, families[0])
 		}
 	}
@@ -530,8 +531,8 @@ func testSameBits(r *rank) {
 // checksums are those of results and residuals of every pattern and codec.
 func (r *rank) checksums() map[string]uint32 {
 	sums := map[string]uint32{}
-	for _, pattern := range sparse.Patterns() {
-		for _, values := range sparse.Values()[1:] {
+	for _, pattern := range engine.Patterns() {
+		for _, values := range engine.Values()[1:] {
 			cfg := config(pattern, 0.1)
 			cfg.Values = values
 			r.reduces("bits", 900, dtype.BF16, cfg, func(u *run) {
@@ -548,10 +549,10 @@ func (r *rank) checksums() map[string]uint32 {
 
 // schedule checks warm-up steps, densities by epoch, and an epoch of
 // density 0.
-func (r *rank) schedule(cfg sparse.Config) {
+func (r *rank) schedule(cfg engine.Config) {
 	const n = 2000
-	dense := cfg.Pattern == sparse.Dense
-	cfg.Schedule = sparse.Schedule{WarmupSteps: 2, Densities: []float64{0.25, 0}, StepsPerEpoch: 2}
+	dense := cfg.Pattern == engine.Dense
+	cfg.Schedule = engine.Schedule{WarmupSteps: 2, Densities: []float64{0.25, 0}, StepsPerEpoch: 2}
 	r.reduces("schedule", n, dtype.F32, cfg, func(u *run) {
 		for step, k := range []int{n, n, 500, 500, 0, 0, 20, 20} {
 			u.step(r.gradient(families[0], n, r.rank, r.size, step))
@@ -571,9 +572,9 @@ func (r *rank) schedule(cfg sparse.Config) {
 
 // testClipping checks the norm of what goes into result and residual.
 func testClipping(r *rank, pattern string) {
-	for _, mode := range []sparse.ClipMode{sparse.ClipLocal, sparse.ClipGlobal} {
+	for _, mode := range []engine.ClipMode{engine.ClipLocal, engine.ClipGlobal} {
 		for _, dt := range []dtype.DType{dtype.F32, dtype.BF16} {
-			if pattern == sparse.Dense && dt == dtype.BF16 {
+			if pattern == engine.Dense && dt == dtype.BF16 {
 				continue // there, clipped gradients are rounded before they are summed
 			}
 			cfg := config(pattern, 0.1)
@@ -600,7 +601,7 @@ func (u *run) clip() {
 		norms[u.rank.rank] += float64(x) * float64(x)
 	}
 	factor := min(1, u.cfg.ClipNorm/math.Sqrt(float64(u.size)*norms[u.rank.rank]))
-	if u.cfg.Clip == sparse.ClipGlobal {
+	if u.cfg.Clip == engine.ClipGlobal {
 		u.sum(norms)
 		mean := 0.0
 		for _, square := range norms {
@@ -630,7 +631,7 @@ func testVolume(r *rank) {
 			if (i+j)%2 > 0 && !r.extended { // each family has two shapes, each shape half of the families
 				continue
 			}
-			r.sequence(k, s.n, 7, dtype.F32, config(sparse.Oktopk, s.density))
+			r.sequence(k, s.n, 7, dtype.F32, config(engine.Oktopk, s.density))
 		}
 	}
 }

@@ -2,43 +2,21 @@ package sparse
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"math"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/metered"
-	"github.com/tutti-go/tutti/distributed/internal/base"
-	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/runtime"
-	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // Reducer averages one gradient tensor over the ranks, step after step, with
 // one of the [Patterns]. It keeps what is particular to that tensor: the
-// residual, thresholds, partitions and scratch memory. Make one per tensor (or
-// per bucket, see package ddp) with [New].
+// residual, thresholds, partitions and scratch memory. Make one per tensor
+// with [New]; for the buckets of a model, see package ddp.
 //
 // A Reducer belongs to one goroutine at a time, and so do the calls of its
 // communicator during a step.
 type Reducer struct {
-	*engine
-	meter    *metered.Communicator
-	name     string // of the pattern that serves k
-	selector selector
-	exchange exchange
-
-	// configured are the settings before a pattern was chosen for Auto. Those of the steps are cfg.
-	configured Settings
-	choice     *Choice // for Auto, when it was made
-	steps      int     // all steps, also dense ones
-	dense      bool    // the exchange is that of dense steps
-	entries    message // the result as a list, where it was asked for
-	onStage    func(Stage)
-	confirm    func(context.Context) error // see BeforeCommit
-	remains    [2]base.Buffer              // the residual, and that before the step
-	closed     bool
-	joined     bool // its steps are part of a transaction of several tensors
+	engine *engine.Reducer
 }
 
 // New prepares the reduction of a tensor of n elements in rt's memory.
@@ -50,81 +28,78 @@ type Reducer struct {
 // without [kernel.Kernels], which only the dense pattern in F32 without clipping and detection of
 // non-finite gradients does not need, or without those of the Values; [comm.ErrDevice] if c does not reach rt's memory.
 func New(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Reducer, error) {
-	if err := base.Reaches(rt, c); err != nil {
-		return nil, base.OpError("sparse", err)
-	}
-	settings, err := cfg.Settings()
+	e, err := engine.New(rt, c, n, engine.Config(cfg))
 	if err != nil {
 		return nil, err
 	}
-	return NewReducer(rt, c, n, settings)
+	return &Reducer{engine: e}, nil
 }
 
-// NewReducer is [New] for settings that were resolved, and may have a pattern that was chosen before.
-func NewReducer(rt runtime.Runtime, c comm.Communicator, n int, cfg Settings) (*Reducer, error) {
-	if err := base.Reaches(rt, c); err != nil {
-		return nil, base.OpError("sparse", err)
-	}
-	if n < 0 || n > math.MaxInt32 {
-		return nil, base.OpError("sparse", fmt.Errorf("%w: %d elements, want 0 to %d (indices have 31 bits)", comm.ErrArgument, n, math.MaxInt32))
-	}
-	kernels, err := kernel.Lookup(rt)
-	if err != nil && !cfg.Plain() {
-		return nil, base.OpError("sparse", err)
-	}
-	if codec := cfg.codec(); codec != kernel.CodecNone && errors.Is(kernels.Quantize(0, codec, 0, 0, 0), runtime.ErrUnsupported) {
-		return nil, base.OpError("sparse", fmt.Errorf("values %s on runtime %s: %w", cfg.Values, rt.Name(), runtime.ErrUnsupported))
-	}
-	meter := metered.New(c)
-	e, err := newEngine(rt, kernels, meter, n, cfg)
-	s := &Reducer{engine: e, meter: meter, configured: cfg}
-	if err == nil {
-		s.permanent = len(s.buffers)
-		s.prepare()
-		err = e.err
-	}
-	if err != nil {
-		return nil, base.OpError("sparse", errors.Join(err, e.close()))
-	}
-	return s, nil
+// AllReduce replaces t by (an approximation of) the average of all ranks' t:
+// the same bits on every rank, zero where no rank's entry made it into the
+// result. t has the n elements that New was told, in any shape; F32, F16
+// or BF16 ([comm.ErrUnsupported] otherwise), and its runtime has the compute
+// stream of the one that New was told ([runtime.ErrDevice] otherwise). What
+// was not sent is kept, in F32, and added to the next step's gradient. The result
+// is ready as that of [distributed.AllReduce] is.
+//
+// A wrong argument is an error before anything happened. A step is a transaction:
+// after any error nothing has happened on this rank. t holds the gradient that was
+// passed, and the residual what it held before, both bit for bit, and the step does
+// not count. So the same call repeats it, with the
+// same communicator unless that is aborted, or with another one ([Reducer.Rebind]).
+// The exception is an error of the runtime itself while that is restored, or when the
+// result has been written to t, which has lost the gradient then: it
+// stays, and later calls return it. So does every error of a step with
+// [Config].NoUndo: t's content is undefined then.
+//
+// The other ranks wait for this one after an error, until their contexts end or
+// this rank closes its communicator, which is [comm.ErrPeerFailed] on them: so
+// close it unless all ranks have the error. A rank that had got all of the result
+// by then has completed the step; [Stats].Step tells. A context that is over
+// before the step ([comm.ErrCanceled], [comm.ErrTimeout]) is found before anything
+// happens, as a wrong argument is.
+//
+// Before the first step with a communicator the ranks compare the length, the type, the
+// configuration, the step of a [Schedule] that is not over, and the version of this
+// module, by one element of each rank: if they differ, that is [comm.ErrMismatch] on
+// all of them, and names the difference. Lengths that another rank announces and that
+// no tensor of n elements has are [comm.ErrMismatch], and so are indices: those are
+// left out of the result, and every step that follows has the error. On a device with
+// streams it is the first step that reads numbers of the device, and each 256th that is
+// not captured does. What oktopk reads in the step after ([NeedsHost]) is an error of
+// that, or of Stats, State and ScaleResidual before it.
+func (r *Reducer) AllReduce(ctx context.Context, t *runtime.Tensor) error {
+	return r.engine.AllReduce(ctx, t)
 }
 
-// prepare allocates what the steps of the pattern keep.
-func (s *Reducer) prepare() {
-	if s.residual != 0 || !s.cfg.keeps() {
-		return
-	}
-	s.allocate(&s.remains[0], s.held*base.WordSize)
-	if !s.cfg.NoUndo && !s.cfg.NoErrorFeedback { // otherwise nothing is kept that could be lost
-		s.allocate(&s.remains[1], s.held*base.WordSize)
-	}
-	s.permanent = len(s.buffers)
-	s.fill(s.remains[0].Ptr, s.held)
-	if s.err == nil { // otherwise the next step that chooses a pattern does it again
-		s.residual, s.origin = s.remains[0].Ptr, s.remains[1].Ptr
-	}
+// Stats returns what the last step did. Numbers that are on the device are
+// waited for, until ctx is done. After a step that was rolled back they are those of the step
+// before, in which what was selected is 0 unless Stats had been asked for it by then.
+func (r *Reducer) Stats(ctx context.Context) (Stats, error) {
+	stats, err := r.engine.Stats(ctx)
+	return Stats(stats), err
 }
 
-// ready returns why nothing can be done: s is closed, an earlier error stays, or a step is open.
-func (s *Reducer) ready() error {
-	switch {
-	case s.closed:
-		return base.ClosedError("the Reducer")
-	case s.err == nil && s.phase.open():
-		return fmt.Errorf("%w: in the middle of a step, want after Commit or RollBack", comm.ErrArgument)
-	}
-	return s.err
-}
+// BeforeCommit has f called in each AllReduce when this rank has the result, for which the host waits, and before
+// anything is written that cannot be rolled back: with the error of f the step is rolled back. It is where ranks agree
+// that all of them commit. The program that sets it reports what is lost with ranks that [Reducer.Rebind] leaves out.
+// nil ends that.
+func (r *Reducer) BeforeCommit(f func(ctx context.Context) error) { r.engine.BeforeCommit(f) }
 
-// inOrder makes calls until one fails, and returns its error.
-func inOrder(calls ...func() error) error {
-	for _, call := range calls {
-		if err := call(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+// Stage is a part of a sparse step.
+type Stage = engine.Stage
+
+const (
+	Selected  Stage = engine.Selected  // the gradient is added, and the entries are selected
+	Exchanged Stage = engine.Exchanged // the result is there, as lists
+	Finished  Stage = engine.Finished  // the result is written to the tensor
+)
+
+// OnStage has f called when the work of a stage of a sparse step has been submitted
+// to the compute stream, which waits for the exchange by then: an event that f
+// records there has the time of the stage's end. nil ends that.
+func (r *Reducer) OnStage(f func(Stage)) { r.engine.OnStage(f) }
 
 // Residual returns this rank's residual as a tensor of n F32 elements, for
 // inspection, and to be discarded (filled with zeros). It is a view,
@@ -132,15 +107,59 @@ func inOrder(calls ...func() error) error {
 // a step has been captured in a graph ([Config].NoUndo: the address stays). The
 // dense pattern in F32 has none, unless [Auto] has chosen it, and Auto has none before it has chosen. These are
 // [comm.ErrUnsupported].
-func (s *Reducer) Residual() (*runtime.Tensor, error) {
-	if s.closed {
-		return nil, base.OpError("residual", base.ClosedError("the Reducer"))
-	}
-	if s.cfg.Pattern == Auto || s.cfg.Pattern == Dense && s.cfg.Values == F32 && !s.cfg.chosen {
-		return nil, base.OpError("residual", fmt.Errorf("%w: pattern %s has no residual", comm.ErrUnsupported, s.cfg.Pattern))
-	}
-	return runtime.Wrap(s.rt, s.residual, dtype.F32, []int{s.n}, nil, nil)
+func (r *Reducer) Residual() (*runtime.Tensor, error) { return r.engine.Residual() }
+
+// ScaleResidual multiplies the residual, and the thresholds that were found for
+// it, by a finite factor that is not negative: when a loss scale or learning rate
+// that gradients contain changes by it, the residual changes alike. It does
+// not communicate; all ranks do it. The dense pattern has nothing to scale.
+func (r *Reducer) ScaleResidual(factor float64) error { return r.engine.ScaleResidual(factor) }
+
+// State returns what a [Reducer] with the same configuration needs to go on from
+// here, bit for bit: residual, number of the step, thresholds and partitions. It
+// does not communicate, and waits for the device until ctx is done. Every rank
+// saves its own, between the same two steps.
+func (r *Reducer) State(ctx context.Context) ([]byte, error) { return r.engine.State(ctx) }
+
+// SharedState returns the part of [Reducer.State] that ranks have alike. A rank that joins them restores it, in
+// a world of the same size: it goes on where they are, with an empty residual.
+func (r *Reducer) SharedState(ctx context.Context) ([]byte, error) { return r.engine.SharedState(ctx) }
+
+// Restore makes r what it was when [Reducer.State] returned its state: the next step
+// is the one that followed, with the same bits. It does not communicate; all
+// ranks restore. What [Auto] had chosen is restored, and not measured again. In another world size than
+// that of the states, which are those of [RestoreRanks] then, residuals are added up in
+// their order, so that their sum over the ranks stays, velocities ([Config].Momentum) are
+// shared so that their mean does, and thresholds and partitions start anew. Restore waits
+// for the device, until ctx is done.
+//
+// Bytes that are no such state, are damaged or of another version are [comm.ErrArgument];
+// a state of another configuration, tensor length or rank is [comm.ErrMismatch]. r is as
+// it was then. An error of the runtime while the residual is written stays.
+func (r *Reducer) Restore(ctx context.Context, states ...[]byte) error {
+	return r.engine.Restore(ctx, states...)
 }
+
+// RestoreRanks returns the ranks of a run of saved ranks whose states a rank of
+// size passes to [Reducer.Restore]. In the same world that is its own. In a smaller one each
+// state goes to one rank. In a larger one each rank that was not there before has one
+// that another rank has as well, and takes of it what ranks share.
+func RestoreRanks(saved, size, rank int) []int { return engine.RestoreRanks(saved, size, rank) }
+
+// Rebind moves r to another communicator, such as a sub-communicator of the ranks that are left after
+// one has failed. It does not communicate; all ranks of c do it. The residual
+// stays as it is, averages are over the ranks of c, and thresholds and partitions
+// start anew. What the residual of a rank held that is not part of c is lost with
+// that rank; where c has fewer ranks, its rank 0 logs how many went. Ranks of which only
+// some have completed the step that failed ([Stats].Step) are a step apart from then
+// on: under a [Schedule] that is not over, the next step is [comm.ErrMismatch] on all of
+// them until they have restored one step's states ([Reducer.Restore]).
+//
+// If a step has failed on the old communicator, Rebind waits for that as
+// [Reducer.Close] does: close it first. After an error of that wait, or of a
+// communicator that is nil or does not reach the memory, r is still with the old
+// one; an error of the runtime stays.
+func (r *Reducer) Rebind(c comm.Communicator) error { return r.engine.Rebind(c) }
 
 // Close frees the memory. The communicator and tensors stay as they are.
 // Closing twice is fine. Where the communicator has symmetric memory
@@ -151,80 +170,4 @@ func (s *Reducer) Residual() (*runtime.Tensor, error) {
 // communicator, at most 5 seconds. After an error of that wait the memory is not
 // given back, because the communicator may still write it: close the communicator
 // then, and after it the Reducer again.
-func (s *Reducer) Close() error {
-	s.closed = true
-	return base.OpError("sparse close", s.engine.close())
-}
-
-// checkTensor checks a gradient and returns its address.
-func (s *Reducer) checkTensor(op string, t *runtime.Tensor) (uintptr, error) {
-	ptr, err := checkGradient(op, s.rt, s.c, s.n, t)
-	for _, kept := range []uintptr{s.residual, s.origin} {
-		if err == nil && kept != 0 && kept < ptr+uintptr(t.Bytes()) && ptr < base.At(kept, s.held) {
-			err = base.OpError(op, fmt.Errorf("%w: the tensor shares memory with the residual", comm.ErrArgument))
-		}
-	}
-	return ptr, err
-}
-
-// checkGradient checks a gradient of n elements and returns its address.
-func checkGradient(op string, rt runtime.Runtime, c comm.Communicator, n int, t *runtime.Tensor) (uintptr, error) {
-	ptr, err := base.Address(op, "gradient", c, t)
-	if err != nil {
-		return 0, err
-	}
-	if err := base.CheckGradientType(t.DType()); err != nil {
-		return 0, base.OpError(op, err)
-	}
-	if t.Len() != n {
-		return 0, base.ShapeError(op, "gradient has %d elements, want %d", t.Len(), n)
-	}
-	if err := base.SameStream(rt, t.Runtime()); err != nil {
-		return 0, base.OpError(op, fmt.Errorf("the runtime of the gradient and that of its reduction: %w", err))
-	}
-	return ptr, nil
-}
-
-// readPosted reads what the last step left to be read later, if it is not read yet.
-func (s *Reducer) readPosted(ctx context.Context) {
-	if x, ok := s.exchange.(*okExchange); ok {
-		x.readPosted(ctx)
-	}
-}
-
-// count returns how many of n entries a density stands for.
-func count(density float64, n int) int {
-	if density == 0 || n == 0 {
-		return 0
-	}
-	return min(n, max(1, int(math.Round(density*float64(n)))))
-}
-
-// plan chooses what serves k entries, or the whole residual. When k changes, thresholds and partitions
-// start anew and scratch memory is fitted to the new size.
-func (s *Reducer) plan(ctx context.Context, k int, whole bool) {
-	if k == s.k && whole == s.dense {
-		return
-	}
-	if NeedsHost(s.cfg.Pattern) && s.err == nil { // what is copied to the device waits for it without a context
-		s.check(s.order.HostAfterAll(ctx))
-	}
-	s.release(s.permanent)
-	s.k, s.dense = k, whole
-	s.forget(past{})
-	s.fill(s.at(numState), 2)
-	if k > 0 {
-		name, p := Dense, pattern{noSelector, sumAll}
-		if !whole {
-			name, p = find(&s.cfg, k, s.n, s.size)
-		}
-		s.name = name
-		s.selector, s.exchange = p.selector(s.engine), p.exchange(s.engine)
-		if _, all := s.selector.(nothing); !all && s.cfg.Selector != nil {
-			s.selector = &custom{engine: s.engine}
-		}
-	}
-	if s.err != nil {
-		s.k = 0 // nothing is planned
-	}
-}
+func (r *Reducer) Close() error { return r.engine.Close() }

@@ -2,7 +2,6 @@ package sparse
 
 import (
 	"encoding/json"
-	"fmt"
 	"math"
 	"strconv"
 	"time"
@@ -38,25 +37,6 @@ type Stats struct {
 	SelectTime, ExchangeTime time.Duration
 	// Chosen is the pattern that was chosen for [Auto], empty for another pattern.
 	Chosen string
-}
-
-// Choice is what the ranks found for [Auto]: Pattern is used. Elements and K are what was measured, which
-// is a part of a tensor whose steps of topkA take more than 6 to 12 ms, and Trials the patterns, the fastest first.
-type Choice struct {
-	Pattern     string
-	Elements, K int
-	Trials      []Trial
-}
-
-// Trial is what a step of a pattern takes: the median of rounds, on the slowest rank.
-type Trial struct {
-	Pattern string
-	Time    time.Duration
-}
-
-// String is as in "topkA 1.2ms".
-func (t Trial) String() string {
-	return fmt.Sprintf("%s %v", t.Pattern, t.Time.Round(100*time.Nanosecond))
 }
 
 // jsonFloat is a number that JSON has no notation for if it is not finite: then it

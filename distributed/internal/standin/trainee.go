@@ -5,7 +5,7 @@ import (
 	"errors"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -48,14 +48,14 @@ func (f *Faulty) Sync(ctx context.Context) error {
 
 // Trainee is a rank that reduces a sequence of gradients.
 type Trainee struct {
-	S        *sparse.Reducer
+	S        *engine.Reducer
 	T        *runtime.Tensor
 	Gradient func(step int) []float32
 }
 
 // NewTrainee prepares the reduction of n normally distributed numbers a step.
-func NewTrainee(rt runtime.Runtime, c comm.Communicator, cfg sparse.Config, n int) (*Trainee, error) {
-	s, err := sparse.New(rt, c, n, cfg)
+func NewTrainee(rt runtime.Runtime, c comm.Communicator, cfg engine.Config, n int) (*Trainee, error) {
+	s, err := engine.New(rt, c, n, cfg)
 	if err != nil {
 		return nil, err
 	}

@@ -66,7 +66,7 @@ func (c SparseConfig) Validate() error {
 		return fmt.Errorf("gradients are f32, f16 or bf16, not %v", c.DType)
 	}
 	for _, cell := range c.cells() {
-		if _, err := c.sparse(cell.pattern, cell.values, 1).Settings(); err != nil {
+		if err := c.sparse(cell.pattern, cell.values, 1).Validate(); err != nil {
 			return err
 		}
 	}

@@ -1,0 +1,215 @@
+package engine
+
+import (
+	"context"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime/kernel"
+)
+
+// allgather collects a list of every rank on every rank.
+type allgather struct {
+	*engine
+	lengths, displs []int // entries
+	spans           []int // the ranges of their indices, of messages without headers
+	mail            mail  // in recv, or of collectInPlace
+	recv            base.Buffer
+	joined          message
+	words           int              // of a message of collectInPlace
+	lists           []kernel.Entries // per rank, in rank order
+	messages        []uintptr        // of collectInPlace
+}
+
+func newAllgather(e *engine) *allgather {
+	ints := func() []int { return make([]int, e.size) }
+	g := &allgather{engine: e, lengths: ints(), displs: ints(), spans: ints(), mail: newMail(e.size),
+		lists: make([]kernel.Entries, e.size), messages: make([]uintptr, e.size)}
+	for r := range g.spans {
+		g.spans[r] = e.n
+	}
+	return g
+}
+
+// collectInPlace is collect for messages of equal length, of which each rank has
+// selected its own where it belongs ([allgatherExchange.placeSelected]). The compute
+// stream does not wait yet, and nothing is unpacked.
+func (g *allgather) collectInPlace(ctx context.Context) {
+	if g.err != nil {
+		return
+	}
+	g.pack(g.messages[g.rank], g.lists[g.rank], g.n)
+	first := g.shared.Ptr
+	if g.trims(g.words) {
+		for r := range g.size {
+			g.mail.most[r], g.mail.places[r] = g.words, r*g.words
+		}
+		g.gather(ctx, first)
+		return
+	}
+	g.add(comm.AllGatherCall(base.At(first, g.rank*g.words), first, g.words, dtype.I32))
+	g.submit(ctx)
+}
+
+// gather makes the messages of all ranks known to every rank. This rank's is where it belongs.
+func (g *allgather) gather(ctx context.Context, at uintptr) {
+	m := &g.mail
+	m.at = at
+	g.travel(func() {
+		g.communicate(ctx, comm.AllGatherVCall(base.At(at, m.from[g.rank]), at, m.sizes, m.from, dtype.I32))
+	}, m)
+}
+
+// exchangeLengths fills g.lengths with the length of every rank's list, which the
+// host waits for, and returns their sum. limit says how long they can be.
+func (g *allgather) exchangeLengths(ctx context.Context, mine kernel.Entries, limit func(rank int) int) int {
+	g.communicate(ctx, comm.AllGatherCall(mine.Len, g.at(g.received), 1, dtype.I32))
+	g.read(ctx)
+	for r, n := range g.checkWords(g.received, g.size, limit, "its number of entries") {
+		g.lengths[r] = int(n)
+	}
+	return base.Displacements(g.lengths, g.displs)
+}
+
+// collect makes every rank's list known to every rank, with the lengths in g.lengths. The result
+// holds the lists one after the other; g.lists has them one by one.
+func (g *allgather) collect(ctx context.Context, mine kernel.Entries) kernel.Entries {
+	total := base.Displacements(g.lengths, g.displs)
+	all := exactly(g.message(&g.joined, total), total)
+	for r, n := range g.lengths {
+		g.lists[r] = part(all, g.displs[r], g.displs[r]+n)
+		g.mail.most[r] = g.messageWords(n, g.spans[r])
+	}
+	words := base.Displacements(g.mail.most, g.mail.places)
+	g.allocate(&g.recv, (words+words/4)*base.WordSize)
+	g.pack(base.At(g.recv.Ptr, g.mail.places[g.rank]), exactly(mine, g.lengths[g.rank]), g.spans[g.rank])
+	g.gather(ctx, g.recv.Ptr)
+	for r, l := range g.lists {
+		g.unpack(l, base.At(g.recv.Ptr, g.mail.places[r]), g.spans[r])
+	}
+	return all
+}
+
+// collectSlots is collect of lists whose lengths are on the device, with room for those in g.lengths.
+func (g *allgather) collectSlots(ctx context.Context, mine kernel.Entries) []kernel.Entries {
+	for r, n := range g.lengths {
+		g.mail.most[r] = g.slotWords(n)
+	}
+	g.allocate(&g.recv, base.Displacements(g.mail.most, g.mail.places)*base.WordSize)
+	apart := g.apart(&g.joined.Buffer, base.Displacements(g.lengths, g.displs))
+	for r, n := range g.lengths {
+		g.placeSlots(g.lists[r:r+1], base.At(g.recv.Ptr, g.mail.places[r]), n, base.At(apart, 2*g.displs[r]))
+	}
+	own := g.lists[g.rank].Len
+	g.pack(base.At(own, headerWords), mine, g.n)
+	g.copy(own, mine.Len, 1)
+	g.communicate(ctx, comm.AllGatherVCall(own, g.recv.Ptr, g.mail.most, g.mail.places, dtype.I32))
+	for _, l := range g.lists {
+		g.unpackSlot(l)
+	}
+	return g.lists
+}
+
+// allgatherExchange sends all selected entries everywhere, where they are added up.
+type allgatherExchange struct {
+	*allgather
+	fixed bool // all ranks select equally many, so lengths need not travel
+	again bool // only the top k of the sum go into the result
+	sends bool // ranks write their lists to each other
+
+	sum    message
+	global message
+	top    [1]kernel.Entries
+}
+
+func allgatherEqual(e *engine) exchange {
+	return &allgatherExchange{allgather: newAllgather(e), fixed: true}
+}
+
+func allgatherAgain(e *engine) exchange {
+	return &allgatherExchange{allgather: newAllgather(e), fixed: true, again: true}
+}
+
+func allgatherSized(e *engine) exchange { return &allgatherExchange{allgather: newAllgather(e)} }
+
+// placeSelected has the lists of all ranks in one array if they travel at their
+// capacity: in symmetric memory where there is such. Lengths that are not known
+// stand in front.
+func (x *allgatherExchange) placeSelected(ctx context.Context, n int) kernel.Entries {
+	if x.sends = x.shareLists(ctx, &x.peerLists[0], n); x.sends {
+		for r, l := range x.peerLists[0].Lists() {
+			if l.N = n; x.fixed {
+				l = exactly(l, n)
+			}
+			x.lists[r] = l
+		}
+		return x.lists[x.rank]
+	}
+	if !x.fixed && x.order.Streams == nil {
+		return x.engine.placeSelected(ctx, n)
+	}
+	if x.words = x.slotWords(n); x.fixed {
+		x.words = x.messageWords(n, x.n)
+	}
+	x.share(ctx, x.words*x.size*base.WordSize)
+	apart := x.apart(&x.joined.Buffer, x.size*n)
+	if x.err != nil {
+		return kernel.Entries{}
+	}
+	for r := range x.lists {
+		at := base.At(x.shared.Ptr, r*x.words)
+		if x.fixed {
+			x.lists[r] = x.listAt(at, n, base.At(apart, 2*n*r))
+		} else {
+			x.placeSlots(x.lists[r:r+1], at, n, base.At(apart, 2*n*r))
+			at = base.At(at, headerWords)
+		}
+		x.messages[r] = at
+	}
+	return x.lists[x.rank]
+}
+
+func (x *allgatherExchange) run(ctx context.Context, selected kernel.Entries) result {
+	all := result{lists: x.lists, scale: x.average}
+	if x.sends {
+		x.gatherLists(ctx, &x.peerLists[0], selected)
+	} else if x.fixed || x.order.Streams != nil {
+		x.collectInPlace(ctx)
+		all.messages = x.messages
+	} else {
+		x.exchangeLengths(ctx, selected, func(int) int { return selected.N }) // all have room for as many
+		x.collect(ctx, selected)
+	}
+	if !x.again {
+		return all
+	}
+	x.arriveAll(ctx, all)
+	// The sum is the same on every rank, and so are its largest entries: no fewer
+	// than the selected ones, which are as many on each rank.
+	sum := x.message(&x.sum, min(selected.N*x.size, x.n))
+	x.union(sum, x.lists, x.average, 0)
+	x.top[0] = exactly(x.message(&x.global, selected.N), selected.N)
+	x.topOf(sum, selected.N, x.top[0])
+	x.giveBack(selected, x.top[0])
+	return result{lists: x.top[:], scale: 1}
+}
+
+// sumExchange reduces the whole residual, densely, whatever was selected.
+type sumExchange struct{ *engine }
+
+func sumAll(e *engine) exchange {
+	if e.coded() {
+		return &quantized{engine: e}
+	}
+	return sumExchange{e}
+}
+
+func (x sumExchange) run(ctx context.Context, _ kernel.Entries) result {
+	sum := x.denseResult()
+	x.copy(sum, x.residual, x.n)
+	x.fill(x.residual, x.n)
+	x.flagInput(sum, dtype.F32)
+	x.communicate(ctx, comm.AllReduceCall(sum, sum, x.n, dtype.F32, comm.Avg))
+	return result{dense: sum, scale: 1}
+}

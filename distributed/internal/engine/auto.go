@@ -1,0 +1,278 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/measure"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+const (
+	trialElements = 1 << 24 // most elements of a trial
+	firstElements = 1 << 14 // of the first one
+	trialSeconds  = 0.012   // most that a step of topkA takes
+	roundsSeconds = 0.15    // what the rounds of all patterns take, if all are like topkA
+	batch         = 8       // steps that are timed together, on devices with streams
+	shifts        = 1 << 12 // gradients that random numbers make, each shifted by one element
+	randomBlock   = 1 << 16 // numbers that are drawn; the others repeat them
+)
+
+// decide makes the choice, which is part of the step: when that is rolled back, the next one chooses
+// again, as it does on ranks that the error has kept from choosing.
+func (s *Reducer) decide(ctx context.Context, dt dtype.DType) {
+	choice, err := choose(ctx, s.rt, s.c, s.n, dt, s.configured)
+	if s.check(err); s.err == nil {
+		s.become(choice.Pattern, choice)
+	}
+}
+
+// become makes a pattern that of the configuration. Thresholds and partitions start anew.
+func (s *Reducer) become(pattern string, choice *Choice) {
+	cfg, err := s.configured.Choose(pattern)
+	s.check(err)
+	s.cfg = cfg
+	s.codec = cfg.codec()
+	s.choice = choice
+	s.chose = choice != nil
+	s.k = 0
+	s.resetNumbers()
+	s.prepare()
+}
+
+// Choice returns what the ranks found for [Auto], nil before that and for another pattern.
+func (s *Reducer) Choice() *Choice { return s.choice }
+
+// choose has the ranks make the choice for n elements. It is collective.
+func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType, cfg Settings) (*Choice, error) {
+	started := time.Now()
+	p := &probe{
+		ctx:   ctx,
+		rt:    rt,
+		c:     c,
+		dt:    dt,
+		order: base.NewOrder(rt, c),
+		cfg:   cfg,
+		n:     min(n, trialElements),
+		batch: 1,
+		rng:   rand.New(rand.NewPCG(uint64(c.Rank()), uint64(n))),
+	}
+	if k := count(cfg.Density, n); c.WorldSize() == 1 || 2*k >= n { // there is nothing to send, or too much
+		return &Choice{Pattern: Dense, Elements: n, K: k}, nil
+	}
+	if p.order.Streams != nil {
+		p.batch = batch
+	}
+	p.cfg.Schedule, p.cfg.ClipNorm = Schedule{}, 0 // clipping takes as long with every pattern
+	p.err = p.allocate()
+	usual := p.fit()
+	var trials []Trial
+	for _, pattern := range p.candidates() {
+		t := Trial{Pattern: pattern}
+		if pattern != Dense || p.bears(t, usual) {
+			trials = append(trials, t)
+		}
+	}
+	rounds := min(max(int(roundsSeconds/usual/float64(p.batch*len(trials))), 3), 31)
+	choice := choiceOf(trials, p.try(p.n, rounds, trials...), p.n, count(cfg.Density, p.n))
+	if err := errors.Join(p.err, rt.Deallocate(p.random)); err != nil {
+		return nil, fmt.Errorf("choosing a pattern: %w", err)
+	}
+	if c.Rank() == 0 {
+		slog.Info("distributed: chose a pattern", "pattern", choice.Pattern, "elements", n, "density", cfg.Density, "ranks", c.WorldSize(),
+			"trials", fmt.Sprint(choice.Trials), "took", time.Since(started).Round(time.Millisecond))
+	}
+	return choice, nil
+}
+
+// probe measures patterns. All ranks decide by times that they have agreed on. Its first error stays, and
+// what is measured after it takes no time.
+type probe struct {
+	ctx    context.Context
+	rt     runtime.Runtime
+	c      comm.Communicator
+	dt     dtype.DType
+	order  base.Order
+	cfg    Settings
+	n      int // elements of a trial
+	batch  int // steps that are timed together, for which trialSeconds holds as well
+	rng    *rand.Rand
+	random uintptr // shifts elements more than a gradient
+	made   int     // gradients
+	err    error
+}
+
+// fit shortens the tensor until a step of topkA takes no more than trialSeconds, and returns what it takes then. It
+// begins with few elements, because a step of all might take minutes.
+func (p *probe) fit() (usual float64) {
+	for whole, n := p.n, firstElements; ; n = int(float64(p.n) * min(16, trialSeconds/usual)) {
+		p.n = min(whole, n)
+		usual = p.try(p.n, 3, Trial{Pattern: TopkA})[0]
+		if p.n == whole || 2*usual > trialSeconds || p.err != nil {
+			p.batch = min(p.batch, max(int(trialSeconds/usual), 1))
+			return usual
+		}
+	}
+}
+
+// candidates returns the patterns that may be the fastest. TopkA and topkAopt send 2k(P-1) elements at once; gtopk
+// and oktopk send less among three ranks and more, in more messages, and oktopk as many between two. No other
+// sparse pattern was the fastest by a tenth in any measurement.
+func (p *probe) candidates() []string {
+	patterns, cfg := []string{TopkA, TopkAopt}, p.cfg
+	if p.c.WorldSize() > 2 {
+		patterns = append(patterns, Gtopk)
+	}
+	cfg.Pattern = Oktopk
+	if uses, _ := find(&cfg, count(cfg.Density, p.n), p.n, p.c.WorldSize()); uses == Oktopk {
+		patterns = append(patterns, Oktopk)
+	}
+	return append(patterns, Dense)
+}
+
+// bears reports whether a dense step takes at most 1.5 times as long as usual, which a part of it may tell.
+func (p *probe) bears(dense Trial, usual float64) bool {
+	for part := max(p.n/64, 1); ; part = min(4*part, p.n) {
+		if fits := p.try(part, 1, dense)[0] <= 1.5*usual; !fits || part == p.n {
+			return fits
+		}
+	}
+}
+
+// choiceOf is the fastest of trials whose steps took so many seconds, or dense if that is slower
+// by less than a twentieth.
+func choiceOf(trials []Trial, seconds []float64, n, k int) *Choice {
+	choice, best := &Choice{Elements: n, K: k, Trials: trials}, slices.Min(seconds)
+	for i := range trials {
+		t := &trials[i]
+		t.Time = time.Duration(seconds[i] * float64(time.Second))
+		if choice.Pattern == "" && seconds[i] == best || t.Pattern == Dense && 20*seconds[i] <= 21*best {
+			choice.Pattern = t.Pattern
+		}
+	}
+	slices.SortStableFunc(choice.Trials, func(a, b Trial) int { return cmp.Compare(a.Time, b.Time) })
+	return choice
+}
+
+// try returns the seconds of a step of each pattern on n elements, until its work is done, on the slowest rank: the
+// medians of rounds.
+func (p *probe) try(n, rounds int, trials ...Trial) []float64 {
+	medians, steps := make([]float64, len(trials)), make([]measure.Round, len(trials))
+	if p.err != nil {
+		return medians
+	}
+	gradient, err := runtime.New(p.rt, p.dt, n)
+	defer func() { p.err = errors.Join(err, gradient.Free()) }()
+	for i, t := range trials {
+		var s *Reducer
+		cfg, e := p.cfg.Choose(t.Pattern)
+		if e == nil {
+			s, e = NewReducer(p.rt, p.c, n, cfg)
+		}
+		if e == nil {
+			defer func() { err = errors.Join(err, s.Close()) }()
+			e = p.settle(s)
+		}
+		if err = errors.Join(err, e); err != nil {
+			return medians
+		}
+		steps[i] = func() (float64, error) { return p.time(s, gradient) }
+	}
+	times, e := measure.InTurns(1, rounds, measure.Alone, steps...)
+	for i := range times {
+		medians[i] = measure.Median(times[i])
+	}
+	err = errors.Join(err, e)
+	return medians
+}
+
+// time makes steps and returns the seconds of one on the slowest rank.
+func (p *probe) time(s *Reducer, gradient *runtime.Tensor) (float64, error) {
+	to, err := gradient.Ptr()
+	err = errors.Join(err, p.order.HostAfterAll(p.ctx), p.c.Barrier(p.ctx))
+	started := time.Now()
+	for i := 0; i < p.batch && err == nil; i++ {
+		p.made++
+		from := p.random + uintptr(p.made%shifts*p.dt.Size())
+		err = inOrder(func() error { return p.rt.Copy(to, from, gradient.Bytes()) }, func() error { return s.AllReduce(p.ctx, gradient) })
+	}
+	if err == nil {
+		err = errors.Join(p.c.Sync(p.ctx), p.order.HostAfterCompute(p.ctx))
+	}
+	if err != nil {
+		return 0, err
+	}
+	return largest(p.ctx, p.rt, p.c, time.Since(started).Seconds()/float64(p.batch))
+}
+
+// allocate makes random numbers.
+func (p *probe) allocate() (err error) {
+	values, bytes := make([]float32, min(p.n+shifts, randomBlock)), (p.n+shifts)*p.dt.Size()
+	for i := range values {
+		values[i] = float32(p.rng.NormFloat64())
+	}
+	if p.random, err = p.rt.Allocate(bytes); err != nil {
+		return err
+	}
+	raw := make([]byte, len(values)*p.dt.Size())
+	return errors.Join(dtype.FromFloat32(raw, p.dt, values), p.repeat(p.random, raw, bytes))
+}
+
+// settle makes the residual what it is after many steps: as many entries pass a threshold as are sent.
+func (p *probe) settle(s *Reducer) error {
+	if s.residual == 0 || s.cfg.lossless() {
+		return nil
+	}
+	interval := float64(s.n) / float64(count(s.cfg.Density, s.n))
+	if s.cfg.Pattern == Oktopk { // k entries of all ranks together make it into the result
+		interval *= float64(s.size)
+	}
+	values := make([]float32, min(s.n, randomBlock))
+	measure.DrawResidual(p.rng, values, 1, interval)
+	return p.repeat(s.residual, hostmem.Bytes(values), s.n*base.WordSize)
+}
+
+// repeat fills memory with values, again and again.
+func (p *probe) repeat(ptr uintptr, values []byte, size int) error {
+	err := p.rt.CopyIn(ptr, values[:min(len(values), size)])
+	for done := len(values); done < size && err == nil; done *= 2 {
+		err = p.rt.Copy(ptr+uintptr(done), ptr, min(done, size-done))
+	}
+	return err
+}
+
+// Choices were made for [Auto], for several tensors: those that are about as
+// long, and of one configuration, have the same.
+type Choices map[string]*Choice
+
+// Of returns the choice for a tensor of n elements, and makes it with all ranks if there is
+// none for tensors like it.
+func (all Choices) Of(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType, cfg Settings) (*Choice, error) {
+	if err := base.CheckGradientType(dt); err != nil {
+		return nil, err
+	}
+	alike := fmt.Sprintf("%v %d %+v", dt, sizeClass(n), cfg)
+	if all[alike] == nil {
+		choice, err := choose(ctx, rt, c, n, dt, cfg)
+		if err != nil {
+			return nil, err
+		}
+		all[alike] = choice
+	}
+	return all[alike], nil
+}
+
+// sizeClass is a class of lengths that one choice serves, a factor of the square
+// root of two wide.
+func sizeClass(n int) int { return int(math.Round(2 * math.Log2(float64(max(n, 1))))) }

@@ -1,0 +1,199 @@
+package engine
+
+import (
+	"cmp"
+	"errors"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/distributed/internal/tuning"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
+)
+
+// Config says how a [Reducer] reduces a gradient, field by field as that of package sparse, which documents them.
+// A [Settings] has the defaults.
+type Config struct {
+	Pattern         string
+	Values          string // the codec
+	Density         float64
+	Selector        Selector // nil: that of the pattern
+	NoErrorFeedback bool
+	Momentum        float64 // 0: none
+	ClipNorm        float64 // 0: none
+	Clip            ClipMode
+	NoUndo          bool
+	NonFinite       NonFinitePolicy
+	Schedule        Schedule
+}
+
+// ClipMode says which norm [Config].ClipNorm bounds: that of each rank's gradient, or of all of them.
+type ClipMode uint8
+
+const (
+	ClipLocal ClipMode = iota
+	ClipGlobal
+	numClipModes
+)
+
+// NonFinitePolicy says what becomes of a step in which a rank's gradient is not finite.
+type NonFinitePolicy uint8
+
+const (
+	// nonFiniteUnset is the default, which follows from the other fields.
+	nonFiniteUnset NonFinitePolicy = iota
+	PassNonFinite
+	SkipNonFinite
+	FailNonFinite
+	numNonFinitePolicies
+)
+
+// ErrNonFinite means that a gradient is not finite, with [FailNonFinite].
+var ErrNonFinite = errors.New("gradient is not finite")
+
+// Schedule varies the density over the steps. Like [Selector] and [Selection], it is an alias, so that its type is
+// that of package sparse.
+type Schedule = struct {
+	WarmupSteps   int       // dense steps at the start
+	Densities     []float64 // of the epochs that follow them
+	StepsPerEpoch int
+}
+
+// Selector selects the entries that a rank sends, in the place of a pattern's own selection.
+type Selector = interface {
+	Select(s Selection) error
+	String() string
+}
+
+// Selection is what a [Selector] selects from, and what it writes.
+type Selection = struct {
+	Step    int             // number of the step, from 0
+	From    *runtime.Tensor // n F32: gradient + residual, not to be written
+	Indices *runtime.Tensor // k I32: the numbers of k entries, in strictly ascending order
+	Values  *runtime.Tensor // k F32: these entries
+}
+
+// density returns the density of a step, and whether the schedule has a dense step there.
+func (c *Config) density(step int) (density float64, dense bool) {
+	s := &c.Schedule
+	switch {
+	case c.scheduleIsOver(step):
+		return c.Density, false
+	case step < s.WarmupSteps:
+		return 1, true
+	}
+	return s.Densities[(step-s.WarmupSteps)/s.StepsPerEpoch], false
+}
+
+// scheduleIsOver reports whether a step is after those that the schedule is for.
+func (c *Config) scheduleIsOver(step int) bool {
+	s := &c.Schedule
+	step -= s.WarmupSteps
+	return step >= 0 && (len(s.Densities) == 0 || step/s.StepsPerEpoch >= len(s.Densities))
+}
+
+// Settings are a configuration with the defaults of all fields that were not set.
+type Settings struct {
+	Config
+	chosen bool          // Pattern was measured for Auto; false: it is the program's
+	tuning tuning.Tuning // constants of the algorithms
+}
+
+// Settings returns c with the defaults of what is not set, or the error of a field that is out of range.
+func (c Config) Settings() (Settings, error) {
+	c.Pattern = cmp.Or(c.Pattern, Dense)
+	c.Values = cmp.Or(c.Values, F32)
+	if c.NonFinite == nonFiniteUnset {
+		c.NonFinite = SkipNonFinite
+		if c.NoUndo || c.Pattern == Dense && c.Values == F32 {
+			c.NonFinite = PassNonFinite
+		}
+	}
+	if err := c.check(); err != nil {
+		return Settings{}, err
+	}
+	c.Schedule.Densities = slices.Clone(c.Schedule.Densities)
+	return Settings{Config: c, tuning: tuning.Current()}, nil
+}
+
+// Choose returns c with a pattern in the place of its own. Where c leaves its pattern to [Auto], the policies are
+// those of c all the same: they were resolved before the pattern is replaced, and whatever was measured, a step is
+// rolled back, skipped and kept in a residual alike.
+func (c Settings) Choose(pattern string) (Settings, error) {
+	c.chosen = c.chosen || c.Pattern == Auto && pattern != Auto
+	c.Pattern = pattern
+	return c, c.check()
+}
+
+// check returns the error of a field that is out of range.
+func (c *Config) check() error {
+	pattern := slices.Contains(Patterns(), c.Pattern)
+	_, values := codecs[c.Values]
+	switch {
+	case !pattern && c.Pattern != Auto:
+		return base.ConfigError("unknown pattern %q (want %s or one of %s)", c.Pattern, Auto, strings.Join(Patterns(), ", "))
+	case c.Pattern != Dense && !(c.Density > 0 && c.Density <= 1):
+		return base.ConfigError("Density is %v, want a share in (0, 1]", c.Density)
+	case !values:
+		return base.ConfigError("unknown values %q (want one of %s)", c.Values, strings.Join(Values(), ", "))
+	case c.Selector != nil && (c.Pattern == Dense || c.Pattern == Auto):
+		return base.ConfigError("Selector with pattern %s, which may send everything", c.Pattern)
+	case !(c.Momentum >= 0 && c.Momentum < 1):
+		return base.ConfigError("Momentum is %v, want a number in [0, 1)", c.Momentum)
+	case c.Momentum > 0 && c.NoErrorFeedback:
+		return base.ConfigError("Momentum is %v, which needs error feedback", c.Momentum)
+	case !(c.ClipNorm >= 0) || math.IsInf(c.ClipNorm, 0):
+		return base.ConfigError("ClipNorm is %v, want a finite number, not negative", c.ClipNorm)
+	case c.Clip >= numClipModes:
+		return base.ConfigError("Clip is %d, want ClipLocal or ClipGlobal", c.Clip)
+	case c.NonFinite >= numNonFinitePolicies:
+		return base.ConfigError("NonFinite is %d, want PassNonFinite, SkipNonFinite or FailNonFinite", c.NonFinite)
+	case c.NonFinite != PassNonFinite && c.NoUndo:
+		return base.ConfigError("NonFinite is %d with NoUndo, want PassNonFinite", c.NonFinite)
+	}
+	return checkSchedule(&c.Schedule)
+}
+
+// Plain reports whether a dense allreduce of the gradient does it. What was chosen for [Auto] is never plain: a step
+// of any other pattern is a transaction.
+func (c *Settings) Plain() bool {
+	return c.lossless() && !c.chosen && c.ClipNorm == 0 && c.NonFinite == PassNonFinite
+}
+
+// lossless reports whether a step that sends anything sends everything.
+func (c *Config) lossless() bool { return c.Pattern == Dense && c.Values == F32 && c.Momentum == 0 }
+
+// keeps reports whether there is a residual. What was chosen for Auto has one:
+// with dense steps it is zero unless the schedule pauses.
+func (c *Settings) keeps() bool {
+	return c.Momentum > 0 || c.Values != F32 || c.chosen || c.Pattern != Dense && c.Pattern != Auto
+}
+
+// Defers reports whether a step may leave something in the residual, for later steps to send.
+func (c *Settings) Defers() bool { return c.keeps() && (!c.lossless() || c.pauses()) }
+
+// pauses reports whether the schedule has epochs of density 0 that a dense step is to follow: gradients add up in
+// the residual then. The dense pattern of a program ignores densities.
+func (c *Settings) pauses() bool {
+	return c.chosen && !c.NoErrorFeedback && slices.Contains(c.Schedule.Densities, 0)
+}
+
+// codec is that of Values.
+func (c *Config) codec() kernel.Codec { return codecs[c.Values] }
+
+func checkSchedule(s *Schedule) error {
+	if s.WarmupSteps < 0 {
+		return base.ConfigError("Schedule.WarmupSteps is %d, want at least 0", s.WarmupSteps)
+	}
+	for i, d := range s.Densities {
+		if !(d >= 0 && d <= 1) {
+			return base.ConfigError("Schedule.Densities[%d] is %v, want a share in [0, 1]", i, d)
+		}
+	}
+	if s.StepsPerEpoch < 0 || len(s.Densities) > 0 && s.StepsPerEpoch == 0 {
+		return base.ConfigError("Schedule.StepsPerEpoch is %d, want at least 1", s.StepsPerEpoch)
+	}
+	return nil
+}

@@ -1,0 +1,327 @@
+package engine
+
+import (
+	"context"
+	"math"
+	"slices"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
+)
+
+// tiny is the smallest magnitude above zero.
+const tiny = math.SmallestNonzeroFloat32
+
+// engine is what selectors and exchanges share: one rank's view of the tensor
+// being reduced, the kernels and the communicator.
+//
+// Its first error sticks, as in a bufio.Writer: later methods do nothing and
+// return zeros, so that an algorithm reads as what it does. Whoever runs a
+// step looks at err at its end, and rolls the step back.
+type engine struct {
+	rt      runtime.Runtime
+	kernels kernel.Kernels
+	c       comm.Communicator
+	order   base.Order
+	cfg     Settings
+	codec   kernel.Codec // of cfg
+	err     error
+
+	rank, size int
+	n          int
+	k          int     // how many entries a rank is to select
+	average    float32 // 1/P
+	residual   uintptr // n F32; behind it the velocity, if there is one
+	origin     uintptr // both before the step; 0: the step changes them in place
+	held       int     // elements of both
+	captured   bool    // steps were captured, which know addresses
+	fixed      bool    // that of the residual among them
+
+	before base.Buffer // what is kept of the numbers, before the step
+	step               // the one that is made, or was made last
+
+	flags        uintptr // P I32: of each list of the result, how many may not be finite
+	skip         uintptr // I32, and how many: if one is not 0, the device rolls the step back
+	skips        int
+	past         past        // what earlier steps left on the host
+	beforePosted past        // that before the last step which left numbers to be read later
+	flat         base.Buffer // a dense result, until the step is sure to succeed
+
+	agreed bool // the ranks of c have compared what they reduce
+
+	numbers
+	hostCopy    kernel.HostCopy // of the numbers, for where the host reads them in the next step
+	posted      []kernel.Span   // where they are then
+	list        message         // what the selector selected, unless it is among what is shared
+	shared      *comm.Buffer    // lists of all ranks; nil: none yet
+	sharedBytes int
+	peerLists   [2]peerLists          // the same, where ranks write them to each other
+	outgrown    []backend.SharedLists // earlier ones, which graphs refer to
+	listMade    bool                  // this rank's may have been written to the others, and is not gathered yet
+
+	buffers   base.Buffers
+	permanent int // buffers[:permanent] live until close
+	group     []comm.Call
+	length    [base.WordSize]byte // of word
+	copies    []kernel.Copy
+}
+
+func newEngine(rt runtime.Runtime, kernels kernel.Kernels, c comm.Communicator, n int, cfg Settings) (*engine, error) {
+	e := &engine{rt: rt, kernels: kernels, cfg: cfg, codec: cfg.codec(), n: n, held: n}
+	if cfg.Momentum > 0 {
+		e.held = 2 * n
+	}
+	e.bind(c)
+	return e, e.err
+}
+
+// bind makes c the communicator. What depends on the ranks starts anew.
+func (e *engine) bind(c comm.Communicator) {
+	e.c, e.order = c, base.NewOrder(e.rt, c)
+	e.rank, e.size = c.Rank(), c.WorldSize()
+	e.average = 1 / float32(e.size)
+	e.agreed, e.peerLists = e.size == 1, [2]peerLists{}
+	e.prepareNumbers()
+}
+
+// countResult counts the entries of a result that are not finite: the same on every rank, as it is.
+func (e *engine) countResult(r result) {
+	for i, l := range r.lists {
+		e.countList(l, i)
+	}
+	if r.dense != 0 {
+		e.countArray(r.dense, dtype.F32)
+	}
+}
+
+func (e *engine) countList(l kernel.Entries, i int) {
+	e.do(func() error { return e.kernels.CountAbove(l, e.at(numLimit), 1, base.At(e.flags, i)) })
+}
+
+// countArray counts one such entry if an array has any: then its sum of squares is not finite.
+func (e *engine) countArray(p uintptr, dt dtype.DType) {
+	e.do(func() error { return e.kernels.SumSquares(p, dt, e.n, e.at(numSquares)) })
+	e.countSquares(0)
+}
+
+// countSquares counts one entry if a sum of squares is not finite. The high word of such an F64,
+// read as an F32, is a NaN, while that of no sum of squares of F32 reaches numLimit.
+func (e *engine) countSquares(i int) {
+	e.countList(kernel.Entries{Idx: e.at(numSquares), Val: e.at(numSquares + 1), N: 1}, i)
+}
+
+// foundNonFinite has the host wait for what was counted, and reports whether there is
+// any.
+func (e *engine) foundNonFinite(ctx context.Context) bool {
+	e.read(ctx)
+	counts := e.host[e.nonFinite:][:e.size]
+	if e.skip != e.at(e.nonFinite) && e.err == nil { // it is decided with other tensors
+		clear(counts)
+		e.check(e.rt.CopyOut(hostmem.Bytes(counts[:1]), e.skip))
+	}
+	return slices.ContainsFunc(counts, func(n int32) bool { return n != 0 })
+}
+
+// close gives all device memory back, if the communicator is done with it. Its
+// errors are not those of a step.
+func (e *engine) close() error {
+	failed := e.err != nil
+	e.err = e.order.DrainToFree()
+	e.do(func() error { return e.setHostCopy(nil) })
+	if e.err == nil {
+		e.release(0)
+	}
+	if e.err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
+		defer cancel()
+		e.err = e.leaveShared(ctx, failed)
+	}
+	return e.err
+}
+
+// check makes err stick if it is the first.
+func (e *engine) check(err error) {
+	if e.err == nil {
+		e.err = err
+	}
+}
+
+// do makes a call unless there was an error.
+func (e *engine) do(call func() error) {
+	if e.err == nil {
+		e.check(call())
+	}
+}
+
+// failure returns the error of something outside of a step, which does not stay.
+func (e *engine) failure() error {
+	err := e.err
+	e.err = nil
+	return err
+}
+
+// array is an array of n elements that the indices of lists point into.
+func (e *engine) array(p uintptr) kernel.Array {
+	return kernel.Array{Ptr: p, N: e.n, Faults: e.at(numFaults)}
+}
+
+// source is the residual, which is made from its origin and a gradient on the
+// way, to select from. What is selected is subtracted from it.
+func (e *engine) source(g Input) kernel.Source {
+	src := kernel.Source{X: e.residual, N: e.n, Grad: g.Ptr, DType: g.DType, Factor: g.Factor, From: e.origin, Take: true}
+	if e.restores == keeping {
+		src.From, src.Keep = 0, e.origin
+	}
+	return src
+}
+
+// adds is do for a kernel that adds the gradient, and so keeps the residual if that is to be.
+func (e *engine) adds(call func() error) {
+	if e.do(call); e.err == nil && e.restores == keeping {
+		e.restores = kept
+	}
+}
+
+// denseResult is memory for a dense result: the gradient's, which is in the residual by
+// then or added on the way, unless the step may be rolled back.
+func (e *engine) denseResult() uintptr {
+	if e.target.DType == dtype.F32 && e.cfg.NoUndo {
+		return e.target.Ptr
+	}
+	e.allocate(&e.flat, e.n*base.WordSize)
+	return e.flat.Ptr
+}
+
+// The kernels, with sticky errors.
+
+func (e *engine) fill(p uintptr, n int) {
+	if e.err == nil && n > 0 {
+		e.check(e.rt.Fill(p, n, dtype.F32, 0))
+	}
+}
+
+func (e *engine) copy(dst, src uintptr, words int) { e.copyBytes(dst, src, words*base.WordSize) }
+
+func (e *engine) copyBytes(dst, src uintptr, bytes int) {
+	if e.err == nil && bytes > 0 && dst != src {
+		e.check(e.rt.Copy(dst, src, bytes))
+	}
+}
+
+func (e *engine) accumulate(g Input) {
+	if g.Ptr != 0 {
+		e.adds(func() error { return e.kernels.Accumulate(e.source(g)) })
+	}
+}
+
+// store writes a dense result to the gradient, scaled.
+func (e *engine) store(dst uintptr, dt dtype.DType, src uintptr) {
+	if e.err == nil && src != 0 && (dst != src || e.result.scale != 1) {
+		e.check(e.kernels.Store(dst, dt, src, e.n, e.result.scale, e.residual))
+	}
+}
+
+func (e *engine) topK(src kernel.Source, k int, dst kernel.Entries, threshold uintptr) {
+	e.makes(dst)
+	e.adds(func() error { return e.kernels.TopK(src, k, dst, threshold) })
+}
+
+func (e *engine) topOf(l kernel.Entries, k int, dst kernel.Entries) {
+	e.do(func() error { return e.kernels.TopKList(l, k, dst, 0, kernel.Array{}) })
+}
+
+// topOutside selects as many entries as there is room for of those outside of a partition, the
+// one that begins with that bound. What it leaves out goes back to the residual.
+func (e *engine) topOutside(l kernel.Entries, partition number, dst kernel.Entries) {
+	e.makes(dst)
+	rest := kernel.Array{}
+	if !e.cfg.NoErrorFeedback {
+		rest = e.array(e.residual)
+	}
+	e.do(func() error { return e.kernels.TopKList(l, dst.N, dst, e.at(partition), rest) })
+}
+
+func (e *engine) aboveOf(l kernel.Entries, threshold uintptr, dst kernel.Entries) {
+	e.makes(dst)
+	e.do(func() error { return e.kernels.SelectList(l, threshold, dst) })
+}
+
+// merge also gives back what is left over.
+func (e *engine) merge(dst uintptr, dt dtype.DType, lists []kernel.Entries, scale float32, left leftover) {
+	back := kernel.Restoration{}
+	if !e.cfg.NoErrorFeedback {
+		back = kernel.Restoration{Dst: e.array(e.residual), L: left.selected, Taken: left.taken}
+	}
+	e.do(func() error { return e.kernels.Merge(dst, dt, e.n, lists, scale, e.at(numFaults), e.residual, back) })
+}
+
+func (e *engine) union(dst kernel.Entries, lists []kernel.Entries, scale float32, threshold uintptr) {
+	e.makes(dst)
+	e.do(func() error { return e.kernels.Union(dst, e.n, lists, scale, e.at(numFaults), threshold) })
+}
+
+func (e *engine) copyPieces(pieces []kernel.Piece) {
+	e.do(func() error { return e.kernels.CopyPieces(pieces) })
+}
+
+// giveBack adds the entries of l to the residual, except those whose index is
+// in taken.
+func (e *engine) giveBack(l, taken kernel.Entries) {
+	if e.err == nil && !e.cfg.NoErrorFeedback && l.N > 0 {
+		e.check(e.kernels.Restore(e.array(e.residual), l, taken))
+	}
+}
+
+// Communication, with sticky errors.
+
+// fence makes communication wait for the kernels submitted so far.
+func (e *engine) fence(ctx context.Context) {
+	e.do(func() error { return e.order.CommAfterCompute(ctx) })
+}
+
+// add puts a call into the group that submit and together start.
+func (e *engine) add(c comm.Call) { e.group = append(e.group, c) }
+
+// together makes the calls that were added, at once, between what the device
+// was given before and what it is given afterwards.
+func (e *engine) together(ctx context.Context) {
+	e.submit(ctx)
+	e.arrive(ctx)
+}
+
+// submit makes the calls that were added, at once, after what the device was given
+// before. What the device is given afterwards does not wait for them, until arrive.
+func (e *engine) submit(ctx context.Context) {
+	e.fence(ctx)
+	switch {
+	case e.err != nil:
+	case len(e.group) == 1:
+		e.check(e.group[0].Make(e.c))
+	case len(e.group) > 1:
+		e.check(e.c.Group(e.group...))
+	}
+	e.group = e.group[:0]
+	e.inFlight = true
+}
+
+// arrive makes kernels wait for what was submitted.
+func (e *engine) arrive(ctx context.Context) {
+	if e.inFlight {
+		e.inFlight = false
+		e.do(func() error { return e.order.ComputeAfterComm(ctx) })
+	}
+}
+
+// communicate is together for one call.
+func (e *engine) communicate(ctx context.Context, c comm.Call) {
+	e.add(c)
+	e.together(ctx)
+}
+
+// coded reports whether lists are encoded to travel.
+func (e *engine) coded() bool { return e.codec != kernel.CodecNone }

@@ -1,0 +1,53 @@
+package engine
+
+// patterns is the grid. The dense pattern has neither selector nor exchange.
+var patterns = map[string]pattern{
+	Dense:           {},
+	TopkA:           {exactSelector, allgatherEqual},
+	TopkA2:          {exactSelector, allgatherAgain},
+	TopkAopt:        {reusedSelector, allgatherSized},
+	Gtopk:           {exactSelector, tree},
+	TopkSA:          {nonzeroSelector, partitionsOrDense},
+	Gaussiank:       {gaussianSelector, allgatherSized},
+	GaussiankConcat: {gaussianSelector, allgatherSized},
+	GaussiankSA:     {gaussianSelector, partitions},
+	Oktopk:          {reusedSelector, oktopk},
+	Chunked:         {chunkedSelector, allgatherEqual},
+}
+
+// find returns what reduces k of n entries per rank.
+//
+// oktopk's bound of 6k(P-1)/P elements leaves room for other ways where they
+// are better:
+//
+//   - From k = n/3 on, a dense allreduce of gradient + residual (2n(P-1)/P
+//     elements) costs no more and sends everything.
+//   - Its lengths, samples and counts cost a fixed number of elements per step.
+//     Where k is so small that they would take half of the budget or more, or
+//     leave room for fewer than k entries in a result,
+//     it uses the pattern of lowest volume that sends nothing but entries: for
+//     up to three ranks topkA2 (2k(P-1) elements), above that gtopk (4k);
+//     neither is more than 6k(P-1)/P.
+//
+// The name is that of the pattern that is used.
+func find(cfg *Settings, k, n, size int) (string, pattern) {
+	name := cfg.Pattern
+	if name == Oktopk {
+		switch {
+		case 3*k >= n:
+			return Dense, pattern{noSelector, sumAll}
+		case unitOf(cfg.codec(), k, n, size).roomy(k, size):
+		case size <= 3:
+			name = TopkA2
+		default:
+			name = Gtopk
+		}
+	}
+	return name, patterns[name]
+}
+
+// pattern is one cell of the grid: what selects entries, and what combines those of all ranks.
+type pattern struct {
+	selector func(e *engine) selector
+	exchange func(e *engine) exchange
+}

@@ -1,0 +1,250 @@
+package engine
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime/kernel"
+)
+
+// number is the place of a word among the numbers of an engine.
+type number int
+
+// The numbers that every engine has, in words; those that there are of every
+// rank come behind them. What steps leave to later ones begins at numKept: that is
+// rolled back with a step, and saved. Everything else is made anew in each step, and what
+// one that was rolled back has received may come to it at any time.
+const (
+	numSquares   number = 0 // F64: the squared norm of the gradient
+	numFactor    number = 2 // F32: what clipping scales it by
+	numUsed      number = 3 // F32: the threshold that was used
+	numLimit     number = 4 // F32: magnitudes from here on may not stay finite when P are added
+	numTiny      number = 5 // F32: the smallest magnitude above zero; behind numLimit
+	numNorm      number = 6 // the high word of an F64, the square of numLimit, as an F32; behind numTiny
+	numNaN       number = 7 // NaN, as F32 and as two F16 or BF16; behind numNorm
+	numCount     number = 8 // entries of a message that was decoded
+	numFan       number = 9
+	numFanCounts        = numFan + bisectFan
+	numKept             = numFanCounts + bisectFan
+	numState            = numKept     // threshold (F32) of the selector, and its age or margin
+	numBracket          = numKept + 2 // of the search for oktopk's threshold: low, high
+	numFaults           = numKept + 4 // indices that were out of range
+	numBounds           = numKept + 5 // P+1: where partitions start
+)
+
+// keptWords is how many numbers are kept.
+func keptWords(size int) int { return int(numBounds-numKept) + size + 1 }
+
+// numbers are the few numbers of a step that live on the device, where kernels
+// and communication write and read them, and the host's copy. Patterns that need
+// none of them on the host never wait for the device.
+type numbers struct {
+	words base.Buffer
+	host  []int32 // as read last
+
+	// Places of what there is per rank.
+	lengths       number // P: by which this rank's list is cut; P-1 bounds, so lengths
+	positions     number // P+1: where partitions start in a list
+	received      number // P: lengths that the ranks sent
+	samples       number // a rank's, all ranks', and these sorted
+	nonFinite     number // P: of each list of the result, how many are not below numLimit
+	matrix        number // P·P: what each rank has for each partition; with streams
+	skippedLast   number // not 0: the device has rolled back the last step
+	longest       number // the least length of long messages; see okExchange.countLong
+	announcement  number // announcedWords: what this rank announces
+	announcements number // announcedWords·P: what each of them does; the last, as it may be posted from elsewhere
+}
+
+// layOut places the numbers for so many ranks, and returns how many words they are.
+func (n *numbers) layOut(size int, streams bool) int {
+	next := numKept + number(keptWords(size))
+	matrix := 0
+	if streams {
+		matrix = size * size
+	}
+	for _, place := range []struct {
+		number *number
+		words  int
+	}{
+		{&n.lengths, size}, {&n.positions, size + 1}, {&n.received, size}, {&n.samples, sampleCount * (2*size + 1)},
+		{&n.nonFinite, size}, {&n.matrix, matrix}, {&n.skippedLast, 1}, {&n.longest, 1},
+		{&n.announcement, announcedWords}, {&n.announcements, announcedWords * size},
+	} {
+		*place.number = next
+		next += number(place.words)
+	}
+	return int(next)
+}
+
+// prepareNumbers makes the numbers.
+func (e *engine) prepareNumbers() {
+	e.check(e.setHostCopy(nil))
+	e.host = make([]int32, e.layOut(e.size, e.order.Streams != nil))
+	e.allocate(&e.words, len(e.host)*base.WordSize)
+	e.allocate(&e.before, keptWords(e.size)*base.WordSize)
+	e.flags, e.skip, e.skips = e.at(e.nonFinite), e.at(e.nonFinite), e.size
+	e.resetNumbers()
+}
+
+// resetNumbers makes the numbers what they are before the first step.
+func (e *engine) resetNumbers() {
+	clear(e.host)
+	e.past = past{}
+	e.fill(e.words.Ptr, len(e.host))
+	limit := math.MaxFloat32 / float32(e.size)
+	if e.coded() { // what rounds up, by less than that
+		limit /= 2
+	}
+	norm := math.Float64bits(float64(limit)*float64(limit)) >> 32
+	e.set(numLimit, int32(math.Float32bits(limit)), int32(math.Float32bits(tiny)), int32(norm), 0x7fc07fc0)
+}
+
+// at returns the address of a number.
+func (e *engine) at(x number) uintptr { return base.At(e.words.Ptr, int(x)) }
+
+// read has the host wait for the device and copies all numbers. It is the one
+// place where a step waits for what it does itself.
+func (e *engine) read(ctx context.Context) { e.readSome(ctx, e.host, 0) }
+
+func (e *engine) readSome(ctx context.Context, words []int32, x number) {
+	e.do(func() error { return e.order.HostAfterAll(ctx) })
+	e.do(func() error { return e.rt.CopyOut(hostmem.Bytes(words), e.at(x)) })
+	e.hostWaited = true
+	e.checkRead()
+}
+
+// checkRead looks at what the kernels have counted, when the numbers are read.
+func (e *engine) checkRead() {
+	if e.err != nil {
+		clear(e.host)
+		return
+	}
+	if faults := e.host[numFaults]; faults != 0 {
+		e.err = fmt.Errorf("%w: %d indices of other ranks are not those of a tensor of %d elements", comm.ErrMismatch, faults, e.n)
+	}
+}
+
+// late reports whether the host can read numbers of this step in the next one: they are
+// posted then. A frozen runtime may be captured, which host copies cannot be.
+func (e *engine) late() bool {
+	return e.hostCopy != nil && e.cfg.NonFinite != FailNonFinite && !e.rt.Stats().Frozen
+}
+
+// setHostCopy makes n the copy of the numbers, in the place of the one there was. That
+// stays if it cannot be closed: its copy may still read the numbers.
+func (e *engine) setHostCopy(n kernel.HostCopy) error {
+	if e.hostCopy != nil {
+		if err := e.hostCopy.Close(); err != nil {
+			return err
+		}
+	}
+	e.hostCopy = n
+	return nil
+}
+
+// makeHostCopy makes one, where there are such. (The numbers stay where they are.)
+func (e *engine) makeHostCopy() {
+	if of, ok := e.rt.(kernel.AsyncCopier); ok && e.order.Streams != nil && e.hostCopy == nil && e.err == nil {
+		n, err := of.NewHostCopy(len(e.host) * base.WordSize)
+		e.check(err)
+		e.check(e.setHostCopy(n))
+	}
+}
+
+// post has the numbers copied to the host, from where they are, after what the device was
+// given.
+func (e *engine) post() {
+	e.do(func() error { return e.hostCopy.Post(e.posted) })
+}
+
+// receive is read for what was posted. What the device does since then, it does
+// not wait for.
+func (e *engine) receive(ctx context.Context) {
+	if !e.late() { // a capture fails here
+		e.read(ctx)
+	}
+	if e.err == nil {
+		ready, err := e.hostCopy.Ready()
+		if err == nil && !ready {
+			err = e.c.Sync(ctx) // the wait that ends when a peer has failed
+		}
+		e.check(err)
+	}
+	if e.err == nil {
+		words, err := e.hostCopy.Read(ctx)
+		if err != nil && ctx.Err() != nil {
+			err = comm.ContextError(ctx)
+		}
+		e.check(err)
+		copy(hostmem.Bytes(e.host), words)
+	}
+	e.checkRead()
+}
+
+// forget makes another past that of the steps to come.
+func (e *engine) forget(p past) {
+	if e.past.pending && e.words.Ptr != 0 {
+		e.setInt(e.skippedLast, 0)
+	}
+	e.past = p
+}
+
+// set stores words in device memory and in the host's copy.
+func (e *engine) set(x number, words ...int32) {
+	copy(e.host[x:], words)
+	e.do(func() error { return e.rt.CopyIn(e.at(x), hostmem.Bytes(e.host[x:int(x)+len(words)])) })
+}
+
+// setInt is set for one word, after what the device was given, for which it does not
+// wait.
+func (e *engine) setInt(x number, v int32) {
+	e.do(func() error { return e.rt.Fill(e.at(x), 1, dtype.I32, float64(v)) })
+	if e.err == nil { // otherwise it would never be set
+		e.host[x] = v
+	}
+}
+
+// float reads a number as F32.
+func (e *engine) float(x number) float32 { return math.Float32frombits(uint32(e.host[x])) }
+
+// lengthOf has the host wait for the length of a list.
+func (e *engine) lengthOf(l kernel.Entries) (int, error) {
+	if l.Len == 0 {
+		return l.N, nil
+	}
+	var word [base.WordSize]byte
+	err := e.rt.CopyOut(word[:], l.Len)
+	return min(max(int(int32(binary.LittleEndian.Uint32(word[:]))), 0), l.N), err
+}
+
+// checkWords makes it an error if a word that a rank sent, equally many from each
+// and in host words from x on, is not in [0, limit(i)]: then the ranks do not reduce
+// the same tensor, and nothing may be sized by what they say. The words are zero
+// then, as after any error.
+func (e *engine) checkWords(x number, count int, limit func(i int) int, what string) []int32 {
+	words := e.host[x:][:count]
+	for i, w := range words {
+		if most := limit(i); e.err == nil && (w < 0 || int(w) > most) {
+			e.err = fmt.Errorf("%w: rank %d of %d announces %d as %s, and with a tensor of %d elements it is 0 to %d",
+				comm.ErrMismatch, i*e.size/count, e.size, w, what, e.n, most)
+		}
+	}
+	if e.err != nil {
+		clear(words)
+	}
+	return words
+}
+
+// What a rank lets all others know of, in front of its message where that goes with it.
+const (
+	announcedPassed = iota // how many sums passed the threshold; as the message's length, all that there is room for
+	announcedLarge         // how many of the selected entries may not stay finite
+	announcedLong          // how many messages were nearly too long
+	announcedWords
+)

@@ -1,0 +1,286 @@
+package engine
+
+import (
+	"context"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime/kernel"
+)
+
+// okExchange is the exchange of Ok-Topk (Li and Hoefler, "Near-Optimal Reducer
+// Allreduce for Distributed Deep Learning", PPoPP 2022): reduce by partitions
+// that are balanced from time to time, select the globally largest sums
+// by a reused threshold, allgather them.
+//
+// # Volume
+//
+// The paper bounds what a rank sends in a step by 6k(P-1)/P elements (an index
+// and a value count one each, an allgather counts what a rank receives): a
+// third for the reduction by partitions, two thirds for balancing and the allgather. It assumes that
+// thresholds select k entries and partitions hold equal shares. Here it holds
+// whatever the gradients are, because every message is paid from a budget
+// before it is sent:
+//
+//  1. B = floor(6k(P-1)/P) minus the overhead of the step, which does not
+//     depend on data: the lengths that are exchanged before the reduction
+//     and before the allgather, samples when partitions are balanced, counts when the
+//     threshold is estimated ([overhead]). A threshold that turns out to be far
+//     off is estimated in the same step, from what is left of B ([limits.less]), or, in steps
+//     in which nobody waits for what passed (R, below), in the next one.
+//  2. In the reduction a rank sends at most S = floor(B/6) entries to others, so
+//     2S <= B/3 elements. If it selected more for others, the largest S go and
+//     the rest stays in its residual. So does what there is no room for in messages that
+//     are padded, or would be if the host waited for nothing ([okExchange.pads]). What
+//     padding takes comes off what is left below. In steps in which the result has
+//     R entries of each rank at most (3), padded messages take all that this leaves ([limits.leaving]).
+//  3. The sums that pass the global threshold make up the result. If partitions had about
+//     equally many in the two steps before, the first R of each go into it, by index, where R is
+//     1.5k/P, but not more than floor((B-2S)/2(P-1)): a rank receives at most
+//     2R(P-1) elements, and 2S + 2R(P-1) <= B. Otherwise, and where R is below 512,
+//     they are at most G = min(k, floor((B-2S)/2)): if
+//     more pass, each rank's share is cut in proportion
+//     (but not to nothing) and it keeps its largest; the lengths that all ranks know say so without
+//     a further message. A rank receives at most all G of them: 2G elements.
+//     2S + 2G <= B, so the bound holds for each rank and each step. (On devices with
+//     streams the lengths of such a step take up to 7(P-1) elements more than the overhead
+//     has for them, and the bound is that much higher.)
+//  4. Spreading the sums before they are gathered would cost a rank up to
+//     4(G - floor(G/P)) elements altogether. All ranks compute the exact cost
+//     from the lengths, and it is only done if no rank exceeds B - 2S.
+//
+// For P = 2, the tightest case, 2S + 2G is about k + 2k: the whole budget. If k
+// is too small to pay the overhead, [find] takes another exchange.
+//
+// What the ranks compare before the first step with a communicator ([Reducer.AllReduce]) is not in
+// that sum, nor is the number that [ClipGlobal] adds.
+//
+// What a rank receives in the reduction is not in that sum. Balanced partitions keep
+// it near 2k; see balancePartitions.
+//
+// # Conservation
+//
+// A rank takes the entries that it sent (or had in its own partition) out of its
+// residual, and when the result is known gives those back whose index is not
+// in it. A sum in the result contains the contributions of all ranks that sent
+// one, so nothing is lost or counted twice.
+type okExchange struct {
+	*partitionReducer
+	allgather *allgather
+
+	quantiles              []float64        // of the samples that this rank shows
+	own, trimmed           message          // of limitOutgoing and cutOutgoing
+	fitting, joined        message          // of cutMessages and joinSent
+	padded, paddedApart    base.Buffer      // messages of sendRounds, and their lists where those are not messages
+	exchangedApart         [2]base.Buffer   // lists of exchanged, likewise
+	sent                   []kernel.Entries // these, by round
+	mine                   uintptr          // what this rank announces
+	slots                  uintptr          // of exchanged
+	sends                  bool             // ranks write these to each other, and the sums
+	pieces                 []kernel.Piece
+	reduced, largest       message
+	spreadTo               base.Buffer
+	sendCounts, sendDispls []int // of spread
+	recvCounts, recvDispls []int
+	all                    [1]kernel.Entries
+	layout                 [3][2]int // of copyWords
+}
+
+func oktopk(e *engine) exchange {
+	x := &okExchange{partitionReducer: newPartitionReducer(e), allgather: newAllgather(e)}
+	e.past = past{age: e.cfg.tuning.ThresholdInterval}
+	x.sendCounts, x.sendDispls = make([]int, e.size), make([]int, e.size)
+	x.recvCounts, x.recvDispls = make([]int, e.size), make([]int, e.size)
+	x.sent = make([]kernel.Entries, e.size)
+	e.makeHostCopy()
+	for j := range sampleCount {
+		x.quantiles = append(x.quantiles, (float64(j)+(float64(e.rank)+0.5)/float64(e.size))/sampleCount)
+	}
+	return x
+}
+
+// levelSteps is after how many steps in which partitions had about equally many sums they
+// are taken to have so in the next one.
+const levelSteps = 2
+
+// okStep says how a step is made. All ranks decide it alike, before the step.
+type okStep struct {
+	limit     limits
+	each      int  // sums that every rank may add to the result, if none has more
+	room      int  // that many where partitions had about equally many; 0: as lengths turn out
+	rebalance bool // partitions are balanced first
+	estimate  bool // the threshold of the sums is estimated
+	padded    bool // messages travel padded, or are cut as if they did
+}
+
+// next decides how the next step is made.
+func (x *okExchange) next() okStep {
+	x.past.age++
+	s := okStep{rebalance: x.past.steps%x.cfg.tuning.RebalanceInterval == 0, estimate: x.past.age >= x.cfg.tuning.ThresholdInterval}
+	x.past.steps++
+	s.limit = newLimits(x.k, x.size, x.unit().overhead(x.size, s.rebalance, s.estimate))
+	s.each = s.limit.each(x.k, x.size)
+	if x.past.level == levelSteps && s.each >= 2*evenLength {
+		s.room = s.each
+	}
+	s.padded = x.pads(s.limit.outgoing, s.rebalance)
+	switch {
+	case s.padded && s.room > 0:
+		s.limit = s.limit.leaving(s.room, x.size, x.unit())
+	case s.padded:
+		s.limit = s.limit.less(2 * ((x.size-1)*s.limit.message - s.limit.outgoing))
+	}
+	return s
+}
+
+// run reduces the selected entries by partitions, balanced from time to time, and gathers the sums that
+// pass the global threshold, which is estimated from time to time (Li and Hoefler, Algorithm 1).
+// Variants differ in what the host knows of lengths.
+func (x *okExchange) run(ctx context.Context, selected kernel.Entries) result {
+	x.readPosted(ctx)
+	s := x.next()
+	if s.rebalance {
+		x.balancePartitions(ctx, selected)
+	}
+	x.mine = x.at(x.announcement)
+	switch {
+	case x.order.Streams == nil:
+		return x.runKnown(ctx, selected, s)
+	case s.padded && s.room > 0:
+		return x.runAhead(ctx, selected, s)
+	case s.padded:
+		x.place(ctx, 0)
+		x.countLarge(selected)
+		own, outgoing, sums := x.reducePadded(ctx, selected, s.limit, 0)
+		return x.gather(ctx, own, outgoing, sums, s)
+	}
+	x.countLarge(selected)
+	outgoing := x.cutOutgoing(selected, s.limit)
+	own := x.copyOwn(selected)
+	return x.gather(ctx, own, outgoing, x.reduce(ctx, outgoing, &own), s)
+}
+
+// runKnown is the step of a host that waits for all lengths.
+func (x *okExchange) runKnown(ctx context.Context, selected kernel.Entries, s okStep) result {
+	x.countLarge(selected)
+	own, outgoing, sums := x.reduceKnown(ctx, selected, s.limit, s.padded)
+	if outgoing.Idx == selected.Idx { // nothing was cut: they are own and outgoing
+		own, outgoing = selected, kernel.Entries{}
+	}
+	return x.gather(ctx, own, outgoing, sums, s)
+}
+
+// runAhead is the step of a host that sizes nothing by lengths, because there is room for the sums
+// of each rank: they are gathered before the host knows how many there are. A threshold that is far
+// off does little harm then, and it is the next step that estimates it.
+func (x *okExchange) runAhead(ctx context.Context, selected kernel.Entries, s okStep) result {
+	late := x.late()
+	x.place(ctx, s.room)
+	x.countLarge(selected)
+	above := uintptr(0)
+	if !s.estimate { // nothing else is needed of the sums
+		above = x.at(numBracket)
+	}
+	own, _, sums := x.reducePadded(ctx, selected, s.limit, above)
+	if s.estimate { // otherwise they are where they are sent from
+		x.estimate(ctx, sums)
+		x.aboveOf(sums, x.at(numBracket), x.allgather.lists[x.rank])
+	}
+	lists, last := x.gatherAhead(ctx, own, late), x.size-1
+	for t := 1; t < last; t++ {
+		x.giveBack(x.sent[t], lists[x.to(t)])
+	}
+	if !late {
+		x.learn(x.readAnnounced(ctx), s.each)
+	}
+	return result{lists: lists, scale: x.average, left: leftover{x.sent[last], lists[x.to(last)]}}
+}
+
+// gather makes the result of those sums that pass the threshold, for whose lengths the host waits,
+// and gives back what this rank selected and no sum has.
+func (x *okExchange) gather(ctx context.Context, own, outgoing, sums kernel.Entries, s okStep) result {
+	if s.estimate {
+		x.estimate(ctx, sums)
+	}
+	passed, total := x.selectGlobal(ctx, sums)
+	if s.room == 0 && !s.estimate && x.far(total) { // say, because the gradients' scale has changed
+		s.limit = s.limit.less(x.unit().again(x.size))
+		x.estimate(ctx, sums)
+		passed, total = x.selectGlobal(ctx, sums)
+	}
+	x.learn(total, s.each)
+	mine := x.spread(ctx, x.share(passed, total, s.limit, s.room), s.limit)
+	global := x.collectPartitions(ctx, x.allgather, mine)
+	x.giveBack(own, global)
+	x.giveBack(outgoing, global)
+	x.all[0] = global
+	return result{lists: x.all[:], scale: x.average}
+}
+
+// readPosted learns from the last step, if nothing in that needed its numbers: they were
+// copied to the host asynchronously. In a step that comes when the device has been given
+// the selection, which it works on meanwhile. The steps before are settled for good: what
+// rolls this one back leaves that alone. If the device has rolled back the last one, nothing is
+// learned from it.
+func (x *okExchange) readPosted(ctx context.Context) {
+	if !x.past.pending || x.err != nil {
+		return
+	}
+	was := x.past
+	x.receive(ctx)
+	switch {
+	case x.err != nil:
+	case x.host[x.skippedLast] != 0: // with its partitions, so what was announced is not of those that there are
+		x.setInt(x.skippedLast, 0)
+		x.past = x.beforePosted
+	default:
+		threshold := x.host[numBracket]
+		x.past.pending = false
+		x.checkSamples()
+		x.learn(x.announced(), newLimits(x.k, x.size, x.unit().overhead(x.size, false, false)).each(x.k, x.size))
+		if now := x.host[numBracket]; now != threshold && x.restores != nothingSaved && x.err == nil {
+			x.check(x.rt.Fill(base.At(x.before.Ptr, int(numBracket-numKept)), 1, dtype.I32, float64(now)))
+		}
+	}
+	if x.err != nil {
+		x.past = was // to be read again
+	}
+	x.ago = x.past
+}
+
+// balancePartitions makes partitions that hold about equally many of all ranks'
+// selected entries. Each rank shows a regular sample of its selected entries, and the sorted samples
+// of all ranks are cut into equal parts, as in parallel sorting by regular
+// sampling. The samples are staggered by rank, so that ranks with like
+// distributions together show P times as many quantiles.
+//
+// The paper averages the ranks' own boundaries instead, which balances ranks
+// with like distributions only: if the entries of each rank cluster at a place
+// of their own, all averages fall between the clusters.
+func (x *okExchange) balancePartitions(ctx context.Context, selected kernel.Entries) {
+	count := sampleCount * x.size
+	all := x.samples + sampleCount
+	sorted := all + number(count)
+	x.do(func() error { return x.kernels.Sample(selected, x.quantiles, x.n, x.at(x.samples)) })
+	x.communicate(ctx, comm.AllGatherCall(x.at(x.samples), x.at(all), sampleCount, dtype.I32))
+	x.copy(x.at(sorted), x.at(all), count)
+	x.do(func() error { return x.kernels.Balance(x.at(sorted), count, x.n, x.at(numBounds), x.size) })
+}
+
+// countLarge counts the selected entries that may not stay finite when those of all ranks are added.
+func (x *okExchange) countLarge(selected kernel.Entries) {
+	if x.cfg.NonFinite != PassNonFinite && x.err == nil {
+		x.check(x.kernels.CountAbove(selected, x.at(numLimit), 1, base.At(x.mine, announcedLarge)))
+	}
+}
+
+// announces reports whether a rank announced a word that is not zero.
+func (x *okExchange) announces(word int) bool {
+	for r := range x.size {
+		if x.host[int(x.announcements)+r*announcedWords+word] != 0 {
+			return true
+		}
+	}
+	return false
+}

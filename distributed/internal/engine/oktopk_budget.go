@@ -1,0 +1,95 @@
+package engine
+
+import "math"
+
+// A budget is counted in elements, of which an entry is two, so that it is 6k(P-1)/P whatever bytes
+// an entry takes.
+
+// budget is what oktopk may send per rank and step: 6k(P-1)/P elements.
+func budget(k, size int) int { return 6 * k * (size - 1) / size }
+
+// unit is how many elements a word is, 1 where an entry is two words.
+type unit float64
+
+// of returns how many elements words are.
+func (u unit) of(words int) int { return int(math.Ceil(float64(u) * float64(words))) }
+
+// overhead is how many elements a rank sends in a step beside entries.
+func (u unit) overhead(size int, rebalance, estimate bool) int {
+	others := size - 1
+	sum := 2 * others // lengths: alltoall, allgather
+	if rebalance {
+		sum += sampleCount * others
+	}
+	if estimate {
+		sum += bisectRounds * ((2*bisectFan*others + size - 1) / size)
+	}
+	return u.of(sum)
+}
+
+// again is the overhead of an estimate in a step that was to go without: lengths
+// are exchanged once more, too.
+func (u unit) again(size int) int {
+	return u.overhead(size, false, true) - u.overhead(size, false, false) + u.of(size-1)
+}
+
+// roomy reports whether the budget suits k: what is sent beside entries takes less
+// than half of it, and, among four ranks and more, every result has room for k entries,
+// as those of gtopk have, which serves k otherwise.
+func (u unit) roomy(k, size int) bool {
+	overhead := u.overhead(size, true, false)
+	most := newLimits(k, size, overhead).less(u.again(size))
+	return 2*(overhead+u.again(size)) < budget(k, size) && (size <= 3 || most.global == k)
+}
+
+// limits are the shares of a step's budget.
+type limits struct {
+	outgoing  int // entries that a rank sends to others in the reduction
+	message   int // of them to one rank, if messages are padded
+	global    int // entries of the result
+	allgather int // elements for spreading and allgathering them
+}
+
+func newLimits(k, size, overhead int) limits {
+	b := budget(k, size) - overhead
+	s := b / 6
+	// For one other rank there is room for all that may be sent, for several 1.4 times as
+	// much as if all messages were equally long.
+	return limits{outgoing: s, message: min(s, 7*s/(5*max(size-1, 1))), global: min(k, (b-2*s)/2), allgather: b - 2*s}
+}
+
+// less returns what is left if so many elements are sent for something else. (At
+// most half of a budget is overhead, and a third was sent: a sixth is left.)
+func (l limits) less(elements int) limits {
+	l.allgather -= elements
+	l.global = min(l.global, l.allgather/2)
+	return l
+}
+
+// leaving gives padded messages all that each rank's share of the result leaves, so that
+// little has to be cut of what was selected.
+func (l limits) leaving(each, size int, u unit) limits {
+	others := size - 1
+	lengths := u.of(2 * headerWords) // of messages, in front of them
+	l.message = (l.allgather + 2*l.outgoing - (2*each+lengths)*others) / (2 * others) &^ 1
+	l.outgoing, l.allgather = l.message*others, 2*each*others
+	l.global = min(l.global, l.allgather/2)
+	return l
+}
+
+// each returns how many sums every rank may add to the result, if none has more: 1.5
+// times an equal share of k. A threshold that is kept lets 1.25k pass, and balanced
+// partitions are not quite equal.
+func (l limits) each(k, size int) int {
+	return min(3*k/(2*size), l.allgather/(2*(size-1))) &^ 1 // even, so that messages are aligned
+}
+
+const (
+	// sampleCount is how many of its selected entries a rank shows to balance partitions.
+	sampleCount = 4
+	// bisectFan thresholds are tried in each of bisectRounds rounds, so that
+	// 31 bits of magnitude shrink to an interval of 2^11 float32 numbers: the
+	// estimated threshold is exact to a relative 2^-12.
+	bisectFan    = 15
+	bisectRounds = 5
+)

@@ -1,0 +1,267 @@
+package engine
+
+import (
+	"context"
+	"slices"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime/kernel"
+)
+
+// The second half of oktopk's exchange: the sums that pass the threshold, gathered.
+
+// selectGlobal selects the sums of this rank's partition that pass the threshold. It
+// returns them and how many sums of all ranks did, for which the host waits; x.allgather
+// has the lengths of all ranks' lists.
+func (x *okExchange) selectGlobal(ctx context.Context, sums kernel.Entries) (passed kernel.Entries, total int) {
+	passed = x.passing(sums)
+	if x.order.Streams == nil {
+		total = x.allgather.exchangeLengths(ctx, passed, x.partitionLength)
+	} else {
+		x.communicate(ctx, comm.AllGatherCall(x.mine, x.at(x.announcements), announcedWords, dtype.I32))
+		x.flagLarge(x.at(x.announcements), announcedWords)
+		total = x.readAnnounced(ctx)
+	}
+	return exactly(passed, x.allgather.lengths[x.rank]), total
+}
+
+// passing returns the sums that pass the threshold. How many they are is announced.
+func (x *okExchange) passing(sums kernel.Entries) kernel.Entries {
+	passed := x.message(&x.reduced, sums.N)
+	if x.order.Streams != nil {
+		passed.Len = base.At(x.mine, announcedPassed)
+	}
+	x.aboveOf(sums, x.at(numBracket), passed)
+	return passed
+}
+
+// gatherAhead gathers those of each rank's sums that passed the threshold, as many as there is
+// room for ([okExchange.place]). What comes of this rank's own selected entries is known
+// before: those that are not in its sums go back meanwhile. Late, the host gets to know in the
+// next step what the ranks announced.
+func (x *okExchange) gatherAhead(ctx context.Context, own kernel.Entries, late bool) []kernel.Entries {
+	lists := x.allgather.lists
+	words := x.slotWords(lists[0].N)
+	if x.sends {
+		words = int(lists[1].Len-lists[0].Len) / base.WordSize
+		x.gatherLists(ctx, &x.peerLists[1], lists[x.rank])
+	} else {
+		x.packSlot(lists[x.rank])
+		x.add(comm.AllGatherCall(x.mine, lists[0].Len, words, dtype.I32))
+		x.submit(ctx)
+	}
+	x.giveBack(own, lists[x.rank])
+	x.arrive(ctx)
+	for _, l := range lists {
+		if !x.sends {
+			x.unpackSlot(l)
+		}
+	}
+	x.flagLarge(lists[0].Len, words)
+	if !late {
+		x.copyWords(x.at(x.announcements), announcedWords, lists[0].Len, words, announcedWords)
+		return lists
+	}
+	x.posted = append(x.posted[:0], kernel.Span{Ptr: x.words.Ptr, Bytes: int(x.announcements) * base.WordSize})
+	for _, l := range lists {
+		x.posted = append(x.posted, kernel.Span{Ptr: l.Len, Bytes: announcedWords * base.WordSize})
+	}
+	if x.err == nil { // otherwise what readPosted has not read yet stays as it is
+		x.past.pending, x.beforePosted = true, x.ago
+		if x.cfg.NonFinite == PassNonFinite { // otherwise it is not known yet whether the step stays
+			x.post()
+		}
+	}
+	return lists
+}
+
+// place finds room for messages of all ranks, one of each, in memory for collectives: for
+// those to the other rank, if there are two ([okExchange.exchanged]), and for those with sums.
+// Where these are gathered ahead, x.allgather.lists is that room for so many sums of each,
+// and the words in front of its own message are what this rank announces.
+func (x *okExchange) place(ctx context.Context, ahead int) {
+	limit := newLimits(x.k, x.size, x.unit().overhead(x.size, false, false))
+	each := limit.each(x.k, x.size) // so many are gathered ahead if any
+	gathered := x.size * x.slotWords(each)
+	words := gathered
+	most := max(limit.message, limit.leaving(each, x.size, x.unit()).message) // to the other one of two
+	if x.size == 2 {
+		words += 2 * x.slotWords(most)
+	}
+	lists := x.allgather.lists
+	if x.sends = x.size == 2 && x.shareLists(ctx, &x.peerLists[0], most) && x.shareLists(ctx, &x.peerLists[1], max(each, 1)); x.sends {
+		for r, l := range x.peerLists[1].Lists() {
+			l.N, lists[r] = each, l
+		}
+		if ahead > 0 {
+			x.mine = lists[x.rank].Len
+		}
+		return
+	}
+	fresh := lists[x.rank].Len == 0 || words*base.WordSize > x.sharedBytes
+	if x.engine.share(ctx, words*base.WordSize); x.err != nil {
+		return
+	}
+	x.slots = base.At(x.shared.Ptr, gathered)
+	if ahead == 0 {
+		return
+	}
+	x.placeSlots(lists, x.shared.Ptr, each, x.apart(&x.allgather.joined.Buffer, x.size*each))
+	if x.mine = lists[x.rank].Len; fresh {
+		x.fill(x.mine, headerWords)
+	}
+}
+
+// exchanged is the message of one of two ranks to the other one.
+func (x *okExchange) exchanged(rank, room int) kernel.Entries {
+	if x.sends {
+		l := x.peerLists[0].Lists()[rank]
+		l.N = room
+		return l
+	}
+	var l [1]kernel.Entries
+	x.placeSlots(l[:], base.At(x.slots, rank*x.slotWords(room)), room, x.apart(&x.exchangedApart[rank], room))
+	return l[0]
+}
+
+// flagLarge has the flags be what the ranks announced, so many words apart.
+func (x *okExchange) flagLarge(announced uintptr, apart int) {
+	if x.cfg.NonFinite != PassNonFinite {
+		x.flagged = true
+		x.copyWords(x.flags, 1, base.At(announced, announcedLarge), apart, 1)
+	}
+}
+
+// copyWords copies n words for each rank, between places that are so many words apart.
+func (x *okExchange) copyWords(dst uintptr, dstApart int, src uintptr, srcApart, n int) {
+	x.layout = [...][2]int{{dstApart, 1}, {srcApart, 1}, {x.size, n}}
+	x.do(func() error {
+		return x.rt.CopyStrided(dst, x.layout[0][:], src, x.layout[1][:], x.layout[2][:], base.WordSize)
+	})
+}
+
+// readAnnounced has the host wait for what the ranks announced, and returns how many sums
+// of all ranks passed.
+func (x *okExchange) readAnnounced(ctx context.Context) (total int) {
+	x.read(ctx)
+	x.checkSamples()
+	total = x.announced()
+	x.found(x.announces(announcedLarge))
+	return total
+}
+
+// announced is readAnnounced when the numbers are read. It corrects x.allgather.lengths.
+func (x *okExchange) announced() (total int) {
+	all := x.checkWords(x.announcements, announcedWords*x.size, func(i int) int {
+		if i%announcedWords == announcedPassed {
+			return x.partitionLength(i / announcedWords)
+		}
+		return x.n
+	}, "its number of entries")
+	for r := range x.allgather.lengths {
+		x.allgather.lengths[r] = int(all[r*announcedWords+announcedPassed])
+	}
+	x.past.even = !x.announces(announcedLong)
+	return base.Displacements(x.allgather.lengths, x.allgather.displs)
+}
+
+// checkSamples checks what the ranks showed to balance partitions.
+func (x *okExchange) checkSamples() {
+	x.checkWords(x.samples+sampleCount, sampleCount*x.size, func(int) int { return max(x.n-1, 0) }, "the index of an entry")
+}
+
+// share cuts the sums of this rank that passed the threshold to those that go into
+// the result: with room, to the first ones that have it, and otherwise to the largest, where all
+// ranks together have more than the result may have. It corrects x.allgather.lengths.
+func (x *okExchange) share(passing kernel.Entries, total int, limit limits, room int) kernel.Entries {
+	counts := x.allgather.lengths
+	switch {
+	case room > 0:
+		for r := range counts {
+			counts[r] = min(counts[r], room)
+		}
+		return exactly(passing, counts[x.rank])
+	case total > limit.global:
+		divide(counts, total, limit.global)
+	}
+	if mine := counts[x.rank]; mine < passing.N {
+		largest := exactly(x.message(&x.largest, mine), mine)
+		x.topOf(passing, mine, largest)
+		return largest
+	}
+	return passing
+}
+
+// divide cuts counts, which add up to total, to a limit.
+func divide(counts []int, total, limit int) {
+	// Every rank that has any sum gets one, and its share of the rest of the
+	// limit. So the largest of each partition goes, and with it a NaN or infinity.
+	// Rounding the running sums makes the shares add up to the limit exactly,
+	// and no share exceeds its length. (The limit is never below x.size, and
+	// total is above it.)
+	sure := 0
+	for _, n := range counts {
+		sure += min(n, 1)
+	}
+	passed, granted := 0, 0
+	for r, n := range counts {
+		first := min(n, 1)
+		passed += n - first
+		share := passed*(limit-sure)/(total-sure) - granted
+		counts[r] = first + share
+		granted += share
+	}
+}
+
+// spread moves sums between ranks so that all have equally many, if one has
+// far more than the others: an allgather is as slow as its longest list. It
+// corrects x.allgather.lengths. Where lists are coded that would round sums twice.
+func (x *okExchange) spread(ctx context.Context, mine kernel.Entries, limit limits) kernel.Entries {
+	counts := x.allgather.lengths
+	total := 0
+	for _, n := range counts {
+		total += n
+	}
+	if x.coded() || float64(slices.Max(counts)*x.size) <= x.cfg.tuning.BalanceFactor*float64(total) {
+		return mine
+	}
+	// List r covers [start, end) of all sums, in rank order; afterwards
+	// [r*total/P, (r+1)*total/P).
+	even := func(r int) (from, to int) { return r * total / x.size, (r + 1) * total / x.size }
+	overlap := func(start, end, r int) (from, n int) {
+		f, t := even(r)
+		from = max(start, f)
+		return from, max(0, min(end, t)-from)
+	}
+	start := 0
+	myFrom, myTo := even(x.rank)
+	for r, n := range counts {
+		_, stays := overlap(start, start+n, r)
+		f, t := even(r)
+		if 2*(n-stays)+2*(total-(t-f)) > limit.allgather {
+			return mine
+		}
+		if r == x.rank {
+			for to := range counts {
+				from, n := overlap(start, start+n, to)
+				x.sendCounts[to], x.sendDispls[to] = n, max(0, min(from-start, mine.N))
+			}
+		}
+		from, moves := overlap(start, start+n, x.rank)
+		x.recvCounts[r], x.recvDispls[r] = moves, max(0, min(from, myTo)-myFrom)
+		start += n
+	}
+	for r := range counts {
+		f, t := even(r)
+		counts[r] = t - f
+	}
+	n := myTo - myFrom
+	x.allocate(&x.spreadTo, 2*n*base.WordSize)
+	share := kernel.Entries{Idx: x.spreadTo.Ptr, Val: base.At(x.spreadTo.Ptr, n), N: n}
+	x.add(comm.AllToAllVCall(mine.Idx, x.sendCounts, x.sendDispls, share.Idx, x.recvCounts, x.recvDispls, dtype.I32))
+	x.add(comm.AllToAllVCall(mine.Val, x.sendCounts, x.sendDispls, share.Val, x.recvCounts, x.recvDispls, dtype.F32))
+	x.engine.together(ctx)
+	return share
+}

@@ -1,0 +1,244 @@
+package engine
+
+import (
+	"context"
+	"math"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime/kernel"
+)
+
+// The first half of oktopk's exchange: what of the selected entries is sent, and how, and the sums of
+// this rank's partition.
+
+// What a length says besides, in bits that none has: that one of a rank's messages is so
+// long that the next step is not to pad them, and that selected entries of it may not stay finite.
+const longBit, largeBit = 1 << 30, math.MinInt32
+
+// reduceKnown reduces where the host waits for the numbers of each part anyway: messages
+// have their lengths, which are known to the receiver before, and only the content of
+// them is that of padded ones.
+func (x *okExchange) reduceKnown(ctx context.Context, selected kernel.Entries, limit limits, padded bool) (own, outgoing, sums kernel.Entries) {
+	own, outgoing = x.limitOutgoing(ctx, selected, limit.outgoing)
+	words, most, room := x.host[x.lengths:][:x.size], 0, limit.message
+	for r, n := range words {
+		if r != x.rank {
+			most = max(most, int(n))
+		}
+	}
+	if padded && most > room {
+		outgoing = x.cutMessages(outgoing, room)
+		x.locate(outgoing)
+		x.read(ctx)
+	}
+	bits, known := int32(0), int32(largeBit)
+	if x.size > 2 {
+		known |= longBit
+		if most > nearly(room) {
+			bits |= longBit
+		}
+	}
+	if x.host[x.announcement+announcedLarge] != 0 {
+		bits |= largeBit
+	}
+	for r := range words {
+		words[r] |= bits
+	}
+	x.set(x.lengths, words...)
+	x.communicate(ctx, comm.AllToAllCall(x.at(x.lengths), x.at(x.received), 1, dtype.I32))
+	x.read(ctx)
+	bits = 0
+	for r := range x.size {
+		word := &x.host[int(x.received)+r]
+		bits |= *word & known
+		*word &^= known
+	}
+	x.past.even = bits&longBit == 0
+	x.found(bits&largeBit != 0)
+	x.flagged = true
+	if x.finding == mayBeNonFinite && x.err == nil {
+		x.check(x.rt.Fill(x.flags, 1, dtype.I32, 1))
+	}
+	return own, outgoing, x.reduceRead(ctx, outgoing, &own)
+}
+
+// limitOutgoing locates the partitions in the selected entries and cuts those for other
+// ranks down to the limit largest. It returns the selected entries in this rank's own
+// partition, and the list to send from: if nothing was cut, that is all selected entries. What is cut goes
+// back: it is not sent, and the others have no part in it. The host has read where the
+// partitions are.
+func (x *okExchange) limitOutgoing(ctx context.Context, selected kernel.Entries, limit int) (own, outgoing kernel.Entries) {
+	x.locate(selected)
+	x.read(ctx)
+	x.checkSamples()
+	own = x.partitionOf(selected, x.rank)
+	if int(x.host[x.positions+number(x.size)])-own.N <= limit {
+		return own, selected
+	}
+	outgoing = exactly(x.message(&x.trimmed, limit), limit)
+	x.topOutside(selected, numBounds+number(x.rank), outgoing)
+	x.locate(outgoing)
+	x.read(ctx)
+	return own, outgoing
+}
+
+// cutMessages returns what is for other ranks in a list whose partitions are read, but
+// only the first entries for each, which there is room for. What is beyond goes back.
+func (x *okExchange) cutMessages(outgoing kernel.Entries, room int) kernel.Entries {
+	positions := x.host[x.positions:]
+	cut := exactly(x.message(&x.fitting, outgoing.N), 0)
+	for r := range x.size {
+		if from, to := int(positions[r]), int(positions[r+1]); r != x.rank {
+			end := min(to, from+room)
+			x.copy(base.At(cut.Idx, cut.N), base.At(outgoing.Idx, from), end-from)
+			x.copy(base.At(cut.Val, cut.N), base.At(outgoing.Val, from), end-from)
+			cut.N += end - from
+			x.giveBack(part(outgoing, end, to), kernel.Entries{})
+		}
+	}
+	return cut
+}
+
+// cutOutgoing returns the selected entries for other ranks, as [okExchange.limitOutgoing] does, where the
+// host is not to wait: the list has its length on the device.
+func (x *okExchange) cutOutgoing(selected kernel.Entries, limit limits) (outgoing kernel.Entries) {
+	if x.size > 2 {
+		outgoing = x.message(&x.trimmed, limit.outgoing)
+	} else { // all go to the other one
+		outgoing = x.exchanged(x.rank, limit.message)
+	}
+	x.topOutside(selected, numBounds+number(x.rank), outgoing)
+	if x.size > 2 {
+		x.locate(outgoing)
+		x.countLong(limit.message)
+	}
+	return outgoing
+}
+
+// copyOwn returns the selected entries in this rank's own partition.
+func (x *okExchange) copyOwn(selected kernel.Entries) kernel.Entries {
+	own, start := x.message(&x.own, selected.N), x.at(numBounds+number(x.rank))
+	x.pieces = append(x.pieces[:0], kernel.Piece{From: selected, Start: start, End: start + base.WordSize, ByIndex: true, To: own})
+	x.copyPieces(x.pieces)
+	return own
+}
+
+// evenLength is the least length of messages, if all are equal, from which on chance
+// does not make one of them much longer.
+const evenLength = 256
+
+// pads reports whether the messages of the reduction travel padded, so that the host
+// need not wait for their lengths: those to one rank always do, which have room for
+// all that may be sent; others if they have been about equally long since
+// partitions were balanced. All ranks decide alike.
+func (x *okExchange) pads(limit int, rebalance bool) bool {
+	return x.size == 2 || x.past.even && !rebalance && limit >= evenLength*(x.size-1)
+}
+
+// nearly is how long messages are at most for the next step to pad them.
+func nearly(room int) int { return room * 13 / 14 }
+
+// reducePadded reduces with padded messages, their lengths in front. What there is no
+// room for goes back to the residual meanwhile: it is not sent, and the others have no part
+// in it. outgoing is what is sent, in one list. above, if not 0, is a threshold: then the sums are
+// those that pass it, in this rank's message to all others, and in front of them how many passed.
+func (x *okExchange) reducePadded(ctx context.Context, selected kernel.Entries, limit limits, above uintptr) (own, outgoing, sums kernel.Entries) {
+	outgoing, room := x.cutOutgoing(selected, limit), limit.message
+	if x.size > 2 {
+		own, outgoing = x.sendRounds(ctx, selected, outgoing, room)
+	} else {
+		x.sent[1], x.sources[1] = outgoing, x.exchanged(x.to(1), room)
+		if x.sends {
+			x.gatherLists(ctx, &x.peerLists[0], outgoing)
+		} else {
+			x.packSlot(outgoing)
+			x.add(comm.AllGatherCall(outgoing.Len, x.slots, x.slotWords(room), dtype.I32))
+			x.submit(ctx)
+		}
+		own = x.copyOwn(selected)
+		x.arrive(ctx)
+	}
+	for t := 1; t < x.size && !x.sends; t++ {
+		x.unpackSlot(x.sources[t])
+		if x.size == 2 {
+			x.unpackSlot(x.sent[t])
+		}
+	}
+	x.sources[0] = own
+	if above != 0 {
+		sums = x.allgather.lists[x.rank]
+	} else {
+		sums = x.message(&x.sums, min(own.N+(x.size-1)*room, x.n))
+	}
+	x.union(sums, x.sources, 1, above)
+	return own, outgoing, sums
+}
+
+// sendRounds cuts what was located into a message to each other rank, and has it sent, with
+// [okExchange.copyOwn] meanwhile. It returns what is sent in one list.
+func (x *okExchange) sendRounds(ctx context.Context, selected, outgoing kernel.Entries, room int) (own, sent kernel.Entries) {
+	words := x.slotWords(room)
+	x.allocate(&x.incoming, (x.size-1)*words*base.WordSize)
+	x.allocate(&x.padded, (x.size-1)*words*base.WordSize)
+	x.placeSlots(x.sources[1:], x.incoming.Ptr, room, x.apart(&x.unpacked, (x.size-1)*room))
+	x.placeSlots(x.sent[1:], x.padded.Ptr, room, x.apart(&x.paddedApart, (x.size-1)*room))
+	x.pieces = x.pieces[:0]
+	for t := 1; t < x.size; t++ {
+		to := x.positions + number(x.to(t))
+		x.pieces = append(x.pieces, kernel.Piece{From: outgoing, Start: x.at(to), End: x.at(to + 1), To: x.sent[t]})
+	}
+	x.copyPieces(x.pieces)
+	for _, l := range x.sent[1:] {
+		x.packSlot(l)
+		x.unpackSlot(l)
+	}
+	for first := 1; first < x.size; first += throttle {
+		for t := first; t < min(first+throttle, x.size); t++ {
+			x.add(comm.SendCall(x.sent[t].Len, words, dtype.I32, x.to(t), partitionTag))
+			x.add(comm.RecvCall(x.sources[t].Len, words, dtype.I32, x.from(t), partitionTag))
+		}
+		x.submit(ctx)
+		if first == 1 {
+			own = x.copyOwn(selected)
+			sent = x.joinSent(outgoing.N)
+			x.giveBack(outgoing, sent)
+		}
+		x.arrive(ctx)
+	}
+	return own, sent
+}
+
+// joinSent returns the messages to the other ranks, which may have cut their lists, as one
+// list of up to n entries: [kernel.MaxPieces] at a time.
+func (x *okExchange) joinSent(n int) (all kernel.Entries) {
+	targets := [...]*message{&x.fitting, &x.joined}
+	x.pieces = x.pieces[:0]
+	for r := range x.size {
+		if t := (r - x.rank + x.size) % x.size; t > 0 {
+			x.pieces = append(x.pieces, kernel.Piece{From: x.sent[t]})
+		}
+		if len(x.pieces) == kernel.MaxPieces || r == x.size-1 {
+			all = x.message(targets[0], n)
+			for i := range x.pieces {
+				x.pieces[i].To = all
+			}
+			x.copyPieces(x.pieces)
+			x.pieces = append(x.pieces[:0], kernel.Piece{From: all})
+			targets[0], targets[1] = targets[1], targets[0]
+		}
+	}
+	return all
+}
+
+// countLong counts, to announce it, this rank's messages that are so long that the next
+// step is not to pad them.
+func (x *okExchange) countLong(room int) {
+	if most := int32(nearly(room) + 1); x.host[x.longest] != most {
+		x.setInt(x.longest, most)
+	}
+	if x.err == nil { // as numbers, lengths have the order of their bits
+		x.check(x.kernels.CountAbove(kernel.Entries{Val: x.at(x.lengths), N: x.size}, x.at(x.longest), 1, base.At(x.mine, announcedLong)))
+	}
+}

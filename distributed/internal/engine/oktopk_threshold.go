@@ -1,0 +1,55 @@
+package engine
+
+import (
+	"context"
+	"math"
+	"slices"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime/kernel"
+)
+
+// estimate finds the threshold that the k largest sums of all ranks pass. All
+// ranks search the same intervals of magnitudes (as bits, so in their order)
+// by counting how many sums pass; a lower end that at least k pass is kept.
+func (x *okExchange) estimate(ctx context.Context, sums kernel.Entries) {
+	counts := uintptr(0)
+	bracket, fan := x.at(numBracket), x.at(numFan)
+	for range bisectRounds {
+		x.do(func() error { return x.kernels.Narrow(bracket, counts, x.k, fan, bisectFan) })
+		counts = x.at(numFanCounts)
+		x.do(func() error { return x.kernels.CountAbove(sums, fan, bisectFan, counts) })
+		x.communicate(ctx, comm.AllReduceCall(counts, counts, bisectFan, dtype.I32, comm.Sum))
+	}
+	x.do(func() error { return x.kernels.Narrow(bracket, counts, x.k, fan, bisectFan) })
+	x.past.age = 0
+}
+
+// learn has the next step be led by how many sums passed in this one: total, and
+// x.allgather.lengths at each rank, who may add so many to the result. All ranks know
+// the same, so they agree.
+func (x *okExchange) learn(total, each int) {
+	if slices.Max(x.allgather.lengths) <= each*14/15 {
+		x.past.level = min(x.past.level+1, levelSteps)
+	} else {
+		x.past.level = 0
+	}
+	x.adapt(total)
+}
+
+// adapt corrects the threshold after a step in which passed sums passed it,
+// and has the next step estimate it when it is far off.
+func (x *okExchange) adapt(passed int) {
+	used := x.float(numBracket)
+	x.past.globalThreshold = used
+	if next := correct(used, passed, x.k, thresholdStep); next != used {
+		x.setInt(numBracket, int32(math.Float32bits(next)))
+	}
+	if x.far(passed) {
+		x.past.age = x.cfg.tuning.ThresholdInterval
+	}
+}
+
+// far reports whether a threshold that so many sums passed is no good.
+func (x *okExchange) far(passed int) bool { return passed > 2*x.k || 4*passed < x.k }

@@ -1,0 +1,222 @@
+package engine
+
+import (
+	"context"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime/kernel"
+)
+
+// partitionTag marks the messages of partitionReducer.
+const partitionTag uint32 = 2
+
+// throttle is with how many peers at a time a rank exchanges entries, as in the published code.
+const throttle = 4
+
+// partitionReducer reduces by partitions, the first half of an allreduce: the index space is
+// cut into one partition per rank, each rank sends every other rank the selected entries in
+// its partition, and adds up what it receives in its own. It is what SparCML calls split
+// (Renggli et al., SC 2019, section 5.3.2) with the rotated, throttled
+// exchange of Ok-Topk (Li and Hoefler, section 3.1.1): in round t, rank r sends
+// to rank r+t and receives from rank r-t, so that no rank gets messages from
+// all others at once.
+type partitionReducer struct {
+	*engine
+	incoming, outbound base.Buffer // messages, as in and out say, by round
+	in, out            mail
+	unpacked           base.Buffer      // lists, where they are not the messages
+	sources            []kernel.Entries // by round, so by distance from this rank
+	sums               message
+}
+
+func newPartitionReducer(e *engine) *partitionReducer {
+	bounds := make([]int32, e.size+1)
+	for r := range bounds {
+		bounds[r] = int32(e.n / e.size * r)
+	}
+	bounds[e.size] = int32(e.n)
+	e.set(numBounds, bounds...)
+	return &partitionReducer{engine: e, sources: make([]kernel.Entries, e.size), in: newMail(e.size), out: newMail(e.size)}
+}
+
+// partition returns the start and the length of a rank's partition, as read last.
+func (s *partitionReducer) partition(rank int) (start, n int) {
+	start = int(s.host[int(numBounds)+rank])
+	return start, int(s.host[int(numBounds)+rank+1]) - start
+}
+
+func (s *partitionReducer) partitionLength(rank int) int {
+	_, n := s.partition(rank)
+	return n
+}
+
+// locate finds the partitions of a list of selected entries.
+func (s *partitionReducer) locate(l kernel.Entries) {
+	s.do(func() error {
+		return s.kernels.LowerBounds(l, s.at(numBounds), s.size+1, s.at(s.positions), s.at(s.lengths))
+	})
+}
+
+// partitionOf returns those selected entries of a list, located and read, that are in a
+// rank's partition.
+func (s *partitionReducer) partitionOf(l kernel.Entries, rank int) kernel.Entries {
+	positions := s.host[s.positions:]
+	return part(l, int(positions[rank]), int(positions[rank+1]))
+}
+
+// reduce adds up this rank's selected entries for itself and what the other ranks'
+// outgoing lists hold for this rank. outgoing was located, and is read here; own
+// are the selected entries for itself, or nil: those that outgoing has. It returns the sums.
+func (s *partitionReducer) reduce(ctx context.Context, outgoing kernel.Entries, own *kernel.Entries) kernel.Entries {
+	s.communicate(ctx, comm.AllToAllCall(s.at(s.lengths), s.at(s.received), 1, dtype.I32))
+	s.read(ctx)
+	return s.reduceRead(ctx, outgoing, own)
+}
+
+// reduceRead is reduce when the lengths are read.
+func (s *partitionReducer) reduceRead(ctx context.Context, outgoing kernel.Entries, own *kernel.Entries) kernel.Entries {
+	_, length := s.partition(s.rank)
+	lengths := s.checkWords(s.received, s.size, func(int) int { return length }, "its number of entries for this rank's partition")
+	s.sources[0] = s.partitionOf(outgoing, s.rank)
+	if own != nil {
+		s.sources[0] = *own
+	}
+	total, in, out := 0, &s.in, &s.out
+	for t := 1; t < s.size; t++ { // both sides know the lengths
+		n := int(lengths[s.from(t)])
+		total += n
+		in.most[t] = s.messageWords(n, length)
+		out.most[t] = s.messageWords(s.partitionOf(outgoing, s.to(t)).N, s.partitionLength(s.to(t)))
+	}
+	in.at, out.at = s.hold(&s.incoming, in), s.hold(&s.outbound, out)
+	apart := s.apart(&s.unpacked, total+total/4)
+	for t := 1; t < s.size; t++ {
+		l, at, span := s.partitionOf(outgoing, s.to(t)), base.At(out.at, out.places[t]), s.partitionLength(s.to(t))
+		s.pack(at, l, span)
+		s.unpack(l, at, span)
+		s.sources[t] = s.listAt(base.At(in.at, in.places[t]), int(lengths[s.from(t)]), apart)
+		apart = base.At(apart, 2*s.sources[t].N)
+	}
+	s.travel(func() {
+		for first := 1; first < s.size; first += throttle {
+			for t := first; t < min(first+throttle, s.size); t++ {
+				if words := out.sizes[t]; words > 0 {
+					s.add(comm.SendCall(base.At(out.at, out.from[t]), words, dtype.I32, s.to(t), partitionTag))
+				}
+				if words := in.sizes[t]; words > 0 {
+					s.add(comm.RecvCall(base.At(in.at, in.from[t]), words, dtype.I32, s.from(t), partitionTag))
+				}
+			}
+			s.engine.together(ctx)
+		}
+	}, in, out)
+	for t, l := range s.sources[1:] {
+		s.unpack(l, base.At(in.at, in.places[t+1]), length)
+	}
+	sums := s.message(&s.sums, min(s.sources[0].N+total, s.n))
+	s.union(sums, s.sources, 1, 0)
+	return sums
+}
+
+// hold returns memory for messages, with room for more.
+func (s *partitionReducer) hold(b *base.Buffer, m *mail) uintptr {
+	words := base.Displacements(m.most, m.places)
+	s.allocate(b, (words+words/4)*base.WordSize)
+	return b.Ptr
+}
+
+// from and to are the peers of a round.
+func (s *partitionReducer) from(round int) int { return (s.rank - round + s.size) % s.size }
+func (s *partitionReducer) to(round int) int   { return (s.rank + round) % s.size }
+
+// collectPartitions is g.collect of lists of which each is in a rank's partition.
+func (s *partitionReducer) collectPartitions(ctx context.Context, g *allgather, mine kernel.Entries) kernel.Entries {
+	for r := range g.spans {
+		g.spans[r] = s.partitionLength(r)
+	}
+	return g.collect(ctx, mine)
+}
+
+// partitionExchange is a reduction by partitions followed by an allgather of the reduced partitions.
+type partitionExchange struct {
+	*partitionReducer
+	allgather *allgather
+	orDense   bool // send whole partitions when lists of entries would be longer
+	all       [1]kernel.Entries
+}
+
+func partitions(e *engine) exchange {
+	return &partitionExchange{partitionReducer: newPartitionReducer(e), allgather: newAllgather(e)}
+}
+
+// partitionsOrDense is SparCML's dynamic allreduce: sparse as long as that is
+// less. An entry is two words, so a result with more than n/2 entries goes as
+// n values.
+func partitionsOrDense(e *engine) exchange {
+	return &partitionExchange{partitionReducer: newPartitionReducer(e), allgather: newAllgather(e), orDense: true}
+}
+
+// fills reports whether so many sums take more than all numbers do. Where they are coded, indices
+// take less than a number that is zero.
+func (x *partitionExchange) fills(total int) bool { return x.orDense && !x.coded() && 2*total > x.n }
+
+func (x *partitionExchange) run(ctx context.Context, selected kernel.Entries) result {
+	x.locate(selected)
+	if x.order.Streams != nil {
+		return x.runPadded(ctx, selected)
+	}
+	sums := x.reduce(ctx, selected, nil)
+	total := x.allgather.exchangeLengths(ctx, sums, x.partitionLength)
+	if x.fills(total) {
+		return x.allgatherPartitions(ctx, sums)
+	}
+	// Partitions ascend with the ranks, so all lists together are one.
+	x.all[0] = x.collectPartitions(ctx, x.allgather, sums)
+	return result{lists: x.all[:], scale: x.average}
+}
+
+// runPadded is run where a wait of the host costs more than a longer message. All
+// ranks get to know all lengths of the first half, which bound those of the second:
+// so the host waits once, and the sums of a partition travel with as much room as they
+// may need, their length in front.
+func (x *partitionExchange) runPadded(ctx context.Context, selected kernel.Entries) result {
+	g := x.allgather
+	x.communicate(ctx, comm.AllGatherCall(x.at(x.lengths), x.at(x.matrix), x.size, dtype.I32))
+	x.read(ctx)
+	room := func(i int) int {
+		_, length := x.partition(i % x.size)
+		return length
+	}
+	all := x.checkWords(x.matrix, x.size*x.size, room, "its number of entries for a partition")
+	total := 0
+	for to := range g.lengths {
+		g.lengths[to] = 0
+		for from := range x.size {
+			g.lengths[to] += int(all[from*x.size+to])
+		}
+		g.lengths[to] = min(g.lengths[to], x.n) // the room of reduce's sums
+		total += g.lengths[to]
+	}
+	for from := range x.size {
+		x.host[int(x.received)+from] = all[from*x.size+x.rank]
+	}
+	sums := x.reduceRead(ctx, selected, nil)
+	if x.fills(total) {
+		return x.allgatherPartitions(ctx, sums)
+	}
+	return result{lists: g.collectSlots(ctx, sums), scale: x.average}
+}
+
+// allgatherPartitions makes the result of all ranks' partitions, densely.
+func (x *partitionExchange) allgatherPartitions(ctx context.Context, sums kernel.Entries) result {
+	g, dense := x.allgather, x.denseResult()
+	for r := range g.lengths {
+		g.displs[r], g.lengths[r] = x.partition(r)
+	}
+	x.all[0] = sums
+	x.merge(dense, dtype.F32, x.all[:], x.average, leftover{})
+	x.communicate(ctx, comm.AllGatherVCall(base.At(dense, g.displs[x.rank]), dense, g.lengths, g.displs, dtype.F32))
+	return result{dense: dense, scale: 1}
+}

@@ -1,0 +1,91 @@
+package engine
+
+import (
+	"context"
+	"errors"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime/kernel"
+)
+
+// quantized adds the gradient to the residual, unless the selector did, and reduces the whole, densely, rounded: each
+// rank sends every other one its share of the elements in the codec, adds up what it receives in its own, in F32 and in the order of the ranks,
+// rounds the sums, and all ranks gather them. What the first rounding loses stays with each rank, and what the second one does
+// with the rank that adds up. So it sends a quarter to a 32nd of an allreduce, and all ranks have the same bits.
+type quantized struct {
+	*engine
+	codes, sums base.Buffer
+	stepwise    bool // the communicator has no operation for it
+}
+
+func (x *quantized) run(ctx context.Context, _ kernel.Entries) result {
+	dense := x.denseResult()
+	if r, ok := comm.As[backend.Rounder](x.c); ok && !x.stepwise {
+		x.keep()
+		x.fence(ctx)
+		if x.err != nil {
+			return result{}
+		}
+		src := x.source(x.addend)
+		src.Take = !x.cfg.NoErrorFeedback
+		err := r.AllReduceRounded(src, dense, x.codec, comm.Avg)
+		if !errors.Is(err, comm.ErrUnsupported) {
+			x.check(err)
+			x.inFlight = true
+			x.arrive(ctx)
+			return result{dense: dense, scale: 1}
+		}
+		x.stepwise = true
+	}
+	x.accumulate(x.addend)
+	x.flagInput(x.residual, dtype.F32)
+	share := (x.n + x.size - 1) / x.size
+	words := x.codec.Size(share) / base.WordSize
+	part := func(rank int) (first, n int) { // of the elements
+		first = min(rank*share, x.n)
+		return first, min(share, x.n-first)
+	}
+	x.allocate(&x.codes, 2*x.size*words*base.WordSize)
+	x.allocate(&x.sums, share*base.WordSize)
+	out, in := x.codes.Ptr, base.At(x.codes.Ptr, x.size*words)
+	for r := range x.size {
+		if first, n := part(r); r != x.rank {
+			x.quantize(base.At(out, r*words), base.At(x.residual, first), n, first)
+		}
+	}
+	x.communicate(ctx, comm.AllToAllCall(out, in, words, dtype.I32))
+	mine, n := part(x.rank)
+	x.fill(x.sums.Ptr, n)
+	for r := range x.size {
+		switch {
+		case x.err != nil || n == 0:
+		case r == x.rank:
+			x.check(x.kernels.Accumulate(kernel.Source{X: x.sums.Ptr, N: n, Grad: base.At(x.residual, mine), DType: dtype.F32}))
+		default:
+			x.check(x.kernels.Dequantize(x.sums.Ptr, x.codec, base.At(in, r*words), n, true))
+		}
+	}
+	own := base.At(out, x.rank*words)
+	x.quantize(own, x.sums.Ptr, n, mine)
+	x.communicate(ctx, comm.AllGatherCall(own, out, words, dtype.I32))
+	for r := range x.size {
+		if first, n := part(r); x.err == nil && n > 0 {
+			x.check(x.kernels.Dequantize(base.At(dense, first), x.codec, base.At(out, r*words), n, false))
+		}
+	}
+	return result{dense: dense, scale: x.average}
+}
+
+// quantize makes the residual what it loses, from an element on.
+func (x *quantized) quantize(dst, src uintptr, n, first int) {
+	lost := base.At(x.residual, first)
+	if x.cfg.NoErrorFeedback {
+		lost = 0
+	}
+	if x.err == nil && n > 0 {
+		x.check(x.kernels.Quantize(dst, x.codec, src, n, lost))
+	}
+}

@@ -1,0 +1,60 @@
+package engine
+
+import (
+	"context"
+	"slices"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/metered"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime/kernel"
+)
+
+// Rebind moves s to another communicator. The residual stays as it is; thresholds and partitions start anew.
+func (s *Reducer) Rebind(c comm.Communicator) error {
+	had := s.size
+	err := s.rebind(c)
+	if err == nil && s.cfg.Defers() && !s.joined && s.confirm == nil {
+		base.ReportLost(had, c)
+	}
+	s.joined = s.joined && err != nil
+	return base.OpError("rebind", err)
+}
+
+func (s *Reducer) rebind(c comm.Communicator) error {
+	err := inOrder(s.ready, func() error { return base.Reaches(s.rt, c) }, s.order.DrainToFree, s.learn)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
+	defer cancel()
+	if s.check(s.leaveShared(ctx, true)); s.err != nil {
+		return s.err
+	}
+	s.release(s.permanent)
+	s.meter = metered.New(c)
+	s.bind(s.meter)
+	s.k, s.selected, s.result = 0, kernel.Entries{}, result{}
+	return s.err
+}
+
+// learn finds out whether the device skipped the last step, before the numbers are
+// those of another communicator.
+func (s *Reducer) learn() error {
+	if !s.deferred || s.counted {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
+	defer cancel()
+	counts := make([]int32, s.skips)
+	err := s.order.HostAfterCompute(ctx)
+	if err == nil {
+		err = s.rt.CopyOut(hostmem.Bytes(counts), s.skip)
+	}
+	if err == nil && slices.ContainsFunc(counts, func(n int32) bool { return n != 0 }) {
+		s.skipped()
+	}
+	s.deferred = s.deferred && err != nil
+	return err
+}

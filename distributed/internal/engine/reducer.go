@@ -1,0 +1,206 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/metered"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
+)
+
+// Reducer averages one gradient tensor over the ranks, step after step. It keeps what is particular to that tensor:
+// the residual, thresholds, partitions and scratch memory. It belongs to one goroutine at a time.
+type Reducer struct {
+	*engine
+	meter    *metered.Communicator
+	name     string // of the pattern that serves k
+	selector selector
+	exchange exchange
+
+	// configured are the settings before a pattern was chosen for Auto. Those of the steps are cfg.
+	configured Settings
+	choice     *Choice // for Auto, when it was made
+	steps      int     // all steps, also dense ones
+	dense      bool    // the exchange is that of dense steps
+	entries    message // the result as a list, where it was asked for
+	onStage    func(Stage)
+	confirm    func(context.Context) error // see BeforeCommit
+	remains    [2]base.Buffer              // the residual, and that before the step
+	closed     bool
+	joined     bool // its steps are part of a transaction of several tensors
+}
+
+// New prepares the reduction of a tensor of n elements in rt's memory. It does not communicate.
+func New(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Reducer, error) {
+	if err := base.Reaches(rt, c); err != nil {
+		return nil, base.OpError("sparse", err)
+	}
+	settings, err := cfg.Settings()
+	if err != nil {
+		return nil, err
+	}
+	return NewReducer(rt, c, n, settings)
+}
+
+// NewReducer is [New] for settings that were resolved, and may have a pattern that was chosen before.
+func NewReducer(rt runtime.Runtime, c comm.Communicator, n int, cfg Settings) (*Reducer, error) {
+	if err := base.Reaches(rt, c); err != nil {
+		return nil, base.OpError("sparse", err)
+	}
+	if n < 0 || n > math.MaxInt32 {
+		return nil, base.OpError("sparse", fmt.Errorf("%w: %d elements, want 0 to %d (indices have 31 bits)", comm.ErrArgument, n, math.MaxInt32))
+	}
+	kernels, err := kernel.Lookup(rt)
+	if err != nil && !cfg.Plain() {
+		return nil, base.OpError("sparse", err)
+	}
+	if codec := cfg.codec(); codec != kernel.CodecNone && errors.Is(kernels.Quantize(0, codec, 0, 0, 0), runtime.ErrUnsupported) {
+		return nil, base.OpError("sparse", fmt.Errorf("values %s on runtime %s: %w", cfg.Values, rt.Name(), runtime.ErrUnsupported))
+	}
+	meter := metered.New(c)
+	e, err := newEngine(rt, kernels, meter, n, cfg)
+	s := &Reducer{engine: e, meter: meter, configured: cfg}
+	if err == nil {
+		s.permanent = len(s.buffers)
+		s.prepare()
+		err = e.err
+	}
+	if err != nil {
+		return nil, base.OpError("sparse", errors.Join(err, e.close()))
+	}
+	return s, nil
+}
+
+// prepare allocates what the steps of the pattern keep.
+func (s *Reducer) prepare() {
+	if s.residual != 0 || !s.cfg.keeps() {
+		return
+	}
+	s.allocate(&s.remains[0], s.held*base.WordSize)
+	if !s.cfg.NoUndo && !s.cfg.NoErrorFeedback { // otherwise nothing is kept that could be lost
+		s.allocate(&s.remains[1], s.held*base.WordSize)
+	}
+	s.permanent = len(s.buffers)
+	s.fill(s.remains[0].Ptr, s.held)
+	if s.err == nil { // otherwise the next step that chooses a pattern does it again
+		s.residual, s.origin = s.remains[0].Ptr, s.remains[1].Ptr
+	}
+}
+
+// ready returns why nothing can be done: s is closed, an earlier error stays, or a step is open.
+func (s *Reducer) ready() error {
+	switch {
+	case s.closed:
+		return base.ClosedError("the Reducer")
+	case s.err == nil && s.phase.open():
+		return fmt.Errorf("%w: in the middle of a step, want after Commit or RollBack", comm.ErrArgument)
+	}
+	return s.err
+}
+
+// inOrder makes calls until one fails, and returns its error.
+func inOrder(calls ...func() error) error {
+	for _, call := range calls {
+		if err := call(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Residual returns a view of this rank's residual, valid until the next step. Without a residual that is
+// [comm.ErrUnsupported].
+func (s *Reducer) Residual() (*runtime.Tensor, error) {
+	if s.closed {
+		return nil, base.OpError("residual", base.ClosedError("the Reducer"))
+	}
+	if s.cfg.Pattern == Auto || s.cfg.Pattern == Dense && s.cfg.Values == F32 && !s.cfg.chosen {
+		return nil, base.OpError("residual", fmt.Errorf("%w: pattern %s has no residual", comm.ErrUnsupported, s.cfg.Pattern))
+	}
+	return runtime.Wrap(s.rt, s.residual, dtype.F32, []int{s.n}, nil, nil)
+}
+
+// Close frees the memory. It may be called again after an error.
+func (s *Reducer) Close() error {
+	s.closed = true
+	return base.OpError("sparse close", s.engine.close())
+}
+
+// checkTensor checks a gradient and returns its address.
+func (s *Reducer) checkTensor(op string, t *runtime.Tensor) (uintptr, error) {
+	ptr, err := checkGradient(op, s.rt, s.c, s.n, t)
+	for _, kept := range []uintptr{s.residual, s.origin} {
+		if err == nil && kept != 0 && kept < ptr+uintptr(t.Bytes()) && ptr < base.At(kept, s.held) {
+			err = base.OpError(op, fmt.Errorf("%w: the tensor shares memory with the residual", comm.ErrArgument))
+		}
+	}
+	return ptr, err
+}
+
+// checkGradient checks a gradient of n elements and returns its address.
+func checkGradient(op string, rt runtime.Runtime, c comm.Communicator, n int, t *runtime.Tensor) (uintptr, error) {
+	ptr, err := base.Address(op, "gradient", c, t)
+	if err != nil {
+		return 0, err
+	}
+	if err := base.CheckGradientType(t.DType()); err != nil {
+		return 0, base.OpError(op, err)
+	}
+	if t.Len() != n {
+		return 0, base.ShapeError(op, "gradient has %d elements, want %d", t.Len(), n)
+	}
+	if err := base.SameStream(rt, t.Runtime()); err != nil {
+		return 0, base.OpError(op, fmt.Errorf("the runtime of the gradient and that of its reduction: %w", err))
+	}
+	return ptr, nil
+}
+
+// readPosted reads what the last step left to be read later, if it is not read yet.
+func (s *Reducer) readPosted(ctx context.Context) {
+	if x, ok := s.exchange.(*okExchange); ok {
+		x.readPosted(ctx)
+	}
+}
+
+// count returns how many of n entries a density stands for.
+func count(density float64, n int) int {
+	if density == 0 || n == 0 {
+		return 0
+	}
+	return min(n, max(1, int(math.Round(density*float64(n)))))
+}
+
+// plan chooses what serves k entries, or the whole residual. When k changes, thresholds and partitions
+// start anew and scratch memory is fitted to the new size.
+func (s *Reducer) plan(ctx context.Context, k int, whole bool) {
+	if k == s.k && whole == s.dense {
+		return
+	}
+	if NeedsHost(s.cfg.Pattern) && s.err == nil { // what is copied to the device waits for it without a context
+		s.check(s.order.HostAfterAll(ctx))
+	}
+	s.release(s.permanent)
+	s.k, s.dense = k, whole
+	s.forget(past{})
+	s.fill(s.at(numState), 2)
+	if k > 0 {
+		name, p := Dense, pattern{noSelector, sumAll}
+		if !whole {
+			name, p = find(&s.cfg, k, s.n, s.size)
+		}
+		s.name = name
+		s.selector, s.exchange = p.selector(s.engine), p.exchange(s.engine)
+		if _, all := s.selector.(nothing); !all && s.cfg.Selector != nil {
+			s.selector = &custom{engine: s.engine}
+		}
+	}
+	if s.err != nil {
+		s.k = 0 // nothing is planned
+	}
+}

@@ -1,0 +1,416 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/metered"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// AllReduce makes a step: it replaces t by the average of all ranks' t. After an error it has rolled the step back.
+func (s *Reducer) AllReduce(ctx context.Context, t *runtime.Tensor) error {
+	const op = "sparse allreduce"
+	if err := s.ready(); err != nil {
+		return base.OpError(op, err)
+	}
+	ptr, err := s.checkTensor(op, t)
+	if err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return base.OpError(op, comm.ContextError(ctx))
+	}
+	g := Input{Ptr: ptr, DType: t.DType()}
+	if s.Select(ctx, g) != nil || s.Exchange(ctx) != nil || s.end(ctx) != nil {
+		return base.OpError(op, s.failed())
+	}
+	return nil
+}
+
+// end completes and commits a step.
+func (s *Reducer) end(ctx context.Context) error {
+	started := time.Now()
+	_, err := s.Complete(ctx)
+	if err == nil {
+		if s.confirm != nil { // which tells the others that this rank has the result
+			s.do(func() error { return s.order.HostAfterAll(ctx) })
+			s.hostWaited = true
+		}
+		v := s.judge(ctx)
+		if s.confirm != nil && s.err == nil {
+			s.check(s.confirm(ctx))
+		}
+		if err = s.err; err == nil {
+			err = s.Commit(v)
+		}
+	}
+	s.stats.ExchangeTime += time.Since(started)
+	return err
+}
+
+// Drain waits for communication that a step which failed has left in flight, until ctx is done.
+func (s *Reducer) Drain(ctx context.Context) error { return s.order.Drain(ctx) }
+
+// Select begins a step: it adds the gradient to the residual and selects the entries to send.
+// A dense step also reads the gradient afterwards, unless it is lent. Select communicates
+// only before the first step, to choose for [Auto], and to clip by the norm of all ranks. After
+// an error, RollBack. Select, and any method that requires a closed step, fails with [comm.ErrArgument] while a step is
+// open.
+func (s *Reducer) Select(ctx context.Context, g Input) error {
+	if err := s.ready(); err != nil {
+		return err
+	}
+	started, sent := time.Now(), s.meter.Totals()
+	s.step = step{phase: begun, last: s.stats, stats: Stats{Step: s.steps, Elements: s.n}}
+	if ctx.Err() != nil {
+		s.check(comm.ContextError(ctx))
+	} else {
+		s.check(s.order.Drain(ctx)) // an earlier step may have failed
+	}
+	if !s.agreed {
+		s.agree(ctx, s.terms(g.DType))
+	}
+	s.lookForFaults(ctx)
+	if s.err != nil {
+		return s.err
+	}
+	density, dense := s.cfg.density(s.steps)
+	if !dense && s.cfg.Pattern == Auto {
+		if s.decide(ctx, g.DType); s.err != nil {
+			return s.err
+		}
+		started, sent = time.Now(), s.meter.Totals()
+	}
+	if s.choice != nil {
+		s.stats.Chosen = s.choice.Pattern
+	}
+	// The dense pattern of a program ignores densities. Where it was chosen, it pauses where others would.
+	dense = dense || s.cfg.Pattern == Dense && !(s.cfg.chosen && density == 0)
+	if dense && !s.coded() && !s.cfg.pauses() {
+		s.takeWhole(ctx, g)
+	} else {
+		s.takeSome(ctx, g, density, dense)
+	}
+	s.stats.SelectTime = time.Since(started)
+	s.addSent(sent)
+	s.phase = selected
+	return s.err
+}
+
+// Exchange makes the result of what all ranks selected.
+func (s *Reducer) Exchange(ctx context.Context) error {
+	if err := s.in(selected, selected); err != nil {
+		return err
+	}
+	started, sent := time.Now(), s.meter.Totals()
+	switch {
+	case s.whole.DType != dtype.Invalid:
+		s.communicate(ctx, s.whole)
+		if s.judges() {
+			s.fill(s.flags, s.size)
+			s.countArray(s.whole.Recv, s.whole.DType)
+		}
+		s.result = result{dense: s.whole.Recv, scale: 1}
+	case s.stats.K > 0:
+		s.result = s.exchange.run(ctx, s.selected)
+	}
+	s.phase = exchanged
+	s.stats.ExchangeTime = time.Since(started)
+	s.addSent(sent)
+	return s.err
+}
+
+// addSent counts what was sent since then for the step.
+func (s *Reducer) addSent(then metered.Traffic) {
+	now := s.meter.Totals()
+	s.stats.SentElements += now.SentElements - then.SentElements
+	s.stats.SentBytes += now.SentBytes - then.SentBytes
+}
+
+// OnStage has f called when the work of a stage of a sparse step has been submitted to the compute stream. nil ends that.
+func (s *Reducer) OnStage(f func(Stage)) { s.onStage = f }
+
+// BeforeCommit has f called in each AllReduce when this rank has the result, and before anything is written that cannot
+// be rolled back. nil ends that.
+func (s *Reducer) BeforeCommit(f func(ctx context.Context) error) { s.confirm = f }
+
+func (s *Reducer) passed(stage Stage) {
+	if s.onStage != nil {
+		s.onStage(stage)
+	}
+}
+
+// Commit ends a step whose exchange is not in flight: it writes the result to the gradient, or skips
+// the step. An error stays, because the gradient may be lost.
+func (s *Reducer) Commit(v Verdict) error {
+	if err := s.in(exchanged, judged); err != nil {
+		return err
+	}
+	g := s.target
+	switch {
+	case v == Skips:
+		if s.restores != nothingSaved {
+			s.rollBack()
+		}
+		if s.err == nil { // otherwise the gradient is as it was
+			s.check(s.rt.Fill(g.Ptr, s.n, g.DType, 0))
+		}
+		s.skipped()
+	case s.result.dense == 0:
+		s.merge(g.Ptr, g.DType, s.result.lists, s.result.scale, s.result.left)
+	case s.stats.Dense && s.whole.DType == g.DType:
+		s.copyBytes(g.Ptr, s.result.dense, s.n*g.DType.Size())
+	default:
+		s.store(g.Ptr, g.DType, s.result.dense)
+	}
+	if s.err == nil {
+		s.phase = finished // what fails from here on cannot be rolled back: the gradient is overwritten
+	}
+	if v != Skips && !s.stats.Dense {
+		s.mask(s.selected)
+	}
+	if s.deferred = v == Deferred; s.deferred {
+		s.rollBackIfNonFinite(g)
+	}
+	if s.past.pending && s.judges() {
+		s.post()
+	}
+	if s.err == nil {
+		s.steps++
+		if !g.Scratch {
+			s.restores = nothingSaved
+		}
+	}
+	s.passed(Finished)
+	return s.err
+}
+
+// RollBack ends a step that was begun and not committed, or has a target that is scratch: the residual is as before it, bit for
+// bit, unless that fails, which stays. Without such a step it does nothing.
+func (s *Reducer) RollBack() error {
+	done := s.phase == finished && s.target.Scratch
+	if !s.phase.open() && !done {
+		return s.err
+	}
+	if s.err = nil; done {
+		s.steps--
+	}
+	if s.restores != nothingSaved {
+		s.rollBack()
+	}
+	if s.chose {
+		s.become(Auto, nil)
+	}
+	s.step = step{phase: rolledBack, stats: s.last, counted: true}
+	return s.err
+}
+
+// failed rolls back a step that failed, if it can, and returns why it did. What
+// fails now stays.
+func (s *Reducer) failed() error {
+	if s.cfg.NoUndo {
+		s.stats, s.counted = s.last, true
+		return s.err
+	}
+	cause := s.err
+	if !s.phase.open() {
+		s.err = fmt.Errorf("%w; and the gradient is lost, because the result was written to its place before", cause)
+		return s.err
+	}
+	if s.RollBack() != nil {
+		s.err = fmt.Errorf("%w; and the residual is lost, because it could not be restored: %w", cause, s.err)
+		return s.err
+	}
+	return fmt.Errorf("%w (the step was rolled back: gradient and residual are as before)", cause)
+}
+
+// takeWhole prepares to average the gradient itself. Residuals are not touched:
+// dense steps come before sparse ones, so there is nothing in them yet. A result
+// that may have to be rolled back is made beside the gradient.
+func (s *Reducer) takeWhole(ctx context.Context, g Input) {
+	s.sendsAll()
+	s.target = g
+	if s.cfg.Momentum > 0 {
+		s.takeVelocity(ctx, g)
+		return
+	}
+	bytes, send, sum := s.n*g.DType.Size(), g.Ptr, g.Ptr
+	if !s.cfg.NoUndo {
+		if sum = s.origin; sum == 0 {
+			s.allocate(&s.flat, bytes)
+			sum = s.flat.Ptr
+		}
+	}
+	s.clip(ctx, &g)
+	if g.Factor != 0 || g.Lent || s.flagsInput() {
+		send = sum
+		s.copyBytes(send, g.Ptr, bytes)
+	}
+	factor := g.Factor
+	op := comm.Avg
+	if g.Share != 0 && g.DType == dtype.F16 { // which a factor above 1 may take out of its range
+		factor = g.Share
+		op = comm.Sum
+	}
+	if factor != 0 && s.err == nil {
+		s.check(s.kernels.Scale(send, g.DType, s.n, factor))
+	}
+	s.flagInput(send, g.DType)
+	s.whole = comm.AllReduceCall(send, sum, s.n, g.DType, op)
+}
+
+// takeVelocity prepares to average the velocity, in F32 whatever type the gradient
+// has: it may outgrow that, and what the result has no room for is in the residual,
+// to be sent in the next step.
+func (s *Reducer) takeVelocity(ctx context.Context, g Input) {
+	s.clip(ctx, &g)
+	s.save()
+	s.accumulate(s.addMomentum(g))
+	sum := s.denseResult()
+	s.copy(sum, s.residual, s.n)
+	s.fill(s.residual, s.n)
+	s.flagInput(sum, dtype.F32)
+	s.whole = comm.AllReduceCall(sum, sum, s.n, dtype.F32, comm.Avg)
+}
+
+// sendsAll notes that the step is dense.
+func (s *Reducer) sendsAll() {
+	s.stats.Pattern, s.stats.Dense, s.stats.K = Dense, true, s.n
+	s.stats.SelectedLocal, s.stats.SelectedGlobal = s.n, s.n
+}
+
+// takeSome adds the gradient to the residual and selects from it, or has the exchange take the whole.
+func (s *Reducer) takeSome(ctx context.Context, g Input, density float64, whole bool) {
+	k := count(density, s.n)
+	if whole {
+		k = s.n
+	}
+	s.plan(ctx, k, whole)
+	if s.stats.K = k; whole {
+		s.sendsAll()
+	}
+	s.clip(ctx, &g)
+	s.target = g
+	s.save()
+	if s.err != nil {
+		return // nothing has changed, and nothing may
+	}
+	if s.cfg.NoErrorFeedback {
+		s.fill(s.residual, s.n)
+	}
+	g = s.addMomentum(g)
+	if k == 0 {
+		s.accumulate(g)
+		s.judgeAlone()
+		return
+	}
+	s.stats.Pattern = s.name
+	s.selected = s.selector.selectEntries(g, k, s.exchange.placeSelected(ctx, s.selector.capacity(k)))
+	s.passed(Selected)
+}
+
+// Complete has the compute stream wait for the exchange, and counts what is not finite in the
+// result. waited is whether the host has waited for the device in this step.
+func (s *Reducer) Complete(ctx context.Context) (waited bool, err error) {
+	if err := s.in(exchanged, exchanged); err != nil {
+		return s.hostWaited, err
+	}
+	s.arriveAll(ctx, s.result)
+	s.passed(Exchanged)
+	if s.flags != s.at(s.nonFinite) { // the verdict is about other tensors too
+		s.finding = unknown
+	}
+	if s.judges() && s.stats.Pattern != "" && s.whole.DType == dtype.Invalid && !s.flagged {
+		s.countResult(s.result)
+	}
+	s.phase = judged
+	return s.hostWaited, s.err
+}
+
+// in returns an error unless the step is in one of some phases.
+func (s *Reducer) in(from, to phase) error {
+	if s.err == nil && (s.phase < from || s.phase > to) {
+		return fmt.Errorf("%w: parts of a step are made in the order Select, Exchange, Complete, Commit", comm.ErrArgument)
+	}
+	return s.err
+}
+
+// InFlight reports whether the compute stream does not wait for the exchange yet.
+func (s *Reducer) InFlight() bool { return s.inFlight }
+
+// JoinTransaction makes s one of several tensors whose steps pass or are skipped together.
+// Complete counts at flags, an I32 of each rank, which entries of the result are not
+// finite. A step that is committed as [Deferred] is rolled back by the device if the I32 at
+// skip is not 0. The caller compares what the ranks reduce ([Reducer.Terms]), and logs what a
+// [Reducer.Rebind] loses. A Rebind ends it.
+func (s *Reducer) JoinTransaction(flags, skip uintptr) {
+	s.flags, s.skip, s.skips = flags, skip, 1
+	s.agreed, s.joined = true, true
+}
+
+// faultInterval is how often a step waits for the device only to look at what the
+// kernels have counted.
+const faultInterval = 256
+
+// lookForFaults makes indices that earlier steps have left out an error of this one.
+// A step whose exchange reads nothing would not find them. It costs a copy of the
+// numbers; where that is a wait of the host, few steps do it.
+func (s *Reducer) lookForFaults(ctx context.Context) {
+	if s.order.Streams != nil && (s.steps == 0 || s.steps%faultInterval != 0 || s.rt.Stats().Frozen) {
+		return
+	}
+	s.read(ctx)
+	s.hostWaited = false // for this step
+}
+
+// Stats returns what the last step did. Numbers that are on the device are waited for, until ctx is done.
+func (s *Reducer) Stats(ctx context.Context) (Stats, error) {
+	if s.counted || s.closed || s.err != nil {
+		return s.stats, nil
+	}
+	idle := s.stats.Dense || s.selected.Idx == 0 // what there is to count, is
+	if idle && !s.deferred {
+		return s.stats, nil
+	}
+	found := s.foundNonFinite(ctx)
+	s.readPosted(ctx)
+	if err := s.failure(); err != nil {
+		return s.stats, base.OpError("stats", err)
+	}
+	if s.deferred && found {
+		s.skipped()
+	}
+	if idle {
+		s.counted = true
+		return s.stats, nil
+	}
+	local, err := s.lengthOf(s.selected)
+	global := 0
+	for _, l := range s.result.lists {
+		n, e := s.lengthOf(l)
+		global, err = global+n, errors.Join(err, e)
+	}
+	if s.result.dense != 0 {
+		global = s.n
+	}
+	threshold := s.float(s.used)
+	switch s.selector.(type) {
+	case nothing:
+		local, threshold = s.n, 0
+	case *custom:
+		threshold = 0
+	}
+	s.stats.SelectedLocal, s.stats.SelectedGlobal = local, global
+	s.stats.Threshold, s.stats.GlobalThreshold = threshold, s.past.globalThreshold
+	if err != nil {
+		return s.stats, base.OpError("stats", err)
+	}
+	s.counted = true
+	return s.stats, nil
+}

@@ -1,0 +1,213 @@
+package engine
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/runtime/kernel"
+)
+
+// A list travels as one message, whose length follows from the number of entries that there is
+// room for. Where all ranks know how long lists are, that is how long they are. Where lengths differ and
+// the host may wait, they are sent first ([allgather.exchangeLengths]). Where the host is not to wait,
+// because the device has streams of its own, a list goes padded to its capacity, in a slot: a message
+// with the list's length in front.
+//
+// This file alone knows how a message looks: indices, and behind them values; or, where values travel
+// otherwise than as F32, what [kernel.Kernels].Encode makes of them. Such a message is sized by the most
+// bytes that so many entries may take, and where it is long and the host can look at it, sent as long as it
+// is ([engine.travel]). Its list lies apart from it. Where a rank sends what others
+// add up or keep, it unpacks its own messages as well, so that its list holds what they say. What rounding
+// loses is in its residual.
+
+// unitOf is how many elements of a budget a word is, where messages have at least half of an equal share of k of n entries.
+func unitOf(codec kernel.Codec, k, n, size int) unit {
+	if codec == kernel.CodecNone {
+		return 1
+	}
+	share := max(k/(2*size), 1)
+	return unit(2 * base.WordSize * float64(share) / float64(codec.Bound(share, n)))
+}
+
+func (e *engine) unit() unit { return unitOf(e.codec, e.k, e.n, e.size) }
+
+// messageWords is the length of the message of n entries with indices in a range of span, slotWords that
+// of a slot for n entries with any indices.
+func (e *engine) messageWords(n, span int) int {
+	switch {
+	case n == 0:
+		return 0
+	case e.coded():
+		return e.codec.Bound(n, span) / base.WordSize
+	}
+	return 2 * n
+}
+
+func (e *engine) slotWords(n int) int { return headerWords + e.messageWords(n, e.n) }
+
+// pack makes the message of a list with indices in a range of span at p, unless the list is there.
+func (e *engine) pack(p uintptr, l kernel.Entries, span int) {
+	if !e.coded() {
+		e.copy(p, l.Idx, l.N)
+		e.copy(base.At(p, l.N), l.Val, l.N)
+		return
+	}
+	lost := kernel.Array{}
+	if !e.cfg.NoErrorFeedback {
+		lost = e.array(e.residual)
+	}
+	if e.err == nil && l.N > 0 {
+		e.check(e.kernels.Encode(l, e.codec, span, e.encoded(p, l.N, span), lost))
+	}
+}
+
+// unpack makes a list of the message at p, unless the list is there.
+func (e *engine) unpack(l kernel.Entries, p uintptr, span int) {
+	if !e.coded() {
+		e.copy(l.Idx, p, l.N)
+		e.copy(l.Val, base.At(p, l.N), l.N)
+		return
+	}
+	if e.decode(l, p, span); e.order.Streams == nil {
+		if n := e.word(e.at(numCount)); e.err == nil && l.N > 0 && n != l.N {
+			e.err = fmt.Errorf("%w: a message of %d entries, which has %d", comm.ErrMismatch, l.N, n)
+		}
+	}
+}
+
+func (e *engine) decode(l kernel.Entries, p uintptr, span int) {
+	if e.err == nil && l.N > 0 {
+		l.Len = e.at(numCount) // what stands in front of a slot may say more
+		e.check(e.kernels.Decode(e.encoded(p, l.N, span), e.codec, l))
+	}
+}
+
+// word reads one.
+func (e *engine) word(p uintptr) int {
+	e.do(func() error { return e.rt.CopyOut(e.length[:], p) })
+	return int(binary.LittleEndian.Uint32(e.length[:]))
+}
+
+// encoded is the message of n entries at p.
+func (e *engine) encoded(p uintptr, n, span int) kernel.Message {
+	return kernel.Message{Ptr: p, Bytes: e.messageWords(n, span) * base.WordSize}
+}
+
+// packSlot and unpackSlot are pack and unpack of a list in a slot, which has room for more than the list.
+func (e *engine) packSlot(l kernel.Entries) { e.pack(base.At(l.Len, headerWords), l, e.n) }
+func (e *engine) unpackSlot(l kernel.Entries) {
+	if p := base.At(l.Len, headerWords); e.coded() {
+		e.decode(l, p, e.n)
+	} else {
+		e.unpack(l, p, e.n)
+	}
+}
+
+// headWords is what a message begins with. The second word is its length in bytes.
+const headWords = 2
+
+// mail is messages in one piece of memory, in words: how much room each has and where, and the part that travels.
+type mail struct {
+	at           uintptr
+	most, places []int
+	sizes, from  []int
+}
+
+func newMail(n int) mail {
+	ints := func() []int { return make([]int, n) }
+	return mail{most: ints(), places: ints(), sizes: ints(), from: ints()}
+}
+
+// trims reports whether a message with room for so many words travels in two parts: its head, and what follows
+// that up to the length that it has. All who send or receive the message decide alike.
+func (e *engine) trims(most int) bool {
+	return e.coded() && e.order.Streams == nil && most*base.WordSize >= e.cfg.tuning.TrimFrom
+}
+
+// travel has move send and receive messages: all of the short ones and the heads of the others, and then
+// what follows the heads.
+func (e *engine) travel(move func(), all ...*mail) {
+	for _, m := range all {
+		copy(m.sizes, m.most)
+		copy(m.from, m.places)
+		for i, most := range m.most {
+			if e.trims(most) {
+				m.sizes[i] = headWords
+			}
+		}
+	}
+	move()
+	more := false
+	for _, m := range all {
+		for i, most := range m.most {
+			m.from[i] += m.sizes[i]
+			if m.sizes[i] = 0; e.trims(most) {
+				m.sizes[i] = max(e.wordsOf(base.At(m.at, m.places[i]), most)-headWords, 0)
+				more = true
+			}
+		}
+	}
+	if more {
+		move()
+	}
+}
+
+// wordsOf returns the length of the message at p, whose head is there.
+func (e *engine) wordsOf(p uintptr, most int) int {
+	bytes := e.word(base.At(p, 1))
+	if e.err == nil && (bytes < headWords*base.WordSize || bytes > most*base.WordSize) {
+		e.err = fmt.Errorf("%w: a message of %d bytes, which has at most %d", comm.ErrMismatch, bytes, most*base.WordSize)
+	}
+	if e.err != nil {
+		return 0
+	}
+	return (bytes + base.WordSize - 1) / base.WordSize
+}
+
+// arriveAll makes the lists of a result when it has arrived.
+func (e *engine) arriveAll(ctx context.Context, r result) {
+	e.arrive(ctx)
+	for i, p := range r.messages {
+		e.unpack(r.lists[i], p, e.n)
+	}
+}
+
+// messageOf returns where the message of a list is made, or arrives: where the list is, if it is one,
+// and in b otherwise.
+func (e *engine) messageOf(b *base.Buffer, l kernel.Entries) uintptr {
+	if !e.coded() && l.Val == base.At(l.Idx, l.N) {
+		return l.Idx
+	}
+	e.allocate(b, e.messageWords(l.N, e.n)*base.WordSize)
+	return b.Ptr
+}
+
+// apart returns memory of lists of n entries, where they are not messages.
+func (e *engine) apart(b *base.Buffer, n int) uintptr {
+	if e.coded() {
+		e.allocate(b, 2*n*base.WordSize)
+	}
+	return b.Ptr
+}
+
+// listAt returns where the list of n entries is that travels as the message at p.
+func (e *engine) listAt(p uintptr, n int, apart uintptr) kernel.Entries {
+	if e.coded() {
+		p = apart
+	}
+	return kernel.Entries{Idx: p, Val: base.At(p, n), N: n}
+}
+
+// placeSlots makes lists those of slots of n entries, one behind the other from p on.
+func (e *engine) placeSlots(lists []kernel.Entries, p uintptr, n int, apart uintptr) {
+	for i := range lists {
+		if e.err == nil {
+			first := base.At(p, i*e.slotWords(n))
+			lists[i] = e.listAt(base.At(first, headerWords), n, base.At(apart, 2*n*i))
+			lists[i].Len = first
+		}
+	}
+}
