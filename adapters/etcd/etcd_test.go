@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -78,7 +79,8 @@ func (s *server) dial(t *testing.T) *clientv3.Client {
 	return c
 }
 
-// TestStore has the same calls made of an etcd and of the library's own store, with the same answers.
+// TestStore has the same calls made of an etcd, of one behind a proxy, and of the library's own store, with the same
+// answers.
 func TestStore(t *testing.T) {
 	s := newServer(t)
 	own := store.NewServer(store.Options{})
@@ -88,6 +90,22 @@ func TestStore(t *testing.T) {
 		"etcd": func(t *testing.T) store.Store {
 			kv, err := etcd.Dial(t.Context(), etcd.Config{Client: s.dial(t), Prefix: "/test/", Silence: 2 * time.Second})
 			require.NoError(t, err)
+			return kv
+		},
+		"proxy": func(t *testing.T) store.Store {
+			client := s.dial(t)
+			p := store.NewProxy(2*time.Second, func(ctx context.Context, _ string) (store.Backend, error) {
+				return etcd.Dial(ctx, etcd.Config{Client: client, Prefix: "/proxy/", Silence: 2 * time.Second})
+			})
+			conf, err := store.TLS([]byte("a secret of tests"), "proxy")
+			require.NoError(t, err)
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			p.Serve(l, conf)
+			t.Cleanup(func() { _ = p.Close() })
+			kv, err := store.Dialer{Addresses: []string{l.Addr().String()}, TLS: conf, Name: "test"}.Dial(t.Context())
+			require.NoError(t, err)
+			checkMore(t, kv)
 			return kv
 		},
 	} {
@@ -145,6 +163,30 @@ func TestStore(t *testing.T) {
 			stopWatch()
 		})
 	}
+}
+
+// checkMore makes the calls that are a client's alone.
+func checkMore(t *testing.T, kv *store.Client) {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	first, err := kv.Add(ctx, "n", 2)
+	require.NoError(t, err)
+	second, err := kv.Add(ctx, "n", -5)
+	require.NoError(t, err)
+	assert.Equal(t, first-5, second)
+	kv.Post("list/b", []byte("2"))
+	kv.Post("list/a", []byte("1"))
+	all, err := kv.List(ctx, "list/")
+	require.NoError(t, err)
+	require.Len(t, all, 2)
+	assert.Equal(t, "list/a", all[0].Key)
+	require.NoError(t, kv.Delete(ctx, "list/a", all[1].Version))
+	require.NoError(t, kv.Wait(ctx, "list/a", "list/b"), "another version is not deleted")
+	require.NoError(t, kv.Delete(ctx, "list/a", all[0].Version))
+	require.NoError(t, kv.Delete(ctx, "list/b", 0))
+	all, err = kv.List(ctx, "list/")
+	require.NoError(t, err)
+	assert.Empty(t, all)
 }
 
 func TestRefusals(t *testing.T) {

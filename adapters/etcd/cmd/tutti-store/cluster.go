@@ -64,6 +64,7 @@ type member struct {
 	peers    string // URLs; "" for those in cluster
 	clients  string // URLs; "" for none
 	logLevel string
+	log      zap.AtomicLevel // that of logLevel, once it has started
 }
 
 // alone is the peer URL of a member that has no peers.
@@ -111,8 +112,11 @@ func (m *member) start(secret []byte) (*embed.Etcd, error) {
 	conf.Name = m.name
 	conf.Dir = m.folder
 	conf.ClusterState = m.state
-	conf.LogLevel = m.logLevel
-	conf.LogOutputs = []string{"stderr"}
+	logger, err := m.logger()
+	if err != nil {
+		return nil, err
+	}
+	conf.ZapLoggerBuilder = embed.NewZapLoggerBuilder(logger)
 	// A job changes a few keys where members come and go: what they were before is of no use.
 	conf.AutoCompactionMode = embed.CompactorModeRevision
 	conf.AutoCompactionRetention = "1000"
@@ -147,6 +151,24 @@ func (m *member) start(secret []byte) (*embed.Etcd, error) {
 		return nil, fmt.Errorf("the etcd in %s: %w", m.folder, err)
 	}
 	return e, nil
+}
+
+// logger writes lines to the standard error.
+func (m *member) logger() (*zap.Logger, error) {
+	var err error
+	if m.log, err = zap.ParseAtomicLevel(m.logLevel); err != nil {
+		return nil, err
+	}
+	return zap.Config{
+		Level: m.log, Encoding: "console", EncoderConfig: zap.NewDevelopmentEncoderConfig(), OutputPaths: []string{"stderr"},
+		DisableCaller: true, DisableStacktrace: true,
+	}.Build()
+}
+
+// stop ends the member in order. That its listeners are closed then is no error.
+func (m *member) stop(e *embed.Etcd) {
+	m.log.SetLevel(zap.FatalLevel)
+	e.Close()
 }
 
 // parseURLs reads the value of a flag.

@@ -70,7 +70,7 @@ func (c *config) serve(ctx context.Context, out, log io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer e.Close()
+	defer c.embedded.stop(e)
 	client, err := c.embedded.ready(ctx, e, log)
 	if err != nil {
 		return ended(ctx, err)

@@ -316,6 +316,7 @@ func TestAnyMachine(t *testing.T) {
 				}
 				require.NoError(t, p.Process.Signal(syscall.SIGINT))
 				require.NoError(t, p.Wait(), "a server ends in order")
+				assert.NotContains(t, p.said(), "closed network connection")
 				break // the other one has no majority
 			}
 		})
@@ -336,22 +337,23 @@ func TestOutside(t *testing.T) {
 	_, address := serve(ctx, t, secret, "--endpoints", client)
 	at := address()
 	command := tuttiCommand(t)
-	launch := func(more ...string) *process {
-		args := append([]string{"launch", "--join", at, "--secret-file", secret, "--machines", "2", "--wait", "1m"}, more...)
+	launch := func(join string, more ...string) *process {
+		args := append([]string{"launch", "--join", join, "--secret-file", secret, "--machines", "2", "--wait", "1m"}, more...)
 		return start(ctx, t, "rank", command, append(args, os.Args[0])...)
 	}
 	for range 2 {
-		a, b := launch("-n", "1"), launch("-n", "2")
+		a := launch(at, "-n", "1")
+		b := launch(jobtest.Address(t, 1)+","+at, "-n", "2") // nobody is at the first address
 		require.NoError(t, a.Wait())
 		require.NoError(t, b.Wait())
 		assert.Equal(t, 1, strings.Count(a.said(), "RESULT 3 6"))
 		assert.Equal(t, 2, strings.Count(b.said(), "RESULT 3 6"))
 	}
 
-	stranger := launch("--secret-file", secretFile(t))
+	stranger := launch(at, "--secret-file", secretFile(t))
 	require.Error(t, stranger.Wait())
 	assert.Contains(t, stranger.said(), "it knows another secret")
-	nameless := launch("--job", "a/b")
+	nameless := launch(at, "--job", "a/b")
 	require.Error(t, nameless.Wait())
 	assert.Contains(t, nameless.said(), "is no name of a job")
 }
