@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	goruntime "runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -249,24 +250,57 @@ func tuttiCommand(t *testing.T) string {
 	return program
 }
 
-// three starts the servers of three machines, whose etcd is in them.
-func three(ctx context.Context, t *testing.T, secret string) (servers []*process, addresses []string) {
-	var peers, names []string
-	for i := range 3 {
-		names = append(names, fmt.Sprint("machine", i))
-		peers = append(peers, names[i]+"=https://"+jobtest.Address(t, 1))
+// trio are the servers of three machines, whose etcd is in them.
+type trio struct {
+	secret    string // file
+	cluster   string
+	folders   [3]string
+	servers   [3]*process
+	addresses [3]string
+}
+
+func newTrio(ctx context.Context, t *testing.T) *trio {
+	s := &trio{secret: secretFile(t)}
+	var peers []string
+	for i := range s.folders {
+		s.folders[i] = t.TempDir()
+		peers = append(peers, fmt.Sprintf("machine%d=https://%s", i, jobtest.Address(t, 1)))
 	}
+	s.cluster = strings.Join(peers, ",")
+	s.start(ctx, t, 0, 1, 2)
+	return s
+}
+
+// start starts the servers of machines, and waits until they serve.
+func (s *trio) start(ctx context.Context, t *testing.T, machines ...int) {
 	var found []func() string
-	for _, name := range names {
-		p, address := serve(ctx, t, secret,
-			"--data-dir", t.TempDir(), "--name", name, "--initial-cluster", strings.Join(peers, ","))
-		servers = append(servers, p)
+	for _, i := range machines {
+		p, address := serve(ctx, t, s.secret, "--data-dir", s.folders[i], "--name", fmt.Sprint("machine", i), "--initial-cluster", s.cluster)
+		s.servers[i] = p
 		found = append(found, address)
 	}
-	for _, address := range found {
-		addresses = append(addresses, address())
+	for n, address := range found {
+		s.addresses[machines[n]] = address()
 	}
-	return servers, addresses
+}
+
+// launch has a machine take part in a job with a member.
+func (s *trio) launch(ctx context.Context, t *testing.T, command string, addresses ...string) *process {
+	return start(ctx, t, "member", command, "launch", "--join", strings.Join(addresses, ","), "--job", "any",
+		"--secret-file", s.secret, "--min", "2", "--restarts", "3", "--wait", "1m", os.Args[0])
+}
+
+// checkResult compares what a launcher's member has trained with what it is to be.
+func checkResult(t *testing.T, launcher *process) {
+	t.Helper()
+	require.NoError(t, launcher.Wait())
+	var steps uint64
+	var got float32
+	_, result, found := strings.Cut(launcher.said(), "RESULT ")
+	require.True(t, found)
+	_, err := fmt.Sscan(result, &steps, &got)
+	require.NoError(t, err)
+	assert.Equal(t, trained(steps), got, "after %d steps", steps)
 }
 
 // TestAnyMachine: three machines have a server of the store, with an etcd in it, a launcher and a member each. Any of
@@ -281,46 +315,57 @@ func TestAnyMachine(t *testing.T) {
 		t.Run(fmt.Sprint("machine ", victim), func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), limit)
 			defer cancel()
-			secret := secretFile(t)
-			servers, addresses := three(ctx, t, secret)
+			s := newTrio(ctx, t)
 			var launchers []*process
 			for range 3 {
-				launchers = append(launchers, start(ctx, t, "member", command, "launch", "--join", strings.Join(addresses, ","),
-					"--job", "any", "--secret-file", secret, "--min", "2", "--restarts", "3", "--wait", "1m", os.Args[0]))
+				launchers = append(launchers, s.launch(ctx, t, command, s.addresses[:]...))
 			}
 			for _, l := range launchers {
 				l.says(ctx, t, "3 members")
 			}
-			require.NoError(t, servers[victim].Process.Kill())
+			require.NoError(t, s.servers[victim].Process.Kill())
 			require.NoError(t, launchers[victim].Process.Kill())
-			for i, l := range launchers {
-				if i == victim {
-					continue
-				}
-				require.NoError(t, l.Wait(), "machine %d", i)
-				var steps uint64
-				var got float32
-				_, result, found := strings.Cut(l.said(), "RESULT ")
-				require.True(t, found)
-				_, err := fmt.Sscan(result, &steps, &got)
-				require.NoError(t, err)
-				assert.Equal(t, trained(steps), got, "machine %d after %d steps", i, steps)
+			others := slices.Delete(launchers, victim, victim+1)
+			for _, l := range others {
+				checkResult(t, l)
 			}
-			late := start(ctx, t, "member", command, "launch", "--join", strings.Join(addresses, ","),
-				"--job", "any", "--secret-file", secret, "--min", "2", "--restarts", "3", os.Args[0])
+			late := s.launch(ctx, t, command, s.addresses[:]...)
 			require.Error(t, late.Wait())
 			assert.Contains(t, late.said(), "has ended: another job has another name")
-			for i, p := range servers {
-				if i == victim {
-					continue
-				}
-				require.NoError(t, p.Process.Signal(syscall.SIGINT))
-				require.NoError(t, p.Wait(), "a server ends in order")
-				assert.NotContains(t, p.said(), "closed network connection")
-				break // the other one has no majority
-			}
+			survivor := s.servers[(victim+1)%3]
+			require.NoError(t, survivor.Process.Signal(syscall.SIGINT))
+			require.NoError(t, survivor.Wait(), "a server ends in order")
+			assert.NotContains(t, survivor.said(), "closed network connection")
 		})
 	}
+}
+
+// TestMajorityLost: while two of three servers are away, the third serves nobody, and members train on. When they are
+// back, the others notice that a member is lost.
+func TestMajorityLost(t *testing.T) {
+	if goruntime.GOOS != "linux" {
+		t.Skip("ranks die with their launcher on Linux alone")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	command := tuttiCommand(t)
+	s := newTrio(ctx, t)
+	var launchers []*process
+	for range 3 {
+		launchers = append(launchers, s.launch(ctx, t, command, s.addresses[2]))
+	}
+	for _, l := range launchers {
+		l.says(ctx, t, "3 members")
+	}
+	for _, p := range s.servers[:2] {
+		require.NoError(t, p.Process.Kill())
+		_ = p.Wait()
+	}
+	s.servers[2].says(ctx, t, "session lost")
+	s.start(ctx, t, 0, 1)
+	require.NoError(t, launchers[0].Process.Kill())
+	checkResult(t, launchers[1])
+	checkResult(t, launchers[2])
 }
 
 // TestOutside: a server in front of an etcd of Debian's, and a job that is not elastic, twice by one name.
