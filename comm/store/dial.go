@@ -20,7 +20,7 @@ const (
 	// glance bounds the time to reach a listener and to get its side of the handshake, as the store may be at another
 	// address: a packet is repeated once.
 	glance = 3 * time.Second
-	// firstGlance is that time in the first round of several addresses. It doubles from round to round.
+	// firstGlance is that time in the first round of addresses of several hosts. It doubles from round to round.
 	firstGlance = 500 * time.Millisecond
 	// A process that did not find the store tries again after this time, which doubles.
 	retryFirst, retryLast = 25 * time.Millisecond, 400 * time.Millisecond
@@ -62,8 +62,8 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 	var log gate.Log
 	var last []error // of the last whole round
 	bound := glance
-	if len(d.Addresses) > 1 && !d.Once {
-		bound = firstGlance // a host that is gone answers nothing, and its session is to be had at the next one
+	if d.severalHosts() && !d.Once {
+		bound = firstGlance // a host that is lost answers nothing, and another one serves the store as well
 	}
 	for wait := retryFirst; ; wait = min(2*wait, retryLast) {
 		now, sure := []error(nil), true
@@ -101,6 +101,16 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 		case <-time.After(wait):
 		}
 	}
+}
+
+// severalHosts reports whether the addresses are those of more than one host.
+func (d Dialer) severalHosts() bool {
+	hosts := map[string]bool{}
+	for _, address := range d.Addresses {
+		host, _, _ := net.SplitHostPort(address)
+		hosts[host] = true
+	}
+	return len(hosts) > 1
 }
 
 // hello is a greeting of this process.

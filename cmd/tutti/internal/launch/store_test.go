@@ -125,7 +125,12 @@ func TestServedStoreLost(t *testing.T) {
 func TestServedElastic(t *testing.T) {
 	s := newService(t)
 	a := begin(t, t.Context(), "elastic", s.elastic)
-	b := begin(t, t.Context(), "elastic", s.elastic)
+	b := begin(t, t.Context(), "elastic", func(c *Config) { // it is not told, and learns it from the store
+		s.elastic(c)
+		c.Served = false
+		c.Min = 0
+		c.Restarts = 0
+	})
 	kv := s.open(1, "elastic")
 	require.NoError(t, kv.Wait(t.Context(), machines+"00000001", machines+"00000002"))
 
