@@ -30,6 +30,7 @@ type job struct {
 	*play
 	kind    string       // what reduces: "", sparse.TopkA, "ddp"
 	server  *sim.Node    // of the store
+	fronts  []*front     // that serve it to members; empty if the server does
 	members []*simulated // that live
 	all     []*simulated
 	steps   map[uint64]*made
@@ -96,9 +97,10 @@ func (j *job) join() *simulated {
 		return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: secret, Listen: m.node.Host(), Silence: j.silence})
 	}
 	dials := 0
+	addresses := j.addresses(len(j.all))
 	cfg.Dial = func(ctx context.Context) (store.Store, error) {
 		dials++
-		kv, err := store.Dialer{Addresses: []string{storeAt}, TLS: secret2, Name: fmt.Sprint(m.name, " ", dials)}.Dial(ctx)
+		kv, err := store.Dialer{Addresses: addresses, TLS: secret2, Name: fmt.Sprint(m.name, " ", dials)}.Dial(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -424,6 +426,9 @@ func (j *job) event() {
 			}
 		}
 		there = append(there, j.server)
+		for _, f := range j.fronts {
+			there = append(there, f.node)
+		}
 		for _, a := range here {
 			for _, b := range there {
 				j.Cut(a, b, until)
@@ -440,6 +445,8 @@ func (j *job) event() {
 		j.refuse()
 	case kind == 8:
 		j.isolate(any)
+	case len(j.fronts) > 0 && j.Chance(2):
+		j.loseFront()
 	case j.Chance(2): // the store is slow
 		away := j.away(4)
 		j.server.Freeze()
@@ -508,6 +515,9 @@ func playJob(p *play, most int, pace time.Duration) {
 	if p.Chance(3) {
 		j.judge = judge{every: 2 + p.IntN(6), denied: p.Chance(2)}
 	}
+	if p.Chance(2) {
+		j.serveFronts()
+	}
 	for range 1 + p.IntN(4) {
 		j.join()
 	}
@@ -549,6 +559,7 @@ func playJob(p *play, most int, pace time.Duration) {
 			}
 		}
 	}
+	j.closeFronts()
 	p.within(20*time.Second, "Close of the store", func() { _ = server.Close() })
 	for _, m := range j.all {
 		if m.dead {
