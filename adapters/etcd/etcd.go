@@ -33,8 +33,8 @@ type Config struct {
 	Client *clientv3.Client // not closed by the store
 	// Prefix begins the keys of a job. Another job needs another one, also after this one has ended: its keys stay.
 	Prefix string
-	// Silence is how long a process may be silent before its leases end. It is rounded up to seconds, of which an etcd with the
-	// usual timeouts grants at least 2.
+	// Silence is how long a process may be silent before its leases end. It is rounded up to seconds, of which an etcd
+	// with the usual timeouts grants at least 2.
 	Silence time.Duration
 }
 
@@ -124,8 +124,8 @@ func (s *session) Close() error {
 	return wrap(ctx, err)
 }
 
-// within is ctx, which also ends with the session.
-func (s *session) within(ctx context.Context) (context.Context, func()) {
+// join is ctx, which also ends with the session.
+func (s *session) join(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(s.ctx, func() { cancel(comm.ErrClosed) })
 	return ctx, func() { stop(); cancel(nil) }
@@ -149,7 +149,7 @@ func (s *session) put(key string, value []byte, options []store.Option) clientv3
 
 func (s *session) Set(ctx context.Context, key string, value []byte, options ...store.Option) error {
 	op := s.put(key, value, options)
-	inner, done := s.within(ctx)
+	inner, done := s.join(ctx)
 	defer done()
 	_, err := s.Client.Do(inner, op)
 	return s.result(ctx, err)
@@ -159,11 +159,11 @@ func (s *session) CompareAndSet(
 	ctx context.Context, key string, version uint64, value []byte, options ...store.Option,
 ) (now store.Entry, ok bool, err error) {
 	op := s.put(key, value, options)
-	inner, done := s.within(ctx)
+	inner, done := s.join(ctx)
 	defer done()
 	full := s.Prefix + key
-	same := clientv3.Compare(clientv3.ModRevision(full), "=", int64(version))
-	r, err := s.Client.Txn(inner).If(same).Then(op).Else(clientv3.OpGet(full)).Commit()
+	unchanged := clientv3.Compare(clientv3.ModRevision(full), "=", int64(version))
+	r, err := s.Client.Txn(inner).If(unchanged).Then(op).Else(clientv3.OpGet(full)).Commit()
 	if err != nil {
 		return now, false, s.result(ctx, err)
 	}
@@ -177,7 +177,7 @@ func (s *session) CompareAndSet(
 }
 
 func (s *session) Get(ctx context.Context, key string) ([]byte, error) {
-	inner, done := s.within(ctx)
+	inner, done := s.join(ctx)
 	defer done()
 	found := errors.New("found")
 	inner, cancel := context.WithCancelCause(inner)
@@ -197,7 +197,7 @@ func (s *session) Get(ctx context.Context, key string) ([]byte, error) {
 
 // List implements [store.Backend].
 func (s *session) List(ctx context.Context, prefix string) ([]store.Entry, error) {
-	inner, done := s.within(ctx)
+	inner, done := s.join(ctx)
 	defer done()
 	sorted := clientv3.WithSort(clientv3.SortByKey, clientv3.SortAscend)
 	r, err := s.Client.Get(inner, s.Prefix+prefix, clientv3.WithPrefix(), sorted)
@@ -213,7 +213,7 @@ func (s *session) List(ctx context.Context, prefix string) ([]store.Entry, error
 
 // Delete implements [store.Backend].
 func (s *session) Delete(ctx context.Context, key string, version uint64) error {
-	inner, done := s.within(ctx)
+	inner, done := s.join(ctx)
 	defer done()
 	full := s.Prefix + key
 	deletion := s.Client.Txn(inner)
@@ -260,7 +260,9 @@ func (s *session) Watch(ctx context.Context, prefix string, f func(store.Event))
 
 // follow calls f for what there is, then ready unless it is nil, and then f for each change, until ctx ends or the
 // events cannot be had any more.
-func (s *session) follow(ctx context.Context, key string, options []clientv3.OpOption, f func(store.Event), ready func()) error {
+func (s *session) follow(
+	ctx context.Context, key string, options []clientv3.OpOption, f func(store.Event), ready func(),
+) error {
 	full := s.Prefix + key
 	now, err := s.Client.Get(ctx, full, append(options, clientv3.WithSort(clientv3.SortByKey, clientv3.SortAscend))...)
 	if err != nil {

@@ -142,7 +142,9 @@ func (d Dialer) connect(ctx context.Context, address string, hello greeting, bou
 }
 
 // introduce says who this process is on a new connection.
-func (d Dialer) introduce(ctx context.Context, conn net.Conn, hello greeting, bound time.Duration) (_ *Client, err error) {
+func (d Dialer) introduce(
+	ctx context.Context, conn net.Conn, hello greeting, bound time.Duration,
+) (_ *Client, err error) {
 	defer context.AfterFunc(ctx, func() { conn.Close() })() // ends what is read
 	defer func() {
 		if err != nil {

@@ -94,7 +94,8 @@ func (m *member) check() error {
 	}
 	for name, list := range all {
 		if slices.ContainsFunc(list, func(u url.URL) bool { return u.Scheme != "https" }) {
-			return fmt.Errorf("the URL of %s in --initial-cluster does not begin with https: members prove to each other that they know the secret", name)
+			return fmt.Errorf("the URL of %s in --initial-cluster does not begin with https: "+
+				"members prove to each other that they know the secret", name)
 		}
 	}
 	if m.state != embed.ClusterStateFlagNew && m.state != embed.ClusterStateFlagExisting {
@@ -186,15 +187,15 @@ func (m *member) identity(secret []byte) (info transport.TLSInfo, err error) {
 	if err != nil {
 		return info, err
 	}
-	own := conf.Certificates[0]
-	key, err := x509.MarshalPKCS8PrivateKey(own.PrivateKey)
+	pair := conf.Certificates[0]
+	key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
 	if err != nil {
 		return info, err
 	}
 	cert := filepath.Join(m.folder, "peer.pem")
 	keys := filepath.Join(m.folder, "peer-key.pem")
 	err = errors.Join(
-		writePEM(cert, "CERTIFICATE", own.Certificate[0]),
+		writePEM(cert, "CERTIFICATE", pair.Certificate[0]),
 		writePEM(keys, "PRIVATE KEY", key))
 	return transport.TLSInfo{
 		CertFile: cert, KeyFile: keys, TrustedCAFile: cert, ClientCertAuth: true,

@@ -1,9 +1,9 @@
-// Command tutti-store serves the store of jobs to their launchers and members, on top of etcd: one in this process, or a
-// cluster outside. It keeps nothing itself, so that of several that serve a store any may be lost.
+// Command tutti-store serves the store of jobs to their launchers and members, on top of etcd: one in this process, or
+// a cluster outside. It keeps nothing itself, so that of several that serve a store any may be lost.
 //
-//	tutti-store --data-dir DIR --name a --initial-cluster a=https://10.0.0.1:2380,b=https://10.0.0.2:2380,c=https://10.0.0.3:2380
+//	tutti-store --data-dir DIR --name a --initial-cluster a=https://A:2380,b=https://B:2380,c=https://C:2380
 //	tutti-store --endpoints https://etcd-1:2379,https://etcd-2:2379
-//	tutti launch --join 10.0.0.1:29400,10.0.0.2:29400,10.0.0.3:29400 --min 2 --job nightly ./program
+//	tutti launch --join A:29400,B:29400,C:29400 --min 2 --job nightly ./program
 package main
 
 import (
@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/tutti-go/tutti/distributed/elastic"
 )
@@ -57,7 +58,7 @@ its owner may read (--secret-file, TUTTI_SECRET_FILE, or tutti/secret in the use
 directory of configurations). Members of an etcd in these processes prove it to each
 other as well. Several jobs have a name each (tutti launch --job).`,
 		Example: `  tutti-store --data-dir /var/lib/tutti
-  tutti-store --data-dir /var/lib/tutti --name a --initial-cluster a=https://10.0.0.1:2380,b=https://10.0.0.2:2380,c=https://10.0.0.3:2380
+  tutti-store --data-dir /var/lib/tutti --name a --initial-cluster a=https://A:2380,b=https://B:2380,c=https://C:2380
   tutti-store --endpoints https://etcd-1:2379,https://etcd-2:2379 --cacert ca.pem --cert client.pem --key client-key.pem`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
@@ -69,23 +70,33 @@ other as well. Several jobs have a name each (tutti launch --job).`,
 			return c.serve(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	f := cmd.Flags()
+	c.flags(cmd.Flags())
+	return cmd
+}
+
+// flags are those of the command line.
+func (c *config) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.listen, "listen", ":29400", "`address` for launchers and members")
 	f.StringVar(&c.secretFile, "secret-file", "", "`file` with the secret, of mode 0600")
-	f.DurationVar(&c.silence, "silence", elastic.DefaultSilence, "`time` after which a process that says nothing is lost; etcd's leases take whole seconds, at least 2")
+	f.DurationVar(&c.silence, "silence", elastic.DefaultSilence,
+		"`time` after which a process that says nothing is lost; etcd's leases take whole seconds, at least 2")
 	f.BoolVar(&c.json, "json", false, "say in JSON where it serves, when it does")
+
 	f.StringSliceVar(&c.outside.endpoints, "endpoints", nil, "`URLs` of a cluster outside, with commas between")
 	f.StringVar(&c.outside.ca, "cacert", "", "`file` with the certificate authority of that cluster")
 	f.StringVar(&c.outside.cert, "cert", "", "`file` with this process's certificate for that cluster")
 	f.StringVar(&c.outside.key, "key", "", "`file` with its key")
-	f.StringVar(&c.embedded.folder, "data-dir", "", "`folder` of an etcd in this process")
-	f.StringVar(&c.embedded.name, "name", "default", "`name` of that member")
-	f.StringVar(&c.embedded.cluster, "initial-cluster", "", "`members` of its cluster, as NAME=https://HOST:PORT with commas between; by default it is alone")
-	f.StringVar(&c.embedded.state, "initial-cluster-state", "new", "new, or `existing` for a member that was added to a cluster that runs")
-	f.StringVar(&c.embedded.peers, "listen-peer-urls", "", "`URLs` for the other members; by default this member's of --initial-cluster")
-	f.StringVar(&c.embedded.clients, "listen-client-urls", "", "`URLs` for etcdctl and other clients; by default there are none, as anybody may use these")
-	f.StringVar(&c.embedded.logLevel, "log-level", "error", "`level` of that etcd's log: debug, info, warn or error")
-	return cmd
+
+	e := &c.embedded
+	f.StringVar(&e.folder, "data-dir", "", "`folder` of an etcd in this process")
+	f.StringVar(&e.name, "name", "default", "`name` of that member")
+	f.StringVar(&e.cluster, "initial-cluster", "",
+		"`members` of its cluster, as NAME=https://HOST:PORT with commas between; by default it is alone")
+	f.StringVar(&e.state, "initial-cluster-state", "new", "new, or `existing` for a member that was added to a cluster that runs")
+	f.StringVar(&e.peers, "listen-peer-urls", "", "`URLs` for the other members; by default this member's of --initial-cluster")
+	f.StringVar(&e.clients, "listen-client-urls", "",
+		"`URLs` for etcdctl and other clients; by default there are none, as anybody may use these")
+	f.StringVar(&e.logLevel, "log-level", "error", "`level` of that etcd's log: debug, info, warn or error")
 }
 
 // check refuses what contradicts itself.
@@ -98,7 +109,8 @@ func (c *config) check(cmd *cobra.Command) error {
 	}
 	outside, embedded := len(c.outside.endpoints) > 0, c.embedded.folder != ""
 	if !outside && !embedded {
-		return errors.New("where is the etcd? --data-dir is the folder of one in this process, --endpoints are the URLs of one outside")
+		return errors.New("where is the etcd? --data-dir is the folder of one in this process, " +
+			"--endpoints are the URLs of one outside")
 	}
 	if outside && embedded {
 		return errors.New("--data-dir is for an etcd in this process, --endpoints for one outside: choose one")

@@ -275,7 +275,8 @@ func newTrio(ctx context.Context, t *testing.T) *trio {
 func (s *trio) start(ctx context.Context, t *testing.T, machines ...int) {
 	var found []func() string
 	for _, i := range machines {
-		p, address := serve(ctx, t, s.secret, "--data-dir", s.folders[i], "--name", fmt.Sprint("machine", i), "--initial-cluster", s.cluster)
+		p, address := serve(ctx, t, s.secret,
+			"--data-dir", s.folders[i], "--name", fmt.Sprint("machine", i), "--initial-cluster", s.cluster)
 		s.servers[i] = p
 		found = append(found, address)
 	}
@@ -376,14 +377,16 @@ func TestOutside(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	client, peer := "http://"+jobtest.Address(t, 1), "http://"+jobtest.Address(t, 1)
-	start(ctx, t, "", "etcd", "--name", "one", "--data-dir", t.TempDir(), "--listen-client-urls", client, "--advertise-client-urls", client,
-		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "one="+peer, "--log-level", "error")
+	start(ctx, t, "", "etcd", "--name", "one", "--data-dir", t.TempDir(),
+		"--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer,
+		"--initial-advertise-peer-urls", peer, "--initial-cluster", "one="+peer, "--log-level", "error")
 	secret := secretFile(t)
 	_, address := serve(ctx, t, secret, "--endpoints", client)
 	at := address()
 	command := tuttiCommand(t)
 	launch := func(join string, more ...string) *process {
-		args := append([]string{"launch", "--join", join, "--secret-file", secret, "--machines", "2", "--wait", "1m"}, more...)
+		args := []string{"launch", "--join", join, "--secret-file", secret, "--machines", "2", "--wait", "1m"}
+		args = append(args, more...)
 		return start(ctx, t, "rank", command, append(args, os.Args[0])...)
 	}
 	for range 2 {

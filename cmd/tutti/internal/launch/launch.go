@@ -34,15 +34,15 @@ type Config struct {
 	Ranks      int           // on this machine
 	Machines   int           // of the job; the first one's launcher says how many, or each one's of a served store
 	Listen     string        // where the first machine keeps the store, "" for a port of the loopback address
-	Join       []string      // addresses of the store: the first machine's on the others, or those of a served one; nil on the first machine
-	Served     bool          // other processes serve the store, so that all launchers are told Machines, Min, Max and Restarts
+	Join       []string      // addresses of the first machine, or of servers of the store; nil on the first machine
+	Served     bool          // servers have the store, so that all launchers are told Machines, Min, Max and Restarts
 	Job        string        // the name of the job in a served store, "" for one without a name
 	SecretFile string        // "" for the user's, if there are several machines and TUTTI_SECRET is not set
 	Restarts   int           // how often the ranks are started again when one fails; the first machine's counts
-	Min, Max   int           // members of an elastic job, whose ranks are started again each by itself; the first machine's count, 0 for another job
+	Min, Max   int           // members of an elastic job, whose ranks are started again each by itself; 0 for another job
 	Wait       time.Duration // until all machines have come
 	Version    string        // of this program
-	Records    string        // the directory of the ranks' flight records, which the first machine collects; "" if there are none
+	Records    string        // the directory of flight records, which the first machine collects; "" if there are none
 	Hosts      []Host        // emulated ones, which the ranks are on in order, as many on each; nil for this machine
 	Color      bool
 	Plain      bool // lines do not begin with the rank
@@ -55,7 +55,7 @@ type Host struct {
 	Enter []string // the words before a command that is to run there
 }
 
-// MaxRanks is how many ranks a launcher starts at most: each takes a thread of it, which the Go runtime limits to 10,000.
+// MaxRanks is how many ranks a launcher starts at most: each takes a thread, which the Go runtime limits to 10,000.
 const MaxRanks = 4096
 
 // DefaultListen is where the first of several machines keeps the store.
@@ -128,7 +128,7 @@ type agent struct {
 	began   time.Time
 	address string // of the store
 	known   string // what tells the secret
-	own     string // the machine's key
+	key     string // the machine's
 	ranks   int    // that have come up to this machine
 	first   bool   // it makes the plan and collects flight records: the first machine's, or the leader of a served store
 	plan    plan
@@ -170,7 +170,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 			if a.first {
 				fmt.Fprintf(a.Err, "tutti: %s; restart %d of %d\n", end.Text, round+1, a.plan.Restarts)
 			}
-			if err = a.again(ctx, round); err == nil {
+			if err = a.restart(ctx, round); err == nil {
 				continue
 			}
 		}
@@ -198,57 +198,23 @@ func (a *agent) arrive(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.own, a.ranks = fmt.Sprintf("%s%08d", machines, n), int(n)
-	own, _ := json.Marshal(machine{a.host, a.Ranks})
-	return a.kv.Set(ctx, a.own, own, store.Lease)
+	a.key = fmt.Sprintf("%s%08d", machines, n)
+	a.ranks = int(n)
+	text, _ := json.Marshal(machine{a.host, a.Ranks})
+	return a.kv.Set(ctx, a.key, text, store.Lease)
 }
 
 // elastic runs the ranks of this machine in a job whose machines come and go. It ends when each rank has ended, with
 // success if one has. A first machine keeps the store until the others have gone.
 func (a *agent) elastic(ctx context.Context) error {
-	a.plan = plan{Size: a.ranks, First: map[string]int{a.own: a.ranks - a.Ranks}}
+	a.plan = plan{Size: a.ranks, First: map[string]int{a.key: a.ranks - a.Ranks}}
 	if a.first && a.Listen != "" {
-		fmt.Fprintf(a.Err, "tutti: other machines join with %s: tutti launch --join %s -n RANKS COMMAND\n", a.known, a.address)
+		fmt.Fprintf(a.Err, "tutti: other machines join with %s: tutti launch --join %s -n RANKS COMMAND\n",
+			a.known, a.address)
 	}
 	failures := make(chan End, a.Ranks)
 	g := a.start(0, func(failed End) { failures <- failed })
-	ended := make(chan struct{})
-	go func() {
-		g.ended.Wait()
-		close(ended)
-	}()
-	seeking, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var end End
-	type outcome struct {
-		kv  *store.Client
-		err error
-	}
-	back := make(chan outcome, 1)
-	for lost, over := a.kv.Done(), false; !over; {
-		select {
-		case <-ended:
-			if over = true; len(failures) == a.Ranks {
-				end = <-failures
-			}
-		case <-lost: // members look for each other meanwhile
-			lost = nil
-			go func() {
-				kv, err := a.rejoin(seeking)
-				back <- outcome{kv, err}
-			}()
-		case found := <-back:
-			if found.err != nil {
-				over = true
-				end = End{Text: fmt.Sprintf("%s: %v; the session was lost: %v", a.keeper(), found.err, a.kv.Err()), Code: 1}
-				continue
-			}
-			a.kv = found.kv
-			lost = a.kv.Done()
-		case <-ctx.Done():
-			over, end = true, a.signalled(ctx)
-		}
-	}
+	end := a.follow(ctx, g, failures)
 	g.stop(end.Signal)
 	var err error
 	switch {
@@ -259,7 +225,7 @@ func (a *agent) elastic(ctx context.Context) error {
 		}
 	case a.first:
 		if end.Signal == 0 {
-			_, _ = a.until(ctx, func(here []store.Entry) bool { return len(here) < 2 })
+			_, _ = a.await(ctx, func(present []store.Entry) bool { return len(present) < 2 })
 		}
 		a.leave()
 		err = a.takeDumps()
@@ -273,6 +239,47 @@ func (a *agent) elastic(ctx context.Context) error {
 	return err
 }
 
+// follow waits until the ranks of this machine have ended, in an elastic job, and returns how. It connects to the store
+// again whenever the session is lost, for as long as Config.Wait says.
+func (a *agent) follow(ctx context.Context, g *group, failures <-chan End) End {
+	ended := make(chan struct{})
+	go func() {
+		g.ended.Wait()
+		close(ended)
+	}()
+	seeking, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type session struct {
+		kv  *store.Client
+		err error
+	}
+	found := make(chan session, 1)
+	lost := a.kv.Done() // nil while a session is looked for
+	for {
+		select {
+		case <-ended:
+			if len(failures) == a.Ranks {
+				return <-failures
+			}
+			return End{}
+		case <-lost: // members connect again themselves
+			lost = nil
+			go func() {
+				kv, err := a.rejoin(seeking)
+				found <- session{kv, err}
+			}()
+		case next := <-found:
+			if next.err != nil {
+				return End{Text: fmt.Sprintf("%s: %v; the session was lost: %v", a.keeper(), next.err, a.kv.Err()), Code: 1}
+			}
+			a.kv = next.kv
+			lost = a.kv.Done()
+		case <-ctx.Done():
+			return a.signalled(ctx)
+		}
+	}
+}
+
 // perHost is the number of ranks on each host.
 func (a *agent) perHost() int { return a.Ranks / len(a.Hosts) }
 
@@ -281,7 +288,15 @@ type Signaled syscall.Signal
 
 // Error says what the signal did.
 func (s Signaled) Error() string {
-	return map[syscall.Signal]string{syscall.SIGHUP: "hung up", syscall.SIGINT: "interrupted", syscall.SIGTERM: "terminated"}[syscall.Signal(s)]
+	switch syscall.Signal(s) {
+	case syscall.SIGHUP:
+		return "hung up"
+	case syscall.SIGINT:
+		return "interrupted"
+	case syscall.SIGTERM:
+		return "terminated"
+	}
+	return ""
 }
 
 // Signal is the signal that ended a context, SIGTERM if something else did.
@@ -310,7 +325,7 @@ func (a *agent) gather(ctx context.Context) error {
 	if err == nil {
 		err = json.Unmarshal(text, &a.plan)
 	}
-	first, ok := a.plan.First[a.own]
+	first, ok := a.plan.First[a.key]
 	if err == nil && !ok {
 		err = fmt.Errorf("%w: the job at %s has its %d machines already", comm.ErrArgument, a.joined(), len(a.plan.First))
 	}
@@ -324,12 +339,13 @@ func (a *agent) gather(ctx context.Context) error {
 // makePlan gives the machines that have come their ranks.
 func (a *agent) makePlan(ctx context.Context) error {
 	if a.Machines > 1 && !a.Served {
-		fmt.Fprintf(a.Err, "tutti: on the other machines, with %s: tutti launch --join %s -n RANKS COMMAND\n", a.known, a.address)
+		fmt.Fprintf(a.Err, "tutti: on the other machines, with %s: tutti launch --join %s -n RANKS COMMAND\n",
+			a.known, a.address)
 	}
-	here, err := a.until(ctx, func(here []store.Entry) bool { return len(here) >= a.Machines })
+	present, err := a.await(ctx, func(present []store.Entry) bool { return len(present) >= a.Machines })
 	p := plan{First: map[string]int{}, Restarts: a.Restarts}
 	var names []string
-	for _, e := range here[:min(len(here), a.Machines)] {
+	for _, e := range present[:min(len(present), a.Machines)] {
 		var m machine
 		err = cmp.Or(err, json.Unmarshal(e.Value, &m))
 		if m.Ranks < 1 || m.Ranks > MaxRanks {
@@ -340,14 +356,14 @@ func (a *agent) makePlan(ctx context.Context) error {
 		p.Size += m.Ranks
 	}
 	if err != nil {
-		return fmt.Errorf("%d of %d machines came (%s): %w", len(here), a.Machines, strings.Join(names, ", "), err)
+		return fmt.Errorf("%d of %d machines came (%s): %w", len(present), a.Machines, strings.Join(names, ", "), err)
 	}
 	text, _ := json.Marshal(p)
 	return a.kv.Set(ctx, planKey, text)
 }
 
-// until waits until the machines that are here are enough, and returns them, also when ctx ends.
-func (a *agent) until(ctx context.Context, enough func(here []store.Entry) bool) (here []store.Entry, err error) {
+// await waits until enough machines are present, and returns them, also when ctx ends.
+func (a *agent) await(ctx context.Context, enough func(present []store.Entry) bool) (present []store.Entry, err error) {
 	changes := make(chan struct{}, 1)
 	stop, err := a.kv.Watch(ctx, machines, func(store.Event) {
 		select {
@@ -360,23 +376,25 @@ func (a *agent) until(ctx context.Context, enough func(here []store.Entry) bool)
 	}
 	defer stop()
 	for {
-		now, err := a.kv.List(ctx, machines)
-		if err != nil || enough(now) {
-			return now, err
+		listed, err := a.kv.List(ctx, machines)
+		if err != nil || enough(listed) {
+			return listed, err
 		}
-		here = now
+		present = listed
 		select {
 		case <-changes:
 		case <-ctx.Done():
-			return here, comm.ContextError(ctx)
+			return present, comm.ContextError(ctx)
 		}
 	}
 }
 
-// endKey is how a round ended, doneKey that ranks of a machine have, with success or after that.
+// endKey says how a round ended.
 func endKey(round int) string { return fmt.Sprintf("%send/%d", keys, round) }
-func (a *agent) doneKey(what, machine string, round int) string {
-	return fmt.Sprintf("%s%s/%d/%s", keys, what, round, machine)
+
+// doneKey says that ranks of a machine have come to a stage of a round.
+func (a *agent) doneKey(stage, machine string, round int) string {
+	return fmt.Sprintf("%s%s/%d/%s", keys, stage, round, machine)
 }
 
 // finish says how a round ended, unless another launcher has said it.
@@ -392,7 +410,8 @@ func (a *agent) abandon(ctx context.Context, err error) {
 	if err == nil || ctx.Err() != nil || a.kv.Err() != nil {
 		return
 	}
-	fmt.Fprintf(a.Err, "tutti: the launcher on %s cannot tell the others how its ranks have ended, and leaves the job: %v\n", a.host, err)
+	fmt.Fprintf(a.Err, "tutti: the launcher on %s cannot tell the others how its ranks have ended, and leaves the job: %v\n",
+		a.host, err)
 	_ = a.kv.Close() // which is the word now
 }
 
@@ -424,7 +443,7 @@ func (a *agent) round(ctx context.Context, round int) (end End, err error) {
 	go func() {
 		select {
 		case <-g.succeeded:
-			a.abandon(watching, a.kv.Set(watching, a.doneKey("success", a.own, round), nil))
+			a.abandon(watching, a.kv.Set(watching, a.doneKey("success", a.key, round), nil))
 		case <-ctx.Done():
 			a.finish(watching, round, a.signalled(ctx))
 		case <-watching.Done():
@@ -440,18 +459,18 @@ func (a *agent) round(ctx context.Context, round int) (end End, err error) {
 	return end, err
 }
 
-// all waits until the ranks of all machines have done something.
-func (a *agent) all(ctx context.Context, what string, round int) error {
-	var others []string
+// all waits until the ranks of all machines have come to a stage of a round.
+func (a *agent) all(ctx context.Context, stage string, round int) error {
+	var waited []string
 	for m := range a.plan.First {
-		others = append(others, a.doneKey(what, m, round))
+		waited = append(waited, a.doneKey(stage, m, round))
 	}
-	return a.kv.Wait(ctx, others...)
+	return a.kv.Wait(ctx, waited...)
 }
 
-// again waits until the ranks have ended everywhere, and clears what they had in the store.
-func (a *agent) again(ctx context.Context, round int) error {
-	if err := a.kv.Set(ctx, a.doneKey("ended", a.own, round), nil); err != nil {
+// restart waits until the ranks have ended everywhere, and clears what they had in the store.
+func (a *agent) restart(ctx context.Context, round int) error {
+	if err := a.kv.Set(ctx, a.doneKey("ended", a.key, round), nil); err != nil {
 		return err
 	}
 	ready := a.doneKey("ready", "", round)
@@ -476,11 +495,10 @@ func (a *agent) again(ctx context.Context, round int) error {
 func (a *agent) leave() {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*grace)
 	defer cancel()
-	_ = a.kv.Delete(ctx, a.own, 0) // it goes with the session as well
+	_ = a.kv.Delete(ctx, a.key, 0) // it goes with the session as well
 	if a.first {
-		_, _ = a.until(ctx, func(here []store.Entry) bool {
-			return !slices.ContainsFunc(here, func(e store.Entry) bool { _, ours := a.plan.First[e.Key]; return ours })
-		})
+		ours := func(e store.Entry) bool { _, ok := a.plan.First[e.Key]; return ok }
+		_, _ = a.await(ctx, func(present []store.Entry) bool { return !slices.ContainsFunc(present, ours) })
 	}
 }
 

@@ -42,7 +42,7 @@ func (a *agent) start(round int, failed func(End)) *group {
 	var good sync.WaitGroup
 	good.Add(a.Ranks)
 	for local := range a.Ranks {
-		rank := a.plan.First[a.own] + local
+		rank := a.plan.First[a.key] + local
 		g.ended.Go(func() {
 			// Where ranks die with their parent, that is the thread.
 			runtime.LockOSThread()
@@ -57,7 +57,8 @@ func (a *agent) start(round int, failed func(End)) *group {
 				case told:
 					return
 				}
-				end := End{Text: fmt.Sprintf("rank %d on %s: %v", rank, a.Hosts[local/a.perHost()].Name, err), Code: code(err), Rank: true}
+				host := a.Hosts[local/a.perHost()].Name
+				end := End{Text: fmt.Sprintf("rank %d on %s: %v", rank, host, err), Code: code(err), Rank: true}
 				if a.Min == 0 || start == a.Restarts {
 					if a.Min > 0 {
 						fmt.Fprintf(a.Err, "tutti: %s; it is not started again\n", end.Text)
@@ -81,8 +82,12 @@ func (a *agent) start(round int, failed func(End)) *group {
 func (a *agent) command(mu *sync.Mutex, rank, local, before int) *exec.Cmd {
 	words := slices.Concat(a.Hosts[local/a.perHost()].Enter, a.Command)
 	cmd := exec.Command(words[0], words[1:]...)
-	cmd.Env = append(append(os.Environ(), a.env...), "TUTTI_RANK="+strconv.Itoa(rank), "TUTTI_LOCAL_RANK="+strconv.Itoa(local%a.perHost()),
-		"TUTTI_WORLD_SIZE="+strconv.Itoa(a.plan.Size), restartVariable+"="+strconv.Itoa(before))
+	cmd.Env = slices.Concat(os.Environ(), a.env, []string{
+		"TUTTI_RANK=" + strconv.Itoa(rank),
+		"TUTTI_LOCAL_RANK=" + strconv.Itoa(local%a.perHost()),
+		"TUTTI_WORLD_SIZE=" + strconv.Itoa(a.plan.Size),
+		restartVariable + "=" + strconv.Itoa(before),
+	})
 	cmd.SysProcAttr = attributes()
 	cmd.WaitDelay = time.Second // for what the rank started, and keeps its output open
 	if cmd.Stdout, cmd.Stderr = a.Out, a.Err; !a.Plain {

@@ -135,13 +135,13 @@ func (a *agent) dial(ctx context.Context, conf *tls.Config) (err error) {
 func (a *agent) agree(ctx context.Context) error {
 	var text []byte
 	var err error
-	switch own, _ := json.Marshal(a.terms()); {
+	switch {
 	case !a.Served:
 		text, err = a.kv.Get(ctx, jobKey)
 	case a.Min > 0:
-		text, err = a.begin(ctx, own)
+		text, err = a.begin(ctx)
 	default:
-		text, err = a.lead(ctx, own)
+		text, err = a.lead(ctx)
 	}
 	if err != nil {
 		return err
@@ -150,17 +150,16 @@ func (a *agent) agree(ctx context.Context) error {
 	if err := json.Unmarshal(text, &job); err != nil {
 		return fmt.Errorf("%w: what the store says of the job: %w", comm.ErrMismatch, err)
 	}
-	own := a.terms()
-	if job.Version != own.Version {
+	if job.Version != a.Version {
 		return fmt.Errorf("%w: this is tutti %s, and the first machine has tutti %s",
-			comm.ErrMismatch, own.Version, printable.Text(job.Version))
+			comm.ErrMismatch, a.Version, printable.Text(job.Version))
 	}
 	if job.Min != 0 && (job.Min < 1 || job.Max != 0 && job.Max < job.Min || job.Restarts < 0) {
 		return fmt.Errorf("%w: the bounds of the job are %v", comm.ErrArgument, job)
 	}
-	if a.Served && job != own {
-		return fmt.Errorf("%w: the job%s in the store at %s has %v, and this launcher %v: another job has another name (--job)",
-			comm.ErrMismatch, a.named(), a.joined(), job, own)
+	if a.Served && job != a.terms() {
+		const text = "%w: the job%s in the store at %s has %v, and this launcher %v: another job has another name (--job)"
+		return fmt.Errorf(text, comm.ErrMismatch, a.named(), a.joined(), job, a.terms())
 	}
 	if job.Min > 0 {
 		a.Served = job.Served
@@ -173,7 +172,7 @@ func (a *agent) agree(ctx context.Context) error {
 }
 
 // begin begins an elastic job in a served store, unless another launcher has, and returns what it has.
-func (a *agent) begin(ctx context.Context, own []byte) ([]byte, error) {
+func (a *agent) begin(ctx context.Context) ([]byte, error) {
 	ended, err := a.kv.List(ctx, endedKey)
 	if err != nil {
 		return nil, err
@@ -182,13 +181,14 @@ func (a *agent) begin(ctx context.Context, own []byte) ([]byte, error) {
 		return nil, fmt.Errorf("%w: the job%s in the store at %s has ended: another job has another name (--job)",
 			comm.ErrArgument, a.named(), a.joined())
 	}
-	now, _, err := a.kv.CompareAndSet(ctx, jobKey, 0, own)
+	text, _ := json.Marshal(a.terms())
+	now, _, err := a.kv.CompareAndSet(ctx, jobKey, 0, text)
 	return now.Value, err
 }
 
 // lead begins a job that is not elastic in a served store, unless another launcher does. Such a job ends with the
 // launcher that has begun it, and leaves keys in the store if that is killed.
-func (a *agent) lead(ctx context.Context, own []byte) (text []byte, err error) {
+func (a *agent) lead(ctx context.Context) (text []byte, err error) {
 	if _, a.first, err = a.kv.CompareAndSet(ctx, leaderKey, 0, []byte(a.host), store.Lease); err != nil {
 		return nil, err
 	}
@@ -199,7 +199,8 @@ func (a *agent) lead(ctx context.Context, own []byte) (text []byte, err error) {
 	if err := a.clear(ctx, func(key string) bool { return key == leaderKey || key == ranksKey }); err != nil {
 		return nil, err
 	}
-	return own, a.kv.Set(ctx, jobKey, own, store.Lease)
+	text, _ = json.Marshal(a.terms())
+	return text, a.kv.Set(ctx, jobKey, text, store.Lease)
 }
 
 // clear deletes all keys but some.
@@ -223,8 +224,8 @@ func (a *agent) clear(ctx context.Context, stays func(key string) bool) error {
 func (a *agent) conclude() {
 	ctx, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
-	here, err := a.kv.List(ctx, machines)
-	if err == nil && len(here) == 0 {
+	present, err := a.kv.List(ctx, machines)
+	if err == nil && len(present) == 0 {
 		err = a.kv.Set(ctx, endedKey, []byte(a.host))
 	}
 	if err != nil {
@@ -260,7 +261,8 @@ func (a *agent) keeper() string {
 }
 
 // rejoin connects to the store again: to the next server of a served one, or to the first machine. It fails at once if
-// nobody listens on the first machine any more, as the launcher has ended then, and otherwise Config.Wait after this loss.
+// nobody listens on the first machine any more, as the launcher has ended then, and otherwise Config.Wait after this
+// loss.
 func (a *agent) rejoin(ctx context.Context) (*store.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.Wait)
 	defer cancel()
@@ -269,7 +271,7 @@ func (a *agent) rejoin(ctx context.Context) (*store.Client, error) {
 	for {
 		kv, err := d.Dial(ctx)
 		if err == nil {
-			if err = kv.Set(ctx, a.own, nil, store.Lease); err == nil {
+			if err = kv.Set(ctx, a.key, nil, store.Lease); err == nil {
 				return kv, nil
 			}
 			_ = kv.Close() // a session that could not be used
@@ -288,8 +290,8 @@ func (a *agent) rejoin(ctx context.Context) (*store.Client, error) {
 // reachable is an address of this machine, that of loopback if the job has no other machine.
 func (a *agent) reachable() string {
 	all, _ := net.InterfaceAddrs()
-	for _, at := range all {
-		if n, ok := at.(*net.IPNet); ok && n.IP.IsGlobalUnicast() && a.Machines > 1 {
+	for _, address := range all {
+		if n, ok := address.(*net.IPNet); ok && n.IP.IsGlobalUnicast() && a.Machines > 1 {
 			return n.IP.String()
 		}
 	}
