@@ -309,6 +309,11 @@ func ended(t *testing.T) {
 		return a.steps == 6
 	})
 	assert.Len(t, log.steps, 6)
+	kv, err := dial(t.Context())
+	require.NoError(t, err)
+	over, err := Ended(t.Context(), kv.(*store.Client))
+	require.NoError(t, err)
+	assert.True(t, over)
 	for _, a := range list {
 		assert.NoError(t, a.Close())
 	}

@@ -69,7 +69,6 @@ const (
 	keys      = "launch/"
 	jobKey    = keys + "job"      // what all launchers have alike; leased in a served store unless the job is elastic
 	leaderKey = keys + "leader"   // the launcher that begins a job in a served store, leased
-	endedKey  = keys + "ended"    // that an elastic job in a served store has ended
 	machines  = keys + "machine/" // by the number of ranks up to it, leased
 	planKey   = keys + "plan"
 	ranksKey  = keys + "ranks" // how many have come
@@ -220,9 +219,6 @@ func (a *agent) elastic(ctx context.Context) error {
 	switch {
 	case a.Served: // records stay on the machines, of which none is special
 		a.leave()
-		if end == (End{}) {
-			a.conclude()
-		}
 	case a.first:
 		if end.Signal == 0 {
 			_, _ = a.await(ctx, func(present []store.Entry) bool { return len(present) < 2 })

@@ -173,11 +173,11 @@ func (a *agent) agree(ctx context.Context) error {
 
 // begin begins an elastic job in a served store, unless another launcher has, and returns what it has.
 func (a *agent) begin(ctx context.Context) ([]byte, error) {
-	ended, err := a.kv.List(ctx, endedKey)
+	ended, err := elastic.Ended(ctx, a.kv)
 	if err != nil {
 		return nil, err
 	}
-	if len(ended) > 0 {
+	if ended {
 		return nil, fmt.Errorf("%w: the job%s in the store at %s has ended: another job has another name (--job)",
 			comm.ErrArgument, a.named(), a.joined())
 	}
@@ -218,19 +218,6 @@ func (a *agent) clear(ctx context.Context, stays func(key string) bool) error {
 		}
 	}
 	return nil
-}
-
-// conclude has a served store say that an elastic job has ended, once nobody else is there.
-func (a *agent) conclude() {
-	ctx, cancel := context.WithTimeout(context.Background(), grace)
-	defer cancel()
-	present, err := a.kv.List(ctx, machines)
-	if err == nil && len(present) == 0 {
-		err = a.kv.Set(ctx, endedKey, []byte(a.host))
-	}
-	if err != nil {
-		fmt.Fprintf(a.Err, "tutti: the store does not know that the job has ended: %v\n", err)
-	}
 }
 
 // bounds tells ranks those of an elastic job.
