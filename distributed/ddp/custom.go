@@ -12,6 +12,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/internal/engine"
+	"github.com/tutti-go/tutti/distributed/internal/state"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/kernel"
@@ -227,10 +228,14 @@ func (c *custom) Stats(context.Context) (engine.Stats, error) {
 	return engine.Stats{Elements: c.n}, nil
 }
 
-// customHeader is in front of the memory in a state.
-type customHeader struct {
-	Step       uint64
-	Rank, Size uint32
+// customKind is that of a custom's states.
+var customKind = state.Kind{Name: "tutti-reducer", Version: 1, Owner: "a Reducer of the program"}
+
+// savedCustom has the fields of a state, in their order.
+type savedCustom struct {
+	step       int
+	rank, size int      // rank is size where the state has what ranks share
+	parts      [][]byte // the memory, tensor by tensor
 }
 
 func (c *custom) State(ctx context.Context) ([]byte, error) { return c.state(ctx, c.b.Comm.Rank()) }
@@ -244,73 +249,105 @@ func (c *custom) state(ctx context.Context, rank int) ([]byte, error) {
 	if err := c.g.order.HostAfterAll(ctx); err != nil {
 		return nil, err
 	}
-	header := customHeader{uint64(c.b.Step), uint32(rank), uint32(c.b.Comm.WorldSize())}
-	state, err := binary.Append(nil, binary.LittleEndian, header)
-	if err != nil {
-		return nil, err
-	}
+	e := state.NewEncoder(customKind, c.size())
+	e.Int(c.b.Step)
+	e.Int(rank)
+	e.Int(c.b.Comm.WorldSize())
 	for _, t := range c.kept {
-		part := make([]byte, t.Bytes())
+		part := e.Extend(t.Bytes())
 		p, err := t.Ptr()
-		if err == nil && len(part) > 0 {
-			err = c.g.rt.CopyOut(part, p)
-		}
 		if err != nil {
 			return nil, err
 		}
-		state = append(state, part...)
+		if len(part) == 0 {
+			continue
+		}
+		if err := c.g.rt.CopyOut(part, p); err != nil {
+			return nil, err
+		}
 	}
-	return state, nil
+	return e.Seal(), nil
+}
+
+// parse checks a state, by itself.
+func (c *custom) parse(saved []byte) (savedCustom, error) {
+	d := state.NewDecoder(customKind, saved)
+	p := savedCustom{step: d.Int(math.MaxInt)}
+	p.rank = d.Int(math.MaxInt32)
+	p.size = d.Int(math.MaxInt32)
+	for i, t := range c.kept {
+		part := d.Bytes()
+		if d.Err() == nil && len(part) != t.Bytes() {
+			d.Fail(fmt.Errorf("%w: tensor %d of the memory has %d bytes, want %d", comm.ErrMismatch, i, len(part), t.Bytes()))
+		}
+		p.parts = append(p.parts, part)
+	}
+	if d.Err() == nil && d.Len() > 0 {
+		d.Fail(fmt.Errorf("%w: it has more tensors than the memory, %d", comm.ErrMismatch, len(c.kept)))
+	}
+	if p.size < 1 || p.rank > p.size {
+		d.Damaged("rank %d of %d", p.rank, p.size)
+	}
+	return p, d.End()
 }
 
 // PrepareRestore implements reducer. A rank that was not there before begins without a residual.
 func (c *custom) PrepareRestore(ctx context.Context, states ...[]byte) (restore func(context.Context) error, err error) {
-	headers, ranks, rank, world := make([]customHeader, len(states)), make([]int, len(states)), c.b.Comm.Rank(), c.b.Comm.WorldSize()
-	start := binary.Size(headers[0])
-	size := start
-	for _, t := range c.kept {
-		size += t.Bytes()
-	}
-	for i, state := range states {
-		if len(state) != size {
-			return nil, fmt.Errorf("%w: state %d has %d bytes, want %d", comm.ErrMismatch, i, len(state), size)
+	saved := make([]savedCustom, len(states))
+	ranks := make([]int, len(states))
+	for i, bytes := range states {
+		p, err := c.parse(bytes)
+		if err != nil {
+			return nil, fmt.Errorf("state %d: %w", i, err)
 		}
-		if _, err := binary.Decode(state, binary.LittleEndian, &headers[i]); err != nil {
-			return nil, err
+		saved[i] = p
+		ranks[i] = p.rank
+		if p.size != saved[0].size || p.step != saved[0].step {
+			return nil, fmt.Errorf("state %d: %w: of %d ranks after %d steps, the first is of %d after %d",
+				i, comm.ErrMismatch, p.size, p.step, saved[0].size, saved[0].step)
 		}
-		ranks[i] = int(headers[i].Rank)
 	}
-	saved := int(headers[0].Size)
-	if shared := len(ranks) == 1 && ranks[0] == saved && saved == world; !shared && (saved < 1 || !slices.Equal(ranks, engine.RestoreRanks(saved, world, rank))) {
-		return nil, fmt.Errorf("%w: the states are those of the ranks %v of %d, for rank %d of %d", comm.ErrMismatch, ranks, saved, rank, world)
+	rank := c.b.Comm.Rank()
+	world := c.b.Comm.WorldSize()
+	size := saved[0].size
+	shared := len(ranks) == 1 && ranks[0] == size && size == world
+	if !shared && !slices.Equal(ranks, engine.RestoreRanks(size, world, rank)) {
+		return nil, fmt.Errorf("%w: the states are those of the ranks %v of %d, for rank %d of %d", comm.ErrMismatch, ranks, size, rank, world)
 	}
 	if err := c.g.order.HostAfterAll(ctx); err != nil {
 		return nil, err
 	}
-	return func(context.Context) error {
-		c.b.Step = int(headers[0].Step)
-		at := start
-		for i, t := range c.kept {
-			part := slices.Clone(states[0][at:][:t.Bytes()])
-			if i < c.sums && (ranks[0] == saved || ranks[0]%world != rank) {
+	return func(context.Context) error { return c.restore(saved) }, nil
+}
+
+// restore takes what was parsed.
+func (c *custom) restore(saved []savedCustom) error {
+	first := &saved[0]
+	c.b.Step = first.step
+	world := c.b.Comm.WorldSize()
+	inherits := first.rank < first.size && first.rank%world == c.b.Comm.Rank() // the residual
+	for i, t := range c.kept {
+		part := slices.Clone(first.parts[i])
+		if i < c.sums {
+			if !inherits {
 				clear(part)
 			}
-			if i < c.sums {
-				for _, state := range states[1:] {
-					addF32(part, state[at:])
-				}
-			}
-			at += len(part)
-			p, err := t.Ptr()
-			if err == nil && len(part) > 0 {
-				err = c.g.rt.CopyIn(p, part)
-			}
-			if err != nil {
-				return err
+			for _, s := range saved[1:] {
+				addF32(part, s.parts[i])
 			}
 		}
-		return nil
-	}, nil
+		p, err := t.Ptr()
+		if err != nil {
+			return err
+		}
+		if len(part) == 0 {
+			continue
+		}
+		if err := c.g.rt.CopyIn(p, part); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // addF32 adds numbers to others.

@@ -2,7 +2,6 @@ package ddp
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -12,25 +11,20 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/internal/engine"
+	"github.com/tutti-go/tutti/distributed/internal/state"
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// gradientsMagic is the beginning of what [Gradients.State] returns; its last
-// byte is the version. Behind it come gradientsHeader; of each bucket its pattern and the state of its sparse.Reducer, empty for a
-// plain bucket, both with their lengths (U32) in front; and a CRC-32C.
-const gradientsMagic = "tutti-gradients\x04"
+// kind is that of a Gradients' states.
+var kind = state.Kind{Name: "tutti-gradients", Version: 5, Owner: "a Gradients"}
 
-type gradientsHeader struct {
-	Fingerprint        uint64
-	Steps              uint64
-	Gradients, Buckets uint32
-}
-
-// savedGradients is a state that was parsed.
+// savedGradients has the fields of a state, in their order.
 type savedGradients struct {
-	gradientsHeader
-	patterns []string
-	parts    [][]byte
+	fingerprint uint64
+	gradients   int
+	steps       int
+	patterns    []string // of the buckets
+	parts       [][]byte // the states of their reducers; empty: plain ones
 }
 
 // fingerprint is a hash of which gradients the buckets have.
@@ -68,7 +62,7 @@ func (g *Gradients) SharedState(ctx context.Context) ([]byte, error) {
 	return g.state(ctx, reducer.SharedState)
 }
 
-func (g *Gradients) state(ctx context.Context, of func(reducer, context.Context) ([]byte, error)) ([]byte, error) {
+func (g *Gradients) state(ctx context.Context, save func(reducer, context.Context) ([]byte, error)) ([]byte, error) {
 	const op = "gradient state"
 	if err := g.between(op); err != nil {
 		return nil, err
@@ -76,25 +70,20 @@ func (g *Gradients) state(ctx context.Context, of func(reducer, context.Context)
 	if i := slices.IndexFunc(g.gradients, func(p gradient) bool { return p.sum.any }); i >= 0 {
 		return nil, base.OpError(op, fmt.Errorf("%w: gradient %d is accumulated, want after the step that reduces it", comm.ErrArgument, i))
 	}
-	state := []byte(gradientsMagic)
-	header := gradientsHeader{Fingerprint: g.fingerprint(), Steps: uint64(g.steps), Gradients: uint32(len(g.gradients)), Buckets: uint32(len(g.buckets))}
-	state, err := binary.Append(state, binary.LittleEndian, header)
-	chunk := func(part []byte) { state = append(binary.LittleEndian.AppendUint32(state, uint32(len(part))), part...) }
-	for i, b := range g.buckets {
-		var part []byte
-		if err == nil {
-			part, err = of(b.reducer, ctx)
+	e := state.NewEncoder(kind, 0)
+	e.Uint64(g.fingerprint())
+	e.Int(len(g.gradients))
+	e.Int(g.steps)
+	e.Int(len(g.buckets))
+	for _, b := range g.buckets {
+		part, err := save(b.reducer, ctx)
+		if err != nil {
+			return nil, base.OpError(op, err)
 		}
-		if int64(len(part)) > math.MaxUint32 {
-			err = fmt.Errorf("%w: bucket %d has a state of %d bytes", comm.ErrUnsupported, i, len(part))
-		}
-		chunk([]byte(b.pattern))
-		chunk(part)
+		e.Bytes([]byte(b.pattern))
+		e.Bytes(part)
 	}
-	if err != nil {
-		return nil, base.OpError(op, err)
-	}
-	return base.Seal(state), nil
+	return e.Seal(), nil
 }
 
 // Restore makes g what it was when [Gradients.State] returned its state. What
@@ -115,51 +104,15 @@ func (g *Gradients) Restore(ctx context.Context, states ...[]byte) error {
 }
 
 func (g *Gradients) restore(ctx context.Context, states [][]byte) error {
-	if len(states) == 0 {
-		return fmt.Errorf("%w: no state", comm.ErrArgument)
-	}
-	var saved []savedGradients
-	for i, state := range states {
-		p, err := g.parse(state)
-		if err == nil && i > 0 && !slices.Equal(p.patterns, saved[0].patterns) {
-			err = fmt.Errorf("%w: its buckets are not those of the first", comm.ErrMismatch)
-		}
-		if err == nil && i > 0 && p.Steps != saved[0].Steps {
-			err = fmt.Errorf("%w: it is of step %d, the first of %d", comm.ErrMismatch, p.Steps, saved[0].Steps)
-		}
-		if err != nil {
-			return fmt.Errorf("state %d: %w", i, err)
-		}
-		saved = append(saved, p)
-	}
-	before, side := g.arrangement, g.side
-	anew := !slices.Equal(saved[0].patterns, g.Patterns())
-	var restores []func(context.Context) error
-	var err error
-	if anew {
-		err = g.arrange(ctx, saved[0].patterns)
-	}
-	if err == nil {
-		restores, err = g.prepareBuckets(ctx, saved)
-	}
-	switch {
-	case err != nil && anew:
-		err = errors.Join(err, g.dismiss(ctx, g.arrangement, false))
-		if g.side != side {
-			err = errors.Join(err, g.side.close())
-		}
-		g.arrangement, g.side = before, side
+	saved, err := g.parseAll(states)
+	if err != nil {
 		return err
-	case err != nil:
-		return err
-	case anew:
-		if g.err = g.dismiss(ctx, before, false); g.err != nil {
-			return g.err
-		}
-		g.agreed = false
-		g.newStep()
 	}
-	g.steps = int(saved[0].Steps)
+	restores, err := g.prepareRestore(ctx, saved)
+	if err != nil {
+		return err
+	}
+	g.steps = saved[0].steps
 	for i := range g.gradients {
 		g.gradients[i].sum.any = false
 	}
@@ -172,72 +125,102 @@ func (g *Gradients) restore(ctx context.Context, states [][]byte) error {
 	return g.side.join()
 }
 
+// parseAll parses states, which are those of one step with one arrangement of buckets.
+func (g *Gradients) parseAll(states [][]byte) ([]savedGradients, error) {
+	if len(states) == 0 {
+		return nil, fmt.Errorf("%w: no state", comm.ErrArgument)
+	}
+	saved := make([]savedGradients, len(states))
+	for i, bytes := range states {
+		p, err := g.parse(bytes)
+		if err != nil {
+			return nil, fmt.Errorf("state %d: %w", i, err)
+		}
+		saved[i] = p
+		if !slices.Equal(p.patterns, saved[0].patterns) {
+			return nil, fmt.Errorf("state %d: %w: its buckets are not those of the first", i, comm.ErrMismatch)
+		}
+		if p.steps != saved[0].steps {
+			return nil, fmt.Errorf("state %d: %w: it is of step %d, the first of %d", i, comm.ErrMismatch, p.steps, saved[0].steps)
+		}
+	}
+	return saved, nil
+}
+
+// prepareRestore returns what restores each bucket, after the buckets are those of the states. After an error they are
+// as before.
+func (g *Gradients) prepareRestore(ctx context.Context, saved []savedGradients) ([]func(context.Context) error, error) {
+	if slices.Equal(saved[0].patterns, g.Patterns()) {
+		return g.prepareBuckets(ctx, saved)
+	}
+	before := g.arrangement
+	side := g.side
+	var restores []func(context.Context) error
+	err := g.arrange(ctx, saved[0].patterns)
+	if err == nil {
+		restores, err = g.prepareBuckets(ctx, saved)
+	}
+	if err != nil {
+		err = errors.Join(err, g.dismiss(ctx, g.arrangement, false))
+		if g.side != side {
+			err = errors.Join(err, g.side.close())
+		}
+		g.arrangement = before
+		g.side = side
+		return nil, err
+	}
+	if g.err = g.dismiss(ctx, before, false); g.err != nil {
+		return nil, g.err
+	}
+	g.agreed = false
+	g.newStep()
+	return restores, nil
+}
+
 // prepareBuckets checks the states of the buckets, and returns what restores each.
 func (g *Gradients) prepareBuckets(ctx context.Context, saved []savedGradients) ([]func(context.Context) error, error) {
 	all := make([]func(context.Context) error, len(g.buckets))
 	for i, b := range g.buckets {
-		var parts [][]byte
-		for _, s := range saved {
-			if part := s.parts[i]; (len(part) > 0) == g.transaction.plain {
+		parts := make([][]byte, len(saved))
+		for rank, s := range saved {
+			plain := len(s.parts[i]) == 0
+			if plain != g.transaction.plain {
 				return nil, fmt.Errorf("%w: bucket %d is configured otherwise", comm.ErrMismatch, i)
-			} else {
-				parts = append(parts, part)
 			}
+			parts[rank] = s.parts[i]
 		}
-		var err error
-		if all[i], err = b.reducer.PrepareRestore(ctx, parts...); err != nil {
+		restore, err := b.reducer.PrepareRestore(ctx, parts...)
+		if err != nil {
 			return nil, g.bucketError(i, err)
 		}
+		all[i] = restore
 	}
 	return all, nil
 }
 
 // parse checks a state, but for those of its buckets' reducers.
-func (g *Gradients) parse(state []byte) (p savedGradients, err error) {
-	rest, err := base.Unseal(state, gradientsMagic, "a Gradients")
-	if err != nil {
-		return p, err
+func (g *Gradients) parse(saved []byte) (savedGradients, error) {
+	d := state.NewDecoder(kind, saved)
+	p := savedGradients{fingerprint: d.Uint64()}
+	p.gradients = d.Int(math.MaxInt)
+	p.steps = d.Int(math.MaxInt)
+	buckets := d.Int(math.MaxInt)
+	if err := d.Err(); err != nil {
+		return savedGradients{}, err
 	}
-	damaged := fmt.Errorf("%w: the state is damaged", comm.ErrArgument)
-	size, err := binary.Decode(rest, binary.LittleEndian, &p.gradientsHeader)
-	if err != nil {
-		return p, damaged
+	if p.gradients != len(g.gradients) || buckets != len(g.buckets) || p.fingerprint != g.fingerprint() {
+		return savedGradients{}, fmt.Errorf("%w: the state is of other gradients or buckets", comm.ErrMismatch)
 	}
-	others := fmt.Errorf("%w: the state is of other gradients or buckets", comm.ErrMismatch)
-	if int(p.Gradients) != len(g.gradients) {
-		return p, others
-	}
-	rest = rest[size:]
-	if p.Steps > math.MaxInt64 {
-		return p, damaged
-	}
-	if g.fingerprint() != p.Fingerprint || len(g.buckets) != int(p.Buckets) {
-		return p, others
-	}
-	chunk := func() []byte {
-		if len(rest) < base.WordSize || int64(binary.LittleEndian.Uint32(rest)) > int64(len(rest)-base.WordSize) {
-			err = damaged
-			return nil
+	for i := range buckets {
+		name := string(d.Bytes())
+		part := d.Bytes()
+		if !slices.Contains(engine.Patterns(), name) {
+			d.Fail(fmt.Errorf("%w: bucket %d has pattern %q", comm.ErrMismatch, i, name))
 		}
-		end := base.WordSize + int(binary.LittleEndian.Uint32(rest))
-		part := rest[base.WordSize:end]
-		rest = rest[end:]
-		return part
+		p.patterns = append(p.patterns, name)
+		p.parts = append(p.parts, part)
 	}
-	for range p.Buckets {
-		p.patterns = append(p.patterns, string(chunk()))
-		p.parts = append(p.parts, chunk())
-	}
-	if err == nil && len(rest) > 0 {
-		err = damaged
-	}
-	for i, name := range p.patterns {
-		known := slices.Contains(engine.Patterns(), name)
-		if err == nil && !known {
-			err = fmt.Errorf("%w: bucket %d has pattern %q", comm.ErrMismatch, i, name)
-		}
-	}
-	return p, err
+	return p, d.End()
 }
 
 // ScaleResidual is [sparse.Reducer.ScaleResidual] for all buckets, between two steps.

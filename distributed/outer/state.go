@@ -1,38 +1,37 @@
 package outer
 
 import (
-	"bytes"
 	"context"
-	"encoding/gob"
 	"errors"
 	"fmt"
 	"hash/crc64"
 	"hash/fnv"
 	"math"
-	"slices"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/distributed/internal/state"
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// stateMagic is the beginning of what [Loop.State] returns; its last byte is the version.
-// Behind it come a saved, and a CRC-32C.
-const stateMagic = "tutti-outer\x02"
+// kind is that of a Loop's states.
+var kind = state.Kind{Name: "tutti-outer", Version: 3, Owner: "an outer loop"}
 
-// saved is a state. Arrays are bits of F32.
-type saved struct {
-	Fingerprint      uint64
-	Shared           bool // of SharedState: whoever restores it has no parameters of its own
-	At               position
-	Fragments        []savedFragment
-	Common, Velocity []byte
+// savedLoop has the fields of a state, in their order.
+type savedLoop struct {
+	fingerprint      uint64
+	shared           bool // whoever restores it has no parameters of its own
+	position         position
+	fragments        []savedFragment
+	common, velocity []byte // F32
 }
 
+// savedFragment is a fragment's part of a state.
 type savedFragment struct {
-	Phase             phase
-	Sent              moment
-	Reduction, Deltas []byte // Deltas that have landed
+	phase     phase
+	sent      moment
+	reduction []byte // the state of its Gradients
+	deltas    []byte // F32, that have landed; empty in other phases
 }
 
 // fingerprint is a hash of the configuration and of which parameters fragments have.
@@ -72,36 +71,99 @@ func (l *Loop) SharedState(ctx context.Context) ([]byte, error) {
 	return l.state(ctx, true)
 }
 
-func (l *Loop) state(ctx context.Context, shared bool) ([]byte, error) {
-	s := saved{Fingerprint: l.fingerprint(), Shared: shared, At: l.at, Fragments: make([]savedFragment, len(l.fragments))}
-	state := bytes.NewBufferString(stateMagic)
-	err := l.do("outer state", func() (err error) {
-		for i, f := range l.fragments {
-			part := &s.Fragments[i]
-			if shared {
-				part.Reduction, err = f.sync.SharedState(ctx)
-			} else if err = l.land(ctx, f); err == nil {
-				part.Reduction, err = f.sync.State(ctx)
-			}
-			if part.Phase, part.Sent = f.phase, f.sent; shared {
-				part.Sent.Made = l.at.Now.Made // a rank that joins has made no step
-			}
-			if err == nil && f.phase == landed {
-				part.Deltas, err = l.read(ctx, at(l.delta, f), f.n)
-			}
-			if err != nil {
+func (l *Loop) state(ctx context.Context, shared bool) (saved []byte, err error) {
+	err = l.do("outer state", func() error {
+		e := state.NewEncoder(kind, 0)
+		e.Uint64(l.fingerprint())
+		e.Bool(shared)
+		encodePosition(e, l.at)
+		e.Int(len(l.fragments))
+		for _, f := range l.fragments {
+			if err := l.saveFragment(ctx, e, f, shared); err != nil {
 				return err
 			}
 		}
-		if s.Common, err = l.read(ctx, l.common.Ptr, l.n); err == nil && l.velocity.Ptr != 0 {
-			s.Velocity, err = l.read(ctx, l.velocity.Ptr, l.n)
+		if err := l.save(ctx, e, l.common.Ptr, l.n); err != nil {
+			return err
 		}
-		return errors.Join(err, gob.NewEncoder(state).Encode(s))
+		velocity := l.n
+		if l.velocity.Ptr == 0 {
+			velocity = 0
+		}
+		if err := l.save(ctx, e, l.velocity.Ptr, velocity); err != nil {
+			return err
+		}
+		saved = e.Seal()
+		return nil
 	})
-	if err != nil {
-		return nil, err
+	return saved, err
+}
+
+// saveFragment appends a fragment, whose exchange has landed then, unless that is what ranks share.
+func (l *Loop) saveFragment(ctx context.Context, e *state.Encoder, f *fragment, shared bool) error {
+	var reduction []byte
+	var err error
+	if shared {
+		reduction, err = f.sync.SharedState(ctx)
+	} else if err = l.land(ctx, f); err == nil {
+		reduction, err = f.sync.State(ctx)
 	}
-	return base.Seal(state.Bytes()), nil
+	if err != nil {
+		return err
+	}
+	sent := f.sent
+	if shared {
+		sent.Made = l.at.Now.Made // a rank that joins has made no step
+	}
+	e.Uint8(uint8(f.phase))
+	encodeMoment(e, sent)
+	e.Bytes(reduction)
+	deltas := 0
+	if f.phase == landed {
+		deltas = f.n
+	}
+	return l.save(ctx, e, at(l.delta, f), deltas)
+}
+
+// save appends n elements at p.
+func (l *Loop) save(ctx context.Context, e *state.Encoder, p uintptr, n int) error {
+	bits := e.Extend(n * base.WordSize)
+	if n == 0 {
+		return nil
+	}
+	if err := l.order.HostAfterCompute(ctx); err != nil {
+		return err
+	}
+	return l.rt.CopyOut(bits, p)
+}
+
+func encodeMoment(e *state.Encoder, m moment) {
+	e.Int(m.Step)
+	e.Float64(m.Made)
+}
+
+func decodeMoment(d *state.Decoder) moment {
+	m := moment{Step: d.Int(math.MaxInt)}
+	m.Made = d.Float64()
+	if !(m.Made >= 0) || math.IsInf(m.Made, 1) {
+		d.Damaged("%v steps were counted", m.Made)
+	}
+	return m
+}
+
+func encodePosition(e *state.Encoder, p position) {
+	encodeMoment(e, p.Now)
+	e.Int(p.Round)
+	e.Int(p.First)
+	e.Int(p.Length)
+}
+
+func decodePosition(d *state.Decoder) position {
+	p := position{Now: decodeMoment(d)}
+	p.Round = d.Int(math.MaxInt)
+	p.First = d.Int(math.MaxInt)
+	p.Length = d.Int(math.MaxInt)
+	return p
 }
 
 // Restore makes l what it was when [Loop.State] returned its state, between two steps; the
@@ -114,93 +176,112 @@ func (l *Loop) Restore(ctx context.Context, states ...[]byte) error {
 	return l.do("outer restore", func() error { return l.restore(ctx, states) })
 }
 
-// check returns why a state is none of this loop.
-func (l *Loop) check(s *saved) error {
-	if s.Fingerprint != l.fingerprint() {
-		return fmt.Errorf("%w: it is of other parameters, or of other Momentum, Fragments or Delay", comm.ErrMismatch)
+// parse checks a state, but for those of its fragments' reductions.
+func (l *Loop) parse(bytes []byte) (savedLoop, error) {
+	d := state.NewDecoder(kind, bytes)
+	s := savedLoop{fingerprint: d.Uint64()}
+	if d.Err() == nil && s.fingerprint != l.fingerprint() {
+		d.Fail(fmt.Errorf("%w: it is of other parameters, or of other Momentum, Fragments or Delay", comm.ErrMismatch))
 	}
-	damaged := fmt.Errorf("%w: the state is damaged", comm.ErrArgument)
-	bytes := l.n * base.WordSize
-	velocity := bytes
+	s.shared = d.Bool()
+	s.position = decodePosition(d)
+	fragments := d.Int(math.MaxInt)
+	if fragments != len(l.fragments) {
+		d.Damaged("%d fragments, want %d", fragments, len(l.fragments))
+	}
+	for _, f := range l.fragments {
+		s.fragments = append(s.fragments, f.parse(d))
+	}
+	s.common = d.Bytes()
+	s.velocity = d.Bytes()
+	size := l.n * base.WordSize
+	velocity := size
 	if l.velocity.Ptr == 0 {
 		velocity = 0
 	}
-	at := s.At
-	counts := []int{at.Now.Step, at.Round, at.First, at.Length}
-	if len(s.Fragments) != len(l.fragments) || len(s.Common) != bytes || len(s.Velocity) != velocity {
-		return damaged
+	if len(s.common) != size || len(s.velocity) != velocity {
+		d.Damaged("%d bytes of parameters and %d of the velocity, want %d and %d", len(s.common), len(s.velocity), size, velocity)
 	}
-	if slices.Min(counts) < 0 || !at.Now.valid() {
-		return damaged
-	}
-	for i, f := range l.fragments {
-		saved := s.Fragments[i]
-		deltas := 0
-		if saved.Phase == landed {
-			deltas = f.n * base.WordSize
-		}
-		if saved.Phase > skipped || saved.Phase == inFlight || len(saved.Deltas) != deltas || !saved.Sent.valid() {
-			return damaged
-		}
-	}
-	return nil
+	return s, d.End()
 }
 
-// valid reports whether a loop can be there.
-func (m moment) valid() bool { return m.Step >= 0 && m.Made >= 0 && !math.IsInf(m.Made, 1) }
+// parse checks a fragment's part of a state.
+func (f *fragment) parse(d *state.Decoder) savedFragment {
+	s := savedFragment{phase: phase(d.Uint8())}
+	s.sent = decodeMoment(d)
+	s.reduction = d.Bytes()
+	s.deltas = d.Bytes()
+	deltas := 0
+	if s.phase == landed {
+		deltas = f.n * base.WordSize
+	}
+	if s.phase > skipped || s.phase == inFlight || len(s.deltas) != deltas {
+		d.Damaged("a fragment in phase %d with %d bytes of deltas", uint8(s.phase), len(s.deltas))
+	}
+	return s
+}
 
 func (l *Loop) restore(ctx context.Context, states [][]byte) error {
-	if len(states) == 0 {
-		return fmt.Errorf("%w: no state", comm.ErrArgument)
-	}
-	all, parts := make([]saved, len(states)), make([][][]byte, len(l.fragments))
-	for i, state := range states {
-		s := &all[i]
-		body, err := base.Unseal(state, stateMagic, "an outer loop")
-		if err == nil {
-			err = gob.NewDecoder(bytes.NewReader(body)).Decode(s)
-		}
-		if err == nil {
-			err = l.check(s)
-		}
-		switch first := all[0].At; {
-		case err != nil:
-		case s.At.Now.Step != first.Now.Step || s.At.Round != first.Round:
-			err = fmt.Errorf("%w: it is of step %d, the first of %d", comm.ErrMismatch, s.At.Now.Step, first.Now.Step)
-		}
-		if err != nil {
-			return fmt.Errorf("state %d: %w", i, err)
-		}
-		for f := range parts {
-			parts[f] = append(parts[f], s.Fragments[f].Reduction)
-		}
+	saved, err := l.parseAll(states)
+	if err != nil {
+		return err
 	}
 	for i, f := range l.fragments {
 		if f.phase == inFlight {
 			_ = l.land(ctx, f) // which is dropped
 		}
-		if err := f.sync.Restore(ctx, parts[i]...); err != nil {
+		parts := make([][]byte, len(saved))
+		for rank, s := range saved {
+			parts[rank] = s.fragments[i].reduction
+		}
+		if err := f.sync.Restore(ctx, parts...); err != nil {
 			return fmt.Errorf("fragment %d: %w", i, err)
 		}
 	}
-	first := all[0]
-	errs := []error{l.rt.CopyIn(l.common.Ptr, first.Common), l.rt.CopyIn(l.velocity.Ptr, first.Velocity)}
+	first := saved[0]
+	errs := []error{l.rt.CopyIn(l.common.Ptr, first.common), l.rt.CopyIn(l.velocity.Ptr, first.velocity)}
 	for i, f := range l.fragments {
-		from := first.Fragments[i]
-		f.phase, f.sent, f.weight, f.over = from.Phase, from.Sent, 0, 0
+		from := first.fragments[i]
+		f.phase = from.phase
+		f.sent = from.sent
+		f.weight = 0
+		f.over = 0
+		deltas := from.deltas
 		if f.phase == own {
-			from.Deltas = make([]byte, f.n*base.WordSize)
+			deltas = make([]byte, f.n*base.WordSize)
 		}
-		errs = append(errs, l.rt.CopyIn(at(l.delta, f), from.Deltas))
+		errs = append(errs, l.rt.CopyIn(at(l.delta, f), deltas))
 	}
-	if first.Shared {
+	if first.shared {
 		for _, f := range l.fragments {
 			errs = append(errs, l.adopt(f, false))
 		}
 	}
-	l.at, l.agreed = first.At, false
-	l.stats = Stats{FirstStep: first.At.Now.Step, FirstRound: first.At.Round}
+	l.at = first.position
+	l.agreed = false
+	l.stats = Stats{FirstStep: l.at.Now.Step, FirstRound: l.at.Round}
 	return errors.Join(errs...)
+}
+
+// parseAll parses states, which are those of one step.
+func (l *Loop) parseAll(states [][]byte) ([]savedLoop, error) {
+	if len(states) == 0 {
+		return nil, fmt.Errorf("%w: no state", comm.ErrArgument)
+	}
+	saved := make([]savedLoop, len(states))
+	for i, bytes := range states {
+		s, err := l.parse(bytes)
+		if err != nil {
+			return nil, fmt.Errorf("state %d: %w", i, err)
+		}
+		saved[i] = s
+		step := s.position.Now.Step
+		first := saved[0].position
+		if step != first.Now.Step || s.position.Round != first.Round {
+			return nil, fmt.Errorf("state %d: %w: it is of step %d, the first of %d", i, comm.ErrMismatch, step, first.Now.Step)
+		}
+	}
+	return saved, nil
 }
 
 // BeforeCommit is [ddp.Gradients.BeforeCommit]: f is called in each exchange.
@@ -271,10 +352,12 @@ var crcTable = crc64.MakeTable(crc64.ECMA)
 // Hash returns the CRC-64 (ECMA-182) of the common parameters' bits, little-endian F32, for the comparison of
 // ranks and runs. It waits for the device until ctx is done.
 func (l *Loop) Hash(ctx context.Context) (uint64, error) {
-	var bits []byte
-	err := l.do("outer hash", func() (err error) {
-		bits, err = l.read(ctx, l.common.Ptr, l.n)
-		return err
+	bits := make([]byte, l.n*base.WordSize)
+	err := l.do("outer hash", func() error {
+		if err := l.order.HostAfterCompute(ctx); err != nil {
+			return err
+		}
+		return l.rt.CopyOut(bits, l.common.Ptr)
 	})
 	return crc64.Checksum(bits, crcTable), err
 }

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"math"
 	"math/rand/v2"
@@ -16,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/distributed/internal/state"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -163,17 +163,24 @@ func TestStateOfNoRanks(t *testing.T) {
 		rt := cpu.New()
 		s, err := New(rt, noop.New(rt), 1000, Config{Pattern: pattern, Density: 0.1})
 		require.NoError(t, err)
-		state, err := s.State(t.Context())
+		saved, err := s.State(t.Context())
 		require.NoError(t, err)
-		header := stateHeader{}
-		begins := len(stateMagic) + binary.Size(header)
-		_, err = binary.Decode(state[len(stateMagic):], binary.LittleEndian, &header)
+		p, err := s.parse(saved)
 		require.NoError(t, err)
-		header.Rank, header.Size, header.Words, header.Elements, header.K = 0, 0, header.Words-1, 0, 100
-		forged, err := binary.Append([]byte(stateMagic), binary.LittleEndian, header)
-		require.NoError(t, err)
-		forged = append(forged, state[begins:][:base.WordSize*header.Words]...)
-		assert.ErrorIs(t, s.Restore(t.Context(), base.Seal(forged)), comm.ErrArgument)
+		e := state.NewEncoder(kind, 0)
+		e.Uint64(p.fingerprint)
+		e.Int(0)
+		e.Int(0)
+		e.Int(p.steps)
+		e.Int(100)
+		for range 3 {
+			e.Int(0)
+		}
+		e.Bool(false)
+		e.Float32(0)
+		e.Extend(base.WordSize * (len(p.numbers) - 1))
+		e.Bytes(nil)
+		assert.ErrorIs(t, s.Restore(t.Context(), e.Seal()), comm.ErrArgument)
 		require.NoError(t, errors.Join(s.Close(), rt.Close()))
 	}
 }

@@ -10,24 +10,28 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/distributed/internal/state"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
-// stateMagic is the beginning of what State returns; its last byte is the
-// version.
-const stateMagic = "tutti-sparse\x05"
+// kind is that of a Reducer's states.
+var kind = state.Kind{Name: "tutti-sparse", Version: 6, Owner: "a Reducer"}
 
-// stateHeader is what follows it, little-endian. Behind it come words numbers
-// (I32), elements of the residual and the velocity (F32), and the CRC-32C of everything before.
-type stateHeader struct {
-	Config          uint64 // fingerprint
-	Rank, Size      uint32
-	Steps, K        uint64
-	Age, Rounds     uint64 // of oktopk: past.age, past.steps
-	Level, Even     uint32 // of oktopk: past.level, and 1 where past.even
-	GlobalThreshold float32
-	Words, Elements uint32
+// headerBytes is more than what the fields of a state take beside numbers and residual.
+const headerBytes = 128
+
+// savedState has the fields of a state, in their order.
+type savedState struct {
+	fingerprint uint64
+	rank, size  int     // rank is size where the state has what ranks share
+	steps       int     // that were made
+	k           int     // entries that thresholds and partitions are for; 0: there are none
+	past        past    // but for pending
+	numbers     []int32 // that are kept, on the device
+	residual    []byte  // F32, with the velocity behind it; empty: none
+
+	cfg Settings // of the step that saved it
 }
 
 // fingerprint is a hash of the tensor's length and the configuration.
@@ -55,36 +59,39 @@ func (s *Reducer) state(ctx context.Context, shared bool) ([]byte, error) {
 	if err := s.failure(); err != nil {
 		return nil, base.OpError(op, err)
 	}
-	header := stateHeader{
-		Config: s.cfg.fingerprint(s.n), Rank: uint32(s.rank), Size: uint32(s.size), Steps: uint64(s.steps),
-		Age: uint64(s.past.age), Rounds: uint64(s.past.steps), Level: uint32(s.past.level), GlobalThreshold: s.past.globalThreshold,
-		Words: uint32(len(kept)),
-	}
-	if !s.dense { // of which nothing but the residual is left
-		header.K = uint64(s.k)
-	}
-	if s.past.even {
-		header.Even = 1
-	}
+	rank := s.rank
+	elements := 0
 	if shared {
-		header.Rank = header.Size
+		rank = s.size
 	} else if s.cfg.keeps() {
-		header.Elements = uint32(s.held)
+		elements = s.held
 	}
-	size := len(stateMagic) + binary.Size(header) + base.WordSize*(int(header.Words)+int(header.Elements)+1)
-	state := append(make([]byte, 0, size), stateMagic...)
-	state, err := binary.Append(state, binary.LittleEndian, header)
-	if err == nil {
-		state, err = binary.Append(state, binary.LittleEndian, kept)
+	k := s.k
+	if s.dense { // of which nothing but the residual is left
+		k = 0
 	}
-	if residual := state[len(state) : size-base.WordSize]; err == nil && len(residual) > 0 {
-		err = s.rt.CopyOut(residual, s.residual)
-		state = state[:size-base.WordSize]
+	e := state.NewEncoder(kind, headerBytes+base.WordSize*(len(kept)+elements))
+	e.Uint64(s.cfg.fingerprint(s.n))
+	e.Int(rank)
+	e.Int(s.size)
+	e.Int(s.steps)
+	e.Int(k)
+	e.Int(s.past.age)
+	e.Int(s.past.steps)
+	e.Int(s.past.level)
+	e.Bool(s.past.even)
+	e.Float32(s.past.globalThreshold)
+	numbers := e.Extend(base.WordSize * len(kept))
+	for i, x := range kept {
+		binary.LittleEndian.PutUint32(numbers[base.WordSize*i:], uint32(x))
 	}
-	if err != nil {
-		return nil, base.OpError(op, err)
+	residual := e.Extend(base.WordSize * elements)
+	if elements > 0 {
+		if err := s.rt.CopyOut(residual, s.residual); err != nil {
+			return nil, base.OpError(op, err)
+		}
 	}
-	return base.Seal(state), nil
+	return e.Seal(), nil
 }
 
 // RestoreRanks returns the ranks of a run of saved ranks whose states a rank of size passes to Restore.
@@ -113,82 +120,95 @@ func (s *Reducer) Restore(ctx context.Context, states ...[]byte) error {
 	return base.OpError(op, err)
 }
 
-// savedState is a state that was parsed.
-type savedState struct {
-	stateHeader
-	cfg      Settings // of the step that saved it
-	numbers  []int32
-	residual []byte
-}
-
 // parseAll parses the states that this rank is given, and checks that they are its.
 func (s *Reducer) parseAll(states [][]byte) ([]savedState, error) {
 	if len(states) == 0 {
 		return nil, fmt.Errorf("%w: no state", comm.ErrArgument)
 	}
-	var parsed []savedState
-	var ranks []int
-	for i, state := range states {
-		p, err := s.parse(state)
+	parsed := make([]savedState, len(states))
+	ranks := make([]int, len(states))
+	for i, saved := range states {
+		p, err := s.parse(saved)
 		if err != nil {
 			return nil, fmt.Errorf("state %d: %w", i, err)
 		}
-		parsed, ranks = append(parsed, p), append(ranks, int(p.Rank))
-		if p.Config != parsed[0].Config {
+		parsed[i] = p
+		ranks[i] = p.rank
+		first := &parsed[0]
+		if p.fingerprint != first.fingerprint {
 			return nil, fmt.Errorf("state %d: %w: another pattern was chosen for it than for the first", i, comm.ErrMismatch)
 		}
-		if p.Size != parsed[0].Size || p.Steps != parsed[0].Steps {
-			return nil, fmt.Errorf("state %d: %w: of %d ranks after %d steps, the first is of %d after %d", i, comm.ErrMismatch,
-				p.Size, p.Steps, parsed[0].Size, parsed[0].Steps)
+		if p.size != first.size || p.steps != first.steps {
+			return nil, fmt.Errorf("state %d: %w: of %d ranks after %d steps, the first is of %d after %d",
+				i, comm.ErrMismatch, p.size, p.steps, first.size, first.steps)
 		}
 	}
-	saved := int(parsed[0].Size)
+	saved := parsed[0].size
 	if len(parsed) == 1 && ranks[0] == saved && saved == s.size {
 		return parsed, nil // what ranks share
 	}
 	if want := RestoreRanks(saved, s.size, s.rank); !slices.Equal(ranks, want) {
-		return nil, fmt.Errorf("%w: the states are those of the ranks %v of %d, rank %d of %d needs %v", comm.ErrMismatch, ranks, saved, s.rank, s.size, want)
+		return nil, fmt.Errorf("%w: the states are those of the ranks %v of %d, rank %d of %d needs %v",
+			comm.ErrMismatch, ranks, saved, s.rank, s.size, want)
 	}
 	return parsed, nil
 }
 
 // parse checks a state, by itself.
-func (s *Reducer) parse(state []byte) (p savedState, err error) {
-	wrong := func(format string, args ...any) (savedState, error) {
-		return savedState{}, fmt.Errorf("%w: %s", comm.ErrArgument, fmt.Sprintf(format, args...))
-	}
-	body, err := base.Unseal(state, stateMagic, "a Reducer")
-	if err != nil {
-		return p, err
-	}
-	size, err := binary.Decode(body, binary.LittleEndian, &p.stateHeader)
-	if err != nil {
-		return wrong("the state is damaged")
+func (s *Reducer) parse(saved []byte) (savedState, error) {
+	d := state.NewDecoder(kind, saved)
+	p := savedState{fingerprint: d.Uint64()}
+	p.rank = d.Int(maxRanks)
+	p.size = d.Int(maxRanks)
+	if err := d.Err(); err != nil {
+		return savedState{}, err
 	}
 	var known bool
-	p.cfg, known = s.chosenFor(p.Config)
+	p.cfg, known = s.chosenFor(p.fingerprint)
+	if !known {
+		return savedState{}, fmt.Errorf("%w: the state is of rank %d of %d, with another configuration or length of the tensor",
+			comm.ErrMismatch, p.rank, p.size)
+	}
+	p.steps = d.Int(math.MaxInt)
+	p.k = d.Int(s.n)
+	p.past.age = d.Int(math.MaxInt)
+	p.past.steps = d.Int(math.MaxInt)
+	p.past.level = d.Int(math.MaxInt32)
+	p.past.even = d.Bool()
+	p.past.globalThreshold = d.Float32()
+	numbers := d.Bytes()
+	p.residual = d.Bytes()
+	if err := d.End(); err != nil {
+		return savedState{}, err
+	}
 	elements := 0
-	if p.cfg.keeps() && p.Rank != p.Size {
+	if p.cfg.keeps() && p.rank != p.size {
 		elements = s.held
 	}
-	if !known {
-		return p, fmt.Errorf("%w: the state is of rank %d of %d, with another configuration or length of the tensor", comm.ErrMismatch, p.Rank, p.Size)
+	dense := p.cfg.Pattern == Dense || p.cfg.Pattern == Auto
+	switch {
+	case p.size < 1 || p.rank > p.size:
+		d.Damaged("rank %d of %d", p.rank, p.size)
+	case len(numbers) != base.WordSize*keptWords(p.size) || len(p.residual) != base.WordSize*elements:
+		d.Damaged("%d bytes of numbers and %d of the residual", len(numbers), len(p.residual))
+	case dense && p.k > 0:
+		d.Damaged("k is %d for pattern %s", p.k, p.cfg.Pattern)
 	}
-	rest, words := body[size:], keptWords(int(p.Size))
-	dense := (p.cfg.Pattern == Dense || p.cfg.Pattern == Auto) && p.K > 0
-	if p.Rank > p.Size || p.Size < 1 || p.Size > 1<<20 || int(p.Words) != words || int(p.Elements) != elements || len(rest) != base.WordSize*(words+elements) ||
-		p.K > uint64(s.n) || dense || p.Steps > math.MaxInt64 || p.Age > math.MaxInt64 || p.Rounds > math.MaxInt64 {
-		return wrong("the state has %d numbers, %d elements and k = %d in %d bytes", p.Words, p.Elements, p.K, len(state))
+	if err := d.Err(); err != nil {
+		return savedState{}, err
 	}
-	p.numbers, p.residual = make([]int32, words), rest[base.WordSize*words:]
-	if _, err := binary.Decode(rest, binary.LittleEndian, p.numbers); err != nil {
-		return wrong("the state is damaged: %v", err)
+	p.numbers = make([]int32, len(numbers)/base.WordSize)
+	for i := range p.numbers {
+		p.numbers[i] = int32(binary.LittleEndian.Uint32(numbers[base.WordSize*i:]))
 	}
 	if !p.plausible(s.n) {
-		return wrong("the state has numbers that no step leaves")
+		d.Damaged("it has numbers that no step leaves")
 	}
-	return p, nil
+	return p, d.Err()
 }
+
+// maxRanks bounds the ranks of a state.
+const maxRanks = 1 << 20
 
 // plausible reports whether the numbers are such as steps leave. Those that follow
 // trust them: partitions say where selected entries go.
@@ -196,11 +216,12 @@ func (p *savedState) plausible(n int) bool {
 	if p.numbers[numFaults-numKept] != 0 {
 		return false
 	}
-	if uses, _ := find(&p.cfg, int(p.K), n, int(p.Size)); p.K == 0 || !NeedsHost(uses) { // there are no partitions
+	uses, _ := find(&p.cfg, p.k, n, p.size)
+	if p.k == 0 || !NeedsHost(uses) { // there are no partitions
 		return true
 	}
 	bounds := p.numbers[numBounds-numKept:]
-	return bounds[0] == 0 && bounds[p.Size] == int32(n) && slices.IsSorted(bounds)
+	return bounds[0] == 0 && bounds[p.size] == int32(n) && slices.IsSorted(bounds)
 }
 
 // settled has the host wait for the device.
@@ -214,23 +235,22 @@ func (s *Reducer) settled(ctx context.Context) error {
 // restore takes what was parsed.
 func (s *Reducer) restore(ctx context.Context, states []savedState) error {
 	first := &states[0]
-	s.steps, s.step = int(first.Steps), step{counted: true}
+	s.steps = first.steps
+	s.step = step{counted: true}
 	if pattern := first.cfg.Pattern; pattern == Auto {
 		s.become(pattern, nil)
 	} else if pattern != s.cfg.Pattern {
 		s.become(pattern, &Choice{Pattern: pattern})
 	}
-	if int(first.Size) == s.size {
-		s.plan(ctx, int(first.K), false)
+	residual := first.residual
+	if first.size == s.size {
+		s.plan(ctx, first.k, false)
 		s.resetNumbers()
 		s.set(numKept, first.numbers...)
-		s.past = past{age: int(first.Age), steps: int(first.Rounds), level: int(first.Level), even: first.Even != 0, globalThreshold: first.GlobalThreshold}
+		s.past = first.past
 	} else {
 		s.release(s.permanent)
 		s.k = 0
-	}
-	residual := first.residual
-	if int(first.Size) != s.size {
 		residual = s.gather(states)
 	}
 	if s.err == nil && len(residual) > 0 {
@@ -248,16 +268,17 @@ func (s *Reducer) restore(ctx context.Context, states []savedState) error {
 // before get a share as well.
 func (s *Reducer) gather(states []savedState) []byte {
 	sum := make([]float32, len(states[0].residual)/base.WordSize)
-	for _, state := range states {
-		saved, from := int(state.Size), int(state.Rank)
-		// Ranks from, from + saved, … have this state.
-		share := float32(s.size) / float32(saved) / float32((s.size-1-from%s.size)/saved+1)
+	for _, saved := range states {
+		// Ranks first, first + saved.size, … have this state.
+		first := saved.rank % s.size
+		holders := (s.size-1-first)/saved.size + 1
+		share := float32(s.size) / float32(saved.size) / float32(holders)
 		for i := range sum {
-			x := math.Float32frombits(binary.LittleEndian.Uint32(state.residual[base.WordSize*i:]))
+			x := math.Float32frombits(binary.LittleEndian.Uint32(saved.residual[base.WordSize*i:]))
 			switch {
 			case i >= s.n:
 				sum[i] += share * x
-			case from%s.size == s.rank:
+			case first == s.rank:
 				sum[i] += x
 			}
 		}
