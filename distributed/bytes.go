@@ -148,7 +148,7 @@ func newMail(op string, rt runtime.Runtime, c comm.Communicator) (*mail, error) 
 
 // move allocates n bytes, copies in to their place at, makes the calls, and returns the first wanted bytes of
 // what there is then. The runtime's memory comes first: where a rank announces more than there is, that is an error.
-func (m *mail) move(ctx context.Context, in []byte, at, n int, calls func(p uintptr) []comm.Call, wanted int) (out []byte) {
+func (m *mail) move(ctx context.Context, in []byte, offset, n int, calls func(p uintptr) []comm.Call, wanted int) (out []byte) {
 	if m.err != nil {
 		return nil
 	}
@@ -162,7 +162,7 @@ func (m *mail) move(ctx context.Context, in []byte, at, n int, calls func(p uint
 	}
 	err = func() error {
 		if len(in) > 0 {
-			if err := m.rt.CopyIn(p+uintptr(at), in); err != nil {
+			if err := m.rt.CopyIn(p+uintptr(offset), in); err != nil {
 				return err
 			}
 		}
@@ -191,9 +191,9 @@ func (m *mail) move(ctx context.Context, in []byte, at, n int, calls func(p uint
 // lie.
 func (m *mail) lengths(ctx context.Context, n int) (counts, displs []int, total int) {
 	size := m.c.WorldSize()
-	at := 8 * m.c.Rank()
-	words := m.move(ctx, binary.LittleEndian.AppendUint64(nil, uint64(n)), at, 8*size, func(p uintptr) []comm.Call {
-		return []comm.Call{comm.AllGatherCall(p+uintptr(at), p, 1, dtype.I64)}
+	offset := 8 * m.c.Rank()
+	words := m.move(ctx, binary.LittleEndian.AppendUint64(nil, uint64(n)), offset, 8*size, func(p uintptr) []comm.Call {
+		return []comm.Call{comm.AllGatherCall(p+uintptr(offset), p, 1, dtype.I64)}
 	}, 8*size)
 	counts, displs = make([]int, size), make([]int, size)
 	for r := range counts {

@@ -44,10 +44,10 @@ func NewMesh(ctx context.Context, c comm.Communicator, dims ...Dim) (*Mesh, erro
 		return nil, base.OpError(op, err)
 	}
 	m := &Mesh{dims: dims, coords: make([]int, len(dims))}
-	rest := c.Rank()
+	index := c.Rank()
 	for d := len(dims) - 1; d >= 0; d-- {
-		m.coords[d] = rest % dims[d].Size
-		rest /= dims[d].Size
+		m.coords[d] = index % dims[d].Size
+		index /= dims[d].Size
 	}
 	stride := c.WorldSize()
 	for d, dim := range dims {

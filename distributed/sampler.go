@@ -81,11 +81,11 @@ func (s *Sampler) Epoch(epoch int) []int {
 		rng := rand.New(rand.NewPCG(s.cfg.Seed, uint64(epoch)))
 		rng.Shuffle(s.n, func(i, j int) { order[i], order[j] = order[j], order[i] })
 	}
-	mine := make([]int, s.Len())
-	for i := range mine {
-		mine[i] = order[(s.rank+i*s.size)%s.n]
+	samples := make([]int, s.Len())
+	for i := range samples {
+		samples[i] = order[(s.rank+i*s.size)%s.n]
 	}
-	return mine
+	return samples
 }
 
 // Batches returns the samples of [Sampler.Epoch] in batches of size samples, which

@@ -37,8 +37,8 @@ func (g *Gradients) Accumulate(i int, t *runtime.Tensor) error {
 	if err := base.CheckGradientType(t.DType()); err != nil {
 		return base.OpError(op, gradientError(i, err))
 	}
-	if other, err := g.readyAt(t); err != nil || other >= 0 {
-		return base.OpError(op, cmp.Or(err, base.OverlapError("gradient", other, i)))
+	if ready, err := g.readyAt(t); err != nil || ready >= 0 {
+		return base.OpError(op, cmp.Or(err, base.OverlapError("gradient", ready, i)))
 	}
 	if err := g.needWeight(); err != nil {
 		return base.OpError(op, err)
@@ -63,20 +63,20 @@ func (g *Gradients) Accumulate(i int, t *runtime.Tensor) error {
 // makeSum makes the sum of gradient i, which is 0 unless something was accumulated.
 func (g *Gradients) makeSum(i int) error {
 	s := &g.gradients[i].sum
-	if s.of == nil {
-		of, err := runtime.New(g.rt, dtype.F32, g.gradients[i].n)
+	if s.tensor == nil {
+		total, err := runtime.New(g.rt, dtype.F32, g.gradients[i].n)
 		if err != nil {
 			return err
 		}
-		s.of = of
+		s.tensor = total
 	}
-	if s.any {
+	if s.accumulated {
 		return nil
 	}
-	if err := s.of.Fill(0); err != nil {
+	if err := s.tensor.Fill(0); err != nil {
 		return err
 	}
-	s.any = true
+	s.accumulated = true
 	return nil
 }
 
@@ -86,11 +86,11 @@ func (g *Gradients) readyAt(t *runtime.Tensor) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	other := g.spans.Find(p, p+uintptr(t.Bytes()))
-	if other >= 0 && g.step.given[other] == nil {
-		other = -1
+	ready := g.spans.Find(p, p+uintptr(t.Bytes()))
+	if ready >= 0 && g.step.tensors[ready] == nil {
+		ready = -1
 	}
-	return other, nil
+	return ready, nil
 }
 
 // addTo adds a gradient to a sum, with the weight of the pass.
@@ -114,7 +114,7 @@ func (g *Gradients) fold(i int, t *runtime.Tensor) error {
 		return g.foldWeighted(i, t)
 	}
 	s := &g.gradients[i].sum
-	if !s.any {
+	if !s.accumulated {
 		return nil
 	}
 	if err := g.addTo(s, t); err != nil {
@@ -131,7 +131,7 @@ func (g *Gradients) foldWeighted(i int, t *runtime.Tensor) error {
 		return nil
 	}
 	// Earlier passes count for a gradient that only the last one has.
-	if !s.any && (absent || g.weights.earlier == 0) {
+	if !s.accumulated && (absent || g.weights.earlier == 0) {
 		return nil
 	}
 	if err := g.makeSum(i); err != nil {
@@ -148,7 +148,7 @@ func (g *Gradients) foldWeighted(i int, t *runtime.Tensor) error {
 // storeSum moves a sum to the gradient that is reduced, scaled.
 func (g *Gradients) storeSum(i int, t *runtime.Tensor, scale float32) error {
 	s := &g.gradients[i].sum
-	s.any = false
+	s.accumulated = false
 	g.step.folded[i] = true
 	return g.onSum(s, t, func(k kernel.Kernels, x, grad uintptr) error {
 		return k.Store(grad, t.DType(), x, t.Len(), scale, 0)
@@ -160,7 +160,7 @@ func (g *Gradients) unfold() {
 	g.keepWeights()
 	for i := range g.gradients {
 		s := &g.gradients[i].sum
-		s.any = s.any || g.step.folded[i] && g.step.absent[i]
+		s.accumulated = s.accumulated || g.step.folded[i] && g.step.absent[i]
 	}
 }
 
@@ -174,7 +174,7 @@ func (g *Gradients) onSum(s *sum, t *runtime.Tensor, call func(k kernel.Kernels,
 	if err != nil {
 		return err
 	}
-	x, err := s.of.Ptr()
+	x, err := s.tensor.Ptr()
 	if err != nil {
 		return err
 	}

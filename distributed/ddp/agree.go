@@ -30,8 +30,8 @@ func (g *Gradients) terms() string {
 	}
 	for i, b := range g.buckets {
 		terms += fmt.Sprintf("\nbucket %d: %d of %v as %v, %s, density %v", i, b.bytes/b.dt.Size(), b.dt, b.wire, b.cfg.Pattern, b.cfg.Density)
-		if own := b.reducer.Terms(); own != "" {
-			terms += ", " + own
+		if reducerTerms := b.reducer.Terms(); reducerTerms != "" {
+			terms += ", " + reducerTerms
 		}
 		fmt.Fprintf(h, "%v %+v\n", b.params, b.cfg)
 	}

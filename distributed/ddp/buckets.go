@@ -34,7 +34,8 @@ func (g *Gradients) arrange(ctx context.Context, patterns []string) error {
 	return nil
 }
 
-// dismiss frees what arrange made. Memory of buckets that may still be written, or is not to be freed by this rank alone, stays.
+// dismiss frees what arrange made. Memory of buckets that may still be written, or is not to be freed by this rank
+// alone, stays.
 func (g *Gradients) dismiss(ctx context.Context, a arrangement, stays bool) error {
 	var errs []error
 	if a.async != nil && !g.closed {
@@ -71,25 +72,25 @@ func (g *Gradients) fillBuckets() arrangement {
 		vectors bool
 	}
 	filling := make(map[contents]*bucket)
-	a := arrangement{where: make([]int, len(g.gradients))}
+	a := arrangement{bucketOf: make([]int, len(g.gradients))}
 	for i := range slices.Backward(g.gradients) {
-		of := contents{g.gradients[i].dt, g.gradients[i].vector}
-		b, bytes, limit := filling[of], g.gradients[i].n*of.dt.Size(), g.cfg.BucketBytes
+		content := contents{g.gradients[i].dt, g.gradients[i].vector}
+		b, bytes, limit := filling[content], g.gradients[i].n*content.dt.Size(), g.cfg.BucketBytes
 		if b != nil && b.first {
 			limit = min(limit, firstBucketBytes)
 		}
 		if b == nil || b.bytes+bytes > limit {
-			b = &bucket{dt: of.dt, wire: of.dt, first: b == nil, vectors: of.vectors}
-			filling[of] = b
+			b = &bucket{dt: content.dt, wire: content.dt, first: b == nil, vectors: content.vectors}
+			filling[content] = b
 		}
 		b.params = append(b.params, i)
 		b.bytes += bytes
 		// Which gets a gradient last is complete last.
 		a.buckets = append(slices.DeleteFunc(a.buckets, func(o *bucket) bool { return o == b }), b)
 	}
-	for at, b := range a.buckets {
+	for place, b := range a.buckets {
 		for _, i := range b.params {
-			a.where[i] = at
+			a.bucketOf[i] = place
 		}
 	}
 	return a
@@ -98,17 +99,17 @@ func (g *Gradients) fillBuckets() arrangement {
 // configure decides how the buckets are reduced. All that a step means follows from the configuration,
 // and is refused or resolved before the patterns that are left to [sparse.Auto] are chosen.
 func (g *Gradients) configure(ctx context.Context, patterns []string) error {
-	whole, more, err := g.resolve()
+	whole, transactional, err := g.resolve()
 	if err != nil {
 		return err
 	}
-	if err := g.checkTypes(more); err != nil {
+	if err := g.checkTypes(transactional); err != nil {
 		return err
 	}
 	if err := g.choose(ctx, whole, patterns); err != nil {
 		return err
 	}
-	if !more {
+	if !transactional {
 		for _, b := range g.buckets {
 			b.reducer = &plain{g: g, b: b}
 			if g.cfg.Shard {
@@ -136,17 +137,17 @@ func (g *Gradients) configure(ctx context.Context, patterns []string) error {
 
 // resolve returns the configuration with its defaults and whether it asks for more than plain allreduces, or the
 // error of what excludes each other.
-func (g *Gradients) resolve() (whole engine.Settings, more bool, err error) {
+func (g *Gradients) resolve() (whole engine.Settings, transactional bool, err error) {
 	whole, err = engine.Config(g.cfg.Config).Settings()
 	if err != nil {
 		return whole, false, err
 	}
-	more = !whole.Plain() || g.cfg.Reducer != nil || g.cfg.Mesh != nil
-	if more && (g.cfg.Sum || g.cfg.Wire != dtype.Invalid) {
-		return whole, more, fmt.Errorf("%w: Sum or Wire, which are for plain dense buckets, with a mesh, "+
+	transactional = !whole.Plain() || g.cfg.Reducer != nil || g.cfg.Mesh != nil
+	if transactional && (g.cfg.Sum || g.cfg.Wire != dtype.Invalid) {
+		return whole, transactional, fmt.Errorf("%w: Sum or Wire, which are for plain dense buckets, with a mesh, "+
 			"or some that are sparse, clipped or judged", comm.ErrArgument)
 	}
-	return whole, more, g.cfg.checkShard(more)
+	return whole, transactional, g.cfg.checkShard(transactional)
 }
 
 // bucketConfig returns how a bucket is reduced, where all of them are as whole says.
@@ -171,11 +172,11 @@ func (g *Gradients) bucketError(i int, err error) error {
 }
 
 // checkTypes refuses gradients of types that their buckets cannot reduce, and decides as what plain ones travel.
-func (g *Gradients) checkTypes(more bool) error {
+func (g *Gradients) checkTypes(transactional bool) error {
 	for _, b := range g.buckets {
 		var err error
 		switch {
-		case more:
+		case transactional:
 			err = base.CheckGradientType(b.dt)
 		default:
 			if b.dt == dtype.F32 && g.cfg.Wire != dtype.Invalid {
@@ -249,7 +250,7 @@ func (g *Gradients) allocate(ctx context.Context) error {
 				b.joined = append(b.joined, p)
 				n += g.gradients[p].n
 			} else {
-				b.apart = append(b.apart, p)
+				b.separate = append(b.separate, p)
 			}
 		}
 		n = g.padded(n)
@@ -260,7 +261,7 @@ func (g *Gradients) allocate(ctx context.Context) error {
 			err = g.transaction.buffers.Allocate(g.transaction.rt, &b.views, b.bytes)
 			ptr = b.views.Ptr
 		case !g.cfg.BucketViews && !g.cfg.Shard && len(b.joined) < 2 && b.wire == b.dt:
-			b.joined, b.apart = nil, b.params
+			b.joined, b.separate = nil, b.params
 			continue
 		case b.shares():
 			shared = max(shared, b.bytes)
@@ -298,8 +299,8 @@ func (g *Gradients) allocate(ctx context.Context) error {
 		if err != nil {
 			return g.bucketError(i, err)
 		}
-		j := g.transaction // for whose verdict the bucket counts its non-finite entries
-		b.reducer.JoinTransaction(base.At(j.flags, i*j.c.WorldSize()), j.skip)
+		t := g.transaction // for whose verdict the bucket counts its non-finite entries
+		b.reducer.JoinTransaction(base.At(t.flags, i*t.c.WorldSize()), t.skip)
 	}
 	return g.cut()
 }
@@ -366,7 +367,7 @@ func (g *Gradients) copyParts(b *bucket, back bool) error {
 		return err
 	}
 	for _, i := range b.joined {
-		t := g.step.given[i]
+		t := g.step.tensors[i]
 		param, err := t.Ptr()
 		if err != nil {
 			return gradientError(i, err)

@@ -15,43 +15,43 @@ import (
 
 // clip returns the address of what all gradients are multiplied by, 0 if nothing
 // bounds their norm. weight multiplies the gradients besides; with 0 they count as zeros.
-func (j *transaction) clip(
+func (t *transaction) clip(
 	ctx context.Context, gradients []*runtime.Tensor, buckets int, weight float64,
 ) (uintptr, error) {
-	if j.cfg.ClipNorm == 0 || len(gradients) == 0 {
+	if t.cfg.ClipNorm == 0 || len(gradients) == 0 {
 		return 0, nil
 	}
-	if err := j.sumSquares(gradients, weight); err != nil {
+	if err := t.sumSquares(gradients, weight); err != nil {
 		return 0, err
 	}
-	m, share, limit := len(gradients), weight*weight, j.cfg.ClipNorm/math.Sqrt(float64(j.c.WorldSize()))
-	if j.cfg.Clip == engine.ClipGlobal {
-		share, limit = 1/float64(j.c.WorldSize()), j.cfg.ClipNorm
-		if err := j.weighSquares(ctx, m, weight); err != nil {
+	m, share, limit := len(gradients), weight*weight, t.cfg.ClipNorm/math.Sqrt(float64(t.c.WorldSize()))
+	if t.cfg.Clip == engine.ClipGlobal {
+		share, limit = 1/float64(t.c.WorldSize()), t.cfg.ClipNorm
+		if err := t.weighSquares(ctx, m, weight); err != nil {
 			return 0, err
 		}
-		err := j.order.Around(ctx, func() error { return j.c.AllReduce(j.squares, j.squares, m, dtype.F64, comm.Sum) })
-		if err == nil && j.cfg.NonFinite != engine.PassNonFinite {
-			err = j.judgeNorm(m, buckets)
+		err := t.order.Around(ctx, func() error { return t.c.AllReduce(t.squares, t.squares, m, dtype.F64, comm.Sum) })
+		if err == nil && t.cfg.NonFinite != engine.PassNonFinite {
+			err = t.judgeNorm(m, buckets)
 		}
 		if err != nil {
 			return 0, err
 		}
 	}
-	return j.factor, j.kernels.ClipFactor(j.factor, j.squares, m, share, limit)
+	return t.factor, t.kernels.ClipFactor(t.factor, t.squares, m, share, limit)
 }
 
 // sumSquares computes the squared norms of gradients.
-func (j *transaction) sumSquares(gradients []*runtime.Tensor, weight float64) error {
+func (t *transaction) sumSquares(gradients []*runtime.Tensor, weight float64) error {
 	if weight == 0 {
-		return j.rt.Fill(j.squares, len(gradients), dtype.F64, 0)
+		return t.rt.Fill(t.squares, len(gradients), dtype.F64, 0)
 	}
-	for i, t := range gradients {
-		ptr, err := t.Ptr()
+	for i, gradient := range gradients {
+		ptr, err := gradient.Ptr()
 		if err != nil {
 			return err
 		}
-		if err := j.kernels.SumSquares(ptr, t.DType(), t.Len(), base.At(j.squares, 2*i)); err != nil {
+		if err := t.kernels.SumSquares(ptr, gradient.DType(), gradient.Len(), base.At(t.squares, 2*i)); err != nil {
 			return err
 		}
 	}
@@ -60,34 +60,34 @@ func (j *transaction) sumSquares(gradients []*runtime.Tensor, weight float64) er
 
 // weighSquares makes m squared norms those of gradients that are multiplied by a weight. The host waits and computes
 // them, as kernels have no products of F64.
-func (j *transaction) weighSquares(ctx context.Context, m int, weight float64) error {
+func (t *transaction) weighSquares(ctx context.Context, m int, weight float64) error {
 	if weight == 0 || weight == 1 {
 		return nil
 	}
-	if err := j.order.HostAfterCompute(ctx); err != nil {
+	if err := t.order.HostAfterCompute(ctx); err != nil {
 		return err
 	}
-	if len(j.norms) < m {
-		j.norms = make([]float64, m)
+	if len(t.norms) < m {
+		t.norms = make([]float64, m)
 	}
-	norms := j.norms[:m]
-	if err := j.rt.CopyOut(hostmem.Bytes(norms), j.squares); err != nil {
+	norms := t.norms[:m]
+	if err := t.rt.CopyOut(hostmem.Bytes(norms), t.squares); err != nil {
 		return err
 	}
 	for i := range norms {
 		norms[i] *= weight * weight
 	}
-	return j.rt.CopyIn(j.squares, hostmem.Bytes(norms))
+	return t.rt.CopyIn(t.squares, hostmem.Bytes(norms))
 }
 
 // judgeNorm counts the squares that are not finite, of which all ranks know: none of them is clipped
 // then. A bucket that sends nothing in this step would not find out.
-func (j *transaction) judgeNorm(m, buckets int) error {
-	j.layout = [...][1]int{{1}, {2}, {m}}
-	err := j.rt.CopyStrided(j.highs, j.layout[0][:], base.At(j.squares, 1), j.layout[1][:], j.layout[2][:], base.WordSize)
+func (t *transaction) judgeNorm(m, buckets int) error {
+	t.layout = [...][1]int{{1}, {2}, {m}}
+	err := t.rt.CopyStrided(t.highs, t.layout[0][:], base.At(t.squares, 1), t.layout[1][:], t.layout[2][:], base.WordSize)
 	if err != nil {
 		return err
 	}
-	counts := kernel.Entries{Idx: j.highs, Val: j.highs, N: m}
-	return j.kernels.CountAbove(counts, j.limit, 1, base.At(j.flags, buckets*j.c.WorldSize()))
+	counts := kernel.Entries{Idx: t.highs, Val: t.highs, N: m}
+	return t.kernels.CountAbove(counts, t.limit, 1, base.At(t.flags, buckets*t.c.WorldSize()))
 }

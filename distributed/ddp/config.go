@@ -108,7 +108,8 @@ type Stats struct {
 	ExchangeTime, HiddenTime time.Duration
 }
 
-// withDefaults returns c with the defaults of what is not set, or the error of a field that is out of range. streams: the communicator has some.
+// withDefaults returns c with the defaults of what is not set, or the error of a field that is out of range. streams:
+// the communicator has some.
 func (c Config) withDefaults(streams bool) (Config, error) {
 	whole := hostBucketBytes
 	if streams {
@@ -130,8 +131,8 @@ func (c Config) withDefaults(streams bool) (Config, error) {
 }
 
 // checkShard refuses what needs more than a shard of the averages.
-func (c *Config) checkShard(more bool) error {
-	if c.Shard && (more || c.Wire != dtype.Invalid) {
+func (c *Config) checkShard(transactional bool) error {
+	if c.Shard && (transactional || c.Wire != dtype.Invalid) {
 		return base.ConfigError("Shard with Wire, or buckets that are sparse, clipped or judged")
 	}
 	return nil

@@ -57,7 +57,7 @@ func (c *custom) allocate(n int) error {
 func (g *Gradients) newCustom(i int, dt dtype.DType, to comm.Communicator, n int, parts []Part) (reducer, error) {
 	c := &custom{g: g.transaction, n: n, dt: dt, b: Bucket{Index: i, Comm: to, Parts: parts}, inner: g.lines.mesh != nil}
 	c.order = base.NewOrder(c.g.rt, to)
-	others := len(c.g.buffers)
+	held := len(c.g.buffers)
 	err := c.allocate(n)
 	if err == nil {
 		c.b.Tensor, err = runtime.Wrap(c.g.rt, c.memory.Ptr, c.dt, []int{c.n}, nil, nil)
@@ -73,7 +73,7 @@ func (g *Gradients) newCustom(i int, dt dtype.DType, to comm.Communicator, n int
 		}
 	}
 	if c.Reducer == nil || err != nil {
-		return nil, errors.Join(err, c.b.Tensor.Free(), c.g.buffers.Release(c.g.rt, others))
+		return nil, errors.Join(err, c.b.Tensor.Free(), c.g.buffers.Release(c.g.rt, held))
 	}
 	m := c.Memory()
 	c.kept, c.sums = slices.Concat(m.Residual, m.Shared), len(m.Residual)
@@ -104,20 +104,20 @@ func (c *custom) size() (bytes int) {
 
 // copyMemory keeps the memory, or copies it back.
 func (c *custom) copyMemory(back bool) error {
-	at := c.before.Ptr
+	place := c.before.Ptr
 	for _, t := range c.kept {
 		p, err := t.Ptr()
 		if err == nil && t.Bytes() > 0 {
-			from, to := p, at
+			from, to := p, place
 			if back {
-				from, to = at, p
+				from, to = place, p
 			}
 			err = c.g.rt.Copy(to, from, t.Bytes())
 		}
 		if err != nil {
 			return err
 		}
-		at += uintptr((t.Bytes() + 7) &^ 7)
+		place += uintptr((t.Bytes() + 7) &^ 7)
 	}
 	return nil
 }

@@ -45,8 +45,8 @@ func (g *Gradients) Join(ctx context.Context, gradients []*runtime.Tensor, updat
 	switch {
 	case gradients == nil && update != nil:
 		return base.OpError(op, fmt.Errorf("%w: no gradients in which update finds averages", comm.ErrArgument))
-	case gradients != nil && len(gradients) != len(g.step.given):
-		return base.OpError(op, fmt.Errorf("%w: %d gradients, registered were %d", comm.ErrArgument, len(gradients), len(g.step.given)))
+	case gradients != nil && len(gradients) != len(g.step.tensors):
+		return base.OpError(op, fmt.Errorf("%w: %d gradients, registered were %d", comm.ErrArgument, len(gradients), len(g.step.tensors)))
 	}
 	for i, t := range gradients {
 		if t == nil {
@@ -63,14 +63,14 @@ func (g *Gradients) Join(ctx context.Context, gradients []*runtime.Tensor, updat
 	g.joining = gradients
 	defer func() { g.joining = nil }()
 	for {
-		others, err := g.others(ctx)
+		count, err := g.joinStep(ctx)
 		if g.fail(err); g.step.fault != nil {
 			return base.OpError(op, g.rollBack())
 		}
 		if err != nil {
 			return base.OpError(op, err)
 		}
-		if others == 0 {
+		if count == 0 {
 			g.newStep()
 			return nil
 		}
@@ -86,8 +86,8 @@ func (g *Gradients) Join(ctx context.Context, gradients []*runtime.Tensor, updat
 	}
 }
 
-// others begins a step without data, and returns how many ranks have some.
-func (g *Gradients) others(ctx context.Context) (count int, err error) {
+// joinStep begins a step without data, and returns how many ranks have some.
+func (g *Gradients) joinStep(ctx context.Context) (count int, err error) {
 	g.step.begun = true
 	if err := g.drain(ctx); err != nil {
 		return 0, err

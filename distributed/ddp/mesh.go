@@ -38,12 +38,12 @@ func (g *Gradients) newMeshed(i int, b *bucket) (reducer, error) {
 	}
 	from := m.connect(&g.lines, room)
 	var parts []Part
-	at := 0
+	offset := 0
 	for _, p := range b.params {
-		if first, end := max(from, at), min(from+n, at+g.gradients[p].n); first < end {
+		if first, end := max(from, offset), min(from+n, offset+g.gradients[p].n); first < end {
 			parts = append(parts, Part{p, []int{end - first}, first - from})
 		}
-		at += g.gradients[p].n
+		offset += g.gradients[p].n
 	}
 	cfg := b.cfg
 	cfg.NonFinite = engine.PassNonFinite // it is judged with the buckets, by the ranks of all hosts
@@ -58,12 +58,12 @@ func (m *meshed) connect(l *lines, room int) (from int) {
 	m.levels = nil
 	size := m.dt.Size()
 	for _, c := range l.inner {
-		at := m.memory.Ptr + uintptr(from*size)
+		region := m.memory.Ptr + uintptr(from*size)
 		room /= c.WorldSize()
 		from += c.Rank() * room
 		part := m.memory.Ptr + uintptr(from*size)
 		m.levels = append(m.levels, level{base.NewOrder(m.g.rt, c),
-			comm.ReduceScatterCall(at, part, room, m.dt, comm.Avg), comm.AllGatherCall(part, at, room, m.dt)})
+			comm.ReduceScatterCall(region, part, room, m.dt, comm.Avg), comm.AllGatherCall(part, region, room, m.dt)})
 	}
 	m.share = engine.Input{Ptr: m.memory.Ptr + uintptr(from*size), DType: m.dt, Scratch: true}
 	return from

@@ -35,7 +35,7 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 	n := len(params)
 	g := &Gradients{rt: rt, meter: metered.New(c), op: comm.Avg, gradients: make([]gradient, n), results: make([]*runtime.Tensor, n),
 		spans: base.NewSpans(n),
-		step:  step{given: make([]*runtime.Tensor, n), absent: make([]bool, n), folded: make([]bool, n)}}
+		step:  step{tensors: make([]*runtime.Tensor, n), absent: make([]bool, n), folded: make([]bool, n)}}
 	if cfg.Sum {
 		g.op = comm.Sum
 	}
@@ -101,11 +101,11 @@ func (g *Gradients) Close() error {
 	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)
 	errs := []error{settled, g.dismiss(ctx, g.arrangement, settled != nil || symmetric && g.err != nil)}
 	g.closed = true
-	own := []*runtime.Tensor{g.roster.memory}
+	tensors := []*runtime.Tensor{g.roster.memory}
 	for _, p := range g.gradients {
-		own = append(own, p.spare, p.sum.of)
+		tensors = append(tensors, p.spare, p.sum.tensor)
 	}
-	for _, t := range own {
+	for _, t := range tensors {
 		if t != nil && settled == nil {
 			errs = append(errs, t.Free())
 		}

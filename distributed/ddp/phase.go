@@ -15,7 +15,7 @@ import (
 // The next one begins with nothing of it.
 type step struct {
 	begun   bool
-	given   []*runtime.Tensor // nil: not ready
+	tensors []*runtime.Tensor // nil: not ready
 	absent  []bool            // given are zeros in the place of what was left out
 	folded  []bool            // what was accumulated is in what was given
 	next    int               // first bucket that is not launched
@@ -60,36 +60,36 @@ type gradient struct {
 
 // sum is what was accumulated of a gradient.
 type sum struct {
-	of  *runtime.Tensor // F32; nil: never
-	any bool            // since the last step
+	tensor      *runtime.Tensor // F32; nil: never
+	accumulated bool            // since the last step
 	// whole: in the step that was rolled back, the sum was added to the gradient, which stands for all passes.
 	whole bool
 }
 
 // bucket is a group of gradients that are reduced together.
 type bucket struct {
-	dt      dtype.DType
-	wire    dtype.DType // of what travels
-	first   bool        // of its type
-	params  []int
-	bytes   int
-	vectors bool            // of small gradients of one dimension only
-	joined  []int           // gradients that are put together
-	apart   []int           // and those that are reduced where they are
-	memory  *comm.Buffer    // of those that are joined, if it is this bucket's
-	views   base.Buffer     // of gradients that live here and survive the communicator
-	flat    *runtime.Tensor // those that are joined; nil: none are
-	cfg     engine.Settings // with its defaults, and what was chosen for Auto
-	pattern string          // as [Gradients.Patterns] has it
-	reducer reducer
-	ready   uintptr // the event of its gradients, with a side stream
-	step    bucketStep
+	dt       dtype.DType
+	wire     dtype.DType // of what travels
+	first    bool        // of its type
+	params   []int
+	bytes    int
+	vectors  bool            // of small gradients of one dimension only
+	joined   []int           // gradients that are put together
+	separate []int           // and those that are reduced where they are
+	memory   *comm.Buffer    // of those that are joined, if it is this bucket's
+	views    base.Buffer     // of gradients that live here and survive the communicator
+	flat     *runtime.Tensor // those that are joined; nil: none are
+	cfg      engine.Settings // with its defaults, and what was chosen for Auto
+	pattern  string          // as [Gradients.Patterns] has it
+	reducer  reducer
+	ready    uintptr // the event of its gradients, with a side stream
+	step     bucketStep
 }
 
 // arrangement is the buckets, and what works on them.
 type arrangement struct {
 	buckets     []*bucket
-	where       []int // of each gradient: its bucket
+	bucketOf    []int // of each gradient: its bucket
 	transaction *transaction
 	async       *worker           // nil: what buckets exchange is exchanged when they are complete
 	views       []*runtime.Tensor // with BucketViews: the gradients in the buckets

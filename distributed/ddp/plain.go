@@ -28,8 +28,8 @@ func (p *plain) Select(context.Context, engine.Input) error {
 			return err
 		}
 	}
-	for _, i := range p.b.apart {
-		if err := add(p.g.step.given[i]); err != nil {
+	for _, i := range p.b.separate {
+		if err := add(p.g.step.tensors[i]); err != nil {
 			return gradientError(i, err)
 		}
 	}

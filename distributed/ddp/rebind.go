@@ -57,7 +57,7 @@ func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
 	}
 	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)
 	for _, b := range g.buckets {
-		b.joined, b.apart, b.flat = nil, nil, nil
+		b.joined, b.separate, b.flat = nil, nil, nil
 		if b.memory == nil {
 			continue
 		}

@@ -29,8 +29,8 @@ func (s *sharded) Select(context.Context, engine.Input) error {
 		}
 	}
 	share := b.flat.Len() / s.g.meter.WorldSize()
-	mine := whole + uintptr(s.g.meter.Rank()*share*b.dt.Size())
-	s.calls = append(s.calls[:0], comm.ReduceScatterCall(whole, mine, share, b.dt, s.g.reduction()))
+	shard := whole + uintptr(s.g.meter.Rank()*share*b.dt.Size())
+	s.calls = append(s.calls[:0], comm.ReduceScatterCall(whole, shard, share, b.dt, s.g.reduction()))
 	return nil
 }
 
@@ -66,13 +66,13 @@ func (g *Gradients) cut() error {
 			return err
 		}
 		all[i].Tensor = t
-		at := 0
+		offset := 0
 		for _, p := range b.params {
-			first, end := max(from, at), min(from+share, at+g.gradients[p].n)
+			first, end := max(from, offset), min(from+share, offset+g.gradients[p].n)
 			if first < end {
-				all[i].Parts = append(all[i].Parts, ShardPart{p, first - at, end - at, first - from})
+				all[i].Parts = append(all[i].Parts, ShardPart{p, first - offset, end - offset, first - from})
 			}
-			at += g.gradients[p].n
+			offset += g.gradients[p].n
 		}
 	}
 	g.shards, g.gathers, g.norms = all, make([]comm.Call, len(all)), make([]float64, len(all))
@@ -84,14 +84,14 @@ func (g *Gradients) cut() error {
 // like the [Gradients.Shards]. It does not communicate.
 func (g *Gradients) Scatter(shards, whole []*runtime.Tensor) error {
 	const op = "gradient scatter"
-	own, err := g.checkShards(op, shards, whole)
+	local, err := g.checkShards(op, shards, whole)
 	if err == nil {
 		err = g.checkMemory(op, whole, shards)
 	}
 	if err != nil {
 		return err
 	}
-	for i, s := range own {
+	for i, s := range local {
 		if err := shards[i].Fill(0); err != nil {
 			return base.OpError(op, err)
 		}
@@ -110,41 +110,41 @@ func (g *Gradients) Scatter(shards, whole []*runtime.Tensor) error {
 // hold; the result is ready as that of Wait is.
 func (g *Gradients) Gather(ctx context.Context, whole, shards []*runtime.Tensor) error {
 	const op = "gradient gather"
-	own, err := g.checkShards(op, shards, whole)
+	local, err := g.checkShards(op, shards, whole)
 	if err == nil {
 		err = g.checkMemory(op, whole, nil) // the shards are read before anything is written
 	}
 	if err != nil {
 		return err
 	}
-	return base.OpError(op, g.gatherShards(ctx, own, shards, whole))
+	return base.OpError(op, g.gatherShards(ctx, local, shards, whole))
 }
 
-func (g *Gradients) gatherShards(ctx context.Context, own []Shard, shards, whole []*runtime.Tensor) error {
+func (g *Gradients) gatherShards(ctx context.Context, local []Shard, shards, whole []*runtime.Tensor) error {
 	if err := g.agree(ctx); err != nil {
 		return err
 	}
-	for i, s := range own {
+	for i, s := range local {
 		if err := g.copyElements(s.Tensor, 0, shards[i], 0, s.Tensor.Len()); err != nil {
 			return err
 		}
-		mine, err := s.Tensor.Ptr()
+		shard, err := s.Tensor.Ptr()
 		if err != nil {
 			return err
 		}
-		first := mine - uintptr(g.meter.Rank()*s.Tensor.Bytes())
-		g.gathers[i] = comm.AllGatherCall(mine, first, s.Tensor.Len(), s.Tensor.DType())
+		first := shard - uintptr(g.meter.Rank()*s.Tensor.Bytes())
+		g.gathers[i] = comm.AllGatherCall(shard, first, s.Tensor.Len(), s.Tensor.DType())
 	}
 	if err := g.order.Around(ctx, func() error { return g.meter.Group(g.gathers...) }); err != nil {
 		return err
 	}
 	for _, b := range g.buckets {
-		at := 0
+		offset := 0
 		for _, p := range b.params {
-			if err := g.copyElements(whole[p], 0, b.flat, at, g.gradients[p].n); err != nil {
+			if err := g.copyElements(whole[p], 0, b.flat, offset, g.gradients[p].n); err != nil {
 				return fmt.Errorf("tensor %d: %w", p, err)
 			}
-			at += g.gradients[p].n
+			offset += g.gradients[p].n
 		}
 	}
 	return nil
@@ -155,26 +155,26 @@ func (g *Gradients) gatherShards(ctx context.Context, own []Shard, shards, whole
 // all. All ranks call it, before the shards are overwritten. The host waits.
 func (g *Gradients) ShardNorm(ctx context.Context) (float64, error) {
 	const op = "gradient norm"
-	own, err := g.Shards()
+	local, err := g.Shards()
 	if err != nil {
 		return 0, err
 	}
-	norm, err := g.shardNorm(ctx, own)
+	norm, err := g.shardNorm(ctx, local)
 	return norm, base.OpError(op, err)
 }
 
-func (g *Gradients) shardNorm(ctx context.Context, own []Shard) (float64, error) {
-	if len(own) == 0 {
+func (g *Gradients) shardNorm(ctx context.Context, local []Shard) (float64, error) {
+	if len(local) == 0 {
 		return 0, nil
 	}
 	kernels, err := kernel.Lookup(g.rt)
 	if err == nil {
-		err = g.transaction.buffers.Allocate(g.rt, &g.squares, 2*len(own)*base.WordSize)
+		err = g.transaction.buffers.Allocate(g.rt, &g.squares, 2*len(local)*base.WordSize)
 	}
 	if err != nil {
 		return 0, err
 	}
-	for i, s := range own {
+	for i, s := range local {
 		p, err := s.Tensor.Ptr()
 		if err == nil {
 			err = kernels.SumSquares(p, s.Tensor.DType(), s.Tensor.Len(), base.At(g.squares.Ptr, 2*i))
@@ -184,7 +184,7 @@ func (g *Gradients) shardNorm(ctx context.Context, own []Shard) (float64, error)
 		}
 	}
 	err = g.order.Around(ctx, func() error {
-		return g.meter.AllReduce(g.squares.Ptr, g.squares.Ptr, len(own), dtype.F64, comm.Sum)
+		return g.meter.AllReduce(g.squares.Ptr, g.squares.Ptr, len(local), dtype.F64, comm.Sum)
 	})
 	if err == nil {
 		err = g.order.HostAfterAll(ctx)
@@ -202,18 +202,18 @@ func (g *Gradients) shardNorm(ctx context.Context, own []Shard) (float64, error)
 
 // checkShards checks tensors like the shards, and like the gradients.
 func (g *Gradients) checkShards(op string, shards, whole []*runtime.Tensor) ([]Shard, error) {
-	own, err := g.Shards()
+	local, err := g.Shards()
 	if err != nil {
 		return nil, err
 	}
-	if len(shards) != len(own) || len(whole) != len(g.gradients) {
-		return nil, base.OpError(op, fmt.Errorf("%w: %d shards and %d tensors, want %d and %d", comm.ErrArgument, len(shards), len(whole), len(own), len(g.gradients)))
+	if len(shards) != len(local) || len(whole) != len(g.gradients) {
+		return nil, base.OpError(op, fmt.Errorf("%w: %d shards and %d tensors, want %d and %d", comm.ErrArgument, len(shards), len(whole), len(local), len(g.gradients)))
 	}
 	for i, t := range shards {
 		if err := g.reachable(t); err != nil {
 			return nil, base.OpError(op, fmt.Errorf("shard %d: %w", i, err))
 		}
-		if like := own[i].Tensor; t.DType() != like.DType() || t.Len() != like.Len() {
+		if like := local[i].Tensor; t.DType() != like.DType() || t.Len() != like.Len() {
 			return nil, base.ShapeError(op, "shard %d has %d elements of %v, want %d of %v", i, t.Len(), t.DType(), like.Len(), like.DType())
 		}
 	}
@@ -222,7 +222,7 @@ func (g *Gradients) checkShards(op string, shards, whole []*runtime.Tensor) ([]S
 			return nil, err
 		}
 	}
-	return own, nil
+	return local, nil
 }
 
 // checkMemory refuses tensors like the gradients, and shards, of which two share memory.
@@ -233,18 +233,18 @@ func (g *Gradients) checkMemory(op string, whole, shards []*runtime.Tensor) erro
 	}
 	g.gathered.NextStep()
 	for i, t := range whole {
-		other, err := g.gathered.Place(i, t)
-		if err == nil && other >= 0 {
-			err = base.OverlapError("tensor", other, i)
+		overlap, err := g.gathered.Place(i, t)
+		if err == nil && overlap >= 0 {
+			err = base.OverlapError("tensor", overlap, i)
 		}
 		if err != nil {
 			return base.OpError(op, err)
 		}
 	}
 	for i, t := range shards {
-		other, err := g.gathered.Place(n+i, t)
-		if err == nil && other >= 0 {
-			err = fmt.Errorf("%w: shard %d shares memory with %s", comm.ErrArgument, i, g.shardOrTensor(other))
+		overlap, err := g.gathered.Place(n+i, t)
+		if err == nil && overlap >= 0 {
+			err = fmt.Errorf("%w: shard %d shares memory with %s", comm.ErrArgument, i, g.shardOrTensor(overlap))
 		}
 		if err != nil {
 			return base.OpError(op, err)

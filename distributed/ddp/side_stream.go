@@ -20,65 +20,65 @@ type sideStream struct {
 
 // newSideStream returns a side stream of rt, or nil if there is none.
 func newSideStream(rt runtime.Runtime, c comm.Communicator) (*sideStream, error) {
-	of, ok := rt.(runtime.StreamForker)
+	forker, ok := rt.(runtime.StreamForker)
 	ops, has := comm.As[comm.StreamSyncOps](c)
 	if !ok || !has || base.NewOrder(rt, c).Streams == nil {
 		return nil, nil
 	}
-	own, err := of.ForkStream()
+	forked, err := forker.ForkStream()
 	if err != nil {
 		return nil, err
 	}
-	b := &sideStream{rt: own, compute: rt.ComputeStream(), ops: ops}
-	if b.back, err = ops.CreateEvent(); err != nil {
-		return nil, errors.Join(err, own.Close())
+	s := &sideStream{rt: forked, compute: rt.ComputeStream(), ops: ops}
+	if s.back, err = ops.CreateEvent(); err != nil {
+		return nil, errors.Join(err, forked.Close())
 	}
-	return b, nil
+	return s, nil
 }
 
 // mark records in an event what the compute stream was given so far.
-func (b *sideStream) mark(event uintptr) error {
-	if b == nil {
+func (s *sideStream) mark(event uintptr) error {
+	if s == nil {
 		return nil
 	}
-	return b.ops.RecordOnStream(event, b.compute)
+	return s.ops.RecordOnStream(event, s.compute)
 }
 
 // follow lets the side stream's work from now on see what was there at the mark.
-func (b *sideStream) follow(event uintptr) error {
-	if b == nil {
+func (s *sideStream) follow(event uintptr) error {
+	if s == nil {
 		return nil
 	}
-	return b.ops.StreamWaitEvent(b.rt.ComputeStream(), event)
+	return s.ops.StreamWaitEvent(s.rt.ComputeStream(), event)
 }
 
 // join lets the compute stream's work from now on see what the side stream was given.
-func (b *sideStream) join() error {
-	if b == nil {
+func (s *sideStream) join() error {
+	if s == nil {
 		return nil
 	}
-	if err := b.ops.RecordOnStream(b.back, b.rt.ComputeStream()); err != nil {
+	if err := s.ops.RecordOnStream(s.back, s.rt.ComputeStream()); err != nil {
 		return err
 	}
-	return b.ops.StreamWaitEvent(b.compute, b.back)
+	return s.ops.StreamWaitEvent(s.compute, s.back)
 }
 
 // catchUp is mark and follow.
-func (b *sideStream) catchUp() error {
-	if b == nil {
+func (s *sideStream) catchUp() error {
+	if s == nil {
 		return nil
 	}
-	if err := b.mark(b.back); err != nil {
+	if err := s.mark(s.back); err != nil {
 		return err
 	}
-	return b.follow(b.back)
+	return s.follow(s.back)
 }
 
 // close waits for the compute stream, which may use memory of the side stream, and gives
 // all back.
-func (b *sideStream) close() error {
-	if b == nil {
+func (s *sideStream) close() error {
+	if s == nil {
 		return nil
 	}
-	return errors.Join(b.catchUp(), b.rt.Close(), b.ops.DestroyEvent(b.back))
+	return errors.Join(s.catchUp(), s.rt.Close(), s.ops.DestroyEvent(s.back))
 }

@@ -41,7 +41,7 @@ func (g *Gradients) between(op string) error {
 	if err := g.usable(op); err != nil {
 		return err
 	}
-	for _, t := range g.step.given {
+	for _, t := range g.step.tensors {
 		if t != nil {
 			return base.OpError(op, fmt.Errorf("%w: in the middle of a step, want after Wait", comm.ErrArgument))
 		}
@@ -67,7 +67,7 @@ func (g *Gradients) state(ctx context.Context, save func(reducer, context.Contex
 	if err := g.between(op); err != nil {
 		return nil, err
 	}
-	if i := slices.IndexFunc(g.gradients, func(p gradient) bool { return p.sum.any }); i >= 0 {
+	if i := slices.IndexFunc(g.gradients, func(p gradient) bool { return p.sum.accumulated }); i >= 0 {
 		return nil, base.OpError(op, fmt.Errorf("%w: gradient %d is accumulated, want after the step that reduces it", comm.ErrArgument, i))
 	}
 	e := state.NewEncoder(kind, 0)
@@ -114,7 +114,7 @@ func (g *Gradients) restore(ctx context.Context, states [][]byte) error {
 	}
 	g.steps = saved[0].steps
 	for i := range g.gradients {
-		g.gradients[i].sum.any = false
+		g.gradients[i].sum.accumulated = false
 	}
 	g.endWeights()
 	for i, restore := range restores {

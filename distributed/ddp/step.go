@@ -45,16 +45,16 @@ func (g *Gradients) Ready(ctx context.Context, i int, t *runtime.Tensor) error {
 
 // check checks this step's gradient i.
 func (g *Gradients) check(op string, i int, t *runtime.Tensor) error {
-	if i < 0 || i >= len(g.step.given) {
-		return base.OpError(op, fmt.Errorf("%w: gradient %d is not in [0, %d)", comm.ErrArgument, i, len(g.step.given)))
+	if i < 0 || i >= len(g.step.tensors) {
+		return base.OpError(op, fmt.Errorf("%w: gradient %d is not in [0, %d)", comm.ErrArgument, i, len(g.step.tensors)))
 	}
-	if g.step.given[i] != nil {
+	if g.step.tensors[i] != nil {
 		return base.OpError(op, fmt.Errorf("%w: gradient %d is ready already in this step", comm.ErrArgument, i))
 	}
 	if err := g.reachable(t); err != nil {
 		return base.OpError(op, gradientError(i, err))
 	}
-	if dt := g.buckets[g.where[i]].dt; t.DType() != dt {
+	if dt := g.buckets[g.bucketOf[i]].dt; t.DType() != dt {
 		return base.OpError(op, fmt.Errorf("%w: gradient %d is %v, registered was %v", runtime.ErrDType, i, t.DType(), dt))
 	}
 	if t.Len() != g.gradients[i].n {
@@ -70,9 +70,9 @@ func (g *Gradients) place(i int, t *runtime.Tensor) error {
 			return err
 		}
 	}
-	other, err := g.spans.Place(i, t)
-	if err == nil && other >= 0 {
-		err = gradientError(i, base.OverlapError("gradient", other, i))
+	overlap, err := g.spans.Place(i, t)
+	if err == nil && overlap >= 0 {
+		err = gradientError(i, base.OverlapError("gradient", overlap, i))
 	}
 	return err
 }
@@ -123,7 +123,7 @@ func (g *Gradients) checkAll(op string, gradients []*runtime.Tensor) error {
 // placeGiven leaves no other gradients placed than those that are ready.
 func (g *Gradients) placeGiven() {
 	g.spans.NextStep()
-	for i, t := range g.step.given {
+	for i, t := range g.step.tensors {
 		if t != nil {
 			_, _ = g.spans.Place(i, t) // it was placed before
 		}
@@ -186,8 +186,8 @@ func (g *Gradients) accept(ctx context.Context, i int, t *runtime.Tensor) {
 	if g.begin(ctx); g.sound() {
 		g.fail(g.fold(i, t))
 	}
-	g.step.given[i] = t
-	g.buckets[g.where[i]].step.missing--
+	g.step.tensors[i] = t
+	g.buckets[g.bucketOf[i]].step.missing--
 	if g.transaction.cfg.ClipNorm == 0 {
 		g.launchComplete(ctx)
 	}
@@ -242,7 +242,7 @@ func (g *Gradients) start(ctx context.Context, b *bucket) error {
 func (g *Gradients) selectEntries(ctx context.Context, b *bucket) error {
 	t := cmp.Or(b.flat, b.step.zeros)
 	if t == nil {
-		t = g.step.given[b.params[0]]
+		t = g.step.tensors[b.params[0]]
 	}
 	err := g.side.follow(b.ready)
 	if err == nil {
@@ -278,7 +278,7 @@ func (g *Gradients) exchange(b *bucket) error {
 	defer func() { b.step.took = time.Since(started) }()
 	err := b.reducer.Exchange(ctx)
 	g.passed(b, engine.Exchanged)
-	if err == nil && g.order.Streams == nil && len(g.async.given) == 0 { // nothing else to exchange yet
+	if err == nil && g.order.Streams == nil && len(g.async.queue) == 0 { // nothing else to exchange yet
 		_, err = g.arrive(ctx, g.buckets[:slices.Index(g.buckets, b)+1])
 	}
 	return err
@@ -304,7 +304,7 @@ func (g *Gradients) commit(b *bucket, v engine.Verdict) error {
 	err := b.reducer.Commit(v)
 	if err == nil && b.step.zeros != nil {
 		i := b.params[0]
-		err = g.copyOnStream(g.step.given[i], b.step.zeros)
+		err = g.copyOnStream(g.step.tensors[i], b.step.zeros)
 	}
 	if err == nil && !g.cfg.Shard {
 		err = g.copyParts(b, true)
@@ -339,7 +339,7 @@ func (g *Gradients) Wait(ctx context.Context) error {
 	}
 	started := time.Now()
 	g.begin(ctx)
-	for i, t := range slices.Backward(g.step.given) {
+	for i, t := range slices.Backward(g.step.tensors) {
 		if t == nil && g.sound() {
 			t, err := g.zero(i)
 			if g.fail(err); err == nil {
@@ -358,7 +358,7 @@ func (g *Gradients) Wait(ctx context.Context) error {
 	after := g.lines.outer.Totals()
 	g.stats.Step, g.stats.Buckets, g.stats.LaunchTime, g.stats.WaitTime = g.steps, len(g.buckets), g.step.launch, time.Since(started)
 	g.stats.SentElements, g.stats.SentBytes = after.SentElements-g.step.before.SentElements, after.SentBytes-g.step.before.SentBytes
-	g.step.given, g.results = g.results, g.step.given
+	g.step.tensors, g.results = g.results, g.step.tensors
 	g.steps++
 	g.endWeights()
 	g.newStep()
@@ -417,7 +417,7 @@ func (g *Gradients) clip(ctx context.Context) error {
 	if g.empty() {
 		weight = 0
 	}
-	factor, err := g.transaction.clip(ctx, g.step.given, len(g.buckets), weight)
+	factor, err := g.transaction.clip(ctx, g.step.tensors, len(g.buckets), weight)
 	if err != nil {
 		return err
 	}
@@ -487,8 +487,8 @@ func (g *Gradients) rollBack() error {
 // any of them is taken.
 func (g *Gradients) ReduceAll(ctx context.Context, gradients []*runtime.Tensor) error {
 	const op = "gradient reduce"
-	if len(gradients) != len(g.step.given) {
-		return base.OpError(op, fmt.Errorf("%w: %d gradients, registered were %d", comm.ErrArgument, len(gradients), len(g.step.given)))
+	if len(gradients) != len(g.step.tensors) {
+		return base.OpError(op, fmt.Errorf("%w: %d gradients, registered were %d", comm.ErrArgument, len(gradients), len(g.step.tensors)))
 	}
 	if g.usable(op) == nil {
 		if err := g.checkAll(op, gradients); err != nil {
@@ -518,11 +518,11 @@ func (g *Gradients) ReduceAll(ctx context.Context, gradients []*runtime.Tensor) 
 // newStep is for the next step.
 func (g *Gradients) newStep() {
 	s := &g.step
-	clear(s.given)
+	clear(s.tensors)
 	clear(s.absent)
 	clear(s.folded)
 	g.spans.NextStep()
-	g.step = step{given: s.given, absent: s.absent, folded: s.folded, before: g.lines.outer.Totals()}
+	g.step = step{tensors: s.tensors, absent: s.absent, folded: s.folded, before: g.lines.outer.Totals()}
 	for _, b := range g.buckets {
 		b.step = bucketStep{missing: len(b.params)}
 	}

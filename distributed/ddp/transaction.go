@@ -32,7 +32,7 @@ type transaction struct {
 	factor  uintptr     // F32: what clips and weighs gradients
 	summand uintptr     // F32: factor divided by the number of ranks, with weights
 	norms   []float64   // squares on the host, with weights
-	least   uintptr     // I32 1, the least count of a flag
+	minimum uintptr     // I32 1, the least count of a flag
 	limit   uintptr     // F32: a square whose high word is as large is not finite
 	highs   uintptr     // the high words of the squares
 	layout  [3][1]int
@@ -42,82 +42,82 @@ type transaction struct {
 
 // newTransaction configures what buckets share; without kernels they are plain.
 func newTransaction(g *Gradients, kernels kernel.Kernels, cfg engine.Settings) (*transaction, error) {
-	j := &transaction{plain: kernels == nil, rt: g.runtime(), kernels: kernels, cfg: cfg}
-	if j.plain { // on the compute stream alone
-		j.rt = g.rt
+	t := &transaction{plain: kernels == nil, rt: g.runtime(), kernels: kernels, cfg: cfg}
+	if t.plain { // on the compute stream alone
+		t.rt = g.rt
 	}
-	if err := j.bind(g); err != nil {
-		return nil, errors.Join(err, j.close())
+	if err := t.bind(g); err != nil {
+		return nil, errors.Join(err, t.close())
 	}
-	return j, nil
+	return t, nil
 }
 
 // bind makes g's communicator that of the transaction, and allocates what there is per gradient
 // and per bucket.
-func (j *transaction) bind(g *Gradients) error {
-	j.c, j.order = g.meter, base.NewOrder(j.rt, g.meter)
-	if j.plain {
-		return j.buffers.Release(j.rt, 0) // of a comparison that failed
+func (t *transaction) bind(g *Gradients) error {
+	t.c, t.order = g.meter, base.NewOrder(t.rt, g.meter)
+	if t.plain {
+		return t.buffers.Release(t.rt, 0) // of a comparison that failed
 	}
-	squares, flags := 2*len(g.gradients), j.c.WorldSize()*len(g.buckets)+1
+	squares, flags := 2*len(g.gradients), t.c.WorldSize()*len(g.buckets)+1
 	words := squares + flags + 5 + len(g.gradients)
-	if err := j.buffers.Allocate(j.rt, &j.memory, words*base.WordSize); err != nil {
+	if err := t.buffers.Allocate(t.rt, &t.memory, words*base.WordSize); err != nil {
 		return err
 	}
-	j.squares = j.memory.Ptr
-	j.flags = base.At(j.squares, squares)
-	j.factor = base.At(j.flags, flags)
-	j.least, j.skip, j.limit, j.highs = base.At(j.factor, 1), base.At(j.factor, 2), base.At(j.factor, 3), base.At(j.factor, 4)
-	j.summand = base.At(j.highs, len(g.gradients))
-	if err := j.rt.Fill(j.flags, flags, dtype.I32, 0); err != nil { // of those that look for none
+	t.squares = t.memory.Ptr
+	t.flags = base.At(t.squares, squares)
+	t.factor = base.At(t.flags, flags)
+	t.minimum, t.skip, t.limit, t.highs = base.At(t.factor, 1), base.At(t.factor, 2), base.At(t.factor, 3), base.At(t.factor, 4)
+	t.summand = base.At(t.highs, len(g.gradients))
+	if err := t.rt.Fill(t.flags, flags, dtype.I32, 0); err != nil { // of those that look for none
 		return err
 	}
-	if err := j.rt.Fill(j.limit, 1, dtype.F32, math.MaxFloat32); err != nil {
+	if err := t.rt.Fill(t.limit, 1, dtype.F32, math.MaxFloat32); err != nil {
 		return err
 	}
-	return j.rt.Fill(j.least, 1, dtype.I32, 1)
+	return t.rt.Fill(t.minimum, 1, dtype.I32, 1)
 }
 
 // rollsBack reports whether a step that fails is rolled back.
-func (j *transaction) rollsBack() bool { return !j.plain && !j.cfg.NoUndo }
+func (t *transaction) rollsBack() bool { return !t.plain && !t.cfg.NoUndo }
 
 // judge looks at the non-finite entries that all buckets have counted. waited: the host has
 // waited for the device in this step.
-func (j *transaction) judge(ctx context.Context, buckets int, waited bool) (engine.Verdict, error) {
-	if j.cfg.NonFinite == engine.PassNonFinite || buckets == 0 {
+func (t *transaction) judge(ctx context.Context, buckets int, waited bool) (engine.Verdict, error) {
+	if t.cfg.NonFinite == engine.PassNonFinite || buckets == 0 {
 		return engine.Passes, nil
 	}
 	// As numbers, counts have the order of their bits.
-	counts := kernel.Entries{Val: j.flags, N: buckets*j.c.WorldSize() + 1}
-	if err := j.kernels.CountAbove(counts, j.least, 1, j.skip); err != nil {
+	counts := kernel.Entries{Val: t.flags, N: buckets*t.c.WorldSize() + 1}
+	if err := t.kernels.CountAbove(counts, t.minimum, 1, t.skip); err != nil {
 		return engine.Passes, err
 	}
-	if j.cfg.NonFinite == engine.SkipNonFinite && j.order.Streams != nil && !waited {
+	if t.cfg.NonFinite == engine.SkipNonFinite && t.order.Streams != nil && !waited {
 		return engine.Deferred, nil
 	}
-	skips, err := j.skips(ctx)
+	skips, err := t.skips(ctx)
 	switch {
 	case err != nil || !skips:
 		return engine.Passes, err
-	case j.cfg.NonFinite == engine.FailNonFinite:
+	case t.cfg.NonFinite == engine.FailNonFinite:
 		return engine.Skips, engine.ErrNonFinite
 	}
 	return engine.Skips, nil
 }
 
 // skips has the host wait for the last verdict, and returns whether it was to skip the step.
-func (j *transaction) skips(ctx context.Context) (bool, error) {
-	if err := j.order.HostAfterAll(ctx); err != nil {
+func (t *transaction) skips(ctx context.Context) (bool, error) {
+	if err := t.order.HostAfterAll(ctx); err != nil {
 		return false, err
 	}
-	err := j.rt.CopyOut(hostmem.Bytes(j.skipped[:]), j.skip)
-	return j.skipped[0] != 0, err
+	err := t.rt.CopyOut(hostmem.Bytes(t.skipped[:]), t.skip)
+	return t.skipped[0] != 0, err
 }
 
 // close gives the memory back, if the communicator is done with it.
-func (j *transaction) close() error {
-	if err := j.order.DrainToFree(); err != nil {
+func (t *transaction) close() error {
+	if err := t.order.DrainToFree(); err != nil {
 		return err
 	}
-	return j.buffers.Release(j.rt, 0)
+	return t.buffers.Release(t.rt, 0)
 }

@@ -102,7 +102,7 @@ func (g *Gradients) needWeight() error {
 func (g *Gradients) forgetSums() {
 	for i := range g.gradients {
 		s := &g.gradients[i].sum
-		s.any = false
+		s.accumulated = false
 		s.whole = false
 	}
 }
@@ -257,14 +257,14 @@ func (g *Gradients) setShare() error {
 		g.step.factor = p
 		return g.rt.Fill(p, 1, dtype.F32, g.step.share)
 	}
-	j := g.transaction
-	g.step.factor = j.factor
-	g.step.summand = j.summand
-	ranks := float64(j.c.WorldSize())
-	if err := j.rt.Fill(j.factor, 1, dtype.F32, ranks*g.step.share); err != nil {
+	t := g.transaction
+	g.step.factor = t.factor
+	g.step.summand = t.summand
+	ranks := float64(t.c.WorldSize())
+	if err := t.rt.Fill(t.factor, 1, dtype.F32, ranks*g.step.share); err != nil {
 		return err
 	}
-	return j.rt.Fill(j.summand, 1, dtype.F32, g.step.share)
+	return t.rt.Fill(t.summand, 1, dtype.F32, g.step.share)
 }
 
 // reduction is that of plain buckets: gradients that were scaled by shares are added up.
@@ -282,8 +282,8 @@ func (g *Gradients) scalePlain(b *bucket) error {
 			return err
 		}
 	}
-	for _, i := range b.apart {
-		if err := g.scale(g.step.given[i]); err != nil {
+	for _, i := range b.separate {
+		if err := g.scale(g.step.tensors[i]); err != nil {
 			return fmt.Errorf("gradient %d: %w", i, err)
 		}
 	}
@@ -319,15 +319,15 @@ func (g *Gradients) standIn(b *bucket) (err error) {
 
 // weightedClip has gradients multiplied by what clips them as well as by this rank's share.
 func (g *Gradients) weightedClip(clip uintptr) error {
-	j := g.transaction
+	t := g.transaction
 	if clip == 0 || g.step.shares != unequalShares {
 		g.step.factor = clip
 		return nil
 	}
-	if err := j.kernels.Scale(j.summand, dtype.F32, 1, clip); err != nil {
+	if err := t.kernels.Scale(t.summand, dtype.F32, 1, clip); err != nil {
 		return err
 	}
-	return j.kernels.Store(j.factor, dtype.F32, j.summand, 1, float32(j.c.WorldSize()), 0)
+	return t.kernels.Store(t.factor, dtype.F32, t.summand, 1, float32(t.c.WorldSize()), 0)
 }
 
 // keepWeights keeps the weights of a step that is rolled back, for its repetition: gradients that were ready, and have

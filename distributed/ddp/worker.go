@@ -15,7 +15,7 @@ import (
 // for numbers of the device. A device with streams works asynchronously
 // by itself otherwise.
 type worker struct {
-	given chan *bucket
+	queue chan *bucket
 	done  chan *bucket
 	open  int // given and not known to be done
 	// failed: no other exchange is made, as the peers may be in the middle of one.
@@ -23,35 +23,35 @@ type worker struct {
 }
 
 // newWorker is for the exchanges of so many buckets at a time, which f makes.
-func newWorker(most int, f func(b *bucket) error) *worker {
-	b := &worker{given: make(chan *bucket, most), done: make(chan *bucket, most)}
+func newWorker(capacity int, f func(b *bucket) error) *worker {
+	w := &worker{queue: make(chan *bucket, capacity), done: make(chan *bucket, capacity)}
 	go func() {
-		for of := range b.given {
-			if !b.failed.Load() {
-				of.step.failed = f(of)
-				b.failed.Store(of.step.failed != nil)
+		for job := range w.queue {
+			if !w.failed.Load() {
+				job.step.failed = f(job)
+				w.failed.Store(job.step.failed != nil)
 			}
-			b.done <- of
+			w.done <- job
 		}
-		close(b.done)
+		close(w.done)
 	}()
-	return b
+	return w
 }
 
 // add gives an exchange.
-func (b *worker) add(of *bucket) {
-	b.open++
-	b.given <- of
+func (w *worker) add(job *bucket) {
+	w.open++
+	w.queue <- job
 }
 
 // look returns the error of an exchange that is done, without waiting.
-func (b *worker) look() error {
-	for b.open > 0 {
+func (w *worker) look() error {
+	for w.open > 0 {
 		select {
-		case of := <-b.done:
-			b.open--
-			if of.step.failed != nil {
-				return of.step.failed
+		case job := <-w.done:
+			w.open--
+			if job.step.failed != nil {
+				return job.step.failed
 			}
 		default:
 			return nil
@@ -65,28 +65,28 @@ const breakEvery = 10 * time.Millisecond
 
 // wait waits until all exchanges are done and returns the first error. When ctx
 // ends before, it ends what the communicators have submitted, and with it the exchanges.
-func (b *worker) wait(ctx context.Context, all []*metered.Communicator) error {
+func (w *worker) wait(ctx context.Context, all []*metered.Communicator) error {
 	var first error
-	over, again := ctx.Done(), (<-chan time.Time)(nil)
-	for b.open > 0 {
+	ended, retry := ctx.Done(), (<-chan time.Time)(nil)
+	for w.open > 0 {
 		select {
-		case of := <-b.done:
-			b.open--
+		case job := <-w.done:
+			w.open--
 			if first == nil {
-				first = of.step.failed
+				first = job.step.failed
 			}
 			continue
-		case <-over:
-		case <-again:
+		case <-ended:
+		case <-retry:
 		}
-		over, again = nil, time.After(breakEvery)
+		ended, retry = nil, time.After(breakEvery)
 		for _, c := range all {
 			_ = c.Sync(ctx) // the exchange says why it ended
 		}
 	}
-	b.failed.Store(false)
+	w.failed.Store(false)
 	return first
 }
 
 // close ends the goroutine, when all exchanges are done.
-func (b *worker) close() { close(b.given) }
+func (w *worker) close() { close(w.queue) }

@@ -58,7 +58,7 @@ func (u *run) inBudget() {
 	case u.codec != kernel.CodecNone: // a word of 6k(P-1)/P is half of an entry of a message
 		share := max(stats.K/(2*u.size), 1)
 		entry := float64(u.codec.Bound(share, u.t.Len())) / float64(share)
-		if most := float64(bound) / 2 * entry; float64(stats.SentBytes) > most {
+		if limit := float64(bound) / 2 * entry; float64(stats.SentBytes) > limit {
 			fail("step %d: %d bytes sent, more than 3k(P-1)/P entries of %.2f bytes", stats.Step, stats.SentBytes, entry)
 		}
 	case stats.SentElements > bound:

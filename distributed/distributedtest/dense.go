@@ -27,7 +27,7 @@ func testCollectives(r *rank) {
 	for i := range ranks {
 		ranks[i] = counted(i, n*p)
 	}
-	mine := ranks[r.rank]
+	part := ranks[r.rank]
 	sum := make([]float32, n*p)
 	for _, x := range ranks {
 		for i := range x {
@@ -57,37 +57,37 @@ func testCollectives(r *rank) {
 		do       func(dst, src *runtime.Tensor) error
 		want     []float32 // of dst
 	}{
-		{"AllReduce", mine, nil, func(t, _ *runtime.Tensor) error {
+		{"AllReduce", part, nil, func(t, _ *runtime.Tensor) error {
 			return distributed.AllReduce(ctx, c, t, comm.Sum)
 		}, sum},
-		{"Broadcast", mine, nil, func(t, _ *runtime.Tensor) error {
+		{"Broadcast", part, nil, func(t, _ *runtime.Tensor) error {
 			return distributed.Broadcast(ctx, c, t, root)
 		}, ranks[root]},
-		{"Reduce", mine, nil, func(t, _ *runtime.Tensor) error {
+		{"Reduce", part, nil, func(t, _ *runtime.Tensor) error {
 			return distributed.Reduce(ctx, c, t, comm.Sum, root)
-		}, onRoot(sum, mine)},
-		{"AllGather", zeros, mine[:n], func(dst, src *runtime.Tensor) error {
+		}, onRoot(sum, part)},
+		{"AllGather", zeros, part[:n], func(dst, src *runtime.Tensor) error {
 			return distributed.AllGather(ctx, c, dst, src)
 		}, parts(0)},
-		{"ReduceScatter", zeros[:n], mine, func(dst, src *runtime.Tensor) error {
+		{"ReduceScatter", zeros[:n], part, func(dst, src *runtime.Tensor) error {
 			return distributed.ReduceScatter(ctx, c, dst, src, comm.Sum)
 		}, sum[r.rank*n : (r.rank+1)*n]},
-		{"AllToAll", zeros, mine, func(dst, src *runtime.Tensor) error {
+		{"AllToAll", zeros, part, func(dst, src *runtime.Tensor) error {
 			return distributed.AllToAll(ctx, c, dst, src)
 		}, parts(r.rank)},
-		{"Gather", zeros, mine[:n], func(dst, src *runtime.Tensor) error {
+		{"Gather", zeros, part[:n], func(dst, src *runtime.Tensor) error {
 			if r.rank != root {
 				return distributed.Gather(ctx, c, nil, src, root)
 			}
 			return distributed.Gather(ctx, c, dst, src, root)
 		}, onRoot(parts(0), zeros)},
-		{"Scatter", zeros[:n], mine, func(dst, src *runtime.Tensor) error {
+		{"Scatter", zeros[:n], part, func(dst, src *runtime.Tensor) error {
 			if r.rank != root {
 				return distributed.Scatter(ctx, c, dst, nil, root)
 			}
 			return distributed.Scatter(ctx, c, dst, src, root)
 		}, ranks[root][r.rank*n : (r.rank+1)*n]},
-		{"SendRecv", zeros[:n], mine[:n], func(dst, src *runtime.Tensor) error {
+		{"SendRecv", zeros[:n], part[:n], func(dst, src *runtime.Tensor) error {
 			return distributed.SendRecv(ctx, c, dst, previous, src, next, 5)
 		}, ranks[previous][:n]},
 	}

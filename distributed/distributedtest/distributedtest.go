@@ -51,16 +51,16 @@ func Cases(keep func(ranks int, name string) bool) Option { return func(s *suite
 // SameBits has steps whose values are rounded, and outer loops, compared, bit for bit, with those of a world of goroutines over
 // another backend.
 func SameBits(world func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error) Option {
-	return func(s *suite) { s.other = world }
+	return func(s *suite) { s.reference = world }
 }
 
 type suite struct {
 	commtest.Backend
-	other    func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error
-	extended bool
-	keep     func(ranks int, name string) bool // nil: all
-	selector sparse.Selector                   // of all patterns, if set
-	made     sync.Map                          // gradients that many cases have, by their gradientOf
+	reference func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error
+	extended  bool
+	keep      func(ranks int, name string) bool // nil: all
+	selector  sparse.Selector                   // of all patterns, if set
+	made      sync.Map                          // gradients that many cases have, by their gradientOf
 }
 
 // seed is that of all inputs.

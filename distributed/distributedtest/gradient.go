@@ -83,8 +83,8 @@ type gradientOf struct {
 
 // gradient returns one rank's gradient of one step. Those of the patterns' cases are made once.
 func (s *suite) gradient(k family, n, rank, size, step int) []float32 {
-	of := gradientOf{k.name, n, rank, size, step}
-	if g, ok := s.made.Load(of); ok {
+	key := gradientOf{k.name, n, rank, size, step}
+	if g, ok := s.made.Load(key); ok {
 		return slices.Clone(g.([]float32))
 	}
 	g := make([]float32, n)
@@ -93,7 +93,7 @@ func (s *suite) gradient(k family, n, rank, size, step int) []float32 {
 		k.fill(g, rng, rank, size, step)
 	}
 	if step < 6 && (n <= 3000 || n == s.large()) {
-		s.made.Store(of, slices.Clone(g))
+		s.made.Store(key, slices.Clone(g))
 	}
 	return g
 }

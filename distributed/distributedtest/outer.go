@@ -27,10 +27,10 @@ func testOuter(r *rank) {
 	} {
 		r.part(fmt.Sprintf("%+v", cfg), func() {
 			hash := r.trainOuter(cfg)
-			if r.other == nil {
+			if r.reference == nil {
 				return
 			}
-			must(r.other(r.ctx, r.size, func(ctx context.Context, cr commtest.Rank) error {
+			must(r.reference(r.ctx, r.size, func(ctx context.Context, cr commtest.Rank) error {
 				return newRank(ctx, &suite{}, cr).run(func(o *rank) {
 					if want := o.trainOuter(cfg); o.rank == r.rank && hash != want {
 						fail("common parameters have hash %x, over the other backend %x", hash, want)

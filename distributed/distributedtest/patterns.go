@@ -512,15 +512,15 @@ func testValues(r *rank, pattern string) {
 
 // testSameBits compares coded steps with those over the other backend, if there is one, by their bits.
 func testSameBits(r *rank) {
-	if r.other == nil {
+	if r.reference == nil {
 		return
 	}
-	mine := r.checksums()
-	must(r.other(r.ctx, r.size, func(ctx context.Context, cr commtest.Rank) error {
+	sums := r.checksums()
+	must(r.reference(r.ctx, r.size, func(ctx context.Context, cr commtest.Rank) error {
 		o := newRank(ctx, &suite{}, cr)
 		return o.run(func(*rank) {
 			for cell, sum := range o.checksums() {
-				if o.rank == r.rank && sum != mine[cell] {
+				if o.rank == r.rank && sum != sums[cell] {
 					fail("%s: results or residuals differ between backends", cell)
 				}
 			}

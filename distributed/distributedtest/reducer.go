@@ -90,8 +90,8 @@ type reduced struct {
 	kept      []float64               // residuals, added up over the ranks
 }
 
-// over returns a Gradients over c, which goes on from states if there are some.
-func (x *reduced) over(c comm.Communicator, cfg ddp.Config, states ...[]byte) *reduced {
+// restart returns a Gradients over c, which goes on from states if there are some.
+func (x *reduced) restart(c comm.Communicator, cfg ddp.Config, states ...[]byte) *reduced {
 	o := &reduced{rank: newRank(x.ctx, x.suite, commtest.Rank{Comm: c, Runtime: x.rt}), top: x.top, reducer: x.reducer, cfg: cfg,
 		residuals: map[int]*runtime.Tensor{}}
 	n := 0
@@ -170,8 +170,8 @@ func (x *reduced) checked(step int) []byte {
 	want, before := x.sums(false), x.kept
 	must(x.g.ReduceAll(x.ctx, x.params))
 	bits := x.bits()
-	for rank, other := range got(distributed.AllGatherBytes(x.ctx, x.rt, x.c, bits)) {
-		if !bytes.Equal(bits, other) {
+	for rank, peer := range got(distributed.AllGatherBytes(x.ctx, x.rt, x.c, bits)) {
+		if !bytes.Equal(bits, peer) {
 			fail("step %d: results of rank %d have other bits", step, rank)
 		}
 	}
@@ -187,13 +187,13 @@ func (x *reduced) checked(step int) []byte {
 
 // follow makes steps in a way that has the results of plain ones.
 func (x *reduced) follow(cfg ddp.Config, way func(x *reduced, step int)) {
-	reference, o := x.over(x.c, ddp.Config{}), x.over(x.c, cfg)
+	reference, o := x.restart(x.c, ddp.Config{}), x.restart(x.c, cfg)
 	var want [4][]byte
 	for step := range want {
 		want[step] = reference.checked(step)
 	}
 	step := 0
-	same := func() error {
+	compare := func() error {
 		if !bytes.Equal(o.bits(), want[step]) {
 			fail("step %d has other bits than a plain one", step)
 		}
@@ -202,10 +202,10 @@ func (x *reduced) follow(cfg ddp.Config, way func(x *reduced, step int)) {
 	}
 	for step < len(want) && !(cfg.Uneven && x.left(step)) {
 		way(o, step)
-		must(same())
+		must(compare())
 	}
 	if cfg.Uneven {
-		must(o.g.Join(x.ctx, o.params, same))
+		must(o.g.Join(x.ctx, o.params, compare))
 	}
 	must(o.g.Close(), reference.g.Close())
 }
@@ -288,7 +288,7 @@ func (x *reduced) afterFaults(step int) {
 func (x *reduced) restored(step int) {
 	state := got(x.g.State(x.ctx))
 	must(x.g.Close())
-	*x = *x.over(x.c, x.cfg, state)
+	*x = *x.restart(x.c, x.cfg, state)
 	x.plain(step)
 }
 
@@ -299,7 +299,7 @@ func (x *reduced) worlds() {
 		return
 	}
 	lost := x.rank.rank == x.size-1
-	rest := got(x.c.Split(x.ctx, map[bool]int{lost: 1}[true], x.rank.rank))
+	survivors := got(x.c.Split(x.ctx, map[bool]int{lost: 1}[true], x.rank.rank))
 	move := func(state []byte, saved int, c comm.Communicator, kept []float64) *reduced {
 		var states [][]byte
 		all := got(distributed.AllGatherBytes(x.ctx, x.rt, x.c, state))
@@ -309,7 +309,7 @@ func (x *reduced) worlds() {
 		for _, rank := range sparse.RestoreRanks(saved, c.WorldSize(), c.Rank()) {
 			states = append(states, all[rank])
 		}
-		o := x.over(c, ddp.Config{}, states...)
+		o := x.restart(c, ddp.Config{}, states...)
 		for i := range kept {
 			if math.Abs(o.kept[i]-kept[i]) > 1e-4 {
 				fail("residuals of %d ranks, restored on %d: element %d has %v, want %v", saved, c.WorldSize(), i, o.kept[i], kept[i])
@@ -317,7 +317,7 @@ func (x *reduced) worlds() {
 		}
 		return o
 	}
-	all := x.over(x.c, ddp.Config{})
+	all := x.restart(x.c, ddp.Config{})
 	all.checked(0)
 	all.checked(1)
 	var kept []float64
@@ -325,14 +325,14 @@ func (x *reduced) worlds() {
 	if lost {
 		move(got(all.g.State(x.ctx)), x.size, nil, nil)
 	} else {
-		fewer := move(got(all.g.State(x.ctx)), x.size, rest, all.kept)
+		fewer := move(got(all.g.State(x.ctx)), x.size, survivors, all.kept)
 		fewer.checked(2)
 		kept, state = fewer.kept, got(fewer.g.State(x.ctx))
 		must(fewer.g.Close())
 	}
-	more := move(state, x.size-1, x.c, kept)
-	more.checked(3)
-	must(more.g.Close())
+	grown := move(state, x.size-1, x.c, kept)
+	grown.checked(3)
+	must(grown.g.Close())
 
 	all.load(2, 1)
 	for _, w := range all.buckets {
@@ -345,8 +345,8 @@ func (x *reduced) worlds() {
 		w.fails = 0
 	}
 	if !lost {
-		must(all.g.Rebind(x.ctx, rest))
-		all.rank = newRank(x.ctx, x.suite, commtest.Rank{Comm: rest, Runtime: x.rt})
+		must(all.g.Rebind(x.ctx, survivors))
+		all.rank = newRank(x.ctx, x.suite, commtest.Rank{Comm: survivors, Runtime: x.rt})
 		all.kept = all.sums(true)
 		all.checked(2)
 	}

@@ -20,7 +20,7 @@ func testMany(r *rank) {
 	for i, dt := range []dtype.DType{dtype.F32, dtype.I32, dtype.BF16, dtype.F32, dtype.U8} {
 		tensors = append(tensors, r.tensor(dt, make([]float32, []int{1, 0, 1000, 30, 7}[i])))
 	}
-	check := func(what string, move func() error, want func(i int) int) {
+	check := func(operation string, move func() error, want func(i int) int) {
 		for i, t := range tensors {
 			must(t.Fill(float64(i + r.rank)))
 		}
@@ -29,7 +29,7 @@ func testMany(r *rank) {
 		for i, t := range tensors {
 			for j, x := range r.read(t) {
 				if x != float32(want(i)) {
-					fail("%s: tensor %d has %v at %d, want %d", what, i, x, j, want(i))
+					fail("%s: tensor %d has %v at %d, want %d", operation, i, x, j, want(i))
 				}
 			}
 		}

@@ -98,9 +98,9 @@ func (c *Config) window(round int) (int, error) {
 	if c.Schedule != nil {
 		steps = c.Schedule(round)
 	}
-	if apart := steps / c.Fragments; apart < max(1, c.Delay) {
+	if interval := steps / c.Fragments; interval < max(1, c.Delay) {
 		return 0, base.ConfigError("the window of round %d has %d steps, which are %d from each of %d fragments to the next; want at least 1, and no fewer than Delay (%d)",
-			round, steps, apart, c.Fragments, c.Delay)
+			round, steps, interval, c.Fragments, c.Delay)
 	}
 	return steps, nil
 }

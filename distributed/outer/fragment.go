@@ -24,7 +24,7 @@ type fragment struct {
 	phase        phase
 	sent, before moment     // when it was sent last, and the time before
 	weight       float64    // of this rank, with Config.Weighted
-	over         float64    // what weigh divides by the mean weight
+	divisor      float64    // what weigh divides by the mean weight
 	begun        chan error // of begin
 	cancel       context.CancelFunc
 }
@@ -35,14 +35,14 @@ type part struct {
 	from int
 }
 
-// each calls do with the rank's own parameters in a fragment and where they are in the arrays.
-func (l *Loop) each(f *fragment, do func(own uintptr, dt dtype.DType, offset, n int) error) error {
+// visit calls do with the rank's own parameters in a fragment and where they are in the arrays.
+func (l *Loop) visit(f *fragment, do func(ptr uintptr, dt dtype.DType, offset, n int) error) error {
 	offset := f.from
 	for i, p := range f.params {
-		own, err := p.Ptr()
+		ptr, err := p.Ptr()
 		n := f.deltas[i].Len()
 		if err == nil {
-			err = do(own+uintptr(p.from*p.DType().Size()), p.DType(), offset, n)
+			err = do(ptr+uintptr(p.from*p.DType().Size()), p.DType(), offset, n)
 		}
 		if err != nil {
 			return err
@@ -62,11 +62,11 @@ type moment struct {
 type phase uint8
 
 const (
-	resting  phase = iota // deltas hold nothing
-	own                   // deltas are this rank's, to be averaged
-	inFlight              // deltas are being averaged
-	landed                // deltas are averages
-	skipped               // the ranks have found that one of them was not finite
+	resting    phase = iota // deltas hold nothing
+	unaveraged              // deltas are this rank's, to be averaged
+	inFlight                // deltas are being averaged
+	landed                  // deltas are averages
+	skipped                 // the ranks have found that one of them was not finite
 )
 
 func (p phase) String() string {
@@ -82,9 +82,9 @@ func (l *Loop) send(ctx context.Context, f *fragment, now moment) error {
 	if err != nil {
 		return err
 	}
-	f.phase, f.before, f.sent = own, f.sent, now
+	f.phase, f.before, f.sent = unaveraged, f.sent, now
 	f.weight = now.Made - f.before.Made
-	if f.over = f.weight; l.cfg.Delay > 0 {
+	if f.divisor = f.weight; l.cfg.Delay > 0 {
 		l.begin(ctx, f)
 	}
 	return nil
@@ -130,13 +130,13 @@ func (l *Loop) weigh(ctx context.Context, f *fragment) error {
 	}
 	share := 0.0
 	if mean[0] != 0 {
-		share = f.over / mean[0]
+		share = f.divisor / mean[0]
 	}
-	f.over = mean[0]
+	f.divisor = mean[0]
 	if share == 0 { // whatever the deltas are
-		return l.rt.Fill(at(l.delta, f), f.n, dtype.F32, 0)
+		return l.rt.Fill(address(l.delta, f), f.n, dtype.F32, 0)
 	}
-	return errors.Join(l.set(weightWord, share), l.kernels.Scale(at(l.delta, f), dtype.F32, f.n, l.word(weightWord)))
+	return errors.Join(l.set(weightWord, share), l.kernels.Scale(address(l.delta, f), dtype.F32, f.n, l.word(weightWord)))
 }
 
 // land waits until a fragment's deltas are averages. After an error they are this rank's, and
@@ -144,7 +144,7 @@ func (l *Loop) weigh(ctx context.Context, f *fragment) error {
 func (l *Loop) land(ctx context.Context, f *fragment) error {
 	started := time.Now()
 	switch f.phase {
-	case own:
+	case unaveraged:
 		l.begin(ctx, f)
 	case resting, landed, skipped:
 		return nil
@@ -159,7 +159,7 @@ func (l *Loop) land(ctx context.Context, f *fragment) error {
 	}
 	l.stats.WaitTime += time.Since(started)
 	if err != nil {
-		f.phase = own
+		f.phase = unaveraged
 		return err
 	}
 	l.stats.SentElements, l.stats.SentBytes = l.stats.SentElements+stats.SentElements, l.stats.SentBytes+stats.SentBytes
@@ -197,9 +197,9 @@ func (l *Loop) finish(ctx context.Context, f *fragment) error {
 // rounding, and the rank's own.
 func (l *Loop) subtract(f *fragment) error {
 	k := l.kernels
-	return l.each(f, func(own uintptr, dt dtype.DType, offset, n int) (err error) {
+	return l.visit(f, func(ptr uintptr, dt dtype.DType, offset, n int) (err error) {
 		delta, common := base.At(l.delta.Ptr, offset), base.At(l.common.Ptr, offset)
-		src := kernel.Source{X: delta, N: n, From: common, Grad: own, DType: dt, Factor: l.word(minusWord)}
+		src := kernel.Source{X: delta, N: n, From: common, Grad: ptr, DType: dt, Factor: l.word(minusWord)}
 		if dt != dtype.F32 {
 			rounded := l.rounded.Ptr
 			err = errors.Join(k.Store(rounded, dt, common, n, 1, 0), l.rt.Fill(delta, n, dtype.F32, 0),
@@ -213,9 +213,9 @@ func (l *Loop) subtract(f *fragment) error {
 // optimize moves the common parameters by the averages in deltas, which it may change: v =
 // momentum·v + Δ, and common -= rate·v, or with Nesterov's rate·(Δ + momentum·v).
 func (l *Loop) optimize(f *fragment) error {
-	k, move := l.kernels, at(l.delta, f)
+	k, move := l.kernels, address(l.delta, f)
 	if l.cfg.Momentum > 0 {
-		v := at(l.velocity, f)
+		v := address(l.velocity, f)
 		err := errors.Join(k.Scale(v, dtype.F32, f.n, l.word(momentumWord)),
 			k.Accumulate(kernel.Source{X: v, N: f.n, Grad: move, DType: dtype.F32}))
 		if l.cfg.Nesterov {
@@ -227,19 +227,19 @@ func (l *Loop) optimize(f *fragment) error {
 			return err
 		}
 	}
-	return k.Accumulate(kernel.Source{X: at(l.common, f), N: f.n, Grad: move, DType: dtype.F32, Factor: l.word(rateWord)})
+	return k.Accumulate(kernel.Source{X: address(l.common, f), N: f.n, Grad: move, DType: dtype.F32, Factor: l.word(rateWord)})
 }
 
 // adopt makes the rank's parameters the common ones, mixed with what they are if asked for.
 func (l *Loop) adopt(f *fragment, mix bool) error {
-	return l.each(f, func(own uintptr, dt dtype.DType, offset, n int) (err error) {
+	return l.visit(f, func(ptr uintptr, dt dtype.DType, offset, n int) (err error) {
 		from := base.At(l.common.Ptr, offset)
 		if mix && l.cfg.Mix > 0 {
 			delta := base.At(l.delta.Ptr, offset)
 			err = errors.Join(l.kernels.Store(delta, dtype.F32, from, n, float32(1-l.cfg.Mix), 0),
-				l.kernels.Accumulate(kernel.Source{X: delta, N: n, Grad: own, DType: dt, Factor: l.word(mixWord)}))
+				l.kernels.Accumulate(kernel.Source{X: delta, N: n, Grad: ptr, DType: dt, Factor: l.word(mixWord)}))
 			from = delta
 		}
-		return errors.Join(err, l.kernels.Store(own, dt, from, n, 1, 0))
+		return errors.Join(err, l.kernels.Store(ptr, dt, from, n, 1, 0))
 	})
 }

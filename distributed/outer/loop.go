@@ -33,13 +33,13 @@ import (
 // A Loop belongs to one goroutine at a time. So does its communicator during calls; with a
 // Delay it has a communicator split from that, so that the program can use its own between.
 type Loop struct {
-	rt      runtime.Runtime
-	kernels kernel.Kernels
-	c       comm.Communicator
-	own     bool // c is the loop's
-	cfg     Config
-	order   base.Order
-	agreed  bool
+	rt       runtime.Runtime
+	kernels  kernel.Kernels
+	c        comm.Communicator
+	ownsComm bool // c is the loop's
+	cfg      Config
+	order    base.Order
+	agreed   bool
 
 	buffers                          base.Buffers
 	common, delta, velocity, rounded base.Buffer
@@ -47,11 +47,11 @@ type Loop struct {
 	fragments                        []*fragment
 	n                                int // elements
 
-	at     position
-	next   float64 // what the next step counts
-	stats  Stats
-	err    error // why the loop is of no use any more
-	closed bool
+	position position
+	next     float64 // what the next step counts
+	stats    Stats
+	err      error // why the loop is of no use any more
+	closed   bool
 }
 
 // position is where a loop is between two steps.
@@ -104,7 +104,7 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 		return nil, err
 	}
 	l := &Loop{rt: rt, c: c, cfg: cfg, next: 1}
-	if l.at.Length, err = cfg.window(0); err == nil {
+	if l.position.Length, err = cfg.window(0); err == nil {
 		l.kernels, err = kernel.Lookup(rt)
 	}
 	if err == nil {
@@ -130,13 +130,13 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 // bind makes c the loop's communicator, or with a Delay one split from it.
 func (l *Loop) bind(ctx context.Context, c comm.Communicator) error {
 	if l.cfg.Delay > 0 {
-		mine, err := c.Split(ctx, 0, c.Rank())
+		split, err := c.Split(ctx, 0, c.Rank())
 		if err != nil {
 			return err
 		}
-		c = mine
+		c = split
 	}
-	l.c, l.own, l.order, l.agreed = c, l.cfg.Delay > 0, base.NewOrder(l.rt, c), false
+	l.c, l.ownsComm, l.order, l.agreed = c, l.cfg.Delay > 0, base.NewOrder(l.rt, c), false
 	return nil
 }
 
@@ -209,8 +209,8 @@ func (l *Loop) cut(params []*runtime.Tensor) error {
 			return base.ConfigError("Fragments is %d, more than there are rows of parameters", l.cfg.Fragments)
 		}
 		l.fragments = append(l.fragments, f)
-		err := l.each(f, func(own uintptr, dt dtype.DType, offset, n int) error {
-			return l.kernels.Accumulate(kernel.Source{X: base.At(l.common.Ptr, offset), N: n, Grad: own, DType: dt})
+		err := l.visit(f, func(ptr uintptr, dt dtype.DType, offset, n int) error {
+			return l.kernels.Accumulate(kernel.Source{X: base.At(l.common.Ptr, offset), N: n, Grad: ptr, DType: dt})
 		})
 		if err != nil {
 			return err
@@ -230,7 +230,7 @@ func (l *Loop) cut(params []*runtime.Tensor) error {
 // common parameters ([Stats].Skipped), unless Config.Reduce says otherwise. An error of the
 // runtime while the common parameters move stays.
 func (l *Loop) Step(ctx context.Context) error {
-	return l.do("outer step", func() error { return l.step(ctx, moment{l.at.Now.Step + 1, l.at.Now.Made + l.next}) })
+	return l.do("outer step", func() error { return l.step(ctx, moment{l.position.Now.Step + 1, l.position.Now.Made + l.next}) })
 }
 
 func (l *Loop) step(ctx context.Context, now moment) error {
@@ -241,7 +241,7 @@ func (l *Loop) step(ctx context.Context, now moment) error {
 			}
 		}
 	}
-	to := l.at
+	to := l.position
 	for i, f := range l.fragments {
 		if now.Step != to.First+(i+1)*to.Length/len(l.fragments) {
 			continue
@@ -263,7 +263,7 @@ func (l *Loop) step(ctx context.Context, now moment) error {
 			return l.err
 		}
 	}
-	l.at, l.next = to, 1
+	l.position, l.next = to, 1
 	return nil
 }
 
@@ -291,8 +291,8 @@ func (l *Loop) Adopt() error {
 // Stats returns what the loop did since New, or Restore.
 func (l *Loop) Stats() Stats {
 	s := l.stats
-	s.Steps = l.at.Now.Step
-	s.Rounds = l.at.Round
+	s.Steps = l.position.Now.Step
+	s.Rounds = l.position.Round
 	return s
 }
 
@@ -313,7 +313,7 @@ func (l *Loop) Close() error {
 			errs = append(errs, f.sync.Close())
 		}
 	}
-	if l.own {
+	if l.ownsComm {
 		errs = append(errs, l.c.Close())
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -345,7 +345,7 @@ func (l *Loop) agree(ctx context.Context) error {
 	if l.agreed || l.c.WorldSize() == 1 {
 		return nil
 	}
-	p := l.at
+	p := l.position
 	terms := fmt.Sprintf("%s\nstep %d, round %d from step %d to %d", l.cfg.terms(), p.Now.Step, p.Round, p.First, p.First+p.Length)
 	if l.cfg.Schedule != nil {
 		h := fnv.New64a()
@@ -364,8 +364,8 @@ func (l *Loop) agree(ctx context.Context) error {
 	return err
 }
 
-// at returns the address of a fragment's elements in an array.
-func at(b base.Buffer, f *fragment) uintptr { return base.At(b.Ptr, f.from) }
+// address returns the address of a fragment's elements in an array.
+func address(b base.Buffer, f *fragment) uintptr { return base.At(b.Ptr, f.from) }
 
 // word returns the address of a word, and set stores it.
 func (l *Loop) word(i int) uintptr { return base.At(l.words.Ptr, i) }

@@ -76,7 +76,7 @@ func (l *Loop) state(ctx context.Context, shared bool) (saved []byte, err error)
 		e := state.NewEncoder(kind, 0)
 		e.Uint64(l.fingerprint())
 		e.Bool(shared)
-		encodePosition(e, l.at)
+		encodePosition(e, l.position)
 		e.Int(len(l.fragments))
 		for _, f := range l.fragments {
 			if err := l.saveFragment(ctx, e, f, shared); err != nil {
@@ -113,7 +113,7 @@ func (l *Loop) saveFragment(ctx context.Context, e *state.Encoder, f *fragment, 
 	}
 	sent := f.sent
 	if shared {
-		sent.Made = l.at.Now.Made // a rank that joins has made no step
+		sent.Made = l.position.Now.Made // a rank that joins has made no step
 	}
 	e.Uint8(uint8(f.phase))
 	encodeMoment(e, sent)
@@ -122,7 +122,7 @@ func (l *Loop) saveFragment(ctx context.Context, e *state.Encoder, f *fragment, 
 	if f.phase == landed {
 		deltas = f.n
 	}
-	return l.save(ctx, e, at(l.delta, f), deltas)
+	return l.save(ctx, e, address(l.delta, f), deltas)
 }
 
 // save appends n elements at p.
@@ -245,21 +245,21 @@ func (l *Loop) restore(ctx context.Context, states [][]byte) error {
 		f.phase = from.phase
 		f.sent = from.sent
 		f.weight = 0
-		f.over = 0
+		f.divisor = 0
 		deltas := from.deltas
-		if f.phase == own {
+		if f.phase == unaveraged {
 			deltas = make([]byte, f.n*base.WordSize)
 		}
-		errs = append(errs, l.rt.CopyIn(at(l.delta, f), deltas))
+		errs = append(errs, l.rt.CopyIn(address(l.delta, f), deltas))
 	}
 	if first.shared {
 		for _, f := range l.fragments {
 			errs = append(errs, l.adopt(f, false))
 		}
 	}
-	l.at = first.position
+	l.position = first.position
 	l.agreed = false
-	l.stats = Stats{FirstStep: l.at.Now.Step, FirstRound: l.at.Round}
+	l.stats = Stats{FirstStep: l.position.Now.Step, FirstRound: l.position.Round}
 	return errors.Join(errs...)
 }
 
@@ -328,11 +328,11 @@ func (l *Loop) Rebind(ctx context.Context, c comm.Communicator) error {
 			if f.phase == inFlight {
 				_ = l.land(ctx, f) // or it has failed, and is to be averaged again
 			}
-			if f.phase == own && f.sent.Step == l.at.Now.Step+1 { // by the step that is repeated, which sends it, as on ranks that have not
+			if f.phase == unaveraged && f.sent.Step == l.position.Now.Step+1 { // by the step that is repeated, which sends it, as on ranks that have not
 				f.phase, f.sent = resting, f.before
 			}
 		}
-		if l.own {
+		if l.ownsComm {
 			_ = l.c.Close() // of a world that is over
 		}
 		if err := l.bind(ctx, c); err != nil {

@@ -56,13 +56,13 @@ func Agree(ctx context.Context, rt runtime.Runtime, c comm.Communicator, o *Orde
 }
 
 // swapBytes returns every rank's bytes, which are elements of a type.
-func swapBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, o *Order, memory *Buffers, mine []byte, dt dtype.DType) ([][]byte, error) {
-	size, ranks := len(mine), c.WorldSize()
+func swapBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, o *Order, memory *Buffers, local []byte, dt dtype.DType) ([][]byte, error) {
+	size, ranks := len(local), c.WorldSize()
 	b := new(Buffer)
 	if err := memory.Allocate(rt, b, (ranks+1)*size); err != nil {
 		return nil, err
 	}
-	if err := rt.CopyIn(b.Ptr, mine); err != nil {
+	if err := rt.CopyIn(b.Ptr, local); err != nil {
 		return nil, err
 	}
 	first := b.Ptr + uintptr(size)
@@ -86,15 +86,15 @@ func difference(texts [][]byte) error {
 	}
 	zero := lines(0)
 	for rank := range texts {
-		other := lines(rank)
-		for i := range max(len(zero), len(other)) {
-			line := func(of []string) string {
-				if i < len(of) {
-					return of[i]
+		differing := lines(rank)
+		for i := range max(len(zero), len(differing)) {
+			line := func(text []string) string {
+				if i < len(text) {
+					return text[i]
 				}
 				return "nothing"
 			}
-			if a, b := line(zero), line(other); a != b {
+			if a, b := line(zero), line(differing); a != b {
 				return fmt.Errorf("%w: rank 0 has %q, rank %d has %q", comm.ErrMismatch, a, rank, b)
 			}
 		}

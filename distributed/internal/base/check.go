@@ -31,11 +31,11 @@ func Address(op, role string, c comm.Communicator, t *runtime.Tensor) (uintptr, 
 // SameStream checks that other's memory may take part in work on rt's: an order
 // knows the compute stream of one runtime only, and two runtimes of one GPU may
 // have a stream each.
-func SameStream(rt, other runtime.Runtime) error {
-	if rt.Device() != other.Device() {
-		return fmt.Errorf("%w: %v and %v", runtime.ErrDevice, rt.Device(), other.Device())
+func SameStream(rt, second runtime.Runtime) error {
+	if rt.Device() != second.Device() {
+		return fmt.Errorf("%w: %v and %v", runtime.ErrDevice, rt.Device(), second.Device())
 	}
-	if rt.ComputeStream() != other.ComputeStream() {
+	if rt.ComputeStream() != second.ComputeStream() {
 		return fmt.Errorf("%w: two runtimes of %v, whose compute streams nothing puts into an order", runtime.ErrDevice, rt.Device())
 	}
 	return nil

@@ -19,7 +19,7 @@ func OpError(op string, err error) error {
 type ClosedError string
 
 // Error implements error.
-func (what ClosedError) Error() string { return string(what) + " is closed" }
+func (name ClosedError) Error() string { return string(name) + " is closed" }
 
 // Is implements what [errors.Is] asks for.
 func (ClosedError) Is(target error) bool { return target == comm.ErrClosed }

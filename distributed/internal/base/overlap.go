@@ -62,7 +62,7 @@ func (s *Spans) NextStep() { s.current++ }
 
 // Place says where tensor i is in this step. It returns the number of another one of this step that shares memory with
 // it, and -1 if there is none.
-func (s *Spans) Place(i int, t *runtime.Tensor) (other int, err error) {
+func (s *Spans) Place(i int, t *runtime.Tensor) (overlap int, err error) {
 	from, err := t.Ptr()
 	if err != nil {
 		return -1, err
@@ -75,14 +75,14 @@ func (s *Spans) Place(i int, t *runtime.Tensor) (other int, err error) {
 	}
 	s.remove(i)
 	for from < to {
-		other := s.Find(from, to)
-		if other < 0 {
+		overlap := s.Find(from, to)
+		if overlap < 0 {
 			break
 		}
-		if s.spans[other].step == s.current {
-			return other, nil
+		if s.spans[overlap].step == s.current {
+			return overlap, nil
 		}
-		s.remove(other) // of an earlier step: it has moved, or is left out
+		s.remove(overlap) // of an earlier step: it has moved, or is left out
 	}
 	if from < to {
 		x.from = from

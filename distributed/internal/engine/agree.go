@@ -42,7 +42,7 @@ func (e *engine) agree(ctx context.Context, terms string) {
 }
 
 // largest returns the largest of the ranks' values.
-func largest(ctx context.Context, rt runtime.Runtime, c comm.Communicator, value float64) (most float64, err error) {
+func largest(ctx context.Context, rt runtime.Runtime, c comm.Communicator, value float64) (maximum float64, err error) {
 	t, err := runtime.FromSlice(rt, []float64{value})
 	if err != nil {
 		return 0, err

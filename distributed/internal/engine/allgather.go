@@ -43,7 +43,7 @@ func (g *allgather) collectInPlace(ctx context.Context) {
 	first := g.shared.Ptr
 	if g.trims(g.words) {
 		for r := range g.size {
-			g.mail.most[r], g.mail.places[r] = g.words, r*g.words
+			g.mail.rooms[r], g.mail.places[r] = g.words, r*g.words
 		}
 		g.gather(ctx, first)
 		return
@@ -53,18 +53,18 @@ func (g *allgather) collectInPlace(ctx context.Context) {
 }
 
 // gather makes the messages of all ranks known to every rank. This rank's is where it belongs.
-func (g *allgather) gather(ctx context.Context, at uintptr) {
+func (g *allgather) gather(ctx context.Context, place uintptr) {
 	m := &g.mail
-	m.at = at
+	m.ptr = place
 	g.travel(func() {
-		g.communicate(ctx, comm.AllGatherVCall(base.At(at, m.from[g.rank]), at, m.sizes, m.from, dtype.I32))
+		g.communicate(ctx, comm.AllGatherVCall(base.At(place, m.from[g.rank]), place, m.sizes, m.from, dtype.I32))
 	}, m)
 }
 
 // exchangeLengths fills g.lengths with the length of every rank's list, which the
 // host waits for, and returns their sum. limit says how long they can be.
-func (g *allgather) exchangeLengths(ctx context.Context, mine kernel.Entries, limit func(rank int) int) int {
-	g.communicate(ctx, comm.AllGatherCall(mine.Len, g.at(g.received), 1, dtype.I32))
+func (g *allgather) exchangeLengths(ctx context.Context, local kernel.Entries, limit func(rank int) int) int {
+	g.communicate(ctx, comm.AllGatherCall(local.Len, g.ptr(g.received), 1, dtype.I32))
 	g.read(ctx)
 	for r, n := range g.checkWords(g.received, g.size, limit, "its number of entries") {
 		g.lengths[r] = int(n)
@@ -74,16 +74,16 @@ func (g *allgather) exchangeLengths(ctx context.Context, mine kernel.Entries, li
 
 // collect makes every rank's list known to every rank, with the lengths in g.lengths. The result
 // holds the lists one after the other; g.lists has them one by one.
-func (g *allgather) collect(ctx context.Context, mine kernel.Entries) kernel.Entries {
+func (g *allgather) collect(ctx context.Context, local kernel.Entries) kernel.Entries {
 	total := base.Displacements(g.lengths, g.displs)
 	all := exactly(g.message(&g.joined, total), total)
 	for r, n := range g.lengths {
 		g.lists[r] = part(all, g.displs[r], g.displs[r]+n)
-		g.mail.most[r] = g.messageWords(n, g.spans[r])
+		g.mail.rooms[r] = g.messageWords(n, g.spans[r])
 	}
-	words := base.Displacements(g.mail.most, g.mail.places)
+	words := base.Displacements(g.mail.rooms, g.mail.places)
 	g.allocate(&g.recv, (words+words/4)*base.WordSize)
-	g.pack(base.At(g.recv.Ptr, g.mail.places[g.rank]), exactly(mine, g.lengths[g.rank]), g.spans[g.rank])
+	g.pack(base.At(g.recv.Ptr, g.mail.places[g.rank]), exactly(local, g.lengths[g.rank]), g.spans[g.rank])
 	g.gather(ctx, g.recv.Ptr)
 	for r, l := range g.lists {
 		g.unpack(l, base.At(g.recv.Ptr, g.mail.places[r]), g.spans[r])
@@ -92,19 +92,19 @@ func (g *allgather) collect(ctx context.Context, mine kernel.Entries) kernel.Ent
 }
 
 // collectSlots is collect of lists whose lengths are on the device, with room for those in g.lengths.
-func (g *allgather) collectSlots(ctx context.Context, mine kernel.Entries) []kernel.Entries {
+func (g *allgather) collectSlots(ctx context.Context, local kernel.Entries) []kernel.Entries {
 	for r, n := range g.lengths {
-		g.mail.most[r] = g.slotWords(n)
+		g.mail.rooms[r] = g.slotWords(n)
 	}
-	g.allocate(&g.recv, base.Displacements(g.mail.most, g.mail.places)*base.WordSize)
-	apart := g.apart(&g.joined.Buffer, base.Displacements(g.lengths, g.displs))
+	g.allocate(&g.recv, base.Displacements(g.mail.rooms, g.mail.places)*base.WordSize)
+	memory := g.listMemory(&g.joined.Buffer, base.Displacements(g.lengths, g.displs))
 	for r, n := range g.lengths {
-		g.placeSlots(g.lists[r:r+1], base.At(g.recv.Ptr, g.mail.places[r]), n, base.At(apart, 2*g.displs[r]))
+		g.placeSlots(g.lists[r:r+1], base.At(g.recv.Ptr, g.mail.places[r]), n, base.At(memory, 2*g.displs[r]))
 	}
-	own := g.lists[g.rank].Len
-	g.pack(base.At(own, headerWords), mine, g.n)
-	g.copy(own, mine.Len, 1)
-	g.communicate(ctx, comm.AllGatherVCall(own, g.recv.Ptr, g.mail.most, g.mail.places, dtype.I32))
+	slot := g.lists[g.rank].Len
+	g.pack(base.At(slot, headerWords), local, g.n)
+	g.copy(slot, local.Len, 1)
+	g.communicate(ctx, comm.AllGatherVCall(slot, g.recv.Ptr, g.mail.rooms, g.mail.places, dtype.I32))
 	for _, l := range g.lists {
 		g.unpackSlot(l)
 	}
@@ -114,9 +114,9 @@ func (g *allgather) collectSlots(ctx context.Context, mine kernel.Entries) []ker
 // allgatherExchange sends all selected entries everywhere, where they are added up.
 type allgatherExchange struct {
 	*allgather
-	fixed bool // all ranks select equally many, so lengths need not travel
-	again bool // only the top k of the sum go into the result
-	sends bool // ranks write their lists to each other
+	fixed     bool // all ranks select equally many, so lengths need not travel
+	reselects bool // only the top k of the sum go into the result
+	sends     bool // ranks write their lists to each other
 
 	sum    message
 	global message
@@ -128,7 +128,7 @@ func allgatherEqual(e *engine) exchange {
 }
 
 func allgatherAgain(e *engine) exchange {
-	return &allgatherExchange{allgather: newAllgather(e), fixed: true, again: true}
+	return &allgatherExchange{allgather: newAllgather(e), fixed: true, reselects: true}
 }
 
 func allgatherSized(e *engine) exchange { return &allgatherExchange{allgather: newAllgather(e)} }
@@ -153,19 +153,19 @@ func (x *allgatherExchange) placeSelected(ctx context.Context, n int) kernel.Ent
 		x.words = x.messageWords(n, x.n)
 	}
 	x.share(ctx, x.words*x.size*base.WordSize)
-	apart := x.apart(&x.joined.Buffer, x.size*n)
+	memory := x.listMemory(&x.joined.Buffer, x.size*n)
 	if x.err != nil {
 		return kernel.Entries{}
 	}
 	for r := range x.lists {
-		at := base.At(x.shared.Ptr, r*x.words)
+		place := base.At(x.shared.Ptr, r*x.words)
 		if x.fixed {
-			x.lists[r] = x.listAt(at, n, base.At(apart, 2*n*r))
+			x.lists[r] = x.listAt(place, n, base.At(memory, 2*n*r))
 		} else {
-			x.placeSlots(x.lists[r:r+1], at, n, base.At(apart, 2*n*r))
-			at = base.At(at, headerWords)
+			x.placeSlots(x.lists[r:r+1], place, n, base.At(memory, 2*n*r))
+			place = base.At(place, headerWords)
 		}
-		x.messages[r] = at
+		x.messages[r] = place
 	}
 	return x.lists[x.rank]
 }
@@ -181,7 +181,7 @@ func (x *allgatherExchange) run(ctx context.Context, selected kernel.Entries) re
 		x.exchangeLengths(ctx, selected, func(int) int { return selected.N }) // all have room for as many
 		x.collect(ctx, selected)
 	}
-	if !x.again {
+	if !x.reselects {
 		return all
 	}
 	x.arriveAll(ctx, all)

@@ -262,15 +262,15 @@ func (all Choices) Of(ctx context.Context, rt runtime.Runtime, c comm.Communicat
 	if err := base.CheckGradientType(dt); err != nil {
 		return nil, err
 	}
-	alike := fmt.Sprintf("%v %d %+v", dt, sizeClass(n), cfg)
-	if all[alike] == nil {
+	class := fmt.Sprintf("%v %d %+v", dt, sizeClass(n), cfg)
+	if all[class] == nil {
 		choice, err := choose(ctx, rt, c, n, dt, cfg)
 		if err != nil {
 			return nil, err
 		}
-		all[alike] = choice
+		all[class] = choice
 	}
-	return all[alike], nil
+	return all[class], nil
 }
 
 // sizeClass is a class of lengths that one choice serves, a factor of the square

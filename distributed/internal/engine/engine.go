@@ -100,19 +100,19 @@ func (e *engine) countResult(r result) {
 }
 
 func (e *engine) countList(l kernel.Entries, i int) {
-	e.do(func() error { return e.kernels.CountAbove(l, e.at(numLimit), 1, base.At(e.flags, i)) })
+	e.do(func() error { return e.kernels.CountAbove(l, e.ptr(numLimit), 1, base.At(e.flags, i)) })
 }
 
 // countArray counts one such entry if an array has any: then its sum of squares is not finite.
 func (e *engine) countArray(p uintptr, dt dtype.DType) {
-	e.do(func() error { return e.kernels.SumSquares(p, dt, e.n, e.at(numSquares)) })
+	e.do(func() error { return e.kernels.SumSquares(p, dt, e.n, e.ptr(numSquares)) })
 	e.countSquares(0)
 }
 
 // countSquares counts one entry if a sum of squares is not finite. The high word of such an F64,
 // read as an F32, is a NaN, while that of no sum of squares of F32 reaches numLimit.
 func (e *engine) countSquares(i int) {
-	e.countList(kernel.Entries{Idx: e.at(numSquares), Val: e.at(numSquares + 1), N: 1}, i)
+	e.countList(kernel.Entries{Idx: e.ptr(numSquares), Val: e.ptr(numSquares + 1), N: 1}, i)
 }
 
 // foundNonFinite has the host wait for what was counted, and reports whether there is
@@ -120,7 +120,7 @@ func (e *engine) countSquares(i int) {
 func (e *engine) foundNonFinite(ctx context.Context) bool {
 	e.read(ctx)
 	counts := e.host[e.nonFinite:][:e.size]
-	if e.skip != e.at(e.nonFinite) && e.err == nil { // it is decided with other tensors
+	if e.skip != e.ptr(e.nonFinite) && e.err == nil { // it is decided with other tensors
 		clear(counts)
 		e.check(e.rt.CopyOut(hostmem.Bytes(counts[:1]), e.skip))
 	}
@@ -167,7 +167,7 @@ func (e *engine) failure() error {
 
 // array is an array of n elements that the indices of lists point into.
 func (e *engine) array(p uintptr) kernel.Array {
-	return kernel.Array{Ptr: p, N: e.n, Faults: e.at(numFaults)}
+	return kernel.Array{Ptr: p, N: e.n, Faults: e.ptr(numFaults)}
 }
 
 // source is the residual, which is made from its origin and a gradient on the
@@ -239,11 +239,11 @@ func (e *engine) topOf(l kernel.Entries, k int, dst kernel.Entries) {
 // one that begins with that bound. What it leaves out goes back to the residual.
 func (e *engine) topOutside(l kernel.Entries, partition number, dst kernel.Entries) {
 	e.makes(dst)
-	rest := kernel.Array{}
+	residual := kernel.Array{}
 	if !e.cfg.NoErrorFeedback {
-		rest = e.array(e.residual)
+		residual = e.array(e.residual)
 	}
-	e.do(func() error { return e.kernels.TopKList(l, dst.N, dst, e.at(partition), rest) })
+	e.do(func() error { return e.kernels.TopKList(l, dst.N, dst, e.ptr(partition), residual) })
 }
 
 func (e *engine) aboveOf(l kernel.Entries, threshold uintptr, dst kernel.Entries) {
@@ -257,12 +257,12 @@ func (e *engine) merge(dst uintptr, dt dtype.DType, lists []kernel.Entries, scal
 	if !e.cfg.NoErrorFeedback {
 		back = kernel.Restoration{Dst: e.array(e.residual), L: left.selected, Taken: left.taken}
 	}
-	e.do(func() error { return e.kernels.Merge(dst, dt, e.n, lists, scale, e.at(numFaults), e.residual, back) })
+	e.do(func() error { return e.kernels.Merge(dst, dt, e.n, lists, scale, e.ptr(numFaults), e.residual, back) })
 }
 
 func (e *engine) union(dst kernel.Entries, lists []kernel.Entries, scale float32, threshold uintptr) {
 	e.makes(dst)
-	e.do(func() error { return e.kernels.Union(dst, e.n, lists, scale, e.at(numFaults), threshold) })
+	e.do(func() error { return e.kernels.Union(dst, e.n, lists, scale, e.ptr(numFaults), threshold) })
 }
 
 func (e *engine) copyPieces(pieces []kernel.Piece) {
@@ -284,12 +284,12 @@ func (e *engine) fence(ctx context.Context) {
 	e.do(func() error { return e.order.CommAfterCompute(ctx) })
 }
 
-// add puts a call into the group that submit and together start.
+// add puts a call into the group that submit starts.
 func (e *engine) add(c comm.Call) { e.group = append(e.group, c) }
 
-// together makes the calls that were added, at once, between what the device
+// submitAndArrive makes the calls that were added, at once, between what the device
 // was given before and what it is given afterwards.
-func (e *engine) together(ctx context.Context) {
+func (e *engine) submitAndArrive(ctx context.Context) {
 	e.submit(ctx)
 	e.arrive(ctx)
 }
@@ -317,10 +317,10 @@ func (e *engine) arrive(ctx context.Context) {
 	}
 }
 
-// communicate is together for one call.
+// communicate is submitAndArrive for one call.
 func (e *engine) communicate(ctx context.Context, c comm.Call) {
 	e.add(c)
-	e.together(ctx)
+	e.submitAndArrive(ctx)
 }
 
 // coded reports whether lists are encoded to travel.

@@ -36,41 +36,41 @@ func tree(e *engine) exchange { return &treeExchange{engine: e, mail: newMail(1)
 
 func (x *treeExchange) run(ctx context.Context, selected kernel.Entries) result {
 	k := selected.N
-	x.mail.most[0] = x.messageWords(k, x.n)
+	x.mail.rooms[0] = x.messageWords(k, x.n)
 	current := selected
 	for d, round := 1, 0; d < x.size; d, round = 2*d, round+1 {
 		if x.rank%(2*d) == d {
-			at := x.messageOf(&x.coded, current)
-			x.pack(at, current, x.n)
-			x.move(ctx, at, func(p uintptr, words int) comm.Call { return comm.SendCall(p, words, dtype.I32, x.rank-d, treeTag) })
+			place := x.messageOf(&x.coded, current)
+			x.pack(place, current, x.n)
+			x.move(ctx, place, func(p uintptr, words int) comm.Call { return comm.SendCall(p, words, dtype.I32, x.rank-d, treeTag) })
 			break
 		}
 		if x.rank+d < x.size {
 			in := exactly(x.message(&x.incoming, k), k)
-			at := x.messageOf(&x.coded, in)
-			x.move(ctx, at, func(p uintptr, words int) comm.Call { return comm.RecvCall(p, words, dtype.I32, x.rank+d, treeTag) })
-			x.unpack(in, at, x.n)
+			place := x.messageOf(&x.coded, in)
+			x.move(ctx, place, func(p uintptr, words int) comm.Call { return comm.RecvCall(p, words, dtype.I32, x.rank+d, treeTag) })
+			x.unpack(in, place, x.n)
 			current = x.mergeTop(current, in, exactly(x.message(&x.kept[round%2], k), k))
 		}
 	}
 	if x.rank != 0 { // its own list was sent
 		current = exactly(x.message(&x.incoming, k), k)
 	}
-	at := x.messageOf(&x.coded, current)
+	place := x.messageOf(&x.coded, current)
 	if x.rank == 0 {
-		x.pack(at, current, x.n)
+		x.pack(place, current, x.n)
 	}
-	x.move(ctx, at, func(p uintptr, words int) comm.Call { return comm.BroadcastCall(p, words, dtype.I32, 0) })
-	x.unpack(current, at, x.n)
+	x.move(ctx, place, func(p uintptr, words int) comm.Call { return comm.BroadcastCall(p, words, dtype.I32, 0) })
+	x.unpack(current, place, x.n)
 	x.top[0] = current
 	return result{lists: x.top[:], scale: x.average}
 }
 
 // move sends or receives the message at an address.
-func (x *treeExchange) move(ctx context.Context, at uintptr, call func(p uintptr, words int) comm.Call) {
+func (x *treeExchange) move(ctx context.Context, place uintptr, call func(p uintptr, words int) comm.Call) {
 	m := &x.mail
-	m.at = at
-	x.travel(func() { x.communicate(ctx, call(base.At(at, m.from[0]), m.sizes[0])) }, m)
+	m.ptr = place
+	x.travel(func() { x.communicate(ctx, call(base.At(place, m.from[0]), m.sizes[0])) }, m)
 }
 
 // mergeTop adds up two lists of k entries, returns the top k of the sum in dst

@@ -86,13 +86,13 @@ func TestLimits(t *testing.T) {
 				if extra == unit(1).overhead(size, true, true) {
 					continue
 				}
-				each := l.each(k, size)
+				each := l.quota(k, size)
 				require.LessOrEqual(t, 2*l.outgoing+2*each*(size-1)+extra, budget(k, size), "k=%d P=%d", k, size)
-				l = l.less(unit(1).again(size))
-				extra += unit(1).again(size)
+				l = l.spend(unit(1).reestimate(size))
+				extra += unit(1).reestimate(size)
 				if each >= 2*evenLength {
 					require.GreaterOrEqual(t, 10*each*size, 14*k, "k=%d P=%d: less than a threshold lets pass", k, size)
-					left := l.less((size - 1) * (headerWords + 2*each))
+					left := l.spend((size - 1) * (headerWords + 2*each))
 					require.GreaterOrEqual(t, left.global, max(size, k/8), "k=%d P=%d: too little is left for a threshold that is far off", k, size)
 				}
 				if size > 3 {

@@ -106,9 +106,9 @@ func (e *engine) makes(dst kernel.Entries) {
 }
 
 // gatherLists makes the lists of all ranks known to every rank, as submit does.
-func (e *engine) gatherLists(ctx context.Context, l *peerLists, own kernel.Entries) {
+func (e *engine) gatherLists(ctx context.Context, l *peerLists, local kernel.Entries) {
 	e.fence(ctx)
-	e.do(func() error { return l.Gather(own) })
+	e.do(func() error { return l.Gather(local) })
 	e.inFlight = true
 	e.listMade = e.err != nil
 }

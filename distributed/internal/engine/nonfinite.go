@@ -21,10 +21,10 @@ func (e *engine) flagInput(p uintptr, dt dtype.DType) {
 	if !e.flagsInput() {
 		return
 	}
-	e.do(func() error { return e.kernels.SumSquares(p, dt, e.n, e.at(numSquares)) })
-	square := kernel.Entries{Idx: e.at(numSquares), Val: e.at(numSquares + 1), N: 1}
-	e.do(func() error { return e.kernels.CountAbove(square, e.at(numNorm), 1, e.flags) })
-	e.copies = append(e.copies[:0], kernel.Copy{Dst: p, Src: e.at(numNaN), DType: dt, N: 1})
+	e.do(func() error { return e.kernels.SumSquares(p, dt, e.n, e.ptr(numSquares)) })
+	square := kernel.Entries{Idx: e.ptr(numSquares), Val: e.ptr(numSquares + 1), N: 1}
+	e.do(func() error { return e.kernels.CountAbove(square, e.ptr(numNorm), 1, e.flags) })
+	e.copies = append(e.copies[:0], kernel.Copy{Dst: p, Src: e.ptr(numNaN), DType: dt, N: 1})
 	e.do(func() error { return e.kernels.CopyIf(e.copies, e.flags, 1) })
 }
 
@@ -58,7 +58,7 @@ func (s *Reducer) judgeAlone() {
 		return
 	}
 	flags, skip, skips := s.flags, s.skip, s.skips
-	s.flags, s.skip, s.skips = s.at(s.nonFinite), s.at(s.nonFinite), s.size
+	s.flags, s.skip, s.skips = s.ptr(s.nonFinite), s.ptr(s.nonFinite), s.size
 	s.countList(kernel.Entries{Val: s.residual, N: s.n}, 0)
 	if s.cfg.ClipNorm > 0 && s.cfg.Clip == ClipGlobal && s.size > 1 { // all ranks know this norm
 		s.countSquares(1)

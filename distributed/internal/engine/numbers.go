@@ -88,7 +88,7 @@ func (e *engine) prepareNumbers() {
 	e.host = make([]int32, e.layOut(e.size, e.order.Streams != nil))
 	e.allocate(&e.words, len(e.host)*base.WordSize)
 	e.allocate(&e.before, keptWords(e.size)*base.WordSize)
-	e.flags, e.skip, e.skips = e.at(e.nonFinite), e.at(e.nonFinite), e.size
+	e.flags, e.skip, e.skips = e.ptr(e.nonFinite), e.ptr(e.nonFinite), e.size
 	e.resetNumbers()
 }
 
@@ -105,8 +105,8 @@ func (e *engine) resetNumbers() {
 	e.set(numLimit, int32(math.Float32bits(limit)), int32(math.Float32bits(tiny)), int32(norm), 0x7fc07fc0)
 }
 
-// at returns the address of a number.
-func (e *engine) at(x number) uintptr { return base.At(e.words.Ptr, int(x)) }
+// ptr returns the address of a number.
+func (e *engine) ptr(x number) uintptr { return base.At(e.words.Ptr, int(x)) }
 
 // read has the host wait for the device and copies all numbers. It is the one
 // place where a step waits for what it does itself.
@@ -114,7 +114,7 @@ func (e *engine) read(ctx context.Context) { e.readSome(ctx, e.host, 0) }
 
 func (e *engine) readSome(ctx context.Context, words []int32, x number) {
 	e.do(func() error { return e.order.HostAfterAll(ctx) })
-	e.do(func() error { return e.rt.CopyOut(hostmem.Bytes(words), e.at(x)) })
+	e.do(func() error { return e.rt.CopyOut(hostmem.Bytes(words), e.ptr(x)) })
 	e.hostWaited = true
 	e.checkRead()
 }
@@ -150,8 +150,8 @@ func (e *engine) setHostCopy(n kernel.HostCopy) error {
 
 // makeHostCopy makes one, where there are such. (The numbers stay where they are.)
 func (e *engine) makeHostCopy() {
-	if of, ok := e.rt.(kernel.AsyncCopier); ok && e.order.Streams != nil && e.hostCopy == nil && e.err == nil {
-		n, err := of.NewHostCopy(len(e.host) * base.WordSize)
+	if copier, ok := e.rt.(kernel.AsyncCopier); ok && e.order.Streams != nil && e.hostCopy == nil && e.err == nil {
+		n, err := copier.NewHostCopy(len(e.host) * base.WordSize)
 		e.check(err)
 		e.check(e.setHostCopy(n))
 	}
@@ -198,13 +198,13 @@ func (e *engine) forget(p past) {
 // set stores words in device memory and in the host's copy.
 func (e *engine) set(x number, words ...int32) {
 	copy(e.host[x:], words)
-	e.do(func() error { return e.rt.CopyIn(e.at(x), hostmem.Bytes(e.host[x:int(x)+len(words)])) })
+	e.do(func() error { return e.rt.CopyIn(e.ptr(x), hostmem.Bytes(e.host[x:int(x)+len(words)])) })
 }
 
 // setInt is set for one word, after what the device was given, for which it does not
 // wait.
 func (e *engine) setInt(x number, v int32) {
-	e.do(func() error { return e.rt.Fill(e.at(x), 1, dtype.I32, float64(v)) })
+	e.do(func() error { return e.rt.Fill(e.ptr(x), 1, dtype.I32, float64(v)) })
 	if e.err == nil { // otherwise it would never be set
 		e.host[x] = v
 	}
@@ -227,12 +227,12 @@ func (e *engine) lengthOf(l kernel.Entries) (int, error) {
 // and in host words from x on, is not in [0, limit(i)]: then the ranks do not reduce
 // the same tensor, and nothing may be sized by what they say. The words are zero
 // then, as after any error.
-func (e *engine) checkWords(x number, count int, limit func(i int) int, what string) []int32 {
+func (e *engine) checkWords(x number, count int, limit func(i int) int, meaning string) []int32 {
 	words := e.host[x:][:count]
 	for i, w := range words {
-		if most := limit(i); e.err == nil && (w < 0 || int(w) > most) {
+		if bound := limit(i); e.err == nil && (w < 0 || int(w) > bound) {
 			e.err = fmt.Errorf("%w: rank %d of %d announces %d as %s, and with a tensor of %d elements it is 0 to %d",
-				comm.ErrMismatch, i*e.size/count, e.size, w, what, e.n, most)
+				comm.ErrMismatch, i*e.size/count, e.size, w, meaning, e.n, bound)
 		}
 	}
 	if e.err != nil {

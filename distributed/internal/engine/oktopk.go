@@ -27,7 +27,7 @@ import (
 //     depend on data: the lengths that are exchanged before the reduction
 //     and before the allgather, samples when partitions are balanced, counts when the
 //     threshold is estimated ([overhead]). A threshold that turns out to be far
-//     off is estimated in the same step, from what is left of B ([limits.less]), or, in steps
+//     off is estimated in the same step, from what is left of B ([limits.spend]), or, in steps
 //     in which nobody waits for what passed (R, below), in the next one.
 //  2. In the reduction a rank sends at most S = floor(B/6) entries to others, so
 //     2S <= B/3 elements. If it selected more for others, the largest S go and
@@ -70,12 +70,12 @@ type okExchange struct {
 	allgather *allgather
 
 	quantiles              []float64        // of the samples that this rank shows
-	own, trimmed           message          // of limitOutgoing and cutOutgoing
+	local, trimmed         message          // of limitOutgoing and cutOutgoing
 	fitting, joined        message          // of cutMessages and joinSent
 	padded, paddedApart    base.Buffer      // messages of sendRounds, and their lists where those are not messages
 	exchangedApart         [2]base.Buffer   // lists of exchanged, likewise
 	sent                   []kernel.Entries // these, by round
-	mine                   uintptr          // what this rank announces
+	announcementPtr        uintptr          // what this rank announces
 	slots                  uintptr          // of exchanged
 	sends                  bool             // ranks write these to each other, and the sums
 	pieces                 []kernel.Piece
@@ -107,7 +107,7 @@ const levelSteps = 2
 // okStep says how a step is made. All ranks decide it alike, before the step.
 type okStep struct {
 	limit     limits
-	each      int  // sums that every rank may add to the result, if none has more
+	quota     int  // sums that every rank may add to the result, if none has more
 	room      int  // that many where partitions had about equally many; 0: as lengths turn out
 	rebalance bool // partitions are balanced first
 	estimate  bool // the threshold of the sums is estimated
@@ -120,16 +120,16 @@ func (x *okExchange) next() okStep {
 	s := okStep{rebalance: x.past.steps%x.cfg.tuning.RebalanceInterval == 0, estimate: x.past.age >= x.cfg.tuning.ThresholdInterval}
 	x.past.steps++
 	s.limit = newLimits(x.k, x.size, x.unit().overhead(x.size, s.rebalance, s.estimate))
-	s.each = s.limit.each(x.k, x.size)
-	if x.past.level == levelSteps && s.each >= 2*evenLength {
-		s.room = s.each
+	s.quota = s.limit.quota(x.k, x.size)
+	if x.past.level == levelSteps && s.quota >= 2*evenLength {
+		s.room = s.quota
 	}
 	s.padded = x.pads(s.limit.outgoing, s.rebalance)
 	switch {
 	case s.padded && s.room > 0:
 		s.limit = s.limit.leaving(s.room, x.size, x.unit())
 	case s.padded:
-		s.limit = s.limit.less(2 * ((x.size-1)*s.limit.message - s.limit.outgoing))
+		s.limit = s.limit.spend(2 * ((x.size-1)*s.limit.message - s.limit.outgoing))
 	}
 	return s
 }
@@ -143,7 +143,7 @@ func (x *okExchange) run(ctx context.Context, selected kernel.Entries) result {
 	if s.rebalance {
 		x.balancePartitions(ctx, selected)
 	}
-	x.mine = x.at(x.announcement)
+	x.announcementPtr = x.ptr(x.announcement)
 	switch {
 	case x.order.Streams == nil:
 		return x.runKnown(ctx, selected, s)
@@ -152,23 +152,23 @@ func (x *okExchange) run(ctx context.Context, selected kernel.Entries) result {
 	case s.padded:
 		x.place(ctx, 0)
 		x.countLarge(selected)
-		own, outgoing, sums := x.reducePadded(ctx, selected, s.limit, 0)
-		return x.gather(ctx, own, outgoing, sums, s)
+		local, outgoing, sums := x.reducePadded(ctx, selected, s.limit, 0)
+		return x.gather(ctx, local, outgoing, sums, s)
 	}
 	x.countLarge(selected)
 	outgoing := x.cutOutgoing(selected, s.limit)
-	own := x.copyOwn(selected)
-	return x.gather(ctx, own, outgoing, x.reduce(ctx, outgoing, &own), s)
+	local := x.copyOwn(selected)
+	return x.gather(ctx, local, outgoing, x.reduce(ctx, outgoing, &local), s)
 }
 
 // runKnown is the step of a host that waits for all lengths.
 func (x *okExchange) runKnown(ctx context.Context, selected kernel.Entries, s okStep) result {
 	x.countLarge(selected)
-	own, outgoing, sums := x.reduceKnown(ctx, selected, s.limit, s.padded)
+	local, outgoing, sums := x.reduceKnown(ctx, selected, s.limit, s.padded)
 	if outgoing.Idx == selected.Idx { // nothing was cut: they are own and outgoing
-		own, outgoing = selected, kernel.Entries{}
+		local, outgoing = selected, kernel.Entries{}
 	}
-	return x.gather(ctx, own, outgoing, sums, s)
+	return x.gather(ctx, local, outgoing, sums, s)
 }
 
 // runAhead is the step of a host that sizes nothing by lengths, because there is room for the sums
@@ -178,41 +178,41 @@ func (x *okExchange) runAhead(ctx context.Context, selected kernel.Entries, s ok
 	late := x.late()
 	x.place(ctx, s.room)
 	x.countLarge(selected)
-	above := uintptr(0)
+	threshold := uintptr(0)
 	if !s.estimate { // nothing else is needed of the sums
-		above = x.at(numBracket)
+		threshold = x.ptr(numBracket)
 	}
-	own, _, sums := x.reducePadded(ctx, selected, s.limit, above)
+	local, _, sums := x.reducePadded(ctx, selected, s.limit, threshold)
 	if s.estimate { // otherwise they are where they are sent from
 		x.estimate(ctx, sums)
-		x.aboveOf(sums, x.at(numBracket), x.allgather.lists[x.rank])
+		x.aboveOf(sums, x.ptr(numBracket), x.allgather.lists[x.rank])
 	}
-	lists, last := x.gatherAhead(ctx, own, late), x.size-1
+	lists, last := x.gatherAhead(ctx, local, late), x.size-1
 	for t := 1; t < last; t++ {
 		x.giveBack(x.sent[t], lists[x.to(t)])
 	}
 	if !late {
-		x.learn(x.readAnnounced(ctx), s.each)
+		x.learn(x.readAnnounced(ctx), s.quota)
 	}
 	return result{lists: lists, scale: x.average, left: leftover{x.sent[last], lists[x.to(last)]}}
 }
 
 // gather makes the result of those sums that pass the threshold, for whose lengths the host waits,
 // and gives back what this rank selected and no sum has.
-func (x *okExchange) gather(ctx context.Context, own, outgoing, sums kernel.Entries, s okStep) result {
+func (x *okExchange) gather(ctx context.Context, local, outgoing, sums kernel.Entries, s okStep) result {
 	if s.estimate {
 		x.estimate(ctx, sums)
 	}
 	passed, total := x.selectGlobal(ctx, sums)
 	if s.room == 0 && !s.estimate && x.far(total) { // say, because the gradients' scale has changed
-		s.limit = s.limit.less(x.unit().again(x.size))
+		s.limit = s.limit.spend(x.unit().reestimate(x.size))
 		x.estimate(ctx, sums)
 		passed, total = x.selectGlobal(ctx, sums)
 	}
-	x.learn(total, s.each)
-	mine := x.spread(ctx, x.share(passed, total, s.limit, s.room), s.limit)
-	global := x.collectPartitions(ctx, x.allgather, mine)
-	x.giveBack(own, global)
+	x.learn(total, s.quota)
+	balanced := x.spread(ctx, x.share(passed, total, s.limit, s.room), s.limit)
+	global := x.collectPartitions(ctx, x.allgather, balanced)
+	x.giveBack(local, global)
 	x.giveBack(outgoing, global)
 	x.all[0] = global
 	return result{lists: x.all[:], scale: x.average}
@@ -238,7 +238,7 @@ func (x *okExchange) readPosted(ctx context.Context) {
 		threshold := x.host[numBracket]
 		x.past.pending = false
 		x.checkSamples()
-		x.learn(x.announced(), newLimits(x.k, x.size, x.unit().overhead(x.size, false, false)).each(x.k, x.size))
+		x.learn(x.announced(), newLimits(x.k, x.size, x.unit().overhead(x.size, false, false)).quota(x.k, x.size))
 		if now := x.host[numBracket]; now != threshold && x.restores != nothingSaved && x.err == nil {
 			x.check(x.rt.Fill(base.At(x.before.Ptr, int(numBracket-numKept)), 1, dtype.I32, float64(now)))
 		}
@@ -262,16 +262,16 @@ func (x *okExchange) balancePartitions(ctx context.Context, selected kernel.Entr
 	count := sampleCount * x.size
 	all := x.samples + sampleCount
 	sorted := all + number(count)
-	x.do(func() error { return x.kernels.Sample(selected, x.quantiles, x.n, x.at(x.samples)) })
-	x.communicate(ctx, comm.AllGatherCall(x.at(x.samples), x.at(all), sampleCount, dtype.I32))
-	x.copy(x.at(sorted), x.at(all), count)
-	x.do(func() error { return x.kernels.Balance(x.at(sorted), count, x.n, x.at(numBounds), x.size) })
+	x.do(func() error { return x.kernels.Sample(selected, x.quantiles, x.n, x.ptr(x.samples)) })
+	x.communicate(ctx, comm.AllGatherCall(x.ptr(x.samples), x.ptr(all), sampleCount, dtype.I32))
+	x.copy(x.ptr(sorted), x.ptr(all), count)
+	x.do(func() error { return x.kernels.Balance(x.ptr(sorted), count, x.n, x.ptr(numBounds), x.size) })
 }
 
 // countLarge counts the selected entries that may not stay finite when those of all ranks are added.
 func (x *okExchange) countLarge(selected kernel.Entries) {
 	if x.cfg.NonFinite != PassNonFinite && x.err == nil {
-		x.check(x.kernels.CountAbove(selected, x.at(numLimit), 1, base.At(x.mine, announcedLarge)))
+		x.check(x.kernels.CountAbove(selected, x.ptr(numLimit), 1, base.At(x.announcementPtr, announcedLarge)))
 	}
 }
 

@@ -11,26 +11,26 @@ func budget(k, size int) int { return 6 * k * (size - 1) / size }
 // unit is how many elements a word is, 1 where an entry is two words.
 type unit float64
 
-// of returns how many elements words are.
-func (u unit) of(words int) int { return int(math.Ceil(float64(u) * float64(words))) }
+// elements returns how many elements words are.
+func (u unit) elements(words int) int { return int(math.Ceil(float64(u) * float64(words))) }
 
 // overhead is how many elements a rank sends in a step beside entries.
 func (u unit) overhead(size int, rebalance, estimate bool) int {
-	others := size - 1
-	sum := 2 * others // lengths: alltoall, allgather
+	peers := size - 1
+	sum := 2 * peers // lengths: alltoall, allgather
 	if rebalance {
-		sum += sampleCount * others
+		sum += sampleCount * peers
 	}
 	if estimate {
-		sum += bisectRounds * ((2*bisectFan*others + size - 1) / size)
+		sum += bisectRounds * ((2*bisectFan*peers + size - 1) / size)
 	}
-	return u.of(sum)
+	return u.elements(sum)
 }
 
-// again is the overhead of an estimate in a step that was to go without: lengths
+// reestimate is the overhead of an estimate in a step that was to go without: lengths
 // are exchanged once more, too.
-func (u unit) again(size int) int {
-	return u.overhead(size, false, true) - u.overhead(size, false, false) + u.of(size-1)
+func (u unit) reestimate(size int) int {
+	return u.overhead(size, false, true) - u.overhead(size, false, false) + u.elements(size-1)
 }
 
 // roomy reports whether the budget suits k: what is sent beside entries takes less
@@ -38,8 +38,8 @@ func (u unit) again(size int) int {
 // as those of gtopk have, which serves k otherwise.
 func (u unit) roomy(k, size int) bool {
 	overhead := u.overhead(size, true, false)
-	most := newLimits(k, size, overhead).less(u.again(size))
-	return 2*(overhead+u.again(size)) < budget(k, size) && (size <= 3 || most.global == k)
+	remaining := newLimits(k, size, overhead).spend(u.reestimate(size))
+	return 2*(overhead+u.reestimate(size)) < budget(k, size) && (size <= 3 || remaining.global == k)
 }
 
 // limits are the shares of a step's budget.
@@ -58,9 +58,9 @@ func newLimits(k, size, overhead int) limits {
 	return limits{outgoing: s, message: min(s, 7*s/(5*max(size-1, 1))), global: min(k, (b-2*s)/2), allgather: b - 2*s}
 }
 
-// less returns what is left if so many elements are sent for something else. (At
+// spend returns what is left if so many elements are sent for something else. (At
 // most half of a budget is overhead, and a third was sent: a sixth is left.)
-func (l limits) less(elements int) limits {
+func (l limits) spend(elements int) limits {
 	l.allgather -= elements
 	l.global = min(l.global, l.allgather/2)
 	return l
@@ -68,19 +68,19 @@ func (l limits) less(elements int) limits {
 
 // leaving gives padded messages all that each rank's share of the result leaves, so that
 // little has to be cut of what was selected.
-func (l limits) leaving(each, size int, u unit) limits {
-	others := size - 1
-	lengths := u.of(2 * headerWords) // of messages, in front of them
-	l.message = (l.allgather + 2*l.outgoing - (2*each+lengths)*others) / (2 * others) &^ 1
-	l.outgoing, l.allgather = l.message*others, 2*each*others
+func (l limits) leaving(quota, size int, u unit) limits {
+	peers := size - 1
+	lengths := u.elements(2 * headerWords) // of messages, in front of them
+	l.message = (l.allgather + 2*l.outgoing - (2*quota+lengths)*peers) / (2 * peers) &^ 1
+	l.outgoing, l.allgather = l.message*peers, 2*quota*peers
 	l.global = min(l.global, l.allgather/2)
 	return l
 }
 
-// each returns how many sums every rank may add to the result, if none has more: 1.5
+// quota returns how many sums every rank may add to the result, if none has more: 1.5
 // times an equal share of k. A threshold that is kept lets 1.25k pass, and balanced
 // partitions are not quite equal.
-func (l limits) each(k, size int) int {
+func (l limits) quota(k, size int) int {
 	return min(3*k/(2*size), l.allgather/(2*(size-1))) &^ 1 // even, so that messages are aligned
 }
 

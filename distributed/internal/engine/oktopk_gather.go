@@ -20,8 +20,8 @@ func (x *okExchange) selectGlobal(ctx context.Context, sums kernel.Entries) (pas
 	if x.order.Streams == nil {
 		total = x.allgather.exchangeLengths(ctx, passed, x.partitionLength)
 	} else {
-		x.communicate(ctx, comm.AllGatherCall(x.mine, x.at(x.announcements), announcedWords, dtype.I32))
-		x.flagLarge(x.at(x.announcements), announcedWords)
+		x.communicate(ctx, comm.AllGatherCall(x.announcementPtr, x.ptr(x.announcements), announcedWords, dtype.I32))
+		x.flagLarge(x.ptr(x.announcements), announcedWords)
 		total = x.readAnnounced(ctx)
 	}
 	return exactly(passed, x.allgather.lengths[x.rank]), total
@@ -31,9 +31,9 @@ func (x *okExchange) selectGlobal(ctx context.Context, sums kernel.Entries) (pas
 func (x *okExchange) passing(sums kernel.Entries) kernel.Entries {
 	passed := x.message(&x.reduced, sums.N)
 	if x.order.Streams != nil {
-		passed.Len = base.At(x.mine, announcedPassed)
+		passed.Len = base.At(x.announcementPtr, announcedPassed)
 	}
-	x.aboveOf(sums, x.at(numBracket), passed)
+	x.aboveOf(sums, x.ptr(numBracket), passed)
 	return passed
 }
 
@@ -41,7 +41,7 @@ func (x *okExchange) passing(sums kernel.Entries) kernel.Entries {
 // room for ([okExchange.place]). What comes of this rank's own selected entries is known
 // before: those that are not in its sums go back meanwhile. Late, the host gets to know in the
 // next step what the ranks announced.
-func (x *okExchange) gatherAhead(ctx context.Context, own kernel.Entries, late bool) []kernel.Entries {
+func (x *okExchange) gatherAhead(ctx context.Context, local kernel.Entries, late bool) []kernel.Entries {
 	lists := x.allgather.lists
 	words := x.slotWords(lists[0].N)
 	if x.sends {
@@ -49,10 +49,10 @@ func (x *okExchange) gatherAhead(ctx context.Context, own kernel.Entries, late b
 		x.gatherLists(ctx, &x.peerLists[1], lists[x.rank])
 	} else {
 		x.packSlot(lists[x.rank])
-		x.add(comm.AllGatherCall(x.mine, lists[0].Len, words, dtype.I32))
+		x.add(comm.AllGatherCall(x.announcementPtr, lists[0].Len, words, dtype.I32))
 		x.submit(ctx)
 	}
-	x.giveBack(own, lists[x.rank])
+	x.giveBack(local, lists[x.rank])
 	x.arrive(ctx)
 	for _, l := range lists {
 		if !x.sends {
@@ -61,7 +61,7 @@ func (x *okExchange) gatherAhead(ctx context.Context, own kernel.Entries, late b
 	}
 	x.flagLarge(lists[0].Len, words)
 	if !late {
-		x.copyWords(x.at(x.announcements), announcedWords, lists[0].Len, words, announcedWords)
+		x.copyWords(x.ptr(x.announcements), announcedWords, lists[0].Len, words, announcedWords)
 		return lists
 	}
 	x.posted = append(x.posted[:0], kernel.Span{Ptr: x.words.Ptr, Bytes: int(x.announcements) * base.WordSize})
@@ -83,20 +83,20 @@ func (x *okExchange) gatherAhead(ctx context.Context, own kernel.Entries, late b
 // and the words in front of its own message are what this rank announces.
 func (x *okExchange) place(ctx context.Context, ahead int) {
 	limit := newLimits(x.k, x.size, x.unit().overhead(x.size, false, false))
-	each := limit.each(x.k, x.size) // so many are gathered ahead if any
-	gathered := x.size * x.slotWords(each)
+	quota := limit.quota(x.k, x.size) // so many are gathered ahead if any
+	gathered := x.size * x.slotWords(quota)
 	words := gathered
-	most := max(limit.message, limit.leaving(each, x.size, x.unit()).message) // to the other one of two
+	largest := max(limit.message, limit.leaving(quota, x.size, x.unit()).message) // to the other one of two
 	if x.size == 2 {
-		words += 2 * x.slotWords(most)
+		words += 2 * x.slotWords(largest)
 	}
 	lists := x.allgather.lists
-	if x.sends = x.size == 2 && x.shareLists(ctx, &x.peerLists[0], most) && x.shareLists(ctx, &x.peerLists[1], max(each, 1)); x.sends {
+	if x.sends = x.size == 2 && x.shareLists(ctx, &x.peerLists[0], largest) && x.shareLists(ctx, &x.peerLists[1], max(quota, 1)); x.sends {
 		for r, l := range x.peerLists[1].Lists() {
-			l.N, lists[r] = each, l
+			l.N, lists[r] = quota, l
 		}
 		if ahead > 0 {
-			x.mine = lists[x.rank].Len
+			x.announcementPtr = lists[x.rank].Len
 		}
 		return
 	}
@@ -108,9 +108,9 @@ func (x *okExchange) place(ctx context.Context, ahead int) {
 	if ahead == 0 {
 		return
 	}
-	x.placeSlots(lists, x.shared.Ptr, each, x.apart(&x.allgather.joined.Buffer, x.size*each))
-	if x.mine = lists[x.rank].Len; fresh {
-		x.fill(x.mine, headerWords)
+	x.placeSlots(lists, x.shared.Ptr, quota, x.listMemory(&x.allgather.joined.Buffer, x.size*quota))
+	if x.announcementPtr = lists[x.rank].Len; fresh {
+		x.fill(x.announcementPtr, headerWords)
 	}
 }
 
@@ -122,21 +122,21 @@ func (x *okExchange) exchanged(rank, room int) kernel.Entries {
 		return l
 	}
 	var l [1]kernel.Entries
-	x.placeSlots(l[:], base.At(x.slots, rank*x.slotWords(room)), room, x.apart(&x.exchangedApart[rank], room))
+	x.placeSlots(l[:], base.At(x.slots, rank*x.slotWords(room)), room, x.listMemory(&x.exchangedApart[rank], room))
 	return l[0]
 }
 
 // flagLarge has the flags be what the ranks announced, so many words apart.
-func (x *okExchange) flagLarge(announced uintptr, apart int) {
+func (x *okExchange) flagLarge(announced uintptr, stride int) {
 	if x.cfg.NonFinite != PassNonFinite {
 		x.flagged = true
-		x.copyWords(x.flags, 1, base.At(announced, announcedLarge), apart, 1)
+		x.copyWords(x.flags, 1, base.At(announced, announcedLarge), stride, 1)
 	}
 }
 
 // copyWords copies n words for each rank, between places that are so many words apart.
-func (x *okExchange) copyWords(dst uintptr, dstApart int, src uintptr, srcApart, n int) {
-	x.layout = [...][2]int{{dstApart, 1}, {srcApart, 1}, {x.size, n}}
+func (x *okExchange) copyWords(dst uintptr, dstStride int, src uintptr, srcStride, n int) {
+	x.layout = [...][2]int{{dstStride, 1}, {srcStride, 1}, {x.size, n}}
 	x.do(func() error {
 		return x.rt.CopyStrided(dst, x.layout[0][:], src, x.layout[1][:], x.layout[2][:], base.WordSize)
 	})
@@ -186,9 +186,9 @@ func (x *okExchange) share(passing kernel.Entries, total int, limit limits, room
 	case total > limit.global:
 		divide(counts, total, limit.global)
 	}
-	if mine := counts[x.rank]; mine < passing.N {
-		largest := exactly(x.message(&x.largest, mine), mine)
-		x.topOf(passing, mine, largest)
+	if length := counts[x.rank]; length < passing.N {
+		largest := exactly(x.message(&x.largest, length), length)
+		x.topOf(passing, length, largest)
 		return largest
 	}
 	return passing
@@ -218,14 +218,14 @@ func divide(counts []int, total, limit int) {
 // spread moves sums between ranks so that all have equally many, if one has
 // far more than the others: an allgather is as slow as its longest list. It
 // corrects x.allgather.lengths. Where lists are coded that would round sums twice.
-func (x *okExchange) spread(ctx context.Context, mine kernel.Entries, limit limits) kernel.Entries {
+func (x *okExchange) spread(ctx context.Context, local kernel.Entries, limit limits) kernel.Entries {
 	counts := x.allgather.lengths
 	total := 0
 	for _, n := range counts {
 		total += n
 	}
 	if x.coded() || float64(slices.Max(counts)*x.size) <= x.cfg.tuning.BalanceFactor*float64(total) {
-		return mine
+		return local
 	}
 	// List r covers [start, end) of all sums, in rank order; afterwards
 	// [r*total/P, (r+1)*total/P).
@@ -241,12 +241,12 @@ func (x *okExchange) spread(ctx context.Context, mine kernel.Entries, limit limi
 		_, stays := overlap(start, start+n, r)
 		f, t := even(r)
 		if 2*(n-stays)+2*(total-(t-f)) > limit.allgather {
-			return mine
+			return local
 		}
 		if r == x.rank {
 			for to := range counts {
 				from, n := overlap(start, start+n, to)
-				x.sendCounts[to], x.sendDispls[to] = n, max(0, min(from-start, mine.N))
+				x.sendCounts[to], x.sendDispls[to] = n, max(0, min(from-start, local.N))
 			}
 		}
 		from, moves := overlap(start, start+n, x.rank)
@@ -260,8 +260,8 @@ func (x *okExchange) spread(ctx context.Context, mine kernel.Entries, limit limi
 	n := myTo - myFrom
 	x.allocate(&x.spreadTo, 2*n*base.WordSize)
 	share := kernel.Entries{Idx: x.spreadTo.Ptr, Val: base.At(x.spreadTo.Ptr, n), N: n}
-	x.add(comm.AllToAllVCall(mine.Idx, x.sendCounts, x.sendDispls, share.Idx, x.recvCounts, x.recvDispls, dtype.I32))
-	x.add(comm.AllToAllVCall(mine.Val, x.sendCounts, x.sendDispls, share.Val, x.recvCounts, x.recvDispls, dtype.F32))
-	x.engine.together(ctx)
+	x.add(comm.AllToAllVCall(local.Idx, x.sendCounts, x.sendDispls, share.Idx, x.recvCounts, x.recvDispls, dtype.I32))
+	x.add(comm.AllToAllVCall(local.Val, x.sendCounts, x.sendDispls, share.Val, x.recvCounts, x.recvDispls, dtype.F32))
+	x.engine.submitAndArrive(ctx)
 	return share
 }

@@ -20,15 +20,15 @@ const longBit, largeBit = 1 << 30, math.MinInt32
 // reduceKnown reduces where the host waits for the numbers of each part anyway: messages
 // have their lengths, which are known to the receiver before, and only the content of
 // them is that of padded ones.
-func (x *okExchange) reduceKnown(ctx context.Context, selected kernel.Entries, limit limits, padded bool) (own, outgoing, sums kernel.Entries) {
-	own, outgoing = x.limitOutgoing(ctx, selected, limit.outgoing)
-	words, most, room := x.host[x.lengths:][:x.size], 0, limit.message
+func (x *okExchange) reduceKnown(ctx context.Context, selected kernel.Entries, limit limits, padded bool) (local, outgoing, sums kernel.Entries) {
+	local, outgoing = x.limitOutgoing(ctx, selected, limit.outgoing)
+	words, longest, room := x.host[x.lengths:][:x.size], 0, limit.message
 	for r, n := range words {
 		if r != x.rank {
-			most = max(most, int(n))
+			longest = max(longest, int(n))
 		}
 	}
-	if padded && most > room {
+	if padded && longest > room {
 		outgoing = x.cutMessages(outgoing, room)
 		x.locate(outgoing)
 		x.read(ctx)
@@ -36,7 +36,7 @@ func (x *okExchange) reduceKnown(ctx context.Context, selected kernel.Entries, l
 	bits, known := int32(0), int32(largeBit)
 	if x.size > 2 {
 		known |= longBit
-		if most > nearly(room) {
+		if longest > nearly(room) {
 			bits |= longBit
 		}
 	}
@@ -47,7 +47,7 @@ func (x *okExchange) reduceKnown(ctx context.Context, selected kernel.Entries, l
 		words[r] |= bits
 	}
 	x.set(x.lengths, words...)
-	x.communicate(ctx, comm.AllToAllCall(x.at(x.lengths), x.at(x.received), 1, dtype.I32))
+	x.communicate(ctx, comm.AllToAllCall(x.ptr(x.lengths), x.ptr(x.received), 1, dtype.I32))
 	x.read(ctx)
 	bits = 0
 	for r := range x.size {
@@ -61,7 +61,7 @@ func (x *okExchange) reduceKnown(ctx context.Context, selected kernel.Entries, l
 	if x.finding == mayBeNonFinite && x.err == nil {
 		x.check(x.rt.Fill(x.flags, 1, dtype.I32, 1))
 	}
-	return own, outgoing, x.reduceRead(ctx, outgoing, &own)
+	return local, outgoing, x.reduceRead(ctx, outgoing, &local)
 }
 
 // limitOutgoing locates the partitions in the selected entries and cuts those for other
@@ -69,19 +69,19 @@ func (x *okExchange) reduceKnown(ctx context.Context, selected kernel.Entries, l
 // partition, and the list to send from: if nothing was cut, that is all selected entries. What is cut goes
 // back: it is not sent, and the others have no part in it. The host has read where the
 // partitions are.
-func (x *okExchange) limitOutgoing(ctx context.Context, selected kernel.Entries, limit int) (own, outgoing kernel.Entries) {
+func (x *okExchange) limitOutgoing(ctx context.Context, selected kernel.Entries, limit int) (local, outgoing kernel.Entries) {
 	x.locate(selected)
 	x.read(ctx)
 	x.checkSamples()
-	own = x.partitionOf(selected, x.rank)
-	if int(x.host[x.positions+number(x.size)])-own.N <= limit {
-		return own, selected
+	local = x.partitionOf(selected, x.rank)
+	if int(x.host[x.positions+number(x.size)])-local.N <= limit {
+		return local, selected
 	}
 	outgoing = exactly(x.message(&x.trimmed, limit), limit)
 	x.topOutside(selected, numBounds+number(x.rank), outgoing)
 	x.locate(outgoing)
 	x.read(ctx)
-	return own, outgoing
+	return local, outgoing
 }
 
 // cutMessages returns what is for other ranks in a list whose partitions are read, but
@@ -119,10 +119,10 @@ func (x *okExchange) cutOutgoing(selected kernel.Entries, limit limits) (outgoin
 
 // copyOwn returns the selected entries in this rank's own partition.
 func (x *okExchange) copyOwn(selected kernel.Entries) kernel.Entries {
-	own, start := x.message(&x.own, selected.N), x.at(numBounds+number(x.rank))
-	x.pieces = append(x.pieces[:0], kernel.Piece{From: selected, Start: start, End: start + base.WordSize, ByIndex: true, To: own})
+	local, start := x.message(&x.local, selected.N), x.ptr(numBounds+number(x.rank))
+	x.pieces = append(x.pieces[:0], kernel.Piece{From: selected, Start: start, End: start + base.WordSize, ByIndex: true, To: local})
 	x.copyPieces(x.pieces)
-	return own
+	return local
 }
 
 // evenLength is the least length of messages, if all are equal, from which on chance
@@ -144,10 +144,10 @@ func nearly(room int) int { return room * 13 / 14 }
 // room for goes back to the residual meanwhile: it is not sent, and the others have no part
 // in it. outgoing is what is sent, in one list. above, if not 0, is a threshold: then the sums are
 // those that pass it, in this rank's message to all others, and in front of them how many passed.
-func (x *okExchange) reducePadded(ctx context.Context, selected kernel.Entries, limit limits, above uintptr) (own, outgoing, sums kernel.Entries) {
+func (x *okExchange) reducePadded(ctx context.Context, selected kernel.Entries, limit limits, threshold uintptr) (local, outgoing, sums kernel.Entries) {
 	outgoing, room := x.cutOutgoing(selected, limit), limit.message
 	if x.size > 2 {
-		own, outgoing = x.sendRounds(ctx, selected, outgoing, room)
+		local, outgoing = x.sendRounds(ctx, selected, outgoing, room)
 	} else {
 		x.sent[1], x.sources[1] = outgoing, x.exchanged(x.to(1), room)
 		if x.sends {
@@ -157,7 +157,7 @@ func (x *okExchange) reducePadded(ctx context.Context, selected kernel.Entries, 
 			x.add(comm.AllGatherCall(outgoing.Len, x.slots, x.slotWords(room), dtype.I32))
 			x.submit(ctx)
 		}
-		own = x.copyOwn(selected)
+		local = x.copyOwn(selected)
 		x.arrive(ctx)
 	}
 	for t := 1; t < x.size && !x.sends; t++ {
@@ -166,28 +166,28 @@ func (x *okExchange) reducePadded(ctx context.Context, selected kernel.Entries, 
 			x.unpackSlot(x.sent[t])
 		}
 	}
-	x.sources[0] = own
-	if above != 0 {
+	x.sources[0] = local
+	if threshold != 0 {
 		sums = x.allgather.lists[x.rank]
 	} else {
-		sums = x.message(&x.sums, min(own.N+(x.size-1)*room, x.n))
+		sums = x.message(&x.sums, min(local.N+(x.size-1)*room, x.n))
 	}
-	x.union(sums, x.sources, 1, above)
-	return own, outgoing, sums
+	x.union(sums, x.sources, 1, threshold)
+	return local, outgoing, sums
 }
 
 // sendRounds cuts what was located into a message to each other rank, and has it sent, with
 // [okExchange.copyOwn] meanwhile. It returns what is sent in one list.
-func (x *okExchange) sendRounds(ctx context.Context, selected, outgoing kernel.Entries, room int) (own, sent kernel.Entries) {
+func (x *okExchange) sendRounds(ctx context.Context, selected, outgoing kernel.Entries, room int) (local, sent kernel.Entries) {
 	words := x.slotWords(room)
 	x.allocate(&x.incoming, (x.size-1)*words*base.WordSize)
 	x.allocate(&x.padded, (x.size-1)*words*base.WordSize)
-	x.placeSlots(x.sources[1:], x.incoming.Ptr, room, x.apart(&x.unpacked, (x.size-1)*room))
-	x.placeSlots(x.sent[1:], x.padded.Ptr, room, x.apart(&x.paddedApart, (x.size-1)*room))
+	x.placeSlots(x.sources[1:], x.incoming.Ptr, room, x.listMemory(&x.unpacked, (x.size-1)*room))
+	x.placeSlots(x.sent[1:], x.padded.Ptr, room, x.listMemory(&x.paddedApart, (x.size-1)*room))
 	x.pieces = x.pieces[:0]
 	for t := 1; t < x.size; t++ {
 		to := x.positions + number(x.to(t))
-		x.pieces = append(x.pieces, kernel.Piece{From: outgoing, Start: x.at(to), End: x.at(to + 1), To: x.sent[t]})
+		x.pieces = append(x.pieces, kernel.Piece{From: outgoing, Start: x.ptr(to), End: x.ptr(to + 1), To: x.sent[t]})
 	}
 	x.copyPieces(x.pieces)
 	for _, l := range x.sent[1:] {
@@ -201,13 +201,13 @@ func (x *okExchange) sendRounds(ctx context.Context, selected, outgoing kernel.E
 		}
 		x.submit(ctx)
 		if first == 1 {
-			own = x.copyOwn(selected)
+			local = x.copyOwn(selected)
 			sent = x.joinSent(outgoing.N)
 			x.giveBack(outgoing, sent)
 		}
 		x.arrive(ctx)
 	}
-	return own, sent
+	return local, sent
 }
 
 // joinSent returns the messages to the other ranks, which may have cut their lists, as one
@@ -235,10 +235,10 @@ func (x *okExchange) joinSent(n int) (all kernel.Entries) {
 // countLong counts, to announce it, this rank's messages that are so long that the next
 // step is not to pad them.
 func (x *okExchange) countLong(room int) {
-	if most := int32(nearly(room) + 1); x.host[x.longest] != most {
-		x.setInt(x.longest, most)
+	if bound := int32(nearly(room) + 1); x.host[x.longest] != bound {
+		x.setInt(x.longest, bound)
 	}
 	if x.err == nil { // as numbers, lengths have the order of their bits
-		x.check(x.kernels.CountAbove(kernel.Entries{Val: x.at(x.lengths), N: x.size}, x.at(x.longest), 1, base.At(x.mine, announcedLong)))
+		x.check(x.kernels.CountAbove(kernel.Entries{Val: x.ptr(x.lengths), N: x.size}, x.ptr(x.longest), 1, base.At(x.announcementPtr, announcedLong)))
 	}
 }

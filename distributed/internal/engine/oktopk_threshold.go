@@ -15,10 +15,10 @@ import (
 // by counting how many sums pass; a lower end that at least k pass is kept.
 func (x *okExchange) estimate(ctx context.Context, sums kernel.Entries) {
 	counts := uintptr(0)
-	bracket, fan := x.at(numBracket), x.at(numFan)
+	bracket, fan := x.ptr(numBracket), x.ptr(numFan)
 	for range bisectRounds {
 		x.do(func() error { return x.kernels.Narrow(bracket, counts, x.k, fan, bisectFan) })
-		counts = x.at(numFanCounts)
+		counts = x.ptr(numFanCounts)
 		x.do(func() error { return x.kernels.CountAbove(sums, fan, bisectFan, counts) })
 		x.communicate(ctx, comm.AllReduceCall(counts, counts, bisectFan, dtype.I32, comm.Sum))
 	}
@@ -29,8 +29,8 @@ func (x *okExchange) estimate(ctx context.Context, sums kernel.Entries) {
 // learn has the next step be led by how many sums passed in this one: total, and
 // x.allgather.lengths at each rank, who may add so many to the result. All ranks know
 // the same, so they agree.
-func (x *okExchange) learn(total, each int) {
-	if slices.Max(x.allgather.lengths) <= each*14/15 {
+func (x *okExchange) learn(total, quota int) {
+	if slices.Max(x.allgather.lengths) <= quota*14/15 {
 		x.past.level = min(x.past.level+1, levelSteps)
 	} else {
 		x.past.level = 0

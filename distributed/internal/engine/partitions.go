@@ -55,7 +55,7 @@ func (s *partitionReducer) partitionLength(rank int) int {
 // locate finds the partitions of a list of selected entries.
 func (s *partitionReducer) locate(l kernel.Entries) {
 	s.do(func() error {
-		return s.kernels.LowerBounds(l, s.at(numBounds), s.size+1, s.at(s.positions), s.at(s.lengths))
+		return s.kernels.LowerBounds(l, s.ptr(numBounds), s.size+1, s.ptr(s.positions), s.ptr(s.lengths))
 	})
 }
 
@@ -69,51 +69,51 @@ func (s *partitionReducer) partitionOf(l kernel.Entries, rank int) kernel.Entrie
 // reduce adds up this rank's selected entries for itself and what the other ranks'
 // outgoing lists hold for this rank. outgoing was located, and is read here; own
 // are the selected entries for itself, or nil: those that outgoing has. It returns the sums.
-func (s *partitionReducer) reduce(ctx context.Context, outgoing kernel.Entries, own *kernel.Entries) kernel.Entries {
-	s.communicate(ctx, comm.AllToAllCall(s.at(s.lengths), s.at(s.received), 1, dtype.I32))
+func (s *partitionReducer) reduce(ctx context.Context, outgoing kernel.Entries, local *kernel.Entries) kernel.Entries {
+	s.communicate(ctx, comm.AllToAllCall(s.ptr(s.lengths), s.ptr(s.received), 1, dtype.I32))
 	s.read(ctx)
-	return s.reduceRead(ctx, outgoing, own)
+	return s.reduceRead(ctx, outgoing, local)
 }
 
 // reduceRead is reduce when the lengths are read.
-func (s *partitionReducer) reduceRead(ctx context.Context, outgoing kernel.Entries, own *kernel.Entries) kernel.Entries {
+func (s *partitionReducer) reduceRead(ctx context.Context, outgoing kernel.Entries, local *kernel.Entries) kernel.Entries {
 	_, length := s.partition(s.rank)
 	lengths := s.checkWords(s.received, s.size, func(int) int { return length }, "its number of entries for this rank's partition")
 	s.sources[0] = s.partitionOf(outgoing, s.rank)
-	if own != nil {
-		s.sources[0] = *own
+	if local != nil {
+		s.sources[0] = *local
 	}
 	total, in, out := 0, &s.in, &s.out
 	for t := 1; t < s.size; t++ { // both sides know the lengths
 		n := int(lengths[s.from(t)])
 		total += n
-		in.most[t] = s.messageWords(n, length)
-		out.most[t] = s.messageWords(s.partitionOf(outgoing, s.to(t)).N, s.partitionLength(s.to(t)))
+		in.rooms[t] = s.messageWords(n, length)
+		out.rooms[t] = s.messageWords(s.partitionOf(outgoing, s.to(t)).N, s.partitionLength(s.to(t)))
 	}
-	in.at, out.at = s.hold(&s.incoming, in), s.hold(&s.outbound, out)
-	apart := s.apart(&s.unpacked, total+total/4)
+	in.ptr, out.ptr = s.hold(&s.incoming, in), s.hold(&s.outbound, out)
+	memory := s.listMemory(&s.unpacked, total+total/4)
 	for t := 1; t < s.size; t++ {
-		l, at, span := s.partitionOf(outgoing, s.to(t)), base.At(out.at, out.places[t]), s.partitionLength(s.to(t))
-		s.pack(at, l, span)
-		s.unpack(l, at, span)
-		s.sources[t] = s.listAt(base.At(in.at, in.places[t]), int(lengths[s.from(t)]), apart)
-		apart = base.At(apart, 2*s.sources[t].N)
+		l, place, span := s.partitionOf(outgoing, s.to(t)), base.At(out.ptr, out.places[t]), s.partitionLength(s.to(t))
+		s.pack(place, l, span)
+		s.unpack(l, place, span)
+		s.sources[t] = s.listAt(base.At(in.ptr, in.places[t]), int(lengths[s.from(t)]), memory)
+		memory = base.At(memory, 2*s.sources[t].N)
 	}
 	s.travel(func() {
 		for first := 1; first < s.size; first += throttle {
 			for t := first; t < min(first+throttle, s.size); t++ {
 				if words := out.sizes[t]; words > 0 {
-					s.add(comm.SendCall(base.At(out.at, out.from[t]), words, dtype.I32, s.to(t), partitionTag))
+					s.add(comm.SendCall(base.At(out.ptr, out.from[t]), words, dtype.I32, s.to(t), partitionTag))
 				}
 				if words := in.sizes[t]; words > 0 {
-					s.add(comm.RecvCall(base.At(in.at, in.from[t]), words, dtype.I32, s.from(t), partitionTag))
+					s.add(comm.RecvCall(base.At(in.ptr, in.from[t]), words, dtype.I32, s.from(t), partitionTag))
 				}
 			}
-			s.engine.together(ctx)
+			s.engine.submitAndArrive(ctx)
 		}
 	}, in, out)
 	for t, l := range s.sources[1:] {
-		s.unpack(l, base.At(in.at, in.places[t+1]), length)
+		s.unpack(l, base.At(in.ptr, in.places[t+1]), length)
 	}
 	sums := s.message(&s.sums, min(s.sources[0].N+total, s.n))
 	s.union(sums, s.sources, 1, 0)
@@ -122,7 +122,7 @@ func (s *partitionReducer) reduceRead(ctx context.Context, outgoing kernel.Entri
 
 // hold returns memory for messages, with room for more.
 func (s *partitionReducer) hold(b *base.Buffer, m *mail) uintptr {
-	words := base.Displacements(m.most, m.places)
+	words := base.Displacements(m.rooms, m.places)
 	s.allocate(b, (words+words/4)*base.WordSize)
 	return b.Ptr
 }
@@ -132,11 +132,11 @@ func (s *partitionReducer) from(round int) int { return (s.rank - round + s.size
 func (s *partitionReducer) to(round int) int   { return (s.rank + round) % s.size }
 
 // collectPartitions is g.collect of lists of which each is in a rank's partition.
-func (s *partitionReducer) collectPartitions(ctx context.Context, g *allgather, mine kernel.Entries) kernel.Entries {
+func (s *partitionReducer) collectPartitions(ctx context.Context, g *allgather, local kernel.Entries) kernel.Entries {
 	for r := range g.spans {
 		g.spans[r] = s.partitionLength(r)
 	}
-	return g.collect(ctx, mine)
+	return g.collect(ctx, local)
 }
 
 // partitionExchange is a reduction by partitions followed by an allgather of the reduced partitions.
@@ -183,7 +183,7 @@ func (x *partitionExchange) run(ctx context.Context, selected kernel.Entries) re
 // may need, their length in front.
 func (x *partitionExchange) runPadded(ctx context.Context, selected kernel.Entries) result {
 	g := x.allgather
-	x.communicate(ctx, comm.AllGatherCall(x.at(x.lengths), x.at(x.matrix), x.size, dtype.I32))
+	x.communicate(ctx, comm.AllGatherCall(x.ptr(x.lengths), x.ptr(x.matrix), x.size, dtype.I32))
 	x.read(ctx)
 	room := func(i int) int {
 		_, length := x.partition(i % x.size)

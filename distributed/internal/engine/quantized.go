@@ -57,20 +57,20 @@ func (x *quantized) run(ctx context.Context, _ kernel.Entries) result {
 		}
 	}
 	x.communicate(ctx, comm.AllToAllCall(out, in, words, dtype.I32))
-	mine, n := part(x.rank)
+	start, n := part(x.rank)
 	x.fill(x.sums.Ptr, n)
 	for r := range x.size {
 		switch {
 		case x.err != nil || n == 0:
 		case r == x.rank:
-			x.check(x.kernels.Accumulate(kernel.Source{X: x.sums.Ptr, N: n, Grad: base.At(x.residual, mine), DType: dtype.F32}))
+			x.check(x.kernels.Accumulate(kernel.Source{X: x.sums.Ptr, N: n, Grad: base.At(x.residual, start), DType: dtype.F32}))
 		default:
 			x.check(x.kernels.Dequantize(x.sums.Ptr, x.codec, base.At(in, r*words), n, true))
 		}
 	}
-	own := base.At(out, x.rank*words)
-	x.quantize(own, x.sums.Ptr, n, mine)
-	x.communicate(ctx, comm.AllGatherCall(own, out, words, dtype.I32))
+	code := base.At(out, x.rank*words)
+	x.quantize(code, x.sums.Ptr, n, start)
+	x.communicate(ctx, comm.AllGatherCall(code, out, words, dtype.I32))
 	for r := range x.size {
 		if first, n := part(r); x.err == nil && n > 0 {
 			x.check(x.kernels.Dequantize(base.At(dense, first), x.codec, base.At(out, r*words), n, false))

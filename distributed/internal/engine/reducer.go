@@ -188,7 +188,7 @@ func (s *Reducer) plan(ctx context.Context, k int, whole bool) {
 	s.release(s.permanent)
 	s.k, s.dense = k, whole
 	s.forget(past{})
-	s.fill(s.at(numState), 2)
+	s.fill(s.ptr(numState), 2)
 	if k > 0 {
 		name, p := Dense, pattern{noSelector, sumAll}
 		if !whole {

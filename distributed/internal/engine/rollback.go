@@ -18,7 +18,7 @@ func (e *engine) save() {
 	if e.cfg.NoUndo {
 		return
 	}
-	e.copy(e.before.Ptr, e.at(numKept), keptWords(e.size))
+	e.copy(e.before.Ptr, e.ptr(numKept), keptWords(e.size))
 	e.fill(e.flags, e.size)
 	e.fixed = e.fixed || frozen
 	restores := swapped
@@ -55,7 +55,7 @@ func (e *engine) swap() {
 // rollBack makes the residual and the numbers that are kept what they were at save, bit for bit.
 // It does so once, and again only if it fails.
 func (e *engine) rollBack() {
-	e.copy(e.at(numKept), e.before.Ptr, keptWords(e.size))
+	e.copy(e.ptr(numKept), e.before.Ptr, keptWords(e.size))
 	if e.restores == kept { // then swap does nothing
 		e.copy(e.residual, e.origin, e.held)
 	}
@@ -71,14 +71,14 @@ func (e *engine) rollBack() {
 func (e *engine) rollBackIfNonFinite(g Input) {
 	e.copies = e.copies[:0]
 	if e.restores != nothingSaved {
-		e.copies = append(e.copies, kernel.Copy{Dst: e.at(numKept), Src: e.before.Ptr, DType: dtype.F32, N: keptWords(e.size)})
+		e.copies = append(e.copies, kernel.Copy{Dst: e.ptr(numKept), Src: e.before.Ptr, DType: dtype.F32, N: keptWords(e.size)})
 		if e.origin != 0 {
 			e.copies = append(e.copies, kernel.Copy{Dst: e.residual, Src: e.origin, DType: dtype.F32, N: e.held})
 		}
 	}
 	e.copies = append(e.copies, kernel.Copy{Dst: g.Ptr, DType: g.DType, N: e.n})
 	if e.past.pending { // numTiny is a word that is not 0
-		e.copies = append(e.copies, kernel.Copy{Dst: e.at(e.skippedLast), Src: e.at(numTiny), DType: dtype.F32, N: 1})
+		e.copies = append(e.copies, kernel.Copy{Dst: e.ptr(e.skippedLast), Src: e.ptr(numTiny), DType: dtype.F32, N: 1})
 	}
 	e.copyIfNonFinite()
 }

@@ -19,7 +19,7 @@ func exactSelector(e *engine) selector { return exact{e} }
 func (s exact) capacity(k int) int { return k }
 
 func (s exact) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries {
-	s.topK(s.source(g), k, exactly(dst, k), s.at(numState))
+	s.topK(s.source(g), k, exactly(dst, k), s.ptr(numState))
 	s.used = numState
 	return exactly(dst, k)
 }
@@ -32,7 +32,7 @@ type nonzero struct{ exact }
 func nonzeroSelector(e *engine) selector { return nonzero{exact{e}} }
 
 func (s nonzero) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries {
-	s.topK(s.source(g), k, dst, s.at(numState))
+	s.topK(s.source(g), k, dst, s.ptr(numState))
 	s.used = numState
 	return dst
 }
@@ -46,20 +46,20 @@ func chunkedSelector(e *engine) selector { return chunks{e} }
 // chunkElements is how many elements a chunk has.
 const chunkElements = 4096
 
-// each is how many entries of a chunk are selected where k of all are.
-func (s chunks) each(k int) int {
+// perChunk is how many entries of a chunk are selected where k of all are.
+func (s chunks) perChunk(k int) int {
 	chunk := min(chunkElements, s.n)
 	return min(max(int(math.Round(float64(k)*float64(chunk)/float64(s.n))), 1), chunk)
 }
 
 func (s chunks) capacity(k int) int {
-	return kernel.ChunkedLen(s.n, s.each(k), chunkElements)
+	return kernel.ChunkedLen(s.n, s.perChunk(k), chunkElements)
 }
 
 func (s chunks) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries {
 	dst = exactly(dst, s.capacity(k))
 	dst.Shared = 0
-	s.adds(func() error { return s.kernels.TopKChunks(s.source(g), s.each(k), chunkElements, dst) })
+	s.adds(func() error { return s.kernels.TopKChunks(s.source(g), s.perChunk(k), chunkElements, dst) })
 	return dst
 }
 
@@ -89,7 +89,7 @@ func (e *engine) roomFor(k int) int { return min(k+(k+1)/2, e.n) }
 func (e *engine) near(src kernel.Source, k int, o kernel.Acceptance, dst kernel.Entries) {
 	e.used = numUsed
 	e.makes(dst)
-	e.adds(func() error { return e.kernels.SelectNear(src, k, e.at(numState), o, dst, e.at(numUsed)) })
+	e.adds(func() error { return e.kernels.SelectNear(src, k, e.ptr(numState), o, dst, e.ptr(numUsed)) })
 }
 
 // reused selects by the threshold of an earlier exact top-k. Gradient
@@ -175,7 +175,7 @@ func (s gaussian) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entri
 	// t such that a share k/n of a normal distribution with the tensor's mean and
 	// deviation is farther than t from the mean.
 	z := math.Sqrt2 * math.Erfinv(1-float64(k)/float64(s.n))
-	state := s.at(numState)
+	state := s.ptr(numState)
 	s.adds(func() error { return s.kernels.Fit(s.source(g), z, state) })
 	for _, factors := range ladders() {
 		s.do(func() error { return s.kernels.Refine(s.residual, s.n, state, k, factors) })
@@ -214,10 +214,10 @@ func (s *custom) tell(dst kernel.Entries) {
 	if s.err != nil || s.cfg.NonFinite == PassNonFinite {
 		return
 	}
-	count, value := s.at(numFan), s.at(numFan+1)
+	count, value := s.ptr(numFan), s.ptr(numFan+1)
 	s.check(s.rt.Fill(value, 1, dtype.F32, math.NaN()))
 	s.do(func() error {
-		return s.kernels.CountAbove(kernel.Entries{Val: s.residual, N: s.n}, s.at(numLimit), 1, count)
+		return s.kernels.CountAbove(kernel.Entries{Val: s.residual, N: s.n}, s.ptr(numLimit), 1, count)
 	})
 	s.copies = append(s.copies[:0], kernel.Copy{Dst: dst.Val, Src: value, DType: dtype.F32, N: 1})
 	s.do(func() error { return s.kernels.CopyIf(s.copies, count, 1) })
@@ -226,8 +226,8 @@ func (s *custom) tell(dst kernel.Entries) {
 // tensor returns a tensor of n elements at an address. There are few: the residual is at one of two.
 func (s *custom) tensor(p uintptr, dt dtype.DType, n int) *runtime.Tensor {
 	i := slices.IndexFunc(s.tensors, func(t *runtime.Tensor) bool {
-		at, err := t.Ptr()
-		return err == nil && at == p && t.DType() == dt && t.Len() == n
+		place, err := t.Ptr()
+		return err == nil && place == p && t.DType() == dt && t.Len() == n
 	})
 	switch {
 	case i >= 0:

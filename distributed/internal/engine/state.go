@@ -307,8 +307,8 @@ func (s *Reducer) ScaleResidual(factor float64) error {
 	for _, x := range []struct {
 		ptr uintptr
 		n   int
-	}{{s.residual, s.held}, {s.at(numState), 1}, {s.at(numBracket), 1}} {
-		s.do(func() error { return s.kernels.Scale(x.ptr, dtype.F32, x.n, s.at(numFactor)) })
+	}{{s.residual, s.held}, {s.ptr(numState), 1}, {s.ptr(numBracket), 1}} {
+		s.do(func() error { return s.kernels.Scale(x.ptr, dtype.F32, x.n, s.ptr(numFactor)) })
 	}
 	return base.OpError(op, s.err)
 }

@@ -127,10 +127,10 @@ func (s *Reducer) Exchange(ctx context.Context) error {
 }
 
 // addSent counts what was sent since then for the step.
-func (s *Reducer) addSent(then metered.Traffic) {
+func (s *Reducer) addSent(before metered.Traffic) {
 	now := s.meter.Totals()
-	s.stats.SentElements += now.SentElements - then.SentElements
-	s.stats.SentBytes += now.SentBytes - then.SentBytes
+	s.stats.SentElements += now.SentElements - before.SentElements
+	s.stats.SentBytes += now.SentBytes - before.SentBytes
 }
 
 // OnStage has f called when the work of a stage of a sparse step has been submitted to the compute stream. nil ends that.
@@ -323,7 +323,7 @@ func (s *Reducer) Complete(ctx context.Context) (waited bool, err error) {
 	}
 	s.arriveAll(ctx, s.result)
 	s.passed(Exchanged)
-	if s.flags != s.at(s.nonFinite) { // the verdict is about other tensors too
+	if s.flags != s.ptr(s.nonFinite) { // the verdict is about other tensors too
 		s.finding = unknown
 	}
 	if s.judges() && s.stats.Pattern != "" && s.whole.DType == dtype.Invalid && !s.flagged {

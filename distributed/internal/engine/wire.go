@@ -72,7 +72,7 @@ func (e *engine) unpack(l kernel.Entries, p uintptr, span int) {
 		return
 	}
 	if e.decode(l, p, span); e.order.Streams == nil {
-		if n := e.word(e.at(numCount)); e.err == nil && l.N > 0 && n != l.N {
+		if n := e.word(e.ptr(numCount)); e.err == nil && l.N > 0 && n != l.N {
 			e.err = fmt.Errorf("%w: a message of %d entries, which has %d", comm.ErrMismatch, l.N, n)
 		}
 	}
@@ -80,7 +80,7 @@ func (e *engine) unpack(l kernel.Entries, p uintptr, span int) {
 
 func (e *engine) decode(l kernel.Entries, p uintptr, span int) {
 	if e.err == nil && l.N > 0 {
-		l.Len = e.at(numCount) // what stands in front of a slot may say more
+		l.Len = e.ptr(numCount) // what stands in front of a slot may say more
 		e.check(e.kernels.Decode(e.encoded(p, l.N, span), e.codec, l))
 	}
 }
@@ -111,55 +111,55 @@ const headWords = 2
 
 // mail is messages in one piece of memory, in words: how much room each has and where, and the part that travels.
 type mail struct {
-	at           uintptr
-	most, places []int
-	sizes, from  []int
+	ptr           uintptr
+	rooms, places []int
+	sizes, from   []int
 }
 
 func newMail(n int) mail {
 	ints := func() []int { return make([]int, n) }
-	return mail{most: ints(), places: ints(), sizes: ints(), from: ints()}
+	return mail{rooms: ints(), places: ints(), sizes: ints(), from: ints()}
 }
 
 // trims reports whether a message with room for so many words travels in two parts: its head, and what follows
 // that up to the length that it has. All who send or receive the message decide alike.
-func (e *engine) trims(most int) bool {
-	return e.coded() && e.order.Streams == nil && most*base.WordSize >= e.cfg.tuning.TrimFrom
+func (e *engine) trims(room int) bool {
+	return e.coded() && e.order.Streams == nil && room*base.WordSize >= e.cfg.tuning.TrimFrom
 }
 
 // travel has move send and receive messages: all of the short ones and the heads of the others, and then
 // what follows the heads.
 func (e *engine) travel(move func(), all ...*mail) {
 	for _, m := range all {
-		copy(m.sizes, m.most)
+		copy(m.sizes, m.rooms)
 		copy(m.from, m.places)
-		for i, most := range m.most {
-			if e.trims(most) {
+		for i, room := range m.rooms {
+			if e.trims(room) {
 				m.sizes[i] = headWords
 			}
 		}
 	}
 	move()
-	more := false
+	long := false
 	for _, m := range all {
-		for i, most := range m.most {
+		for i, room := range m.rooms {
 			m.from[i] += m.sizes[i]
-			if m.sizes[i] = 0; e.trims(most) {
-				m.sizes[i] = max(e.wordsOf(base.At(m.at, m.places[i]), most)-headWords, 0)
-				more = true
+			if m.sizes[i] = 0; e.trims(room) {
+				m.sizes[i] = max(e.wordsOf(base.At(m.ptr, m.places[i]), room)-headWords, 0)
+				long = true
 			}
 		}
 	}
-	if more {
+	if long {
 		move()
 	}
 }
 
 // wordsOf returns the length of the message at p, whose head is there.
-func (e *engine) wordsOf(p uintptr, most int) int {
+func (e *engine) wordsOf(p uintptr, room int) int {
 	bytes := e.word(base.At(p, 1))
-	if e.err == nil && (bytes < headWords*base.WordSize || bytes > most*base.WordSize) {
-		e.err = fmt.Errorf("%w: a message of %d bytes, which has at most %d", comm.ErrMismatch, bytes, most*base.WordSize)
+	if e.err == nil && (bytes < headWords*base.WordSize || bytes > room*base.WordSize) {
+		e.err = fmt.Errorf("%w: a message of %d bytes, which has at most %d", comm.ErrMismatch, bytes, room*base.WordSize)
 	}
 	if e.err != nil {
 		return 0
@@ -185,8 +185,8 @@ func (e *engine) messageOf(b *base.Buffer, l kernel.Entries) uintptr {
 	return b.Ptr
 }
 
-// apart returns memory of lists of n entries, where they are not messages.
-func (e *engine) apart(b *base.Buffer, n int) uintptr {
+// listMemory returns memory of lists of n entries, where they are not messages.
+func (e *engine) listMemory(b *base.Buffer, n int) uintptr {
 	if e.coded() {
 		e.allocate(b, 2*n*base.WordSize)
 	}
@@ -194,19 +194,19 @@ func (e *engine) apart(b *base.Buffer, n int) uintptr {
 }
 
 // listAt returns where the list of n entries is that travels as the message at p.
-func (e *engine) listAt(p uintptr, n int, apart uintptr) kernel.Entries {
+func (e *engine) listAt(p uintptr, n int, memory uintptr) kernel.Entries {
 	if e.coded() {
-		p = apart
+		p = memory
 	}
 	return kernel.Entries{Idx: p, Val: base.At(p, n), N: n}
 }
 
 // placeSlots makes lists those of slots of n entries, one behind the other from p on.
-func (e *engine) placeSlots(lists []kernel.Entries, p uintptr, n int, apart uintptr) {
+func (e *engine) placeSlots(lists []kernel.Entries, p uintptr, n int, memory uintptr) {
 	for i := range lists {
 		if e.err == nil {
 			first := base.At(p, i*e.slotWords(n))
-			lists[i] = e.listAt(base.At(first, headerWords), n, base.At(apart, 2*n*i))
+			lists[i] = e.listAt(base.At(first, headerWords), n, base.At(memory, 2*n*i))
 			lists[i].Len = first
 		}
 	}

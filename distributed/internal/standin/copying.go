@@ -21,7 +21,7 @@ type Copying struct {
 
 // NewHostCopy implements [kernel.AsyncCopier].
 func (r Copying) NewHostCopy(bytes int) (kernel.HostCopy, error) {
-	return &lateCopy{of: r, data: make([]byte, bytes)}, nil
+	return &lateCopy{copying: r, data: make([]byte, bytes)}, nil
 }
 
 // Kernels returns those that fail.
@@ -43,13 +43,13 @@ func NewCopying(rt *cpu.Runtime, w *Waits, fails *Stumbling, rng *rand.Rand) Cop
 }
 
 type lateCopy struct {
-	of   Copying
-	src  []kernel.Span // of what is posted and not read
-	data []byte
+	copying Copying
+	src     []kernel.Span // of what is posted and not read
+	data    []byte
 }
 
 func (n *lateCopy) Post(spans []kernel.Span) error {
-	if err := n.of.stumbling.due("post"); err != nil {
+	if err := n.copying.stumbling.due("post"); err != nil {
 		return err
 	}
 	n.src = slices.Clone(spans)
@@ -57,16 +57,16 @@ func (n *lateCopy) Post(spans []kernel.Span) error {
 }
 
 func (n *lateCopy) Ready() (bool, error) {
-	return n.src == nil || n.of.Rng == nil || n.of.Rng.IntN(2) == 0, nil
+	return n.src == nil || n.copying.Rng == nil || n.copying.Rng.IntN(2) == 0, nil
 }
 
 func (n *lateCopy) Read(ctx context.Context) ([]byte, error) {
-	if err := n.of.stumbling.due("read"); err != nil {
+	if err := n.copying.stumbling.due("read"); err != nil {
 		return nil, err
 	}
 	for data := n.data; len(n.src) > 0; n.src = n.src[1:] {
 		s := n.src[0]
-		if err := n.of.Runtime.CopyOut(data[:s.Bytes], s.Ptr); err != nil {
+		if err := n.copying.Runtime.CopyOut(data[:s.Bytes], s.Ptr); err != nil {
 			return nil, err
 		}
 		data = data[s.Bytes:]
@@ -75,7 +75,7 @@ func (n *lateCopy) Read(ctx context.Context) ([]byte, error) {
 	return n.data, ctx.Err()
 }
 
-func (n *lateCopy) Close() error { return n.of.stumbling.due("close") }
+func (n *lateCopy) Close() error { return n.copying.stumbling.due("close") }
 
 // Stumbling are kernels of which a call fails, or one of the runtime.
 type Stumbling struct {
@@ -111,9 +111,9 @@ func (f *Stumbling) Restore(dst kernel.Array, l, taken kernel.Entries) error {
 }
 
 // Merge implements [kernel.Kernels].
-func (f *Stumbling) Merge(dst uintptr, dt dtype.DType, n int, lists []kernel.Entries, scale float32, faults, rest uintptr, back kernel.Restoration) error {
+func (f *Stumbling) Merge(dst uintptr, dt dtype.DType, n int, lists []kernel.Entries, scale float32, faults, residual uintptr, back kernel.Restoration) error {
 	return f.do("merge", func() error {
-		return errors.Join(f.due(""), f.Kernels.Merge(dst, dt, n, lists, scale, faults, rest, back))
+		return errors.Join(f.due(""), f.Kernels.Merge(dst, dt, n, lists, scale, faults, residual, back))
 	})
 }
 

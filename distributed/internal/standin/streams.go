@@ -18,11 +18,11 @@ func (onStream) ComputeStream() uintptr { return ComputeStream }
 // forking is one with side streams.
 type forking struct{ onStream }
 
-func (b forking) ForkStream() (runtime.Runtime, error) { return beside{onStream{cpu.New()}}, nil }
+func (b forking) ForkStream() (runtime.Runtime, error) { return sideStream{onStream{cpu.New()}}, nil }
 
-type beside struct{ onStream }
+type sideStream struct{ onStream }
 
-func (beside) ComputeStream() uintptr { return ComputeStream + 2 }
+func (sideStream) ComputeStream() uintptr { return ComputeStream + 2 }
 
 // NewOnStream returns rt with a compute stream.
 func NewOnStream(rt *cpu.Runtime) onStream { return onStream{rt} }
