@@ -33,7 +33,8 @@ func BroadcastAll(ctx context.Context, c comm.Communicator, tensors []*runtime.T
 }
 
 // all makes a call for each tensor, together.
-func all(ctx context.Context, op string, c comm.Communicator, tensors []*runtime.Tensor, call func(transfer) comm.Call) error {
+func all(ctx context.Context, op string, c comm.Communicator, tensors []*runtime.Tensor,
+	call func(transfer) comm.Call) error {
 	if err := base.CheckComm(c); err != nil {
 		return base.OpError(op, err)
 	}

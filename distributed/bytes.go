@@ -21,7 +21,8 @@ import (
 // reaches ([comm.ErrDevice] otherwise), and is not for hot paths: it sends a length
 // first, and the host waits twice. Memory that c may still write after an error is not
 // given back.
-func BroadcastBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, data []byte, root int) ([]byte, error) {
+func BroadcastBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, data []byte,
+	root int) ([]byte, error) {
 	const op = "broadcast bytes"
 	m, err := newMail(op, rt, c)
 	if err != nil {
@@ -63,7 +64,8 @@ func AllGatherBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator
 
 // GatherBytes returns every rank's data on root, in rank order, and nil on the
 // others: metrics, logs, the shards of a checkpoint. The lengths may differ.
-func GatherBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, data []byte, root int) ([][]byte, error) {
+func GatherBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, data []byte,
+	root int) ([][]byte, error) {
 	const op = "gather bytes"
 	m, err := newMail(op, rt, c)
 	if err != nil {
@@ -93,7 +95,8 @@ func GatherBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, d
 
 // ScatterBytes returns root's parts[r] on rank r: what differs from rank to rank, such as the state of one that
 // joins. What the others pass is not looked at. The lengths may differ.
-func ScatterBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, parts [][]byte, root int) ([]byte, error) {
+func ScatterBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, parts [][]byte,
+	root int) ([]byte, error) {
 	const op = "scatter bytes"
 	m, err := newMail(op, rt, c)
 	if err != nil {
@@ -148,7 +151,8 @@ func newMail(op string, rt runtime.Runtime, c comm.Communicator) (*mail, error) 
 
 // move allocates n bytes, copies in to their place at, makes the calls, and returns the first wanted bytes of
 // what there is then. The runtime's memory comes first: where a rank announces more than there is, that is an error.
-func (m *mail) move(ctx context.Context, in []byte, offset, n int, calls func(p uintptr) []comm.Call, wanted int) (out []byte) {
+func (m *mail) move(ctx context.Context, in []byte, offset, n int, calls func(p uintptr) []comm.Call,
+	wanted int) (out []byte) {
 	if m.err != nil {
 		return nil
 	}

@@ -91,7 +91,8 @@ func AllToAll(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor
 	}
 	p := c.WorldSize()
 	if dst.Len() != src.Len() || src.Len()%p != 0 {
-		return base.ShapeError(op, "src has %d elements and dst %d; want equal multiples of the %d ranks", src.Len(), dst.Len(), p)
+		return base.ShapeError(op, "src has %d elements and dst %d; want equal multiples of the %d ranks",
+			src.Len(), dst.Len(), p)
 	}
 	return x.end(ctx, comm.AllToAllCall(x.src, x.dst, src.Len()/p, x.dt))
 }
@@ -99,7 +100,8 @@ func AllToAll(ctx context.Context, c comm.Communicator, dst, src *runtime.Tensor
 // AllToAllV is [AllToAll] with a length per peer: sendCounts[r] elements of
 // src go to rank r, recvCounts[r] elements of dst come from it. The parts lie
 // one after the other and fill the tensors.
-func AllToAllV(ctx context.Context, c comm.Communicator, dst *runtime.Tensor, recvCounts []int, src *runtime.Tensor, sendCounts []int) error {
+func AllToAllV(ctx context.Context, c comm.Communicator, dst *runtime.Tensor, recvCounts []int,
+	src *runtime.Tensor, sendCounts []int) error {
 	const op = "alltoallv"
 	sendDispls, err := checkCounts(op, c, "sendCounts", sendCounts, "src", src)
 	if err != nil {
@@ -168,7 +170,8 @@ func Recv(ctx context.Context, c comm.Communicator, t *runtime.Tensor, src int, 
 
 // SendRecv sends src to rank dest while it receives dst from rank source.
 // The tensors must not overlap; their lengths may differ.
-func SendRecv(ctx context.Context, c comm.Communicator, dst *runtime.Tensor, source int, src *runtime.Tensor, dest int, tag uint32) error {
+func SendRecv(ctx context.Context, c comm.Communicator, dst *runtime.Tensor, source int, src *runtime.Tensor,
+	dest int, tag uint32) error {
 	x, err := begin(ctx, "sendrecv", c, dst, src)
 	if err != nil {
 		return err
@@ -214,7 +217,8 @@ func begin(ctx context.Context, op string, c comm.Communicator, dst, src *runtim
 }
 
 // move is begin and end around a call.
-func move(ctx context.Context, op string, c comm.Communicator, dst, src *runtime.Tensor, call func(x transfer) comm.Call) error {
+func move(ctx context.Context, op string, c comm.Communicator, dst, src *runtime.Tensor,
+	call func(x transfer) comm.Call) error {
 	x, err := begin(ctx, op, c, dst, src)
 	if err != nil {
 		return err
@@ -224,7 +228,8 @@ func move(ctx context.Context, op string, c comm.Communicator, dst, src *runtime
 
 // moveParts is move for collectives between a part and a whole of WorldSize
 // parts; the transfer's count is that of the part.
-func moveParts(ctx context.Context, op string, c comm.Communicator, dst, src, part, whole *runtime.Tensor, call func(x transfer) comm.Call) error {
+func moveParts(ctx context.Context, op string, c comm.Communicator, dst, src, part, whole *runtime.Tensor,
+	call func(x transfer) comm.Call) error {
 	if err := base.CheckComm(c); err != nil {
 		return base.OpError(op, err)
 	}
@@ -254,12 +259,14 @@ func (x *transfer) finish(ctx context.Context, err error) error {
 
 // checkCounts checks the counts of a V-collective against a tensor that they fill
 // and returns the displacements.
-func checkCounts(op string, c comm.Communicator, countsRole string, counts []int, role string, t *runtime.Tensor) ([]int, error) {
+func checkCounts(op string, c comm.Communicator, countsRole string, counts []int, role string,
+	t *runtime.Tensor) ([]int, error) {
 	if err := base.CheckComm(c); err != nil {
 		return nil, base.OpError(op, err)
 	}
 	if len(counts) != c.WorldSize() {
-		return nil, base.OpError(op, fmt.Errorf("%w: %s has length %d, want %d", comm.ErrArgument, countsRole, len(counts), c.WorldSize()))
+		return nil, base.OpError(op, fmt.Errorf("%w: %s has length %d, want %d",
+			comm.ErrArgument, countsRole, len(counts), c.WorldSize()))
 	}
 	for r, n := range counts {
 		if n < 0 {

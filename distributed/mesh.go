@@ -121,7 +121,8 @@ func checkDims(dims []Dim, world int) ([]Dim, error) {
 		product = world
 	}
 	if product != world {
-		return nil, fmt.Errorf("%w: dimensions %v need world size %d, the communicator has %d", comm.ErrArgument, dims, product, world)
+		return nil, fmt.Errorf("%w: dimensions %v need world size %d, the communicator has %d",
+			comm.ErrArgument, dims, product, world)
 	}
 	return dims, nil
 }
@@ -151,12 +152,14 @@ func (m *Mesh) Coord(name string) (int, error) {
 // coordinates, one per dimension.
 func (m *Mesh) Rank(coords ...int) (int, error) {
 	if len(coords) != len(m.dims) {
-		return 0, base.OpError("mesh", fmt.Errorf("%w: %d coordinates for %d dimensions", comm.ErrArgument, len(coords), len(m.dims)))
+		return 0, base.OpError("mesh", fmt.Errorf("%w: %d coordinates for %d dimensions",
+			comm.ErrArgument, len(coords), len(m.dims)))
 	}
 	rank := 0
 	for d, x := range coords {
 		if x < 0 || x >= m.dims[d].Size {
-			return 0, base.OpError("mesh", fmt.Errorf("%w: coordinate %d of %q is not in [0, %d)", comm.ErrArgument, x, m.dims[d].Name, m.dims[d].Size))
+			return 0, base.OpError("mesh", fmt.Errorf("%w: coordinate %d of %q is not in [0, %d)",
+				comm.ErrArgument, x, m.dims[d].Name, m.dims[d].Size))
 		}
 		rank = rank*m.dims[d].Size + x
 	}

@@ -21,14 +21,16 @@ import (
 // All ranks pass as many metrics, in the same order. It is computed in F64 and
 // ready when AverageMetrics returns, for which the host waits; see [BroadcastBytes]
 // for rt. A weight that is negative or not finite is [comm.ErrArgument].
-func AverageMetrics(ctx context.Context, rt runtime.Runtime, c comm.Communicator, weight float64, metrics ...float64) ([]float64, error) {
+func AverageMetrics(ctx context.Context, rt runtime.Runtime, c comm.Communicator, weight float64,
+	metrics ...float64) ([]float64, error) {
 	const op = "average metrics"
 	m, err := newMail(op, rt, c)
 	if err != nil {
 		return nil, err
 	}
 	if !(weight >= 0) || math.IsInf(weight, 1) {
-		return nil, base.OpError(op, fmt.Errorf("%w: weight is %v, want a finite number, not negative", comm.ErrArgument, weight))
+		return nil, base.OpError(op, fmt.Errorf("%w: weight is %v, want a finite number, not negative",
+			comm.ErrArgument, weight))
 	}
 	words := binary.NativeEndian.AppendUint64(nil, math.Float64bits(weight))
 	for _, x := range metrics {

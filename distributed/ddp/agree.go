@@ -29,7 +29,8 @@ func (g *Gradients) terms() string {
 		fmt.Fprintln(h, p.n)
 	}
 	for i, b := range g.buckets {
-		terms += fmt.Sprintf("\nbucket %d: %d of %v as %v, %s, density %v", i, b.bytes/b.dt.Size(), b.dt, b.wire, b.cfg.Pattern, b.cfg.Density)
+		terms += fmt.Sprintf("\nbucket %d: %d of %v as %v, %s, density %v",
+			i, b.bytes/b.dt.Size(), b.dt, b.wire, b.cfg.Pattern, b.cfg.Density)
 		if reducerTerms := b.reducer.Terms(); reducerTerms != "" {
 			terms += ", " + reducerTerms
 		}

@@ -195,7 +195,11 @@ func (g *Gradients) checkTypes(transactional bool) error {
 
 // keepsHost reports whether an exchange of a bucket keeps the host.
 func (g *Gradients) keepsHost() bool {
-	return g.order.Streams == nil || g.side != nil && slices.ContainsFunc(g.buckets, func(b *bucket) bool { return engine.NeedsHost(b.cfg.Pattern) })
+	if g.order.Streams == nil {
+		return true
+	}
+	needsHost := func(b *bucket) bool { return engine.NeedsHost(b.cfg.Pattern) }
+	return g.side != nil && slices.ContainsFunc(g.buckets, needsHost)
 }
 
 // choose chooses for the buckets that leave their pattern to [sparse.Auto], once for those
@@ -243,10 +247,12 @@ func (g *Gradients) choose(ctx context.Context, whole engine.Settings, patterns 
 // the gradient any more when they have started, share memory to put it together.
 func (g *Gradients) allocate(ctx context.Context) error {
 	shared := 0
+	whole := g.cfg.BucketViews || g.cfg.Shard || !g.transaction.plain || g.order.Streams != nil
 	for i, b := range g.buckets {
 		n := 0
 		for _, p := range b.params {
-			if g.cfg.BucketViews || g.cfg.Shard || !g.transaction.plain || b.wire != b.dt || g.order.Streams != nil || g.gradients[p].n*b.dt.Size() <= smallBytes {
+			small := g.gradients[p].n*b.dt.Size() <= smallBytes
+			if whole || small || b.wire != b.dt {
 				b.joined = append(b.joined, p)
 				n += g.gradients[p].n
 			} else {
@@ -320,7 +326,8 @@ func (g *Gradients) newReducer(i int, b *bucket) (reducer, error) {
 }
 
 // compress makes what reduces n elements of a bucket along a communicator.
-func (g *Gradients) compress(i int, b *bucket, cfg engine.Settings, to comm.Communicator, n int, parts []Part) (reducer, error) {
+func (g *Gradients) compress(i int, b *bucket, cfg engine.Settings, to comm.Communicator, n int,
+	parts []Part) (reducer, error) {
 	if g.cfg.Reducer != nil {
 		r, err := g.newCustom(i, b.dt, to, n, parts)
 		if r != nil || err != nil {

@@ -29,6 +29,9 @@ const (
 const smallBytes = 16 << 10
 
 // Config says how a [Gradients] works. All ranks use the same.
+//
+// Buckets are plain where the embedded Config is the zero one, or any other that is dense in F32 without Momentum,
+// clipping and a NonFinite policy, and neither Reducer nor Mesh is set. A step of plain buckets is no transaction.
 type Config struct {
 	// BucketBytes is how many bytes of gradients are reduced together,
 	// 25 MiB unless set, or 1 MiB where the communicator has no streams. A larger tensor
@@ -36,8 +39,8 @@ type Config struct {
 	// its reduction begins early.
 	BucketBytes int
 	// Sum adds gradients up instead of averaging them, for programs that divide
-	// the loss by the world size: a backend may add faster than it averages. Valid only
-	// for dense buckets without clipping or detection of non-finite gradients.
+	// the loss by the world size: a backend may add faster than it averages. It needs
+	// plain buckets, and excludes Weighted.
 	Sum bool
 	// Config is how a bucket is reduced, dense unless set. ClipNorm bounds the norm
 	// of the whole gradient, which is known when the last one is ready: so all
@@ -51,7 +54,7 @@ type Config struct {
 	// Wire is the type as which dense F32 gradients travel, BF16 or F16: half the
 	// bytes. They are rounded before the reduction, which adds up in F32 where the
 	// backend does, and once after it. Beyond 65504 an F16 is infinite; BF16 has the
-	// range of F32. Unset, they travel as they are.
+	// range of F32. Unset, they travel as they are. It needs plain buckets, and excludes BucketViews and Shard.
 	Wire dtype.DType
 	// BucketViews has the gradients live in the buckets: a backward pass computes them
 	// in the tensors that [Gradients.Views] hands out, and nothing is copied
@@ -61,14 +64,14 @@ type Config struct {
 	// values of that tensor.
 	BucketViews bool
 	// Reducer, if set, returns what reduces a bucket in the place of Config: a compression of the
-	// program. nil leaves a bucket to Config.
+	// program. nil leaves a bucket to Config. It excludes Sum, Wire and Shard.
 	Reducer func(b Bucket) (Reducer, error)
 	// Shard leaves each rank a shard of each bucket's averages ([Gradients.Shards]), by a
 	// reduce-scatter: a rank updates its part of the parameters, and keeps the optimizer's state for that
 	// part alone (ZeRO-1, Rajbhandari et al., SC 2020). Then [Gradients.Gather] puts the parameters
 	// together. The gradients that Ready was given are not written, but for those of BucketViews, which are the
 	// bucket that is reduced in place: after Wait they hold the rank's shard of the averages, and the rest is undefined.
-	// It is for plain dense buckets, without Wire.
+	// It needs plain buckets, and excludes Wire.
 	Shard bool
 	// Mesh, if set, arranges the ranks of a communicator: along the inner dimensions, those within a host,
 	// buckets are reduced densely, by a reduce-scatter and an allgather, and along the first one, between
@@ -76,7 +79,8 @@ type Config struct {
 	// transaction of all ranks. After an error that not all ranks have, [comm.CloseAll] of the communicator
 	// ends the waits of the others, also those along the mesh. New calls Mesh, and [Gradients.Rebind] does,
 	// which needs the same share: hosts may be lost or added as a whole. The mesh is closed with the
-	// Gradients. Restore takes the states of ranks with that share, in their order along the first dimension.
+	// Gradients. Restore takes the states of ranks with that share, in their order along the first dimension. It
+	// excludes Sum, Wire and Shard.
 	Mesh func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error)
 	// Weighted has a rank's gradients count with the number of samples that they stand for, which it passes to
 	// [Gradients.Weigh]: results are means over the samples of all ranks. It costs an allgather of two numbers in each

@@ -149,7 +149,8 @@ func (c *custom) Exchange(ctx context.Context) error {
 	if err := c.reduce(ctx); err != nil {
 		return err
 	}
-	return c.g.order.Around(ctx, func() error { return c.b.Comm.AllReduce(c.squares[0], c.squares[0], 1, dtype.F64, comm.Sum) })
+	sum := func() error { return c.b.Comm.AllReduce(c.squares[0], c.squares[0], 1, dtype.F64, comm.Sum) }
+	return c.g.order.Around(ctx, sum)
 }
 
 // reduce calls the program's Reduce. After an error, it waits for the collectives that Reduce has submitted: they write
@@ -292,7 +293,8 @@ func (c *custom) parse(saved []byte) (savedCustom, error) {
 }
 
 // PrepareRestore implements reducer. A rank that was not there before begins without a residual.
-func (c *custom) PrepareRestore(ctx context.Context, states ...[]byte) (restore func(context.Context) error, err error) {
+func (c *custom) PrepareRestore(ctx context.Context,
+	states ...[]byte) (restore func(context.Context) error, err error) {
 	saved := make([]savedCustom, len(states))
 	ranks := make([]int, len(states))
 	for i, bytes := range states {
@@ -312,7 +314,8 @@ func (c *custom) PrepareRestore(ctx context.Context, states ...[]byte) (restore 
 	size := saved[0].size
 	shared := len(ranks) == 1 && ranks[0] == size && size == world
 	if !shared && !slices.Equal(ranks, engine.RestoreRanks(size, world, rank)) {
-		return nil, fmt.Errorf("%w: the states are those of the ranks %v of %d, for rank %d of %d", comm.ErrMismatch, ranks, size, rank, world)
+		return nil, fmt.Errorf("%w: the states are those of the ranks %v of %d, for rank %d of %d",
+			comm.ErrMismatch, ranks, size, rank, world)
 	}
 	if err := c.g.order.HostAfterAll(ctx); err != nil {
 		return nil, err
@@ -353,7 +356,8 @@ func (c *custom) restore(saved []savedCustom) error {
 // addF32 adds numbers to others.
 func addF32(sum, x []byte) {
 	for i := 0; i < len(sum); i += 4 {
-		a, b := math.Float32frombits(binary.LittleEndian.Uint32(sum[i:])), math.Float32frombits(binary.LittleEndian.Uint32(x[i:]))
+		a := math.Float32frombits(binary.LittleEndian.Uint32(sum[i:]))
+		b := math.Float32frombits(binary.LittleEndian.Uint32(x[i:]))
 		binary.LittleEndian.PutUint32(sum[i:], math.Float32bits(a+b))
 	}
 }

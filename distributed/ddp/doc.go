@@ -9,15 +9,15 @@
 //
 // # How it is written
 //
-//   - config.go: what a program sets; lines.go: communicators of a mesh; phase.go: the state of a step, of buckets, and of
-//     gradients; gradients.go: [Gradients].
-//   - reducer.go: what reduces a bucket: a program's [Reducer], and what all of them have in common. They are plain.go: an
-//     allreduce; custom.go: a program's; shard.go: a reduce-scatter that leaves each rank a [Shard]; mesh.go: any of them
-//     between hosts, and densely within them; and that of package sparse.
+//   - config.go: what a program sets; lines.go: communicators of a mesh; phase.go: the state of a step, of
+//     buckets, and of gradients; gradients.go: [Gradients].
+//   - reducer.go: what reduces a bucket: a program's [Reducer], and what all of them have in common. They are
+//     plain.go: an allreduce; custom.go: a program's; shard.go: a reduce-scatter that leaves each rank a
+//     [Shard]; mesh.go: any of them between hosts, and densely within them; and that of package sparse.
 //   - transaction.go: the verdict that buckets share; clip.go: the norm of all of them.
 //   - worker.go: asynchronous exchanges; side_stream.go: work beside the compute stream.
-//   - buckets.go: which gradients are in which bucket, and where they lie; new.go: what begins and ends with a [Gradients];
-//     step.go: a step, from Ready to Wait; agree.go: what ranks compare first.
+//   - buckets.go: which gradients are in which bucket, and where they lie; new.go: what begins and ends with a
+//     [Gradients]; step.go: a step, from Ready to Wait; agree.go: what ranks compare first.
 //   - accumulate.go, join.go: one option each.
 //   - state.go: saved states; rebind.go: another communicator, as after the loss of a rank.
 package ddp

@@ -128,12 +128,13 @@ func (g *Gradients) Patterns() []string {
 	return all
 }
 
-// BeforeCommit is [sparse.Reducer.BeforeCommit] for all buckets: f is called in Wait. Plain buckets are not rolled back.
+// BeforeCommit is [sparse.Reducer.BeforeCommit] for all buckets: f is called in Wait. Plain buckets are not rolled
+// back.
 func (g *Gradients) BeforeCommit(f func(ctx context.Context) error) { g.confirm = f }
 
-// RollsBack reports whether gradients of a step that fails are as before: not with plain dense
-// buckets alone (F32, not clipped, [sparse.PassNonFinite]), or with Config.NoUndo. It follows from the configuration: with
-// [sparse.Auto] they are, also where all buckets became dense.
+// RollsBack reports whether gradients of a step that fails are as before: not with plain dense buckets alone (F32,
+// not clipped, [sparse.PassNonFinite]), or with Config.NoUndo. It follows from the configuration: with [sparse.Auto]
+// they are, also where all buckets became dense.
 func (g *Gradients) RollsBack() bool { return g.transaction.rollsBack() }
 
 // OnStage has f called when the work of a stage of a bucket that is more than a plain
@@ -142,9 +143,9 @@ func (g *Gradients) RollsBack() bool { return g.transaction.rollsBack() }
 // goroutine, one call at a time. nil ends that; it is called between steps.
 func (g *Gradients) OnStage(f func(bucket int, s sparse.Stage)) { g.onStage = f }
 
-// OnStep has f called at the end of each step that completes, in Wait and Join, for metrics: with the [Stats] that the host
-// has. Whether a step was skipped that the device judges is known to [Gradients.Stats] alone, which waits for it.
-// nil ends that; it is called between steps.
+// OnStep has f called at the end of each step that completes, in Wait and Join, for metrics: with the [Stats] that
+// the host has. Whether a step was skipped that the device judges is known to [Gradients.Stats] alone, which waits
+// for it. nil ends that; it is called between steps.
 func (g *Gradients) OnStep(f func(Stats)) { g.onStep = f }
 
 // Stream returns the stream on which sparse buckets are selected from and merged: one
@@ -190,7 +191,8 @@ func (g *Gradients) alone() error {
 func (g *Gradients) BucketStats(ctx context.Context, bucket int) (sparse.Stats, error) {
 	const op = "gradient stats"
 	if bucket < 0 || bucket >= len(g.buckets) {
-		return sparse.Stats{}, base.OpError(op, fmt.Errorf("%w: bucket %d is not in [0, %d)", comm.ErrArgument, bucket, len(g.buckets)))
+		return sparse.Stats{}, base.OpError(op, fmt.Errorf("%w: bucket %d is not in [0, %d)",
+			comm.ErrArgument, bucket, len(g.buckets)))
 	}
 	b := g.buckets[bucket]
 	if err := g.alone(); err != nil {

@@ -46,7 +46,8 @@ func (g *Gradients) Join(ctx context.Context, gradients []*runtime.Tensor, updat
 	case gradients == nil && update != nil:
 		return base.OpError(op, fmt.Errorf("%w: no gradients in which update finds averages", comm.ErrArgument))
 	case gradients != nil && len(gradients) != len(g.step.tensors):
-		return base.OpError(op, fmt.Errorf("%w: %d gradients, registered were %d", comm.ErrArgument, len(gradients), len(g.step.tensors)))
+		return base.OpError(op, fmt.Errorf("%w: %d gradients, registered were %d",
+			comm.ErrArgument, len(gradients), len(g.step.tensors)))
 	}
 	for i, t := range gradients {
 		if t == nil {

@@ -42,7 +42,8 @@ func (g *Gradients) newLines(ctx context.Context) (l lines, err error) {
 		l.all = append(l.all, m)
 	}
 	if ranks != g.meter.WorldSize() {
-		return l, fmt.Errorf("%w: the mesh %v has world size %d, the communicator has %d", comm.ErrArgument, l.mesh.Dims(), ranks, g.meter.WorldSize())
+		return l, fmt.Errorf("%w: the mesh %v has world size %d, the communicator has %d",
+			comm.ErrArgument, l.mesh.Dims(), ranks, g.meter.WorldSize())
 	}
 	return l, nil
 }

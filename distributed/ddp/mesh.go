@@ -185,7 +185,8 @@ func (m *meshed) rebind(l *lines, to comm.Communicator) error {
 	return m.between.Rebind(l.outer)
 }
 
-var errOtherShare = fmt.Errorf("%w: this rank has another share of the buckets in the new mesh, want the same ranks within a host", comm.ErrUnsupported)
+var errOtherShare = fmt.Errorf("%w: this rank has another share of the buckets in the new mesh, "+
+	"want the same ranks within a host", comm.ErrUnsupported)
 
 func (m *meshed) Close() error {
 	var errs []error

@@ -27,15 +27,24 @@ import (
 // the version of this module: what differs is [comm.ErrMismatch] on all of them, and
 // named as far as there is room. That step waits for the device, and allocates: it
 // comes before the runtime is frozen.
-func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []*runtime.Tensor, cfg Config) (*Gradients, error) {
+func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []*runtime.Tensor,
+	cfg Config) (*Gradients, error) {
 	const op = "gradient sync"
 	if err := base.Reaches(rt, c); err != nil {
 		return nil, base.OpError(op, err)
 	}
 	n := len(params)
-	g := &Gradients{rt: rt, meter: metered.New(c), op: comm.Avg, gradients: make([]gradient, n), results: make([]*runtime.Tensor, n),
-		spans: base.NewSpans(n),
-		step:  step{tensors: make([]*runtime.Tensor, n), absent: make([]bool, n), folded: make([]bool, n)}}
+	g := &Gradients{
+		rt:        rt,
+		meter:     metered.New(c),
+		op:        comm.Avg,
+		gradients: make([]gradient, n),
+		results:   make([]*runtime.Tensor, n),
+		spans:     base.NewSpans(n),
+	}
+	g.step.tensors = make([]*runtime.Tensor, n)
+	g.step.absent = make([]bool, n)
+	g.step.folded = make([]bool, n)
 	if cfg.Sum {
 		g.op = comm.Sum
 	}
@@ -58,13 +67,15 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 				return nil, base.OpError(op, gradientError(i, fmt.Errorf("with Weighted: %w", err)))
 			}
 		}
-		g.gradients[i] = gradient{n: t.Len(), dt: t.DType(), shape: t.Shape(), vector: compressed && len(t.Shape()) <= 1 && t.Len() <= cfg.DenseUpTo}
+		small := len(t.Shape()) <= 1 && t.Len() <= cfg.DenseUpTo
+		g.gradients[i] = gradient{n: t.Len(), dt: t.DType(), shape: t.Shape(), vector: compressed && small}
 	}
 	if err := base.Disjoint("parameter", params); err != nil {
 		return nil, base.OpError(op, err)
 	}
 	if n > 0 && !slices.ContainsFunc(g.gradients, func(p gradient) bool { return !p.vector }) && c.Rank() == 0 {
-		slog.Warn("ddp: all gradients are vectors, which are reduced densely; make their tensors with shapes, or set DenseUpTo to -1", "pattern", cfg.Pattern)
+		slog.Warn("ddp: all gradients are vectors, which are reduced densely; make their tensors with shapes, "+
+			"or set DenseUpTo to -1", "pattern", cfg.Pattern)
 	}
 	if g.lines, g.err = g.newLines(ctx); g.err == nil {
 		g.err = g.arrange(ctx, nil)

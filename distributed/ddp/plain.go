@@ -56,7 +56,16 @@ func (p *plain) Complete(ctx context.Context) (hostWaited bool, err error) {
 
 func (p *plain) Stats(context.Context) (engine.Stats, error) {
 	n := p.b.len()
-	return engine.Stats{Step: p.g.stats.Step, Pattern: engine.Dense, Dense: true, Elements: n, K: n, SelectedLocal: n, SelectedGlobal: n}, nil
+	stats := engine.Stats{
+		Step:           p.g.stats.Step,
+		Pattern:        engine.Dense,
+		Dense:          true,
+		Elements:       n,
+		K:              n,
+		SelectedLocal:  n,
+		SelectedGlobal: n,
+	}
+	return stats, nil
 }
 
 func (p *plain) PrepareRestore(context.Context, ...[]byte) (restore func(context.Context) error, err error) {

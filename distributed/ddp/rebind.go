@@ -26,7 +26,8 @@ func (g *Gradients) Rebind(ctx context.Context, c comm.Communicator) error {
 		return err
 	}
 	if g.step.begun && g.sound() && g.meter.Err() == nil {
-		return base.OpError(op, fmt.Errorf("%w: in the middle of a step: call Wait, or close its communicator (comm.CloseAll)", comm.ErrArgument))
+		return base.OpError(op, fmt.Errorf("%w: in the middle of a step: call Wait, or close its communicator "+
+			"(comm.CloseAll)", comm.ErrArgument))
 	}
 	if g.async != nil {
 		_ = g.async.wait(ctx, g.lines.all) // what it leaves in flight, settle finds

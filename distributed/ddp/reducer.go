@@ -12,7 +12,8 @@ import (
 // another algorithm. Overlap, accumulation, Join, clipping, the verdict on non-finite
 // gradients, transactions, State and Rebind are those of other buckets.
 //
-// One that is a [fmt.Stringer] names its settings, which the ranks compare before the first step; otherwise they compare its type.
+// One that is a [fmt.Stringer] names its settings, which the ranks compare before the first step; otherwise they
+// compare its type.
 type Reducer interface {
 	// Reduce replaces b.Tensor, which holds this rank's gradients, by (an approximation of) their
 	// average over the ranks, with the same bits on each: by work that is submitted to the

@@ -207,14 +207,16 @@ func (g *Gradients) checkShards(op string, shards, whole []*runtime.Tensor) ([]S
 		return nil, err
 	}
 	if len(shards) != len(local) || len(whole) != len(g.gradients) {
-		return nil, base.OpError(op, fmt.Errorf("%w: %d shards and %d tensors, want %d and %d", comm.ErrArgument, len(shards), len(whole), len(local), len(g.gradients)))
+		return nil, base.OpError(op, fmt.Errorf("%w: %d shards and %d tensors, want %d and %d",
+			comm.ErrArgument, len(shards), len(whole), len(local), len(g.gradients)))
 	}
 	for i, t := range shards {
 		if err := g.reachable(t); err != nil {
 			return nil, base.OpError(op, fmt.Errorf("shard %d: %w", i, err))
 		}
 		if like := local[i].Tensor; t.DType() != like.DType() || t.Len() != like.Len() {
-			return nil, base.ShapeError(op, "shard %d has %d elements of %v, want %d of %v", i, t.Len(), t.DType(), like.Len(), like.DType())
+			return nil, base.ShapeError(op, "shard %d has %d elements of %v, want %d of %v",
+				i, t.Len(), t.DType(), like.Len(), like.DType())
 		}
 	}
 	for i, t := range whole {

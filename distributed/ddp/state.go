@@ -68,7 +68,8 @@ func (g *Gradients) state(ctx context.Context, save func(reducer, context.Contex
 		return nil, err
 	}
 	if i := slices.IndexFunc(g.gradients, func(p gradient) bool { return p.sum.accumulated }); i >= 0 {
-		return nil, base.OpError(op, fmt.Errorf("%w: gradient %d is accumulated, want after the step that reduces it", comm.ErrArgument, i))
+		return nil, base.OpError(op, fmt.Errorf("%w: gradient %d is accumulated, want after the step that reduces it",
+			comm.ErrArgument, i))
 	}
 	e := state.NewEncoder(kind, 0)
 	e.Uint64(g.fingerprint())
@@ -141,7 +142,8 @@ func (g *Gradients) parseAll(states [][]byte) ([]savedGradients, error) {
 			return nil, fmt.Errorf("state %d: %w: its buckets are not those of the first", i, comm.ErrMismatch)
 		}
 		if p.steps != saved[0].steps {
-			return nil, fmt.Errorf("state %d: %w: it is of step %d, the first of %d", i, comm.ErrMismatch, p.steps, saved[0].steps)
+			return nil, fmt.Errorf("state %d: %w: it is of step %d, the first of %d",
+				i, comm.ErrMismatch, p.steps, saved[0].steps)
 		}
 	}
 	return saved, nil
@@ -237,8 +239,9 @@ func (g *Gradients) ScaleResidual(factor float64) error {
 	return g.side.join()
 }
 
-// Residuals returns [sparse.Reducer.Residual] of the buckets that have one, and [Memory].Residual of those of a [Reducer], between two
-// steps. Along a mesh each rank has the residual of its share, which is no other rank's: [comm.ErrUnsupported].
+// Residuals returns [sparse.Reducer.Residual] of the buckets that have one, and [Memory].Residual of those of a
+// [Reducer], between two steps. Along a mesh each rank has the residual of its share, which is no other rank's:
+// [comm.ErrUnsupported].
 func (g *Gradients) Residuals() (list []*runtime.Tensor, err error) {
 	const op = "gradient residuals"
 	for _, b := range g.buckets {
@@ -258,7 +261,8 @@ func (g *Gradients) Residuals() (list []*runtime.Tensor, err error) {
 					continue
 				}
 			}
-			return nil, base.OpError(op, fmt.Errorf("%w: along a mesh, a residual is that of a rank's share", comm.ErrUnsupported))
+			return nil, base.OpError(op, fmt.Errorf("%w: along a mesh, a residual is that of a rank's share",
+				comm.ErrUnsupported))
 		}
 	}
 	return list, g.between(op)

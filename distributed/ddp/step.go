@@ -356,8 +356,12 @@ func (g *Gradients) Wait(ctx context.Context) error {
 	}
 	g.stats.Weight = g.step.total
 	after := g.lines.outer.Totals()
-	g.stats.Step, g.stats.Buckets, g.stats.LaunchTime, g.stats.WaitTime = g.steps, len(g.buckets), g.step.launch, time.Since(started)
-	g.stats.SentElements, g.stats.SentBytes = after.SentElements-g.step.before.SentElements, after.SentBytes-g.step.before.SentBytes
+	g.stats.Step = g.steps
+	g.stats.Buckets = len(g.buckets)
+	g.stats.LaunchTime = g.step.launch
+	g.stats.WaitTime = time.Since(started)
+	g.stats.SentElements = after.SentElements - g.step.before.SentElements
+	g.stats.SentBytes = after.SentBytes - g.step.before.SentBytes
 	g.step.tensors, g.results = g.results, g.step.tensors
 	g.steps++
 	g.endWeights()
@@ -432,18 +436,20 @@ func (g *Gradients) complete(ctx context.Context) (engine.Verdict, error) {
 		}
 	}
 	waited, err := g.arrive(ctx, g.buckets)
-	if o := &g.transaction.order; g.confirm != nil && o.Streams != nil { // it tells the others that this rank has the results
-		for _, c := range g.lines.all {
-			if err == nil {
-				err = c.Sync(ctx)
-			}
-		}
-		if waited = true; err == nil {
-			err = o.HostAfterCompute(ctx)
-		}
-	}
 	if err != nil {
 		return engine.Passes, err
+	}
+	order := &g.transaction.order
+	if g.confirm != nil && order.Streams != nil { // it tells the others that this rank has the results
+		for _, c := range g.lines.all {
+			if err := c.Sync(ctx); err != nil {
+				return engine.Passes, err
+			}
+		}
+		if err := order.HostAfterCompute(ctx); err != nil {
+			return engine.Passes, err
+		}
+		waited = true
 	}
 	return g.transaction.judge(ctx, len(g.buckets), waited)
 }
@@ -488,7 +494,8 @@ func (g *Gradients) rollBack() error {
 func (g *Gradients) ReduceAll(ctx context.Context, gradients []*runtime.Tensor) error {
 	const op = "gradient reduce"
 	if len(gradients) != len(g.step.tensors) {
-		return base.OpError(op, fmt.Errorf("%w: %d gradients, registered were %d", comm.ErrArgument, len(gradients), len(g.step.tensors)))
+		return base.OpError(op, fmt.Errorf("%w: %d gradients, registered were %d",
+			comm.ErrArgument, len(gradients), len(g.step.tensors)))
 	}
 	if g.usable(op) == nil {
 		if err := g.checkAll(op, gradients); err != nil {

@@ -67,7 +67,10 @@ func (t *transaction) bind(g *Gradients) error {
 	t.squares = t.memory.Ptr
 	t.flags = base.At(t.squares, squares)
 	t.factor = base.At(t.flags, flags)
-	t.minimum, t.skip, t.limit, t.highs = base.At(t.factor, 1), base.At(t.factor, 2), base.At(t.factor, 3), base.At(t.factor, 4)
+	t.minimum = base.At(t.factor, 1)
+	t.skip = base.At(t.factor, 2)
+	t.limit = base.At(t.factor, 3)
+	t.highs = base.At(t.factor, 4)
 	t.summand = base.At(t.highs, len(g.gradients))
 	if err := t.rt.Fill(t.flags, flags, dtype.I32, 0); err != nil { // of those that look for none
 		return err

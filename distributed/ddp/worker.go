@@ -15,9 +15,9 @@ import (
 // for numbers of the device. A device with streams works asynchronously
 // by itself otherwise.
 type worker struct {
-	queue chan *bucket
-	done  chan *bucket
-	open  int // given and not known to be done
+	queue chan *bucket // exchanges to make, with room for all buckets
+	done  chan *bucket // exchanges that were made, or left out after one that failed
+	open  int          // exchanges in flight, known to the caller's goroutine alone
 	// failed: no other exchange is made, as the peers may be in the middle of one.
 	failed atomic.Bool
 }

@@ -20,7 +20,8 @@ import (
 // overflow, only the bits are compared.
 //
 // All ranks of r's world call it together.
-func CheckPattern(ctx context.Context, r commtest.Rank, cfg engine.Config, n, steps int, gradient func(rank, step int) []float32) error {
+func CheckPattern(ctx context.Context, r commtest.Rank, cfg engine.Config, n, steps int,
+	gradient func(rank, step int) []float32) error {
 	p := newRank(ctx, &suite{}, r)
 	return p.run(func(*rank) {
 		p.reduces(cfg.Pattern, n, dtype.F32, cfg, func(u *run) {

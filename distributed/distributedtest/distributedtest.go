@@ -48,8 +48,8 @@ func Extended() Option { return func(s *suite) { s.extended = true } }
 // has.
 func Cases(keep func(ranks int, name string) bool) Option { return func(s *suite) { s.keep = keep } }
 
-// SameBits has steps whose values are rounded, and outer loops, compared, bit for bit, with those of a world of goroutines over
-// another backend.
+// SameBits has steps whose values are rounded, and outer loops, compared, bit for bit, with those of a world of
+// goroutines over another backend.
 func SameBits(world func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error) Option {
 	return func(s *suite) { s.reference = world }
 }

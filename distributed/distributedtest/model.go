@@ -25,15 +25,16 @@ func testGradientSync(r *rank) {
 		sparse bool
 		hosts  int // of a mesh; 0: there is none
 	}
+	reduction := sparse.Config(config(sparse.Oktopk, 0.9))
 	models := []model{
 		{name: "one bucket"},
 		{name: "small buckets", cfg: ddp.Config{BucketBytes: 3000}},
 		{name: "each its own", cfg: ddp.Config{BucketBytes: 1}},
 		{name: "sums", cfg: ddp.Config{BucketBytes: 3000, Sum: true}},
-		{name: "sparse", cfg: ddp.Config{BucketBytes: 3000, Config: sparse.Config(config(sparse.Oktopk, 0.9)), DenseUpTo: -1}, sparse: true},
-		{name: "large ones sparse", cfg: ddp.Config{BucketBytes: 3000, Config: sparse.Config(config(sparse.Oktopk, 0.9)), DenseUpTo: 400}, sparse: true},
+		{name: "sparse", cfg: ddp.Config{BucketBytes: 3000, Config: reduction, DenseUpTo: -1}, sparse: true},
+		{name: "large ones sparse", cfg: ddp.Config{BucketBytes: 3000, Config: reduction, DenseUpTo: 400}, sparse: true},
 		{name: "in the buckets", cfg: ddp.Config{BucketBytes: 3000, BucketViews: true}},
-		{name: "sparse, in the buckets", cfg: ddp.Config{BucketBytes: 3000, BucketViews: true, Config: sparse.Config(config("oktopk", 0.9))}, sparse: true},
+		{name: "sparse, in the buckets", cfg: ddp.Config{BucketBytes: 3000, BucketViews: true, Config: reduction}, sparse: true},
 	}
 	for i, pattern := range sparse.Patterns() {
 		cfg := ddp.Config{BucketBytes: 3000, Config: sparse.Config(config(pattern, 1)), DenseUpTo: -1}
@@ -45,11 +46,13 @@ func testGradientSync(r *rank) {
 			continue
 		}
 		mesh := func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error) {
-			return distributed.NewMesh(ctx, c, distributed.Dim{Name: "host", Size: hosts}, distributed.Dim{Name: "rank", Size: -1})
+			return distributed.NewMesh(ctx, c, distributed.Dim{Name: "host",
+				Size: hosts}, distributed.Dim{Name: "rank", Size: -1})
 		}
 		for _, pattern := range []string{sparse.Dense, sparse.TopkA, sparse.Oktopk} {
 			cfg := ddp.Config{BucketBytes: 3000, Config: sparse.Config(config(pattern, 1)), DenseUpTo: -1, Mesh: mesh}
-			models = append(models, model{name: fmt.Sprintf("%s, %d hosts", pattern, hosts), cfg: cfg, sparse: true, hosts: hosts})
+			models = append(models, model{name: fmt.Sprintf("%s, %d hosts",
+				pattern, hosts), cfg: cfg, sparse: true, hosts: hosts})
 		}
 	}
 	for _, k := range models {

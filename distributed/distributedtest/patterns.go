@@ -93,8 +93,16 @@ func (r *rank) reduces(label string, n int, dt dtype.DType, cfg engine.Config, b
 }
 
 // codecs are what values travel as.
-var codecs = map[string]kernel.Codec{engine.Lossless: kernel.CodecF32, engine.BF16: kernel.CodecBF16, engine.F16: kernel.CodecF16,
-	engine.FP8: kernel.CodecFP8, engine.I8: kernel.CodecI8, engine.I4: kernel.CodecI4, engine.I2: kernel.CodecI2, engine.Bit: kernel.CodecSign}
+var codecs = map[string]kernel.Codec{
+	engine.Lossless: kernel.CodecF32,
+	engine.BF16:     kernel.CodecBF16,
+	engine.F16:      kernel.CodecF16,
+	engine.FP8:      kernel.CodecFP8,
+	engine.I8:       kernel.CodecI8,
+	engine.I4:       kernel.CodecI4,
+	engine.I2:       kernel.CodecI2,
+	engine.Bit:      kernel.CodecSign,
+}
 
 // reduce runs one step on a gradient and reads the result.
 func (u *run) reduce(gradient []float32) {
@@ -118,7 +126,8 @@ func (u *run) residual() []float32 {
 
 // mayBeDense reports whether the backend may add up, without a residual.
 func (u *run) mayBeDense() bool {
-	return u.cfg.Pattern == engine.Dense && (u.cfg.Values == "" || u.cfg.Values == engine.F32) || u.cfg.Pattern == engine.Auto
+	exact := u.cfg.Values == "" || u.cfg.Values == engine.F32
+	return u.cfg.Pattern == engine.Dense && exact || u.cfg.Pattern == engine.Auto
 }
 
 // step runs one step and checks everything that holds for finite gradients:
@@ -460,9 +469,9 @@ func (u *run) fails() {
 }
 
 // testValues checks what holds for every pattern, as what values soever they travel: with gradients that are hard to
-// round, of all types, with a NaN and an infinity, over a warm-up, as entries, with momentum, clipped, with an error for
-// what is not finite, and without error feedback. Unless the suite is extended, each of these has one of the types in a
-// world, and another one in the next, so that worlds of three sizes have all of them.
+// round, of all types, with a NaN and an infinity, over a warm-up, as entries, with momentum, clipped, with an error
+// for what is not finite, and without error feedback. Unless the suite is extended, each of these has one of the
+// types in a world, and another one in the next, so that worlds of three sizes have all of them.
 func testValues(r *rank, pattern string) {
 	hard := []string{"normal", "own cluster", "zero", "ties", "canceling", "subnormal", "huge", "one sign"}
 	types := []dtype.DType{dtype.F32, dtype.F16, dtype.BF16}

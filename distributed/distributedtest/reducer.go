@@ -312,7 +312,8 @@ func (x *reduced) worlds() {
 		o := x.restart(c, ddp.Config{}, states...)
 		for i := range kept {
 			if math.Abs(o.kept[i]-kept[i]) > 1e-4 {
-				fail("residuals of %d ranks, restored on %d: element %d has %v, want %v", saved, c.WorldSize(), i, o.kept[i], kept[i])
+				fail("residuals of %d ranks, restored on %d: element %d has %v, want %v",
+					saved, c.WorldSize(), i, o.kept[i], kept[i])
 			}
 		}
 		return o

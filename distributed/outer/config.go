@@ -99,7 +99,8 @@ func (c *Config) window(round int) (int, error) {
 		steps = c.Schedule(round)
 	}
 	if interval := steps / c.Fragments; interval < max(1, c.Delay) {
-		return 0, base.ConfigError("the window of round %d has %d steps, which are %d from each of %d fragments to the next; want at least 1, and no fewer than Delay (%d)",
+		return 0, base.ConfigError("the window of round %d has %d steps, which are %d from each of %d fragments to the next; "+
+			"want at least 1, and no fewer than Delay (%d)",
 			round, steps, interval, c.Fragments, c.Delay)
 	}
 	return steps, nil
@@ -107,6 +108,7 @@ func (c *Config) window(round int) (int, error) {
 
 // terms is what the ranks compare.
 func (c *Config) terms() string {
-	return fmt.Sprintf("version %s\nouter rate %v, momentum %v, nesterov %v, decay %v, weighted %v\n%d fragments, delay %d, mix %v",
+	return fmt.Sprintf("version %s\nouter rate %v, momentum %v, nesterov %v, decay %v, weighted %v\n"+
+		"%d fragments, delay %d, mix %v",
 		base.Version(), c.LearningRate, c.Momentum, c.Nesterov, c.Decay, c.Weighted, c.Fragments, c.Delay, c.Mix)
 }

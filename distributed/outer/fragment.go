@@ -219,7 +219,8 @@ func (l *Loop) optimize(f *fragment) error {
 		err := errors.Join(k.Scale(v, dtype.F32, f.n, l.word(momentumWord)),
 			k.Accumulate(kernel.Source{X: v, N: f.n, Grad: move, DType: dtype.F32}))
 		if l.cfg.Nesterov {
-			err = errors.Join(err, k.Accumulate(kernel.Source{X: move, N: f.n, Grad: v, DType: dtype.F32, Factor: l.word(momentumWord)}))
+			velocity := kernel.Source{X: move, N: f.n, Grad: v, DType: dtype.F32, Factor: l.word(momentumWord)}
+			err = errors.Join(err, k.Accumulate(velocity))
 		} else {
 			move = v
 		}
@@ -227,7 +228,8 @@ func (l *Loop) optimize(f *fragment) error {
 			return err
 		}
 	}
-	return k.Accumulate(kernel.Source{X: address(l.common, f), N: f.n, Grad: move, DType: dtype.F32, Factor: l.word(rateWord)})
+	common := address(l.common, f)
+	return k.Accumulate(kernel.Source{X: common, N: f.n, Grad: move, DType: dtype.F32, Factor: l.word(rateWord)})
 }
 
 // adopt makes the rank's parameters the common ones, mixed with what they are if asked for.

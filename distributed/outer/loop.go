@@ -39,18 +39,21 @@ type Loop struct {
 	ownsComm bool // c is the loop's
 	cfg      Config
 	order    base.Order
-	agreed   bool
+	agreed   bool // the ranks of c have compared what they average
 
-	buffers                          base.Buffers
-	common, delta, velocity, rounded base.Buffer
-	words                            base.Buffer
-	fragments                        []*fragment
-	n                                int // elements
+	buffers   base.Buffers // those below that hold memory
+	common    base.Buffer  // F32: the common parameters
+	delta     base.Buffer  // F32: outer gradients, or their averages
+	velocity  base.Buffer  // F32; empty without Momentum
+	rounded   base.Buffer  // a parameter as its type has it; empty where all are F32
+	words     base.Buffer  // factors for kernels
+	fragments []*fragment
+	n         int // elements of all parameters
 
 	position position
 	next     float64 // what the next step counts
 	stats    Stats
-	err      error // why the loop is of no use any more
+	err      error // sticky; returned by every later call
 	closed   bool
 }
 
@@ -94,10 +97,12 @@ const (
 // Errors are those of [ddp.New], and [comm.ErrArgument] for a field of cfg that is out of
 // range, and for two parameters that share memory. Ranks that
 // differ find out when the first fragment is sent ([comm.ErrMismatch]).
-func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []*runtime.Tensor, cfg Config) (*Loop, error) {
+func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []*runtime.Tensor,
+	cfg Config) (*Loop, error) {
 	const op = "outer loop"
 	if rt == nil || c == nil || len(params) == 0 {
-		return nil, base.OpError(op, fmt.Errorf("%w: runtime or communicator is nil, or there are no parameters", comm.ErrArgument))
+		return nil, base.OpError(op, fmt.Errorf("%w: runtime or communicator is nil, or there are no parameters",
+			comm.ErrArgument))
 	}
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -118,7 +123,8 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 			f.sync, err = ddp.New(ctx, rt, l.c, f.deltas, cfg.Reduce)
 		}
 		if err == nil && cfg.Delay > 0 && !f.sync.RollsBack() {
-			err = base.ConfigError("Delay is %d and Reduce has PassNonFinite, densely, or NoUndo, so a failed exchange would lose the deltas that are averaged again", cfg.Delay)
+			err = base.ConfigError("Delay is %d and Reduce has PassNonFinite, densely, or NoUndo, "+
+				"so a failed exchange would lose the deltas that are averaged again", cfg.Delay)
 		}
 	}
 	if err != nil {
@@ -136,11 +142,15 @@ func (l *Loop) bind(ctx context.Context, c comm.Communicator) error {
 		}
 		c = split
 	}
-	l.c, l.ownsComm, l.order, l.agreed = c, l.cfg.Delay > 0, base.NewOrder(l.rt, c), false
+	l.c = c
+	l.ownsComm = l.cfg.Delay > 0
+	l.order = base.NewOrder(l.rt, c)
+	l.agreed = false
 	return nil
 }
 
-// allocate checks the parameters, allocates what the loop keeps of them, and cuts them into fragments of about equal length.
+// allocate checks the parameters, allocates what the loop keeps of them, and cuts them into fragments of about equal
+// length.
 func (l *Loop) allocate(params []*runtime.Tensor) error {
 	widest := 0
 	for i, t := range params {
@@ -158,7 +168,12 @@ func (l *Loop) allocate(params []*runtime.Tensor) error {
 	if err := base.Disjoint("parameter", params); err != nil {
 		return err
 	}
-	arrays := map[*base.Buffer]int{&l.common: l.n * base.WordSize, &l.delta: l.n * base.WordSize, &l.rounded: widest, &l.words: words * base.WordSize}
+	arrays := map[*base.Buffer]int{
+		&l.common:  l.n * base.WordSize,
+		&l.delta:   l.n * base.WordSize,
+		&l.rounded: widest,
+		&l.words:   words * base.WordSize,
+	}
 	if l.cfg.Momentum > 0 {
 		arrays[&l.velocity] = l.n * base.WordSize
 	}
@@ -171,7 +186,13 @@ func (l *Loop) allocate(params []*runtime.Tensor) error {
 			return err
 		}
 	}
-	for word, x := range map[int]float64{minusWord: -1, rateWord: -l.cfg.LearningRate, momentumWord: l.cfg.Momentum, mixWord: l.cfg.Mix} {
+	factors := map[int]float64{
+		minusWord:    -1,
+		rateWord:     -l.cfg.LearningRate,
+		momentumWord: l.cfg.Momentum,
+		mixWord:      l.cfg.Mix,
+	}
+	for word, x := range factors {
 		if err := l.set(word, x); err != nil {
 			return err
 		}
@@ -223,14 +244,16 @@ func (l *Loop) cut(params []*runtime.Tensor) error {
 // arrives, the host waits for the exchange, the common parameters move, and those of the rank
 // become (or are mixed with) them. Without a Delay a fragment arrives in the step that sends it.
 //
-// A round is a transaction. After an error of an exchange its fragment is on this rank as before,
-// the step does not count, and the same call repeats it, after [Loop.Rebind] where the
-// communicator is aborted. A fragment that has arrived in the step, before another could not be
-// sent, has arrived, and the repeat leaves it. Where outer gradients are not finite on any rank, all ranks discard them and take the
-// common parameters ([Stats].Skipped), unless Config.Reduce says otherwise. An error of the
-// runtime while the common parameters move stays.
+// A round is a transaction. After an error of an exchange its fragment is on this rank as before, the step does not
+// count, and the same call repeats it, after [Loop.Rebind] where the communicator is aborted. A fragment that has
+// arrived in the step, before another could not be sent, has arrived, and the repeat leaves it. Where outer gradients
+// are not finite on any rank, all ranks discard them and take the common parameters ([Stats].Skipped), unless
+// Config.Reduce says otherwise. An error of the runtime while the common parameters move stays.
 func (l *Loop) Step(ctx context.Context) error {
-	return l.do("outer step", func() error { return l.step(ctx, moment{l.position.Now.Step + 1, l.position.Now.Made + l.next}) })
+	return l.do("outer step", func() error {
+		now := l.position.Now
+		return l.step(ctx, moment{Step: now.Step + 1, Made: now.Made + l.next})
+	})
 }
 
 func (l *Loop) step(ctx context.Context, now moment) error {
@@ -271,7 +294,8 @@ func (l *Loop) step(ctx context.Context, now moment) error {
 // 0 where a rank had no data and made none), with Config.Weighted.
 func (l *Loop) Weigh(weight float64) error {
 	if !(weight >= 0) || math.IsInf(weight, 1) {
-		return base.OpError("outer weight", fmt.Errorf("%w: weight is %v, want a finite number, not negative", comm.ErrArgument, weight))
+		return base.OpError("outer weight", fmt.Errorf("%w: weight is %v, want a finite number, not negative",
+			comm.ErrArgument, weight))
 	}
 	l.next = weight
 	return nil
@@ -296,8 +320,8 @@ func (l *Loop) Stats() Stats {
 	return s
 }
 
-// Close frees the memory, and the communicator that New split. Parameters stay as they are. In
-// the middle of an exchange, see [ddp.Gradients.Close]: after an error the memory is not given back, until a Close without one.
+// Close frees the memory, and the communicator that New split. Parameters stay as they are. In the middle of an
+// exchange, see [ddp.Gradients.Close]: after an error the memory is not given back, until a Close without one.
 // Closing twice is fine.
 func (l *Loop) Close() error {
 	l.closed = true
@@ -346,7 +370,8 @@ func (l *Loop) agree(ctx context.Context) error {
 		return nil
 	}
 	p := l.position
-	terms := fmt.Sprintf("%s\nstep %d, round %d from step %d to %d", l.cfg.terms(), p.Now.Step, p.Round, p.First, p.First+p.Length)
+	terms := fmt.Sprintf("%s\nstep %d, round %d from step %d to %d",
+		l.cfg.terms(), p.Now.Step, p.Round, p.First, p.First+p.Length)
 	if l.cfg.Schedule != nil {
 		h := fnv.New64a()
 		for round := range 1000 { // those to come, as far as anybody looks

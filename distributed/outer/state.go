@@ -65,8 +65,9 @@ func (l *Loop) State(ctx context.Context) ([]byte, error) {
 	return l.state(ctx, false)
 }
 
-// SharedState is [ddp.Gradients.SharedState] of a loop: for a rank that joins, after [Loop.Rebind]. The rank restores it, and has the
-// common parameters then. It takes part in an average that is to be repeated with an outer gradient of zeros.
+// SharedState is [ddp.Gradients.SharedState] of a loop: for a rank that joins, after [Loop.Rebind]. The rank restores
+// it, and has the common parameters then. It takes part in an average that is to be repeated with an outer gradient of
+// zeros.
 func (l *Loop) SharedState(ctx context.Context) ([]byte, error) {
 	return l.state(ctx, true)
 }
@@ -200,7 +201,8 @@ func (l *Loop) parse(bytes []byte) (savedLoop, error) {
 		velocity = 0
 	}
 	if len(s.common) != size || len(s.velocity) != velocity {
-		d.Damaged("%d bytes of parameters and %d of the velocity, want %d and %d", len(s.common), len(s.velocity), size, velocity)
+		d.Damaged("%d bytes of parameters and %d of the velocity, want %d and %d",
+			len(s.common), len(s.velocity), size, velocity)
 	}
 	return s, d.End()
 }
@@ -307,9 +309,9 @@ func (l *Loop) Residuals() (all []*runtime.Tensor, err error) {
 // do it together. What lost ranks had not sent is lost. A fragment whose exchange failed is
 // averaged again over the ranks of c, when Step is repeated.
 //
-// While a fragment is in flight over a communicator that is sound, Rebind is [comm.ErrArgument] at once, and changes nothing: a
-// peer may never send it. Call [Loop.State] before, which waits for the exchange, or [comm.AbortAll] for the communicator given to New.
-// Where c fails before the loop is bound to it, the loop can be moved to another one.
+// While a fragment is in flight over a communicator that is sound, Rebind is [comm.ErrArgument] at once, and changes
+// nothing: a peer may never send it. Call [Loop.State] before, which waits for the exchange, or [comm.AbortAll] for
+// the communicator given to New. Where c fails before the loop is bound to it, the loop can be moved to another one.
 //
 // The exchange has to have failed on all ranks of c or on none, as it does where
 // [Loop.BeforeCommit] votes. Otherwise the next exchange or arrival is [comm.ErrMismatch] on
@@ -321,14 +323,16 @@ func (l *Loop) Rebind(ctx context.Context, c comm.Communicator) error {
 		}
 		for i, f := range l.fragments {
 			if f.phase == inFlight && l.c.Err() == nil {
-				return fmt.Errorf("%w: fragment %d is in flight: call State, or abort the communicator (comm.AbortAll)", comm.ErrArgument, i)
+				return fmt.Errorf("%w: fragment %d is in flight: call State, or abort the communicator (comm.AbortAll)",
+					comm.ErrArgument, i)
 			}
 		}
 		for _, f := range l.fragments {
 			if f.phase == inFlight {
 				_ = l.land(ctx, f) // or it has failed, and is to be averaged again
 			}
-			if f.phase == unaveraged && f.sent.Step == l.position.Now.Step+1 { // by the step that is repeated, which sends it, as on ranks that have not
+			// It was sent by the step that is repeated, which sends it again, as on ranks that have not sent it.
+			if f.phase == unaveraged && f.sent.Step == l.position.Now.Step+1 {
 				f.phase, f.sent = resting, f.before
 			}
 		}

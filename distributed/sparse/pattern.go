@@ -11,11 +11,11 @@ const (
 	TopkAopt        = engine.TopkAopt        // "topkAopt": reused threshold, allgather
 	Gtopk           = engine.Gtopk           // "gtopk": Shi et al., ICDCS 2019
 	TopkSA          = engine.TopkSA          // "topkSA": the split allreduce of SparCML, Renggli et al., SC 2019
-	Gaussiank       = engine.Gaussiank       // "gaussiank": Shi et al., 2019, "Understanding Top-k Sparsification in Distributed Deep Learning"
-	GaussiankConcat = engine.GaussiankConcat // "gaussiankconcat": the same, as each list is one message of indices and values
+	Gaussiank       = engine.Gaussiank       // "gaussiank": Shi et al., 2019, "Understanding Top-k Sparsification"
+	GaussiankConcat = engine.GaussiankConcat // "gaussiankconcat": the same, as each list is one message here
 	GaussiankSA     = engine.GaussiankSA     // "gaussiankSA": the same selection, split allreduce
 	Oktopk          = engine.Oktopk          // "oktopk": Li and Hoefler, PPoPP 2022
-	Chunked         = engine.Chunked         // "chunked": exact top-k of each chunk of 4096 elements, allgather (DeMo, Peng et al., 2024)
+	Chunked         = engine.Chunked         // "chunked": exact top-k of each 4096 elements, allgather; DeMo, Peng et al., 2024
 )
 
 // Auto, for [Config.Pattern], is the pattern whose steps are the fastest on this communicator, with this runtime's

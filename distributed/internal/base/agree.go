@@ -39,7 +39,8 @@ var Version = sync.OnceValue(func() string {
 // and only if that differs themselves. An error is the same on every rank, and names the
 // first difference to rank 0. After an error the communicator may still write memory that stays
 // among the buffers.
-func Agree(ctx context.Context, rt runtime.Runtime, c comm.Communicator, o *Order, memory *Buffers, terms string) error {
+func Agree(ctx context.Context, rt runtime.Runtime, c comm.Communicator, o *Order, memory *Buffers,
+	terms string) error {
 	h := fnv.New64a()
 	h.Write([]byte(terms))
 	hashes, err := swapBytes(ctx, rt, c, o, memory, h.Sum(nil), dtype.I64)
@@ -56,7 +57,8 @@ func Agree(ctx context.Context, rt runtime.Runtime, c comm.Communicator, o *Orde
 }
 
 // swapBytes returns every rank's bytes, which are elements of a type.
-func swapBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, o *Order, memory *Buffers, local []byte, dt dtype.DType) ([][]byte, error) {
+func swapBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, o *Order, memory *Buffers,
+	local []byte, dt dtype.DType) ([][]byte, error) {
 	size, ranks := len(local), c.WorldSize()
 	b := new(Buffer)
 	if err := memory.Allocate(rt, b, (ranks+1)*size); err != nil {

@@ -36,7 +36,8 @@ func SameStream(rt, second runtime.Runtime) error {
 		return fmt.Errorf("%w: %v and %v", runtime.ErrDevice, rt.Device(), second.Device())
 	}
 	if rt.ComputeStream() != second.ComputeStream() {
-		return fmt.Errorf("%w: two runtimes of %v, whose compute streams nothing puts into an order", runtime.ErrDevice, rt.Device())
+		return fmt.Errorf("%w: two runtimes of %v, whose compute streams nothing puts into an order",
+			runtime.ErrDevice, rt.Device())
 	}
 	return nil
 }
@@ -60,7 +61,8 @@ func Reaches(rt runtime.Runtime, c comm.Communicator) error {
 // ReportLost logs that what some ranks had not sent is lost, if there were more.
 func ReportLost(had int, c comm.Communicator) {
 	if have := c.WorldSize(); have < had && c.Rank() == 0 {
-		slog.Warn("distributed: moved to fewer ranks; what the others had not sent yet is lost", "ranks", have, "lost", had-have)
+		slog.Warn("distributed: moved to fewer ranks; what the others had not sent yet is lost",
+			"ranks", have, "lost", had-have)
 	}
 }
 

@@ -55,7 +55,8 @@ func (s *Reducer) become(pattern string, choice *Choice) {
 func (s *Reducer) Choice() *Choice { return s.choice }
 
 // choose has the ranks make the choice for n elements. It is collective.
-func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType, cfg Settings) (*Choice, error) {
+func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType,
+	cfg Settings) (*Choice, error) {
 	started := time.Now()
 	p := &probe{
 		ctx:   ctx,
@@ -90,7 +91,8 @@ func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int,
 		return nil, fmt.Errorf("choosing a pattern: %w", err)
 	}
 	if c.Rank() == 0 {
-		slog.Info("distributed: chose a pattern", "pattern", choice.Pattern, "elements", n, "density", cfg.Density, "ranks", c.WorldSize(),
+		slog.Info("distributed: chose a pattern",
+			"pattern", choice.Pattern, "elements", n, "density", cfg.Density, "ranks", c.WorldSize(),
 			"trials", fmt.Sprint(choice.Trials), "took", time.Since(started).Round(time.Millisecond))
 	}
 	return choice, nil
@@ -205,7 +207,10 @@ func (p *probe) time(s *Reducer, gradient *runtime.Tensor) (float64, error) {
 	for i := 0; i < p.batch && err == nil; i++ {
 		p.made++
 		from := p.random + uintptr(p.made%shifts*p.dt.Size())
-		err = inOrder(func() error { return p.rt.Copy(to, from, gradient.Bytes()) }, func() error { return s.AllReduce(p.ctx, gradient) })
+		err = p.rt.Copy(to, from, gradient.Bytes())
+		if err == nil {
+			err = s.AllReduce(p.ctx, gradient)
+		}
 	}
 	if err == nil {
 		err = errors.Join(p.c.Sync(p.ctx), p.order.HostAfterCompute(p.ctx))
@@ -258,7 +263,8 @@ type Choices map[string]*Choice
 
 // Of returns the choice for a tensor of n elements, and makes it with all ranks if there is
 // none for tensors like it.
-func (all Choices) Of(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType, cfg Settings) (*Choice, error) {
+func (all Choices) Of(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int, dt dtype.DType,
+	cfg Settings) (*Choice, error) {
 	if err := base.CheckGradientType(dt); err != nil {
 		return nil, err
 	}

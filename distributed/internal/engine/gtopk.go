@@ -42,13 +42,17 @@ func (x *treeExchange) run(ctx context.Context, selected kernel.Entries) result 
 		if x.rank%(2*d) == d {
 			place := x.messageOf(&x.coded, current)
 			x.pack(place, current, x.n)
-			x.move(ctx, place, func(p uintptr, words int) comm.Call { return comm.SendCall(p, words, dtype.I32, x.rank-d, treeTag) })
+			x.move(ctx, place, func(p uintptr, words int) comm.Call {
+				return comm.SendCall(p, words, dtype.I32, x.rank-d, treeTag)
+			})
 			break
 		}
 		if x.rank+d < x.size {
 			in := exactly(x.message(&x.incoming, k), k)
 			place := x.messageOf(&x.coded, in)
-			x.move(ctx, place, func(p uintptr, words int) comm.Call { return comm.RecvCall(p, words, dtype.I32, x.rank+d, treeTag) })
+			x.move(ctx, place, func(p uintptr, words int) comm.Call {
+				return comm.RecvCall(p, words, dtype.I32, x.rank+d, treeTag)
+			})
 			x.unpack(in, place, x.n)
 			current = x.mergeTop(current, in, exactly(x.message(&x.kept[round%2], k), k))
 		}

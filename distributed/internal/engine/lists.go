@@ -70,7 +70,8 @@ func (e *engine) shareLists(ctx context.Context, l *peerLists, n int) bool {
 		return false
 	}
 	if e.listMade {
-		e.err = fmt.Errorf("%w: the other ranks have the entries that this one selected in a step that was not exchanged", comm.ErrMismatch)
+		e.err = fmt.Errorf("%w: the other ranks have the entries that this one selected in a step that was not exchanged",
+			comm.ErrMismatch)
 	} else if n > l.room {
 		e.check(e.outgrow(ctx, l))
 		if e.err != nil {

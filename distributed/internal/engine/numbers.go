@@ -126,7 +126,8 @@ func (e *engine) checkRead() {
 		return
 	}
 	if faults := e.host[numFaults]; faults != 0 {
-		e.err = fmt.Errorf("%w: %d indices of other ranks are not those of a tensor of %d elements", comm.ErrMismatch, faults, e.n)
+		e.err = fmt.Errorf("%w: %d indices of other ranks are not those of a tensor of %d elements",
+			comm.ErrMismatch, faults, e.n)
 	}
 }
 

@@ -117,7 +117,10 @@ type okStep struct {
 // next decides how the next step is made.
 func (x *okExchange) next() okStep {
 	x.past.age++
-	s := okStep{rebalance: x.past.steps%x.cfg.tuning.RebalanceInterval == 0, estimate: x.past.age >= x.cfg.tuning.ThresholdInterval}
+	s := okStep{
+		rebalance: x.past.steps%x.cfg.tuning.RebalanceInterval == 0,
+		estimate:  x.past.age >= x.cfg.tuning.ThresholdInterval,
+	}
 	x.past.steps++
 	s.limit = newLimits(x.k, x.size, x.unit().overhead(x.size, s.rebalance, s.estimate))
 	s.quota = s.limit.quota(x.k, x.size)

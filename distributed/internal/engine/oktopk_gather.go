@@ -69,7 +69,8 @@ func (x *okExchange) gatherAhead(ctx context.Context, local kernel.Entries, late
 		x.posted = append(x.posted, kernel.Span{Ptr: l.Len, Bytes: announcedWords * base.WordSize})
 	}
 	if x.err == nil { // otherwise what readPosted has not read yet stays as it is
-		x.past.pending, x.beforePosted = true, x.ago
+		x.past.pending = true
+		x.beforePosted = x.ago
 		if x.cfg.NonFinite == PassNonFinite { // otherwise it is not known yet whether the step stays
 			x.post()
 		}
@@ -91,9 +92,13 @@ func (x *okExchange) place(ctx context.Context, ahead int) {
 		words += 2 * x.slotWords(largest)
 	}
 	lists := x.allgather.lists
-	if x.sends = x.size == 2 && x.shareLists(ctx, &x.peerLists[0], largest) && x.shareLists(ctx, &x.peerLists[1], max(quota, 1)); x.sends {
+	x.sends = x.size == 2 &&
+		x.shareLists(ctx, &x.peerLists[0], largest) &&
+		x.shareLists(ctx, &x.peerLists[1], max(quota, 1))
+	if x.sends {
 		for r, l := range x.peerLists[1].Lists() {
-			l.N, lists[r] = quota, l
+			l.N = quota
+			lists[r] = l
 		}
 		if ahead > 0 {
 			x.announcementPtr = lists[x.rank].Len
@@ -169,7 +174,8 @@ func (x *okExchange) announced() (total int) {
 
 // checkSamples checks what the ranks showed to balance partitions.
 func (x *okExchange) checkSamples() {
-	x.checkWords(x.samples+sampleCount, sampleCount*x.size, func(int) int { return max(x.n-1, 0) }, "the index of an entry")
+	last := func(int) int { return max(x.n-1, 0) }
+	x.checkWords(x.samples+sampleCount, sampleCount*x.size, last, "the index of an entry")
 }
 
 // share cuts the sums of this rank that passed the threshold to those that go into

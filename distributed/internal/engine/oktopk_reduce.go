@@ -20,9 +20,12 @@ const longBit, largeBit = 1 << 30, math.MinInt32
 // reduceKnown reduces where the host waits for the numbers of each part anyway: messages
 // have their lengths, which are known to the receiver before, and only the content of
 // them is that of padded ones.
-func (x *okExchange) reduceKnown(ctx context.Context, selected kernel.Entries, limit limits, padded bool) (local, outgoing, sums kernel.Entries) {
+func (x *okExchange) reduceKnown(ctx context.Context, selected kernel.Entries, limit limits,
+	padded bool) (local, outgoing, sums kernel.Entries) {
 	local, outgoing = x.limitOutgoing(ctx, selected, limit.outgoing)
-	words, longest, room := x.host[x.lengths:][:x.size], 0, limit.message
+	words := x.host[x.lengths:][:x.size]
+	room := limit.message
+	longest := 0
 	for r, n := range words {
 		if r != x.rank {
 			longest = max(longest, int(n))
@@ -33,7 +36,8 @@ func (x *okExchange) reduceKnown(ctx context.Context, selected kernel.Entries, l
 		x.locate(outgoing)
 		x.read(ctx)
 	}
-	bits, known := int32(0), int32(largeBit)
+	bits := int32(0)
+	known := int32(largeBit)
 	if x.size > 2 {
 		known |= longBit
 		if longest > nearly(room) {
@@ -69,7 +73,8 @@ func (x *okExchange) reduceKnown(ctx context.Context, selected kernel.Entries, l
 // partition, and the list to send from: if nothing was cut, that is all selected entries. What is cut goes
 // back: it is not sent, and the others have no part in it. The host has read where the
 // partitions are.
-func (x *okExchange) limitOutgoing(ctx context.Context, selected kernel.Entries, limit int) (local, outgoing kernel.Entries) {
+func (x *okExchange) limitOutgoing(ctx context.Context, selected kernel.Entries,
+	limit int) (local, outgoing kernel.Entries) {
 	x.locate(selected)
 	x.read(ctx)
 	x.checkSamples()
@@ -119,8 +124,15 @@ func (x *okExchange) cutOutgoing(selected kernel.Entries, limit limits) (outgoin
 
 // copyOwn returns the selected entries in this rank's own partition.
 func (x *okExchange) copyOwn(selected kernel.Entries) kernel.Entries {
-	local, start := x.message(&x.local, selected.N), x.ptr(numBounds+number(x.rank))
-	x.pieces = append(x.pieces[:0], kernel.Piece{From: selected, Start: start, End: start + base.WordSize, ByIndex: true, To: local})
+	local := x.message(&x.local, selected.N)
+	start := x.ptr(numBounds + number(x.rank))
+	x.pieces = append(x.pieces[:0], kernel.Piece{
+		From:    selected,
+		Start:   start,
+		End:     start + base.WordSize,
+		ByIndex: true,
+		To:      local,
+	})
 	x.copyPieces(x.pieces)
 	return local
 }
@@ -144,12 +156,15 @@ func nearly(room int) int { return room * 13 / 14 }
 // room for goes back to the residual meanwhile: it is not sent, and the others have no part
 // in it. outgoing is what is sent, in one list. above, if not 0, is a threshold: then the sums are
 // those that pass it, in this rank's message to all others, and in front of them how many passed.
-func (x *okExchange) reducePadded(ctx context.Context, selected kernel.Entries, limit limits, threshold uintptr) (local, outgoing, sums kernel.Entries) {
-	outgoing, room := x.cutOutgoing(selected, limit), limit.message
+func (x *okExchange) reducePadded(ctx context.Context, selected kernel.Entries, limit limits,
+	threshold uintptr) (local, outgoing, sums kernel.Entries) {
+	outgoing = x.cutOutgoing(selected, limit)
+	room := limit.message
 	if x.size > 2 {
 		local, outgoing = x.sendRounds(ctx, selected, outgoing, room)
 	} else {
-		x.sent[1], x.sources[1] = outgoing, x.exchanged(x.to(1), room)
+		x.sent[1] = outgoing
+		x.sources[1] = x.exchanged(x.to(1), room)
 		if x.sends {
 			x.gatherLists(ctx, &x.peerLists[0], outgoing)
 		} else {
@@ -178,7 +193,8 @@ func (x *okExchange) reducePadded(ctx context.Context, selected kernel.Entries, 
 
 // sendRounds cuts what was located into a message to each other rank, and has it sent, with
 // [okExchange.copyOwn] meanwhile. It returns what is sent in one list.
-func (x *okExchange) sendRounds(ctx context.Context, selected, outgoing kernel.Entries, room int) (local, sent kernel.Entries) {
+func (x *okExchange) sendRounds(ctx context.Context, selected, outgoing kernel.Entries,
+	room int) (local, sent kernel.Entries) {
 	words := x.slotWords(room)
 	x.allocate(&x.incoming, (x.size-1)*words*base.WordSize)
 	x.allocate(&x.padded, (x.size-1)*words*base.WordSize)
@@ -239,6 +255,8 @@ func (x *okExchange) countLong(room int) {
 		x.setInt(x.longest, bound)
 	}
 	if x.err == nil { // as numbers, lengths have the order of their bits
-		x.check(x.kernels.CountAbove(kernel.Entries{Val: x.ptr(x.lengths), N: x.size}, x.ptr(x.longest), 1, base.At(x.announcementPtr, announcedLong)))
+		lengths := kernel.Entries{Val: x.ptr(x.lengths), N: x.size}
+		count := base.At(x.announcementPtr, announcedLong)
+		x.check(x.kernels.CountAbove(lengths, x.ptr(x.longest), 1, count))
 	}
 }

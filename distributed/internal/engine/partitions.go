@@ -76,24 +76,31 @@ func (s *partitionReducer) reduce(ctx context.Context, outgoing kernel.Entries, 
 }
 
 // reduceRead is reduce when the lengths are read.
-func (s *partitionReducer) reduceRead(ctx context.Context, outgoing kernel.Entries, local *kernel.Entries) kernel.Entries {
+func (s *partitionReducer) reduceRead(ctx context.Context, outgoing kernel.Entries,
+	local *kernel.Entries) kernel.Entries {
 	_, length := s.partition(s.rank)
-	lengths := s.checkWords(s.received, s.size, func(int) int { return length }, "its number of entries for this rank's partition")
+	limit := func(int) int { return length }
+	lengths := s.checkWords(s.received, s.size, limit, "its number of entries for this rank's partition")
 	s.sources[0] = s.partitionOf(outgoing, s.rank)
 	if local != nil {
 		s.sources[0] = *local
 	}
-	total, in, out := 0, &s.in, &s.out
+	in := &s.in
+	out := &s.out
+	total := 0
 	for t := 1; t < s.size; t++ { // both sides know the lengths
 		n := int(lengths[s.from(t)])
 		total += n
 		in.rooms[t] = s.messageWords(n, length)
 		out.rooms[t] = s.messageWords(s.partitionOf(outgoing, s.to(t)).N, s.partitionLength(s.to(t)))
 	}
-	in.ptr, out.ptr = s.hold(&s.incoming, in), s.hold(&s.outbound, out)
+	in.ptr = s.hold(&s.incoming, in)
+	out.ptr = s.hold(&s.outbound, out)
 	memory := s.listMemory(&s.unpacked, total+total/4)
 	for t := 1; t < s.size; t++ {
-		l, place, span := s.partitionOf(outgoing, s.to(t)), base.At(out.ptr, out.places[t]), s.partitionLength(s.to(t))
+		l := s.partitionOf(outgoing, s.to(t))
+		place := base.At(out.ptr, out.places[t])
+		span := s.partitionLength(s.to(t))
 		s.pack(place, l, span)
 		s.unpack(l, place, span)
 		s.sources[t] = s.listAt(base.At(in.ptr, in.places[t]), int(lengths[s.from(t)]), memory)

@@ -44,7 +44,8 @@ const (
 
 // Patterns returns the names of all patterns, dense first.
 func Patterns() []string {
-	return []string{Dense, TopkA, TopkA2, TopkAopt, Gtopk, TopkSA, Gaussiank, GaussiankConcat, GaussiankSA, Oktopk, Chunked}
+	return []string{Dense, TopkA, TopkA2, TopkAopt, Gtopk, TopkSA, Gaussiank, GaussiankConcat, GaussiankSA,
+		Oktopk, Chunked}
 }
 
 // NeedsHost reports whether a step of a pattern waits for the device, on one that has streams, because the host needs

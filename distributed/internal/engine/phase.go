@@ -46,8 +46,8 @@ type Input struct {
 	Ptr    uintptr
 	DType  dtype.DType
 	Factor uintptr // of an F32 on the device that multiplies it, 0 for none
-	// Share is the address of an F32, Factor divided by the number of ranks, where gradients are weighted: a dense step adds
-	// up gradients scaled by it instead of averaging, so that an F16 stays in its range. 0: gradients are averaged.
+	// Share is the address of an F32, Factor divided by the number of ranks, where gradients are weighted: a dense step
+	// adds up gradients scaled by it instead of averaging, so that an F16 stays in its range. 0: gradients are averaged.
 	Share uintptr
 	Lent  bool // Ptr may be read until Select returns, and written by Commit
 	// Scratch: the gradient at Ptr may be lost, so that RollBack also takes back a step that is committed.

@@ -54,14 +54,17 @@ func NewReducer(rt runtime.Runtime, c comm.Communicator, n int, cfg Settings) (*
 		return nil, base.OpError("sparse", err)
 	}
 	if n < 0 || n > math.MaxInt32 {
-		return nil, base.OpError("sparse", fmt.Errorf("%w: %d elements, want 0 to %d (indices have 31 bits)", comm.ErrArgument, n, math.MaxInt32))
+		return nil, base.OpError("sparse", fmt.Errorf("%w: %d elements, want 0 to %d (indices have 31 bits)",
+			comm.ErrArgument, n, math.MaxInt32))
 	}
 	kernels, err := kernel.Lookup(rt)
 	if err != nil && !cfg.Plain() {
 		return nil, base.OpError("sparse", err)
 	}
-	if codec := cfg.codec(); codec != kernel.CodecNone && errors.Is(kernels.Quantize(0, codec, 0, 0, 0), runtime.ErrUnsupported) {
-		return nil, base.OpError("sparse", fmt.Errorf("values %s on runtime %s: %w", cfg.Values, rt.Name(), runtime.ErrUnsupported))
+	codec := cfg.codec()
+	if codec != kernel.CodecNone && errors.Is(kernels.Quantize(0, codec, 0, 0, 0), runtime.ErrUnsupported) {
+		return nil, base.OpError("sparse", fmt.Errorf("values %s on runtime %s: %w",
+			cfg.Values, rt.Name(), runtime.ErrUnsupported))
 	}
 	meter := metered.New(c)
 	e, err := newEngine(rt, kernels, meter, n, cfg)

@@ -14,9 +14,9 @@ import (
 )
 
 // SelectedEntries returns the entries that this rank selected in the last step: gradient + residual, not divided by
-// anything. They are no longer in its residual unless the exchange gave them back. Unless [Config].Values is F32 they may
-// be rounded, as they were sent, or not. There are none after a step that sent everything or nothing. They are valid
-// until the next step.
+// anything. They are no longer in its residual unless the exchange gave them back. Unless [Config].Values is F32 they
+// may be rounded, as they were sent, or not. There are none after a step that sent everything or nothing. They are
+// valid until the next step.
 func (s *Reducer) SelectedEntries() (kernel.Entries, error) {
 	if err := s.usable("selected"); err != nil {
 		return kernel.Entries{}, err

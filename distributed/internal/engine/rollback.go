@@ -71,7 +71,8 @@ func (e *engine) rollBack() {
 func (e *engine) rollBackIfNonFinite(g Input) {
 	e.copies = e.copies[:0]
 	if e.restores != nothingSaved {
-		e.copies = append(e.copies, kernel.Copy{Dst: e.ptr(numKept), Src: e.before.Ptr, DType: dtype.F32, N: keptWords(e.size)})
+		numbers := kernel.Copy{Dst: e.ptr(numKept), Src: e.before.Ptr, DType: dtype.F32, N: keptWords(e.size)}
+		e.copies = append(e.copies, numbers)
 		if e.origin != 0 {
 			e.copies = append(e.copies, kernel.Copy{Dst: e.residual, Src: e.origin, DType: dtype.F32, N: e.held})
 		}

@@ -166,8 +166,8 @@ func (s *Reducer) parse(saved []byte) (savedState, error) {
 	var known bool
 	p.cfg, known = s.chosenFor(p.fingerprint)
 	if !known {
-		return savedState{}, fmt.Errorf("%w: the state is of rank %d of %d, with another configuration or length of the tensor",
-			comm.ErrMismatch, p.rank, p.size)
+		return savedState{}, fmt.Errorf("%w: the state is of rank %d of %d, with another configuration or length "+
+			"of the tensor", comm.ErrMismatch, p.rank, p.size)
 	}
 	p.steps = d.Int(math.MaxInt)
 	p.k = d.Int(s.n)
@@ -339,7 +339,8 @@ func (s *Reducer) chosenFor(fingerprint uint64) (Settings, bool) {
 
 // PrepareRestore checks what [Reducer.Restore] is given, and waits for the device until ctx is
 // done. Nothing has changed until restore is called.
-func (s *Reducer) PrepareRestore(ctx context.Context, states ...[]byte) (restore func(context.Context) error, err error) {
+func (s *Reducer) PrepareRestore(ctx context.Context,
+	states ...[]byte) (restore func(context.Context) error, err error) {
 	parsed, err := s.parseAll(states)
 	if err == nil {
 		err = s.settled(ctx)

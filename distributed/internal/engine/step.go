@@ -133,7 +133,8 @@ func (s *Reducer) addSent(before metered.Traffic) {
 	s.stats.SentBytes += now.SentBytes - before.SentBytes
 }
 
-// OnStage has f called when the work of a stage of a sparse step has been submitted to the compute stream. nil ends that.
+// OnStage has f called when the work of a stage of a sparse step has been submitted to the compute stream. nil ends
+// that.
 func (s *Reducer) OnStage(f func(Stage)) { s.onStage = f }
 
 // BeforeCommit has f called in each AllReduce when this rank has the result, and before anything is written that cannot
@@ -191,8 +192,8 @@ func (s *Reducer) Commit(v Verdict) error {
 	return s.err
 }
 
-// RollBack ends a step that was begun and not committed, or has a target that is scratch: the residual is as before it, bit for
-// bit, unless that fails, which stays. Without such a step it does nothing.
+// RollBack ends a step that was begun and not committed, or has a target that is scratch: the residual is as before
+// it, bit for bit, unless that fails, which stays. Without such a step it does nothing.
 func (s *Reducer) RollBack() error {
 	done := s.phase == finished && s.target.Scratch
 	if !s.phase.open() && !done {

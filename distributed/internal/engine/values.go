@@ -17,8 +17,17 @@ const (
 )
 
 // codecs are those that a list has, and the dense pattern.
-var codecs = map[string]kernel.Codec{F32: kernel.CodecNone, Lossless: kernel.CodecF32, BF16: kernel.CodecBF16, F16: kernel.CodecF16,
-	FP8: kernel.CodecFP8, I8: kernel.CodecI8, I4: kernel.CodecI4, I2: kernel.CodecI2, Bit: kernel.CodecSign}
+var codecs = map[string]kernel.Codec{
+	F32:      kernel.CodecNone,
+	Lossless: kernel.CodecF32,
+	BF16:     kernel.CodecBF16,
+	F16:      kernel.CodecF16,
+	FP8:      kernel.CodecFP8,
+	I8:       kernel.CodecI8,
+	I4:       kernel.CodecI4,
+	I2:       kernel.CodecI2,
+	Bit:      kernel.CodecSign,
+}
 
 // Values returns the names of what values travel as, from the most bytes to the least.
 func Values() []string { return []string{F32, Lossless, BF16, F16, FP8, I8, I4, I2, Bit} }

@@ -23,7 +23,8 @@ import (
 // add up or keep, it unpacks its own messages as well, so that its list holds what they say. What rounding
 // loses is in its residual.
 
-// unitOf is how many elements of a budget a word is, where messages have at least half of an equal share of k of n entries.
+// unitOf is how many elements of a budget a word is, where messages have at least half of an equal share of k of n
+// entries.
 func unitOf(codec kernel.Codec, k, n, size int) unit {
 	if codec == kernel.CodecNone {
 		return 1

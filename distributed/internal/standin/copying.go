@@ -111,7 +111,8 @@ func (f *Stumbling) Restore(dst kernel.Array, l, taken kernel.Entries) error {
 }
 
 // Merge implements [kernel.Kernels].
-func (f *Stumbling) Merge(dst uintptr, dt dtype.DType, n int, lists []kernel.Entries, scale float32, faults, residual uintptr, back kernel.Restoration) error {
+func (f *Stumbling) Merge(dst uintptr, dt dtype.DType, n int, lists []kernel.Entries, scale float32, faults,
+	residual uintptr, back kernel.Restoration) error {
 	return f.do("merge", func() error {
 		return errors.Join(f.due(""), f.Kernels.Merge(dst, dt, n, lists, scale, faults, residual, back))
 	})
@@ -128,7 +129,8 @@ func (f *Stumbling) TopKChunks(src kernel.Source, k, chunk int, dst kernel.Entri
 }
 
 // SelectNear implements [kernel.Kernels].
-func (f *Stumbling) SelectNear(src kernel.Source, k int, state uintptr, o kernel.Acceptance, dst kernel.Entries, used uintptr) error {
+func (f *Stumbling) SelectNear(src kernel.Source, k int, state uintptr, o kernel.Acceptance, dst kernel.Entries,
+	used uintptr) error {
 	return f.do("select", func() error { return f.Kernels.SelectNear(src, k, state, o, dst, used) })
 }
 

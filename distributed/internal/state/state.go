@@ -98,7 +98,8 @@ func NewDecoder(k Kind, state []byte) *Decoder {
 	case len(state) < start || string(state[:len(k.Name)]) != k.Name:
 		return &Decoder{err: fmt.Errorf("%w: %d bytes that are no state of %s", comm.ErrArgument, len(state), k.Owner)}
 	case state[start-1] != k.Version:
-		return &Decoder{err: fmt.Errorf("%w: the state of %s has version %d, want %d", comm.ErrArgument, k.Owner, state[start-1], k.Version)}
+		return &Decoder{err: fmt.Errorf("%w: the state of %s has version %d, want %d",
+			comm.ErrArgument, k.Owner, state[start-1], k.Version)}
 	case end < start || crc32.Checksum(state[:end], castagnoli) != binary.LittleEndian.Uint32(state[end:]):
 		return &Decoder{err: errDamaged}
 	}
