@@ -102,7 +102,8 @@ func ScatterBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, 
 	if err != nil {
 		return nil, err
 	}
-	size, me := c.WorldSize(), c.Rank()
+	size := c.WorldSize()
+	me := c.Rank()
 	if root < 0 || root >= size || me == root && len(parts) != size {
 		return nil, base.OpError(op, fmt.Errorf("%w: %d parts of root %d, want %d", comm.ErrArgument, len(parts), root, size))
 	}
@@ -199,7 +200,8 @@ func (m *mail) lengths(ctx context.Context, n int) (counts, displs []int, total 
 	words := m.move(ctx, binary.LittleEndian.AppendUint64(nil, uint64(n)), offset, 8*size, func(p uintptr) []comm.Call {
 		return []comm.Call{comm.AllGatherCall(p+uintptr(offset), p, 1, dtype.I64)}
 	}, 8*size)
-	counts, displs = make([]int, size), make([]int, size)
+	counts = make([]int, size)
+	displs = make([]int, size)
 	for r := range counts {
 		counts[r] = m.length(words, r, r)
 	}
@@ -229,7 +231,8 @@ func (m *mail) parts(all []byte, counts []int) ([][]byte, error) {
 	}
 	parts := make([][]byte, len(counts))
 	for r, n := range counts {
-		parts[r], all = all[:n:n], all[n:]
+		parts[r] = all[:n:n]
+		all = all[n:]
 	}
 	return parts, nil
 }

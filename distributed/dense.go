@@ -211,7 +211,8 @@ func begin(ctx context.Context, op string, c comm.Communicator, dst, src *runtim
 	if err := base.SameStream(dst.Runtime(), src.Runtime()); err != nil {
 		return x, base.OpError(op, fmt.Errorf("destination and source: %w", err))
 	}
-	x.count, x.dt = src.Len(), src.DType()
+	x.count = src.Len()
+	x.dt = src.DType()
 	x.order = base.NewOrder(dst.Runtime(), c)
 	return x, base.OpError(op, x.order.CommAfterCompute(ctx))
 }

@@ -97,7 +97,8 @@ func checkDims(dims []Dim, world int) ([]Dim, error) {
 	if len(dims) == 0 {
 		return nil, fmt.Errorf("%w: a mesh needs a dimension", comm.ErrArgument)
 	}
-	product, open := 1, -1
+	product := 1
+	open := -1
 	for i, d := range dims {
 		if d.Name == "" {
 			return nil, fmt.Errorf("%w: dimension %d has no name", comm.ErrArgument, i)

@@ -75,7 +75,9 @@ func (g *Gradients) fillBuckets() arrangement {
 	a := arrangement{bucketOf: make([]int, len(g.gradients))}
 	for i := range slices.Backward(g.gradients) {
 		content := contents{g.gradients[i].dt, g.gradients[i].vector}
-		b, bytes, limit := filling[content], g.gradients[i].n*content.dt.Size(), g.cfg.BucketBytes
+		b := filling[content]
+		bytes := g.gradients[i].n * content.dt.Size()
+		limit := g.cfg.BucketBytes
 		if b != nil && b.first {
 			limit = min(limit, firstBucketBytes)
 		}
@@ -267,7 +269,8 @@ func (g *Gradients) allocate(ctx context.Context) error {
 			err = g.transaction.buffers.Allocate(g.transaction.rt, &b.views, b.bytes)
 			ptr = b.views.Ptr
 		case !g.cfg.BucketViews && !g.cfg.Shard && len(b.joined) < 2 && b.wire == b.dt:
-			b.joined, b.separate = nil, b.params
+			b.joined = nil
+			b.separate = b.params
 			continue
 		case b.shares():
 			shared = max(shared, b.bytes)

@@ -24,9 +24,12 @@ func (t *transaction) clip(
 	if err := t.sumSquares(gradients, weight); err != nil {
 		return 0, err
 	}
-	m, share, limit := len(gradients), weight*weight, t.cfg.ClipNorm/math.Sqrt(float64(t.c.WorldSize()))
+	m := len(gradients)
+	share := weight * weight
+	limit := t.cfg.ClipNorm / math.Sqrt(float64(t.c.WorldSize()))
 	if t.cfg.Clip == engine.ClipGlobal {
-		share, limit = 1/float64(t.c.WorldSize()), t.cfg.ClipNorm
+		share = 1 / float64(t.c.WorldSize())
+		limit = t.cfg.ClipNorm
 		if err := t.weighSquares(ctx, m, weight); err != nil {
 			return 0, err
 		}

@@ -49,7 +49,9 @@ func (c *custom) allocate(n int) error {
 		return err
 	}
 	first := c.memory.Ptr + uintptr(bytes)
-	c.room, c.squares, c.limit = n, [2]uintptr{first, base.At(first, 2)}, base.At(first, 4)
+	c.room = n
+	c.squares = [2]uintptr{first, base.At(first, 2)}
+	c.limit = base.At(first, 4)
 	return nil
 }
 
@@ -76,7 +78,8 @@ func (g *Gradients) newCustom(i int, dt dtype.DType, to comm.Communicator, n int
 		return nil, errors.Join(err, c.b.Tensor.Free(), c.g.buffers.Release(c.g.rt, held))
 	}
 	m := c.Memory()
-	c.kept, c.sums = slices.Concat(m.Residual, m.Shared), len(m.Residual)
+	c.kept = slices.Concat(m.Residual, m.Shared)
+	c.sums = len(m.Residual)
 	for _, t := range m.Residual {
 		if t.DType() != dtype.F32 {
 			return nil, errors.Join(fmt.Errorf("%w: a residual is %v, want f32", comm.ErrUnsupported, t.DType()), c.Close())
@@ -108,9 +111,11 @@ func (c *custom) copyMemory(back bool) error {
 	for _, t := range c.kept {
 		p, err := t.Ptr()
 		if err == nil && t.Bytes() > 0 {
-			from, to := p, place
+			from := p
+			to := place
 			if back {
-				from, to = place, p
+				from = place
+				to = p
 			}
 			err = c.g.rt.Copy(to, from, t.Bytes())
 		}
@@ -125,7 +130,10 @@ func (c *custom) copyMemory(back bool) error {
 func (c *custom) Drain(ctx context.Context) error { return c.order.Drain(ctx) }
 
 func (c *custom) Select(_ context.Context, in engine.Input) error {
-	c.target, c.scratch, c.begun, c.counted = in.Ptr, in.Scratch, false, false
+	c.target = in.Ptr
+	c.scratch = in.Scratch
+	c.begun = false
+	c.counted = false
 	if err := c.g.rt.Copy(c.memory.Ptr, in.Ptr, c.n*c.dt.Size()); err != nil || in.Factor == 0 {
 		return err
 	}
@@ -196,7 +204,8 @@ func (c *custom) Commit(v engine.Verdict) error {
 	if v == engine.Skips {
 		return cmp.Or(c.RollBack(), c.g.rt.Fill(c.target, c.n, c.dt, 0))
 	}
-	c.begun, c.counted = c.begun && c.scratch, true
+	c.begun = c.begun && c.scratch
+	c.counted = true
 	c.b.Step++
 	return c.g.rt.Copy(c.target, c.memory.Ptr, c.n*c.dt.Size())
 }

@@ -172,7 +172,8 @@ func (g *Gradients) Stats(ctx context.Context) (Stats, error) {
 		if err != nil {
 			return g.stats, base.OpError("gradient stats", err)
 		}
-		g.stats.Skipped, g.open = skipped, false
+		g.stats.Skipped = skipped
+		g.open = false
 	}
 	return g.stats, nil
 }

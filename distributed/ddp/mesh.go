@@ -31,7 +31,8 @@ type level struct {
 func (g *Gradients) newMeshed(i int, b *bucket) (reducer, error) {
 	n := g.lines.share(b.len())
 	m := &meshed{custom: custom{g: g.transaction, n: b.len(), dt: b.dt, b: Bucket{Index: i, Comm: g.meter}}}
-	m.Reducer, m.order = m, base.NewOrder(g.transaction.rt, g.meter)
+	m.Reducer = m
+	m.order = base.NewOrder(g.transaction.rt, g.meter)
 	room := n * g.lines.ranks()
 	if err := m.allocate(room); err != nil {
 		return nil, err

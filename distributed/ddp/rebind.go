@@ -58,7 +58,9 @@ func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
 	}
 	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)
 	for _, b := range g.buckets {
-		b.joined, b.separate, b.flat = nil, nil, nil
+		b.joined = nil
+		b.separate = nil
+		b.flat = nil
 		if b.memory == nil {
 			continue
 		}
@@ -69,8 +71,10 @@ func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
 		}
 		b.memory = nil
 	}
-	had, defers := g.meter.WorldSize(), false
-	g.meter, g.agreed = metered.New(c), false
+	had := g.meter.WorldSize()
+	defers := false
+	g.meter = metered.New(c)
+	g.agreed = false
 	g.order = base.NewOrder(g.rt, g.meter)
 	if ops, ok := comm.As[comm.StreamSyncOps](g.meter); ok && g.side != nil {
 		g.side.ops = ops
@@ -103,7 +107,8 @@ func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
 		if err != nil {
 			return err
 		}
-		g.stats.Skipped, g.open = first.Skipped, false
+		g.stats.Skipped = first.Skipped
+		g.open = false
 	}
 	if err := g.transaction.bind(g); err != nil {
 		return err

@@ -68,14 +68,17 @@ func (g *Gradients) cut() error {
 		all[i].Tensor = t
 		offset := 0
 		for _, p := range b.params {
-			first, end := max(from, offset), min(from+share, offset+g.gradients[p].n)
+			first := max(from, offset)
+			end := min(from+share, offset+g.gradients[p].n)
 			if first < end {
 				all[i].Parts = append(all[i].Parts, ShardPart{p, first - offset, end - offset, first - from})
 			}
 			offset += g.gradients[p].n
 		}
 	}
-	g.shards, g.gathers, g.norms = all, make([]comm.Call, len(all)), make([]float64, len(all))
+	g.shards = all
+	g.gathers = make([]comm.Call, len(all))
+	g.norms = make([]float64, len(all))
 	g.gathered = nil
 	return nil
 }

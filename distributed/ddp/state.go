@@ -100,7 +100,8 @@ func (g *Gradients) Restore(ctx context.Context, states ...[]byte) error {
 	if err := g.restore(ctx, states); err != nil {
 		return base.OpError(op, err)
 	}
-	g.stats, g.open = Stats{}, false
+	g.stats = Stats{}
+	g.open = false
 	return nil
 }
 

@@ -293,7 +293,8 @@ func (g *Gradients) arrive(ctx context.Context, buckets []*bucket) (waited bool,
 			if err != nil {
 				return waited, err
 			}
-			b.step.result, waited = complete, waited || hostWaited
+			b.step.result = complete
+			waited = waited || hostWaited
 		}
 	}
 	return waited, nil
@@ -464,7 +465,8 @@ func (g *Gradients) commitAll(v engine.Verdict) error {
 			return err
 		}
 	}
-	g.stats.Skipped, g.open = v == engine.Skips, v == engine.Deferred
+	g.stats.Skipped = v == engine.Skips
+	g.open = v == engine.Deferred
 	return nil
 }
 

@@ -55,11 +55,13 @@ func newTransaction(g *Gradients, kernels kernel.Kernels, cfg engine.Settings) (
 // bind makes g's communicator that of the transaction, and allocates what there is per gradient
 // and per bucket.
 func (t *transaction) bind(g *Gradients) error {
-	t.c, t.order = g.meter, base.NewOrder(t.rt, g.meter)
+	t.c = g.meter
+	t.order = base.NewOrder(t.rt, g.meter)
 	if t.plain {
 		return t.buffers.Release(t.rt, 0) // of a comparison that failed
 	}
-	squares, flags := 2*len(g.gradients), t.c.WorldSize()*len(g.buckets)+1
+	squares := 2 * len(g.gradients)
+	flags := t.c.WorldSize()*len(g.buckets) + 1
 	words := squares + flags + 5 + len(g.gradients)
 	if err := t.buffers.Allocate(t.rt, &t.memory, words*base.WordSize); err != nil {
 		return err

@@ -67,7 +67,8 @@ const breakEvery = 10 * time.Millisecond
 // ends before, it ends what the communicators have submitted, and with it the exchanges.
 func (w *worker) wait(ctx context.Context, all []*metered.Communicator) error {
 	var first error
-	ended, retry := ctx.Done(), (<-chan time.Time)(nil)
+	ended := ctx.Done()
+	retry := (<-chan time.Time)(nil)
 	for w.open > 0 {
 		select {
 		case job := <-w.done:
@@ -79,7 +80,8 @@ func (w *worker) wait(ctx context.Context, all []*metered.Communicator) error {
 		case <-ended:
 		case <-retry:
 		}
-		ended, retry = nil, time.After(breakEvery)
+		ended = nil
+		retry = time.After(breakEvery)
 		for _, c := range all {
 			_ = c.Sync(ctx) // the exchange says why it ended
 		}

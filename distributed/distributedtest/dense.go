@@ -22,7 +22,8 @@ func counted(rank, n int) []float32 {
 // tensors. (That backends reduce right is commtest's to say.)
 func testCollectives(r *rank) {
 	const n = 3
-	p, root := r.size, r.size-1
+	p := r.size
+	root := r.size - 1
 	ranks := make([][]float32, p)
 	for i := range ranks {
 		ranks[i] = counted(i, n*p)
@@ -48,9 +49,11 @@ func testCollectives(r *rank) {
 		}
 		return otherwise
 	}
-	c, ctx := r.c, r.ctx
+	c := r.c
+	ctx := r.ctx
 	zeros := make([]float32, n*p)
-	next, previous := (r.rank+1)%p, (r.rank+p-1)%p
+	next := (r.rank + 1) % p
+	previous := (r.rank + p - 1) % p
 	cases := []struct {
 		name     string
 		dst, src []float32
@@ -92,7 +95,8 @@ func testCollectives(r *rank) {
 		}, ranks[previous][:n]},
 	}
 	for _, k := range cases {
-		dst, src := r.tensor(dtype.F32, k.dst), r.tensor(dtype.F32, k.src)
+		dst := r.tensor(dtype.F32, k.dst)
+		src := r.tensor(dtype.F32, k.src)
 		if err := k.do(dst, src); err != nil {
 			fail("%s: %w", k.name, err)
 		}
@@ -113,10 +117,12 @@ func (r *rank) holds(t *runtime.Tensor, want []float32, name string) {
 // elements for everybody, or i for its left and right neighbours' sake.
 func testLengths(r *rank) {
 	// In AllToAllV, rank i sends i+j elements to rank j.
-	counts, sendCounts := make([]int, r.size), make([]int, r.size)
+	counts := make([]int, r.size)
+	sendCounts := make([]int, r.size)
 	var all, send, want []float32
 	for peer := range counts {
-		counts[peer], sendCounts[peer] = peer, r.rank+peer
+		counts[peer] = peer
+		sendCounts[peer] = r.rank + peer
 		all = append(all, counted(peer, peer)...)
 		send = append(send, counted(10*r.rank+peer, r.rank+peer)...)
 		want = append(want, counted(10*peer+r.rank, r.rank+peer)...)

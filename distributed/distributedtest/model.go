@@ -155,7 +155,8 @@ func testMesh(r *rank) {
 		}
 		m := got(distributed.NewMesh(r.ctx, r.c,
 			distributed.Dim{Name: "data", Size: -1}, distributed.Dim{Name: "tensor", Size: columns}))
-		row, column := r.rank/columns, r.rank%columns
+		row := r.rank / columns
+		column := r.rank % columns
 		for _, k := range []struct {
 			name                    string
 			coord, size, first, gap int
@@ -163,7 +164,8 @@ func testMesh(r *rank) {
 			{"data", row, r.size / columns, column, columns},
 			{"tensor", column, columns, row * columns, 1},
 		} {
-			c, coord := got(m.Comm(k.name)), got(m.Coord(k.name))
+			c := got(m.Comm(k.name))
+			coord := got(m.Coord(k.name))
 			if coord != k.coord || c.Rank() != k.coord || c.WorldSize() != k.size {
 				fail("mesh with %d columns: %s has coordinate %d, rank %d of %d; want %d of %d",
 					columns, k.name, coord, c.Rank(), c.WorldSize(), k.coord, k.size)

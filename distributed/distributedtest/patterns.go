@@ -356,7 +356,8 @@ func testFullDensity(r *rank, pattern string) {
 // average returns the dense average of all ranks' gradients in float64, and
 // the mean of their magnitudes.
 func (r *rank) average(k family, n, step int) (mean, magnitude []float64) {
-	mean, magnitude = make([]float64, n), make([]float64, n)
+	mean = make([]float64, n)
+	magnitude = make([]float64, n)
 	for peer := range r.size {
 		for i, g := range r.gradient(k, n, peer, r.size, step) {
 			mean[i] += float64(g) / float64(r.size)
@@ -587,7 +588,8 @@ func testClipping(r *rank, pattern string) {
 				continue // there, clipped gradients are rounded before they are summed
 			}
 			cfg := config(pattern, 0.1)
-			cfg.ClipNorm, cfg.Clip = 0.5, mode
+			cfg.ClipNorm = 0.5
+			cfg.Clip = mode
 			r.reduces(fmt.Sprintf("clip mode %d", mode), 2000, dt, cfg, (*run).clip)
 		}
 	}

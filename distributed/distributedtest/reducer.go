@@ -29,7 +29,8 @@ func RunReducer(t *testing.T, b commtest.Backend, reducer func(ddp.Bucket) (ddp.
 	add := func(name string, body func(x *reduced)) {
 		cases = append(cases, testCase{name, func(r *rank) { body(&reduced{rank: r, top: r, reducer: reducer}) }, true})
 	}
-	skip, fail := sparse.Config{NonFinite: sparse.SkipNonFinite}, sparse.Config{NonFinite: sparse.FailNonFinite}
+	skip := sparse.Config{NonFinite: sparse.SkipNonFinite}
+	fail := sparse.Config{NonFinite: sparse.FailNonFinite}
 	add("Overlap", func(x *reduced) { x.follow(ddp.Config{}, (*reduced).overlap) })
 	add("Accumulate", func(x *reduced) { x.follow(ddp.Config{}, (*reduced).accumulate) })
 	add("Join", func(x *reduced) { x.follow(ddp.Config{Uneven: true}, (*reduced).plain) })
@@ -167,7 +168,8 @@ func (x *reduced) sums(residuals bool) (all []float64) {
 // checked makes a plain step, checks it against what all ranks had before, and returns its bits.
 func (x *reduced) checked(step int) []byte {
 	x.load(step, 1)
-	want, before := x.sums(false), x.kept
+	want := x.sums(false)
+	before := x.kept
 	must(x.g.ReduceAll(x.ctx, x.params))
 	bits := x.bits()
 	for rank, peer := range got(distributed.AllGatherBytes(x.ctx, x.rt, x.c, bits)) {
@@ -187,7 +189,8 @@ func (x *reduced) checked(step int) []byte {
 
 // follow makes steps in a way that has the results of plain ones.
 func (x *reduced) follow(cfg ddp.Config, way func(x *reduced, step int)) {
-	reference, o := x.restart(x.c, ddp.Config{}), x.restart(x.c, cfg)
+	reference := x.restart(x.c, ddp.Config{})
+	o := x.restart(x.c, cfg)
 	var want [4][]byte
 	for step := range want {
 		want[step] = reference.checked(step)
@@ -260,7 +263,8 @@ func (x *reduced) afterNaN(step int) {
 	}
 	given := x.bits()
 	err := x.g.ReduceAll(x.ctx, x.params)
-	undone, skipped := bytes.Equal(given, x.bits()), got(x.g.Stats(x.ctx)).Skipped
+	undone := bytes.Equal(given, x.bits())
+	skipped := got(x.g.Stats(x.ctx)).Skipped
 	if skips := x.cfg.NonFinite == sparse.SkipNonFinite; skipped != skips || undone == skips || errors.Is(err, sparse.ErrNonFinite) == skips {
 		fail("step %d: not finite, but skipped is %v, undone %v: %w", step, skipped, undone, err)
 	}
@@ -328,7 +332,8 @@ func (x *reduced) worlds() {
 	} else {
 		fewer := move(got(all.g.State(x.ctx)), x.size, survivors, all.kept)
 		fewer.checked(2)
-		kept, state = fewer.kept, got(fewer.g.State(x.ctx))
+		kept = fewer.kept
+		state = got(fewer.g.State(x.ctx))
 		must(fewer.g.Close())
 	}
 	grown := move(state, x.size-1, x.c, kept)

@@ -62,7 +62,9 @@ const delayedMix = 0.5
 
 // withDefaults returns c with the defaults of what is not set.
 func (c Config) withDefaults() (Config, error) {
-	c.Fragments, c.LearningRate, c.Decay = cmp.Or(c.Fragments, 1), cmp.Or(c.LearningRate, 1), cmp.Or(c.Decay, 1)
+	c.Fragments = cmp.Or(c.Fragments, 1)
+	c.LearningRate = cmp.Or(c.LearningRate, 1)
+	c.Decay = cmp.Or(c.Decay, 1)
 	switch {
 	case c.Mix == NoMix:
 		c.Mix = 0

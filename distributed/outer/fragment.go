@@ -82,7 +82,9 @@ func (l *Loop) send(ctx context.Context, f *fragment, now moment) error {
 	if err != nil {
 		return err
 	}
-	f.phase, f.before, f.sent = unaveraged, f.sent, now
+	f.phase = unaveraged
+	f.before = f.sent
+	f.sent = now
 	f.weight = now.Made - f.before.Made
 	if f.divisor = f.weight; l.cfg.Delay > 0 {
 		l.begin(ctx, f)
@@ -93,7 +95,8 @@ func (l *Loop) send(ctx context.Context, f *fragment, now moment) error {
 // begin begins the average of deltas, beside steps of the program on a goroutine, which weighs them and
 // selects from them. On a device with streams the host submits that at once, in the order of its other work.
 func (l *Loop) begin(ctx context.Context, f *fragment) {
-	f.phase, f.begun = inFlight, make(chan error, 1)
+	f.phase = inFlight
+	f.begun = make(chan error, 1)
 	ctx, f.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	begin := func() {
 		err := l.weigh(ctx, f)
@@ -162,7 +165,8 @@ func (l *Loop) land(ctx context.Context, f *fragment) error {
 		f.phase = unaveraged
 		return err
 	}
-	l.stats.SentElements, l.stats.SentBytes = l.stats.SentElements+stats.SentElements, l.stats.SentBytes+stats.SentBytes
+	l.stats.SentElements = l.stats.SentElements + stats.SentElements
+	l.stats.SentBytes = l.stats.SentBytes + stats.SentBytes
 	if f.phase = landed; stats.Skipped {
 		f.phase = skipped
 	}
@@ -198,7 +202,8 @@ func (l *Loop) finish(ctx context.Context, f *fragment) error {
 func (l *Loop) subtract(f *fragment) error {
 	k := l.kernels
 	return l.visit(f, func(ptr uintptr, dt dtype.DType, offset, n int) (err error) {
-		delta, common := base.At(l.delta.Ptr, offset), base.At(l.common.Ptr, offset)
+		delta := base.At(l.delta.Ptr, offset)
+		common := base.At(l.common.Ptr, offset)
 		src := kernel.Source{X: delta, N: n, From: common, Grad: ptr, DType: dt, Factor: l.word(minusWord)}
 		if dt != dtype.F32 {
 			rounded := l.rounded.Ptr
@@ -213,7 +218,8 @@ func (l *Loop) subtract(f *fragment) error {
 // optimize moves the common parameters by the averages in deltas, which it may change: v =
 // momentum·v + Δ, and common -= rate·v, or with Nesterov's rate·(Δ + momentum·v).
 func (l *Loop) optimize(f *fragment) error {
-	k, move := l.kernels, address(l.delta, f)
+	k := l.kernels
+	move := address(l.delta, f)
 	if l.cfg.Momentum > 0 {
 		v := address(l.velocity, f)
 		err := errors.Join(k.Scale(v, dtype.F32, f.n, l.word(momentumWord)),

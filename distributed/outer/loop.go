@@ -215,7 +215,8 @@ func (l *Loop) cut(params []*runtime.Tensor) error {
 			rowsBefore := func(i int) int { // of t's rows, those before the fragment
 				return min(max(i*l.n/l.cfg.Fragments-offset, 0)/row*row, t.Len())
 			}
-			from, to := rowsBefore(i), rowsBefore(i+1)
+			from := rowsBefore(i)
+			to := rowsBefore(i + 1)
 			if offset += t.Len(); from == to {
 				continue
 			}
@@ -224,7 +225,9 @@ func (l *Loop) cut(params []*runtime.Tensor) error {
 			if err != nil {
 				return err
 			}
-			f.params, f.deltas, next = append(f.params, part{t, from}), append(f.deltas, d), next+d.Len()
+			f.params = append(f.params, part{t, from})
+			f.deltas = append(f.deltas, d)
+			next += d.Len()
 		}
 		if f.n = next - f.from; f.n == 0 {
 			return base.ConfigError("Fragments is %d, more than there are rows of parameters", l.cfg.Fragments)
@@ -281,12 +284,14 @@ func (l *Loop) step(ctx context.Context, now moment) error {
 		}
 	}
 	if to.Now = now; now.Step == to.First+to.Length {
-		to.Round, to.First = to.Round+1, now.Step
+		to.Round = to.Round + 1
+		to.First = now.Step
 		if to.Length, l.err = l.cfg.window(to.Round); l.err != nil {
 			return l.err
 		}
 	}
-	l.position, l.next = to, 1
+	l.position = to
+	l.next = 1
 	return nil
 }
 

@@ -300,7 +300,8 @@ func (l *Loop) Residuals() (all []*runtime.Tensor, err error) {
 			err = errors.Join(err, l.land(context.Background(), f))
 		}
 		list, failed := f.sync.Residuals()
-		all, err = append(all, list...), errors.Join(err, failed)
+		all = append(all, list...)
+		err = errors.Join(err, failed)
 	}
 	return all, err
 }
@@ -333,7 +334,8 @@ func (l *Loop) Rebind(ctx context.Context, c comm.Communicator) error {
 			}
 			// It was sent by the step that is repeated, which sends it again, as on ranks that have not sent it.
 			if f.phase == unaveraged && f.sent.Step == l.position.Now.Step+1 {
-				f.phase, f.sent = resting, f.before
+				f.phase = resting
+				f.sent = f.before
 			}
 		}
 		if l.ownsComm {

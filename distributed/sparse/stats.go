@@ -81,6 +81,7 @@ func (s Stats) MarshalJSON() ([]byte, error) {
 func (s *Stats) UnmarshalJSON(data []byte) error {
 	from := jsonStats{fields: (*fields)(s)}
 	err := json.Unmarshal(data, &from)
-	s.Threshold, s.GlobalThreshold = float32(from.Threshold), float32(from.GlobalThreshold)
+	s.Threshold = float32(from.Threshold)
+	s.GlobalThreshold = float32(from.GlobalThreshold)
 	return err
 }

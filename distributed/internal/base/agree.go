@@ -59,7 +59,8 @@ func Agree(ctx context.Context, rt runtime.Runtime, c comm.Communicator, o *Orde
 // swapBytes returns every rank's bytes, which are elements of a type.
 func swapBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, o *Order, memory *Buffers,
 	local []byte, dt dtype.DType) ([][]byte, error) {
-	size, ranks := len(local), c.WorldSize()
+	size := len(local)
+	ranks := c.WorldSize()
 	b := new(Buffer)
 	if err := memory.Allocate(rt, b, (ranks+1)*size); err != nil {
 		return nil, err

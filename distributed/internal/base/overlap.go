@@ -25,7 +25,8 @@ func Disjoint(role string, tensors []*runtime.Tensor) error {
 	}
 	slices.SortFunc(order, func(i, j int32) int { return cmp.Compare(spans[i].from, spans[j].from) })
 	for p := 1; p < len(order); p++ {
-		i, j := order[p-1], order[p]
+		i := order[p-1]
+		j := order[p]
 		if spans[i].to > spans[j].from {
 			return OverlapError(role, int(i), int(j))
 		}

@@ -43,7 +43,8 @@ func (g *allgather) collectInPlace(ctx context.Context) {
 	first := g.shared.Ptr
 	if g.trims(g.words) {
 		for r := range g.size {
-			g.mail.rooms[r], g.mail.places[r] = g.words, r*g.words
+			g.mail.rooms[r] = g.words
+			g.mail.places[r] = r * g.words
 		}
 		g.gather(ctx, first)
 		return

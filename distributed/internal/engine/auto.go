@@ -75,7 +75,8 @@ func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int,
 	if p.order.Streams != nil {
 		p.batch = batch
 	}
-	p.cfg.Schedule, p.cfg.ClipNorm = Schedule{}, 0 // clipping takes as long with every pattern
+	p.cfg.Schedule = Schedule{} // clipping takes as long with every pattern
+	p.cfg.ClipNorm = 0
 	p.err = p.allocate()
 	usual := p.fit()
 	var trials []Trial
@@ -132,7 +133,8 @@ func (p *probe) fit() (usual float64) {
 // and oktopk send less among three ranks and more, in more messages, and oktopk as many between two. No other
 // sparse pattern was the fastest by a tenth in any measurement.
 func (p *probe) candidates() []string {
-	patterns, cfg := []string{TopkA, TopkAopt}, p.cfg
+	patterns := []string{TopkA, TopkAopt}
+	cfg := p.cfg
 	if p.c.WorldSize() > 2 {
 		patterns = append(patterns, Gtopk)
 	}
@@ -155,7 +157,8 @@ func (p *probe) bears(dense Trial, usual float64) bool {
 // choiceOf is the fastest of trials whose steps took so many seconds, or dense if that is slower
 // by less than a twentieth.
 func choiceOf(trials []Trial, seconds []float64, n, k int) *Choice {
-	choice, best := &Choice{Elements: n, K: k, Trials: trials}, slices.Min(seconds)
+	choice := &Choice{Elements: n, K: k, Trials: trials}
+	best := slices.Min(seconds)
 	for i := range trials {
 		t := &trials[i]
 		t.Time = time.Duration(seconds[i] * float64(time.Second))
@@ -170,7 +173,8 @@ func choiceOf(trials []Trial, seconds []float64, n, k int) *Choice {
 // try returns the seconds of a step of each pattern on n elements, until its work is done, on the slowest rank: the
 // medians of rounds.
 func (p *probe) try(n, rounds int, trials ...Trial) []float64 {
-	medians, steps := make([]float64, len(trials)), make([]measure.Round, len(trials))
+	medians := make([]float64, len(trials))
+	steps := make([]measure.Round, len(trials))
 	if p.err != nil {
 		return medians
 	}
@@ -223,7 +227,8 @@ func (p *probe) time(s *Reducer, gradient *runtime.Tensor) (float64, error) {
 
 // allocate makes random numbers.
 func (p *probe) allocate() (err error) {
-	values, bytes := make([]float32, min(p.n+shifts, randomBlock)), (p.n+shifts)*p.dt.Size()
+	values := make([]float32, min(p.n+shifts, randomBlock))
+	bytes := (p.n + shifts) * p.dt.Size()
 	for i := range values {
 		values[i] = float32(p.rng.NormFloat64())
 	}

@@ -14,11 +14,14 @@ func (s *Reducer) clip(ctx context.Context, g *Input) {
 	if s.cfg.ClipNorm == 0 || s.n == 0 || s.err != nil {
 		return
 	}
-	squares, share, limit := s.ptr(numSquares), 1.0, s.cfg.ClipNorm/math.Sqrt(float64(s.size))
+	squares := s.ptr(numSquares)
+	share := 1.0
+	limit := s.cfg.ClipNorm / math.Sqrt(float64(s.size))
 	s.check(s.kernels.SumSquares(g.Ptr, g.DType, s.n, squares))
 	if s.cfg.Clip == ClipGlobal {
 		s.communicate(ctx, comm.AllReduceCall(squares, squares, 1, dtype.F64, comm.Sum))
-		share, limit = 1/float64(s.size), s.cfg.ClipNorm
+		share = 1 / float64(s.size)
+		limit = s.cfg.ClipNorm
 	}
 	g.Factor = s.ptr(numFactor)
 	s.do(func() error { return s.kernels.ClipFactor(g.Factor, squares, 1, share, limit) })

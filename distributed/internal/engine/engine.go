@@ -82,10 +82,13 @@ func newEngine(rt runtime.Runtime, kernels kernel.Kernels, c comm.Communicator, 
 
 // bind makes c the communicator. What depends on the ranks starts anew.
 func (e *engine) bind(c comm.Communicator) {
-	e.c, e.order = c, base.NewOrder(e.rt, c)
-	e.rank, e.size = c.Rank(), c.WorldSize()
+	e.c = c
+	e.order = base.NewOrder(e.rt, c)
+	e.rank = c.Rank()
+	e.size = c.WorldSize()
 	e.average = 1 / float32(e.size)
-	e.agreed, e.peerLists = e.size == 1, [2]peerLists{}
+	e.agreed = e.size == 1
+	e.peerLists = [2]peerLists{}
 	e.prepareNumbers()
 }
 
@@ -175,7 +178,8 @@ func (e *engine) array(p uintptr) kernel.Array {
 func (e *engine) source(g Input) kernel.Source {
 	src := kernel.Source{X: e.residual, N: e.n, Grad: g.Ptr, DType: g.DType, Factor: g.Factor, From: e.origin, Take: true}
 	if e.restores == keeping {
-		src.From, src.Keep = 0, e.origin
+		src.From = 0
+		src.Keep = e.origin
 	}
 	return src
 }

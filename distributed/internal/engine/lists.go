@@ -47,7 +47,8 @@ func (e *engine) unshare(ctx context.Context) error {
 		}
 	}
 	shared := e.shared
-	e.shared, e.sharedBytes = nil, 0
+	e.shared = nil
+	e.sharedBytes = 0
 	if shared == nil {
 		return nil
 	}
@@ -127,7 +128,8 @@ func (e *engine) closeLists(ctx context.Context, l *peerLists) error {
 	if err != nil {
 		return err
 	}
-	*l, e.listMade = peerLists{}, false
+	*l = peerLists{}
+	e.listMade = false
 	return lists.Close()
 }
 
@@ -135,7 +137,8 @@ func (e *engine) closeLists(ctx context.Context, l *peerLists) error {
 // goes alone: symmetric memory is left to the communicator's Close then.
 func (e *engine) leaveShared(ctx context.Context, alone bool) error {
 	if _, symmetric := comm.As[comm.SymmetricAllocator](e.c); alone && symmetric {
-		e.shared, e.sharedBytes = nil, 0
+		e.shared = nil
+		e.sharedBytes = 0
 	}
 	err := errors.Join(e.closeLists(ctx, &e.peerLists[0]), e.closeLists(ctx, &e.peerLists[1]))
 	for _, lists := range e.outgrown {
@@ -171,7 +174,8 @@ func (e *engine) message(m *message, n int) kernel.Entries {
 
 // exactly returns l where its length is known to be n: the first n entries.
 func exactly(l kernel.Entries, n int) kernel.Entries {
-	l.N, l.Len = n, 0
+	l.N = n
+	l.Len = 0
 	return l
 }
 

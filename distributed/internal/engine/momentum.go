@@ -13,7 +13,8 @@ func (e *engine) addMomentum(g Input) Input {
 	if e.cfg.Momentum == 0 || e.err != nil || e.n == 0 {
 		return g
 	}
-	velocity, before := base.At(e.residual, e.n), base.At(e.residual, e.n)
+	velocity := base.At(e.residual, e.n)
+	before := base.At(e.residual, e.n)
 	if e.origin != 0 {
 		before = base.At(e.origin, e.n)
 	}

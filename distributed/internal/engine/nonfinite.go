@@ -30,7 +30,9 @@ func (e *engine) flagInput(p uintptr, dt dtype.DType) {
 
 // skipped notes that the step was rolled back.
 func (s *Reducer) skipped() {
-	s.stats.Skipped, s.stats.SelectedGlobal, s.result = true, 0, result{}
+	s.stats.Skipped = true
+	s.stats.SelectedGlobal = 0
+	s.result = result{}
 }
 
 // judge looks at what was counted. Where the host has not waited for
@@ -57,8 +59,12 @@ func (s *Reducer) judgeAlone() {
 	if !s.judges() {
 		return
 	}
-	flags, skip, skips := s.flags, s.skip, s.skips
-	s.flags, s.skip, s.skips = s.ptr(s.nonFinite), s.ptr(s.nonFinite), s.size
+	flags := s.flags
+	skip := s.skip
+	skips := s.skips
+	s.flags = s.ptr(s.nonFinite)
+	s.skip = s.ptr(s.nonFinite)
+	s.skips = s.size
 	s.countList(kernel.Entries{Val: s.residual, N: s.n}, 0)
 	if s.cfg.ClipNorm > 0 && s.cfg.Clip == ClipGlobal && s.size > 1 { // all ranks know this norm
 		s.countSquares(1)
@@ -67,5 +73,7 @@ func (s *Reducer) judgeAlone() {
 		s.copies = append(s.copies[:0], kernel.Copy{Dst: s.residual, Src: s.origin, DType: dtype.F32, N: s.held})
 		s.copyIfNonFinite()
 	}
-	s.flags, s.skip, s.skips = flags, skip, skips
+	s.flags = flags
+	s.skip = skip
+	s.skips = skips
 }

@@ -88,7 +88,9 @@ func (e *engine) prepareNumbers() {
 	e.host = make([]int32, e.layOut(e.size, e.order.Streams != nil))
 	e.allocate(&e.words, len(e.host)*base.WordSize)
 	e.allocate(&e.before, keptWords(e.size)*base.WordSize)
-	e.flags, e.skip, e.skips = e.ptr(e.nonFinite), e.ptr(e.nonFinite), e.size
+	e.flags = e.ptr(e.nonFinite)
+	e.skip = e.ptr(e.nonFinite)
+	e.skips = e.size
 	e.resetNumbers()
 }
 

@@ -90,8 +90,10 @@ type okExchange struct {
 func oktopk(e *engine) exchange {
 	x := &okExchange{partitionReducer: newPartitionReducer(e), allgather: newAllgather(e)}
 	e.past = past{age: e.cfg.tuning.ThresholdInterval}
-	x.sendCounts, x.sendDispls = make([]int, e.size), make([]int, e.size)
-	x.recvCounts, x.recvDispls = make([]int, e.size), make([]int, e.size)
+	x.sendCounts = make([]int, e.size)
+	x.sendDispls = make([]int, e.size)
+	x.recvCounts = make([]int, e.size)
+	x.recvDispls = make([]int, e.size)
 	x.sent = make([]kernel.Entries, e.size)
 	e.makeHostCopy()
 	for j := range sampleCount {
@@ -169,7 +171,8 @@ func (x *okExchange) runKnown(ctx context.Context, selected kernel.Entries, s ok
 	x.countLarge(selected)
 	local, outgoing, sums := x.reduceKnown(ctx, selected, s.limit, s.padded)
 	if outgoing.Idx == selected.Idx { // nothing was cut: they are own and outgoing
-		local, outgoing = selected, kernel.Entries{}
+		local = selected
+		outgoing = kernel.Entries{}
 	}
 	return x.gather(ctx, local, outgoing, sums, s)
 }
@@ -190,7 +193,8 @@ func (x *okExchange) runAhead(ctx context.Context, selected kernel.Entries, s ok
 		x.estimate(ctx, sums)
 		x.aboveOf(sums, x.ptr(numBracket), x.allgather.lists[x.rank])
 	}
-	lists, last := x.gatherAhead(ctx, local, late), x.size-1
+	lists := x.gatherAhead(ctx, local, late)
+	last := x.size - 1
 	for t := 1; t < last; t++ {
 		x.giveBack(x.sent[t], lists[x.to(t)])
 	}

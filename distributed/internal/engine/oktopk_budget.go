@@ -72,7 +72,8 @@ func (l limits) leaving(quota, size int, u unit) limits {
 	peers := size - 1
 	lengths := u.elements(2 * headerWords) // of messages, in front of them
 	l.message = (l.allgather + 2*l.outgoing - (2*quota+lengths)*peers) / (2 * peers) &^ 1
-	l.outgoing, l.allgather = l.message*peers, 2*quota*peers
+	l.outgoing = l.message * peers
+	l.allgather = 2 * quota * peers
 	l.global = min(l.global, l.allgather/2)
 	return l
 }

@@ -211,7 +211,8 @@ func divide(counts []int, total, limit int) {
 	for _, n := range counts {
 		sure += min(n, 1)
 	}
-	passed, granted := 0, 0
+	passed := 0
+	granted := 0
 	for r, n := range counts {
 		first := min(n, 1)
 		passed += n - first
@@ -252,11 +253,13 @@ func (x *okExchange) spread(ctx context.Context, local kernel.Entries, limit lim
 		if r == x.rank {
 			for to := range counts {
 				from, n := overlap(start, start+n, to)
-				x.sendCounts[to], x.sendDispls[to] = n, max(0, min(from-start, local.N))
+				x.sendCounts[to] = n
+				x.sendDispls[to] = max(0, min(from-start, local.N))
 			}
 		}
 		from, moves := overlap(start, start+n, x.rank)
-		x.recvCounts[r], x.recvDispls[r] = moves, max(0, min(from, myTo)-myFrom)
+		x.recvCounts[r] = moves
+		x.recvDispls[r] = max(0, min(from, myTo)-myFrom)
 		start += n
 	}
 	for r := range counts {

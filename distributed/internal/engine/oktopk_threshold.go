@@ -15,7 +15,8 @@ import (
 // by counting how many sums pass; a lower end that at least k pass is kept.
 func (x *okExchange) estimate(ctx context.Context, sums kernel.Entries) {
 	counts := uintptr(0)
-	bracket, fan := x.ptr(numBracket), x.ptr(numFan)
+	bracket := x.ptr(numBracket)
+	fan := x.ptr(numFan)
 	for range bisectRounds {
 		x.do(func() error { return x.kernels.Narrow(bracket, counts, x.k, fan, bisectFan) })
 		counts = x.ptr(numFanCounts)

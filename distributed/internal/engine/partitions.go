@@ -218,7 +218,8 @@ func (x *partitionExchange) runPadded(ctx context.Context, selected kernel.Entri
 
 // allgatherPartitions makes the result of all ranks' partitions, densely.
 func (x *partitionExchange) allgatherPartitions(ctx context.Context, sums kernel.Entries) result {
-	g, dense := x.allgather, x.denseResult()
+	g := x.allgather
+	dense := x.denseResult()
 	for r := range g.lengths {
 		g.displs[r], g.lengths[r] = x.partition(r)
 	}

@@ -51,7 +51,8 @@ func (x *quantized) run(ctx context.Context, _ kernel.Entries) result {
 	}
 	x.allocate(&x.codes, 2*x.size*words*base.WordSize)
 	x.allocate(&x.sums, share*base.WordSize)
-	out, in := x.codes.Ptr, base.At(x.codes.Ptr, x.size*words)
+	out := x.codes.Ptr
+	in := base.At(x.codes.Ptr, x.size*words)
 	for r := range x.size {
 		if first, n := part(r); r != x.rank {
 			x.quantize(base.At(out, r*words), base.At(x.residual, first), n, first)

@@ -35,7 +35,9 @@ func (s *Reducer) rebind(c comm.Communicator) error {
 	s.release(s.permanent)
 	s.meter = metered.New(c)
 	s.bind(s.meter)
-	s.k, s.selected, s.result = 0, kernel.Entries{}, result{}
+	s.k = 0
+	s.selected = kernel.Entries{}
+	s.result = result{}
 	return s.err
 }
 

@@ -92,7 +92,8 @@ func (s *Reducer) prepare() {
 	s.permanent = len(s.buffers)
 	s.fill(s.remains[0].Ptr, s.held)
 	if s.err == nil { // otherwise the next step that chooses a pattern does it again
-		s.residual, s.origin = s.remains[0].Ptr, s.remains[1].Ptr
+		s.residual = s.remains[0].Ptr
+		s.origin = s.remains[1].Ptr
 	}
 }
 
@@ -189,16 +190,19 @@ func (s *Reducer) plan(ctx context.Context, k int, whole bool) {
 		s.check(s.order.HostAfterAll(ctx))
 	}
 	s.release(s.permanent)
-	s.k, s.dense = k, whole
+	s.k = k
+	s.dense = whole
 	s.forget(past{})
 	s.fill(s.ptr(numState), 2)
 	if k > 0 {
-		name, p := Dense, pattern{noSelector, sumAll}
+		name := Dense
+		p := pattern{noSelector, sumAll}
 		if !whole {
 			name, p = find(&s.cfg, k, s.n, s.size)
 		}
 		s.name = name
-		s.selector, s.exchange = p.selector(s.engine), p.exchange(s.engine)
+		s.selector = p.selector(s.engine)
+		s.exchange = p.exchange(s.engine)
 		if _, all := s.selector.(nothing); !all && s.cfg.Selector != nil {
 			s.selector = &custom{engine: s.engine}
 		}

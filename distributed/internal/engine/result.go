@@ -80,7 +80,8 @@ func (s *Reducer) Read(ctx context.Context, l kernel.Entries) (indices []int32, 
 	if err != nil || n == 0 {
 		return nil, nil, err
 	}
-	indices, values = make([]int32, n), make([]float32, n)
+	indices = make([]int32, n)
+	values = make([]float32, n)
 	err = errors.Join(s.rt.CopyOut(hostmem.Bytes(indices), l.Idx), s.rt.CopyOut(hostmem.Bytes(values), l.Val))
 	return indices, values, base.OpError(op, err)
 }

@@ -61,7 +61,8 @@ func (e *engine) rollBack() {
 	}
 	if e.err == nil {
 		e.swap()
-		e.past, e.restores = e.ago, nothingSaved
+		e.past = e.ago
+		e.restores = nothingSaved
 	}
 }
 

@@ -219,7 +219,8 @@ func (s *custom) tell(dst kernel.Entries) {
 	if s.err != nil || s.cfg.NonFinite == PassNonFinite {
 		return
 	}
-	count, value := s.ptr(numFan), s.ptr(numFan+1)
+	count := s.ptr(numFan)
+	value := s.ptr(numFan + 1)
 	s.check(s.rt.Fill(value, 1, dtype.F32, math.NaN()))
 	s.do(func() error {
 		return s.kernels.CountAbove(kernel.Entries{Val: s.residual, N: s.n}, s.ptr(numLimit), 1, count)

@@ -66,7 +66,8 @@ func (s *Reducer) Select(ctx context.Context, g Input) error {
 	if err := s.ready(); err != nil {
 		return err
 	}
-	started, sent := time.Now(), s.meter.Totals()
+	started := time.Now()
+	sent := s.meter.Totals()
 	s.step = step{phase: begun, last: s.stats, stats: Stats{Step: s.steps, Elements: s.n}}
 	if ctx.Err() != nil {
 		s.check(comm.ContextError(ctx))
@@ -85,7 +86,8 @@ func (s *Reducer) Select(ctx context.Context, g Input) error {
 		if s.decide(ctx, g.DType); s.err != nil {
 			return s.err
 		}
-		started, sent = time.Now(), s.meter.Totals()
+		started = time.Now()
+		sent = s.meter.Totals()
 	}
 	if s.choice != nil {
 		s.stats.Chosen = s.choice.Pattern
@@ -108,7 +110,8 @@ func (s *Reducer) Exchange(ctx context.Context) error {
 	if err := s.in(selected, selected); err != nil {
 		return err
 	}
-	started, sent := time.Now(), s.meter.Totals()
+	started := time.Now()
+	sent := s.meter.Totals()
 	switch {
 	case s.whole.DType != dtype.Invalid:
 		s.communicate(ctx, s.whole)
@@ -216,7 +219,8 @@ func (s *Reducer) RollBack() error {
 // fails now stays.
 func (s *Reducer) failed() error {
 	if s.cfg.NoUndo {
-		s.stats, s.counted = s.last, true
+		s.stats = s.last
+		s.counted = true
 		return s.err
 	}
 	cause := s.err
@@ -241,7 +245,9 @@ func (s *Reducer) takeWhole(ctx context.Context, g Input) {
 		s.takeVelocity(ctx, g)
 		return
 	}
-	bytes, send, sum := s.n*g.DType.Size(), g.Ptr, g.Ptr
+	bytes := s.n * g.DType.Size()
+	send := g.Ptr
+	sum := g.Ptr
 	if !s.cfg.NoUndo {
 		if sum = s.origin; sum == 0 {
 			s.allocate(&s.flat, bytes)
@@ -282,8 +288,11 @@ func (s *Reducer) takeVelocity(ctx context.Context, g Input) {
 
 // sendsAll notes that the step is dense.
 func (s *Reducer) sendsAll() {
-	s.stats.Pattern, s.stats.Dense, s.stats.K = Dense, true, s.n
-	s.stats.SelectedLocal, s.stats.SelectedGlobal = s.n, s.n
+	s.stats.Pattern = Dense
+	s.stats.Dense = true
+	s.stats.K = s.n
+	s.stats.SelectedLocal = s.n
+	s.stats.SelectedGlobal = s.n
 }
 
 // takeSome adds the gradient to the residual and selects from it, or has the exchange take the whole.
@@ -351,8 +360,11 @@ func (s *Reducer) InFlight() bool { return s.inFlight }
 // skip is not 0. The caller compares what the ranks reduce ([Reducer.Terms]), and logs what a
 // [Reducer.Rebind] loses. A Rebind ends it.
 func (s *Reducer) JoinTransaction(flags, skip uintptr) {
-	s.flags, s.skip, s.skips = flags, skip, 1
-	s.agreed, s.joined = true, true
+	s.flags = flags
+	s.skip = skip
+	s.skips = 1
+	s.agreed = true
+	s.joined = true
 }
 
 // faultInterval is how often a step waits for the device only to look at what the
@@ -395,7 +407,8 @@ func (s *Reducer) Stats(ctx context.Context) (Stats, error) {
 	global := 0
 	for _, l := range s.result.lists {
 		n, e := s.lengthOf(l)
-		global, err = global+n, errors.Join(err, e)
+		global = global + n
+		err = errors.Join(err, e)
 	}
 	if s.result.dense != 0 {
 		global = s.n
@@ -403,12 +416,15 @@ func (s *Reducer) Stats(ctx context.Context) (Stats, error) {
 	threshold := s.float(s.used)
 	switch s.selector.(type) {
 	case nothing:
-		local, threshold = s.n, 0
+		local = s.n
+		threshold = 0
 	case *custom:
 		threshold = 0
 	}
-	s.stats.SelectedLocal, s.stats.SelectedGlobal = local, global
-	s.stats.Threshold, s.stats.GlobalThreshold = threshold, s.past.globalThreshold
+	s.stats.SelectedLocal = local
+	s.stats.SelectedGlobal = global
+	s.stats.Threshold = threshold
+	s.stats.GlobalThreshold = s.past.globalThreshold
 	if err != nil {
 		return s.stats, base.OpError("stats", err)
 	}
