@@ -88,22 +88,29 @@ func (m *meshed) Reduce(ctx context.Context, _ Bucket) error {
 		}
 	}
 	m.started = true
-	err := m.between.Select(ctx, m.share)
-	if err == nil {
-		err = m.between.Exchange(ctx)
-	}
-	if err == nil {
-		_, err = m.between.Complete(ctx)
-	}
-	if err == nil {
-		err = m.between.Commit(engine.Passes)
+	if err := m.step(ctx); err != nil {
+		return err
 	}
 	for i := range slices.Backward(m.levels) {
-		if err == nil {
-			err = m.levels[i].do(ctx, m.levels[i].gather)
+		if err := m.levels[i].do(ctx, m.levels[i].gather); err != nil {
+			return err
 		}
 	}
-	return err
+	return nil
+}
+
+// step is that between the hosts.
+func (m *meshed) step(ctx context.Context) error {
+	if err := m.between.Select(ctx, m.share); err != nil {
+		return err
+	}
+	if err := m.between.Exchange(ctx); err != nil {
+		return err
+	}
+	if _, err := m.between.Complete(ctx); err != nil {
+		return err
+	}
+	return m.between.Commit(engine.Passes)
 }
 
 // Memory implements [Reducer]. What is kept between steps, the reducer between the hosts keeps.

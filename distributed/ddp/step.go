@@ -134,11 +134,11 @@ func (g *Gradients) placeGiven() {
 func (g *Gradients) begin(ctx context.Context) {
 	if !g.step.begun && g.sound() {
 		g.step.begun = true
-		err := g.drain(ctx)
-		if err == nil {
-			err = g.announce(ctx, 1)
+		if err := g.drain(ctx); err != nil {
+			g.fail(err)
+			return
 		}
-		g.fail(err)
+		g.fail(g.announce(ctx, 1))
 	}
 }
 
@@ -240,19 +240,26 @@ func (g *Gradients) start(ctx context.Context, b *bucket) error {
 
 // selectEntries selects from a bucket, whose gradients are there at its mark.
 func (g *Gradients) selectEntries(ctx context.Context, b *bucket) error {
-	t := cmp.Or(b.flat, b.step.zeros)
+	t := b.flat
+	if t == nil {
+		t = b.step.zeros
+	}
 	if t == nil {
 		t = g.step.tensors[b.params[0]]
 	}
-	err := g.side.follow(b.ready)
-	if err == nil {
-		err = g.gather(b)
+	if err := g.side.follow(b.ready); err != nil {
+		return err
 	}
-	if err == nil && g.transaction.plain {
-		err = g.scalePlain(b)
+	if err := g.gather(b); err != nil {
+		return err
 	}
-	ptr, wrong := t.Ptr()
-	if err = cmp.Or(err, wrong); err != nil {
+	if g.transaction.plain {
+		if err := g.scalePlain(b); err != nil {
+			return err
+		}
+	}
+	ptr, err := t.Ptr()
+	if err != nil {
 		return err
 	}
 	err = b.reducer.Select(ctx, engine.Input{
@@ -302,17 +309,27 @@ func (g *Gradients) arrive(ctx context.Context, buckets []*bucket) (waited bool,
 
 // commit ends the step of a bucket.
 func (g *Gradients) commit(b *bucket, v engine.Verdict) error {
-	err := b.reducer.Commit(v)
-	if err == nil && b.step.zeros != nil {
-		i := b.params[0]
-		err = g.copyOnStream(g.step.tensors[i], b.step.zeros)
-	}
-	if err == nil && !g.cfg.Shard {
-		err = g.copyParts(b, true)
-	}
+	err := g.writeResult(b, v)
 	b.step.result = committed
 	g.passed(b, engine.Finished)
 	return err
+}
+
+// writeResult has the gradients of a bucket hold the result.
+func (g *Gradients) writeResult(b *bucket, v engine.Verdict) error {
+	if err := b.reducer.Commit(v); err != nil {
+		return err
+	}
+	if b.step.zeros != nil {
+		i := b.params[0]
+		if err := g.copyOnStream(g.step.tensors[i], b.step.zeros); err != nil {
+			return err
+		}
+	}
+	if g.cfg.Shard {
+		return nil
+	}
+	return g.copyParts(b, true)
 }
 
 func (g *Gradients) passed(b *bucket, s engine.Stage) {

@@ -18,23 +18,35 @@ func counted(rank, n int) []float32 {
 	return x
 }
 
+// collective is one call on tensors.
+type collective struct {
+	name     string
+	dst, src []float32 // before the call
+	do       func(dst, src *runtime.Tensor) error
+	want     []float32 // of dst
+}
+
+// vectors returns those of n elements of all ranks, and their sum.
+func vectors(ranks, n int) (all [][]float32, sum []float32) {
+	sum = make([]float32, n)
+	for rank := range ranks {
+		x := counted(rank, n)
+		for i := range x {
+			sum[i] += x[i]
+		}
+		all = append(all, x)
+	}
+	return all, sum
+}
+
 // testCollectives checks that every collective moves the right elements of
 // tensors. (That backends reduce right is commtest's to say.)
 func testCollectives(r *rank) {
 	const n = 3
 	p := r.size
 	root := r.size - 1
-	ranks := make([][]float32, p)
-	for i := range ranks {
-		ranks[i] = counted(i, n*p)
-	}
+	ranks, sum := vectors(p, n*p)
 	part := ranks[r.rank]
-	sum := make([]float32, n*p)
-	for _, x := range ranks {
-		for i := range x {
-			sum[i] += x[i]
-		}
-	}
 	// parts returns elements [i*n, (i+1)*n) of all ranks' vectors.
 	parts := func(i int) []float32 {
 		var all []float32
@@ -54,12 +66,7 @@ func testCollectives(r *rank) {
 	zeros := make([]float32, n*p)
 	next := (r.rank + 1) % p
 	previous := (r.rank + p - 1) % p
-	cases := []struct {
-		name     string
-		dst, src []float32
-		do       func(dst, src *runtime.Tensor) error
-		want     []float32 // of dst
-	}{
+	for _, k := range []collective{
 		{"AllReduce", part, nil, func(t, _ *runtime.Tensor) error {
 			return distributed.AllReduce(ctx, c, t, comm.Sum)
 		}, sum},
@@ -93,8 +100,7 @@ func testCollectives(r *rank) {
 		{"SendRecv", zeros[:n], part[:n], func(dst, src *runtime.Tensor) error {
 			return distributed.SendRecv(ctx, c, dst, previous, src, next, 5)
 		}, ranks[previous][:n]},
-	}
-	for _, k := range cases {
+	} {
 		dst := r.tensor(dtype.F32, k.dst)
 		src := r.tensor(dtype.F32, k.src)
 		if err := k.do(dst, src); err != nil {

@@ -34,7 +34,11 @@ func testGradientSync(r *rank) {
 		{name: "sparse", cfg: ddp.Config{BucketBytes: 3000, Config: reduction, DenseUpTo: -1}, sparse: true},
 		{name: "large ones sparse", cfg: ddp.Config{BucketBytes: 3000, Config: reduction, DenseUpTo: 400}, sparse: true},
 		{name: "in the buckets", cfg: ddp.Config{BucketBytes: 3000, BucketViews: true}},
-		{name: "sparse, in the buckets", cfg: ddp.Config{BucketBytes: 3000, BucketViews: true, Config: reduction}, sparse: true},
+		{
+			name:   "sparse, in the buckets",
+			cfg:    ddp.Config{BucketBytes: 3000, BucketViews: true, Config: reduction},
+			sparse: true,
+		},
 	}
 	for i, pattern := range sparse.Patterns() {
 		cfg := ddp.Config{BucketBytes: 3000, Config: sparse.Config(config(pattern, 1)), DenseUpTo: -1}
@@ -63,16 +67,20 @@ func testGradientSync(r *rank) {
 	}
 }
 
+// The gradients of trainSteps.
+var (
+	modelLengths = []int{500, 10, 0, 300, 400, 1, 700}
+	modelTypes   = []dtype.DType{dtype.F32, dtype.F32, dtype.F32, dtype.BF16, dtype.F32, dtype.F32, dtype.F32}
+)
+
 // trainSteps runs steps and compares the averages with a float64 reference.
 // All configurations send everything, so that they are exact. counted is among how
 // many ranks the traffic is that [ddp.Stats] counts.
 func (r *rank) trainSteps(cfg ddp.Config, counted int) {
-	lengths := []int{500, 10, 0, 300, 400, 1, 700}
-	types := []dtype.DType{dtype.F32, dtype.F32, dtype.F32, dtype.BF16, dtype.F32, dtype.F32, dtype.F32}
 	var sets [2][]*runtime.Tensor // gradients move from step to step
 	for s := range sets {
-		for i, n := range lengths {
-			sets[s] = append(sets[s], r.tensor(types[i], make([]float32, n)))
+		for i, n := range modelLengths {
+			sets[s] = append(sets[s], r.tensor(modelTypes[i], make([]float32, n)))
 		}
 	}
 	g := got(ddp.New(r.ctx, r.rt, r.c, sets[0], cfg))
@@ -81,7 +89,7 @@ func (r *rank) trainSteps(cfg ddp.Config, counted int) {
 	}
 	for step := range 5 {
 		params := slices.Clone(sets[step%2])
-		for i, n := range lengths {
+		for i, n := range modelLengths {
 			r.write(params[i], r.gradient(families[0], n, r.rank, r.size, 10*step+i))
 		}
 		order := rand.New(rand.NewPCG(seed, uint64(r.rank))).Perm(len(params))
@@ -108,31 +116,11 @@ func (r *rank) trainSteps(cfg ddp.Config, counted int) {
 			}
 			must(g.Wait(r.ctx))
 		}
-		for i, n := range lengths {
+		for i := range params {
 			if params[i] != nil && g.Result(i) != params[i] {
 				fail("step %d: the result of gradient %d is not where it was given", step, i)
 			}
-			want, scale := r.average(families[0], n, 10*step+i)
-			if i == leftOut {
-				for j, v := range r.gradient(families[0], n, r.size-1, r.size, 10*step+i) {
-					want[j], scale[j] = float64(v)/float64(r.size), math.Abs(float64(v))
-				}
-			}
-			if cfg.Sum {
-				for j := range want {
-					want[j] *= float64(r.size)
-					scale[j] *= float64(r.size)
-				}
-			}
-			tolerance := 1e-6
-			if types[i] == dtype.BF16 {
-				tolerance = halfRoundings(r.size) * 0x1p-8
-			}
-			for j, x := range r.read(g.Result(i)) {
-				if math.Abs(float64(x)-want[j]) > scale[j]*tolerance {
-					fail("step %d: gradient %d is %v at %d, want %v", step, i, x, j, want[j])
-				}
-			}
+			r.exactAverage(g, cfg, step, i, i == leftOut)
 		}
 		stats := got(g.Stats(r.ctx))
 		sends := counted > 1
@@ -144,6 +132,33 @@ func (r *rank) trainSteps(cfg ddp.Config, counted int) {
 		}
 	}
 	must(g.Close(), g.Close())
+}
+
+// exactAverage compares the result of gradient i with the average in float64. alone: only the last rank had one.
+func (r *rank) exactAverage(g *ddp.Gradients, cfg ddp.Config, step, i int, alone bool) {
+	n := modelLengths[i]
+	want, scale := r.average(families[0], n, 10*step+i)
+	if alone {
+		for j, v := range r.gradient(families[0], n, r.size-1, r.size, 10*step+i) {
+			want[j] = float64(v) / float64(r.size)
+			scale[j] = math.Abs(float64(v))
+		}
+	}
+	if cfg.Sum {
+		for j := range want {
+			want[j] *= float64(r.size)
+			scale[j] *= float64(r.size)
+		}
+	}
+	tolerance := 1e-6
+	if modelTypes[i] == dtype.BF16 {
+		tolerance = halfRoundings(r.size) * 0x1p-8
+	}
+	for j, x := range r.read(g.Result(i)) {
+		if math.Abs(float64(x)-want[j]) > scale[j]*tolerance {
+			fail("step %d: gradient %d is %v at %d, want %v", step, i, x, j, want[j])
+		}
+	}
 }
 
 // testMesh splits the world into a grid and checks who is together with whom,

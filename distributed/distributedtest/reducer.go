@@ -93,8 +93,13 @@ type reduced struct {
 
 // restart returns a Gradients over c, which goes on from states if there are some.
 func (x *reduced) restart(c comm.Communicator, cfg ddp.Config, states ...[]byte) *reduced {
-	o := &reduced{rank: newRank(x.ctx, x.suite, commtest.Rank{Comm: c, Runtime: x.rt}), top: x.top, reducer: x.reducer, cfg: cfg,
-		residuals: map[int]*runtime.Tensor{}}
+	o := &reduced{
+		rank:      newRank(x.ctx, x.suite, commtest.Rank{Comm: c, Runtime: x.rt}),
+		top:       x.top,
+		reducer:   x.reducer,
+		cfg:       cfg,
+		residuals: map[int]*runtime.Tensor{},
+	}
 	n := 0
 	for _, shape := range [][]int{{40, 50}, {50}, {30, 5, 4}, {7, 100}, {100}, {3}} {
 		t := got(runtime.New(x.rt, dtype.F32, shape...))
@@ -265,7 +270,9 @@ func (x *reduced) afterNaN(step int) {
 	err := x.g.ReduceAll(x.ctx, x.params)
 	undone := bytes.Equal(given, x.bits())
 	skipped := got(x.g.Stats(x.ctx)).Skipped
-	if skips := x.cfg.NonFinite == sparse.SkipNonFinite; skipped != skips || undone == skips || errors.Is(err, sparse.ErrNonFinite) == skips {
+	skips := x.cfg.NonFinite == sparse.SkipNonFinite
+	refused := errors.Is(err, sparse.ErrNonFinite)
+	if skipped != skips || undone == skips || refused == skips {
 		fail("step %d: not finite, but skipped is %v, undone %v: %w", step, skipped, undone, err)
 	}
 	x.plain(step)

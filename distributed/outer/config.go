@@ -101,7 +101,8 @@ func (c *Config) window(round int) (int, error) {
 		steps = c.Schedule(round)
 	}
 	if interval := steps / c.Fragments; interval < max(1, c.Delay) {
-		return 0, base.ConfigError("the window of round %d has %d steps, which are %d from each of %d fragments to the next; "+
+		return 0, base.ConfigError("the window of round %d has %d steps, which are %d from each of %d fragments "+
+			"to the next; "+
 			"want at least 1, and no fewer than Delay (%d)",
 			round, steps, interval, c.Fragments, c.Delay)
 	}

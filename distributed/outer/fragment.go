@@ -40,11 +40,11 @@ func (l *Loop) visit(f *fragment, do func(ptr uintptr, dt dtype.DType, offset, n
 	offset := f.from
 	for i, p := range f.params {
 		ptr, err := p.Ptr()
-		n := f.deltas[i].Len()
-		if err == nil {
-			err = do(ptr+uintptr(p.from*p.DType().Size()), p.DType(), offset, n)
-		}
 		if err != nil {
+			return err
+		}
+		n := f.deltas[i].Len()
+		if err := do(ptr+uintptr(p.from*p.DType().Size()), p.DType(), offset, n); err != nil {
 			return err
 		}
 		offset += n

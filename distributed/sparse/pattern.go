@@ -15,7 +15,7 @@ const (
 	GaussiankConcat = engine.GaussiankConcat // "gaussiankconcat": the same, as each list is one message here
 	GaussiankSA     = engine.GaussiankSA     // "gaussiankSA": the same selection, split allreduce
 	Oktopk          = engine.Oktopk          // "oktopk": Li and Hoefler, PPoPP 2022
-	Chunked         = engine.Chunked         // "chunked": exact top-k of each 4096 elements, allgather; DeMo, Peng et al., 2024
+	Chunked         = engine.Chunked         // "chunked": exact top-k of each 4096 elements, allgather; DeMo, 2024
 )
 
 // Auto, for [Config.Pattern], is the pattern whose steps are the fastest on this communicator, with this runtime's

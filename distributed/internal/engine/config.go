@@ -33,8 +33,8 @@ type Config struct {
 type ClipMode uint8
 
 const (
-	ClipLocal ClipMode = iota
-	ClipGlobal
+	ClipLocal  ClipMode = iota // that of each rank's gradient
+	ClipGlobal                 // the root mean square of all of them
 	numClipModes
 )
 
@@ -44,9 +44,9 @@ type NonFinitePolicy uint8
 const (
 	// nonFiniteUnset is the default, which follows from the other fields.
 	nonFiniteUnset NonFinitePolicy = iota
-	PassNonFinite
-	SkipNonFinite
-	FailNonFinite
+	PassNonFinite                  // it is a step as any other
+	SkipNonFinite                  // the step is rolled back on every rank
+	FailNonFinite                  // the step fails with ErrNonFinite on every rank
 	numNonFinitePolicies
 )
 
@@ -63,7 +63,9 @@ type Schedule = struct {
 
 // Selector selects the entries that a rank sends, in the place of a pattern's own selection.
 type Selector = interface {
+	// Select writes which entries are sent.
 	Select(s Selection) error
+	// String names the Selector and its settings, which the ranks compare.
 	String() string
 }
 
