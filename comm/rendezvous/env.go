@@ -52,15 +52,18 @@ const (
 
 // launcher has the variables of a family of launchers, "" for one that it does not set.
 type launcher struct {
-	name                  string
-	rank, size            string
-	localRank, localSize  string
-	key                   string   // random, and known to the processes of the job alone
-	job                   []string // together a name of the job, unless the first is missing
-	descriptor            string   // the number of a socket that all processes of this host inherit
-	hosts, hostCount      string   // of the job, in the order of the ranks
-	portServesTheLauncher string   // if "True", the launcher listens on the port itself
-	hosted                bool     // the launcher keeps the store
+	name         string
+	rank         string
+	size         string
+	localRank    string
+	localSize    string
+	key          string   // random, and known to the processes of the job alone
+	job          []string // together a name of the job, unless the first is missing
+	descriptor   string   // the number of a socket that all processes of this host inherit
+	hosts        string   // of the job, in the order of the ranks
+	hostCount    string
+	launcherPort string // if "True", the launcher listens on the port itself
+	hosted       bool   // the launcher keeps the store; no variable
 }
 
 // launchers are in the order of preference. Another launcher may have started torchrun; the
@@ -82,12 +85,12 @@ var launchers = []launcher{
 	{
 		name: "torchrun", rank: "RANK", size: "WORLD_SIZE",
 		localRank: "LOCAL_RANK", localSize: "LOCAL_WORLD_SIZE", job: []string{"TORCHELASTIC_RUN_ID"},
-		portServesTheLauncher: "TORCHELASTIC_USE_AGENT_STORE",
+		launcherPort: "TORCHELASTIC_USE_AGENT_STORE",
 	},
 	{
 		name: "openmpi", rank: "OMPI_COMM_WORLD_RANK", size: "OMPI_COMM_WORLD_SIZE",
-		localRank: "OMPI_COMM_WORLD_LOCAL_RANK", localSize: "OMPI_COMM_WORLD_LOCAL_SIZE", job: []string{"PMIX_NAMESPACE"},
-		key: "OMPI_MCA_orte_precondition_transports",
+		localRank: "OMPI_COMM_WORLD_LOCAL_RANK", localSize: "OMPI_COMM_WORLD_LOCAL_SIZE",
+		job: []string{"PMIX_NAMESPACE"}, key: "OMPI_MCA_orte_precondition_transports",
 	},
 	{
 		name: "slurm", rank: "SLURM_PROCID", size: "SLURM_STEP_NUM_TASKS",
@@ -142,6 +145,11 @@ func FromEnv(getenv func(string) string) (Job, error) {
 	return Job{Launcher: "none", WorldSize: 1}, nil
 }
 
+// errorf is an error of the launcher's variables.
+func (l launcher) errorf(format string, args ...any) error {
+	return fmt.Errorf("rendezvous: %w of %s: %w", ErrEnvironment, l.name, fmt.Errorf(format, args...))
+}
+
 // read makes a Job of a launcher's variables.
 func (l launcher) read(getenv func(string) string) (Job, error) {
 	j := Job{Launcher: l.name, Hosted: l.hosted}
@@ -160,26 +168,21 @@ func (l launcher) read(getenv func(string) string) (Job, error) {
 		}
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 0 {
-			return j, fmt.Errorf("rendezvous: %w of %s: %s=%q is no count", ErrEnvironment, l.name, v.name, text)
+			return j, l.errorf("%s=%q is no count", v.name, text)
 		}
 		*v.to = n
 	}
 	if j.Rank >= j.WorldSize {
-		return j, fmt.Errorf("rendezvous: %w of %s: %s=%d but %s=%d", ErrEnvironment, l.name, l.rank, j.Rank, l.size, j.WorldSize)
+		return j, l.errorf("%s=%d but %s=%d", l.rank, j.Rank, l.size, j.WorldSize)
 	}
 	host, err := l.host(getenv, j.WorldSize)
 	if err != nil {
 		return j, err
 	}
 	name := l.jobName(getenv, host)
-	secret := getenv(SecretVariable)
-	if path := getenv(SecretFileVariable); secret == "" && path != "" {
-		if secret, err = ReadSecret(path, false); err != nil {
-			return j, fmt.Errorf("rendezvous: %w of %s: %s: %w", ErrEnvironment, l.name, SecretFileVariable, err)
-		}
-	}
-	if secret == "" && l.key != "" {
-		secret = getenv(l.key)
+	secret, err := l.secret(getenv)
+	if err != nil {
+		return j, err
 	}
 	if secret != "" || name != "" {
 		j.Secret = []byte(strings.Join([]string{secret, l.name, name}, "\x00"))
@@ -196,10 +199,28 @@ func (l launcher) read(getenv func(string) string) (Job, error) {
 	}
 	for _, address := range j.Stores {
 		if _, _, err := net.SplitHostPort(address); err != nil {
-			return j, fmt.Errorf("rendezvous: %w of %s: %s: %w", ErrEnvironment, l.name, StoreVariable, err)
+			return j, l.errorf("%s: %w", StoreVariable, err)
 		}
 	}
 	return j, nil
+}
+
+// secret is what only the processes of the job know, "" if there is nothing.
+func (l launcher) secret(getenv func(string) string) (string, error) {
+	if secret := getenv(SecretVariable); secret != "" {
+		return secret, nil
+	}
+	if path := getenv(SecretFileVariable); path != "" {
+		secret, err := ReadSecret(path, false)
+		if err != nil {
+			return "", l.errorf("%s: %w", SecretFileVariable, err)
+		}
+		return secret, nil
+	}
+	if l.key == "" {
+		return "", nil
+	}
+	return getenv(l.key), nil
 }
 
 // jobName is the launcher's name for the job, "" if it has none.
@@ -224,12 +245,14 @@ func (l launcher) jobName(getenv func(string) string, host string) string {
 // host is the host of rank 0.
 func (l launcher) host(getenv func(string) string, size int) (string, error) {
 	if host := getenv(addressVariable); host != "" {
-		if inside, ok := strings.CutPrefix(host, "["); ok { // as IPv6 addresses are written before a port
-			host = strings.TrimSuffix(inside, "]")
+		if bare, ok := strings.CutPrefix(host, "["); ok { // as IPv6 addresses are written before a port
+			host = strings.TrimSuffix(bare, "]")
 		}
 		return host, nil
 	}
-	if size == 1 || l.localSize != "" && getenv(l.localSize) == strconv.Itoa(size) || l.hostCount != "" && getenv(l.hostCount) == "1" {
+	allLocal := l.localSize != "" && getenv(l.localSize) == strconv.Itoa(size)
+	oneHost := l.hostCount != "" && getenv(l.hostCount) == "1"
+	if size == 1 || allLocal || oneHost {
 		return "127.0.0.1", nil
 	}
 	if l.hosts != "" {
@@ -237,7 +260,7 @@ func (l launcher) host(getenv func(string) string, size int) (string, error) {
 			return host, nil
 		}
 	}
-	return "", fmt.Errorf("rendezvous: %w of %s: several hosts, but %s does not say which one rank 0 runs on", ErrEnvironment, l.name, addressVariable)
+	return "", l.errorf("several hosts, but %s does not say which one rank 0 runs on", addressVariable)
 }
 
 // firstHost returns the first host of a list in Slurm's notation, such as node7
@@ -253,12 +276,12 @@ func firstHost(list string) string {
 		if list[end] == ',' {
 			return host.String()
 		}
-		numbers, rest, _ := strings.Cut(list[end+1:], "]")
+		numbers, tail, _ := strings.Cut(list[end+1:], "]")
 		if end := strings.IndexAny(numbers, ",-"); end >= 0 {
 			numbers = numbers[:end]
 		}
 		host.WriteString(numbers)
-		list = rest
+		list = tail
 	}
 }
 
@@ -267,20 +290,23 @@ func (l launcher) listenPort(getenv func(string) string, secret []byte) (int, er
 	text := getenv(portVariable)
 	if text == "" {
 		if len(secret) == 0 {
-			return 0, fmt.Errorf("rendezvous: %w of %s: it names no job; set %s to something random, the same for all processes, or %s to a free port of rank 0's host",
-				ErrEnvironment, l.name, SecretVariable, portVariable)
+			return 0, l.errorf("it names no job; set %s to something random, the same for all processes, "+
+				"or %s to a free port of rank 0's host", SecretVariable, portVariable)
 		}
 		// Above the ports that systems hand out to outgoing connections
 		// (32768 to 60999 on Linux) there are some thousand left.
-		const first, count = 61000, 4000
+		const (
+			first = 61000
+			count = 4000
+		)
 		sum := sha256.Sum256(append([]byte("port\x00"), secret...))
 		return first + int(binary.BigEndian.Uint32(sum[:])%count), nil
 	}
 	port, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || port == 0 {
-		return 0, fmt.Errorf("rendezvous: %w of %s: %s=%q is no port", ErrEnvironment, l.name, portVariable, text)
+		return 0, l.errorf("%s=%q is no port", portVariable, text)
 	}
-	if l.portServesTheLauncher != "" && getenv(l.portServesTheLauncher) == "True" {
+	if l.launcherPort != "" && getenv(l.launcherPort) == "True" {
 		return portAfter(int(port), 1), nil
 	}
 	return int(port), nil

@@ -23,8 +23,8 @@ const (
 // completed is the value of a rank's arrival when its attempt has succeeded. Rank 0 may be in the round for longer.
 const completed = "completed"
 
-// missingTimeout bounds how long a rank whose context has ended asks which ranks are missing. The store answers within a
-// round trip or is lost.
+// missingTimeout bounds how long a rank whose context has ended asks which ranks are missing. The store answers within
+// a round trip or is lost.
 const missingTimeout = 500 * time.Millisecond
 
 var (
@@ -45,7 +45,7 @@ var (
 // Round: let a collective over what the attempts have made come between.
 func (j Job) Round(ctx context.Context, kv *store.Client, purpose string,
 	attempt func(ctx context.Context, number string) error) error {
-	r := round{j, kv, purpose, attempt}
+	r := round{Job: j, kv: kv, purpose: purpose, attempt: attempt}
 	if j.Rank == 0 {
 		return r.lead(ctx)
 	}
@@ -121,23 +121,30 @@ func (r *round) follow(ctx context.Context) error {
 				return fmt.Errorf("rendezvous: rank 0 did not come: %w", comm.ContextError(ctx))
 			}
 		}
-		current, cancel := context.WithCancelCause(ctx)
-		tried := make(chan error, 1)
-		go func() { tried <- r.try(current, number) }()
-		select {
-		case err := <-tried:
-			cancel(nil)
-			if err != errCompleted {
-				return err
-			}
-			number = ""
-		case later := <-numbers:
-			cancel(errLaterRound)
-			if err := <-tried; err == nil {
-				return nil
-			}
-			number = later
+		next, err := r.tryUntil(ctx, number, numbers)
+		if err != errLaterRound && err != errCompleted {
+			return err
 		}
+		number = next
+	}
+}
+
+// tryUntil makes an attempt in a round until rank 0 begins another one: the error is errLaterRound then, and next the
+// number of that round. An attempt that has succeeded counts all the same.
+func (r *round) tryUntil(ctx context.Context, number string, numbers <-chan string) (next string, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	tried := make(chan error, 1)
+	go func() { tried <- r.try(ctx, number) }()
+	select {
+	case err := <-tried:
+		return "", err
+	case next := <-numbers:
+		cancel(errLaterRound)
+		if <-tried == nil {
+			return "", nil
+		}
+		return next, errLaterRound
 	}
 }
 
@@ -162,7 +169,7 @@ func (r *round) try(ctx context.Context, number string) error {
 		return nil
 	}
 	if ctx.Err() == nil || context.Cause(ctx) == errLaterRound {
-		return err
+		return err // nobody is known to be missing
 	}
 	missing, refused := r.missing(ctx, number)
 	if missing == nil {

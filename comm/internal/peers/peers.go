@@ -63,7 +63,7 @@ type Session struct {
 
 	mu     sync.Mutex
 	groups map[string]*Group // that the rank is a member of, by name; guarded by mu
-	over   bool              // Close was called; guarded by mu
+	ended  bool              // Close was called; guarded by mu
 }
 
 // Group is one rank's side of a communicator, which has the same name on all its ranks.
@@ -222,7 +222,7 @@ func (s *Session) Join(ctx context.Context, name string, rank, size int, status 
 func (s *Session) add(g *Group) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.over {
+	if s.ended {
 		return comm.ErrClosed
 	}
 	s.groups[g.name] = g
@@ -353,7 +353,8 @@ func (g *Group) Abort(ctx context.Context, cause string, done uint64) (text stri
 	case g.session.client.Err() != nil: // the other ranks learn that from the store
 		g.session.loseStore()
 	case err != nil || silent:
-		slog.Warn("peers: other ranks may not know that this one has aborted", "rank", g.rank, "cause", cause, "err", err)
+		const text = "peers: other ranks may not know that this one has aborted"
+		slog.Warn(text, "rank", g.rank, "cause", cause, "err", err)
 	}
 	if err != nil && !silent {
 		return g.describeUnknown(err)
@@ -487,10 +488,10 @@ func (g *Group) Leave() {
 // Close ends a session without groups.
 func (s *Session) Close() error {
 	s.mu.Lock()
-	over := s.over
-	s.over = true
+	before := s.ended
+	s.ended = true
 	s.mu.Unlock()
-	if over {
+	if before {
 		return nil
 	}
 	close(s.closed)

@@ -1,0 +1,117 @@
+package rendezvous
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// longestSecret bounds the secret of a file, in bytes.
+const longestSecret = 4 << 10
+
+// useFile adds the user's secret to one that others can guess, where all ranks find the same file.
+func (j *Job) useFile() {
+	if !j.OneHost() || len(j.Secret) > 0 && !j.Guessable {
+		return
+	}
+	secret, err := userSecret()
+	if err == nil {
+		j.Secret = []byte(secret + "\x00" + string(j.Secret))
+		j.Guessable = false
+		return
+	}
+	if j.Rank == 0 {
+		slog.Warn("rendezvous: no file with the user's secret", "err", err)
+	}
+}
+
+// userSecret reads the user's secret, and makes it if there is none.
+func userSecret() (string, error) {
+	path, err := UserSecretFile()
+	if err != nil {
+		return "", err
+	}
+	return ReadSecret(path, true)
+}
+
+// UserSecretFile is where the user's secret is: tutti/secret in the directory of configurations.
+func UserSecretFile() (string, error) {
+	dir, err := os.UserConfigDir()
+	return filepath.Join(dir, "tutti", "secret"), err
+}
+
+// ReadSecret reads a secret from a file that only its owner may read. It may make the file, with a random secret.
+func ReadSecret(path string, create bool) (string, error) {
+	info, err := os.Stat(path)
+	if create && errors.Is(err, os.ErrNotExist) {
+		if err := makeSecret(path); err != nil {
+			return "", err
+		}
+		info, err = os.Stat(path)
+	}
+	if err != nil {
+		return "", err
+	}
+	if mode := info.Mode().Perm(); runtime.GOOS != "windows" && mode&0o077 != 0 {
+		return "", fmt.Errorf("others can read the secret in %s, whose mode is %v: chmod 600 it", path, mode)
+	}
+	text, err := readShared(path)
+	if err != nil {
+		return "", err
+	}
+	secret := strings.TrimSpace(string(text))
+	if secret == "" || len(secret) > longestSecret {
+		const format = "%s has %d bytes; a secret has some, at most %d"
+		return "", fmt.Errorf(format, path, len(secret), longestSecret)
+	}
+	return secret, nil
+}
+
+// sharingViolation is Windows' error for a file that another process is removing a name of, as makeSecret does.
+const sharingViolation = syscall.Errno(32)
+
+// readShared reads a file that another process may be making. On Windows it tries again for a second: removing a name
+// takes milliseconds.
+func readShared(path string) (text []byte, err error) {
+	const (
+		tries = 100
+		pause = 10 * time.Millisecond
+	)
+	for range tries {
+		text, err = os.ReadFile(path)
+		if runtime.GOOS != "windows" || !errors.Is(err, sharingViolation) {
+			break
+		}
+		time.Sleep(pause)
+	}
+	return text, err
+}
+
+// makeSecret makes a file of mode 0600, whole or not at all, unless another process is faster.
+func makeSecret(path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".secret")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name()) //nolint:errcheck // it has another name then
+	_, err = io.WriteString(f, rand.Text()+rand.Text()+"\n")
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	err = os.Link(f.Name(), path)
+	if errors.Is(err, os.ErrExist) {
+		return nil
+	}
+	return err
+}
