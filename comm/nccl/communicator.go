@@ -106,7 +106,7 @@ func newComm(ctx context.Context, control *native, o options) (*Comm, error) {
 	c.Base = backend.New(&c.check, &c.life, adapter{c})
 	c.control.native = control
 	if c.session != nil {
-		c.group = c.session.Join(ctx, c.name, c.Rank(), c.WorldSize(), c.submitted.status)
+		c.group = c.session.join(ctx, c.name, c.Rank(), c.WorldSize(), c.submitted.status)
 	}
 	group := c.group // not by way of c, which would never be collected
 	name := fmt.Sprintf("rank %d of %d on %v", c.Rank(), c.WorldSize(), rt.Device())

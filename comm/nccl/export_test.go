@@ -6,9 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
-
-	"github.com/tutti-go/tutti/comm/internal/peers"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/dl"
 )
@@ -17,11 +14,9 @@ import (
 // collectives as this one has seen done and more.
 func AnotherRank(t *testing.T, c *Comm, rank int) (abort func(more int)) {
 	server := store.NewServer(store.Options{})
-	join := func(rank int, status func() string) *peers.Group {
-		kv := server.Local(fmt.Sprint("rank ", rank))
-		session, err := peers.Open(t.Context(), kv, kv.Close)
-		require.NoError(t, err)
-		return session.Join(t.Context(), c.name, rank, 8, status)
+	join := func(rank int, status func() string) group {
+		s := &session{client: server.Local(fmt.Sprint("rank ", rank))}
+		return s.join(t.Context(), c.name, rank, 8, status)
 	}
 	if c.group != nil {
 		c.group.Leave()

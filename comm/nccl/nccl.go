@@ -10,7 +10,6 @@ import (
 	"sync"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/internal/peers"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -21,11 +20,11 @@ import (
 type Option func(*options)
 
 type options struct {
-	minCTAs    int            // 0 leaves it to NCCL
-	maxCTAs    int            // 0 leaves it to NCCL
-	oneProcess bool           // all ranks are goroutines of this process
-	name       string         // the communicator's, the same on all its ranks
-	session    *peers.Session // nil if the ranks cannot tell each other of an abort
+	minCTAs    int      // 0 leaves it to NCCL
+	maxCTAs    int      // 0 leaves it to NCCL
+	oneProcess bool     // all ranks are goroutines of this process
+	name       string   // the communicator's, the same on all its ranks
+	session    *session // nil if the ranks cannot tell each other of an abort
 }
 
 // WithCTAs bounds the number of thread blocks (CTAs) of a collective, and so the
@@ -71,12 +70,9 @@ func InProcess(ctx context.Context, runtimes []*cuda.Runtime, opts ...Option) ([
 		wg.Go(func() {
 			o := collect(opts)
 			o.oneProcess = true
-			kv := server.Local(fmt.Sprint("rank ", rank))
+			o.session = &session{client: server.Local(fmt.Sprint("rank ", rank))}
 			var err error
-			o.session, err = peers.Open(ctx, kv, kv.Close)
-			if err == nil {
-				comms[rank], err = lib.join(ctx, rt, id, rank, len(runtimes), o)
-			}
+			comms[rank], err = lib.join(ctx, rt, id, rank, len(runtimes), o)
 			if err != nil {
 				once.Do(func() { first = err })
 				cancel(err)
@@ -151,7 +147,7 @@ func (l *library) join(ctx context.Context, rt *cuda.Runtime, id uniqueID, rank,
 	})
 	goruntime.KeepAlive(cfg)
 	if err != nil {
-		return nil, &comm.OpError{Backend: "nccl", Op: "init", Rank: rank, Err: errors.Join(err, o.endSession())}
+		return nil, &comm.OpError{Backend: "nccl", Op: "init", Rank: rank, Err: errors.Join(err, o.session.end())}
 	}
 	return newComm(ctx, control, o)
 }
@@ -176,10 +172,7 @@ func FromEnv(ctx context.Context, rt *cuda.Runtime, opts ...Option) (*Comm, erro
 		return nil, err
 	}
 	o := collect(opts)
-	o.session, err = peers.Open(ctx, kv, keepOpen)
-	if err != nil {
-		return nil, err
-	}
+	o.session = &session{client: kv, shared: true}
 	var c *Comm
 	err = joinWithID(ctx, job, kv, lib.newID, func(ctx context.Context, id uniqueID, number string) (err error) {
 		o.name = number
@@ -187,7 +180,7 @@ func FromEnv(ctx context.Context, rt *cuda.Runtime, opts ...Option) (*Comm, erro
 		return err
 	})
 	if err != nil {
-		return nil, errors.Join(err, o.endSession())
+		return nil, err
 	}
 	return c, nil
 }

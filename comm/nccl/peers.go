@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"sync"
+	"sync/atomic"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/internal/peers"
@@ -19,6 +21,43 @@ type group interface {
 	Failed(collectives uint64) error
 	Abort(ctx context.Context, cause string, done uint64) (text string)
 	Leave()
+}
+
+// session is a rank's connection to the store, for a communicator and its sub-communicators.
+type session struct {
+	client  *store.Client
+	shared  bool         // others use the client, which stays open
+	members atomic.Int64 // groups that the rank has joined and not left
+}
+
+// member is a group of a session.
+type member struct {
+	*peers.Group
+	session *session
+	leave   sync.Once
+}
+
+func (s *session) join(ctx context.Context, name string, rank, size int, status func() string) group {
+	s.members.Add(1)
+	return &member{Group: peers.Join(ctx, s.client, name, rank, size, status), session: s}
+}
+
+// Leave ends the session with its last group.
+func (m *member) Leave() {
+	m.leave.Do(func() {
+		m.Group.Leave()
+		if m.session.members.Add(-1) == 0 {
+			_ = m.session.end()
+		}
+	})
+}
+
+// end closes the client, unless others use it.
+func (s *session) end() error {
+	if s == nil || s.shared {
+		return nil
+	}
+	return s.client.Close()
 }
 
 // maxInvitation is the longest invitation, in bytes.
@@ -41,44 +80,25 @@ func invite(thisHost bool) (kv *store.Client, invitation []byte) {
 
 // invited begins the session of a rank that has an invitation to a store; kv is nil but on the rank that keeps it. A
 // rank that cannot keep or reach the store gets nil, which is a warning and no error.
-func invited(ctx context.Context, kv *store.Client, invitation []byte, rank int) *peers.Session {
+func invited(ctx context.Context, kv *store.Client, invitation []byte, rank int) *session {
 	if len(invitation) == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, inviteTimeout)
 	defer cancel()
-	session, err := acceptInvitation(ctx, kv, invitation, rank)
+	if kv != nil {
+		return &session{client: kv}
+	}
+	var in rendezvous.Invitation
+	err := json.Unmarshal(invitation, &in)
+	if err == nil {
+		kv, err = in.Accept(ctx, rank)
+	}
 	if err != nil {
 		slog.Warn("nccl: this rank does not learn of peers that abort", "rank", rank, "err", err)
 		return nil
 	}
-	return session
-}
-
-func acceptInvitation(ctx context.Context, kv *store.Client, invitation []byte, rank int) (*peers.Session, error) {
-	if kv == nil {
-		var in rendezvous.Invitation
-		err := json.Unmarshal(invitation, &in)
-		if err != nil {
-			return nil, err
-		}
-		kv, err = in.Accept(ctx, rank)
-		if err != nil {
-			return nil, err
-		}
-	}
-	return peers.Open(ctx, kv, kv.Close)
-}
-
-// keepOpen is the end of a session whose store others use.
-func keepOpen() error { return nil }
-
-// endSession ends a session that no communicator was made with.
-func (o options) endSession() error {
-	if o.session == nil {
-		return nil
-	}
-	return o.session.Close()
+	return &session{client: kv}
 }
 
 // tell tells the other ranks, once, that this one aborts, before it does, and returns what they are doing: see

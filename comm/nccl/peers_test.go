@@ -29,9 +29,7 @@ func TestWhatTheOthersDo(t *testing.T) {
 			continue // it has not come yet
 		}
 		client := server.Local(fmt.Sprint("rank ", r))
-		session, err := peers.Open(t.Context(), client, client.Close)
-		require.NoError(t, err)
-		groups[r] = session.Join(t.Context(), "0", r, size, ranks[r].status)
+		groups[r] = peers.Join(t.Context(), client, "0", r, size, ranks[r].status)
 		if r == 4 {
 			continue
 		}

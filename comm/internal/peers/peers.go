@@ -2,28 +2,26 @@
 // a rank aborts, and what the others were doing then. A backend of GPUs uses it, where an abort on one rank ends the
 // work of the others as if it had succeeded.
 //
-// A rank that aborts sets a notice, which all ranks watch. Each member of the group answers with what it is doing. The
-// answer also says that the member knows, so the rank waits for all of them before it ends any work. While nobody
-// aborts, nothing is sent.
+// A rank that aborts sets a notice, which the members of its group watch. Each answers with what it is doing. The answer
+// also says that the member knows, so the rank waits for all answers before it ends any work. While nobody aborts,
+// nothing is sent.
 //
-// The keys in the store end in the name of a group, a 0 byte and a rank:
+// The keys in the store are these, with the name of the group and 0 bytes in between:
 //
-//	peers/member/      the rank has joined and not left; outlives its session, by which a rank that is lost is known
-//	peers/notice/      the rank has aborted, or its process keeps the store; leased
-//	peers/answer/ID/   what the rank is doing, for the session ID that asked; leased, deleted when it is read
+//	peers/member/  RANK           has joined and not left; outlives its session, by which a lost rank is known
+//	peers/notice/  RANK           has aborted, or its process keeps the store; leased
+//	peers/answer/  ABORTED, RANK  what the rank was doing; leased, deleted when the aborted rank leaves
 //
-// Lock order: Session.mu before Group.mu. Neither is held during a call of the store's client, which may call the
-// watches of other sessions of the process in the same goroutine.
+// No lock is held during a call of the store's client, which may call the watches of other ranks of the process.
 package peers
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -43,268 +41,160 @@ const (
 	answerKeys = "peers/answer/"
 )
 
-// lookEvery is how often a rank that waits for answers asks which members are lost. The store learns of a process that
-// is killed within milliseconds, but perhaps later than NCCL does.
+// lookEvery is how often a rank that waits for an answer asks which members are lost. The store learns within
+// milliseconds that a process was killed, but perhaps later than the rank that aborts because of it.
 const lookEvery = 100 * time.Millisecond
 
 // longestText bounds a cause and an answer, in bytes: they go to every rank, and into its errors.
 const longestText = 200
 
-// lostText is the end of a process, in errors.
-const lostText = "its process has ended, or cannot be reached"
-
-// Session is one rank's side of a store, for a communicator and its sub-communicators.
-type Session struct {
-	client *store.Client
-	end    func() error // closes the client, unless others use it
-	id     string       // random; where the answers for this session go
-	stops  []func()     // of watches
-	closed chan struct{}
-
-	mu     sync.Mutex
-	groups map[string]*Group // that the rank is a member of, by name; guarded by mu
-	ended  bool              // Close was called; guarded by mu
-}
+// What a rank is doing that has not answered.
+const (
+	lost   = "its process has ended, or cannot be reached"
+	silent = "does not answer"
+	absent = "communicator closed, or not made yet"
+)
 
 // Group is one rank's side of a communicator, which has the same name on all its ranks.
 type Group struct {
-	session *Session
+	client  *store.Client
 	name    string
 	rank    int
 	size    int
 	status  func() string
-	aborted atomic.Bool   // Abort was called
-	failed  atomic.Bool   // another rank has aborted
-	heard   chan struct{} // has a value when an answer came that nobody has counted
+	stop    func()        // ends the watch for notices; nil if the rank is no member
+	left    chan struct{} // closed by Leave
+	leave   sync.Once
+	aborted atomic.Bool // Abort was called
+	failed  atomic.Bool // another rank has aborted
 
 	mu      sync.Mutex
 	notices map[int]notice // of other ranks; guarded by mu
-	answers map[int]string // what other ranks do; guarded by mu
 }
 
-// notice is the value of a notice key.
+// notice is what a rank tells the others. The zero notice says nothing.
 type notice struct {
 	Aborted bool   `json:"aborted,omitempty"`
 	Cause   string `json:"cause,omitempty"`
 	Done    uint64 `json:"done,omitempty"`   // collectives that the rank had completed
-	Asker   string `json:"asker,omitempty"`  // the session that wants answers
 	Keeper  bool   `json:"keeper,omitempty"` // the rank's process keeps the store
 }
 
-// Open begins a session, which ends with its last group, or with [Session.Close] if it has none. end is called then.
-func Open(ctx context.Context, client *store.Client, end func() error) (*Session, error) {
-	s := &Session{client: client, end: end, id: rand.Text(), closed: make(chan struct{}), groups: map[string]*Group{}}
-	watches := []struct {
-		prefix string
-		hear   func(name string, rank int, e store.Event)
-	}{
-		{noticeKeys, s.hearNotice},
-		{s.answerPrefix(s.id), s.hearAnswer},
-	}
-	for _, w := range watches {
-		stop, err := client.Watch(ctx, w.prefix, func(e store.Event) {
-			name, rank, err := parse(w.prefix, e.Key)
-			if err != nil {
-				slog.Warn("peers: ignoring a key of no rank", "err", err)
-				return
-			}
-			w.hear(name, rank, e)
-		})
-		if err != nil {
-			return nil, errors.Join(err, s.Close())
-		}
-		s.stops = append(s.stops, stop)
-	}
-	if client.LocalAddr() != nil {
-		go s.awaitStore()
-	}
-	return s, nil
-}
-
-// parse returns the group's name and the rank in a key.
-func parse(prefix, key string) (name string, rank int, err error) {
-	place := strings.TrimPrefix(key, prefix)
-	i := strings.LastIndexByte(place, 0)
-	if i < 0 {
-		return "", 0, fmt.Errorf("%.100q has no rank", key)
-	}
-	rank, err = strconv.Atoi(place[i+1:])
-	if err != nil || rank < 0 {
-		return "", 0, fmt.Errorf("%.100q has no rank", key)
-	}
-	return place[:i], rank, nil
-}
-
-func (s *Session) answerPrefix(session string) string { return answerKeys + session + "/" }
-
-// group returns the group of a name if the rank is a member.
-func (s *Session) group(name string) *Group {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.groups[name]
-}
-
-// hearNotice is called for each change of a notice.
-func (s *Session) hearNotice(name string, rank int, e store.Event) {
-	g := s.group(name)
-	if g == nil || rank == g.rank {
-		return
-	}
-	if e.Deleted {
-		g.forgetKeeper(rank)
-		return
-	}
-	g.read(rank, e.Value)
-}
-
-// hearAnswer is called for each answer to this session.
-func (s *Session) hearAnswer(name string, rank int, e store.Event) {
-	if e.Deleted {
-		return
-	}
-	s.client.Drop(e.Key)
-	g := s.group(name)
-	if g == nil || rank >= g.size {
-		return
-	}
-	g.mu.Lock()
-	g.answers[rank] = shorten(printable.Text(string(e.Value)))
-	g.mu.Unlock()
-	select {
-	case g.heard <- struct{}{}:
-	default:
-	}
-}
-
-// awaitStore waits for the end of the store.
-func (s *Session) awaitStore() {
-	select {
-	case <-s.client.Done():
-		s.loseStore()
-	case <-s.closed:
-	}
-}
-
-// loseStore notes that no rank can be told of an abort any more. The groups of which the store's own process is a
-// member have failed.
-func (s *Session) loseStore() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, g := range s.groups {
-		g.loseKeeper()
-	}
-}
-
-// Join makes the rank a member of a group. status says in a few words what it is doing; it must not wait. A rank that
-// does not reach the store takes part without, which is a warning in the log.
-func (s *Session) Join(ctx context.Context, name string, rank, size int, status func() string) *Group {
+// Join makes a rank a member of a group. status says in a few words what the rank is doing; it must not wait. A rank that
+// cannot reach the store, or has 256 groups already, which is the store's bound on watches, goes on without. That is a
+// warning in the log.
+func Join(ctx context.Context, client *store.Client, name string, rank, size int, status func() string) *Group {
 	g := &Group{
-		session: s,
+		client:  client,
 		name:    name,
 		rank:    rank,
 		size:    size,
 		status:  status,
-		heard:   make(chan struct{}, 1),
+		left:    make(chan struct{}),
 		notices: map[int]notice{},
-		answers: map[int]string{},
 	}
-	err := s.add(g) // first: from now on notices of the group are kept
-	if err == nil {
-		err = g.enter(ctx)
-	}
-	if err != nil {
+	if err := g.join(ctx); err != nil {
+		client.Drop(g.key(memberKeys, rank))
 		slog.Warn("peers: this rank does not learn of peers that abort", "rank", rank, "size", size, "err", err)
 	}
 	return g
 }
 
-// add has the session hear of a group.
-func (s *Session) add(g *Group) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ended {
-		return comm.ErrClosed
-	}
-	s.groups[g.name] = g
-	return nil
-}
-
-// enter makes the rank a member. A rank that aborts later waits for its answer, and it reads the notices of those that
-// have aborted before.
-func (g *Group) enter(ctx context.Context) error {
-	client := g.session.client
-	if err := client.Set(ctx, g.key(memberKeys, g.rank), nil); err != nil {
+func (g *Group) join(ctx context.Context) error {
+	// In this order, the rank answers all that abort when it is a member already.
+	if err := g.client.Set(ctx, g.key(memberKeys, g.rank), nil); err != nil {
 		return err
 	}
-	if client.LocalAddr() == nil {
-		value, err := json.Marshal(notice{Keeper: true})
-		if err != nil {
-			return err
-		}
-		client.Post(g.key(noticeKeys, g.rank), value, store.Lease)
+	stop, err := g.client.Watch(ctx, g.prefix(noticeKeys), g.hear)
+	if err != nil {
+		return err
 	}
-	earlier, err := client.List(ctx, g.prefix(noticeKeys))
-	for _, e := range earlier {
-		_, rank, err := parse(noticeKeys, e.Key)
-		if err == nil && rank != g.rank {
-			g.read(rank, e.Value)
-		}
+	g.stop = stop
+	if g.keeps() {
+		return g.publish(ctx, notice{Keeper: true})
 	}
-	return err
+	go g.awaitStore()
+	return nil
 }
 
 func (g *Group) prefix(kind string) string { return kind + g.name + "\x00" }
 
 func (g *Group) key(kind string, rank int) string { return g.prefix(kind) + strconv.Itoa(rank) }
 
-// read notes a notice, and answers it.
-func (g *Group) read(rank int, value []byte) {
-	var n notice
-	err := json.Unmarshal(value, &n)
-	if err == nil && rank >= g.size {
-		err = fmt.Errorf("rank %d of %d", rank, g.size)
-	}
+func (g *Group) answerPrefix(aborted int) string { return g.key(answerKeys, aborted) + "\x00" }
+
+func (g *Group) answerKey(aborted, rank int) string {
+	return g.answerPrefix(aborted) + strconv.Itoa(rank)
+}
+
+// rankOf returns the rank at the end of a key, false if it is none of another rank.
+func (g *Group) rankOf(key string) (int, bool) {
+	rank, err := strconv.Atoi(key[strings.LastIndexByte(key, 0)+1:])
+	return rank, err == nil && rank >= 0 && rank < g.size && rank != g.rank
+}
+
+// keeps reports whether this process keeps the store.
+func (g *Group) keeps() bool { return g.client.LocalAddr() == nil }
+
+// publish replaces the rank's notice.
+func (g *Group) publish(ctx context.Context, n notice) error {
+	value, err := json.Marshal(n)
 	if err != nil {
-		slog.Warn("peers: ignoring a notice that is none", "rank", rank, "err", fmt.Sprintf("%.200v", err))
+		return err
+	}
+	return g.client.Set(ctx, g.key(noticeKeys, g.rank), value, store.Lease)
+}
+
+// hear is called for each notice, and answers one of an abort.
+func (g *Group) hear(e store.Event) {
+	rank, ok := g.rankOf(e.Key)
+	if !ok {
 		return
 	}
+	var n notice
+	if !e.Deleted {
+		if err := json.Unmarshal(e.Value, &n); err != nil {
+			slog.Warn("peers: ignoring a notice that is none", "rank", rank, "err", fmt.Sprintf("%.200v", err))
+			return
+		}
+	}
 	n.Cause = shorten(printable.Text(n.Cause))
-	g.note(rank, n)
-	if n.Aborted {
-		key := g.session.answerPrefix(n.Asker) + g.name + "\x00" + strconv.Itoa(g.rank)
-		g.session.client.Post(key, []byte(shorten(g.status())), store.Lease)
+	if g.note(rank, n) {
+		g.client.Post(g.answerKey(rank, g.rank), []byte(shorten(g.status())), store.Lease)
 	}
 }
 
-// note keeps a notice. A rank that has aborted stays so.
-func (g *Group) note(rank int, n notice) {
+// note keeps a notice, and reports whether it is of an abort that was not known. An abort is not taken back.
+func (g *Group) note(rank int, n notice) (aborts bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.notices[rank].Aborted {
-		return
+		return false
 	}
 	g.notices[rank] = n
 	if n.Aborted {
 		g.failed.Store(true)
 	}
+	return n.Aborted
 }
 
-// forgetKeeper notes that the rank that keeps the store has left. An abort is not forgotten.
-func (g *Group) forgetKeeper(rank int) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if !g.notices[rank].Aborted {
-		delete(g.notices, rank)
+// awaitStore waits for the end of the store.
+func (g *Group) awaitStore() {
+	select {
+	case <-g.client.Done():
+		g.loseStore()
+	case <-g.left:
 	}
 }
 
-// loseKeeper notes that the store has ended.
-func (g *Group) loseKeeper() {
+// loseStore notes that the rank learns of no abort any more. That is a failure of the rank that kept the store, if it is
+// a member.
+func (g *Group) loseStore() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for rank, n := range g.notices {
 		if n.Keeper && !n.Aborted {
-			g.notices[rank] = notice{Aborted: true, Cause: lostText, Keeper: true}
+			g.notices[rank] = notice{Aborted: true, Cause: lost}
 			g.failed.Store(true)
 		}
 	}
@@ -335,170 +225,121 @@ func (g *Group) Failed(collectives uint64) error {
 // collectives that it has seen completed. Abort returns when all members that can be reached know, or when ctx ends,
 // with a text of what each other rank is doing. Call it before ending work, if that can end the work of others as if it
 // had succeeded. It does nothing after [Group.Leave].
-func (g *Group) Abort(ctx context.Context, cause string, done uint64) (text string) {
-	if g.session.group(g.name) != g {
+func (g *Group) Abort(ctx context.Context, cause string, done uint64) string {
+	select {
+	case <-g.left:
 		return ""
+	default:
 	}
 	g.aborted.Store(true)
-	value, err := json.Marshal(notice{Aborted: true, Cause: shorten(cause), Done: done, Asker: g.session.id})
+	var doing []string
+	err := g.publish(ctx, notice{Aborted: true, Cause: shorten(cause), Done: done})
 	if err == nil {
-		err = g.session.client.Set(ctx, g.key(noticeKeys, g.rank), value, store.Lease)
+		doing, err = g.askAll(ctx)
 	}
-	members := map[int]bool{}
-	if err == nil {
-		members, err = g.await(ctx)
-	}
-	silent := len(g.silent(members)) > 0
-	switch {
-	case g.session.client.Err() != nil: // the other ranks learn that from the store
-		g.session.loseStore()
-	case err != nil || silent:
+	if g.client.Err() != nil { // the others learn of it from the store
+		g.loseStore()
+		if failed := g.Failed(math.MaxUint64); failed != nil {
+			err = failed
+		}
+	} else if err != nil || slices.Contains(doing, silent) {
 		const text = "peers: other ranks may not know that this one has aborted"
 		slog.Warn(text, "rank", g.rank, "cause", cause, "err", err)
 	}
-	if err != nil && !silent {
-		return g.describeUnknown(err)
+	if err != nil {
+		return fmt.Sprintf("what the other ranks do is not known: %v", err)
 	}
-	return g.describe(members)
+	return g.describe(doing)
 }
 
-// await waits for the answers of all members that can be reached. It returns the ranks that are members, and whether
-// each can be reached.
-func (g *Group) await(ctx context.Context) (members map[int]bool, err error) {
+// askAll waits until no member that can be reached is silent, and returns what each rank is doing.
+func (g *Group) askAll(ctx context.Context) (doing []string, err error) {
 	for {
-		list, err := g.session.client.List(ctx, g.prefix(memberKeys))
+		known, err := g.ask(ctx)
+		if err != nil && doing != nil && g.client.Err() == nil { // ctx has ended
+			return doing, nil
+		}
 		if err != nil {
-			return members, err
+			return nil, err
 		}
-		members = map[int]bool{}
-		for _, e := range list {
-			_, rank, err := parse(memberKeys, e.Key)
-			if err == nil && rank != g.rank && rank < g.size {
-				members[rank] = !e.Gone
-			}
+		doing = known
+		rank := slices.Index(doing, silent)
+		if rank < 0 {
+			return doing, nil
 		}
-		if g.awaitAnswers(ctx, members) || ctx.Err() != nil || g.session.client.Err() != nil {
-			return members, nil
-		}
+		look, cancel := context.WithTimeout(ctx, lookEvery)
+		_, _ = g.client.Get(look, g.answerKey(g.rank, rank))
+		cancel()
 	}
 }
 
-// awaitAnswers waits for the answers of members until it is time to ask again which can be reached. It reports whether
-// all have come.
-func (g *Group) awaitAnswers(ctx context.Context, members map[int]bool) bool {
-	look := time.NewTimer(lookEvery)
-	defer look.Stop()
-	for len(g.silent(members)) > 0 {
-		select {
-		case <-g.heard:
-		case <-look.C:
-			return false
-		case <-g.session.client.Done():
-			return false
-		case <-ctx.Done():
-			return false
+// ask returns what each rank is doing as far as it is known now.
+func (g *Group) ask(ctx context.Context) ([]string, error) {
+	members, err := g.client.List(ctx, g.prefix(memberKeys))
+	if err != nil {
+		return nil, err
+	}
+	answers, err := g.client.List(ctx, g.answerPrefix(g.rank))
+	if err != nil {
+		return nil, err
+	}
+	doing := slices.Repeat([]string{absent}, g.size)
+	for _, e := range members {
+		rank, ok := g.rankOf(e.Key)
+		switch {
+		case ok && e.Gone:
+			doing[rank] = lost
+		case ok:
+			doing[rank] = silent
 		}
 	}
-	return true
-}
-
-// silent returns the members that can be reached and have not answered.
-func (g *Group) silent(members map[int]bool) (list []int) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for rank, reachable := range members {
-		if _, answered := g.answers[rank]; reachable && !answered {
-			list = append(list, rank)
+	for _, e := range answers {
+		if rank, ok := g.rankOf(e.Key); ok {
+			doing[rank] = shorten(printable.Text(string(e.Value)))
 		}
 	}
-	return list
+	return doing, nil
 }
 
 // describe says what each other rank is doing:
 //
 //	ranks 1, 2: in flight: allreduce of 16 f32, sum (collective #2); rank 3: its process has ended, or cannot be reached
-func (g *Group) describe(members map[int]bool) string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	var order []string
-	doing := map[string][]int{}
-	for rank := range g.size {
+func (g *Group) describe(doing []string) string {
+	var texts []string
+	list := map[string][]int{}
+	for rank, text := range doing {
 		if rank == g.rank {
 			continue
 		}
-		text, answered := g.answers[rank]
-		reachable, member := members[rank]
-		switch {
-		case answered:
-		case reachable:
-			text = "does not answer"
-		case member:
-			text = lostText
-		default:
-			text = "communicator closed, or not made yet"
+		if list[text] == nil {
+			texts = append(texts, text)
 		}
-		if doing[text] == nil {
-			order = append(order, text)
-		}
-		doing[text] = append(doing[text], rank)
+		list[text] = append(list[text], rank)
 	}
-	var parts []string
-	for _, text := range order {
-		parts = append(parts, ranks.Text(doing[text])+": "+text)
+	for i, text := range texts {
+		texts[i] = ranks.Text(list[text]) + ": " + text
 	}
-	return strings.Join(parts, "; ")
+	return strings.Join(texts, "; ")
 }
 
-// describeUnknown says that the store does not answer, and which rank has kept it.
-func (g *Group) describeUnknown(err error) string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	text := fmt.Sprintf("what the other ranks do is not known: %v", err)
-	for _, rank := range slices.Sorted(maps.Keys(g.notices)) {
-		n := g.notices[rank]
-		if n.Aborted && n.Keeper {
-			text = fmt.Sprintf("rank %d: %s; %s", rank, lostText, text)
-		}
-	}
-	return text
-}
-
-// Leave ends the rank's membership. Its notice stays if it has aborted: members that join later read it.
+// Leave ends the rank's membership. Its notice stays if it has aborted, for members that join later.
 func (g *Group) Leave() {
-	s := g.session
-	s.mu.Lock()
-	joined := s.groups[g.name] == g
-	if joined {
-		delete(s.groups, g.name)
-	}
-	last := len(s.groups) == 0
-	s.mu.Unlock()
-	if !joined {
-		return
-	}
-	s.client.Drop(g.key(memberKeys, g.rank))
-	if s.client.LocalAddr() == nil && !g.aborted.Load() {
-		s.client.Drop(g.key(noticeKeys, g.rank))
-	}
-	if last {
-		_ = s.Close()
-	}
-}
-
-// Close ends a session without groups.
-func (s *Session) Close() error {
-	s.mu.Lock()
-	before := s.ended
-	s.ended = true
-	s.mu.Unlock()
-	if before {
-		return nil
-	}
-	close(s.closed)
-	for _, stop := range s.stops {
-		stop()
-	}
-	return s.end()
+	g.leave.Do(func() {
+		close(g.left)
+		if g.stop == nil {
+			return
+		}
+		g.stop()
+		g.client.Drop(g.key(memberKeys, g.rank))
+		switch {
+		case g.aborted.Load():
+			for rank := range g.size {
+				g.client.Drop(g.answerKey(g.rank, rank))
+			}
+		case g.keeps():
+			g.client.Drop(g.key(noticeKeys, g.rank))
+		}
+	})
 }
 
 // shorten cuts a text that is too long.

@@ -101,12 +101,8 @@ func playRendezvous(p *play) {
 				p.fail("there are two stores")
 			}
 		}
-		session, err := peers.Open(ctx, kv, func() error { return nil })
-		if err != nil {
-			return err
-		}
 		status := func(rank int) string { return fmt.Sprintf("number %d is busy", rank) }
-		group := session.Join(ctx, "group", rank, size, func() string { return status(rank) })
+		group := peers.Join(ctx, kv, "group", rank, size, func() string { return status(rank) })
 		defer group.Leave()
 		abort := func() (text string) {
 			ctx, cancel := context.WithTimeout(ctx, time.Second)
