@@ -8,7 +8,8 @@
 //
 // The keys in the store are these, with the name of the group and 0 bytes in between:
 //
-//	peers/member/  RANK           has joined and not left; outlives its session, by which a lost rank is known
+//	peers/member/  RANK           has joined and not left; outlives its process
+//	peers/alive/   RANK           the same, leased: a member without is lost
 //	peers/notice/  RANK           has aborted, or its process keeps the store; leased
 //	peers/answer/  ABORTED, RANK  what the rank was doing; leased, deleted when the aborted rank leaves
 //
@@ -18,6 +19,7 @@ package peers
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -37,6 +39,7 @@ import (
 
 const (
 	memberKeys = "peers/member/"
+	aliveKeys  = "peers/alive/"
 	noticeKeys = "peers/notice/"
 	answerKeys = "peers/answer/"
 )
@@ -94,7 +97,7 @@ func Join(ctx context.Context, client *store.Client, name string, rank, size int
 		notices: map[int]notice{},
 	}
 	if err := g.join(ctx); err != nil {
-		client.Drop(g.key(memberKeys, rank))
+		g.forget()
 		slog.Warn("peers: this rank does not learn of peers that abort", "rank", rank, "size", size, "err", err)
 	}
 	return g
@@ -103,6 +106,9 @@ func Join(ctx context.Context, client *store.Client, name string, rank, size int
 func (g *Group) join(ctx context.Context) error {
 	// In this order, the rank answers all that abort when it is a member already.
 	if err := g.client.Set(ctx, g.key(memberKeys, g.rank), nil); err != nil {
+		return err
+	}
+	if err := g.client.Set(ctx, g.key(aliveKeys, g.rank), nil, store.Lease); err != nil {
 		return err
 	}
 	stop, err := g.client.Watch(ctx, g.prefix(noticeKeys), g.hear)
@@ -275,30 +281,41 @@ func (g *Group) askAll(ctx context.Context) (doing []string, err error) {
 
 // ask returns what each rank is doing as far as it is known now.
 func (g *Group) ask(ctx context.Context) ([]string, error) {
-	members, err := g.client.List(ctx, g.prefix(memberKeys))
-	if err != nil {
+	members, membersErr := g.list(ctx, g.prefix(memberKeys))
+	alive, aliveErr := g.list(ctx, g.prefix(aliveKeys))
+	answers, answersErr := g.list(ctx, g.answerPrefix(g.rank))
+	if err := errors.Join(membersErr, aliveErr, answersErr); err != nil {
 		return nil, err
 	}
-	answers, err := g.client.List(ctx, g.answerPrefix(g.rank))
-	if err != nil {
-		return nil, err
-	}
-	doing := slices.Repeat([]string{absent}, g.size)
-	for _, e := range members {
-		rank, ok := g.rankOf(e.Key)
+	doing := make([]string, g.size)
+	for rank := range doing {
+		answer, answered := answers[rank]
+		_, reachable := alive[rank]
+		_, member := members[rank]
 		switch {
-		case ok && e.Gone:
-			doing[rank] = lost
-		case ok:
+		case answered:
+			doing[rank] = shorten(printable.Text(answer))
+		case reachable:
 			doing[rank] = silent
-		}
-	}
-	for _, e := range answers {
-		if rank, ok := g.rankOf(e.Key); ok {
-			doing[rank] = shorten(printable.Text(string(e.Value)))
+		case member:
+			doing[rank] = lost
+		default:
+			doing[rank] = absent
 		}
 	}
 	return doing, nil
+}
+
+// list returns the values of keys by rank.
+func (g *Group) list(ctx context.Context, prefix string) (map[int]string, error) {
+	entries, err := g.client.List(ctx, prefix)
+	values := map[int]string{}
+	for _, e := range entries {
+		if rank, ok := g.rankOf(e.Key); ok {
+			values[rank] = string(e.Value)
+		}
+	}
+	return values, err
 }
 
 // describe says what each other rank is doing:
@@ -330,7 +347,7 @@ func (g *Group) Leave() {
 			return
 		}
 		g.stop()
-		g.client.Drop(g.key(memberKeys, g.rank))
+		g.forget()
 		switch {
 		case g.aborted.Load():
 			for rank := range g.size {
@@ -340,6 +357,12 @@ func (g *Group) Leave() {
 			g.client.Drop(g.key(noticeKeys, g.rank))
 		}
 	})
+}
+
+// forget deletes that the rank has joined.
+func (g *Group) forget() {
+	g.client.Drop(g.key(aliveKeys, g.rank))
+	g.client.Drop(g.key(memberKeys, g.rank))
 }
 
 // shorten cuts a text that is too long.

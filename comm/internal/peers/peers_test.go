@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -39,6 +40,43 @@ func job(t *testing.T, size int) []*store.Client {
 	return all
 }
 
+// plain is a session of a store that does not know which keys are of sessions that have ended, as etcd's.
+type plain struct{ *store.Client }
+
+func (p plain) List(ctx context.Context, prefix string) ([]store.Entry, error) {
+	entries, err := p.Client.List(ctx, prefix)
+	for i := range entries {
+		entries[i].Gone = false
+	}
+	return entries, err
+}
+
+// proxied connects the ranks of a job, each by a proxy, to a store that no rank keeps.
+func proxied(t *testing.T, size int) []*store.Client {
+	server := store.NewServer(store.Options{})
+	t.Cleanup(func() { assert.NoError(t, server.Close()) })
+	conf, err := store.TLS([]byte("a secret"), "store")
+	require.NoError(t, err)
+	all := make([]*store.Client, size)
+	for r := range all {
+		name := fmt.Sprint("rank ", r)
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		proxy := store.NewProxy(patience, func(context.Context, string) (store.Backend, error) {
+			return plain{server.Local(name)}, nil
+		})
+		proxy.Serve(l, conf)
+		t.Cleanup(func() { assert.NoError(t, proxy.Close()) })
+		all[r], err = store.Dialer{Addresses: []string{l.Addr().String()}, TLS: conf, Name: name}.Dial(t.Context())
+		require.NoError(t, err)
+		t.Cleanup(func() { assert.NoError(t, all[r].Close()) })
+	}
+	return all
+}
+
+// jobs are the kinds of stores.
+var jobs = map[string]func(t *testing.T, size int) []*store.Client{"rank 0": job, "proxies": proxied}
+
 // says is a status that does not change.
 func says(text string) func() string { return func() string { return text } }
 
@@ -60,7 +98,12 @@ func logged(t *testing.T) *bytes.Buffer {
 
 // When a rank's abort returns, all others know: its later collectives have failed, in its group and no other.
 func TestAbort(t *testing.T) {
-	all := job(t, 3)
+	for kind, job := range jobs {
+		t.Run(kind, func(t *testing.T) { testAbort(t, job(t, 3)) })
+	}
+}
+
+func testAbort(t *testing.T, all []*store.Client) {
 	for aborting := range all {
 		name := fmt.Sprint("group ", aborting)
 		groups := make([]*peers.Group, len(all))
@@ -152,7 +195,12 @@ func TestAbortsAtTheSameTime(t *testing.T) {
 
 // The text tells ranks that answer from those that do not, are lost, have left or have not come.
 func TestText(t *testing.T) {
-	all := job(t, 6)
+	for kind, job := range jobs {
+		t.Run(kind, func(t *testing.T) { testText(t, job(t, 6)) })
+	}
+}
+
+func testText(t *testing.T, all []*store.Client) {
 	groups := make([]*peers.Group, len(all))
 	release := make(chan struct{})
 	for r, status := range []func() string{
@@ -163,7 +211,11 @@ func TestText(t *testing.T) {
 	}
 	groups[4].Leave()
 	require.NoError(t, all[3].Close())
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	require.Eventually(t, func() bool {
+		alive, err := all[0].List(t.Context(), "peers/alive/0\x003")
+		return err == nil && len(alive) == 0
+	}, patience, time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
 	log := logged(t)
 	text := groups[0].Abort(ctx, "timed out", 3)
