@@ -93,7 +93,8 @@ func WithoutNewerCalls(f func()) error {
 	saved := lib.sym
 	defer func() { lib.sym = saved }()
 	s := &lib.sym
-	for _, fn := range []*dl.Func{&s.Shrink, &s.AllToAll, &s.Gather, &s.Scatter, &s.WindowRegister, &s.WindowDeregister} {
+	newer := []*dl.Func{&s.Shrink, &s.AllToAll, &s.Gather, &s.Scatter, &s.WindowRegister, &s.WindowDeregister}
+	for _, fn := range newer {
 		*fn = dl.Func{}
 	}
 	f()

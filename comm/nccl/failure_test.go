@@ -99,17 +99,17 @@ func rankOfAKilledJob(t *testing.T, way string) {
 		return // nothing else can be done with this GPU
 	}
 
-	rest, err := c.Shrink(ctx, victim, victim) // named twice is excluded once
+	survivors, err := c.Shrink(ctx, victim, victim) // named twice is excluded once
 	require.NoError(t, err)
-	require.Equal(t, j.WorldSize-1, rest.WorldSize())
+	require.Equal(t, j.WorldSize-1, survivors.WorldSize())
 	const n = 100_000
-	require.NoError(t, write(rt, buf, rest.Rank(), n))
-	require.NoError(t, rest.AllReduce(buf, buf, n, dtype.F32, comm.Sum))
-	require.NoError(t, rest.Sync(ctx))
-	require.NoError(t, wantSum(rt, buf, rest.WorldSize(), 0, n))
+	require.NoError(t, write(rt, buf, survivors.Rank(), n))
+	require.NoError(t, survivors.AllReduce(buf, buf, n, dtype.F32, comm.Sum))
+	require.NoError(t, survivors.Sync(ctx))
+	require.NoError(t, wantSum(rt, buf, survivors.WorldSize(), 0, n))
 	t.Log("went on")
 	require.NoError(t, rt.Deallocate(buf))
-	assert.NoError(t, rest.Close())
+	assert.NoError(t, survivors.Close())
 	assert.NoError(t, c.Close())
 	assert.NoError(t, rt.Close())
 }

@@ -15,11 +15,14 @@ func TestFaults(t *testing.T) {
 	comms, gpus := ranks(t, 2, 3)
 	b := gputest.Faults(t, comms, gpus)
 	t.Run("nccl", func(t *testing.T) {
-		own := b
-		own.Elsewhere = map[string]func(*testing.T){
-			"dead": TestAKilledRank, "exit": TestAnExitedRank, "stopped": TestAStoppedRank, "no library": TestALibraryThatDoesNotServe,
+		backend := b
+		backend.Elsewhere = map[string]func(*testing.T){
+			"dead":       TestAKilledRank,
+			"exit":       TestAnExitedRank,
+			"stopped":    TestAStoppedRank,
+			"no library": TestALibraryThatDoesNotServe,
 		}
-		faulttest.Run(t, "nccl", own)
+		faulttest.Run(t, "nccl", backend)
 	})
 	t.Run("checked", func(t *testing.T) { faulttest.Run(t, faulttest.Checked, b) })
 }
@@ -40,7 +43,8 @@ func TestSoak(t *testing.T) {
 
 // ranks makes those of this process.
 func ranks(t *testing.T, least, most int) ([]*nccl.Comm, []*cuda.Runtime) {
-	return gputest.Ranks(t, least, most, connect, func(ctx context.Context, gpus []*cuda.Runtime) ([]*nccl.Comm, error) {
+	inProcess := func(ctx context.Context, gpus []*cuda.Runtime) ([]*nccl.Comm, error) {
 		return nccl.InProcess(ctx, gpus)
-	})
+	}
+	return gputest.Ranks(t, least, most, connect, inProcess)
 }

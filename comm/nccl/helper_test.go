@@ -15,7 +15,8 @@ func read(rt runtime.Runtime, p uintptr, n int) ([]float32, error) {
 }
 
 // buffers returns how to allocate and free memory for collectives of c.
-func buffers(ctx context.Context, c *nccl.Comm, symmetric bool) (allocate func(bytes int) (uintptr, error), free func(buf uintptr) error) {
+func buffers(ctx context.Context, c *nccl.Comm, symmetric bool) (
+	allocate func(bytes int) (uintptr, error), free func(buf uintptr) error) {
 	if !symmetric {
 		return c.Runtime().Allocate, c.Runtime().Deallocate
 	}

@@ -59,7 +59,8 @@ func TestExchangedIDs(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	together := joint{came: map[string]*sync.WaitGroup{}}
-	errs := exchange(ctx, server, size, []int{0, 1, 2, 3}, func(ctx context.Context, job rendezvous.Job, kv *store.Client) error {
+	order := []int{0, 1, 2, 3}
+	errs := exchange(ctx, server, size, order, func(ctx context.Context, job rendezvous.Job, kv *store.Client) error {
 		for round := range rounds {
 			newID := func() (id uniqueID, err error) {
 				id[0] = byte(round)

@@ -18,7 +18,8 @@ import (
 )
 
 // useEverything makes a communicator, has it do what it can, and gives all back.
-func useEverything(ctx context.Context, rt *cuda.Runtime, connect func(context.Context, *cuda.Runtime) (*nccl.Comm, error)) (err error) {
+func useEverything(ctx context.Context, rt *cuda.Runtime,
+	connect func(context.Context, *cuda.Runtime) (*nccl.Comm, error)) (err error) {
 	buf, err := rt.Allocate(64)
 	if err != nil {
 		return err
@@ -35,7 +36,12 @@ func useEverything(ctx context.Context, rt *cuda.Runtime, connect func(context.C
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
 	reduce := func() error { return c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum) }
-	err = errors.Join(c.CommAfter(rt.ComputeStream()), reduce(), c.AfterComm(rt.ComputeStream()), c.Sync(ctx), c.Barrier(ctx),
+	err = errors.Join(
+		c.CommAfter(rt.ComputeStream()),
+		reduce(),
+		c.AfterComm(rt.ComputeStream()),
+		c.Sync(ctx),
+		c.Barrier(ctx),
 		c.Group(comm.SendCall(buf, 4, dtype.F32, 0, 0), comm.RecvCall(buf+32, 4, dtype.F32, 0, 0)), c.Sync(ctx))
 	c.Progress()
 

@@ -29,7 +29,8 @@ import (
 // do on request.
 func TestOnStandIns(t *testing.T) {
 	out := gputest.OnStandIns(t,
-		"^(TestStandIn|TestConformance|TestHostMemory|TestAllReduceDoesNot|TestSyncInACapture|TestFromOther|TestStreamOrder|TestSymmetric|TestMembers)",
+		"^(TestStandIn|TestConformance|TestHostMemory|TestAllReduceDoesNot|TestSyncInACapture|TestFromOther|"+
+			"TestStreamOrder|TestSymmetric|TestMembers)",
 		"^TestConformanceOfProcesses$", "FAKE_CUDA_MAJOR=9")
 	require.NotRegexp(t, "(?m)^--- SKIP", out)
 }
@@ -138,7 +139,10 @@ func TestStandInDeadline(t *testing.T) {
 	require.NotContains(t, err.Error(), "restart")
 	require.ErrorIs(t, <-patient, comm.ErrBroken)
 	for _, err := range []error{
-		c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum), c.Group(), c.Barrier(t.Context()), c.CommAfter(rt.ComputeStream()),
+		c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum),
+		c.Group(),
+		c.Barrier(t.Context()),
+		c.CommAfter(rt.ComputeStream()),
 	} {
 		assert.ErrorIs(t, err, comm.ErrBroken)
 		assert.ErrorIs(t, err, comm.ErrTimeout, "with the first cause")
@@ -218,7 +222,8 @@ func TestStandInFailsToFree(t *testing.T) {
 		require.NoError(t, comm.CloseAll(c, cause))
 		require.Eventually(t, func() bool { return s.nccl.Alive.Int() == 0 }, 20*time.Second, time.Millisecond)
 	}
-	require.Eventually(t, func() bool { return s.nccl.Ended.Int() >= ended+int32(len(causes))-1 }, 20*time.Second, time.Millisecond)
+	least := ended + int32(len(causes)) - 1
+	require.Eventually(t, func() bool { return s.nccl.Ended.Int() >= least }, 20*time.Second, time.Millisecond)
 	require.Zero(t, s.nccl.OpenGroups.Int())
 }
 
@@ -271,7 +276,8 @@ func reduce(c *nccl.Comm, buf uintptr) error { return c.AllReduce(buf, buf, 8, d
 
 // launchWhileFreeing launches a collective of two ranks while NCCL frees a part of their
 // communicator, until HoldAbort is 0, and checks that it waits.
-func (s *standIns) launchWhileFreeing(t *testing.T, rt *cuda.Runtime, launch func(c *nccl.Comm, buf uintptr) error) (c *nccl.Comm, buf uintptr, launched <-chan error) {
+func (s *standIns) launchWhileFreeing(t *testing.T, rt *cuda.Runtime,
+	launch func(c *nccl.Comm, buf uintptr) error) (c *nccl.Comm, buf uintptr, launched <-chan error) {
 	t.Helper()
 	c = s.alone(t, rt)
 	part, err := c.Split(t.Context(), 0, 0)
@@ -358,7 +364,8 @@ func TestStandInAnotherRankAborts(t *testing.T) {
 	require.ErrorContains(t, err, "rank 5 aborted: changed its mind")
 	require.ErrorIs(t, reduce(), comm.ErrBroken)
 	require.NoError(t, part.Barrier(t.Context()), "another group")
-	require.Eventually(t, func() bool { return s.nccl.Alive.Int() < alive }, time.Minute, time.Millisecond, "it is freed")
+	freed := func() bool { return s.nccl.Alive.Int() < alive }
+	require.Eventually(t, freed, time.Minute, time.Millisecond)
 
 	// A wait that goes on ends at once, and so does one for a message.
 	child := part.(*nccl.Comm)

@@ -1,6 +1,6 @@
 // Package store is a small key-value store that the processes of a job share, as c10d's TCPStore: a process sets keys,
 // waits for keys of others, counts, compares and sets, watches a prefix, and leases keys that vanish with its session.
-// It carries what a job is made of before and beside its communicators: addresses, ids, status reports, members.
+// It carries what a job is made of before and beside its communicators: addresses, ids, notices of aborts, members.
 //
 //	state.go    what the store does: a deterministic state machine without time, goroutines or connections
 //	server.go   sessions of a state: processes over TLS, and clients of the server's own process
