@@ -39,6 +39,8 @@ type member struct {
 
 func (s *session) join(ctx context.Context, name string, rank, size int, status func() string) group {
 	s.members.Add(1)
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
 	return &member{Group: peers.Join(ctx, s.client, name, rank, size, status), session: s}
 }
 
@@ -84,7 +86,7 @@ func invited(ctx context.Context, kv *store.Client, invitation []byte, rank int)
 	if len(invitation) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, inviteTimeout)
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	if kv != nil {
 		return &session{client: kv}

@@ -11,7 +11,7 @@ import (
 
 // Aborts.
 const (
-	// tellTimeout bounds how long a rank that aborts waits until its peers know and have answered, which takes two
+	// tellTimeout bounds how long a rank that aborts waits until its peers know and have answered, which takes some ten
 	// round trips to the store. It is a third of [backend.AbortTimeout], so that a lost peer leaves the kernels their
 	// time.
 	tellTimeout = time.Second
@@ -44,5 +44,6 @@ const (
 // communicator that is freed in the middle of a call may not end before it is. Tests change it.
 var unmapTime = 1500 * time.Millisecond
 
-// inviteTimeout bounds how long a rank of [From] tries to reach the store, which is there before the invitation.
-const inviteTimeout = backend.HostTimeout
+// storeTimeout bounds how long a rank tries to reach the store when it makes a communicator. The store is there before,
+// or its host is lost: then the rank goes on without, as the survivors that call Shrink do.
+const storeTimeout = backend.HostTimeout

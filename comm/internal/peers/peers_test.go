@@ -51,25 +51,52 @@ func (p plain) List(ctx context.Context, prefix string) ([]store.Entry, error) {
 	return entries, err
 }
 
+// hanging is a session of a store whose host is lost.
+type hanging struct{ plain }
+
+func (hanging) Set(ctx context.Context, _ string, _ []byte, _ ...store.Option) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// A rank goes on without a store that does not answer.
+func TestJoinIsBounded(t *testing.T) {
+	client := throughProxy(t, "rank 1", func(name string) store.Backend {
+		return hanging{plain{store.NewServer(store.Options{}).Local(name)}}
+	})
+	log := logged(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	g := peers.Join(ctx, client, "0", 1, 2, says("busy"))
+	require.Error(t, ctx.Err())
+	assert.Contains(t, log.String(), "does not learn of peers that abort")
+	assert.NoError(t, g.Failed(100))
+	g.Leave()
+}
+
+// throughProxy connects a rank to a proxy of a store.
+func throughProxy(t *testing.T, name string, open func(name string) store.Backend) *store.Client {
+	conf, err := store.TLS([]byte("a secret"), "store")
+	require.NoError(t, err)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	proxy := store.NewProxy(patience, func(context.Context, string) (store.Backend, error) { return open(name), nil })
+	proxy.Serve(l, conf)
+	t.Cleanup(func() { assert.NoError(t, proxy.Close()) })
+	client, err := store.Dialer{Addresses: []string{l.Addr().String()}, TLS: conf, Name: name}.Dial(t.Context())
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, client.Close()) })
+	return client
+}
+
 // proxied connects the ranks of a job, each by a proxy, to a store that no rank keeps.
 func proxied(t *testing.T, size int) []*store.Client {
 	server := store.NewServer(store.Options{})
 	t.Cleanup(func() { assert.NoError(t, server.Close()) })
-	conf, err := store.TLS([]byte("a secret"), "store")
-	require.NoError(t, err)
 	all := make([]*store.Client, size)
 	for r := range all {
-		name := fmt.Sprint("rank ", r)
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		proxy := store.NewProxy(patience, func(context.Context, string) (store.Backend, error) {
-			return plain{server.Local(name)}, nil
-		})
-		proxy.Serve(l, conf)
-		t.Cleanup(func() { assert.NoError(t, proxy.Close()) })
-		all[r], err = store.Dialer{Addresses: []string{l.Addr().String()}, TLS: conf, Name: name}.Dial(t.Context())
-		require.NoError(t, err)
-		t.Cleanup(func() { assert.NoError(t, all[r].Close()) })
+		open := func(name string) store.Backend { return plain{server.Local(name)} }
+		all[r] = throughProxy(t, fmt.Sprint("rank ", r), open)
 	}
 	return all
 }
