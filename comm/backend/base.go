@@ -50,49 +50,64 @@ type Base struct {
 // New returns the methods of a communicator that give b what check lets pass, and
 // whose life is l. Only then may anything fail the life.
 func New(check *Check, l *Life, b Backend) *Base {
+	base := &Base{check: check, life: l}
+	do := func(c comm.Call) error { // no method, so that a call is not copied once more
+		if err := check.Call(&c); err != nil {
+			return err
+		}
+		if err := b.Submit(c); err != nil {
+			return l.Explain(c.Op.String(), err)
+		}
+		return nil
+	}
+	base.Methods = comm.Methods{Do: do, Together: base.group}
+	base.Waits = comm.Waits{Wait: base.wait}
 	l.backend = b
-	l.base = &Base{check: check, life: l, Methods: comm.Methods{
-		Do: func(c comm.Call) error {
-			if err := check.Call(&c); err != nil {
-				return err
-			}
-			if err := b.Submit(c); err != nil {
-				return l.Explain(c.Op.String(), err)
-			}
-			return nil
-		},
-		Together: func(calls []comm.Call) error {
-			if err := check.Group(calls); err != nil {
-				return err
-			}
-			err := l.Err()
-			if len(calls) > 0 {
-				err = b.SubmitTogether(calls)
-			}
-			if err != nil {
-				return l.Explain(opGroup, err)
-			}
-			return nil
-		},
-	}, Waits: comm.Waits{
-		Wait: func(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
-			err := l.Err()
-			var child comm.Communicator
-			if err == nil {
-				child, err = b.Wait(ctx, w)
-			}
-			if child != nil && err == nil {
-				err = l.Adopt(child)
-			} else if child != nil {
-				_ = comm.CloseAll(child, err) // its other ranks may have theirs
-			}
-			if err != nil {
-				return nil, l.Explain(w.Op.String(), err)
-			}
-			return child, nil
-		},
-	}}
-	return l.base
+	l.base = base
+	return base
+}
+
+// group submits the calls of a group. An empty one has nothing to submit.
+func (b *Base) group(calls []comm.Call) error {
+	if err := b.check.Group(calls); err != nil {
+		return err
+	}
+	err := b.life.Err()
+	if len(calls) > 0 {
+		err = b.life.backend.SubmitTogether(calls)
+	}
+	if err != nil {
+		return b.life.Explain(opGroup, err)
+	}
+	return nil
+}
+
+// wait does a Sync, a Barrier or a Split.
+func (b *Base) wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+	child, err := b.waitAndAdopt(ctx, w)
+	if err != nil {
+		return nil, b.life.Explain(w.Op.String(), err)
+	}
+	return child, nil
+}
+
+// waitAndAdopt is wait with errors as they are.
+func (b *Base) waitAndAdopt(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+	if err := b.life.Err(); err != nil {
+		return nil, err
+	}
+	child, err := b.life.backend.Wait(ctx, w)
+	if child == nil {
+		return nil, err
+	}
+	if err != nil {
+		_ = comm.CloseAll(child, err) // its other ranks may have theirs
+		return nil, err
+	}
+	if err := b.life.Adopt(child); err != nil {
+		return nil, err
+	}
+	return child, nil
 }
 
 // opGroup is what errors of a group name.

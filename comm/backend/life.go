@@ -233,7 +233,8 @@ func (l *Life) closeOnce() error {
 		l.abortOnce()
 	}
 	l.aborted = true
-	if err = errors.Join(err, l.bounded(l.backend.Release)); err == nil {
+	err = errors.Join(err, l.bounded(l.backend.Release))
+	if err == nil {
 		return nil
 	}
 	err = l.base.check.Fail("close", err)

@@ -24,15 +24,20 @@ func (r *rank) Submit(call comm.Call) error {
 func (r *rank) SubmitTogether(calls []comm.Call) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	err := r.life.Err()
+	if err := r.life.Err(); err != nil {
+		return err
+	}
 	for _, messages := range []bool{true, false} {
 		for i := range calls {
-			if err == nil && calls[i].Op.Message() == messages {
-				err = r.submit(&calls[i])
+			if calls[i].Op.Message() != messages {
+				continue
+			}
+			if err := r.submit(&calls[i]); err != nil {
+				return err
 			}
 		}
 	}
-	return err
+	return nil
 }
 
 // submit does a call, and what waited for it, or keeps it: a message until its
@@ -89,7 +94,9 @@ func (r *rank) deliver(send, recv comm.Call) error {
 // carry copies what a call sends to where another one, or the same, receives it,
 // on the runtime's stream. Any reduction of Bool makes bytes that are not zero 1.
 func (r *rank) carry(send, recv *comm.Call) error {
-	src, dst, bytes := send.Send, recv.Recv, send.Bytes()
+	src := send.Send
+	dst := recv.Recv
+	bytes := send.Bytes()
 	if send.RecvCounts != nil { // of a V-collective, whose lists say where its parts lie
 		src, bytes, _ = send.SendPart(0, 0)
 		dst, _, _ = recv.RecvPart(0, 0)

@@ -159,7 +159,10 @@ func (r *Recorder) addTo(d *Dump, id int) {
 	for i := r.calls - kept; i < r.calls; i++ {
 		records = append(records, *r.lookup(i))
 	}
-	first, number, last, failure := r.calls-kept, r.number, r.last, r.failure
+	first := r.calls - kept
+	number := r.number
+	last := r.last
+	failure := r.failure
 	var sync wait
 	if w := r.waits.shown(); w != nil {
 		sync = *w
@@ -220,12 +223,15 @@ func (r *Recorder) entry(e *record, group int, id uint64) Entry {
 		out.Tutti.Reduce = c.Reduce.String()
 	}
 	sent, received := sizes(e, r.WorldSize())
-	out.InputSizes, out.OutputSizes = [][]int{sent}, [][]int{received}
-	out.InputDTypes, out.OutputDTypes = []string{}, []string{}
+	out.InputSizes = [][]int{sent}
+	out.OutputSizes = [][]int{received}
+	out.InputDTypes = []string{}
+	out.OutputDTypes = []string{}
 	if c.Op.MovesData() {
 		out.Tutti.DType = c.DType.String()
 		name := cmp.Or(torchTypes[c.DType], c.DType.String())
-		out.InputDTypes, out.OutputDTypes = []string{name}, []string{name}
+		out.InputDTypes = []string{name}
+		out.OutputDTypes = []string{name}
 	}
 	// The analyser knows the names of NCCL's backend only.
 	out.ProfilingName = "nccl:" + torchNames[c.Op]

@@ -28,7 +28,8 @@ func (r *Recorder) onSignal(signals []os.Signal, handled context.Context) {
 	if len(signals) == 0 {
 		return // Notify would take all
 	}
-	got, stop := make(chan os.Signal, 1), make(chan struct{})
+	got := make(chan os.Signal, 1)
+	stop := make(chan struct{})
 	signal.Notify(got, signals...)
 	go func() {
 		defer signal.Stop(got)

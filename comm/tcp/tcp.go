@@ -392,7 +392,8 @@ var host = cpu.New()
 // Release implements [backend.Backend].
 func (e *endpoint) Release(ctx context.Context) error {
 	e.Leave(ctx)
-	w, n := e.wire, e.wire.node
+	w := e.wire
+	n := w.node
 	close(w.closed)
 	n.unregister(w) // so that nothing comes behind Abandon
 	w.Abandon()

@@ -18,14 +18,7 @@ func (e *Engine) Barrier(ctx context.Context, op comm.Op, first bool) error {
 	if err := e.wait(ctx, op); err != nil {
 		return err
 	}
-	e.mu.Lock()
-	err := e.Life.Err()
-	number := e.log.calls
-	if err == nil {
-		e.plan(&comm.Call{Op: op}, first)
-		err = e.launch()
-	}
-	e.mu.Unlock()
+	number, err := e.startBarrier(op, first)
 	if err != nil {
 		return err
 	}
@@ -36,6 +29,18 @@ func (e *Engine) Barrier(ctx context.Context, op comm.Op, first bool) error {
 		return nil // whatever has come after that
 	}
 	return err
+}
+
+// startBarrier submits a barrier, and returns its number in the call log.
+func (e *Engine) startBarrier(op comm.Op, first bool) (number uint64, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.Life.Err(); err != nil {
+		return 0, err
+	}
+	number = e.log.calls
+	e.plan(&comm.Call{Op: op}, first)
+	return number, e.launch()
 }
 
 // barrier plans a barrier.

@@ -23,7 +23,8 @@ func (p planner) scatterAndGather(bytes int) {
 	root := p.c.Peer
 	part := roundUp((bytes+p.size-1)/p.size, cacheLine)
 	length := func(r int) int { return max(0, min(part, bytes-r*part)) }
-	scatter, gather := p.parts(), p.parts()
+	scatter := p.parts()
+	gather := p.parts()
 	gather.chained = true
 	for r := range p.size {
 		if r == p.rank {

@@ -89,7 +89,10 @@ type peer struct {
 // tell sends a control message to a rank, and reports whether the wire has taken it.
 func (e *Engine) tell(dest int, m controlMessage) bool {
 	p := &e.peers[dest]
-	m.calls, m.passed, m.sent, m.received = e.log.calls, e.passed, p.sent, p.received
+	m.calls = e.log.calls
+	m.passed = e.passed
+	m.sent = p.sent
+	m.received = p.received
 	return e.wire.Tell(dest, m.kind == stallReport, hostmem.Bytes([]controlMessage{m}))
 }
 

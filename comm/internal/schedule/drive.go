@@ -37,7 +37,8 @@ func (e *Engine) drive(tick time.Duration, block bool) (busy, missed bool) {
 			return !began.IsZero(), true
 		}
 		e.missed.Store(false)
-		moved, err := false, error(nil)
+		var moved bool
+		var err error
 		if e.inFlight.Load() > 0 {
 			moved, err = e.poll(false, 1) // an error aborts the communicator, which its next call reports
 		}

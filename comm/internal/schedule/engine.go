@@ -275,7 +275,8 @@ func (e *Engine) post(o *Op, m Message) {
 // complete takes note of a message that is done.
 func (e *Engine) complete(d *Done) error {
 	m := &e.table[d.ID]
-	o, err := m.owner, d.Err
+	o := m.owner
+	err := d.Err
 	want := m.Bytes
 	if m.headed {
 		want = e.headedBytes(o)

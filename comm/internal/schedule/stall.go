@@ -21,7 +21,8 @@ func (e *Engine) oldest() *Op {
 // in which collective it waits, and its last calls. It does so once for each collective. The
 // caller holds mu.
 func (e *Engine) reportStall() {
-	o, log := e.oldest(), &e.log
+	log := &e.log
+	o := e.oldest()
 	if o == nil || e.reported > o.number || !log.knows(o.number) {
 		return
 	}
@@ -96,7 +97,8 @@ func (e *Engine) describe() (f backend.InFlight) {
 	if o := e.oldest(); o != nil && o.sequence == 0 { // of SetUp, which has no number
 		f.Messages = append(f.Messages, o.call())
 	} else if o != nil {
-		f.Collective, f.Number = o.call(), o.sequence
+		f.Collective = o.call()
+		f.Number = o.sequence
 		f.Missing, f.Unreceived = e.stragglers(o)
 		for _, r := range append(f.Missing, f.Unreceived...) {
 			if m := e.peers[r].report; m != nil {
@@ -116,7 +118,8 @@ func (e *Engine) describe() (f backend.InFlight) {
 // compare finds the first call in which this rank and one that has sent a status report
 // differ.
 func (e *Engine) compare(src int) error {
-	p, log := &e.peers[src], &e.log
+	log := &e.log
+	p := &e.peers[src]
 	m := p.report
 	if m == nil || p.agreed || !log.knows(m.number) {
 		return nil

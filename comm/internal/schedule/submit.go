@@ -66,19 +66,28 @@ func (e *Engine) plan(c *comm.Call, counts bool) {
 		}
 		e.log.add(p.entry, c.RecvCounts)
 	}
-	if p.offload == nil {
-		p.schedule()
-	} else if o := p.op(nil); p.offload.Plan(o, *p.c) {
-		for r := 0; r < p.size && p.c.Op.MovesData(); r++ {
-			p.sendPart(o, r)
-			p.recvPart(o, r)
-		}
-		p.add(o)
-	} else {
-		o.plan = plan{}
-		p.free = append(p.free, o)
+	if !p.offloaded() {
 		p.schedule()
 	}
+}
+
+// offloaded plans a call that the backend does, and returns false if it does not.
+func (p planner) offloaded() bool {
+	if p.offload == nil {
+		return false
+	}
+	o := p.op(nil)
+	if !p.offload.Plan(o, *p.c) {
+		o.plan = plan{}
+		p.free = append(p.free, o)
+		return false
+	}
+	for r := 0; r < p.size && p.c.Op.MovesData(); r++ {
+		p.sendPart(o, r)
+		p.recvPart(o, r)
+	}
+	p.add(o)
+	return true
 }
 
 // schedule plans a call as this package does it.
@@ -169,15 +178,19 @@ func (p planner) add(o *Op) {
 // SetUp makes a collective that does not enter the call log, as a backend does to set a
 // communicator up, and waits for it. All ranks call it at the same place.
 func (e *Engine) SetUp(ctx context.Context, c comm.Call) error {
-	e.mu.Lock()
-	err := e.Life.Err()
-	if err == nil {
-		planner{e, &c, newEntry(&c)}.schedule()
-		err = e.launch()
-	}
-	e.mu.Unlock()
-	if err != nil {
+	if err := e.startUnlogged(&c); err != nil {
 		return err
 	}
 	return e.wait(ctx, comm.OpSplit)
+}
+
+// startUnlogged submits a collective that does not enter the call log.
+func (e *Engine) startUnlogged(c *comm.Call) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.Life.Err(); err != nil {
+		return err
+	}
+	planner{e, c, newEntry(c)}.schedule()
+	return e.launch()
 }
