@@ -18,6 +18,11 @@
 // ([Agree], [AgreeOnMessage]). [SplitGroups] does the arithmetic of Split. A Call may be
 // sent to another process (encoding/gob); its addresses mean nothing there.
 //
+// The methods of a [Base] hand a Backend calls and waits as values, whether they come through the
+// methods of [comm.Communicator] or from a decorator, which forwards them ([comm.Call.Make]). What only some
+// communicators can do is an interface of its own: [Progresser], [MemoryChecker], [Rounder], [ListSharer], and those
+// of package comm for programs.
+//
 // A Backend asks [Life.Err] before it accepts a call, calls [Life.Fail] when it finds that
 // the ranks are out of step, and describes what a wait waits for by an [InFlight], or has a
 // [Ledger] do so. Examples: examples/wire is a Worker over connections,
