@@ -125,6 +125,9 @@ func TestRestart(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.NoError(t, conn.Close())
+	plain, err = l.Accept() // rank 1 has noticed, and tries again
+	require.NoError(t, err)
+	require.NoError(t, plain.Close())
 	require.NoError(t, l.Close())
 	require.NoError(t, first.Close())
 	start(0)
