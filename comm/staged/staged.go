@@ -12,21 +12,18 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// New returns a communicator for memory of device over c, which reaches that
-// of host: what a call sends is copied to the host, and what it received is copied
-// back, so that GPUs communicate over MPI or goroutines. It is for links that are
-// slow beside those copies, as between hosts ([Levels] has a use), and for small
-// messages; what is submitted is done one after the other ([backend.NewSerial]).
+// New returns a communicator for memory of device over c, which reaches memory of host.
+// The data that a call sends is copied to the host, and the data that it receives is copied
+// back, so that GPUs communicate over MPI, TCP or goroutines. It is for links much slower than the copies,
+// such as between hosts, and for small messages. Calls are done one after the other
+// ([backend.NewSerial]).
 //
-// With device and host the other way round, host memory is communicated over one that reaches a
-// device's, such as NCCL.
+// With device and host the other way round, host memory is communicated over a communicator
+// that reaches a device's, such as NCCL.
 //
-// The staged communicator closes c, whose ranks make one of it together, and which
-// nobody else uses from then on. A reduction that c does not have is an error of
-// the wait, which aborts both. The error is [comm.ErrDevice] if c does not reach host's
-// memory.
-//
-// [Levels]: https://pkg.go.dev/github.com/tutti-go/tutti/distributed/sparse#Hierarchical
+// The ranks of c make a staged communicator of it together. It closes c, which nobody else uses
+// from then on. A reduction that c does not have is an error of the wait, which aborts both.
+// New returns [comm.ErrDevice] if c does not reach host's memory.
 func New(c comm.Communicator, device, host runtime.Runtime) (comm.Communicator, error) {
 	check := &backend.Check{Backend: "staged", Rank: c.Rank(), WorldSize: c.WorldSize()}
 	if err := comm.CheckDevice(c, host.Device()); err != nil {
