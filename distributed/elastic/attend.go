@@ -23,7 +23,7 @@ const version = "elastic-3"
 const (
 	keys       = "elastic/"
 	epochKey   = keys + "epoch"
-	overKey    = keys + "over" // the World of the epoch with the last step
+	finalKey   = keys + "final" // the World of the epoch with the last step
 	termsKey   = keys + "terms"
 	memberKeys = keys + "member/" // by name, leased
 )
@@ -69,7 +69,8 @@ func (m *Member) serve() error {
 	}
 	m.change(func() { m.kv = nil })
 	if err := kv.Close(); err != nil {
-		slog.Info("elastic: the entry of this member stays in the store until its lease ends", "member", m.cfg.Name, "err", err)
+		slog.Info("elastic: the entry of this member stays in the store until its lease ends",
+			"member", m.cfg.Name, "err", err)
 	}
 	return err
 }
@@ -84,7 +85,7 @@ func (m *Member) pause(d time.Duration) {
 
 // register makes this member known in the store.
 func (m *Member) register(kv store.Store) error {
-	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Patience)
+	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.patience)
 	defer cancel()
 	terms := version + " " + m.cfg.Terms
 	writes := &retryStore{kv, m.refusals}
@@ -94,7 +95,8 @@ func (m *Member) register(kv store.Store) error {
 	}
 	if !ok && string(first.Value) != terms {
 		words, firstWords := differ(terms, string(first.Value))
-		return fmt.Errorf("%w: the terms of %s have %q, those of the others %q", comm.ErrMismatch, m.cfg.Name, words, firstWords)
+		return fmt.Errorf("%w: the terms of %s have %q, those of the others %q",
+			comm.ErrMismatch, m.cfg.Name, words, firstWords)
 	}
 	beginning, _ := json.Marshal(record{}) // of a job, perhaps
 	if _, _, err := writes.CompareAndSet(ctx, epochKey, 0, beginning); err != nil {
@@ -114,8 +116,8 @@ func (m *Member) register(kv store.Store) error {
 	return m.enroll(ctx, kv)
 }
 
-// enroll makes this member's entry in a store, whose events come. An entry of its name is another process's, or this one's of a
-// session that has not ended yet.
+// enroll makes this member's entry in a store, whose events come. An entry of its name is another process's, or this
+// one's of a session that has not ended yet.
 func (m *Member) enroll(ctx context.Context, kv store.Store) error {
 	refused := m.refusals()
 	written := false // by this session, perhaps
@@ -226,11 +228,11 @@ type entry struct {
 	version uint64
 	record  *record // the epoch, nil of other keys
 	status  *status // of a member, nil of other keys
-	over    string  // the World of the last epoch, "" of other keys
+	final   string  // the World of the last epoch, "" of other keys
 }
 
-// abortWithout aborts the epoch without those of its members that are not in the store, unless they are there soon: not every
-// communicator notices that a peer is gone. mu is held.
+// abortWithout aborts the epoch without those of its members that are not in the store, unless they are there soon:
+// not every communicator notices that a peer is gone. mu is held.
 func (m *Member) abortWithout() {
 	e := m.epoch
 	if e == nil || e.Comm == nil {
@@ -295,7 +297,7 @@ func (m *Member) claims() [2]*claim { return [2]*claim{&m.statusClaim, &m.endCla
 
 // look returns what the store has, and the version of the epoch in it. mu is held.
 func (m *Member) look() (v view, version uint64) {
-	v = view{min: m.cfg.Min, max: m.cfg.Max, patience: m.cfg.Patience, over: m.entries[overKey].over}
+	v = view{min: m.cfg.Min, max: m.cfg.Max, patience: m.cfg.patience, final: m.entries[finalKey].final}
 	if m.epoch != nil {
 		v.entered = m.epoch.record
 	}

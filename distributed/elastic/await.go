@@ -24,8 +24,8 @@ type vigil struct {
 	propose   time.Time     // when it may propose the next one, zero if at once
 }
 
-// await waits at a boundary for the next epoch, which it writes if nobody else does, and enters it. At the boundary the member stands as
-// given.
+// await waits at a boundary for the next epoch, which it writes if nobody else does, and enters it. At the boundary
+// the member stands as given.
 func (m *Member) await(ctx context.Context, s standing) (*record, error) {
 	m.change(func() { m.status.Standing = s })
 	defer m.change(func() { m.status.Standing = m.status.Standing.inside() })
@@ -43,7 +43,7 @@ func (m *Member) await(ctx context.Context, s standing) (*record, error) {
 		}
 		d := k.decide()
 		if d.propose != nil && time.Now().Before(w.propose) {
-			d = decision{why: explain("the store does not take an epoch", w.refusal)}
+			d = decision{reason: explain("the store does not take an epoch", w.refusal)}
 		}
 		switch {
 		case d.err != nil:
@@ -61,7 +61,7 @@ func (m *Member) await(ctx context.Context, s standing) (*record, error) {
 				return nil, err
 			}
 		default:
-			if err := m.watch(ctx, w, d.why, changed); err != nil {
+			if err := m.watch(ctx, w, d.reason, changed); err != nil {
 				return nil, err
 			}
 		}
@@ -69,16 +69,17 @@ func (m *Member) await(ctx context.Context, s standing) (*record, error) {
 }
 
 // watch waits for a change, or until the clock is to be looked at.
-func (m *Member) watch(ctx context.Context, w *vigil, why string, changed <-chan struct{}) error {
+func (m *Member) watch(ctx context.Context, w *vigil, reason string, changed <-chan struct{}) error {
 	if waited := time.Since(w.began); waited > w.logAfter {
 		w.logAfter *= 2
-		slog.Info("elastic: no next epoch yet", "member", m.cfg.Name, "why", why, "waited", waited.Round(time.Second/10))
+		slog.Info("elastic: no next epoch yet",
+			"member", m.cfg.Name, "reason", reason, "waited", waited.Round(time.Second/10))
 	}
 	select {
 	case <-changed:
 	case <-time.After(m.cfg.glance()):
 	case <-ctx.Done():
-		return fmt.Errorf("%w (%s)", comm.ContextError(ctx), why)
+		return fmt.Errorf("%w (%s)", comm.ContextError(ctx), reason)
 	case <-m.ctx.Done():
 		return ErrLeft
 	}
@@ -109,7 +110,7 @@ func (m *Member) knowledge(w *vigil) (k knowledge, version uint64) {
 		k.publication = offline
 	case delivered:
 		k.publication = stored
-	case now.Sub(w.delivered) > m.cfg.Patience:
+	case now.Sub(w.delivered) > m.cfg.patience:
 		k.publication = refused
 	default:
 		k.publication = pending
@@ -143,7 +144,7 @@ func (m *Member) rejoin(r *record) {
 	if attempts := r.attempts(m.cfg.Name); attempts > 0 {
 		slog.Warn("elastic: the others had no connection to this member, and go on without it; it tries again later",
 			"member", m.cfg.Name, "epoch", r.Number, "attempts", attempts,
-			"later", backoff(attempts, m.cfg.Patience), "err", m.failure)
+			"later", backoff(attempts, m.cfg.patience), "err", m.failure)
 	} else {
 		slog.Warn("elastic: the others have gone on without this member, which joins again",
 			"member", m.cfg.Name, "epoch", r.Number)
@@ -160,8 +161,8 @@ func (m *Member) rejoin(r *record) {
 }
 
 // propose writes an epoch to the store, unless another member has. One that the store refuses is proposed again, ever
-// later. The error is that of ctx, or that no epoch can follow the one in the store, whose numbers are at their end: members
-// write no such one, and would ignore its successor.
+// later. The error is that of ctx, or that no epoch can follow the one in the store, whose numbers are at their end:
+// members write no such one, and would ignore its successor.
 func (m *Member) propose(ctx context.Context, kv store.Store, w *vigil, r *record, version uint64) error {
 	if r.World == "" {
 		r.World = rand.Text()
@@ -170,7 +171,7 @@ func (m *Member) propose(ctx context.Context, kv store.Store, w *vigil, r *recor
 		return fmt.Errorf("%w: no epoch follows the one in the store: epoch %d has %w", comm.ErrMismatch, r.Number, err)
 	}
 	text, _ := json.Marshal(r)
-	bounded, cancel := context.WithTimeout(ctx, m.cfg.Patience)
+	bounded, cancel := context.WithTimeout(ctx, m.cfg.patience)
 	defer cancel()
 	_, ok, err := kv.CompareAndSet(bounded, epochKey, version, text)
 	if ctx.Err() != nil {

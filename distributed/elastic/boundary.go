@@ -6,10 +6,11 @@ import (
 	"time"
 )
 
-// decision is what a member at a boundary does next. At most one of its fields is set; if that is why, the member waits for a change.
+// decision is what a member at a boundary does next. At most one of its fields is set; if that is reason, the member
+// waits for a change.
 type decision struct {
 	// publish has the member's status published. The others decide by it, so the member does nothing else before the
-	// store has it, or has refused it for Config.Patience.
+	// store has it, or has refused it for the member's patience.
 	publish bool
 	// retry is the number of failed attempts after which the member has waited long enough, 0 if that is not the decision.
 	// Its status says so from now on, and the others take the member into an epoch again.
@@ -18,13 +19,13 @@ type decision struct {
 	rejoin *record
 	// enter is the epoch in the store, with the member in it and later than any it has entered. It makes the communicator.
 	enter *record
-	// propose is the epoch that the store is to have next: the one after the last, or the last one where the store has lost it. It is
-	// written by compare-and-set, so that of the members that propose one, a single one succeeds.
+	// propose is the epoch that the store is to have next: the one after the last, or the last one where the store has
+	// lost it. It is written by compare-and-set, so that of the members that propose one, a single one succeeds.
 	propose *record
 	// err ends the wait: ErrLeft, ErrEnded, ErrStore, or why the others go on without the member.
 	err error
-	// why says what the member waits for, for its log.
-	why string
+	// reason says what the member waits for, for its log.
+	reason string
 }
 
 // publication is how far the status of a member has come.
@@ -34,7 +35,7 @@ const (
 	outdated publication = "outdated" // it has changed since the member has published it
 	offline  publication = "offline"  // the store is out of reach
 	pending  publication = "pending"  // the store does not have it yet
-	refused  publication = "refused"  // the store has not taken it for Config.Patience
+	refused  publication = "refused"  // the store has not taken it for the member's patience
 	stored   publication = "stored"   // the store has it
 )
 
@@ -52,8 +53,9 @@ type knowledge struct {
 
 // decide returns what the member does.
 //
-// A member that is to leave takes along nothing that others lack: it leaves at once if it has no state, if others have formed an epoch
-// without it, or if all are to leave. Otherwise it helps the others to an epoch, until it is out of patience.
+// A member that is to leave takes along nothing that others lack: it leaves at once if it has no state, if others
+// have formed an epoch without it, or if all are to leave. Otherwise it helps the others to an epoch, until it is out
+// of patience.
 func (k *knowledge) decide() decision {
 	if k.self.Wishes && k.self.Standing.stateless() {
 		return decision{err: ErrLeft}
@@ -65,12 +67,12 @@ func (k *knowledge) decide() decision {
 		return k.unserved(explain("the store is out of reach", k.refusal))
 	}
 	last := k.last()
-	if last.begun() && last.World == k.over && !k.held() {
+	if last.begun() && last.World == k.final && !k.held() {
 		return decision{err: ErrEnded}
 	}
 	switch k.publication {
 	case pending:
-		return decision{why: explain("the store does not have this member's status yet", k.refusal)}
+		return decision{reason: explain("the store does not have this member's status yet", k.refusal)}
 	case refused:
 		return k.unserved(explain("the store does not take this member's status", k.refusal))
 	}
@@ -87,8 +89,8 @@ func (k *knowledge) decide() decision {
 	return k.succeed(last)
 }
 
-// follow is what the member does when the store has a later epoch than it has entered. It is not ok if that leaves the member where
-// it is: it is not in the epoch, and waits for the next one.
+// follow is what the member does when the store has a later epoch than it has entered. It is not ok if that leaves
+// the member where it is: it is not in the epoch, and waits for the next one.
 func (k *knowledge) follow(last *record) (d decision, ok bool) {
 	attempts := last.attempts(k.self.Name)
 	switch {
@@ -116,36 +118,36 @@ func (k *knowledge) succeed(last *record) decision {
 		if k.rested >= backoff(attempts, k.patience) {
 			return decision{retry: attempts}
 		}
-		why := fmt.Sprintf("the others had no connection to it in %d attempts; it tries again later", attempts)
-		return decision{why: explain(why, k.failure)}
+		reason := fmt.Sprintf("the others had no connection to it in %d attempts; it tries again later", attempts)
+		return decision{reason: explain(reason, k.failure)}
 	}
-	next, why := k.next()
+	next, reason := k.next()
 	switch {
 	case k.self.Wishes && k.ends && !k.stays():
 		return decision{err: ErrLeft}
-	case next != nil && k.self.Wishes && len(next.Members) == 1 && next.rank(k.self.person()) == 0: // a step of it alone would go with it
+	case next != nil && k.self.Wishes && k.alone(next): // a step of it alone would be lost with it
 		return k.idle("nobody is here who stays")
 	case next != nil:
 		return decision{propose: next}
 	case outside && k.max > 0 && len(last.Members) >= k.max:
-		why = fmt.Sprintf("there are %d members already", len(last.Members))
+		reason = fmt.Sprintf("there are %d members already", len(last.Members))
 	}
-	return k.idle(why)
+	return k.idle(reason)
 }
 
 // idle is what a member does that has no epoch to enter or to propose.
-func (k *knowledge) idle(why string) decision {
+func (k *knowledge) idle(reason string) decision {
 	if k.self.Wishes && k.waited > k.patience { // as one that is lost: nobody is here who could take over its residual
 		return decision{err: ErrLeft}
 	}
-	return decision{why: why}
+	return decision{reason: reason}
 }
 
 // unserved is what a member does whose store does not serve it.
-func (k *knowledge) unserved(why string) decision {
-	d := k.idle(why)
+func (k *knowledge) unserved(reason string) decision {
+	d := k.idle(reason)
 	if d.err == nil && k.waited > k.patience {
-		return decision{err: fmt.Errorf("%w: %s", ErrStore, why)}
+		return decision{err: fmt.Errorf("%w: %s", ErrStore, reason)}
 	}
 	return d
 }
@@ -161,6 +163,9 @@ func (v *view) formedBy(r *record) bool {
 		return r.rank(s.person()) >= 0 && s.Formed != r.World
 	})
 }
+
+// alone reports whether this member is the only one of an epoch.
+func (k *knowledge) alone(r *record) bool { return len(r.Members) == 1 && r.rank(k.self.person()) == 0 }
 
 // stays reports whether another member is here that does not wish to leave.
 func (k *knowledge) stays() bool {

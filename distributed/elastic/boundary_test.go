@@ -24,7 +24,7 @@ func rested(k *knowledge)    { k.rested = time.Hour }
 func full(k *knowledge)      { k.publication, k.refusal = refused, errors.New("no space") }
 
 func roomFor(members int) change  { return func(k *knowledge) { k.max = members } }
-func endedAt(world string) change { return func(k *knowledge) { k.over = world } }
+func endedAt(world string) change { return func(k *knowledge) { k.final = world } }
 
 // attempted has the last epoch count attempts that failed for a.
 func attempted(times int) change {
@@ -47,7 +47,7 @@ func (d decision) kind() (list []string) {
 		"ended":     errors.Is(d.err, ErrEnded),
 		"cut off":   errors.Is(d.err, ErrStore),
 		"unreached": d.err != nil && !errors.Is(d.err, ErrLeft) && !errors.Is(d.err, ErrEnded) && !errors.Is(d.err, ErrStore),
-		"wait":      d.why != "",
+		"wait":      d.reason != "",
 	} {
 		if set {
 			list = append(list, name)
@@ -73,7 +73,7 @@ func TestBoundary(t *testing.T) {
 	}
 	ending := func(r *record, present ...status) view {
 		v := here(r, present...)
-		v.over = r.World
+		v.final = r.World
 		return v
 	}
 	knows := func(v view, changes ...change) knowledge {
@@ -394,7 +394,7 @@ func TestBoundary(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := c.k.decide()
 			assert.Equal(t, []string{c.do}, d.kind(), "%+v", d)
-			text := d.why
+			text := d.reason
 			if d.err != nil {
 				text = d.err.Error()
 			}

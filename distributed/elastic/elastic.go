@@ -1,6 +1,6 @@
-// Package elastic is for training whose members come and go: at each boundary between two steps it
-// gives the members of the next epoch and a communicator for them, a member that joins gets the
-// state of the others, and a step that lost a member is made again by those who are left.
+// Package elastic is for training whose members come and go: at each boundary between two steps it gives the members
+// of the next epoch and a communicator for them, a member that joins gets the state of the others, and a step that
+// lost a member is made again by those who are left.
 //
 //	gradients, err := ddp.New(ctx, rt, noop.New(rt), parameters, ddp.Config{})
 //	…
@@ -18,30 +18,29 @@
 //
 // # Steps
 //
-// A step ends with a vote, [Member.Commit]: an allreduce of one word for each member. It comes between
-// what can be rolled back and what cannot: a [Trainer] calls it there. A member whose vote fails does not
-// know whether the others have committed. All say what they know when they form the next epoch,
-// and do the same: commit, if all of them had the result, otherwise roll back (cooperative
-// termination of two-phase commit: Bernstein, Hadzilacos, Goodman, "Concurrency Control and
-// Recovery in Database Systems", 1987, §7.4).
+// A step ends with a vote, [Member.Commit]: an allreduce of one word for each member. It comes between what can be
+// rolled back and what cannot: a [Trainer] calls it there. A member whose vote fails does not know whether the others
+// have committed. All say what they know when they form the next epoch, and do the same: commit, if all of them had
+// the result, otherwise roll back (cooperative termination of two-phase commit: Bernstein, Hadzilacos, Goodman,
+// "Concurrency Control and Recovery in Database Systems", 1987, §7.4).
 //
 // # Epochs
 //
-// Members keep a leased entry in a store, their status. Whoever sees that all live members of an
-// epoch are at the boundary writes the next epoch by compare-and-set. If its communicator cannot
-// be formed, all are at a boundary again, and the next attempt has a higher number. Communicators are of one epoch.
+// Members keep a leased entry in a store, their status. Whoever sees that all live members of an epoch are at the
+// boundary writes the next epoch by compare-and-set. If its communicator cannot be formed, all are at a boundary
+// again, and the next attempt has a higher number. Communicators are of one epoch.
 //
-// The store is not the members': a launcher keeps it, or etcd. It outlives them, and is the only judge of which epoch is
-// the next one, so that the members that reach it may go on, down to Config.Min, whoever is lost.
+// The store is not the members': a launcher keeps it, or etcd. It outlives them, and is the only judge of which epoch
+// is the next one, so that the members that reach it may go on, down to Config.Min, whoever is lost.
 //
 // # How it is written
 //
-//   - elastic.go and trainer.go: what a program calls; form.go: votes and new epochs; await.go: the wait for one
-//   - standing.go: what a member says of itself; view.go: what the next epoch is, a function of the entries in the store;
-//     reach.go: without whom, as nobody reaches them; boundary.go: what a member does that waits for it, a function of these and of
-//     what it knows of itself
-//   - attend.go: sessions of the store; publish.go: this member's entry in it; valid.go: what of the others' is believed;
-//     state.go: parameters, residuals and the hash of members that come and go; timeouts.go: all times
+//   - elastic.go, trainer.go: what a program calls
+//   - form.go: votes and new epochs; await.go: the wait for a new epoch; state.go: what joining and leaving members exchange
+//   - standing.go: what a member says of itself in the store; valid.go: what members believe of what the store has
+//   - view.go: the next epoch, as a function of the entries in the store; reach.go: without whom, as nobody reaches them
+//   - boundary.go: what a waiting member does, as a function of these and of what it knows of itself
+//   - attend.go: sessions of the store; publish.go: this member's entries in it; timeouts.go: all times
 package elastic
 
 import (
@@ -68,7 +67,8 @@ import (
 var (
 	// ErrLeft means that this member has left in order, or was closed.
 	ErrLeft = errors.New("this member has left")
-	// ErrStore means that the store is out of reach, or refuses this member's entry. The others may go on, so this member may not.
+	// ErrStore means that the store is out of reach, or refuses this member's entry. The others may go on, so this
+	// member may not.
 	ErrStore = errors.New("the job's store is out of reach")
 	// ErrEnded means that the others have made the last step of the job.
 	ErrEnded = errors.New("the job has ended")
@@ -89,20 +89,21 @@ type Config struct {
 	// Terms is what all members must have alike: a version, a configuration. Others are refused.
 	Terms string
 
-	// Dial connects to the job's store, again whenever the session is lost. The store outlives members, and ends the leases
-	// of processes that are silent. Not nil.
+	// Dial connects to the job's store, again whenever the session is lost. The store outlives members, and ends the
+	// leases of processes that are silent. Not nil.
 	Dial func(ctx context.Context) (store.Store, error)
 	// TLS is for Form: the configuration of connections between members, which [FromEnv] sets. It may be nil.
 	TLS *tls.Config
-	// Silence is [DefaultSilence] unless set.
-	Silence time.Duration
-	// Patience bounds each wait for enough members, to form a communicator, and for an epoch that can begin: 10 s unless set.
-	Patience time.Duration
+	// Silence is how long a member may be silent before the others go on without it, [DefaultSilence] unless set. Five
+	// times Silence, its patience, bounds each wait of a member: for the store, for a communicator, and for an epoch
+	// that can begin.
+	Silence  time.Duration
+	patience time.Duration // five times Silence unless a test sets it
 
-	// Form makes the communicator of an epoch, of which all members call it, such as [tcp.New]. It may exchange addresses
-	// in the store, which repeats refused writes until ctx ends, under names with the World in them. An error with a method
-	// MissingRanks() []int, such as that of [tcp.New], says which ranks were never connected to: the next epoch is formed without
-	// those that most others miss.
+	// Form makes the communicator of an epoch, of which all members call it, such as [tcp.New]. It may exchange
+	// addresses in the store, which repeats refused writes until ctx ends, under names with the World in them. An error
+	// with a method MissingRanks() []int, such as that of [tcp.New], says which ranks were never connected to: the next
+	// epoch is formed without those that most others miss.
 	Form func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error)
 	// Runtime has the memory that communicators reach: that of package cpu unless set.
 	Runtime runtime.Runtime
@@ -138,7 +139,7 @@ type Member struct {
 	caller context.Context // of the last Next
 	gone   sync.WaitGroup  // attend
 
-	failure  error // of the last attempt at an epoch, nil before one and after one that did not fail; of Next and Commit alone
+	failure  error // of the last attempt at an epoch, nil if that did not fail; of Next and Commit alone
 	failures int   // of Dial and what follows it, one after the other; of attend alone
 
 	wakeup chan struct{} // of capacity 1: keep is to look at the claims
@@ -158,9 +159,9 @@ type Member struct {
 	epoch       *Epoch           // entered last: nil for a member that joins, without Comm until it is formed
 }
 
-// Join makes this process a member, which trains with trainer, and returns when it has found the store and is not refused:
-// [comm.ErrMismatch] for other terms, [ErrIdentity] for a name that is taken. It is in no epoch before [Member.Next], which
-// looks for the store if Join has not found it within Config.Patience.
+// Join makes this process a member, which trains with trainer, and returns when it has found the store and is not
+// refused: [comm.ErrMismatch] for other terms, [ErrIdentity] for a name that is taken. It is in no epoch before
+// [Member.Next], which looks for the store if Join has not found it within five times Config.Silence.
 func Join(ctx context.Context, cfg Config, trainer Trainer) (*Member, error) {
 	if trainer == nil {
 		return nil, fmt.Errorf("elastic: %w: no trainer", comm.ErrArgument)
@@ -176,12 +177,12 @@ func Join(ctx context.Context, cfg Config, trainer Trainer) (*Member, error) {
 		wakeup:  make(chan struct{}, 1),
 	}
 	m.statusClaim = claim{key: m.key(), options: []store.Option{store.Lease}}
-	m.endClaim = claim{key: overKey}
+	m.endClaim = claim{key: finalKey}
 	m.status = status{Name: cfg.Name, Incarnation: rand.Text(), Standing: fresh, Step: cfg.Step}
 	trainer.BeforeCommit(m.Commit)
 	m.ctx, m.end = context.WithCancel(context.WithoutCancel(ctx))
 	m.gone.Go(m.attend)
-	bounded, stop := context.WithTimeout(ctx, cfg.Patience)
+	bounded, stop := context.WithTimeout(ctx, cfg.patience)
 	defer stop()
 	err := m.wait(bounded, func() (bool, error) { return m.kv != nil, m.fault })
 	if err != nil && (ctx.Err() != nil || bounded.Err() == nil) {
@@ -201,8 +202,8 @@ func (c *Config) complete() error {
 	if c.Silence == 0 {
 		c.Silence = DefaultSilence
 	}
-	if c.Patience == 0 {
-		c.Patience = defaultPatience
+	if c.patience == 0 {
+		c.patience = patienceFactor * c.Silence
 	}
 	if c.Runtime == nil {
 		c.Runtime = cpu.New()
@@ -224,7 +225,8 @@ func FromEnv(cfg Config) (Config, error) {
 		return cfg, err
 	}
 	if os.Getenv(MinVariable) == "" {
-		return cfg, fmt.Errorf("elastic: %w: %s is not set; tutti launch --min starts the members of a job", rendezvous.ErrEnvironment, MinVariable)
+		return cfg, fmt.Errorf("elastic: %w: %s is not set; tutti launch --min starts the members of a job",
+			rendezvous.ErrEnvironment, MinVariable)
 	}
 	cfg.TLS, err = job.TLS("comm/tcp")
 	if err != nil {
@@ -251,18 +253,21 @@ func FromEnv(cfg Config) (Config, error) {
 // Steps returns how many steps the members have committed.
 func (m *Member) Steps() uint64 { return m.now().Step }
 
-// Leave has this member leave in order: [Member.Next] returns [ErrLeft] after the next vote, when its residuals are handed over.
-// A leaving member that alone has the state stays until a successor has received it, even if that exceeds Max by one.
+// Leave has this member leave in order: [Member.Next] returns [ErrLeft] after the next vote, when its residuals are
+// handed over. A leaving member that alone has the state stays until a successor has received it, even if that
+// exceeds Max by one.
 //
-// A member at a boundary leaves at once if it has no state of the job, or if all members of the last epoch are to leave. Otherwise it
-// waits for the next vote, for Config.Patience at most.
+// A member at a boundary leaves at once if it has no state of the job, or if all members of the last epoch are to
+// leave. Otherwise it waits for the next vote, for five times Config.Silence at most.
 func (m *Member) Leave() { m.change(func() { m.status.Wishes = true }) }
 
-// Run makes steps until one of them returns [io.EOF], this member has left, ctx ends, or a step fails for another reason than a
-// lost member. Call Close after it. The other members go on without this one where Run returns an error.
+// Run makes steps until one of them returns [io.EOF], this member has left, ctx ends, or a step fails for another
+// reason than a lost member. Call Close after it. The other members go on without this one where Run returns an
+// error.
 //
-// Run returns nil for [io.EOF], [ErrLeft] and [ErrEnded], which a process gets that joins after the job's last step. A step that
-// lost a member is made again by the members that are left. A member without the store waits until it can join again.
+// Run returns nil for [io.EOF], [ErrLeft] and [ErrEnded], which a process gets that joins after the job's last step.
+// A step that lost a member is made again by the members that are left. A member without the store waits until it can
+// join again.
 func (m *Member) Run(ctx context.Context, step func(ctx context.Context, e *Epoch) error) error {
 	err := m.run(ctx, step)
 	if err != nil {

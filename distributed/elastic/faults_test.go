@@ -30,7 +30,7 @@ import (
 
 // quick are the times of members that wait in vain.
 func quick(cfg Config) Config {
-	cfg.Silence, cfg.Patience = 400*time.Millisecond, time.Second
+	cfg.Silence, cfg.patience = 400*time.Millisecond, time.Second
 	return cfg
 }
 
@@ -156,7 +156,7 @@ func TestReplaceAll(t *testing.T) {
 		join := func() *trainee {
 			cfg := Config{Name: name(len(old) + len(fresh)), Form: form, Dial: dial, Min: most, Max: most}
 			cfg.Silence = 10 * time.Second
-			cfg.Patience = time.Minute // nobody leaves out of patience
+			cfg.patience = time.Minute // nobody leaves out of patience
 			return newTrainee(t, log, cfg)
 		}
 		var all sync.WaitGroup
@@ -269,7 +269,7 @@ func TestAllLeaveAtABoundary(t *testing.T) {
 	form, log, dial := new(rooms).form, newReplay(), keepStore(t)
 	var list []*trainee
 	for _, name := range []string{"a", "b", "c"} {
-		list = append(list, newTrainee(t, log, Config{Name: name, Form: form, Dial: dial, Min: 3, Patience: time.Minute}))
+		list = append(list, newTrainee(t, log, Config{Name: name, Form: form, Dial: dial, Min: 3, patience: time.Minute}))
 	}
 	for _, a := range list[:2] {
 		go func() {
@@ -372,7 +372,7 @@ func TestRefused(t *testing.T) {
 		}
 		require.ErrorIs(t, err, comm.ErrMismatch)
 		cfg := a.cfg
-		cfg.Patience = 30 * time.Second
+		cfg.patience = 30 * time.Second
 		_, err = Join(t.Context(), cfg, Plain{})
 		require.ErrorIs(t, err, ErrIdentity)
 		cfg.Name, cfg.Terms = "b", "v2"
@@ -394,7 +394,7 @@ func TestBindFails(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		server, tried := store.NewServer(store.Options{}), 0
 		dial := func(context.Context) (store.Store, error) { return server.Local("a"), nil }
-		cfg := Config{Name: "a", Min: 1, Dial: dial, Form: new(rooms).form, Patience: 300 * time.Millisecond, Silence: time.Second}
+		cfg := Config{Name: "a", Min: 1, Dial: dial, Form: new(rooms).form, patience: 300 * time.Millisecond, Silence: time.Second}
 		m, err := Join(t.Context(), cfg, &altered{Trainer: Plain{}, bind: func(context.Context, comm.Communicator) error {
 			tried++
 			return comm.ErrPeerFailed

@@ -102,7 +102,7 @@ func FuzzEntries(f *testing.F) {
 		if flags&64 > 0 {
 			m.cfg.Dial = func(context.Context) (store.Store, error) { return nil, io.EOF }
 		}
-		for key, value := range map[string][]byte{epochKey: epoch, memberKeys + "a": a, memberKeys + "b": b, overKey: []byte(over)} {
+		for key, value := range map[string][]byte{epochKey: epoch, memberKeys + "a": a, memberKeys + "b": b, finalKey: []byte(over)} {
 			m.hear(store.Event{Entry: store.Entry{Key: key, Value: value}})
 		}
 		k := knowledge{publication: stored, ends: m.ends}
@@ -272,7 +272,7 @@ func TestForgedLastEpoch(t *testing.T) {
 		next := *r
 		next.Number++
 		next.Failed = r.failures(nil, r.Members[1:])
-		m := &Member{cfg: Config{Name: "a", Patience: time.Second}}
+		m := &Member{cfg: Config{Name: "a", patience: time.Second}}
 		err := m.propose(t.Context(), nil, new(vigil), &next, 0)
 		assert.ErrorIs(t, err, comm.ErrMismatch, name)
 		assert.ErrorContains(t, err, "no epoch follows the one in the store", name)
@@ -344,7 +344,7 @@ func forge(random *rand.Rand, x any) any {
 func forger(t *testing.T, random *rand.Rand, kv *store.Client) {
 	all, err := kv.List(t.Context(), keys)
 	require.NoError(t, err)
-	names := []string{epochKey, overKey, termsKey, memberKeys + "a", memberKeys + "b", memberKeys + "x", memberKeys, keys}
+	names := []string{epochKey, finalKey, termsKey, memberKeys + "a", memberKeys + "b", memberKeys + "x", memberKeys, keys}
 	key := names[random.IntN(len(names))]
 	value := []byte(`{"Number":5,"World":"w","Members":[{"Name":"x","Incarnation":"1"}]}`)
 	if len(all) > 0 {

@@ -17,14 +17,14 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Next returns the epoch of the next step: the same one, or another if the last vote has found
-// members that come or go, or if failed, the error of the step, is not nil. Then its communicator
-// is new, the trainer is bound to it, and a member that joined has its state.
+// Next returns the epoch of the next step: the same one, or another if the last vote has found members that come or
+// go, or if failed, the error of the step, is not nil. Then its communicator is new, the trainer is bound to it, and
+// a member that joined has its state.
 //
-// It waits for others as long as ctx and the number of members need. Errors are [ErrLeft] after [Member.Leave], [ErrStore] when
-// the store has been out of reach for Config.Patience, [ErrEnded] when the others have made the last step, those of [Join] where the
-// store is reached only now, and that of the last epoch when none could begin for Config.Patience. After an error Next may be
-// called again, and the member joins when it can.
+// It waits for others as long as ctx and the number of members need. Errors are [ErrLeft] after [Member.Leave],
+// [ErrStore] when the store has been out of reach for five times Config.Silence, [ErrEnded] when the others have made
+// the last step, those of [Join] where the store is reached only now, and that of the last epoch when none could
+// begin for as long. After an error Next may be called again, and the member joins when it can.
 func (m *Member) Next(ctx context.Context, failed error) (*Epoch, error) {
 	m.caller = ctx
 	if failed != nil {
@@ -51,7 +51,7 @@ func (m *Member) Next(ctx context.Context, failed error) (*Epoch, error) {
 		if failing.IsZero() {
 			failing = time.Now()
 		}
-		if !lost(err) || ctx.Err() != nil || time.Since(failing) > m.cfg.Patience {
+		if !lost(err) || ctx.Err() != nil || time.Since(failing) > m.cfg.patience {
 			return nil, fmt.Errorf("elastic: %s: %w", m.cfg.Name, err)
 		}
 		slog.Warn("elastic: an epoch failed before its first step", "member", m.cfg.Name, "epoch", e.Number, "err", err)
@@ -59,7 +59,8 @@ func (m *Member) Next(ctx context.Context, failed error) (*Epoch, error) {
 	}
 }
 
-// finish ends the epoch, with a residual handed over if a sound one has members that leave, and returns how this member stands behind it.
+// finish ends the epoch, with a residual handed over if a sound one has members that leave, and returns how this
+// member stands behind it.
 func (m *Member) finish(ctx context.Context, sound bool) standing {
 	e := m.epoch
 	if e == nil || e.Comm == nil {
@@ -83,9 +84,9 @@ func (m *Member) fail(cause error) {
 	}
 }
 
-// Commit votes that this member can commit its step, and returns nil if all do. It is called by all members
-// between the exchange of a step, for which it waits, and what cannot be rolled back. An error means that the step is rolled back
-// and made again: if it is that of a lost member, [Member.Next] has the epoch in which.
+// Commit votes that this member can commit its step, and returns nil if all do. It is called by all members between
+// the exchange of a step, for which it waits, and what cannot be rolled back. An error means that the step is rolled
+// back and made again: if it is that of a lost member, [Member.Next] has the epoch in which.
 func (m *Member) Commit(ctx context.Context) error {
 	e := m.epoch
 	if e == nil {
@@ -115,7 +116,8 @@ func (m *Member) Commit(ctx context.Context) error {
 	return nil
 }
 
-// ballot is what a member votes, or the maximum of what all vote: words of an allreduce. The first one is 1 if a member comes or goes.
+// ballot is what a member votes, or the maximum of what all vote: words of an allreduce. The first one is 1 if a
+// member comes or goes.
 type ballot []int64
 
 // leaves has a 1 for each member that leaves, by rank.
@@ -138,7 +140,9 @@ func (m *Member) vote(ctx context.Context, e *Epoch) (ballot, error) {
 		b[0] = 1
 	}
 	m.mu.Unlock()
-	err := communicate(ctx, m, e, b, func(t *runtime.Tensor) error { return distributed.AllReduce(ctx, e.Comm, t, comm.Max) })
+	err := communicate(ctx, m, e, b, func(t *runtime.Tensor) error {
+		return distributed.AllReduce(ctx, e.Comm, t, comm.Max)
+	})
 	return b, err
 }
 
@@ -163,8 +167,8 @@ func (m *Member) count(ctx context.Context, e *Epoch, b ballot) error {
 	return nil
 }
 
-// form waits at the boundary, where this member stands as given, until the next epoch has a communicator. Then Steps says
-// whether a step that was prepared is committed.
+// form waits at the boundary, where this member stands as given, until the next epoch has a communicator. Then Steps
+// says whether a step that was prepared is committed.
 func (m *Member) form(ctx context.Context, s standing) error {
 	for {
 		if m.now().Standing.stateless() {
@@ -223,7 +227,7 @@ func (m *Member) begin(r *record, c comm.Communicator) {
 
 // establish makes the communicator of an epoch. It stops when a member is gone, or at another boundary.
 func (m *Member) establish(ctx context.Context, r *record) (c comm.Communicator, err error) {
-	ctx, cancel := context.WithTimeout(ctx, m.cfg.Patience)
+	ctx, cancel := context.WithTimeout(ctx, m.cfg.patience)
 	defer cancel()
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -249,7 +253,8 @@ func (m *Member) establish(ctx context.Context, r *record) (c comm.Communicator,
 		return nil, err
 	}
 	if c.Rank() != place.Rank || c.WorldSize() != place.Size {
-		err := fmt.Errorf("%w: Form made rank %d of %d, want %d of %d", comm.ErrArgument, c.Rank(), c.WorldSize(), place.Rank, place.Size)
+		err := fmt.Errorf("%w: Form made rank %d of %d, want %d of %d",
+			comm.ErrArgument, c.Rank(), c.WorldSize(), place.Rank, place.Size)
 		return nil, errors.Join(err, c.Close())
 	}
 	examined, err := instrument.Epoch(m.caller, m.cfg.Runtime, c, r.Number)
@@ -272,7 +277,7 @@ func (m *Member) obstacle(r *record, session time.Time) error {
 	v, _ := m.look()
 	for _, p := range r.Members {
 		i := slices.IndexFunc(v.present, func(s status) bool { return s.person().matches(p) })
-		if i < 0 || v.present[i].behind(r) && p.Name != m.cfg.Name {
+		if i < 0 || v.present[i].returned(r) && p.Name != m.cfg.Name {
 			gone = append(gone, printable.Text(p.Name))
 		}
 	}

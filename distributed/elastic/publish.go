@@ -125,7 +125,7 @@ func (m *Member) write(kv store.Store) (key string, err error) {
 	}
 	draft := *c
 	m.mu.Unlock()
-	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Patience)
+	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.patience)
 	defer cancel()
 	now, err := draft.write(ctx, kv)
 	m.change(func() {
@@ -155,15 +155,15 @@ func (m *Member) ending() bool {
 	return m.endClaim.due() && v.record != nil && v.record.World == m.endClaim.want
 }
 
-// finishJob has the store say that the last step is made, in an epoch or while the next one was formed. It waits until that
-// is so, for Config.Patience at most: who comes later would wait for members that have the state.
+// finishJob has the store say that the last step is made, in an epoch or while the next one was formed. It waits
+// until that is so, for its patience at most: who comes later would wait for members that have the state.
 func (m *Member) finishJob(e *Epoch) {
 	if m.epoch != nil && m.epoch.Comm != nil { // Commit may have formed another one in the last step
 		e = m.epoch
 	}
 	m.change(func() { m.endClaim.want = e.record.World })
 	m.wake()
-	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.Patience)
+	ctx, cancel := context.WithTimeout(m.ctx, m.cfg.patience)
 	defer cancel()
 	var refusal error
 	err := m.wait(ctx, func() (bool, error) {
@@ -238,7 +238,8 @@ func (m *Member) refusals() refusals {
 	return refusals{member: m.cfg.Name, first: m.cfg.firstRetry(), last: m.cfg.lastRetry()}
 }
 
-// add notes a refusal, logs it ever more rarely, and returns how long to wait until the next attempt: twice as long after each.
+// add notes a refusal, logs it ever more rarely, and returns how long to wait until the next attempt: twice as long
+// after each.
 func (r *refusals) add(key string, err error) time.Duration {
 	r.times++
 	if r.times&(r.times-1) == 0 {

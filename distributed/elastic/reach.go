@@ -163,8 +163,8 @@ func (g *gaps) cover() (ranks []int) {
 	}
 }
 
-// worst is the member in most pairs. Among equals, a member without state is no loss; otherwise it is the highest rank, so that all
-// members see the same.
+// worst is the member in most pairs. Among equals, a member without state is no loss; otherwise it is the highest
+// rank, so that all members see the same.
 func (g *gaps) worst() (worst int) {
 	for rank, n := range g.missing {
 		equal := n == g.missing[worst] && (g.stateless[rank] || !g.stateless[worst])

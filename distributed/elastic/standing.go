@@ -4,17 +4,18 @@ import "fmt"
 
 // standing is where a member stands. Its status has it as text.
 //
-//	            Next                 an epoch takes it          it has the state
-//	fresh ──────────────▶ joining ─────────────────────▶ fresh ──────────────────▶ stepping
-//	                        ▲  ▲   the attempt failed      │                       ▲      │
-//	                        │  └───────────────────────────┘    an epoch is formed │      │ the step is over,
-//	                        │                                                      │      │ or has failed
-//	                        │           the others have gone on without it         │      ▼
-//	                        └──────────────────────────────────────── boundary, prepared, leaving
+//	          await            enter           state received
+//	fresh ───────────▶ joining ─────────▶ fresh ────────────────▶ stepping ◀─────────┐
+//	                    ▲   ▲               │                        │               │
+//	                    │   └───────────────┘                        │ await         │ enter
+//	                    │     attempt failed                         ▼               │
+//	                    └─────────────────────────── boundary, prepared or leaving ──┘
+//	                                  rejoin
 type standing string
 
 const (
-	// fresh: without the state of the job, and not at a boundary: before [Member.Next], or in an epoch that is to give it the state.
+	// fresh: without the state of the job, and not at a boundary: before [Member.Next], or in an epoch that is to give
+	// it the state.
 	fresh standing = "fresh"
 	// joining: at a boundary, without the state.
 	joining standing = "joining"
@@ -56,7 +57,7 @@ func (s standing) check() error {
 // status is what a member says of itself, in an entry that vanishes with its session.
 type status struct {
 	Name        string
-	Incarnation string // random: tells the process from an earlier one of its name, and the member from what it was before it joined again
+	Incarnation string // random: tells it from an earlier process of its name, and from itself before it joined again
 	Standing    standing
 	Entered     string // the World of the epoch whose communicator it has tried to make last, "" for a member that joins
 	Formed      string // the World of the last epoch whose communicator it has made, "" before one
@@ -79,5 +80,5 @@ func (s *status) reach() uint64 {
 	return s.Step
 }
 
-// behind reports whether the member is at the boundary behind an epoch.
-func (s *status) behind(r *record) bool { return s.Standing.waits() && s.Entered == r.World }
+// returned reports whether the member is at the boundary behind an epoch.
+func (s *status) returned(r *record) bool { return s.Standing.waits() && s.Entered == r.World }

@@ -88,7 +88,8 @@ const (
 // send sends this member's state: how long the trainer's is, that, and the tensors.
 func (m *Member) send(ctx context.Context, e *Epoch, receiver int, shared []byte) error {
 	if len(shared) > maxSharedBytes {
-		return fmt.Errorf("elastic: %w: SharedState returns %d bytes, the maximum is %d", comm.ErrArgument, len(shared), maxSharedBytes)
+		return fmt.Errorf("elastic: %w: SharedState returns %d bytes, the maximum is %d",
+			comm.ErrArgument, len(shared), maxSharedBytes)
 	}
 	post := func(t *runtime.Tensor) error { return distributed.Send(ctx, e.Comm, t, receiver, stateTag) }
 	if err := communicate(ctx, m, e, []int64{int64(len(shared))}, post); err != nil {
@@ -149,7 +150,9 @@ func (m *Member) receive(ctx context.Context, e *Epoch, sender int) error {
 }
 
 // communicate calls a communication with memory of the runtime in the place of x, which is the host's.
-func communicate[T dtype.Element](ctx context.Context, m *Member, e *Epoch, x []T, call func(t *runtime.Tensor) error) error {
+func communicate[T dtype.Element](
+	ctx context.Context, m *Member, e *Epoch, x []T, call func(t *runtime.Tensor) error,
+) error {
 	t, err := runtime.FromSlice(m.cfg.Runtime, x)
 	if err != nil {
 		return err
@@ -251,8 +254,8 @@ func (m *Member) residualNorm() (float64, error) {
 	return math.Sqrt(squares), nil
 }
 
-// handOver passes the residuals of members that leave to the next ones that stay, which add them to their own: if all leave, to
-// the first, which stays if others wait to join. An error fails the epoch.
+// handOver passes the residuals of members that leave to the next ones that stay, which add them to their own: if all
+// leave, to the first, which stays if others wait to join. An error fails the epoch.
 func (m *Member) handOver(ctx context.Context) error {
 	e := m.epoch
 	leaves := e.leaves

@@ -5,33 +5,35 @@ import "time"
 // DefaultSilence is how long a member may be silent before the others go on without it.
 const DefaultSilence = 2 * time.Second
 
-// defaultPatience is several times DefaultSilence, so that a member waits until the lease of another one has ended.
-const defaultPatience = 10 * time.Second
+// patienceFactor makes a member wait for several times Silence before it gives up: the leases of lost members end
+// meanwhile, and what is repeated has been tried a few times.
+const patienceFactor = 5
 
-// All other times follow from Config.Silence, in which the network and the processes do what they have to, and from Config.Patience,
-// in which people expect something to happen.
+// All other times follow from Silence, in which the network and the processes do what they have to, and from patience.
 
 // glance is how often a member at a boundary looks at the clock: each time that follows is later by that at most.
 func (c *Config) glance() time.Duration { return c.Silence / 8 }
 
-// firstRetry and lastRetry are the first and the longest wait before a refused write, a lost session or an epoch that could not begin is
-// tried again: in an outage each member asks the store once in Silence.
+// firstRetry and lastRetry are the first and the longest wait before a refused write, a lost session or an epoch that
+// could not begin is tried again: in an outage each member asks the store once in Silence.
 func (c *Config) firstRetry() time.Duration { return c.Silence / 10 }
 
 func (c *Config) lastRetry() time.Duration { return c.Silence }
 
-// absence is how long a member of the epoch may be missing in the store before its communicator is aborted: as long as a
-// session that is lost needs to be made again.
+// absence is how long a member of the epoch may be missing in the store before its communicator is aborted: as long
+// as a session that is lost needs to be made again.
 func (c *Config) absence() time.Duration { return c.Silence / 4 }
 
-// conflict is how long another process may have this member's name: an earlier process that has ended loses its lease after Silence.
+// conflict is how long another process may have this member's name: an earlier process that has ended loses its lease
+// after Silence.
 func (c *Config) conflict() time.Duration { return 2 * c.Silence }
 
-// late is how long an attempt at an epoch has to last before a member tells whom it has not reached: what is missing earlier may have
-// been about to come.
-func (c *Config) late() time.Duration { return c.Patience / 2 }
+// late is how long an attempt at an epoch has to last before a member tells whom it has not reached: what is missing
+// earlier may have been about to come.
+func (c *Config) late() time.Duration { return c.patience / 2 }
 
-// backoff is how long a member waits after attempts that failed for it: twice as long after each, as each takes the time of all.
+// backoff is how long a member waits after attempts that failed for it: twice as long after each, as each takes the
+// time of all.
 func backoff(attempts int, patience time.Duration) time.Duration {
 	return patience << min(attempts, maxDoublings)
 }

@@ -7,24 +7,25 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// Trainer is what a member trains with. [ddp.Gradients] and [outer.Loop] implement it, made with a communicator of one rank
-// ([noop.New]): [Member.Next] moves them to that of each epoch. A program with state of its own embeds one of them, or
-// [Plain], and adds its state to SharedState and Restore. Tensors that all members have alike are in [Config], not here.
+// Trainer is what a member trains with. [ddp.Gradients] and [outer.Loop] implement it, made with a communicator of
+// one rank ([noop.New]): [Member.Next] moves them to that of each epoch. A program with state of its own embeds one
+// of them, or [Plain], and adds its state to SharedState and Restore. Tensors that all members have alike are in
+// [Config], not here.
 //
 // All methods are called by the goroutine that calls the methods of the [Member].
 type Trainer interface {
 	// Rebind moves the trainer to the communicator of an epoch. All members call it for each epoch, before state is sent.
 	Rebind(ctx context.Context, c comm.Communicator) error
-	// BeforeCommit sets the vote that ends a step. [Join] passes [Member.Commit]. The trainer calls it in each step between
-	// what can be rolled back and what cannot, and rolls the step back if it fails.
+	// BeforeCommit sets the vote that ends a step. [Join] passes [Member.Commit]. The trainer calls it in each step
+	// between what can be rolled back and what cannot, and rolls the step back if it fails.
 	BeforeCommit(vote func(ctx context.Context) error)
 	// SharedState returns what a joining member needs beside Config.Tensors, up to 2 GiB.
 	SharedState(ctx context.Context) ([]byte, error)
 	// Restore takes the SharedState of another member, once, unless that is empty. It is called when this member joins,
 	// after Rebind, when Config.Tensors are those of the others.
 	Restore(ctx context.Context, states ...[]byte) error
-	// Residuals returns tensors of F32 with what this member has not sent yet, the same list on all members. A joining member
-	// begins with zeros. A member that leaves in order has its residuals added to another member's.
+	// Residuals returns tensors of F32 with what this member has not sent yet, the same list on all members. A joining
+	// member begins with zeros. A member that leaves in order has its residuals added to another member's.
 	Residuals() ([]*runtime.Tensor, error)
 }
 

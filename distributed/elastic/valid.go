@@ -137,8 +137,8 @@ func (s *status) check(name string) error {
 func read(e store.Event) (r entry, err error) {
 	r.version = e.Version
 	switch {
-	case e.Key == overKey:
-		r.over = string(e.Value)
+	case e.Key == finalKey:
+		r.final = string(e.Value)
 	case e.Key == epochKey:
 		epoch := new(record)
 		if err := json.Unmarshal(e.Value, epoch); err != nil {
@@ -161,7 +161,8 @@ func read(e store.Event) (r entry, err error) {
 	return r, nil
 }
 
-// checkEntry returns why a member cannot enter an epoch: it is not in it, or has not the state with which the epoch begins.
+// checkEntry returns why a member cannot enter an epoch: it is not in it, or has not the state with which the epoch
+// begins.
 func (r *record) checkEntry(s *status) error {
 	rank := r.rank(s.person())
 	if rank >= 0 && (r.Members[rank].Fresh || s.Step <= r.Step && r.Step <= s.reach()) {

@@ -27,8 +27,8 @@ type record struct {
 	Members []person // by rank
 	Lost    []string // members of the last epoch that are in neither, and have not left in order
 	Step    uint64   // steps that are committed
-	// Failed are members that the last attempts at epochs failed for, and have not been in one since, as each attempt takes the
-	// time of all.
+	// Failed are members that the last attempts at epochs failed for, and have not been in one since, as each attempt
+	// takes the time of all.
 	Failed []failure `json:",omitempty"`
 }
 
@@ -44,9 +44,9 @@ type view struct {
 	entered  *record       // what this member has entered last, nil for one that joins
 	present  []status      // of the members in the store, by name
 	min, max int           // members of an epoch; max 0 is any number
-	patience time.Duration // Config.Patience
+	patience time.Duration // the member's
 	orphaned time.Duration // for how long nobody has been here who has the state
-	over     string        // the World of the epoch with the last step of the job, "" before that
+	final    string        // the World of the epoch with the last step of the job, "" before that
 }
 
 // has reports whether a member is here.
@@ -100,7 +100,7 @@ func (v *view) formed(r *record) bool {
 }
 
 // next returns the epoch that comes, without a World, or why there is none yet.
-func (v *view) next() (next *record, why string) {
+func (v *view) next() (next *record, reason string) {
 	last := v.last()
 	blocked, needed := v.blocked(last)
 	if needed {
@@ -143,31 +143,31 @@ func (v *view) next() (next *record, why string) {
 	return next, ""
 }
 
-// blocked says which member of the last epoch is not at the boundary behind it, "" if all that are here are. The next epoch needs that
-// member unless it has no state, and the attempt to give it one has failed.
-func (v *view) blocked(last *record) (why string, needed bool) {
+// blocked says which member of the last epoch is not at the boundary behind it, "" if all that are here are. The next
+// epoch needs that member unless it has no state, and the attempt to give it one has failed.
+func (v *view) blocked(last *record) (reason string, needed bool) {
 	for i := range v.present {
 		s := &v.present[i]
 		rank := last.rank(s.person())
-		if rank < 0 || s.behind(last) {
+		if rank < 0 || s.returned(last) {
 			continue
 		}
-		why = printable.Text(s.Name) + " is not at the boundary"
+		reason = printable.Text(s.Name) + " is not at the boundary"
 		if v.formed(last) || !last.Members[rank].Fresh || !s.Standing.stateless() {
-			return why, true
+			return reason, true
 		}
 	}
-	return why, false
+	return reason, false
 }
 
-// step is the step with which the next epoch begins. What one has committed, all have, but for one that stopped waiting for the others;
-// and all commit what all are prepared for.
+// step is the step with which the next epoch begins. What one has committed, all have, but for one that stopped
+// waiting for the others; and all commit what all are prepared for.
 func (v *view) step(last *record) uint64 {
 	var committed uint64
 	reach := uint64(math.MaxUint64) // of all
 	for i := range v.present {
 		s := &v.present[i]
-		if last.rank(s.person()) >= 0 && s.behind(last) && !s.Standing.stateless() {
+		if last.rank(s.person()) >= 0 && s.returned(last) && !s.Standing.stateless() {
 			committed = max(committed, s.Step)
 			reach = min(reach, s.reach())
 		}
@@ -180,7 +180,7 @@ func (v *view) step(last *record) uint64 {
 
 // returned reports whether a member of the last epoch is at the boundary behind it.
 func (v *view) returned(last *record, p person) bool {
-	return slices.ContainsFunc(v.present, func(s status) bool { return s.person().matches(p) && s.behind(last) })
+	return slices.ContainsFunc(v.present, func(s status) bool { return s.person().matches(p) && s.returned(last) })
 }
 
 // begin has an epoch begin whose members all lack the state: from that of the one that brings most steps along.

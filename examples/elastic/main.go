@@ -77,8 +77,8 @@ func demonstrate(ctx context.Context) error {
 	return errors.Join(errs[1:]...)
 }
 
-// train is one member. It calls each after each step, which says whether the training may end.
-func train(ctx context.Context, cfg elastic.Config, listen string, each func(m *elastic.Member, e *elastic.Epoch) bool) error {
+// train is one member. It calls done after each step, which says whether the training may end.
+func train(ctx context.Context, cfg elastic.Config, listen string, done func(m *elastic.Member, e *elastic.Epoch) bool) error {
 	const batch, rate = 48, 0.5 // of all members together, so that neither depends on how many there are
 	training, test, err := digits.Split(1)
 	if err != nil {
@@ -97,10 +97,8 @@ func train(ctx context.Context, cfg elastic.Config, listen string, each func(m *
 		return err
 	}
 	gradients := []*runtime.Tensor{gradient}
-	reducer, err := ddp.New(ctx, rt, noop.New(rt), gradients, ddp.Config{
-		Config:    sparse.Config{Pattern: sparse.TopkA, Density: 0.1},
-		DenseUpTo: -1,
-	})
+	reduce := ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1}, DenseUpTo: -1}
+	reducer, err := ddp.New(ctx, rt, noop.New(rt), gradients, reduce)
 	if err != nil {
 		return err
 	}
@@ -140,7 +138,7 @@ func train(ctx context.Context, cfg elastic.Config, listen string, each func(m *
 		for i, u := range update {
 			weights[i] -= u
 		}
-		if (each == nil || each(m, e)) && m.Steps() >= *steps {
+		if (done == nil || done(m, e)) && m.Steps() >= *steps {
 			return io.EOF // that was the last step
 		}
 		return nil

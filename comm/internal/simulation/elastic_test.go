@@ -92,7 +92,7 @@ func (j *job) join() *simulated {
 	for i, v := range [][]float32{m.values, m.gradient} {
 		m.x[i] = must(cpu.Wrap(m.rt, v))
 	}
-	cfg := elastic.Config{Name: m.name, Min: 1, Silence: j.silence, Patience: 5 * j.silence, Runtime: m.rt, Tensors: m.x[:1]}
+	cfg := elastic.Config{Name: m.name, Min: 1, Silence: j.silence, Runtime: m.rt, Tensors: m.x[:1]}
 	cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
 		return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: secret, Listen: m.node.Host(), Silence: j.silence})
 	}

@@ -135,7 +135,7 @@ var mutants = []mutant{
 
 	// distributed/elastic.
 	{"a member that joins gets no state", "elastic", change{memberFile, "case receiver:\n\t\t\tif err := m.receive(ctx, e, sender); err != nil {\n\t\t\t\treturn err\n\t\t\t}", "case receiver:"}, ""},
-	{"a member that leaves makes a step alone", "distributed/elastic", change{boundaryFile, "next != nil && k.self.Wishes && len(next.Members) == 1", "false"}, ""},
+	{"a member that leaves makes a step alone", "distributed/elastic", change{boundaryFile, "next != nil && k.self.Wishes && k.alone(next)", "false"}, ""},
 	{"a refused status is taken for told", "elastic", change{publishFile, "retry = time.After(refused.add(written, err))", "m.mu.Lock()\n\t\t\tif c := m.due(); c != nil {\n\t\t\t\tc.exists, c.stored = true, c.want\n\t\t\t}\n\t\t\tm.mu.Unlock()"}, ""},
 	{"a refused epoch is proposed no more", "elastic", change{awaitFile, "w.propose = time.Now().Add(w.refused.add(epochKey, err))", "w.propose = time.Now().Add(time.Hour)"}, ""},
 	{"who failed an attempt is tried again at once", "elastic", change{viewFile, "excluded := v.unreachable(last)", "excluded := v.unreachable(last)[:0]"}, ""},
