@@ -625,7 +625,7 @@ func interrupt(c comm.Communicator, now func() bool) comm.Communicator {
 	}}}
 }
 
-// TestInDoubt: a member loses the others when it has voted, and does not know whether they have committed: they have, and so
+// TestInDoubt is cooperative termination (Bernstein, Hadzilacos, Goodman, 1987, §7.4): a member loses the others when it has voted, and does not know whether they have committed: they have, and so
 // does it. If it loses them before, as by an exchange that was in flight on a device, all make the step again. Nothing is sent twice or lost.
 func TestInDoubt(t *testing.T) {
 	const at = 5
