@@ -18,7 +18,7 @@
 //
 // # Steps
 //
-// A step ends with a vote, [Member.Commit]: an allreduce of one word for each member. It comes between what can be
+// A step ends with a vote, [Member.Commit]: an allreduce of two words for each member. It comes between what can be
 // rolled back and what cannot: a [Trainer] calls it there. A member whose vote fails does not know whether the others
 // have committed. All say what they know when they form the next epoch, and do the same: commit, if all of them had
 // the result, otherwise roll back (cooperative termination of two-phase commit: Bernstein, Hadzilacos, Goodman,
@@ -194,10 +194,10 @@ func Join(ctx context.Context, cfg Config, trainer Trainer) (*Member, error) {
 // complete sets what is not set, and returns why the configuration is none.
 func (c *Config) complete() error {
 	if c.Dial == nil || c.Form == nil {
-		return errors.New("Dial and Form are needed")
+		return errors.New("no Dial, or no Form")
 	}
 	if c.Min < 1 || c.Max != 0 && c.Max < c.Min {
-		return fmt.Errorf("Min is %d and Max %d, want 1 <= Min <= Max, or a Max of 0", c.Min, c.Max)
+		return fmt.Errorf("bounds are %d and %d, want 1 <= Min <= Max, or a Max of 0", c.Min, c.Max)
 	}
 	if c.Silence == 0 {
 		c.Silence = DefaultSilence
