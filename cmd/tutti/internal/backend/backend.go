@@ -43,13 +43,23 @@ func (o Options) note(text string) {
 }
 
 // onHost runs body for the only rank of this process, whose memory is the host's.
-func (o Options) onHost(ctx context.Context, c comm.Communicator, rt runtime.Runtime, body func(context.Context, Rank) error) error {
+func (o Options) onHost(
+	ctx context.Context,
+	c comm.Communicator,
+	rt runtime.Runtime,
+	body func(context.Context, Rank) error,
+) error {
 	if c.Rank() == 0 {
 		if err := o.prepare(); err != nil {
 			return err
 		}
 	}
-	return body(ctx, Rank{Comm: bound(c, o.Timeout), Runtime: rt, HostRanks: 1, limit: o.Timeout})
+	return body(ctx, Rank{
+		Comm:      bound(c, o.Timeout),
+		Runtime:   rt,
+		HostRanks: 1,
+		limit:     o.Timeout,
+	})
 }
 
 // prepare runs Prepare.
@@ -119,7 +129,12 @@ func All() []Backend {
 // Aliases are names that users may try, with those of the backends that serve
 // them.
 var Aliases = map[string]string{
-	"gpu": "nccl", "cuda": "nccl", "openmpi": "mpi", "mpich": "mpi", "mpirun": "mpi", "cpu": "local",
+	"gpu":     "nccl",
+	"cuda":    "nccl",
+	"openmpi": "mpi",
+	"mpich":   "mpi",
+	"mpirun":  "mpi",
+	"cpu":     "local",
 }
 
 // DefaultVariable is the environment variable that names the backend of commands

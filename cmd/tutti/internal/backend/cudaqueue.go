@@ -61,7 +61,12 @@ func repeat(ctx context.Context, n int, prepare, step func() error) error {
 }
 
 // Parts implements [ComputeStream].
-func (c *cudaQueue) Parts(ctx context.Context, n, parts int, prepare func() error, step func(next func() error) error) ([]time.Duration, error) {
+func (c *cudaQueue) Parts(
+	ctx context.Context,
+	n, parts int,
+	prepare func() error,
+	step func(next func() error) error,
+) ([]time.Duration, error) {
 	for len(c.events) < n*(parts+1) {
 		e, err := c.rt.NewTimingEvent()
 		if err != nil {

@@ -94,4 +94,6 @@ func (h *host) free() error {
 }
 
 // close closes the communicators, which may still write the memory, and frees that.
-func (h *host) close() error { return errors.Join(h.mesh.Close(), h.free()) }
+func (h *host) close() error {
+	return errors.Join(h.mesh.Close(), h.free())
+}

@@ -11,7 +11,12 @@ import (
 )
 
 // localBackend runs all ranks as goroutines of this process (comm/local).
-var localBackend = Backend{Name: "local", Summary: "goroutines of this process, shared memory", Probe: probeLocal, Run: runLocal}
+var localBackend = Backend{
+	Name:    "local",
+	Summary: "goroutines of this process, shared memory",
+	Probe:   probeLocal,
+	Run:     runLocal,
+}
 
 // defaultLocalRanks is the world size where the user names none.
 const defaultLocalRanks = 4
@@ -31,14 +36,22 @@ func runLocal(ctx context.Context, opts Options, body func(context.Context, Rank
 		ranks = defaultLocalRanks
 	}
 	if ranks > MaxLocalRanks {
-		return &OptionError{Backend: "local", Reason: fmt.Sprintf("--ranks %d, at most %d work in one process", ranks, MaxLocalRanks)}
+		return &OptionError{
+			Backend: "local",
+			Reason:  fmt.Sprintf("--ranks %d, at most %d work in one process", ranks, MaxLocalRanks),
+		}
 	}
 	if err := opts.prepare(); err != nil {
 		return err
 	}
 	rt := cpu.New()
 	err := local.Run(ctx, ranks, func(ctx context.Context, c comm.Communicator) error {
-		return body(ctx, Rank{Comm: bound(c, opts.Timeout), Runtime: rt, HostRanks: ranks, limit: opts.Timeout})
+		return body(ctx, Rank{
+			Comm:      bound(c, opts.Timeout),
+			Runtime:   rt,
+			HostRanks: ranks,
+			limit:     opts.Timeout,
+		})
 	})
 	return errors.Join(err, rt.Close())
 }

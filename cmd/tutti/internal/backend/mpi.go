@@ -16,7 +16,13 @@ import (
 
 // mpiBackend is one rank of an MPI job (comm/mpi): mpirun starts a process for
 // each.
-var mpiBackend = Backend{Name: "mpi", Jobs: true, Summary: "processes started by mpirun", Probe: probeMPI, Run: runMPI}
+var mpiBackend = Backend{
+	Name:    "mpi",
+	Jobs:    true,
+	Summary: "processes started by mpirun",
+	Probe:   probeMPI,
+	Run:     runMPI,
+}
 
 // ProbeMPI is the program that tells MPI's thread level when it is called with
 // ProbeCommand: tutti itself. It is known only after MPI_Init, which may end a
@@ -49,7 +55,8 @@ func probeMPI(ctx context.Context) (string, error) {
 	if info.Unshared != "" {
 		shares = "ranks share no memory (" + info.Unshared + ")"
 	}
-	return fmt.Sprintf("%s; %s; ABI of %s; %s; %s", info.Library, info.File, info.ABI, probeThreads(ctx, info), shares), nil
+	return fmt.Sprintf("%s; %s; ABI of %s; %s; %s",
+		info.Library, info.File, info.ABI, probeThreads(ctx, info), shares), nil
 }
 
 // probeThreads describes the thread level.

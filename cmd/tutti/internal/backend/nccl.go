@@ -17,7 +17,13 @@ import (
 
 // ncclBackend is a rank per GPU (comm/nccl): goroutines of this process, or,
 // where a launcher started several processes, one rank in each.
-var ncclBackend = Backend{Name: "nccl", Jobs: true, Summary: "NVIDIA GPUs of this process, or one of each process of a job", Probe: probeNCCL, Run: runNCCL}
+var ncclBackend = Backend{
+	Name:    "nccl",
+	Jobs:    true,
+	Summary: "NVIDIA GPUs of this process, or one of each process of a job",
+	Probe:   probeNCCL,
+	Run:     runNCCL,
+}
 
 func probeNCCL(context.Context) (string, error) {
 	g := LookForGPUs()
@@ -28,7 +34,8 @@ func probeNCCL(context.Context) (string, error) {
 	if g.Driver != "" {
 		driver += " " + g.Driver
 	}
-	return fmt.Sprintf("%s; %s for CUDA %s; NCCL %s; %s", Counted(len(g.Devices), "GPU"), driver, g.CUDA, g.NCCL, g.NCCLLibrary), nil
+	return fmt.Sprintf("%s; %s for CUDA %s; NCCL %s; %s",
+		Counted(len(g.Devices), "GPU"), driver, g.CUDA, g.NCCL, g.NCCLLibrary), nil
 }
 
 // runNCCL runs body for every rank of this process.
@@ -77,7 +84,8 @@ func chooseGPUs(job rendezvous.Job, ranks, gpus int) ([]int, error) {
 			job.Rank, job.LocalRank+1, Counted(gpus, "GPU"))
 	}
 	if ranks > gpus {
-		return nil, refuse("--ranks %d, but a rank needs a GPU of its own and this process sees %s", ranks, Counted(gpus, "GPU"))
+		return nil, refuse("--ranks %d, but a rank needs a GPU of its own and this process sees %s",
+			ranks, Counted(gpus, "GPU"))
 	}
 	if ranks == 0 {
 		ranks = gpus
@@ -101,14 +109,22 @@ func openGPUs(indices []int) ([]*cuda.Runtime, error) {
 	errs := make([]error, len(indices))
 	var wg sync.WaitGroup
 	for i, index := range indices {
-		wg.Go(func() { all[i], errs[i] = cuda.Open(index) })
+		wg.Go(func() {
+			all[i], errs[i] = cuda.Open(index)
+		})
 	}
 	wg.Wait()
 	return slices.DeleteFunc(all, func(rt *cuda.Runtime) bool { return rt == nil }), errors.Join(errs...)
 }
 
 // runOn makes the communicators and runs body on them.
-func runOn(ctx context.Context, job rendezvous.Job, runtimes []*cuda.Runtime, opts Options, body func(context.Context, Rank) error) error {
+func runOn(
+	ctx context.Context,
+	job rendezvous.Job,
+	runtimes []*cuda.Runtime,
+	opts Options,
+	body func(context.Context, Rank) error,
+) error {
 	bases, err := connect(ctx, job, runtimes, opts)
 	if err != nil {
 		return err
@@ -123,12 +139,27 @@ func runOn(ctx context.Context, job rendezvous.Job, runtimes []*cuda.Runtime, op
 	return comm.Run(ctx, comms, func(ctx context.Context, c comm.Communicator) (err error) {
 		base := bases[slices.Index(comms, c)]
 		rt := base.Runtime()
-		r := Rank{Runtime: rt, Location: location(rt), limit: opts.Timeout}
+		r := Rank{
+			Runtime:  rt,
+			Location: location(rt),
+			limit:    opts.Timeout,
+		}
 		r.Comm = r.Watch(ctx, c)
-		stream := &cudaQueue{rt: rt, stream: base.Stream(), bound: r.Comm}
-		compute := &cudaQueue{rt: rt, stream: rt.Stream(), bound: r.Comm}
-		defer func() { err = errors.Join(err, stream.free(), compute.free()) }()
-		r.Stream, r.Compute = stream, compute
+		stream := &cudaQueue{
+			rt:     rt,
+			stream: base.Stream(),
+			bound:  r.Comm,
+		}
+		compute := &cudaQueue{
+			rt:     rt,
+			stream: rt.Stream(),
+			bound:  r.Comm,
+		}
+		defer func() {
+			err = errors.Join(err, stream.free(), compute.free())
+		}()
+		r.Stream = stream
+		r.Compute = compute
 		return body(ctx, r)
 	})
 }

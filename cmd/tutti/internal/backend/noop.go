@@ -10,7 +10,12 @@ import (
 )
 
 // noopBackend is a world of one rank (comm/noop).
-var noopBackend = Backend{Name: "noop", Summary: "one rank, nothing to communicate", Probe: probeNoop, Run: runNoop}
+var noopBackend = Backend{
+	Name:    "noop",
+	Summary: "one rank, nothing to communicate",
+	Probe:   probeNoop,
+	Run:     runNoop,
+}
 
 func probeNoop(context.Context) (string, error) { return "always one rank", nil }
 

@@ -86,12 +86,16 @@ func (r Rank) Within(ctx context.Context) (context.Context, context.CancelFunc) 
 // process when it writes to it. remedy names the options to lower.
 func (r Rank) Fits(backend, content string, bytes float64, remedy string) error {
 	total, _ := machine.Memory() // 0 if not known
-	available, need := float64(total), bytes*float64(r.HostRanks)
+	available := float64(total)
+	need := bytes * float64(r.HostRanks)
 	if available == 0 || need <= available {
 		return nil
 	}
-	return &OptionError{Backend: backend, Reason: fmt.Sprintf("%s of %s are %.1f GiB, this machine has %.1f GiB; lower %s",
-		content, Counted(r.HostRanks, "rank"), need/(1<<30), available/(1<<30), remedy)}
+	return &OptionError{
+		Backend: backend,
+		Reason: fmt.Sprintf("%s of %s are %.1f GiB, this machine has %.1f GiB; lower %s",
+			content, Counted(r.HostRanks, "rank"), need/(1<<30), available/(1<<30), remedy),
+	}
 }
 
 // Reduce reduces values element by element over all ranks of r and returns the
@@ -102,7 +106,9 @@ func Reduce[T dtype.Element](ctx context.Context, r Rank, values []T, op comm.Re
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, tensor.Free()) }()
+	defer func() {
+		err = errors.Join(err, tensor.Free())
+	}()
 	if err := distributed.AllReduce(ctx, r.Comm, tensor, op); err != nil {
 		return nil, err
 	}

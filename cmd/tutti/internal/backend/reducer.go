@@ -36,7 +36,14 @@ func PatternName(pattern, chosen, values string) string {
 // how many hosts the ranks are, equally many on each and one host after the other;
 // 0 makes no difference between ranks. It is collective if there are hosts, between
 // which a step is no transaction.
-func NewReducer(ctx context.Context, r Rank, backend string, hosts, n int, dt dtype.DType, cfg sparse.Config) (*Reducer, error) {
+func NewReducer(
+	ctx context.Context,
+	r Rank,
+	backend string,
+	hosts, n int,
+	dt dtype.DType,
+	cfg sparse.Config,
+) (*Reducer, error) {
 	if hosts == 0 {
 		s, err := sparse.New(r.Runtime, r.Comm, n, cfg)
 		return &Reducer{Reducer: s, last: r.Comm}, err
@@ -68,9 +75,17 @@ func Hosts(backend string, hosts int) func(context.Context, comm.Communicator) (
 	return func(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error) {
 		ranks := c.WorldSize()
 		if ranks%hosts != 0 {
-			return nil, &OptionError{Backend: backend, Reason: fmt.Sprintf("--hosts %d does not divide %s", hosts, Counted(ranks, "rank"))}
+			return nil, &OptionError{
+				Backend: backend,
+				Reason:  fmt.Sprintf("--hosts %d does not divide %s", hosts, Counted(ranks, "rank")),
+			}
 		}
-		return distributed.NewMesh(ctx, c, distributed.Dim{Name: "host", Size: hosts}, distributed.Dim{Name: "rank", Size: ranks / hosts})
+		return distributed.NewMesh(
+			ctx,
+			c,
+			distributed.Dim{Name: "host", Size: hosts},
+			distributed.Dim{Name: "rank", Size: ranks / hosts},
+		)
 	}
 }
 

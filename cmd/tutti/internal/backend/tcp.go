@@ -12,7 +12,13 @@ import (
 )
 
 // tcpBackend is one rank of a job over TCP (comm/tcp): any launcher starts a process for each.
-var tcpBackend = Backend{Name: "tcp", Jobs: true, Summary: "processes on any machines, over TLS, without MPI", Probe: probeTCP, Run: runTCP}
+var tcpBackend = Backend{
+	Name:    "tcp",
+	Jobs:    true,
+	Summary: "processes on any machines, over TLS, without MPI",
+	Probe:   probeTCP,
+	Run:     runTCP,
+}
 
 func probeTCP(context.Context) (string, error) {
 	job, err := rendezvous.FromEnv(os.Getenv)

@@ -73,7 +73,8 @@ type BucketsResult struct {
 // configuration. On rank 0, report is called for each result.
 func RunBuckets(ctx context.Context, r backend.Rank, cfg BucketsConfig, report func(BucketsResult)) error {
 	// The random numbers; of each bucket the gradient, the residual and that before.
-	if err := r.Fits(cfg.Backend, "the buffers", float64(1+3*cfg.Buckets)*float64(cfg.Bytes), "--size, --buckets or --ranks"); err != nil {
+	if err := r.Fits(cfg.Backend, "the buffers", float64(1+3*cfg.Buckets)*float64(cfg.Bytes),
+		"--size, --buckets or --ranks"); err != nil {
 		return err
 	}
 	for _, pattern := range cfg.Patterns {
@@ -97,9 +98,20 @@ type bucketsRun struct {
 	sync      *ddp.Gradients
 }
 
-func measureBuckets(ctx context.Context, r backend.Rank, cfg BucketsConfig, pattern string) (_ BucketsResult, err error) {
-	b := &bucketsRun{Rank: r, cfg: cfg, random: make([]float32, cfg.Bytes/dtype.F32.Size())}
-	defer func() { err = errors.Join(err, b.close()) }()
+func measureBuckets(
+	ctx context.Context,
+	r backend.Rank,
+	cfg BucketsConfig,
+	pattern string,
+) (_ BucketsResult, err error) {
+	b := &bucketsRun{
+		Rank:   r,
+		cfg:    cfg,
+		random: make([]float32, cfg.Bytes/dtype.F32.Size()),
+	}
+	defer func() {
+		err = errors.Join(err, b.close())
+	}()
 	rng := rand.New(rand.NewPCG(uint64(r.Comm.Rank()), uint64(len(b.random))))
 	for i := range b.random {
 		b.random[i] = float32(rng.NormFloat64())
@@ -125,9 +137,15 @@ func measureBuckets(ctx context.Context, r backend.Rank, cfg BucketsConfig, patt
 		return BucketsResult{}, err
 	}
 	result := BucketsResult{
-		Pattern: pattern, Backend: cfg.Backend, Ranks: r.Comm.WorldSize(), Density: cfg.Density, Buckets: cfg.Buckets, Bytes: cfg.Bytes,
+		Pattern:  pattern,
+		Backend:  cfg.Backend,
+		Ranks:    r.Comm.WorldSize(),
+		Density:  cfg.Density,
+		Buckets:  cfg.Buckets,
+		Bytes:    cfg.Bytes,
 		Backward: significant(float64(cfg.Backward.Microseconds()) * float64(cfg.Buckets)),
-		After:    significant(measure.Median(seconds[0]) * 1e6), Behind: significant(measure.Median(seconds[1]) * 1e6),
+		After:    significant(measure.Median(seconds[0]) * 1e6),
+		Behind:   significant(measure.Median(seconds[1]) * 1e6),
 	}
 	result.Hidden = significant((result.After - result.Behind) / (result.After - result.Backward))
 	if pattern == sparse.Auto {
@@ -146,7 +164,9 @@ func (b *bucketsRun) step(ctx context.Context, overlapped bool) (float64, error)
 	a.Do(func() error { return b.Comm.Barrier(ctx) })
 	start := time.Now()
 	if !overlapped {
-		a.Do(func() error { return compute(ctx, b.cfg.Backward*time.Duration(b.cfg.Buckets)) })
+		a.Do(func() error {
+			return compute(ctx, b.cfg.Backward*time.Duration(b.cfg.Buckets))
+		})
 	}
 	for i, g := range slices.Backward(b.gradients) {
 		if overlapped {

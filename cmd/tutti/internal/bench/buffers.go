@@ -19,7 +19,11 @@ type memory struct {
 // newMemory follows the configuration's choice.
 func newMemory(r backend.Rank, cfg Config) (memory, error) {
 	_, has := comm.As[comm.SymmetricAllocator](r.Comm)
-	m := memory{rank: r, from: r.Comm, symmetric: has && cfg.Symmetric != Never}
+	m := memory{
+		rank:      r,
+		from:      r.Comm,
+		symmetric: has && cfg.Symmetric != Never,
+	}
 	switch {
 	case cfg.Symmetric == Never:
 		m.from = struct{ comm.Communicator }{r.Comm} // hides what it has beside that
@@ -63,16 +67,24 @@ func (m memory) releaseAfter(ctx context.Context, err error, buffers ...*comm.Bu
 // allocate makes the buffers of an operation, and returns how to free them
 // after an error or nil. It is collective.
 func (s *setup) allocate(ctx context.Context, count int, place Place) (comm.Call, func(error) error, error) {
-	k, p := s.tables.collective, s.Comm.WorldSize()
+	k := s.tables.collective
+	p := s.Comm.WorldSize()
 	part := count * s.cfg.DType.Size()
-	w := comm.Call{Op: k.Op, Count: count, DType: s.cfg.DType, Reduce: s.cfg.Op}
+	w := comm.Call{
+		Op:     k.Op,
+		Count:  count,
+		DType:  s.cfg.DType,
+		Reduce: s.cfg.Op,
+	}
 	sendParts, recvParts := k.parts(p)
 	sizes := []int{part * sendParts, part * recvParts}
 	if place == InPlace {
 		sizes = []int{slices.Max(sizes)}
 	}
 	var buffers []*comm.Buffer
-	free := func(err error) error { return s.memory.releaseAfter(ctx, err, buffers...) }
+	free := func(err error) error {
+		return s.memory.releaseAfter(ctx, err, buffers...)
+	}
 	for _, bytes := range sizes {
 		b, err := s.memory.allocate(ctx, bytes)
 		if err != nil {
@@ -80,7 +92,8 @@ func (s *setup) allocate(ctx context.Context, count int, place Place) (comm.Call
 		}
 		buffers = append(buffers, b)
 	}
-	w.Send, w.Recv = buffers[0].Ptr, buffers[len(buffers)-1].Ptr
+	w.Send = buffers[0].Ptr
+	w.Recv = buffers[len(buffers)-1].Ptr
 	if offset := uintptr(s.Comm.Rank() * part); place == InPlace && sendParts < recvParts {
 		w.Send += offset
 	} else if place == InPlace && sendParts > recvParts {

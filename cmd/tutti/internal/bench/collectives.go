@@ -9,7 +9,14 @@ type Collective struct{ comm.Op }
 
 // Collectives are in the order of nccl-tests' table.
 func Collectives() []Collective {
-	return []Collective{{comm.OpAllReduce}, {comm.OpAllGather}, {comm.OpReduceScatter}, {comm.OpAllToAll}, {comm.OpBroadcast}, {comm.OpSend}}
+	return []Collective{
+		{comm.OpAllReduce},
+		{comm.OpAllGather},
+		{comm.OpReduceScatter},
+		{comm.OpAllToAll},
+		{comm.OpBroadcast},
+		{comm.OpSend},
+	}
 }
 
 // String is what the command line calls it.
@@ -91,7 +98,8 @@ func (k Collective) submission(c comm.Communicator, call comm.Call) func() error
 	if k.Op != comm.OpSend {
 		return func() error { return call.Make(c) }
 	}
-	rank, p := c.Rank(), c.WorldSize()
+	rank := c.Rank()
+	p := c.WorldSize()
 	ring := []comm.Call{
 		comm.SendCall(call.Send, call.Count, call.DType, (rank+1)%p, 0),
 		comm.RecvCall(call.Recv, call.Count, call.DType, (rank+p-1)%p, 0),

@@ -29,7 +29,12 @@ type tables struct {
 const chunkBytes = 1 << 20
 
 func newTables(k Collective, dt dtype.DType, op comm.ReduceOp, ranks int) *tables {
-	t := &tables{collective: k, dt: dt, ranks: ranks, inputs: make([]func() []byte, ranks)}
+	t := &tables{
+		collective: k,
+		dt:         dt,
+		ranks:      ranks,
+		inputs:     make([]func() []byte, ranks),
+	}
 	for rank := range ranks {
 		t.inputs[rank] = sync.OnceValue(func() []byte {
 			if k.Reduces() {
@@ -44,7 +49,12 @@ func newTables(k Collective, dt dtype.DType, op comm.ReduceOp, ranks int) *table
 
 // chunks calls f for each piece of count elements at ptr, until ctx ends: where it is, its first
 // element, and room for its bytes.
-func (t *tables) chunks(ctx context.Context, ptr uintptr, count int, f func(addr uintptr, first int, piece []byte) error) error {
+func (t *tables) chunks(
+	ctx context.Context,
+	ptr uintptr,
+	count int,
+	f func(addr uintptr, first int, piece []byte) error,
+) error {
 	size := t.dt.Size()
 	chunk := make([]byte, min(count, chunkBytes/size)*size)
 	for first := 0; first < count; first += len(chunk) / size {
@@ -69,7 +79,13 @@ func (t *tables) fill(ctx context.Context, rt runtime.Runtime, rank int, send ui
 }
 
 // wrong counts the elements of a rank's result that are not what they must be.
-func (t *tables) wrong(ctx context.Context, rt runtime.Runtime, rank int, recv uintptr, count int) (total int64, err error) {
+func (t *tables) wrong(
+	ctx context.Context,
+	rt runtime.Runtime,
+	rank int,
+	recv uintptr,
+	count int,
+) (total int64, err error) {
 	size := t.dt.Size()
 	_, parts := t.collective.parts(t.ranks)
 	for part := range parts {

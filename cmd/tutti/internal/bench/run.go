@@ -69,7 +69,9 @@ func New(cfg Config) (*Measurement, error) {
 
 // tables are those for a number of ranks, which are the same on all of them.
 func (m *Measurement) tables(ranks int) *tables {
-	m.once.Do(func() { m.shared = newTables(m.cfg.Collective, m.cfg.DType, m.cfg.Op, ranks) })
+	m.once.Do(func() {
+		m.shared = newTables(m.cfg.Collective, m.cfg.DType, m.cfg.Op, ranks)
+	})
 	return m.shared
 }
 
@@ -105,18 +107,31 @@ func (m *Measurement) newSetup(ctx context.Context, r backend.Rank) (_ *setup, e
 	if cfg.Graph && r.Stream == nil {
 		return nil, backend.Needs(cfg.Backend, "--graph", "CUDA graphs")
 	}
-	s := &setup{Rank: r, cfg: cfg, tables: m.tables(r.Comm.WorldSize())}
+	s := &setup{
+		Rank:   r,
+		cfg:    cfg,
+		tables: m.tables(r.Comm.WorldSize()),
+	}
 	if s.memory, err = newMemory(r, cfg); err != nil {
 		return nil, err
 	}
 	s.handOver = m.handOver(r)
 	// An operation on nothing is refused if the backend does not have it at
 	// all, and is cheap otherwise.
-	if err := m.cfg.Collective.submission(r.Comm, comm.Call{Op: m.cfg.Collective.Op, DType: cfg.DType, Reduce: cfg.Op})(); err != nil {
+	if err := m.cfg.Collective.submission(r.Comm, comm.Call{
+		Op:     m.cfg.Collective.Op,
+		DType:  cfg.DType,
+		Reduce: cfg.Op,
+	})(); err != nil {
 		return nil, backend.Unsupported(cfg.Backend, err)
 	}
 	sendParts, recvParts := m.cfg.Collective.parts(s.tables.ranks)
-	if err := r.Fits(cfg.Backend, "the buffers", float64(slices.Max(cfg.Sizes)/m.cfg.Collective.sizeParts(s.tables.ranks))*float64(sendParts+recvParts), "--max or --ranks"); err != nil {
+	if err := r.Fits(
+		cfg.Backend,
+		"the buffers",
+		float64(slices.Max(cfg.Sizes)/m.cfg.Collective.sizeParts(s.tables.ranks))*float64(sendParts+recvParts),
+		"--max or --ranks",
+	); err != nil {
 		return nil, err
 	}
 	if err := r.Comm.Sync(ctx); err != nil {
@@ -183,9 +198,13 @@ func (s *setup) measure(ctx context.Context, count int, place Place) (_ Result, 
 	if err != nil {
 		return Result{}, err
 	}
-	defer func() { err = errors.Join(err, op.close()) }()
+	defer func() {
+		err = errors.Join(err, op.close())
+	}()
 	var a attempt.Calls
-	iterations := attempt.Get(&a, func() (int, error) { return s.cfg.settle(ctx, s.Rank, op.run) })
+	iterations := attempt.Get(&a, func() (int, error) {
+		return s.cfg.settle(ctx, s.Rank, op.run)
+	})
 	seconds := attempt.Get(&a, func() ([][]float64, error) {
 		return measure.InTurns(0, s.cfg.Rounds, slowest(ctx, s.Rank), perIteration(ctx, op.run, iterations))
 	})
@@ -203,7 +222,8 @@ func (s *setup) measure(ctx context.Context, count int, place Place) (_ Result, 
 
 // result describes a measurement, without what it gave.
 func (s *setup) result(count int, place Place) Result {
-	k, p := s.tables.collective, s.Comm.WorldSize()
+	k := s.tables.collective
+	p := s.Comm.WorldSize()
 	result := Result{
 		Collective: k.String(),
 		Backend:    s.cfg.Backend,
@@ -249,7 +269,8 @@ func (r *Result) setTime(seconds, busFactor float64) {
 // which is not written counts as wrong, and then writes the input, of which in place the
 // result is a part or the whole.
 func (s *setup) prepare(ctx context.Context, w comm.Call) error {
-	p, rank := s.Comm.WorldSize(), s.Comm.Rank()
+	p := s.Comm.WorldSize()
+	rank := s.Comm.Rank()
 	_, parts := s.tables.collective.parts(p)
 	err := s.tables.chunks(ctx, w.Recv, parts*w.Count, func(addr uintptr, _ int, piece []byte) error {
 		return s.Runtime.Fill(addr, len(piece), dtype.U8, 0xa5)
@@ -272,8 +293,12 @@ func (s *setup) verify(ctx context.Context, w comm.Call, op *operation) (int64, 
 	a.Do(func() error { return s.Comm.Barrier(ctx) })
 	a.Do(func() error { return s.prepare(ctx, w) })
 	a.Do(func() error { return op.call(ctx) })
-	wrong := attempt.Get(&a, func() (int64, error) { return s.tables.wrong(ctx, s.Runtime, s.Comm.Rank(), w.Recv, w.Count) })
-	total := attempt.Get(&a, func() ([]int64, error) { return backend.Reduce(ctx, s.Rank, []int64{wrong}, comm.Sum) })
+	wrong := attempt.Get(&a, func() (int64, error) {
+		return s.tables.wrong(ctx, s.Runtime, s.Comm.Rank(), w.Recv, w.Count)
+	})
+	total := attempt.Get(&a, func() ([]int64, error) {
+		return backend.Reduce(ctx, s.Rank, []int64{wrong}, comm.Sum)
+	})
 	if a.Err != nil {
 		return 0, a.Err
 	}

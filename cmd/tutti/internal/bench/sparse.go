@@ -121,7 +121,8 @@ func RunSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, report fun
 	}
 	// The random numbers, and of each pattern the residual and what it is rolled back with.
 	perElement := cfg.DType.Size() + cfg.subjects()*(cfg.DType.Size()+dtype.F32.Size())
-	if err := r.Fits(cfg.Backend, "the buffers", float64(slices.Max(cfg.Sizes)/cfg.DType.Size())*float64(perElement), "--max or --ranks"); err != nil {
+	if err := r.Fits(cfg.Backend, "the buffers", float64(slices.Max(cfg.Sizes)/cfg.DType.Size())*float64(perElement),
+		"--max or --ranks"); err != nil {
 		return err
 	}
 	locations, err := backend.Locations(ctx, r)
@@ -179,7 +180,9 @@ func measureSize(ctx context.Context, r backend.Rank, cfg SparseConfig, n int, r
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, random.Free()) }()
+	defer func() {
+		err = errors.Join(err, random.Free())
+	}()
 	for i, density := range cfg.Densities {
 		for cells := range slices.Chunk(cfg.cells(), cfg.subjects()) {
 			if i > 0 {
@@ -212,7 +215,16 @@ type sparseRound struct {
 }
 
 // measureSparse measures patterns in turns.
-func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, random *runtime.Tensor, cells []cell, density float64, n int, report func(SparseResult)) (err error) {
+func measureSparse(
+	ctx context.Context,
+	r backend.Rank,
+	cfg SparseConfig,
+	random *runtime.Tensor,
+	cells []cell,
+	density float64,
+	n int,
+	report func(SparseResult),
+) (err error) {
 	// One for all, because where memory lies may matter as much as the pattern does.
 	gradient, err := runtime.New(r.Runtime, cfg.DType, n)
 	if err != nil {
@@ -242,10 +254,14 @@ func measureSparse(ctx context.Context, r backend.Rank, cfg SparseConfig, random
 			return c.about(n, a.Err)
 		}
 		s.rounds = nil // those so far were to warm up
-		rounds = append(rounds, perIteration(ctx, func(ctx context.Context, iterations int) (float64, error) {
-			seconds, err := s.round(ctx, iterations)
-			return seconds, c.about(n, err)
-		}, once))
+		rounds = append(rounds, perIteration(
+			ctx,
+			func(ctx context.Context, iterations int) (float64, error) {
+				seconds, err := s.round(ctx, iterations)
+				return seconds, c.about(n, err)
+			},
+			once,
+		))
 	}
 	seconds, err := measure.InTurns(0, cfg.Rounds, slowest(ctx, r), rounds...)
 	if err != nil {
@@ -272,7 +288,12 @@ func (c cell) about(n int, err error) error {
 }
 
 // result is what was measured.
-func (s *sparseRun) result(ctx context.Context, cfg SparseConfig, density float64, seconds []float64) (SparseResult, error) {
+func (s *sparseRun) result(
+	ctx context.Context,
+	cfg SparseConfig,
+	density float64,
+	seconds []float64,
+) (SparseResult, error) {
 	var a attempt.Calls
 	parts := attempt.Get(&a, func() (sparseRound, error) { return s.meanRounds(ctx) })
 	stats := attempt.Get(&a, func() (sparse.Stats, error) { return s.sparse.Stats(ctx) })
@@ -321,9 +342,22 @@ func (s *sparseRun) result(ctx context.Context, cfg SparseConfig, density float6
 }
 
 // newSparseRun makes the reduction of one rank.
-func newSparseRun(ctx context.Context, r backend.Rank, cfg SparseConfig, random, gradient *runtime.Tensor, c cell, density float64) (_ *sparseRun, err error) {
+func newSparseRun(
+	ctx context.Context,
+	r backend.Rank,
+	cfg SparseConfig,
+	random, gradient *runtime.Tensor,
+	c cell,
+	density float64,
+) (_ *sparseRun, err error) {
 	n := gradient.Len()
-	s := &sparseRun{Rank: r, random: random, tensor: gradient, cell: c, hosts: cfg.Hosts}
+	s := &sparseRun{
+		Rank:   r,
+		random: random,
+		tensor: gradient,
+		cell:   c,
+		hosts:  cfg.Hosts,
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
@@ -343,7 +377,8 @@ func (c SparseConfig) sparse(pattern, values string, density float64) sparse.Con
 // settle makes the residual what it is after many steps.
 func (s *sparseRun) settle(ctx context.Context, density float64) error {
 	var a attempt.Calls
-	pattern, ranks := s.pattern, s.Comm.WorldSize()
+	pattern := s.pattern
+	ranks := s.Comm.WorldSize()
 	if pattern == sparse.Auto { // which it chooses in the first step
 		attempt.Get(&a, func() (float64, error) { return s.round(ctx, 1) })
 		stats := attempt.Get(&a, func() (sparse.Stats, error) { return s.sparse.Stats(ctx) })
@@ -366,11 +401,18 @@ func (s *sparseRun) settle(ctx context.Context, density float64) error {
 		interval *= float64(between)
 	}
 	values := make([]float32, min(n, 1<<16))
-	measure.DrawResidual(rand.New(rand.NewPCG(uint64(s.Comm.Rank()), uint64(n))), values, math.Sqrt(float64(between)/float64(ranks)), interval)
+	measure.DrawResidual(
+		rand.New(rand.NewPCG(uint64(s.Comm.Rank()), uint64(n))),
+		values,
+		math.Sqrt(float64(between)/float64(ranks)),
+		interval,
+	)
 	for from := 0; from < n; from += len(values) {
 		to := min(from+len(values), n)
 		part := attempt.Get(&a, func() (*runtime.Tensor, error) { return residual.Slice(0, from, to) })
-		a.Do(func() error { return errors.Join(runtime.CopyIn(part, values[:to-from]), part.Free()) })
+		a.Do(func() error {
+			return errors.Join(runtime.CopyIn(part, values[:to-from]), part.Free())
+		})
 	}
 	return a.Err
 }
@@ -488,8 +530,13 @@ func (s *sparseRun) meanRounds(ctx context.Context) (sparseRound, error) {
 		sent += values[i] / float64(n)
 		inner += values[n+i] / float64(n)
 	}
-	return sparseRound{sent: sent / ranks, inner: inner / ranks,
-		choose: measure.Median(values[2*n:3*n]) / ranks, exchange: measure.Median(values[3*n:4*n]) / ranks, merge: measure.Median(values[4*n:]) / ranks}, nil
+	return sparseRound{
+		sent:     sent / ranks,
+		inner:    inner / ranks,
+		choose:   measure.Median(values[2*n:3*n]) / ranks,
+		exchange: measure.Median(values[3*n:4*n]) / ranks,
+		merge:    measure.Median(values[4*n:]) / ranks,
+	}, nil
 }
 
 // nextGradient puts the gradient of the next step into the tensor.
@@ -500,18 +547,26 @@ func (s *sparseRun) nextGradient() (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, gradient.Free()) }()
+	defer func() {
+		err = errors.Join(err, gradient.Free())
+	}()
 	return s.tensor.CopyFrom(gradient)
 }
 
 // verify makes one more step and counts wrong elements over all ranks.
 func (s *sparseRun) verify(ctx context.Context) (int64, error) {
 	var a attempt.Calls
-	values := func() []float32 { return attempt.Get(&a, func() ([]float32, error) { return toFloats(s.tensor) }) }
-	sum := func(x []float32) []float32 {
-		return attempt.Get(&a, func() ([]float32, error) { return backend.Reduce(ctx, s.Rank, x, comm.Sum) })
+	values := func() []float32 {
+		return attempt.Get(&a, func() ([]float32, error) { return toFloats(s.tensor) })
 	}
-	pending := func() ([]float32, error) { return s.sparse.Pending(s.tensor.Len()) }
+	sum := func(x []float32) []float32 {
+		return attempt.Get(&a, func() ([]float32, error) {
+			return backend.Reduce(ctx, s.Rank, x, comm.Sum)
+		})
+	}
+	pending := func() ([]float32, error) {
+		return s.sparse.Pending(s.tensor.Len())
+	}
 	a.Do(s.nextGradient)
 	gradient := values()
 	before := attempt.Get(&a, pending)
@@ -525,19 +580,27 @@ func (s *sparseRun) verify(ctx context.Context) (int64, error) {
 	}
 
 	// gone is what left this rank, size the scale of its rounding errors.
-	gone, size := make([]float32, len(gradient)), make([]float32, len(gradient))
+	gone := make([]float32, len(gradient))
+	size := make([]float32, len(gradient))
 	for i, g := range gradient {
 		in := before[i] + g
 		gone[i], size[i] = in-after[i], float32(math.Abs(float64(in))+math.Abs(float64(after[i]))+math.Abs(float64(result[i])))
 	}
 	gone, size = sum(gone), sum(size)
-	a.Do(func() error { return distributed.Broadcast(ctx, s.Comm, s.tensor, 0) })
+	a.Do(func() error {
+		return distributed.Broadcast(ctx, s.Comm, s.tensor, 0)
+	})
 	a.Do(func() error { return s.Comm.Sync(ctx) })
 	rank0 := values()
 	if a.Err != nil {
 		return 0, a.Err
 	}
-	total, err := backend.Reduce(ctx, s.Rank, []int64{brokenPromises(s.tensor.DType(), gone, size, result, rank0, s.Comm.WorldSize())}, comm.Sum)
+	total, err := backend.Reduce(
+		ctx,
+		s.Rank,
+		[]int64{brokenPromises(s.tensor.DType(), gone, size, result, rank0, s.Comm.WorldSize())},
+		comm.Sum,
+	)
 	if err != nil {
 		return 0, err
 	}
@@ -579,9 +642,12 @@ func fromFloats(rt runtime.Runtime, dt dtype.DType, values []float32) (*runtime.
 // toFloats returns the elements of a tensor. It waits for the device.
 func toFloats(t *runtime.Tensor) ([]float32, error) {
 	var a attempt.Calls
-	data, values := make([]byte, t.Bytes()), make([]float32, t.Len())
+	data := make([]byte, t.Bytes())
+	values := make([]float32, t.Len())
 	p := attempt.Get(&a, t.Ptr)
 	a.Do(func() error { return t.Runtime().CopyOut(data, p) })
-	a.Do(func() error { return dtype.ToFloat32(values, data, t.DType()) })
+	a.Do(func() error {
+		return dtype.ToFloat32(values, data, t.DType())
+	})
 	return values, a.Err
 }

@@ -115,7 +115,9 @@ func (n Repeats) settle(ctx context.Context, r backend.Rank, run round) (iterati
 	if _, err := run(ctx, n.Warmup); err != nil || n.Iterations != 0 {
 		return n.Iterations, err
 	}
-	return measure.Fit(roundTime.Seconds(), maxIterations, slowest(ctx, r), func(n int) (float64, error) { return run(ctx, n) })
+	return measure.Fit(roundTime.Seconds(), maxIterations, slowest(ctx, r), func(n int) (float64, error) {
+		return run(ctx, n)
+	})
 }
 
 // perIteration makes a measured round of a round: it returns the mean of its iterations.
@@ -128,5 +130,7 @@ func perIteration(ctx context.Context, run round, iterations int) measure.Round 
 
 // slowest has the slowest rank's times count.
 func slowest(ctx context.Context, r backend.Rank) measure.Slowest {
-	return func(values []float64) ([]float64, error) { return backend.Reduce(ctx, r, values, comm.Max) }
+	return func(values []float64) ([]float64, error) {
+		return backend.Reduce(ctx, r, values, comm.Max)
+	}
 }

@@ -87,67 +87,105 @@ var about = map[string]string{
 	"sendrecv":      "Every rank sends to the next and receives from the one before",
 }
 
+// collectiveBench is the command of a collective.
+type collectiveBench struct {
+	cfg       bench.Config
+	flags     *console.Measurement
+	inPlace   bool // --in-place
+	symmetric bool // --symmetric
+	wide      bool // --wide
+}
+
 func newBenchCollective(k bench.Collective) *cobra.Command {
+	b := &collectiveBench{cfg: bench.Config{
+		Collective: k,
+		DType:      dtype.F32,
+		Op:         comm.Sum,
+	}}
 	name := k.String()
-	cfg := bench.Config{Collective: k, DType: dtype.F32, Op: comm.Sum}
-	var flags *console.Measurement
-	var inPlace, symmetric, wide bool
 	cmd := &cobra.Command{
 		Use:   name,
 		Short: about[name],
 		Example: fmt.Sprintf(`  tutti bench %[1]s --ranks 2
   tutti bench %[1]s --ranks 8 --min 1M --max 1M --dtype f16 --json`, name),
 		Args: cobra.NoArgs,
-	}
-	flags = console.NewMeasurement(cmd.Flags(), console.NewWorld(), 8, 64<<20)
-	console.DTypeFlag(cmd.Flags(), &cfg.DType, dtype.All()...)
-	if k.Reduces() {
-		cmd.Flags().Var(console.Value[comm.ReduceOp]{Target: &cfg.Op, Parse: dtype.ParseReduceOp, Format: comm.ReduceOp.String, Kind: "name"},
-			"op", "reduction: "+console.JoinNames(dtype.ReduceOps()))
-	}
-	places := k.Places()
-	if len(places) > 1 {
-		cmd.Flags().BoolVar(&inPlace, "in-place", false, "measure in place only, not both forms")
-	}
-	cmd.Flags().BoolVar(&cfg.Graph, "graph", false, fmt.Sprintf("measure calls captured in CUDA graphs of %d (nccl)", bench.GraphCalls))
-	cmd.Flags().BoolVar(&symmetric, "symmetric", true, "allocate buffers by the communicator where it can (nccl: registered windows), instead of by the runtime")
-	wideFlag(cmd.Flags(), &wide)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		var err error
-		if cfg.Sizes, err = flags.Sizes(); err != nil {
-			return err
-		}
-		cfg.Backend, cfg.Repeats, cfg.Verify = flags.Backend, flags.Repeats, flags.Verify
-		switch {
-		case !symmetric:
-			cfg.Symmetric = bench.Never
-		case cmd.Flags().Changed("symmetric"):
-			cfg.Symmetric = bench.Always
-		}
-		cfg.Places = places
-		if inPlace {
-			cfg.Places = []bench.Place{bench.InPlace}
-		}
-		measurement, err := bench.New(cfg)
-		if err != nil {
-			return console.UsageError{Err: err}
-		}
-		var t tally
-		lines, text := console.Forms(cmd.OutOrStdout(), flags.JSON)
-		report := func(results []bench.Result) {
-			if t.lines == 0 {
-				printHeader(text, results, wide)
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := b.configure(cmd); err != nil {
+				return err
 			}
-			for _, r := range results {
-				t.add(r)
-				console.WriteJSON(lines, r)
-			}
-			printLine(text, results, wide)
-		}
-		err = flags.Run(cmd, nil, func(ctx context.Context, r backend.Rank) error {
-			return measurement.Run(ctx, r, report)
-		})
-		return errors.Join(err, t.finish(text, flags.Verify))
+			return b.run(cmd)
+		},
 	}
+	b.register(cmd.Flags())
 	return cmd
+}
+
+// register adds the flags.
+func (b *collectiveBench) register(flags *pflag.FlagSet) {
+	b.flags = console.NewMeasurement(flags, console.NewWorld(), 8, 64<<20)
+	console.DTypeFlag(flags, &b.cfg.DType, dtype.All()...)
+	if b.cfg.Collective.Reduces() {
+		op := console.Value[comm.ReduceOp]{
+			Target: &b.cfg.Op,
+			Parse:  dtype.ParseReduceOp,
+			Format: comm.ReduceOp.String,
+			Kind:   "name",
+		}
+		flags.Var(op, "op", "reduction: "+console.JoinNames(dtype.ReduceOps()))
+	}
+	if len(b.cfg.Collective.Places()) > 1 {
+		flags.BoolVar(&b.inPlace, "in-place", false, "measure in place only, not both forms")
+	}
+	flags.BoolVar(&b.cfg.Graph, "graph", false,
+		fmt.Sprintf("measure calls captured in CUDA graphs of %d (nccl)", bench.GraphCalls))
+	flags.BoolVar(&b.symmetric, "symmetric", true,
+		"allocate buffers by the communicator where it can (nccl: registered windows), instead of by the runtime")
+	wideFlag(flags, &b.wide)
+}
+
+// configure makes the configuration of the flags.
+func (b *collectiveBench) configure(cmd *cobra.Command) error {
+	sizes, err := b.flags.Sizes()
+	if err != nil {
+		return err
+	}
+	b.cfg.Sizes = sizes
+	b.cfg.Backend = b.flags.Backend
+	b.cfg.Repeats = b.flags.Repeats
+	b.cfg.Verify = b.flags.Verify
+	switch {
+	case !b.symmetric:
+		b.cfg.Symmetric = bench.Never
+	case cmd.Flags().Changed("symmetric"):
+		b.cfg.Symmetric = bench.Always
+	}
+	b.cfg.Places = b.cfg.Collective.Places()
+	if b.inPlace {
+		b.cfg.Places = []bench.Place{bench.InPlace}
+	}
+	return nil
+}
+
+// run measures and prints.
+func (b *collectiveBench) run(cmd *cobra.Command) error {
+	measurement, err := bench.New(b.cfg)
+	if err != nil {
+		return console.UsageError{Err: err}
+	}
+	var t tally
+	lines, text := console.Forms(cmd.OutOrStdout(), b.flags.JSON)
+	report := func(results []bench.Result) {
+		if t.lines == 0 {
+			printHeader(text, results, b.wide)
+		}
+		for _, r := range results {
+			t.add(r)
+			console.WriteJSON(lines, r)
+		}
+		printLine(text, results, b.wide)
+	}
+	err = b.flags.Run(cmd, nil, func(ctx context.Context, r backend.Rank) error {
+		return measurement.Run(ctx, r, report)
+	})
+	return errors.Join(err, t.finish(text, b.flags.Verify))
 }

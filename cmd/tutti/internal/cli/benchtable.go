@@ -42,7 +42,8 @@ func printHeader(out io.Writer, results []bench.Result, wide bool) {
 			numbers += " " + first.Op
 		}
 	}
-	fmt.Fprintf(out, "# %s over %s, backend %s%s\n", first.Collective, backend.Counted(first.Ranks, "rank"), first.Backend, numbers)
+	fmt.Fprintf(out, "# %s over %s, backend %s%s\n",
+		first.Collective, backend.Counted(first.Ranks, "rank"), first.Backend, numbers)
 	if printLocations(out, first) {
 		writeComment(out, "time: "+timeMeaning(first))
 		writeComment(out, "buffers: "+bufferMeaning(first))
@@ -51,7 +52,9 @@ func printHeader(out io.Writer, results []bench.Result, wide bool) {
 		writeComment(out, "peer memory: "+console.HandOver(first))
 	}
 	writeComment(out, "")
-	places, names, units := callColumns(wide, "", "", "", "", ""), callColumns(wide, "size", "count", "type", "redop", "root"), callColumns(wide, "(B)", "(elements)", "", "", "")
+	places := callColumns(wide, "", "", "", "", "")
+	names := callColumns(wide, "size", "count", "type", "redop", "root")
+	units := callColumns(wide, "(B)", "(elements)", "", "", "")
 	for _, r := range results {
 		columns := placeColumns(wide, "time", "algbw", "busbw", "#wrong")
 		places += fmt.Sprintf("%*s", len(columns), r.Place)
@@ -90,25 +93,44 @@ func printLine(out io.Writer, results []bench.Result, wide bool) {
 	first := results[0]
 	line := callColumns(wide, first.Bytes, first.Count, first.DType, first.Op, first.Root)
 	for _, r := range results {
-		line += placeColumns(wide, console.FormatTime(r.Time), fmt.Sprintf("%.2f", r.AlgBW), fmt.Sprintf("%.2f", r.BusBW), wrongText(r))
+		line += placeColumns(
+			wide,
+			console.FormatTime(r.Time),
+			fmt.Sprintf("%.2f", r.AlgBW),
+			fmt.Sprintf("%.2f", r.BusBW),
+			wrongText(r),
+		)
 	}
 	fmt.Fprintln(out, "  "+line)
 }
 
 func printSparseHeader(out io.Writer, first bench.SparseResult, wide bool) {
-	fmt.Fprintf(out, "# sparse allreduce over %s, backend %s, average of %s\n", ranksOn(first.Ranks, first.Hosts), first.Backend, first.DType)
+	fmt.Fprintf(out, "# sparse allreduce over %s, backend %s, average of %s\n",
+		ranksOn(first.Ranks, first.Hosts), first.Backend, first.DType)
 	printLocations(out, first.Result)
 	writeComment(out, "")
-	writeComment(out, sparseColumns(wide, "size", "count", "pattern", "density", "sent", "dense", "select", "exchange", "time", "algbw", "busbw", "#wrong"))
-	writeComment(out, sparseColumns(wide, "(B)", "(elements)", "", "", "(B)", "(%)", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", ""))
+	writeComment(
+		out,
+		sparseColumns(
+			wide, "size", "count", "pattern", "density", "sent", "dense", "select", "exchange", "time",
+			"algbw", "busbw", "#wrong",
+		),
+	)
+	writeComment(
+		out,
+		sparseColumns(wide, "(B)", "(elements)", "", "", "(B)", "(%)", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", ""),
+	)
 }
 
 // sparseColumns are the columns of a line; a narrow one leaves out what follows from others.
 func sparseColumns(wide bool, size, count, pattern, density, sent, ofDense, choose, exchange any, times ...any) string {
 	if !wide {
-		return fmt.Sprintf("%8v %-15v %7v %9v %6v %7v %8v %6v", size, pattern, density, sent, ofDense, choose, times[0], times[3])
+		return fmt.Sprintf("%8v %-15v %7v %9v %6v %7v %8v %6v",
+			size, pattern, density, sent, ofDense, choose, times[0], times[3])
 	}
-	return fmt.Sprintf("%12v %12v  %-15v %8v %12v %9v %10v %10v"+timeColumns, append([]any{size, count, pattern, density, sent, ofDense, choose, exchange}, times...)...)
+	return fmt.Sprintf("%12v %12v  %-15v %8v %12v %9v %10v %10v"+timeColumns, append([]any{
+		size, count, pattern, density, sent, ofDense, choose, exchange,
+	}, times...)...)
 }
 
 // ranksOn counts ranks, as in "4 ranks on 2 hosts"; hosts may be 0.

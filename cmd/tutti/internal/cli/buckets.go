@@ -13,7 +13,14 @@ import (
 )
 
 func newBenchBuckets() *cobra.Command {
-	cfg := bench.BucketsConfig{Density: 0.01, Buckets: 8, Bytes: 4 << 20, Backward: 10 * time.Millisecond, Rounds: 7, Patterns: somePatterns()}
+	cfg := bench.BucketsConfig{
+		Density:  0.01,
+		Buckets:  8,
+		Bytes:    4 << 20,
+		Backward: 10 * time.Millisecond,
+		Rounds:   7,
+		Patterns: somePatterns(),
+	}
 	w := console.NewWorld()
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -43,10 +50,14 @@ take them from each other. A real one on GPUs is in examples/overlap.`,
 				if first {
 					fmt.Fprintf(text, "# %s of %s over %s, backend %s, density %v\n",
 						backend.Counted(r.Buckets, "bucket"), console.FormatSize(r.Bytes), backend.Counted(r.Ranks, "rank"), r.Backend, r.Density)
-					writeComment(text, fmt.Sprintf("%-15s %14s %14s %14s %8s", "pattern", "backward (us)", "after (us)", "behind (us)", "hidden"))
+					writeComment(
+						text,
+						fmt.Sprintf("%-15s %14s %14s %14s %8s", "pattern", "backward (us)", "after (us)", "behind (us)", "hidden"),
+					)
 				}
 				first = false
-				fmt.Fprintf(text, "  %-15s %14s %14s %14s %7.0f%%\n", r.Pattern, console.FormatTime(r.Backward), console.FormatTime(r.After), console.FormatTime(r.Behind), 100*r.Hidden)
+				fmt.Fprintf(text, "  %-15s %14s %14s %14s %7.0f%%\n",
+					r.Pattern, console.FormatTime(r.Backward), console.FormatTime(r.After), console.FormatTime(r.Behind), 100*r.Hidden)
 			}
 			return w.Run(cmd, nil, func(ctx context.Context, r backend.Rank) error {
 				return bench.RunBuckets(ctx, r, cfg, report)

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
@@ -53,20 +54,37 @@ The exit code is that of the job.`,
 			return cluster.Run(cmd.Context(), cfg, mpi, self, args, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	flags := cmd.Flags()
+	clusterFlags(cmd.Flags(), &cfg, &mpi)
+	return cmd
+}
+
+// clusterFlags adds the flags of the cluster command.
+func clusterFlags(flags *pflag.FlagSet, cfg *cluster.Config, mpi *string) {
 	flags.SetInterspersed(false) // what follows the command is the command's
 	flags.IntVar(&cfg.Hosts, "hosts", cfg.Hosts, "number of hosts")
 	flags.IntVar(&cfg.PerHost, "per-host", cfg.PerHost, "ranks on each host")
-	flags.Var(console.Value[cluster.Rate]{Target: &cfg.Rate, Parse: cluster.ParseRate, Format: cluster.Rate.String, Kind: "bits/s"},
-		"rate", "what each link carries in each direction, such as 100mbit or 10gbit")
+	rate := console.Value[cluster.Rate]{
+		Target: &cfg.Rate,
+		Parse:  cluster.ParseRate,
+		Format: cluster.Rate.String,
+		Kind:   "bits/s",
+	}
+	flags.Var(rate, "rate", "what each link carries in each direction, such as 100mbit or 10gbit")
 	flags.DurationVar(&cfg.Delay, "delay", 0, "time that packets take from one host to another, such as 50us")
-	flags.Var(console.Value[float64]{Target: &cfg.Loss, Kind: "percent", Format: func(v float64) string { return fmt.Sprint(v, "%") },
-		Parse: parsePercent},
-		"loss", "share of packets that are lost, such as 0.1%")
-	flags.Var(console.NameFlag(&mpi, func(text string) (string, error) { return console.OneOf("MPI library", text, cluster.MPIs(), nil) }),
-		"mpi", strings.Join(cluster.MPIs(), " or ")+"; the first that is there unless set")
-	return cmd
+	loss := console.Value[float64]{
+		Target: &cfg.Loss,
+		Parse:  parsePercent,
+		Format: formatPercent,
+		Kind:   "percent",
+	}
+	flags.Var(loss, "loss", "share of packets that are lost, such as 0.1%")
+	library := console.NameFlag(mpi, func(text string) (string, error) {
+		return console.OneOf("MPI library", text, cluster.MPIs(), nil)
+	})
+	flags.Var(library, "mpi", strings.Join(cluster.MPIs(), " or ")+"; the first that is there unless set")
 }
+
+func formatPercent(v float64) string { return fmt.Sprint(v, "%") }
 
 func parsePercent(text string) (float64, error) {
 	v, err := strconv.ParseFloat(strings.TrimSuffix(text, "%"), 64)

@@ -51,7 +51,8 @@ func somePatterns() []string {
 
 // patternsFlag adds the flag that lists patterns.
 func patternsFlag(flags *pflag.FlagSet, target *[]string) {
-	flags.Var(namesFlag("pattern", target, sparse.Patterns(), sparse.Auto), "pattern", "patterns, separated by commas: all, "+console.PatternNames())
+	flags.Var(namesFlag("pattern", target, sparse.Patterns(), sparse.Auto), "pattern",
+		"patterns, separated by commas: all, "+console.PatternNames())
 }
 
 // namesFlag is a list of names that are separated by commas: some of those in all, which "all" stands for, or others.
@@ -80,7 +81,12 @@ func namesFlag(kind string, target *[]string, all []string, extra ...string) pfl
 		}
 		return strings.Join(names, ",")
 	}
-	return console.Value[[]string]{Target: target, Parse: parse, Format: format, Kind: "names"}
+	return console.Value[[]string]{
+		Target: target,
+		Parse:  parse,
+		Format: format,
+		Kind:   "names",
+	}
 }
 
 // valuesFlag adds the flag that lists as what values travel.
@@ -91,5 +97,6 @@ func valuesFlag(flags *pflag.FlagSet, target *[]string) {
 
 // hostsFlag adds the flag that says which ranks share a host.
 func hostsFlag(flags *pflag.FlagSet, hosts *int) {
-	flags.IntVar(hosts, "hosts", 0, "`number` of hosts that the ranks are on, one after the other: reduce densely within a host and use the pattern between hosts; 0 uses it between all ranks")
+	flags.IntVar(hosts, "hosts", 0,
+		"`number` of hosts that the ranks are on, one after the other: reduce densely within a host and use the pattern between hosts; 0 uses it between all ranks")
 }

@@ -81,7 +81,11 @@ func printLinks(out io.Writer, devices []cuda.DeviceInfo) {
 	columns := []table.ColumnConfig{{Number: 1, AlignHeader: text.AlignLeft}}
 	for i, d := range devices {
 		header = append(header, strconv.Itoa(d.Index))
-		columns = append(columns, table.ColumnConfig{Number: i + 2, Align: text.AlignLeft, AlignHeader: text.AlignLeft})
+		columns = append(columns, table.ColumnConfig{
+			Number:      i + 2,
+			Align:       text.AlignLeft,
+			AlignHeader: text.AlignLeft,
+		})
 	}
 	links := console.NewTable()
 	links.AppendHeader(header)

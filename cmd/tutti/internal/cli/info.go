@@ -128,7 +128,10 @@ func collect(cmd *cobra.Command) information {
 			detail = err.Error()
 		}
 		info.Backends = append(info.Backends, backendInfo{
-			Name: b.Name, Summary: b.Summary, Available: err == nil, Detail: detail,
+			Name:      b.Name,
+			Summary:   b.Summary,
+			Available: err == nil,
+			Detail:    detail,
 		})
 	}
 	for _, d := range dtype.All() {
@@ -172,7 +175,10 @@ func (info information) print(out io.Writer) {
 
 // detail is that of a backend, without repeating what stands above it.
 func (info information) detail(b backendInfo) string {
-	for _, absence := range []struct{ text, short string }{{info.NoGPU, "no GPU, see above"}, {info.NoNCCL, "no NCCL, see above"}} {
+	for _, absence := range []struct{ text, short string }{
+		{info.NoGPU, "no GPU, see above"},
+		{info.NoNCCL, "no NCCL, see above"},
+	} {
 		if !b.Available && absence.text != "" && strings.Contains(b.Detail, absence.text) {
 			return absence.short
 		}
@@ -180,7 +186,9 @@ func (info information) detail(b backendInfo) string {
 	return b.Detail
 }
 
-func gibibytes(bytes uint64) string { return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30)) }
+func gibibytes(bytes uint64) string {
+	return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
+}
 
 // version is the module's version and, when it was built in a checkout, the
 // revision.

@@ -83,7 +83,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return ended.Code
 	case !*started || errors.As(err, &usage) || errors.As(err, &options):
 		// Cobra's own errors come before a command has started.
-		fmt.Fprintf(stderr, "%s\nRun '%s --help' for usage.\n", console.Wrapped(stderr, "tutti: "+message(err)), cmd.CommandPath())
+		fmt.Fprintf(stderr, "%s\nRun '%s --help' for usage.\n",
+			console.Wrapped(stderr, "tutti: "+message(err)), cmd.CommandPath())
 		return exitUsage
 	default:
 		fmt.Fprintln(stderr, console.Wrapped(stderr, "tutti: "+message(err)))

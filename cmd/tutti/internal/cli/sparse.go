@@ -15,7 +15,12 @@ import (
 )
 
 func newBenchSparse() *cobra.Command {
-	cfg := bench.SparseConfig{Densities: []float64{0.01}, DType: dtype.F32, Patterns: somePatterns(), Values: []string{sparse.F32}}
+	cfg := bench.SparseConfig{
+		Densities: []float64{0.01},
+		DType:     dtype.F32,
+		Patterns:  somePatterns(),
+		Values:    []string{sparse.F32},
+	}
 	var flags *console.Measurement
 	var wide bool
 	cmd := &cobra.Command{
@@ -42,39 +47,54 @@ steps one by one. With --hosts, sent is what goes between hosts.`,
 	patternsFlag(cmd.Flags(), &cfg.Patterns)
 	valuesFlag(cmd.Flags(), &cfg.Values)
 	console.DTypeFlag(cmd.Flags(), &cfg.DType, dtype.F32, dtype.F16, dtype.BF16)
-	cmd.Flags().Var(console.Value[[]float64]{Target: &cfg.Densities, Parse: parseList, Format: formatList, Kind: "parts"},
-		"density", "parts of the entries that a rank selects, separated by commas")
+	densities := console.Value[[]float64]{
+		Target: &cfg.Densities,
+		Parse:  parseList,
+		Format: formatList,
+		Kind:   "parts",
+	}
+	cmd.Flags().Var(densities, "density", "parts of the entries that a rank selects, separated by commas")
 	hostsFlag(cmd.Flags(), &cfg.Hosts)
 	cmd.Flags().BoolVar(&cfg.NoUndo, "no-undo", false, "steps are no transactions: nothing is kept to undo them")
-	cmd.Flags().BoolVar(&cfg.Interleave, "interleave", false, "measure the patterns of a size in turns, to compare what is close; takes the memory of all at once")
-	cmd.Flags().BoolVar(&cfg.Graph, "graph", false, "on GPUs: capture a step in a CUDA graph and replay it, where the pattern needs no number on the host")
+	cmd.Flags().BoolVar(&cfg.Interleave, "interleave", false,
+		"measure the patterns of a size in turns, to compare what is close; takes the memory of all at once")
+	cmd.Flags().BoolVar(&cfg.Graph, "graph", false,
+		"on GPUs: capture a step in a CUDA graph and replay it, where the pattern needs no number on the host")
 	wideFlag(cmd.Flags(), &wide)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		var err error
-		if cfg.Sizes, err = flags.Sizes(); err != nil {
-			return err
-		}
-		if !cmd.Flags().Changed("pattern") && !slices.Contains(cfg.Values, sparse.F32) {
-			cfg.Values = append([]string{sparse.F32}, cfg.Values...)
-		}
-		cfg.Backend, cfg.Repeats, cfg.Verify = flags.Backend, flags.Repeats, flags.Verify
-		if err := cfg.Validate(); err != nil {
-			return console.UsageError{Err: err}
-		}
-		var t tally
-		lines, text := console.Forms(cmd.OutOrStdout(), flags.JSON)
-		report := func(r bench.SparseResult) {
-			if t.lines == 0 {
-				printSparseHeader(text, r, wide)
-			}
-			printSparseLine(text, r, wide)
-			console.WriteJSON(lines, r)
-			t.add(r.Result)
-		}
-		err = flags.Run(cmd, nil, func(ctx context.Context, r backend.Rank) error {
-			return bench.RunSparse(ctx, r, cfg, report)
-		})
-		return errors.Join(err, t.finish(text, flags.Verify))
+		return runBenchSparse(cmd, cfg, flags, wide)
 	}
 	return cmd
+}
+
+// runBenchSparse measures and prints.
+func runBenchSparse(cmd *cobra.Command, cfg bench.SparseConfig, flags *console.Measurement, wide bool) error {
+	sizes, err := flags.Sizes()
+	if err != nil {
+		return err
+	}
+	cfg.Sizes = sizes
+	if !cmd.Flags().Changed("pattern") && !slices.Contains(cfg.Values, sparse.F32) {
+		cfg.Values = append([]string{sparse.F32}, cfg.Values...)
+	}
+	cfg.Backend = flags.Backend
+	cfg.Repeats = flags.Repeats
+	cfg.Verify = flags.Verify
+	if err := cfg.Validate(); err != nil {
+		return console.UsageError{Err: err}
+	}
+	var t tally
+	lines, text := console.Forms(cmd.OutOrStdout(), flags.JSON)
+	report := func(r bench.SparseResult) {
+		if t.lines == 0 {
+			printSparseHeader(text, r, wide)
+		}
+		printSparseLine(text, r, wide)
+		console.WriteJSON(lines, r)
+		t.add(r.Result)
+	}
+	err = flags.Run(cmd, nil, func(ctx context.Context, r backend.Rank) error {
+		return bench.RunSparse(ctx, r, cfg, report)
+	})
+	return errors.Join(err, t.finish(text, flags.Verify))
 }

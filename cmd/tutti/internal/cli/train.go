@@ -10,6 +10,7 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
@@ -20,13 +21,18 @@ import (
 	"github.com/tutti-go/tutti/distributed/sparse"
 )
 
+// trainCommand has the flags of the train command.
+type trainCommand struct {
+	cfg    train.Config
+	world  console.World
+	dir    console.OutDir
+	asJSON bool
+	mix    float64 // --outer-mix
+}
+
 func newTrain() *cobra.Command {
-	cfg := train.Default()
-	cfg.Patterns = sparse.Patterns()
-	w := console.NewWorld()
-	var dir console.OutDir
-	var asJSON bool
-	var mix float64
+	t := &trainCommand{cfg: train.Default(), world: console.NewWorld()}
+	t.cfg.Patterns = sparse.Patterns()
 	cmd := &cobra.Command{
 		Use:   "train",
 		Short: "Train a small network on real data with each pattern",
@@ -65,90 +71,124 @@ late carry them along.`,
   tutti train --json | jq -r '[.pattern, .accuracy, .ratio_to_dense] | @tsv'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg.Outer.Nesterov = cfg.Outer.Momentum > 0
-			if cfg.Outer.Every == 0 {
-				err := excluded(cmd, "for an outer loop, which --outer makes",
-					"outer-lr", "outer-momentum", "outer-decay", "outer-fragments", "outer-delay", "outer-mix")
-				if err != nil {
-					return err
-				}
+			if err := t.configure(cmd); err != nil {
+				return err
 			}
-			if cfg.Outer.Delay == 0 {
-				if err := excluded(cmd, "for parts that arrive later, which --outer-delay makes", "outer-mix"); err != nil {
-					return err
-				}
-			} else {
-				cfg.Outer.Mix = mix
-				if mix == 0 {
-					cfg.Outer.Mix = outer.NoMix
-				}
-			}
-			cfg.Backend, cfg.Network = w.Backend, os.Getenv(cluster.NetworkVariable)
-			if err := cfg.Validate(); err != nil {
-				return console.UsageError{Err: err}
-			}
-			if !cfg.Elastic { // where another member may be about to write
-				defer dir.Tidy()
-			}
-			r := trainReport{dir: &dir, bars: &console.Bars{Out: cmd.ErrOrStderr(), Pieces: len(cfg.Runs())}}
-			r.json, r.text = console.Forms(cmd.OutOrStdout(), asJSON)
-			if cfg.Elastic {
-				err := excluded(cmd, "not for --elastic, whose members tutti launch starts",
-					"backend", "ranks", "p2p", "timeout")
-				if err != nil {
-					return err
-				}
-				cfg.Backend = "tcp"
-				if err = dir.Prepare(); err == nil {
-					err = train.RunElastic(cmd.Context(), cfg, &r)
-				}
-				r.bars.Stop()
-				return errors.Join(err, r.finish())
-			}
-			err := w.Run(cmd, dir.Prepare, func(ctx context.Context, rank backend.Rank) error {
-				return train.Run(ctx, rank, cfg, &r)
-			})
-			r.bars.Stop()
-			return errors.Join(err, r.finish())
+			return t.run(cmd)
 		},
 	}
-	flags := cmd.Flags()
-	w.Register(flags)
-	patternsFlag(flags, &cfg.Patterns)
-	valuesFlag(flags, &cfg.Values)
-	flags.Float64Var(&cfg.Density, "density", cfg.Density, "part of the gradient that a sparse pattern selects")
-	hostsFlag(flags, &cfg.Hosts)
-	flags.BoolVar(&cfg.NoErrorFeedback, "no-error-feedback", false, "discard the residual instead of keeping it for the next step")
-	flags.IntVar(&cfg.WarmupSteps, "warmup-steps", cfg.WarmupSteps, "steps at the beginning that send everything")
-	o := &cfg.Outer
-	flags.IntVar(&o.Every, "outer", o.Every, "train each rank alone and average the weights every so many `steps`, instead of each gradient")
-	flags.Var(namesFlag("pattern", &cfg.Beside, sparse.Patterns()), "beside", "patterns that average gradients in every step, before those with --outer, for comparison")
-	flags.Float64Var(&o.LearningRate, "outer-lr", o.LearningRate, "learning rate of the outer optimizer: 0.7 with a momentum")
-	flags.Float64Var(&o.Momentum, "outer-momentum", o.Momentum, "momentum (Nesterov's) of the outer optimizer: 0.9 with dense averages")
+	t.register(cmd.Flags())
+	return cmd
+}
+
+// configure makes the configuration of the flags.
+func (t *trainCommand) configure(cmd *cobra.Command) error {
+	cfg := &t.cfg
+	cfg.Outer.Nesterov = cfg.Outer.Momentum > 0
+	if cfg.Outer.Every == 0 {
+		err := excluded(cmd, "for an outer loop, which --outer makes",
+			"outer-lr", "outer-momentum", "outer-decay", "outer-fragments", "outer-delay", "outer-mix")
+		if err != nil {
+			return err
+		}
+	}
+	if cfg.Outer.Delay == 0 {
+		err := excluded(cmd, "for parts that arrive later, which --outer-delay makes", "outer-mix")
+		if err != nil {
+			return err
+		}
+	} else {
+		cfg.Outer.Mix = t.mix
+		if t.mix == 0 {
+			cfg.Outer.Mix = outer.NoMix
+		}
+	}
+	cfg.Backend = t.world.Backend
+	cfg.Network = os.Getenv(cluster.NetworkVariable)
+	if err := cfg.Validate(); err != nil {
+		return console.UsageError{Err: err}
+	}
+	if !cfg.Elastic {
+		return nil
+	}
+	err := excluded(cmd, "not for --elastic, whose members tutti launch starts", "backend", "ranks", "p2p", "timeout")
+	cfg.Backend = "tcp"
+	return err
+}
+
+// run trains and reports.
+func (t *trainCommand) run(cmd *cobra.Command) error {
+	bars := &console.Bars{Out: cmd.ErrOrStderr(), Pieces: len(t.cfg.Runs())}
+	r := trainReport{dir: &t.dir, bars: bars}
+	r.json, r.text = console.Forms(cmd.OutOrStdout(), t.asJSON)
+	if t.cfg.Elastic {
+		// The folder is not tidied: another member may be about to write to it.
+		err := t.dir.Prepare()
+		if err == nil {
+			err = train.RunElastic(cmd.Context(), t.cfg, &r)
+		}
+		bars.Stop()
+		return errors.Join(err, r.finish())
+	}
+	defer t.dir.Tidy()
+	err := t.world.Run(cmd, t.dir.Prepare, func(ctx context.Context, rank backend.Rank) error {
+		return train.Run(ctx, rank, t.cfg, &r)
+	})
+	bars.Stop()
+	return errors.Join(err, r.finish())
+}
+
+// register adds the flags.
+func (t *trainCommand) register(flags *pflag.FlagSet) {
+	t.world.Register(flags)
+	patternsFlag(flags, &t.cfg.Patterns)
+	valuesFlag(flags, &t.cfg.Values)
+	flags.Float64Var(&t.cfg.Density, "density", t.cfg.Density, "part of the gradient that a sparse pattern selects")
+	hostsFlag(flags, &t.cfg.Hosts)
+	flags.BoolVar(&t.cfg.NoErrorFeedback, "no-error-feedback", false,
+		"discard the residual instead of keeping it for the next step")
+	flags.IntVar(&t.cfg.WarmupSteps, "warmup-steps", t.cfg.WarmupSteps, "steps at the beginning that send everything")
+	t.registerOuter(flags)
+	flags.BoolVar(&t.cfg.Elastic, "elastic", false, "have members come and go, under tutti launch --min")
+	flags.StringVar(&t.cfg.Text, "text", "", "`file` whose bytes the network foretells, in the place of the digits")
+	flags.BoolVar(&t.cfg.Turned, "turned", false,
+		"turn and mirror images at random and add noise, which makes them harder to read")
+	flags.IntVar(&t.cfg.Epochs, "epochs", t.cfg.Epochs, "how often each training image is seen")
+	flags.IntVar(&t.cfg.Batch, "batch", t.cfg.Batch, "images of a step, over all ranks")
+	flags.IntVar(&t.cfg.Hidden, "hidden", t.cfg.Hidden, "width of the hidden layer")
+	flags.Float64Var(&t.cfg.LearningRate, "lr", t.cfg.LearningRate,
+		"highest learning rate: it rises to this in the first epoch and falls along a cosine")
+	flags.Float64Var(&t.cfg.Momentum, "momentum", t.cfg.Momentum, "momentum of each rank")
+	flags.Float64Var(&t.cfg.Target, "target", t.cfg.Target, "test accuracy in `percent`: say when it was reached")
+	flags.Uint64Var(&t.cfg.Seed, "seed", t.cfg.Seed, "seed of the data split, the initial weights and the order of the images")
+	t.dir.Register(flags)
+	flags.BoolVar(&t.asJSON, "json", false, "print one JSON object for each pattern instead of the table")
+}
+
+// registerOuter adds the flags of the outer loop.
+func (t *trainCommand) registerOuter(flags *pflag.FlagSet) {
+	o := &t.cfg.Outer
+	flags.IntVar(&o.Every, "outer", o.Every,
+		"train each rank alone and average the weights every so many `steps`, instead of each gradient")
+	flags.Var(namesFlag("pattern", &t.cfg.Beside, sparse.Patterns()), "beside",
+		"patterns that average gradients in every step, before those with --outer, for comparison")
+	flags.Float64Var(&o.LearningRate, "outer-lr", o.LearningRate,
+		"learning rate of the outer optimizer: 0.7 with a momentum")
+	flags.Float64Var(&o.Momentum, "outer-momentum", o.Momentum,
+		"momentum (Nesterov's) of the outer optimizer: 0.9 with dense averages")
 	flags.Float64Var(&o.Decay, "outer-decay", o.Decay, "what is left of the residual after a round")
 	flags.IntVar(&o.Fragments, "outer-fragments", o.Fragments, "parts of the weights that take turns")
 	flags.IntVar(&o.Delay, "outer-delay", o.Delay, "`steps` behind which the exchange of a part goes on")
-	flags.Float64Var(&mix, "outer-mix", 0.5,
+	flags.Float64Var(&t.mix, "outer-mix", 0.5,
 		"`share` of its own weights that a rank keeps where a part arrives behind --outer-delay; 0 drops these steps")
-	console.Restrict(flags, "outer-lr", "a positive number", func() bool { return o.LearningRate > 0 && !math.IsInf(o.LearningRate, 1) })
+	console.Restrict(flags, "outer-lr", "a positive number", func() bool {
+		return o.LearningRate > 0 && !math.IsInf(o.LearningRate, 1)
+	})
 	console.Restrict(flags, "outer-momentum", "in [0, 1)", func() bool { return o.Momentum >= 0 && o.Momentum < 1 })
 	console.Restrict(flags, "outer-decay", "in (0, 1]", func() bool { return o.Decay > 0 && o.Decay <= 1 })
 	console.Restrict(flags, "outer-fragments", "1 or more", func() bool { return o.Fragments >= 1 })
 	console.Restrict(flags, "outer-delay", "0 or more", func() bool { return o.Delay >= 0 })
-	console.Restrict(flags, "outer-mix", "in [0, 1)", func() bool { return mix >= 0 && mix < 1 })
-	flags.BoolVar(&cfg.Elastic, "elastic", false, "have members come and go, under tutti launch --min")
-	flags.StringVar(&cfg.Text, "text", "", "`file` whose bytes the network foretells, in the place of the digits")
-	flags.BoolVar(&cfg.Turned, "turned", false, "turn and mirror images at random and add noise, which makes them harder to read")
-	flags.IntVar(&cfg.Epochs, "epochs", cfg.Epochs, "how often each training image is seen")
-	flags.IntVar(&cfg.Batch, "batch", cfg.Batch, "images of a step, over all ranks")
-	flags.IntVar(&cfg.Hidden, "hidden", cfg.Hidden, "width of the hidden layer")
-	flags.Float64Var(&cfg.LearningRate, "lr", cfg.LearningRate, "highest learning rate: it rises to this in the first epoch and falls along a cosine")
-	flags.Float64Var(&cfg.Momentum, "momentum", cfg.Momentum, "momentum of each rank")
-	flags.Float64Var(&cfg.Target, "target", cfg.Target, "test accuracy in `percent`: say when it was reached")
-	flags.Uint64Var(&cfg.Seed, "seed", cfg.Seed, "seed of the data split, the initial weights and the order of the images")
-	dir.Register(flags)
-	flags.BoolVar(&asJSON, "json", false, "print one JSON object for each pattern instead of the table")
-	return cmd
+	console.Restrict(flags, "outer-mix", "in [0, 1)", func() bool { return t.mix >= 0 && t.mix < 1 })
 }
 
 // Names of the pictures, without extension.
@@ -210,7 +250,10 @@ func (r *trainReport) world() string {
 func (r *trainReport) printTable() {
 	t := console.NewTable()
 	target := r.results[0].Target
-	header := table.Row{"pattern", "test\nacc.\n(%)", "test\nloss", "sent\n\n(B)", "of\ndense\n(%)", "comm.\n\n(s)", "total\n\n(s)"}
+	header := table.Row{
+		"pattern", "test\nacc.\n(%)", "test\nloss", "sent\n\n(B)", "of\ndense\n(%)",
+		"comm.\n\n(s)", "total\n\n(s)",
+	}
 	if target > 0 {
 		header = append(header, fmt.Sprintf("to %g %%\n\n(s, steps)", target))
 	}

@@ -42,7 +42,9 @@ const maxHosts = 250
 const maxPerHost = 1024
 
 // Default is the cluster of `tutti cluster` without flags.
-func Default() Config { return Config{Hosts: 4, PerHost: 1, Rate: 1e9} }
+func Default() Config {
+	return Config{Hosts: 4, PerHost: 1, Rate: 1e9}
+}
 
 // Validate names the first setting that cannot be used.
 func (c Config) Validate() error {
@@ -127,4 +129,6 @@ func (r Rate) burst() int { return max(8192, int(r/8/8000)) }
 
 // segment is the size of the pieces in which the kernel hands data to a link.
 // They have to fit the burst, with the headers of their packets.
-func (r Rate) segment() int { return min(65536, r.burst()*3/4) }
+func (r Rate) segment() int {
+	return min(65536, r.burst()*3/4)
+}

@@ -63,7 +63,10 @@ func forward(c Config) (forwarders, error) {
 		for end, name := range []string{cable(i), host(i)} {
 			fd, err := tap(name)
 			if err != nil {
-				return nil, fmt.Errorf("--delay and --loss need TAP devices (/dev/net/tun, CONFIG_TUN, module tun), which this kernel lacks or this user or container may not make; without them, --rate works: %w", err)
+				return nil, fmt.Errorf(
+					"--delay and --loss need TAP devices (/dev/net/tun, CONFIG_TUN, module tun), which this kernel lacks or this user or container may not make; without them, --rate works: %w",
+					err,
+				)
 			}
 			fs[i].ends[end] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
 		}
@@ -76,7 +79,12 @@ func forward(c Config) (forwarders, error) {
 
 // newForwarder returns a forwarder without devices, whose losses follow from a seed.
 func newForwarder(c Config, seed uint64) *forwarder {
-	f := &forwarder{delay: c.Delay, loss: c.Loss / 100, start: time.Now(), rng: rand.New(rand.NewPCG(1, seed))}
+	f := &forwarder{
+		delay: c.Delay,
+		loss:  c.Loss / 100,
+		start: time.Now(),
+		rng:   rand.New(rand.NewPCG(1, seed)),
+	}
 	f.spare = f.gap()
 	return f
 }
@@ -102,7 +110,15 @@ func tap(name string) (fd int, err error) {
 func (f *forwarder) run() {
 	runtime.LockOSThread()
 	// Before the ranks, and on time to the microsecond, where that is permitted: report says what came of it.
-	_ = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
+	_ = unix.SchedSetAttr(
+		0,
+		&unix.SchedAttr{
+			Size:     unix.SizeofSchedAttr,
+			Policy:   unix.SCHED_FIFO,
+			Priority: 1,
+		},
+		0,
+	)
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
 	for {
 		f.turn()
@@ -121,7 +137,8 @@ func (f *forwarder) turn() {
 	}
 	begin := time.Since(f.start)
 	f.deliver(begin)
-	host, outer := &f.ends[0], &f.ends[1]
+	host := &f.ends[0]
+	outer := &f.ends[1]
 	for _, end := range []*unix.PollFd{host, outer} {
 		if end.Revents&unix.POLLERR != 0 {
 			end.Fd = -1 // the device is gone
@@ -175,7 +192,9 @@ func (f *forwarder) take(from, to int32) {
 }
 
 // gap draws how many packets arrive before one is lost, from a geometric distribution.
-func (f *forwarder) gap() int { return int(min(f.rng.ExpFloat64()/-math.Log1p(-f.loss), 1e18)) }
+func (f *forwarder) gap() int {
+	return int(min(f.rng.ExpFloat64()/-math.Log1p(-f.loss), 1e18))
+}
 
 // room returns the memory for the next frame of the queue.
 func (f *forwarder) room() []byte {
@@ -186,9 +205,11 @@ func (f *forwarder) room() []byte {
 	}
 	b := new(block)
 	if n := len(f.free); n > 0 {
-		b, f.free = f.free[n-1], f.free[:n-1]
+		b = f.free[n-1]
+		f.free = f.free[:n-1]
 	}
-	b.from, b.to = 0, 0
+	b.from = 0
+	b.to = 0
 	f.queue = append(f.queue, b)
 	return b.data[frameHead:]
 }
@@ -258,7 +279,9 @@ func segments(frame []byte) int {
 }
 
 // segmentSize is the payload of each packet of a frame but the last, 0 if the frame is one packet.
-func segmentSize(frame []byte) int { return int(binary.NativeEndian.Uint16(frame[4:])) }
+func segmentSize(frame []byte) int {
+	return int(binary.NativeEndian.Uint16(frame[4:]))
+}
 
 // payload returns where that of a TCP frame begins.
 func payload(frame []byte) int {
@@ -271,7 +294,8 @@ func cut(frame []byte, from, to int) []byte {
 	if from == to {
 		return nil
 	}
-	size, first := segmentSize(frame), payload(frame)
+	size := segmentSize(frame)
+	first := payload(frame)
 	all := frame[first:]
 	last := to*size >= len(all)
 	n := copy(all, all[from*size:min(to*size, len(all))])

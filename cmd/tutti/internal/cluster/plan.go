@@ -77,10 +77,15 @@ func (c Config) commands() [][]string {
 
 // hostCommands make a host and its link.
 func (c Config) hostCommands(i int) [][]string {
-	name, segment := host(i), fmt.Sprint(c.Rate.segment())
+	name := host(i)
+	segment := fmt.Sprint(c.Rate.segment())
 	dir := path.Join(root, name)
-	net, uts, ipc := dir+"/net", dir+"/uts", dir+"/ipc"
-	inside := func(command ...string) []string { return append([]string{"nsenter", "--net=" + net}, command...) }
+	net := dir + "/net"
+	uts := dir + "/uts"
+	ipc := dir + "/ipc"
+	inside := func(command ...string) []string {
+		return append([]string{"nsenter", "--net=" + net}, command...)
+	}
 	commands := [][]string{
 		{"mkdir", "-p", dir + "/sys", dir + "/shm/" + path.Base(root)},
 		{"touch", net, uts, ipc},
@@ -98,10 +103,27 @@ func (c Config) hostCommands(i int) [][]string {
 			inside("sh", "-c", "cd /proc/sys/net/ipv4 && echo 4096 131072 67108864 | tee tcp_rmem > tcp_wmem"))
 	} else {
 		commands = append(commands,
-			[]string{"ip", "link", "add", name, "gso_max_size", segment, "type", "veth", "peer", "name", device, "gso_max_size", segment, "netns", net})
+			[]string{
+				"ip", "link", "add", name, "gso_max_size", segment, "type", "veth", "peer", "name", device,
+				"gso_max_size", segment, "netns", net,
+			})
 	}
 	limit := func(name string) []string {
-		return []string{"tc", "qdisc", "add", "dev", name, "root", "tbf", "rate", c.Rate.String(), "burst", fmt.Sprint(c.Rate.burst()), "limit", "64m"}
+		return []string{
+			"tc",
+			"qdisc",
+			"add",
+			"dev",
+			name,
+			"root",
+			"tbf",
+			"rate",
+			c.Rate.String(),
+			"burst",
+			fmt.Sprint(c.Rate.burst()),
+			"limit",
+			"64m",
+		}
 	}
 	return append(commands,
 		[]string{"ip", "link", "set", name, "master", bridge, "up"},

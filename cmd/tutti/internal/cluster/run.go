@@ -52,7 +52,8 @@ func Available(mpi string) error {
 // possible returns nil where clusters can be made.
 func possible() error {
 	if runtime.GOOS != "linux" {
-		return fmt.Errorf("%w: emulated clusters are made of Linux's namespaces, and this is %s", comm.ErrUnavailable, runtime.GOOS)
+		return fmt.Errorf("%w: emulated clusters are made of Linux's namespaces, and this is %s",
+			comm.ErrUnavailable, runtime.GOOS)
 	}
 	// Users other than root often lack the directories of iproute2.
 	if path := os.Getenv("PATH"); !strings.HasSuffix(path, systemDirs) {
@@ -62,7 +63,8 @@ func possible() error {
 	}
 	for _, tool := range tools {
 		if _, err := exec.LookPath(tool); err != nil {
-			return fmt.Errorf("%w: emulated clusters need the program %s (Debian's packages iproute2, util-linux and hostname)", comm.ErrUnavailable, tool)
+			return fmt.Errorf("%w: emulated clusters need the program %s (Debian's packages iproute2, util-linux and hostname)",
+				comm.ErrUnavailable, tool)
 		}
 	}
 	// The second one as inside, where mounts are made.
@@ -75,7 +77,8 @@ func possible() error {
 				hint += ": sudo " + self
 			}
 		}
-		return fmt.Errorf("%w: emulated clusters need namespaces, which this user or container may not make: %s%s", comm.ErrUnavailable, firstLine(out), hint)
+		return fmt.Errorf("%w: emulated clusters need namespaces, which this user or container may not make: %s%s",
+			comm.ErrUnavailable, firstLine(out), hint)
 	}
 	return nil
 }
@@ -102,12 +105,16 @@ func newJob(c Config, l launcher, path string, command []string) job {
 		Config:   c,
 		Launcher: path,
 		Args:     l.arguments(c, command),
-		Environment: slices.Concat([]string{
-			// Where launchers leave what they forget: gone with the cluster.
-			"TMPDIR=" + shared,
-			NetworkVariable + "=" + c.Network(),
-			backend.DefaultVariable + "=" + cmp.Or(l.backend, "mpi"),
-		}, l.anywhere, l.environment),
+		Environment: slices.Concat(
+			[]string{
+				// Where launchers leave what they forget: gone with the cluster.
+				"TMPDIR=" + shared,
+				NetworkVariable + "=" + c.Network(),
+				backend.DefaultVariable + "=" + cmp.Or(l.backend, "mpi"),
+			},
+			l.anywhere,
+			l.environment,
+		),
 	}
 }
 
@@ -139,7 +146,8 @@ func Run(ctx context.Context, c Config, mpi, program string, command []string, s
 	// tells the one inside by its standard input.
 	args := append(append([]string{"unshare"}, namespaces()...), program, Inside, string(description))
 	cmd := exec.CommandContext(ctx, "setsid", args...)
-	cmd.Stdout, cmd.Stderr = stdout, stderr
+	cmd.Stdout = stdout
+	cmd.Stderr = stderr
 	control, err := cmd.StdinPipe()
 	if err != nil {
 		return err
@@ -245,7 +253,8 @@ func (j job) run(ctx context.Context, stdout, stderr io.Writer) error {
 		return j.launch(ctx, stdout, stderr)
 	}
 	cmd := exec.CommandContext(ctx, j.Launcher, j.Args...)
-	cmd.Stdout, cmd.Stderr = stdout, stderr
+	cmd.Stdout = stdout
+	cmd.Stderr = stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	err := cmd.Run()
 	if exit := new(exec.ExitError); errors.As(err, &exit) {
@@ -260,8 +269,17 @@ func (j job) launch(ctx context.Context, stdout, stderr io.Writer) error {
 	for i := range j.Hosts {
 		hosts = append(hosts, launch.Host{Name: host(i), Enter: []string{enter, host(i), "exec"}})
 	}
-	return launch.Run(ctx, launch.Config{Command: j.Args, Ranks: j.Hosts * j.PerHost, Machines: 1, Listen: headAddress + launch.DefaultListen,
-		Wait: time.Minute, Hosts: hosts, Plain: true, Out: stdout, Err: stderr})
+	return launch.Run(ctx, launch.Config{
+		Command:  j.Args,
+		Ranks:    j.Hosts * j.PerHost,
+		Machines: 1,
+		Listen:   headAddress + launch.DefaultListen,
+		Wait:     time.Minute,
+		Hosts:    hosts,
+		Plain:    true,
+		Out:      stdout,
+		Err:      stderr,
+	})
 }
 
 // report says what the links carried: a job that was to communicate and did so
@@ -288,6 +306,7 @@ func (j job) report(links forwarders, out io.Writer) error {
 	if links != nil {
 		carried = links.report()
 	}
-	_, err = fmt.Fprintf(out, "tutti: %s: %.1f MB were sent over the links, at most %.1f MB by a host%s\n", j.Network(), sum/1e6, longest/1e6, carried)
+	_, err = fmt.Fprintf(out, "tutti: %s: %.1f MB were sent over the links, at most %.1f MB by a host%s\n",
+		j.Network(), sum/1e6, longest/1e6, carried)
 	return err
 }

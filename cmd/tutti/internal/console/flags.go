@@ -67,7 +67,12 @@ func Restrict(flags *pflag.FlagSet, name, want string, accepts func() bool) {
 
 // SizeFlag is a number of bytes, such as 8, 64K, 1.5M or 1G (powers of 1024).
 func SizeFlag(target *int) pflag.Value {
-	return Value[int]{Target: target, Parse: parseSize, Format: FormatSize, Kind: "size"}
+	return Value[int]{
+		Target: target,
+		Parse:  parseSize,
+		Format: FormatSize,
+		Kind:   "size",
+	}
 }
 
 var sizeUnits = []struct {
@@ -76,11 +81,13 @@ var sizeUnits = []struct {
 }{{"G", 1 << 30}, {"M", 1 << 20}, {"K", 1 << 10}}
 
 func parseSize(text string) (int, error) {
-	number, unit := strings.ToUpper(strings.TrimSpace(text)), 1
+	number := strings.ToUpper(strings.TrimSpace(text))
+	unit := 1
 	number = strings.TrimSuffix(strings.TrimSuffix(number, "B"), "I")
 	for _, u := range sizeUnits {
 		if digits, ok := strings.CutSuffix(number, u.suffix); ok {
-			number, unit = digits, u.bytes
+			number = digits
+			unit = u.bytes
 			break
 		}
 	}
@@ -104,13 +111,26 @@ func FormatSize(bytes int) string {
 
 // NameFlag is a name, in the form that parse gives it.
 func NameFlag(target *string, parse func(string) (string, error)) pflag.Value {
-	return Value[string]{Target: target, Parse: parse, Format: func(name string) string { return name }, Kind: "name"}
+	return Value[string]{
+		Target: target,
+		Parse:  parse,
+		Format: func(name string) string { return name },
+		Kind:   "name",
+	}
 }
 
 // DTypeFlag adds the flag that names an element type.
 func DTypeFlag(flags *pflag.FlagSet, target *dtype.DType, types ...dtype.DType) {
-	flags.Var(Value[dtype.DType]{Target: target, Parse: dtype.Parse, Format: dtype.DType.String, Kind: "name"},
-		"dtype", "element type: "+JoinNames(types))
+	flags.Var(
+		Value[dtype.DType]{
+			Target: target,
+			Parse:  dtype.Parse,
+			Format: dtype.DType.String,
+			Kind:   "name",
+		},
+		"dtype",
+		"element type: "+JoinNames(types),
+	)
 }
 
 // PatternNames are what a flag of a pattern takes.

@@ -20,13 +20,21 @@ type Measurement struct {
 
 // NewMeasurement adds the flags to a command that has these sizes by default.
 func NewMeasurement(flags *pflag.FlagSet, w World, low, high int) *Measurement {
-	m := &Measurement{World: w, Repeats: bench.DefaultRepeats(), Verify: true, low: low, high: high, step: 4}
+	m := &Measurement{
+		World:   w,
+		Repeats: bench.DefaultRepeats(),
+		Verify:  true,
+		low:     low,
+		high:    high,
+		step:    4,
+	}
 	m.Register(flags)
 	flags.Var(SizeFlag(&m.low), "min", "smallest size: bytes, or with K, M, G")
 	flags.Var(SizeFlag(&m.high), "max", "largest size")
 	flags.IntVar(&m.step, "step", m.step, "`factor` from one size to the next")
 	flags.IntVar(&m.Repeats.Warmup, "warmup", m.Repeats.Warmup, "calls before the measurement of a size")
-	flags.IntVar(&m.Repeats.Iterations, "iters", m.Repeats.Iterations, "calls of a round; 0 for as many as take about 20 ms")
+	flags.IntVar(&m.Repeats.Iterations, "iters", m.Repeats.Iterations,
+		"calls of a round; 0 for as many as take about 20 ms")
 	flags.IntVar(&m.Repeats.Rounds, "rounds", m.Repeats.Rounds, "rounds, of which the median counts")
 	flags.BoolVar(&m.Verify, "verify", m.Verify, "compare every element of a result with a reference")
 	flags.BoolVar(&m.JSON, "json", false, "print one JSON object a line instead of the table")

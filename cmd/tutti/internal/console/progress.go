@@ -41,7 +41,8 @@ func (b *Bars) start() {
 	w.SetStyle(progress.StyleBlocks)
 	w.Style().Visibility.Value = false
 	w.Style().Options.TimeInProgressPrecision = time.Second
-	b.writer, b.stopped = w, make(chan struct{})
+	b.writer = w
+	b.stopped = make(chan struct{})
 	go func() {
 		defer close(b.stopped)
 		w.Render()

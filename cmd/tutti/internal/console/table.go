@@ -32,7 +32,11 @@ var Yes = map[bool]string{true: "yes", false: "no"}
 // AlignRight makes columns of numbers, from one number to another.
 func AlignRight(from, to int) (columns []table.ColumnConfig) {
 	for i := from; i <= to; i++ {
-		columns = append(columns, table.ColumnConfig{Number: i, Align: text.AlignRight, AlignHeader: text.AlignRight})
+		columns = append(columns, table.ColumnConfig{
+			Number:      i,
+			Align:       text.AlignRight,
+			AlignHeader: text.AlignRight,
+		})
 	}
 	return columns
 }
@@ -53,7 +57,11 @@ func PrintTable(out io.Writer, t table.Writer, columns []table.ColumnConfig, pro
 		width = widthUnseen
 	}
 	for _, number := range prose {
-		columns = append(columns, table.ColumnConfig{Number: number, WidthMax: ProseWidth, WidthMaxEnforcer: text.WrapSoft})
+		columns = append(columns, table.ColumnConfig{
+			Number:           number,
+			WidthMax:         ProseWidth,
+			WidthMaxEnforcer: text.WrapSoft,
+		})
 	}
 	wrapped := columns[len(columns)-len(prose):]
 	for {

@@ -33,11 +33,18 @@ func (w *World) Register(flags *pflag.FlagSet) {
 	if w.gpus {
 		ranks = "what a launcher started, or all GPUs"
 	}
-	flags.Var(NameFlag(&w.Backend, func(text string) (string, error) { return OneOf("backend", text, backend.Names(), backend.Aliases) }),
-		"backend", "what makes the ranks: "+strings.Join(backend.Names(), ", "))
+	flags.Var(
+		NameFlag(&w.Backend, func(text string) (string, error) {
+			return OneOf("backend", text, backend.Names(), backend.Aliases)
+		}),
+		"backend",
+		"what makes the ranks: "+strings.Join(backend.Names(), ", "),
+	)
 	flags.IntVar(&w.ranks, "ranks", 0, "number of `ranks`; without it "+ranks)
-	flags.BoolVar(&w.P2P, "p2p", false, "let GPUs of this machine write into each other's memory where that is faster (nccl)")
-	flags.DurationVar(&w.timeout, "timeout", 0, "how long a rank waits for the others before it aborts, such as 30s; 0 for ever")
+	flags.BoolVar(&w.P2P, "p2p", false,
+		"let GPUs of this machine write into each other's memory where that is faster (nccl)")
+	flags.DurationVar(&w.timeout, "timeout", 0,
+		"how long a rank waits for the others before it aborts, such as 30s; 0 for ever")
 	Restrict(flags, "ranks", "1 or more", func() bool { return w.ranks >= 1 })
 	Restrict(flags, "timeout", "0 or more", func() bool { return w.timeout >= 0 })
 	if w.gpus {
@@ -51,27 +58,51 @@ func (w *World) Register(flags *pflag.FlagSet) {
 // starts.
 func TCPFlags(flags *pflag.FlagSet) {
 	for _, f := range []struct{ name, variable, usage string }{
-		{"tcp-listen", tcp.ListenVariable, "`address` on which ranks of tcp listen, the first rank of a machine at its port, if it has one, the others at the next ones"},
-		{"tcp-advertise", tcp.AdvertiseVariable, "`addresses` that others are told instead, with commas between, as behind a network address translation"},
-		{"tcp-connections", tcp.ConnectionsVariable, "`number` of connections between two ranks of tcp, which otherwise follows from the round trip"},
-		{"tcp-silence", tcp.SilenceVariable, "`time` after which a silent rank of tcp is lost, the same on all machines; otherwise " + tcp.DefaultSilence.String()},
+		{
+			"tcp-listen",
+			tcp.ListenVariable,
+			"`address` on which ranks of tcp listen, the first rank of a machine at its port, if it has one, the others at the next ones",
+		},
+		{
+			"tcp-advertise",
+			tcp.AdvertiseVariable,
+			"`addresses` that others are told instead, with commas between, as behind a network address translation",
+		},
+		{
+			"tcp-connections",
+			tcp.ConnectionsVariable,
+			"`number` of connections between two ranks of tcp, which otherwise follows from the round trip",
+		},
+		{
+			"tcp-silence",
+			tcp.SilenceVariable,
+			"`time` after which a silent rank of tcp is lost, the same on all machines; otherwise " + tcp.DefaultSilence.String(),
+		},
 	} {
 		flags.Func(f.name, f.usage+" ("+f.variable+")", func(text string) error {
-			getenv := func(name string) string { return map[string]string{f.variable: text}[name] }
+			getenv := func(name string) string {
+				return map[string]string{f.variable: text}[name]
+			}
 			return cmp.Or(new(tcp.Config).ReadEnv(getenv, 0), os.Setenv(f.variable, text))
 		})
 	}
 }
 
 // NewWorld returns the World of a command without flags.
-func NewWorld() World { return World{Backend: cmp.Or(os.Getenv(backend.DefaultVariable), "local")} }
+func NewWorld() World {
+	return World{Backend: cmp.Or(os.Getenv(backend.DefaultVariable), "local")}
+}
 
 // NewGPUWorld returns the World of a command for GPUs.
 func NewGPUWorld() World { return World{Backend: "nccl", gpus: true} }
 
 // Run runs body on every rank of this process, after prepare (nil for nothing)
 // in the process of rank 0.
-func (w *World) Run(cmd *cobra.Command, prepare func() error, body func(ctx context.Context, r backend.Rank) error) error {
+func (w *World) Run(
+	cmd *cobra.Command,
+	prepare func() error,
+	body func(ctx context.Context, r backend.Rank) error,
+) error {
 	b, err := backend.Find(w.Backend)
 	if err != nil {
 		return UsageError{err}
@@ -79,11 +110,19 @@ func (w *World) Run(cmd *cobra.Command, prepare func() error, body func(ctx cont
 	if w.P2P && b.Name != "nccl" {
 		return backend.Needs(b.Name, "--p2p", "GPUs")
 	}
-	note := func(text string) { fmt.Fprintf(cmd.ErrOrStderr(), "tutti: %s\n", text) }
+	note := func(text string) {
+		fmt.Fprintf(cmd.ErrOrStderr(), "tutti: %s\n", text)
+	}
 	if text := backend.SeparateWorlds(b); text != "" {
 		note(text)
 	}
-	opts := backend.Options{Ranks: w.ranks, Timeout: w.timeout, PeerMemory: w.P2P, Note: note, Prepare: prepare}
+	opts := backend.Options{
+		Ranks:      w.ranks,
+		Timeout:    w.timeout,
+		PeerMemory: w.P2P,
+		Note:       note,
+		Prepare:    prepare,
+	}
 	return b.Run(cmd.Context(), opts, func(ctx context.Context, r backend.Rank) error {
 		return instrument.Run(ctx, r.Runtime, r.Comm, func(ctx context.Context, c comm.Communicator) error {
 			r.Comm = c // examined as the environment asks for

@@ -97,8 +97,11 @@ func Diagnose(records []Record) Report {
 		}
 	}
 	if len(missing) > 0 {
-		r.Findings = append(r.Findings, Finding{Kind: NoDump, Ranks: missing,
-			Text: fmt.Sprintf("there is no dump of %s, which may be what the others wait for", ranks.Text(missing))})
+		r.Findings = append(r.Findings, Finding{
+			Kind:  NoDump,
+			Ranks: missing,
+			Text:  fmt.Sprintf("there is no dump of %s, which may be what the others wait for", ranks.Text(missing)),
+		})
 	}
 	for _, name := range slices.Sorted(maps.Keys(groups)) {
 		g := groups[name]
@@ -131,7 +134,8 @@ func failed(records []Record) []Finding {
 	for _, d := range records {
 		first := failure{rank: d.Tutti.Rank}
 		for _, m := range d.Tutti.Comms {
-			if f := m.Failure; f != nil && !f.Wait && !f.Peer && !followsAWait(d, f) && (first.Failure == nil || f.Time < first.Time) {
+			if f := m.Failure; f != nil && !f.Wait && !f.Peer && !followsAWait(d, f) &&
+				(first.Failure == nil || f.Time < first.Time) {
 				first.Failure = f
 			}
 		}
@@ -144,7 +148,11 @@ func failed(records []Record) []Finding {
 	}
 	slices.SortStableFunc(failures, func(a, b failure) int { return cmp.Compare(a.Time, b.Time) })
 	first := failures[0]
-	f := Finding{Kind: Failed, Ranks: []int{first.rank}, Text: fmt.Sprintf("rank %d aborted because of an error of its own: %s", first.rank, first.Error)}
+	f := Finding{
+		Kind:  Failed,
+		Ranks: []int{first.rank},
+		Text:  fmt.Sprintf("rank %d aborted because of an error of its own: %s", first.rank, first.Error),
+	}
 	var followers []int
 	for _, o := range failures[1:] {
 		followers = append(followers, o.rank)
@@ -169,8 +177,16 @@ func followsAWait(d Record, f *record.Failure) bool {
 }
 
 func newMember(d Record, name string, m record.Member) member {
-	out := member{rank: d.Tutti.Rank, inGroup: m.Rank, size: m.Size, time: d.Tutti.Time, sync: m.Sync, failure: m.Failure,
-		collectives: map[uint64]*record.Entry{}, whole: true}
+	out := member{
+		rank:        d.Tutti.Rank,
+		inGroup:     m.Rank,
+		size:        m.Size,
+		time:        d.Tutti.Time,
+		sync:        m.Sync,
+		failure:     m.Failure,
+		collectives: map[uint64]*record.Entry{},
+		whole:       true,
+	}
 	first := true
 	for i := range d.Entries {
 		e := &d.Entries[i]
@@ -178,7 +194,8 @@ func newMember(d Record, name string, m record.Member) member {
 			continue
 		}
 		if first {
-			out.whole, first = e.RecordID == 0, false
+			out.whole = e.RecordID == 0
+			first = false
 		}
 		switch {
 		case e.Tutti.Left:
@@ -212,15 +229,22 @@ func meets(e *record.Entry) bool {
 func (g *group) contradictions() []Finding {
 	var out []Finding
 	add := func(n uint64, ranks []int, format string, args ...any) {
-		out = append(out, Finding{Kind: Contradiction, Communicator: g.name, Number: n, Ranks: ranks,
-			Text: "the records contradict each other: " + fmt.Sprintf(format, args...) + g.in()})
+		out = append(out, Finding{
+			Kind:         Contradiction,
+			Communicator: g.name,
+			Number:       n,
+			Ranks:        ranks,
+			Text:         "the records contradict each other: " + fmt.Sprintf(format, args...) + g.in(),
+		})
 	}
 	for i, m := range g.members {
 		switch {
 		case m.size != g.size:
-			add(0, []int{g.members[0].rank, m.rank}, "rank %d is one of %d ranks, and rank %d of %d", g.members[0].rank, g.size, m.rank, m.size)
+			add(0, []int{g.members[0].rank, m.rank}, "rank %d is one of %d ranks, and rank %d of %d",
+				g.members[0].rank, g.size, m.rank, m.size)
 		case i > 0 && m.inGroup == g.members[i-1].inGroup:
-			add(0, []int{g.members[i-1].rank, m.rank}, "both rank %d and rank %d are number %d", g.members[i-1].rank, m.rank, m.inGroup)
+			add(0, []int{g.members[i-1].rank, m.rank}, "both rank %d and rank %d are number %d",
+				g.members[i-1].rank, m.rank, m.inGroup)
 		case m.twice > 0:
 			add(m.twice, []int{m.rank}, "rank %d made two calls as collective #%d", m.rank, m.twice)
 		}
@@ -231,7 +255,8 @@ func (g *group) contradictions() []Finding {
 	for i := range g.members {
 		for _, e := range g.members[i].collectives {
 			if e.Completed != 0 && meets(e) && (proof == nil || e.CollectiveSeq > proof.CollectiveSeq) {
-				by, proof = &g.members[i], e
+				by = &g.members[i]
+				proof = e
 			}
 		}
 	}
@@ -250,7 +275,8 @@ func (g *group) contradictions() []Finding {
 		if older > 0 {
 			age = fmt.Sprintf("; a record is up to %s older", duration(older))
 		}
-		add(proof.CollectiveSeq, laggards, "%s is done on rank %d, and %s not called it%s", call(proof, true), by.rank, have(laggards), age)
+		add(proof.CollectiveSeq, laggards, "%s is done on rank %d, and %s not called it%s",
+			call(proof, true), by.rank, have(laggards), age)
 	}
 	return out
 }
@@ -267,7 +293,8 @@ func (g *group) in() string {
 func (g *group) collectives() []Finding {
 	var out []Finding
 	first := g.firstToAbort()
-	lowest, highest := ^uint64(0), uint64(0)
+	lowest := ^uint64(0)
+	highest := uint64(0)
 	numbers := map[uint64]bool{}
 	for _, m := range g.members {
 		lowest, highest = min(lowest, m.lastBefore(first)), max(highest, m.lastBefore(first))
@@ -325,7 +352,8 @@ func (m *member) lastBefore(first *member) uint64 {
 // mismatch tells who called what if ranks disagree about collective n.
 func (g *group) mismatch(n uint64) (Finding, bool) {
 	var kinds []string
-	callers, example := map[string][]int{}, map[string]*record.Entry{}
+	callers := map[string][]int{}
+	example := map[string]*record.Entry{}
 	for _, m := range g.members {
 		e := m.collectives[n]
 		if e == nil {
@@ -385,12 +413,14 @@ func (g *group) notCalled(n uint64, first *member) Finding {
 	slices.Sort(lasts)
 	if lasts = slices.Compact(lasts); len(lasts) > 1 || len(f.Ranks) > 1 {
 		for i := range lasts {
-			lasts[i] = strings.NewReplacer("its last was", "their last was", "it has called", "they have called").Replace(lasts[i])
+			lasts[i] = strings.NewReplacer("its last was", "their last was", "it has called",
+				"they have called").Replace(lasts[i])
 		}
 	}
 	if len(dated) > 0 {
 		f.Kind = Late
-		f.Text = fmt.Sprintf("%s had not called %s%s when rank %d aborted; %s", ranks.Text(f.Ranks), subject, g.in(), first.rank, list(dated))
+		f.Text = fmt.Sprintf("%s had not called %s%s when rank %d aborted; %s",
+			ranks.Text(f.Ranks), subject, g.in(), first.rank, list(dated))
 	} else {
 		f.Text = fmt.Sprintf("%s not called %s%s", have(f.Ranks), subject, g.in())
 	}
@@ -463,7 +493,8 @@ func (g *group) unfinished(n uint64, first *member) (Finding, bool) {
 		f.Text += "; " + waitText(f.Waiting)
 	}
 	if len(stopped) > 0 {
-		f.Kind, f.Ranks = Late, stopped
+		f.Kind = Late
+		f.Ranks = stopped
 		f.Text += fmt.Sprintf("; %s went on only %s after rank %d had aborted: stopped, or busy with something else",
 			ranks.Text(stopped), duration(longest), first.rank)
 	}
@@ -478,17 +509,21 @@ type channel struct {
 
 // unmatched pairs sends and receives of ranks whose dumps have all of them.
 func (g *group) unmatched() []Finding {
-	sends, receives := map[channel][]*record.Entry{}, map[channel][]*record.Entry{}
-	rank, channels := map[int]int{}, map[channel]bool{}
+	sends := map[channel][]*record.Entry{}
+	receives := map[channel][]*record.Entry{}
+	rank := map[int]int{}
+	channels := map[channel]bool{}
 	for _, m := range g.members {
 		if !m.whole {
 			continue
 		}
 		rank[m.inGroup] = m.rank
 		for _, e := range m.messages {
-			c, list := channel{m.inGroup, e.Tutti.Peer, e.Tutti.Tag}, sends
+			c := channel{m.inGroup, e.Tutti.Peer, e.Tutti.Tag}
+			list := sends
 			if e.Tutti.Op == comm.OpRecv.String() {
-				c, list = channel{e.Tutti.Peer, m.inGroup, e.Tutti.Tag}, receives
+				c = channel{e.Tutti.Peer, m.inGroup, e.Tutti.Tag}
+				list = receives
 			}
 			list[c], channels[c] = append(list[c], e), true
 		}
@@ -503,19 +538,28 @@ func (g *group) unmatched() []Finding {
 		if !sender || !receiver {
 			continue
 		}
-		s, r := sends[c], receives[c]
+		s := sends[c]
+		r := receives[c]
 		add := func(kind string, waiting int, format string, args ...any) {
-			out = append(out, Finding{Kind: kind, Communicator: g.name, Ranks: []int{from, to}, Waiting: []int{waiting}, Text: fmt.Sprintf(format, args...) + g.in()})
+			out = append(out, Finding{
+				Kind:         kind,
+				Communicator: g.name,
+				Ranks:        []int{from, to},
+				Waiting:      []int{waiting},
+				Text:         fmt.Sprintf(format, args...) + g.in(),
+			})
 		}
 		for i := range min(len(s), len(r)) {
 			if s[i].Tutti.Count != r[i].Tutti.Count || s[i].Tutti.DType != r[i].Tutti.DType {
-				add(Mismatch, to, "ranks disagree about message %d: rank %d called %s; rank %d called %s", i+1, from, call(s[i], false), to, call(r[i], false))
+				add(Mismatch, to, "ranks disagree about message %d: rank %d called %s; rank %d called %s",
+					i+1, from, call(s[i], false), to, call(r[i], false))
 				break
 			}
 		}
 		switch n := min(len(s), len(r)); {
 		case len(r) > n && r[n].Completed != 0:
-			add(Contradiction, to, "the records contradict each other: %s is done on rank %d, and rank %d has not sent it", call(r[n], false), to, from)
+			add(Contradiction, to, "the records contradict each other: %s is done on rank %d, and rank %d has not sent it",
+				call(r[n], false), to, from)
 			out[len(out)-1].Waiting = nil
 		case len(r) > n:
 			add(Message, to, "rank %d waits in %s, and rank %d has not sent it", to, call(r[n], false), from)
@@ -585,7 +629,8 @@ func line(frames []record.Frame) string {
 		return "unknown line"
 	}
 	i := slices.IndexFunc(frames, func(f record.Frame) bool {
-		return !strings.HasPrefix(f.Name, "github.com/tutti-go/tutti/distributed") && !strings.HasPrefix(f.Name, "github.com/tutti-go/tutti/comm")
+		return !strings.HasPrefix(f.Name, "github.com/tutti-go/tutti/distributed") &&
+			!strings.HasPrefix(f.Name, "github.com/tutti-go/tutti/comm")
 	})
 	f := frames[max(i, 0)]
 	return fmt.Sprintf("%s:%d", path.Base(f.Filename), f.Line)
@@ -593,10 +638,12 @@ func line(frames []record.Frame) string {
 
 // bytesText is the length of n elements, exact in units of 1024.
 func bytesText(n, size int) string {
-	value, unit := float64(n)*float64(size), 0
+	value := float64(n) * float64(size)
+	unit := 0
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	for value >= 1024 && unit < len(units)-1 {
-		value, unit = value/1024, unit+1
+		value = value / 1024
+		unit = unit + 1
 	}
 	return fmt.Sprintf("%.4g %s", value, units[unit])
 }

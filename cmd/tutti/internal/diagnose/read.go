@@ -97,12 +97,14 @@ func ReadFiles(paths []string) ([]Record, error) {
 	}
 	slices.SortStableFunc(records, func(a, b Record) int { return a.Tutti.Rank - b.Tutti.Rank })
 	for i := 1; i < len(records); i++ {
-		a, b := records[i-1], records[i]
+		a := records[i-1]
+		b := records[i]
 		if a.Tutti.Rank == b.Tutti.Rank {
 			return nil, fmt.Errorf("%s and %s: both are of rank %d", a.Name, b.Name, a.Tutti.Rank)
 		}
 		if a.Tutti.Size != b.Tutti.Size {
-			return nil, fmt.Errorf("%s and %s: are of different jobs, of %d and %d ranks", a.Name, b.Name, a.Tutti.Size, b.Tutti.Size)
+			return nil, fmt.Errorf("%s and %s: are of different jobs, of %d and %d ranks",
+				a.Name, b.Name, a.Tutti.Size, b.Tutti.Size)
 		}
 	}
 	return records, nil

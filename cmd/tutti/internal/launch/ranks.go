@@ -91,8 +91,16 @@ func (a *agent) command(mu *sync.Mutex, rank, local, before int) *exec.Cmd {
 	cmd.SysProcAttr = attributes()
 	cmd.WaitDelay = time.Second // for what the rank started, and keeps its output open
 	if cmd.Stdout, cmd.Stderr = a.Out, a.Err; !a.Plain {
-		cmd.Stdout = &lines{mu: mu, out: a.Out, prefix: a.prefix(rank)}
-		cmd.Stderr = &lines{mu: mu, out: a.Err, prefix: a.prefix(rank)}
+		cmd.Stdout = &lines{
+			mu:     mu,
+			out:    a.Out,
+			prefix: a.prefix(rank),
+		}
+		cmd.Stderr = &lines{
+			mu:     mu,
+			out:    a.Err,
+			prefix: a.prefix(rank),
+		}
 	}
 	return cmd
 }

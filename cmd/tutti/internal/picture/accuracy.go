@@ -49,7 +49,9 @@ func AccuracyAgainstTime(results []train.Result, title, path string) error {
 	if err := AddCurves(p, curves); err != nil {
 		return err
 	}
-	p.X.Min, p.Y.Min, p.Y.Max = min(first, p.X.Max), floor, 100
+	p.X.Min = min(first, p.X.Max)
+	p.Y.Min = floor
+	p.Y.Max = 100
 	if target := results[0].Target; target > 0 {
 		goal := plotter.NewFunction(func(float64) float64 { return target })
 		goal.Color = color.Gray{Y: 110}

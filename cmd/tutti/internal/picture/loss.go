@@ -37,9 +37,19 @@ func LossAgainstTime(results []train.Result, path string) error {
 }
 
 // loss draws losses against x.
-func loss(results []train.Result, path, against, label string, format func(float64) string, x func(train.Point) float64) error {
+func loss(
+	results []train.Result,
+	path, against, label string,
+	format func(float64) string,
+	x func(train.Point) float64,
+) error {
 	// Losses fall from the upper left to the lower right: the lower left is free.
-	p := NewChart("Training loss against "+against+" (with the test accuracy)", label, "training loss (mean over recent steps)", Left)
+	p := NewChart(
+		"Training loss against "+against+" (with the test accuracy)",
+		label,
+		"training loss (mean over recent steps)",
+		Left,
+	)
 	p.X.Tick.Marker, p.Y.Tick.Marker = Decades(format), Decades(FormatNumber)
 
 	var curves []Curve
@@ -96,7 +106,8 @@ func smooth(curve []train.Point, n int, x func(train.Point) float64) plotter.XYs
 	if first < 0 {
 		return nil
 	}
-	low, high := math.Log10(x(curve[first])), math.Log10(x(curve[len(curve)-1]))
+	low := math.Log10(x(curve[first]))
+	high := math.Log10(x(curve[len(curve)-1]))
 	var out plotter.XYs
 	var sum float64
 	var count int

@@ -55,9 +55,11 @@ const (
 // a lower corner.
 func NewChart(title, x, y string, corner vg.Length) *plot.Plot {
 	p := NewPlot(title)
-	p.X.Label.Text, p.Y.Label.Text = x, y
+	p.X.Label.Text = x
+	p.Y.Label.Text = y
 	grid := plotter.NewGrid()
-	grid.Horizontal.Color, grid.Vertical.Color = color.Gray{Y: 215}, color.Gray{Y: 215}
+	grid.Horizontal.Color = color.Gray{Y: 215}
+	grid.Vertical.Color = color.Gray{Y: 215}
 	p.Add(grid)
 	p.Legend.Left = corner == Left
 	p.Legend.XOffs, p.Legend.YOffs = corner*vg.Points(8), vg.Points(6)
@@ -85,7 +87,8 @@ func AddCurves(p *plot.Plot, curves []Curve) error {
 		if err != nil {
 			return fmt.Errorf("curve of %s: %w", c.Name, err)
 		}
-		line.LineStyle, line.StepStyle = c.Style, c.Steps
+		line.LineStyle = c.Style
+		line.StepStyle = c.Steps
 		p.Add(line)
 		p.Legend.Add(c.Name, line)
 		drawn = true

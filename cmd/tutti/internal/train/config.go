@@ -105,7 +105,8 @@ func (c Config) Validate() error {
 	case c.Outer.Every > 0 && fragments > c.Outer.Every:
 		return fmt.Errorf("%d fragments are more than an outer window of %d steps has steps", fragments, c.Outer.Every)
 	case c.Outer.Every > 0 && c.Outer.Delay > c.Outer.Every/fragments:
-		return fmt.Errorf("delay %d is more than the %d steps from one of %d fragments to the next", c.Outer.Delay, c.Outer.Every/fragments, fragments)
+		return fmt.Errorf("delay %d is more than the %d steps from one of %d fragments to the next",
+			c.Outer.Delay, c.Outer.Every/fragments, fragments)
 	case c.Elastic && (len(c.Patterns) != 1 || len(c.Values) != 1):
 		return errors.New("an elastic training has one pattern, such as --pattern dense, and one kind of values")
 	case c.Elastic && (c.Outer.Every > 0 || c.Hosts > 0):
@@ -136,7 +137,8 @@ func (c Config) Runs() (runs []Config) {
 	add := func(c Config, patterns, values []string) {
 		for _, pattern := range patterns {
 			for _, v := range values {
-				c.Patterns, c.Values = []string{pattern}, []string{v}
+				c.Patterns = []string{pattern}
+				c.Values = []string{v}
 				runs = append(runs, c)
 			}
 		}
@@ -172,7 +174,8 @@ const testsPerEpoch = 4
 // testEvery is the number of steps from one test to the next: with an outer loop, of whole
 // windows, after which ranks have the same parameters.
 func (c Config) testEvery(stepsPerEpoch int) int {
-	every, window := max(1, stepsPerEpoch/testsPerEpoch), max(1, c.Outer.Every)
+	every := max(1, stepsPerEpoch/testsPerEpoch)
+	window := max(1, c.Outer.Every)
 	return (every + window - 1) / window * window
 }
 

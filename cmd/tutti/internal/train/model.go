@@ -32,11 +32,16 @@ type shape struct{ inputs, active, hidden, classes int }
 // layers are the parts of a parameter or gradient vector: weights as
 // inputs × outputs matrices in row order, then the biases of the same layer.
 type layers struct {
-	w1, b1, w2, b2 []float32
+	w1 []float32
+	b1 []float32
+	w2 []float32
+	b2 []float32
 }
 
 // parameters is the length of a parameter vector.
-func (s shape) parameters() int { return (s.inputs+1)*s.hidden + (s.hidden+1)*s.classes }
+func (s shape) parameters() int {
+	return (s.inputs+1)*s.hidden + (s.hidden+1)*s.classes
+}
 
 // view divides a parameter or gradient vector into layers that share its
 // memory.
@@ -102,12 +107,21 @@ func (m *model) gradient(grad []float32, set examples, batch []int, scale float3
 	// The gradient of softmax and cross-entropy together: probabilities minus
 	// the one-hot label. It replaces the probabilities.
 	for i, example := range batch {
-		p, label := m.row(i), set.Labels[example]
+		p := m.row(i)
+		label := set.Labels[example]
 		loss += surprise(p[label])
 		p[label]--
 	}
 	delta := matrix(m.probabilities, n, m.classes)
-	blas32.Gemm(blas.Trans, blas.NoTrans, scale, matrix(m.activation, n, m.hidden), delta, 0, matrix(g.w2, m.hidden, m.classes))
+	blas32.Gemm(
+		blas.Trans,
+		blas.NoTrans,
+		scale,
+		matrix(m.activation, n, m.hidden),
+		delta,
+		0,
+		matrix(g.w2, m.hidden, m.classes),
+	)
 	addRows(g.b2, delta, scale)
 
 	hidden := matrix(m.backward, n, m.hidden)
@@ -118,7 +132,15 @@ func (m *model) gradient(grad []float32, set examples, batch []int, scale float3
 		}
 	}
 	if set.text == nil {
-		blas32.Gemm(blas.Trans, blas.NoTrans, scale, matrix(m.input, n, m.inputs), hidden, 0, matrix(g.w1, m.inputs, m.hidden))
+		blas32.Gemm(
+			blas.Trans,
+			blas.NoTrans,
+			scale,
+			matrix(m.input, n, m.inputs),
+			hidden,
+			0,
+			matrix(g.w1, m.inputs, m.hidden),
+		)
 	}
 	for i, example := range batch {
 		for _, input := range set.context(example) {
@@ -139,7 +161,8 @@ func (m *model) test(set examples) (right int, loss float64) {
 		}
 		m.forward(set, batch)
 		for row, example := range batch {
-			p, label := m.row(row), set.Labels[example]
+			p := m.row(row)
+			label := set.Labels[example]
 			loss += surprise(p[label])
 			if p[label] == slices.Max(p) {
 				right++
@@ -151,10 +174,14 @@ func (m *model) test(set examples) (right int, loss float64) {
 }
 
 // surprise is the loss of a label of probability p.
-func surprise(p float32) float64 { return -math.Log(max(float64(p), math.SmallestNonzeroFloat32)) }
+func surprise(p float32) float64 {
+	return -math.Log(max(float64(p), math.SmallestNonzeroFloat32))
+}
 
 // row is the class probabilities of the i-th example that was given to forward.
-func (m *model) row(i int) []float32 { return m.probabilities[i*m.classes : (i+1)*m.classes] }
+func (m *model) row(i int) []float32 {
+	return m.probabilities[i*m.classes : (i+1)*m.classes]
+}
 
 // forward computes the class probabilities of the given examples.
 func (m *model) forward(set examples, batch []int) {
@@ -165,7 +192,15 @@ func (m *model) forward(set examples, batch []int) {
 		for i, example := range batch {
 			copy(m.input[i*m.inputs:], set.Image(example))
 		}
-		blas32.Gemm(blas.NoTrans, blas.NoTrans, 1, matrix(m.input, n, m.inputs), matrix(m.layers.w1, m.inputs, m.hidden), 1, hidden)
+		blas32.Gemm(
+			blas.NoTrans,
+			blas.NoTrans,
+			1,
+			matrix(m.input, n, m.inputs),
+			matrix(m.layers.w1, m.inputs, m.hidden),
+			1,
+			hidden,
+		)
 	}
 	for i, example := range batch { // inputs of a text are 1 or 0
 		for _, input := range set.context(example) {
@@ -200,7 +235,12 @@ func softmax(z []float32) {
 
 // matrix looks at the first rows × columns values of data, in row order.
 func matrix(data []float32, rows, columns int) blas32.General {
-	return blas32.General{Rows: rows, Cols: columns, Stride: columns, Data: data[:rows*columns]}
+	return blas32.General{
+		Rows:   rows,
+		Cols:   columns,
+		Stride: columns,
+		Data:   data[:rows*columns],
+	}
 }
 
 // setRows sets every row of m to v.

@@ -47,7 +47,8 @@ func (e examples) part(from, to int) examples {
 
 // share returns a rank's part.
 func (e examples) share(c comm.Communicator) examples {
-	rank, ranks := c.Rank(), c.WorldSize()
+	rank := c.Rank()
+	ranks := c.WorldSize()
 	return e.part(rank*e.Len()/ranks, (rank+1)*e.Len()/ranks)
 }
 
@@ -97,7 +98,8 @@ func turn(set digits.Set, rng *rand.Rand) digits.Set {
 	const side = 8
 	turned := digits.Set{Inputs: slices.Clone(set.Inputs), Labels: set.Labels}
 	for i := range set.Len() {
-		from, to := set.Image(i), turned.Image(i)
+		from := set.Image(i)
+		to := turned.Image(i)
 		way := rng.IntN(8)
 		for y := range side {
 			for x := range side {

@@ -45,7 +45,8 @@ func Run(ctx context.Context, r backend.Rank, cfg Config, observer Observer) err
 	if err != nil {
 		return err
 	}
-	if err := r.Fits(cfg.Backend, "weights, gradients and activations", cfg.bytes(trainSet.Len()), "--hidden, --batch or --ranks"); err != nil {
+	if err := r.Fits(cfg.Backend, "weights, gradients and activations", cfg.bytes(trainSet.Len()),
+		"--hidden, --batch or --ranks"); err != nil {
 		return err
 	}
 	for _, one := range cfg.Runs() {
@@ -95,19 +96,31 @@ type history struct {
 }
 
 // trainPattern trains with one pattern and tests the result.
-func trainPattern(ctx context.Context, r backend.Rank, cfg Config, trainSet, testSet examples, observer Observer) (_ Result, err error) {
+func trainPattern(
+	ctx context.Context,
+	r backend.Rank,
+	cfg Config,
+	trainSet, testSet examples,
+	observer Observer,
+) (_ Result, err error) {
 	t, err := newTrainer(ctx, r, cfg, trainSet, testSet)
 	if err != nil {
 		return Result{}, err
 	}
-	defer func() { err = errors.Join(err, t.close()) }()
+	defer func() {
+		err = errors.Join(err, t.close())
+	}()
 	var a attempt.Calls
 	barrier := func() error { return r.Comm.Barrier(ctx) }
 	a.Do(barrier)
 	start := time.Now()
 	stepsPerEpoch := trainSet.Len() / cfg.Batch
 	steps := stepsPerEpoch * cfg.Epochs
-	name := Result{Pattern: cfg.Patterns[0], Values: t.values, Outer: cfg.Outer.Every}.Name()
+	name := Result{
+		Pattern: cfg.Patterns[0],
+		Values:  t.values,
+		Outer:   cfg.Outer.Every,
+	}.Name()
 	for step := 1; step <= steps && a.Err == nil; step++ {
 		if err := t.step(ctx, step-1, stepsPerEpoch); err != nil {
 			return Result{}, fmt.Errorf("step %d of %d: %w", step, steps, err)
@@ -130,7 +143,9 @@ func trainPattern(ctx context.Context, r backend.Rank, cfg Config, trainSet, tes
 		start = time.Now()
 	}
 	if t.outer != nil { // the last window may not be over
-		a.Do(func() error { return t.through(ctx, t.model.params, t.outer.Adopt) })
+		a.Do(func() error {
+			return t.through(ctx, t.model.params, t.outer.Adopt)
+		})
 	}
 	a.Do(func() error { return t.checkAgreement(ctx) })
 	result := attempt.Get(&a, func() (Result, error) { return t.result(ctx) })
@@ -191,7 +206,8 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, data, test exam
 
 // newOuter makes the outer loop over the tensor that is exchanged, which holds the weights.
 func (t *trainer) newOuter(ctx context.Context, reduce sparse.Config) error {
-	cfg, update := t.cfg.Outer, []*runtime.Tensor{t.update}
+	cfg := t.cfg.Outer
+	update := []*runtime.Tensor{t.update}
 	cfg.Reduce = ddp.Config{Config: reduce, DenseUpTo: -1}
 	if t.cfg.Hosts > 0 {
 		cfg.Reduce.Mesh = backend.Hosts(t.cfg.Backend, t.cfg.Hosts)
@@ -263,10 +279,13 @@ func (t *trainer) through(ctx context.Context, values []float32, exchange func()
 func (t *trainer) move(step, stepsPerEpoch int) (loss float64) {
 	inEpoch := step % stepsPerEpoch
 	for ; t.epochs <= step/stepsPerEpoch; t.epochs++ {
-		t.rng.Shuffle(len(t.order), func(i, j int) { t.order[i], t.order[j] = t.order[j], t.order[i] })
+		t.rng.Shuffle(len(t.order), func(i, j int) {
+			t.order[i], t.order[j] = t.order[j], t.order[i]
+		})
 	}
 	batch := t.order[inEpoch*t.cfg.Batch : (inEpoch+1)*t.cfg.Batch]
-	ranks, rank := t.rank.Comm.WorldSize(), t.rank.Comm.Rank()
+	ranks := t.rank.Comm.WorldSize()
+	rank := t.rank.Comm.Rank()
 	share := batch[rank*len(batch)/ranks : (rank+1)*len(batch)/ranks]
 
 	// Ranks may have different numbers of images. Scaled like this, the average
@@ -319,7 +338,13 @@ func (t *trainer) test(ctx context.Context, all int) (err error) {
 	}
 	if err == nil {
 		n := float64(all)
-		t.Tests = append(t.Tests, Test{Step: len(t.Curve), Seconds: t.clock.Seconds(), Accuracy: 100 * sums[0] / n, Loss: sums[1] / n, rounds: t.rounds()})
+		t.Tests = append(t.Tests, Test{
+			Step:     len(t.Curve),
+			Seconds:  t.clock.Seconds(),
+			Accuracy: 100 * sums[0] / n,
+			Loss:     sums[1] / n,
+			rounds:   t.rounds(),
+		})
 	}
 	return err
 }
@@ -336,13 +361,16 @@ func (t *trainer) rounds() int {
 func (t *trainer) record(ctx context.Context, loss float64) (err error) {
 	if t.outer != nil {
 		stats := t.outer.Stats()
-		t.Bytes, t.Elements, t.exchange = stats.SentBytes, stats.SentElements, stats.WaitTime
+		t.Bytes = stats.SentBytes
+		t.Elements = stats.SentElements
+		t.exchange = stats.WaitTime
 	} else {
 		var stats sparse.Stats
 		if stats, err = t.sparse.Stats(ctx); stats.Chosen != "" {
 			t.chosen = stats.Chosen
 		}
-		t.Bytes, t.Elements = t.Bytes+stats.SentBytes, t.Elements+stats.SentElements
+		t.Bytes = t.Bytes + stats.SentBytes
+		t.Elements = t.Elements + stats.SentElements
 		_, exchange := t.sparse.Within()
 		t.exchange += stats.ExchangeTime + exchange
 	}
@@ -394,7 +422,9 @@ func (t *trainer) hash() uint64 {
 
 // result averages the statistics over ranks.
 func (t *trainer) result(ctx context.Context) (Result, error) {
-	pattern, steps, curve := t.cfg.Patterns[0], float64(len(t.Curve)), slices.Clone(t.Curve)
+	pattern := t.cfg.Patterns[0]
+	steps := float64(len(t.Curve))
+	curve := slices.Clone(t.Curve)
 	values := []float64{float64(t.Elements), t.exchange.Seconds()}
 	for _, p := range curve {
 		values = append(values, p.Loss, p.SentBytes)
@@ -404,7 +434,8 @@ func (t *trainer) result(ctx context.Context) (Result, error) {
 		return Result{}, err
 	}
 	for i := range curve {
-		curve[i].Loss, curve[i].SentBytes = values[2+2*i], values[3+2*i]
+		curve[i].Loss = values[2+2*i]
+		curve[i].SentBytes = values[3+2*i]
 	}
 	last := t.Tests[len(t.Tests)-1]
 	density := t.cfg.Density
@@ -438,10 +469,15 @@ func (t *trainer) result(ctx context.Context) (Result, error) {
 	if dense := t.denseBytes(); dense > 0 {
 		r.RatioToDense = r.SentBytes / dense
 	}
-	reached := func(test Test) bool { return t.cfg.Target > 0 && test.Accuracy >= t.cfg.Target }
+	reached := func(test Test) bool {
+		return t.cfg.Target > 0 && test.Accuracy >= t.cfg.Target
+	}
 	if i := slices.IndexFunc(t.Tests, reached); i >= 0 {
 		test := &t.Tests[i]
-		r.TargetSeconds, r.TargetStep, r.TargetRounds, r.TargetSentBytes = &test.Seconds, &test.Step, &test.rounds, &curve[test.Step-1].SentBytes
+		r.TargetSeconds = &test.Seconds
+		r.TargetStep = &test.Step
+		r.TargetRounds = &test.rounds
+		r.TargetSentBytes = &curve[test.Step-1].SentBytes
 	}
 	return r, nil
 }
@@ -456,5 +492,9 @@ func (t *trainer) denseBytes() float64 {
 
 // vector looks at v as a BLAS vector.
 func vector(v []float32) blas32.Vector {
-	return blas32.Vector{N: len(v), Inc: 1, Data: v}
+	return blas32.Vector{
+		N:    len(v),
+		Inc:  1,
+		Data: v,
+	}
 }
