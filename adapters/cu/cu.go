@@ -65,10 +65,14 @@ type native interface {
 }
 
 // handle returns the handle in an object.
-func handle[T native](x T) uintptr { return *(*uintptr)(unsafe.Pointer(&x)) }
+func handle[T native](x T) uintptr {
+	return *(*uintptr)(unsafe.Pointer(&x))
+}
 
 // object returns the object of a handle.
-func object[T native](handle uintptr) T { return *(*T)(unsafe.Pointer(&handle)) }
+func object[T native](handle uintptr) T {
+	return *(*T)(unsafe.Pointer(&handle))
+}
 
 // The objects are as large as a handle.
 var (

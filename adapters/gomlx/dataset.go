@@ -21,7 +21,9 @@ type Dataset struct {
 	inputs, labels []*tensors.Tensor
 	cfg            distributed.SamplerConfig
 	sampler        *distributed.Sampler
-	n, size, ranks int
+	n              int
+	size           int
+	ranks          int
 	infinite       bool
 	epoch, batch   int
 	batches        [][]int // of the epoch
@@ -32,17 +34,31 @@ type Dataset struct {
 // fewer is left out, because GoMLX would compile another graph for it; cfg says
 // what becomes of examples that the ranks cannot share equally, and may not be
 // [distributed.TailKeep], with which ranks would have unequal numbers of batches.
-func NewDataset(c comm.Communicator, name string, inputs, labels []*tensors.Tensor, size int, cfg distributed.SamplerConfig) (*Dataset, error) {
-	d := &Dataset{name: name, inputs: inputs, labels: labels, cfg: cfg, size: size}
+func NewDataset(
+	c comm.Communicator,
+	name string,
+	inputs, labels []*tensors.Tensor,
+	size int,
+	cfg distributed.SamplerConfig,
+) (*Dataset, error) {
+	d := &Dataset{
+		name:   name,
+		inputs: inputs,
+		labels: labels,
+		cfg:    cfg,
+		size:   size,
+	}
 	n := -1
 	for _, t := range slices.Concat(inputs, labels) {
 		if t.Shape().IsScalar() || n >= 0 && t.Shape().Dimensions[0] != n {
-			return nil, fmt.Errorf("gomlx: data set %s: %w: a tensor of shape %s beside %d examples", name, comm.ErrArgument, t.Shape(), n)
+			return nil, fmt.Errorf("gomlx: data set %s: %w: a tensor of shape %s beside %d examples",
+				name, comm.ErrArgument, t.Shape(), n)
 		}
 		n = t.Shape().Dimensions[0]
 	}
 	if n < 0 || size < 1 || cfg.Tail == distributed.TailKeep {
-		return nil, fmt.Errorf("gomlx: data set %s: %w: %d tensors, batches of %d, Tail %d", name, comm.ErrArgument, len(inputs)+len(labels), size, cfg.Tail)
+		return nil, fmt.Errorf("gomlx: data set %s: %w: %d tensors, batches of %d, Tail %d",
+			name, comm.ErrArgument, len(inputs)+len(labels), size, cfg.Tail)
 	}
 	d.n = n
 	if err := d.Rebind(c); err != nil {
@@ -83,9 +99,12 @@ func (d *Dataset) Batches() int { return len(d.batches) }
 func (d *Dataset) Seek(epoch, batch int) error {
 	batches := slices.DeleteFunc(d.sampler.Batches(epoch, d.size), func(b []int) bool { return len(b) < d.size })
 	if epoch < 0 || batch < 0 || batch > len(batches) {
-		return fmt.Errorf("gomlx: data set %s: %w: epoch %d, batch %d of %d", d.name, comm.ErrArgument, epoch, batch, len(batches))
+		return fmt.Errorf("gomlx: data set %s: %w: epoch %d, batch %d of %d",
+			d.name, comm.ErrArgument, epoch, batch, len(batches))
 	}
-	d.epoch, d.batch, d.batches = epoch, batch, batches
+	d.epoch = epoch
+	d.batch = batch
+	d.batches = batches
 	return nil
 }
 

@@ -70,9 +70,14 @@ type world struct {
 // other ranks. All ranks pass the same.
 func New(ctx context.Context, c comm.Communicator, inner optimizer.Interface, cfg ddp.Config) (*Optimizer, error) {
 	if _, ok := inner.(train.OptimizeWithGradients); !ok || c == nil {
-		return nil, fmt.Errorf("gomlx: new optimizer: %w: communicator %v; optimizer %T takes given gradients: %v", comm.ErrArgument, c, inner, ok)
+		return nil, fmt.Errorf("gomlx: new optimizer: %w: communicator %v; optimizer %T takes given gradients: %v",
+			comm.ErrArgument, c, inner, ok)
 	}
-	return &Optimizer{world: world{ctx, c, cpu.New()}, cfg: cfg, inner: inner}, nil
+	return &Optimizer{
+		world: world{ctx, c, cpu.New()},
+		cfg:   cfg,
+		inner: inner,
+	}, nil
 }
 
 // Attach has loop reduce gradients after each step. When the loop starts, and when
@@ -147,7 +152,8 @@ func (o *Optimizer) UpdateGraph(scope *model.Scope, _ *graph.Graph, loss *graph.
 // UpdateGraphWithGradients implements train.OptimizeWithGradients. It builds the
 // half of a step that comes before the reduction.
 func (o *Optimizer) UpdateGraphWithGradients(s *model.Scope, gradients []*graph.Node, loss dtypes.DType) {
-	store, g := s.Store(), gradients[0].Graph()
+	store := s.Store()
+	g := gradients[0].Graph()
 	var params, slots []*model.Variable
 	for i, v := range trainable(s, g) {
 		if !differentiable(v) {
@@ -276,7 +282,9 @@ func (o world) broadcast(variables []*model.Variable) error {
 // inOrder returns variables sorted by path, as ranks that load a checkpoint may have them in
 // different orders.
 func inOrder(variables []*model.Variable) []*model.Variable {
-	return slices.SortedFunc(slices.Values(variables), func(v, w *model.Variable) int { return strings.Compare(v.Path(), w.Path()) })
+	return slices.SortedFunc(slices.Values(variables), func(v, w *model.Variable) int {
+		return strings.Compare(v.Path(), w.Path())
+	})
 }
 
 // with calls use with tensors of the memory of variables, behind those that there

@@ -36,7 +36,11 @@ type Outer struct {
 // NewOuter returns an optimizer that leaves steps to inner and exchanges with the ranks of c as cfg
 // says. ctx ends waits for other ranks. All ranks pass the same.
 func NewOuter(ctx context.Context, c comm.Communicator, inner optimizer.Interface, cfg outer.Config) *Outer {
-	return &Outer{Interface: inner, world: world{ctx, c, cpu.New()}, cfg: cfg}
+	return &Outer{
+		Interface: inner,
+		world:     world{ctx, c, cpu.New()},
+		cfg:       cfg,
+	}
 }
 
 // UpdateGraph implements optimizer.Interface.

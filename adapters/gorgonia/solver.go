@@ -35,8 +35,18 @@ type Solver struct {
 // New gives all ranks rank 0's parameters, and returns a solver that averages their
 // gradients over the ranks of c as cfg says, densely unless set, and leaves the
 // update to inner. ctx ends waits for other ranks. All ranks pass the same.
-func New(ctx context.Context, c comm.Communicator, inner gorgonia.Solver, parameters gorgonia.Nodes, cfg ddp.Config) (*Solver, error) {
-	s := &Solver{ctx: ctx, inner: inner, rt: cpu.New()}
+func New(
+	ctx context.Context,
+	c comm.Communicator,
+	inner gorgonia.Solver,
+	parameters gorgonia.Nodes,
+	cfg ddp.Config,
+) (*Solver, error) {
+	s := &Solver{
+		ctx:   ctx,
+		inner: inner,
+		rt:    cpu.New(),
+	}
 	values := make([]gorgonia.Value, len(parameters))
 	for i, p := range parameters {
 		values[i] = p.Value()
@@ -103,8 +113,18 @@ type Outer struct {
 // NewOuter gives all ranks rank 0's parameters, of F32, and returns a solver that leaves steps to
 // inner and exchanges with the ranks of c as cfg says. ctx ends waits for other ranks. All
 // ranks pass the same. The parameters' memory is pinned until Close.
-func NewOuter(ctx context.Context, c comm.Communicator, inner gorgonia.Solver, parameters gorgonia.Nodes, cfg outer.Config) (*Outer, error) {
-	o := &Outer{solver: &Solver{ctx: ctx, inner: inner, rt: cpu.New()}}
+func NewOuter(
+	ctx context.Context,
+	c comm.Communicator,
+	inner gorgonia.Solver,
+	parameters gorgonia.Nodes,
+	cfg outer.Config,
+) (*Outer, error) {
+	o := &Outer{solver: &Solver{
+		ctx:   ctx,
+		inner: inner,
+		rt:    cpu.New(),
+	}}
 	for _, p := range parameters {
 		o.solver.names = append(o.solver.names, p.Name())
 	}

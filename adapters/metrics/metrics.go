@@ -1,5 +1,5 @@
-// Package metrics exports what steps of a training did to [Prometheus], and so to what reads its format, such as a collector
-// of OpenTelemetry.
+// Package metrics exports what steps of a training did to [Prometheus], and so to what reads its format, such as a
+// collector of OpenTelemetry.
 //
 //	m, err := metrics.New(prometheus.DefaultRegisterer, prometheus.Labels{"rank": strconv.Itoa(c.Rank())})
 //	…
@@ -24,8 +24,16 @@ import (
 
 // Metrics are those of one rank. Its methods may be called by several goroutines.
 type Metrics struct {
-	steps, rounds, skipped, elements, bytes, launch, wait, exchange, hidden prometheus.Counter
-	epoch, members                                                          prometheus.Gauge
+	steps          prometheus.Counter
+	rounds         prometheus.Counter
+	skipped        prometheus.Counter
+	elements       prometheus.Counter
+	bytes          prometheus.Counter
+	launch         prometheus.Counter
+	wait           prometheus.Counter
+	exchange       prometheus.Counter
+	hidden         prometheus.Counter
+	epoch, members prometheus.Gauge
 
 	mu    sync.Mutex
 	outer outer.Stats // those that were counted last; zero: none; guarded by mu
@@ -46,9 +54,12 @@ func New(r prometheus.Registerer, labels prometheus.Labels) (*Metrics, error) {
 		return g
 	}
 	m := &Metrics{
-		steps:    counter("steps_total", "Steps of the optimizer; with an outer loop those of the inner one."),
-		rounds:   counter("rounds_total", "Windows of an outer loop that ended."),
-		skipped:  counter("skipped_total", "Steps, or fragments of an outer loop, that the ranks dropped as a number was not finite."),
+		steps:  counter("steps_total", "Steps of the optimizer; with an outer loop those of the inner one."),
+		rounds: counter("rounds_total", "Windows of an outer loop that ended."),
+		skipped: counter(
+			"skipped_total",
+			"Steps, or fragments of an outer loop, that the ranks dropped as a number was not finite.",
+		),
 		elements: counter("sent_elements_total", "Elements that this rank sent."),
 		bytes:    counter("sent_bytes_total", "Bytes that this rank sent."),
 		launch:   counter("launch_seconds_total", "The host's time in starting exchanges."),

@@ -70,7 +70,8 @@ $DONE:
 `
 
 func main() {
-	made := flag.Bool("made", false, "make contexts with cuCtxCreate instead of retaining the primary ones, which is what NCCL uses")
+	made := flag.Bool("made", false,
+		"make contexts with cuCtxCreate instead of retaining the primary ones, which is what NCCL uses")
 	flag.Parse()
 	if err := run(*made); err != nil {
 		log.Fatal(err)
@@ -92,7 +93,8 @@ func run(made bool) error {
 		return err
 	}
 	goruntime.LockOSThread() // contexts of cu are current on a thread
-	gpus, runtimes := make([]*gpu, n), make([]*cuda.Runtime, n)
+	gpus := make([]*gpu, n)
+	runtimes := make([]*cuda.Runtime, n)
 	for i := range gpus {
 		if gpus[i], err = prepare(i, made); err != nil {
 			return fmt.Errorf("GPU %d: %w", i, err)
@@ -118,7 +120,8 @@ func run(made bool) error {
 		err = errors.Join(err, rt.Close(), gpus[i].release(made))
 	}
 	if err == nil {
-		fmt.Printf("%d GPUs, %d steps: every average of %d elements is right (contexts made by cuCtxCreate: %v)\n", n, steps, elements, made)
+		fmt.Printf("%d GPUs, %d steps: every average of %d elements is right (contexts made by cuCtxCreate: %v)\n",
+			n, steps, elements, made)
 	}
 	return err
 }
@@ -173,7 +176,8 @@ func (g *gpu) train(ctx context.Context, c comm.Communicator, rt *cuda.Runtime) 
 	}
 	defer sync.Close()
 	for step := range steps {
-		p, n := g.memory, uint64(elements)
+		p := g.memory
+		n := uint64(elements)
 		value := uint64(math.Float32bits(float32(c.Rank() + step)))
 		err := g.fill.Launch(elements/block, 1, 1, block, 1, 1, 0, g.stream,
 			[]unsafe.Pointer{unsafe.Pointer(&p), unsafe.Pointer(&n), unsafe.Pointer(&value)})

@@ -108,7 +108,13 @@ func main() {
 		var cfg elastic.Config
 		if cfg, err = elastic.FromEnv(elastic.Config{Terms: fmt.Sprintf("characters %+v", s)}); err == nil {
 			cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
-				return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: cfg.TLS, Silence: elastic.DefaultSilence})
+				return tcp.New(ctx, kv, tcp.Config{
+					Rank:      p.Rank,
+					WorldSize: p.Size,
+					World:     p.World,
+					TLS:       cfg.TLS,
+					Silence:   elastic.DefaultSilence,
+				})
 			}
 			s.elastic = &cfg
 			err = body(ctx, noop.New(cpu.New()))
@@ -166,12 +172,25 @@ func run(ctx context.Context, c comm.Communicator, s settings) (sum uint32, last
 	if err != nil {
 		return 0, 0, err
 	}
-	averaging, err := gomlx.New(ctx, c, optimizer.Adam().Done(), ddp.Config{Config: sparse.Config{Pattern: s.pattern, Density: 0.1}})
+	averaging, err := gomlx.New(
+		ctx,
+		c,
+		optimizer.Adam().Done(),
+		ddp.Config{Config: sparse.Config{Pattern: s.pattern, Density: 0.1}},
+	)
 	if err != nil {
 		return 0, 0, err
 	}
 	defer averaging.Close()
-	loop := train.NewLoop(train.NewTrainer(backend, variables, transformer, loss.SparseCategoricalCrossEntropyLogits, averaging, nil, nil))
+	loop := train.NewLoop(train.NewTrainer(
+		backend,
+		variables,
+		transformer,
+		loss.SparseCategoricalCrossEntropyLogits,
+		averaging,
+		nil,
+		nil,
+	))
 	averaging.Attach(loop)
 	if err := resume(s.checkpoint, c, averaging, data, loop.LoopStep); err != nil {
 		return 0, 0, err
@@ -189,10 +208,13 @@ func run(ctx context.Context, c comm.Communicator, s settings) (sum uint32, last
 		return 0, 0, err
 	}
 	// A loaded variable counts as trainable whatever it was, and has another place.
-	byPath := func(v, w *model.Variable) int { return strings.Compare(v.Path(), w.Path()) }
+	byPath := func(v, w *model.Variable) int {
+		return strings.Compare(v.Path(), w.Path())
+	}
 	h := crc32.NewIEEE()
 	for _, v := range slices.SortedFunc(variables.IterVariables(), byPath) {
-		if name := v.Path(); strings.HasPrefix(name, "/embedding") || strings.HasPrefix(name, "/block") || strings.HasPrefix(name, "/logits") {
+		if name := v.Path(); strings.HasPrefix(name, "/embedding") || strings.HasPrefix(name, "/block") ||
+			strings.HasPrefix(name, "/logits") {
 			err = errors.Join(err, v.MustValue().ConstBytes(func(data []byte) { h.Write(data) }))
 		}
 	}
@@ -247,7 +269,8 @@ func resume(dir string, c comm.Communicator, averaging *gomlx.Optimizer, data *g
 // windows cuts a text: the labels are the inputs, one character later.
 func windows(text string) (inputs, labels []*tensors.Tensor) {
 	n := (len(text) - 1) / window
-	in, out := make([]int32, n*window), make([]int32, n*window)
+	in := make([]int32, n*window)
+	out := make([]int32, n*window)
 	for i := range in {
 		in[i], out[i] = int32(text[i]&127), int32(text[i+1]&127)
 	}
@@ -261,7 +284,10 @@ func transformer(scope *model.Scope, tokens *graph.Node) *graph.Node {
 	for i := range blocks {
 		s := scope.In("block-%d", i)
 		a := norm.LayerNorm(s.In("norm-1"), x, -1).Done()
-		x = graph.Add(x, attention.SelfAttention(s.In("attention"), a, heads, width/heads).WithCausalMask(true).WithPositionalEncoder(pos.NewRoPE(10000)).Done())
+		x = graph.Add(
+			x,
+			attention.SelfAttention(s.In("attention"), a, heads, width/heads).WithCausalMask(true).WithPositionalEncoder(pos.NewRoPE(10000)).Done(),
+		)
 		h := norm.LayerNorm(s.In("norm-2"), x, -1).Done()
 		h = activation.Relu(layers.Dense(s.In("wide"), h, true, 4*width))
 		x = graph.Add(x, layers.Dense(s.In("narrow"), h, true, width))

@@ -72,7 +72,14 @@ func run(ctx context.Context, c comm.Communicator, epochs, accumulate int, cfg d
 	if err != nil {
 		return err
 	}
-	data, err := gomlx.NewDataset(c, "digits", []*tensors.Tensor{images}, []*tensors.Tensor{labels}, 16, distributed.SamplerConfig{Seed: 1})
+	data, err := gomlx.NewDataset(
+		c,
+		"digits",
+		[]*tensors.Tensor{images},
+		[]*tensors.Tensor{labels},
+		16,
+		distributed.SamplerConfig{Seed: 1},
+	)
 	if err != nil {
 		return err
 	}
@@ -81,7 +88,15 @@ func run(ctx context.Context, c comm.Communicator, epochs, accumulate int, cfg d
 		return err
 	}
 	defer averaging.Close()
-	trainer := train.NewTrainer(backend, variables, perceptron, loss.SparseCategoricalCrossEntropyLogits, averaging, nil, nil)
+	trainer := train.NewTrainer(
+		backend,
+		variables,
+		perceptron,
+		loss.SparseCategoricalCrossEntropyLogits,
+		averaging,
+		nil,
+		nil,
+	)
 	if accumulate > 1 {
 		if err := trainer.AccumulateGradients(accumulate); err != nil {
 			return err

@@ -21,23 +21,40 @@ type model struct {
 
 func newModel(seed uint64) (*model, error) {
 	g := G.NewGraph()
-	m := &model{graph: g, images: make([]float32, batch*digits.Pixels), labels: make([]float32, batch*digits.Classes)}
+	m := &model{
+		graph:  g,
+		images: make([]float32, batch*digits.Pixels),
+		labels: make([]float32, batch*digits.Classes),
+	}
 	rng := rand.New(rand.NewPCG(seed, 0))
 	parameter := func(name string, rows, columns int, deviation float64) *G.Node {
 		values := make([]float32, rows*columns)
 		for i := range values {
 			values[i] = float32(rng.NormFloat64() * deviation)
 		}
-		node := G.NewMatrix(g, tensor.Float32, G.WithName(name), G.WithValue(tensor.New(tensor.WithShape(rows, columns), tensor.WithBacking(values))))
+		node := G.NewMatrix(
+			g,
+			tensor.Float32,
+			G.WithName(name),
+			G.WithValue(tensor.New(tensor.WithShape(rows, columns), tensor.WithBacking(values))),
+		)
 		m.parameters = append(m.parameters, node)
 		return node
 	}
 	input := func(name string, columns int, values []float32) *G.Node {
-		return G.NewMatrix(g, tensor.Float32, G.WithName(name), G.WithValue(tensor.New(tensor.WithShape(batch, columns), tensor.WithBacking(values))))
+		return G.NewMatrix(
+			g,
+			tensor.Float32,
+			G.WithName(name),
+			G.WithValue(tensor.New(tensor.WithShape(batch, columns), tensor.WithBacking(values))),
+		)
 	}
-	x, y := input("images", digits.Pixels, m.images), input("labels", digits.Classes, m.labels)
-	w1, b1 := parameter("w1", digits.Pixels, hidden, math.Sqrt(2./digits.Pixels)), parameter("b1", 1, hidden, 0)
-	w2, b2 := parameter("w2", hidden, digits.Classes, math.Sqrt(2./hidden)), parameter("b2", 1, digits.Classes, 0)
+	x := input("images", digits.Pixels, m.images)
+	y := input("labels", digits.Classes, m.labels)
+	w1 := parameter("w1", digits.Pixels, hidden, math.Sqrt(2./digits.Pixels))
+	b1 := parameter("b1", 1, hidden, 0)
+	w2 := parameter("w2", hidden, digits.Classes, math.Sqrt(2./hidden))
+	b2 := parameter("b2", 1, digits.Classes, 0)
 
 	h := G.Must(G.Rectify(G.Must(G.BroadcastAdd(G.Must(G.Mul(x, w1)), b1, nil, []byte{0}))))
 	p := G.Must(G.SoftMax(G.Must(G.BroadcastAdd(G.Must(G.Mul(h, w2)), b2, nil, []byte{0}))))
@@ -58,8 +75,13 @@ func (m *model) fill(set digits.Set, images []int) {
 // accuracy returns the share of images whose digit has the highest score. It
 // computes on the host: the graph has one size of batch.
 func (m *model) accuracy(set digits.Set) float64 {
-	values := func(i int) []float32 { return m.parameters[i].Value().Data().([]float32) }
-	w1, b1, w2, b2 := values(0), values(1), values(2), values(3)
+	values := func(i int) []float32 {
+		return m.parameters[i].Value().Data().([]float32)
+	}
+	w1 := values(0)
+	b1 := values(1)
+	w2 := values(2)
+	b2 := values(3)
 	right := 0
 	for image := range set.Len() {
 		scores := append([]float32(nil), b2...)

@@ -39,36 +39,74 @@ func scrape(ctx context.Context, url string) (map[string]float64, error) {
 	return values, err
 }
 
+// panel is one of the graphs.
+type panel struct {
+	title string
+	value func(now, rate map[string]float64) float64 // of all metrics, and of their growth a second
+}
+
+var panels = []panel{
+	{"steps a second", func(_, rate map[string]float64) float64 { return rate["tutti_steps_total"] }},
+	{"kB sent a second", func(_, rate map[string]float64) float64 { return rate["tutti_sent_bytes_total"] / 1000 }},
+	{"share of exchanges that is hidden", func(_, rate map[string]float64) float64 {
+		return rate["tutti_hidden_seconds_total"] / max(rate["tutti_exchange_seconds_total"], 1e-9)
+	}},
+	{"seconds waited a second", func(_, rate map[string]float64) float64 { return rate["tutti_wait_seconds_total"] }},
+	{"members", func(now, _ map[string]float64) float64 { return now["tutti_members"] }},
+	{"epoch", func(now, _ map[string]float64) float64 { return now["tutti_epoch"] }},
+}
+
 // drawMetrics scrapes until ctx ends, and writes a picture.
 func drawMetrics(ctx context.Context, url, file string) error {
-	const every = 200 * time.Millisecond
-	panels := []struct {
-		title string
-		value func(now, rate map[string]float64) float64
-	}{
-		{"steps a second", func(_, rate map[string]float64) float64 { return rate["tutti_steps_total"] }},
-		{"kB sent a second", func(_, rate map[string]float64) float64 { return rate["tutti_sent_bytes_total"] / 1000 }},
-		{"share of exchanges that is hidden", func(_, rate map[string]float64) float64 {
-			return rate["tutti_hidden_seconds_total"] / max(rate["tutti_exchange_seconds_total"], 1e-9)
-		}},
-		{"seconds waited a second", func(_, rate map[string]float64) float64 { return rate["tutti_wait_seconds_total"] }},
-		{"members", func(now, _ map[string]float64) float64 { return now["tutti_members"] }},
-		{"epoch", func(now, _ map[string]float64) float64 { return now["tutti_epoch"] }},
+	lines, err := record(ctx, url)
+	if err != nil {
+		return err
 	}
+	grid, err := plots(lines)
+	if err != nil {
+		return err
+	}
+	tiles := draw.Tiles{
+		Rows:     len(grid),
+		Cols:     columns,
+		PadX:     vg.Points(20),
+		PadY:     vg.Points(12),
+		PadTop:   vg.Points(6),
+		PadRight: vg.Points(8),
+	}
+	img := vgimg.New(18*vg.Centimeter, 15*vg.Centimeter)
+	for i, row := range plot.Align(grid, tiles, draw.New(img)) {
+		for j, canvas := range row {
+			grid[i][j].Draw(canvas)
+		}
+	}
+	return atomicfile.Write(file, func(w io.Writer) error {
+		_, err := vgimg.PngCanvas{Canvas: img}.WriteTo(w)
+		return err
+	})
+}
+
+// record scrapes until ctx ends, and returns the points of each panel.
+func record(ctx context.Context, url string) ([]plotter.XYs, error) {
+	const interval = 200 * time.Millisecond
 	lines := make([]plotter.XYs, len(panels))
+	start := time.Now()
+	before := start
 	var last map[string]float64
-	start, before := time.Now(), time.Now()
-	for clock := time.NewTicker(every); ctx.Err() == nil; {
+	clock := time.NewTicker(interval)
+	defer clock.Stop()
+	for {
 		select {
 		case <-clock.C:
 		case <-ctx.Done():
-			continue
+			return lines, nil
 		}
 		values, err := scrape(ctx, url)
 		if ctx.Err() != nil {
-			break
-		} else if err != nil {
-			return err
+			return lines, nil
+		}
+		if err != nil {
+			return nil, err
 		}
 		now := time.Now()
 		rate := map[string]float64{}
@@ -80,31 +118,32 @@ func drawMetrics(ctx context.Context, url, file string) error {
 				lines[i] = append(lines[i], plotter.XY{X: now.Sub(start).Seconds(), Y: p.value(values, rate)})
 			}
 		}
-		last, before = values, now
+		last = values
+		before = now
 	}
-	grid := make([][]*plot.Plot, 3)
+}
+
+// columns is how many panels are side by side.
+const columns = 2
+
+// plots makes the panels of their points, in rows.
+func plots(lines []plotter.XYs) ([][]*plot.Plot, error) {
+	grid := make([][]*plot.Plot, len(panels)/columns)
 	for i, p := range panels {
-		panel := plot.New()
-		panel.Title.Text, panel.Y.Min = p.title, 0
-		if i >= 4 {
-			panel.X.Label.Text = "seconds"
+		graph := plot.New()
+		graph.Title.Text = p.title
+		graph.Y.Min = 0
+		if i >= len(panels)-columns {
+			graph.X.Label.Text = "seconds"
 		}
 		line, err := plotter.NewLine(lines[i])
 		if err != nil {
-			return fmt.Errorf("%s: %w", p.title, err)
+			return nil, fmt.Errorf("%s: %w", p.title, err)
 		}
-		line.Color, line.Width = color.RGBA{R: 0x1f, G: 0x77, B: 0xb4, A: 0xff}, vg.Points(1.5)
-		panel.Add(plotter.NewGrid(), line)
-		grid[i/2] = append(grid[i/2], panel)
+		line.Color = color.RGBA{R: 0x1f, G: 0x77, B: 0xb4, A: 0xff}
+		line.Width = vg.Points(1.5)
+		graph.Add(plotter.NewGrid(), line)
+		grid[i/columns] = append(grid[i/columns], graph)
 	}
-	img := vgimg.New(18*vg.Centimeter, 15*vg.Centimeter)
-	for i, row := range plot.Align(grid, draw.Tiles{Rows: 3, Cols: 2, PadX: vg.Points(20), PadY: vg.Points(12), PadTop: vg.Points(6), PadRight: vg.Points(8)}, draw.New(img)) {
-		for j, canvas := range row {
-			grid[i][j].Draw(canvas)
-		}
-	}
-	return atomicfile.Write(file, func(w io.Writer) error {
-		_, err := vgimg.PngCanvas{Canvas: img}.WriteTo(w)
-		return err
-	})
+	return grid, nil
 }
