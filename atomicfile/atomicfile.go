@@ -68,7 +68,11 @@ func replace(dir, name string, write func(f *os.File) error) error {
 func ReplaceIn(root *os.Root, name string, write func(f *os.File) error) error {
 	path := filepath.Join(root.Name(), name)
 	if name != filepath.Base(name) {
-		return &fs.PathError{Op: "write", Path: path, Err: fs.ErrInvalid}
+		return &fs.PathError{
+			Op:   "write",
+			Path: path,
+			Err:  fs.ErrInvalid,
+		}
 	}
 	mode := fs.FileMode(0o666)
 	info, err := root.Lstat(name)
@@ -161,7 +165,11 @@ func resolve(path string) (dir, name string, err error) {
 			next = dir + string(filepath.Separator) + link
 		}
 	}
-	return "", "", &fs.PathError{Op: "write", Path: path, Err: errors.New("too many links")}
+	return "", "", &fs.PathError{
+		Op:   "write",
+		Path: path,
+		Err:  errors.New("too many links"),
+	}
 }
 
 // stream opens what a path leads to if that is written in place. f is nil if it is a file, or nothing.

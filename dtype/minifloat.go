@@ -21,17 +21,23 @@ type Float8E5M2 uint8
 // BFloat16FromFloat32 rounds to nearest even. A NaN stays a NaN (quiet, with
 // its sign and the upper bits of its payload); numbers that round beyond the
 // largest one become infinite, as IEEE 754 prescribes.
-func BFloat16FromFloat32(v float32) BFloat16 { return BFloat16(convert.BFloat16.Encode(float64(v))) }
+func BFloat16FromFloat32(v float32) BFloat16 {
+	return BFloat16(convert.BFloat16.Encode(float64(v)))
+}
 
 // Float8E4M3FromFloat32 rounds to nearest even in the saturating mode of
 // OFP8: what overflows, and an infinity, becomes ±448; a NaN stays a NaN.
-func Float8E4M3FromFloat32(v float32) Float8E4M3 { return Float8E4M3(convert.E4M3.Encode(float64(v))) }
+func Float8E4M3FromFloat32(v float32) Float8E4M3 {
+	return Float8E4M3(convert.E4M3.Encode(float64(v)))
+}
 
 // Float8E5M2FromFloat32 rounds to nearest even in the saturating mode of
 // OFP8: what overflows, and an infinity, becomes ±57344; a NaN stays a
 // NaN. So no conversion produces the infinities of the type, but one that is
 // already there reads as an infinity.
-func Float8E5M2FromFloat32(v float32) Float8E5M2 { return Float8E5M2(convert.E5M2.Encode(float64(v))) }
+func Float8E5M2FromFloat32(v float32) Float8E5M2 {
+	return Float8E5M2(convert.E5M2.Encode(float64(v)))
+}
 
 // Float32 returns the value; every BFloat16 is exactly a float32.
 func (b BFloat16) Float32() float32 { return math.Float32frombits(uint32(b) << 16) }

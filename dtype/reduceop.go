@@ -37,7 +37,9 @@ func (op ReduceOp) String() string {
 }
 
 // ReduceOps returns the five reductions.
-func ReduceOps() []ReduceOp { return []ReduceOp{Sum, Prod, Min, Max, Avg} }
+func ReduceOps() []ReduceOp {
+	return []ReduceOp{Sum, Prod, Min, Max, Avg}
+}
 
 // Defined reports whether the reduction is defined on elements of type d.
 //

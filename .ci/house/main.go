@@ -89,7 +89,13 @@ type option struct{ folder, owner, field string }
 func (t *tree) measures() []measure {
 	return []measure{
 		{name: "tokens a line of code", count: float64(t.tokens) / float64(t.codeLines), bound: 8.28, goal: 7.4},
-		{name: "function words in 1,000 names", count: 1000 * float64(len(t.words)) / float64(t.declared), bound: 20.1, goal: 3, places: t.words},
+		{
+			name:   "function words in 1,000 names",
+			count:  1000 * float64(len(t.words)) / float64(t.declared),
+			bound:  20.1,
+			goal:   3,
+			places: t.words,
+		},
 		{name: "exported names", count: float64(len(t.exported)), bound: 455, goal: 380},
 		{name: "options that nothing sets", count: float64(len(t.unset())), bound: 3, goal: 0, places: t.unset()},
 		{name: "functions above 70 lines", count: float64(len(t.long)), bound: 15, goal: 8, places: t.long},

@@ -28,20 +28,39 @@ type Format struct {
 // The formats.
 var (
 	Binary16 = &Format{
-		mantissaBits: 10, bias: 15,
-		sign: 0x8000, largest: 0x7bff, infinity: 0x7c00, nan: 0x7e00, limit: 65536,
+		mantissaBits: 10,
+		bias:         15,
+		sign:         0x8000,
+		largest:      0x7bff,
+		infinity:     0x7c00,
+		nan:          0x7e00,
+		limit:        65536,
 	}
 	BFloat16 = &Format{
-		mantissaBits: 7, bias: 127,
-		sign: 0x8000, largest: 0x7f7f, infinity: 0x7f80, nan: 0x7fc0, limit: float32(math.Inf(1)),
+		mantissaBits: 7,
+		bias:         127,
+		sign:         0x8000,
+		largest:      0x7f7f,
+		infinity:     0x7f80,
+		nan:          0x7fc0,
+		limit:        float32(math.Inf(1)),
 	}
 	E4M3 = &Format{
-		mantissaBits: 3, bias: 7,
-		sign: 0x80, largest: 0x7e, nan: 0x7f, limit: 448,
+		mantissaBits: 3,
+		bias:         7,
+		sign:         0x80,
+		largest:      0x7e,
+		nan:          0x7f,
+		limit:        448,
 	}
 	E5M2 = &Format{
-		mantissaBits: 2, bias: 15,
-		sign: 0x80, largest: 0x7b, infinity: 0x7c, nan: 0x7e, limit: 57344,
+		mantissaBits: 2,
+		bias:         15,
+		sign:         0x80,
+		largest:      0x7b,
+		infinity:     0x7c,
+		nan:          0x7e,
+		limit:        57344,
 	}
 )
 
@@ -85,7 +104,8 @@ func (f *Format) Encode(v float64) uint32 {
 // encode returns the pattern of the nearest number, of two the even one.
 func (f *Format) encode(v float32) uint32 {
 	bits := math.Float32bits(v)
-	sign, magnitude := bits>>31*f.sign, bits&^signBit32
+	sign := bits >> 31 * f.sign
+	magnitude := bits &^ signBit32
 	shift := mantissaBits32 - f.mantissaBits
 	if magnitude > infBits32 {
 		return sign | f.nan | magnitude>>shift&(1<<f.mantissaBits-1)

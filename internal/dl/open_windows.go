@@ -17,7 +17,8 @@ func open(name string) (uintptr, error) {
 		if err != nil {
 			return 0, err
 		}
-		name, flags = path, flags|windows.LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR
+		name = path
+		flags = flags | windows.LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR
 	}
 	handle, err := windows.LoadLibraryEx(name, 0, flags)
 	return uintptr(handle), err

@@ -37,20 +37,25 @@ func (s *Sequence) Add(f Func, args ...uintptr) { s.AddUntil(0, 1, f, args...) }
 // in the C int at address flag, at most so often.
 func (s *Sequence) AddUntil(flag uintptr, times int, f Func, args ...uintptr) {
 	c := &s.calls[s.n]
-	c.fn, c.flag, c.times = f.address, flag, uintptr(times)
+	c.fn = f.address
+	c.flag = flag
+	c.times = uintptr(times)
 	copy(c.args[:len(args)], args)
 	s.names[s.n] = f.name
 	s.n++
 }
 
 // Func is the function of the i-th call, also after Run.
-func (s *Sequence) Func(i int) Func { return Func{s.calls[i].fn, s.names[i]} }
+func (s *Sequence) Func(i int) Func {
+	return Func{s.calls[i].fn, s.names[i]}
+}
 
 // Run makes the calls, in order, and empties the sequence. It stops at a result
 // other than 0, and returns that and how many calls were made before.
 func (s *Sequence) Run() (done int, code int32) {
 	n := s.n
-	s.left, s.n = uintptr(n), 0
+	s.left = uintptr(n)
+	s.n = 0
 	code = callEach(s)
 	return n - int(s.left), code
 }

@@ -62,7 +62,9 @@ func (g *Gaps) Set(idx []int32, before int32) {
 		g.sum += uint64(gap)
 		g.or |= gap
 	}
-	g.n, g.sum, g.or = len(idx), g.sum+uint64(first), g.or|first
+	g.n = len(idx)
+	g.sum = g.sum + uint64(first)
+	g.or = g.or | first
 }
 
 // Choose returns the header with which gaps take the least room, as described at kernel.RiceParameter.
@@ -82,7 +84,8 @@ func (g *Gaps) Choose() Header {
 			sums[i] += s
 		}
 	}
-	best, down := g.cost(k, sums[1]), false
+	best := g.cost(k, sums[1])
+	down := false
 	for next := sums[0]; k > 0; next = sumQuotients(gaps, k-1) {
 		c := g.cost(k-1, next)
 		if c>>1 >= best>>1 {
@@ -97,7 +100,8 @@ func (g *Gaps) Choose() Header {
 		if c>>1 >= best>>1 {
 			break
 		}
-		k, best = k+1, c
+		k = k + 1
+		best = c
 	}
 	high := (best>>1 - g.n*int(k) + 7) / 8
 	h := Header(k) | Header(best&1*cappedFlag) | Header(high<<quotients)
@@ -110,7 +114,8 @@ func (g *Gaps) Choose() Header {
 // cost returns the length of the block with that many low bits and that sum of quotients, in bits without
 // filling, twice, and one more if quotients are capped.
 func (g *Gaps) cost(k uint, sum int) int {
-	total, flag := sum+g.n, 0
+	total := sum + g.n
+	flag := 0
 	if g.or>>k >= capFrom {
 		capped := g.n
 		for _, gap := range g.gaps[:g.n] {
@@ -182,12 +187,15 @@ func (g *Gaps) Encode(dst []byte, h Header) {
 // putLow writes the k lowest bits of each gap.
 func putLow(dst []byte, gaps []uint32, k uint) {
 	var acc uint64
-	n, mask := uint(0), uint32(1)<<(k&31)-1
+	n := uint(0)
+	mask := uint32(1)<<(k&31) - 1
 	for _, gap := range gaps {
 		acc |= uint64(gap&mask) << (n & 63)
 		if n += k; n >= 32 {
 			binary.LittleEndian.PutUint32(dst, uint32(acc))
-			dst, acc, n = dst[4:], acc>>32, n-32
+			dst = dst[4:]
+			acc = acc >> 32
+			n = n - 32
 		}
 	}
 	w := writer{dst, acc, n}
@@ -202,12 +210,15 @@ func putHigh(dst []byte, gaps []uint32, k uint, limit uint32) writer {
 		q := uint(min(gap>>(k&31), limit))
 		for ; q >= 32; q -= 32 {
 			binary.LittleEndian.PutUint32(dst, uint32(acc))
-			dst, acc = dst[4:], 0
+			dst = dst[4:]
+			acc = 0
 		}
 		acc |= 1 << ((n + q) & 63)
 		if n += q + 1; n >= 32 {
 			binary.LittleEndian.PutUint32(dst, uint32(acc))
-			dst, acc, n = dst[4:], acc>>32, n-32
+			dst = dst[4:]
+			acc = acc >> 32
+			n = n - 32
 		}
 	}
 	return writer{dst, acc, n}
@@ -225,7 +236,9 @@ func (w *writer) put(v uint32, n uint) {
 	w.acc |= uint64(v) << w.n
 	if w.n += n; w.n >= 32 {
 		binary.LittleEndian.PutUint32(w.dst, uint32(w.acc))
-		w.dst, w.acc, w.n = w.dst[4:], w.acc>>32, w.n-32
+		w.dst = w.dst[4:]
+		w.acc = w.acc >> 32
+		w.n = w.n - 32
 	}
 }
 
@@ -233,7 +246,8 @@ func (w *writer) put(v uint32, n uint) {
 func (w *writer) end() {
 	for ; w.n > 0; w.n -= min(w.n, 8) {
 		w.dst[0] = byte(w.acc)
-		w.dst, w.acc = w.dst[1:], w.acc>>8
+		w.dst = w.dst[1:]
+		w.acc = w.acc >> 8
 	}
 }
 
@@ -247,7 +261,8 @@ func Decode(idx []int32, count int, src []byte, h Header, next int32) {
 		copy(padded[:low+u], src)
 		src = padded[:]
 	}
-	bit, mask := uint(0), uint32(1)<<k-1
+	bit := uint(0)
+	mask := uint32(1)<<k - 1
 	switch high := src[low : low+u+slack]; {
 	case u == 0:
 		for i := range idx {
@@ -269,7 +284,9 @@ func decodePlain(idx []int32, src, high []byte, k uint, next int32) {
 		return
 	}
 	mask := uint32(1)<<k - 1
-	w, from, bit := binary.LittleEndian.Uint64(high), 0, uint(0)
+	w := binary.LittleEndian.Uint64(high)
+	from := 0
+	bit := uint(0)
 	sum := uint32(next) // of the low bits, and one for each entry; quotients are added where they end
 	for i := range idx {
 		for w == 0 {
@@ -296,7 +313,8 @@ func decodeCapped(idx []int32, count int, src []byte, high reader, k uint, next 
 		excess.zeros()
 	}
 	for i := range idx {
-		gap, q := uint32(word(src, uint(i)*k))&mask, high.zeros()
+		gap := uint32(word(src, uint(i)*k)) & mask
+		q := high.zeros()
 		if q == capAt {
 			n := excess.zeros()
 			q += uint(1<<n|excess.take(n)) - 1
@@ -343,7 +361,8 @@ func (r *reader) zeros() (n uint) {
 			return n + z
 		}
 		skip := 64 - r.bit%8
-		n, r.bit = n+skip, r.bit+skip
+		n = n + skip
+		r.bit = r.bit + skip
 	}
 	return 0
 }

@@ -61,7 +61,8 @@ func Output(t *testing.T, program string, args ...string) string {
 	cmd.Env = Environment(t)
 	cmd.WaitDelay = 5 * time.Second
 	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
+	cmd.Stdout = &out
+	cmd.Stderr = &errs
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%v: %v\n%s%s", cmd, err, &out, &errs)
 	}

@@ -20,7 +20,8 @@ func Readme(t *testing.T, document, program string, maxLines int) {
 	}
 	_, diff, _ := strings.Cut(string(text), "```diff\n")
 	diff, _, _ = strings.Cut(diff, "```")
-	remaining, added := string(file), 0
+	remaining := string(file)
+	added := 0
 	for line := range strings.Lines(diff) {
 		line, ok := strings.CutPrefix(line, "+")
 		if !ok {

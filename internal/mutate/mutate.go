@@ -50,7 +50,8 @@ func Functions(text, chosen string, variants []Variant) (string, error) {
 	}
 	for _, v := range variants {
 		if n := strings.Count(text, v.Old); n != 1 || !found[v.Number] {
-			return "", fmt.Errorf("the text of variant %d stands %d times, in a function: %t: %q", v.Number, n, found[v.Number], v.Old)
+			return "", fmt.Errorf("the text of variant %d stands %d times, in a function: %t: %q",
+				v.Number, n, found[v.Number], v.Old)
 		}
 	}
 	return changed, nil

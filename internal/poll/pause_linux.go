@@ -16,4 +16,6 @@ func pause(d time.Duration) {
 // Go scheduler on purpose: its yield wakes up another thread, which costs far
 // more than what is waited for. Other goroutines run on the other threads, and
 // on this one when the wait has come to sleeping.
-func Yield() { _, _, _ = syscall.RawSyscall(syscall.SYS_SCHED_YIELD, 0, 0, 0) }
+func Yield() {
+	_, _, _ = syscall.RawSyscall(syscall.SYS_SCHED_YIELD, 0, 0, 0)
+}

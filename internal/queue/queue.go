@@ -22,7 +22,8 @@ func (q *Of[T]) Push(x T) {
 	if len(q.items) == cap(q.items) && q.head > len(q.items)/2 {
 		n := copy(q.items, q.items[q.head:])
 		clear(q.items[n:])
-		q.items, q.head = q.items[:n], 0
+		q.items = q.items[:n]
+		q.head = 0
 	}
 	q.items = append(q.items, x)
 }
@@ -33,7 +34,8 @@ func (q *Of[T]) Pop() T {
 	clear(q.items[q.head:][:1])
 	q.head++
 	if q.Empty() {
-		q.items, q.head = q.items[:0], 0
+		q.items = q.items[:0]
+		q.head = 0
 	}
 	return x
 }

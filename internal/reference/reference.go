@@ -49,7 +49,14 @@ func Tile(block []byte, offset, n int) []byte {
 }
 
 // precision is the number of significant bits of a float type.
-var precision = map[dtype.DType]int{dtype.F64: 53, dtype.F32: 24, dtype.F16: 11, dtype.BF16: 8, dtype.FP8E4M3: 4, dtype.FP8E5M2: 3}
+var precision = map[dtype.DType]int{
+	dtype.F64:     53,
+	dtype.F32:     24,
+	dtype.F16:     11,
+	dtype.BF16:    8,
+	dtype.FP8E4M3: 4,
+	dtype.FP8E5M2: 3,
+}
 
 // inputs and results are those made so far, by reduction. The ranks of a process share them.
 var inputs, results sync.Map
@@ -229,7 +236,8 @@ func (ref *Result) floats(op dtype.ReduceOp, inputs [][]byte) {
 	if ref.dt == dtype.F64 {
 		u *= 2
 	}
-	ref.value, ref.tolerance = make([]float64, Period), make([]float64, Period)
+	ref.value = make([]float64, Period)
+	ref.tolerance = make([]float64, Period)
 	for i := range Period {
 		acc := operands[0][i]
 		magnitude := math.Abs(acc)
