@@ -48,7 +48,8 @@ func chooseGPUs(job rendezvous.Job, ranks, gpus int) ([]int, error) {
 			comm.ErrUnavailable, job.Rank, job.LocalRank+1, gpus)
 	}
 	if gpus == 0 || ranks > gpus {
-		return nil, fmt.Errorf("%w: %d ranks with a GPU each, and this process sees %d", comm.ErrUnavailable, max(ranks, 1), gpus)
+		return nil, fmt.Errorf("%w: %d ranks with a GPU each, and this process sees %d",
+			comm.ErrUnavailable, max(ranks, 1), gpus)
 	}
 	if ranks == 0 {
 		ranks = gpus
@@ -67,7 +68,9 @@ func openGPUs(indices []int) ([]*cuda.Runtime, error) {
 	errs := make([]error, len(indices))
 	var all sync.WaitGroup
 	for i, index := range indices {
-		all.Go(func() { runtimes[i], errs[i] = cuda.Open(index) })
+		all.Go(func() {
+			runtimes[i], errs[i] = cuda.Open(index)
+		})
 	}
 	all.Wait()
 	opened := slices.DeleteFunc(runtimes, func(rt *cuda.Runtime) bool { return rt == nil })
@@ -75,7 +78,12 @@ func openGPUs(indices []int) ([]*cuda.Runtime, error) {
 }
 
 // runOn makes the communicators and runs body on them.
-func runOn(ctx context.Context, job rendezvous.Job, runtimes []*cuda.Runtime, body func(ctx context.Context, r Rank) error) error {
+func runOn(
+	ctx context.Context,
+	job rendezvous.Job,
+	runtimes []*cuda.Runtime,
+	body func(ctx context.Context, r Rank) error,
+) error {
 	worlds, err := connectGPUs(ctx, job, runtimes)
 	if err != nil {
 		return err

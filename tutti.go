@@ -130,8 +130,13 @@ func (c *Config) readEnv(job rendezvous.Job) error {
 	switch c.Backend {
 	case Local:
 		if job.WorldSize > 1 {
-			return fmt.Errorf("%w: %s started %d processes, and with backend local each would be a world of its own; "+
-				"tcp and mpi make one of all", comm.ErrArgument, job.Launcher, job.WorldSize)
+			return fmt.Errorf(
+				"%w: %s started %d processes, and with backend local each would be a world of its own; "+
+					"tcp and mpi make one of all",
+				comm.ErrArgument,
+				job.Launcher,
+				job.WorldSize,
+			)
 		}
 		if c.Ranks == 0 {
 			c.Ranks = defaultRanks

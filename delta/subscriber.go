@@ -18,8 +18,8 @@ var (
 	// ErrNoVersion means that a subscriber has no tensors to read: before its first update, and after a
 	// failed update that could not be rolled back. The next update brings a full copy.
 	ErrNoVersion = errors.New("delta: no version")
-	// ErrInDoubt means that a subscriber does not know whether the others have committed a version: it lost them during the
-	// vote. It shows no tensors until an update with those that are left has told.
+	// ErrInDoubt means that a subscriber does not know whether the others have committed a version: it lost them during
+	// the vote. It shows no tensors until an update with those that are left has told.
 	ErrInDoubt = errors.New("delta: in doubt whether the version was committed")
 )
 

@@ -203,9 +203,10 @@ func (r *overlapReport) finish() error {
 
 func (r *overlapReport) print() {
 	res := r.result
-	fmt.Fprintf(r.text, "%s of %d×%d in bf16, batch %d on each of %d × %s; %s of gradients in %s, %s; cuBLAS %s\n\n",
-		backend.Counted(res.Layers, "layer"), res.Width, res.Width, res.Batch, res.Ranks, res.Device, console.FormatSize(res.GradientBytes), backend.Counted(res.Buckets, "bucket"),
-		patternText(res), res.CUBLAS)
+	fmt.Fprintf(r.text, "%s of %d×%d in bf16, batch %d on each of %d × %s; ",
+		backend.Counted(res.Layers, "layer"), res.Width, res.Width, res.Batch, res.Ranks, res.Device)
+	fmt.Fprintf(r.text, "%s of gradients in %s, %s; cuBLAS %s\n\n",
+		console.FormatSize(res.GradientBytes), backend.Counted(res.Buckets, "bucket"), patternText(res), res.CUBLAS)
 	t := console.NewTable()
 	t.AppendHeader(table.Row{"step", "time", ""})
 	for _, row := range []struct {

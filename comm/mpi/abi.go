@@ -34,8 +34,8 @@ type abi struct {
 	or, and      constant // of truth values
 }
 
-// typesOf has something for each element type, opsOf for each reduction. MPI has no types for floats of 16 and 8 bits, and no
-// averages.
+// typesOf has something for each element type, opsOf for each reduction. MPI has no types for floats of 16 and 8
+// bits, and no averages.
 type (
 	typesOf[T any] [dtype.Bool + 1]T
 	opsOf[T any]   [dtype.Max + 1]T

@@ -21,6 +21,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math"
 	"os"
@@ -329,7 +330,8 @@ func start(ctx context.Context) (*state, error) {
 	}
 	s.world = newCommunicator(world)
 	if n := launchedSize(os.Getenv); n > 1 && world.size == 1 {
-		return nil, fmt.Errorf("%w: %w: %d processes were launched, but each is a world of one under %s (%s); use the launcher of that library, or set %s",
+		return nil, fmt.Errorf("%w: %w: %d processes were launched, but each is a world of one under %s (%s); "+
+			"use the launcher of that library, or set %s",
 			comm.ErrUnavailable, errMixed, n, firstLine(lib.version), lib.file, LibraryVariable)
 	}
 	return s, nil
@@ -495,16 +497,25 @@ func (s *state) fallSilent(ctx context.Context) error {
 		return nil
 	}
 	s.manager = os.NewFile(uintptr(fd), "the process manager")
-	if _, err = s.manager.WriteString("cmd=barrier_in\n"); err == nil {
-		var answer string
-		if answer, err = bufio.NewReader(s.manager).ReadString('\n'); err == nil && !strings.HasPrefix(answer, "cmd=barrier_out") {
-			err = fmt.Errorf("the answer is %q", answer)
-		}
+	if err := managerBarrier(s.manager); err != nil {
+		return fmt.Errorf("%w: a barrier of the process manager: %w", comm.ErrPeerFailed, err)
 	}
+	return nil
+}
+
+// managerBarrier waits for all processes of the job, over the connection to their PMI-1 manager.
+func managerBarrier(manager io.ReadWriter) error {
+	if _, err := io.WriteString(manager, "cmd=barrier_in\n"); err != nil {
+		return err
+	}
+	answer, err := bufio.NewReader(manager).ReadString('\n')
 	if err != nil {
-		err = fmt.Errorf("%w: a barrier of the process manager: %w", comm.ErrPeerFailed, err)
+		return err
 	}
-	return err
+	if !strings.HasPrefix(answer, "cmd=barrier_out") {
+		return fmt.Errorf("the answer is %q", answer)
+	}
+	return nil
 }
 
 // assemble waits until all ranks are in finalize, as they may have closed their communicators

@@ -79,7 +79,8 @@ type result struct {
 }
 
 func (r result) String() string {
-	return fmt.Sprintf("world size %d, %d epochs: %.1f %% of the test images read; a rank sent %.0f KiB; checksum of the parameters %08x",
+	return fmt.Sprintf("world size %d, %d epochs: %.1f %% of the test images read; "+
+		"a rank sent %.0f KiB; checksum of the parameters %08x",
 		r.ranks, r.epochs, 100*r.accuracy, r.sent/1024, r.parameters)
 }
 

@@ -4,8 +4,8 @@
 //	go run ./examples/outer                                      # four ranks, every 11 steps
 //	go run ./examples/outer -every 1 -pattern dense -values f32  # in every step, for comparison
 //
-// Here ranks are goroutines, unless a launcher starts the command; over slow links, tutti train --outer 11 --backend tcp does
-// the same.
+// Here ranks are goroutines, unless a launcher starts the command; over slow links, tutti train --outer 11 --backend
+// tcp does the same.
 package main
 
 import (

@@ -33,8 +33,8 @@ func (h Header) Bytes(count int) int {
 	return (count*int(h&lowMask)+7)/8 + int(h>>quotients)
 }
 
-// Ascends reports whether the indices of a block ascend whatever bits it holds, if the first one may be at most 1<<30. With below 14 low
-// bits and no quotients apart, the last one is less than 1<<30 further.
+// Ascends reports whether the indices of a block ascend whatever bits it holds, if the first one may be at most
+// 1<<30. With below 14 low bits and no quotients apart, the last one is less than 1<<30 further.
 func (h Header) Ascends() bool {
 	k, capped, _ := h.split()
 	return k < 14 && !capped

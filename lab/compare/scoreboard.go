@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -24,7 +25,8 @@ type Scoreboard struct {
 	Progress func(done, total int)
 }
 
-// The sizes of a scoreboard are those of [bench.Sizes], of float32: of allreduces, and of gradients, of which 1 % is sent.
+// The sizes of a scoreboard are those of [bench.Sizes], of float32: of allreduces, and of gradients, of which 1 % is
+// sent.
 const (
 	leastAllReduce, allReduceStep = 1 << 10, 16
 	leastGradient, gradientStep   = 4 << 20, 25
@@ -51,15 +53,23 @@ func (s Scoreboard) Validate() error {
 	return nil
 }
 
-// Run measures and returns the results, by work and subject, and what PyTorch says of itself. If that is not there, it is left out, and
-// missing says why.
+// sizeFlags returns the flags of bench for sizes from low to high, by a factor.
+func sizeFlags(low, high, factor int) []string {
+	return []string{"--min", strconv.Itoa(low), "--max", strconv.Itoa(high), "--step", strconv.Itoa(factor)}
+}
+
+// Run measures and returns the results, by work and subject, and what PyTorch says of itself. If that is not there,
+// it is left out, and missing says why.
 func (s Scoreboard) Run(ctx context.Context) (results []Result, torch string, missing, err error) {
-	allReduce := []string{"--backend", "nccl", "--ranks", strconv.Itoa(s.GPUs), "--graph", "--json", "--verify=false",
-		"--min", strconv.Itoa(leastAllReduce), "--max", strconv.Itoa(s.Max), "--step", strconv.Itoa(allReduceStep), "--in-place"}
-	gradients := []string{"--backend", "nccl", "--ranks", strconv.Itoa(s.GPUs), "--p2p", "--no-undo", "--json", "--verify=false",
-		"--min", strconv.Itoa(leastGradient), "--max", strconv.Itoa(min(s.Max, mostGradient)), "--step", strconv.Itoa(gradientStep)}
+	common := []string{"--backend", "nccl", "--ranks", strconv.Itoa(s.GPUs), "--json", "--verify=false"}
+	allReduce := slices.Concat(common, sizeFlags(leastAllReduce, s.Max, allReduceStep), []string{"--graph", "--in-place"})
+	gradients := slices.Concat(
+		common,
+		sizeFlags(leastGradient, min(s.Max, mostGradient), gradientStep),
+		[]string{"--p2p", "--no-undo"},
+	)
 	tutti := func(collective string, flags []string, extra ...string) []string {
-		return append(append([]string{s.Tutti, "bench", collective}, flags...), extra...)
+		return slices.Concat([]string{s.Tutti, "bench", collective}, flags, extra)
 	}
 	subjects := []subject{
 		{name: overNCCL, turn: programs(tutti("allreduce", allReduce, "--symmetric=false"))},
@@ -67,14 +77,17 @@ func (s Scoreboard) Run(ctx context.Context) (results []Result, torch string, mi
 		{
 			name:    overPeers,
 			against: []string{overNCCL, inTorch},
-			turn: programs(tutti("allreduce", allReduce, "--p2p", "--symmetric=false"),
-				tutti("sparse", gradients, "--graph", "--pattern", "dense", "--values",
-					"f32,i8"), tutti("sparse", gradients, "--graph", "--pattern", "topkA,topkAopt"),
-				tutti("sparse", gradients, "--pattern", "oktopk")),
+			turn: programs(
+				tutti("allreduce", allReduce, "--p2p", "--symmetric=false"),
+				tutti("sparse", gradients, "--graph", "--pattern", "dense", "--values", "f32,i8"),
+				tutti("sparse", gradients, "--graph", "--pattern", "topkA,topkAopt"),
+				tutti("sparse", gradients, "--pattern", "oktopk"),
+			),
 		},
 	}
-	version, missing := exec.CommandContext(ctx, s.Python, "-c",
-		"import torch; print('PyTorch', torch.__version__, 'with NCCL', '.'.join(map(str, torch.cuda.nccl.version())))").Output()
+	const printVersion = "import torch; " +
+		"print('PyTorch', torch.__version__, 'with NCCL', '.'.join(map(str, torch.cuda.nccl.version())))"
+	version, missing := exec.CommandContext(ctx, s.Python, "-c", printVersion).Output()
 	if missing != nil {
 		missing = fmt.Errorf("PyTorch: %s does not import it: %w", s.Python, missing)
 	} else {

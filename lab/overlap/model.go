@@ -239,8 +239,8 @@ func (m *model) newMatrices(rt runtime.Runtime, count, rows, columns int) ([]cub
 	return all, nil
 }
 
-// fill gives weights and input their values. The weights' distribution is that of PyTorch's linear layers: how much power a
-// GPU takes, and so how fast it is, depends on the values.
+// fill gives weights and input their values. The weights' distribution is that of PyTorch's linear layers: how much
+// power a GPU takes, and so how fast it is, depends on the values.
 func (m *model) fill(rt runtime.Runtime, rank int, weights []cublas.Matrix, input cublas.Matrix) error {
 	bound := 1 / math.Sqrt(float64(m.cfg.Width))
 	shared := rand.New(rand.NewPCG(m.cfg.Seed, 0))

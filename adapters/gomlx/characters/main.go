@@ -284,10 +284,9 @@ func transformer(scope *model.Scope, tokens *graph.Node) *graph.Node {
 	for i := range blocks {
 		s := scope.In("block-%d", i)
 		a := norm.LayerNorm(s.In("norm-1"), x, -1).Done()
-		x = graph.Add(
-			x,
-			attention.SelfAttention(s.In("attention"), a, heads, width/heads).WithCausalMask(true).WithPositionalEncoder(pos.NewRoPE(10000)).Done(),
-		)
+		attend := attention.SelfAttention(s.In("attention"), a, heads, width/heads)
+		attend = attend.WithCausalMask(true).WithPositionalEncoder(pos.NewRoPE(10000))
+		x = graph.Add(x, attend.Done())
 		h := norm.LayerNorm(s.In("norm-2"), x, -1).Done()
 		h = activation.Relu(layers.Dense(s.In("wide"), h, true, 4*width))
 		x = graph.Add(x, layers.Dense(s.In("narrow"), h, true, width))

@@ -124,8 +124,12 @@ func Goroutines[C comm.Communicator](
 // Ranks are those of this process: one of the job that a launcher started, which connect
 // makes, or those of its GPUs, which inProcess makes: fewer than minRanks skip the test, and
 // no more than maxRanks are used. They are closed when the test ends.
-func Ranks[C comm.Communicator](t *testing.T, minRanks, maxRanks int, connect func(ctx context.Context, gpu *cuda.Runtime) (C, error),
-	inProcess func(ctx context.Context, gpus []*cuda.Runtime) ([]C, error)) ([]C, []*cuda.Runtime) {
+func Ranks[C comm.Communicator](
+	t *testing.T,
+	minRanks, maxRanks int,
+	connect func(ctx context.Context, gpu *cuda.Runtime) (C, error),
+	inProcess func(ctx context.Context, gpus []*cuda.Runtime) ([]C, error),
+) ([]C, []*cuda.Runtime) {
 	t.Helper()
 	var comms []C
 	var gpus []*cuda.Runtime
@@ -174,8 +178,12 @@ func Faults[C comm.Communicator](t *testing.T, comms []C, gpus []*cuda.Runtime) 
 
 // Processes runs the suite of comm, and another one, with a process per GPU, if a
 // launcher started the test binary, on communicators that connect makes.
-func Processes[C comm.Communicator](t *testing.T, b commtest.Backend, connect func(ctx context.Context, gpu *cuda.Runtime) (C, error),
-	extra func(*testing.T, commtest.Backend)) {
+func Processes[C comm.Communicator](
+	t *testing.T,
+	b commtest.Backend,
+	connect func(ctx context.Context, gpu *cuda.Runtime) (C, error),
+	extra func(*testing.T, commtest.Backend),
+) {
 	j := Job(t)
 	if j.WorldSize == 1 {
 		t.Skip("not started by mpirun, torchrun or srun with several processes")

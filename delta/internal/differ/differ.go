@@ -6,8 +6,8 @@ import "math/bits"
 // Room is by how many entries a list has to be longer than there are elements.
 const Room = 7
 
-// List lists the elements of size bytes in which words of old and now differ, and returns how many there are. list has room for
-// all elements and [Room] more; what lies behind the last entry is overwritten.
+// List lists the elements of size bytes in which words of old and now differ, and returns how many there are. list
+// has room for all elements and [Room] more; what lies behind the last entry is overwritten.
 func List(list []uint16, old, now []uint64, size int) (found int) {
 	done, found := listBlocks(list, old, now, size)
 	sizeLog := uint(bits.TrailingZeros(uint(size))) & 3

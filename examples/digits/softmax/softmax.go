@@ -1,5 +1,5 @@
-// Package softmax is the training that examples of compression and of sharded optimizers share: a softmax regression that reads
-// digits.
+// Package softmax is the training that examples of compression and of sharded optimizers share: a softmax regression
+// that reads digits.
 package softmax
 
 import (

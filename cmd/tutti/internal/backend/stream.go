@@ -30,7 +30,12 @@ type ComputeStream interface {
 	Steps(ctx context.Context, n int, prepare, step func() error) (time.Duration, error)
 	// Parts is Steps for the parts of steps: each step calls next at the end of each
 	// of its parts, and the means of how long the device took for them are returned.
-	Parts(ctx context.Context, n, parts int, prepare func() error, step func(next func() error) error) ([]time.Duration, error)
+	Parts(
+		ctx context.Context,
+		n, parts int,
+		prepare func() error,
+		step func(next func() error) error,
+	) ([]time.Duration, error)
 	// Capture records what submit submits to the stream, and what is ordered
 	// against it, instead of running it.
 	Capture(submit func() error) (Graph, error)

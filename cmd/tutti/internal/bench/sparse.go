@@ -584,9 +584,12 @@ func (s *sparseRun) verify(ctx context.Context) (int64, error) {
 	size := make([]float32, len(gradient))
 	for i, g := range gradient {
 		in := before[i] + g
-		gone[i], size[i] = in-after[i], float32(math.Abs(float64(in))+math.Abs(float64(after[i]))+math.Abs(float64(result[i])))
+		gone[i] = in - after[i]
+		scale := math.Abs(float64(in)) + math.Abs(float64(after[i])) + math.Abs(float64(result[i]))
+		size[i] = float32(scale)
 	}
-	gone, size = sum(gone), sum(size)
+	gone = sum(gone)
+	size = sum(size)
 	a.Do(func() error {
 		return distributed.Broadcast(ctx, s.Comm, s.tensor, 0)
 	})

@@ -12,7 +12,8 @@ import (
 )
 
 // The tables of `tutti bench` are printed line by line as the results come. A line fits 80
-// columns, behind the rank that `tutti launch` puts before it as well, or is wide and has the columns of nccl-tests, which everybody in the field reads.
+// columns, behind the rank that `tutti launch` puts before it as well, or is wide and has the columns of nccl-tests,
+// which everybody in the field reads.
 
 // timeColumns are the columns that every measured form has.
 const timeColumns = " %10s %7s %7s %7s"
@@ -128,9 +129,9 @@ func sparseColumns(wide bool, size, count, pattern, density, sent, ofDense, choo
 		return fmt.Sprintf("%8v %-15v %7v %9v %6v %7v %8v %6v",
 			size, pattern, density, sent, ofDense, choose, times[0], times[3])
 	}
-	return fmt.Sprintf("%12v %12v  %-15v %8v %12v %9v %10v %10v"+timeColumns, append([]any{
-		size, count, pattern, density, sent, ofDense, choose, exchange,
-	}, times...)...)
+	columns := []any{size, count, pattern, density, sent, ofDense, choose, exchange}
+	columns = append(columns, times...)
+	return fmt.Sprintf("%12v %12v  %-15v %8v %12v %9v %10v %10v"+timeColumns, columns...)
 }
 
 // ranksOn counts ranks, as in "4 ranks on 2 hosts"; hosts may be 0.
@@ -148,8 +149,21 @@ func printSparseLine(out io.Writer, r bench.SparseResult, wide bool) {
 		dense := 2 * float64(r.Bytes) * float64(r.Ranks-1) / float64(r.Ranks)
 		ofDense = fmt.Sprintf("%.2f", 100*r.SentBytes/dense)
 	}
-	fmt.Fprintln(out, "  "+sparseColumns(wide, r.Bytes, r.Count, backend.PatternName(r.Pattern, r.Chosen, r.Values), r.Density, fmt.Sprintf("%.0f", r.SentBytes), ofDense,
-		console.FormatTime(r.SelectTime), console.FormatTime(r.ExchangeTime), console.FormatTime(r.Time), fmt.Sprintf("%.2f", r.AlgBW), fmt.Sprintf("%.2f", r.BusBW), wrongText(r.Result)))
+	fmt.Fprintln(out, "  "+sparseColumns(
+		wide,
+		r.Bytes,
+		r.Count,
+		backend.PatternName(r.Pattern, r.Chosen, r.Values),
+		r.Density,
+		fmt.Sprintf("%.0f", r.SentBytes),
+		ofDense,
+		console.FormatTime(r.SelectTime),
+		console.FormatTime(r.ExchangeTime),
+		console.FormatTime(r.Time),
+		fmt.Sprintf("%.2f", r.AlgBW),
+		fmt.Sprintf("%.2f", r.BusBW),
+		wrongText(r.Result),
+	))
 }
 
 // wrongText is the number of wrong elements.

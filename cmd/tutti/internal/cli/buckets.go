@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -48,16 +49,10 @@ take them from each other. A real one on GPUs is in examples/overlap.`,
 			report := func(r bench.BucketsResult) {
 				console.WriteJSON(lines, r)
 				if first {
-					fmt.Fprintf(text, "# %s of %s over %s, backend %s, density %v\n",
-						backend.Counted(r.Buckets, "bucket"), console.FormatSize(r.Bytes), backend.Counted(r.Ranks, "rank"), r.Backend, r.Density)
-					writeComment(
-						text,
-						fmt.Sprintf("%-15s %14s %14s %14s %8s", "pattern", "backward (us)", "after (us)", "behind (us)", "hidden"),
-					)
+					printBucketsHeader(text, r)
 				}
 				first = false
-				fmt.Fprintf(text, "  %-15s %14s %14s %14s %7.0f%%\n",
-					r.Pattern, console.FormatTime(r.Backward), console.FormatTime(r.After), console.FormatTime(r.Behind), 100*r.Hidden)
+				printBucketsLine(text, r)
 			}
 			return w.Run(cmd, nil, func(ctx context.Context, r backend.Rank) error {
 				return bench.RunBuckets(ctx, r, cfg, report)
@@ -74,4 +69,30 @@ take them from each other. A real one on GPUs is in examples/overlap.`,
 	flags.IntVar(&cfg.Rounds, "rounds", cfg.Rounds, "steps of each kind, of which the median counts")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON object a line instead of the table")
 	return cmd
+}
+
+func printBucketsHeader(out io.Writer, r bench.BucketsResult) {
+	fmt.Fprintf(
+		out,
+		"# %s of %s over %s, backend %s, density %v\n",
+		backend.Counted(r.Buckets, "bucket"),
+		console.FormatSize(r.Bytes),
+		backend.Counted(r.Ranks, "rank"),
+		r.Backend,
+		r.Density,
+	)
+	names := []any{"pattern", "backward (us)", "after (us)", "behind (us)", "hidden"}
+	writeComment(out, fmt.Sprintf("%-15s %14s %14s %14s %8s", names...))
+}
+
+func printBucketsLine(out io.Writer, r bench.BucketsResult) {
+	fmt.Fprintf(
+		out,
+		"  %-15s %14s %14s %14s %7.0f%%\n",
+		r.Pattern,
+		console.FormatTime(r.Backward),
+		console.FormatTime(r.After),
+		console.FormatTime(r.Behind),
+		100*r.Hidden,
+	)
 }

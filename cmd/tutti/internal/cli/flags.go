@@ -98,5 +98,6 @@ func valuesFlag(flags *pflag.FlagSet, target *[]string) {
 // hostsFlag adds the flag that says which ranks share a host.
 func hostsFlag(flags *pflag.FlagSet, hosts *int) {
 	flags.IntVar(hosts, "hosts", 0,
-		"`number` of hosts that the ranks are on, one after the other: reduce densely within a host and use the pattern between hosts; 0 uses it between all ranks")
+		"`number` of hosts that the ranks are on, one after the other: reduce densely within a host "+
+			"and use the pattern between hosts; 0 uses it between all ranks")
 }

@@ -210,14 +210,18 @@ func completeNames(cmd *cobra.Command) {
 		"pattern": append(sparse.Patterns(), sparse.Auto),
 		"values":  sparse.Values(),
 	} {
-		if cmd.Flags().Lookup(flag) != nil {
-			_ = cmd.RegisterFlagCompletionFunc(flag, func(_ *cobra.Command, _ []string, text string) (all []string, _ cobra.ShellCompDirective) {
-				for _, name := range names {
-					all = append(all, text[:strings.LastIndexByte(text, ',')+1]+name)
-				}
-				return all, cobra.ShellCompDirectiveNoFileComp
-			})
+		if cmd.Flags().Lookup(flag) == nil {
+			continue
 		}
+		complete := func(_ *cobra.Command, _ []string, text string) ([]string, cobra.ShellCompDirective) {
+			begun := text[:strings.LastIndexByte(text, ',')+1] // the names before the last one
+			var all []string
+			for _, name := range names {
+				all = append(all, begun+name)
+			}
+			return all, cobra.ShellCompDirectiveNoFileComp
+		}
+		_ = cmd.RegisterFlagCompletionFunc(flag, complete)
 	}
 	for _, sub := range cmd.Commands() {
 		completeNames(sub)

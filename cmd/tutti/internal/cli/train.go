@@ -160,7 +160,8 @@ func (t *trainCommand) register(flags *pflag.FlagSet) {
 		"highest learning rate: it rises to this in the first epoch and falls along a cosine")
 	flags.Float64Var(&t.cfg.Momentum, "momentum", t.cfg.Momentum, "momentum of each rank")
 	flags.Float64Var(&t.cfg.Target, "target", t.cfg.Target, "test accuracy in `percent`: say when it was reached")
-	flags.Uint64Var(&t.cfg.Seed, "seed", t.cfg.Seed, "seed of the data split, the initial weights and the order of the images")
+	flags.Uint64Var(&t.cfg.Seed, "seed", t.cfg.Seed,
+		"seed of the data split, the initial weights and the order of the images")
 	t.dir.Register(flags)
 	flags.BoolVar(&t.asJSON, "json", false, "print one JSON object for each pattern instead of the table")
 }

@@ -63,10 +63,8 @@ func forward(c Config) (forwarders, error) {
 		for end, name := range []string{cable(i), host(i)} {
 			fd, err := tap(name)
 			if err != nil {
-				return nil, fmt.Errorf(
-					"--delay and --loss need TAP devices (/dev/net/tun, CONFIG_TUN, module tun), which this kernel lacks or this user or container may not make; without them, --rate works: %w",
-					err,
-				)
+				return nil, fmt.Errorf("--delay and --loss need TAP devices (/dev/net/tun, CONFIG_TUN, module tun), "+
+					"which this kernel lacks or this user or container may not make; without them, --rate works: %w", err)
 			}
 			fs[i].ends[end] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
 		}
@@ -233,8 +231,10 @@ func (f *forwarder) head() (due time.Duration, to int32, frame []byte) {
 		return -1, 0, nil
 	}
 	b := f.queue[0].data[f.queue[0].from:]
-	n := binary.NativeEndian.Uint32(b[8:])
-	return time.Duration(binary.NativeEndian.Uint64(b)), int32(binary.NativeEndian.Uint32(b[12:])), b[frameHead : frameHead+n]
+	due = time.Duration(binary.NativeEndian.Uint64(b))
+	bytes := binary.NativeEndian.Uint32(b[8:])
+	to = int32(binary.NativeEndian.Uint32(b[12:]))
+	return due, to, b[frameHead : frameHead+bytes]
 }
 
 // deliver writes the frames that are due.
@@ -263,7 +263,8 @@ func (fs forwarders) report() string {
 		busy = max(busy, float64(f.busy.Load())/float64(time.Since(f.start)))
 		late = max(late, float64(f.late.Load()))
 	}
-	return fmt.Sprintf("; %d packets were lost; the busiest forwarder worked for %.0f %% of the time, and frames were at most %.1f ms late",
+	return fmt.Sprintf("; %d packets were lost; the busiest forwarder worked for %.0f %% of the time, "+
+		"and frames were at most %.1f ms late",
 		lost, 100*busy, late/1e6)
 }
 

@@ -232,7 +232,8 @@ func runAll(commands [][]string) error {
 // what not all kernels have.
 func lacks(command []string) string {
 	if slices.Contains(command, "tbf") {
-		return "--rate needs the queueing discipline tbf, which this kernel does not seem to have (CONFIG_NET_SCH_TBF, module sch_tbf): "
+		return "--rate needs the queueing discipline tbf, which this kernel does not seem to have " +
+			"(CONFIG_NET_SCH_TBF, module sch_tbf): "
 	}
 	return ""
 }

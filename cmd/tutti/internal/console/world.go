@@ -29,7 +29,8 @@ type World struct {
 
 // Register adds the flags.
 func (w *World) Register(flags *pflag.FlagSet) {
-	ranks := "4 for local (at most 1024), 1 for noop, what mpirun started for mpi, and for nccl what a launcher started or all GPUs"
+	ranks := "4 for local (at most 1024), 1 for noop, what mpirun started for mpi, " +
+		"and for nccl what a launcher started or all GPUs"
 	if w.gpus {
 		ranks = "what a launcher started, or all GPUs"
 	}
@@ -61,7 +62,8 @@ func TCPFlags(flags *pflag.FlagSet) {
 		{
 			"tcp-listen",
 			tcp.ListenVariable,
-			"`address` on which ranks of tcp listen, the first rank of a machine at its port, if it has one, the others at the next ones",
+			"`address` on which ranks of tcp listen, " +
+				"the first rank of a machine at its port, if it has one, the others at the next ones",
 		},
 		{
 			"tcp-advertise",
@@ -76,7 +78,8 @@ func TCPFlags(flags *pflag.FlagSet) {
 		{
 			"tcp-silence",
 			tcp.SilenceVariable,
-			"`time` after which a silent rank of tcp is lost, the same on all machines; otherwise " + tcp.DefaultSilence.String(),
+			"`time` after which a silent rank of tcp is lost, the same on all machines; otherwise " +
+				tcp.DefaultSilence.String(),
 		},
 	} {
 		flags.Func(f.name, f.usage+" ("+f.variable+")", func(text string) error {
