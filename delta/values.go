@@ -137,13 +137,15 @@ func (c *coder) appendValues(dst []byte, values []uint64) []byte {
 			n := (done-1)%16 + 1
 			done -= n
 			if uint64(x) >= 1<<(32-n) {
-				words, x = append(words, uint16(x)), x>>16
+				words = append(words, uint16(x))
+				x = x >> 16
 			}
 			x = x<<n | uint32(values[i]>>done)&(1<<n-1)
 		}
 		n := uint32(f[s])
 		if uint64(x) >= uint64(n)<<(32-tableBits) {
-			words, x = append(words, uint16(x)), x>>16
+			words = append(words, uint16(x))
+			x = x >> 16
 		}
 		states[i&mask] = x/n<<tableBits + x%n + starts[s]
 	}
@@ -223,7 +225,8 @@ func (c *coder) readValues(src *cursor, values []uint64) error {
 		s := &c.slots[x&(1<<tableBits-1)]
 		x = uint32(s.freq)*(x>>tableBits) + uint32(s.offset)
 		if x < stateLow && len(words) >= 2 {
-			x, words = x<<16|uint32(binary.LittleEndian.Uint16(words)), words[2:]
+			x = x<<16 | uint32(binary.LittleEndian.Uint16(words))
+			words = words[2:]
 		}
 		v := uint64(s.symbol)
 		if v >= direct {
@@ -234,7 +237,8 @@ func (c *coder) readValues(src *cursor, values []uint64) error {
 				v |= uint64(x&(1<<n-1)) << shift
 				shift += n
 				if x >>= n; x < stateLow && len(words) >= 2 {
-					x, words = x<<16|uint32(binary.LittleEndian.Uint16(words)), words[2:]
+					x = x<<16 | uint32(binary.LittleEndian.Uint16(words))
+					words = words[2:]
 				}
 			}
 		}

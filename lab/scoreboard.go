@@ -117,8 +117,12 @@ func (p provenance) print(out io.Writer, info []byte) {
 	if p.Torch != "" {
 		fmt.Fprintln(out, p.Torch)
 	}
-	fmt.Fprintf(out, "%s\nmicroseconds; in-place is allreduce, the other lines average a gradient; × to\n"+
-		"NCCL in the same line, or to PyTorch\n", info)
+	fmt.Fprintf(
+		out,
+		"%s\nmicroseconds; in-place is allreduce, the other lines average a gradient; × to\n"+
+			"NCCL in the same line, or to PyTorch\n",
+		info,
+	)
 }
 
 // scoreboardCell is a time in three digits and its ratio, so that five of them fit a terminal.

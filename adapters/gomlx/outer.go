@@ -81,7 +81,8 @@ func (o *Outer) begin(store *model.Store) error {
 		if err != nil {
 			return err
 		}
-		o.copies, o.tensors = append(o.copies, memory), append(o.tensors, t)
+		o.copies = append(o.copies, memory)
+		o.tensors = append(o.tensors, t)
 	}
 	return o.around(func() (err error) {
 		if o.loop, err = outer.New(o.ctx, o.rt, o.c, o.tensors, o.cfg); err == nil && o.saved != nil {

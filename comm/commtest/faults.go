@@ -51,17 +51,26 @@ var faultCases = []testCase{
 
 // What cases need of a backend.
 var (
-	asynchrony = need{func(b Backend) bool {
-		return b.Synchronous
-	}, "collectives wait for the other ranks when they are called"}
-	loneSelfReceive = need{func(b Backend) bool {
-		return b.NoLoneSelfReceive
-	}, "the backend takes no receive from oneself without its send"}
-	detection    = need{func(b Backend) bool { return b.NoMismatch }, "the backend does not notice when ranks disagree"}
-	peerFailures = need{func(b Backend) bool {
-		return b.NoPeerFailure
-	}, "ranks notice by their deadlines alone that one has aborted"}
-	tags = need{func(b Backend) bool { return b.NoTags }, "the backend matches messages in order alone"}
+	asynchrony = need{
+		lacks:  func(b Backend) bool { return b.Synchronous },
+		reason: "collectives wait for the other ranks when they are called",
+	}
+	loneSelfReceive = need{
+		lacks:  func(b Backend) bool { return b.NoLoneSelfReceive },
+		reason: "the backend takes no receive from oneself without its send",
+	}
+	detection = need{
+		lacks:  func(b Backend) bool { return b.NoMismatch },
+		reason: "the backend does not notice when ranks disagree",
+	}
+	peerFailures = need{
+		lacks:  func(b Backend) bool { return b.NoPeerFailure },
+		reason: "ranks notice by their deadlines alone that one has aborted",
+	}
+	tags = need{
+		lacks:  func(b Backend) bool { return b.NoTags },
+		reason: "the backend matches messages in order alone",
+	}
 )
 
 // patience is how long a context waits for ranks that never come. They do not
@@ -165,7 +174,11 @@ func (p *probe) leaving() (context.Context, context.CancelFunc, []error) {
 // allReduceAndSync submits an allreduce, waits for it, and returns whichever
 // error comes first.
 func allReduceAndSync(ctx context.Context, c comm.Communicator, a operands) error {
-	if err := c.AllReduce(a.send, a.recv, a.count, a.dt, comm.Sum); err != nil {
+	return callAndSync(ctx, c, a.allReduce(comm.Sum))
+}
+
+func callAndSync(ctx context.Context, c comm.Communicator, call comm.Call) error {
+	if err := call.Make(c); err != nil {
 		return err
 	}
 	return c.Sync(ctx)
@@ -173,10 +186,7 @@ func allReduceAndSync(ctx context.Context, c comm.Communicator, a operands) erro
 
 // receiveAndSync waits for a message from src.
 func receiveAndSync(ctx context.Context, c comm.Communicator, a operands, src int) error {
-	if err := c.Recv(a.recv, a.count, a.dt, src, 1); err != nil {
-		return err
-	}
-	return c.Sync(ctx)
+	return callAndSync(ctx, c, a.receiveFrom(src, 1))
 }
 
 // closeAborted closes a communicator that was aborted, beside which the world works as before.
@@ -262,26 +272,28 @@ func disagreementsAbout(a operands) []disagreement {
 		_, err := c.Split(ctx, 0, 0)
 		return err
 	}
-	fewer := append([]int{a.counts[0] - 1}, a.counts[1:]...)
-	sum := makes(comm.AllReduceCall(a.send, a.recv, a.count, a.dt, comm.Sum))
-	gather := makes(comm.AllGatherCall(a.send, a.recv, a.count, a.dt))
+	sum := makes(a.allReduce(comm.Sum))
+	gather := makes(a.allGather())
+	shorter := a
+	shorter.count--
+	empty := a
+	empty.count = 0
+	fewer := a
+	fewer.counts = slices.Clone(a.counts)
+	fewer.counts[0]--
+	retyped := a
+	retyped.dt = otherType(a.dt)
 	return []disagreement{
-		{"count", sum, makes(comm.AllReduceCall(a.send, a.recv, a.count-1, a.dt, comm.Sum))},
-		{"count zero", gather, makes(comm.AllGatherCall(a.send, a.recv, 0, a.dt))},
-		{"operation", sum, makes(comm.AllReduceCall(a.send, a.recv, a.count, a.dt, comm.Max))},
-		{"root", makes(comm.BroadcastCall(a.recv, a.count, a.dt, 0)), makes(comm.BroadcastCall(a.recv, a.count, a.dt, 1))},
+		{"count", sum, makes(shorter.allReduce(comm.Sum))},
+		{"count zero", gather, makes(empty.allGather())},
+		{"operation", sum, makes(a.allReduce(comm.Max))},
+		{"root", makes(a.broadcast(0)), makes(a.broadcast(1))},
 		{"collective", sum, gather},
 		{"barrier or collective", sum, barrier},
 		{"barrier or split", barrier, split},
-		{"counts of allgatherv", makes(comm.AllGatherVCall(a.send, a.recv, a.counts, a.displs, a.dt)),
-			makes(comm.AllGatherVCall(a.send, a.recv, fewer, a.displs, a.dt))},
-		{"counts of alltoallv", makes(comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, a.counts, a.displs, a.dt)),
-			makes(comm.AllToAllVCall(a.send, fewer, a.displs, a.recv, a.counts, a.displs, a.dt))},
-		{
-			"type",
-			makes(comm.AllToAllCall(a.send, a.recv, a.count, a.dt)),
-			makes(comm.AllToAllCall(a.send, a.recv, a.count, otherType(a.dt))),
-		},
+		{"counts of allgatherv", makes(a.allGatherV()), makes(fewer.allGatherV())},
+		{"counts of alltoallv", makes(a.allToAllV(a)), makes(a.allToAllV(fewer))},
+		{"type", makes(a.allToAll()), makes(retyped.allToAll())},
 	}
 }
 
@@ -321,21 +333,21 @@ func disagreements(p *probe) {
 // wrongMessage sends rank 0 what it does not expect.
 func wrongMessage(p *probe) {
 	a := p.operands(p.sumType(), 5)
-	for _, sent := range []operands{{dt: a.dt, count: 4}, {dt: a.dt, count: 6}, {dt: otherType(a.dt), count: 5}} {
+	shorter := a
+	shorter.count--
+	longer := a
+	longer.count++
+	retyped := a
+	retyped.dt = otherType(a.dt)
+	for _, sent := range []operands{shorter, longer, retyped} {
 		c := p.split(0, p.rank)
 		switch p.rank {
 		case 0:
-			err := c.Recv(a.recv, a.count, a.dt, 1, 7)
-			if err == nil {
-				err = c.Sync(p.ctx)
-			}
+			err := callAndSync(p.ctx, c, a.receiveFrom(1, 7))
 			p.wantOneOf("a message of another length or type", err, comm.ErrMismatch)
 		case 1:
 			// The sender may be told, or be done before it could be.
-			err := c.Send(a.send, sent.count, sent.dt, 0, 7)
-			if err == nil {
-				err = c.Sync(p.ctx)
-			}
+			err := callAndSync(p.ctx, c, sent.sendTo(0, 7))
 			if err != nil {
 				p.wantOneOf("sending another length or type", err, comm.ErrMismatch, comm.ErrPeerFailed)
 			}

@@ -23,27 +23,76 @@ type operands struct {
 	counts, displs []int
 }
 
+func (a operands) allReduce(op comm.ReduceOp) comm.Call {
+	return comm.AllReduceCall(a.send, a.recv, a.count, a.dt, op)
+}
+
+func (a operands) broadcast(root int) comm.Call {
+	return comm.BroadcastCall(a.recv, a.count, a.dt, root)
+}
+
+func (a operands) reduce(op comm.ReduceOp, root int) comm.Call {
+	return comm.ReduceCall(a.send, a.recv, a.count, a.dt, op, root)
+}
+
+func (a operands) allGather() comm.Call {
+	return comm.AllGatherCall(a.send, a.recv, a.count, a.dt)
+}
+
+func (a operands) allGatherV() comm.Call {
+	return comm.AllGatherVCall(a.send, a.recv, a.counts, a.displs, a.dt)
+}
+
+func (a operands) reduceScatter(op comm.ReduceOp) comm.Call {
+	return comm.ReduceScatterCall(a.send, a.recv, a.count, a.dt, op)
+}
+
+func (a operands) allToAll() comm.Call {
+	return comm.AllToAllCall(a.send, a.recv, a.count, a.dt)
+}
+
+// allToAllV receives what the operands say, and sends by other ones.
+func (a operands) allToAllV(sent operands) comm.Call {
+	return comm.AllToAllVCall(a.send, sent.counts, sent.displs, a.recv, a.counts, a.displs, a.dt)
+}
+
+func (a operands) gather(root int) comm.Call {
+	return comm.GatherCall(a.send, a.recv, a.count, a.dt, root)
+}
+
+func (a operands) scatter(root int) comm.Call {
+	return comm.ScatterCall(a.send, a.recv, a.count, a.dt, root)
+}
+
+func (a operands) sendTo(dest int, tag uint32) comm.Call {
+	return comm.SendCall(a.send, a.count, a.dt, dest, tag)
+}
+
+func (a operands) receiveFrom(src int, tag uint32) comm.Call {
+	return comm.RecvCall(a.recv, a.count, a.dt, src, tag)
+}
+
 // everyCollective returns a call of every collective.
 func everyCollective(a operands) []comm.Call {
 	return []comm.Call{
-		comm.AllReduceCall(a.send, a.recv, a.count, a.dt, comm.Max),
-		comm.BroadcastCall(a.recv, a.count, a.dt, 0),
-		comm.ReduceCall(a.send, a.recv, a.count, a.dt, comm.Max, 0),
-		comm.AllGatherCall(a.send, a.recv, a.count, a.dt),
-		comm.AllGatherVCall(a.send, a.recv, a.counts, a.displs, a.dt),
-		comm.ReduceScatterCall(a.send, a.recv, a.count, a.dt, comm.Max),
-		comm.AllToAllCall(a.send, a.recv, a.count, a.dt),
-		comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, a.counts, a.displs, a.dt),
-		comm.GatherCall(a.send, a.recv, a.count, a.dt, 0),
-		comm.ScatterCall(a.send, a.recv, a.count, a.dt, 0),
+		a.allReduce(comm.Max),
+		a.broadcast(0),
+		a.reduce(comm.Max, 0),
+		a.allGather(),
+		a.allGatherV(),
+		a.reduceScatter(comm.Max),
+		a.allToAll(),
+		a.allToAllV(a),
+		a.gather(0),
+		a.scatter(0),
 	}
 }
 
 // everyMethod returns all methods of a communicator by name, those that move
 // data with the given operands.
 func (p *probe) everyMethod(c comm.Communicator, a operands) map[string]func() error {
-	send := comm.SendCall(a.send, a.count, a.dt, c.Rank(), 1)
-	recv := comm.RecvCall(a.recv, a.count, a.dt, c.Rank(), 1)
+	send := a.sendTo(c.Rank(), 1)
+	recv := a.receiveFrom(c.Rank(), 1)
 	methods := map[string]func() error{
 		"group":       func() error { return c.Group(send, recv) },
 		"empty group": func() error { return c.Group() },
@@ -88,151 +137,142 @@ type badCall struct {
 // out alone.
 func (p *probe) badCalls() []badCall {
 	var bad []badCall
-	add := func(misuse string, want error, call comm.Call) {
-		bad = append(bad, badCall{call, misuse, want})
+	add := func(misuse string, want error, calls ...comm.Call) {
+		for _, call := range calls {
+			bad = append(bad, badCall{call, misuse, want})
+		}
 	}
 	good := p.operands(p.sumType(), 4)
-	bytes := uintptr(good.dt.Size())
-
-	vary := func(misuse string, want error, change func(a *operands)) {
-		a := good
-		change(&a)
-		for _, call := range everyCollective(a) {
-			add(misuse, want, call)
-		}
-		add(misuse, want, comm.SendCall(a.send, a.count, a.dt, 0, 0))
-		add(misuse, want, comm.RecvCall(a.recv, a.count, a.dt, 0, 0))
-	}
-	vary("negative count", comm.ErrArgument, func(a *operands) {
-		a.count = -1
-		a.counts = append([]int{}, a.counts...)
-		a.counts[p.size-1] = -1
-	})
-	vary("count beyond the address space", comm.ErrArgument, func(a *operands) {
-		a.count = math.MaxInt / 2
-		a.counts = append([]int{}, a.counts...)
-		a.counts[0] = math.MaxInt / 2
-	})
-	vary("no such type", comm.ErrArgument, func(a *operands) { a.dt = dtype.Invalid })
-	vary("no such type", comm.ErrArgument, func(a *operands) { a.dt = dtype.DType(200) })
-	vary("nil buffers", comm.ErrArgument, func(a *operands) {
-		a.send = 0
-		a.recv = 0
-	})
-
-	p.badPairs(good, bytes, add)
+	p.badOperands(good, add)
+	p.badPairs(good, add)
 	p.badRoots(good, add)
 	p.badReductions(good, add)
 	p.badLayouts(good, add)
 	return bad
 }
 
-type addBadCall func(misuse string, want error, call comm.Call)
+type addBadCall func(misuse string, want error, calls ...comm.Call)
+
+// badOperands: a count, a type or the buffers are none.
+func (p *probe) badOperands(good operands, add addBadCall) {
+	every := func(misuse string, a operands) {
+		add(misuse, comm.ErrArgument, everyCollective(a)...)
+		add(misuse, comm.ErrArgument, a.sendTo(0, 0), a.receiveFrom(0, 0))
+	}
+
+	a := good
+	a.count = -1
+	a.counts = slices.Clone(good.counts)
+	a.counts[p.size-1] = -1
+	every("negative count", a)
+
+	a = good
+	a.count = math.MaxInt / 2
+	a.counts = slices.Clone(good.counts)
+	a.counts[0] = math.MaxInt / 2
+	every("count beyond the address space", a)
+
+	for _, dt := range []dtype.DType{dtype.Invalid, dtype.DType(200)} {
+		a = good
+		a.dt = dt
+		every("no such type", a)
+	}
+
+	a = good
+	a.send = 0
+	a.recv = 0
+	every("nil buffers", a)
+}
 
 // badPairs: one of two buffers is nil, or they overlap.
-func (p *probe) badPairs(good operands, bytes uintptr, add addBadCall) {
-	for _, pair := range []struct {
-		misuse     string
-		send, recv uintptr
-	}{
-		{"overlapping buffers", good.send, good.send + bytes},
-		{"nil send", 0, good.recv},
-		{"nil recv", good.send, 0},
-	} {
+func (p *probe) badPairs(good operands, add addBadCall) {
+	pair := func(misuse string, send, recv uintptr) {
 		a := good
-		a.send = pair.send
-		a.recv = pair.recv
-		for _, call := range []comm.Call{
-			comm.AllReduceCall(a.send, a.recv, a.count, a.dt, comm.Max),
-			comm.ReduceCall(a.send, a.recv, a.count, a.dt, comm.Max, p.rank),
-			comm.AllToAllCall(a.send, a.recv, a.count, a.dt),
-			comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, a.counts, a.displs, a.dt),
-		} {
-			add(pair.misuse, comm.ErrArgument, call)
-		}
+		a.send = send
+		a.recv = recv
+		add(misuse, comm.ErrArgument, a.allReduce(comm.Max), a.reduce(comm.Max, p.rank), a.allToAll(), a.allToAllV(a))
 	}
+	element := uintptr(good.dt.Size())
+	pair("overlapping buffers", good.send, good.send+element)
+	pair("nil send", 0, good.recv)
+	pair("nil recv", good.send, 0)
+
 	// Here in place means that the part lies where it belongs in the whole: any
 	// other place is wrong.
-	part := good.send + uintptr(p.rank*good.count)*bytes + bytes
 	whole := good.send
-	add("part in the wrong place", comm.ErrArgument, comm.AllGatherCall(part, whole, good.count, good.dt))
-	add("part in the wrong place", comm.ErrArgument, comm.GatherCall(part, whole, good.count, good.dt, p.rank))
-	add("part in the wrong place", comm.ErrArgument, comm.AllGatherVCall(part, whole, good.counts, good.displs, good.dt))
-	add("part in the wrong place", comm.ErrArgument, comm.ReduceScatterCall(whole, part, good.count, good.dt, comm.Max))
-	add("part in the wrong place", comm.ErrArgument, comm.ScatterCall(whole, part, good.count, good.dt, p.rank))
-	add("in place", comm.ErrArgument, comm.AllToAllCall(whole, whole, good.count, good.dt))
-	add(
-		"in place",
-		comm.ErrArgument,
-		comm.AllToAllVCall(whole, good.counts, good.displs, whole, good.counts, good.displs, good.dt),
-	)
+	part := whole + uintptr(p.rank*good.count)*element + element
+	a := good
+	a.send = part
+	a.recv = whole
+	add("part in the wrong place", comm.ErrArgument, a.allGather(), a.gather(p.rank), a.allGatherV())
+	a.send = whole
+	a.recv = part
+	add("part in the wrong place", comm.ErrArgument, a.reduceScatter(comm.Max), a.scatter(p.rank))
+	a.recv = whole
+	add("in place", comm.ErrArgument, a.allToAll(), a.allToAllV(a))
 }
 
 // badRoots: the other rank does not exist.
 func (p *probe) badRoots(a operands, add addBadCall) {
 	for _, r := range []int{-1, p.size, math.MaxInt, math.MinInt} {
-		misuse := "no such rank"
-		add(misuse, comm.ErrArgument, comm.BroadcastCall(a.send, a.count, a.dt, r))
-		add(misuse, comm.ErrArgument, comm.ReduceCall(a.send, a.recv, a.count, a.dt, comm.Max, r))
-		add(misuse, comm.ErrArgument, comm.GatherCall(a.send, a.recv, a.count, a.dt, r))
-		add(misuse, comm.ErrArgument, comm.ScatterCall(a.send, a.recv, a.count, a.dt, r))
-		add(misuse, comm.ErrArgument, comm.SendCall(a.send, a.count, a.dt, r, 0))
-		add(misuse, comm.ErrArgument, comm.RecvCall(a.recv, a.count, a.dt, r, 0))
+		const misuse = "no such rank"
+		add(misuse, comm.ErrArgument, a.broadcast(r), a.reduce(comm.Max, r), a.gather(r), a.scatter(r))
+		add(misuse, comm.ErrArgument, a.sendTo(r, 0), a.receiveFrom(r, 0))
 	}
 }
 
 // badReductions: the operation does not exist, or not on that type.
-func (p *probe) badReductions(a operands, add addBadCall) {
-	reducing := func(misuse string, want error, dt dtype.DType, op comm.ReduceOp) {
-		add(misuse, want, comm.AllReduceCall(a.send, a.recv, a.count, dt, op))
-		add(misuse, want, comm.ReduceCall(a.send, a.recv, a.count, dt, op, 0))
-		add(misuse, want, comm.ReduceScatterCall(a.send, a.recv, a.count, dt, op))
+func (p *probe) badReductions(good operands, add addBadCall) {
+	every := func(misuse string, want error, a operands, op comm.ReduceOp) {
+		add(misuse, want, a.allReduce(op), a.reduce(op, 0), a.reduceScatter(op))
 	}
-	reducing("no such reduction", comm.ErrArgument, a.dt, comm.ReduceOp(77))
+	every("no such reduction", comm.ErrArgument, good, comm.ReduceOp(77))
 	for _, dt := range dtype.All() {
-		if !dt.IsFloat() && dt.Size() <= a.dt.Size() {
-			reducing("average of "+dt.String(), comm.ErrUnsupported, dt, comm.Avg)
+		if dt.IsFloat() || dt.Size() > good.dt.Size() {
+			continue
 		}
+		a := good
+		a.dt = dt
+		every("average of "+dt.String(), comm.ErrUnsupported, a, comm.Avg)
 	}
 }
 
 // badLayouts: counts and displacements do not fit.
-func (p *probe) badLayouts(a operands, add addBadCall) {
-	layouts := func(misuse string, counts, displs []int) {
-		add(misuse, comm.ErrArgument, comm.AllGatherVCall(a.send, a.recv, counts, displs, a.dt))
-		add(misuse+" of send", comm.ErrArgument, comm.AllToAllVCall(a.send, counts, displs, a.recv, a.counts, a.displs, a.dt))
-		add(misuse+" of recv", comm.ErrArgument, comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, counts, displs, a.dt))
+func (p *probe) badLayouts(good operands, add addBadCall) {
+	layout := func(misuse string, counts, displs []int) {
+		a := good
+		a.counts = counts
+		a.displs = displs
+		add(misuse, comm.ErrArgument, a.allGatherV())
+		add(misuse+" of send", comm.ErrArgument, good.allToAllV(a))
+		add(misuse+" of recv", comm.ErrArgument, a.allToAllV(good))
 	}
-	layouts("too few counts", a.counts[1:], a.displs)
-	layouts("too many counts", append(slices.Clone(a.counts), 1), a.displs)
-	layouts("too few displacements", a.counts, a.displs[1:])
-	layouts("too many displacements", a.counts, append(slices.Clone(a.displs), 1))
-	layouts("no displacements", a.counts, nil)
-	negative := slices.Clone(a.displs)
+	counts := good.counts
+	displs := good.displs
+	layout("too few counts", counts[1:], displs)
+	layout("too many counts", append(slices.Clone(counts), 1), displs)
+	layout("too few displacements", counts, displs[1:])
+	layout("too many displacements", counts, append(slices.Clone(displs), 1))
+	layout("no displacements", counts, nil)
+	negative := slices.Clone(displs)
 	negative[0] = -1
-	layouts("negative displacement", a.counts, negative)
-	huge := slices.Clone(a.displs)
+	layout("negative displacement", counts, negative)
+	huge := slices.Clone(displs)
 	huge[p.size-1] = math.MaxInt - 1
-	layouts("displacement beyond the address space", a.counts, huge)
+	layout("displacement beyond the address space", counts, huge)
 
 	if p.size > 1 {
-		overlapping := slices.Clone(a.displs)
-		overlapping[0] = overlapping[1] + a.counts[1] - 1
-		add("regions that overlap", comm.ErrArgument, comm.AllGatherVCall(a.send, a.recv, a.counts, overlapping, a.dt))
-		add(
-			"regions of recv that overlap",
-			comm.ErrArgument,
-			comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, a.counts, overlapping, a.dt),
-		)
+		overlapping := good
+		overlapping.displs = slices.Clone(displs)
+		overlapping.displs[0] = displs[1] + counts[1] - 1
+		add("regions that overlap", comm.ErrArgument, overlapping.allGatherV())
+		add("regions of recv that overlap", comm.ErrArgument, overlapping.allToAllV(good))
 	}
 
-	unequal := slices.Clone(a.counts)
-	unequal[p.rank]--
-	add(
-		"sends itself more than it receives",
-		comm.ErrArgument,
-		comm.AllToAllVCall(a.send, a.counts, a.displs, a.recv, unequal, a.displs, a.dt),
-	)
+	unequal := good
+	unequal.counts = slices.Clone(counts)
+	unequal.counts[p.rank]--
+	add("sends itself more than it receives", comm.ErrArgument, unequal.allToAllV(good))
 }
 
 // badArguments calls everything wrongly, alone and in a group, and then checks

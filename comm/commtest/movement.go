@@ -154,9 +154,11 @@ func (b *batch) add(l label, e exchange) {
 		send = b.input(l, e.send)
 		recv = send
 	case !e.gets:
-		send, recv = b.input(l, e.send), 0
+		send = b.input(l, e.send)
+		recv = 0
 	case !e.sends:
-		send, recv = 0, b.output(l, e.bytes, e.check)
+		send = 0
+		recv = b.output(l, e.bytes, e.check)
 	case len(e.send) <= e.bytes:
 		content := reference.Tile(poisonBlock, 0, e.bytes)
 		copy(content[e.before:], e.send)
@@ -164,8 +166,12 @@ func (b *batch) add(l label, e exchange) {
 		send = recv + shift
 	default: // only that part may change
 		part := func(got []byte) error {
-			return errors.Join(e.check(got[e.before:][:e.bytes]), diff(got[:e.before], e.send[:e.before], l.dt),
-				diff(got[e.before+e.bytes:], e.send[e.before+e.bytes:], l.dt))
+			end := e.before + e.bytes
+			return errors.Join(
+				e.check(got[e.before:end]),
+				diff(got[:e.before], e.send[:e.before], l.dt),
+				diff(got[end:], e.send[end:], l.dt),
+			)
 		}
 		send = b.buffer(l, e.send, len(e.send), part, false)
 		recv = send + shift
@@ -250,6 +256,20 @@ func (l layout) buffer(dt dtype.DType, part func(r int) []byte) []byte {
 	return out
 }
 
+// layouts returns where this rank's parts for others lie, and theirs for it, if ranks send each other so many elements.
+func (b *batch) layouts(count func(src, dest int) int) (out, in layout) {
+	out = newLayout(b.p.size, func(dest int) int { return count(b.p.rank, dest) })
+	in = newLayout(b.p.size, func(src int) int { return count(src, b.p.rank) })
+	return out, in
+}
+
+// outputParts makes a buffer of poison in which parts must lie in their places afterwards.
+func (b *batch) outputParts(l label, lay layout, part func(r int) []byte) uintptr {
+	blank := lay.buffer(l.dt, func(int) []byte { return nil })
+	after := lay.buffer(l.dt, part)
+	return b.buffer(l, blank, len(after), want(after, l.dt), false)
+}
+
 // unevenCount varies the number of elements by rank, zero included.
 func unevenCount(base, a, b int) int {
 	switch (a + 2*b) % 4 {
@@ -280,18 +300,19 @@ func (b *batch) addAllGatherV(l label, lay layout) {
 		}
 		return nil
 	}
-	after := lay.buffer(l.dt, part)
 	call := func(l label, send, recv uintptr) {
 		b.call(l, comm.AllGatherVCall(send, recv, lay.counts, lay.displs, l.dt))
 	}
 
 	l.variant = variant + "out of place"
-	blank := lay.buffer(l.dt, func(int) []byte { return nil })
-	call(l, b.input(l, part(b.p.rank)), b.buffer(l, blank, len(after), want(after, l.dt), false))
+	send := b.input(l, part(b.p.rank))
+	call(l, send, b.outputParts(l, lay, part))
 
 	l.variant = variant + "in place"
+	after := lay.buffer(l.dt, part)
 	recv := b.buffer(l, lay.buffer(l.dt, content), len(after), want(after, l.dt), false)
-	call(l, recv+uintptr(lay.displs[b.p.rank]*l.dt.Size()), recv)
+	offset := lay.displs[b.p.rank] * l.dt.Size()
+	call(l, recv+uintptr(offset), recv)
 }
 
 func addAllToAllV(b *batch, l label) {
@@ -301,31 +322,24 @@ func addAllToAllV(b *batch, l label) {
 	equal := func(_, _ int) int { return l.count }
 	b.addAllToAllV(l, equal)
 
-	me := b.p.rank
 	l.variant = "from one place"
-	out := newLayout(b.p.size, func(dest int) int { return uneven(me, dest) })
-	in := newLayout(b.p.size, func(src int) int { return uneven(src, me) })
-	send := b.input(l, l.part(me, everyone, slices.Max(out.counts)))
-	after := in.buffer(l.dt, func(src int) []byte {
+	out, in := b.layouts(uneven)
+	send := b.input(l, l.part(b.p.rank, everyone, slices.Max(out.counts)))
+	recv := b.outputParts(l, in, func(src int) []byte {
 		return l.part(src, everyone, in.counts[src])
 	})
-	blank := in.buffer(l.dt, func(int) []byte { return nil })
-	recv := b.buffer(l, blank, len(after), want(after, l.dt), false)
 	b.call(l, comm.AllToAllVCall(send, out.counts, make([]int, b.p.size), recv, in.counts, in.displs, l.dt))
 }
 
 // addAllToAllV adds a call in which ranks send each other so many elements.
 func (b *batch) addAllToAllV(l label, count func(src, dest int) int) {
 	me := b.p.rank
-	out := newLayout(b.p.size, func(dest int) int { return count(me, dest) })
-	in := newLayout(b.p.size, func(src int) int { return count(src, me) })
+	out, in := b.layouts(count)
 	send := b.input(l, out.buffer(l.dt, func(dest int) []byte {
 		return l.part(me, dest, out.counts[dest])
 	}))
-	after := in.buffer(l.dt, func(src int) []byte {
+	recv := b.outputParts(l, in, func(src int) []byte {
 		return l.part(src, me, in.counts[src])
 	})
-	blank := in.buffer(l.dt, func(int) []byte { return nil })
-	recv := b.buffer(l, blank, len(after), want(after, l.dt), false)
 	b.call(l, comm.AllToAllVCall(send, out.counts, out.displs, recv, in.counts, in.displs, l.dt))
 }

@@ -93,11 +93,15 @@ func chained(p *probe) {
 	root := p.size - 1
 	for range p.rounds(3) {
 		b := p.batch(p.c)
-		x := b.buffer(l, numbers(dt, n, p.rank), n*size, want(numbers(dt, n, p.size*p.ranksSum()), dt), true)
-		y := b.output(l, n*size, want(numbers(dt, n, p.ranksSum()), dt))
-		all := b.output(l, p.size*n*size, want(numbers(dt, p.size*n, p.ranksSum()), dt))
-		z := b.output(l, n*size, want(numbers(dt, n, p.size*p.size*p.ranksSum()), dt))
-		last := b.output(l, n*size, want(numbers(dt, n, p.size*p.size*p.ranksSum()), dt))
+		output := func(n, number int) uintptr {
+			return b.output(l, n*size, want(numbers(dt, n, number), dt))
+		}
+		sum := p.ranksSum()
+		x := b.buffer(l, numbers(dt, n, p.rank), n*size, want(numbers(dt, n, p.size*sum), dt), true)
+		y := output(n, sum)
+		all := output(p.size*n, sum)
+		z := output(n, p.size*p.size*sum)
+		last := output(n, p.size*p.size*sum)
 		next := (p.rank + 1) % p.size
 		prev := (p.rank + p.size - 1) % p.size
 		for _, call := range []comm.Call{
@@ -290,23 +294,26 @@ func progress(p *probe) {
 			p.errorf("progress %s: %+v, want %+v", situation, got, want)
 		}
 	}
-	part := uintptr(10 * a.dt.Size())
+	first := a
+	first.count = 10
+	second := first
+	second.recv += uintptr(second.count * second.dt.Size())
 	if p.NoLoneSelfReceive {
 		for tag := range uint32(2) {
-			p.must(c.Group(comm.RecvCall(a.recv, 10, a.dt, p.rank, tag), comm.SendCall(a.send, 10, a.dt, p.rank, tag)))
+			p.must(c.Group(first.receiveFrom(p.rank, tag), first.sendTo(p.rank, tag)))
 		}
 	} else {
-		p.must(c.Recv(a.recv, 10, a.dt, p.rank, 1))
-		p.must(c.Recv(a.recv+part, 10, a.dt, p.rank, 2))
-		p.must(c.Send(a.send, 10, a.dt, p.rank, 2))
+		p.must(first.receiveFrom(p.rank, 1).Make(c))
+		p.must(second.receiveFrom(p.rank, 2).Make(c))
+		p.must(second.sendTo(p.rank, 2).Make(c))
 		sees("behind a message that nobody has sent", 0, 3, 0, 0)
-		p.must(c.Send(a.send, 10, a.dt, p.rank, 1))
+		p.must(first.sendTo(p.rank, 1).Make(c))
 	}
 	p.must(c.Sync(p.ctx))
 	sees("after all messages", 0, 4, 0, 4)
 
 	reduce := func() {
-		p.must(c.AllReduce(a.send, a.recv, a.count, a.dt, comm.Sum))
+		p.must(a.allReduce(comm.Sum).Make(c))
 	}
 	if p.rank == 0 {
 		reduce()
@@ -420,7 +427,7 @@ func concurrentWaits(p *probe) {
 	c := p.split(0, p.rank)
 	sender := p.size - 1
 	if p.rank == 0 {
-		p.must(c.Recv(a.recv, a.count, a.dt, sender, 1))
+		p.must(a.receiveFrom(sender, 1).Make(c))
 		waits := make(chan error, 2)
 		for range cap(waits) {
 			go func() { waits <- c.Sync(p.ctx) }()
@@ -430,7 +437,7 @@ func concurrentWaits(p *probe) {
 	} else {
 		p.must(p.c.Barrier(p.ctx))
 		if p.rank == sender {
-			p.must(c.Send(a.send, a.count, a.dt, 0, 1))
+			p.must(a.sendTo(0, 1).Make(c))
 			p.must(c.Sync(p.ctx))
 		}
 	}

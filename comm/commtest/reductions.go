@@ -24,7 +24,8 @@ func (p *probe) counts(parts int, large bool) []int {
 	limit := 1 << 18 // elements of a buffer
 	switch {
 	case p.extended:
-		all, limit = append(append([]int{}, counts...), extendedCounts...), 1<<20
+		all = append(append([]int{}, counts...), extendedCounts...)
+		limit = 1 << 20
 	case !large:
 		all = counts[:len(counts)-1]
 	}

@@ -34,9 +34,12 @@ var splitCases = []testCase{
 	{name: "split: closing a group leaves the others", body: closedSplit},
 }
 
+// splitRule returns the color and the key of a rank.
+type splitRule func(r int) (color, key int)
+
 // splitAs splits the world by a rule, checks who is in which group and in which
 // place, lets the groups work, and closes them.
-func splitAs(rule func(r int) (color, key int)) func(p *probe) {
+func splitAs(rule splitRule) func(p *probe) {
 	return func(p *probe) {
 		color, key := rule(p.rank)
 		c, err := p.c.Split(p.ctx, color, key)
@@ -72,7 +75,7 @@ func farKeys(p *probe) {
 
 // longColorsAndKeys need more than 32 bits, on all ranks: a backend has them, or refuses them.
 func longColorsAndKeys(p *probe) {
-	for _, rule := range []func(r int) (color, key int){
+	for _, rule := range []splitRule{
 		func(r int) (color, key int) { return 1 << (32 + r%2), 0 },
 		func(r int) (color, key int) { return 0, 1 << (40 - r%8) },
 		func(r int) (color, key int) { return 0, math.MinInt + r%2<<32 },
@@ -233,7 +236,7 @@ func (t traffic) verify(all []relative) {
 }
 
 // members returns the ranks of one color in the order of a split.
-func members(size, color int, rule func(r int) (color, key int)) []int {
+func members(size, color int, rule splitRule) []int {
 	var ranks []int
 	for r := range size {
 		if c, _ := rule(r); c == color {

@@ -330,9 +330,16 @@ func start(ctx context.Context) (*state, error) {
 	}
 	s.world = newCommunicator(world)
 	if n := launchedSize(os.Getenv); n > 1 && world.size == 1 {
-		return nil, fmt.Errorf("%w: %w: %d processes were launched, but each is a world of one under %s (%s); "+
-			"use the launcher of that library, or set %s",
-			comm.ErrUnavailable, errMixed, n, firstLine(lib.version), lib.file, LibraryVariable)
+		return nil, fmt.Errorf(
+			"%w: %w: %d processes were launched, but each is a world of one under %s (%s); "+
+				"use the launcher of that library, or set %s",
+			comm.ErrUnavailable,
+			errMixed,
+			n,
+			firstLine(lib.version),
+			lib.file,
+			LibraryVariable,
+		)
 	}
 	return s, nil
 }

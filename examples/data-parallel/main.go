@@ -79,9 +79,15 @@ type result struct {
 }
 
 func (r result) String() string {
-	return fmt.Sprintf("world size %d, %d epochs: %.1f %% of the test images read; "+
-		"a rank sent %.0f KiB; checksum of the parameters %08x",
-		r.ranks, r.epochs, 100*r.accuracy, r.sent/1024, r.parameters)
+	return fmt.Sprintf(
+		"world size %d, %d epochs: %.1f %% of the test images read; "+
+			"a rank sent %.0f KiB; checksum of the parameters %08x",
+		r.ranks,
+		r.epochs,
+		100*r.accuracy,
+		r.sent/1024,
+		r.parameters,
+	)
 }
 
 // train is one rank.
@@ -106,7 +112,11 @@ func train(ctx context.Context, r tutti.Rank, s settings) (result, error) {
 		defer t.Free()
 		tensors = append(tensors, t)
 	}
-	cfg := sparse.Config{Pattern: s.pattern, Density: s.density, Momentum: s.momentum}
+	cfg := sparse.Config{
+		Pattern:  s.pattern,
+		Density:  s.density,
+		Momentum: s.momentum,
+	}
 	exchange, err := sparse.New(rt, meter, len(update), cfg)
 	if err != nil {
 		return result{}, err

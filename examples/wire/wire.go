@@ -199,7 +199,11 @@ func (w *worker) reverse(slot Slot) Slot {
 
 // post sends a call to the rank of one of its slots.
 func (w *worker) post(c *comm.Call, wait comm.Wait, slot Slot) (err error) {
-	f := frame{Slot: w.reverse(slot), Call: *c, Wait: wait}
+	f := frame{
+		Slot: w.reverse(slot),
+		Call: *c,
+		Wait: wait,
+	}
 	if address, bytes, ok := c.SendPart(w.rank, slot.From); ok {
 		f.Data = make([]byte, bytes)
 		err = w.memory.CopyOut(f.Data, address)

@@ -12,8 +12,11 @@ import (
 // otherwise. Go then runs on that processor alone, with what waits and what computes in turn.
 func Bound() string {
 	if all := online(); runtime.NumCPU() == 1 && all > 1 {
-		return fmt.Sprintf("this process may use 1 of the host's %d processors: start ranks with --bind-to none, "+
-			"or --map-by slot:PE=n for n processors each", all)
+		return fmt.Sprintf(
+			"this process may use 1 of the host's %d processors: start ranks with --bind-to none, "+
+				"or --map-by slot:PE=n for n processors each",
+			all,
+		)
 	}
 	return ""
 }

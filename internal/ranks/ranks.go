@@ -22,11 +22,13 @@ func Text(ranks []int) string {
 		}
 		switch {
 		case len(parts) == mostParts:
-			parts, n = append(parts, fmt.Sprintf("… (%d in all)", len(ranks))), len(ranks)
+			parts = append(parts, fmt.Sprintf("… (%d in all)", len(ranks)))
+			n = len(ranks)
 		case n > 2:
 			parts = append(parts, fmt.Sprintf("%d-%d", ranks[i], ranks[i+n-1]))
 		default:
-			parts, n = append(parts, fmt.Sprint(ranks[i])), 1
+			parts = append(parts, fmt.Sprint(ranks[i]))
+			n = 1
 		}
 		i += n
 	}

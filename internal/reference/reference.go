@@ -391,7 +391,8 @@ func decode(dt dtype.DType, b []byte) []float64 {
 // module are little-endian.
 func appendBits(b []byte, x uint64, dt dtype.DType) []byte {
 	for range dt.Size() {
-		b, x = append(b, byte(x)), x>>8
+		b = append(b, byte(x))
+		x = x >> 8
 	}
 	return b
 }

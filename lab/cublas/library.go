@@ -55,9 +55,13 @@ var open = sync.OnceValues(func() (*library, error) { return load(candidates()..
 func load(names ...string) (*library, error) {
 	lib, err := dl.Open(names...)
 	if err != nil {
-		return nil, fmt.Errorf("cublas: %w: no library: %w; install cuBLAS, or set %s to its file (that of a Python "+
-			"environment is in site-packages/nvidia/cu13/lib or site-packages/nvidia/cublas/lib)",
-			runtime.ErrUnavailable, err, libraryVariable)
+		return nil, fmt.Errorf(
+			"cublas: %w: no library: %w; install cuBLAS, or set %s to its file (that of a Python "+
+				"environment is in site-packages/nvidia/cu13/lib or site-packages/nvidia/cublas/lib)",
+			runtime.ErrUnavailable,
+			err,
+			libraryVariable,
+		)
 	}
 	l := &library{name: lib.Name()}
 	if err := lib.Bind(&l.sym); err != nil {

@@ -174,7 +174,8 @@ func (m *model) register(parts int) error {
 	var errs []error
 	cut := func(from, to int) {
 		part, err := m.flat.Slice(0, from*d, to*d)
-		m.gradients, errs = append(m.gradients, part), append(errs, err)
+		m.gradients = append(m.gradients, part)
+		errs = append(errs, err)
 	}
 	for p := range parts {
 		cut(p*d/parts, (p+1)*d/parts)

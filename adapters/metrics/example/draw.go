@@ -140,7 +140,12 @@ func plots(lines []plotter.XYs) ([][]*plot.Plot, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", p.title, err)
 		}
-		line.Color = color.RGBA{R: 0x1f, G: 0x77, B: 0xb4, A: 0xff}
+		line.Color = color.RGBA{
+			R: 0x1f,
+			G: 0x77,
+			B: 0xb4,
+			A: 0xff,
+		}
 		line.Width = vg.Points(1.5)
 		graph.Add(plotter.NewGrid(), line)
 		grid[i/columns] = append(grid[i/columns], graph)

@@ -24,9 +24,13 @@ func separateWorlds(b Backend, job rendezvous.Job) string {
 		return ""
 	}
 	name, _, _ := strings.Cut(processOption(job.Launcher), " ")
-	return fmt.Sprintf("%s started %d processes, and with --backend %s each of them is a world of its own; "+
-		"--backend mpi, tcp and nccl make one of all",
-		name, job.WorldSize, b.Name)
+	return fmt.Sprintf(
+		"%s started %d processes, and with --backend %s each of them is a world of its own; "+
+			"--backend mpi, tcp and nccl make one of all",
+		name,
+		job.WorldSize,
+		b.Name,
+	)
 }
 
 // SeparateWorlds returns a note for the user where a launcher started this

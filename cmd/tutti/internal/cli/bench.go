@@ -106,8 +106,11 @@ func newBenchCollective(k bench.Collective) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   name,
 		Short: about[name],
-		Example: fmt.Sprintf(`  tutti bench %[1]s --ranks 2
-  tutti bench %[1]s --ranks 8 --min 1M --max 1M --dtype f16 --json`, name),
+		Example: fmt.Sprintf(
+			`  tutti bench %[1]s --ranks 2
+  tutti bench %[1]s --ranks 8 --min 1M --max 1M --dtype f16 --json`,
+			name,
+		),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := b.configure(cmd); err != nil {

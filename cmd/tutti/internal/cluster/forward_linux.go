@@ -63,8 +63,11 @@ func forward(c Config) (forwarders, error) {
 		for end, name := range []string{cable(i), host(i)} {
 			fd, err := tap(name)
 			if err != nil {
-				return nil, fmt.Errorf("--delay and --loss need TAP devices (/dev/net/tun, CONFIG_TUN, module tun), "+
-					"which this kernel lacks or this user or container may not make; without them, --rate works: %w", err)
+				return nil, fmt.Errorf(
+					"--delay and --loss need TAP devices (/dev/net/tun, CONFIG_TUN, module tun), "+
+						"which this kernel lacks or this user or container may not make; without them, --rate works: %w",
+					err,
+				)
 			}
 			fs[i].ends[end] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
 		}
@@ -263,9 +266,13 @@ func (fs forwarders) report() string {
 		busy = max(busy, float64(f.busy.Load())/float64(time.Since(f.start)))
 		late = max(late, float64(f.late.Load()))
 	}
-	return fmt.Sprintf("; %d packets were lost; the busiest forwarder worked for %.0f %% of the time, "+
-		"and frames were at most %.1f ms late",
-		lost, 100*busy, late/1e6)
+	return fmt.Sprintf(
+		"; %d packets were lost; the busiest forwarder worked for %.0f %% of the time, "+
+			"and frames were at most %.1f ms late",
+		lost,
+		100*busy,
+		late/1e6,
+	)
 }
 
 // segments returns of how many packets a frame is. One of several is IPv4 and TCP.

@@ -267,7 +267,8 @@ func (g *group) contradictions() []Finding {
 	older := int64(0)
 	for _, m := range g.members {
 		if m.last < proof.CollectiveSeq {
-			laggards, older = append(laggards, m.rank), max(older, by.time-m.time)
+			laggards = append(laggards, m.rank)
+			older = max(older, by.time-m.time)
 		}
 	}
 	if len(laggards) > 0 {
@@ -297,7 +298,8 @@ func (g *group) collectives() []Finding {
 	highest := uint64(0)
 	numbers := map[uint64]bool{}
 	for _, m := range g.members {
-		lowest, highest = min(lowest, m.lastBefore(first)), max(highest, m.lastBefore(first))
+		lowest = min(lowest, m.lastBefore(first))
+		highest = max(highest, m.lastBefore(first))
 		for n := range m.collectives {
 			numbers[n] = true
 		}
@@ -364,7 +366,8 @@ func (g *group) mismatch(n uint64) (Finding, bool) {
 			kind = fmt.Sprintf("%s of %d in all", kind, e.Tutti.Received)
 		}
 		if example[kind] == nil {
-			kinds, example[kind] = append(kinds, kind), e
+			kinds = append(kinds, kind)
+			example[kind] = e
 		}
 		callers[kind] = append(callers[kind], m.rank)
 	}
@@ -467,7 +470,9 @@ func (g *group) unfinished(n uint64, first *member) (Finding, bool) {
 		m := &g.members[i]
 		e := m.collectives[n]
 		if paused := m.wentOn(first); paused >= noticeable && e != nil {
-			stopped, longest, last = append(stopped, m.rank), max(longest, paused), e
+			stopped = append(stopped, m.rank)
+			longest = max(longest, paused)
+			last = e
 			continue
 		}
 		if e == nil || e.Completed != 0 {
@@ -475,7 +480,8 @@ func (g *group) unfinished(n uint64, first *member) (Finding, bool) {
 		}
 		synced := m.sync != nil && m.sync.Created >= e.Created && (m.sync.Pending || m.sync.Error != "")
 		if synced || e.Tutti.Error != "" || e.Tutti.Op == comm.OpBarrier.String() || e.Tutti.Op == comm.OpSplit.String() {
-			f.Waiting, last = append(f.Waiting, m.rank), e
+			f.Waiting = append(f.Waiting, m.rank)
+			last = e
 		}
 	}
 	if last == nil {

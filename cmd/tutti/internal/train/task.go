@@ -70,7 +70,8 @@ func (c Config) examples() (train, test examples, err error) {
 		text, err := os.ReadFile(c.Text)
 		n := len(text) - min(len(text)/10, 16<<10)
 		if err == nil && n <= len(text)-contextLength && n > contextLength {
-			train, test = ofText(text[:n]), ofText(text[n:])
+			train = ofText(text[:n])
+			test = ofText(text[n:])
 		} else if err == nil {
 			err = errors.New("it is too short")
 		}
