@@ -179,13 +179,37 @@ func (c *coder) patch(p place, d dtype.DType, elements, changed int, sum uint32,
 	diffs := c.area[diffsAt(len(c.idx)):]
 	switch d.Size() {
 	case 1:
-		patchHost(hostmem.Slice[int8](p.addr, elements), d, idx, view[int8](diffs), subtract)
+		patchHost(
+			hostmem.Slice[int8](p.addr, elements),
+			d,
+			idx,
+			view[int8](diffs),
+			subtract,
+		)
 	case 2:
-		patchHost(hostmem.Slice[int16](p.addr, elements), d, idx, view[int16](diffs), subtract)
+		patchHost(
+			hostmem.Slice[int16](p.addr, elements),
+			d,
+			idx,
+			view[int16](diffs),
+			subtract,
+		)
 	case 4:
-		patchHost(hostmem.Slice[int32](p.addr, elements), d, idx, view[int32](diffs), subtract)
+		patchHost(
+			hostmem.Slice[int32](p.addr, elements),
+			d,
+			idx,
+			view[int32](diffs),
+			subtract,
+		)
 	default:
-		patchHost(hostmem.Slice[int64](p.addr, elements), d, idx, view[int64](diffs), subtract)
+		patchHost(
+			hostmem.Slice[int64](p.addr, elements),
+			d,
+			idx,
+			view[int64](diffs),
+			subtract,
+		)
 	}
 	return crc32.Checksum(hostmem.Slice[byte](p.addr, elements*d.Size()), castagnoli), nil
 }
@@ -234,7 +258,13 @@ func magnitude(d int64) uint64 {
 
 // encode appends the shortest code of the compared block to dst, or, unless small is set, of those that are made
 // fast and can be taken back. A code shorter than minimum is filled up.
-func (c *coder) encode(dst []byte, old, now place, d dtype.DType, elements, minimum int, small bool) ([]byte, error) {
+func (c *coder) encode(
+	dst []byte,
+	old, now place,
+	d dtype.DType,
+	elements, minimum int,
+	small bool,
+) ([]byte, error) {
 	changed := len(c.idx)
 	best := []byte(nil)
 	if changed <= elements/4*3 {
@@ -255,7 +285,9 @@ func (c *coder) encode(dst []byte, old, now place, d dtype.DType, elements, mini
 		}
 	}
 	if best != nil && len(best) < elements*d.Size() {
-		return append(append(dst, bytes.Repeat([]byte{filling}, max(minimum-len(best), 0))...), best...), nil
+		missing := max(minimum-len(best), 0)
+		dst = append(dst, bytes.Repeat([]byte{filling}, missing)...)
+		return append(dst, best...), nil
 	}
 	dst = binary.AppendUvarint(append(dst, formXor), uint64(changed))
 	data, err := now.bytes(elements*d.Size(), &c.new)
@@ -486,7 +518,14 @@ func (c *coder) read(code []byte, d dtype.DType, elements int) (form byte, err e
 // apply adds the differences of a block's code to its elements, or subtracts them, which sorted blocks do not
 // allow. It returns the checksum of the block, given that of the block before. After an error in the code the
 // elements are as they were.
-func (c *coder) apply(code []byte, p place, d dtype.DType, elements int, sum uint32, subtract bool) (uint32, error) {
+func (c *coder) apply(
+	code []byte,
+	p place,
+	d dtype.DType,
+	elements int,
+	sum uint32,
+	subtract bool,
+) (uint32, error) {
 	form, err := c.decode(code, d, elements)
 	if err != nil {
 		return 0, err

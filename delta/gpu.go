@@ -150,7 +150,10 @@ func (g *gpu) checkAligned(size int, addresses ...uintptr) error {
 // launch runs a kernel with as many blocks as there is work for, and at most perSM on each multiprocessor.
 func (g *gpu) launch(k *cuda.Kernel, blocks, perSM int, parameters ...uint64) error {
 	grid := max(1, min(blocks, perSM*g.rt.Info().Multiprocessors))
-	geometry := cuda.Geometry{Grid: cuda.Dim{X: grid}, Block: cuda.Dim{X: threads}}
+	geometry := cuda.Geometry{
+		Grid:  cuda.Dim{X: grid},
+		Block: cuda.Dim{X: threads},
+	}
 	return k.Launch(g.rt.Stream(), geometry, parameters...)
 }
 

@@ -58,7 +58,15 @@ func diffHost[T signed](
 		case old != nil:
 			was = view[uint64](old[from:to])
 		}
-		changed += listDiffs(list, was, is, from/d.Size(), flip, idx[min(changed, len(idx)):], diffs[min(changed, len(idx)):])
+		changed += listDiffs(
+			list,
+			was,
+			is,
+			from/d.Size(),
+			flip,
+			idx[min(changed, len(idx)):],
+			diffs[min(changed, len(idx)):],
+		)
 		if changed > 0 { // now, while the chunk is in the cache
 			current = crc32.Update(current, castagnoli, now[summed:to])
 			summed = to
@@ -70,7 +78,14 @@ func diffHost[T signed](
 }
 
 // listDiffs is diffHost of words whose first element has position first. It returns how many elements differ.
-func listDiffs[T signed](list *differing, old, now []uint64, first int, flip T, idx []int32, diffs []T) int {
+func listDiffs[T signed](
+	list *differing,
+	old, now []uint64,
+	first int,
+	flip T,
+	idx []int32,
+	diffs []T,
+) int {
 	was := view[T](hostmem.Bytes(old))
 	is := view[T](hostmem.Bytes(now))
 	found := list[:differ.List(list[:], old, now, int(unsafe.Sizeof(flip)))]

@@ -96,7 +96,11 @@ func (d *Delta) Text(base []byte) ([]byte, error) {
 	if t.from > len(base) || t.to > len(base)-t.from {
 		return nil, errDamaged
 	}
-	return slices.Concat(base[:t.from], t.middle, base[len(base)-t.to:]), nil
+	return slices.Concat(
+		base[:t.from],
+		t.middle,
+		base[len(base)-t.to:],
+	), nil
 }
 
 // change is how a tensor changes.
@@ -179,7 +183,10 @@ func (d *Delta) parts() (parts [][]byte) {
 		before = c.tensor
 		next := 0
 		for _, k := range c.blocks {
-			b = binary.AppendUvarint(binary.AppendUvarint(b, uint64(k.index-next)), uint64(len(k.code)))
+			b = binary.AppendUvarint(
+				binary.AppendUvarint(b, uint64(k.index-next)),
+				uint64(len(k.code)),
+			)
 			parts = append(parts, b, k.code)
 			b = nil
 			next = k.index + 1
@@ -395,7 +402,9 @@ var zeros [1 << 16]byte
 
 // find returns the index of the tensor that is like t, -1 if there is none.
 func find(tensors []Tensor, t *Tensor) int {
-	i, ok := slices.BinarySearchFunc(tensors, t.Name, func(t Tensor, name string) int { return cmp.Compare(t.Name, name) })
+	i, ok := slices.BinarySearchFunc(tensors, t.Name, func(t Tensor, name string) int {
+		return cmp.Compare(t.Name, name)
+	})
 	if !ok || !tensors[i].like(t) {
 		return -1
 	}

@@ -145,7 +145,9 @@ func (h hook) step() error {
 // newReplica checks and sorts tensors.
 func newReplica(version uint64, tensors []Tensor) (*replica, error) {
 	r := &replica{version: version, tensors: slices.Clone(tensors)}
-	slices.SortFunc(r.tensors, func(a, b Tensor) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(r.tensors, func(a, b Tensor) int {
+		return cmp.Compare(a.Name, b.Name)
+	})
 	for i := range r.tensors {
 		t := &r.tensors[i]
 		if err := t.check(); err != nil {
@@ -180,10 +182,17 @@ func separate(written, read []Tensor) error {
 		}
 		bytes := t.elements * t.DType.Size()
 		if p.addr != 0 && bytes > 0 {
-			spans = append(spans, memorySpan{t.Name, p.addr, p.addr + uintptr(bytes), i < len(written)})
+			spans = append(spans, memorySpan{
+				t.Name,
+				p.addr,
+				p.addr + uintptr(bytes),
+				i < len(written),
+			})
 		}
 	}
-	slices.SortFunc(spans, func(a, b memorySpan) int { return cmp.Compare(a.from, b.from) })
+	slices.SortFunc(spans, func(a, b memorySpan) int {
+		return cmp.Compare(a.from, b.from)
+	})
 	var farthest, farthestWritten memorySpan
 	for _, s := range spans {
 		before := farthestWritten
@@ -344,7 +353,9 @@ func (r *replica) copied(memory bool) (to *replica, err error) {
 
 // sameLayout reports whether the tensors of both are like each other.
 func (r *replica) sameLayout(target *replica) bool {
-	return slices.EqualFunc(r.tensors, target.tensors, func(a, b Tensor) bool { return a.like(&b) })
+	return slices.EqualFunc(r.tensors, target.tensors, func(a, b Tensor) bool {
+		return a.like(&b)
+	})
 }
 
 // minimumCode returns how short the code of a block of a new tensor may be, so that no message makes
@@ -356,7 +367,13 @@ var errTooLong = errors.New("delta: longer than another one")
 
 // diff returns the delta from r to next, of whose blocks it takes the checksums. From version 0 it is a full copy. It
 // fails with errTooLong as soon as codes are longer than limit.
-func diff(ctx context.Context, r, next *replica, small bool, limit int, tick func(done, total int)) (*Delta, error) {
+func diff(
+	ctx context.Context,
+	r, next *replica,
+	small bool,
+	limit int,
+	tick func(done, total int),
+) (*Delta, error) {
 	d := &Delta{Base: r.version, Target: next.version}
 	if r.version != 0 {
 		d.digest = r.digest()
@@ -402,7 +419,15 @@ func diff(ctx context.Context, r, next *replica, small bool, limit int, tick fun
 		}
 		next.sums[t][b], err = c.compare(old, now, dt, bytes/dt.Size(), before)
 		if err == nil && (len(c.idx) > 0 || from[t] < 0) {
-			codes[t][b], err = c.encode(nil, old, now, dt, bytes/dt.Size(), shortest, small && from[t] >= 0)
+			codes[t][b], err = c.encode(
+				nil,
+				old,
+				now,
+				dt,
+				bytes/dt.Size(),
+				shortest,
+				small && from[t] >= 0,
+			)
 		}
 		if coded.Add(int64(len(codes[t][b]))) > int64(limit) {
 			err = cmp.Or(err, errTooLong)
@@ -450,7 +475,9 @@ func halves(tick func(done, total int)) (first, second func(done, total int)) {
 	if tick == nil {
 		return nil, nil
 	}
-	return func(done, total int) { tick(done, 2*total) }, func(done, total int) { tick(total+done, 2*total) }
+	first = func(done, total int) { tick(done, 2*total) }
+	second = func(done, total int) { tick(total+done, 2*total) }
+	return first, second
 }
 
 // Apply makes the tensors of the delta's target, each in the memory that target returns for it, from the tensors of
@@ -534,7 +561,8 @@ func (d *Delta) targetLayout(r *replica) (layout []Tensor, blocks []int, err err
 	}
 	blocks = make([]int, len(layout))
 	for _, c := range d.tensors {
-		if c.tensor >= len(layout) || len(c.blocks) == 0 || c.blocks[len(c.blocks)-1].index >= layout[c.tensor].blocks() {
+		if c.tensor >= len(layout) || len(c.blocks) == 0 ||
+			c.blocks[len(c.blocks)-1].index >= layout[c.tensor].blocks() {
 			return nil, nil, errDamaged
 		}
 		for _, b := range c.blocks {
@@ -683,7 +711,11 @@ func (u *update) block(c *coder, i, b int) error {
 	}
 	form := byte(formDense)
 	if u.source == nil {
-		form, err = c.decode(change.blocks[b].code, t.DType, t.length(index)/t.DType.Size())
+		form, err = c.decode(
+			change.blocks[b].code,
+			t.DType,
+			t.length(index)/t.DType.Size(),
+		)
 		if err != nil {
 			return err
 		}

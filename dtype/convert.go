@@ -135,5 +135,8 @@ func round[T integer](dst []T, src []float32) {
 // supports load and store elements at any address.
 func view[T any](b []byte) []T {
 	var zero T
-	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(zero)))
+	return unsafe.Slice(
+		(*T)(unsafe.Pointer(unsafe.SliceData(b))),
+		len(b)/int(unsafe.Sizeof(zero)),
+	)
 }

@@ -116,7 +116,10 @@ func printComparison(out io.Writer, results []compare.Result, cell func(compare.
 	var row table.Row
 	for i, r := range results {
 		if i == 0 || r.Work != results[i-1].Work {
-			row = table.Row{console.FormatSize(r.Bytes), strings.TrimSuffix(r.Work.String(), "-of-place")}
+			row = table.Row{
+				console.FormatSize(r.Bytes),
+				strings.TrimSuffix(r.Work.String(), "-of-place"),
+			}
 			for range subjects {
 				row = append(row, "")
 			}

@@ -97,7 +97,9 @@ func (d *Dataset) Batches() int { return len(d.batches) }
 // Seek continues at a position: after those of [Dataset.Position], for a run that resumes
 // from a checkpoint. A position that there is not is [comm.ErrArgument].
 func (d *Dataset) Seek(epoch, batch int) error {
-	batches := slices.DeleteFunc(d.sampler.Batches(epoch, d.size), func(b []int) bool { return len(b) < d.size })
+	batches := slices.DeleteFunc(d.sampler.Batches(epoch, d.size), func(b []int) bool {
+		return len(b) < d.size
+	})
 	if epoch < 0 || batch < 0 || batch > len(batches) {
 		return fmt.Errorf("gomlx: data set %s: %w: epoch %d, batch %d of %d",
 			d.name, comm.ErrArgument, epoch, batch, len(batches))

@@ -73,7 +73,9 @@ func (s *Solver) Step(model []gorgonia.ValueGrad) error {
 			return err
 		}
 	}
-	err := s.with(gradients, func(tensors []*runtime.Tensor) error { return s.sync.ReduceAll(s.ctx, tensors) })
+	err := s.with(gradients, func(tensors []*runtime.Tensor) error {
+		return s.sync.ReduceAll(s.ctx, tensors)
+	})
 	if err != nil {
 		return s.named(err)
 	}

@@ -138,7 +138,10 @@ func abortWhileCallsEnd(p *probe) {
 					for range round % 11 {
 						err = errors.Join(
 							err,
-							p.c.Group(comm.SendCall(0, 0, dt, culprit, 1), comm.RecvCall(0, 0, dt, culprit, 1)),
+							p.c.Group(
+								comm.SendCall(0, 0, dt, culprit, 1),
+								comm.RecvCall(0, 0, dt, culprit, 1),
+							),
 							p.c.Sync(p.ctx),
 						)
 					}

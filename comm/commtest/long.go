@@ -118,7 +118,10 @@ func manyMessages(p *probe) {
 		dt:    dtype.U64,
 		parts: 1,
 		submit: func(send, recv uintptr) error {
-			return p.c.Group(comm.SendCall(send, 1, dtype.U64, next, 1), comm.RecvCall(recv, 1, dtype.U64, prev, 1))
+			return p.c.Group(
+				comm.SendCall(send, 1, dtype.U64, next, 1),
+				comm.RecvCall(recv, 1, dtype.U64, prev, 1),
+			)
 		},
 		sends: func(n int) []byte { return serial(n, p.rank) },
 		gets:  func(n, _ int) []byte { return serial(n, prev) },

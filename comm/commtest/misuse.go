@@ -190,7 +190,14 @@ func (p *probe) badPairs(good operands, add addBadCall) {
 		a := good
 		a.send = send
 		a.recv = recv
-		add(misuse, comm.ErrArgument, a.allReduce(comm.Max), a.reduce(comm.Max, p.rank), a.allToAll(), a.allToAllV(a))
+		add(
+			misuse,
+			comm.ErrArgument,
+			a.allReduce(comm.Max),
+			a.reduce(comm.Max, p.rank),
+			a.allToAll(),
+			a.allToAllV(a),
+		)
 	}
 	element := uintptr(good.dt.Size())
 	pair("overlapping buffers", good.send, good.send+element)
@@ -216,7 +223,14 @@ func (p *probe) badPairs(good operands, add addBadCall) {
 func (p *probe) badRoots(a operands, add addBadCall) {
 	for _, r := range []int{-1, p.size, math.MaxInt, math.MinInt} {
 		const misuse = "no such rank"
-		add(misuse, comm.ErrArgument, a.broadcast(r), a.reduce(comm.Max, r), a.gather(r), a.scatter(r))
+		add(
+			misuse,
+			comm.ErrArgument,
+			a.broadcast(r),
+			a.reduce(comm.Max, r),
+			a.gather(r),
+			a.scatter(r),
+		)
 		add(misuse, comm.ErrArgument, a.sendTo(r, 0), a.receiveFrom(r, 0))
 	}
 }
@@ -224,7 +238,13 @@ func (p *probe) badRoots(a operands, add addBadCall) {
 // badReductions: the operation does not exist, or not on that type.
 func (p *probe) badReductions(good operands, add addBadCall) {
 	every := func(misuse string, want error, a operands, op comm.ReduceOp) {
-		add(misuse, want, a.allReduce(op), a.reduce(op, 0), a.reduceScatter(op))
+		add(
+			misuse,
+			want,
+			a.allReduce(op),
+			a.reduce(op, 0),
+			a.reduceScatter(op),
+		)
 	}
 	every("no such reduction", comm.ErrArgument, good, comm.ReduceOp(77))
 	for _, dt := range dtype.All() {

@@ -222,7 +222,9 @@ func addScatter(b *batch, l label) {
 }
 
 func addAllToAll(b *batch, l label) {
-	incoming := l.parts(b.p.size, func(r int) (src, dest int) { return r, b.p.rank })
+	incoming := l.parts(b.p.size, func(r int) (src, dest int) {
+		return r, b.p.rank
+	})
 	send := b.input(l, l.scattered(b.p.rank, b.p.size))
 	recv := b.output(l, len(incoming), want(incoming, l.dt))
 	b.call(l, comm.AllToAllCall(send, recv, l.count, l.dt))
@@ -258,8 +260,12 @@ func (l layout) buffer(dt dtype.DType, part func(r int) []byte) []byte {
 
 // layouts returns where this rank's parts for others lie, and theirs for it, if ranks send each other so many elements.
 func (b *batch) layouts(count func(src, dest int) int) (out, in layout) {
-	out = newLayout(b.p.size, func(dest int) int { return count(b.p.rank, dest) })
-	in = newLayout(b.p.size, func(src int) int { return count(src, b.p.rank) })
+	out = newLayout(b.p.size, func(dest int) int {
+		return count(b.p.rank, dest)
+	})
+	in = newLayout(b.p.size, func(src int) int {
+		return count(src, b.p.rank)
+	})
 	return out, in
 }
 
@@ -284,7 +290,9 @@ func unevenCount(base, a, b int) int {
 }
 
 func addAllGatherV(b *batch, l label) {
-	b.addAllGatherV(l, newLayout(b.p.size, func(r int) int { return unevenCount(l.count, r, 0) }))
+	b.addAllGatherV(l, newLayout(b.p.size, func(r int) int {
+		return unevenCount(l.count, r, 0)
+	}))
 	l.variant = "equal counts, "
 	b.addAllGatherV(l, newLayout(b.p.size, func(int) int { return l.count }))
 }
@@ -310,7 +318,13 @@ func (b *batch) addAllGatherV(l label, lay layout) {
 
 	l.variant = variant + "in place"
 	after := lay.buffer(l.dt, part)
-	recv := b.buffer(l, lay.buffer(l.dt, content), len(after), want(after, l.dt), false)
+	recv := b.buffer(
+		l,
+		lay.buffer(l.dt, content),
+		len(after),
+		want(after, l.dt),
+		false,
+	)
 	offset := lay.displs[b.p.rank] * l.dt.Size()
 	call(l, recv+uintptr(offset), recv)
 }

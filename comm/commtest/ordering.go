@@ -57,7 +57,11 @@ func zeroCounts(p *probe) {
 	}
 	nothing := plain("exchange", "of nothing", 0, dtype.U8)
 	b := p.batch(p.c)
-	b.call(nothing, comm.SendCall(0, 0, dtype.U8, p.rank, 1), comm.RecvCall(0, 0, dtype.U8, p.rank, 1))
+	b.call(
+		nothing,
+		comm.SendCall(0, 0, dtype.U8, p.rank, 1),
+		comm.RecvCall(0, 0, dtype.U8, p.rank, 1),
+	)
 	b.run()
 }
 
@@ -97,7 +101,13 @@ func chained(p *probe) {
 			return b.output(l, n*size, want(numbers(dt, n, number), dt))
 		}
 		sum := p.ranksSum()
-		x := b.buffer(l, numbers(dt, n, p.rank), n*size, want(numbers(dt, n, p.size*sum), dt), true)
+		x := b.buffer(
+			l,
+			numbers(dt, n, p.rank),
+			n*size,
+			want(numbers(dt, n, p.size*sum), dt),
+			true,
+		)
 		y := output(n, sum)
 		all := output(p.size*n, sum)
 		z := output(n, p.size*p.size*sum)
@@ -113,7 +123,11 @@ func chained(p *probe) {
 		} {
 			b.call(l, call)
 		}
-		b.call(l, comm.RecvCall(last, n, dt, prev, 1), comm.SendCall(z, n, dt, next, 1))
+		b.call(
+			l,
+			comm.RecvCall(last, n, dt, prev, 1),
+			comm.SendCall(z, n, dt, next, 1),
+		)
 		b.run()
 	}
 }
@@ -300,7 +314,10 @@ func progress(p *probe) {
 	second.recv += uintptr(second.count * second.dt.Size())
 	if p.NoLoneSelfReceive {
 		for tag := range uint32(2) {
-			p.must(c.Group(first.receiveFrom(p.rank, tag), first.sendTo(p.rank, tag)))
+			p.must(c.Group(
+				first.receiveFrom(p.rank, tag),
+				first.sendTo(p.rank, tag),
+			))
 		}
 	} else {
 		p.must(first.receiveFrom(p.rank, 1).Make(c))
@@ -369,7 +386,11 @@ func concurrent(p *probe) {
 		for i := range rounds {
 			buffers[g][i] = [2]uintptr{
 				b.input(l, numbers(dt, n, p.rank)),
-				b.output(l, n*dt.Size(), want(numbers(dt, n, p.ranksSum()), dt)),
+				b.output(
+					l,
+					n*dt.Size(),
+					want(numbers(dt, n, p.ranksSum()), dt),
+				),
 			}
 		}
 	}
@@ -408,7 +429,12 @@ func concurrentSplits(p *probe) {
 			errs[g] = q.guard(func() {
 				for i := range 20 {
 					b := q.batch(q.c)
-					addAllGather(b, plain("allgather", fmt.Sprintf("goroutine %d", g), 100+10*g+i, dtype.U8))
+					addAllGather(b, plain(
+						"allgather",
+						fmt.Sprintf("goroutine %d", g),
+						100+10*g+i,
+						dtype.U8,
+					))
 					b.run()
 				}
 			})

@@ -141,7 +141,11 @@ func (r reduction) matrix(p *probe) {
 // add adds a call in both placements.
 func (r reduction) add(b *batch, l label) {
 	p := b.p
-	in := reductionData{l.dt, reference.Input(l.dt, l.op, p.rank, p.size), reference.New(l.dt, l.op, p.size)}
+	in := reductionData{
+		l.dt,
+		reference.Input(l.dt, l.op, p.rank, p.size),
+		reference.New(l.dt, l.op, p.size),
+	}
 	e := exchange{
 		call:      r.call,
 		sends:     true,
@@ -167,7 +171,11 @@ func (r reduction) refused(p *probe, l label) {
 	}
 	b := p.batch(p.c)
 	n := l.count * p.size * l.dt.Size()
-	err := r.call(l, b.untouched(l, n), b.untouched(l, n)).Make(p.c)
+	err := r.call(
+		l,
+		b.untouched(l, n),
+		b.untouched(l, n),
+	).Make(p.c)
 	if !errors.Is(err, comm.ErrUnsupported) {
 		p.errorf("%v: got error %v, want ErrUnsupported", l, err)
 	}

@@ -70,7 +70,9 @@ func farColors(p *probe) {
 
 func farKeys(p *probe) {
 	keys := [...]int{math.MaxInt32, 0, math.MinInt32, 1 << 24, -1 << 16}
-	splitAs(func(r int) (color, key int) { return 0, keys[r%len(keys)] })(p)
+	splitAs(func(r int) (color, key int) {
+		return 0, keys[r%len(keys)]
+	})(p)
 }
 
 // longColorsAndKeys need more than 32 bits, on all ranks: a backend has them, or refuses them.
@@ -122,9 +124,18 @@ func (p *probe) children(parent relative, numbers ...int) []relative {
 // pairs give the same.
 func splitsOfSplits(p *probe) {
 	world := relative{p.c, "the world"}
-	generations := [][]int{{0, 1, 2, 3, 4, 8, 16, 32, 64, 128, 256}, {0, 1, 2, 3, 4}, {0, 1, 2, 3}, {0, 1}}
+	generations := [][]int{
+		{0, 1, 2, 3, 4, 8, 16, 32, 64, 128, 256},
+		{0, 1, 2, 3, 4},
+		{0, 1, 2, 3},
+		{0, 1},
+	}
 	if p.Communicators > 0 {
-		generations = [][]int{{0, 1, 2}, {0, 1, 2}, {0}} // and one that is closed at once: at most 8
+		generations = [][]int{
+			{0, 1, 2},
+			{0, 1, 2},
+			{0},
+		} // and one that is closed at once: at most 8
 	}
 	all := []relative{world}
 	parent := world
@@ -196,7 +207,10 @@ func (t traffic) submit() {
 	prev := t.before()
 	t.must(t.AllGather(t.send, t.recv, 1, dtype.U64))
 	message := t.recv + uintptr(t.p.size*dtype.U64.Size())
-	t.must(t.Group(comm.SendCall(t.send, 1, dtype.U64, next, 1), comm.RecvCall(message, 1, dtype.U64, prev, 1)))
+	t.must(t.Group(
+		comm.SendCall(t.send, 1, dtype.U64, next, 1),
+		comm.RecvCall(message, 1, dtype.U64, prev, 1),
+	))
 }
 
 func (t traffic) before() int {
@@ -273,7 +287,13 @@ func (p *probe) exercise(c comm.Communicator) {
 		dt := q.sumType()
 		b := q.batch(c)
 		l := plain("allreduce", "on a group of ranks", 500, dt)
-		buf := b.buffer(l, numbers(dt, 500, q.rank), 500*dt.Size(), want(numbers(dt, 500, q.ranksSum()), dt), true)
+		buf := b.buffer(
+			l,
+			numbers(dt, 500, q.rank),
+			500*dt.Size(),
+			want(numbers(dt, 500, q.ranksSum()), dt),
+			true,
+		)
 		b.call(l, comm.AllReduceCall(buf, buf, 500, dt, comm.Sum))
 		addBroadcast(b, label{
 			call:  "broadcast",
@@ -316,7 +336,11 @@ func independentSplits(p *probe) {
 	const dt = dtype.U8
 	a := p.split(0, p.rank)
 	b := p.split(0, p.rank)
-	batches := []*batch{p.batch(p.c), p.batch(a), p.batch(b)}
+	batches := []*batch{
+		p.batch(p.c),
+		p.batch(a),
+		p.batch(b),
+	}
 	next := (p.rank + 1) % p.size
 	prev := (p.rank + p.size - 1) % p.size
 	for i, x := range batches {
@@ -325,7 +349,11 @@ func independentSplits(p *probe) {
 		send := x.input(l, message(60, dt, p.rank, next, i))
 		incoming := message(60, dt, prev, p.rank, i)
 		recv := x.output(l, len(incoming), want(incoming, dt))
-		x.call(l, comm.SendCall(send, 60, dt, next, 4), comm.RecvCall(recv, 60, dt, prev, 4))
+		x.call(
+			l,
+			comm.SendCall(send, 60, dt, next, 4),
+			comm.RecvCall(recv, 60, dt, prev, 4),
+		)
 	}
 	for i := range batches {
 		batches[(p.rank+i)%len(batches)].submit()

@@ -41,7 +41,10 @@ func orderedByEvents(p *probe) {
 	const n = 1 << 18
 	dt := p.sumType()
 	bytes := n * dt.Size()
-	source := [2]uintptr{p.alloc(numbers(dt, n, p.rank)), p.alloc(numbers(dt, n, p.rank+1))}
+	source := [2]uintptr{
+		p.alloc(numbers(dt, n, p.rank)),
+		p.alloc(numbers(dt, n, p.rank+1)),
+	}
 	buf := p.alloc(make([]byte, bytes))
 	result := p.alloc(make([]byte, bytes))
 	ready, err := s.CreateEvent()

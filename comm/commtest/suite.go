@@ -15,7 +15,10 @@ type suite struct {
 }
 
 func newSuite(b Backend, opts ...Option) *suite {
-	s := &suite{Backend: b, config: config{timeout: 60 * time.Second, grace: 15 * time.Second}}
+	s := &suite{Backend: b, config: config{
+		timeout: 60 * time.Second,
+		grace:   15 * time.Second,
+	}}
 	for _, o := range opts {
 		o(&s.config)
 	}

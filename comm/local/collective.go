@@ -180,7 +180,10 @@ func (e *endpoint) takeScratch() *scratch {
 		return s
 	}
 	n := e.world.size
-	return &scratch{src: make([]uintptr, 0, n), dst: make([]uintptr, 0, n)}
+	return &scratch{
+		src: make([]uintptr, 0, n),
+		dst: make([]uintptr, 0, n),
+	}
 }
 
 func (e *endpoint) returnScratch(s *scratch) { e.scratch.Store(s) }

@@ -78,7 +78,12 @@ func (d *driver) copyChunk(to *op, chunk int) {
 		offset := chunk * messageChunk
 		bytes := to.count * to.dt.Size()
 		n := min(bytes-offset, messageChunk)
-		hostops.Copy(to.recv+uintptr(offset), to.match.send+uintptr(offset), n, bytes >= streamBytes)
+		hostops.Copy(
+			to.recv+uintptr(offset),
+			to.match.send+uintptr(offset),
+			n,
+			bytes >= streamBytes,
+		)
 	}
 	w.copying.Add(-1)
 	if ok && to.left.Add(-1) == 0 {

@@ -74,7 +74,14 @@ func (e *endpoint) finishSmall() bool {
 	}
 	if entry.count > 0 {
 		e.result[0] = entry.recv
-		hostops.Reduce(e.result[:], w.told[seq%2], entry.count, entry.dt, entry.reduce, false)
+		hostops.Reduce(
+			e.result[:],
+			w.told[seq%2],
+			entry.count,
+			entry.dt,
+			entry.reduce,
+			false,
+		)
 	}
 	e.finished.Store(seq + 1)
 	hostmem.Own(w.told[(seq+1)%2][e.rank] + ownedByte(entry.count*entry.dt.Size()))
@@ -128,7 +135,9 @@ func (e *endpoint) judge() {
 // who sleep while it was finished for them.
 func (d *driver) told() {
 	w := d.world
-	w.rouse(-1, func(e *endpoint) bool { return e.mayFinish() || e.done() })
+	w.rouse(-1, func(e *endpoint) bool {
+		return e.mayFinish() || e.done()
+	})
 	d.kickStalled()
 	if w.left.Load() > 0 {
 		w.checkLeft()

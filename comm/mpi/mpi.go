@@ -411,7 +411,13 @@ func (s *state) initialize() error {
 // readTagLimit reads the highest tag. The attribute MPI_TAG_UB is the address of an int.
 func (s *state) readTagLimit(out cells) error {
 	lib := s.lib
-	err := lib.must(lib.CommGetAttr, lib.handles.world, lib.abi.tagUB, out.addr(2), out.addr(3))
+	err := lib.must(
+		lib.CommGetAttr,
+		lib.handles.world,
+		lib.abi.tagUB,
+		out.addr(2),
+		out.addr(3),
+	)
 	if err != nil {
 		return err
 	}
@@ -449,7 +455,9 @@ func (s *state) finalize(ctx context.Context) error {
 	broken := s.closeAll(ctx)
 	broken = cmp.Or(s.failure(), broken)
 	if broken == nil {
-		broken = s.await(ctx, func() (string, error) { return s.progress.missing(ctx), nil })
+		broken = s.await(ctx, func() (string, error) {
+			return s.progress.missing(ctx), nil
+		})
 	}
 	if !s.progress.close(ctx) && broken == nil {
 		broken = fmt.Errorf("MPI_Comm_free has not returned: %w", comm.ContextError(ctx))
@@ -533,7 +541,13 @@ func (s *state) assemble(ctx context.Context) error {
 		return err
 	}
 	err := s.await(ctx, func() (string, error) {
-		err := s.lib.reach(s.lib.Testall, 1, out.addr(0), out.addr(1), out.addr(2))
+		err := s.lib.reach(
+			s.lib.Testall,
+			1,
+			out.addr(0),
+			out.addr(1),
+			out.addr(2),
+		)
 		if err != nil || out.int32(1) != 0 {
 			return "", err
 		}

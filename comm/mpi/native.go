@@ -114,9 +114,22 @@ func (e *endpoint) Plan(o *schedule.Op, c comm.Call) bool {
 	atRoot := e.rank == c.Peer
 	switch c.Op {
 	case comm.OpAllReduce:
-		i.pass(l.orInPlace(send, send == recv), recv, n, t, l.nativeReduce(c.DType, c.Reduce))
+		i.pass(
+			l.orInPlace(send, send == recv),
+			recv,
+			n,
+			t,
+			l.nativeReduce(c.DType, c.Reduce),
+		)
 	case comm.OpReduce:
-		i.pass(l.orInPlace(send, atRoot && send == recv), recv, n, t, l.nativeReduce(c.DType, c.Reduce), root)
+		i.pass(
+			l.orInPlace(send, atRoot && send == recv),
+			recv,
+			n,
+			t,
+			l.nativeReduce(c.DType, c.Reduce),
+			root,
+		)
 	case comm.OpReduceScatter:
 		i.pass(send, recv, n, t, l.nativeReduce(c.DType, c.Reduce))
 	case comm.OpBroadcast:

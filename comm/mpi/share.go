@@ -87,7 +87,12 @@ func (e *endpoint) share(ctx context.Context) error {
 	case o.pid == 0:
 		reason = errors.New("rank 0 has no memory to share")
 	default:
-		memory, reason = openShared(int(o.pid), int(o.fd), o.name(), bytes)
+		memory, reason = openShared(
+			int(o.pid),
+			int(o.fd),
+			o.name(),
+			bytes,
+		)
 	}
 	if reason == nil {
 		*all = 1

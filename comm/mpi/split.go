@@ -147,7 +147,13 @@ func (e *endpoint) split(color, key int) (*endpoint, error) {
 	}
 	out := newCells()
 	defer out.free()
-	err := lib.reach(lib.CommSplit, e.pub, uintptr(mpiColor), uintptr(int32(key)), out.addr(0))
+	err := lib.reach(
+		lib.CommSplit,
+		e.pub,
+		uintptr(mpiColor),
+		uintptr(int32(key)),
+		out.addr(0),
+	)
 	if err != nil || color < 0 {
 		return nil, err
 	}

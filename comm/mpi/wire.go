@@ -47,7 +47,16 @@ func (w *wire) Post(id int, m *schedule.Message) {
 		handle = w.pub
 	}
 	if slot, ok := w.table.add(id, m.Receive); ok {
-		w.table.calls.Add(f, m.Address, uintptr(m.Bytes), w.lib.handles.bytes, uintptr(m.Peer), uintptr(m.Tag), handle, slot)
+		w.table.calls.Add(
+			f,
+			m.Address,
+			uintptr(m.Bytes),
+			w.lib.handles.bytes,
+			uintptr(m.Peer),
+			uintptr(m.Tag),
+			handle,
+			slot,
+		)
 	}
 }
 
@@ -341,7 +350,12 @@ func (r *requests) complete(request, status int) schedule.Done {
 	case r.lib.abi.received != nil:
 		d.Bytes = int(r.lib.abi.received(hostmem.Slice[byte](r.statuses+uintptr(status*r.statusSize), r.statusSize)))
 	default:
-		r.lib.call(r.lib.GetCountC, r.statuses+uintptr(status*r.statusSize), r.lib.handles.bytes, r.flag)
+		r.lib.call(
+			r.lib.GetCountC,
+			r.statuses+uintptr(status*r.statusSize),
+			r.lib.handles.bytes,
+			r.flag,
+		)
 		d.Bytes = hostmem.Slice[int](r.flag, 1)[0]
 	}
 	return d
@@ -374,7 +388,10 @@ func (r *requests) failure(
 		if !all {
 			request = first + int(indices[i])
 		}
-		d := schedule.Done{ID: int(r.list[request].id), Err: translate(lib, lib.error(f, code))}
+		d := schedule.Done{
+			ID:  int(r.list[request].id),
+			Err: translate(lib, lib.error(f, code)),
+		}
 		if errors.Is(d.Err, comm.ErrMismatch) {
 			d.Bytes = math.MaxInt // how many, MPI does not say
 		}

@@ -94,7 +94,10 @@ func tensors(header []byte, f *os.File, size int64) ([]delta.Tensor, error) {
 	slices.SortFunc(all, func(a, b delta.Tensor) int {
 		x := a.Memory.(section)
 		y := b.Memory.(section)
-		return cmp.Or(cmp.Compare(x.offset, y.offset), cmp.Compare(x.bytes, y.bytes))
+		return cmp.Or(
+			cmp.Compare(x.offset, y.offset),
+			cmp.Compare(x.bytes, y.bytes),
+		)
 	})
 	end := int64(len(header))
 	for _, t := range all {

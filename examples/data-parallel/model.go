@@ -22,7 +22,12 @@ type layers struct{ w1, b1, w2, b2 []float32 }
 
 func cut(v []float32) layers {
 	const n1, n2 = hidden * digits.Pixels, digits.Classes * hidden
-	return layers{v[:n1], v[n1:][:hidden], v[n1+hidden:][:n2], v[n1+hidden+n2:]}
+	return layers{
+		v[:n1],
+		v[n1:][:hidden],
+		v[n1+hidden:][:n2],
+		v[n1+hidden+n2:],
+	}
 }
 
 func newModel(seed uint64) *model {

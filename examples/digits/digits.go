@@ -48,7 +48,10 @@ func (s Set) Image(i int) []float32 {
 
 // Part returns the images from one to before another, in the same memory.
 func (s Set) Part(from, to int) Set {
-	return Set{Inputs: s.Inputs[from*Pixels : to*Pixels], Labels: s.Labels[from:to]}
+	return Set{
+		Inputs: s.Inputs[from*Pixels : to*Pixels],
+		Labels: s.Labels[from:to],
+	}
 }
 
 // Load returns all images, in the order of the file. The caller must not

@@ -41,7 +41,13 @@ func draw(w io.Writer, title string, steps []step) error {
 	text(&b, pictureWidth/2, 24, "middle", title)
 	for i, s := range steps {
 		top := topEdge + stepHeight*i
-		text(&b, leftEdge, float64(top+22), "start", fmt.Sprintf("%s: %.1f ms", s.way, milliseconds(s.total)))
+		text(
+			&b,
+			leftEdge,
+			float64(top+22),
+			"start",
+			fmt.Sprintf("%s: %.1f ms", s.way, milliseconds(s.total)),
+		)
 		laneTop := func(l lane) float64 {
 			return float64(top + 30 + int(l)*(laneHeight+laneGap))
 		}
@@ -50,7 +56,15 @@ func draw(w io.Writer, title string, steps []step) error {
 		}
 		for _, p := range s.spans {
 			const box = `<rect x="%.2f" y="%.0f" width="%.2f" height="%d" fill="%s" stroke="white" stroke-width="0.5"/>`
-			fmt.Fprintf(&b, box+"\n", x(p.start), laneTop(p.lane), x(p.end)-x(p.start), laneHeight, laneColors[p.lane])
+			fmt.Fprintf(
+				&b,
+				box+"\n",
+				x(p.start),
+				laneTop(p.lane),
+				x(p.end)-x(p.start),
+				laneHeight,
+				laneColors[p.lane],
+			)
 		}
 	}
 	interval := time.Millisecond
@@ -58,7 +72,13 @@ func draw(w io.Writer, title string, steps []step) error {
 		interval *= 2
 	}
 	for t := time.Duration(0); t <= longest; t += interval {
-		text(&b, x(t), float64(bottom+18), "middle", fmt.Sprintf("%.0f ms", milliseconds(t)))
+		text(
+			&b,
+			x(t),
+			float64(bottom+18),
+			"middle",
+			fmt.Sprintf("%.0f ms", milliseconds(t)),
+		)
 	}
 	fmt.Fprintln(&b, "</svg>")
 	_, err := b.WriteTo(w)

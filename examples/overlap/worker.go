@@ -157,7 +157,10 @@ func (w *worker) compute(gradient uintptr) error {
 		return err
 	}
 	const threads = 256
-	geometry := cuda.Geometry{Grid: cuda.Dim{X: width / threads, Y: width}, Block: cuda.Dim{X: threads}}
+	geometry := cuda.Geometry{
+		Grid:  cuda.Dim{X: width / threads, Y: width},
+		Block: cuda.Dim{X: threads},
+	}
 	return w.kernel.Launch(w.rt.Stream(), geometry, uint64(gradient), uint64(delta), uint64(input), batch, width)
 }
 

@@ -56,9 +56,17 @@ func newPowerSGD(b ddp.Bucket, rank int) (ddp.Reducer, error) {
 		start[i] = float32(random.NormFloat64())
 	}
 	var err, failed, wrong error
-	s.residual, err = runtime.FromSlice(b.Tensor.Runtime(), make([]float32, b.Tensor.Len()), b.Tensor.Len())
+	s.residual, err = runtime.FromSlice(
+		b.Tensor.Runtime(),
+		make([]float32, b.Tensor.Len()),
+		b.Tensor.Len(),
+	)
 	s.q, failed = runtime.FromSlice(b.Tensor.Runtime(), start, q)
-	s.p, wrong = runtime.FromSlice(b.Tensor.Runtime(), make([]float32, p), p)
+	s.p, wrong = runtime.FromSlice(
+		b.Tensor.Runtime(),
+		make([]float32, p),
+		p,
+	)
 	return s, errors.Join(err, failed, wrong)
 }
 
@@ -138,7 +146,11 @@ func (m part) orthogonal(p []float32, k int) bool {
 	column := m.left(p, k)
 	square := dot(column, column)
 	for j := range k {
-		add(column, -float32(dot(column, m.left(p, j))), m.left(p, j))
+		add(
+			column,
+			-float32(dot(column, m.left(p, j))),
+			m.left(p, j),
+		)
 	}
 	remaining := dot(column, column)
 	if remaining <= 1e-6*square {

@@ -129,7 +129,10 @@ func (n *node) communicator(id string, rank int, ranks []int) comm.Communicator 
 
 // Leave implements backend.Worker.
 func (w *worker) Leave(_ context.Context, cause error) {
-	bye := frame{Slot: Slot{w.id, w.rank, comm.OpSync, 0}, Cause: cmp.Or(cause, comm.ErrClosed).Error()}
+	bye := frame{
+		Slot:  Slot{w.id, w.rank, comm.OpSync, 0},
+		Cause: cmp.Or(cause, comm.ErrClosed).Error(),
+	}
 	w.send(bye, w.ranks[w.rank]) // ends Work and Collective
 	w.busy.Lock()
 	defer w.busy.Unlock()
@@ -270,7 +273,13 @@ func (w *worker) finish(c *comm.Call) (waits []comm.Wait, err error) {
 		}
 	}
 	if result, bytes, ok := c.RecvPart(w.rank, w.rank); ok && err == nil && c.Op.Reduces() {
-		err = w.memory.Reduce([]uintptr{result}, parts, bytes/c.DType.Size(), c.DType, c.Reduce)
+		err = w.memory.Reduce(
+			[]uintptr{result},
+			parts,
+			bytes/c.DType.Size(),
+			c.DType,
+			c.Reduce,
+		)
 	}
 	return waits, err
 }

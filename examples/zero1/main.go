@@ -53,7 +53,11 @@ func (o *sharded) Update(ctx context.Context, step int, g *ddp.Gradients, params
 	if o.params == nil && err == nil {
 		o.moments = make([]moments, len(shards))
 		for _, s := range shards {
-			t, failed := runtime.New(s.Tensor.Runtime(), s.Tensor.DType(), s.Tensor.Len())
+			t, failed := runtime.New(
+				s.Tensor.Runtime(),
+				s.Tensor.DType(),
+				s.Tensor.Len(),
+			)
 			o.params, err = append(o.params, t), errors.Join(err, failed)
 		}
 		err = errors.Join(err, g.Scatter(o.params, params))

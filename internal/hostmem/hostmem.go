@@ -51,7 +51,10 @@ func Bytes[T any](s []T) []byte {
 		return nil
 	}
 	var t T
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(t)))
+	return unsafe.Slice(
+		(*byte)(unsafe.Pointer(unsafe.SliceData(s))),
+		len(s)*int(unsafe.Sizeof(t)),
+	)
 }
 
 // pointer turns an address into a pointer. The address is reinterpreted

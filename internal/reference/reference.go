@@ -79,7 +79,9 @@ func once[T any](m *sync.Map, key reduction, f func() T) T {
 
 // Input returns one period of a rank's input to a reduction, encoded. Nobody changes it.
 func Input(dt dtype.DType, op dtype.ReduceOp, rank, size int) []byte {
-	return once(&inputs, reduction{dt, op, rank, size}, func() []byte { return input(dt, op, rank, size) })
+	return once(&inputs, reduction{dt, op, rank, size}, func() []byte {
+		return input(dt, op, rank, size)
+	})
 }
 
 func input(dt dtype.DType, op dtype.ReduceOp, rank, size int) []byte {
@@ -206,7 +208,9 @@ type Result struct {
 // (size-1)·u·|result|, of minimum and maximum 0. For F64 it is doubled, since
 // the reference rounds as well.
 func New(dt dtype.DType, op dtype.ReduceOp, size int) *Result {
-	return once(&results, reduction{dt: dt, op: op, size: size}, func() *Result { return newResult(dt, op, size) })
+	return once(&results, reduction{dt: dt, op: op, size: size}, func() *Result {
+		return newResult(dt, op, size)
+	})
 }
 
 func newResult(dt dtype.DType, op dtype.ReduceOp, size int) *Result {

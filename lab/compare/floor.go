@@ -34,7 +34,10 @@ func (c Config) floor(ctx context.Context) (lines []measured, err error) {
 			return nil, context.Cause(ctx)
 		}
 		for _, place := range []bench.Place{bench.OutOfPlace, bench.InPlace} {
-			lines = append(lines, measured{Work{Bytes: bytes, Place: place}, max(lineEachWay, perCall(c.mover(bytes, place)))})
+			lines = append(lines, measured{
+				Work{Bytes: bytes, Place: place},
+				max(lineEachWay, perCall(c.mover(bytes, place))),
+			})
 		}
 	}
 	return lines, nil

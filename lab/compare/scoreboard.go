@@ -55,14 +55,22 @@ func (s Scoreboard) Validate() error {
 
 // sizeFlags returns the flags of bench for sizes from low to high, by a factor.
 func sizeFlags(low, high, factor int) []string {
-	return []string{"--min", strconv.Itoa(low), "--max", strconv.Itoa(high), "--step", strconv.Itoa(factor)}
+	return []string{
+		"--min", strconv.Itoa(low),
+		"--max", strconv.Itoa(high),
+		"--step", strconv.Itoa(factor),
+	}
 }
 
 // Run measures and returns the results, by work and subject, and what PyTorch says of itself. If that is not there,
 // it is left out, and missing says why.
 func (s Scoreboard) Run(ctx context.Context) (results []Result, torch string, missing, err error) {
 	common := []string{"--backend", "nccl", "--ranks", strconv.Itoa(s.GPUs), "--json", "--verify=false"}
-	allReduce := slices.Concat(common, sizeFlags(leastAllReduce, s.Max, allReduceStep), []string{"--graph", "--in-place"})
+	allReduce := slices.Concat(
+		common,
+		sizeFlags(leastAllReduce, s.Max, allReduceStep),
+		[]string{"--graph", "--in-place"},
+	)
 	gradients := slices.Concat(
 		common,
 		sizeFlags(leastGradient, min(s.Max, mostGradient), gradientStep),

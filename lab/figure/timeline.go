@@ -77,7 +77,12 @@ func Timelines(timelines []overlap.Timeline, title, path string) error {
 			high := lanes[s.Kind.Lane()] + laneHeight/2
 			boxes[s.Kind] = append(
 				boxes[s.Kind],
-				plotter.XYs{{X: start, Y: low}, {X: end, Y: low}, {X: end, Y: high}, {X: start, Y: high}},
+				plotter.XYs{
+					{X: start, Y: low},
+					{X: end, Y: low},
+					{X: end, Y: high},
+					{X: start, Y: high},
+				},
 			)
 		}
 		y -= laneGap

@@ -40,7 +40,10 @@ func TimesAgainstSizes(curves []Curve, title, path string) error {
 		}
 		for _, t := range c.Points {
 			if t.Bytes > 0 && t.Time > 0 {
-				line.Points = append(line.Points, plotter.XY{X: math.Log2(float64(t.Bytes)), Y: math.Log10(t.Time)})
+				line.Points = append(line.Points, plotter.XY{
+					X: math.Log2(float64(t.Bytes)),
+					Y: math.Log10(t.Time),
+				})
 			}
 		}
 		lines = append(lines, line)

@@ -54,15 +54,26 @@ func (s *session) init(ctx context.Context) error {
 		side = s.Beside
 	}
 	s.model = attempt.Get(&a, func() (*model, error) {
-		return newModel(ctx, s.Runtime, side, s.cfg, s.Comm.Rank(), s.Comm.WorldSize())
+		return newModel(
+			ctx,
+			s.Runtime,
+			side,
+			s.cfg,
+			s.Comm.Rank(),
+			s.Comm.WorldSize(),
+		)
 	})
 	s.line = attempt.Get(&a, func() (*runtime.Tensor, error) {
 		return runtime.FromSlice(s.Runtime, []int32{0})
 	})
-	s.alone = attempt.Get(&a, func() (*link, error) { return s.newLink(ctx, s.Comm) })
+	s.alone = attempt.Get(&a, func() (*link, error) {
+		return s.newLink(ctx, s.Comm)
+	})
 	s.side = s.alone
 	if s.Beside != nil {
-		s.side = attempt.Get(&a, func() (*link, error) { return s.newLink(ctx, s.Beside) })
+		s.side = attempt.Get(&a, func() (*link, error) {
+			return s.newLink(ctx, s.Beside)
+		})
 	}
 	a.Do(func() error { return s.settle(ctx) })
 	return a.Err
@@ -307,7 +318,9 @@ func (s *session) round(ctx context.Context, p phase) (t timing, _ error) {
 		return errors.Join(p.link.Sync(ctx), s.Runtime.Synchronize(ctx))
 	})
 	elapsed := func(from, to uintptr) time.Duration {
-		return attempt.Get(&a, func() (time.Duration, error) { return s.Compute.Elapsed(from, to) })
+		return attempt.Get(&a, func() (time.Duration, error) {
+			return s.Compute.Elapsed(from, to)
+		})
 	}
 	t.total = elapsed(start, ended[len(ended)-1])
 	t.busy = t.total

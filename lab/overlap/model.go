@@ -87,7 +87,9 @@ func (m *model) allocate(ctx context.Context, rt runtime.Runtime, c comm.Communi
 func (m *model) build(rt runtime.Runtime, rank, ranks int) error {
 	var a attempt.Calls
 	matrices := func(count, rows, columns int) []cublas.Matrix {
-		return attempt.Get(&a, func() ([]cublas.Matrix, error) { return m.newMatrices(rt, count, rows, columns) })
+		return attempt.Get(&a, func() ([]cublas.Matrix, error) {
+			return m.newMatrices(rt, count, rows, columns)
+		})
 	}
 	n := m.cfg.Batch
 	d := m.cfg.Width
@@ -122,7 +124,14 @@ func (m *model) build(rt runtime.Runtime, rank, ranks int) error {
 	}
 	parts := m.parts()
 	for i := m.cfg.Layers - 1; i > 0; i-- {
-		m.add(Backward, i, m.gradient(i, 0, d), transposed(delta(i)), outputs[i], parts+i-1)
+		m.add(
+			Backward,
+			i,
+			m.gradient(i, 0, d),
+			transposed(delta(i)),
+			outputs[i],
+			parts+i-1,
+		)
 		m.add(Backward, i, delta(i-1), delta(i), weights[i], none)
 	}
 	// Nobody needs the gradient of the input. The parts are computed from the

@@ -242,7 +242,10 @@ func (s *session) result(ctx context.Context, phases []phase, seconds [][]float6
 		if err != nil {
 			return Result{}, err
 		}
-		medians[p.name] = [2]float64{1e3 * measure.Median(seconds[i]), 1e3 * measure.Median(busy)}
+		medians[p.name] = [2]float64{
+			1e3 * measure.Median(seconds[i]),
+			1e3 * measure.Median(busy),
+		}
 		if s.Comm.Rank() == 0 && p.traced {
 			out.Timelines = append(out.Timelines, medianTimeline(p.timelines[1:]))
 		}

@@ -105,6 +105,8 @@ type Timeline struct {
 
 // medianTimeline returns the timeline of middle length.
 func medianTimeline(all []Timeline) Timeline {
-	sorted := slices.SortedFunc(slices.Values(all), func(a, b Timeline) int { return cmp.Compare(a.Total, b.Total) })
+	sorted := slices.SortedFunc(slices.Values(all), func(a, b Timeline) int {
+		return cmp.Compare(a.Total, b.Total)
+	})
 	return sorted[(len(sorted)-1)/2]
 }

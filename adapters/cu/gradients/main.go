@@ -180,7 +180,11 @@ func (g *gpu) train(ctx context.Context, c comm.Communicator, rt *cuda.Runtime) 
 		n := uint64(elements)
 		value := uint64(math.Float32bits(float32(c.Rank() + step)))
 		err := g.fill.Launch(elements/block, 1, 1, block, 1, 1, 0, g.stream,
-			[]unsafe.Pointer{unsafe.Pointer(&p), unsafe.Pointer(&n), unsafe.Pointer(&value)})
+			[]unsafe.Pointer{
+				unsafe.Pointer(&p),
+				unsafe.Pointer(&n),
+				unsafe.Pointer(&value),
+			})
 		if err != nil {
 			return err
 		}

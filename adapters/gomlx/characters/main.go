@@ -168,7 +168,14 @@ func run(ctx context.Context, c comm.Communicator, s settings) (sum uint32, last
 		}
 	}
 	inputs, labels := windows(source)
-	data, err := gomlx.NewDataset(c, "text", inputs, labels, batch/c.WorldSize(), distributed.SamplerConfig{Seed: 1})
+	data, err := gomlx.NewDataset(
+		c,
+		"text",
+		inputs,
+		labels,
+		batch/c.WorldSize(),
+		distributed.SamplerConfig{Seed: 1},
+	)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -263,7 +270,10 @@ func resume(dir string, c comm.Communicator, averaging *gomlx.Optimizer, data *g
 	for _, rank := range sparse.RestoreRanks(len(states), c.WorldSize(), c.Rank()) {
 		entries = append(entries, states[rank])
 	}
-	return errors.Join(averaging.Restore(entries...), data.Seek(step/data.Batches(), step%data.Batches()))
+	return errors.Join(
+		averaging.Restore(entries...),
+		data.Seek(step/data.Batches(), step%data.Batches()),
+	)
 }
 
 // windows cuts a text: the labels are the inputs, one character later.

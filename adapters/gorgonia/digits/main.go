@@ -35,7 +35,9 @@ func main() {
 	if *density < 1 {
 		cfg.Config = sparse.Config{Pattern: sparse.TopkA, Density: *density}
 	}
-	body := func(ctx context.Context, c comm.Communicator) error { return run(ctx, c, *epochs, cfg) }
+	body := func(ctx context.Context, c comm.Communicator) error {
+		return run(ctx, c, *epochs, cfg)
+	}
 	var err error
 	if *backend == "mpi" {
 		err = mpi.Run(context.Background(), body)

@@ -56,9 +56,14 @@ func newModel(seed uint64) (*model, error) {
 	w2 := parameter("w2", hidden, digits.Classes, math.Sqrt(2./hidden))
 	b2 := parameter("b2", 1, digits.Classes, 0)
 
-	h := G.Must(G.Rectify(G.Must(G.BroadcastAdd(G.Must(G.Mul(x, w1)), b1, nil, []byte{0}))))
-	p := G.Must(G.SoftMax(G.Must(G.BroadcastAdd(G.Must(G.Mul(h, w2)), b2, nil, []byte{0}))))
-	loss := G.Must(G.Neg(G.Must(G.Mean(G.Must(G.Sum(G.Must(G.HadamardProd(y, G.Must(G.Log(p)))), 1))))))
+	linear := func(x, w, b *G.Node) *G.Node {
+		product := G.Must(G.Mul(x, w))
+		return G.Must(G.BroadcastAdd(product, b, nil, []byte{0}))
+	}
+	h := G.Must(G.Rectify(linear(x, w1, b1)))
+	p := G.Must(G.SoftMax(linear(h, w2, b2)))
+	likelihoods := G.Must(G.HadamardProd(y, G.Must(G.Log(p))))
+	loss := G.Must(G.Neg(G.Must(G.Mean(G.Must(G.Sum(likelihoods, 1))))))
 	_, err := G.Grad(loss, m.parameters...)
 	return m, err
 }

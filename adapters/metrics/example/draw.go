@@ -115,7 +115,10 @@ func record(ctx context.Context, url string) ([]plotter.XYs, error) {
 		}
 		for i, p := range panels {
 			if last != nil {
-				lines[i] = append(lines[i], plotter.XY{X: now.Sub(start).Seconds(), Y: p.value(values, rate)})
+				lines[i] = append(lines[i], plotter.XY{
+					X: now.Sub(start).Seconds(),
+					Y: p.value(values, rate),
+				})
 			}
 		}
 		last = values

@@ -151,7 +151,10 @@ func (r Rank) soakOn(ctx context.Context, c comm.Communicator, n int) error {
 			c.AllGather(r.Send, r.Recv+2*part, 16, dtype.F64),
 			c.ReduceScatter(r.Send, r.Recv, 8, dtype.I32, comm.Max),
 			c.AllToAll(r.Send, r.Recv+3*part, 4, dtype.I64),
-			c.Group(comm.SendCall(r.Send, 300, dtype.U8, next, 1), comm.RecvCall(r.Recv, 300, dtype.U8, before, 1)),
+			c.Group(
+				comm.SendCall(r.Send, 300, dtype.U8, next, 1),
+				comm.RecvCall(r.Recv, 300, dtype.U8, before, 1),
+			),
 			c.Sync(ctx),
 		)
 		if err != nil {

@@ -99,7 +99,9 @@ func Goroutines[C comm.Communicator](
 	worlds := map[int][]C{}
 	t.Cleanup(func() {
 		for _, w := range worlds {
-			assert.NoError(t, Each(len(w), func(r int) error { return w[r].Close() }))
+			assert.NoError(t, Each(len(w), func(r int) error {
+				return w[r].Close()
+			}))
 		}
 	})
 	b.Sizes = nil
@@ -152,7 +154,9 @@ func Ranks[C comm.Communicator](
 		require.NoError(t, err)
 	}
 	t.Cleanup(func() {
-		assert.NoError(t, Each(len(comms), func(r int) error { return comms[r].Close() }))
+		assert.NoError(t, Each(len(comms), func(r int) error {
+			return comms[r].Close()
+		}))
 	})
 	return comms, gpus
 }
@@ -280,7 +284,9 @@ func LoseARank(t *testing.T, maxRanks int, ways ...string) {
 		n = maxRanks
 	}
 	for _, way := range ways {
-		t.Run(way, func(t *testing.T) { killARank(t, "TestAKilledRank", way, n, shared) })
+		t.Run(way, func(t *testing.T) {
+			killARank(t, "TestAKilledRank", way, n, shared)
+		})
 	}
 }
 

@@ -79,7 +79,10 @@ func (m *Marks) Reached(
 // extent returns the extent of a mark, which has the low halves of its numbers, and is no
 // further than e.
 func extent(e backend.Extent, mark uint64) backend.Extent {
-	return backend.Extent{Collectives: upTo(e.Collectives, uint32(mark>>32)), Messages: upTo(e.Messages, uint32(mark))}
+	return backend.Extent{
+		Collectives: upTo(e.Collectives, uint32(mark>>32)),
+		Messages:    upTo(e.Messages, uint32(mark)),
+	}
 }
 
 // upTo returns the number with this low half that is less than 1<<31 below n, or n if

@@ -175,7 +175,10 @@ func (n *node) children(colors, keys []int) (children []*node) {
 		}
 	}
 	slices.SortFunc(members, func(a, b member) int {
-		return slices.Compare([]int{a.color, a.key, a.rank}, []int{b.color, b.key, b.rank})
+		return slices.Compare(
+			[]int{a.color, a.key, a.rank},
+			[]int{b.color, b.key, b.rank},
+		)
 	})
 	for i, m := range members {
 		if i == 0 || m.color != members[i-1].color {

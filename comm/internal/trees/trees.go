@@ -165,7 +165,9 @@ func (w *worker) split(ctx context.Context, s step) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.nodes[0].name, err)
 	}
-	i := slices.IndexFunc(s.children, func(n *node) bool { return slices.Contains(n.ranks, w.rank) })
+	i := slices.IndexFunc(s.children, func(n *node) bool {
+		return slices.Contains(n.ranks, w.rank)
+	})
 	switch {
 	case i < 0 && c == nil:
 		return nil
@@ -276,7 +278,11 @@ func (m *image) compare(got []byte) error {
 	}
 	for _, p := range m.parts {
 		if !bytes.Equal(got[p.from:p.to], m.after[p.from:p.to]) {
-			wrong, err := reference.Differences(got[p.from:p.to], m.after[p.from:p.to], 1)
+			wrong, err := reference.Differences(
+				got[p.from:p.to],
+				m.after[p.from:p.to],
+				1,
+			)
 			return fmt.Errorf("%v, %s: %w (%d of %d bytes differ)", p.usage, p.call, err, wrong, p.to-p.from)
 		}
 	}

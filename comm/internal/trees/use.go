@@ -49,7 +49,13 @@ type planner struct {
 // plan plans operations of a communicator, in an order of their own.
 func (w *worker) plan(m *image, n *node, c comm.Communicator, serial int) *usage {
 	random := rand.New(rand.NewPCG(w.Seed, uint64(w.number)<<48|uint64(serial)))
-	p := planner{w, &usage{node: n, comm: c}, m, random, []int{int(w.Seed), w.number, serial}}
+	p := planner{
+		w,
+		&usage{node: n, comm: c},
+		m,
+		random,
+		[]int{int(w.Seed), w.number, serial},
+	}
 	moves := []func(){p.broadcast, p.allGather, p.allToAll}
 	all := []func(){p.sum, p.message, moves[random.IntN(len(moves))]}
 	random.Shuffle(len(all), func(i, k int) {
@@ -110,7 +116,13 @@ func (p planner) sum() {
 	from := p.input("allreduce", reference.Encode(dt, send...))
 	to := p.output("allreduce", reference.Encode(dt, total...))
 	p.add(func(base uintptr) error {
-		return p.comm.AllReduce(base+uintptr(from), base+uintptr(to), n, dt, comm.Sum)
+		return p.comm.AllReduce(
+			base+uintptr(from),
+			base+uintptr(to),
+			n,
+			dt,
+			comm.Sum,
+		)
 	})
 }
 

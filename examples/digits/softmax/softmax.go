@@ -130,5 +130,9 @@ func train(ctx context.Context, r tutti.Rank, cfg ddp.Config, optimizer Optimize
 	if err := binary.Write(h, binary.LittleEndian, weights); err != nil {
 		return result, err
 	}
-	return Result{digits.Accuracy(weights, test), meter.Totals().SentBytes, h.Sum32()}, nil
+	return Result{
+		digits.Accuracy(weights, test),
+		meter.Totals().SentBytes,
+		h.Sum32(),
+	}, nil
 }

@@ -34,11 +34,15 @@ func (c *cudaQueue) Time(ctx context.Context, submit func() error) (time.Duratio
 
 // Steps implements [ComputeStream].
 func (c *cudaQueue) Steps(ctx context.Context, n int, prepare, step func() error) (time.Duration, error) {
-	alone, err := c.Time(ctx, func() error { return repeat(ctx, n, prepare, nothing) })
+	alone, err := c.Time(ctx, func() error {
+		return repeat(ctx, n, prepare, nothing)
+	})
 	if err != nil {
 		return 0, err
 	}
-	total, err := c.Time(ctx, func() error { return repeat(ctx, n, prepare, step) })
+	total, err := c.Time(ctx, func() error {
+		return repeat(ctx, n, prepare, step)
+	})
 	return max(total-alone, 0), err
 }
 

@@ -112,7 +112,10 @@ func measureBuckets(
 	defer func() {
 		err = errors.Join(err, b.close())
 	}()
-	rng := rand.New(rand.NewPCG(uint64(r.Comm.Rank()), uint64(len(b.random))))
+	rng := rand.New(rand.NewPCG(
+		uint64(r.Comm.Rank()),
+		uint64(len(b.random)),
+	))
 	for i := range b.random {
 		b.random[i] = float32(rng.NormFloat64())
 	}
@@ -132,7 +135,9 @@ func measureBuckets(
 		return BucketsResult{}, err
 	}
 	seconds, err := measure.InTurns(2, cfg.Rounds, slowest(ctx, r),
-		func() (float64, error) { return b.step(ctx, false) }, func() (float64, error) { return b.step(ctx, true) })
+		func() (float64, error) {
+			return b.step(ctx, false)
+		}, func() (float64, error) { return b.step(ctx, true) })
 	if err != nil {
 		return BucketsResult{}, err
 	}

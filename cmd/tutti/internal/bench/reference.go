@@ -43,7 +43,9 @@ func newTables(k Collective, dt dtype.DType, op comm.ReduceOp, ranks int) *table
 			return reference.Payload(reference.Period*dt.Size(), rank)
 		})
 	}
-	t.reduced = sync.OnceValue(func() *reference.Result { return reference.New(dt, op, ranks) })
+	t.reduced = sync.OnceValue(func() *reference.Result {
+		return reference.New(dt, op, ranks)
+	})
 	return t
 }
 
@@ -98,7 +100,11 @@ func (t *tables) wrong(
 			if first += fromPart * count; t.collective.Reduces() {
 				n, _ = t.reduced().Check(got, first)
 			} else {
-				n, _ = reference.Differences(got, reference.Tile(t.inputs[from](), first%reference.Period*size, len(got)), size)
+				n, _ = reference.Differences(got, reference.Tile(
+					t.inputs[from](),
+					first%reference.Period*size,
+					len(got),
+				), size)
 			}
 			total += int64(n)
 			return nil
@@ -112,5 +118,9 @@ func (t *tables) wrong(
 
 // epsilon is the distance from 1 to the next larger number of a type of gradients.
 func epsilon(dt dtype.DType) float64 {
-	return math.Ldexp(1, map[dtype.DType]int{dtype.F32: -23, dtype.F16: -10, dtype.BF16: -7}[dt])
+	return math.Ldexp(1, map[dtype.DType]int{
+		dtype.F32:  -23,
+		dtype.F16:  -10,
+		dtype.BF16: -7,
+	}[dt])
 }

@@ -206,7 +206,12 @@ func (s *setup) measure(ctx context.Context, count int, place Place) (_ Result, 
 		return s.cfg.settle(ctx, s.Rank, op.run)
 	})
 	seconds := attempt.Get(&a, func() ([][]float64, error) {
-		return measure.InTurns(0, s.cfg.Rounds, slowest(ctx, s.Rank), perIteration(ctx, op.run, iterations))
+		return measure.InTurns(
+			0,
+			s.cfg.Rounds,
+			slowest(ctx, s.Rank),
+			perIteration(ctx, op.run, iterations),
+		)
 	})
 	if a.Err != nil {
 		return Result{}, a.Err
@@ -214,7 +219,9 @@ func (s *setup) measure(ctx context.Context, count int, place Place) (_ Result, 
 	result := s.result(count, place)
 	result.setTime(measure.Median(seconds[0]), s.tables.collective.busFactor(float64(result.Ranks)))
 	if s.cfg.Verify {
-		wrong := attempt.Get(&a, func() (int64, error) { return s.verify(ctx, w, op) })
+		wrong := attempt.Get(&a, func() (int64, error) {
+			return s.verify(ctx, w, op)
+		})
 		result.Wrong = &wrong
 	}
 	return result, a.Err

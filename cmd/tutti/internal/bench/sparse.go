@@ -186,7 +186,9 @@ func measureSize(ctx context.Context, r backend.Rank, cfg SparseConfig, n int, r
 	for i, density := range cfg.Densities {
 		for cells := range slices.Chunk(cfg.cells(), cfg.subjects()) {
 			if i > 0 {
-				cells = slices.DeleteFunc(slices.Clone(cells), func(c cell) bool { return c.pattern == sparse.Dense })
+				cells = slices.DeleteFunc(slices.Clone(cells), func(c cell) bool {
+					return c.pattern == sparse.Dense
+				})
 			}
 			if err := measureSparse(ctx, r, cfg, random, cells, density, n, report); err != nil {
 				return err
@@ -249,7 +251,9 @@ func measureSparse(
 		if cfg.Graph && !sparse.NeedsHost(c.pattern) {
 			a.Do(func() error { return s.capture(ctx) })
 		}
-		once := attempt.Get(&a, func() (int, error) { return cfg.settle(ctx, r, s.round) })
+		once := attempt.Get(&a, func() (int, error) {
+			return cfg.settle(ctx, r, s.round)
+		})
 		if a.Err != nil {
 			return c.about(n, a.Err)
 		}
@@ -296,7 +300,9 @@ func (s *sparseRun) result(
 ) (SparseResult, error) {
 	var a attempt.Calls
 	parts := attempt.Get(&a, func() (sparseRound, error) { return s.meanRounds(ctx) })
-	stats := attempt.Get(&a, func() (sparse.Stats, error) { return s.sparse.Stats(ctx) })
+	stats := attempt.Get(&a, func() (sparse.Stats, error) {
+		return s.sparse.Stats(ctx)
+	})
 	n := s.tensor.Len()
 	p := float64(s.Comm.WorldSize())
 	result := SparseResult{
@@ -381,7 +387,9 @@ func (s *sparseRun) settle(ctx context.Context, density float64) error {
 	ranks := s.Comm.WorldSize()
 	if pattern == sparse.Auto { // which it chooses in the first step
 		attempt.Get(&a, func() (float64, error) { return s.round(ctx, 1) })
-		stats := attempt.Get(&a, func() (sparse.Stats, error) { return s.sparse.Stats(ctx) })
+		stats := attempt.Get(&a, func() (sparse.Stats, error) {
+			return s.sparse.Stats(ctx)
+		})
 		if a.Err != nil {
 			return a.Err
 		}
@@ -409,7 +417,9 @@ func (s *sparseRun) settle(ctx context.Context, density float64) error {
 	)
 	for from := 0; from < n; from += len(values) {
 		to := min(from+len(values), n)
-		part := attempt.Get(&a, func() (*runtime.Tensor, error) { return residual.Slice(0, from, to) })
+		part := attempt.Get(&a, func() (*runtime.Tensor, error) {
+			return residual.Slice(0, from, to)
+		})
 		a.Do(func() error {
 			return errors.Join(runtime.CopyIn(part, values[:to-from]), part.Free())
 		})
@@ -423,7 +433,9 @@ func (s *sparseRun) capture(ctx context.Context) error {
 		return err
 	}
 	var err error
-	s.graph, err = s.Compute.Capture(func() error { return s.sparse.AllReduce(ctx, s.tensor) })
+	s.graph, err = s.Compute.Capture(func() error {
+		return s.sparse.AllReduce(ctx, s.tensor)
+	})
 	return err
 }
 
@@ -458,7 +470,9 @@ func (s *sparseRun) round(ctx context.Context, iterations int) (seconds float64,
 		a.Do(func() error { return s.sparse.Sync(ctx) })
 		a.Do(func() error { return s.Runtime.Synchronize(ctx) })
 		seconds += time.Since(start).Seconds()
-		stats := attempt.Get(&a, func() (sparse.Stats, error) { return s.sparse.Stats(ctx) })
+		stats := attempt.Get(&a, func() (sparse.Stats, error) {
+			return s.sparse.Stats(ctx)
+		})
 		if a.Err != nil {
 			return 0, a.Err
 		}
@@ -601,7 +615,14 @@ func (s *sparseRun) verify(ctx context.Context) (int64, error) {
 	total, err := backend.Reduce(
 		ctx,
 		s.Rank,
-		[]int64{brokenPromises(s.tensor.DType(), gone, size, result, rank0, s.Comm.WorldSize())},
+		[]int64{brokenPromises(
+			s.tensor.DType(),
+			gone,
+			size,
+			result,
+			rank0,
+			s.Comm.WorldSize(),
+		)},
 		comm.Sum,
 	)
 	if err != nil {

@@ -168,7 +168,12 @@ func (info information) print(out io.Writer) {
 	backends := console.NewTable()
 	backends.AppendHeader(table.Row{"backend", "ranks are", "available", ""})
 	for _, b := range info.Backends {
-		backends.AppendRow(table.Row{b.Name, b.Summary, console.Yes[b.Available], info.detail(b)})
+		backends.AppendRow(table.Row{
+			b.Name,
+			b.Summary,
+			console.Yes[b.Available],
+			info.detail(b),
+		})
 	}
 	console.PrintTable(out, backends, nil, 2, 4)
 }

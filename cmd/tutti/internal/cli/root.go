@@ -179,7 +179,9 @@ func addGroup(cmd *cobra.Command, title string, subs ...*cobra.Command) {
 // suggestFlag adds to the error of an unknown flag which one may be meant.
 func suggestFlag(cmd *cobra.Command, err error) error {
 	var names []string
-	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		names = append(names, f.Name)
+	})
 	if unknown := new(pflag.NotExistError); errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {
 		if near := console.Nearest(unknown.GetSpecifiedName(), names); near != "" {
 			return fmt.Errorf("%w; did you mean --%s?", err, near)

@@ -118,7 +118,10 @@ func (t *trainCommand) configure(cmd *cobra.Command) error {
 
 // run trains and reports.
 func (t *trainCommand) run(cmd *cobra.Command) error {
-	bars := &console.Bars{Out: cmd.ErrOrStderr(), Pieces: len(t.cfg.Runs())}
+	bars := &console.Bars{
+		Out:    cmd.ErrOrStderr(),
+		Pieces: len(t.cfg.Runs()),
+	}
 	r := trainReport{dir: &t.dir, bars: bars}
 	r.json, r.text = console.Forms(cmd.OutOrStdout(), t.asJSON)
 	if t.cfg.Elastic {
@@ -185,11 +188,17 @@ func (t *trainCommand) registerOuter(flags *pflag.FlagSet) {
 	console.Restrict(flags, "outer-lr", "a positive number", func() bool {
 		return o.LearningRate > 0 && !math.IsInf(o.LearningRate, 1)
 	})
-	console.Restrict(flags, "outer-momentum", "in [0, 1)", func() bool { return o.Momentum >= 0 && o.Momentum < 1 })
-	console.Restrict(flags, "outer-decay", "in (0, 1]", func() bool { return o.Decay > 0 && o.Decay <= 1 })
+	console.Restrict(flags, "outer-momentum", "in [0, 1)", func() bool {
+		return o.Momentum >= 0 && o.Momentum < 1
+	})
+	console.Restrict(flags, "outer-decay", "in (0, 1]", func() bool {
+		return o.Decay > 0 && o.Decay <= 1
+	})
 	console.Restrict(flags, "outer-fragments", "1 or more", func() bool { return o.Fragments >= 1 })
 	console.Restrict(flags, "outer-delay", "0 or more", func() bool { return o.Delay >= 0 })
-	console.Restrict(flags, "outer-mix", "in [0, 1)", func() bool { return t.mix >= 0 && t.mix < 1 })
+	console.Restrict(flags, "outer-mix", "in [0, 1)", func() bool {
+		return t.mix >= 0 && t.mix < 1
+	})
 }
 
 // Names of the pictures, without extension.
@@ -228,8 +237,12 @@ func (r *trainReport) finish() error {
 		return nil // nothing is sent
 	}
 	return errors.Join(
-		r.dir.Draw(r.text, lossPicture, func(path string) error { return picture.LossAgainstBytes(r.results, path) }),
-		r.dir.Draw(r.text, timePicture, func(path string) error { return picture.LossAgainstTime(r.results, path) }),
+		r.dir.Draw(r.text, lossPicture, func(path string) error {
+			return picture.LossAgainstBytes(r.results, path)
+		}),
+		r.dir.Draw(r.text, timePicture, func(path string) error {
+			return picture.LossAgainstTime(r.results, path)
+		}),
 		r.dir.Draw(r.text, accuracyPicture, func(path string) error {
 			return picture.AccuracyAgainstTime(r.results, "Test accuracy against time: "+r.world(), path)
 		}))

@@ -221,7 +221,10 @@ func (f *forwarder) push(to int32, frame []byte) {
 		return
 	}
 	b := f.queue[len(f.queue)-1]
-	head := binary.NativeEndian.AppendUint64(b.data[b.to:b.to], uint64(time.Since(f.start)+f.delay))
+	head := binary.NativeEndian.AppendUint64(
+		b.data[b.to:b.to],
+		uint64(time.Since(f.start)+f.delay),
+	)
 	head = binary.NativeEndian.AppendUint32(head, uint32(len(frame)))
 	binary.NativeEndian.AppendUint32(head, uint32(to))
 	b.to += frameHead + len(frame)
@@ -323,7 +326,10 @@ func cut(frame []byte, from, to int) []byte {
 		tcp[13] &^= fin | push
 	}
 	// The kernel has left its sum over the packet to the device: it is that of the pseudo header.
-	binary.BigEndian.PutUint16(tcp[16:], sum(uint32(ip[9])+uint32(len(tcp)), ip[12:20]))
+	binary.BigEndian.PutUint16(tcp[16:], sum(
+		uint32(ip[9])+uint32(len(tcp)),
+		ip[12:20],
+	))
 	return frame
 }
 

@@ -268,7 +268,10 @@ func (j job) run(ctx context.Context, stdout, stderr io.Writer) error {
 func (j job) launch(ctx context.Context, stdout, stderr io.Writer) error {
 	var hosts []launch.Host
 	for i := range j.Hosts {
-		hosts = append(hosts, launch.Host{Name: host(i), Enter: []string{enter, host(i), "exec"}})
+		hosts = append(hosts, launch.Host{
+			Name:  host(i),
+			Enter: []string{enter, host(i), "exec"},
+		})
 	}
 	return launch.Run(ctx, launch.Config{
 		Command:  j.Args,

@@ -177,7 +177,9 @@ func Nearest(text string, names []string) string {
 		c.AddCommand(&cobra.Command{Use: name, Run: func(*cobra.Command, []string) {}})
 	}
 	if near := c.SuggestionsFor(text); text != "" && len(near) > 0 {
-		return near[max(0, slices.IndexFunc(near, func(name string) bool { return name[0] == text[0] }))]
+		return near[max(0, slices.IndexFunc(near, func(name string) bool {
+			return name[0] == text[0]
+		}))]
 	}
 	return ""
 }

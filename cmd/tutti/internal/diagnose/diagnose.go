@@ -146,7 +146,9 @@ func failed(records []Record) []Finding {
 	if len(failures) == 0 {
 		return []Finding{}
 	}
-	slices.SortStableFunc(failures, func(a, b failure) int { return cmp.Compare(a.Time, b.Time) })
+	slices.SortStableFunc(failures, func(a, b failure) int {
+		return cmp.Compare(a.Time, b.Time)
+	})
 	first := failures[0]
 	f := Finding{
 		Kind:  Failed,
@@ -479,7 +481,8 @@ func (g *group) unfinished(n uint64, first *member) (Finding, bool) {
 			continue
 		}
 		synced := m.sync != nil && m.sync.Created >= e.Created && (m.sync.Pending || m.sync.Error != "")
-		if synced || e.Tutti.Error != "" || e.Tutti.Op == comm.OpBarrier.String() || e.Tutti.Op == comm.OpSplit.String() {
+		if synced || e.Tutti.Error != "" || e.Tutti.Op == comm.OpBarrier.String() ||
+			e.Tutti.Op == comm.OpSplit.String() {
 			f.Waiting = append(f.Waiting, m.rank)
 			last = e
 		}
@@ -535,7 +538,11 @@ func (g *group) unmatched() []Finding {
 		}
 	}
 	order := slices.SortedFunc(maps.Keys(channels), func(a, b channel) int {
-		return cmp.Or(a.from-b.from, a.to-b.to, cmp.Compare(a.tag, b.tag))
+		return cmp.Or(
+			a.from-b.from,
+			a.to-b.to,
+			cmp.Compare(a.tag, b.tag),
+		)
 	})
 	var out []Finding
 	for _, c := range order {

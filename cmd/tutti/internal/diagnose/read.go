@@ -95,7 +95,9 @@ func ReadFiles(paths []string) ([]Record, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	slices.SortStableFunc(records, func(a, b Record) int { return a.Tutti.Rank - b.Tutti.Rank })
+	slices.SortStableFunc(records, func(a, b Record) int {
+		return a.Tutti.Rank - b.Tutti.Rank
+	})
 	for i := 1; i < len(records); i++ {
 		a := records[i-1]
 		b := records[i]

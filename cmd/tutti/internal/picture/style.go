@@ -105,7 +105,13 @@ func Save(p *plot.Plot, path string) error {
 	if filepath.Ext(path) == ".png" {
 		canvas = vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(width, height), vgimg.UseDPI(pngResolution))}
 	}
-	p.Draw(draw.Crop(draw.New(canvas), vg.Points(6), -vg.Points(14), vg.Points(6), -vg.Points(6)))
+	p.Draw(draw.Crop(
+		draw.New(canvas),
+		vg.Points(6),
+		-vg.Points(14),
+		vg.Points(6),
+		-vg.Points(6),
+	))
 	err := atomicfile.Write(path, func(w io.Writer) error {
 		_, err := canvas.WriteTo(w)
 		return err

@@ -144,7 +144,11 @@ func (m *model) gradient(grad []float32, set examples, batch []int, scale float3
 	}
 	for i, example := range batch {
 		for _, input := range set.context(example) {
-			blas32.Axpy(scale, vector(hidden.Data[i*m.hidden:][:m.hidden]), vector(g.w1[input*m.hidden:][:m.hidden]))
+			blas32.Axpy(
+				scale,
+				vector(hidden.Data[i*m.hidden:][:m.hidden]),
+				vector(g.w1[input*m.hidden:][:m.hidden]),
+			)
 		}
 	}
 	addRows(g.b1, hidden, scale)
@@ -204,7 +208,11 @@ func (m *model) forward(set examples, batch []int) {
 	}
 	for i, example := range batch { // inputs of a text are 1 or 0
 		for _, input := range set.context(example) {
-			blas32.Axpy(1, vector(m.layers.w1[input*m.hidden:][:m.hidden]), vector(hidden.Data[i*m.hidden:][:m.hidden]))
+			blas32.Axpy(
+				1,
+				vector(m.layers.w1[input*m.hidden:][:m.hidden]),
+				vector(hidden.Data[i*m.hidden:][:m.hidden]),
+			)
 		}
 	}
 	for i, z := range hidden.Data {
@@ -253,6 +261,10 @@ func setRows(m blas32.General, v []float32) {
 // addRows adds scale times every row of m to sum.
 func addRows(sum []float32, m blas32.General, scale float32) {
 	for i := range m.Rows {
-		blas32.Axpy(scale, vector(m.Data[i*m.Stride:][:m.Cols]), vector(sum[:m.Cols]))
+		blas32.Axpy(
+			scale,
+			vector(m.Data[i*m.Stride:][:m.Cols]),
+			vector(sum[:m.Cols]),
+		)
 	}
 }
