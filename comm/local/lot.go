@@ -14,8 +14,7 @@ func (e *endpoint) sleep(ctx context.Context) error {
 	defer w.leaveLot(p)
 	// What happened before others could see that this one sleeps. Another wait of the rank may finish its
 	// small collective between the first two looks, which the second one sees.
-	if e.mayFinish() || e.done() || w.failure.Load() != nil || w.front.claim.available() ||
-		w.front.jobs.Load() > 0 {
+	if e.mayFinish() || e.done() || w.failure.Load() != nil || w.front.claim.available() || w.front.jobs.Load() > 0 {
 		return nil
 	}
 	select {

@@ -29,11 +29,11 @@ type plan struct {
 	size      int   // bytes per element
 	row       int   // elements per row, where all are equal
 	ends      []int // ends of the rows, where not
-	uneven    bool
-	total     int // elements
-	step      int // elements per chunk
-	chunks    int
-	streaming bool
+	uneven    bool  // rows have different lengths
+	total     int   // elements
+	step      int   // elements per chunk
+	chunks    int   // at most maxChunks
+	streaming bool  // stores bypass the caches
 }
 
 // unevenRows starts a list of rows of different lengths.

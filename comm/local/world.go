@@ -35,18 +35,19 @@ const minSpin, maxSpin = time.Microsecond, 32 * time.Microsecond
 // pairs.
 type cacheLine [128]byte
 
-// world is the state that the ranks of one communicator share.
+// world is the state that the ranks of one communicator share. What has no lock of its own and is of no atomic type is
+// set before the ranks have the world, but for slots and agreeing: these belong to whoever starts a collective, when
+// all ranks have come to it.
 type world struct {
 	size    int
-	workers int  // ranks that can work at the same time
-	spins   bool // waiting ranks spin: each has a processor
-	tells   bool // small collectives go through cells
-	ranks   []*endpoint
-	slots   [ringSize]slot
-	// By rank, of small collectives with even and odd numbers, and where their data is.
-	cells [2][]cell
-	told  [2][]uintptr
-	boxes []mailbox
+	workers int            // ranks that can work at the same time
+	spins   bool           // waiting ranks spin: each has a processor
+	tells   bool           // small collectives go through cells
+	ranks   []*endpoint    // by rank
+	slots   [ringSize]slot // by the collective's number modulo ringSize
+	cells   [2][]cell      // of small collectives with even and odd numbers, by rank
+	told    [2][]uintptr   // where the data of the cells is
+	boxes   []mailbox      // by the rank that receives
 
 	_ cacheLine
 	// front is what waiting ranks look at.
@@ -75,9 +76,9 @@ type slot struct {
 	// preceding collective is done. It is 0 while the collective runs.
 	missing atomic.Int32
 	left    atomic.Int32 // chunks that are not done
-	plan    plan
-	calls   []entry // by rank
-	extras  []extra // by rank
+	plan    plan         // set by the last rank to arrive
+	calls   []entry      // by rank, each set by it when it arrives
+	extras  []extra      // by rank, likewise
 	_       cacheLine
 }
 
@@ -88,10 +89,10 @@ const cellRanks = 16
 
 // cell is what a rank tells the others of a small collective.
 type cell struct {
-	told atomic.Uint64 // the collective's number, plus one; written last
-	entry
-	data [smallBytes]byte
-	_    [len(cacheLine{}) - 8 - entryBytes - smallBytes]byte
+	told  atomic.Uint64 // the collective's number plus one, written last; 0 means none yet
+	entry               // the call, without its lists
+	data  [smallBytes]byte
+	_     [len(cacheLine{}) - 8 - entryBytes - smallBytes]byte
 }
 
 // smallBytes is how much data of a rank goes into a cell, so that this is a pair of
@@ -107,8 +108,8 @@ const firstBytes = 64 - 8 - entryBytes
 
 // extra holds what only some calls have.
 type extra struct {
-	lists
-	split *splitCall
+	lists            // counts and displacements
+	split *splitCall // nil for all but Split
 }
 
 func (x *extra) set(c *comm.Call, split *splitCall) {
@@ -118,8 +119,9 @@ func (x *extra) set(c *comm.Call, split *splitCall) {
 
 // splitCall is one rank's part in a Split.
 type splitCall struct {
-	comm.Wait
-	child atomic.Pointer[endpoint] // the result, nil for a negative color; not nil before it if the wait for it failed
+	comm.Wait // the color and the key
+	// child is the result, nil for a negative color; not nil before it if the wait for it failed.
+	child atomic.Pointer[endpoint]
 	// forsake is the end of a child whose rank no longer waits for it.
 	forsake func(child *endpoint, cause error)
 }
@@ -149,22 +151,22 @@ type endpoint struct {
 	gone      atomic.Bool   // closed, and nothing in flight
 	leakAlarm runtime.Cleanup
 
-	backlog  queue.Of[*op]
-	open     []*op // messages that were posted and are not done
-	idle     []*op // for reuse
-	released uint64
-	batches  uint64
-	stalled  atomic.Bool // counted in world.stalled
+	backlog  queue.Of[*op] // guarded by mu
+	open     []*op         // messages that were posted and are not done; guarded by mu
+	idle     []*op         // for reuse; guarded by mu
+	released uint64        // the last batch that may start, 0 before the first; guarded by mu
+	batches  uint64        // that were submitted, and the number of the last; guarded by mu
+	stalled  atomic.Bool   // counted in world.stalled
 
-	next   *endpoint // see driver.kicked
-	linked atomic.Bool
+	next   *endpoint   // in the list of driver.kicked, nil at its end; the driver's that has linked it
+	linked atomic.Bool // it is in such a list
 
-	result [1]uintptr // of a small collective
-	quiet  bool       // the world broke, and nobody touches this rank's buffers any more
-	ringed uint64     // number of the last collective that was put into the ring, plus one
+	result [1]uintptr // of a small collective; guarded by mu
+	quiet  bool       // the world broke, and nobody touches this rank's buffers any more; guarded by mu
+	ringed uint64     // number of the last collective that was put into the ring, plus one; guarded by mu
 
-	batch   []*op // the group being submitted
-	scratch atomic.Pointer[scratch]
+	batch   []*op                   // the group being submitted; guarded by mu
+	scratch atomic.Pointer[scratch] // nil while a goroutine works with it, and before the first does
 }
 
 // op is an operation that does not go straight into the ring.
@@ -172,16 +174,19 @@ type op struct {
 	entry
 	extra
 	owner  *endpoint
-	tag    uint32
-	batch  uint64
+	tag    uint32 // of a message
+	batch  uint64 // see endpoint.batches
 	number uint64 // of a message
-	// What the batch has: all operations of a batch start together.
-	collectives, messages bool
+
+	// All operations of a batch start together.
+	collectives bool // the batch has some
+	messages    bool // the batch has some
+
 	// Of a receive that is being copied in chunks.
-	match  *op
-	next   int
-	chunks int
-	left   atomic.Int32
+	match  *op          // the send, nil before it is found
+	next   int          // the first chunk that nobody has taken; guarded by jobList.mu
+	chunks int          // 0 before the match
+	left   atomic.Int32 // chunks that are not done
 }
 
 // mailbox holds the messages to one rank that have only one side yet, in the
@@ -189,13 +194,13 @@ type op struct {
 // tag), never both of one.
 type mailbox struct {
 	mu      sync.Mutex
-	waiting []*op
+	waiting []*op // guarded by mu
 	_       cacheLine
 }
 
 // failure is why a world broke.
 type failure struct {
-	rank    int   // who caused it
+	rank    int   // who caused it, or everyone
 	culprit error // what that rank reports
 	peers   error // what the others report
 }
@@ -203,8 +208,8 @@ type failure struct {
 // lot is where waiting ranks sleep.
 type lot struct {
 	mu      sync.Mutex
-	waiting []*waiter
-	idle    []*waiter
+	waiting []*waiter // guarded by mu
+	idle    []*waiter // for reuse; guarded by mu
 }
 
 // waiter is one sleeping goroutine.
@@ -217,12 +222,13 @@ type waiter struct {
 // jobList holds long messages that have chunks left to copy.
 type jobList struct {
 	mu   sync.Mutex
-	list []*op
+	list []*op // guarded by mu
 }
 
 // scratch is working memory of one goroutine that executes chunks.
 type scratch struct {
-	src, dst []uintptr
+	src []uintptr // empty, with room for a rank each
+	dst []uintptr // likewise
 }
 
 func newWorld(size int, spins bool) *world {

@@ -56,10 +56,6 @@ type state struct {
 	failed atomic.Pointer[error] // of a call that left MPI in an unknown state
 }
 
-// finalizePatience is how long Finalize waits for other ranks before the log says so, and for
-// MPI_Finalize when all ranks are there: as long as Slurm and Kubernetes wait for a process.
-const finalizePatience = 30 * time.Second
-
 // process guards the state of this process: MPI can be initialized once.
 var process struct {
 	sync.Mutex
@@ -485,11 +481,6 @@ func (s *state) finalize(ctx context.Context) error {
 	close(s.thread.calls)
 	return err
 }
-
-// silence is how long a rank calls nothing of MPI before MPI_Finalize where it cannot ask
-// whether the others do. 20 ms were enough for 100 jobs of 100 on a busy machine, 5 ms for 29
-// of 30. It is too short for a packet that is sent again.
-const silence = 100 * time.Millisecond
 
 // fallSilent waits until no rank polls for the last barrier, if ranks are connected by UCX.
 //

@@ -16,26 +16,14 @@ import (
 // have operations in flight and nobody waiting, and goes on for as long as messages complete.
 // It sleeps when nothing was submitted for a while.
 type progress struct {
-	parked atomic.Bool
-	wake   chan struct{}
-	stop   chan struct{}
-	done   chan struct{}
+	parked atomic.Bool   // it waits for wake
+	wake   chan struct{} // has room for one
+	stop   chan struct{} // closed by whoever ends it
+	done   chan struct{} // closed when it has ended
 
 	mu        sync.Mutex
-	endpoints []*endpoint // copied when it changes
+	endpoints []*endpoint // copied when it changes; guarded by mu
 }
-
-const (
-	// busyTick is the pause between two looks while operations are in flight, and
-	// idleTick while none are. The latter costs a loop of short collectives about one
-	// percent.
-	busyTick = 100 * time.Microsecond
-	idleTick = time.Millisecond
-	// idleTicks is the number of looks that find nothing before the goroutine parks.
-	idleTicks = 50
-	// goodbyeTick is the pause between two looks for goodbyes while nothing is in flight.
-	goodbyeTick = 20 * time.Millisecond
-)
 
 func newProgress() *progress {
 	p := &progress{

@@ -103,9 +103,6 @@ func (e *endpoint) abandon(cause error) {
 	e.state.progress.remove(e)
 }
 
-// controlTick is the pause between looks for control messages during a call of MPI.
-const controlTick = 10 * time.Millisecond
-
 // await waits for a call of MPI in another goroutine, until ctx ends or another rank aborts.
 //
 // A library that allows one call at a time receives no control messages meanwhile. When ctx

@@ -160,13 +160,14 @@ type requests struct {
 	next   int          // where the next look begins
 	failed error        // of a call that was to post one
 
-	handleSize, statusSize int
-	arrays                 []int64 // the arrays below, which have room for that many requests
-	capacity               int
-	handles                uintptr
-	statuses               uintptr
-	indices                uintptr
-	flag                   uintptr
+	handleSize int     // bytes of an MPI_Request
+	statusSize int     // bytes of an MPI_Status
+	arrays     []int64 // the arrays below, nil before the first request
+	capacity   int     // requests that they have room for
+	handles    uintptr // MPI_Request
+	statuses   uintptr // MPI_Status
+	indices    uintptr // int
+	flag       uintptr // one int
 }
 
 func newRequests(lib *library) requests {
