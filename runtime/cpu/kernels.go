@@ -303,19 +303,6 @@ func (k kernels) ScatterAdd(dst kernel.Array, l kernel.Entries, scale float32) e
 	return nil
 }
 
-func (k kernels) ScatterSet(dst kernel.Array, l kernel.Entries) error {
-	return k.scatter("ScatterSet", scatterSet, dst, l)
-}
-
-func (k kernels) scatter(name string, scatter func([]float32, entries) int32, dst kernel.Array, l kernel.Entries) error {
-	c := k.checks(name)
-	x, faults := c.array(dst)
-	if from := c.list("l", l); c.err == nil {
-		add(faults, scatter(x, from))
-	}
-	return c.err
-}
-
 func (k kernels) ScatterZero(dst kernel.Array, l kernel.Entries) error {
 	c := k.checks("ScatterZero")
 	x, faults := c.array(dst)

@@ -187,7 +187,6 @@ func BenchmarkKernels(b *testing.B) {
 		{"Store bf16", 6 * n, func() error { return w.Store(half, dtype.BF16, x, n, 0.5, 0) }},
 		{"Scale", 8 * n, func() error { return w.Scale(y, dtype.F32, n, minus) }},
 		{"ScatterAdd", 16 * m, func() error { return w.ScatterAdd(array, list, 0.5) }},
-		{"ScatterSet", 12 * m, func() error { return w.ScatterSet(array, list) }},
 		{"ScatterZero", 8 * m, func() error { return w.ScatterZero(array, list) }},
 		{"Restore", 16 * m, func() error { return w.Restore(array, list, other) }},
 		{"Union", 16 * (m + mb), func() error { return w.Union(out, n, both, 1, 0, 0) }},

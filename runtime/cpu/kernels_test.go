@@ -147,7 +147,6 @@ func kernelCalls(w workbench, n, k int) map[string]func() error {
 		"Merge bf16":  func() error { return w.Merge(half, dtype.BF16, n, both, 0.5, words, 0, kernel.Restoration{}) },
 		"Union":       func() error { return w.Union(out, n, both, 0.5, words, 0) },
 		"ScatterAdd":  func() error { return w.ScatterAdd(array, list, 1) },
-		"ScatterSet":  func() error { return w.ScatterSet(array, list) },
 		"ScatterZero": func() error { return w.ScatterZero(array, list) },
 		"Restore":     func() error { return w.Restore(array, list, other) },
 		"LowerBounds": func() error { return w.LowerBounds(list, bounds, 4, words, thresholds) },
@@ -323,7 +322,7 @@ func FuzzLists(f *testing.F) {
 		}
 		counted(outside[0]+outside[1]+outside[0], w.Merge(dense, dtype.F32, n, lists, 1, faults, 0, kernel.Restoration{Dst: other, L: lists[0], Taken: lists[1]}))
 		counted(outside[0], w.ScatterAdd(array, lists[0], 1))
-		counted(outside[1], w.ScatterSet(array, lists[1]))
+		counted(outside[1], w.ScatterAdd(array, lists[1], 1))
 		counted(outside[0], w.ScatterZero(array, lists[0]))
 		counted(outside[0], w.Restore(array, lists[0], lists[1]))
 		counted(outside[1], w.Restore(array, lists[1], lists[0]))

@@ -128,16 +128,6 @@ func (s *sparse) ScatterAdd(dst kernel.Array, l kernel.Entries, scale float32) e
 	})
 }
 
-// ScatterSet implements [kernel.Kernels].
-func (s *sparse) ScatterSet(dst kernel.Array, l kernel.Entries) error {
-	c := s.checks("ScatterSet")
-	c.array(dst)
-	c.list("l", l)
-	return c.submit(func() error {
-		return s.scatter(kernelScatterSet, kernel.Restoration{Dst: dst, L: l}, 1)
-	})
-}
-
 // ScatterZero implements [kernel.Kernels].
 func (s *sparse) ScatterZero(dst kernel.Array, l kernel.Entries) error {
 	c := s.checks("ScatterZero")

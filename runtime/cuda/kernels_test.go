@@ -176,7 +176,6 @@ func (b *bench) program(seed uint64, n int, dt dtype.DType) []work {
 		{"CountAbove", func() error { return b.CountAbove(union, thresholds, 40, counts) }},
 		{"Narrow", func() error { return b.Narrow(bracket, 0, k, thresholds, 40) }},
 		{"ScatterAdd", func() error { return b.ScatterAdd(array, union, 0.7) }},
-		{"ScatterSet", func() error { return b.ScatterSet(array, top) }},
 		{"Restore", func() error { return b.Restore(array, union, near) }},
 		{"ScatterZero", func() error { return b.ScatterZero(array, of) }},
 		{"Accumulate", func() error {
@@ -339,7 +338,8 @@ func TestKernelsOfALongArray(t *testing.T) {
 		src := kernel.Source{X: x + 4*shift, N: n, Take: true}
 		fill := func() {
 			require.NoError(t, b.Fill(src.X, n, dtype.F32, 0.25))
-			require.NoError(t, b.ScatterSet(kernel.Array{Ptr: src.X, N: n}, list))
+			array := kernel.Array{Ptr: src.X, N: n}
+			require.NoError(t, errors.Join(b.ScatterZero(array, list), b.ScatterAdd(array, list, 1)))
 		}
 		state, used := put(b, []uint32{math.Float32bits(0.5), 0}), room[float32](b, 1)
 		for name, run := range map[string]func(dst kernel.Entries) error{
@@ -429,7 +429,7 @@ func benchmarkKernels(b *testing.B, n int) {
 	lists := []kernel.Entries{dst, again}
 	array := kernel.Array{Ptr: y, N: n, Faults: faults}
 	union, of := g.entries(4*k), g.entries(k)
-	restore := func(src kernel.Source) error { return g.ScatterSet(kernel.Array{Ptr: src.X, N: n}, dst) }
+	restore := func(src kernel.Source) error { return g.ScatterAdd(kernel.Array{Ptr: src.X, N: n}, dst, 1) }
 	floor, plain := math.NaN(), math.NaN() // a copy's bytes a microsecond, and r += g
 	for _, c := range []struct {
 		name  string
@@ -446,12 +446,12 @@ func benchmarkKernels(b *testing.B, n int) {
 		{"Fit", 4 * n, func() error { return g.Fit(src, 2.5, threshold) }},
 		{"Refine", 4 * n, func() error { return g.Refine(x, n, exact, k, factors) }},
 		{"Select", 4 * n, func() error { return g.Select(src, exact, dst) }},
-		{"ScatterSet 1%", 16 * k, func() error { return restore(src) }},
-		{"Select take + ScatterSet", 4*n + 24*k, func() error { return errors.Join(g.Select(taken, exact, dst), restore(taken)) }},
+		{"ScatterAdd of what was taken, 1%", 16 * k, func() error { return restore(src) }},
+		{"Select take + ScatterAdd", 4*n + 24*k, func() error { return errors.Join(g.Select(taken, exact, dst), restore(taken)) }},
 		{"TopK", 4 * n, func() error { return g.TopK(src, k, of, threshold) }},
 		{"TopK no guess", 4 * n, func() error { return g.TopK(src, k, of, 0) }},
 		{"SelectNear", 4 * n, func() error { return g.SelectNear(src, k, state, near, dst, 0) }},
-		{"SelectNear take + ScatterSet", 4*n + 24*k, func() error {
+		{"SelectNear take + ScatterAdd", 4*n + 24*k, func() error {
 			return errors.Join(g.SelectNear(taken, k, state, near, dst, 0), restore(taken))
 		}},
 		{"TopK += f32 take", 12 * n, func() error { return g.TopK(next(added), k, of, threshold) }},

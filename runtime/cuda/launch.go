@@ -46,7 +46,6 @@ const (
 	kernelRefine
 
 	kernelScatterAdd
-	kernelScatterSet
 	kernelZeroAt
 	kernelGiveBack
 	kernelLowerBounds
@@ -101,7 +100,6 @@ var kernelNames = [kernelCount]string{
 	kernelClipFactor:     "clip_factor",
 	kernelRefine:         "refine",
 	kernelScatterAdd:     "scatter_add",
-	kernelScatterSet:     "scatter_set",
 	kernelZeroAt:         "zero_at",
 	kernelGiveBack:       "give_back",
 	kernelLowerBounds:    "lower_bounds",

@@ -223,7 +223,7 @@ func benchmarkStep(b *testing.B, n int, dt dtype.DType) {
 			if inPlace {
 				require.NoError(b, g.CopyIn(x, hostmem.Bytes(sample)))
 				run, exchange, exchanges, name = func() error { return pick(source(false)) }, nothing, 0, name+" in place"
-				end = func() error { return g.ScatterSet(kernel.Array{Ptr: x, N: n}, of) }
+				end = func() error { return g.ScatterAdd(kernel.Array{Ptr: x, N: n}, of, 1) }
 			}
 			for range 300 {
 				require.NoError(b, errors.Join(run(), exchange(), end()))

@@ -245,8 +245,6 @@ type Kernels interface {
 	// ScatterAdd adds dst[idx[i]] += val[i] * scale; the product is rounded before
 	// the sum.
 	ScatterAdd(dst Array, l Entries, scale float32) error
-	// ScatterSet stores dst[idx[i]] = val[i].
-	ScatterSet(dst Array, l Entries) error
 	// ScatterZero stores 0 at the indices of the list; l.Val is not looked at.
 	ScatterZero(dst Array, l Entries) error
 	// Restore adds dst[idx[i]] += val[i] for the entries of l whose index is not

@@ -153,7 +153,7 @@ func reduceFew(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, patter
 	}
 	g := standin.Pointer(grad)
 	entries := kernel.Entries{Idx: standin.Pointer(list), Val: standin.Pointer(val), N: list.Len()}
-	if err := rt.Kernels().ScatterSet(kernel.Array{Ptr: g, N: grad.Len()}, entries); err != nil {
+	if err := rt.Kernels().ScatterAdd(kernel.Array{Ptr: g, N: grad.Len()}, entries, 1); err != nil {
 		return err
 	}
 	if err := s.AllReduce(ctx, grad); err != nil {

@@ -40,7 +40,6 @@ template <typename F> DEVICE void each(const scatter_args &a, F f) {
 }
 #define EACH(body) each(a, [&] METHOD (i32 i, u64 j) { body; })
 KERNEL scatter_add(scatter_args a) { EACH(a.dst.p[i] = a.dst.p[i] + a.l.val[j] * (float)a.scale); }
-KERNEL scatter_set(scatter_args a) { EACH(a.dst.p[i] = a.l.val[j]); }
 KERNEL zero_at(scatter_args a) { EACH(a.dst.p[i] = 0; (void)j); }
 
 // give gives back, by warps of which this is one. What is taken lies near for entries
