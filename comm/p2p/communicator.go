@@ -22,7 +22,7 @@ type Comm struct {
 	check   backend.Check
 	life    backend.Life
 	rt      *cuda.Runtime
-	options
+	limit   int // bytes of a piece that go over peer memory; negative: as measured
 	here    *endpoint
 	offload offloadTable
 
@@ -51,15 +51,12 @@ var (
 
 // newComm makes a communicator with an offload table, or, for nil, with one that it measures.
 // After an error base is as it was.
-func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.Runtime, o options, t *offloadTable) (*Comm, error) {
-	here, err := connect(ctx, base, rt, defaults(base.WorldSize(), o.inHost), o.patience)
-	if errors.Is(err, comm.ErrUnsupported) && !o.inHost { // on all ranks: they do not reach each other's memory
-		here, err = connect(ctx, base, rt, defaults(base.WorldSize(), true), o.patience)
-	}
+func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.Runtime, limit int, t *offloadTable) (*Comm, error) {
+	here, err := connect(ctx, base, rt, defaults(base.WorldSize()), patience)
 	if err != nil {
 		return nil, err
 	}
-	c := &Comm{Wrapped: comm.Wrap(base), streams: ops, rt: rt, options: o, here: here}
+	c := &Comm{Wrapped: comm.Wrap(base), streams: ops, rt: rt, limit: limit, here: here}
 	c.marks.Init(rt)
 	c.check = backend.Check{Backend: "p2p", Rank: base.Rank(), WorldSize: base.WorldSize()}
 	c.life.Timeout = backend.DeviceTimeout
@@ -69,7 +66,7 @@ func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.
 		return c, nil
 	}
 	every := func(*comm.Call) bool { return true }
-	if c.offload, err = (&contest{base, o, rt, every, c.submit, c.sync, c.Stream, measured}).choose(ctx); err != nil {
+	if c.offload, err = (&contest{base, limit, rt, every, c.submit, c.sync, c.Stream, measured}).choose(ctx); err != nil {
 		here.stopWaiting()
 		return nil, errors.Join(err, c.discard())
 	}

@@ -26,15 +26,23 @@ import (
 
 var each = gputest.Each
 
+// maker makes a communicator: p2p.New or everything.
+type maker func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) (*p2p.Comm, error)
+
+// everything makes a communicator that passes as little as possible to the base.
+func everything(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) (*p2p.Comm, error) {
+	return p2p.NewWithLimit(ctx, base, rt, 1<<40)
+}
+
 // world makes a world over NCCL on the GPUs given.
-func world(ctx context.Context, gpus []*cuda.Runtime, opts ...p2p.Option) ([]*p2p.Comm, error) {
+func world(ctx context.Context, gpus []*cuda.Runtime, form maker) ([]*p2p.Comm, error) {
 	bases, err := nccl.InProcess(ctx, gpus)
 	if err != nil {
 		return nil, err
 	}
 	comms := make([]*p2p.Comm, len(gpus))
 	return comms, each(len(gpus), func(r int) (err error) {
-		comms[r], err = p2p.New(ctx, bases[r], gpus[r], append([]p2p.Option{p2p.Tested}, opts...)...)
+		comms[r], err = form(ctx, bases[r], gpus[r])
 		return err
 	})
 }
@@ -48,38 +56,38 @@ var conforms = commtest.Backend{
 	Communicators:     8, // as those of NCCL below
 }
 
-func goroutines(t *testing.T, opts ...p2p.Option) commtest.Backend {
+func goroutines(t *testing.T, form maker) commtest.Backend {
 	return gputest.Goroutines(t, conforms, func(ctx context.Context, gpus []*cuda.Runtime) ([]*p2p.Comm, error) {
-		return world(ctx, gpus, opts...)
+		return world(ctx, gpus, form)
 	})
 }
 
 // connect makes the communicator of a process.
-func connect(ctx context.Context, rt *cuda.Runtime, opts ...p2p.Option) (*p2p.Comm, error) {
+func connect(ctx context.Context, rt *cuda.Runtime, form maker) (*p2p.Comm, error) {
 	base, err := nccl.FromEnv(ctx, rt)
 	if err != nil {
 		return nil, err
 	}
-	return p2p.New(ctx, base, rt, append([]p2p.Option{p2p.Tested}, opts...)...)
+	return form(ctx, base, rt)
 }
 
 func TestConformance(t *testing.T) {
-	commtest.Run(t, goroutines(t), commtest.Timeout(gputest.Suites))
+	commtest.Run(t, goroutines(t, p2p.New), commtest.Timeout(gputest.Suites))
 }
 
 // TestConformanceOfEverything passes as little as possible to the base.
 func TestConformanceOfEverything(t *testing.T) {
-	commtest.Run(t, goroutines(t, p2p.WithLimit(1<<40)), commtest.Timeout(gputest.Suites))
+	commtest.Run(t, goroutines(t, everything), commtest.Timeout(gputest.Suites))
 }
 
 // TestConformanceOfProcesses runs the suite with a process per GPU, when a launcher
 // started the test binary.
 func TestConformanceOfProcesses(t *testing.T) {
-	gputest.Processes(t, conforms, func(ctx context.Context, rt *cuda.Runtime) (*p2p.Comm, error) { return connect(ctx, rt) },
+	gputest.Processes(t, conforms, func(ctx context.Context, rt *cuda.Runtime) (*p2p.Comm, error) { return connect(ctx, rt, p2p.New) },
 		func(t *testing.T, b commtest.Backend) { distributedtest.Run(t, b) })
 }
 
-func TestDistributed(t *testing.T) { distributedtest.Run(t, goroutines(t)) }
+func TestDistributed(t *testing.T) { distributedtest.Run(t, goroutines(t, p2p.New)) }
 
 // One process of a job is killed. The waits of the others end at the first of their deadlines, in
 // eager calls and in a graph, and name the missing rank. The others go on with a communicator
@@ -101,7 +109,7 @@ func rankOfAKilledJob(t *testing.T, way string) {
 	rt := gputest.Own(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	c, err := connect(ctx, rt, p2p.WithLimit(1<<40))
+	c, err := connect(ctx, rt, everything)
 	require.NoError(t, err)
 	const n = 1 << 18
 	buf, err := rt.Allocate(n * 4)
@@ -159,7 +167,7 @@ func rankOfAKilledJob(t *testing.T, way string) {
 	require.True(t, ok)
 	rest, err := base.Shrink(ctx, victim)
 	require.NoError(t, err)
-	again, err := p2p.New(ctx, rest, rt, p2p.Tested, p2p.WithLimit(1<<40))
+	again, err := everything(ctx, rest, rt)
 	require.NoError(t, err)
 	require.NoError(t, again.AllReduce(buf, buf, n, dtype.F32, comm.Sum))
 	require.NoError(t, again.Sync(ctx))
@@ -182,7 +190,7 @@ func TestHandOver(t *testing.T) {
 	if !strings.Contains(os.Getenv("TUTTI_TEST_TIMES"), "hand-over") {
 		t.Skip("a measurement")
 	}
-	comms, err := world(t.Context(), gputest.Open(t))
+	comms, err := world(t.Context(), gputest.Open(t), p2p.New)
 	require.NoError(t, err)
 	for _, op := range []comm.Op{comm.OpAllReduce, comm.OpReduceScatter, comm.OpAllGather, comm.OpAllToAll, comm.OpBroadcast} {
 		for _, dt := range []dtype.DType{dtype.F32, dtype.I32, dtype.FP8E4M3} {

@@ -163,7 +163,7 @@ func (b *bootstrap) connect(ctx context.Context, s sizes, limit time.Duration) (
 	})
 	if agreed {
 		e.multiprocessors = multiprocessors(all)
-		e.kernels = *e.lib.suited(s, sharesGPU(all, rank))
+		e.kernels = *e.lib.suited(sharesGPU(all, rank))
 		if err == nil {
 			err = e.loadAll(stream)
 		}
@@ -245,7 +245,7 @@ func (b *bootstrap) attachAll(ctx context.Context, own hello, memory *cuda.Share
 			continue
 		}
 		err = fetch(ctx, h, func(fd int) error {
-			m, err := b.rt.ImportShared(own.sizes.memory(), fd, own.bytes)
+			m, err := b.rt.ImportShared(fd, own.bytes)
 			if err == nil {
 				attach(peer, m)
 			}

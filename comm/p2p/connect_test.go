@@ -71,9 +71,8 @@ func TestRanksHaveTheirShareOfAGPU(t *testing.T) {
 // Kernels start early where nothing has to have left their GPU before.
 func TestKernelsThatStartEarly(t *testing.T) {
 	l := &library{}
-	assert.Same(t, &l.kernels, l.suited(sizes{}, false))
-	assert.Same(t, &l.late, l.suited(sizes{}, true), "a peer on the same GPU")
-	assert.Same(t, &l.late, l.suited(sizes{host: true}, false), "scratch memory of the host")
+	assert.Same(t, &l.kernels, l.suited(false))
+	assert.Same(t, &l.late, l.suited(true), "a peer on the same GPU")
 }
 
 // What ranks tell each other is bytes: processes have no use for each other's pointers.

@@ -62,7 +62,7 @@ func newEndpoint(ctx context.Context, rt *cuda.Runtime, rank, ranks int, s sizes
 	}
 	e.kernels = e.lib.kernels
 	at, bytes := s.layout(ranks)
-	if e.scratch, err = rt.AllocateShared(s.memory(), bytes); err != nil {
+	if e.scratch, err = rt.AllocateShared(bytes); err != nil {
 		return e, err
 	}
 	base := e.scratch.Address()

@@ -1,25 +1,18 @@
 package p2p
 
 import (
-	"os"
+	"context"
 	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// memoryVariable is what has the tests use scratch memory of the host if it is "host".
-const memoryVariable = "TUTTI_TEST_MEMORY"
-
-// tested reports whether tests do.
-func tested() bool { return os.Getenv(memoryVariable) == "host" }
-
-// Tested is the option for that.
-func Tested(o *options) { o.inHost = tested() }
-
-// WithLimit runs operations of up to that many bytes by peer memory, instead of up to
+// NewWithLimit runs operations on pieces of up to that many bytes over peer memory, instead of up to
 // the measured size.
-func WithLimit(bytes int) Option { return func(o *options) { o.most = bytes } }
-
-// InHostMemory reports whether a communicator's scratch memory is the host's.
-func InHostMemory(c *Comm) bool { return c.here.host }
+func NewWithLimit(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, bytes int) (*Comm, error) {
+	return newOver(ctx, base, rt, bytes)
+}
 
 // Measured are the sizes that New measures.
 var Measured = &measured

@@ -26,7 +26,7 @@ func TestSoak(t *testing.T) {
 
 func faultRanks(t *testing.T) faulttest.Backend {
 	comms, gpus := gputest.Ranks(t, 2, 3,
-		func(ctx context.Context, gpu *cuda.Runtime) (*p2p.Comm, error) { return connect(ctx, gpu) },
-		func(ctx context.Context, gpus []*cuda.Runtime) ([]*p2p.Comm, error) { return world(ctx, gpus) })
+		func(ctx context.Context, gpu *cuda.Runtime) (*p2p.Comm, error) { return connect(ctx, gpu, p2p.New) },
+		func(ctx context.Context, gpus []*cuda.Runtime) ([]*p2p.Comm, error) { return world(ctx, gpus, p2p.New) })
 	return gputest.Faults(t, comms, gpus)
 }

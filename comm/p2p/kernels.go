@@ -6,7 +6,6 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
@@ -93,30 +92,16 @@ const (
 
 // sizes are the parameters that must be equal on all ranks.
 type sizes struct {
-	words, tagged     int  // bytes of each of the two places of a wire
-	ringBlocks, chunk int  // of kernels with rings, and packs of a slot
-	once, twice       int  // largest allreduce in one step and in two, in bytes
-	blocks            int  // most blocks of any kernel
-	host              bool // the scratch memory is the host's, not the GPUs'
+	words, tagged     int // bytes of each of the two places of a wire
+	ringBlocks, chunk int // of kernels with rings, and packs of a slot
+	once, twice       int // largest allreduce in one step and in two, in bytes
+	blocks            int // most blocks of any kernel
 }
 
-// memory is what the scratch memory is of.
-func (s sizes) memory() runtime.Kind {
-	if s.host {
-		return runtime.CPU
-	}
-	return runtime.CUDA
-}
-
-// defaults returns the sizes for a number of ranks, and scratch memory of the host or of the GPUs.
-func defaults(ranks int, host bool) sizes {
-	s := sizes{words: 8 << 20, tagged: 2 << 20, ringBlocks: 128, blocks: maxBlocks, host: host}
+// defaults returns the sizes for a number of ranks.
+func defaults(ranks int) sizes {
+	s := sizes{words: 8 << 20, tagged: 2 << 20, ringBlocks: 128, blocks: maxBlocks}
 	switch {
-	case host: // words of the host's memory cross the bus once more, when they are put back
-		s.words, s.tagged, s.once, s.chunk = 2<<20, 512<<10, 8<<10, 128
-		if ranks > 2 {
-			s.twice = 1 << 20
-		}
 	case ranks <= 2:
 		s.once, s.chunk = 8<<20, 256
 	case ranks <= 4:

@@ -48,16 +48,10 @@ func (l *library) loadModule(rt *cuda.Runtime) error {
 	return err
 }
 
-// suited returns the kernels for scratch memory of some sizes, and a GPU that is shared with another rank
-// or not.
-func (l *library) suited(s sizes, shared bool) *kernelSet {
-	switch {
-	case shared:
+// suited returns the kernels for a GPU that is shared with another rank or not.
+func (l *library) suited(shared bool) *kernelSet {
+	if shared {
 		return &l.late // one that starts early would occupy the GPU that the other rank needs
-	case s.host:
-		// One that starts early knows of the writes before it what its own GPU sees of them, and not
-		// that they have come to the host's memory, where a peer may write next.
-		return &l.late
 	}
 	return &l.kernels
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/poll"
-	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
@@ -71,9 +70,6 @@ func (c *Comm) ShareLists(ctx context.Context, n int) (backend.SharedLists, erro
 	c.entered.Add(1)
 	defer c.left.Add(1)
 	err := c.life.Err()
-	if err == nil && c.here.host {
-		err = fmt.Errorf("%w: GPUs do not reach each other's memory", comm.ErrUnsupported)
-	}
 	if err != nil {
 		return nil, c.check.Fail(op, err)
 	}
@@ -96,7 +92,7 @@ func (c *Comm) newLists(ctx context.Context, n int) (l *sharedLists, err error) 
 	if bytes > mostShared {
 		err = fmt.Errorf("p2p: %w: %d bytes for lists of %d ranks", comm.ErrUnsupported, bytes, ranks)
 	} else {
-		l.memory[rank], err = c.rt.AllocateShared(runtime.CUDA, bytes)
+		l.memory[rank], err = c.rt.AllocateShared(bytes)
 	}
 	_, agreed, err := b.attachAll(ctx, hello{sizes: sizes{words: bytes}}, l.memory[rank], err, func(peer int, m *cuda.SharedMemory) { l.memory[peer] = m })
 	if !agreed {

@@ -97,12 +97,12 @@ func (c *Comm) HandOver(op comm.Op, dt dtype.DType, reduce comm.ReduceOp) int {
 // contest is between a communicator and its base.
 type contest struct {
 	comm.Communicator // the base
-	options
-	rt     *cuda.Runtime
-	runs   func(x *comm.Call) bool
-	submit func(x *comm.Call) error
-	sync   func(ctx context.Context) error
-	stream func() *cuda.Stream
+	limit             int
+	rt                *cuda.Runtime
+	runs              func(x *comm.Call) bool
+	submit            func(x *comm.Call) error
+	sync              func(ctx context.Context) error
+	stream            func() *cuda.Stream
 	// The sizes to compare at first, in that order, until the base is faster.
 	sizes []int
 }
@@ -114,7 +114,7 @@ func (c *contest) choose(ctx context.Context) (t offloadTable, err error) {
 		return t, err
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
-	measures := c.most < 0 && c.WorldSize() > 1
+	measures := c.limit < 0 && c.WorldSize() > 1
 	var m measurement
 	if err = t.probe(c.Communicator); err == nil && measures {
 		m, err = newMeasurement(ctx, c.rt)
@@ -134,7 +134,7 @@ func (c *contest) choose(ctx context.Context) (t offloadTable, err error) {
 		return t, errors.Join(err, m.free())
 	case c.WorldSize() > 1: // alone, the base copies
 		for k := range t.limit {
-			t.limit[k] = c.most
+			t.limit[k] = c.limit
 		}
 	}
 	return t, nil

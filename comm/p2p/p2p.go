@@ -2,8 +2,7 @@
 // collectives that are faster that way by kernels that write into the other GPUs' memory, and
 // passes the rest to its base.
 //
-// Each rank has scratch memory that all others map: of its GPU or, where GPUs do not reach each
-// other's memory, of the host. A rank writes what it sends into its
+// Each rank has scratch memory that all others map. A rank writes what it sends into its
 // peers' scratch memory, and waits for the data in its own. There is no barrier and no buffer to
 // register: any address works, captured in a graph or not. A word of a message shows by its
 // value that it has arrived: it is a float other than one reserved NaN, or 32 bits beside the
@@ -41,49 +40,28 @@ import (
 // MaxRanks is how many ranks a communicator can have.
 const MaxRanks = maxRanks
 
-// Option changes how New makes a communicator.
-type Option func(*options)
-
-type options struct {
-	patience time.Duration
-	most     int
-	inHost   bool // the scratch memory is the host's
-}
-
 // patience is longer than ranks of a healthy job are apart when one writes a checkpoint or
 // compiles something, and as long as PyTorch waits for a collective.
 const patience = 10 * time.Minute
-
-// WithHostMemory puts the scratch memory into the host's memory, as New does where GPUs do
-// not reach each other's: for machines on which that access is slow or does not work. All ranks pass it or none does.
-func WithHostMemory() Option { return func(o *options) { o.inHost = true } }
 
 // New makes a communicator over base, whose memory and streams are those of rt. It is
 // collective on base. From then on base is used through the new communicator, whose Close
 // closes it too.
 //
 // All ranks get a communicator or all get an error: [comm.ErrUnsupported] where
-// they do not reach memory of each other, nor share any of the host's.
-func New(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, opts ...Option) (*Comm, error) {
-	ops, o, err := settings(base, rt, opts)
-	if err != nil {
-		return nil, err
-	}
-	return newComm(ctx, base, ops, rt, o, nil)
+// GPUs do not reach each other's memory.
+func New(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) (*Comm, error) {
+	return newOver(ctx, base, rt, -1)
 }
 
-// settings checks the arguments of New.
-func settings(base comm.Communicator, rt *cuda.Runtime, opts []Option) (streams, options, error) {
-	o := options{patience: patience, most: -1}
+// newOver is New with the bytes of a piece up to which calls go over peer memory; negative: as measured.
+func newOver(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, limit int) (*Comm, error) {
 	if base == nil || rt == nil {
-		return nil, o, fmt.Errorf("p2p: %w: base communicator or runtime is nil", comm.ErrArgument)
+		return nil, fmt.Errorf("p2p: %w: base communicator or runtime is nil", comm.ErrArgument)
 	}
 	ops, ok := comm.As[streams](base)
 	if !ok {
-		return nil, o, fmt.Errorf("p2p: %w: the base communicator has no stream", comm.ErrUnsupported)
+		return nil, fmt.Errorf("p2p: %w: the base communicator has no stream", comm.ErrUnsupported)
 	}
-	for _, opt := range opts {
-		opt(&o)
-	}
-	return ops, o, nil
+	return newComm(ctx, base, ops, rt, limit, nil)
 }

@@ -47,7 +47,7 @@ func TestPlans(t *testing.T) {
 	const seed = 3
 	rng := rand.New(rand.NewPCG(seed, 0))
 	for ranks := 1; ranks <= maxRanks; ranks++ {
-		for _, s := range []sizes{defaults(ranks, false), defaults(ranks, true), small(ranks)} {
+		for _, s := range []sizes{defaults(ranks), small(ranks)} {
 			p, names := named(ranks, s)
 			at, _ := s.layout(ranks)
 			for range 2000 {
@@ -99,7 +99,7 @@ func TestPlans(t *testing.T) {
 // The parts of the scratch memory follow each other, behind the state and the flags.
 func TestScratchMemory(t *testing.T) {
 	for ranks := 1; ranks <= maxRanks; ranks++ {
-		s := defaults(ranks, false)
+		s := defaults(ranks)
 		at, bytes := s.layout(ranks)
 		flags := 4096 + 2*maxLines*maxRanks*8
 		assert.LessOrEqual(t, uint64(flags), at.words)
@@ -146,7 +146,7 @@ func TestOffloadTable(t *testing.T) {
 func TestPlansLeaveRoom(t *testing.T) {
 	for _, multiprocessors := range []int{5, 14, 64, 108, 114, 128, 132, 148} {
 		for ranks := 2; ranks <= maxRanks; ranks++ {
-			p := planner{sizes: defaults(ranks, false), ranks: ranks, multiprocessors: multiprocessors, kernels: kernelSet{i8: pieces{&function{}, &function{}}}}
+			p := planner{sizes: defaults(ranks), ranks: ranks, multiprocessors: multiprocessors, kernels: kernelSet{i8: pieces{&function{}, &function{}}}}
 			plans := []plan{p.barrier(), p.list(nil, 0, kernel.Entries{N: 10 << 20})}
 			for bytes := 64; bytes <= 1<<30; bytes *= 4 {
 				plans = append(plans,
@@ -162,16 +162,15 @@ func TestPlansLeaveRoom(t *testing.T) {
 		}
 	}
 	for _, ranks := range []int{2, 4, 8} { // of GPUs with 132, on which four were always left
-		p := planner{sizes: defaults(ranks, false), ranks: ranks, multiprocessors: 132}
+		p := planner{sizes: defaults(ranks), ranks: ranks, multiprocessors: 132}
 		assert.Equal(t, 128, p.allReduce(0, 0, 1<<28, dtype.F32, comm.Sum).blocks)
 	}
 }
 
 // What travels rounded has tiles for each block: as many as all blocks and rounds have of a rank's share, at least.
 func TestPlansOfRounded(t *testing.T) {
-	for i := range 2 * (maxRanks - 1) {
-		ranks := 2 + i/2
-		p := planner{sizes: defaults(ranks, i%2 == 1), ranks: ranks, kernels: kernelSet{i8: pieces{&function{}, &function{}}}}
+	for ranks := 2; ranks <= maxRanks; ranks++ {
+		p := planner{sizes: defaults(ranks), ranks: ranks, kernels: kernelSet{i8: pieces{&function{}, &function{}}}}
 		for _, count := range []int{1, 511, 513, 1 << 20, 5 << 20, 26_214_400, 400 << 20} {
 			p.multiprocessors = 14 * (count % 2)
 			l, ok := p.rounded(kernel.Source{X: 1 << 20, N: count}, 1<<30, kernel.CodecI8, comm.Avg)

@@ -31,7 +31,7 @@ func TestRandomCalls(t *testing.T) {
 			gpus := openGPUs(t, ranks)
 			n, err := cuda.Count()
 			require.NoError(t, err)
-			s := defaults(ranks, tested())
+			s := defaults(ranks)
 			if ranks > n {
 				s.blocks, s.ringBlocks = 16, 16 // all ranks' blocks have to find a place
 			}

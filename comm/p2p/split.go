@@ -21,7 +21,7 @@ func (c *Comm) split(ctx context.Context, color, key int) (comm.Communicator, er
 	if base.WorldSize() == c.WorldSize() {
 		t = &c.offload // the same ranks
 	}
-	child, err := newComm(ctx, base, ops, c.rt, c.options, t)
+	child, err := newComm(ctx, base, ops, c.rt, c.limit, t)
 	switch {
 	case errors.Is(err, comm.ErrUnsupported):
 		return base, nil

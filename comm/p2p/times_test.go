@@ -191,7 +191,7 @@ func measuredGPUs(t *testing.T, what string) (gpus []*cuda.Runtime, s sizes) {
 	}
 	n, _ := cuda.Count()
 	gpus = openGPUs(t, max(n, 2))
-	s = defaults(len(gpus), tested())
+	s = defaults(len(gpus))
 	if gpus[0].Device() == gpus[1].Device() {
 		fmt.Println("both ranks on one GPU")
 		s.blocks, s.ringBlocks = 32, 32
@@ -214,9 +214,6 @@ func TestTimes(t *testing.T) {
 	columns := []string{"p2p graph", "p2p eager", "nccl graph", "nccl eager", "window graph", "window eager"}
 	fmt.Printf("%10s %13s\n", "float32", columns)
 	for _, bytes := range []int{8, 256, 1 << 10, 8 << 10, 16 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 8 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30} {
-		if bytes > 256<<20 && s.host {
-			break
-		}
 		var row []float64
 		for _, graph := range []bool{true, false} {
 			us, err := timeWorld(ctx, ends, bytes, graph, nil)
@@ -225,7 +222,7 @@ func TestTimes(t *testing.T) {
 		}
 		for _, symmetric := range []bool{false, true} {
 			for _, graph := range []bool{true, false} {
-				if others == nil || symmetric && s.host {
+				if others == nil {
 					continue
 				}
 				us, err := timeNCCL(ctx, others, bytes, graph, symmetric)

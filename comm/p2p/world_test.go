@@ -72,7 +72,7 @@ func openGPUs(t testing.TB, ranks int) []*cuda.Runtime {
 
 // small are sizes with which little data takes every path.
 func small(ranks int) sizes {
-	s := sizes{words: 48 << 10, tagged: 24 << 10, ringBlocks: 2, chunk: 48, once: 8 << 10, twice: 32 << 10, blocks: 4, host: tested()}
+	s := sizes{words: 48 << 10, tagged: 24 << 10, ringBlocks: 2, chunk: 48, once: 8 << 10, twice: 32 << 10, blocks: 4}
 	if ranks == 2 {
 		s.once, s.twice = 24<<10, 0
 	}
@@ -486,7 +486,7 @@ func TestRanksOfSeveralLaunches(t *testing.T) {
 			steps, most := 600, 200<<10
 			s := small(ranks)
 			if ranks == n {
-				s, most = defaults(ranks, tested()), 24<<20
+				s, most = defaults(ranks), 24<<20
 				steps = 300
 			}
 			ends := world(t, gpus, ranks, s, 20*time.Second)

@@ -24,12 +24,6 @@ func Map(fd, bytes int) ([]byte, error) {
 	return memory, os.NewSyscallError("mmap", err)
 }
 
-// Duplicate returns another descriptor of the same memory.
-func Duplicate(fd int) (int, error) {
-	duplicate, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-	return duplicate, os.NewSyscallError("fcntl", err)
-}
-
 // Close closes a descriptor, which the mappings outlive.
 func Close(fd int) { _ = unix.Close(fd) }
 

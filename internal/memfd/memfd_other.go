@@ -12,9 +12,6 @@ func Create(string, int) (int, error) { return 0, errNotLinux }
 // Map returns an error.
 func Map(int, int) ([]byte, error) { return nil, errNotLinux }
 
-// Duplicate returns an error.
-func Duplicate(int) (int, error) { return 0, errNotLinux }
-
 // Close does nothing.
 func Close(int) {}
 

@@ -71,9 +71,6 @@ type symbols struct {
 	MemGetInfo        dl.Func `sym:"cuMemGetInfo_v2"`
 	MemHostAlloc      dl.Func `sym:"cuMemHostAlloc"`
 	MemFreeHost       dl.Func `sym:"cuMemFreeHost"`
-	MemHostRegister   dl.Func `sym:"cuMemHostRegister_v2"`
-	MemHostUnregister dl.Func `sym:"cuMemHostUnregister"`
-	MemHostDevicePtr  dl.Func `sym:"cuMemHostGetDevicePointer_v2"`
 	MemcpyHtoD        dl.Func `sym:"cuMemcpyHtoDAsync_v2"`
 	MemcpyDtoH        dl.Func `sym:"cuMemcpyDtoHAsync_v2"`
 	MemcpyDtoD        dl.Func `sym:"cuMemcpyDtoDAsync_v2"`

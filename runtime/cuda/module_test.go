@@ -64,36 +64,32 @@ func TestModule(t *testing.T) {
 // is gone.
 func TestSharedMemory(t *testing.T) {
 	rt := openGPU(t)
-	for _, kind := range []runtime.Kind{runtime.CUDA, runtime.CPU} {
-		t.Run(string(kind), func(t *testing.T) {
-			const n = 1 << 20
-			own, err := rt.AllocateShared(kind, n)
-			require.NoError(t, err)
-			assert.Equal(t, 2<<20, own.Bytes())
-			fd, err := own.Export()
-			require.NoError(t, err)
-			other, err := rt.ImportShared(kind, fd, own.Bytes())
-			require.NoError(t, err)
-			require.NoError(t, os.NewFile(uintptr(fd), "memory").Close())
-			assert.NotEqual(t, own.Address(), other.Address())
+	const n = 1 << 20
+	own, err := rt.AllocateShared(n)
+	require.NoError(t, err)
+	assert.Equal(t, 2<<20, own.Bytes())
+	fd, err := own.Export()
+	require.NoError(t, err)
+	other, err := rt.ImportShared(fd, own.Bytes())
+	require.NoError(t, err)
+	require.NoError(t, os.NewFile(uintptr(fd), "memory").Close())
+	assert.NotEqual(t, own.Address(), other.Address())
 
-			want := make([]byte, n)
-			for i := range want {
-				want[i] = byte(i * 7)
-			}
-			require.NoError(t, rt.CopyIn(own.Address(), want))
-			for range 2 {
-				require.NoError(t, own.Close())
-			}
-			got := make([]byte, n)
-			require.NoError(t, rt.CopyOut(got, other.Address()))
-			assert.Equal(t, want, got)
-
-			_, err = own.Export()
-			assert.ErrorIs(t, err, runtime.ErrArgument)
-			_, err = rt.AllocateShared(kind, 0)
-			assert.ErrorIs(t, err, runtime.ErrArgument)
-			// Close of the runtime gives back what is left.
-		})
+	want := make([]byte, n)
+	for i := range want {
+		want[i] = byte(i * 7)
 	}
+	require.NoError(t, rt.CopyIn(own.Address(), want))
+	for range 2 {
+		require.NoError(t, own.Close())
+	}
+	got := make([]byte, n)
+	require.NoError(t, rt.CopyOut(got, other.Address()))
+	assert.Equal(t, want, got)
+
+	_, err = own.Export()
+	assert.ErrorIs(t, err, runtime.ErrArgument)
+	_, err = rt.AllocateShared(0)
+	assert.ErrorIs(t, err, runtime.ErrArgument)
+	// Close of the runtime gives back what is left.
 }

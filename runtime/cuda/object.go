@@ -15,18 +15,13 @@ import (
 type destructor struct {
 	fn    dl.Func
 	bytes int // of pinned memory
-	// Of shared memory, which takes more than one call: the handle and the size, or, of the
-	// host's, a descriptor and this process's mapping.
+	// Of shared memory, which takes more than one call: the handle and the size.
 	memory uintptr
 	size   int
-	host   []byte
 }
 
 // undo destroys a native object.
 func (r *Runtime) undo(handle uintptr, d destructor) error {
-	if d.host != nil {
-		return r.unmapHost(int(d.memory), d.host)
-	}
 	if d.memory != 0 {
 		return deviceMemory{r}.Unmap(pool.Mapping{Addr: handle, Handle: d.memory, Bytes: d.size})
 	}

@@ -101,8 +101,21 @@ var programs = map[string]func(rt *Runtime) error{
 		}
 		return errors.Join(err, rt.Deallocate(p))
 	},
-	"shared":             func(rt *Runtime) error { return share(rt, runtime.CUDA) },
-	"shared of the host": func(rt *Runtime) error { return share(rt, runtime.CPU) },
+	"shared": func(rt *Runtime) error {
+		m, err := rt.AllocateShared(100)
+		if err != nil {
+			return err
+		}
+		fd, err := m.Export()
+		if err == nil {
+			other, importErr := rt.ImportShared(fd, m.Bytes())
+			if err = importErr; err == nil {
+				err = other.Close()
+			}
+			err = errors.Join(err, os.NewFile(uintptr(fd), "").Close())
+		}
+		return errors.Join(err, m.Close())
+	},
 	"module": func(rt *Runtime) error {
 		text, err := ptx.ReadFile("kernels/memory.ptx.gz")
 		if err != nil {
@@ -160,22 +173,6 @@ var programs = map[string]func(rt *Runtime) error{
 		w.Close()
 		return err
 	},
-}
-
-func share(rt *Runtime, kind runtime.Kind) error {
-	m, err := rt.AllocateShared(kind, 100)
-	if err != nil {
-		return err
-	}
-	fd, err := m.Export()
-	if err == nil {
-		other, importErr := rt.ImportShared(kind, fd, m.Bytes())
-		if err = importErr; err == nil {
-			err = other.Close()
-		}
-		err = errors.Join(err, os.NewFile(uintptr(fd), "").Close())
-	}
-	return errors.Join(err, m.Close())
 }
 
 // Whatever call fails, and however: its error arrives, nothing is lost, and the next use

@@ -750,14 +750,14 @@ func TestStandInUnmapsOneByOne(t *testing.T) {
 		require.NoError(t, err)
 		defer func() { assert.NoError(t, rt.Close()) }()
 		if device == 0 {
-			own, err := rt.AllocateShared(runtime.CUDA, 1)
+			own, err := rt.AllocateShared(1)
 			require.NoError(t, err)
 			mappings = append(mappings, own)
 			continue
 		}
 		fd, err := mappings[0].Export()
 		require.NoError(t, err)
-		other, err := rt.ImportShared(runtime.CUDA, fd, mappings[0].Bytes())
+		other, err := rt.ImportShared(fd, mappings[0].Bytes())
 		require.NoError(t, err)
 		require.NoError(t, os.NewFile(uintptr(fd), "memory").Close())
 		mappings = append(mappings, other)

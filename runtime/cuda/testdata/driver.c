@@ -85,7 +85,6 @@ struct mapping { /* address range, memory, or both */
   uint64_t address;
   size_t bytes;
   int device, reserved, pinned;
-  void *host; /* where registered memory is for the host */
   struct memory *memory;
   struct mapping *next;
 };
@@ -754,39 +753,6 @@ CUresult cuMemFreeHost(void *p) {
   alive[PINNED]--;
   return leave(SUCCESS);
 }
-/* Kernels find memory that is registered at another address than the host. Only memory that
- * processes share can be registered here. */
-CUresult cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags) {
-  ENTER();
-  for (struct mapping *m = mappings; m; m = m->next)
-    if (m->host == p) return leave(violation(INVALID_VALUE));
-  if (flags != 3) return leave(violation(INVALID_VALUE)); /* for all contexts, and for kernels */
-  void *same = mremap(p, 0, bytes, MREMAP_MAYMOVE);
-  if (same == MAP_FAILED) return leave(violation(INVALID_VALUE));
-  struct mapping *m = add((uint64_t)same, bytes);
-  m->pinned = 1, m->host = p;
-  alive[MAPPINGS]++;
-  return leave(SUCCESS);
-}
-CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *p, unsigned flags) {
-  ENTER();
-  for (struct mapping *m = mappings; m; m = m->next)
-    if (m->host == p && !flags) return *out = m->address, leave(SUCCESS);
-  return leave(violation(INVALID_VALUE));
-}
-CUresult cuMemHostUnregister(void *p) {
-  ENTER_FREE();
-  for (struct mapping *m = mappings; m; m = m->next)
-    if (p && m->host == p) {
-      if (msync(p, m->bytes, MS_ASYNC)) violations++; /* is mapped no more */
-      if (held) violations++; /* the driver does not wait for work that uses the memory */
-      munmap((void *)m->address, m->bytes);
-      drop(m);
-      alive[MAPPINGS]--;
-      return leave(SUCCESS);
-    }
-  return leave(violation(INVALID_VALUE));
-}
 CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr p) {
   ENTER();
   struct mapping *m = find(p);
@@ -800,10 +766,10 @@ CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr p) {
   return leave(SUCCESS);
 }
 
-/* on_device checks that memory is mapped, and of the current device or registered. */
+/* on_device checks that memory is mapped and of the current device. */
 static int on_device(uint64_t p, uint64_t bytes) {
   struct mapping *m = find(p);
-  return m && (m->host || (m->memory && m->device == current->device)) && p + bytes <= m->address + m->bytes;
+  return m && m->memory && m->device == current->device && p + bytes <= m->address + m->bytes;
 }
 
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void *src, size_t n, struct stream *s) {
