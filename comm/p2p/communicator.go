@@ -15,6 +15,9 @@ import (
 // Comm decorates a communicator of GPUs, and runs the operations that are faster through peer
 // memory itself. Its Close closes the base, too. Graphs that hold its operations are closed
 // before it.
+//
+// Locks are taken in this order: streamUse, then those of the endpoint (see there). None is held
+// while the base is called, except that streamUse is while the stream is asked or marked.
 type Comm struct {
 	*backend.Base
 	comm.Wrapped
@@ -22,15 +25,14 @@ type Comm struct {
 	check   backend.Check
 	life    backend.Life
 	rt      *cuda.Runtime
-	limit   int // bytes of a piece that go over peer memory; negative: as measured
-	here    *endpoint
+	end     *endpoint
 	offload offloadTable
 
-	stream atomic.Pointer[cuda.Stream] // the base's, as last seen
-	looks  sync.RWMutex                // held for reading to ask or mark the stream, for writing to give all back
+	stream    atomic.Pointer[cuda.Stream] // the base's, as last seen; nil before the first use
+	streamUse sync.RWMutex                // read-locked to ask or mark the stream, locked to give all back
 
 	ledger        backend.Ledger
-	entered, left atomic.Uint64 // calls
+	entered, left atomic.Uint64 // calls of goroutines; equal when no goroutine is in a call
 	marks         marks.Marks
 }
 
@@ -49,36 +51,26 @@ var (
 	_ backend.ListSharer = (*Comm)(nil)
 )
 
-// newComm makes a communicator with an offload table, or, for nil, with one that it measures.
-// After an error base is as it was.
-func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.Runtime, limit int, t *offloadTable) (*Comm, error) {
-	here, err := connect(ctx, base, rt, defaults(base.WorldSize()), patience)
+// newComm makes a communicator. After an error base is as it was.
+func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.Runtime) (*Comm, error) {
+	end, table, err := connect(ctx, base, rt, defaults(base.WorldSize()), patience)
 	if err != nil {
 		return nil, err
 	}
-	c := &Comm{Wrapped: comm.Wrap(base), streams: ops, rt: rt, limit: limit, here: here}
+	c := &Comm{Wrapped: comm.Wrap(base), streams: ops, rt: rt, end: end, offload: table}
 	c.marks.Init(rt)
 	c.check = backend.Check{Backend: "p2p", Rank: base.Rank(), WorldSize: base.WorldSize()}
 	c.life.Timeout = backend.DeviceTimeout
 	c.Base = backend.New(&c.check, &c.life, adapter{c})
-	if t != nil {
-		c.offload = *t
-		return c, nil
-	}
-	every := func(*comm.Call) bool { return true }
-	if c.offload, err = (&contest{base, limit, rt, every, c.submit, c.sync, c.Stream, measured}).choose(ctx); err != nil {
-		here.stopWaiting()
-		return nil, errors.Join(err, c.discard())
-	}
 	return c, nil
 }
 
 // discard gives back what the communicator has beside its base.
 func (c *Comm) discard() error {
 	stream := c.Stream()
-	c.looks.Lock() // nobody asks the stream, which the base closes
-	defer c.looks.Unlock()
-	err := c.here.discard(stream, c.life.Timeout)
+	c.streamUse.Lock() // nobody asks the stream, which the base closes
+	defer c.streamUse.Unlock()
+	err := c.end.discard(stream, c.life.Timeout)
 	c.marks.Close(err != nil)
 	return errors.Join(err, stream.Close())
 }
@@ -88,12 +80,13 @@ func (c *Comm) discard() error {
 func (c *Comm) Stream() *cuda.Stream {
 	handle := c.CommStream()
 	s := c.stream.Load()
-	if s == nil || s.Handle() != handle {
-		if s != nil {
-			_ = s.Close() // the event that others waited for it by
-		}
-		s = c.rt.WrapStream(handle)
-		c.stream.Store(s)
+	if s != nil && s.Handle() == handle {
+		return s
 	}
+	if s != nil {
+		_ = s.Close() // the event that others waited for it by
+	}
+	s = c.rt.WrapStream(handle)
+	c.stream.Store(s)
 	return s
 }

@@ -110,9 +110,6 @@ func (e *endpoint) submit(s *cuda.Stream, p plan) error {
 	return p.kernel.LaunchWith(s, g, hostmem.Bytes(e.parameters))
 }
 
-// lookTime is longer than kernels take to notice that they are to abort.
-const lookTime = 60 * time.Millisecond
-
 // look calls f with the words that kernels and host share, unless close frees them.
 func (e *endpoint) look(f func(w *watch)) {
 	e.looks.RLock()

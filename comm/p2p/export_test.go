@@ -8,25 +8,28 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// NewWithLimit runs operations on pieces of up to that many bytes over peer memory, instead of up to
-// the measured size.
+// NewWithLimit makes a communicator that runs operations on pieces of up to that many bytes over peer memory,
+// instead of up to the size of the table.
 func NewWithLimit(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, bytes int) (*Comm, error) {
-	return newOver(ctx, base, rt, bytes)
+	c, err := New(ctx, base, rt)
+	if err == nil && c.WorldSize() > 1 {
+		for class := range c.offload.limit {
+			c.offload.limit[class] = bytes
+		}
+	}
+	return c, err
 }
 
-// Measured are the sizes that New measures.
-var Measured = &measured
-
 // Patience is how long a communicator's kernels wait for a peer.
-func Patience(c *Comm) time.Duration { return time.Duration(c.here.watch.limit) }
+func Patience(c *Comm) time.Duration { return time.Duration(c.end.watch.limit) }
 
 // CloseWithin bounds the abort and the drain in Close.
 func CloseWithin(c *Comm, d time.Duration) { c.life.Timeout = d }
 
 // Launching reports whether a communicator is in a launch.
 func Launching(c *Comm) bool {
-	if c.here.mu.TryLock() {
-		c.here.mu.Unlock()
+	if c.end.mu.TryLock() {
+		c.end.mu.Unlock()
 		return false
 	}
 	return true

@@ -28,10 +28,6 @@ type fdServer struct {
 	open     sync.Map // connections
 }
 
-// visitTime bounds one exchange with a peer, some bytes over a local socket: a stranger or a
-// stopped process keeps a goroutine no longer, and a peer on a busy host has time to be scheduled.
-const visitTime = 10 * time.Second
-
 func serveMemory(h hello, memory *cuda.SharedMemory) (*fdServer, error) {
 	fd, err := memory.Export()
 	if err != nil {

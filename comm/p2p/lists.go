@@ -124,10 +124,10 @@ func (l *sharedLists) Gather(own kernel.Entries) error {
 	c.entered.Add(1)
 	err := c.life.Err()
 	if err == nil && own.Shared == 0 {
-		err = c.launch(c.here.list(c.here.kernels.post, l.lists[c.here.rank].Shared, own))
+		err = c.launch(c.end.list(c.end.kernels.post, l.lists[c.end.rank].Shared, own))
 	}
 	if err == nil {
-		err = c.launch(c.here.list(c.here.kernels.receive, l.lists[c.here.rank].Shared, own))
+		err = c.launch(c.end.list(c.end.kernels.receive, l.lists[c.end.rank].Shared, own))
 	}
 	if err == nil {
 		c.ledger.Begin(&comm.Call{Op: comm.OpAllGather})
@@ -145,7 +145,7 @@ func (l *sharedLists) checkOwn(own kernel.Entries) error {
 	if l.lists == nil {
 		return comm.ErrClosed
 	}
-	list := l.lists[l.c.here.rank]
+	list := l.lists[l.c.end.rank]
 	switch {
 	case own.N < 0 || own.N > list.N:
 		return fmt.Errorf("%w: a list of %d entries, where there is room for %d", comm.ErrArgument, own.N, list.N)
@@ -187,11 +187,11 @@ func (l *sharedLists) Close() error {
 // drained reports whether no kernel of this rank is in flight. It is an error that this cannot be
 // known any more: the communicator was closed in vain, and the base has taken the stream.
 func (c *Comm) drained() (bool, error) {
-	if !c.looks.TryRLock() { // Close drains
+	if !c.streamUse.TryRLock() { // Close drains
 		return false, nil
 	}
-	defer c.looks.RUnlock()
-	switch c.here.phase.Load() {
+	defer c.streamUse.RUnlock()
+	switch c.end.phase.Load() {
 	case drained:
 		return true, nil
 	case shut:

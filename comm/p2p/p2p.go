@@ -1,6 +1,6 @@
 // Package p2p decorates a communicator of GPUs of one machine (comm/nccl): it runs the
 // collectives that are faster that way by kernels that write into the other GPUs' memory, and
-// passes the rest to its base.
+// passes all others to its base.
 //
 // Each rank has scratch memory that all others map. A rank writes what it sends into its
 // peers' scratch memory, and waits for the data in its own. There is no barrier and no buffer to
@@ -22,9 +22,9 @@
 // do not order themselves. [cuda.Graph.Launch] orders a graph with the communicator's stream. A
 // program that captures by other means launches graphs on that stream, or orders theirs with it.
 //
-// New measures up to which size each kind of operation is faster than on the base, and all
-// ranks agree on it. Both submit to the base's stream. Calls of a Group go to the base, which
-// starts them together, except those that the base lacks: what is to use peer memory is called
+// A table says up to which size each kind of operation is faster than on the base, by the number of
+// ranks and the slowest link between their GPUs ([Comm.HandOver]). Both submit to the base's stream. Calls of a Group go to
+// the base, which starts them together, except those that the base lacks: what is to use peer memory is called
 // by itself.
 package p2p
 
@@ -40,9 +40,19 @@ import (
 // MaxRanks is how many ranks a communicator can have.
 const MaxRanks = maxRanks
 
-// patience is longer than ranks of a healthy job are apart when one writes a checkpoint or
-// compiles something, and as long as PyTorch waits for a collective.
-const patience = 10 * time.Minute
+// Bounds of waits. That of draining and giving back is [backend.DeviceTimeout].
+const (
+	// patience bounds a kernel's wait for a peer: longer than ranks of a healthy job are apart when one writes a
+	// checkpoint or compiles something, and as long as PyTorch waits for a collective.
+	patience = 10 * time.Minute
+
+	// noticeTime is longer than kernels take to notice that they are to abort.
+	noticeTime = 60 * time.Millisecond
+
+	// visitTime bounds one exchange with a peer, some bytes over a local socket: a stranger or a stopped process
+	// keeps a goroutine no longer, and a peer on a busy host has time to be scheduled.
+	visitTime = 10 * time.Second
+)
 
 // New makes a communicator over base, whose memory and streams are those of rt. It is
 // collective on base. From then on base is used through the new communicator, whose Close
@@ -51,11 +61,6 @@ const patience = 10 * time.Minute
 // All ranks get a communicator or all get an error: [comm.ErrUnsupported] where
 // GPUs do not reach each other's memory.
 func New(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) (*Comm, error) {
-	return newOver(ctx, base, rt, -1)
-}
-
-// newOver is New with the bytes of a piece up to which calls go over peer memory; negative: as measured.
-func newOver(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, limit int) (*Comm, error) {
 	if base == nil || rt == nil {
 		return nil, fmt.Errorf("p2p: %w: base communicator or runtime is nil", comm.ErrArgument)
 	}
@@ -63,5 +68,5 @@ func newOver(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, limi
 	if !ok {
 		return nil, fmt.Errorf("p2p: %w: the base communicator has no stream", comm.ErrUnsupported)
 	}
-	return newComm(ctx, base, ops, rt, limit, nil)
+	return newComm(ctx, base, ops, rt)
 }

@@ -110,37 +110,6 @@ func TestScratchMemory(t *testing.T) {
 	}
 }
 
-func TestOffloadTable(t *testing.T) {
-	var none offloadTable
-	none.lacks[dtype.I16][comm.Sum] = true
-	most := offloadTable{limit: [classes]int{reduceSums: 1 << 20, gathers: 100}}
-	tagged := offloadTable{limit: [classes]int{reduceTagged: 1 << 20, scatterBytes: 64}}
-	for _, c := range []struct {
-		call     comm.Call
-		by       offloadTable
-		expected bool
-	}{
-		{comm.AllReduceCall(0, 0, 1<<17, dtype.I64, comm.Sum), tagged, true},
-		{comm.AllReduceCall(0, 0, 1<<10, dtype.I8, comm.Sum), tagged, false},
-		{comm.AllReduceCall(0, 0, 1<<10, dtype.FP8E5M2, comm.Max), tagged, false},
-		{comm.ReduceScatterCall(0, 0, 64, dtype.FP8E4M3, comm.Sum), tagged, true},
-		{comm.AllReduceCall(0, 0, 1<<18, dtype.F32, comm.Sum), most, true},
-		{comm.AllReduceCall(0, 0, 1<<18, dtype.F32, comm.Avg), most, true},
-		{comm.AllReduceCall(0, 0, 1<<18+1, dtype.F32, comm.Sum), most, false},
-		{comm.AllReduceCall(0, 0, 1<<18, dtype.F32, comm.Min), most, false},
-		{comm.AllReduceCall(0, 0, 1<<18, dtype.I32, comm.Sum), most, false},
-		{comm.AllGatherCall(0, 0, 25, dtype.F32), most, true},
-		{comm.AllGatherCall(0, 0, 26, dtype.F32), most, false},
-		{comm.SendCall(0, 1, dtype.F32, 0, 0), most, false},
-		{comm.AllReduceCall(0, 0, 1<<30, dtype.I16, comm.Sum), none, true},
-		{comm.ReduceCall(0, 0, 1<<30, dtype.I16, comm.Sum, 0), none, true},
-		{comm.AllReduceCall(0, 0, 1, dtype.I16, comm.Max), none, false},
-		{comm.AllReduceCall(0, 0, 1, dtype.I16, comm.ReduceOp(77)), none, false},
-	} {
-		assert.Equal(t, c.expected, c.by.has(&c.call), "%v", c.call)
-	}
-}
-
 // A kernel of every kind leaves room for another communicator's, whose ranks may have come to it in the
 // opposite order.
 func TestPlansLeaveRoom(t *testing.T) {

@@ -12,10 +12,10 @@ import (
 // leave ends a call, or several together, and marks the stream now and then.
 func (c *Comm) leave(calls int) {
 	c.left.Add(1)
-	if !c.marks.Due(calls) || !c.looks.TryRLock() {
+	if !c.marks.Due(calls) || !c.streamUse.TryRLock() {
 		return
 	}
-	defer c.looks.RUnlock()
+	defer c.streamUse.RUnlock()
 	s := c.Stream()
 	if e, quiet := c.quiet(); quiet {
 		c.marks.Set(s, e)
@@ -47,9 +47,9 @@ func (c *Comm) unharmed() bool {
 	if !c.open() {
 		return false
 	}
-	defer c.looks.RUnlock()
+	defer c.streamUse.RUnlock()
 	base, ok := comm.As[healthy](c.Communicator)
-	return !c.here.aborted() && c.life.Broken() == nil && ok && base.Healthy()
+	return !c.end.aborted() && c.life.Broken() == nil && ok && base.Healthy()
 }
 
 // idle returns the calls that were begun, if all are done.
@@ -57,18 +57,18 @@ func (c *Comm) idle() (backend.Extent, bool) {
 	if !c.open() {
 		return backend.Extent{}, false
 	}
-	defer c.looks.RUnlock()
+	defer c.streamUse.RUnlock()
 	e, quiet := c.quiet()
 	return e, quiet && c.Stream().Idle() // an earlier stream may be idle, and gone
 }
 
 // open reports whether Release has freed nothing yet, and does not before looks is released.
 func (c *Comm) open() bool {
-	if !c.looks.TryRLock() {
+	if !c.streamUse.TryRLock() {
 		return false
 	}
-	if c.here.isShut() {
-		c.looks.RUnlock()
+	if c.end.isShut() {
+		c.streamUse.RUnlock()
 		return false
 	}
 	return true

@@ -17,15 +17,11 @@ func (c *Comm) split(ctx context.Context, color, key int) (comm.Communicator, er
 	if !ok {
 		return base, nil
 	}
-	var t *offloadTable
-	if base.WorldSize() == c.WorldSize() {
-		t = &c.offload // the same ranks
-	}
-	child, err := newComm(ctx, base, ops, c.rt, c.limit, t)
-	switch {
-	case errors.Is(err, comm.ErrUnsupported):
+	child, err := newComm(ctx, base, ops, c.rt)
+	if errors.Is(err, comm.ErrUnsupported) {
 		return base, nil
-	case err != nil:
+	}
+	if err != nil {
 		return nil, errors.Join(err, base.Close())
 	}
 	return child, nil

@@ -77,12 +77,12 @@ func (c *Comm) submit(x *comm.Call) error {
 	if x.Count == 0 {
 		return nil
 	}
-	return c.launch(c.here.plan(x))
+	return c.launch(c.end.plan(x))
 }
 
 func (c *Comm) launch(p plan) error {
 	c.rt.Serialize(c)
-	err := c.rt.BetweenLaunches(func() error { return c.here.submit(c.Stream(), p) })
+	err := c.rt.BetweenLaunches(func() error { return c.end.submit(c.Stream(), p) })
 	if err == nil {
 		return nil
 	}
@@ -99,7 +99,7 @@ func (c *Comm) AllReduceRounded(src kernel.Source, sums uintptr, codec kernel.Co
 	if err := c.check.Call(&x); err != nil {
 		return err
 	}
-	p, ok := c.here.rounded(src, sums, codec, op)
+	p, ok := c.end.rounded(src, sums, codec, op)
 	if !ok {
 		return fmt.Errorf("p2p: %w: values rounded to %v between %d ranks", comm.ErrUnsupported, codec, c.WorldSize())
 	}

@@ -17,7 +17,7 @@ func (a adapter) Wait(ctx context.Context, w comm.Wait) (child comm.Communicator
 	wait := c.ledger.Begun()
 	switch w.Op {
 	case comm.OpBarrier:
-		err = c.launch(c.here.barrier())
+		err = c.launch(c.end.barrier())
 		c.leave(1)
 		if err == nil {
 			err = c.sync(ctx)
@@ -41,16 +41,16 @@ func (a adapter) Wait(ctx context.Context, w comm.Wait) (child comm.Communicator
 // sync is Sync, and what Close drains with. When ctx ends it, kernels that wait for peers
 // abort, and the error names the peer.
 func (c *Comm) sync(ctx context.Context) error {
-	stopped := c.here.stopWith(ctx)
+	stopped := c.end.stopWith(ctx)
 	err := c.Communicator.Sync(ctx)
 	stopped()
-	fault := c.here.fault(ctx)
+	fault := c.end.fault(ctx)
 	switch {
 	case c.life.Broken() != nil: // another goroutine aborted
 		return c.life.Broken()
 	case fault != nil:
 		return fault
-	case c.here.isShut(): // and nothing is known of kernels
+	case c.end.isShut(): // and nothing is known of kernels
 		return c.life.Err()
 	}
 	var named *comm.OpError
@@ -66,14 +66,15 @@ func (c *Comm) SyncCommStream() error { return c.Sync(context.Background()) }
 // Abort implements [backend.Backend]. Kernels tell those of the other ranks, and the base tells
 // their hosts the cause, if it can.
 func (a adapter) Abort(ctx context.Context, cause error) {
-	here, stream := a.c.here, a.c.Stream()
-	here.stopWaiting()
-	look, cancel := context.WithTimeout(ctx, lookTime)
+	end := a.c.end
+	stream := a.c.Stream()
+	end.stopWaiting()
+	notice, cancel := context.WithTimeout(ctx, noticeTime)
 	defer cancel()
-	told := here.leave(look, stream) // before the base aborts, if it has nothing in flight
+	told := end.leave(notice, stream) // before the base aborts, if it has nothing in flight
 	a.c.Communicator.Abort(cause)
 	if !told {
-		here.leave(ctx, stream)
+		end.leave(ctx, stream)
 	}
 }
 
