@@ -45,6 +45,7 @@ var layers = []struct{ of, may string }{
 	{"comm/rendezvous", "comm comm/store"},
 	{"comm/internal/peers", "comm comm/store"},
 	{"comm/internal/schedule", "comm comm/backend runtime runtime/cpu"},
+	{"comm/internal/link", "runtime/cuda"},
 	{"comm/internal/marks", "comm/backend runtime/cuda"},
 	{"comm/internal/faulttest", "comm comm/checked comm/internal/trees runtime"},
 	{"comm/internal/hosttest", "comm comm/commtest runtime/cpu"},
@@ -53,8 +54,8 @@ var layers = []struct{ of, may string }{
 	{"comm/local", "comm comm/backend runtime"},
 	{"comm/mpi", "comm comm/backend comm/internal/schedule runtime runtime/cpu"},
 	{"comm/tcp", "comm comm/backend comm/internal/schedule comm/store comm/rendezvous runtime runtime/cpu"},
-	{"comm/nccl", "comm comm/backend comm/internal/marks comm/internal/peers comm/store comm/rendezvous runtime runtime/cpu runtime/cuda"},
-	{"comm/p2p", "comm comm/backend comm/internal/marks runtime runtime/kernel runtime/cpu runtime/cuda"},
+	{"comm/nccl", "comm comm/backend comm/internal/link comm/internal/marks comm/internal/peers comm/store comm/rendezvous runtime runtime/cpu runtime/cuda"},
+	{"comm/p2p", "comm comm/backend comm/internal/link comm/internal/marks runtime runtime/kernel runtime/cpu runtime/cuda"},
 
 	{"distributed", "comm distributed/internal/base runtime"},
 	{"distributed/internal/standin", "comm comm/commtest comm/local comm/metered distributed/internal/engine runtime runtime/kernel runtime/cpu"},
