@@ -137,7 +137,7 @@ func (c *Comm) explain(op string, err error) error {
 const (
 	barrierOffset = 0                       // the int32 that Barrier reduces
 	voteOffset    = 8                       // what maximum reduces
-	maxVotes      = 2 * tunedSizes          // of int64
+	maxVotes      = maxWindowRanks          // of int64
 	helloOffset   = voteOffset + 8*maxVotes // a byte per rank, received in connect
 )
 

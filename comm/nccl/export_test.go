@@ -63,6 +63,12 @@ func (w watched) Failed(collectives uint64) error {
 	return w.group.Failed(collectives)
 }
 
+// WindowRows returns how many rows of the table of windows a communicator uses.
+func WindowRows(ctx context.Context, c *Comm) (int, error) {
+	rows, err := c.tabulate(ctx)
+	return len(rows), err
+}
+
 // AsOfTwo has a communicator behave as if there were another rank, in another process.
 func AsOfTwo(c *Comm) { c.check.WorldSize, c.oneProcess = 2, false }
 

@@ -247,6 +247,27 @@ func TestStandInFreesWindowsOneByOne(t *testing.T) {
 	}))
 }
 
+// Where the GPU of another rank is not known, windows are not used. A rank that cannot tell its own aborts: the others go by
+// the outcome.
+func TestStandInWindowRows(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	rows, err := nccl.WindowRows(t.Context(), c)
+	require.NoError(t, err)
+	require.Equal(t, 4, rows, "those of one GPU")
+	nccl.AsOfTwoGoroutines(c)
+	rows, err = nccl.WindowRows(t.Context(), c)
+	require.NoError(t, err)
+	require.Zero(t, rows)
+	copied := append([]byte("cuMemcpyHtoDAsync_v2"), 0)
+	s.driver.Fail.Call(hostmem.Addr(copied), 400, 1)
+	_, err = nccl.WindowRows(t.Context(), c)
+	runtime.KeepAlive(copied)
+	require.ErrorContains(t, err, "cuMemcpyHtoDAsync")
+	require.ErrorIs(t, c.Barrier(t.Context()), comm.ErrBroken)
+	require.NoError(t, c.Close())
+}
+
 // The windows of a broken communicator stay mapped while NCCL frees something: it unmaps them from
 // the other GPUs of the process.
 func TestStandInKeepsWindowsWhileFreeing(t *testing.T) {

@@ -15,8 +15,8 @@ const windowSymmetric = 1
 
 // AllocateSymmetric implements [comm.SymmetricAllocator]. With NCCL 2.27 or
 // newer, allgathers and sums of floating-point numbers other than float64 use such buffers
-// directly at the sizes at which that is faster. The first call measures these sizes, on
-// float32, for some tenths of a second. At other sizes the buffers are plain memory.
+// directly at the sizes at which that is faster, which a table has for up to eight GPUs with NVLink between
+// them. At other sizes, and elsewhere, the buffers are plain memory.
 //
 // NCCL cannot abort kernels on windows when a peer has died. Sync still returns at its
 // deadline, with an error that says that the GPU waits, and only a new process can use the GPU
@@ -29,7 +29,7 @@ func (c *Comm) AllocateSymmetric(ctx context.Context, bytes int) (uintptr, error
 	if bytes < 0 {
 		return 0, c.check.Fail(op, fmt.Errorf("%w: %d bytes", comm.ErrArgument, bytes))
 	}
-	w, err := c.newWindow(ctx, bytes, c.prepareWindows)
+	w, err := c.newWindow(ctx, bytes)
 	if err != nil {
 		return 0, c.check.Fail(op, err)
 	}
@@ -41,8 +41,8 @@ func (c *Comm) AllocateSymmetric(ctx context.Context, bytes int) (uintptr, error
 	return w.addr, nil
 }
 
-// newWindow allocates memory on all ranks, calls prepare, and registers the memory.
-func (c *Comm) newWindow(ctx context.Context, bytes int, prepare func(ctx context.Context) error) (window, error) {
+// newWindow allocates memory on all ranks, and registers it.
+func (c *Comm) newWindow(ctx context.Context, bytes int) (window, error) {
 	addr, err := c.rt.AllocateMapping(bytes)
 	if agreed := c.agree(ctx, bytes, err != nil); err == nil {
 		err = agreed
@@ -52,7 +52,7 @@ func (c *Comm) newWindow(ctx context.Context, bytes int, prepare func(ctx contex
 	}
 	w := window{addr: addr, bytes: bytes}
 	if bytes > 0 && c.lib.sym.WindowRegister.Found() && c.WorldSize() > 1 {
-		if err = prepare(ctx); err == nil {
+		if err = c.prepareWindows(ctx); err == nil {
 			w.handle, err = c.register(ctx, w)
 		}
 	}
@@ -131,22 +131,18 @@ func (c *Comm) register(ctx context.Context, w window) (handle uintptr, err erro
 	return uintptr(*cell), nil
 }
 
-// prepareWindows makes the native communicator for windows, if there is none, and tunes it.
+// prepareWindows makes the native communicator for windows, if there is none.
 func (c *Comm) prepareWindows(ctx context.Context) error {
 	if c.windows.native.Load() != nil {
 		return nil
 	}
-	w, err := c.newWindow(ctx, tunedBytes(tunedSizes-1), c.splitForWindows)
+	rows, err := c.tabulate(ctx)
 	if err != nil {
 		return err
 	}
-	if w.handle != 0 { // NCCL has windows between these GPUs
-		err = c.tune(ctx, w.addr)
-	}
-	return errors.Join(err, c.deregister(ctx, w), c.freeWindow(w))
-}
-
-func (c *Comm) splitForWindows(ctx context.Context) error {
+	c.mu.Lock()
+	c.windows.rows = rows
+	c.mu.Unlock()
 	made, err := c.splitControl(ctx)
 	if err != nil {
 		return c.fail(err)

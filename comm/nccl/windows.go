@@ -21,14 +21,14 @@ import (
 //
 // On a window NCCL always uses its kernels for windows, even at sizes at
 // which its rings are faster. So windows are registered with a third native
-// communicator, and each call goes to the one that measured faster; see tune.go.
+// communicator, and each call goes to the one that is faster; see windowRows.
 
 // windows are the symmetric buffers of a communicator. Comm.mu guards all but
 // the native communicator.
 type windows struct {
-	native atomic.Pointer[native]                     // nil before the first buffer
-	list   []window                                   // in the order of addresses
-	faster [comm.OpReduceScatter + 1][tunedSizes]bool // than without windows, of windowOps
+	native atomic.Pointer[native] // nil before the first buffer
+	list   []window               // by address
+	rows   []windowRow            // sizes at which windows are faster; empty before the first buffer
 }
 
 // window is a symmetric buffer.

@@ -6,16 +6,17 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/link"
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// Windows serve what lies in them, and only where they were faster.
+// Windows serve what lies in them, and only at sizes of a row.
 func TestWhichCallsWindowsServe(t *testing.T) {
 	const kib, mib = 1 << 10, 1 << 20
-	w := &windows{}
-	for i := range tunedSizes { // up to 128 KiB, and from 2 MiB on
-		w.faster[comm.OpAllReduce][i] = tunedBytes(i) <= 128*kib || tunedBytes(i) >= 2*mib
-	}
+	w := &windows{rows: []windowRow{
+		{comm.OpAllReduce, 2, 1, 128 * kib},
+		{comm.OpAllReduce, 2, 2 * mib, 32 * mib},
+	}}
 	w.add(window{addr: 64 * mib, bytes: 4 * mib, handle: 1})
 	w.add(window{addr: 16 * mib, bytes: 2 * mib, handle: 2})
 	w.add(window{addr: 32 * mib, bytes: 2 * mib}) // plain memory
@@ -33,10 +34,10 @@ func TestWhichCallsWindowsServe(t *testing.T) {
 		{"beyond the end", comm.OpAllReduce, 66*mib + 16, 66*mib + 16, 2 * mib, false},
 		{"a rank's own part", comm.OpAllReduce, 65*mib + 4, 65 * mib, 4 * kib, true},
 		{"the last faster size", comm.OpAllReduce, 64 * mib, 64 * mib, 128 * kib, true},
-		{"between two sizes", comm.OpAllReduce, 64 * mib, 64 * mib, 128*kib + 4, false},
+		{"larger than that", comm.OpAllReduce, 64 * mib, 64 * mib, 128*kib + 4, false},
 		{"slower", comm.OpAllReduce, 64 * mib, 64 * mib, mib, false},
 		{"faster again", comm.OpAllReduce, 64 * mib, 64 * mib, 3 * mib, true},
-		{"the largest that was measured", comm.OpAllReduce, 128 * mib, 128 * mib, 32 * mib, true},
+		{"the largest", comm.OpAllReduce, 128 * mib, 128 * mib, 32 * mib, true},
 		{"larger", comm.OpAllReduce, 128 * mib, 128 * mib, 32*mib + 4, false},
 		{"before the first window", comm.OpAllReduce, 8 * mib, 64 * mib, 8, false},
 		{"between windows", comm.OpAllReduce, 64 * mib, 20 * mib, 8, false},
@@ -55,6 +56,37 @@ func TestWhichCallsWindowsServe(t *testing.T) {
 	assert.False(t, w.cover(16*mib, 8))
 	_, known = w.remove(64*mib + 64)
 	assert.False(t, known, "not the address of a window")
+}
+
+// The sizes at which windows are used, written down by hand beside the table.
+func TestWindowRows(t *testing.T) {
+	const kib, mib = 1 << 10, 1 << 20
+	type span struct{ first, last int }
+	small := span{1, 32 * kib}
+	wide := map[comm.Op][]span{comm.OpAllReduce: {small}, comm.OpAllGather: {small}, comm.OpReduceScatter: {small}}
+	four := map[comm.Op][]span{
+		comm.OpAllReduce: {{1, 64 * kib}, {2 * mib, 8 * mib}}, comm.OpAllGather: {small}, comm.OpReduceScatter: {small},
+	}
+	two := map[comm.Op][]span{
+		comm.OpAllReduce: {small, {2 * mib, 32 * mib}}, comm.OpAllGather: {{1, 32 * mib}}, comm.OpReduceScatter: {small},
+	}
+	worlds := []map[comm.Op][]span{2: two, 3: four, 4: four, 5: wide, 8: wide, 9: nil, 64: nil}
+	sizes := []int{0, 1, 8, 32 * kib, 32*kib + 1, 64 * kib, 64*kib + 1, mib, 2*mib - 1, 2 * mib, 8 * mib, 8*mib + 1, 32 * mib, 32*mib + 1, 1 << 40}
+	for kind := link.Unknown; kind <= link.SameGPU; kind++ {
+		for _, ranks := range []int{2, 3, 4, 5, 8, 9, 64} {
+			w := windows{rows: windowRowsFor(kind, ranks)}
+			for _, op := range []comm.Op{comm.OpAllReduce, comm.OpAllGather, comm.OpReduceScatter, comm.OpReduce, comm.OpBroadcast} {
+				for _, bytes := range sizes {
+					want := false
+					for _, s := range worlds[ranks][op] {
+						want = want || bytes >= s.first && bytes <= s.last
+					}
+					want = want && (kind == link.NVLink || kind == link.SameGPU)
+					assert.Equal(t, want, w.isFaster(op, bytes), "%v, %d ranks, %v of %d bytes", kind, ranks, op, bytes)
+				}
+			}
+		}
+	}
 }
 
 // What windows have to cover, and which reductions NCCL has on them.
