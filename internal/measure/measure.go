@@ -18,43 +18,21 @@ type Slowest func(values []float64) ([]float64, error)
 // seconds of each round on the slowest rank, by subject. The subjects take turns, and begin
 // rounds in turn, so that whatever else the machine does disturbs all of them.
 func InTurns(warmup, rounds int, slowest Slowest, subjects ...Round) ([][]float64, error) {
-	times, err := turns(warmup, rounds, subjects)
-	if err == nil {
-		times, err = slowest(times)
-	}
-	return slices.Collect(slices.Chunk(times, max(rounds, 1))), err
-}
-
-// Best returns the seconds of each subject's shortest round, on the slowest rank: disturbances
-// only add to what is short beside them. The subjects take turns.
-func Best(rounds int, slowest Slowest, subjects ...Round) ([]float64, error) {
-	times, err := turns(0, rounds, subjects)
-	if err != nil {
-		return nil, err
-	}
-	best := make([]float64, len(subjects))
-	for i := range best {
-		best[i] = slices.Min(times[i*rounds : (i+1)*rounds])
-	}
-	return slowest(best)
-}
-
-// turns returns this rank's seconds, all rounds of a subject after those of the one before.
-func turns(warmup, rounds int, subjects []Round) ([]float64, error) {
-	times := make([]float64, len(subjects)*rounds)
+	times := make([]float64, len(subjects)*rounds) // all rounds of a subject after those of the one before
 	for i := range warmup + rounds {
 		for turn := range subjects {
-			which := (turn + i) % len(subjects)
-			seconds, err := subjects[which]()
+			subject := (turn + i) % len(subjects)
+			seconds, err := subjects[subject]()
 			if err != nil {
 				return nil, err
 			}
 			if i >= warmup {
-				times[which*rounds+i-warmup] = seconds
+				times[subject*rounds+i-warmup] = seconds
 			}
 		}
 	}
-	return times, nil
+	times, err := slowest(times)
+	return slices.Collect(slices.Chunk(times, max(rounds, 1))), err
 }
 
 // Fit returns how many iterations take about so many seconds on the slowest rank, from 1 to limit.

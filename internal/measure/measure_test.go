@@ -38,14 +38,6 @@ func TestInTurns(t *testing.T) {
 	assert.Equal(t, []int{0, 1, 2, 1, 2, 0, 2, 0, 1}, order)
 }
 
-func TestBest(t *testing.T) {
-	var order []int
-	got, err := measure.Best(3, doubled, subjects(2, &order)...)
-	assert.NoError(t, err)
-	assert.Equal(t, []float64{2, 4}, got)
-	assert.Equal(t, []int{0, 1, 1, 0, 0, 1}, order)
-}
-
 // An error ends the measurement.
 func TestErrors(t *testing.T) {
 	failed := errors.New("failed")
@@ -53,12 +45,10 @@ func TestErrors(t *testing.T) {
 	fails := func() (float64, error) { calls++; return 1, failed }
 	_, err := measure.InTurns(0, 3, measure.Alone, fails)
 	assert.ErrorIs(t, err, failed)
-	_, err = measure.Best(3, measure.Alone, fails)
-	assert.ErrorIs(t, err, failed)
 	_, err = measure.Fit(1, 10, measure.Alone, func(int) (float64, error) { return fails() })
 	assert.ErrorIs(t, err, failed)
-	assert.Equal(t, 3, calls)
-	_, err = measure.Best(1, func([]float64) ([]float64, error) { return nil, failed }, func() (float64, error) { return 1, nil })
+	assert.Equal(t, 2, calls)
+	_, err = measure.InTurns(0, 1, func([]float64) ([]float64, error) { return nil, failed }, func() (float64, error) { return 1, nil })
 	assert.ErrorIs(t, err, failed)
 }
 
