@@ -138,7 +138,7 @@ func (w *emulated) begin(steps int, limit time.Duration) (launch func(rank, i in
 	l, size := w.layout(w.ranks)
 	worlds := make([]worldParameters, w.ranks)
 	for r := range w.ranks {
-		worlds[r].rank, worlds[r].ranks, worlds[r].at = uint32(r), uint32(w.ranks), l
+		worlds[r].rank, worlds[r].ranks, worlds[r].places = uint32(r), uint32(w.ranks), l
 		scratch := w.allocate(size)
 		for b := range maxBlocks {
 			binary.NativeEndian.PutUint64(w.at(scratch+uintptr(8*b), 8), w.first)
@@ -266,7 +266,7 @@ func (w *emulated) abort(t *testing.T, e *emulator) error {
 			}
 			if done >= len(w.steps) || told.rank != uint32(r) || told.peer == told.rank || told.peer >= uint32(w.ranks) ||
 				comm.Op(told.operation) != w.steps[done].operation ||
-				told.why != map[bool]uint32{true: whyAsked, false: (first+1)<<8 | origin.peer + 1}[told.rank == first] || told.epoch < origin.epoch {
+				told.reason != map[bool]uint32{true: reasonAsked, false: (first+1)<<8 | origin.peer + 1}[told.rank == first] || told.epoch < origin.epoch {
 				return fmt.Errorf("seed %d: rank %d tells %+v", w.seed, r, *told)
 			}
 		}
@@ -339,7 +339,7 @@ func sharedConstants() string {
 		"sum": reduceSum, "product": reduceProduct, "minimum": reduceMinimum, "maximum": reduceMaximum, "average": reduceAverage,
 		"signed_minimum": reduceSignedMinimum, "signed_maximum": reduceSignedMaximum, "any": reduceAny, "::all": reduceAll,
 		"grad_none": gradNone, "grad_f32": gradF32, "grad_f16": gradF16, "grad_bf16": gradBF16,
-		"asked": whyAsked, "timed_out": whyTimedOut, "max_sharers": maxRanks, "max_share_blocks": maxShareBlocks, "shared_head": sharedHead,
+		"asked": reasonAsked, "timed_out": reasonTimedOut, "max_sharers": maxRanks, "max_share_blocks": maxShareBlocks, "shared_head": sharedHead,
 		"sizeof(launched)": int(unsafe.Sizeof(imageLaunch{})), "offsetof(image, first)": int(unsafe.Sizeof(imageHead{})), "base": imageBase,
 	} {
 		equal(name, v)
@@ -430,7 +430,7 @@ func TestEmulatedMutants(t *testing.T) {
 		{"another number of slots than Go has", "ring_slots = 4", "ring_slots = 3"},
 		{"flags without an epoch", "return o.epoch << 20 | (round + 1);", "return round + 1;"},
 		{"a rank that sends nothing does not say so", "if (n == 0 && thread_index() == 0)", "if (false)"},
-		{"a second stage in the place of the first", "W::place(w.at, o.epoch) + (w.ranks - 1) * p.size;", "W::place(w.at, o.epoch);"},
+		{"a second stage in the place of the first", "W::place(w.places, o.epoch) + (w.ranks - 1) * p.size;", "W::place(w.places, o.epoch);"},
 		{"a rank that aborts does not tell its peers", "if (!told) leave(w, o.epoch, peer);", ""},
 		{"a field of the host's moved", "  u32 abort;\n  u32 told;", "  u32 told;\n  u32 abort;"},
 	} {

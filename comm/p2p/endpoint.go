@@ -17,16 +17,20 @@ import (
 )
 
 // endpoint is a rank's scratch memory, that of its peers, and the kernels.
+//
+// Its two locks are not taken together: mu is held during a launch, which may wait for room in the stream, and watchUse
+// for a look at some words. So a wait that ends never stands behind a launch.
 type endpoint struct {
 	planner
 	rt      *cuda.Runtime
 	rank    int
-	lib     *library
-	scratch *cuda.SharedMemory
-	peers   []*cuda.SharedMemory // nil for this rank
-	pinned  []byte
-	looks   sync.RWMutex // held for reading to look at watch, and for writing to free it
-	watch   *watch       // in pinned; nil once anything is freed
+	lib     *library             // nil until opened
+	scratch *cuda.SharedMemory   // nil until allocated
+	peers   []*cuda.SharedMemory // by rank; nil for this one, and until mapped
+	pinned  []byte               // nil until allocated
+
+	watchUse sync.RWMutex // read-locked to look at watch, locked to free it
+	watch    *watch       // in pinned; nil once anything is freed; guarded by watchUse
 
 	mu         sync.Mutex
 	parameters []launchParameters // one, filled in for each launch; guarded by mu
@@ -49,51 +53,71 @@ func (e *endpoint) isShut() bool { return e.phase.Load() != open }
 var errInFlight = errors.New("memory of peers stays mapped, because work is in flight")
 
 // newEndpoint makes an endpoint without the memory of its peers.
-func newEndpoint(ctx context.Context, rt *cuda.Runtime, rank, ranks int, s sizes, limit time.Duration) (e *endpoint, err error) {
-	e = &endpoint{planner: planner{sizes: s, ranks: ranks}, rt: rt, rank: rank, peers: make([]*cuda.SharedMemory, ranks)}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, e.discard(rt.Stream(), backend.DeviceTimeout))
-			e = nil
-		}
-	}()
-	if e.lib, err = openLibrary(rt); err != nil {
-		return e, err
+func newEndpoint(
+	ctx context.Context, rt *cuda.Runtime, rank, ranks int, s sizes, limit time.Duration,
+) (*endpoint, error) {
+	e := &endpoint{
+		planner: planner{sizes: s, ranks: ranks},
+		rt:      rt,
+		rank:    rank,
+		peers:   make([]*cuda.SharedMemory, ranks),
+	}
+	if err := e.allocate(ctx, limit); err != nil {
+		return nil, errors.Join(err, e.discard(rt.Stream(), backend.DeviceTimeout))
+	}
+	return e, nil
+}
+
+// allocate opens the kernels, and makes the memory that they write.
+func (e *endpoint) allocate(ctx context.Context, limit time.Duration) (err error) {
+	e.lib, err = openLibrary(e.rt)
+	if err != nil {
+		return err
 	}
 	e.kernels = e.lib.kernels
-	at, bytes := s.layout(ranks)
-	if e.scratch, err = rt.AllocateShared(bytes); err != nil {
-		return e, err
+	places, bytes := e.layout(e.ranks)
+	e.scratch, err = e.rt.AllocateShared(bytes)
+	if err != nil {
+		return err
 	}
-	base := e.scratch.Address()
-	words := base + uintptr(at.words)
-	if err = errors.Join(
-		rt.Fill(base, e.scratch.Bytes(), dtype.U8, 0),
-		rt.Fill(base, maxBlocks, dtype.U64, 1), // the first epoch
-		rt.Fill(words, 2*s.words/4, dtype.I32, -1),
-		rt.Synchronize(ctx),
-	); err != nil {
-		return e, err
+	scratch := e.scratch.Address()
+	err = errors.Join(
+		e.rt.Fill(scratch, e.scratch.Bytes(), dtype.U8, 0),
+		e.rt.Fill(scratch, maxBlocks, dtype.U64, 1), // the first epoch
+		e.rt.Fill(scratch+uintptr(places.words), 2*e.words/4, dtype.I32, -1),
+		e.rt.Synchronize(ctx),
+	)
+	if err != nil {
+		return err
 	}
-	if e.pinned, err = rt.AllocatePinned(4096); err != nil {
-		return e, err
+	e.pinned, err = e.rt.AllocatePinned(pinnedBytes)
+	if err != nil {
+		return err
 	}
 	clear(e.pinned)
 	e.watch = &hostmem.Slice[watch](hostmem.Addr(e.pinned), 1)[0]
 	e.watch.limit = int64(limit)
-	e.parameters = []launchParameters{{world: worldParameters{
-		rank: uint32(rank), ranks: uint32(ranks), host: uint64(hostmem.Addr(e.pinned)), at: at,
-	}}}
-	e.parameters[0].world.scratch[rank] = uint64(base)
-	return e, nil
+	world := worldParameters{
+		rank:   uint32(e.rank),
+		ranks:  uint32(e.ranks),
+		host:   uint64(hostmem.Addr(e.pinned)),
+		places: places,
+	}
+	world.scratch[e.rank] = uint64(scratch)
+	e.parameters = []launchParameters{{world: world}}
+	return nil
 }
+
+// pinnedBytes is a page for the watch.
+const pinnedBytes = 4096
 
 // loadAll launches every kernel once, idle. Otherwise the driver would load a kernel at its
 // first launch, and make that wait for kernels in flight, which may wait for this one.
 func (e *endpoint) loadAll(s *cuda.Stream) error {
 	var errs []error
 	for _, k := range e.kernels.all() {
-		errs = append(errs, e.submit(s, plan{kernel: k, blocks: 1, width: lineWidth, call: callParameters{idle: 1}}))
+		idle := plan{kernel: k, blocks: 1, width: lineWidth, call: callParameters{idle: 1}}
+		errs = append(errs, e.submit(s, idle))
 	}
 	return errors.Join(errs...)
 }
@@ -106,14 +130,18 @@ func (e *endpoint) submit(s *cuda.Stream, p plan) error {
 		return comm.ErrClosed
 	}
 	e.parameters[0].call = p.call
-	g := cuda.Geometry{Grid: cuda.Dim{X: p.blocks}, Block: cuda.Dim{X: p.width}, Dependent: p.kernel.dependent}
+	g := cuda.Geometry{
+		Grid:      cuda.Dim{X: p.blocks},
+		Block:     cuda.Dim{X: p.width},
+		Dependent: p.kernel.dependent,
+	}
 	return p.kernel.LaunchWith(s, g, hostmem.Bytes(e.parameters))
 }
 
 // look calls f with the words that kernels and host share, unless close frees them.
 func (e *endpoint) look(f func(w *watch)) {
-	e.looks.RLock()
-	defer e.looks.RUnlock()
+	e.watchUse.RLock()
+	defer e.watchUse.RUnlock()
 	if e.watch != nil {
 		f(e.watch)
 	}
@@ -147,12 +175,16 @@ func (e *endpoint) stopWith(ctx context.Context) (done func()) {
 }
 
 // leave tells the peers' kernels, once the stream is drained, that this rank has aborted, unless
-// its own kernels have told them.
+// its own kernels have told them. It reports whether they know.
 func (e *endpoint) leave(ctx context.Context, s *cuda.Stream) bool {
-	if poll.Until(ctx, s.Done) != nil {
+	if err := poll.Until(ctx, s.Done); err != nil {
 		return false
 	}
-	return e.aborted() || e.submit(s, plan{kernel: e.kernels.leave, blocks: 1, width: lineWidth}) == nil
+	if e.aborted() {
+		return true
+	}
+	err := e.submit(s, plan{kernel: e.kernels.leave, blocks: 1, width: lineWidth})
+	return err == nil
 }
 
 // aborted reports whether kernels of this rank have aborted.
@@ -162,37 +194,40 @@ func (e *endpoint) aborted() (told bool) {
 }
 
 // fault returns why kernels of this rank aborted, nil if none did: it names the ranks that were
-// waited for, and the rank that aborted first, as far as this one knows. The end of ctx comes before
-// what a peer told: of deadlines that are near each other, the first tells the others.
+// waited for, and the rank that aborted first, as far as this one knows.
 func (e *endpoint) fault(ctx context.Context) (err error) {
 	e.look(func(w *watch) {
-		if atomic.LoadUint32(&w.told) == 0 {
-			return
-		}
-		what, told := w.text()
-		switch {
-		case ctx.Err() != nil:
-			err = fmt.Errorf("%w: %s", comm.ContextError(ctx), what)
-		case told:
-			err = fmt.Errorf("%w: %s", comm.ErrPeerFailed, what)
-		case w.why == whyTimedOut:
-			err = fmt.Errorf("%w: %s for more than %v", comm.ErrTimeout, what, time.Duration(w.limit))
-		default:
-			err = fmt.Errorf("%w: %s", comm.ErrCanceled, what)
+		if atomic.LoadUint32(&w.told) != 0 {
+			err = w.fault(ctx)
 		}
 	})
 	return err
 }
 
-// text says what kernels waited for, and whether a peer told them to abort.
+// fault is the error of kernels that have aborted.
+func (w *watch) fault(ctx context.Context) error {
+	text, told := w.text()
+	switch {
+	case ctx.Err() != nil:
+		// Before what a peer told: of deadlines that are near each other, the first tells the others.
+		return fmt.Errorf("%w: %s", comm.ContextError(ctx), text)
+	case told:
+		return fmt.Errorf("%w: %s", comm.ErrPeerFailed, text)
+	case w.reason == reasonTimedOut:
+		return fmt.Errorf("%w: %s for more than %v", comm.ErrTimeout, text, time.Duration(w.limit))
+	}
+	return fmt.Errorf("%w: %s", comm.ErrCanceled, text)
+}
+
+// text names the peer and the operation that kernels waited for, and says whether a peer told them to abort.
 func (w *watch) text() (text string, told bool) {
 	text = fmt.Sprintf("rank %d waited for rank %d in operation %d (%s)", w.rank, w.peer, w.epoch, comm.Op(w.operation))
-	rank := int(w.why>>8) - 1
+	rank := int(w.reason>>8) - 1
 	if rank < 0 {
 		return text, false
 	}
 	text += fmt.Sprintf(" until rank %d aborted", rank)
-	if peer := int(w.why&0xff) - 1; peer >= 0 {
+	if peer := int(w.reason&0xff) - 1; peer >= 0 {
 		text += fmt.Sprintf(", which waited for rank %d", peer)
 	}
 	return text, true
@@ -204,7 +239,7 @@ func (e *endpoint) discard(s *cuda.Stream, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	e.phase.Store(shut)
-	// A launch into a full stream waits.
+	// A launch into a full stream waits, with the lock.
 	err := poll.Until(ctx, func() (bool, error) { return e.mu.TryLock(), nil })
 	if err == nil {
 		e.mu.Unlock()
@@ -220,9 +255,9 @@ func (e *endpoint) discard(s *cuda.Stream, timeout time.Duration) error {
 // close frees everything. No kernel of this rank runs any more. Those of peers may still
 // write to its scratch memory, through their own mappings.
 func (e *endpoint) close() error {
-	e.looks.Lock()
+	e.watchUse.Lock()
 	e.watch = nil
-	e.looks.Unlock()
+	e.watchUse.Unlock()
 	var errs []error
 	for _, m := range append(e.peers, e.scratch) {
 		if m != nil {

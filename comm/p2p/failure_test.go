@@ -131,12 +131,12 @@ func TestAPeerThatDoesNotCome(t *testing.T) {
 				defer e.rt.Deallocate(buf) //nolint:errcheck
 				require.NoError(t, e.rt.Fill(buf, bytes/4, dtype.F32, 1))
 				p := map[string]plan{
-					"at once":        e.allReduce(buf, buf, 1000, dtype.F32, comm.Sum),
-					"in rings":       e.allReduce(buf, buf, bytes/4, dtype.F32, comm.Sum),
-					"moved":          e.allGather(buf+bytes, buf, 100),
-					"moved in rings": e.broadcast(buf, bytes, 1),
+					"at once":        e.planned(comm.AllReduceCall(buf, buf, 1000, dtype.F32, comm.Sum)),
+					"in rings":       e.planned(comm.AllReduceCall(buf, buf, bytes/4, dtype.F32, comm.Sum)),
+					"moved":          e.planned(comm.AllGatherCall(buf+bytes, buf, 100, dtype.U8)),
+					"moved in rings": e.planned(comm.BroadcastCall(buf, bytes, dtype.U8, 1)),
 					"barrier":        e.barrier(),
-					"graph":          e.allReduce(buf, buf, 1000, dtype.F32, comm.Sum),
+					"graph":          e.planned(comm.AllReduceCall(buf, buf, 1000, dtype.F32, comm.Sum)),
 				}[kind]
 				// A first operation in which the peer takes part.
 				require.NoError(t, each(ends, func(e *endpoint) error {
@@ -199,7 +199,7 @@ func TestARankThatAbortsEndsTheWorld(t *testing.T) {
 					stream := e.rt.Stream()
 					graphs[e.rank], err = stream.Capture(func() (err error) {
 						for range 4 {
-							err = errors.Join(err, e.submit(stream, e.allReduce(buf, buf, bytes/4, dtype.F32, comm.Sum)))
+							err = errors.Join(err, e.submit(stream, e.planned(comm.AllReduceCall(buf, buf, bytes/4, dtype.F32, comm.Sum))))
 						}
 						return err
 					})
@@ -247,22 +247,22 @@ func TestErrorsOfNearDeadlines(t *testing.T) {
 	const wait = "rank 2 waited for rank 3 in operation 5 (allreduce)"
 	const until = wait + " until rank 1 aborted"
 	for _, c := range []struct {
-		name string
-		why  uint32
-		ctx  context.Context
-		want error
-		text string
+		name   string
+		reason uint32
+		ctx    context.Context
+		want   error
+		text   string
 	}{
-		{"nobody told, the deadline passed", whyAsked, expired, comm.ErrTimeout, wait},
-		{"nobody told, canceled", whyAsked, canceled, comm.ErrCanceled, wait},
-		{"nobody told, the limit passed", whyTimedOut, t.Context(), comm.ErrTimeout, wait + " for more than 1s"},
+		{"nobody told, the deadline passed", reasonAsked, expired, comm.ErrTimeout, wait},
+		{"nobody told, canceled", reasonAsked, canceled, comm.ErrCanceled, wait},
+		{"nobody told, the limit passed", reasonTimedOut, t.Context(), comm.ErrTimeout, wait + " for more than 1s"},
 		{"told", 2<<8 | 4, t.Context(), comm.ErrPeerFailed, until + ", which waited for rank 3"},
 		{"told by a host", 2 << 8, t.Context(), comm.ErrPeerFailed, until},
 		{"told, the deadline passed", 2<<8 | 4, expired, comm.ErrTimeout, until + ", which waited for rank 3"},
 		{"told, canceled", 2 << 8, canceled, comm.ErrCanceled, until},
 	} {
 		e := &endpoint{watch: &watch{
-			told: 1, rank: 2, peer: 3, operation: uint32(comm.OpAllReduce), epoch: 5, why: c.why, limit: int64(time.Second),
+			told: 1, rank: 2, peer: 3, operation: uint32(comm.OpAllReduce), epoch: 5, reason: c.reason, limit: int64(time.Second),
 		}}
 		err := e.fault(c.ctx)
 		require.ErrorIs(t, err, c.want, c.name)
@@ -280,7 +280,7 @@ func TestRanksThatDisagree(t *testing.T) {
 	errs := make([]error, 2)
 	err := runLocal(t, 2, func(ctx context.Context, c comm.Communicator) error {
 		s := small(2)
-		s.once += c.Rank()
+		s.oneStep += c.Rank()
 		_, _, errs[c.Rank()] = connect(ctx, c, gpus[c.Rank()], s, time.Second)
 		return nil
 	})

@@ -22,10 +22,10 @@ import (
 // containers that share the network reach it.
 type fdServer struct {
 	listener *net.UnixListener
-	fd       int
+	fd       int // closed in the end
 	secret   [16]byte
-	wg       sync.WaitGroup
-	open     sync.Map // connections
+	running  sync.WaitGroup // goroutines
+	open     sync.Map       // connections, all that there were
 }
 
 func serveMemory(h hello, memory *cuda.SharedMemory) (*fdServer, error) {
@@ -43,7 +43,7 @@ func serveFD(h hello, fd int) (*fdServer, error) {
 		return nil, errors.Join(err, unix.Close(fd))
 	}
 	s := &fdServer{listener: listener, fd: fd, secret: h.secret}
-	s.wg.Go(s.serve)
+	s.running.Go(s.serve)
 	return s, nil
 }
 
@@ -53,17 +53,23 @@ func (s *fdServer) serve() {
 		if err != nil {
 			return // closed
 		}
-		s.wg.Go(func() {
-			defer conn.Close() //nolint:errcheck
-			var said [16]byte
-			_ = conn.SetDeadline(time.Now().Add(visitTime))
-			s.open.Store(conn, nil)
-			if _, err := io.ReadFull(conn, said[:]); err != nil || subtle.ConstantTimeCompare(said[:], s.secret[:]) == 0 {
-				return
-			}
-			_, _, _ = conn.WriteMsgUnix([]byte{0}, unix.UnixRights(s.fd), nil)
-		})
+		s.running.Go(func() { s.answer(conn) })
 	}
+}
+
+// answer sends the descriptor to a peer that knows the secret.
+func (s *fdServer) answer(conn *net.UnixConn) {
+	defer conn.Close() //nolint:errcheck
+	_ = conn.SetDeadline(time.Now().Add(visitTime))
+	s.open.Store(conn, nil)
+	var secret [16]byte
+	if _, err := io.ReadFull(conn, secret[:]); err != nil {
+		return
+	}
+	if subtle.ConstantTimeCompare(secret[:], s.secret[:]) == 0 {
+		return
+	}
+	_, _, _ = conn.WriteMsgUnix([]byte{0}, unix.UnixRights(s.fd), nil)
 }
 
 func (s *fdServer) close() error {
@@ -72,7 +78,7 @@ func (s *fdServer) close() error {
 		_ = conn.(*net.UnixConn).SetDeadline(time.Now()) // a silent peer is not waited for
 		return true
 	})
-	s.wg.Wait()
+	s.running.Wait()
 	return errors.Join(err, unix.Close(s.fd))
 }
 
@@ -81,12 +87,12 @@ var errNoDescriptor = errors.New("the peer sent no file descriptor")
 // fetch gets the file descriptor of a peer's memory.
 func fetch(ctx context.Context, h hello, use func(fd int) error) error {
 	var dialer net.Dialer
-	c, err := dialer.DialContext(ctx, "unix", h.socketName())
+	dialed, err := dialer.DialContext(ctx, "unix", h.socketName())
 	if err != nil {
 		return err
 	}
-	defer c.Close() //nolint:errcheck
-	conn := c.(*net.UnixConn)
+	defer dialed.Close() //nolint:errcheck
+	conn := dialed.(*net.UnixConn)
 	deadline := time.Now().Add(visitTime)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
@@ -95,22 +101,31 @@ func fetch(ctx context.Context, h hello, use func(fd int) error) error {
 	if _, err := conn.Write(h.secret[:]); err != nil {
 		return err
 	}
+	fd, err := receiveFD(conn)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd) //nolint:errcheck
+	return use(fd)
+}
+
+// receiveFD reads a message that carries one descriptor, which the caller closes.
+func receiveFD(conn *net.UnixConn) (fd int, err error) {
 	var data [1]byte
 	control := make([]byte, unix.CmsgSpace(4))
 	_, n, _, _, err := conn.ReadMsgUnix(data[:], control)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	messages, err := unix.ParseSocketControlMessage(control[:n])
 	if err != nil || len(messages) != 1 {
-		return errors.Join(errNoDescriptor, err)
+		return 0, errors.Join(errNoDescriptor, err)
 	}
 	fds, err := unix.ParseUnixRights(&messages[0])
 	if err != nil || len(fds) != 1 {
-		return errors.Join(errNoDescriptor, err)
+		return 0, errors.Join(errNoDescriptor, err)
 	}
-	defer unix.Close(fds[0]) //nolint:errcheck
-	return use(fds[0])
+	return fds[0], nil
 }
 
 // hostIdentity identifies this machine among others, and this container among those that

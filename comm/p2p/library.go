@@ -8,26 +8,27 @@ import (
 
 // library is the kernels, loaded once for all communicators of a runtime.
 type library struct {
-	users   int
-	load    func() error
-	module  *cuda.Module
-	kernels kernelSet // start early, where the GPU supports it
-	late    kernelSet // do not
+	users   int          // communicators; guarded by libraries
+	load    func() error // loads the module once
+	module  *cuda.Module // nil if that failed
+	kernels kernelSet    // start early, where the GPU supports it
+	late    kernelSet    // do not
 }
 
+// libraries are those of all runtimes that have users.
 var libraries = struct {
 	sync.Mutex
-	of map[*cuda.Runtime]*library
-}{of: map[*cuda.Runtime]*library{}}
+	loaded map[*cuda.Runtime]*library // guarded by the lock, as users of each is
+}{loaded: map[*cuda.Runtime]*library{}}
 
 // openLibrary returns the kernels of a runtime. Each user closes them.
 func openLibrary(rt *cuda.Runtime) (*library, error) {
 	libraries.Lock()
-	l := libraries.of[rt]
+	l := libraries.loaded[rt]
 	if l == nil {
 		l = &library{}
 		l.load = sync.OnceValue(func() error { return l.loadModule(rt) })
-		libraries.of[rt] = l
+		libraries.loaded[rt] = l
 	}
 	l.users++
 	libraries.Unlock()
@@ -60,10 +61,11 @@ func (l *library) suited(shared bool) *kernelSet {
 func (l *library) close(rt *cuda.Runtime) error {
 	libraries.Lock()
 	defer libraries.Unlock()
-	if l.users--; l.users > 0 {
+	l.users--
+	if l.users > 0 {
 		return nil
 	}
-	delete(libraries.of, rt)
+	delete(libraries.loaded, rt)
 	if l.module == nil {
 		return nil
 	}

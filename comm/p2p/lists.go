@@ -14,41 +14,51 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
+// Constants of the kernels of lists; see kernels/p2p.cu.
 const (
 	maxShareBlocks = 256
 	sharedHead     = 4096
-	lengthBytes    = 16      // in front of a list
-	mostShared     = 1 << 30 // bytes
+	lengthBytes    = 16 // in front of a list
 )
+
+// maxSharedBytes bounds the memory that lists of a rank take.
+const maxSharedBytes = 1 << 30
 
 // listHead is the kernels' struct shared_lists.
 type listHead struct {
 	epoch [maxShareBlocks]uint64
 	//lint:ignore U1000 kernels write it
-	counts, notes     [2][maxRanks]uint64
-	rank, ranks, room uint64
-	memory            [maxRanks]uint64
+	counts [2][maxRanks]uint64
+	//lint:ignore U1000 kernels write it
+	notes  [2][maxRanks]uint64
+	rank   uint64
+	ranks  uint64
+	room   uint64 // entries of a list
+	memory [maxRanks]uint64
 	//lint:ignore U1000 kernels write it
 	closed uint32
 }
 
-// newListHead returns what is the same on all ranks and what of this one, and the size of the memory.
+// newListHead returns the head of a rank without the addresses of memory, and the size of the memory.
 func newListHead(rank, ranks, n int) (h listHead, bytes int) {
-	room := (n + 3) / 4 * 4
+	room := ceilDiv(n, 4) * 4
 	h = listHead{rank: uint64(rank), ranks: uint64(ranks), room: uint64(room)}
-	for b := range h.epoch {
-		h.epoch[b] = 1
+	for block := range h.epoch {
+		h.epoch[block] = 1
 	}
-	return h, sharedHead + ranks*(2*8*room+lengthBytes+8*room)
+	wires := 2 * 8 * room
+	list := lengthBytes + 8*room
+	return h, sharedHead + ranks*(wires+list)
 }
 
 // lists returns where lists of n entries are in memory.
 func (h *listHead) lists(memory uintptr, n int) (all []kernel.Entries) {
 	room := uintptr(h.room)
-	at := memory + sharedHead + 16*uintptr(h.ranks)*room
+	start := memory + sharedHead + 16*uintptr(h.ranks)*room
 	for range h.ranks {
-		all = append(all, kernel.Entries{Idx: at + lengthBytes, Val: at + lengthBytes + 4*room, N: n, Len: at})
-		at += lengthBytes + 8*room
+		indices := start + lengthBytes
+		all = append(all, kernel.Entries{Idx: indices, Val: indices + 4*room, N: n, Len: start})
+		start += lengthBytes + 8*room
 	}
 	all[h.rank].Shared = memory
 	return all
@@ -57,8 +67,8 @@ func (h *listHead) lists(memory uintptr, n int) (all []kernel.Entries) {
 // sharedLists implements [backend.SharedLists].
 type sharedLists struct {
 	c      *Comm
-	memory []*cuda.SharedMemory // by rank
-	lists  []kernel.Entries
+	memory []*cuda.SharedMemory // by rank; nil until mapped, and after Close
+	lists  []kernel.Entries     // by rank; nil after Close
 }
 
 // ShareLists implements [backend.ListSharer].
@@ -69,116 +79,149 @@ func (c *Comm) ShareLists(ctx context.Context, n int) (backend.SharedLists, erro
 	}
 	c.entered.Add(1)
 	defer c.left.Add(1)
-	err := c.life.Err()
-	if err != nil {
+	if err := c.life.Err(); err != nil {
 		return nil, c.check.Fail(op, err)
 	}
-	l, err := c.newLists(ctx, n)
-	if err != nil {
+	l := &sharedLists{c: c, memory: make([]*cuda.SharedMemory, c.WorldSize())}
+	if err := l.attach(ctx, n); err != nil {
 		return nil, c.check.Fail(op, errors.Join(err, l.Close()))
 	}
 	return l, nil
 }
 
-func (c *Comm) newLists(ctx context.Context, n int) (l *sharedLists, err error) {
-	rank, ranks := c.Rank(), c.WorldSize()
-	l = &sharedLists{c: c, memory: make([]*cuda.SharedMemory, ranks)}
+// attach makes the memory of this rank and maps that of all others.
+func (l *sharedLists) attach(ctx context.Context, n int) (err error) {
+	c := l.c
 	b, err := newBootstrap(c.Communicator, c.rt)
 	if err != nil {
-		return l, err
+		return err
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
-	head, bytes := newListHead(rank, ranks, n)
-	if bytes > mostShared {
-		err = fmt.Errorf("p2p: %w: %d bytes for lists of %d ranks", comm.ErrUnsupported, bytes, ranks)
-	} else {
-		l.memory[rank], err = c.rt.AllocateShared(bytes)
-	}
-	_, agreed, err := b.attachAll(ctx, hello{sizes: sizes{words: bytes}}, l.memory[rank], err, func(peer int, m *cuda.SharedMemory) { l.memory[peer] = m })
+	head, bytes := newListHead(c.Rank(), c.WorldSize(), n)
+	memory, err := c.allocateLists(bytes)
+	l.memory[c.Rank()] = memory
+	// The sizes stand for the number of entries, which ranks compare so.
+	h := hello{sizes: sizes{words: bytes}}
+	_, agreed, err := b.attachAll(ctx, h, memory, err, func(peer int, m *cuda.SharedMemory) { l.memory[peer] = m })
 	if !agreed {
-		return l, err
+		return err
 	}
-	for r, m := range l.memory {
-		head.memory[r] = uint64(m.Address())
+	for rank, m := range l.memory {
+		head.memory[rank] = uint64(m.Address())
 	}
-	own := l.memory[rank]
-	l.lists = head.lists(own.Address(), n)
-	err = b.agree(ctx, errors.Join(err,
-		c.rt.Fill(own.Address(), own.Bytes(), dtype.U8, 0xff), // places are empty
-		c.rt.CopyIn(own.Address(), hostmem.Bytes([]listHead{head})),
-		c.rt.Fill(l.lists[rank].Len, lengthBytes, dtype.U8, 0), // not marked
+	l.lists = head.lists(memory.Address(), n)
+	return b.agree(ctx, errors.Join(err,
+		c.rt.Fill(memory.Address(), memory.Bytes(), dtype.U8, 0xff), // places are empty
+		c.rt.CopyIn(memory.Address(), hostmem.Bytes([]listHead{head})),
+		c.rt.Fill(l.lists[c.Rank()].Len, lengthBytes, dtype.U8, 0), // not marked
 		c.rt.Synchronize(ctx)))
-	return l, err
+}
+
+// allocateLists makes the memory for lists.
+func (c *Comm) allocateLists(bytes int) (*cuda.SharedMemory, error) {
+	if bytes > maxSharedBytes {
+		return nil, fmt.Errorf("p2p: %w: %d bytes for lists of %d ranks", comm.ErrUnsupported, bytes, c.WorldSize())
+	}
+	return c.rt.AllocateShared(bytes)
 }
 
 // Lists implements [backend.SharedLists].
 func (l *sharedLists) Lists() []kernel.Entries { return l.lists }
 
 // Gather implements [backend.SharedLists].
-func (l *sharedLists) Gather(own kernel.Entries) error {
+func (l *sharedLists) Gather(list kernel.Entries) error {
 	const op = "gather lists"
-	c := l.c
-	if err := l.checkOwn(own); err != nil {
-		return c.check.Fail(op, err)
+	if err := l.check(list); err != nil {
+		return l.c.check.Fail(op, err)
 	}
-	c.entered.Add(1)
-	err := c.life.Err()
-	if err == nil && own.Shared == 0 {
-		err = c.launch(c.end.list(c.end.kernels.post, l.lists[c.end.rank].Shared, own))
-	}
-	if err == nil {
-		err = c.launch(c.end.list(c.end.kernels.receive, l.lists[c.end.rank].Shared, own))
-	}
-	if err == nil {
-		c.ledger.Begin(&comm.Call{Op: comm.OpAllGather})
-	}
-	c.leave(1)
-	if err != nil {
-		return c.life.Explain(op, err)
+	if err := l.submit(list); err != nil {
+		return l.c.life.Explain(op, err)
 	}
 	return nil
 }
 
-// checkOwn checks that own is this rank's list, or its beginning: what is beyond it are places of
-// other ranks, in their memory.
-func (l *sharedLists) checkOwn(own kernel.Entries) error {
+// submit launches the kernel that receives the peers' lists, behind one that writes this rank's to them unless the
+// kernel that made it did.
+func (l *sharedLists) submit(list kernel.Entries) error {
+	c := l.c
+	c.entered.Add(1)
+	defer c.leave(1)
+	if err := c.life.Err(); err != nil {
+		return err
+	}
+	memory := l.lists[c.end.rank].Shared
+	if list.Shared == 0 {
+		if err := c.launch(c.end.list(c.end.kernels.post, memory, list)); err != nil {
+			return err
+		}
+	}
+	if err := c.launch(c.end.list(c.end.kernels.receive, memory, list)); err != nil {
+		return err
+	}
+	c.ledger.Begin(&comm.Call{Op: comm.OpAllGather})
+	return nil
+}
+
+// check checks that a list is this rank's, or its beginning: beyond it are places of other ranks, in their
+// memory.
+func (l *sharedLists) check(list kernel.Entries) error {
 	if l.lists == nil {
 		return comm.ErrClosed
 	}
-	list := l.lists[l.c.end.rank]
-	switch {
-	case own.N < 0 || own.N > list.N:
-		return fmt.Errorf("%w: a list of %d entries, where there is room for %d", comm.ErrArgument, own.N, list.N)
-	case own.Idx != list.Idx, own.Val != list.Val,
-		own.Len != 0 && own.Len != list.Len, own.Shared != 0 && own.Shared != list.Shared:
+	local := l.lists[l.c.end.rank]
+	if list.N < 0 || list.N > local.N {
+		return fmt.Errorf("%w: a list of %d entries, where there is room for %d", comm.ErrArgument, list.N, local.N)
+	}
+	whole := list // with all that it may leave out
+	whole.N = local.N
+	if whole.Len == 0 {
+		whole.Len = local.Len
+	}
+	if whole.Shared == 0 {
+		whole.Shared = local.Shared
+	}
+	if whole != local {
 		return fmt.Errorf("%w: another list than this rank's", comm.ErrArgument)
 	}
 	return nil
 }
 
-// list plans a kernel that works on lists in memory, with room for as many entries as the own one.
-func (p *planner) list(k *function, memory uintptr, own kernel.Entries) plan {
-	blocks := min((packsOf(8*own.N)*(p.ranks-1)+2*maxWidth-1)/(2*maxWidth), p.ringBlocks, p.resident(maxWidth))
-	return plan{kernel: k, blocks: max(blocks, 1), width: maxWidth, call: callParameters{
-		send: uint64(memory), recv: uint64(own.Len), bytes: uint64(own.N), operation: uint32(comm.OpAllGather), root: noRank, keeper: noRank,
-	}}
+// list plans a kernel that works on lists in memory, with room for as many entries as the one given.
+func (p *planner) list(k *function, memory uintptr, list kernel.Entries) plan {
+	packs := packsOf(8*list.N) * (p.ranks - 1)
+	blocks := min(ceilDiv(packs, 2*maxWidth), p.ringBlocks, p.resident(maxWidth))
+	return plan{
+		kernel: k,
+		blocks: max(blocks, 1),
+		width:  maxWidth,
+		call: callParameters{
+			send:      uint64(memory),
+			recv:      uint64(list.Len),
+			bytes:     uint64(list.N),
+			operation: uint32(comm.OpAllGather),
+			root:      noRank,
+			keeper:    noRank,
+		},
+	}
 }
 
 // Close implements [backend.SharedLists].
 func (l *sharedLists) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), backend.DeviceTimeout)
 	defer cancel()
-	if err := poll.Until(ctx, l.c.drained); errors.Is(err, errInFlight) {
+	err := poll.Until(ctx, l.c.drained)
+	if errors.Is(err, errInFlight) {
 		return fmt.Errorf("p2p: lists: %w", err)
-	} else if err != nil {
+	}
+	if err != nil {
 		return fmt.Errorf("p2p: lists: %w: %w", errInFlight, err)
 	}
 	var errs []error
-	for i, m := range l.memory {
+	for rank, m := range l.memory {
 		if m != nil {
 			errs = append(errs, m.Close())
 		}
-		l.memory[i] = nil
+		l.memory[rank] = nil
 	}
 	l.lists = nil
 	return errors.Join(errs...)

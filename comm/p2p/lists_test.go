@@ -139,7 +139,7 @@ func (w *gathered) abort(t *testing.T, e *emulator) error {
 			if err := w.check(r, len(w.lists)); err != nil {
 				return err
 			}
-		} else if first := uint32(head.abortRank); told.peer == told.rank || told.operation != uint32(comm.OpAllGather) || r != int(first) && told.why>>8 != first+1 {
+		} else if first := uint32(head.abortRank); told.peer == told.rank || told.operation != uint32(comm.OpAllGather) || r != int(first) && told.reason>>8 != first+1 {
 			return fmt.Errorf("seed %d: rank %d tells %+v, and rank %d was asked", w.seed, r, *told, first)
 		}
 	}

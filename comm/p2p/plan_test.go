@@ -119,8 +119,8 @@ func TestPlansLeaveRoom(t *testing.T) {
 			plans := []plan{p.barrier(), p.list(nil, 0, kernel.Entries{N: 10 << 20})}
 			for bytes := 64; bytes <= 1<<30; bytes *= 4 {
 				plans = append(plans,
-					p.allReduce(0, 0, bytes/4, dtype.F32, comm.Sum), p.allReduce(4, 0, bytes, dtype.I8, comm.Max),
-					p.reduceScatter(0, 0, bytes/4, dtype.F32, comm.Sum), p.allGather(0, 0, bytes), p.allToAll(0, 0, bytes/ranks), p.broadcast(0, bytes, 0))
+					p.planned(comm.AllReduceCall(0, 0, bytes/4, dtype.F32, comm.Sum)), p.planned(comm.AllReduceCall(4, 0, bytes, dtype.I8, comm.Max)),
+					p.planned(comm.ReduceScatterCall(0, 0, bytes/4, dtype.F32, comm.Sum)), p.planned(comm.AllGatherCall(0, 0, bytes, dtype.U8)), p.planned(comm.AllToAllCall(0, 0, bytes/ranks, dtype.U8)), p.planned(comm.BroadcastCall(0, bytes, dtype.U8, 0)))
 				rounded, ok := p.rounded(kernel.Source{X: 1 << 20, N: bytes / 4}, 1<<30, kernel.CodecI8, comm.Sum)
 				require.True(t, ok)
 				assert.LessOrEqual(t, rounded.blocks, 2*(multiprocessors-4), "rounded, of which a multiprocessor has two blocks")
@@ -132,7 +132,7 @@ func TestPlansLeaveRoom(t *testing.T) {
 	}
 	for _, ranks := range []int{2, 4, 8} { // of GPUs with 132, on which four were always left
 		p := planner{sizes: defaults(ranks), ranks: ranks, multiprocessors: 132}
-		assert.Equal(t, 128, p.allReduce(0, 0, 1<<28, dtype.F32, comm.Sum).blocks)
+		assert.Equal(t, 128, p.planned(comm.AllReduceCall(0, 0, 1<<28, dtype.F32, comm.Sum)).blocks)
 	}
 }
 
@@ -155,7 +155,7 @@ func TestPlansOfRounded(t *testing.T) {
 			assert.EqualValues(t, 1, l.call.aligned, "whatever the length, %d", count)
 			want := p.kernels.i8.ragged
 			if (count+ranks-1)/ranks%4 == 0 {
-				want = p.kernels.i8.atPacks
+				want = p.kernels.i8.packed
 			}
 			assert.Same(t, want, l.kernel, "%d values of %d ranks", count, ranks)
 			for _, src := range []kernel.Source{{X: 1<<20 + 4}, {X: 1 << 20, Grad: 1<<21 + 4, DType: dtype.F32}, {X: 1 << 20, Grad: 1<<21 + 4, DType: dtype.BF16}} {

@@ -17,19 +17,21 @@ type adapter struct{ c *Comm }
 func (a adapter) Submit(x comm.Call) error {
 	c := a.c
 	c.entered.Add(1)
-	err := c.life.Err()
-	switch {
-	case err != nil:
-	case c.offload.has(&x):
+	defer c.leave(1)
+	if err := c.life.Err(); err != nil {
+		return err
+	}
+	var err error
+	if c.offload.has(&x) {
 		err = c.submit(&x)
-	default:
+	} else {
 		err = x.Make(c.Communicator)
 	}
-	if err == nil {
-		c.ledger.Begin(&x)
+	if err != nil {
+		return err
 	}
-	c.leave(1)
-	return err
+	c.ledger.Begin(&x)
+	return nil
 }
 
 // SubmitTogether implements [backend.Backend]. The base gets the group, except for calls that
@@ -37,38 +39,40 @@ func (a adapter) Submit(x comm.Call) error {
 func (a adapter) SubmitTogether(calls []comm.Call) error {
 	c := a.c
 	c.entered.Add(1)
-	err := c.life.Err()
-	if err == nil {
-		err = c.group(calls)
+	defer c.leave(len(calls))
+	if err := c.life.Err(); err != nil {
+		return err
 	}
-	if err == nil {
-		for i := range calls {
-			c.ledger.Begin(&calls[i])
-		}
+	if err := c.group(calls); err != nil {
+		return err
 	}
-	c.leave(len(calls))
-	return err
+	for i := range calls {
+		c.ledger.Begin(&calls[i])
+	}
+	return nil
 }
 
 func (c *Comm) group(calls []comm.Call) error {
-	var rest, own []comm.Call
+	var passed, lacked []comm.Call
 	for _, x := range calls {
 		if c.offload.lacked(&x) {
-			own = append(own, x)
+			lacked = append(lacked, x)
 		} else {
-			rest = append(rest, x)
+			passed = append(passed, x)
 		}
 	}
-	if len(own) == 0 {
+	if len(lacked) == 0 {
 		return c.Communicator.Group(calls...)
 	}
-	err := c.Communicator.Group(rest...)
-	for i := range own {
-		if err == nil {
-			err = c.submit(&own[i])
+	if err := c.Communicator.Group(passed...); err != nil {
+		return err
+	}
+	for i := range lacked {
+		if err := c.submit(&lacked[i]); err != nil {
+			return err
 		}
 	}
-	return err
+	return nil
 }
 
 // submit launches a call's kernel in the base's stream, behind what the base
@@ -103,36 +107,24 @@ func (c *Comm) AllReduceRounded(src kernel.Source, sums uintptr, codec kernel.Co
 	if !ok {
 		return fmt.Errorf("p2p: %w: values rounded to %v between %d ranks", comm.ErrUnsupported, codec, c.WorldSize())
 	}
-	c.entered.Add(1)
-	err := c.life.Err()
-	if err == nil && src.N > 0 {
-		err = c.launch(p)
-	}
-	if err == nil {
-		c.ledger.Begin(&x)
-	}
-	c.leave(1)
-	if err != nil {
+	if err := c.submitRounded(&x, p); err != nil {
 		return c.life.Explain("allreduce rounded", err)
 	}
 	return nil
 }
 
-// plan plans a call.
-func (p *planner) plan(x *comm.Call) plan {
-	switch x.Op {
-	case comm.OpAllReduce:
-		return p.allReduce(x.Send, x.Recv, x.Count, x.DType, x.Reduce)
-	case comm.OpReduce:
-		return p.reduceTo(x.Send, x.Recv, x.Count, x.DType, x.Reduce, x.Peer)
-	case comm.OpReduceScatter:
-		return p.reduceScatter(x.Send, x.Recv, x.Count, x.DType, x.Reduce)
-	case comm.OpAllGather:
-		return p.allGather(x.Send, x.Recv, x.Bytes())
-	case comm.OpAllToAll:
-		return p.allToAll(x.Send, x.Recv, x.Bytes())
-	case comm.OpBroadcast:
-		return p.broadcast(x.Recv, x.Bytes(), x.Peer)
+// submitRounded launches the kernel of a call that sums rounded values.
+func (c *Comm) submitRounded(x *comm.Call, p plan) error {
+	c.entered.Add(1)
+	defer c.leave(1)
+	if err := c.life.Err(); err != nil {
+		return err
 	}
-	return p.barrier()
+	if x.Count > 0 {
+		if err := c.launch(p); err != nil {
+			return err
+		}
+	}
+	c.ledger.Begin(x)
+	return nil
 }

@@ -118,7 +118,7 @@ func timeWorld(ctx context.Context, ends []*endpoint, bytes int, graph bool, res
 		if err := e.rt.Fill(buf, bytes/4, dtype.F32, 0.5); err != nil {
 			return err
 		}
-		p := e.allReduce(buf, buf, bytes/4, dtype.F32, comm.Sum)
+		p := e.planned(comm.AllReduceCall(buf, buf, bytes/4, dtype.F32, comm.Sum))
 		if reshape != nil {
 			reshape(&p)
 		}
@@ -372,7 +372,7 @@ func TestPaths(t *testing.T) {
 		once, twice int
 	}{{"once", 1 << 30, 0}, {"twice", 0, 1 << 30}, {"rings", 0, 0}} {
 		s := most
-		s.once, s.twice = path.once, path.twice
+		s.oneStep, s.twoSteps = path.once, path.twice
 		worlds[path.name] = world(t, gpus, len(gpus), s, 20*time.Second)
 	}
 	for bytes := 16 << 10; bytes <= 16<<20; bytes *= 2 {
@@ -392,7 +392,7 @@ func TestRings(t *testing.T) {
 	for _, blocks := range []int{64, 96, 128} {
 		for _, chunk := range []int{128, 256, 512} {
 			s := most
-			s.ringBlocks, s.chunk, s.once, s.twice = min(blocks, most.blocks), chunk, 0, 0
+			s.ringBlocks, s.chunk, s.oneStep, s.twoSteps = min(blocks, most.blocks), chunk, 0, 0
 			t.Run(fmt.Sprintf("%d blocks of %d packs", blocks, chunk), func(t *testing.T) {
 				ends := world(t, gpus, len(gpus), s, 20*time.Second)
 				fmt.Printf("%4d x %4d", blocks, chunk)
@@ -429,7 +429,7 @@ func TestHostCost(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		p := e.allReduce(buf, buf, 256, dtype.F32, comm.Sum)
+		p := e.planned(comm.AllReduceCall(buf, buf, 256, dtype.F32, comm.Sum))
 		p.call.idle = 1
 		const n = 500
 		for range 3 {

@@ -8,34 +8,54 @@ import (
 )
 
 // Wait implements [backend.Backend].
-func (a adapter) Wait(ctx context.Context, w comm.Wait) (child comm.Communicator, err error) {
+func (a adapter) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
 	c := a.c
-	if w.Op != comm.OpSync {
-		c.entered.Add(1)
-		c.ledger.Begin(&comm.Call{Op: w.Op})
-	}
-	wait := c.ledger.Begun()
 	switch w.Op {
 	case comm.OpBarrier:
-		err = c.launch(c.end.barrier())
-		c.leave(1)
-		if err == nil {
-			err = c.sync(ctx)
-		}
+		return nil, c.barrier(ctx)
 	case comm.OpSplit:
-		child, err = c.split(ctx, w.Color, w.Key)
-		c.leave(1)
-		p := c.ledger.Progress()
-		if wait.Collectives+wait.Messages > p.Collectives.Done+p.Messages.Done+1 {
-			return child, err // it does not wait for calls before it
-		}
-	default:
-		err = c.sync(ctx)
+		return c.waitForSplit(ctx, w)
 	}
-	if err == nil {
-		c.ledger.Done(wait)
+	submitted := c.ledger.Begun()
+	if err := c.sync(ctx); err != nil {
+		return nil, err
 	}
-	return child, err
+	c.ledger.Done(submitted)
+	return nil, nil
+}
+
+// barrier is Barrier.
+func (c *Comm) barrier(ctx context.Context) error {
+	c.entered.Add(1)
+	c.ledger.Begin(&comm.Call{Op: comm.OpBarrier})
+	submitted := c.ledger.Begun()
+	err := c.launch(c.end.barrier())
+	c.leave(1)
+	if err != nil {
+		return err
+	}
+	if err := c.sync(ctx); err != nil {
+		return err
+	}
+	c.ledger.Done(submitted)
+	return nil
+}
+
+// waitForSplit is Split, which does not wait for calls before it.
+func (c *Comm) waitForSplit(ctx context.Context, w comm.Wait) (comm.Communicator, error) {
+	c.entered.Add(1)
+	c.ledger.Begin(&comm.Call{Op: comm.OpSplit})
+	submitted := c.ledger.Begun()
+	child, err := c.split(ctx, w.Color, w.Key)
+	c.leave(1)
+	if err != nil {
+		return child, err
+	}
+	progress := c.ledger.Progress()
+	if submitted.Collectives+submitted.Messages <= progress.Collectives.Done+progress.Messages.Done+1 {
+		c.ledger.Done(submitted) // nothing but the split was in flight
+	}
+	return child, nil
 }
 
 // sync is Sync, and what Close drains with. When ctx ends it, kernels that wait for peers
@@ -45,17 +65,18 @@ func (c *Comm) sync(ctx context.Context) error {
 	err := c.Communicator.Sync(ctx)
 	stopped()
 	fault := c.end.fault(ctx)
-	switch {
-	case c.life.Broken() != nil: // another goroutine aborted
-		return c.life.Broken()
-	case fault != nil:
+	if broken := c.life.Broken(); broken != nil { // another goroutine aborted
+		return broken
+	}
+	if fault != nil {
 		return fault
-	case c.end.isShut(): // and nothing is known of kernels
+	}
+	if c.end.isShut() { // and nothing is known of kernels
 		return c.life.Err()
 	}
 	var named *comm.OpError
 	if errors.As(err, &named) { // it is this communicator's
-		err = named.Err
+		return named.Err
 	}
 	return err
 }

@@ -72,9 +72,9 @@ func openGPUs(t testing.TB, ranks int) []*cuda.Runtime {
 
 // small are sizes with which little data takes every path.
 func small(ranks int) sizes {
-	s := sizes{words: 48 << 10, tagged: 24 << 10, ringBlocks: 2, chunk: 48, once: 8 << 10, twice: 32 << 10, blocks: 4}
+	s := sizes{words: 48 << 10, tagged: 24 << 10, ringBlocks: 2, chunk: 48, oneStep: 8 << 10, twoSteps: 32 << 10, blocks: 4}
 	if ranks == 2 {
-		s.once, s.twice = 24<<10, 0
+		s.oneStep, s.twoSteps = 24<<10, 0
 	}
 	return s
 }
@@ -308,20 +308,13 @@ func isNaN(dt dtype.DType, b []byte) bool {
 
 // planOf plans a step.
 func (p *planner) planOf(s step, send, recv uintptr) plan {
-	switch s.operation {
-	case comm.OpAllReduce:
-		return p.allReduce(send, recv, s.count, s.dt, s.op)
-	case comm.OpReduceScatter:
-		return p.reduceScatter(send, recv, s.count, s.dt, s.op)
-	case comm.OpAllGather:
-		return p.allGather(send, recv, s.count*s.dt.Size())
-	case comm.OpAllToAll:
-		return p.allToAll(send, recv, s.count*s.dt.Size())
-	case comm.OpBroadcast:
-		return p.broadcast(recv, s.count*s.dt.Size(), s.root)
-	}
-	return p.barrier()
+	return p.planned(comm.Call{
+		Op: s.operation, DType: s.dt, Reduce: s.op, Count: s.count, Peer: s.root, Send: send, Recv: recv,
+	})
 }
+
+// planned is plan of a call that has no address.
+func (p *planner) planned(x comm.Call) plan { return p.plan(&x) }
 
 // together is a world on one GPU, whose ranks are rows of blocks of one launch.
 type together struct {

@@ -49,7 +49,7 @@ struct watch {
   u32 told; // the fields below are valid
   u64 limit; // nanoseconds that a wait may take
   u32 rank, peer, code;
-  u32 why; // enum, or what a peer told
+  u32 reason; // enum, or what a peer told
   u64 epoch;
 };
 
@@ -57,7 +57,7 @@ struct world {
   u32 rank, ranks;
   char *scratch[max_ranks]; // of each rank, as this one reaches it
   watch *host;
-  layout at;
+  layout places;
 };
 
 // One operation. A rank gives each peer a piece and gets one from each: piece p
@@ -279,26 +279,26 @@ DEVICE void leave(const world &w, u64 epoch, u32 peer) {
 DEVICE bool patient(const world &w, const call &c, const operation &o, u32 peer, u32 tries, u64 &since) {
   state *own = (state *)w.scratch[w.rank];
   if (load32(&own->broken)) return false;
-  u32 why = 0;
+  u32 reason = 0;
   for (u32 p = 0; p < w.ranks; p++) {
     const u64 gone = load64(&own->gone[p]);
-    if (gone && o.epoch >= gone >> 8) why = (1 + p) << 8 | (gone & 0xff);
+    if (gone && o.epoch >= gone >> 8) reason = (1 + p) << 8 | (gone & 0xff);
   }
-  const bool told = why;
+  const bool told = reason;
   u64 now = nanoseconds();
   if (since == 0) since = now;
   if (!told) {
     // One of those that wait asks the host.
     if (!asks_host(tries) || lane() != __builtin_ctz(active_lanes())) return true;
-    why = now - since > load64(&w.host->limit) ? timed_out : asked;
-    if (why == asked && !load32(&w.host->abort)) return true;
+    reason = now - since > load64(&w.host->limit) ? timed_out : asked;
+    if (reason == asked && !load32(&w.host->abort)) return true;
   }
   if (set_once(&own->broken) == 0) {
     if (!told) leave(w, o.epoch, peer);
     store32(&w.host->rank, w.rank);
     store32(&w.host->peer, peer);
     store32(&w.host->code, c.code);
-    store32(&w.host->why, why);
+    store32(&w.host->reason, reason);
     store64(&w.host->epoch, o.epoch);
     fence_system();
     store32(&w.host->told, 1);
@@ -358,7 +358,7 @@ template <typename G, typename P> DEVICE void copy(u64 first, u64 middle, u64 la
 // Sends packs of a piece to every peer, in the order after the own rank.
 template <typename W> DEVICE void push(const world &w, const call &c, const operation &o) {
   if (!o.alive) return;
-  const u64 place = W::place(w.at, o.epoch), size = packs(c.bytes) * W::size;
+  const u64 place = W::place(w.places, o.epoch), size = packs(c.bytes) * W::size;
 #pragma unroll 1
   for (u32 step = 1; step < w.ranks; step++) {
     const u32 p = after(w, step);
@@ -419,7 +419,7 @@ struct share {
   char *in;
 };
 template <typename W> DEVICE share share_of(const world &w, const call &c, const operation &o) {
-  return {piece(c, w.rank), packs(c.bytes) * W::size, c.send + w.rank * c.send_stride, w.scratch[w.rank] + W::place(w.at, o.epoch)};
+  return {piece(c, w.rank), packs(c.bytes) * W::size, c.send + w.rank * c.send_stride, w.scratch[w.rank] + W::place(w.places, o.epoch)};
 }
 // The rank whose seat that is.
 DEVICE u32 sitting(const world &w, u32 seat) { return seat < w.rank ? seat : seat + 1; }
@@ -509,7 +509,7 @@ template <typename T, typename W> DEVICE void pair_up(const world &w, const call
   for (u32 u = 0; u < U; u++)
     if (first + u * step < n) v[u] = *(const pack *)(from + (u64)(first + u * step) * 16);
   operation o = begin(w);
-  const u64 place = W::place(w.at, o.epoch);
+  const u64 place = W::place(w.places, o.epoch);
   char *out = w.scratch[peer] + place, *in = w.scratch[w.rank] + place;
   if (o.alive) {
 #pragma unroll 1
@@ -573,7 +573,7 @@ template <typename T, typename W> DEVICE void twice(const world &w, const call &
   advance(w, o);
   const share p = share_of<W>(w, c, o);
   // The second stage lies behind the first.
-  const u64 second = W::place(w.at, o.epoch) + (w.ranks - 1) * p.size;
+  const u64 second = W::place(w.places, o.epoch) + (w.ranks - 1) * p.size;
   auto pass_on = [&](u64 i, u64 left, const pack &v, auto shape) {
 #pragma unroll 1
     for (u32 step = 1; step < w.ranks; step++) {
@@ -627,7 +627,7 @@ DEVICE void move(const world &w, const call &c) {
   typedef tagged W;
   start();
   operation o = begin(w);
-  const u64 place = W::place(w.at, o.epoch), size = (packs(c.bytes) + 1) * W::size;
+  const u64 place = W::place(w.places, o.epoch), size = (packs(c.bytes) + 1) * W::size;
   if (o.alive) {
 #pragma unroll 1
     for (u32 step = 1; step < w.ranks; step++) {
@@ -676,12 +676,12 @@ struct line {
 };
 DEVICE line line_of(const world &w, const call &c, const operation &o) {
   const u32 warps = threads() / 32;
-  const u64 stripe = (u64)blocks() * warps * w.at.chunk;
+  const u64 stripe = (u64)blocks() * warps * w.places.chunk;
   return {block() * warps + thread() / 32, thread() % 32, (packs(c.bytes) + stripe - 1) / stripe, all_lanes(o.alive)};
 }
 DEVICE u64 slot_at(const world &w, const operation &o, const line &l, u32 stage, u64 round, u32 seat) {
-  u64 slot = ((2 * stage + (o.epoch & 1)) * w.at.lines + l.index) * ring_slots + round % ring_slots;
-  return w.at.ring + (slot * (w.ranks - 1) + seat) * w.at.ring_slot;
+  u64 slot = ((2 * stage + (o.epoch & 1)) * w.places.lines + l.index) * ring_slots + round % ring_slots;
+  return w.places.ring + (slot * (w.ranks - 1) + seat) * w.places.ring_slot;
 }
 // How far a peer's chunks are here. It only grows.
 DEVICE u64 *flag_at(const world &w, const line &l, u32 rank, u32 stage, u32 seat) {
@@ -720,8 +720,8 @@ DEVICE bool hear(const world &w, const call &c, const operation &o, line &l, u32
 // A line's part of a piece in one round.
 struct part { u64 first, last; };
 DEVICE part part_of(const world &w, const line &l, u64 n, u64 round) {
-  u64 first = (round * blocks() * (threads() / 32) + l.index) * w.at.chunk;
-  return {least(first, n), least(first + w.at.chunk, n)};
+  u64 first = (round * blocks() * (threads() / 32) + l.index) * w.places.chunk;
+  return {least(first, n), least(first + w.places.chunk, n)};
 }
 
 // Fills this round's slots of the peers with their pieces.

@@ -273,10 +273,10 @@ struct tiles {
   u32 ranks, codes;        // bytes of a slot's codes
   METHOD tiles(const world &w, const call &c, const operation &o)
       : size((c.tiles * (u64)tile_bytes + 127) / 128 * 128), ranks(w.ranks), codes(c.tiles * tile_values) {
-    const u64 parity = o.epoch & 1, whole = (u64)w.at.lines * ring_slots * (w.ranks - 1) * w.at.ring_slot;
+    const u64 parity = o.epoch & 1, whole = (u64)w.places.lines * ring_slots * (w.ranks - 1) * w.places.ring_slot;
 #pragma unroll
     for (u32 s = 0; s < stages; s++)
-      place[s] = w.at.ring + (w.ranks == 2 ? (2 * parity + s) * (whole / 2) : (2 * s + parity) * whole) + block() * rounded_slots * (w.ranks - 1) * size;
+      place[s] = w.places.ring + (w.ranks == 2 ? (2 * parity + s) * (whole / 2) : (2 * s + parity) * whole) + block() * rounded_slots * (w.ranks - 1) * size;
   }
   METHOD char *slot(const world &w, u32 to, u32 stage, u64 round, u32 from) const {
     return w.scratch[to] + place[stage] + (round % rounded_slots * (ranks - 1) + seat(from, to)) * size;

@@ -95,7 +95,7 @@ func TestModelledText(t *testing.T) {
 		"ring_slots = 4",
 		"at.words + (epoch & 1) * at.words_size",
 		"at.tagged + (epoch & 1) * at.tagged_size",
-		"(2 * stage + (o.epoch & 1)) * w.at.lines + l.index) * ring_slots + round % ring_slots",
+		"(2 * stage + (o.epoch & 1)) * w.places.lines + l.index) * ring_slots + round % ring_slots",
 		"(u64)tag << 32 | v.word[0]",
 		"if ((u32)next == 0) next += 2;",
 		"return o.epoch << 20 | (round + 1);",

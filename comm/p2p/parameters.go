@@ -1,0 +1,181 @@
+package p2p
+
+import (
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// Constants of the kernels; see kernels/p2p.cu.
+const (
+	maxRanks  = 8
+	maxBlocks = 256
+	maxWidth  = 512 // threads of a block
+	maxLines  = 128 * maxWidth / lineWidth
+	lineWidth = 32
+	ringSlots = 4
+	packBytes = 16
+	noRank    = maxRanks
+	headBytes = 512 << 10 // the state and the flags
+)
+
+// Constants of the kernels that sum rounded values.
+const (
+	tileValues    = 512 // float32 values of a tile
+	tileBytes     = 528 // of a tile as it travels
+	roundedSlots  = 3
+	slotAlignment = 128
+	roundedWidth  = 320 // measured: threads of a block, at most
+)
+
+// layout is the kernels' struct layout: the offsets and the sizes of the parts of a rank's scratch memory, in
+// bytes. It is the same on all ranks.
+type layout struct {
+	words      uint64
+	wordsSize  uint64
+	tagged     uint64
+	taggedSize uint64
+	ring       uint64
+	ringSlot   uint64
+	lines      uint32
+	chunk      uint32 // packs of a slot
+}
+
+// worldParameters is the kernels' struct world.
+type worldParameters struct {
+	rank    uint32
+	ranks   uint32
+	scratch [maxRanks]uint64
+	host    uint64 // address of the watch
+	places  layout
+}
+
+// callParameters is the kernels' struct call.
+type callParameters struct {
+	send       uint64
+	recv       uint64
+	bytes      uint64 // of a piece
+	total      uint64 // of all pieces
+	sendStride uint64 // bytes from one piece to the next; 0: all ranks get the same piece
+	recvStride uint64
+	reduction  uint32
+	root       uint32 // noRank: none
+	operation  uint32 // a comm.Op, for errors
+	keeper     uint32 // the only rank that stores the result; noRank: all do
+	aligned    uint32 // 1: all pieces begin at packs
+	idle       uint32 // 1: does nothing
+	tiles      uint32 // of rounded values, in a slot
+	factor     float32
+	gradType   uint32
+	grad       uint64
+	gradFactor uint64
+	lost       uint64 // where what rounding loses goes; 0: nowhere
+}
+
+// launchParameters is the kernels' struct launch.
+type launchParameters struct {
+	world worldParameters
+	call  callParameters
+}
+
+// watch is the kernels' struct watch: words in host memory that kernels and host share.
+type watch struct {
+	abort     uint32 // how many hosts' waits ask kernels to abort; 0: none
+	told      uint32 // not 0: kernels have aborted, and told those of the peers
+	limit     int64  // nanoseconds that a kernel waits for a peer
+	rank      uint32
+	peer      uint32 // which was waited for
+	operation uint32
+	reason    uint32 // a reason, or what a peer told: its rank + 1, and below that, in 8 bits, the rank it waited for + 1
+	epoch     uint64
+}
+
+// Reasons why a rank aborts.
+const (
+	reasonAsked = iota
+	reasonTimedOut
+)
+
+// The types of a gradient that is added to rounded values.
+const (
+	gradNone = iota
+	gradF32
+	gradF16
+	gradBF16
+)
+
+// gradTypeOf returns the kernels' number of a gradient's type, gradNone if they lack it.
+func gradTypeOf(dt dtype.DType) uint32 {
+	switch dt {
+	case dtype.F32:
+		return gradF32
+	case dtype.F16:
+		return gradF16
+	case dtype.BF16:
+		return gradBF16
+	}
+	return gradNone
+}
+
+// element is an element type in the kernels.
+type element struct {
+	name   string // in kernels' names
+	signed bool
+	words  bool // uses the sentinel wire, which reserves one value
+}
+
+var elements = [...]element{
+	dtype.F64:     {"f64", false, true},
+	dtype.F32:     {"f32", false, true},
+	dtype.F16:     {"f16", false, true},
+	dtype.BF16:    {"bf16", false, true},
+	dtype.FP8E4M3: {"e4m3", false, false},
+	dtype.FP8E5M2: {"e5m2", false, false},
+	dtype.I64:     {"i64", true, false},
+	dtype.U64:     {"i64", false, false},
+	dtype.I32:     {"i32", true, false},
+	dtype.U32:     {"i32", false, false},
+	dtype.I16:     {"i16", true, false},
+	dtype.U16:     {"i16", false, false},
+	dtype.I8:      {"i8", true, false},
+	dtype.U8:      {"i8", false, false},
+	dtype.Bool:    {"i8", false, false},
+}
+
+// The kernels' enum reduction.
+const (
+	reduceSum = iota
+	reduceProduct
+	reduceMinimum
+	reduceMaximum
+	reduceAverage
+	reduceSignedMinimum
+	reduceSignedMaximum
+	reduceAny
+	reduceAll
+)
+
+var reductions = [...]uint32{
+	comm.Sum:  reduceSum,
+	comm.Prod: reduceProduct,
+	comm.Min:  reduceMinimum,
+	comm.Max:  reduceMaximum,
+	comm.Avg:  reduceAverage,
+}
+
+// reductionOf returns the kernels' number of a reduction.
+func reductionOf(dt dtype.DType, op comm.ReduceOp) uint32 {
+	switch {
+	case dt == dtype.Bool && (op == comm.Sum || op == comm.Max):
+		return reduceAny
+	case dt == dtype.Bool:
+		return reduceAll
+	case elements[dt].signed && op == comm.Min:
+		return reduceSignedMinimum
+	case elements[dt].signed && op == comm.Max:
+		return reduceSignedMaximum
+	}
+	return reductions[op]
+}
+
+// sums reports whether a reduction is a sum or an average, which have kernels of their own.
+func sums(op comm.ReduceOp) bool { return op == comm.Sum || op == comm.Avg }
