@@ -68,14 +68,19 @@ func TestWindowRows(t *testing.T) {
 		comm.OpAllReduce: {{1, 64 * kib}, {2 * mib, 8 * mib}}, comm.OpAllGather: {small}, comm.OpReduceScatter: {small},
 	}
 	two := map[comm.Op][]span{
-		comm.OpAllReduce: {small, {2 * mib, 32 * mib}}, comm.OpAllGather: {{1, 32 * mib}}, comm.OpReduceScatter: {small},
+		comm.OpAllReduce: {small, {2 * mib, 32 * mib}}, comm.OpAllGather: {{1, 32 * mib}},
+		comm.OpReduceScatter: {small},
 	}
 	worlds := []map[comm.Op][]span{2: two, 3: four, 4: four, 5: wide, 8: wide, 9: nil, 64: nil}
-	sizes := []int{0, 1, 8, 32 * kib, 32*kib + 1, 64 * kib, 64*kib + 1, mib, 2*mib - 1, 2 * mib, 8 * mib, 8*mib + 1, 32 * mib, 32*mib + 1, 1 << 40}
+	sizes := []int{
+		0, 1, 8, 32 * kib, 32*kib + 1, 64 * kib, 64*kib + 1, mib,
+		2*mib - 1, 2 * mib, 8 * mib, 8*mib + 1, 32 * mib, 32*mib + 1, 1 << 40,
+	}
+	ops := []comm.Op{comm.OpAllReduce, comm.OpAllGather, comm.OpReduceScatter, comm.OpReduce, comm.OpBroadcast}
 	for kind := link.Unknown; kind <= link.SameGPU; kind++ {
 		for _, ranks := range []int{2, 3, 4, 5, 8, 9, 64} {
 			w := windows{rows: windowRowsFor(kind, ranks)}
-			for _, op := range []comm.Op{comm.OpAllReduce, comm.OpAllGather, comm.OpReduceScatter, comm.OpReduce, comm.OpBroadcast} {
+			for _, op := range ops {
 				for _, bytes := range sizes {
 					want := false
 					for _, s := range worlds[ranks][op] {

@@ -19,14 +19,15 @@ type windowRow struct {
 const maxWindowRanks = 8
 
 // windowRows are for GPUs that all reach each other over NVLink, or ranks that share one. The rows of a
-// world are those of the smallest number of ranks that fits, for each collective. The figures are microseconds of float32 in CUDA graphs,
-// on windows beside plain buffers, of NCCL 2.28.3, from docs/gpu-measurements.md and its history.
+// world are those of the smallest number of ranks that fits, for each collective. The figures are microseconds of
+// float32 in CUDA graphs, on windows beside plain buffers, of NCCL 2.28.3, from docs/gpu-measurements.md and its
+// history.
 //
 // Over PCIe and unknown links, and with more ranks, nothing was measured, and windows are not used.
 var windowRows = []windowRow{
-	// Two H200s, 2026-11-21: 3.55 beside 5.73 at 8 bytes and 5.84 beside 6.80 at 32 KiB; 9.8 beside 7.4 at 128 KiB and 11.9
-	// beside 9.9 at 512 KiB; 17.8 beside 27.0 at 2 MiB. 2026-11-22: 69.9 beside 73.5 at 16 MiB. Up to 32 MiB by the
-	// measurement that each communicator made; equal at 64 MiB.
+	// Two H200s, 2026-11-21: 3.55 beside 5.73 at 8 bytes and 5.84 beside 6.80 at 32 KiB; 9.8 beside 7.4 at 128 KiB
+	// and 11.9 beside 9.9 at 512 KiB; 17.8 beside 27.0 at 2 MiB. 2026-11-22: 69.9 beside 73.5 at 16 MiB. Up to 32 MiB
+	// by the measurement that each communicator made; equal at 64 MiB.
 	{comm.OpAllReduce, 2, 1, 32 << 10},
 	{comm.OpAllReduce, 2, 2 << 20, 32 << 20},
 
@@ -40,8 +41,8 @@ var windowRows = []windowRow{
 	// little more than half the time.
 	{comm.OpAllReduce, maxWindowRanks, 1, 32 << 10},
 
-	// Two H200s, 2026-11-21: 4.3 beside 6.0 at 64 KiB, 12 beside 25 at 4 MiB; faster at every size up to 32 MiB, the largest
-	// that communicators measured. More ranks were not measured: small sizes, as of allreduces.
+	// Two H200s, 2026-11-21: 4.3 beside 6.0 at 64 KiB, 12 beside 25 at 4 MiB; faster at every size up to 32 MiB, the
+	// largest that communicators measured. More ranks were not measured: small sizes, as of allreduces.
 	{comm.OpAllGather, 2, 1, 32 << 20},
 	{comm.OpAllGather, maxWindowRanks, 1, 32 << 10},
 

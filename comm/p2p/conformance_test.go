@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -83,7 +82,8 @@ func TestConformanceOfEverything(t *testing.T) {
 // TestConformanceOfProcesses runs the suite with a process per GPU, when a launcher
 // started the test binary.
 func TestConformanceOfProcesses(t *testing.T) {
-	gputest.Processes(t, conforms, func(ctx context.Context, rt *cuda.Runtime) (*p2p.Comm, error) { return connect(ctx, rt, p2p.New) },
+	form := func(ctx context.Context, rt *cuda.Runtime) (*p2p.Comm, error) { return connect(ctx, rt, p2p.New) }
+	gputest.Processes(t, conforms, form,
 		func(t *testing.T, b commtest.Backend) { distributedtest.Run(t, b) })
 }
 
@@ -174,7 +174,8 @@ func rankOfAKilledJob(t *testing.T, way string) {
 	got := make([]byte, n*4)
 	require.NoError(t, rt.CopyOut(got, buf))
 	for i := range n {
-		require.Equal(t, float32(j.WorldSize-1), math.Float32frombits(binary.NativeEndian.Uint32(got[i*4:])), "element %d", i)
+		value := math.Float32frombits(binary.NativeEndian.Uint32(got[i*4:]))
+		require.Equal(t, float32(j.WorldSize-1), value, "element %d", i)
 	}
 	t.Log("went on")
 	require.NoError(t, graph.Close())
@@ -182,20 +183,4 @@ func rankOfAKilledJob(t *testing.T, way string) {
 	assert.NoError(t, again.Close())
 	assert.NoError(t, c.Close())
 	assert.NoError(t, rt.Close())
-}
-
-// TestHandOver prints up to which sizes New finds operations to be faster than on the base, if
-// TUTTI_TEST_TIMES has "hand-over" in it.
-func TestHandOver(t *testing.T) {
-	if !strings.Contains(os.Getenv("TUTTI_TEST_TIMES"), "hand-over") {
-		t.Skip("a measurement")
-	}
-	comms, err := world(t.Context(), gputest.Open(t), p2p.New)
-	require.NoError(t, err)
-	for _, op := range []comm.Op{comm.OpAllReduce, comm.OpReduceScatter, comm.OpAllGather, comm.OpAllToAll, comm.OpBroadcast} {
-		for _, dt := range []dtype.DType{dtype.F32, dtype.I32, dtype.FP8E4M3} {
-			fmt.Println(op, dt, "sum", comms[0].HandOver(op, dt, comm.Sum), "min", comms[0].HandOver(op, dt, comm.Min))
-		}
-	}
-	require.NoError(t, each(len(comms), func(r int) error { return comms[r].Close() }))
 }

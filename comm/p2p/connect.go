@@ -41,7 +41,8 @@ func (b *bootstrap) connect(ctx context.Context, s sizes, limit time.Duration) (
 		scratch = e.scratch
 	}
 	err = errors.Join(err, probeErr)
-	all, agreed, err := b.attachAll(ctx, hello{sizes: s, lacks: lacks}, scratch, err, func(peer int, m *cuda.SharedMemory) {
+	h := hello{sizes: s, lacks: lacks}
+	all, agreed, err := b.attachAll(ctx, h, scratch, err, func(peer int, m *cuda.SharedMemory) {
 		e.peers[peer] = m
 		e.parameters[0].world.scratch[peer] = uint64(m.Address())
 	})

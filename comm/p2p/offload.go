@@ -12,11 +12,11 @@ import (
 // offloadRow says up to which message size calls run over peer memory: bytes of the larger buffer of a rank.
 // Larger calls go to the base.
 type offloadRow struct {
-	link  link.Kind
-	ranks int // at most
-	sums  int // allreduces: sums and averages of f64, f32, f16 and bf16
-	bytes int // reductions of types of one byte, such as fp8
-	other int // other reductions, reduce-scatters, and collectives that only move data
+	link    link.Kind
+	ranks   int // at most
+	sums    int // allreduces: sums and averages of f64, f32, f16 and bf16
+	bytes   int // reductions of types of one byte, such as fp8
+	general int // other reductions, reduce-scatters, and collectives that only move data
 }
 
 // unlimited is the size of a row from which nothing goes to the base.
@@ -35,17 +35,17 @@ var offloadRows = []offloadRow{
 	// It did not know types of one byte yet: these stay as long as they go in one step.
 	{link.NVLink, 2, unlimited, 1 << 20, unlimited},
 
-	// Four H200s, 2026-11-22: 5.01 beside 11.0 at 256 KiB, 21.8 beside 38.9 at 4 MiB, 40.8 beside 52 at 8 MiB; from 16 MiB on
-	// both took the same, through NCCL. Not measured: three ranks, which send less, and other operations,
-	// which have the bound of one step.
+	// Four H200s, 2026-11-22: 5.01 beside 11.0 at 256 KiB, 21.8 beside 38.9 at 4 MiB, 40.8 beside 52 at 8 MiB; from
+	// 16 MiB on New left all to NCCL. Not measured: three ranks, which send less, and other operations, which have
+	// the bound of one step.
 	{link.NVLink, 4, 8 << 20, 256 << 10, 256 << 10},
 
 	// Not measured. At 1 MiB the rate of NVLink and the latency of two steps give 11 to 12, where NCCL took 16.6 on
 	// four GPUs. Other operations have the bound of one step.
 	{link.NVLink, maxRanks, 1 << 20, 96 << 10, 96 << 10},
 
-	// Not measured. Over memory of the host, which words cross PCIe twice for, two H200s took 4.9 beside 9.9 at 1 KiB and
-	// 18.5 beside 10.6 at 8 KiB (2026-11-28).
+	// Not measured. Through memory of the host, for which words cross PCIe twice, two H200s took 4.9 beside 9.9 at
+	// 1 KiB and 18.5 beside 10.6 at 8 KiB (2026-11-28).
 	{link.PCIe, maxRanks, 1 << 10, 1 << 10, 1 << 10},
 
 	// A link that is not known is taken for PCIe.
@@ -69,11 +69,11 @@ func rowFor(kind link.Kind, ranks int) offloadRow {
 type class uint8
 
 const (
-	wholeSums  class = iota // allreduces
-	wholeBytes              // allreduces
-	wholeOther              // allreduces and broadcasts
-	partBytes               // reduce-scatters, whose pieces are parts of the larger buffer
-	partOther               // reduce-scatters, allgathers, all-to-alls
+	wholeSums    class = iota // allreduces
+	wholeBytes                // allreduces
+	wholeGeneral              // allreduces and broadcasts
+	partBytes                 // reduce-scatters, whose pieces are parts of the larger buffer
+	partGeneral               // reduce-scatters, allgathers, all-to-alls
 	classes
 )
 
@@ -88,16 +88,16 @@ func classOf(x *comm.Call) (class, bool) {
 		if x.DType.Valid() && elements[x.DType].words && sums(x.Reduce) {
 			return wholeSums, true
 		}
-		return wholeOther, true
+		return wholeGeneral, true
 	case comm.OpBroadcast:
-		return wholeOther, true
+		return wholeGeneral, true
 	case comm.OpReduceScatter:
 		if oneByte {
 			return partBytes, true
 		}
-		return partOther, true
+		return partGeneral, true
 	case comm.OpAllGather, comm.OpAllToAll:
-		return partOther, true
+		return partGeneral, true
 	}
 	return 0, false
 }
@@ -117,9 +117,9 @@ func (s *reductionSet) add(dt dtype.DType, op comm.ReduceOp) { s[dt] |= 1 << op 
 
 func (s *reductionSet) has(dt dtype.DType, op comm.ReduceOp) bool { return s[dt]>>op&1 != 0 }
 
-// union adds all reductions of another set.
-func (s *reductionSet) union(other reductionSet) {
-	for dt, reductions := range other {
+// union adds all reductions of a set.
+func (s *reductionSet) union(set reductionSet) {
+	for dt, reductions := range set {
 		s[dt] |= reductions
 	}
 }
@@ -142,11 +142,11 @@ func newOffloadTable(kind link.Kind, ranks int, lacks reductionSet) offloadTable
 	row := rowFor(kind, ranks)
 	return offloadTable{
 		limit: [classes]int{
-			wholeSums:  row.sums,
-			wholeBytes: row.bytes,
-			wholeOther: row.other,
-			partBytes:  piece(row.bytes, ranks),
-			partOther:  piece(row.other, ranks),
+			wholeSums:    row.sums,
+			wholeBytes:   row.bytes,
+			wholeGeneral: row.general,
+			partBytes:    piece(row.bytes, ranks),
+			partGeneral:  piece(row.general, ranks),
 		},
 		lacks: lacks,
 	}

@@ -73,11 +73,11 @@ func TestWhatStaysOverPeerMemory(t *testing.T) {
 
 // Each world has a row. More ranks, or a slower link, never raise a limit, and a row is found by the first that fits.
 func TestOffloadRowsAreInOrder(t *testing.T) {
-	atMost := func(a, b offloadRow) bool { return a.sums <= b.sums && a.bytes <= b.bytes && a.other <= b.other }
+	atMost := func(a, b offloadRow) bool { return a.sums <= b.sums && a.bytes <= b.bytes && a.general <= b.general }
 	for kind := link.Unknown; kind <= link.SameGPU; kind++ {
 		for ranks := 2; ranks <= maxRanks; ranks++ {
 			row := rowFor(kind, ranks)
-			require.Positive(t, min(row.sums, row.bytes, row.other), "%v, %d ranks", kind, ranks)
+			require.Positive(t, min(row.sums, row.bytes, row.general), "%v, %d ranks", kind, ranks)
 			require.Equal(t, kind, row.link)
 			if ranks > 2 {
 				require.True(t, atMost(row, rowFor(kind, ranks-1)), "%v, %d ranks", kind, ranks)
@@ -97,6 +97,39 @@ func TestOffloadRowsAreInOrder(t *testing.T) {
 	assert.Len(t, used, len(offloadRows))
 }
 
+// largestCalls returns what makes calls of a class on pieces of so many bytes.
+func largestCalls(c int) func(bytes int) []comm.Call {
+	return map[class]func(bytes int) []comm.Call{
+		wholeSums: func(bytes int) []comm.Call {
+			return []comm.Call{comm.AllReduceCall(0, 0, bytes/4, dtype.F32, comm.Sum)}
+		},
+		wholeBytes: func(bytes int) []comm.Call {
+			return []comm.Call{
+				comm.AllReduceCall(0, 0, bytes, dtype.FP8E4M3, comm.Sum),
+				comm.AllReduceCall(0, 0, bytes, dtype.Bool, comm.Min),
+			}
+		},
+		wholeGeneral: func(bytes int) []comm.Call {
+			return []comm.Call{
+				comm.AllReduceCall(0, 0, bytes/4, dtype.F32, comm.Max),
+				comm.AllReduceCall(0, 0, bytes/2, dtype.I16, comm.Sum),
+				comm.BroadcastCall(0, bytes, dtype.U8, 0),
+			}
+		},
+		partBytes: func(bytes int) []comm.Call {
+			return []comm.Call{comm.ReduceScatterCall(0, 0, bytes, dtype.I8, comm.Sum)}
+		},
+		partGeneral: func(bytes int) []comm.Call {
+			return []comm.Call{
+				comm.ReduceScatterCall(0, 0, bytes/4, dtype.F32, comm.Sum),
+				comm.ReduceScatterCall(0, 0, bytes/8, dtype.U64, comm.Prod),
+				comm.AllGatherCall(0, 0, bytes, dtype.U8),
+				comm.AllToAllCall(0, 0, bytes, dtype.U8),
+			}
+		},
+	}[class(c)]
+}
+
 // Bounds that nobody measured are those of one step: the largest calls of theirs go through no ring.
 func TestUnmeasuredSizesGoInOneStep(t *testing.T) {
 	for kind := link.Unknown; kind <= link.SameGPU; kind++ {
@@ -106,19 +139,7 @@ func TestUnmeasuredSizesGoInOneStep(t *testing.T) {
 				if bytes == unlimited {
 					continue
 				}
-				calls := map[int][]comm.Call{
-					int(wholeSums):  {comm.AllReduceCall(0, 0, bytes/4, dtype.F32, comm.Sum)},
-					int(wholeBytes): {comm.AllReduceCall(0, 0, bytes, dtype.FP8E4M3, comm.Sum), comm.AllReduceCall(0, 0, bytes, dtype.Bool, comm.Min)},
-					int(wholeOther): {
-						comm.AllReduceCall(0, 0, bytes/4, dtype.F32, comm.Max), comm.AllReduceCall(0, 0, bytes/2, dtype.I16, comm.Sum),
-						comm.BroadcastCall(0, bytes, dtype.U8, 0),
-					},
-					int(partBytes): {comm.ReduceScatterCall(0, 0, bytes, dtype.I8, comm.Sum)},
-					int(partOther): {
-						comm.ReduceScatterCall(0, 0, bytes/4, dtype.F32, comm.Sum), comm.ReduceScatterCall(0, 0, bytes/8, dtype.U64, comm.Prod),
-						comm.AllGatherCall(0, 0, bytes, dtype.U8), comm.AllToAllCall(0, 0, bytes, dtype.U8),
-					},
-				}[class]
+				calls := largestCalls(class)(bytes)
 				require.NotEmpty(t, calls)
 				for _, x := range calls {
 					want := []string{"pair", "add", "reduce", "move"}

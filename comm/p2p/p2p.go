@@ -23,9 +23,9 @@
 // program that captures by other means launches graphs on that stream, or orders theirs with it.
 //
 // A table says up to which size each kind of operation is faster than on the base, by the number of
-// ranks and the slowest link between their GPUs ([Comm.HandOver]). Both submit to the base's stream. Calls of a Group go to
-// the base, which starts them together, except those that the base lacks: what is to use peer memory is called
-// by itself.
+// ranks and the slowest link between their GPUs ([Comm.HandOver]). Both submit to the base's stream. Calls of a
+// Group go to the base, which starts them together, except those that the base lacks: a call that is to use peer
+// memory is made by itself.
 package p2p
 
 import (

@@ -85,7 +85,7 @@ type watch struct {
 	rank      uint32
 	peer      uint32 // which was waited for
 	operation uint32
-	reason    uint32 // a reason, or what a peer told: its rank + 1, and below that, in 8 bits, the rank it waited for + 1
+	reason    uint32 // a reason, or what a peer told: its rank + 1, and in the low 8 bits the rank it waited for + 1
 	epoch     uint64
 }
 

@@ -115,18 +115,27 @@ func TestScratchMemory(t *testing.T) {
 func TestPlansLeaveRoom(t *testing.T) {
 	for _, multiprocessors := range []int{5, 14, 64, 108, 114, 128, 132, 148} {
 		for ranks := 2; ranks <= maxRanks; ranks++ {
-			p := planner{sizes: defaults(ranks), ranks: ranks, multiprocessors: multiprocessors, kernels: kernelSet{i8: pieces{&function{}, &function{}}}}
+			p := planner{sizes: defaults(ranks), ranks: ranks, multiprocessors: multiprocessors}
+			p.kernels.i8 = pieces{&function{}, &function{}}
 			plans := []plan{p.barrier(), p.list(nil, 0, kernel.Entries{N: 10 << 20})}
 			for bytes := 64; bytes <= 1<<30; bytes *= 4 {
-				plans = append(plans,
-					p.planned(comm.AllReduceCall(0, 0, bytes/4, dtype.F32, comm.Sum)), p.planned(comm.AllReduceCall(4, 0, bytes, dtype.I8, comm.Max)),
-					p.planned(comm.ReduceScatterCall(0, 0, bytes/4, dtype.F32, comm.Sum)), p.planned(comm.AllGatherCall(0, 0, bytes, dtype.U8)), p.planned(comm.AllToAllCall(0, 0, bytes/ranks, dtype.U8)), p.planned(comm.BroadcastCall(0, bytes, dtype.U8, 0)))
+				for _, x := range []comm.Call{
+					comm.AllReduceCall(0, 0, bytes/4, dtype.F32, comm.Sum),
+					comm.AllReduceCall(4, 0, bytes, dtype.I8, comm.Max),
+					comm.ReduceScatterCall(0, 0, bytes/4, dtype.F32, comm.Sum),
+					comm.AllGatherCall(0, 0, bytes, dtype.U8),
+					comm.AllToAllCall(0, 0, bytes/ranks, dtype.U8),
+					comm.BroadcastCall(0, bytes, dtype.U8, 0),
+				} {
+					plans = append(plans, p.plan(&x))
+				}
 				rounded, ok := p.rounded(kernel.Source{X: 1 << 20, N: bytes / 4}, 1<<30, kernel.CodecI8, comm.Sum)
 				require.True(t, ok)
-				assert.LessOrEqual(t, rounded.blocks, 2*(multiprocessors-4), "rounded, of which a multiprocessor has two blocks")
+				assert.LessOrEqual(t, rounded.blocks, 2*(multiprocessors-4), "a multiprocessor has two of them")
 			}
 			for _, l := range plans {
-				assert.LessOrEqual(t, l.blocks*l.width, (multiprocessors-4)*maxWidth, "%d multiprocessors, %d ranks, %+v", multiprocessors, ranks, l)
+				assert.LessOrEqual(t, l.blocks*l.width, (multiprocessors-4)*maxWidth,
+					"%d multiprocessors, %d ranks, %+v", multiprocessors, ranks, l)
 			}
 		}
 	}
@@ -158,19 +167,27 @@ func TestPlansOfRounded(t *testing.T) {
 				want = p.kernels.i8.packed
 			}
 			assert.Same(t, want, l.kernel, "%d values of %d ranks", count, ranks)
-			for _, src := range []kernel.Source{{X: 1<<20 + 4}, {X: 1 << 20, Grad: 1<<21 + 4, DType: dtype.F32}, {X: 1 << 20, Grad: 1<<21 + 4, DType: dtype.BF16}} {
+			for _, src := range []kernel.Source{
+				{X: 1<<20 + 4},
+				{X: 1 << 20, Grad: 1<<21 + 4, DType: dtype.F32},
+				{X: 1 << 20, Grad: 1<<21 + 4, DType: dtype.BF16},
+			} {
 				src.N = count
 				ragged, ok := p.rounded(src, 1<<30, kernel.CodecI8, comm.Avg)
 				require.True(t, ok)
 				assert.Zero(t, ragged.call.aligned, "%+v", src)
 			}
 			assert.Equal(t, float32(1)/float32(ranks), l.call.factor)
-			for dt, supported := range map[dtype.DType]bool{dtype.F32: true, dtype.F16: true, dtype.BF16: true, dtype.F64: false} {
+			for dt, supported := range map[dtype.DType]bool{
+				dtype.F32: true, dtype.F16: true, dtype.BF16: true, dtype.F64: false,
+			} {
 				src := kernel.Source{X: 1 << 20, N: count, Grad: 1 << 21, DType: dt, Take: true}
 				added, ok := p.rounded(src, 1<<30, kernel.CodecI8, comm.Avg)
 				require.Equal(t, supported, ok, "%v", dt)
 				if ok { // ranks whose buffers differ wait for each other
-					assert.Equal(t, []uint32{uint32(l.blocks), uint32(l.width), l.call.tiles}, []uint32{uint32(added.blocks), uint32(added.width), added.call.tiles})
+					assert.Equal(t, l.blocks, added.blocks)
+					assert.Equal(t, l.width, added.width)
+					assert.Equal(t, l.call.tiles, added.call.tiles)
 				}
 				src.Keep = 1 << 22
 				_, ok = p.rounded(src, 1<<30, kernel.CodecI8, comm.Avg)

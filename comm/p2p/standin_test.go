@@ -39,7 +39,8 @@ func TestOnStandIns(t *testing.T) {
 		gputest.OnStandIns(t, "^TestStandIn", "", "FAKE_CUDA_MAJOR=8", "FAKE_CUDA_DEVICES=2")
 	})
 	t.Run("two ranks out of reach", func(t *testing.T) {
-		gputest.OnStandIns(t, "^TestNoStandInReachesAnother$", "", "FAKE_CUDA_MAJOR=8", "FAKE_CUDA_DEVICES=2", "FAKE_CUDA_PEERS=0")
+		gputest.OnStandIns(t, "^TestNoStandInReachesAnother$", "",
+			"FAKE_CUDA_MAJOR=8", "FAKE_CUDA_DEVICES=2", "FAKE_CUDA_PEERS=0")
 	})
 }
 
@@ -101,7 +102,9 @@ func openBoth(t *testing.T) (gpus []*cuda.Runtime) {
 }
 
 // onBoth runs body on two ranks, and returns their errors.
-func onBoth(t *testing.T, gpus []*cuda.Runtime, body func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error) [2]error {
+func onBoth(
+	t *testing.T, gpus []*cuda.Runtime, body func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error,
+) [2]error {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var errs [2]error
@@ -150,7 +153,8 @@ func TestStandInARankThatFails(t *testing.T) {
 		function string
 		n        int
 	}{
-		{"cuMemCreate", 1}, {"cuMemHostAlloc", 1}, {"cuMemImportFromShareableHandle", 1}, {"cuLaunchKernel", 1}, {"cuLaunchKernel", 40},
+		{"cuMemCreate", 1}, {"cuMemHostAlloc", 1}, {"cuMemImportFromShareableHandle", 1},
+		{"cuLaunchKernel", 1}, {"cuLaunchKernel", 40},
 	} {
 		t.Run(fmt.Sprint(at.function, " ", at.n), func(t *testing.T) {
 			errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
@@ -652,7 +656,8 @@ func TestStandInRounded(t *testing.T) {
 		}
 		if c.Rank() == 0 {
 			round := func(codec kernel.Codec) error {
-				return c.AllReduceRounded(kernel.Source{X: buf, N: 512, Grad: buf + 2048, DType: dtype.F32, Take: true}, buf+2048, codec, comm.Avg)
+				src := kernel.Source{X: buf, N: 512, Grad: buf + 2048, DType: dtype.F32, Take: true}
+				return c.AllReduceRounded(src, buf+2048, codec, comm.Avg)
 			}
 			before := s.Submitted.Call(c.CommStream())
 			assert.NoError(t, round(kernel.CodecI8))
