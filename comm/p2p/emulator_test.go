@@ -89,8 +89,13 @@ func newEmulated(t *testing.T, seed uint64, ranks, steps, most int, limit time.D
 	for i := range steps {
 		s := randomStep(rng, ranks, most)
 		if i < 3 { // through rings, with reductions and without, and in two stages
-			s.operation, s.dt, s.op, s.inPlace = []comm.Op{comm.OpAllReduce, comm.OpAllGather, comm.OpAllReduce}[i], dtype.F32, comm.Sum, false
-			s.count, s.sendAt, s.recvAt = 14<<10/4, 0, 0
+			s.operation = []comm.Op{comm.OpAllReduce, comm.OpAllGather, comm.OpAllReduce}[i]
+			s.dt = dtype.F32
+			s.op = comm.Sum
+			s.inPlace = false
+			s.count = 14 << 10 / 4
+			s.sendAt = 0
+			s.recvAt = 0
 			if i == 0 {
 				s.dt = dtype.I32
 			}
@@ -153,7 +158,11 @@ func (w *emulated) begin(steps int, limit time.Duration) (launch func(rank, i in
 		}
 	}
 	return func(rank, i int, p plan) {
-		e := imageLaunch{blocks: uint32(p.blocks), width: uint32(p.width), launch: launchParameters{worlds[rank], p.call}}
+		e := imageLaunch{
+			blocks: uint32(p.blocks),
+			width:  uint32(p.width),
+			launch: launchParameters{worlds[rank], p.call},
+		}
 		if copy(e.name[:], w.names[p.kernel]) == len(e.name) {
 			panic("a name is too long")
 		}
@@ -264,9 +273,14 @@ func (w *emulated) abort(t *testing.T, e *emulator) error {
 					done++
 				}
 			}
-			if done >= len(w.steps) || told.rank != uint32(r) || told.peer == told.rank || told.peer >= uint32(w.ranks) ||
+			reason := uint32(reasonAsked)
+			if told.rank != first {
+				reason = (first+1)<<8 | origin.peer + 1
+			}
+			if done >= len(w.steps) || told.rank != uint32(r) ||
+				told.peer == told.rank || told.peer >= uint32(w.ranks) ||
 				comm.Op(told.operation) != w.steps[done].operation ||
-				told.reason != map[bool]uint32{true: reasonAsked, false: (first+1)<<8 | origin.peer + 1}[told.rank == first] || told.epoch < origin.epoch {
+				told.reason != reason || told.epoch < origin.epoch {
 				return fmt.Errorf("seed %d: rank %d tells %+v", w.seed, r, *told)
 			}
 		}
@@ -301,8 +315,12 @@ func (w *emulated) check(rank, steps int) error {
 // the kernels that lie in a folder.
 func buildEmulator(t *testing.T, dir string, flags ...string) (*emulator, error) {
 	t.Helper()
-	program, err := cc.Build(t, "g++ clang++-16", filepath.Join(dir, "testdata/emulator.cpp"), sharedConstants(),
-		append([]string{"-std=c++17", "-O0", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti", "-w", "-I../../runtime/cuda/kernels", "-lpthread"}, flags...)...)
+	all := append([]string{
+		"-std=c++17", "-O0", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti", "-w",
+		"-I../../runtime/cuda/kernels", "-lpthread",
+	}, flags...)
+	source := filepath.Join(dir, "testdata/emulator.cpp")
+	program, err := cc.Build(t, "g++ clang++-16", source, sharedConstants(), all...)
 	if emulators[program] == nil {
 		emulators[program] = &emulator{program: program}
 	}
@@ -315,8 +333,20 @@ func sharedConstants() string {
 	equal := func(c string, v any) {
 		lines = append(lines, fmt.Sprintf("static_assert(%s == %v, \"%s is not what Go has\");\n", c, v, c))
 	}
-	names := map[string]string{"launch.world": "w", "launch.call": "c", "call.operation": "code", "watch.operation": "code"}
-	for name, v := range map[string]any{"layout": layout{}, "watch": watch{}, "world": worldParameters{}, "call": callParameters{}, "launch": launchParameters{}, "shared_lists": listHead{}} {
+	names := map[string]string{
+		"launch.world":    "w",
+		"launch.call":     "c",
+		"call.operation":  "code",
+		"watch.operation": "code",
+	}
+	for name, v := range map[string]any{
+		"layout":       layout{},
+		"watch":        watch{},
+		"world":        worldParameters{},
+		"call":         callParameters{},
+		"launch":       launchParameters{},
+		"shared_lists": listHead{},
+	} {
 		typ := reflect.TypeOf(v)
 		equal(fmt.Sprintf("sizeof(%s)", name), typ.Size())
 		for i := range typ.NumField() {
@@ -334,18 +364,44 @@ func sharedConstants() string {
 		}
 	}
 	for name, v := range map[string]int{
-		"max_ranks": maxRanks, "max_blocks": maxBlocks, "max_width": maxWidth, "rounded_width": roundedWidth, "max_lines": maxLines, "ring_slots": ringSlots,
-		"warp_size": lineWidth, "sizeof(pack)": packBytes, "sentinel32::size": packBytes, "sentinel64::size": packBytes, "tagged::size": 2 * packBytes,
-		"sum": reduceSum, "product": reduceProduct, "minimum": reduceMinimum, "maximum": reduceMaximum, "average": reduceAverage,
-		"signed_minimum": reduceSignedMinimum, "signed_maximum": reduceSignedMaximum, "any": reduceAny, "::all": reduceAll,
-		"grad_none": gradNone, "grad_f32": gradF32, "grad_f16": gradF16, "grad_bf16": gradBF16,
-		"asked": reasonAsked, "timed_out": reasonTimedOut, "max_sharers": maxRanks, "max_share_blocks": maxShareBlocks, "shared_head": sharedHead,
-		"sizeof(launched)": int(unsafe.Sizeof(imageLaunch{})), "offsetof(image, first)": int(unsafe.Sizeof(imageHead{})), "base": imageBase,
+		"max_ranks":              maxRanks,
+		"max_blocks":             maxBlocks,
+		"max_width":              maxWidth,
+		"rounded_width":          roundedWidth,
+		"max_lines":              maxLines,
+		"ring_slots":             ringSlots,
+		"warp_size":              lineWidth,
+		"sizeof(pack)":           packBytes,
+		"sentinel32::size":       packBytes,
+		"sentinel64::size":       packBytes,
+		"tagged::size":           2 * packBytes,
+		"sum":                    reduceSum,
+		"product":                reduceProduct,
+		"minimum":                reduceMinimum,
+		"maximum":                reduceMaximum,
+		"average":                reduceAverage,
+		"signed_minimum":         reduceSignedMinimum,
+		"signed_maximum":         reduceSignedMaximum,
+		"any":                    reduceAny,
+		"::all":                  reduceAll,
+		"grad_none":              gradNone,
+		"grad_f32":               gradF32,
+		"grad_f16":               gradF16,
+		"grad_bf16":              gradBF16,
+		"asked":                  reasonAsked,
+		"timed_out":              reasonTimedOut,
+		"max_sharers":            maxRanks,
+		"max_share_blocks":       maxShareBlocks,
+		"shared_head":            sharedHead,
+		"sizeof(launched)":       int(unsafe.Sizeof(imageLaunch{})),
+		"offsetof(image, first)": int(unsafe.Sizeof(imageHead{})),
+		"base":                   imageBase,
 	} {
 		equal(name, v)
 	}
 	slices.Sort(lines) // the cache of programs goes by the text
-	return strings.Join(lines, "") + fmt.Sprintf("static_assert(sizeof(state) <= flags_at && flags_at + 8 * stages * max_lines * max_ranks <= %d, \"the head is too small\");\n", headBytes)
+	const head = "sizeof(state) <= flags_at && flags_at + 8 * stages * max_lines * max_ranks <= %d"
+	return strings.Join(lines, "") + fmt.Sprintf("static_assert("+head+", \"the head is too small\");\n", headBytes)
 }
 
 // emulatorSeed is what the tests below draw from; TUTTI_TEST_SEED sets it.

@@ -169,7 +169,8 @@ func TestAPeerThatDoesNotCome(t *testing.T) {
 				defer cancel()
 				err = e.wait(ctx, stream)
 				require.ErrorIs(t, err, want)
-				assert.ErrorContains(t, err, "rank 0 waited for rank 1 in operation 2 ("+comm.Op(p.call.operation).String())
+				operation := comm.Op(p.call.operation).String()
+				assert.ErrorContains(t, err, "rank 0 waited for rank 1 in operation 2 ("+operation)
 				done, err := stream.Done()
 				require.NoError(t, err)
 				assert.True(t, done, "no kernel is left on the GPU")
@@ -199,11 +200,13 @@ func TestARankThatAbortsEndsTheWorld(t *testing.T) {
 					stream := e.rt.Stream()
 					graphs[e.rank], err = stream.Capture(func() (err error) {
 						for range 4 {
-							err = errors.Join(err, e.submit(stream, e.planned(comm.AllReduceCall(buf, buf, bytes/4, dtype.F32, comm.Sum))))
+							p := e.planned(comm.AllReduceCall(buf, buf, bytes/4, dtype.F32, comm.Sum))
+							err = errors.Join(err, e.submit(stream, p))
 						}
 						return err
 					})
-					return errors.Join(err, e.rt.Fill(buf, bytes, dtype.U8, 0), graphs[e.rank].Launch(stream), e.wait(t.Context(), stream))
+					return errors.Join(err, e.rt.Fill(buf, bytes, dtype.U8, 0),
+						graphs[e.rank].Launch(stream), e.wait(t.Context(), stream))
 				}))
 				// Rank 2 does not come.
 				waiting := ends[1:2]
@@ -221,7 +224,9 @@ func TestARankThatAbortsEndsTheWorld(t *testing.T) {
 				} else {
 					require.True(t, ends[2].leave(t.Context(), ends[2].rt.Stream()))
 				}
-				require.NoError(t, each(waiting, func(e *endpoint) error { return e.rt.Stream().Synchronize(context.Background()) }))
+				require.NoError(t, each(waiting, func(e *endpoint) error {
+					return e.rt.Stream().Synchronize(context.Background())
+				}))
 				t.Logf("all had left after %v", time.Since(began))
 				err := ends[1].fault(t.Context())
 				assert.ErrorIs(t, err, comm.ErrPeerFailed)
@@ -262,7 +267,13 @@ func TestErrorsOfNearDeadlines(t *testing.T) {
 		{"told, canceled", 2 << 8, canceled, comm.ErrCanceled, until},
 	} {
 		e := &endpoint{watch: &watch{
-			told: 1, rank: 2, peer: 3, operation: uint32(comm.OpAllReduce), epoch: 5, reason: c.reason, limit: int64(time.Second),
+			told:      1,
+			rank:      2,
+			peer:      3,
+			operation: uint32(comm.OpAllReduce),
+			epoch:     5,
+			reason:    c.reason,
+			limit:     int64(time.Second),
 		}}
 		err := e.fault(c.ctx)
 		require.ErrorIs(t, err, c.want, c.name)

@@ -13,7 +13,11 @@ import (
 
 func TestFaults(t *testing.T) {
 	b := faultRanks(t)
-	b.Elsewhere = map[string]func(*testing.T){"dead": TestAKilledRank, "exit": TestAnExitedRank, "stopped": TestAStoppedRank}
+	b.Elsewhere = map[string]func(*testing.T){
+		"dead":    TestAKilledRank,
+		"exit":    TestAnExitedRank,
+		"stopped": TestAStoppedRank,
+	}
 	faulttest.Run(t, "p2p", b)
 }
 

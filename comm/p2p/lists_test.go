@@ -29,11 +29,12 @@ type gathered struct {
 // copied from where the next step writes.
 const launchesOfList = 4
 
-// newGathered makes one of some steps, each of which gathers lists of random lengths. Nothing but these keeps the ranks in
-// step.
+// newGathered makes one of some steps, each of which gathers lists of random lengths. Nothing but these keeps the
+// ranks in step.
 func newGathered(seed uint64, ranks, steps, room int, limit time.Duration) *gathered {
 	rng := rand.New(rand.NewPCG(seed, 3))
-	w := &gathered{emulated: &emulated{planner: planner{sizes: small(ranks), ranks: ranks}, seed: seed, first: 1}, room: room}
+	e := &emulated{planner: planner{sizes: small(ranks), ranks: ranks}, seed: seed, first: 1}
+	w := &gathered{emulated: e, room: room}
 	launch := w.begin(launchesOfList*steps, limit)
 	copies := &function{Kernel: new(cuda.Kernel)}
 	w.names[copies] = "copy_bytes"
@@ -55,7 +56,8 @@ func newGathered(seed uint64, ranks, steps, room int, limit time.Duration) *gath
 		*at[listHead](w.emulated, memory[r]) = heads[r]
 	}
 	copying := func(from, to uintptr, n int) plan {
-		return plan{kernel: copies, blocks: 1, width: lineWidth, call: callParameters{send: uint64(from), recv: uint64(to), bytes: uint64(n)}}
+		call := callParameters{send: uint64(from), recv: uint64(to), bytes: uint64(n)}
+		return plan{kernel: copies, blocks: 1, width: lineWidth, call: call}
 	}
 	for i := range steps {
 		w.lists, w.got = append(w.lists, make([][]byte, ranks)), append(w.got, make([]uintptr, ranks))
@@ -86,8 +88,13 @@ func newGathered(seed uint64, ranks, steps, room int, limit time.Duration) *gath
 			copy(w.at(from, region), list)
 			w.got[i][r] = to
 			post, receive := w.list(w.kernels.post, memory[r], own), w.list(w.kernels.receive, memory[r], own)
-			post.blocks, post.width, receive.blocks, receive.width = 1+rng.IntN(3), lineWidth*(1+rng.IntN(2)), 1+rng.IntN(3), lineWidth*(1+rng.IntN(2))
-			for j, p := range []plan{copying(from, lists[r].Len, region), post, receive, copying(lists[0].Len, to, region*ranks)} {
+			for _, p := range []*plan{&post, &receive} {
+				p.blocks = 1 + rng.IntN(3)
+				p.width = lineWidth * (1 + rng.IntN(2))
+			}
+			fill := copying(from, lists[r].Len, region)
+			save := copying(lists[0].Len, to, region*ranks)
+			for j, p := range []plan{fill, post, receive, save} {
 				launch(r, launchesOfList*i+j, p)
 			}
 		}
@@ -103,9 +110,11 @@ func (w *gathered) check(rank, steps int) error {
 		for from, want := range lists {
 			n := min(int(hostmem.Slice[uint32](hostmem.Addr(want), 1)[0]), w.room)
 			got := w.at(at, len(want))
-			for _, part := range [][2]int{{0, 8}, {lengthBytes, lengthBytes + 4*n}, {lengthBytes + 4*room, lengthBytes + 4*room + 4*n}} {
+			values := lengthBytes + 4*room
+			for _, part := range [][2]int{{0, 8}, {lengthBytes, lengthBytes + 4*n}, {values, values + 4*n}} {
 				if string(got[part[0]:part[1]]) != string(want[part[0]:part[1]]) {
-					return fmt.Errorf("seed %d, step %d: rank %d has another list of %d entries from rank %d", w.seed, i, rank, n, from)
+					return fmt.Errorf("seed %d, step %d: rank %d has another list of %d entries from rank %d",
+						w.seed, i, rank, n, from)
 				}
 			}
 			at += uintptr(len(want))
@@ -139,7 +148,11 @@ func (w *gathered) abort(t *testing.T, e *emulator) error {
 			if err := w.check(r, len(w.lists)); err != nil {
 				return err
 			}
-		} else if first := uint32(head.abortRank); told.peer == told.rank || told.operation != uint32(comm.OpAllGather) || r != int(first) && told.reason>>8 != first+1 {
+			continue
+		}
+		first := uint32(head.abortRank)
+		if told.peer == told.rank || told.operation != uint32(comm.OpAllGather) ||
+			r != int(first) && told.reason>>8 != first+1 {
 			return fmt.Errorf("seed %d: rank %d tells %+v, and rank %d was asked", w.seed, r, *told, first)
 		}
 	}

@@ -44,9 +44,13 @@ func TestRandomCalls(t *testing.T) {
 				runs[e.rank], err = newRandomRun(e, batches)
 				return err
 			}))
-			require.NoError(t, each(ends, func(e *endpoint) error { return runs[e.rank].first(t.Context(), batches) }), "seed %d", seed)
+			require.NoError(t, each(ends, func(e *endpoint) error {
+				return runs[e.rank].first(t.Context(), batches)
+			}), "seed %d", seed)
 			began := time.Now()
-			require.NoError(t, each(ends, func(e *endpoint) error { return runs[e.rank].again(t.Context(), seed, calls) }), "seed %d", seed)
+			require.NoError(t, each(ends, func(e *endpoint) error {
+				return runs[e.rank].again(t.Context(), seed, calls)
+			}), "seed %d", seed)
 			t.Logf("seed %d: %d calls in %v", seed, calls, time.Since(began))
 			require.NoError(t, each(ends, func(e *endpoint) error { return runs[e.rank].free() }))
 		})
@@ -134,7 +138,9 @@ func (run *randomRun) prepare(s *preparedBatch, steps []step) (err error) {
 		if err != nil {
 			return err
 		}
-		s.bufs, s.recvs, s.plans = append(s.bufs, b), append(s.recvs, recv), append(s.plans, run.e.planOf(x, send, recv))
+		s.bufs = append(s.bufs, b)
+		s.recvs = append(s.recvs, recv)
+		s.plans = append(s.plans, run.e.planOf(x, send, recv))
 	}
 	s.left = make([]byte, s.bytes)
 	if err := errors.Join(rt.Copy(s.initial, s.memory, s.bytes), rt.Synchronize(context.Background())); err != nil {
@@ -202,7 +208,8 @@ func (run *randomRun) again(ctx context.Context, seed uint64, calls int) error {
 				return err
 			}
 			if !bytes.Equal(got, s.left) {
-				return fmt.Errorf("after %d calls, batch %d: rank %d got other bytes than in the first run", done, i, run.e.rank)
+				return fmt.Errorf("after %d calls, batch %d: rank %d got other bytes than in the first run",
+					done, i, run.e.rank)
 			}
 		}
 	}

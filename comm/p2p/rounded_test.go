@@ -38,12 +38,18 @@ type roundedStep struct {
 }
 
 func (s *roundedStep) String() string {
-	return fmt.Sprintf("%d values, %v, %v, lost %t, gradient %v, factor %v, apart %t, over %t, skew %v", s.n, s.codec, s.op, s.lost, s.grad, s.factor, s.apart, s.over, s.skew)
+	return fmt.Sprintf("%d values, %v, %v, lost %t, gradient %v, factor %v, apart %t, over %t, skew %v",
+		s.n, s.codec, s.op, s.lost, s.grad, s.factor, s.apart, s.over, s.skew)
 }
 
 // randomRounded makes a step by the kernels of the host: see backend.Rounder.
 func randomRounded(t *testing.T, rng *rand.Rand, k kernel.Kernels, ranks, most int) *roundedStep {
-	s := &roundedStep{n: 1 + rng.IntN(most), codec: []kernel.Codec{kernel.CodecI8, kernel.CodecFP8}[rng.IntN(2)], lost: rng.IntN(4) > 0, op: []comm.ReduceOp{comm.Sum, comm.Avg}[rng.IntN(2)]}
+	s := &roundedStep{
+		n:     1 + rng.IntN(most),
+		codec: []kernel.Codec{kernel.CodecI8, kernel.CodecFP8}[rng.IntN(2)],
+		lost:  rng.IntN(4) > 0,
+		op:    []comm.ReduceOp{comm.Sum, comm.Avg}[rng.IntN(2)],
+	}
 	if rng.IntN(4) > 0 {
 		s.grad, s.apart = []dtype.DType{dtype.F32, dtype.F16, dtype.BF16}[rng.IntN(3)], rng.IntN(2) == 0
 		s.over = s.grad == dtype.F32 && rng.IntN(2) == 0
@@ -54,7 +60,10 @@ func randomRounded(t *testing.T, rng *rand.Rand, k kernel.Kernels, ranks, most i
 	for i, most := 0, 1+rng.IntN(2); i < len(s.skew); i++ { // half of the steps have aligned buffers
 		s.skew[i] = rng.IntN(most)
 	}
-	special := []float32{0, float32(math.Copysign(0, -1)), 1e-42, 3e38, -3e38, float32(math.Inf(1)), float32(math.Inf(-1)), float32(math.NaN())}
+	infinity := float32(math.Inf(1))
+	special := []float32{
+		0, float32(math.Copysign(0, -1)), 1e-42, 3e38, -3e38, infinity, -infinity, float32(math.NaN()),
+	}
 	random := func() []float32 {
 		v := make([]float32, s.n)
 		scale := float32(0)
@@ -211,7 +220,8 @@ func TestEmulatedRounded(t *testing.T) {
 			}
 			for _, ranks := range worlds {
 				rng := rand.New(rand.NewPCG(seed, uint64(ranks)))
-				w := &emulated{planner: planner{sizes: roundedSizes(ranks), ranks: ranks}, seed: seed, first: 1 + rng.Uint64N(1<<40)}
+				p := planner{sizes: roundedSizes(ranks), ranks: ranks}
+				w := &emulated{planner: p, seed: seed, first: 1 + rng.Uint64N(1<<40)}
 				launch := w.begin(steps, time.Minute)
 				var all []*roundedStep
 				var places [][]roundedRank
@@ -237,7 +247,8 @@ func TestEmulatedRounded(t *testing.T) {
 				for i, s := range all {
 					for r, at := range places[i] {
 						require.NoError(t, s.check(r, at, w.at), "seed %d, step %d", seed, i)
-						require.Equal(t, make([]byte, 4), w.at(at.sums+uintptr(4*s.n), 4), "seed %d, step %d: written beside the sums", seed, i)
+						require.Equal(t, make([]byte, 4), w.at(at.sums+uintptr(4*s.n), 4),
+							"seed %d, step %d: written beside the sums", seed, i)
 					}
 				}
 			}

@@ -213,7 +213,10 @@ func TestTimes(t *testing.T) {
 	}
 	columns := []string{"p2p graph", "p2p eager", "nccl graph", "nccl eager", "window graph", "window eager"}
 	fmt.Printf("%10s %13s\n", "float32", columns)
-	for _, bytes := range []int{8, 256, 1 << 10, 8 << 10, 16 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 8 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30} {
+	for _, bytes := range []int{
+		8, 256, 1 << 10, 8 << 10, 16 << 10, 64 << 10, 256 << 10, 512 << 10,
+		1 << 20, 2 << 20, 8 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30,
+	} {
 		var row []float64
 		for _, graph := range []bool{true, false} {
 			us, err := timeWorld(ctx, ends, bytes, graph, nil)
@@ -237,21 +240,30 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// TestTimesOfRounded prints those of allreduces rounded to i8 and fp8, alone, with what is lost, and with a gradient as well, as planned, and with the blocks, threads and tiles
-// of TUTTI_ROUNDED, as 256x320x32.
+// timedSources are without a residual, with one, and with a gradient of two types.
+var timedSources = []kernel.Source{
+	{},
+	{Take: true},
+	{Take: true, DType: dtype.F32},
+	{Take: true, DType: dtype.BF16},
+}
+
+// TestTimesOfRounded prints those of allreduces rounded to i8 and fp8, alone, with what is lost, and with a gradient
+// as well, as planned, and with the blocks, threads and tiles of TUTTI_ROUNDED, as 256x320x32.
 func TestTimesOfRounded(t *testing.T) {
 	gpus, s := measuredGPUs(t, "rounded")
 	ends := world(t, gpus, len(gpus), s, 20*time.Second)
 	rng := rand.New(rand.NewPCG(1, 2))
 	random := make([]float32, 1<<20)
 	for i := range random {
-		bits := math.Float32bits(float32(rng.NormFloat64()*0x1p120)) >> 16 // what is lost is lost again, and is 1/254 of it each time
-		random[i] = math.Float32frombits(bits<<16 | bits)                  // two gradients in 16 bits as well
+		// What is lost is lost again, and is 1/254 of it each time. Two gradients in 16 bits as well.
+		bits := math.Float32bits(float32(rng.NormFloat64()*0x1p120)) >> 16
+		random[i] = math.Float32frombits(bits<<16 | bits)
 	}
 	launches := append([]string{"planned"}, strings.Fields(os.Getenv("TUTTI_ROUNDED"))...)
 	for _, n := range []int{1 << 20, 5 << 20, 25 << 20, 100 << 20} {
 		for _, codec := range []kernel.Codec{kernel.CodecI8, kernel.CodecFP8} {
-			for _, src := range []kernel.Source{{}, {Take: true}, {Take: true, DType: dtype.F32}, {Take: true, DType: dtype.BF16}} {
+			for _, src := range timedSources {
 				copies := 1
 				if src.Take && n < 100<<20 {
 					copies = perGraph
@@ -300,7 +312,7 @@ func TestTimesOfRoundedLengths(t *testing.T) {
 	gpus, s := measuredGPUs(t, "lengths")
 	ends := world(t, gpus, len(gpus), s, 20*time.Second)
 	const most = 26_214_404
-	for _, src := range []kernel.Source{{}, {Take: true}, {Take: true, DType: dtype.F32}, {Take: true, DType: dtype.BF16}} {
+	for _, src := range timedSources {
 		fmt.Printf("lost %-5t gradient %-7v", src.Take, src.DType)
 		for n := most - 4; n < most; n++ {
 			times := make([]float64, len(ends))
@@ -336,7 +348,7 @@ func TestTimesOfRoundedLengths(t *testing.T) {
 func TestGeometries(t *testing.T) {
 	gpus, s := measuredGPUs(t, "geometry")
 	ends := world(t, gpus, len(gpus), s, 20*time.Second)
-	for _, bytes := range []int{256, 1 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20} {
+	for bytes := 256; bytes <= 8<<20; bytes *= 2 {
 		type result struct {
 			us            float64
 			blocks, width int

@@ -72,7 +72,15 @@ func openGPUs(t testing.TB, ranks int) []*cuda.Runtime {
 
 // small are sizes with which little data takes every path.
 func small(ranks int) sizes {
-	s := sizes{words: 48 << 10, tagged: 24 << 10, ringBlocks: 2, chunk: 48, oneStep: 8 << 10, twoSteps: 32 << 10, blocks: 4}
+	s := sizes{
+		words:      48 << 10,
+		tagged:     24 << 10,
+		ringBlocks: 2,
+		chunk:      48,
+		oneStep:    8 << 10,
+		twoSteps:   32 << 10,
+		blocks:     4,
+	}
 	if ranks == 2 {
 		s.oneStep, s.twoSteps = 24<<10, 0
 	}
@@ -125,7 +133,12 @@ var stepOps = []comm.Op{comm.OpAllReduce, comm.OpReduceScatter, comm.OpAllGather
 // randomStep draws an operation on up to most bytes.
 func randomStep(rng *rand.Rand, ranks, most int) step {
 	types := dtype.All()
-	s := step{operation: stepOps[rng.IntN(len(stepOps))], dt: types[rng.IntN(len(types))], root: rng.IntN(ranks), seed: rng.Uint64()}
+	s := step{
+		operation: stepOps[rng.IntN(len(stepOps))],
+		dt:        types[rng.IntN(len(types))],
+		root:      rng.IntN(ranks),
+		seed:      rng.Uint64(),
+	}
 	if rng.IntN(2) == 0 {
 		s.operation = comm.OpAllReduce
 	}
@@ -150,8 +163,15 @@ func randomStep(rng *rand.Rand, ranks, most int) step {
 func (s step) input(rank, n int) []byte {
 	rng := rand.New(rand.NewPCG(s.seed, uint64(rank)))
 	b := make([]byte, n*s.dt.Size())
-	special := [][]byte{bytes.Repeat([]byte{0xff}, 8), bytes.Repeat([]byte{0}, 8), {0, 0, 0, 0x80, 0, 0, 0, 0x80}, {0, 0, 0x80, 0x7f, 0, 0, 0xf0, 0x7f},
-		{1, 0, 0x80, 0x7f, 0xff, 0xff, 0xff, 0xff}, {0xff, 0xff, 0xff, 0x7f, 1, 0, 0, 0}, {0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xf7, 0xff}}
+	special := [][]byte{
+		bytes.Repeat([]byte{0xff}, 8),
+		bytes.Repeat([]byte{0}, 8),
+		{0, 0, 0, 0x80, 0, 0, 0, 0x80},
+		{0, 0, 0x80, 0x7f, 0, 0, 0xf0, 0x7f},
+		{1, 0, 0x80, 0x7f, 0xff, 0xff, 0xff, 0xff},
+		{0xff, 0xff, 0xff, 0x7f, 1, 0, 0, 0},
+		{0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xf7, 0xff},
+	}
 	size := s.dt.Size()
 	if s.dt.IsFloat() && rng.IntN(2) == 0 {
 		values := make([]float32, n)
@@ -380,7 +400,11 @@ func (w *together) run(plans []plan) error {
 	if err := w.rt.CopyIn(w.at, hostmem.Bytes(all)); err != nil {
 		return err
 	}
-	g := cuda.Geometry{Grid: cuda.Dim{X: plans[0].blocks, Y: w.ranks}, Block: cuda.Dim{X: plans[0].width}, Cooperative: true}
+	g := cuda.Geometry{
+		Grid:        cuda.Dim{X: plans[0].blocks, Y: w.ranks},
+		Block:       cuda.Dim{X: plans[0].width},
+		Cooperative: true,
+	}
 	return kernel.Launch(w.rt.Stream(), g, uint64(w.at))
 }
 
