@@ -62,7 +62,7 @@ func (c *Comm) idle() (backend.Extent, bool) {
 	return e, quiet && c.Stream().Idle() // an earlier stream may be idle, and gone
 }
 
-// open reports whether Release has freed nothing yet, and does not before looks is released.
+// open reports whether Release has freed nothing yet, and does not before streamUse is released.
 func (c *Comm) open() bool {
 	if !c.streamUse.TryRLock() {
 		return false
