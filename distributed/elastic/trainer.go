@@ -32,6 +32,7 @@ type Trainer interface {
 // Hasher is implemented by a [Trainer] whose hash members compare in the first vote of an epoch, instead of that of
 // Config.Tensors. The hash covers what all members have alike.
 type Hasher interface {
+	// Hash returns the hash of this member.
 	Hash(ctx context.Context) (uint64, error)
 }
 

@@ -6,9 +6,11 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
@@ -38,46 +40,29 @@ collects the flight records of a job that failed, or is elastic (TUTTI_RECORD).
 With --min, the job is elastic (package elastic): a rank that fails is started
 again by itself, and joins again; other machines --join at any time.
 
-With --join and --machines or --min, other processes serve the store: programs of
-adapters/etcd (tutti-store). Then all launchers of a job have the same options, and
-no machine is special: an elastic job goes on at the next address of --join when a
-server is lost, and each machine keeps its flight records. Another job is not
-elastic: it ends with the session of any of its launchers.`,
+With --join and --machines or --min, other processes serve the store: programs
+of adapters/etcd (tutti-store). Then all launchers of a job have the same
+options, and no machine is special: an elastic job goes on at the next address
+of --join when a server is lost, and each machine keeps its flight records.
+Another job is not elastic: it ends with the session of any of its launchers.`,
 		Example: `  tutti launch -n 4 ./program
   tutti launch -n 4 --machines 2 ./program   # on the first of two machines
   tutti launch -n 4 --join HOST:29400 --secret-file F ./program   # the second
   tutti launch -n 4 --restarts 3 ./program
   tutti launch -n 4 --min 2 --max 8 --restarts 3 ./program
-  tutti launch -n 4 --min 2 --restarts 3 --join A:29400,B:29400,C:29400 --job nightly ./program`,
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
+  tutti launch --min 2 --join A:29400,B:29400,C:29400 --job nightly ./program`,
+		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg.Served = cfg.Join != nil && (cmd.Flags().Changed("machines") || cfg.Min > 0)
-			if cfg.Join != nil {
-				if err := excluded(cmd, "for the first machine, which has no --join", "listen"); err != nil {
-					return err
-				}
-			}
-			if cfg.Join != nil && !cfg.Served {
-				const why = "for the first machine, which has no --join, or beside --machines or --min for a store that tutti-store serves"
-				if err := excluded(cmd, why, "restarts", "max"); err != nil {
-					return err
-				}
-			}
-			switch {
-			case cfg.Job != "" && cfg.Join == nil:
-				return console.Usagef("--job names a job in a store that tutti-store serves, at the addresses of --join")
-			case len(args) == 0 || args[0] == "":
-				return console.Usagef("which program is to run, such as ./program?")
-			case cfg.Max > 0 && cfg.Min == 0:
-				return console.Usagef("--max is for an elastic job, which --min makes")
-			case cfg.Max > 0 && cfg.Max < cfg.Min:
-				return console.Usagef("--max is %d, less than --min, %d", cfg.Max, cfg.Min)
-			case cfg.Min > 0 && cfg.Machines > 1:
-				return console.Usagef("--machines is not for an elastic job (--min), which other machines join at any time, at --listen of the first")
-			}
-			if cfg.Command, _, err = program(cmd, args); err != nil {
+			if err := checkLaunch(cmd, cfg, args); err != nil {
 				return err
 			}
-			cfg.Out, cfg.Err = cmd.OutOrStdout(), cmd.ErrOrStderr()
+			command, _, err := program(cmd, args)
+			if err != nil {
+				return err
+			}
+			cfg.Command = command
+			cfg.Out = cmd.OutOrStdout()
+			cfg.Err = cmd.ErrOrStderr()
 			if os.Getenv(instrument.RecordVariable) != "" {
 				cfg.Records = instrument.RecordDir()
 			}
@@ -85,30 +70,82 @@ elastic: it ends with the session of any of its launchers.`,
 			return launch.Run(cmd.Context(), cfg)
 		},
 	}
-	flags := cmd.Flags()
+	launchFlags(cmd.Flags(), &cfg)
+	return cmd
+}
+
+// checkLaunch returns an error for flags that exclude each other, and for a missing command.
+func checkLaunch(cmd *cobra.Command, cfg launch.Config, args []string) error {
+	if cfg.Join != nil {
+		const reason = "for the first machine, which has no --join"
+		if err := excluded(cmd, reason, "listen"); err != nil {
+			return err
+		}
+		if !cfg.Served {
+			const alone = reason + ", or beside --machines or --min for a store that tutti-store serves"
+			if err := excluded(cmd, alone, "restarts", "max"); err != nil {
+				return err
+			}
+		}
+	}
+	switch {
+	case cfg.Job != "" && cfg.Join == nil:
+		return console.Usagef("--job names a job in a store that tutti-store serves, at the addresses of --join")
+	case len(args) == 0 || args[0] == "":
+		return console.Usagef("which program is to run, such as ./program?")
+	case cfg.Max > 0 && cfg.Min == 0:
+		return console.Usagef("--max is for an elastic job, which --min makes")
+	case cfg.Max > 0 && cfg.Max < cfg.Min:
+		return console.Usagef("--max is %d, less than --min, %d", cfg.Max, cfg.Min)
+	case cfg.Min > 0 && cfg.Machines > 1:
+		return console.Usagef("--machines is not for an elastic job (--min), " +
+			"which other machines join at any time, at --listen of the first")
+	}
+	return nil
+}
+
+// launchFlags adds the flags of the launch command.
+func launchFlags(flags *pflag.FlagSet, cfg *launch.Config) {
 	flags.SetInterspersed(false) // what follows the command is the command's
 	flags.IntVarP(&cfg.Ranks, "ranks", "n", 1, "ranks on this machine")
 	flags.IntVar(&cfg.Machines, "machines", 1, "machines of the job, this one included")
-	flags.StringSliceVar(&cfg.Join, "join", nil, "`addresses` of the first machine's launcher, or of servers of the store, as host:port, with commas between")
+	flags.Var(addresses(&cfg.Join), "join",
+		"`addresses` of the first machine's launcher, or of servers of the store, with commas between")
 	flags.StringVar(&cfg.Job, "job", "", "`name` of the job in a store that others serve")
-	flags.StringVar(&cfg.Listen, "listen", "", "`address` for the other machines ("+launch.DefaultListen+" if there are any)")
-	flags.StringVar(&cfg.SecretFile, "secret-file", "", "`file` with the job's secret, of mode 0600 (tutti/secret in the user's directory of configurations)")
+	flags.StringVar(&cfg.Listen, "listen", "",
+		"`address` for the other machines ("+launch.DefaultListen+" if there are any)")
+	flags.StringVar(&cfg.SecretFile, "secret-file", "",
+		"`file` with the job's secret, of mode 0600 (tutti/secret in the user's directory of configurations)")
 	flags.IntVar(&cfg.Restarts, "restarts", 0, "how often all ranks are started again when one fails")
 	flags.IntVar(&cfg.Min, "min", 0, "members that an elastic job needs")
 	flags.IntVar(&cfg.Max, "max", 0, "members that an elastic job has at most, 0 for any number")
 	console.TCPFlags(flags)
 	flags.DurationVar(&cfg.Wait, "wait", 10*time.Minute, "how long machines wait for each other at the start")
-	console.Restrict(flags, "ranks", fmt.Sprint("a number from 1 to ", launch.MaxRanks), func() bool { return cfg.Ranks >= 1 && cfg.Ranks <= launch.MaxRanks })
+	console.Restrict(flags, "ranks", fmt.Sprint("a number from 1 to ", launch.MaxRanks), func() bool {
+		return cfg.Ranks >= 1 && cfg.Ranks <= launch.MaxRanks
+	})
 	console.Restrict(flags, "machines", "1 or more", func() bool { return cfg.Machines >= 1 })
 	console.Restrict(flags, "restarts", "0 or more", func() bool { return cfg.Restarts >= 0 })
 	console.Restrict(flags, "min", "0 or more", func() bool { return cfg.Min >= 0 })
 	console.Restrict(flags, "max", "0 or more", func() bool { return cfg.Max >= 0 })
 	console.Restrict(flags, "wait", "more than 0s", func() bool { return cfg.Wait > 0 })
 	console.Restrict(flags, "join", "HOST:PORT, such as 192.168.1.5"+launch.DefaultListen, func() bool {
-		return len(cfg.Join) > 0 && !slices.ContainsFunc(cfg.Join, func(a string) bool { return !isAddress(a) || a[0] == ':' })
+		missing := func(a string) bool { return !isAddress(a) || a[0] == ':' }
+		return len(cfg.Join) > 0 && !slices.ContainsFunc(cfg.Join, missing)
 	})
-	console.Restrict(flags, "listen", "HOST:PORT or :PORT, such as "+launch.DefaultListen, func() bool { return isAddress(cfg.Listen) })
-	return cmd
+	console.Restrict(flags, "listen", "HOST:PORT or :PORT, such as "+launch.DefaultListen, func() bool {
+		return isAddress(cfg.Listen)
+	})
+}
+
+// addresses is a flag of addresses with commas between.
+func addresses(target *[]string) pflag.Value {
+	return console.Value[[]string]{
+		Target: target,
+		Parse:  func(text string) ([]string, error) { return strings.Split(text, ","), nil },
+		Format: func(list []string) string { return strings.Join(list, ",") },
+		Kind:   "addresses",
+	}
 }
 
 // isAddress reports whether text is a host, which may be empty, and a port.
