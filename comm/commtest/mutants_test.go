@@ -40,7 +40,7 @@ const (
 	working     = "_, err := w.do(calls, comm.Wait{})"
 	doing       = "for i := range calls {"
 	matching    = "return []Slot{{w.id, c.Peer, comm.OpSend + comm.OpRecv - c.Op, c.Tag}}"
-	framing     = "f := frame{Slot: w.reverse(slot), Call: *c, Wait: wait}"
+	framing     = "Wait: wait,\n\t}"
 	copyingOut  = "err = w.memory.CopyOut(f.Data, address)"
 	posting     = "w.send(f, w.ranks[slot.From])\n\treturn err"
 	taking      = "f := w.frames[slot][0]"
