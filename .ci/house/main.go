@@ -88,18 +88,18 @@ type option struct{ folder, owner, field string }
 
 func (t *tree) measures() []measure {
 	return []measure{
-		{name: "tokens a line of code", count: float64(t.tokens) / float64(t.codeLines), bound: 8.28, goal: 7.4},
+		{name: "tokens a line of code", count: float64(t.tokens) / float64(t.codeLines), bound: 7.62, goal: 7.4},
 		{
 			name:   "function words in 1,000 names",
 			count:  1000 * float64(len(t.words)) / float64(t.declared),
-			bound:  20.1,
+			bound:  0.5,
 			goal:   3,
 			places: t.words,
 		},
-		{name: "exported names", count: float64(len(t.exported)), bound: 455, goal: 380},
-		{name: "options that nothing sets", count: float64(len(t.unset())), bound: 3, goal: 0, places: t.unset()},
-		{name: "functions above 70 lines", count: float64(len(t.long)), bound: 15, goal: 8, places: t.long},
-		{name: "lines above 120 columns", count: float64(len(t.wide)), bound: 715, goal: 0},
+		{name: "exported names", count: float64(len(t.exported)), bound: 444, goal: 380},
+		{name: "options that nothing sets", count: float64(len(t.unset())), bound: 0, goal: 0, places: t.unset()},
+		{name: "functions above 70 lines", count: float64(len(t.long)), bound: 11, goal: 8, places: t.long},
+		{name: "lines above 120 columns", count: float64(len(t.wide)), bound: 29, goal: 0},
 	}
 }
 
@@ -131,7 +131,8 @@ func (t *tree) visit(path string, entry fs.DirEntry, err error) error {
 	}
 	t.countTokens(path, text)
 	for i, line := range strings.Split(string(text), "\n") {
-		if len([]rune(line)) > maxColumns {
+		generate := strings.HasPrefix(line, "//go:generate ") // which cannot be wrapped
+		if len([]rune(line)) > maxColumns && !generate {
 			t.wide = append(t.wide, fmt.Sprintf("%s:%d", path, i+1))
 		}
 	}
