@@ -46,16 +46,6 @@ func (l *Loop) fingerprint() uint64 {
 	return h.Sum64()
 }
 
-// read returns the bits of elements, for which it waits.
-func (l *Loop) read(ctx context.Context, p uintptr, n int) ([]byte, error) {
-	bits := make([]byte, n*base.WordSize)
-	err := l.order.HostAfterCompute(ctx)
-	if err == nil {
-		err = l.rt.CopyOut(bits, p)
-	}
-	return bits, err
-}
-
 // State returns what a loop of the same parameters and configuration needs to go on from here,
 // bit for bit, beside the rank's parameters, which the program saves: the common parameters,
 // the outer optimizer's velocity, averages that have not arrived, and residuals. Every rank
