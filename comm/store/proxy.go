@@ -76,7 +76,7 @@ func (p *Proxy) Close() error {
 	return err
 }
 
-// serve is one connection.
+// serve handles one connection.
 func (p *Proxy) serve(conn *tls.Conn) {
 	defer context.AfterFunc(p.ctx, func() { conn.NetConn().Close() })() //nolint:errcheck // serve ends
 	lines := bufio.NewScanner(conn)
@@ -135,7 +135,7 @@ type proxied struct {
 // run does the requests of a client until its connection or its session ends.
 func (s *proxied) run(ctx context.Context, lines *bufio.Scanner, silence time.Duration) error {
 	ctx, cancel := context.WithCancel(ctx)
-	// A process may end when it has said what is to be done.
+	// Requests that have come are done even if the client has gone.
 	defer s.waiting.Wait()
 	defer cancel()
 	var doing sync.WaitGroup
@@ -264,7 +264,7 @@ func (s *proxied) add(ctx context.Context, key string, delta int64) (int64, erro
 		}
 		total := sum + delta
 		if (total < sum) != (delta < 0) {
-			return 0, fmt.Errorf("%w: the sum of %.100q is no number", comm.ErrArgument, key)
+			return 0, fmt.Errorf("%w: the sum of %.100q overflows", comm.ErrArgument, key)
 		}
 		later, ok, err := s.backend.CompareAndSet(ctx, key, now.Version, strconv.AppendInt(nil, total, 10))
 		if ok || err != nil {

@@ -41,7 +41,7 @@ func (s pairState) departing() bool { return s == leaving || s == parted }
 //
 // The first lane carries what is short: announcements of messages, and everything urgent. If
 // there are others, these carry the parts of the messages. A message is announced with the
-// length of its eager part, which comes at once and which the receiver has memory for. The other bytes
+// length of its eager part: bytes sent at once, into memory that the receiver has reserved. The other bytes
 // come when the receive is there and has granted them. So other messages arrive
 // while a long one waits, and the credit bounds the memory for early ones and the number of announcements.
 //
@@ -49,7 +49,7 @@ func (s pairState) departing() bool { return s == leaving || s == parted }
 type pair struct {
 	node         *node
 	rank         int           // of the peer, in the world
-	lanes        []*lane       // by number, nil for those that have not come; the connector's until all have
+	lanes        []*lane       // nil until connected; owned by the connector until all are
 	dead         chan struct{} // closed when the pair is
 	acknowledged chan struct{} // gets a value when the peer has seen the goodbyes
 	lastReceived atomic.Int64  // tick of the node at which something has come
@@ -172,7 +172,7 @@ func (p *pair) next(l *lane, f *outFrame) bool {
 	return true
 }
 
-// choose is next without what all frames have. Urgent frames go first, then announcements, then parts: an
+// choose picks the frame, and next fills in the fields common to all. Urgent frames go first, then announcements, then parts: an
 // announcement is short, and its receiver may wait for it before it receives the messages whose parts are
 // ready. A goodbye is the last frame of a lane. mu is held.
 func (p *pair) choose(l *lane, f *outFrame) bool {
@@ -399,7 +399,7 @@ func (p *pair) forget(w *wire, source int) {
 		}
 	}
 	for _, l := range p.lanes {
-		if in := l.reading; in != nil && in.wire == w { // perhaps all of its message
+		if in := l.reading; in != nil && in.wire == w { // it may be a whole message, no longer in incomplete
 			p.drop(in)
 		}
 	}

@@ -142,8 +142,8 @@ func (g *Gradients) begin(ctx context.Context) {
 	}
 }
 
-// drain is settle, before anything that buckets share is written. Then, before anything else
-// is communicated, the ranks compare what they reduce, if they have not yet.
+// drain waits for what a failed step left in flight, and then has the ranks compare what they reduce, if they
+// have not yet. It comes before anything that buckets share is written, and before anything else is communicated.
 func (g *Gradients) drain(ctx context.Context) error {
 	if err := g.settle(ctx); err != nil {
 		return err
@@ -345,8 +345,8 @@ func (g *Gradients) passed(b *bucket, s engine.Stage) {
 // "Completion" in the package's documentation explains.
 //
 // A gradient that was left out, because this rank did not use the parameter,
-// counts as zero. The average over the ranks need not be zero; [Gradients.Result]
-// has it, for ranks are to change their parameters alike.
+// counts as zero, plus what was accumulated for it ([Gradients.Accumulate]). Other ranks may contribute, so the
+// average may be non-zero; read it from [Gradients.Result], because ranks change their parameters alike.
 //
 // After an error of a step that is a transaction, nothing has happened: all is as
 // before its first Ready, which the next step begins with.
@@ -541,7 +541,7 @@ func (g *Gradients) ReduceAll(ctx context.Context, gradients []*runtime.Tensor) 
 	return g.Wait(ctx)
 }
 
-// newStep is for the next step.
+// newStep resets what belongs to one step.
 func (g *Gradients) newStep() {
 	s := &g.step
 	clear(s.tensors)

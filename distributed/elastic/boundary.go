@@ -79,7 +79,7 @@ func (k *knowledge) decide() decision {
 	switch {
 	case last == nil:
 		return k.unserved("the store has no epoch")
-	case last != k.record: // members of it that have not entered it learn of it from the store alone
+	case last != k.record: // the store lost this epoch: members that have not entered it know it only from there
 		return decision{propose: last}
 	case last.begun() && k.precedes(last):
 		if d, ok := k.follow(last); ok {

@@ -19,7 +19,7 @@ const (
 	fresh standing = "fresh"
 	// joining: at a boundary, without the state.
 	joining standing = "joining"
-	// stepping: with the state, in an epoch.
+	// stepping: with the state, and not at a boundary: in an epoch, or having given up the wait for one.
 	stepping standing = "stepping"
 	// boundary: with the state, at the boundary behind an epoch.
 	boundary standing = "boundary"
@@ -57,14 +57,14 @@ func (s standing) check() error {
 // status is what a member says of itself, in an entry that vanishes with its session.
 type status struct {
 	Name        string
-	Incarnation string // random: tells it from an earlier process of its name, and from itself before it joined again
+	Incarnation string // random, new on each start of a process and each rejoin
 	Standing    standing
-	Entered     string // the World of the epoch whose communicator it has tried to make last, "" for a member that joins
+	Entered     string // World of the last epoch that it tried to form; "" for a member that joins
 	Formed      string // the World of the last epoch whose communicator it has made, "" before one
 	Step        uint64 // steps that it has committed
 	Wishes      bool   // to leave, about which the members vote
 	Unreached   []int  `json:",omitempty"` // ranks of the epoch entered that it has tried to connect to in vain
-	BackedOff   int    `json:",omitempty"` // attempts that failed for it, after which it has waited long enough
+	BackedOff   int    `json:",omitempty"` // failed attempts whose back-off has expired
 }
 
 // person is the member as an epoch lists it.

@@ -56,7 +56,7 @@ type Source struct {
 	// Keep, if not 0, is the address of N F32 that become what Grad is added to, bit for
 	// bit. Where a call then fails, X is as it was. Without Grad it is ignored.
 	Keep uintptr
-	// Take has what is written to the list become 0 in X.
+	// Take zeroes the selected entries in X.
 	Take bool
 }
 
@@ -178,8 +178,8 @@ type Kernels interface {
 	// holds is taken as a guess of the min(k, n)-th largest magnitude (which
 	// costs or saves time only; 0 is none), and then it is that magnitude; where
 	// zeros are left out, it is at least the smallest number above 0, and if k
-	// or n is 0, it is 0. Behind it is the guess's margin (F32), by which share of it
-	// that magnitude may be smaller for the guess to save time. A margin below 1/512
+	// or n is 0, it is 0. threshold[1] is the margin m (F32) of the guess g, which
+	// saves time if the magnitude is at least g·(1-m). A margin below 1/512
 	// or above 1/8 (or a NaN) is taken as 1/32. If the guess g is finite and above 0, and t
 	// the magnitude found, a margin m becomes the greater one of m·31/32 and (g-t)/g·3/2,
 	// within these bounds, each operation rounded (the first if t is a NaN).
@@ -224,8 +224,8 @@ type Kernels interface {
 	// starts at 1 whatever there is). A round cuts the bracket at
 	// low + (high-low)/(m+1)*(j+1), j = 0 … m-1: these thresholds are stored as F32
 	// in m words, to be counted on all ranks. counts has the sums of these counts
-	// for the m thresholds of the round before, whose part (behind the last one
-	// before the first count below k) becomes the new bracket; 0 starts a search
+	// for the m thresholds of the round before: the new bracket runs from the last
+	// threshold with a count of at least k to the next; 0 starts a search
 	// with {1, 2^31}. Read as F32, low is the threshold found.
 	Narrow(bracket uintptr, counts uintptr, k int, thresholds uintptr, m int) error
 
