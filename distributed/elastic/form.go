@@ -27,7 +27,8 @@ import (
 // begin for as long. After an error Next may be called again, and the member joins when it can.
 func (m *Member) Next(ctx context.Context, failed error) (*Epoch, error) {
 	m.caller = ctx
-	if failed != nil {
+	// An epoch that is not bound is one that Commit has formed to make the failed step again in.
+	if failed != nil && m.epoch != nil && m.epoch.bound {
 		m.fail(failed)
 	}
 	var failing time.Time // since then no epoch could begin, zero before that
