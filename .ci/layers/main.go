@@ -1,4 +1,5 @@
-// Command layers lists what a package of the library, or of the module delta, imports and may not, and fails if there is any:
+// Command layers lists the imports that a package of the library, or of the module delta, may not have, and fails if
+// there are any:
 //
 //	go run ./.ci/layers
 //
@@ -17,8 +18,8 @@ import (
 
 const module = "github.com/tutti-go/tutti"
 
-// layers are packages, and which of this module they may import, besides dtype, atomicfile and internal/..., by patterns
-// of package path; the first that matches counts. Tests are not looked at.
+// layers are packages, and which packages of this module they may import, besides dtype, atomicfile and internal/..., by
+// patterns of package path; the first that matches counts. Tests are not looked at.
 var layers = []struct{ of, may string }{
 	{"tutti", "comm comm/* runtime runtime/*"}, // the package at the root
 	{"internal/*", ""},
@@ -54,18 +55,50 @@ var layers = []struct{ of, may string }{
 	{"comm/local", "comm comm/backend runtime"},
 	{"comm/mpi", "comm comm/backend comm/internal/schedule runtime runtime/cpu"},
 	{"comm/tcp", "comm comm/backend comm/internal/schedule comm/store comm/rendezvous runtime runtime/cpu"},
-	{"comm/nccl", "comm comm/backend comm/internal/link comm/internal/marks comm/internal/peers comm/store comm/rendezvous runtime runtime/cpu runtime/cuda"},
-	{"comm/p2p", "comm comm/backend comm/internal/link comm/internal/marks runtime runtime/kernel runtime/cpu runtime/cuda"},
+	{
+		"comm/nccl",
+		"comm comm/backend comm/internal/link comm/internal/marks comm/internal/peers comm/store " +
+			"comm/rendezvous runtime runtime/cpu runtime/cuda",
+	},
+	{
+		"comm/p2p",
+		"comm comm/backend comm/internal/link comm/internal/marks runtime runtime/kernel runtime/cpu " +
+			"runtime/cuda",
+	},
 
 	{"distributed", "comm distributed/internal/base runtime"},
-	{"distributed/internal/standin", "comm comm/commtest comm/local comm/metered distributed/internal/engine runtime runtime/kernel runtime/cpu"},
-	{"distributed/internal/engine", "comm comm/backend comm/metered distributed distributed/internal/base distributed/internal/state distributed/internal/tuning runtime runtime/kernel"},
+	{
+		"distributed/internal/standin",
+		"comm comm/commtest comm/local comm/metered distributed/internal/engine runtime runtime/kernel " +
+			"runtime/cpu",
+	},
+	{
+		"distributed/internal/engine",
+		"comm comm/backend comm/metered distributed distributed/internal/base distributed/internal/state " +
+			"distributed/internal/tuning runtime runtime/kernel",
+	},
 	{"distributed/internal/*", "comm runtime"},
 	{"distributed/sparse", "comm distributed/internal/engine runtime runtime/kernel"},
-	{"distributed/ddp", "comm comm/metered distributed distributed/internal/base distributed/internal/engine distributed/internal/state distributed/sparse runtime runtime/kernel"},
-	{"distributed/outer", "comm distributed distributed/internal/base distributed/internal/state distributed/sparse distributed/ddp runtime runtime/kernel"},
-	{"distributed/elastic", "comm comm/instrument comm/store comm/rendezvous distributed runtime runtime/kernel runtime/cpu"}, // cpu: the default, and host memory
-	{"distributed/distributedtest", "comm comm/metered comm/commtest distributed distributed/internal/engine distributed/internal/tuning distributed/sparse distributed/ddp distributed/outer runtime runtime/kernel"},
+	{
+		"distributed/ddp",
+		"comm comm/metered distributed distributed/internal/base distributed/internal/engine " +
+			"distributed/internal/state distributed/sparse runtime runtime/kernel",
+	},
+	{
+		"distributed/outer",
+		"comm distributed distributed/internal/base distributed/internal/state distributed/sparse " +
+			"distributed/ddp runtime runtime/kernel",
+	},
+	// runtime/cpu: the default, and host memory.
+	{
+		"distributed/elastic",
+		"comm comm/instrument comm/store comm/rendezvous distributed runtime runtime/kernel runtime/cpu",
+	},
+	{
+		"distributed/distributedtest",
+		"comm comm/metered comm/commtest distributed distributed/internal/engine distributed/internal/tuning " +
+			"distributed/sparse distributed/ddp distributed/outer runtime runtime/kernel",
+	},
 
 	// The module delta, which no package of the library imports.
 	{"delta", "delta/internal/* comm distributed runtime runtime/cpu runtime/cuda"},
@@ -73,12 +106,16 @@ var layers = []struct{ of, may string }{
 	{"delta/checkpoint", "delta"},
 }
 
+// imports has go list print a line for each import: who imports, and what.
+const imports = `{{$p := .ImportPath}}{{range .Imports}}{{printf "%s %s\n" $p .}}{{end}}`
+
 func main() {
 	log.SetFlags(0)
 	wrong := map[string]bool{}
 	for _, goos := range []string{"linux", "windows", "darwin"} {
-		list := exec.Command("go", "list", "-f", `{{$p := .ImportPath}}{{range .Imports}}{{printf "%s %s\n" $p .}}{{end}}`, "./...", "./delta/...")
-		list.Env, list.Stderr = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+goos), os.Stderr
+		list := exec.Command("go", "list", "-f", imports, "./...", "./delta/...")
+		list.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+goos)
+		list.Stderr = os.Stderr
 		text, err := list.Output()
 		if err != nil {
 			log.Fatalf("go list: %v", err)

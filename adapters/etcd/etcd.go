@@ -51,9 +51,9 @@ type session struct {
 	err error
 }
 
-// Dial begins a session. It ends with Close, and when etcd has not heard of this process for Config.Silence. Errors wrap
-// [comm.ErrPeerFailed] where etcd cannot be reached, [comm.ErrTimeout] or [comm.ErrCanceled] if a context has ended,
-// and [store.ErrFull] if etcd has no room.
+// Dial begins a session. It ends with Close, and when etcd has not heard of this process for Config.Silence.
+// Errors wrap [comm.ErrPeerFailed] where etcd cannot be reached, [comm.ErrTimeout] or [comm.ErrCanceled] if a
+// context has ended, and [store.ErrFull] if etcd has no room.
 func Dial(ctx context.Context, cfg Config) (store.Backend, error) {
 	if cfg.Client == nil || cfg.Prefix == "" || cfg.Silence <= 0 {
 		return nil, fmt.Errorf("etcd: %w: Client, Prefix and Silence are needed", comm.ErrArgument)

@@ -34,8 +34,15 @@ type position struct {
 // an update. Hooks of the loop's start and end are called in each step, and one of the start that returns io.EOF ends
 // the training. An optimizer of accumulated gradients is [comm.ErrArgument].
 //
-// When it returns, o and data are with their own communicator again, and it can be called again: what the reduction keeps stays.
-func (o *Optimizer) RunElastic(ctx context.Context, cfg elastic.Config, loop *train.Loop, data *Dataset, step int) (metrics []*tensors.Tensor, err error) {
+// When it returns, o and data use their own communicator again. RunElastic can be called again: the state of the
+// reduction stays.
+func (o *Optimizer) RunElastic(
+	ctx context.Context,
+	cfg elastic.Config,
+	loop *train.Loop,
+	data *Dataset,
+	step int,
+) (metrics []*tensors.Tensor, err error) {
 	if loop.Trainer.NumAccumulatingSteps() > 1 || data.Batches() == 0 {
 		return nil, fmt.Errorf("gomlx: run elastic: %w: gradients of %d steps are accumulated, an epoch has %d batches",
 			comm.ErrArgument, loop.Trainer.NumAccumulatingSteps(), data.Batches())

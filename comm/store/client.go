@@ -32,7 +32,13 @@ type Store interface {
 	Set(ctx context.Context, key string, value []byte, options ...Option) error
 	// CompareAndSet sets a key that has this version, 0 for one that there is not yet. It returns
 	// what the key is now, and whether this call set it.
-	CompareAndSet(ctx context.Context, key string, version uint64, value []byte, options ...Option) (now Entry, ok bool, err error)
+	CompareAndSet(
+		ctx context.Context,
+		key string,
+		version uint64,
+		value []byte,
+		options ...Option,
+	) (now Entry, ok bool, err error)
 	// Watch calls f with each key that begins with prefix, and with each change, in order, until stop.
 	Watch(ctx context.Context, prefix string, f func(Event)) (stop func(), err error)
 	// Drop deletes a key, without waiting.
@@ -81,7 +87,12 @@ type Client struct {
 var errHungUp = errors.New("its process has ended")
 
 func newClient(local net.Addr) *Client {
-	return &Client{local: local, calls: map[uint64]chan *reply{}, watches: map[uint64]func(Event){}, done: make(chan struct{})}
+	return &Client{
+		local:   local,
+		calls:   map[uint64]chan *reply{},
+		watches: map[uint64]func(Event){},
+		done:    make(chan struct{}),
+	}
 }
 
 // remote makes the client of a connection that was welcomed.
@@ -291,9 +302,16 @@ func (c *Client) Add(ctx context.Context, key string, delta int64) (int64, error
 
 // CompareAndSet sets a key if it has a version, 0 if it must not exist, and reports whether it did. now is the entry
 // after that, zero if there is none.
-func (c *Client) CompareAndSet(ctx context.Context, key string, version uint64, value []byte, options ...Option) (now Entry, ok bool, err error) {
+func (c *Client) CompareAndSet(
+	ctx context.Context,
+	key string,
+	version uint64,
+	value []byte,
+	options ...Option,
+) (now Entry, ok bool, err error) {
 	r := set(key, value, options)
-	r.Op, r.Version = opSwap, version
+	r.Op = opSwap
+	r.Version = version
 	a, err := c.call(ctx, r, nil)
 	if len(a.Entries) > 0 {
 		now = a.Entries[0]

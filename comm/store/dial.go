@@ -80,7 +80,12 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 			default:
 				sure = sure && r.reason != gate.Silence // the store hangs up as well, on some of a crowd
 				if times, due := log.Count(r.reason); due {
-					slog.Warn("store: looking for the job's store, found somebody else", "at", r.by, "reason", r.reason, "times", times)
+					slog.Warn(
+						"store: looking for the job's store, found somebody else",
+						"at", r.by,
+						"reason", r.reason,
+						"times", times,
+					)
 				}
 			}
 			now = append(now, err)
@@ -97,7 +102,11 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%w; last attempts to reach the job's store: %w", comm.ContextError(ctx), errors.Join(last...))
+			return nil, fmt.Errorf(
+				"%w; last attempts to reach the job's store: %w",
+				comm.ContextError(ctx),
+				errors.Join(last...),
+			)
 		case <-time.After(wait):
 		}
 	}

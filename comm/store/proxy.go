@@ -31,9 +31,9 @@ type Backend interface {
 }
 
 // Proxy serves a store of another kind, such as etcd's, to clients as a [Server] serves its own. Each client has a
-// session of that store. The proxy keeps nothing, so that clients may go on at another proxy of the same store when this
-// one is lost: keys that they lease again before the earlier session ends do not vanish. Names are not compared with
-// those of clients of other proxies.
+// session of that store. The proxy keeps nothing, so that clients may go on at another proxy of the same store when
+// this one is lost: keys that they lease again before the earlier session ends do not vanish. Names are not compared
+// with those of clients of other proxies.
 type Proxy struct {
 	open    func(ctx context.Context, job string) (Backend, error)
 	silence time.Duration

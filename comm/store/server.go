@@ -49,8 +49,13 @@ func (h *greeting) valid() bool {
 
 // otherVersion is why a process of another version is refused.
 func (h *greeting) otherVersion() string {
-	return fmt.Sprintf("%s speaks version %d of the store's protocol, this process %d: all processes of a job use one version of tutti",
-		h.Name, h.Version, protocol)
+	return fmt.Sprintf(
+		"%s speaks version %d of the store's protocol, this process %d: "+
+			"all processes of a job use one version of tutti",
+		h.Name,
+		h.Version,
+		protocol,
+	)
 }
 
 // greet reads the greeting of a process that knows the secret. ok is false if it does not say who it is.
@@ -122,7 +127,12 @@ const RefusedKey = "store/refused"
 
 // NewServer makes an empty store.
 func NewServer(options Options) *Server {
-	s := &Server{options: options, gate: gate.Gate{Name: "store", Places: options.Size + 256}, started: time.Now(), sessions: map[uint64]*session{}}
+	s := &Server{
+		options:  options,
+		gate:     gate.Gate{Name: "store", Places: options.Size + 256},
+		started:  time.Now(),
+		sessions: map[uint64]*session{},
+	}
 	s.state.Open(0) // the server's own
 	return s
 }
@@ -146,12 +156,17 @@ func (s *Server) Owner(name string) *Client {
 // Local is a client in the server's process. Watches call in the goroutine that makes the change.
 func (s *Server) Local(name string) *Client {
 	c := newClient(nil)
-	n := &session{hello: greeting{Name: name}, from: "this process", out: outbox[reply]{most: math.MaxInt, send: func(replies []reply) error {
+	deliver := func(replies []reply) error {
 		for i := range replies {
 			c.handle(&replies[i])
 		}
 		return nil
-	}}}
+	}
+	n := &session{
+		hello: greeting{Name: name},
+		from:  "this process",
+		out:   outbox[reply]{most: math.MaxInt, send: deliver},
+	}
 	s.mu.Lock()
 	s.admit(n)
 	s.mu.Unlock()
@@ -222,7 +237,11 @@ func (s *Server) claim(n *session) (refused string) {
 	case h.Version != protocol:
 		refused = h.otherVersion()
 	case h.Job != "":
-		refused = fmt.Sprintf("%s looks for the job %q, and this store, which a process of the job keeps, has one without a name", h.Name, h.Job)
+		refused = fmt.Sprintf(
+			"%s looks for the job %q, and this store, which a process of the job keeps, has one without a name",
+			h.Name,
+			h.Job,
+		)
 	case s.closed:
 		refused = "the store is closed"
 	case s.options.Size > 0 && h.Size != s.options.Size:

@@ -36,11 +36,17 @@
 // # How it is written
 //
 //   - elastic.go, trainer.go: what a program calls
-//   - form.go: votes and new epochs; await.go: the wait for a new epoch; state.go: what joining and leaving members exchange
-//   - standing.go: what a member says of itself in the store; valid.go: what members believe of what the store has
-//   - view.go: the next epoch, as a function of the entries in the store; reach.go: without whom, as nobody reaches them
+//   - form.go: votes and new epochs
+//   - await.go: the wait for a new epoch
+//   - state.go: what joining and leaving members exchange
+//   - standing.go: what a member says of itself in the store
+//   - valid.go: what members believe of what the store has
+//   - view.go: the next epoch, as a function of the entries in the store
+//   - reach.go: the members that an epoch leaves out, as nobody reaches them
 //   - boundary.go: what a waiting member does, as a function of these and of what it knows of itself
-//   - attend.go: sessions of the store; publish.go: this member's entries in it; timeouts.go: all times
+//   - attend.go: sessions of the store
+//   - publish.go: this member's entries in it
+//   - timeouts.go: all times
 package elastic
 
 import (

@@ -6,6 +6,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"flag"
 	"fmt"
@@ -77,8 +78,11 @@ func demonstrate(ctx context.Context) error {
 	return errors.Join(errs[1:]...)
 }
 
-// train is one member. It calls done after each step, which says whether the training may end.
-func train(ctx context.Context, cfg elastic.Config, listen string, done func(m *elastic.Member, e *elastic.Epoch) bool) error {
+// finished reports whether the training may end after a step.
+type finished func(m *elastic.Member, e *elastic.Epoch) bool
+
+// train is one member. It calls done after each step, unless that is nil.
+func train(ctx context.Context, cfg elastic.Config, listen string, done finished) error {
 	const batch, rate = 48, 0.5 // of all members together, so that neither depends on how many there are
 	training, test, err := digits.Split(1)
 	if err != nil {
@@ -104,11 +108,9 @@ func train(ctx context.Context, cfg elastic.Config, listen string, done func(m *
 	}
 	defer reducer.Close()
 
-	tls := cfg.TLS
+	config := cfg.TLS
 	cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
-		return tcp.New(ctx, kv, tcp.Config{
-			Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: tls, Listen: listen, Silence: elastic.DefaultSilence,
-		})
+		return connect(ctx, kv, p, config, listen)
 	}
 	cfg.Runtime = rt
 	cfg.Tensors = []*runtime.Tensor{parameters}
@@ -143,8 +145,28 @@ func train(ctx context.Context, cfg elastic.Config, listen string, done func(m *
 		}
 		return nil
 	})
-	if err == nil {
-		fmt.Printf("%s: %.1f %% of the test images read after %d steps\n", cfg.Name, 100*digits.Accuracy(weights, test), m.Steps())
+	if err != nil {
+		return err
 	}
-	return err
+	read := 100 * digits.Accuracy(weights, test)
+	fmt.Printf("%s: %.1f %% of the test images read after %d steps\n", cfg.Name, read, m.Steps())
+	return nil
+}
+
+// connect makes the communicator of an epoch.
+func connect(
+	ctx context.Context,
+	kv store.Store,
+	p elastic.Place,
+	config *tls.Config,
+	listen string,
+) (comm.Communicator, error) {
+	return tcp.New(ctx, kv, tcp.Config{
+		Rank:      p.Rank,
+		WorldSize: p.Size,
+		World:     p.World,
+		TLS:       config,
+		Listen:    listen,
+		Silence:   elastic.DefaultSilence,
+	})
 }

@@ -25,7 +25,11 @@ func (r *Runtime) AllocateShared(bytes int) (*SharedMemory, error) {
 		return nil, r.argument("%d bytes of shared memory", bytes)
 	}
 	if r.memory.handleTypes != handlePosixFD {
-		return nil, fmt.Errorf("cuda:%d: %w: memory of this GPU cannot be shared by file descriptors", r.index, runtime.ErrUnsupported)
+		return nil, fmt.Errorf(
+			"cuda:%d: %w: memory of this GPU cannot be shared by file descriptors",
+			r.index,
+			runtime.ErrUnsupported,
+		)
 	}
 	bytes = (bytes + pool.Granule - 1) / pool.Granule * pool.Granule
 	return r.mapShared(bytes, func() (handle uintptr, err error) {

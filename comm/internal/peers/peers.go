@@ -2,9 +2,9 @@
 // a rank aborts, and what the others were doing then. A backend of GPUs uses it, where an abort on one rank ends the
 // work of the others as if it had succeeded.
 //
-// A rank that aborts sets a notice, which the members of its group watch. Each answers with what it is doing. The answer
-// also says that the member knows, so the rank waits for all answers before it ends any work. While nobody aborts,
-// nothing is sent.
+// A rank that aborts sets a notice, which the members of its group watch. Each answers with what it is doing. The
+// answer also says that the member knows, so the rank waits for all answers before it ends any work. While nobody
+// aborts, nothing is sent.
 //
 // The keys in the store are these, with the name of the group and 0 bytes in between:
 //
@@ -83,9 +83,9 @@ type notice struct {
 	Keeper  bool   `json:"keeper,omitempty"` // the rank's process keeps the store
 }
 
-// Join makes a rank a member of a group. status says in a few words what the rank is doing; it must not wait. A rank that
-// cannot reach the store, or has 256 groups already, which is the store's bound on watches, goes on without. That is a
-// warning in the log.
+// Join makes a rank a member of a group. status says in a few words what the rank is doing; it must not wait. A rank
+// that cannot reach the store, or has 256 groups already, which is the store's bound on watches, goes on without. That
+// is a warning in the log.
 func Join(ctx context.Context, client *store.Client, name string, rank, size int, status func() string) *Group {
 	g := &Group{
 		client:  client,
@@ -193,8 +193,8 @@ func (g *Group) awaitStore() {
 	}
 }
 
-// loseStore notes that the rank learns of no abort any more. That is a failure of the rank that kept the store, if it is
-// a member.
+// loseStore notes that the rank learns of no abort any more. That is a failure of the rank that kept the store, if it
+// is a member.
 func (g *Group) loseStore() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -58,8 +58,10 @@ its owner may read (--secret-file, TUTTI_SECRET_FILE, or tutti/secret in the use
 directory of configurations). Members of an etcd in these processes prove it to each
 other as well. Several jobs have a name each (tutti launch --job).`,
 		Example: `  tutti-store --data-dir /var/lib/tutti
-  tutti-store --data-dir /var/lib/tutti --name a --initial-cluster a=https://A:2380,b=https://B:2380,c=https://C:2380
-  tutti-store --endpoints https://etcd-1:2379,https://etcd-2:2379 --cacert ca.pem --cert client.pem --key client-key.pem`,
+  tutti-store --data-dir /var/lib/tutti --name a \
+    --initial-cluster a=https://A:2380,b=https://B:2380,c=https://C:2380
+  tutti-store --endpoints https://etcd-1:2379,https://etcd-2:2379 \
+    --cacert ca.pem --cert client.pem --key client-key.pem`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -92,8 +94,10 @@ func (c *config) flags(f *pflag.FlagSet) {
 	f.StringVar(&e.name, "name", "default", "`name` of that member")
 	f.StringVar(&e.cluster, "initial-cluster", "",
 		"`members` of its cluster, as NAME=https://HOST:PORT with commas between; by default it is alone")
-	f.StringVar(&e.state, "initial-cluster-state", "new", "new, or `existing` for a member that was added to a cluster that runs")
-	f.StringVar(&e.peers, "listen-peer-urls", "", "`URLs` for the other members; by default this member's of --initial-cluster")
+	f.StringVar(&e.state, "initial-cluster-state", "new",
+		"new, or `existing` for a member that was added to a cluster that runs")
+	f.StringVar(&e.peers, "listen-peer-urls", "",
+		"`URLs` for the other members; by default this member's of --initial-cluster")
 	f.StringVar(&e.clients, "listen-client-urls", "",
 		"`URLs` for etcdctl and other clients; by default there are none, as anybody may use these")
 	f.StringVar(&e.logLevel, "log-level", "error", "`level` of that etcd's log: debug, info, warn or error")

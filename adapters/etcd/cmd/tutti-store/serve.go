@@ -35,8 +35,11 @@ func prefix(job string) (string, error) {
 		return unnamed, nil
 	}
 	if !jobName.MatchString(job) {
-		return "", fmt.Errorf("%w: %.100q is no name of a job: it takes 1 to 64 letters, digits, dots, dashes and underscores",
-			comm.ErrArgument, job)
+		return "", fmt.Errorf(
+			"%w: %.100q is no name of a job: it takes 1 to 64 letters, digits, dots, dashes and underscores",
+			comm.ErrArgument,
+			job,
+		)
 	}
 	return named + job + "/", nil
 }

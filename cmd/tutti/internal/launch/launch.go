@@ -406,8 +406,12 @@ func (a *agent) abandon(ctx context.Context, err error) {
 	if err == nil || ctx.Err() != nil || a.kv.Err() != nil {
 		return
 	}
-	fmt.Fprintf(a.Err, "tutti: the launcher on %s cannot tell the others how its ranks have ended, and leaves the job: %v\n",
-		a.host, err)
+	fmt.Fprintf(
+		a.Err,
+		"tutti: the launcher on %s cannot tell the others how its ranks have ended, and leaves the job: %v\n",
+		a.host,
+		err,
+	)
 	_ = a.kv.Close() // which is the word now
 }
 

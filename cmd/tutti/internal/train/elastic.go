@@ -25,7 +25,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// leaving is how long a member that is told to end has for the next vote, to leave in order: its residual goes to another one.
+// leaving is how long a member that is told to end waits for the next vote, to leave in order: another member gets its
+// residual.
 const leaving = 5 * time.Second
 
 // progress is what members have alike. A velocity is a member's own, and begins with zeros.
