@@ -155,15 +155,27 @@ func train(ctx context.Context, r tutti.Rank, s settings) (result, error) {
 		}
 	}
 
-	accuracy, err := testShares(ctx, r, model, test)
+	total, err := summarize(ctx, r, model, test, meter.Totals().SentBytes)
+	total.epochs = s.epochs
+	return total, err
+}
+
+// summarize returns what the ranks have reached together: the accuracy of the model, and the average of what they sent.
+func summarize(ctx context.Context, r tutti.Rank, m *model, test digits.Set, sentBytes int64) (result, error) {
+	accuracy, err := testShares(ctx, r, m, test)
 	if err != nil {
 		return result{}, err
 	}
-	sent, err := distributed.AverageMetrics(ctx, rt, c, 1, float64(meter.Totals().SentBytes))
+	sent, err := distributed.AverageMetrics(ctx, r.Runtime, r.Comm, 1, float64(sentBytes))
 	if err != nil {
 		return result{}, err
 	}
-	return result{c.WorldSize(), s.epochs, accuracy, sent[0], checksum(model.parameters)}, nil
+	return result{
+		ranks:      r.Comm.WorldSize(),
+		accuracy:   accuracy,
+		sent:       sent[0],
+		parameters: checksum(m.parameters),
+	}, nil
 }
 
 // testShares returns the accuracy of a model. Each rank tests its share, and the average over the ranks

@@ -44,6 +44,7 @@ func Timelines(timelines []overlap.Timeline, title, path string) error {
 	if longest == 0 {
 		return fmt.Errorf("%w: no step took any time", picture.ErrNothingToDraw)
 	}
+	ticks, boxes := arrange(timelines)
 	p := picture.NewPlot(title)
 	p.X.Label.Text = "time (ms)"
 	p.X.Min = 0
@@ -51,14 +52,41 @@ func Timelines(timelines []overlap.Timeline, title, path string) error {
 	p.X.Tick.Marker = plot.TickerFunc(roundTicks)
 	p.Y.LineStyle.Width = 0
 	p.Y.Tick.Length = 0
-	boxes := make(map[overlap.Kind][]plotter.XYer)
+	p.Y.Tick.Marker = plot.ConstantTicks(ticks)
+	p.Y.Max = laneHeight / 2
+	p.Y.Min = ticks[len(ticks)-1].Value - laneHeight/2 - laneEdge
+	legend := legendShare * float64(len(boxes))
+	p.Y.Max += (p.Y.Max - p.Y.Min) * legend / (1 - legend)
+	p.Legend.Top = true
+	p.Legend.Left = true
+	p.Legend.Padding = vg.Points(2)
+	p.Legend.XOffs = vg.Points(8)
+	for _, kind := range overlap.Kinds() {
+		if len(boxes[kind]) == 0 {
+			continue
+		}
+		work, err := plotter.NewPolygon(boxes[kind]...)
+		if err != nil {
+			return err
+		}
+		work.Color = kind.Color()
+		work.LineStyle = draw.LineStyle{Color: color.White, Width: vg.Points(0.4)} // parts one piece from the next
+		p.Add(work)
+		p.Legend.Add(string(kind), work)
+	}
+	return picture.Save(p, path)
+}
+
+// arrange places the lanes that any timeline uses below each other, from 0 down. It returns their labels, and a box for
+// each span.
+func arrange(timelines []overlap.Timeline) (ticks []plot.Tick, boxes map[overlap.Kind][]plotter.XYer) {
 	used := make(map[overlap.Lane]bool)
 	for _, t := range timelines {
 		for _, s := range t.Spans {
 			used[s.Kind.Lane()] = true
 		}
 	}
-	var ticks []plot.Tick
+	boxes = make(map[overlap.Kind][]plotter.XYer)
 	y := 0.0
 	for _, t := range timelines {
 		lanes := make(map[overlap.Lane]float64)
@@ -87,29 +115,7 @@ func Timelines(timelines []overlap.Timeline, title, path string) error {
 		}
 		y -= laneGap
 	}
-	p.Y.Tick.Marker = plot.ConstantTicks(ticks)
-	p.Y.Max = laneHeight / 2
-	p.Y.Min = ticks[len(ticks)-1].Value - laneHeight/2 - laneEdge
-	legend := legendShare * float64(len(boxes))
-	p.Y.Max += (p.Y.Max - p.Y.Min) * legend / (1 - legend)
-	p.Legend.Top = true
-	p.Legend.Left = true
-	p.Legend.Padding = vg.Points(2)
-	p.Legend.XOffs = vg.Points(8)
-	for _, kind := range overlap.Kinds() {
-		if len(boxes[kind]) == 0 {
-			continue
-		}
-		work, err := plotter.NewPolygon(boxes[kind]...)
-		if err != nil {
-			return err
-		}
-		work.Color = kind.Color()
-		work.LineStyle = draw.LineStyle{Color: color.White, Width: vg.Points(0.4)} // parts one piece from the next
-		p.Add(work)
-		p.Legend.Add(string(kind), work)
-	}
-	return picture.Save(p, path)
+	return ticks, boxes
 }
 
 // roundTicks puts about timeTicks labels at multiples of 1, 2 or 5 times a power

@@ -214,18 +214,37 @@ func run(ctx context.Context, c comm.Communicator, s settings) (sum uint32, last
 	if err := save(ctx, saved, c, averaging); err != nil {
 		return 0, 0, err
 	}
-	// A loaded variable counts as trainable whatever it was, and has another place.
+	sum, err = checksum(variables)
+	return sum, tensors.ToScalar[float32](metrics[0]), err
+}
+
+// checksum is that of the parameters, in the order of their paths: a loaded variable has another place in the store.
+func checksum(variables *model.Store) (uint32, error) {
 	byPath := func(v, w *model.Variable) int {
 		return strings.Compare(v.Path(), w.Path())
 	}
 	h := crc32.NewIEEE()
 	for _, v := range slices.SortedFunc(variables.IterVariables(), byPath) {
-		if name := v.Path(); strings.HasPrefix(name, "/embedding") || strings.HasPrefix(name, "/block") ||
-			strings.HasPrefix(name, "/logits") {
-			err = errors.Join(err, v.MustValue().ConstBytes(func(data []byte) { h.Write(data) }))
+		if !isParameter(v.Path()) {
+			continue
+		}
+		err := v.MustValue().ConstBytes(func(data []byte) { h.Write(data) })
+		if err != nil {
+			return 0, err
 		}
 	}
-	return h.Sum32(), tensors.ToScalar[float32](metrics[0]), err
+	return h.Sum32(), nil
+}
+
+// isParameter reports whether a variable is one of the transformer's. Whether it is trainable does not tell, as any
+// loaded variable is.
+func isParameter(path string) bool {
+	for _, prefix := range []string{"/embedding", "/block", "/logits"} {
+		if strings.HasPrefix(path, prefix) {
+			return true
+		}
+	}
+	return false
 }
 
 // save writes the variables, and beside them what the ranks' reductions keep.

@@ -45,7 +45,8 @@ func main() {
 	}
 }
 
-// run has a second member join after a quarter of the time, and a third one after a half, which is lost after three quarters.
+// run has a second member join after a quarter of the time, and a third one after a half. The third is lost after
+// three quarters.
 func run(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, *length)
 	defer cancel()
@@ -128,26 +129,90 @@ func expand(set digits.Set) [][]float32 {
 	return all
 }
 
-// train is one member. The weights of a class are a parameter, whose gradient is reduced while that of the next one is computed.
+// classifier is a softmax regression on the features of images. The weights of a class are a parameter.
+type classifier struct {
+	inputs     [][]float32 // the features, by image
+	labels     []uint8     // by image
+	weights    [][]float32 // by class
+	gradients  [][]float32 // by class
+	parameters []*runtime.Tensor
+	slopes     []*runtime.Tensor // the gradients, as tensors
+}
+
+func newClassifier(rt runtime.Runtime, set digits.Set) (*classifier, error) {
+	c := &classifier{inputs: expand(set), labels: set.Labels}
+	for range digits.Classes {
+		weights := make([]float32, features)
+		parameter, err := cpu.Wrap(rt, weights)
+		if err != nil {
+			return nil, err
+		}
+		gradient := make([]float32, features)
+		slope, err := cpu.Wrap(rt, gradient)
+		if err != nil {
+			return nil, err
+		}
+		c.weights = append(c.weights, weights)
+		c.gradients = append(c.gradients, gradient)
+		c.parameters = append(c.parameters, parameter)
+		c.slopes = append(c.slopes, slope)
+	}
+	return c, nil
+}
+
+// backward computes the gradients of a rank's part of the batch, and calls ready for each class when its gradient is
+// complete.
+func (c *classifier) backward(step, rank, size int, ready func(class int) error) error {
+	var images [][]float32
+	var scores [][]float64
+	var labels []uint8
+	for i := rank * batch / size; i < (rank+1)*batch/size; i++ {
+		row := (step*batch + i) % len(c.inputs)
+		images = append(images, c.inputs[row])
+		labels = append(labels, c.labels[row])
+		scores = append(scores, probabilities(c.weights, c.inputs[row]))
+	}
+	for class := digits.Classes - 1; class >= 0; class-- {
+		gradient := c.gradients[class]
+		clear(gradient)
+		for i, image := range images {
+			slope := scores[i][class]
+			if int(labels[i]) == class {
+				slope--
+			}
+			scale := float32(slope * 10 * float64(size) / batch)
+			for j, x := range image {
+				gradient[j] += scale * x
+			}
+		}
+		if err := ready(class); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// update descends along the gradients, which are averages over the members.
+func (c *classifier) update() {
+	for class := range c.weights {
+		for j, g := range c.gradients[class] {
+			c.weights[class][j] -= g
+		}
+	}
+}
+
+// train is one member. The gradient of a class is reduced while that of the next one is computed.
 func train(ctx context.Context, cfg elastic.Config, counts *metrics.Metrics, begun chan<- struct{}) error {
 	set, _, err := digits.Split(1)
 	if err != nil {
 		return err
 	}
-	inputs := expand(set)
 	rt := cpu.New()
-	weights, gradients := make([][]float32, digits.Classes), make([][]float32, digits.Classes)
-	var parameters, slopes []*runtime.Tensor
-	for class := range weights {
-		weights[class], gradients[class] = make([]float32, features), make([]float32, features)
-		w, err := cpu.Wrap(rt, weights[class])
-		g, failed := cpu.Wrap(rt, gradients[class])
-		if err := errors.Join(err, failed); err != nil {
-			return err
-		}
-		parameters, slopes = append(parameters, w), append(slopes, g)
+	model, err := newClassifier(rt, set)
+	if err != nil {
+		return err
 	}
-	sync, err := ddp.New(ctx, rt, noop.New(rt), parameters, ddp.Config{
+	sync, err := ddp.New(ctx, rt, noop.New(rt), model.parameters, ddp.Config{
 		Config:      sparse.Config{Pattern: sparse.TopkA, Density: 0.05, Values: sparse.I8},
 		BucketBytes: 4 * features,
 		DenseUpTo:   -1,
@@ -162,11 +227,16 @@ func train(ctx context.Context, cfg elastic.Config, counts *metrics.Metrics, beg
 	tls := cfg.TLS
 	cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
 		return tcp.New(ctx, kv, tcp.Config{
-			Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: tls, Listen: "localhost", Silence: elastic.DefaultSilence,
+			Rank:      p.Rank,
+			WorldSize: p.Size,
+			World:     p.World,
+			TLS:       tls,
+			Listen:    "localhost",
+			Silence:   elastic.DefaultSilence,
 		})
 	}
 	cfg.Runtime = rt
-	cfg.Tensors = parameters
+	cfg.Tensors = model.parameters
 	m, err := elastic.Join(ctx, cfg, sync)
 	if err != nil {
 		return err
@@ -185,39 +255,16 @@ func train(ctx context.Context, cfg elastic.Config, counts *metrics.Metrics, beg
 		if step == 10 && cfg.Name == "a" {
 			close(begun)
 		}
-		size, rank := len(e.Members), e.Comm.Rank()
-		var images [][]float32
-		var scores [][]float64
-		var labels []uint8
-		for i := rank * batch / size; i < (rank+1)*batch/size; i++ {
-			row := (step*batch + i) % len(inputs)
-			images, labels = append(images, inputs[row]), append(labels, set.Labels[row])
-			scores = append(scores, probabilities(weights, inputs[row]))
-		}
-		for class := digits.Classes - 1; class >= 0; class-- { // the backward pass
-			clear(gradients[class])
-			for i, image := range images {
-				slope := scores[i][class]
-				if int(labels[i]) == class {
-					slope--
-				}
-				scale := float32(slope * 10 * float64(size) / batch)
-				for j, x := range image {
-					gradients[class][j] += scale * x
-				}
-			}
-			if err := sync.Ready(ctx, class, slopes[class]); err != nil {
-				return err
-			}
+		err := model.backward(step, e.Comm.Rank(), len(e.Members), func(class int) error {
+			return sync.Ready(ctx, class, model.slopes[class])
+		})
+		if err != nil {
+			return err
 		}
 		if err := sync.Wait(ctx); err != nil { // which calls m.Commit
 			return err
 		}
-		for class := range weights {
-			for j, g := range gradients[class] {
-				weights[class][j] -= g
-			}
-		}
+		model.update()
 		if ctx.Err() != nil {
 			return io.EOF
 		}
