@@ -165,8 +165,8 @@ func TestCountersDoNotWrap(t *testing.T) {
 	var s state
 	s.Open(1)
 	for _, c := range [][2]int64{{math.MaxInt64, 1}, {math.MaxInt64, math.MaxInt64}, {math.MinInt64, -1}, {math.MinInt64, math.MinInt64}, {-1, math.MinInt64}} {
-		s.Apply(0, 1, &request{Op: opSet, Key: "k", Value: strconv.AppendInt(nil, c[0], 10)})
-		answer := s.Apply(0, 1, &request{ID: 1, Op: opAdd, Key: "k", Delta: c[1]})
+		s.Apply(1, &request{Op: opSet, Key: "k", Value: strconv.AppendInt(nil, c[0], 10)})
+		answer := s.Apply(1, &request{ID: 1, Op: opAdd, Key: "k", Delta: c[1]})
 		assert.Contains(t, answer[0].Fault, "no counter", "%d", c)
 		assert.Equal(t, strconv.FormatInt(c[0], 10), string(s.entries["k"].value))
 	}

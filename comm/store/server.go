@@ -103,7 +103,6 @@ type Options struct {
 type Server struct {
 	options Options
 	gate    gate.Gate
-	started time.Time
 
 	mu        sync.Mutex
 	state     state
@@ -130,7 +129,6 @@ func NewServer(options Options) *Server {
 	s := &Server{
 		options:  options,
 		gate:     gate.Gate{Name: "store", Places: options.Size + 256},
-		started:  time.Now(),
 		sessions: map[uint64]*session{},
 	}
 	s.state.Open(0) // the server's own
@@ -178,7 +176,7 @@ func (s *Server) Local(name string) *Client {
 // apply makes a request.
 func (s *Server) apply(session uint64, r *request) {
 	s.mu.Lock()
-	s.route(s.state.Apply(time.Since(s.started), session, r))
+	s.route(s.state.Apply(session, r))
 }
 
 // route queues replies and unlocks the server. Clients of this process get theirs here.
@@ -220,7 +218,7 @@ func (s *Server) admit(n *session) {
 func (s *Server) end(n *session) {
 	s.mu.Lock()
 	delete(s.sessions, n.number)
-	s.route(s.state.End(time.Since(s.started), n.number))
+	s.route(s.state.End(n.number))
 }
 
 // claim begins the session of a process that knows the secret, or returns why it is refused. A process that connects
@@ -251,7 +249,7 @@ func (s *Server) claim(n *session) (refused string) {
 	}
 	if refused != "" {
 		why := request{Op: opSet, Key: RefusedKey, Value: []byte(n.from + ": " + refused)}
-		s.route(s.state.Apply(time.Since(s.started), 0, &why))
+		s.route(s.state.Apply(0, &why))
 		return refused
 	}
 	s.admit(n)

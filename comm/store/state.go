@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 )
 
 // Bounds of a state. A request beyond them is answered by [ErrFull] or [comm.ErrArgument].
@@ -72,17 +71,14 @@ type reply struct {
 
 // Entry is a key with its value.
 type Entry struct {
-	Key     string        `json:"key"`
-	Value   []byte        `json:"value,omitempty"`
-	Version uint64        `json:"version"`        // grows with every change of the store
-	Age     time.Duration `json:"age,omitempty"`  // since it was set
-	Gone    bool          `json:"gone,omitempty"` // the session that set it has ended
+	Key     string `json:"key"`
+	Value   []byte `json:"value,omitempty"`
+	Version uint64 `json:"version"` // grows with every change of the store
 }
 
 // state is the state machine of a store. Its answers depend on the calls alone: who replicates it makes the same
-// calls, in the same order and with the same times, on every replica. The zero value is ready.
+// calls, in the same order, on every replica. The zero value is ready.
 type state struct {
-	now      time.Duration
 	version  uint64 // of the last change
 	bytes    int
 	entries  map[string]*entry
@@ -94,7 +90,6 @@ type state struct {
 type entry struct {
 	value   []byte
 	version uint64
-	at      time.Duration
 	session uint64
 	lease   bool
 }
@@ -123,12 +118,11 @@ func (s *state) Open(session uint64) {
 }
 
 // End ends a session: its leases vanish, and nobody waits for it.
-func (s *state) End(now time.Duration, session uint64) (replies []reply) {
+func (s *state) End(session uint64) (replies []reply) {
 	h := s.sessions[session]
 	if h == nil {
 		return nil
 	}
-	s.now = now
 	for id := range h.waits {
 		s.stop(place{session, id})
 	}
@@ -147,48 +141,41 @@ func (s *state) End(now time.Duration, session uint64) (replies []reply) {
 	return replies
 }
 
-// Apply makes a request of an open session at a time, which does not run backwards. It returns answers and
-// events in the order in which each session is to get its own.
-func (s *state) Apply(now time.Duration, session uint64, r *request) (replies []reply) {
+// Apply makes a request of an open session. It returns answers and events in the order in which each session is to
+// get its own.
+func (s *state) Apply(session uint64, r *request) (replies []reply) {
 	h := s.sessions[session]
 	if h == nil {
 		return nil
 	}
-	s.now = now
-	at, e, version := place{session, r.ID}, s.entries[r.Key], uint64(0)
+	origin := place{session, r.ID}
+	e := s.entries[r.Key]
+	version := uint64(0) // of a key that does not exist
 	if e != nil {
 		version = e.version
 	}
-	answer, later := reply{To: session, ID: r.ID}, false
+	answer := reply{To: session, ID: r.ID}
+	waits := false
 	switch op := r.Op; {
 	case len(r.Key) > longestKey:
 		answer.Fault = fmt.Sprintf("a key of %d bytes, at most %d", len(r.Key), longestKey)
 	case op == opSet:
-		replies = s.put(at, r, r.Value, &answer)
+		replies = s.put(origin, r, r.Value, &answer)
 	case op == opSwap && r.Version == version:
 		answer.OK = true
-		replies = s.put(at, r, r.Value, &answer)
+		replies = s.put(origin, r, r.Value, &answer)
 	case op == opSwap:
 		if e != nil {
 			answer.Entries = s.view(r.Key)
 		}
 	case op == opAdd:
-		sum, err := r.Delta, error(nil)
-		if e != nil {
-			sum, err = strconv.ParseInt(string(e.value), 10, 64)
-			if before := sum; err == nil {
-				sum += r.Delta
-				if (sum < before) != (r.Delta < 0) {
-					err = strconv.ErrRange
-				}
-			}
-		}
+		sum, err := increase(e, r.Delta)
 		if err != nil {
 			answer.Fault = fmt.Sprintf("%.100q is no counter, or its sum is none", r.Key)
 			break
 		}
 		answer.Number = sum
-		replies = s.put(at, r, strconv.AppendInt(nil, sum, 10), &answer)
+		replies = s.put(origin, r, strconv.AppendInt(nil, sum, 10), &answer)
 	case op == opGet && e != nil:
 		answer.Entries = s.view(r.Key)
 	case op == opGet:
@@ -197,8 +184,8 @@ func (s *state) Apply(now time.Duration, session uint64, r *request) (replies []
 			break
 		}
 		h.waits[r.ID] = r.Key
-		s.waiting[r.Key] = append(s.waiting[r.Key], at)
-		later = true
+		s.waiting[r.Key] = append(s.waiting[r.Key], origin)
+		waits = true
 	case op == opList:
 		answer.Entries = s.list(r.Key)
 	case op == opDelete:
@@ -209,21 +196,37 @@ func (s *state) Apply(now time.Duration, session uint64, r *request) (replies []
 		answer.Fault, answer.Full = "too many watches", true
 	case op == opWatch:
 		h.watches++
-		s.watches = append(s.watches, watch{at, r.Key})
+		s.watches = append(s.watches, watch{origin, r.Key})
 		answer.Entries = s.list(r.Key)
 	case op == opStop:
 		s.stop(place{session, r.Version})
 	case op != opPing:
 		answer.Fault = fmt.Sprintf("there is no operation %.100q", op)
 	}
-	if !later && (r.ID > 0 || r.Op == opPing) {
+	if !waits && (r.ID > 0 || r.Op == opPing) {
 		replies = append(replies, answer)
 	}
 	return replies
 }
 
+// increase returns the sum of a counter and delta. A key that does not exist counts as 0.
+func increase(counter *entry, delta int64) (sum int64, err error) {
+	if counter == nil {
+		return delta, nil
+	}
+	value, err := strconv.ParseInt(string(counter.value), 10, 64)
+	if err != nil {
+		return 0, err
+	}
+	sum = value + delta
+	if (sum < value) != (delta < 0) {
+		return 0, strconv.ErrRange
+	}
+	return sum, nil
+}
+
 // put sets a key and tells who waits for it and who watches it.
-func (s *state) put(at place, r *request, value []byte, answer *reply) (replies []reply) {
+func (s *state) put(origin place, r *request, value []byte, answer *reply) (replies []reply) {
 	old, grows := s.entries[r.Key], len(r.Key)+len(value)
 	if old != nil {
 		grows = len(value) - len(old.value)
@@ -240,7 +243,7 @@ func (s *state) put(at place, r *request, value []byte, answer *reply) (replies 
 	}
 	s.version++
 	s.bytes += grows
-	s.entries[r.Key] = &entry{value, s.version, s.now, at.session, r.Lease}
+	s.entries[r.Key] = &entry{value, s.version, origin.session, r.Lease}
 	now := s.view(r.Key)
 	if r.Op == opSwap {
 		answer.Entries = now
@@ -278,16 +281,16 @@ func (s *state) tell(replies []reply, event reply) []reply {
 }
 
 // stop ends a Get or a Watch.
-func (s *state) stop(at place) {
-	h := s.sessions[at.session]
-	if key, ok := h.waits[at.id]; ok {
-		delete(h.waits, at.id)
-		s.waiting[key] = slices.DeleteFunc(s.waiting[key], func(w place) bool { return w == at })
+func (s *state) stop(p place) {
+	h := s.sessions[p.session]
+	if key, ok := h.waits[p.id]; ok {
+		delete(h.waits, p.id)
+		s.waiting[key] = slices.DeleteFunc(s.waiting[key], func(w place) bool { return w == p })
 		if len(s.waiting[key]) == 0 {
 			delete(s.waiting, key)
 		}
 	}
-	if i := slices.IndexFunc(s.watches, func(w watch) bool { return w.place == at }); i >= 0 {
+	if i := slices.IndexFunc(s.watches, func(w watch) bool { return w.place == p }); i >= 0 {
 		s.watches = slices.Delete(s.watches, i, i+1)
 		h.watches--
 	}
@@ -296,7 +299,7 @@ func (s *state) stop(at place) {
 // view is the entry of a key.
 func (s *state) view(key string) []Entry {
 	e := s.entries[key]
-	return []Entry{{Key: key, Value: e.value, Version: e.version, Age: s.now - e.at, Gone: s.sessions[e.session] == nil}}
+	return []Entry{{Key: key, Value: e.value, Version: e.version}}
 }
 
 // list is the entries of a prefix, by key.

@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -57,7 +56,6 @@ func simulate(t *testing.T, seed uint64, steps int) {
 			}
 		}
 	}
-	now := func(step int) time.Duration { return time.Duration(step) * time.Second }
 	for step := range steps {
 		session := last
 		if all := slices.Sorted(maps.Keys(open)); len(all) > 0 {
@@ -88,7 +86,7 @@ func simulate(t *testing.T, seed uint64, steps int) {
 					delete(leases, key)
 				}
 			}
-			check(s.End(now(step), session))
+			check(s.End(session))
 			continue
 		case kind < 8:
 			r.Op = opSet
@@ -123,7 +121,7 @@ func simulate(t *testing.T, seed uint64, steps int) {
 		default:
 			continue
 		}
-		check(s.Apply(now(step), session, &r))
+		check(s.Apply(session, &r))
 		for number, w := range open {
 			for id, known := range w.watches {
 				want := maps.Clone(keys)
@@ -148,14 +146,14 @@ func TestReplicasAgree(t *testing.T) {
 	for _, s := range []*state{&a, &b} {
 		for session := range uint64(50) {
 			s.Open(session)
-			s.Apply(0, session, &request{ID: 1, Op: opWatch})
+			s.Apply(session, &request{ID: 1, Op: opWatch})
 			for k := range 20 {
-				s.Apply(0, session, &request{ID: 2, Op: opSet, Key: fmt.Sprint(session, "/", k), Lease: true})
+				s.Apply(session, &request{ID: 2, Op: opSet, Key: fmt.Sprint(session, "/", k), Lease: true})
 			}
 		}
 	}
 	for session := range uint64(50) {
-		require.Equal(t, a.End(1, session), b.End(1, session))
+		require.Equal(t, a.End(session), b.End(session))
 	}
 	require.Equal(t, a.version, b.version)
 }
@@ -166,7 +164,7 @@ func TestBounds(t *testing.T) {
 	s.Open(1)
 	ask := func(r request) reply {
 		r.ID = 1
-		return s.Apply(0, 1, &r)[0]
+		return s.Apply(1, &r)[0]
 	}
 	if testing.Short() {
 		t.Skip("takes a second, and a minute with the race detector")
@@ -191,16 +189,16 @@ func TestBounds(t *testing.T) {
 	require.Contains(t, ask(request{Op: opAdd, Key: "7", Delta: 1}).Fault, "no counter")
 	s = state{} // each watch looks at all keys
 	s.Open(1)
-	s.Apply(0, 1, &request{ID: 9, Op: opGet, Key: "later"})
-	require.True(t, s.Apply(0, 1, &request{ID: 9, Op: opGet, Key: "later"})[0].Full, "a wait that has its ID")
-	s.Apply(0, 1, &request{Op: opStop, Version: 9})
+	s.Apply(1, &request{ID: 9, Op: opGet, Key: "later"})
+	require.True(t, s.Apply(1, &request{ID: 9, Op: opGet, Key: "later"})[0].Full, "a wait that has its ID")
+	s.Apply(1, &request{Op: opStop, Version: 9})
 	require.NotEmpty(t, ask(request{Op: opGet, Key: strings.Repeat("k", longestKey+1)}).Fault)
 	for range mostWatches {
 		ask(request{Op: opWatch, Key: "none"})
 	}
 	require.True(t, ask(request{Op: opWatch, Key: "none"}).Full)
 	for id := range uint64(mostWaits) {
-		s.Apply(0, 1, &request{ID: 10 + id, Op: opGet, Key: "later"})
+		s.Apply(1, &request{ID: 10 + id, Op: opGet, Key: "later"})
 	}
 	require.True(t, ask(request{Op: opGet, Key: "later"}).Full)
 	require.Contains(t, ask(request{Op: "steal"}).Fault, "no operation")

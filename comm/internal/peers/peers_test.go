@@ -40,19 +40,8 @@ func job(t *testing.T, size int) []*store.Client {
 	return all
 }
 
-// plain is a session of a store that does not know which keys are of sessions that have ended, as etcd's.
-type plain struct{ *store.Client }
-
-func (p plain) List(ctx context.Context, prefix string) ([]store.Entry, error) {
-	entries, err := p.Client.List(ctx, prefix)
-	for i := range entries {
-		entries[i].Gone = false
-	}
-	return entries, err
-}
-
 // hanging is a session of a store whose host is lost.
-type hanging struct{ plain }
+type hanging struct{ *store.Client }
 
 func (hanging) Set(ctx context.Context, _ string, _ []byte, _ ...store.Option) error {
 	<-ctx.Done()
@@ -62,7 +51,7 @@ func (hanging) Set(ctx context.Context, _ string, _ []byte, _ ...store.Option) e
 // A rank goes on without a store that does not answer.
 func TestJoinIsBounded(t *testing.T) {
 	client := throughProxy(t, "rank 1", func(name string) store.Backend {
-		return hanging{plain{store.NewServer(store.Options{}).Local(name)}}
+		return hanging{store.NewServer(store.Options{}).Local(name)}
 	})
 	log := logged(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
@@ -95,7 +84,7 @@ func proxied(t *testing.T, size int) []*store.Client {
 	t.Cleanup(func() { assert.NoError(t, server.Close()) })
 	all := make([]*store.Client, size)
 	for r := range all {
-		open := func(name string) store.Backend { return plain{server.Local(name)} }
+		open := func(name string) store.Backend { return server.Local(name) }
 		all[r] = throughProxy(t, fmt.Sprint("rank ", r), open)
 	}
 	return all

@@ -123,7 +123,7 @@ var mutants = []mutant{
 	{"a key that is set is told to nobody", "store", change{stateFile, "replies = append(replies, reply{To: w.session, ID: w.id, Entries: now})", ""}, ""},
 	{"a rank does not wait for the answers to its abort", "rendezvous", change{peersFile, "if rank < 0 {\n\t\t\treturn doing, nil", "if true {\n\t\t\treturn doing, nil"}, ""},
 	{"a rank answers an abort before it has noted it", "comm/internal/peers", change{peersFile, "if g.note(rank, n) {", "defer g.note(rank, n)\n\tif n.Aborted {"}, ""},
-	{"a rank misses the aborts before it joined", "comm/internal/peers", change{peersFile, "if !e.Deleted {", "if e.Age > 0 {\n\t\treturn\n\t}\n\tif !e.Deleted {"}, ""},
+	{"a rank misses the aborts before it joined", "comm/internal/peers", change{peersFile, "stop, err := g.client.Watch(ctx, g.prefix(noticeKeys), g.hear)", "joined := false\n\tstop, err := g.client.Watch(ctx, g.prefix(noticeKeys), func(e store.Event) {\n\t\tif joined {\n\t\t\tg.hear(e)\n\t\t}\n\t})\n\tjoined = true"}, ""},
 	{"a rank waits for one that is lost", "comm/internal/peers", change{peersFile, "case reachable:", "case reachable, member:"}, ""},
 	{"leases stay", "store", change{stateFile, "if e.lease && e.session == session {", "if e.lease && false {"}, ""},
 	{"a client does not notice the end of its store", "store", change{clientFile, "c.fail(fmt.Errorf(\"%w: the job's store does not answer: %w\", comm.ErrPeerFailed, err))", ""}, ""},

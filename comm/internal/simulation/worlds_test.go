@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
@@ -344,9 +345,10 @@ func (p *play) clientOfStore(ctx context.Context, rank, size, rounds int, bound 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var last uint64
-	finished := 0 // clients
+	var watching atomic.Bool // the keys that were there have been told, in the order of their names
+	finished := 0            // clients
 	stop, err := kv.Watch(ctx, "", func(e store.Event) {
-		if e.Version <= last && !e.Deleted && last > 0 && e.Version > 0 && e.Age == 0 {
+		if watching.Load() && e.Version <= last && !e.Deleted {
 			p.fail("client %d: version %d of %s comes behind %d", rank, e.Version, e.Key, last)
 		}
 		last = max(last, e.Version)
@@ -361,6 +363,7 @@ func (p *play) clientOfStore(ctx context.Context, rank, size, rounds int, bound 
 	if err != nil {
 		return 0, err
 	}
+	watching.Store(true)
 	defer stop()
 	if p.Chance(6) {
 		sim.Sleep(6 * time.Second) // longer than a session may be silent
