@@ -387,7 +387,6 @@ func diff(
 	}
 	from := make([]int, len(next.tensors))
 	codes := make([][][]byte, len(next.tensors))
-	var coded atomic.Int64
 	for i := range next.tensors {
 		if from[i] = -1; r.version != 0 {
 			from[i] = find(r.tensors, &next.tensors[i])
@@ -395,44 +394,17 @@ func diff(
 		codes[i] = make([][]byte, next.tensors[i].blocks())
 		d.weights += uint64(next.tensors[i].elements)
 	}
+	var coded atomic.Int64
 	err := parallel(ctx, next.blocks(), tick, func(c *coder, t, b int) error {
-		dt := next.tensors[t].DType
-		bytes := next.tensors[t].length(b)
-		now, _, err := next.load(t, b, &c.new)
+		code, err := r.diffBlock(c, next, from[t], t, b, small)
 		if err != nil {
 			return err
 		}
-		old := place{}
-		before := uint32(0)
-		shortest := 0
-		if from[t] >= 0 {
-			old, _, err = r.load(from[t], b, &c.old)
-			before = r.sums[from[t]][b]
-		} else {
-			before, shortest = sumOfZeros(bytes), minimumCode(bytes)
+		codes[t][b] = code
+		if coded.Add(int64(len(code))) > int64(limit) {
+			return errTooLong
 		}
-		if err == nil && old.rt != now.rt && old.rt != nil {
-			err = errors.Join(old.fetch(bytes, &c.old), now.fetch(bytes, &c.new))
-		}
-		if err != nil {
-			return err
-		}
-		next.sums[t][b], err = c.compare(old, now, dt, bytes/dt.Size(), before)
-		if err == nil && (len(c.idx) > 0 || from[t] < 0) {
-			codes[t][b], err = c.encode(
-				nil,
-				old,
-				now,
-				dt,
-				bytes/dt.Size(),
-				shortest,
-				small && from[t] >= 0,
-			)
-		}
-		if coded.Add(int64(len(codes[t][b]))) > int64(limit) {
-			err = cmp.Or(err, errTooLong)
-		}
-		return err
+		return nil
 	})
 	if err != nil {
 		return nil, err
@@ -449,6 +421,46 @@ func diff(
 		}
 	}
 	return d, nil
+}
+
+// diffBlock returns the code of a block of next, nil if nothing in it has changed, and takes its checksum. from is the
+// index of the tensor in r, -1 for a new one, whose blocks are coded as changes of zeros.
+func (r *replica) diffBlock(c *coder, next *replica, from, tensor, block int, small bool) ([]byte, error) {
+	t := &next.tensors[tensor]
+	bytes := t.length(block)
+	elements := bytes / t.DType.Size()
+	now, _, err := next.load(tensor, block, &c.new)
+	if err != nil {
+		return nil, err
+	}
+	var old place // zero for a new tensor
+	var sum uint32
+	shortest := 0 // bytes
+	if from >= 0 {
+		old, _, err = r.load(from, block, &c.old)
+		sum = r.sums[from][block]
+	} else {
+		sum = sumOfZeros(bytes)
+		shortest = minimumCode(bytes)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if old.rt != now.rt && old.rt != nil {
+		err := errors.Join(old.fetch(bytes, &c.old), now.fetch(bytes, &c.new))
+		if err != nil {
+			return nil, err
+		}
+	}
+	sum, err = c.compare(old, now, t.DType, elements, sum)
+	next.sums[tensor][block] = sum
+	if err != nil {
+		return nil, err
+	}
+	if len(c.idx) == 0 && from >= 0 {
+		return nil, nil
+	}
+	return c.encode(nil, old, now, t.DType, elements, shortest, small && from >= 0)
 }
 
 // Diff returns the delta from the tensors of a base, version 1, to those of a target, version 2, in any order. tick, if

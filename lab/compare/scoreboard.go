@@ -93,12 +93,8 @@ func (s Scoreboard) Run(ctx context.Context) (results []Result, torch string, mi
 			),
 		},
 	}
-	const printVersion = "import torch; " +
-		"print('PyTorch', torch.__version__, 'with NCCL', '.'.join(map(str, torch.cuda.nccl.version())))"
-	version, missing := exec.CommandContext(ctx, s.Python, "-c", printVersion).Output()
-	if missing != nil {
-		missing = fmt.Errorf("PyTorch: %s does not import it: %w", s.Python, missing)
-	} else {
+	torch, missing = s.torchVersion(ctx)
+	if missing == nil {
 		dir, err := os.MkdirTemp("", "tutti-scoreboard-")
 		if err != nil {
 			return nil, "", nil, err
@@ -108,39 +104,43 @@ func (s Scoreboard) Run(ctx context.Context) (results []Result, torch string, mi
 		if err := os.WriteFile(script, torchProgram, 0o600); err != nil {
 			return nil, "", nil, err
 		}
-		inPython := func(mode string) []string {
-			args := []string{
-				s.Python,
-				"-m",
-				"torch.distributed.run",
-				"--standalone",
-				"--nproc_per_node",
-				strconv.Itoa(s.GPUs),
-				script,
-				mode,
-			}
-			return append(
-				args,
-				list(leastAllReduce, s.Max, allReduceStep),
-				list(leastGradient, min(s.Max, mostGradient), gradientStep),
-			)
-		}
-		subjects = append(
-			subjects,
-			subject{
-				name:    inTorch,
-				against: []string{overNCCL},
-				turn:    programs(inPython("eager")),
-			},
-			subject{
-				name:    inTorchGraphs,
-				against: []string{overNCCL},
-				turn:    programs(inPython("graph")),
-			},
-		)
+		subjects = append(subjects, s.torchSubjects(script)...)
 	}
 	results, err = inTurns(ctx, subjects, s.Runs, s.GPUs, s.Progress)
-	return results, strings.TrimSpace(string(version)), missing, err
+	return results, torch, missing, err
+}
+
+// torchVersion is what PyTorch says of itself, an error if it cannot be imported.
+func (s Scoreboard) torchVersion(ctx context.Context) (string, error) {
+	const printVersion = "import torch; " +
+		"print('PyTorch', torch.__version__, 'with NCCL', '.'.join(map(str, torch.cuda.nccl.version())))"
+	version, err := exec.CommandContext(ctx, s.Python, "-c", printVersion).Output()
+	if err != nil {
+		return "", fmt.Errorf("PyTorch: %s does not import it: %w", s.Python, err)
+	}
+	return strings.TrimSpace(string(version)), nil
+}
+
+// torchSubjects are the modes of a PyTorch program.
+func (s Scoreboard) torchSubjects(script string) []subject {
+	program := func(mode string) []string {
+		return []string{
+			s.Python,
+			"-m",
+			"torch.distributed.run",
+			"--standalone",
+			"--nproc_per_node",
+			strconv.Itoa(s.GPUs),
+			script,
+			mode,
+			list(leastAllReduce, s.Max, allReduceStep),
+			list(leastGradient, min(s.Max, mostGradient), gradientStep),
+		}
+	}
+	return []subject{
+		{name: inTorch, against: []string{overNCCL}, turn: programs(program("eager"))},
+		{name: inTorchGraphs, against: []string{overNCCL}, turn: programs(program("graph"))},
+	}
 }
 
 // list writes sizes as JSON.
