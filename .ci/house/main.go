@@ -88,18 +88,18 @@ type option struct{ folder, owner, field string }
 
 func (t *tree) measures() []measure {
 	return []measure{
-		{name: "tokens a line of code", count: float64(t.tokens) / float64(t.codeLines), bound: 7.62, goal: 7.4},
+		{name: "tokens a line of code", count: float64(t.tokens) / float64(t.codeLines), bound: 7.61, goal: 7.4},
 		{
 			name:   "function words in 1,000 names",
 			count:  1000 * float64(len(t.words)) / float64(t.declared),
-			bound:  0.5,
+			bound:  0.25,
 			goal:   3,
 			places: t.words,
 		},
-		{name: "exported names", count: float64(len(t.exported)), bound: 444, goal: 380},
+		{name: "exported names", count: float64(len(t.exported)), bound: 443, goal: 380},
 		{name: "options that nothing sets", count: float64(len(t.unset())), bound: 0, goal: 0, places: t.unset()},
-		{name: "functions above 70 lines", count: float64(len(t.long)), bound: 11, goal: 8, places: t.long},
-		{name: "lines above 120 columns", count: float64(len(t.wide)), bound: 29, goal: 0, places: t.wide},
+		{name: "functions above 70 lines", count: float64(len(t.long)), bound: 4, goal: 8, places: t.long},
+		{name: "lines above 120 columns", count: float64(len(t.wide)), bound: 0, goal: 0, places: t.wide},
 	}
 }
 
