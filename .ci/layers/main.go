@@ -18,9 +18,9 @@ import (
 
 const module = "github.com/tutti-go/tutti"
 
-// layers are packages, and which packages of this module they may import, besides dtype, atomicfile and internal/..., by
-// patterns of package path; the first that matches counts. Tests are not looked at.
-var layers = []struct{ of, may string }{
+// layers are packages, and which packages of this module they may import, besides dtype, atomicfile and
+// internal/..., by patterns of package path; the first that matches counts. Tests are not looked at.
+var layers = []struct{ importer, may string }{
 	{"tutti", "comm comm/* runtime runtime/*"}, // the package at the root
 	{"internal/*", ""},
 	{"internal/*/*", ""},
@@ -156,7 +156,7 @@ func allowed(from, to string) bool {
 		return inside || from != "dtype" && from != "atomicfile"
 	}
 	for _, l := range layers {
-		if matches(l.of, from) {
+		if matches(l.importer, from) {
 			return slices.ContainsFunc(strings.Fields(l.may), func(may string) bool { return matches(may, to) })
 		}
 	}

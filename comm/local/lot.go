@@ -60,8 +60,8 @@ func (w *world) leaveLot(p *waiter) {
 	l.idle = append(l.idle, p)
 }
 
-// rouse wakes up to n of the sleepers that should wake, all if n is negative.
-func (w *world) rouse(n int, should func(*endpoint) bool) {
+// wake wakes up to n of the sleepers that should wake, all if n is negative.
+func (w *world) wake(n int, should func(*endpoint) bool) {
 	if w.sleepers.Load() == 0 {
 		return
 	}
@@ -85,15 +85,15 @@ func (w *world) rouse(n int, should func(*endpoint) bool) {
 func anyone(*endpoint) bool { return true }
 
 // wakeDone wakes the ranks whose operations are all done.
-func (w *world) wakeDone() { w.rouse(-1, (*endpoint).done) }
+func (w *world) wakeDone() { w.wake(-1, (*endpoint).done) }
 
 // wakeHelpers wakes as many ranks as can work on so many chunks beside the
 // caller, but at least one, as the caller may do something else first. Those
 // that should wake wait for these chunks themselves: another rank might find
 // that it has nothing to wait for any more, and leave without helping.
 func (w *world) wakeHelpers(chunks int, should func(*endpoint) bool) {
-	w.rouse(max(min(chunks, w.workers)-1, 1), should)
+	w.wake(max(min(chunks, w.workers)-1, 1), should)
 }
 
 // wakeAll wakes all sleepers.
-func (w *world) wakeAll() { w.rouse(-1, anyone) }
+func (w *world) wakeAll() { w.wake(-1, anyone) }

@@ -135,7 +135,7 @@ func (e *endpoint) judge() {
 // who sleep while it was finished for them.
 func (d *driver) told() {
 	w := d.world
-	w.rouse(-1, func(e *endpoint) bool { return e.mayFinish() || e.done() })
+	w.wake(-1, func(e *endpoint) bool { return e.mayFinish() || e.done() })
 	d.kickStalled()
 	if w.left.Load() > 0 {
 		w.checkLeft()

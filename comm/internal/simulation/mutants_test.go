@@ -61,7 +61,7 @@ var mutants = []mutant{
 	{"a sleeper does not look for a failure", "local", change{lotFile, "w.failure.Load() != nil ||", ""}, ""},
 	{"a sleeper does not look for chunks", "local", change{lotFile, "|| w.front.claim.available() ", ""}, ""},
 	{"a sleeper does not look for messages", "local", change{lotFile, " || w.front.jobs.Load() > 0 {", " {"}, ""},
-	{"nobody is woken when a small collective was told", "local", change{smallFile, "w.rouse(-1, func(e *endpoint) bool { return e.mayFinish() || e.done() })", ""}, ""},
+	{"nobody is woken when a small collective was told", "local", change{smallFile, "w.wake(-1, func(e *endpoint) bool { return e.mayFinish() || e.done() })", ""}, ""},
 	{"backlogs do not go on when a small collective was told", "local", change{smallFile, "\td.kickStalled()\n\tif w.left", "\tif w.left"}, ""},
 	{"nobody is woken when a collective is done", "local", change{progressFile, "\tw.wakeDone()\n\td.kickStalled()", "\td.kickStalled()"}, ""},
 	{"backlogs do not go on when a collective is done", "local", change{progressFile, "\tw.wakeDone()\n\td.kickStalled()", "\tw.wakeDone()"}, ""},
