@@ -98,7 +98,7 @@ func newClient(local net.Addr) *Client {
 // remote makes the client of a connection that was welcomed.
 func remote(conn *tls.Conn, in *json.Decoder, silence time.Duration) *Client {
 	c := newClient(conn.LocalAddr())
-	out := &outbox[request]{send: sender[request](conn), finish: conn.CloseWrite, most: mostQueued}
+	out := &outbox[request]{send: sender[request](conn), finish: conn.CloseWrite, limit: mostQueued}
 	c.post = func(r request) error {
 		first, err := out.push(r, len(r.Key)+len(r.Value))
 		if first {
@@ -113,18 +113,18 @@ func remote(conn *tls.Conn, in *json.Decoder, silence time.Duration) *Client {
 		}
 		return err
 	}
-	over := make(chan struct{}) // the store has hung up
+	closed := make(chan struct{}) // when the store has hung up
 	c.end = func() error {
 		out.close()
 		select {
-		case <-over:
+		case <-closed:
 		case <-time.After(flushTime):
 		}
 		conn.NetConn().Close() //nolint:errcheck // the store may have been faster
 		return nil
 	}
 	go func() {
-		defer close(over)
+		defer close(closed)
 		defer conn.NetConn().Close() //nolint:errcheck // nothing is lost
 		for {
 			if silence > 0 {
@@ -282,11 +282,13 @@ func (c *Client) Wait(ctx context.Context, keys ...string) error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTime)
 		defer cancel()
 		missing := []string{key}
-		for _, later := range keys[i+1:] {
-			if all, listErr := c.List(ctx, later); listErr != nil {
+		for _, key := range keys[i+1:] {
+			all, listErr := c.List(ctx, key)
+			if listErr != nil {
 				return err
-			} else if len(all) == 0 || all[0].Key != later {
-				missing = append(missing, later)
+			}
+			if len(all) == 0 || all[0].Key != key {
+				missing = append(missing, key)
 			}
 		}
 		return fmt.Errorf("%w; missing: %s", err, strings.Join(missing, ", "))

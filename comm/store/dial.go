@@ -176,15 +176,15 @@ func (d Dialer) introduce(
 		return nil, stranger(err)
 	}
 	if w.Failed != "" {
-		why := printable.Text(w.Failed[:min(len(w.Failed), longestReason)])
-		return nil, fmt.Errorf("the store's server at %v cannot serve this process now: %s", conn.RemoteAddr(), why)
+		reason := printable.Text(w.Failed[:min(len(w.Failed), longestReason)])
+		return nil, fmt.Errorf("the store's server at %v cannot serve this process now: %s", conn.RemoteAddr(), reason)
 	}
 	if w.Silence < 0 || w.Silence > 0 && w.Silence < shortestSilence {
 		return nil, stranger(fmt.Errorf("a silence of %v", w.Silence))
 	}
 	if w.Refused != "" {
-		why := printable.Text(w.Refused[:min(len(w.Refused), longestReason)])
-		return nil, &refusal{conn.RemoteAddr().String(), why, true}
+		reason := printable.Text(w.Refused[:min(len(w.Refused), longestReason)])
+		return nil, &refusal{conn.RemoteAddr().String(), reason, true}
 	}
 	_ = conn.SetDeadline(time.Time{})
 	return remote(secure, in, w.Silence), nil

@@ -57,8 +57,12 @@ func NewProxy(silence time.Duration, open func(ctx context.Context, job string) 
 // Serve answers processes that connect and know the secret of conf ([TLS]), until [Proxy.Close]. It returns at once.
 func (p *Proxy) Serve(l net.Listener, conf *tls.Config) {
 	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ctx.Err() != nil {
+		_ = l.Close() // nobody is to be answered any more
+		return
+	}
 	p.listeners = append(p.listeners, l)
-	p.mu.Unlock()
 	p.serving.Go(func() { p.gate.Serve(l, conf, p.serve) })
 }
 
@@ -113,7 +117,7 @@ func (p *Proxy) serve(conn *tls.Conn) {
 	s := &proxied{backend: backend, conn: conn, requests: make(chan request, mostRequests)}
 	s.watches = map[uint64]func(){}
 	s.waits = map[uint64]context.CancelFunc{}
-	s.out = outbox[reply]{most: mostQueued, send: sender[reply](conn), finish: conn.CloseWrite}
+	s.out = outbox[reply]{limit: mostQueued, send: sender[reply](conn), finish: conn.CloseWrite}
 	if err := s.run(p.ctx, lines, p.silence); err != nil && !errors.Is(err, net.ErrClosed) {
 		p.gate.Warn(conn, "session lost", "session", hello.Name+": "+err.Error())
 	}
@@ -252,25 +256,21 @@ func (s *proxied) swap(ctx context.Context, r *request, options []Option) (a rep
 
 // add adds to a counter, which is 0 if there is none.
 func (s *proxied) add(ctx context.Context, key string, delta int64) (int64, error) {
-	var now Entry
+	var last Entry
 	for {
-		var sum int64
-		if now.Version > 0 {
-			n, err := strconv.ParseInt(string(now.Value), 10, 64)
+		sum := delta // of a key that does not exist
+		if last.Version > 0 {
+			var err error
+			sum, err = increase(last.Value, delta)
 			if err != nil {
-				return 0, fmt.Errorf("%w: %.100q is no counter", comm.ErrArgument, key)
+				return 0, fmt.Errorf("%w: %.100q is no counter, or its sum overflows", comm.ErrArgument, key)
 			}
-			sum = n
 		}
-		total := sum + delta
-		if (total < sum) != (delta < 0) {
-			return 0, fmt.Errorf("%w: the sum of %.100q overflows", comm.ErrArgument, key)
-		}
-		later, ok, err := s.backend.CompareAndSet(ctx, key, now.Version, strconv.AppendInt(nil, total, 10))
+		current, ok, err := s.backend.CompareAndSet(ctx, key, last.Version, strconv.AppendInt(nil, sum, 10))
 		if ok || err != nil {
-			return total, err
+			return sum, err
 		}
-		now = later
+		last = current
 	}
 }
 

@@ -163,7 +163,7 @@ func (s *Server) Local(name string) *Client {
 	n := &session{
 		hello: greeting{Name: name},
 		from:  "this process",
-		out:   outbox[reply]{most: math.MaxInt, send: deliver},
+		out:   outbox[reply]{limit: math.MaxInt, send: deliver},
 	}
 	s.mu.Lock()
 	s.admit(n)
@@ -226,9 +226,9 @@ func (s *Server) end(n *session) {
 func (s *Server) claim(n *session) (refused string) {
 	s.mu.Lock()
 	var before *session
-	for _, other := range s.sessions {
-		if other.hello.Name == n.hello.Name {
-			before = other
+	for _, known := range s.sessions {
+		if known.hello.Name == n.hello.Name {
+			before = known
 		}
 	}
 	switch h := n.hello; {
@@ -248,8 +248,8 @@ func (s *Server) claim(n *session) (refused string) {
 		refused = fmt.Sprintf("%s is here already, from %s: two processes have the same name", h.Name, before.from)
 	}
 	if refused != "" {
-		why := request{Op: opSet, Key: RefusedKey, Value: []byte(n.from + ": " + refused)}
-		s.route(s.state.Apply(0, &why))
+		report := request{Op: opSet, Key: RefusedKey, Value: []byte(n.from + ": " + refused)}
+		s.route(s.state.Apply(0, &report))
 		return refused
 	}
 	s.admit(n)
@@ -265,7 +265,7 @@ func (s *Server) claim(n *session) (refused string) {
 func (s *Server) serve(conn *tls.Conn) {
 	lines := bufio.NewScanner(conn)
 	// Nothing comes before the welcome.
-	n := &session{conn: conn, from: conn.RemoteAddr().String(), out: outbox[reply]{most: mostQueued, busy: true,
+	n := &session{conn: conn, from: conn.RemoteAddr().String(), out: outbox[reply]{limit: mostQueued, busy: true,
 		send: sender[reply](conn), finish: conn.CloseWrite}}
 	var ok bool
 	if n.hello, ok = greet(conn, lines, &s.gate); !ok {
@@ -327,7 +327,7 @@ func (s *Server) Close() error {
 type outbox[T any] struct {
 	send   func(batch []T) error
 	finish func() error // after the last message
-	most   int          // bytes of all messages but one
+	limit  int          // bytes of all messages but one
 
 	mu     sync.Mutex
 	list   []T
@@ -346,7 +346,7 @@ func (o *outbox[T]) push(m T, bytes int) (first bool, err error) {
 		return false, o.err
 	case o.closed != nil:
 		return false, net.ErrClosed
-	case o.bytes > o.most-bytes && o.bytes > 0:
+	case o.bytes > o.limit-bytes && o.bytes > 0:
 		return false, ErrFull
 	}
 	const overhead = 128

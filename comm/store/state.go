@@ -169,7 +169,11 @@ func (s *state) Apply(session uint64, r *request) (replies []reply) {
 			answer.Entries = s.view(r.Key)
 		}
 	case op == opAdd:
-		sum, err := increase(e, r.Delta)
+		sum := r.Delta // of a key that does not exist
+		var err error
+		if e != nil {
+			sum, err = increase(e.value, r.Delta)
+		}
 		if err != nil {
 			answer.Fault = fmt.Sprintf("%.100q is no counter, or its sum is none", r.Key)
 			break
@@ -209,12 +213,9 @@ func (s *state) Apply(session uint64, r *request) (replies []reply) {
 	return replies
 }
 
-// increase returns the sum of a counter and delta. A key that does not exist counts as 0.
-func increase(counter *entry, delta int64) (sum int64, err error) {
-	if counter == nil {
-		return delta, nil
-	}
-	value, err := strconv.ParseInt(string(counter.value), 10, 64)
+// increase returns the sum of a counter, a decimal number, and delta.
+func increase(counter []byte, delta int64) (sum int64, err error) {
+	value, err := strconv.ParseInt(string(counter), 10, 64)
 	if err != nil {
 		return 0, err
 	}
