@@ -91,6 +91,9 @@ func wrap(ctx context.Context, err error) error {
 	return fmt.Errorf("etcd: %w: %w", comm.ErrPeerFailed, err)
 }
 
+// errWatchEnded is why a watch ends whose channel etcd's client closes without an error: the client is closed.
+var errWatchEnded = errors.New("the client of etcd is closed, or has given the watch up")
+
 // fail ends the session, and reports whether it was the first to do so.
 func (s *session) fail(err error) bool {
 	s.mu.Lock()
@@ -287,5 +290,8 @@ func (s *session) follow(
 			f(event)
 		}
 	}
-	return context.Cause(ctx)
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	return errWatchEnded
 }

@@ -349,3 +349,26 @@ func TestFullQuota(t *testing.T) {
 	assert.NoError(t, errs[1])
 	assert.NoError(t, errs[2])
 }
+
+// A client that is closed below a session ends it with an error, whatever its watches say.
+func TestClosedClient(t *testing.T) {
+	client := newServer(t).dial(t)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	session, err := etcd.Dial(ctx, etcd.Config{Client: client, Prefix: "closed/", Silence: time.Second})
+	require.NoError(t, err)
+	for _, prefix := range []string{"a/", "b/"} {
+		_, err := session.Watch(ctx, prefix, func(store.Event) {})
+		require.NoError(t, err)
+	}
+	require.NoError(t, client.Close())
+	select {
+	case <-session.Done():
+	case <-ctx.Done():
+		require.Fail(t, "the session does not end")
+	}
+	require.Error(t, session.Err())
+	_, err = session.Get(ctx, "a/key")
+	require.Error(t, err)
+	_ = session.Close()
+}

@@ -94,6 +94,9 @@ func (c *Check) Call(x *comm.Call) error {
 	isRoot := c.Rank == x.Peer
 	switch x.Op {
 	case comm.OpBroadcast:
+		if x.Send != x.Recv {
+			return c.wrong(x.Op, "send and recv are not the same buffer")
+		}
 		return c.pointer(x.Op, "buf", x.Recv, x.Count)
 	case comm.OpReduce:
 		if isRoot {

@@ -31,7 +31,7 @@ import (
 // a capture ([cuda.Stream.Capture]) Sync and Barrier return that error even if the
 // peer's part was done before. Ranks learn this through rank 0: if rank 0's process exits, its
 // open communicators fail everywhere. A rank without a connection to rank 0, for which
-// creation waits a second at most, does not learn it, nor do the ranks of a sub-communicator
+// creation waits 5 s at most, does not learn it, nor do the ranks of a sub-communicator
 // without rank 0 once that has exited, nor does a rank that replays graphs that others captured
 // on a stream of [Comm.UseStream].
 type Comm struct {

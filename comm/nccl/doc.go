@@ -19,7 +19,7 @@ package nccl
 //	wait.go          Sync and Barrier; failure.go: how they fail; peers.go: how the other ranks learn of it
 //	native.go        ncclComm_t, how it is made and freed; services.go: NCCL's threads
 //	control.go       the native communicator that others are made from; split.go: Split and Shrink
-//	symmetric.go     windows; windows.go: which calls use them, tune.go: at which sizes
+//	symmetric.go     windows; windows.go: which calls use them, windowtable.go: at which sizes
 //	library.go       the functions of libnccl and its errors; config.go: its configuration
 //	timeouts.go      all times
 //

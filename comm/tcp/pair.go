@@ -172,9 +172,9 @@ func (p *pair) next(l *lane, f *outFrame) bool {
 	return true
 }
 
-// choose picks the frame, and next fills in the fields common to all. Urgent frames go first, then announcements, then parts: an
-// announcement is short, and its receiver may wait for it before it receives the messages whose parts are
-// ready. A goodbye is the last frame of a lane. mu is held.
+// choose picks the frame, and next fills in the fields common to all. Urgent frames go first, then
+// announcements, then parts: an announcement is short, and its receiver may wait for it before it receives the
+// messages whose parts are ready. A goodbye is the last frame of a lane. mu is held.
 func (p *pair) choose(l *lane, f *outFrame) bool {
 	first := l.index == 0
 	if first && !p.outbox.urgent.Empty() {

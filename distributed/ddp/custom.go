@@ -283,8 +283,8 @@ func (c *custom) state(ctx context.Context, rank int) ([]byte, error) {
 func (c *custom) parse(saved []byte) (savedCustom, error) {
 	d := state.NewDecoder(customKind, saved)
 	p := savedCustom{step: d.Int(math.MaxInt)}
-	p.rank = d.Int(math.MaxInt32)
-	p.size = d.Int(math.MaxInt32)
+	p.rank = d.Int(engine.MaxRanks)
+	p.size = d.Int(engine.MaxRanks)
 	for i, t := range c.kept {
 		part := d.Bytes()
 		if d.Err() == nil && len(part) != t.Bytes() {

@@ -21,6 +21,7 @@ func (s *Reducer) terms(dt dtype.DType) string {
 	for i := range cfg.NumField() {
 		lines = append(lines, fmt.Sprintf("%s %v", cfg.Type().Field(i).Name, cfg.Field(i)))
 	}
+	lines = append(lines, fmt.Sprint("chosen by auto: ", s.cfg.chosen))
 	return strings.Join(lines, "\n")
 }
 

@@ -170,7 +170,7 @@ func (x *okExchange) run(ctx context.Context, selected kernel.Entries) result {
 func (x *okExchange) runKnown(ctx context.Context, selected kernel.Entries, s okStep) result {
 	x.countLarge(selected)
 	local, outgoing, sums := x.reduceKnown(ctx, selected, s.limit, s.padded)
-	if outgoing.Idx == selected.Idx { // nothing was cut: they are own and outgoing
+	if outgoing.Idx == selected.Idx { // nothing was cut: they are local and outgoing
 		local = selected
 		outgoing = kernel.Entries{}
 	}

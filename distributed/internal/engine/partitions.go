@@ -67,7 +67,7 @@ func (s *partitionReducer) partitionOf(l kernel.Entries, rank int) kernel.Entrie
 }
 
 // reduce adds up this rank's selected entries for itself and what the other ranks'
-// outgoing lists hold for this rank. outgoing was located, and is read here; own
+// outgoing lists hold for this rank. outgoing was located, and is read here; local
 // are the selected entries for itself, or nil: those that outgoing has. It returns the sums.
 func (s *partitionReducer) reduce(ctx context.Context, outgoing kernel.Entries, local *kernel.Entries) kernel.Entries {
 	s.communicate(ctx, comm.AllToAllCall(s.ptr(s.lengths), s.ptr(s.received), 1, dtype.I32))

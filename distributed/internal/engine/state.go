@@ -158,8 +158,8 @@ func (s *Reducer) parseAll(states [][]byte) ([]savedState, error) {
 func (s *Reducer) parse(saved []byte) (savedState, error) {
 	d := state.NewDecoder(kind, saved)
 	p := savedState{fingerprint: d.Uint64()}
-	p.rank = d.Int(maxRanks)
-	p.size = d.Int(maxRanks)
+	p.rank = d.Int(MaxRanks)
+	p.size = d.Int(MaxRanks)
 	if err := d.Err(); err != nil {
 		return savedState{}, err
 	}
@@ -207,8 +207,8 @@ func (s *Reducer) parse(saved []byte) (savedState, error) {
 	return p, d.Err()
 }
 
-// maxRanks bounds the ranks of a state.
-const maxRanks = 1 << 20
+// MaxRanks bounds the ranks of a state.
+const MaxRanks = 1 << 20
 
 // plausible reports whether the numbers are such as steps leave. Those that follow
 // trust them: partitions say where selected entries go.
