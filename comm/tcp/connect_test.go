@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -132,6 +133,48 @@ func TestRestart(t *testing.T) {
 	require.NoError(t, first.Close())
 	start(0)
 	start(2)
+	all.Wait()
+}
+
+// TestSlowPeers has ranks 1 and 2 reach each other only when rank 0, which is connected to both, has heard nothing of
+// them for twice Silence: ranks that still connect say nothing, and are not lost for that.
+func TestSlowPeers(t *testing.T) {
+	t.Parallel()
+	conf, err := store.TLS([]byte("a secret of tests"), "comm/tcp")
+	require.NoError(t, err)
+	l, err := net.Listen("tcp", "localhost:0")
+	require.NoError(t, err)
+	address := freePort(t)
+	var open atomic.Bool
+	fickle(t, l, func() string { return address }, func(int) bool { return open.Load() })
+	server := store.NewServer(store.Options{})
+	t.Cleanup(func() { assert.NoError(t, server.Close()) })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	config := func(rank int) Config {
+		return Config{Rank: rank, WorldSize: 3, TLS: conf, Listen: "localhost", Connections: 1, Silence: time.Second}
+	}
+	var all sync.WaitGroup
+	use := func(c comm.Communicator, err error) {
+		if assert.NoError(t, err) {
+			assert.NoError(t, c.Barrier(ctx))
+			assert.NoError(t, c.Close())
+		}
+	}
+	for rank := 1; rank <= 2; rank++ {
+		c := config(rank)
+		if rank == 1 {
+			c.Listen = address
+			c.Advertise = []string{l.Addr().String()}
+		}
+		all.Go(func() { use(New(ctx, server.Local(string(rune('0'+rank))), c)) })
+	}
+	kv := server.Local("0")
+	n, err := newNode(ctx, kv, config(0))
+	require.NoError(t, err)
+	all.Go(func() { use(n.form(ctx, kv, config(0))) })
+	require.Eventually(t, func() bool { return n.ticks.Load() > 2*beats }, time.Minute, n.tick)
+	open.Store(true)
 	all.Wait()
 }
 

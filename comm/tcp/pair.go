@@ -52,7 +52,7 @@ type pair struct {
 	lanes        []*lane       // nil until connected; owned by the connector until all are
 	dead         chan struct{} // closed when the pair is
 	acknowledged chan struct{} // gets a value when the peer has seen the goodbyes
-	lastReceived atomic.Int64  // tick of the node at which something has come
+	lastReceived atomic.Int64  // tick of the node at which something has come, or unheard
 
 	// Of the connector, guarded by its mu.
 	attempt uint64        // that made the lanes; 0 for none
@@ -80,6 +80,7 @@ func newPair(n *node, rank int) *pair {
 		acknowledged: make(chan struct{}, 1),
 		retry:        make(chan struct{}, 1),
 	}
+	p.lastReceived.Store(unheard)
 	p.outbox.ungranted = map[uint64]*outgoing{}
 	p.inbox.incomplete = map[uint64]*incoming{}
 	p.inbox.changed.L = &p.mu

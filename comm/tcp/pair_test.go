@@ -67,6 +67,18 @@ func TestSlowLink(t *testing.T) {
 	assert.ErrorContains(t, p.gone, "nothing has come from it")
 }
 
+// A peer that has said nothing yet may be connecting to others. It is lost for its silence when all ranks are connected.
+func TestSilenceWhileConnecting(t *testing.T) {
+	p, _ := newEarly(1 << 20)
+	p.beat(p.node.ticks.Add(100), 2)
+	require.NoError(t, p.gone)
+	p.node.countSilence()
+	p.beat(p.node.ticks.Add(1), 2)
+	require.NoError(t, p.gone)
+	p.beat(p.node.ticks.Add(1), 2)
+	assert.ErrorContains(t, p.gone, "nothing has come from it")
+}
+
 // forgetful is a connection that has its pair forget a communicator when it was asked so many times for the beginning of something.
 type forgetful struct {
 	*pair

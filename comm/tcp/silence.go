@@ -5,13 +5,22 @@ import (
 	"time"
 )
 
+// unheard is the last tick at which something has come from a peer that has said nothing since it was connected.
+const unheard = -1
+
 // beat sends a sign of life if no frame was sent since the last tick, and closes the pair if
 // nothing has come for as many ticks as patience says. Called by node.beat.
 func (p *pair) beat(tick, patience int64) {
 	if p.quiet() {
 		p.lanes[0].write(true)
 	}
-	if silent := tick - p.lastReceived.Load(); silent >= patience {
+	last := p.lastReceived.Load()
+	if last == unheard {
+		// A rank says nothing before it is connected to all others. It is not lost while it tries to reach one of
+		// them, which New bounds by its context; its end closes the connection.
+		return
+	}
+	if silent := tick - last; silent >= patience {
 		p.fail(fmt.Errorf("nothing has come from it for %v", time.Duration(silent)*p.node.tick))
 	}
 }
@@ -27,6 +36,14 @@ func (p *pair) quiet() bool {
 		p.outbox.urgent.Push(outFrame{header: header{kind: frameBeat}})
 	}
 	return quiet
+}
+
+// countSilence counts the silence of all peers from now on, when all ranks are connected. One that has said nothing to
+// this rank yet may be cut off before it does. Called by node.form.
+func (n *node) countSilence() {
+	for _, p := range n.pairs {
+		p.lastReceived.CompareAndSwap(unheard, n.ticks.Load())
+	}
 }
 
 // beat counts the ticks. A process that was stopped counts few, and does not take the others for

@@ -246,6 +246,7 @@ func (n *node) form(ctx context.Context, kv store.Store, c Config) (comm.Communi
 	if err != nil {
 		return nil, c.fail(errors.Join(err, world.Close()))
 	}
+	n.countSilence()
 	world.e.Near = n.near(all)
 	return world, nil
 }
