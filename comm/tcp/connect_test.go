@@ -176,6 +176,9 @@ func TestSlowPeers(t *testing.T) {
 	require.Eventually(t, func() bool { return n.ticks.Load() > 2*beats }, time.Minute, n.tick)
 	open.Store(true)
 	all.Wait()
+	for _, p := range n.pairs {
+		assert.NotEqual(t, int64(unheard), p.lastReceived.Load(), "rank %d may be silent for ever", p.rank)
+	}
 }
 
 // TestLostStore loses the store while one rank waits for a higher one, and one for a lower one.

@@ -110,6 +110,7 @@ var mutants = []mutant{
 	{"grants are not sent", "tcp", change{inboxFile, "p.outbox.urgent.Push(outFrame{header: header{kind: frameGrant, message: in.number}})", ""}, ""},
 	{"credit is not given back", "comm/tcp", change{"comm/tcp/credit.go", "c.available += int(bytes)", ""}, ""},
 	{"silence is not noticed", "tcp", change{"comm/tcp/silence.go", "silent >= patience {", "silent < 0 {"}, ""},
+	{"a rank that still connects is lost for its silence", "comm/tcp", change{"comm/tcp/silence.go", "if last == unheard {", "if false {"}, ""},
 	{"no signs of life", "tcp", change{"comm/tcp/silence.go", "quiet := !p.active && !p.state.departing()", "quiet := false"}, ""},
 	{"a dropped message is received into its memory", "tcp", change{laneFile, "if in != nil && !in.dropped.Load() {", "if in != nil {"}, ""},
 	{"an abort does not wait for who writes to memory", "tcp", change{pairFile, "\t\tawaitUnlock(&l.filling)\n", ""}, ""},
