@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -260,6 +261,7 @@ func TestFramesAreChecked(t *testing.T) {
 			p, w := newEarly(1 << 20)
 			p.lanes = append(p.lanes, &lane{pair: p, index: 1, link: newLink(script{}), secure: script{}, wake: make(chan struct{}, 1)})
 			into := make([]byte, n)
+			defer runtime.KeepAlive(into) // the pair has its address alone
 			p.post(w, 1, posted{1, 0, hostmem.Addr(into), n})
 			_, _, err := p.accept(p.lanes[0], &header{kind: frameAnnouncement, communicator: 1, total: n})
 			require.NoError(t, err)

@@ -168,23 +168,13 @@ func run(ctx context.Context, c comm.Communicator, s settings) (sum uint32, last
 		}
 	}
 	inputs, labels := windows(source)
-	data, err := gomlx.NewDataset(
-		c,
-		"text",
-		inputs,
-		labels,
-		batch/c.WorldSize(),
-		distributed.SamplerConfig{Seed: 1},
-	)
+	sampling := distributed.SamplerConfig{Seed: 1}
+	data, err := gomlx.NewDataset(c, "text", inputs, labels, batch/c.WorldSize(), sampling)
 	if err != nil {
 		return 0, 0, err
 	}
-	averaging, err := gomlx.New(
-		ctx,
-		c,
-		optimizer.Adam().Done(),
-		ddp.Config{Config: sparse.Config{Pattern: s.pattern, Density: 0.1}},
-	)
+	reduction := ddp.Config{Config: sparse.Config{Pattern: s.pattern, Density: 0.1}}
+	averaging, err := gomlx.New(ctx, c, optimizer.Adam().Done(), reduction)
 	if err != nil {
 		return 0, 0, err
 	}
