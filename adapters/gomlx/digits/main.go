@@ -72,14 +72,9 @@ func run(ctx context.Context, c comm.Communicator, epochs, accumulate int, cfg d
 	if err != nil {
 		return err
 	}
-	data, err := gomlx.NewDataset(
-		c,
-		"digits",
-		[]*tensors.Tensor{images},
-		[]*tensors.Tensor{labels},
-		16,
-		distributed.SamplerConfig{Seed: 1},
-	)
+	inputs := []*tensors.Tensor{images}
+	targets := []*tensors.Tensor{labels}
+	data, err := gomlx.NewDataset(c, "digits", inputs, targets, 16, distributed.SamplerConfig{Seed: 1})
 	if err != nil {
 		return err
 	}
@@ -88,15 +83,8 @@ func run(ctx context.Context, c comm.Communicator, epochs, accumulate int, cfg d
 		return err
 	}
 	defer averaging.Close()
-	trainer := train.NewTrainer(
-		backend,
-		variables,
-		perceptron,
-		loss.SparseCategoricalCrossEntropyLogits,
-		averaging,
-		nil,
-		nil,
-	)
+	entropy := loss.SparseCategoricalCrossEntropyLogits
+	trainer := train.NewTrainer(backend, variables, perceptron, entropy, averaging, nil, nil)
 	if accumulate > 1 {
 		if err := trainer.AccumulateGradients(accumulate); err != nil {
 			return err
