@@ -64,8 +64,10 @@ func (d *driver) start(seq uint64) {
 // the collective that comes one round later.
 func (d *driver) finish(seq uint64, s *slot) {
 	w := d.world
-	s.missing.Store(int32(w.size) + 1)
+	// In this order: in between, drain still takes the collective for running, so that no rank reports
+	// as lost what others see completed. Nobody enters the slot again before the next one is completed.
 	w.front.completed.Store(seq + 1)
+	s.missing.Store(int32(w.size) + 1)
 	w.wakeDone()
 	d.kickStalled()
 	d.arrived(seq + 1)

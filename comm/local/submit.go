@@ -8,7 +8,7 @@ func (e *endpoint) Submit(c comm.Call) error { return e.submit(&c, nil) }
 // submit takes one operation. split is its part of a Split.
 func (e *endpoint) submit(c *comm.Call, split *splitCall) error {
 	e.mu.Lock()
-	if err := e.life.Err(); err != nil {
+	if err := e.refusal(); err != nil {
 		e.mu.Unlock()
 		return err
 	}
@@ -37,10 +37,19 @@ func (e *endpoint) submit(c *comm.Call, split *splitCall) error {
 	return nil
 }
 
+// refusal returns why no call is accepted any more, nil if one is. Once the world has failed, nothing is
+// told or put into the ring: what failedWith finds then is what all ranks find. The caller holds e.mu.
+func (e *endpoint) refusal() error {
+	if f := e.world.failure.Load(); f != nil {
+		e.life.Fail(f.errorFor(e)) // who broke the world may not have come to this rank
+	}
+	return e.life.Err()
+}
+
 // SubmitTogether implements [backend.Backend].
 func (e *endpoint) SubmitTogether(calls []comm.Call) error {
 	e.mu.Lock()
-	if err := e.life.Err(); err != nil {
+	if err := e.refusal(); err != nil {
 		e.mu.Unlock()
 		return err
 	}

@@ -48,7 +48,7 @@ func (e *endpoint) settle(ctx context.Context) error {
 	return e.wait(ctx)
 }
 
-// counted returns when a call that was accepted before Close is among those in flight.
+// counted returns when a call that was accepted before is among those in flight.
 func (e *endpoint) counted() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -119,9 +119,14 @@ func (e *endpoint) wait(ctx context.Context) error {
 }
 
 // failedWith ends a wait in a world that has failed: with success if the call that is waited for is complete,
-// as it is then on the rank that aborted. A call that all ranks have come to is complete on all of them.
+// as it is then on all ranks that wait in it, the one that aborted included. For a small collective nobody
+// decides that: it is complete when all have told it, and a rank that was accepting the call while the world
+// failed may be about to. So this waits until each rank has passed its lock; see endpoint.refusal.
 func (e *endpoint) failedWith(f *failure) error {
-	e.mu.Lock() // the other goroutine that submits this rank's small collective holds it until that counts
+	for _, peer := range e.world.ranks {
+		peer.counted()
+	}
+	e.mu.Lock()
 	e.finishSmall()
 	e.mu.Unlock()
 	e.drain()
