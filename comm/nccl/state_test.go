@@ -15,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/internal/stages"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -57,9 +58,6 @@ func restoreSteps(ctx context.Context, c *nccl.Comm, pattern string) (err error)
 			return err
 		}
 		defer func() { err = errors.Join(err, syncs[i].Close()) }()
-		if syncs[i].Stream() == rt.ComputeStream() {
-			return errors.New("sparse buckets are not beside the compute stream")
-		}
 	}
 	// step returns the results of all tensors.
 	step := func(g *ddp.Gradients, number int) (results [][]float32, err error) {
@@ -77,8 +75,15 @@ func restoreSteps(ctx context.Context, c *nccl.Comm, pattern string) (err error)
 				return nil, err
 			}
 		}
-		if err := g.ReduceAll(ctx, gradients); err != nil {
+		beside := false // the buckets are selected from beside the compute stream
+		observed := stages.Observe(ctx, func(_ int, _ stages.Stage, stream uintptr) {
+			beside = stream != rt.ComputeStream()
+		})
+		if err := g.ReduceAll(observed, gradients); err != nil {
 			return nil, err
+		}
+		if !beside {
+			return nil, errors.New("sparse buckets are not beside the compute stream")
 		}
 		// Rank 0 is the root of gtopk's tree, and receives alone.
 		if stats, err := g.Stats(ctx); err != nil || stats.Step != number || stats.SentElements == 0 && c.Rank() > 0 {

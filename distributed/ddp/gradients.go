@@ -81,7 +81,6 @@ type Gradients struct {
 	err     error             // for good
 	closed  bool
 
-	onStage func(bucket int, s sparse.Stage)
 	onStep  func(Stats)
 	confirm func(context.Context) error // see BeforeCommit
 }
@@ -137,20 +136,10 @@ func (g *Gradients) BeforeCommit(f func(ctx context.Context) error) { g.confirm 
 // they are, also where all buckets became dense.
 func (g *Gradients) RollsBack() bool { return g.transaction.rollsBack() }
 
-// OnStage has f called when the work of a stage of a bucket that is more than a plain
-// allreduce has been submitted: Selected and Finished to the stream that
-// [Gradients.Stream] returns, Exchanged to the communicator's. f may run on another
-// goroutine, one call at a time. nil ends that; it is called between steps.
-func (g *Gradients) OnStage(f func(bucket int, s sparse.Stage)) { g.onStage = f }
-
 // OnStep has f called at the end of each step that completes, in Wait and Join, for metrics: with the [Stats] that
 // the host has. Whether a step was skipped that the device judges is known to [Gradients.Stats] alone, which waits
 // for it. nil ends that; it is called between steps.
 func (g *Gradients) OnStep(f func(Stats)) { g.onStep = f }
-
-// Stream returns the stream on which sparse buckets are selected from and merged: one
-// beside the compute stream where there is such ([runtime.StreamForker]).
-func (g *Gradients) Stream() uintptr { return g.runtime().ComputeStream() }
 
 // Result returns the average of gradient i in the last complete step: the tensor
 // that was given or, if it was left out, a vector that is valid until the next

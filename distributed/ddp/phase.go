@@ -8,6 +8,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/stages"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -15,6 +16,7 @@ import (
 // The next one begins with nothing of it.
 type step struct {
 	begun   bool
+	observe stages.Observer   // of the context of the call that began it, nil: none
 	tensors []*runtime.Tensor // nil: not ready
 	absent  []bool            // given are zeros in the place of what was left out
 	folded  []bool            // what was accumulated is in what was given

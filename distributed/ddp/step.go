@@ -11,6 +11,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/internal/engine"
+	"github.com/tutti-go/tutti/internal/stages"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -134,6 +135,7 @@ func (g *Gradients) placeGiven() {
 func (g *Gradients) begin(ctx context.Context) {
 	if !g.step.begun && g.sound() {
 		g.step.begun = true
+		g.step.observe = stages.From(ctx)
 		if err := g.drain(ctx); err != nil {
 			g.fail(err)
 			return
@@ -229,7 +231,7 @@ func (g *Gradients) start(ctx context.Context, b *bucket) error {
 		return nil
 	}
 	err := b.reducer.Exchange(ctx)
-	g.passed(b, engine.Exchanged)
+	g.passed(b, stages.Exchanged)
 	// What is not in flight, and will not be rolled back, ends here: the result may be in
 	// memory that the next bucket uses.
 	if err == nil && g.transaction.cfg.NoUndo && !b.reducer.InFlight() {
@@ -269,7 +271,7 @@ func (g *Gradients) selectEntries(ctx context.Context, b *bucket) error {
 		Share:  g.step.summand,
 		Lent:   g.order.Streams == nil && b.flat != nil && b.shares(),
 	})
-	g.passed(b, engine.Selected)
+	g.passed(b, stages.Selected)
 	return err
 }
 
@@ -284,7 +286,7 @@ func (g *Gradients) exchange(b *bucket) error {
 	started := time.Now()
 	defer func() { b.step.took = time.Since(started) }()
 	err := b.reducer.Exchange(ctx)
-	g.passed(b, engine.Exchanged)
+	g.passed(b, stages.Exchanged)
 	if err == nil && g.order.Streams == nil && len(g.async.queue) == 0 { // nothing else to exchange yet
 		_, err = g.arrive(ctx, g.buckets[:slices.Index(g.buckets, b)+1])
 	}
@@ -311,7 +313,7 @@ func (g *Gradients) arrive(ctx context.Context, buckets []*bucket) (waited bool,
 func (g *Gradients) commit(b *bucket, v engine.Verdict) error {
 	err := g.writeResult(b, v)
 	b.step.result = committed
-	g.passed(b, engine.Finished)
+	g.passed(b, stages.Finished)
 	return err
 }
 
@@ -332,9 +334,10 @@ func (g *Gradients) writeResult(b *bucket, v engine.Verdict) error {
 	return g.copyParts(b, true)
 }
 
-func (g *Gradients) passed(b *bucket, s engine.Stage) {
-	if g.onStage != nil && !g.transaction.plain {
-		g.onStage(slices.Index(g.buckets, b), s)
+// passed tells the observer of the step that the work of a stage of a bucket has been submitted.
+func (g *Gradients) passed(b *bucket, s stages.Stage) {
+	if g.step.observe != nil && !g.transaction.plain {
+		g.step.observe(slices.Index(g.buckets, b), s, g.runtime().ComputeStream())
 	}
 }
 

@@ -87,20 +87,6 @@ func (r *Reducer) Stats(ctx context.Context) (Stats, error) {
 // nil ends that.
 func (r *Reducer) BeforeCommit(f func(ctx context.Context) error) { r.engine.BeforeCommit(f) }
 
-// Stage is a part of a sparse step.
-type Stage = engine.Stage
-
-const (
-	Selected  Stage = engine.Selected  // the gradient is added, and the entries are selected
-	Exchanged Stage = engine.Exchanged // the result is there, as lists
-	Finished  Stage = engine.Finished  // the result is written to the tensor
-)
-
-// OnStage has f called when the work of a stage of a sparse step has been submitted
-// to the compute stream, which waits for the exchange by then: an event that f
-// records there has the time of the stage's end. nil ends that.
-func (r *Reducer) OnStage(f func(Stage)) { r.engine.OnStage(f) }
-
 // Residual returns this rank's residual as a tensor of n F32 elements, for
 // inspection, and to be discarded (filled with zeros). It is a view,
 // valid until the next step: that leaves the residual at another address, unless

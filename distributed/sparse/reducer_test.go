@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/stages"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -50,10 +51,10 @@ func TestReducer(t *testing.T) {
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		cfg := sparse.Config{Pattern: sparse.TopkA, Density: 0.5}
 		r := newReduced(t, rt, c, cfg, []float32{8, 3})
-		var stages []sparse.Stage
-		r.OnStage(func(s sparse.Stage) { stages = append(stages, s) })
-		require.NoError(t, r.AllReduce(ctx, r.gradient))
-		assert.Equal(t, []sparse.Stage{sparse.Selected, sparse.Exchanged, sparse.Finished}, stages)
+		var observed []stages.Stage
+		observe := func(_ int, s stages.Stage, _ uintptr) { observed = append(observed, s) }
+		require.NoError(t, r.AllReduce(stages.Observe(ctx, observe), r.gradient))
+		assert.Equal(t, []stages.Stage{stages.Selected, stages.Exchanged, stages.Finished}, observed)
 		assert.Equal(t, []float32{8, 0}, values(t, r.gradient))
 		stats, err := r.Stats(ctx)
 		require.NoError(t, err)

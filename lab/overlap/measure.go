@@ -12,6 +12,7 @@ import (
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/internal/stages"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -343,11 +344,10 @@ func (s *session) tracedStep(ctx context.Context, p phase) error {
 		return err
 	}
 	var failed error // of stages, which are over when the step is
-	p.link.sync.OnStage(func(bucket int, stage sparse.Stage) {
-		failed = errors.Join(failed, s.trace.Passed(bucket, stage, p.link.sync.Stream()))
+	observed := stages.Observe(ctx, func(bucket int, stage stages.Stage, stream uintptr) {
+		failed = errors.Join(failed, s.trace.Passed(bucket, stage, stream))
 	})
-	defer p.link.sync.OnStage(nil)
-	if _, _, err := s.step(ctx, p, s.trace); err != nil {
+	if _, _, err := s.step(observed, p, s.trace); err != nil {
 		return err
 	}
 	return errors.Join(failed, s.trace.End())

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/internal/stages"
 )
 
 // clock hands out timers and takes all of them back at once.
@@ -97,13 +97,13 @@ func (t *Trace) Ready() error {
 }
 
 // stageKinds are the kinds of the pieces that stages end.
-var stageKinds = map[sparse.Stage]Kind{sparse.Selected: Select, sparse.Exchanged: Exchange, sparse.Finished: Merge}
+var stageKinds = map[stages.Stage]Kind{stages.Selected: Select, stages.Exchanged: Exchange, stages.Finished: Merge}
 
 // Passed is called when a stage of a sparse bucket was submitted; stream is where they
 // are selected from and merged.
-func (t *Trace) Passed(bucket int, stage sparse.Stage, stream uintptr) (err error) {
+func (t *Trace) Passed(bucket int, stage stages.Stage, stream uintptr) (err error) {
 	on := t.ops.RecordOnCommStream
-	if stage != sparse.Exchanged {
+	if stage != stages.Exchanged {
 		on = func(timer uintptr) error { return t.ops.RecordOnStream(timer, stream) }
 	}
 	t.mu.Lock()

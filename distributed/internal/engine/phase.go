@@ -32,15 +32,6 @@ const (
 	kept                     // in the origin, from where it is copied back
 )
 
-// Stage is a part of a sparse step.
-type Stage uint8
-
-const (
-	Selected  Stage = iota // the gradient is added, and the entries are selected
-	Exchanged              // the result is there, as lists
-	Finished               // the result is written to the tensor
-)
-
 // Input is the gradient of a step that is made in parts.
 type Input struct {
 	Ptr    uintptr

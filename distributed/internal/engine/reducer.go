@@ -10,6 +10,7 @@ import (
 	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/stages"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
@@ -25,11 +26,11 @@ type Reducer struct {
 
 	// configured are the settings before a pattern was chosen for Auto. Those of the steps are cfg.
 	configured Settings
-	choice     *Choice // for Auto, when it was made
-	steps      int     // all steps, also dense ones
-	dense      bool    // the exchange is that of dense steps
-	entries    message // the result as a list, where it was asked for
-	onStage    func(Stage)
+	choice     *Choice                     // for Auto, when it was made
+	steps      int                         // all steps, also dense ones
+	dense      bool                        // the exchange is that of dense steps
+	entries    message                     // the result as a list, where it was asked for
+	observe    stages.Observer             // of the step; nil: none, as in package ddp, which observes its buckets itself
 	confirm    func(context.Context) error // see BeforeCommit
 	remains    [2]base.Buffer              // the residual, and that before the step
 	closed     bool

@@ -10,6 +10,7 @@ import (
 	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/stages"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -27,6 +28,7 @@ func (s *Reducer) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 		return base.OpError(op, comm.ContextError(ctx))
 	}
 	g := Input{Ptr: ptr, DType: t.DType()}
+	s.observe = stages.From(ctx)
 	if s.Select(ctx, g) != nil || s.Exchange(ctx) != nil || s.end(ctx) != nil {
 		return base.OpError(op, s.failed())
 	}
@@ -136,17 +138,14 @@ func (s *Reducer) addSent(before metered.Traffic) {
 	s.stats.SentBytes += now.SentBytes - before.SentBytes
 }
 
-// OnStage has f called when the work of a stage of a sparse step has been submitted to the compute stream. nil ends
-// that.
-func (s *Reducer) OnStage(f func(Stage)) { s.onStage = f }
-
 // BeforeCommit has f called in each AllReduce when this rank has the result, and before anything is written that cannot
 // be rolled back. nil ends that.
 func (s *Reducer) BeforeCommit(f func(ctx context.Context) error) { s.confirm = f }
 
-func (s *Reducer) passed(stage Stage) {
-	if s.onStage != nil {
-		s.onStage(stage)
+// passed tells the observer of a step of AllReduce that the work of a stage has been submitted.
+func (s *Reducer) passed(stage stages.Stage) {
+	if s.observe != nil {
+		s.observe(0, stage, s.rt.ComputeStream())
 	}
 }
 
@@ -191,7 +190,7 @@ func (s *Reducer) Commit(v Verdict) error {
 			s.restores = nothingSaved
 		}
 	}
-	s.passed(Finished)
+	s.passed(stages.Finished)
 	return s.err
 }
 
@@ -322,7 +321,7 @@ func (s *Reducer) takeSome(ctx context.Context, g Input, density float64, whole 
 	}
 	s.stats.Pattern = s.name
 	s.selected = s.selector.selectEntries(g, k, s.exchange.placeSelected(ctx, s.selector.capacity(k)))
-	s.passed(Selected)
+	s.passed(stages.Selected)
 }
 
 // Complete has the compute stream wait for the exchange, and counts what is not finite in the
@@ -332,7 +331,7 @@ func (s *Reducer) Complete(ctx context.Context) (waited bool, err error) {
 		return s.hostWaited, err
 	}
 	s.arriveAll(ctx, s.result)
-	s.passed(Exchanged)
+	s.passed(stages.Exchanged)
 	if s.flags != s.ptr(s.nonFinite) { // the verdict is about other tensors too
 		s.finding = unknown
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/measure"
+	"github.com/tutti-go/tutti/internal/stages"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -510,9 +511,8 @@ func (s *sparseRun) parts(ctx context.Context) (sparseRound, error) {
 	if r, ok := s.sparse.Sparse(); ok && s.pattern != sparse.Dense {
 		took, err := s.Compute.Parts(ctx, 8, 3, s.nextGradient, func(next func() error) error {
 			var err error
-			r.OnStage(func(sparse.Stage) { err = errors.Join(err, next()) })
-			defer r.OnStage(nil)
-			return errors.Join(r.AllReduce(ctx, s.tensor), err)
+			observed := stages.Observe(ctx, func(int, stages.Stage, uintptr) { err = errors.Join(err, next()) })
+			return errors.Join(r.AllReduce(observed, s.tensor), err)
 		})
 		if err != nil {
 			return round, err
