@@ -73,7 +73,7 @@ func ExampleMesh() {
 // Two ranks share five samples: each epoch has another order.
 func ExampleSampler() {
 	err := local.Run(context.Background(), 2, func(_ context.Context, c comm.Communicator) error {
-		sampler, err := distributed.NewSampler(c, 5, distributed.SamplerConfig{Seed: 1, Tail: distributed.TailDrop})
+		sampler, err := distributed.NewSampler(c, 5, distributed.SamplerConfig{Seed: 1, DropLast: true})
 		if err != nil {
 			return err
 		}

@@ -172,15 +172,21 @@ func TestAverageMetrics(t *testing.T) {
 func TestSampler(t *testing.T) {
 	for _, n := range []int{0, 1, 7, 12, 100} {
 		for _, ranks := range []int{1, 3, 4} {
-			for tail, want := range map[distributed.Tail]int{
-				distributed.TailPad:  (n + ranks - 1) / ranks * ranks,
-				distributed.TailDrop: n / ranks * ranks,
-				distributed.TailKeep: n,
+			for _, tail := range []struct {
+				cfg  distributed.SamplerConfig
+				want int // samples in all
+			}{
+				{cfg: distributed.SamplerConfig{}, want: (n + ranks - 1) / ranks * ranks},
+				{cfg: distributed.SamplerConfig{DropLast: true}, want: n / ranks * ranks},
+				{cfg: distributed.SamplerConfig{Uneven: true}, want: n},
 			} {
 				for _, inOrder := range []bool{false, true} {
+					cfg := tail.cfg
+					cfg.Seed = 3
+					cfg.InOrder = inOrder
 					shares := make([][]int, ranks)
 					standin.World(t, ranks, func(_ context.Context, c comm.Communicator, _ *cpu.Runtime) error {
-						s, err := distributed.NewSampler(c, n, distributed.SamplerConfig{Seed: 3, Tail: tail, InOrder: inOrder})
+						s, err := distributed.NewSampler(c, n, cfg)
 						require.NoError(t, err)
 						shares[c.Rank()] = s.Epoch(2)
 						assert.Equal(t, s.Len(), len(shares[c.Rank()]))
@@ -199,7 +205,7 @@ func TestSampler(t *testing.T) {
 							}
 						}
 					}
-					require.Len(t, all, want)
+					require.Len(t, all, tail.want)
 					if inOrder {
 						for i, x := range all {
 							assert.Equal(t, i%n, x)
@@ -209,12 +215,12 @@ func TestSampler(t *testing.T) {
 					for _, x := range all {
 						times[x]++
 					}
-					if tail != distributed.TailDrop {
+					if !cfg.DropLast {
 						assert.Len(t, times, n)
 					}
 					for x, count := range times {
 						assert.True(t, 0 <= x && x < n)
-						if tail != distributed.TailPad {
+						if cfg.DropLast || cfg.Uneven {
 							assert.Equal(t, 1, count)
 						}
 					}
@@ -227,7 +233,7 @@ func TestSampler(t *testing.T) {
 	standin.World(t, 1, func(_ context.Context, c comm.Communicator, _ *cpu.Runtime) error {
 		_, err := distributed.NewSampler(c, -1, distributed.SamplerConfig{})
 		assert.ErrorIs(t, err, comm.ErrArgument)
-		_, err = distributed.NewSampler(c, 1, distributed.SamplerConfig{Tail: 3})
+		_, err = distributed.NewSampler(c, 1, distributed.SamplerConfig{DropLast: true, Uneven: true})
 		assert.ErrorIs(t, err, comm.ErrArgument)
 		return nil
 	})

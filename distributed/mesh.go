@@ -63,28 +63,25 @@ func NewMesh(ctx context.Context, c comm.Communicator, dims ...Dim) (*Mesh, erro
 	return m, nil
 }
 
-// Line is a communicator that there is along a dimension.
-type Line struct {
-	Name string
-	Comm comm.Communicator
-}
-
-// JoinMesh makes a mesh of communicators that there are already, say of NCCL within
-// hosts and of MPI between them, slowest dimension first: of each, the ranks that
-// differ from this one only in that dimension, in the order of their coordinate. It
-// does not communicate. The mesh owns them.
-func JoinMesh(lines ...Line) (*Mesh, error) {
+// JoinMesh makes a mesh of one communicator a dimension, say of NCCL within hosts and of MPI between them, slowest
+// dimension first: of each, the ranks that differ from this one only in that dimension, in the order of their
+// coordinate. There are as many names. It does not communicate. The mesh owns the communicators.
+func JoinMesh(names []string, comms []comm.Communicator) (*Mesh, error) {
 	const op = "mesh"
+	if len(names) != len(comms) {
+		return nil, base.OpError(op, fmt.Errorf("%w: %d names of %d communicators",
+			comm.ErrArgument, len(names), len(comms)))
+	}
 	m := &Mesh{}
 	world := 1
-	for _, l := range lines {
-		if err := base.CheckComm(l.Comm); err != nil {
-			return nil, base.OpError(op, fmt.Errorf("dimension %q: %w", l.Name, err))
+	for i, c := range comms {
+		if err := base.CheckComm(c); err != nil {
+			return nil, base.OpError(op, fmt.Errorf("dimension %q: %w", names[i], err))
 		}
-		world *= l.Comm.WorldSize()
-		m.dims = append(m.dims, Dim{l.Name, l.Comm.WorldSize()})
-		m.coords = append(m.coords, l.Comm.Rank())
-		m.comms = append(m.comms, l.Comm)
+		world *= c.WorldSize()
+		m.dims = append(m.dims, Dim{Name: names[i], Size: c.WorldSize()})
+		m.coords = append(m.coords, c.Rank())
+		m.comms = append(m.comms, c)
 	}
 	if _, err := checkDims(m.dims, world); err != nil {
 		return nil, base.OpError(op, err)

@@ -9,32 +9,22 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/base"
 )
 
-// Tail says what a [Sampler] does with samples that the ranks cannot share
-// equally.
-type Tail uint8
-
-const (
-	// TailPad gives the ranks that are short a sample from the beginning of the
-	// epoch's order once more, as PyTorch's DistributedSampler does: all ranks have
-	// equally many, and every sample is used.
-	TailPad Tail = iota
-	// TailDrop leaves out what is over: all ranks have equally many, no sample is
-	// used twice.
-	TailDrop
-	// TailKeep uses every sample once: the first ranks have one more than the
-	// others. It is for evaluation, and for training with Join of package ddp.
-	TailKeep
-	numTails
-)
-
 // SamplerConfig says how a [Sampler] shares samples. All ranks use the same.
+//
+// Where the samples cannot be shared equally, the ranks that are short get one from the beginning of the epoch's order
+// once more, as with PyTorch's DistributedSampler, unless DropLast or Uneven is set: all ranks have equally many, and
+// every sample is used.
 type SamplerConfig struct {
 	// Seed of the order, which is another in every epoch.
 	Seed uint64
 	// InOrder does not shuffle.
 	InOrder bool
-	// Tail says what becomes of samples that cannot be shared equally.
-	Tail Tail
+	// DropLast leaves out the samples that cannot be shared equally: all ranks have equally many, and no sample is
+	// used twice. It excludes Uneven.
+	DropLast bool
+	// Uneven uses every sample once: the first ranks have one more than the others. It is for evaluation, and for
+	// training with Join of package ddp.
+	Uneven bool
 }
 
 // Sampler says which samples of a data set are a rank's: every WorldSize-th one of
@@ -48,27 +38,31 @@ type Sampler struct {
 
 // NewSampler shares n samples among the ranks of c.
 //
-// A negative n and a Tail that there is not are [comm.ErrArgument].
+// A negative n is [comm.ErrArgument], and so is DropLast with Uneven.
 func NewSampler(c comm.Communicator, n int, cfg SamplerConfig) (*Sampler, error) {
 	const op = "sampler"
 	if err := base.CheckComm(c); err != nil {
 		return nil, base.OpError(op, err)
 	}
-	if n < 0 || cfg.Tail >= numTails {
-		return nil, base.OpError(op, fmt.Errorf("%w: %d samples, Tail %d", comm.ErrArgument, n, cfg.Tail))
+	if n < 0 {
+		return nil, base.OpError(op, fmt.Errorf("%w: %d samples", comm.ErrArgument, n))
+	}
+	if cfg.DropLast && cfg.Uneven {
+		return nil, base.OpError(op, fmt.Errorf("%w: DropLast with Uneven", comm.ErrArgument))
 	}
 	return &Sampler{rank: c.Rank(), size: c.WorldSize(), n: n, cfg: cfg}, nil
 }
 
 // Len returns how many samples this rank has in an epoch.
 func (s *Sampler) Len() int {
-	switch s.cfg.Tail {
-	case TailPad:
-		return (s.n + s.size - 1) / s.size
-	case TailDrop:
+	switch {
+	case s.cfg.DropLast:
 		return s.n / s.size
+	case s.cfg.Uneven:
+		return (s.n + s.size - 1 - s.rank) / s.size
+	default:
+		return (s.n + s.size - 1) / s.size
 	}
-	return (s.n + s.size - 1 - s.rank) / s.size
 }
 
 // Epoch returns the numbers of this rank's samples in an epoch, in [0, n).

@@ -32,8 +32,7 @@ type Dataset struct {
 // NewDataset returns the share of c's rank of examples: the first axis of each
 // tensor numbers them. size is how many a batch has, on each rank. A last batch with
 // fewer is left out, because GoMLX would compile another graph for it; cfg says
-// what becomes of examples that the ranks cannot share equally, and may not be
-// [distributed.TailKeep], with which ranks would have unequal numbers of batches.
+// what becomes of examples that the ranks cannot share equally, and may not be Uneven, with which ranks would have unequal numbers of batches.
 func NewDataset(
 	c comm.Communicator,
 	name string,
@@ -56,9 +55,9 @@ func NewDataset(
 		}
 		n = t.Shape().Dimensions[0]
 	}
-	if n < 0 || size < 1 || cfg.Tail == distributed.TailKeep {
-		return nil, fmt.Errorf("gomlx: data set %s: %w: %d tensors, batches of %d, Tail %d",
-			name, comm.ErrArgument, len(inputs)+len(labels), size, cfg.Tail)
+	if n < 0 || size < 1 || cfg.Uneven {
+		return nil, fmt.Errorf("gomlx: data set %s: %w: %d tensors, batches of %d, uneven %t",
+			name, comm.ErrArgument, len(inputs)+len(labels), size, cfg.Uneven)
 	}
 	d.n = n
 	if err := d.Rebind(c); err != nil {

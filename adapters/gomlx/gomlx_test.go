@@ -374,7 +374,7 @@ func TestDataset(t *testing.T) {
 	both := []*tensors.Tensor{numbers, squares}
 	seen, shared, alone := make([][]int64, 2), make([][]int64, 2), make([][]int64, 2)
 	require.NoError(t, local.Run(t.Context(), 2, func(_ context.Context, c comm.Communicator) error {
-		d, err := gomlx.NewDataset(c, "numbers", both, both[:1], 2, distributed.SamplerConfig{Tail: distributed.TailDrop})
+		d, err := gomlx.NewDataset(c, "numbers", both, both[:1], 2, distributed.SamplerConfig{DropLast: true})
 		require.NoError(t, err)
 		take := func(most int) (got []int64) {
 			for b, err := range d.Iter() {
@@ -405,7 +405,7 @@ func TestDataset(t *testing.T) {
 		for _, wrong := range [][2]int{{-1, 0}, {0, -1}, {0, 3}} {
 			assert.ErrorIs(t, d.Seek(wrong[0], wrong[1]), comm.ErrArgument)
 		}
-		_, err = gomlx.NewDataset(c, "numbers", both, nil, 2, distributed.SamplerConfig{Tail: distributed.TailKeep})
+		_, err = gomlx.NewDataset(c, "numbers", both, nil, 2, distributed.SamplerConfig{Uneven: true})
 		assert.ErrorIs(t, err, comm.ErrArgument)
 
 		require.NoError(t, d.Seek(0, 0))

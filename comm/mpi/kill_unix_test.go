@@ -255,7 +255,7 @@ const mournedElements = 1500
 func (m *mourner) run(pattern string, id int) (became kills, err error) {
 	d := newDeadly(m.before)
 	// The norm is exchanged, and nothing clipped.
-	s, err := sparse.New(m.rt, d, mournedElements, sparse.Config{Pattern: pattern, Density: 0.1, ClipNorm: 1e6, Clip: sparse.ClipGlobal})
+	s, err := sparse.New(m.rt, d, mournedElements, sparse.Config{Pattern: pattern, Density: 0.1, ClipNorm: 1e6, ClipGlobal: true})
 	if err != nil {
 		return became, err
 	}

@@ -114,8 +114,7 @@ func ExampleFrom_hosts() {
 		if err != nil {
 			return nil, errors.Join(err, within.Close())
 		}
-		mesh, err := distributed.JoinMesh(distributed.Line{Name: "host", Comm: between}, distributed.Line{Name: "gpu", Comm: within})
-		return mesh, err
+		return distributed.JoinMesh([]string{"host", "gpu"}, []comm.Communicator{between, within})
 	}
 	_ = mesh
 }

@@ -27,7 +27,7 @@ func (t *transaction) clip(
 	m := len(gradients)
 	share := weight * weight
 	limit := t.cfg.ClipNorm / math.Sqrt(float64(t.c.WorldSize()))
-	if t.cfg.Clip == engine.ClipGlobal {
+	if t.cfg.ClipGlobal {
 		share = 1 / float64(t.c.WorldSize())
 		limit = t.cfg.ClipNorm
 		if err := t.weighSquares(ctx, m, weight); err != nil {

@@ -195,10 +195,10 @@ func TestGradientOverflowOnDevice(t *testing.T) {
 // are averages of scaled gradients.
 func TestGradientClip(t *testing.T) {
 	const ranks, norm = 2, 5.0
-	for _, mode := range []sparse.ClipMode{sparse.ClipLocal, sparse.ClipGlobal} {
+	for _, global := range []bool{false, true} {
 		for _, pattern := range []string{sparse.Dense, "topkA"} {
 			standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-				cfg := sparse.Config{Pattern: pattern, Density: 1, ClipNorm: norm, Clip: mode}
+				cfg := sparse.Config{Pattern: pattern, Density: 1, ClipNorm: norm, ClipGlobal: global}
 				m, err := newModel(ctx, rt, c, ddp.Config{Config: cfg})
 				if err != nil {
 					return err
@@ -222,7 +222,7 @@ func TestGradientClip(t *testing.T) {
 					want := make([]float64, len(got))
 					for r, s := range squares {
 						factor := norm / math.Sqrt(ranks) / math.Sqrt(s)
-						if mode == sparse.ClipGlobal {
+						if global {
 							factor = norm / math.Sqrt((squares[0]+squares[1])/ranks)
 						}
 						for j, v := range standin.Normal(p.Len(), r, 0, i) {
@@ -252,7 +252,7 @@ func TestGradientFaults(t *testing.T) {
 	}
 	for _, cfg := range []ddp.Config{
 		sparseModel,
-		{Config: sparse.Config{Pattern: "topkSA", Density: 0.1, ClipNorm: 3, Clip: sparse.ClipGlobal}},
+		{Config: sparse.Config{Pattern: "topkSA", Density: 0.1, ClipNorm: 3, ClipGlobal: true}},
 		{Config: sparse.Config{ClipNorm: 3}},
 		{Config: sparse.Config{Pattern: "topkA", Density: 0.1, Momentum: 0.9}, Mesh: hosts(2)},
 		{Reducer: newAlternating, Mesh: hosts(2)},
@@ -364,7 +364,8 @@ func faultyHosts(f *standin.Faulty) func(context.Context, comm.Communicator) (*d
 		if found, _ := comm.As[*standin.Faulty](c); err != nil || found != f {
 			return m, err
 		}
-		var all []distributed.Line
+		var names []string
+		var comms []comm.Communicator
 		for _, d := range m.Dims() {
 			sub, err := m.Comm(d.Name)
 			if err != nil {
@@ -372,9 +373,10 @@ func faultyHosts(f *standin.Faulty) func(context.Context, comm.Communicator) (*d
 			}
 			faulty := standin.NewFaulty(sub)
 			faulty.CountedBy = f
-			all = append(all, distributed.Line{Name: d.Name, Comm: faulty})
+			names = append(names, d.Name)
+			comms = append(comms, faulty)
 		}
-		return distributed.JoinMesh(all...)
+		return distributed.JoinMesh(names, comms)
 	}
 }
 
@@ -428,7 +430,7 @@ func TestGradientResume(t *testing.T) {
 // in all buckets, in an epoch that sends nothing as well.
 func TestGlobalNormIsNotFinite(t *testing.T) {
 	const bad = 1
-	cfg := ddp.Config{BucketBytes: 400, DenseUpTo: -1, Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1, ClipNorm: 1, Clip: sparse.ClipGlobal,
+	cfg := ddp.Config{BucketBytes: 400, DenseUpTo: -1, Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1, ClipNorm: 1, ClipGlobal: true,
 		Schedule: sparse.Schedule{Densities: []float64{0}, StepsPerEpoch: bad + 2}}}
 	for _, streams := range []bool{false, true} {
 		standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {

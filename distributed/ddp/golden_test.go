@@ -40,7 +40,7 @@ func bucketCases() (all []bucketCase) {
 		{"plain", ddp.Config{}, ""},
 		{"drop", ddp.Config{Config: sparse.Config{NonFinite: sparse.SkipNonFinite}}, ""},
 		{"no undo", ddp.Config{Config: sparse.Config{NoUndo: true}}, ""},
-		{"clip global", ddp.Config{Config: sparse.Config{ClipNorm: 3, Clip: sparse.ClipGlobal}}, ""},
+		{"clip global", ddp.Config{Config: sparse.Config{ClipNorm: 3, ClipGlobal: true}}, ""},
 		{"clip local", ddp.Config{Config: sparse.Config{ClipNorm: 3}}, ""},
 		{"momentum", ddp.Config{Config: sparse.Config{Momentum: 0.5}}, ""},
 		{"views", ddp.Config{BucketViews: true}, ""},

@@ -60,15 +60,17 @@ func TestMesh(t *testing.T) {
 						if err != nil {
 							return nil, err
 						}
-						var lines []distributed.Line
+						var names []string
+						var comms []comm.Communicator
 						for _, d := range m.Dims() {
 							sub, err := m.Comm(d.Name)
 							if err != nil {
 								return nil, err
 							}
-							lines = append(lines, distributed.Line{Name: d.Name, Comm: of(sub)})
+							names = append(names, d.Name)
+							comms = append(comms, of(sub))
 						}
-						return distributed.JoinMesh(lines...)
+						return distributed.JoinMesh(names, comms)
 					}
 					m, err := newModel(ctx, memory, of(c), ddp.Config{Config: sparse.Config{Pattern: pattern, Density: 0.2}, Mesh: mesh})
 					require.NoError(t, err)
@@ -197,7 +199,7 @@ func TestMeshAroundASkippedStep(t *testing.T) {
 	const ranks, steps, bad = 4, 6, 2
 	for _, cfg := range []ddp.Config{
 		{Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1, Momentum: 0.9}},
-		{Config: sparse.Config{Pattern: sparse.Gtopk, Density: 0.1, ClipNorm: 1, Clip: sparse.ClipGlobal}},
+		{Config: sparse.Config{Pattern: sparse.Gtopk, Density: 0.1, ClipNorm: 1, ClipGlobal: true}},
 		{Reducer: newAlternating, Config: sparse.Config{NonFinite: sparse.SkipNonFinite}},
 	} {
 		cfg.Mesh = hosts(2)
@@ -343,12 +345,13 @@ type first struct{}
 
 func (first) String() string { return "first" }
 
-func (first) Select(s sparse.Selection) error {
-	from, wrong := cpu.Slice[float32](s.From)
-	indices, failed := cpu.Slice[int32](s.Indices)
-	values, err := cpu.Slice[float32](s.Values)
-	for i := range indices {
-		indices[i], values[i] = int32(i), from[i]
+func (first) Select(_ int, sum, indices, values *runtime.Tensor) error {
+	from, wrong := cpu.Slice[float32](sum)
+	numbers, failed := cpu.Slice[int32](indices)
+	entries, err := cpu.Slice[float32](values)
+	for i := range numbers {
+		numbers[i] = int32(i)
+		entries[i] = from[i]
 	}
 	if wrong != nil || failed != nil {
 		return errors.Join(wrong, failed)
@@ -366,7 +369,9 @@ func TestMeshMisuse(t *testing.T) {
 				if err != nil {
 					return nil, err
 				}
-				return distributed.JoinMesh(distributed.Line{Name: "half", Comm: half})
+				return distributed.JoinMesh([]string{"half"}, []comm.Communicator{half})
+			}}, {Mesh: func(_ context.Context, c comm.Communicator) (*distributed.Mesh, error) {
+				return distributed.JoinMesh([]string{"host", "gpu"}, []comm.Communicator{c})
 			}}} {
 			_, err := ddp.New(ctx, rt, c, m.params, cfg)
 			assert.ErrorIs(t, err, comm.ErrArgument)

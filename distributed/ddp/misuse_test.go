@@ -60,7 +60,7 @@ func TestNilCommunicator(t *testing.T) {
 		"sparse.New":     newSparse,
 		"ddp.New":        newGradientSync,
 		"NewMesh":        newMesh,
-		"JoinMesh":       func() error { _, err := distributed.JoinMesh(distributed.Line{Name: "data"}); return err },
+		"JoinMesh":       func() error { _, err := distributed.JoinMesh([]string{"data"}, []comm.Communicator{nil}); return err },
 	} {
 		t.Run(name, func(t *testing.T) {
 			var err error

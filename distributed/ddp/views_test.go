@@ -72,7 +72,7 @@ var viewConfigs = []ddp.Config{
 	{Config: sparse.Config{ClipNorm: 30}},
 	{Config: sparse.Config{Pattern: "topkA", Density: 0.1}},
 	{Config: sparse.Config{Pattern: "gtopk", Density: 0.1, NoUndo: true}},
-	{Config: sparse.Config{Pattern: "oktopk", Density: 0.1, ClipNorm: 30, Clip: sparse.ClipGlobal}},
+	{Config: sparse.Config{Pattern: "oktopk", Density: 0.1, ClipNorm: 30, ClipGlobal: true}},
 	{Config: sparse.Config{Pattern: "topkSA", Density: 0.1, Momentum: 0.9, Schedule: sparse.Schedule{WarmupSteps: 2}}},
 }
 

@@ -122,7 +122,7 @@ func TestWeights(t *testing.T) {
 	}
 	configs := map[string]ddp.Config{
 		"plain": {}, "small": {BucketBytes: 64}, "views": {BucketViews: true}, "bf16 wire": {Wire: dtype.BF16}, "f16 wire": {Wire: dtype.F16},
-		"clip": {Config: sparse.Config{ClipNorm: 1e30}}, "clip all": {Config: sparse.Config{ClipNorm: 1e30, Clip: sparse.ClipGlobal}},
+		"clip": {Config: sparse.Config{ClipNorm: 1e30}}, "clip all": {Config: sparse.Config{ClipNorm: 1e30, ClipGlobal: true}},
 		"skip": {Config: sparse.Config{NonFinite: sparse.SkipNonFinite}}, "fail": {Config: sparse.Config{NonFinite: sparse.FailNonFinite}},
 		"views skip":    {BucketViews: true, Config: sparse.Config{NonFinite: sparse.SkipNonFinite}},
 		"no undo":       with(func(c *sparse.Config) { c.Pattern, c.NoUndo = sparse.TopkA, true }),
@@ -308,7 +308,7 @@ func TestEqualWeights(t *testing.T) {
 	for name, cfg := range map[string]ddp.Config{
 		"plain": {}, "wire": {Wire: dtype.BF16}, "views": {BucketViews: true}, "shard": {Shard: true}, "mesh": {Mesh: hosts(1)},
 		"clip":     {Config: sparse.Config{ClipNorm: 3}},
-		"clip all": {Config: sparse.Config{ClipNorm: 3, Clip: sparse.ClipGlobal, Pattern: sparse.Oktopk, Density: 0.1, Momentum: 0.9}},
+		"clip all": {Config: sparse.Config{ClipNorm: 3, ClipGlobal: true, Pattern: sparse.Oktopk, Density: 0.1, Momentum: 0.9}},
 		"sparse":   {Config: sparse.Config{Pattern: sparse.Gtopk, Density: 0.1}, DenseUpTo: -1}, "reducer": {Reducer: newAlternating},
 	} {
 		standin.World(t, 3, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
@@ -345,11 +345,11 @@ func TestEqualWeights(t *testing.T) {
 // TestWeightedClip compares clipped means with those in float64: the norm that is clipped is that of weighted gradients.
 func TestWeightedClip(t *testing.T) {
 	const limit = 5.0
-	for _, mode := range []sparse.ClipMode{sparse.ClipLocal, sparse.ClipGlobal} {
+	for _, global := range []bool{false, true} {
 		for _, pattern := range []string{sparse.Dense, sparse.TopkA} {
 			for _, weights := range [][]float64{{257, 129}, {1, 0}, {3, 3}, {1, 1000}} {
 				onDevices(t, 2, func(ctx context.Context, c comm.Communicator, rt runtime.Runtime, device string) error {
-					m, err := newModel(ctx, rt, c, ddp.Config{Weighted: true, Config: sparse.Config{Pattern: pattern, Density: 1, ClipNorm: limit, Clip: mode}})
+					m, err := newModel(ctx, rt, c, ddp.Config{Weighted: true, Config: sparse.Config{Pattern: pattern, Density: 1, ClipNorm: limit, ClipGlobal: global}})
 					require.NoError(t, err)
 					require.NoError(t, m.load(0))
 					if weights[c.Rank()] == 0 {
@@ -371,7 +371,7 @@ func TestWeightedClip(t *testing.T) {
 						want := make([]float64, p.Len())
 						for r, s := range squares {
 							factor := min(1, limit/math.Sqrt2/math.Sqrt(s))
-							if mode == sparse.ClipGlobal {
+							if global {
 								factor = min(1, limit/math.Sqrt((squares[0]+squares[1])/2))
 							}
 							if s == 0 {
@@ -382,7 +382,7 @@ func TestWeightedClip(t *testing.T) {
 							}
 						}
 						for j, got := range read(t, p) {
-							require.InDelta(t, want[j], got, 1e-6, "%s, %v, %v, %s, gradient %d", pattern, mode, weights, device, i)
+							require.InDelta(t, want[j], got, 1e-6, "%s, %v, %v, %s, gradient %d", pattern, global, weights, device, i)
 						}
 					}
 					return m.close()
@@ -528,7 +528,7 @@ func TestWeightedAccumulate(t *testing.T) {
 // made anew after Weigh, whatever was accumulated for the one that failed.
 func TestWeightedFaults(t *testing.T) {
 	for name, cfg := range map[string]ddp.Config{
-		"clip": {Config: sparse.Config{ClipNorm: 1e9, Clip: sparse.ClipGlobal}}, "views": {BucketViews: true, Config: sparse.Config{NonFinite: sparse.SkipNonFinite}},
+		"clip": {Config: sparse.Config{ClipNorm: 1e9, ClipGlobal: true}}, "views": {BucketViews: true, Config: sparse.Config{NonFinite: sparse.SkipNonFinite}},
 		"sparse": {Config: sparse.Config{Pattern: sparse.TopkA, Density: 1}, DenseUpTo: -1}, "reducer": {Reducer: newAveraging},
 	} {
 		cfg.Weighted = true

@@ -503,7 +503,10 @@ func testValues(r *rank, pattern string) {
 		}
 		with("fail", dtype.BF16, func(c *engine.Config) { c.NonFinite = engine.FailNonFinite }, (*run).fails)
 		with("clip local", dtype.F16, func(c *engine.Config) { c.ClipNorm = 0.5 }, (*run).clip)
-		with("clip global", dtype.F32, func(c *engine.Config) { c.ClipNorm, c.Clip = 0.5, engine.ClipGlobal }, (*run).clip)
+		with("clip global", dtype.F32, func(c *engine.Config) {
+			c.ClipNorm = 0.5
+			c.ClipGlobal = true
+		}, (*run).clip)
 		with("momentum", dtype.F32, func(c *engine.Config) { c.Momentum = 0.5 }, func(u *run) {
 			for step := range 5 {
 				u.step(r.gradient(families[0], 700, r.rank, r.size, step))
@@ -582,15 +585,15 @@ func (r *rank) schedule(cfg engine.Config) {
 
 // testClipping checks the norm of what goes into result and residual.
 func testClipping(r *rank, pattern string) {
-	for _, mode := range []engine.ClipMode{engine.ClipLocal, engine.ClipGlobal} {
+	for _, global := range []bool{false, true} {
 		for _, dt := range []dtype.DType{dtype.F32, dtype.BF16} {
 			if pattern == engine.Dense && dt == dtype.BF16 {
 				continue // there, clipped gradients are rounded before they are summed
 			}
 			cfg := config(pattern, 0.1)
 			cfg.ClipNorm = 0.5
-			cfg.Clip = mode
-			r.reduces(fmt.Sprintf("clip mode %d", mode), 2000, dt, cfg, (*run).clip)
+			cfg.ClipGlobal = global
+			r.reduces(fmt.Sprintf("clip global %t", global), 2000, dt, cfg, (*run).clip)
 		}
 	}
 }
@@ -612,7 +615,7 @@ func (u *run) clip() {
 		norms[u.rank.rank] += float64(x) * float64(x)
 	}
 	factor := min(1, u.cfg.ClipNorm/math.Sqrt(float64(u.size)*norms[u.rank.rank]))
-	if u.cfg.Clip == engine.ClipGlobal {
+	if u.cfg.ClipGlobal {
 		u.sum(norms)
 		mean := 0.0
 		for _, square := range norms {

@@ -37,11 +37,14 @@ type Config struct {
 	// as much memory as the residual, and excludes NoErrorFeedback.
 	Momentum float64
 
-	// ClipNorm bounds the L2 norm of the gradient before it is added to the
-	// residual; 0 does not clip, and neither does a norm that is not finite.
+	// ClipNorm bounds the L2 norm of the gradient before it is added to the residual; 0 does not clip, and neither
+	// does a norm that is not finite. Each rank's gradient is scaled to at most ClipNorm/sqrt(P), as in Deep Gradient
+	// Compression (Lin et al., ICLR 2018, section 3.2): if the ranks' gradients are independent, their sum has at most
+	// norm ClipNorm.
 	ClipNorm float64
-	// Clip says whose norm ClipNorm bounds.
-	Clip ClipMode
+	// ClipGlobal scales all ranks' gradients by one factor instead, so that the root mean square of their norms is at
+	// most ClipNorm. The norm of the averaged gradient is never larger than that. It costs an allreduce of one number.
+	ClipGlobal bool
 
 	// NoUndo saves memory, 4 bytes per element (for the dense pattern, the size of
 	// the gradient). Without it a step is a transaction, which can be repeated after
@@ -64,21 +67,6 @@ func (c Config) Validate() error {
 	return err
 }
 
-// ClipMode says which norm [Config].ClipNorm bounds.
-type ClipMode = engine.ClipMode
-
-const (
-	// ClipLocal scales each rank's gradient to at most ClipNorm/sqrt(P), as in
-	// Deep Gradient Compression (Lin et al., ICLR 2018, section 3.2): if the
-	// ranks' gradients are independent, their sum has at most norm ClipNorm.
-	ClipLocal ClipMode = engine.ClipLocal
-	// ClipGlobal scales all ranks' gradients by one factor, so that the root
-	// mean square of their norms is at most ClipNorm. The norm of the averaged
-	// gradient is never larger than that. It costs an allreduce of one
-	// number.
-	ClipGlobal ClipMode = engine.ClipGlobal
-)
-
 // NonFinitePolicy says what becomes of a step whose result has, or may have from
 // additions of that size (from the largest F32 divided by P), an entry that is
 // not finite. As every rank's result is made of the same entries, all ranks find
@@ -95,7 +83,7 @@ const (
 	// [Stats] has Skipped set. It costs no message, and where the host has not
 	// waited for the device in the step, no wait. In an epoch of density 0, which
 	// sends nothing, a rank drops its own gradient where a later step could not send
-	// what it adds up to; where [ClipGlobal] has found that a gradient is not finite, all
+	// what it adds up to; where [Config].ClipGlobal has found that a gradient is not finite, all
 	// ranks skip the step. Gradients just below that size can leave more than that in a
 	// residual: with [Config].Momentum, or where sums of ranks come back to one. Then all
 	// later steps are skipped, until [Reducer.ScaleResidual] has made it smaller.
@@ -115,35 +103,25 @@ type Schedule = struct {
 	WarmupSteps int
 	// Densities are the densities of the epochs after the warm-up, in [0, 1];
 	// later epochs use Config.Density. In an epoch of density 0 nothing is
-	// sent: gradients add up in the residuals and results are 0.
+	// sent: gradients add up in the residuals and results are 0. The exponential warm-up of Deep Gradient
+	// Compression (Lin et al., ICLR 2018, section 3.3) is 0.25, 0.0625, 0.015625, 0.004, 0.001.
 	Densities []float64
 	// StepsPerEpoch is the length of an epoch of Densities, in steps.
 	StepsPerEpoch int
 }
 
-// WarmupDensities returns the exponential warm-up of Deep Gradient Compression
-// (Lin et al., ICLR 2018, section 3.3), for [Schedule].Densities.
-func WarmupDensities() []float64 { return []float64{0.25, 0.0625, 0.015625, 0.004, 0.001} }
-
-// Selector selects the entries that a rank sends, in the place of a pattern's own selection
-// ([Config].Selector): by work that is submitted to the runtime of the [Selection]'s tensors. Residual,
-// momentum, exchange, and the rollback of a step that fails are those of the pattern.
+// Selector selects the entries that a rank sends, in the place of a pattern's own selection ([Config].Selector).
+// Residual, momentum, exchange, and the rollback of a step that fails are those of the pattern.
 //
-// A step that was rolled back is made again with the same Step, and one that follows a restored state
-// too: so a Selector keeps no state between steps. Where there are several tensors, as the
-// buckets of package ddp are, it selects from one at a time, perhaps on another goroutine.
+// A step that was rolled back is made again with the same number, and one that follows a restored state too: so a
+// Selector keeps no state between steps. Where there are several tensors, as the buckets of package ddp are, it selects
+// from one at a time, perhaps on another goroutine.
 type Selector = interface {
-	// Select writes which entries are sent. Its error is one of the step.
-	Select(s Selection) error
+	// Select selects k entries of sum, n F32 of gradient + residual, in a step, counted from 0. It writes their numbers
+	// to indices, k I32 in strictly ascending order, and the entries to values, k F32, by work that is submitted to the
+	// runtime of these tensors; sum is not to be written. Its error is one of the step.
+	Select(step int, sum, indices, values *runtime.Tensor) error
 	// String names the Selector and its settings: the ranks compare it before the first step, and
 	// [Reducer.Restore] compares it with that of the state.
 	String() string
-}
-
-// Selection is what a [Selector] selects from, and what it writes.
-type Selection = struct {
-	Step    int             // number of the step, from 0
-	From    *runtime.Tensor // n F32: gradient + residual, not to be written
-	Indices *runtime.Tensor // k I32: the numbers of k entries, in strictly ascending order
-	Values  *runtime.Tensor // k F32: these entries
 }

@@ -184,7 +184,7 @@ func testShares(ctx context.Context, r tutti.Rank, m *model, test digits.Set) (f
 	share, err := distributed.NewSampler(
 		r.Comm,
 		test.Len(),
-		distributed.SamplerConfig{InOrder: true, Tail: distributed.TailKeep},
+		distributed.SamplerConfig{InOrder: true, Uneven: true},
 	)
 	if err != nil {
 		return 0, err

@@ -18,7 +18,7 @@ func (s *Reducer) clip(ctx context.Context, g *Input) {
 	share := 1.0
 	limit := s.cfg.ClipNorm / math.Sqrt(float64(s.size))
 	s.check(s.kernels.SumSquares(g.Ptr, g.DType, s.n, squares))
-	if s.cfg.Clip == ClipGlobal {
+	if s.cfg.ClipGlobal {
 		s.communicate(ctx, comm.AllReduceCall(squares, squares, 1, dtype.F64, comm.Sum))
 		share = 1 / float64(s.size)
 		limit = s.cfg.ClipNorm

@@ -23,20 +23,11 @@ type Config struct {
 	NoErrorFeedback bool
 	Momentum        float64 // 0: none
 	ClipNorm        float64 // 0: none
-	Clip            ClipMode
+	ClipGlobal      bool
 	NoUndo          bool
 	NonFinite       NonFinitePolicy
 	Schedule        Schedule
 }
-
-// ClipMode says which norm [Config].ClipNorm bounds: that of each rank's gradient, or of all of them.
-type ClipMode uint8
-
-const (
-	ClipLocal  ClipMode = iota // that of each rank's gradient
-	ClipGlobal                 // the root mean square of all of them
-	numClipModes
-)
 
 // NonFinitePolicy says what becomes of a step in which a rank's gradient is not finite.
 type NonFinitePolicy uint8
@@ -53,8 +44,8 @@ const (
 // ErrNonFinite means that a gradient is not finite, with [FailNonFinite].
 var ErrNonFinite = errors.New("gradient is not finite")
 
-// Schedule varies the density over the steps. Like [Selector] and [Selection], it is an alias, so that its type is
-// that of package sparse.
+// Schedule varies the density over the steps. Like [Selector], it is an alias, so that its type is that of package
+// sparse.
 type Schedule = struct {
 	WarmupSteps   int       // dense steps at the start
 	Densities     []float64 // of the epochs that follow them
@@ -64,17 +55,9 @@ type Schedule = struct {
 // Selector selects the entries that a rank sends, in the place of a pattern's own selection.
 type Selector = interface {
 	// Select writes which entries are sent.
-	Select(s Selection) error
+	Select(step int, sum, indices, values *runtime.Tensor) error
 	// String names the Selector and its settings, which the ranks compare.
 	String() string
-}
-
-// Selection is what a [Selector] selects from, and what it writes.
-type Selection = struct {
-	Step    int             // number of the step, from 0
-	From    *runtime.Tensor // n F32: gradient + residual, not to be written
-	Indices *runtime.Tensor // k I32: the numbers of k entries, in strictly ascending order
-	Values  *runtime.Tensor // k F32: these entries
 }
 
 // density returns the density of a step, and whether the schedule has a dense step there.
@@ -148,8 +131,6 @@ func (c *Config) check() error {
 		return base.ConfigError("Momentum is %v, which needs error feedback", c.Momentum)
 	case !(c.ClipNorm >= 0) || math.IsInf(c.ClipNorm, 0):
 		return base.ConfigError("ClipNorm is %v, want a finite number, not negative", c.ClipNorm)
-	case c.Clip >= numClipModes:
-		return base.ConfigError("Clip is %d, want ClipLocal or ClipGlobal", c.Clip)
 	case c.NonFinite >= numNonFinitePolicies:
 		return base.ConfigError("NonFinite is %d, want PassNonFinite, SkipNonFinite or FailNonFinite", c.NonFinite)
 	case c.NonFinite != PassNonFinite && c.NoUndo:

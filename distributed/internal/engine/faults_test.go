@@ -65,7 +65,7 @@ func TestFaults(t *testing.T) {
 	for _, pattern := range engine.Patterns() {
 		for _, size := range sizes {
 			// The norm is exchanged, and nothing clipped.
-			cfg := engine.Config{Pattern: pattern, Density: density, ClipNorm: 1e6, Clip: engine.ClipGlobal}
+			cfg := engine.Config{Pattern: pattern, Density: density, ClipNorm: 1e6, ClipGlobal: true}
 			for kind := range 2 * numKind {
 				cfg.Values = engine.F32
 				if kind >= numKind {

@@ -41,7 +41,7 @@ func sparseCases() (all []sparseCase) {
 		{"forget", engine.Config{NoErrorFeedback: true}},
 		{"momentum", engine.Config{Momentum: 0.9}},
 		{"clip local", engine.Config{ClipNorm: 1}},
-		{"clip global", engine.Config{ClipNorm: 1, Clip: engine.ClipGlobal}},
+		{"clip global", engine.Config{ClipNorm: 1, ClipGlobal: true}},
 		{"schedule", engine.Config{Schedule: engine.Schedule{WarmupSteps: 1, Densities: []float64{0.3, 0, 0.25}, StepsPerEpoch: 1}}},
 	}
 	for _, pattern := range engine.Patterns() {

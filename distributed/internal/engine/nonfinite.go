@@ -66,7 +66,7 @@ func (s *Reducer) judgeAlone() {
 	s.skip = s.ptr(s.nonFinite)
 	s.skips = s.size
 	s.countList(kernel.Entries{Val: s.residual, N: s.n}, 0)
-	if s.cfg.ClipNorm > 0 && s.cfg.Clip == ClipGlobal && s.size > 1 { // all ranks know this norm
+	if s.cfg.ClipNorm > 0 && s.cfg.ClipGlobal && s.size > 1 { // all ranks know this norm
 		s.countSquares(1)
 	}
 	if flags != s.flags && s.origin != 0 {

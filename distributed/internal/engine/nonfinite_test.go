@@ -77,7 +77,7 @@ func TestGlobalNormIsNotFinite(t *testing.T) {
 			if streams {
 				memory, c = standin.NewOnStream(rt), standin.NewOrdered(ctx, c)
 			}
-			u, err := standin.NewTrainee(memory, c, engine.Config{Pattern: engine.TopkA, Density: 0.1, ClipNorm: 1, Clip: engine.ClipGlobal,
+			u, err := standin.NewTrainee(memory, c, engine.Config{Pattern: engine.TopkA, Density: 0.1, ClipNorm: 1, ClipGlobal: true,
 				Schedule: engine.Schedule{Densities: []float64{0}, StepsPerEpoch: bad + 2}}, n)
 			if err != nil {
 				return err

@@ -54,7 +54,7 @@ import (
 // is too small to pay the overhead, [find] takes another exchange.
 //
 // What the ranks compare before the first step with a communicator ([Reducer.AllReduce]) is not in
-// that sum, nor is the number that [ClipGlobal] adds.
+// that sum, nor is the number that [Config].ClipGlobal adds.
 //
 // What a rank receives in the reduction is not in that sum. Balanced partitions keep
 // it near 2k; see balancePartitions.

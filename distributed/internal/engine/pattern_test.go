@@ -42,7 +42,6 @@ func TestConfig(t *testing.T) {
 		"density NaN":        {Pattern: "topkA", Density: math.NaN()},
 		"clip norm":          {ClipNorm: -1},
 		"clip norm NaN":      {ClipNorm: math.NaN()},
-		"clip mode":          {Clip: 7},
 		"overflow":           {NonFinite: 4},
 		"overflow, no undo":  {NonFinite: engine.SkipNonFinite, NoUndo: true},
 		"warm-up":            {Schedule: engine.Schedule{WarmupSteps: -1}},

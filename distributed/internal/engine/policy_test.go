@@ -61,7 +61,7 @@ func TestAutoPolicies(t *testing.T) {
 	values := []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)), -math.MaxFloat32, math.MaxFloat32 / 3}
 	for name, cfg := range map[string]engine.Config{
 		"default": {}, "fail": {NonFinite: engine.FailNonFinite}, "i8": {Values: engine.I8}, "momentum": {Momentum: 0.9},
-		"clipped": {ClipNorm: 1}, "clipped by all": {ClipNorm: 1, Clip: engine.ClipGlobal}, // which makes large numbers small
+		"clipped": {ClipNorm: 1}, "clipped by all": {ClipNorm: 1, ClipGlobal: true}, // which makes large numbers small
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg.Density = 0.02

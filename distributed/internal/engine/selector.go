@@ -198,13 +198,10 @@ func (s *custom) capacity(k int) int { return k }
 func (s *custom) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries {
 	s.accumulate(g)
 	dst.Shared = 0
-	selection := Selection{
-		Step:    s.stats.Step,
-		From:    s.tensor(s.residual, dtype.F32, s.n),
-		Indices: s.tensor(dst.Idx, dtype.I32, k),
-		Values:  s.tensor(dst.Val, dtype.F32, k),
-	}
-	s.do(func() error { return s.cfg.Selector.Select(selection) })
+	sum := s.tensor(s.residual, dtype.F32, s.n)
+	indices := s.tensor(dst.Idx, dtype.I32, k)
+	values := s.tensor(dst.Val, dtype.F32, k)
+	s.do(func() error { return s.cfg.Selector.Select(s.stats.Step, sum, indices, values) })
 	if s.err == nil && dst.Len != 0 {
 		s.check(s.rt.Fill(dst.Len, 1, dtype.I32, float64(k)))
 	}

@@ -30,11 +30,11 @@ type randomK struct{ seed uint64 }
 
 func (r randomK) String() string { return fmt.Sprintf("random-k with seed %d", r.seed) }
 
-func (r randomK) Select(s engine.Selection) error {
-	from, wrong := cpu.Slice[float32](s.From)
-	indices, failed := cpu.Slice[int32](s.Indices)
-	values, err := cpu.Slice[float32](s.Values)
-	r.draw(s.Step, from, indices, values)
+func (r randomK) Select(step int, sum, indices, values *runtime.Tensor) error {
+	from, wrong := cpu.Slice[float32](sum)
+	numbers, failed := cpu.Slice[int32](indices)
+	entries, err := cpu.Slice[float32](values)
+	r.draw(step, from, numbers, entries)
 	return errors.Join(wrong, failed, err)
 }
 
@@ -80,9 +80,11 @@ func ExampleSelector() {
 // onHostMemory is a [engine.Selector] for runtimes with streams on the CPU.
 type onHostMemory struct{ randomK }
 
-func (o onHostMemory) Select(s engine.Selection) error {
-	o.draw(s.Step, hostmem.Slice[float32](standin.Pointer(s.From), s.From.Len()),
-		hostmem.Slice[int32](standin.Pointer(s.Indices), s.Indices.Len()), hostmem.Slice[float32](standin.Pointer(s.Values), s.Values.Len()))
+func (o onHostMemory) Select(step int, sum, indices, values *runtime.Tensor) error {
+	from := hostmem.Slice[float32](standin.Pointer(sum), sum.Len())
+	numbers := hostmem.Slice[int32](standin.Pointer(indices), indices.Len())
+	entries := hostmem.Slice[float32](standin.Pointer(values), values.Len())
+	o.draw(step, from, numbers, entries)
 	return nil
 }
 
@@ -111,8 +113,8 @@ type failingSelector struct {
 	armed bool
 }
 
-func (f *failingSelector) Select(s engine.Selection) error {
-	err := f.randomK.Select(s)
+func (f *failingSelector) Select(step int, sum, indices, values *runtime.Tensor) error {
+	err := f.randomK.Select(step, sum, indices, values)
 	if f.armed {
 		f.armed = false
 		return standin.ErrFault
@@ -125,10 +127,10 @@ type byMagnitude struct{}
 
 func (byMagnitude) String() string { return "largest" }
 
-func (byMagnitude) Select(s engine.Selection) error {
-	from, wrong := cpu.Slice[float32](s.From)
-	indices, failed := cpu.Slice[int32](s.Indices)
-	values, err := cpu.Slice[float32](s.Values)
+func (byMagnitude) Select(_ int, sum, indices, values *runtime.Tensor) error {
+	from, wrong := cpu.Slice[float32](sum)
+	numbers, failed := cpu.Slice[int32](indices)
+	entries, err := cpu.Slice[float32](values)
 	order := make([]int32, len(from))
 	for i := range order {
 		order[i] = int32(i)
@@ -136,10 +138,10 @@ func (byMagnitude) Select(s engine.Selection) error {
 	slices.SortStableFunc(order, func(a, b int32) int {
 		return cmp.Compare(math.Abs(float64(from[b])), math.Abs(float64(from[a])))
 	})
-	copy(indices, order)
-	slices.Sort(indices)
-	for i, at := range indices {
-		values[i] = from[at]
+	copy(numbers, order)
+	slices.Sort(numbers)
+	for i, at := range numbers {
+		entries[i] = from[at]
 	}
 	return errors.Join(wrong, failed, err)
 }

@@ -416,7 +416,7 @@ func TestGradientsAddedOnTheWay(t *testing.T) {
 	}
 	for name, cfg := range map[string]engine.Config{
 		"undo": {}, "no undo": {NoUndo: true}, "forget": {NoErrorFeedback: true}, "momentum": {Momentum: 0.9}, "momentum, no undo": {Momentum: 0.9, NoUndo: true},
-		"clip": {ClipNorm: 1, Clip: engine.ClipGlobal}, "almost all": {Pattern: engine.Oktopk, Density: 0.5}, "fail": {NonFinite: engine.FailNonFinite},
+		"clip": {ClipNorm: 1, ClipGlobal: true}, "almost all": {Pattern: engine.Oktopk, Density: 0.5}, "fail": {NonFinite: engine.FailNonFinite},
 	} {
 		cfg.Pattern, cfg.Values = cmp.Or(cfg.Pattern, engine.Dense), engine.I8
 		for i, dt := range []dtype.DType{dtype.F32, dtype.F16, dtype.BF16, dtype.F32} {
