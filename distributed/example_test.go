@@ -70,10 +70,10 @@ func ExampleMesh() {
 	// Output: [{data 3} {tensor 2}] rank 2 of 3 replicas: [9]
 }
 
-// Two ranks share five samples: each epoch has another order.
+// Two ranks share five samples, one of them twice: each epoch has another order.
 func ExampleSampler() {
 	err := local.Run(context.Background(), 2, func(_ context.Context, c comm.Communicator) error {
-		sampler, err := distributed.NewSampler(c, 5, distributed.SamplerConfig{Seed: 1, DropLast: true})
+		sampler, err := distributed.NewSampler(c, 5, distributed.SamplerConfig{Seed: 1})
 		if err != nil {
 			return err
 		}
@@ -91,7 +91,9 @@ func ExampleSampler() {
 	}
 	// Output:
 	// epoch 0 has a batch of 2
+	// epoch 0 has a batch of 1
 	// epoch 1 has a batch of 2
+	// epoch 1 has a batch of 1
 }
 
 // The loss of a rank counts with the number of samples that it is of. A

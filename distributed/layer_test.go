@@ -177,7 +177,6 @@ func TestSampler(t *testing.T) {
 				want int // samples in all
 			}{
 				{cfg: distributed.SamplerConfig{}, want: (n + ranks - 1) / ranks * ranks},
-				{cfg: distributed.SamplerConfig{DropLast: true}, want: n / ranks * ranks},
 				{cfg: distributed.SamplerConfig{Uneven: true}, want: n},
 			} {
 				for _, inOrder := range []bool{false, true} {
@@ -215,12 +214,10 @@ func TestSampler(t *testing.T) {
 					for _, x := range all {
 						times[x]++
 					}
-					if !cfg.DropLast {
-						assert.Len(t, times, n)
-					}
+					assert.Len(t, times, n)
 					for x, count := range times {
 						assert.True(t, 0 <= x && x < n)
-						if cfg.DropLast || cfg.Uneven {
+						if cfg.Uneven {
 							assert.Equal(t, 1, count)
 						}
 					}
@@ -232,8 +229,6 @@ func TestSampler(t *testing.T) {
 	assert.ErrorIs(t, err, comm.ErrArgument)
 	standin.World(t, 1, func(_ context.Context, c comm.Communicator, _ *cpu.Runtime) error {
 		_, err := distributed.NewSampler(c, -1, distributed.SamplerConfig{})
-		assert.ErrorIs(t, err, comm.ErrArgument)
-		_, err = distributed.NewSampler(c, 1, distributed.SamplerConfig{DropLast: true, Uneven: true})
 		assert.ErrorIs(t, err, comm.ErrArgument)
 		return nil
 	})

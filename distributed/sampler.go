@@ -12,16 +12,13 @@ import (
 // SamplerConfig says how a [Sampler] shares samples. All ranks use the same.
 //
 // Where the samples cannot be shared equally, the ranks that are short get one from the beginning of the epoch's order
-// once more, as with PyTorch's DistributedSampler, unless DropLast or Uneven is set: all ranks have equally many, and
-// every sample is used.
+// once more, as with PyTorch's DistributedSampler, unless Uneven is set: all ranks have equally many, and every
+// sample is used.
 type SamplerConfig struct {
 	// Seed of the order, which is another in every epoch.
 	Seed uint64
 	// InOrder does not shuffle.
 	InOrder bool
-	// DropLast leaves out the samples that cannot be shared equally: all ranks have equally many, and no sample is
-	// used twice. It excludes Uneven.
-	DropLast bool
 	// Uneven uses every sample once: the first ranks have one more than the others. It is for evaluation, and for
 	// training with Join of package ddp.
 	Uneven bool
@@ -38,7 +35,7 @@ type Sampler struct {
 
 // NewSampler shares n samples among the ranks of c.
 //
-// A negative n is [comm.ErrArgument], and so is DropLast with Uneven.
+// A negative n is [comm.ErrArgument].
 func NewSampler(c comm.Communicator, n int, cfg SamplerConfig) (*Sampler, error) {
 	const op = "sampler"
 	if err := base.CheckComm(c); err != nil {
@@ -47,22 +44,15 @@ func NewSampler(c comm.Communicator, n int, cfg SamplerConfig) (*Sampler, error)
 	if n < 0 {
 		return nil, base.OpError(op, fmt.Errorf("%w: %d samples", comm.ErrArgument, n))
 	}
-	if cfg.DropLast && cfg.Uneven {
-		return nil, base.OpError(op, fmt.Errorf("%w: DropLast with Uneven", comm.ErrArgument))
-	}
 	return &Sampler{rank: c.Rank(), size: c.WorldSize(), n: n, cfg: cfg}, nil
 }
 
 // Len returns how many samples this rank has in an epoch.
 func (s *Sampler) Len() int {
-	switch {
-	case s.cfg.DropLast:
-		return s.n / s.size
-	case s.cfg.Uneven:
+	if s.cfg.Uneven {
 		return (s.n + s.size - 1 - s.rank) / s.size
-	default:
-		return (s.n + s.size - 1) / s.size
 	}
+	return (s.n + s.size - 1) / s.size
 }
 
 // Epoch returns the numbers of this rank's samples in an epoch, in [0, n).

@@ -29,10 +29,10 @@ type Dataset struct {
 	batches        [][]int // of the epoch
 }
 
-// NewDataset returns the share of c's rank of examples: the first axis of each
-// tensor numbers them. size is how many a batch has, on each rank. A last batch with
-// fewer is left out, because GoMLX would compile another graph for it; cfg says
-// what becomes of examples that the ranks cannot share equally, and may not be Uneven, with which ranks would have unequal numbers of batches.
+// NewDataset returns the share of c's rank of examples: the first axis of each tensor numbers them. size is how many a
+// batch has, on each rank. A last batch with fewer is left out, because GoMLX would compile another graph for it. cfg
+// says what becomes of examples that the ranks cannot share equally. It may not be Uneven, with which ranks would have
+// unequal numbers of batches.
 func NewDataset(
 	c comm.Communicator,
 	name string,
