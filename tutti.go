@@ -28,6 +28,7 @@ import (
 	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -44,12 +45,6 @@ const (
 	TCP   = "tcp"   // processes that any launcher started, on any machines
 	MPI   = "mpi"   // processes that mpirun started, over its MPI library
 	NCCL  = "nccl"  // a GPU for each rank: of this process, or one for each process that a launcher started
-)
-
-// The environment variables that stand for fields of [Config] that are not set.
-const (
-	BackendVariable = "TUTTI_BACKEND"
-	RanksVariable   = "TUTTI_RANKS"
 )
 
 // defaultRanks is how many goroutines make a world where nobody says: enough to show what two ranks hide,
@@ -111,16 +106,16 @@ func (c Config) Run(ctx context.Context, body func(ctx context.Context, r Rank) 
 // readEnv sets what is not set by the environment, and checks the result.
 func (c *Config) readEnv(job rendezvous.Job) error {
 	if c.Backend == "" {
-		c.Backend = os.Getenv(BackendVariable)
+		c.Backend = os.Getenv(env.Backend)
 	}
 	if c.Backend == "" {
 		c.Backend = backendOf(job)
 	}
 	if c.Ranks == 0 {
-		text := os.Getenv(RanksVariable)
+		text := os.Getenv(env.Ranks)
 		ranks, err := strconv.Atoi(text)
 		if text != "" && (err != nil || ranks < 1) {
-			return fmt.Errorf("%w: %s is %q, want a number of ranks, such as 4", comm.ErrArgument, RanksVariable, text)
+			return fmt.Errorf("%w: %s is %q, want a number of ranks, such as 4", comm.ErrArgument, env.Ranks, text)
 		}
 		c.Ranks = ranks
 	}

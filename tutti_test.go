@@ -16,8 +16,8 @@ import (
 	"github.com/tutti-go/tutti"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/checked"
-	"github.com/tutti-go/tutti/comm/instrument"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/jobtest"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -68,7 +68,7 @@ func lines(text string) []string { return strings.Split(strings.TrimSpace(text),
 
 // noLauncher hides a launcher that started the tests.
 func noLauncher(t *testing.T) {
-	for _, name := range []string{tutti.BackendVariable, tutti.RanksVariable, "TUTTI_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"} {
+	for _, name := range []string{env.Backend, env.Ranks, "TUTTI_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"} {
 		t.Setenv(name, "")
 	}
 }
@@ -85,7 +85,7 @@ func TestGoroutines(t *testing.T) {
 		{config: tutti.Config{Backend: tutti.Local, Ranks: 1}, want: 1},
 	} {
 		noLauncher(t)
-		t.Setenv(tutti.RanksVariable, c.ranks)
+		t.Setenv(env.Ranks, c.ranks)
 		var mu sync.Mutex
 		var told strings.Builder
 		require.NoError(t, c.config.Run(t.Context(), sum(func(line string) (int, error) {
@@ -105,8 +105,8 @@ func TestErrors(t *testing.T) {
 		says   string
 	}{
 		"no backend":     {config: tutti.Config{Backend: "gloo"}, says: `there is no backend "gloo": want local, tcp, mpi or nccl`},
-		"no number":      {env: map[string]string{tutti.RanksVariable: "two"}, says: `TUTTI_RANKS is "two", want a number of ranks`},
-		"none":           {env: map[string]string{tutti.RanksVariable: "0"}, says: `TUTTI_RANKS is "0"`},
+		"no number":      {env: map[string]string{env.Ranks: "two"}, says: `TUTTI_RANKS is "two", want a number of ranks`},
+		"none":           {env: map[string]string{env.Ranks: "0"}, says: `TUTTI_RANKS is "0"`},
 		"negative":       {config: tutti.Config{Ranks: -1}, says: "-1 ranks"},
 		"own worlds":     {config: tutti.Config{Backend: tutti.Local}, env: map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, says: "torchrun started 2 processes"},
 		"another number": {config: tutti.Config{Ranks: 3}, env: map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, says: "3 ranks over tcp, but there is a process for each of 2"},
@@ -145,7 +145,7 @@ func TestFailures(t *testing.T) {
 
 func TestDecorators(t *testing.T) {
 	noLauncher(t)
-	t.Setenv(instrument.CheckVariable, "1")
+	t.Setenv(env.Check, "1")
 	require.NoError(t, tutti.Run(t.Context(), func(_ context.Context, r tutti.Rank) error {
 		_, is := comm.As[*checked.Communicator](r.Comm)
 		assert.True(t, is)

@@ -14,14 +14,8 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/checked"
 	"github.com/tutti-go/tutti/comm/record"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/runtime"
-)
-
-// The environment variables of [Run].
-const (
-	CheckVariable     = "TUTTI_CHECK"
-	RecordVariable    = "TUTTI_RECORD"
-	RecordDirVariable = "TUTTI_RECORD_DIR"
 )
 
 // Run runs body with the decorators around c that the environment asks for:
@@ -59,7 +53,7 @@ func Run(
 }
 
 // RecordDir is where dumps are written.
-func RecordDir() string { return cmp.Or(os.Getenv(RecordDirVariable), ".") }
+func RecordDir() string { return cmp.Or(os.Getenv(env.RecordDir), ".") }
 
 // EpochDir is the directory, within [RecordDir], of the dumps of an epoch.
 const EpochDir = "tutti-record-epoch-"
@@ -107,7 +101,7 @@ func decorate(
 // none or c has one already.
 func checkFromEnv(ctx context.Context, c comm.Communicator, rt runtime.Runtime) (*checked.Communicator, error) {
 	var opts []checked.Option
-	switch text := os.Getenv(CheckVariable); text {
+	switch text := os.Getenv(env.Check); text {
 	case "", "0":
 		return nil, nil
 	case "1":
@@ -115,7 +109,7 @@ func checkFromEnv(ctx context.Context, c comm.Communicator, rt runtime.Runtime) 
 		timeout, err := time.ParseDuration(text)
 		if err != nil || timeout <= 0 {
 			return nil, fmt.Errorf("%w: %s is %q, want 1 or a time to wait, such as 10s",
-				comm.ErrArgument, CheckVariable, text)
+				comm.ErrArgument, env.Check, text)
 		}
 		opts = append(opts, checked.Timeout(timeout))
 	}
@@ -128,14 +122,14 @@ func checkFromEnv(ctx context.Context, c comm.Communicator, rt runtime.Runtime) 
 // callsToRecord returns how many calls TUTTI_RECORD asks to record, 0 if c records
 // already.
 func callsToRecord(c comm.Communicator) (int, error) {
-	text := os.Getenv(RecordVariable)
+	text := os.Getenv(env.Record)
 	if text == "" {
 		return 0, nil
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 0 || n > 1<<24 {
 		return 0, fmt.Errorf("%w: %s is %q, want a number of calls, such as 1000",
-			comm.ErrArgument, RecordVariable, text)
+			comm.ErrArgument, env.Record, text)
 	}
 	if _, records := comm.As[*record.Recorder](c); records {
 		return 0, nil

@@ -24,6 +24,7 @@ import (
 	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/comm/record"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -31,8 +32,8 @@ func TestExamineIsOffWithoutTheVariables(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	bare := noop.New(rt)
 	for _, off := range []string{"", "0"} {
-		t.Setenv(instrument.CheckVariable, off)
-		t.Setenv(instrument.RecordVariable, off)
+		t.Setenv(env.Check, off)
+		t.Setenv(env.Record, off)
 		require.NoError(t, instrument.Run(t.Context(), rt, bare, func(_ context.Context, c comm.Communicator) error {
 			assert.Same(t, bare, c)
 			return nil
@@ -43,8 +44,8 @@ func TestExamineIsOffWithoutTheVariables(t *testing.T) {
 func TestExamineRefusesWhatItDoesNotUnderstand(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	for variable, texts := range map[string][]string{
-		instrument.CheckVariable:  {"yes", "-1s", "0s", "2"},
-		instrument.RecordVariable: {"yes", "-1", "1e3", "16777217"},
+		env.Check:  {"yes", "-1s", "0s", "2"},
+		env.Record: {"yes", "-1", "1e3", "16777217"},
 	} {
 		for _, text := range texts {
 			t.Setenv(variable, text)
@@ -60,7 +61,7 @@ func TestExamineCompares(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	buf := hosttest.Allocate(t, rt, 64)
 	for text, limit := range map[string]time.Duration{"1": 0, "20ms": 20 * time.Millisecond} {
-		t.Setenv(instrument.CheckVariable, text)
+		t.Setenv(env.Check, text)
 		var compared sync.WaitGroup // before anybody closes
 		compared.Add(2)
 		body := func(_ context.Context, c comm.Communicator) error {
@@ -86,8 +87,8 @@ func TestExamineCompares(t *testing.T) {
 // What is recorded already is not recorded once more, in the same file.
 func TestExamineRecordsOnce(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
-	t.Setenv(instrument.RecordVariable, "10")
-	t.Setenv(instrument.RecordDirVariable, t.TempDir())
+	t.Setenv(env.Record, "10")
+	t.Setenv(env.RecordDir, t.TempDir())
 	recorders := func(c comm.Communicator) (n int) {
 		for {
 			if _, ok := c.(*record.Recorder); ok {
@@ -124,8 +125,8 @@ func TestEpoch(t *testing.T) {
 	plain, err := instrument.Epoch(t.Context(), rt, noop.New(rt), 1)
 	require.NoError(t, err)
 	require.IsType(t, noop.New(rt), plain)
-	t.Setenv(instrument.RecordVariable, "10")
-	t.Setenv(instrument.RecordDirVariable, dir)
+	t.Setenv(env.Record, "10")
+	t.Setenv(env.RecordDir, dir)
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now() // of a clock that stands while anything runs
 		for number := uint64(1); number <= 20; number++ {
@@ -150,9 +151,9 @@ func TestEpoch(t *testing.T) {
 // learn why this one aborted.
 func TestExamineEndsWithTheError(t *testing.T) {
 	dir := t.TempDir()
-	t.Setenv(instrument.CheckVariable, "1")
-	t.Setenv(instrument.RecordVariable, "10")
-	t.Setenv(instrument.RecordDirVariable, dir)
+	t.Setenv(env.Check, "1")
+	t.Setenv(env.Record, "10")
+	t.Setenv(env.RecordDir, dir)
 	for _, failure := range []error{nil, errors.New("no disk space")} {
 		rt := cpu.New()
 		body := func(ctx context.Context, c comm.Communicator) error {

@@ -18,6 +18,7 @@ import (
 	"github.com/tutti-go/tutti/comm/instrument"
 	"github.com/tutti-go/tutti/comm/internal/hosttest"
 	"github.com/tutti-go/tutti/comm/noop"
+	"github.com/tutti-go/tutti/internal/env"
 )
 
 // SIGTERM ends a process that does not handle it, after its dump is written. A process that
@@ -40,7 +41,7 @@ func TestDumpBeforeTermination(t *testing.T) {
 			case <-time.After(time.Minute):
 			}
 			for { // so that it is the signal that has it written
-				if _, err := os.Stat(filepath.Join(os.Getenv(instrument.RecordDirVariable), "tutti-record-0.json")); err == nil {
+				if _, err := os.Stat(filepath.Join(os.Getenv(env.RecordDir), "tutti-record-0.json")); err == nil {
 					return context.Cause(ctx)
 				}
 				time.Sleep(time.Millisecond)
@@ -52,7 +53,7 @@ func TestDumpBeforeTermination(t *testing.T) {
 	for _, role := range []string{"handles", "does not"} {
 		dir := t.TempDir()
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^"+t.Name()+"$")
-		cmd.Env = append(os.Environ(), variable+"="+role, instrument.RecordVariable+"=10", instrument.RecordDirVariable+"="+dir)
+		cmd.Env = append(os.Environ(), variable+"="+role, env.Record+"=10", env.RecordDir+"="+dir)
 		out, err := cmd.CombinedOutput()
 		if role == "handles" {
 			require.NoError(t, err, "%s", out)

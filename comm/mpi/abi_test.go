@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/env"
 )
 
 // named returns the numbers of a table under the names of mpi.h. Handles that
@@ -127,7 +128,7 @@ func TestEveryTypeHasItsSize(t *testing.T) {
 }
 
 func TestCandidates(t *testing.T) {
-	env := func(pairs ...string) func(string) string {
+	variables := func(pairs ...string) func(string) string {
 		return func(name string) string {
 			for i := 0; i < len(pairs); i += 2 {
 				if pairs[i] == name {
@@ -142,18 +143,18 @@ func TestCandidates(t *testing.T) {
 		first string
 		size  int
 	}{
-		"no launcher":      {env(), "libmpi.so.40", 1},
-		"Open MPI":         {env("OMPI_COMM_WORLD_SIZE", "4"), "libmpi.so.40", 4},
-		"Hydra":            {env("PMI_RANK", "0", "PMI_SIZE", "3"), "libmpich.so.12", 3},
-		"MVAPICH":          {env("MV2_COMM_WORLD_SIZE", "2"), "libmpich.so.12", 2},
-		"PMIx alone":       {env("PMIX_RANK", "0"), "libmpi_abi.so.0", 1},
-		"Open MPI's PMIx":  {env("PMIX_RANK", "0", "OMPI_COMM_WORLD_SIZE", "2"), "libmpi.so.40", 2},
-		"the user decides": {env("OMPI_COMM_WORLD_SIZE", "2", LibraryVariable, "/opt/libmpi.so"), "/opt/libmpi.so", 2},
+		"no launcher":      {variables(), "libmpi.so.40", 1},
+		"Open MPI":         {variables("OMPI_COMM_WORLD_SIZE", "4"), "libmpi.so.40", 4},
+		"Hydra":            {variables("PMI_RANK", "0", "PMI_SIZE", "3"), "libmpich.so.12", 3},
+		"MVAPICH":          {variables("MV2_COMM_WORLD_SIZE", "2"), "libmpich.so.12", 2},
+		"PMIx alone":       {variables("PMIX_RANK", "0"), "libmpi_abi.so.0", 1},
+		"Open MPI's PMIx":  {variables("PMIX_RANK", "0", "OMPI_COMM_WORLD_SIZE", "2"), "libmpi.so.40", 2},
+		"the user decides": {variables("OMPI_COMM_WORLD_SIZE", "2", env.MPILibrary, "/opt/libmpi.so"), "/opt/libmpi.so", 2},
 	} {
 		got := candidates(c.env)
 		assert.Equal(t, c.first, got[0], name)
 		assert.Equal(t, c.size, launchedSize(c.env), name)
-		if c.env(LibraryVariable) != "" {
+		if c.env(env.MPILibrary) != "" {
 			assert.Len(t, got, 1, "%s: nothing else is tried", name)
 		} else {
 			assert.Contains(t, got, "libmpi.so", name)

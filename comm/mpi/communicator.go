@@ -3,6 +3,7 @@ package mpi
 import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -34,7 +35,7 @@ func (c *communicator) CheckDevice(d runtime.Device) error {
 	}
 	reason := "this MPI library is not CUDA-aware"
 	if lib.cuda {
-		reason = "mpi reaches it with native collectives only (" + CollectivesVariable + "=native)"
+		reason = "mpi reaches it with native collectives only (" + env.MPICollectives + "=native)"
 	}
 	return c.e.Check.Unreachable(
 		d,

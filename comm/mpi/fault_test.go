@@ -12,7 +12,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/internal/faulttest"
-	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/internal/env"
 )
 
 // faultsElsewhere are the tests of faults that a rank cannot cause by its calls.
@@ -23,7 +23,7 @@ var faultsElsewhere = map[string]func(*testing.T){
 
 func TestFaults(t *testing.T) {
 	forEachMPI(t, func(t *testing.T, l launcher) {
-		native := []string{mpi.CollectivesVariable + "=native"}
+		native := []string{env.MPICollectives + "=native"}
 		ways := map[string][][]string{"openmpi": {nil, withoutSharing}, "mpich": {native}}[l.name]
 		if extended {
 			ways = [][]string{nil, withoutSharing, native}
@@ -64,7 +64,7 @@ func TestRankFaults(t *testing.T) {
 	require.NoError(t, err)
 	b := faulttest.Backend{Elsewhere: faultsElsewhere,
 		Each: func(ctx context.Context, body func(context.Context, faulttest.Rank) error) error { return body(ctx, f) }}
-	if os.Getenv(mpi.CollectivesVariable) != "" {
+	if os.Getenv(env.MPICollectives) != "" {
 		// The library may find a message of another length, Open MPI without a class.
 		b.Also = map[string]error{"count": comm.ErrPeerFailed}
 	}

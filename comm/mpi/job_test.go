@@ -14,6 +14,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/internal/env"
 )
 
 // The tests in this file launch jobs; rank_test.go has what the ranks do.
@@ -116,7 +117,7 @@ func TestMixedUp(t *testing.T) {
 	}
 	forEachMPI(t, func(t *testing.T, l launcher) {
 		other := map[string]string{"openmpi": "libmpich.so.12", "mpich": "libmpi.so.40"}[l.name]
-		l.mustRun(t, job{ranks: 2, test: "TestRankMixedUp", env: []string{mpi.LibraryVariable + "=" + other}})
+		l.mustRun(t, job{ranks: 2, test: "TestRankMixedUp", env: []string{env.MPILibrary + "=" + other}})
 	})
 }
 
@@ -131,7 +132,7 @@ func TestStandardABI(t *testing.T) {
 		require.NoError(t, os.Symlink(l.compile(t, filepath.Join("testdata", "abi.c"), "-shared", "-fPIC"), lib))
 		tests := []string{"TestRankNative", "TestRankManyMessages", "TestRankStandardABI"}
 		if extended {
-			l.mustRun(t, job{ranks: 3, test: "TestRankConformance", env: append(slices.Clone(withoutSharing), mpi.LibraryVariable+"="+lib)})
+			l.mustRun(t, job{ranks: 3, test: "TestRankConformance", env: append(slices.Clone(withoutSharing), env.MPILibrary+"="+lib)})
 			tests = append(tests, "TestRankDisagreement")
 		}
 		for _, test := range tests {
@@ -139,9 +140,9 @@ func TestStandardABI(t *testing.T) {
 			if test == "TestRankManyMessages" {
 				ranks = 2
 			}
-			l.mustRun(t, job{ranks: ranks, test: test, env: []string{mpi.LibraryVariable + "=" + lib}})
+			l.mustRun(t, job{ranks: ranks, test: test, env: []string{env.MPILibrary + "=" + lib}})
 		}
-		l.mustPass(t, job{ranks: mixedRanks, test: "TestRankMixedCollectives", env: []string{mpi.LibraryVariable + "=" + lib, nativeVariable + "=2"}})
+		l.mustPass(t, job{ranks: mixedRanks, test: "TestRankMixedCollectives", env: []string{env.MPILibrary + "=" + lib, nativeVariable + "=2"}})
 	})
 }
 
@@ -161,7 +162,7 @@ func TestWithoutLauncher(t *testing.T) {
 		require.NoError(t, err)
 		library := map[string]string{"openmpi": "libmpi.so.40", "mpich": "libmpich.so.12"}[l.name]
 		cmd := exec.CommandContext(t.Context(), self, "-test.run=^TestRankLifecycle$")
-		cmd.Env = append(append(os.Environ(), l.env...), childVariable+"="+t.TempDir(), mpi.LibraryVariable+"="+library)
+		cmd.Env = append(append(os.Environ(), l.env...), childVariable+"="+t.TempDir(), env.MPILibrary+"="+library)
 		out, err := cmd.CombinedOutput()
 		assert.NoError(t, err, "%s", out)
 	})
@@ -171,7 +172,7 @@ func TestWildCollectives(t *testing.T) {
 	if isChild() {
 		t.Skip("this is a process of an MPI job")
 	}
-	t.Setenv(mpi.CollectivesVariable, "natve")
+	t.Setenv(env.MPICollectives, "natve")
 	_, err := mpi.Init(context.Background())
 	require.ErrorIs(t, err, comm.ErrArgument)
 	assert.ErrorContains(t, err, `TUTTI_MPI_COLLECTIVES is "natve", want native or nothing`)
@@ -181,7 +182,7 @@ func TestWildShared(t *testing.T) {
 	if isChild() {
 		t.Skip("this is a process of an MPI job")
 	}
-	t.Setenv(mpi.SharedVariable, "on")
+	t.Setenv(env.MPIShared, "on")
 	_, err := mpi.Init(context.Background())
 	require.ErrorIs(t, err, comm.ErrArgument)
 	assert.ErrorContains(t, err, `TUTTI_MPI_SHARED is "on", want off or nothing`)
@@ -191,7 +192,7 @@ func TestMissingLibrary(t *testing.T) {
 	if isChild() {
 		t.Skip("this is a process of an MPI job")
 	}
-	t.Setenv(mpi.LibraryVariable, "libtutti-no-such-mpi.so")
+	t.Setenv(env.MPILibrary, "libtutti-no-such-mpi.so")
 	for name, open := range map[string]func() error{
 		"Library": func() error { _, err := mpi.Library(); return err },
 		"Init":    func() error { _, err := mpi.Init(context.Background()); return err },

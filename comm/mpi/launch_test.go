@@ -19,9 +19,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/jobtest"
 
-	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/internal/cc"
 )
 
@@ -171,7 +171,7 @@ const offVariable = "TUTTI_MPI_TEST_OFF"
 var extended = os.Getenv("TUTTI_EXTENDED") != ""
 
 // withoutSharing is the environment of a job in which everything goes through MPI.
-var withoutSharing = []string{mpi.SharedVariable + "=off"}
+var withoutSharing = []string{env.MPIShared + "=off"}
 
 // transports are the environments for jobs over shared memory and through MPI. Each library has one of them, unless
 // TUTTI_EXTENDED is set.

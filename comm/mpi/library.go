@@ -10,11 +10,8 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/internal/env"
 )
-
-// LibraryVariable is the environment variable that names the MPI library to
-// open (a file name or path), whatever else is found.
-const LibraryVariable = "TUTTI_MPI_LIB"
 
 // family is a kind of MPI implementation: the file names under which its
 // library is installed, and the environment variables that its launcher sets
@@ -58,7 +55,7 @@ var lastResort = []string{"libmpi.so", "libmpi.dylib"}
 // candidates lists the libraries to try: the one that the user names and no
 // other, else those of the launcher's family, then the rest.
 func candidates(getenv func(string) string) []string {
-	if name := getenv(LibraryVariable); name != "" {
+	if name := getenv(env.MPILibrary); name != "" {
 		return []string{name}
 	}
 	first, ok := launchedBy(getenv)
@@ -112,7 +109,7 @@ func openLibrary() (*library, error) {
 		lib, err = dl.Open(candidates(os.Getenv)...)
 	})
 	if err != nil {
-		hint := "install Open MPI (openmpi-bin libopenmpi3) or MPICH (mpich libmpich12), or set " + LibraryVariable
+		hint := "install Open MPI (openmpi-bin libopenmpi3) or MPICH (mpich libmpich12), or set " + env.MPILibrary
 		return nil, fmt.Errorf("%w: no MPI library: %w; %s", comm.ErrUnavailable, err, hint)
 	}
 	l := &library{file: lib.Name()}

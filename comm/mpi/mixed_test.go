@@ -15,6 +15,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/internal/env"
 )
 
 // nativeVariable lists the ranks of TestRankMixedCollectives with native collectives.
@@ -40,7 +41,7 @@ func TestRankMixedCollectives(t *testing.T) {
 	defer cancel()
 	native := strings.Fields(os.Getenv(nativeVariable))
 	if slices.Contains(native, fmt.Sprint(me)) {
-		t.Setenv(mpi.CollectivesVariable, "native")
+		t.Setenv(env.MPICollectives, "native")
 	}
 	without := 0
 	for slices.Contains(native, fmt.Sprint(without)) {
@@ -48,7 +49,7 @@ func TestRankMixedCollectives(t *testing.T) {
 	}
 	_, err = mpi.Init(ctx)
 	assert.ErrorIs(t, err, comm.ErrMismatch)
-	assert.ErrorContains(t, err, fmt.Sprintf("rank %s has native collectives and rank %d has not; set %s", native[0], without, mpi.CollectivesVariable))
+	assert.ErrorContains(t, err, fmt.Sprintf("rank %s has native collectives and rank %d has not; set %s", native[0], without, env.MPICollectives))
 	_, err = mpi.Init(ctx)
 	assert.ErrorIs(t, err, comm.ErrClosed)
 	assert.NoError(t, mpi.Finalize(ctx))

@@ -13,6 +13,18 @@
 // Run is Init, the body, and Finalize. Start the program with the launcher of the library
 // (mpirun -n 4 ./program); without a launcher it is a world of one. docs/mpi.md describes how
 // the library is found, how collectives work, and how fast they are.
+//
+// # Environment variables
+//
+//   - TUTTI_MPI_LIB names the library to open, a file name or path, whatever else is found.
+//   - TUTTI_MPI_COLLECTIVES=native makes every collective one call of the library (MPI_Iallreduce, …),
+//     which uses networks and GPUs that the library knows, in the place of this package's own. Reductions
+//     are combined in the library's order and precision. [comm.ErrUnsupported] are reductions that MPI does
+//     not define (Avg, 16-bit and 8-bit floats), ReduceScatter in place and, where the library lacks MPI 4's
+//     large counts, more than 2^31-1 elements at once. A mix is [comm.ErrMismatch] on every rank.
+//   - TUTTI_MPI_SHARED=off for any rank has all ranks of a host go through MPI instead of sharing memory.
+//
+// Any other value is an error of [Init].
 package mpi
 
 import (
@@ -35,6 +47,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/machine"
 	"github.com/tutti-go/tutti/internal/poll"
@@ -121,20 +134,7 @@ func (l *library) info() Info {
 	}
 }
 
-// CollectivesVariable is the environment variable that chooses the collectives, for all
-// ranks. Any value other than these is an error of [Init].
-//
-//   - Nothing: this package's own, which docs/mpi.md describes.
-//   - "native": every collective is one call of the MPI library (MPI_Iallreduce, …), which
-//     uses networks and GPUs that the library knows. Reductions are combined in the library's
-//     order and precision. [comm.ErrUnsupported] are reductions that MPI does not define (Avg,
-//     16-bit and 8-bit floats), ReduceScatter in place and, where the library lacks MPI 4's
-//     large counts, more than 2^31-1 elements at once.
-//
-// A mix is [comm.ErrMismatch] on every rank.
-const CollectivesVariable = "TUTTI_MPI_COLLECTIVES"
-
-// collectives is a value of CollectivesVariable.
+// collectives is a value of TUTTI_MPI_COLLECTIVES.
 type collectives string
 
 const (
@@ -150,7 +150,7 @@ const (
 //
 // Init waits for the other ranks. When ctx ends before they have come, it returns
 // [comm.ErrTimeout] or [comm.ErrCanceled]. After that and after [comm.ErrMismatch] (see
-// [CollectivesVariable]), MPI cannot be used in this process any more: it should exit with a
+// "Environment variables"), MPI cannot be used in this process any more: it should exit with a
 // non-zero status.
 func Init(ctx context.Context) (comm.Communicator, error) {
 	process.Lock()
@@ -284,12 +284,12 @@ func (t mainThread) do(ctx context.Context, f func()) bool {
 
 // start initializes MPI and makes the world communicator.
 func start(ctx context.Context) (*state, error) {
-	chosen := collectives(os.Getenv(CollectivesVariable))
+	chosen := collectives(os.Getenv(env.MPICollectives))
 	if chosen != scheduled && chosen != native {
-		return nil, fmt.Errorf("%w: %s is %q, want %s or nothing", comm.ErrArgument, CollectivesVariable, chosen, native)
+		return nil, fmt.Errorf("%w: %s is %q, want %s or nothing", comm.ErrArgument, env.MPICollectives, chosen, native)
 	}
-	if shared := os.Getenv(SharedVariable); shared != "" && shared != sharedOff {
-		return nil, fmt.Errorf("%w: %s is %q, want %s or nothing", comm.ErrArgument, SharedVariable, shared, sharedOff)
+	if shared := os.Getenv(env.MPIShared); shared != "" && shared != sharedOff {
+		return nil, fmt.Errorf("%w: %s is %q, want %s or nothing", comm.ErrArgument, env.MPIShared, shared, sharedOff)
 	}
 	lib, err := openLibrary()
 	if err != nil {
@@ -334,7 +334,7 @@ func start(ctx context.Context) (*state, error) {
 			n,
 			firstLine(lib.version),
 			lib.file,
-			LibraryVariable,
+			env.MPILibrary,
 		)
 	}
 	return s, nil
@@ -361,7 +361,7 @@ func (e *endpoint) compareCollectives(ctx context.Context) error {
 	out.free()
 	if max(with, without) < uint64(e.size) {
 		return fmt.Errorf("%w: rank %d has native collectives and rank %d has not; set %s to the same on all ranks",
-			comm.ErrMismatch, with, without, CollectivesVariable)
+			comm.ErrMismatch, with, without, env.MPICollectives)
 	}
 	return nil
 }

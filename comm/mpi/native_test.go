@@ -7,15 +7,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
 // TestRankNative is one rank of TestNative: every collective through the
 // library's own function, out of place and in place.
 func TestRankNative(t *testing.T) {
-	t.Setenv(mpi.CollectivesVariable, "native")
+	t.Setenv(env.MPICollectives, "native")
 	r := newRank(t)
 	c, me, size := r.world, r.world.Rank(), r.world.WorldSize()
 	const n = 5

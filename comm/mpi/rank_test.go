@@ -20,6 +20,7 @@ import (
 	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	tuttirt "github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -176,7 +177,7 @@ func TestRankShared(t *testing.T) {
 	off := os.Getenv(offVariable)
 	me := cmp.Or(os.Getenv("OMPI_COMM_WORLD_RANK"), os.Getenv("PMI_RANK"))
 	if me == off {
-		t.Setenv(mpi.SharedVariable, "off")
+		t.Setenv(env.MPIShared, "off")
 	}
 	before, err := mpi.Library()
 	require.NoError(t, err)
@@ -392,7 +393,7 @@ func TestRankMixedUp(t *testing.T) {
 	_, err := mpi.Init(context.Background())
 	require.ErrorIs(t, err, comm.ErrUnavailable)
 	assert.ErrorContains(t, err, "processes were launched")
-	assert.ErrorContains(t, err, mpi.LibraryVariable)
+	assert.ErrorContains(t, err, env.MPILibrary)
 	os.Exit(0) // MPI is initialized and cannot be finalized through this package
 }
 

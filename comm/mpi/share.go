@@ -10,21 +10,17 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/internal/schedule"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/memfd"
 )
 
-// SharedVariable is the environment variable that keeps ranks of one host from sharing
-// memory for collectives: "off" for any rank has all of them go through MPI. Any other value
-// is an error of [Init].
-const SharedVariable = "TUTTI_MPI_SHARED"
-
-const sharedOff = "off"
+const sharedOff = "off" // of TUTTI_MPI_SHARED
 
 // sharable returns why this process cannot share memory with others on its host.
 func sharable() error {
-	if os.Getenv(SharedVariable) == sharedOff {
-		return errors.New(SharedVariable + "=" + sharedOff)
+	if os.Getenv(env.MPIShared) == sharedOff {
+		return errors.New(env.MPIShared + "=" + sharedOff)
 	}
 	fd, memory, err := createShared("tutti", os.Getpagesize())
 	if err == nil {

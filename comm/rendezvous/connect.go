@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/gate"
 )
 
@@ -72,7 +73,7 @@ func (j Job) connect(ctx context.Context) (*store.Client, error) {
 	if len(j.Secret) == 0 && !isLoopback(host) {
 		return nil, fmt.Errorf("%w: rank 0 would listen to the network at %s, but nothing keeps strangers out; "+
 			"set %s to something random, the same for all processes, or %s to a file with it",
-			ErrEnvironment, j.Address, SecretVariable, SecretFileVariable)
+			ErrEnvironment, j.Address, env.Secret, env.SecretFile)
 	}
 	conf, err := j.TLS("store")
 	if err != nil {
@@ -152,7 +153,7 @@ func (j Job) listen(ctx context.Context, d store.Dialer) (net.Listener, error) {
 	if j.Guessable || len(j.Secret) == 0 {
 		const format = "rendezvous: %s can connect to rank 0, and the job has no secret but its name; " +
 			"set %s to something random, the same for all processes"
-		slog.Warn(fmt.Sprintf(format, reach, SecretVariable), "launcher", j.Launcher)
+		slog.Warn(fmt.Sprintf(format, reach, env.Secret), "launcher", j.Launcher)
 	}
 	addresses, err := j.addresses(host)
 	if err != nil {

@@ -12,6 +12,8 @@ import (
 	"os"
 	"strconv"
 	"strings"
+
+	"github.com/tutti-go/tutti/internal/env"
 )
 
 // ErrEnvironment means that the launcher's variables are missing or contradict each other.
@@ -104,19 +106,6 @@ var launchers = []launcher{
 	},
 }
 
-// Environment variables of the job's secret: the secret, or a file that has it and that only
-// its owner may read.
-const (
-	SecretVariable     = "TUTTI_SECRET"
-	SecretFileVariable = "TUTTI_SECRET_FILE"
-)
-
-// Variables of ranks of tutti launch --join, beside the address of rank 0.
-const (
-	StoreVariable = "TUTTI_STORE" // StoreVariable has addresses of the job's store, with commas between.
-	JobVariable   = "TUTTI_JOB"   // JobVariable has the name of the job in a store of several jobs.
-)
-
 // FromEnv reads the variables of tutti launch, torchrun, Open MPI, Slurm and PMI launchers
 // (MPICH, Intel MPI), in this order. Without any, the process is a job of one; so is a Slurm batch script
 // that does not use srun. getenv is os.Getenv or a stand-in.
@@ -193,13 +182,13 @@ func (l launcher) read(getenv func(string) string) (Job, error) {
 		return j, err
 	}
 	j.Address = net.JoinHostPort(host, strconv.Itoa(port))
-	if stores := getenv(StoreVariable); l.hosted && stores != "" {
+	if stores := getenv(env.Store); l.hosted && stores != "" {
 		j.Stores = strings.Split(stores, ",")
-		j.Name = getenv(JobVariable)
+		j.Name = getenv(env.Job)
 	}
 	for _, address := range j.Stores {
 		if _, _, err := net.SplitHostPort(address); err != nil {
-			return j, l.errorf("%s: %w", StoreVariable, err)
+			return j, l.errorf("%s: %w", env.Store, err)
 		}
 	}
 	return j, nil
@@ -207,13 +196,13 @@ func (l launcher) read(getenv func(string) string) (Job, error) {
 
 // secret is what only the processes of the job know, "" if there is nothing.
 func (l launcher) secret(getenv func(string) string) (string, error) {
-	if secret := getenv(SecretVariable); secret != "" {
+	if secret := getenv(env.Secret); secret != "" {
 		return secret, nil
 	}
-	if path := getenv(SecretFileVariable); path != "" {
+	if path := getenv(env.SecretFile); path != "" {
 		secret, err := ReadSecret(path, false)
 		if err != nil {
-			return "", l.errorf("%s: %w", SecretFileVariable, err)
+			return "", l.errorf("%s: %w", env.SecretFile, err)
 		}
 		return secret, nil
 	}
@@ -291,7 +280,7 @@ func (l launcher) listenPort(getenv func(string) string, secret []byte) (int, er
 	if text == "" {
 		if len(secret) == 0 {
 			return 0, l.errorf("it names no job; set %s to something random, the same for all processes, "+
-				"or %s to a free port of rank 0's host", SecretVariable, portVariable)
+				"or %s to a free port of rank 0's host", env.Secret, portVariable)
 		}
 		// Above the ports that systems hand out to outgoing connections
 		// (32768 to 60999 on Linux) there are some thousand left.

@@ -16,7 +16,7 @@ func ExampleFromEnv() {
 	environment := map[string]string{
 		"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
 		"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none",
-		rendezvous.SecretVariable: "known to these two",
+		"TUTTI_SECRET": "known to these two",
 	}
 	job, err := rendezvous.FromEnv(func(name string) string { return environment[name] })
 	if err != nil {

@@ -22,6 +22,7 @@ import (
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/distributed/distributedtest"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/race"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -150,26 +151,29 @@ func TestIPv6(t *testing.T) {
 
 // The environment sets what it has variables for, and names a variable that it cannot read.
 func TestReadEnv(t *testing.T) {
-	env := map[string]string{
-		tcp.ListenVariable: "[::1]:5000", tcp.AdvertiseVariable: "203.0.113.5,[2001:db8::5]:7", tcp.ConnectionsVariable: "3", tcp.SilenceVariable: "30s",
+	environment := map[string]string{
+		env.TCPListen:      "[::1]:5000",
+		env.TCPAdvertise:   "203.0.113.5,[2001:db8::5]:7",
+		env.TCPConnections: "3",
+		env.TCPSilence:     "30s",
 	}
 	read := func(c tcp.Config) (tcp.Config, error) {
-		err := c.ReadEnv(func(name string) string { return env[name] }, 2)
+		err := c.ReadEnv(func(name string) string { return environment[name] }, 2)
 		return c, err
 	}
 	c, err := read(tcp.Config{Rank: 6})
 	require.NoError(t, err)
 	assert.Equal(t, tcp.Config{Rank: 6, Listen: "[::1]:5002", Advertise: []string{"203.0.113.5", "[2001:db8::5]:7"}, Connections: 3, Silence: 30 * time.Second}, c)
 	for _, listen := range []string{"10.0.0.1", "localhost:0"} {
-		env[tcp.ListenVariable] = listen
+		environment[env.TCPListen] = listen
 		c, err = read(tcp.Config{})
 		require.NoError(t, err)
 		assert.Equal(t, listen, c.Listen)
 	}
-	for _, wrong := range [][2]string{{tcp.ListenVariable, ":port"}, {tcp.ConnectionsVariable, "many"}, {tcp.ConnectionsVariable, "0"},
-		{tcp.SilenceVariable, "30"}, {tcp.SilenceVariable, "-30s"}} {
+	for _, wrong := range [][2]string{{env.TCPListen, ":port"}, {env.TCPConnections, "many"}, {env.TCPConnections, "0"},
+		{env.TCPSilence, "30"}, {env.TCPSilence, "-30s"}} {
 		variable, text := wrong[0], wrong[1]
-		env = map[string]string{variable: text}
+		environment = map[string]string{variable: text}
 		_, err = read(tcp.Config{})
 		assert.ErrorIs(t, err, comm.ErrArgument)
 		assert.ErrorContains(t, err, variable+"="+`"`+text+`"`)

@@ -51,6 +51,7 @@ import (
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -81,27 +82,20 @@ type Config struct {
 	Silence time.Duration
 }
 
-// Variables that [Config.ReadEnv] reads.
-const (
-	ListenVariable      = "TUTTI_TCP_LISTEN"      // Listen; ranks of a machine take this port and the next ones
-	AdvertiseVariable   = "TUTTI_TCP_ADVERTISE"   // Advertise, with commas
-	ConnectionsVariable = "TUTTI_TCP_CONNECTIONS" // Connections
-	SilenceVariable     = "TUTTI_TCP_SILENCE"     // Silence, such as 30s
-)
-
-// ReadEnv sets the fields for which the environment has variables. localRank is the number of this
-// rank on its machine. getenv is os.Getenv or a stand-in.
+// ReadEnv sets the fields for which the environment has variables: TUTTI_TCP_LISTEN, of which ranks of a machine take
+// the port and the next ones, TUTTI_TCP_ADVERTISE, with commas, TUTTI_TCP_CONNECTIONS and TUTTI_TCP_SILENCE, such as
+// 30s. localRank is the number of this rank on its machine. getenv is os.Getenv or a stand-in.
 func (c *Config) ReadEnv(getenv func(string) string, localRank int) error {
 	for _, v := range []struct {
 		name string
 		set  func(text string) error
 	}{
-		{ListenVariable, func(text string) error { return c.readListen(text, localRank) }},
-		{AdvertiseVariable, func(text string) error {
+		{env.TCPListen, func(text string) error { return c.readListen(text, localRank) }},
+		{env.TCPAdvertise, func(text string) error {
 			c.Advertise = strings.Split(text, ",")
 			return nil
 		}},
-		{ConnectionsVariable, func(text string) error {
+		{env.TCPConnections, func(text string) error {
 			n, err := strconv.Atoi(text)
 			if err != nil || n < 1 {
 				return errors.New("want a number from 1 on")
@@ -109,7 +103,7 @@ func (c *Config) ReadEnv(getenv func(string) string, localRank int) error {
 			c.Connections = n
 			return nil
 		}},
-		{SilenceVariable, func(text string) error {
+		{env.TCPSilence, func(text string) error {
 			d, err := time.ParseDuration(text)
 			if err != nil || d < time.Second {
 				return errors.New("want a time of at least 1s, such as 30s")

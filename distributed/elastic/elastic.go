@@ -66,6 +66,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -217,12 +218,6 @@ func (c *Config) complete() error {
 	return checkText(c.Name)
 }
 
-// Variables that tell the ranks of `tutti launch --min --max` the bounds of their job.
-const (
-	MinVariable = "TUTTI_MIN"
-	MaxVariable = "TUTTI_MAX"
-)
-
 // FromEnv completes a configuration for a rank of `tutti launch --min`: with its name, the bounds, the launcher's
 // store, and in TLS the configuration of connections for [tcp.New].
 func FromEnv(cfg Config) (Config, error) {
@@ -230,15 +225,15 @@ func FromEnv(cfg Config) (Config, error) {
 	if err != nil {
 		return cfg, err
 	}
-	if os.Getenv(MinVariable) == "" {
+	if os.Getenv(env.Min) == "" {
 		return cfg, fmt.Errorf("elastic: %w: %s is not set; tutti launch --min starts the members of a job",
-			rendezvous.ErrEnvironment, MinVariable)
+			rendezvous.ErrEnvironment, env.Min)
 	}
 	cfg.TLS, err = job.TLS("comm/tcp")
 	if err != nil {
 		return cfg, err
 	}
-	for variable, bound := range map[string]*int{MinVariable: &cfg.Min, MaxVariable: &cfg.Max} {
+	for variable, bound := range map[string]*int{env.Min: &cfg.Min, env.Max: &cfg.Max} {
 		text := os.Getenv(variable)
 		*bound, err = strconv.Atoi(text)
 		if err != nil {

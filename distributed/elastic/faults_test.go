@@ -24,6 +24,7 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -343,7 +344,7 @@ func TestLostConnection(t *testing.T) {
 // TestEnvironment: a bound that is no number is named.
 func TestEnvironment(t *testing.T) {
 	for name, text := range map[string]string{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234", "TUTTI_RANK": "0", "TUTTI_WORLD_SIZE": "1", "TUTTI_LOCAL_RANK": "0",
-		"TUTTI_LOCAL_WORLD_SIZE": "1", "TUTTI_SECRET": "abcdefghijklmnopqrstuvwxyz", MinVariable: "2", MaxVariable: "four"} {
+		"TUTTI_LOCAL_WORLD_SIZE": "1", "TUTTI_SECRET": "abcdefghijklmnopqrstuvwxyz", env.Min: "2", env.Max: "four"} {
 		t.Setenv(name, text)
 	}
 	_, err := FromEnv(Config{})

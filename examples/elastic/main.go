@@ -38,7 +38,7 @@ var (
 func main() {
 	flag.Parse()
 	cfg, err := elastic.FromEnv(elastic.Config{Terms: "digits 1"})
-	if os.Getenv(elastic.MinVariable) == "" {
+	if os.Getenv("TUTTI_MIN") == "" {
 		err = demonstrate(context.Background())
 	} else if err == nil {
 		err = train(context.Background(), cfg, "", nil)

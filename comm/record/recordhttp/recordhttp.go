@@ -14,8 +14,8 @@ import (
 	"net/http"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/instrument"
 	"github.com/tutti-go/tutti/comm/record"
+	"github.com/tutti-go/tutti/internal/env"
 )
 
 // Handler answers GET with the dump ([record.Recorder.WriteJSON]) of the Recorder that c is
@@ -30,7 +30,7 @@ func Handler(c comm.Communicator) http.Handler {
 		}
 		r, ok := comm.As[*record.Recorder](c)
 		if !ok {
-			http.Error(w, "nothing is recorded: start the program with "+instrument.RecordVariable+"=1000", http.StatusNotFound)
+			http.Error(w, "nothing is recorded: start the program with "+env.Record+"=1000", http.StatusNotFound)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")

@@ -18,6 +18,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/gate"
 )
 
@@ -129,7 +130,7 @@ func (c *config) announce(l net.Listener, out io.Writer) error {
 func storeTLS(secret string) (*tls.Config, error) {
 	env := map[string]string{
 		"TUTTI_RANK": "0", "TUTTI_WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1",
-		rendezvous.SecretVariable: secret,
+		env.Secret: secret,
 	}
 	job, err := rendezvous.FromEnv(func(name string) string { return env[name] })
 	if err != nil {
@@ -140,12 +141,12 @@ func storeTLS(secret string) (*tls.Config, error) {
 
 // secret is TUTTI_SECRET, or that of a file. A server that is alone makes the file.
 func (c *config) secret() (string, error) {
-	if secret := os.Getenv(rendezvous.SecretVariable); secret != "" && c.secretFile == "" {
+	if secret := os.Getenv(env.Secret); secret != "" && c.secretFile == "" {
 		return secret, nil
 	}
 	path := c.secretFile
 	if path == "" {
-		path = os.Getenv(rendezvous.SecretFileVariable)
+		path = os.Getenv(env.SecretFile)
 	}
 	if path == "" {
 		var err error

@@ -29,6 +29,7 @@ import (
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/elastic"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/jobtest"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -191,7 +192,7 @@ func (p *process) says(ctx context.Context, t *testing.T, text string) {
 func start(ctx context.Context, t *testing.T, role, program string, args ...string) *process {
 	t.Helper()
 	p := &process{Cmd: exec.CommandContext(ctx, program, args...), changed: make(chan struct{}, 1)}
-	p.Env = append(os.Environ(), roleVariable+"="+role, rendezvous.SecretVariable+"=")
+	p.Env = append(os.Environ(), roleVariable+"="+role, env.Secret+"=")
 	p.Stdout, p.Stderr = p, p
 	p.WaitDelay = 5 * time.Second
 	require.NoError(t, p.Start())
@@ -210,7 +211,7 @@ func serve(ctx context.Context, t *testing.T, secret string, more ...string) (*p
 	t.Helper()
 	args := append([]string{"--listen", "127.0.0.1:0", "--json", "--secret-file", secret}, more...)
 	p := &process{Cmd: exec.CommandContext(ctx, os.Args[0], args...), changed: make(chan struct{}, 1)}
-	p.Env = append(os.Environ(), roleVariable+"=store", rendezvous.SecretVariable+"=")
+	p.Env = append(os.Environ(), roleVariable+"=store", env.Secret+"=")
 	p.Stderr = p
 	out, err := p.StdoutPipe()
 	require.NoError(t, err)
@@ -429,7 +430,7 @@ func TestUsage(t *testing.T) {
 		cmd.SetArgs(strings.Fields(arguments))
 		cmd.SetOut(io.Discard)
 		cmd.SetErr(io.Discard)
-		t.Setenv(rendezvous.SecretVariable, "")
+		t.Setenv(env.Secret, "")
 		assert.ErrorContains(t, cmd.ExecuteContext(t.Context()), says, arguments)
 	}
 }

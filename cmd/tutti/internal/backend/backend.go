@@ -137,10 +137,6 @@ var Aliases = map[string]string{
 	"cpu":     "local",
 }
 
-// DefaultVariable is the environment variable that names the backend of commands
-// that are given none.
-const DefaultVariable = "TUTTI_BACKEND"
-
 // Names returns the names of all backends.
 func Names() []string {
 	var names []string

@@ -26,7 +26,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/instrument"
+	"github.com/tutti-go/tutti/internal/env"
 )
 
 // execute runs a command line and returns its exit code and output.
@@ -536,7 +536,7 @@ func TestHelpListsTheEnvironment(t *testing.T) {
 		}
 		return err
 	}))
-	require.Contains(t, found, instrument.RecordVariable)
+	require.Contains(t, found, env.Record)
 	for name := range found {
 		assert.Regexp(t, `\b`+name+`\b`, help)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
 	"github.com/tutti-go/tutti/comm/instrument"
+	"github.com/tutti-go/tutti/internal/env"
 )
 
 func newLaunch() *cobra.Command {
@@ -63,7 +64,7 @@ Another job is not elastic: it ends with the session of any of its launchers.`,
 			cfg.Command = command
 			cfg.Out = cmd.OutOrStdout()
 			cfg.Err = cmd.ErrOrStderr()
-			if os.Getenv(instrument.RecordVariable) != "" {
+			if os.Getenv(env.Record) != "" {
 				cfg.Records = instrument.RecordDir()
 			}
 			cfg.Color = console.CanRedraw(cfg.Out) && os.Getenv("NO_COLOR") == ""

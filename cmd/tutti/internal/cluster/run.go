@@ -16,10 +16,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/internal/env"
 )
 
 // tools are the programs that make a cluster: iproute2, util-linux and the name
@@ -110,7 +109,7 @@ func newJob(c Config, l launcher, path string, command []string) job {
 				// Where launchers leave what they forget: gone with the cluster.
 				"TMPDIR=" + shared,
 				NetworkVariable + "=" + c.Network(),
-				backend.DefaultVariable + "=" + cmp.Or(l.backend, "mpi"),
+				env.Backend + "=" + cmp.Or(l.backend, "mpi"),
 			},
 			l.anywhere,
 			l.environment,
@@ -241,8 +240,8 @@ func lacks(command []string) string {
 // run runs the job, which is told to end when ctx does.
 func (j job) run(ctx context.Context, stdout, stderr io.Writer) error {
 	environment := j.Environment
-	if os.Getenv(rendezvous.SecretVariable) == "" { // not in the description: others can see command lines
-		environment = append(environment, rendezvous.SecretVariable+"="+rand.Text())
+	if os.Getenv(env.Secret) == "" { // not in the description: others can see command lines
+		environment = append(environment, env.Secret+"="+rand.Text())
 	}
 	for _, e := range environment {
 		name, value, _ := strings.Cut(e, "=")

@@ -15,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/instrument"
 	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti/internal/env"
 )
 
 // World describes the ranks that a command runs on, by flags.
@@ -61,23 +62,23 @@ func TCPFlags(flags *pflag.FlagSet) {
 	for _, f := range []struct{ name, variable, usage string }{
 		{
 			"tcp-listen",
-			tcp.ListenVariable,
+			env.TCPListen,
 			"`address` on which ranks of tcp listen, " +
 				"the first rank of a machine at its port, if it has one, the others at the next ones",
 		},
 		{
 			"tcp-advertise",
-			tcp.AdvertiseVariable,
+			env.TCPAdvertise,
 			"`addresses` that others are told instead, with commas between, as behind a network address translation",
 		},
 		{
 			"tcp-connections",
-			tcp.ConnectionsVariable,
+			env.TCPConnections,
 			"`number` of connections between two ranks of tcp, which otherwise follows from the round trip",
 		},
 		{
 			"tcp-silence",
-			tcp.SilenceVariable,
+			env.TCPSilence,
 			"`time` after which a silent rank of tcp is lost, the same on all machines; otherwise " +
 				tcp.DefaultSilence.String(),
 		},
@@ -93,7 +94,7 @@ func TCPFlags(flags *pflag.FlagSet) {
 
 // NewWorld returns the World of a command without flags.
 func NewWorld() World {
-	return World{Backend: cmp.Or(os.Getenv(backend.DefaultVariable), "local")}
+	return World{Backend: cmp.Or(os.Getenv(env.Backend), "local")}
 }
 
 // NewGPUWorld returns the World of a command for GPUs.

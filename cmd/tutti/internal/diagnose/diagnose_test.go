@@ -27,6 +27,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -55,8 +56,8 @@ func TestNewest(t *testing.T) {
 // second allreduce, reads what they wrote, and reads it without that rank's.
 func TestARankThatDoesNotCall(t *testing.T) {
 	dir := t.TempDir()
-	t.Setenv(instrument.RecordVariable, "100")
-	t.Setenv(instrument.RecordDirVariable, dir)
+	t.Setenv(env.Record, "100")
+	t.Setenv(env.RecordDir, dir)
 	rt := cpu.New()
 	defer rt.Close()
 	buf := make([]uintptr, 3)

@@ -27,11 +27,11 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/diagnose"
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/instrument"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/distributed/elastic"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/jobtest"
 )
 
@@ -219,7 +219,7 @@ type started struct {
 func begin(t *testing.T, ctx context.Context, way string, change func(*Config)) *started {
 	t.Helper()
 	t.Setenv(rankVariable, way)
-	t.Setenv(rendezvous.SecretVariable, "")
+	t.Setenv(env.Secret, "")
 	s := &started{done: make(chan error, 1)}
 	cfg := Config{Command: []string{os.Args[0]}, Ranks: 2, Machines: 1, Wait: time.Minute, Version: "v1", Out: &s.out, Err: &s.err}
 	change(&cfg)
@@ -280,7 +280,7 @@ func TestTheVariableNamesTheSecretFile(t *testing.T) {
 	t.Setenv("XDG_CONFIG_HOME", user)
 	var cfg Config
 	first(&cfg)
-	t.Setenv(rendezvous.SecretFileVariable, cfg.SecretFile)
+	t.Setenv(env.SecretFile, cfg.SecretFile)
 	a := begin(t, t.Context(), "succeeds", func(c *Config) { first(c); c.SecretFile = "" })
 	b := begin(t, t.Context(), "succeeds", second)
 	require.NoError(t, a.wait(t), "%s%s", &a.out, &a.err)
@@ -612,9 +612,9 @@ func TestFlightRecords(t *testing.T) {
 func TestElasticFlightRecords(t *testing.T) {
 	first, second := pair(t)
 	here, there := t.TempDir(), t.TempDir()
-	t.Setenv(instrument.RecordVariable, "100")
+	t.Setenv(env.Record, "100")
 	records := func(c *Config, dir string) {
-		c.Records, c.Command = dir, []string{"env", instrument.RecordDirVariable + "=" + dir, os.Args[0]}
+		c.Records, c.Command = dir, []string{"env", env.RecordDir + "=" + dir, os.Args[0]}
 	}
 	a := begin(t, t.Context(), "elastic, recorded", func(c *Config) {
 		first(c)
@@ -674,7 +674,7 @@ func TestALostMachine(t *testing.T) {
 	secret, err := rendezvous.ReadSecret(file, false)
 	require.NoError(t, err)
 	lost := exec.Command(os.Args[0])
-	lost.Env = append(os.Environ(), machineVariable+"="+at, rendezvous.SecretVariable+"="+secret)
+	lost.Env = append(os.Environ(), machineVariable+"="+at, env.Secret+"="+secret)
 	out := new(buffer)
 	lost.Stdout, lost.Stderr = out, out
 	require.NoError(t, lost.Start())

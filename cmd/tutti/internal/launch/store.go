@@ -19,6 +19,7 @@ import (
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/distributed/elastic"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/printable"
 )
 
@@ -85,9 +86,9 @@ func (a *agent) environment(secret string, addresses []string) (*tls.Config, err
 		host = a.reachable()
 	}
 	a.address = net.JoinHostPort(host, port)
-	env := map[string]string{"MASTER_ADDR": host, "MASTER_PORT": port, rendezvous.SecretVariable: secret,
+	env := map[string]string{"MASTER_ADDR": host, "MASTER_PORT": port, env.Secret: secret,
 		"TUTTI_LOCAL_WORLD_SIZE": strconv.Itoa(a.perHost()), "TUTTI_RANK": "0", "TUTTI_WORLD_SIZE": "1",
-		rendezvous.StoreVariable: strings.Join(a.Join, ","), rendezvous.JobVariable: a.Job}
+		env.Store: strings.Join(a.Join, ","), env.Job: a.Job}
 	for name, value := range env {
 		a.env = append(a.env, name+"="+value)
 	}
@@ -222,7 +223,7 @@ func (a *agent) clear(ctx context.Context, stays func(key string) bool) error {
 
 // bounds tells ranks those of an elastic job.
 func (a *agent) bounds() {
-	a.env = append(a.env, elastic.MinVariable+"="+strconv.Itoa(a.Min), elastic.MaxVariable+"="+strconv.Itoa(a.Max))
+	a.env = append(a.env, env.Min+"="+strconv.Itoa(a.Min), env.Max+"="+strconv.Itoa(a.Max))
 }
 
 // joined is where this launcher has joined the job.
@@ -287,11 +288,11 @@ func (a *agent) reachable() string {
 
 // secret is TUTTI_SECRET, that of the file, or a random one that only ranks of this machine need to know.
 func (a *agent) secret() (string, error) {
-	if secret := os.Getenv(rendezvous.SecretVariable); secret != "" && a.SecretFile == "" {
-		a.known = "the same " + rendezvous.SecretVariable
+	if secret := os.Getenv(env.Secret); secret != "" && a.SecretFile == "" {
+		a.known = "the same " + env.Secret
 		return secret, nil
 	}
-	path := cmp.Or(a.SecretFile, os.Getenv(rendezvous.SecretFileVariable))
+	path := cmp.Or(a.SecretFile, os.Getenv(env.SecretFile))
 	if path == "" && a.first && a.Machines == 1 && a.Listen == "" {
 		return rand.Text(), nil
 	}
