@@ -194,9 +194,6 @@ func (c *Check) allGatherV(x *comm.Call) error {
 	if err != nil {
 		return err
 	}
-	if err := c.disjointParts(x.Op, "counts", x.RecvCounts, "displs", x.RecvDispls); err != nil {
-		return err
-	}
 	count := x.RecvCounts[c.Rank] // of this rank
 	if err := c.pointer(x.Op, "send", x.Send, count); err != nil {
 		return err
@@ -205,10 +202,15 @@ func (c *Check) allGatherV(x *comm.Call) error {
 		return err
 	}
 	size := x.DType.Size()
-	if x.Send == x.Recv+uintptr(x.RecvDispls[c.Rank]*size) {
+	inPlace := x.Send == x.Recv+uintptr(x.RecvDispls[c.Rank]*size)
+	if inOrder(x.RecvCounts, x.RecvDispls) && (inPlace || apart(x.Send, count*size, x.Recv, extent*size)) {
 		return nil
 	}
-	return c.disjoint(x.Op, x.Send, count*size, x.Recv, extent*size)
+	sends := 1 // the same region to everybody
+	if inPlace {
+		sends = 0
+	}
+	return c.regions(x, sends)
 }
 
 func (c *Check) allToAll(op comm.Op, send, recv uintptr, bytes int) error {
@@ -230,9 +232,6 @@ func (c *Check) allToAllV(x *comm.Call) error {
 	if err != nil {
 		return err
 	}
-	if err := c.disjointParts(x.Op, "recvCounts", x.RecvCounts, "recvDispls", x.RecvDispls); err != nil {
-		return err
-	}
 	if err := c.pointer(x.Op, "send", x.Send, sendExtent); err != nil {
 		return err
 	}
@@ -243,7 +242,10 @@ func (c *Check) allToAllV(x *comm.Call) error {
 		return c.wrong(x.Op, "this rank sends itself %d elements but receives %d", sent, received)
 	}
 	size := x.DType.Size()
-	return c.disjoint(x.Op, x.Send, sendExtent*size, x.Recv, recvExtent*size)
+	if inOrder(x.RecvCounts, x.RecvDispls) && apart(x.Send, sendExtent*size, x.Recv, recvExtent*size) {
+		return nil
+	}
+	return c.regions(x, c.WorldSize)
 }
 
 func (c *Check) message(op comm.Op, role string, buf uintptr, x *comm.Call) error {
@@ -366,35 +368,66 @@ func (c *Check) extent(op comm.Op, countsRole string, counts []int, displsRole s
 	return extent, nil
 }
 
-// disjointParts checks that the parts of a receive buffer do not overlap: memory that
-// several ranks write has no defined content. Parts in the order of the ranks
-// take one look at each.
-func (c *Check) disjointParts(op comm.Op, countsRole string, counts []int, displsRole string, displs []int) error {
+// inOrder reports whether the regions of a buffer follow each other in the order of the ranks, so that none overlap.
+func inOrder(counts, displs []int) bool {
 	end := 0
-	ordered := true
 	for r, n := range counts {
-		if n > 0 {
-			ordered = ordered && displs[r] >= end
-			end = displs[r] + n
+		if n == 0 {
+			continue
 		}
+		if displs[r] < end {
+			return false
+		}
+		end = displs[r] + n
 	}
-	if ordered {
+	return true
+}
+
+// regions checks that no region of a V-collective that is received overlaps another one, received or sent: memory
+// that several ranks write has no defined content. It looks at those that are sent to the first sends ranks.
+func (c *Check) regions(x *comm.Call, sends int) error {
+	size := x.DType.Size()
+	parts := make([]comm.Call, 0, sends+c.WorldSize) // in which a message is a region
+	for r := range sends {
+		address, bytes, _ := x.SendPart(c.Rank, r)
+		parts = append(parts, comm.SendCall(address, bytes/size, x.DType, r, 0))
+	}
+	for r := range c.WorldSize {
+		address, bytes, _ := x.RecvPart(c.Rank, r)
+		parts = append(parts, comm.RecvCall(address, bytes/size, x.DType, r, 0))
+	}
+	a, b := conflict(parts, len(parts))
+	if a == nil {
 		return nil
 	}
-	for r, n := range counts {
-		for s, m := range counts[:r] {
-			if max(displs[r], displs[s]) < min(displs[r]+n, displs[s]+m) {
-				return c.fail(op, fmt.Errorf("%w: what ranks %d and %d send overlaps: %s %d and %d, %s %d and %d",
-					comm.ErrArgument, s, r, displsRole, displs[s], displs[r], countsRole, m, n))
-			}
-		}
+	if a.Op == b.Op {
+		return c.wrong(x.Op, "what ranks %d and %d send overlaps: %s, %s",
+			min(a.Peer, b.Peer), max(a.Peer, b.Peer), regionText(x, a), regionText(x, b))
 	}
-	return nil
+	return c.wrong(x.Op, "%s and %s overlap", regionText(x, a), regionText(x, b))
+}
+
+// regionText says which elements of which buffer of a V-collective a part has.
+func regionText(x, part *comm.Call) string {
+	role := "recv"
+	base := x.Recv
+	if part.Op == comm.OpSend {
+		role = "send"
+		base = x.Send
+	}
+	start, _ := MessageMemory(part)
+	first := int(start-base) / x.DType.Size()
+	return fmt.Sprintf("%s[%d:%d]", role, first, first+part.Count)
+}
+
+// apart reports whether two buffers have no byte in common.
+func apart(a uintptr, aBytes int, b uintptr, bBytes int) bool {
+	return aBytes == 0 || bBytes == 0 || a >= b+uintptr(bBytes) || b >= a+uintptr(aBytes)
 }
 
 // disjoint checks that two buffers do not overlap.
 func (c *Check) disjoint(op comm.Op, a uintptr, aBytes int, b uintptr, bBytes int) error {
-	if aBytes > 0 && bBytes > 0 && a < b+uintptr(bBytes) && b < a+uintptr(aBytes) {
+	if !apart(a, aBytes, b, bBytes) {
 		return c.wrong(op, "buffers [%#x, +%d) and [%#x, +%d) overlap", a, aBytes, b, bBytes)
 	}
 	return nil

@@ -87,6 +87,11 @@ func TestCheck(t *testing.T) {
 		{"alltoallv receives one region twice", check.AllToAllV(bufA, full, displs, bufB, full, []int{0, 0, 4}, f32), comm.ErrArgument, "ranks 0 and 1"},
 		{"alltoallv", check.AllToAllV(bufA, full, displs, bufB, full, displs, f32), nil, ""},
 		{"alltoallv in place", check.AllToAllV(bufA, full, displs, bufA, full, displs, f32), comm.ErrArgument, "overlap"},
+		{"allgatherv from a gap", check.AllGatherV(bufB+16, bufB, full, []int{0, 8, 12}, f32), nil, ""},
+		{"allgatherv from half a gap", check.AllGatherV(bufB+20, bufB, full, []int{0, 8, 12}, f32), comm.ErrArgument, "send[0:4] and recv[8:12] overlap"},
+		{"alltoallv with send and recv in turn", check.AllToAllV(bufA, full, []int{0, 8, 16}, bufA+16, full, []int{0, 8, 16}, f32), nil, ""},
+		{"alltoallv with recv behind send", check.AllToAllV(bufA, full, displs, bufA, full, []int{12, 16, 20}, f32), nil, ""},
+		{"alltoallv with recv in send", check.AllToAllV(bufA, full, displs, bufA, full, []int{20, 16, 11}, f32), comm.ErrArgument, "send[8:12] and recv[11:15] overlap"},
 		{"alltoallv to oneself", check.AllToAllV(bufA, full, displs, bufB, []int{4, 3, 4}, displs, f32), comm.ErrArgument, "sends itself 4 elements but receives 3"},
 		{"alltoallv recv counts", check.AllToAllV(bufA, full, displs, bufB, nil, displs, f32), comm.ErrArgument, "recvCounts has length 0"},
 		{"alltoallv send displs", check.AllToAllV(bufA, full, displs[:2], bufB, full, displs, f32), comm.ErrArgument, "sendDispls has length 2"},
@@ -201,4 +206,67 @@ func TestGroupCheckDoesNotAllocate(t *testing.T) {
 			t.Error("the group is right")
 		}
 	}))
+}
+
+// A V-collective is refused exactly if two of its regions share a byte, one of them received, unless a rank's part of
+// an AllGatherV is in its place.
+func TestOverlappingRegions(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 2))
+	const size, rank = 4, 2
+	check := backend.Check{Backend: "b", Rank: rank, WorldSize: size}
+	type region struct {
+		from, to uintptr // none of its bytes are shared if they are equal
+		written  bool
+	}
+	overlaps := 0
+	for range 5000 {
+		reach := 12 + rng.IntN(80)
+		lists := func() (counts, displs []int) {
+			for range size {
+				counts = append(counts, rng.IntN(5))
+				displs = append(displs, rng.IntN(reach))
+			}
+			return counts, displs
+		}
+		sendCounts, sendDispls := lists()
+		recvCounts, recvDispls := lists()
+		sendCounts[rank] = recvCounts[rank]
+		send := bufA + uintptr(2*rng.IntN(reach))
+		recv := bufA + uintptr(2*rng.IntN(reach))
+		call := comm.AllToAllVCall(send, sendCounts, sendDispls, recv, recvCounts, recvDispls, dtype.F16)
+		gathers := rng.IntN(2) == 0
+		if gathers {
+			call = comm.AllGatherVCall(send, recv, recvCounts, recvDispls, dtype.F16)
+		}
+		var regions []region
+		for r := range size {
+			start := recv + uintptr(2*recvDispls[r])
+			regions = append(regions, region{start, start + uintptr(2*recvCounts[r]), true})
+			start = send + uintptr(2*sendDispls[r])
+			if !gathers {
+				regions = append(regions, region{start, start + uintptr(2*sendCounts[r]), false})
+			}
+		}
+		if gathers && send != recv+uintptr(2*recvDispls[rank]) {
+			regions = append(regions, region{send, send + uintptr(2*recvCounts[rank]), false})
+		}
+		want := false
+		for i, a := range regions {
+			for _, b := range regions[:i] {
+				want = want || (a.written || b.written) && max(a.from, b.from) < min(a.to, b.to)
+			}
+		}
+		err := check.Call(&call)
+		if want {
+			overlaps++
+			require.ErrorIs(t, err, comm.ErrArgument, "%+v", call)
+			assert.ErrorContains(t, err, "overlap")
+		} else {
+			require.NoError(t, err, "%+v", call)
+		}
+	}
+	assert.Greater(t, overlaps, 500)
+	assert.Less(t, overlaps, 4500)
 }

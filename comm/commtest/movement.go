@@ -327,6 +327,35 @@ func (b *batch) addAllGatherV(l label, lay layout) {
 	)
 	offset := lay.displs[b.p.rank] * l.dt.Size()
 	call(l, recv+uintptr(offset), recv)
+
+	l.variant = variant + "from between the regions of recv"
+	b.addAllGatherVFromGap(l, lay.counts)
+}
+
+// addAllGatherVFromGap adds a call whose send lies between two regions of recv.
+func (b *batch) addAllGatherVFromGap(l label, counts []int) {
+	gap := b.p.size / 2 // the number of the region in which send lies
+	lengths := slices.Insert(slices.Clone(counts), gap, counts[b.p.rank])
+	all := newLayout(len(lengths), func(i int) int { return lengths[i] })
+	part := func(r int) []byte { return l.part(r, everyone, counts[r]) }
+	before := all.buffer(l.dt, func(i int) []byte {
+		if i == gap {
+			return part(b.p.rank)
+		}
+		return nil
+	})
+	after := all.buffer(l.dt, func(i int) []byte {
+		switch {
+		case i == gap:
+			return part(b.p.rank)
+		case i > gap:
+			return part(i - 1)
+		}
+		return part(i)
+	})
+	recv := b.buffer(l, before, len(after), want(after, l.dt), false)
+	send := recv + uintptr(all.displs[gap]*l.dt.Size())
+	b.call(l, comm.AllGatherVCall(send, recv, counts, slices.Delete(all.displs, gap, gap+1), l.dt))
 }
 
 func addAllToAllV(b *batch, l label) {
@@ -335,6 +364,9 @@ func addAllToAllV(b *batch, l label) {
 	l.variant = "equal counts"
 	equal := func(_, _ int) int { return l.count }
 	b.addAllToAllV(l, equal)
+
+	l.variant = "regions of send and recv in turn"
+	b.addAllToAllVInTurn(l, uneven)
 
 	l.variant = "from one place"
 	out, in := b.layouts(uneven)
@@ -356,4 +388,38 @@ func (b *batch) addAllToAllV(l label, count func(src, dest int) int) {
 		return l.part(src, me, in.counts[src])
 	})
 	b.call(l, comm.AllToAllVCall(send, out.counts, out.displs, recv, in.counts, in.displs, l.dt))
+}
+
+// addAllToAllVInTurn adds a call whose send and recv are one buffer, in which each region of send is beside one of recv.
+func (b *batch) addAllToAllVInTurn(l label, count func(src, dest int) int) {
+	me := b.p.rank
+	ends := func(i int) (src, dest int) { // of a region: even ones are sent
+		if i%2 == 0 {
+			return me, i / 2
+		}
+		return i / 2, me
+	}
+	all := newLayout(2*b.p.size, func(i int) int { return count(ends(i)) })
+	part := func(i int) []byte {
+		src, dest := ends(i)
+		return l.part(src, dest, all.counts[i])
+	}
+	before := all.buffer(l.dt, func(i int) []byte {
+		if i%2 != 0 {
+			return nil
+		}
+		return part(i)
+	})
+	after := all.buffer(l.dt, part)
+	var out, in layout
+	for i, n := range all.counts {
+		lay := &out
+		if i%2 != 0 {
+			lay = &in
+		}
+		lay.counts = append(lay.counts, n)
+		lay.displs = append(lay.displs, all.displs[i])
+	}
+	buf := b.buffer(l, before, len(after), want(after, l.dt), false)
+	b.call(l, comm.AllToAllVCall(buf, out.counts, out.displs, buf, in.counts, in.displs, l.dt))
 }
