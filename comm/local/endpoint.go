@@ -35,13 +35,13 @@ func (e *endpoint) startable() bool {
 		return false
 	}
 	if o.batch != e.released {
-		if o.collectives && len(e.open) > 0 {
+		if o.collectives && len(e.opened) > 0 {
 			return false
 		}
 		if o.messages && e.completed() < e.arrivals.Load() {
 			return false
 		}
-		if len(e.open) > 0 && e.batchConflicts(o.batch) {
+		if len(e.opened) > 0 && e.batchConflicts(o.batch) {
 			return false
 		}
 		e.released = o.batch
@@ -83,10 +83,8 @@ func (e *endpoint) batchConflicts(batch uint64) bool {
 		if o.batch != batch || !o.op.Message() {
 			return false
 		}
-		for _, started := range e.open {
-			if o.conflicts(started) {
-				return true
-			}
+		if e.conflicts(o) {
+			return true
 		}
 	}
 	return false

@@ -68,7 +68,7 @@ func (w *world) checkMailboxes() {
 		box := &w.boxes[r]
 		var gone *endpoint
 		box.mu.Lock()
-		for _, o := range box.waiting {
+		for o := range box.waiting.All {
 			if peer := w.ranks[o.peer]; peer.gone.Load() {
 				gone = peer
 			}

@@ -1,8 +1,6 @@
 package local
 
 import (
-	"slices"
-
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/internal/hostops"
@@ -18,15 +16,14 @@ const messageChunk = 256 << 10
 // rank's messages are posted in order.
 func (e *endpoint) post(o *op) (match *op) {
 	box := &e.world.boxes[o.destination()]
+	key := o.key()
 	box.mu.Lock()
 	defer box.mu.Unlock()
-	for i, candidate := range box.waiting {
-		if o.matches(candidate) {
-			box.waiting = slices.Delete(box.waiting, i, i+1)
-			return candidate
-		}
+	if first, ok := box.waiting.First(key); ok && first.op != o.op {
+		match, _ = box.waiting.Pop(key)
+		return match
 	}
-	box.waiting = append(box.waiting, o)
+	box.waiting.Push(key, o)
 	return nil
 }
 
@@ -97,11 +94,7 @@ func (d *driver) copyChunk(to *op, chunk int) {
 func (d *driver) messageDone(o *op) {
 	e := o.owner
 	e.mu.Lock()
-	i := slices.Index(e.open, o)
-	last := len(e.open) - 1
-	e.open[i] = e.open[last]
-	e.open[last] = nil
-	e.open = e.open[:last]
+	e.close(o)
 	e.messages.End(o.number)
 	e.recycle(o)
 	goesOn := !e.backlog.Empty()

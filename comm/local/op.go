@@ -1,6 +1,9 @@
 package local
 
-import "github.com/tutti-go/tutti/comm"
+import (
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/spans"
+)
 
 // newOp takes an operation from those that are idle. The caller holds e.mu.
 func (e *endpoint) newOp(c *comm.Call, split *splitCall) *op {
@@ -45,10 +48,8 @@ func (o *op) destination() int {
 	return o.owner.rank
 }
 
-// matches reports whether two operations are the sides of one message.
-func (o *op) matches(candidate *op) bool {
-	return o.op != candidate.op && o.tag == candidate.tag && o.source() == candidate.source()
-}
+// key tells a message from others to the same rank: its source and its tag.
+func (o *op) key() uint64 { return uint64(o.source())<<32 | uint64(o.tag) }
 
 // buffer returns the memory that a message uses on its side.
 func (o *op) buffer() (start, end uintptr) {
@@ -59,13 +60,41 @@ func (o *op) buffer() (start, end uintptr) {
 	return start, start + uintptr(o.count*o.dt.Size())
 }
 
-// conflicts reports whether two messages of one rank touch the same memory,
-// at least one of them writing it.
-func (o *op) conflicts(started *op) bool {
-	if o.op == comm.OpSend && started.op == comm.OpSend {
-		return false
+// conflicts reports whether a message touches memory that an open one of its rank writes, or the other way round. The
+// caller holds e.mu.
+func (e *endpoint) conflicts(o *op) bool {
+	always := func(*op) bool { return true }
+	start, end := o.buffer()
+	return e.written.Overlaps(start, end, always) || o.op == comm.OpRecv && e.read.Overlaps(start, end, always)
+}
+
+// open notes that a message was posted. The caller holds e.mu.
+func (e *endpoint) open(o *op) {
+	o.place = len(e.opened)
+	e.opened = append(e.opened, o)
+	if start, end := o.buffer(); start < end {
+		o.memory = e.touched(o).Insert(start, end, o)
 	}
-	a, aEnd := o.buffer()
-	b, bEnd := started.buffer()
-	return max(a, b) < min(aEnd, bEnd) // nothing overlaps an empty buffer
+}
+
+// close notes that a posted message is done. The caller holds e.mu.
+func (e *endpoint) close(o *op) {
+	last := len(e.opened) - 1
+	moved := e.opened[last]
+	e.opened[o.place] = moved
+	moved.place = o.place
+	e.opened[last] = nil
+	e.opened = e.opened[:last]
+	if o.memory != 0 {
+		e.touched(o).Remove(o.memory)
+		o.memory = 0
+	}
+}
+
+// touched returns the memory that open messages read or write, whichever o does.
+func (e *endpoint) touched(o *op) *spans.Set[*op] {
+	if o.op == comm.OpSend {
+		return &e.read
+	}
+	return &e.written
 }

@@ -85,7 +85,7 @@ func (d *driver) pump(e *endpoint) {
 		}
 		o := e.backlog.Pop()
 		if o.op.Message() {
-			e.open = append(e.open, o)
+			e.open(o)
 			match := e.post(o)
 			e.mu.Unlock()
 			d.posted(o, match)

@@ -174,7 +174,7 @@ func (e *endpoint) inFlight() (f backend.InFlight) {
 			}
 		}
 	}
-	for _, o := range e.open {
+	for _, o := range e.opened {
 		f.Messages = append(f.Messages, o.call())
 	}
 	f.Behind += len(e.backlog.All())

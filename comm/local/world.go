@@ -10,6 +10,7 @@ import (
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/queue"
+	"github.com/tutti-go/tutti/internal/spans"
 	"github.com/tutti-go/tutti/internal/tally"
 )
 
@@ -151,12 +152,14 @@ type endpoint struct {
 	gone      atomic.Bool   // closed, and nothing in flight
 	leakAlarm runtime.Cleanup
 
-	backlog  queue.Of[*op] // guarded by mu
-	open     []*op         // messages that were posted and are not done; guarded by mu
-	idle     []*op         // for reuse; guarded by mu
-	released uint64        // the last batch that may start, 0 before the first; guarded by mu
-	batches  uint64        // that were submitted, and the number of the last; guarded by mu
-	stalled  atomic.Bool   // counted in world.stalled
+	backlog  queue.Of[*op]  // guarded by mu
+	opened   []*op          // messages that were posted and are not done, in no order; guarded by mu
+	read     spans.Set[*op] // the memory of those that are sends; guarded by mu
+	written  spans.Set[*op] // of those that are receives; guarded by mu
+	idle     []*op          // for reuse; guarded by mu
+	released uint64         // the last batch that may start, 0 before the first; guarded by mu
+	batches  uint64         // that were submitted, and the number of the last; guarded by mu
+	stalled  atomic.Bool    // counted in world.stalled
 
 	next   *endpoint   // in the list of driver.kicked, nil at its end; the driver's that has linked it
 	linked atomic.Bool // it is in such a list
@@ -177,6 +180,8 @@ type op struct {
 	tag    uint32 // of a message
 	batch  uint64 // see endpoint.batches
 	number uint64 // of a message
+	place  int    // of a message, in endpoint.opened
+	memory int32  // place in the endpoint's memory of a message that is posted, 0 if that is empty
 
 	// All operations of a batch start together.
 	collectives bool // the batch has some
@@ -189,12 +194,11 @@ type op struct {
 	left   atomic.Int32 // chunks that are not done
 }
 
-// mailbox holds the messages to one rank that have only one side yet, in the
-// order in which they were posted. It has sends or receives of any (source,
-// tag), never both of one.
+// mailbox holds the messages to one rank that have only one side yet, by source
+// and tag (op.key). It has sends or receives of any of these, never both of one.
 type mailbox struct {
 	mu      sync.Mutex
-	waiting []*op // guarded by mu
+	waiting queue.Keyed[*op] // guarded by mu
 	_       cacheLine
 }
 

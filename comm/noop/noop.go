@@ -15,6 +15,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
+	"github.com/tutti-go/tutti/internal/queue"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -32,10 +33,11 @@ type rank struct {
 	check backend.Check
 	life  backend.Life
 
-	mu      sync.Mutex
-	waiting []comm.Call      // messages without a partner, and what comes after them
-	calls   backend.Progress // Done is up to when nothing was waiting
-	changed chan struct{}    // closed when something waiting was done; nil if nobody waits
+	mu       sync.Mutex
+	waiting  waiting                // messages without a partner, and what comes after them; guarded by mu
+	messages queue.Keyed[*deferred] // of those that wait, by tag: sends or receives, never both of one; guarded by mu
+	calls    backend.Progress       // Done is up to when nothing was waiting; guarded by mu
+	changed  chan struct{}          // closed when nothing waits; nil if nobody waits for that; guarded by mu
 }
 
 // New returns a communicator of one rank for memory of rt.
@@ -68,7 +70,8 @@ func (r *rank) Progress() backend.Progress {
 // Abort implements [backend.Backend].
 func (r *rank) Abort(ctx context.Context, _ error) {
 	r.mu.Lock()
-	r.waiting = nil
+	r.waiting.clear()
+	r.messages = queue.Keyed[*deferred]{}
 	r.announce()
 	r.mu.Unlock()
 	_ = r.rt.Synchronize(ctx) // of copies that were started

@@ -1,8 +1,6 @@
 package noop
 
 import (
-	"slices"
-
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
@@ -45,39 +43,45 @@ func (r *rank) SubmitTogether(calls []comm.Call) error {
 // need. A message does overtake collectives, which wait for its partner. An error
 // aborts the communicator: what failed may be another submission's.
 func (r *rank) submit(call *comm.Call) error {
-	var err error
-	partner := -1
-	count := &r.calls.Collectives
-	if call.Op.Message() {
-		count = &r.calls.Messages
-		partner = slices.IndexFunc(r.waiting, func(w comm.Call) bool {
-			return w.Op.Message() && w.Op != call.Op && w.Tag == call.Tag
-		})
-	}
-	count.Submitted++
-	switch {
-	case partner >= 0:
-		err = r.deliver(r.waiting[partner], *call)
-		r.waiting = slices.Delete(r.waiting, partner, partner+1)
-	case len(r.waiting) > 0 || call.Op.Message():
-		r.waiting = append(r.waiting, backend.Clone(*call))
-		return nil
-	default:
-		err = r.carry(call, call)
-	}
-	for err == nil && len(r.waiting) > 0 && !r.waiting[0].Op.Message() {
-		err = r.carry(&r.waiting[0], &r.waiting[0])
-		r.waiting = slices.Delete(r.waiting, 0, 1)
-	}
-	if err != nil {
+	if err := r.doOrKeep(call); err != nil {
 		return err
 	}
-	if len(r.waiting) == 0 {
+	for first := r.waiting.first(); first != nil && !first.Op.Message(); first = r.waiting.first() {
+		err := r.carry(&first.Call, &first.Call)
+		r.waiting.remove(first)
+		if err != nil {
+			return err
+		}
+	}
+	if r.waiting.first() == nil {
 		r.calls.Collectives.Done = r.calls.Collectives.Submitted
 		r.calls.Messages.Done = r.calls.Messages.Submitted
+		r.announce()
 	}
-	r.announce()
 	return nil
+}
+
+// doOrKeep does a message whose partner waits, and a collective if nothing waits. Others it keeps.
+func (r *rank) doOrKeep(call *comm.Call) error {
+	if !call.Op.Message() {
+		r.calls.Collectives.Submitted++
+		if r.waiting.first() == nil {
+			return r.carry(call, call)
+		}
+		r.waiting.push(backend.Clone(*call))
+		return nil
+	}
+	r.calls.Messages.Submitted++
+	tag := uint64(call.Tag)
+	partner, ok := r.messages.First(tag)
+	if !ok || partner.Op == call.Op {
+		r.messages.Push(tag, r.waiting.push(*call))
+		return nil
+	}
+	r.messages.Pop(tag)
+	err := r.deliver(partner.Call, *call)
+	r.waiting.remove(partner)
+	return err
 }
 
 // deliver carries a message, given its two ends.

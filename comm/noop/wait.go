@@ -64,9 +64,9 @@ const lastLook = 50 * time.Millisecond
 
 // inFlight describes what waits for a partner. The caller holds mu.
 func (r *rank) inFlight() (f backend.InFlight) {
-	for _, call := range r.waiting {
-		if call.Op.Message() {
-			f.Messages = append(f.Messages, call)
+	for d := r.waiting.first(); d != nil; d = r.waiting.after(d) {
+		if d.Op.Message() {
+			f.Messages = append(f.Messages, d.Call)
 		} else {
 			f.Behind++
 		}
@@ -77,7 +77,7 @@ func (r *rank) inFlight() (f backend.InFlight) {
 // unmatched returns a channel that is closed when something that waits is done,
 // nil if nothing does. The caller holds mu.
 func (r *rank) unmatched() <-chan struct{} {
-	if len(r.waiting) > 0 && r.changed == nil {
+	if r.waiting.first() != nil && r.changed == nil {
 		r.changed = make(chan struct{})
 	}
 	return r.changed
