@@ -37,7 +37,7 @@ func FuzzFrames(f *testing.F) {
 		l.secure = script{Reader: bytes.NewReader(b)}
 		assert.Error(t, l.readFrames(0), "the end, if nothing else")
 		early := 0
-		for _, in := range w.matchers[1].messages {
+		for in := range w.matchers[1].messages.All {
 			if early += messageBytes; in.room != nil {
 				early += cap(*in.room)
 			}

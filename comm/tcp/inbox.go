@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
-	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/queue"
 )
 
 // inbox is the receive side of a pair: the messages of which something is still to come. Messages and
@@ -66,10 +66,10 @@ type posted struct {
 	room    int // bytes; a longer message is an error
 }
 
-// matcher has the messages and receives of a rank of a communicator that have not met, the oldest first.
+// matcher has the messages and receives of a rank of a communicator that have not met, by tag.
 type matcher struct {
-	receives []posted
-	messages []*incoming
+	receives queue.Keyed[posted]
+	messages queue.Keyed[*incoming]
 }
 
 // receives and rooms have what messages were made of, for the next ones: rooms are memory for early messages,
@@ -90,17 +90,6 @@ func roomFor(n int) *[]byte {
 	}
 	room := make([]byte, 1<<class)
 	return &room
-}
-
-// takeFirst removes the first element that a function accepts from a list, and returns it.
-func takeFirst[T any](list *[]T, accepts func(T) bool) (v T, ok bool) {
-	i := slices.IndexFunc(*list, accepts)
-	if i < 0 {
-		return v, false
-	}
-	v = (*list)[i]
-	*list = slices.Delete(*list, i, i+1)
-	return v, true
 }
 
 // announcement takes the announcement of a message. It returns nil if nobody wants what comes of it: its
@@ -154,9 +143,9 @@ func (in *incoming) allocate() {
 // deliver; mu is held.
 func (p *pair) match(in *incoming) bool {
 	m := &in.wire.matchers[in.source]
-	r, ok := takeFirst(&m.receives, func(r posted) bool { return r.tag == in.tag })
+	r, ok := m.receives.Pop(in.tag)
 	if !ok {
-		m.messages = append(m.messages, in)
+		m.messages.Push(in.tag, in)
 		return false
 	}
 	p.assign(in, r)

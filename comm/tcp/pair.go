@@ -375,12 +375,11 @@ func (p *pair) post(w *wire, source int, r posted) (urgent bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	m := &w.matchers[source]
-	in, ok := takeFirst(&m.messages, func(in *incoming) bool { return in.tag == r.tag })
-	if ok {
+	if in, ok := m.messages.Pop(r.tag); ok {
 		p.assign(in, r)
 		p.advance(in)
 	} else {
-		m.receives = append(m.receives, r)
+		m.receives.Push(r.tag, r)
 	}
 	return len(p.lanes) > 0 && p.urgent()
 }
@@ -390,7 +389,7 @@ func (p *pair) post(w *wire, source int, r posted) (urgent bool) {
 func (p *pair) forget(w *wire, source int) {
 	p.mu.Lock()
 	m := &w.matchers[source]
-	for _, in := range m.messages {
+	for in := range m.messages.All {
 		p.drop(in)
 	}
 	*m = matcher{}

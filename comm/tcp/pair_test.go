@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"runtime"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -62,8 +63,8 @@ func TestSlowLink(t *testing.T) {
 	l.secure, p.lanes = script{Reader: bufio.NewReader(l.link)}, []*lane{l} // without encryption
 	require.ErrorIs(t, l.readFrames(0), io.EOF)
 	require.NoError(t, p.gone)
-	require.Len(t, w.matchers[1].messages, 1)
-	assert.Equal(t, chunkBytes, w.matchers[1].messages[0].got)
+	require.Len(t, earlyMessages(w), 1)
+	assert.Equal(t, chunkBytes, earlyMessages(w)[0].got)
 	p.beat(p.node.ticks.Add(2), 2)
 	assert.ErrorContains(t, p.gone, "nothing has come from it")
 }
@@ -139,10 +140,10 @@ func TestEarlyMemory(t *testing.T) {
 		p.credit.used = (8 + messageBytes) * int(i+1) // its sender has the credit back
 	}
 	held := 0
-	for _, in := range w.matchers[1].messages {
+	for in := range w.matchers[1].messages.All {
 		held += cap(*in.room)
 	}
-	assert.Len(t, w.matchers[1].messages, 300)
+	assert.Len(t, earlyMessages(w), 300)
 	assert.LessOrEqual(t, held, 2*8*300)
 }
 
@@ -192,7 +193,7 @@ func TestAnnouncementsAreBounded(t *testing.T) {
 	for range most {
 		require.NoError(t, come())
 	}
-	assert.Len(t, w.matchers[1].messages, most)
+	assert.Len(t, earlyMessages(w), most)
 	require.ErrorContains(t, come(), "for which it has no credit")
 	assert.True(t, p.post(w, 1, posted{1, 7, 0, 0}), "the sender may wait for the credit")
 	var f outFrame
@@ -314,3 +315,6 @@ func TestNewRefuses(t *testing.T) {
 		assert.ErrorIs(t, err, comm.ErrArgument)
 	}
 }
+
+// earlyMessages returns the messages from rank 1 that no receive has taken.
+func earlyMessages(w *wire) []*incoming { return slices.Collect(w.matchers[1].messages.All) }
