@@ -18,7 +18,7 @@ import (
 
 // Engine is one rank of a communicator: its operations in flight. They start in the order
 // in which they were submitted, each as soon as those before it have started and no memory
-// conflicts (Op.conflicts). From then on they run side by side. All messages are
+// conflicts (usage.conflicts). From then on they run side by side. All messages are
 // non-blocking: a submission starts what can start. A rank that waits, or one that drives the
 // engine beside its program, asks the wire which messages are done and lets operations go on.
 //
@@ -51,11 +51,10 @@ type Engine struct {
 	vacant    []int     // ids that no message in flight has
 	done      []Done    // of the last Poll
 	idle      []*Op     // whose last message the last Poll found done
-	queued    []*Op     // submitted, in order
-	running   []*Op     // collectives that have started, in order
-	transfers []*Op     // messages of users that have started, in no order
-	uses      []usage   // the memory of both, in no order
-	around    usage     // what was read and written since nothing had started, with what is between
+	queued    operations
+	running   []*Op // collectives that have started, in order
+	transfers []*Op // messages of users that have started, in no order
+	memory    usage // of both
 	free      []*Op
 	seq       uint64      // operations of collectives submitted so far
 	messages  tally.Tally // of users
@@ -102,18 +101,11 @@ const maxActive = 4
 
 // start starts the operations that need not wait. The caller holds mu.
 func (e *Engine) start() error {
-	started := 0
-	for _, o := range e.queued {
-		if !e.ready(o) {
-			break
-		}
-		started++
+	for !e.queued.all.Empty() && e.ready(e.queued.all.First()) {
+		o := e.queued.pop()
 		if err := e.begin(o); err != nil {
 			return e.fail(o.op, err)
 		}
-	}
-	if started > 0 {
-		e.queued = slices.Delete(e.queued, 0, started)
 	}
 	e.publish()
 	return nil
@@ -123,10 +115,8 @@ func (e *Engine) start() error {
 func (e *Engine) publish() {
 	done := e.log.sequence.Load()
 	first := e.oldest()
-	if first == nil {
-		if i := slices.IndexFunc(e.queued, (*Op).collective); i >= 0 {
-			first = e.queued[i]
-		}
+	if first == nil && !e.queued.collectives.Empty() {
+		first = e.queued.collectives.First()
 	}
 	if first != nil {
 		done = first.sequence - min(first.sequence, 1) // those of SetUp have none
@@ -165,15 +155,7 @@ func (e *Engine) ready(o *Op) bool {
 			return false
 		}
 	}
-	if !o.overlaps(&e.around) {
-		return true
-	}
-	for i := range e.uses {
-		if o.conflicts(&e.uses[i]) {
-			return false
-		}
-	}
-	return true
+	return !e.memory.conflicts(o)
 }
 
 // begin starts o. The caller holds mu.
@@ -189,12 +171,7 @@ func (e *Engine) begin(o *Op) error {
 		e.retire(o)
 		return nil
 	}
-	if o.use = len(e.uses); o.use == 0 {
-		e.around = usage{}
-	}
-	e.around.reads = e.around.reads.with(o.reads)
-	e.around.writes = e.around.writes.with(o.writes)
-	e.uses = append(e.uses, usage{o, o.reads, o.writes})
+	e.memory.add(o)
 	list := &e.transfers
 	if o.collective() {
 		list = &e.running
@@ -206,17 +183,14 @@ func (e *Engine) begin(o *Op) error {
 
 // finish removes an operation that is done from the lists.
 func (e *Engine) finish(o *Op) {
-	last := len(e.uses) - 1
-	e.uses[o.use] = e.uses[last]
-	e.uses[o.use].op.use = o.use
-	e.uses = e.uses[:last]
+	e.memory.remove(o)
 	if o.collective() {
 		e.running = slices.Delete(e.running, o.index, o.index+1)
 		for i := o.index; i < len(e.running); i++ {
 			e.running[i].index = i
 		}
 	} else {
-		last = len(e.transfers) - 1
+		last := len(e.transfers) - 1
 		e.transfers[o.index] = e.transfers[last]
 		e.transfers[o.index].index = o.index
 		e.transfers[last] = nil

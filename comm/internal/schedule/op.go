@@ -71,7 +71,8 @@ type plan struct {
 
 	// Of an operation that has started.
 	index    int     // in the engine's running or transfers
-	use      int     // index in the engine's uses
+	reading  int32   // place of what it reads in the engine's memory, 0 for none
+	writing  int32   // and of what it writes
 	phase    int     // steps taken
 	inFlight int     // messages
 	memory   uintptr // working memory; 0 for none
@@ -168,21 +169,4 @@ func (s span) with(t span) span {
 		return span{s.from + t.from, s.to + t.to}
 	}
 	return span{min(s.from, t.from), max(s.to, t.to)}
-}
-
-// usage is the memory of an operation that has started: the engine looks at that of all of
-// them before it starts another one.
-type usage struct {
-	op            *Op
-	reads, writes span
-}
-
-// overlaps reports whether o writes memory that is used, or uses memory that is written.
-func (o *Op) overlaps(u *usage) bool {
-	return o.writes.overlaps(u.writes) || o.writes.overlaps(u.reads) || o.reads.overlaps(u.writes)
-}
-
-// conflicts reports whether o has to wait for an earlier operation.
-func (o *Op) conflicts(earlier *usage) bool {
-	return o.overlaps(earlier) && (o.chained || o.group != earlier.op.group)
 }

@@ -111,7 +111,7 @@ func (e *Engine) describe() (f backend.InFlight) {
 	for _, o := range slices.SortedFunc(slices.Values(e.transfers), byNumber) {
 		f.Messages = append(f.Messages, o.call())
 	}
-	f.Behind = len(e.queued) + max(len(e.running)-1, 0)
+	f.Behind = len(e.queued.all.All()) + max(len(e.running)-1, 0)
 	return f
 }
 

@@ -171,7 +171,7 @@ func (p planner) add(o *Op) {
 	} else {
 		o.number = p.messages.Begin()
 	}
-	p.queued = append(p.queued, o)
+	p.queued.push(o)
 	p.inFlight.Add(1)
 }
 
