@@ -8,7 +8,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
-	"github.com/tutti-go/tutti/internal/memfd"
+	"github.com/tutti-go/tutti/internal/segment"
 )
 
 // Release implements [backend.Backend]. An endpoint that has aborted is not freed, as
@@ -31,7 +31,7 @@ func (e *endpoint) release(ctx context.Context) {
 	e.Engine.Release()
 	_ = host.Deallocate(e.buffers)
 	if e.shared != nil {
-		memfd.Unmap(e.shared)
+		segment.Unmap(e.shared)
 	}
 	ctx, cancel := context.WithTimeout(ctx, backend.HostTimeout)
 	defer cancel()

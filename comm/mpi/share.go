@@ -3,8 +3,6 @@ package mpi
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math/rand/v2"
 	"os"
 
 	"github.com/tutti-go/tutti/comm"
@@ -12,7 +10,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/internal/memfd"
+	"github.com/tutti-go/tutti/internal/segment"
 )
 
 const sharedOff = "off" // of TUTTI_MPI_SHARED
@@ -22,29 +20,45 @@ func sharable() error {
 	if os.Getenv(env.MPIShared) == sharedOff {
 		return errors.New(env.MPIShared + "=" + sharedOff)
 	}
-	fd, memory, err := createShared("tutti", os.Getpagesize())
-	if err == nil {
-		memfd.Unmap(memory)
-		memfd.Close(fd)
-	}
-	return err
+	return segment.Probe()
 }
 
-// createShared makes memory for this process and those that open it.
-func createShared(name string, bytes int) (fd int, memory []byte, err error) {
-	if fd, err = memfd.Create(name, bytes); err != nil {
-		return 0, nil, err
-	}
-	if memory, err = memfd.Map(fd, bytes); err != nil {
-		memfd.Close(fd)
-	}
-	return fd, memory, err
+// offer is what the other ranks need to get the memory that rank 0 has made: zero if it has made none.
+type offer struct {
+	machine uint64
+	key     segment.Key
 }
 
-// offer says where rank 0 has made the memory.
-type offer struct{ pid, fd, token uint64 }
+// makeOffer has rank 0 make memory, and returns what the others need to get it.
+func makeOffer(bytes int) (s *segment.Server, o offer, memory []byte, err error) {
+	if o.machine, err = segment.Machine(); err != nil {
+		return nil, offer{}, nil, err
+	}
+	if s, err = segment.NewServer(); err != nil {
+		return nil, offer{}, nil, err
+	}
+	if memory, err = s.Offer(0, bytes); err != nil {
+		s.Close()
+		return nil, offer{}, nil, err
+	}
+	o.key = s.Key()
+	return s, o, memory, nil
+}
 
-func (o *offer) name() string { return fmt.Sprintf("tutti-%016x", o.token) }
+// accept returns the memory of an offer.
+func (o *offer) accept(ctx context.Context, bytes int) ([]byte, error) {
+	if o.machine == 0 {
+		return nil, errors.New("rank 0 has no memory to share")
+	}
+	machine, err := segment.Machine()
+	if err != nil {
+		return nil, err
+	}
+	if machine != o.machine {
+		return nil, errors.New("rank 0 is on another host, or of another user or namespace")
+	}
+	return segment.Join(ctx, o.key, 0, bytes)
+}
 
 // share has the ranks share memory: rank 0 makes it, and it is used if all others can map it. It
 // is collective.
@@ -62,33 +76,21 @@ func (e *endpoint) share(ctx context.Context) error {
 	all := &hostmem.Slice[uint64](out.addr(3), 1)[0]
 	reason := sharable()
 	if e.rank == 0 && reason == nil {
-		made := offer{pid: uint64(os.Getpid()), token: rand.Uint64()}
-		var fd int
-		if fd, memory, reason = createShared(made.name(), bytes); reason == nil {
-			defer memfd.Close(fd)
-			made.fd = uint64(fd)
-			*o = made
+		var server *segment.Server
+		if server, *o, memory, reason = makeOffer(bytes); reason == nil {
+			defer server.Close()
 		}
 	}
 	defer func() {
 		if e.shared == nil && memory != nil {
-			memfd.Unmap(memory)
+			segment.Unmap(memory)
 		}
 	}()
 	if err := e.SetUp(ctx, comm.BroadcastCall(out.addr(0), 3, dtype.U64, 0)); err != nil {
 		return err
 	}
-	switch {
-	case e.rank == 0 || reason != nil:
-	case o.pid == 0:
-		reason = errors.New("rank 0 has no memory to share")
-	default:
-		memory, reason = openShared(
-			int(o.pid),
-			int(o.fd),
-			o.name(),
-			bytes,
-		)
+	if e.rank > 0 && reason == nil {
+		memory, reason = o.accept(ctx, bytes)
 	}
 	if reason == nil {
 		*all = 1

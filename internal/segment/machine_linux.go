@@ -1,0 +1,45 @@
+package segment
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"os"
+)
+
+// Machine returns a number that processes have in common which may share memory: it is of the boot of the kernel, the
+// user, and the namespaces of users, processes, networks and IPC. It is not zero.
+func Machine() (uint64, error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return 0, err
+	}
+	hash := sha256.New()
+	fmt.Fprintf(hash, "%s\n%d\n", boot, os.Geteuid())
+	for _, kind := range []string{"user", "pid", "net", "ipc"} {
+		namespace, err := os.Readlink("/proc/self/ns/" + kind)
+		if err != nil {
+			return 0, err
+		}
+		fmt.Fprintln(hash, namespace)
+	}
+	return binary.LittleEndian.Uint64(hash.Sum(nil)) | 1, nil
+}
+
+// Probe returns why this process cannot share memory with others of its machine, nil if it can.
+func Probe() error {
+	if _, err := Machine(); err != nil {
+		return err
+	}
+	s, err := NewServer()
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	memory, err := s.Offer(0, os.Getpagesize())
+	if err != nil {
+		return err
+	}
+	Unmap(memory)
+	return nil
+}

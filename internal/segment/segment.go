@@ -1,0 +1,38 @@
+// Package segment is memory that processes of one machine share, and what they need to use it.
+//
+// # Memory
+//
+// A segment is a memfd: it has no name in any file system, so that nothing is left when its processes end, however they
+// do. It is sealed against shrinking and growing, so that a process that truncates it cannot have the others take
+// SIGBUS. Both sides check the seals and the size.
+//
+// # Handover
+//
+// The process that makes a segment offers it by a [Server], a Unix socket in the abstract namespace. Others have learned
+// the server's [Key] over a connection that is authenticated already, and [Join]. The name of the socket is a hash of the
+// key, and both sides prove by a code of authentication that they have the key. Before that, each side asks the kernel
+// who is at the other end: a process of another user is refused. So strangers get nothing, and neither does a process
+// of another user namespace, for which the kernel names another user.
+//
+// Processes that look for each other compare what [Machine] returns: those of different hosts or namespaces do not try.
+// That is a hint, which saves time: what proves that two processes are on one machine is the handover.
+//
+// # Use
+//
+// A [Ring] carries bytes from one process to another one. A [Bell] wakes up a process that sleeps. Everything that a
+// process reads from a segment may be changed by another one at any time, so it is copied before it is checked, and read
+// once. Slots for short collectives are in package comm/internal/schedule.
+//
+// # Failures
+//
+// Stores become visible in their order, and what they announce last is a single word. A process that is killed between
+// two stores has announced nothing of what it had begun, and everything that it announced stays readable for as long as
+// another process has the segment. A segment does not tell that a process has ended: its connections do.
+package segment
+
+import "errors"
+
+// Key admits to what a [Server] offers.
+type Key [2]uint64
+
+var errSize = errors.New("a segment of another size, or without seals")
