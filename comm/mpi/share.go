@@ -23,43 +23,6 @@ func sharable() error {
 	return segment.Probe()
 }
 
-// offer is what the other ranks need to get the memory that rank 0 has made: zero if it has made none.
-type offer struct {
-	machine uint64
-	key     segment.Key
-}
-
-// makeOffer has rank 0 make memory, and returns what the others need to get it.
-func makeOffer(bytes int) (s *segment.Server, o offer, memory []byte, err error) {
-	if o.machine, err = segment.Machine(); err != nil {
-		return nil, offer{}, nil, err
-	}
-	if s, err = segment.NewServer(); err != nil {
-		return nil, offer{}, nil, err
-	}
-	if memory, err = s.Offer(0, bytes); err != nil {
-		s.Close()
-		return nil, offer{}, nil, err
-	}
-	o.key = s.Key()
-	return s, o, memory, nil
-}
-
-// accept returns the memory of an offer.
-func (o *offer) accept(ctx context.Context, bytes int) ([]byte, error) {
-	if o.machine == 0 {
-		return nil, errors.New("rank 0 has no memory to share")
-	}
-	machine, err := segment.Machine()
-	if err != nil {
-		return nil, err
-	}
-	if machine != o.machine {
-		return nil, errors.New("rank 0 is on another host, or of another user or namespace")
-	}
-	return segment.Join(ctx, o.key, 0, bytes)
-}
-
 // share has the ranks share memory: rank 0 makes it, and it is used if all others can map it. It
 // is collective.
 func (e *endpoint) share(ctx context.Context) error {
@@ -72,13 +35,14 @@ func (e *endpoint) share(ctx context.Context) error {
 	var memory []byte
 	bytes := schedule.SegmentBytes(e.size)
 	out := newCells() // an offer, and whether this rank has the memory; MPI's after an error
-	o := &hostmem.Slice[offer](out.addr(0), 1)[0]
+	offer := &hostmem.Slice[segment.Offer](out.addr(0), 1)[0]
 	all := &hostmem.Slice[uint64](out.addr(3), 1)[0]
 	reason := sharable()
 	if e.rank == 0 && reason == nil {
 		var server *segment.Server
-		if server, *o, memory, reason = makeOffer(bytes); reason == nil {
+		if server, memory, reason = segment.Serve(bytes); reason == nil {
 			defer server.Close()
+			*offer = server.Offer()
 		}
 	}
 	defer func() {
@@ -90,7 +54,7 @@ func (e *endpoint) share(ctx context.Context) error {
 		return err
 	}
 	if e.rank > 0 && reason == nil {
-		memory, reason = o.accept(ctx, bytes)
+		memory, reason = segment.Join(ctx, *offer, bytes)
 	}
 	if reason == nil {
 		*all = 1

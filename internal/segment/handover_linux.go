@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"sync"
@@ -20,91 +21,77 @@ import (
 // handoverTime bounds a handover: both processes are on one machine, which may be busy.
 const handoverTime = 10 * time.Second
 
-// A request is the number of the offer and a code of authentication. The answer is another code, with the memory's file
-// descriptor beside it.
-const (
-	requestBytes = 8 + sha256.Size
-	answerBytes  = sha256.Size
-)
+// acceptTime is the pause of a server whose process has no file descriptor left.
+const acceptTime = 10 * time.Millisecond
 
-// code authenticates who asks for an offer, or answers.
-func (k Key) code(role string, number uint64) []byte {
-	mac := hmac.New(sha256.New, k.bytes())
-	fmt.Fprintf(mac, "%s %d", role, number)
+// code authenticates who asks for a segment, or answers.
+func (o *Offer) code(role string) []byte {
+	key := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, o.Key[0]), o.Key[1])
+	mac := hmac.New(sha256.New, key)
+	mac.Write([]byte(role))
 	return mac.Sum(nil)
 }
 
-func (k Key) bytes() []byte {
-	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, k[0]), k[1])
-}
+// Roles of a code.
+const (
+	toName  = "name"
+	toJoin  = "join"
+	toServe = "serve"
+)
 
 // address is the name of the server's socket, which does not tell the key.
-func (k Key) address() *net.UnixAddr {
-	return &net.UnixAddr{Net: "unix", Name: "@tutti-" + hex.EncodeToString(k.code("name", 0)[:16])}
+func (o *Offer) address() *net.UnixAddr {
+	return &net.UnixAddr{Net: "unix", Name: "@tutti-" + hex.EncodeToString(o.code(toName)[:16])}
 }
 
-// Server hands segments over to processes that have its key.
+// Server hands a segment over to processes that have its offer.
 type Server struct {
-	key      Key
+	offer    Offer
 	listener *net.UnixListener
 
-	mu     sync.Mutex
-	offers map[uint64]int // file descriptors by number; guarded by mu
+	mu sync.Mutex
+	fd int // of the segment; -1 when closed; guarded by mu
 }
 
-// NewServer returns a server that offers nothing yet.
-func NewServer() (*Server, error) {
-	s := &Server{offers: map[uint64]int{}}
+// Serve makes a segment, all zero, and hands it over until the server is closed. Who has the segment then keeps it.
+func Serve(bytes int) (*Server, []byte, error) {
+	s := &Server{}
+	var err error
+	if s.offer.Machine, err = Machine(); err != nil {
+		return nil, nil, err
+	}
 	var random [16]byte
 	_, _ = rand.Read(random[:]) // it never fails
-	s.key = Key{binary.LittleEndian.Uint64(random[:]), binary.LittleEndian.Uint64(random[8:])}
-	var err error
-	if s.listener, err = net.ListenUnix("unix", s.key.address()); err != nil {
-		return nil, err
+	s.offer.Key[0] = binary.LittleEndian.Uint64(random[:])
+	s.offer.Key[1] = binary.LittleEndian.Uint64(random[8:])
+	if s.fd, err = create(bytes); err != nil {
+		return nil, nil, err
+	}
+	memory, err := mapMemory(s.fd, bytes)
+	if err == nil {
+		s.listener, err = net.ListenUnix("unix", s.offer.address())
+	}
+	if err != nil {
+		_ = unix.Close(s.fd)
+		if memory != nil {
+			Unmap(memory)
+		}
+		return nil, nil, err
 	}
 	go s.serve()
-	return s, nil
+	return s, memory, nil
 }
 
-// Key returns what others need to join.
-func (s *Server) Key() Key { return s.key }
+// Offer returns what others need to join.
+func (s *Server) Offer() Offer { return s.offer }
 
-// Offer makes a segment, all zero, and offers it under a number until it is withdrawn.
-func (s *Server) Offer(number uint64, bytes int) ([]byte, error) {
-	fd, err := create(bytes)
-	if err != nil {
-		return nil, err
-	}
-	memory, err := mapMemory(fd, bytes)
-	if err != nil {
-		_ = unix.Close(fd)
-		return nil, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.offers[number] = fd
-	return memory, nil
-}
-
-// Withdraw ends an offer, if there is one. Those who have the segment keep it.
-func (s *Server) Withdraw(number uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if fd, ok := s.offers[number]; ok {
-		_ = unix.Close(fd)
-		delete(s.offers, number)
-	}
-}
-
-// Close ends the server and all offers.
+// Close ends the server.
 func (s *Server) Close() {
 	_ = s.listener.Close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for number, fd := range s.offers {
-		_ = unix.Close(fd)
-		delete(s.offers, number)
-	}
+	_ = unix.Close(s.fd)
+	s.fd = -1
 }
 
 func (s *Server) serve() {
@@ -113,43 +100,30 @@ func (s *Server) serve() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // no file descriptor is left: whoever asks takes that for a refusal
-			time.Sleep(10 * time.Millisecond)
+		if err != nil { // no file descriptor is left, for now
+			time.Sleep(acceptTime)
 			continue
 		}
 		go s.answer(conn)
 	}
 }
 
-// answer serves a connection. Who may not have what it asks for gets nothing.
+// answer serves a connection. A process that may not have the segment gets nothing.
 func (s *Server) answer(conn *net.UnixConn) {
 	defer conn.Close() //nolint:errcheck // nothing is lost
 	_ = conn.SetDeadline(time.Now().Add(handoverTime))
 	if checkUser(conn) != nil {
 		return
 	}
-	var request [requestBytes]byte
-	if n, err := readFull(conn, request[:]); err != nil || n < len(request) {
-		return
-	}
-	number := binary.LittleEndian.Uint64(request[:])
-	if !hmac.Equal(request[8:], s.key.code("join", number)) {
+	var request [sha256.Size]byte
+	if _, err := io.ReadFull(conn, request[:]); err != nil || !hmac.Equal(request[:], s.offer.code(toJoin)) {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if fd, ok := s.offers[number]; ok {
-		_, _, _ = conn.WriteMsgUnix(s.key.code("offer", number), unix.UnixRights(fd), nil)
+	if s.fd >= 0 {
+		_, _, _ = conn.WriteMsgUnix(s.offer.code(toServe), unix.UnixRights(s.fd), nil)
 	}
-}
-
-func readFull(conn *net.UnixConn, b []byte) (n int, err error) {
-	for n < len(b) && err == nil {
-		var more int
-		more, err = conn.Read(b[n:])
-		n += more
-	}
-	return n, err
 }
 
 // checkUser returns an error if the process at the other end of a connection is another user's.
@@ -174,11 +148,21 @@ func checkUser(conn *net.UnixConn) error {
 	return nil
 }
 
-// Join returns the segment of that many bytes that a server offers under a number.
-func Join(ctx context.Context, key Key, number uint64, bytes int) ([]byte, error) {
+// Join returns the segment of an offer, which has that many bytes.
+func Join(ctx context.Context, o Offer, bytes int) ([]byte, error) {
+	if o == (Offer{}) {
+		return nil, errNone
+	}
+	machine, err := Machine()
+	if err != nil {
+		return nil, err
+	}
+	if machine != o.Machine {
+		return nil, errAlien
+	}
 	ctx, cancel := context.WithTimeout(ctx, handoverTime)
 	defer cancel()
-	c, err := new(net.Dialer).DialContext(ctx, "unix", key.address().Name)
+	c, err := new(net.Dialer).DialContext(ctx, "unix", o.address().Name)
 	if err != nil {
 		return nil, err
 	}
@@ -188,11 +172,10 @@ func Join(ctx context.Context, key Key, number uint64, bytes int) ([]byte, error
 	if err := checkUser(conn); err != nil {
 		return nil, err
 	}
-	request := append(binary.LittleEndian.AppendUint64(nil, number), key.code("join", number)...)
-	if _, err := conn.Write(request); err != nil {
+	if _, err := conn.Write(o.code(toJoin)); err != nil {
 		return nil, err
 	}
-	fd, err := receive(conn, key.code("offer", number))
+	fd, err := receive(conn, o.code(toServe))
 	if err != nil {
 		return nil, err
 	}
@@ -202,7 +185,7 @@ func Join(ctx context.Context, key Key, number uint64, bytes int) ([]byte, error
 
 // receive returns the file descriptor that comes with an answer.
 func receive(conn *net.UnixConn, want []byte) (fd int, err error) {
-	var answer [answerBytes]byte
+	var answer [sha256.Size]byte
 	control := make([]byte, unix.CmsgSpace(4))
 	n, controlBytes, _, _, err := conn.ReadMsgUnix(answer[:], control)
 	if err != nil {

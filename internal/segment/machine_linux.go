@@ -28,18 +28,11 @@ func Machine() (uint64, error) {
 
 // Probe returns why this process cannot share memory with others of its machine, nil if it can.
 func Probe() error {
-	if _, err := Machine(); err != nil {
-		return err
-	}
-	s, err := NewServer()
+	s, memory, err := Serve(os.Getpagesize())
 	if err != nil {
 		return err
 	}
-	defer s.Close()
-	memory, err := s.Offer(0, os.Getpagesize())
-	if err != nil {
-		return err
-	}
+	s.Close()
 	Unmap(memory)
 	return nil
 }

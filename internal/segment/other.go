@@ -18,23 +18,17 @@ func Probe() error { return errNotLinux }
 // Server is none.
 type Server struct{}
 
-// NewServer returns an error.
-func NewServer() (*Server, error) { return nil, errNotLinux }
+// Serve returns an error.
+func Serve(int) (*Server, []byte, error) { return nil, nil, errNotLinux }
 
-// Key returns nothing.
-func (*Server) Key() (k Key) { return k }
-
-// Offer returns an error.
-func (*Server) Offer(uint64, int) ([]byte, error) { return nil, errNotLinux }
-
-// Withdraw does nothing.
-func (*Server) Withdraw(uint64) {}
+// Offer returns none.
+func (*Server) Offer() (o Offer) { return o }
 
 // Close does nothing.
 func (*Server) Close() {}
 
 // Join returns an error.
-func Join(context.Context, Key, uint64, int) ([]byte, error) { return nil, errNotLinux }
+func Join(context.Context, Offer, int) ([]byte, error) { return nil, errNotLinux }
 
 // Unmap does nothing.
 func Unmap([]byte) {}

@@ -8,14 +8,14 @@
 //
 // # Handover
 //
-// The process that makes a segment offers it by a [Server], a Unix socket in the abstract namespace. Others have learned
-// the server's [Key] over a connection that is authenticated already, and [Join]. The name of the socket is a hash of the
-// key, and both sides prove by a code of authentication that they have the key. Before that, each side asks the kernel
-// who is at the other end: a process of another user is refused. So strangers get nothing, and neither does a process
-// of another user namespace, for which the kernel names another user.
+// The process that makes a segment hands it over by a [Server], a Unix socket in the abstract namespace. Others have
+// learned its [Offer] over a connection that is authenticated already, and [Join]. The name of the socket is a hash of
+// the offer's key, and both sides prove by a code of authentication that they have the key. Before that, each side asks
+// the kernel who is at the other end: a process of another user is refused. So strangers get nothing, and neither does a
+// process of another user namespace, for which the kernel names another user.
 //
-// Processes that look for each other compare what [Machine] returns: those of different hosts or namespaces do not try.
-// That is a hint, which saves time: what proves that two processes are on one machine is the handover.
+// An offer also has the number of the maker's [Machine]: those of other hosts or namespaces do not try. That saves
+// time. What proves that two processes are on one machine is the handover.
 //
 // # Use
 //
@@ -32,7 +32,14 @@ package segment
 
 import "errors"
 
-// Key admits to what a [Server] offers.
-type Key [2]uint64
+// Offer is what a process needs to join a segment. The zero Offer is of none.
+type Offer struct {
+	Machine uint64 // of the maker, as [Machine] returns it
+	Key     [2]uint64
+}
 
-var errSize = errors.New("a segment of another size, or without seals")
+var (
+	errSize  = errors.New("a segment of another size, or without seals")
+	errNone  = errors.New("no memory is offered")
+	errAlien = errors.New("the memory is on another host, or of another user or namespace")
+)

@@ -37,11 +37,12 @@ var helpers = map[string]func() error{
 	},
 	"probe": Probe,
 	"join": func() error {
-		var key Key
-		if err := json.Unmarshal([]byte(os.Getenv("SEGMENT_TEST_KEY")), &key); err != nil {
+		var offer Offer
+		if err := json.Unmarshal([]byte(os.Getenv("SEGMENT_TEST_OFFER")), &offer); err != nil {
 			return err
 		}
-		memory, err := Join(context.Background(), key, 7, page)
+		offer.Machine, _ = Machine() // that is no proof
+		memory, err := Join(context.Background(), offer, page)
 		if err == nil {
 			memory[1] = 43
 		}
@@ -70,52 +71,53 @@ func help(t *testing.T, helper string, program ...string) *exec.Cmd {
 	return cmd
 }
 
-func server(t *testing.T) *Server {
-	s, err := NewServer()
+func serve(t *testing.T) (*Server, []byte) {
+	s, memory, err := Serve(page)
 	require.NoError(t, err)
-	t.Cleanup(s.Close)
-	return s
+	t.Cleanup(func() {
+		s.Close()
+		Unmap(memory)
+	})
+	return s, memory
 }
 
-// A segment is handed over to who has the key, under its number, in its size.
+// A segment is handed over to who has the offer, in its size.
 func TestHandover(t *testing.T) {
-	s := server(t)
-	a, err := s.Offer(7, page)
-	require.NoError(t, err)
-	b, err := Join(soon(t), s.Key(), 7, page)
+	s, a := serve(t)
+	b, err := Join(soon(t), s.Offer(), page)
 	require.NoError(t, err)
 	a[17] = 42
 	assert.Equal(t, byte(42), b[17])
 
-	_, err = Join(soon(t), s.Key(), 8, page)
-	assert.Error(t, err, "another number")
-	_, err = Join(soon(t), s.Key(), 7, 2*page)
+	_, err = Join(soon(t), s.Offer(), 2*page)
 	assert.ErrorIs(t, err, errSize)
-	_, err = Join(soon(t), Key{s.Key()[0] + 1, s.Key()[1]}, 7, page)
+	other := s.Offer()
+	other.Key[0]++
+	_, err = Join(soon(t), other, page)
 	assert.Error(t, err, "another key, which is another address")
+	other = s.Offer()
+	other.Machine++
+	_, err = Join(soon(t), other, page)
+	assert.ErrorIs(t, err, errAlien)
+	_, err = Join(soon(t), Offer{}, page)
+	assert.ErrorIs(t, err, errNone)
 
-	s.Withdraw(7)
-	_, err = Join(soon(t), s.Key(), 7, page)
-	assert.Error(t, err)
 	s.Close()
-	_, err = Join(soon(t), s.Key(), 7, page)
+	_, err = Join(soon(t), s.Offer(), page)
 	assert.Error(t, err)
 	a[18] = 43
 	assert.Equal(t, byte(43), b[18], "those that have it keep it")
-	Unmap(a)
 	Unmap(b)
 }
 
-// Who finds the socket and has not the key gets nothing, whatever it says.
+// A process that finds the socket and has not the key gets nothing, whatever it says.
 func TestStrangersGetNothing(t *testing.T) {
-	s := server(t)
-	memory, err := s.Offer(7, page)
-	require.NoError(t, err)
-	defer Unmap(memory)
-	for _, code := range [][]byte{make([]byte, 32), s.Key().code("offer", 7), s.Key().code("join", 8)} {
+	s, _ := serve(t)
+	offer := s.Offer()
+	for _, code := range [][]byte{make([]byte, 32), offer.code(toServe), offer.code(toName)} {
 		conn, err := new(net.Dialer).DialContext(soon(t), "unix", s.listener.Addr().String())
 		require.NoError(t, err)
-		_, err = conn.Write(append([]byte{7, 0, 0, 0, 0, 0, 0, 0}, code...))
+		_, err = conn.Write(code)
 		require.NoError(t, err)
 		n, err := conn.Read(make([]byte, 100))
 		assert.Error(t, err)
@@ -126,14 +128,11 @@ func TestStrangersGetNothing(t *testing.T) {
 
 // Another process of this user joins; one of another user is refused by both sides, though it has the key.
 func TestOtherProcesses(t *testing.T) {
-	s := server(t)
-	memory, err := s.Offer(7, page)
-	require.NoError(t, err)
-	defer Unmap(memory)
-	key, err := json.Marshal(s.Key())
+	s, memory := serve(t)
+	offer, err := json.Marshal(s.Offer())
 	require.NoError(t, err)
 	same := help(t, "join")
-	same.Env = append(same.Env, "SEGMENT_TEST_KEY="+string(key))
+	same.Env = append(same.Env, "SEGMENT_TEST_OFFER="+string(offer))
 	out, err := same.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	assert.Equal(t, byte(43), memory[1])
@@ -150,7 +149,7 @@ func TestOtherProcesses(t *testing.T) {
 		require.NoError(t, os.Chmod(dir, 0o755)) //nolint:gosec // likewise
 	}
 	other := exec.CommandContext(soon(t), copied)
-	other.Env = append(os.Environ(), "SEGMENT_TEST_HELPER=join", "SEGMENT_TEST_KEY="+string(key))
+	other.Env = append(os.Environ(), "SEGMENT_TEST_HELPER=join", "SEGMENT_TEST_OFFER="+string(offer))
 	other.Dir = "/"
 	other.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	out, err = other.CombinedOutput()
