@@ -11,6 +11,7 @@ import (
 	"sync"
 	"unsafe"
 
+	"github.com/tutti-go/tutti/delta/internal/crc"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/gaps"
 	"github.com/tutti-go/tutti/internal/hostmem"
@@ -163,7 +164,8 @@ func (c *coder) changes(
 }
 
 // patch adds the first differences of the area to the elements of a block, or subtracts them. It returns the
-// checksum of the block, given that of the block before. A position outside of the block is skipped.
+// checksum of the block, given that of the block before. A position outside of the block is skipped. The differences
+// are overwritten.
 func (c *coder) patch(p place, d dtype.DType, elements, changed int, sum uint32, subtract bool) (uint32, error) {
 	if changed == 0 {
 		return sum, nil
@@ -177,41 +179,21 @@ func (c *coder) patch(p place, d dtype.DType, elements, changed int, sum uint32,
 	}
 	idx := c.idx[:changed]
 	diffs := c.area[diffsAt(len(c.idx)):]
+	data := hostmem.Slice[byte](p.addr, elements*d.Size())
 	switch d.Size() {
 	case 1:
-		patchHost(
-			hostmem.Slice[int8](p.addr, elements),
-			d,
-			idx,
-			view[int8](diffs),
-			subtract,
-		)
+		patchHost(view[int8](data), d, idx, view[int8](diffs), subtract)
 	case 2:
-		patchHost(
-			hostmem.Slice[int16](p.addr, elements),
-			d,
-			idx,
-			view[int16](diffs),
-			subtract,
-		)
+		patchHost(view[int16](data), d, idx, view[int16](diffs), subtract)
 	case 4:
-		patchHost(
-			hostmem.Slice[int32](p.addr, elements),
-			d,
-			idx,
-			view[int32](diffs),
-			subtract,
-		)
+		patchHost(view[int32](data), d, idx, view[int32](diffs), subtract)
 	default:
-		patchHost(
-			hostmem.Slice[int64](p.addr, elements),
-			d,
-			idx,
-			view[int64](diffs),
-			subtract,
-		)
+		patchHost(view[int64](data), d, idx, view[int64](diffs), subtract)
 	}
-	return crc32.Checksum(hostmem.Slice[byte](p.addr, elements*d.Size()), castagnoli), nil
+	if difference, ok := crc.Change(idx, diffs, d.Size(), len(data)); ok {
+		return sum ^ difference, nil
+	}
+	return crc32.Checksum(data, castagnoli), nil
 }
 
 // widen sets c.diffs to the differences of an area with that room.
@@ -343,10 +325,15 @@ func (c *coder) encodeDense(elements int) []byte {
 	return c.dense
 }
 
-// leading sets the eight bits that follow the sign of each element, with a zero if there are seven.
-func leading[T uint8 | uint16 | uint32 | uint64](to []uint8, from []T) {
-	for i, v := range from {
-		to[i] = uint8(v << 1 >> (8*unsafe.Sizeof(v) - 8))
+// class returns the eight bits that follow the sign of an element, with a zero if there are seven.
+func class[T uint8 | uint16 | uint32 | uint64](v T) uint8 {
+	return uint8(v << 1 >> (8*unsafe.Sizeof(v) - 8))
+}
+
+// classify sets the classes of elements.
+func classify[T uint8 | uint16 | uint32 | uint64](classes []uint8, from []T) {
+	for i, v := range from[:len(classes)] {
+		classes[i] = class(v)
 	}
 }
 
@@ -355,22 +342,29 @@ func (c *coder) classify(data []byte, d dtype.DType) {
 	c.classes = grown(c.classes, len(data)/d.Size())
 	switch d.Size() {
 	case 1:
-		leading(c.classes, view[uint8](data))
+		classify(c.classes, view[uint8](data))
 	case 2:
-		leading(c.classes, view[uint16](data))
+		classify(c.classes, view[uint16](data))
 	case 4:
-		leading(c.classes, view[uint32](data))
+		classify(c.classes, view[uint32](data))
 	default:
-		leading(c.classes, view[uint64](data))
+		classify(c.classes, view[uint64](data))
 	}
-	var counts [256]int32
-	for _, k := range c.classes {
-		counts[k]++
+	var counts [4][256]int32 // of every fourth element: of one class there are many in a row
+	quads := c.classes
+	for ; len(quads) >= 4; quads = quads[4:] {
+		counts[0][quads[0]]++
+		counts[1][quads[1]]++
+		counts[2][quads[2]]++
+		counts[3][quads[3]]++
+	}
+	for _, k := range quads {
+		counts[0][k]++
 	}
 	sum := int32(0)
-	for k, n := range counts {
+	for k := range c.starts {
 		c.starts[k] = sum
-		sum += n
+		sum += counts[0][k] + counts[1][k] + counts[2][k] + counts[3][k]
 	}
 }
 
@@ -404,21 +398,36 @@ func (c *coder) encodeSorted(old []byte, d dtype.DType) []byte {
 // unsort makes positions in the order of classes those in data, ascending, and sets their differences.
 func (c *coder) unsort(data []byte, d dtype.DType) {
 	c.classify(data, d)
-	c.second = c.second[:0]
-	c.diffs = c.diffs[:0]
-	var slots [256]int
+	m := len(c.idx)
+	c.second = grown(c.second, m)
+	c.diffs = grown(c.diffs, m)
+	var slots [256]int   // the next entry of each class
+	var until [256]int32 // how many elements of it are left up to that entry; below 1: there is none
+	next := func(k uint8, before int32) {
+		until[k] = 0
+		if j := slots[k]; j < m {
+			until[k] = c.idx[j] - before
+		}
+	}
 	for k, start := range c.starts {
 		slots[k], _ = slices.BinarySearch(c.idx, start)
+		next(uint8(k), start-1)
 	}
-	next := c.starts
+	found := 0
 	for i, k := range c.classes {
-		if j := slots[k]; j < len(c.idx) && c.idx[j] == next[k] {
-			c.second, c.diffs = append(c.second, int32(i)), append(c.diffs, unzigzag(c.values[j]+1))
-			slots[k]++
+		until[k]--
+		if until[k] != 0 || found >= m {
+			continue
 		}
-		next[k]++
+		j := slots[k]
+		c.second[found] = int32(i)
+		c.diffs[found] = unzigzag(c.values[j] + 1)
+		found++
+		slots[k]++
+		next(k, c.idx[j])
 	}
-	copy(c.idx, c.second)
+	copy(c.idx, c.second[:found])
+	c.diffs = c.diffs[:found]
 }
 
 // appendPositions appends the section of ascending positions.

@@ -128,7 +128,27 @@ func BenchmarkDiff(b *testing.B) {
 	}
 }
 
-// BenchmarkApply includes the pass over the block for its checksum.
+// BenchmarkApplySorted is BenchmarkApply of what is written for files. The elements move on from round to round.
+func BenchmarkApplySorted(b *testing.B) {
+	for _, share := range []float64{0.01, 0.03} {
+		b.Run(dtype.BF16.String()+"-"+percent(share), func(b *testing.B) {
+			r := rand.New(rand.NewPCG(1, 2))
+			old, new := moved(r, blockLen, share, lastPlace(r))
+			var c coder
+			compare(&c, old, new, dtype.BF16)
+			m := len(c.idx)
+			code := slices.Clone(c.encodeSorted(old, dtype.BF16))
+			for b.Loop() {
+				if _, err := c.apply(code, hostPlace(old), dtype.BF16, blockLen, 0, false); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(m), "ns/changed")
+		})
+	}
+}
+
+// BenchmarkApply includes the checksum of the block.
 func BenchmarkApply(b *testing.B) {
 	for _, share := range []float64{0.01, 0.03, 0.1} {
 		b.Run(dtype.BF16.String()+"-"+percent(share), func(b *testing.B) {
@@ -177,8 +197,9 @@ func BenchmarkStages(b *testing.B) {
 				writeDiffs[int16](&c, code[0], c.area[diffsAt(m):])
 				return nil
 			}},
-			{"patch", func() error { // without checksums
+			{"patch", func() error { // with the list, without checksums
 				undo = !undo
+				writeDiffs[int16](&c, code[0], c.area[diffsAt(m):])
 				patchHost(view[int16](old), dtype.BF16, c.idx[:m], view[int16](c.area[diffsAt(m):]), undo)
 				return nil
 			}},

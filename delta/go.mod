@@ -5,11 +5,11 @@ go 1.25.0
 require (
 	github.com/stretchr/testify v1.12.1
 	github.com/tutti-go/tutti v0.2.0
+	golang.org/x/sys v0.47.0
 )
 
 require (
 	github.com/ebitengine/purego v0.11.3 // indirect
 	github.com/x448/float16 v0.8.4 // indirect
 	go.yaml.in/yaml/v3 v3.0.6 // indirect
-	golang.org/x/sys v0.47.0 // indirect
 )

@@ -96,16 +96,23 @@ func listDiffs[T signed](
 	return len(found)
 }
 
-// patchHost adds differences to the elements of a block, or subtracts them. A position outside of the block is skipped.
+// patchHost adds differences to the elements of a block, or subtracts them, and sets each difference to the bits in
+// which the element has changed. A position outside of the block is skipped.
 func patchHost[T signed](x []T, d dtype.DType, idx []int32, diffs []T, subtract bool) {
 	flip := T(signFlips(d))
 	sign := T(0)
 	if subtract {
 		sign = -1
 	}
+	diffs = diffs[:len(idx)]
 	for i, position := range idx {
-		if uint(position) < uint(len(x)) {
-			x[position] = ordered(ordered(x[position], flip)+(diffs[i]^sign)-sign, flip)
+		if uint(position) >= uint(len(x)) {
+			diffs[i] = 0
+			continue
 		}
+		old := x[position]
+		now := ordered(ordered(old, flip)+(diffs[i]^sign)-sign, flip)
+		x[position] = now
+		diffs[i] = old ^ now
 	}
 }

@@ -248,6 +248,7 @@ func testChanges[T uint8 | uint16 | uint32 | uint64](m memory, d dtype.DType, n 
 	require.NoError(m, err)
 	require.Equal(m, checksum(now), sum, what)
 	require.True(m, slices.Equal(now, values[T](from)), what)
+	copy(view[T](c.area[diffsAt(len(c.idx)):]), diffs)
 	sum, err = c.patch(from.place, d, n, len(idx), checksum(now), true)
 	require.NoError(m, err)
 	require.Equal(m, checksum(old), sum, "%s, back", what)
