@@ -3,20 +3,23 @@
 // work of the others as if it had succeeded.
 //
 // A rank that aborts sets a notice, which the members of its group watch. Each answers with what it is doing. The
-// answer also says that the member knows, so the rank waits for all answers before it ends any work. While nobody
-// aborts, nothing is sent.
+// answer also says that the member knows, so the rank waits for all answers before it ends any work. A member has one
+// answer for all ranks that abort, which it repeats only for one that had completed less than those before. A rank that
+// has aborted answers nobody: its notice is its answer. So n ranks that abort at the same time write 2n keys, not n².
+// While nobody aborts, nothing is sent.
 //
 // The keys in the store are these, with the name of the group and 0 bytes in between:
 //
-//	peers/member/  RANK           has joined and not left; outlives its process
-//	peers/alive/   RANK           the same, leased: a member without is lost
-//	peers/notice/  RANK           has aborted, or its process keeps the store; leased
-//	peers/answer/  ABORTED, RANK  what the rank was doing; leased, deleted when the aborted rank leaves
+//	peers/member/  RANK  has joined and not left; outlives its process
+//	peers/alive/   RANK  the same, leased: a member without is lost
+//	peers/notice/  RANK  has aborted, or its process keeps the store; leased
+//	peers/answer/  RANK  knows of an abort, and what it was doing then; leased, deleted when it leaves
 //
 // No lock is held during a call of the store's client, which may call the watches of other ranks of the process.
 package peers
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -73,6 +76,7 @@ type Group struct {
 
 	mu      sync.Mutex
 	notices map[int]notice // of other ranks; guarded by mu
+	known   answer         // the rank's answer, zero while it knows of no abort; guarded by mu
 }
 
 // notice is what a rank tells the others. The zero notice says nothing.
@@ -80,7 +84,15 @@ type notice struct {
 	Aborted bool   `json:"aborted,omitempty"`
 	Cause   string `json:"cause,omitempty"`
 	Done    uint64 `json:"done,omitempty"`   // collectives that the rank had completed
+	Doing   string `json:"doing,omitempty"`  // what the rank was doing when it aborted
+	Answer  string `json:"answer,omitempty"` // what it had answered to earlier aborts, "" for none
 	Keeper  bool   `json:"keeper,omitempty"` // the rank's process keeps the store
+}
+
+// answer is what a rank says to those that abort.
+type answer struct {
+	Doing string `json:"doing"`
+	Done  uint64 `json:"done"` // the rank knows that its later collectives have failed
 }
 
 // Join makes a rank a member of a group. status says in a few words what the rank is doing; it must not wait. A rank
@@ -127,12 +139,6 @@ func (g *Group) prefix(kind string) string { return kind + g.name + "\x00" }
 
 func (g *Group) key(kind string, rank int) string { return g.prefix(kind) + strconv.Itoa(rank) }
 
-func (g *Group) answerPrefix(aborted int) string { return g.key(answerKeys, aborted) + "\x00" }
-
-func (g *Group) answerKey(aborted, rank int) string {
-	return g.answerPrefix(aborted) + strconv.Itoa(rank)
-}
-
 // rankOf returns the rank at the end of a key, false if it is none of another rank.
 func (g *Group) rankOf(key string) (int, bool) {
 	rank, err := strconv.Atoi(key[strings.LastIndexByte(key, 0)+1:])
@@ -164,32 +170,68 @@ func (g *Group) hear(e store.Event) {
 			return
 		}
 	}
-	n.Cause = shorten(printable.Text(n.Cause))
-	if g.note(rank, n) {
-		g.client.Post(g.answerKey(rank, g.rank), []byte(shorten(g.status())), store.Lease)
+	n.Cause = legible(n.Cause)
+	n.Doing = legible(n.Doing)
+	n.Answer = legible(n.Answer)
+	if g.note(rank, n) && !g.aborted.Load() {
+		g.answer()
 	}
 }
 
-// note keeps a notice, and reports whether it is of an abort that was not known. An abort is not taken back.
-func (g *Group) note(rank int, n notice) (aborts bool) {
+// note keeps a notice, and reports whether it is of an abort that the rank's answer does not cover. An abort is not
+// taken back.
+func (g *Group) note(rank int, n notice) (uncovered bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.notices[rank].Aborted {
 		return false
 	}
 	g.notices[rank] = n
-	if n.Aborted {
-		g.failed.Store(true)
+	if !n.Aborted {
+		return false
 	}
-	return n.Aborted
+	uncovered = !g.failed.Load() || n.Done < g.known.Done
+	if uncovered {
+		g.known.Done = n.Done
+	}
+	g.failed.Store(true)
+	return uncovered
 }
 
-// awaitStore waits for the end of the store.
+// answer tells the ranks that have aborted that this one knows, and what it is doing.
+func (g *Group) answer() {
+	doing := shorten(g.status())
+	g.mu.Lock()
+	g.known.Doing = doing
+	value, err := json.Marshal(g.known)
+	g.mu.Unlock()
+	if err != nil {
+		return // a text and a number are JSON
+	}
+	g.client.Post(g.key(answerKeys, g.rank), value, store.Lease)
+	select {
+	case <-g.left: // Leave may have deleted the answer before it was there
+		g.client.Drop(g.key(answerKeys, g.rank))
+	default:
+	}
+}
+
+// awaitStore waits for the end of the rank's session.
 func (g *Group) awaitStore() {
 	select {
-	case <-g.client.Done():
-		g.loseStore()
 	case <-g.left:
+		return
+	case <-g.client.Done():
+	}
+	select {
+	case <-g.left: // the session ended because of that
+		return
+	default:
+	}
+	g.loseStore()
+	if g.Failed(math.MaxUint64) == nil { // no rank keeps the store, so its loss fails nobody
+		const text = "peers: the session with the store is lost: this rank no longer learns of peers that abort"
+		slog.Warn(text, "rank", g.rank, "size", g.size, "err", g.client.Err())
 	}
 }
 
@@ -238,10 +280,11 @@ func (g *Group) Abort(ctx context.Context, cause string, done uint64) string {
 	default:
 	}
 	g.aborted.Store(true)
+	earlier := g.abortedRanks()
 	var doing []string
-	err := g.publish(ctx, notice{Aborted: true, Cause: shorten(cause), Done: done})
+	err := g.publishAbort(ctx, cause, done)
 	if err == nil {
-		doing, err = g.askAll(ctx)
+		doing, err = g.askAll(ctx, done, earlier)
 	}
 	if g.client.Err() != nil { // the others learn of it from the store
 		g.loseStore()
@@ -258,10 +301,36 @@ func (g *Group) Abort(ctx context.Context, cause string, done uint64) string {
 	return g.describe(doing)
 }
 
-// askAll waits until no member that can be reached is silent, and returns what each rank is doing.
-func (g *Group) askAll(ctx context.Context) (doing []string, err error) {
+// publishAbort sets the notice of an abort, which is the rank's answer to others that abort.
+func (g *Group) publishAbort(ctx context.Context, cause string, done uint64) error {
+	doing := shorten(g.status())
+	g.mu.Lock()
+	before := g.known.Doing
+	g.mu.Unlock()
+	err := g.publish(ctx, notice{Aborted: true, Cause: shorten(cause), Done: done, Doing: doing, Answer: before})
+	if err != nil { // there may be no notice, so the ranks that abort wait for an answer
+		g.aborted.Store(false)
+		if g.failed.Load() {
+			g.answer()
+		}
+	}
+	return err
+}
+
+// abortedRanks returns the notices of the ranks that are known to have aborted.
+func (g *Group) abortedRanks() map[int]notice {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	aborted := maps.Clone(g.notices)
+	maps.DeleteFunc(aborted, func(_ int, n notice) bool { return !n.Aborted })
+	return aborted
+}
+
+// askAll waits until no member that can be reached is silent, and returns what each rank is doing. earlier are the
+// ranks that had aborted before this one, which had completed done collectives.
+func (g *Group) askAll(ctx context.Context, done uint64, earlier map[int]notice) (doing []string, err error) {
 	for {
-		known, err := g.ask(ctx)
+		known, err := g.ask(ctx, done, earlier)
 		if err != nil && doing != nil && g.client.Err() == nil { // ctx has ended
 			return doing, nil
 		}
@@ -273,28 +342,70 @@ func (g *Group) askAll(ctx context.Context) (doing []string, err error) {
 		if rank < 0 {
 			return doing, nil
 		}
-		look, cancel := context.WithTimeout(ctx, lookEvery)
-		_, _ = g.client.Get(look, g.answerKey(g.rank, rank))
-		cancel()
+		g.await(ctx, rank, done)
 	}
 }
 
+// await waits for the answer of a rank, until ctx or a look ends.
+func (g *Group) await(ctx context.Context, rank int, done uint64) {
+	look, cancel := context.WithTimeout(ctx, lookEvery)
+	defer cancel()
+	stop, err := g.client.Watch(look, g.key(answerKeys, rank), func(e store.Event) {
+		from, ok := g.rankOf(e.Key) // the key of rank 1 is a prefix of that of rank 10
+		if _, covers := parseAnswer(e.Value, done); ok && from == rank && covers {
+			cancel()
+		}
+	})
+	if err == nil {
+		defer stop()
+	}
+	<-look.Done()
+}
+
+// parseAnswer returns what a rank is doing, and whether its answer is one to an abort after done collectives.
+func parseAnswer(value []byte, done uint64) (doing string, ok bool) {
+	var a answer
+	err := json.Unmarshal(value, &a)
+	return legible(a.Doing), err == nil && a.Done <= done
+}
+
 // ask returns what each rank is doing as far as it is known now.
-func (g *Group) ask(ctx context.Context) ([]string, error) {
-	members, membersErr := g.list(ctx, g.prefix(memberKeys))
-	alive, aliveErr := g.list(ctx, g.prefix(aliveKeys))
-	answers, answersErr := g.list(ctx, g.answerPrefix(g.rank))
-	if err := errors.Join(membersErr, aliveErr, answersErr); err != nil {
-		return nil, err
+func (g *Group) ask(ctx context.Context, done uint64, earlier map[int]notice) ([]string, error) {
+	if g.stop == nil { // nobody calls hear
+		notices, err := g.client.List(ctx, g.prefix(noticeKeys))
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range notices {
+			g.hear(store.Event{Entry: e})
+		}
+	}
+	aborted := g.abortedRanks()
+	var members, alive, answers map[int][]byte
+	if len(aborted) < g.size-1 {
+		var errs [3]error
+		members, errs[0] = g.list(ctx, g.prefix(memberKeys))
+		alive, errs[1] = g.list(ctx, g.prefix(aliveKeys))
+		answers, errs[2] = g.list(ctx, g.prefix(answerKeys))
+		if err := errors.Join(errs[:]...); err != nil {
+			return nil, err
+		}
 	}
 	doing := make([]string, g.size)
 	for rank := range doing {
-		answer, answered := answers[rank]
+		n, knows := aborted[rank]
+		text, answered := parseAnswer(answers[rank], done)
 		_, reachable := alive[rank]
 		_, member := members[rank]
 		switch {
+		case earlier[rank].Doing != "":
+			doing[rank] = n.Doing
 		case answered:
-			doing[rank] = shorten(printable.Text(answer))
+			doing[rank] = text
+		case n.Answer != "" || n.Doing != "":
+			doing[rank] = cmp.Or(n.Answer, n.Doing)
+		case reachable && knows:
+			doing[rank] = "aborted: " + n.Cause
 		case reachable:
 			doing[rank] = silent
 		case member:
@@ -307,12 +418,12 @@ func (g *Group) ask(ctx context.Context) ([]string, error) {
 }
 
 // list returns the values of keys by rank.
-func (g *Group) list(ctx context.Context, prefix string) (map[int]string, error) {
+func (g *Group) list(ctx context.Context, prefix string) (map[int][]byte, error) {
 	entries, err := g.client.List(ctx, prefix)
-	values := map[int]string{}
+	values := map[int][]byte{}
 	for _, e := range entries {
 		if rank, ok := g.rankOf(e.Key); ok {
-			values[rank] = string(e.Value)
+			values[rank] = e.Value
 		}
 	}
 	return values, err
@@ -348,12 +459,10 @@ func (g *Group) Leave() {
 		}
 		g.stop()
 		g.forget()
-		switch {
-		case g.aborted.Load():
-			for rank := range g.size {
-				g.client.Drop(g.answerKey(g.rank, rank))
-			}
-		case g.keeps():
+		if g.failed.Load() {
+			g.client.Drop(g.key(answerKeys, g.rank))
+		}
+		if g.keeps() && !g.aborted.Load() {
 			g.client.Drop(g.key(noticeKeys, g.rank))
 		}
 	})
@@ -364,6 +473,9 @@ func (g *Group) forget() {
 	g.client.Drop(g.key(aliveKeys, g.rank))
 	g.client.Drop(g.key(memberKeys, g.rank))
 }
+
+// legible makes a text of another rank fit for errors.
+func legible(text string) string { return shorten(printable.Text(text)) }
 
 // shorten cuts a text that is too long.
 func shorten(text string) string {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"strings"
 	"sync"
@@ -103,9 +104,27 @@ func bounded(t *testing.T) context.Context {
 	return ctx
 }
 
+// journal is a log that is read while others write to it.
+type journal struct {
+	mu   sync.Mutex
+	text bytes.Buffer // guarded by mu
+}
+
+func (j *journal) Write(p []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.Write(p)
+}
+
+func (j *journal) String() string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.String()
+}
+
 // logged returns what is logged from now on.
-func logged(t *testing.T) *bytes.Buffer {
-	var text bytes.Buffer
+func logged(t *testing.T) *journal {
+	var text journal
 	saved := slog.Default()
 	slog.SetDefault(slog.New(slog.NewTextHandler(&text, nil)))
 	t.Cleanup(func() { slog.SetDefault(saved) })
@@ -399,4 +418,165 @@ func TestLongName(t *testing.T) {
 func TestFailedAllocatesNothing(t *testing.T) {
 	g := peers.Join(t.Context(), job(t, 1)[0], "0", 0, 2, says("busy"))
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _ = g.Failed(1) }))
+}
+
+// counter counts the keys of groups that are set.
+func counter(t *testing.T, server *store.Server) func() map[string]int {
+	var mu sync.Mutex
+	counts := map[string]int{}
+	stop, err := server.Local("counter").Watch(t.Context(), "peers/", func(e store.Event) {
+		kind, _, _ := strings.Cut(strings.TrimPrefix(e.Key, "peers/"), "/")
+		mu.Lock()
+		defer mu.Unlock()
+		if !e.Deleted {
+			counts[kind]++
+		}
+	})
+	require.NoError(t, err)
+	t.Cleanup(stop)
+	return func() map[string]int {
+		mu.Lock()
+		defer mu.Unlock()
+		return maps.Clone(counts)
+	}
+}
+
+// together has ranks abort at the same time. done is what each has completed.
+func together(t *testing.T, groups []*peers.Group, done func(rank int) uint64) {
+	ctx := bounded(t)
+	var aborts sync.WaitGroup
+	for r, g := range groups {
+		aborts.Go(func() { assert.NotContains(t, g.Abort(ctx, "timed out", done(r)), "does not answer") })
+	}
+	aborts.Wait()
+	require.NoError(t, ctx.Err())
+}
+
+// Ranks that abort at the same time write a notice each, and one answer at most before it, however many they are.
+func TestWritesOfAbortsAtTheSameTime(t *testing.T) {
+	for _, size := range []int{2, 64, 512} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			server := store.NewServer(store.Options{})
+			counts := counter(t, server)
+			groups := make([]*peers.Group, size)
+			for r := range groups {
+				groups[r] = peers.Join(t.Context(), server.Local(fmt.Sprint(r)), "0", r, size, says("busy"))
+			}
+			joined := counts()["notice"] // of ranks whose process keeps the store
+			together(t, groups, func(int) uint64 { return 7 })
+			assert.Equal(t, size, counts()["notice"]-joined)
+			assert.LessOrEqual(t, counts()["answer"], size)
+			for r, g := range groups {
+				require.ErrorIs(t, g.Failed(8), comm.ErrPeerFailed, "rank %d", r)
+				g.Leave()
+			}
+		})
+	}
+}
+
+// A rank that has aborted answers nobody, also those that had completed less than it.
+func TestAbortedRanksDoNotAnswer(t *testing.T) {
+	const size = 64
+	server := store.NewServer(store.Options{})
+	counts := counter(t, server)
+	groups := make([]*peers.Group, size)
+	var begun sync.WaitGroup
+	begun.Add(size)
+	for r := range groups {
+		groups[r] = peers.Join(t.Context(), server.Local(fmt.Sprint(r)), "0", r, size, func() string {
+			begun.Done() // once a rank, in its abort: a second time panics
+			begun.Wait()
+			return "busy"
+		})
+	}
+	joined := counts()["notice"]
+	together(t, groups, func(r int) uint64 { return uint64(size - r) })
+	assert.Equal(t, size, counts()["notice"]-joined)
+	assert.Zero(t, counts()["answer"])
+}
+
+// A rank that takes part answers again for ranks that have completed less than those before, and for no others.
+func TestOneAnswerForSeveralAborts(t *testing.T) {
+	server := store.NewServer(store.Options{})
+	counts := counter(t, server)
+	groups := make([]*peers.Group, 6)
+	for r := range groups {
+		groups[r] = peers.Join(t.Context(), server.Local(fmt.Sprint(r)), "0", r, len(groups), says(fmt.Sprint("rank ", r)))
+	}
+	ctx := bounded(t)
+	for i, c := range []struct {
+		done    uint64
+		answers int
+	}{{5, 5}, {5, 5}, {9, 5}, {3, 5 + 2}} {
+		text := groups[i].Abort(ctx, "timed out", c.done)
+		assert.Contains(t, text, "rank 5: rank 5")
+		assert.Equal(t, c.answers, counts()["answer"], "abort %d", i)
+	}
+	require.NoError(t, ctx.Err())
+	for collectives, rank := range map[uint64]int{4: 3, 6: 3, 10: 3} {
+		assert.ErrorContains(t, groups[5].Failed(collectives), fmt.Sprintf("rank %d aborted", rank))
+	}
+	assert.NoError(t, groups[5].Failed(3))
+}
+
+// The text says what a rank was doing when it learned of the abort, also if it has aborted and left since.
+func TestTextOfARankThatLeft(t *testing.T) {
+	server := store.NewServer(store.Options{})
+	groups := make([]*peers.Group, 3)
+	for r, status := range []func() string{
+		says("timed out"),
+		says("in flight: allreduce"),
+		func() string { // rank 1 has answered
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			groups[1].Abort(ctx, "a peer has failed", 0)
+			groups[1].Leave()
+			return "idle"
+		},
+	} {
+		groups[r] = peers.Join(t.Context(), server.Local(fmt.Sprint("rank ", r)), "0", r, 3, status)
+	}
+	ctx := bounded(t)
+	assert.Equal(t, "rank 1: in flight: allreduce; rank 2: idle", groups[0].Abort(ctx, "timed out", 0))
+	require.NoError(t, ctx.Err())
+}
+
+// A rank that has no watch left learns from the store which ranks have aborted when it aborts itself.
+func TestAbortWithoutAWatch(t *testing.T) {
+	server := store.NewServer(store.Options{})
+	zero := peers.Join(t.Context(), server.Local("rank 0"), "0", 0, 2, says("busy"))
+	client := server.Local("rank 1")
+	for range 256 {
+		_, err := client.Watch(t.Context(), "another", func(store.Event) {})
+		require.NoError(t, err)
+	}
+	log := logged(t)
+	one := peers.Join(t.Context(), client, "0", 1, 2, says("deaf"))
+	assert.Contains(t, log.String(), "does not learn of peers that abort")
+	ctx := bounded(t)
+	zero.Abort(ctx, "timed out", 5)
+	assert.Equal(t, "rank 0: busy", one.Abort(ctx, "timed out", 5))
+	require.NoError(t, ctx.Err())
+	assert.ErrorContains(t, one.Failed(6), "rank 0 aborted: timed out")
+}
+
+// A rank whose session of a store that no rank keeps is lost says once that it learns of no abort any more, and why.
+func TestLostSession(t *testing.T) {
+	server := store.NewServer(store.Options{})
+	session := server.Local("session of rank 1")
+	client := throughProxy(t, "rank 1", func(string) store.Backend { return session })
+	g := peers.Join(t.Context(), client, "0", 1, 2, says("busy"))
+	left := peers.Join(t.Context(), client, "left", 1, 2, says("busy"))
+	left.Leave()
+	log := logged(t)
+	require.NoError(t, session.Close())
+	<-client.Done()
+	const text = "no longer learns of peers that abort"
+	require.Eventually(t, func() bool { return strings.Contains(log.String(), text) }, patience, time.Millisecond)
+	assert.Contains(t, log.String(), "rank=1 size=2")
+	assert.Contains(t, log.String(), "the job's store does not answer", "the reason")
+	assert.NoError(t, g.Failed(100))
+	assert.Contains(t, g.Abort(bounded(t), "timed out", 0), "the job's store does not answer")
+	g.Leave()
+	assert.Equal(t, 1, strings.Count(log.String(), text), log.String())
 }
