@@ -188,7 +188,7 @@ func TestClusterEndsWithTheFirstRankThatFails(t *testing.T) {
 
 	_, stderr, err = execute(t, build(t), "cluster", "--mpi", cluster.NoMPI, "--hosts", "2", "sh", "-c", `if [ "$(hostname)" = host1 ]; then kill -KILL $$; fi; sleep 1000`)
 	assert.ErrorContains(t, err, "exit status 137", "as shells have it")
-	assert.Contains(t, stderr, "tutti: rank 1 on host1: signal: killed\n")
+	assert.Contains(t, stderr, "tutti: rank 1 on host1: signal: killed (out of memory? see dmesg)\n")
 }
 
 // Without MPI, each rank that runs gets the signal that the command gets, also while others start.

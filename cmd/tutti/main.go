@@ -13,9 +13,11 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cli"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
 )
 
 func main() {
+	launch.Keep()
 	// "" if the system does not tell: what argv[0] names may be another program.
 	backend.ProbeMPI, _ = os.Executable()
 	os.Exit(cli.Main(os.Args[1:], os.Stdout, os.Stderr))

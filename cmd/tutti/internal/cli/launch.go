@@ -32,11 +32,17 @@ With --machines, it waits until that many launchers have come; the others --join
 the first one, whose ranks are the lowest. All know one secret: TUTTI_SECRET, or
 a file that the first machine makes and that is copied to the others.
 
-If a rank fails, all are told to end (SIGTERM, and SIGKILL after 10 s), on all
-machines, and the exit code is that of the rank, or 128 and the signal that
-killed it. With --restarts, all ranks are started again; TUTTI_RESTART tells
-them how often. A signal to any launcher goes to all ranks. The first machine
-collects the flight records of a job that failed, or is elastic (TUTTI_RECORD).
+If a rank fails, all are told to end (SIGTERM, and SIGKILL after --grace), on
+all machines, and the exit code is that of the rank, or 128 and the signal that
+killed it. With --restarts, all ranks are started again, at once and later after
+pauses of up to 30 s; TUTTI_RESTART tells them how often. A signal to any
+launcher goes to all ranks, SIGUSR1 and SIGUSR2 to those that handle them. The
+first machine collects the flight records of a job that failed, or is elastic
+(TUTTI_RECORD).
+
+A rank is all that it starts, also behind a shell, in the background or in a
+session of its own (on Linux; elsewhere, its process group). Nothing of it is
+left when the job ends, or when its launcher does.
 
 With --min, the job is elastic (package elastic): a rank that fails is started
 again by itself, and joins again; other machines --join at any time.
@@ -117,6 +123,8 @@ func launchFlags(flags *pflag.FlagSet, cfg *launch.Config) {
 		"`address` for the other machines ("+launch.DefaultListen+" if there are any)")
 	flags.StringVar(&cfg.SecretFile, "secret-file", "",
 		"`file` with the job's secret, of mode 0600 (tutti/secret in the user's directory of configurations)")
+	flags.DurationVar(&cfg.Grace, "grace", launch.DefaultGrace,
+		"time for ranks that are told to end, until they are killed")
 	flags.IntVar(&cfg.Restarts, "restarts", 0, "how often all ranks are started again when one fails")
 	flags.IntVar(&cfg.Min, "min", 0, "members that an elastic job needs")
 	flags.IntVar(&cfg.Max, "max", 0, "members that an elastic job has at most, 0 for any number")
@@ -129,6 +137,7 @@ func launchFlags(flags *pflag.FlagSet, cfg *launch.Config) {
 	console.Restrict(flags, "restarts", "0 or more", func() bool { return cfg.Restarts >= 0 })
 	console.Restrict(flags, "min", "0 or more", func() bool { return cfg.Min >= 0 })
 	console.Restrict(flags, "max", "0 or more", func() bool { return cfg.Max >= 0 })
+	console.Restrict(flags, "grace", "more than 0s", func() bool { return cfg.Grace > 0 })
 	console.Restrict(flags, "wait", "more than 0s", func() bool { return cfg.Wait > 0 })
 	console.Restrict(flags, "join", "HOST:PORT, such as 192.168.1.5"+launch.DefaultListen, func() bool {
 		missing := func(a string) bool { return !isAddress(a) || a[0] == ':' }

@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -53,6 +54,23 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	return run(ctx, args, stdout, stderr)
 }
 
+// lastWord bounds how long a command that has ended waits for a reader of its last line, such as a terminal that was
+// stopped.
+const lastWord = 3 * time.Second
+
+// say prints the last line of a command.
+func say(stderr io.Writer, text string) {
+	said := make(chan struct{})
+	go func() {
+		fmt.Fprintln(stderr, text)
+		close(said)
+	}()
+	select {
+	case <-said:
+	case <-time.After(lastWord):
+	}
+}
+
 // run is Main without signals.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -69,25 +87,25 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var ended *launch.End
 	switch {
 	case out.Err() != nil: // also where the command did not notice
-		fmt.Fprintf(stderr, "tutti: %v\n", out.Err())
+		say(stderr, fmt.Sprint("tutti: ", out.Err()))
 		return exitFailure
 	case err == nil:
 		return exitOK
 	case errors.As(context.Cause(ctx), &stopped):
-		fmt.Fprintf(stderr, "tutti: %v\n", stopped)
+		say(stderr, fmt.Sprint("tutti: ", stopped))
 		return 128 + int(stopped)
 	case errors.As(err, &ended):
 		if ended.Text != "" {
-			fmt.Fprintf(stderr, "tutti: %v\n", ended)
+			say(stderr, fmt.Sprint("tutti: ", ended))
 		}
 		return ended.Code
 	case !*started || errors.As(err, &usage) || errors.As(err, &options):
 		// Cobra's own errors come before a command has started.
-		fmt.Fprintf(stderr, "%s\nRun '%s --help' for usage.\n",
-			console.Wrapped(stderr, "tutti: "+message(err)), cmd.CommandPath())
+		say(stderr, fmt.Sprintf("%s\nRun '%s --help' for usage.",
+			console.Wrapped(stderr, "tutti: "+message(err)), cmd.CommandPath()))
 		return exitUsage
 	default:
-		fmt.Fprintln(stderr, console.Wrapped(stderr, "tutti: "+message(err)))
+		say(stderr, console.Wrapped(stderr, "tutti: "+message(err)))
 		return exitFailure
 	}
 }

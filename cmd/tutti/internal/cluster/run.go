@@ -117,9 +117,12 @@ func newJob(c Config, l launcher, path string, command []string) job {
 	}
 }
 
-// grace is how long a job may take to end when it is told to: longer than a launcher gives its
-// ranks, so that it is the launcher that ends those that do not.
-const grace = 15 * time.Second
+// Grace of an emulated cluster: a job has longer to end than its launcher gives the ranks, so that it is the launcher
+// that ends those that do not.
+const (
+	jobGrace = 10 * time.Second
+	grace    = 15 * time.Second
+)
 
 // Run makes a cluster and runs a command on it as a job of the MPI library of
 // that name (see [MPIs]; "" for what is installed), one process for each rank.
@@ -278,6 +281,7 @@ func (j job) launch(ctx context.Context, stdout, stderr io.Writer) error {
 		Machines: 1,
 		Listen:   headAddress + launch.DefaultListen,
 		Wait:     time.Minute,
+		Grace:    jobGrace,
 		Hosts:    hosts,
 		Plain:    true,
 		Out:      stdout,

@@ -24,7 +24,7 @@ func (a *agent) takeDumps() error {
 	}
 	records, refused := joinDumps(pieces)
 	if refused > 0 {
-		fmt.Fprintf(a.Err, "tutti: not written: %d files of other machines, whose names no flight record has\n", refused)
+		fmt.Fprintf(a.notes, "tutti: not written: %d files of other machines, whose names no flight record has\n", refused)
 	}
 	if len(records) == 0 {
 		return nil

@@ -67,7 +67,7 @@ func TestForgedDumps(t *testing.T) {
 		}
 	}
 	var said bytes.Buffer
-	a := &agent{Config: Config{Records: records, Err: &said}, kv: store.NewServer(store.Options{}).Owner("the launcher")}
+	a := &agent{Config: Config{Records: records}, notes: &said, kv: store.NewServer(store.Options{}).Owner("the launcher")}
 	defer a.kv.Close()
 	refused := []string{
 		".bashrc", ".ssh/authorized_keys", "out/escaped", "../up", "../tutti-record-1.json", "/tmp/tutti-record-1.json", "",

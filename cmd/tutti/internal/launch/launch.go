@@ -5,6 +5,9 @@
 //	launch.go   what a launcher does from its beginning to its end
 //	store.go    which store, and what launchers have alike there
 //	ranks.go    the processes of ranks
+//	keeper*.go  the parent of a rank's processes, which knows them all
+//	relay*.go   signals that mean what the ranks' program says
+//	outlet.go   output, whose reader may have stopped to read
 //	dumps.go    flight records, which the first machine collects
 package launch
 
@@ -41,6 +44,7 @@ type Config struct {
 	Restarts   int           // how often the ranks are started again when one fails; the first machine's counts
 	Min, Max   int           // members of an elastic job, whose ranks are started again each by itself; 0 for another job
 	Wait       time.Duration // until all machines have come
+	Grace      time.Duration // from the signal that tells ranks to end until they are killed; 0 for DefaultGrace
 	Version    string        // of this program
 	Records    string        // the directory of flight records, which the first machine collects; "" if there are none
 	Hosts      []Host        // emulated ones, which the ranks are on in order, as many on each; nil for this machine
@@ -55,7 +59,8 @@ type Host struct {
 	Enter []string // the words before a command that is to run there
 }
 
-// MaxRanks is how many ranks a launcher starts at most: each takes a thread, which the Go runtime limits to 10,000.
+// MaxRanks is how many ranks a launcher starts at most: each takes a process more,
+// and a thread of the launcher, which the Go runtime limits to 10,000.
 const MaxRanks = 4096
 
 // DefaultListen is where the first of several machines keeps the store.
@@ -64,6 +69,15 @@ const DefaultListen = ":29400"
 // A variable of ranks beside those that [rendezvous.FromEnv] reads.
 const restartVariable = "TUTTI_RESTART" // how often the ranks were started before
 
+// longestGrace bounds what other launchers say of theirs.
+const longestGrace = 24 * time.Hour
+
+// stopMargin is how long launchers take to stop their ranks, beyond the grace of these.
+const stopMargin = 10 * time.Second
+
+// dumpTime bounds how long a launcher sends flight records.
+const dumpTime = 10 * time.Second
+
 // Keys of the store.
 const (
 	keys      = "launch/"
@@ -71,14 +85,16 @@ const (
 	leaderKey = keys + "leader"   // the launcher that begins a job in a served store, leased
 	machines  = keys + "machine/" // by the number of ranks up to it, leased
 	planKey   = keys + "plan"
-	ranksKey  = keys + "ranks" // how many have come
-	dumps     = keys + "dump/" // by file and piece
+	ranksKey  = keys + "ranks"   // how many have come
+	dumps     = keys + "dump/"   // by file and piece
+	relayed   = keys + "signal/" // the last one, by machine
 )
 
 // machine is one that has come.
 type machine struct {
-	Host  string `json:"host"`
-	Ranks int    `json:"ranks"`
+	Host  string        `json:"host"`
+	Ranks int           `json:"ranks"`
+	Grace time.Duration `json:"grace"`
 }
 
 // plan is who runs which ranks.
@@ -86,6 +102,7 @@ type plan struct {
 	Size     int            `json:"size"`
 	First    map[string]int `json:"first"` // rank, by the machine's key
 	Restarts int            `json:"restarts"`
+	Grace    time.Duration  `json:"grace"` // the longest of all machines
 }
 
 // End is how a job ended: the error that the launchers return. The zero value is success.
@@ -132,11 +149,22 @@ type agent struct {
 	first   bool   // it makes the plan and collects flight records: the first machine's, or the leader of a served store
 	plan    plan
 	env     []string // of all ranks of this machine
+	out     *outlet
+	err     *outlet
+	notes   io.Writer // what the launcher says
 }
 
 // newAgent is the launcher of a job that nobody knows of yet.
 func newAgent(cfg Config) *agent {
-	a := &agent{Config: cfg, first: cfg.Join == nil, began: time.Now()}
+	cfg.Grace = cmp.Or(cfg.Grace, DefaultGrace)
+	a := &agent{
+		Config: cfg,
+		first:  cfg.Join == nil,
+		began:  time.Now(),
+		out:    newOutlet(cfg.Out),
+		err:    newOutlet(cfg.Err),
+	}
+	a.notes = note{a.err}
 	var err error
 	if a.host, err = os.Hostname(); err != nil {
 		a.host = "this machine"
@@ -151,6 +179,7 @@ func newAgent(cfg Config) *agent {
 // failed. When ctx ends, ranks get its [Signal].
 func Run(ctx context.Context, cfg Config) (err error) {
 	a := newAgent(cfg)
+	defer a.flush()
 	starting, cancel := context.WithTimeout(ctx, cfg.Wait)
 	defer cancel()
 	if err := a.connect(starting); err != nil {
@@ -164,12 +193,14 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return fmt.Errorf("launch: %w", err)
 	}
 	for round := 0; ; round++ {
+		began := time.Now()
 		end, err := a.round(ctx, round)
 		if err == nil && end.Rank && round < a.plan.Restarts {
 			if a.first {
-				fmt.Fprintf(a.Err, "tutti: %s; restart %d of %d\n", end.Text, round+1, a.plan.Restarts)
+				wait := after(time.Until(began.Add(pause(round))))
+				fmt.Fprintf(a.notes, "tutti: %s; restart %d of %d%s\n", end.Text, round+1, a.plan.Restarts, wait)
 			}
-			if err = a.restart(ctx, round); err == nil {
+			if end, err = a.restart(ctx, round, began); end == (End{}) && err == nil {
 				continue
 			}
 		}
@@ -199,7 +230,7 @@ func (a *agent) arrive(ctx context.Context) error {
 	}
 	a.key = fmt.Sprintf("%s%08d", machines, n)
 	a.ranks = int(n)
-	text, _ := json.Marshal(machine{a.host, a.Ranks})
+	text, _ := json.Marshal(machine{a.host, a.Ranks, a.Grace})
 	return a.kv.Set(ctx, a.key, text, store.Lease)
 }
 
@@ -208,13 +239,16 @@ func (a *agent) arrive(ctx context.Context) error {
 func (a *agent) elastic(ctx context.Context) error {
 	a.plan = plan{Size: a.ranks, First: map[string]int{a.key: a.ranks - a.Ranks}}
 	if a.first && a.Listen != "" {
-		fmt.Fprintf(a.Err, "tutti: other machines join with %s: tutti launch --join %s -n RANKS COMMAND\n",
+		fmt.Fprintf(a.notes, "tutti: other machines join with %s: tutti launch --join %s -n RANKS COMMAND\n",
 			a.known, a.address)
 	}
 	failures := make(chan End, a.Ranks)
 	g := a.start(0, func(failed End) { failures <- failed })
+	relaying, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go a.relay(relaying, g)
 	end := a.follow(ctx, g, failures)
-	g.stop(end.Signal)
+	a.stop(g, end.Signal)
 	var err error
 	switch {
 	case a.Served: // records stay on the machines, of which none is special
@@ -315,7 +349,7 @@ func (a *agent) gather(ctx context.Context) error {
 			return err
 		}
 	} else {
-		fmt.Fprintf(a.Err, "tutti: joined %s\n", a.joined())
+		fmt.Fprintf(a.notes, "tutti: joined %s\n", a.joined())
 	}
 	text, err := a.kv.Get(ctx, planKey)
 	if err == nil {
@@ -335,7 +369,7 @@ func (a *agent) gather(ctx context.Context) error {
 // makePlan gives the machines that have come their ranks.
 func (a *agent) makePlan(ctx context.Context) error {
 	if a.Machines > 1 && !a.Served {
-		fmt.Fprintf(a.Err, "tutti: on the other machines, with %s: tutti launch --join %s -n RANKS COMMAND\n",
+		fmt.Fprintf(a.notes, "tutti: on the other machines, with %s: tutti launch --join %s -n RANKS COMMAND\n",
 			a.known, a.address)
 	}
 	present, err := a.await(ctx, func(present []store.Entry) bool { return len(present) >= a.Machines })
@@ -347,6 +381,7 @@ func (a *agent) makePlan(ctx context.Context) error {
 		if m.Ranks < 1 || m.Ranks > MaxRanks {
 			err = cmp.Or(err, fmt.Errorf("%w: %q has %d ranks", comm.ErrArgument, m.Host, m.Ranks))
 		}
+		p.Grace = max(p.Grace, min(m.Grace, longestGrace))
 		names = append(names, printable.Text(m.Host))
 		p.First[e.Key] = p.Size
 		p.Size += m.Ranks
@@ -407,7 +442,7 @@ func (a *agent) abandon(ctx context.Context, err error) {
 		return
 	}
 	fmt.Fprintf(
-		a.Err,
+		a.notes,
 		"tutti: the launcher on %s cannot tell the others how its ranks have ended, and leaves the job: %v\n",
 		a.host,
 		err,
@@ -421,6 +456,7 @@ func (a *agent) round(ctx context.Context, round int) (end End, err error) {
 	g := a.start(round, func(failed End) { a.finish(lasting, round, failed) })
 	watching, cancel := context.WithCancel(lasting)
 	defer cancel()
+	go a.relay(watching, g)
 	if a.first || a.Served { // whose leader may be lost as well
 		if stop, err := a.kv.Watch(watching, machines, func(e store.Event) {
 			if _, ours := a.plan.First[e.Key]; ours && e.Deleted {
@@ -455,7 +491,7 @@ func (a *agent) round(ctx context.Context, round int) (end End, err error) {
 	} else if len(a.Join) > 0 {
 		err = fmt.Errorf("%s: %w", a.keeper(), err)
 	}
-	g.stop(end.Signal)
+	a.stop(g, end.Signal)
 	return end, err
 }
 
@@ -468,32 +504,58 @@ func (a *agent) all(ctx context.Context, stage string, round int) error {
 	return a.kv.Wait(ctx, waited...)
 }
 
-// restart waits until the ranks have ended everywhere, and clears what they had in the store.
-func (a *agent) restart(ctx context.Context, round int) error {
-	if err := a.kv.Set(ctx, a.doneKey("ended", a.key, round), nil); err != nil {
-		return err
+// restart waits until the ranks have ended everywhere, clears what they had in the store, and pauses until the next
+// round, which the first machine begins. A user's signal to any launcher meanwhile ends the job: the end that is
+// returned is not zero then.
+func (a *agent) restart(ctx context.Context, round int, began time.Time) (End, error) {
+	lasting := context.WithoutCancel(ctx)
+	if err := a.kv.Set(lasting, a.doneKey("ended", a.key, round), nil); err != nil {
+		return End{}, err
 	}
 	ready := a.doneKey("ready", "", round)
 	if a.first {
-		ctx, cancel := context.WithTimeout(ctx, 2*grace)
-		defer cancel()
-		if err := a.all(ctx, "ended", round); err != nil {
-			return err
-		}
-		if err := a.clear(ctx, func(key string) bool { return strings.HasPrefix(key, keys) }); err != nil {
-			return err
-		}
-		if err := a.kv.Set(ctx, ready, nil); err != nil {
-			return err
+		if err := a.prepare(lasting, round); err != nil {
+			return End{}, err
 		}
 	}
-	_, err := a.kv.Get(ctx, ready)
-	return err
+	begin := make(<-chan time.Time)
+	if a.first {
+		begin = time.After(time.Until(began.Add(pause(round))))
+	}
+	watching, cancel := context.WithCancel(lasting)
+	defer cancel()
+	go func() {
+		var end End
+		select {
+		case <-begin:
+		case <-ctx.Done():
+			end = a.signalled(ctx)
+		case <-watching.Done():
+			return
+		}
+		text, _ := json.Marshal(end)
+		_, _, _ = a.kv.CompareAndSet(watching, ready, 0, text)
+	}()
+	text, err := a.kv.Get(watching, ready)
+	if err != nil {
+		return End{}, err
+	}
+	return readEnd(text)
+}
+
+// prepare waits until the ranks of all machines have ended, and clears what they had in the store.
+func (a *agent) prepare(ctx context.Context, round int) error {
+	ctx, cancel := context.WithTimeout(ctx, a.stopTime())
+	defer cancel()
+	if err := a.all(ctx, "ended", round); err != nil {
+		return err
+	}
+	return a.clear(ctx, func(key string) bool { return strings.HasPrefix(key, keys) })
 }
 
 // leave has the first machine keep the store until the others know how the job ended and have stopped their ranks.
 func (a *agent) leave() {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*grace)
+	ctx, cancel := context.WithTimeout(context.Background(), a.stopTime())
 	defer cancel()
 	_ = a.kv.Delete(ctx, a.key, 0) // it goes with the session as well
 	if a.first {
@@ -502,12 +564,34 @@ func (a *agent) leave() {
 	}
 }
 
+// stop ends the ranks, and does not have them wait for a reader of the output meanwhile.
+func (a *agent) stop(g *group, with syscall.Signal) {
+	a.out.keepWaiting(false)
+	a.err.keepWaiting(false)
+	g.stop(with)
+	a.out.keepWaiting(true)
+	a.err.keepWaiting(true)
+}
+
+// stopTime is how long all machines take at most until nothing of their ranks is left.
+func (a *agent) stopTime() time.Duration { return max(a.Grace, a.plan.Grace) + stopMargin }
+
+// flush writes what is left of the output, for as long as it has a reader.
+func (a *agent) flush() {
+	a.out.keepWaiting(false)
+	a.err.keepWaiting(false)
+	if lost := a.out.close(); lost > 0 {
+		fmt.Fprintf(a.notes, "tutti: nobody reads the output: the last %d bytes of it are lost\n", lost)
+	}
+	a.err.close()
+}
+
 // sendDumps gives the flight records that this machine's ranks wrote to the first machine, in pieces.
 func (a *agent) sendDumps() {
 	if a.Records == "" {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	ctx, cancel := context.WithTimeout(context.Background(), dumpTime)
 	defer cancel()
 	for _, path := range diagnose.Files(a.Records) {
 		info, err := os.Stat(path)
@@ -522,7 +606,7 @@ func (a *agent) sendDumps() {
 			i++
 		}
 		if err != nil {
-			fmt.Fprintf(a.Err, "tutti: the flight record %s stays on this machine: %v\n", path, err)
+			fmt.Fprintf(a.notes, "tutti: the flight record %s stays on this machine: %v\n", path, err)
 		}
 	}
 }

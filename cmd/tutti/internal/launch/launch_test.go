@@ -39,12 +39,20 @@ import (
 const (
 	rankVariable    = "TUTTI_TEST_RANK"
 	machineVariable = "TUTTI_TEST_MACHINE"
+	// launcherVariable has the script that wraps the ranks' script.
+	launcherVariable = "TUTTI_TEST_LAUNCHER"
 )
 
 func TestMain(m *testing.M) {
+	Keep()
 	if address := os.Getenv(machineVariable); address != "" && os.Getenv("TUTTI_RANK") == "" {
 		err := Run(context.Background(), Config{Command: os.Args[:1], Ranks: 1, Join: []string{address}, Wait: time.Minute, Version: "v1", Out: os.Stdout, Err: os.Stderr})
 		fmt.Println(err)
+		os.Exit(1)
+	}
+	if wrapper := os.Getenv(launcherVariable); wrapper != "" && os.Getenv("TUTTI_RANK") == "" {
+		script := `trap "" TERM INT HUP; echo ready; while :; do sleep 0.05; done`
+		fmt.Println(Run(context.Background(), Config{Command: []string{"sh", "-c", wrapper, script}, Ranks: 1, Machines: 1, Wait: time.Minute, Out: os.Stdout, Err: os.Stderr}))
 		os.Exit(1)
 	}
 	way := os.Getenv(rankVariable)
@@ -376,7 +384,7 @@ func TestARankThatFails(t *testing.T) {
 	for way, want := range map[string]struct {
 		code int
 		text string
-	}{"fails": {7, "exit status 7"}, "dies": {137, "signal: killed"}} {
+	}{"fails": {7, "exit status 7"}, "dies": {137, "signal: killed (out of memory? see dmesg)"}} {
 		first, second := pair(t)
 		a, b := begin(t, t.Context(), way, first), begin(t, t.Context(), way, second)
 		host, err := os.Hostname()
@@ -418,7 +426,7 @@ func TestRestarts(t *testing.T) {
 func TestElastic(t *testing.T) {
 	s := begin(t, t.Context(), "elastic", func(c *Config) { c.Min, c.Max, c.Restarts = 2, 2, 1 })
 	require.NoError(t, s.wait(t), "%s%s", &s.out, &s.err)
-	assert.Contains(t, s.err.String(), "signal: killed; restart 1 of 1\n")
+	assert.Contains(t, s.err.String(), "signal: killed (out of memory? see dmesg); restart 1 of 1\n")
 	for r := range 2 {
 		assert.Contains(t, s.out.String(), fmt.Sprintf("[%d] [rank 0 rank 1]\n", r))
 	}
@@ -628,7 +636,7 @@ func TestElasticFlightRecords(t *testing.T) {
 	})
 	require.NoError(t, b.wait(t), "%s%s", &b.out, &b.err)
 	require.NoError(t, a.wait(t), "%s%s", &a.out, &a.err)
-	assert.Contains(t, b.err.String(), "signal: killed; restart 1 of 1\n")
+	assert.Contains(t, b.err.String(), "signal: killed (out of memory? see dmesg); restart 1 of 1\n")
 	lost := map[string]bool{}
 	for _, path := range diagnose.Files(there) {
 		name, err := filepath.Rel(there, path)
@@ -655,10 +663,8 @@ func TestElasticFlightRecords(t *testing.T) {
 
 // Ranks that do not end are killed.
 func TestStubbornRanks(t *testing.T) {
-	defer func(d time.Duration) { grace = d }(grace)
-	grace = 200 * time.Millisecond
 	ctx, cancel := context.WithCancelCause(t.Context())
-	s := begin(t, ctx, "stubborn", one)
+	s := begin(t, ctx, "stubborn", func(c *Config) { c.Grace = 200 * time.Millisecond })
 	s.says(t, "rank 0 of 2")
 	s.says(t, "rank 1 of 2")
 	cancel(errors.New("no longer wanted"))
@@ -776,10 +782,9 @@ func TestNobodyComes(t *testing.T) {
 
 // Lines are whole, also where ranks write parts of them or never end one, and have a colour on request.
 func TestLines(t *testing.T) {
-	var mu sync.Mutex
 	var out bytes.Buffer
 	a := &agent{plan: plan{Size: 12}}
-	l := &lines{mu: &mu, out: &out, prefix: a.prefix(3)}
+	l := &lines{out: &out, prefix: a.prefix(3)}
 	for _, part := range []string{"a", "b\nc\n\nd", "e"} {
 		n, err := l.Write([]byte(part))
 		require.NoError(t, err)

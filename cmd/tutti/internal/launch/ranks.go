@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strconv"
 	"sync"
@@ -16,58 +15,43 @@ import (
 	"time"
 )
 
-// grace is how long ranks that are told to end have until they are killed.
-var grace = 10 * time.Second
+// DefaultGrace is how long ranks that are told to end have until they are killed: time for a checkpoint.
+const DefaultGrace = 30 * time.Second
 
-// restartPause is the least time from one start of a rank to the next.
-const restartPause = time.Second
+// Bounds of the time from one start of a rank to the next, which doubles.
+const (
+	firstPause   = time.Second
+	longestPause = 30 * time.Second
+)
+
+// linger is how long what a rank has started may go on after the rank's first process, such as a tee that reads its
+// last lines, until it is told to end.
+const linger = time.Second
 
 // longestLine is how much of a line is kept until it is written.
 const longestLine = 64 << 10
 
 // group is the ranks of this machine in one round.
 type group struct {
-	succeeded chan struct{} // closed when all have ended, and none failed
-	ended     sync.WaitGroup
+	succeeded chan struct{}  // closed when all have ended, and none failed
+	ended     sync.WaitGroup // which ends when nothing of the ranks is left
+	stopped   chan struct{}  // closed when the ranks are told to end
+	grace     time.Duration
 
 	mu       sync.Mutex
-	stopping bool
-	commands []*exec.Cmd // that run
+	stopping bool       // guarded by mu
+	running  []*running // guarded by mu
 }
 
 // start starts the ranks. failed is called when one fails that was not told to end, and is not started again by itself.
 func (a *agent) start(round int, failed func(End)) *group {
-	g := &group{succeeded: make(chan struct{})}
-	var mu sync.Mutex // of the output
+	g := &group{succeeded: make(chan struct{}), stopped: make(chan struct{}), grace: a.Grace}
 	var good sync.WaitGroup
 	good.Add(a.Ranks)
 	for local := range a.Ranks {
-		rank := a.plan.First[a.key] + local
 		g.ended.Go(func() {
-			// Where ranks die with their parent, that is the thread.
-			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
-			for start := round; ; start++ {
-				began := time.Now()
-				told, err := g.run(a.command(&mu, rank, local, start))
-				switch {
-				case err == nil || errors.Is(err, exec.ErrWaitDelay):
-					good.Done()
-					return
-				case told:
-					return
-				}
-				host := a.Hosts[local/a.perHost()].Name
-				end := End{Text: fmt.Sprintf("rank %d on %s: %v", rank, host, err), Code: code(err), Rank: true}
-				if a.Min == 0 || start == a.Restarts {
-					if a.Min > 0 {
-						fmt.Fprintf(a.Err, "tutti: %s; it is not started again\n", end.Text)
-					}
-					failed(end)
-					return
-				}
-				fmt.Fprintf(a.Err, "tutti: %s; restart %d of %d\n", end.Text, start+1, a.Restarts)
-				time.Sleep(time.Until(began.Add(restartPause)))
+			if a.rank(g, local, round, failed) {
+				good.Done()
 			}
 		})
 	}
@@ -78,86 +62,247 @@ func (a *agent) start(round int, failed func(End)) *group {
 	return g
 }
 
-// command is the process of a rank that was started so often before.
-func (a *agent) command(mu *sync.Mutex, rank, local, before int) *exec.Cmd {
-	words := slices.Concat(a.Hosts[local/a.perHost()].Enter, a.Command)
-	cmd := exec.Command(words[0], words[1:]...)
+// rank runs a rank until it succeeds, and returns true, or until it fails, or is told to end.
+func (a *agent) rank(g *group, local, round int, failed func(End)) bool {
+	rank := a.plan.First[a.key] + local
+	for start := round; ; start++ {
+		began := time.Now()
+		p, err := g.run(func() (*running, error) { return a.process(rank, local, start) })
+		if err == nil {
+			err = p.ended()
+		}
+		told := g.told()
+		end := a.failure(rank, local, err)
+		last := a.Min == 0 || start == a.Restarts
+		if err != nil && !told && a.Min == 0 {
+			failed(end) // before the wait for what it has started
+		}
+		if p != nil {
+			g.wait(p)
+		}
+		switch {
+		case err == nil:
+			return true
+		case told, last && a.Min == 0:
+			return false
+		case last:
+			fmt.Fprintf(a.notes, "tutti: %s; it is not started again\n", end.Text)
+			failed(end)
+			return false
+		}
+		wait := time.Until(began.Add(pause(start - round)))
+		fmt.Fprintf(a.notes, "tutti: %s; restart %d of %d%s\n", end.Text, start+1, a.Restarts, after(wait))
+		select {
+		case <-time.After(wait):
+		case <-g.stopped:
+			return false
+		}
+	}
+}
+
+// pause is the least time from one start to the next of what was started again so often.
+func pause(restarts int) time.Duration {
+	return min(firstPause<<min(restarts, 10), longestPause)
+}
+
+// after says how long it takes until a restart.
+func after(wait time.Duration) string {
+	if wait < firstPause {
+		return ""
+	}
+	return " in " + wait.Round(time.Second).String()
+}
+
+// failure is the end of a job because of a rank.
+func (a *agent) failure(rank, local int, err error) End {
+	if err == nil {
+		return End{}
+	}
+	return End{
+		Text: fmt.Sprintf("rank %d on %s: %v", rank, a.Hosts[local/a.perHost()].Name, err),
+		Code: code(err),
+		Rank: true,
+	}
+}
+
+// process starts a rank that was started so often before.
+func (a *agent) process(rank, local, before int) (*running, error) {
+	cmd, err := newCommand()
+	if err != nil {
+		return nil, err
+	}
 	cmd.Env = slices.Concat(os.Environ(), a.env, []string{
 		"TUTTI_RANK=" + strconv.Itoa(rank),
 		"TUTTI_LOCAL_RANK=" + strconv.Itoa(local%a.perHost()),
 		"TUTTI_WORLD_SIZE=" + strconv.Itoa(a.plan.Size),
 		restartVariable + "=" + strconv.Itoa(before),
 	})
-	cmd.SysProcAttr = attributes()
-	cmd.WaitDelay = time.Second // for what the rank started, and keeps its output open
-	if cmd.Stdout, cmd.Stderr = a.Out, a.Err; !a.Plain {
-		cmd.Stdout = &lines{
-			mu:     mu,
-			out:    a.Out,
-			prefix: a.prefix(rank),
-		}
-		cmd.Stderr = &lines{
-			mu:     mu,
-			out:    a.Err,
-			prefix: a.prefix(rank),
-		}
+	words := slices.Concat(a.Hosts[local/a.perHost()].Enter, a.Command)
+	if a.Plain {
+		cmd.Stdout = a.Out
+		cmd.Stderr = a.Err
+		cmd.WaitDelay = linger
+		p, err := startProcess(cmd, words, a.Grace)
+		return &running{process: p}, err
 	}
-	return cmd
+	return a.capture(cmd, words, a.prefix(rank))
 }
 
-// run runs a process, unless ranks were told to end, and returns whether they were then.
-func (g *group) run(cmd *exec.Cmd) (told bool, err error) {
+// running is a rank, with what reads its output.
+type running struct {
+	*process
+	copied sync.WaitGroup // which ends when nothing has the rank's output open
+}
+
+// capture starts a rank, and copies what it writes line by line.
+func (a *agent) capture(cmd *exec.Cmd, words []string, prefix string) (*running, error) {
+	outRead, outWrite, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer outWrite.Close() //nolint:errcheck // the rank has it
+	errRead, errWrite, err := os.Pipe()
+	if err != nil {
+		return nil, errors.Join(err, outRead.Close())
+	}
+	defer errWrite.Close() //nolint:errcheck // the rank has it
+	cmd.Stdout = outWrite
+	cmd.Stderr = errWrite
+	p, err := startProcess(cmd, words, a.Grace)
+	if err != nil {
+		return nil, errors.Join(err, outRead.Close(), errRead.Close())
+	}
+	r := &running{process: p}
+	r.copied.Go(func() { copyLines(&lines{out: a.out, prefix: prefix}, outRead) })
+	r.copied.Go(func() { copyLines(&lines{out: a.err, prefix: prefix}, errRead) })
+	return r, nil
+}
+
+// copyLines copies whole lines until all who write have closed their end.
+func copyLines(l *lines, from *os.File) {
+	_, _ = io.Copy(l, from)
+	l.flush()
+	_ = from.Close()
+}
+
+// run starts a rank, unless the ranks were told to end.
+func (g *group) run(start func() (*running, error)) (*running, error) {
 	g.mu.Lock()
+	defer g.mu.Unlock()
 	if g.stopping {
-		g.mu.Unlock()
-		return true, errTold
+		return nil, errTold
 	}
-	if err = cmd.Start(); err == nil {
-		g.commands = append(g.commands, cmd)
+	r, err := start()
+	if err != nil {
+		return nil, err
 	}
-	g.mu.Unlock()
-	if err == nil {
-		err = cmd.Wait()
-	}
-	g.mu.Lock()
-	told = g.stopping
-	g.commands = slices.DeleteFunc(g.commands, func(c *exec.Cmd) bool { return c == cmd })
-	g.mu.Unlock()
-	for _, w := range []io.Writer{cmd.Stdout, cmd.Stderr} {
-		if l, ok := w.(*lines); ok {
-			l.flush()
-		}
-	}
-	return told, err
+	g.running = append(g.running, r)
+	return r, nil
 }
 
+// errTold is the error of a rank that need not start any more.
 var errTold = errors.New("told to end before it began")
 
-// stop tells ranks to end by a signal, or SIGTERM, kills those that do not, and waits for all.
-func (g *group) stop(with syscall.Signal) {
-	send := func(s syscall.Signal) {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		g.stopping = true
-		for _, c := range g.commands {
-			signal(c.Process, s)
-		}
+// told reports whether the ranks were told to end.
+func (g *group) told() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.stopping
+}
+
+// wait waits until nothing of a rank is left, and its output is read: where the launcher's own output has a reader.
+func (g *group) wait(r *running) {
+	_ = r.wait() // how it ended is known
+	g.mu.Lock()
+	g.running = slices.DeleteFunc(g.running, func(listed *running) bool { return listed == r })
+	g.mu.Unlock()
+	copied := make(chan struct{})
+	go func() {
+		r.copied.Wait()
+		close(copied)
+	}()
+	select {
+	case <-copied:
+	case <-time.After(linger):
 	}
-	send(cmp.Or(with, syscall.SIGTERM))
-	defer time.AfterFunc(grace, func() { send(syscall.SIGKILL) }).Stop()
+}
+
+// stop tells ranks to end by a signal, or SIGTERM. Those that do not are killed after their grace, and nothing of them
+// is left when it returns.
+func (g *group) stop(with syscall.Signal) {
+	g.mu.Lock()
+	if !g.stopping {
+		g.stopping = true
+		close(g.stopped)
+	}
+	g.mu.Unlock()
+	g.signal(cmp.Or(with, syscall.SIGTERM))
+	defer time.AfterFunc(g.grace+patience, g.kill).Stop()
 	g.ended.Wait()
+}
+
+// kill kills what should have ended the ranks, and the ranks with it: a user may have stopped it.
+func (g *group) kill() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, r := range g.running {
+		_ = r.cmd.Process.Kill()
+	}
+}
+
+// signal gives the ranks a signal.
+func (g *group) signal(s syscall.Signal) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, r := range g.running {
+		r.signal(s)
+	}
+}
+
+// outcome is how the first process of a rank ended.
+type outcome struct {
+	Text   string         // why it could not be started, "" if it was
+	Code   int            // of its exit
+	Signal syscall.Signal // that ended it, 0 if none did
+	Kills  int            // of processes by the kernel, for want of memory, since it began
+}
+
+// entry is a line of the system's list of processes.
+type entry struct {
+	pid     int
+	stopped bool
+}
+
+// exitError is the error of a rank whose first process has failed.
+type exitError struct{ outcome }
+
+// Error says how it ended, in the words of package os.
+func (e *exitError) Error() string {
+	text := fmt.Sprintf("exit status %d", e.Code)
+	switch {
+	case e.Text != "":
+		return e.Text
+	case e.Signal != 0:
+		text = fmt.Sprintf("signal: %v", e.Signal)
+	}
+	// A shell says it in this way of what it has run.
+	if e.Code != 128+int(syscall.SIGKILL) {
+		return text
+	}
+	if e.Kills > 0 {
+		const format = "%s (out of memory? the kernel has killed %d processes for that meanwhile: see dmesg)"
+		return fmt.Sprintf(format, text, e.Kills)
+	}
+	return text + " (out of memory? see dmesg)"
 }
 
 // code is the exit code of a rank, as shells have it.
 func code(err error) int {
-	var exit *exec.ExitError
+	var exit *exitError
 	if !errors.As(err, &exit) {
 		return 1
 	}
-	if sig := killedBy(exit.ProcessState); sig != 0 {
-		return 128 + int(sig)
-	}
-	return max(exit.ExitCode(), 1)
+	return max(exit.Code, 1)
 }
 
 // prefix is what the lines of a rank begin with.
@@ -171,7 +316,6 @@ func (a *agent) prefix(rank int) string {
 
 // lines writes whole lines with a prefix.
 type lines struct {
-	mu      *sync.Mutex
 	out     io.Writer
 	prefix  string
 	partial []byte
@@ -208,8 +352,6 @@ func (l *lines) line(text []byte) error {
 	if text[len(text)-1] != '\n' {
 		text = append(text, '\n')
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	_, err := l.out.Write(text)
 	return err
 }

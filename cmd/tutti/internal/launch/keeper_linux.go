@@ -1,0 +1,91 @@
+package launch
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// attributes give a rank a process group of its own, and have it die with its keeper.
+func attributes() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+}
+
+// self is this program, also when its file was replaced.
+func self() (string, error) { return "/proc/self/exe", nil }
+
+// hideName has the process go by [keeperName], instead of the name of the program's file.
+func hideName() { _ = os.WriteFile("/proc/self/comm", []byte(keeperName), 0) }
+
+// adoptOrphans makes this process the parent of its descendants whose parents end.
+func adoptOrphans() error { return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }
+
+// awaitGroup has nothing to wait for: all of a group are descendants.
+func awaitGroup(int) {}
+
+// canList says that [descendants] finds a process's.
+const canList = true
+
+// descendants lists the processes that a process has started, directly or not.
+func descendants(root int) []entry {
+	names, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	children := map[int][]entry{}
+	for _, name := range names {
+		pid, err := strconv.Atoi(name.Name())
+		if err != nil {
+			continue
+		}
+		if state, parent, ok := readStatus(pid); ok && state != "Z" {
+			children[parent] = append(children[parent], entry{pid: pid, stopped: state == "T"})
+		}
+	}
+	all := children[root]
+	for i := 0; i < len(all); i++ {
+		all = append(all, children[all[i].pid]...)
+	}
+	return all
+}
+
+// readStatus reads the state and the parent of a process. ok is false if it has ended.
+func readStatus(pid int) (state string, parent int, ok bool) {
+	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	// The name before these fields may have any character.
+	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
+	if err != nil || len(fields) < 2 {
+		return "", 0, false
+	}
+	parent, err = strconv.Atoi(string(fields[1]))
+	return string(fields[0]), parent, err == nil
+}
+
+// catches reports whether a process has a handler for a signal, which would end it otherwise.
+func catches(pid int, s syscall.Signal) bool {
+	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
+	if err != nil {
+		return false
+	}
+	_, mask, _ := strings.Cut(string(text), "\nSigCgt:\t")
+	mask, _, _ = strings.Cut(mask, "\n")
+	bits, err := strconv.ParseUint(mask, 16, 64)
+	return err == nil && bits>>(s-1)&1 == 1
+}
+
+// memoryKills is how many processes the kernel has killed for want of memory.
+func memoryKills() int {
+	text, err := os.ReadFile("/proc/vmstat")
+	if err != nil {
+		return 0
+	}
+	_, number, _ := strings.Cut(string(text), "\noom_kill ")
+	number, _, _ = strings.Cut(number, "\n")
+	count, _ := strconv.Atoi(number)
+	return count
+}

@@ -1,0 +1,280 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm/rendezvous"
+)
+
+// markVariable marks all processes of a test.
+const markVariable = "TUTTI_TEST_MARK"
+
+// mark marks the processes that a test starts from now on, and returns a count of those that are left, but for zombies.
+func mark(t *testing.T) (left func() []string) {
+	t.Helper()
+	text := fmt.Sprintf("%s-%d", t.Name(), os.Getpid())
+	t.Setenv(markVariable, text)
+	return func() []string {
+		var all []string
+		paths, err := filepath.Glob("/proc/[0-9]*/environ")
+		require.NoError(t, err)
+		for _, path := range paths {
+			environment, err := os.ReadFile(path)
+			if err == nil && bytes.Contains(environment, []byte(markVariable+"="+text+"\x00")) {
+				command, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
+				all = append(all, strings.ReplaceAll(string(command), "\x00", " "))
+			}
+		}
+		return all
+	}
+}
+
+// shell starts ranks that run a script of the shell.
+func shell(t *testing.T, ctx context.Context, script string, change func(*Config)) *started {
+	t.Helper()
+	return begin(t, ctx, "unused", func(c *Config) {
+		c.Command = []string{"sh", "-c", script}
+		c.Ranks = 1
+		change(c)
+	})
+}
+
+// wrappers run a script ($0) as what users start programs with.
+var wrappers = map[string]string{
+	"alone":          `exec sh -c "$0"`,
+	"shell":          `sh -c "$0"; true`,
+	"background":     `sh -c "$0" & wait`,
+	"forgotten":      `sh -c "$0" & exit 0`,
+	"session":        `setsid --wait sh -c "$0"`,
+	"daemon":         `setsid sh -c 'setsid sh -c "$0" & exit 0' "$0" & sleep 100`,
+	"no-environment": `sh -c 'exec env -i PATH="$PATH" sh -c "$0"' "$0"; true`,
+}
+
+// Processes behind any wrapper are told to end, have the time that they need to save their state, and can print meanwhile.
+func TestWrappedProcessesHaveTheirGrace(t *testing.T) {
+	for name, wrapper := range wrappers {
+		if name == "forgotten" { // whose rank ends by itself
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "saved")
+			script := `trap 'echo told; told=1' TERM; echo ready
+				while test -z "$told"; do sleep 0.05; done
+				for i in 1 2 3; do sleep 0.5; done
+				echo saving; echo saved > ` + file
+
+			ctx, cancel := context.WithCancelCause(t.Context())
+			s := begin(t, ctx, "unused", func(c *Config) {
+				c.Command = []string{"sh", "-c", wrapper, script}
+				c.Ranks = 1
+			})
+			s.says(t, "ready")
+			cancel(Signaled(syscall.SIGTERM))
+			assert.Equal(t, 143, ended(t, s.wait(t)).Code)
+			assert.FileExists(t, file)
+			assert.Contains(t, s.out.String(), "[0] saving\n")
+			assert.Equal(t, 1, strings.Count(s.out.String(), "told"), "each process gets the signal once")
+		})
+	}
+}
+
+// Processes that ignore the signal are killed when their time is over, behind any wrapper.
+func TestWrappedProcessesAreKilled(t *testing.T) {
+	for name, wrapper := range wrappers {
+		t.Run(name, func(t *testing.T) {
+			left := mark(t)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			s := begin(t, ctx, "unused", func(c *Config) {
+				c.Command = []string{"sh", "-c", wrapper, `trap "" TERM INT HUP; echo ready; while :; do sleep 0.05; done`}
+				c.Ranks = 1
+				c.Grace = 300 * time.Millisecond
+			})
+			s.says(t, "ready")
+			cancel(Signaled(syscall.SIGINT))
+			err := s.wait(t)
+			if name != "forgotten" {
+				assert.Equal(t, 130, ended(t, err).Code)
+			}
+			assert.Empty(t, left())
+		})
+	}
+}
+
+// What a rank has started is gone before the next round, and at the end, whether the rank failed, was killed or succeeded.
+func TestNothingOfARankIsLeft(t *testing.T) {
+	for name, c := range map[string]struct {
+		end  string
+		code int
+	}{
+		"fails":    {"exit 3", 3},
+		"killed":   {"kill -9 $$", 137},
+		"succeeds": {"exit 0", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			left := mark(t)
+			// Each round counts the workers of all, by a name that only they have.
+			worker := fmt.Sprintf("8%d", os.Getpid())
+			count := fmt.Sprintf(`grep -lsxz [8]%d /proc/[0-9]*/cmdline | wc -l`, os.Getpid())
+			script := fmt.Sprintf(`echo $(%s) workers; sleep %s & setsid sleep %s & %s`, count, worker, worker, c.end)
+			s := shell(t, t.Context(), script, func(cfg *Config) { cfg.Restarts = 2 })
+			err := s.wait(t)
+			rounds := 1
+			if c.code != 0 {
+				assert.Equal(t, c.code, ended(t, err).Code)
+				rounds = 3
+			} else {
+				require.NoError(t, err)
+			}
+			assert.Equal(t, strings.Repeat("[0] 0 workers\n", rounds), s.out.String())
+			assert.Empty(t, left())
+		})
+	}
+}
+
+// The same in an elastic job, where other ranks go on.
+func TestNothingOfAMemberIsLeft(t *testing.T) {
+	left := mark(t)
+	worker := fmt.Sprintf("9%d", os.Getpid())
+	script := fmt.Sprintf(`test $TUTTI_RANK = 1 && { sleep 3; exit 0; }
+		echo $(grep -lsxz [9]%d /proc/[0-9]*/cmdline | wc -l) workers; sleep %s & setsid sleep %s & exit 3`, os.Getpid(), worker, worker)
+	s := shell(t, t.Context(), script, func(c *Config) { c.Ranks, c.Min, c.Restarts = 2, 1, 1 })
+	require.NoError(t, s.wait(t))
+	assert.Equal(t, "[0] 0 workers\n[0] 0 workers\n", s.out.String())
+	assert.Empty(t, left())
+}
+
+// A launcher that is killed takes all with it, behind any wrapper.
+func TestAKilledLauncherLeavesNothing(t *testing.T) {
+	for name, wrapper := range wrappers {
+		t.Run(name, func(t *testing.T) {
+			left := mark(t)
+			launcher := exec.Command(os.Args[0])
+			launcher.Env = append(os.Environ(), launcherVariable+"="+wrapper, rendezvous.SecretVariable+"=")
+			read, write, err := os.Pipe()
+			require.NoError(t, err)
+			launcher.Stdout = write
+			launcher.Stderr = write
+			require.NoError(t, launcher.Start())
+			require.NoError(t, write.Close())
+			_, err = read.Read(make([]byte, 100)) // "ready"
+			require.NoError(t, err)
+			require.NoError(t, launcher.Process.Kill())
+			require.Error(t, launcher.Wait())
+			_, err = io.Copy(io.Discard, read) // until all have closed it
+			require.NoError(t, err)
+			require.Eventually(t, func() bool { return len(left()) == 0 }, time.Minute, time.Millisecond)
+		})
+	}
+}
+
+// A keeper that is killed takes its rank with it, which has failed.
+func TestAKilledKeeper(t *testing.T) {
+	s := shell(t, t.Context(), `echo keeper $PPID; exec sleep 100`, one)
+	s.says(t, "\n")
+	pid, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(s.out.String(), "[0] keeper ")))
+	require.NoError(t, err)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	assert.Equal(t, 137, ended(t, s.wait(t)).Code)
+}
+
+// A keeper that a user has stopped does not hold up the end.
+func TestAStoppedRank(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	s := shell(t, ctx, `trap 'echo saved; exit 0' TERM; echo ready; kill -STOP $$; while :; do sleep 0.05; done`, one)
+	s.says(t, "ready")
+	cancel(Signaled(syscall.SIGTERM))
+	assert.Equal(t, 143, ended(t, s.wait(t)).Code)
+	assert.Contains(t, s.out.String(), "saved", "it goes on, to end in order")
+}
+
+// User signals reach the processes of a rank that handle them, on all machines, and end nobody.
+func TestUserSignals(t *testing.T) {
+	first, second := pair(t)
+	script := `sh -c 'trap "echo USR1" USR1; trap "echo USR2; exit 0" USR2; echo ready; while :; do sleep 0.05; done'; echo wrapper is here`
+	command := func(c *Config) { c.Command, c.Ranks = []string{"sh", "-c", script}, 1 }
+	a := begin(t, t.Context(), "unused", func(c *Config) { first(c); command(c) })
+	b := begin(t, t.Context(), "unused", func(c *Config) { second(c); command(c); c.Wait = time.Minute })
+	a.says(t, "ready")
+	b.says(t, "ready")
+	for _, s := range []syscall.Signal{syscall.SIGUSR1, syscall.SIGUSR2} {
+		require.NoError(t, syscall.Kill(os.Getpid(), s))
+		name := map[syscall.Signal]string{syscall.SIGUSR1: "USR1", syscall.SIGUSR2: "USR2"}[s]
+		a.says(t, name)
+		b.says(t, name)
+	}
+	require.NoError(t, a.wait(t), "%s", &a.err)
+	require.NoError(t, b.wait(t), "%s", &b.err)
+	assert.Contains(t, a.out.String(), "wrapper is here")
+}
+
+// stuckReader is a stream that nobody reads, until it is released.
+type stuckReader struct{ released chan struct{} }
+
+// Write implements [io.Writer].
+func (s stuckReader) Write(p []byte) (int, error) {
+	<-s.released
+	return len(p), nil
+}
+
+// A job ends though nobody reads its output: when it is told to, when a rank fails, and when all succeed.
+func TestTheEndWaitsForNoReader(t *testing.T) {
+	for name, c := range map[string]struct {
+		script string
+		signal bool
+		code   int
+	}{
+		"told":     {"yes", true, 143},
+		"fails":    {"test $TUTTI_RANK = 0 && exit 3; yes", false, 3},
+		"succeeds": {"yes | head -n 100000", false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			left := mark(t)
+			stuck := stuckReader{make(chan struct{})}
+			defer close(stuck.released)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			s := shell(t, ctx, c.script, func(cfg *Config) { cfg.Ranks, cfg.Out = 2, stuck })
+			if c.signal {
+				require.Eventually(t, func() bool { return strings.Contains(strings.Join(left(), "\n"), "yes") }, time.Minute, time.Millisecond)
+				cancel(Signaled(syscall.SIGTERM))
+			}
+			err := s.wait(t)
+			if c.code == 0 {
+				require.NoError(t, err)
+			} else {
+				assert.Equal(t, c.code, ended(t, err).Code)
+			}
+			assert.Contains(t, s.err.String(), "nobody reads the output")
+			assert.Empty(t, left())
+		})
+	}
+}
+
+// Restarts wait longer each time, up to a bound.
+func TestPauses(t *testing.T) {
+	assert.Equal(t, time.Second, pause(0))
+	assert.Equal(t, 2*time.Second, pause(1))
+	assert.Equal(t, 16*time.Second, pause(4))
+	assert.Equal(t, 30*time.Second, pause(5))
+	assert.Equal(t, 30*time.Second, pause(1_000_000))
+	ctx, cancel := context.WithCancelCause(t.Context())
+	s := shell(t, ctx, "exit 3", func(c *Config) { c.Restarts = 1000 })
+	require.Eventually(t, func() bool { return strings.Contains(s.err.String(), "restart 3 of 1000 in ") }, time.Minute, time.Millisecond)
+	cancel(Signaled(syscall.SIGTERM)) // also in a pause
+	err := s.wait(t)
+	require.Error(t, err)
+}

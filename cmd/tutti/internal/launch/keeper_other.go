@@ -1,0 +1,40 @@
+//go:build unix && !linux
+
+package launch
+
+import (
+	"os"
+	"syscall"
+	"time"
+)
+
+// attributes give a rank a process group of its own.
+func attributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+
+// self is this program.
+func self() (string, error) { return os.Executable() }
+
+// hideName does nothing here.
+func hideName() {}
+
+// adoptOrphans does nothing here.
+func adoptOrphans() error { return nil }
+
+// awaitGroup waits until a process group is empty.
+func awaitGroup(group int) {
+	for syscall.Kill(-group, 0) == nil {
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// canList says that [descendants] finds none.
+const canList = false
+
+// descendants are not listed here: a rank is its process group.
+func descendants(int) []entry { return nil }
+
+// catches is not known here.
+func catches(int, syscall.Signal) bool { return true }
+
+// memoryKills is not known here.
+func memoryKills() int { return 0 }
