@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tutti-go/tutti/internal/poll"
 	"github.com/tutti-go/tutti/internal/ranks"
 )
 
@@ -82,12 +83,23 @@ func (p *progress) run() {
 	defer close(p.done)
 	timer := time.NewTimer(idleTick)
 	defer timer.Stop()
-	for idle := 0; ; {
-		tick := idleTick
+	idle := 0
+	for looks := 0; ; {
 		switch busy, _ := p.look(); {
+		case busy && looks < busyTicks:
+			looks++
+			idle = 0
+			poll.Sleep(busyTick)
+			select {
+			case <-p.stop:
+				return
+			default:
+			}
+			continue
 		case busy:
-			tick, idle = busyTick, 0
+			idle = 0
 		case idle < idleTicks:
+			looks = 0
 			idle++
 		default:
 			p.parked.Store(true)
@@ -113,7 +125,7 @@ func (p *progress) run() {
 			}
 			idle = 0
 		}
-		timer.Reset(tick)
+		timer.Reset(idleTick)
 		select {
 		case <-timer.C:
 		case <-p.stop:

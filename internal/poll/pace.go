@@ -1,55 +1,83 @@
 package poll
 
-import "time"
+import (
+	"runtime"
+	"time"
 
-// Pace paces a goroutine that waits: at first it asks again at once, since most collectives
-// take microseconds; then it lets other threads and processes run in between, which is what
-// the peers need when there are more of them than processors; and in the end it sleeps. The
-// zero value is the beginning of a wait.
+	"github.com/tutti-go/tutti/internal/machine"
+)
+
+// Pace paces a goroutine that waits for other processes. It says how often to look, and pauses in between. The zero
+// value is the beginning of a wait.
 type Pace struct {
-	round int
-	sleep time.Duration
+	// Goroutines says that what is waited for may need other goroutines of this process. Yields then let these run
+	// instead of other processes, which takes longer.
+	Goroutines bool
+
+	pauses int           // so far
+	began  time.Time     // the first pause; zero before it
+	length time.Duration // of the last pause; 0 for a yield
+	turn   time.Duration // length when other goroutines had their last turn
 }
 
 const (
-	firstPolls  = 16 // before the first pause
-	laterPolls  = 4  // between two
-	yieldRounds = 500
-	blockRounds = 50 // is that for those who block
-	// Sleeps get longer by sleepStep, so that they stay a small part of the
-	// time that was waited already.
-	sleepStep = 5 * time.Microsecond
+	firstLooks = 16 // before the first pause
+	laterLooks = 4  // between two
+	// blockPauses is how many pauses of those who block are no stall.
+	blockPauses = 50
 )
 
-// Polls is how often to ask before the next pause.
+// Polls is how often to look before the next pause.
 func (p *Pace) Polls() int {
-	if p.round == 0 {
-		return firstPolls
+	if p.pauses == 0 {
+		return firstLooks
 	}
-	return laterPolls
+	return laterLooks
 }
 
 // Next pauses.
 func (p *Pace) Next() {
-	if p.round++; p.round <= yieldRounds {
-		Yield()
-		return
+	now := time.Now()
+	if p.pauses == 0 {
+		p.began = now
 	}
-	p.sleep = min(p.sleep+sleepStep, maxSleep)
-	time.Sleep(p.sleep)
+	kind, d := next(p.pauses, now.Sub(p.began), machine.Quota() > 0)
+	p.pauses++
+	p.length = d
+	switch kind {
+	case yield:
+		if p.Goroutines {
+			runtime.Gosched()
+		} else {
+			Yield()
+		}
+	case sleep:
+		if d >= 2*p.turn {
+			// The system's sleep keeps this processor until Go takes it away, so goroutines that wait for it get
+			// it each time that the pauses have doubled. Each time would wake threads that find nothing to do.
+			p.turn = d
+			runtime.Gosched()
+		}
+		Sleep(d)
+	case park:
+		time.Sleep(d)
+	}
 }
 
 // Block is Next for those who block until something comes: it returns the longest time that
 // they do.
 func (p *Pace) Block() time.Duration {
-	if p.round++; p.round > blockRounds {
-		p.sleep = min(p.sleep+8*sleepStep, maxSleep)
+	if p.pauses++; p.pauses > blockPauses {
+		p.length = min(p.length+maxSleep/4, maxSleep)
 	}
 	return maxSleep
 }
 
-// Stalled reports whether the wait has come to sleeping.
-func (p *Pace) Stalled() bool { return p.sleep > 0 }
+// Stalled reports whether the wait has taken a millisecond or longer.
+func (p *Pace) Stalled() bool { return p.length >= stallTime/share }
 
-// Long reports whether it has taken some milliseconds.
-func (p *Pace) Long() bool { return p.sleep >= 40*sleepStep }
+// Long reports whether it has taken tens of milliseconds.
+func (p *Pace) Long() bool { return p.length >= maxSleep }
+
+// stallTime is how long a wait takes that is not for the peers' part of a collective alone.
+const stallTime = time.Millisecond

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// pause sleeps for d.
-func pause(d time.Duration) { time.Sleep(d) }
+// Sleep sleeps for d.
+func Sleep(d time.Duration) { time.Sleep(d) }
 
 // Yield lets other goroutines run, where the system has no call that
 // lets other processes do so.
