@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"runtime"
 	"slices"
 	"strconv"
@@ -82,8 +83,19 @@ type Frame struct {
 type Rank struct {
 	Rank  int               `json:"rank"`
 	Size  int               `json:"world_size"`
-	Time  int64             `json:"time_ns"`       // when the dump was made, in nanoseconds since 1970
-	Comms map[string]Member `json:"communicators"` // by name
+	Host  string            `json:"host,omitempty"` // its name, "" if it is unknown
+	Time  int64             `json:"time_ns"`        // when the dump was made, in nanoseconds since 1970
+	Comms map[string]Member `json:"communicators"`  // by name
+	Spans []Span            `json:"spans,omitempty"`
+}
+
+// Span is a part of a program's time that it has named ([backend.Tracer]), or a wait. Times are in nanoseconds
+// since 1970.
+type Span struct {
+	Name    string `json:"name"`
+	Wait    bool   `json:"wait,omitempty"` // for all calls of the rank
+	Started int64  `json:"time_started_ns"`
+	Ended   int64  `json:"time_ended_ns"`
 }
 
 // Member is a rank of a communicator.
@@ -139,13 +151,35 @@ func (r *Recorder) Dump() *Dump {
 	r.flight.mu.Unlock()
 
 	top := open[0] // is never forgotten
-	d := &Dump{Version: Version, Groups: map[string]Group{}, Statuses: map[string]Status{}, Entries: []Entry{},
-		Tutti: &Rank{Rank: top.Rank(), Size: top.WorldSize(), Time: time.Now().UnixNano(), Comms: map[string]Member{}}}
+	rank := &Rank{
+		Rank:  top.Rank(),
+		Size:  top.WorldSize(),
+		Host:  hostName(),
+		Time:  time.Now().UnixNano(),
+		Comms: map[string]Member{},
+		Spans: r.spans.dump(),
+	}
+	d := &Dump{
+		Version:  Version,
+		Groups:   map[string]Group{},
+		Statuses: map[string]Status{},
+		Entries:  []Entry{},
+		Tutti:    rank,
+	}
 	for id, one := range open {
 		one.addTo(d, id)
 	}
 	slices.SortStableFunc(d.Entries, func(a, b Entry) int { return int(min(max(a.Created-b.Created, -1), 1)) })
 	return d
+}
+
+// hostName is the name of this machine, "" if it is unknown.
+func hostName() string {
+	name, err := os.Hostname()
+	if err != nil {
+		return ""
+	}
+	return name
 }
 
 // groupDesc is the description of all groups.

@@ -67,6 +67,7 @@ type flight struct {
 	alone bool   // see Apart
 	path  string // of the dump, "" for none
 	begun time.Time
+	spans *spans
 
 	mu    sync.Mutex
 	open  []*Recorder // guarded by mu
@@ -178,7 +179,9 @@ func New(c comm.Communicator, n int, dir string, options ...Option) *Recorder {
 			dumpsOfProcess.Store(f.path, true)
 		}
 	}
-	return newRecorder(c, max(n, 1), "0", f)
+	n = max(n, 1)
+	f.spans = newSpans(n)
+	return newRecorder(c, n, "0", f)
 }
 
 // dumpPath is the file of a rank's dump.
@@ -353,8 +356,10 @@ func (r *Recorder) Sync(ctx context.Context) error {
 	if err == nil {
 		done = r.finish(before)
 	}
+	started := w.submitted
 	r.waits.end(w, done, err)
 	r.mu.Unlock()
+	r.spans.add(span{name: comm.OpSync.String(), wait: true, started: started, ended: time.Now()})
 	return r.waited(err)
 }
 

@@ -16,6 +16,7 @@ import (
 
 func newDiagnose() *cobra.Command {
 	var asJSON bool
+	var timeline string
 	cmd := &cobra.Command{
 		Use:   "diagnose DUMP...",
 		Short: "Say from the ranks' flight records why a program hangs",
@@ -27,9 +28,13 @@ A program writes them that runs under TUTTI_RECORD=1000 (calls to remember), as
 tutti does and all that use instrument.Run: to TUTTI_RECORD_DIR, or the current
 directory, when a wait fails, when a rank aborts, and on the signals USR1 and
 TERM. Those of an elastic job are in a directory for each epoch, of which the
-newest counts.`,
+newest counts.
+
+With --trace it also writes a timeline of all ranks on one clock, which
+https://ui.perfetto.dev and chrome://tracing open.`,
 		Example: `  TUTTI_RECORD=1000 mpirun -n 4 tutti train --backend mpi --timeout 60s
   tutti diagnose tutti-record-*.json
+  tutti diagnose --trace timeline.json .
   tutti diagnose --json . | jq -r '.findings[].text'`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -62,9 +67,13 @@ newest counts.`,
 				t.AppendRow(table.Row{s.Rank, s.Last, console.Yes[s.Done], s.Waits, s.Error})
 			}
 			console.PrintTable(out, t, console.AlignRight(1, 1), 2, 5)
-			return nil
+			if timeline == "" {
+				return nil
+			}
+			return writeTimeline(out, timeline, records)
 		},
 	}
+	timelineFlag(cmd.Flags(), &timeline)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object instead of the table")
 	return cmd
 }

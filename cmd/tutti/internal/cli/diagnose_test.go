@@ -40,6 +40,18 @@ func TestDiagnose(t *testing.T) {
 	report := jsonLines(t, out)[0]
 	assert.Equal(t, "not_called", report["findings"].([]any)[0].(map[string]any)["kind"])
 
+	timeline := filepath.Join(t.TempDir(), "timeline.json")
+	code, out, stderr = execute(t, "diagnose", "--trace", timeline, dir)
+	require.Equal(t, exitOK, code, stderr)
+	assert.Contains(t, out, "timeline: "+timeline+" (open it in https://ui.perfetto.dev)\n"+
+		"  clock of rank 1: not moved: nothing compares its clock with the others'\n")
+	text, err := os.ReadFile(timeline)
+	require.NoError(t, err)
+	assert.Contains(t, string(text), `"name":"broadcast","cat":"collective","ph":"X"`)
+	code, _, stderr = execute(t, "diagnose", "--trace", filepath.Join(dir, "no", "t.json"), dir)
+	assert.Equal(t, exitFailure, code)
+	assert.Contains(t, stderr, "no such file or directory")
+
 	// Without findings, the errors are not called nothing.
 	dir2 := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir2, "tutti-record-0.json"), []byte(`{"version":"2.10","tutti":{"rank":0,"world_size":1,

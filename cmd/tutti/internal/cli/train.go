@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -28,6 +29,7 @@ type trainCommand struct {
 	dir    console.OutDir
 	asJSON bool
 	mix    float64 // --outer-mix
+	trace  string  // file of the timeline, "" for none
 }
 
 func newTrain() *cobra.Command {
@@ -111,9 +113,12 @@ func (t *trainCommand) configure(cmd *cobra.Command) error {
 	if !cfg.Elastic {
 		return nil
 	}
-	err := excluded(cmd, "not for --elastic, whose members tutti launch starts", "backend", "ranks", "p2p", "timeout")
 	cfg.Backend = "tcp"
-	return err
+	err := excluded(cmd, "not for --elastic, whose members tutti launch starts", "backend", "ranks", "p2p", "timeout")
+	if err != nil {
+		return err
+	}
+	return excluded(cmd, "not for --elastic: set TUTTI_RECORD=1000, and see tutti diagnose --trace", "trace")
 }
 
 // run trains and reports.
@@ -134,11 +139,20 @@ func (t *trainCommand) run(cmd *cobra.Command) error {
 		return errors.Join(err, r.finish())
 	}
 	defer t.dir.Tidy()
+	var note bytes.Buffer // what rank 0 says of the timeline
 	err := t.world.Run(cmd, t.dir.Prepare, func(ctx context.Context, rank backend.Rank) error {
-		return train.Run(ctx, rank, t.cfg, &r)
+		train := func(ctx context.Context, rank backend.Rank) error {
+			return train.Run(ctx, rank, t.cfg, &r)
+		}
+		if t.trace == "" {
+			return train(ctx, rank)
+		}
+		return withTimeline(ctx, rank, &note, t.trace, train)
 	})
 	bars.Stop()
-	return errors.Join(err, r.finish())
+	err = errors.Join(err, r.finish())
+	_, _ = note.WriteTo(r.text)
+	return err
 }
 
 // register adds the flags.
@@ -166,6 +180,7 @@ func (t *trainCommand) register(flags *pflag.FlagSet) {
 	flags.Uint64Var(&t.cfg.Seed, "seed", t.cfg.Seed,
 		"seed of the data split, the initial weights and the order of the images")
 	t.dir.Register(flags)
+	timelineFlag(flags, &t.trace)
 	flags.BoolVar(&t.asJSON, "json", false, "print one JSON object for each pattern instead of the table")
 }
 

@@ -1,0 +1,52 @@
+package record
+
+import (
+	"sync"
+	"time"
+
+	"github.com/tutti-go/tutti/comm/backend"
+)
+
+// spans are the last spans of a flight, of all its communicators.
+type spans struct {
+	mu    sync.Mutex
+	ring  []span // guarded by mu
+	count uint64 // recorded so far; span i is in ring[i % len(ring)]; guarded by mu
+}
+
+// span is a Span before it is dumped.
+type span struct {
+	name    string
+	wait    bool
+	started time.Time
+	ended   time.Time
+}
+
+func newSpans(n int) *spans { return &spans{ring: make([]span, n)} }
+
+func (s *spans) add(one span) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ring[s.count%uint64(len(s.ring))] = one
+	s.count++
+}
+
+// dump returns the spans, the one that ended first at the beginning.
+func (s *spans) dump() []Span {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	kept := min(s.count, uint64(len(s.ring)))
+	out := make([]Span, 0, kept)
+	for i := s.count - kept; i < s.count; i++ {
+		one := s.ring[i%uint64(len(s.ring))]
+		out = append(out, Span{one.name, one.wait, unix(one.started), unix(one.ended)})
+	}
+	return out
+}
+
+var _ backend.Tracer = (*Recorder)(nil)
+
+// Span implements [backend.Tracer]. As many spans are kept as calls.
+func (r *Recorder) Span(name string, started time.Time) {
+	r.spans.add(span{name: name, started: started, ended: time.Now()})
+}
