@@ -16,3 +16,11 @@ func As[T any](c Communicator) (T, bool) {
 	var zero T
 	return zero, false
 }
+
+// FixedOrder reports whether the reductions of c follow the order contract of [Communicator]: those of a
+// communicator that has no method FixedOrder() bool do. Of nccl.Comm and of native collectives of comm/mpi it
+// is false, and of comm/p2p unless all reductions go over peer memory.
+func FixedOrder(c Communicator) bool {
+	o, ok := As[interface{ FixedOrder() bool }](c)
+	return !ok || o.FixedOrder()
+}

@@ -45,3 +45,15 @@ func TestAsFindsNothing(t *testing.T) {
 	_, ok = comm.As[comm.StreamSyncOps](nil)
 	assert.False(t, ok)
 }
+
+// unordered is a communicator that adds in an order of its own.
+type unordered struct{ comm.Communicator }
+
+func (unordered) FixedOrder() bool { return false }
+
+// A communicator keeps the order contract unless it says otherwise, behind decorators too.
+func TestFixedOrder(t *testing.T) {
+	c := noop.New(hosttest.NewRuntime(t))
+	assert.True(t, comm.FixedOrder(metered.New(c)))
+	assert.False(t, comm.FixedOrder(metered.New(unordered{c})))
+}

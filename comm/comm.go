@@ -74,11 +74,22 @@ const (
 // receives from two ranks. Where only the root uses a buffer, the others may
 // pass 0.
 //
-// Reductions of f16, bf16 and fp8 are computed in float32; how often a partial
-// result is rounded is the backend's to say (comm/local rounds once). The
-// result is bit-identical on every rank. A Bool is true if its byte is not zero,
-// and what a reduction gives is 0 or 1, in a world of one rank too; collectives
-// and messages that only move data keep the byte.
+// # Order contract
+//
+// An element of a reduction's result is one number, which follows from the ranks' values of that
+// element, the number of ranks, the type and the operation. It is ((x0 op x1) op x2) op … in the
+// order of the ranks, computed in float32 for f16, bf16 and fp8 and in the type itself for all
+// others, divided once by the number of ranks for Avg, and rounded to the type once, at the end.
+// It does not depend on the count, the place of the element, the alignment of buffers, in place or
+// not, groups, the backend, the processor, the time at which ranks call, or the run. The bits of a
+// NaN that Sum, Prod or Avg gives are not part of it. A backend that adds in another order, as NCCL
+// does, says so ([FixedOrder]) and owes the same bits on every rank only.
+//
+// A Bool is true if its byte is not zero, and what a reduction gives is 0 or 1, in a world of one
+// rank too; of one rank, all other types are copied bit by bit. Collectives and messages that only
+// move data keep the byte.
+//
+// # Goroutines
 //
 // All methods may be called from any goroutine; the order between goroutines
 // is theirs to set. A wait includes what other goroutines of the rank have

@@ -96,6 +96,9 @@ type Backend struct {
 	// NoLoneSelfReceive: a receive from oneself is refused unless the send is in
 	// the same group, and may break the communicator (NCCL).
 	NoLoneSelfReceive bool
+	// NoFixedOrder: reductions do not follow the order contract of [comm.Communicator], and
+	// [comm.FixedOrder] of the backend's communicators says so, which the suite tests (NCCL).
+	NoFixedOrder bool
 	// Communicators bounds how many sub-communicators a rank has open at a time, at least
 	// 8: those that a library or a device has room for. 0 is no bound.
 	Communicators int

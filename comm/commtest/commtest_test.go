@@ -140,6 +140,45 @@ func caseNamed(t *testing.T, name string) testCase {
 	return cases[i]
 }
 
+// unordered says that it adds in another order.
+type unordered struct{ comm.Communicator }
+
+func (unordered) FixedOrder() bool { return false }
+
+func (u unordered) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
+	c, err := u.Communicator.Split(ctx, color, key)
+	return unordered{c}, err
+}
+
+// A backend declares to the suite what its communicators say of their order, and the suite runs what it can.
+func TestOrderIsDeclared(t *testing.T) {
+	rt := cpu.New()
+	defer func() { assert.NoError(t, rt.Close()) }()
+	b := faulted(rt, func(f *faulty) {})
+	declared := newSuite(b)
+	_, err := declared.run(t.Context(), caseNamed(t, "order: declared"), 2)
+	require.NoError(t, err)
+	assert.Empty(t, caseNamed(t, "order: in parts and in groups").skip(b, 2))
+
+	b.NoFixedOrder = true
+	_, err = newSuite(b).run(t.Context(), caseNamed(t, "order: declared"), 2)
+	assert.ErrorContains(t, err, "FixedOrder is true, and Backend.NoFixedOrder true")
+	assert.Equal(t, "declares that it adds in another order", caseNamed(t, "order: in parts and in groups").skip(b, 2))
+
+	b.Run = func(ctx context.Context, size int, body func(context.Context, Rank) error) error {
+		return local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
+			return body(ctx, Rank{Comm: unordered{c}, Runtime: rt})
+		})
+	}
+	for _, name := range []string{"order: declared", "allreduce"} {
+		_, err = newSuite(b).run(t.Context(), caseNamed(t, name), 2)
+		require.NoError(t, err)
+	}
+	b.NoFixedOrder = false
+	_, err = newSuite(b).run(t.Context(), caseNamed(t, "order: declared"), 2)
+	assert.ErrorContains(t, err, "FixedOrder is false, and Backend.NoFixedOrder false")
+}
+
 func TestSuiteReportsFaults(t *testing.T) {
 	for _, test := range []struct {
 		name   string

@@ -53,6 +53,8 @@ type reductionData struct {
 	dt    dtype.DType
 	input []byte
 	ref   *reference.Result
+	// ordered is what the order contract says, nil for a backend that does not keep it.
+	ordered *reference.Ordered
 }
 
 func (d reductionData) elements(n int) []byte {
@@ -62,6 +64,9 @@ func (d reductionData) elements(n int) []byte {
 // check is that of a result from an element on.
 func (d reductionData) check(offset int) func(got []byte) error {
 	return func(got []byte) error {
+		if d.ordered != nil {
+			return d.ordered.Check(got, offset)
+		}
 		_, err := d.ref.Check(got, offset)
 		return err
 	}
@@ -141,11 +146,23 @@ func (r reduction) matrix(p *probe) {
 // add adds a call in both placements.
 func (r reduction) add(b *batch, l label) {
 	p := b.p
-	in := reductionData{
-		l.dt,
-		reference.Input(l.dt, l.op, p.rank, p.size),
-		reference.New(l.dt, l.op, p.size),
+	r.exchange(b, l, p.reductionData(l.dt, l.op, ordinary))
+}
+
+// reductionData returns this rank's input, and what comes of it.
+func (p *probe) reductionData(dt dtype.DType, op comm.ReduceOp, input *inputs) reductionData {
+	d := reductionData{dt: dt, input: input.period(dt, op, p.rank, p.size)}
+	if p.NoFixedOrder {
+		d.ref = reference.New(dt, op, p.size)
+		return d
 	}
+	d.ordered = input.result(dt, op, p.size)
+	return d
+}
+
+// exchange adds a call of some data in both placements.
+func (r reduction) exchange(b *batch, l label, in reductionData) {
+	p := b.p
 	e := exchange{
 		call:      r.call,
 		sends:     true,

@@ -75,6 +75,7 @@ var cases = slices.Concat(
 	movementCases,
 	messageCases,
 	orderingCases,
+	contractCases,
 	splitCases,
 	treeCases,
 	misuseCases,

@@ -26,6 +26,9 @@ func newCommunicator(e *endpoint) *communicator {
 	return &communicator{backend.New(&e.Check, &e.Life, e), e}
 }
 
+// FixedOrder implements [comm.FixedOrder]: the library adds in an order of its own.
+func (c *communicator) FixedOrder() bool { return !c.e.native() }
+
 // CheckDevice implements [backend.MemoryChecker]. Device memory needs a CUDA-aware
 // library, and native collectives: this package's own reduce on the host.
 func (c *communicator) CheckDevice(d runtime.Device) error {

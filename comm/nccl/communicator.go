@@ -144,6 +144,10 @@ const (
 // Runtime is the GPU whose memory this communicator reads and writes.
 func (c *Comm) Runtime() *cuda.Runtime { return c.rt }
 
+// FixedOrder implements [comm.FixedOrder]: NCCL adds in orders that depend on the message's size, its
+// version and the machine.
+func (c *Comm) FixedOrder() bool { return false }
+
 // CheckDevice implements [backend.MemoryChecker].
 func (c *Comm) CheckDevice(d runtime.Device) error {
 	if d == c.rt.Device() {

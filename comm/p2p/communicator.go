@@ -52,8 +52,8 @@ var (
 )
 
 // newComm makes a communicator. After an error base is as it was.
-func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.Runtime) (*Comm, error) {
-	end, table, err := connect(ctx, base, rt, defaults(base.WorldSize()), patience)
+func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.Runtime, o order) (*Comm, error) {
+	end, table, err := connect(ctx, base, rt, defaults(base.WorldSize()), patience, o)
 	if err != nil {
 		return nil, err
 	}
@@ -64,6 +64,9 @@ func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.
 	c.Base = backend.New(&c.check, &c.life, adapter{c})
 	return c, nil
 }
+
+// FixedOrder implements [comm.FixedOrder].
+func (c *Comm) FixedOrder() bool { return c.offload.fixed() }
 
 // discard gives back what the communicator has beside its base.
 func (c *Comm) discard() error {

@@ -49,6 +49,7 @@ func world(ctx context.Context, gpus []*cuda.Runtime, form maker) ([]*p2p.Comm, 
 // conforms is what the suite has to know.
 var conforms = commtest.Backend{
 	NoTags:            true,
+	NoFixedOrder:      true,
 	NoMismatch:        true,
 	NoPeerFailure:     true,
 	NoLoneSelfReceive: true,
@@ -79,11 +80,20 @@ func TestConformanceOfEverything(t *testing.T) {
 	commtest.Run(t, goroutines(t, everything), commtest.Timeout(gputest.Suites))
 }
 
+// TestConformanceOfFixedOrder gives the base no reduction.
+func TestConformanceOfFixedOrder(t *testing.T) {
+	b := goroutines(t, p2p.NewFixedOrder)
+	b.NoFixedOrder = false
+	commtest.Run(t, b, commtest.Timeout(gputest.Suites))
+}
+
 // TestConformanceOfProcesses runs the suite with a process per GPU, when a launcher
 // started the test binary.
 func TestConformanceOfProcesses(t *testing.T) {
 	form := func(ctx context.Context, rt *cuda.Runtime) (*p2p.Comm, error) { return connect(ctx, rt, p2p.New) }
-	gputest.Processes(t, conforms, form,
+	suites := conforms
+	suites.NoFixedOrder = os.Getenv(p2p.OrderVariable) == ""
+	gputest.Processes(t, suites, form,
 		func(t *testing.T, b commtest.Backend) { distributedtest.Run(t, b) })
 }
 

@@ -18,7 +18,7 @@ import (
 // connect maps the ranks' memory into each other's GPUs, and returns what goes over it. Kernels wait for a peer as
 // long as limit. It is collective: either all ranks get an endpoint or all get an error.
 func connect(
-	ctx context.Context, base comm.Communicator, rt *cuda.Runtime, s sizes, limit time.Duration,
+	ctx context.Context, base comm.Communicator, rt *cuda.Runtime, s sizes, limit time.Duration, o order,
 ) (e *endpoint, table offloadTable, err error) {
 	if base.WorldSize() > maxRanks {
 		err := fmt.Errorf("p2p: %w: %d ranks, %d at most", comm.ErrUnsupported, base.WorldSize(), maxRanks)
@@ -29,12 +29,17 @@ func connect(
 		return nil, table, err
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
-	return b.connect(ctx, s, limit)
+	return b.connect(ctx, s, limit, o)
 }
 
-func (b *bootstrap) connect(ctx context.Context, s sizes, limit time.Duration) (*endpoint, offloadTable, error) {
+func (b *bootstrap) connect(
+	ctx context.Context, s sizes, limit time.Duration, o order,
+) (*endpoint, offloadTable, error) {
 	stream := b.rt.Stream()
 	lacks, probeErr := lackedBy(b.base)
+	if o == fixed {
+		lacks = allReductions() // in the order of the ranks
+	}
 	e, err := newEndpoint(ctx, b.rt, b.base.Rank(), b.base.WorldSize(), s, limit)
 	var scratch *cuda.SharedMemory
 	if err == nil {

@@ -292,7 +292,7 @@ func TestRanksThatDisagree(t *testing.T) {
 	err := runLocal(t, 2, func(ctx context.Context, c comm.Communicator) error {
 		s := small(2)
 		s.oneStep += c.Rank()
-		_, _, errs[c.Rank()] = connect(ctx, c, gpus[c.Rank()], s, time.Second)
+		_, _, errs[c.Rank()] = connect(ctx, c, gpus[c.Rank()], s, time.Second, byTable)
 		return nil
 	})
 	require.NoError(t, err)

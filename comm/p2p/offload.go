@@ -102,6 +102,18 @@ func classOf(x *comm.Call) (class, bool) {
 	return 0, false
 }
 
+// allReductions returns the set of all that are defined.
+func allReductions() (s reductionSet) {
+	for _, dt := range dtype.All() {
+		for _, op := range dtype.ReduceOps() {
+			if op.Defined(dt) {
+				s.add(dt, op)
+			}
+		}
+	}
+	return s
+}
+
 // offloadTable says which calls a communicator runs itself and does not pass to its base: those up to a
 // limit, and reductions that the base lacks. It is the same on all ranks: it follows from the number of
 // ranks, the slowest link that any rank sees, and what the base of any rank lacks.
@@ -159,6 +171,9 @@ func piece(bytes, ranks int) int {
 	}
 	return bytes / ranks
 }
+
+// fixed reports whether the base gets no reduction.
+func (t *offloadTable) fixed() bool { return t.lacks == allReductions() }
 
 // lacked reports whether the base lacks the call.
 func (t *offloadTable) lacked(x *comm.Call) bool {

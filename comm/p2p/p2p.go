@@ -31,6 +31,7 @@ package p2p
 import (
 	"context"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
@@ -39,6 +40,21 @@ import (
 
 // MaxRanks is how many ranks a communicator can have.
 const MaxRanks = maxRanks
+
+// OrderVariable is the environment variable that chooses the order of reductions of communicators that [New] makes.
+// Any value other than these is an error.
+//
+//   - Nothing: reductions that a table gives to the base have the base's order.
+//   - "fixed": all have the order of the ranks, as those of [NewFixedOrder].
+const OrderVariable = "TUTTI_P2P_ORDER"
+
+// order is a value of OrderVariable.
+type order string
+
+const (
+	byTable order = ""
+	fixed   order = "fixed"
+)
 
 // Bounds of waits. That of draining and giving back is [backend.DeviceTimeout].
 const (
@@ -59,8 +75,24 @@ const (
 // closes it too.
 //
 // All ranks get a communicator or all get an error: [comm.ErrUnsupported] where
-// GPUs do not reach each other's memory.
+// GPUs do not reach each other's memory. With "fixed" in [OrderVariable], it is that of [NewFixedOrder].
 func New(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) (*Comm, error) {
+	o := order(os.Getenv(OrderVariable))
+	if o != byTable && o != fixed {
+		return nil, fmt.Errorf("p2p: %w: %s is %q, want %s or nothing", comm.ErrArgument, OrderVariable, o, fixed)
+	}
+	return newOver(ctx, base, rt, o)
+}
+
+// NewFixedOrder is New for a communicator whose reductions keep the order contract of [comm.Communicator]: all of
+// them go over peer memory, at every size, in groups too, and none to the base, which adds in other orders. So do those
+// of its sub-communicators, so that Split returns [comm.ErrUnsupported] where New's would return the
+// base's. If one rank calls NewFixedOrder, the others have it as well.
+func NewFixedOrder(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) (*Comm, error) {
+	return newOver(ctx, base, rt, fixed)
+}
+
+func newOver(ctx context.Context, base comm.Communicator, rt *cuda.Runtime, o order) (*Comm, error) {
 	if base == nil || rt == nil {
 		return nil, fmt.Errorf("p2p: %w: base communicator or runtime is nil", comm.ErrArgument)
 	}
@@ -68,5 +100,5 @@ func New(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) (*Comm, 
 	if !ok {
 		return nil, fmt.Errorf("p2p: %w: the base communicator has no stream", comm.ErrUnsupported)
 	}
-	return newComm(ctx, base, ops, rt)
+	return newComm(ctx, base, ops, rt, o)
 }

@@ -3,6 +3,7 @@ package p2p
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/tutti-go/tutti/comm"
 )
@@ -14,11 +15,19 @@ func (c *Comm) split(ctx context.Context, color, key int) (comm.Communicator, er
 		return nil, err
 	}
 	ops, ok := comm.As[streams](base)
+	if !ok && c.FixedOrder() {
+		err := fmt.Errorf("p2p: %w: the base's sub-communicator has no stream", comm.ErrUnsupported)
+		return nil, errors.Join(err, base.Close())
+	}
 	if !ok {
 		return base, nil
 	}
-	child, err := newComm(ctx, base, ops, c.rt)
-	if errors.Is(err, comm.ErrUnsupported) {
+	o := byTable
+	if c.FixedOrder() {
+		o = fixed
+	}
+	child, err := newComm(ctx, base, ops, c.rt, o)
+	if o == byTable && errors.Is(err, comm.ErrUnsupported) {
 		return base, nil
 	}
 	if err != nil {

@@ -35,6 +35,9 @@ func TestOnStandIns(t *testing.T) {
 	t.Run("suite", func(t *testing.T) {
 		gputest.OnStandIns(t, "^TestConformance$", "//^(allreduce|reduce|reducescatter)$", "FAKE_CUDA_MAJOR=8")
 	})
+	t.Run("fixed order", func(t *testing.T) {
+		gputest.OnStandIns(t, "^TestConformanceOfFixedOrder$//^order:_declared$", "", "FAKE_CUDA_MAJOR=8")
+	})
 	t.Run("two ranks", func(t *testing.T) {
 		gputest.OnStandIns(t, "^TestStandIn", "", "FAKE_CUDA_MAJOR=8", "FAKE_CUDA_DEVICES=2")
 	})
@@ -339,6 +342,85 @@ func TestStandInGroups(t *testing.T) {
 		assert.EqualValues(t, 3, g.grouped.Load())
 		assert.Zero(t, g.single.Load())
 		return errors.Join(rt.Deallocate(buf), c.Close())
+	})
+	assert.Equal(t, [2]error{}, errs)
+}
+
+// With a fixed order no reduction reaches the base, at any size, alone or in a group, of a sub-communicator either. One
+// rank that asks for it is enough, by the variable too. What only moves data goes where it went.
+func TestStandInFixedOrder(t *testing.T) {
+	s, gpus := openStandIn(t)
+	makers := []maker{p2p.NewFixedOrder, p2p.New}
+	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		g := &grouping{streamed: base.(streamed)}
+		c, err := makers[base.Rank()](ctx, g, rt)
+		if err != nil {
+			return err
+		}
+		assert.True(t, c.FixedOrder())
+		for _, dt := range dtype.All() {
+			for _, op := range dtype.ReduceOps() {
+				for _, collective := range []comm.Op{comm.OpAllReduce, comm.OpReduce, comm.OpReduceScatter} {
+					if op.Defined(dt) {
+						assert.Equal(t, math.MaxInt, c.HandOver(collective, dt, op), "%v %v %v", collective, dt, op)
+					}
+				}
+			}
+		}
+		assert.Zero(t, c.HandOver(comm.OpSend, dtype.F32, comm.Sum))
+		buf, err := rt.Allocate(4096)
+		if err != nil {
+			return err
+		}
+		g.single.Store(0)
+		before := s.Submitted.Call(c.CommStream())
+		sum := comm.AllReduceCall(buf, buf, 1024, dtype.F32, comm.Sum)
+		part := comm.ReduceScatterCall(buf, buf+2048*uintptr(c.Rank()), 512, dtype.F32, comm.Avg)
+		assert.NoError(t, sum.Make(c))
+		assert.NoError(t, c.Group(sum))
+		assert.NoError(t, c.Group(part, comm.ReduceCall(buf, buf, 8, dtype.BF16, comm.Sum, 1)))
+		assert.Equal(t, before+4, s.Submitted.Call(c.CommStream()))
+		assert.Zero(t, g.grouped.Load())
+		assert.Zero(t, g.single.Load())
+		return errors.Join(rt.Deallocate(buf), c.Close())
+	})
+	assert.Equal(t, [2]error{}, errs)
+}
+
+// Without a fixed order, a communicator does not claim one, and the variable has two values.
+func TestStandInOrderVariable(t *testing.T) {
+	_, gpus := openStandIn(t)
+	made := func(want bool) [2]error {
+		return onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+			c, err := p2p.New(ctx, base, rt)
+			if err != nil {
+				return err
+			}
+			assert.Equal(t, want, comm.FixedOrder(c))
+			return c.Close()
+		})
+	}
+	assert.Equal(t, [2]error{}, made(false))
+	t.Setenv(p2p.OrderVariable, "fixed")
+	assert.Equal(t, [2]error{}, made(true))
+	t.Setenv(p2p.OrderVariable, "fixd")
+	for _, err := range made(false) {
+		assert.ErrorContains(t, err, `TUTTI_P2P_ORDER is "fixd", want fixed or nothing`)
+	}
+}
+
+// Where sub-communicators of the base have no stream, those of a fixed order are not the base's.
+func TestStandInFixedOrderOfASplit(t *testing.T) {
+	_, gpus := openStandIn(t)
+	errs := onBoth(t, gpus, func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		c, err := p2p.NewFixedOrder(ctx, base, rt)
+		if err != nil {
+			return err
+		}
+		child, err := c.Split(ctx, 0, c.Rank())
+		assert.Nil(t, child)
+		assert.ErrorIs(t, err, comm.ErrUnsupported)
+		return c.Close()
 	})
 	assert.Equal(t, [2]error{}, errs)
 }

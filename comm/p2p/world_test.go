@@ -460,7 +460,7 @@ func TestRanksOfOneLaunch(t *testing.T) {
 func world(t testing.TB, gpus []*cuda.Runtime, ranks int, s sizes, limit time.Duration) []*endpoint {
 	ends := make([]*endpoint, ranks)
 	require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) (err error) {
-		ends[c.Rank()], _, err = connect(ctx, c, gpus[c.Rank()], s, limit)
+		ends[c.Rank()], _, err = connect(ctx, c, gpus[c.Rank()], s, limit, byTable)
 		return err
 	}))
 	t.Cleanup(func() {

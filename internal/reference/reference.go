@@ -300,27 +300,33 @@ func (ref *Result) ints(op dtype.ReduceOp, inputs [][]byte) {
 	for i := range Period {
 		acc := intAt(inputs[0], i, ref.dt)
 		for _, in := range inputs[1:] {
-			x := intAt(in, i, ref.dt)
-			smaller := x < acc
-			if ref.dt.IsSigned() {
-				smaller = int64(x) < int64(acc)
-			}
-			switch {
-			case op == dtype.Prod:
-				acc *= x
-			case op == dtype.Sum:
-				acc += x
-			case smaller == (op == dtype.Min):
-				acc = x
-			}
+			acc = reduceInts(ref.dt, op, acc, intAt(in, i, ref.dt))
 		}
 		ref.exact = appendBits(ref.exact, acc, ref.dt)
 	}
 }
 
+// reduceInts reduces two integers as intAt returns them, modulo 2^64.
+func reduceInts(dt dtype.DType, op dtype.ReduceOp, acc, x uint64) uint64 {
+	smaller := x < acc
+	if dt.IsSigned() {
+		smaller = int64(x) < int64(acc)
+	}
+	switch {
+	case op == dtype.Prod:
+		return acc * x
+	case op == dtype.Sum:
+		return acc + x
+	case smaller == (op == dtype.Min):
+		return x
+	}
+	return acc
+}
+
 // intAt is bitsAt, extended to 64 bits by the sign if it has one.
-func intAt(b []byte, i int, dt dtype.DType) uint64 {
-	x := bitsAt(b, i, dt)
+func intAt(b []byte, i int, dt dtype.DType) uint64 { return extended(bitsAt(b, i, dt), dt) }
+
+func extended(x uint64, dt dtype.DType) uint64 {
 	if unused := 64 - 8*dt.Size(); dt.IsSigned() {
 		return uint64(int64(x<<unused) >> unused)
 	}
