@@ -401,12 +401,12 @@ func (c *coder) unsort(data []byte, d dtype.DType) {
 	m := len(c.idx)
 	c.second = grown(c.second, m)
 	c.diffs = grown(c.diffs, m)
-	var slots [256]int   // the next entry of each class
-	var until [256]int32 // how many elements of it are left up to that entry; below 1: there is none
+	var slots [256]int  // the next entry of each class
+	var left [256]int32 // how many elements of it come up to that entry; below 1: there is none
 	next := func(k uint8, before int32) {
-		until[k] = 0
+		left[k] = 0
 		if j := slots[k]; j < m {
-			until[k] = c.idx[j] - before
+			left[k] = c.idx[j] - before
 		}
 	}
 	for k, start := range c.starts {
@@ -415,8 +415,8 @@ func (c *coder) unsort(data []byte, d dtype.DType) {
 	}
 	found := 0
 	for i, k := range c.classes {
-		until[k]--
-		if until[k] != 0 || found >= m {
+		left[k]--
+		if left[k] != 0 || found >= m {
 			continue
 		}
 		j := slots[k]

@@ -203,7 +203,7 @@ func (c *Check) allGatherV(x *comm.Call) error {
 	}
 	size := x.DType.Size()
 	inPlace := x.Send == x.Recv+uintptr(x.RecvDispls[c.Rank]*size)
-	if inOrder(x.RecvCounts, x.RecvDispls) && (inPlace || apart(x.Send, count*size, x.Recv, extent*size)) {
+	if inOrder(x.RecvCounts, x.RecvDispls) && (inPlace || disjointMemory(x.Send, count*size, x.Recv, extent*size)) {
 		return nil
 	}
 	sends := 1 // the same region to everybody
@@ -242,7 +242,7 @@ func (c *Check) allToAllV(x *comm.Call) error {
 		return c.wrong(x.Op, "this rank sends itself %d elements but receives %d", sent, received)
 	}
 	size := x.DType.Size()
-	if inOrder(x.RecvCounts, x.RecvDispls) && apart(x.Send, sendExtent*size, x.Recv, recvExtent*size) {
+	if inOrder(x.RecvCounts, x.RecvDispls) && disjointMemory(x.Send, sendExtent*size, x.Recv, recvExtent*size) {
 		return nil
 	}
 	return c.regions(x, c.WorldSize)
@@ -420,14 +420,14 @@ func regionText(x, part *comm.Call) string {
 	return fmt.Sprintf("%s[%d:%d]", role, first, first+part.Count)
 }
 
-// apart reports whether two buffers have no byte in common.
-func apart(a uintptr, aBytes int, b uintptr, bBytes int) bool {
+// disjointMemory reports whether two buffers have no byte in common.
+func disjointMemory(a uintptr, aBytes int, b uintptr, bBytes int) bool {
 	return aBytes == 0 || bBytes == 0 || a >= b+uintptr(bBytes) || b >= a+uintptr(aBytes)
 }
 
 // disjoint checks that two buffers do not overlap.
 func (c *Check) disjoint(op comm.Op, a uintptr, aBytes int, b uintptr, bBytes int) error {
-	if !apart(a, aBytes, b, bBytes) {
+	if !disjointMemory(a, aBytes, b, bBytes) {
 		return c.wrong(op, "buffers [%#x, +%d) and [%#x, +%d) overlap", a, aBytes, b, bBytes)
 	}
 	return nil

@@ -390,7 +390,8 @@ func (b *batch) addAllToAllV(l label, count func(src, dest int) int) {
 	b.call(l, comm.AllToAllVCall(send, out.counts, out.displs, recv, in.counts, in.displs, l.dt))
 }
 
-// addAllToAllVInTurn adds a call whose send and recv are one buffer, in which each region of send is beside one of recv.
+// addAllToAllVInTurn adds a call whose send and recv are one buffer, in which each region of send is beside one of
+// recv.
 func (b *batch) addAllToAllVInTurn(l label, count func(src, dest int) int) {
 	me := b.p.rank
 	ends := func(i int) (src, dest int) { // of a region: even ones are sent

@@ -12,6 +12,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/mpi"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -66,6 +67,6 @@ func backend(world comm.Communicator, rt *cpu.Runtime) commtest.Backend {
 			return body(ctx, commtest.Rank{Comm: world, Runtime: rt})
 		},
 		LateMismatch: true,
-		NoFixedOrder: os.Getenv(mpi.CollectivesVariable) != "",
+		NoFixedOrder: os.Getenv(env.MPICollectives) != "",
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/tutti-go/tutti/comm/p2p"
 	"github.com/tutti-go/tutti/distributed/distributedtest"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -92,7 +93,7 @@ func TestConformanceOfFixedOrder(t *testing.T) {
 func TestConformanceOfProcesses(t *testing.T) {
 	form := func(ctx context.Context, rt *cuda.Runtime) (*p2p.Comm, error) { return connect(ctx, rt, p2p.New) }
 	suites := conforms
-	suites.NoFixedOrder = os.Getenv(p2p.OrderVariable) == ""
+	suites.NoFixedOrder = os.Getenv(env.P2POrder) == ""
 	gputest.Processes(t, suites, form,
 		func(t *testing.T, b commtest.Backend) { distributedtest.Run(t, b) })
 }

@@ -35,20 +35,14 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
 // MaxRanks is how many ranks a communicator can have.
 const MaxRanks = maxRanks
 
-// OrderVariable is the environment variable that chooses the order of reductions of communicators that [New] makes.
-// Any value other than these is an error.
-//
-//   - Nothing: reductions that a table gives to the base have the base's order.
-//   - "fixed": all have the order of the ranks, as those of [NewFixedOrder].
-const OrderVariable = "TUTTI_P2P_ORDER"
-
-// order is a value of OrderVariable.
+// order is a value of TUTTI_P2P_ORDER.
 type order string
 
 const (
@@ -75,11 +69,13 @@ const (
 // closes it too.
 //
 // All ranks get a communicator or all get an error: [comm.ErrUnsupported] where
-// GPUs do not reach each other's memory. With "fixed" in [OrderVariable], it is that of [NewFixedOrder].
+// GPUs do not reach each other's memory. The environment variable TUTTI_P2P_ORDER chooses the order of reductions:
+// where it is "fixed", New is [NewFixedOrder]; without it, those that a table gives to the base have the base's order.
+// Another value is an error.
 func New(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) (*Comm, error) {
-	o := order(os.Getenv(OrderVariable))
+	o := order(os.Getenv(env.P2POrder))
 	if o != byTable && o != fixed {
-		return nil, fmt.Errorf("p2p: %w: %s is %q, want %s or nothing", comm.ErrArgument, OrderVariable, o, fixed)
+		return nil, fmt.Errorf("p2p: %w: %s is %q, want %s or nothing", comm.ErrArgument, env.P2POrder, o, fixed)
 	}
 	return newOver(ctx, base, rt, o)
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/tutti-go/tutti/comm/p2p"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/race"
 	"github.com/tutti-go/tutti/runtime"
@@ -401,9 +402,9 @@ func TestStandInOrderVariable(t *testing.T) {
 		})
 	}
 	assert.Equal(t, [2]error{}, made(false))
-	t.Setenv(p2p.OrderVariable, "fixed")
+	t.Setenv(env.P2POrder, "fixed")
 	assert.Equal(t, [2]error{}, made(true))
-	t.Setenv(p2p.OrderVariable, "fixd")
+	t.Setenv(env.P2POrder, "fixd")
 	for _, err := range made(false) {
 		assert.ErrorContains(t, err, `TUTTI_P2P_ORDER is "fixd", want fixed or nothing`)
 	}

@@ -44,3 +44,6 @@ const (
 	MPICollectives = "TUTTI_MPI_COLLECTIVES" // nothing, or "native"
 	MPIShared      = "TUTTI_MPI_SHARED"      // nothing, or "off"
 )
+
+// What package p2p reads.
+const P2POrder = "TUTTI_P2P_ORDER" // nothing, or "fixed"

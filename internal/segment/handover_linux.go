@@ -208,8 +208,8 @@ func rights(control []byte) (fds []int) {
 		return nil
 	}
 	for i := range messages {
-		more, _ := unix.ParseUnixRights(&messages[i])
-		fds = append(fds, more...)
+		rights, _ := unix.ParseUnixRights(&messages[i])
+		fds = append(fds, rights...)
 	}
 	return fds
 }

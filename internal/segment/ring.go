@@ -48,8 +48,8 @@ func (r *Ring) Room() (int, error) {
 
 // Write writes bytes, for which there is room. The reader sees them when they are published.
 func (r *Ring) Write(b []byte) {
-	at := int(r.position) & (len(r.data) - 1)
-	n := copy(r.data[at:], b)
+	place := int(r.position) & (len(r.data) - 1)
+	n := copy(r.data[place:], b)
 	copy(r.data, b[n:])
 	r.position += uint64(len(b))
 }
@@ -74,8 +74,8 @@ func (r *Ring) Available() (int, error) {
 
 // Read reads bytes, no more than are available.
 func (r *Ring) Read(b []byte) {
-	at := int(r.position) & (len(r.data) - 1)
-	n := copy(b, r.data[at:])
+	place := int(r.position) & (len(r.data) - 1)
+	n := copy(b, r.data[place:])
 	copy(b[n:], r.data)
 	r.position += uint64(len(b))
 }

@@ -11,8 +11,8 @@
 // The process that makes a segment hands it over by a [Server], a Unix socket in the abstract namespace. Others have
 // learned its [Offer] over a connection that is authenticated already, and [Join]. The name of the socket is a hash of
 // the offer's key, and both sides prove by a code of authentication that they have the key. Before that, each side asks
-// the kernel who is at the other end: a process of another user is refused. So strangers get nothing, and neither does a
-// process of another user namespace, for which the kernel names another user.
+// the kernel who is at the other end: a process of another user is refused. So strangers get nothing, and neither does
+// a process of another user namespace, for which the kernel names another user.
 //
 // An offer also has the number of the maker's [Machine]: those of other hosts or namespaces do not try. That saves
 // time. What proves that two processes are on one machine is the handover.
@@ -20,8 +20,8 @@
 // # Use
 //
 // A [Ring] carries bytes from one process to another one. A [Bell] wakes up a process that sleeps. Everything that a
-// process reads from a segment may be changed by another one at any time, so it is copied before it is checked, and read
-// once. Slots for short collectives are in package comm/internal/schedule.
+// process reads from a segment may be changed by another one at any time, so it is copied before it is checked, and
+// read once. Slots for short collectives are in package comm/internal/schedule.
 //
 // # Failures
 //

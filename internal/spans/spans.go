@@ -107,21 +107,21 @@ func (s *Set[T]) insert(tree, place int32) int32 {
 	return tree
 }
 
-// split returns the parts of a tree that are in front of a node and behind it.
-func (s *Set[T]) split(tree, place int32) (front, behind int32) {
+// split returns the parts of a tree that are before a node and after it.
+func (s *Set[T]) split(tree, place int32) (first, second int32) {
 	if tree == 0 {
 		return 0, 0
 	}
 	t := &s.nodes[tree]
 	if s.before(tree, place) {
-		t.right, behind = s.split(t.right, place)
-		front = tree
+		t.right, second = s.split(t.right, place)
+		first = tree
 	} else {
-		front, t.left = s.split(t.left, place)
-		behind = tree
+		first, t.left = s.split(t.left, place)
+		second = tree
 	}
 	s.update(tree)
-	return front, behind
+	return first, second
 }
 
 // remove returns a tree without a node that is in it.
@@ -139,24 +139,24 @@ func (s *Set[T]) remove(tree, place int32) int32 {
 	return tree
 }
 
-// merge returns a tree of two, of which the first is in front of the second.
-func (s *Set[T]) merge(front, behind int32) int32 {
-	if front == 0 {
-		return behind
+// merge returns a tree of two, of which all of the first is before the second.
+func (s *Set[T]) merge(first, second int32) int32 {
+	if first == 0 {
+		return second
 	}
-	if behind == 0 {
-		return front
+	if second == 0 {
+		return first
 	}
-	f := &s.nodes[front]
-	b := &s.nodes[behind]
+	f := &s.nodes[first]
+	b := &s.nodes[second]
 	if f.priority > b.priority {
-		f.right = s.merge(f.right, behind)
-		s.update(front)
-		return front
+		f.right = s.merge(f.right, second)
+		s.update(first)
+		return first
 	}
-	b.left = s.merge(front, b.left)
-	s.update(behind)
-	return behind
+	b.left = s.merge(first, b.left)
+	s.update(second)
+	return second
 }
 
 // update finds the farthest end in a tree whose children know theirs.

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/internal/env"
 )
 
 // markVariable marks all processes of a test.
@@ -163,7 +163,7 @@ func TestAKilledLauncherLeavesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			left := mark(t)
 			launcher := exec.Command(os.Args[0])
-			launcher.Env = append(os.Environ(), launcherVariable+"="+wrapper, rendezvous.SecretVariable+"=")
+			launcher.Env = append(os.Environ(), launcherVariable+"="+wrapper, env.Secret+"=")
 			read, write, err := os.Pipe()
 			require.NoError(t, err)
 			launcher.Stdout = write

@@ -23,8 +23,8 @@ func main() {
 // windowLog is the logarithm of windowBytes of package crc.
 const windowLog = 11
 
-// change sums the products of what changes and powers of x without reducing them, for each window of the block, and reduces
-// the sum where the next window begins.
+// change sums the products of what changes and powers of x without reducing them, for each window of the block, and
+// reduces the sum where the next window begins.
 func change(size int) {
 	Kernel(fmt.Sprintf("change%dCLMUL", size),
 		"func(idx *int32, flips *byte, count int, last int, powers *[2048]uint32, step uint32) (sum uint32)",
@@ -47,25 +47,25 @@ func change(size int) {
 	Load(Param("step"), r)
 	VMOVD(r, step)
 	Repeat(count, func() {
-		behind := GP64()
+		distance := GP64()
 		target := GP64()
-		MOVLQSX(Mem{Base: idx}, behind)
+		MOVLQSX(Mem{Base: idx}, distance)
 		if size > 1 {
-			SHLQ(Imm(uint64(bits.TrailingZeros(uint(size)))), behind)
+			SHLQ(Imm(uint64(bits.TrailingZeros(uint(size)))), distance)
 		}
-		NEGQ(behind)
-		ADDQ(last, behind)
-		MOVQ(behind, target)
+		NEGQ(distance)
+		ADDQ(last, distance)
+		MOVQ(distance, target)
 		SARQ(Imm(windowLog), target)
 		CMPQ(window, target)
 		JEQ(LabelRef("same"))
 		advance("element", window, target, state, pending, step)
 		Label("same")
-		ANDQ(U32(1<<windowLog-1), behind)
+		ANDQ(U32(1<<windowLog-1), distance)
 		for word := 0; word < max(size, 4); word += 4 {
 			power := XMM()
 			changed := XMM()
-			VMOVD(Mem{Base: powers, Index: behind, Scale: 4, Disp: -4 * word}, power)
+			VMOVD(Mem{Base: powers, Index: distance, Scale: 4, Disp: -4 * word}, power)
 			element := GP32()
 			switch size {
 			case 1:
@@ -98,7 +98,7 @@ func advance(name string, window, target, state Register, pending, step VecVirtu
 	CRC32Q(sum, zero)
 	XORQ(zero, state)
 	VPXOR(pending, pending, pending)
-	floor := GP64() // of a target, for elements behind the block, which do not count
+	floor := GP64() // of a target, for elements distance the block, which do not count
 	XORQ(floor, floor)
 	CMPQ(target, floor)
 	CMOVQLT(floor, target)
