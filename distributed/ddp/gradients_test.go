@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -247,4 +248,55 @@ func TestReduceAllOfWrongGradients(t *testing.T) {
 		standin.Free(t, all)
 		return nil
 	})
+}
+
+// TestSpans has a timeline with each step, and its Wait within it.
+func TestSpans(t *testing.T) {
+	const steps = 3
+	err := local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		rt := cpu.New()
+		defer rt.Close()
+		timeline := &spanKeeper{Wrapped: comm.Wrap(c)}
+		gradient, err := runtime.New(rt, dtype.F32, 10)
+		if err != nil {
+			return err
+		}
+		g, err := ddp.New(ctx, rt, timeline, []*runtime.Tensor{gradient}, ddp.Config{})
+		if err != nil {
+			return err
+		}
+		for range steps {
+			if err := g.ReduceAll(ctx, []*runtime.Tensor{gradient}); err != nil {
+				return err
+			}
+		}
+		assert.Len(t, timeline.spans, 2*steps)
+		for i := 0; i < len(timeline.spans); i += 2 {
+			step := timeline.spans[i]
+			wait := timeline.spans[i+1]
+			assert.Equal(t, "gradients", step.name)
+			assert.Equal(t, "gradient wait", wait.name)
+			assert.False(t, wait.started.Before(step.started), "a step begins with its first gradient")
+			if i > 0 {
+				assert.False(t, step.started.Before(timeline.spans[i-2].ended), "steps follow each other")
+			}
+		}
+		return errors.Join(g.Close(), gradient.Free())
+	})
+	require.NoError(t, err)
+}
+
+// spanKeeper is a communicator that keeps a timeline.
+type spanKeeper struct {
+	comm.Wrapped
+	spans []keptSpan
+}
+
+type keptSpan struct {
+	name           string
+	started, ended time.Time
+}
+
+func (k *spanKeeper) Span(name string, started time.Time) {
+	k.spans = append(k.spans, keptSpan{name, started, time.Now()})
 }

@@ -28,6 +28,7 @@ type step struct {
 	share   float64           // it, divided by those of all ranks
 	total   float64           // those of all ranks
 	fault   error             // for which Wait rolls it back
+	started time.Time         // when it began, the zero time before
 	launch  time.Duration
 	before  metered.Traffic
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/internal/stages"
@@ -135,6 +136,7 @@ func (g *Gradients) placeGiven() {
 func (g *Gradients) begin(ctx context.Context) {
 	if !g.step.begun && g.sound() {
 		g.step.begun = true
+		g.step.started = time.Now()
 		g.step.observe = stages.From(ctx)
 		if err := g.drain(ctx); err != nil {
 			g.fail(err)
@@ -383,6 +385,7 @@ func (g *Gradients) Wait(ctx context.Context) error {
 	g.stats.WaitTime = time.Since(started)
 	g.stats.SentElements = after.SentElements - g.step.before.SentElements
 	g.stats.SentBytes = after.SentBytes - g.step.before.SentBytes
+	g.trace(started)
 	g.step.tensors, g.results = g.results, g.step.tensors
 	g.steps++
 	g.endWeights()
@@ -394,6 +397,14 @@ func (g *Gradients) Wait(ctx context.Context) error {
 		g.onStep(g.stats)
 	}
 	return nil
+}
+
+// trace tells a timeline, where the communicator keeps one, of the step and of its Wait.
+func (g *Gradients) trace(waiting time.Time) {
+	if tracer, ok := comm.As[backend.Tracer](g.meter); ok {
+		tracer.Span("gradients", g.step.started)
+		tracer.Span("gradient wait", waiting)
+	}
 }
 
 // conclude completes what was launched, and commits it.
