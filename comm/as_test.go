@@ -22,7 +22,7 @@ type streamed struct {
 func TestAsLooksThroughDecorators(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	inner := &streamed{Communicator: noop.New(rt)}
-	k, err := checked.New(t.Context(), inner, rt)
+	k, err := checked.New(t.Context(), inner, rt, 0)
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, k.Close()) }()
 	outer := metered.New(k)

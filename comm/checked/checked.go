@@ -2,6 +2,7 @@
 package checked
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -53,34 +54,25 @@ type Communicator struct {
 	recv   uintptr    // guarded by memory
 }
 
-// Option changes how a [Communicator] works.
-type Option func(*Communicator)
-
 // checkPatience is how long a Communicator waits unless told, and at least when it is made: longer
 // than a healthy job's ranks are apart at a call, or take to make a communicator of NCCL.
 const checkPatience = 30 * time.Second
 
-// Timeout sets how long a rank waits for the others to come to the same
-// call. It is 30 seconds unless set.
-func Timeout(d time.Duration) Option { return func(k *Communicator) { k.timeout = d } }
-
-// New returns a Communicator around c, which all ranks of c make together. It waits
-// for them for the time that [Timeout] sets, at least 30 s, and no longer than ctx.
+// New returns a Communicator around c, which all ranks of c make together. timeout is how long
+// a rank waits for the others to come to the same call, 0 for 30 s. New itself waits for them for
+// that time, at least 30 s, and no longer than ctx.
 // Memory for what is compared comes from rt, which must be memory that c can reach, or
 // from a fork of rt where there are such ([runtime.StreamForker]), so that no call waits
 // for what the device computes. Closing a Communicator closes c.
-func New(ctx context.Context, c comm.Communicator, rt runtime.Runtime, opts ...Option) (*Communicator, error) {
+func New(ctx context.Context, c comm.Communicator, rt runtime.Runtime, timeout time.Duration) (*Communicator, error) {
 	k := &Communicator{
 		Wrapped: comm.Wrap(c),
 		rt:      rt,
 		device:  rt,
 		check:   backend.Check{Backend: "checked", Rank: c.Rank(), WorldSize: c.WorldSize()},
-		timeout: checkPatience,
+		timeout: cmp.Or(timeout, checkPatience),
 	}
 	k.Base = backend.New(&k.check, &k.life, decorator{k})
-	for _, o := range opts {
-		o(k)
-	}
 	ctx, cancel := context.WithTimeout(ctx, max(k.timeout, checkPatience))
 	defer cancel()
 	var err error
@@ -303,7 +295,7 @@ func (d decorator) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, er
 	if err != nil || c == nil {
 		return nil, err
 	}
-	child, err := New(ctx, c, k.rt, Timeout(k.timeout))
+	child, err := New(ctx, c, k.rt, k.timeout)
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}

@@ -32,21 +32,23 @@ func TestCheckedConformance(t *testing.T) {
 		// of its own instead of Sync's context.
 		Synchronous: true,
 		Run: hosttest.Decorated(local.Run, rt, func(ctx context.Context, c comm.Communicator) (comm.Communicator, error) {
-			return checked.New(ctx, c, rt)
+			return checked.New(ctx, c, rt, 0)
 		}),
 	})
 }
 
 // onCheckedRanks runs body on each rank of a checked world and returns what it
 // returned, by rank. A rank that fails leaves the others alone.
-func onCheckedRanks(t testing.TB, rt *cpu.Runtime, size int, body func(ctx context.Context, c *checked.Communicator) error, opts ...checked.Option) []error {
+func onCheckedRanks(t testing.TB, rt *cpu.Runtime, size int, timeout time.Duration,
+	body func(ctx context.Context, c *checked.Communicator) error,
+) []error {
 	errs := make([]error, size)
 	require.NoError(t, local.Run(t.Context(), size, func(ctx context.Context, c comm.Communicator) error {
 		inner, err := c.Split(ctx, 0, c.Rank()) // to be broken
 		if err != nil {
 			return err
 		}
-		k, err := checked.New(ctx, inner, rt, opts...)
+		k, err := checked.New(ctx, inner, rt, timeout)
 		if err != nil {
 			return err
 		}
@@ -63,7 +65,7 @@ func onCheckedRanks(t testing.TB, rt *cpu.Runtime, size int, body func(ctx conte
 func TestCheckedSaysWhoCalledWhat(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	buf := hosttest.Allocate(t, rt, 1024)
-	errs := onCheckedRanks(t, rt, 4, func(ctx context.Context, c *checked.Communicator) error {
+	errs := onCheckedRanks(t, rt, 4, 0, func(ctx context.Context, c *checked.Communicator) error {
 		if c.Rank() == 2 {
 			return c.Barrier(ctx)
 		}
@@ -80,7 +82,7 @@ func TestCheckedSaysWhoCalledWhat(t *testing.T) {
 func TestCheckedNamesThePairOfAllToAllV(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	send, recv := hosttest.Allocate(t, rt, 1024), hosttest.Allocate(t, rt, 1024)
-	errs := onCheckedRanks(t, rt, 3, func(_ context.Context, c *checked.Communicator) error {
+	errs := onCheckedRanks(t, rt, 3, 0, func(_ context.Context, c *checked.Communicator) error {
 		sendCounts, recvCounts, displs := []int{1, 1, 1}, []int{1, 1, 1}, []int{0, 2, 4}
 		if c.Rank() == 1 {
 			sendCounts[2] = 2
@@ -97,7 +99,7 @@ func TestCheckedTimesOut(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	buf := hosttest.Allocate(t, rt, 64)
 	done := make(chan struct{})
-	errs := onCheckedRanks(t, rt, 2, func(_ context.Context, c *checked.Communicator) error {
+	errs := onCheckedRanks(t, rt, 2, 20*time.Millisecond, func(_ context.Context, c *checked.Communicator) error {
 		if c.Rank() == 1 {
 			<-done // comes only after rank 0 has given up
 			return nil
@@ -106,7 +108,7 @@ func TestCheckedTimesOut(t *testing.T) {
 		err := c.Broadcast(buf, 1, dtype.F32, 0)
 		assert.ErrorIs(t, c.Broadcast(buf, 1, dtype.F32, 0), comm.ErrBroken)
 		return err
-	}, checked.Timeout(20*time.Millisecond))
+	})
 	assert.ErrorIs(t, errs[0], comm.ErrTimeout)
 	assert.ErrorContains(t, errs[0], "waiting for the other ranks to call broadcast of 1 f32, root 0")
 	assert.NoError(t, errs[1])
@@ -201,7 +203,7 @@ func FuzzChecked(f *testing.F) {
 		for r := range ranks {
 			send[r], recv[r] = hosttest.Allocate(t, rt, 256), hosttest.Allocate(t, rt, 256)
 		}
-		errs := onCheckedRanks(t, rt, len(ranks), func(ctx context.Context, c *checked.Communicator) error {
+		errs := onCheckedRanks(t, rt, len(ranks), 10*time.Second, func(ctx context.Context, c *checked.Communicator) error {
 			r := c.Rank()
 			for i, a := range ranks[r] {
 				if err := a.run(ctx, c, send[r], recv[r]); err != nil {
@@ -212,7 +214,7 @@ func FuzzChecked(f *testing.F) {
 				}
 			}
 			return c.Sync(ctx)
-		}, checked.Timeout(10*time.Second))
+		})
 		for r, err := range errs {
 			if part == len(ranks[0]) {
 				require.NoError(t, err, "rank %d of %v", r, ranks)
@@ -231,7 +233,7 @@ func TestRunGivesMemoryOfCheckedBack(t *testing.T) {
 		worlds, err := local.New(2)
 		require.NoError(t, err)
 		err = comm.Run(t.Context(), worlds, func(ctx context.Context, c comm.Communicator) error {
-			k, err := checked.New(ctx, c, rt)
+			k, err := checked.New(ctx, c, rt, 0)
 			if err != nil {
 				return err
 			}
@@ -273,7 +275,7 @@ func TestCheckedCallInWhichAPeerGivesUp(t *testing.T) {
 	failure := errors.New("no disk space")
 	came, gone := make(chan struct{}, 10), make(chan struct{})
 	err := local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
-		k, err := checked.New(ctx, latecomer{c, came, gone}, rt)
+		k, err := checked.New(ctx, latecomer{c, came, gone}, rt, 0)
 		if err != nil {
 			return err
 		}
@@ -310,7 +312,7 @@ func TestMessagesPassAWaitingCollective(t *testing.T) {
 				if c.Rank() == 0 {
 					c = latecomer{c, waiting, open}
 				}
-				k, err := checked.New(ctx, c, rt)
+				k, err := checked.New(ctx, c, rt, 0)
 				if err != nil {
 					return err
 				}
@@ -350,7 +352,7 @@ func TestCheckedNamesTheDevice(t *testing.T) {
 	rt := hosttest.NewRuntime(t)
 	buf := hosttest.Allocate(t, rt, 64)
 	synctest.Test(t, func(t *testing.T) {
-		k, err := checked.New(t.Context(), noop.New(rt), stalled{rt, make(chan struct{}, 1)}, checked.Timeout(time.Hour))
+		k, err := checked.New(t.Context(), noop.New(rt), stalled{rt, make(chan struct{}, 1)}, time.Hour)
 		require.NoError(t, err)
 		err = k.AllReduce(buf, buf, 1, dtype.F32, comm.Sum)
 		require.ErrorIs(t, err, comm.ErrTimeout)
@@ -365,7 +367,7 @@ func TestCheckedClosesWhileTheDeviceIsBusy(t *testing.T) {
 	buf := hosttest.Allocate(t, rt, 64)
 	synctest.Test(t, func(t *testing.T) {
 		device := stalled{rt, make(chan struct{}, 1)}
-		k, err := checked.New(t.Context(), noop.New(rt), device)
+		k, err := checked.New(t.Context(), noop.New(rt), device, 0)
 		require.NoError(t, err)
 		first := make(chan error)
 		go func() { first <- k.AllReduce(buf, buf, 1, dtype.F32, comm.Sum) }()
@@ -388,7 +390,7 @@ func TestCheckedDoesNotWaitForWhatIsComputed(t *testing.T) {
 	sent, received := hosttest.Allocate(t, rt, 64), hosttest.Allocate(t, rt, 64)
 	busy := forking{stalled{rt, make(chan struct{}, 1000)}}
 	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
-		k, err := checked.New(ctx, c, busy, checked.Timeout(time.Minute))
+		k, err := checked.New(ctx, c, busy, time.Minute)
 		if err != nil {
 			return err
 		}
@@ -440,7 +442,7 @@ func TestCheckedSplitEndsWithItsContext(t *testing.T) {
 	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, world comm.Communicator) error {
 		short, cancel := context.WithCancel(ctx)
 		defer cancel()
-		k, err := checked.New(ctx, leave(world, cancel, gone, 0), rt)
+		k, err := checked.New(ctx, leave(world, cancel, gone, 0), rt, 0)
 		if err != nil {
 			return err
 		}
@@ -462,7 +464,7 @@ func TestAbortReachesWhatIsChecked(t *testing.T) {
 	require.ErrorIs(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
 		rt := cpu.New()
 		defer rt.Close()
-		k, err := checked.New(ctx, c, rt)
+		k, err := checked.New(ctx, c, rt, 0)
 		require.NoError(t, err)
 		defer k.Close()
 		if c.Rank() == 0 {
@@ -480,7 +482,7 @@ func TestAbortReachesWhatIsChecked(t *testing.T) {
 // any more.
 func TestAbortWithNothingInFlight(t *testing.T) {
 	cause := errors.New("a rank has had enough")
-	onCheckedRanks(t, hosttest.NewRuntime(t), 2, func(_ context.Context, k *checked.Communicator) error {
+	onCheckedRanks(t, hosttest.NewRuntime(t), 2, 0, func(_ context.Context, k *checked.Communicator) error {
 		k.Abort(cause)
 		assert.ErrorIs(t, k.Communicator.Err(), comm.ErrBroken)
 		return nil
@@ -512,7 +514,7 @@ func TestFoundByAnotherFirst(t *testing.T) {
 		if c.Rank() == 0 {
 			c = &late{comm.Wrap(c), func() { wait() }}
 		}
-		k, err := checked.New(ctx, c, cpu.New())
+		k, err := checked.New(ctx, c, cpu.New(), 0)
 		require.NoError(t, err)
 		wait = func() { <-found }
 		err = k.AllReduce(0, 0, 0, []dtype.DType{dtype.F32, dtype.BF16}[k.Rank()], comm.Sum)

@@ -16,7 +16,7 @@ func ExampleNew() {
 	rt := cpu.New()
 	defer rt.Close()
 	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
-		k, err := checked.New(ctx, c, rt)
+		k, err := checked.New(ctx, c, rt, 0)
 		if err != nil {
 			return err
 		}

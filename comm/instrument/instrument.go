@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/checked"
 	"github.com/tutti-go/tutti/comm/record"
+	"github.com/tutti-go/tutti/internal/dump"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -21,7 +22,7 @@ import (
 // Run runs body with the decorators around c that the environment asks for:
 //
 //   - TUTTI_CHECK is 1, or how long a rank waits for the others ("10s"; see
-//     [checked.Timeout]): a [checked.Communicator], whose memory comes from rt. All ranks
+//     [checked.New]): a [checked.Communicator], whose memory comes from rt. All ranks
 //     need the same environment.
 //   - TUTTI_RECORD is a number of calls: a [record.Recorder] of that many. It writes its dump
 //     to the directory TUTTI_RECORD_DIR, or the current one. It also does so on SIGUSR1,
@@ -42,7 +43,7 @@ func Run(
 	ctx context.Context, rt runtime.Runtime, c comm.Communicator,
 	body func(ctx context.Context, c comm.Communicator) error,
 ) error {
-	decorated, err := decorate(ctx, rt, c, RecordDir())
+	decorated, err := decorate(ctx, rt, c, recordDir())
 	if err != nil {
 		return err
 	}
@@ -52,11 +53,8 @@ func Run(
 	return comm.Run(ctx, []comm.Communicator{decorated}, body)
 }
 
-// RecordDir is where dumps are written.
-func RecordDir() string { return cmp.Or(os.Getenv(env.RecordDir), ".") }
-
-// EpochDir is the directory, within [RecordDir], of the dumps of an epoch.
-const EpochDir = "tutti-record-epoch-"
+// recordDir is where dumps are written.
+func recordDir() string { return cmp.Or(os.Getenv(env.RecordDir), ".") }
 
 // epochsKept is of how many epochs dumps are kept.
 const epochsKept = 16
@@ -65,17 +63,20 @@ const epochsKept = 16
 // an elastic job, and that closes c itself. Each epoch has a directory for its dumps, and the last 16 directories are
 // kept. A rank that aborts does not wait for the dumps of others.
 func Epoch(ctx context.Context, rt runtime.Runtime, c comm.Communicator, number uint64) (comm.Communicator, error) {
-	dir := filepath.Join(RecordDir(), EpochDir)
-	decorated, err := decorate(ctx, rt, c, dir+strconv.FormatUint(number, 10), record.Apart)
-	if _, records := decorated.(*record.Recorder); records && number > epochsKept {
-		_ = os.RemoveAll(dir + strconv.FormatUint(number-epochsKept, 10))
+	dir := filepath.Join(recordDir(), dump.EpochDir)
+	decorated, err := decorate(ctx, rt, c, dir+strconv.FormatUint(number, 10))
+	if r, records := decorated.(*record.Recorder); records {
+		r.AbortAtOnce()
+		if number > epochsKept {
+			_ = os.RemoveAll(dir + strconv.FormatUint(number-epochsKept, 10))
+		}
 	}
 	return decorated, err
 }
 
 // decorate returns c with the decorators that the environment asks for, or c itself.
 func decorate(
-	ctx context.Context, rt runtime.Runtime, c comm.Communicator, dir string, options ...record.Option,
+	ctx context.Context, rt runtime.Runtime, c comm.Communicator, dir string,
 ) (comm.Communicator, error) {
 	calls, err := callsToRecord(c)
 	if err != nil {
@@ -89,7 +90,7 @@ func decorate(
 		c = k
 	}
 	if calls > 0 {
-		r := record.New(c, calls, dir, options...)
+		r := record.New(c, calls, dir)
 		r.NotifyOn(dumpSignals...)
 		r.SaveBefore(ctx, endSignals...)
 		c = r
@@ -100,23 +101,23 @@ func decorate(
 // checkFromEnv returns a [checked.Communicator] around c, or nil if TUTTI_CHECK asks for
 // none or c has one already.
 func checkFromEnv(ctx context.Context, c comm.Communicator, rt runtime.Runtime) (*checked.Communicator, error) {
-	var opts []checked.Option
+	var timeout time.Duration
 	switch text := os.Getenv(env.Check); text {
 	case "", "0":
 		return nil, nil
 	case "1":
 	default:
-		timeout, err := time.ParseDuration(text)
+		var err error
+		timeout, err = time.ParseDuration(text)
 		if err != nil || timeout <= 0 {
 			return nil, fmt.Errorf("%w: %s is %q, want 1 or a time to wait, such as 10s",
 				comm.ErrArgument, env.Check, text)
 		}
-		opts = append(opts, checked.Timeout(timeout))
 	}
 	if _, checks := comm.As[*checked.Communicator](c); checks {
 		return nil, nil
 	}
-	return checked.New(ctx, c, rt, opts...)
+	return checked.New(ctx, c, rt, timeout)
 }
 
 // callsToRecord returns how many calls TUTTI_RECORD asks to record, 0 if c records

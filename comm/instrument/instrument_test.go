@@ -24,6 +24,7 @@ import (
 	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/comm/record"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/dump"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -138,7 +139,7 @@ func TestEpoch(t *testing.T) {
 		assert.Equal(t, begin, time.Now())
 	})
 	for number := 1; number <= 20; number++ {
-		path := filepath.Join(dir, instrument.EpochDir+strconv.Itoa(number), "tutti-record-0.json")
+		path := filepath.Join(dir, dump.EpochDir+strconv.Itoa(number), "tutti-record-0.json")
 		if number <= 4 {
 			assert.NoFileExists(t, path)
 		} else {
@@ -176,7 +177,7 @@ func TestExamineEndsWithTheError(t *testing.T) {
 	}
 	text, err := os.ReadFile(filepath.Join(dir, "tutti-record-1.json"))
 	require.NoError(t, err)
-	var d record.Dump
+	var d dump.File
 	require.NoError(t, json.Unmarshal(text, &d))
 	assert.Equal(t, "barrier", d.Entries[0].Tutti.Op)
 }

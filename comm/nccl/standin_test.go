@@ -1,7 +1,9 @@
 package nccl_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
 	"runtime"
@@ -20,6 +22,7 @@ import (
 	"github.com/tutti-go/tutti/comm/record"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/internal/dump"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/race"
 	"github.com/tutti-go/tutti/runtime/cuda"
@@ -534,7 +537,11 @@ func TestStandInRecord(t *testing.T) {
 		require.NoError(t, reduce())
 	}
 	states := func() (completed, scheduled int) {
-		for _, e := range r.Dump().Entries {
+		var text bytes.Buffer
+		require.NoError(t, r.WriteJSON(&text))
+		var d dump.File
+		require.NoError(t, json.Unmarshal(text.Bytes(), &d))
+		for _, e := range d.Entries {
 			if e.State == "completed" {
 				completed++
 			} else {

@@ -19,6 +19,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/dump"
 )
 
 // Recorder is a communicator that remembers the last calls made to another one, for
@@ -58,13 +59,13 @@ type Recorder struct {
 	waits    waits
 	cause    error // the first failure, for which the dump was written
 	// failure is what a dump says of it.
-	failure *Failure
+	failure *dump.Failure
 }
 
 // flight is what a Recorder shares with those of its sub-communicators.
 type flight struct {
 	dir   string // of the dump, "" for none
-	alone bool   // see Apart
+	alone bool   // see AbortAtOnce
 	path  string // of the dump, "" for none
 	begun time.Time
 	spans *spans
@@ -159,29 +160,25 @@ func (s *waits) shown() *wait {
 	return shown
 }
 
-// Option changes a [Recorder].
-type Option func(*flight)
-
-// Apart has a rank that aborts not wait for the dumps of others, which nobody ends because of it.
-var Apart Option = func(f *flight) { f.alone = true }
-
 // New returns a Recorder of the last n calls (at least one) around c,
 // which writes its dump to the file tutti-record-RANK.json in dir; "" for none.
 // Package comm/instrument makes one if the environment asks for it.
-func New(c comm.Communicator, n int, dir string, options ...Option) *Recorder {
+func New(c comm.Communicator, n int, dir string) *Recorder {
 	f := &flight{dir: dir, begun: time.Now()}
-	for _, o := range options {
-		o(f)
-	}
 	if dir != "" {
 		f.path = dumpPath(dir, c.Rank())
-		if !f.alone {
-			dumpsOfProcess.Store(f.path, true)
-		}
+		dumpsOfProcess.Store(f.path, true)
 	}
 	n = max(n, 1)
 	f.spans = newSpans(n)
 	return newRecorder(c, n, "0", f)
+}
+
+// AbortAtOnce has a rank that aborts not wait for the dumps of others, which nobody ends because of it. It comes
+// before any call of r.
+func (r *Recorder) AbortAtOnce() {
+	r.alone = true
+	dumpsOfProcess.Delete(r.path)
 }
 
 // dumpPath is the file of a rank's dump.
@@ -397,7 +394,7 @@ func (r *Recorder) saveOnce(err error, wait bool) {
 		r.cause = err
 	}
 	if r.failure == nil {
-		r.failure = &Failure{Time: time.Now().UnixNano(), Error: err.Error(), Wait: wait,
+		r.failure = &dump.Failure{Time: time.Now().UnixNano(), Error: err.Error(), Wait: wait,
 			Peer: errors.Is(err, comm.ErrPeerFailed) || errors.Is(err, comm.ErrBroken)}
 	}
 	r.mu.Unlock()

@@ -26,6 +26,7 @@ import (
 	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/comm/record"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/dump"
 )
 
 func TestConformance(t *testing.T) {
@@ -195,7 +196,7 @@ func TestRecordsSplitsUnderTheirName(t *testing.T) {
 		d := r.Dump()
 		assert.Equal(t, "split", d.Entries[0].Tutti.Op)
 		assert.Equal(t, [2]string{name, "tutti"}, d.Entries[1].ProcessGroup)
-		assert.Equal(t, record.Member{Rank: c.Rank() / 2, Size: 2, Sync: d.Tutti.Comms[name].Sync}, d.Tutti.Comms[name])
+		assert.Equal(t, dump.Member{Rank: c.Rank() / 2, Size: 2, Sync: d.Tutti.Comms[name].Sync}, d.Tutti.Comms[name])
 		assert.NotNil(t, d.Tutti.Comms[name].Sync)
 		if err := half.Close(); err != nil {
 			return err
@@ -271,7 +272,7 @@ func TestWritesWhenAWaitFails(t *testing.T) {
 	require.Error(t, cause)
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
-	var d record.Dump
+	var d dump.File
 	require.NoError(t, json.Unmarshal(text, &d))
 	require.Len(t, d.Entries, 2)
 	assert.Equal(t, "completed", d.Entries[0].State)
@@ -279,7 +280,7 @@ func TestWritesWhenAWaitFails(t *testing.T) {
 	assert.Contains(t, d.Tutti.Comms["0"].Sync.Error, "canceled")
 	failure := d.Tutti.Comms["0"].Failure
 	require.NotNil(t, failure)
-	assert.Equal(t, record.Failure{Time: failure.Time, Error: cause.Error(), Wait: true}, *failure)
+	assert.Equal(t, dump.Failure{Time: failure.Time, Error: cause.Error(), Wait: true}, *failure)
 	assert.GreaterOrEqual(t, d.Tutti.Time, failure.Time)
 
 	require.NoError(t, os.Remove(path))
@@ -300,11 +301,11 @@ func TestWritesWhyTheRankAborted(t *testing.T) {
 		r.Abort(cause)
 		text, err := os.ReadFile(filepath.Join(dir, "tutti-record-0.json"))
 		require.NoError(t, err)
-		var d record.Dump
+		var d dump.File
 		require.NoError(t, json.Unmarshal(text, &d))
 		failure := d.Tutti.Comms["0"].Failure
 		require.NotNil(t, failure)
-		assert.Equal(t, record.Failure{Time: failure.Time, Error: cause.Error(), Peer: peer}, *failure)
+		assert.Equal(t, dump.Failure{Time: failure.Time, Error: cause.Error(), Peer: peer}, *failure)
 	}
 }
 
@@ -609,7 +610,7 @@ func (l late) Recv(buf uintptr, count int, dt dtype.DType, src int, tag uint32) 
 func TestShowsTheRightOneOfSeveralWaits(t *testing.T) {
 	r := record.New(waiting{noop.New(hosttest.NewRuntime(t)), make(chan chan error)}, 8, "")
 	inner := r.Communicator.(waiting)
-	shown := func() record.Sync { return *r.Dump().Tutti.Comms["0"].Sync }
+	shown := func() dump.Sync { return *r.Dump().Tutti.Comms["0"].Sync }
 	begin := func() (end, ended chan error) {
 		ended = make(chan error)
 		go func() { ended <- r.Sync(t.Context()) }()

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm/backend"
+	"github.com/tutti-go/tutti/internal/dump"
 )
 
 // spans are the last spans of a flight, of all its communicators.
@@ -32,14 +33,19 @@ func (s *spans) add(one span) {
 }
 
 // dump returns the spans, the one that ended first at the beginning.
-func (s *spans) dump() []Span {
+func (s *spans) dump() []dump.Span {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	kept := min(s.count, uint64(len(s.ring)))
-	out := make([]Span, 0, kept)
+	out := make([]dump.Span, 0, kept)
 	for i := s.count - kept; i < s.count; i++ {
 		one := s.ring[i%uint64(len(s.ring))]
-		out = append(out, Span{one.name, one.wait, unix(one.started), unix(one.ended)})
+		out = append(out, dump.Span{
+			Name:    one.name,
+			Wait:    one.wait,
+			Started: unix(one.started),
+			Ended:   unix(one.ended),
+		})
 	}
 	return out
 }

@@ -21,7 +21,9 @@ type Observer func(bucket int, s Stage, stream uintptr)
 type key struct{}
 
 // Observe returns a context whose steps call f.
-func Observe(ctx context.Context, f Observer) context.Context { return context.WithValue(ctx, key{}, f) }
+func Observe(ctx context.Context, f Observer) context.Context {
+	return context.WithValue(ctx, key{}, f)
+}
 
 // From returns the observer of a context, nil if it has none.
 func From(ctx context.Context) Observer {

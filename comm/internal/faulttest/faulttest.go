@@ -171,7 +171,7 @@ func (f *Fault) Play(ctx context.Context, column string, r Rank, also error) (er
 	}
 	cell := f.Cells[column]
 	if column == Checked {
-		k, err := checked.New(ctx, c, r.Runtime, checked.Timeout(4*deadline))
+		k, err := checked.New(ctx, c, r.Runtime, 4*deadline)
 		if err != nil {
 			return err
 		}

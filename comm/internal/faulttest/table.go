@@ -163,7 +163,7 @@ var Table = []Fault{
 		Cells: map[string]Cell{
 			"local": {Others: inVain, Self: ok, Note: "names the call, its number and who has not made it"},
 			"mpi":   {Others: inVain, Self: ok, Note: "names the call, its number and who has sent nothing"},
-			Checked: {Others: inVain, Self: ok, Note: "after 30 s, or what `checked.Timeout` says"},
+			Checked: {Others: inVain, Self: ok, Note: "after 30 s, or what `checked.New` is told"},
 			"nccl": {
 				Others: inVain,
 				Self:   ok,

@@ -62,7 +62,7 @@ func playChecked(p *play) {
 		if p.Seed%3 > 0 {
 			world[rank] = record.New(world[rank], 16, p.t.TempDir())
 		}
-		c, err := checked.New(context.Background(), world[rank], rt)
+		c, err := checked.New(context.Background(), world[rank], rt, 0)
 		if err != nil {
 			p.fail("rank %d: %v", rank, err)
 		}

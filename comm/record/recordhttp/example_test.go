@@ -11,6 +11,7 @@ import (
 	"github.com/tutti-go/tutti/comm/record"
 	"github.com/tutti-go/tutti/comm/record/recordhttp"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/dump"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -29,7 +30,7 @@ func ExampleHandler() {
 
 	answer := httptest.NewRecorder() // a browser, or curl
 	recordhttp.Handler(c).ServeHTTP(answer, httptest.NewRequest("GET", "/debug/tutti", nil))
-	var dump record.Dump
+	var dump dump.File
 	if err := json.NewDecoder(answer.Body).Decode(&dump); err != nil {
 		fmt.Println(err)
 	}

@@ -10,7 +10,6 @@
 package recordhttp
 
 import (
-	"encoding/json"
 	"net/http"
 
 	"github.com/tutti-go/tutti/comm"
@@ -35,6 +34,6 @@ func Handler(c comm.Communicator) http.Handler {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Cache-Control", "no-store")
-		_ = json.NewEncoder(w).Encode(r.Dump()) // an error is the client's, who has left
+		_ = r.WriteJSON(w) // an error is the client's, who has left
 	})
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/diagnose"
-	"github.com/tutti-go/tutti/comm/instrument"
+	"github.com/tutti-go/tutti/internal/dump"
 )
 
 func newDiagnose() *cobra.Command {
@@ -45,7 +45,7 @@ https://ui.perfetto.dev and chrome://tracing open.`,
 				return err
 			}
 			lines, out := console.Forms(cmd.OutOrStdout(), asJSON)
-			if dir := filepath.Dir(records[0].Name); strings.HasPrefix(filepath.Base(dir), instrument.EpochDir) {
+			if dir := filepath.Dir(records[0].Name); strings.HasPrefix(filepath.Base(dir), dump.EpochDir) {
 				fmt.Fprintf(out, "%s:\n\n", dir)
 			}
 			report := diagnose.Diagnose(records)

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"os"
@@ -14,7 +15,6 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
-	"github.com/tutti-go/tutti/comm/instrument"
 	"github.com/tutti-go/tutti/internal/env"
 )
 
@@ -71,7 +71,7 @@ Another job is not elastic: it ends with the session of any of its launchers.`,
 			cfg.Out = cmd.OutOrStdout()
 			cfg.Err = cmd.ErrOrStderr()
 			if os.Getenv(env.Record) != "" {
-				cfg.Records = instrument.RecordDir()
+				cfg.Records = cmp.Or(os.Getenv(env.RecordDir), ".")
 			}
 			cfg.Color = console.CanRedraw(cfg.Out) && os.Getenv("NO_COLOR") == ""
 			return launch.Run(cmd.Context(), cfg)

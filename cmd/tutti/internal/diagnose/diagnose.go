@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/record"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/dump"
 	"github.com/tutti-go/tutti/internal/printable"
 	"github.com/tutti-go/tutti/internal/ranks"
 )
@@ -66,12 +66,12 @@ type member struct {
 	inGroup     int
 	size        int
 	time        int64 // of the dump
-	sync        *record.Sync
-	failure     *record.Failure
-	collectives map[uint64]*record.Entry
+	sync        *dump.Sync
+	failure     *dump.Failure
+	collectives map[uint64]*dump.Entry
 	twice       uint64 // a number that two collectives have, 0 if none have
 	last        uint64 // the highest number of a collective
-	messages    []*record.Entry
+	messages    []*dump.Entry
 	whole       bool // nothing was forgotten
 }
 
@@ -127,7 +127,7 @@ func Diagnose(records []Record) Report {
 // failed tells which ranks aborted because of an error of their own, the first one first.
 func failed(records []Record) []Finding {
 	type failure struct {
-		*record.Failure
+		*dump.Failure
 		rank int
 	}
 	var failures []failure
@@ -169,7 +169,7 @@ func failed(records []Record) []Finding {
 
 // followsAWait reports whether a failure has the error of a wait, in another communicator
 // of the same rank.
-func followsAWait(d Record, f *record.Failure) bool {
+func followsAWait(d Record, f *dump.Failure) bool {
 	for _, m := range d.Tutti.Comms {
 		if m.Failure != nil && m.Failure.Wait && strings.Contains(f.Error, m.Failure.Error) {
 			return true
@@ -178,7 +178,7 @@ func followsAWait(d Record, f *record.Failure) bool {
 	return false
 }
 
-func newMember(d Record, name string, m record.Member) member {
+func newMember(d Record, name string, m dump.Member) member {
 	out := member{
 		rank:        d.Tutti.Rank,
 		inGroup:     m.Rank,
@@ -186,7 +186,7 @@ func newMember(d Record, name string, m record.Member) member {
 		time:        d.Tutti.Time,
 		sync:        m.Sync,
 		failure:     m.Failure,
-		collectives: map[uint64]*record.Entry{},
+		collectives: map[uint64]*dump.Entry{},
 		whole:       true,
 	}
 	first := true
@@ -216,7 +216,7 @@ func newMember(d Record, name string, m record.Member) member {
 }
 
 // meets reports whether a collective is done on a rank only after all ranks have called it.
-func meets(e *record.Entry) bool {
+func meets(e *dump.Entry) bool {
 	switch e.Tutti.Op {
 	case comm.OpBarrier.String(), comm.OpSplit.String():
 		return true
@@ -253,7 +253,7 @@ func (g *group) contradictions() []Finding {
 	}
 	// A collective that is done on one rank was called on all of them.
 	var by *member
-	var proof *record.Entry
+	var proof *dump.Entry
 	for i := range g.members {
 		for _, e := range g.members[i].collectives {
 			if e.Completed != 0 && meets(e) && (proof == nil || e.CollectiveSeq > proof.CollectiveSeq) {
@@ -357,7 +357,7 @@ func (m *member) lastBefore(first *member) uint64 {
 func (g *group) mismatch(n uint64) (Finding, bool) {
 	var kinds []string
 	callers := map[string][]int{}
-	example := map[string]*record.Entry{}
+	example := map[string]*dump.Entry{}
 	for _, m := range g.members {
 		e := m.collectives[n]
 		if e == nil {
@@ -465,7 +465,7 @@ func (m *member) wentOn(first *member) (after int64) {
 // went on only after another rank had aborted.
 func (g *group) unfinished(n uint64, first *member) (Finding, bool) {
 	f := Finding{Kind: Unfinished, Communicator: g.name, Number: n}
-	var last *record.Entry
+	var last *dump.Entry
 	var stopped []int
 	longest := int64(0)
 	for i := range g.members {
@@ -518,8 +518,8 @@ type channel struct {
 
 // unmatched pairs sends and receives of ranks whose dumps have all of them.
 func (g *group) unmatched() []Finding {
-	sends := map[channel][]*record.Entry{}
-	receives := map[channel][]*record.Entry{}
+	sends := map[channel][]*dump.Entry{}
+	receives := map[channel][]*dump.Entry{}
 	rank := map[int]int{}
 	channels := map[channel]bool{}
 	for _, m := range g.members {
@@ -605,7 +605,7 @@ func state(d Record) State {
 }
 
 // call describes a call, as in "allreduce #7 (64 MiB f32 sum, ddp.go:88)".
-func call(e *record.Entry, numbered bool) string {
+func call(e *dump.Entry, numbered bool) string {
 	t := e.Tutti
 	name := t.Op
 	if numbered && !e.P2P {
@@ -628,7 +628,7 @@ func call(e *record.Entry, numbered bool) string {
 	return fmt.Sprintf("%s (%s)", name, strings.Join(about, ", "))
 }
 
-func done(e *record.Entry) string {
+func done(e *dump.Entry) string {
 	if e.Completed != 0 {
 		return ", which is done"
 	}
@@ -637,11 +637,11 @@ func done(e *record.Entry) string {
 
 // line is the place of a call: the innermost line outside of this module's
 // libraries, or the innermost one.
-func line(frames []record.Frame) string {
+func line(frames []dump.Frame) string {
 	if len(frames) == 0 {
 		return "unknown line"
 	}
-	i := slices.IndexFunc(frames, func(f record.Frame) bool {
+	i := slices.IndexFunc(frames, func(f dump.Frame) bool {
 		return !strings.HasPrefix(f.Name, "github.com/tutti-go/tutti/distributed") &&
 			!strings.HasPrefix(f.Name, "github.com/tutti-go/tutti/comm")
 	})

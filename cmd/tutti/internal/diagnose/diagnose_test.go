@@ -27,6 +27,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/dump"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -37,18 +38,18 @@ func TestNewest(t *testing.T) {
 	for number, age := range map[string]time.Duration{"": 4 * time.Hour, "9": 3 * time.Hour, "10": time.Hour, "11": 2 * time.Hour} {
 		at := dir
 		if number != "" {
-			at = filepath.Join(dir, instrument.EpochDir+number)
+			at = filepath.Join(dir, dump.EpochDir+number)
 			require.NoError(t, os.Mkdir(at, 0o777))
 		}
 		path := filepath.Join(at, "tutti-record-0.json")
 		require.NoError(t, os.WriteFile(path, []byte(`{"version":"2.10","tutti":{"rank":0,"world_size":1}}`), 0o600))
 		require.NoError(t, os.Chtimes(path, time.Time{}, time.Now().Add(-age)))
 	}
-	for of, want := range map[string]string{dir: "10", filepath.Join(dir, instrument.EpochDir+"9"): "9"} {
+	for of, want := range map[string]string{dir: "10", filepath.Join(dir, dump.EpochDir+"9"): "9"} {
 		records, err := ReadFiles([]string{of})
 		require.NoError(t, err)
 		require.Len(t, records, 1)
-		assert.Equal(t, filepath.Join(dir, instrument.EpochDir+want, "tutti-record-0.json"), records[0].Name)
+		assert.Equal(t, filepath.Join(dir, dump.EpochDir+want, "tutti-record-0.json"), records[0].Name)
 	}
 }
 
@@ -119,9 +120,9 @@ func TestARankThatDoesNotCall(t *testing.T) {
 	assert.Equal(t, []int{0, 1}, report.Findings[1].Waiting)
 }
 
-// dump is that of a rank which made the calls.
-func dump(rank, ranks int, calls []comm.Call) Record {
-	d := &record.Dump{Version: record.Version, Tutti: &record.Rank{Rank: rank, Size: ranks, Comms: map[string]record.Member{"0": {Rank: rank, Size: ranks}}}}
+// recorded is the record of a rank which made the calls.
+func recorded(rank, ranks int, calls []comm.Call) Record {
+	d := &dump.File{Version: dump.Version, Tutti: &dump.Rank{Rank: rank, Size: ranks, Comms: map[string]dump.Member{"0": {Rank: rank, Size: ranks}}}}
 	var collective, message uint64
 	for i, c := range calls {
 		if c.Op.Message() {
@@ -129,8 +130,8 @@ func dump(rank, ranks int, calls []comm.Call) Record {
 		} else {
 			collective++
 		}
-		d.Entries = append(d.Entries, record.Entry{RecordID: uint64(i), ProcessGroup: [2]string{"0", "tutti"}, CollectiveSeq: collective, P2PSeq: message, P2P: c.Op.Message(),
-			Tutti: &record.Call{Call: c.String(), Op: c.Op.String(), DType: c.DType.String(), Count: c.Count, Peer: c.Peer, Tag: c.Tag}})
+		d.Entries = append(d.Entries, dump.Entry{RecordID: uint64(i), ProcessGroup: [2]string{"0", "tutti"}, CollectiveSeq: collective, P2PSeq: message, P2P: c.Op.Message(),
+			Tutti: &dump.Call{Call: c.String(), Op: c.Op.String(), DType: c.DType.String(), Count: c.Count, Peer: c.Peer, Tag: c.Tag}})
 	}
 	return Record{fmt.Sprint(rank), d}
 }
@@ -156,7 +157,7 @@ func TestRandomJobs(t *testing.T) {
 			} else if r == culprit && kind == Mismatch {
 				mine[at].Count += 1000
 			}
-			records = append(records, dump(r, ranks, mine))
+			records = append(records, recorded(r, ranks, mine))
 		}
 		findings := Diagnose(records).Findings
 		if kind == "" {
@@ -191,7 +192,7 @@ func TestMessagesWithoutPartner(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var text string
-			for _, f := range Diagnose([]Record{dump(0, 2, test.zero), dump(1, 2, test.one)}).Findings {
+			for _, f := range Diagnose([]Record{recorded(0, 2, test.zero), recorded(1, 2, test.one)}).Findings {
 				text += f.Text + "\n"
 			}
 			assert.Contains(t, text, test.want)
@@ -212,7 +213,7 @@ func allReduces(made ...int) []Record {
 		for i := range calls {
 			calls[i] = comm.AllReduceCall(0, 0, 4, dtype.F32, comm.Sum)
 		}
-		records[rank] = dump(rank, len(made), calls)
+		records[rank] = recorded(rank, len(made), calls)
 		for i := range n {
 			records[rank].Entries[i].Created = at(float64(i))
 			if i < n-1 {
@@ -224,11 +225,11 @@ func allReduces(made ...int) []Record {
 }
 
 // fail has a rank's record say that it failed.
-func fail(r Record, f record.Failure) {
+func fail(r Record, f dump.Failure) {
 	m := r.Tutti.Comms["0"]
 	m.Failure = &f
 	if f.Wait {
-		m.Sync = &record.Sync{Created: f.Time - 1, Error: f.Error}
+		m.Sync = &dump.Sync{Created: f.Time - 1, Error: f.Error}
 	}
 	r.Tutti.Comms["0"] = m
 }
@@ -237,9 +238,9 @@ func fail(r Record, f record.Failure) {
 // although no rank waits.
 func TestARankThatFailsFirst(t *testing.T) {
 	records := allReduces(1, 1, 1, 1)
-	fail(records[3], record.Failure{Time: at(4), Error: "no memory"})
-	fail(records[1], record.Failure{Time: at(3), Error: "no disk space"})
-	fail(records[0], record.Failure{Time: at(2), Error: "rank 1: no disk space", Peer: true}) // by its clock
+	fail(records[3], dump.Failure{Time: at(4), Error: "no memory"})
+	fail(records[1], dump.Failure{Time: at(3), Error: "no disk space"})
+	fail(records[0], dump.Failure{Time: at(2), Error: "rank 1: no disk space", Peer: true}) // by its clock
 	report := Diagnose(records)
 	require.NotEmpty(t, report.Findings)
 	assert.Equal(t, Finding{Kind: Failed, Ranks: []int{1, 3},
@@ -248,8 +249,8 @@ func TestARankThatFailsFirst(t *testing.T) {
 
 	// A body that returns the error of a wait has no error of its own.
 	records = allReduces(1, 1)
-	records[0].Tutti.Comms["0/1.0"] = record.Member{Size: 1, Failure: &record.Failure{Time: at(2), Error: "timeout", Wait: true}}
-	fail(records[0], record.Failure{Time: at(3), Error: "step 7: timeout"})
+	records[0].Tutti.Comms["0/1.0"] = dump.Member{Size: 1, Failure: &dump.Failure{Time: at(2), Error: "timeout", Wait: true}}
+	fail(records[0], dump.Failure{Time: at(3), Error: "step 7: timeout"})
 	for _, f := range Diagnose(records).Findings {
 		assert.NotEqual(t, Failed, f.Kind, f.Text)
 	}
@@ -257,19 +258,19 @@ func TestARankThatFailsFirst(t *testing.T) {
 
 // A rank that was stopped, and went on when the others had aborted, is named.
 func TestAStoppedRankThatGoesOn(t *testing.T) {
-	timeout := record.Failure{Time: at(12), Error: "timeout", Wait: true}
-	peer := record.Failure{Time: at(12.01), Error: "rank 0 aborted", Wait: true, Peer: true}
+	timeout := dump.Failure{Time: at(12), Error: "timeout", Wait: true}
+	peer := dump.Failure{Time: at(12.01), Error: "rank 0 aborted", Wait: true, Peer: true}
 	for name, test := range map[string]struct {
 		change func(stopped Record)
 		want   string
 	}{
 		"before its call": {func(r Record) {
 			r.Entries[2].Created = at(20)
-			fail(r, record.Failure{Time: at(20.1), Error: "rank 0 aborted", Wait: true, Peer: true})
+			fail(r, dump.Failure{Time: at(20.1), Error: "rank 0 aborted", Wait: true, Peer: true})
 		}, "rank 2 had not called allreduce #3 (16 B f32, unknown line) when rank 0 aborted; rank 2 called it 8s after that; " +
 			"its last was allreduce #2 (16 B f32, unknown line), which is done; ranks 0, 1 wait"},
 		"in its wait": {func(r Record) {
-			fail(r, record.Failure{Time: at(20), Error: "timeout", Wait: true})
+			fail(r, dump.Failure{Time: at(20), Error: "timeout", Wait: true})
 		}, "all ranks have called allreduce #3 (16 B f32, unknown line); ranks 0, 1 wait; " +
 			"rank 2 went on only 8s after rank 0 had aborted: stopped, or busy with something else"},
 		"in its wait, which succeeds": {func(r Record) {
@@ -309,14 +310,14 @@ func TestContradictions(t *testing.T) {
 		"of several sizes": {func() []Record {
 			records := allReduces(1, 1, 1)
 			for rank, size := range []int{2, 2, 3} {
-				records[rank].Tutti.Comms["0/1.0"] = record.Member{Rank: rank, Size: size}
+				records[rank].Tutti.Comms["0/1.0"] = dump.Member{Rank: rank, Size: size}
 			}
 			return records
 		}, "rank 0 is one of 2 ranks, and rank 2 of 3 of communicator 0/1.0"},
 		"with one number": {func() []Record {
 			records := allReduces(1, 1)
 			for rank := range 2 {
-				records[rank].Tutti.Comms["0/1.0"] = record.Member{Rank: 1, Size: 2}
+				records[rank].Tutti.Comms["0/1.0"] = dump.Member{Rank: 1, Size: 2}
 			}
 			return records
 		}, "both rank 0 and rank 1 are number 1 of communicator 0/1.0"},
@@ -326,7 +327,7 @@ func TestContradictions(t *testing.T) {
 			return records
 		}, "rank 1 made two calls as collective #2"},
 		"received without a send": {func() []Record {
-			records := []Record{dump(0, 2, nil), dump(1, 2, []comm.Call{recv})}
+			records := []Record{recorded(0, 2, nil), recorded(1, 2, []comm.Call{recv})}
 			records[1].Entries[0].Completed = at(1)
 			return records
 		}, "recv (16 B f32, from rank 0, tag 3, unknown line) is done on rank 1, and rank 0 has not sent it"},
@@ -342,9 +343,9 @@ func TestContradictions(t *testing.T) {
 	records := allReduces(2, 2)
 	records[0].Entries[1].Completed = at(3)
 	delete(records[1].Tutti.Comms, "")
-	message := dump(1, 2, []comm.Call{comm.SendCall(0, 4, dtype.F32, 0, 3)}).Entries[0]
+	message := recorded(1, 2, []comm.Call{comm.SendCall(0, 4, dtype.F32, 0, 3)}).Entries[0]
 	message.CollectiveSeq, message.RecordID, message.Completed = 2, 7, at(4)
-	records[1].Entries = []record.Entry{message}
+	records[1].Entries = []dump.Entry{message}
 	assert.Empty(t, Diagnose(records).Findings)
 }
 
@@ -352,22 +353,22 @@ func TestContradictions(t *testing.T) {
 // million ranks.
 func TestLinesAreForPeople(t *testing.T) {
 	records := allReduces(1, 2)
-	records[1].Entries[1].Tutti.Call, records[1].Entries[1].Frames = "x", []record.Frame{{Name: "f", Filename: "\x1b]0;owned\a.go", Line: 7}}
-	fail(records[0], record.Failure{Time: at(3), Error: "\x1b[2Jall is well\r\u202e\nreally\u00ad é"})
+	records[1].Entries[1].Tutti.Call, records[1].Entries[1].Frames = "x", []dump.Frame{{Name: "f", Filename: "\x1b]0;owned\a.go", Line: 7}}
+	fail(records[0], dump.Failure{Time: at(3), Error: "\x1b[2Jall is well\r\u202e\nreally\u00ad é"})
 	report := Diagnose(records)
 	all := report.Findings[0].Text + report.Findings[1].Text + report.States[0].Error + report.States[1].Last
 	assert.Equal(t, -1, strings.IndexFunc(all, func(c rune) bool { return !strconv.IsPrint(c) }), "%q", all)
 	assert.Contains(t, report.States[0].Error, `\x1b[2Jall is well\r\u202e\nreally\u00ad é`)
 	assert.Contains(t, report.States[1].Last, `\x1b]0;owned\a.go:7`)
 
-	one := dump(1<<19, 1<<20, []comm.Call{comm.AllReduceCall(0, 0, 4, dtype.F32, comm.Sum)})
+	one := recorded(1<<19, 1<<20, []comm.Call{comm.AllReduceCall(0, 0, 4, dtype.F32, comm.Sum)})
 	findings := Diagnose([]Record{one}).Findings
 	assert.Equal(t, "there is no dump of ranks 0-524287, 524289-1048575, which may be what the others wait for", findings[0].Text)
 }
 
 // A call that the library makes is named by the program's line, whichever package made it.
 func TestLineOfTheProgram(t *testing.T) {
-	frames := []record.Frame{{Filename: "library.go", Line: 1}, {Name: "main.main", Filename: "main.go", Line: 88}}
+	frames := []dump.Frame{{Filename: "library.go", Line: 1}, {Name: "main.main", Filename: "main.go", Line: 88}}
 	for _, f := range []any{(*ddp.Gradients).Wait, (*sparse.Reducer).AllReduce, distributed.AllReduceAll, comm.CloseAll} {
 		frames[0].Name = runtime.FuncForPC(reflect.ValueOf(f).Pointer()).Name()
 		assert.Equal(t, "main.go:88", line(frames), frames[0].Name)
@@ -414,9 +415,9 @@ func TestWrongFiles(t *testing.T) {
 }
 
 func FuzzRead(f *testing.F) {
-	d := dump(1, 3, []comm.Call{comm.AllReduceCall(0, 0, 4, dtype.F32, comm.Sum), comm.SendCall(0, 4, dtype.U8, 2, 7)})
+	d := recorded(1, 3, []comm.Call{comm.AllReduceCall(0, 0, 4, dtype.F32, comm.Sum), comm.SendCall(0, 4, dtype.U8, 2, 7)})
 	var text bytes.Buffer
-	require.NoError(f, json.NewEncoder(&text).Encode(d.Dump))
+	require.NoError(f, json.NewEncoder(&text).Encode(d.File))
 	f.Add(text.Bytes())
 	f.Add([]byte(`{"version":"2.10","tutti":{"rank":0,"world_size":1}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -16,8 +16,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tutti-go/tutti/comm/instrument"
-	"github.com/tutti-go/tutti/comm/record"
+	"github.com/tutti-go/tutti/internal/dump"
 	"github.com/tutti-go/tutti/internal/printable"
 )
 
@@ -27,7 +26,7 @@ const maxRanks = 1 << 20
 // Record is a dump with the name of its file.
 type Record struct {
 	Name string
-	*record.Dump
+	*dump.File
 }
 
 // files are the names of dumps.
@@ -37,7 +36,7 @@ const files = "tutti-record-*.json"
 func IsFile(name string) bool {
 	folder, file := path.Split(name)
 	if folder != "" {
-		number, ok := strings.CutPrefix(strings.TrimSuffix(folder, "/"), instrument.EpochDir)
+		number, ok := strings.CutPrefix(strings.TrimSuffix(folder, "/"), dump.EpochDir)
 		if _, err := strconv.ParseUint(number, 10, 64); !ok || err != nil {
 			return false
 		}
@@ -52,7 +51,7 @@ func IsFile(name string) bool {
 // Files lists the dumps in a directory, with those of the epochs of elastic jobs.
 func Files(dir string) []string {
 	top, _ := filepath.Glob(filepath.Join(dir, files))
-	epochs, _ := filepath.Glob(filepath.Join(dir, instrument.EpochDir+"*", files))
+	epochs, _ := filepath.Glob(filepath.Join(dir, dump.EpochDir+"*", files))
 	return append(top, epochs...)
 }
 
@@ -127,7 +126,7 @@ func Read(name string, from io.Reader) (Record, error) {
 	if first, _ := in.Peek(1); len(first) == 1 && first[0] == 0x80 {
 		return Record{}, fmt.Errorf("%s: is a pickle, want the JSON that record.Recorder writes", name)
 	}
-	d := new(record.Dump)
+	d := new(dump.File)
 	decoder := json.NewDecoder(in)
 	switch err := decoder.Decode(d); {
 	case errors.Is(err, io.EOF):
@@ -147,7 +146,7 @@ func Read(name string, from io.Reader) (Record, error) {
 }
 
 // valid checks what the diagnosis relies on.
-func valid(d *record.Dump) error {
+func valid(d *dump.File) error {
 	if major, _, _ := strings.Cut(d.Version, "."); major != "2" {
 		return fmt.Errorf("version %q, want 2", d.Version)
 	}

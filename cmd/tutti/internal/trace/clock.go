@@ -6,7 +6,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/diagnose"
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/record"
+	"github.com/tutti-go/tutti/internal/dump"
 )
 
 // Clock is what a rank's times were moved by, so that no call ends before what it waits for has begun.
@@ -153,7 +153,7 @@ var meetings = map[string]bool{
 }
 
 // meets reports whether a call is such a one. Without elements nothing has to be waited for.
-func meets(e *record.Entry) bool {
+func meets(e *dump.Entry) bool {
 	waits := e.Tutti.Op == comm.OpBarrier.String() || e.Tutti.Op == comm.OpSplit.String()
 	return meetings[e.Tutti.Op] && (waits || e.Tutti.Count > 0)
 }

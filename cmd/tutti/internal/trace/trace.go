@@ -13,7 +13,7 @@ import (
 	"strconv"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/diagnose"
-	"github.com/tutti-go/tutti/comm/record"
+	"github.com/tutti-go/tutti/internal/dump"
 	"github.com/tutti-go/tutti/internal/printable"
 )
 
@@ -334,7 +334,7 @@ func calls(r diagnose.Record, group string, offset int64) []span {
 }
 
 // argsOf are shown when a slice is selected.
-func argsOf(e *record.Entry) map[string]any {
+func argsOf(e *dump.Entry) map[string]any {
 	args := map[string]any{"call": printable.Text(e.Tutti.Call)}
 	if e.P2P {
 		args["message"] = e.P2PSeq

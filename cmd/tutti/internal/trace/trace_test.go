@@ -20,6 +20,7 @@ import (
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/record"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/dump"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -224,10 +225,10 @@ func wrongClocks(rng *rand.Rand, ranks, events int, barriers float64) ([]diagnos
 			wrong[i] = rng.Int64N(20e6) - 10e6
 		}
 		truth[i] = -micros(wrong[i])
-		member := map[string]record.Member{worldName: {Rank: i, Size: ranks}}
-		records[i].Dump = &record.Dump{Tutti: &record.Rank{Rank: i, Size: ranks, Comms: member}}
+		member := map[string]dump.Member{worldName: {Rank: i, Size: ranks}}
+		records[i].File = &dump.File{Tutti: &dump.Rank{Rank: i, Size: ranks, Comms: member}}
 	}
-	add := func(rank int, begin, end int64, e record.Entry) {
+	add := func(rank int, begin, end int64, e dump.Entry) {
 		d := records[rank].Dump
 		e.RecordID = uint64(len(d.Entries))
 		e.ProcessGroup[0] = worldName
@@ -245,8 +246,8 @@ func wrongClocks(rng *rand.Rand, ranks, events int, barriers float64) ([]diagnos
 				last = max(last, begun[len(begun)-1])
 			}
 			for rank, begin := range begun {
-				call := &record.Call{Op: comm.OpBarrier.String()}
-				add(rank, begin, last+rng.Int64N(200e3), record.Entry{CollectiveSeq: uint64(n + 1), Tutti: call})
+				call := &dump.Call{Op: comm.OpBarrier.String()}
+				add(rank, begin, last+rng.Int64N(200e3), dump.Entry{CollectiveSeq: uint64(n + 1), Tutti: call})
 			}
 		} else {
 			from := n % (ranks - 1)
@@ -255,10 +256,10 @@ func wrongClocks(rng *rand.Rand, ranks, events int, barriers float64) ([]diagnos
 				from, to = to, from
 			}
 			sent := now + rng.Int64N(1e6)
-			send := &record.Call{Op: comm.OpSend.String(), Peer: to, Count: 1}
-			receive := &record.Call{Op: comm.OpRecv.String(), Peer: from, Count: 1}
-			add(from, sent, sent+rng.Int64N(1e6), record.Entry{P2P: true, Tutti: send})
-			add(to, now, sent+rng.Int64N(400e3), record.Entry{P2P: true, Tutti: receive})
+			send := &dump.Call{Op: comm.OpSend.String(), Peer: to, Count: 1}
+			receive := &dump.Call{Op: comm.OpRecv.String(), Peer: from, Count: 1}
+			add(from, sent, sent+rng.Int64N(1e6), dump.Entry{P2P: true, Tutti: send})
+			add(to, now, sent+rng.Int64N(400e3), dump.Entry{P2P: true, Tutti: receive})
 		}
 		now += 3e6
 	}
