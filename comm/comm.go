@@ -50,18 +50,24 @@ import (
 	"context"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reductions"
 )
 
-// ReduceOp is the reduction of AllReduce, Reduce and ReduceScatter.
-type ReduceOp = dtype.ReduceOp
+// ReduceOp is the element-wise reduction of AllReduce, Reduce and ReduceScatter. All of them are commutative; host
+// backends of this module combine the ranks in rank order, so their results are reproducible.
+//
+// Everything is defined on floats and integers except Avg on integers (it would have to round): Defined, a method,
+// reports it. On Bool, an element counts as true when its byte is not zero, results are 0 or 1, Sum and Max are "or",
+// Prod and Min are "and".
+type ReduceOp = reductions.Op
 
-// The reductions; see [dtype.ReduceOp] for what is defined on which type.
+// The reductions. Avg is the sum divided once by the number of ranks, of floating point only.
 const (
-	Sum  = dtype.Sum
-	Prod = dtype.Prod
-	Min  = dtype.Min
-	Max  = dtype.Max
-	Avg  = dtype.Avg
+	Sum  = reductions.Sum
+	Prod = reductions.Prod
+	Min  = reductions.Min
+	Max  = reductions.Max
+	Avg  = reductions.Avg
 )
 
 // Communicator is one rank's handle on a group of ranks.

@@ -27,6 +27,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reductions"
 	"github.com/tutti-go/tutti/internal/reference"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -142,7 +143,7 @@ func (b *bits) all() error {
 
 func (b *bits) dense() error {
 	for _, dt := range dtype.All() {
-		for _, op := range dtype.ReduceOps() {
+		for _, op := range reductions.All() {
 			if !op.Defined(dt) {
 				continue
 			}

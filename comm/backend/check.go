@@ -15,7 +15,7 @@ import (
 // so that the same misuse gives the same error on each of them. A valid call
 // costs a few comparisons and no allocation.
 //
-// The zero value of Supports accepts everything that [dtype.ReduceOp.Defined]
+// The zero value of Supports accepts everything that [reductions.Op.Defined]
 // does.
 type Check struct {
 	Backend   string

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reductions"
 	"github.com/tutti-go/tutti/internal/reference"
 )
 
@@ -72,10 +73,10 @@ func orderDeclared(p *probe) {
 
 // roughNumbers reduces infinities, subnormal numbers, and numbers so far apart that each order gives another sum.
 func roughNumbers(p *probe) {
-	for _, r := range reductions {
+	for _, r := range allReductions {
 		for _, dt := range dtype.All() {
 			b := p.batch(p.c)
-			for i, op := range dtype.ReduceOps() {
+			for i, op := range reductions.All() {
 				if !p.reduces(dt, op) {
 					continue
 				}
@@ -135,7 +136,7 @@ func sumsAtAnyTime(p *probe) {
 	delays := rand.New(rand.NewPCG(contractSeed, uint64(p.rank)+1))
 	for round := range rounds {
 		b := p.batch(p.c)
-		for _, r := range reductions {
+		for _, r := range allReductions {
 			dt := orderTypes[round%len(orderTypes)]
 			if !p.reduces(dt, comm.Sum) {
 				continue

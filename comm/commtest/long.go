@@ -33,7 +33,7 @@ func longBuffers(p *probe) {
 		b.run()
 	}
 	dt := p.sumType()
-	for _, r := range reductions {
+	for _, r := range allReductions {
 		l := label{
 			call:  r.name,
 			dt:    dt,

@@ -5,6 +5,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reductions"
 	"github.com/tutti-go/tutti/internal/reference"
 )
 
@@ -75,7 +76,7 @@ func (d reductionData) check(offset int) func(got []byte) error {
 func one(int) int       { return 1 }
 func perRank(n int) int { return n }
 
-var reductions = []reduction{
+var allReductions = []reduction{
 	{
 		name: "allreduce",
 		call: func(l label, send, recv uintptr) comm.Call {
@@ -100,7 +101,7 @@ var reductions = []reduction{
 
 var reductionCases = func() []testCase {
 	var cases []testCase
-	for _, r := range reductions {
+	for _, r := range allReductions {
 		cases = append(cases, testCase{name: r.name, body: r.matrix})
 	}
 	return cases
@@ -110,12 +111,12 @@ var reductionCases = func() []testCase {
 func (r reduction) matrix(p *probe) {
 	for _, dt := range dtype.All() {
 		var ops []comm.ReduceOp
-		for _, op := range dtype.ReduceOps() {
+		for _, op := range reductions.All() {
 			if p.reduces(dt, op) {
 				ops = append(ops, op)
 			}
 		}
-		for _, op := range dtype.ReduceOps() {
+		for _, op := range reductions.All() {
 			l := label{
 				call: r.name,
 				dt:   dt,

@@ -6,6 +6,7 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/dl"
+	"github.com/tutti-go/tutti/internal/reductions"
 )
 
 // abi is all that differs between the binary interfaces of MPI libraries: how
@@ -38,7 +39,7 @@ type abi struct {
 // bits, and no averages.
 type (
 	typesOf[T any] [dtype.Bool + 1]T
-	opsOf[T any]   [dtype.Max + 1]T
+	opsOf[T any]   [reductions.Max + 1]T
 )
 
 // constant is a predefined handle: a number, or the address of a variable that
@@ -76,7 +77,7 @@ func (a *abi) resolve(lib *dl.Library) (h handles, err error) {
 	}
 	or := value(a.or)
 	and := value(a.and)
-	h.boolOps = opsOf[uintptr]{dtype.Sum: or, dtype.Prod: and, dtype.Min: and, dtype.Max: or}
+	h.boolOps = opsOf[uintptr]{reductions.Sum: or, reductions.Prod: and, reductions.Min: and, reductions.Max: or}
 	if len(missing) > 0 {
 		err = fmt.Errorf("%s lacks %s of the %s ABI", lib.Name(), strings.Join(missing, ", "), a.name)
 	}

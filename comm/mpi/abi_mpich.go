@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reductions"
 )
 
 // mpich is the ABI that MPICH, Intel MPI and MVAPICH share since 2013 (the
@@ -45,10 +46,10 @@ var mpich = abi{
 		dtype.Bool: number(0x4c00013f),
 	},
 	ops: opsOf[constant]{
-		dtype.Sum:  number(0x58000003),
-		dtype.Prod: number(0x58000004),
-		dtype.Min:  number(0x58000002),
-		dtype.Max:  number(0x58000001),
+		reductions.Sum:  number(0x58000003),
+		reductions.Prod: number(0x58000004),
+		reductions.Min:  number(0x58000002),
+		reductions.Max:  number(0x58000001),
 	},
 	or: number(0x58000007), and: number(0x58000005),
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reductions"
 )
 
 // openMPI is the ABI of Open MPI 4 and 5 (libmpi.so.40): handles are addresses
@@ -41,10 +42,10 @@ var openMPI = abi{
 		dtype.Bool: symbol("ompi_mpi_c_bool"),
 	},
 	ops: opsOf[constant]{
-		dtype.Sum:  symbol("ompi_mpi_op_sum"),
-		dtype.Prod: symbol("ompi_mpi_op_prod"),
-		dtype.Min:  symbol("ompi_mpi_op_min"),
-		dtype.Max:  symbol("ompi_mpi_op_max"),
+		reductions.Sum:  symbol("ompi_mpi_op_sum"),
+		reductions.Prod: symbol("ompi_mpi_op_prod"),
+		reductions.Min:  symbol("ompi_mpi_op_min"),
+		reductions.Max:  symbol("ompi_mpi_op_max"),
 	},
 	or: symbol("ompi_mpi_op_lor"), and: symbol("ompi_mpi_op_land"),
 }

@@ -1,6 +1,9 @@
 package mpi
 
-import "github.com/tutti-go/tutti/dtype"
+import (
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reductions"
+)
 
 // standard is the ABI of the MPI standard itself, from version 5.0 on
 // (chapter "Application Binary Interface"; libmpi_abi.so.0): handles are
@@ -36,10 +39,10 @@ var standard = abi{
 		dtype.Bool: number(0x238),
 	},
 	ops: opsOf[constant]{
-		dtype.Sum:  number(0x21),
-		dtype.Prod: number(0x24),
-		dtype.Min:  number(0x22),
-		dtype.Max:  number(0x23),
+		reductions.Sum:  number(0x21),
+		reductions.Prod: number(0x24),
+		reductions.Min:  number(0x22),
+		reductions.Max:  number(0x23),
 	},
 	or: number(0x31), and: number(0x30),
 }

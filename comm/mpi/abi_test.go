@@ -13,6 +13,7 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/env"
+	"github.com/tutti-go/tutti/internal/reductions"
 )
 
 // named returns the numbers of a table under the names of mpi.h. Handles that
@@ -39,8 +40,8 @@ func (a *abi) named() map[string]int64 {
 		"MPI_UINT64_T": a.types[dtype.U64], "MPI_UINT32_T": a.types[dtype.U32],
 		"MPI_UINT16_T": a.types[dtype.U16], "MPI_UINT8_T": a.types[dtype.U8],
 		"MPI_C_BOOL": a.types[dtype.Bool],
-		"MPI_SUM":    a.ops[dtype.Sum], "MPI_PROD": a.ops[dtype.Prod],
-		"MPI_MIN": a.ops[dtype.Min], "MPI_MAX": a.ops[dtype.Max],
+		"MPI_SUM":    a.ops[reductions.Sum], "MPI_PROD": a.ops[reductions.Prod],
+		"MPI_MIN": a.ops[reductions.Min], "MPI_MAX": a.ops[reductions.Max],
 		"MPI_LOR": a.or, "MPI_LAND": a.and,
 	}
 	for name, c := range handles {

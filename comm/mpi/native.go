@@ -9,6 +9,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/reductions"
 )
 
 // Native collectives are the library's own non-blocking ones, on the communicator that users
@@ -169,7 +170,7 @@ func nativeSupports(dt dtype.DType, red comm.ReduceOp) error {
 }
 
 // nativeReduce returns MPI's handle of a reduction.
-func (l *library) nativeReduce(dt dtype.DType, red dtype.ReduceOp) uintptr {
+func (l *library) nativeReduce(dt dtype.DType, red reductions.Op) uintptr {
 	if dt == dtype.Bool {
 		return l.handles.boolOps[red]
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/internal/link"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reductions"
 )
 
 // offloadRow says up to which message size calls run over peer memory: bytes of the larger buffer of a rank.
@@ -105,7 +106,7 @@ func classOf(x *comm.Call) (class, bool) {
 // allReductions returns the set of all that are defined.
 func allReductions() (s reductionSet) {
 	for _, dt := range dtype.All() {
-		for _, op := range dtype.ReduceOps() {
+		for _, op := range reductions.All() {
 			if op.Defined(dt) {
 				s.add(dt, op)
 			}
@@ -131,8 +132,8 @@ func (s *reductionSet) has(dt dtype.DType, op comm.ReduceOp) bool { return s[dt]
 
 // union adds all reductions of a set.
 func (s *reductionSet) union(set reductionSet) {
-	for dt, reductions := range set {
-		s[dt] |= reductions
+	for dt, defined := range set {
+		s[dt] |= defined
 	}
 }
 
@@ -206,7 +207,7 @@ func (c *Comm) HandOver(op comm.Op, dt dtype.DType, reduce comm.ReduceOp) int {
 // after an error: a base may compare them.
 func lackedBy(base comm.Communicator) (lacks reductionSet, first error) {
 	for _, dt := range dtype.All() {
-		for _, op := range dtype.ReduceOps() {
+		for _, op := range reductions.All() {
 			if !op.Defined(dt) {
 				continue
 			}

@@ -11,6 +11,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/internal/link"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reductions"
 )
 
 // The largest call of each kind that stays here, in elements, for worlds of two to eight ranks: written down by
@@ -164,7 +165,7 @@ func TestRanksAgreeOnTheTable(t *testing.T) {
 		row := rowFor(min(seen, link.NVLink), 4)
 		assert.Equal(t, row.sums, table.limit[wholeSums], "%v", seen)
 		for _, dt := range dtype.All() {
-			for _, op := range dtype.ReduceOps() {
+			for _, op := range reductions.All() {
 				lacked := dt == dtype.F16 && op == comm.Prod || dt == dtype.I16 && op == comm.Sum
 				x := comm.AllReduceCall(0, 0, 1<<40, dt, op)
 				assert.Equal(t, lacked && op.Defined(dt), table.has(&x), "%v", x)

@@ -154,7 +154,7 @@ const (
 	reduceAll
 )
 
-var reductions = [...]uint32{
+var reductionCodes = [...]uint32{
 	comm.Sum:  reduceSum,
 	comm.Prod: reduceProduct,
 	comm.Min:  reduceMinimum,
@@ -174,7 +174,7 @@ func reductionOf(dt dtype.DType, op comm.ReduceOp) uint32 {
 	case elements[dt].signed && op == comm.Max:
 		return reduceSignedMaximum
 	}
-	return reductions[op]
+	return reductionCodes[op]
 }
 
 // sums reports whether a reduction is a sum or an average, which have kernels of their own.

@@ -24,6 +24,7 @@ import (
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/race"
+	"github.com/tutti-go/tutti/internal/reductions"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
 	"github.com/tutti-go/tutti/runtime/kernel"
@@ -360,7 +361,7 @@ func TestStandInFixedOrder(t *testing.T) {
 		}
 		assert.True(t, c.FixedOrder())
 		for _, dt := range dtype.All() {
-			for _, op := range dtype.ReduceOps() {
+			for _, op := range reductions.All() {
 				for _, collective := range []comm.Op{comm.OpAllReduce, comm.OpReduce, comm.OpReduceScatter} {
 					if op.Defined(dt) {
 						assert.Equal(t, math.MaxInt, c.HandOver(collective, dt, op), "%v %v %v", collective, dt, op)

@@ -13,6 +13,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/hostops"
+	"github.com/tutti-go/tutti/internal/reductions"
 )
 
 // benchBuffers returns the addresses of n buffers of ordinary numbers, each on
@@ -91,13 +92,13 @@ func BenchmarkCopyAllCores(b *testing.B) {
 func BenchmarkReduce(b *testing.B) {
 	for _, c := range []struct {
 		dt      dtype.DType
-		op      dtype.ReduceOp
+		op      reductions.Op
 		sources int
 	}{
-		{dtype.F32, dtype.Sum, 2}, {dtype.F32, dtype.Sum, 4}, {dtype.F32, dtype.Max, 2},
-		{dtype.F16, dtype.Sum, 2}, {dtype.F16, dtype.Sum, 4},
-		{dtype.BF16, dtype.Sum, 2}, {dtype.BF16, dtype.Sum, 4}, {dtype.BF16, dtype.Avg, 4},
-		{dtype.F64, dtype.Sum, 2}, {dtype.I8, dtype.Sum, 2}, {dtype.FP8E4M3, dtype.Sum, 2},
+		{dtype.F32, reductions.Sum, 2}, {dtype.F32, reductions.Sum, 4}, {dtype.F32, reductions.Max, 2},
+		{dtype.F16, reductions.Sum, 2}, {dtype.F16, reductions.Sum, 4},
+		{dtype.BF16, reductions.Sum, 2}, {dtype.BF16, reductions.Sum, 4}, {dtype.BF16, reductions.Avg, 4},
+		{dtype.F64, reductions.Sum, 2}, {dtype.I8, reductions.Sum, 2}, {dtype.FP8E4M3, reductions.Sum, 2},
 	} {
 		b.Run(fmt.Sprintf("%v/%v/%dsources", c.dt, c.op, c.sources), func(b *testing.B) {
 			benchEachSize(b, 1+c.sources, c.dt, func(addrs []uintptr, bytes int, streaming bool) {

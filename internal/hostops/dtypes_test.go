@@ -16,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/hostops"
 	"github.com/tutti-go/tutti/internal/race"
+	"github.com/tutti-go/tutti/internal/reductions"
 )
 
 const reduceSeed = 7
@@ -64,7 +65,7 @@ func (e elements) fill(t *testing.T, r *rand.Rand) {
 }
 
 // wantReduced returns the bits of the reduction of one element of each source.
-func wantReduced(t *testing.T, dt dtype.DType, op dtype.ReduceOp, sources []uint64) uint64 {
+func wantReduced(t *testing.T, dt dtype.DType, op reductions.Op, sources []uint64) uint64 {
 	switch {
 	case dt == dtype.Bool:
 		return wantBool(op, sources)
@@ -76,19 +77,19 @@ func wantReduced(t *testing.T, dt dtype.DType, op dtype.ReduceOp, sources []uint
 	return wantInteger(dt, op, sources)
 }
 
-func wantBool(op dtype.ReduceOp, sources []uint64) uint64 {
+func wantBool(op reductions.Op, sources []uint64) uint64 {
 	trues := uint64(0)
 	for _, b := range sources {
 		trues += min(b, 1)
 	}
-	if op == dtype.Prod || op == dtype.Min {
+	if op == reductions.Prod || op == reductions.Min {
 		return trues / uint64(len(sources))
 	}
 	return min(trues, 1)
 }
 
 // wantInteger computes without limit and keeps the lower bits.
-func wantInteger(dt dtype.DType, op dtype.ReduceOp, sources []uint64) uint64 {
+func wantInteger(dt dtype.DType, op reductions.Op, sources []uint64) uint64 {
 	modulus := new(big.Int).Lsh(big.NewInt(1), uint(8*dt.Size()))
 	values := make([]*big.Int, len(sources))
 	for i, bits := range sources {
@@ -100,16 +101,16 @@ func wantInteger(dt dtype.DType, op dtype.ReduceOp, sources []uint64) uint64 {
 	result := new(big.Int).Set(values[0])
 	for _, v := range values[1:] {
 		switch op {
-		case dtype.Sum:
+		case reductions.Sum:
 			result.Add(result, v)
-		case dtype.Prod:
+		case reductions.Prod:
 			result.Mul(result, v)
 		}
 	}
 	switch op {
-	case dtype.Min:
+	case reductions.Min:
 		result = slices.MinFunc(values, (*big.Int).Cmp)
-	case dtype.Max:
+	case reductions.Max:
 		result = slices.MaxFunc(values, (*big.Int).Cmp)
 	}
 	return new(big.Int).Mod(result, modulus).Uint64()
@@ -117,7 +118,7 @@ func wantInteger(dt dtype.DType, op dtype.ReduceOp, sources []uint64) uint64 {
 
 // wantFloat accumulates in float64. For types narrower than that it rounds to
 // float32 after each step, which is what float32 arithmetic gives.
-func wantFloat(t *testing.T, dt dtype.DType, op dtype.ReduceOp, sources []uint64) uint64 {
+func wantFloat(t *testing.T, dt dtype.DType, op reductions.Op, sources []uint64) uint64 {
 	acc, anyNaN := 0.0, false
 	for i, bits := range sources {
 		v, err := dtype.ToFloat64(dt, bits)
@@ -128,16 +129,16 @@ func wantFloat(t *testing.T, dt dtype.DType, op dtype.ReduceOp, sources []uint64
 		switch {
 		case i == 0:
 			acc = v
-		case op == dtype.Prod:
+		case op == reductions.Prod:
 			acc *= v
-		case op == dtype.Min:
+		case op == reductions.Min:
 			acc = math.Min(acc, v)
-		case op == dtype.Max:
+		case op == reductions.Max:
 			acc = math.Max(acc, v)
 		default:
 			acc += v
 		}
-		if op == dtype.Avg && i == len(sources)-1 {
+		if op == reductions.Avg && i == len(sources)-1 {
 			acc = roundLike(dt, acc) / float64(len(sources))
 		}
 		acc = roundLike(dt, acc)
@@ -165,8 +166,8 @@ func roundLike(dt dtype.DType, v float64) float64 {
 }
 
 // sameElement compares bits; of NaNs only those of Min and Max are fixed.
-func sameElement(dt dtype.DType, op dtype.ReduceOp, want, got uint64) bool {
-	if want == got || !dt.IsFloat() || op == dtype.Min || op == dtype.Max {
+func sameElement(dt dtype.DType, op reductions.Op, want, got uint64) bool {
+	if want == got || !dt.IsFloat() || op == reductions.Min || op == reductions.Max {
 		return want == got
 	}
 	w, _ := dtype.ToFloat64(dt, want)
@@ -175,9 +176,9 @@ func sameElement(dt dtype.DType, op dtype.ReduceOp, want, got uint64) bool {
 }
 
 // eachReduction runs a test for every dtype and op that is defined on it.
-func eachReduction(t *testing.T, test func(t *testing.T, dt dtype.DType, op dtype.ReduceOp)) {
+func eachReduction(t *testing.T, test func(t *testing.T, dt dtype.DType, op reductions.Op)) {
 	for _, dt := range dtype.All() {
-		for _, op := range dtype.ReduceOps() {
+		for _, op := range reductions.All() {
 			if op.Defined(dt) {
 				t.Run(fmt.Sprintf("%v/%v", dt, op), func(t *testing.T) { test(t, dt, op) })
 			}
@@ -190,7 +191,7 @@ func TestReduce(t *testing.T) {
 	if race.Enabled { // one goroutine: the detector sees nothing new, slowly
 		counts = counts[:len(counts)-2]
 	}
-	eachReduction(t, func(t *testing.T, dt dtype.DType, op dtype.ReduceOp) {
+	eachReduction(t, func(t *testing.T, dt dtype.DType, op reductions.Op) {
 		r := rand.New(rand.NewPCG(reduceSeed, uint64(dt)))
 		for _, srcs := range reduceSources {
 			for _, count := range counts {
@@ -227,7 +228,7 @@ func addresses(buffers []elements) []uintptr {
 
 // checkReduce reduces copies of the sources into dsts buffers, of which the
 // first ones are the last sources if inPlace.
-func checkReduce(t *testing.T, op dtype.ReduceOp, sources []elements, want elements, dsts int, inPlace bool) {
+func checkReduce(t *testing.T, op reductions.Op, sources []elements, want elements, dsts int, inPlace bool) {
 	t.Helper()
 	dt, count := want.dt, want.len()
 	src := make([]elements, len(sources))
@@ -256,7 +257,7 @@ func checkReduce(t *testing.T, op dtype.ReduceOp, sources []elements, want eleme
 
 func TestReduceDoesNotAllocate(t *testing.T) {
 	const count = 300
-	eachReduction(t, func(t *testing.T, dt dtype.DType, op dtype.ReduceOp) {
+	eachReduction(t, func(t *testing.T, dt dtype.DType, op reductions.Op) {
 		buffers := [3]elements{newElements(dt, count), newElements(dt, count), newElements(dt, count)}
 		a, b, c := buffers[0].addr(), buffers[1].addr(), buffers[2].addr()
 		require.Zero(t, testing.AllocsPerRun(20, func() {

@@ -2,6 +2,7 @@ package hostops
 
 import (
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reductions"
 	"github.com/tutti-go/tutti/internal/simd"
 )
 
@@ -13,9 +14,9 @@ const streamAlign = 64
 // if stream is set.
 //
 //go:noescape
-func reduceAVX2(dsts, srcs []uintptr, from, n int, stream bool, dt dtype.DType, op dtype.ReduceOp)
+func reduceAVX2(dsts, srcs []uintptr, from, n int, stream bool, dt dtype.DType, op reductions.Op)
 
-func reduce(dsts, srcs []uintptr, n int, dt dtype.DType, op dtype.ReduceOp, stream bool) {
+func reduce(dsts, srcs []uintptr, n int, dt dtype.DType, op reductions.Op, stream bool) {
 	if !simd.AVX2 || !vectorized(dt, op) {
 		reducePortable(dsts, srcs, n, dt, op)
 		return
@@ -34,14 +35,14 @@ func reduce(dsts, srcs []uintptr, n int, dt dtype.DType, op dtype.ReduceOp, stre
 
 // vectorized reports whether reduceAVX2 has a kernel: for what gradients and their compressed forms are
 // reduced by. Its dispatch has no default.
-func vectorized(dt dtype.DType, op dtype.ReduceOp) bool {
+func vectorized(dt dtype.DType, op reductions.Op) bool {
 	switch dt {
 	case dtype.F64, dtype.F32, dtype.F16, dtype.BF16:
-		return op != dtype.Prod
+		return op != reductions.Prod
 	case dtype.FP8E4M3, dtype.FP8E5M2:
-		return op == dtype.Sum || op == dtype.Avg
+		return op == reductions.Sum || op == reductions.Avg
 	case dtype.I32, dtype.U32, dtype.I8, dtype.U8:
-		return op == dtype.Sum
+		return op == reductions.Sum
 	}
 	return false
 }

@@ -2,8 +2,11 @@
 
 package hostops
 
-import "github.com/tutti-go/tutti/dtype"
+import (
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reductions"
+)
 
-func reduce(dsts, srcs []uintptr, n int, dt dtype.DType, op dtype.ReduceOp, _ bool) {
+func reduce(dsts, srcs []uintptr, n int, dt dtype.DType, op reductions.Op, _ bool) {
 	reducePortable(dsts, srcs, n, dt, op)
 }

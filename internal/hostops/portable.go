@@ -6,6 +6,7 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/reductions"
 )
 
 // blockLen is the number of elements that the portable reduction accumulates
@@ -20,7 +21,7 @@ type number interface {
 }
 
 // reducePortable is Reduce in Go. It has no streaming stores.
-func reducePortable(dsts, srcs []uintptr, n int, dt dtype.DType, op dtype.ReduceOp) {
+func reducePortable(dsts, srcs []uintptr, n int, dt dtype.DType, op reductions.Op) {
 	switch dt {
 	case dtype.F64:
 		reduceNumbers[float64](dsts, srcs, n, op)
@@ -52,7 +53,7 @@ func reducePortable(dsts, srcs []uintptr, n int, dt dtype.DType, op dtype.Reduce
 // reduceNumbers combines blocks of elements that are computed with as they are
 // stored. All sources of a block are read before a destination is written, so
 // that a destination can be a source.
-func reduceNumbers[T number](dsts, srcs []uintptr, n int, op dtype.ReduceOp) {
+func reduceNumbers[T number](dsts, srcs []uintptr, n int, op reductions.Op) {
 	var block [blockLen]T
 	for from := 0; from < n; from += blockLen {
 		acc := block[:min(blockLen, n-from)]
@@ -60,7 +61,7 @@ func reduceNumbers[T number](dsts, srcs []uintptr, n int, op dtype.ReduceOp) {
 		for _, src := range srcs[1:] {
 			combine(op, acc, window[T](src, from, len(acc)))
 		}
-		if op == dtype.Avg {
+		if op == reductions.Avg {
 			divide(acc, T(len(srcs)))
 		}
 		for _, dst := range dsts {
@@ -71,7 +72,7 @@ func reduceNumbers[T number](dsts, srcs []uintptr, n int, op dtype.ReduceOp) {
 
 // reduceWidened is reduceNumbers for the floats of 16 and 8 bits: it
 // accumulates in float32 and rounds when it stores.
-func reduceWidened(dsts, srcs []uintptr, n int, dt dtype.DType, op dtype.ReduceOp) {
+func reduceWidened(dsts, srcs []uintptr, n int, dt dtype.DType, op reductions.Op) {
 	var block, widened [blockLen]float32
 	var rounded [2 * blockLen]byte
 	size := dt.Size()
@@ -84,7 +85,7 @@ func reduceWidened(dsts, srcs []uintptr, n int, dt dtype.DType, op dtype.ReduceO
 			must(dtype.ToFloat32(next, part(src, from, len(acc)), dt))
 			combine(op, acc, next)
 		}
-		if op == dtype.Avg {
+		if op == reductions.Avg {
 			divide(acc, float32(len(srcs)))
 		}
 		result := rounded[:len(acc)*size]
@@ -103,9 +104,9 @@ func must(err error) {
 }
 
 // reduceBools combines truth values: "or" for Sum and Max, "and" for Prod and Min.
-func reduceBools(dsts, srcs []uintptr, n int, op dtype.ReduceOp) {
+func reduceBools(dsts, srcs []uintptr, n int, op reductions.Op) {
 	var block [blockLen]uint8
-	and := op == dtype.Prod || op == dtype.Min
+	and := op == reductions.Prod || op == reductions.Min
 	for from := 0; from < n; from += blockLen {
 		acc := block[:min(blockLen, n-from)]
 		for i, b := range window[uint8](srcs[0], from, len(acc)) {
@@ -140,15 +141,15 @@ func window[T any](p uintptr, from, n int) []T {
 }
 
 // combine sets acc[i] = acc[i] op src[i].
-func combine[T number](op dtype.ReduceOp, acc, src []T) {
+func combine[T number](op reductions.Op, acc, src []T) {
 	switch op {
-	case dtype.Sum, dtype.Avg:
+	case reductions.Sum, reductions.Avg:
 		addTo(acc, src)
-	case dtype.Prod:
+	case reductions.Prod:
 		mulTo(acc, src)
-	case dtype.Min:
+	case reductions.Min:
 		minTo(acc, src)
-	case dtype.Max:
+	case reductions.Max:
 		maxTo(acc, src)
 	}
 }

@@ -7,6 +7,7 @@ package hostops
 import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/reductions"
 )
 
 // Reduce combines count elements of all srcs, in the order of srcs, and stores
@@ -16,7 +17,7 @@ import (
 //
 // F16, BF16 and the FP8 types are accumulated in float32 and rounded once, to
 // nearest even; FP8 saturates as [dtype.FromFloat32] does. Avg divides the sum
-// once. Integers wrap around, Bool follows [dtype.ReduceOp.Defined]. Min and Max
+// once. Integers wrap around, Bool follows [reductions.Op.Defined]. Min and Max
 // of floats are minimum and maximum of IEEE 754-2019: a NaN in any source gives
 // the NaN with only the quiet bit set, and -0 is less than +0. A single source is
 // copied bit by bit (a Bool becomes 0 or 1). All ranks that combine the same
@@ -35,14 +36,14 @@ import (
 // There is at least one source, count elements lie behind every address, and op
 // is defined on dt. Reduce allocates nothing and may be called from several
 // goroutines at once.
-func Reduce(dsts, srcs []uintptr, count int, dt dtype.DType, op dtype.ReduceOp, streaming bool) {
+func Reduce(dsts, srcs []uintptr, count int, dt dtype.DType, op reductions.Op, streaming bool) {
 	if count <= 0 || len(dsts) == 0 {
 		return
 	}
 	if len(srcs) == 1 && dt != dtype.Bool {
 		// Bytes move as they are: no NaN is quieted, nothing is divided.
 		count *= dt.Size()
-		dt, op = dtype.U8, dtype.Sum
+		dt, op = dtype.U8, reductions.Sum
 	}
 	reduce(dsts, srcs, count, dt, op, streaming)
 }
@@ -55,7 +56,7 @@ func Copy(dst, src uintptr, bytes int, streaming bool) {
 	}
 	if streaming {
 		dsts, srcs := [...]uintptr{dst}, [...]uintptr{src}
-		reduce(dsts[:], srcs[:], bytes, dtype.U8, dtype.Sum, true)
+		reduce(dsts[:], srcs[:], bytes, dtype.U8, reductions.Sum, true)
 		return
 	}
 	copy(hostmem.Slice[byte](dst, bytes), hostmem.Slice[byte](src, bytes))

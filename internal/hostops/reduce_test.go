@@ -9,14 +9,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reductions"
 	"github.com/tutti-go/tutti/internal/simd/simdtest"
 )
 
 // eachCase runs a test for every type and op, over all paths.
-func eachCase(t *testing.T, test func(t *testing.T, k dtype.DType, op dtype.ReduceOp)) {
+func eachCase(t *testing.T, test func(t *testing.T, k dtype.DType, op reductions.Op)) {
 	simdtest.EachPath(t, func(t *testing.T) {
 		for _, k := range dtype.All() {
-			for _, op := range dtype.ReduceOps() {
+			for _, op := range reductions.All() {
 				if op.Defined(k) {
 					t.Run(k.String()+"/"+op.String(), func(t *testing.T) { test(t, k, op) })
 				}
@@ -40,7 +41,7 @@ func putElement(k dtype.DType, bytes []byte, i int, bits uint64) {
 // reduction is one call of Reduce on random sources.
 type reduction struct {
 	k          dtype.DType
-	op         dtype.ReduceOp
+	op         reductions.Op
 	n          int
 	dsts, srcs []simdtest.Guarded
 	columns    [][]uint64 // the bits of element i of all sources
@@ -48,7 +49,7 @@ type reduction struct {
 
 // newReduction makes buffers whose starts are shift bytes off alignment; the
 // destinations from the second on are inPlace sources, if asked for.
-func newReduction(r *rand.Rand, k dtype.DType, op dtype.ReduceOp, n, srcs, dsts, shift int, inPlace bool) reduction {
+func newReduction(r *rand.Rand, k dtype.DType, op reductions.Op, n, srcs, dsts, shift int, inPlace bool) reduction {
 	c := reduction{k: k, op: op, n: n, columns: make([][]uint64, n)}
 	bits := make([]uint64, n*srcs)
 	for i := range c.columns {
@@ -104,12 +105,12 @@ func (c reduction) requireRight(t *testing.T, stream bool) {
 
 // sameNaN reports whether both are NaNs, where the package leaves open which.
 func (c reduction) sameNaN(want, got uint64) bool {
-	fixed := c.op == dtype.Min || c.op == dtype.Max || len(c.srcs) == 1
+	fixed := c.op == reductions.Min || c.op == reductions.Max || len(c.srcs) == 1
 	return c.k.IsFloat() && !fixed && simdtest.IsNaN(c.k, want) && simdtest.IsNaN(c.k, got)
 }
 
 func TestReduceOfEveryLength(t *testing.T) {
-	eachCase(t, func(t *testing.T, k dtype.DType, op dtype.ReduceOp) {
+	eachCase(t, func(t *testing.T, k dtype.DType, op reductions.Op) {
 		r := simdtest.NewRand()
 		for n := range 131 {
 			shift := r.IntN(64/k.Size()) * k.Size()
@@ -119,7 +120,7 @@ func TestReduceOfEveryLength(t *testing.T) {
 }
 
 func TestReduceOfManyBuffers(t *testing.T) {
-	eachCase(t, func(t *testing.T, k dtype.DType, op dtype.ReduceOp) {
+	eachCase(t, func(t *testing.T, k dtype.DType, op reductions.Op) {
 		r := simdtest.NewRand()
 		for _, srcs := range []int{1, 2, 3, 5, 9} {
 			for _, dsts := range []int{1, 2, 4} {
@@ -137,7 +138,7 @@ func TestReduceOfLargeBuffers(t *testing.T) {
 	simdtest.EachPath(t, func(t *testing.T) {
 		for _, k := range []dtype.DType{dtype.F64, dtype.F16, dtype.U8} {
 			for _, stream := range []bool{false, true} {
-				newReduction(simdtest.NewRand(), k, dtype.Sum, bytes/k.Size(), 2, 2, 8, true).requireRight(t, stream)
+				newReduction(simdtest.NewRand(), k, reductions.Sum, bytes/k.Size(), 2, 2, 8, true).requireRight(t, stream)
 			}
 		}
 	})
@@ -147,7 +148,7 @@ func TestReduceOfLargeBuffers(t *testing.T) {
 // aligned differently, where streaming is not possible.
 func TestReduceOfUnalignedBuffers(t *testing.T) {
 	simdtest.EachPath(t, func(t *testing.T) {
-		c := newReduction(simdtest.NewRand(), dtype.F32, dtype.Sum, 1000, 2, 2, 1, false)
+		c := newReduction(simdtest.NewRand(), dtype.F32, reductions.Sum, 1000, 2, 2, 1, false)
 		c.dsts[1] = simdtest.NewGuarded(4000, 6)
 		c.requireRight(t, true)
 	})
@@ -155,7 +156,7 @@ func TestReduceOfUnalignedBuffers(t *testing.T) {
 
 // All pairs of special values, in both orders.
 func TestReduceOfSpecialValues(t *testing.T) {
-	eachCase(t, func(t *testing.T, k dtype.DType, op dtype.ReduceOp) {
+	eachCase(t, func(t *testing.T, k dtype.DType, op reductions.Op) {
 		values := simdtest.Special(k)
 		c := newReduction(simdtest.NewRand(), k, op, len(values)*len(values), 2, 1, 0, false)
 		for i := range c.columns {
@@ -171,7 +172,7 @@ func TestReduceOfSpecialValues(t *testing.T) {
 func TestReduceOfAllFP8Pairs(t *testing.T) {
 	simdtest.EachPath(t, func(t *testing.T) {
 		for _, k := range []dtype.DType{dtype.FP8E4M3, dtype.FP8E5M2} {
-			for _, op := range dtype.ReduceOps() {
+			for _, op := range reductions.All() {
 				c := newReduction(simdtest.NewRand(), k, op, 1<<16, 2, 1, 0, false)
 				for i := range c.columns {
 					c.columns[i][0], c.columns[i][1] = uint64(i>>8), uint64(i&0xff)
@@ -185,13 +186,13 @@ func TestReduceOfAllFP8Pairs(t *testing.T) {
 
 func TestReduceOfNothing(t *testing.T) {
 	simdtest.EachPath(t, func(t *testing.T) {
-		Reduce([]uintptr{0}, []uintptr{0, 0}, 0, dtype.F32, dtype.Sum, true)
-		Reduce(nil, []uintptr{0, 0}, 5, dtype.F32, dtype.Sum, true)
+		Reduce([]uintptr{0}, []uintptr{0, 0}, 0, dtype.F32, reductions.Sum, true)
+		Reduce(nil, []uintptr{0, 0}, 5, dtype.F32, reductions.Sum, true)
 	})
 }
 
 func TestReduceDoesNotAllocate(t *testing.T) {
-	eachCase(t, func(t *testing.T, k dtype.DType, op dtype.ReduceOp) {
+	eachCase(t, func(t *testing.T, k dtype.DType, op reductions.Op) {
 		a, b := simdtest.NewGuarded(1000, 0), simdtest.NewGuarded(1000, 0)
 		p, q := a.Addr(), b.Addr()
 		require.Zero(t, testing.AllocsPerRun(10, func() {

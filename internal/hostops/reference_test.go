@@ -5,11 +5,12 @@ import (
 	"slices"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reductions"
 	"github.com/tutti-go/tutti/internal/simd/simdtest"
 )
 
 // refReduce combines the bits of elements, one of each source.
-func refReduce(k dtype.DType, op dtype.ReduceOp, sources []uint64) uint64 {
+func refReduce(k dtype.DType, op reductions.Op, sources []uint64) uint64 {
 	if len(sources) == 1 && k != dtype.Bool {
 		return sources[0]
 	}
@@ -22,11 +23,11 @@ func refReduce(k dtype.DType, op dtype.ReduceOp, sources []uint64) uint64 {
 	return refInteger(k, op, sources)
 }
 
-func refBool(op dtype.ReduceOp, sources []uint64) uint64 {
+func refBool(op reductions.Op, sources []uint64) uint64 {
 	isTrue := func(b uint64) bool { return b != 0 }
 	isFalse := func(b uint64) bool { return b == 0 }
 	result := slices.ContainsFunc(sources, isTrue)
-	if op == dtype.Prod || op == dtype.Min {
+	if op == reductions.Prod || op == reductions.Min {
 		result = !slices.ContainsFunc(sources, isFalse)
 	}
 	if result {
@@ -35,7 +36,7 @@ func refBool(op dtype.ReduceOp, sources []uint64) uint64 {
 	return 0
 }
 
-func refInteger(k dtype.DType, op dtype.ReduceOp, sources []uint64) uint64 {
+func refInteger(k dtype.DType, op reductions.Op, sources []uint64) uint64 {
 	unused := 64 - 8*k.Size()
 	less := func(a, b uint64) bool { return a<<unused < b<<unused }
 	if k.IsSigned() {
@@ -44,11 +45,11 @@ func refInteger(k dtype.DType, op dtype.ReduceOp, sources []uint64) uint64 {
 	acc := sources[0]
 	for _, next := range sources[1:] {
 		switch {
-		case op == dtype.Sum:
+		case op == reductions.Sum:
 			acc += next
-		case op == dtype.Prod:
+		case op == reductions.Prod:
 			acc *= next
-		case op == dtype.Min && less(next, acc), op == dtype.Max && less(acc, next):
+		case op == reductions.Min && less(next, acc), op == reductions.Max && less(acc, next):
 			acc = next
 		}
 	}
@@ -58,7 +59,7 @@ func refInteger(k dtype.DType, op dtype.ReduceOp, sources []uint64) uint64 {
 // refFloat accumulates in float64, rounding to the precision of the
 // accumulator after every step: for float32 that gives the same as float32
 // arithmetic, because 53 >= 2*24+2 bits.
-func refFloat(k dtype.DType, op dtype.ReduceOp, sources []uint64) uint64 {
+func refFloat(k dtype.DType, op reductions.Op, sources []uint64) uint64 {
 	round := func(v float64) float64 { return float64(float32(v)) }
 	if k == dtype.F64 {
 		round = func(v float64) float64 { return v }
@@ -67,21 +68,21 @@ func refFloat(k dtype.DType, op dtype.ReduceOp, sources []uint64) uint64 {
 	for _, bits := range sources[1:] {
 		next := simdtest.Decode(k, bits)
 		switch op {
-		case dtype.Sum, dtype.Avg:
+		case reductions.Sum, reductions.Avg:
 			acc = round(acc + next)
-		case dtype.Prod:
+		case reductions.Prod:
 			acc = round(acc * next)
-		case dtype.Min:
+		case reductions.Min:
 			acc = math.Min(acc, next)
-		case dtype.Max:
+		case reductions.Max:
 			acc = math.Max(acc, next)
 		}
 		// math.Min prefers an infinity to a NaN.
-		if (op == dtype.Min || op == dtype.Max) && (acc != acc || next != next || simdtest.IsNaN(k, sources...)) {
+		if (op == reductions.Min || op == reductions.Max) && (acc != acc || next != next || simdtest.IsNaN(k, sources...)) {
 			acc = math.NaN()
 		}
 	}
-	if op == dtype.Avg {
+	if op == reductions.Avg {
 		acc = round(acc / float64(len(sources)))
 	}
 	if acc != acc {

@@ -4,11 +4,12 @@ import (
 	"math"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reductions"
 )
 
 // InOrder reduces an element of each rank as the order contract of comm.Communicator says: in the order of
 // the ranks, rounded to the type at the end. Elements are bits.
-func InOrder(dt dtype.DType, op dtype.ReduceOp, elements ...uint64) uint64 {
+func InOrder(dt dtype.DType, op reductions.Op, elements ...uint64) uint64 {
 	if len(elements) == 1 && dt != dtype.Bool {
 		return elements[0]
 	}
@@ -19,7 +20,7 @@ func InOrder(dt dtype.DType, op dtype.ReduceOp, elements ...uint64) uint64 {
 	for _, bits := range elements[1:] {
 		sum = computed(dt, reduceFloats(op, sum, toFloat(dt, bits)))
 	}
-	if op == dtype.Avg {
+	if op == reductions.Avg {
 		sum = computed(dt, sum/float64(len(elements)))
 	}
 	return fromFloat(dt, sum)
@@ -34,7 +35,7 @@ func computed(dt dtype.DType, v float64) float64 {
 	return float64(float32(v))
 }
 
-func intsInOrder(dt dtype.DType, op dtype.ReduceOp, elements []uint64) uint64 {
+func intsInOrder(dt dtype.DType, op reductions.Op, elements []uint64) uint64 {
 	value := func(bits uint64) uint64 {
 		if dt == dtype.Bool {
 			return min(bits, 1)
@@ -53,7 +54,7 @@ func intsInOrder(dt dtype.DType, op dtype.ReduceOp, elements []uint64) uint64 {
 
 // Rough returns a period of a rank's input whose sums depend on their order: numbers of many exponents with full
 // mantissas, any bits now and then, zeros of both signs, and infinities, but no NaN. Of integers it is [Input].
-func Rough(dt dtype.DType, op dtype.ReduceOp, rank, size int) []byte {
+func Rough(dt dtype.DType, op reductions.Op, rank, size int) []byte {
 	if !dt.IsFloat() {
 		return Input(dt, op, rank, size)
 	}
@@ -64,7 +65,7 @@ func Rough(dt dtype.DType, op dtype.ReduceOp, rank, size int) []byte {
 	return out
 }
 
-func rough(dt dtype.DType, op dtype.ReduceOp, h uint64, i int) uint64 {
+func rough(dt dtype.DType, op reductions.Op, h uint64, i int) uint64 {
 	if i%16 == 0 {
 		if bits := h >> 1; !math.IsNaN(toFloat(dt, bits&(1<<(8*dt.Size())-1))) {
 			return bits
@@ -74,7 +75,7 @@ func rough(dt dtype.DType, op dtype.ReduceOp, h uint64, i int) uint64 {
 		return fromFloat(dt, math.Copysign(0, float64(h&1)-0.5))
 	}
 	exponents := 13
-	if op == dtype.Prod {
+	if op == reductions.Prod {
 		exponents = 3 // or all are zero or infinite
 	}
 	fraction := 1 + float64(h>>11)/(1<<53)
@@ -105,7 +106,7 @@ type Ordered struct {
 }
 
 // NewOrdered reduces a period of inputs, by rank, element by element.
-func NewOrdered(dt dtype.DType, op dtype.ReduceOp, inputs ...[]byte) *Ordered {
+func NewOrdered(dt dtype.DType, op reductions.Op, inputs ...[]byte) *Ordered {
 	o := &Ordered{dt: dt}
 	elements := make([]uint64, len(inputs))
 	for i := range Period {

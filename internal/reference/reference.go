@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reductions"
 )
 
 // Period is the number of distinct elements in an input; longer ones repeat.
@@ -64,7 +65,7 @@ var inputs, results sync.Map
 // reduction is what they are of; of a result, rank is 0.
 type reduction struct {
 	dt         dtype.DType
-	op         dtype.ReduceOp
+	op         reductions.Op
 	rank, size int
 }
 
@@ -78,13 +79,13 @@ func once[T any](m *sync.Map, key reduction, f func() T) T {
 }
 
 // Input returns one period of a rank's input to a reduction, encoded. Nobody changes it.
-func Input(dt dtype.DType, op dtype.ReduceOp, rank, size int) []byte {
+func Input(dt dtype.DType, op reductions.Op, rank, size int) []byte {
 	return once(&inputs, reduction{dt, op, rank, size}, func() []byte {
 		return input(dt, op, rank, size)
 	})
 }
 
-func input(dt dtype.DType, op dtype.ReduceOp, rank, size int) []byte {
+func input(dt dtype.DType, op reductions.Op, rank, size int) []byte {
 	switch {
 	case dt.IsFloat():
 		return Encode(dt, floatInput(dt, op, rank, size)...)
@@ -102,18 +103,18 @@ func input(dt dtype.DType, op dtype.ReduceOp, rank, size int) []byte {
 // every partial result, in any order, is representable: the reduction must
 // then be exact however often a backend rounds. The others carry full
 // mantissas and are compared with a tolerance.
-func exactElement(dt dtype.DType, op dtype.ReduceOp, i int) bool {
+func exactElement(dt dtype.DType, op reductions.Op, i int) bool {
 	switch op {
-	case dtype.Min, dtype.Max:
+	case reductions.Min, reductions.Max:
 		return true
-	case dtype.Prod:
+	case reductions.Prod:
 		return precision[dt] < 8 || i%3 != 0
 	}
 	return i%3 != 0
 }
 
 // floatInput returns a rank's values before they are rounded to dt.
-func floatInput(dt dtype.DType, op dtype.ReduceOp, rank, size int) []float64 {
+func floatInput(dt dtype.DType, op reductions.Op, rank, size int) []float64 {
 	out := make([]float64, Period)
 	for i := range out {
 		h := mix(uint64(rank), uint64(i), 3)
@@ -123,9 +124,9 @@ func floatInput(dt dtype.DType, op dtype.ReduceOp, rank, size int) []float64 {
 		}
 		fraction := float64(h>>11) / (1 << 53) // [0, 1)
 		switch exact := exactElement(dt, op, i); {
-		case op == dtype.Min || op == dtype.Max:
+		case op == reductions.Min || op == reductions.Max:
 			out[i] = sign * (1 + 15*fraction)
-		case op == dtype.Prod:
+		case op == reductions.Prod:
 			// At most five ranks differ from 1, so nothing overflows.
 			factor := 0.5 + 1.5*fraction
 			if exact {
@@ -160,12 +161,12 @@ func exactTerm(dt dtype.DType, h uint64, turn, size int) float64 {
 
 // intInput returns a rank's element i: small numbers of both signs, and any bit
 // pattern, so that sums and products wrap around.
-func intInput(op dtype.ReduceOp, rank, i int) uint64 {
+func intInput(op reductions.Op, rank, i int) uint64 {
 	h := mix(uint64(rank), uint64(i), 4)
 	if i%3 == 0 {
 		h = uint64(int64(h%19) - 9)
 	}
-	if op == dtype.Prod && i%4 != 0 {
+	if op == reductions.Prod && i%4 != 0 {
 		h |= 1 // or products would soon be zero
 	}
 	return h
@@ -173,8 +174,8 @@ func intInput(op dtype.ReduceOp, rank, i int) uint64 {
 
 // boolInput returns booleans, about half of whose reductions are true. Any byte
 // but zero is true, though 1 is what most of them are.
-func boolInput(op dtype.ReduceOp, rank, size int) []byte {
-	or := op == dtype.Sum || op == dtype.Max
+func boolInput(op reductions.Op, rank, size int) []byte {
+	or := op == reductions.Sum || op == reductions.Max
 	out := make([]byte, Period)
 	for i := range out {
 		h := mix(uint64(rank), uint64(i), 5)
@@ -207,13 +208,13 @@ type Result struct {
 // (size-1)·u·Σ|x|, of an average one step more, of a product
 // (size-1)·u·|result|, of minimum and maximum 0. For F64 it is doubled, since
 // the reference rounds as well.
-func New(dt dtype.DType, op dtype.ReduceOp, size int) *Result {
+func New(dt dtype.DType, op reductions.Op, size int) *Result {
 	return once(&results, reduction{dt: dt, op: op, size: size}, func() *Result {
 		return newResult(dt, op, size)
 	})
 }
 
-func newResult(dt dtype.DType, op dtype.ReduceOp, size int) *Result {
+func newResult(dt dtype.DType, op reductions.Op, size int) *Result {
 	inputs := make([][]byte, size)
 	for r := range inputs {
 		inputs[r] = Input(dt, op, r, size)
@@ -230,7 +231,7 @@ func newResult(dt dtype.DType, op dtype.ReduceOp, size int) *Result {
 	return ref
 }
 
-func (ref *Result) floats(op dtype.ReduceOp, inputs [][]byte) {
+func (ref *Result) floats(op reductions.Op, inputs [][]byte) {
 	size := len(inputs)
 	operands := make([][]float64, size)
 	for r, in := range inputs {
@@ -252,9 +253,9 @@ func (ref *Result) floats(op dtype.ReduceOp, inputs [][]byte) {
 		steps := float64(size - 1)
 		exact := exactElement(ref.dt, op, i)
 		switch {
-		case op == dtype.Prod:
+		case op == reductions.Prod:
 			magnitude = math.Abs(acc)
-		case op == dtype.Avg && size > 1:
+		case op == reductions.Avg && size > 1:
 			acc /= float64(size)
 			magnitude /= float64(size)
 			steps++
@@ -267,20 +268,20 @@ func (ref *Result) floats(op dtype.ReduceOp, inputs [][]byte) {
 	}
 }
 
-func reduceFloats(op dtype.ReduceOp, a, b float64) float64 {
+func reduceFloats(op reductions.Op, a, b float64) float64 {
 	switch op {
-	case dtype.Prod:
+	case reductions.Prod:
 		return a * b
-	case dtype.Min:
+	case reductions.Min:
 		return min(a, b)
-	case dtype.Max:
+	case reductions.Max:
 		return max(a, b)
 	}
 	return a + b
 }
 
-func (ref *Result) bools(op dtype.ReduceOp, inputs [][]byte) {
-	or := op == dtype.Sum || op == dtype.Max
+func (ref *Result) bools(op reductions.Op, inputs [][]byte) {
+	or := op == reductions.Sum || op == reductions.Max
 	for i := range Period {
 		trues := 0
 		for _, in := range inputs {
@@ -296,7 +297,7 @@ func (ref *Result) bools(op dtype.ReduceOp, inputs [][]byte) {
 	}
 }
 
-func (ref *Result) ints(op dtype.ReduceOp, inputs [][]byte) {
+func (ref *Result) ints(op reductions.Op, inputs [][]byte) {
 	for i := range Period {
 		acc := intAt(inputs[0], i, ref.dt)
 		for _, in := range inputs[1:] {
@@ -307,17 +308,17 @@ func (ref *Result) ints(op dtype.ReduceOp, inputs [][]byte) {
 }
 
 // reduceInts reduces two integers as intAt returns them, modulo 2^64.
-func reduceInts(dt dtype.DType, op dtype.ReduceOp, acc, x uint64) uint64 {
+func reduceInts(dt dtype.DType, op reductions.Op, acc, x uint64) uint64 {
 	smaller := x < acc
 	if dt.IsSigned() {
 		smaller = int64(x) < int64(acc)
 	}
 	switch {
-	case op == dtype.Prod:
+	case op == reductions.Prod:
 		return acc * x
-	case op == dtype.Sum:
+	case op == reductions.Sum:
 		return acc + x
-	case smaller == (op == dtype.Min):
+	case smaller == (op == reductions.Min):
 		return x
 	}
 	return acc

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reductions"
 )
 
 func TestTile(t *testing.T) {
@@ -26,8 +27,8 @@ func TestTile(t *testing.T) {
 func TestReferencesDiffer(t *testing.T) {
 	for _, dt := range dtype.All() {
 		for _, size := range []int{2, 3, 8, 32} {
-			for _, a := range dtype.ReduceOps() {
-				for _, b := range dtype.ReduceOps() {
+			for _, a := range reductions.All() {
+				for _, b := range reductions.All() {
 					if a == b || !a.Defined(dt) || !b.Defined(dt) || dt == dtype.Bool {
 						continue
 					}
@@ -58,7 +59,7 @@ func TestReferencesDiffer(t *testing.T) {
 // on many ranks too.
 func TestRoundedSumsAreRight(t *testing.T) {
 	for _, dt := range dtype.All() {
-		for _, op := range []dtype.ReduceOp{dtype.Sum, dtype.Max} {
+		for _, op := range []reductions.Op{reductions.Sum, reductions.Max} {
 			for _, size := range []int{1, 3, 100} {
 				if !dt.IsFloat() {
 					continue

@@ -8,6 +8,7 @@ import (
 	"github.com/tutti-go/tutti/internal/convert"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/hostops"
+	"github.com/tutti-go/tutti/internal/reductions"
 	"github.com/tutti-go/tutti/internal/simd"
 	"github.com/tutti-go/tutti/runtime/cpu/internal/f32"
 )
@@ -74,7 +75,7 @@ func (s *scratch) accumulate(src *source, from, to int) {
 func (s *scratch) add(dst, from []float32, x uintptr) {
 	s.dst[0] = hostmem.Addr(dst)
 	s.src = [2]uintptr{hostmem.Addr(from), x}
-	hostops.Reduce(s.dst[:], s.src[:], len(dst), dtype.F32, dtype.Sum, false)
+	hostops.Reduce(s.dst[:], s.src[:], len(dst), dtype.F32, reductions.Sum, false)
 }
 
 // widen returns the n elements of type dt at x as float32. Those of another

@@ -5,6 +5,7 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostops"
+	"github.com/tutti-go/tutti/internal/reductions"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -15,7 +16,7 @@ import (
 // F16, BF16 and the FP8 types are accumulated in float32 and rounded once, to
 // nearest even; FP8 saturates as [dtype.FromFloat32] does. Avg divides the sum
 // once by len(srcs). Integers wrap around, Bool follows
-// [dtype.ReduceOp.Defined]. Min and Max of floats are minimum and maximum of
+// [reductions.Op.Defined]. Min and Max of floats are minimum and maximum of
 // IEEE 754-2019. A single source is copied bit by bit (a Bool becomes 0 or 1).
 // All that combine the same sources in the same order store the same bits,
 // whatever their processor, but for the payload and sign of the NaN that an
@@ -24,7 +25,7 @@ import (
 // A destination may be one of the sources; other overlaps are not allowed. No
 // source, a nil pointer or a negative count is [runtime.ErrArgument], an op that
 // is not defined on dt is [runtime.ErrDType].
-func (rt *Runtime) Reduce(dsts, srcs []uintptr, count int, dt dtype.DType, op dtype.ReduceOp) error {
+func (rt *Runtime) Reduce(dsts, srcs []uintptr, count int, dt dtype.DType, op reductions.Op) error {
 	const name = "reduce"
 	switch {
 	case !op.Defined(dt):

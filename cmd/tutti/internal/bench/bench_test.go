@@ -20,6 +20,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/measure"
+	"github.com/tutti-go/tutti/internal/reductions"
 	"github.com/tutti-go/tutti/internal/reference"
 )
 
@@ -68,7 +69,7 @@ func named(name string) Collective {
 func TestNothingIsWrongOnLocal(t *testing.T) {
 	for _, k := range Collectives() {
 		for _, dt := range dtype.All() {
-			for _, op := range dtype.ReduceOps() {
+			for _, op := range reductions.All() {
 				if !op.Defined(dt) || !k.Reduces() && op != comm.Sum {
 					continue
 				}

@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reductions"
 )
 
 func newBench() *cobra.Command {
@@ -130,11 +131,11 @@ func (b *collectiveBench) register(flags *pflag.FlagSet) {
 	if b.cfg.Collective.Reduces() {
 		op := console.Value[comm.ReduceOp]{
 			Target: &b.cfg.Op,
-			Parse:  dtype.ParseReduceOp,
+			Parse:  reductions.Parse,
 			Format: comm.ReduceOp.String,
 			Kind:   "name",
 		}
-		flags.Var(op, "op", "reduction: "+console.JoinNames(dtype.ReduceOps()))
+		flags.Var(op, "op", "reduction: "+console.JoinNames(reductions.All()))
 	}
 	if len(b.cfg.Collective.Places()) > 1 {
 		flags.BoolVar(&b.inPlace, "in-place", false, "measure in place only, not both forms")

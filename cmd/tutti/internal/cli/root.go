@@ -22,6 +22,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reductions"
 )
 
 // Exit codes. A signal's is 128 and its number, as shells have it.
@@ -226,7 +227,7 @@ func completeNames(cmd *cobra.Command) {
 		"backend": backend.Names(),
 		"mpi":     cluster.MPIs(),
 		"dtype":   strings.Split(console.JoinNames(dtype.All()), ", "),
-		"op":      strings.Split(console.JoinNames(dtype.ReduceOps()), ", "),
+		"op":      strings.Split(console.JoinNames(reductions.All()), ", "),
 		"pattern": append(sparse.Patterns(), sparse.Auto),
 		"values":  sparse.Values(),
 	} {

@@ -3,7 +3,6 @@ package cli
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 
@@ -57,11 +56,11 @@ func withTimeline(ctx context.Context, r backend.Rank, out io.Writer, path strin
 	if err := r.Comm.Barrier(ctx); err != nil { // one call at least that compares the clocks, and the latest
 		return err
 	}
-	data, err := json.Marshal(recorder.Dump())
-	if err != nil {
+	var text bytes.Buffer
+	if err := recorder.WriteJSON(&text); err != nil {
 		return err
 	}
-	parts, err := distributed.GatherBytes(ctx, r.Runtime, r.Comm, data, 0)
+	parts, err := distributed.GatherBytes(ctx, r.Runtime, r.Comm, text.Bytes(), 0)
 	if err != nil || r.Comm.Rank() != 0 {
 		return err
 	}

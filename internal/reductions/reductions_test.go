@@ -1,4 +1,4 @@
-package dtype_test
+package reductions_test
 
 import (
 	"strings"
@@ -8,22 +8,23 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reductions"
 )
 
-func TestParseReduceOp(t *testing.T) {
-	require.Len(t, dtype.ReduceOps(), 5)
-	for _, op := range dtype.ReduceOps() {
+func TestParse(t *testing.T) {
+	require.Len(t, reductions.All(), 5)
+	for _, op := range reductions.All() {
 		assert.True(t, op.Valid())
 		for _, name := range []string{op.String(), strings.ToUpper(op.String())} {
-			got, err := dtype.ParseReduceOp(name)
+			got, err := reductions.Parse(name)
 			require.NoError(t, err)
 			assert.Equal(t, op, got)
 		}
 	}
 	for _, name := range []string{"", "mean", "sum "} {
-		_, err := dtype.ParseReduceOp(name)
+		_, err := reductions.Parse(name)
 		require.Error(t, err)
-		for _, op := range dtype.ReduceOps() {
+		for _, op := range reductions.All() {
 			assert.ErrorContains(t, err, op.String())
 		}
 	}
@@ -31,13 +32,13 @@ func TestParseReduceOp(t *testing.T) {
 
 func TestReduceOpDefined(t *testing.T) {
 	for _, d := range dtype.All() {
-		for _, op := range dtype.ReduceOps() {
-			integerAvg := op == dtype.Avg && !d.IsFloat()
+		for _, op := range reductions.All() {
+			integerAvg := op == reductions.Avg && !d.IsFloat()
 			assert.Equal(t, !integerAvg, op.Defined(d), "%v of %v", op, d)
 		}
 	}
-	assert.False(t, dtype.Sum.Defined(dtype.Invalid))
-	bad := dtype.Avg + 1
+	assert.False(t, reductions.Sum.Defined(dtype.Invalid))
+	bad := reductions.Avg + 1
 	assert.False(t, bad.Valid())
 	assert.False(t, bad.Defined(dtype.F32))
 	assert.Equal(t, "ReduceOp(5)", bad.String())
