@@ -606,6 +606,44 @@ func TestStandInAbortOfAGuardedCall(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
+// A wait that is done while its rank tells the others of an abort has failed: a rank that aborts as well may have ended
+// the kernels.
+func TestStandInSyncBesideAnAbort(t *testing.T) {
+	s, rt := openStandIns(t)
+	c := s.alone(t, rt)
+	buf, err := rt.Allocate(64)
+	require.NoError(t, err)
+	nccl.AnotherRank(t, c, 1)
+	s.pend(t, c, buf)
+	require.NoError(t, c.AllReduce(buf, buf, 8, dtype.F32, comm.Sum))
+	nccl.AsOfTwo(c)
+	beside := make(chan error, 1)
+	var telling atomic.Bool
+	var looking sync.Once
+	looks := make(chan struct{})
+	nccl.Watch(c, nil, func() {
+		telling.Store(true)
+		s.driver.Stall.Call(c.Stream().Handle(), 0)
+		go func() { beside <- c.Sync(context.Background()) }()
+		<-looks
+		for i := 0; i < 20 && len(beside) == 0; i++ { // a wait that succeeds is over by then
+			time.Sleep(time.Millisecond)
+		}
+	}, func() {
+		if telling.Load() {
+			looking.Do(func() { close(looks) })
+		}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, c.Sync(ctx), comm.ErrCanceled)
+	err = <-beside
+	require.ErrorIs(t, err, comm.ErrBroken)
+	require.ErrorIs(t, err, comm.ErrCanceled, "with the cause")
+	require.NoError(t, c.Close())
+	require.NoError(t, rt.Deallocate(buf))
+}
+
 // A rank that closes with work in flight leaves its group only after that: it may have to
 // abort, and to tell its peers.
 func TestStandInLeavesAfterItsWork(t *testing.T) {

@@ -149,3 +149,10 @@ func (s *submissions) abort(cause error) {
 	defer s.mu.Unlock()
 	s.aborted = cause
 }
+
+// cause returns why the communicator aborts, nil if it does not.
+func (s *submissions) cause() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.aborted
+}

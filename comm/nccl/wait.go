@@ -43,6 +43,9 @@ func (c *Comm) sync(ctx context.Context) error {
 	case c.life.Broken() != nil: // the abort ends kernels as well
 		return c.fail(c.life.Broken())
 	case err == nil:
+		if cause := c.submitted.cause(); cause != nil { // what is done counts no more: a peer may have aborted as well
+			return fmt.Errorf("%w: %w", comm.ErrBroken, cause)
+		}
 		if err = c.abandoned(collectives); err != nil {
 			return c.fail(err)
 		}
