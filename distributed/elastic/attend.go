@@ -2,6 +2,7 @@ package elastic
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -105,6 +106,7 @@ func (m *Member) register(kv store.Store) error {
 	m.change(func() {
 		m.entries = map[string]entry{}
 		m.session = time.Now()
+		m.status.Session = rand.Text()
 		for _, c := range m.claims() {
 			c.forget()
 		}
@@ -117,11 +119,9 @@ func (m *Member) register(kv store.Store) error {
 }
 
 // enroll makes this member's entry in a store, whose events come. An entry of its name is another process's, or this
-// one's of a session that has not ended yet.
+// one's of a session that has not ended yet: then it names that session.
 func (m *Member) enroll(ctx context.Context, kv store.Store) error {
 	refused := m.refusals()
-	written := false // by this session, perhaps
-	var before uint64
 	var conflict <-chan time.Time // nil while no other process has the name
 	for {
 		m.mu.Lock()
@@ -131,7 +131,7 @@ func (m *Member) enroll(ctx context.Context, kv store.Store) error {
 		m.mu.Unlock()
 		var retry <-chan time.Time // nil unless a write was refused
 		switch {
-		case written && !c.due() && c.version > before:
+		case !c.due():
 			m.change(func() {
 				m.kv = kv
 				m.refusal = nil
@@ -140,10 +140,6 @@ func (m *Member) enroll(ctx context.Context, kv store.Store) error {
 			return nil
 		case free:
 			conflict = nil
-			if !written {
-				before = c.version
-				written = true
-			}
 			now, err := c.write(ctx, kv)
 			if err == nil {
 				m.change(func() { m.statusClaim.confirm(now) })

@@ -58,6 +58,7 @@ func (s standing) check() error {
 type status struct {
 	Name        string
 	Incarnation string // random, new on each start of a process and each rejoin
+	Session     string // random, new with each session of the store: an entry of an earlier one vanishes with its lease
 	Standing    standing
 	Entered     string // World of the last epoch that it tried to form; "" for a member that joins
 	Formed      string // the World of the last epoch whose communicator it has made, "" before one

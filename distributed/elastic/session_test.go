@@ -1,0 +1,106 @@
+package elastic
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/store"
+)
+
+// severed is a session that a test has ended for its member. The store has not noticed, so its leases last.
+type severed struct {
+	store.Store
+	done chan struct{}
+	once sync.Once
+}
+
+func (s *severed) Done() <-chan struct{} { return s.done }
+
+func (s *severed) Err() error {
+	select {
+	case <-s.done:
+		return comm.ErrPeerFailed
+	default:
+		return nil
+	}
+}
+
+func (s *severed) Close() error {
+	s.once.Do(func() { close(s.done) })
+	return nil
+}
+
+// overtaken is a session whose first write of a key comes behind another one.
+type overtaken struct {
+	store.Store
+	key    string
+	before func()
+	once   sync.Once
+}
+
+func (o *overtaken) CompareAndSet(
+	ctx context.Context, key string, version uint64, value []byte, options ...store.Option,
+) (store.Entry, bool, error) {
+	if key == o.key {
+		o.once.Do(o.before)
+	}
+	return o.Store.CompareAndSet(ctx, key, version, value, options...)
+}
+
+// A member that connects again does not take a late write of its earlier session for its own: that vanishes with the
+// lease of that session.
+func TestLateWriteOfAnEarlierSession(t *testing.T) { bubble(t, lateWrite) }
+
+func lateWrite(t *testing.T) {
+	server := store.NewServer(store.Options{})
+	observer := server.Local("observer")
+	const key = memberKeys + "a"
+	var mu sync.Mutex
+	text, deleted := []byte(nil), 0
+	_, err := observer.Watch(t.Context(), key, func(e store.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		if e.Deleted {
+			deleted++
+			return
+		}
+		text = e.Value
+	})
+	require.NoError(t, err)
+	first := server.Local("first session")
+	severing := &severed{Store: first, done: make(chan struct{})}
+	dials := 0
+	dial := func(context.Context) (store.Store, error) {
+		dials++
+		if dials == 1 {
+			return severing, nil
+		}
+		return &overtaken{Store: server.Local("second session"), key: key, before: func() {
+			mu.Lock()
+			late := text
+			mu.Unlock()
+			assert.NoError(t, first.Set(context.Background(), key, late, store.Lease))
+		}}, nil
+	}
+	m, err := Join(t.Context(), quick(Config{Name: "a", Min: 1, Form: new(rooms).form, Dial: dial}), Plain{})
+	require.NoError(t, err)
+	require.NoError(t, severing.Close())
+	time.Sleep(m.cfg.Silence / 2) // of the bubble
+	require.Equal(t, 2, dials)
+	m.mu.Lock()
+	connected := m.kv != nil
+	m.mu.Unlock()
+	require.True(t, connected)
+	require.NoError(t, first.Close()) // its lease ends
+	mu.Lock()
+	assert.Zero(t, deleted, "the entry was that of the first session")
+	mu.Unlock()
+	require.NoError(t, m.Close())
+	require.NoError(t, server.Close())
+}
