@@ -28,7 +28,12 @@ type vigil struct {
 // the member stands as given.
 func (m *Member) await(ctx context.Context, s standing) (*record, error) {
 	m.change(func() { m.status.Standing = s })
-	defer m.change(func() { m.status.Standing = m.status.Standing.inside() })
+	defer m.change(func() {
+		if m.status.Standing == prepared { // enter changes the standing, so the wait has failed
+			m.withdrawn = m.status.reach()
+		}
+		m.status.Standing = m.status.Standing.inside()
+	})
 	now := time.Now()
 	w := &vigil{began: now, logAfter: m.cfg.Silence, held: now, delivered: now, refused: m.refusals()}
 	for {
@@ -50,6 +55,11 @@ func (m *Member) await(ctx context.Context, s standing) (*record, error) {
 			return nil, d.err
 		case d.publish:
 			m.publish()
+		case d.commit:
+			m.change(func() {
+				m.status.Step++
+				m.status.Standing = boundary
+			})
 		case d.retry > 0:
 			m.change(func() { m.status.BackedOff = d.retry })
 		case d.rejoin != nil:
@@ -92,6 +102,7 @@ func (m *Member) knowledge(w *vigil) (k knowledge, version uint64) {
 	k.self = m.status
 	k.refusal = m.refusal
 	k.failure = m.failure
+	k.withdrawn = m.withdrawn
 	k.ends = m.ends
 	now := time.Now()
 	reached := m.kv != nil
@@ -141,11 +152,17 @@ func (m *Member) enter(r *record) error {
 
 // rejoin makes this member one without state: the others have gone on to an epoch without it.
 func (m *Member) rejoin(r *record) {
-	if attempts := r.attempts(m.cfg.Name); attempts > 0 {
+	attempts := r.attempts(m.cfg.Name)
+	self := m.now()
+	switch {
+	case r.rank(self.person()) >= 0:
+		slog.Warn("elastic: the others have committed a step that this member has rolled back, and it joins again",
+			"member", m.cfg.Name, "epoch", r.Number, "step", r.Step)
+	case attempts > 0:
 		slog.Warn("elastic: the others had no connection to this member, and go on without it; it tries again later",
 			"member", m.cfg.Name, "epoch", r.Number, "attempts", attempts,
 			"later", backoff(attempts, m.cfg.patience), "err", m.failure)
-	} else {
+	default:
 		slog.Warn("elastic: the others have gone on without this member, which joins again",
 			"member", m.cfg.Name, "epoch", r.Number)
 	}

@@ -15,13 +15,16 @@ type decision struct {
 	// retry is the number of failed attempts after which the member has waited long enough, 0 if that is not the decision.
 	// Its status says so from now on, and the others take the member into an epoch again.
 	retry int
-	// rejoin is the epoch with which the others have gone on without the member. It gives up its state and joins.
+	// rejoin is the epoch with which the others have gone on without the member, or from a step that it has rolled back.
+	// It gives up its state and joins.
 	rejoin *record
 	// enter is the epoch in the store, with the member in it and later than any it has entered. It makes the communicator.
 	enter *record
 	// propose is the epoch that the store is to have next: the one after the last, or the last one where the store has
 	// lost it. It is written by compare-and-set, so that of the members that propose one, a single one succeeds.
 	propose *record
+	// commit has the member commit the step that it is prepared for, without an epoch: the job has ended with it.
+	commit bool
 	// err ends the wait: ErrLeft, ErrEnded, ErrStore, or why the others go on without the member.
 	err error
 	// reason says what the member waits for, for its log.
@@ -49,6 +52,7 @@ type knowledge struct {
 	waited      time.Duration // at this boundary
 	rested      time.Duration // since the member was told of the last attempt that failed for it
 	failure     error         // of the last attempt at this member, nil before one and after one that did not fail
+	withdrawn   uint64        // the last step that the member was prepared for when it stopped waiting, 0 if none
 }
 
 // decide returns what the member does.
@@ -93,8 +97,11 @@ func (k *knowledge) decide() decision {
 // the member where it is: it is not in the epoch, and waits for the next one.
 func (k *knowledge) follow(last *record) (d decision, ok bool) {
 	attempts := last.attempts(k.self.Name)
+	member := last.rank(k.self.person()) >= 0
 	switch {
-	case last.rank(k.self.person()) >= 0:
+	case member && k.entered != nil && last.Step == k.withdrawn && last.Step > k.self.reach():
+		return decision{rejoin: last}, true
+	case member:
 		return decision{enter: last}, true
 	case k.entered == nil: // it joins
 		return decision{}, false
@@ -122,6 +129,11 @@ func (k *knowledge) succeed(last *record) decision {
 		return decision{reason: explain(reason, k.failure)}
 	}
 	next, reason := k.next()
+	if last.begun() && last.World == k.final && !outside && (next == nil || !k.accompanied(last)) {
+		if d, ok := k.conclude(last); ok {
+			return d
+		}
+	}
 	switch {
 	case k.self.Wishes && k.ends && !k.stays():
 		return decision{err: ErrLeft}
@@ -133,6 +145,30 @@ func (k *knowledge) succeed(last *record) decision {
 		reason = fmt.Sprintf("there are %d members already", len(last.Members))
 	}
 	return k.idle(reason)
+}
+
+// conclude is what a member of the last epoch does once another one has said that the job ends with it, and there are
+// too few for a next one. It is not ok while somebody who is here is not at the boundary, or is still to commit.
+func (k *knowledge) conclude(last *record) (d decision, ok bool) {
+	if blocked, _ := k.blocked(last); blocked != "" || k.self.Standing.stateless() {
+		return decision{}, false
+	}
+	if k.self.Standing == prepared && k.self.Step < k.step(last) {
+		return decision{commit: true}, true
+	}
+	// One that commits or rolls back because of the others looks at their statuses, so these stay until it has.
+	inDoubt := func(s status) bool { return s.Standing == prepared && last.rank(s.person()) >= 0 }
+	if k.self.Standing != prepared && slices.ContainsFunc(k.present, inDoubt) {
+		return decision{}, false
+	}
+	return decision{err: ErrEnded}, true
+}
+
+// accompanied reports whether another member is here that has the state of the last epoch.
+func (k *knowledge) accompanied(last *record) bool {
+	return slices.ContainsFunc(k.present, func(s status) bool {
+		return s.Name != k.self.Name && !s.Standing.stateless() && last.rank(s.person()) >= 0
+	})
 }
 
 // idle is what a member does that has no epoch to enter or to propose.

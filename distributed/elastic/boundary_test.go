@@ -21,10 +21,18 @@ func told(k *knowledge)      { k.self.Wishes = true }
 func untold(k *knowledge)    { k.publication = outdated }
 func unstored(k *knowledge)  { k.publication = pending }
 func rested(k *knowledge)    { k.rested = time.Hour }
+func withdrew(k *knowledge)  { k.withdrawn = 8 }
 func full(k *knowledge)      { k.publication, k.refusal = refused, errors.New("no space") }
 
 func roomFor(members int) change  { return func(k *knowledge) { k.max = members } }
 func endedAt(world string) change { return func(k *knowledge) { k.final = world } }
+
+// stepOf is an epoch with another step.
+func stepOf(r *record, step uint64) *record {
+	other := *r
+	other.Step = step
+	return &other
+}
 
 // attempted has the last epoch count attempts that failed for a.
 func attempted(times int) change {
@@ -39,6 +47,7 @@ func attempted(times int) change {
 func (d decision) kind() (list []string) {
 	for name, set := range map[string]bool{
 		"publish":   d.publish,
+		"commit":    d.commit,
 		"retry":     d.retry > 0,
 		"rejoin":    d.rejoin != nil,
 		"enter":     d.enter != nil,
@@ -149,6 +158,18 @@ func TestBoundary(t *testing.T) {
 
 		"the next epoch is decided": {
 			k:  knows(here(second, at("a", ab), at("b", ab))),
+			do: "enter",
+		},
+		"… with a step that it has rolled back": {
+			k:  knows(here(stepOf(second, 8), at("a", ab), at("b", ab)), withdrew),
+			do: "rejoin",
+		},
+		"… with that step, for which it is prepared again": {
+			k:  knows(here(stepOf(second, 8), at("a", ab, withResult), at("b", ab)), withdrew),
+			do: "enter",
+		},
+		"… with a step that nobody can have": { // which is an error
+			k:  knows(here(stepOf(second, 9), at("a", ab), at("b", ab)), withdrew),
 			do: "enter",
 		},
 		"it has tried that one": {
@@ -288,6 +309,70 @@ func TestBoundary(t *testing.T) {
 			k:   knows(ending(ab, at("c", nil), at("a", ab, training))),
 			do:  "wait",
 			why: "a is not",
+		},
+		"the last step is made, and it is in doubt alone": {
+			k:  knows(ending(abc, at("a", abc, withResult))),
+			do: "commit",
+		},
+		"… and the store does not have its status": {
+			k:   knows(ending(abc, at("a", abc, withResult)), unstored),
+			do:  "wait",
+			why: "does not have this member's status yet",
+		},
+		"… with one that joins": {
+			k:  knows(ending(abc, at("a", abc, withResult), at("d", nil))),
+			do: "commit",
+		},
+		"… alone, and is to leave": {
+			k:  knows(ending(abc, at("a", abc, withResult, wishing))),
+			do: "commit",
+		},
+		"… and has committed": {
+			k:  knows(ending(abc, at("a", abc, ahead))),
+			do: "ended",
+		},
+		"the last step is made, and it was without the result": {
+			k:  knows(ending(abc, at("a", abc))),
+			do: "ended",
+		},
+		"the last step is made in an epoch without it": {
+			k:  knows(ending(without, at("a", abc, withResult))),
+			do: "ended",
+		},
+		"the last step is made, and two are in doubt": {
+			k:  knows(ending(abc, at("a", abc, withResult), at("b", abc, withResult))),
+			do: "propose",
+		},
+		"… who are too few": {
+			k:  knows(bounded(3, ending(abc, at("a", abc, withResult), at("b", abc, withResult)))),
+			do: "commit",
+		},
+		"… of which one has committed": {
+			k:  knows(bounded(3, ending(abc, at("a", abc, withResult), at("b", abc, ahead)))),
+			do: "commit",
+		},
+		"… and it has committed": {
+			k:   knows(bounded(3, ending(abc, at("a", abc, ahead), at("b", abc, withResult)))),
+			do:  "wait",
+			why: "2 of at least 3",
+		},
+		"… and both have committed": {
+			k:  knows(bounded(3, ending(abc, at("a", abc, ahead), at("b", abc, ahead)))),
+			do: "ended",
+		},
+		"… of which one is without the result": {
+			k:  knows(bounded(3, ending(abc, at("a", abc, withResult), at("b", abc)))),
+			do: "ended",
+		},
+		"… and it is without the result": {
+			k:   knows(bounded(3, ending(abc, at("a", abc), at("b", abc, withResult)))),
+			do:  "wait",
+			why: "2 of at least 3",
+		},
+		"… and another one has not come yet": {
+			k:   knows(bounded(3, ending(abc, at("a", abc, withResult), at("b", abc, training)))),
+			do:  "wait",
+			why: "b is not",
 		},
 		"the last step of an earlier epoch is made": {
 			k:  knows(here(abc, at("d", nil)), endedAt("another")),

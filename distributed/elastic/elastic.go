@@ -163,6 +163,7 @@ type Member struct {
 	fault       error            // why this process cannot be a member; nil if it can
 	ignored     int              // entries that no member writes
 	ends        bool             // all members of the last epoch are to leave
+	withdrawn   uint64           // the last step that it was prepared for when it stopped waiting, 0 if none
 	epoch       *Epoch           // entered last: nil for a member that joins, without Comm until it is formed
 }
 

@@ -2,6 +2,7 @@ package elastic
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -679,5 +680,147 @@ func TestInDoubt(t *testing.T) {
 				assert.NoError(t, a.Close())
 			}
 		})
+	}
+}
+
+// TestInDoubtAtTheEnd: members lose the others when they have voted on the last step. The others have committed it, and
+// are gone for good, so fewer than Min are here. Those in doubt commit it as well, and the job has ended for them.
+func TestInDoubtAtTheEnd(t *testing.T) {
+	for _, doubters := range []int{1, 2} {
+		t.Run(fmt.Sprint(doubters), func(t *testing.T) {
+			bubble(t, func(t *testing.T) { inDoubtAtTheEnd(t, doubters) })
+		})
+	}
+}
+
+func inDoubtAtTheEnd(t *testing.T, doubters int) {
+	const size, last = 4, 5
+	rooms, log, dial := new(rooms), newReplay(), keepStore(t)
+	over := make(chan struct{}) // the others are gone
+	var list []*trainee
+	for i := range size {
+		cfg := quick(Config{Name: name(i), Min: size, Dial: dial})
+		waits := 0 // in Commit
+		var a *trainee
+		cfg.Form = func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error) {
+			c, err := rooms.form(ctx, kv, p)
+			if i < doubters && err == nil {
+				c = interrupt(c, func() bool {
+					if a == nil || a.steps != last || waits == 0 {
+						return false
+					}
+					waits++
+					if waits < 3 {
+						return false
+					}
+					<-over
+					return true
+				})
+			}
+			return c, err
+		}
+		a = newTrainee(t, log, cfg)
+		a.BeforeCommit(func(ctx context.Context) error {
+			waits = 1
+			defer func() { waits = 0 }()
+			return a.Commit(ctx)
+		})
+		list = append(list, a)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	defer cancel()
+	var others, all sync.WaitGroup
+	for i, a := range list {
+		group := &others
+		if i < doubters {
+			group = &all
+		}
+		group.Go(func() {
+			assert.NoError(t, a.run(ctx, t, func(*Epoch, int) bool { return a.steps > last }))
+			assert.NoError(t, a.Close())
+		})
+	}
+	others.Wait()
+	close(over)
+	all.Wait()
+	log.repeat(t, last+1, list)
+}
+
+// TestStoppedWaiting: a member in doubt whose wait ends does not know what the others decide from then on. They have
+// committed the step by what it had said: it joins them again.
+func TestStoppedWaiting(t *testing.T) { bubble(t, stoppedWaiting) }
+
+func stoppedWaiting(t *testing.T) {
+	const doubted, steps = 3, 6
+	rooms, log, dial := new(rooms), newReplay(), keepStore(t)
+	kv, err := dial(t.Context())
+	require.NoError(t, err)
+	stopped := make(chan struct{})
+	var list []*trainee
+	for i := range 2 {
+		cfg := quick(Config{Name: name(i), Min: 2, Dial: dial})
+		waits := 0 // in Commit
+		doubts := false
+		var a *trainee
+		cfg.Form = func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error) {
+			c, err := rooms.form(ctx, kv, p)
+			if err != nil {
+				return nil, err
+			}
+			return interrupt(c, func() bool {
+				if a == nil || a.steps != doubted || waits == 0 || doubts {
+					return false
+				}
+				waits++
+				doubts = waits == 3
+				if doubts && i == 1 {
+					<-stopped
+				}
+				return doubts
+			}), nil
+		}
+		a = newTrainee(t, log, cfg)
+		a.BeforeCommit(func(ctx context.Context) error {
+			waits = 1
+			defer func() { waits = 0 }()
+			return a.Commit(ctx)
+		})
+		list = append(list, a)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	defer cancel()
+	var all sync.WaitGroup
+	for i, a := range list {
+		all.Go(func() {
+			before := 0
+			assert.NoError(t, a.Run(ctx, func(ctx context.Context, e *Epoch) error {
+				if a.steps == steps {
+					return io.EOF
+				}
+				if i > 0 || a.steps != doubted || before > 0 {
+					return a.step(ctx, t, e)
+				}
+				before++
+				bounded, cancel := context.WithTimeout(ctx, a.cfg.Silence)
+				defer cancel()
+				err := a.step(bounded, t, e)
+				assert.ErrorIs(t, err, comm.ErrTimeout)
+				close(stopped)
+				for number := e.Number; number == e.Number && ctx.Err() == nil; time.Sleep(time.Millisecond) {
+					now, err := kv.Get(ctx, epochKey)
+					assert.NoError(t, err)
+					r := new(record)
+					assert.NoError(t, json.Unmarshal(now, r))
+					number = r.Number
+				}
+				return err
+			}))
+		})
+	}
+	all.Wait()
+	require.NoError(t, ctx.Err())
+	log.repeat(t, steps, list)
+	for _, a := range list {
+		assert.NoError(t, a.Close())
 	}
 }

@@ -109,6 +109,9 @@ func (m *Member) Commit(ctx context.Context) error {
 	m.fail(err)
 	step := m.Steps()
 	if err := m.form(ctx, prepared); err != nil {
+		if m.Steps() > step {
+			return nil // the job has ended with this step, which Next says
+		}
 		return fmt.Errorf("elastic: %s: %w: %w", m.cfg.Name, comm.ErrPeerFailed, err)
 	}
 	if m.now().Standing.stateless() || m.Steps() == step {
@@ -171,9 +174,13 @@ func (m *Member) count(ctx context.Context, e *Epoch, b ballot) error {
 // form waits at the boundary, where this member stands as given, until the next epoch has a communicator. Then Steps
 // says whether a step that was prepared is committed.
 func (m *Member) form(ctx context.Context, s standing) error {
+	step := m.Steps()
 	for {
-		if m.now().Standing.stateless() {
+		switch self := m.now(); {
+		case self.Standing.stateless():
 			s = joining
+		case self.Step > step: // it was prepared, and has committed
+			s = boundary
 		}
 		r, err := m.await(ctx, s)
 		if err != nil {

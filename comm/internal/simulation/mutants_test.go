@@ -141,6 +141,8 @@ var mutants = []mutant{
 	{"a refused epoch is proposed no more", "elastic", change{awaitFile, "w.propose = time.Now().Add(w.refused.add(epochKey, err))", "w.propose = time.Now().Add(time.Hour)"}, ""},
 	{"who failed an attempt is tried again at once", "elastic", change{viewFile, "excluded := v.unreachable(last)", "excluded := v.unreachable(last)[:0]"}, ""},
 	{"who failed an attempt does not wait", "distributed/elastic", change{reachFile, "s.BackedOff >= r.attempts(s.Name) ||", "true ||"}, ""},
+	{"one in doubt rolls the last step back", "distributed/elastic", change{boundaryFile, "k.self.Standing == prepared && k.self.Step < k.step(last)", "false"}, ""},
+	{"a step that was rolled back is entered", "distributed/elastic", change{boundaryFile, "last.Step == k.withdrawn", "false"}, ""},
 	{"members that are all to leave wait for a vote", "distributed/elastic", change{boundaryFile, "k.self.Wishes && k.ends && !k.stays()", "false"}, ""},
 }
 
