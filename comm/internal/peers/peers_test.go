@@ -580,3 +580,25 @@ func TestLostSession(t *testing.T) {
 	g.Leave()
 	assert.Equal(t, 1, strings.Count(log.String(), text), log.String())
 }
+
+// An answer to an abort does not count for another rank that had completed less.
+func TestAnswerToAnotherAbort(t *testing.T) {
+	all := job(t, 3)
+	asked := 0
+	release := make(chan struct{})
+	t.Cleanup(func() { close(release) })
+	var groups []*peers.Group
+	for r, status := range []func() string{says("busy"), says("busy"), func() string {
+		asked++
+		if asked > 1 {
+			<-release
+		}
+		return "slow"
+	}} {
+		groups = append(groups, peers.Join(t.Context(), all[r], "0", r, 3, status))
+	}
+	assert.Equal(t, "rank 1: busy; rank 2: slow", groups[0].Abort(bounded(t), "timed out", 5))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	assert.Equal(t, "rank 0: busy; rank 2: does not answer", groups[1].Abort(ctx, "timed out", 4))
+}

@@ -123,7 +123,11 @@ var mutants = []mutant{
 	// comm/store.
 	{"a key that is set is told to nobody", "store", change{stateFile, "replies = append(replies, reply{To: w.session, ID: w.id, Entries: now})", ""}, ""},
 	{"a rank does not wait for the answers to its abort", "rendezvous", change{peersFile, "if rank < 0 {\n\t\t\treturn doing, nil", "if true {\n\t\t\treturn doing, nil"}, ""},
-	{"a rank answers an abort before it has noted it", "comm/internal/peers", change{peersFile, "if g.note(rank, n) {", "defer g.note(rank, n)\n\tif n.Aborted {"}, ""},
+	{"a rank answers an abort before it has noted it", "comm/internal/peers", change{peersFile, "if g.note(rank, n) && !g.aborted.Load() {", "defer g.note(rank, n)\n\tif n.Aborted {"}, ""},
+	{"a rank that has aborted answers", "comm/internal/peers", change{peersFile, "g.aborted.Store(true)\n\tearlier", "earlier"}, ""},
+	{"a rank that has aborted is waited for", "comm/internal/peers", change{peersFile, "case n.Answer != \"\" || n.Doing != \"\":", "case false:"}, ""},
+	{"a rank answers each abort", "comm/internal/peers", change{peersFile, "uncovered = !g.failed.Load() || n.Done < g.known.Done", "uncovered = true"}, ""},
+	{"an answer covers later aborts", "comm/internal/peers", change{peersFile, "err == nil && a.Done <= done", "err == nil"}, ""},
 	{"a rank misses the aborts before it joined", "comm/internal/peers", change{peersFile, "stop, err := g.client.Watch(ctx, g.prefix(noticeKeys), g.hear)", "joined := false\n\tstop, err := g.client.Watch(ctx, g.prefix(noticeKeys), func(e store.Event) {\n\t\tif joined {\n\t\t\tg.hear(e)\n\t\t}\n\t})\n\tjoined = true"}, ""},
 	{"a rank waits for one that is lost", "comm/internal/peers", change{peersFile, "case reachable:", "case reachable, member:"}, ""},
 	{"leases stay", "store", change{stateFile, "if e.lease && e.session == session {", "if e.lease && false {"}, ""},

@@ -185,7 +185,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err := a.connect(starting); err != nil {
 		return fmt.Errorf("launch: %w", err)
 	}
-	defer a.kv.Close() //nolint:errcheck // nothing is lost
+	defer func() { _ = a.kv.Close() }() // also one of a later session
 	if a.Min > 0 {
 		return a.elastic(ctx)
 	}
@@ -260,6 +260,7 @@ func (a *agent) elastic(ctx context.Context) error {
 		a.leave()
 		err = a.takeDumps()
 	default:
+		a.reconnect(ctx)
 		a.sendDumps() // also of members that were lost in a job that went well
 		a.leave()
 	}
@@ -278,13 +279,22 @@ func (a *agent) follow(ctx context.Context, g *group, failures <-chan End) End {
 		close(ended)
 	}()
 	seeking, cancel := context.WithCancel(ctx)
-	defer cancel()
 	type session struct {
 		kv  *store.Client
 		err error
 	}
 	found := make(chan session, 1)
 	lost := a.kv.Done() // nil while a session is looked for
+	looking := false
+	defer func() {
+		cancel()
+		if !looking {
+			return
+		}
+		if next := <-found; next.err == nil { // another one of this name would be refused
+			a.kv = next.kv
+		}
+	}()
 	for {
 		select {
 		case <-ended:
@@ -294,11 +304,13 @@ func (a *agent) follow(ctx context.Context, g *group, failures <-chan End) End {
 			return End{}
 		case <-lost: // members connect again themselves
 			lost = nil
+			looking = true
 			go func() {
 				kv, err := a.rejoin(seeking)
 				found <- session{kv, err}
 			}()
 		case next := <-found:
+			looking = false
 			if next.err != nil {
 				return End{Text: fmt.Sprintf("%s: %v; the session was lost: %v", a.keeper(), next.err, a.kv.Err()), Code: 1}
 			}
@@ -308,6 +320,23 @@ func (a *agent) follow(ctx context.Context, g *group, failures <-chan End) End {
 			return a.signalled(ctx)
 		}
 	}
+}
+
+// reconnect connects to the store again if the session is lost, for a moment at most: the ranks have ended, and the
+// other machines go on without this one.
+func (a *agent) reconnect(ctx context.Context) {
+	if a.kv.Err() == nil {
+		return
+	}
+	const moment = 5 * time.Second
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), moment)
+	defer cancel()
+	kv, err := a.rejoin(bounded)
+	if err != nil {
+		fmt.Fprintf(a.Err, "tutti: what this machine's ranks have recorded stays here: %s: %v\n", a.keeper(), err)
+		return
+	}
+	a.kv = kv
 }
 
 // perHost is the number of ranks on each host.
