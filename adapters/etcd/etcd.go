@@ -42,6 +42,7 @@ type Config struct {
 type session struct {
 	Config
 	lease *concurrency.Session
+	ttl   time.Duration   // of the lease, which etcd may grant for longer than Silence
 	ctx   context.Context // until Close
 	end   context.CancelFunc
 	drops sync.WaitGroup
@@ -62,6 +63,7 @@ func Dial(ctx context.Context, cfg Config) (store.Backend, error) {
 	s.ctx, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	granted, err := cfg.Client.Grant(ctx, int64((cfg.Silence+time.Second-1)/time.Second))
 	if err == nil {
+		s.ttl = time.Duration(granted.TTL) * time.Second
 		s.lease, err = concurrency.NewSession(cfg.Client, concurrency.WithLease(granted.ID), concurrency.WithContext(s.ctx))
 	}
 	if err != nil {
@@ -114,6 +116,12 @@ func (s *session) Err() error {
 	defer s.mu.Unlock()
 	return s.err
 }
+
+// LeaseTime is for how long etcd keeps what a process has leased that is silent.
+func (s *session) LeaseTime() time.Duration { return s.ttl }
+
+// Orphan ends the session, whose lease is no longer renewed.
+func (s *session) Orphan() { s.fail(fmt.Errorf("etcd: %w", comm.ErrClosed)) }
 
 // Close deletes what was leased.
 func (s *session) Close() error {

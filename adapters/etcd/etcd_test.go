@@ -372,3 +372,53 @@ func TestClosedClient(t *testing.T) {
 	require.Error(t, err)
 	_ = session.Close()
 }
+
+// A proxy that is closed renews no lease any more, though etcd's client is open: a client that does not go on at
+// another proxy is lost to the others.
+func TestClosedProxy(t *testing.T) {
+	const silence = 2 * time.Second
+	client := newServer(t).dial(t)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	open := func(ctx context.Context, _ string) (store.Backend, error) {
+		return etcd.Dial(ctx, etcd.Config{Client: client, Prefix: "orphan/", Silence: silence})
+	}
+	conf, err := store.TLS([]byte("a secret"), "store")
+	require.NoError(t, err)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	proxy := store.NewProxy(silence, open)
+	proxy.Serve(l, conf)
+	c, err := store.Dialer{Addresses: []string{l.Addr().String()}, TLS: conf, Name: "one"}.Dial(ctx)
+	require.NoError(t, err)
+	require.NoError(t, c.Set(ctx, "here", []byte("1"), store.Lease))
+	observer, err := open(ctx, "")
+	require.NoError(t, err)
+	deleted := make(chan struct{})
+	_, err = observer.Watch(ctx, "here", func(e store.Event) {
+		if e.Deleted {
+			close(deleted)
+		}
+	})
+	require.NoError(t, err)
+	require.NoError(t, proxy.Close())
+	select {
+	case <-deleted:
+	case <-ctx.Done():
+		require.Fail(t, "the lease is renewed without the proxy")
+	}
+	require.NoError(t, observer.Close())
+}
+
+// A session tells for how long etcd keeps leases, which is no less than an election needs.
+func TestLeaseTime(t *testing.T) {
+	client := newServer(t).dial(t)
+	for _, silence := range []time.Duration{500 * time.Millisecond, 2500 * time.Millisecond} {
+		session, err := etcd.Dial(t.Context(), etcd.Config{Client: client, Prefix: "lease/", Silence: silence})
+		require.NoError(t, err)
+		lease := session.(interface{ LeaseTime() time.Duration }).LeaseTime()
+		assert.GreaterOrEqual(t, lease, silence)
+		assert.Less(t, lease, silence+3*time.Second)
+		require.NoError(t, session.Close())
+	}
+}

@@ -71,9 +71,10 @@ const (
 // Errors wrap [comm.ErrTimeout] or [comm.ErrCanceled] if the context has ended, and [comm.ErrPeerFailed] if the store
 // is lost.
 type Client struct {
-	post  func(r request) error // queues a request
-	end   func() error
-	local net.Addr
+	post    func(r request) error // queues a request
+	end     func() error
+	local   net.Addr
+	silence time.Duration // of the store; 0 if it leaves that to TCP
 
 	mu      sync.Mutex
 	next    uint64
@@ -98,6 +99,7 @@ func newClient(local net.Addr) *Client {
 // remote makes the client of a connection that was welcomed.
 func remote(conn *tls.Conn, in *json.Decoder, silence time.Duration) *Client {
 	c := newClient(conn.LocalAddr())
+	c.silence = silence
 	out := &outbox[request]{send: sender[request](conn), finish: conn.CloseWrite, limit: mostQueued}
 	c.post = func(r request) error {
 		first, err := out.push(r, len(r.Key)+len(r.Value))
@@ -350,6 +352,9 @@ func (c *Client) Watch(ctx context.Context, prefix string, f func(Event)) (stop 
 
 // LocalAddr is this process's side of the connection, nil in the store's own process.
 func (c *Client) LocalAddr() net.Addr { return c.local }
+
+// LeaseTime is for how long the store keeps what a process has leased that is silent, 0 if it leaves that to TCP.
+func (c *Client) LeaseTime() time.Duration { return c.silence }
 
 // Done is closed when the store is lost or the client closed.
 func (c *Client) Done() <-chan struct{} { return c.done }

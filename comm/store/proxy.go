@@ -21,7 +21,8 @@ const openTime = 3 * time.Second
 // mostRequests bounds the requests of a session that the store behind a proxy has not done yet.
 const mostRequests = 1 << 10
 
-// Backend is a session of a store that a [Proxy] serves.
+// Backend is a session of a store that a [Proxy] serves. It may have a method Orphan() as well, which ends the session
+// without its leases: they last as long as the store grants them.
 type Backend interface {
 	Store
 	// List returns the keys that begin with a prefix, sorted.
@@ -109,6 +110,10 @@ func (p *Proxy) serve(conn *tls.Conn) {
 	defer func() {
 		if p.ctx.Err() == nil {
 			_ = backend.Close() // its lease ends as well
+			return
+		}
+		if session, ok := backend.(interface{ Orphan() }); ok {
+			session.Orphan() // nobody would end what renews the lease
 		}
 	}()
 	if !answer(welcome{Silence: p.silence}) || conn.SetDeadline(time.Time{}) != nil {

@@ -70,6 +70,47 @@ func TestProxyLost(t *testing.T) {
 	assert.Equal(t, "2", string((<-deleted).Value))
 }
 
+// orphan is a session of a store whose leases something renews until the session ends.
+type orphan struct {
+	*Client
+	closed, orphaned chan struct{}
+}
+
+func (o orphan) Orphan() { close(o.orphaned) }
+
+func (o orphan) Close() error {
+	close(o.closed)
+	return o.Client.Close()
+}
+
+// TestProxyEndsSessions: a proxy that is closed ends the sessions of its clients without their leases, and one whose
+// client closes ends them with these.
+func TestProxyEndsSessions(t *testing.T) {
+	server := NewServer(Options{})
+	defer server.Close() //nolint:errcheck // it is in this process
+	for _, closes := range []bool{true, false} {
+		session := orphan{server.Local("a session"), make(chan struct{}), make(chan struct{})}
+		p, address := front(t, func(context.Context, string) (Backend, error) { return session, nil })
+		c, err := Dialer{Addresses: []string{address}, TLS: mustTLS(t, "s"), Name: "one"}.Dial(t.Context())
+		require.NoError(t, err)
+		assert.Equal(t, time.Second, c.LeaseTime())
+		if closes {
+			require.NoError(t, c.Close())
+			<-session.closed
+			require.NoError(t, p.Close())
+			continue
+		}
+		require.NoError(t, p.Close())
+		<-session.orphaned
+		select {
+		case <-session.closed:
+			assert.Fail(t, "its leases are gone")
+		default:
+		}
+		require.NoError(t, c.Close())
+	}
+}
+
 // TestProxyFails: a proxy that has no session for a process sends it to the next one, and one that refuses it says why.
 func TestProxyFails(t *testing.T) {
 	server := NewServer(Options{})

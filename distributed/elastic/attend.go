@@ -115,12 +115,15 @@ func (m *Member) register(kv store.Store) error {
 	if _, err := kv.Watch(ctx, keys, m.hear); err != nil {
 		return err
 	}
-	return m.enroll(ctx, kv)
+	return m.enroll(kv)
 }
 
 // enroll makes this member's entry in a store, whose events come. An entry of its name is another process's, or this
 // one's of a session that has not ended yet: then it names that session.
-func (m *Member) enroll(ctx context.Context, kv store.Store) error {
+func (m *Member) enroll(kv store.Store) error {
+	patience := m.cfg.conflict(kv)
+	ctx, cancel := context.WithTimeout(m.ctx, patience+m.cfg.patience)
+	defer cancel()
 	refused := m.refusals()
 	var conflict <-chan time.Time // nil while no other process has the name
 	for {
@@ -151,7 +154,7 @@ func (m *Member) enroll(ctx context.Context, kv store.Store) error {
 			retry = time.After(refused.add(c.key, err))
 			changed = nil
 		case conflict == nil:
-			conflict = time.After(m.cfg.conflict())
+			conflict = time.After(patience)
 		}
 		select {
 		case <-changed:

@@ -2,6 +2,9 @@ package elastic
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -101,6 +104,54 @@ func lateWrite(t *testing.T) {
 	mu.Lock()
 	assert.Zero(t, deleted, "the entry was that of the first session")
 	mu.Unlock()
+	require.NoError(t, m.Close())
+	require.NoError(t, server.Close())
+}
+
+// slow is a session of a store whose leases last longer than a member's Silence.
+type slow struct {
+	store.Store
+	lease time.Duration
+}
+
+func (s *slow) LeaseTime() time.Duration { return s.lease }
+
+// A process that starts again takes its name over once the store's lease of the earlier process ends, however short its
+// own Silence is, and is refused while another process has the name for longer.
+func TestNameOfAnEarlierProcess(t *testing.T) {
+	for _, ends := range []bool{true, false} {
+		t.Run(fmt.Sprint(ends), func(t *testing.T) {
+			bubble(t, func(t *testing.T) { nameOfAnEarlierProcess(t, ends) })
+		})
+	}
+}
+
+func nameOfAnEarlierProcess(t *testing.T, ends bool) {
+	const lease = 10 * time.Second
+	server := store.NewServer(store.Options{})
+	earlier := server.Local("an earlier process")
+	text, err := json.Marshal(status{Name: "a", Incarnation: "earlier", Standing: fresh})
+	require.NoError(t, err)
+	require.NoError(t, earlier.Set(t.Context(), memberKeys+"a", text, store.Lease))
+	dial := func(context.Context) (store.Store, error) { return &slow{server.Local("a member"), lease}, nil }
+	m, err := Join(t.Context(), quick(Config{Name: "a", Min: 1, Form: new(rooms).form, Dial: dial}), Plain{})
+	require.NoError(t, err, "it waits for longer than its patience")
+	if ends {
+		time.AfterFunc(lease, func() { assert.NoError(t, earlier.Close()) })
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*lease)
+	defer cancel()
+	began := time.Now()
+	err = ErrStore
+	for errors.Is(err, ErrStore) {
+		_, err = m.Next(ctx, nil)
+	}
+	if ends {
+		require.NoError(t, err)
+	} else {
+		require.ErrorIs(t, err, ErrIdentity)
+		assert.Less(t, time.Since(began), 2*lease+time.Second)
+	}
 	require.NoError(t, m.Close())
 	require.NoError(t, server.Close())
 }

@@ -1,6 +1,10 @@
 package elastic
 
-import "time"
+import (
+	"time"
+
+	"github.com/tutti-go/tutti/comm/store"
+)
 
 // DefaultSilence is how long a member may be silent before the others go on without it.
 const DefaultSilence = 2 * time.Second
@@ -25,8 +29,14 @@ func (c *Config) lastRetry() time.Duration { return c.Silence }
 func (c *Config) absence() time.Duration { return c.Silence / 4 }
 
 // conflict is how long another process may have this member's name: an earlier process that has ended loses its lease
-// after Silence.
-func (c *Config) conflict() time.Duration { return 2 * c.Silence }
+// after the time of the store, or after Silence where the store does not tell.
+func (c *Config) conflict(kv store.Store) time.Duration {
+	lease := c.Silence
+	if session, ok := kv.(interface{ LeaseTime() time.Duration }); ok {
+		lease = max(lease, session.LeaseTime())
+	}
+	return 2 * lease
+}
 
 // late is how long an attempt at an epoch has to last before a member tells whom it has not reached: what is missing
 // earlier may have been about to come.
