@@ -179,7 +179,7 @@ type submitter interface {
 }
 
 // Make calls the method of a communicator that the call stands for. Communicators that embed
-// [Methods] get the call as a value.
+// [Methods] get the call as a value: a method of those that such a type overrides is not called, so it sets Do instead.
 func (c Call) Make(on Communicator) error {
 	if !c.Op.MovesData() {
 		return noCall(c.Op)

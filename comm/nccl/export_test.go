@@ -70,7 +70,10 @@ func WindowRows(ctx context.Context, c *Comm) (int, error) {
 }
 
 // AsOfTwo has a communicator behave as if there were another rank, in another process.
-func AsOfTwo(c *Comm) { c.check.WorldSize, c.oneProcess = 2, false }
+func AsOfTwo(c *Comm) { AsOf(c, 2) }
+
+// AsOf has a communicator behave as if the other ones of several ranks were in other processes.
+func AsOf(c *Comm, ranks int) { c.check.WorldSize, c.oneProcess = ranks, false }
 
 // AsOfTwoGoroutines has a communicator behave as if another goroutine of this process had the
 // other of two ranks.

@@ -606,6 +606,24 @@ func TestStandInAbortOfAGuardedCall(t *testing.T) {
 	require.NoError(t, rt.Deallocate(buf))
 }
 
+// Buffers are registered as windows only where these are faster at some size: GPUs whose links are not known, and more
+// ranks than the table has, get plain memory.
+func TestStandInUnusedWindows(t *testing.T) {
+	s, rt := openStandIns(t)
+	for _, ranks := range []int{2, 9} {
+		c := s.alone(t, rt)
+		nccl.AsOf(c, ranks)
+		before := s.nccl.Alive.Int()
+		for range 2 {
+			buf, err := c.AllocateSymmetric(t.Context(), 1024)
+			require.NoError(t, err)
+			require.Equal(t, before, s.nccl.Alive.Int(), "a native communicator for windows of %d ranks", ranks)
+			require.NoError(t, c.FreeSymmetric(t.Context(), buf))
+		}
+		require.NoError(t, c.Close())
+	}
+}
+
 // A wait that is done while its rank tells the others of an abort has failed: a rank that aborts as well may have ended
 // the kernels.
 func TestStandInSyncBesideAnAbort(t *testing.T) {

@@ -52,7 +52,9 @@ func (c *Comm) newWindow(ctx context.Context, bytes int) (window, error) {
 	}
 	w := window{addr: addr, bytes: bytes}
 	if bytes > 0 && c.lib.sym.WindowRegister.Found() && c.WorldSize() > 1 {
-		if err = c.prepareWindows(ctx); err == nil {
+		var faster bool
+		faster, err = c.prepareWindows(ctx)
+		if faster && err == nil {
 			w.handle, err = c.register(ctx, w)
 		}
 	}
@@ -131,28 +133,37 @@ func (c *Comm) register(ctx context.Context, w window) (handle uintptr, err erro
 	return uintptr(*cell), nil
 }
 
-// prepareWindows makes the native communicator for windows, if there is none.
-func (c *Comm) prepareWindows(ctx context.Context) error {
+// prepareWindows reports whether windows are faster at any size, and makes the native communicator for them then, if
+// there is none. What no call uses is not registered.
+func (c *Comm) prepareWindows(ctx context.Context) (faster bool, err error) {
 	if c.windows.native.Load() != nil {
-		return nil
-	}
-	rows, err := c.tabulate(ctx)
-	if err != nil {
-		return err
+		return true, nil
 	}
 	c.mu.Lock()
-	c.windows.rows = rows
+	rows := c.windows.rows
 	c.mu.Unlock()
+	if rows == nil {
+		rows, err = c.tabulate(ctx)
+		if err != nil {
+			return false, err
+		}
+		c.mu.Lock()
+		c.windows.rows = rows
+		c.mu.Unlock()
+	}
+	if len(rows) == 0 {
+		return false, nil
+	}
 	made, err := c.splitControl(ctx)
 	if err != nil {
-		return c.fail(err)
+		return false, c.fail(err)
 	}
 	c.windows.native.Store(made)
 	if err := c.life.Err(); err != nil { // another goroutine aborted or closed the communicator meanwhile
 		made.abort(0)
-		return err
+		return false, err
 	}
-	return nil
+	return true, nil
 }
 
 // FreeSymmetric implements [comm.SymmetricAllocator]. An aborted communicator has no windows any

@@ -28,7 +28,7 @@ import (
 type windows struct {
 	native atomic.Pointer[native] // nil before the first buffer
 	list   []window               // by address
-	rows   []windowRow            // sizes at which windows are faster; empty before the first buffer
+	rows   []windowRow            // sizes at which windows are faster; nil before the first buffer
 }
 
 // window is a symmetric buffer.

@@ -51,9 +51,10 @@ var windowRows = []windowRow{
 }
 
 // windowRowsFor returns the rows of a world.
-func windowRowsFor(kind link.Kind, ranks int) (rows []windowRow) {
+func windowRowsFor(kind link.Kind, ranks int) []windowRow {
+	rows := []windowRow{}
 	if kind < link.NVLink {
-		return nil
+		return rows
 	}
 	for _, op := range windowOps {
 		bound := 0 // the ranks of the rows that fit
@@ -78,11 +79,11 @@ func (w *windows) isFaster(op comm.Op, bytes int) bool {
 }
 
 // tabulate finds the rows that hold for this communicator, the same on all ranks: those of the slowest link that any
-// rank sees.
+// rank sees. They are not nil, but may be none.
 func (c *Comm) tabulate(ctx context.Context) ([]windowRow, error) {
 	ranks := c.WorldSize()
 	if ranks > maxWindowRanks {
-		return nil, nil
+		return []windowRow{}, nil
 	}
 	// A GPU is known by its bus and its host, as a number that is not negative.
 	gpus := make([]int64, ranks)

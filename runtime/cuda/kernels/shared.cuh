@@ -1,4 +1,4 @@
-// Lists that the ranks of a machine write into each other's memory: comm.SharedLists.
+// Lists that the ranks of a machine write into each other's memory: backend.SharedLists.
 // The kernel that makes a rank's list puts it into a place in the memory of each peer as well: words of an
 // index and a value, which show that they are there by not being the sentinel, and a word that says how many.
 // The peer takes them from there (receive in comm/p2p/kernels/p2p.cu), puts the sentinel back, and counts its epoch
