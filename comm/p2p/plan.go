@@ -247,6 +247,9 @@ func (p *planner) rounded(src kernel.Source, sum uintptr, codec kernel.Codec, op
 	if !ok {
 		return plan{}, false
 	}
+	if src.N == 0 { // no block has a tile, and nothing is launched
+		return plan{}, true
+	}
 	share := ceilDiv(src.N, p.ranks)
 	c.bytes = uint64(share * 4)
 	c.sendStride = c.bytes

@@ -145,6 +145,17 @@ func TestPlansLeaveRoom(t *testing.T) {
 	}
 }
 
+// An allreduce of no rounded values has a plan, which nobody launches.
+func TestPlanOfNoRoundedValues(t *testing.T) {
+	for ranks := 2; ranks <= maxRanks; ranks++ {
+		p := planner{sizes: defaults(ranks), ranks: ranks, kernels: kernelSet{i8: pieces{&function{}, &function{}}}}
+		_, ok := p.rounded(kernel.Source{}, 0, kernel.CodecI8, comm.Sum)
+		assert.True(t, ok)
+		_, ok = p.rounded(kernel.Source{}, 0, kernel.CodecI8, comm.Max)
+		assert.False(t, ok, "as of others")
+	}
+}
+
 // What travels rounded has tiles for each block: as many as all blocks and rounds have of a rank's share, at least.
 func TestPlansOfRounded(t *testing.T) {
 	for ranks := 2; ranks <= maxRanks; ranks++ {

@@ -100,13 +100,21 @@ func (c *Config) window(round int) (int, error) {
 	if c.Schedule != nil {
 		steps = c.Schedule(round)
 	}
-	if interval := steps / c.Fragments; interval < max(1, c.Delay) {
+	if !c.fits(steps) {
 		return 0, base.ConfigError("the window of round %d has %d steps, which are %d from each of %d fragments "+
 			"to the next; "+
-			"want at least 1, and no fewer than Delay (%d)",
-			round, steps, interval, c.Fragments, c.Delay)
+			"want at least 1, no fewer than Delay (%d), and %d steps at most",
+			round, steps, steps/c.Fragments, c.Fragments, c.Delay, longestWindow)
 	}
 	return steps, nil
+}
+
+// longestWindow bounds the steps of a window.
+const longestWindow = math.MaxInt32
+
+// fits reports whether a window may have so many steps: each fragment is sent in it, and arrives before the next one.
+func (c *Config) fits(steps int) bool {
+	return steps/c.Fragments >= max(1, c.Delay) && steps <= longestWindow
 }
 
 // terms is what the ranks compare.

@@ -157,6 +157,12 @@ func decodePosition(d *state.Decoder) position {
 	return p
 }
 
+// within reports whether a position is one in its window, and the window one that a loop may have.
+func (p *position) within(c *Config) bool {
+	passed := p.Now.Step - p.First
+	return c.fits(p.Length) && p.First <= math.MaxInt-p.Length && passed >= 0 && passed < p.Length
+}
+
 // Restore makes l what it was when [Loop.State] returned its state, between two steps; the
 // program restores the rank's parameters of that step, or calls [Loop.Adopt]. With the state of
 // [Loop.SharedState] the rank's parameters become the common ones. With another
@@ -176,6 +182,9 @@ func (l *Loop) parse(bytes []byte) (savedLoop, error) {
 	}
 	s.shared = d.Bool()
 	s.position = decodePosition(d)
+	if d.Err() == nil && !s.position.within(&l.cfg) {
+		d.Damaged("step %d in a window of %d steps from step %d", s.position.Now.Step, s.position.Length, s.position.First)
+	}
 	fragments := d.Int(math.MaxInt)
 	if fragments != len(l.fragments) {
 		d.Damaged("%d fragments, want %d", fragments, len(l.fragments))
