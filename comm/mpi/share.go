@@ -66,7 +66,7 @@ func (e *endpoint) share(ctx context.Context) error {
 	out.free()
 	if shared {
 		e.shared = memory
-		e.Share(memory)
+		e.Share(memory, nil)
 	} else if e.unshared = reason; reason == nil {
 		e.unshared = errors.New("not all ranks can")
 	}

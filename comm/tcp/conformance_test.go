@@ -3,7 +3,6 @@ package tcp_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"net"
 	"os"
@@ -31,23 +30,35 @@ import (
 var extended = os.Getenv("TUTTI_EXTENDED") != ""
 
 func TestConformance(t *testing.T) {
-	sizes := map[int][]int{1: {1, 2}, 3: {3}}
-	if extended {
-		sizes = map[int][]int{1: {1, 2, 5}, 3: {2, 3}}
-	}
 	// Two ranks over one connection make all calls: a call of three takes 50 µs of a busy machine.
-	calls := map[int]int{3: 4096}
-	for _, connections := range []int{1, 3} {
-		t.Run(fmt.Sprintf("connections=%d", connections), func(t *testing.T) {
+	const calls = 4096
+	for _, v := range []struct {
+		name            string
+		connections     int
+		machine         func(rank int) int64
+		sizes, extended []int
+		calls           int
+	}{
+		{"connections=1", 1, apart, []int{1, 2}, []int{1, 2, 5}, 0},
+		{"connections=3", 3, apart, []int{3}, []int{2, 3}, calls},
+		{"shared", 0, together, []int{2, 3}, []int{1, 2, 3, 5}, calls},
+		{"mixed", 3, twoAndOthers, []int{3}, []int{3, 5}, calls},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			tcp.Neighbors(t, v.machine)
+			sizes := v.sizes
+			if extended {
+				sizes = v.extended
+			}
 			rt := cpu.New()
 			defer func() { require.NoError(t, rt.Close()) }()
 			commtest.Run(t, commtest.Backend{
 				Name:         "tcp",
-				Sizes:        sizes[connections],
-				Calls:        calls[connections],
+				Sizes:        sizes,
+				Calls:        v.calls,
 				LateMismatch: true,
 				Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
-					return run(ctx, size, func(c *tcp.Config) { c.Connections = connections }, func(ctx context.Context, c comm.Communicator) error {
+					return run(ctx, size, func(c *tcp.Config) { c.Connections = v.connections }, func(ctx context.Context, c comm.Communicator) error {
 						return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
 					})
 				},

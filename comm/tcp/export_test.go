@@ -46,3 +46,19 @@ func Propose(c comm.Communicator, number uint64) {
 	n := c.(*communicator).e.wire.node
 	n.proposals.Store((number-uint64(n.rank))*third - 1)
 }
+
+// Neighbors has the ranks of a test be on machines: those with the same number share memory, unless it is 0.
+func Neighbors(t *testing.T, number func(rank int) int64) {
+	before := machine
+	machine = number
+	if t == nil {
+		return
+	}
+	t.Cleanup(func() { machine = before })
+}
+
+// Shares reports whether short collectives of a communicator go over memory, and whether anything of it does.
+func Shares(c comm.Communicator) (slots, anything bool) {
+	e := c.(*communicator).e
+	return e.slots != nil, e.wire.shares
+}

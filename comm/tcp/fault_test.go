@@ -35,7 +35,15 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-func TestFaults(t *testing.T) {
+func TestFaults(t *testing.T) { faults(t) }
+
+// TestSharedFaults is TestFaults of ranks that share memory.
+func TestSharedFaults(t *testing.T) {
+	tcp.Neighbors(t, together)
+	faults(t)
+}
+
+func faults(t *testing.T) {
 	rt := cpu.New()
 	defer func() { require.NoError(t, rt.Close()) }()
 	b := ofThree(rt)
@@ -54,8 +62,9 @@ const lossVariable = "TUTTI_TEST_LOSS"
 // TestLostProcess loses the last of three processes in the middle of a job.
 func TestLostProcess(t *testing.T) {
 	t.Parallel() // it is silence that they wait for
-	for _, how := range []string{"killed", "exits", "stopped"} {
-		t.Run(how, func(t *testing.T) {
+	for _, how := range []string{"killed", "exits", "stopped", "killed neighbor", "exits neighbor", "stopped neighbor"} {
+		how, neighbor := strings.CutSuffix(how, " neighbor")
+		t.Run(fmt.Sprintf("%s,shared=%v", how, neighbor), func(t *testing.T) {
 			t.Parallel()
 			host, port, err := net.SplitHostPort(jobtest.Address(t, 1))
 			require.NoError(t, err)
@@ -64,6 +73,9 @@ func TestLostProcess(t *testing.T) {
 				c := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestRankOfLostProcess$", "-test.timeout", "50s")
 				c.Env = append(os.Environ(), lossVariable+"="+how, fmt.Sprint("RANK=", rank), "WORLD_SIZE=3", "LOCAL_RANK=0",
 					"MASTER_ADDR="+host, "MASTER_PORT="+port, "TUTTI_SECRET=of a test")
+				if neighbor {
+					c.Env = append(c.Env, togetherVariable+"=1")
+				}
 				c.Stdout, c.Stderr = &outputs[rank], &outputs[rank]
 				stdin, err := c.StdinPipe()
 				require.NoError(t, err)

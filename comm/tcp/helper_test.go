@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -23,6 +24,22 @@ var conf = func() *tls.Config {
 	}
 	return c
 }()
+
+// TestMain keeps ranks from sharing memory, but in tests of that: the others are of connections.
+func TestMain(m *testing.M) {
+	if os.Getenv(togetherVariable) == "" {
+		tcp.Neighbors(nil, apart)
+	}
+	m.Run()
+}
+
+// togetherVariable has the process of a test share memory.
+const togetherVariable = "TUTTI_TEST_TOGETHER"
+
+// Machines of the ranks of a test.
+func apart(int) int64          { return 0 }
+func together(int) int64       { return 1 }
+func twoAndOthers(r int) int64 { return int64(1 + r/2) }
 
 // soon is a context that ends long after what tests wait for.
 func soon(t testing.TB) context.Context {

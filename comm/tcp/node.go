@@ -14,7 +14,8 @@ import (
 type node struct {
 	rank      int
 	size      int
-	hosts     []words       // by rank: ranks of one host have the same; nil until they are known
+	hosts     []hostID      // by rank; nil until they are known
+	neighbors *neighborhood // of this rank's machine; nil if they share no memory
 	pairs     []*pair       // by rank
 	tick      time.Duration // between two signs of life
 	patience  int64         // ticks without a sign of life after which a rank is lost
@@ -134,5 +135,8 @@ func (n *node) end() {
 	close(n.stop)
 	for _, p := range n.pairs {
 		p.fail(errLeft)
+	}
+	if n.neighbors != nil {
+		n.neighbors.close()
 	}
 }

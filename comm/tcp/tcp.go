@@ -53,6 +53,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/segment"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -196,6 +197,9 @@ func newNode(ctx context.Context, kv store.Store, c Config) (*node, error) {
 	if c.Silence == 0 {
 		c.Silence = DefaultSilence
 	}
+	if _, err := sharing(); err != nil {
+		return nil, c.fail(err)
+	}
 	n := &node{
 		rank:     c.Rank,
 		size:     c.WorldSize,
@@ -233,7 +237,7 @@ func (n *node) form(ctx context.Context, kv store.Store, c Config) (comm.Communi
 		return nil, c.fail(err)
 	}
 	n.start()
-	n.hosts, err = world.e.exchange(ctx, hostWords())
+	err = n.meet(ctx, world.e)
 	if kv != nil {
 		kv.Drop(c.key(c.Rank)) // all ranks are here, so that nobody needs it
 	}
@@ -243,6 +247,21 @@ func (n *node) form(ctx context.Context, kv store.Store, c Config) (comm.Communi
 	n.countSilence()
 	world.e.Near = n.near(all)
 	return world, nil
+}
+
+// meet finds out which ranks are on one host, and has those of one machine share memory.
+func (n *node) meet(ctx context.Context, world *endpoint) error {
+	ids, err := world.exchange(ctx, words(newHostID(n.rank)))
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		n.hosts = append(n.hosts, hostID(id))
+	}
+	if err := n.meetNeighbors(ctx, world); err != nil {
+		return err
+	}
+	return world.share(ctx)
 }
 
 // fail is the error of a rank that makes no communicator.
@@ -269,7 +288,8 @@ func (c *communicator) CheckDevice(d runtime.Device) error {
 // endpoint is the [backend.Backend].
 type endpoint struct {
 	*schedule.Engine
-	wire *wire
+	wire  *wire
+	slots []byte // memory of short collectives; nil if the ranks share none
 }
 
 // communicator makes a communicator of ranks of the world. From then on messages may come.
@@ -277,7 +297,7 @@ func (n *node) communicator(number uint64, rank int, ranks []int) (*communicator
 	w := n.newWire(number, rank, ranks)
 	check := backend.Check{Backend: name, Rank: rank, WorldSize: len(ranks)}
 	w.engine = schedule.New(schedule.Config{Check: check, Wire: w, MaxTag: 1 << 62})
-	e := &endpoint{w.engine, w}
+	e := &endpoint{Engine: w.engine, wire: w}
 	c := &communicator{backend.New(&e.Check, &e.Life, e), e}
 	if err := n.register(w); err != nil {
 		return nil, err
@@ -286,18 +306,26 @@ func (n *node) communicator(number uint64, rank int, ranks []int) (*communicator
 	return c, nil
 }
 
-// hostWords tell this rank's host from all others.
-func hostWords() (host words) {
+// hostID tells a rank's host from all others by its first two words. Ranks with the same third word may share memory,
+// unless it is 0.
+type hostID words
+
+func newHostID(rank int) hostID {
 	sum := sha256.Sum256([]byte(rendezvous.HostName()))
-	for i := range host {
-		host[i] = int64(binary.LittleEndian.Uint64(sum[8*i:]))
+	return hostID{
+		int64(binary.LittleEndian.Uint64(sum[:])),
+		int64(binary.LittleEndian.Uint64(sum[8:])),
+		machine(rank),
 	}
-	return host
 }
+
+func (h hostID) host() [2]int64 { return [2]int64(h[:2]) }
+
+func (h hostID) machine() int64 { return h[2] }
 
 // near reports whether ranks are on one host.
 func (n *node) near(ranks []int) bool {
-	elsewhere := func(r int) bool { return n.hosts[r] != n.hosts[ranks[0]] }
+	elsewhere := func(r int) bool { return n.hosts[r].host() != n.hosts[ranks[0]].host() }
 	return n.hosts != nil && !slices.ContainsFunc(ranks, elsewhere)
 }
 
@@ -314,7 +342,7 @@ func (e *endpoint) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, er
 }
 
 // split makes a sub-communicator. Its number is the one that its rank 0 proposes. Behind the second barrier all
-// ranks have it, so that no message comes too early.
+// ranks have it, so that no message comes too early. Where ranks share memory, behind the third all have that.
 func (e *endpoint) split(ctx context.Context, wait comm.Wait) (*communicator, error) {
 	if err := e.Barrier(ctx, wait.Op, true); err != nil {
 		return nil, err
@@ -342,7 +370,15 @@ func (e *endpoint) split(ctx context.Context, wait comm.Wait) (*communicator, er
 			return nil, err
 		}
 	}
-	return child, e.Barrier(ctx, wait.Op, false)
+	if err := e.Barrier(ctx, wait.Op, false); err != nil || !n.neighborly() {
+		return child, err
+	}
+	if child != nil {
+		if err := child.e.share(ctx); err != nil {
+			return child, e.Fail(wait.Op, err)
+		}
+	}
+	return child, e.Barrier(ctx, wait.Op, false) // a rank that still shares is to see no end of the sub-communicator
 }
 
 // subCommunicator makes a communicator with a number that its first rank has proposed.
@@ -393,5 +429,8 @@ func (e *endpoint) Release(ctx context.Context) error {
 	n.unregister(w) // so that nothing comes behind Abandon
 	w.Abandon()
 	e.Engine.Release()
+	if e.slots != nil {
+		segment.Unmap(e.slots)
+	}
 	return n.leave(ctx)
 }

@@ -21,6 +21,7 @@ type wire struct {
 	awaits   chan struct{} // gets a value when a wait may have something to do
 	drives   chan struct{} // the same for drive, while nobody waits
 	closed   chan struct{} // closed when the communicator is
+	shares   bool          // ranks of this machine are among the others, and share memory; set before the first call
 
 	waiting        atomic.Int32 // goroutines in Await
 	unsentControls atomic.Int32 // control messages that no lane has sealed
@@ -238,11 +239,23 @@ func (w *wire) signal() {
 	}
 }
 
+// Looks implements [schedule.Looker].
+func (w *wire) Looks(stalled bool) bool {
+	if !w.shares || stalled {
+		return false
+	}
+	w.node.neighbors.poll()
+	return true
+}
+
 // Await implements [schedule.Waiter]. It blocks: a thread that spins would keep the one from the
 // processor that hears the network.
 func (w *wire) Await(d time.Duration) {
 	w.waiting.Add(1)
 	defer w.waiting.Add(-1)
+	if w.shares && w.node.neighbors.doze() {
+		return
+	}
 	timer := w.timers.Get().(*time.Timer)
 	timer.Reset(d)
 	select {

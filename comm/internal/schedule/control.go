@@ -104,7 +104,8 @@ func (e *Engine) notifyAll(m controlMessage) {
 	e.notified = true
 	e.segment.setLast(lastInFlight, e.passed)
 	for r := range e.size {
-		if r != e.rank && !e.tell(r, m) {
+		// A rank that is gone sees that this one is.
+		if r != e.rank && !e.tell(r, m) && e.wire.Gone(r) == nil {
 			e.segment.setLast(lastUnsent, e.passed)
 		}
 	}
@@ -192,7 +193,7 @@ func (e *Engine) hear() error {
 				}
 			} else if state == lastUnsent {
 				*m = unsent(passed)
-			} else if gone := e.wire.Gone(src); gone != nil {
+			} else if gone := e.wire.Gone(src); gone != nil && !e.segment.due() { // what the rank wrote comes first
 				m.kind = lost
 				m.say(gone.Error())
 			} else {

@@ -33,6 +33,7 @@ type Engine struct {
 
 	wire     Wire
 	waiter   Waiter // the wire, if it is one
+	looker   Looker // likewise
 	offload  Offload
 	notify   func()
 	pieces   bool
@@ -92,6 +93,7 @@ func New(c Config) *Engine {
 		rank: c.Check.Rank, size: c.Check.WorldSize, peers: make([]peer, c.Check.WorldSize),
 		tagShift: 65 - bits.Len64(c.MaxTag/(tagWindow*tagPhases))}
 	e.waiter, _ = c.Wire.(Waiter)
+	e.looker, _ = c.Wire.(Looker)
 	return e
 }
 

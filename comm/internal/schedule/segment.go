@@ -23,6 +23,8 @@ type segment struct {
 
 	slots [2][]slot // for even and odd rounds, by rank
 
+	begun func() // called when this rank has begun a round; nil for nothing
+
 	round uint64 // the last that this rank has begun
 	flag  uint64 // of this rank in that round
 	seen  int    // ranks that were seen to have begun it, from rank 0 on
@@ -126,6 +128,9 @@ func (s *segment) begin(o *Op, bytes int) {
 	s.flag = o.round.fingerprint&^roundBits | s.round&roundBits
 	hostops.Copy(s.data(s.rank, o.round.maxBytes), o.send, bytes, false)
 	s.now()[s.rank].flag.Store(s.flag)
+	if s.begun != nil {
+		s.begun()
+	}
 	s.seen = 0
 	if !s.complete() {
 		s.owner = o
@@ -142,6 +147,9 @@ func (s *segment) complete() bool {
 	}
 	return true
 }
+
+// due reports whether a round is complete whose operation has not gone on.
+func (s *segment) due() bool { return s.owner != nil && s.complete() }
 
 // hasBegun reports whether a rank has begun the round.
 func (s *segment) hasBegun(rank int) bool { return s.now()[rank].flag.Load() == s.flag }
@@ -179,11 +187,13 @@ func newSegment(rank, size int) segment {
 
 // Share has short collectives go over memory of [SegmentBytes] that all ranks have mapped,
 // zero at first. All ranks call it at the same place, with nothing in flight. The engine reads
-// it until Release.
-func (e *Engine) Share(memory []byte) {
+// it until Release. begun, unless it is nil, is called when this rank has begun a round, in which others may wait for
+// it.
+func (e *Engine) Share(memory []byte, begun func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.segment = newSegment(e.rank, e.size)
 	e.segment.memory = memory
+	e.segment.begun = begun
 	e.segment.lay()
 }

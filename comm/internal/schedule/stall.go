@@ -142,6 +142,11 @@ func (e *Engine) compare(src int) error {
 		comm.ErrMismatch, min(src, e.rank), max(src, e.rank), m.recent[0].sequence)
 }
 
+// differs is the error of a rank that needs one for an operation which that has not called before it left.
+func (e *Engine) differs(o *Op, src int) error {
+	return fmt.Errorf("%w: rank %d called %v, which rank %d, now gone, did not", comm.ErrMismatch, e.rank, o, src)
+}
+
 // needs returns an error if this rank needs one that has closed its communicator: for a
 // collective that the other has not called, or for a message. If the other has called as many
 // collectives, and is gone with all that it had for them, it has called others.
@@ -151,14 +156,16 @@ func (e *Engine) needs(src int) error {
 		return nil
 	}
 	alone := e.log.calls > p.last.calls
+	if o := e.segment.owner; o != nil && !alone && e.wire.Gone(src) != nil && !e.segment.hasBegun(src) {
+		return e.differs(o, src)
+	}
 	for i := range e.table {
 		switch m := &e.table[i]; {
 		case m.owner == nil || m.Peer != src:
 		case m.owner.op.Message():
 			alone = alone || p.received > p.last.sent || p.sent > p.last.received
 		case !alone && e.wire.Gone(src) != nil:
-			return fmt.Errorf("%w: rank %d called %v, which rank %d, now gone, did not",
-				comm.ErrMismatch, e.rank, m.owner, src)
+			return e.differs(m.owner, src)
 		}
 	}
 	if alone {

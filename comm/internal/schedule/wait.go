@@ -35,7 +35,7 @@ func (e *Engine) waited() {
 
 // pause pauses between two looks.
 func (e *Engine) pause(p *poll.Pace) {
-	if e.waiter == nil {
+	if e.waiter == nil || e.looker != nil && e.looker.Looks(p.Stalled()) {
 		p.Next()
 	} else {
 		e.waiter.Await(p.Block())

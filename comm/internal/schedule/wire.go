@@ -79,6 +79,13 @@ type Waiter interface {
 	Await(d time.Duration)
 }
 
+// Looker is implemented by a Waiter to which most that it waits for comes by memory that ranks share.
+type Looker interface {
+	// Looks reports whether a wait is to look again instead of calling Await. A wait is stalled when it has looked
+	// for a while. Several goroutines may call it at once, and hold no lock.
+	Looks(stalled bool) bool
+}
+
 // Message is a message as the wire sees it.
 type Message struct {
 	Peer    int    // the rank that it goes to or comes from

@@ -1,0 +1,254 @@
+package tcp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/schedule"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/segment"
+)
+
+// sharedVariable is the environment variable that keeps a rank from sharing memory: "off".
+const sharedVariable = "TUTTI_TCP_SHARED"
+
+const sharedOff = "off"
+
+// sharing returns the error of a value that the variable does not have, and whether this rank may share memory.
+func sharing() (bool, error) {
+	switch value := os.Getenv(sharedVariable); value {
+	case "":
+		return true, nil
+	case sharedOff:
+		return false, nil
+	default:
+		return false, fmt.Errorf("%w: %s is %q, want %s or nothing", comm.ErrArgument, sharedVariable, value, sharedOff)
+	}
+}
+
+// Unshared returns why this process cannot share memory with other ranks of its machine, nil if it can.
+func Unshared() error {
+	shares, err := sharing()
+	if err == nil && !shares {
+		err = errors.New(sharedVariable + "=" + sharedOff)
+	}
+	if err != nil {
+		return err
+	}
+	return segment.Probe()
+}
+
+// machine returns the number of this rank's machine, 0 if it is not to share memory. Tests have several machines.
+var machine = func(int) int64 {
+	if shares, err := sharing(); err != nil || !shares {
+		return 0
+	}
+	number, err := segment.Machine()
+	if err != nil {
+		return 0
+	}
+	return int64(number)
+}
+
+// neighborhood is what the ranks of one machine share, beside the slots of their communicators.
+type neighborhood struct {
+	node   *node
+	ranks  []int          // of the world, in order
+	bells  []segment.Bell // by rank of the world; those of ranks elsewhere are none
+	polled atomic.Bool    // a wait has looked by itself since listen has asked
+	kick   chan struct{}  // gets a value when a wait begins to sleep
+	ended  chan struct{}  // closed when listen has returned
+}
+
+// listenTime is how long listen leaves everything to waits that look by themselves.
+const listenTime = time.Millisecond
+
+// neighborly reports whether there are ranks of the world that may share memory. All ranks agree on that.
+func (n *node) neighborly() bool {
+	seen := map[int64]bool{0: false}
+	for _, id := range n.hosts {
+		if seen[id.machine()] {
+			return true
+		}
+		seen[id.machine()] = id.machine() != 0
+	}
+	return false
+}
+
+// meetNeighbors has the ranks of each machine share memory, if they can. It is collective.
+func (n *node) meetNeighbors(ctx context.Context, e *endpoint) error {
+	if !n.neighborly() {
+		return nil
+	}
+	var ranks []int
+	for rank, h := range n.hosts {
+		if own := n.hosts[n.rank].machine(); own != 0 && h.machine() == own {
+			ranks = append(ranks, rank)
+		}
+	}
+	memory, err := e.shareMemory(ctx, ranks, len(ranks)*segment.BellBytes)
+	if err != nil || memory == nil {
+		return err
+	}
+	s := &neighborhood{
+		node:   n,
+		ranks:  ranks,
+		bells:  make([]segment.Bell, n.size),
+		kick:   make(chan struct{}, 1),
+		ended:  make(chan struct{}),
+	}
+	for i, rank := range ranks {
+		s.bells[rank] = segment.NewBell(hostmem.Addr(memory) + uintptr(i*segment.BellBytes))
+	}
+	n.neighbors = s
+	runtime.AddCleanup(n, segment.Unmap, memory) // a wait that is ending may look at the bell of a node that has ended
+	go s.listen()
+	return nil
+}
+
+// shareMemory returns memory that the given ranks of the world share, nil if they do not. The first of them makes it.
+// It is collective: all ranks of the communicator call it, also if they share nothing.
+func (e *endpoint) shareMemory(ctx context.Context, ranks []int, bytes int) (memory []byte, err error) {
+	n := e.wire.node
+	shares := len(ranks) > 1
+	var reason error
+	var offer segment.Offer
+	if shares && ranks[0] == n.rank {
+		var server *segment.Server
+		if server, memory, reason = segment.Serve(bytes); reason == nil {
+			defer server.Close()
+			offer = server.Offer()
+		}
+	}
+	kept := false
+	defer func() {
+		if !kept && memory != nil {
+			segment.Unmap(memory)
+		}
+	}()
+	offers, err := e.exchange(ctx, words{int64(offer.Machine), int64(offer.Key[0]), int64(offer.Key[1])})
+	if err != nil {
+		return nil, err
+	}
+	if shares && ranks[0] != n.rank {
+		o := offers[e.wire.place[ranks[0]]]
+		offer = segment.Offer{Machine: uint64(o[0]), Key: [2]uint64{uint64(o[1]), uint64(o[2])}}
+		memory, reason = segment.Join(ctx, offer, bytes)
+	}
+	votes, err := e.exchange(ctx, words{int64(len(memory))})
+	if err != nil || !shares {
+		return nil, err
+	}
+	if reason != nil {
+		slog.Warn("tcp: ranks of this machine share no memory", "rank", n.rank, "cause", reason)
+	}
+	agreed := func(rank int) bool { return votes[e.wire.place[rank]][0] == int64(bytes) }
+	kept = !slices.ContainsFunc(ranks, func(rank int) bool { return !agreed(rank) })
+	if !kept {
+		return nil, nil
+	}
+	return memory, nil
+}
+
+// share has short collectives of a communicator go over memory, if all its ranks are on one machine. It is collective.
+func (e *endpoint) share(ctx context.Context) error {
+	s := e.wire.node.neighbors
+	if s == nil {
+		return nil
+	}
+	var ranks []int
+	for _, p := range e.wire.pairs {
+		if slices.Contains(s.ranks, p.rank) {
+			ranks = append(ranks, p.rank)
+		}
+	}
+	e.wire.shares = len(ranks) > 1
+	if !e.wire.shares || len(ranks) < len(e.wire.pairs) {
+		return nil
+	}
+	memory, err := e.shareMemory(ctx, ranks, schedule.SegmentBytes(len(ranks)))
+	if memory == nil {
+		return err
+	}
+	e.slots = memory
+	e.Share(memory, func() { s.ring(ranks) })
+	return nil
+}
+
+// ring wakes up those of some ranks that sleep.
+func (s *neighborhood) ring(ranks []int) {
+	for _, rank := range ranks {
+		if rank != s.node.rank {
+			s.bells[rank].Ring()
+		}
+	}
+}
+
+// bell returns this rank's bell.
+func (s *neighborhood) bell() segment.Bell { return s.bells[s.node.rank] }
+
+// poll notes that a wait looks by itself, so that nobody needs to ring.
+func (s *neighborhood) poll() {
+	if !s.polled.Load() {
+		s.polled.Store(true)
+	}
+	s.bell().Mute()
+}
+
+// doze notes that a wait is about to sleep, and reports whether it has to look once more.
+func (s *neighborhood) doze() bool {
+	quiet := s.bell().Arm()
+	if quiet {
+		notify(s.kick)
+	}
+	return quiet
+}
+
+// listen hears the bell, for operations that nobody waits for and for waits that sleep. While waits look by themselves,
+// it looks now and then.
+func (s *neighborhood) listen() {
+	defer close(s.ended)
+	timer := time.NewTimer(listenTime)
+	defer timer.Stop()
+	for {
+		select {
+		case <-s.node.stop:
+			return
+		default:
+		}
+		if s.polled.Swap(false) {
+			timer.Reset(listenTime)
+			select {
+			case <-timer.C:
+			case <-s.kick:
+				s.polled.Store(false)
+			case <-s.node.stop:
+			}
+			s.node.signal()
+			continue
+		}
+		s.bell().Arm()
+		select {
+		case <-s.node.stop: // close may have rung before
+			return
+		default:
+		}
+		s.node.signal() // for what has come before
+		s.bell().Sleep()
+		s.node.signal()
+	}
+}
+
+// close ends listen, behind the end of the node.
+func (s *neighborhood) close() {
+	s.bell().Rouse()
+	<-s.ended
+}
