@@ -2,7 +2,6 @@ package tcp
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -32,18 +31,6 @@ func sharing() (bool, error) {
 	default:
 		return false, fmt.Errorf("%w: %s is %q, want %s or nothing", comm.ErrArgument, sharedVariable, value, sharedOff)
 	}
-}
-
-// Unshared returns why this process cannot share memory with other ranks of its machine, nil if it can.
-func Unshared() error {
-	shares, err := sharing()
-	if err == nil && !shares {
-		err = errors.New(sharedVariable + "=" + sharedOff)
-	}
-	if err != nil {
-		return err
-	}
-	return segment.Probe()
 }
 
 // machine returns the number of this rank's machine, 0 if it is not to share memory. Tests have several machines.
@@ -90,7 +77,7 @@ func (n *node) meetNeighbors(ctx context.Context, e *endpoint) error {
 	}
 	var ranks []int
 	for rank, h := range n.hosts {
-		if own := n.hosts[n.rank].machine(); own != 0 && h.machine() == own {
+		if number := h.machine(); number != 0 && number == n.hosts[n.rank].machine() {
 			ranks = append(ranks, rank)
 		}
 	}

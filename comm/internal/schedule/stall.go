@@ -156,7 +156,7 @@ func (e *Engine) needs(src int) error {
 		return nil
 	}
 	alone := e.log.calls > p.last.calls
-	if o := e.segment.owner; o != nil && !alone && e.wire.Gone(src) != nil && !e.segment.hasBegun(src) {
+	if o := e.segment.owner; o != nil && e.wire.Gone(src) != nil && !alone && !e.segment.hasBegun(src) {
 		return e.differs(o, src)
 	}
 	for i := range e.table {

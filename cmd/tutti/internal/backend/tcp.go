@@ -8,6 +8,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti/internal/segment"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -23,9 +24,24 @@ var tcpBackend = Backend{
 func probeTCP(context.Context) (string, error) {
 	job, err := rendezvous.FromEnv(os.Getenv)
 	if err != nil || job.Launcher == "none" {
-		return "needs nothing; " + processOption("tutti") + ", torchrun, srun and mpirun start it", err
+		return "needs nothing; " + processOption("tutti") + ", torchrun, srun and mpirun start it; " + sharing(), err
 	}
-	return fmt.Sprintf("rank %d of %d, started by %s", job.Rank, job.WorldSize, job.Launcher), nil
+	return fmt.Sprintf("rank %d of %d, started by %s; %s", job.Rank, job.WorldSize, job.Launcher, sharing()), nil
+}
+
+// sharedVariable switches shared memory off.
+const sharedVariable = "TUTTI_TCP_SHARED"
+
+// sharing says whether ranks of this machine can share memory.
+func sharing() string {
+	unshared := segment.Probe()
+	if value := os.Getenv(sharedVariable); value != "" {
+		unshared = fmt.Errorf("%s=%s", sharedVariable, value)
+	}
+	if unshared != nil {
+		return fmt.Sprintf("ranks share no memory (%v)", unshared)
+	}
+	return "ranks of a machine share memory"
 }
 
 func runTCP(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {

@@ -144,7 +144,7 @@ Environment:
                          what --tcp-listen and so on say
   TUTTI_CUDA_LIB, TUTTI_NCCL_LIB, TUTTI_MPI_LIB
                          files of libraries, instead of those that are found
-  TUTTI_MPI_SHARED       off: ranks of one host share no memory
+  TUTTI_{MPI,TCP}_SHARED off: ranks of one host share no memory
   TUTTI_MPI_COLLECTIVES  native: collectives are those of the MPI library
   TUTTI_NETWORK          name of the network in results, which cluster sets
 Programs that use the library read those of libraries, jobs and MPI, and with
