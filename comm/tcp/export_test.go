@@ -60,5 +60,5 @@ func Neighbors(t *testing.T, number func(rank int) int64) {
 // Shares reports whether short collectives of a communicator go over memory, and whether anything of it does.
 func Shares(c comm.Communicator) (slots, anything bool) {
 	e := c.(*communicator).e
-	return e.slots != nil, e.wire.shares
+	return e.slots != nil, e.wire.shares.Load()
 }

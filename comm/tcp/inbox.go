@@ -16,6 +16,7 @@ import (
 // receives that have not met are in the matchers of their communicators. The pair's mu guards an inbox,
 // its messages, and the matchers of its rank.
 type inbox struct {
+	chunk      int                  // the most payload of a frame, in bytes
 	announced  uint64               // number of the message that the peer announced last, 0 for none
 	incomplete map[uint64]*incoming // announced messages that have not come whole, by number
 	changed    sync.Cond            // a message was announced, or the peer cannot be reached any more
@@ -44,6 +45,7 @@ type incoming struct {
 	total  int    // bytes
 	eager  int    // bytes that come without a grant
 	first  int    // bytes that come with the announcement
+	chunk  int    // bytes of a part, or fewer
 
 	placement placement
 	receive   posted    // unless it is early
@@ -115,6 +117,7 @@ func (p *pair) announcement(h *header) (*incoming, error) {
 	in.total = int(h.total)
 	in.eager = eager
 	in.first = h.length
+	in.chunk = p.inbox.chunk
 	in.placement = direct // nothing of it has come
 	if p.match(in) {
 		p.credit.free(eager)
@@ -164,7 +167,7 @@ func (p *pair) assign(in *incoming, r posted) {
 		in.placement = staged
 	}
 	if in.eager < in.total {
-		p.outbox.urgent.Push(outFrame{header: header{kind: frameGrant, message: in.number}})
+		p.outbox.grants.Push(outFrame{header: header{kind: frameGrant, message: in.number}})
 	}
 }
 
@@ -240,7 +243,7 @@ func (in *incoming) target(h *header) ([]byte, error) {
 }
 
 // reserve notes that a part of a message is coming. Behind what the announcement carries, the eager bytes and then the
-// others come in parts of chunkBytes, and the last of either may be shorter. A part of another length or at another
+// others come in parts of chunk bytes, and the last of either may be shorter. A part of another length or at another
 // place is refused, and so is one that has come before.
 func (in *incoming) reserve(offset uint64, length int) error {
 	number, ok := in.partAt(offset, length)
@@ -267,11 +270,11 @@ func (in *incoming) partAt(offset uint64, length int) (number int, ok bool) {
 	start := int(offset)
 	begin, end := in.first, in.eager
 	if start >= in.eager {
-		number = (in.eager - in.first + chunkBytes - 1) / chunkBytes
+		number = (in.eager - in.first + in.chunk - 1) / in.chunk
 		begin, end = in.eager, in.total
 	}
-	if start < begin || (start-begin)%chunkBytes != 0 || length != min(chunkBytes, end-start) {
+	if start < begin || (start-begin)%in.chunk != 0 || length != min(in.chunk, end-start) {
 		return 0, false
 	}
-	return number + (start-begin)/chunkBytes, true
+	return number + (start-begin)/in.chunk, true
 }

@@ -12,6 +12,13 @@ import (
 	"github.com/tutti-go/tutti/comm/internal/schedule"
 )
 
+// flow is what lanes and tracks have in common.
+type flow struct {
+	saidGoodbye  bool      // it has sent its last frame; guarded by pair.mu
+	heardGoodbye bool      // it has got the peer's last frame; of who reads alone
+	reading      *incoming // of the frame whose payload is being read, or nil; guarded by pair.mu
+}
+
 // lane is one of the connections of a pair.
 type lane struct {
 	pair   *pair
@@ -21,9 +28,7 @@ type lane struct {
 	wake   chan struct{} // gets a value when the writer has something to do
 	first  chan error    // gets a value when the connector has read the first byte of head
 
-	saidGoodbye  bool      // it has sent its last frame; guarded by pair.mu
-	heardGoodbye bool      // it has got the peer's last frame; of the reader alone
-	reading      *incoming // of the frame whose payload is being read, or nil; guarded by pair.mu
+	flow
 
 	// See locks.go.
 	writing sync.Mutex
@@ -51,8 +56,10 @@ func newLane(p *pair, index int, conn *tls.Conn) *lane {
 }
 
 // carriesParts reports whether parts of messages go over the lane: the first one has other things to carry
-// unless it is alone.
-func (l *lane) carriesParts() bool { return l.index > 0 || len(l.pair.lanes) == 1 }
+// unless it is alone, and none has that beside a track.
+func (l *lane) carriesParts() bool {
+	return l.pair.track.Load() == nil && (l.index > 0 || len(l.pair.lanes) == 1)
+}
 
 // wakeWriter has the writer look for frames.
 func (l *lane) wakeWriter() { notify(l.wake) }

@@ -5,7 +5,7 @@ package tcp
 //	schedule.Engine     held while the engine calls its wire
 //	connector.mu        the lanes of all pairs while they are made
 //	lane.writing        held while frames are collected and sent
-//	lane.sealing        held while the memory of a send is read
+//	lane.sealing        held while the memory of a send is read; track.sealing likewise
 //	pair.mu             the outbox, the inbox, the credit and the state of a pair, and the matchers of its rank
 //	node.mu             the communicators of a node
 //	wire.mu             what a wire has for its engine
@@ -13,7 +13,9 @@ package tcp
 //
 // lane.filling is held while the memory of a receive is written, and nothing is waited for meanwhile. A
 // goroutine that holds it takes link.mu alone, as TLS may answer what it reads. awaitUnlock takes sealing and
-// filling of lanes with no lock held but the engine's.
+// filling of lanes and tracks with no lock held but the engine's.
+//
+// track.filling is held while frames are read: a goroutine that holds it takes pair.mu and those below.
 //
 // A goroutine that holds pair.mu does not call the engine, and does not write to a connection: it wakes the
 // writer of a lane.

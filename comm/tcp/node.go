@@ -15,13 +15,14 @@ type node struct {
 	rank      int
 	size      int
 	hosts     []hostID      // by rank; nil until they are known
-	neighbors *neighborhood // of this rank's machine; nil if they share no memory
 	pairs     []*pair       // by rank
 	tick      time.Duration // between two signs of life
 	patience  int64         // ticks without a sign of life after which a rank is lost
 	ticks     atomic.Int64
 	proposals atomic.Uint64 // numbers of communicators that this rank has proposed
-	stop      chan struct{} // closed when the node ends
+
+	neighbors atomic.Pointer[neighborhood] // of this rank's machine; nil if they share no memory
+	stop      chan struct{}                // closed when the node ends
 
 	mu    sync.RWMutex
 	wires map[uint64]*wire // by number, the communicators that are open; guarded by mu
@@ -136,7 +137,7 @@ func (n *node) end() {
 	for _, p := range n.pairs {
 		p.fail(errLeft)
 	}
-	if n.neighbors != nil {
-		n.neighbors.close()
+	if s := n.neighbors.Load(); s != nil {
+		s.close()
 	}
 }

@@ -16,7 +16,9 @@ import (
 // An announcement carries the beginning of the message. A send whose eager part it carries whole is not
 // ready before the grant. The pair's mu guards an outbox; its methods expect it held.
 type outbox struct {
+	chunk     int                  // the most payload of a frame, in bytes
 	urgent    queue.Of[outFrame]   // frames that go before all messages
+	grants    queue.Of[outFrame]   // likewise, beside the messages
 	waiting   queue.Of[*outgoing]  // sends that are not announced, in the order of Post
 	ready     queue.Of[*outgoing]  // announced sends whose next part may be sent
 	ungranted map[uint64]*outgoing // announced sends that wait for a grant, by number
@@ -75,7 +77,7 @@ func (b *outbox) announce(c *credit, lanes int, f *outFrame) (ok, parts bool) {
 		total:        uint64(o.total),
 		eager:        uint64(eager),
 	}
-	first := min(eager, chunkBytes)
+	first := min(eager, b.chunk)
 	if lanes > 1 && first > recordBytes-headerBytes {
 		first = 0 // the other lanes carry it
 	}
@@ -103,7 +105,7 @@ func (b *outbox) nextPart(f *outFrame) bool {
 			end = o.eager // the receiver may have the parts of an early message in other memory
 		}
 		f.header = header{kind: framePart, message: o.number, offset: uint64(o.next)}
-		o.addPart(f, min(end-o.next, chunkBytes))
+		o.addPart(f, min(end-o.next, b.chunk))
 		if o.next == o.allowed {
 			b.ready.Pop()
 		}

@@ -54,6 +54,8 @@ type pair struct {
 	acknowledged chan struct{} // gets a value when the peer has seen the goodbyes
 	lastReceived atomic.Int64  // tick of the node at which something has come, or unheard
 
+	track atomic.Pointer[track] // in shared memory; nil if the ranks share none, or not yet
+
 	// Of the connector, guarded by its mu.
 	attempt uint64        // that made the lanes; 0 for none
 	trouble error         // of the last attempt
@@ -82,6 +84,8 @@ func newPair(n *node, rank int) *pair {
 	}
 	p.lastReceived.Store(unheard)
 	p.outbox.ungranted = map[uint64]*outgoing{}
+	p.outbox.chunk = chunkBytes
+	p.inbox.chunk = chunkBytes
 	p.inbox.incomplete = map[uint64]*incoming{}
 	p.inbox.changed.L = &p.mu
 	return p
@@ -112,6 +116,35 @@ func (p *pair) leave() {
 	p.mu.Unlock()
 	for _, l := range p.lanes {
 		l.wakeWriter()
+	}
+	if t := p.track.Load(); t != nil {
+		t.write()
+	}
+}
+
+// follow has messages go over a track from now on. Called by meetNeighbors when no message is in flight.
+func (p *pair) follow(t *track) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.outbox.chunk = trackChunkBytes
+	p.inbox.chunk = trackChunkBytes
+	p.track.Store(t)
+}
+
+// flows is the number of lanes, and of tracks.
+func (p *pair) flows() int {
+	if p.track.Load() != nil {
+		return len(p.lanes) + 1
+	}
+	return len(p.lanes)
+}
+
+// write sends what there is to send of messages, without waiting. Called with the engine's lock or no lock held.
+func (p *pair) write() {
+	if t := p.track.Load(); t != nil {
+		t.write()
+	} else {
+		p.lanes[0].write(true)
 	}
 }
 
@@ -167,10 +200,26 @@ func (p *pair) next(l *lane, f *outFrame) bool {
 	if !p.choose(l, f) {
 		return false
 	}
-	f.header.credit = p.credit.collect()
-	f.header.length = len(f.payload)
+	p.fill(f)
 	p.active = true
 	return true
+}
+
+// nextOfTrack is next for a track, whose frames are no signs of life.
+func (p *pair) nextOfTrack(t *track, f *outFrame) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.chooseMessages(f) && !p.chooseGoodbye(&t.flow, f) {
+		return false
+	}
+	p.fill(f)
+	return true
+}
+
+// fill fills in what all frames have. mu is held.
+func (p *pair) fill(f *outFrame) {
+	f.header.credit = p.credit.collect()
+	f.header.length = len(f.payload)
 }
 
 // choose picks the frame, and next fills in the fields common to all. Urgent frames go first, then
@@ -180,6 +229,13 @@ func (p *pair) choose(l *lane, f *outFrame) bool {
 	first := l.index == 0
 	if first && !p.outbox.urgent.Empty() {
 		*f = p.outbox.urgent.Pop()
+		return true
+	}
+	if p.track.Load() != nil {
+		return p.chooseGoodbye(&l.flow, f)
+	}
+	if first && !p.outbox.grants.Empty() {
+		*f = p.outbox.grants.Pop()
 		return true
 	}
 	if first {
@@ -198,12 +254,33 @@ func (p *pair) choose(l *lane, f *outFrame) bool {
 		f.header.kind = frameBeat
 		return true
 	}
-	if p.state.departing() && !l.saidGoodbye {
-		l.saidGoodbye = true
-		f.header.kind = frameGoodbye
+	return p.chooseGoodbye(&l.flow, f)
+}
+
+// chooseMessages picks what a track sends of messages, in the order of choose. mu is held.
+func (p *pair) chooseMessages(f *outFrame) bool {
+	if !p.outbox.grants.Empty() {
+		*f = p.outbox.grants.Pop()
+		return true
+	}
+	if ok, _ := p.outbox.announce(&p.credit, 1, f); ok || p.outbox.nextPart(f) {
+		return true
+	}
+	if p.credit.due() {
+		f.header.kind = frameBeat
 		return true
 	}
 	return false
+}
+
+// chooseGoodbye picks the last frame of a flow, when it is time for it. mu is held.
+func (p *pair) chooseGoodbye(s *flow, f *outFrame) bool {
+	if !p.state.departing() || s.saidGoodbye {
+		return false
+	}
+	s.saidGoodbye = true
+	f.header.kind = frameGoodbye
+	return true
 }
 
 // wakePartLanes wakes the writers of the lanes that carry parts. Called by choose and accept; mu is held.
@@ -233,7 +310,7 @@ func (p *pair) receiveFrame(l *lane, h *header) error {
 	if err := l.check(h); err != nil {
 		return err
 	}
-	in, target, err := p.accept(l, h)
+	in, target, err := p.accept(&l.flow, h)
 	if err != nil {
 		return err
 	}
@@ -245,15 +322,15 @@ func (p *pair) receiveFrame(l *lane, h *header) error {
 	if err != nil {
 		return err
 	}
-	if p.finish(l, in, h) {
-		p.lanes[0].write(true)
+	if p.finish(&l.flow, in, h) {
+		p.write()
 	}
 	return nil
 }
 
 // accept takes a frame without its payload, and returns where that goes: nil if there is none, or
 // nobody wants it. Called by receiveFrame.
-func (p *pair) accept(l *lane, h *header) (in *incoming, target []byte, err error) {
+func (p *pair) accept(s *flow, h *header) (in *incoming, target []byte, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := p.credit.restore(h.credit); err != nil {
@@ -272,9 +349,9 @@ func (p *pair) accept(l *lane, h *header) (in *incoming, target []byte, err erro
 			p.wakePartLanes()
 		}
 	case frameGoodbye:
-		l.heardGoodbye = true
+		s.heardGoodbye = true
 		p.goodbyes++
-		if p.goodbyes == len(p.lanes) {
+		if p.goodbyes == p.flows() {
 			p.peerLeaves()
 		}
 	case frameGoodbyeAck:
@@ -291,7 +368,7 @@ func (p *pair) accept(l *lane, h *header) (in *incoming, target []byte, err erro
 		return nil, nil, nil
 	}
 	target, err = in.target(h)
-	l.reading = in
+	s.reading = in
 	return in, target, err
 }
 
@@ -309,19 +386,22 @@ func (p *pair) awaitAnnouncement(message uint64) (*incoming, error) {
 
 // finish ends the frame that accept began, and reports whether there is something to send because of it.
 // Called by receiveFrame.
-func (p *pair) finish(l *lane, in *incoming, h *header) (sends bool) {
+func (p *pair) finish(s *flow, in *incoming, h *header) (sends bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	l.reading = nil
+	s.reading = nil
 	if in != nil {
 		p.arrived(in, h)
 	}
 	announces := h.credit > 0 && !p.outbox.waiting.Empty()
-	return announces || p.urgent()
+	parts := p.track.Load() != nil && !p.outbox.ready.Empty() // lanes have been woken for theirs
+	return announces || parts || p.urgent()
 }
 
 // urgent reports whether there is something to send that does not wait for messages. mu is held.
-func (p *pair) urgent() bool { return !p.outbox.urgent.Empty() || p.credit.due() }
+func (p *pair) urgent() bool {
+	return !p.outbox.grants.Empty() || p.credit.due() || p.track.Load() == nil && !p.outbox.urgent.Empty()
+}
 
 // control takes a control message. Called by receiveFrame.
 func (p *pair) control(l *lane, h *header) error {
@@ -399,15 +479,29 @@ func (p *pair) forget(w *wire, source int) {
 		}
 	}
 	for _, l := range p.lanes {
-		if in := l.reading; in != nil && in.wire == w { // it may be a whole message, no longer in incomplete
-			p.drop(in)
-		}
+		p.dropReading(&l.flow, w)
+	}
+	t := p.track.Load()
+	if t != nil {
+		p.dropReading(&t.flow, w)
 	}
 	p.outbox.drop(w)
 	p.mu.Unlock()
 	for _, l := range p.lanes {
 		awaitUnlock(&l.sealing)
 		awaitUnlock(&l.filling)
+	}
+	if t != nil {
+		awaitUnlock(&t.sealing)
+		awaitUnlock(&t.filling)
+	}
+}
+
+// dropReading drops the message whose payload a flow reads, if it is of a communicator: it may be a whole message, no
+// longer in incomplete. Called by forget; mu is held.
+func (p *pair) dropReading(s *flow, w *wire) {
+	if in := s.reading; in != nil && in.wire == w {
+		p.drop(in)
 	}
 }
 

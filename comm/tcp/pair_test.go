@@ -128,7 +128,7 @@ func TestEarlyMemory(t *testing.T) {
 	into := make([]byte, long)
 	come := func(tag uint64, n int) {
 		h := header{kind: frameAnnouncement, length: n, communicator: 1, tag: tag, total: uint64(n), eager: uint64(n)}
-		in, to, err := p.accept(p.lanes[0], &h)
+		in, to, err := p.accept(&p.lanes[0].flow, &h)
 		require.NoError(t, err)
 		require.Len(t, to, n)
 		p.arrived(in, &h)
@@ -181,13 +181,13 @@ func TestAnnouncementsAreBounded(t *testing.T) {
 		p.send(w, 0, 7, 0, 0)
 	}
 	assert.Equal(t, most, announced())
-	_, _, err := p.accept(p.lanes[0], &header{kind: frameBeat, credit: 10 * messageBytes})
+	_, _, err := p.accept(&p.lanes[0].flow, &header{kind: frameBeat, credit: 10 * messageBytes})
 	require.NoError(t, err)
 	assert.Equal(t, 10, announced())
 
 	p, w = newEarly(window)
 	come := func() error {
-		_, _, err := p.accept(p.lanes[0], &header{kind: frameAnnouncement, communicator: 1, tag: 7})
+		_, _, err := p.accept(&p.lanes[0].flow, &header{kind: frameAnnouncement, communicator: 1, tag: 7})
 		return err
 	}
 	for range most {
@@ -264,7 +264,7 @@ func TestFramesAreChecked(t *testing.T) {
 			into := make([]byte, n)
 			defer runtime.KeepAlive(into) // the pair has its address alone
 			p.post(w, 1, posted{1, 0, hostmem.Addr(into), n})
-			_, _, err := p.accept(p.lanes[0], &header{kind: frameAnnouncement, communicator: 1, total: n})
+			_, _, err := p.accept(&p.lanes[0].flow, &header{kind: frameAnnouncement, communicator: 1, total: n})
 			require.NoError(t, err)
 			var stream []byte
 			for _, h := range c.frames {
@@ -287,7 +287,7 @@ func TestPartsInAnyOrder(t *testing.T) {
 		p, w := newEarly(1 << 20)
 		into := make([]byte, total)
 		p.post(w, 1, posted{1, 0, hostmem.Addr(into), total})
-		_, _, err := p.accept(p.lanes[0], &header{kind: frameAnnouncement, communicator: 1, total: total, eager: eager})
+		_, _, err := p.accept(&p.lanes[0].flow, &header{kind: frameAnnouncement, communicator: 1, total: total, eager: eager})
 		require.NoError(t, err)
 		random.Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
 		for i, offset := range parts {
@@ -300,7 +300,7 @@ func TestPartsInAnyOrder(t *testing.T) {
 			p.lanes[0].secure = script{Reader: bytes.NewReader(frame(h, bytes.Repeat([]byte{1}, h.length)))}
 			require.ErrorIs(t, p.lanes[0].readFrames(0), io.EOF, "seed %d, part %d", seed, i)
 			if i < len(parts)-1 {
-				_, _, err := p.accept(p.lanes[0], &h)
+				_, _, err := p.accept(&p.lanes[0].flow, &h)
 				require.ErrorContains(t, err, "twice", "seed %d, part %d", seed, i)
 			}
 		}

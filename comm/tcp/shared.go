@@ -45,7 +45,8 @@ var machine = func(int) int64 {
 	return int64(number)
 }
 
-// neighborhood is what the ranks of one machine share, beside the slots of their communicators.
+// neighborhood is what the ranks of one machine share, beside the slots of their communicators: a bell for each, and
+// two rings for each pair.
 type neighborhood struct {
 	node   *node
 	ranks  []int          // of the world, in order
@@ -81,21 +82,40 @@ func (n *node) meetNeighbors(ctx context.Context, e *endpoint) error {
 			ranks = append(ranks, rank)
 		}
 	}
-	memory, err := e.shareMemory(ctx, ranks, len(ranks)*segment.BellBytes)
+	bells := len(ranks) * segment.BellBytes
+	ring := segment.RingBytes(ringBytes)
+	memory, err := e.shareMemory(ctx, ranks, bells+len(ranks)*len(ranks)*ring)
 	if err != nil || memory == nil {
 		return err
 	}
 	s := &neighborhood{
-		node:   n,
-		ranks:  ranks,
-		bells:  make([]segment.Bell, n.size),
-		kick:   make(chan struct{}, 1),
-		ended:  make(chan struct{}),
+		node:  n,
+		ranks: ranks,
+		bells: make([]segment.Bell, n.size),
+		kick:  make(chan struct{}, 1),
+		ended: make(chan struct{}),
 	}
 	for i, rank := range ranks {
 		s.bells[rank] = segment.NewBell(hostmem.Addr(memory) + uintptr(i*segment.BellBytes))
 	}
-	n.neighbors = s
+	rings := hostmem.Addr(memory) + uintptr(bells)
+	self := slices.Index(ranks, n.rank)
+	for i, rank := range ranks {
+		if rank == n.rank {
+			continue
+		}
+		out := rings + uintptr((self*len(ranks)+i)*ring)
+		in := rings + uintptr((i*len(ranks)+self)*ring)
+		p := n.pairs[rank]
+		p.follow(&track{
+			pair: p,
+			out:  segment.NewRing(out, ringBytes),
+			in:   segment.NewRing(in, ringBytes),
+			bell: s.bells[rank],
+		})
+	}
+	n.neighbors.Store(s)
+	e.wire.shares.Store(true)
 	runtime.AddCleanup(n, segment.Unmap, memory) // a wait that is ending may look at the bell of a node that has ended
 	go s.listen()
 	return nil
@@ -147,7 +167,7 @@ func (e *endpoint) shareMemory(ctx context.Context, ranks []int, bytes int) (mem
 
 // share has short collectives of a communicator go over memory, if all its ranks are on one machine. It is collective.
 func (e *endpoint) share(ctx context.Context) error {
-	s := e.wire.node.neighbors
+	s := e.wire.node.neighbors.Load()
 	if s == nil {
 		return nil
 	}
@@ -157,8 +177,11 @@ func (e *endpoint) share(ctx context.Context) error {
 			ranks = append(ranks, p.rank)
 		}
 	}
-	e.wire.shares = len(ranks) > 1
-	if !e.wire.shares || len(ranks) < len(e.wire.pairs) {
+	if len(ranks) == 1 {
+		return nil
+	}
+	e.wire.shares.Store(true)
+	if len(ranks) < len(e.wire.pairs) {
 		return nil
 	}
 	memory, err := e.shareMemory(ctx, ranks, schedule.SegmentBytes(len(ranks)))
@@ -219,7 +242,7 @@ func (s *neighborhood) listen() {
 				s.polled.Store(false)
 			case <-s.node.stop:
 			}
-			s.node.signal()
+			s.look()
 			continue
 		}
 		s.bell().Arm()
@@ -228,10 +251,23 @@ func (s *neighborhood) listen() {
 			return
 		default:
 		}
-		s.node.signal() // for what has come before
+		s.look() // for what has come before
 		s.bell().Sleep()
-		s.node.signal()
+		s.look()
 	}
+}
+
+// look moves all tracks, and has all communicators look at their slots.
+func (s *neighborhood) look() {
+	for _, rank := range s.ranks {
+		if t := s.node.pairs[rank].track.Load(); t != nil {
+			t.read(false)
+			if t.full.Load() {
+				t.write()
+			}
+		}
+	}
+	s.node.signal()
 }
 
 // close ends listen, behind the end of the node.

@@ -55,8 +55,8 @@ func (n *node) beat() {
 		select {
 		case <-ticker.C:
 			tick := n.ticks.Add(1)
-			if n.neighbors != nil { // a rank may have ended while it rang
-				n.neighbors.bell().Rouse()
+			if s := n.neighbors.Load(); s != nil { // a rank may have ended while it rang
+				s.bell().Rouse()
 			}
 			for _, p := range n.pairs {
 				if len(p.lanes) > 0 {

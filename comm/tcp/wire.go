@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm/internal/schedule"
+	"github.com/tutti-go/tutti/internal/poll"
 )
 
 // wire is a communicator's part of the connections: the [schedule.Wire] of its engine.
@@ -21,9 +22,12 @@ type wire struct {
 	awaits   chan struct{} // gets a value when a wait may have something to do
 	drives   chan struct{} // the same for drive, while nobody waits
 	closed   chan struct{} // closed when the communicator is
-	shares   bool          // ranks of this machine are among the others, and share memory; set before the first call
+	shares   atomic.Bool   // ranks of this machine are among the others, and share memory
 
 	waiting        atomic.Int32 // goroutines in Await
+	moved          atomic.Bool  // Poll has moved a track since the last Await
+	idle           atomic.Int32 // times that Await has looked since a track has moved
+	collects       atomic.Bool  // Poll moves tracks, and takes what is done next
 	unsentControls atomic.Int32 // control messages that no lane has sealed
 	timers         sync.Pool
 
@@ -115,7 +119,9 @@ func (w *wire) Flush() error {
 		if i > 0 && w.unflushed[i-1] == p {
 			continue
 		}
-		if w.unflushedBytes <= inlineBytes {
+		if t := p.track.Load(); t != nil {
+			t.write()
+		} else if w.unflushedBytes <= inlineBytes {
 			p.lanes[0].write(true)
 		} else {
 			p.lanes[0].wakeWriter()
@@ -130,11 +136,32 @@ func (w *wire) Flush() error {
 // Poll implements [schedule.Wire].
 func (w *wire) Poll(done []schedule.Done, _ schedule.Hint) ([]schedule.Done, error) {
 	_ = w.Flush()
+	if w.shares.Load() {
+		w.moveTracks()
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	done = append(done, w.done...)
 	w.done = w.done[:0]
 	return done, nil
+}
+
+// moveTracks moves what goes through shared memory. Called by Poll.
+func (w *wire) moveTracks() {
+	w.collects.Store(true)
+	for _, p := range w.pairs {
+		t := p.track.Load()
+		if t == nil {
+			continue
+		}
+		if t.read(false) {
+			w.moved.Store(true)
+		}
+		if t.full.Load() {
+			t.write()
+		}
+	}
+	w.collects.Store(false)
 }
 
 // Abandon implements [schedule.Wire].
@@ -212,6 +239,10 @@ func (w *wire) Gone(rank int) error {
 	if gone == nil {
 		return nil
 	}
+	if t := p.track.Load(); t != nil {
+		t.read(true) // what it had written comes first
+		awaitUnlock(&t.sealing)
+	}
 	for _, l := range p.lanes {
 		awaitUnlock(&l.sealing) // what was sent is noted
 	}
@@ -228,7 +259,9 @@ func (w *wire) complete(id, bytes int) {
 	w.mu.Lock()
 	w.done = append(w.done, schedule.Done{ID: id, Bytes: bytes})
 	w.mu.Unlock()
-	w.signal()
+	if !w.collects.Load() {
+		w.signal()
+	}
 }
 
 // signal says that something has come: to a wait, and to drive while nobody waits.
@@ -241,10 +274,29 @@ func (w *wire) signal() {
 
 // Looks implements [schedule.Looker].
 func (w *wire) Looks(stalled bool) bool {
-	if !w.shares || stalled {
+	if !w.shares.Load() || stalled {
 		return false
 	}
-	w.node.neighbors.poll()
+	w.node.neighbors.Load().poll()
+	return true
+}
+
+// idleLooks is how often Await looks once more after a track has moved, before it sleeps: a peer that copies what it has
+// got is back in some 100 µs.
+const idleLooks = 256
+
+// looksOn reports whether a wait that has looked for a while goes on with it, since a track moves.
+func (w *wire) looksOn() bool {
+	if w.moved.Swap(false) {
+		w.idle.Store(0)
+		return true
+	}
+	if w.idle.Add(1) > idleLooks {
+		w.idle.Store(idleLooks)
+		return false
+	}
+	w.node.neighbors.Load().poll()
+	poll.Yield()
 	return true
 }
 
@@ -253,7 +305,7 @@ func (w *wire) Looks(stalled bool) bool {
 func (w *wire) Await(d time.Duration) {
 	w.waiting.Add(1)
 	defer w.waiting.Add(-1)
-	if w.shares && w.node.neighbors.doze() {
+	if w.shares.Load() && (w.looksOn() || w.node.neighbors.Load().doze()) {
 		return
 	}
 	timer := w.timers.Get().(*time.Timer)

@@ -1,0 +1,183 @@
+package tcp
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/tutti-go/tutti/internal/segment"
+)
+
+// ringBytes is the capacity of a ring: what two processes pass through the caches that they share.
+const ringBytes = 256 << 10
+
+// trackChunkBytes is the most payload of a frame of a track, so that one side copies while the other does.
+const trackChunkBytes = 32 << 10
+
+// frameRoom is what the longest frame of a track takes of its ring.
+const frameRoom = headerBytes + trackChunkBytes + ringUnit
+
+// ringUnit is the alignment of frames in a ring.
+const ringUnit = 64
+
+// track carries the messages of a pair whose ranks share memory, with their grants and credit, in place of the lanes.
+// The first lane keeps what tells that the peer aborts, ends or is stopped: control messages, signs of life, and
+// acknowledgements.
+//
+// A track has no goroutine: a rank that waits moves it, and neighborhood.listen does when nobody waits. A frame is
+// published whole, so nobody waits for the end of one. The header of a frame is copied, and then checked as that of a
+// lane is.
+type track struct {
+	flow
+	pair  *pair
+	out   *segment.Ring // guarded by sealing
+	in    *segment.Ring // guarded by filling
+	bell  segment.Bell  // of the peer
+	full  atomic.Bool   // there is no room for what is to be sent
+	wrong bool          // nothing is read after a frame that is none; guarded by filling
+
+	// See locks.go.
+	sealing sync.Mutex
+	filling sync.Mutex
+
+	frame [headerBytes]byte // being written; guarded by sealing
+	head  [headerBytes]byte // being read; guarded by filling
+}
+
+// write sends what there is, as far as the ring has room. Called with the engine's lock or no lock held.
+func (t *track) write() {
+	if err := t.writeFrames(); err != nil {
+		t.pair.fail(err)
+	}
+}
+
+func (t *track) writeFrames() error {
+	t.sealing.Lock()
+	defer t.sealing.Unlock()
+	select {
+	case <-t.pair.dead:
+		return nil
+	default:
+	}
+	for {
+		roomy, err := t.roomy()
+		if err != nil {
+			return err
+		}
+		var f outFrame
+		if !roomy || !t.pair.nextOfTrack(t, &f) {
+			t.full.Store(!roomy)
+			return nil
+		}
+		f.header.put(t.frame[:])
+		t.out.Write(t.frame[:])
+		t.out.Write(f.payload)
+		t.out.Skip(padding(&f.header))
+		t.out.Publish()
+		t.pair.sealed(&f)
+		t.bell.Ring()
+	}
+}
+
+// padding is what follows a frame up to the next one.
+func padding(h *header) int { return -(headerBytes + h.length) & (ringUnit - 1) }
+
+// roomy reports whether there is room for a frame. If there is not, the peer rings when there may be.
+func (t *track) roomy() (bool, error) {
+	room, err := t.out.Room()
+	if err == nil && room < frameRoom {
+		t.out.Starve()
+		room, err = t.out.Room()
+	}
+	return room >= frameRoom, err
+}
+
+// read takes frames that have come, at most a ring full of them, and reports whether there were any. If it is not to
+// wait, it leaves them to another goroutine that reads.
+func (t *track) read(wait bool) (moved bool) {
+	if wait {
+		t.filling.Lock()
+	} else if !t.filling.TryLock() {
+		return false
+	}
+	moved, sends, err := t.readFrames()
+	t.filling.Unlock()
+	if err != nil {
+		t.pair.fail(err)
+	} else if sends || moved && t.full.Load() {
+		t.write()
+	}
+	return moved
+}
+
+func (t *track) readFrames() (moved, sends bool, err error) {
+	for total := 0; total < ringBytes && !t.wrong; {
+		available, err := t.in.Available()
+		if err == nil && available == 0 {
+			break
+		}
+		n := 0
+		var more bool
+		if err == nil {
+			n, more, err = t.readFrame(available)
+		}
+		if err != nil {
+			t.wrong = true
+			return moved, sends, err
+		}
+		total += n
+		moved = true
+		sends = sends || more
+	}
+	return moved, sends, nil
+}
+
+// readFrame takes a frame, of which that many bytes are available. sends reports whether there is something to send
+// because of it.
+func (t *track) readFrame(available int) (n int, sends bool, err error) {
+	if available < ringUnit {
+		return 0, false, fmt.Errorf("%d bytes of a frame", available)
+	}
+	t.in.Read(t.head[:])
+	var h header
+	h.get(t.head[:])
+	n = headerBytes + h.length + padding(&h)
+	if err := t.check(&h); err != nil {
+		return 0, false, err
+	}
+	if n > available {
+		return 0, false, fmt.Errorf("%d bytes of a frame of %d", available, n)
+	}
+	in, target, err := t.pair.accept(&t.flow, &h)
+	if err != nil {
+		return 0, false, err
+	}
+	if in != nil && !in.dropped.Load() {
+		t.in.Read(target)
+		t.in.Skip(h.length - len(target))
+	} else {
+		t.in.Skip(h.length)
+	}
+	t.in.Skip(padding(&h))
+	if t.in.Release() {
+		t.bell.Ring()
+	}
+	return n, t.pair.finish(&t.flow, in, &h), nil
+}
+
+// check returns why a frame is none that the peer sends on a track at this point.
+func (t *track) check(h *header) error {
+	switch h.kind {
+	case frameAnnouncement, framePart, frameGrant, frameBeat, frameGoodbye:
+	default:
+		return fmt.Errorf("a frame of kind %d in shared memory", h.kind)
+	}
+	if !h.hasLength() || h.length > trackChunkBytes {
+		return fmt.Errorf("a frame of kind %d with %d bytes in shared memory", h.kind, h.length)
+	}
+	if t.heardGoodbye && h.kind != frameBeat {
+		return errors.New("a frame behind a goodbye in shared memory")
+	}
+	return nil
+}
