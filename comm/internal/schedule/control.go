@@ -181,22 +181,11 @@ func (e *Engine) attend() error {
 func (e *Engine) hear() error {
 	for src := range e.peers {
 		for src != e.rank && e.peers[src].last == nil {
-			bytes, err := e.wire.Hear(src)
+			m, err := e.hearFrom(src)
 			if err != nil {
 				return err
 			}
-			m := new(controlMessage)
-			state, passed := e.segment.last(src)
-			if bytes != nil {
-				if m, err = readControl(bytes); err != nil {
-					return fmt.Errorf("%w: rank %d sent %w", comm.ErrPeerFailed, src, err)
-				}
-			} else if state == lastUnsent {
-				*m = unsent(passed)
-			} else if gone := e.wire.Gone(src); gone != nil && !e.segment.due() { // what the rank wrote comes first
-				m.kind = lost
-				m.say(gone.Error())
-			} else {
+			if m == nil {
 				break
 			}
 			e.keep(src, m)
@@ -205,10 +194,36 @@ func (e *Engine) hear() error {
 	return nil
 }
 
+// hearFrom returns the next control message of a rank, nil if there is none, or what stands for its last one. A wait
+// that looks often allocates nothing here.
+func (e *Engine) hearFrom(src int) (*controlMessage, error) {
+	bytes, err := e.wire.Hear(src)
+	if err != nil {
+		return nil, err
+	}
+	if bytes != nil {
+		m, err := readControl(bytes)
+		if err != nil {
+			return nil, fmt.Errorf("%w: rank %d sent %w", comm.ErrPeerFailed, src, err)
+		}
+		return m, nil
+	}
+	if state, passed := e.segment.last(src); state == lastUnsent {
+		return unsent(passed), nil
+	}
+	gone := e.wire.Gone(src)
+	if gone == nil || e.segment.due() { // what the rank wrote comes first
+		return nil, nil
+	}
+	m := &controlMessage{kind: lost}
+	m.say(gone.Error())
+	return m, nil
+}
+
 // unsent stands for the last message of a rank that MPI has refused. The rank has called at
 // least what it has passed.
-func unsent(passed uint64) controlMessage {
-	m := controlMessage{kind: failure, calls: passed, passed: passed}
+func unsent(passed uint64) *controlMessage {
+	m := &controlMessage{kind: failure, calls: passed, passed: passed}
 	m.say("why could not be sent")
 	return m
 }

@@ -36,7 +36,7 @@ func TestPeerAborted(t *testing.T) {
 	e := waits(comm.OpBarrier)
 	e.log.calls = 4
 	last := unsent(4)
-	e.keep(1, &last)
+	e.keep(1, last)
 	assert.NoError(t, cmp.Or(e.aborted(1), e.needs(1)), "all have come, whatever the other one could not send")
 
 	e = waits(comm.OpBroadcast)
