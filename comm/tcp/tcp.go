@@ -16,6 +16,13 @@
 // meanwhile, up to one announcement for each 256 bytes of that sixteenth, or more where the window is not full: the
 // next one waits until one of these is received.
 //
+// # Ranks of one machine
+//
+// Ranks of one user on one Linux machine share memory, which package internal/segment hands over between them. Short
+// collectives of a communicator that is wholly on the machine go over slots, and all messages between two of its ranks
+// over two rings, with the frames, checks and credit of connections. The first connection of a pair stays, for aborts
+// and signs of life. TUTTI_TCP_SHARED=off in the environment keeps a rank out.
+//
 // # When ranks fail
 //
 // A connection that closes is noticed at once, and a process or a link that is silent after
@@ -26,7 +33,8 @@
 //
 // tcp.go makes communicators, connect.go and hello.go their connections. A connection is a lane (lane.go) that carries
 // frames (frame.go) over a socket (link.go). The lanes to one rank are a pair, whose states are in pair.go: messages
-// leave through its outbox and arrive in its inbox, within its credit. All pairs are a node (node.go). wire.go is a
+// leave through its outbox and arrive in its inbox, within its credit. All pairs are a node (node.go). Ranks of one
+// machine have memory (shared.go), over which a track (track.go) takes the place of lanes. wire.go is a
 // communicator's part of them, on which comm/internal/schedule runs. locks.go has the order of the locks, timeouts.go
 // all times with their reasons.
 package tcp

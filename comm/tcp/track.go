@@ -118,9 +118,9 @@ func (t *track) readFrames() (moved, sends bool, err error) {
 			break
 		}
 		n := 0
-		var more bool
+		answers := false
 		if err == nil {
-			n, more, err = t.readFrame(available)
+			n, answers, err = t.readFrame(available)
 		}
 		if err != nil {
 			t.wrong = true
@@ -128,7 +128,7 @@ func (t *track) readFrames() (moved, sends bool, err error) {
 		}
 		total += n
 		moved = true
-		sends = sends || more
+		sends = sends || answers
 	}
 	return moved, sends, nil
 }

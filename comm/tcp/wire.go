@@ -281,8 +281,8 @@ func (w *wire) Looks(stalled bool) bool {
 	return true
 }
 
-// idleLooks is how often Await looks once more after a track has moved, before it sleeps: a peer that copies what it has
-// got is back in some 100 µs.
+// idleLooks is how often Await looks once more after a track has moved, before it sleeps: a peer that copies what it
+// has got is back in some 100 µs.
 const idleLooks = 256
 
 // looksOn reports whether a wait that has looked for a while goes on with it, since a track moves.
