@@ -48,7 +48,7 @@ const (
 func tiles(n int) int { return (n+3)/tileElements + 1 }
 
 // sparse are the [kernel.Kernels] of a GPU: the PTX of kernels/dense.cu,
-// select.cu, lists.cu, pieces.cu and codec.cu, and the device memory that it works with.
+// select.cu, lists.cu, pieces.cu, codec.cu and fixed.cu, and the device memory that it works with.
 //
 // That memory is shared by all calls, which the compute stream puts in order, and
 // [Graph.Launch] those of graphs. It grows
@@ -113,7 +113,8 @@ func (s *sparse) load() error {
 		s.rt.loadKernels("lists.ptx.gz", kernelScatterAdd, kernelPick),
 		s.rt.loadKernels("select.ptx.gz", kernelPick, kernelCopyPieces),
 		s.rt.loadKernels("pieces.ptx.gz", kernelCopyPieces, kernelQuantize),
-		s.rt.loadKernels("codec.ptx.gz", kernelQuantize, kernelCount))
+		s.rt.loadKernels("codec.ptx.gz", kernelQuantize, kernelRaiseExponentsF32),
+		s.rt.loadKernels("fixed.ptx.gz", kernelRaiseExponentsF32, kernelCount))
 }
 
 // grow sees to it that a region has that many bytes. New memory is zero.

@@ -73,6 +73,18 @@ const (
 	kernelDecode
 	kernelTopKChunks
 
+	kernelRaiseExponentsF32
+	kernelRaiseExponentsF16
+	kernelRaiseExponentsBF16
+	kernelStoreFixedF32
+	kernelStoreFixedF16
+	kernelStoreFixedBF16
+	kernelLoadFixedF32
+	kernelLoadFixedF16
+	kernelLoadFixedBF16
+	kernelTopExponent
+	kernelSquareFixed
+
 	kernelCount
 )
 
@@ -123,6 +135,18 @@ var kernelNames = [kernelCount]string{
 	kernelEncode:         "encode",
 	kernelDecode:         "decode",
 	kernelTopKChunks:     "topk_chunks",
+
+	kernelRaiseExponentsF32:  "raise_exponents_f32",
+	kernelRaiseExponentsF16:  "raise_exponents_f16",
+	kernelRaiseExponentsBF16: "raise_exponents_bf16",
+	kernelStoreFixedF32:      "store_fixed_f32",
+	kernelStoreFixedF16:      "store_fixed_f16",
+	kernelStoreFixedBF16:     "store_fixed_bf16",
+	kernelLoadFixedF32:       "load_fixed_f32",
+	kernelLoadFixedF16:       "load_fixed_f16",
+	kernelLoadFixedBF16:      "load_fixed_bf16",
+	kernelTopExponent:        "top_exponent",
+	kernelSquareFixed:        "square_fixed",
 }
 
 // loadKernels compiles and loads PTX into the context, and finds the entry points

@@ -124,6 +124,32 @@ type sumSquaresParameters struct {
 	sum     uintptr
 }
 
+// fixedParameters is fixed_args.
+type fixedParameters struct {
+	sums      uintptr
+	exponents uintptr
+	n         int
+	skip      int
+	bits      int
+	x         uintptr
+	add       uint64
+	divisor   int
+	factor    uintptr
+}
+
+// squareParameters is square_args.
+type squareParameters struct {
+	control   uintptr `cu:"c"`
+	parts     uintptr
+	sums      uintptr
+	exponents uintptr
+	n         int
+	skip      int
+	bits      int
+	divisor   int
+	sum       uintptr
+}
+
 // clipFactorParameters are those of clip_factor.
 type clipFactorParameters struct {
 	factor  uintptr

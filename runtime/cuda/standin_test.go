@@ -60,7 +60,7 @@ func TestOnStandIns(t *testing.T) {
 			[]string{"-test.run=^(TestStandIn|TestConformance$|TestDevices|TestOpenOf|TestEvents|TestGraph|TestScale|TestOutOfMemory|TestHotPaths|TestCopyStreams|TestPointers|TestAdopted|TestClosing|TestReleased|TestModule|TestShared)",
 				"-test.skip=^TestConformance/kernels"}}, // it has the kernels of copies, Fill and Store only
 		"kernels": {"", []string{"FAKE_CUDA_MEMORY=2147483649"},
-			[]string{short, "-test.run=^TestConformance$/^kernels$/(top|lower|copy|select|fit|union|give|hostile|encode|quantize)"}},
+			[]string{short, "-test.run=^TestConformance$/^kernels$/(top|lower|copy|select|fit|fixed|union|give|hostile|encode|quantize)"}},
 		"kernels beside the CPU's": {"", nil, []string{short, "-test.run=^TestKernels(Equal|DoNot|InA|Merge)"}},
 		"steps of sparse patterns": {"", []string{"FAKE_CUDA_DEVICES=2"}, []string{"-test.run=^TestSteps"}},
 		"no GPU": {library, []string{"FAKE_CUDA_DEVICES=0", wantedVariable + "=cuInit|CUDA_ERROR_NO_DEVICE (100)|no CUDA-capable device"},
@@ -118,6 +118,7 @@ func buildEmulator(t *testing.T) string {
 	equal("max_pieces", maxPieces)
 	equal("max_copies", kernel.MaxCopies)
 	equal("sizeof(moments)", momentsBytes)
+	equal("sizeof(square_words)", squareBytes)
 	equal("sizeof(put_args::word)", listsOfPut*listBytes)
 	equal("sizeof(entries)", listBytes)
 	equal("sizeof(piece)", int(reflect.TypeFor[pieceParameters]().Size()))
@@ -150,6 +151,8 @@ var kernelStructures = map[string]reflect.Type{
 	"dequantize_args": reflect.TypeFor[dequantizeParameters](),
 	"encode_args":     reflect.TypeFor[encodeParameters](),
 	"entries":         reflect.TypeFor[listParameters](),
+	"fixed_args":      reflect.TypeFor[fixedParameters](),
+	"square_args":     reflect.TypeFor[squareParameters](),
 	"fit_args":        reflect.TypeFor[fitParameters](),
 	"merge_args":      reflect.TypeFor[mergeParameters](),
 	"narrow_args":     reflect.TypeFor[narrowParameters](),

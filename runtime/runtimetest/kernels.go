@@ -51,6 +51,7 @@ var kernelTests = []test{
 	{"hostile codes", testHostileCodes},
 	{"quantize", testQuantize},
 	{"bad arguments of codecs", testCodecArguments},
+	{"fixed point", testFixed},
 }
 
 // kernels returns the kernels of the runtime, or skips the test.

@@ -11,11 +11,15 @@
 #include "../kernels/select.cu"
 #include "../kernels/pieces.cu"
 #include "../kernels/codec.cu"
+#include "../kernels/fixed.cu"
 
 #define KERNELS \
   K(scale_f32), K(scale_f16), K(scale_bf16), K(store_f32), K(store_f16), K(store_bf16), K(copy_if), K(fit), \
   K(sum_squares_f32), K(sum_squares_f16), K(sum_squares_bf16), K(clip_factor), K(refine), K(scatter_add), \
   K(zero_at), K(give_back), K(lower_bounds), K(sample), K(balance), K(count_above), \
   K(narrow_bracket), K(put_words), K(merge_f32), K(merge_f16), K(merge_bf16), K(unite), K(unite_two), K(pick), K(sift), K(cut), K(cut_outside), K(copy_pieces), \
-  K(quantize), K(dequantize), K(encode), K(decode), K(topk_chunks),
+  K(quantize), K(dequantize), K(encode), K(decode), K(topk_chunks), \
+  K(raise_exponents_f32), K(raise_exponents_f16), K(raise_exponents_bf16), \
+  K(store_fixed_f32), K(store_fixed_f16), K(store_fixed_bf16), \
+  K(load_fixed_f32), K(load_fixed_f16), K(load_fixed_bf16), K(top_exponent), K(square_fixed),
 #include "table.h"

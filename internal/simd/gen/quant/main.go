@@ -27,6 +27,9 @@ func main() {
 	}{{"dequantizeI8AVX2", 8}, {"dequantizeI4AVX2", 4}, {"dequantizeI2AVX2", 2}, {"dequantizeSignAVX2", 1}} {
 		dequantize(k.name, k.bits)
 	}
+	raiseExponents()
+	storeFixed()
+	loadFixed()
 	Generate()
 }
 

@@ -63,3 +63,18 @@ func dequantizeI2AVX2(dst []float32, codes *byte, scales *byte, add bool) (done 
 //
 //go:noescape
 func dequantizeSignAVX2(dst []float32, codes *byte, scales *byte, add bool) (done int)
+
+// raiseExponentsAVX2 raises the exponents of blocks to those of values.
+//
+//go:noescape
+func raiseExponentsAVX2(exponents *byte, src []float32) (done int)
+
+// storeFixedAVX2 stores values of blocks as integers, or adds them.
+//
+//go:noescape
+func storeFixedAVX2(sums []int32, exponents *byte, src *float32, bits int, add bool) (done int)
+
+// loadFixedAVX2 stores the sums of blocks as values, until a block has one that is not finite.
+//
+//go:noescape
+func loadFixedAVX2(dst []float32, sums *int32, exponents *byte, inverse float64, bits int) (done int)

@@ -1376,3 +1376,239 @@ DATA counts1<>+20(SB)/4, $0x0000001a
 DATA counts1<>+24(SB)/4, $0x00000019
 DATA counts1<>+28(SB)/4, $0x00000018
 GLOBL counts1<>(SB), RODATA|NOPTR, $32
+
+// func raiseExponentsAVX2(exponents *byte, src []float32) (done int)
+// Requires: AVX, AVX2, CMOV
+TEXT ·raiseExponentsAVX2(SB), NOSPLIT, $0-40
+	MOVQ         exponents+0(FP), AX
+	MOVL         $0x7fffffff, CX
+	VMOVD        CX, X0
+	VPBROADCASTD X0, Y0
+	MOVQ         src_base+8(FP), CX
+	MOVQ         src_len+16(FP), DX
+	SHRQ         $0x06, DX
+	XORQ         BX, BX
+
+block:
+	CMPQ         BX, DX
+	JGE          end
+	VPAND        (CX), Y0, Y1
+	VPAND        32(CX), Y0, Y2
+	VPMAXSD      Y2, Y1, Y1
+	VPAND        64(CX), Y0, Y2
+	VPMAXSD      Y2, Y1, Y1
+	VPAND        96(CX), Y0, Y2
+	VPMAXSD      Y2, Y1, Y1
+	VPAND        128(CX), Y0, Y2
+	VPMAXSD      Y2, Y1, Y1
+	VPAND        160(CX), Y0, Y2
+	VPMAXSD      Y2, Y1, Y1
+	VPAND        192(CX), Y0, Y2
+	VPMAXSD      Y2, Y1, Y1
+	VPAND        224(CX), Y0, Y2
+	VPMAXSD      Y2, Y1, Y1
+	VEXTRACTI128 $0x01, Y1, X2
+	VPMAXSD      X1, X2, X1
+	VPSHUFD      $0x4e, X1, X2
+	VPMAXSD      X1, X2, X1
+	VPSHUFD      $0x01, X1, X2
+	VPMAXSD      X1, X2, X1
+	VMOVD        X1, SI
+	SHRL         $0x17, SI
+	MOVBLZX      (AX), DI
+	CMPL         SI, DI
+	CMOVLLT      DI, SI
+	MOVB         SI, (AX)
+	ADDQ         $0x00000001, AX
+	ADDQ         $0x00000100, CX
+	INCQ         BX
+	JMP          block
+
+end:
+	VZEROUPPER
+	MOVQ BX, done+32(FP)
+	RET
+
+// func storeFixedAVX2(sums []int32, exponents *byte, src *float32, bits int, add bool) (done int)
+// Requires: AVX, AVX2
+TEXT ·storeFixedAVX2(SB), NOSPLIT, $0-64
+	MOVQ    exponents+24(FP), AX
+	MOVQ    src+32(FP), CX
+	MOVQ    bits+40(FP), DX
+	MOVBLZX add+48(FP), BX
+	MOVQ    sums_base+0(FP), SI
+	MOVQ    sums_len+8(FP), DI
+	SHRQ    $0x06, DI
+	XORQ    R8, R8
+
+block:
+	CMPQ         R8, DI
+	JGE          end
+	MOVBQZX      (AX), R9
+	SUBQ         DX, R9
+	NEGQ         R9
+	ADDQ         $0x7e, R9
+	MOVQ         R9, R10
+	SARQ         $0x01, R10
+	SUBQ         R10, R9
+	ADDL         $0x7f, R10
+	SHLL         $0x17, R10
+	VMOVD        R10, X0
+	VPBROADCASTD X0, Y0
+	ADDL         $0x7f, R9
+	SHLL         $0x17, R9
+	VMOVD        R9, X1
+	VPBROADCASTD X1, Y1
+	VMULPS       (CX), Y0, Y2
+	VMULPS       Y1, Y2, Y2
+	VCVTPS2DQ    Y2, Y2
+	VMULPS       32(CX), Y0, Y3
+	VMULPS       Y1, Y3, Y3
+	VCVTPS2DQ    Y3, Y3
+	VMULPS       64(CX), Y0, Y4
+	VMULPS       Y1, Y4, Y4
+	VCVTPS2DQ    Y4, Y4
+	VMULPS       96(CX), Y0, Y5
+	VMULPS       Y1, Y5, Y5
+	VCVTPS2DQ    Y5, Y5
+	VMULPS       128(CX), Y0, Y6
+	VMULPS       Y1, Y6, Y6
+	VCVTPS2DQ    Y6, Y6
+	VMULPS       160(CX), Y0, Y7
+	VMULPS       Y1, Y7, Y7
+	VCVTPS2DQ    Y7, Y7
+	VMULPS       192(CX), Y0, Y8
+	VMULPS       Y1, Y8, Y8
+	VCVTPS2DQ    Y8, Y8
+	VMULPS       224(CX), Y0, Y0
+	VMULPS       Y1, Y0, Y0
+	VCVTPS2DQ    Y0, Y0
+	TESTL        BX, BX
+	JE           store
+	VPADDD       (SI), Y2, Y2
+	VPADDD       32(SI), Y3, Y3
+	VPADDD       64(SI), Y4, Y4
+	VPADDD       96(SI), Y5, Y5
+	VPADDD       128(SI), Y6, Y6
+	VPADDD       160(SI), Y7, Y7
+	VPADDD       192(SI), Y8, Y8
+	VPADDD       224(SI), Y0, Y0
+
+store:
+	VMOVDQU Y2, (SI)
+	VMOVDQU Y3, 32(SI)
+	VMOVDQU Y4, 64(SI)
+	VMOVDQU Y5, 96(SI)
+	VMOVDQU Y6, 128(SI)
+	VMOVDQU Y7, 160(SI)
+	VMOVDQU Y8, 192(SI)
+	VMOVDQU Y0, 224(SI)
+	ADDQ    $0x00000100, CX
+	ADDQ    $0x00000001, AX
+	ADDQ    $0x00000100, SI
+	INCQ    R8
+	JMP     block
+
+end:
+	VZEROUPPER
+	MOVQ R8, done+56(FP)
+	RET
+
+// func loadFixedAVX2(dst []float32, sums *int32, exponents *byte, inverse float64, bits int) (done int)
+// Requires: AVX, AVX2, SSE2
+TEXT ·loadFixedAVX2(SB), NOSPLIT, $0-64
+	MOVQ  exponents+32(FP), AX
+	MOVQ  sums+24(FP), CX
+	MOVQ  bits+48(FP), DX
+	MOVSD inverse+40(FP), X0
+	MOVQ  dst_base+0(FP), BX
+	MOVQ  dst_len+8(FP), SI
+	SHRQ  $0x06, SI
+	XORQ  DI, DI
+
+block:
+	CMPQ         DI, SI
+	JGE          end
+	MOVBQZX      (AX), R8
+	CMPQ         R8, $0x000000ff
+	JE           end
+	SUBQ         DX, R8
+	ADDQ         $0x00000381, R8
+	SHLQ         $0x34, R8
+	VMOVQ        R8, X1
+	VMULSD       X0, X1, X1
+	VBROADCASTSD X1, Y1
+	VCVTDQ2PD    (CX), Y2
+	VMULPD       Y1, Y2, Y2
+	VCVTPD2PSY   Y2, X2
+	VMOVUPS      X2, (BX)
+	VCVTDQ2PD    16(CX), Y2
+	VMULPD       Y1, Y2, Y2
+	VCVTPD2PSY   Y2, X2
+	VMOVUPS      X2, 16(BX)
+	VCVTDQ2PD    32(CX), Y2
+	VMULPD       Y1, Y2, Y2
+	VCVTPD2PSY   Y2, X2
+	VMOVUPS      X2, 32(BX)
+	VCVTDQ2PD    48(CX), Y2
+	VMULPD       Y1, Y2, Y2
+	VCVTPD2PSY   Y2, X2
+	VMOVUPS      X2, 48(BX)
+	VCVTDQ2PD    64(CX), Y2
+	VMULPD       Y1, Y2, Y2
+	VCVTPD2PSY   Y2, X2
+	VMOVUPS      X2, 64(BX)
+	VCVTDQ2PD    80(CX), Y2
+	VMULPD       Y1, Y2, Y2
+	VCVTPD2PSY   Y2, X2
+	VMOVUPS      X2, 80(BX)
+	VCVTDQ2PD    96(CX), Y2
+	VMULPD       Y1, Y2, Y2
+	VCVTPD2PSY   Y2, X2
+	VMOVUPS      X2, 96(BX)
+	VCVTDQ2PD    112(CX), Y2
+	VMULPD       Y1, Y2, Y2
+	VCVTPD2PSY   Y2, X2
+	VMOVUPS      X2, 112(BX)
+	VCVTDQ2PD    128(CX), Y2
+	VMULPD       Y1, Y2, Y2
+	VCVTPD2PSY   Y2, X2
+	VMOVUPS      X2, 128(BX)
+	VCVTDQ2PD    144(CX), Y2
+	VMULPD       Y1, Y2, Y2
+	VCVTPD2PSY   Y2, X2
+	VMOVUPS      X2, 144(BX)
+	VCVTDQ2PD    160(CX), Y2
+	VMULPD       Y1, Y2, Y2
+	VCVTPD2PSY   Y2, X2
+	VMOVUPS      X2, 160(BX)
+	VCVTDQ2PD    176(CX), Y2
+	VMULPD       Y1, Y2, Y2
+	VCVTPD2PSY   Y2, X2
+	VMOVUPS      X2, 176(BX)
+	VCVTDQ2PD    192(CX), Y2
+	VMULPD       Y1, Y2, Y2
+	VCVTPD2PSY   Y2, X2
+	VMOVUPS      X2, 192(BX)
+	VCVTDQ2PD    208(CX), Y2
+	VMULPD       Y1, Y2, Y2
+	VCVTPD2PSY   Y2, X2
+	VMOVUPS      X2, 208(BX)
+	VCVTDQ2PD    224(CX), Y2
+	VMULPD       Y1, Y2, Y2
+	VCVTPD2PSY   Y2, X2
+	VMOVUPS      X2, 224(BX)
+	VCVTDQ2PD    240(CX), Y2
+	VMULPD       Y1, Y2, Y2
+	VCVTPD2PSY   Y2, X1
+	VMOVUPS      X1, 240(BX)
+	ADDQ         $0x00000100, CX
+	ADDQ         $0x00000001, AX
+	ADDQ         $0x00000100, BX
+	INCQ         DI
+	JMP          block
+
+end:
+	VZEROUPPER
+	MOVQ DI, done+56(FP)
+	RET

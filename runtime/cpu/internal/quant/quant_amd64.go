@@ -65,3 +65,49 @@ func binGroup(bins *[group]byte, centered []float32, scale float32, parts *[4]pa
 	groupBinsAVX2(&bins[0], &centered[0], scale)
 	groupBinSumsAVX2(&bins[0], &centered[0], parts)
 }
+
+// raiseBlocks raises the exponents of whole blocks.
+func raiseBlocks(exponents []byte, x []float32) int {
+	x = x[:len(x)&^(block-1)]
+	if !simd.AVX2 || len(x) == 0 {
+		return 0
+	}
+	return inChunks(len(x), func(from, to int) int {
+		return block * raiseExponentsAVX2(&exponents[from/block], x[from:to])
+	})
+}
+
+// storeFixedBlocks stores whole blocks as terms of sums, or adds them.
+func storeFixedBlocks(sums []int32, exponents []byte, x []float32, precision int, add bool) int {
+	x = x[:len(x)&^(block-1)]
+	if !simd.AVX2 || len(x) == 0 {
+		return 0
+	}
+	return inChunks(len(x), func(from, to int) int {
+		return block * storeFixedAVX2(sums[from:to], &exponents[from/block], &x[from], precision, add)
+	})
+}
+
+// loadFixedBlocks stores the sums of whole blocks as values.
+func loadFixedBlocks(dst []float32, sums []int32, exponents []byte, inverse float64, precision int) int {
+	dst = dst[:len(dst)&^(block-1)]
+	if !simd.AVX2 || len(dst) == 0 {
+		return 0
+	}
+	return inChunks(len(dst), func(from, to int) int {
+		return block * loadFixedAVX2(dst[from:to], &sums[from], &exponents[from/block], inverse, precision)
+	})
+}
+
+// inChunks calls f for elements one after the other, until it has done fewer than it got.
+func inChunks(n int, f func(from, to int) int) (done int) {
+	for done < n {
+		to := min(done+step, n)
+		handled := f(done, to)
+		done += handled
+		if done < to {
+			break
+		}
+	}
+	return done
+}

@@ -1,0 +1,111 @@
+package quant
+
+import (
+	"math"
+	"math/bits"
+)
+
+// bias is of the exponents of blocks: values are below 2^(exponent-bias).
+const bias = 126
+
+// notFinite is the exponent of a block that has a NaN or an infinity.
+const notFinite = 255
+
+// rows calls f for the blocks of n elements, of which the first one lacks skip elements: whole ones that follow each
+// other at once.
+func rows(n, skip int, f func(b, from, to int)) {
+	for from := 0; from < n; {
+		b := (skip + from) / block
+		end := (b+1)*block - skip
+		if whole := (n - from) &^ (block - 1); (skip+from)%block == 0 && whole > 0 {
+			end = from + whole
+		}
+		end = min(end, n)
+		f(b, from, end)
+		from = end
+	}
+}
+
+// RaiseExponents raises the exponents of blocks to those of values.
+func RaiseExponents(exponents []byte, x []float32, skip int) {
+	rows(len(x), skip, func(b, from, to int) {
+		from += raiseBlocks(exponents[b:], x[from:to])
+		for ; from < to; from++ {
+			e := &exponents[(skip+from)/block]
+			*e = max(*e, byte(math.Float32bits(x[from])>>23))
+		}
+	})
+}
+
+// StoreFixed stores values as terms of sums, or adds them.
+func StoreFixed(sums []int32, exponents []byte, x []float32, skip, precision int, add bool) {
+	rows(len(x), skip, func(b, from, to int) {
+		from += storeFixedBlocks(sums[from:to], exponents[b:], x[from:to], precision, add)
+		for from < to {
+			b := (skip + from) / block
+			end := min((b+1)*block-skip, to)
+			scale := math.Ldexp(1, precision+bias-int(exponents[b]))
+			for i, v := range x[from:end] {
+				term := int32(math.RoundToEven(float64(v) * scale))
+				if add {
+					term += sums[from+i]
+				}
+				sums[from+i] = term
+			}
+			from = end
+		}
+	})
+}
+
+// LoadFixed stores sums as values.
+func LoadFixed(dst []float32, sums []int32, exponents []byte, skip, precision, divisor int) {
+	inverse := 1 / float64(divisor)
+	rows(len(dst), skip, func(b, from, to int) {
+		for from < to {
+			b = (skip + from) / block
+			if (skip+from)%block == 0 {
+				from += loadFixedBlocks(dst[from:to], sums[from:to], exponents[b:], inverse, precision)
+				if from == to {
+					return
+				}
+				b = (skip + from) / block
+			}
+			end := min((b+1)*block-skip, to)
+			scale := math.Ldexp(inverse, int(exponents[b])-bias-precision)
+			if exponents[b] == notFinite {
+				scale = math.NaN()
+			}
+			for i, sum := range sums[from:end] {
+				dst[from+i] = float32(float64(sum) * scale)
+			}
+			from = end
+		}
+	})
+}
+
+// SquareFixed returns the sum of the squares of sums. Integers add up to it, in any order.
+func SquareFixed(sums []int32, exponents []byte, skip, precision, divisor int) float64 {
+	const unit = 6 // low bits of squares that are cut, so that those of a block are less than 2^62
+	top := byte(0)
+	for _, e := range exponents {
+		top = max(top, e)
+	}
+	if top == notFinite {
+		return math.NaN()
+	}
+	var low, high uint64 // their words of 32 bits
+	for b, e := range exponents {
+		from := max(b*block-skip, 0)
+		end := min((b+1)*block-skip, len(sums))
+		var squares uint64
+		for _, s := range sums[from:end] {
+			squares += uint64(int64(s)*int64(s)) >> unit
+		}
+		squares >>= min(2*uint(top-e), bits.UintSize-1)
+		low += squares & math.MaxUint32
+		high += squares >> 32
+	}
+	total := float64(float64(high)*(1<<32)) + float64(low)
+	norm := math.Ldexp(1/float64(divisor), int(top)-bias-precision)
+	return float64(total*(1<<unit)) * float64(norm*norm)
+}

@@ -1,0 +1,111 @@
+package cpu
+
+import (
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime/cpu/internal/quant"
+	"github.com/tutti-go/tutti/runtime/kernel"
+)
+
+// fixed is a [kernel.Fixed] whose arrays can be read.
+type fixed struct {
+	sums      []int32
+	exponents []byte
+	skip      int
+	precision int
+}
+
+// fixed checks an array of sums.
+func (c *checks) fixed(f kernel.Fixed) fixed {
+	if f.Skip < 0 || f.Skip >= kernel.FixedBlock {
+		c.fail("Skip is %d, want 0 to %d", f.Skip, kernel.FixedBlock-1)
+	}
+	if f.Bits < 1 || f.Bits > 30 {
+		c.fail("Bits is %d, want 1 to 30", f.Bits)
+	}
+	c.length("N", f.N)
+	blocks := 0
+	if c.err == nil && f.N > 0 {
+		blocks = f.Blocks()
+	}
+	return fixed{slice[int32](c, "sums", f.Sums, f.N), slice[byte](c, "exponents", f.Exponents, blocks), f.Skip, f.Bits}
+}
+
+// part is f from an element that begins a chunk on.
+func (f fixed) part(from, to int) fixed {
+	first := (f.skip + from) / kernel.FixedBlock
+	return fixed{f.sums[from:to], f.exponents[first:], (f.skip + from) % kernel.FixedBlock, f.precision}
+}
+
+// inParts calls f for parts of n elements that are float32 already, or will be in chunks.
+func inParts(dt dtype.DType, n int, f func(from, to int)) {
+	size := n
+	if dt != dtype.F32 {
+		size = chunk
+	}
+	for from := 0; from < n; from += size {
+		f(from, min(from+size, n))
+	}
+}
+
+func (k kernels) RaiseExponents(f kernel.Fixed, x uintptr, dt dtype.DType) error {
+	c := k.checks("RaiseExponents")
+	to := c.fixed(f)
+	c.elements("x", x, dt, f.N)
+	return c.with(func(s *scratch) {
+		inParts(dt, f.N, func(from, end int) {
+			part := to.part(from, end)
+			quant.RaiseExponents(part.exponents, s.widen(x+uintptr(from*dt.Size()), dt, end-from), part.skip)
+		})
+	})
+}
+
+func (k kernels) StoreFixed(f kernel.Fixed, x uintptr, dt dtype.DType, sum bool) error {
+	c := k.checks("StoreFixed")
+	to := c.fixed(f)
+	c.elements("x", x, dt, f.N)
+	return c.with(func(s *scratch) {
+		inParts(dt, f.N, func(from, end int) {
+			p := to.part(from, end)
+			quant.StoreFixed(p.sums, p.exponents, s.widen(x+uintptr(from*dt.Size()), dt, end-from), p.skip, p.precision, sum)
+		})
+	})
+}
+
+func (k kernels) LoadFixed(dst uintptr, dt dtype.DType, f kernel.Fixed, divisor int, factor uintptr) error {
+	c := k.checks("LoadFixed")
+	from := c.fixed(f)
+	c.elements("dst", dst, dt, f.N)
+	by := optional[float32](&c, factor)
+	if divisor < 1 {
+		c.fail("divisor is %d, want at least 1", divisor)
+	}
+	return c.with(func(s *scratch) {
+		inParts(dt, f.N, func(begin, end int) {
+			values := s.chunk[:min(end-begin, chunk)]
+			if dt == dtype.F32 {
+				values = floats(dst, f.N)
+			}
+			p := from.part(begin, end)
+			quant.LoadFixed(values, p.sums, p.exponents, p.skip, p.precision, divisor)
+			scale := float32(1)
+			if by != nil {
+				scale = *by
+			}
+			if dt != dtype.F32 || by != nil {
+				s.store(dst+uintptr(begin*dt.Size()), dt, values, scale, nil)
+			}
+		})
+	})
+}
+
+func (k kernels) SquareFixed(f kernel.Fixed, divisor int, sum uintptr) error {
+	c := k.checks("SquareFixed")
+	from := c.fixed(f)
+	out := number[float64](&c, "sum", sum)
+	if divisor < 1 {
+		c.fail("divisor is %d, want at least 1", divisor)
+	}
+	return c.with(func(*scratch) {
+		*out = quant.SquareFixed(from.sums, from.exponents, from.skip, from.precision, divisor)
+	})
+}
