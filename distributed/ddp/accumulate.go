@@ -24,6 +24,8 @@ import (
 // mean over n passes divides the loss by n. A program that accumulates in its
 // gradients does not need it, and calls Ready after the last pass only.
 //
+// With [Config.Reproducible] a copy of t is kept instead of a sum, in the type of the gradient.
+//
 // Where a step is rolled back, or ended by [Gradients.Rebind], the sum is in the gradient that was ready, and if none
 // was, it waits for the next one.
 func (g *Gradients) Accumulate(i int, t *runtime.Tensor) error {
@@ -52,6 +54,9 @@ func (g *Gradients) Accumulate(i int, t *runtime.Tensor) error {
 		if g.weights.pass == 0 {
 			return nil // it counts as zeros, whatever it is
 		}
+	}
+	if g.cfg.Reproducible > 0 {
+		return base.OpError(op, g.hold(i, t))
 	}
 	if err := g.makeSum(i); err != nil {
 		return base.OpError(op, err)
@@ -158,6 +163,7 @@ func (g *Gradients) storeSum(i int, t *runtime.Tensor, scale float32) error {
 // unfold keeps the sums of gradients that were left out of a step that is rolled back, or given up.
 func (g *Gradients) unfold() {
 	g.keepWeights()
+	g.keepHeld()
 	for i := range g.gradients {
 		s := &g.gradients[i].sum
 		s.accumulated = s.accumulated || g.step.folded[i] && g.step.absent[i]

@@ -144,6 +144,9 @@ func (g *Gradients) resolve() (whole engine.Settings, transactional bool, err er
 	if err != nil {
 		return whole, false, err
 	}
+	if err := g.cfg.checkReproducible(&whole); err != nil || g.cfg.Reproducible > 0 {
+		return whole, true, err
+	}
 	transactional = !whole.Plain() || g.cfg.Reducer != nil || g.cfg.Mesh != nil
 	if transactional && (g.cfg.Sum || g.cfg.Wire != dtype.Invalid) {
 		return whole, transactional, fmt.Errorf("%w: Sum or Wire, which are for plain dense buckets, with a mesh, "+
@@ -265,6 +268,10 @@ func (g *Gradients) allocate(ctx context.Context) error {
 		var ptr uintptr
 		var err error
 		switch {
+		case g.cfg.Reproducible > 0 && !g.cfg.BucketViews: // gradients are read, and results written, where they are
+			b.joined = nil
+			b.separate = b.params
+			continue
 		case g.cfg.BucketViews && !g.transaction.plain:
 			err = g.transaction.buffers.Allocate(g.transaction.rt, &b.views, b.bytes)
 			ptr = b.views.Ptr
@@ -285,6 +292,9 @@ func (g *Gradients) allocate(ctx context.Context) error {
 		}
 		if err == nil && g.cfg.BucketViews {
 			err = g.view(b, ptr)
+		}
+		if g.cfg.Reproducible > 0 {
+			b.joined = nil // as above
 		}
 		if err != nil {
 			return g.bucketError(i, err)
@@ -316,6 +326,9 @@ func (g *Gradients) allocate(ctx context.Context) error {
 
 // newReducer makes what reduces a bucket that is not plain.
 func (g *Gradients) newReducer(i int, b *bucket) (reducer, error) {
+	if g.cfg.Reproducible > 0 {
+		return g.newReproducible(b)
+	}
 	if g.lines.mesh != nil {
 		return g.newMeshed(i, b)
 	}

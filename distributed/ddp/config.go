@@ -88,6 +88,23 @@ type Config struct {
 	// or a residual is a gradient times the rank's weight, divided by the mean weight of the ranks; so is what a Reducer
 	// and a Mesh reduce, where an F16 may leave its range. It excludes Sum, and gradients other than F32, F16 and BF16.
 	Weighted bool
+	// Reproducible, if not 0, has results that are the same to the last bit however many ranks there are and whoever
+	// computes what (batch-invariant): they depend on the contributions alone, the gradients of a step's microbatches,
+	// which [Gradients.Accumulate], Ready and ReduceAll are given, one each. It is how many contributions a step has, of
+	// all ranks, and what the averages are divided by; where there are fewer, the others count as zeros, and more are
+	// [comm.ErrArgument] on all ranks, and roll the step back. A rank may have any number of them, or none.
+	//
+	// Each contribution is rounded once, to integers of ReproducibleBits below the largest number that a block of 64 elements
+	// has in any of them, which the ranks find first, so what is accumulated is kept until the last one: a rank
+	// needs memory for its contributions, less one, and for I32 like the gradients. The integers add up in any order, so
+	// that communicators without a fixed order ([comm.FixedOrder]) serve as well. A block with an element that is not
+	// finite is NaN. ClipNorm bounds the norm of the results, whatever Clip says. Contributions do not outlive a
+	// [Gradients.Rebind]: with other ranks, the step begins anew. It is for F32, F16 and BF16, reduced densely, and
+	// excludes Momentum, Values, Wire, Weighted, Shard, Mesh and Reducer.
+	Reproducible int
+	// ReproducibleBits is the precision of a contribution, 8 to 30: with n bits, 2^(31-n) - 1 contributions
+	// are possible, 127 with 24 bits. 0 is as many as Reproducible allows: 27 for 12 contributions.
+	ReproducibleBits int
 	// Uneven has ranks that run out of data sooner than others call
 	// [Gradients.Join]. It costs an allgather of two numbers in each step.
 	Uneven bool

@@ -115,6 +115,7 @@ func (g *Gradients) Close() error {
 	tensors := []*runtime.Tensor{g.roster.memory}
 	for _, p := range g.gradients {
 		tensors = append(tensors, p.spare, p.sum.tensor)
+		tensors = append(tensors, p.held.tensors...)
 	}
 	for _, t := range tensors {
 		if t != nil && settled == nil {

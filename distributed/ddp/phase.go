@@ -59,6 +59,7 @@ type gradient struct {
 	vector bool            // it goes to a dense bucket of such
 	spare  *runtime.Tensor // zeros in its place; nil: never yet
 	sum    sum
+	held   held // with Reproducible
 }
 
 // sum is what was accumulated of a gradient.

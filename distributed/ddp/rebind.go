@@ -71,6 +71,7 @@ func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
 		}
 		b.memory = nil
 	}
+	g.forgetHeld()
 	had := g.meter.WorldSize()
 	defers := false
 	g.meter = metered.New(c)

@@ -67,7 +67,7 @@ func (g *Gradients) state(ctx context.Context, save func(reducer, context.Contex
 	if err := g.between(op); err != nil {
 		return nil, err
 	}
-	if i := slices.IndexFunc(g.gradients, func(p gradient) bool { return p.sum.accumulated }); i >= 0 {
+	if i := slices.IndexFunc(g.gradients, func(p gradient) bool { return p.sum.accumulated || p.held.n > 0 }); i >= 0 {
 		return nil, base.OpError(op, fmt.Errorf("%w: gradient %d is accumulated, want after the step that reduces it",
 			comm.ErrArgument, i))
 	}
@@ -118,6 +118,7 @@ func (g *Gradients) restore(ctx context.Context, states [][]byte) error {
 	for i := range g.gradients {
 		g.gradients[i].sum.accumulated = false
 	}
+	g.forgetHeld()
 	g.endWeights()
 	for i, restore := range restores {
 		if g.err = restore(ctx); g.err != nil {

@@ -192,9 +192,14 @@ func (g *Gradients) accept(ctx context.Context, i int, t *runtime.Tensor) {
 	}
 	g.step.tensors[i] = t
 	g.buckets[g.bucketOf[i]].step.missing--
-	if g.transaction.cfg.ClipNorm == 0 {
+	if !g.clipsFirst() {
 		g.launchComplete(ctx)
 	}
+}
+
+// clipsFirst reports whether gradients are clipped before they are reduced, and not the results.
+func (g *Gradients) clipsFirst() bool {
+	return g.transaction.cfg.ClipNorm > 0 && g.cfg.Reproducible == 0
 }
 
 // launchComplete reduces the buckets whose turn it is and which are complete.
@@ -412,7 +417,7 @@ func (g *Gradients) conclude(ctx context.Context) {
 	if g.sound() {
 		g.fail(g.share(ctx))
 	}
-	if g.sound() && g.transaction.cfg.ClipNorm > 0 {
+	if g.sound() && g.clipsFirst() {
 		g.fail(g.clip(ctx))
 		g.launchComplete(ctx)
 	}
@@ -470,6 +475,12 @@ func (g *Gradients) complete(ctx context.Context) (engine.Verdict, error) {
 	waited, err := g.arrive(ctx, g.buckets)
 	if err != nil {
 		return engine.Passes, err
+	}
+	if g.cfg.Reproducible > 0 {
+		if err := g.concludeFixed(ctx); err != nil {
+			return engine.Passes, err
+		}
+		waited = true
 	}
 	order := &g.transaction.order
 	if g.confirm != nil && order.Streams != nil { // it tells the others that this rank has the results

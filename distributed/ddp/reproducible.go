@@ -1,0 +1,378 @@
+package ddp
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/bits"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/distributed/internal/engine"
+	"github.com/tutti-go/tutti/distributed/internal/state"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/kernel"
+)
+
+// reproducible sums what the ranks contribute to a bucket as integers, so that the sums do not depend on how many
+// ranks there are, and who contributes what. The blocks of a gradient first get the largest exponent that any
+// contribution has there, of all ranks, and each contribution is rounded once, below that exponent. So the
+// contributions of a step are kept until all are there.
+type reproducible struct {
+	g      *Gradients
+	b      *bucket
+	order  base.Order
+	memory base.Buffer // the integers, and behind them the exponents
+	parts  []fixedPart
+	sums   uintptr // I32 of each element, and the number of contributions
+	n      int     // elements
+	blocks int
+
+	counted [1]int32 // the number of contributions of the last step, of all ranks
+}
+
+// fixedPart is the sums of a gradient.
+type fixedPart struct {
+	param int
+	fixed kernel.Fixed
+}
+
+// held is the contributions of a gradient that wait for the last one of the step.
+type held struct {
+	tensors []*runtime.Tensor // reused
+	n       int               // how many of them there are in this step
+	// kept: the step that had them was rolled back. They are part of the one that repeats it, unless that begins anew.
+	kept bool
+}
+
+// contributionBits returns how many bits a contribution has below the largest exponent, where 0 is as many as possible.
+func contributionBits(contributions, wanted int) (int, error) {
+	if contributions < 1 || contributions > 1<<20 {
+		return 0, base.ConfigError("Reproducible is %d, want 1 to %d contributions a step", contributions, 1<<20)
+	}
+	most := 31 - bits.Len(uint(contributions))
+	switch {
+	case wanted == 0:
+		return most, nil
+	case wanted < 8 || wanted > 30:
+		return 0, base.ConfigError("ReproducibleBits is %d, want 8 to 30", wanted)
+	case contributions > math.MaxInt32>>wanted:
+		return 0, base.ConfigError("ReproducibleBits is %d, which allows %d contributions a step, and Reproducible is %d; "+
+			"want at most %d", wanted, math.MaxInt32>>wanted, contributions, most)
+	}
+	return wanted, nil
+}
+
+// checkReproducible refuses what depends on who computes what.
+func (c *Config) checkReproducible(whole *engine.Settings) error {
+	if c.Reproducible == 0 {
+		if c.ReproducibleBits != 0 {
+			return base.ConfigError("ReproducibleBits without Reproducible")
+		}
+		return nil
+	}
+	if _, err := contributionBits(c.Reproducible, c.ReproducibleBits); err != nil {
+		return err
+	}
+	dense := whole.Pattern == engine.Dense && whole.Values == engine.F32 && whole.Momentum == 0
+	if !dense || c.Reducer != nil || c.Mesh != nil || c.Shard || c.Weighted || c.Wire != dtype.Invalid {
+		return base.ConfigError("Reproducible is for dense gradients in F32 without Momentum: it excludes Reducer, " +
+			"Mesh, Shard, Weighted and Wire")
+	}
+	return nil
+}
+
+// newReproducible makes what reduces a bucket.
+func (g *Gradients) newReproducible(b *bucket) (reducer, error) {
+	r := &reproducible{g: g, b: b, n: b.len(), order: base.NewOrder(g.transaction.rt, g.meter)}
+	precision, err := contributionBits(g.cfg.Reproducible, g.cfg.ReproducibleBits)
+	if err != nil {
+		return nil, err
+	}
+	for _, i := range b.params {
+		f := kernel.Fixed{N: g.gradients[i].n, Bits: precision}
+		r.blocks += f.Blocks()
+		r.parts = append(r.parts, fixedPart{i, f})
+	}
+	words := 4 * (r.n + 1)
+	if err := g.transaction.buffers.Allocate(g.transaction.rt, &r.memory, words+r.blocks); err != nil {
+		return nil, err
+	}
+	r.sums = r.memory.Ptr
+	sums := r.sums
+	exponents := r.exponents()
+	for i := range r.parts {
+		f := &r.parts[i].fixed
+		f.Sums = sums
+		f.Exponents = exponents
+		sums += uintptr(4 * f.N)
+		exponents += uintptr(f.Blocks())
+	}
+	return r, nil
+}
+
+// exponents is where those of all blocks are.
+func (r *reproducible) exponents() uintptr { return r.count() + 4 }
+
+// count is where the number of contributions is.
+func (r *reproducible) count() uintptr { return r.sums + uintptr(4*r.n) }
+
+// contributions is how many this rank has for a gradient.
+func (r *reproducible) contributions(param int) int {
+	n := r.g.gradients[param].held.n
+	if !r.g.step.absent[param] {
+		n++
+	}
+	return n
+}
+
+// contribution returns where one of them is: those that are held come first.
+func (r *reproducible) contribution(param, number int) (uintptr, error) {
+	t := r.g.step.tensors[param]
+	if h := &r.g.gradients[param].held; number < h.n {
+		t = h.tensors[number]
+	}
+	ptr, err := t.Ptr()
+	if err != nil {
+		return 0, gradientError(param, err)
+	}
+	return ptr, nil
+}
+
+// Select implements reducer: it raises the exponents to those of this rank's contributions.
+func (r *reproducible) Select(context.Context, engine.Input) error {
+	t := r.g.transaction
+	if err := t.rt.Fill(r.exponents(), r.blocks, dtype.U8, 0); err != nil {
+		return err
+	}
+	for _, p := range r.parts {
+		for i := range r.contributions(p.param) {
+			ptr, err := r.contribution(p.param, i)
+			if err != nil {
+				return err
+			}
+			if err := t.kernels.RaiseExponents(p.fixed, ptr, r.b.dt); err != nil {
+				return gradientError(p.param, err)
+			}
+		}
+	}
+	return nil
+}
+
+// Exchange implements reducer.
+func (r *reproducible) Exchange(ctx context.Context) error {
+	err := r.order.Around(ctx, func() error {
+		return r.g.meter.AllReduce(r.exponents(), r.exponents(), r.blocks, dtype.U8, comm.Max)
+	})
+	if err != nil {
+		return err
+	}
+	if err := r.store(); err != nil {
+		return err
+	}
+	return r.order.Around(ctx, func() error {
+		return r.g.meter.AllReduce(r.sums, r.sums, r.n+1, dtype.I32, comm.Sum)
+	})
+}
+
+// store stores the sums of this rank's contributions, and their number.
+func (r *reproducible) store() error {
+	t := r.g.transaction
+	most := 0
+	for _, p := range r.parts {
+		count := r.contributions(p.param)
+		most = max(most, count)
+		if count == 0 {
+			if err := t.rt.Fill(p.fixed.Sums, p.fixed.N, dtype.I32, 0); err != nil {
+				return err
+			}
+		}
+		for i := range count {
+			ptr, err := r.contribution(p.param, i)
+			if err != nil {
+				return err
+			}
+			if err := t.kernels.StoreFixed(p.fixed, ptr, r.b.dt, i > 0); err != nil {
+				return gradientError(p.param, err)
+			}
+		}
+	}
+	return t.rt.Fill(r.count(), 1, dtype.I32, float64(most))
+}
+
+// Commit implements reducer.
+func (r *reproducible) Commit(v engine.Verdict) error {
+	t := r.g.transaction
+	factor := uintptr(0)
+	if t.cfg.ClipNorm > 0 {
+		factor = t.factor
+	}
+	for _, p := range r.parts {
+		ptr, err := r.g.step.tensors[p.param].Ptr()
+		if err != nil {
+			return gradientError(p.param, err)
+		}
+		if v == engine.Skips {
+			err = t.rt.Fill(ptr, p.fixed.N, r.b.dt, 0)
+		} else {
+			err = t.kernels.LoadFixed(ptr, r.b.dt, p.fixed, r.g.divisor(), factor)
+		}
+		if err != nil {
+			return gradientError(p.param, err)
+		}
+		r.g.gradients[p.param].held.clear()
+	}
+	return nil
+}
+
+// divisor is what sums are divided by.
+func (g *Gradients) divisor() int {
+	if g.cfg.Sum {
+		return 1
+	}
+	return g.cfg.Reproducible
+}
+
+// concludeFixed checks how many contributions the buckets have had, and computes the norm of the results, for what
+// clips them and judges them. All ranks have the same integers, and find the same.
+func (g *Gradients) concludeFixed(ctx context.Context) error {
+	t := g.transaction
+	if err := t.order.HostAfterAll(ctx); err != nil {
+		return err
+	}
+	judges := t.cfg.NonFinite != engine.PassNonFinite
+	for i, b := range g.buckets {
+		r := b.reducer.(*reproducible)
+		if err := t.rt.CopyOut(hostmem.Bytes(r.counted[:]), r.count()); err != nil {
+			return err
+		}
+		if count := int(r.counted[0]); count > g.cfg.Reproducible {
+			return g.bucketError(i, fmt.Errorf("%w: %d contributions in a step, Config.Reproducible is %d",
+				comm.ErrArgument, count, g.cfg.Reproducible))
+		}
+		for _, p := range r.parts {
+			if !judges && t.cfg.ClipNorm == 0 {
+				continue
+			}
+			if err := t.kernels.SquareFixed(p.fixed, g.divisor(), base.At(t.squares, 2*p.param)); err != nil {
+				return err
+			}
+		}
+	}
+	if judges && len(g.gradients) > 0 {
+		if err := t.judgeNorm(len(g.gradients), len(g.buckets)); err != nil {
+			return err
+		}
+	}
+	if t.cfg.ClipNorm == 0 || len(g.gradients) == 0 {
+		return nil
+	}
+	return t.kernels.ClipFactor(t.factor, t.squares, len(g.gradients), 1, t.cfg.ClipNorm)
+}
+
+// hold keeps a copy of a contribution of gradient i until the step reduces it.
+func (g *Gradients) hold(i int, t *runtime.Tensor) error {
+	h := &g.gradients[i].held
+	if h.kept {
+		h.clear()
+	}
+	if h.n == len(h.tensors) {
+		c, err := runtime.New(g.rt, t.DType(), t.Len())
+		if err != nil {
+			return err
+		}
+		h.tensors = append(h.tensors, c)
+	}
+	to, err := h.tensors[h.n].Ptr()
+	if err != nil {
+		return err
+	}
+	from, err := t.Ptr()
+	if err != nil {
+		return err
+	}
+	if t.Bytes() > 0 {
+		if err := g.rt.Copy(to, from, t.Bytes()); err != nil {
+			return err
+		}
+	}
+	h.n++
+	return nil
+}
+
+// clear leaves out what is held.
+func (h *held) clear() {
+	h.n = 0
+	h.kept = false
+}
+
+// keepHeld keeps the contributions of a step that is rolled back, for the one that repeats it.
+func (g *Gradients) keepHeld() {
+	for i := range g.gradients {
+		if g.step.tensors[i] != nil {
+			g.gradients[i].held.kept = true
+		}
+	}
+}
+
+// forgetHeld leaves out the contributions of a step that is not repeated.
+func (g *Gradients) forgetHeld() {
+	for i := range g.gradients {
+		g.gradients[i].held.clear()
+	}
+}
+
+// fixedKind is that of a reproducible bucket's states, which have nothing in them: no step leaves anything to the next.
+var fixedKind = state.Kind{Name: "tutti-reproducible", Version: 1, Owner: "a reproducible bucket"}
+
+func (r *reproducible) State(context.Context) ([]byte, error) {
+	return state.NewEncoder(fixedKind, 0).Seal(), nil
+}
+
+func (r *reproducible) SharedState(ctx context.Context) ([]byte, error) { return r.State(ctx) }
+
+// PrepareRestore implements reducer, for any number of ranks.
+func (r *reproducible) PrepareRestore(_ context.Context, states ...[]byte) (func(context.Context) error, error) {
+	for i, saved := range states {
+		if err := state.NewDecoder(fixedKind, saved).End(); err != nil {
+			return nil, fmt.Errorf("state %d: %w", i, err)
+		}
+	}
+	return func(context.Context) error { return nil }, nil
+}
+
+func (r *reproducible) Rebind(c comm.Communicator) error {
+	r.order = base.NewOrder(r.g.transaction.rt, c)
+	return nil
+}
+
+func (r *reproducible) RollBack() error {
+	ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
+	defer cancel()
+	return r.order.Drain(ctx)
+}
+
+func (r *reproducible) Terms() string {
+	return fmt.Sprintf("reproducible, of %d contributions with %d bits", r.g.cfg.Reproducible, r.parts[0].fixed.Bits)
+}
+
+func (r *reproducible) Stats(context.Context) (engine.Stats, error) {
+	return engine.Stats{
+		Step:           r.g.stats.Step,
+		Pattern:        engine.Dense,
+		Dense:          true,
+		Elements:       r.n,
+		K:              r.n,
+		SelectedLocal:  r.n,
+		SelectedGlobal: r.n,
+	}, nil
+}
+
+func (r *reproducible) Drain(ctx context.Context) error                 { return r.order.Drain(ctx) }
+func (r *reproducible) InFlight() bool                                  { return true }
+func (r *reproducible) Complete(context.Context) (waited bool, _ error) { return false, nil }
+func (r *reproducible) JoinTransaction(flags, skip uintptr)             {}
+func (r *reproducible) ScaleResidual(float64) error                     { return nil }
+func (r *reproducible) Close() error                                    { return r.order.DrainToFree() }

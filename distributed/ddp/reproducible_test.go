@@ -1,0 +1,502 @@
+package ddp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// microbatches is how many contributions the tests' steps have.
+const microbatches = 12
+
+// lengths are those of the parameters: within a block, at its ends, and beyond.
+var lengths = []int{3, 64, 65, 1000, 63, 4100}
+
+// contributions are gradients by microbatch and parameter, rounded to their type.
+type contributions struct {
+	dt     dtype.DType
+	values [][][]float32
+}
+
+// draw draws contributions whose magnitudes differ from block to block and from one to another, by up to 2^100.
+func draw(dt dtype.DType, seed uint64, special bool) *contributions {
+	c := &contributions{dt: dt}
+	for m := range microbatches {
+		random := rand.New(rand.NewPCG(seed, uint64(m)))
+		var all [][]float32
+		for _, n := range lengths {
+			x := make([]float32, n)
+			for i := range x {
+				if i%64 == 0 && random.IntN(10) == 0 { // some of a contribution's blocks
+					x[i] = float32(math.Ldexp(1, random.IntN(100)-50))
+				}
+				x[i] += float32(random.NormFloat64())
+				if special && random.IntN(500) == 0 {
+					others := []float64{math.NaN(), math.Inf(1), math.Inf(-1), 0, 1e-44, math.MaxFloat32}
+					x[i] = float32(others[random.IntN(6)])
+				}
+			}
+			all = append(all, narrowed(dt, x))
+		}
+		c.values = append(c.values, all)
+	}
+	return c
+}
+
+// narrowed rounds numbers to a type.
+func narrowed(dt dtype.DType, x []float32) []float32 {
+	bytes := make([]byte, len(x)*dt.Size())
+	wide := make([]float32, len(x))
+	if err := errors.Join(dtype.FromFloat32(bytes, dt, x), dtype.ToFloat32(wide, bytes, dt)); err != nil {
+		panic(err)
+	}
+	return wide
+}
+
+// mean is what the averages of a parameter are to be, with so many bits.
+func (c *contributions) mean(param, precision int) []float32 {
+	n := len(c.values[0][param])
+	out := make([]float32, n)
+	for i := range out {
+		exponent := uint32(0)
+		for _, m := range c.values {
+			for _, x := range m[param][i/64*64 : min(i/64*64+64, n)] {
+				exponent = max(exponent, math.Float32bits(x)>>23&255)
+			}
+		}
+		if exponent == 255 {
+			out[i] = float32(math.NaN())
+			continue
+		}
+		sum := int64(0)
+		for _, m := range c.values {
+			sum += int64(math.RoundToEven(math.Ldexp(float64(m[param][i]), precision+126-int(exponent))))
+		}
+		inverse := math.Ldexp(1.0/microbatches, int(exponent)-126-precision)
+		out[i] = float32(float64(sum) * inverse)
+	}
+	return narrowed(c.dt, out)
+}
+
+// assignment is which microbatches a rank computes, in what order.
+type assignment func(rank, size int) []int
+
+// assignments give each microbatch to one rank of a world.
+var assignments = map[string]assignment{
+	"one after the other": func(rank, size int) []int {
+		var list []int
+		for m := range microbatches {
+			if m*size/microbatches == rank {
+				list = append(list, m)
+			}
+		}
+		return list
+	},
+	"in turn, backwards": func(rank, size int) []int {
+		var list []int
+		for m := range slices.Backward(make([]int, microbatches)) {
+			if m%size == rank {
+				list = append(list, m)
+			}
+		}
+		return list
+	},
+	"all on the last": func(rank, size int) []int {
+		if rank < size-1 {
+			return nil
+		}
+		return rand.New(rand.NewPCG(1, uint64(size))).Perm(microbatches)
+	},
+}
+
+// load makes a tensor hold a contribution.
+func load(t *runtime.Tensor, x []float32) error {
+	bytes := make([]byte, t.Bytes())
+	if err := dtype.FromFloat32(bytes, t.DType(), x); err != nil {
+		return err
+	}
+	return t.Runtime().CopyIn(standin.Pointer(t), bytes)
+}
+
+// values are those of a tensor.
+func values(t *runtime.Tensor) ([]float32, error) {
+	bytes := make([]byte, t.Bytes())
+	if err := t.Runtime().CopyOut(bytes, standin.Pointer(t)); err != nil {
+		return nil, err
+	}
+	out := make([]float32, t.Len())
+	return out, dtype.ToFloat32(out, bytes, t.DType())
+}
+
+// batchRank is a rank that reduces contributions.
+type batchRank struct {
+	g      *ddp.Gradients
+	params []*runtime.Tensor
+}
+
+func newBatchRank(
+	ctx context.Context, rt runtime.Runtime, c comm.Communicator, dt dtype.DType, cfg ddp.Config,
+) (*batchRank, error) {
+	r := &batchRank{}
+	for _, n := range lengths {
+		t, err := runtime.New(rt, dt, n)
+		if err != nil {
+			return nil, err
+		}
+		r.params = append(r.params, t)
+	}
+	var err error
+	r.g, err = ddp.New(ctx, rt, c, r.params, cfg)
+	if views := r.g.Views(); err == nil && views != nil {
+		err = r.free()
+		r.params = views
+	}
+	return r, err
+}
+
+func (r *batchRank) free() error {
+	var err error
+	for _, t := range r.params {
+		err = errors.Join(err, t.Free())
+	}
+	return err
+}
+
+func (r *batchRank) close() error { return errors.Join(r.g.Close(), r.free()) }
+
+// submit computes microbatches, and makes the gradients of the last one ready in an order of the parameters.
+func (r *batchRank) submit(ctx context.Context, c *contributions, batches, order []int) error {
+	for turn, m := range batches {
+		for _, i := range order {
+			if err := load(r.params[i], c.values[m][i]); err != nil {
+				return err
+			}
+			last := turn == len(batches)-1
+			if !last {
+				if err := r.g.Accumulate(i, r.params[i]); err != nil {
+					return err
+				}
+				continue
+			}
+			if err := r.g.Ready(ctx, i, r.params[i]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// check compares the results with what is wanted, by parameter.
+func (r *batchRank) check(want [][]float32) error {
+	for i := range want {
+		got, err := values(r.g.Result(i))
+		if err != nil {
+			return err
+		}
+		for j := range got {
+			if same := got[j] == want[i][j] || got[j] != got[j] && want[i][j] != want[i][j]; !same {
+				return fmt.Errorf("parameter %d, element %d is %v, want %v", i, j, got[j], want[i][j])
+			}
+		}
+	}
+	return nil
+}
+
+// Results follow from the contributions alone: not from the number of ranks, who has which of them, buckets, or the order
+// in which gradients are ready.
+func TestReproducible(t *testing.T) {
+	const seed = 5
+	for _, dt := range []dtype.DType{dtype.F32, dtype.F16, dtype.BF16} {
+		for _, precision := range []int{0, 24, 12} {
+			c := draw(dt, seed, precision == 24)
+			var want [][]float32
+			for i := range lengths {
+				want = append(want, c.mean(i, map[int]int{0: 27, 24: 24, 12: 12}[precision]))
+			}
+			for _, size := range []int{1, 2, 3, 4, 5, 6, 12, 13} {
+				for name, of := range assignments {
+					cfg := ddp.Config{Reproducible: microbatches, ReproducibleBits: precision}
+					cfg.BucketBytes = []int{0, 1, 5000}[size%3]
+					cfg.BucketViews = size%4 == 2
+					err := local.Run(t.Context(), size, func(ctx context.Context, w comm.Communicator) error {
+						rt := cpu.New()
+						r, err := newBatchRank(ctx, rt, w, dt, cfg)
+						if err != nil {
+							return err
+						}
+						order := rand.New(rand.NewPCG(seed, uint64(w.Rank()))).Perm(len(lengths))
+						for range 2 {
+							if err := r.submit(ctx, c, of(w.Rank(), size), order); err != nil {
+								return err
+							}
+							if err := errors.Join(r.g.Wait(ctx), r.check(want)); err != nil {
+								return err
+							}
+						}
+						return errors.Join(r.close(), rt.Close())
+					})
+					require.NoError(t, err, "%v with %d bits, %d ranks, %s, seed %d", dt, precision, size, name, seed)
+				}
+			}
+		}
+	}
+}
+
+// sameInAllWorlds makes a step with a configuration in worlds of several sizes, and has each leave the same results.
+func sameInAllWorlds(t *testing.T, cfg ddp.Config, c *contributions, look func(r *batchRank, results [][]float32)) {
+	t.Helper()
+	var mu sync.Mutex
+	var first [][]float32
+	for _, size := range []int{1, 2, 3, 12} {
+		require.NoError(t, local.Run(t.Context(), size, func(ctx context.Context, w comm.Communicator) error {
+			rt := cpu.New()
+			r, err := newBatchRank(ctx, rt, w, c.dt, cfg)
+			if err != nil {
+				return err
+			}
+			order := rand.New(rand.NewPCG(9, uint64(w.Rank()))).Perm(len(lengths))
+			if err := r.submit(ctx, c, assignments["one after the other"](w.Rank(), size), order); err != nil {
+				return err
+			}
+			if err := r.g.Wait(ctx); err != nil {
+				return err
+			}
+			var results [][]float32
+			for i := range lengths {
+				v, err := values(r.g.Result(i))
+				if err != nil {
+					return err
+				}
+				results = append(results, v)
+			}
+			mu.Lock()
+			if first == nil {
+				first = results
+				look(r, results)
+			}
+			want := first
+			mu.Unlock()
+			if err := r.check(want); err != nil {
+				return fmt.Errorf("%d ranks: %w", size, err)
+			}
+			return errors.Join(r.close(), rt.Close())
+		}))
+	}
+}
+
+// The norm that clips is that of the results, from the same integers, and has the same bits in all worlds.
+func TestReproducibleClip(t *testing.T) {
+	const limit = 0.25
+	c := draw(dtype.F32, 6, false)
+	square := 0.0
+	for i := range lengths {
+		for _, x := range c.mean(i, 27) {
+			square += float64(x) * float64(x)
+		}
+	}
+	require.Greater(t, square, 4*limit*limit)
+	cfg := ddp.Config{Reproducible: microbatches, Config: sparse.Config{ClipNorm: limit}}
+	sameInAllWorlds(t, cfg, c, func(_ *batchRank, results [][]float32) {
+		norm := 0.0
+		for i, x := range results {
+			whole := c.mean(i, 27)
+			for j, v := range x {
+				norm += float64(v) * float64(v)
+				assert.InDelta(t, float64(whole[j])*limit/math.Sqrt(square), float64(v), 1e-6*math.Abs(float64(v)), "%d", j)
+			}
+		}
+		assert.InDelta(t, limit, math.Sqrt(norm), 1e-6*limit)
+	})
+}
+
+// Sums are sums, and a step with an element that is not finite is skipped on all ranks, where that is asked for.
+func TestReproducibleSumAndSkip(t *testing.T) {
+	c := draw(dtype.F32, 7, false)
+	sameInAllWorlds(t, ddp.Config{Reproducible: 20, Sum: true}, c, func(_ *batchRank, results [][]float32) {
+		sum := 0.0
+		for _, m := range c.values {
+			sum += float64(m[0][1])
+		}
+		assert.InDelta(t, sum, float64(results[0][1]), 1e-3*math.Abs(sum))
+	})
+	spoiled := draw(dtype.F32, 8, true)
+	cfg := ddp.Config{Reproducible: microbatches, Config: sparse.Config{NonFinite: sparse.SkipNonFinite}}
+	sameInAllWorlds(t, cfg, spoiled, func(r *batchRank, results [][]float32) {
+		for _, x := range results {
+			assert.Equal(t, make([]float32, len(x)), x)
+		}
+	})
+}
+
+// A step that fails is rolled back, and has all its contributions when it is repeated by the same calls of Ready. One
+// that begins anew, or goes on with other ranks, has its own alone.
+func TestReproducibleRolledBack(t *testing.T) {
+	c := draw(dtype.F32, 9, false)
+	var want [][]float32
+	for i := range lengths {
+		want = append(want, c.mean(i, 27))
+	}
+	all := []int{0, 1, 2, 3, 4, 5}
+	standin.World(t, 2, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
+		f := standin.NewFaulty(w)
+		r, err := newBatchRank(ctx, rt, f, c.dt, ddp.Config{Reproducible: microbatches})
+		require.NoError(t, err)
+		mine := assignments["one after the other"](w.Rank(), 2)
+		require.NoError(t, errors.Join(r.submit(ctx, c, mine, all), r.g.Wait(ctx), r.check(want)))
+		fail := func() {
+			f.Calls, f.At = 0, 1
+			err := r.submit(ctx, c, mine, all)
+			assert.ErrorIs(t, errors.Join(err, r.g.Wait(ctx)), standin.ErrFault)
+			f.At = -1
+		}
+		fail()
+		require.NoError(t, errors.Join(r.g.ReduceAll(ctx, r.params), r.check(want)), "repeated")
+		fail()
+		require.NoError(t, errors.Join(r.submit(ctx, c, mine, all), r.g.Wait(ctx), r.check(want)), "anew")
+		fail()
+		require.NoError(t, r.g.Rebind(ctx, w))
+		require.NoError(t, errors.Join(r.submit(ctx, c, mine, all), r.g.Wait(ctx), r.check(want)), "with other ranks")
+
+		require.NoError(t, r.g.Accumulate(0, r.params[0]))
+		_, err = r.g.State(ctx)
+		assert.ErrorIs(t, err, comm.ErrArgument)
+		return r.close()
+	})
+}
+
+// More contributions than there may be are an error on all ranks, and change nothing.
+func TestReproducibleTooMany(t *testing.T) {
+	c := draw(dtype.F32, 10, false)
+	standin.World(t, 3, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
+		r, err := newBatchRank(ctx, rt, w, c.dt, ddp.Config{Reproducible: 4})
+		require.NoError(t, err)
+		mine := [][]int{{0, 1, 2}, {}, {3, 4}}[w.Rank()]
+		require.NoError(t, r.submit(ctx, c, mine, []int{0, 1, 2, 3, 4, 5}))
+		err = r.g.Wait(ctx)
+		assert.ErrorIs(t, err, comm.ErrArgument)
+		assert.ErrorContains(t, err, "5 contributions in a step, Config.Reproducible is 4")
+		if len(mine) > 0 {
+			left, err := values(r.params[3])
+			require.NoError(t, err)
+			assert.Equal(t, c.values[mine[len(mine)-1]][3], left, "the last contribution is as it was")
+		}
+		return r.close()
+	})
+}
+
+// A job that is resumed with another number of ranks goes on with the same bits, and one without data takes part.
+func TestReproducibleRestoreAndJoin(t *testing.T) {
+	c := draw(dtype.F32, 11, false)
+	var want [][]float32
+	for i := range lengths {
+		want = append(want, c.mean(i, 27))
+	}
+	var saved []byte
+	order := []int{5, 4, 3, 2, 1, 0}
+	cfg := ddp.Config{Reproducible: microbatches, Uneven: true}
+	for _, size := range []int{4, 3} {
+		standin.World(t, size, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
+			r, err := newBatchRank(ctx, rt, w, c.dt, cfg)
+			require.NoError(t, err)
+			if size == 3 {
+				require.NoError(t, r.g.Restore(ctx, saved))
+			}
+			if w.Rank() == size-1 { // the others have all contributions
+				require.NoError(t, r.g.Join(ctx, r.params, func() error { return r.check(want) }))
+				return r.close()
+			}
+			mine := assignments["in turn, backwards"](w.Rank(), size-1)
+			require.NoError(t, errors.Join(r.submit(ctx, c, mine, order), r.g.Wait(ctx), r.check(want)))
+			require.NoError(t, r.g.Join(ctx, r.params, nil))
+			state, err := r.g.State(ctx)
+			if require.NoError(t, err); w.Rank() == 0 {
+				saved = state
+			}
+			return r.close()
+		})
+	}
+}
+
+// What depends on who computes what is refused, and so are more contributions than the bits allow.
+func TestReproducibleConfig(t *testing.T) {
+	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		params := standin.Gradients(t, rt, 1)
+		for text, cfg := range map[string]ddp.Config{
+			"excludes Reducer":                      {Reproducible: 4, Shard: true},
+			"dense gradients in F32":                {Reproducible: 4, Wire: dtype.BF16},
+			"without Momentum":                      {Reproducible: 4, Config: sparse.Config{Momentum: 0.9}},
+			"it excludes":                           {Reproducible: 4, Config: sparse.Config{Pattern: "topkA", Density: 0.1}},
+			"Weighted and Wire":                     {Reproducible: 4, Weighted: true},
+			"ReproducibleBits without Reproducible": {ReproducibleBits: 24},
+			"ReproducibleBits is 31, want 8 to 30":  {Reproducible: 1, ReproducibleBits: 31},
+			"which allows 127 contributions a step, and Reproducible is 128; want at most 23": {
+				Reproducible: 128, ReproducibleBits: 24},
+			"Reproducible is -1, want 1 to": {Reproducible: -1},
+		} {
+			_, err := ddp.New(ctx, rt, c, params, cfg)
+			assert.ErrorContains(t, err, text)
+			assert.ErrorIs(t, err, comm.ErrArgument, text)
+		}
+		g, err := ddp.New(ctx, rt, c, params, ddp.Config{Reproducible: 127, ReproducibleBits: 24})
+		require.NoError(t, errors.Join(err, g.Close()))
+		standin.Free(t, params)
+		return nil
+	})
+}
+
+// Bytes are those of dense F32 and one for each block, and steps allocate nothing.
+func TestReproducibleCosts(t *testing.T) {
+	const n = 1 << 16
+	perStep := math.Inf(1)
+	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		x, err := runtime.New(rt, dtype.F32, n)
+		require.NoError(t, err)
+		params := []*runtime.Tensor{x}
+		sent := map[int]int64{}
+		for _, contributions := range []int{0, 4} {
+			g, err := ddp.New(ctx, rt, c, params, ddp.Config{Reproducible: contributions})
+			require.NoError(t, err)
+			step := func() {
+				if contributions > 0 {
+					err = errors.Join(err, g.Accumulate(0, x))
+				}
+				err = errors.Join(err, g.ReduceAll(ctx, params))
+			}
+			for range 10 {
+				if c.Rank() == 0 && contributions > 0 {
+					perStep = min(perStep, testing.AllocsPerRun(20, step))
+					continue
+				}
+				for range 21 {
+					step()
+				}
+			}
+			require.NoError(t, err)
+			stats, err := g.Stats(ctx)
+			require.NoError(t, err)
+			sent[contributions] = stats.SentBytes
+			require.NoError(t, g.Close())
+		}
+		assert.LessOrEqual(t, float64(sent[4]), 1.02*float64(sent[0]))
+		standin.Free(t, params)
+		return nil
+	})
+	assert.Zero(t, perStep, "allocations per step")
+}
