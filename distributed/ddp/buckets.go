@@ -268,14 +268,10 @@ func (g *Gradients) allocate(ctx context.Context) error {
 		var ptr uintptr
 		var err error
 		switch {
-		case g.cfg.Reproducible > 0 && !g.cfg.BucketViews: // gradients are read, and results written, where they are
-			b.joined = nil
-			b.separate = b.params
-			continue
 		case g.cfg.BucketViews && !g.transaction.plain:
 			err = g.transaction.buffers.Allocate(g.transaction.rt, &b.views, b.bytes)
 			ptr = b.views.Ptr
-		case !g.cfg.BucketViews && !g.cfg.Shard && len(b.joined) < 2 && b.wire == b.dt:
+		case !g.cfg.BucketViews && (!g.joins() || !g.cfg.Shard && len(b.joined) < 2 && b.wire == b.dt):
 			b.joined = nil
 			b.separate = b.params
 			continue
@@ -292,9 +288,6 @@ func (g *Gradients) allocate(ctx context.Context) error {
 		}
 		if err == nil && g.cfg.BucketViews {
 			err = g.view(b, ptr)
-		}
-		if g.cfg.Reproducible > 0 {
-			b.joined = nil // as above
 		}
 		if err != nil {
 			return g.bucketError(i, err)
@@ -362,7 +355,7 @@ func (g *Gradients) view(b *bucket, ptr uintptr) error {
 	if g.views == nil {
 		g.views = make([]*runtime.Tensor, len(g.gradients))
 	}
-	for _, i := range b.joined {
+	for _, i := range b.params {
 		if t := g.views[i]; t != nil {
 			ptr += uintptr(t.Bytes())
 			continue
@@ -377,8 +370,15 @@ func (g *Gradients) view(b *bucket, ptr uintptr) error {
 		g.views[i] = t
 		ptr += uintptr(t.Bytes())
 	}
+	if !g.joins() {
+		b.joined = nil
+	}
 	return nil
 }
+
+// joins reports whether buckets are put together. Where results are reproducible, gradients are read, and results
+// written, where they are.
+func (g *Gradients) joins() bool { return g.cfg.Reproducible == 0 }
 
 // copyParts puts gradients of a bucket together, or copies them back.
 func (g *Gradients) copyParts(b *bucket, back bool) error {

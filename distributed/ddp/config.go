@@ -94,10 +94,10 @@ type Config struct {
 	// all ranks, and what the averages are divided by; where there are fewer, the others count as zeros, and more are
 	// [comm.ErrArgument] on all ranks, and roll the step back. A rank may have any number of them, or none.
 	//
-	// Each contribution is rounded once, to integers of ReproducibleBits below the largest number that a block of 64 elements
-	// has in any of them, which the ranks find first, so what is accumulated is kept until the last one: a rank
-	// needs memory for its contributions, less one, and for I32 like the gradients. The integers add up in any order, so
-	// that communicators without a fixed order ([comm.FixedOrder]) serve as well. A block with an element that is not
+	// Each contribution is rounded once, to integers of ReproducibleBits below the largest number that a block of 64
+	// elements has in any of them, which the ranks find first, so what is accumulated is kept until the last one: a
+	// rank needs memory for its contributions, less one, and for I32 like the gradients. The integers add up in any
+	// order, so that communicators without a fixed order ([comm.FixedOrder]) serve as well. A block with an element that is not
 	// finite is NaN. ClipNorm bounds the norm of the results, whatever Clip says. Contributions do not outlive a
 	// [Gradients.Rebind]: with other ranks, the step begins anew. It is for F32, F16 and BF16, reduced densely, and
 	// excludes Momentum, Values, Wire, Weighted, Shard, Mesh and Reducer.

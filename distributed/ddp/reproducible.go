@@ -52,15 +52,15 @@ func contributionBits(contributions, wanted int) (int, error) {
 	if contributions < 1 || contributions > 1<<20 {
 		return 0, base.ConfigError("Reproducible is %d, want 1 to %d contributions a step", contributions, 1<<20)
 	}
-	most := 31 - bits.Len(uint(contributions))
+	limit := 31 - bits.Len(uint(contributions))
 	switch {
 	case wanted == 0:
-		return most, nil
+		return limit, nil
 	case wanted < 8 || wanted > 30:
 		return 0, base.ConfigError("ReproducibleBits is %d, want 8 to 30", wanted)
 	case contributions > math.MaxInt32>>wanted:
 		return 0, base.ConfigError("ReproducibleBits is %d, which allows %d contributions a step, and Reproducible is %d; "+
-			"want at most %d", wanted, math.MaxInt32>>wanted, contributions, most)
+			"want at most %d", wanted, math.MaxInt32>>wanted, contributions, limit)
 	}
 	return wanted, nil
 }
@@ -180,10 +180,10 @@ func (r *reproducible) Exchange(ctx context.Context) error {
 // store stores the sums of this rank's contributions, and their number.
 func (r *reproducible) store() error {
 	t := r.g.transaction
-	most := 0
+	total := 0 // passes, of which each has a gradient of a parameter once at most
 	for _, p := range r.parts {
 		count := r.contributions(p.param)
-		most = max(most, count)
+		total = max(total, count)
 		if count == 0 {
 			if err := t.rt.Fill(p.fixed.Sums, p.fixed.N, dtype.I32, 0); err != nil {
 				return err
@@ -199,7 +199,7 @@ func (r *reproducible) store() error {
 			}
 		}
 	}
-	return t.rt.Fill(r.count(), 1, dtype.I32, float64(most))
+	return t.rt.Fill(r.count(), 1, dtype.I32, float64(total))
 }
 
 // Commit implements reducer.

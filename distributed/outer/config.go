@@ -22,7 +22,9 @@ type Config struct {
 	// Reduce is how outer gradients are averaged: densely unless set. They are F32, whatever
 	// the parameters are. NonFinite is [sparse.SkipNonFinite] unless set. Sum,
 	// BucketViews, Uneven and Weighted have no meaning here. What is not rolled back
-	// ([ddp.Gradients.RollsBack]) is not repeated by the same call after an error.
+	// ([ddp.Gradients.RollsBack]) is not repeated by the same call after an error. Reproducible
+	// is how many ranks there are at most: each contributes one outer gradient to a round, and averages are over
+	// the ranks, with the same bits in whatever order they come. It excludes Weighted.
 	Reduce ddp.Config
 	// Decay, in (0, 1], multiplies the residual after each round: 1 unless set. SparseLoCo has
 	// 0.95.
@@ -86,7 +88,10 @@ func (c Config) withDefaults() (Config, error) {
 		return c, base.ConfigError("Delay is %d, want at least 0", c.Delay)
 	case c.Reduce.Sum || c.Reduce.BucketViews || c.Reduce.Uneven || c.Reduce.Weighted:
 		return c, base.ConfigError("Reduce has Sum, BucketViews, Uneven or Weighted")
+	case c.Reduce.Reproducible != 0 && c.Weighted:
+		return c, base.ConfigError("Weighted with Reduce.Reproducible, and weights are rounded with each contribution")
 	}
+	c.Reduce.Sum = c.Reduce.Reproducible != 0 // and optimize divides by the number of ranks
 	if c.Reduce.NonFinite == 0 && !c.Reduce.NoUndo {
 		c.Reduce.NonFinite = sparse.SkipNonFinite
 	}

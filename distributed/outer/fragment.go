@@ -220,6 +220,14 @@ func (l *Loop) subtract(f *fragment) error {
 func (l *Loop) optimize(f *fragment) error {
 	k := l.kernels
 	move := address(l.delta, f)
+	if l.cfg.Reduce.Sum { // of the ranks that have sent
+		if err := l.set(weightWord, 1/float64(l.c.WorldSize())); err != nil {
+			return err
+		}
+		if err := k.Scale(move, dtype.F32, f.n, l.word(weightWord)); err != nil {
+			return err
+		}
+	}
 	if l.cfg.Momentum > 0 {
 		v := address(l.velocity, f)
 		err := errors.Join(k.Scale(v, dtype.F32, f.n, l.word(momentumWord)),

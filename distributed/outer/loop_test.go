@@ -1213,3 +1213,59 @@ func TestResidualsInFlight(t *testing.T) {
 		return l.Close()
 	}))
 }
+
+// With Reduce.Reproducible, the parameters do not depend on which rank has which data, over any number of rounds and
+// fragments, while a chain of sums does.
+func TestReproducibleRounds(t *testing.T) {
+	const ranks, steps = 5, 12
+	for _, reproducible := range []int{0, 8} {
+		var first uint64
+		differ := false
+		for turn := range ranks {
+			cfg := outer.Config{Every: 4, Fragments: 2, LearningRate: 0.7, Momentum: 0.9, Nesterov: true}
+			cfg.Reduce.Reproducible = reproducible
+			hashes := make([]uint64, ranks) // of the common parameters
+			standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+				m := newModel(t, rt)
+				l, err := outer.New(ctx, rt, c, m.tensors, cfg)
+				require.NoError(t, err)
+				for step := range steps {
+					for _, v := range m.values {
+						for i, x := range standin.Normal(len(v), step, (c.Rank()+turn)%ranks) {
+							v[i] -= x / 3
+						}
+					}
+					require.NoError(t, l.Step(ctx))
+				}
+				hashes[c.Rank()], err = l.Hash(ctx)
+				require.NoError(t, err)
+				err = l.Close()
+				standin.Free(t, m.tensors)
+				return err
+			})
+			for _, h := range hashes {
+				assert.Equal(t, hashes[0], h)
+			}
+			first = cmp.Or(first, hashes[0])
+			differ = differ || first != hashes[0]
+		}
+		assert.Equal(t, reproducible == 0, differ, "Reproducible is %d", reproducible)
+	}
+}
+
+// The averages of reproducible rounds are those of the ranks, within rounding, and weights are refused.
+func TestReproducibleRoundsAverage(t *testing.T) {
+	cfg := outer.Config{Every: 3, LearningRate: 0.5, Momentum: 0.5}
+	want, _ := train(t, 3, 9, cfg)
+	cfg.Reduce.Reproducible = 4
+	got, _ := train(t, 3, 9, cfg)
+	assert.InDeltaSlice(t, want[0], got[0], 1e-5)
+	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		cfg.Weighted = true
+		m := newModel(t, rt)
+		_, err := outer.New(ctx, rt, c, m.tensors, cfg)
+		assert.ErrorContains(t, err, "Weighted with Reduce.Reproducible")
+		standin.Free(t, m.tensors)
+		return nil
+	})
+}
