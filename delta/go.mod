@@ -3,6 +3,7 @@ module github.com/tutti-go/tutti/delta
 go 1.25.0
 
 require (
+	github.com/klauspost/compress v1.19.1
 	github.com/stretchr/testify v1.12.1
 	github.com/tutti-go/tutti v0.2.0
 	golang.org/x/sys v0.47.0

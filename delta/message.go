@@ -39,7 +39,7 @@ func (e *VersionError) Error() string {
 // A delta begins with the format and its version.
 const (
 	format  = "tdl"
-	version = 3
+	version = 4
 	magic   = format + string(rune(version))
 )
 
@@ -52,55 +52,61 @@ type Delta struct {
 
 	digest  uint32 // of the base
 	weights uint64
-	layout  []Tensor // of the target, without memory; nil: that of the base
-	text    *text    // nil: programs keep none
+	layout  []Tensor // of the target, without memory; nil: that of the base, unless it is packed
+	packed  *packed  // layout and origins, as Diff makes them; nil: layout has it
+	text    *packed  // nil: programs keep none
 	tensors []change
 }
 
-// text is how what a program keeps with the tensors changes.
-type text struct {
-	sum      uint32 // checksum of the base's
-	from, to int    // bytes that stay at its beginning and at its end
-	middle   []byte // what is between them
+// packed is what is compressed with the help of what the base has in its place.
+type packed struct {
+	sum    uint32 // checksum of what the base has
+	length uint64
+	frame  []byte // as pack has made it
+}
+
+// newPacked packs data.
+func newPacked(base, target []byte) (*packed, error) {
+	frame, err := pack(base, target)
+	return &packed{
+		sum:    crc32.Checksum(base, castagnoli),
+		length: uint64(len(target)),
+		frame:  frame,
+	}, err
+}
+
+// unpack returns the data, given what the base has in its place.
+func (p *packed) unpack(base []byte) ([]byte, error) {
+	if crc32.Checksum(base, castagnoli) != p.sum {
+		return nil, &VersionError{Differ: true}
+	}
+	return unpack(base, p.frame, p.length)
 }
 
 // SetText has d carry the text that a program keeps with the tensors of the base and of the target, such as the
 // headers of their files, as what has changed in it.
-func (d *Delta) SetText(base, target []byte) {
-	t := &text{sum: crc32.Checksum(base, castagnoli)}
-	shorter := min(len(base), len(target))
-	for t.from < shorter && base[t.from] == target[t.from] {
-		t.from++
-	}
-	for t.to < shorter-t.from && base[len(base)-1-t.to] == target[len(target)-1-t.to] {
-		t.to++
-	}
-	t.middle = target[t.from : len(target)-t.to]
-	d.text = t
+func (d *Delta) SetText(base, target []byte) (err error) {
+	d.text, err = newPacked(base, target)
+	return err
 }
 
 // Text returns the text of the target, given that of the base: a [VersionError] if it is another one. A delta
 // without texts leaves it as it is.
 func (d *Delta) Text(base []byte) ([]byte, error) {
-	t := d.text
-	if t == nil {
+	if d.text == nil {
 		return base, nil
 	}
-	if crc32.Checksum(base, castagnoli) != t.sum {
-		return nil, &VersionError{
-			Have:   d.Base,
-			Need:   d.Base,
-			Differ: true,
-		}
+	text, err := d.text.unpack(base)
+	return text, d.describe(err)
+}
+
+// describe has a [VersionError] name the version.
+func (d *Delta) describe(err error) error {
+	if mismatch := new(VersionError); errors.As(err, &mismatch) {
+		mismatch.Have = d.Base
+		mismatch.Need = d.Base
 	}
-	if t.from > len(base) || t.to > len(base)-t.from {
-		return nil, errDamaged
-	}
-	return slices.Concat(
-		base[:t.from],
-		t.middle,
-		base[len(base)-t.to:],
-	), nil
+	return err
 }
 
 // change is how a tensor changes.
@@ -167,12 +173,19 @@ func (d *Delta) parts() (parts [][]byte) {
 		b = binary.LittleEndian.AppendUint32(b, d.digest)
 	}
 	b = binary.AppendUvarint(binary.AppendUvarint(b, d.Target), d.weights)
-	if d.layout == nil {
+	switch {
+	case d.packed != nil:
+		b = appendPacked(append(b, layoutPacked), d.packed)
+	case d.layout != nil:
+		b = appendLayout(append(b, layoutListed), d.layout)
+	default:
+		b = append(b, layoutSame)
+	}
+	if d.text == nil {
 		b = append(b, 0)
 	} else {
-		b = appendLayout(append(b, 1), d.layout)
+		b = appendPacked(append(b, 1), d.text)
 	}
-	b = appendText(b, d.text)
 	b = binary.AppendUvarint(b, uint64(len(d.tensors)))
 	parts = [][]byte{nil}
 	before := -1
@@ -257,26 +270,21 @@ func parse(body []byte) (*Delta, error) {
 		d.digest = src.uint32()
 	}
 	d.Target, d.weights = src.uvarint(), src.uvarint()
-	if src.byte() != 0 {
-		d.layout = []Tensor{}
-		for n := src.uvarint(); n > 0 && !src.bad; n-- {
-			t := Tensor{Name: string(src.text())}
-			dt, err := dtype.Parse(string(src.text()))
-			for range src.uvarint() {
-				if src.bad {
-					break
-				}
-				t.Shape = append(t.Shape, int(min(src.uvarint(), math.MaxInt)))
-			}
-			t.DType = dt
-			last := len(d.layout) - 1
-			if src.bad || err != nil || t.check() != nil || last >= 0 && d.layout[last].Name >= t.Name {
-				return nil, errDamaged
-			}
-			d.layout = append(d.layout, t)
+	switch src.byte() {
+	case layoutSame:
+	case layoutListed:
+		var err error
+		if d.layout, err = readLayout(&src); err != nil {
+			return nil, err
 		}
+	case layoutPacked:
+		d.packed = readPacked(&src)
+	default:
+		return nil, errDamaged
 	}
-	d.text = readText(&src)
+	if src.byte() != 0 {
+		d.text = readPacked(&src)
+	}
 	next := 0
 	for n := src.uvarint(); n > 0 && !src.bad; n-- {
 		gap := src.uvarint()
@@ -297,26 +305,75 @@ func parse(body []byte) (*Delta, error) {
 	return d, nil
 }
 
-// appendText appends how the text of a program changes.
-func appendText(b []byte, t *text) []byte {
-	if t == nil {
-		return append(b, 0)
+// How a delta has the layout.
+const (
+	layoutSame = iota
+	layoutListed
+	layoutPacked
+)
+
+// readLayout reads what appendLayout appends.
+func readLayout(src *cursor) ([]Tensor, error) {
+	layout := []Tensor{}
+	for n := src.uvarint(); n > 0 && !src.bad; n-- {
+		t := Tensor{Name: string(src.text())}
+		dt, err := dtype.Parse(string(src.text()))
+		for range src.uvarint() {
+			if src.bad {
+				break
+			}
+			t.Shape = append(t.Shape, int(min(src.uvarint(), math.MaxInt)))
+		}
+		t.DType = dt
+		last := len(layout) - 1
+		if src.bad || err != nil || t.check() != nil || last >= 0 && layout[last].Name >= t.Name {
+			return nil, errDamaged
+		}
+		layout = append(layout, t)
 	}
-	b = binary.LittleEndian.AppendUint32(append(b, 1), t.sum)
-	b = binary.AppendUvarint(b, uint64(t.from))
-	b = binary.AppendUvarint(b, uint64(t.to))
-	return append(binary.AppendUvarint(b, uint64(len(t.middle))), t.middle...)
+	return layout, nil
 }
 
-func readText(src *cursor) *text {
-	if src.byte() == 0 {
-		return nil
+// appendOrigins appends of which tensors of the base tensors with other names, types or shapes have had their bytes,
+// each as its distance from the one behind the one before.
+func appendOrigins(b []byte, origins []int) []byte {
+	next := 0
+	for _, origin := range origins {
+		b = binary.AppendVarint(b, int64(origin-next))
+		next = origin + 1
 	}
-	t := &text{sum: src.uint32()}
-	t.from = int(min(src.uvarint(), math.MaxInt))
-	t.to = int(min(src.uvarint(), math.MaxInt))
-	t.middle = src.text()
-	return t
+	return b
+}
+
+// readOrigins reads as many origins, each -1 or below limit, to the end of src.
+func readOrigins(src *cursor, count, limit int) ([]int, error) {
+	origins := make([]int, count)
+	next := int64(0)
+	for i := range origins {
+		origin := next + unzigzag(src.uvarint())
+		if src.bad || origin < -1 || origin >= int64(limit) {
+			return nil, errDamaged
+		}
+		origins[i] = int(origin)
+		next = origin + 1
+	}
+	if len(src.data) > 0 {
+		return nil, errDamaged
+	}
+	return origins, nil
+}
+
+func appendPacked(b []byte, p *packed) []byte {
+	b = binary.LittleEndian.AppendUint32(b, p.sum)
+	b = binary.AppendUvarint(b, p.length)
+	return append(binary.AppendUvarint(b, uint64(len(p.frame))), p.frame...)
+}
+
+func readPacked(src *cursor) *packed {
+	p := &packed{sum: src.uint32()}
+	p.length = src.uvarint()
+	p.frame = src.text()
+	return p
 }
 
 // appendLayout appends names, types and shapes.

@@ -214,15 +214,17 @@ func separate(written, read []Tensor) error {
 
 // measure takes the checksums of all blocks.
 func (r *replica) measure(ctx context.Context, tick func(done, total int)) error {
-	return parallel(ctx, r.blocks(), tick, func(c *coder, t, b int) error {
-		p, _, err := r.load(t, b, &c.new)
-		if err != nil {
-			return err
-		}
-		data, err := p.bytes(r.tensors[t].length(b), &c.new)
-		r.sums[t][b] = crc32.Checksum(data, castagnoli)
+	return parallel(ctx, r.blocks(), tick, r.measureBlock)
+}
+
+func (r *replica) measureBlock(c *coder, tensor, block int) error {
+	p, _, err := r.load(tensor, block, &c.new)
+	if err != nil {
 		return err
-	})
+	}
+	data, err := p.bytes(r.tensors[tensor].length(block), &c.new)
+	r.sums[tensor][block] = crc32.Checksum(data, castagnoli)
+	return err
 }
 
 // blocks returns how many blocks each tensor has.
@@ -378,25 +380,27 @@ func diff(
 	if r.version != 0 {
 		d.digest = r.digest()
 	}
+	source := r
+	from := r.counterparts(next.tensors)
 	if r.version == 0 || !r.sameLayout(next) {
-		d.layout = []Tensor{}
-		for _, t := range next.tensors {
-			t.Memory = nil
-			d.layout = append(d.layout, t)
+		var err error
+		if small && r.version != 0 {
+			source, err = d.packLayout(ctx, r, next, from)
+		} else {
+			d.listLayout(next)
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
-	from := make([]int, len(next.tensors))
 	codes := make([][][]byte, len(next.tensors))
 	for i := range next.tensors {
-		if from[i] = -1; r.version != 0 {
-			from[i] = find(r.tensors, &next.tensors[i])
-		}
 		codes[i] = make([][]byte, next.tensors[i].blocks())
 		d.weights += uint64(next.tensors[i].elements)
 	}
 	var coded atomic.Int64
 	err := parallel(ctx, next.blocks(), tick, func(c *coder, t, b int) error {
-		code, err := r.diffBlock(c, next, from[t], t, b, small)
+		code, err := source.diffBlock(c, next, from[t], t, b, small)
 		if err != nil {
 			return err
 		}
@@ -421,6 +425,15 @@ func diff(
 		}
 	}
 	return d, nil
+}
+
+// listLayout sets the layout of d to that of next.
+func (d *Delta) listLayout(next *replica) {
+	d.layout = []Tensor{}
+	for _, t := range next.tensors {
+		t.Memory = nil
+		d.layout = append(d.layout, t)
+	}
 }
 
 // diffBlock returns the code of a block of next, nil if nothing in it has changed, and takes its checksum. from is the
@@ -494,7 +507,8 @@ func halves(tick func(done, total int)) (first, second func(done, total int)) {
 
 // Apply makes the tensors of the delta's target, each in the memory that target returns for it, from the tensors of
 // the delta's base: a [VersionError] if they are others. These are only read, so their memory is to be other memory.
-// tick, if not nil, is told of progress. It takes memory for a few blocks. After an error, what was made is of no use.
+// tick, if not nil, is told of progress. It reads the base once, and takes memory for a few blocks. After an error,
+// what was made is of no use.
 func (d *Delta) Apply(
 	ctx context.Context, base []Tensor, target func(Tensor) (Memory, error), tick func(done, total int),
 ) error {
@@ -502,48 +516,117 @@ func (d *Delta) Apply(
 	if err != nil {
 		return err
 	}
-	first, second := halves(tick)
-	if err := r.measure(ctx, first); err != nil {
+	m := &making{
+		base:   r,
+		source: r,
+		next:   &replica{version: d.Target},
+	}
+	if err := m.place(d, target); err != nil {
+		if errors.Is(err, ErrDelta) && r.measure(ctx, nil) == nil { // the base may be another
+			err = cmp.Or(d.checkBase(r), err)
+		}
 		return err
 	}
-	if err := d.checkBase(r); err != nil {
+	if err := parallel(ctx, m.counts(), tick, m.block); err != nil {
 		return err
 	}
-	layout, blocks, err := d.targetLayout(r)
+	if err := d.checkBase(r); err != nil { // before what it may be the reason of
+		return err
+	}
+	if m.err != nil {
+		return m.err
+	}
+	return d.checkSums(m.next)
+}
+
+// making is the making of tensors of others, which are read and measured at once.
+type making struct {
+	base   *replica
+	source *replica   // the base, with a tensor more for each origin
+	next   *replica   // what is made
+	from   []int      // by tensor of next: the one of source; -1: it is new
+	codes  [][][]byte // by tensor of next and block; nil: nothing changes
+	unread []int      // tensors of the base that have no counterpart, of which checksums are all that is needed
+
+	mu  sync.Mutex
+	err error // why a code is none of these blocks, which may be those of another base; guarded by mu
+}
+
+// place gets the memory of all tensors.
+func (m *making) place(d *Delta, target func(Tensor) (Memory, error)) error {
+	layout, blocks, err := m.layout(d)
 	if err != nil {
 		return err
 	}
-	next := &replica{version: d.Target, tensors: slices.Clone(layout)}
-	was := make([]int, len(layout)) // where each tensor is in the base; -1: nowhere
-	codes := make([][][]byte, len(layout))
-	for i := range next.tensors {
-		t := &next.tensors[i]
-		if was[i] = -1; d.Base != 0 {
-			was[i] = find(r.tensors, t)
-		}
-		if was[i] < 0 && blocks[i] != t.blocks() {
+	m.next.tensors = slices.Clone(layout)
+	read := make([]bool, len(m.source.tensors))
+	for i := range m.next.tensors {
+		t := &m.next.tensors[i]
+		switch from := m.from[i]; {
+		case from >= 0:
+			read[from] = true
+		case blocks[i] != t.blocks():
 			return errDamaged
 		}
 		if t.Memory, err = target(*t); err != nil {
 			return fmt.Errorf("delta: tensor %q: %w", t.Name, err)
 		}
-		next.sums = append(next.sums, make([]uint32, t.blocks()))
-		codes[i] = make([][]byte, t.blocks())
+		m.next.sums = append(m.next.sums, make([]uint32, t.blocks()))
+		m.codes = append(m.codes, make([][]byte, t.blocks()))
 	}
-	if err := separate(next.tensors, r.tensors); err != nil {
-		return err
+	for i := range m.base.tensors {
+		if !read[i] {
+			m.unread = append(m.unread, i)
+		}
 	}
 	for _, c := range d.tensors {
 		for _, b := range c.blocks {
-			codes[c.tensor][b.index] = b.code
+			m.codes[c.tensor][b.index] = b.code
 		}
 	}
-	if err := parallel(ctx, next.blocks(), second, func(c *coder, t, b int) error {
-		return r.make(c, next, t, was[t], b, codes[t][b])
-	}); err != nil {
+	return separate(m.next.tensors, m.base.tensors)
+}
+
+// layout returns the layout of the target, and of each tensor how many blocks have codes.
+func (m *making) layout(d *Delta) (layout []Tensor, blocks []int, err error) {
+	if d.packed != nil {
+		layout, m.from, m.source, err = d.unpackLayout(m.base)
+	} else {
+		layout = d.layout
+		if layout == nil {
+			layout = m.base.tensors
+		}
+		m.from = m.base.counterparts(layout)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	blocks, err = d.countBlocks(layout)
+	return layout, blocks, err
+}
+
+// counts returns the blocks to be made, by tensor, and those to be measured only.
+func (m *making) counts() []int {
+	counts := m.next.blocks()
+	for _, i := range m.unread {
+		counts = append(counts, m.base.tensors[i].blocks())
+	}
+	return counts
+}
+
+// block makes a block, or measures one that no other is made of.
+func (m *making) block(c *coder, i, b int) error {
+	if made := len(m.next.tensors); i >= made {
+		return m.base.measureBlock(c, m.unread[i-made], b)
+	}
+	err := m.source.make(c, m.next, i, m.from[i], b, m.codes[i][b])
+	if !errors.Is(err, ErrDelta) {
 		return err
 	}
-	return d.checkSums(next)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.err = cmp.Or(m.err, err)
+	return nil
 }
 
 // checkBase checks that d is for the version and the tensors of r.
@@ -564,18 +647,26 @@ func (d *Delta) checkBase(r *replica) error {
 	return nil
 }
 
-// targetLayout returns the tensors that d makes of those of r, and of each how many blocks have a code that is not too
-// short for a new tensor.
+// targetLayout returns the tensors that d makes of those of r, and of each how many blocks have codes.
 func (d *Delta) targetLayout(r *replica) (layout []Tensor, blocks []int, err error) {
+	if d.packed != nil {
+		return nil, nil, fmt.Errorf("%w: its tensors are made of others in other memory, by Apply alone", ErrDelta)
+	}
 	layout = d.layout
 	if layout == nil {
 		layout = r.tensors
 	}
+	blocks, err = d.countBlocks(layout)
+	return layout, blocks, err
+}
+
+// countBlocks returns how many blocks of each tensor have a code that is not too short for a new tensor.
+func (d *Delta) countBlocks(layout []Tensor) (blocks []int, err error) {
 	blocks = make([]int, len(layout))
 	for _, c := range d.tensors {
 		if c.tensor >= len(layout) || len(c.blocks) == 0 ||
 			c.blocks[len(c.blocks)-1].index >= layout[c.tensor].blocks() {
-			return nil, nil, errDamaged
+			return nil, errDamaged
 		}
 		for _, b := range c.blocks {
 			if from, to := layout[c.tensor].bounds(b.index); len(b.code) >= minimumCode(to-from) {
@@ -583,7 +674,7 @@ func (d *Delta) targetLayout(r *replica) (layout []Tensor, blocks []int, err err
 			}
 		}
 	}
-	return layout, blocks, nil
+	return blocks, nil
 }
 
 // checkSums checks that the tensors that change have become those that d was made of.
@@ -596,16 +687,18 @@ func (d *Delta) checkSums(next *replica) error {
 	return nil
 }
 
-// make makes a block of a tensor of next, from the one at index was of r, or from zeros if was is -1.
-func (r *replica) make(c *coder, next *replica, tensor, was, block int, code []byte) error {
+// make makes a block of a tensor of next, from the one at index from of r, which it measures, or from zeros if from is
+// -1.
+func (r *replica) make(c *coder, next *replica, tensor, from, block int, code []byte) error {
 	t := &next.tensors[tensor]
 	bytes := t.length(block)
 	var sum uint32
-	if was >= 0 {
-		if err := r.tensors[was].read(block, &c.new); err != nil {
+	if from >= 0 {
+		if err := r.tensors[from].read(block, &c.new); err != nil {
 			return err
 		}
-		sum = r.sums[was][block]
+		sum = crc32.Checksum(c.new, castagnoli)
+		r.sums[from][block] = sum
 	} else {
 		c.new = grown(c.new, bytes)
 		clear(c.new)

@@ -90,17 +90,18 @@ func TestRefused(t *testing.T) {
 	good := put(t, dir, "good", bytesOf("{}", nil))
 	tensor := func(text string) []byte { return bytesOf(`{"w":{`+text+`}}`, make([]byte, 8)) }
 	for text, content := range map[string][]byte{
-		"the file has 5 bytes": []byte("short"),
-		"the file has 0 bytes": {},
-		"not a safetensors file but JSON; of a checkpoint in shards": []byte(`{"weight_map":{}}`),
-		"a header of 999 bytes":     append(binary.LittleEndian.AppendUint64(nil, 999), '{'),
-		"the header: unexpected":    bytesOf(`{"w`, nil),
-		"has 4 bytes":               tensor(`"dtype":"F32","shape":[2],"data_offsets":[0,4]`),
-		"has 8 bytes":               tensor(`"dtype":"F32","shape":[-2],"data_offsets":[0,8]`),
-		"the file at":               tensor(`"dtype":"F32","shape":[1],"data_offsets":[0,4]`),
-		"begins at byte":            tensor(`"dtype":"F32","shape":[1],"data_offsets":[4,8]`),
-		`the header, tensor "w": j`: tensor(`"dtype":"F32","shape":"x"`),
-		"no such file":              nil,
+		"the file has 5 bytes":             []byte("short"),
+		"the file has 0 bytes":             {},
+		"whose weight_map names no shards": []byte(`{"weight_map":{}}`),
+		"nor an index of shards: json":     []byte(`{"weight_map":[]}`),
+		"a header of 999 bytes":            append(binary.LittleEndian.AppendUint64(nil, 999), '{'),
+		"the header: unexpected":           bytesOf(`{"w`, nil),
+		"has 4 bytes":                      tensor(`"dtype":"F32","shape":[2],"data_offsets":[0,4]`),
+		"has 8 bytes":                      tensor(`"dtype":"F32","shape":[-2],"data_offsets":[0,8]`),
+		"the file at":                      tensor(`"dtype":"F32","shape":[1],"data_offsets":[0,4]`),
+		"begins at byte":                   tensor(`"dtype":"F32","shape":[1],"data_offsets":[4,8]`),
+		`the header, tensor "w": j`:        tensor(`"dtype":"F32","shape":"x"`),
+		"no such file":                     nil,
 	} {
 		path := filepath.Join(dir, "bad")
 		if os.Remove(path); content != nil {
@@ -315,11 +316,14 @@ func TestStreams(t *testing.T) {
 	old, patch := put(t, dir, "old", bytesOf(header, make([]byte, 2011))), filepath.Join(dir, "delta")
 	_, err := Diff(t.Context(), old, old, patch, nil)
 	require.NoError(t, err)
-	for _, path := range []string{os.DevNull, dir} {
+	for path, text := range map[string]string{
+		os.DevNull: " is not a regular file",
+		dir:        " has neither model.safetensors.index.json nor model.safetensors",
+	} {
 		_, err := Diff(t.Context(), path, old, filepath.Join(dir, "out"), nil)
-		require.ErrorContains(t, err, path+" is not a regular file")
+		require.ErrorContains(t, err, path+text)
 		_, err = Apply(t.Context(), path, patch, filepath.Join(dir, "out"), nil)
-		require.ErrorContains(t, err, path+" is not a regular file")
+		require.ErrorContains(t, err, path+text)
 	}
 	log, err := os.OpenFile(put(t, dir, "log", []byte("before")), os.O_WRONLY|os.O_APPEND, 0)
 	require.NoError(t, err)
@@ -406,7 +410,7 @@ func TestInterrupted(t *testing.T) {
 			require.NoError(t, err)
 			require.Len(t, files, 3, "old, new and delta: %s %d", name, n)
 		}
-		require.Greater(t, n, int64(4))
+		require.Greater(t, n, int64(2))
 		require.NoError(t, os.Remove(out))
 	}
 }

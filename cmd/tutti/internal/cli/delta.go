@@ -22,17 +22,20 @@ func newDelta() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delta",
 		Short: "Store checkpoints as what has changed",
-		Long: `delta stores a checkpoint (a file in the safetensors format) as its difference
-to an earlier one, without loss: apply makes the same file, byte for byte. Where
-1 to 3 % of the weights have changed, that takes 0.8 to 1.0 bytes for each of
-them.`,
+		Long: `delta stores a checkpoint (a file in the safetensors format, or shards and their
+model.safetensors.index.json) as its difference to an earlier one, without loss:
+apply makes the same files, byte for byte. Where 1 to 3 % of the weights have
+changed, that takes 0.8 to 1.0 bytes for each of them.
+
+A path is that of a file, of an index, or of the folder that has one of these.`,
 		Example: diffExample + "\n" + applyExample + "\n" + statExample,
 	}
 	cmd.AddCommand(
 		newDeltaWrite("diff OLD NEW", "Write the delta from one checkpoint to another", diffExample,
 			"which file is the old one, and which the new one?", "`file` to write; - is the standard output", checkpoint.Diff),
 		newDeltaWrite("apply OLD DELTA", "Write the checkpoint that a delta makes of an older one", applyExample,
-			"which file is the old one, and which the delta?", "`file` to write", checkpoint.Apply),
+			"which file is the old one, and which the delta?",
+			"`file` to write, or an empty folder for shards", checkpoint.Apply),
 		newDeltaStat())
 	onlySubcommands(cmd, "command")
 	return cmd
