@@ -16,6 +16,9 @@ const (
 	diffExample  = "  tutti delta diff 1000.safetensors 1010.safetensors -o 1010.delta"
 	applyExample = "  tutti delta apply 1000.safetensors 1010.delta -o 1010.safetensors"
 	statExample  = "  tutti delta stat 1010.delta --json | jq .changed"
+
+	importExample = "  tutti delta import model/ weight_v000012/ -o 12.delta"
+	exportExample = "  tutti delta export model/ 12.delta -o weight_v000012"
 )
 
 func newDelta() *cobra.Command {
@@ -28,14 +31,19 @@ apply makes the same files, byte for byte. Where 1 to 3 % of the weights have
 changed, that takes 0.8 to 1.0 bytes for each of them.
 
 A path is that of a file, of an index, or of the folder that has one of these.`,
-		Example: diffExample + "\n" + applyExample + "\n" + statExample,
+		Example: diffExample + "\n" + applyExample + "\n" + importExample + "\n" + exportExample + "\n" + statExample,
 	}
 	cmd.AddCommand(
 		newDeltaWrite("diff OLD NEW", "Write the delta from one checkpoint to another", diffExample,
-			"which file is the old one, and which the new one?", "`file` to write; - is the standard output", checkpoint.Diff),
+			"which file is the old one, and which the new one?",
+			"`file` to write; - is the standard output", checkpoint.Diff),
 		newDeltaWrite("apply OLD DELTA", "Write the checkpoint that a delta makes of an older one", applyExample,
 			"which file is the old one, and which the delta?",
 			"`file` to write, or an empty folder for shards", checkpoint.Apply),
+		newDeltaWrite("import OLD SOURCE", "Write the delta that one of slime, SGLang and others is", importExample,
+			"which file is the old one, and which the folder or URL of the delta?",
+			"`file` to write; - is the standard output", checkpoint.Import),
+		newDeltaExport(),
 		newDeltaStat())
 	onlySubcommands(cmd, "command")
 	return cmd
@@ -75,6 +83,23 @@ func newDeltaWrite(use, short, example, question, outUsage string, write writer)
 		},
 	}
 	cmd.Flags().StringVarP(&out, "out", "o", "", outUsage)
+	return cmd
+}
+
+// newDeltaExport makes the command that writes the format of others.
+func newDeltaExport() *cobra.Command {
+	var f checkpoint.Format
+	cmd := newDeltaWrite("export OLD DELTA", "Write a delta, or one to NEW, as slime, SGLang and others do",
+		exportExample,
+		"which file is the old one, and which the delta or the new one?", "`folder` to make",
+		func(ctx context.Context, base, change, out string, progress checkpoint.Progress) (delta.Stat, error) {
+			return checkpoint.Export(ctx, base, change, out, f, progress)
+		})
+	flags := cmd.Flags()
+	flags.StringVar(&f.Version, "version", "", "version of the delta (default the folder's, of weight_v000012 000012)")
+	flags.StringVar(&f.Base, "base", "", "version that it is for (default the one before the folder's)")
+	flags.StringVar(&f.Encoding, "encoding", "xor", "xor, or overwrite, which can be applied twice")
+	flags.StringVar(&f.Checksum, "checksum", "xxh3-128", "xxh3-128, blake3, or adler32, which modelexpress wants")
 	return cmd
 }
 

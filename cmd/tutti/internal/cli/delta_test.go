@@ -34,6 +34,20 @@ func TestDelta(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, map[string]any{"weights": 4.0, "changed": 1.0, "bytes": float64(info.Size())}, jsonLines(t, out)[0])
 
+	code, _, stderr = execute(t, "delta", "export", path("old"), path("d"), "-o", path("weight_v000003"), "--checksum", "adler32")
+	require.Equal(t, exitOK, code, stderr)
+	index, err := os.ReadFile(path("weight_v000003/model.safetensors.index.json"))
+	require.NoError(t, err)
+	assert.Contains(t, string(index), `"version":"000003","base_version":"000002","delta_encoding":"xor"`)
+	assert.Contains(t, string(index), `"checksum_format":"adler32"`)
+	code, _, stderr = execute(t, "delta", "import", path("old"), path("weight_v000003"), "-o", path("imported"))
+	require.Equal(t, exitOK, code, stderr)
+	code, _, stderr = execute(t, "delta", "apply", path("old"), path("imported"), "-o", path("again"))
+	require.Equal(t, exitOK, code, stderr)
+	got, err = os.ReadFile(path("again"))
+	require.NoError(t, err)
+	assert.Equal(t, content, got)
+
 	whole, err := os.ReadFile(path("d"))
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(path("cut"), whole[:len(whole)-3], 0o666))
@@ -46,6 +60,9 @@ func TestDelta(t *testing.T) {
 		{"which file is the old one", exitUsage, []string{"diff", path("old"), "-o", path("x")}},
 		{"-o is missing", exitUsage, []string{"apply", path("old"), path("d")}},
 		{"which delta?", exitUsage, []string{"stat"}},
+		{"the folder or URL of the delta?", exitUsage, []string{"import", path("old")}},
+		{"no version", exitFailure, []string{"export", path("old"), path("d"), "-o", path("x")}},
+		{"for another base", exitFailure, []string{"import", path("new"), path("weight_v000003"), "-o", path("x")}},
 		{"unknown command", exitUsage, []string{"patch"}},
 		{"again is not the file that", exitFailure, []string{"apply", path("again"), path("d"), "-o", path("x")}},
 		{"cut: invalid delta: it ends before its length", exitFailure, []string{"stat", path("cut")}},

@@ -1,0 +1,436 @@
+package checkpoint
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/tutti-go/tutti/delta"
+	"github.com/tutti-go/tutti/dtype"
+)
+
+// location is where the files of a delta in the shared format are.
+type location struct {
+	folder string
+	url    *url.URL // nil: they are in folder; otherwise folder keeps what is downloaded
+}
+
+// locate returns the location of a path or a URL.
+func locate(source string) (*location, error) {
+	if !strings.HasPrefix(source, "http://") && !strings.HasPrefix(source, "https://") {
+		return &location{folder: source}, nil
+	}
+	u, err := url.Parse(source)
+	if err != nil {
+		return nil, err
+	}
+	folder, err := os.MkdirTemp("", "tutti-delta-")
+	return &location{folder: folder, url: u}, err
+}
+
+// child returns the location of a folder in l, with the same downloads.
+func (l *location) child(name string) *location {
+	if l.url == nil {
+		return &location{folder: filepath.Join(l.folder, name)}
+	}
+	return &location{
+		folder: l.folder,
+		url:    l.url.JoinPath(name),
+	}
+}
+
+// Close removes what was downloaded.
+func (l *location) Close() error {
+	if l.url == nil {
+		return nil
+	}
+	return os.RemoveAll(l.folder)
+}
+
+// open opens a file, which is downloaded first if it is elsewhere. One that is not there is an [fs.ErrNotExist].
+func (l *location) open(ctx context.Context, name string) (*os.File, error) {
+	if l.url == nil {
+		return openRegular(filepath.Join(l.folder, name))
+	}
+	address := l.url.JoinPath(name).String()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return nil, err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	switch response.StatusCode {
+	case http.StatusOK:
+	case http.StatusNotFound:
+		return nil, fmt.Errorf("%s: %w", address, fs.ErrNotExist)
+	default:
+		return nil, fmt.Errorf("%s: %s", address, response.Status)
+	}
+	f, err := os.CreateTemp(l.folder, "")
+	if err != nil {
+		return nil, err
+	}
+	if _, err := io.Copy(f, response.Body); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", address, err), f.Close())
+	}
+	return f, nil
+}
+
+// read reads a file of a length that an index may have.
+func (l *location) read(ctx context.Context, name string) ([]byte, error) {
+	f, err := l.open(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() > maxHeader {
+		return nil, fmt.Errorf("an index of %d bytes, at most %d are read", info.Size(), maxHeader)
+	}
+	data := make([]byte, info.Size())
+	_, err = f.ReadAt(data, 0)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return data, err
+}
+
+// shared is a delta in the shared format.
+type shared struct {
+	format Format
+	files  []*os.File
+	frames map[string]frame // by tensor
+	cache  cache
+}
+
+// frame is where a tensor of a delta is.
+type frame struct {
+	section
+	sum string // of the tensor that it makes
+}
+
+// openShared opens the delta at a location, and checks that it is whole.
+func openShared(ctx context.Context, l *location) (*shared, error) {
+	index, err := l.read(ctx, indexName)
+	if err != nil {
+		return nil, err
+	}
+	format, weights, err := parseFormat(index)
+	if err != nil {
+		return nil, err
+	}
+	s := &shared{format: format, frames: map[string]frame{}}
+	shards := map[string][]string{}
+	for tensor, shard := range weights {
+		shards[shard] = append(shards[shard], tensor)
+	}
+	for _, name := range slices.Sorted(maps.Keys(shards)) {
+		if err := s.openShard(ctx, l, name, shards[name]); err != nil {
+			return nil, errors.Join(fmt.Errorf("shard %s: %w", name, err), s.Close())
+		}
+	}
+	return s, nil
+}
+
+// openShard finds the frames of these tensors in a shard.
+func (s *shared) openShard(ctx context.Context, l *location, name string, names []string) error {
+	f, err := l.open(ctx, name)
+	if err != nil {
+		return err
+	}
+	s.files = append(s.files, f)
+	header, all, err := readHeader(f)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errFormat, err)
+	}
+	var content struct {
+		Metadata map[string]string `json:"__metadata__"`
+	}
+	if err := json.Unmarshal(header[headerLength:], &content); err != nil {
+		return fmt.Errorf("%w: the header: %w", errFormat, err)
+	}
+	found := map[string]delta.Tensor{}
+	for _, t := range all {
+		found[t.Name] = t
+	}
+	for _, tensor := range names {
+		t, ok := found[tensor]
+		sum := content.Metadata[tensor]
+		if !ok || t.DType != dtype.U8 || sum == "" {
+			return fmt.Errorf("%w: no bytes or no checksum of tensor %q", errFormat, tensor)
+		}
+		s.frames[tensor] = frame{t.Memory.(section), sum}
+	}
+	return nil
+}
+
+// Close closes the shards.
+func (s *shared) Close() (err error) {
+	for _, f := range s.files {
+		err = cmp.Or(err, f.Close())
+	}
+	return err
+}
+
+// patch returns the tensors that the delta makes of those of its base. They are decoded when they are read.
+func (s *shared) patch(base []delta.Tensor) ([]delta.Tensor, error) {
+	target := slices.Clone(base)
+	used := 0
+	for i := range target {
+		t := &target[i]
+		frame, ok := s.frames[t.Name]
+		if !ok {
+			continue
+		}
+		used++
+		bytes, err := size(*t)
+		if err != nil {
+			return nil, err
+		}
+		t.Memory = &patched{
+			shared: s,
+			name:   t.Name,
+			frame:  frame,
+			base:   t.Memory,
+			bytes:  bytes,
+		}
+	}
+	if used == len(s.frames) {
+		return target, nil
+	}
+	known := map[string]bool{}
+	for _, t := range base {
+		known[t.Name] = true
+	}
+	for name := range s.frames {
+		if !known[name] {
+			return nil, fmt.Errorf("%w: it changes tensor %q, which the base does not have", errFormat, name)
+		}
+	}
+	return target, nil
+}
+
+// patched is a tensor that a delta in the shared format makes.
+type patched struct {
+	shared *shared
+	name   string
+	frame  frame
+	base   delta.Memory
+	bytes  int64
+
+	mu   sync.Mutex
+	data []byte // nil: it is not decoded; guarded by mu
+}
+
+// ReadAt implements [io.ReaderAt].
+func (p *patched) ReadAt(b []byte, offset int64) (int, error) {
+	data, err := p.decode()
+	if err != nil {
+		return 0, fmt.Errorf("tensor %q: %w", p.name, err)
+	}
+	p.shared.cache.keep(p)
+	return copy(b, data[offset:]), nil
+}
+
+// WriteAt refuses to write.
+func (p *patched) WriteAt([]byte, int64) (int, error) { return 0, errors.ErrUnsupported }
+
+// decode returns the tensor, if it has its checksum.
+func (p *patched) decode() ([]byte, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.data != nil {
+		return p.data, nil
+	}
+	compressed := make([]byte, p.frame.bytes)
+	if _, err := p.frame.ReadAt(compressed, 0); err != nil {
+		return nil, err
+	}
+	format := p.shared.format
+	diff, err := decompress(compressed, format.longest(p.bytes))
+	if err != nil {
+		return nil, err
+	}
+	data := make([]byte, p.bytes)
+	if _, err := p.base.ReadAt(data, 0); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	if err := format.decode(diff, data); err != nil {
+		return nil, err
+	}
+	sum, err := format.sum(data)
+	if err != nil {
+		return nil, err
+	}
+	if !strings.EqualFold(sum, p.frame.sum) {
+		return nil, fmt.Errorf("%w: its %s is %s, want %s: the delta is damaged, or for another base",
+			errFormat, format.Checksum, sum, p.frame.sum)
+	}
+	p.data = data
+	return data, nil
+}
+
+func (p *patched) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.data = nil
+}
+
+// cache keeps the tensors that were read last, as many as are read at once and one more.
+type cache struct {
+	mu     sync.Mutex
+	recent []*patched // the last one is the one that was read last; guarded by mu
+}
+
+func (c *cache) keep(p *patched) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if i := slices.Index(c.recent, p); i >= 0 {
+		c.recent = slices.Delete(c.recent, i, i+1)
+	}
+	c.recent = append(c.recent, p)
+	if len(c.recent) > runtime.GOMAXPROCS(0)+1 {
+		c.recent[0].forget()
+		c.recent = slices.Delete(c.recent, 0, 1)
+	}
+}
+
+// Import writes the delta from a checkpoint to what a delta in the format that slime, miles, SGLang and modelexpress
+// share makes of it. That is in the folder, or at the HTTP URL, of its index. A delta for another base, one without all
+// of its shards, or with another checksum is refused.
+func Import(ctx context.Context, base, source, out string, progress Progress) (s delta.Stat, err error) {
+	from, err := open(base)
+	if err != nil {
+		return s, err
+	}
+	defer from.Close()
+	l, err := locate(source)
+	if err != nil {
+		return s, err
+	}
+	defer l.Close()
+	changes, err := openShared(ctx, l)
+	if err != nil {
+		return s, fmt.Errorf("%s: %w", source, err)
+	}
+	defer changes.Close()
+	if err := checkOutput(out, from.paths()...); err != nil {
+		return s, err
+	}
+	err = write(out, func(w io.Writer) error {
+		d, err := changes.diff(ctx, from.tensors, progress)
+		if err != nil {
+			return fmt.Errorf("%s: %w", source, err)
+		}
+		if err := d.SetText(from.text(), from.text()); err != nil {
+			return err
+		}
+		s = d.Stat()
+		_, err = d.WriteTo(w)
+		return err
+	})
+	return s, err
+}
+
+// diff returns the delta from tensors to those that the delta in the shared format makes of them.
+func (s *shared) diff(ctx context.Context, base []delta.Tensor, progress Progress) (*delta.Delta, error) {
+	target, err := s.patch(base)
+	if err != nil {
+		return nil, err
+	}
+	return delta.Diff(ctx, base, target, progress)
+}
+
+// Pull brings a subscriber to the latest version in a folder, or at an HTTP URL, of deltas in the format that slime,
+// miles and SGLang share, and returns its version. The deltas are in folders weight_v000001, weight_v000002 and so on.
+// Versions of subscribers begin at 1, so version 1 is their version 0, the checkpoint that training has begun with.
+// After an error the subscriber is at the last version that it has reached; one for which a folder is of another base
+// is a [delta.VersionError].
+func Pull(ctx context.Context, s *delta.Subscriber, source string) (version uint64, err error) {
+	l, err := locate(source)
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	for {
+		var base []delta.Tensor
+		if err := s.View(func(v uint64, tensors []delta.Tensor) error {
+			version = v
+			base = tensors
+			return nil
+		}); err != nil {
+			return 0, err
+		}
+		name := folderName(version)
+		err := pullNext(ctx, s, l.child(name), version, base)
+		if errors.Is(err, fs.ErrNotExist) {
+			return version, nil
+		}
+		if err != nil {
+			return version, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+}
+
+// folderName returns the name of the folder with a version.
+func folderName(version uint64) string { return fmt.Sprintf("weight_v%06d", version) }
+
+// pullNext brings a subscriber from a version to the one after it, which is at a location if it is published. If it is
+// not, the error is an [fs.ErrNotExist].
+func pullNext(ctx context.Context, s *delta.Subscriber, l *location, version uint64, base []delta.Tensor) error {
+	index, err := l.open(ctx, indexName)
+	if err != nil {
+		return err
+	}
+	if err := index.Close(); err != nil {
+		return err
+	}
+	err = func() error {
+		changes, err := openShared(ctx, l)
+		if err != nil {
+			return err
+		}
+		defer changes.Close()
+		before, err := strconv.ParseUint(changes.format.Base, 10, 64)
+		if err != nil || before != version-1 {
+			return errors.Join(err, &delta.VersionError{Have: version, Need: before + 1})
+		}
+		d, err := changes.diff(ctx, base, nil)
+		if err != nil {
+			return err
+		}
+		d.Base = version
+		d.Target = version + 1
+		var message bytes.Buffer
+		if _, err := d.WriteTo(&message); err != nil {
+			return err
+		}
+		_, err = s.Read(ctx, &message)
+		return err
+	}()
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: its index is there, and %v", errFormat, err) // no fs.ErrNotExist
+	}
+	return err
+}
