@@ -2,7 +2,6 @@ package backend
 
 import (
 	"context"
-	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/runtime"
@@ -45,14 +44,6 @@ type Progresser interface {
 	// Barrier and Split counts once, in the order of submission. An operation is done when
 	// this rank may read its result.
 	Progress() Progress
-}
-
-// Tracer is implemented by communicators that keep a timeline, as a flight recorder (comm/record) does: package ddp
-// and programs name parts of their time for it. Find it by [comm.As].
-type Tracer interface {
-	// Span says that something called name began then and ends now. It costs a lock and the clock, and
-	// allocates nothing.
-	Span(name string, started time.Time)
 }
 
 // Rounder is implemented by communicators that sum up rounded values in one operation. It is

@@ -4,7 +4,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tutti-go/tutti/comm/backend"
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/dump"
 )
 
@@ -50,9 +50,9 @@ func (s *spans) dump() []dump.Span {
 	return out
 }
 
-var _ backend.Tracer = (*Recorder)(nil)
+var _ comm.Tracer = (*Recorder)(nil)
 
-// Span implements [backend.Tracer]. As many spans are kept as calls.
+// Span implements [comm.Tracer]. As many spans are kept as calls.
 func (r *Recorder) Span(name string, started time.Time) {
 	r.spans.add(span{name: name, started: started, ended: time.Now()})
 }

@@ -110,7 +110,7 @@ func FuzzTrack(f *testing.F) {
 			continue
 		}
 		early := 0
-		for _, in := range w.matchers[1].messages {
+		for in := range w.matchers[1].messages.All {
 			if early += messageBytes; in.room != nil {
 				early += cap(*in.room)
 			}

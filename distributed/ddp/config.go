@@ -97,8 +97,8 @@ type Config struct {
 	// Each contribution is rounded once, to integers of ReproducibleBits below the largest number that a block of 64
 	// elements has in any of them, which the ranks find first, so what is accumulated is kept until the last one: a
 	// rank needs memory for its contributions, less one, and for I32 like the gradients. The integers add up in any
-	// order, so that communicators without a fixed order ([comm.FixedOrder]) serve as well. A block with an element that is not
-	// finite is NaN. ClipNorm bounds the norm of the results, whatever Clip says. Contributions do not outlive a
+	// order, so that communicators without a fixed order ([comm.FixedOrder]) serve as well. A block with an element that
+	// is not finite is NaN. ClipNorm bounds the norm of the results, whatever Clip says. Contributions do not outlive a
 	// [Gradients.Rebind]: with other ranks, the step begins anew. It is for F32, F16 and BF16, reduced densely, and
 	// excludes Momentum, Values, Wire, Weighted, Shard, Mesh and Reducer.
 	Reproducible int

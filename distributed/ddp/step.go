@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/internal/stages"
@@ -406,7 +405,7 @@ func (g *Gradients) Wait(ctx context.Context) error {
 
 // trace tells a timeline, where the communicator keeps one, of the step and of its Wait.
 func (g *Gradients) trace(waiting time.Time) {
-	if tracer, ok := comm.As[backend.Tracer](g.meter); ok {
+	if tracer, ok := comm.As[comm.Tracer](g.meter); ok {
 		tracer.Span("gradients", g.step.started)
 		tracer.Span("gradient wait", waiting)
 	}

@@ -157,8 +157,8 @@ func decodePosition(d *state.Decoder) position {
 	return p
 }
 
-// within reports whether a position is one in its window, and the window one that a loop may have.
-func (p *position) within(c *Config) bool {
+// valid reports whether a position is one in its window, and the window one that a loop may have.
+func (p *position) valid(c *Config) bool {
 	passed := p.Now.Step - p.First
 	return c.fits(p.Length) && p.First <= math.MaxInt-p.Length && passed >= 0 && passed < p.Length
 }
@@ -182,7 +182,7 @@ func (l *Loop) parse(bytes []byte) (savedLoop, error) {
 	}
 	s.shared = d.Bool()
 	s.position = decodePosition(d)
-	if d.Err() == nil && !s.position.within(&l.cfg) {
+	if d.Err() == nil && !s.position.valid(&l.cfg) {
 		d.Damaged("step %d in a window of %d steps from step %d", s.position.Now.Step, s.position.Length, s.position.First)
 	}
 	fragments := d.Int(math.MaxInt)

@@ -33,12 +33,12 @@ func TestTimeline(t *testing.T) {
 	err := local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
 		r := record.New(c, 1000, "")
 		err := exercise(ctx, r, rounds)
-		var dump bytes.Buffer
+		var text bytes.Buffer
 		if err == nil {
-			err = r.WriteJSON(&dump)
+			err = r.WriteJSON(&text)
 		}
 		if err == nil {
-			records[c.Rank()], err = diagnose.Read(fmt.Sprint(c.Rank()), &dump)
+			records[c.Rank()], err = diagnose.Read(fmt.Sprint(c.Rank()), &text)
 		}
 		return errors.Join(err, c.Barrier(ctx)) // nobody leaves before all have their records
 	})
@@ -229,7 +229,7 @@ func wrongClocks(rng *rand.Rand, ranks, events int, barriers float64) ([]diagnos
 		records[i].File = &dump.File{Tutti: &dump.Rank{Rank: i, Size: ranks, Comms: member}}
 	}
 	add := func(rank int, begin, end int64, e dump.Entry) {
-		d := records[rank].Dump
+		d := records[rank].File
 		e.RecordID = uint64(len(d.Entries))
 		e.ProcessGroup[0] = worldName
 		e.Created = begin + wrong[rank]

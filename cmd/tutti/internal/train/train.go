@@ -29,7 +29,6 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/attempt"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/comm"
-	commbackend "github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/outer"
@@ -307,7 +306,7 @@ func (t *trainer) move(step, stepsPerEpoch int) (loss float64) {
 
 // step trains on one batch.
 func (t *trainer) step(ctx context.Context, step, stepsPerEpoch int) error {
-	if tracer, ok := comm.As[commbackend.Tracer](t.rank.Comm); ok {
+	if tracer, ok := comm.As[comm.Tracer](t.rank.Comm); ok {
 		defer tracer.Span("step", time.Now())
 	}
 	loss := t.move(step, stepsPerEpoch)
