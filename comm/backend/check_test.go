@@ -21,6 +21,13 @@ const (
 	bufB = uintptr(0x90000)
 )
 
+// twoBuffers is a broadcast that no method makes.
+func twoBuffers(root int) comm.Call {
+	x := comm.BroadcastCall(bufA, 4, dtype.F32, root)
+	x.Send = bufB
+	return x
+}
+
 func TestCheck(t *testing.T) {
 	const f32, sum = dtype.F32, comm.Sum
 	check := methods(backend.Check{Backend: "b", Rank: 1, WorldSize: 3})
@@ -47,6 +54,9 @@ func TestCheck(t *testing.T) {
 		{"broadcast", check.Broadcast(bufA, 4, f32, 2), nil, ""},
 		{"broadcast root", check.Broadcast(bufA, 4, f32, 3), comm.ErrArgument, "root 3 is not in [0, 3)"},
 		{"broadcast nil", check.Broadcast(0, 4, f32, 2), comm.ErrArgument, "buf is nil for 4 elements"},
+		{"broadcast by hand", check.Do(comm.BroadcastCall(bufA, 4, f32, 2)), nil, ""},
+		{"broadcast with two buffers", check.Do(twoBuffers(2)), comm.ErrArgument, "not the same buffer"},
+		{"broadcast with two buffers at the root", check.Do(twoBuffers(1)), comm.ErrArgument, "not the same buffer"},
 		{"reduce at the root", check.Reduce(bufA, 0, 4, f32, sum, 1), comm.ErrArgument, "recv is nil"},
 		{"reduce elsewhere", check.Reduce(bufA, 0, 4, f32, sum, 0), nil, ""},
 		{"reduce elsewhere without data", check.Reduce(0, 0, 4, f32, sum, 0), comm.ErrArgument, "send is nil"},

@@ -173,3 +173,16 @@ func TestProxyErrors(t *testing.T) {
 		})
 	}
 }
+
+// TestServeAfterClose: a proxy that is closed closes a listener that it is given later, on which nobody is answered.
+func TestServeAfterClose(t *testing.T) {
+	p := NewProxy(time.Second, func(context.Context, string) (Backend, error) { return nil, errors.New("it is closed") })
+	require.NoError(t, p.Close())
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	p.Serve(l, mustTLS(t, "s"))
+	_, err = l.Accept()
+	require.ErrorIs(t, err, net.ErrClosed)
+	require.NoError(t, p.Close())
+}

@@ -76,3 +76,26 @@ func TestTrialsBeginSettled(t *testing.T) {
 		}
 	}
 }
+
+// Ranks disagree where auto has chosen the pattern of one, and the program that of another: only the first one has a
+// residual of the dense pattern, for example.
+func TestChoiceOfOneRank(t *testing.T) {
+	for _, chosen := range []bool{false, true} {
+		require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+			rt := cpu.New()
+			g, err := runtime.New(rt, dtype.F32, 100)
+			require.NoError(t, err)
+			s, err := New(rt, c, 100, Config{Pattern: TopkA, Density: 0.1})
+			require.NoError(t, err)
+			s.cfg.chosen = chosen && c.Rank() == 0
+			err = s.AllReduce(ctx, g)
+			if chosen {
+				require.ErrorIs(t, err, comm.ErrMismatch)
+				require.ErrorContains(t, err, "chosen by auto")
+			} else {
+				require.NoError(t, err)
+			}
+			return errors.Join(s.Close(), g.Free())
+		}))
+	}
+}
