@@ -283,6 +283,9 @@ func Processors(int) int {
 // RandomNumber is in the place of rand.Uint64.
 func RandomNumber() uint64 { return current().random.Next() }
 
+// RandomIntN is in the place of rand.IntN.
+func RandomIntN(n int) int { return current().random.IntN(n) }
+
 // RandomText is in the place of rand.Text: what maps are keyed by decides on their order.
 func RandomText() string {
 	r := current().random
