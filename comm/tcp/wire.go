@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm/internal/schedule"
-	"github.com/tutti-go/tutti/internal/poll"
 )
 
 // wire is a communicator's part of the connections: the [schedule.Wire] of its engine.
@@ -25,8 +24,7 @@ type wire struct {
 	shares   atomic.Bool   // ranks of this machine are among the others, and share memory
 
 	waiting        atomic.Int32 // goroutines in Await
-	moved          atomic.Bool  // Poll has moved a track since the last Await
-	idle           atomic.Int32 // times that Await has looked since a track has moved
+	moved          atomic.Bool  // Poll has moved a track since the last call of Moved
 	collects       atomic.Bool  // Poll moves tracks, and takes what is done next
 	unsentControls atomic.Int32 // control messages that no lane has sealed
 	timers         sync.Pool
@@ -281,31 +279,15 @@ func (w *wire) Looks(stalled bool) bool {
 	return true
 }
 
-// idleLooks is how often Await looks once more after a track has moved, before it sleeps: a peer that copies what it
-// has got is back in some 100 µs.
-const idleLooks = 256
-
-// looksOn reports whether a wait that has looked for a while goes on with it, since a track moves.
-func (w *wire) looksOn() bool {
-	if w.moved.Swap(false) {
-		w.idle.Store(0)
-		return true
-	}
-	if w.idle.Add(1) > idleLooks {
-		w.idle.Store(idleLooks)
-		return false
-	}
-	w.node.neighbors.Load().poll()
-	poll.Yield()
-	return true
-}
+// Moved implements [schedule.Looker].
+func (w *wire) Moved() bool { return w.moved.Load() && w.moved.Swap(false) }
 
 // Await implements [schedule.Waiter]. It blocks: a thread that spins would keep the one from the
 // processor that hears the network.
 func (w *wire) Await(d time.Duration) {
 	w.waiting.Add(1)
 	defer w.waiting.Add(-1)
-	if w.shares.Load() && (w.looksOn() || w.node.neighbors.Load().doze()) {
+	if w.shares.Load() && w.node.neighbors.Load().doze() {
 		return
 	}
 	timer := w.timers.Get().(*time.Timer)

@@ -35,9 +35,12 @@ func (e *Engine) waited() {
 
 // pause pauses between two looks.
 func (e *Engine) pause(p *poll.Pace) {
-	if e.waiter == nil || e.looker != nil && e.looker.Looks(p.Stalled()) {
+	switch {
+	case e.looker != nil && e.looker.Moved():
+		*p = poll.Pace{} // a part of a message has come, and the next one is as close as the first was
+	case e.waiter == nil, e.looker != nil && e.looker.Looks(p.Stalled()):
 		p.Next()
-	} else {
+	default:
 		e.waiter.Await(p.Block())
 	}
 }

@@ -84,6 +84,8 @@ type Looker interface {
 	// Looks reports whether a wait is to look again instead of calling Await. A wait is stalled when it has looked
 	// for a while. Several goroutines may call it at once, and hold no lock.
 	Looks(stalled bool) bool
+	// Moved reports whether Poll has moved a part of a message since the last call.
+	Moved() bool
 }
 
 // Message is a message as the wire sees it.
