@@ -3,6 +3,7 @@ package tcp
 import (
 	"bytes"
 	"math/rand/v2"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -16,17 +17,22 @@ import (
 // newTracked is newEarly with a track. peer writes what the track reads.
 func newTracked(window int) (p *pair, w *wire, peer *segment.Ring) {
 	p, w = newEarly(window)
-	memory := func(bytes int) uintptr { return hostmem.Addr(make([]uint64, bytes/8)) }
-	in := memory(segment.RingBytes(ringBytes))
+	in := make([]uint64, segment.RingBytes(ringBytes)/8)
+	out := make([]uint64, len(in))
+	bell := make([]uint64, segment.BellBytes/8)
 	p.follow(&track{
 		pair: p,
-		out:  segment.NewRing(memory(segment.RingBytes(ringBytes)), ringBytes),
-		in:   segment.NewRing(in, ringBytes),
-		bell: segment.NewBell(memory(segment.BellBytes)),
+		out:  segment.NewRing(hostmem.Addr(out), ringBytes),
+		in:   segment.NewRing(hostmem.Addr(in), ringBytes),
+		bell: segment.NewBell(hostmem.Addr(bell)),
 	})
+	peer = segment.NewRing(hostmem.Addr(in), ringBytes)
+	for _, memory := range [][]uint64{in, out, bell} {
+		runtime.KeepAlive(memory) // the rings refer to it from here on
+	}
 	p.state = connected
 	w.shares.Store(true)
-	return p, w, segment.NewRing(in, ringBytes)
+	return p, w, peer
 }
 
 // put writes a frame as a track does.
