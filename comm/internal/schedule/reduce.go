@@ -28,6 +28,11 @@ const wholeLimit = 128 << 10
 // block's messages overlap with the next one's arithmetic.
 const blockBytes = 4 << 20
 
+// pairBlockBytes is how much of a long reduction two ranks share over the segment at once, where messages are copied
+// twice, as by a Looker: each copies its operand and reads the other's, which is less. The slots stay in a processor's
+// caches.
+const pairBlockBytes = 256 << 10
+
 // longShare is the length of shares from which on they go over links one at a time.
 const longShare = 64 << 10
 
@@ -49,7 +54,12 @@ func (p planner) reduce(to int) {
 	shared := p.segment.fits(p.c.Bytes())
 	whole := p.c.Bytes()*(p.size-1) <= wholeLimit
 	block := count
-	if !shared && !whole {
+	switch {
+	case shared || whole:
+	case p.size == 2 && p.segment.memory != nil && p.looker != nil:
+		shared = true
+		block = pairBlockBytes / size
+	default:
 		block = blockBytes / size
 	}
 	for begin := 0; ; begin += block {
