@@ -30,8 +30,9 @@ func (w *world) agree(s *slot, seq uint64) error {
 	return err
 }
 
-// prepare cuts the work of the slot's collective for that many workers.
-func (s *slot) prepare(workers int) {
+// prepare cuts the work of the slot's collective for that many workers. One of them does what is within the inline
+// limit.
+func (s *slot) prepare(workers, inline int) {
 	c := &s.calls[0]
 	n := len(s.calls)
 	p := &s.plan
@@ -67,7 +68,7 @@ func (s *slot) prepare(workers int) {
 	if !p.uneven {
 		p.total = rows * p.row
 	}
-	p.cut(sources, destinations, workers)
+	p.cut(sources, destinations, workers, inline)
 	if c.op == comm.OpAllReduce && s.inPlace() {
 		p.streaming = false // what is written was just read, and is in the cache
 	}
@@ -195,7 +196,7 @@ func (w *world) split(s *slot) {
 		splits[r] = s.extras[r].split.Wait
 	}
 	for _, ranks := range backend.SplitGroups(splits) {
-		child := newWorld(len(ranks), w.spins) // as many ranks as before
+		child := newWorld(len(ranks), w.seats) // as many ranks as before
 		for i, r := range ranks {
 			if e := child.ranks[i]; !s.extras[r].split.child.CompareAndSwap(nil, e) {
 				s.extras[r].split.forsake(e, w.failure.Load().errorFor(w.ranks[r]))

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -83,22 +85,141 @@ func TestSmallLeavesBuffersOfWhoKnows(t *testing.T) {
 	assert.Equal(t, []int32{3}, data[1], "rank 1 does not know yet")
 }
 
-// TestSpinShrinksAfterASleep lets rank 0 fall asleep: it spun in vain, so it spins less
-// the next time, though what it is woken for is there at once.
-func TestSpinShrinksAfterASleep(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	comms, _, addr := tellingWorld(t)
-	c, peer := comms[0].(*communicator), comms[1]
-	c.e.spin.Store(int64(maxSpin))
-	synced := make(chan error, 1)
-	go func() {
-		synced <- errors.Join(c.Recv(addr[0], 1, dtype.I32, 1, 0), c.Sync(ctx))
-	}()
-	for c.e.world.sleepers.Load() == 0 && ctx.Err() == nil {
-		runtime.Gosched()
+// spelled plays a wait that ends after a time, or when it first lets others run if it shares a processor with them,
+// on a machine where a look takes 10 ns.
+func spelled(h *habit, until time.Duration, shares bool) (yields, sleeps int) {
+	const look = 10 * time.Nanosecond
+	var passed time.Duration
+	clock := func() time.Time { return time.Unix(0, 0).Add(passed) }
+	s := h.begin()
+	for {
+		if passed >= until {
+			h.learn(&s)
+			return yields, sleeps
+		}
+		switch s.next(clock) {
+		case lookAgain:
+			passed += look
+		case letOthersRun:
+			yields++
+			passed += 20 * look
+			if shares {
+				until = passed
+			}
+		case goToSleep:
+			sleeps++
+			passed = until
+			s.last = clock()
+			h.learn(&s)
+			return yields, sleeps
+		}
 	}
-	require.NoError(t, errors.Join(peer.Send(addr[1], 1, dtype.I32, 0, 0), peer.Sync(ctx)))
-	require.NoError(t, <-synced)
-	assert.Less(t, time.Duration(c.e.spin.Load()), maxSpin)
+}
+
+func newHabit() *habit {
+	h := new(habit)
+	h.slice.Store(int64(minSpin))
+	h.total.Store(int64(minSpin))
+	return h
+}
+
+// TestSpinOutgrowsWaking lets ranks wait for peers that slept and take 60 µs to wake up, which is what puts them to
+// sleep as well: after some waits they spin for longer than that.
+func TestSpinOutgrowsWaking(t *testing.T) {
+	h := newHabit()
+	_, sleeps := spelled(h, 60*time.Microsecond, false)
+	assert.Equal(t, 1, sleeps)
+	for range 10 {
+		_, sleeps = spelled(h, 60*time.Microsecond, false)
+	}
+	assert.Zero(t, sleeps)
+	for range 10 {
+		spelled(h, 3*time.Microsecond, false)
+	}
+	yields, _ := spelled(h, 3*time.Microsecond, false)
+	assert.Zero(t, yields, "nobody waits for this processor")
+}
+
+// TestSpinLeavesLongWaitsAlone: where waits take milliseconds, ranks spin for a microsecond.
+func TestSpinLeavesLongWaitsAlone(t *testing.T) {
+	h := newHabit()
+	for range 10 {
+		spelled(h, 3*time.Microsecond, false)
+	}
+	for range 10 {
+		spelled(h, 2*time.Millisecond, false)
+	}
+	assert.EqualValues(t, minSpin, h.total.Load())
+}
+
+// TestSpinLetsPeersRun: where the peers share this rank's processor, as on a busy machine that leaves the process
+// but one, a wait lets them run after a microsecond.
+func TestSpinLetsPeersRun(t *testing.T) {
+	h := newHabit()
+	for range 10 {
+		spelled(h, 3*time.Microsecond, false)
+	}
+	for range 10 {
+		spelled(h, time.Second, true)
+	}
+	assert.EqualValues(t, minSpin, h.slice.Load())
+}
+
+// TestSpinEndsWithoutAClock: the clock of a bubble stands while a rank spins.
+func TestSpinEndsWithoutAClock(t *testing.T) {
+	h := newHabit()
+	h.total.Store(int64(maxSpin))
+	s := h.begin()
+	for steps := 0; s.next(func() time.Time { return time.Unix(1, 0) }) != goToSleep; steps++ {
+		require.Less(t, steps, 2*int(maxSpin/lookTime))
+	}
+}
+
+// TestClaimHandsOutEachChunkOnce has goroutines take the chunks of one collective after the other.
+func TestClaimHandsOutEachChunkOnce(t *testing.T) {
+	const ranks = 9
+	for seq, chunks := range []int{1, 2, 3, ranks, 10 * ranks, 1000, maxChunks} {
+		var c claim
+		c.offer(uint64(seq)+ringSize, chunks)
+		var takers sync.WaitGroup
+		taken := make([]atomic.Int32, chunks)
+		for r := range ranks {
+			takers.Go(func() {
+				for c.available() {
+					s, chunk, ok := c.take(r)
+					assert.Equal(t, uint64(seq)+ringSize, s)
+					if ok {
+						taken[chunk].Add(1)
+					}
+				}
+				_, _, ok := c.take(r) // of a rank that saw one and was late
+				assert.False(t, ok)
+			})
+		}
+		takers.Wait()
+		for i := range taken {
+			assert.EqualValues(t, 1, taken[i].Load(), "chunk %d of %d", i, chunks)
+		}
+	}
+}
+
+// TestLargerCollectivesHaveMoreChunks: the share of a rank that spins never gets smaller than what is worth taking,
+// and never larger with a larger size, up to chunks that fill a cache.
+func TestLargerCollectivesHaveMoreChunks(t *testing.T) {
+	for _, ranks := range []int{1, 2, 3, 4, 8, 16} {
+		for _, element := range []int{1, 2, 4, 8} {
+			last := 0
+			for bytes := 8; bytes <= 64<<20; bytes *= 2 {
+				p := plan{size: element, total: bytes / element}
+				p.cut(ranks, ranks, ranks, inlineLimit(ranks, true))
+				assert.GreaterOrEqual(t, p.chunks, last, "%d ranks, %d bytes", ranks, bytes)
+				assert.GreaterOrEqual(t, p.chunks*p.step, p.total)
+				if traffic := bytes * 2 * ranks; p.chunks > 1 {
+					assert.GreaterOrEqual(t, traffic/p.chunks, leastChunkTraffic/2, "%d ranks, %d bytes", ranks, bytes)
+				}
+				last = p.chunks
+			}
+			assert.GreaterOrEqual(t, last, ranks)
+		}
+	}
 }

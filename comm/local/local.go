@@ -41,7 +41,7 @@
 //
 // Each file uses only those before it in this list:
 //
-//   - entry, plan, claim: a call, how work is cut and who takes it
+//   - entry, plan, claim, spin: a call, how work is cut, who takes it, and how ranks wait
 //   - world: the state, of the ranks together and of each
 //   - lot, failure: how ranks sleep and are woken, how a world aborts
 //   - op, collective, driver, small, message, endpoint: what one operation does,
@@ -54,7 +54,6 @@ package local
 import (
 	"context"
 	"fmt"
-	"runtime"
 
 	"github.com/tutti-go/tutti/comm"
 )
@@ -71,7 +70,7 @@ func New(n int) ([]comm.Communicator, error) {
 			Err:     fmt.Errorf("%w: world of %d ranks", comm.ErrArgument, n),
 		}
 	}
-	w := newWorld(n, n <= runtime.GOMAXPROCS(0))
+	w := newWorld(n, seatsFor(n))
 	comms := make([]comm.Communicator, n)
 	for r, e := range w.ranks {
 		comms[r] = newCommunicator(e)

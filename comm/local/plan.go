@@ -7,6 +7,11 @@ const (
 	// collective is done by the last rank to arrive: handing a part of it to
 	// another core would take longer.
 	inlineTraffic = 64 << 10
+	// spinningInlineTraffic is that among more than two ranks that spin. They take chunks at once, and the
+	// last one would wait for lines from the caches of all others.
+	spinningInlineTraffic = 16 << 10
+	// leastChunkTraffic is what is worth taking by one of these.
+	leastChunkTraffic = 8 << 10
 	// chunkTraffic is the number of bytes read and written by one chunk: small
 	// enough to balance the load and to stay in a core's cache, large enough
 	// that claiming it costs nothing.
@@ -17,9 +22,9 @@ const (
 	streamBytes = 24 << 20
 	// maxChunks is what a claim can count.
 	maxChunks = 1<<16 - 1
-	// blockElements is what chunks are a multiple of, so that their borders
-	// fall on cache lines if the buffers do.
-	blockElements = 64
+	// blockBytes is what chunks are a multiple of, so that their borders
+	// fall on pairs of cache lines if the buffers do.
+	blockBytes = 128
 )
 
 // plan is how the work of a collective is cut. Work is a sequence of rows, one
@@ -50,8 +55,20 @@ func (p *plan) addRows(lengths []int) {
 	}
 }
 
-// cut chooses the chunks for rows with that many sources and destinations.
-func (p *plan) cut(sources, destinations, workers int) {
+// inlineLimit returns the traffic up to which the last rank to arrive does a collective.
+func inlineLimit(workers int, spins bool) int {
+	switch {
+	case workers == 1:
+		return chunkTraffic
+	case workers > 2 && spins:
+		return spinningInlineTraffic
+	}
+	return inlineTraffic
+}
+
+// cut chooses the chunks for rows with that many sources and destinations. One rank does what is within the
+// inline limit.
+func (p *plan) cut(sources, destinations, workers, inline int) {
 	bytes := p.total * p.size
 	p.streaming = bytes*destinations >= streamBytes
 	traffic := bytes * (sources + destinations)
@@ -60,14 +77,15 @@ func (p *plan) cut(sources, destinations, workers int) {
 	if p.total == 0 {
 		p.chunks = 0
 	}
-	if traffic <= inlineTraffic || workers == 1 && traffic <= chunkTraffic {
+	if traffic <= inline {
 		return
 	}
 	chunks := (traffic + chunkTraffic - 1) / chunkTraffic
 	chunks = (chunks + workers - 1) / workers * workers // nobody waits for the last one
-	chunks = min(chunks, maxChunks)
+	chunks = min(chunks, maxChunks, traffic/leastChunkTraffic)
 	p.step = (p.total + chunks - 1) / chunks
-	p.step = (p.step + blockElements - 1) / blockElements * blockElements
+	block := max(blockBytes/p.size, 1)
+	p.step = (p.step + block - 1) / block * block
 	p.chunks = (p.total + p.step - 1) / p.step
 }
 

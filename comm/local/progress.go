@@ -43,7 +43,7 @@ func (d *driver) start(seq uint64) {
 	case comm.OpSplit:
 		w.split(s)
 	default:
-		s.prepare(w.workers)
+		s.prepare(w.workers, w.inline)
 		chunks := s.plan.chunks
 		if chunks > 1 {
 			s.left.Store(int32(chunks))

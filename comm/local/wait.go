@@ -8,23 +8,6 @@ import (
 	"github.com/tutti-go/tutti/comm/backend"
 )
 
-// yieldLooks is how often a rank looks for an end of its waiting after it has spun,
-// letting other goroutines run in between, before it sleeps.
-const yieldLooks = 16
-
-// looksBetween is how often it looks before it lets others run once more. Those that
-// share its processor have had their turn by then, so that it waits for another processor,
-// and letting them run takes a lock of the scheduler that this one needs as well.
-const looksBetween = 16
-
-// clockLooks is how often it looks between two looks at the clock, which take longer.
-const clockLooks = 16
-
-// spinLooks bounds spinning by looks as well as by the clock, which stands still in a bubble of
-// testing/synctest as long as a rank runs. A look takes more than 2 ns, so that elsewhere the clock
-// comes first.
-const spinLooks = int(maxSpin / (2 * time.Nanosecond))
-
 // Progress implements [backend.Progresser].
 func (e *endpoint) Progress() backend.Progress {
 	// What is asked later is more; too many submitted and too few done do no harm.
@@ -57,14 +40,10 @@ func (e *endpoint) counted() {
 // wait helps until everything is done. If that fails, the world has failed.
 func (e *endpoint) wait(ctx context.Context) error {
 	w := e.world
-	spin := time.Duration(e.spin.Load())
-	spinning := spin > 0
-	looks := 0
-	yields := 0
-	var began time.Time
+	s := e.habit.begin()
 	for {
 		if e.done() {
-			e.learn(spin, spinning, looks)
+			e.habit.learn(&s)
 			return nil
 		}
 		if w.tells && e.finishTold() {
@@ -74,46 +53,27 @@ func (e *endpoint) wait(ctx context.Context) error {
 			return e.failedWith(f)
 		}
 		if e.help() {
-			spinning = spin > 0
-			looks = 0
-			yields = 0
-			began = time.Time{}
+			s = e.habit.begin()
 			continue
 		}
-		looks++
 		// Ranks in step never come to sleep, where they would hear that the context has ended.
-		if looks == 1 && ctx.Err() != nil {
-			spinning = false
-			yields = yieldLooks
+		if !s.looked && ctx.Err() != nil {
+			s.stop()
 		}
-		switch {
-		case spinning:
-			if looks%clockLooks > 0 {
-				continue
-			}
-			now := time.Now()
-			if began.IsZero() {
-				began = now
-			}
-			spinning = looks < spinLooks && now.Sub(began) < spin
-		case yields > 0 && looks%looksBetween > 0:
-		case yields < yieldLooks:
-			yields++
+		switch s.next(time.Now) {
+		case letOthersRun:
 			runtime.Gosched()
-		default:
+		case goToSleep:
 			e.mu.Lock()
 			e.judge()
 			e.mu.Unlock()
-			e.learn(spin, false, looks)
-			spin = time.Duration(e.spin.Load())
 			if err := e.sleep(ctx); err != nil && !e.done() {
 				err = e.inFlight().Error(ctx)
 				w.abort(e, err, err)
 			}
-			spinning = spin > 0
-			looks = 0
-			yields = 0
-			began = time.Time{}
+			s.last = time.Now()
+			e.habit.learn(&s)
+			s = e.habit.begin()
 		}
 	}
 }
@@ -134,22 +94,6 @@ func (e *endpoint) failedWith(f *failure) error {
 		return nil
 	}
 	return f.errorFor(e)
-}
-
-// learn adapts how long the rank spins to how its spinning ended: with what it waited
-// for, or in vain.
-func (e *endpoint) learn(spin time.Duration, spinning bool, looks int) {
-	next := spin
-	switch {
-	case spin == 0 || looks == 0:
-	case spinning:
-		next = min(2*spin, maxSpin)
-	default:
-		next = max(spin/2, minSpin)
-	}
-	if next != spin {
-		e.spin.Store(int64(next))
-	}
 }
 
 // inFlight describes what keeps the rank waiting.

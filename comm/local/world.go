@@ -4,11 +4,11 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/machine"
 	"github.com/tutti-go/tutti/internal/queue"
 	"github.com/tutti-go/tutti/internal/spans"
 	"github.com/tutti-go/tutti/internal/tally"
@@ -25,12 +25,25 @@ const ringSize = 64
 // aborted by then.
 const abandoned = -1
 
-// minSpin and maxSpin bound how long a rank looks for an end of its waiting before
-// it gives up its processor, in worlds that have a processor per rank: more than the
-// peers take for a small collective if they come at the same time, to more than it
-// takes to wake a sleeping thread. In between, the limit follows what was worth it
-// lately.
-const minSpin, maxSpin = time.Microsecond, 32 * time.Microsecond
+// seats says how the ranks of a world share processors.
+type seats uint8
+
+const (
+	dedicated seats = iota // each rank has a processor
+	threaded               // each has one of Go's, but the process has fewer: its affinity mask or quota says so
+	shared                 // ranks take turns on Go's
+)
+
+// seatsFor returns how that many ranks share the processors of this process.
+func seatsFor(ranks int) seats {
+	switch {
+	case ranks <= machine.Processors():
+		return dedicated
+	case ranks <= runtime.GOMAXPROCS(0):
+		return threaded
+	}
+	return shared
+}
 
 // cacheLine separates what different cores write. Processors fetch lines in
 // pairs.
@@ -42,7 +55,8 @@ type cacheLine [128]byte
 type world struct {
 	size    int
 	workers int            // ranks that can work at the same time
-	spins   bool           // waiting ranks spin: each has a processor
+	inline  int            // traffic of collectives that one of them does
+	seats   seats          // waiting ranks spin if these are dedicated
 	tells   bool           // small collectives go through cells
 	ranks   []*endpoint    // by rank
 	slots   [ringSize]slot // by the collective's number modulo ringSize
@@ -148,7 +162,7 @@ type endpoint struct {
 	pending   atomic.Int32  // operations in the backlog or open
 	submitted atomic.Uint64 // all operations
 	messages  tally.Tally   // of these
-	spin      atomic.Int64  // how long waits spin, in ns; 0: not at all
+	habit     habit         // of waits
 	gone      atomic.Bool   // closed, and nothing in flight
 	leakAlarm runtime.Cleanup
 
@@ -235,12 +249,14 @@ type scratch struct {
 	dst []uintptr // likewise
 }
 
-func newWorld(size int, spins bool) *world {
+func newWorld(size int, s seats) *world {
+	workers := min(size, runtime.GOMAXPROCS(0))
 	w := &world{
 		size:    size,
-		spins:   spins,
-		tells:   spins && size <= cellRanks,
-		workers: min(size, runtime.GOMAXPROCS(0)),
+		seats:   s,
+		tells:   s != shared && size <= cellRanks,
+		workers: workers,
+		inline:  inlineLimit(workers, s == dedicated),
 		ranks:   make([]*endpoint, size),
 		boxes:   make([]mailbox, size),
 
@@ -274,8 +290,9 @@ func newEndpoint(w *world, rank int) *endpoint {
 		Rank:      rank,
 		WorldSize: w.size,
 	}
-	if w.spins {
-		e.spin.Store(int64(minSpin))
+	if w.seats == dedicated {
+		e.habit.slice.Store(int64(minSpin))
+		e.habit.total.Store(int64(minSpin))
 	}
 	return e
 }

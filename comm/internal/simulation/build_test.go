@@ -52,8 +52,8 @@ var adaptations = []change{
 	{"comm/tcp/link_unix.go", "syscall.Write(int(fd), b)", scheduler + ".TrySend(fd, b)"},
 	{"internal/poll/pause_linux.go", "_, _, _ = syscall.RawSyscall(syscall.SYS_SCHED_YIELD, 0, 0, 0)", scheduler + ".Pause()"},
 	{"comm/tcp/shared.go", "segment.Machine()", "uint64(0), error(nil)"}, // each rank is on a host of its own
-	{"comm/local/wait.go", "const yieldLooks = 16", "const yieldLooks = 2"},
-	{"comm/local/wait.go", "const looksBetween = 16", "const looksBetween = 2"},
+	{"comm/local/spin.go", "const yieldLooks = 16", "const yieldLooks = 2"},
+	{"comm/local/spin.go", "const looksBetween = 16", "const looksBetween = 2"},
 	{"internal/poll/pace.go", "return maxSleep\n}", "return " + scheduler + ".Longer(maxSleep)\n}"},
 	{"internal/poll/pause_linux.go", "_ = syscall.Nanosleep(&t, nil)", "_ = t; time.Sleep(d)"},
 }
