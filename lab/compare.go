@@ -15,33 +15,38 @@ import (
 
 func newCompare() *cobra.Command {
 	cfg := compare.Config{
-		Ranks: 2,
-		Low:   8,
-		High:  16 << 20,
-		Step:  8,
-		Runs:  5,
+		Ranks:  []int{2, 4, 8, 16},
+		Low:    8,
+		High:   64 << 20,
+		Step:   8,
+		Runs:   5,
+		Python: "python3",
 	}
 	var tutti program
 	var asJSON, best bool
 	cmd := &cobra.Command{
 		Use:   "compare",
-		Short: "Set allreduce on the host against MPI_Allreduce in C",
-		Long: `compare measures allreduce of float32 between goroutines (local) and processes
-(mpi) of this machine, out of place and in place, beside a program in C that
-calls MPI_Allreduce, under each of Open MPI and MPICH that is here with its
-compiler wrapper, mpicc. The programs take turns, several times; a time is the
-median of the runs, each of which is measured as by bench allreduce.
-Microseconds, and as a ratio to C's: mpi's to that of its library, local's to
-that of the first.
+		Short: "Set allreduce on the host against MPI_Allreduce in C and gloo",
+		Long: `compare measures allreduce of float32, out of place and in place, between
+goroutines (local) and processes of this machine: over TCP (tcp, and shared
+where these ranks may share memory) and over each of Open MPI and MPICH that is
+here (mpi). Beside them it measures a program in C that calls MPI_Allreduce,
+where a library has its compiler wrapper, mpicc, and PyTorch over gloo where it
+is installed. The programs take turns, several times, for each number of ranks;
+a time is the median of the turns, each of which is measured as by bench
+allreduce. Microseconds, and as a ratio: mpi's to C with its library, tcp's to
+gloo, the others' to C with the first library. What is missing here is left
+out, and what fails as well.
 
 floor is what any allreduce takes at least: a cache line that goes from one
 goroutine to another and one back, or reading every rank's buffer and writing
 every rank's result once on all processors, whichever takes longer.
 
 Nothing else should run beside it. Where something does, --best takes the
-fastest run instead of the median.`,
+fastest run instead of the median. An interrupt prints the turns until then.`,
 		Example: `  lab compare
   lab compare --ranks 4 --max 256K
+  lab compare --ranks 2,4,8,16 --runs 3 --json > today.jsonl
   lab compare --runs 15 --best --json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -50,14 +55,15 @@ fastest run instead of the median.`,
 	}
 	flags := cmd.Flags()
 	tutti.register(flags)
-	flags.IntVar(&cfg.Ranks, "ranks", cfg.Ranks, "number of `ranks`")
+	flags.IntSliceVar(&cfg.Ranks, "ranks", cfg.Ranks, "`numbers` of ranks, with commas between")
+	flags.StringVar(&cfg.Python, "python", cfg.Python, "`program` that has PyTorch")
 	flags.Var(console.SizeFlag(&cfg.Low), "min", "smallest size: bytes, or with K, M, G")
 	flags.Var(console.SizeFlag(&cfg.High), "max", "largest size")
 	flags.IntVar(&cfg.Step, "step", cfg.Step, "`factor` from one size to the next")
 	flags.IntVar(&cfg.Runs, "runs", cfg.Runs, "turns of every program")
 	flags.BoolVar(&best, "best", false, "show the fastest run, not the median")
 	flags.BoolVar(&asJSON, "json", false,
-		"print one JSON object a line instead of the table: median, fastest and all runs")
+		"print JSON, first what it ran on, then an object a line: median, fastest and all runs")
 	return cmd
 }
 
@@ -71,6 +77,11 @@ func runCompare(cmd *cobra.Command, cfg compare.Config, tutti *program, asJSON, 
 		return err
 	}
 	cfg.Tutti = tutti.path
+	ran, err := compare.Describe(cmd.Context(), cfg.Tutti, cfg.Runs)
+	if err != nil {
+		return err
+	}
+	ran.Torch, _ = compare.TorchVersion(cmd.Context(), cfg.Python) // why not is among what is missing
 	progress := &console.Bars{Out: cmd.ErrOrStderr(), Pieces: 1}
 	cfg.Progress = func(done, total int) { progress.Set("turns", done, total) }
 	results, missing, err := compare.Run(cmd.Context(), cfg)
@@ -78,11 +89,24 @@ func runCompare(cmd *cobra.Command, cfg compare.Config, tutti *program, asJSON, 
 	for _, reason := range missing {
 		fmt.Fprintf(cmd.ErrOrStderr(), "lab: left out: %v\n", reason)
 	}
-	if err != nil {
-		return err
-	}
 	lines, text := console.Forms(cmd.OutOrStdout(), asJSON)
-	printComparison(text, results, func(r compare.Result) string {
+	console.WriteJSON(lines, ran)
+	fmt.Fprintln(text, ran)
+	for _, r := range results {
+		console.WriteJSON(lines, r)
+	}
+	for _, ranks := range cfg.Ranks {
+		some := slices.Clone(results)
+		some = slices.DeleteFunc(some, func(r compare.Result) bool { return r.Ranks != ranks })
+		fmt.Fprintf(text, "\n%d ranks, µs\n", ranks)
+		printComparison(text, some, comparisonCell(best))
+	}
+	return err
+}
+
+// comparisonCell is a time and its ratio, of the median or of the fastest run.
+func comparisonCell(best bool) func(compare.Result) string {
+	return func(r compare.Result) string {
 		time := r.Time
 		ratio := r.Ratio
 		if best {
@@ -94,11 +118,7 @@ func runCompare(cmd *cobra.Command, cfg compare.Config, tutti *program, asJSON, 
 			cell += fmt.Sprintf(" %5s", fmt.Sprintf("×%.2f", ratio))
 		}
 		return cell
-	})
-	for _, r := range results {
-		console.WriteJSON(lines, r)
 	}
-	return nil
 }
 
 // printComparison prints a line for each work, and a column for each subject.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os/exec"
@@ -15,16 +14,6 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/lab/compare"
 	"github.com/tutti-go/tutti/comm"
 )
-
-// provenance is the first line of `lab scoreboard --json`.
-type provenance struct {
-	Date time.Time `json:"date"`
-	Runs int       `json:"runs"`
-	// Torch is what PyTorch says of itself, "" where it was left out.
-	Torch string `json:"torch,omitempty"`
-	// Info is what `tutti info --json` prints.
-	Info json.RawMessage `json:"info"`
-}
 
 func newScoreboard() *cobra.Command {
 	cfg := compare.Scoreboard{
@@ -81,10 +70,9 @@ What it ran on is printed with it. PyTorch is left out where it is missing.`,
 
 // measureScoreboard measures, and prints what was measured and on what.
 func measureScoreboard(cmd *cobra.Command, cfg compare.Scoreboard, asJSON bool) error {
-	begin := provenance{Date: time.Now().UTC().Truncate(time.Second), Runs: cfg.Runs}
-	var err error
-	if begin.Info, err = exec.CommandContext(cmd.Context(), cfg.Tutti, "info", "--json").Output(); err != nil {
-		return fmt.Errorf("tutti info: %w", err)
+	begin, err := compare.Describe(cmd.Context(), cfg.Tutti, cfg.Runs)
+	if err != nil {
+		return err
 	}
 	info, err := exec.CommandContext(cmd.Context(), cfg.Tutti, "info").Output()
 	if err != nil {
@@ -103,7 +91,7 @@ func measureScoreboard(cmd *cobra.Command, cfg compare.Scoreboard, asJSON bool) 
 	begin.Torch = torch
 	lines, text := console.Forms(cmd.OutOrStdout(), asJSON)
 	console.WriteJSON(lines, begin)
-	begin.print(text, info)
+	printProvenance(text, begin, info)
 	for _, r := range results {
 		console.WriteJSON(lines, r)
 	}
@@ -111,8 +99,8 @@ func measureScoreboard(cmd *cobra.Command, cfg compare.Scoreboard, asJSON bool) 
 	return nil
 }
 
-// print says what a scoreboard is of, with the text that `tutti info` prints.
-func (p provenance) print(out io.Writer, info []byte) {
+// printProvenance says what a scoreboard is of, with the text that `tutti info` prints.
+func printProvenance(out io.Writer, p compare.Provenance, info []byte) {
 	fmt.Fprintf(out, "%s, %s\n", p.Date.Format(time.DateTime+" MST"), backend.Counted(p.Runs, "turn"))
 	if p.Torch != "" {
 		fmt.Fprintln(out, p.Torch)

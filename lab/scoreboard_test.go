@@ -65,7 +65,7 @@ func TestScoreboard(t *testing.T) {
 		assert.InDelta(t, (r.Runs[0]+r.Runs[1])/2, r.Time, 1e-9)
 	}
 	var out bytes.Buffer
-	provenance{Date: time.Unix(0, 0), Runs: 2, Torch: torch}.print(&out, []byte("tutti  v0\n"))
+	printProvenance(&out, compare.Provenance{Date: time.Unix(0, 0), Runs: 2, Torch: torch}, []byte("tutti  v0\n"))
 	assert.Contains(t, out.String(), "2 turns\nPyTorch 2.x\ntutti  v0\n")
 	out.Reset()
 	printComparison(&out, results, scoreboardCell)

@@ -29,11 +29,12 @@ import (
 
 // Config is what to compare.
 type Config struct {
-	Ranks           int
-	Low, High, Step int // sizes in bytes, as in [bench.Sizes]
-	Runs            int // turns of every subject
+	Ranks           []int // numbers of ranks
+	Low, High, Step int   // sizes in bytes, as in [bench.Sizes]
+	Runs            int   // turns of every subject
 	// Tutti is the path of the tutti command, whose ranks are measured.
-	Tutti string
+	Tutti  string
+	Python string // the one that is to have PyTorch, for gloo
 	// Progress is called after each turn, nil for nobody.
 	Progress func(done, total int)
 }
@@ -43,9 +44,15 @@ const mostRuns = 1 << 20
 
 // Validate names the first setting that cannot be used.
 func (c Config) Validate() error {
+	if len(c.Ranks) == 0 {
+		return errors.New("no number of ranks")
+	}
+	for _, ranks := range c.Ranks {
+		if ranks < 2 || ranks > backend.MaxLocalRanks {
+			return fmt.Errorf("%d ranks are not in [2, %d]", ranks, backend.MaxLocalRanks)
+		}
+	}
 	switch {
-	case c.Ranks < 2 || c.Ranks > backend.MaxLocalRanks:
-		return fmt.Errorf("%d ranks are not in [2, %d]", c.Ranks, backend.MaxLocalRanks)
 	case c.Runs < 1 || c.Runs > mostRuns:
 		return fmt.Errorf("%d runs are not in [1, %d]", c.Runs, mostRuns)
 	case c.Low < 4:
@@ -54,7 +61,8 @@ func (c Config) Validate() error {
 	if _, err := bench.Sizes(c.Low, c.High, c.Step); err != nil {
 		return err
 	}
-	return backend.Rank{HostRanks: c.Ranks}.Fits("compare", "the buffers", 2*float64(c.High), "--max or --ranks")
+	largest := backend.Rank{HostRanks: slices.Max(c.Ranks)}
+	return largest.Fits("compare", "the buffers", 2*float64(c.High), "--max or --ranks")
 }
 
 // Work is what subjects are measured at: an allreduce in a place, or steps of a pattern of package sparse.
@@ -88,19 +96,23 @@ type Result struct {
 	BestRatio float64 `json:"best_ratio,omitempty"`
 }
 
-// Subjects are named by what runs and where: floor, local, c/openmpi,
-// mpi/openmpi, c/mpich, mpi/mpich.
+// Subjects are named by what runs and where: floor, local, tcp, shared, gloo, c/openmpi, mpi/openmpi, c/mpich,
+// mpi/mpich.
 const (
-	floor = "floor"
-	local = "local"
-	inC   = "c/"
-	inGo  = "mpi/"
+	floor  = "floor"
+	local  = "local"
+	tcp    = "tcp"
+	shared = "shared" // tcp whose ranks may share memory
+	gloo   = "gloo"
+	inC    = "c/"
+	inGo   = "mpi/"
 )
 
 // subject is something that is measured.
 type subject struct {
 	name    string
-	against []string // the first one that was measured at the same work
+	ranks   int
+	against []string // the first one of as many ranks that was measured at the same work
 	turn    func(ctx context.Context) ([]measured, error)
 }
 
@@ -113,8 +125,8 @@ type measured struct {
 //go:embed c/allreduce.c
 var program []byte
 
-// Run measures and returns the results, by size, place and subject. Libraries
-// that cannot be measured here are left out, and missing says why.
+// Run measures and returns the results, by ranks, size, place and subject. What cannot be measured here, or fails,
+// is left out, and missing says why. If ctx ends, the results are of the turns until then.
 func Run(ctx context.Context, cfg Config) (results []Result, missing []error, err error) {
 	dir, err := os.MkdirTemp("", "tutti-compare-")
 	if err != nil {
@@ -124,133 +136,225 @@ func Run(ctx context.Context, cfg Config) (results []Result, missing []error, er
 		err = errors.Join(err, os.RemoveAll(dir))
 	}()
 	subjects, missing := cfg.subjects(ctx, dir)
-	results, err = inTurns(ctx, subjects, cfg.Runs, cfg.Ranks, cfg.Progress)
-	return results, missing, err
+	results, failed, err := inTurns(ctx, subjects, cfg.Runs, cfg.Progress)
+	return results, append(missing, failed...), err
 }
 
-// inTurns has each subject measure, again and again.
+// inTurns has each subject measure, again and again. One that fails is left out from there on.
 func inTurns(
 	ctx context.Context,
 	subjects []subject,
-	runs, ranks int,
+	runs int,
 	progress func(done, total int),
-) (results []Result, err error) {
-	type key struct {
-		Work
-		subject int
-	}
-	times := map[key][]float64{}
+) (results []Result, failed []error, err error) {
+	times := map[timeKey][]float64{}
+	left := map[int]bool{}
 	for run := range runs {
 		for i, s := range subjects {
+			if left[i] {
+				continue
+			}
 			lines, err := s.turn(ctx)
+			if ctx.Err() != nil {
+				return medians(subjects, times), failed, context.Cause(ctx)
+			}
 			if err != nil {
-				return nil, fmt.Errorf("%s: %w", s.name, err)
+				failed = append(failed, fmt.Errorf("%s, %d ranks: %w", s.name, s.ranks, err))
+				left[i] = true
 			}
 			for _, l := range lines {
-				times[key{l.Work, i}] = append(times[key{l.Work, i}], l.Time)
+				times[timeKey{l.Work, i}] = append(times[timeKey{l.Work, i}], l.Time)
 			}
 			if progress != nil {
 				progress(run*len(subjects)+i+1, runs*len(subjects))
 			}
 		}
 	}
-	place := map[string]int{}
+	return medians(subjects, times), failed, nil
+}
+
+// timeKey is a work and the index of a subject that did it.
+type timeKey struct {
+	Work
+	subject int
+}
+
+// medians makes results of times.
+func medians(subjects []subject, times map[timeKey][]float64) (results []Result) {
+	type seat struct {
+		name  string
+		ranks int
+	}
+	place := map[seat]int{}
 	for i, s := range subjects {
-		place[s.name] = i
+		place[seat{s.name, s.ranks}] = i
 	}
 	for k, seconds := range times {
+		s := subjects[k.subject]
 		r := Result{
 			Work:    k.Work,
-			Subject: subjects[k.subject].name,
-			Ranks:   ranks,
+			Subject: s.name,
+			Ranks:   s.ranks,
 			Time:    measure.Median(seconds),
 			Best:    slices.Min(seconds),
 			Runs:    seconds,
 		}
-		for _, against := range subjects[k.subject].against {
-			if base := times[key{k.Work, place[against]}]; len(base) > 0 {
-				r.Against, r.Ratio, r.BestRatio = against, r.Time/measure.Median(base), r.Best/slices.Min(base)
+		for _, against := range s.against {
+			i, ok := place[seat{against, s.ranks}]
+			if base := times[timeKey{k.Work, i}]; ok && len(base) > 0 {
+				r.Against = against
+				r.Ratio = r.Time / measure.Median(base)
+				r.BestRatio = r.Best / slices.Min(base)
 				break
 			}
 		}
 		results = append(results, r)
 	}
 	slices.SortFunc(results, func(a, b Result) int {
-		return cmp.Or(min(1, len(a.Pattern))-min(1, len(b.Pattern)), a.Bytes-b.Bytes, -cmp.Compare(a.Place, b.Place),
-			cmp.Compare(a.Pattern, b.Pattern), cmp.Compare(a.Values, b.Values), place[a.Subject]-place[b.Subject])
+		return cmp.Or(a.Ranks-b.Ranks, min(1, len(a.Pattern))-min(1, len(b.Pattern)), a.Bytes-b.Bytes,
+			-cmp.Compare(a.Place, b.Place), cmp.Compare(a.Pattern, b.Pattern), cmp.Compare(a.Values, b.Values),
+			place[seat{a.Subject, a.Ranks}]-place[seat{b.Subject, b.Ranks}])
 	})
-	return results, nil
+	return results
 }
 
-// subjects returns what can be measured here, in the order of the columns of a
-// table.
+// subjects returns what can be measured here, by number of ranks and then in the order of the columns of a table.
 func (c Config) subjects(ctx context.Context, dir string) (all []subject, missing []error) {
-	var pairs []subject
+	var libraries []library
 	for _, name := range cluster.MPIs() {
 		if name == cluster.NoMPI {
 			continue
 		}
-		pair, err := c.pairOf(ctx, dir, name)
+		l, err := findLibrary(ctx, dir, name)
 		if err != nil {
 			missing = append(missing, err)
 			continue
 		}
-		pairs = append(pairs, pair...)
+		libraries = append(libraries, l)
 	}
-	library := subject{
-		name:    local,
-		against: []string{floor},
-		turn: c.program(c.Tutti, nil,
-			append(c.bench(), "--ranks", strconv.Itoa(c.Ranks))...),
+	script := filepath.Join(dir, "gloo.py")
+	_, err := TorchVersion(ctx, c.Python)
+	if err == nil {
+		err = os.WriteFile(script, glooProgram, 0o600)
 	}
-	if len(pairs) > 0 {
-		library.against = []string{pairs[0].name}
+	withGloo := err == nil
+	if err != nil {
+		missing = append(missing, err)
 	}
-	return append([]subject{{name: floor, turn: c.floor}, library}, pairs...), missing
+	for _, ranks := range c.Ranks {
+		all = append(all, c.ofTutti(ranks, libraries)...)
+		for _, l := range libraries {
+			all = append(all, c.pair(l, ranks)...)
+		}
+		if withGloo {
+			all = append(all, c.ofGloo(ranks, script, libraries))
+		}
+	}
+	return all, missing
 }
 
-// pairOf returns the two subjects of an MPI library: C and this.
-func (c Config) pairOf(ctx context.Context, dir, name string) ([]subject, error) {
-	mpirun, env, err := cluster.Launcher(name)
-	if err != nil {
-		return nil, err
+// inCNames are the names of the subjects in C.
+func inCNames(libraries []library) (names []string) {
+	for _, l := range libraries {
+		names = append(names, inC+l.name)
+	}
+	return names
+}
+
+// sharedOff keeps ranks over TCP from sharing memory.
+const sharedOff = "TUTTI_TCP_SHARED=off"
+
+// ofTutti are the subjects of tutti that need no MPI, and the floor.
+func (c Config) ofTutti(ranks int, libraries []library) []subject {
+	launched := []string{"launch", "-n", strconv.Itoa(ranks), c.Tutti}
+	launched = append(append(launched, c.bench()...), "--backend", "tcp")
+	return []subject{
+		{name: floor, ranks: ranks, turn: func(ctx context.Context) ([]measured, error) { return c.floor(ctx, ranks) }},
+		{
+			name:    local,
+			ranks:   ranks,
+			against: append(inCNames(libraries), floor),
+			turn:    c.program(c.Tutti, nil, append(c.bench(), "--ranks", strconv.Itoa(ranks))...),
+		},
+		{name: shared, ranks: ranks, against: append(inCNames(libraries), gloo), turn: c.program(c.Tutti, nil, launched...)},
+		{
+			name:    tcp,
+			ranks:   ranks,
+			against: append([]string{gloo}, inCNames(libraries)...),
+			turn:    c.program(c.Tutti, []string{sharedOff}, launched...),
+		},
+	}
+}
+
+//go:embed torch/gloo.py
+var glooProgram []byte
+
+// ofGloo is the subject of PyTorch over gloo, processes of this machine.
+func (c Config) ofGloo(ranks int, script string, libraries []library) subject {
+	sizes := list(c.Low, c.High, c.Step)
+	return subject{
+		name:    gloo,
+		ranks:   ranks,
+		against: inCNames(libraries),
+		turn:    c.program(c.Python, []string{"OMP_NUM_THREADS=1"}, script, strconv.Itoa(ranks), sizes),
+	}
+}
+
+// library is an MPI library and the program in C that was compiled for it.
+type library struct {
+	name, mpirun, binary string
+	env                  []string
+}
+
+// findLibrary compiles the program in C for an MPI library.
+func findLibrary(ctx context.Context, dir, name string) (l library, err error) {
+	l.name = name
+	if l.mpirun, l.env, err = cluster.Launcher(name); err != nil {
+		return l, err
 	}
 	compiler, err := exec.LookPath("mpicc." + name)
 	if err != nil { // the only library here, or one with a folder of its own
-		if compiler, err = exec.LookPath(filepath.Join(filepath.Dir(mpirun), "mpicc")); err != nil {
-			return nil, fmt.Errorf("no compiler for %s: looked for mpicc.%[1]s and mpicc beside %s", name, mpirun)
+		if compiler, err = exec.LookPath(filepath.Join(filepath.Dir(l.mpirun), "mpicc")); err != nil {
+			return l, fmt.Errorf("no compiler for %s: looked for mpicc.%[1]s and mpicc beside %s", name, l.mpirun)
 		}
 	}
 	source := filepath.Join(dir, "allreduce.c")
-	binary := filepath.Join(dir, name)
+	l.binary = filepath.Join(dir, name)
 	if err := os.WriteFile(source, program, 0o600); err != nil {
-		return nil, err
+		return l, err
 	}
-	if out, err := exec.CommandContext(ctx, compiler, "-O3", "-o", binary, source).CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("%s: %w\n%s", compiler, err, out)
+	if out, err := exec.CommandContext(ctx, compiler, "-O3", "-o", l.binary, source).CombinedOutput(); err != nil {
+		return l, fmt.Errorf("%s: %w\n%s", compiler, err, out)
 	}
-	job := []string{"-n", strconv.Itoa(c.Ranks)}
-	if name == "openmpi" && c.Ranks > runtime.NumCPU() {
+	return l, nil
+}
+
+// pair returns the two subjects of an MPI library: C and this.
+func (c Config) pair(l library, ranks int) []subject {
+	job := []string{"-n", strconv.Itoa(ranks)}
+	if l.name == "openmpi" && ranks > runtime.NumCPU() {
 		job = append(job, "--oversubscribe")
 	}
 	inGoArgs := append(append(slices.Clone(job), c.Tutti), c.bench()...)
 	return []subject{
 		{
-			name: inC + name,
-			turn: c.program(mpirun, env, append(
+			name:  inC + l.name,
+			ranks: ranks,
+			turn: c.program(l.mpirun, l.env, append(
 				slices.Clone(job),
-				binary,
+				l.binary,
 				strconv.Itoa(c.Low),
 				strconv.Itoa(c.High),
 				strconv.Itoa(c.Step),
 			)...),
 		},
 		{
-			name:    inGo + name,
-			against: []string{inC + name},
-			turn:    c.program(mpirun, env, append(inGoArgs, "--backend", "mpi")...),
+			name:    inGo + l.name,
+			ranks:   ranks,
+			against: []string{inC + l.name},
+			turn:    c.program(l.mpirun, l.env, append(inGoArgs, "--backend", "mpi")...),
 		},
-	}, nil
+	}
 }
 
 // bench is the command line of tutti that measures as the program in C does.
@@ -283,6 +387,7 @@ func run(ctx context.Context, path string, env []string, args ...string) ([]meas
 	}
 	var lines []measured
 	for line := range strings.Lines(stdout.String()) {
+		line = strings.TrimPrefix(line, "[0] ") // of tutti launch
 		var m measured
 		if err := json.Unmarshal([]byte(line), &m); err != nil {
 			return nil, fmt.Errorf("%s printed %q: %w", path, line, err)

@@ -26,7 +26,7 @@ const (
 )
 
 // floor is the turn of the subject that does nothing but this.
-func (c Config) floor(ctx context.Context) (lines []measured, err error) {
+func (c Config) floor(ctx context.Context, ranks int) (lines []measured, err error) {
 	sizes, _ := bench.Sizes(c.Low, c.High, c.Step) // they are valid
 	lineEachWay := perCall(pingPong)
 	for _, bytes := range sizes {
@@ -36,7 +36,7 @@ func (c Config) floor(ctx context.Context) (lines []measured, err error) {
 		for _, place := range []bench.Place{bench.OutOfPlace, bench.InPlace} {
 			lines = append(lines, measured{
 				Work{Bytes: bytes, Place: place},
-				max(lineEachWay, perCall(c.mover(bytes, place))),
+				max(lineEachWay, perCall(mover(ranks, bytes, place))),
 			})
 		}
 	}
@@ -89,10 +89,10 @@ func pingPong(calls int) {
 
 // mover returns what reads every rank's buffer once and writes every rank's
 // result once, on all processors together.
-func (c Config) mover(bytes int, place bench.Place) func(calls int) {
-	send := make([][]byte, c.Ranks)
-	recv := make([][]byte, c.Ranks)
-	for r := range c.Ranks {
+func mover(ranks, bytes int, place bench.Place) func(calls int) {
+	send := make([][]byte, ranks)
+	recv := make([][]byte, ranks)
+	for r := range ranks {
 		// Written once: pages that were only read are all the same one.
 		send[r], recv[r] = make([]byte, bytes), make([]byte, bytes)
 		for i := range bytes {
@@ -102,7 +102,7 @@ func (c Config) mover(bytes int, place bench.Place) func(calls int) {
 			recv[r] = send[r]
 		}
 	}
-	workers := min(c.Ranks, runtime.GOMAXPROCS(0))
+	workers := min(ranks, runtime.GOMAXPROCS(0))
 	if bytes < 64<<10 {
 		workers = 1 // for whom handing over a part would take longer
 	}
@@ -113,15 +113,15 @@ func (c Config) mover(bytes int, place bench.Place) func(calls int) {
 			all.Go(func() {
 				offset := w * part
 				for range calls {
-					for r := range c.Ranks {
+					for r := range ranks {
 						// From another rank's, so that in place it is a copy as well.
-						from := send[(r+1)%c.Ranks]
+						from := send[(r+1)%ranks]
 						to := recv[r]
 						hostops.Copy(
 							hostmem.Addr(to)+uintptr(offset),
 							hostmem.Addr(from)+uintptr(offset),
 							part,
-							bytes*c.Ranks >= streamFrom,
+							bytes*ranks >= streamFrom,
 						)
 					}
 				}

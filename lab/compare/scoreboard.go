@@ -4,6 +4,7 @@ import (
 	"context"
 	_ "embed"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -93,7 +94,7 @@ func (s Scoreboard) Run(ctx context.Context) (results []Result, torch string, mi
 			),
 		},
 	}
-	torch, missing = s.torchVersion(ctx)
+	torch, missing = TorchVersion(ctx, s.Python)
 	if missing == nil {
 		dir, err := os.MkdirTemp("", "tutti-scoreboard-")
 		if err != nil {
@@ -106,17 +107,20 @@ func (s Scoreboard) Run(ctx context.Context) (results []Result, torch string, mi
 		}
 		subjects = append(subjects, s.torchSubjects(script)...)
 	}
-	results, err = inTurns(ctx, subjects, s.Runs, s.GPUs, s.Progress)
-	return results, torch, missing, err
+	for i := range subjects {
+		subjects[i].ranks = s.GPUs
+	}
+	results, failed, err := inTurns(ctx, subjects, s.Runs, s.Progress)
+	return results, torch, missing, errors.Join(append(failed, err)...)
 }
 
-// torchVersion is what PyTorch says of itself, an error if it cannot be imported.
-func (s Scoreboard) torchVersion(ctx context.Context) (string, error) {
-	const printVersion = "import torch; " +
-		"print('PyTorch', torch.__version__, 'with NCCL', '.'.join(map(str, torch.cuda.nccl.version())))"
-	version, err := exec.CommandContext(ctx, s.Python, "-c", printVersion).Output()
+// TorchVersion returns what PyTorch says of itself, an error if that program cannot import it.
+func TorchVersion(ctx context.Context, python string) (string, error) {
+	const printVersion = "import torch; nccl = torch.cuda.nccl.version() if torch.cuda.is_available() else (); " +
+		"print('PyTorch', torch.__version__, *(['with NCCL', '.'.join(map(str, nccl))] if nccl else []))"
+	version, err := exec.CommandContext(ctx, python, "-c", printVersion).Output()
 	if err != nil {
-		return "", fmt.Errorf("PyTorch: %s does not import it: %w", s.Python, err)
+		return "", fmt.Errorf("PyTorch: %s does not import it: %w", python, err)
 	}
 	return strings.TrimSpace(string(version)), nil
 }
