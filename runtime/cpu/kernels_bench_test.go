@@ -206,7 +206,7 @@ func BenchmarkKernels(b *testing.B) {
 // from it; lists of two ranks become a dense result.
 func BenchmarkStep(b *testing.B) {
 	const seed = 33
-	for _, n := range []int{1 << 16, 1 << 20, benchmarkLength} {
+	for _, n := range []int{1 << 16, 1 << 20, 4 << 20, benchmarkLength} {
 		k := n / 100
 		w := newWorkbench(b)
 		rng := rand.New(rand.NewPCG(seed, 0))
@@ -229,6 +229,7 @@ func BenchmarkStep(b *testing.B) {
 			{"copy", func() error { return w.Copy(y, residual, 4*n) }},
 			{"accumulate", func() error { return w.Accumulate(src) }},
 			{"top k", func() error { return w.TopK(src, k, out, used) }},
+			{"top k of chunks", func() error { return w.TopKChunks(src, 41, 4096, out) }},
 			{"select near", func() error { return w.SelectNear(src, k, state, near, out, used) }},
 			{"select near bf16", func() error { return w.SelectNear(bf16, k, state, near, out, used) }},
 			{"fit", func() error { return w.Fit(src, 2.5758, used) }},

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tutti-go/tutti/internal/gaps"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/runtime/cpu/internal/f32"
 	"github.com/tutti-go/tutti/runtime/cpu/internal/quant"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
@@ -30,20 +31,79 @@ func (k kernels) TopKChunks(src kernel.Source, n, chunk int, dst kernel.Entries)
 	})
 }
 
-// topKChunks writes the k largest of each chunk to dst. What a chunk's last one has is a
-// guess for the next.
+// topKChunks writes the k largest of each chunk to dst. The chunks before tell which elements of the next one are
+// candidates, so that one pass adds the gradient and finds them.
 func (s *scratch) topKChunks(src *source, k, size int, dst entries) {
-	g := guess{0, maxMargin}
+	var f chunkFilter
 	for from := 0; from < len(src.x); from += size {
-		to := min(from+size, len(src.x))
-		s.accumulate(src, from, to)
-		count, key := s.topK(&source{x: src.x[from:to], take: src.take}, k, dst, g, true)
-		g.threshold = math.Float32frombits(key)
+		part := src.part(from, min(from+size, len(src.x)))
+		count := s.topKChunk(&part, k, dst, &f)
 		for i := range dst.idx[:count] {
 			dst.idx[i] += int32(from)
 		}
 		dst = dst.from(count)
 	}
+}
+
+// chunkFilter is what makes candidates of elements of a chunk. It only ever costs time.
+type chunkFilter struct {
+	low  float32 // the smallest candidate; 0: there is no filter
+	last float32 // the k-th element of the chunk before
+}
+
+// usable reports whether the filter may leave a part of the elements out.
+func (f *chunkFilter) usable() bool { return f.low > 0 && isFinite(f.last) }
+
+// adapt takes account of a chunk with so many candidates and its k-th element. Enough
+// candidates are half as many again as are selected, since thresholds of chunks differ.
+func (f *chunkFilter) adapt(found, k int, t float32) {
+	const step = 1. / 32
+	switch {
+	case found < k+k/2:
+		f.low *= 1 - step
+	case found > 3*k:
+		f.low = min(f.low*(1+step), t)
+	}
+	f.last = t
+}
+
+// reset makes the filter from the k-th element of a chunk alone.
+func (f *chunkFilter) reset(t float32) {
+	const margin = 1. / 16
+	f.low = t * (1 - margin)
+	f.last = t
+}
+
+// topKChunk is topK, zeros included, of the elements of a chunk.
+func (s *scratch) topKChunk(src *source, k int, dst entries, f *chunkFilter) (count int) {
+	// What is selected is less than the other candidates: it is zeroed afterwards, instead of these being put back.
+	take := src.take
+	src.take = false
+	room := len(src.x) / 2
+	found := 0
+	if 2*k <= room && f.usable() {
+		// Where a chunk has too few candidates, it is in the cache, and to look again takes less than to go without.
+		for low := f.low; found < k && low >= f.low/4; low *= 3. / 4 {
+			bracket := keyRange{f32.Key(low), f32.Key(f.last * 1.5)}
+			found = s.findCandidates(src, bracket.lo, room)
+			if k <= found && found <= room {
+				count, key := s.topKOfCandidates(src, found, k, bracket, dst, true)
+				if take {
+					scatterZero(src.x, dst.idx[:count])
+				}
+				if low < f.low {
+					found = 0
+				}
+				f.adapt(found, k, math.Float32frombits(key))
+				return count
+			}
+			src.grad = 0 // it is added
+		}
+	}
+	src.take = take
+	count, key := s.topK(src, k, dst, guess{}, true)
+	f.reset(math.Float32frombits(key))
+	return count
 }
 
 func (k kernels) Encode(l kernel.Entries, codec kernel.Codec, n int, dst kernel.Message, lost kernel.Array) error {

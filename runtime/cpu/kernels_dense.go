@@ -41,6 +41,21 @@ type source struct {
 	take   bool        // what is selected becomes 0 in x
 }
 
+// part returns the source of some elements.
+func (src *source) part(from, to int) source {
+	part := *src
+	part.x = src.x[from:to]
+	if src.grad == 0 {
+		return part
+	}
+	part.grad += uintptr(from * src.dt.Size())
+	part.from = src.from[from:to]
+	if len(src.keep) > 0 {
+		part.keep = src.keep[from:to]
+	}
+	return part
+}
+
 // keepPart keeps what the gradients of some elements are added to, if that is wanted.
 func (src *source) keepPart(from, to int) {
 	if len(src.keep) > 0 {

@@ -42,9 +42,14 @@ const (
 	// compactedMax is the same bound for the entries that kth still has to look at.
 	compactedMax = 1 << 20
 
-	// histBits is the number of bits by which narrow shortens a range.
-	histBits = 11
-	histBins = 1 << histBits
+	// histBits is the number of bits by which narrow shortens a range, and shortHistBits that for arrays of at
+	// most shortArray elements, where clearing and reading the counters would take longer than counting.
+	histBits      = 11
+	histBins      = 1 << histBits
+	shortHistBits = 7
+	shortArray    = 1 << 10
+	// fewKeys is how many keys kth sorts.
+	fewKeys = 16
 )
 
 // keyRange is a range of magnitude keys, both ends included.
@@ -344,9 +349,32 @@ func (s *scratch) kth(x []float32, k int, probable keyRange) (key uint32, ties, 
 			f32.SelectRange(x, 0, r.lo, r.hi, s.compacted.idx, s.compacted.val)
 			x = s.compacted.val[:inside]
 		}
+		if inside <= fewKeys && len(x) == inside {
+			return kthOfFew(x, k)
+		}
 		r, inside, k = s.narrow(x, r, k)
 	}
 	return r.lo, k, inside
+}
+
+// kthOfFew is kth of at most fewKeys elements: it sorts them.
+func kthOfFew(x []float32, k int) (key uint32, ties, equal int) {
+	var memory [fewKeys]uint32
+	keys := memory[:len(x)] // the largest first
+	for i, v := range x {
+		next := f32.Key(v)
+		for ; i > 0 && keys[i-1] < next; i-- {
+			keys[i] = keys[i-1]
+		}
+		keys[i] = next
+	}
+	key = keys[k-1]
+	ties = k
+	for _, other := range keys {
+		ties -= oneIf(other > key)
+		equal += oneIf(other == key)
+	}
+	return key, ties, equal
 }
 
 // narrow splits the range r into up to histBins equal parts and returns the
@@ -354,13 +382,18 @@ func (s *scratch) kth(x []float32, k int, probable keyRange) (key uint32, ties, 
 // and the rank of the sought one among these.
 func (s *scratch) narrow(x []float32, r keyRange, k int) (part keyRange, inside, rank int) {
 	width := r.hi - r.lo
-	shift := max(bits.Len32(width)-histBits, 0) & 31
-	clear(s.hist[:])
+	digits := histBits
+	if len(x) <= shortArray {
+		digits = shortHistBits
+	}
+	shift := max(bits.Len32(width)-digits, 0) & 31
+	outside := uint32(1) << digits
+	clear(s.hist[:outside+1])
 	for _, v := range x {
 		offset := f32.Key(v) - r.lo
 		bin := offset >> shift
 		if offset > width {
-			bin = histBins // not in r
+			bin = outside
 		}
 		s.hist[bin]++
 	}

@@ -12,7 +12,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/race"
+	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // magnitude is the key that entries are ordered by, written down once more.
@@ -276,4 +279,61 @@ func FuzzTopK(f *testing.F) {
 		}
 		checkTopK(t, x, fmt.Sprintf("%d values, n %d", values, len(x)), 1+int(k)%len(x))
 	})
+}
+
+// TestChunksOfManyScales selects from chunks that have little to do with the ones before: of other scales, empty, equal,
+// not finite, with few entries that matter, and as they are where gradients accumulate.
+func TestChunksOfManyScales(t *testing.T) {
+	const seed, size, chunks, k = 37, 512, 60, 9
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for round := range 4 {
+		w := newWorkbench(t)
+		n := size*chunks - 100*round // the last chunk is shorter
+		from := make([]float32, n)
+		grad := make([]float32, n)
+		for i := range n {
+			scale := float32(math.Pow(10, float64((i/size*7)%12-6)))
+			if round%2 == 0 {
+				scale = 1 + float32(i/size%3)/4
+			}
+			grad[i] = scale * float32(rng.NormFloat64())
+			switch i / size % 9 {
+			case 4:
+				grad[i] = 0
+			case 5:
+				grad[i] = scale
+			case 6:
+				if rng.IntN(40) > 0 {
+					grad[i] = 0
+				}
+			case 7:
+				if rng.IntN(200) == 0 {
+					grad[i] = float32(math.Inf(1 - 2*rng.IntN(2)))
+				}
+			}
+			from[i] = scale / 3
+		}
+		sums := make([]float32, n)
+		for i := range sums {
+			sums[i] = from[i] + grad[i]
+		}
+		var want []int32
+		for begin := 0; begin < n; begin += size {
+			part := sums[begin:min(begin+size, n)]
+			for _, i := range rank(part).top(min(k, len(part))) {
+				want = append(want, int32(begin)+i)
+			}
+		}
+		x, kept := room[float32](w, n), room[float32](w, n)
+		source := kernel.Source{X: x, N: n, Grad: put(w, grad...), DType: dtype.F32, From: put(w, from...), Keep: kept, Take: true}
+		out := w.list(entries{}, len(want))
+		require.NoError(t, w.TopKChunks(source, k, size, out))
+		assert.Equal(t, want, hostmem.Slice[int32](out.Idx, len(want)), "seed %d, round %d", seed, round)
+		assert.Equal(t, from, floats(kept, n))
+		for j, i := range want {
+			assert.Equal(t, math.Float32bits(sums[i]), math.Float32bits(floats(out.Val, len(want))[j]), "entry %d", i)
+			sums[i] = 0
+		}
+		assert.Equal(t, hostmem.Bytes(sums), hostmem.Bytes(floats(x, n)), "what is left")
+	}
 }
