@@ -96,10 +96,10 @@ func runCompare(cmd *cobra.Command, cfg compare.Config, tutti *program, asJSON, 
 		console.WriteJSON(lines, r)
 	}
 	for _, ranks := range cfg.Ranks {
-		some := slices.Clone(results)
-		some = slices.DeleteFunc(some, func(r compare.Result) bool { return r.Ranks != ranks })
+		column := slices.Clone(results)
+		column = slices.DeleteFunc(column, func(r compare.Result) bool { return r.Ranks != ranks })
 		fmt.Fprintf(text, "\n%d ranks, µs\n", ranks)
-		printComparison(text, some, comparisonCell(best))
+		printComparison(text, column, comparisonCell(best))
 	}
 	return err
 }

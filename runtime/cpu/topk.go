@@ -370,9 +370,9 @@ func kthOfFew(x []float32, k int) (key uint32, ties, equal int) {
 	}
 	key = keys[k-1]
 	ties = k
-	for _, other := range keys {
-		ties -= oneIf(other > key)
-		equal += oneIf(other == key)
+	for _, sorted := range keys {
+		ties -= oneIf(sorted > key)
+		equal += oneIf(sorted == key)
 	}
 	return key, ties, equal
 }
