@@ -41,8 +41,12 @@ func (p *Pace) Next() {
 	if p.pauses == 0 {
 		p.began = now
 	}
-	kind, d := next(p.pauses, now.Sub(p.began), machine.Quota() > 0)
+	waited := now.Sub(p.began)
+	kind, d := next(p.pauses, waited, machine.Quota() > 0)
 	p.pauses++
+	if kind == park && waited == 0 {
+		p.pauses = maxPauses // the clock will have moved after the sleep, and then stand again
+	}
 	p.length = d
 	switch kind {
 	case yield:

@@ -31,6 +31,9 @@ const (
 	// testing/synctest, which only a sleep of Go's ends. Elsewhere a wait parks before: a look and a yield take more
 	// than 100 ns, and some 110 sleeps follow.
 	maxPauses = 4000
+	// standingPauses is after how many pauses a clock that has not moved at all stands. Each is a switch to
+	// another process on a busy machine.
+	standingPauses = 200
 )
 
 // next returns what a wait does after a number of pauses and some time, and for how long.
@@ -40,7 +43,7 @@ func next(pauses int, waited time.Duration, quota bool) (pause, time.Duration) {
 		limit = quotaYieldTime
 	}
 	switch d := max(waited/share, minSleep); {
-	case pauses >= maxPauses || d >= maxSleep:
+	case pauses >= maxPauses || pauses >= standingPauses && waited == 0 || d >= maxSleep:
 		return park, maxSleep
 	case waited < limit:
 		return yield, 0

@@ -2,6 +2,7 @@ package poll
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -87,14 +88,31 @@ func TestWaitsLeaveProcessorsAlone(t *testing.T) {
 	}
 }
 
-// TestPauseCountBoundsYields: the clock of a bubble stands, and the wait sleeps all the same, by Go's clock.
+// TestPauseCountBoundsYields: the clock of a bubble stands, and the wait sleeps all the same, by Go's clock, and from
+// then on.
 func TestPauseCountBoundsYields(t *testing.T) {
-	for pauses := range maxPauses {
+	for pauses := range standingPauses {
 		kind, _ := next(pauses, 0, false)
 		assert.Equal(t, yield, kind)
 	}
-	kind, d := next(maxPauses, 0, false)
+	kind, d := next(standingPauses, 0, false)
 	assert.Equal(t, park, kind)
 	assert.Equal(t, maxSleep, d)
+	kind, _ = next(maxPauses-1, time.Nanosecond, false)
+	assert.Equal(t, yield, kind)
+	kind, _ = next(maxPauses, time.Nanosecond, false)
+	assert.Equal(t, park, kind)
 	assert.Zero(t, simulate(share*maxSleep-1, false).parks, "elsewhere the clock comes first")
+
+	synctest.Test(t, func(t *testing.T) {
+		pace := Pace{Goroutines: true}
+		for range standingPauses + 1 {
+			pace.Next()
+		}
+		began := time.Now()
+		for range 10 {
+			pace.Next()
+		}
+		assert.Equal(t, 10*maxSleep, time.Since(began))
+	})
 }
