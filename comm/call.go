@@ -88,7 +88,7 @@ type Call struct {
 	Op     Op
 	DType  dtype.DType
 	Reduce ReduceOp
-	Tag    uint32 // of a message, at most [MaxTag]
+	Tag    uint32 // of a message
 	Peer   int    // the root; the rank that a message goes to or comes from
 	Count  int    // elements, of all operations but V-collectives
 	// Send is what is read and Recv what is written. They are the same for
@@ -100,10 +100,6 @@ type Call struct {
 	SendCounts, SendDispls []int
 	RecvCounts, RecvDispls []int
 }
-
-// MaxTag is the highest tag of a message: the highest that MPI guarantees
-// (MPI_TAG_UB is at least 32767).
-const MaxTag = 1<<15 - 1
 
 // AllReduceCall is [Communicator.AllReduce] as a value.
 func AllReduceCall(send, recv uintptr, count int, dt dtype.DType, op ReduceOp) Call {

@@ -24,8 +24,9 @@
 //
 // Send and Recv match by source, destination and tag, in submission order. A
 // send may wait for its receive, so an exchange (each of two ranks sends to
-// the other) must put both into one [Communicator.Group] to be portable. Tags go
-// up to [MaxTag].
+// the other) must put both into one [Communicator.Group] to be portable. A tag is any
+// uint32. Messages may be received in another order than they were sent: what one
+// costs does not depend on how many others wait.
 // A backend that cannot match tags (NCCL) matches by order alone: portable code
 // also receives from a rank in the order in which that rank sends.
 //
@@ -172,7 +173,8 @@ type Communicator interface {
 
 	// Split makes smaller communicators, and is collective: ranks that pass
 	// the same color form a group, ordered by key, then by rank. A rank with a
-	// negative color gets (nil, nil).
+	// negative color gets (nil, nil). Colors and keys are any int. After
+	// [ErrExhausted], which all ranks get, the communicator goes on.
 	Split(ctx context.Context, color, key int) (Communicator, error)
 
 	// Err returns nil while calls are accepted, otherwise what they are refused with:

@@ -27,6 +27,8 @@ var (
 	ErrClosed = errors.New("communicator is closed")
 	// ErrBroken: the communicator was aborted earlier. It comes with the first cause.
 	ErrBroken = errors.New("communicator is broken")
+	// ErrExhausted: a library, store or machine that the backend needs has no room for more.
+	ErrExhausted = errors.New("resources are exhausted")
 	// ErrMismatch: ranks disagree on what they called.
 	ErrMismatch = errors.New("ranks disagree")
 	// ErrPeerFailed: another rank died, panicked, closed or left.

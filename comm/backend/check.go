@@ -252,9 +252,6 @@ func (c *Check) message(op comm.Op, role string, buf uintptr, x *comm.Call) erro
 	if err := c.peer(op, role, x.Peer); err != nil {
 		return err
 	}
-	if x.Tag > comm.MaxTag {
-		return c.wrong(op, "tag %d is above %d", x.Tag, comm.MaxTag)
-	}
 	return c.pointer(op, "buf", buf, x.Count)
 }
 

@@ -310,7 +310,7 @@ func (l *Life) subCommunicators() (open []comm.Communicator) {
 
 // Refused reports whether a call with this error took no part in what the ranks do
 // together, so that they are still in step: its arguments were wrong, the backend
-// cannot do it, or the communicator was closed.
+// cannot do it or has no room for it, or the communicator was closed.
 func Refused(err error) bool {
 	is := func(sentinel error) bool { return errors.Is(err, sentinel) }
 	return !slices.ContainsFunc(outOfStep, is) && slices.ContainsFunc(refusals, is)
@@ -321,5 +321,12 @@ var (
 	// another rank's.
 	outOfStep = []error{comm.ErrBroken, comm.ErrPeerFailed, comm.ErrTimeout, comm.ErrCanceled, comm.ErrMismatch}
 	// refusals are sentinels of calls that took no part.
-	refusals = []error{comm.ErrArgument, comm.ErrUnsupported, comm.ErrDevice, comm.ErrUnavailable, comm.ErrClosed}
+	refusals = []error{
+		comm.ErrArgument,
+		comm.ErrUnsupported,
+		comm.ErrDevice,
+		comm.ErrUnavailable,
+		comm.ErrExhausted,
+		comm.ErrClosed,
+	}
 )

@@ -17,6 +17,7 @@ var longCases = []testCase{
 	{name: "long buffers", body: longBuffers},
 	{name: "many collectives", body: manyCollectives, once: true},
 	{name: "many messages", body: manyMessages, once: true},
+	{name: "many messages in another order", body: manyInAnotherOrder, once: true, needs: tags},
 }
 
 // longBuffers makes a call of each kind with some more than 1 MiB from each rank to each.
@@ -130,6 +131,56 @@ func manyMessages(p *probe) {
 	for first := 0; first < total; first += callsInFlight {
 		p.inFlight(messages, first, total)
 	}
+}
+
+// manyInAnotherOrder has each rank receive from the one before it, and from itself, in another order than that of
+// sending: backwards, and in leaps. A backend whose cost for each message grows with the number of those that wait is
+// not done before the suite's deadline.
+func manyInAnotherOrder(p *probe) {
+	const leap = 7919 // a prime, which divides no count
+	next := (p.rank + 1) % p.size
+	prev := (p.rank + p.size - 1) % p.size
+	n := p.calls() / 2 // from each
+	var out []byte
+	for i := range n {
+		out = append(out, serial(i, p.rank)...)
+	}
+	send := p.alloc(out)
+	recv := p.alloc(make([]byte, 2*len(out)))
+	element := func(buffer uintptr, i int) uintptr { return buffer + uintptr(8*i) }
+	for _, order := range []func(i int) int{
+		func(i int) int { return n - 1 - i },
+		func(i int) int { return i * leap % n },
+	} {
+		var group []comm.Call
+		for i := range n {
+			tag := uint32(i)
+			group = append(group,
+				comm.SendCall(element(send, i), 1, dtype.U64, next, tag),
+				comm.SendCall(element(send, i), 1, dtype.U64, p.rank, tag+uint32(n)))
+		}
+		for i := range n {
+			i = order(i)
+			tag := uint32(i)
+			group = append(group,
+				comm.RecvCall(element(recv, i), 1, dtype.U64, prev, tag),
+				comm.RecvCall(element(recv, n+i), 1, dtype.U64, p.rank, tag+uint32(n)))
+		}
+		p.settle()
+		p.must(p.c.Group(group...))
+		p.must(p.c.Sync(p.ctx))
+		got := p.read(recv, 2*len(out))
+		for i := range n {
+			for k, src := range []int{prev, p.rank} {
+				start := 8 * (k*n + i)
+				if want := serial(i, src); !bytes.Equal(got[start:start+8], want) {
+					p.fatalf("message %d of %d from rank %d: got %x, want %x", i, n, src, got[start:start+8], want)
+				}
+			}
+		}
+	}
+	p.free(send)
+	p.free(recv)
 }
 
 // series is a call that is repeated with other data.

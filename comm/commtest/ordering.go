@@ -223,7 +223,6 @@ func failedGroup(p *probe) {
 	for misuse, calls := range map[string][]comm.Call{
 		"a bad call at its end":   {send, recv, comm.SendCall(stale, -1, dt, next, 8)},
 		"a bad call at its start": {comm.SendCall(stale, 100, dt, p.size, 8), send, recv},
-		"a tag that is too high":  {send, recv, comm.SendCall(stale, 100, dt, next, comm.MaxTag+1)},
 		"no call at all":          {send, recv, {Op: comm.OpBarrier}},
 		"two receives into one":   {send, recv, comm.RecvCall(never, 100, dt, prev, 8)},
 		"receives that overlap":   {send, recv, comm.RecvCall(never+half, 1, dt, prev, 8)},

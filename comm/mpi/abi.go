@@ -24,8 +24,8 @@ type abi struct {
 	undefined                        int32   // MPI_UNDEFINED
 	inPlace                          uintptr // MPI_IN_PLACE
 	threadSerialized, threadMultiple int32
-	errTruncate, errInStatus         int32 // error classes
-	errPending                       int32
+	errInStatus, errPending          int32           // error classes
+	sentinels                        map[int32]error // of other classes; nobody changes it
 
 	world        constant
 	errorsReturn constant

@@ -27,7 +27,14 @@ var mpich = abi{
 	undefined:        -32766,
 	inPlace:          ^uintptr(0),
 	threadSerialized: 2, threadMultiple: 3,
-	errTruncate: 14, errInStatus: 17, errPending: 18,
+	errInStatus: 17, errPending: 18,
+	sentinels: errorClasses{
+		truncate:    14,
+		arguments:   []int32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 19},
+		exhausted:   []int32{34, 36, 39},
+		permission:  []int32{20, 40},
+		unsupported: []int32{44},
+	}.sentinels(),
 
 	world:        number(0x44000000),
 	errorsReturn: number(0x54000001),

@@ -23,7 +23,14 @@ var openMPI = abi{
 	undefined:        -32766,
 	inPlace:          1,
 	threadSerialized: 2, threadMultiple: 3,
-	errTruncate: 15, errInStatus: 18, errPending: 19,
+	errInStatus: 18, errPending: 19,
+	sentinels: errorClasses{
+		truncate:    15,
+		arguments:   []int32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13},
+		exhausted:   []int32{39, 41, 44},
+		permission:  []int32{20, 45},
+		unsupported: []int32{52},
+	}.sentinels(),
 
 	world:        symbol("ompi_mpi_comm_world"),
 	errorsReturn: symbol("ompi_mpi_errors_return"),

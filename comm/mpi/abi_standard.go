@@ -20,7 +20,11 @@ var standard = abi{
 	undefined:        -32766,
 	inPlace:          1,
 	threadSerialized: 2048, threadMultiple: 4096,
-	errTruncate: 15, errInStatus: 19, errPending: 18,
+	errInStatus: 19, errPending: 18,
+	sentinels: errorClasses{
+		truncate:  15,
+		arguments: []int32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13},
+	}.sentinels(),
 
 	world:        number(0x101),
 	errorsReturn: number(0x142),

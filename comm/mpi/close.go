@@ -2,7 +2,6 @@ package mpi
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 
@@ -23,26 +22,23 @@ func (e *endpoint) Release(ctx context.Context) error {
 	return nil
 }
 
-// release frees the memory and the MPI communicators of an endpoint that has departed. The
+// release frees the memory and the MPI communicator of an endpoint that has departed. The
 // standard calls MPI_Comm_free collective, and recommends a local implementation. A library
 // that waits for other ranks gets until ctx or [backend.HostTimeout], after which MPI_Finalize
 // is left out. The caller holds no lock.
 func (e *endpoint) release(ctx context.Context) {
 	e.Engine.Release()
 	_ = host.Deallocate(e.buffers)
+	if e.wide != nil {
+		e.wide.release()
+	}
 	if e.shared != nil {
 		segment.Unmap(e.shared)
 	}
 	ctx, cancel := context.WithTimeout(ctx, backend.HostTimeout)
 	defer cancel()
 	done := make(chan error, 1)
-	go func() {
-		var err error
-		if e.inner != e.pub {
-			err = e.freeHandle(e.inner)
-		}
-		done <- errors.Join(err, e.freeHandle(e.pub))
-	}()
+	go func() { done <- e.freeHandle() }()
 	select {
 	case err := <-done:
 		if err != nil {
@@ -57,12 +53,9 @@ func (e *endpoint) release(ctx context.Context) {
 }
 
 // freeHandle calls MPI_Comm_free with the address of the handle.
-func (e *endpoint) freeHandle(handle uintptr) error {
-	if handle == e.lib.handles.world {
-		return nil
-	}
+func (e *endpoint) freeHandle() error {
 	cell := newCells()
 	defer cell.free()
-	cell.set(0, handle)
+	cell.set(0, e.handle)
 	return e.lib.must(e.lib.CommFree, cell.addr(0))
 }

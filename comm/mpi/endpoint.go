@@ -32,10 +32,10 @@ func (e *endpoint) native() bool { return e.state.collectives != scheduled }
 // asWire is the wire as an engine gets it; tests have their own.
 var asWire = func(w *wire) schedule.Wire { return w }
 
-// newEndpoint returns the endpoint over an MPI communicator and its duplicate.
-func (s *state) newEndpoint(rank, size int, pub, inner uintptr) *endpoint {
+// newEndpoint returns the endpoint over an MPI communicator.
+func (s *state) newEndpoint(rank, size int, handle uintptr) *endpoint {
 	e := &endpoint{
-		wire:  newWire(s.lib, pub, inner, size),
+		wire:  newWire(s.lib, handle, size, s.maxTag),
 		state: s,
 		rank:  rank,
 		size:  size,
@@ -43,7 +43,7 @@ func (s *state) newEndpoint(rank, size int, pub, inner uintptr) *endpoint {
 	c := schedule.Config{
 		Check:  backend.Check{Backend: name, Rank: rank, WorldSize: size},
 		Wire:   asWire(e.wire),
-		MaxTag: s.maxTag,
+		MaxTag: e.tags.first - 1,
 		Notify: s.progress.notify,
 		Pieces: true,
 	}

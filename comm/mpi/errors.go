@@ -2,6 +2,8 @@ package mpi
 
 import (
 	"fmt"
+	"io/fs"
+	"strings"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/dl"
@@ -9,11 +11,40 @@ import (
 
 // translate wraps an MPI error in the sentinel of its class.
 func translate(lib *library, err *callError) error {
-	sentinel := comm.ErrPeerFailed
-	if err.class == lib.abi.errTruncate {
-		sentinel = comm.ErrMismatch
+	sentinel, ok := lib.abi.sentinels[err.class]
+	switch {
+	case strings.Contains(err.text, "Too many communicators"): // MPICH, which has no class for it
+		sentinel = comm.ErrExhausted
+	case !ok:
+		// Libraries report a lost connection in classes that do not say what has happened: other, intern, unknown.
+		sentinel = comm.ErrPeerFailed
 	}
 	return fmt.Errorf("%w: %w", sentinel, err)
+}
+
+// errorClasses are the classes of errors that say what is wrong, by the ABI's numbers.
+type errorClasses struct {
+	truncate    int32
+	arguments   []int32 // buffer, count, type, tag, comm, rank, root, group, op, topology, dims, arg, request
+	exhausted   []int32 // no_mem, no_space, quota
+	permission  []int32 // access, read_only
+	unsupported []int32 // unsupported_operation
+}
+
+// sentinels returns the sentinel of each class.
+func (c errorClasses) sentinels() map[int32]error {
+	all := map[int32]error{c.truncate: comm.ErrMismatch}
+	for sentinel, classes := range map[error][]int32{
+		comm.ErrArgument:    c.arguments,
+		comm.ErrExhausted:   c.exhausted,
+		fs.ErrPermission:    c.permission,
+		comm.ErrUnsupported: c.unsupported,
+	} {
+		for _, class := range classes {
+			all[class] = sentinel
+		}
+	}
+	return all
 }
 
 // callError is an error code that an MPI function returned.

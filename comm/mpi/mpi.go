@@ -311,11 +311,15 @@ func start(ctx context.Context) (*state, error) {
 		return nil, err
 	}
 	s.progress = newProgress()
-	inner, err := s.duplicate(lib.handles.world)
+	// MPICH reports errors in messages of any communicator to this one's handler.
+	if err := lib.must(lib.CommSetErrhandler, lib.handles.world, lib.handles.errorsReturn); err != nil {
+		return nil, err
+	}
+	handle, err := s.duplicate(lib.handles.world)
 	if err != nil {
 		return nil, err
 	}
-	world, err := s.wrap(lib.handles.world, inner)
+	world, err := s.wrap(handle)
 	if err != nil {
 		return nil, err
 	}
@@ -405,6 +409,9 @@ func (s *state) initialize() error {
 	return s.readTagLimit(out)
 }
 
+// leastTags is the highest tag that each library has.
+const leastTags = 1<<15 - 1
+
 // readTagLimit reads the highest tag. The attribute MPI_TAG_UB is the address of an int.
 func (s *state) readTagLimit(out cells) error {
 	lib := s.lib
@@ -418,7 +425,7 @@ func (s *state) readTagLimit(out cells) error {
 	if err != nil {
 		return err
 	}
-	s.maxTag = comm.MaxTag // the least that the standard allows
+	s.maxTag = leastTags // the least that the standard allows
 	if out.int32(3) != 0 {
 		s.maxTag = uint64(hostmem.Slice[int32](out.uintptr(2), 1)[0])
 	}

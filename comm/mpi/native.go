@@ -151,7 +151,7 @@ func (e *endpoint) Plan(o *schedule.Op, c comm.Call) bool {
 	case comm.OpScatter:
 		i.pass(send, n, t, l.orInPlace(recv, atRoot && recv == send+uintptr(c.Peer*bytes)), n, t, root)
 	}
-	i.pass(e.pub)
+	i.pass(e.handle)
 	return true
 }
 

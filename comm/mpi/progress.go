@@ -24,7 +24,12 @@ type progress struct {
 
 	mu        sync.Mutex
 	endpoints []*endpoint // copied when it changes; guarded by mu
+
+	turn int // of the goroutine: where in the endpoints the next look at idle ones begins
 }
+
+// idleLooked is how many idle communicators a look includes: it costs the same however many are open.
+const idleLooked = 32
 
 func newProgress() *progress {
 	p := &progress{
@@ -134,10 +139,17 @@ func (p *progress) run() {
 	}
 }
 
-// look drives every communicator that nobody waits on. It reports whether one of them has
+// look drives every communicator that has operations in flight and that nobody waits on, and hears
+// control messages of some of the others in turn. It reports whether one of them has
 // operations in flight, and whether one waits for goodbyes.
 func (p *progress) look() (busy, leaving bool) {
-	for _, e := range p.all() {
+	all := p.all()
+	first := p.turn % max(len(all), 1)
+	p.turn = first + idleLooked
+	for i, e := range all {
+		if !e.Busy() && (i-first+len(all))%len(all) >= idleLooked {
+			continue
+		}
 		moving, missed := e.Look(busyTick)
 		busy = busy || moving || missed && p.parked.Load() // not the time to park
 	}

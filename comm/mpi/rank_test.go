@@ -331,7 +331,7 @@ func TestRankWrongLength(t *testing.T) {
 	r := newRank(t)
 	send, _ := r.floats(8, func(int) float32 { return 1 })
 	recv, _ := r.floats(8, func(int) float32 { return 0 })
-	for _, tag := range []uint32{3, comm.MaxTag} {
+	for _, tag := range []uint32{3, math.MaxUint32} {
 		for _, sent := range []int{4, 8} {
 			c, err := r.world.Split(r.ctx, 0, 0)
 			require.NoError(t, err)

@@ -14,9 +14,10 @@ import (
 // wire is the MPI communicator under an endpoint, as the engine sees it.
 type wire struct {
 	lib        *library
-	pub        uintptr // the communicator that users see
-	inner      uintptr // its duplicate for the engine's messages
+	handle     uintptr // of the MPI communicator
+	tags       tagSpace
 	table      requests
+	wide       *wideTags // nil before the first of their messages
 	abandoned  bool
 	control    requests // control messages that are being sent, by the number of their buffers
 	buffers    uintptr  // of a status report and a last message to each rank
@@ -25,11 +26,11 @@ type wire struct {
 
 var _ schedule.Wire = (*wire)(nil)
 
-func newWire(lib *library, pub, inner uintptr, size int) *wire {
+func newWire(lib *library, handle uintptr, size int, maxTag uint64) *wire {
 	return &wire{
 		lib:        lib,
-		pub:        pub,
-		inner:      inner,
+		handle:     handle,
+		tags:       newTagSpace(maxTag),
 		table:      newRequests(lib),
 		control:    newRequests(lib),
 		controlled: make([]bool, 2*size),
@@ -38,23 +39,44 @@ func newWire(lib *library, pub, inner uintptr, size int) *wire {
 
 // Post implements [schedule.Wire].
 func (w *wire) Post(id int, m *schedule.Message) {
+	tag := m.Tag
+	if m.User {
+		if tag >= w.tags.narrow {
+			w.postWide(id, m)
+			return
+		}
+		tag += w.tags.first
+	}
 	f := w.lib.Isend
-	handle := w.inner
 	if m.Receive {
 		f = w.lib.Irecv
 	}
-	if m.User {
-		handle = w.pub
+	w.post(id, f, m.Address, m.Bytes, m.Peer, tag)
+}
+
+// postWide starts a message with a tag that the library has no room for.
+func (w *wire) postWide(id int, m *schedule.Message) {
+	if w.wide == nil {
+		w.wide = newWideTags(w, len(w.controlled)/2)
 	}
-	if slot, ok := w.table.add(id, m.Receive); ok {
+	if m.Receive {
+		w.wide.receive(id, m)
+	} else {
+		w.wide.send(id, m)
+	}
+}
+
+// post makes a request of the library. The call is made with the next Flush or Poll.
+func (w *wire) post(id int, f dl.Func, address uintptr, bytes, peer int, tag uint64) {
+	if slot, ok := w.table.add(id, f == w.lib.Irecv); ok {
 		w.table.calls.Add(
 			f,
-			m.Address,
-			uintptr(m.Bytes),
+			address,
+			uintptr(bytes),
 			w.lib.handles.bytes,
-			uintptr(m.Peer),
-			uintptr(m.Tag),
-			handle,
+			uintptr(peer),
+			uintptr(tag),
+			w.handle,
 			slot,
 		)
 	}
@@ -65,7 +87,19 @@ func (w *wire) Flush() error { return w.table.flush() }
 
 // Poll implements [schedule.Wire].
 func (w *wire) Poll(done []schedule.Done, h schedule.Hint) ([]schedule.Done, error) {
-	return w.table.test(done, h.Together, h.Tries)
+	if w.wide == nil {
+		return w.table.test(done, h.Together, h.Tries)
+	}
+	from := len(done)
+	tries := h.Tries
+	if len(w.wide.arrived) > 0 {
+		tries = 1
+	}
+	done, err := w.table.test(done, false, tries)
+	if err != nil {
+		return done[:from], err
+	}
+	return w.wide.poll(done, from)
 }
 
 // Abandon implements [schedule.Wire]. It returns the number of receives: sends stay in flight.
@@ -100,7 +134,7 @@ func (w *wire) Tell(rank int, report bool, message []byte) bool {
 	copy(hostmem.Slice[byte](address, schedule.ControlBytes), message)
 	w.control.failed = nil // to send to another rank, perhaps
 	if slot, ok := w.control.add(buffer, false); ok {
-		w.control.calls.Add(w.lib.Isend, address, bytes, w.lib.handles.bytes, uintptr(rank), controlTag, w.inner, slot)
+		w.control.calls.Add(w.lib.Isend, address, bytes, w.lib.handles.bytes, uintptr(rank), controlTag, w.handle, slot)
 	}
 	w.controlled[buffer] = w.control.flush() == nil
 	return w.controlled[buffer]
@@ -121,7 +155,7 @@ func (w *wire) Hear(rank int) ([]byte, error) {
 	t := &w.control
 	lib := w.lib
 	t.reserve(1)
-	if err := lib.reach(lib.Iprobe, uintptr(rank), controlTag, w.inner, t.flag, t.statuses); err != nil {
+	if err := lib.reach(lib.Iprobe, uintptr(rank), controlTag, w.handle, t.flag, t.statuses); err != nil {
 		return nil, err
 	}
 	if hostmem.Slice[int32](t.flag, 1)[0] == 0 {
@@ -135,7 +169,7 @@ func (w *wire) Hear(rank int) ([]byte, error) {
 		lib.handles.bytes,
 		uintptr(rank),
 		controlTag,
-		w.inner,
+		w.handle,
 		t.statuses,
 	)
 }

@@ -141,6 +141,9 @@ const (
 	helloOffset   = voteOffset + 8*maxVotes // a byte per rank, received in connect
 )
 
+// gatherOffset is where two int64 for each of some ranks lie, which gather collects.
+func gatherOffset(ranks int) int { return helloOffset + (ranks+7)/8*8 }
+
 // Runtime is the GPU whose memory this communicator reads and writes.
 func (c *Comm) Runtime() *cuda.Runtime { return c.rt }
 

@@ -22,7 +22,7 @@ func (c *Comm) init(ctx context.Context) error {
 		return err
 	}
 	c.marks.Init(c.rt)
-	if c.scratch, err = c.rt.Allocate(helloOffset + c.WorldSize()); err != nil {
+	if c.scratch, err = c.rt.Allocate(gatherOffset(c.WorldSize()) + 16*c.WorldSize()); err != nil {
 		return err
 	}
 	if c.data, err = c.splitControl(ctx); err != nil {

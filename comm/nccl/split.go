@@ -3,26 +3,25 @@ package nccl
 import (
 	"context"
 	"fmt"
-	"math"
 	goruntime "runtime"
 	"slices"
 	"sync"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
 // noColor is NCCL_SPLIT_NOCOLOR.
 const noColor = -1
 
-// split is Split, by ncclCommSplit. Colors and keys must fit in 32 bits.
+// split is Split, by ncclCommSplit.
 func (c *Comm) split(ctx context.Context, w comm.Wait) (*Comm, error) {
-	color := w.Color
-	key := w.Key
-	if color > math.MaxInt32 || key > math.MaxInt32 || key < math.MinInt32 {
-		return nil, fmt.Errorf("%w: color %d or key %d does not fit in 32 bits", comm.ErrArgument, color, key)
-	}
 	defer c.submitted.endSplit(c.submitted.addSplit())
+	color, key, err := c.agreeOnGroups(ctx, w)
+	if err != nil {
+		return nil, err
+	}
 	wait, _ := c.submitted.begin()
 	var done extent
 	defer func() { c.submitted.end(done) }()
@@ -32,13 +31,36 @@ func (c *Comm) split(ctx context.Context, w comm.Wait) (*Comm, error) {
 		stop: c.life.Err,
 		fn:   split,
 		call: func(cell, cfg uintptr) uintptr {
-			return split.Call(c.control.handle, uintptr(max(color, noColor)), uintptr(key), cell, cfg)
+			return split.Call(c.control.handle, uintptr(color), uintptr(key), cell, cfg)
 		},
 	})
 	if err == nil {
 		done = c.submitted.last(wait)
 	}
 	return child, err
+}
+
+// agreeOnGroups tells the ranks each other's colors and keys, of which NCCL takes 32 bits, and returns the number of
+// this rank's group, noColor for none, and its place there.
+func (c *Comm) agreeOnGroups(ctx context.Context, w comm.Wait) (group, place int, err error) {
+	all := make([]int64, 2*c.WorldSize())
+	all[2*c.Rank()] = int64(w.Color)
+	all[2*c.Rank()+1] = int64(w.Key)
+	if c.WorldSize() > 1 {
+		if err := c.gather(ctx, all); err != nil {
+			return 0, 0, err
+		}
+	}
+	splits := make([]comm.Wait, c.WorldSize())
+	for r := range splits {
+		splits[r] = comm.Wait{Op: comm.OpSplit, Color: int(all[2*r]), Key: int(all[2*r+1])}
+	}
+	for i, members := range backend.SplitGroups(splits) {
+		if place := slices.Index(members, c.Rank()); place >= 0 {
+			return i, place, nil
+		}
+	}
+	return noColor, 0, nil
 }
 
 // Shrink makes a communicator of the ranks that are not excluded, so that the

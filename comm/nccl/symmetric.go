@@ -84,11 +84,26 @@ func (c *Comm) agree(ctx context.Context, bytes int, failed bool) error {
 
 // maximum replaces at most maxVotes numbers by their maxima over all ranks.
 func (c *Comm) maximum(ctx context.Context, votes []int64) error {
-	// Copies wait for the compute stream, which may wait for a peer. This wait ends with ctx.
 	cells := c.scratch + voteOffset
+	x := comm.AllReduceCall(cells, cells, len(votes), dtype.I64, comm.Max)
+	return c.exchange(ctx, &x, votes, cells)
+}
+
+// gather replaces all but the share of this rank by the other ranks' shares. There are two numbers for each rank.
+func (c *Comm) gather(ctx context.Context, numbers []int64) error {
+	cells := c.scratch + uintptr(gatherOffset(c.WorldSize()))
+	share := len(numbers) / c.WorldSize()
+	part := cells + uintptr(8*share*c.Rank())
+	x := comm.AllGatherCall(part, cells, share, dtype.I64)
+	return c.exchange(ctx, &x, numbers, cells)
+}
+
+// exchange makes a call in place on numbers, in memory of the device.
+func (c *Comm) exchange(ctx context.Context, x *comm.Call, numbers []int64, cells uintptr) error {
+	// Copies wait for the compute stream, which may wait for a peer. This wait ends with ctx.
 	err := c.rt.Synchronize(ctx)
 	if err == nil {
-		err = c.rt.CopyIn(cells, hostmem.Bytes(votes))
+		err = c.rt.CopyIn(cells, hostmem.Bytes(numbers))
 	}
 	if err != nil { // the peers go on with the collective below
 		if ctx.Err() != nil {
@@ -96,14 +111,13 @@ func (c *Comm) maximum(ctx context.Context, votes []int64) error {
 		}
 		return c.fail(err)
 	}
-	x := comm.AllReduceCall(cells, cells, len(votes), dtype.I64, comm.Max)
-	if err := c.submit(ctx, &x, c.data); err != nil {
+	if err := c.submit(ctx, x, c.data); err != nil {
 		return err
 	}
 	if err := c.sync(ctx); err != nil {
 		return err
 	}
-	if err := c.rt.CopyOut(hostmem.Bytes(votes), cells); err != nil {
+	if err := c.rt.CopyOut(hostmem.Bytes(numbers), cells); err != nil {
 		return c.fail(err) // the peers go by the outcome
 	}
 	return nil

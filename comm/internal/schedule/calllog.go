@@ -63,8 +63,8 @@ func (l *callLog) call(number uint64) *loggedCall { return &l.recent[number%reme
 
 // Internal tags are made of the number of an operation (modulo tagWindow), the
 // half of it that a message belongs to, and as many bits of the fingerprint as
-// the wire leaves room for: with MPI 5 if MPI_TAG_UB is the smallest that the standard
-// allows, 18 with MPICH over UCX, 21 with Open MPI. A disagreement that these bits do not
+// the wire leaves room for: with MPI 4 if MPI_TAG_UB is the smallest that the standard
+// allows, 17 with MPICH over UCX, 20 with Open MPI. A disagreement that these bits do not
 // show appears in those of the next call. Messages of two operations that share
 // a tag, a window apart, stay apart because wires keep the order of messages
 // between two ranks, operations start in order, and no two of them that are a

@@ -73,7 +73,7 @@ type Engine struct {
 type Config struct {
 	Check backend.Check
 	Wire  Wire
-	// MaxTag is the highest tag of messages that are not a user's, at least [comm.MaxTag].
+	// MaxTag is the highest tag of messages that are not a user's, at least 1<<14 - 1.
 	// The higher it is, the sooner ranks notice that they disagree.
 	MaxTag uint64
 	// Notify is called at each submission, nil for none.
@@ -137,6 +137,9 @@ func (e *Engine) Progress() backend.Progress {
 		Messages:    backend.Count{Submitted: e.messages.Begun(), Done: ended},
 	}
 }
+
+// Busy reports whether operations are in flight.
+func (e *Engine) Busy() bool { return e.inFlight.Load() > 0 }
 
 // started returns the number of operations that have started and are in flight.
 func (e *Engine) started() int { return len(e.running) + len(e.transfers) }

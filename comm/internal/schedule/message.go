@@ -95,7 +95,7 @@ func (e *Engine) checkHead(o *Op, came bool) error {
 	if got == (head{uint64(o.count), uint64(o.dt)}) || !came && got == (head{}) {
 		return nil
 	}
-	sent := comm.SendCall(0, int(got.count), dtype.DType(min(got.dt, math.MaxUint8)), e.rank, uint32(o.entry.tag))
+	sent := comm.SendCall(0, int(got.count), dtype.DType(min(got.dt, math.MaxUint8)), e.rank, o.entry.tag)
 	return fmt.Errorf("%w: rank %d called %v, rank %d called %v", comm.ErrMismatch, o.peer, sent, e.rank, o)
 }
 

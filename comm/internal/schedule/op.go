@@ -10,19 +10,19 @@ import (
 type entry struct {
 	count  int
 	peer   int32
-	tag    uint16
+	tag    uint32
 	op     comm.Op
 	dt     dtype.DType
 	reduce comm.ReduceOp
 }
 
 func newEntry(c *comm.Call) entry {
-	return entry{count: c.Count, peer: int32(c.Peer), tag: uint16(c.Tag), op: c.Op, dt: c.DType, reduce: c.Reduce}
+	return entry{count: c.Count, peer: int32(c.Peer), tag: c.Tag, op: c.Op, dt: c.DType, reduce: c.Reduce}
 }
 
 // call returns the call without addresses and lists.
 func (e entry) call() comm.Call {
-	return comm.Call{Op: e.op, DType: e.dt, Reduce: e.reduce, Tag: uint32(e.tag), Peer: int(e.peer), Count: e.count}
+	return comm.Call{Op: e.op, DType: e.dt, Reduce: e.reduce, Tag: e.tag, Peer: int(e.peer), Count: e.count}
 }
 
 // String describes the call as errors do.

@@ -91,7 +91,7 @@ type Looker interface {
 // Message is a message as the wire sees it.
 type Message struct {
 	Peer    int    // the rank that it goes to or comes from
-	Tag     uint64 // at most MaxTag of the Config; of users at most [comm.MaxTag]
+	Tag     uint64 // of users any of 32 bits, of the engine at most MaxTag of the Config
 	User    bool   // tags of users and of the engine never match
 	Receive bool
 	Address uintptr // on the host, never in memory that the garbage collector moves

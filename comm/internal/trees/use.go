@@ -2,6 +2,7 @@ package trees
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 
@@ -132,7 +133,7 @@ func (p planner) message() {
 	rank := p.comm.Rank()
 	distance := p.random.IntN(size)
 	n := p.length()
-	tag := []uint32{0, 1, 7, comm.MaxTag}[p.random.IntN(4)]
+	tag := []uint32{0, 1, 7, math.MaxUint32}[p.random.IntN(4)]
 	dest := (rank + distance) % size
 	source := (rank + size - distance) % size
 	from := p.input("send", p.data(n, rank, dest))
