@@ -14,18 +14,21 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/gate"
+	"github.com/tutti-go/tutti/internal/waiting"
 )
 
 // ports is the number of ports that rank 0 tries to listen on, beginning with that of its address.
 const ports = 4
 
 // Connect connects this process to the job's store, which rank 0 keeps until it closes its client, unless the
-// launcher keeps it. It ends with an error when ctx does.
+// launcher keeps it. It ends with an error when ctx does, or after Patience if ctx has no deadline.
 //
 // Strangers are refused and logged, and delay no rank at another address. A rank that knows the secret is refused if
 // another process has the same rank, or if the job's size differs. That rank gets an error wrapping [store.ErrRefused]
 // at once, as does a rank that finds all ports where the store could be taken by others.
 func (j Job) Connect(ctx context.Context) (*store.Client, error) {
+	ctx, cancel := waiting.Bounded(ctx, j.Patience)
+	defer cancel()
 	kv, err := j.connect(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous: rank %d: %w", j.Rank, err)

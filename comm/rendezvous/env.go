@@ -12,8 +12,10 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/tutti-go/tutti/internal/env"
+	"github.com/tutti-go/tutti/internal/waiting"
 )
 
 // ErrEnvironment means that the launcher's variables are missing or contradict each other.
@@ -44,6 +46,9 @@ type Job struct {
 	Stores []string
 	// Name is that of the job in a store of several jobs, "" in one of a single job.
 	Name string
+	// Patience is how long Connect and Round wait for other ranks if their context has no deadline:
+	// TUTTI_CONNECT_TIMEOUT in FromEnv. 0 means 10 minutes.
+	Patience time.Duration
 }
 
 // Variables of rank 0's address that users set for any launcher.
@@ -160,6 +165,13 @@ func (l launcher) read(getenv func(string) string) (Job, error) {
 			return j, l.errorf("%s=%q is no count", v.name, text)
 		}
 		*v.to = n
+	}
+	if text := getenv(waiting.Variable); text != "" {
+		patience, err := waiting.ReadLimit(text)
+		if err != nil {
+			return j, fmt.Errorf("rendezvous: %w: %s=%q: %w", ErrEnvironment, waiting.Variable, text, err)
+		}
+		j.Patience = patience
 	}
 	if j.Rank >= j.WorldSize {
 		return j, l.errorf("%s=%d but %s=%d", l.rank, j.Rank, l.size, j.WorldSize)

@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/printable"
 	"github.com/tutti-go/tutti/internal/ranks"
+	"github.com/tutti-go/tutti/internal/waiting"
 )
 
 // Keys in the store, before the purpose of a round.
@@ -45,6 +48,8 @@ var (
 // Round: let a collective over what the attempts have made come between.
 func (j Job) Round(ctx context.Context, kv *store.Client, purpose string,
 	attempt func(ctx context.Context, number string) error) error {
+	ctx, cancel := waiting.Bounded(ctx, j.Patience)
+	defer cancel()
 	r := round{Job: j, kv: kv, purpose: purpose, attempt: attempt}
 	if j.Rank == 0 {
 		return r.lead(ctx)
@@ -110,11 +115,15 @@ func (r *round) follow(ctx context.Context) error {
 		return r.fail(err)
 	}
 	defer stop()
+	reminder := waiting.Remind()
+	defer reminder.Stop()
 	number := "" // of no round
 	for {
-		if number == "" {
+		for number == "" {
 			select {
 			case number = <-numbers:
+			case <-reminder.C:
+				slog.Warn("rendezvous: waiting for rank 0", "rank", r.Rank, "for", r.purpose, "waited", reminder.Next())
 			case <-r.kv.Done():
 				return r.fail(r.kv.Err())
 			case <-ctx.Done():
@@ -163,7 +172,9 @@ func (r *round) try(ctx context.Context, number string) error {
 	if string(now.Value) == completed {
 		return errCompleted
 	}
+	finished := r.remind(ctx, number)
 	err = r.attempt(ctx, number)
+	finished()
 	if err == nil {
 		r.kv.Post(key, []byte(completed))
 		return nil
@@ -179,6 +190,32 @@ func (r *round) try(ctx context.Context, number string) error {
 		err = fmt.Errorf("%w; refused: %s", err, refused)
 	}
 	return fmt.Errorf("rendezvous: %s did not come: %w", ranks.Text(missing), err)
+}
+
+// remind says which ranks have not come to a round, until finished is called.
+func (r *round) remind(ctx context.Context, number string) (finished func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var done sync.WaitGroup
+	done.Go(func() {
+		reminder := waiting.Remind()
+		defer reminder.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-reminder.C:
+			}
+			waited := reminder.Next()
+			if missing, _ := r.missing(ctx, number); missing != nil {
+				slog.Warn("rendezvous: waiting for ranks that have not come",
+					"rank", r.Rank, "missing", ranks.Text(missing), "for", r.purpose, "waited", waited)
+			}
+		}
+	})
+	return func() {
+		cancel()
+		done.Wait()
+	}
 }
 
 // missing returns which ranks did not come to a round, if that can still be found out when ctx has ended, and what the

@@ -22,6 +22,9 @@ const (
 	glance = 3 * time.Second
 	// firstGlance is that time in the first round of addresses of several hosts. It doubles from round to round.
 	firstGlance = 500 * time.Millisecond
+	// spareGlance is that time in the first round of further ports of one host, where the store is only if others
+	// have its first one: a firewall may drop what goes to them. It doubles from round to round.
+	spareGlance = 100 * time.Millisecond
 	// A process that did not find the store tries again after this time, which doubles.
 	retryFirst, retryLast = 25 * time.Millisecond, 400 * time.Millisecond
 	longestReason         = 1 << 10
@@ -60,14 +63,23 @@ type Dialer struct {
 func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 	hello := d.hello()
 	var log gate.Log
-	var last []error // of the last whole round
-	bound := glance
-	if d.severalHosts() && !d.Once {
-		bound = firstGlance // a host that is lost answers nothing, and another one serves the store as well
+	var last []error               // of the last whole round
+	first, spare := glance, glance // bounds for the first address, and for others
+	switch {
+	case d.Once:
+	case d.severalHosts(): // a host that is lost answers nothing, and another one serves the store as well
+		first = firstGlance
+		spare = firstGlance
+	default:
+		spare = spareGlance
 	}
 	for wait := retryFirst; ; wait = min(2*wait, retryLast) {
 		now, sure := []error(nil), true
-		for _, address := range d.Addresses {
+		for i, address := range d.Addresses {
+			bound := spare
+			if i == 0 {
+				bound = first
+			}
 			c, err := d.connect(ctx, address, hello, bound)
 			var r *refusal
 			switch {
@@ -90,7 +102,8 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 			}
 			now = append(now, err)
 		}
-		bound = min(2*bound, glance)
+		first = min(2*first, glance)
+		spare = min(2*spare, glance)
 		if ctx.Err() == nil || last == nil {
 			last = now
 		}

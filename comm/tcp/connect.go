@@ -8,10 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -20,7 +22,9 @@ import (
 	"github.com/tutti-go/tutti/comm/internal/schedule"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/gate"
+	"github.com/tutti-go/tutti/internal/printable"
 	"github.com/tutti-go/tutti/internal/ranks"
+	"github.com/tutti-go/tutti/internal/waiting"
 )
 
 // maxStrangers bounds the connections that have not said who they are, beside the ranks.
@@ -57,6 +61,7 @@ type connector struct {
 	tls     *tls.Config
 	record  record
 	version uint64 // of the record in the store
+	stop    func() // ends the watch of what other ranks report, nil before it begins
 
 	mu      sync.Mutex    // guards the lanes of all pairs, and what pairs have of the connector
 	done    bool          // all lanes are there, or this rank has failed; guarded by mu
@@ -77,6 +82,8 @@ func connect(ctx context.Context, kv store.Store, c Config, n *node) error {
 	g := &gate.Gate{Name: name, Places: maxStrangers + c.WorldSize*maxLanes}
 	go g.Serve(listener{l}, k.tls, func(conn *tls.Conn) { k.answer(g, conn) })
 
+	ctx, end := waiting.Bounded(ctx, c.Patience)
+	defer end()
 	ctx, cancel := context.WithCancelCause(ctx)
 	var calls sync.WaitGroup
 	for _, p := range k.pairs[:c.Rank] {
@@ -144,8 +151,15 @@ func withPort(address, port string) string {
 	return address
 }
 
-// await waits for all lanes of all pairs.
+// await waits for all lanes of all pairs. It says what it waits for.
 func (k *connector) await(ctx context.Context) error {
+	reminder := waiting.Remind()
+	defer reminder.Stop()
+	defer func() {
+		if k.stop != nil {
+			k.stop()
+		}
+	}()
 	for {
 		lost := k.kv.Err()
 		missing, done := k.missing(ctx.Err() != nil || lost != nil)
@@ -159,9 +173,42 @@ func (k *connector) await(ctx context.Context) error {
 		case <-k.changed:
 		case <-k.kv.Done():
 		case <-ctx.Done():
+		case <-reminder.C:
+			if missing, done := k.missing(false); !done {
+				k.remind(ctx, missing, reminder.Next())
+			}
 		}
 	}
 }
+
+// remind says which ranks are missing, and has this rank hear why they cannot reach it.
+func (k *connector) remind(ctx context.Context, m missingRanks, waited time.Duration) {
+	slog.Warn("tcp: waiting for other ranks", "rank", k.rank, "missing", m.String(), "why", m.trouble(), "waited", waited)
+	if k.stop != nil {
+		return
+	}
+	stop, err := k.kv.Watch(ctx, k.config.reports(k.rank), func(e store.Event) {
+		from, err := strconv.Atoi(strings.TrimPrefix(e.Key, k.config.reports(k.rank)))
+		if err != nil || from <= k.rank || from >= k.size || e.Deleted {
+			return
+		}
+		text := printable.Text(string(e.Value[:min(len(e.Value), longestReport)]))
+		k.note(k.pairs[from], fmt.Errorf("it reports that this rank %s", text))
+	})
+	if err == nil { // otherwise the store is lost, which ends the wait
+		k.stop = stop
+	}
+}
+
+// report tells a rank why this one cannot reach it: it does not know.
+func (k *connector) report(ctx context.Context, p *pair, trouble error) {
+	text := trouble.Error()
+	key := k.config.reports(p.rank) + strconv.Itoa(k.rank)
+	_ = k.kv.Set(ctx, key, []byte(text[:min(len(text), longestReport)]), store.Lease) // the wait goes on without it
+}
+
+// longestReport bounds what a rank reports to another one, in bytes.
+const longestReport = 2 << 10
 
 // missing returns the ranks to which there are not all lanes, and whether the connector is done: if there are
 // none, or because the caller ends it.
@@ -173,7 +220,7 @@ func (k *connector) missing(ends bool) (m missingRanks, done bool) {
 		case rank == k.rank || p.lanes != nil && !slices.Contains(p.lanes, nil):
 		case p.attempt == 0:
 			m.unreached = append(m.unreached, rank)
-			m.unreachedTrouble = cmp.Or(m.unreachedTrouble, p.trouble)
+			m.unreachedTrouble = cmp.Or(m.unreachedTrouble, k.troubleWith(p))
 		default: // it may have ended because of the unreached ones
 			m.lost = append(m.lost, rank)
 			m.lostTrouble = cmp.Or(m.lostTrouble, p.trouble)
@@ -181,6 +228,18 @@ func (k *connector) missing(ends bool) (m missingRanks, done bool) {
 	}
 	k.done = ends || m.none()
 	return m, k.done
+}
+
+// troubleWith is why there was never a lane to a rank. mu is held.
+func (k *connector) troubleWith(p *pair) error {
+	switch {
+	case p.trouble != nil:
+		return p.trouble
+	case p.rank < k.rank:
+		return fmt.Errorf("rank %d: it has published no address", p.rank)
+	}
+	const format = "rank %d: it has not connected to this rank, which listens at %v"
+	return fmt.Errorf(format, p.rank, k.record.Addresses)
 }
 
 // failure is why a rank is not connected to all others: it was refused, the store was lost, or ctx has ended.
@@ -192,7 +251,7 @@ func (k *connector) failure(ctx context.Context, m missingRanks, lost error) err
 		return fmt.Errorf("%v: %w", m, lost)
 	}
 	err := fmt.Errorf("%w: %v", comm.ContextError(ctx), m)
-	if trouble := cmp.Or(m.unreachedTrouble, m.lostTrouble); trouble != nil {
+	if trouble := m.trouble(); trouble != nil {
 		err = fmt.Errorf("%w; %w", err, trouble)
 	}
 	return &incomplete{err, m.unreached}
@@ -207,6 +266,9 @@ type missingRanks struct {
 }
 
 func (m missingRanks) none() bool { return m.unreached == nil && m.lost == nil }
+
+// trouble is why the first of them is missing, nil if that is not known.
+func (m missingRanks) trouble() error { return cmp.Or(m.unreachedTrouble, m.lostTrouble) }
 
 // String names the ranks.
 func (m missingRanks) String() string {
@@ -239,9 +301,19 @@ func (k *connector) note(p *pair, trouble error) {
 	p.trouble = fmt.Errorf("rank %d: %w", p.rank, trouble)
 }
 
+// begin notes where a rank is tried, until the outcome is known.
+func (k *connector) begin(p *pair, addresses []string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if p.trouble == nil {
+		p.trouble = fmt.Errorf("rank %d: no answer yet from %v", p.rank, addresses)
+	}
+}
+
 // call connects to a rank of lower number, again if the connection is lost, until ctx ends or the rank refuses.
 func (k *connector) call(ctx context.Context, p *pair) error {
 	const attempts = 1 << 20 // of a process, far fewer in fact
+	var failures gate.Log
 	for attempt := k.version * attempts; ; attempt++ {
 		err := k.try(ctx, p, attempt+1)
 		switch {
@@ -254,6 +326,9 @@ func (k *connector) call(ctx context.Context, p *pair) error {
 			}
 		case ctx.Err() == nil:
 			k.note(p, err)
+			if _, due := failures.Count(err.Error()); due {
+				k.report(ctx, p, err)
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -274,6 +349,7 @@ func (k *connector) try(ctx context.Context, p *pair, attempt uint64) error {
 		return err
 	}
 	nearFirst(r.Addresses)
+	k.begin(p, r.Addresses)
 	h := hello{
 		Nonce:   r.Nonce,
 		Attempt: attempt,

@@ -20,8 +20,8 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 )
 
-// waiting is rank 0 of two, which waits for the other one, and what somebody who knows the secret may say to it.
-func waiting(t *testing.T) (greets func(change func(*hello)) error, join func()) {
+// lonely is rank 0 of two, which waits for the other one, and what somebody who knows the secret may say to it.
+func lonely(t *testing.T) (greets func(change func(*hello)) error, join func()) {
 	conf, err := store.TLS([]byte("a secret of tests"), "comm/tcp")
 	require.NoError(t, err)
 	server := store.NewServer(store.Options{})
@@ -66,7 +66,7 @@ func waiting(t *testing.T) (greets func(change func(*hello)) error, join func())
 
 // The accepting side has a lane before it says welcome, and says why it has not.
 func TestWelcome(t *testing.T) {
-	greets, join := waiting(t)
+	greets, join := lonely(t)
 	require.NoError(t, greets(func(h *hello) { h.Attempt = 5 }))
 	for _, change := range []func(*hello){
 		func(h *hello) { h.Attempt, h.Lane = 4, 1 },
@@ -82,7 +82,7 @@ func TestWelcome(t *testing.T) {
 
 // TestHalfOpen has a rank vanish, without a word, between its first lane and its second. Another process takes its place.
 func TestHalfOpen(t *testing.T) {
-	greets, join := waiting(t)
+	greets, join := lonely(t)
 	for attempt := range uint64(8) {
 		require.NoError(t, greets(func(h *hello) { h.Attempt = attempt + 1 }))
 	}
@@ -288,7 +288,7 @@ func freePort(t *testing.T) string {
 
 // Who only measures the round trip is refused in the end: its answers would fill a connection that it does not read.
 func TestPingsAreBounded(t *testing.T) {
-	greets, join := waiting(t)
+	greets, join := lonely(t)
 	require.ErrorContains(t, greets(func(h *hello) { h.Lanes = 0 }), "measures the round trip more than 4 times")
 	join()
 }

@@ -62,6 +62,7 @@ import (
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/segment"
+	"github.com/tutti-go/tutti/internal/waiting"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -89,6 +90,9 @@ type Config struct {
 	// Silence is how long a rank may be silent, [DefaultSilence] by default, at least a second, and
 	// the same on all ranks.
 	Silence time.Duration
+	// Patience is how long New waits for other ranks if its context has no deadline: by default what
+	// TUTTI_CONNECT_TIMEOUT says ([Config.ReadEnv]), or 10 minutes.
+	Patience time.Duration
 }
 
 // ReadEnv sets the fields for which the environment has variables: TUTTI_TCP_LISTEN, of which ranks of a machine take
@@ -120,6 +124,10 @@ func (c *Config) ReadEnv(getenv func(string) string, localRank int) error {
 			c.Silence = d
 			return nil
 		}},
+		{waiting.Variable, func(text string) (err error) {
+			c.Patience, err = waiting.ReadLimit(text)
+			return err
+		}},
 	} {
 		text := getenv(v.name)
 		if text == "" {
@@ -149,6 +157,9 @@ func (c *Config) readListen(text string, localRank int) error {
 
 // key is where a rank publishes its addresses.
 func (c *Config) key(rank int) string { return fmt.Sprintf("tcp/%s/%d", c.World, rank) }
+
+// reports is what the keys begin with by which other ranks report that they cannot reach a rank.
+func (c *Config) reports(rank int) string { return fmt.Sprintf("tcp/%s/reports/%d/", c.World, rank) }
 
 // FromEnv returns the communicator of the job that a launcher started (rendezvous.FromEnv), over
 // the store that the process shares, as [Config.ReadEnv] says.

@@ -1,0 +1,111 @@
+package tcp
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/jobtest"
+)
+
+// logged is what was logged since the beginning of a test.
+type logged struct {
+	mu   sync.Mutex
+	text bytes.Buffer // guarded by mu
+}
+
+func (l *logged) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+// lines returns the lines of a rank.
+func (l *logged) lines(rank string) (lines []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range strings.Lines(l.text.String()) {
+		if strings.Contains(line, "tcp: waiting") && strings.Contains(line, " rank="+rank+" ") {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+func logTo(t *testing.T) *logged {
+	l := new(logged)
+	earlier := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(l, nil)))
+	t.Cleanup(func() { slog.SetDefault(earlier) })
+	return l
+}
+
+// Ranks that wait for each other say so, on both sides: whom they miss, where they have tried, and how that failed.
+func TestWaitSpeaks(t *testing.T) {
+	conf, err := store.TLS([]byte("a secret of tests"), "comm/tcp")
+	require.NoError(t, err)
+	closed := jobtest.Address(t, 1)
+	for _, test := range []struct {
+		name      string
+		advertise []string
+		ranks     []int
+		want      map[string][]string // by rank: each is in one of its lines
+	}{
+		{
+			"a port that nobody serves", []string{closed}, []int{0, 1},
+			map[string][]string{
+				"0": {"no connection to rank 1", "it has not connected to this rank, which listens at", "it reports that this rank cannot be reached at [" + closed + "]"},
+				"1": {"no connection to rank 0", "cannot be reached at [" + closed + "]", "refused"},
+			},
+		},
+		{"a rank that does not come", nil, []int{0}, map[string][]string{"0": {"no connection to rank 1"}}},
+		{"a rank 0 that does not come", nil, []int{1}, map[string][]string{"1": {"no connection to rank 0", "it has published no address"}}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			log := logTo(t)
+			server := store.NewServer(store.Options{})
+			defer server.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			var all sync.WaitGroup
+			for _, rank := range test.ranks {
+				all.Go(func() {
+					kv := server.Local(string(rune('0' + rank)))
+					c := Config{Rank: rank, WorldSize: 2, TLS: conf, Listen: "localhost", Advertise: test.advertise}
+					_, err := New(ctx, kv, c)
+					assert.ErrorIs(t, err, comm.ErrCanceled)
+				})
+			}
+			for rank, texts := range test.want {
+				for _, text := range texts {
+					require.Eventually(t, func() bool { return strings.Contains(strings.Join(log.lines(rank), ""), text) },
+						50*time.Second, 10*time.Millisecond, "rank %s, %q in %q", rank, text, log.lines(rank))
+				}
+			}
+			cancel()
+			all.Wait()
+		})
+	}
+}
+
+// Without a deadline the limit of the configuration counts, and the error says whose it is and who is missing.
+func TestWaitIsBounded(t *testing.T) {
+	conf, err := store.TLS([]byte("a secret of tests"), "comm/tcp")
+	require.NoError(t, err)
+	server := store.NewServer(store.Options{})
+	defer server.Close()
+	c := Config{WorldSize: 2, TLS: conf, Listen: "localhost", Patience: 20 * time.Millisecond}
+	_, err = New(context.Background(), server.Local("0"), c)
+	require.ErrorIs(t, err, comm.ErrTimeout)
+	assert.ErrorContains(t, err, "no deadline was set, so that the limit is 20ms (TUTTI_CONNECT_TIMEOUT)")
+	assert.ErrorContains(t, err, "no connection to rank 1")
+}

@@ -1,0 +1,65 @@
+// Package waiting bounds waits for other processes, and has them say what they wait for.
+package waiting
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Variable is the environment variable with the limit of waits without a deadline, such as 30m.
+const Variable = "TUTTI_CONNECT_TIMEOUT"
+
+// DefaultLimit is that limit where the variable is not set: the processes of a job may start some minutes apart.
+const DefaultLimit = 10 * time.Minute
+
+const (
+	first   = 2 * time.Second // nobody starts processes closer together by hand
+	longest = 2 * time.Minute
+)
+
+// ReadLimit reads the text of the variable.
+func ReadLimit(text string) (time.Duration, error) {
+	limit, err := time.ParseDuration(text)
+	if err != nil || limit <= 0 {
+		return 0, errors.New("want a time, such as 30m")
+	}
+	return limit, nil
+}
+
+// Bounded returns ctx if it has a deadline, and otherwise a context that ends after limit, or [DefaultLimit] for 0.
+func Bounded(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return context.WithCancel(ctx)
+	}
+	if limit <= 0 {
+		limit = DefaultLimit
+	}
+	cause := fmt.Errorf("%w: no deadline was set, so that the limit is %v (%s)", context.DeadlineExceeded, limit, Variable)
+	return context.WithTimeoutCause(ctx, limit, cause)
+}
+
+// Reminder tells when a wait is to say what it waits for: after 2 s, and then ever more rarely.
+type Reminder struct {
+	C     <-chan time.Time
+	timer *time.Timer
+	began time.Time
+	pause time.Duration
+}
+
+// Remind begins a wait.
+func Remind() *Reminder {
+	timer := time.NewTimer(first)
+	return &Reminder{C: timer.C, timer: timer, began: time.Now(), pause: first}
+}
+
+// Next sets the time of the next value of C, and returns how long the wait has taken.
+func (r *Reminder) Next() (waited time.Duration) {
+	r.pause = min(2*r.pause, longest)
+	r.timer.Reset(r.pause)
+	return time.Since(r.began).Round(time.Second)
+}
+
+// Stop ends the wait.
+func (r *Reminder) Stop() { r.timer.Stop() }
