@@ -166,10 +166,10 @@ func (l launcher) read(getenv func(string) string) (Job, error) {
 		}
 		*v.to = n
 	}
-	if text := getenv(waiting.Variable); text != "" {
+	if text := getenv(env.ConnectTimeout); text != "" {
 		patience, err := waiting.ReadLimit(text)
 		if err != nil {
-			return j, fmt.Errorf("rendezvous: %w: %s=%q: %w", ErrEnvironment, waiting.Variable, text, err)
+			return j, fmt.Errorf("rendezvous: %w: %s=%q: %w", ErrEnvironment, env.ConnectTimeout, text, err)
 		}
 		j.Patience = patience
 	}

@@ -61,7 +61,6 @@ type connector struct {
 	tls     *tls.Config
 	record  record
 	version uint64 // of the record in the store
-	stop    func() // ends the watch of what other ranks report, nil before it begins
 
 	mu      sync.Mutex    // guards the lanes of all pairs, and what pairs have of the connector
 	done    bool          // all lanes are there, or this rank has failed; guarded by mu
@@ -76,15 +75,22 @@ func connect(ctx context.Context, kv store.Store, c Config, n *node) error {
 		return fmt.Errorf("%w: %w", comm.ErrUnavailable, err)
 	}
 	defer l.Close() //nolint:errcheck // nobody else connects
-	if err := k.publish(ctx, l); err != nil {
+	bounded, end := waiting.Bounded(ctx, c.Patience)
+	defer end()
+	ctx, cancel := context.WithCancelCause(bounded)
+	defer cancel(nil)
+	stop, err := kv.Watch(bounded, c.keys(), func(e store.Event) { k.hear(e, cancel) })
+	if err != nil {
+		return err
+	}
+	defer stop()
+	// Also if this rank has heard of another version: that one has to hear of this one.
+	if err := k.publish(bounded, l); err != nil {
 		return err
 	}
 	g := &gate.Gate{Name: name, Places: maxStrangers + c.WorldSize*maxLanes}
 	go g.Serve(listener{l}, k.tls, func(conn *tls.Conn) { k.answer(g, conn) })
 
-	ctx, end := waiting.Bounded(ctx, c.Patience)
-	defer end()
-	ctx, cancel := context.WithCancelCause(ctx)
 	var calls sync.WaitGroup
 	for _, p := range k.pairs[:c.Rank] {
 		calls.Go(func() {
@@ -155,11 +161,6 @@ func withPort(address, port string) string {
 func (k *connector) await(ctx context.Context) error {
 	reminder := waiting.Remind()
 	defer reminder.Stop()
-	defer func() {
-		if k.stop != nil {
-			k.stop()
-		}
-	}()
 	for {
 		lost := k.kv.Err()
 		missing, done := k.missing(ctx.Err() != nil || lost != nil)
@@ -174,30 +175,39 @@ func (k *connector) await(ctx context.Context) error {
 		case <-k.kv.Done():
 		case <-ctx.Done():
 		case <-reminder.C:
-			if missing, done := k.missing(false); !done {
-				k.remind(ctx, missing, reminder.Next())
+			waited := reminder.Next()
+			if m, done := k.missing(false); !done {
+				slog.Warn("tcp: waiting for other ranks", "rank", k.rank, "missing", m.String(), "why", m.trouble(), "waited", waited)
 			}
 		}
 	}
 }
 
-// remind says which ranks are missing, and has this rank hear why they cannot reach it.
-func (k *connector) remind(ctx context.Context, m missingRanks, waited time.Duration) {
-	slog.Warn("tcp: waiting for other ranks", "rank", k.rank, "missing", m.String(), "why", m.trouble(), "waited", waited)
-	if k.stop != nil {
+// hear takes what another rank has published: a record, which ends the wait if the rank is of another version, or why it
+// cannot reach this one.
+func (k *connector) hear(e store.Event, cancel context.CancelCauseFunc) {
+	if e.Deleted {
 		return
 	}
-	stop, err := k.kv.Watch(ctx, k.config.reports(k.rank), func(e store.Event) {
-		from, err := strconv.Atoi(strings.TrimPrefix(e.Key, k.config.reports(k.rank)))
-		if err != nil || from <= k.rank || from >= k.size || e.Deleted {
-			return
+	if rank, ok := k.rankOf(e.Key, k.config.keys()); ok {
+		if _, err := readRecord(rank, e.Value); errors.Is(err, store.ErrRefused) {
+			cancel(err)
 		}
-		text := printable.Text(string(e.Value[:min(len(e.Value), longestReport)]))
-		k.note(k.pairs[from], fmt.Errorf("it reports that this rank %s", text))
-	})
-	if err == nil { // otherwise the store is lost, which ends the wait
-		k.stop = stop
 	}
+	if rank, ok := k.rankOf(e.Key, k.config.reports(k.rank)); ok && rank > k.rank {
+		text := printable.Text(string(e.Value[:min(len(e.Value), longestReport)]))
+		k.note(k.pairs[rank], fmt.Errorf("it reports that this rank %s", text))
+	}
+}
+
+// rankOf returns the rank of the world that is behind a prefix of a key.
+func (k *connector) rankOf(key, prefix string) (rank int, ok bool) {
+	text, ok := strings.CutPrefix(key, prefix)
+	if !ok {
+		return 0, false
+	}
+	rank, err := strconv.Atoi(text)
+	return rank, err == nil && rank >= 0 && rank < k.size
 }
 
 // report tells a rank why this one cannot reach it: it does not know.

@@ -19,7 +19,7 @@ import (
 )
 
 // protocol is the name and version of what lanes speak (ALPN).
-const protocol = "tutti-tcp/2"
+const protocol = "tutti-tcp/3"
 
 const (
 	// longestReason bounds the text of a refusal, in bytes.

@@ -124,7 +124,7 @@ func (c *Config) ReadEnv(getenv func(string) string, localRank int) error {
 			c.Silence = d
 			return nil
 		}},
-		{waiting.Variable, func(text string) (err error) {
+		{env.ConnectTimeout, func(text string) (err error) {
 			c.Patience, err = waiting.ReadLimit(text)
 			return err
 		}},
@@ -156,10 +156,13 @@ func (c *Config) readListen(text string, localRank int) error {
 }
 
 // key is where a rank publishes its addresses.
-func (c *Config) key(rank int) string { return fmt.Sprintf("tcp/%s/%d", c.World, rank) }
+func (c *Config) key(rank int) string { return c.keys() + strconv.Itoa(rank) }
+
+// keys is what all keys of a world begin with.
+func (c *Config) keys() string { return fmt.Sprintf("tcp/%s/", c.World) }
 
 // reports is what the keys begin with by which other ranks report that they cannot reach a rank.
-func (c *Config) reports(rank int) string { return fmt.Sprintf("tcp/%s/reports/%d/", c.World, rank) }
+func (c *Config) reports(rank int) string { return fmt.Sprintf("%sreports/%d/", c.keys(), rank) }
 
 // FromEnv returns the communicator of the job that a launcher started (rendezvous.FromEnv), over
 // the store that the process shares, as [Config.ReadEnv] says.

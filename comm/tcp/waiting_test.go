@@ -3,6 +3,8 @@ package tcp
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -63,11 +65,14 @@ func TestWaitSpeaks(t *testing.T) {
 		{
 			"a port that nobody serves", []string{closed}, []int{0, 1},
 			map[string][]string{
-				"0": {"no connection to rank 1", "it has not connected to this rank, which listens at", "it reports that this rank cannot be reached at [" + closed + "]"},
+				"0": {"no connection to rank 1", "it reports that this rank cannot be reached at [" + closed + "]"},
 				"1": {"no connection to rank 0", "cannot be reached at [" + closed + "]", "refused"},
 			},
 		},
-		{"a rank that does not come", nil, []int{0}, map[string][]string{"0": {"no connection to rank 1"}}},
+		{
+			"a rank that does not come", nil, []int{0},
+			map[string][]string{"0": {"no connection to rank 1", "it has not connected to this rank, which listens at"}},
+		},
 		{"a rank 0 that does not come", nil, []int{1}, map[string][]string{"1": {"no connection to rank 0", "it has published no address"}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -88,7 +93,7 @@ func TestWaitSpeaks(t *testing.T) {
 			for rank, texts := range test.want {
 				for _, text := range texts {
 					require.Eventually(t, func() bool { return strings.Contains(strings.Join(log.lines(rank), ""), text) },
-						50*time.Second, 10*time.Millisecond, "rank %s, %q in %q", rank, text, log.lines(rank))
+						20*time.Second, 10*time.Millisecond, "rank %s, %q in %q", rank, text, log.lines(rank))
 				}
 			}
 			cancel()
@@ -108,4 +113,45 @@ func TestWaitIsBounded(t *testing.T) {
 	require.ErrorIs(t, err, comm.ErrTimeout)
 	assert.ErrorContains(t, err, "no deadline was set, so that the limit is 20ms (TUTTI_CONNECT_TIMEOUT)")
 	assert.ErrorContains(t, err, "no connection to rank 1")
+}
+
+// A rank of another version is refused by name, on either side, whoever has come first.
+func TestVersionsMeet(t *testing.T) {
+	conf, err := store.TLS([]byte("a secret of tests"), "comm/tcp")
+	require.NoError(t, err)
+	for _, rank := range []int{0, 1} {
+		for _, first := range []bool{true, false} {
+			t.Run(fmt.Sprintf("rank %d, first %v", rank, first), func(t *testing.T) {
+				server := store.NewServer(store.Options{})
+				defer server.Close()
+				other := 1 - rank
+				text, err := json.Marshal(record{Protocol: "tutti-tcp/1", Addresses: []string{"127.0.0.1:1"}})
+				require.NoError(t, err)
+				publish := func() {
+					key := (&Config{}).key(other)
+					require.NoError(t, server.Local("other").Set(t.Context(), key, text, store.Lease))
+				}
+				if !first {
+					publish()
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				failed := make(chan error)
+				go func() {
+					_, err := New(ctx, server.Local("this"), Config{Rank: rank, WorldSize: 2, TLS: conf, Listen: "localhost"})
+					failed <- err
+				}()
+				_, err = server.Local("observer").Get(ctx, (&Config{}).key(rank))
+				require.NoError(t, err, "the other one can hear of this rank")
+				if first {
+					publish()
+				}
+				err = <-failed
+				require.ErrorIs(t, err, comm.ErrMismatch)
+				assert.ErrorIs(t, err, store.ErrRefused)
+				assert.ErrorContains(t, err, fmt.Sprintf(`rank %d speaks "tutti-tcp/1", this one "tutti-tcp/`, other))
+				assert.NoError(t, ctx.Err())
+			})
+		}
+	}
 }

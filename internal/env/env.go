@@ -30,6 +30,9 @@ const (
 	Max   = "TUTTI_MAX"
 )
 
+// ConnectTimeout is how long a process waits for others of its job where the program gives no deadline, such as 30m.
+const ConnectTimeout = "TUTTI_CONNECT_TIMEOUT"
+
 // Fields of tcp.Config, for its ReadEnv.
 const (
 	TCPListen      = "TUTTI_TCP_LISTEN"      // Listen; ranks of a machine take this port and the next ones

@@ -6,12 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/tutti-go/tutti/internal/env"
 )
 
-// Variable is the environment variable with the limit of waits without a deadline, such as 30m.
-const Variable = "TUTTI_CONNECT_TIMEOUT"
-
-// DefaultLimit is that limit where the variable is not set: the processes of a job may start some minutes apart.
+// DefaultLimit is how long a wait without a deadline takes at most, unless [env.ConnectTimeout] says otherwise: the
+// processes of a job may start some minutes apart.
 const DefaultLimit = 10 * time.Minute
 
 const (
@@ -19,7 +19,7 @@ const (
 	longest = 2 * time.Minute
 )
 
-// ReadLimit reads the text of the variable.
+// ReadLimit reads the value of that variable.
 func ReadLimit(text string) (time.Duration, error) {
 	limit, err := time.ParseDuration(text)
 	if err != nil || limit <= 0 {
@@ -36,7 +36,7 @@ func Bounded(ctx context.Context, limit time.Duration) (context.Context, context
 	if limit <= 0 {
 		limit = DefaultLimit
 	}
-	cause := fmt.Errorf("%w: no deadline was set, so that the limit is %v (%s)", context.DeadlineExceeded, limit, Variable)
+	cause := fmt.Errorf("%w: no deadline was set, so that the limit is %v (%s)", context.DeadlineExceeded, limit, env.ConnectTimeout)
 	return context.WithTimeoutCause(ctx, limit, cause)
 }
 
