@@ -132,3 +132,6 @@ func InFlight(c comm.Communicator) int {
 	p := c.(*communicator).Progress()
 	return int(p.Collectives.Submitted + p.Messages.Submitted - p.Collectives.Done - p.Messages.Done)
 }
+
+// SetProtocol sets the version of what this process's rank sends, before Init.
+func SetProtocol(version int) { protocol = uint64(version) }

@@ -55,3 +55,29 @@ func TestRankMixedCollectives(t *testing.T) {
 	assert.NoError(t, mpi.Finalize(ctx))
 	passedAs(t, me, mixedRanks)
 }
+
+// TestMixedVersions has a rank with another version of the library.
+func TestMixedVersions(t *testing.T) {
+	forOneMPI(t, func(t *testing.T, l launcher) {
+		l.mustPass(t, job{ranks: mixedRanks, test: "TestRankMixedVersions"})
+	})
+}
+
+// TestRankMixedVersions is one of these ranks: each learns in Init which versions meet.
+func TestRankMixedVersions(t *testing.T) {
+	onlyChild(t)
+	me, err := strconv.Atoi(cmp.Or(os.Getenv("OMPI_COMM_WORLD_RANK"), os.Getenv("PMI_RANK")))
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(context.Background(), rankTimeout)
+	defer cancel()
+	version := 7
+	if me == 1 {
+		version = 9
+	}
+	mpi.SetProtocol(version)
+	_, err = mpi.Init(ctx)
+	assert.ErrorIs(t, err, comm.ErrMismatch)
+	assert.ErrorContains(t, err, fmt.Sprintf("ranks speak versions 7 to 9 of this library's messages, this one %d", version))
+	assert.NoError(t, mpi.Finalize(ctx))
+	passedAs(t, me, mixedRanks)
+}

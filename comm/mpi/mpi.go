@@ -323,7 +323,7 @@ func start(ctx context.Context) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := world.compareCollectives(ctx); err != nil {
+	if err := world.compare(ctx); err != nil {
 		return nil, err
 	}
 	if err := world.share(ctx); err != nil {
@@ -345,25 +345,39 @@ func start(ctx context.Context) (*state, error) {
 	return s, nil
 }
 
-// compareCollectives returns an error if ranks have chosen different collectives.
-func (e *endpoint) compareCollectives(ctx context.Context) error {
+// protocol is the version of what ranks send each other: schedules, heads, envelopes and control messages.
+var protocol uint64 = 2
+
+// compare returns an error if ranks have another version of this package, or have chosen different collectives.
+func (e *endpoint) compare(ctx context.Context) error {
 	if e.size == 1 {
 		return nil
 	}
 	out := newCells() // MPI's after an error
-	lowest := hostmem.Slice[uint64](out.addr(0), 2)
-	lowest[0], lowest[1] = math.MaxUint64, math.MaxUint64 // ranks with native collectives, and without
+	lowest := hostmem.Slice[uint64](out.addr(0), 4)
+	for i := range 2 { // ranks with native collectives, and without
+		lowest[i] = math.MaxUint64
+	}
+	lowest[2] = protocol
+	lowest[3] = math.MaxUint64 - protocol
 	if e.native() {
 		lowest[0] = uint64(e.rank)
 	} else {
 		lowest[1] = uint64(e.rank)
 	}
-	if err := e.SetUp(ctx, comm.AllReduceCall(out.addr(0), out.addr(0), 2, dtype.U64, comm.Min)); err != nil {
+	call := comm.AllReduceCall(out.addr(0), out.addr(0), len(lowest), dtype.U64, comm.Min)
+	if err := e.SetUp(ctx, call); err != nil {
 		return err
 	}
 	with := lowest[0]
 	without := lowest[1]
+	oldest := lowest[2]
+	newest := math.MaxUint64 - lowest[3]
 	out.free()
+	if oldest != newest {
+		return fmt.Errorf("%w: ranks speak versions %d to %d of this library's messages, this one %d: use one version",
+			comm.ErrMismatch, oldest, newest, protocol)
+	}
 	if max(with, without) < uint64(e.size) {
 		return fmt.Errorf("%w: rank %d has native collectives and rank %d has not; set %s to the same on all ranks",
 			comm.ErrMismatch, with, without, env.MPICollectives)
@@ -443,6 +457,9 @@ func (s *state) failure() error {
 // closeAll closes all communicators, which abort when ctx ends, and returns why one of them
 // has aborted.
 func (s *state) closeAll(ctx context.Context) (broken error) {
+	if open := len(s.world.SubCommunicators()); open > 0 {
+		slog.Warn("communicators were never closed", "backend", name, "rank", s.world.e.rank, "communicators", open)
+	}
 	endpoints := append(slices.Clip(s.progress.all()), s.world.e)
 	for _, c := range append(s.world.SubCommunicators(), s.world) {
 		defer context.AfterFunc(ctx, func() { c.Abort(comm.ContextError(ctx)) })()

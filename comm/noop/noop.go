@@ -11,6 +11,8 @@ package noop
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	goruntime "runtime"
 	"sync"
 
 	"github.com/tutti-go/tutti/comm"
@@ -33,6 +35,8 @@ type rank struct {
 	check backend.Check
 	life  backend.Life
 
+	leakAlarm goruntime.Cleanup
+
 	mu       sync.Mutex
 	waiting  waiting                // messages without a partner, and what comes after them; guarded by mu
 	messages queue.Keyed[*deferred] // of those that wait, by tag: sends or receives, never both of one; guarded by mu
@@ -46,7 +50,14 @@ func New(rt runtime.Runtime) comm.Communicator {
 	if rt.Device().Kind != runtime.CPU {
 		r.life.Timeout = backend.DeviceTimeout
 	}
-	return &communicator{backend.New(&r.check, &r.life, r), r}
+	c := &communicator{backend.New(&r.check, &r.life, r), r}
+	r.leakAlarm = goruntime.AddCleanup(c, leaked, name)
+	return c
+}
+
+// leaked runs when a communicator was garbage collected without Close.
+func leaked(backend string) {
+	slog.Warn("communicator was never closed", "backend", backend, "rank", 0, "ranks", 1)
 }
 
 // CheckDevice implements [backend.MemoryChecker].
@@ -78,4 +89,7 @@ func (r *rank) Abort(ctx context.Context, _ error) {
 }
 
 // Release implements [backend.Backend]. There is nothing to give back.
-func (r *rank) Release(context.Context) error { return nil }
+func (r *rank) Release(context.Context) error {
+	r.leakAlarm.Stop()
+	return nil
+}

@@ -543,7 +543,7 @@ func (k *connector) watch(l *lane) error {
 	if err != nil && !k.done && slices.Contains(p.lanes, l) {
 		p.closeLanes()
 		p.lanes = nil
-		p.trouble = fmt.Errorf("rank %d: connection lost: %w", p.rank, err)
+		p.trouble = fmt.Errorf("rank %d: %w", p.rank, connectionLost(err))
 		notify(p.retry)
 	}
 	l.first <- err

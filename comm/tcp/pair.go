@@ -6,6 +6,7 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
@@ -165,13 +166,21 @@ func (p *pair) peerLeaves() {
 func (p *pair) fail(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.lose(fmt.Errorf("connection lost: %w", err))
+	p.lose(connectionLost(err))
 	if p.state == closed {
 		return
 	}
 	p.state = closed
 	close(p.dead)
 	p.closeLanes()
+}
+
+// connectionLost is the error of a connection that has ended, with what that may mean: the system does not say.
+func connectionLost(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+		return fmt.Errorf("connection lost: %w (its process has ended, perhaps without closing its communicators)", err)
+	}
+	return fmt.Errorf("connection lost: %w", err)
 }
 
 // lose notes that the peer cannot be reached any more. Called by peerLeaves and fail; mu is held.

@@ -46,8 +46,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
+	goruntime "runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -310,8 +312,9 @@ func (c *communicator) CheckDevice(d runtime.Device) error {
 // endpoint is the [backend.Backend].
 type endpoint struct {
 	*schedule.Engine
-	wire  *wire
-	slots []byte // memory of short collectives; nil if the ranks share none
+	wire      *wire
+	slots     []byte // memory of short collectives; nil if the ranks share none
+	leakAlarm goruntime.Cleanup
 }
 
 // communicator makes a communicator of ranks of the world. From then on messages may come.
@@ -324,8 +327,15 @@ func (n *node) communicator(number uint64, rank int, ranks []int) (*communicator
 	if err := n.register(w); err != nil {
 		return nil, err
 	}
+	e.leakAlarm = goruntime.AddCleanup(c, leaked, e.Check)
 	go w.drive()
 	return c, nil
+}
+
+// leaked runs when a communicator was garbage collected without Close. It stays open: its last call may still be waiting,
+// and needs the handle no more.
+func leaked(check backend.Check) {
+	slog.Warn("communicator was never closed", "backend", check.Backend, "rank", check.Rank, "ranks", check.WorldSize)
 }
 
 // hostID tells a rank's host from all others by its first two words. Ranks with the same third word may share memory,
@@ -444,6 +454,7 @@ var host = cpu.New()
 
 // Release implements [backend.Backend].
 func (e *endpoint) Release(ctx context.Context) error {
+	e.leakAlarm.Stop()
 	e.Leave(ctx)
 	w := e.wire
 	n := w.node
