@@ -177,14 +177,15 @@ func (k *connector) await(ctx context.Context) error {
 		case <-reminder.C:
 			waited := reminder.Next()
 			if m, done := k.missing(false); !done {
-				slog.Warn("tcp: waiting for other ranks", "rank", k.rank, "missing", m.String(), "why", m.trouble(), "waited", waited)
+				slog.Warn("tcp: waiting for other ranks",
+					"rank", k.rank, "missing", m.String(), "why", m.trouble(), "waited", waited)
 			}
 		}
 	}
 }
 
-// hear takes what another rank has published: a record, which ends the wait if the rank is of another version, or why it
-// cannot reach this one.
+// hear takes what another rank has published: a record, which ends the wait if the rank is of another version, or why
+// it cannot reach this one.
 func (k *connector) hear(e store.Event, cancel context.CancelCauseFunc) {
 	if e.Deleted {
 		return

@@ -332,8 +332,8 @@ func (n *node) communicator(number uint64, rank int, ranks []int) (*communicator
 	return c, nil
 }
 
-// leaked runs when a communicator was garbage collected without Close. It stays open: its last call may still be waiting,
-// and needs the handle no more.
+// leaked runs when a communicator was garbage collected without Close. It stays open: its last call may still be
+// waiting, and needs the handle no more.
 func leaked(check backend.Check) {
 	slog.Warn("communicator was never closed", "backend", check.Backend, "rank", check.Rank, "ranks", check.WorldSize)
 }

@@ -36,7 +36,8 @@ func Bounded(ctx context.Context, limit time.Duration) (context.Context, context
 	if limit <= 0 {
 		limit = DefaultLimit
 	}
-	cause := fmt.Errorf("%w: no deadline was set, so that the limit is %v (%s)", context.DeadlineExceeded, limit, env.ConnectTimeout)
+	const format = "%w: no deadline was set, so that the limit is %v (%s)"
+	cause := fmt.Errorf(format, context.DeadlineExceeded, limit, env.ConnectTimeout)
 	return context.WithTimeoutCause(ctx, limit, cause)
 }
 
