@@ -200,9 +200,9 @@ func TestScalarTypes(t *testing.T) {
 			t.Fatalf("Float8E5M2 %#x: got %v, want %v", bits, got, want)
 		}
 	}
-	assert.Equal(t, dtype.BFloat16(0x3f80), dtype.BFloat16FromFloat32(1))
-	assert.Equal(t, dtype.Float8E4M3(0x7e), dtype.Float8E4M3FromFloat32(1000))
-	assert.Equal(t, dtype.Float8E5M2(0xfb), dtype.Float8E5M2FromFloat32(float32(math.Inf(-1))))
+	assert.Equal(t, dtype.BFloat16(0x3f80), dtype.Round[dtype.BFloat16](1))
+	assert.Equal(t, dtype.Float8E4M3(0x7e), dtype.Round[dtype.Float8E4M3](1000))
+	assert.Equal(t, dtype.Float8E5M2(0xfb), dtype.Round[dtype.Float8E5M2](float32(math.Inf(-1))))
 }
 
 // The independent implementation of x448/float16 agrees on all it decodes and

@@ -18,25 +18,23 @@ type Float8E4M3 uint8
 // number 57344, infinities and NaNs as in IEEE 754.
 type Float8E5M2 uint8
 
-// BFloat16FromFloat32 rounds to nearest even. A NaN stays a NaN (quiet, with
-// its sign and the upper bits of its payload); numbers that round beyond the
-// largest one become infinite, as IEEE 754 prescribes.
-func BFloat16FromFloat32(v float32) BFloat16 {
-	return BFloat16(convert.BFloat16.Encode(float64(v)))
-}
-
-// Float8E4M3FromFloat32 rounds to nearest even in the saturating mode of
-// OFP8: what overflows, and an infinity, becomes ±448; a NaN stays a NaN.
-func Float8E4M3FromFloat32(v float32) Float8E4M3 {
-	return Float8E4M3(convert.E4M3.Encode(float64(v)))
-}
-
-// Float8E5M2FromFloat32 rounds to nearest even in the saturating mode of
-// OFP8: what overflows, and an infinity, becomes ±57344; a NaN stays a
-// NaN. So no conversion produces the infinities of the type, but one that is
-// already there reads as an infinity.
-func Float8E5M2FromFloat32(v float32) Float8E5M2 {
-	return Float8E5M2(convert.E5M2.Encode(float64(v)))
+// Round returns the value of type T that is nearest to v, the even one of two. A NaN stays a NaN (in BF16 quiet, with
+// its sign and the upper bits of its payload).
+//
+// What rounds beyond the largest number becomes infinite in BF16, as IEEE 754 prescribes. The FP8 types saturate, as
+// OFP8 calls it: what overflows, and an infinity, becomes the largest number, 448 in E4M3 and 57344 in E5M2. So no
+// conversion produces the infinities of E5M2, but one that is already there reads as an infinity.
+func Round[T BFloat16 | Float8E4M3 | Float8E5M2](v float32) T {
+	var format *convert.Format
+	switch any(*new(T)).(type) {
+	case BFloat16:
+		format = convert.BFloat16
+	case Float8E4M3:
+		format = convert.E4M3
+	case Float8E5M2:
+		format = convert.E5M2
+	}
+	return T(format.Encode(float64(v)))
 }
 
 // Float32 returns the value; every BFloat16 is exactly a float32.

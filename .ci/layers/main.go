@@ -44,6 +44,7 @@ var layers = []struct{ importer, may string }{
 	{"comm/record/recordhttp", "comm comm/record comm/instrument"},
 	{"comm/store", "comm"},
 	{"comm/rendezvous", "comm comm/store"},
+	{"comm/internal/invitation", "comm/store"},
 	{"comm/internal/peers", "comm comm/store"},
 	{"comm/internal/schedule", "comm comm/backend runtime runtime/cpu"},
 	{"comm/internal/link", "runtime/cuda"},
@@ -57,8 +58,8 @@ var layers = []struct{ importer, may string }{
 	{"comm/tcp", "comm comm/backend comm/internal/schedule comm/store comm/rendezvous runtime runtime/cpu"},
 	{
 		"comm/nccl",
-		"comm comm/backend comm/internal/link comm/internal/marks comm/internal/peers comm/store " +
-			"comm/rendezvous runtime runtime/cpu runtime/cuda",
+		"comm comm/backend comm/internal/invitation comm/internal/link comm/internal/marks comm/internal/peers " +
+			"comm/store comm/rendezvous runtime runtime/cpu runtime/cuda",
 	},
 	{
 		"comm/p2p",

@@ -11,9 +11,9 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
-	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/machine"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 	"github.com/tutti-go/tutti/runtime/cuda"
@@ -135,7 +135,7 @@ func exchangeID(ctx context.Context, base comm.Communicator, mem runtime.Runtime
 
 // hostNumber is a hash of a host and its network, and of a process if that is not "".
 func hostNumber(process string) int64 {
-	sum := sha256.Sum256([]byte(rendezvous.HostName() + " " + process))
+	sum := sha256.Sum256([]byte(machine.Network() + " " + process))
 	return int64(binary.LittleEndian.Uint64(sum[:]) >> 1)
 }
 

@@ -11,8 +11,8 @@ import (
 	"sync/atomic"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/invitation"
 	"github.com/tutti-go/tutti/comm/internal/peers"
-	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 )
 
@@ -67,23 +67,23 @@ const maxInvitation = 2048
 
 // invite keeps a store for the ranks of [From]. Rank 0 calls it before it shares the unique id. The results are nil if
 // it cannot.
-func invite(thisHost bool) (kv *store.Client, invitation []byte) {
-	kv, in, err := rendezvous.Invite(thisHost)
+func invite(thisHost bool) (kv *store.Client, text []byte) {
+	kv, in, err := invitation.New(thisHost)
 	if err != nil {
 		return nil, nil
 	}
-	invitation, err = json.Marshal(in)
-	if err != nil || len(invitation) > maxInvitation {
+	text, err = json.Marshal(in)
+	if err != nil || len(text) > maxInvitation {
 		_ = kv.Close()
 		return nil, nil
 	}
-	return kv, invitation
+	return kv, text
 }
 
 // invited begins the session of a rank that has an invitation to a store; kv is nil but on the rank that keeps it. A
 // rank that cannot keep or reach the store gets nil, which is a warning and no error.
-func invited(ctx context.Context, kv *store.Client, invitation []byte, rank int) *session {
-	if len(invitation) == 0 {
+func invited(ctx context.Context, kv *store.Client, text []byte, rank int) *session {
+	if len(text) == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
@@ -91,8 +91,8 @@ func invited(ctx context.Context, kv *store.Client, invitation []byte, rank int)
 	if kv != nil {
 		return &session{client: kv}
 	}
-	var in rendezvous.Invitation
-	err := json.Unmarshal(invitation, &in)
+	var in invitation.Invitation
+	err := json.Unmarshal(text, &in)
 	if err == nil {
 		kv, err = in.Accept(ctx, rank)
 	}

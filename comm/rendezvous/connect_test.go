@@ -549,24 +549,3 @@ func TestTwoJobsOnOnePort(t *testing.T) {
 		})
 	}
 }
-
-// A rank reaches the store of an invitation past an address at which nobody listens, and not without its secret.
-func TestInvitation(t *testing.T) {
-	logged(t)
-	kv, in, err := Invite(true)
-	require.NoError(t, err)
-	defer kv.Close() //nolint:errcheck // nothing is lost
-	require.NoError(t, kv.Set(t.Context(), "key", []byte("value")))
-	in.Addresses = append([]string{freeAddress(t)}, in.Addresses...)
-	guest, err := in.Accept(t.Context(), 1)
-	require.NoError(t, err)
-	value, err := guest.Get(t.Context(), "key")
-	require.NoError(t, err)
-	assert.Equal(t, "value", string(value))
-	require.NoError(t, guest.Close())
-
-	in.Secret = []byte("another one")
-	in.Addresses = in.Addresses[1:]
-	_, err = in.Accept(t.Context(), 3)
-	require.ErrorIs(t, err, store.ErrRefused)
-}

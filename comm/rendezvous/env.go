@@ -322,15 +322,6 @@ func isLoopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// HostName names this host and, on Linux, its network interfaces as this process sees them: the same for processes
-// that share a loopback interface.
-func HostName() string {
-	name, _ := os.Hostname()
-	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	network, _ := os.Readlink("/proc/self/ns/net")
-	return name + " " + strings.TrimSpace(string(boot)) + " " + network
-}
-
 // OneHost reports whether the ranks reach rank 0 at a loopback address, so that all of
 // them are on one host.
 func (j Job) OneHost() bool {

@@ -22,7 +22,7 @@ import (
 var (
 	_ Trainer = (*ddp.Gradients)(nil)
 	_ Trainer = (*outer.Loop)(nil)
-	_ Hasher  = (*outer.Loop)(nil)
+	_ hasher  = (*outer.Loop)(nil)
 )
 
 // model makes steps by a Trainer.

@@ -193,7 +193,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // hash is that of the trainer if it has one, otherwise the two CRC-32 of the tensors.
 func (m *Member) hash(ctx context.Context) (uint64, error) {
-	if h, ok := m.trainer.(Hasher); ok {
+	if h, ok := m.trainer.(hasher); ok {
 		return h.Hash(ctx)
 	}
 	var ieee, c uint32

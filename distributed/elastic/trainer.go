@@ -12,6 +12,9 @@ import (
 // of them, or [Plain], and adds its state to SharedState and Restore. Tensors that all members have alike are in
 // [Config], not here.
 //
+// A Trainer may have one more method, Hash(context.Context) (uint64, error): members compare what it returns in the
+// first vote of an epoch, instead of a hash of Config.Tensors. It covers what all members have alike.
+//
 // All methods are called by the goroutine that calls the methods of the [Member].
 type Trainer interface {
 	// Rebind moves the trainer to the communicator of an epoch. All members call it for each epoch, before state is sent.
@@ -29,9 +32,8 @@ type Trainer interface {
 	Residuals() ([]*runtime.Tensor, error)
 }
 
-// Hasher is implemented by a [Trainer] whose hash members compare in the first vote of an epoch, instead of that of
-// Config.Tensors. The hash covers what all members have alike.
-type Hasher interface {
+// hasher is implemented by a [Trainer] whose hash members compare.
+type hasher interface {
 	// Hash returns the hash of this member.
 	Hash(ctx context.Context) (uint64, error)
 }

@@ -2,7 +2,8 @@
 // JAX, CuPy, NumPy and all others that speak DLPack (https://dmlc.github.io/dlpack), version 1.
 //
 // What is shared is a struct with a deleter, which the consumer calls when it no longer needs the
-// memory. Python passes the struct's address in a capsule, whose name tells its [Format]. To take
+// memory. Python passes the struct's address in a capsule, whose name tells which struct it is:
+// "dltensor_versioned", or "dltensor" of older libraries. To take
 // a tensor of PyTorch's, ask for t.__dlpack__(stream=…, max_version=(1, 0)) with the stream that
 // [Stream] returns, give the capsule's pointer to [Import], and rename the capsule "used_…". To give
 // PyTorch one, put what [Export] returns into a capsule, in the __dlpack__ of an object, which is
@@ -33,21 +34,19 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// Format is one of DLPack's structs.
-type Format int
-
-// The structs: the one of version 1, and the one before, which older libraries pass.
+// The names of capsules, each with one of DLPack's structs: that of version 1, DLManagedTensorVersioned, and the one
+// before, DLManagedTensor, which older libraries pass.
 const (
-	Versioned   Format = iota // DLManagedTensorVersioned
-	Unversioned               // DLManagedTensor
+	capsuleVersioned   = "dltensor_versioned"
+	capsuleUnversioned = "dltensor"
 )
 
-// String returns the name of a capsule with that struct.
-func (f Format) String() string {
-	if f == Unversioned {
-		return "dltensor"
+// checkCapsule checks the name of a capsule.
+func checkCapsule(name string) error {
+	if name == capsuleVersioned || name == capsuleUnversioned {
+		return nil
 	}
-	return "dltensor_versioned"
+	return fmt.Errorf("%w: capsule %q, want %q or %q", runtime.ErrArgument, name, capsuleVersioned, capsuleUnversioned)
 }
 
 // array is DLTensor.
@@ -107,19 +106,22 @@ func Stream(rt runtime.Runtime) uintptr {
 	return 0
 }
 
-// Import makes a tensor of a struct at an address, on a runtime of its device. From then on the
-// struct is the tensor's, whose Free calls the deleter. After an error it is the caller's.
+// Import makes a tensor of a struct at an address, which came in a capsule of that name, on a runtime of its device.
+// From then on the struct is the tensor's, whose Free calls the deleter. After an error it is the caller's.
 //
 // Memory of another device is [runtime.ErrDevice], an element type that this module lacks
 // [runtime.ErrDType], and a tensor that must not be written, or of another major version,
 // [runtime.ErrUnsupported].
-func Import(rt runtime.Runtime, address uintptr, f Format) (*runtime.Tensor, error) {
+func Import(rt runtime.Runtime, address uintptr, capsule string) (*runtime.Tensor, error) {
 	if address == 0 {
 		return nil, fmt.Errorf("dlpack: nil struct: %w", runtime.ErrArgument)
 	}
+	if err := checkCapsule(capsule); err != nil {
+		return nil, fmt.Errorf("dlpack: import: %w", err)
+	}
 	var a array
 	var deleter uintptr
-	if f == Unversioned {
+	if capsule == capsuleUnversioned {
 		m := hostmem.Slice[managed](address, 1)[0]
 		a, deleter = m.array, m.deleter
 	} else {
@@ -226,15 +228,18 @@ var deleter = sync.OnceValue(func() uintptr {
 	})
 })
 
-// Export makes a struct of a tensor, for one consumer, and returns its address. The tensor must not
-// be freed before done is called, on a thread of the consumer's, which it must not delay; nil is no
+// Export makes a struct of a tensor, for a capsule of that name and one consumer, and returns its address. The tensor
+// must not be freed before done is called, on a thread of the consumer's, which it must not delay; nil is no
 // function. stream is what the consumer passes to __dlpack__: the handle of its stream, 1 for CUDA's
 // legacy default stream, or -1 to order nothing. On a host it is not looked at (Python's None).
 // The stream lives until done is called.
 //
 // A stream of another context is [runtime.ErrDevice], and the per-thread default stream, 2, is
 // [runtime.ErrArgument], as in [cuda.Runtime.CheckStream].
-func Export(t *runtime.Tensor, stream int, f Format, done func()) (address uintptr, err error) {
+func Export(t *runtime.Tensor, stream int, capsule string, done func()) (address uintptr, err error) {
+	if err := checkCapsule(capsule); err != nil {
+		return 0, fmt.Errorf("dlpack: export: %w", err)
+	}
 	e := &exported{done: done}
 	a := array{device: deviceCPU, rank: int32(t.Rank()), lanes: 1}
 	if t.Len() > 0 {
@@ -262,7 +267,7 @@ func Export(t *runtime.Tensor, stream int, f Format, done func()) (address uintp
 	if a.rank > 0 {
 		a.shape, a.strides = hostmem.Addr(e.numbers), hostmem.Addr(e.numbers[a.rank:])
 	}
-	if f == Unversioned {
+	if capsule == capsuleUnversioned {
 		e.managed = managed{array: a, deleter: deleter()}
 		address = hostmem.AddrOf(&e.managed)
 	} else {

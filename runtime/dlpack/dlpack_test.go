@@ -31,8 +31,8 @@ type peer struct {
 	Type             dl.Func `sym:"peer_type"`
 }
 
-func (p *peer) produce(f Format, strided uintptr) uintptr {
-	if f == Unversioned {
+func (p *peer) produce(capsule string, strided uintptr) uintptr {
+	if capsule == capsuleUnversioned {
 		return p.Produce.Call(strided)
 	}
 	return p.ProduceVersioned.Call(strided, 0)
@@ -49,9 +49,14 @@ func openPeer(t *testing.T) *peer {
 	return p
 }
 
-var formats = []Format{Versioned, Unversioned}
+var formats = []string{capsuleVersioned, capsuleUnversioned}
 
-func versionedFlag(f Format) uintptr { return uintptr(1 - f) }
+func versionedFlag(capsule string) uintptr {
+	if capsule == capsuleVersioned {
+		return 1
+	}
+	return 0
+}
 
 func openCPU(t *testing.T) *cpu.Runtime {
 	rt := cpu.New()
@@ -88,14 +93,18 @@ func TestImportRefuses(t *testing.T) {
 			continue
 		}
 		m := p.ProduceVersioned.Call(0, uintptr(change))
-		_, err := Import(rt, m, Versioned)
+		_, err := Import(rt, m, capsuleVersioned)
 		assert.ErrorIs(t, err, want, "change %d", change)
 		assert.EqualValues(t, 1, p.Alive.Call())
 		p.Drop.Call(m, 1)
 		assert.Zero(t, p.Alive.Call())
 	}
-	_, err := Import(rt, 0, Unversioned)
+	_, err := Import(rt, 0, capsuleUnversioned)
 	assert.ErrorIs(t, err, runtime.ErrArgument)
+	m := p.ProduceVersioned.Call(0, 0)
+	_, err = Import(rt, m, "used_dltensor")
+	assert.ErrorIs(t, err, runtime.ErrArgument)
+	p.Drop.Call(m, 1)
 }
 
 // A library reads what is exported to it, and says on a thread of its own that it is done.
@@ -125,7 +134,7 @@ func TestExport(t *testing.T) {
 	}
 	exports.Range(func(any, any) bool { t.Error("a struct is kept"); return false })
 	require.NoError(t, x.Free())
-	_, err = Export(x, 0, Versioned, nil)
+	_, err = Export(x, 0, capsuleVersioned, nil)
 	assert.ErrorIs(t, err, runtime.ErrFreed)
 }
 
@@ -197,27 +206,27 @@ func TestStandInStreams(t *testing.T) {
 	assert.Equal(t, compute.Handle(), Stream(rt))
 
 	for _, stream := range []int{-1, int(compute.Handle())} { // nothing to order
-		m, err := Export(x, stream, Versioned, nil)
+		m, err := Export(x, stream, capsuleVersioned, nil)
 		require.NoError(t, err)
 		assert.Zero(t, fake.Waited.Call(consumer.Handle(), compute.Handle()))
-		back, err := Import(rt, m, Versioned)
+		back, err := Import(rt, m, capsuleVersioned)
 		require.NoError(t, err)
 		require.NoError(t, back.Free())
 	}
 	var waited uintptr
-	m, err := Export(x, int(consumer.Handle()), Versioned, func() { waited = fake.Waited.Call(compute.Handle(), consumer.Handle()) })
+	m, err := Export(x, int(consumer.Handle()), capsuleVersioned, func() { waited = fake.Waited.Call(compute.Handle(), consumer.Handle()) })
 	require.NoError(t, err)
 	assert.Equal(t, fake.Submitted.Call(compute.Handle()), fake.Waited.Call(consumer.Handle(), compute.Handle()), "the consumer sees what was written")
-	y, err := Import(rt, m, Versioned)
+	y, err := Import(rt, m, capsuleVersioned)
 	require.NoError(t, err)
 	require.NoError(t, rt.CopyInAsync(consumer, p, make([]byte, 16)))
 	require.NoError(t, y.Free())
 	assert.Equal(t, fake.Submitted.Call(consumer.Handle()), waited, "what comes later waits for the consumer")
 	for _, stream := range []int{0, 2} {
-		_, err = Export(x, stream, Versioned, nil)
+		_, err = Export(x, stream, capsuleVersioned, nil)
 		assert.ErrorIs(t, err, runtime.ErrArgument)
 	}
-	_, err = Import(openCPU(t), hostmem.AddrOf(&versioned{major: major, array: array{device: deviceCUDA}}), Versioned)
+	_, err = Import(openCPU(t), hostmem.AddrOf(&versioned{major: major, array: array{device: deviceCUDA}}), capsuleVersioned)
 	assert.ErrorIs(t, err, runtime.ErrDevice)
 	require.NoError(t, x.Free())
 	require.NoError(t, rt.Close())

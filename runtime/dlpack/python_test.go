@@ -62,7 +62,7 @@ func TestPython(t *testing.T) {
 	set(x, 1, 2, 3, 4, 5, 6)
 	var wrong error
 	export := purego.NewCallback(func(stream, format uintptr) uintptr {
-		m, err := Export(x, int(int64(stream)), Format(format), func() { done.Add(1) })
+		m, err := Export(x, int(int64(stream)), formats[format], func() { done.Add(1) })
 		if err != nil {
 			wrong = err
 		}
@@ -138,7 +138,7 @@ box[1], box[2] = api.PyCapsule_GetPointer(capsule, name), names.index(name)
 used = b"used_" + name
 assert api.PyCapsule_SetName(capsule, used) == 0
 `)
-	z, err := Import(rt, uintptr(box[1]), Format(box[2]))
+	z, err := Import(rt, uintptr(box[1]), formats[box[2]])
 	require.NoError(t, err)
 	assert.Equal(t, []int{2, 3, 3, 1}, append(z.Shape(), z.Strides()...))
 	out := make([]float32, 6)

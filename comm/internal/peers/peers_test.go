@@ -17,8 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/internal/invitation"
 	"github.com/tutti-go/tutti/comm/internal/peers"
-	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 )
 
@@ -27,7 +27,7 @@ const patience = time.Minute
 
 // job connects the ranks of a job, each of a process, to the store that rank 0 keeps.
 func job(t *testing.T, size int) []*store.Client {
-	client, invitation, err := rendezvous.Invite(true)
+	client, invitation, err := invitation.New(true)
 	require.NoError(t, err)
 	all := make([]*store.Client, size)
 	for r := range all {

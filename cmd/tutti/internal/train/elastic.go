@@ -106,7 +106,7 @@ func (m *member) Residuals() ([]*runtime.Tensor, error) {
 	return []*runtime.Tensor{residual}, err
 }
 
-// Hash implements [elastic.Hasher].
+// Hash is what members compare, as [elastic.Trainer] says.
 func (m *member) Hash(context.Context) (uint64, error) { return m.hash(), nil }
 
 // RunElastic trains as a member of a job that tutti launch --min has started. The batch of all members together

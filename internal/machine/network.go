@@ -1,0 +1,15 @@
+package machine
+
+import (
+	"os"
+	"strings"
+)
+
+// Network names this host and, on Linux, its network interfaces as this process sees them: the same for processes
+// that share a loopback interface.
+func Network() string {
+	name, _ := os.Hostname()
+	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	network, _ := os.Readlink("/proc/self/ns/net")
+	return name + " " + strings.TrimSpace(string(boot)) + " " + network
+}
