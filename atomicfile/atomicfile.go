@@ -190,5 +190,9 @@ func irregular(path string) error {
 	if info, statErr := os.Stat(path); statErr == nil && info.IsDir() {
 		err = syscall.EISDIR
 	}
-	return &fs.PathError{Op: "write", Path: path, Err: err}
+	return &fs.PathError{
+		Op:   "write",
+		Path: path,
+		Err:  err,
+	}
 }

@@ -28,7 +28,11 @@ func duplicate(fd int, path string) (*os.File, error) {
 	defer syscall.ForkLock.RUnlock()
 	copied, err := syscall.Dup(fd)
 	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+		return nil, &os.PathError{
+			Op:   "open",
+			Path: path,
+			Err:  err,
+		}
 	}
 	syscall.CloseOnExec(copied)
 	return os.NewFile(uintptr(copied), path), nil

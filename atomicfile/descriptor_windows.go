@@ -6,6 +6,10 @@ import (
 )
 
 // descriptor reports false: no path means a descriptor.
-func descriptor(dir, name string) (fd int, ok bool) { return 0, false }
+func descriptor(dir, name string) (fd int, ok bool) {
+	return 0, false
+}
 
-func duplicate(fd int, path string) (*os.File, error) { return nil, errors.ErrUnsupported }
+func duplicate(fd int, path string) (*os.File, error) {
+	return nil, errors.ErrUnsupported
+}

@@ -23,7 +23,11 @@ func Limit(c Communicator, limit time.Duration, cause error) Communicator {
 	if limit == 0 {
 		return c
 	}
-	l := &limited{Wrapped: Wrap(c), limit: limit, cause: cause}
+	l := &limited{
+		Wrapped: Wrap(c),
+		limit:   limit,
+		cause:   cause,
+	}
 	l.Methods = Methods{
 		Do:       func(call Call) error { return call.Make(c) },
 		Together: func(calls []Call) error { return c.Group(calls...) },

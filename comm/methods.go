@@ -17,7 +17,9 @@ type Methods struct {
 
 // submit is how [Call.Make] passes a call on without unpacking it. It returns the function instead of
 // calling it, as each function between copies the call.
-func (m Methods) submit() func(c Call) error { return m.Do }
+func (m Methods) submit() func(c Call) error {
+	return m.Do
+}
 
 // AllReduce implements [Communicator].
 //
@@ -110,7 +112,9 @@ func (m Methods) Recv(buf uintptr, count int, dt dtype.DType, src int, tag uint3
 // Group implements [Communicator].
 //
 //go:noinline
-func (m Methods) Group(calls ...Call) error { return m.Together(calls) }
+func (m Methods) Group(calls ...Call) error {
+	return m.Together(calls)
+}
 
 // Wrapped is the communicator that a decorator wraps: what the decorator does
 // not replace is that one's. Methods and [Waits], embedded beside it, come

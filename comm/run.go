@@ -111,7 +111,9 @@ type rankError struct {
 	error
 }
 
-func (e *rankError) Error() string { return fmt.Sprintf("rank %d: %v", e.rank, e.error) }
+func (e *rankError) Error() string {
+	return fmt.Sprintf("rank %d: %v", e.rank, e.error)
+}
 
 func (e *rankError) Unwrap() error { return e.error }
 
@@ -125,7 +127,11 @@ func runRank(
 	returned := false
 	defer func() {
 		if !returned {
-			*result = &PanicError{Rank: rank, Value: recover(), Stack: debug.Stack()}
+			*result = &PanicError{
+				Rank:  rank,
+				Value: recover(),
+				Stack: debug.Stack(),
+			}
 		}
 		cause := *result
 		inner, nested := cause.(*rankError)

@@ -50,7 +50,12 @@ func all(ctx context.Context, op string, c comm.Communicator, tensors []*runtime
 		if err := base.SameStream(tensors[0].Runtime(), t.Runtime()); err != nil {
 			return base.OpError(op, fmt.Errorf("tensors 0 and %d: %w", i, err))
 		}
-		calls[i] = call(transfer{src: p, dst: p, count: t.Len(), dt: t.DType()})
+		calls[i] = call(transfer{
+			src:   p,
+			dst:   p,
+			count: t.Len(),
+			dt:    t.DType(),
+		})
 	}
 	if err := base.Disjoint("tensor", tensors); err != nil {
 		return base.OpError(op, err)

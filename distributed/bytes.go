@@ -147,7 +147,12 @@ func newMail(op string, rt runtime.Runtime, c comm.Communicator) (*mail, error) 
 	if err := base.Reaches(rt, c); err != nil {
 		return nil, base.OpError(op, err)
 	}
-	return &mail{op: op, rt: rt, c: c, order: base.NewOrder(rt, c)}, nil
+	return &mail{
+		op:    op,
+		rt:    rt,
+		c:     c,
+		order: base.NewOrder(rt, c),
+	}, nil
 }
 
 // move allocates n bytes, copies in to their place at, makes the calls, and returns the first wanted bytes of

@@ -11,7 +11,9 @@ type TensorError struct {
 }
 
 // Error says which tensor it concerns, and what.
-func (e *TensorError) Error() string { return fmt.Sprintf("%s %d: %v", e.Role, e.Index, e.Err) }
+func (e *TensorError) Error() string {
+	return fmt.Sprintf("%s %d: %v", e.Role, e.Index, e.Err)
+}
 
 // Unwrap returns e.Err, for package errors.
 func (e *TensorError) Unwrap() error { return e.Err }

@@ -126,7 +126,9 @@ func checkDims(dims []Dim, world int) ([]Dim, error) {
 }
 
 // Dims returns the dimensions, slowest first.
-func (m *Mesh) Dims() []Dim { return slices.Clone(m.dims) }
+func (m *Mesh) Dims() []Dim {
+	return slices.Clone(m.dims)
+}
 
 // Comm returns the communicator along a dimension. It belongs to the mesh.
 func (m *Mesh) Comm(name string) (comm.Communicator, error) {

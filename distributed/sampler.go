@@ -44,7 +44,12 @@ func NewSampler(c comm.Communicator, n int, cfg SamplerConfig) (*Sampler, error)
 	if n < 0 {
 		return nil, base.OpError(op, fmt.Errorf("%w: %d samples", comm.ErrArgument, n))
 	}
-	return &Sampler{rank: c.Rank(), size: c.WorldSize(), n: n, cfg: cfg}, nil
+	return &Sampler{
+		rank: c.Rank(),
+		size: c.WorldSize(),
+		n:    n,
+		cfg:  cfg,
+	}, nil
 }
 
 // Len returns how many samples this rank has in an epoch.

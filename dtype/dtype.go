@@ -66,7 +66,9 @@ var infos = [numTypes]info{
 }
 
 // Valid reports whether d is one of the fifteen element types.
-func (d DType) Valid() bool { return d > Invalid && d < numTypes }
+func (d DType) Valid() bool {
+	return d > Invalid && d < numTypes
+}
 
 // Size returns the size of one element in bytes, 0 for an invalid DType.
 func (d DType) Size() int {
@@ -77,10 +79,14 @@ func (d DType) Size() int {
 }
 
 // IsFloat reports whether d is a floating-point type (8 to 64 bits).
-func (d DType) IsFloat() bool { return d.Valid() && infos[d].float }
+func (d DType) IsFloat() bool {
+	return d.Valid() && infos[d].float
+}
 
 // IsSigned reports whether d can hold negative numbers.
-func (d DType) IsSigned() bool { return d.Valid() && infos[d].signed }
+func (d DType) IsSigned() bool {
+	return d.Valid() && infos[d].signed
+}
 
 // String returns the short lower-case name that [Parse] reads, such as "bf16".
 func (d DType) String() string {

@@ -38,7 +38,9 @@ func Round[T BFloat16 | Float8E4M3 | Float8E5M2](v float32) T {
 }
 
 // Float32 returns the value; every BFloat16 is exactly a float32.
-func (b BFloat16) Float32() float32 { return math.Float32frombits(uint32(b) << 16) }
+func (b BFloat16) Float32() float32 {
+	return math.Float32frombits(uint32(b) << 16)
+}
 
 // Float32 returns the value; every Float8E4M3 is exactly a float32.
 func (f Float8E4M3) Float32() float32 { return e4m3Values[f] }

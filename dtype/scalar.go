@@ -134,7 +134,9 @@ func (r intRange[T]) round(v float64) T {
 	return T(v)
 }
 
-func toInt[T integer](v float64) T { return rangeOf[T]().round(v) }
+func toInt[T integer](v float64) T {
+	return rangeOf[T]().round(v)
+}
 
 func errInvalid(d DType) error {
 	return fmt.Errorf("dtype: DType(%d) is not an element type", uint8(d))

@@ -34,7 +34,9 @@ type Device struct {
 }
 
 // String returns the device as "kind:index".
-func (d Device) String() string { return fmt.Sprintf("%s:%d", d.Kind, d.Index) }
+func (d Device) String() string {
+	return fmt.Sprintf("%s:%d", d.Kind, d.Index)
+}
 
 // Runtime owns the memory of one device.
 //

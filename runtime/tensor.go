@@ -58,7 +58,12 @@ func New(rt Runtime, dt dtype.DType, shape ...int) (*Tensor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("runtime: new %s tensor of shape %v: %w", dt, shape, err)
 	}
-	return &Tensor{memory: &memory{rt: rt, ptr: ptr, owned: true}, ptr: ptr, dt: dt, layout: l}, nil
+	return &Tensor{
+		memory: &memory{rt: rt, ptr: ptr, owned: true},
+		ptr:    ptr,
+		dt:     dt,
+		layout: l,
+	}, nil
 }
 
 // Wrap makes a tensor of memory that belongs to somebody else, without copying
@@ -88,7 +93,12 @@ func Wrap(rt Runtime, ptr uintptr, dt dtype.DType, shape, strides []int, release
 	if ptr%uintptr(dt.Size()) != 0 {
 		return nil, fmt.Errorf("runtime: wrap %s at %#x: not aligned to %d bytes: %w", dt, ptr, dt.Size(), ErrArgument)
 	}
-	return &Tensor{memory: &memory{rt: rt, ptr: ptr, release: release}, ptr: ptr, dt: dt, layout: l}, nil
+	return &Tensor{
+		memory: &memory{rt: rt, ptr: ptr, release: release},
+		ptr:    ptr,
+		dt:     dt,
+		layout: l,
+	}, nil
 }
 
 func checkNew(rt Runtime, dt dtype.DType) error {
@@ -111,36 +121,56 @@ func (t *Tensor) Ptr() (uintptr, error) {
 }
 
 // DType returns the element type.
-func (t *Tensor) DType() dtype.DType { return t.dt }
+func (t *Tensor) DType() dtype.DType {
+	return t.dt
+}
 
 // Shape returns the size of every dimension, in a slice of the caller's.
-func (t *Tensor) Shape() []int { return slices.Clone(t.layout.shape) }
+func (t *Tensor) Shape() []int {
+	return slices.Clone(t.layout.shape)
+}
 
 // Strides returns how many elements apart neighbours along each dimension are,
 // in a slice of the caller's.
-func (t *Tensor) Strides() []int { return slices.Clone(t.layout.strides) }
+func (t *Tensor) Strides() []int {
+	return slices.Clone(t.layout.strides)
+}
 
 // Rank returns the number of dimensions, 0 for a scalar.
-func (t *Tensor) Rank() int { return len(t.layout.shape) }
+func (t *Tensor) Rank() int {
+	return len(t.layout.shape)
+}
 
 // Len returns the number of elements: the product of the shape.
-func (t *Tensor) Len() int { return t.layout.len }
+func (t *Tensor) Len() int {
+	return t.layout.len
+}
 
 // Bytes returns the size of the elements without gaps: Len times element size.
-func (t *Tensor) Bytes() int { return t.layout.len * t.dt.Size() }
+func (t *Tensor) Bytes() int {
+	return t.layout.len * t.dt.Size()
+}
 
 // Runtime returns the runtime whose memory the tensor lies in.
-func (t *Tensor) Runtime() Runtime { return t.memory.rt }
+func (t *Tensor) Runtime() Runtime {
+	return t.memory.rt
+}
 
 // Device returns the device of the runtime.
-func (t *Tensor) Device() Device { return t.memory.rt.Device() }
+func (t *Tensor) Device() Device {
+	return t.memory.rt.Device()
+}
 
 // IsContiguous reports whether the elements lie in row-major order without
 // gaps, from Ptr on, Bytes bytes long.
-func (t *Tensor) IsContiguous() bool { return t.layout.contiguous() }
+func (t *Tensor) IsContiguous() bool {
+	return t.layout.contiguous()
+}
 
 // isFreed reports whether the tensor, or the one it is a view of, was freed.
-func (t *Tensor) isFreed() bool { return t.freed.Load() || t.memory.freed.Load() }
+func (t *Tensor) isFreed() bool {
+	return t.freed.Load() || t.memory.freed.Load()
+}
 
 // Free ends the use of the tensor as the type's comment says. Freeing again,
 // also from several goroutines at once, does nothing, and neither does freeing nil,

@@ -114,10 +114,14 @@ func (b *Base) waitAndAdopt(ctx context.Context, w comm.Wait) (comm.Communicator
 const opGroup = "group"
 
 // Rank implements [comm.Communicator].
-func (b *Base) Rank() int { return b.check.Rank }
+func (b *Base) Rank() int {
+	return b.check.Rank
+}
 
 // WorldSize implements [comm.Communicator].
-func (b *Base) WorldSize() int { return b.check.WorldSize }
+func (b *Base) WorldSize() int {
+	return b.check.WorldSize
+}
 
 // Err implements [comm.Communicator].
 func (b *Base) Err() error {
@@ -139,10 +143,14 @@ func (b *Base) Abort(cause error) {
 }
 
 // Close implements [comm.Communicator].
-func (b *Base) Close() error { return b.life.close() }
+func (b *Base) Close() error {
+	return b.life.close()
+}
 
 // SubCommunicators implements [Parent].
-func (b *Base) SubCommunicators() []comm.Communicator { return b.life.subCommunicators() }
+func (b *Base) SubCommunicators() []comm.Communicator {
+	return b.life.subCommunicators()
+}
 
 // Progress implements [Progresser] if the backend does.
 func (b *Base) Progress() Progress {

@@ -72,7 +72,9 @@ func (e Extent) Max(f Extent) Extent {
 	return Extent{max(e.Collectives, f.Collectives), max(e.Messages, f.Messages)}
 }
 
-func (e Extent) calls() uint64 { return e.Collectives + e.Messages }
+func (e Extent) calls() uint64 {
+	return e.Collectives + e.Messages
+}
 
 // Ledger numbers the calls of a rank, and remembers the last ones, for a backend that
 // has no list of its own of what is in flight. The zero value is ready; any goroutine

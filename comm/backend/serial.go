@@ -53,7 +53,9 @@ func NewSerial(check *Check, w Worker) comm.Communicator {
 }
 
 // Submit implements [Backend].
-func (s *serial) Submit(c comm.Call) error { return s.SubmitTogether([]comm.Call{c}) }
+func (s *serial) Submit(c comm.Call) error {
+	return s.SubmitTogether([]comm.Call{c})
+}
 
 // SubmitTogether implements [Backend].
 func (s *serial) SubmitTogether(calls []comm.Call) error {

@@ -69,7 +69,11 @@ func New(ctx context.Context, c comm.Communicator, rt runtime.Runtime, timeout t
 		Wrapped: comm.Wrap(c),
 		rt:      rt,
 		device:  rt,
-		check:   backend.Check{Backend: "checked", Rank: c.Rank(), WorldSize: c.WorldSize()},
+		check: backend.Check{
+			Backend:   "checked",
+			Rank:      c.Rank(),
+			WorldSize: c.WorldSize(),
+		},
 		timeout: cmp.Or(timeout, checkPatience),
 	}
 	k.Base = backend.New(&k.check, &k.life, decorator{k})
@@ -142,7 +146,9 @@ func (k *Communicator) awaitCopy(ctx context.Context) error {
 const callWords = 5
 
 // words is the length of an encoded call, the same for all.
-func (k *Communicator) words() int { return callWords + 2*k.WorldSize() }
+func (k *Communicator) words() int {
+	return callWords + 2*k.WorldSize()
+}
 
 // encode returns what all ranks must know of a call: everything but its addresses.
 func (k *Communicator) encode(c *comm.Call) []byte {

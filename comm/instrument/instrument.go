@@ -54,7 +54,9 @@ func Run(
 }
 
 // recordDir is where dumps are written.
-func recordDir() string { return cmp.Or(os.Getenv(env.RecordDir), ".") }
+func recordDir() string {
+	return cmp.Or(os.Getenv(env.RecordDir), ".")
+}
 
 // epochsKept is of how many epochs dumps are kept.
 const epochsKept = 16

@@ -59,7 +59,9 @@ type Communicator struct {
 type counter struct{ elements, bytes, calls, nanoseconds atomic.Int64 }
 
 // New returns a Communicator around c.
-func New(c comm.Communicator) *Communicator { return meter(c, nil) }
+func New(c comm.Communicator) *Communicator {
+	return meter(c, nil)
+}
 
 // meter returns a Communicator whose traffic also counts for a parent, if that is not nil.
 func meter(c comm.Communicator, parent *Communicator) *Communicator {

@@ -61,7 +61,9 @@ func (m idMessage) payload() []byte {
 }
 
 // failed returns how many ranks failed.
-func (m idMessage) failed() int { return int(binary.LittleEndian.Uint32(m[failedOffset:])) }
+func (m idMessage) failed() int {
+	return int(binary.LittleEndian.Uint32(m[failedOffset:]))
+}
 
 // shared is the result of shareID.
 type shared struct {
@@ -130,7 +132,11 @@ func exchangeID(ctx context.Context, base comm.Communicator, mem runtime.Runtime
 	if err := exchange(comm.BroadcastCall(buf, failedOffset, dtype.U8, 0)); err != nil {
 		return shared{}, err
 	}
-	return shared{payload: m.payload(), failed: m.failed(), oneProcess: m.equal(processOffset)}, nil
+	return shared{
+		payload:    m.payload(),
+		failed:     m.failed(),
+		oneProcess: m.equal(processOffset),
+	}, nil
 }
 
 // hostNumber is a hash of a host and its network, and of a process if that is not "".

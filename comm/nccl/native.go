@@ -35,7 +35,13 @@ type native struct {
 }
 
 func newNative(lib *library, rt *cuda.Runtime, handle uintptr, shares bool) *native {
-	n := &native{lib: lib, rt: rt, handle: handle, shares: shares, freed: make(chan struct{})}
+	n := &native{
+		lib:    lib,
+		rt:     rt,
+		handle: handle,
+		shares: shares,
+		freed:  make(chan struct{}),
+	}
 	n.service = services.find(n)
 	return n
 }
@@ -60,7 +66,9 @@ func (n *native) enter() bool {
 	return true
 }
 
-func (n *native) leave() { n.calls.RUnlock() }
+func (n *native) leave() {
+	n.calls.RUnlock()
+}
 
 // queuedAborts is the first version whose ncclCommAbort, inside a group, frees the
 // communicator at the group's end. The abort itself takes effect at once.
@@ -68,11 +76,15 @@ const queuedAborts = 22700
 
 // abort stops kernels that wait for peers, except those on windows, makes calls fail, and
 // frees the communicator. These kernels take up to ending to stop, beside the time of an abort.
-func (n *native) abort(ending time.Duration) { n.free((*native).endAtOnce, ending) }
+func (n *native) abort(ending time.Duration) {
+	n.free((*native).endAtOnce, ending)
+}
 
 // destroy frees a communicator without work in flight. NCCL waits there until graphs with
 // its collectives are destroyed.
-func (n *native) destroy() { n.free((*native).endOrderly, 0) }
+func (n *native) destroy() {
+	n.free((*native).endOrderly, 0)
+}
 
 // endAtOnce aborts the communicator and frees it when calls in flight have returned. They
 // use it until then.
@@ -155,7 +167,9 @@ func (n *native) callAbort() error {
 // closeGroup ends the group that ncclCommDestroy and ncclCommAbort leave open on their
 // thread when they fail before they begin, and reports whether there was one. In an open
 // group the thread's next collective would be queued and never launched.
-func (n *native) closeGroup() bool { return Status(n.lib.sym.GroupEnd.Int()) == statusSuccess }
+func (n *native) closeGroup() bool {
+	return Status(n.lib.sym.GroupEnd.Int()) == statusSuccess
+}
 
 // left waits until no call is in flight, and reports whether that came within the timeout, 0
 // for none. No call begins any more.
@@ -393,7 +407,9 @@ func (l *library) createInto(ctx context.Context, x creation, cell *uint64) (*na
 }
 
 // launched reports whether NCCL makes a communicator.
-func (s Status) launched() bool { return s == statusSuccess || s == statusInProgress }
+func (s Status) launched() bool {
+	return s == statusSuccess || s == statusInProgress
+}
 
 // abandon keeps a cell for ever: a thread of NCCL may store a handle there long after the
 // call was aborted.

@@ -147,7 +147,12 @@ func (l *library) join(ctx context.Context, rt *cuda.Runtime, id uniqueID, rank,
 	})
 	goruntime.KeepAlive(cfg)
 	if err != nil {
-		return nil, &comm.OpError{Backend: "nccl", Op: "init", Rank: rank, Err: errors.Join(err, o.session.end())}
+		return nil, &comm.OpError{
+			Backend: "nccl",
+			Op:      "init",
+			Rank:    rank,
+			Err:     errors.Join(err, o.session.end()),
+		}
 	}
 	return newComm(ctx, control, o)
 }

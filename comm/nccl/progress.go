@@ -15,7 +15,9 @@ func (c *Comm) Progress() backend.Progress {
 
 // Healthy reports whether neither this rank nor, as far as it knows, another one has
 // aborted. A rank learns that before an abort ends anything that the stream has to do.
-func (c *Comm) Healthy() bool { return c.life.Broken() == nil && c.abandoned(math.MaxUint64) == nil }
+func (c *Comm) Healthy() bool {
+	return c.life.Broken() == nil && c.abandoned(math.MaxUint64) == nil
+}
 
 // idle returns what was submitted if all of it is done, and nobody is submitting.
 func (c *Comm) idle() (backend.Extent, bool) {

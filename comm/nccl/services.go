@@ -23,7 +23,8 @@ import (
 // which os.Setenv knows nothing without cgo, once.
 func nameThreads() {
 	if setenv := libc().Setenv; setenv.Found() {
-		name, value := []byte("NCCL_SET_THREAD_NAME\x00"), []byte("1\x00")
+		name := []byte("NCCL_SET_THREAD_NAME\x00")
+		value := []byte("1\x00")
 		setenv.Call(hostmem.Addr(name), hostmem.Addr(value), 0)
 		goruntime.KeepAlive(name)
 		goruntime.KeepAlive(value)

@@ -8,7 +8,9 @@ import (
 )
 
 // Stream is the stream that this communicator submits to.
-func (c *Comm) Stream() *cuda.Stream { return c.stream }
+func (c *Comm) Stream() *cuda.Stream {
+	return c.stream
+}
 
 // UseStream makes the communicator submit to an existing CUstream, such as the
 // one that a framework computes on, instead of its own; 0 goes back to that. The

@@ -13,7 +13,9 @@ import (
 type adapter struct{ c *Comm }
 
 // Submit implements [backend.Backend].
-func (a adapter) Submit(x comm.Call) error { return a.c.submit(context.Background(), &x, nil) }
+func (a adapter) Submit(x comm.Call) error {
+	return a.c.submit(context.Background(), &x, nil)
+}
 
 // SubmitTogether implements [backend.Backend].
 func (a adapter) SubmitTogether(calls []comm.Call) error {

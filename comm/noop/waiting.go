@@ -16,7 +16,9 @@ type deferred struct {
 }
 
 // first returns the oldest call, nil if there is none.
-func (w *waiting) first() *deferred { return w.after(&w.root) }
+func (w *waiting) first() *deferred {
+	return w.after(&w.root)
+}
 
 // after returns the next call, nil behind the last.
 func (w *waiting) after(d *deferred) *deferred {

@@ -113,7 +113,9 @@ func (b *bootstrap) closeMemory() error {
 
 // broken reports whether an exchange has failed. As long as none has, everything that was
 // submitted to the base before the last one is done.
-func (b *bootstrap) broken() bool { return b.buf == 0 }
+func (b *bootstrap) broken() bool {
+	return b.buf == 0
+}
 
 // share returns what each rank passes.
 func (b *bootstrap) share(ctx context.Context, h hello) ([]hello, error) {

@@ -57,16 +57,28 @@ func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.
 	if err != nil {
 		return nil, err
 	}
-	c := &Comm{Wrapped: comm.Wrap(base), streams: ops, rt: rt, end: end, offload: table}
+	c := &Comm{
+		Wrapped: comm.Wrap(base),
+		streams: ops,
+		rt:      rt,
+		end:     end,
+		offload: table,
+	}
 	c.marks.Init(rt)
-	c.check = backend.Check{Backend: "p2p", Rank: base.Rank(), WorldSize: base.WorldSize()}
+	c.check = backend.Check{
+		Backend:   "p2p",
+		Rank:      base.Rank(),
+		WorldSize: base.WorldSize(),
+	}
 	c.life.Timeout = backend.DeviceTimeout
 	c.Base = backend.New(&c.check, &c.life, adapter{c})
 	return c, nil
 }
 
 // FixedOrder implements [comm.FixedOrder].
-func (c *Comm) FixedOrder() bool { return c.offload.fixed() }
+func (c *Comm) FixedOrder() bool {
+	return c.offload.fixed()
+}
 
 // discard gives back what the communicator has beside its base.
 func (c *Comm) discard() error {

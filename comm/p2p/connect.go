@@ -192,7 +192,9 @@ func (b *bootstrap) attach(ctx context.Context, peer int, h hello, attach func(p
 }
 
 // socketName is the abstract name of a rank's socket.
-func (h *hello) socketName() string { return "@tutti-p2p-" + hex.EncodeToString(h.name[:]) }
+func (h *hello) socketName() string {
+	return "@tutti-p2p-" + hex.EncodeToString(h.name[:])
+}
 
 // identity is a hash of strings that identify a machine.
 func identity(parts ...string) (id [16]byte) {

@@ -47,7 +47,9 @@ const (
 )
 
 // isShut reports whether nothing is launched any more.
-func (e *endpoint) isShut() bool { return e.phase.Load() != open }
+func (e *endpoint) isShut() bool {
+	return e.phase.Load() != open
+}
 
 // errInFlight is why memory of peers is not unmapped.
 var errInFlight = errors.New("memory of peers stays mapped, because work is in flight")
@@ -116,7 +118,12 @@ const pinnedBytes = 4096
 func (e *endpoint) loadAll(s *cuda.Stream) error {
 	var errs []error
 	for _, k := range e.kernels.all() {
-		idle := plan{kernel: k, blocks: 1, width: lineWidth, call: callParameters{idle: 1}}
+		idle := plan{
+			kernel: k,
+			blocks: 1,
+			width:  lineWidth,
+			call:   callParameters{idle: 1},
+		}
 		errs = append(errs, e.submit(s, idle))
 	}
 	return errors.Join(errs...)
@@ -148,7 +155,9 @@ func (e *endpoint) look(f func(w *watch)) {
 }
 
 // stopWaiting ends the waits of this rank's kernels for peers, for good.
-func (e *endpoint) stopWaiting() { e.look(func(w *watch) { atomic.AddUint32(&w.abort, 1) }) }
+func (e *endpoint) stopWaiting() {
+	e.look(func(w *watch) { atomic.AddUint32(&w.abort, 1) })
+}
 
 // stopWith does that when ctx ends, until the function that it returns is called. If no kernel
 // has noticed by then, it is taken back.
@@ -183,7 +192,11 @@ func (e *endpoint) leave(ctx context.Context, s *cuda.Stream) bool {
 	if e.aborted() {
 		return true
 	}
-	err := e.submit(s, plan{kernel: e.kernels.leave, blocks: 1, width: lineWidth})
+	err := e.submit(s, plan{
+		kernel: e.kernels.leave,
+		blocks: 1,
+		width:  lineWidth,
+	})
 	return err == nil
 }
 

@@ -42,7 +42,11 @@ func serveFD(h hello, fd int) (*fdServer, error) {
 	if err != nil {
 		return nil, errors.Join(err, unix.Close(fd))
 	}
-	s := &fdServer{listener: listener, fd: fd, secret: h.secret}
+	s := &fdServer{
+		listener: listener,
+		fd:       fd,
+		secret:   h.secret,
+	}
 	s.running.Go(s.serve)
 	return s, nil
 }

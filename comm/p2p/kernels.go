@@ -25,7 +25,9 @@ const (
 var familyNames = [kernelFamilies]string{"pair", "add", "twice", "reduce", "ring"}
 
 // exists reports whether a family has a kernel for an element.
-func (e element) exists(family int) bool { return e.words || family >= kernelReduce }
+func (e element) exists(family int) bool {
+	return e.words || family >= kernelReduce
+}
 
 // function is an entry point of the PTX.
 type function struct {

@@ -42,7 +42,11 @@ type listHead struct {
 // newListHead returns the head of a rank without the addresses of memory, and the size of the memory.
 func newListHead(rank, ranks, n int) (h listHead, bytes int) {
 	room := ceilDiv(n, 4) * 4
-	h = listHead{rank: uint64(rank), ranks: uint64(ranks), room: uint64(room)}
+	h = listHead{
+		rank:  uint64(rank),
+		ranks: uint64(ranks),
+		room:  uint64(room),
+	}
 	for block := range h.epoch {
 		h.epoch[block] = 1
 	}
@@ -57,7 +61,12 @@ func (h *listHead) lists(memory uintptr, n int) (all []kernel.Entries) {
 	start := memory + sharedHead + 16*uintptr(h.ranks)*room
 	for range h.ranks {
 		indices := start + lengthBytes
-		all = append(all, kernel.Entries{Idx: indices, Val: indices + 4*room, N: n, Len: start})
+		all = append(all, kernel.Entries{
+			Idx: indices,
+			Val: indices + 4*room,
+			N:   n,
+			Len: start,
+		})
 		start += lengthBytes + 8*room
 	}
 	all[h.rank].Shared = memory
@@ -126,7 +135,9 @@ func (c *Comm) allocateLists(bytes int) (*cuda.SharedMemory, error) {
 }
 
 // Lists implements [backend.SharedLists].
-func (l *sharedLists) Lists() []kernel.Entries { return l.lists }
+func (l *sharedLists) Lists() []kernel.Entries {
+	return l.lists
+}
 
 // Gather implements [backend.SharedLists].
 func (l *sharedLists) Gather(list kernel.Entries) error {

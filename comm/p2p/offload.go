@@ -126,9 +126,13 @@ type offloadTable struct {
 // reductionSet has a bit for each reduction of a type.
 type reductionSet [len(elements)]uint8
 
-func (s *reductionSet) add(dt dtype.DType, op comm.ReduceOp) { s[dt] |= 1 << op }
+func (s *reductionSet) add(dt dtype.DType, op comm.ReduceOp) {
+	s[dt] |= 1 << op
+}
 
-func (s *reductionSet) has(dt dtype.DType, op comm.ReduceOp) bool { return s[dt]>>op&1 != 0 }
+func (s *reductionSet) has(dt dtype.DType, op comm.ReduceOp) bool {
+	return s[dt]>>op&1 != 0
+}
 
 // union adds all reductions of a set.
 func (s *reductionSet) union(set reductionSet) {
@@ -174,7 +178,9 @@ func piece(bytes, ranks int) int {
 }
 
 // fixed reports whether the base gets no reduction.
-func (t *offloadTable) fixed() bool { return t.lacks == allReductions() }
+func (t *offloadTable) fixed() bool {
+	return t.lacks == allReductions()
+}
 
 // lacked reports whether the base lacks the call.
 func (t *offloadTable) lacked(x *comm.Call) bool {
@@ -193,7 +199,11 @@ func (t *offloadTable) has(x *comm.Call) bool {
 // if all do, [math.MaxInt] if none does. The size is that of a piece (see [comm.Call]), and
 // the same on all ranks. dt and reduce matter for reductions only.
 func (c *Comm) HandOver(op comm.Op, dt dtype.DType, reduce comm.ReduceOp) int {
-	x := comm.Call{Op: op, DType: dt, Reduce: reduce}
+	x := comm.Call{
+		Op:     op,
+		DType:  dt,
+		Reduce: reduce,
+	}
 	if c.offload.lacked(&x) {
 		return math.MaxInt
 	}

@@ -178,4 +178,6 @@ func reductionOf(dt dtype.DType, op comm.ReduceOp) uint32 {
 }
 
 // sums reports whether a reduction is a sum or an average, which have kernels of their own.
-func sums(op comm.ReduceOp) bool { return op == comm.Sum || op == comm.Avg }
+func sums(op comm.ReduceOp) bool {
+	return op == comm.Sum || op == comm.Avg
+}

@@ -82,7 +82,9 @@ func (c *Comm) sync(ctx context.Context) error {
 }
 
 // SyncCommStream implements [comm.StreamSyncOps].
-func (c *Comm) SyncCommStream() error { return c.Sync(context.Background()) }
+func (c *Comm) SyncCommStream() error {
+	return c.Sync(context.Background())
+}
 
 // Abort implements [backend.Backend]. Kernels tell those of the other ranks, and the base tells
 // their hosts the cause, if it can.

@@ -101,7 +101,14 @@ type record struct {
 
 // call is the call without addresses and lists.
 func (e *record) call() comm.Call {
-	return comm.Call{Op: e.op, DType: e.dt, Reduce: e.reduce, Tag: e.tag, Peer: e.peer, Count: e.count}
+	return comm.Call{
+		Op:     e.op,
+		DType:  e.dt,
+		Reduce: e.reduce,
+		Tag:    e.tag,
+		Peer:   e.peer,
+		Count:  e.count,
+	}
 }
 
 // wait is a Sync.
@@ -187,7 +194,12 @@ func dumpPath(dir string, rank int) string {
 }
 
 func newRecorder(c comm.Communicator, n int, name string, f *flight) *Recorder {
-	r := &Recorder{Wrapped: comm.Wrap(c), flight: f, name: name, ring: make([]record, n)}
+	r := &Recorder{
+		Wrapped: comm.Wrap(c),
+		flight:  f,
+		name:    name,
+		ring:    make([]record, n),
+	}
 	do := func(c comm.Call) error { // no method, so that a call is not copied once more
 		id := r.enter(&c)
 		err := c.Make(r.Communicator)
@@ -356,7 +368,12 @@ func (r *Recorder) Sync(ctx context.Context) error {
 	started := w.submitted
 	r.waits.end(w, done, err)
 	r.mu.Unlock()
-	r.spans.add(span{name: comm.OpSync.String(), wait: true, started: started, ended: time.Now()})
+	r.spans.add(span{
+		name:    comm.OpSync.String(),
+		wait:    true,
+		started: started,
+		ended:   time.Now(),
+	})
 	return r.waited(err)
 }
 
@@ -404,7 +421,9 @@ func (r *Recorder) saveOnce(err error, wait bool) {
 }
 
 // sound reports whether something can be submitted.
-func (r *Recorder) sound() bool { return r.Communicator.Err() == nil }
+func (r *Recorder) sound() bool {
+	return r.Communicator.Err() == nil
+}
 
 // Barrier implements [comm.Communicator].
 func (r *Recorder) Barrier(ctx context.Context) error {

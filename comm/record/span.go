@@ -23,7 +23,9 @@ type span struct {
 	ended   time.Time
 }
 
-func newSpans(n int) *spans { return &spans{ring: make([]span, n)} }
+func newSpans(n int) *spans {
+	return &spans{ring: make([]span, n)}
+}
 
 func (s *spans) add(one span) {
 	s.mu.Lock()
@@ -54,5 +56,9 @@ var _ comm.Tracer = (*Recorder)(nil)
 
 // Span implements [comm.Tracer]. As many spans are kept as calls.
 func (r *Recorder) Span(name string, started time.Time) {
-	r.spans.add(span{name: name, started: started, ended: time.Now()})
+	r.spans.add(span{
+		name:    name,
+		started: started,
+		ended:   time.Now(),
+	})
 }

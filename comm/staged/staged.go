@@ -25,7 +25,11 @@ import (
 // from then on. A reduction that c does not have is an error of the wait, which aborts both.
 // New returns [comm.ErrDevice] if c does not reach host's memory.
 func New(c comm.Communicator, device, host runtime.Runtime) (comm.Communicator, error) {
-	check := &backend.Check{Backend: "staged", Rank: c.Rank(), WorldSize: c.WorldSize()}
+	check := &backend.Check{
+		Backend:   "staged",
+		Rank:      c.Rank(),
+		WorldSize: c.WorldSize(),
+	}
 	if err := comm.CheckDevice(c, host.Device()); err != nil {
 		return nil, check.Fail("check device", err)
 	}

@@ -91,6 +91,10 @@ func (t *transaction) judgeNorm(m, buckets int) error {
 	if err != nil {
 		return err
 	}
-	counts := kernel.Entries{Idx: t.highs, Val: t.highs, N: m}
+	counts := kernel.Entries{
+		Idx: t.highs,
+		Val: t.highs,
+		N:   m,
+	}
 	return t.kernels.CountAbove(counts, t.limit, 1, base.At(t.flags, buckets*t.c.WorldSize()))
 }

@@ -57,7 +57,13 @@ func (c *custom) allocate(n int) error {
 
 // newCustom makes what the program reduces a bucket with, or a share of one, nil for none.
 func (g *Gradients) newCustom(i int, dt dtype.DType, to comm.Communicator, n int, parts []Part) (reducer, error) {
-	c := &custom{g: g.transaction, n: n, dt: dt, b: Bucket{Index: i, Comm: to, Parts: parts}, inner: g.lines.mesh != nil}
+	c := &custom{
+		g:     g.transaction,
+		n:     n,
+		dt:    dt,
+		b:     Bucket{Index: i, Comm: to, Parts: parts},
+		inner: g.lines.mesh != nil,
+	}
 	c.order = base.NewOrder(c.g.rt, to)
 	held := len(c.g.buffers)
 	err := c.allocate(n)
@@ -127,7 +133,9 @@ func (c *custom) copyMemory(back bool) error {
 	return nil
 }
 
-func (c *custom) Drain(ctx context.Context) error { return c.order.Drain(ctx) }
+func (c *custom) Drain(ctx context.Context) error {
+	return c.order.Drain(ctx)
+}
 
 func (c *custom) Select(_ context.Context, in engine.Input) error {
 	c.target = in.Ptr
@@ -194,7 +202,11 @@ func (c *custom) Complete(context.Context) (hostWaited bool, err error) {
 	}
 	for i, p := range c.squares[:min(2, c.b.Comm.WorldSize())] { // there is a flag of each rank
 		if err == nil {
-			err = c.g.kernels.CountAbove(kernel.Entries{Idx: p, Val: base.At(p, 1), N: 1}, c.limit, 1, base.At(c.flags, i))
+			err = c.g.kernels.CountAbove(kernel.Entries{
+				Idx: p,
+				Val: base.At(p, 1),
+				N:   1,
+			}, c.limit, 1, base.At(c.flags, i))
 		}
 	}
 	return true, err
@@ -225,7 +237,9 @@ func (c *custom) RollBack() error {
 	return c.copyMemory(true)
 }
 
-func (c *custom) JoinTransaction(flags, _ uintptr) { c.flags = flags }
+func (c *custom) JoinTransaction(flags, _ uintptr) {
+	c.flags = flags
+}
 
 func (c *custom) Terms() string {
 	if s, ok := c.Reducer.(fmt.Stringer); ok {
@@ -239,7 +253,11 @@ func (c *custom) Stats(context.Context) (engine.Stats, error) {
 }
 
 // customKind is that of a custom's states.
-var customKind = state.Kind{Name: "tutti-reducer", Version: 1, Owner: "a Reducer of the program"}
+var customKind = state.Kind{
+	Name:    "tutti-reducer",
+	Version: 1,
+	Owner:   "a Reducer of the program",
+}
 
 // savedCustom has the fields of a state, in their order.
 type savedCustom struct {
@@ -248,7 +266,9 @@ type savedCustom struct {
 	parts      [][]byte // the memory, tensor by tensor
 }
 
-func (c *custom) State(ctx context.Context) ([]byte, error) { return c.state(ctx, c.b.Comm.Rank()) }
+func (c *custom) State(ctx context.Context) ([]byte, error) {
+	return c.state(ctx, c.b.Comm.Rank())
+}
 
 func (c *custom) SharedState(ctx context.Context) ([]byte, error) {
 	return c.state(ctx, c.b.Comm.WorldSize())

@@ -87,7 +87,11 @@ type Gradients struct {
 
 // gradientError is err, of gradient i.
 func gradientError(i int, err error) error {
-	return &distributed.TensorError{Role: "gradient", Index: i, Err: err}
+	return &distributed.TensorError{
+		Role:  "gradient",
+		Index: i,
+		Err:   err,
+	}
 }
 
 // reachable checks a tensor.
@@ -105,7 +109,9 @@ func (g *Gradients) reachable(t *runtime.Tensor) error {
 // zeros, and are valid until Close. After a Restore that makes other buckets, and after
 // a [Gradients.Rebind] where steps are plain allreduces, ask again: there are others,
 // and what these held is lost.
-func (g *Gradients) Views() []*runtime.Tensor { return slices.Clone(g.views) }
+func (g *Gradients) Views() []*runtime.Tensor {
+	return slices.Clone(g.views)
+}
 
 // Buckets returns for each bucket, in the order of reduction, the numbers of
 // its gradients.
@@ -129,22 +135,30 @@ func (g *Gradients) Patterns() []string {
 
 // BeforeCommit is [sparse.Reducer.BeforeCommit] for all buckets: f is called in Wait. Plain buckets are not rolled
 // back.
-func (g *Gradients) BeforeCommit(f func(ctx context.Context) error) { g.confirm = f }
+func (g *Gradients) BeforeCommit(f func(ctx context.Context) error) {
+	g.confirm = f
+}
 
 // RollsBack reports whether gradients of a step that fails are as before: not with plain dense buckets alone (F32,
 // not clipped, [sparse.PassNonFinite]), or with Config.NoUndo. It follows from the configuration: with [sparse.Auto]
 // they are, also where all buckets became dense.
-func (g *Gradients) RollsBack() bool { return g.transaction.rollsBack() }
+func (g *Gradients) RollsBack() bool {
+	return g.transaction.rollsBack()
+}
 
 // OnStep has f called at the end of each step that completes, in Wait and Join, for metrics: with the [Stats] that
 // the host has. Whether a step was skipped that the device judges is known to [Gradients.Stats] alone, which waits
 // for it. nil ends that; it is called between steps.
-func (g *Gradients) OnStep(f func(Stats)) { g.onStep = f }
+func (g *Gradients) OnStep(f func(Stats)) {
+	g.onStep = f
+}
 
 // Result returns the average of gradient i in the last complete step: the tensor
 // that was given or, if it was left out, a vector that is valid until the next
 // step's Wait and Close. It is nil before the first step.
-func (g *Gradients) Result(i int) *runtime.Tensor { return g.results[i] }
+func (g *Gradients) Result(i int) *runtime.Tensor {
+	return g.results[i]
+}
 
 // Stats returns what the last complete step did. Whether it was skipped may be known
 // by the device only, which is waited for then, until ctx is done. In the middle of a

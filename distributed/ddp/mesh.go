@@ -30,7 +30,12 @@ type level struct {
 // newMeshed makes what reduces a bucket along a mesh.
 func (g *Gradients) newMeshed(i int, b *bucket) (reducer, error) {
 	n := g.lines.share(b.len())
-	m := &meshed{custom: custom{g: g.transaction, n: b.len(), dt: b.dt, b: Bucket{Index: i, Comm: g.meter}}}
+	m := &meshed{custom: custom{
+		g:  g.transaction,
+		n:  b.len(),
+		dt: b.dt,
+		b:  Bucket{Index: i, Comm: g.meter},
+	}}
 	m.Reducer = m
 	m.order = base.NewOrder(g.transaction.rt, g.meter)
 	room := n * g.lines.ranks()
@@ -66,7 +71,11 @@ func (m *meshed) connect(l *lines, room int) (from int) {
 		m.levels = append(m.levels, level{base.NewOrder(m.g.rt, c),
 			comm.ReduceScatterCall(region, part, room, m.dt, comm.Avg), comm.AllGatherCall(part, region, room, m.dt)})
 	}
-	m.share = engine.Input{Ptr: m.memory.Ptr + uintptr(from*size), DType: m.dt, Scratch: true}
+	m.share = engine.Input{
+		Ptr:     m.memory.Ptr + uintptr(from*size),
+		DType:   m.dt,
+		Scratch: true,
+	}
 	return from
 }
 
@@ -161,17 +170,25 @@ func (m *meshed) Terms() string {
 }
 
 // Stats implements reducer: of this rank's share.
-func (m *meshed) Stats(ctx context.Context) (engine.Stats, error) { return m.between.Stats(ctx) }
+func (m *meshed) Stats(ctx context.Context) (engine.Stats, error) {
+	return m.between.Stats(ctx)
+}
 
-func (m *meshed) State(ctx context.Context) ([]byte, error) { return m.between.State(ctx) }
+func (m *meshed) State(ctx context.Context) ([]byte, error) {
+	return m.between.State(ctx)
+}
 
-func (m *meshed) SharedState(ctx context.Context) ([]byte, error) { return m.between.SharedState(ctx) }
+func (m *meshed) SharedState(ctx context.Context) ([]byte, error) {
+	return m.between.SharedState(ctx)
+}
 
 func (m *meshed) PrepareRestore(ctx context.Context, states ...[]byte) (func(context.Context) error, error) {
 	return m.between.PrepareRestore(ctx, states...)
 }
 
-func (m *meshed) ScaleResidual(factor float64) error { return m.between.ScaleResidual(factor) }
+func (m *meshed) ScaleResidual(factor float64) error {
+	return m.between.ScaleResidual(factor)
+}
 
 // rebind moves to another mesh, in which this rank has the same share.
 func (m *meshed) rebind(l *lines, to comm.Communicator) error {

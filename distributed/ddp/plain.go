@@ -74,14 +74,18 @@ func (p *plain) PrepareRestore(context.Context, ...[]byte) (restore func(context
 
 // The others do nothing, as there is no state.
 
-func (p *plain) Drain(context.Context) error                 { return nil }
-func (p *plain) InFlight() bool                              { return true }
-func (p *plain) Commit(engine.Verdict) error                 { return nil }
-func (p *plain) RollBack() error                             { return nil }
-func (p *plain) JoinTransaction(flags, skip uintptr)         {}
-func (p *plain) Terms() string                               { return "" }
-func (p *plain) State(context.Context) ([]byte, error)       { return nil, nil }
-func (p *plain) SharedState(context.Context) ([]byte, error) { return nil, nil }
-func (p *plain) ScaleResidual(float64) error                 { return nil }
-func (p *plain) Rebind(comm.Communicator) error              { return nil }
-func (p *plain) Close() error                                { return nil }
+func (p *plain) Drain(context.Context) error         { return nil }
+func (p *plain) InFlight() bool                      { return true }
+func (p *plain) Commit(engine.Verdict) error         { return nil }
+func (p *plain) RollBack() error                     { return nil }
+func (p *plain) JoinTransaction(flags, skip uintptr) {}
+func (p *plain) Terms() string                       { return "" }
+func (p *plain) State(context.Context) ([]byte, error) {
+	return nil, nil
+}
+func (p *plain) SharedState(context.Context) ([]byte, error) {
+	return nil, nil
+}
+func (p *plain) ScaleResidual(float64) error    { return nil }
+func (p *plain) Rebind(comm.Communicator) error { return nil }
+func (p *plain) Close() error                   { return nil }

@@ -29,7 +29,11 @@ func newSideStream(rt runtime.Runtime, c comm.Communicator) (*sideStream, error)
 	if err != nil {
 		return nil, err
 	}
-	s := &sideStream{rt: forked, compute: rt.ComputeStream(), ops: ops}
+	s := &sideStream{
+		rt:      forked,
+		compute: rt.ComputeStream(),
+		ops:     ops,
+	}
 	if s.back, err = ops.CreateEvent(); err != nil {
 		return nil, errors.Join(err, forked.Close())
 	}

@@ -42,7 +42,12 @@ type transaction struct {
 
 // newTransaction configures what buckets share; without kernels they are plain.
 func newTransaction(g *Gradients, kernels kernel.Kernels, cfg engine.Settings) (*transaction, error) {
-	t := &transaction{plain: kernels == nil, rt: g.runtime(), kernels: kernels, cfg: cfg}
+	t := &transaction{
+		plain:   kernels == nil,
+		rt:      g.runtime(),
+		kernels: kernels,
+		cfg:     cfg,
+	}
 	if t.plain { // on the compute stream alone
 		t.rt = g.rt
 	}
@@ -84,7 +89,9 @@ func (t *transaction) bind(g *Gradients) error {
 }
 
 // rollsBack reports whether a step that fails is rolled back.
-func (t *transaction) rollsBack() bool { return !t.plain && !t.cfg.NoUndo }
+func (t *transaction) rollsBack() bool {
+	return !t.plain && !t.cfg.NoUndo
+}
 
 // judge looks at the non-finite entries that all buckets have counted. waited: the host has
 // waited for the device in this step.

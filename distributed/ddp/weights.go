@@ -88,7 +88,9 @@ const (
 )
 
 // total is the rank's weight in a step.
-func (w *weights) total() float64 { return w.earlier + w.pass }
+func (w *weights) total() float64 {
+	return w.earlier + w.pass
+}
 
 // needWeight refuses gradients that stand for an unknown number of samples.
 func (g *Gradients) needWeight() error {
@@ -245,7 +247,9 @@ const (
 )
 
 // empty reports whether this rank's gradients count as zeros.
-func (g *Gradients) empty() bool { return g.cfg.Weighted && g.step.weight == 0 }
+func (g *Gradients) empty() bool {
+	return g.cfg.Weighted && g.step.weight == 0
+}
 
 // setShare stores what scales gradients where the kernels read it.
 func (g *Gradients) setShare() error {

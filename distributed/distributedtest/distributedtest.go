@@ -42,11 +42,15 @@ import (
 type Option func(*suite)
 
 // Extended runs more lengths and steps, for continuous integration.
-func Extended() Option { return func(s *suite) { s.extended = true } }
+func Extended() Option {
+	return func(s *suite) { s.extended = true }
+}
 
 // Cases leaves out the cases that keep is false for, with so many ranks: those that another run of the suite
 // has.
-func Cases(keep func(ranks int, name string) bool) Option { return func(s *suite) { s.keep = keep } }
+func Cases(keep func(ranks int, name string) bool) Option {
+	return func(s *suite) { s.keep = keep }
+}
 
 // SameBits has steps whose values are rounded, and outer loops, compared, bit for bit, with those of a world of
 // goroutines over another backend.
@@ -89,7 +93,11 @@ func Run(t *testing.T, b commtest.Backend, opts ...Option) {
 		{name: "Outer", body: testOuter, sparse: true},
 	}
 	cases = append(cases, patternCases()...)
-	runCases(t, b, append(cases, testCase{name: "SameBits", body: testSameBits, sparse: true}), opts)
+	runCases(t, b, append(cases, testCase{
+		name:   "SameBits",
+		body:   testSameBits,
+		sparse: true,
+	}), opts)
 }
 
 func runCases(t *testing.T, b commtest.Backend, cases []testCase, opts []Option) {
@@ -142,7 +150,14 @@ type rank struct {
 }
 
 func newRank(ctx context.Context, s *suite, r commtest.Rank) *rank {
-	return &rank{suite: s, ctx: ctx, c: r.Comm, rt: r.Runtime, rank: r.Comm.Rank(), size: r.Comm.WorldSize()}
+	return &rank{
+		suite: s,
+		ctx:   ctx,
+		c:     r.Comm,
+		rt:    r.Runtime,
+		rank:  r.Comm.Rank(),
+		size:  r.Comm.WorldSize(),
+	}
 }
 
 // hasKernels reports whether sparse patterns work on the rank's runtime.
@@ -162,7 +177,9 @@ func must(errs ...error) {
 }
 
 // fail ends a rank's part of a case.
-func fail(format string, args ...any) { must(fmt.Errorf(format, args...)) }
+func fail(format string, args ...any) {
+	must(fmt.Errorf(format, args...))
+}
 
 // got returns x, or ends a rank's part of a case.
 func got[T any](x T, err error) T {
@@ -206,7 +223,9 @@ func (r *rank) run(body func(*rank)) error {
 }
 
 // after has the end of the part free something.
-func (r *rank) after(free func() error) { r.live = append(r.live, free) }
+func (r *rank) after(free func() error) {
+	r.live = append(r.live, free)
+}
 
 // tensor makes a tensor of type dt with the given values.
 func (r *rank) tensor(dt dtype.DType, values []float32) *runtime.Tensor {

@@ -110,7 +110,9 @@ func set(g []float32, v float32) {
 	}
 }
 
-func sign(rng *rand.Rand) float32 { return float32(rng.IntN(2)*2 - 1) }
+func sign(rng *rand.Rand) float32 {
+	return float32(rng.IntN(2)*2 - 1)
+}
 
 // window returns the share of g that starts at a share of its length.
 func window(g []float32, start, share float64) []float32 {

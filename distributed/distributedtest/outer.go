@@ -23,7 +23,11 @@ func testOuter(r *rank) {
 		{Every: 4, LearningRate: 0.5, Momentum: 0.5, Nesterov: true, Fragments: 2, Delay: 2, Mix: 0.5},
 		{Every: 3, Delay: 3, Decay: 0.5, Reduce: reduce(sparse.Config{Pattern: sparse.TopkA, Density: 0.1})},
 		{Every: 4, Fragments: 2, Weighted: true,
-			Reduce: reduce(sparse.Config{Pattern: sparse.Chunked, Density: 0.1, Values: sparse.I2})},
+			Reduce: reduce(sparse.Config{
+				Pattern: sparse.Chunked,
+				Density: 0.1,
+				Values:  sparse.I2,
+			})},
 		{Every: 4, Delay: 1, Reduce: reduce(sparse.Config{Values: sparse.I8})},
 	} {
 		r.part(fmt.Sprintf("%+v", cfg), func() {

@@ -59,7 +59,11 @@ func patternCases() []testCase {
 				body: func(r *rank) { b.body(r, pattern) }})
 		}
 	}
-	return append(cases, testCase{name: "oktopk/Volume", sparse: true, body: testVolume},
+	return append(cases, testCase{
+		name:   "oktopk/Volume",
+		sparse: true,
+		body:   testVolume,
+	},
 		testCase{name: "auto", sparse: true, body: testAuto})
 }
 
@@ -84,7 +88,13 @@ type run struct {
 func (r *rank) reduces(label string, n int, dt dtype.DType, cfg engine.Config, body func(u *run)) {
 	r.part(fmt.Sprintf("%s, %v, n=%d, density %v, values %q", label, dt, n, cfg.Density, cfg.Values), func() {
 		cfg.Selector = r.selector
-		u := &run{rank: r, cfg: cfg, codec: codecs[cfg.Values], meter: metered.New(r.c), t: r.tensor(dt, make([]float32, n))}
+		u := &run{
+			rank:  r,
+			cfg:   cfg,
+			codec: codecs[cfg.Values],
+			meter: metered.New(r.c),
+			t:     r.tensor(dt, make([]float32, n)),
+		}
 		s := got(engine.New(r.rt, u.meter, n, cfg))
 		r.after(s.Close)
 		u.reducer = s
@@ -247,7 +257,11 @@ func halfRoundings(size int) float64 { return float64(size + 1) }
 
 // tuned has thresholds and partitions computed anew, and reused, within a few steps,
 // and only short messages travel in one part.
-var tuned = tuning.Tuning{ThresholdInterval: 3, RebalanceInterval: 4, TrimFrom: 150}
+var tuned = tuning.Tuning{
+	ThresholdInterval: 3,
+	RebalanceInterval: 4,
+	TrimFrom:          150,
+}
 
 // config has a pattern select a share of the entries.
 func config(pattern string, density float64) engine.Config {
@@ -565,7 +579,11 @@ func (r *rank) checksums() map[string]uint32 {
 func (r *rank) schedule(cfg engine.Config) {
 	const n = 2000
 	dense := cfg.Pattern == engine.Dense
-	cfg.Schedule = engine.Schedule{WarmupSteps: 2, Densities: []float64{0.25, 0}, StepsPerEpoch: 2}
+	cfg.Schedule = engine.Schedule{
+		WarmupSteps:   2,
+		Densities:     []float64{0.25, 0},
+		StepsPerEpoch: 2,
+	}
 	r.reduces("schedule", n, dtype.F32, cfg, func(u *run) {
 		for step, k := range []int{n, n, 500, 500, 0, 0, 20, 20} {
 			u.step(r.gradient(families[0], n, r.rank, r.size, step))

@@ -27,7 +27,13 @@ func RunReducer(t *testing.T, b commtest.Backend, reducer func(ddp.Bucket) (ddp.
 	t.Helper()
 	var cases []testCase
 	add := func(name string, body func(x *reduced)) {
-		cases = append(cases, testCase{name, func(r *rank) { body(&reduced{rank: r, top: r, reducer: reducer}) }, true})
+		cases = append(cases, testCase{name, func(r *rank) {
+			body(&reduced{
+				rank:    r,
+				top:     r,
+				reducer: reducer,
+			})
+		}, true})
 	}
 	skip := sparse.Config{NonFinite: sparse.SkipNonFinite}
 	fail := sparse.Config{NonFinite: sparse.FailNonFinite}
@@ -144,7 +150,9 @@ func (x *reduced) load(step int, factor float32) {
 	}
 }
 
-func (x *reduced) left(step int) bool { return step >= 2 && x.size > 1 && x.rank.rank == x.size-1 }
+func (x *reduced) left(step int) bool {
+	return step >= 2 && x.size > 1 && x.rank.rank == x.size-1
+}
 
 // bits are those of the gradients, which become results.
 func (x *reduced) bits() (all []byte) {
@@ -218,7 +226,9 @@ func (x *reduced) follow(cfg ddp.Config, way func(x *reduced, step int)) {
 	must(o.g.Close(), reference.g.Close())
 }
 
-func (x *reduced) plain(step int) { x.scaled(step, 1) }
+func (x *reduced) plain(step int) {
+	x.scaled(step, 1)
+}
 
 // weighted has means over samples, of which all ranks have as many.
 func (x *reduced) weighted(step int) {
@@ -226,7 +236,9 @@ func (x *reduced) weighted(step int) {
 	x.plain(step)
 }
 
-func (x *reduced) clip(step int) { x.scaled(step, 2) }
+func (x *reduced) clip(step int) {
+	x.scaled(step, 2)
+}
 
 func (x *reduced) scaled(step int, factor float32) {
 	x.load(step, factor)

@@ -108,7 +108,12 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 	if err != nil {
 		return nil, err
 	}
-	l := &Loop{rt: rt, c: c, cfg: cfg, next: 1}
+	l := &Loop{
+		rt:   rt,
+		c:    c,
+		cfg:  cfg,
+		next: 1,
+	}
 	if l.position.Length, err = cfg.window(0); err == nil {
 		l.kernels, err = kernel.Lookup(rt)
 	}
@@ -158,7 +163,11 @@ func (l *Loop) allocate(params []*runtime.Tensor) error {
 			return err
 		}
 		if err := errors.Join(base.SameStream(l.rt, t.Runtime()), base.CheckGradientType(t.DType())); err != nil {
-			return &distributed.TensorError{Role: "parameter", Index: i, Err: err}
+			return &distributed.TensorError{
+				Role:  "parameter",
+				Index: i,
+				Err:   err,
+			}
 		}
 		l.n += t.Len()
 		if t.DType() != dtype.F32 {
@@ -234,7 +243,12 @@ func (l *Loop) cut(params []*runtime.Tensor) error {
 		}
 		l.fragments = append(l.fragments, f)
 		err := l.visit(f, func(ptr uintptr, dt dtype.DType, offset, n int) error {
-			return l.kernels.Accumulate(kernel.Source{X: base.At(l.common.Ptr, offset), N: n, Grad: ptr, DType: dt})
+			return l.kernels.Accumulate(kernel.Source{
+				X:     base.At(l.common.Ptr, offset),
+				N:     n,
+				Grad:  ptr,
+				DType: dt,
+			})
 		})
 		if err != nil {
 			return err
@@ -395,10 +409,14 @@ func (l *Loop) agree(ctx context.Context) error {
 }
 
 // address returns the address of a fragment's elements in an array.
-func address(b base.Buffer, f *fragment) uintptr { return base.At(b.Ptr, f.from) }
+func address(b base.Buffer, f *fragment) uintptr {
+	return base.At(b.Ptr, f.from)
+}
 
 // word returns the address of a word, and set stores it.
-func (l *Loop) word(i int) uintptr { return base.At(l.words.Ptr, i) }
+func (l *Loop) word(i int) uintptr {
+	return base.At(l.words.Ptr, i)
+}
 
 func (l *Loop) set(i int, x float64) error {
 	return l.rt.CopyIn(l.word(i), binary.NativeEndian.AppendUint32(nil, math.Float32bits(float32(x))))

@@ -16,7 +16,9 @@ import (
 // that is [comm.ErrUnsupported]. So is every result of [Auto], which may choose the dense pattern.
 // There are no entries after a step that was skipped; where only the device knows
 // whether it was ([SkipNonFinite]), the host waits for it, 5 seconds at most.
-func (r *Reducer) Entries() (kernel.Entries, error) { return r.engine.Entries() }
+func (r *Reducer) Entries() (kernel.Entries, error) {
+	return r.engine.Entries()
+}
 
 // Read waits for the device until ctx is done, and copies a list that
 // [Reducer.Entries] returned.
@@ -36,4 +38,6 @@ func (r *Reducer) AddResult(t *runtime.Tensor, factor float32) error {
 }
 
 // ClearResult makes t zero where the last step's result has entries.
-func (r *Reducer) ClearResult(t *runtime.Tensor) error { return r.engine.ClearResult(t) }
+func (r *Reducer) ClearResult(t *runtime.Tensor) error {
+	return r.engine.ClearResult(t)
+}

@@ -85,7 +85,9 @@ func (r *Reducer) Stats(ctx context.Context) (Stats, error) {
 // anything is written that cannot be rolled back: with the error of f the step is rolled back. It is where ranks agree
 // that all of them commit. The program that sets it reports what is lost with ranks that [Reducer.Rebind] leaves out.
 // nil ends that.
-func (r *Reducer) BeforeCommit(f func(ctx context.Context) error) { r.engine.BeforeCommit(f) }
+func (r *Reducer) BeforeCommit(f func(ctx context.Context) error) {
+	r.engine.BeforeCommit(f)
+}
 
 // Residual returns this rank's residual as a tensor of n F32 elements, for
 // inspection, and to be discarded (filled with zeros). It is a view,
@@ -93,23 +95,31 @@ func (r *Reducer) BeforeCommit(f func(ctx context.Context) error) { r.engine.Bef
 // a step has been captured in a graph ([Config].NoUndo: the address stays). The
 // dense pattern in F32 has none, unless [Auto] has chosen it, and Auto has none before it has chosen. These are
 // [comm.ErrUnsupported].
-func (r *Reducer) Residual() (*runtime.Tensor, error) { return r.engine.Residual() }
+func (r *Reducer) Residual() (*runtime.Tensor, error) {
+	return r.engine.Residual()
+}
 
 // ScaleResidual multiplies the residual, and the thresholds that were found for
 // it, by a finite factor that is not negative: when a loss scale or learning rate
 // that gradients contain changes by it, the residual changes alike. It does
 // not communicate; all ranks do it. The dense pattern has nothing to scale.
-func (r *Reducer) ScaleResidual(factor float64) error { return r.engine.ScaleResidual(factor) }
+func (r *Reducer) ScaleResidual(factor float64) error {
+	return r.engine.ScaleResidual(factor)
+}
 
 // State returns what a [Reducer] with the same configuration needs to go on from
 // here, bit for bit: residual, number of the step, thresholds and partitions. It
 // does not communicate, and waits for the device until ctx is done. Every rank
 // saves its own, between the same two steps.
-func (r *Reducer) State(ctx context.Context) ([]byte, error) { return r.engine.State(ctx) }
+func (r *Reducer) State(ctx context.Context) ([]byte, error) {
+	return r.engine.State(ctx)
+}
 
 // SharedState returns the part of [Reducer.State] that ranks have alike. A rank that joins them restores it, in
 // a world of the same size: it goes on where they are, with an empty residual.
-func (r *Reducer) SharedState(ctx context.Context) ([]byte, error) { return r.engine.SharedState(ctx) }
+func (r *Reducer) SharedState(ctx context.Context) ([]byte, error) {
+	return r.engine.SharedState(ctx)
+}
 
 // Restore makes r what it was when [Reducer.State] returned its state: the next step
 // is the one that followed, with the same bits. It does not communicate; all
@@ -130,7 +140,9 @@ func (r *Reducer) Restore(ctx context.Context, states ...[]byte) error {
 // size passes to [Reducer.Restore]. In the same world that is its own. In a smaller one each
 // state goes to one rank. In a larger one each rank that was not there before has one
 // that another rank has as well, and takes of it what ranks share.
-func RestoreRanks(saved, size, rank int) []int { return engine.RestoreRanks(saved, size, rank) }
+func RestoreRanks(saved, size, rank int) []int {
+	return engine.RestoreRanks(saved, size, rank)
+}
 
 // Rebind moves r to another communicator, such as a sub-communicator of the ranks that are left after
 // one has failed. It does not communicate; all ranks of c do it. The residual
@@ -145,7 +157,9 @@ func RestoreRanks(saved, size, rank int) []int { return engine.RestoreRanks(save
 // [Reducer.Close] does: close it first. After an error of that wait, or of a
 // communicator that is nil or does not reach the memory, r is still with the old
 // one; an error of the runtime stays.
-func (r *Reducer) Rebind(c comm.Communicator) error { return r.engine.Rebind(c) }
+func (r *Reducer) Rebind(c comm.Communicator) error {
+	return r.engine.Rebind(c)
+}
 
 // Close frees the memory. The communicator and tensors stay as they are.
 // Closing twice is fine. Where the communicator has symmetric memory
@@ -156,4 +170,6 @@ func (r *Reducer) Rebind(c comm.Communicator) error { return r.engine.Rebind(c) 
 // communicator, at most 5 seconds. After an error of that wait the memory is not
 // given back, because the communicator may still write it: close the communicator
 // then, and after it the Reducer again.
-func (r *Reducer) Close() error { return r.engine.Close() }
+func (r *Reducer) Close() error {
+	return r.engine.Close()
+}

@@ -54,7 +54,8 @@ func Build(tb testing.TB, compilers, source, text string, flags ...string) (file
 
 	cache, _ := os.UserCacheDir()
 	cache = filepath.Join(cmp.Or(cache, os.TempDir()), "tutti-test")
-	file, now := filepath.Join(cache, fmt.Sprintf("%x", hash)), time.Now()
+	file = filepath.Join(cache, fmt.Sprintf("%x", hash))
+	now := time.Now()
 	if err != nil || os.Chtimes(file, now, now) == nil {
 		return file, err
 	}

@@ -39,7 +39,9 @@ func (f Func) Name() string { return f.name }
 
 // As is the function under another name: that of what a call stands for, such as
 // a kernel that it launches.
-func (f Func) As(name string) Func { return Func{f.address, name} }
+func (f Func) As(name string) Func {
+	return Func{f.address, name}
+}
 
 // Found reports whether the library has the function. No other can be called.
 func (f Func) Found() bool { return f.address != 0 }
@@ -74,7 +76,9 @@ var blocks = sync.Pool{New: func() any { return new([maxArgs]uintptr) }}
 
 // Int is Call for a function that returns a C int or enum and takes at most 16
 // arguments, and the faster of the two.
-func (f Func) Int(args ...uintptr) int32 { return callInt(f, args) }
+func (f Func) Int(args ...uintptr) int32 {
+	return callInt(f, args)
+}
 
 // Data is the address of a variable that a library exports; zero means that
 // the library lacks it.

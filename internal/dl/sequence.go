@@ -27,11 +27,15 @@ func NewSequence() *Sequence { return new(Sequence) }
 func (s *Sequence) Len() int { return s.n }
 
 // Full reports whether there is no room for another call.
-func (s *Sequence) Full() bool { return s.n == maxCalls }
+func (s *Sequence) Full() bool {
+	return s.n == maxCalls
+}
 
 // Add appends a call of a function that returns a C int, 0 for success, and takes
 // at most 16 arguments.
-func (s *Sequence) Add(f Func, args ...uintptr) { s.AddUntil(0, 1, f, args...) }
+func (s *Sequence) Add(f Func, args ...uintptr) {
+	s.AddUntil(0, 1, f, args...)
+}
 
 // AddUntil appends a call that is repeated until it has left something else than 0
 // in the C int at address flag, at most so often.

@@ -126,7 +126,8 @@ func (g *Gaps) cost(k uint, sum int) int {
 			capped += q
 		}
 		if capped < total {
-			total, flag = capped, 1
+			total = capped
+			flag = 1
 		}
 	}
 	if total > 8*maxQuotient {

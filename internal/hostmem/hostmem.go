@@ -31,7 +31,9 @@ func Addr[T any](s []T) uintptr {
 
 // AddrOf returns the address of a value. The caller keeps it alive while the
 // address is used.
-func AddrOf[T any](p *T) uintptr { return address(unsafe.Pointer(p)) }
+func AddrOf[T any](p *T) uintptr {
+	return address(unsafe.Pointer(p))
+}
 
 // CString returns a copy of the zero-terminated string at p, "" for p == 0.
 func CString(p uintptr) string {

@@ -21,7 +21,8 @@ func reduce(dsts, srcs []uintptr, n int, dt dtype.DType, op reductions.Op, strea
 		reducePortable(dsts, srcs, n, dt, op)
 		return
 	}
-	from, size := 0, dt.Size()
+	from := 0
+	size := dt.Size()
 	if stream {
 		if from, stream = streamStart(dsts, size); stream {
 			from = min(from, n)

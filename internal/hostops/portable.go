@@ -160,7 +160,8 @@ func combine[T number](op reductions.Op, acc, src []T) {
 // addTo sets acc[i] += src[i].
 func addTo[T number](acc, src []T) {
 	for len(acc) >= 8 && len(src) >= 8 {
-		a, s := (*[8]T)(acc), (*[8]T)(src)
+		a := (*[8]T)(acc)
+		s := (*[8]T)(src)
 		a[0] += s[0]
 		a[1] += s[1]
 		a[2] += s[2]
@@ -179,7 +180,8 @@ func addTo[T number](acc, src []T) {
 // mulTo sets acc[i] *= src[i].
 func mulTo[T number](acc, src []T) {
 	for len(acc) >= 8 && len(src) >= 8 {
-		a, s := (*[8]T)(acc), (*[8]T)(src)
+		a := (*[8]T)(acc)
+		s := (*[8]T)(src)
 		a[0] *= s[0]
 		a[1] *= s[1]
 		a[2] *= s[2]
@@ -198,7 +200,8 @@ func mulTo[T number](acc, src []T) {
 // minTo sets acc[i] to the lesser of acc[i] and src[i].
 func minTo[T number](acc, src []T) {
 	for len(acc) >= 8 && len(src) >= 8 {
-		a, s := (*[8]T)(acc), (*[8]T)(src)
+		a := (*[8]T)(acc)
+		s := (*[8]T)(src)
 		a[0] = quiet(min(a[0], s[0]))
 		a[1] = quiet(min(a[1], s[1]))
 		a[2] = quiet(min(a[2], s[2]))
@@ -217,7 +220,8 @@ func minTo[T number](acc, src []T) {
 // maxTo sets acc[i] to the greater of acc[i] and src[i].
 func maxTo[T number](acc, src []T) {
 	for len(acc) >= 8 && len(src) >= 8 {
-		a, s := (*[8]T)(acc), (*[8]T)(src)
+		a := (*[8]T)(acc)
+		s := (*[8]T)(src)
 		a[0] = quiet(max(a[0], s[0]))
 		a[1] = quiet(max(a[1], s[1]))
 		a[2] = quiet(max(a[2], s[2]))

@@ -43,7 +43,8 @@ func Reduce(dsts, srcs []uintptr, count int, dt dtype.DType, op reductions.Op, s
 	if len(srcs) == 1 && dt != dtype.Bool {
 		// Bytes move as they are: no NaN is quieted, nothing is divided.
 		count *= dt.Size()
-		dt, op = dtype.U8, reductions.Sum
+		dt = dtype.U8
+		op = reductions.Sum
 	}
 	reduce(dsts, srcs, count, dt, op, streaming)
 }
@@ -55,7 +56,8 @@ func Copy(dst, src uintptr, bytes int, streaming bool) {
 		return
 	}
 	if streaming {
-		dsts, srcs := [...]uintptr{dst}, [...]uintptr{src}
+		dsts := [...]uintptr{dst}
+		srcs := [...]uintptr{src}
 		reduce(dsts[:], srcs[:], bytes, dtype.U8, reductions.Sum, true)
 		return
 	}

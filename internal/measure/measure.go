@@ -53,7 +53,9 @@ func Fit(seconds float64, limit int, slowest Slowest, run func(iterations int) (
 }
 
 // Alone is for measurements that this process makes by itself.
-func Alone(values []float64) ([]float64, error) { return values, nil }
+func Alone(values []float64) ([]float64, error) {
+	return values, nil
+}
 
 // Median returns the middle of some values, and the mean of the two in the middle if their
 // number is even. There must be one at least.

@@ -10,13 +10,19 @@ type Of[T any] struct {
 }
 
 // Empty reports whether there is nothing.
-func (q *Of[T]) Empty() bool { return q.head == len(q.items) }
+func (q *Of[T]) Empty() bool {
+	return q.head == len(q.items)
+}
 
 // First returns the oldest element, of a queue that is not empty.
-func (q *Of[T]) First() T { return q.items[q.head] }
+func (q *Of[T]) First() T {
+	return q.items[q.head]
+}
 
 // All returns the elements, the oldest first.
-func (q *Of[T]) All() []T { return q.items[q.head:] }
+func (q *Of[T]) All() []T {
+	return q.items[q.head:]
+}
 
 // Push adds an element.
 func (q *Of[T]) Push(x T) {
@@ -73,7 +79,11 @@ func (q *Keyed[T]) Push(key uint64, value T) {
 	} else {
 		q.free = q.nodes[place].next
 	}
-	q.nodes[place] = node[T]{key: key, value: value, last: place}
+	q.nodes[place] = node[T]{
+		key:   key,
+		value: value,
+		last:  place,
+	}
 	link := q.find(key)
 	if first := *link; first != 0 {
 		f := &q.nodes[first]
@@ -120,7 +130,9 @@ func (q *Keyed[T]) Pop(key uint64) (value T, ok bool) {
 }
 
 // Empty reports whether there is nothing.
-func (q *Keyed[T]) Empty() bool { return q.keys == 0 }
+func (q *Keyed[T]) Empty() bool {
+	return q.keys == 0
+}
 
 // All yields the elements: those of a key in order, keys in none.
 func (q *Keyed[T]) All(yield func(T) bool) {

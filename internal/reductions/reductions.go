@@ -38,7 +38,9 @@ func (op Op) String() string {
 }
 
 // All returns the five reductions.
-func All() []Op { return []Op{Sum, Prod, Min, Max, Avg} }
+func All() []Op {
+	return []Op{Sum, Prod, Min, Max, Avg}
+}
 
 // Defined reports whether the reduction is defined on elements of type d.
 //

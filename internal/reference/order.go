@@ -128,7 +128,8 @@ func (o *Ordered) Check(got []byte, offset int) error {
 		return err
 	}
 	for i := range len(want) / size {
-		g, w := bitsAt(got, i, o.dt), bitsAt(want, i, o.dt)
+		g := bitsAt(got, i, o.dt)
+		w := bitsAt(want, i, o.dt)
 		if g != w && !(math.IsNaN(toFloat(o.dt, g)) && math.IsNaN(toFloat(o.dt, w))) {
 			_, err := Differences(got[i*size:], want[i*size:], size)
 			return err

@@ -209,7 +209,11 @@ type Result struct {
 // (size-1)·u·|result|, of minimum and maximum 0. For F64 it is doubled, since
 // the reference rounds as well.
 func New(dt dtype.DType, op reductions.Op, size int) *Result {
-	return once(&results, reduction{dt: dt, op: op, size: size}, func() *Result {
+	return once(&results, reduction{
+		dt:   dt,
+		op:   op,
+		size: size,
+	}, func() *Result {
 		return newResult(dt, op, size)
 	})
 }
@@ -325,7 +329,9 @@ func reduceInts(dt dtype.DType, op reductions.Op, acc, x uint64) uint64 {
 }
 
 // intAt is bitsAt, extended to 64 bits by the sign if it has one.
-func intAt(b []byte, i int, dt dtype.DType) uint64 { return extended(bitsAt(b, i, dt), dt) }
+func intAt(b []byte, i int, dt dtype.DType) uint64 {
+	return extended(bitsAt(b, i, dt), dt)
+}
 
 func extended(x uint64, dt dtype.DType) uint64 {
 	if unused := 64 - 8*dt.Size(); dt.IsSigned() {

@@ -26,7 +26,9 @@ func NewBell(address uintptr) Bell {
 }
 
 // Arm arms the bell, and reports whether it was quiet. What came before that rang in vain.
-func (b Bell) Arm() bool { return b.word.Load() == quiet && b.word.Swap(armed) == quiet }
+func (b Bell) Arm() bool {
+	return b.word.Load() == quiet && b.word.Swap(armed) == quiet
+}
 
 // Mute has nobody ring the bell: its process looks by itself.
 func (b Bell) Mute() {

@@ -47,4 +47,6 @@ func mapMemory(fd, bytes int) ([]byte, error) {
 }
 
 // Unmap gives this process's view of a segment up. Nobody may use it any more.
-func Unmap(memory []byte) { _ = unix.Munmap(memory) }
+func Unmap(memory []byte) {
+	_ = unix.Munmap(memory)
+}

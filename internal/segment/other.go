@@ -19,7 +19,9 @@ func Probe() error { return errNotLinux }
 type Server struct{}
 
 // Serve returns an error.
-func Serve(int) (*Server, []byte, error) { return nil, nil, errNotLinux }
+func Serve(int) (*Server, []byte, error) {
+	return nil, nil, errNotLinux
+}
 
 // Offer returns none.
 func (*Server) Offer() (o Offer) { return o }
@@ -28,7 +30,9 @@ func (*Server) Offer() (o Offer) { return o }
 func (*Server) Close() {}
 
 // Join returns an error.
-func Join(context.Context, Offer, int) ([]byte, error) { return nil, errNotLinux }
+func Join(context.Context, Offer, int) ([]byte, error) {
+	return nil, errNotLinux
+}
 
 // Unmap does nothing.
 func Unmap([]byte) {}

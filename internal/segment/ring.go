@@ -55,13 +55,19 @@ func (r *Ring) Write(b []byte) {
 }
 
 // Skip leaves bytes out, on both sides.
-func (r *Ring) Skip(n int) { r.position += uint64(n) }
+func (r *Ring) Skip(n int) {
+	r.position += uint64(n)
+}
 
 // Publish shows the reader what was written.
-func (r *Ring) Publish() { r.written.Store(r.position) }
+func (r *Ring) Publish() {
+	r.written.Store(r.position)
+}
 
 // Starve notes that the writer waits for room. The writer looks for it once more then.
-func (r *Ring) Starve() { r.starved.Store(1) }
+func (r *Ring) Starve() {
+	r.starved.Store(1)
+}
 
 // Available returns how many bytes the reader can read.
 func (r *Ring) Available() (int, error) {

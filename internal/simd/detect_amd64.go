@@ -25,7 +25,9 @@ func largestCache() (largest int) {
 			if kind&31 == 0 { // no cache
 				break
 			}
-			line, partitions, ways := shape&0xfff+1, shape>>12&0x3ff+1, shape>>22+1
+			line := shape&0xfff + 1
+			partitions := shape>>12&0x3ff + 1
+			ways := shape>>22 + 1
 			largest = max(largest, int(line)*int(partitions)*int(ways)*(int(sets)+1))
 		}
 	}

@@ -36,7 +36,11 @@ func (t *Tally) End(number uint64) {
 }
 
 // Begun is how many operations have begun.
-func (t *Tally) Begun() uint64 { return t.begun.Load() }
+func (t *Tally) Begun() uint64 {
+	return t.begun.Load()
+}
 
 // Ended is how many of the first ones have ended.
-func (t *Tally) Ended() uint64 { return t.ended.Load() }
+func (t *Tally) Ended() uint64 {
+	return t.ended.Load()
+}

@@ -18,7 +18,9 @@ type kernels struct{ rt *Runtime }
 var _ kernel.Provider = (*Runtime)(nil)
 
 // Kernels implements [kernel.Provider].
-func (rt *Runtime) Kernels() kernel.Kernels { return kernels{rt} }
+func (rt *Runtime) Kernels() kernel.Kernels {
+	return kernels{rt}
+}
 
 // How many numbers Refine and Sample take.
 const (

@@ -94,7 +94,9 @@ func (c *checks) floats(name string, p uintptr, n int) []float32 {
 	return slice[float32](c, name, p, n)
 }
 
-func (c *checks) ints(name string, p uintptr, n int) []int32 { return slice[int32](c, name, p, n) }
+func (c *checks) ints(name string, p uintptr, n int) []int32 {
+	return slice[int32](c, name, p, n)
+}
 
 // optionalFloats returns the array at p, nil for 0.
 func (c *checks) optionalFloats(name string, p uintptr, n int) []float32 {
@@ -242,4 +244,6 @@ func thresholdKey(t float32) uint32 {
 	return f32.Key(t)
 }
 
-func floats(p uintptr, n int) []float32 { return hostmem.Slice[float32](p, n) }
+func floats(p uintptr, n int) []float32 {
+	return hostmem.Slice[float32](p, n)
+}

@@ -208,16 +208,20 @@ func (s *scratch) drain(n int) (outside int32) {
 // moves on by a comparison's outcome. What is written ascends only if both lists do.
 func unionOfTwo(a, b, dst entries, n int, scale float32) (count int, ok bool) {
 	// Equal lengths, said in the compiler's terms: one bounds check for two.
-	idxA, valA := a.idx, a.val[:len(a.idx)]
-	idxB, valB := b.idx, b.val[:len(b.idx)]
+	idxA := a.idx
+	valA := a.val[:len(a.idx)]
+	idxB := b.idx
+	valB := b.val[:len(b.idx)]
 	idx, val := dst.idx, dst.val[:len(dst.idx)]
 	i := 0
 	j := 0
 	last := int64(-1)
 	falls := int64(0) // negative if an index was not above the last
 	for i < len(idxA) && j < len(idxB) {
-		ia, ib := idxA[i], idxB[j]
-		va, vb := 0+float32(valA[i]*scale), float32(valB[j]*scale)
+		ia := idxA[i]
+		ib := idxB[j]
+		va := 0 + float32(valA[i]*scale)
+		vb := float32(valB[j] * scale)
 		// As bits: conditional moves exist for integers only.
 		value := math.Float32bits(va)
 		second := math.Float32bits(0 + vb)
@@ -439,4 +443,6 @@ func balance(bounds, samples []int32, n int) {
 }
 
 // isFinite tells whether x is a number.
-func isFinite(x float32) bool { return math.Abs(float64(x)) <= math.MaxFloat32 }
+func isFinite(x float32) bool {
+	return math.Abs(float64(x)) <= math.MaxFloat32
+}

@@ -6,7 +6,9 @@ import "github.com/tutti-go/tutti/runtime/internal/pool"
 type hostMemory struct{}
 
 // Fence implements [pool.System]: nothing is ever pending.
-func (hostMemory) Fence() (wait func() error) { return func() error { return nil } }
+func (hostMemory) Fence() (wait func() error) {
+	return func() error { return nil }
+}
 
 // slabBytes is the size of the mappings that blocks up to 256 KiB are cut from.
 const slabBytes = pool.Granule

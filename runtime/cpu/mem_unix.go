@@ -22,7 +22,8 @@ func (hostMemory) Map(bytes int) (pool.Mapping, error) {
 	}
 	base := uintptr(start)
 	addr := (base + pool.Granule - 1) &^ (pool.Granule - 1)
-	end, last := addr+uintptr(bytes), base+uintptr(bytes)+pool.Granule
+	end := addr + uintptr(bytes)
+	last := base + uintptr(bytes) + pool.Granule
 	for _, slack := range [][2]uintptr{{base, addr}, {end, last}} {
 		if slack[0] == slack[1] {
 			continue
@@ -36,7 +37,9 @@ func (hostMemory) Map(bytes int) (pool.Mapping, error) {
 }
 
 // Unmap implements [pool.System].
-func (hostMemory) Unmap(m pool.Mapping) error { return unmap(m.Addr, uintptr(m.Bytes)) }
+func (hostMemory) Unmap(m pool.Mapping) error {
+	return unmap(m.Addr, uintptr(m.Bytes))
+}
 
 func unmap(addr, bytes uintptr) error {
 	return unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(hostmem.Slice[byte](addr, 1))), bytes)

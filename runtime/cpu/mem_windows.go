@@ -13,7 +13,11 @@ func (h hostMemory) Map(bytes int) (pool.Mapping, error) {
 	if err != nil {
 		return pool.Mapping{}, err
 	}
-	m := pool.Mapping{Addr: (base + pool.Granule - 1) &^ (pool.Granule - 1), Handle: base, Bytes: bytes}
+	m := pool.Mapping{
+		Addr:   (base + pool.Granule - 1) &^ (pool.Granule - 1),
+		Handle: base,
+		Bytes:  bytes,
+	}
 	if _, err := windows.VirtualAlloc(m.Addr, uintptr(bytes), windows.MEM_COMMIT, windows.PAGE_READWRITE); err != nil {
 		_ = h.Unmap(m)
 		return pool.Mapping{}, err

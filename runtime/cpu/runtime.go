@@ -44,13 +44,19 @@ func New() *Runtime {
 func (rt *Runtime) Name() string { return "cpu" }
 
 // Device returns cpu:0; host memory is one space for all runtimes of a process.
-func (rt *Runtime) Device() runtime.Device { return runtime.Device{Kind: runtime.CPU} }
+func (rt *Runtime) Device() runtime.Device {
+	return runtime.Device{Kind: runtime.CPU}
+}
 
 // Allocate returns memory aligned to 64 bytes, from the pool when it can.
-func (rt *Runtime) Allocate(bytes int) (uintptr, error) { return rt.pool.Allocate(bytes) }
+func (rt *Runtime) Allocate(bytes int) (uintptr, error) {
+	return rt.pool.Allocate(bytes)
+}
 
 // Deallocate gives memory back to the pool.
-func (rt *Runtime) Deallocate(ptr uintptr) error { return rt.pool.Deallocate(ptr) }
+func (rt *Runtime) Deallocate(ptr uintptr) error {
+	return rt.pool.Deallocate(ptr)
+}
 
 // CopyIn copies host bytes to memory of the runtime.
 func (rt *Runtime) CopyIn(dst uintptr, src []byte) error {
@@ -146,21 +152,31 @@ func (rt *Runtime) Synchronize(ctx context.Context) error {
 func (rt *Runtime) ComputeStream() uintptr { return 0 }
 
 // Stats reports the pool's counters.
-func (rt *Runtime) Stats() runtime.Stats { return rt.pool.Stats() }
+func (rt *Runtime) Stats() runtime.Stats {
+	return rt.pool.Stats()
+}
 
 // Freeze stops the pool from exchanging memory with the system.
-func (rt *Runtime) Freeze() { rt.pool.Freeze() }
+func (rt *Runtime) Freeze() {
+	rt.pool.Freeze()
+}
 
 // Unfreeze ends one Freeze.
-func (rt *Runtime) Unfreeze() { rt.pool.Unfreeze() }
+func (rt *Runtime) Unfreeze() {
+	rt.pool.Unfreeze()
+}
 
 // Trim returns cached memory to the system and reports how many bytes.
-func (rt *Runtime) Trim() (int64, error) { return rt.pool.Trim() }
+func (rt *Runtime) Trim() (int64, error) {
+	return rt.pool.Trim()
+}
 
 // Close returns all memory to the system, and that of wrapped slices to its
 // owners. What is still live becomes invalid and is reported as an error that
 // wraps [runtime.ErrLeak].
-func (rt *Runtime) Close() error { return errors.Join(rt.pool.Close(), rt.unpinAll()) }
+func (rt *Runtime) Close() error {
+	return errors.Join(rt.pool.Close(), rt.unpinAll())
+}
 
 // check is what all operations on memory check: that the runtime is open, the
 // length (in bytes or elements) is not negative and, unless it is zero, no
@@ -180,4 +196,6 @@ func (rt *Runtime) check(op string, length int, pointers ...uintptr) error {
 	return nil
 }
 
-func errClosed(op string) error { return fmt.Errorf("cpu: %s: %w", op, runtime.ErrClosed) }
+func errClosed(op string) error {
+	return fmt.Errorf("cpu: %s: %w", op, runtime.ErrClosed)
+}

@@ -59,7 +59,11 @@ func copyStrided(dst, src uintptr, all []strided.Axis, elemSize int) {
 			all[i].Dst *= elemSize
 			all[i].Src *= elemSize
 		}
-		copyAxes[uint8](append(all, strided.Axis{Size: elemSize, Dst: 1, Src: 1}), dst, src)
+		copyAxes[uint8](append(all, strided.Axis{
+			Size: elemSize,
+			Dst:  1,
+			Src:  1,
+		}), dst, src)
 	}
 }
 
@@ -121,7 +125,11 @@ func copyPlane[T word](d []T, i int, s []T, j int, outer, inner strided.Axis) {
 	for o := 0; o < outer.Size; o += tile {
 		rows := min(tile, outer.Size-o)
 		for n := 0; n < inner.Size; n += tile {
-			part := strided.Axis{Size: min(tile, inner.Size-n), Dst: inner.Dst, Src: inner.Src}
+			part := strided.Axis{
+				Size: min(tile, inner.Size-n),
+				Dst:  inner.Dst,
+				Src:  inner.Src,
+			}
 			di := i + o*outer.Dst + n*inner.Dst
 			sj := j + o*outer.Src + n*inner.Src
 			for range rows {

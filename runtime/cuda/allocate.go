@@ -29,7 +29,9 @@ const slabBytes = 16 << 20
 // what was submitted to this runtime's streams; an error says if that did not
 // end. Then so do those of its forks, or of the parent. Other goroutines are not
 // held up by that.
-func (r *Runtime) Allocate(bytes int) (uintptr, error) { return r.allocate(r.pool.Allocate, bytes) }
+func (r *Runtime) Allocate(bytes int) (uintptr, error) {
+	return r.allocate(r.pool.Allocate, bytes)
+}
 
 // AllocateMapping is Allocate for memory that shares its mapping with nothing
 // else, of exactly bytes rounded up to pages of 2 MiB. Libraries that map memory
@@ -46,7 +48,8 @@ func (r *Runtime) allocate(take func(bytes int) (uintptr, error), bytes int) (ui
 	}
 	ptr, err := take(bytes)
 	if errors.Is(err, runtime.ErrOutOfMemory) {
-		released, kept := int64(0), error(nil)
+		released := int64(0)
+		kept := error(nil)
 		for _, o := range r.relatives() {
 			n, e := o.pool.Trim()
 			if !errors.Is(e, runtime.ErrClosed) { // meanwhile
@@ -100,7 +103,9 @@ func (r *Runtime) Deallocate(ptr uintptr) error {
 }
 
 // Stats implements [runtime.Runtime].
-func (r *Runtime) Stats() runtime.Stats { return r.pool.Stats() }
+func (r *Runtime) Stats() runtime.Stats {
+	return r.pool.Stats()
+}
 
 // allocationProp is CUmemAllocationProp: which memory cuMemCreate makes.
 type allocationProp struct {
@@ -157,13 +162,21 @@ func (m deviceMemory) mapHandle(handle uintptr, bytes int) (pool.Mapping, error)
 		_ = r.giveBack(r.drv.sym.MemRelease, handle)
 		return pool.Mapping{}, err
 	}
-	mapping := pool.Mapping{Addr: addr, Handle: handle, Bytes: bytes}
+	mapping := pool.Mapping{
+		Addr:   addr,
+		Handle: handle,
+		Bytes:  bytes,
+	}
 	if err := r.do(r.drv.sym.MemMap, addr, size, 0, handle, 0); err != nil {
 		_ = r.giveBack(r.drv.sym.MemRelease, handle)
 		_ = r.giveBack(r.drv.sym.MemAddressFree, addr, size)
 		return pool.Mapping{}, err
 	}
-	access := &accessDesc{locationKind: locationDevice, locationID: int32(r.index), flags: accessReadWrite}
+	access := &accessDesc{
+		locationKind: locationDevice,
+		locationID:   int32(r.index),
+		flags:        accessReadWrite,
+	}
 	err = r.do(r.drv.sym.MemSetAccess, addr, size, hostmem.AddrOf(access), 1)
 	goruntime.KeepAlive(access)
 	if err != nil {

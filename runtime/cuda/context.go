@@ -149,7 +149,9 @@ func (r *Runtime) usable() error {
 	return r.sound()
 }
 
-func (r *Runtime) errClosed() error { return fmt.Errorf("cuda:%d: %w", r.index, runtime.ErrClosed) }
+func (r *Runtime) errClosed() error {
+	return fmt.Errorf("cuda:%d: %w", r.index, runtime.ErrClosed)
+}
 
 // sound reports the fault that broke the device, nil if there was none.
 func (r *Runtime) sound() error {

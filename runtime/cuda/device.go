@@ -94,7 +94,11 @@ func (d *driver) handle(index int) (uintptr, error) {
 
 // describe fills a DeviceInfo for one of n devices.
 func (d *driver) describe(index, n int) (DeviceInfo, error) {
-	info := DeviceInfo{Index: index, Peers: make([]bool, n), PeerAtomics: make([]bool, n)}
+	info := DeviceInfo{
+		Index:       index,
+		Peers:       make([]bool, n),
+		PeerAtomics: make([]bool, n),
+	}
 	dev, err := d.handle(index)
 	if err != nil {
 		return info, err
@@ -166,4 +170,6 @@ func (d *driver) text(device int, fn dl.Func, dev uintptr) (string, error) {
 }
 
 // deviceOf is the runtime.Device of an ordinal.
-func deviceOf(index int) runtime.Device { return runtime.Device{Kind: runtime.CUDA, Index: index} }
+func deviceOf(index int) runtime.Device {
+	return runtime.Device{Kind: runtime.CUDA, Index: index}
+}

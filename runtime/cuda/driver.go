@@ -154,14 +154,18 @@ func (d *driver) version() int {
 	return int(int32(v))
 }
 
-func versionText(v int) string { return fmt.Sprintf("%d.%d", v/1000, v%1000/10) }
+func versionText(v int) string {
+	return fmt.Sprintf("%d.%d", v/1000, v%1000/10)
+}
 
 // outs are cells that a call stores results in. They come from a pool and so
 // lie on the heap, where the garbage collector does not move them.
 type outs [4]uint64
 
 // addr is the address of cell i.
-func (o *outs) addr(i int) uintptr { return hostmem.Addr(o[i:]) }
+func (o *outs) addr(i int) uintptr {
+	return hostmem.Addr(o[i:])
+}
 
 func (d *driver) out() *outs {
 	o := d.outs.Get().(*outs)
@@ -169,7 +173,9 @@ func (d *driver) out() *outs {
 	return o
 }
 
-func (d *driver) release(o *outs) { d.outs.Put(o) }
+func (d *driver) release(o *outs) {
+	d.outs.Put(o)
+}
 
 // get makes a call that stores one result, and returns it. The result is the
 // first parameter of fn, as it is of most of the driver's getters.

@@ -24,12 +24,20 @@ func (g *gate) enter() bool {
 	return false
 }
 
-func (g *gate) leave() { g.inside.Add(-1) }
+func (g *gate) leave() {
+	g.inside.Add(-1)
+}
 
 // shut keeps everybody out from here on. It is called once.
-func (g *gate) shut() { g.inside.Add(gateShut) }
+func (g *gate) shut() {
+	g.inside.Add(gateShut)
+}
 
-func (g *gate) isShut() bool { return g.inside.Load() < 0 }
+func (g *gate) isShut() bool {
+	return g.inside.Load() < 0
+}
 
 // empty reports whether the gate is shut and everybody has left.
-func (g *gate) empty() bool { return g.inside.Load() == gateShut }
+func (g *gate) empty() bool {
+	return g.inside.Load() == gateShut
+}

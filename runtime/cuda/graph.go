@@ -30,7 +30,9 @@ type Serial interface {
 // Serialize announces work that the caller submits next, in [Runtime.BetweenLaunches]. If the
 // work is captured, also by another runtime of the context, each launch of the graph is ordered
 // with all other work of w; see [Graph.Launch].
-func (r *Runtime) Serialize(w Serial) { r.order.announce(w) }
+func (r *Runtime) Serialize(w Serial) {
+	r.order.announce(w)
+}
 
 // BetweenLaunches runs submit, which submits work of a [Serial], while no launch of a graph is
 // half done: a graph that is launched on another stream is ordered by several calls of the driver.
@@ -86,13 +88,16 @@ func (s *Stream) Capture(submit func() error) (*Graph, error) {
 	if err != nil {
 		return nil, err
 	}
-	g.rt, g.handle = r, exec
+	g.rt = r
+	g.handle = exec
 	return g, nil
 }
 
 // HasCaptured reports whether there may be graphs of the context, of this runtime or of others that
 // are open: work that was not submitted one by one.
-func (r *Runtime) HasCaptured() bool { return r.order.capturers.Load() > 0 }
+func (r *Runtime) HasCaptured() bool {
+	return r.order.capturers.Load() > 0
+}
 
 // captured runs submit, ends the capture and stores the graph, also if submit
 // panics, the device broke, or Close did not wait any longer: a stream that goes on
@@ -193,7 +198,9 @@ func (g *Graph) launchBeside(s *Stream, homes []*Stream, launch func() error) er
 
 // Close destroys the graph. Closing twice, or after the runtime, which
 // destroyed the graph then, is fine.
-func (g *Graph) Close() error { return g.close() }
+func (g *Graph) Close() error {
+	return g.close()
+}
 
 // milliseconds converts a float32 number of milliseconds, given by its bits.
 func milliseconds(bits uint32) time.Duration {

@@ -28,7 +28,11 @@ func (r *Runtime) NewHostCopy(bytes int) (kernel.HostCopy, error) {
 	if err != nil {
 		return nil, errors.Join(err, r.FreePinned(mem))
 	}
-	return &hostCopy{rt: r, mem: mem, done: done}, nil
+	return &hostCopy{
+		rt:   r,
+		mem:  mem,
+		done: done,
+	}, nil
 }
 
 func (n *hostCopy) Post(spans []kernel.Span) error {
@@ -59,7 +63,9 @@ func (n *hostCopy) Post(spans []kernel.Span) error {
 	return stream.Record(n.done)
 }
 
-func (n *hostCopy) Ready() (bool, error) { return n.done.Done() }
+func (n *hostCopy) Ready() (bool, error) {
+	return n.done.Done()
+}
 
 func (n *hostCopy) Read(ctx context.Context) ([]byte, error) {
 	err := ctx.Err()

@@ -16,7 +16,13 @@ type checks struct {
 	err error  // the first one, which sticks
 }
 
-func (s *sparse) checks(op string) checks { return checks{s: s, op: op, err: s.rt.usable()} }
+func (s *sparse) checks(op string) checks {
+	return checks{
+		s:   s,
+		op:  op,
+		err: s.rt.usable(),
+	}
+}
 
 // submit launches what a method needs, unless its arguments are wrong.
 func (c *checks) submit(launch func() error) error {
@@ -70,13 +76,19 @@ func (c *checks) buffer(name string, p uintptr, n int, size uintptr) {
 }
 
 // floats checks an array of four-byte elements.
-func (c *checks) floats(name string, p uintptr, n int) { c.buffer(name, p, n, 4) }
+func (c *checks) floats(name string, p uintptr, n int) {
+	c.buffer(name, p, n, 4)
+}
 
 // number checks the address of a number.
-func (c *checks) number(name string, p uintptr, size uintptr) { c.buffer(name, p, 1, size) }
+func (c *checks) number(name string, p uintptr, size uintptr) {
+	c.buffer(name, p, 1, size)
+}
 
 // optional checks the address of a four-byte number that may be missing.
-func (c *checks) optional(name string, p uintptr) { c.buffer(name, p, 0, 4) }
+func (c *checks) optional(name string, p uintptr) {
+	c.buffer(name, p, 0, 4)
+}
 
 // elements checks an array of gradients.
 func (c *checks) elements(name string, p uintptr, dt dtype.DType, n int) {
@@ -116,7 +128,9 @@ func (c *checks) indices(name string, l kernel.Entries) {
 	c.optional(name, l.Len)
 }
 
-func (c *checks) target(dst kernel.Entries) { c.list("dst", dst) }
+func (c *checks) target(dst kernel.Entries) {
+	c.list("dst", dst)
+}
 
 // lists checks lists that are merged.
 func (c *checks) lists(lists []kernel.Entries) {

@@ -92,9 +92,18 @@ func (s *sparse) CopyIf(copies []kernel.Copy, flags uintptr, m int) error {
 		if longest == 0 {
 			return nil
 		}
-		parameters := copyIfParameters{flags: flags, m: m, count: len(copies)}
+		parameters := copyIfParameters{
+			flags: flags,
+			m:     m,
+			count: len(copies),
+		}
 		for i, x := range copies {
-			parameters.copies[i] = copyParameters{dst: x.Dst, src: x.Src, n: x.N, size: x.DType.Size()}
+			parameters.copies[i] = copyParameters{
+				dst:  x.Dst,
+				src:  x.Src,
+				n:    x.N,
+				size: x.DType.Size(),
+			}
 		}
 		return launch(s.rt, kernelCopyIf, tiles(longest), blocksPerSM, &parameters)
 	})
@@ -118,7 +127,9 @@ func (s *sparse) Scale(x uintptr, dt dtype.DType, n int, factor uintptr) error {
 func segments(n int) int { return n/segmentElements + 1 }
 
 // growPartial makes room for what the segments of n elements add up to.
-func (s *sparse) growPartial(n int) error { return s.grow(partial, momentsBytes*segments(n)) }
+func (s *sparse) growPartial(n int) error {
+	return s.grow(partial, momentsBytes*segments(n))
+}
 
 // SumSquares implements [kernel.Kernels].
 func (s *sparse) SumSquares(x uintptr, dt dtype.DType, n int, sum uintptr) error {

@@ -140,7 +140,11 @@ func (s *sparse) ScatterZero(dst kernel.Array, l kernel.Entries) error {
 
 // Restore implements [kernel.Kernels].
 func (s *sparse) Restore(dst kernel.Array, l, taken kernel.Entries) error {
-	r := kernel.Restoration{Dst: dst, L: l, Taken: taken}
+	r := kernel.Restoration{
+		Dst:   dst,
+		L:     l,
+		Taken: taken,
+	}
 	c := s.checks("Restore")
 	c.restoration(r)
 	return c.submit(func() error { return s.scatter(kernelGiveBack, r, 1) })
@@ -228,7 +232,12 @@ func (s *sparse) Sample(l kernel.Entries, quantiles []float64, n int, dst uintpt
 		}
 	}
 	return c.submit(func() error {
-		parameters := sampleParameters{l: listOf(l), n: n, m: len(quantiles), dst: dst}
+		parameters := sampleParameters{
+			l:   listOf(l),
+			n:   n,
+			m:   len(quantiles),
+			dst: dst,
+		}
 		copy(parameters.quantiles[:], quantiles)
 		return launch(s.rt, kernelSample, 1, 1, &parameters)
 	})

@@ -38,7 +38,9 @@ type selection struct {
 }
 
 // sifts reports whether pick may list what is more than the k largest.
-func (p *selection) sifts() bool { return p.mode == pickTop || p.mode == pickNear }
+func (p *selection) sifts() bool {
+	return p.mode == pickTop || p.mode == pickNear
+}
 
 // segmentsOf is where pick lists what passes.
 func (s *sparse) segmentsOf(p *selection) segmentsParameters {
@@ -261,7 +263,12 @@ func (s *sparse) Select(src kernel.Source, threshold uintptr, dst kernel.Entries
 	c.target(dst)
 	c.number("threshold", threshold, 4)
 	return c.submit(func() error {
-		return s.run(selection{src: src, mode: pickList, threshold: threshold, dst: dst})
+		return s.run(selection{
+			src:       src,
+			mode:      pickList,
+			threshold: threshold,
+			dst:       dst,
+		})
 	})
 }
 

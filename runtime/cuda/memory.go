@@ -107,7 +107,9 @@ func (r *Runtime) CopyOutAsync(s *Stream, dst []byte, src uintptr) error {
 // given back by Deallocate only after the last.
 //
 // The stream is made at the first call and lives as long as the runtime.
-func (r *Runtime) CopyInStream() (*Stream, error) { return r.copyIn.get(r) }
+func (r *Runtime) CopyInStream() (*Stream, error) {
+	return r.copyIn.get(r)
+}
 
 // CopyOutStream is the counterpart of [Runtime.CopyInStream] for copies to the
 // host:
@@ -116,7 +118,9 @@ func (r *Runtime) CopyInStream() (*Stream, error) { return r.copyIn.get(r) }
 //	err = rt.CopyOutAsync(out, dst, src) // dst from AllocatePinned
 //	rt.Stream().WaitFor(out)             // before src is written again or given back
 //	err = out.Synchronize(ctx)           // before the host reads dst
-func (r *Runtime) CopyOutStream() (*Stream, error) { return r.copyOut.get(r) }
+func (r *Runtime) CopyOutStream() (*Stream, error) {
+	return r.copyOut.get(r)
+}
 
 // lazyStream is a stream of the runtime's own, made when it is asked for.
 type lazyStream struct {

@@ -67,7 +67,9 @@ func (r *Runtime) StartsEarly() bool { return r.starts }
 
 // Close unloads the module; its kernels must neither run nor be launched any
 // more. Closing twice, or after the runtime, which unloaded it then, is fine.
-func (m *Module) Close() error { return m.close() }
+func (m *Module) Close() error {
+	return m.close()
+}
 
 // Kernel is an entry point of a module.
 type Kernel struct {
@@ -88,7 +90,11 @@ func (m *Module) Kernel(name string) (*Kernel, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kernel %s: %w", name, err)
 	}
-	return &Kernel{module: m, name: name, entry: entry}, nil
+	return &Kernel{
+		module: m,
+		name:   name,
+		entry:  entry,
+	}, nil
 }
 
 // Dim is a number of blocks or threads in each direction; zero counts as one.

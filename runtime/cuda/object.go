@@ -23,7 +23,11 @@ type destructor struct {
 // undo destroys a native object.
 func (r *Runtime) undo(handle uintptr, d destructor) error {
 	if d.memory != 0 {
-		return deviceMemory{r}.Unmap(pool.Mapping{Addr: handle, Handle: d.memory, Bytes: d.size})
+		return deviceMemory{r}.Unmap(pool.Mapping{
+			Addr:   handle,
+			Handle: d.memory,
+			Bytes:  d.size,
+		})
 	}
 	return r.giveBack(d.fn, handle)
 }
@@ -135,7 +139,8 @@ func (o *owned) drain() map[uintptr]destructor {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	all := o.objects
-	o.objects, o.pinned = nil, nil
+	o.objects = nil
+	o.pinned = nil
 	return all
 }
 

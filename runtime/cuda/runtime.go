@@ -98,7 +98,10 @@ func WithContext(handle uintptr) Option {
 // The stream has to outlive the runtime; see [Runtime.CheckStream] for what
 // streams it may be. The handle 0 is the legacy default stream.
 func WithComputeStream(handle uintptr) Option {
-	return func(o *options) { o.adopt, o.stream = true, handle }
+	return func(o *options) {
+		o.adopt = true
+		o.stream = handle
+	}
 }
 
 // Open returns the runtime of GPU number index. Several runtimes may be open
@@ -119,7 +122,12 @@ func Open(index int, opts ...Option) (*Runtime, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Runtime{drv: d, index: index, closeTime: closeTimeout, flushTime: flushTimeout}
+	r := &Runtime{
+		drv:       d,
+		index:     index,
+		closeTime: closeTimeout,
+		flushTime: flushTimeout,
+	}
 	r.sparse.rt = r
 	if err := r.init(o, n); err != nil {
 		return nil, errors.Join(err, r.Close())
@@ -197,10 +205,14 @@ func (r *Runtime) acquireContext(handle uintptr) error {
 const oldestMajor = 8
 
 // Name implements [runtime.Runtime].
-func (r *Runtime) Name() string { return r.info.Name }
+func (r *Runtime) Name() string {
+	return r.info.Name
+}
 
 // Device implements [runtime.Runtime].
-func (r *Runtime) Device() runtime.Device { return deviceOf(r.index) }
+func (r *Runtime) Device() runtime.Device {
+	return deviceOf(r.index)
+}
 
 // Info describes the GPU.
 func (r *Runtime) Info() DeviceInfo { return r.info }
@@ -213,7 +225,9 @@ func (r *Runtime) Context() uintptr { return r.ctx }
 func (r *Runtime) Stream() *Stream { return r.compute }
 
 // ComputeStream implements [runtime.Runtime].
-func (r *Runtime) ComputeStream() uintptr { return r.compute.handle }
+func (r *Runtime) ComputeStream() uintptr {
+	return r.compute.handle
+}
 
 // Synchronize implements [runtime.Runtime].
 func (r *Runtime) Synchronize(ctx context.Context) error {

@@ -96,4 +96,6 @@ func (m *SharedMemory) Export() (fd int, err error) {
 }
 
 // Close gives this mapping up. Nothing may use it any more.
-func (m *SharedMemory) Close() error { return m.close() }
+func (m *SharedMemory) Close() error {
+	return m.close()
+}

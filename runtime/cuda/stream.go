@@ -31,12 +31,18 @@ type Stream struct {
 }
 
 func newStream(r *Runtime, handle uintptr, kept bool) *Stream {
-	return &Stream{object: object{rt: r, handle: handle, kept: kept}}
+	return &Stream{object: object{
+		rt:     r,
+		handle: handle,
+		kept:   kept,
+	}}
 }
 
 // NewStream creates a stream. Priority 0 is normal; negative numbers come
 // first, as far down as the device allows (see StreamPriorities).
-func (r *Runtime) NewStream(priority int) (*Stream, error) { return r.newStream(priority, false) }
+func (r *Runtime) NewStream(priority int) (*Stream, error) {
+	return r.newStream(priority, false)
+}
 
 func (r *Runtime) newStream(priority int, kept bool) (*Stream, error) {
 	destroy := destructor{fn: r.drv.sym.StreamDestroy}
@@ -257,10 +263,14 @@ const eventDisableTiming = 2
 type Event struct{ object }
 
 // NewEvent creates an event for ordering only, the cheapest kind.
-func (r *Runtime) NewEvent() (*Event, error) { return r.newEvent(eventDisableTiming) }
+func (r *Runtime) NewEvent() (*Event, error) {
+	return r.newEvent(eventDisableTiming)
+}
 
 // NewTimingEvent creates an event that [Event.Since] can measure with.
-func (r *Runtime) NewTimingEvent() (*Event, error) { return r.newEvent(0) }
+func (r *Runtime) NewTimingEvent() (*Event, error) {
+	return r.newEvent(0)
+}
 
 func (r *Runtime) newEvent(flags uintptr) (*Event, error) {
 	h, err := r.create(r.drv.sym.EventCreate, destructor{fn: r.drv.sym.EventDestroy}, flags)
@@ -326,4 +336,6 @@ func (e *Event) Since(start *Event) (time.Duration, error) {
 
 // Close destroys the event, if its runtime made it. Closing twice, or after the
 // runtime, which destroyed the event then, is fine.
-func (e *Event) Close() error { return e.close() }
+func (e *Event) Close() error {
+	return e.close()
+}

@@ -241,7 +241,11 @@ func Export(t *runtime.Tensor, stream int, capsule string, done func()) (address
 		return 0, fmt.Errorf("dlpack: export: %w", err)
 	}
 	e := &exported{done: done}
-	a := array{device: deviceCPU, rank: int32(t.Rank()), lanes: 1}
+	a := array{
+		device: deviceCPU,
+		rank:   int32(t.Rank()),
+		lanes:  1,
+	}
 	if t.Len() > 0 {
 		if a.data, err = t.Ptr(); err != nil {
 			return 0, fmt.Errorf("dlpack: export: %w", err)
@@ -271,7 +275,12 @@ func Export(t *runtime.Tensor, stream int, capsule string, done func()) (address
 		e.managed = managed{array: a, deleter: deleter()}
 		address = hostmem.AddrOf(&e.managed)
 	} else {
-		e.versioned = versioned{major: major, minor: minor, deleter: deleter(), array: a}
+		e.versioned = versioned{
+			major:   major,
+			minor:   minor,
+			deleter: deleter(),
+			array:   a,
+		}
 		address = hostmem.AddrOf(&e.versioned)
 	}
 	exports.Store(address, e)

@@ -16,7 +16,13 @@ func testAccumulate(d *device) {
 			for _, factor := range []float32{1, -0.3, 0, inf} {
 				grad, ptr := d.narrow(x, dt)
 				acc := d.gradient("normal", len(x))
-				src := kernel.Source{X: place(d, acc), N: len(x), Grad: ptr, DType: dt, Take: true}
+				src := kernel.Source{
+					X:     place(d, acc),
+					N:     len(x),
+					Grad:  ptr,
+					DType: dt,
+					Take:  true,
+				}
 				if factor != 1 {
 					src.Factor = d.number(factor)
 				}
@@ -83,7 +89,12 @@ func testCopyIf(d *device) {
 					if !raised {
 						values = old
 					}
-					copies = append(copies, kernel.Copy{Dst: dst, Src: src, DType: dt, N: n})
+					copies = append(copies, kernel.Copy{
+						Dst:   dst,
+						Src:   src,
+						DType: dt,
+						N:     n,
+					})
 					want = append(want, values)
 					dt = gradientTypes[d.rng.IntN(len(gradientTypes))]
 				}

@@ -80,7 +80,11 @@ func (d *device) checkTopOutside(l entries, count int) {
 	}
 	list := d.list(l)
 	dst := d.target(min(count, list.N), d.rng.IntN(2) == 0)
-	residual := kernel.Array{Ptr: place(d, x), N: length, Faults: place(d, []int32{7})}
+	residual := kernel.Array{
+		Ptr:    place(d, x),
+		N:      length,
+		Faults: place(d, []int32{7}),
+	}
 	require.NoError(d, d.Kernels.TopKList(list, count, dst, place(d, bounds), residual))
 	d.equalEntries(want, len(want.idx), dst, "top %d outside of %v", count, bounds)
 	left := read[float32](d, residual.Ptr, length)
@@ -336,7 +340,11 @@ func testScatter(d *device) {
 					for j, i := range l.idx {
 						want[i] = test.want(want[i], l.val[j])
 					}
-					dst := kernel.Array{Ptr: place(d, x), N: n, Faults: place(d, []int32{7})}
+					dst := kernel.Array{
+						Ptr:    place(d, x),
+						N:      n,
+						Faults: place(d, []int32{7}),
+					}
 					require.NoError(d, test.call(dst))
 					d.equalFloats(want, read[float32](d, dst.Ptr, n), "%s", test.name)
 					require.Equal(d, 7+wrong, readOne[int32](d, dst.Faults), "%s: faults, seed %d", test.name, Seed)
@@ -390,7 +398,11 @@ func (d *device) restoration(n, m, share int) (r kernel.Restoration, check func(
 	spoiled, wrong := d.spoiled(l, n)
 	without, _ := d.spoiled(taken, n)
 	r = kernel.Restoration{
-		Dst:   kernel.Array{Ptr: place(d, x), N: n, Faults: place(d, []int32{7})},
+		Dst: kernel.Array{
+			Ptr:    place(d, x),
+			N:      n,
+			Faults: place(d, []int32{7}),
+		},
 		L:     d.list(spoiled),
 		Taken: d.list(without),
 	}
@@ -596,7 +608,11 @@ func testHostile(d *device) {
 			}
 			l := lists[0]
 			dst := func(n int) kernel.Entries { return d.target(n, true) }
-			array := kernel.Array{Ptr: place(d, d.gradient("special", n)), N: n, Faults: place(d, []int32{0})}
+			array := kernel.Array{
+				Ptr:    place(d, d.gradient("special", n)),
+				N:      n,
+				Faults: place(d, []int32{0}),
+			}
 			dense := place(d, make([]float32, n))
 			words := func() uintptr { return place(d, make([]int32, 64)) }
 			bounds := place(d, []int32{0, int32(n / 2), int32(n)})
@@ -645,7 +661,12 @@ func (d *device) validArguments() *validArguments {
 	v.t = d.number(1)
 	v.f64 = place(d, []float64{1, 1})
 	v.src = kernel.Source{X: v.p, N: 8}
-	v.ok = kernel.Entries{Idx: v.q, Val: v.p, N: 8, Len: place(d, []int32{8})}
+	v.ok = kernel.Entries{
+		Idx: v.q,
+		Val: v.p,
+		N:   8,
+		Len: place(d, []int32{8}),
+	}
 	v.array = kernel.Array{Ptr: v.p, N: 8}
 	return v
 }
@@ -681,8 +702,19 @@ func oneCopy(dst, src uintptr, n int) []kernel.Copy {
 // arraysOf passes arrays of n elements.
 func (v *validArguments) arraysOf(n int) []error {
 	long := kernel.Source{X: v.p, N: n}
-	far := kernel.Entries{Idx: v.q, Val: v.p, N: n, Len: v.ok.Len}
-	withGrad := kernel.Source{X: v.p, N: n, Grad: v.p, DType: dtype.F32, From: v.p}
+	far := kernel.Entries{
+		Idx: v.q,
+		Val: v.p,
+		N:   n,
+		Len: v.ok.Len,
+	}
+	withGrad := kernel.Source{
+		X:     v.p,
+		N:     n,
+		Grad:  v.p,
+		DType: dtype.F32,
+		From:  v.p,
+	}
 	return []error{
 		v.Accumulate(withGrad),
 		v.CopyIf(oneCopy(v.p, v.p, n), v.q, 1),
@@ -706,7 +738,12 @@ func (v *validArguments) arraysOf(n int) []error {
 
 // listsOf passes lists of n entries, and n of other things beside lists.
 func (v *validArguments) listsOf(n int) []error {
-	far := kernel.Entries{Idx: v.q, Val: v.p, N: n, Len: v.ok.Len}
+	far := kernel.Entries{
+		Idx: v.q,
+		Val: v.p,
+		N:   n,
+		Len: v.ok.Len,
+	}
 	wide := kernel.Array{Ptr: v.p, N: n}
 	return []error{
 		v.TopKList(far, 1, v.ok, 0, kernel.Array{}),
@@ -747,8 +784,17 @@ func (v *validArguments) listsOf(n int) []error {
 func (v *validArguments) withoutArrays() []error {
 	none := kernel.Entries{N: 1, Len: v.ok.Len}
 	noX := kernel.Source{N: 1}
-	noLen := kernel.Entries{Idx: v.q, Val: v.p, N: 8}
-	few := kernel.Entries{Idx: v.q, Val: v.p, N: 2, Len: v.ok.Len}
+	noLen := kernel.Entries{
+		Idx: v.q,
+		Val: v.p,
+		N:   8,
+	}
+	few := kernel.Entries{
+		Idx: v.q,
+		Val: v.p,
+		N:   2,
+		Len: v.ok.Len,
+	}
 	return []error{
 		v.Accumulate(v.src),
 		v.CopyIf(oneCopy(0, v.p, 1), v.q, 1),
@@ -786,8 +832,17 @@ func (v *validArguments) withoutArrays() []error {
 func (v *validArguments) withoutLists() []error {
 	none := kernel.Entries{N: 1, Len: v.ok.Len}
 	noPtr := kernel.Array{N: 1}
-	noLen := kernel.Entries{Idx: v.q, Val: v.p, N: 8}
-	few := kernel.Entries{Idx: v.q, Val: v.p, N: 2, Len: v.ok.Len}
+	noLen := kernel.Entries{
+		Idx: v.q,
+		Val: v.p,
+		N:   8,
+	}
+	few := kernel.Entries{
+		Idx: v.q,
+		Val: v.p,
+		N:   2,
+		Len: v.ok.Len,
+	}
 	return []error{
 		v.TopKList(none, 1, v.ok, 0, kernel.Array{}),
 		v.TopKList(v.ok, 1, none, 0, kernel.Array{}),
@@ -835,7 +890,12 @@ func (v *validArguments) withoutLists() []error {
 
 // gradientsOfType passes gradients of a type that they do not have.
 func (v *validArguments) gradientsOfType(dt dtype.DType) []error {
-	typed := kernel.Source{X: v.p, N: 1, Grad: v.p, DType: dt}
+	typed := kernel.Source{
+		X:     v.p,
+		N:     1,
+		Grad:  v.p,
+		DType: dt,
+	}
 	return []error{
 		v.Accumulate(typed),
 		v.Select(typed, v.t, v.ok),

@@ -94,11 +94,19 @@ func newDevice(t *testing.T, open func(t *testing.T) runtime.Runtime, reference 
 			t.Logf("seed %d", Seed)
 		}
 	})
-	return &device{T: t, Runtime: rt, open: open, rng: rand.New(rand.NewPCG(Seed, 0)), reference: reference}
+	return &device{
+		T:         t,
+		Runtime:   rt,
+		open:      open,
+		rng:       rand.New(rand.NewPCG(Seed, 0)),
+		reference: reference,
+	}
 }
 
 // Name is the test's; both embedded types have one.
-func (d *device) Name() string { return d.T.Name() }
+func (d *device) Name() string {
+	return d.T.Name()
+}
 
 // block returns memory that the test gives back.
 func (d *device) block(bytes int) uintptr {

@@ -19,10 +19,14 @@ func OpError(op string, err error) error {
 type ClosedError string
 
 // Error implements error.
-func (name ClosedError) Error() string { return string(name) + " is closed" }
+func (name ClosedError) Error() string {
+	return string(name) + " is closed"
+}
 
 // Is implements what [errors.Is] asks for.
-func (ClosedError) Is(target error) bool { return target == comm.ErrClosed }
+func (ClosedError) Is(target error) bool {
+	return target == comm.ErrClosed
+}
 
 // ShapeError is [runtime.ErrShape] of an operation, with a reason.
 func ShapeError(op, format string, args ...any) error {

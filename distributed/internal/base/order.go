@@ -28,7 +28,11 @@ const DrainLimit = 5 * time.Second
 
 // NewOrder returns the order of a runtime and a communicator.
 func NewOrder(rt runtime.Runtime, c comm.Communicator) Order {
-	o := Order{rt: rt, C: c, compute: rt.ComputeStream()}
+	o := Order{
+		rt:      rt,
+		C:       c,
+		compute: rt.ComputeStream(),
+	}
 	if o.compute != 0 {
 		o.Streams, _ = comm.As[comm.StreamOrder](c)
 	}

@@ -55,7 +55,11 @@ type span struct {
 
 // NewSpans is for n tensors.
 func NewSpans(n int) *Spans {
-	return &Spans{spans: make([]span, n), order: make([]int32, 0, n), current: 1}
+	return &Spans{
+		spans:   make([]span, n),
+		order:   make([]int32, 0, n),
+		current: 1,
+	}
 }
 
 // NextStep begins a step, in which no tensor is placed yet.
@@ -112,7 +116,9 @@ func (s *Spans) Find(from, to uintptr) int {
 }
 
 // Placed reports whether tensor i was placed in this step.
-func (s *Spans) Placed(i int) bool { return s.spans[i].step == s.current }
+func (s *Spans) Placed(i int) bool {
+	return s.spans[i].step == s.current
+}
 
 // position returns how many tensors in the order begin before an address.
 func (s *Spans) position(from uintptr) int {

@@ -4,7 +4,9 @@ package base
 const WordSize = 4
 
 // At returns the address of element i of an array of words.
-func At(p uintptr, i int) uintptr { return p + uintptr(i)*WordSize }
+func At(p uintptr, i int) uintptr {
+	return p + uintptr(i)*WordSize
+}
 
 // Displacements turns lengths into displacements and returns their sum.
 func Displacements(lengths, displs []int) int {

@@ -129,10 +129,16 @@ func allgatherEqual(e *engine) exchange {
 }
 
 func allgatherAgain(e *engine) exchange {
-	return &allgatherExchange{allgather: newAllgather(e), fixed: true, reselects: true}
+	return &allgatherExchange{
+		allgather: newAllgather(e),
+		fixed:     true,
+		reselects: true,
+	}
 }
 
-func allgatherSized(e *engine) exchange { return &allgatherExchange{allgather: newAllgather(e)} }
+func allgatherSized(e *engine) exchange {
+	return &allgatherExchange{allgather: newAllgather(e)}
+}
 
 // placeSelected has the lists of all ranks in one array if they travel at their
 // capacity: in symmetric memory where there is such. Lengths that are not known

@@ -70,7 +70,11 @@ func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int,
 		rng:   rand.New(rand.NewPCG(uint64(c.Rank()), uint64(n))),
 	}
 	if k := count(cfg.Density, n); c.WorldSize() == 1 || 2*k >= n { // there is nothing to send, or too much
-		return &Choice{Pattern: Dense, Elements: n, K: k}, nil
+		return &Choice{
+			Pattern:  Dense,
+			Elements: n,
+			K:        k,
+		}, nil
 	}
 	if p.order.Streams != nil {
 		p.batch = batch
@@ -286,4 +290,6 @@ func (all Choices) Of(ctx context.Context, rt runtime.Runtime, c comm.Communicat
 
 // sizeClass is a class of lengths that one choice serves, a factor of the square
 // root of two wide.
-func sizeClass(n int) int { return int(math.Round(2 * math.Log2(float64(max(n, 1))))) }
+func sizeClass(n int) int {
+	return int(math.Round(2 * math.Log2(float64(max(n, 1)))))
+}

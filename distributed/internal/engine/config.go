@@ -146,7 +146,9 @@ func (c *Settings) Plain() bool {
 }
 
 // lossless reports whether a step that sends anything sends everything.
-func (c *Config) lossless() bool { return c.Pattern == Dense && c.Values == F32 && c.Momentum == 0 }
+func (c *Config) lossless() bool {
+	return c.Pattern == Dense && c.Values == F32 && c.Momentum == 0
+}
 
 // keeps reports whether there is a residual. What was chosen for Auto has one:
 // with dense steps it is zero unless the schedule pauses.
@@ -155,7 +157,9 @@ func (c *Settings) keeps() bool {
 }
 
 // Defers reports whether a step may leave something in the residual, for later steps to send.
-func (c *Settings) Defers() bool { return c.keeps() && (!c.lossless() || c.pauses()) }
+func (c *Settings) Defers() bool {
+	return c.keeps() && (!c.lossless() || c.pauses())
+}
 
 // pauses reports whether the schedule has epochs of density 0 that a dense step is to follow: gradients add up in
 // the residual then. The dense pattern of a program ignores densities.
@@ -164,7 +168,9 @@ func (c *Settings) pauses() bool {
 }
 
 // codec is that of Values.
-func (c *Config) codec() kernel.Codec { return codecs[c.Values] }
+func (c *Config) codec() kernel.Codec {
+	return codecs[c.Values]
+}
 
 func checkSchedule(s *Schedule) error {
 	if s.WarmupSteps < 0 {

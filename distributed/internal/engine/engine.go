@@ -72,7 +72,14 @@ type engine struct {
 }
 
 func newEngine(rt runtime.Runtime, kernels kernel.Kernels, c comm.Communicator, n int, cfg Settings) (*engine, error) {
-	e := &engine{rt: rt, kernels: kernels, cfg: cfg, codec: cfg.codec(), n: n, held: n}
+	e := &engine{
+		rt:      rt,
+		kernels: kernels,
+		cfg:     cfg,
+		codec:   cfg.codec(),
+		n:       n,
+		held:    n,
+	}
 	if cfg.Momentum > 0 {
 		e.held = 2 * n
 	}
@@ -115,7 +122,11 @@ func (e *engine) countArray(p uintptr, dt dtype.DType) {
 // countSquares counts one entry if a sum of squares is not finite. The high word of such an F64,
 // read as an F32, is a NaN, while that of no sum of squares of F32 reaches numLimit.
 func (e *engine) countSquares(i int) {
-	e.countList(kernel.Entries{Idx: e.ptr(numSquares), Val: e.ptr(numSquares + 1), N: 1}, i)
+	e.countList(kernel.Entries{
+		Idx: e.ptr(numSquares),
+		Val: e.ptr(numSquares + 1),
+		N:   1,
+	}, i)
 }
 
 // foundNonFinite has the host wait for what was counted, and reports whether there is
@@ -170,13 +181,25 @@ func (e *engine) failure() error {
 
 // array is an array of n elements that the indices of lists point into.
 func (e *engine) array(p uintptr) kernel.Array {
-	return kernel.Array{Ptr: p, N: e.n, Faults: e.ptr(numFaults)}
+	return kernel.Array{
+		Ptr:    p,
+		N:      e.n,
+		Faults: e.ptr(numFaults),
+	}
 }
 
 // source is the residual, which is made from its origin and a gradient on the
 // way, to select from. What is selected is subtracted from it.
 func (e *engine) source(g Input) kernel.Source {
-	src := kernel.Source{X: e.residual, N: e.n, Grad: g.Ptr, DType: g.DType, Factor: g.Factor, From: e.origin, Take: true}
+	src := kernel.Source{
+		X:      e.residual,
+		N:      e.n,
+		Grad:   g.Ptr,
+		DType:  g.DType,
+		Factor: g.Factor,
+		From:   e.origin,
+		Take:   true,
+	}
 	if e.restores == keeping {
 		src.From = 0
 		src.Keep = e.origin
@@ -209,7 +232,9 @@ func (e *engine) fill(p uintptr, n int) {
 	}
 }
 
-func (e *engine) copy(dst, src uintptr, words int) { e.copyBytes(dst, src, words*base.WordSize) }
+func (e *engine) copy(dst, src uintptr, words int) {
+	e.copyBytes(dst, src, words*base.WordSize)
+}
 
 func (e *engine) copyBytes(dst, src uintptr, bytes int) {
 	if e.err == nil && bytes > 0 && dst != src {
@@ -259,7 +284,11 @@ func (e *engine) aboveOf(l kernel.Entries, threshold uintptr, dst kernel.Entries
 func (e *engine) merge(dst uintptr, dt dtype.DType, lists []kernel.Entries, scale float32, left leftover) {
 	back := kernel.Restoration{}
 	if !e.cfg.NoErrorFeedback {
-		back = kernel.Restoration{Dst: e.array(e.residual), L: left.selected, Taken: left.taken}
+		back = kernel.Restoration{
+			Dst:   e.array(e.residual),
+			L:     left.selected,
+			Taken: left.taken,
+		}
 	}
 	e.do(func() error { return e.kernels.Merge(dst, dt, e.n, lists, scale, e.ptr(numFaults), e.residual, back) })
 }
@@ -289,7 +318,9 @@ func (e *engine) fence(ctx context.Context) {
 }
 
 // add puts a call into the group that submit starts.
-func (e *engine) add(c comm.Call) { e.group = append(e.group, c) }
+func (e *engine) add(c comm.Call) {
+	e.group = append(e.group, c)
+}
 
 // submitAndArrive makes the calls that were added, at once, between what the device
 // was given before and what it is given afterwards.
@@ -328,4 +359,6 @@ func (e *engine) communicate(ctx context.Context, c comm.Call) {
 }
 
 // coded reports whether lists are encoded to travel.
-func (e *engine) coded() bool { return e.codec != kernel.CodecNone }
+func (e *engine) coded() bool {
+	return e.codec != kernel.CodecNone
+}

@@ -32,7 +32,9 @@ type treeExchange struct {
 	top              [1]kernel.Entries
 }
 
-func tree(e *engine) exchange { return &treeExchange{engine: e, mail: newMail(1)} }
+func tree(e *engine) exchange {
+	return &treeExchange{engine: e, mail: newMail(1)}
+}
 
 func (x *treeExchange) run(ctx context.Context, selected kernel.Entries) result {
 	k := selected.N

@@ -150,7 +150,9 @@ func (e *engine) leaveShared(ctx context.Context, alone bool) error {
 }
 
 // release gives buffers[from:] back; they are empty then and grow again.
-func (e *engine) release(from int) { e.check(e.buffers.Release(e.rt, from)) }
+func (e *engine) release(from int) {
+	e.check(e.buffers.Release(e.rt, from))
+}
 
 // message is memory of a list, its length in front: a word, and as many more as keep what follows
 // aligned.
@@ -169,7 +171,12 @@ func (e *engine) message(m *message, n int) kernel.Entries {
 	if m.Ptr == 0 {
 		return kernel.Entries{}
 	}
-	return kernel.Entries{Idx: base.At(m.Ptr, headerWords), Val: base.At(m.Ptr, headerWords+n), N: n, Len: m.Ptr}
+	return kernel.Entries{
+		Idx: base.At(m.Ptr, headerWords),
+		Val: base.At(m.Ptr, headerWords+n),
+		N:   n,
+		Len: m.Ptr,
+	}
 }
 
 // exactly returns l where its length is known to be n: the first n entries.
@@ -181,5 +188,9 @@ func exactly(l kernel.Entries, n int) kernel.Entries {
 
 // part returns the entries [from, to).
 func part(l kernel.Entries, from, to int) kernel.Entries {
-	return kernel.Entries{Idx: base.At(l.Idx, from), Val: base.At(l.Val, from), N: to - from}
+	return kernel.Entries{
+		Idx: base.At(l.Idx, from),
+		Val: base.At(l.Val, from),
+		N:   to - from,
+	}
 }

@@ -20,7 +20,13 @@ func (e *engine) addMomentum(g Input) Input {
 	}
 	e.check(e.kernels.Store(velocity, dtype.F32, before, e.n, float32(e.cfg.Momentum), 0))
 	e.do(func() error {
-		return e.kernels.Accumulate(kernel.Source{X: velocity, N: e.n, Grad: g.Ptr, DType: g.DType, Factor: g.Factor})
+		return e.kernels.Accumulate(kernel.Source{
+			X:      velocity,
+			N:      e.n,
+			Grad:   g.Ptr,
+			DType:  g.DType,
+			Factor: g.Factor,
+		})
 	})
 	return Input{Ptr: velocity, DType: dtype.F32}
 }

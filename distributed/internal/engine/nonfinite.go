@@ -8,12 +8,16 @@ import (
 )
 
 // judges reports whether entries that are not finite are looked for.
-func (e *engine) judges() bool { return e.cfg.NonFinite != PassNonFinite && e.n > 0 }
+func (e *engine) judges() bool {
+	return e.cfg.NonFinite != PassNonFinite && e.n > 0
+}
 
 // flagsInput reports whether a dense step tells the other ranks of a gradient whose sum with theirs may not stay
 // finite. The dense pattern judges sums alone. Where Auto has chosen it, it judges what ranks send, as all other
 // patterns do.
-func (e *engine) flagsInput() bool { return e.cfg.chosen && e.judges() }
+func (e *engine) flagsInput() bool {
+	return e.cfg.chosen && e.judges()
+}
 
 // flagInput makes a NaN of the first element of what this rank adds to a sum, if its norm is so large. The step is
 // rolled back on all ranks then.
@@ -22,9 +26,18 @@ func (e *engine) flagInput(p uintptr, dt dtype.DType) {
 		return
 	}
 	e.do(func() error { return e.kernels.SumSquares(p, dt, e.n, e.ptr(numSquares)) })
-	square := kernel.Entries{Idx: e.ptr(numSquares), Val: e.ptr(numSquares + 1), N: 1}
+	square := kernel.Entries{
+		Idx: e.ptr(numSquares),
+		Val: e.ptr(numSquares + 1),
+		N:   1,
+	}
 	e.do(func() error { return e.kernels.CountAbove(square, e.ptr(numNorm), 1, e.flags) })
-	e.copies = append(e.copies[:0], kernel.Copy{Dst: p, Src: e.ptr(numNaN), DType: dt, N: 1})
+	e.copies = append(e.copies[:0], kernel.Copy{
+		Dst:   p,
+		Src:   e.ptr(numNaN),
+		DType: dt,
+		N:     1,
+	})
 	e.do(func() error { return e.kernels.CopyIf(e.copies, e.flags, 1) })
 }
 
@@ -70,7 +83,12 @@ func (s *Reducer) judgeAlone() {
 		s.countSquares(1)
 	}
 	if flags != s.flags && s.origin != 0 {
-		s.copies = append(s.copies[:0], kernel.Copy{Dst: s.residual, Src: s.origin, DType: dtype.F32, N: s.held})
+		s.copies = append(s.copies[:0], kernel.Copy{
+			Dst:   s.residual,
+			Src:   s.origin,
+			DType: dtype.F32,
+			N:     s.held,
+		})
 		s.copyIfNonFinite()
 	}
 	s.flags = flags

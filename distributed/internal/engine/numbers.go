@@ -39,7 +39,9 @@ const (
 )
 
 // keptWords is how many numbers are kept.
-func keptWords(size int) int { return int(numBounds-numKept) + size + 1 }
+func keptWords(size int) int {
+	return int(numBounds-numKept) + size + 1
+}
 
 // numbers are the few numbers of a step that live on the device, where kernels
 // and communication write and read them, and the host's copy. Patterns that need
@@ -108,11 +110,15 @@ func (e *engine) resetNumbers() {
 }
 
 // ptr returns the address of a number.
-func (e *engine) ptr(x number) uintptr { return base.At(e.words.Ptr, int(x)) }
+func (e *engine) ptr(x number) uintptr {
+	return base.At(e.words.Ptr, int(x))
+}
 
 // read has the host wait for the device and copies all numbers. It is the one
 // place where a step waits for what it does itself.
-func (e *engine) read(ctx context.Context) { e.readSome(ctx, e.host, 0) }
+func (e *engine) read(ctx context.Context) {
+	e.readSome(ctx, e.host, 0)
+}
 
 func (e *engine) readSome(ctx context.Context, words []int32, x number) {
 	e.do(func() error { return e.order.HostAfterAll(ctx) })
@@ -214,7 +220,9 @@ func (e *engine) setInt(x number, v int32) {
 }
 
 // float reads a number as F32.
-func (e *engine) float(x number) float32 { return math.Float32frombits(uint32(e.host[x])) }
+func (e *engine) float(x number) float32 {
+	return math.Float32frombits(uint32(e.host[x]))
+}
 
 // lengthOf has the host wait for the length of a list.
 func (e *engine) lengthOf(l kernel.Entries) (int, error) {

@@ -201,7 +201,11 @@ func (x *okExchange) runAhead(ctx context.Context, selected kernel.Entries, s ok
 	if !late {
 		x.learn(x.readAnnounced(ctx), s.quota)
 	}
-	return result{lists: lists, scale: x.average, left: leftover{x.sent[last], lists[x.to(last)]}}
+	return result{
+		lists: lists,
+		scale: x.average,
+		left:  leftover{x.sent[last], lists[x.to(last)]},
+	}
 }
 
 // gather makes the result of those sums that pass the threshold, for whose lengths the host waits,

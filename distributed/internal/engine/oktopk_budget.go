@@ -6,13 +6,17 @@ import "math"
 // an entry takes.
 
 // budget is what oktopk may send per rank and step: 6k(P-1)/P elements.
-func budget(k, size int) int { return 6 * k * (size - 1) / size }
+func budget(k, size int) int {
+	return 6 * k * (size - 1) / size
+}
 
 // unit is how many elements a word is, 1 where an entry is two words.
 type unit float64
 
 // elements returns how many elements words are.
-func (u unit) elements(words int) int { return int(math.Ceil(float64(u) * float64(words))) }
+func (u unit) elements(words int) int {
+	return int(math.Ceil(float64(u) * float64(words)))
+}
 
 // overhead is how many elements a rank sends in a step beside entries.
 func (u unit) overhead(size int, rebalance, estimate bool) int {
@@ -55,7 +59,12 @@ func newLimits(k, size, overhead int) limits {
 	s := b / 6
 	// For one other rank there is room for all that may be sent, for several 1.4 times as
 	// much as if all messages were equally long.
-	return limits{outgoing: s, message: min(s, 7*s/(5*max(size-1, 1))), global: min(k, (b-2*s)/2), allgather: b - 2*s}
+	return limits{
+		outgoing:  s,
+		message:   min(s, 7*s/(5*max(size-1, 1))),
+		global:    min(k, (b-2*s)/2),
+		allgather: b - 2*s,
+	}
 }
 
 // spend returns what is left if so many elements are sent for something else. (At

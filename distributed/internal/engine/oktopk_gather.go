@@ -268,7 +268,11 @@ func (x *okExchange) spread(ctx context.Context, local kernel.Entries, limit lim
 	}
 	n := myTo - myFrom
 	x.allocate(&x.spreadTo, 2*n*base.WordSize)
-	share := kernel.Entries{Idx: x.spreadTo.Ptr, Val: base.At(x.spreadTo.Ptr, n), N: n}
+	share := kernel.Entries{
+		Idx: x.spreadTo.Ptr,
+		Val: base.At(x.spreadTo.Ptr, n),
+		N:   n,
+	}
 	x.add(comm.AllToAllVCall(local.Idx, x.sendCounts, x.sendDispls, share.Idx, x.recvCounts, x.recvDispls, dtype.I32))
 	x.add(comm.AllToAllVCall(local.Val, x.sendCounts, x.sendDispls, share.Val, x.recvCounts, x.recvDispls, dtype.F32))
 	x.engine.submitAndArrive(ctx)

@@ -203,7 +203,12 @@ func (x *okExchange) sendRounds(ctx context.Context, selected, outgoing kernel.E
 	x.pieces = x.pieces[:0]
 	for t := 1; t < x.size; t++ {
 		to := x.positions + number(x.to(t))
-		x.pieces = append(x.pieces, kernel.Piece{From: outgoing, Start: x.ptr(to), End: x.ptr(to + 1), To: x.sent[t]})
+		x.pieces = append(x.pieces, kernel.Piece{
+			From:  outgoing,
+			Start: x.ptr(to),
+			End:   x.ptr(to + 1),
+			To:    x.sent[t],
+		})
 	}
 	x.copyPieces(x.pieces)
 	for _, l := range x.sent[1:] {

@@ -53,4 +53,6 @@ func (x *okExchange) adapt(passed int) {
 }
 
 // far reports whether a threshold that so many sums passed is no good.
-func (x *okExchange) far(passed int) bool { return passed > 2*x.k || 4*passed < x.k }
+func (x *okExchange) far(passed int) bool {
+	return passed > 2*x.k || 4*passed < x.k
+}

@@ -38,7 +38,12 @@ func newPartitionReducer(e *engine) *partitionReducer {
 	}
 	bounds[e.size] = int32(e.n)
 	e.set(numBounds, bounds...)
-	return &partitionReducer{engine: e, sources: make([]kernel.Entries, e.size), in: newMail(e.size), out: newMail(e.size)}
+	return &partitionReducer{
+		engine:  e,
+		sources: make([]kernel.Entries, e.size),
+		in:      newMail(e.size),
+		out:     newMail(e.size),
+	}
 }
 
 // partition returns the start and the length of a rank's partition, as read last.
@@ -135,8 +140,12 @@ func (s *partitionReducer) hold(b *base.Buffer, m *mail) uintptr {
 }
 
 // from and to are the peers of a round.
-func (s *partitionReducer) from(round int) int { return (s.rank - round + s.size) % s.size }
-func (s *partitionReducer) to(round int) int   { return (s.rank + round) % s.size }
+func (s *partitionReducer) from(round int) int {
+	return (s.rank - round + s.size) % s.size
+}
+func (s *partitionReducer) to(round int) int {
+	return (s.rank + round) % s.size
+}
 
 // collectPartitions is g.collect of lists of which each is in a rank's partition.
 func (s *partitionReducer) collectPartitions(ctx context.Context, g *allgather, local kernel.Entries) kernel.Entries {
@@ -162,12 +171,18 @@ func partitions(e *engine) exchange {
 // less. An entry is two words, so a result with more than n/2 entries goes as
 // n values.
 func partitionsOrDense(e *engine) exchange {
-	return &partitionExchange{partitionReducer: newPartitionReducer(e), allgather: newAllgather(e), orDense: true}
+	return &partitionExchange{
+		partitionReducer: newPartitionReducer(e),
+		allgather:        newAllgather(e),
+		orDense:          true,
+	}
 }
 
 // fills reports whether so many sums take more than all numbers do. Where they are coded, indices
 // take less than a number that is zero.
-func (x *partitionExchange) fills(total int) bool { return x.orDense && !x.coded() && 2*total > x.n }
+func (x *partitionExchange) fills(total int) bool {
+	return x.orDense && !x.coded() && 2*total > x.n
+}
 
 func (x *partitionExchange) run(ctx context.Context, selected kernel.Entries) result {
 	x.locate(selected)

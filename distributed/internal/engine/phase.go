@@ -20,7 +20,9 @@ const (
 )
 
 // open reports whether a step can be rolled back.
-func (p phase) open() bool { return begun <= p && p <= judged }
+func (p phase) open() bool {
+	return begun <= p && p <= judged
+}
 
 // restoration is where the residual before a step is.
 type restoration uint8

@@ -65,7 +65,12 @@ func (x *quantized) run(ctx context.Context, _ kernel.Entries) result {
 		switch {
 		case x.err != nil || n == 0:
 		case r == x.rank:
-			x.check(x.kernels.Accumulate(kernel.Source{X: x.sums.Ptr, N: n, Grad: base.At(x.residual, start), DType: dtype.F32}))
+			x.check(x.kernels.Accumulate(kernel.Source{
+				X:     x.sums.Ptr,
+				N:     n,
+				Grad:  base.At(x.residual, start),
+				DType: dtype.F32,
+			}))
 		default:
 			x.check(x.kernels.Dequantize(x.sums.Ptr, x.codec, base.At(in, r*words), n, true))
 		}

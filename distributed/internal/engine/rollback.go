@@ -72,15 +72,34 @@ func (e *engine) rollBack() {
 func (e *engine) rollBackIfNonFinite(g Input) {
 	e.copies = e.copies[:0]
 	if e.restores != nothingSaved {
-		numbers := kernel.Copy{Dst: e.ptr(numKept), Src: e.before.Ptr, DType: dtype.F32, N: keptWords(e.size)}
+		numbers := kernel.Copy{
+			Dst:   e.ptr(numKept),
+			Src:   e.before.Ptr,
+			DType: dtype.F32,
+			N:     keptWords(e.size),
+		}
 		e.copies = append(e.copies, numbers)
 		if e.origin != 0 {
-			e.copies = append(e.copies, kernel.Copy{Dst: e.residual, Src: e.origin, DType: dtype.F32, N: e.held})
+			e.copies = append(e.copies, kernel.Copy{
+				Dst:   e.residual,
+				Src:   e.origin,
+				DType: dtype.F32,
+				N:     e.held,
+			})
 		}
 	}
-	e.copies = append(e.copies, kernel.Copy{Dst: g.Ptr, DType: g.DType, N: e.n})
+	e.copies = append(e.copies, kernel.Copy{
+		Dst:   g.Ptr,
+		DType: g.DType,
+		N:     e.n,
+	})
 	if e.past.pending { // numTiny is a word that is not 0
-		e.copies = append(e.copies, kernel.Copy{Dst: e.ptr(e.skippedLast), Src: e.ptr(numTiny), DType: dtype.F32, N: 1})
+		e.copies = append(e.copies, kernel.Copy{
+			Dst:   e.ptr(e.skippedLast),
+			Src:   e.ptr(numTiny),
+			DType: dtype.F32,
+			N:     1,
+		})
 	}
 	e.copyIfNonFinite()
 }

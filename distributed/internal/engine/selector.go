@@ -29,7 +29,9 @@ func (s exact) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries 
 // travel.
 type nonzero struct{ exact }
 
-func nonzeroSelector(e *engine) selector { return nonzero{exact{e}} }
+func nonzeroSelector(e *engine) selector {
+	return nonzero{exact{e}}
+}
 
 func (s nonzero) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries {
 	s.topK(s.source(g), k, dst, s.ptr(numState))
@@ -83,7 +85,9 @@ func (s nothing) selectEntries(g Input, _ int, dst kernel.Entries) kernel.Entrie
 // roomFor is the capacity of selectors that meet k only about: if more
 // entries than that pass a threshold, the threshold is no good. It is 3k/2, as lists
 // travel padded to it where the host does not wait for their lengths.
-func (e *engine) roomFor(k int) int { return min(k+(k+1)/2, e.n) }
+func (e *engine) roomFor(k int) int {
+	return min(k+(k+1)/2, e.n)
+}
 
 // near selects by a threshold, if about k entries pass it, and otherwise exactly.
 func (e *engine) near(src kernel.Source, k int, o kernel.Acceptance, dst kernel.Entries) {
@@ -104,7 +108,9 @@ func reusedSelector(e *engine) selector {
 	return reused{e}
 }
 
-func (s reused) capacity(k int) int { return s.roomFor(k) }
+func (s reused) capacity(k int) int {
+	return s.roomFor(k)
+}
 
 func (s reused) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries {
 	s.near(s.source(g), k, kernel.Acceptance{
@@ -169,7 +175,9 @@ var ladders = sync.OnceValue(func() [][]float32 {
 	return all
 })
 
-func (s gaussian) capacity(k int) int { return s.roomFor(k) }
+func (s gaussian) capacity(k int) int {
+	return s.roomFor(k)
+}
 
 func (s gaussian) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries {
 	// t such that a share k/n of a normal distribution with the tensor's mean and
@@ -222,7 +230,12 @@ func (s *custom) tell(dst kernel.Entries) {
 	s.do(func() error {
 		return s.kernels.CountAbove(kernel.Entries{Val: s.residual, N: s.n}, s.ptr(numLimit), 1, count)
 	})
-	s.copies = append(s.copies[:0], kernel.Copy{Dst: dst.Val, Src: value, DType: dtype.F32, N: 1})
+	s.copies = append(s.copies[:0], kernel.Copy{
+		Dst:   dst.Val,
+		Src:   value,
+		DType: dtype.F32,
+		N:     1,
+	})
 	s.do(func() error { return s.kernels.CopyIf(s.copies, count, 1) })
 }
 

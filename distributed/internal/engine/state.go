@@ -16,7 +16,11 @@ import (
 )
 
 // kind is that of a Reducer's states.
-var kind = state.Kind{Name: "tutti-sparse", Version: 6, Owner: "a Reducer"}
+var kind = state.Kind{
+	Name:    "tutti-sparse",
+	Version: 6,
+	Owner:   "a Reducer",
+}
 
 // headerBytes is more than what the fields of a state take beside numbers and residual.
 const headerBytes = 128
@@ -43,10 +47,14 @@ func (c Settings) fingerprint(n int) uint64 {
 }
 
 // State returns what a [Reducer] with the same configuration needs to go on from here, bit for bit.
-func (s *Reducer) State(ctx context.Context) ([]byte, error) { return s.state(ctx, false) }
+func (s *Reducer) State(ctx context.Context) ([]byte, error) {
+	return s.state(ctx, false)
+}
 
 // SharedState returns the part of [Reducer.State] that ranks have alike.
-func (s *Reducer) SharedState(ctx context.Context) ([]byte, error) { return s.state(ctx, true) }
+func (s *Reducer) SharedState(ctx context.Context) ([]byte, error) {
+	return s.state(ctx, true)
+}
 
 func (s *Reducer) state(ctx context.Context, shared bool) ([]byte, error) {
 	const op = "state"

@@ -57,7 +57,9 @@ func (s *Reducer) end(ctx context.Context) error {
 }
 
 // Drain waits for communication that a step which failed has left in flight, until ctx is done.
-func (s *Reducer) Drain(ctx context.Context) error { return s.order.Drain(ctx) }
+func (s *Reducer) Drain(ctx context.Context) error {
+	return s.order.Drain(ctx)
+}
 
 // Select begins a step: it adds the gradient to the residual and selects the entries to send.
 // A dense step also reads the gradient afterwards, unless it is lent. Select communicates
@@ -70,7 +72,11 @@ func (s *Reducer) Select(ctx context.Context, g Input) error {
 	}
 	started := time.Now()
 	sent := s.meter.Totals()
-	s.step = step{phase: begun, last: s.stats, stats: Stats{Step: s.steps, Elements: s.n}}
+	s.step = step{
+		phase: begun,
+		last:  s.stats,
+		stats: Stats{Step: s.steps, Elements: s.n},
+	}
 	if ctx.Err() != nil {
 		s.check(comm.ContextError(ctx))
 	} else {
@@ -140,7 +146,9 @@ func (s *Reducer) addSent(before metered.Traffic) {
 
 // BeforeCommit has f called in each AllReduce when this rank has the result, and before anything is written that cannot
 // be rolled back. nil ends that.
-func (s *Reducer) BeforeCommit(f func(ctx context.Context) error) { s.confirm = f }
+func (s *Reducer) BeforeCommit(f func(ctx context.Context) error) {
+	s.confirm = f
+}
 
 // passed tells the observer of a step of AllReduce that the work of a stage has been submitted.
 func (s *Reducer) passed(stage stages.Stage) {
@@ -210,7 +218,11 @@ func (s *Reducer) RollBack() error {
 	if s.chose {
 		s.become(Auto, nil)
 	}
-	s.step = step{phase: rolledBack, stats: s.last, counted: true}
+	s.step = step{
+		phase:   rolledBack,
+		stats:   s.last,
+		counted: true,
+	}
 	return s.err
 }
 

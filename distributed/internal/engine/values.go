@@ -30,4 +30,6 @@ var codecs = map[string]kernel.Codec{
 }
 
 // Values returns the names of what values travel as, from the most bytes to the least.
-func Values() []string { return []string{F32, Lossless, BF16, F16, FP8, I8, I4, I2, Bit} }
+func Values() []string {
+	return []string{F32, Lossless, BF16, F16, FP8, I8, I4, I2, Bit}
+}

@@ -33,7 +33,9 @@ func unitOf(codec kernel.Codec, k, n, size int) unit {
 	return unit(2 * base.WordSize * float64(share) / float64(codec.Bound(share, n)))
 }
 
-func (e *engine) unit() unit { return unitOf(e.codec, e.k, e.n, e.size) }
+func (e *engine) unit() unit {
+	return unitOf(e.codec, e.k, e.n, e.size)
+}
 
 // messageWords is the length of the message of n entries with indices in a range of span, slotWords that
 // of a slot for n entries with any indices.
@@ -47,7 +49,9 @@ func (e *engine) messageWords(n, span int) int {
 	return 2 * n
 }
 
-func (e *engine) slotWords(n int) int { return headerWords + e.messageWords(n, e.n) }
+func (e *engine) slotWords(n int) int {
+	return headerWords + e.messageWords(n, e.n)
+}
 
 // pack makes the message of a list with indices in a range of span at p, unless the list is there.
 func (e *engine) pack(p uintptr, l kernel.Entries, span int) {
@@ -98,7 +102,9 @@ func (e *engine) encoded(p uintptr, n, span int) kernel.Message {
 }
 
 // packSlot and unpackSlot are pack and unpack of a list in a slot, which has room for more than the list.
-func (e *engine) packSlot(l kernel.Entries) { e.pack(base.At(l.Len, headerWords), l, e.n) }
+func (e *engine) packSlot(l kernel.Entries) {
+	e.pack(base.At(l.Len, headerWords), l, e.n)
+}
 func (e *engine) unpackSlot(l kernel.Entries) {
 	if p := base.At(l.Len, headerWords); e.coded() {
 		e.decode(l, p, e.n)
@@ -119,7 +125,12 @@ type mail struct {
 
 func newMail(n int) mail {
 	ints := func() []int { return make([]int, n) }
-	return mail{rooms: ints(), places: ints(), sizes: ints(), from: ints()}
+	return mail{
+		rooms:  ints(),
+		places: ints(),
+		sizes:  ints(),
+		from:   ints(),
+	}
 }
 
 // trims reports whether a message with room for so many words travels in two parts: its head, and what follows
@@ -199,7 +210,11 @@ func (e *engine) listAt(p uintptr, n int, memory uintptr) kernel.Entries {
 	if e.coded() {
 		p = memory
 	}
-	return kernel.Entries{Idx: p, Val: base.At(p, n), N: n}
+	return kernel.Entries{
+		Idx: p,
+		Val: base.At(p, n),
+		N:   n,
+	}
 }
 
 // placeSlots makes lists those of slots of n entries, one behind the other from p on.

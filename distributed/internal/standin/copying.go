@@ -75,7 +75,9 @@ func (n *lateCopy) Read(ctx context.Context) ([]byte, error) {
 	return n.data, ctx.Err()
 }
 
-func (n *lateCopy) Close() error { return n.copying.stumbling.due("close") }
+func (n *lateCopy) Close() error {
+	return n.copying.stumbling.due("close")
+}
 
 // Stumbling are kernels of which a call fails, or one of the runtime.
 type Stumbling struct {

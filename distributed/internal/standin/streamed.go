@@ -70,7 +70,9 @@ type StreamedComm struct {
 }
 
 // NewStreamedComm returns c with a stream.
-func NewStreamedComm(c comm.Communicator, s *Streamed) StreamedComm { return StreamedComm{c, s} }
+func NewStreamedComm(c comm.Communicator, s *Streamed) StreamedComm {
+	return StreamedComm{c, s}
+}
 
 // CheckDevice implements [backend.MemoryChecker].
 func (c StreamedComm) CheckDevice(d runtime.Device) error {

@@ -18,7 +18,9 @@ func (onStream) ComputeStream() uintptr { return ComputeStream }
 // forking is one with side streams.
 type forking struct{ onStream }
 
-func (b forking) ForkStream() (runtime.Runtime, error) { return sideStream{onStream{cpu.New()}}, nil }
+func (b forking) ForkStream() (runtime.Runtime, error) {
+	return sideStream{onStream{cpu.New()}}, nil
+}
 
 type sideStream struct{ onStream }
 
@@ -28,13 +30,19 @@ func (sideStream) ComputeStream() uintptr { return ComputeStream + 2 }
 func NewOnStream(rt *cpu.Runtime) onStream { return onStream{rt} }
 
 // NewForking returns rt with a compute stream and side streams.
-func NewForking(rt *cpu.Runtime) forking { return forking{onStream{rt}} }
+func NewForking(rt *cpu.Runtime) forking {
+	return forking{onStream{rt}}
+}
 
 // NewOrdered returns c with a stream.
-func NewOrdered(ctx context.Context, c comm.Communicator) Ordered { return Ordered{c, ctx} }
+func NewOrdered(ctx context.Context, c comm.Communicator) Ordered {
+	return Ordered{c, ctx}
+}
 
 // NewByEvents returns c with a stream and events.
-func NewByEvents(ctx context.Context, c comm.Communicator) ByEvents { return ByEvents{Ordered{c, ctx}} }
+func NewByEvents(ctx context.Context, c comm.Communicator) ByEvents {
+	return ByEvents{Ordered{c, ctx}}
+}
 
 // Ordered is a communicator with a stream: what comes after it waits for it.
 type Ordered struct {
@@ -58,7 +66,9 @@ func (Ordered) CommStream() uintptr { return ComputeStream + 1 }
 func (Ordered) CommAfter(uintptr) error { return nil }
 
 // AfterComm implements [comm.StreamOrder].
-func (o Ordered) AfterComm(uintptr) error { return o.Communicator.Sync(o.ctx) }
+func (o Ordered) AfterComm(uintptr) error {
+	return o.Communicator.Sync(o.ctx)
+}
 
 // ByEvents is one that knows of events, which are all past when they are recorded.
 type ByEvents struct{ Ordered }
@@ -70,7 +80,9 @@ func (b ByEvents) Split(ctx context.Context, color, key int) (comm.Communicator,
 }
 
 // CreateEvent implements [comm.StreamSyncOps].
-func (ByEvents) CreateEvent() (uintptr, error) { return 7, nil }
+func (ByEvents) CreateEvent() (uintptr, error) {
+	return 7, nil
+}
 
 // DestroyEvent implements [comm.StreamSyncOps].
 func (ByEvents) DestroyEvent(uintptr) error { return nil }
@@ -88,7 +100,9 @@ func (ByEvents) CommStreamWaitEvent(uintptr) error { return nil }
 func (ByEvents) StreamWaitEvent(_, _ uintptr) error { return nil }
 
 // SyncCommStream implements [comm.StreamSyncOps].
-func (b ByEvents) SyncCommStream() error { return b.Sync(b.ctx) }
+func (b ByEvents) SyncCommStream() error {
+	return b.Sync(b.ctx)
+}
 
 // Waits counts what makes the host wait for the device, and what was sized by numbers
 // that it had waited for.
@@ -111,4 +125,6 @@ func (r waitedFor) CopyIn(dst uintptr, src []byte) error {
 }
 
 // NewWaitedFor returns rt with a stream, and counts its waits.
-func NewWaitedFor(rt *cpu.Runtime, w *Waits) waitedFor { return waitedFor{onStream{rt}, w} }
+func NewWaitedFor(rt *cpu.Runtime, w *Waits) waitedFor {
+	return waitedFor{onStream{rt}, w}
+}

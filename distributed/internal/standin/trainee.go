@@ -66,7 +66,9 @@ func NewTrainee(rt runtime.Runtime, c comm.Communicator, cfg engine.Config, n in
 }
 
 // Load writes the gradient of a step to the tensor.
-func (u *Trainee) Load(step int) error { return runtime.CopyIn(u.T, u.Gradient(step)) }
+func (u *Trainee) Load(step int) error {
+	return runtime.CopyIn(u.T, u.Gradient(step))
+}
 
 // Step loads the gradient of a step and averages it.
 func (u *Trainee) Step(ctx context.Context, step int) error {
@@ -86,4 +88,6 @@ func (u *Trainee) State() []uint32 {
 }
 
 // Close frees the reducer and the tensor.
-func (u *Trainee) Close() error { return errors.Join(u.S.Close(), u.T.Free()) }
+func (u *Trainee) Close() error {
+	return errors.Join(u.S.Close(), u.T.Free())
+}

@@ -39,16 +39,24 @@ func NewEncoder(k Kind, room int) *Encoder {
 }
 
 // Uint8 appends a number.
-func (e *Encoder) Uint8(x uint8) { e.state = append(e.state, x) }
+func (e *Encoder) Uint8(x uint8) {
+	e.state = append(e.state, x)
+}
 
 // Uint32 appends a number.
-func (e *Encoder) Uint32(x uint32) { e.state = binary.LittleEndian.AppendUint32(e.state, x) }
+func (e *Encoder) Uint32(x uint32) {
+	e.state = binary.LittleEndian.AppendUint32(e.state, x)
+}
 
 // Uint64 appends a number.
-func (e *Encoder) Uint64(x uint64) { e.state = binary.LittleEndian.AppendUint64(e.state, x) }
+func (e *Encoder) Uint64(x uint64) {
+	e.state = binary.LittleEndian.AppendUint64(e.state, x)
+}
 
 // Int appends a number that is not negative.
-func (e *Encoder) Int(x int) { e.Uint64(uint64(x)) }
+func (e *Encoder) Int(x int) {
+	e.Uint64(uint64(x))
+}
 
 // Bool appends a truth value.
 func (e *Encoder) Bool(x bool) {
@@ -60,10 +68,14 @@ func (e *Encoder) Bool(x bool) {
 }
 
 // Float32 appends the bits of a number.
-func (e *Encoder) Float32(x float32) { e.Uint32(math.Float32bits(x)) }
+func (e *Encoder) Float32(x float32) {
+	e.Uint32(math.Float32bits(x))
+}
 
 // Float64 appends the bits of a number.
-func (e *Encoder) Float64(x float64) { e.Uint64(math.Float64bits(x)) }
+func (e *Encoder) Float64(x float64) {
+	e.Uint64(math.Float64bits(x))
+}
 
 // Bytes appends a length and these bytes.
 func (e *Encoder) Bytes(x []byte) {
@@ -168,16 +180,24 @@ func (d *Decoder) Bool() bool {
 }
 
 // Float32 reads the bits of a number.
-func (d *Decoder) Float32() float32 { return math.Float32frombits(d.Uint32()) }
+func (d *Decoder) Float32() float32 {
+	return math.Float32frombits(d.Uint32())
+}
 
 // Float64 reads the bits of a number.
-func (d *Decoder) Float64() float64 { return math.Float64frombits(d.Uint64()) }
+func (d *Decoder) Float64() float64 {
+	return math.Float64frombits(d.Uint64())
+}
 
 // Bytes reads what [Encoder.Bytes] or [Encoder.Extend] appended: a part of the state, not to be written.
-func (d *Decoder) Bytes() []byte { return d.take(d.Int(len(d.fields))) }
+func (d *Decoder) Bytes() []byte {
+	return d.take(d.Int(len(d.fields)))
+}
 
 // Len returns how many bytes are not read.
-func (d *Decoder) Len() int { return len(d.fields) }
+func (d *Decoder) Len() int {
+	return len(d.fields)
+}
 
 // Fail makes err the error, unless there was one.
 func (d *Decoder) Fail(err error) {

@@ -17,7 +17,9 @@ import (
 const Seed = 20240613
 
 // NewRand returns the same random numbers every time.
-func NewRand() *rand.Rand { return rand.New(rand.NewPCG(Seed, Seed)) }
+func NewRand() *rand.Rand {
+	return rand.New(rand.NewPCG(Seed, Seed))
+}
 
 // Special returns bit patterns that arithmetic treats apart.
 func Special(k dtype.DType) []uint64 {
@@ -70,11 +72,17 @@ func NewGuarded(bytes, shift int) Guarded {
 		memory[i] = guardByte
 	}
 	start := guardLen + int(-hostmem.Addr(memory[guardLen:])%64) + shift
-	return Guarded{memory: memory, Bytes: memory[start : start+bytes : start+bytes], start: start}
+	return Guarded{
+		memory: memory,
+		Bytes:  memory[start : start+bytes : start+bytes],
+		start:  start,
+	}
 }
 
 // Addr is the address of the elements.
-func (g Guarded) Addr() uintptr { return hostmem.Addr(g.memory) + uintptr(g.start) }
+func (g Guarded) Addr() uintptr {
+	return hostmem.Addr(g.memory) + uintptr(g.start)
+}
 
 // RequireIntact fails the test if anything outside of the elements was written.
 func (g Guarded) RequireIntact(t *testing.T, msg ...any) {

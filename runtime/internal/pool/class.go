@@ -108,7 +108,9 @@ func (c *class) add(m Mapping) *region {
 	return r
 }
 
-func (c *class) regions() iter.Seq[*region] { return slices.Values(c.slabs) }
+func (c *class) regions() iter.Seq[*region] {
+	return slices.Values(c.slabs)
+}
 
 func (c *class) forgetGone() {
 	c.slabs = slices.DeleteFunc(c.slabs, (*region).isGone)

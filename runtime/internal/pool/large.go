@@ -65,7 +65,9 @@ func (l *large) give(r *region, ptr uintptr, reuse bool) error {
 	return nil
 }
 
-func (l *large) regions() iter.Seq[*region] { return maps.Keys(l.blocks) }
+func (l *large) regions() iter.Seq[*region] {
+	return maps.Keys(l.blocks)
+}
 
 func (l *large) forgetGone() {
 	maps.DeleteFunc(l.blocks, func(r *region, _ struct{}) bool { return r.gone })

@@ -85,7 +85,11 @@ type Pool struct {
 // needs some.
 func New(c Config) *Pool {
 	c.Colors = max(c.Colors, 1)
-	p := &Pool{config: c, largestClass: c.SlabBytes / 8, colorRoom: (c.Colors - 1) * colorStep}
+	p := &Pool{
+		config:       c,
+		largestClass: c.SlabBytes / 8,
+		colorRoom:    (c.Colors - 1) * colorStep,
+	}
 	p.large.blocks = make(map[*region]struct{})
 	last, _ := roundSize(p.largestClass)
 	p.classes = make([]class, last+1)
@@ -255,16 +259,22 @@ func (p *Pool) exchangeable(op string) error {
 }
 
 // register makes the addresses of a region known.
-func (p *Pool) register(r *region) { p.index.set(r.Addr, r.indexed(), r) }
+func (p *Pool) register(r *region) {
+	p.index.set(r.Addr, r.indexed(), r)
+}
 
 // Deallocate takes a block back.
-func (p *Pool) Deallocate(ptr uintptr) error { return p.takeBack("deallocate", ptr, true) }
+func (p *Pool) Deallocate(ptr uintptr) error {
+	return p.takeBack("deallocate", ptr, true)
+}
 
 // Release takes a block of AllocateMapping back as Deallocate does, but returns
 // its memory to the system and never hands it out again: for memory that others
 // still have access to. Where that cannot be done now, because the pool is
 // frozen or work does not end, the next flush, Trim or Close does it.
-func (p *Pool) Release(ptr uintptr) error { return p.takeBack("release", ptr, false) }
+func (p *Pool) Release(ptr uintptr) error {
+	return p.takeBack("release", ptr, false)
+}
 
 func (p *Pool) takeBack(op string, ptr uintptr, reuse bool) error {
 	var err error
@@ -421,7 +431,9 @@ func (p *Pool) owners() iter.Seq[owner] {
 }
 
 // Trim returns what is not handed out to the system, and how much that was.
-func (p *Pool) Trim() (int64, error) { return p.flush("trim") }
+func (p *Pool) Trim() (int64, error) {
+	return p.flush("trim")
+}
 
 // Freeze stops the pool from exchanging memory with the system. What is under
 // way is over when it returns.
@@ -439,7 +451,9 @@ func (p *Pool) Unfreeze() {
 }
 
 // Frozen reports whether the pool exchanges no memory with the system.
-func (p *Pool) Frozen() bool { return p.frozen.Load() > 0 }
+func (p *Pool) Frozen() bool {
+	return p.frozen.Load() > 0
+}
 
 // Close returns everything to the system, which is not asked for anything
 // afterwards; the caller has seen to it that nothing uses the memory. What is
@@ -460,7 +474,9 @@ func (p *Pool) Close() error {
 }
 
 // Closed reports whether Close was called.
-func (p *Pool) Closed() bool { return p.closed.Load() }
+func (p *Pool) Closed() bool {
+	return p.closed.Load()
+}
 
 // Stats returns the counters.
 func (p *Pool) Stats() runtime.Stats {

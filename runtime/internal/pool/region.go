@@ -42,9 +42,13 @@ func newRegion(m Mapping, offset, block int, owner *class) *region {
 	}
 }
 
-func (r *region) isGone() bool   { return r.gone }
-func (r *region) full() bool     { return r.carved == r.blocks && len(r.free) == 0 }
-func (r *region) liveCount() int { return r.carved - len(r.free) }
+func (r *region) isGone() bool { return r.gone }
+func (r *region) full() bool {
+	return r.carved == r.blocks && len(r.free) == 0
+}
+func (r *region) liveCount() int {
+	return r.carved - len(r.free)
+}
 
 // indexed is how many bytes of the mapping the index knows: all of a slab, but
 // only the first granule of a large block, because every other address in it
@@ -73,7 +77,8 @@ func (r *region) take() uintptr {
 // give takes a block back, if ptr is one that is handed out.
 func (r *region) give(ptr uintptr) error {
 	offset := ptr - r.start // huge if ptr lies before
-	i, inside := offset/uintptr(r.block), offset%uintptr(r.block)
+	i := offset / uintptr(r.block)
+	inside := offset % uintptr(r.block)
 	switch {
 	case r.gone || i >= uintptr(r.carved):
 		return errForeign(ptr)

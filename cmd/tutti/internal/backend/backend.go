@@ -96,7 +96,9 @@ type OptionError struct {
 }
 
 // Error returns "backend: reason".
-func (e *OptionError) Error() string { return e.Backend + ": " + e.Reason }
+func (e *OptionError) Error() string {
+	return e.Backend + ": " + e.Reason
+}
 
 // Unsupported turns an error that wraps [comm.ErrUnsupported] into an
 // [OptionError] without the rank, which is the same on all ranks. Others are

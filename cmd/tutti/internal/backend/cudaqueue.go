@@ -127,7 +127,9 @@ type cudaGraph struct {
 }
 
 // Launch implements [Graph].
-func (g cudaGraph) Launch() error { return g.Graph.Launch(g.stream) }
+func (g cudaGraph) Launch() error {
+	return g.Graph.Launch(g.stream)
+}
 
 // free frees the events.
 func (c *cudaQueue) free() error {

@@ -17,7 +17,9 @@ var noopBackend = Backend{
 	Run:     runNoop,
 }
 
-func probeNoop(context.Context) (string, error) { return "always one rank", nil }
+func probeNoop(context.Context) (string, error) {
+	return "always one rank", nil
+}
 
 func runNoop(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {
 	if opts.Ranks > 1 {

@@ -40,7 +40,9 @@ type Rank struct {
 type overdue struct{ limit time.Duration }
 
 // Error names the flag that sets the limit.
-func (o overdue) Error() string { return fmt.Sprintf("--timeout %v", o.limit) }
+func (o overdue) Error() string {
+	return fmt.Sprintf("--timeout %v", o.limit)
+}
 
 // Unwrap makes it a [context.DeadlineExceeded].
 func (overdue) Unwrap() error { return context.DeadlineExceeded }

@@ -90,7 +90,9 @@ func Hosts(backend string, hosts int) func(context.Context, comm.Communicator) (
 }
 
 // Sparse is what reduces, if there are no hosts.
-func (r *Reducer) Sparse() (*sparse.Reducer, bool) { return r.Reducer, r.host == nil }
+func (r *Reducer) Sparse() (*sparse.Reducer, bool) {
+	return r.Reducer, r.host == nil
+}
 
 // AllReduce replaces t by the average over all ranks, as the pattern has it.
 func (r *Reducer) AllReduce(ctx context.Context, t *runtime.Tensor) error {
@@ -109,7 +111,9 @@ func (r *Reducer) Within() (sent int64, took time.Duration) {
 }
 
 // Sync waits for the communication of the last step.
-func (r *Reducer) Sync(ctx context.Context) error { return r.last.Sync(ctx) }
+func (r *Reducer) Sync(ctx context.Context) error {
+	return r.last.Sync(ctx)
+}
 
 // Pending returns what this rank's residual holds for each of n elements: the sum
 // over the ranks is what has not been in a result yet. It is zero for a pattern

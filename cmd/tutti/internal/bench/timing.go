@@ -21,7 +21,9 @@ type Repeats struct {
 }
 
 // DefaultRepeats are those of `tutti bench` without flags.
-func DefaultRepeats() Repeats { return Repeats{Warmup: 5, Rounds: 7} }
+func DefaultRepeats() Repeats {
+	return Repeats{Warmup: 5, Rounds: 7}
+}
 
 // roundTime is how long a round takes when Repeats.Iterations is 0.
 const roundTime = 20 * time.Millisecond

@@ -84,7 +84,9 @@ func clusterFlags(flags *pflag.FlagSet, cfg *cluster.Config, mpi *string) {
 	flags.Var(library, "mpi", strings.Join(cluster.MPIs(), " or ")+"; the first that is there unless set")
 }
 
-func formatPercent(v float64) string { return fmt.Sprint(v, "%") }
+func formatPercent(v float64) string {
+	return fmt.Sprint(v, "%")
+}
 
 func parsePercent(text string) (float64, error) {
 	v, err := strconv.ParseFloat(strings.TrimSuffix(text, "%"), 64)

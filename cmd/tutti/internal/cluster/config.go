@@ -78,7 +78,9 @@ func (c Config) Network() string {
 }
 
 // forwards reports whether a forwarder carries what hosts send.
-func (c Config) forwards() bool { return c.Delay > 0 || c.Loss > 0 }
+func (c Config) forwards() bool {
+	return c.Delay > 0 || c.Loss > 0
+}
 
 // Rate is a number of bits per second.
 type Rate uint64
@@ -125,7 +127,9 @@ func (r Rate) String() string {
 // burst is how many bytes a link that was idle passes at once: what it carries
 // in an eighth of a millisecond, which is little beside what MPI needs for a
 // message, but room for a few packets of Ethernet.
-func (r Rate) burst() int { return max(8192, int(r/8/8000)) }
+func (r Rate) burst() int {
+	return max(8192, int(r/8/8000))
+}
 
 // segment is the size of the pieces in which the kernel hands data to a link.
 // They have to fit the burst, with the headers of their packets.

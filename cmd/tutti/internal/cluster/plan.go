@@ -19,9 +19,13 @@ const (
 // link without limits.
 const head = "head"
 
-func host(i int) string    { return fmt.Sprintf("host%d", i) }
-func cable(i int) string   { return fmt.Sprintf("cable%d", i) } // the host's end, before it is there
-func address(i int) string { return fmt.Sprintf("10.77.0.%d", i+1) }
+func host(i int) string {
+	return fmt.Sprintf("host%d", i)
+}
+func cable(i int) string { return fmt.Sprintf("cable%d", i) } // the host's end, before it is there
+func address(i int) string {
+	return fmt.Sprintf("10.77.0.%d", i+1)
+}
 
 const congestion = "/proc/sys/net/ipv4/tcp_congestion_control"
 

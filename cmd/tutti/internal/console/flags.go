@@ -41,7 +41,9 @@ func (f Value[T]) String() string {
 }
 
 // Type implements [pflag.Value].
-func (f Value[T]) Type() string { return f.Kind }
+func (f Value[T]) Type() string {
+	return f.Kind
+}
 
 // restricted is a flag that takes some values of its type only.
 type restricted struct {

@@ -8,7 +8,9 @@ import "fmt"
 type UsageError struct{ Err error }
 
 // Error implements error.
-func (e UsageError) Error() string { return e.Err.Error() }
+func (e UsageError) Error() string {
+	return e.Err.Error()
+}
 
 // Unwrap returns the error that was marked.
 func (e UsageError) Unwrap() error { return e.Err }

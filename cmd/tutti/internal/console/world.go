@@ -98,7 +98,9 @@ func NewWorld() World {
 }
 
 // NewGPUWorld returns the World of a command for GPUs.
-func NewGPUWorld() World { return World{Backend: "nccl", gpus: true} }
+func NewGPUWorld() World {
+	return World{Backend: "nccl", gpus: true}
+}
 
 // Run runs body on every rank of this process, after prepare (nil for nothing)
 // in the process of rank 0.

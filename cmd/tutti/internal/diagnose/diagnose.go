@@ -376,7 +376,11 @@ func (g *group) mismatch(n uint64) (Finding, bool) {
 	if len(kinds) < 2 {
 		return Finding{}, false
 	}
-	f := Finding{Kind: Mismatch, Communicator: g.name, Number: n}
+	f := Finding{
+		Kind:         Mismatch,
+		Communicator: g.name,
+		Number:       n,
+	}
 	var parts []string
 	for _, kind := range kinds {
 		f.Ranks = append(f.Ranks, callers[kind]...)
@@ -390,7 +394,11 @@ func (g *group) mismatch(n uint64) (Finding, bool) {
 // notCalled tells who has not called collective n, which others have, or had not when the
 // first member aborted.
 func (g *group) notCalled(n uint64, first *member) Finding {
-	f := Finding{Kind: NotCalled, Communicator: g.name, Number: n}
+	f := Finding{
+		Kind:         NotCalled,
+		Communicator: g.name,
+		Number:       n,
+	}
 	subject := fmt.Sprintf("collective #%d", n)
 	var lasts, dated []string
 	for i := range g.members {
@@ -464,7 +472,11 @@ func (m *member) wentOn(first *member) (after int64) {
 // unfinished tells whether ranks wait for collective n, which all have called, and who
 // went on only after another rank had aborted.
 func (g *group) unfinished(n uint64, first *member) (Finding, bool) {
-	f := Finding{Kind: Unfinished, Communicator: g.name, Number: n}
+	f := Finding{
+		Kind:         Unfinished,
+		Communicator: g.name,
+		Number:       n,
+	}
 	var last *dump.Entry
 	var stopped []int
 	longest := int64(0)
@@ -685,9 +697,13 @@ func list(texts []string) string {
 }
 
 // have is the beginning of a sentence, as in "rank 3 has" or "ranks 0-3 have".
-func have(numbers []int) string { return subject(numbers, "has", "have") }
+func have(numbers []int) string {
+	return subject(numbers, "has", "have")
+}
 
-func waitText(numbers []int) string { return subject(numbers, "waits", "wait") }
+func waitText(numbers []int) string {
+	return subject(numbers, "waits", "wait")
+}
 
 func subject(numbers []int, one, plural string) string {
 	if len(numbers) == 1 {

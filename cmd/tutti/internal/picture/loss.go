@@ -123,7 +123,8 @@ func smooth(curve []train.Point, n int, x func(train.Point) float64) plotter.XYs
 			continue
 		}
 		out = append(out, plotter.XY{X: position, Y: math.Log10(sum / float64(count))})
-		sum, count = 0, 0
+		sum = 0
+		count = 0
 		next = position + (high-low)/float64(n)
 	}
 	return out
@@ -163,4 +164,6 @@ func formatBytes(v float64) string {
 }
 
 // FormatNumber writes a number without trailing zeros.
-func FormatNumber(v float64) string { return fmt.Sprintf("%.4g", v) }
+func FormatNumber(v float64) string {
+	return fmt.Sprintf("%.4g", v)
+}

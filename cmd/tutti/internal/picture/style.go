@@ -18,7 +18,9 @@ import (
 )
 
 // Formats are the file name extensions of the pictures that can be written.
-func Formats() []string { return []string{".png", ".svg"} }
+func Formats() []string {
+	return []string{".png", ".svg"}
+}
 
 // What all pictures have in common.
 const (

@@ -23,7 +23,9 @@ type Clock struct {
 }
 
 // offset is Offset in nanoseconds.
-func (c Clock) offset() int64 { return int64(math.Round(c.Offset * 1e3)) }
+func (c Clock) offset() int64 {
+	return int64(math.Round(c.Offset * 1e3))
+}
 
 // String is as in "rank 1: moved by 120 µs, within 15 µs".
 func (c Clock) String() string {

@@ -96,7 +96,9 @@ func New(records []diagnose.Record) *File {
 }
 
 // Write writes the file.
-func (f *File) Write(w io.Writer) error { return json.NewEncoder(w).Encode(f) }
+func (f *File) Write(w io.Writer) error {
+	return json.NewEncoder(w).Encode(f)
+}
 
 // builder makes the events.
 type builder struct {
@@ -157,9 +159,11 @@ func (b *builder) addSpan(rank, thread int, s span) {
 		b.ends[*s.message] = e
 		return
 	}
-	from, to := e, match
+	from := e
+	to := match
 	if e.Category == categoryReceive {
-		from, to = match, e
+		from = match
+		to = e
 	}
 	if from.Category == to.Category {
 		return // one of the records is not true
@@ -316,14 +320,24 @@ func calls(r diagnose.Record, group string, offset int64) []span {
 			s.args["state"] = "not known to be done"
 		}
 		if e.P2P {
-			m := message{group: group, from: in.Rank, to: e.Tutti.Peer, tag: e.Tutti.Tag}
+			m := message{
+				group: group,
+				from:  in.Rank,
+				to:    e.Tutti.Peer,
+				tag:   e.Tutti.Tag,
+			}
 			s.category = categorySend
 			if e.Tutti.Op == receiveName {
 				m.from, m.to = m.to, m.from
 				s.category = categoryReceive
 			}
 			m.nth = nth[m]
-			nth[message{group: m.group, from: m.from, to: m.to, tag: m.tag}]++
+			nth[message{
+				group: m.group,
+				from:  m.from,
+				to:    m.to,
+				tag:   m.tag,
+			}]++
 			if whole {
 				s.message = &m
 			}

@@ -104,7 +104,8 @@ func turn(set digits.Set, rng *rand.Rand) digits.Set {
 		way := rng.IntN(8)
 		for y := range side {
 			for x := range side {
-				u, v := x, y
+				u := x
+				v := y
 				if way&1 != 0 {
 					u = side - 1 - u
 				}

@@ -12,7 +12,9 @@ const MaxKey = 1<<31 - 1
 // Key returns the magnitude key of v: the bits of |v| as an unsigned integer.
 // It orders numbers by magnitude and puts NaN above +Inf, so comparing keys is
 // a total order where comparing floats is none.
-func Key(v float32) uint32 { return math.Float32bits(v) &^ (1 << 31) }
+func Key(v float32) uint32 {
+	return math.Float32bits(v) &^ (1 << 31)
+}
 
 // SelectRange finds the elements of x whose key lies in [lo, hi], writes the
 // position (plus base) and the value of each to idx and val in ascending order

@@ -14,10 +14,18 @@ func addSelectBlocks(x, from, grad []float32, factor float32, base int32, lo, wi
 	return 0, 0, 0
 }
 
-func countBlocks([]float32, uint32, uint32) (done, found int) { return 0, 0 }
+func countBlocks([]float32, uint32, uint32) (done, found int) {
+	return 0, 0
+}
 
-func sumBlocks([]float32, *[lanes]float64) (done int) { return 0 }
+func sumBlocks([]float32, *[lanes]float64) (done int) {
+	return 0
+}
 
-func squareBlocks([]float32, float64, *[lanes]float64) (done int) { return 0 }
+func squareBlocks([]float32, float64, *[lanes]float64) (done int) {
+	return 0
+}
 
-func scaleBlocks(dst, src []float32, s float32) (done int) { return 0 }
+func scaleBlocks(dst, src []float32, s float32) (done int) {
+	return 0
+}
