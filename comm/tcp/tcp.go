@@ -63,6 +63,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	thishost "github.com/tutti-go/tutti/internal/machine"
 	"github.com/tutti-go/tutti/internal/segment"
 	"github.com/tutti-go/tutti/internal/waiting"
 	"github.com/tutti-go/tutti/runtime"
@@ -343,7 +344,7 @@ func leaked(check backend.Check) {
 type hostID words
 
 func newHostID(rank int) hostID {
-	sum := sha256.Sum256([]byte(rendezvous.HostName()))
+	sum := sha256.Sum256([]byte(thishost.Network()))
 	return hostID{
 		int64(binary.LittleEndian.Uint64(sum[:])),
 		int64(binary.LittleEndian.Uint64(sum[8:])),
