@@ -586,6 +586,7 @@ func TestRankFinalizeAlone(t *testing.T) {
 	slog.SetDefault(slog.New(slog.NewTextHandler(log, nil)))
 	waits, cancel := context.WithCancel(ctx)
 	go func() {
+		assert.Contains(t, <-log, "communicators were never closed")
 		assert.Regexp(t, missing, <-log)
 		cancel()
 	}()
