@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"sync"
@@ -53,8 +54,9 @@ type session struct {
 }
 
 // Dial begins a session. It ends with Close, and when etcd has not heard of this process for Config.Silence.
-// Errors wrap [comm.ErrPeerFailed] where etcd cannot be reached, [comm.ErrTimeout] or [comm.ErrCanceled] if a
-// context has ended, and [store.ErrFull] if etcd has no room.
+// Errors wrap fs.ErrPermission where etcd refuses the user, [comm.ErrArgument] and [comm.ErrExhausted] where it
+// refuses the request, [store.ErrFull] if etcd has no room, [comm.ErrPeerFailed] where it cannot be reached, and
+// [comm.ErrTimeout] or [comm.ErrCanceled] if a context has ended.
 func Dial(ctx context.Context, cfg Config) (store.Backend, error) {
 	if cfg.Client == nil || cfg.Prefix == "" || cfg.Silence <= 0 {
 		return nil, fmt.Errorf("etcd: %w: Client, Prefix and Silence are needed", comm.ErrArgument)
@@ -80,17 +82,37 @@ func Dial(ctx context.Context, cfg Config) (store.Backend, error) {
 	return s, nil
 }
 
+// wrap returns an error of etcd's client with the sentinel of its cause. What the client met before its context ended
+// stays with it: a certificate that is not accepted, or a port that nobody serves.
 func wrap(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
 	if ctx.Err() != nil {
-		return fmt.Errorf("etcd: %w", comm.ContextError(ctx))
+		return fmt.Errorf("etcd: %w: %w", comm.ContextError(ctx), err)
 	}
-	if errors.Is(rpctypes.Error(err), rpctypes.ErrNoSpace) {
-		return fmt.Errorf("etcd: %w: %w", store.ErrFull, err)
+	return fmt.Errorf("etcd: %w: %w", sentinel(err), err)
+}
+
+// sentinel is what an error of etcd's is in terms of package comm, by its code.
+func sentinel(err error) error {
+	known := rpctypes.Error(err)
+	if errors.Is(known, rpctypes.ErrNoSpace) {
+		return store.ErrFull
 	}
-	return fmt.Errorf("etcd: %w: %w", comm.ErrPeerFailed, err)
+	var e rpctypes.EtcdError
+	if !errors.As(known, &e) {
+		return comm.ErrPeerFailed
+	}
+	switch e.Code().String() {
+	case "PermissionDenied", "Unauthenticated":
+		return fs.ErrPermission
+	case "ResourceExhausted":
+		return comm.ErrExhausted
+	case "InvalidArgument":
+		return comm.ErrArgument
+	}
+	return comm.ErrPeerFailed
 }
 
 // errWatchEnded is why a watch ends whose channel etcd's client closes without an error: the client is closed.
