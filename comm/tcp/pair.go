@@ -385,6 +385,9 @@ func (p *pair) accept(s *flow, h *header) (in *incoming, target []byte, err erro
 // another lane, and may be later than its parts. Called by accept; mu is held, but not while it waits.
 func (p *pair) awaitAnnouncement(message uint64) (*incoming, error) {
 	for message > p.inbox.announced && p.gone == nil && len(p.lanes) > 1 {
+		if p.track.Load() != nil { // which keeps the order
+			break
+		}
 		p.inbox.changed.Wait()
 	}
 	if message > p.inbox.announced {

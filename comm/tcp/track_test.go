@@ -72,6 +72,13 @@ func TestTrackRefuses(t *testing.T) {
 			assert.False(t, p.track.Load().read(true), "nothing more is read")
 		})
 	}
+	t.Run("a part of nothing, beside several lanes", func(t *testing.T) {
+		p, _, peer := newTracked(1 << 20)
+		p.lanes = append(p.lanes, p.lanes[0])
+		put(peer, header{kind: framePart, message: 1, length: 8}, make([]byte, 8))
+		p.track.Load().read(true) // nobody waits for the announcement, as of lanes
+		assert.Equal(t, closed, p.state)
+	})
 	t.Run("a frame that is not there", func(t *testing.T) {
 		p, _, peer := newTracked(1 << 20)
 		head := make([]byte, headerBytes)
