@@ -140,11 +140,11 @@ Environment:
   TUTTI_RESTART, TUTTI_MIN, TUTTI_MAX, TUTTI_STORE, TUTTI_JOB
                          what launch tells ranks
   TUTTI_TCP_LISTEN, TUTTI_TCP_ADVERTISE, TUTTI_TCP_CONNECTIONS,
-  TUTTI_TCP_SILENCE
-                         what --tcp-listen and so on say
+  TUTTI_TCP_SILENCE      what --tcp-listen and so on say
   TUTTI_CUDA_LIB, TUTTI_NCCL_LIB, TUTTI_MPI_LIB
                          files of libraries, instead of those that are found
-  TUTTI_{MPI,TCP}_SHARED off: ranks of one host share no memory
+  TUTTI_TCP_SHARED, TUTTI_MPI_SHARED
+                         off: ranks of one host share no memory
   TUTTI_MPI_COLLECTIVES  native: collectives are those of the MPI library
   TUTTI_NETWORK          name of the network in results, which cluster sets
 Programs that use the library read those of libraries, jobs and MPI, and with
