@@ -300,7 +300,7 @@ func (in *intruder) together(t *testing.T, lane int, record, bytes []byte) {
 	_, err := in.lanes[lane].Write(record)
 	require.NoError(t, err)
 	l.direct = true
-	in.raw(t, lane, append(l.collected, bytes...))
+	in.raw(t, lane, append(l.collected.bytes, bytes...))
 }
 
 // A message without the head that its receive expects is an error, and not what the memory had before.

@@ -34,8 +34,8 @@ type link struct {
 	framing atomic.Bool // what TLS writes is of frames, and no answer
 
 	mu        sync.Mutex
-	answers   int    // bytes of collected that answer the peer; guarded by mu
-	collected []byte // what TLS has written since the last flush; guarded by mu
+	answers   int     // bytes of collected that answer the peer; guarded by mu
+	collected *buffer // what TLS has written since the last flush, nil for nothing; guarded by mu
 
 	// Of flush, guarded by the lane's writing.
 	socket  syscall.RawConn       // nil of a connection that is none of the system's
@@ -43,8 +43,14 @@ type link struct {
 	sent    int                   // what it sent
 	failed  error                 // why it did not
 	pending []byte                // what flush is sending
-	spare   []byte                // its memory
+	memory  *buffer               // of pending; nil for none
 }
+
+// buffer is memory of a link that has something to send. A rank with a thousand connections sends over a few of
+// them at a time.
+type buffer struct{ bytes []byte }
+
+var buffers = sync.Pool{New: func() any { return new(buffer) }}
 
 func newLink(conn net.Conn) *link {
 	l := &link{Conn: conn, direct: true}
@@ -85,7 +91,10 @@ func (l *link) Write(b []byte) (int, error) {
 	if l.answers > maxAnswers {
 		return 0, errors.New("it asks for more answers than it reads")
 	}
-	l.collected = append(l.collected, b...)
+	if l.collected == nil {
+		l.collected = buffers.Get().(*buffer)
+	}
+	l.collected.bytes = append(l.collected.bytes, b...)
 	return len(b), nil
 }
 
@@ -110,11 +119,21 @@ func (l *link) take() bool {
 	if len(l.pending) > 0 {
 		return true
 	}
+	if l.memory != nil {
+		l.memory.bytes = l.memory.bytes[:0]
+		buffers.Put(l.memory)
+		l.memory = nil
+		l.pending = nil
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.collected, l.spare = l.spare[:0], l.collected
+	if l.collected == nil {
+		return false
+	}
+	l.memory = l.collected
+	l.collected = nil
 	l.answers = 0
-	l.pending = l.spare
+	l.pending = l.memory.bytes
 	return len(l.pending) > 0
 }
 
