@@ -55,7 +55,7 @@ const (
 	FP8      = engine.FP8      // "fp8": E4M3, scaled by blocks of 64: 2.1
 	I8       = engine.I8       // "i8": 8 bits, scaled by blocks of 64: 2.1
 	I4       = engine.I4       // "i4": 4 bits, scaled by blocks of 64: 1.6
-	I2       = engine.I2       // "i2": 2 bits, one of four bins of 4096 values, whose means travel: 1.3
+	I2       = engine.I2       // "i2": 2 bits, one of four means of 4096 values: 1.3
 	Bit      = engine.Bit      // "1bit": signs, and mean magnitudes of blocks of 64; for the dense pattern
 )
 

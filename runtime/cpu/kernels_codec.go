@@ -198,11 +198,11 @@ func (s *scratch) encode(l entries, c kernel.Codec, n int, message []byte, lost 
 	}
 	values := message[valuesAt:][:c.Size(m)]
 	if len(lost) == 0 {
-		quant.Encode(c, values, l.val[:m], nil)
+		quant.EncodeList(c, values, l.val[:m], nil)
 		return length, 0
 	}
 	s.lost = slices.Grow(s.lost[:0], m)[:m]
-	quant.Encode(c, values, l.val[:m], s.lost)
+	quant.EncodeList(c, values, l.val[:m], s.lost)
 	outside = scatterAdd(lost, entries{l.idx[:m], s.lost}, 1)
 	outside += scatterAdd(lost, l.from(m), 1)
 	return length, outside

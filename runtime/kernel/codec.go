@@ -46,16 +46,25 @@ import (
 //     A code is value * (1/scale), or value * 0 if the scale is 0, each rounded to F32, then rounded to
 //     the nearest code, of two the even one, and not beyond the largest. The lowest integer (-128, -8),
 //     or 0x7f of FP8E4M3, stands for what is not finite, a NaN from then on. A value is code * scale.
-//   - [CodecI2]: a table of four F32 for each group of 4096 values, of which a code names one. It is
-//     SparseLoCo's quantiser (Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo",
-//     2025) with four bins over six standard deviations, applied to each group. Shift is the mean
+//   - [CodecI2]: a table of four F32 for each group of 4096 values, of which a code names one: the mean of
+//     the values with that code (0 without any), in F64 and rounded to F32, so that a group keeps its sum. Sums
+//     are in F64: of 256 partial sums, the i-th of values i, i+256, …, in order, the upper half is added to the
+//     lower one until one is left. If a value is not finite, the table is four NaNs, and codes are 0. Codes of
+//     lists and of arrays are chosen in two ways.
+//     Of a list, which has no values near 0, codes 0 and 1 are the larger and the smaller magnitudes with a sign
+//     bit, and 2 and 3 the smaller and the larger ones without. Magnitudes are told apart by the bar that they are
+//     in, sixteen an octave: their bits >> 19, less 16*(e-7), where e is the exponent of the group's largest
+//     magnitude as its bits have it, but not below 0. The larger ones of a sign begin at the bar that makes
+//     s²/n + S²/N largest, of two the lower one, and at 0 if all are in one bar: n and N count the values with
+//     that sign below it and from it on, s and S sum the middles of their bars, (33+2*(b mod 16)) << b/16 of
+//     bar b. Squares, quotients and their sum are in F64.
+//     Of an array, the codes are those of SparseLoCo's quantiser (Sarfi et al., "Communication Efficient LLM
+//     Pre-training with SparseLoCo", 2025) with four bins over six standard deviations. Shift is the mean
 //     of the values, a value less the shift is centered, std the square root of the sum of
 //     their squares over count-1, each rounded to F32; scale is 6*std/4, or 1 if that is 0 or not finite.
 //     The code is centered/scale+2, rounded to the nearest integer, of two the even one,
-//     and not beyond 0 and 3. A table entry is the mean of the centered values with that code (0
-//     without any), rounded to F32, plus shift, and not beyond the largest number. Sums are in F64: of
-//     256 partial sums, the i-th of values i, i+256, …, in order, the upper half is added to the lower
-//     one until one is left. If a value is not finite, the table is four NaNs, and codes are 0.
+//     and not beyond 0 and 3. A table entry is the mean of the centered values with that code,
+//     rounded to F32, plus shift, and not beyond the largest number.
 //   - [CodecSign]: the magnitude (BF16) of each block of 64 values, which is their mean magnitude, and a
 //     bit per value, 1 if its sign bit is set. The magnitude is a NaN if a value is not finite.
 //     The mean is the sum of |value|/64 times 64/count, in F32: 64 terms (zeros behind the end), of

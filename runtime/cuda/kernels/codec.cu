@@ -249,54 +249,150 @@ template <u32 kinds> DEVICE void block_sums(double (&v)[kinds], double *memory) 
 
 enum { share = group_values / block_threads }; // values of a thread in a group
 
-// encode_group has a block write a group in two bits a value. v has those of the thread, every 256th of
-// the group, and becomes what is decoded.
-DEVICE void encode_group(const coded &a, u64 first, float (&v)[share], double *memory) {
-  enum { bins = 4 };
-  const u32 count = (u32)least(a.n - first, (u64)group_values);
+// A group in two bits a value: the code of each value of the thread, every 256th of the group, and the sums of those
+// with each code, to which shift is added.
+enum { bins = 4 };
+struct group_bins {
+  u32 codes; // of two bits
+  double of_bins[2 * bins]; // and how many there are
+  float shift;
+  bool spoiled; // a value is not finite
+};
+
+// array_bins are the bins of a group of an array. v becomes what is left of the values without shift.
+DEVICE void array_bins(group_bins &g, u32 count, float (&v)[share], double *memory) {
   const auto exists = [&] METHOD (u32 j) { return j * block_threads + thread() < count; };
   bool odd = false;
-  double sum[2] = {0, 0}, squares[1] = {0}, of_bins[2 * bins] = {0, 0, 0, 0}; // and how many there are
+  double sum[2] = {0, 0}, squares[1] = {0};
 #pragma unroll
   for (u32 j = 0; j < share; j++)
     if (exists(j)) sum[0] = sum[0] + v[j], odd |= !finite(v[j]);
   sum[1] = odd;
   block_sums(sum, memory);
-  const bool spoiled = sum[1] > 0;
-  const float shift = (float)(sum[0] / count);
+  g.spoiled = sum[1] > 0;
+  g.shift = (float)(sum[0] / count);
 #pragma unroll
   for (u32 j = 0; j < share; j++)
-    if (exists(j)) v[j] = v[j] - shift, squares[0] = squares[0] + (double)v[j] * (double)v[j];
+    if (exists(j)) v[j] = v[j] - g.shift, squares[0] = squares[0] + (double)v[j] * (double)v[j];
   block_sums(squares, memory);
   const float std = (float)square_root(squares[0] / (count - 1.0));
   float scale = 6 * std / 4;
   if (scale == 0 || !finite(scale)) scale = 1;
-  u32 codes = 0, counts = 0; // in bytes
 #pragma unroll
   for (u32 j = 0; j < share; j++) {
     if (!exists(j)) continue;
     const float y = least(most(v[j] / scale + 2, -1.0f), 4.0f);
-    const i32 b = spoiled ? 0 : least(most((i32)(bits_of(y + 12582912.0f) - 0x4b400000), 0), 3);
-    codes |= (u32)b << 2 * j, counts += 1u << 8 * b;
+    const i32 b = g.spoiled ? 0 : least(most((i32)(bits_of(y + 12582912.0f) - 0x4b400000), 0), 3);
+    g.codes |= (u32)b << 2 * j;
+  }
+}
+
+// The histogram of magnitudes by which the values of a list are halved: sixteen bars an octave, of each sign.
+enum { bar_shift = 19, octave_bars = 16, bar_count = 128, signs = 2, bar_room = signs * bar_count };
+static_assert(bar_room == block_threads, "a thread for each bar");
+DEVICE u64 middle_of(u32 bar) { return (u64)(33 + 2 * (bar % octave_bars)) << bar / octave_bars; }
+
+// score_of returns how many squares are kept if the thread's bar is the first of the larger half of its sign; 0 if a half
+// is empty.
+DEVICE double score_of(const u32 *counts) {
+  const u32 own = thread() % bar_count;
+  const u32 *const bars = counts + thread() / bar_count * bar_count;
+  u64 below = 0, sum_below = 0, above = 0, sum_above = 0;
+  for (u32 b = 0; b < bar_count; b++) {
+    const u64 n = bars[b];
+    if (b < own) {
+      below += n;
+      sum_below += n * middle_of(b);
+    } else {
+      above += n;
+      sum_above += n * middle_of(b);
+    }
+  }
+  if (below == 0 || above == 0) return 0;
+  return (double)(sum_below * sum_below) / (double)below + (double)(sum_above * sum_above) / (double)above;
+}
+
+// list_bins are the bins of a group of a list: of each sign the smaller values and the larger ones.
+DEVICE void list_bins(group_bins &g, u32 count, const float (&v)[share], double *memory) {
+  const auto exists = [&] METHOD (u32 j) { return j * block_threads + thread() < count; };
+  u32 *const counts = (u32 *)memory, *const tops = counts + bar_room, *const cuts = tops + block_warps;
+  double *const scores = memory + block_threads;
+  u32 top = 0;
 #pragma unroll
-    for (i32 k = 0; k < bins; k++)
-      if (k == b) of_bins[k] = of_bins[k] + v[j];
+  for (u32 j = 0; j < share; j++)
+    if (exists(j)) top = most(top, bits_of(v[j]) << 1 >> 1);
+#pragma unroll
+  for (u32 mask = warp_size / 2; mask > 0; mask /= 2) top = most(top, shuffle_xor(top, mask));
+  barrier();
+  counts[thread()] = 0;
+  if (lane() == 0) tops[warp()] = top;
+  barrier();
+#pragma unroll
+  for (u32 w = 0; w < block_warps; w++) top = most(top, tops[w]);
+  g.spoiled = top >= 0x7f800000;
+  g.shift = 0;
+  const i32 lowest = ((i32)(top >> 23) - (bar_count / octave_bars - 1)) * octave_bars;
+  const auto bar_of = [&] METHOD (float x) { return (u32)most((i32)(bits_of(x) << 1 >> (bar_shift + 1)) - lowest, 0); };
+  if (!g.spoiled) { // the same for all threads
+#pragma unroll
+    for (u32 j = 0; j < share; j++)
+      if (exists(j)) add_to(&counts[(bits_of(v[j]) >> 31) * bar_count + bar_of(v[j])], 1);
+  }
+  barrier();
+  scores[thread()] = score_of(counts);
+  barrier();
+  if (thread() < signs) {
+    double best = 0;
+    u32 cut = 0;
+    for (u32 b = 0; b < bar_count; b++) {
+      const double score = scores[thread() * bar_count + b];
+      if (score > best) best = score, cut = b;
+    }
+    cuts[thread()] = cut;
+  }
+  barrier();
+#pragma unroll
+  for (u32 j = 0; j < share; j++) {
+    if (!exists(j) || g.spoiled) continue;
+    const u32 sign = bits_of(v[j]) >> 31, larger = bar_of(v[j]) >= cuts[sign];
+    g.codes |= (sign ? 1 - larger : 2 + larger) << 2 * j;
+  }
+}
+
+// encode_group has a block write a group in two bits a value. v has those of the thread, and becomes what is decoded.
+DEVICE void encode_group(const coded &a, u64 first, float (&v)[share], double *memory, bool list) {
+  const u32 count = (u32)least(a.n - first, (u64)group_values);
+  const auto exists = [&] METHOD (u32 j) { return j * block_threads + thread() < count; };
+  group_bins g = {};
+  if (list)
+    list_bins(g, count, v, memory);
+  else
+    array_bins(g, count, v, memory);
+  u32 counts = 0; // in bytes
+#pragma unroll
+  for (u32 j = 0; j < share; j++) {
+    if (!exists(j)) continue;
+    const u32 b = g.codes >> 2 * j & 3;
+    counts += 1u << 8 * b;
+#pragma unroll
+    for (u32 k = 0; k < bins; k++)
+      if (k == b) g.of_bins[k] = g.of_bins[k] + v[j];
   }
 #pragma unroll
-  for (u32 k = 0; k < bins; k++) of_bins[bins + k] = counts >> 8 * k & 0xff;
-  block_sums(of_bins, memory);
+  for (u32 k = 0; k < bins; k++) g.of_bins[bins + k] = counts >> 8 * k & 0xff;
+  block_sums(g.of_bins, memory);
   float table[bins];
 #pragma unroll
   for (u32 b = 0; b < bins; b++) {
-    const double n = of_bins[bins + b];
-    const float mean = n > 0 ? (float)(of_bins[b] / n) : 0;
-    table[b] = spoiled ? float_of(0x7fc00000) : least(most(mean + shift, -0x1.fffffep127f), 0x1.fffffep127f);
+    const double n = g.of_bins[bins + b];
+    const float mean = n > 0 ? (float)(g.of_bins[b] / n) : 0;
+    table[b] = g.spoiled ? float_of(0x7fc00000) : least(most(mean + g.shift, -0x1.fffffep127f), 0x1.fffffep127f);
     if (thread() == 0) ((u32 *)a.scales)[first / group_values * bins + b] = bits_of(table[b]);
   }
   const u32 filled = (u32)up4((count + 3) / 4) * 4;
 #pragma unroll
   for (u32 j = 0; j < share; j++) {
-    const u32 b = codes >> 2 * j & 3, i = j * block_threads + thread();
+    const u32 b = g.codes >> 2 * j & 3, i = j * block_threads + thread();
     v[j] = b == 0 ? table[0] : b == 1 ? table[1] : b == 2 ? table[2] : table[3];
     u32 byte = b << 2 * (lane() % 4);
     byte |= shuffle_xor(byte, 1);
@@ -307,16 +403,16 @@ DEVICE void encode_group(const coded &a, u64 first, float (&v)[share], double *m
 
 enum { memory_of_group = 8 * block_threads }; // that encode_group needs
 
-// encode_values has a block write the values of a group, and calls lose with what is lost of each of them, or of
+// encode_values has a block write the values of a group, of a list or of an array, and calls lose with what is lost of each of them, or of
 // a quad from an element on.
 DEVICE float lost_of(float x, float decoded) { return finite(decoded) ? x - decoded : 0; }
-template <typename F> DEVICE void encode_values(const coded &a, u64 first, const float *x, double *memory, F lose) {
+template <typename F> DEVICE void encode_values(const coded &a, u64 first, const float *x, double *memory, bool list, F lose) {
   if (a.codec == as_i2) {
     const u32 left = (u32)least(a.n - first, (u64)group_values);
     float v[share];
 #pragma unroll
     for (u32 j = 0; j < share; j++) v[j] = j * block_threads + thread() < left ? x[first + thread() + j * block_threads] : 0;
-    encode_group(a, first, v, memory);
+    encode_group(a, first, v, memory, list);
 #pragma unroll
     for (u32 j = 0; j < share; j++)
       if (j * block_threads + thread() < left) lose(first + thread() + j * block_threads, lost_of(x[first + thread() + j * block_threads], v[j]));
@@ -350,7 +446,7 @@ KERNEL BOUNDS(block_threads, 4) quantize(quantize_args a) {
   static SHARED double memory[memory_of_group];
   const coded to(a.codec, a.n, a.dst);
   for (u64 first = (u64)block() * group_values; first < a.n; first += (u64)blocks() * group_values)
-    encode_values(to, first, a.src, memory, [&] METHOD (u64 i, auto rest) {
+    encode_values(to, first, a.src, memory, false, [&] METHOD (u64 i, auto rest) {
       if (!a.lost) return;
       if constexpr (__is_same(decltype(rest), float))
         a.lost[i] = rest;
@@ -542,7 +638,7 @@ KERNEL BOUNDS(block_threads, 3) encode(encode_args a) {
     if (number >= groups) break;
     const u32 first = number * group_values;
     if (a.codec != positions)
-      encode_values(coded(a.codec, m, a.message + at.values), first, a.l.val, (double *)staged, [&] METHOD (u64 i, auto rest) {
+      encode_values(coded(a.codec, m, a.message + at.values), first, a.l.val, (double *)staged, true, [&] METHOD (u64 i, auto rest) {
         if (loses && i < m) lose(i, rest);
       });
     barrier();

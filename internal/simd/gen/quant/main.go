@@ -20,6 +20,7 @@ func main() {
 	groupSum()
 	groupCenter()
 	groupBins()
+	groupHalves()
 	groupBinSums()
 	for _, k := range []struct {
 		name string
@@ -287,6 +288,54 @@ func groupBins() {
 			VCVTPS2DQ(q[i], q[i])
 			VPMAXSD(nothing, q[i], q[i])
 			VPMINSD(three, q[i], q[i])
+		}
+		VPACKSSDW(q[1], q[0], q[0])
+		VPACKSSDW(q[3], q[2], q[2])
+		VPACKSSWB(q[2], q[0], q[0])
+		VPERMD(q[0], order, q[0])
+		VMOVDQU(q[0], Mem{Base: bins})
+		ADDQ(Imm(32), bins)
+		ADDQ(U32(128), x)
+	})
+	VZEROUPPER()
+	RET()
+}
+
+// groupHalves gives values codes from 0 to 3: the larger and the smaller negative ones, the smaller and the larger
+// others. A code is 2, less one of a negative value, plus one of a larger one where it is not negative and less one
+// where it is.
+func groupHalves() {
+	Kernel("groupHalvesAVX2", "func(bins *byte, x *float32, threshold, negative uint32)",
+		"groupHalvesAVX2 stores the halves of a group, of which larger ones have magnitudes from a threshold on.")
+	bins, x := Load(Param("bins"), GP64()), Load(Param("x"), GP64())
+	one := Lanes(1)
+	magnitude := Lanes(0x7fffffff)
+	two := Lanes(2)
+	var bounds [2]VecVirtual // the largest of the smaller ones
+	for i, name := range []string{"threshold", "negative"} {
+		bounds[i] = YMM()
+		r := Load(Param(name), GP32())
+		bounds[i] = Broadcast(r)
+		VPSUBD(one, bounds[i], bounds[i])
+	}
+	order := loadTable("order", 0, 4, 1, 5, 2, 6, 3, 7)
+	left := GP64()
+	MOVQ(U32(4096/32), left)
+	Repeat(left, func() {
+		var q [4]VecVirtual
+		for i := range q {
+			q[i] = YMM()
+			bound := YMM()
+			sign := YMM()
+			VMOVUPS(Mem{Base: x, Disp: 32 * i}, sign)
+			VBLENDVPS(sign, bounds[1], bounds[0], bound)
+			VPAND(magnitude, sign, q[i])
+			VPCMPGTD(bound, q[i], q[i]) // -1 for larger ones
+			VPSRAD(Imm(31), sign, sign)
+			VPXOR(sign, q[i], q[i])
+			VPSUBD(q[i], two, q[i]) // 3 or 2, and with a sign 2 or 3
+			VPADDD(sign, q[i], q[i])
+			VPADDD(sign, q[i], q[i])
 		}
 		VPACKSSDW(q[1], q[0], q[0])
 		VPACKSSDW(q[3], q[2], q[2])

@@ -35,6 +35,11 @@ func groupCenterAVX2(centered *float32, x *float32, shift float32, parts *[256]f
 //go:noescape
 func groupBinsAVX2(bins *byte, centered *float32, scale float32)
 
+// groupHalvesAVX2 stores the halves of a group, of which larger ones have magnitudes from a threshold on.
+//
+//go:noescape
+func groupHalvesAVX2(bins *byte, x *float32, threshold uint32, negative uint32)
+
 // groupBinSumsAVX2 stores the partial sums of the values of a group in each bin.
 //
 //go:noescape

@@ -746,6 +746,80 @@ loop:
 	VZEROUPPER
 	RET
 
+// func groupHalvesAVX2(bins *byte, x *float32, threshold uint32, negative uint32)
+// Requires: AVX, AVX2
+TEXT ·groupHalvesAVX2(SB), NOSPLIT, $0-24
+	MOVQ         bins+0(FP), AX
+	MOVQ         x+8(FP), CX
+	MOVL         $0x00000001, DX
+	VMOVD        DX, X0
+	VPBROADCASTD X0, Y0
+	MOVL         $0x7fffffff, DX
+	VMOVD        DX, X1
+	VPBROADCASTD X1, Y1
+	MOVL         $0x00000002, DX
+	VMOVD        DX, X2
+	VPBROADCASTD X2, Y2
+	MOVL         threshold+16(FP), DX
+	VMOVD        DX, X3
+	VPBROADCASTD X3, Y3
+	VPSUBD       Y0, Y3, Y3
+	MOVL         negative+20(FP), DX
+	VMOVD        DX, X4
+	VPBROADCASTD X4, Y4
+	VPSUBD       Y0, Y4, Y4
+	VMOVDQU      order<>+0(SB), Y0
+	MOVQ         $0x00000080, DX
+
+loop:
+	VMOVUPS   (CX), Y7
+	VBLENDVPS Y7, Y4, Y3, Y6
+	VPAND     Y1, Y7, Y5
+	VPCMPGTD  Y6, Y5, Y5
+	VPSRAD    $0x1f, Y7, Y7
+	VPXOR     Y7, Y5, Y5
+	VPSUBD    Y5, Y2, Y5
+	VPADDD    Y7, Y5, Y5
+	VPADDD    Y7, Y5, Y5
+	VMOVUPS   32(CX), Y8
+	VBLENDVPS Y8, Y4, Y3, Y7
+	VPAND     Y1, Y8, Y6
+	VPCMPGTD  Y7, Y6, Y6
+	VPSRAD    $0x1f, Y8, Y8
+	VPXOR     Y8, Y6, Y6
+	VPSUBD    Y6, Y2, Y6
+	VPADDD    Y8, Y6, Y6
+	VPADDD    Y8, Y6, Y6
+	VMOVUPS   64(CX), Y9
+	VBLENDVPS Y9, Y4, Y3, Y8
+	VPAND     Y1, Y9, Y7
+	VPCMPGTD  Y8, Y7, Y7
+	VPSRAD    $0x1f, Y9, Y9
+	VPXOR     Y9, Y7, Y7
+	VPSUBD    Y7, Y2, Y7
+	VPADDD    Y9, Y7, Y7
+	VPADDD    Y9, Y7, Y7
+	VMOVUPS   96(CX), Y10
+	VBLENDVPS Y10, Y4, Y3, Y9
+	VPAND     Y1, Y10, Y8
+	VPCMPGTD  Y9, Y8, Y8
+	VPSRAD    $0x1f, Y10, Y10
+	VPXOR     Y10, Y8, Y8
+	VPSUBD    Y8, Y2, Y8
+	VPADDD    Y10, Y8, Y8
+	VPADDD    Y10, Y8, Y8
+	VPACKSSDW Y6, Y5, Y5
+	VPACKSSDW Y8, Y7, Y7
+	VPACKSSWB Y7, Y5, Y5
+	VPERMD    Y5, Y0, Y5
+	VMOVDQU   Y5, (AX)
+	ADDQ      $0x20, AX
+	ADDQ      $0x00000080, CX
+	DECQ      DX
+	JNZ       loop
+	VZEROUPPER
+	RET
+
 // func groupBinSumsAVX2(bins *byte, centered *float32, parts *[4][256]float64)
 // Requires: AVX, AVX2
 TEXT ·groupBinSumsAVX2(SB), NOSPLIT, $0-24

@@ -37,7 +37,12 @@ func scaleAt(c kernel.Codec, i int) int {
 
 // Encode writes src in codec c to dst, of c.Size(len(src)) bytes. lost, if it is as long as src, becomes
 // what rounding loses; it may be src.
-func Encode(c kernel.Codec, dst []byte, src, lost []float32) {
+func Encode(c kernel.Codec, dst []byte, src, lost []float32) { encode(c, dst, src, lost, false) }
+
+// EncodeList is Encode of the values of a list, which CodecI2 codes in another way than those of an array.
+func EncodeList(c kernel.Codec, dst []byte, src, lost []float32) { encode(c, dst, src, lost, true) }
+
+func encode(c kernel.Codec, dst []byte, src, lost []float32, list bool) {
 	scales := dst[:c.ScaleBytes(len(src))]
 	codes := dst[c.ScaleBytes(len(src)):]
 	// The last codes and scales are not written whole.
@@ -65,7 +70,11 @@ func Encode(c kernel.Codec, dst []byte, src, lost []float32) {
 		case kernel.CodecBF16, kernel.CodecF16:
 			narrow(c, code, x, d, len(losses) > 0)
 		case kernel.CodecI2:
-			encodeTable(scale, code, x, d)
+			if list {
+				encodeHalves(scale, code, x, d)
+			} else {
+				encodeBins(scale, code, x, d)
+			}
 		case kernel.CodecSign:
 			encodeSigns(scale, code, x, d)
 		case kernel.CodecFP8:
@@ -325,11 +334,17 @@ func encodeSigns(scaleAt, codes []byte, x, decoded []float32) {
 	}
 }
 
-// encodeTable writes a group in CodecI2.
-func encodeTable(tableAt, codes []byte, x, decoded []float32) {
-	var parts [4]partial
-	var bins [group]byte
+// bins are the codes of the values of a group, and the partial sums of those with each code.
+type bins struct {
+	codes [group]byte
+	parts [4]partial
+}
+
+// encodeBins writes a group of an array in CodecI2.
+func encodeBins(tableAt, codes []byte, x, decoded []float32) {
+	var g bins
 	centered, n := decoded, float64(len(x))
+	parts := &g.parts
 	fast := sumGroup(x, &parts[0])
 	if !fast {
 		for i, v := range x {
@@ -338,8 +353,7 @@ func encodeTable(tableAt, codes []byte, x, decoded []float32) {
 	}
 	shift := float32(total(&parts[0]) / n)
 	if !finite(shift) { // and so is a value
-		clear(codes[:(len(x)+3)/4])
-		putTable(tableAt, codes, [4]float32{nan, nan, nan, nan}, decoded)
+		spoil(tableAt, codes, decoded)
 		return
 	}
 	if fast {
@@ -357,28 +371,135 @@ func encodeTable(tableAt, codes []byte, x, decoded []float32) {
 		scale = 1
 	}
 	if fast {
-		binGroup(&bins, centered, scale, &parts)
+		binGroup(&g.codes, centered, scale, parts)
 	} else {
 		parts[0] = partial{}
 		for i, c := range centered {
 			b := min(max(round(min(max(float32(c/scale)+2, -1), 4)), 0), 3)
-			bins[i] = byte(b)
+			g.codes[i] = byte(b)
 			parts[b&3][i%len(parts[0])] += float64(c)
 		}
 	}
-	for i := range codes[:(len(x)+3)/4] {
-		four := le.Uint32(bins[4*i:])
+	g.put(tableAt, codes, shift, decoded)
+}
+
+// Halves of a list's values of a sign are told apart by their magnitudes, of which a histogram has sixteen bars for
+// each octave.
+const (
+	barShift   = 19 // of a magnitude's bits, to its bar
+	octaveBars = 16
+	octaves    = 8 // that are told apart, up to that of the largest magnitude
+	barCount   = octaves * octaveBars
+	allBars    = 1 << (32 - barShift)
+	signBars   = allBars / 2
+)
+
+// encodeHalves writes a group of a list in CodecI2: of each sign the smaller values and the larger ones.
+func encodeHalves(tableAt, codes []byte, x, decoded []float32) {
+	var g bins
+	var bars [allBars]uint16
+	for _, v := range x {
+		bars[math.Float32bits(v)>>barShift]++
+	}
+	positive := bars[:signBars]
+	negative := bars[signBars:]
+	top := signBars - 1
+	for top > 0 && positive[top]|negative[top] == 0 {
+		top--
+	}
+	if top >= infinity>>barShift {
+		spoil(tableAt, codes, decoded)
+		return
+	}
+	lowest := (top/octaveBars - (octaves - 1)) * octaveBars // bar that is told apart
+	thresholds := [2]uint32{
+		threshold(positive, lowest),
+		threshold(negative, lowest),
+	}
+	if !halveGroup(&g, x, thresholds) {
+		for i, v := range x {
+			b := math.Float32bits(v)
+			sign := b >> 31
+			code := uint32(2)
+			if b&^signBit >= thresholds[sign] {
+				code = 3
+			}
+			code ^= -sign & 3
+			g.codes[i] = byte(code)
+			g.parts[code&3][i%len(g.parts[0])] += float64(v)
+		}
+	}
+	g.put(tableAt, codes, 0, decoded)
+}
+
+// threshold returns the magnitude from which on values of a sign are in the larger half: where their means, of the
+// middles of bars, lose the fewest squares. It is 0 if one bar has all values. All numbers are integers, but for the
+// quotients that are compared.
+func threshold(bars []uint16, lowest int) uint32 {
+	var counts [barCount]uint64
+	first := max(lowest, 0)
+	smaller := uint64(0)
+	for _, n := range bars[:first] {
+		smaller += uint64(n)
+	}
+	for i, n := range bars[first : lowest+barCount] {
+		counts[first-lowest+i] = uint64(n)
+	}
+	counts[0] += smaller
+	all, sum := uint64(0), uint64(0)
+	for bar, n := range counts {
+		all += n
+		sum += n * middle(bar)
+	}
+	best := 0.0
+	cut := 0
+	lower := uint64(0)
+	lowerSum := uint64(0)
+	for bar, n := range counts {
+		if lower > 0 && lower < all {
+			upper := all - lower
+			upperSum := sum - lowerSum
+			score := float64(lowerSum*lowerSum)/float64(lower) + float64(upperSum*upperSum)/float64(upper)
+			if score > best {
+				best = score
+				cut = bar
+			}
+		}
+		lower += n
+		lowerSum += n * middle(bar)
+	}
+	if cut == 0 {
+		return 0
+	}
+	return uint32(lowest+cut) << barShift
+}
+
+// middle returns the middle of a bar, in units of half a bar of the first octave. The square of the sum of a group has
+// less than 53 bits.
+func middle(bar int) uint64 { return uint64(33+2*(bar%octaveBars)) << (bar / octaveBars) }
+
+// put writes the codes of a group, and the table with the mean of the values of each, to which shift is added.
+func (g *bins) put(tableAt, codes []byte, shift float32, decoded []float32) {
+	n := len(decoded)
+	for i := range codes[:(n+3)/4] {
+		four := le.Uint32(g.codes[4*i:])
 		codes[i] = byte(four | four>>6 | four>>12 | four>>18)
 	}
-	counts := countCodes(codes[:(len(x)+3)/4], len(x))
+	counts := countCodes(codes[:(n+3)/4], n)
 	var table [4]float32
 	for b := range table {
 		if counts[b] > 0 {
-			table[b] = float32(total(&parts[b]) / float64(counts[b]))
+			table[b] = float32(total(&g.parts[b]) / float64(counts[b]))
 		}
 		table[b] = min(max(table[b]+shift, -largest), largest)
 	}
 	putTable(tableAt, codes, table, decoded)
+}
+
+// spoil writes a group of which a value is not finite.
+func spoil(tableAt, codes []byte, decoded []float32) {
+	clear(codes[:(len(decoded)+3)/4])
+	putTable(tableAt, codes, [4]float32{nan, nan, nan, nan}, decoded)
 }
 
 // countCodes counts how many of n values have each code.

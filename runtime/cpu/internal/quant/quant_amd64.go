@@ -111,3 +111,13 @@ func inChunks(n int, f func(from, to int) int) (done int) {
 	}
 	return done
 }
+
+// halveGroup stores the codes of a whole group of a list, and the partial sums of each, and reports whether it did.
+func halveGroup(g *bins, x []float32, thresholds [2]uint32) bool {
+	if !simd.AVX2 || len(x) != group {
+		return false
+	}
+	groupHalvesAVX2(&g.codes[0], &x[0], thresholds[0], thresholds[1])
+	groupBinSumsAVX2(&g.codes[0], &x[0], &g.parts)
+	return true
+}
