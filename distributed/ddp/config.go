@@ -99,8 +99,11 @@ type Config struct {
 	// rank needs memory for its contributions, less one, and for I32 like the gradients. The integers add up in any
 	// order, so that communicators without a fixed order ([comm.FixedOrder]) serve as well. A block with an element that
 	// is not finite is NaN. ClipNorm bounds the norm of the results, whatever Clip says. Contributions do not outlive a
-	// [Gradients.Rebind]: with other ranks, the step begins anew. It is for F32, F16 and BF16, reduced densely, and
-	// excludes Momentum, Values, Wire, Weighted, Shard, Mesh and Reducer.
+	// [Gradients.Rebind]: with other ranks, the step begins anew.
+	//
+	// It is for F32, F16 and BF16, reduced densely, and excludes Momentum, Values, Wire, Weighted, Shard, Mesh and
+	// Reducer: what a rank selects, or rounds at random, depends on what it has. So does a batch norm over the samples
+	// of a rank: a contribution is to be a function of its microbatch alone.
 	Reproducible int
 	// ReproducibleBits is the precision of a contribution, 8 to 30: with n bits, 2^(31-n) - 1 contributions
 	// are possible, 127 with 24 bits. 0 is as many as Reproducible allows: 27 for 12 contributions.

@@ -68,6 +68,7 @@ late carry them along.`,
       --density 0.05 --pattern dense,topkA
   tutti launch -n 4 --min 2 --restarts 9 train --elastic --pattern oktopk
   tutti train --text /usr/local/go/doc/go_spec.html --epochs 1 --batch 256
+  tutti train --reproducible 12 --batch 48 --json | jq -r .hash
   tutti train --outer 10 --pattern chunked --values i2 --density 0.05 \
       --beside dense,oktopk
   tutti train --json | jq -r '[.pattern, .accuracy, .ratio_to_dense] | @tsv'`,
@@ -87,6 +88,9 @@ late carry them along.`,
 func (t *trainCommand) configure(cmd *cobra.Command) error {
 	cfg := &t.cfg
 	cfg.Outer.Nesterov = cfg.Outer.Momentum > 0
+	if cfg.Reproducible > 0 && !cmd.Flags().Changed("pattern") {
+		cfg.Patterns = []string{sparse.Dense}
+	}
 	if cfg.Outer.Every == 0 {
 		err := excluded(cmd, "for an outer loop, which --outer makes",
 			"outer-lr", "outer-momentum", "outer-decay", "outer-fragments", "outer-delay", "outer-mix")
@@ -165,6 +169,10 @@ func (t *trainCommand) register(flags *pflag.FlagSet) {
 	flags.BoolVar(&t.cfg.NoErrorFeedback, "no-error-feedback", false,
 		"discard the residual instead of keeping it for the next step")
 	flags.IntVar(&t.cfg.WarmupSteps, "warmup-steps", t.cfg.WarmupSteps, "steps at the beginning that send everything")
+	flags.IntVar(&t.cfg.Reproducible, "reproducible", 0,
+		"`microbatches` of a step, which give the same weights to the last bit for any number of ranks")
+	flags.IntVar(&t.cfg.ReproducibleBits, "reproducible-bits", 0,
+		"precision of a microbatch's gradient, in `bits`; 0 is as many as their number allows")
 	t.registerOuter(flags)
 	flags.BoolVar(&t.cfg.Elastic, "elastic", false, "have members come and go, under tutti launch --min")
 	flags.StringVar(&t.cfg.Text, "text", "", "`file` whose bytes the network foretells, in the place of the digits")

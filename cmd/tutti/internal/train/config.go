@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -38,6 +39,10 @@ type Config struct {
 	// Beside are patterns that average gradients in every step, before those of Outer.
 	Beside []string
 
+	// Reproducible, if not 0, has the weights be the same to the last bit for any number of ranks: a step has so
+	// many microbatches, which the ranks share, and the momentum is one of all ranks. ReproducibleBits
+	// is the precision of each, see [ddp.Config].
+	Reproducible, ReproducibleBits int
 	// Elastic has members come and go ([RunElastic]).
 	Elastic bool
 
@@ -111,6 +116,15 @@ func (c Config) Validate() error {
 		return errors.New("an elastic training has one pattern, such as --pattern dense, and one kind of values")
 	case c.Elastic && (c.Outer.Every > 0 || c.Hosts > 0):
 		return errors.New("an elastic training has no outer loop and no hosts")
+	case c.Reproducible == 0 && c.ReproducibleBits != 0:
+		return errors.New("there are no microbatches (--reproducible) whose bits are set")
+	case c.Reproducible < 0 || c.Reproducible > c.Batch:
+		return bad("number of microbatches", c.Reproducible, fmt.Sprintf("in [1, %d], the batch", c.Batch))
+	case c.Reproducible > 0 && !slices.Equal(slices.Concat(c.Patterns, c.Values), []string{sparse.Dense, sparse.F32}):
+		return errors.New("a reproducible training is dense, with values of f32: what a rank selects or rounds depends on " +
+			"what it has")
+	case c.Reproducible > 0 && (c.Outer.Every > 0 || c.Hosts > 0 || c.WarmupSteps > 0):
+		return errors.New("a reproducible training has no outer loop, hosts or warm-up")
 	case c.Outer.Every == 0 && len(c.Beside) > 0:
 		return errors.New("there is no outer loop (--outer) to train others beside")
 	case c.WarmupSteps < 0:
@@ -197,6 +211,7 @@ func (c Config) bytes(examples int) float64 {
 	if c.Outer.Every > 0 {
 		floats += 2 * s.parameters()
 	}
+	floats += c.Reproducible * s.parameters() // which one rank may have all of
 	return 4*float64(floats) + 24*float64(c.Epochs)*float64(examples/c.Batch)
 }
 

@@ -33,6 +33,7 @@ const leaving = 5 * time.Second
 type progress struct {
 	Step, Tested int // steps that are done, and how many were when the accuracy was measured last
 	Params       []float32
+	Velocity     []float32 // with Reproducible: it is that of all members
 	History      history
 	Shared       []byte // of the reduction
 }
@@ -58,24 +59,46 @@ func newMember(ctx context.Context, rt runtime.Runtime, cfg Config, observer Obs
 	if err != nil {
 		return nil, err
 	}
-	reducer, _ := t.sparse.Sparse()
-	return &member{Reducer: reducer, trainer: t, testSet: testSet, observer: observer, start: time.Now()}, nil
+	m := &member{trainer: t, testSet: testSet, observer: observer, start: time.Now()}
+	if t.sparse != nil {
+		m.Reducer, _ = t.sparse.Sparse()
+	}
+	return m, nil
 }
 
 // Rebind implements [elastic.Trainer].
-func (m *member) Rebind(_ context.Context, c comm.Communicator) error {
+func (m *member) Rebind(ctx context.Context, c comm.Communicator) error {
 	m.rank.Comm = c
 	m.tested = m.testSet.share(c)
+	if m.fixed != nil {
+		return m.fixed.Rebind(ctx, c)
+	}
 	return m.Reducer.Rebind(c)
+}
+
+// BeforeCommit implements [elastic.Trainer].
+func (m *member) BeforeCommit(vote func(context.Context) error) {
+	if m.fixed != nil {
+		m.fixed.BeforeCommit(vote)
+	} else {
+		m.Reducer.BeforeCommit(vote)
+	}
 }
 
 // SharedState implements [elastic.Trainer].
 func (m *member) SharedState(ctx context.Context) ([]byte, error) {
-	shared, err := m.Reducer.SharedState(ctx)
+	save := m.fixed.SharedState
+	if m.fixed == nil {
+		save = m.Reducer.SharedState
+	}
+	shared, err := save(ctx)
 	if err != nil {
 		return nil, err
 	}
 	state := m.done
+	if m.fixed != nil {
+		state.Velocity = m.velocity
+	}
 	state.Params = m.model.params
 	state.History = m.history
 	state.Shared = shared
@@ -91,14 +114,20 @@ func (m *member) Restore(ctx context.Context, states ...[]byte) error {
 		return err
 	}
 	copy(m.model.params, state.Params)
-	clear(m.velocity)
+	clear(m.velocity[copy(m.velocity, state.Velocity):])
 	m.history = state.History
 	m.done = progress{Step: state.Step, Tested: state.Tested}
+	if m.fixed != nil {
+		return m.fixed.Restore(ctx, state.Shared)
+	}
 	return m.Reducer.Restore(ctx, state.Shared)
 }
 
 // Residuals implements [elastic.Trainer].
 func (m *member) Residuals() ([]*runtime.Tensor, error) {
+	if m.fixed != nil {
+		return nil, nil
+	}
 	residual, err := m.Residual()
 	if errors.Is(err, comm.ErrUnsupported) {
 		return nil, nil
@@ -189,6 +218,14 @@ func (m *member) measure(ctx context.Context, job *elastic.Member) error {
 
 // advance trains on one batch.
 func (m *member) advance(ctx context.Context, perEpoch, steps int) error {
+	if m.fixed != nil {
+		loss, err := m.contribute(ctx, m.done.Step, perEpoch)
+		if err != nil {
+			return err
+		}
+		m.descend(m.done.Step, perEpoch)
+		return m.advanced(ctx, loss, steps)
+	}
 	before := slices.Clone(m.velocity)
 	loss := m.move(m.done.Step, perEpoch)
 	err := runtime.CopyIn(m.update, m.gradient)
@@ -199,15 +236,20 @@ func (m *member) advance(ctx context.Context, perEpoch, steps int) error {
 		copy(m.velocity, before)
 		return err
 	}
-	m.done.Step++
-	if m.rank.Comm.Rank() == 0 {
-		m.observer.Step(m.cfg.Patterns[0], m.done.Step, steps)
-	}
 	if err := runtime.CopyOut(m.gradient, m.update); err != nil {
 		return err
 	}
 	blas32.Axpy(-1, vector(m.gradient), vector(m.model.params))
-	err = m.record(ctx, loss)
+	return m.advanced(ctx, loss, steps)
+}
+
+// advanced notes a step that was made.
+func (m *member) advanced(ctx context.Context, loss float64, steps int) error {
+	m.done.Step++
+	if m.rank.Comm.Rank() == 0 {
+		m.observer.Step(m.cfg.Patterns[0], m.done.Step, steps)
+	}
+	err := m.record(ctx, loss)
 	m.Curve[len(m.Curve)-1].Seconds = m.clock.Seconds()
 	return err
 }

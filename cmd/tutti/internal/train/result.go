@@ -18,6 +18,9 @@ type Result struct {
 	Network string `json:"network,omitempty"` // an emulated one
 	Device  string `json:"device"`            // rank 0's, on which gradients are exchanged
 	Ranks   int    `json:"ranks"`
+	// Reproducible is how many microbatches a step has, whose gradients give the same weights for any number of
+	// ranks; 0: it depends.
+	Reproducible int `json:"reproducible,omitempty"`
 	// Outer is the window of an outer loop, in steps; 0: every step exchanges.
 	Outer int `json:"outer,omitempty"`
 	// Rounds is how often the ranks exchanged.

@@ -74,6 +74,7 @@ type trainer struct {
 	update   *runtime.Tensor                 // exchanged, in memory of the rank's runtime
 	average  func(ctx context.Context) error // of update, if that is a gradient
 	sparse   *backend.Reducer                // for all ranks
+	fixed    *ddp.Gradients                  // or this one, with Reproducible
 	outer    *outer.Loop                     // or this one, over update
 	owned    []func() error                  // which close what was made
 	chosen   string                          // by auto
@@ -182,7 +183,9 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, data, test exam
 		NoErrorFeedback: cfg.NoErrorFeedback,
 		Schedule:        sparse.Schedule{WarmupSteps: cfg.WarmupSteps},
 	}
-	if cfg.Outer.Every == 0 {
+	if cfg.Reproducible > 0 {
+		err = t.newReproducible(ctx)
+	} else if cfg.Outer.Every == 0 {
 		if t.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, dtype.F32, reduce); err == nil {
 			t.owned = append(t.owned, t.sparse.Close)
 			t.average = func(ctx context.Context) error { return t.sparse.AllReduce(ctx, t.update) }
@@ -275,15 +278,20 @@ func (t *trainer) through(ctx context.Context, values []float32, exchange func()
 	return runtime.CopyOut(values, t.update)
 }
 
-// move makes the gradient what this rank would have the weights move by in a step, and returns the loss.
-func (t *trainer) move(step, stepsPerEpoch int) (loss float64) {
+// batch returns the images of a step, over all ranks.
+func (t *trainer) batch(step, stepsPerEpoch int) []int {
 	inEpoch := step % stepsPerEpoch
 	for ; t.epochs <= step/stepsPerEpoch; t.epochs++ {
 		t.rng.Shuffle(len(t.order), func(i, j int) {
 			t.order[i], t.order[j] = t.order[j], t.order[i]
 		})
 	}
-	batch := t.order[inEpoch*t.cfg.Batch : (inEpoch+1)*t.cfg.Batch]
+	return t.order[inEpoch*t.cfg.Batch : (inEpoch+1)*t.cfg.Batch]
+}
+
+// move makes the gradient what this rank would have the weights move by in a step, and returns the loss.
+func (t *trainer) move(step, stepsPerEpoch int) (loss float64) {
+	batch := t.batch(step, stepsPerEpoch)
 	ranks := t.rank.Comm.WorldSize()
 	rank := t.rank.Comm.Rank()
 	share := batch[rank*len(batch)/ranks : (rank+1)*len(batch)/ranks]
@@ -308,6 +316,14 @@ func (t *trainer) move(step, stepsPerEpoch int) (loss float64) {
 func (t *trainer) step(ctx context.Context, step, stepsPerEpoch int) error {
 	if tracer, ok := comm.As[comm.Tracer](t.rank.Comm); ok {
 		defer tracer.Span("step", time.Now())
+	}
+	if t.fixed != nil {
+		loss, err := t.contribute(ctx, step, stepsPerEpoch)
+		if err != nil {
+			return err
+		}
+		t.descend(step, stepsPerEpoch)
+		return t.record(ctx, loss)
 	}
 	loss := t.move(step, stepsPerEpoch)
 	if t.average != nil {
@@ -362,12 +378,19 @@ func (t *trainer) rounds() int {
 
 // record keeps the statistics of the step that was just made.
 func (t *trainer) record(ctx context.Context, loss float64) (err error) {
-	if t.outer != nil {
+	switch {
+	case t.outer != nil:
 		stats := t.outer.Stats()
 		t.Bytes = stats.SentBytes
 		t.Elements = stats.SentElements
 		t.exchange = stats.WaitTime
-	} else {
+	case t.fixed != nil:
+		var stats ddp.Stats
+		stats, err = t.fixed.Stats(ctx)
+		t.Bytes += stats.SentBytes
+		t.Elements += stats.SentElements
+		t.exchange += stats.WaitTime
+	default:
 		var stats sparse.Stats
 		if stats, err = t.sparse.Stats(ctx); stats.Chosen != "" {
 			t.chosen = stats.Chosen
@@ -391,7 +414,7 @@ func (t *trainer) checkLoss(ctx context.Context, last int) error {
 	for _, p := range t.Curve[len(t.Curve)-last:] {
 		sum += p.Loss
 	}
-	mean, err := backend.Reduce(ctx, t.rank, []float64{sum / float64(last)}, comm.Avg)
+	mean, err := t.mean(ctx, []float64{sum / float64(last)})
 	if err != nil {
 		return err
 	}
@@ -399,6 +422,15 @@ func (t *trainer) checkLoss(ctx context.Context, last int) error {
 		return fmt.Errorf("%w: the loss is %v after %d steps; lower --lr or --momentum", ErrDiverged, mean[0], len(t.Curve))
 	}
 	return nil
+}
+
+// mean averages values over the ranks, by sums, which MPI has as well.
+func (t *trainer) mean(ctx context.Context, values []float64) ([]float64, error) {
+	sums, err := backend.Reduce(ctx, t.rank, values, comm.Sum)
+	for i := range sums {
+		sums[i] /= float64(t.rank.Comm.WorldSize())
+	}
+	return sums, err
 }
 
 // checkAgreement returns an error when the ranks do not hold the same weights,
@@ -432,7 +464,7 @@ func (t *trainer) result(ctx context.Context) (Result, error) {
 	for _, p := range curve {
 		values = append(values, p.Loss, p.SentBytes)
 	}
-	values, err := backend.Reduce(ctx, t.rank, values, comm.Avg)
+	values, err := t.mean(ctx, values)
 	if err != nil {
 		return Result{}, err
 	}
@@ -455,6 +487,7 @@ func (t *trainer) result(ctx context.Context) (Result, error) {
 		Device:       t.rank.Runtime.Name(),
 		Ranks:        t.rank.Comm.WorldSize(),
 		Density:      density,
+		Reproducible: t.cfg.Reproducible,
 		Outer:        t.cfg.Outer.Every,
 		Rounds:       t.rounds(),
 		Hosts:        t.cfg.Hosts,

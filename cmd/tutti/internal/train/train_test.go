@@ -185,6 +185,29 @@ func TestDenseDoesNotDependOnRanks(t *testing.T) {
 	}
 }
 
+// With --reproducible the weights are the same to the last bit for any number of ranks, and the curve is that of dense
+// training.
+func TestReproducibleDoesNotDependOnRanks(t *testing.T) {
+	cfg := short("dense")
+	cfg.Batch = 48
+	dense := trainLocal(t, 2, cfg)["dense"]
+	cfg.Reproducible = 12
+	alone := trainLocal(t, 1, cfg)["dense"]
+	require.Len(t, alone.Curve, len(dense.Curve))
+	for step, p := range alone.Curve {
+		assert.InEpsilon(t, dense.Curve[step].Loss, p.Loss, 0.1, "step %d", step)
+	}
+	for _, ranks := range []int{2, 3, 4, 5, 6, 12, 13} {
+		r := trainLocal(t, ranks, cfg)["dense"]
+		assert.Equal(t, alone.Hash, r.Hash, "%d ranks", ranks)
+		assert.LessOrEqual(t, r.RatioToDense, 1.02)
+	}
+	cfg.ReproducibleBits = 20
+	coarse := trainLocal(t, 3, cfg)["dense"]
+	assert.NotEqual(t, alone.Hash, coarse.Hash)
+	assert.Equal(t, coarse.Hash, trainLocal(t, 4, cfg)["dense"].Hash)
+}
+
 // The tests are those of the weights at their time, on all test images, whatever
 // ranks divide them, and their time goes on.
 func TestAccuracyIsRecordedAgainstTime(t *testing.T) {
@@ -284,6 +307,10 @@ func TestRunNamesBadSettings(t *testing.T) {
 		"momentum":      func(c *Config) { c.Momentum = 1 },
 		"warm-up":       func(c *Config) { c.WarmupSteps = -1 },
 		"target":        func(c *Config) { c.Target = 0.97 },
+		"microbatches":  func(c *Config) { c.Reproducible = 33 },
+		"is dense":      func(c *Config) { c.Reproducible, c.Patterns = 4, []string{"topkA"} },
+		"no outer loop": func(c *Config) { c.Reproducible, c.WarmupSteps = 4, 1 },
+		"bits are set":  func(c *Config) { c.ReproducibleBits = 24 },
 	} {
 		cfg := Default("dense")
 		change(&cfg)
