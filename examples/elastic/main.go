@@ -1,4 +1,5 @@
-// Command elastic trains a softmax regression on digits with members that come and go.
+// Command elastic trains a softmax regression on digits with members that come and go. After each step, and at the end, the
+// weights are the same to the last bit as those of an undisturbed job, whatever members there were.
 //
 //	tutti launch -n 4 --min 2 --max 8 --restarts 10 ./elastic   # kill any of them: it joins again
 //	go run ./examples/elastic                                   # goroutines, of which one is killed, and others join
@@ -6,6 +7,7 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"errors"
 	"flag"
@@ -24,7 +26,6 @@ import (
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/elastic"
-	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/examples/digits"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -48,42 +49,97 @@ func main() {
 	}
 }
 
-// demonstrate has three members, of which the first is killed when all are there. The store is this process's.
+// demonstrate has three members, of which the first is killed when all are there, and then one that is alone: after each
+// step, all of them have the same weights.
 func demonstrate(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	var killed atomic.Bool
+	var hashes hashes
+	err := run(ctx, 3, func(i int, m *elastic.Member, e *elastic.Epoch, weights []float32) bool {
+		hashes.add(m.Steps(), weights)
+		if i == 0 && len(e.Members) == 3 { // and the others know it: they have made a step with it
+			killed.Store(true)
+			_ = m.Close()
+		}
+		return killed.Load() // before that they do not end
+	})
+	if err != nil {
+		return err
+	}
+	err = run(ctx, 1, func(_ int, m *elastic.Member, _ *elastic.Epoch, weights []float32) bool {
+		hashes.add(m.Steps(), weights)
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	if hashes.differ > 0 {
+		return fmt.Errorf("%d times, members had other weights than others had after the same step", hashes.differ)
+	}
+	fmt.Printf("one hash after each of %d steps, the last one %x\n", *steps, hashes.steps[*steps])
+	return nil
+}
+
+// run runs members, and returns the errors of all but the first of several. The store is this process's.
+func run(
+	ctx context.Context,
+	count int,
+	done func(i int, m *elastic.Member, e *elastic.Epoch, weights []float32) bool,
+) error {
 	conf, err := store.TLS([]byte(fmt.Sprint(rand.Uint64())), "example")
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	var members sync.WaitGroup
-	var killed atomic.Bool
 	server := store.NewServer(store.Options{})
 	defer server.Close() //nolint:errcheck // the members have ended
-	errs := make([]error, 3)
+	var members sync.WaitGroup
+	errs := make([]error, count)
 	for i := range errs {
 		members.Go(func() {
 			cfg := elastic.Config{Name: fmt.Sprint("member ", i), Min: 1, Max: 8, Terms: "digits 1", TLS: conf}
 			cfg.Dial = func(context.Context) (store.Store, error) { return server.Local(cfg.Name), nil }
-			errs[i] = train(ctx, cfg, "localhost", func(m *elastic.Member, e *elastic.Epoch) bool {
-				if i == 0 && len(e.Members) == 3 { // and the others know it: they have made a step with it
-					killed.Store(true)
-					_ = m.Close()
-				}
-				return killed.Load() // before that they do not end
+			errs[i] = train(ctx, cfg, "localhost", func(m *elastic.Member, e *elastic.Epoch, weights []float32) bool {
+				return done(i, m, e, weights)
 			})
 		})
 	}
 	members.Wait()
-	return errors.Join(errs[1:]...)
+	if count > 1 {
+		errs[0] = nil // it was killed
+	}
+	return errors.Join(errs...)
 }
 
-// finished reports whether the training may end after a step.
-type finished func(m *elastic.Member, e *elastic.Epoch) bool
+// hashes are those of the weights that members have.
+type hashes struct {
+	mu     sync.Mutex
+	steps  map[uint64][sha256.Size]byte // by step; guarded by mu
+	differ int                          // how many were others than those before; guarded by mu
+}
+
+// add compares the weights after a step with those of other members.
+func (h *hashes) add(step uint64, weights []float32) {
+	sum := sha256.Sum256(fmt.Append(nil, weights))
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.steps == nil {
+		h.steps = make(map[uint64][sha256.Size]byte)
+	}
+	before, known := h.steps[step]
+	if known && before != sum {
+		h.differ++
+	}
+	h.steps[step] = sum
+}
+
+// finished reports whether the training may end after a step, which has left weights.
+type finished func(m *elastic.Member, e *elastic.Epoch, weights []float32) bool
 
 // train is one member. It calls done after each step, unless that is nil.
 func train(ctx context.Context, cfg elastic.Config, listen string, done finished) error {
-	const batch, rate = 48, 0.5 // of all members together, so that neither depends on how many there are
+	// Of all members together, so that nothing depends on how many there are. Each microbatch is computed by one of them.
+	const batch, microbatches, rate = 48, 12, 0.5
 	training, test, err := digits.Split(1)
 	if err != nil {
 		return err
@@ -101,8 +157,7 @@ func train(ctx context.Context, cfg elastic.Config, listen string, done finished
 		return err
 	}
 	gradients := []*runtime.Tensor{gradient}
-	reduce := ddp.Config{Config: sparse.Config{Pattern: sparse.TopkA, Density: 0.1}, DenseUpTo: -1}
-	reducer, err := ddp.New(ctx, rt, noop.New(rt), gradients, reduce)
+	reducer, err := ddp.New(ctx, rt, noop.New(rt), gradients, ddp.Config{Reproducible: microbatches})
 	if err != nil {
 		return err
 	}
@@ -126,21 +181,38 @@ func train(ctx context.Context, cfg elastic.Config, listen string, done finished
 			fmt.Printf("%s: epoch %d, %v\n", cfg.Name, e.Number, e.Members)
 		}
 		time.Sleep(*pause)
-		clear(update)
 		step := int(m.Steps())
 		size := len(e.Members)
 		rank := e.Comm.Rank()
-		for i := rank * batch / size; i < (rank+1)*batch/size; i++ {
-			image := order[(step*batch+i)%len(order)] // a function of the step, so that members need no sampler's state
-			digits.Descend(update, weights, training.Image(image), training.Labels[image], rate*float64(size)/batch)
+		end := (rank + 1) * microbatches / size
+		for k := rank * microbatches / size; k < end; k++ {
+			clear(update)
+			for i := k * batch / microbatches; i < (k+1)*batch/microbatches; i++ {
+				image := order[(step*batch+i)%len(order)] // a function of the step, so that members need no sampler's state
+				digits.Descend(update, weights, training.Image(image), training.Labels[image], rate*microbatches/batch)
+			}
+			if k == end-1 {
+				break
+			}
+			if err := reducer.Accumulate(0, gradient); err != nil {
+				return err
+			}
 		}
-		if err := reducer.ReduceAll(ctx, gradients); err != nil { // which calls m.Commit
+		last := []*runtime.Tensor{gradient}
+		if rank*microbatches/size == end {
+			last[0] = nil // there are more members than microbatches
+		}
+		if err := reducer.ReduceAll(ctx, last); err != nil { // which calls m.Commit
 			return err // nothing has happened: the step is made again
 		}
-		for i, u := range update {
+		mean, err := cpu.Slice[float32](reducer.Result(0))
+		if err != nil {
+			return err
+		}
+		for i, u := range mean {
 			weights[i] -= u
 		}
-		if (done == nil || done(m, e)) && m.Steps() >= *steps {
+		if (done == nil || done(m, e, weights)) && m.Steps() >= *steps {
 			return io.EOF // that was the last step
 		}
 		return nil
