@@ -4,6 +4,7 @@
 //	go run ./.ci/bits                                     # three ranks of this process
 //	tutti launch -n 3 bits                                # processes over TCP
 //	mpirun -n 3 bits                                      # over MPI
+//	bits -reproducible                                    # sums for any number of ranks (ddp.Config.Reproducible)
 //	mpirun -n 4 bits -probe                               # how many results one sum has, by the length of the message
 //
 // CI compares what builds for amd64 and arm64 print, and worlds of both. -probe shows what libraries do that
@@ -35,6 +36,7 @@ import (
 func main() {
 	log.SetFlags(0)
 	log.SetPrefix("bits: ")
+	fixed := flag.Bool("reproducible", false, "print hashes that do not depend on the number of ranks")
 	probe := flag.Bool("probe", false, "print how many results one sum has")
 	flag.Parse()
 	var out bytes.Buffer
@@ -43,8 +45,11 @@ func main() {
 		if r.Comm.Rank() > 0 {
 			b.out = new(bytes.Buffer)
 		}
-		if *probe {
+		switch {
+		case *probe:
 			return b.probe()
+		case *fixed:
+			return b.reproducible()
 		}
 		return b.all()
 	}
@@ -76,11 +81,16 @@ const length = 20011
 
 // print prints a line with a hash of data.
 func (b *bits) print(name string, data ...[]byte) {
+	fmt.Fprintf(b.out, "%-40s %s\n", name, hash(data...))
+}
+
+// hash returns that of data.
+func hash(data ...[]byte) string {
 	h := sha256.New()
 	for _, d := range data {
 		h.Write(d)
 	}
-	fmt.Fprintf(b.out, "%-40s %x\n", name, h.Sum(nil)[:8])
+	return fmt.Sprintf("%x", h.Sum(nil)[:8])
 }
 
 // numbers are f32 of a rank with full mantissas, over 8 powers of 2.
