@@ -49,7 +49,7 @@ func TestAnyMembers(t *testing.T) {
 				_ = m.Close()
 			case m.Steps() >= end:
 				m.Leave()
-			case name == "first" && m.Steps()%3 == 0 && m.Steps() < *steps-10:
+			case name == "first" && m.Steps()%6 == 0 && m.Steps() < *steps-10:
 				next := fmt.Sprint("member ", m.Steps())
 				last := m.Steps() + 6 + random.Uint64N(20)
 				killed := random.IntN(2) == 0
