@@ -8,7 +8,8 @@ import (
 // Config says how a [Reducer] reduces a gradient. The zero value of each field
 // but Density is its default. All ranks use the same values.
 type Config struct {
-	// Pattern is one of [Patterns], "dense" unless set, or [Auto].
+	// Pattern is one of [Patterns], "dense" unless set, or [Auto]. What a rank selects follows from what it has, so
+	// that results depend on the number of ranks, with all but the dense one (ddp.Config.Reproducible).
 	Pattern string
 	// Values is the codec of the values that travel, one of [Values], F32 unless set. What rounding loses stays in
 	// the residual of the rank that has rounded, so it is sent in later steps, and so the dense pattern has
