@@ -144,7 +144,7 @@ func (r *reproducible) contribution(param, number int) (uintptr, error) {
 // Select implements reducer: it raises the exponents to those of this rank's contributions.
 func (r *reproducible) Select(context.Context, engine.Input) error {
 	t := r.g.transaction
-	if err := t.rt.Fill(r.exponents(), r.blocks, dtype.U8, 0); err != nil {
+	if err := t.rt.Fill(r.exponents(), r.blocks, dtype.I8, math.MinInt8); err != nil {
 		return err
 	}
 	for _, p := range r.parts {
@@ -164,7 +164,7 @@ func (r *reproducible) Select(context.Context, engine.Input) error {
 // Exchange implements reducer.
 func (r *reproducible) Exchange(ctx context.Context) error {
 	err := r.order.Around(ctx, func() error {
-		return r.g.meter.AllReduce(r.exponents(), r.exponents(), r.blocks, dtype.U8, comm.Max)
+		return r.g.meter.AllReduce(r.exponents(), r.exponents(), r.blocks, dtype.I8, comm.Max)
 	})
 	if err != nil {
 		return err

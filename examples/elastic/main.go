@@ -1,5 +1,5 @@
-// Command elastic trains a softmax regression on digits with members that come and go. After each step, and at the end, the
-// weights are the same to the last bit as those of an undisturbed job, whatever members there were.
+// Command elastic trains a softmax regression on digits with members that come and go. After each step, the weights are the
+// same to the last bit as those of an undisturbed job, whatever members there were.
 //
 //	tutti launch -n 4 --min 2 --max 8 --restarts 10 ./elastic   # kill any of them: it joins again
 //	go run ./examples/elastic                                   # goroutines, of which one is killed, and others join
@@ -49,8 +49,8 @@ func main() {
 	}
 }
 
-// demonstrate has three members, of which the first is killed when all are there, and then one that is alone: after each
-// step, all of them have the same weights.
+// demonstrate has three members, of which the first is killed when all are there, and then one that is alone: after
+// each step, all of them have the same weights.
 func demonstrate(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -136,10 +136,11 @@ func (h *hashes) add(step uint64, weights []float32) {
 // finished reports whether the training may end after a step, which has left weights.
 type finished func(m *elastic.Member, e *elastic.Epoch, weights []float32) bool
 
+// Of all members together, so that nothing depends on how many there are. Each microbatch is computed by one of them.
+const batch, microbatches, rate = 48, 12, 0.5
+
 // train is one member. It calls done after each step, unless that is nil.
 func train(ctx context.Context, cfg elastic.Config, listen string, done finished) error {
-	// Of all members together, so that nothing depends on how many there are. Each microbatch is computed by one of them.
-	const batch, microbatches, rate = 48, 12, 0.5
 	training, test, err := digits.Split(1)
 	if err != nil {
 		return err
@@ -182,25 +183,15 @@ func train(ctx context.Context, cfg elastic.Config, listen string, done finished
 		}
 		time.Sleep(*pause)
 		step := int(m.Steps())
-		size := len(e.Members)
-		rank := e.Comm.Rank()
-		end := (rank + 1) * microbatches / size
-		for k := rank * microbatches / size; k < end; k++ {
+		last, err := accumulate(reducer, gradient, e, func(k int) {
 			clear(update)
 			for i := k * batch / microbatches; i < (k+1)*batch/microbatches; i++ {
 				image := order[(step*batch+i)%len(order)] // a function of the step, so that members need no sampler's state
 				digits.Descend(update, weights, training.Image(image), training.Labels[image], rate*microbatches/batch)
 			}
-			if k == end-1 {
-				break
-			}
-			if err := reducer.Accumulate(0, gradient); err != nil {
-				return err
-			}
-		}
-		last := []*runtime.Tensor{gradient}
-		if rank*microbatches/size == end {
-			last[0] = nil // there are more members than microbatches
+		})
+		if err != nil {
+			return err
 		}
 		if err := reducer.ReduceAll(ctx, last); err != nil { // which calls m.Commit
 			return err // nothing has happened: the step is made again
@@ -223,6 +214,29 @@ func train(ctx context.Context, cfg elastic.Config, listen string, done finished
 	read := 100 * digits.Accuracy(weights, test)
 	fmt.Printf("%s: %.1f %% of the test images read after %d steps\n", cfg.Name, read, m.Steps())
 	return nil
+}
+
+// accumulate has compute make the gradient of each microbatch of this member, and keeps all but the last, which it
+// returns: nil if there are more members than microbatches.
+func accumulate(
+	reducer *ddp.Gradients,
+	gradient *runtime.Tensor,
+	e *elastic.Epoch,
+	compute func(microbatch int),
+) (last []*runtime.Tensor, err error) {
+	size := len(e.Members)
+	first := e.Comm.Rank() * microbatches / size
+	end := (e.Comm.Rank() + 1) * microbatches / size
+	for k := first; k < end; k++ {
+		compute(k)
+		if k == end-1 {
+			return []*runtime.Tensor{gradient}, nil
+		}
+		if err := reducer.Accumulate(0, gradient); err != nil {
+			return nil, err
+		}
+	}
+	return []*runtime.Tensor{nil}, nil
 }
 
 // connect makes the communicator of an epoch.

@@ -292,15 +292,15 @@ type Kernels interface {
 	// RaiseExponents raises the exponents of f to those of its N elements at x, F32, F16 or BF16.
 	RaiseExponents(f Fixed, x uintptr, dt dtype.DType) error
 	// StoreFixed stores the N elements at x, F32, F16 or BF16, as terms, rounded to nearest even, or adds them to
-	// the sums. Exponents are at least those of x. What a sum is in a block with exponent 255 is undefined.
+	// the sums. Exponents are at least those of x. What a sum is in a block that is not finite is undefined.
 	StoreFixed(f Fixed, x uintptr, dt dtype.DType, add bool) error
 	// LoadFixed stores the sums as elements of type dt: the F64 product of a sum, the power of two of its unit and
 	// 1/divisor, which is rounded to F64 before, is rounded to F32; multiplied by the F32 at factor, unless
-	// that is 0; and rounded to dt. All elements of a block with exponent 255 are NaN. divisor is at least 1.
+	// that is 0; and rounded to dt. All elements of a block that is not finite are NaN. divisor is at least 1.
 	LoadFixed(dst uintptr, dt dtype.DType, f Fixed, divisor int, factor uintptr) error
 	// SquareFixed stores in the F64 at sum the sum of the squares of the sums, times the squares of their units and of
 	// 1/divisor, with the same bits on every device: each square s*s is cut to a multiple of 64, and the sum over a block
-	// to a multiple of the unit that the block with the largest exponent has. It is NaN if an exponent is 255.
+	// to a multiple of the unit that the block with the largest exponent has. It is NaN if a block is not finite.
 	SquareFixed(f Fixed, divisor int, sum uintptr) error
 
 	// Balance sorts m samples (I32) in place and stores parts+1 bounds (I32): 0,

@@ -17,6 +17,9 @@ DEVICE u64 fixed_blocks(u64 skip, u64 n) { return n ? (skip + n + fixed_block - 
 DEVICE u64 warp_index() { return (u64)block() * block_warps + warp(); }
 DEVICE u64 warp_count() { return (u64)blocks() * block_warps; }
 
+// An exponent as it is stored: less 128, so that the order of I8 is that of exponents.
+DEVICE u32 field_of(u8 exponent) { return exponent ^ 0x80u; }
+
 // Element number j of this thread in block b; those from n on, and before the first, do not exist.
 DEVICE u64 fixed_element(u64 b, u32 j, u64 skip) { return b * fixed_block + j * warp_size + lane() - skip; }
 
@@ -39,7 +42,7 @@ template <typename T> DEVICE void raise_exponents(const fixed_args &a) {
       if (i < a.n) largest = most(largest, key_of(widen(x[i])));
     }
     const u32 exponent = warp_most(largest) >> 23;
-    if (lane() == 0 && exponent > a.exponents[b]) a.exponents[b] = (u8)exponent;
+    if (lane() == 0 && exponent > field_of(a.exponents[b])) a.exponents[b] = (u8)(exponent ^ 0x80u);
   }
 }
 KERNEL raise_exponents_f32(fixed_args a) { raise_exponents<float>(a); }
@@ -53,7 +56,7 @@ template <typename T> DEVICE void store_fixed(const fixed_args &a) {
   const T *x = (const T *)a.x;
   const u64 all = fixed_blocks(a.skip, a.n);
   for (u64 b = warp_index(); b < all; b += warp_count()) {
-    const u32 exponent = a.exponents[b];
+    const u32 exponent = field_of(a.exponents[b]);
     const double scale = exponent == not_finite ? 0 : power_of_two((i64)a.bits + exponent_bias - exponent);
 #pragma unroll
     for (u32 j = 0; j < fixed_block / warp_size; j++) {
@@ -74,7 +77,7 @@ template <typename T> DEVICE void load_fixed(const fixed_args &a) {
   const double inverse = 1 / (double)a.divisor;
   const u64 all = fixed_blocks(a.skip, a.n);
   for (u64 b = warp_index(); b < all; b += warp_count()) {
-    const u32 exponent = a.exponents[b];
+    const u32 exponent = field_of(a.exponents[b]);
     const double scale = inverse * power_of_two((i64)exponent - exponent_bias - (i64)a.bits);
 #pragma unroll
     for (u32 j = 0; j < fixed_block / warp_size; j++) {
@@ -108,7 +111,7 @@ KERNEL top_exponent(square_args a) {
   static SHARED u32 warps[block_warps];
   const u64 all = fixed_blocks(a.skip, a.n);
   u32 top = 0;
-  for (u64 b = thread(); b < all; b += threads()) top = most(top, (u32)a.exponents[b]);
+  for (u64 b = thread(); b < all; b += threads()) top = most(top, field_of(a.exponents[b]));
   top = warp_most(top);
   if (lane() == 0) warps[warp()] = top;
   barrier();
@@ -132,7 +135,7 @@ KERNEL square_fixed(square_args a) {
     }
 #pragma unroll
     for (u32 by = warp_size / 2; by > 0; by /= 2) squares += shuffle_xor(squares, by);
-    const u32 shift = 2 * (top - a.exponents[b]);
+    const u32 shift = 2 * (top - field_of(a.exponents[b]));
     squares = shift < 64 ? squares >> shift : 0;
     words.low += squares & 0xffffffff;
     words.high += squares >> 32;

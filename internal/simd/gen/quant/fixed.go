@@ -8,6 +8,9 @@ import (
 	. "github.com/tutti-go/tutti/internal/simd/gen/avx"
 )
 
+// sign is the bit by which an exponent as it is stored, an I8, differs from the field of a float.
+const sign = 1 << 7
+
 // raiseExponents keeps the greater of the exponent that a block has and that of its largest value.
 func raiseExponents() {
 	Kernel("raiseExponentsAVX2", "func(exponents *byte, src []float32) (done int)",
@@ -25,8 +28,10 @@ func raiseExponents() {
 		VMOVD(Fold(largest, VPMAXSD), exponent)
 		SHRL(Imm(23), exponent)
 		MOVBLZX(Mem{Base: exponents}, known)
+		XORL(U32(sign), known)
 		CMPL(exponent, known)
 		CMOVLLT(known, exponent)
+		XORL(U32(sign), exponent)
 		MOVB(exponent.As8(), Mem{Base: exponents})
 	}, step{exponents, 1})
 }
@@ -42,6 +47,7 @@ func storeFixed() {
 	blocks("sums", func(sums Register) {
 		power, half := GP64(), GP64()
 		MOVBQZX(Mem{Base: exponents}, power)
+		XORQ(U32(sign), power)
 		SUBQ(bits, power)
 		NEGQ(power)
 		ADDQ(Imm(126), power) // of two
@@ -83,6 +89,7 @@ func loadFixed() {
 	blocks("dst", func(dst Register) {
 		power := GP64()
 		MOVBQZX(Mem{Base: exponents}, power)
+		XORQ(U32(sign), power)
 		CMPQ(power, U32(255))
 		JE(LabelRef("end"))
 		SUBQ(bits, power)

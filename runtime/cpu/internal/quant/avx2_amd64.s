@@ -1490,8 +1490,10 @@ block:
 	VMOVD        X1, SI
 	SHRL         $0x17, SI
 	MOVBLZX      (AX), DI
+	XORL         $0x00000080, DI
 	CMPL         SI, DI
 	CMOVLLT      DI, SI
+	XORL         $0x00000080, SI
 	MOVB         SI, (AX)
 	ADDQ         $0x00000001, AX
 	ADDQ         $0x00000100, CX
@@ -1519,6 +1521,7 @@ block:
 	CMPQ         R8, DI
 	JGE          end
 	MOVBQZX      (AX), R9
+	XORQ         $0x00000080, R9
 	SUBQ         DX, R9
 	NEGQ         R9
 	ADDQ         $0x7e, R9
@@ -1604,6 +1607,7 @@ block:
 	CMPQ         DI, SI
 	JGE          end
 	MOVBQZX      (AX), R8
+	XORQ         $0x00000080, R8
 	CMPQ         R8, $0x000000ff
 	JE           end
 	SUBQ         DX, R8

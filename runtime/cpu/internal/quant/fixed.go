@@ -1,15 +1,19 @@
 package quant
 
-import (
-	"math"
-	"math/bits"
-)
+import "math"
 
 // bias is of the exponents of blocks: values are below 2^(exponent-bias).
 const bias = 126
 
 // notFinite is the exponent of a block that has a NaN or an infinity.
 const notFinite = 255
+
+// exponent is that of a block as it is stored: less 128, so that the order of I8 is that of exponents.
+type exponent byte
+
+const sign = 1 << 7
+
+func (e exponent) field() int { return int(e ^ sign) }
 
 // rows calls f for the blocks of n elements, of which the first one lacks skip elements: whole ones that follow each
 // other at once.
@@ -32,7 +36,8 @@ func RaiseExponents(exponents []byte, x []float32, skip int) {
 		from += raiseBlocks(exponents[b:], x[from:to])
 		for ; from < to; from++ {
 			e := &exponents[(skip+from)/block]
-			*e = max(*e, byte(math.Float32bits(x[from])>>23))
+			field := byte(math.Float32bits(x[from]) >> 23)
+			*e = max(*e^sign, field) ^ sign
 		}
 	})
 }
@@ -44,7 +49,7 @@ func StoreFixed(sums []int32, exponents []byte, x []float32, skip, precision int
 		for from < to {
 			b := (skip + from) / block
 			end := min((b+1)*block-skip, to)
-			scale := math.Ldexp(1, precision+bias-int(exponents[b]))
+			scale := math.Ldexp(1, precision+bias-exponent(exponents[b]).field())
 			for i, v := range x[from:end] {
 				term := int32(math.RoundToEven(float64(v) * scale))
 				if add {
@@ -71,8 +76,9 @@ func LoadFixed(dst []float32, sums []int32, exponents []byte, skip, precision, d
 				b = (skip + from) / block
 			}
 			end := min((b+1)*block-skip, to)
-			scale := math.Ldexp(inverse, int(exponents[b])-bias-precision)
-			if exponents[b] == notFinite {
+			field := exponent(exponents[b]).field()
+			scale := math.Ldexp(inverse, field-bias-precision)
+			if field == notFinite {
 				scale = math.NaN()
 			}
 			for i, sum := range sums[from:end] {
@@ -86,9 +92,9 @@ func LoadFixed(dst []float32, sums []int32, exponents []byte, skip, precision, d
 // SquareFixed returns the sum of the squares of sums. Integers add up to it, in any order.
 func SquareFixed(sums []int32, exponents []byte, skip, precision, divisor int) float64 {
 	const unit = 6 // low bits of squares that are cut, so that those of a block are less than 2^62
-	top := byte(0)
+	top := 0
 	for _, e := range exponents {
-		top = max(top, e)
+		top = max(top, exponent(e).field())
 	}
 	if top == notFinite {
 		return math.NaN()
@@ -101,11 +107,11 @@ func SquareFixed(sums []int32, exponents []byte, skip, precision, divisor int) f
 		for _, s := range sums[from:end] {
 			squares += uint64(int64(s)*int64(s)) >> unit
 		}
-		squares >>= min(2*uint(top-e), bits.UintSize-1)
+		squares >>= min(2*uint(top-exponent(e).field()), 63)
 		low += squares & math.MaxUint32
 		high += squares >> 32
 	}
 	total := float64(float64(high)*(1<<32)) + float64(low)
-	norm := math.Ldexp(1/float64(divisor), int(top)-bias-precision)
+	norm := math.Ldexp(1/float64(divisor), top-bias-precision)
 	return float64(total*(1<<unit)) * float64(norm*norm)
 }
