@@ -1,5 +1,5 @@
-// Command elastic trains a softmax regression on digits with members that come and go. After each step, the weights are the
-// same to the last bit as those of an undisturbed job, whatever members there were.
+// Command elastic trains a softmax regression on digits with members that come and go. After each step, the weights
+// are the same to the last bit as those of an undisturbed job, whatever members there were.
 //
 //	tutti launch -n 4 --min 2 --max 8 --restarts 10 ./elastic   # kill any of them: it joins again
 //	go run ./examples/elastic                                   # goroutines, of which one is killed, and others join
@@ -145,25 +145,22 @@ func train(ctx context.Context, cfg elastic.Config, listen string, done finished
 	if err != nil {
 		return err
 	}
-	rt := cpu.New()
 	order := rand.New(rand.NewPCG(1, 0)).Perm(training.Len())
-	weights := make([]float32, digits.Pixels*digits.Classes)
-	update := make([]float32, len(weights))
-	parameters, err := cpu.Wrap(rt, weights)
+	rt := cpu.New()
+	weights, parameters, err := wrapped(rt)
 	if err != nil {
 		return err
 	}
-	gradient, err := cpu.Wrap(rt, update)
+	update, gradient, err := wrapped(rt)
 	if err != nil {
 		return err
 	}
-	gradients := []*runtime.Tensor{gradient}
-	reducer, err := ddp.New(ctx, rt, noop.New(rt), gradients, ddp.Config{Reproducible: microbatches})
+	reduce := ddp.Config{Reproducible: microbatches}
+	reducer, err := ddp.New(ctx, rt, noop.New(rt), []*runtime.Tensor{gradient}, reduce)
 	if err != nil {
 		return err
 	}
 	defer reducer.Close()
-
 	config := cfg.TLS
 	cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
 		return connect(ctx, kv, p, config, listen)
@@ -182,12 +179,10 @@ func train(ctx context.Context, cfg elastic.Config, listen string, done finished
 			fmt.Printf("%s: epoch %d, %v\n", cfg.Name, e.Number, e.Members)
 		}
 		time.Sleep(*pause)
-		step := int(m.Steps())
-		last, err := accumulate(reducer, gradient, e, func(k int) {
+		last, err := accumulate(reducer, gradient, e, func(microbatch int) {
 			clear(update)
-			for i := k * batch / microbatches; i < (k+1)*batch/microbatches; i++ {
-				image := order[(step*batch+i)%len(order)] // a function of the step, so that members need no sampler's state
-				digits.Descend(update, weights, training.Image(image), training.Labels[image], rate*microbatches/batch)
+			for _, i := range images(order, int(m.Steps()), microbatch) {
+				digits.Descend(update, weights, training.Image(i), training.Labels[i], rate*microbatches/batch)
 			}
 		})
 		if err != nil {
@@ -211,9 +206,24 @@ func train(ctx context.Context, cfg elastic.Config, listen string, done finished
 	if err != nil {
 		return err
 	}
-	read := 100 * digits.Accuracy(weights, test)
-	fmt.Printf("%s: %.1f %% of the test images read after %d steps\n", cfg.Name, read, m.Steps())
+	fmt.Printf("%s: %.1f %% of the test images read after %d steps\n",
+		cfg.Name, 100*digits.Accuracy(weights, test), m.Steps())
 	return nil
+}
+
+// wrapped returns numbers like the weights, and a tensor of them.
+func wrapped(rt *cpu.Runtime) ([]float32, *runtime.Tensor, error) {
+	values := make([]float32, digits.Pixels*digits.Classes)
+	t, err := cpu.Wrap(rt, values)
+	return values, t, err
+}
+
+// images returns those of a microbatch: a function of the step, so that members need no sampler's state.
+func images(order []int, step, microbatch int) (list []int) {
+	for i := microbatch * batch / microbatches; i < (microbatch+1)*batch/microbatches; i++ {
+		list = append(list, order[(step*batch+i)%len(order)])
+	}
+	return list
 }
 
 // accumulate has compute make the gradient of each microbatch of this member, and keeps all but the last, which it
