@@ -166,6 +166,9 @@ func (p *pair) peerLeaves() {
 func (p *pair) fail(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.gone == nil && p.node.report != nil && !errors.Is(err, errLeft) {
+		p.node.report(p.rank, err) // before this rank's waits end, and the process perhaps
+	}
 	p.lose(connectionLost(err))
 	if p.state == closed {
 		return

@@ -62,6 +62,7 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/env"
+	"github.com/tutti-go/tutti/internal/fault"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	thishost "github.com/tutti-go/tutti/internal/machine"
 	"github.com/tutti-go/tutti/internal/segment"
@@ -96,6 +97,8 @@ type Config struct {
 	// Patience is how long New waits for other ranks if its context has no deadline: by default what
 	// TUTTI_CONNECT_TIMEOUT says ([Config.ReadEnv]), or 10 minutes.
 	Patience time.Duration
+
+	report func(lost int, reason error) // tells the launcher of a rank that is lost; nil where there is none
 }
 
 // ReadEnv sets the fields for which the environment has variables: TUTTI_TCP_LISTEN, of which ranks of a machine take
@@ -194,6 +197,12 @@ func fromJob(ctx context.Context, job rendezvous.Job) (comm.Communicator, error)
 	if err != nil {
 		return nil, err
 	}
+	if job.Hosted {
+		c.report = func(lost int, reason error) {
+			r := fault.Report{By: job.Rank, About: lost, Reason: reason.Error()}
+			kv.Post(r.Key(), r.Value())
+		}
+	}
 	var n *node
 	err = job.Round(ctx, kv, "tcp", func(ctx context.Context, number string) (err error) {
 		c.World = number
@@ -232,6 +241,7 @@ func newNode(ctx context.Context, kv store.Store, c Config) (*node, error) {
 		patience: beats,
 		stop:     make(chan struct{}),
 		wires:    map[uint64]*wire{},
+		report:   c.report,
 	}
 	if c.WorldSize < 1 || c.Rank < 0 || c.Rank >= c.WorldSize || c.Silence < time.Second {
 		return nil, c.fail(fmt.Errorf("%w: rank %d of %d, silence %v", comm.ErrArgument, c.Rank, c.WorldSize, c.Silence))

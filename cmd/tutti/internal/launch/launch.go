@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -80,14 +81,15 @@ const dumpTime = 10 * time.Second
 
 // Keys of the store.
 const (
-	keys      = "launch/"
-	jobKey    = keys + "job"      // what all launchers have alike; leased in a served store unless the job is elastic
-	leaderKey = keys + "leader"   // the launcher that begins a job in a served store, leased
-	machines  = keys + "machine/" // by the number of ranks up to it, leased
-	planKey   = keys + "plan"
-	ranksKey  = keys + "ranks"   // how many have come
-	dumps     = keys + "dump/"   // by file and piece
-	relayed   = keys + "signal/" // the last one, by machine
+	keys       = "launch/"
+	jobKey     = keys + "job"      // what all launchers have alike; leased in a served store unless the job is elastic
+	leaderKey  = keys + "leader"   // the launcher that begins a job in a served store, leased
+	machines   = keys + "machine/" // by the number of ranks up to it, leased
+	planKey    = keys + "plan"
+	ranksKey   = keys + "ranks"     // how many have come
+	dumps      = keys + "dump/"     // by file and piece
+	successKey = keys + "succeeded" // of an elastic job: a rank has
+	relayed    = keys + "signal/"   // the last one, by machine
 )
 
 // machine is one that has come.
@@ -95,14 +97,43 @@ type machine struct {
 	Host  string        `json:"host"`
 	Ranks int           `json:"ranks"`
 	Grace time.Duration `json:"grace"`
+	// Address is the one by which the machine reaches the store.
+	Address string   `json:"address,omitempty"`
+	Hosts   []string `json:"hosts,omitempty"` // emulated ones, with as many ranks each; nil for Host
+}
+
+// host is the name of the one that a rank of the machine is on.
+func (m machine) host(local int) string {
+	if len(m.Hosts) == 0 || m.Ranks < len(m.Hosts) {
+		return m.Host
+	}
+	return m.Hosts[min(local/(m.Ranks/len(m.Hosts)), len(m.Hosts)-1)]
+}
+
+// read reads what a launcher says of its machine.
+func (m *machine) read(text []byte) error {
+	if err := json.Unmarshal(text, m); err != nil {
+		return err
+	}
+	m.Host = printable.Text(m.Host)
+	m.Address = printable.Text(m.Address)
+	m.Grace = max(0, min(m.Grace, longestGrace))
+	for i := range m.Hosts {
+		m.Hosts[i] = printable.Text(m.Hosts[i])
+	}
+	if m.Ranks < 1 || m.Ranks > MaxRanks {
+		return fmt.Errorf("%w: %q has %d ranks", comm.ErrArgument, m.Host, m.Ranks)
+	}
+	return nil
 }
 
 // plan is who runs which ranks.
 type plan struct {
-	Size     int            `json:"size"`
-	First    map[string]int `json:"first"` // rank, by the machine's key
-	Restarts int            `json:"restarts"`
-	Grace    time.Duration  `json:"grace"` // the longest of all machines
+	Size     int                `json:"size"`
+	First    map[string]int     `json:"first"` // rank, by the machine's key
+	Restarts int                `json:"restarts"`
+	Grace    time.Duration      `json:"grace"` // the longest of all machines
+	Machines map[string]machine `json:"machines"`
 }
 
 // End is how a job ended: the error that the launchers return. The zero value is success.
@@ -142,11 +173,12 @@ type agent struct {
 	dialer  store.Dialer // where the store is another process's
 	host    string
 	began   time.Time
-	address string // of the store
-	known   string // what tells the secret
-	key     string // the machine's
-	ranks   int    // that have come up to this machine
-	first   bool   // it makes the plan and collects flight records: the first machine's, or the leader of a served store
+	address string   // of the store
+	known   string   // what tells the secret
+	key     string   // the machine's
+	ranks   int      // that have come up to this machine
+	silent  []string // keys of machines whose launchers did not answer at the end
+	first   bool     // it makes the plan and collects flight records: the first machine's, or the leader of a served store
 	plan    plan
 	env     []string // of all ranks of this machine
 	out     *outlet
@@ -230,14 +262,31 @@ func (a *agent) arrive(ctx context.Context) error {
 	}
 	a.key = fmt.Sprintf("%s%08d", machines, n)
 	a.ranks = int(n)
-	text, _ := json.Marshal(machine{a.host, a.Ranks, a.Grace})
+	text, _ := json.Marshal(a.machine())
 	return a.kv.Set(ctx, a.key, text, store.Lease)
+}
+
+// machine is this one, as the others know it.
+func (a *agent) machine() machine {
+	m := machine{Host: a.host, Ranks: a.Ranks, Grace: a.Grace}
+	m.Address, _, _ = net.SplitHostPort(a.address)
+	if local := a.kv.LocalAddr(); local != nil {
+		m.Address, _, _ = net.SplitHostPort(local.String())
+	}
+	for _, host := range a.Hosts {
+		m.Hosts = append(m.Hosts, host.Name)
+	}
+	return m
 }
 
 // elastic runs the ranks of this machine in a job whose machines come and go. It ends when each rank has ended, with
 // success if one has. A first machine keeps the store until the others have gone.
 func (a *agent) elastic(ctx context.Context) error {
-	a.plan = plan{Size: a.ranks, First: map[string]int{a.key: a.ranks - a.Ranks}}
+	a.plan = plan{
+		Size:     a.ranks,
+		First:    map[string]int{a.key: a.ranks - a.Ranks},
+		Machines: map[string]machine{a.key: a.machine()},
+	}
 	if a.first && a.Listen != "" {
 		fmt.Fprintf(a.notes, "tutti: other machines join with %s: tutti launch --join %s -n RANKS COMMAND\n",
 			a.known, a.address)
@@ -249,6 +298,9 @@ func (a *agent) elastic(ctx context.Context) error {
 	go a.relay(relaying, g)
 	end := a.follow(ctx, g, failures)
 	a.stop(g, end.Signal)
+	if a.succeeded(g) {
+		_ = a.kv.Set(context.WithoutCancel(ctx), successKey, nil)
+	}
 	var err error
 	switch {
 	case a.Served: // records stay on the machines, of which none is special
@@ -256,6 +308,10 @@ func (a *agent) elastic(ctx context.Context) error {
 	case a.first:
 		if end.Signal == 0 {
 			_, _ = a.await(ctx, func(present []store.Entry) bool { return len(present) < 2 })
+		}
+		if end.Rank && a.othersSucceeded() {
+			fmt.Fprintf(a.notes, "tutti: %s; ranks of other machines have ended with success\n", end.Text)
+			end = End{}
 		}
 		a.leave()
 		err = a.takeDumps()
@@ -268,6 +324,19 @@ func (a *agent) elastic(ctx context.Context) error {
 		return cmp.Or(err, error(&end))
 	}
 	return err
+}
+
+// othersSucceeded reports whether a rank of an elastic job has ended with success on a machine that has joined.
+func (a *agent) othersSucceeded() bool {
+	listed, err := a.kv.List(context.Background(), successKey)
+	return err == nil && len(listed) > 0
+}
+
+// succeeded reports whether a rank of this machine has ended with success.
+func (a *agent) succeeded(g *group) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.seen.Succeeded) > 0
 }
 
 // follow waits until the ranks of this machine have ended, in an elastic job, and returns how. It connects to the store
@@ -402,16 +471,14 @@ func (a *agent) makePlan(ctx context.Context) error {
 			a.known, a.address)
 	}
 	present, err := a.await(ctx, func(present []store.Entry) bool { return len(present) >= a.Machines })
-	p := plan{First: map[string]int{}, Restarts: a.Restarts}
+	p := plan{First: map[string]int{}, Restarts: a.Restarts, Machines: map[string]machine{}}
 	var names []string
 	for _, e := range present[:min(len(present), a.Machines)] {
 		var m machine
-		err = cmp.Or(err, json.Unmarshal(e.Value, &m))
-		if m.Ranks < 1 || m.Ranks > MaxRanks {
-			err = cmp.Or(err, fmt.Errorf("%w: %q has %d ranks", comm.ErrArgument, m.Host, m.Ranks))
-		}
-		p.Grace = max(p.Grace, min(m.Grace, longestGrace))
-		names = append(names, printable.Text(m.Host))
+		err = cmp.Or(err, m.read(e.Value))
+		p.Grace = max(p.Grace, m.Grace)
+		p.Machines[e.Key] = m
+		names = append(names, m.Host)
 		p.First[e.Key] = p.Size
 		p.Size += m.Ranks
 	}
@@ -482,15 +549,18 @@ func (a *agent) abandon(ctx context.Context, err error) {
 // round runs the ranks once, until all launchers know how they ended.
 func (a *agent) round(ctx context.Context, round int) (end End, err error) {
 	lasting := context.WithoutCancel(ctx)
-	g := a.start(round, func(failed End) { a.finish(lasting, round, failed) })
+	failures := make(chan End, a.Ranks)
+	g := a.start(round, func(failed End) {
+		failures <- failed
+		a.finish(lasting, round, failed)
+	})
 	watching, cancel := context.WithCancel(lasting)
 	defer cancel()
 	go a.relay(watching, g)
 	if a.first || a.Served { // whose leader may be lost as well
 		if stop, err := a.kv.Watch(watching, machines, func(e store.Event) {
 			if _, ours := a.plan.First[e.Key]; ours && e.Deleted {
-				var m machine
-				_ = json.Unmarshal(e.Value, &m)
+				m := a.plan.Machines[e.Key]
 				text := fmt.Sprintf("the launcher of %s has ended, or its machine cannot be reached", m.Host)
 				go a.finish(lasting, round, End{Text: text, Code: 1})
 			}
@@ -514,14 +584,71 @@ func (a *agent) round(ctx context.Context, round int) (end End, err error) {
 		case <-watching.Done():
 		}
 	}()
-	text, err := a.kv.Get(watching, endKey(round))
-	if err == nil {
-		end, err = readEnd(text)
-	} else if len(a.Join) > 0 {
-		err = fmt.Errorf("%s: %w", a.keeper(), err)
+	end, err = a.awaitEnd(watching, round, failures)
+	if err != nil || !end.Rank {
+		a.stop(g, end.Signal)
+		return end, err
 	}
+	time.Sleep(settleTime)
+	a.testify(lasting, g, round)
+	judged := make(chan End, 1)
+	stopped := make(chan struct{})
+	go func() {
+		verdict := a.judge(lasting, round, end)
+		judged <- verdict
+		a.announce(verdict, stopped)
+	}()
 	a.stop(g, end.Signal)
-	return end, err
+	close(stopped)
+	return <-judged, nil
+}
+
+// announce says at once why the ranks are told to end, where they take their time.
+func (a *agent) announce(end End, stopped <-chan struct{}) {
+	select {
+	case <-stopped:
+	case <-time.After(linger):
+		fmt.Fprintf(a.notes, "tutti: %s; the other ranks have %v to end\n", end.Text, a.Grace)
+	}
+}
+
+// awaitEnd waits until a launcher says how a round has ended. One whose rank has failed, and that does not reach the
+// others, says so alone.
+func (a *agent) awaitEnd(ctx context.Context, round int, failures <-chan End) (End, error) {
+	type word struct {
+		text []byte
+		err  error
+	}
+	words := make(chan word, 1)
+	go func() {
+		text, err := a.kv.Get(ctx, endKey(round))
+		words <- word{text, err}
+	}()
+	var failed End
+	var expired <-chan time.Time // nil until a rank has failed
+	for {
+		select {
+		case w := <-words:
+			if w.err != nil && len(a.Join) > 0 {
+				return End{}, fmt.Errorf("%s: %w", a.keeper(), w.err)
+			}
+			if w.err != nil {
+				return End{}, w.err
+			}
+			return readEnd(w.text)
+		case f := <-failures:
+			if expired == nil {
+				failed = f
+				expired = time.After(answerTime)
+			}
+		case <-expired:
+			failed.Text = fmt.Sprintf("%s does not answer at %s: is it down, or the network to it cut? Here, %s",
+				a.keeper(), a.joined(), failed.Text)
+			failed.Rank = false
+			_ = a.kv.Close() // nothing can be said any more
+			return failed, nil
+		}
+	}
 }
 
 // all waits until the ranks of all machines have come to a stage of a round.
@@ -588,7 +715,10 @@ func (a *agent) leave() {
 	defer cancel()
 	_ = a.kv.Delete(ctx, a.key, 0) // it goes with the session as well
 	if a.first {
-		ours := func(e store.Entry) bool { _, ok := a.plan.First[e.Key]; return ok }
+		ours := func(e store.Entry) bool {
+			_, planned := a.plan.First[e.Key]
+			return planned && !slices.Contains(a.silent, e.Key)
+		}
 		_, _ = a.await(ctx, func(present []store.Entry) bool { return !slices.ContainsFunc(present, ours) })
 	}
 }

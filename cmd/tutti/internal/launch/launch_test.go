@@ -85,6 +85,9 @@ func rank(way string) (code int, err error) {
 	if strings.HasPrefix(way, "elastic") {
 		return 0, member(ctx, way)
 	}
+	if strings.HasPrefix(way, "works") {
+		return 0, work(ctx, job, way)
+	}
 	if way == "idles" { // and knows no other rank
 		fmt.Println("idles")
 		select {}
@@ -183,6 +186,27 @@ func member(ctx context.Context, way string) error {
 		}
 		return m.Commit(ctx)
 	})
+}
+
+// work waits for the other ranks again and again, until one is lost.
+func work(ctx context.Context, job rendezvous.Job, way string) error {
+	c, err := tcp.FromEnv(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close() //nolint:errcheck // the error of the barrier is what counts
+	if job.Rank == job.WorldSize-1 {
+		fmt.Printf("process %d\n", os.Getpid())
+	}
+	for {
+		if err := c.Barrier(ctx); err != nil {
+			return err
+		}
+		if way == "works, leaves" && job.Rank == 1 {
+			return nil
+		}
+		time.Sleep(time.Millisecond) // or the processors are busy
+	}
 }
 
 // communicators makes two of this job, and uses both.
@@ -392,7 +416,7 @@ func TestARankThatFails(t *testing.T) {
 		for _, s := range []*started{a, b} {
 			end := ended(t, s.wait(t))
 			assert.Equal(t, want.code, end.Code)
-			assert.Equal(t, fmt.Sprintf("rank 4 on %s: %s", host, want.text), end.Error())
+			assert.Equal(t, fmt.Sprintf("rank 4 on %s (127.0.0.1): %s", host, want.text), end.Error())
 		}
 		a.says(t, "got terminated")
 	}
@@ -435,6 +459,38 @@ func TestElastic(t *testing.T) {
 	assert.Equal(t, 7, ended(t, s.wait(t)).Code)
 	assert.Contains(t, s.err.String(), "exit status 7; restart 1 of 1\n")
 	assert.Contains(t, s.err.String(), "exit status 7; it is not started again\n")
+}
+
+// The exit code of an elastic job's first machine is that of the job, not of its own ranks.
+func TestElasticSucceedsElsewhere(t *testing.T) {
+	first, second := pair(t)
+	mark := filepath.Join(t.TempDir(), "mark")
+	script := func(text string) []string { return []string{"sh", "-c", text} }
+	a := begin(t, t.Context(), "unused", func(c *Config) {
+		first(c)
+		c.Ranks, c.Machines, c.Min, c.Command = 1, 1, 1, script("until test -e "+mark+"; do sleep 0.01; done; exit 3")
+	})
+	b := begin(t, t.Context(), "unused", func(c *Config) {
+		second(c)
+		c.Ranks, c.Command = 1, script("touch "+mark+"; until test -e "+mark+"2; do sleep 0.01; done")
+	})
+	require.Eventually(t, func() bool { return strings.Contains(a.err.String(), "exit status 3; it is not started again") }, time.Minute, time.Millisecond)
+	require.NoError(t, os.WriteFile(mark+"2", nil, 0o600))
+	require.NoError(t, b.wait(t), "%s", &b.err)
+	require.NoError(t, a.wait(t), "%s", &a.err)
+	assert.Contains(t, a.err.String(), "ranks of other machines have ended with success")
+}
+
+// A failed rank is named at once, where others take their time to end.
+func TestTheCulpritIsNamedAtOnce(t *testing.T) {
+	mark := filepath.Join(t.TempDir(), "mark")
+	script := `test $TUTTI_RANK = 0 && exit 3; trap "" TERM; until test -e ` + mark + `; do sleep 0.01; done`
+	s := begin(t, t.Context(), "unused", func(c *Config) { c.Command = []string{"sh", "-c", script} })
+	require.Eventually(t, func() bool {
+		return strings.Contains(s.err.String(), ": exit status 3; the other ranks have 30s to end")
+	}, time.Minute, time.Millisecond)
+	require.NoError(t, os.WriteFile(mark, nil, 0o600))
+	assert.Equal(t, 3, ended(t, s.wait(t)).Code)
 }
 
 // A rank of an elastic job that is stopped, and goes on when the other one has gone on alone, joins it again.

@@ -41,6 +41,7 @@ type group struct {
 	mu       sync.Mutex
 	stopping bool       // guarded by mu
 	running  []*running // guarded by mu
+	seen     evidence   // how ranks have ended that were not told to; guarded by mu
 }
 
 // start starts the ranks. failed is called when one fails that was not told to end, and is not started again by itself.
@@ -71,8 +72,8 @@ func (a *agent) rank(g *group, local, round int, failed func(End)) bool {
 		if err == nil {
 			err = p.ended()
 		}
-		told := g.told()
-		end := a.failure(rank, local, err)
+		told := g.note(rank, err)
+		end := a.failure(rank, err)
 		last := a.Min == 0 || start == a.Restarts
 		if err != nil && !told && a.Min == 0 {
 			failed(end) // before the wait for what it has started
@@ -114,12 +115,12 @@ func after(wait time.Duration) string {
 }
 
 // failure is the end of a job because of a rank.
-func (a *agent) failure(rank, local int, err error) End {
+func (a *agent) failure(rank int, err error) End {
 	if err == nil {
 		return End{}
 	}
 	return End{
-		Text: fmt.Sprintf("rank %d on %s: %v", rank, a.Hosts[local/a.perHost()].Name, err),
+		Text: fmt.Sprintf("%s: %v", a.plan.place(rank), err),
 		Code: code(err),
 		Rank: true,
 	}
@@ -143,19 +144,23 @@ func (a *agent) process(rank, local, before int) (*running, error) {
 		cmd.Stderr = a.Err
 		cmd.WaitDelay = linger
 		p, err := startProcess(cmd, words, a.Grace)
-		return &running{process: p}, err
+		if err != nil {
+			return nil, err
+		}
+		return &running{process: p, rank: rank}, nil
 	}
-	return a.capture(cmd, words, a.prefix(rank))
+	return a.capture(cmd, words, rank)
 }
 
 // running is a rank, with what reads its output.
 type running struct {
 	*process
+	rank   int
 	copied sync.WaitGroup // which ends when nothing has the rank's output open
 }
 
 // capture starts a rank, and copies what it writes line by line.
-func (a *agent) capture(cmd *exec.Cmd, words []string, prefix string) (*running, error) {
+func (a *agent) capture(cmd *exec.Cmd, words []string, rank int) (*running, error) {
 	outRead, outWrite, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -172,7 +177,8 @@ func (a *agent) capture(cmd *exec.Cmd, words []string, prefix string) (*running,
 	if err != nil {
 		return nil, errors.Join(err, outRead.Close(), errRead.Close())
 	}
-	r := &running{process: p}
+	r := &running{process: p, rank: rank}
+	prefix := a.prefix(rank)
 	r.copied.Go(func() { copyLines(&lines{out: a.out, prefix: prefix}, outRead) })
 	r.copied.Go(func() { copyLines(&lines{out: a.err, prefix: prefix}, errRead) })
 	return r, nil
@@ -203,10 +209,17 @@ func (g *group) run(start func() (*running, error)) (*running, error) {
 // errTold is the error of a rank that need not start any more.
 var errTold = errors.New("told to end before it began")
 
-// told reports whether the ranks were told to end.
-func (g *group) told() bool {
+// note notes how a rank has ended, unless the ranks were told to end, and returns whether they were.
+func (g *group) note(rank int, err error) (told bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	switch {
+	case g.stopping:
+	case err == nil:
+		g.seen.Succeeded = append(g.seen.Succeeded, rank)
+	default:
+		g.seen.Failed = append(g.seen.Failed, failure{Rank: rank, Text: err.Error(), Code: code(err)})
+	}
 	return g.stopping
 }
 

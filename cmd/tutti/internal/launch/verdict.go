@@ -1,0 +1,300 @@
+package launch
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tutti-go/tutti/internal/fault"
+	"github.com/tutti-go/tutti/internal/printable"
+	"github.com/tutti-go/tutti/internal/ranks"
+)
+
+// Times of a verdict.
+const (
+	// settleTime is how long a launcher waits, when a rank has failed, for the ends of other ranks: the rank that fails
+	// first may be the victim of one whose end comes to the launcher later.
+	settleTime = 300 * time.Millisecond
+	// answerTime bounds how long launchers wait for each other's evidence.
+	answerTime = 3 * time.Second
+)
+
+// evidence is what a launcher knows of its ranks when one of the job has failed, before it ends the others.
+type evidence struct {
+	Failed    []failure     `json:"failed,omitempty"` // in the order of their ends
+	Succeeded []int         `json:"succeeded,omitempty"`
+	Stopped   []stoppedRank `json:"stopped,omitempty"`
+}
+
+// failure is a rank that has failed, and was not told to end.
+type failure struct {
+	Rank int    `json:"rank"`
+	Text string `json:"text"` // how it ended
+	Code int    `json:"code"`
+}
+
+// stoppedRank is one of which a process is stopped, as by SIGSTOP.
+type stoppedRank struct {
+	Rank int `json:"rank"`
+	PID  int `json:"pid"`
+}
+
+// signalled reports whether a signal has ended a rank, or what its shell has run.
+func (f failure) signalled() bool { return f.Code > 128 }
+
+// gather reads the evidence of this machine.
+func (g *group) gather() evidence {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	e := g.seen
+	for _, r := range g.running {
+		for _, p := range descendants(r.pid()) {
+			if p.stopped {
+				e.Stopped = append(e.Stopped, stoppedRank{Rank: r.rank, PID: p.pid})
+				break
+			}
+		}
+	}
+	return e
+}
+
+// evidenceKey is where the evidence of a machine stands.
+func (a *agent) evidenceKey(machine string, round int) string {
+	return a.doneKey("evidence", machine, round)
+}
+
+// testify gives the others the evidence of this machine.
+func (a *agent) testify(ctx context.Context, g *group, round int) {
+	text, _ := json.Marshal(g.gather())
+	_ = a.kv.Set(ctx, a.evidenceKey(a.key, round), text) // or the others say that this machine does not answer
+}
+
+// judge names the culprit, when it is known that a rank has failed.
+func (a *agent) judge(ctx context.Context, round int, end End) End {
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	_ = a.all(ctx, "evidence", round) // of those that answer in time
+	lasting, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTime)
+	defer cancel()
+	c := court{plan: a.plan, all: map[string]evidence{}, present: map[string]bool{}}
+	listed, err := a.kv.List(lasting, a.evidenceKey("", round))
+	if err != nil {
+		return end
+	}
+	for _, entry := range listed {
+		c.add(strings.TrimPrefix(entry.Key, a.evidenceKey("", round)), entry.Value)
+	}
+	if listed, err = a.kv.List(lasting, fault.Prefix); err != nil {
+		return end
+	}
+	for _, entry := range listed {
+		if r, ok := fault.Read(entry.Value, a.plan.Size); ok {
+			c.reports = append(c.reports, r)
+		}
+	}
+	if listed, err = a.kv.List(lasting, machines); err != nil {
+		return end
+	}
+	for _, entry := range listed {
+		c.present[entry.Key] = true
+	}
+	for key := range a.plan.First {
+		if _, answers := c.all[key]; !answers {
+			a.silent = append(a.silent, key)
+		}
+	}
+	text, _ := json.Marshal(c.verdict(end))
+	now, _, err := a.kv.CompareAndSet(lasting, fmt.Sprintf("%sverdict/%d", keys, round), 0, text)
+	if err != nil {
+		return end
+	}
+	agreed, err := readEnd(now.Value)
+	if err != nil {
+		return end
+	}
+	return agreed
+}
+
+// court has all that is known of a round that has failed.
+type court struct {
+	plan    plan
+	all     map[string]evidence // by machine; those that do not answer are missing
+	present map[string]bool     // machines whose launchers have a session of the store
+	reports []fault.Report
+}
+
+// add reads the evidence of a machine, which says nothing of other machines' ranks.
+func (c *court) add(key string, text []byte) {
+	var e evidence
+	m, ok := c.plan.Machines[key]
+	if !ok || json.Unmarshal(text, &e) != nil {
+		return
+	}
+	first := c.plan.First[key]
+	foreign := func(rank int) bool { return rank < first || rank >= first+m.Ranks }
+	e.Failed = slices.DeleteFunc(e.Failed, func(f failure) bool { return foreign(f.Rank) })
+	for i := range e.Failed {
+		e.Failed[i].Text = printable.Text(e.Failed[i].Text)
+	}
+	e.Stopped = slices.DeleteFunc(e.Stopped, func(s stoppedRank) bool { return foreign(s.Rank) })
+	e.Succeeded = slices.DeleteFunc(e.Succeeded, foreign)
+	c.all[key] = e
+}
+
+// verdict is the end with the rank that is to blame: one that was killed or is stopped, one that others have lost and
+// that has not failed itself, one that has failed and that others have lost; and otherwise the one that has failed first.
+func (c *court) verdict(end End) End {
+	failed := c.failed()
+	for _, f := range failed {
+		if f.signalled() {
+			return c.blame(f)
+		}
+	}
+	if text := c.stopped(); text != "" {
+		end.Text = text
+		return end
+	}
+	if suspect, text := c.silent(); suspect >= 0 {
+		end.Text = text
+		_, answers := c.all[c.plan.machine(suspect)]
+		end.Rank = answers // no restart helps against a machine that is lost
+		return end
+	}
+	for _, f := range failed {
+		if len(c.accusers(f.Rank)) > 0 {
+			return c.blame(f)
+		}
+	}
+	if done := c.succeeded(); len(done) > 0 {
+		end.Text = fmt.Sprintf("%s; %s had ended with success before", end.Text, ranks.Text(done))
+	}
+	return end
+}
+
+// blame is the end of a job because of a rank that has failed.
+func (c *court) blame(f failure) End {
+	return End{Text: fmt.Sprintf("%s: %s", c.plan.place(f.Rank), f.Text), Code: f.Code, Rank: true}
+}
+
+// failed are the ranks that have failed, of each machine in the order of their ends.
+func (c *court) failed() (all []failure) {
+	for _, key := range c.plan.keys() {
+		all = append(all, c.all[key].Failed...)
+	}
+	return all
+}
+
+// succeeded are the ranks that have ended with success.
+func (c *court) succeeded() (all []int) {
+	for _, key := range c.plan.keys() {
+		all = append(all, c.all[key].Succeeded...)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// stopped names a rank that is stopped.
+func (c *court) stopped() string {
+	for _, key := range c.plan.keys() {
+		for _, s := range c.all[key].Stopped {
+			return fmt.Sprintf("%s: process %d is stopped%s; kill -CONT %d has it go on, before others lose it",
+				c.plan.place(s.Rank), s.PID, c.said(s.Rank), s.PID)
+		}
+	}
+	return ""
+}
+
+// silent names a rank that others have lost, and that has not failed itself.
+func (c *court) silent() (suspect int, text string) {
+	ended := map[int]bool{}
+	for _, f := range c.failed() {
+		ended[f.Rank] = true
+	}
+	for _, rank := range c.succeeded() {
+		ended[rank] = true
+	}
+	accused := map[int]int{} // and by how many
+	for _, r := range c.reports {
+		if !ended[r.About] {
+			accused[r.About]++
+		}
+	}
+	suspect = -1
+	for rank := range c.plan.Size {
+		if accused[rank] > 0 && (suspect < 0 || accused[rank] > accused[suspect]) {
+			suspect = rank
+		}
+	}
+	if suspect < 0 {
+		return suspect, ""
+	}
+	key := c.plan.machine(suspect)
+	text = c.plan.place(suspect) + c.said(suspect)
+	if !c.present[key] {
+		return suspect, text + "; its launcher has ended, or its machine cannot be reached"
+	}
+	if _, answers := c.all[key]; !answers {
+		return suspect, text + "; its launcher does not answer: is the machine down, or the network to it cut?"
+	}
+	for _, by := range c.accusers(suspect) {
+		if c.plan.machine(by) != key {
+			return suspect, text + "; its process is there: does a firewall let the machines reach each other?"
+		}
+	}
+	return suspect, text + "; its process is there, but does not run"
+}
+
+// said is what another rank has reported of one, "" if none has.
+func (c *court) said(rank int) string {
+	for _, r := range c.reports {
+		if r.About == rank {
+			return fmt.Sprintf(": %s, says %s", r.Reason, c.plan.place(r.By))
+		}
+	}
+	return ""
+}
+
+// accusers are the ranks that have lost one.
+func (c *court) accusers(rank int) (all []int) {
+	for _, r := range c.reports {
+		if r.About == rank {
+			all = append(all, r.By)
+		}
+	}
+	return all
+}
+
+// keys are those of the machines, by their ranks.
+func (p *plan) keys() []string {
+	var all []string
+	for key := range p.First {
+		all = append(all, key)
+	}
+	slices.SortFunc(all, func(a, b string) int { return cmp.Compare(p.First[a], p.First[b]) })
+	return all
+}
+
+// machine is the key of the one that a rank is on.
+func (p *plan) machine(rank int) string {
+	found := ""
+	for _, key := range p.keys() {
+		if p.First[key] <= rank {
+			found = key
+		}
+	}
+	return found
+}
+
+// place names a rank, its host, and the host's address where there are several.
+func (p *plan) place(rank int) string {
+	m := p.Machines[p.machine(rank)]
+	host := m.host(rank - p.First[p.machine(rank)])
+	if len(p.First) < 2 || m.Address == "" {
+		return fmt.Sprintf("rank %d on %s", rank, host)
+	}
+	return fmt.Sprintf("rank %d on %s (%s)", rank, host, m.Address)
+}

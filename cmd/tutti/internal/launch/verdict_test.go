@@ -1,0 +1,151 @@
+//go:build unix
+
+package launch
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/internal/fault"
+)
+
+// The rank that is to blame is named, whoever ends first.
+func TestVerdicts(t *testing.T) {
+	a, b := machines+"1", machines+"2"
+	job := plan{
+		Size:  4,
+		First: map[string]int{a: 0, b: 2},
+		Machines: map[string]machine{
+			a: {Host: "one", Ranks: 2, Address: "10.0.0.1"},
+			b: {Host: "two", Ranks: 2, Address: "10.0.0.2"},
+		},
+	}
+	const silence = "nothing has come from it for 10s"
+	lost := func(about int, by ...int) (all []fault.Report) {
+		for _, rank := range by {
+			all = append(all, fault.Report{By: rank, About: about, Reason: silence})
+		}
+		return all
+	}
+	victim := evidence{Failed: []failure{{0, "exit status 1", 1}}}
+	killed := evidence{Failed: []failure{{3, "signal: killed", 137}}}
+	first := End{Text: "rank 0 on one (10.0.0.1): exit status 1", Code: 1, Rank: true}
+	for name, c := range map[string]struct {
+		one, two evidence
+		silent   bool // machine two
+		gone     bool // and its session
+		reports  []fault.Report
+		text     string
+		code     int
+		restarts bool
+	}{
+		"one alone": {one: victim, text: first.Text, code: 1, restarts: true},
+		"a killed one, and its victim": {
+			one: victim, two: killed, reports: lost(3, 0),
+			text: "rank 3 on two (10.0.0.2): signal: killed", code: 137, restarts: true,
+		},
+		"a shell says that it was killed": {
+			one: victim, two: evidence{Failed: []failure{{2, "exit status 1", 1}, {3, "exit status 137", 137}}},
+			text: "rank 3 on two (10.0.0.2): exit status 137", code: 137, restarts: true,
+		},
+		"a stopped one": {
+			one: victim, two: evidence{Stopped: []stoppedRank{{2, 77}}}, reports: lost(2, 0, 1), code: 1, restarts: true,
+			text: "rank 2 on two (10.0.0.2): process 77 is stopped: " + silence + ", says rank 0 on one (10.0.0.1); kill -CONT 77 has it go on, before others lose it",
+		},
+		"a machine that is cut off": {
+			one: victim, silent: true, reports: append(lost(2, 0), lost(3, 0, 1)...), code: 1,
+			text: "rank 3 on two (10.0.0.2): " + silence + ", says rank 0 on one (10.0.0.1); its launcher does not answer: is the machine down, or the network to it cut?",
+		},
+		"a machine whose launcher has ended": {
+			one: victim, silent: true, gone: true, reports: lost(2, 0), code: 1,
+			text: "rank 2 on two (10.0.0.2): " + silence + ", says rank 0 on one (10.0.0.1); its launcher has ended, or its machine cannot be reached",
+		},
+		"a firewall between the ranks": {
+			one: victim, reports: lost(2, 0), code: 1, restarts: true,
+			text: "rank 2 on two (10.0.0.2): " + silence + ", says rank 0 on one (10.0.0.1); its process is there: does a firewall let the machines reach each other?",
+		},
+		"one that hangs in the kernel": {
+			one: victim, reports: lost(1, 0), code: 1, restarts: true,
+			text: "rank 1 on one (10.0.0.1): " + silence + ", says rank 0 on one (10.0.0.1); its process is there, but does not run",
+		},
+		"one that fails, whose victim is faster": {
+			one: victim, two: evidence{Failed: []failure{{3, "exit status 7", 7}}}, reports: lost(3, 0), code: 7, restarts: true,
+			text: "rank 3 on two (10.0.0.2): exit status 7",
+		},
+		"one that has ended with success too early": {
+			one: evidence{Failed: victim.Failed, Succeeded: []int{1}}, two: evidence{Succeeded: []int{2}}, reports: lost(1, 0), code: 1, restarts: true,
+			text: first.Text + "; ranks 1, 2 had ended with success before",
+		},
+		"a machine that lies of others": {
+			one: victim, two: evidence{Failed: []failure{{1, "signal: killed", 137}, {0, "forged", 2}}, Stopped: []stoppedRank{{0, 1}}, Succeeded: []int{1}},
+			text: first.Text, code: 1, restarts: true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			docket := court{plan: job, all: map[string]evidence{a: c.one}, present: map[string]bool{a: true, b: !c.gone}, reports: c.reports}
+			if !c.silent {
+				text := mustJSON(t, c.two)
+				docket.add(b, text)
+			}
+			assert.Equal(t, End{Text: c.text, Code: c.code, Rank: c.restarts}, docket.verdict(first))
+		})
+	}
+}
+
+// processOf is the number of the process that the last rank says it is.
+func processOf(t *testing.T, s *started) int {
+	t.Helper()
+	s.says(t, "process ")
+	_, text, _ := strings.Cut(s.out.String(), "process ")
+	pid, err := strconv.Atoi(strings.Fields(text)[0])
+	require.NoError(t, err)
+	return pid
+}
+
+// Every launcher names a rank that is stopped, or killed, on any machine, although its victims end first.
+func TestCulprits(t *testing.T) {
+	for signal, want := range map[syscall.Signal]string{
+		syscall.SIGSTOP: `rank 4 on .* \(127\..*\): process %d is stopped: nothing has come from it for .*, says rank . on `,
+		syscall.SIGKILL: `^rank 4 on .* \(127\..*\): signal: killed \(out of memory\? .*dmesg\)$`,
+		syscall.SIGSEGV: `^rank 4 on .* \(127\..*\): (signal: segmentation fault|exit status 2)`,
+	} {
+		t.Run(signal.String(), func(t *testing.T) {
+			t.Setenv("TUTTI_TCP_SILENCE", "1s")
+			first, second := pair(t)
+			a := begin(t, t.Context(), "works", first)
+			b := begin(t, t.Context(), "works", second)
+			pid := processOf(t, b)
+			require.NoError(t, syscall.Kill(pid, signal))
+			if strings.Contains(want, "%d") {
+				want = fmt.Sprintf(want, pid)
+			}
+			for _, s := range []*started{a, b} {
+				assert.Regexp(t, want, ended(t, s.wait(t)).Text)
+			}
+		})
+	}
+}
+
+// A rank that ends with success while others still need it is named.
+func TestARankThatLeavesEarly(t *testing.T) {
+	s := begin(t, t.Context(), "works, leaves", one)
+	host, err := os.Hostname()
+	require.NoError(t, err)
+	assert.Equal(t, "rank 0 on "+host+": exit status 1; rank 1 had ended with success before", ended(t, s.wait(t)).Text)
+}
+
+// mustJSON is the form in which launchers tell each other something.
+func mustJSON(t *testing.T, v any) []byte {
+	t.Helper()
+	text, err := json.Marshal(v)
+	require.NoError(t, err)
+	return text
+}

@@ -1,0 +1,48 @@
+// Package fault has ranks tell their launchers, over the job's store, which other ranks they have lost, and why. The
+// launchers name the rank that is to blame by that, which need not be the first to end.
+package fault
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/tutti-go/tutti/internal/printable"
+)
+
+// Prefix is what the keys of reports begin with.
+const Prefix = "fault/"
+
+// longestReason bounds a reason, in bytes.
+const longestReason = 500
+
+// Report says that a rank has lost another one.
+type Report struct {
+	By     int    `json:"by"`
+	About  int    `json:"about"`
+	Reason string `json:"reason"` // such as "nothing has come from it for 10s"
+}
+
+// Key is where the report stands in the store.
+func (r Report) Key() string { return fmt.Sprintf("%s%d/%d", Prefix, r.By, r.About) }
+
+// Value is the report as the store has it.
+func (r Report) Value() []byte {
+	r.Reason = r.Reason[:min(len(r.Reason), longestReason)]
+	text, _ := json.Marshal(r)
+	return text
+}
+
+// Read reads a report, which may have come from anybody who knows the job's secret. ok is false unless it is about
+// ranks of a job of that size.
+func Read(value []byte, size int) (r Report, ok bool) {
+	if json.Unmarshal(value, &r) != nil {
+		return Report{}, false
+	}
+	for _, rank := range []int{r.By, r.About} {
+		if rank < 0 || rank >= size {
+			return Report{}, false
+		}
+	}
+	r.Reason = printable.Text(r.Reason[:min(len(r.Reason), longestReason)])
+	return r, r.Reason != "" && r.By != r.About
+}

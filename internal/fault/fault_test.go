@@ -1,0 +1,30 @@
+package fault
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+)
+
+// A report is what was reported, and nothing else is taken for one.
+func TestReports(t *testing.T) {
+	r := Report{By: 2, About: 1, Reason: "nothing has come from it for 10s"}
+	assert.Equal(t, "fault/2/1", r.Key())
+	got, ok := Read(r.Value(), 3)
+	assert.True(t, ok)
+	assert.Equal(t, r, got)
+	for _, text := range []string{
+		"", "null", "{}", `{"by":0,"about":3,"reason":"x"}`, `{"by":-1,"about":1,"reason":"x"}`,
+		`{"by":1,"about":1,"reason":"x"}`, `{"by":0,"about":1,"reason":""}`,
+	} {
+		_, ok := Read([]byte(text), 3)
+		assert.False(t, ok, text)
+	}
+	r.Reason = strings.Repeat("x", 10_000)
+	assert.Less(t, len(r.Value()), 600)
+	got, ok = Read([]byte(`{"by":0,"about":1,"reason":"\u001b[2J`+strings.Repeat("x", 10_000)+`"}`), 3)
+	assert.True(t, ok)
+	assert.NotContains(t, got.Reason, "\x1b")
+	assert.Less(t, len(got.Reason), 600)
+}
