@@ -286,7 +286,7 @@ func TestSecretFiles(t *testing.T) {
 	assert.False(t, job.Guessable)
 	require.NoError(t, os.WriteFile(path, []byte("\n"), 0o600))
 	_, err = ReadSecret(path, true)
-	require.ErrorContains(t, err, "has 0 bytes")
+	require.ErrorContains(t, err, "has 0 bytes; a secret has 16 to 4096: (umask 077; head -c 24 /dev/urandom | base64 > "+path)
 	if info, err := os.Stat(path); err == nil && info.Mode().Perm() == 0o600 { // not so on Windows
 		require.NoError(t, os.Chmod(path, 0o640))
 		_, err = FromEnv(environment("RANK", "0", "WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "1", "TUTTI_SECRET_FILE", path))

@@ -206,17 +206,22 @@ func (l launcher) read(getenv func(string) string) (Job, error) {
 	return j, nil
 }
 
-// secret is what only the processes of the job know, "" if there is nothing.
+// secret is what only the processes of the job know, "" if there is nothing. One that a person may have thought of is
+// stretched.
 func (l launcher) secret(getenv func(string) string) (string, error) {
 	if secret := getenv(env.Secret); secret != "" {
-		return secret, nil
+		if len(secret) < shortestSecret {
+			return "", l.errorf("%s has %d bytes, and a secret at least %d: export %s=$(%s)",
+				env.Secret, len(secret), shortestSecret, env.Secret, secretCommand)
+		}
+		return stretch(secret)
 	}
 	if path := getenv(env.SecretFile); path != "" {
 		secret, err := ReadSecret(path, false)
 		if err != nil {
 			return "", l.errorf("%s: %w", env.SecretFile, err)
 		}
-		return secret, nil
+		return stretch(secret)
 	}
 	if l.key == "" {
 		return "", nil

@@ -22,14 +22,15 @@ func environment(pairs ...string) func(string) string {
 
 func TestFromEnv(t *testing.T) {
 	const key = "985b86ee08a9229a-6816565fdf403591"
+	const long = "a secret of more than 32 bytes, of this test"
 	for _, c := range []struct {
 		name string
 		env  []string
 		want Job
 	}{
 		{"alone", nil, Job{Launcher: "none", WorldSize: 1}},
-		{"torchrun", []string{"RANK", "3", "WORLD_SIZE", "8", "LOCAL_RANK", "1", "MASTER_ADDR", "node7", "MASTER_PORT", "29500", "TUTTI_SECRET", "s"},
-			Job{"torchrun", 3, 8, 1, "node7:29500", []byte("s\x00torchrun\x00"), false, false, nil, "", 0}},
+		{"torchrun", []string{"RANK", "3", "WORLD_SIZE", "8", "LOCAL_RANK", "1", "MASTER_ADDR", "node7", "MASTER_PORT", "29500", "TUTTI_SECRET", long},
+			Job{"torchrun", 3, 8, 1, "node7:29500", []byte(long + "\x00torchrun\x00"), false, false, nil, "", 0}},
 		{"torchrun serving its port itself", []string{"RANK", "0", "WORLD_SIZE", "2", "LOCAL_RANK", "0", "MASTER_ADDR", "node7", "MASTER_PORT", "29500",
 			"TORCHELASTIC_USE_AGENT_STORE", "True", "TORCHELASTIC_RUN_ID", "r1"},
 			Job{"torchrun", 0, 2, 0, "node7:29501", []byte("\x00torchrun\x00r1"), true, false, nil, "", 0}},
@@ -37,11 +38,11 @@ func TestFromEnv(t *testing.T) {
 			"TORCHELASTIC_USE_AGENT_STORE", "True", "TORCHELASTIC_RUN_ID", "none"},
 			Job{"torchrun", 0, 2, 0, "node7:1", nil, false, false, nil, "", 0}},
 		{"tutti launch in a job of Slurm", []string{"TUTTI_RANK", "1", "TUTTI_WORLD_SIZE", "4", "TUTTI_LOCAL_RANK", "1", "MASTER_ADDR", "10.0.0.1", "MASTER_PORT", "29400",
-			"TUTTI_SECRET", "s", "SLURM_PROCID", "0", "SLURM_STEP_NUM_TASKS", "2"},
-			Job{"tutti", 1, 4, 1, "10.0.0.1:29400", []byte("s\x00tutti\x00"), false, true, nil, "", 0}},
+			"TUTTI_SECRET", long, "SLURM_PROCID", "0", "SLURM_STEP_NUM_TASKS", "2"},
+			Job{"tutti", 1, 4, 1, "10.0.0.1:29400", []byte(long + "\x00tutti\x00"), false, true, nil, "", 0}},
 		{"a store that others serve", []string{"TUTTI_RANK", "1", "TUTTI_WORLD_SIZE", "4", "TUTTI_LOCAL_RANK", "1", "MASTER_ADDR", "10.0.0.1", "MASTER_PORT", "29400",
-			"TUTTI_SECRET", "s", "TUTTI_STORE", "a:1,[::1]:2", "TUTTI_JOB", "nightly", "TUTTI_CONNECT_TIMEOUT", "90s"},
-			Job{"tutti", 1, 4, 1, "10.0.0.1:29400", []byte("s\x00tutti\x00"), false, true, []string{"a:1", "[::1]:2"}, "nightly", 90 * time.Second}},
+			"TUTTI_SECRET", long, "TUTTI_STORE", "a:1,[::1]:2", "TUTTI_JOB", "nightly", "TUTTI_CONNECT_TIMEOUT", "90s"},
+			Job{"tutti", 1, 4, 1, "10.0.0.1:29400", []byte(long + "\x00tutti\x00"), false, true, []string{"a:1", "[::1]:2"}, "nightly", 90 * time.Second}},
 		{"a store that torchrun knows nothing of", []string{"RANK", "0", "WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "4000", "TUTTI_STORE", "a:1"},
 			Job{"torchrun", 0, 2, 0, "h:4000", nil, false, false, nil, "", 0}},
 		{"an address as in a URL", []string{"RANK", "0", "WORLD_SIZE", "2", "MASTER_ADDR", "[::1]", "MASTER_PORT", "4000"},
@@ -52,8 +53,8 @@ func TestFromEnv(t *testing.T) {
 			"OMPI_COMM_WORLD_LOCAL_SIZE", "2", "MASTER_PORT", "4000", "PMIX_NAMESPACE", "n", "OMPI_MCA_orte_precondition_transports", key},
 			Job{"openmpi", 1, 2, 1, "127.0.0.1:4000", []byte(key + "\x00openmpi\x00n"), false, false, nil, "", 0}},
 		{"the user's secret comes first", []string{"OMPI_COMM_WORLD_RANK", "1", "OMPI_COMM_WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "4000",
-			"PMIX_NAMESPACE", "n", "OMPI_MCA_orte_precondition_transports", key, "TUTTI_SECRET", "s"},
-			Job{"openmpi", 1, 2, 0, "h:4000", []byte("s\x00openmpi\x00n"), false, false, nil, "", 0}},
+			"PMIX_NAMESPACE", "n", "OMPI_MCA_orte_precondition_transports", key, "TUTTI_SECRET", long},
+			Job{"openmpi", 1, 2, 0, "h:4000", []byte(long + "\x00openmpi\x00n"), false, false, nil, "", 0}},
 		// srun run on the login node 10.1.2.3, in a job of more tasks than the step.
 		{"slurm", []string{"SLURM_PROCID", "5", "SLURM_STEP_NUM_TASKS", "6", "SLURM_NTASKS", "16", "SLURM_LOCALID", "1",
 			"SLURM_LAUNCH_NODE_IPADDR", "10.1.2.3", "SLURM_STEP_NUM_NODES", "3", "SLURM_STEP_NODELIST", "gpu[07-08,12]",
@@ -170,5 +171,5 @@ func TestPortFollowsTheJob(t *testing.T) {
 	}
 	assert.Equal(t, address("1", "0", ""), address("1", "1", ""))
 	assert.NotEqual(t, address("1", "0", ""), address("2", "0", ""))
-	assert.NotEqual(t, address("1", "0", ""), address("1", "0", "s"))
+	assert.NotEqual(t, address("1", "0", ""), address("1", "0", "a secret of more than 32 bytes, of this test"))
 }

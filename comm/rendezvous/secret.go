@@ -1,7 +1,10 @@
 package rendezvous
 
 import (
+	"crypto/pbkdf2"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -10,12 +13,46 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
 
-// longestSecret bounds the secret of a file, in bytes.
-const longestSecret = 4 << 10
+// Bounds of a secret, in bytes.
+const (
+	shortestSecret = 16
+	longestSecret  = 4 << 10
+)
+
+// secretCommand makes a secret.
+const secretCommand = "head -c 24 /dev/urandom | base64"
+
+// Whoever connects to a process sees its public key, by which secrets can be tried at home. One that is too short to be
+// random for sure takes that many rounds for each try.
+const (
+	randomSecret = 32 // bytes
+	rounds       = 200_000
+)
+
+// stretched are secrets that this process has stretched.
+var stretched sync.Map
+
+// stretch makes a secret costly to guess.
+func stretch(secret string) (string, error) {
+	if len(secret) >= randomSecret {
+		return secret, nil
+	}
+	if known, ok := stretched.Load(secret); ok {
+		return known.(string), nil
+	}
+	key, err := pbkdf2.Key(sha256.New, secret, []byte("tutti 1 secret"), rounds, sha256.Size)
+	if err != nil {
+		return "", err
+	}
+	text := hex.EncodeToString(key)
+	stretched.Store(secret, text)
+	return text, nil
+}
 
 // useFile adds the user's secret to one that others can guess, where all ranks find the same file.
 func (j *Job) useFile() {
@@ -39,7 +76,11 @@ func userSecret() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return ReadSecret(path, true)
+	secret, err := ReadSecret(path, true)
+	if err != nil {
+		return "", err
+	}
+	return stretch(secret)
 }
 
 // UserSecretFile is where the user's secret is: tutti/secret in the directory of configurations.
@@ -48,7 +89,8 @@ func UserSecretFile() (string, error) {
 	return filepath.Join(dir, "tutti", "secret"), err
 }
 
-// ReadSecret reads a secret from a file that only its owner may read. It may make the file, with a random secret.
+// ReadSecret reads a secret from a file that only its owner may read, who is this user or root. It may make the file, with
+// a random secret.
 func ReadSecret(path string, create bool) (string, error) {
 	info, err := os.Stat(path)
 	if create && errors.Is(err, os.ErrNotExist) {
@@ -60,17 +102,23 @@ func ReadSecret(path string, create bool) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if !info.Mode().IsRegular() { // reading of which may not end
+		return "", fmt.Errorf("%s is no file, and so not one with a secret", path)
+	}
 	if mode := info.Mode().Perm(); runtime.GOOS != "windows" && mode&0o077 != 0 {
 		return "", fmt.Errorf("others can read the secret in %s, whose mode is %v: chmod 600 it", path, mode)
+	}
+	if err := checkOwner(path, info); err != nil {
+		return "", err
 	}
 	text, err := readShared(path)
 	if err != nil {
 		return "", err
 	}
 	secret := strings.TrimSpace(string(text))
-	if secret == "" || len(secret) > longestSecret {
-		const format = "%s has %d bytes; a secret has some, at most %d"
-		return "", fmt.Errorf(format, path, len(secret), longestSecret)
+	if len(secret) < shortestSecret || len(secret) > longestSecret {
+		const format = "%s has %d bytes; a secret has %d to %d: (umask 077; %s > %s) makes one"
+		return "", fmt.Errorf(format, path, len(secret), shortestSecret, longestSecret, secretCommand, path)
 	}
 	return secret, nil
 }

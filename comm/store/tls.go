@@ -9,6 +9,8 @@ import (
 	"crypto/x509"
 	"math/big"
 	"time"
+
+	"github.com/tutti-go/tutti/internal/gate"
 )
 
 // TLS is the configuration of both sides of a connection between processes that know a secret. Each proves it by
@@ -19,7 +21,7 @@ func TLS(secret []byte, purpose string) (*tls.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	const name = "tutti"
+	const name = gate.CertificateName
 	key := ed25519.NewKeyFromSeed(seed)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1),

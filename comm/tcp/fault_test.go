@@ -72,7 +72,7 @@ func TestLostProcess(t *testing.T) {
 			for rank := range commands {
 				c := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestRankOfLostProcess$", "-test.timeout", "50s")
 				c.Env = append(os.Environ(), lossVariable+"="+how, fmt.Sprint("RANK=", rank), "WORLD_SIZE=3", "LOCAL_RANK=0",
-					"MASTER_ADDR="+host, "MASTER_PORT="+port, "TUTTI_SECRET=of a test")
+					"MASTER_ADDR="+host, "MASTER_PORT="+port, "TUTTI_SECRET=of a test, and more than 32 bytes long")
 				if neighbor {
 					c.Env = append(c.Env, togetherVariable+"=1")
 				}

@@ -3,6 +3,7 @@ package gate
 
 import (
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"io"
 	"log/slog"
@@ -11,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -62,6 +64,9 @@ var ErrVersion = errors.New("it is of another version of this library: all proce
 const (
 	Silence  = "it did not say who it is"
 	Language = "it does not speak this protocol"
+	Plain    = Language + ": what it says is no TLS"
+	Nameless = "it speaks TLS, but has no certificate: it is no process of a job"
+	Foreign  = "it speaks TLS, but its certificate is another program's"
 	Secret   = "it knows another secret: it is of another job, " +
 		"or TUTTI_SECRET or the file with the secret is not the same everywhere"
 )
@@ -70,13 +75,24 @@ const (
 func Reason(err error) string {
 	var op *net.OpError
 	isOp := errors.As(err, &op)
+	var unverified *tls.CertificateVerificationError
 	switch {
 	case errors.Is(err, ErrVersion):
 		return ErrVersion.Error()
-	case errors.As(err, new(*tls.CertificateVerificationError)):
+	case errors.As(err, &unverified):
+		if !slices.ContainsFunc(unverified.UnverifiedCertificates, isJobs) {
+			return Foreign
+		}
 		return Secret
 	case isOp && op.Op == "remote error": // an alert of TLS
-		return Secret
+		if strings.Contains(op.Err.Error(), "certificate") && !strings.Contains(op.Err.Error(), "required") {
+			return Secret
+		}
+		return Language + ": " + op.Err.Error()
+	case errors.As(err, new(tls.RecordHeaderError)):
+		return Plain
+	case strings.Contains(err.Error(), "didn't provide a certificate"): // crypto/tls has no type for it
+		return Nameless
 	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, os.ErrDeadlineExceeded):
 		return Silence
 	case isOp && op.Op != "local error":
@@ -84,6 +100,12 @@ func Reason(err error) string {
 	}
 	return Language
 }
+
+// isJobs reports whether a certificate is of a process of some job.
+func isJobs(c *x509.Certificate) bool { return slices.Equal(c.DNSNames, []string{CertificateName}) }
+
+// CertificateName is the name in certificates of processes of jobs.
+const CertificateName = "tutti"
 
 // A Gate lets in connections whose other side knows a secret. At most Places handshakes may be in flight. One more has
 // one of the address with the most of them end, at random. So a stranger, however fast it connects, crowds out only

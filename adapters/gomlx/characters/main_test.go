@@ -59,7 +59,7 @@ func overTCP(t *testing.T, program string, ranks int, args ...string) string {
 	for rank := range ranks {
 		cmd := exec.CommandContext(t.Context(), program, args...)
 		cmd.Env = append(os.Environ(), fmt.Sprint("RANK=", rank), fmt.Sprint("WORLD_SIZE=", ranks),
-			"MASTER_ADDR="+host, "MASTER_PORT="+port, "TUTTI_SECRET=test")
+			"MASTER_ADDR="+host, "MASTER_PORT="+port, "TUTTI_SECRET=of a test, and long enough")
 		if cmd.Stderr = os.Stderr; rank == 0 {
 			cmd.Stdout = &out
 		}

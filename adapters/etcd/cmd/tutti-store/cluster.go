@@ -21,7 +21,6 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 	"go.uber.org/zap"
 
-	"github.com/tutti-go/tutti/comm/store"
 )
 
 // cluster is an etcd outside.
@@ -108,7 +107,7 @@ func (m *member) check() error {
 }
 
 // start begins the member. Its connections to others are by TLS, of which both sides know the secret.
-func (m *member) start(secret []byte) (*embed.Etcd, error) {
+func (m *member) start(secret string) (*embed.Etcd, error) {
 	conf := embed.NewConfig()
 	conf.Name = m.name
 	conf.Dir = m.folder
@@ -182,8 +181,8 @@ func parseURLs(flag, text string) ([]url.URL, error) {
 }
 
 // identity has a certificate whose key follows from the secret, and that alone is accepted, in files of the folder.
-func (m *member) identity(secret []byte) (info transport.TLSInfo, err error) {
-	conf, err := store.TLS(secret, "etcd")
+func (m *member) identity(secret string) (info transport.TLSInfo, err error) {
+	conf, err := storeTLS(secret, "etcd")
 	if err != nil {
 		return info, err
 	}

@@ -54,7 +54,7 @@ func (c *config) serve(ctx context.Context, out, log io.Writer) error {
 	if err != nil {
 		return err
 	}
-	conf, err := storeTLS(secret)
+	conf, err := storeTLS(secret, "store")
 	if err != nil {
 		return err
 	}
@@ -71,7 +71,7 @@ func (c *config) serve(ctx context.Context, out, log io.Writer) error {
 		defer client.Close() //nolint:errcheck // nothing is lost
 		return c.proxy(ctx, client, l, conf, nil, out)
 	}
-	e, err := c.embedded.start([]byte(secret))
+	e, err := c.embedded.start(secret)
 	if err != nil {
 		return err
 	}
@@ -126,8 +126,8 @@ func (c *config) announce(l net.Listener, out io.Writer) error {
 	return err
 }
 
-// storeTLS is the configuration of connections to the store, as that of launchers and ranks.
-func storeTLS(secret string) (*tls.Config, error) {
+// storeTLS is the configuration of connections for a purpose: "store" for those of launchers and ranks.
+func storeTLS(secret, purpose string) (*tls.Config, error) {
 	env := map[string]string{
 		"TUTTI_RANK": "0", "TUTTI_WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1",
 		env.Secret: secret,
@@ -136,7 +136,7 @@ func storeTLS(secret string) (*tls.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return job.TLS("store")
+	return job.TLS(purpose)
 }
 
 // secret is TUTTI_SECRET, or that of a file. A server that is alone makes the file.

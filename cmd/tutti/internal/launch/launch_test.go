@@ -321,6 +321,23 @@ func TestTheVariableNamesTheSecretFile(t *testing.T) {
 	assert.NoDirExists(t, filepath.Join(user, "tutti"))
 }
 
+// Ranks have the name of the secret's file in their environment, and not the secret.
+func TestRanksHaveTheNameOfTheSecretFile(t *testing.T) {
+	first, _ := pair(t)
+	var cfg Config
+	first(&cfg)
+	secret, err := rendezvous.ReadSecret(cfg.SecretFile, false)
+	require.NoError(t, err)
+	t.Chdir(filepath.Dir(cfg.SecretFile))
+	s := begin(t, t.Context(), "unused", func(c *Config) {
+		first(c)
+		c.SecretFile, c.Machines, c.Ranks, c.Command = filepath.Base(cfg.SecretFile), 1, 1, []string{"sh", "-c", "cd /; env"}
+	})
+	require.NoError(t, s.wait(t), "%s", &s.err)
+	assert.NotContains(t, s.out.String(), secret)
+	assert.Contains(t, s.out.String(), env.SecretFile+"="+cfg.SecretFile+"\n")
+}
+
 // A process may make communicators of its job again and again: they share its store, and nothing in it.
 func TestCommunicators(t *testing.T) {
 	s := begin(t, t.Context(), "communicators", one)

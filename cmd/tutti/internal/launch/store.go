@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -75,7 +76,7 @@ func (a *agent) connect(ctx context.Context) error {
 }
 
 // environment is what ranks are told of the store. It returns the configuration of connections to it, as ranks have it.
-func (a *agent) environment(secret string, addresses []string) (*tls.Config, error) {
+func (a *agent) environment(secret secret, addresses []string) (*tls.Config, error) {
 	for _, address := range addresses {
 		if _, _, err := net.SplitHostPort(address); err != nil {
 			return nil, fmt.Errorf("%w: --join takes HOST:PORT, or several with commas between", err)
@@ -86,7 +87,7 @@ func (a *agent) environment(secret string, addresses []string) (*tls.Config, err
 		host = a.reachable()
 	}
 	a.address = net.JoinHostPort(host, port)
-	env := map[string]string{"MASTER_ADDR": host, "MASTER_PORT": port, env.Secret: secret,
+	env := map[string]string{"MASTER_ADDR": host, "MASTER_PORT": port, env.Secret: secret.text, env.SecretFile: secret.path,
 		"TUTTI_LOCAL_WORLD_SIZE": strconv.Itoa(a.perHost()), "TUTTI_RANK": "0", "TUTTI_WORLD_SIZE": "1",
 		env.Store: strings.Join(a.Join, ","), env.Job: a.Job}
 	for name, value := range env {
@@ -286,23 +287,27 @@ func (a *agent) reachable() string {
 	return "127.0.0.1"
 }
 
+// secret is that of the job: a text, or the file that has it, whose name is all that ranks and what they start have in
+// their environments.
+type secret struct{ text, path string }
+
 // secret is TUTTI_SECRET, that of the file, or a random one that only ranks of this machine need to know.
-func (a *agent) secret() (string, error) {
-	if secret := os.Getenv(env.Secret); secret != "" && a.SecretFile == "" {
+func (a *agent) secret() (secret, error) {
+	if text := os.Getenv(env.Secret); text != "" && a.SecretFile == "" {
 		a.known = "the same " + env.Secret
-		return secret, nil
+		return secret{text: text}, nil
 	}
 	path := cmp.Or(a.SecretFile, os.Getenv(env.SecretFile))
 	if path == "" && a.first && a.Machines == 1 && a.Listen == "" {
-		return rand.Text(), nil
+		return secret{text: rand.Text() + rand.Text()}, nil
 	}
 	if path == "" {
 		var err error
 		if path, err = rendezvous.UserSecretFile(); err != nil {
-			return "", err
+			return secret{}, err
 		}
 	}
-	secret, err := rendezvous.ReadSecret(path, a.first)
+	_, err := rendezvous.ReadSecret(path, a.first)
 	if errors.Is(err, os.ErrNotExist) {
 		remedy := "copy the first machine's, and name it with --secret-file"
 		switch {
@@ -313,6 +318,10 @@ func (a *agent) secret() (string, error) {
 		}
 		err = fmt.Errorf("%w: %s", err, remedy)
 	}
+	if err != nil {
+		return secret{}, err
+	}
 	a.known = "--secret-file and a copy of " + path
-	return secret, err
+	path, err = filepath.Abs(path)
+	return secret{path: path}, err
 }

@@ -146,7 +146,7 @@ func (c *court) add(key string, text []byte) {
 }
 
 // verdict is the end with the rank that is to blame: one that was killed or is stopped, one that others have lost and
-// that has not failed itself, one that has failed and that others have lost; and otherwise the one that has failed first.
+// that has not failed itself, one that has failed and that others have lost; otherwise the one that has failed first.
 func (c *court) verdict(end End) End {
 	failed := c.failed()
 	for _, f := range failed {
