@@ -105,15 +105,20 @@ var launchers = []launcher{
 		hosts: "SLURM_STEP_NODELIST", hostCount: "SLURM_STEP_NUM_NODES",
 	},
 	{
+		name: "flux", rank: "FLUX_TASK_RANK", size: "FLUX_JOB_SIZE",
+		localRank: "FLUX_TASK_LOCAL_ID", job: []string{"FLUX_JOB_ID"}, hostCount: "FLUX_JOB_NNODES",
+	},
+	{
 		name: "pmi", rank: "PMI_RANK", size: "PMI_SIZE",
 		localRank: "MPI_LOCALRANKID", localSize: "MPI_LOCALNRANKS", job: []string{"PMI_JOBID"},
 		descriptor: "HYDI_CONTROL_FD",
 	},
 }
 
-// FromEnv reads the variables of tutti launch, torchrun, Open MPI, Slurm and PMI launchers
+// FromEnv reads the variables of tutti launch, torchrun, Open MPI, Slurm, Flux and PMI launchers
 // (MPICH, Intel MPI), in this order. Without any, the process is a job of one; so is a Slurm batch script
-// that does not use srun. getenv is os.Getenv or a stand-in.
+// that does not use srun. One that others say is a rank of several, as PMIx and PALS do without the size, is
+// [ErrEnvironment]. getenv is os.Getenv or a stand-in.
 //
 // The secret is TUTTI_SECRET, which must be the same in all processes, or what the file
 // TUTTI_SECRET_FILE has, or the random key of Open MPI's mpirun, together with the launcher's
@@ -136,7 +141,38 @@ func FromEnv(getenv func(string) string) (Job, error) {
 			return l.read(getenv)
 		}
 	}
+	if err := checkAlone(getenv); err != nil {
+		return Job{}, err
+	}
 	return Job{Launcher: "none", WorldSize: 1}, nil
+}
+
+// unread are variables of launchers that say a rank, or a number of ranks, but not all that a job needs.
+var unread = []struct {
+	name  string
+	alone int // the greatest value of a job of one
+}{
+	{"PMIX_RANK", 0},
+	{"PALS_RANKID", 0},
+	{"PMI_RANK", 0},
+	{"PMI_SIZE", 1},
+	{"RANK", 0},
+	{"WORLD_SIZE", 1},
+}
+
+// checkAlone returns an error if a variable of a launcher that is not understood says that this process is one of
+// several: each would be a job of one.
+func checkAlone(getenv func(string) string) error {
+	for _, v := range unread {
+		value := getenv(v.name)
+		if n, err := strconv.Atoi(value); err != nil || n <= v.alone {
+			continue
+		}
+		return fmt.Errorf("rendezvous: %w: %s=%s, so this process is one of several, but its launcher does not say all "+
+			"of the job: set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, or start it by tutti launch",
+			ErrEnvironment, v.name, value)
+	}
+	return nil
 }
 
 // errorf is an error of the launcher's variables.

@@ -72,6 +72,9 @@ func TestFromEnv(t *testing.T) {
 			Job{"slurm", 0, 1, 0, "127.0.0.1:4000", []byte("\x00slurm\x0077.0"), true, false, nil, "", 0}},
 		{"slurm's batch script", []string{"SLURM_PROCID", "0", "SLURM_NTASKS", "16", "SLURM_LOCALID", "0", "SLURM_JOB_ID", "77"},
 			Job{Launcher: "none", WorldSize: 1}},
+		{"flux", []string{"FLUX_TASK_RANK", "1", "FLUX_JOB_SIZE", "2", "FLUX_TASK_LOCAL_ID", "1", "FLUX_JOB_NNODES", "1", "FLUX_JOB_ID", "f1", "MASTER_PORT", "4000"},
+			Job{"flux", 1, 2, 1, "127.0.0.1:4000", []byte("\x00flux\x00f1"), true, false, nil, ""}},
+		{"pmix, one process", []string{"PMIX_RANK", "0", "PMIX_NAMESPACE", "n"}, Job{Launcher: "none", WorldSize: 1}},
 		{"pmi", []string{"PMI_RANK", "0", "PMI_SIZE", "2", "MPI_LOCALRANKID", "0", "MPI_LOCALNRANKS", "2", "MASTER_PORT", "4000"},
 			Job{"pmi", 0, 2, 0, "127.0.0.1:4000", nil, false, false, nil, "", 0}},
 		{"one process that nothing is known of", []string{"PMI_RANK", "0", "PMI_SIZE", "1"}, Job{"pmi", 0, 1, 0, "127.0.0.1:0", nil, false, false, nil, "", 0}},
@@ -99,6 +102,11 @@ func TestFromEnvRefusesNonsense(t *testing.T) {
 		{"port zero", `MASTER_PORT="0"`, []string{"RANK", "1", "WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "0"}},
 		{"slurm's hosts without names", "MASTER_ADDR", []string{"SLURM_PROCID", "1", "SLURM_STEP_NUM_TASKS", "4", "SLURM_STEP_NUM_NODES", "2"}},
 		{"several hosts without an address", "MASTER_ADDR", []string{"OMPI_COMM_WORLD_RANK", "1", "OMPI_COMM_WORLD_SIZE", "4", "OMPI_COMM_WORLD_LOCAL_SIZE", "2"}},
+		{"a rank of pmix", "PMIX_RANK=1, so this process is one of several", []string{"PMIX_RANK", "1", "PMIX_NAMESPACE", "n"}},
+		{"a rank of pals", "PALS_RANKID=3, so", []string{"PALS_RANKID", "3"}},
+		{"a rank without a size", "RANK=1, so", []string{"RANK", "1"}},
+		{"a size without a rank", "WORLD_SIZE=2, so", []string{"WORLD_SIZE", "2"}},
+		{"flux on hosts without an address", "MASTER_ADDR", []string{"FLUX_TASK_RANK", "1", "FLUX_JOB_SIZE", "2", "FLUX_JOB_NNODES", "2"}},
 		{"neither a name nor a port", "TUTTI_SECRET", []string{"PMI_RANK", "0", "PMI_SIZE", "2", "MPI_LOCALRANKID", "0", "MPI_LOCALNRANKS", "2"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -89,8 +89,8 @@ func UserSecretFile() (string, error) {
 	return filepath.Join(dir, "tutti", "secret"), err
 }
 
-// ReadSecret reads a secret from a file that only its owner may read, who is this user or root. It may make the file, with
-// a random secret.
+// ReadSecret reads a secret from a file that only its owner may read, who is this user or root. It may make the file,
+// with a random secret.
 func ReadSecret(path string, create bool) (string, error) {
 	info, err := os.Stat(path)
 	if create && errors.Is(err, os.ErrNotExist) {

@@ -371,7 +371,7 @@ func (k *connector) try(ctx context.Context, p *pair, attempt uint64) error {
 		Control: uint32(schedule.ControlBytes),
 	}
 	var errs []error
-	for _, address := range r.Addresses {
+	for _, address := range gate.Zoned(r.Addresses) {
 		err := k.lanes(ctx, address, p, h)
 		if err == nil || errors.Is(err, store.ErrRefused) {
 			return err

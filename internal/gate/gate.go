@@ -39,22 +39,57 @@ func KeepAlive(conn net.Conn) {
 }
 
 // Addresses returns where a listener can be reached: at those of its host's interfaces if it listens on all of them,
-// loopback ones last.
+// loopback ones last. Addresses that hold on a link alone are among them where the host has no others, and without
+// their zones, which are this host's (see [Zoned]).
 func Addresses(l net.Listener) (list []string) {
 	local := l.Addr().(*net.TCPAddr)
 	if !local.IP.IsUnspecified() {
 		return []string{local.String()}
 	}
 	interfaces, _ := net.InterfaceAddrs()
-	for _, loopback := range []bool{false, true} {
+	add := func(suits func(net.IP) bool) {
 		for _, a := range interfaces {
-			n, ok := a.(*net.IPNet)
-			if ok && n.IP.IsLoopback() == loopback && !n.IP.IsLinkLocalUnicast() {
+			if n, ok := a.(*net.IPNet); ok && suits(n.IP) {
 				list = append(list, (&net.TCPAddr{IP: n.IP, Port: local.Port}).String())
 			}
 		}
 	}
+	add(func(ip net.IP) bool { return !ip.IsLoopback() && !ip.IsLinkLocalUnicast() })
+	if len(list) == 0 {
+		add(net.IP.IsLinkLocalUnicast)
+	}
+	add(net.IP.IsLoopback)
 	return list
+}
+
+// Zoned has each address of a link, without a zone, on all interfaces of this host that have such addresses.
+func Zoned(addresses []string) (list []string) {
+	for _, address := range addresses {
+		a, err := netip.ParseAddrPort(address)
+		if err != nil || !a.Addr().Is6() || !a.Addr().IsLinkLocalUnicast() || a.Addr().Zone() != "" {
+			list = append(list, address)
+			continue
+		}
+		for _, zone := range linkZones() {
+			list = append(list, netip.AddrPortFrom(a.Addr().WithZone(zone), a.Port()).String())
+		}
+	}
+	return list
+}
+
+// linkZones are the names of interfaces that have addresses of IPv6 on their links.
+func linkZones() (names []string) {
+	interfaces, _ := net.Interfaces()
+	for _, i := range interfaces {
+		addresses, _ := i.Addrs()
+		if slices.ContainsFunc(addresses, func(a net.Addr) bool {
+			n, ok := a.(*net.IPNet)
+			return ok && n.IP.To4() == nil && n.IP.IsLinkLocalUnicast()
+		}) {
+			names = append(names, i.Name)
+		}
+	}
+	return names
 }
 
 // ErrVersion is what a [tls.Config]'s GetConfigForClient returns to a process of another version.

@@ -96,3 +96,14 @@ func TestSourceOfAConnection(t *testing.T) {
 	assert.Equal(t, netip.Prefix{}, source(&distant{from: &net.TCPAddr{}}))
 	assert.Equal(t, netip.Prefix{}, source(&distant{from: &net.UnixAddr{}}))
 }
+
+// Addresses of links are tried on the links of this host.
+func TestZoned(t *testing.T) {
+	same := []string{"10.0.0.1:1", "[fe80::1%eth9]:2", "[2001:db8::1]:3", "host:4"}
+	assert.Equal(t, same, Zoned(same))
+	var want []string
+	for _, zone := range linkZones() {
+		want = append(want, "[fe80::1%"+zone+"]:5")
+	}
+	assert.Equal(t, want, Zoned([]string{"[fe80::1]:5"}))
+}

@@ -68,6 +68,7 @@ Another job is not elastic: it ends with the session of any of its launchers.`,
 				return err
 			}
 			cfg.Command = command
+			cfg.Typed = args
 			cfg.Out = cmd.OutOrStdout()
 			cfg.Err = cmd.ErrOrStderr()
 			if os.Getenv(env.Record) != "" {

@@ -296,3 +296,6 @@ func (p *process) ended() error {
 func (p *process) wait() error {
 	return errors.Join(p.cmd.Wait(), p.control.Close(), p.report.Close())
 }
+
+// pid is the number of the process whose descendants are the rank's.
+func (p *process) pid() int { return p.cmd.Process.Pid }

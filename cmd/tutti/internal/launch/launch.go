@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -28,6 +29,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/diagnose"
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/printable"
 )
@@ -35,6 +37,7 @@ import (
 // Config says what to start.
 type Config struct {
 	Command    []string
+	Typed      []string      // the command in the user's words, for other machines; nil for Command
 	Ranks      int           // on this machine
 	Machines   int           // of the job; the first one's launcher says how many, or each one's of a served store
 	Listen     string        // where the first machine keeps the store, "" for a port of the loopback address
@@ -97,6 +100,8 @@ type machine struct {
 	Host  string        `json:"host"`
 	Ranks int           `json:"ranks"`
 	Grace time.Duration `json:"grace"`
+	// ID tells the machine from others.
+	ID string `json:"id,omitempty"`
 	// Address is the one by which the machine reaches the store.
 	Address string   `json:"address,omitempty"`
 	Hosts   []string `json:"hosts,omitempty"` // emulated ones, with as many ranks each; nil for Host
@@ -173,17 +178,19 @@ type agent struct {
 	dialer  store.Dialer // where the store is another process's
 	host    string
 	began   time.Time
-	address string   // of the store
-	known   string   // what tells the secret
-	key     string   // the machine's
-	ranks   int      // that have come up to this machine
-	silent  []string // keys of machines whose launchers did not answer at the end
-	first   bool     // it makes the plan and collects flight records: the first machine's, or the leader of a served store
-	plan    plan
-	env     []string // of all ranks of this machine
-	out     *outlet
-	err     *outlet
-	notes   io.Writer // what the launcher says
+	address string // of the store
+	known   string // what tells the secret
+	// copyName is that of a copy of the secret's file, "" if it is where it is looked for, or there is none.
+	copyName string
+	key      string   // the machine's
+	ranks    int      // that have come up to this machine
+	silent   []string // keys of machines whose launchers did not answer at the end
+	first    bool     // it makes the plan: the first machine's, or the leader of a served store
+	plan     plan
+	env      []string // of all ranks of this machine
+	out      *outlet
+	err      *outlet
+	notes    io.Writer // what the launcher says
 }
 
 // newAgent is the launcher of a job that nobody knows of yet.
@@ -268,7 +275,7 @@ func (a *agent) arrive(ctx context.Context) error {
 
 // machine is this one, as the others know it.
 func (a *agent) machine() machine {
-	m := machine{Host: a.host, Ranks: a.Ranks, Grace: a.Grace}
+	m := machine{Host: a.host, Ranks: a.Ranks, Grace: a.Grace, ID: rendezvous.HostName()}
 	m.Address, _, _ = net.SplitHostPort(a.address)
 	if local := a.kv.LocalAddr(); local != nil {
 		m.Address, _, _ = net.SplitHostPort(local.String())
@@ -288,9 +295,9 @@ func (a *agent) elastic(ctx context.Context) error {
 		Machines: map[string]machine{a.key: a.machine()},
 	}
 	if a.first && a.Listen != "" {
-		fmt.Fprintf(a.notes, "tutti: other machines join with %s: tutti launch --join %s -n RANKS COMMAND\n",
-			a.known, a.address)
+		fmt.Fprint(a.notes, "tutti: other machines join at any time: there, ", a.invitation())
 	}
+	a.leaveLoopback(a.listMachines(ctx))
 	failures := make(chan End, a.Ranks)
 	g := a.start(0, func(failed End) { failures <- failed })
 	relaying, cancel := context.WithCancel(ctx)
@@ -457,6 +464,7 @@ func (a *agent) gather(ctx context.Context) error {
 	if err == nil && !ok {
 		err = fmt.Errorf("%w: the job at %s has its %d machines already", comm.ErrArgument, a.joined(), len(a.plan.First))
 	}
+	a.leaveLoopback(slices.Collect(maps.Values(a.plan.Machines)))
 	if err == nil && (first < 0 || first > a.plan.Size-a.Ranks || a.plan.Restarts < 0) {
 		err = fmt.Errorf("%w: the plan of the job has %d ranks, this machine's %d from %d on, and %d restarts",
 			comm.ErrArgument, a.plan.Size, a.Ranks, first, a.plan.Restarts)
@@ -467,8 +475,7 @@ func (a *agent) gather(ctx context.Context) error {
 // makePlan gives the machines that have come their ranks.
 func (a *agent) makePlan(ctx context.Context) error {
 	if a.Machines > 1 && !a.Served {
-		fmt.Fprintf(a.notes, "tutti: on the other machines, with %s: tutti launch --join %s -n RANKS COMMAND\n",
-			a.known, a.address)
+		fmt.Fprint(a.notes, "tutti: on the other machines, ", a.invitation())
 	}
 	present, err := a.await(ctx, func(present []store.Entry) bool { return len(present) >= a.Machines })
 	p := plan{First: map[string]int{}, Restarts: a.Restarts, Machines: map[string]machine{}}

@@ -359,7 +359,7 @@ func TestIPv6(t *testing.T) {
 	b := begin(t, t.Context(), "communicators", func(c *Config) { second(c); c.Join = []string{address} })
 	require.NoError(t, a.wait(t), "%s%s", &a.out, &a.err)
 	require.NoError(t, b.wait(t), "%s%s", &b.out, &b.err)
-	assert.Contains(t, a.err.String(), "tutti launch --join [::1]:")
+	assert.Contains(t, a.err.String(), "tutti launch --join '[::1]:")
 }
 
 // The ranks of the first machine come first, and all are of one job.
@@ -376,7 +376,7 @@ func TestTwoMachines(t *testing.T) {
 		}
 		assert.Contains(t, s.out.String(), fmt.Sprintf("[%d] rank %d of 5, local %d: from rank 0 of round 0\n", r, r, local))
 	}
-	assert.Contains(t, a.err.String(), "secret: tutti launch --join 127.")
+	assert.Contains(t, a.err.String(), "secret as secret (scp -p): run\n  tutti launch --join 127.")
 }
 
 // A machine that waited for the first one, in a job with a fixed number of ranks or an elastic one, gets higher ranks.
@@ -844,7 +844,7 @@ func TestMistakes(t *testing.T) {
 // A first machine to which nobody comes says how many there are, as one that joins nobody does.
 func TestNobodyComes(t *testing.T) {
 	first, second := pair(t)
-	brief := func(c *Config) { c.Wait = 200 * time.Millisecond }
+	brief := func(c *Config) { c.Wait = 2 * time.Second }
 	err := begin(t, t.Context(), "succeeds", func(c *Config) { first(c); brief(c) }).wait(t)
 	assert.ErrorIs(t, err, comm.ErrTimeout)
 	assert.ErrorContains(t, err, "1 of 2 machines came")

@@ -87,9 +87,17 @@ func (a *agent) environment(secret secret, addresses []string) (*tls.Config, err
 		host = a.reachable()
 	}
 	a.address = net.JoinHostPort(host, port)
-	env := map[string]string{"MASTER_ADDR": host, "MASTER_PORT": port, env.Secret: secret.text, env.SecretFile: secret.path,
-		"TUTTI_LOCAL_WORLD_SIZE": strconv.Itoa(a.perHost()), "TUTTI_RANK": "0", "TUTTI_WORLD_SIZE": "1",
-		env.Store: strings.Join(a.Join, ","), env.Job: a.Job}
+	env := map[string]string{
+		"MASTER_ADDR":            host,
+		"MASTER_PORT":            port,
+		env.Secret:               secret.text,
+		env.SecretFile:           secret.path,
+		"TUTTI_LOCAL_WORLD_SIZE": strconv.Itoa(a.perHost()),
+		"TUTTI_RANK":             "0",
+		"TUTTI_WORLD_SIZE":       "1",
+		env.Store:                strings.Join(a.Join, ","),
+		env.Job:                  a.Job,
+	}
 	for name, value := range env {
 		a.env = append(a.env, name+"="+value)
 	}
@@ -278,13 +286,10 @@ func (a *agent) rejoin(ctx context.Context) (*store.Client, error) {
 
 // reachable is an address of this machine, that of loopback if the job has no other machine.
 func (a *agent) reachable() string {
-	all, _ := net.InterfaceAddrs()
-	for _, address := range all {
-		if n, ok := address.(*net.IPNet); ok && n.IP.IsGlobalUnicast() && a.Machines > 1 {
-			return n.IP.String()
-		}
+	if a.Machines == 1 && a.Min == 0 {
+		return loopback
 	}
-	return "127.0.0.1"
+	return cmp.Or(reachableAddress(), loopback)
 }
 
 // secret is that of the job: a text, or the file that has it, whose name is all that ranks and what they start have in
@@ -298,6 +303,7 @@ func (a *agent) secret() (secret, error) {
 		return secret{text: text}, nil
 	}
 	path := cmp.Or(a.SecretFile, os.Getenv(env.SecretFile))
+	named := path != ""
 	if path == "" && a.first && a.Machines == 1 && a.Listen == "" {
 		return secret{text: rand.Text() + rand.Text()}, nil
 	}
@@ -321,7 +327,11 @@ func (a *agent) secret() (secret, error) {
 	if err != nil {
 		return secret{}, err
 	}
-	a.known = "--secret-file and a copy of " + path
+	a.known = "a copy of " + path + " at the same place (scp -p)"
+	if named {
+		a.copyName = filepath.Base(path)
+		a.known = fmt.Sprintf("a copy of %s as %s (scp -p)", path, a.copyName)
+	}
 	path, err = filepath.Abs(path)
 	return secret{path: path}, err
 }
