@@ -456,7 +456,10 @@ func (a *agent) gather(ctx context.Context) error {
 	} else {
 		fmt.Fprintf(a.notes, "tutti: joined %s\n", a.joined())
 	}
+	waiting, cancel := context.WithCancel(ctx)
+	go a.sayWhoIsHere(waiting)
 	text, err := a.kv.Get(ctx, planKey)
+	cancel()
 	if err == nil {
 		err = json.Unmarshal(text, &a.plan)
 	}
@@ -477,7 +480,10 @@ func (a *agent) makePlan(ctx context.Context) error {
 	if a.Machines > 1 && !a.Served {
 		fmt.Fprint(a.notes, "tutti: on the other machines, ", a.invitation())
 	}
+	waiting, cancel := context.WithCancel(ctx)
+	go a.sayWhoIsHere(waiting)
 	present, err := a.await(ctx, func(present []store.Entry) bool { return len(present) >= a.Machines })
+	cancel()
 	p := plan{First: map[string]int{}, Restarts: a.Restarts, Machines: map[string]machine{}}
 	var names []string
 	for _, e := range present[:min(len(present), a.Machines)] {
@@ -564,6 +570,7 @@ func (a *agent) round(ctx context.Context, round int) (end End, err error) {
 	watching, cancel := context.WithCancel(lasting)
 	defer cancel()
 	go a.relay(watching, g)
+	go a.sayWhoIsLeft(watching, g)
 	if a.first || a.Served { // whose leader may be lost as well
 		if stop, err := a.kv.Watch(watching, machines, func(e store.Event) {
 			if _, ours := a.plan.First[e.Key]; ours && e.Deleted {

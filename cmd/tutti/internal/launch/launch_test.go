@@ -853,6 +853,38 @@ func TestNobodyComes(t *testing.T) {
 	assert.ErrorContains(t, err, "connection refused")
 }
 
+// Launchers say who is here while they wait for machines, and which ranks go on after others have succeeded.
+func TestWaitsSpeak(t *testing.T) {
+	first, second := pair(t)
+	a := begin(t, t.Context(), "unused", func(c *Config) {
+		first(c)
+		c.Machines, c.Ranks, c.Command = 3, 1, []string{"sh", "-c", "exit 0"}
+	})
+	says := func(s *started, pattern string) {
+		t.Helper()
+		looked := regexp.MustCompile(pattern)
+		require.Eventually(t, func() bool { return looked.MatchString(s.err.String()) }, time.Minute, time.Millisecond, pattern)
+	}
+	says(a, `tutti: 1 of 3 machines are here after 2s: .* \(127\..*\); the others join at 127\..*, by 1m0s \(--wait\): can they reach that port\?`)
+	mark := filepath.Join(t.TempDir(), "mark")
+	script := func(c *Config) {
+		second(c)
+		c.Ranks, c.Command = 1, []string{"sh", "-c", "until test -e " + mark + "; do sleep 0.01; done"}
+	}
+	b := begin(t, t.Context(), "unused", script)
+	says(b, `tutti: 2 machines are here after 2s: .*; the first one waits for more`)
+	c := begin(t, t.Context(), "unused", func(cfg *Config) {
+		script(cfg)
+		cfg.Ranks = 2
+		cfg.Command[2] = "test $TUTTI_LOCAL_RANK = 1 || " + cfg.Command[2]
+	})
+	says(c, `tutti: rank 3 has ended with success; rank 2 on .* still running, perhaps waiting for it`)
+	require.NoError(t, os.WriteFile(mark, nil, 0o600))
+	for _, s := range []*started{a, b, c} {
+		require.NoError(t, s.wait(t), "%s", &s.err)
+	}
+}
+
 // Lines are whole, also where ranks write parts of them or never end one, and have a colour on request.
 func TestLines(t *testing.T) {
 	var out bytes.Buffer

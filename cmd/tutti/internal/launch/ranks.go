@@ -36,6 +36,7 @@ type group struct {
 	succeeded chan struct{}  // closed when all have ended, and none failed
 	ended     sync.WaitGroup // which ends when nothing of the ranks is left
 	stopped   chan struct{}  // closed when the ranks are told to end
+	first     chan struct{}  // closed when one has ended with success
 	grace     time.Duration
 
 	mu       sync.Mutex
@@ -46,7 +47,7 @@ type group struct {
 
 // start starts the ranks. failed is called when one fails that was not told to end, and is not started again by itself.
 func (a *agent) start(round int, failed func(End)) *group {
-	g := &group{succeeded: make(chan struct{}), stopped: make(chan struct{}), grace: a.Grace}
+	g := &group{succeeded: make(chan struct{}), stopped: make(chan struct{}), first: make(chan struct{}), grace: a.Grace}
 	var good sync.WaitGroup
 	good.Add(a.Ranks)
 	for local := range a.Ranks {
@@ -216,6 +217,9 @@ func (g *group) note(rank int, err error) (told bool) {
 	switch {
 	case g.stopping:
 	case err == nil:
+		if len(g.seen.Succeeded) == 0 {
+			close(g.first)
+		}
 		g.seen.Succeeded = append(g.seen.Succeeded, rank)
 	default:
 		g.seen.Failed = append(g.seen.Failed, failure{Rank: rank, Text: err.Error(), Code: code(err)})

@@ -4,6 +4,7 @@ package launch
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/signal"
 	"slices"
@@ -12,10 +13,24 @@ import (
 	"syscall"
 
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/ranks"
 )
 
 // userSignals mean what the ranks' program says. Of a rank, they reach the processes that have a handler for them.
 var userSignals = []os.Signal{syscall.SIGUSR1, syscall.SIGUSR2}
+
+// deaf are the ranks that have no process with a handler for a signal.
+func (g *group) deaf(s syscall.Signal) (all []int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, r := range g.running {
+		if canList && !slices.ContainsFunc(descendants(r.pid()), func(e entry) bool { return catches(e.pid, s) }) {
+			all = append(all, r.rank)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
 
 // relay gives user signals of this launcher to the ranks of all machines, in an elastic job to those of this one, until
 // ctx ends.
@@ -39,6 +54,9 @@ func (a *agent) relay(ctx context.Context, g *group) {
 	for {
 		select {
 		case s := <-signals:
+			if deaf := g.deaf(s.(syscall.Signal)); len(deaf) > 0 {
+				fmt.Fprintf(a.notes, "tutti: %v reaches no process of %s: none handles it, or not yet\n", s, ranks.Text(deaf))
+			}
 			g.signal(s.(syscall.Signal))
 			if a.Min == 0 {
 				_ = a.kv.Set(ctx, name, []byte(strconv.Itoa(int(s.(syscall.Signal)))))

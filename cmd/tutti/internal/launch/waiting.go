@@ -1,0 +1,93 @@
+package launch
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tutti-go/tutti/internal/ranks"
+)
+
+// firstWord is how long a launcher waits without a word. Each later word takes twice as long as the one before.
+const firstWord = 2 * time.Second
+
+// speak says something, ever more rarely, until ctx ends or there is nothing to say.
+func (a *agent) speak(ctx context.Context, first time.Duration, text func() string) {
+	for wait := first; ; wait *= 2 {
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return
+		}
+		said := text()
+		if said == "" || ctx.Err() != nil {
+			return
+		}
+		fmt.Fprintf(a.notes, "tutti: %s\n", said)
+	}
+}
+
+// sayWhoIsHere says which machines have come while the plan is missing.
+func (a *agent) sayWhoIsHere(ctx context.Context) {
+	began := time.Now()
+	a.speak(ctx, firstWord, func() string {
+		var names []string
+		for _, m := range a.listMachines(ctx) {
+			names = append(names, fmt.Sprintf("%s (%s)", m.Host, m.Address))
+		}
+		total := ""
+		if a.first {
+			total = fmt.Sprintf(" of %d", a.Machines)
+		}
+		text := fmt.Sprintf("%d%s machines are here after %v: %s", len(names), total,
+			time.Since(began).Round(time.Second), strings.Join(names, ", "))
+		switch {
+		case a.first && !a.Served:
+			return text + fmt.Sprintf("; the others join at %s, by %v (--wait): can they reach that port?", a.address, a.Wait)
+		case a.first:
+			return text + "; the others join at " + a.joined()
+		}
+		return text + "; the first one waits for more"
+	})
+}
+
+// lateTime is how long ranks may go on after one has ended with success, until that is said.
+const lateTime = 10 * time.Second
+
+// sayWhoIsLeft says which ranks of this machine go on though others have ended with success: they may wait for these.
+func (a *agent) sayWhoIsLeft(ctx context.Context, g *group) {
+	select {
+	case <-g.first:
+	case <-ctx.Done():
+		return
+	}
+	a.speak(ctx, lateTime, func() string {
+		done, left := g.split()
+		if len(left) == 0 {
+			return ""
+		}
+		verb := "have"
+		if len(done) == 1 {
+			verb = "has"
+		}
+		return fmt.Sprintf("%s %s ended with success; %s on %s still running, perhaps waiting for it",
+			ranks.Text(done), verb, ranks.Text(left), a.host)
+	})
+}
+
+// split returns the ranks that have ended with success, and those that run.
+func (g *group) split() (done, left []int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	done = slices.Clone(g.seen.Succeeded)
+	for _, r := range g.running {
+		if !slices.Contains(done, r.rank) {
+			left = append(left, r.rank)
+		}
+	}
+	slices.Sort(done)
+	slices.Sort(left)
+	return done, left
+}
