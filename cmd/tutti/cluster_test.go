@@ -74,7 +74,7 @@ func TestClusterHoldsTheRate(t *testing.T) {
 			Backend   string
 			Ranks     int
 			Wrong     int64
-			AlgBWGBPS float64 `json:"algbw_gbps"`
+			AlgBWGBPS float64 `json:"algbw_gb_per_s"`
 		}](t, stdout)
 		require.Len(t, results, 1)
 		r := results[0]

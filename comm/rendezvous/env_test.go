@@ -73,7 +73,7 @@ func TestFromEnv(t *testing.T) {
 		{"slurm's batch script", []string{"SLURM_PROCID", "0", "SLURM_NTASKS", "16", "SLURM_LOCALID", "0", "SLURM_JOB_ID", "77"},
 			Job{Launcher: "none", WorldSize: 1}},
 		{"flux", []string{"FLUX_TASK_RANK", "1", "FLUX_JOB_SIZE", "2", "FLUX_TASK_LOCAL_ID", "1", "FLUX_JOB_NNODES", "1", "FLUX_JOB_ID", "f1", "MASTER_PORT", "4000"},
-			Job{"flux", 1, 2, 1, "127.0.0.1:4000", []byte("\x00flux\x00f1"), true, false, nil, ""}},
+			Job{"flux", 1, 2, 1, "127.0.0.1:4000", []byte("\x00flux\x00f1"), true, false, nil, "", 0}},
 		{"pmix, one process", []string{"PMIX_RANK", "0", "PMIX_NAMESPACE", "n"}, Job{Launcher: "none", WorldSize: 1}},
 		{"pmi", []string{"PMI_RANK", "0", "PMI_SIZE", "2", "MPI_LOCALRANKID", "0", "MPI_LOCALNRANKS", "2", "MASTER_PORT", "4000"},
 			Job{"pmi", 0, 2, 0, "127.0.0.1:4000", nil, false, false, nil, "", 0}},

@@ -69,6 +69,7 @@ type Rank struct {
 	Rank  int               `json:"rank"`
 	Size  int               `json:"world_size"`
 	Host  string            `json:"host,omitempty"` // its name, "" if it is unknown
+	Job   string            `json:"job,omitempty"`  // the launcher's name for this run of the ranks, "" if it has none
 	Time  int64             `json:"time_ns"`        // when the dump was made, in nanoseconds since 1970
 	Comms map[string]Member `json:"communicators"`  // by name
 	Spans []Span            `json:"spans,omitempty"`

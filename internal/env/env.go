@@ -26,6 +26,7 @@ const (
 const (
 	Store = "TUTTI_STORE" // with --join: addresses of the job's store, with commas between
 	Job   = "TUTTI_JOB"   // with --join: the name of the job in a store of several jobs
+	Run   = "TUTTI_RUN"   // the name of this run of the ranks, which no other run has
 	Min   = "TUTTI_MIN"   // with --min: the bounds of an elastic job
 	Max   = "TUTTI_MAX"
 )

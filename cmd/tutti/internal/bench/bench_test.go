@@ -211,7 +211,7 @@ func TestSparseKeepsItsPromises(t *testing.T) {
 	require.NoError(t, err)
 	var keys map[string]any
 	require.NoError(t, json.Unmarshal(line, &keys))
-	assert.ElementsMatch(t, []string{"collective", "backend", "device", "ranks", "bytes", "count", "dtype", "op", "graph", "symmetric", "p2p", "p2p_up_to_bytes", "time_us", "algbw_gbps", "busbw_gbps", "wrong", "place", "root",
+	assert.ElementsMatch(t, []string{"collective", "backend", "device", "ranks", "bytes", "count", "dtype", "op", "graph", "symmetric", "p2p", "p2p_up_to_bytes", "time_us", "algbw_gb_per_s", "busbw_gb_per_s", "wrong", "place", "root",
 		"pattern", "density", "values", "sent_bytes_per_rank", "select_us", "exchange_us"}, slices.Collect(maps.Keys(keys)))
 }
 

@@ -45,8 +45,8 @@ type Result struct {
 	// the result is there, or, on ranks with a [backend.Stream], of the device,
 	// while calls are queued one after the other.
 	Time  float64 `json:"time_us"`
-	AlgBW float64 `json:"algbw_gbps"` // Bytes over Time, in 10^9 bytes per second
-	BusBW float64 `json:"busbw_gbps"`
+	AlgBW float64 `json:"algbw_gb_per_s"` // Bytes over Time, in 10^9 bytes per second
+	BusBW float64 `json:"busbw_gb_per_s"`
 	Wrong *int64  `json:"wrong"` // elements, over all ranks; null if not verified
 	Place Place   `json:"place"`
 	Root  int     `json:"root"` // -1 for none
@@ -267,8 +267,8 @@ func (s *setup) result(count int, place Place) Result {
 func (r *Result) setTime(seconds, busFactor float64) {
 	r.Time = significant(seconds * 1e6)
 	if seconds > 0 {
-		gbps := float64(r.Bytes) / seconds / 1e9
-		r.AlgBW, r.BusBW = significant(gbps), significant(gbps*busFactor)
+		rate := float64(r.Bytes) / seconds / 1e9
+		r.AlgBW, r.BusBW = significant(rate), significant(rate*busFactor)
 	}
 }
 

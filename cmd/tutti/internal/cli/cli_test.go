@@ -442,7 +442,7 @@ func TestBench(t *testing.T) {
 		lines := jsonLines(t, stdout)
 		assert.GreaterOrEqual(t, len(lines), 3, name)
 		for _, line := range lines {
-			assert.Subset(t, keys(line), []string{"collective", "backend", "device", "ranks", "bytes", "count", "dtype", "op", "graph", "symmetric", "p2p", "p2p_up_to_bytes", "time_us", "algbw_gbps", "busbw_gbps", "wrong", "place", "root"})
+			assert.Subset(t, keys(line), []string{"collective", "backend", "device", "ranks", "bytes", "count", "dtype", "op", "graph", "symmetric", "p2p", "p2p_up_to_bytes", "time_us", "algbw_gb_per_s", "busbw_gb_per_s", "wrong", "place", "root"})
 			assert.Equal(t, name, line["collective"])
 			assert.Equal(t, "local", line["backend"])
 			assert.Equal(t, "cpu", line["device"])

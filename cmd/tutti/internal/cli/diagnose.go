@@ -12,6 +12,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/diagnose"
 	"github.com/tutti-go/tutti/internal/dump"
+	"github.com/tutti-go/tutti/internal/printable"
 )
 
 func newDiagnose() *cobra.Command {
@@ -40,9 +41,13 @@ https://ui.perfetto.dev and chrome://tracing open.`,
 			if len(args) == 0 {
 				return console.Usagef("which records, such as tutti-record-*.json or the directory they are in?")
 			}
-			records, err := diagnose.ReadFiles(args)
+			records, stale, err := diagnose.ReadFiles(args)
 			if err != nil {
 				return err
+			}
+			if len(stale) > 0 {
+				fmt.Fprintln(cmd.ErrOrStderr(), console.Wrapped(cmd.ErrOrStderr(),
+					"tutti: left out, as they are of another run: "+printable.Text(strings.Join(stale, ", "))))
 			}
 			lines, out := console.Forms(cmd.OutOrStdout(), asJSON)
 			if dir := filepath.Dir(records[0].Name); strings.HasPrefix(filepath.Base(dir), dump.EpochDir) {

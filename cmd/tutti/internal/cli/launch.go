@@ -129,6 +129,7 @@ func launchFlags(flags *pflag.FlagSet, cfg *launch.Config) {
 	flags.IntVar(&cfg.Restarts, "restarts", 0, "how often all ranks are started again when one fails")
 	flags.IntVar(&cfg.Min, "min", 0, "members that an elastic job needs")
 	flags.IntVar(&cfg.Max, "max", 0, "members that an elastic job has at most, 0 for any number")
+	flags.BoolVar(&cfg.NoPrefix, "no-prefix", false, "print lines as ranks do, without the rank, for other programs")
 	console.TCPFlags(flags)
 	flags.DurationVar(&cfg.Wait, "wait", 10*time.Minute, "how long machines wait for each other at the start")
 	console.Restrict(flags, "ranks", fmt.Sprint("a number from 1 to ", launch.MaxRanks), func() bool {

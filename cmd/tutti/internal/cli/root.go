@@ -137,7 +137,7 @@ Environment:
                          processes have
   TUTTI_SECRET_FILE      a file with it, which its owner alone may read
   TUTTI_RANK, TUTTI_WORLD_SIZE, TUTTI_LOCAL_RANK, TUTTI_LOCAL_WORLD_SIZE,
-  TUTTI_RESTART, TUTTI_MIN, TUTTI_MAX, TUTTI_STORE, TUTTI_JOB
+  TUTTI_RESTART, TUTTI_RUN, TUTTI_MIN, TUTTI_MAX, TUTTI_STORE, TUTTI_JOB
                          what launch tells ranks
   TUTTI_TCP_LISTEN, TUTTI_TCP_ADVERTISE, TUTTI_TCP_CONNECTIONS,
   TUTTI_TCP_SILENCE      what --tcp-listen and so on say

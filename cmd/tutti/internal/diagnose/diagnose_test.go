@@ -46,7 +46,7 @@ func TestNewest(t *testing.T) {
 		require.NoError(t, os.Chtimes(path, time.Time{}, time.Now().Add(-age)))
 	}
 	for of, want := range map[string]string{dir: "10", filepath.Join(dir, dump.EpochDir+"9"): "9"} {
-		records, err := ReadFiles([]string{of})
+		records, _, err := ReadFiles([]string{of})
 		require.NoError(t, err)
 		require.Len(t, records, 1)
 		assert.Equal(t, filepath.Join(dir, dump.EpochDir+want, "tutti-record-0.json"), records[0].Name)
@@ -100,7 +100,7 @@ func TestARankThatDoesNotCall(t *testing.T) {
 	}))
 	place := func(line int) string { return fmt.Sprintf("%s:%d", filepath.Base(file), here+line) }
 
-	records, err := ReadFiles([]string{dir})
+	records, _, err := ReadFiles([]string{dir})
 	require.NoError(t, err)
 	report := Diagnose(records)
 	want := Finding{Kind: NotCalled, Communicator: "0", Number: 2, Ranks: []int{2}, Waiting: []int{0, 1},
@@ -110,7 +110,7 @@ func TestARankThatDoesNotCall(t *testing.T) {
 	assert.Len(t, report.States, 3)
 
 	require.NoError(t, os.Remove(filepath.Join(dir, "tutti-record-2.json")))
-	records, err = ReadFiles([]string{dir})
+	records, _, err = ReadFiles([]string{dir})
 	require.NoError(t, err)
 	report = Diagnose(records)
 	require.Len(t, report.Findings, 2)
@@ -403,14 +403,14 @@ func TestWrongFiles(t *testing.T) {
 		assert.ErrorContains(t, err, want, text)
 	}
 	dir := t.TempDir()
-	_, err = ReadFiles([]string{dir})
+	_, _, err = ReadFiles([]string{dir})
 	assert.ErrorContains(t, err, "has no file")
 	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
 	require.NoError(t, os.WriteFile(a, good.Bytes(), 0o600))
 	require.NoError(t, os.WriteFile(b, good.Bytes(), 0o600))
-	_, err = ReadFiles([]string{a, b})
+	_, _, err = ReadFiles([]string{a, b})
 	assert.ErrorContains(t, err, "both are of rank 0")
-	_, err = ReadFiles([]string{a, filepath.Join(dir, "none")})
+	_, _, err = ReadFiles([]string{a, filepath.Join(dir, "none")})
 	assert.ErrorIs(t, err, os.ErrNotExist)
 }
 
@@ -430,4 +430,41 @@ func FuzzRead(f *testing.F) {
 			Diagnose([]Record{r})
 		}
 	})
+}
+
+// TestRuns: records of an earlier run of the ranks, in which there were more of them, are left out.
+func TestRuns(t *testing.T) {
+	dir := t.TempDir()
+	write := func(rank, size int, run string, made int64) string {
+		path := filepath.Join(dir, fmt.Sprintf("tutti-record-%d.json", rank))
+		text := fmt.Sprintf(`{"version":"2.10","tutti":{"rank":%d,"world_size":%d,"job":%q,"time_ns":%d}}`, rank, size, run, made)
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		return path
+	}
+	write(0, 3, "new", 20)
+	write(1, 3, "new", 10)
+	old := []string{write(2, 4, "old", 2), write(3, 4, "", 1)}
+	records, stale, err := ReadFiles([]string{dir})
+	require.NoError(t, err)
+	assert.Len(t, records, 2)
+	assert.Equal(t, old, stale)
+	report := Diagnose(records)
+	require.NotEmpty(t, report.Findings)
+	assert.Equal(t, NoDump, report.Findings[0].Kind)
+	assert.Equal(t, []int{2}, report.Findings[0].Ranks)
+}
+
+// TestLongTexts: texts that no program writes are cut before they are printed.
+func TestLongTexts(t *testing.T) {
+	long := strings.Repeat("x", 1<<20)
+	text := fmt.Sprintf(`{"version":"2.10","tutti":{"rank":0,"world_size":1,"host":%q,"communicators":{"0":{"rank":0,"size":1,`+
+		`"failure":{"error":%q},"sync":{"error":%q,"frames":[{"filename":%q}]}}}},"entries":[{"process_group":["0",""],"state":"scheduled","collective_seq_id":1,`+
+		`"frames":[{"name":%q,"filename":%q}],"tutti":{"call":%q,"op":%q,"error":%q}}]}`, long, long, long, long, long, long, long, long, long)
+	r, err := Read("x", strings.NewReader(text))
+	require.NoError(t, err)
+	report, err := json.Marshal(Diagnose([]Record{r}))
+	require.NoError(t, err)
+	assert.Less(t, len(report), 100_000)
+	_, err = Read("x", strings.NewReader(strings.ReplaceAll(text, `{"0":{`, fmt.Sprintf(`{%q:{`, long))))
+	assert.ErrorContains(t, err, "a name of 1048576 bytes")
 }

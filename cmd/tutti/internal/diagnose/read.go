@@ -4,6 +4,7 @@ package diagnose
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -67,8 +68,9 @@ func newest(dir string) (files []string) {
 	return slices.DeleteFunc(all, func(path string) bool { return filepath.Dir(path) != dir })
 }
 
-// ReadFiles reads dumps, and those in directories, of epochs the last ones, and sorts them by rank.
-func ReadFiles(paths []string) ([]Record, error) {
+// ReadFiles reads dumps, and those in directories, of epochs the last ones, and sorts them by rank. Those of earlier
+// runs than the newest are left out, and their names returned.
+func ReadFiles(paths []string) (records []Record, stale []string, err error) {
 	var files []string
 	for _, path := range paths {
 		if info, err := os.Stat(path); err != nil || !info.IsDir() {
@@ -77,11 +79,10 @@ func ReadFiles(paths []string) ([]Record, error) {
 		}
 		found := newest(path)
 		if len(found) == 0 {
-			return nil, fmt.Errorf("%s: has no file tutti-record-*.json", path)
+			return nil, nil, fmt.Errorf("%s: has no file tutti-record-*.json", path)
 		}
 		files = append(files, found...)
 	}
-	var records []Record
 	var errs []error
 	for _, path := range files {
 		r, err := readFile(path)
@@ -92,8 +93,9 @@ func ReadFiles(paths []string) ([]Record, error) {
 		records = append(records, r)
 	}
 	if err := errors.Join(errs...); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	records, stale = ofNewestRun(records)
 	slices.SortStableFunc(records, func(a, b Record) int {
 		return a.Tutti.Rank - b.Tutti.Rank
 	})
@@ -101,14 +103,27 @@ func ReadFiles(paths []string) ([]Record, error) {
 		a := records[i-1]
 		b := records[i]
 		if a.Tutti.Rank == b.Tutti.Rank {
-			return nil, fmt.Errorf("%s and %s: both are of rank %d", a.Name, b.Name, a.Tutti.Rank)
+			return nil, nil, fmt.Errorf("%s and %s: both are of rank %d", a.Name, b.Name, a.Tutti.Rank)
 		}
 		if a.Tutti.Size != b.Tutti.Size {
-			return nil, fmt.Errorf("%s and %s: are of different jobs, of %d and %d ranks",
+			return nil, nil, fmt.Errorf("%s and %s: are of different jobs, of %d and %d ranks",
 				a.Name, b.Name, a.Tutti.Size, b.Tutti.Size)
 		}
 	}
-	return records, nil
+	return records, stale, nil
+}
+
+// ofNewestRun returns the records of the run of which the newest one is, and the names of others.
+func ofNewestRun(records []Record) (kept []Record, stale []string) {
+	newest := slices.MaxFunc(records, func(a, b Record) int { return cmp.Compare(a.Tutti.Time, b.Tutti.Time) })
+	for _, r := range records {
+		if r.Tutti.Job == newest.Tutti.Job {
+			kept = append(kept, r)
+		} else {
+			stale = append(stale, r.Name)
+		}
+	}
+	return kept, stale
 }
 
 func readFile(path string) (Record, error) {
@@ -139,10 +154,49 @@ func Read(name string, from io.Reader) (Record, error) {
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
 		return Record{}, fmt.Errorf("%s: is no flight record: something follows it", name)
 	}
+	shorten(d)
 	if err := valid(d); err != nil {
 		return Record{}, fmt.Errorf("%s: is no flight record of tutti: %w", name, err)
 	}
 	return Record{name, d}, nil
+}
+
+// longestText bounds the texts of a dump, in bytes: they are printed.
+const longestText = 2000
+
+// shorten cuts texts that no program writes.
+func shorten(d *dump.File) {
+	cut := func(texts ...*string) {
+		for _, text := range texts {
+			*text = (*text)[:min(len(*text), longestText)]
+		}
+	}
+	frames := func(list []dump.Frame) {
+		for i := range list {
+			cut(&list[i].Name, &list[i].Filename)
+		}
+	}
+	for i := range d.Entries {
+		e := &d.Entries[i]
+		cut(&e.ProfilingName, &e.State, &e.ThreadName, &e.ThreadID)
+		frames(e.Frames)
+		if e.Tutti != nil {
+			cut(&e.Tutti.Call, &e.Tutti.Op, &e.Tutti.DType, &e.Tutti.Reduce, &e.Tutti.Error)
+		}
+	}
+	if d.Tutti == nil {
+		return
+	}
+	cut(&d.Tutti.Host, &d.Tutti.Job)
+	for _, m := range d.Tutti.Comms {
+		if m.Sync != nil {
+			cut(&m.Sync.Error)
+			frames(m.Sync.Frames)
+		}
+		if m.Failure != nil {
+			cut(&m.Failure.Error)
+		}
+	}
 }
 
 // valid checks what the diagnosis relies on.
@@ -158,6 +212,9 @@ func valid(d *dump.File) error {
 		return fmt.Errorf("rank %d of %d", t.Rank, t.Size)
 	}
 	for name, m := range t.Comms {
+		if len(name) > longestText {
+			return fmt.Errorf("a communicator has a name of %d bytes", len(name))
+		}
 		if m.Size < 1 || m.Size > t.Size || m.Rank < 0 || m.Rank >= m.Size {
 			return fmt.Errorf("rank %d of %d in communicator %q", m.Rank, m.Size, name)
 		}

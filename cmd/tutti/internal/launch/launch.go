@@ -14,6 +14,7 @@ package launch
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -53,7 +54,8 @@ type Config struct {
 	Records    string        // the directory of flight records, which the first machine collects; "" if there are none
 	Hosts      []Host        // emulated ones, which the ranks are on in order, as many on each; nil for this machine
 	Color      bool
-	Plain      bool // lines do not begin with the rank
+	Plain      bool // ranks write to Out and Err themselves
+	NoPrefix   bool // lines do not begin with the rank
 	Out, Err   io.Writer
 }
 
@@ -139,6 +141,7 @@ type plan struct {
 	Restarts int                `json:"restarts"`
 	Grace    time.Duration      `json:"grace"` // the longest of all machines
 	Machines map[string]machine `json:"machines"`
+	Run      string             `json:"run"` // the name of the job's run, random
 }
 
 // End is how a job ended: the error that the launchers return. The zero value is success.
@@ -484,7 +487,7 @@ func (a *agent) makePlan(ctx context.Context) error {
 	go a.sayWhoIsHere(waiting)
 	present, err := a.await(ctx, func(present []store.Entry) bool { return len(present) >= a.Machines })
 	cancel()
-	p := plan{First: map[string]int{}, Restarts: a.Restarts, Machines: map[string]machine{}}
+	p := plan{First: map[string]int{}, Restarts: a.Restarts, Machines: map[string]machine{}, Run: rand.Text()}
 	var names []string
 	for _, e := range present[:min(len(present), a.Machines)] {
 		var m machine

@@ -5,6 +5,7 @@ package launch
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -724,7 +725,7 @@ func TestElasticFlightRecords(t *testing.T) {
 	require.NotEmpty(t, lost)
 	found := false
 	for epoch := range lost {
-		records, err := diagnose.ReadFiles([]string{filepath.Join(here, epoch)})
+		records, _, err := diagnose.ReadFiles([]string{filepath.Join(here, epoch)})
 		require.NoError(t, err)
 		report := diagnose.Diagnose(records)
 		found = found || report.Ranks == 3 && len(report.States) == 2 && slices.ContainsFunc(report.Findings, func(f diagnose.Finding) bool {
@@ -882,6 +883,25 @@ func TestWaitsSpeak(t *testing.T) {
 	require.NoError(t, os.WriteFile(mark, nil, 0o600))
 	for _, s := range []*started{a, b, c} {
 		require.NoError(t, s.wait(t), "%s", &s.err)
+	}
+}
+
+// Lines are whole without a prefix, too, and all ranks of a round know one name of their run, which no other has.
+func TestNoPrefixAndRuns(t *testing.T) {
+	script := []string{"sh", "-c", `printf '{"run":"%s",' $TUTTI_RUN; sleep 0.1; echo '"is":"whole"}'; exit 3`}
+	s := begin(t, t.Context(), "unused", func(c *Config) { c.NoPrefix, c.Restarts, c.Command = true, 1, script })
+	require.Error(t, s.wait(t))
+	runs := map[string]int{}
+	for line := range strings.Lines(s.out.String()) {
+		var said struct{ Run, Is string }
+		require.NoError(t, json.Unmarshal([]byte(line), &said), line)
+		assert.Equal(t, "whole", said.Is)
+		runs[said.Run]++
+	}
+	assert.Len(t, runs, 2)
+	for run, ranks := range runs {
+		assert.Len(t, run, 28)
+		assert.LessOrEqual(t, ranks, 2)
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/tutti-go/tutti/internal/env"
 )
 
 // DefaultGrace is how long ranks that are told to end have until they are killed: time for a checkpoint.
@@ -139,6 +141,9 @@ func (a *agent) process(rank, local, before int) (*running, error) {
 		"TUTTI_WORLD_SIZE=" + strconv.Itoa(a.plan.Size),
 		restartVariable + "=" + strconv.Itoa(before),
 	})
+	if a.Min == 0 { // records of an elastic job are apart by its epochs
+		cmd.Env = append(cmd.Env, fmt.Sprintf("%s=%s-%d", env.Run, a.plan.Run, before))
+	}
 	words := slices.Concat(a.Hosts[local/a.perHost()].Enter, a.Command)
 	if a.Plain {
 		cmd.Stdout = a.Out
@@ -324,6 +329,9 @@ func code(err error) int {
 
 // prefix is what the lines of a rank begin with.
 func (a *agent) prefix(rank int) string {
+	if a.NoPrefix {
+		return ""
+	}
 	text := fmt.Sprintf("[%*d] ", len(strconv.Itoa(a.plan.Size-1)), rank)
 	if a.Color {
 		return fmt.Sprintf("\x1b[3%dm%s\x1b[0m", 1+rank%6, text)
