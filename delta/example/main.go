@@ -32,6 +32,12 @@ func main() {
 	rate := flag.Float64("rate", 1e-5, "Adam's learning rate, after 100 steps of 1e-3")
 	steps := flag.Int("steps", 12, "steps from one version to the next")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		log.Fatalf("unknown arguments: %q", flag.Args())
+	}
+	if *hidden < 1 {
+		log.Fatalf("-hidden is %d, want 1 or more", *hidden)
+	}
 	err := local.Run(context.Background(), 3, func(ctx context.Context, c comm.Communicator) error {
 		rt := cpu.New()
 		defer rt.Close()

@@ -53,6 +53,12 @@ func main() {
 	flag.Float64Var(&s.density, "density", 1, "share of the entries that is sent; below 1 by Ok-Topk")
 	flag.StringVar(&s.checkpoint, "checkpoint", "", "`file` to go on from, and to write after each epoch")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		log.Fatalf("unknown arguments: %q", flag.Args())
+	}
+	if s.density <= 0 || s.density > 1 {
+		log.Fatalf("-density is %v, want a share above 0 and at most 1", s.density)
+	}
 	if s.density < 1 {
 		s.pattern = sparse.Oktopk
 	}

@@ -38,6 +38,9 @@ var (
 
 func main() {
 	flag.Parse()
+	if flag.NArg() > 0 {
+		log.Fatalf("unknown arguments: %q", flag.Args())
+	}
 	cfg, err := elastic.FromEnv(elastic.Config{Terms: "digits 1"})
 	if os.Getenv("TUTTI_MIN") == "" {
 		err = demonstrate(context.Background())

@@ -29,6 +29,9 @@ func main() {
 	flag.StringVar(&cfg.Reduce.Values, "values", "i2", "as what values travel")
 	flag.Float64Var(&cfg.Reduce.Density, "density", 0.05, "share of the entries that is sent")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		log.Fatalf("unknown arguments: %q", flag.Args())
+	}
 	cfg.Reduce.DenseUpTo = -1 // biases are compressed like the rest
 	err := tutti.Run(context.Background(), func(ctx context.Context, r tutti.Rank) error {
 		s, read, err := train(ctx, r, cfg)

@@ -27,6 +27,9 @@ import (
 func main() {
 	path := flag.String("out", "overlap.svg", "file for the picture")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		log.Fatalf("unknown arguments: %q", flag.Args())
+	}
 	gpus, err := cuda.Count()
 	if err != nil || gpus == 0 {
 		fmt.Fprintln(os.Stderr, "this example needs NVIDIA GPUs:", cmp.Or(err, errors.New("the driver shows none")))

@@ -10,6 +10,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log"
 	"math"
@@ -77,6 +78,10 @@ func (o *sharded) Close() (err error) {
 }
 
 func main() {
+	flag.Parse()
+	if flag.NArg() > 0 {
+		log.Fatalf("unknown arguments: %q", flag.Args())
+	}
 	result, err := softmax.TrainBy(context.Background(), ddp.Config{Shard: true}, func() softmax.Optimizer {
 		return &sharded{}
 	})

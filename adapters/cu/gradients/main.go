@@ -73,6 +73,9 @@ func main() {
 	made := flag.Bool("made", false,
 		"make contexts with cuCtxCreate instead of retaining the primary ones, which is what NCCL uses")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		log.Fatalf("unknown arguments: %q", flag.Args())
+	}
 	if err := run(*made); err != nil {
 		log.Fatal(err)
 	}

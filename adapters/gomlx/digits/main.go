@@ -39,6 +39,9 @@ func main() {
 	accumulate := flag.Int("accumulate", 1, "batches whose gradients are accumulated in a step")
 	density := flag.Float64("density", 1, "share of the gradient's entries that is sent; below 1 by topkA")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		log.Fatalf("unknown arguments: %q", flag.Args())
+	}
 	cfg := ddp.Config{}
 	if *density < 1 {
 		cfg.Config = sparse.Config{Pattern: sparse.TopkA, Density: *density}

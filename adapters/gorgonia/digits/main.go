@@ -31,6 +31,9 @@ func main() {
 	epochs := flag.Int("epochs", 4, "how often to see all images")
 	density := flag.Float64("density", 1, "share of the gradient's entries that is sent; below 1 by topkA")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		log.Fatalf("unknown arguments: %q", flag.Args())
+	}
 	cfg := ddp.Config{}
 	if *density < 1 {
 		cfg.Config = sparse.Config{Pattern: sparse.TopkA, Density: *density}

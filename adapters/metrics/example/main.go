@@ -40,6 +40,9 @@ var (
 
 func main() {
 	flag.Parse()
+	if flag.NArg() > 0 {
+		log.Fatalf("unknown arguments: %q", flag.Args())
+	}
 	if err := run(context.Background()); err != nil {
 		log.Fatal(err)
 	}

@@ -1,0 +1,38 @@
+package examples
+
+import (
+	"errors"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// Examples refuse flags and words that they do not know.
+func TestUnknownArguments(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds all examples")
+	}
+	mains, err := filepath.Glob("*/main.go")
+	require.NoError(t, err)
+	require.NotEmpty(t, mains)
+	dir := t.TempDir()
+	args := []string{"build", "-o", dir + string(filepath.Separator)}
+	for _, file := range mains {
+		args = append(args, "./"+filepath.Dir(file))
+	}
+	out, err := exec.Command("go", args...).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	for _, file := range mains {
+		for _, argument := range []string{"-nosuch", "stray"} {
+			command, err := filepath.Glob(filepath.Join(dir, filepath.Base(filepath.Dir(file))+"*"))
+			require.NoError(t, err)
+			require.NotEmpty(t, command)
+			out, err := exec.Command(command[0], argument).CombinedOutput()
+			assert.True(t, errors.As(err, new(*exec.ExitError)), "%s %s", command[0], argument)
+			assert.Contains(t, string(out), argument[1:])
+		}
+	}
+}
