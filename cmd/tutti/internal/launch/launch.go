@@ -659,13 +659,21 @@ func (a *agent) awaitEnd(ctx context.Context, round int, failures <-chan End) (E
 				expired = time.After(answerTime)
 			}
 		case <-expired:
-			failed.Text = fmt.Sprintf("%s does not answer at %s: is it down, or the network to it cut? Here, %s",
-				a.keeper(), a.joined(), failed.Text)
-			failed.Rank = false
-			_ = a.kv.Close() // nothing can be said any more
-			return failed, nil
+			return a.alone(failed), nil
 		}
 	}
+}
+
+// alone is the end of a job for a launcher that does not reach the others any more, when a rank has failed.
+func (a *agent) alone(failed End) End {
+	if len(a.Join) == 0 {
+		return failed
+	}
+	_ = a.kv.Close() // nothing can be said any more
+	failed.Text = fmt.Sprintf("%s does not answer at %s: is it down, or the network to it cut? Here, %s",
+		a.keeper(), a.joined(), failed.Text)
+	failed.Rank = false
+	return failed
 }
 
 // all waits until the ranks of all machines have come to a stage of a round.

@@ -83,13 +83,13 @@ func (a *agent) judge(ctx context.Context, round int, end End) End {
 	c := court{plan: a.plan, all: map[string]evidence{}, present: map[string]bool{}}
 	listed, err := a.kv.List(lasting, a.evidenceKey("", round))
 	if err != nil {
-		return end
+		return a.alone(end)
 	}
 	for _, entry := range listed {
 		c.add(strings.TrimPrefix(entry.Key, a.evidenceKey("", round)), entry.Value)
 	}
 	if listed, err = a.kv.List(lasting, fault.Prefix); err != nil {
-		return end
+		return a.alone(end)
 	}
 	for _, entry := range listed {
 		if r, ok := fault.Read(entry.Value, a.plan.Size); ok {
@@ -97,7 +97,7 @@ func (a *agent) judge(ctx context.Context, round int, end End) End {
 		}
 	}
 	if listed, err = a.kv.List(lasting, machines); err != nil {
-		return end
+		return a.alone(end)
 	}
 	for _, entry := range listed {
 		c.present[entry.Key] = true
@@ -110,11 +110,11 @@ func (a *agent) judge(ctx context.Context, round int, end End) End {
 	text, _ := json.Marshal(c.verdict(end))
 	now, _, err := a.kv.CompareAndSet(lasting, fmt.Sprintf("%sverdict/%d", keys, round), 0, text)
 	if err != nil {
-		return end
+		return a.alone(end)
 	}
 	agreed, err := readEnd(now.Value)
 	if err != nil {
-		return end
+		return a.alone(end)
 	}
 	return agreed
 }
@@ -145,8 +145,9 @@ func (c *court) add(key string, text []byte) {
 	c.all[key] = e
 }
 
-// verdict is the end with the rank that is to blame: one that was killed or is stopped, one that others have lost and
-// that has not failed itself, one that has failed and that others have lost; otherwise the one that has failed first.
+// verdict is the end with the rank that is to blame: one that was killed or is stopped, two that have lost each other,
+// one that others have lost and that has not failed itself, one that has failed and that others have lost; otherwise the
+// one that has failed first.
 func (c *court) verdict(end End) End {
 	failed := c.failed()
 	for _, f := range failed {
@@ -155,6 +156,10 @@ func (c *court) verdict(end End) End {
 		}
 	}
 	if text := c.stopped(); text != "" {
+		end.Text = text
+		return end
+	}
+	if text := c.severed(); text != "" {
 		end.Text = text
 		return end
 	}
@@ -201,9 +206,21 @@ func (c *court) succeeded() (all []int) {
 func (c *court) stopped() string {
 	for _, key := range c.plan.keys() {
 		for _, s := range c.all[key].Stopped {
-			return fmt.Sprintf("%s: process %d is stopped%s; kill -CONT %d has it go on, before others lose it",
-				c.plan.place(s.Rank), s.PID, c.said(s.Rank), s.PID)
+			return fmt.Sprintf("%s: process %d is stopped%s; --tcp-silence has others wait longer for it",
+				c.plan.place(s.Rank), s.PID, c.said(s.Rank))
 		}
+	}
+	return ""
+}
+
+// severed names two ranks on different machines that have lost each other, although launchers of both answer.
+func (c *court) severed() string {
+	for _, r := range c.reports {
+		if c.plan.machine(r.By) == c.plan.machine(r.About) || !slices.Contains(c.accusers(r.By), r.About) {
+			continue
+		}
+		return fmt.Sprintf("%s has lost %s, and the other way round: %s; does a firewall let the machines reach each other?",
+			c.plan.place(r.By), c.plan.place(r.About), r.Reason)
 	}
 	return ""
 }

@@ -58,7 +58,7 @@ func TestVerdicts(t *testing.T) {
 		},
 		"a stopped one": {
 			one: victim, two: evidence{Stopped: []stoppedRank{{2, 77}}}, reports: lost(2, 0, 1), code: 1, restarts: true,
-			text: "rank 2 on two (10.0.0.2): process 77 is stopped: " + silence + ", says rank 0 on one (10.0.0.1); kill -CONT 77 has it go on, before others lose it",
+			text: "rank 2 on two (10.0.0.2): process 77 is stopped: " + silence + ", says rank 0 on one (10.0.0.1); --tcp-silence has others wait longer for it",
 		},
 		"a machine that is cut off": {
 			one: victim, silent: true, reports: append(lost(2, 0), lost(3, 0, 1)...), code: 1,
@@ -71,6 +71,10 @@ func TestVerdicts(t *testing.T) {
 		"a firewall between the ranks": {
 			one: victim, reports: lost(2, 0), code: 1, restarts: true,
 			text: "rank 2 on two (10.0.0.2): " + silence + ", says rank 0 on one (10.0.0.1); its process is there: does a firewall let the machines reach each other?",
+		},
+		"a firewall, and all ranks have failed": {
+			one: victim, two: evidence{Failed: []failure{{2, "exit status 1", 1}}}, reports: append(lost(2, 0), lost(0, 2)...), code: 1, restarts: true,
+			text: "rank 0 on one (10.0.0.1) has lost rank 2 on two (10.0.0.2), and the other way round: " + silence + "; does a firewall let the machines reach each other?",
 		},
 		"one that hangs in the kernel": {
 			one: victim, reports: lost(1, 0), code: 1, restarts: true,

@@ -1,0 +1,264 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// misfortunes runs $FIRST and $SECOND on two machines, as twoMachines does, and $ACTION when their ranks work. It leaves
+// the exit codes in files, and what is left of processes and ports.
+const misfortunes = `
+mount -t tmpfs tutti /mnt
+touch /mnt/net
+unshare --net=/mnt/net true
+ip link add eth0 type veth peer name eth0 netns /mnt/net
+up='ip link set lo up && ip link set eth0 up && ip address add dev eth0'
+sh -c "$up 192.168.1.5/24"
+there='nsenter --net=/mnt/net'
+$there sh -c "$up 192.168.1.6/24"
+work() { until test -s rank0 && test -s rank1 && test -s rank2; do sleep 0.05; done; }
+sh -c "$BEFORE"
+sh -c "exec $FIRST" > first 2> first.err & first=$!
+if test -n "$SECOND"; then
+	until grep -q -- --join first.err || ! kill -0 $first 2> /dev/null; do sleep 0.05; done
+	$there sh -c "exec $SECOND" > second 2> second.err & second=$!
+fi
+eval "$ACTION"
+test -z "$SECOND" || { wait $second; echo $? > second.rc; }
+wait $first; echo $? > first.rc
+ps -e -o args= | grep -v -e '^sh ' -e '^ps ' -e '^grep ' -e 'misfortunes$' > left
+{ ss -Htln; $there ss -Htln; } > ports
+`
+
+// misfortune is something that goes wrong, and how the launchers end.
+type misfortune struct {
+	first  string // options of the first launcher, besides --machines 2 -n 2
+	second string // of the second one, besides --join 192.168.1.5:29400 -n 1; "none" if it does not come
+	ranks  string // their command; "" works until a rank is lost
+	before string // a command before the launchers start
+	action string // commands when they have
+	one    string // the last line of the first launcher, a regular expression, and its exit code
+	code   int
+	two    string // the same of the second one; "" is as the first
+	other  int    // its code, 0 as the first
+}
+
+// remote is the second machine's rank in last lines.
+const remote = `tutti: rank 2 on \S+ \(192\.168\.1\.6\): `
+
+// happenings are the misfortunes by their names.
+var happenings = map[string]misfortune{
+	"a rank is killed": {
+		action: `work; kill -9 $(cat rank2)`,
+		one:    remote + `signal: killed \(out of memory\? .*dmesg\)`, code: 137,
+	},
+	"a rank of the first machine is killed": {
+		action: `work; kill -9 $(cat rank0)`,
+		one:    `tutti: rank 0 on \S+ \(192\.168\.1\.5\): signal: killed \(out of memory\? .*dmesg\)`, code: 137,
+	},
+	"a rank is killed behind a shell": {
+		ranks: `sh -c "$WORK; exit \$?"`, action: `work; kill -9 $(cat rank2)`,
+		one: remote + `exit status 137 \(out of memory\? .*dmesg\)`, code: 137,
+	},
+	"a rank crashes": {
+		action: `work; kill -ABRT $(cat rank2)`, one: remote + `exit status 2`, code: 2,
+	},
+	"a rank is stopped": {
+		action: `work; kill -STOP $(cat rank2)`,
+		one:    remote + `process \d+ is stopped: nothing has come from it for \S+, says rank . on .*; --tcp-silence has others wait longer for it`, code: 1,
+	},
+	"a rank ends early": {
+		action: `work; touch end2`, one: `tutti: rank . on .*: exit status 1; rank 2 had ended with success before`, code: 1,
+	},
+	"a rank fails": {
+		ranks: `sh -c "test \$TUTTI_RANK = 2 && exit 7; sleep 100"`, one: remote + `exit status 7`, code: 7,
+	},
+	"a rank fails and others ignore the signal": {
+		first: "--grace 500ms", second: "--grace 500ms", ranks: `sh -c "trap '' TERM; test \$TUTTI_RANK = 2 && exit 7; while :; do sleep 0.1; done"`,
+		one: remote + `exit status 7`, code: 7,
+	},
+	"a rank leaves processes in the background": {
+		ranks: `sh -c "sleep 1000 & setsid sleep 1000 & test \$TUTTI_RANK = 2 && exit 7; sleep 100"`, one: remote + `exit status 7`, code: 7,
+	},
+	"a rank fails each time": {
+		first: "--restarts 1", ranks: `sh -c "sleep 1000 & test \$TUTTI_RANK = 2 && exit 7; sleep 100"`, one: remote + `exit status 7`, code: 7,
+	},
+	"the cable is pulled": {
+		action: `work; ip link set eth0 down`,
+		one:    remote + `nothing has come from it for \S+, says rank . on .*; its launcher does not answer: is the machine down, or the network to it cut\?`, code: 1,
+		two: `tutti: the launcher of the first machine does not answer at 192\.168\.1\.5:29400: is it down, or the network to it cut\? Here, rank 2 on .*`,
+	},
+	"the second launcher is killed": {
+		action: `work; kill -9 $(pgrep -f 'tutti launch --join')`,
+		one:    `(` + remote + `.*|tutti: )(its )?(the )?launcher.* has ended, or its machine cannot be reached`, code: 1, two: `.*`, other: 137,
+	},
+	"the first launcher is killed": {
+		action: `work; kill -9 $(pgrep -f 'tutti launch --machines')`, one: `.*`, code: 137,
+		two: `tutti: launch: the launcher of the first machine: .*`, other: 1,
+	},
+	"the first launcher is terminated": {
+		action: `work; kill $(pgrep -f 'tutti launch --machines')`, one: `tutti: terminated`, code: 143, two: `tutti: terminated on \S+`,
+	},
+	"the second launcher is interrupted": {
+		action: `work; kill -INT $(pgrep -f 'tutti launch --join')`, one: `tutti: interrupted on \S+`, code: 130, two: `tutti: interrupted`,
+	},
+	"the second machine does not come": {
+		first: "--wait 3s", second: "none", one: `.*1 of 2 machines came \(\S+\): timed out: .*`, code: 1,
+	},
+	"another secret": {
+		first: "--wait 4s", second: "--wait 3s --secret-file other", before: `(umask 077; head -c 24 /dev/urandom | base64 > other)`,
+		one: `.*1 of 2 machines came .*`, code: 1, two: `.*it knows another secret.*`,
+	},
+	"a secret of five letters": {
+		second: "none", before: `(umask 077; echo short > bad)`, first: "--secret-file bad",
+		one: `.*5 bytes; a secret has 16 to 4096: \(umask 077; head -c 24 /dev/urandom \| base64 > bad\) makes one`, code: 1,
+	},
+	"a secret that is a pipe": {
+		second: "none", before: `mkfifo -m 600 bad`, first: "--secret-file bad", one: `.*bad is no file, and so not one with a secret`, code: 1,
+	},
+	"a secret that others can read": {
+		second: "none", before: `head -c 24 /dev/urandom | base64 > bad; chmod 644 bad`, first: "--secret-file bad", one: `.*chmod 600 it`, code: 1,
+	},
+	"no secret": {
+		first: "--wait 3s", second: "--secret-file none", one: `.*1 of 2 machines came .*`, code: 1, two: `.*copy the first machine's, and name it with --secret-file`,
+	},
+	"the port is taken": {
+		second: "none", before: `python3 -c "import socket,time; s=socket.socket(); s.bind(('',29400)); s.listen(); time.sleep(4)" & sleep 1`, action: "sleep 4",
+		one: `.*address already in use; --listen takes another address`, code: 1,
+	},
+	"no such program": {
+		second: "none", ranks: "./nowhere",
+		one: `Run 'tutti launch --help' for usage\.`, code: 2,
+	},
+	"a firewall drops what ranks send": {
+		first: "--tcp-listen :29500", second: "--tcp-listen :29500",
+		action: `work; nft 'add table inet f; add chain inet f i { type filter hook input priority 0; }'
+			nft 'add rule inet f i iifname eth0 tcp dport 29500-29599 drop'
+			nft 'add rule inet f i iifname eth0 tcp sport 29500-29599 drop'`,
+		one: `tutti: rank . on .* has lost rank . on .*, and the other way round: nothing has come from it for \S+; does a firewall let the machines reach each other\?`, code: 1,
+	},
+	"both launchers are killed": {
+		action: `work; kill -9 $(pgrep -f 'tutti launch --'); sleep 1`, one: `.*`, code: 137, two: `.*`,
+	},
+	"a keeper is killed": {
+		action: `work; kill -9 $(pgrep rank-keeper | tail -n 1); sleep 1`, one: remote + `signal: killed \(out of memory\? .*dmesg\)`, code: 137,
+	},
+	"a rank is killed once": {
+		first: "--restarts 1", action: `work; p=$(cat rank2); rm rank?; kill -9 $p; work; touch end`,
+		one: remote + `signal: killed .*; restart 1 of 1.*`, code: 0, two: `tutti: joined 192\.168\.1\.5:29400`,
+	},
+	"a user signal": {
+		action: `work; kill -USR1 $first; sleep 0.5; touch end`, one: `  tutti launch --join .*`, code: 0, two: `tutti: joined .*`,
+	},
+	"the output is full": {
+		second: "none", first: "--machines 1", ranks: `sh -c "while :; do echo x; sleep 0.1; done" > /dev/full`,
+		one: `tutti: writing the output: .*no space left on device`, code: 1,
+	},
+	"another port": {
+		first: "--wait 4s", second: "--join 192.168.1.5:29401 --wait 2s", one: `.*1 of 2 machines came .*`, code: 1, two: `.*192.168.1.5:29401: .*connection refused`,
+	},
+	"the port of another service": {
+		before: "timeout 6 python3 -m http.server 8000 > /dev/null 2>&1 & sleep 1", action: "sleep 6",
+		first: "--wait 4s", second: "--join 192.168.1.5:8000 --wait 3s", one: `.*1 of 2 machines came .*`, code: 1, two: `.*does not speak this protocol.*`,
+	},
+	"an address that leads nowhere": {
+		first: "--wait 4s", second: "--join 192.168.1.77:29400 --wait 2s", one: `.*1 of 2 machines came .*`, code: 1, two: `.*192.168.1.77:29400: .*`,
+	},
+	"no number of ranks": {
+		second: "none", first: "-n 0", one: `Run 'tutti launch --help' for usage\.`, code: 2,
+	},
+	"ranks of the first machine only fail": {
+		ranks: `sh -c "test \$TUTTI_LOCAL_RANK = 1 && exit 9; sleep 100"`, one: `tutti: rank 1 on \S+ \(192\.168\.1\.5\): exit status 9`, code: 9,
+	},
+	"an elastic job's rank fails for good": {
+		first: "--machines 1 --min 1", second: "none", ranks: `sh -c "sleep 1000 & exit 5"`, one: `tutti: rank 0 on \S+: exit status 5`, code: 5,
+	},
+	"nobody reads": {
+		first: "--grace 500ms", ranks: "yes", second: "none", action: `sleep 0.3; kill $first`, one: `tutti: terminated`, code: 143,
+	},
+}
+
+// TestMisfortunes: whatever goes wrong, the last line names the culprit, and nothing is left of the job.
+func TestMisfortunes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes minutes")
+	}
+	unshare := []string{"unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"}
+	if os.Geteuid() != 0 {
+		unshare = append(unshare, "--user", "--map-root-user")
+	}
+	probe := append(unshare[1:len(unshare):len(unshare)], "sh", "-c",
+		"mount -t tmpfs tutti /mnt && ip link add eth0 type veth peer name eth1 && nsenter --version && nft -v && ss -h && python3 -V && pgrep -V")
+	if out, err := exec.Command(unshare[0], probe...).CombinedOutput(); err != nil {
+		t.Skipf("needs namespaces, iproute2, nftables, procps, python3 and util-linux: %v: %s", err, out)
+	}
+	tutti := build(t)
+	slots := make(chan struct{}, 4)
+	for name, m := range happenings {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			m.run(t, tutti, unshare)
+		})
+	}
+}
+
+// run runs it and judges.
+func (m misfortune) run(t *testing.T, tutti string, unshare []string) {
+	ranks := m.ranks
+	if ranks == "" {
+		ranks = "$WORK"
+	}
+	first := fmt.Sprintf("%s launch --machines 2 -n 2 --tcp-silence 2s %s %s", tutti, m.first, ranks)
+	second := fmt.Sprintf("%s launch --join 192.168.1.5:29400 -n 1 --tcp-silence 2s %s %s", tutti, m.second, ranks)
+	if m.second == "none" {
+		second = ""
+	}
+	dir := t.TempDir()
+	cmd := command(t, unshare[0], append(unshare[1:len(unshare):len(unshare)], "sh", "-c", misfortunes)...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "FIRST="+first, "SECOND="+second, "ACTION="+m.action, "BEFORE="+m.before, "HOME="+dir,
+		"WORK="+os.Args[0], roleVariable+"=works", "XDG_CONFIG_HOME=", "TUTTI_MPI_LIB=/nowhere", "TUTTI_SECRET=", "TUTTI_SECRET_FILE=")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	read := func(name string) string {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if !errors.Is(err, os.ErrNotExist) {
+			require.NoError(t, err)
+		}
+		return strings.TrimSpace(string(text))
+	}
+	judge := func(name, want string, code int) {
+		lines := strings.Split(read(name+".err"), "\n")
+		last := lines[len(lines)-1]
+		if i := strings.LastIndex("\n"+read(name+".err"), "\ntutti: "); code == 1 && i >= 0 { // long lines are wrapped
+			last = strings.ReplaceAll(read(name + ".err")[i:], "\n", " ")
+		}
+		assert.Regexp(t, regexp.MustCompile(`^`+want+`$`), last, "%s of %s", name, read(name+".err"))
+		assert.Equal(t, fmt.Sprint(code), read(name+".rc"), name)
+	}
+	judge("first", m.one, m.code)
+	if second != "" {
+		two := m.two
+		if two == "" {
+			two = m.one
+		}
+		other := m.other
+		if other == 0 {
+			other = m.code
+		}
+		judge("second", two, other)
+	}
+	assert.Empty(t, read("left"))
+	assert.NotContains(t, read("ports"), ":29400")
+}
