@@ -146,8 +146,8 @@ func (c *court) add(key string, text []byte) {
 }
 
 // verdict is the end with the rank that is to blame: one that was killed or is stopped, two that have lost each other,
-// one that others have lost and that has not failed itself, one that has failed and that others have lost; otherwise the
-// one that has failed first.
+// one that others have lost and that has not failed, one that has failed and that others have lost; otherwise the one
+// that has failed first.
 func (c *court) verdict(end End) End {
 	failed := c.failed()
 	for _, f := range failed {
