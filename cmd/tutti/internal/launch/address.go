@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/tutti-go/tutti/comm/rendezvous"
+	hardware "github.com/tutti-go/tutti/internal/machine"
 )
 
 // loopback is the address of a job that is on one machine.
@@ -82,7 +82,7 @@ func virtual(name string) int {
 // leaveLoopback has ranks listen to the network where the store is at a loopback address though the job has other
 // machines: they reach it through a tunnel, which is none for the ranks.
 func (a *agent) leaveLoopback(all []machine) {
-	id := rendezvous.HostName()
+	id := hardware.Network()
 	alone := !slices.ContainsFunc(all, func(m machine) bool { return m.ID != id })
 	host, _, _ := net.SplitHostPort(a.address)
 	if ip := net.ParseIP(host); alone || host != "localhost" && (ip == nil || !ip.IsLoopback()) {

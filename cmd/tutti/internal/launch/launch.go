@@ -30,8 +30,8 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/diagnose"
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
+	hardware "github.com/tutti-go/tutti/internal/machine"
 	"github.com/tutti-go/tutti/internal/printable"
 )
 
@@ -278,7 +278,7 @@ func (a *agent) arrive(ctx context.Context) error {
 
 // machine is this one, as the others know it.
 func (a *agent) machine() machine {
-	m := machine{Host: a.host, Ranks: a.Ranks, Grace: a.Grace, ID: rendezvous.HostName()}
+	m := machine{Host: a.host, Ranks: a.Ranks, Grace: a.Grace, ID: hardware.Network()}
 	m.Address, _, _ = net.SplitHostPort(a.address)
 	if local := a.kv.LocalAddr(); local != nil {
 		m.Address, _, _ = net.SplitHostPort(local.String())
