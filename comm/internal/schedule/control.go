@@ -104,8 +104,8 @@ func (e *Engine) notifyAll(m controlMessage) {
 	e.notified = true
 	e.segment.setLast(lastInFlight, e.passed)
 	for r := range e.size {
-		// A rank that is gone sees that this one is.
-		if r != e.rank && !e.tell(r, m) && e.wire.Gone(r) == nil {
+		// A Looker refuses messages to ranks that are gone alone, perhaps not reported so yet; the others get theirs.
+		if r != e.rank && !e.tell(r, m) && e.looker == nil {
 			e.segment.setLast(lastUnsent, e.passed)
 		}
 	}

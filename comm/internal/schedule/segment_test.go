@@ -97,6 +97,26 @@ func TestSegmentDisagreement(t *testing.T) {
 	assert.Equal(t, [2]uint64{lastUnsent, 7}, last())
 }
 
+// deaf is a wire that takes no control message.
+type deaf struct{ Wire }
+
+func (deaf) Tell(int, bool, []byte) bool { return false }
+func (deaf) Gone(int) error              { return nil }
+func (deaf) Looks(bool) bool             { return false }
+func (deaf) Moved() bool                 { return false }
+
+// TestUntoldGoodbye has a rank leave behind another one, whose goodbye it has not heard: a third one is not to take the
+// goodbye that only that one did not get for an abort. Where nobody says that a rank is gone, it is to.
+func TestUntoldGoodbye(t *testing.T) {
+	for _, looker := range []Looker{deaf{}, nil} {
+		s := newSegments(2, 64)[0]
+		e := &Engine{rank: 0, size: 2, wire: deaf{}, looker: looker, segment: *s, peers: make([]peer, 2)}
+		e.notifyAll(controlMessage{kind: goodbye})
+		state, _ := s.last(0)
+		assert.Equal(t, looker == nil, state == lastUnsent)
+	}
+}
+
 // TestNoSegment is what an engine has whose ranks share nothing.
 func TestNoSegment(t *testing.T) {
 	var s segment

@@ -79,7 +79,8 @@ type Waiter interface {
 	Await(d time.Duration)
 }
 
-// Looker is implemented by a Waiter to which most that it waits for comes by memory that ranks share.
+// Looker is implemented by a Waiter to which most that it waits for comes by memory that ranks share. Its Tell refuses
+// messages to ranks that are gone, and no others.
 type Looker interface {
 	// Looks reports whether a wait is to look again instead of calling Await. A wait is stalled when it has looked
 	// for a while. Several goroutines may call it at once, and hold no lock.
