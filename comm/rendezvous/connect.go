@@ -2,7 +2,6 @@ package rendezvous
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/env"
-	"github.com/tutti-go/tutti/internal/gate"
 	"github.com/tutti-go/tutti/internal/waiting"
 )
 
@@ -182,41 +180,4 @@ func (j Job) listen(ctx context.Context, d store.Dialer) (net.Listener, error) {
 		}
 	}
 	return nil, errors.Join(inUse...)
-}
-
-// Invitation tells processes that have another way to be told where a store is. It contains the secret, so no one
-// else may see it.
-type Invitation struct {
-	Addresses []string `json:"addresses"`
-	Secret    []byte   `json:"secret"`
-}
-
-// Invite keeps a store, on this host's loopback address or on all addresses, until its client is closed.
-func Invite(thisHost bool) (*store.Client, Invitation, error) {
-	in := Invitation{Secret: []byte(rand.Text() + rand.Text())}
-	address := ":0"
-	if thisHost {
-		address = "127.0.0.1:0"
-	}
-	conf, err := store.TLS(in.Secret, "invitation")
-	if err != nil {
-		return nil, in, err
-	}
-	l, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, in, err
-	}
-	in.Addresses = gate.Addresses(l)
-	server := store.NewServer(store.Options{})
-	server.Serve(l, conf)
-	return server.Owner("rank 0"), in, nil
-}
-
-// Accept connects a rank to the store.
-func (in Invitation) Accept(ctx context.Context, rank int) (*store.Client, error) {
-	conf, err := store.TLS(in.Secret, "invitation")
-	if err != nil {
-		return nil, err
-	}
-	return store.Dialer{Addresses: in.Addresses, TLS: conf, Name: fmt.Sprint("rank ", rank)}.Dial(ctx)
 }
