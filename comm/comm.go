@@ -60,6 +60,10 @@ import (
 // Everything is defined on floats and integers except Avg on integers (it would have to round): Defined, a method,
 // reports it. On Bool, an element counts as true when its byte is not zero, results are 0 or 1, Sum and Max are "or",
 // Prod and Min are "and".
+//
+// Host backends add 16-bit and 8-bit floats up in F32 and round once. A result beyond the range of F16 or BF16 is
+// infinite, and that of an FP8 type is its largest number. Avg of F16 divides before it rounds, so it stays within
+// the range of its inputs.
 type ReduceOp = reductions.Op
 
 // The reductions. Avg is the sum divided once by the number of ranks, of floating point only.
