@@ -65,9 +65,9 @@ func StoreFixed(sums []int32, exponents []byte, x []float32, skip, precision int
 // LoadFixed stores sums as values.
 func LoadFixed(dst []float32, sums []int32, exponents []byte, skip, precision, divisor int) {
 	inverse := 1 / float64(divisor)
-	rows(len(dst), skip, func(b, from, to int) {
+	rows(len(dst), skip, func(_, from, to int) {
 		for from < to {
-			b = (skip + from) / block
+			b := (skip + from) / block
 			if (skip+from)%block == 0 {
 				from += loadFixedBlocks(dst[from:to], sums[from:to], exponents[b:], inverse, precision)
 				if from == to {
