@@ -63,6 +63,8 @@ type api struct {
 	Iscatter             dl.Func `sym:"MPI_Iscatter"`
 	IscatterC            dl.Func `sym:"MPI_Iscatter_c,optional"`
 
+	ReduceLocal dl.Func `sym:"MPI_Reduce_local"`
+
 	QueryCUDA dl.Func `sym:"MPIX_Query_cuda_support,optional"`
 }
 
@@ -75,6 +77,7 @@ type library struct {
 	file    string // under which it was opened
 	version string // what MPI_Get_library_version says
 	cuda    bool   // it takes device memory; MPICH can only be asked after Init
+	signed  bool   // it compares unsigned integers as signed ones; see comparesSigned
 
 	turn *turn // nil unless the library provides MPI_THREAD_SERIALIZED only
 }

@@ -70,7 +70,7 @@ func TestSerialized(t *testing.T) {
 }
 
 func TestNative(t *testing.T) {
-	forOneMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankNative"}) })
+	forEachMPI(t, func(t *testing.T, l launcher) { l.mustRun(t, job{ranks: 3, test: "TestRankNative"}) })
 }
 
 // TestKilledRank kills a process in the middle of a collective. The launcher

@@ -420,6 +420,10 @@ func (s *state) initialize() error {
 			comm.ErrUnavailable, firstLine(lib.version), level, lib.abi.threadSerialized)
 	}
 	lib.cuda = lib.QueryCUDA.Found() && lib.QueryCUDA.Int() == 1
+	var err error
+	if lib.signed, err = lib.comparesSigned(out); err != nil {
+		return err
+	}
 	return s.readTagLimit(out)
 }
 

@@ -39,6 +39,10 @@ func (e *endpoint) Accepts(c comm.Call) error {
 		c.Recv < c.Send+uintptr(e.size)*bytes {
 		return fmt.Errorf("%w: in place; MPI's in-place form puts the result elsewhere", comm.ErrUnsupported)
 	}
+	if e.lib.cuda && e.lib.miscompares(c) { // the schedules, which do it otherwise, do not reach device memory
+		return fmt.Errorf("%w: %v of %v: this library compares unsigned integers as signed ones",
+			comm.ErrUnsupported, c.Reduce, c.DType)
+	}
 	return nil
 }
 
@@ -87,9 +91,10 @@ func largest(c *comm.Call) int {
 	return n
 }
 
-// Plan implements [schedule.Offload]: collectives are the library's, messages and barriers are not.
+// Plan implements [schedule.Offload]: collectives are the library's, messages and barriers are not, and neither are
+// reductions that the library does wrongly.
 func (e *endpoint) Plan(o *schedule.Op, c comm.Call) bool {
-	if c.Op.Message() || !c.Op.MovesData() {
+	if c.Op.Message() || !c.Op.MovesData() || e.lib.miscompares(c) {
 		return false
 	}
 	if o.Extra == nil {
@@ -167,6 +172,36 @@ func nativeSupports(dt dtype.DType, red comm.ReduceOp) error {
 		return fmt.Errorf("%w: MPI has no %v of %v; it works without native collectives", comm.ErrUnsupported, red, dt)
 	}
 	return nil
+}
+
+// comparesSigned reports whether the library's Max says that a byte of 1 is more than one of 128, as that of MPICH 4.0
+// does for all unsigned types. memory has room for two words.
+func (l *library) comparesSigned(memory cells) (bool, error) {
+	in := hostmem.Slice[byte](memory.addr(0), 1)
+	result := hostmem.Slice[byte](memory.addr(1), 1)
+	in[0] = 128
+	result[0] = 1
+	err := l.must(
+		l.ReduceLocal,
+		memory.addr(0),
+		memory.addr(1),
+		1,
+		l.handles.types[dtype.U8],
+		l.handles.ops[comm.Max],
+	)
+	return result[0] != 128, err
+}
+
+// miscompares reports whether the library would do a reduction wrongly.
+func (l *library) miscompares(c comm.Call) bool {
+	if !l.signed || !c.Op.Reduces() || c.Reduce != comm.Max && c.Reduce != comm.Min {
+		return false
+	}
+	switch c.DType {
+	case dtype.U8, dtype.U16, dtype.U32, dtype.U64:
+		return true
+	}
+	return false
 }
 
 // nativeReduce returns MPI's handle of a reduction.
