@@ -48,8 +48,8 @@ type Config struct {
 	sparse.Config
 	// DenseUpTo: where Config is sparse, gradients of one dimension with at most so
 	// many elements, such as biases and the parameters of norms, have separate dense
-	// buckets: 65536 unless set, a negative number for none. A tensor of a slice without a shape is one as well: New
-	// warns where there are no others.
+	// buckets: 65536 unless set, a negative number for none. A tensor of a slice without a shape is one as well. Where
+	// all are vectors and DenseUpTo is not set, New returns [comm.ErrArgument]: a sparse Config would do nothing.
 	DenseUpTo int
 	// Wire is the type as which dense F32 gradients travel, BF16 or F16: half the
 	// bytes. They are rounded before the reduction, which adds up in F32 where the

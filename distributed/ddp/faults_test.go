@@ -511,7 +511,7 @@ func TestContextOverBefore(t *testing.T) {
 		cfg := sparse.Config{Pattern: "topkA", Density: 0.1, NoUndo: true}
 		u, err := standin.NewTrainee(rt, c, engine.Config(cfg), n)
 		require.NoError(t, err)
-		buckets, err := ddp.New(ctx, rt, c, []*runtime.Tensor{u.T}, ddp.Config{Config: cfg})
+		buckets, err := ddp.New(ctx, rt, c, []*runtime.Tensor{u.T}, ddp.Config{Config: cfg, DenseUpTo: -1})
 		require.NoError(t, err)
 		plain, err := ddp.New(ctx, rt, c, []*runtime.Tensor{u.T}, ddp.Config{})
 		require.NoError(t, err)

@@ -33,7 +33,7 @@ func TestJoin(t *testing.T) {
 				y, err := runtime.New(rt, dtype.F32, 1)
 				require.NoError(t, err)
 				all := []*runtime.Tensor{x, y}
-				g, err := ddp.New(ctx, rt, c, all, ddp.Config{Config: cfg, Uneven: true})
+				g, err := ddp.New(ctx, rt, c, all, ddp.Config{Config: cfg, DenseUpTo: -1, Uneven: true})
 				require.NoError(t, err)
 				update := func() error {
 					var step []float32

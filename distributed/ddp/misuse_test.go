@@ -122,6 +122,8 @@ func TestBucketsDisagree(t *testing.T) {
 	const ranks = 3
 	type config = ddp.Config
 	topk := sparse.Config{Pattern: "topkA", Density: 0.1}
+	failing := topk
+	failing.NonFinite = sparse.FailNonFinite
 	for what, k := range map[string]struct {
 		cfg, other config
 		want       string
@@ -133,7 +135,7 @@ func TestBucketsDisagree(t *testing.T) {
 		"uneven":   {config{Uneven: true}, config{}, "uneven false"},
 		"views":    {config{}, config{BucketViews: true}, "views true"},
 		"reducer":  {config{Reducer: named("rank 4")}, config{Reducer: named("rank 8")}, "reduced by rank 8"},
-		"overflow": {config{Config: topk}, config{Config: sparse.Config{Pattern: "topkA", Density: 0.1, NonFinite: sparse.FailNonFinite}}, "NonFinite:3"},
+		"overflow": {config{Config: topk, DenseUpTo: -1}, config{Config: failing, DenseUpTo: -1}, "NonFinite:3"},
 	} {
 		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 			cfg := k.cfg

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 
 	"github.com/tutti-go/tutti/comm"
@@ -49,6 +48,7 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 		g.op = comm.Sum
 	}
 	g.order = base.NewOrder(rt, g.meter)
+	vectorsMeant := cfg.DenseUpTo != 0
 	cfg, err := cfg.withDefaults(g.order.Streams != nil)
 	if err != nil {
 		return nil, err
@@ -73,9 +73,10 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 	if err := base.Disjoint("parameter", params); err != nil {
 		return nil, base.OpError(op, err)
 	}
-	if n > 0 && !slices.ContainsFunc(g.gradients, func(p gradient) bool { return !p.vector }) && c.Rank() == 0 {
-		slog.Warn("ddp: all gradients are vectors, which are reduced densely; make their tensors with shapes, "+
-			"or set DenseUpTo to -1", "pattern", cfg.Pattern)
+	if !vectorsMeant && g.vectorsAlone() {
+		return nil, base.OpError(op, fmt.Errorf("%w: all gradients are vectors, which stay dense beside pattern %s: make "+
+			"their tensors with shapes, as by cpu.Wrap(rt, data, rows, cols), or set DenseUpTo, to -1 to compress vectors "+
+			"too", comm.ErrArgument, cfg.Pattern))
 	}
 	if g.lines, g.err = g.newLines(ctx); g.err == nil {
 		g.err = g.arrange(ctx, nil)
@@ -88,6 +89,12 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 	}
 	g.newStep()
 	return g, nil
+}
+
+// vectorsAlone reports whether a sparse pattern has nothing to reduce.
+func (g *Gradients) vectorsAlone() bool {
+	matrix := func(p gradient) bool { return !p.vector }
+	return len(g.gradients) > 0 && !slices.ContainsFunc(g.gradients, matrix)
 }
 
 // Close frees the buckets. Gradients and communicator stay as they are.

@@ -436,13 +436,14 @@ func TestReproducibleRestoreAndJoin(t *testing.T) {
 
 // What depends on who computes what is refused, and so are more contributions than the bits allow.
 func TestReproducibleConfig(t *testing.T) {
+	topk := sparse.Config{Pattern: "topkA", Density: 0.1}
 	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		params := standin.Gradients(t, rt, 1)
 		for text, cfg := range map[string]ddp.Config{
 			"excludes Reducer":                      {Reproducible: 4, Shard: true},
 			"dense gradients in F32":                {Reproducible: 4, Wire: dtype.BF16},
 			"without Momentum":                      {Reproducible: 4, Config: sparse.Config{Momentum: 0.9}},
-			"it excludes":                           {Reproducible: 4, Config: sparse.Config{Pattern: "topkA", Density: 0.1}},
+			"it excludes":                           {Reproducible: 4, Config: topk, DenseUpTo: -1},
 			"Weighted and Wire":                     {Reproducible: 4, Weighted: true},
 			"ReproducibleBits without Reproducible": {ReproducibleBits: 24},
 			"ReproducibleBits is 31, want 8 to 30":  {Reproducible: 1, ReproducibleBits: 31},

@@ -1,10 +1,7 @@
 package ddp_test
 
 import (
-	"bytes"
 	"context"
-	"log/slog"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -18,23 +15,21 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// TestVectorsAlone: rank 0 warns where a sparse pattern has nothing to reduce, as all gradients are vectors.
+// TestVectorsAlone: a sparse pattern that has nothing to reduce, as all gradients are vectors, is an error, unless the
+// program has said what becomes of vectors.
 func TestVectorsAlone(t *testing.T) {
-	before := slog.Default()
-	t.Cleanup(func() { slog.SetDefault(before) })
 	topkA := sparse.Config{Pattern: sparse.TopkA, Density: 0.1}
 	for name, c := range map[string]struct {
-		shape []int
-		cfg   ddp.Config
-		warns int
+		shape   []int
+		cfg     ddp.Config
+		refused bool
 	}{
-		"vectors":                    {nil, ddp.Config{Config: topkA}, 1},
-		"a matrix":                   {[]int{4, 8}, ddp.Config{Config: topkA}, 0},
-		"vectors like other tensors": {nil, ddp.Config{Config: topkA, DenseUpTo: -1}, 0},
-		"dense":                      {nil, ddp.Config{}, 0},
+		"vectors":                    {nil, ddp.Config{Config: topkA}, true},
+		"a matrix":                   {[]int{4, 8}, ddp.Config{Config: topkA}, false},
+		"vectors like other tensors": {nil, ddp.Config{Config: topkA, DenseUpTo: -1}, false},
+		"vectors that stay dense":    {nil, ddp.Config{Config: topkA, DenseUpTo: 100}, false},
+		"dense":                      {nil, ddp.Config{}, false},
 	} {
-		var log bytes.Buffer // of a handler, which writes one record at a time
-		slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
 		require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, world comm.Communicator) error {
 			rt := cpu.New()
 			var params []*runtime.Tensor
@@ -44,13 +39,18 @@ func TestVectorsAlone(t *testing.T) {
 				params = append(params, p)
 			}
 			g, err := ddp.New(ctx, rt, world, params, c.cfg)
-			require.NoError(t, err)
-			require.NoError(t, g.Close())
+			if c.refused {
+				assert.ErrorIs(t, err, comm.ErrArgument, name)
+				assert.ErrorContains(t, err, "cpu.Wrap(rt, data, rows, cols)", name)
+				assert.NoError(t, world.Err(), "%s: the communicator can be used", name)
+			} else {
+				require.NoError(t, err, name)
+				require.NoError(t, g.Close())
+			}
 			for _, p := range params {
 				require.NoError(t, p.Free())
 			}
 			return rt.Close()
 		}))
-		assert.Equal(t, c.warns, strings.Count(log.String(), "DenseUpTo"), "%s: %s", name, &log)
 	}
 }
