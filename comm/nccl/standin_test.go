@@ -617,7 +617,7 @@ func TestStandInUnusedWindows(t *testing.T) {
 		for range 2 {
 			buf, err := c.AllocateSymmetric(t.Context(), 1024)
 			require.NoError(t, err)
-			require.Equal(t, before, s.nccl.Alive.Int(), "a native communicator for windows of %d ranks", ranks)
+			require.LessOrEqual(t, s.nccl.Alive.Int(), before, "a native communicator for windows of %d ranks", ranks)
 			require.NoError(t, c.FreeSymmetric(t.Context(), buf))
 		}
 		require.NoError(t, c.Close())

@@ -9,9 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm/noop"
+	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -33,7 +35,7 @@ func (b *buffer) String() string {
 	return b.text.String()
 }
 
-// A communicator that nobody closes is found when it is garbage.
+// A communicator that nobody closes is found when it is garbage, if that loses something.
 func TestForgottenClose(t *testing.T) {
 	log := new(buffer)
 	earlier := slog.Default()
@@ -41,9 +43,14 @@ func TestForgottenClose(t *testing.T) {
 	t.Cleanup(func() { slog.SetDefault(earlier) })
 	rt := cpu.New()
 	defer rt.Close()
-	require.NoError(t, noop.New(rt).Barrier(t.Context()))
+	p, err := rt.Allocate(8)
+	require.NoError(t, err)
+	require.NoError(t, noop.New(rt).Barrier(t.Context())) // leaves nothing behind
+	require.NoError(t, noop.New(rt).Send(p, 8, dtype.U8, 0, 0))
 	require.Eventually(t, func() bool {
 		runtime.GC()
 		return strings.Contains(log.String(), "communicator was never closed")
 	}, 20*time.Second, 10*time.Millisecond)
+	assert.Equal(t, 1, strings.Count(log.String(), "never closed"), log.String())
+	require.NoError(t, rt.Deallocate(p))
 }

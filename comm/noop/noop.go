@@ -51,13 +51,18 @@ func New(rt runtime.Runtime) comm.Communicator {
 		r.life.Timeout = backend.DeviceTimeout
 	}
 	c := &communicator{backend.New(&r.check, &r.life, r), r}
-	r.leakAlarm = goruntime.AddCleanup(c, leaked, name)
+	r.leakAlarm = goruntime.AddCleanup(c, (*rank).leaked, r)
 	return c
 }
 
-// leaked runs when a communicator was garbage collected without Close.
-func leaked(backend string) {
-	slog.Warn("communicator was never closed", "backend", backend, "rank", 0, "ranks", 1)
+// leaked runs when a communicator was garbage collected without Close. That loses messages that wait, and nothing
+// otherwise: programs make a communicator of one rank for what gets another one later, as elastic members do.
+func (r *rank) leaked() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.waiting.first() != nil {
+		slog.Warn("communicator was never closed, with messages that nobody received or sent", "backend", name)
+	}
 }
 
 // CheckDevice implements [backend.MemoryChecker].

@@ -167,7 +167,7 @@ func TestKilledWhileSharing(t *testing.T) {
 			for rank := range commands {
 				c := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestRankOfKilledWhileSharing$", "-test.timeout", "50s")
 				c.Env = append(os.Environ(), killVariable+"=1", togetherVariable+"=1", fmt.Sprint("RANK=", rank), "WORLD_SIZE=3",
-					"LOCAL_RANK=0", "MASTER_ADDR="+host, "MASTER_PORT="+port, "TUTTI_SECRET=of a test")
+					"LOCAL_RANK=0", "MASTER_ADDR="+host, "MASTER_PORT="+port, "TUTTI_SECRET=of a test, and long enough")
 				out, err := c.StdoutPipe()
 				require.NoError(t, err)
 				c.Stderr = os.Stderr

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -78,10 +79,9 @@ func lateWrite(t *testing.T) {
 	require.NoError(t, err)
 	first := server.Local("first session")
 	severing := &severed{Store: first, done: make(chan struct{})}
-	dials := 0
+	var dials atomic.Int32
 	dial := func(context.Context) (store.Store, error) {
-		dials++
-		if dials == 1 {
+		if dials.Add(1) == 1 {
 			return severing, nil
 		}
 		return &overtaken{Store: server.Local("second session"), key: key, before: func() {
@@ -95,7 +95,7 @@ func lateWrite(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, severing.Close())
 	time.Sleep(m.cfg.Silence / 2) // of the bubble
-	require.Equal(t, 2, dials)
+	require.EqualValues(t, 2, dials.Load())
 	m.mu.Lock()
 	connected := m.kv != nil
 	m.mu.Unlock()
