@@ -24,7 +24,8 @@ type Config struct {
 	// BucketViews, Uneven and Weighted have no meaning here. What is not rolled back
 	// ([ddp.Gradients.RollsBack]) is not repeated by the same call after an error. Reproducible
 	// is how many ranks there are at most: each contributes one outer gradient to a round, and averages are over
-	// the ranks, with the same bits in whatever order they come. It excludes Weighted.
+	// the ranks, with the same bits in whatever order they come. It excludes Weighted, and ClipNorm, which would bound
+	// the norm of the ranks' sum.
 	Reduce ddp.Config
 	// Decay, in (0, 1], multiplies the residual after each round: 1 unless set. SparseLoCo has
 	// 0.95.
@@ -90,6 +91,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, base.ConfigError("Reduce has Sum, BucketViews, Uneven or Weighted")
 	case c.Reduce.Reproducible != 0 && c.Weighted:
 		return c, base.ConfigError("Weighted with Reduce.Reproducible, and weights are rounded with each contribution")
+	case c.Reduce.Reproducible != 0 && c.Reduce.ClipNorm != 0:
+		return c, base.ConfigError("Reduce has ClipNorm and Reproducible, and what is clipped is a sum over the ranks")
 	}
 	c.Reduce.Sum = c.Reduce.Reproducible != 0 // and optimize divides by the number of ranks
 	if c.Reduce.NonFinite == 0 && !c.Reduce.NoUndo {

@@ -1253,6 +1253,21 @@ func TestReproducibleRounds(t *testing.T) {
 	}
 }
 
+// Reproducible rounds add up, and the norm of a sum grows with the ranks: a limit of it is refused.
+func TestReproducibleRoundsRefuseClipping(t *testing.T) {
+	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		m := newModel(t, rt)
+		cfg := outer.Config{Every: 1}
+		cfg.Reduce.Reproducible = 8
+		cfg.Reduce.ClipNorm = 4
+		_, err := outer.New(ctx, rt, c, m.tensors, cfg)
+		assert.ErrorIs(t, err, comm.ErrArgument)
+		assert.ErrorContains(t, err, "Reduce has ClipNorm and Reproducible")
+		standin.Free(t, m.tensors)
+		return nil
+	})
+}
+
 // The averages of reproducible rounds are those of the ranks, within rounding, and weights are refused.
 func TestReproducibleRoundsAverage(t *testing.T) {
 	cfg := outer.Config{Every: 3, LearningRate: 0.5, Momentum: 0.5}
