@@ -27,7 +27,7 @@ import (
 // With [Config.Reproducible] a copy of t is kept instead of a sum, in the type of the gradient.
 //
 // Where a step is rolled back, or ended by [Gradients.Rebind], the sum is in the gradient that was ready, and if none
-// was, it waits for the next one.
+// was, it waits for the next one. With Reproducible, the next Accumulate forgets all that the step had.
 func (g *Gradients) Accumulate(i int, t *runtime.Tensor) error {
 	const op = "gradient accumulate"
 	if err := g.usable(op); err != nil {
@@ -163,7 +163,7 @@ func (g *Gradients) storeSum(i int, t *runtime.Tensor, scale float32) error {
 // unfold keeps the sums of gradients that were left out of a step that is rolled back, or given up.
 func (g *Gradients) unfold() {
 	g.keepWeights()
-	g.keepHeld()
+	g.repeats = true
 	for i := range g.gradients {
 		s := &g.gradients[i].sum
 		s.accumulated = s.accumulated || g.step.folded[i] && g.step.absent[i]

@@ -98,8 +98,11 @@ type Config struct {
 	// elements has in any of them, which the ranks find first, so what is accumulated is kept until the last one: a
 	// rank needs memory for its contributions, less one, and for I32 like the gradients. The integers add up in any
 	// order, so that communicators without a fixed order ([comm.FixedOrder]) serve as well. A block with an element that
-	// is not finite is NaN. ClipNorm bounds the norm of the results, whatever Clip says. Contributions do not outlive a
-	// [Gradients.Rebind]: with other ranks, the step begins anew.
+	// is not finite is NaN. ClipNorm bounds the norm of the results, whatever Clip says.
+	//
+	// A step that is rolled back keeps what was accumulated: the same calls of Ready, ReduceAll or Wait repeat it. It is
+	// left out, and the next step has its own contributions alone, where that begins with Accumulate, of any gradient, or
+	// after a [Gradients.Rebind], which all ranks call, also with the same communicator.
 	//
 	// It is for F32, F16 and BF16, reduced densely, and excludes Momentum, Values, Wire, Weighted, Shard, Mesh and
 	// Reducer: what a rank selects, or rounds at random, depends on what it has. So does a batch norm over the samples

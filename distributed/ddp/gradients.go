@@ -66,6 +66,7 @@ type Gradients struct {
 	gradients []gradient
 	roster    roster  // with Uneven and Weighted
 	weights   weights // with Weighted
+	repeats   bool    // with Reproducible, what is held is of a step that was rolled back, and the next one may repeat
 
 	arrangement
 	side   *sideStream // nil: sparse buckets are worked on where gradients are computed

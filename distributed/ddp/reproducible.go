@@ -43,8 +43,6 @@ type fixedPart struct {
 type held struct {
 	tensors []*runtime.Tensor // reused
 	n       int               // how many of them there are in this step
-	// kept: the step that had them was rolled back. They are part of the one that repeats it, unless that begins anew.
-	kept bool
 }
 
 // contributionBits returns how many bits a contribution has below the largest exponent, where 0 is as many as possible.
@@ -222,7 +220,6 @@ func (r *reproducible) Commit(v engine.Verdict) error {
 		if err != nil {
 			return gradientError(p.param, err)
 		}
-		r.g.gradients[p.param].held.clear()
 	}
 	return nil
 }
@@ -274,10 +271,12 @@ func (g *Gradients) concludeFixed(ctx context.Context) error {
 
 // hold keeps a copy of a contribution of gradient i until the step reduces it.
 func (g *Gradients) hold(i int, t *runtime.Tensor) error {
-	h := &g.gradients[i].held
-	if h.kept {
-		h.clear()
+	if g.repeats {
+		if err := g.beginAnew(); err != nil {
+			return err
+		}
 	}
+	h := &g.gradients[i].held
 	if h.n == len(h.tensors) {
 		c, err := runtime.New(g.rt, t.DType(), t.Len())
 		if err != nil {
@@ -302,25 +301,23 @@ func (g *Gradients) hold(i int, t *runtime.Tensor) error {
 	return nil
 }
 
-// clear leaves out what is held.
-func (h *held) clear() {
-	h.n = 0
-	h.kept = false
-}
-
-// keepHeld keeps the contributions of a step that is rolled back, for the one that repeats it.
-func (g *Gradients) keepHeld() {
+// beginAnew leaves out the contributions of a step that was rolled back, for a step that does not repeat it.
+func (g *Gradients) beginAnew() error {
 	for i := range g.gradients {
-		if g.step.tensors[i] != nil {
-			g.gradients[i].held.kept = true
+		if g.step.tensors[i] != nil && g.gradients[i].held.n > 0 {
+			return fmt.Errorf("%w: gradient %d is ready with what it had in the step that was rolled back: begin another "+
+				"step with Accumulate", comm.ErrArgument, i)
 		}
 	}
+	g.forgetHeld()
+	return nil
 }
 
-// forgetHeld leaves out the contributions of a step that is not repeated.
+// forgetHeld leaves out the contributions of a step that has ended, or is not repeated.
 func (g *Gradients) forgetHeld() {
+	g.repeats = false
 	for i := range g.gradients {
-		g.gradients[i].held.clear()
+		g.gradients[i].held.n = 0
 	}
 }
 

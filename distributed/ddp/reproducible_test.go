@@ -381,6 +381,90 @@ func TestReproducibleRolledBack(t *testing.T) {
 	})
 }
 
+// A step that is left out after it was rolled back adds nothing to the next one, which begins with Accumulate, of any
+// gradient, or after a Rebind: however early it failed.
+func TestReproducibleLeftOut(t *testing.T) {
+	const count = 4
+	standin.World(t, 1, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
+		f := standin.NewFaulty(w)
+		params := standin.Gradients(t, rt, 2)
+		g, err := ddp.New(ctx, rt, f, params, ddp.Config{Reproducible: count})
+		require.NoError(t, err)
+		set := func(x float64) { require.NoError(t, errors.Join(params[0].Fill(x), params[1].Fill(x))) }
+		over, cancel := context.WithCancel(ctx)
+		cancel()
+		var confirmation error
+		g.BeforeCommit(func(context.Context) error { return confirmation })
+		failures := map[string]func() error{
+			"before the commit": func() error {
+				confirmation = standin.ErrFault
+				defer func() { confirmation = nil }()
+				return g.ReduceAll(ctx, params)
+			},
+			"in the first collective": func() error {
+				f.Calls, f.At = 0, 1
+				defer func() { f.At = -1 }()
+				return g.ReduceAll(ctx, params)
+			},
+			"before its first call": func() error { return g.ReduceAll(over, params) },
+			"in Wait":               func() error { return g.Wait(over) },
+		}
+		begins := map[string]func() error{
+			"Accumulate of one": func() error { return errors.Join(g.Accumulate(1, params[1]), g.Ready(ctx, 0, params[0])) },
+			"Accumulate of all": func() error { return errors.Join(g.Accumulate(0, params[0]), g.Accumulate(1, params[1])) },
+			"Rebind":            func() error { return errors.Join(g.Rebind(ctx, f), g.ReduceAll(ctx, params)) },
+		}
+		for when, fail := range failures {
+			for how, begin := range begins {
+				set(100)
+				require.NoError(t, errors.Join(g.Accumulate(0, params[0]), g.Accumulate(1, params[1])))
+				require.Error(t, fail(), when)
+				set(4)
+				err := begin()
+				if how != "Rebind" {
+					err = errors.Join(err, g.Wait(ctx))
+				}
+				require.NoError(t, err, "%s, %s", when, how)
+				for i := range params {
+					got, err := values(g.Result(i))
+					require.NoError(t, err)
+					assert.Equal(t, slices.Repeat([]float32{1}, 100), got, "gradient %d, failed %s, begun with %s", i, when, how)
+				}
+			}
+			set(4)
+			require.NoError(t, g.Accumulate(0, params[0]))
+			require.Error(t, fail(), when)
+			set(4) // which the step had as well
+			require.NoError(t, g.ReduceAll(ctx, params))
+			repeated, err := values(g.Result(0))
+			require.NoError(t, err)
+			assert.Equal(t, slices.Repeat([]float32{2}, 100), repeated, "repeated after it failed %s", when)
+		}
+		standin.Free(t, params)
+		return g.Close()
+	})
+}
+
+// A contribution to a step that repeats another one is refused where that has begun, and held ones are part of it.
+func TestReproducibleMixed(t *testing.T) {
+	standin.World(t, 1, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
+		params := standin.Gradients(t, rt, 2)
+		g, err := ddp.New(ctx, rt, w, params, ddp.Config{Reproducible: 4})
+		require.NoError(t, err)
+		g.BeforeCommit(func(context.Context) error { return standin.ErrFault })
+		require.NoError(t, g.Accumulate(0, params[0]))
+		require.ErrorIs(t, g.Wait(ctx), standin.ErrFault)
+		g.BeforeCommit(nil)
+		require.NoError(t, g.Ready(ctx, 0, params[0]))
+		err = g.Accumulate(1, params[1])
+		assert.ErrorIs(t, err, comm.ErrArgument)
+		assert.ErrorContains(t, err, "gradient 0 is ready with what it had in the step that was rolled back")
+		require.NoError(t, g.Wait(ctx))
+		standin.Free(t, params)
+		return g.Close()
+	})
+}
+
 // More contributions than there may be are an error on all ranks, and change nothing.
 func TestReproducibleTooMany(t *testing.T) {
 	c := draw(dtype.F32, 10, false)

@@ -393,6 +393,7 @@ func (g *Gradients) Wait(ctx context.Context) error {
 	g.step.tensors, g.results = g.results, g.step.tensors
 	g.steps++
 	g.endWeights()
+	g.forgetHeld()
 	g.newStep()
 	if g.err != nil {
 		return base.OpError(op, g.err)
@@ -549,6 +550,7 @@ func (g *Gradients) ReduceAll(ctx context.Context, gradients []*runtime.Tensor) 
 			return base.OpError(op, err)
 		}
 		if !g.step.begun && ctx.Err() != nil {
+			g.repeats = true
 			return base.OpError(op, comm.ContextError(ctx))
 		}
 	}
