@@ -56,7 +56,7 @@ func (g *Gradients) Accumulate(i int, t *runtime.Tensor) error {
 		}
 	}
 	if g.cfg.Reproducible > 0 {
-		return base.OpError(op, g.hold(i, t))
+		return base.OpError(op, g.contribute(i, t))
 	}
 	if err := g.makeSum(i); err != nil {
 		return base.OpError(op, err)

@@ -269,13 +269,24 @@ func (g *Gradients) concludeFixed(ctx context.Context) error {
 	return t.kernels.ClipFactor(t.factor, t.squares, len(g.gradients), 1, t.cfg.ClipNorm)
 }
 
-// hold keeps a copy of a contribution of gradient i until the step reduces it.
-func (g *Gradients) hold(i int, t *runtime.Tensor) error {
+// contribute takes a contribution of gradient i that is not the last one of this rank. A step without one that could not
+// be kept is not made: Wait rolls it back.
+func (g *Gradients) contribute(i int, t *runtime.Tensor) error {
 	if g.repeats {
 		if err := g.beginAnew(); err != nil {
 			return err
 		}
 	}
+	err := g.hold(i, t)
+	if err != nil {
+		g.step.begun = true
+		g.fail(err)
+	}
+	return err
+}
+
+// hold keeps a copy of a contribution of gradient i until the step reduces it.
+func (g *Gradients) hold(i int, t *runtime.Tensor) error {
 	h := &g.gradients[i].held
 	if h.n == len(h.tensors) {
 		c, err := runtime.New(g.rt, t.DType(), t.Len())

@@ -465,6 +465,43 @@ func TestReproducibleMixed(t *testing.T) {
 	})
 }
 
+// A step whose contributions could not all be kept fails as a whole, and can be made anew, also with other ranks.
+func TestReproducibleWithoutMemory(t *testing.T) {
+	standin.World(t, 1, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
+		params := standin.Gradients(t, rt, 2)
+		g, err := ddp.New(ctx, rt, w, params, ddp.Config{Reproducible: 2})
+		require.NoError(t, err)
+		ends := map[string]func() error{
+			"Wait": func() error {
+				err := g.Wait(ctx)
+				assert.ErrorIs(t, err, runtime.ErrFrozen)
+				return nil
+			},
+			"ReduceAll": func() error {
+				assert.ErrorIs(t, g.ReduceAll(ctx, params), runtime.ErrFrozen)
+				return nil
+			},
+			"Rebind": func() error { return g.Rebind(ctx, w) },
+		}
+		for name, end := range ends {
+			require.NoError(t, errors.Join(params[0].Fill(100), params[1].Fill(100)))
+			free := standin.Exhaust(t, rt, params[1].Len())
+			require.ErrorIs(t, g.Accumulate(1, params[1]), runtime.ErrFrozen)
+			free()
+			require.NoError(t, end(), name)
+			require.NoError(t, errors.Join(params[0].Fill(3), params[1].Fill(3)))
+			require.NoError(t, errors.Join(g.Accumulate(0, params[0]), g.ReduceAll(ctx, params)), name)
+			for i, want := range []float32{3, 1.5} {
+				got, err := values(params[i])
+				require.NoError(t, err)
+				assert.Equal(t, slices.Repeat([]float32{want}, 100), got, "%s, gradient %d", name, i)
+			}
+		}
+		standin.Free(t, params)
+		return g.Close()
+	})
+}
+
 // More contributions than there may be are an error on all ranks, and change nothing.
 func TestReproducibleTooMany(t *testing.T) {
 	c := draw(dtype.F32, 10, false)

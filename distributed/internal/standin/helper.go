@@ -102,3 +102,22 @@ func Digest(bits ...[]uint32) uint64 {
 	}
 	return h.Sum64()
 }
+
+// Exhaust freezes a runtime, and takes all that it has for n F32, until the test calls free.
+func Exhaust(t *testing.T, rt runtime.Runtime, n int) (free func()) {
+	freezer := rt.(runtime.Freezer)
+	freezer.Freeze()
+	var taken []*runtime.Tensor
+	for {
+		x, err := runtime.New(rt, dtype.F32, n)
+		if err != nil {
+			require.ErrorIs(t, err, runtime.ErrFrozen)
+			break
+		}
+		taken = append(taken, x)
+	}
+	return func() {
+		Free(t, taken)
+		freezer.Unfreeze()
+	}
+}

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 
 	"gonum.org/v1/gonum/blas/blas32"
@@ -43,7 +44,7 @@ func (t *trainer) contribute(ctx context.Context, step, stepsPerEpoch int) (loss
 			break // and Wait rolls the step back
 		}
 	}
-	if err := t.fixed.Wait(ctx); err != nil {
+	if err := cmp.Or(t.fixed.Wait(ctx), err); err != nil {
 		return 0, err
 	}
 	if err := t.rank.Comm.Sync(ctx); err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/examples/digits"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -206,6 +207,33 @@ func TestReproducibleDoesNotDependOnRanks(t *testing.T) {
 	coarse := trainLocal(t, 3, cfg)["dense"]
 	assert.NotEqual(t, alone.Hash, coarse.Hash)
 	assert.Equal(t, coarse.Hash, trainLocal(t, 4, cfg)["dense"].Hash)
+}
+
+// A step without all its microbatches is an error.
+func TestReproducibleNeedsAllMicrobatches(t *testing.T) {
+	cfg := short("dense")
+	cfg.Reproducible = 4
+	data, test, err := cfg.examples()
+	require.NoError(t, err)
+	local, err := backend.Find("local")
+	require.NoError(t, err)
+	require.NoError(t, local.Run(t.Context(), backend.Options{Ranks: 1}, func(ctx context.Context, r backend.Rank) error {
+		trainer, err := newTrainer(ctx, r, cfg, data, test)
+		require.NoError(t, err)
+		require.NoError(t, trainer.fixed.Wait(ctx)) // which allocates what a step without microbatches needs
+		freezer := r.Runtime.(runtime.Freezer)
+		freezer.Freeze()
+		for err == nil { // until nothing is left
+			var taken *runtime.Tensor
+			taken, err = runtime.New(r.Runtime, dtype.F32, trainer.update.Len())
+			if err == nil {
+				trainer.owned = append(trainer.owned, taken.Free)
+			}
+		}
+		assert.ErrorIs(t, trainer.step(ctx, 0, 1), runtime.ErrFrozen)
+		freezer.Unfreeze()
+		return trainer.close()
+	}))
 }
 
 // The tests are those of the weights at their time, on all test images, whatever
