@@ -40,7 +40,7 @@ type Config struct {
 	BucketBytes int
 	// Sum adds gradients up instead of averaging them, for programs that divide
 	// the loss by the world size: a backend may add faster than it averages. It needs
-	// plain buckets, and excludes Weighted.
+	// plain buckets, or Reproducible, and excludes Weighted.
 	Sum bool
 	// Config is how a bucket is reduced, dense unless set. ClipNorm bounds the norm
 	// of the whole gradient, which is known when the last one is ready: so all
@@ -98,7 +98,8 @@ type Config struct {
 	// elements has in any of them, which the ranks find first, so what is accumulated is kept until the last one: a
 	// rank needs memory for its contributions, less one, and for I32 like the gradients. The integers add up in any
 	// order, so that communicators without a fixed order ([comm.FixedOrder]) serve as well. A block with an element that
-	// is not finite is NaN. ClipNorm bounds the norm of the results, whatever Clip says.
+	// is not finite is NaN, which NonFinite judges; a result beyond the largest number of its type is that number.
+	// ClipNorm bounds the norm of the results, whatever Clip says.
 	//
 	// A step that is rolled back keeps what was accumulated: the same calls of Ready, ReduceAll or Wait repeat it. It is
 	// left out, and the next step has its own contributions alone, where that begins with Accumulate, of any gradient, or

@@ -269,8 +269,8 @@ func (g *Gradients) concludeFixed(ctx context.Context) error {
 	return t.kernels.ClipFactor(t.factor, t.squares, len(g.gradients), 1, t.cfg.ClipNorm)
 }
 
-// contribute takes a contribution of gradient i that is not the last one of this rank. A step without one that could not
-// be kept is not made: Wait rolls it back.
+// contribute takes a contribution of gradient i that is not the last one of this rank. Wait rolls a step back of which
+// one could not be kept.
 func (g *Gradients) contribute(i int, t *runtime.Tensor) error {
 	if g.repeats {
 		if err := g.beginAnew(); err != nil {

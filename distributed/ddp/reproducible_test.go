@@ -326,6 +326,59 @@ func TestReproducibleClip(t *testing.T) {
 	})
 }
 
+// results makes a step of one rank with contributions, and returns what it leaves.
+func results(t *testing.T, dt dtype.DType, cfg ddp.Config, contributions ...[]float32) (out []float32) {
+	standin.World(t, 1, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
+		x, err := runtime.New(rt, dt, len(contributions[0]))
+		require.NoError(t, err)
+		g, err := ddp.New(ctx, rt, w, []*runtime.Tensor{x}, cfg)
+		require.NoError(t, err)
+		for _, c := range contributions {
+			require.NoError(t, errors.Join(load(x, c), g.Accumulate(0, x)))
+		}
+		require.NoError(t, g.Wait(ctx))
+		out, err = values(g.Result(0))
+		require.NoError(t, err)
+		return errors.Join(g.Close(), x.Free())
+	})
+	return out
+}
+
+// What is bounded is the norm of the results, also where contributions have cancelled out that were much larger.
+func TestReproducibleClipAfterCancellation(t *testing.T) {
+	const n = 128
+	for _, left := range []float32{0, 1 << 20} { // in the block of those
+		first := slices.Repeat([]float32{1}, n)
+		second := slices.Clone(first)
+		first[0] = 1 << 40
+		second[0] = left - 1<<40
+		cfg := ddp.Config{Reproducible: 2, Config: sparse.Config{ClipNorm: 0.1}}
+		norm := 0.0
+		for _, x := range results(t, dtype.F32, cfg, first, second) {
+			norm += float64(x) * float64(x)
+		}
+		assert.InEpsilon(t, 0.1, math.Sqrt(norm), 1e-6, "%v is left", left)
+	}
+}
+
+// Results of finite contributions are finite: what clips them comes first, and beyond the largest number of their type
+// they are that.
+func TestReproducibleLargest(t *testing.T) {
+	const n = 70
+	clipped := sparse.Config{ClipNorm: 1}
+	for _, dt := range []dtype.DType{dtype.F32, dtype.F16, dtype.BF16} {
+		largest := map[dtype.DType]float32{dtype.F32: math.MaxFloat32, dtype.F16: 65504, dtype.BF16: 0x1.fep127}[dt]
+		x := slices.Repeat([]float32{largest, -largest}, n/2)
+		all := slices.Repeat([][]float32{x}, 126)
+		assert.Equal(t, x, results(t, dt, ddp.Config{Reproducible: 126, Sum: true}, all...), "sum of %v", dt)
+		assert.Equal(t, x, results(t, dt, ddp.Config{Reproducible: 126, ReproducibleBits: 8}, all...), "mean of %v", dt)
+		got := results(t, dt, ddp.Config{Reproducible: 2, Sum: true, Config: clipped}, all[:2]...)
+		for i, v := range got {
+			assert.InEpsilon(t, math.Copysign(1/math.Sqrt(n), float64(x[i])), float64(v), 0.01, "%v, clipped", dt)
+		}
+	}
+}
+
 // Sums are sums, and a step with an element that is not finite is skipped on all ranks, where that is asked for.
 func TestReproducibleSumAndSkip(t *testing.T) {
 	c := draw(dtype.F32, 7, false)

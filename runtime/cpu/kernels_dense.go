@@ -133,14 +133,21 @@ func (s *scratch) store(dst uintptr, dt dtype.DType, src []float32, scale float3
 	}
 }
 
+// largest is the largest number of a type.
+func largest(dt dtype.DType) float64 {
+	switch dt {
+	case dtype.F16:
+		return maxF16
+	case dtype.BF16:
+		return maxBF16
+	}
+	return math.MaxFloat32
+}
+
 // saturate adds to excess what finite elements of x are beyond the largest number
 // of dt, and makes these that number.
 func saturate(x, excess []float32, dt dtype.DType) {
-	largest := float32(maxF16)
-	if dt == dtype.BF16 {
-		largest = maxBF16
-	}
-	lowest := f32.Key(largest) + 1
+	lowest := f32.Key(float32(largest(dt))) + 1
 	infinite := f32.Key(float32(math.Inf(1)))
 	if f32.CountRange(x, lowest, infinite-1) == 0 {
 		return
@@ -148,7 +155,7 @@ func saturate(x, excess []float32, dt dtype.DType) {
 	for i, v := range x {
 		key := f32.Key(v)
 		if lowest <= key && key < infinite {
-			x[i] = float32(math.Copysign(float64(largest), float64(v)))
+			x[i] = float32(math.Copysign(largest(dt), float64(v)))
 			excess[i] += v - x[i]
 		}
 	}

@@ -80,19 +80,19 @@ func (k kernels) LoadFixed(dst uintptr, dt dtype.DType, f kernel.Fixed, divisor 
 		c.fail("divisor is %d, want at least 1", divisor)
 	}
 	return c.with(func(s *scratch) {
+		multiple := 1 / float64(divisor)
+		if by != nil {
+			multiple *= float64(*by)
+		}
 		inParts(dt, f.N, func(begin, end int) {
 			values := s.chunk[:min(end-begin, chunk)]
 			if dt == dtype.F32 {
 				values = floats(dst, f.N)
 			}
 			p := from.part(begin, end)
-			quant.LoadFixed(values, p.sums, p.exponents, p.skip, p.precision, divisor)
-			scale := float32(1)
-			if by != nil {
-				scale = *by
-			}
-			if dt != dtype.F32 || by != nil {
-				s.store(dst+uintptr(begin*dt.Size()), dt, values, scale, nil)
+			quant.LoadFixed(values, p.sums, p.exponents, p.skip, p.precision, multiple, largest(dt))
+			if dt != dtype.F32 {
+				s.store(dst+uintptr(begin*dt.Size()), dt, values, 1, nil)
 			}
 		})
 	})

@@ -104,7 +104,7 @@ func (s *sparse) SquareFixed(f kernel.Fixed, divisor int, sum uintptr) error {
 			divisor:   divisor,
 			sum:       sum,
 		}
-		if err := launch(s.rt, kernelTopExponent, 1, 1, &p); err != nil {
+		if err := launch(s.rt, kernelTopHeight, grid, blocksPerSM, &p); err != nil {
 			return err
 		}
 		return launch(s.rt, kernelSquareFixed, grid, blocksPerSM, &p)

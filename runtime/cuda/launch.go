@@ -82,7 +82,7 @@ const (
 	kernelLoadFixedF32
 	kernelLoadFixedF16
 	kernelLoadFixedBF16
-	kernelTopExponent
+	kernelTopHeight
 	kernelSquareFixed
 
 	kernelCount
@@ -145,7 +145,7 @@ var kernelNames = [kernelCount]string{
 	kernelLoadFixedF32:       "load_fixed_f32",
 	kernelLoadFixedF16:       "load_fixed_f16",
 	kernelLoadFixedBF16:      "load_fixed_bf16",
-	kernelTopExponent:        "top_exponent",
+	kernelTopHeight:          "top_height",
 	kernelSquareFixed:        "square_fixed",
 }
 

@@ -294,13 +294,14 @@ type Kernels interface {
 	// StoreFixed stores the N elements at x, F32, F16 or BF16, as terms, rounded to nearest even, or adds them to
 	// the sums. Exponents are at least those of x. What a sum is in a block that is not finite is undefined.
 	StoreFixed(f Fixed, x uintptr, dt dtype.DType, add bool) error
-	// LoadFixed stores the sums as elements of type dt: the F64 product of a sum, the power of two of its unit and
-	// 1/divisor, which is rounded to F64 before, is rounded to F32; multiplied by the F32 at factor, unless
-	// that is 0; and rounded to dt. All elements of a block that is not finite are NaN. divisor is at least 1.
+	// LoadFixed stores the sums as elements of type dt: the F64 product of a sum, the power of two of its unit, and
+	// 1/divisor times the F32 at factor, unless that is 0, both rounded to F64 before, is rounded to F32, and to dt. What
+	// is beyond the largest number of dt is that number, with its sign. All elements of a block that is not finite are
+	// NaN. divisor is at least 1.
 	LoadFixed(dst uintptr, dt dtype.DType, f Fixed, divisor int, factor uintptr) error
 	// SquareFixed stores in the F64 at sum the sum of the squares of the sums, times the squares of their units and of
-	// 1/divisor, with the same bits on every device: each square s*s is cut to a multiple of 64, and the sum over a block
-	// to a multiple of the unit that the block with the largest exponent has. It is NaN if a block is not finite.
+	// 1/divisor, with the same bits on every device: where all of them are less than 2^t, each square is cut to a multiple
+	// of 2^(2t-56). It is NaN if a block is not finite.
 	SquareFixed(f Fixed, divisor int, sum uintptr) error
 
 	// Balance sorts m samples (I32) in place and stores parts+1 bounds (I32): 0,

@@ -2,7 +2,7 @@
 // threads two elements.
 #include "elements.cuh"
 
-enum { fixed_block = 64, not_finite = 255, exponent_bias = 126, square_unit = 6 };
+enum { fixed_block = 64, not_finite = 255, exponent_bias = 126, square_unit = 56, endless = 1 << 16 };
 
 struct fixed_args {
   i32 *sums;
@@ -74,19 +74,21 @@ KERNEL store_fixed_bf16(fixed_args a) { store_fixed<bf16>(a); }
 
 template <typename T> DEVICE void load_fixed(const fixed_args &a) {
   T *x = (T *)a.x;
-  const double inverse = 1 / (double)a.divisor;
+  const double limit = (double)largest<T>();
+  double multiple = 1 / (double)a.divisor;
+  if (a.factor) multiple *= (double)*a.factor;
   const u64 all = fixed_blocks(a.skip, a.n);
   for (u64 b = warp_index(); b < all; b += warp_count()) {
     const u32 exponent = field_of(a.exponents[b]);
-    const double scale = inverse * power_of_two((i64)exponent - exponent_bias - (i64)a.bits);
+    const double scale = multiple * power_of_two((i64)exponent - exponent_bias - (i64)a.bits);
 #pragma unroll
     for (u32 j = 0; j < fixed_block / warp_size; j++) {
       const u64 i = fixed_element(b, j, a.skip);
       if (i >= a.n) continue;
-      float v = (float)((double)a.sums[i] * scale);
-      if (exponent == not_finite) v = float_of(0x7fc00000);
-      if (a.factor) v *= *a.factor;
-      narrow(x[i], v);
+      double v = (double)a.sums[i] * scale;
+      if (v > limit) v = limit;
+      if (v < -limit) v = -limit;
+      narrow(x[i], exponent == not_finite ? float_of(0x7fc00000) : (float)v);
     }
   }
 }
@@ -99,25 +101,43 @@ struct square_words {
 };
 struct square_args {
   control *c;
-  struct square_words *parts; // the first one is the largest exponent
+  struct square_words *parts; // the first one is the largest height
   const i32 *sums;
   const u8 *exponents;
   u64 n, skip, bits, divisor;
   double *sum;
 };
 
-// The largest exponent, by one block.
-KERNEL top_exponent(square_args a) {
+// The largest exponent of a block and the length of its largest sum, together: those of terms may have cancelled out.
+KERNEL top_height(square_args a) {
   static SHARED u32 warps[block_warps];
   const u64 all = fixed_blocks(a.skip, a.n);
   u32 top = 0;
-  for (u64 b = thread(); b < all; b += threads()) top = most(top, field_of(a.exponents[b]));
-  top = warp_most(top);
+  for (u64 b = warp_index(); b < all; b += warp_count()) {
+    u32 magnitude = 0;
+#pragma unroll
+    for (u32 j = 0; j < fixed_block / warp_size; j++) {
+      const u64 i = fixed_element(b, j, a.skip);
+      if (i < a.n) magnitude = most(magnitude, a.sums[i] < 0 ? 0 - (u32)a.sums[i] : (u32)a.sums[i]);
+    }
+    magnitude = warp_most(magnitude);
+    const u32 exponent = field_of(a.exponents[b]);
+    if (magnitude > 0) top = most(top, exponent + 32 - leading_zeros(magnitude));
+    if (exponent == not_finite) top = endless;
+  }
   if (lane() == 0) warps[warp()] = top;
   barrier();
-  if (thread() > 0) return;
-  for (u32 w = 1; w < block_warps; w++) top = most(top, warps[w]);
-  a.parts->low = top;
+  if (thread() == 0) {
+    for (u32 w = 1; w < block_warps; w++) top = most(top, warps[w]);
+    a.parts[1 + block()].low = top;
+  }
+  if (!last_block(a.c)) return;
+  if (thread() == 0) {
+    u64 height = 0;
+    for (u32 i = 0; i < blocks(); i++) height = most(height, load(&a.parts[1 + i].low));
+    a.parts->low = height;
+  }
+  reset(a.c);
 }
 
 // Squares add up as integers of 64 bits within a block, and as their words of 32 bits beyond it.
@@ -127,16 +147,17 @@ KERNEL square_fixed(square_args a) {
   const u64 all = fixed_blocks(a.skip, a.n);
   struct square_words words = {};
   for (u64 b = warp_index(); b < all; b += warp_count()) {
+    const i32 shift = square_unit - 2 * (i32)(top - field_of(a.exponents[b]));
+    const u32 left = shift > 0 ? shift : 0;
+    const u32 right = shift > 0 ? 0 : shift < -63 ? 63 : -shift;
     u64 squares = 0;
 #pragma unroll
     for (u32 j = 0; j < fixed_block / warp_size; j++) {
       const u64 i = fixed_element(b, j, a.skip);
-      if (i < a.n) squares += (u64)((i64)a.sums[i] * a.sums[i]) >> square_unit;
+      if (i < a.n) squares += (u64)((i64)a.sums[i] * a.sums[i]) << left >> right;
     }
 #pragma unroll
     for (u32 by = warp_size / 2; by > 0; by /= 2) squares += shuffle_xor(squares, by);
-    const u32 shift = 2 * (top - field_of(a.exponents[b]));
-    squares = shift < 64 ? squares >> shift : 0;
     words.low += squares & 0xffffffff;
     words.high += squares >> 32;
   }
@@ -152,7 +173,8 @@ KERNEL square_fixed(square_args a) {
     for (u32 i = 0; i < blocks(); i++) words.low += load(&a.parts[1 + i].low), words.high += load(&a.parts[1 + i].high);
     const double total = (double)words.high * 0x1p32 + (double)words.low;
     const double unit = 1 / (double)a.divisor * power_of_two((i64)top - exponent_bias - (i64)a.bits);
-    *a.sum = top == not_finite ? __builtin_bit_cast(double, 0x7ff8ull << 48) : total * (1 << square_unit) * (unit * unit);
+    const double sum = total * 0x1p-56 * (unit * unit);
+    *a.sum = top == endless ? __builtin_bit_cast(double, 0x7ff8ull << 48) : sum;
   }
   reset(a.c);
 }

@@ -210,7 +210,9 @@ DEVICE u32 warp() { return thread() / warp_size; }
 DEVICE u32 bits_of(float x) { return __builtin_bit_cast(u32, x); }
 DEVICE float float_of(u32 bits) { return __builtin_bit_cast(float, bits); }
 // Whether a number is finite and beyond the largest of T.
-template <typename T> DEVICE constexpr float largest() { return __is_same(T, f16) ? 65504.0f : 0x1.fep127f; }
+template <typename T> DEVICE constexpr float largest() {
+  return __is_same(T, f16) ? 65504.0f : __is_same(T, float) ? 0x1.fffffep127f : 0x1.fep127f;
+}
 template <typename T> DEVICE bool too_large(float x) {
   if (__is_same(T, float)) return false;
   const u32 first = bits_of(largest<T>()) + 1;

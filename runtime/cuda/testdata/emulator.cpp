@@ -21,5 +21,5 @@
   K(quantize), K(dequantize), K(encode), K(decode), K(topk_chunks), \
   K(raise_exponents_f32), K(raise_exponents_f16), K(raise_exponents_bf16), \
   K(store_fixed_f32), K(store_fixed_f16), K(store_fixed_bf16), \
-  K(load_fixed_f32), K(load_fixed_f16), K(load_fixed_bf16), K(top_exponent), K(square_fixed),
+  K(load_fixed_f32), K(load_fixed_f16), K(load_fixed_bf16), K(top_height), K(square_fixed),
 #include "table.h"

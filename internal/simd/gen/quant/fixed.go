@@ -82,10 +82,16 @@ func powerOfTwo(exponent Register) VecVirtual {
 }
 
 func loadFixed() {
-	Kernel("loadFixedAVX2", "func(dst []float32, sums *int32, exponents *byte, inverse float64, bits int) (done int)",
-		"loadFixedAVX2 stores the sums of blocks as values, until a block has one that is not finite.")
+	Kernel("loadFixedAVX2",
+		"func(dst []float32, sums *int32, exponents *byte, multiple, limit float64, bits int) (done int)",
+		"loadFixedAVX2 stores multiples of the sums of blocks, as far as the limit, until a block is not finite.")
 	exponents, sums := Load(Param("exponents"), GP64()), Load(Param("sums"), GP64())
-	bits, inverse := Load(Param("bits"), GP64()), Load(Param("inverse"), XMM())
+	bits, multiple := Load(Param("bits"), GP64()), Load(Param("multiple"), XMM())
+	limit, lowest := YMM(), YMM()
+	limitAddress, _ := Param("limit").Resolve()
+	VBROADCASTSD(limitAddress.Addr, limit)
+	VXORPD(lowest, lowest, lowest)
+	VSUBPD(limit, lowest, lowest)
 	blocks("dst", func(dst Register) {
 		power := GP64()
 		MOVBQZX(Mem{Base: exponents}, power)
@@ -97,12 +103,14 @@ func loadFixed() {
 		SHLQ(Imm(52), power)
 		unit, scale := XMM(), YMM()
 		VMOVQ(power, unit)
-		VMULSD(inverse, unit, unit)
+		VMULSD(multiple, unit, unit)
 		VBROADCASTSD(unit, scale)
 		for i := range 2 * vectors {
 			wide, narrow := YMM(), XMM()
 			VCVTDQ2PD(Mem{Base: sums, Disp: 16 * i}, wide)
 			VMULPD(scale, wide, wide)
+			VMINPD(wide, limit, wide) // in this order NaN stays
+			VMAXPD(wide, lowest, wide)
 			VCVTPD2PSY(wide, narrow)
 			VMOVUPS(narrow, Mem{Base: dst, Disp: 16 * i})
 		}

@@ -79,7 +79,7 @@ func raiseExponentsAVX2(exponents *byte, src []float32) (done int)
 //go:noescape
 func storeFixedAVX2(sums []int32, exponents *byte, src *float32, bits int, add bool) (done int)
 
-// loadFixedAVX2 stores the sums of blocks as values, until a block has one that is not finite.
+// loadFixedAVX2 stores multiples of the sums of blocks, as far as the limit, until a block is not finite.
 //
 //go:noescape
-func loadFixedAVX2(dst []float32, sums *int32, exponents *byte, inverse float64, bits int) (done int)
+func loadFixedAVX2(dst []float32, sums *int32, exponents *byte, multiple float64, limit float64, bits int) (done int)

@@ -1591,17 +1591,20 @@ end:
 	MOVQ R8, done+56(FP)
 	RET
 
-// func loadFixedAVX2(dst []float32, sums *int32, exponents *byte, inverse float64, bits int) (done int)
+// func loadFixedAVX2(dst []float32, sums *int32, exponents *byte, multiple float64, limit float64, bits int) (done int)
 // Requires: AVX, AVX2, SSE2
-TEXT ·loadFixedAVX2(SB), NOSPLIT, $0-64
-	MOVQ  exponents+32(FP), AX
-	MOVQ  sums+24(FP), CX
-	MOVQ  bits+48(FP), DX
-	MOVSD inverse+40(FP), X0
-	MOVQ  dst_base+0(FP), BX
-	MOVQ  dst_len+8(FP), SI
-	SHRQ  $0x06, SI
-	XORQ  DI, DI
+TEXT ·loadFixedAVX2(SB), NOSPLIT, $0-72
+	MOVQ         exponents+32(FP), AX
+	MOVQ         sums+24(FP), CX
+	MOVQ         bits+56(FP), DX
+	MOVSD        multiple+40(FP), X0
+	VBROADCASTSD limit+48(FP), Y1
+	VXORPD       Y2, Y2, Y2
+	VSUBPD       Y1, Y2, Y2
+	MOVQ         dst_base+0(FP), BX
+	MOVQ         dst_len+8(FP), SI
+	SHRQ         $0x06, SI
+	XORQ         DI, DI
 
 block:
 	CMPQ         DI, SI
@@ -1613,73 +1616,105 @@ block:
 	SUBQ         DX, R8
 	ADDQ         $0x00000381, R8
 	SHLQ         $0x34, R8
-	VMOVQ        R8, X1
-	VMULSD       X0, X1, X1
-	VBROADCASTSD X1, Y1
-	VCVTDQ2PD    (CX), Y2
-	VMULPD       Y1, Y2, Y2
-	VCVTPD2PSY   Y2, X2
-	VMOVUPS      X2, (BX)
-	VCVTDQ2PD    16(CX), Y2
-	VMULPD       Y1, Y2, Y2
-	VCVTPD2PSY   Y2, X2
-	VMOVUPS      X2, 16(BX)
-	VCVTDQ2PD    32(CX), Y2
-	VMULPD       Y1, Y2, Y2
-	VCVTPD2PSY   Y2, X2
-	VMOVUPS      X2, 32(BX)
-	VCVTDQ2PD    48(CX), Y2
-	VMULPD       Y1, Y2, Y2
-	VCVTPD2PSY   Y2, X2
-	VMOVUPS      X2, 48(BX)
-	VCVTDQ2PD    64(CX), Y2
-	VMULPD       Y1, Y2, Y2
-	VCVTPD2PSY   Y2, X2
-	VMOVUPS      X2, 64(BX)
-	VCVTDQ2PD    80(CX), Y2
-	VMULPD       Y1, Y2, Y2
-	VCVTPD2PSY   Y2, X2
-	VMOVUPS      X2, 80(BX)
-	VCVTDQ2PD    96(CX), Y2
-	VMULPD       Y1, Y2, Y2
-	VCVTPD2PSY   Y2, X2
-	VMOVUPS      X2, 96(BX)
-	VCVTDQ2PD    112(CX), Y2
-	VMULPD       Y1, Y2, Y2
-	VCVTPD2PSY   Y2, X2
-	VMOVUPS      X2, 112(BX)
-	VCVTDQ2PD    128(CX), Y2
-	VMULPD       Y1, Y2, Y2
-	VCVTPD2PSY   Y2, X2
-	VMOVUPS      X2, 128(BX)
-	VCVTDQ2PD    144(CX), Y2
-	VMULPD       Y1, Y2, Y2
-	VCVTPD2PSY   Y2, X2
-	VMOVUPS      X2, 144(BX)
-	VCVTDQ2PD    160(CX), Y2
-	VMULPD       Y1, Y2, Y2
-	VCVTPD2PSY   Y2, X2
-	VMOVUPS      X2, 160(BX)
-	VCVTDQ2PD    176(CX), Y2
-	VMULPD       Y1, Y2, Y2
-	VCVTPD2PSY   Y2, X2
-	VMOVUPS      X2, 176(BX)
-	VCVTDQ2PD    192(CX), Y2
-	VMULPD       Y1, Y2, Y2
-	VCVTPD2PSY   Y2, X2
-	VMOVUPS      X2, 192(BX)
-	VCVTDQ2PD    208(CX), Y2
-	VMULPD       Y1, Y2, Y2
-	VCVTPD2PSY   Y2, X2
-	VMOVUPS      X2, 208(BX)
-	VCVTDQ2PD    224(CX), Y2
-	VMULPD       Y1, Y2, Y2
-	VCVTPD2PSY   Y2, X2
-	VMOVUPS      X2, 224(BX)
-	VCVTDQ2PD    240(CX), Y2
-	VMULPD       Y1, Y2, Y2
-	VCVTPD2PSY   Y2, X1
-	VMOVUPS      X1, 240(BX)
+	VMOVQ        R8, X3
+	VMULSD       X0, X3, X3
+	VBROADCASTSD X3, Y3
+	VCVTDQ2PD    (CX), Y4
+	VMULPD       Y3, Y4, Y4
+	VMINPD       Y4, Y1, Y4
+	VMAXPD       Y4, Y2, Y4
+	VCVTPD2PSY   Y4, X4
+	VMOVUPS      X4, (BX)
+	VCVTDQ2PD    16(CX), Y4
+	VMULPD       Y3, Y4, Y4
+	VMINPD       Y4, Y1, Y4
+	VMAXPD       Y4, Y2, Y4
+	VCVTPD2PSY   Y4, X4
+	VMOVUPS      X4, 16(BX)
+	VCVTDQ2PD    32(CX), Y4
+	VMULPD       Y3, Y4, Y4
+	VMINPD       Y4, Y1, Y4
+	VMAXPD       Y4, Y2, Y4
+	VCVTPD2PSY   Y4, X4
+	VMOVUPS      X4, 32(BX)
+	VCVTDQ2PD    48(CX), Y4
+	VMULPD       Y3, Y4, Y4
+	VMINPD       Y4, Y1, Y4
+	VMAXPD       Y4, Y2, Y4
+	VCVTPD2PSY   Y4, X4
+	VMOVUPS      X4, 48(BX)
+	VCVTDQ2PD    64(CX), Y4
+	VMULPD       Y3, Y4, Y4
+	VMINPD       Y4, Y1, Y4
+	VMAXPD       Y4, Y2, Y4
+	VCVTPD2PSY   Y4, X4
+	VMOVUPS      X4, 64(BX)
+	VCVTDQ2PD    80(CX), Y4
+	VMULPD       Y3, Y4, Y4
+	VMINPD       Y4, Y1, Y4
+	VMAXPD       Y4, Y2, Y4
+	VCVTPD2PSY   Y4, X4
+	VMOVUPS      X4, 80(BX)
+	VCVTDQ2PD    96(CX), Y4
+	VMULPD       Y3, Y4, Y4
+	VMINPD       Y4, Y1, Y4
+	VMAXPD       Y4, Y2, Y4
+	VCVTPD2PSY   Y4, X4
+	VMOVUPS      X4, 96(BX)
+	VCVTDQ2PD    112(CX), Y4
+	VMULPD       Y3, Y4, Y4
+	VMINPD       Y4, Y1, Y4
+	VMAXPD       Y4, Y2, Y4
+	VCVTPD2PSY   Y4, X4
+	VMOVUPS      X4, 112(BX)
+	VCVTDQ2PD    128(CX), Y4
+	VMULPD       Y3, Y4, Y4
+	VMINPD       Y4, Y1, Y4
+	VMAXPD       Y4, Y2, Y4
+	VCVTPD2PSY   Y4, X4
+	VMOVUPS      X4, 128(BX)
+	VCVTDQ2PD    144(CX), Y4
+	VMULPD       Y3, Y4, Y4
+	VMINPD       Y4, Y1, Y4
+	VMAXPD       Y4, Y2, Y4
+	VCVTPD2PSY   Y4, X4
+	VMOVUPS      X4, 144(BX)
+	VCVTDQ2PD    160(CX), Y4
+	VMULPD       Y3, Y4, Y4
+	VMINPD       Y4, Y1, Y4
+	VMAXPD       Y4, Y2, Y4
+	VCVTPD2PSY   Y4, X4
+	VMOVUPS      X4, 160(BX)
+	VCVTDQ2PD    176(CX), Y4
+	VMULPD       Y3, Y4, Y4
+	VMINPD       Y4, Y1, Y4
+	VMAXPD       Y4, Y2, Y4
+	VCVTPD2PSY   Y4, X4
+	VMOVUPS      X4, 176(BX)
+	VCVTDQ2PD    192(CX), Y4
+	VMULPD       Y3, Y4, Y4
+	VMINPD       Y4, Y1, Y4
+	VMAXPD       Y4, Y2, Y4
+	VCVTPD2PSY   Y4, X4
+	VMOVUPS      X4, 192(BX)
+	VCVTDQ2PD    208(CX), Y4
+	VMULPD       Y3, Y4, Y4
+	VMINPD       Y4, Y1, Y4
+	VMAXPD       Y4, Y2, Y4
+	VCVTPD2PSY   Y4, X4
+	VMOVUPS      X4, 208(BX)
+	VCVTDQ2PD    224(CX), Y4
+	VMULPD       Y3, Y4, Y4
+	VMINPD       Y4, Y1, Y4
+	VMAXPD       Y4, Y2, Y4
+	VCVTPD2PSY   Y4, X4
+	VMOVUPS      X4, 224(BX)
+	VCVTDQ2PD    240(CX), Y4
+	VMULPD       Y3, Y4, Y4
+	VMINPD       Y4, Y1, Y4
+	VMAXPD       Y4, Y2, Y4
+	VCVTPD2PSY   Y4, X3
+	VMOVUPS      X3, 240(BX)
 	ADDQ         $0x00000100, CX
 	ADDQ         $0x00000001, AX
 	ADDQ         $0x00000100, BX
@@ -1688,5 +1723,5 @@ block:
 
 end:
 	VZEROUPPER
-	MOVQ DI, done+56(FP)
+	MOVQ DI, done+64(FP)
 	RET

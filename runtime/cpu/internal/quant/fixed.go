@@ -1,6 +1,9 @@
 package quant
 
-import "math"
+import (
+	"math"
+	"math/bits"
+)
 
 // bias is of the exponents of blocks: values are below 2^(exponent-bias).
 const bias = 126
@@ -62,14 +65,13 @@ func StoreFixed(sums []int32, exponents []byte, x []float32, skip, precision int
 	})
 }
 
-// LoadFixed stores sums as values.
-func LoadFixed(dst []float32, sums []int32, exponents []byte, skip, precision, divisor int) {
-	inverse := 1 / float64(divisor)
+// LoadFixed stores multiples of sums as values, as far as the limit.
+func LoadFixed(dst []float32, sums []int32, exponents []byte, skip, precision int, multiple, limit float64) {
 	rows(len(dst), skip, func(_, from, to int) {
 		for from < to {
 			b := (skip + from) / block
 			if (skip+from)%block == 0 {
-				from += loadFixedBlocks(dst[from:to], sums[from:to], exponents[b:], inverse, precision)
+				from += loadFixedBlocks(dst[from:to], sums[from:to], exponents[b:], multiple, limit, precision)
 				if from == to {
 					return
 				}
@@ -77,12 +79,12 @@ func LoadFixed(dst []float32, sums []int32, exponents []byte, skip, precision, d
 			}
 			end := min((b+1)*block-skip, to)
 			field := exponent(exponents[b]).field()
-			scale := math.Ldexp(inverse, field-bias-precision)
+			scale := math.Ldexp(multiple, field-bias-precision)
 			if field == notFinite {
 				scale = math.NaN()
 			}
 			for i, sum := range sums[from:end] {
-				dst[from+i] = float32(float64(sum) * scale)
+				dst[from+i] = float32(max(-limit, min(float64(sum)*scale, limit)))
 			}
 			from = end
 		}
@@ -91,27 +93,46 @@ func LoadFixed(dst []float32, sums []int32, exponents []byte, skip, precision, d
 
 // SquareFixed returns the sum of the squares of sums. Integers add up to it, in any order.
 func SquareFixed(sums []int32, exponents []byte, skip, precision, divisor int) float64 {
-	const unit = 6 // low bits of squares that are cut, so that those of a block are less than 2^62
-	top := 0
-	for _, e := range exponents {
-		top = max(top, exponent(e).field())
-	}
-	if top == notFinite {
+	const unit = 56 // bits of a square below the largest one; with six more for those of a block
+	top, finite := height(sums, exponents, skip)
+	if !finite {
 		return math.NaN()
 	}
 	var low, high uint64 // their words of 32 bits
 	for b, e := range exponents {
 		from := max(b*block-skip, 0)
 		end := min((b+1)*block-skip, len(sums))
+		shift := unit - 2*(top-exponent(e).field())
+		left := max(shift, 0)
+		right := min(max(-shift, 0), 63)
 		var squares uint64
 		for _, s := range sums[from:end] {
-			squares += uint64(int64(s)*int64(s)) >> unit
+			squares += uint64(int64(s)*int64(s)) << left >> right
 		}
-		squares >>= min(2*uint(top-exponent(e).field()), 63)
 		low += squares & math.MaxUint32
 		high += squares >> 32
 	}
 	total := float64(float64(high)*(1<<32)) + float64(low)
 	norm := math.Ldexp(1/float64(divisor), top-bias-precision)
-	return float64(total*(1<<unit)) * float64(norm*norm)
+	return math.Ldexp(total, -unit) * float64(norm*norm)
+}
+
+// height returns the largest exponent that a block has, and the length of its largest sum, together: those of terms may
+// have cancelled out. 0: all sums are 0.
+func height(sums []int32, exponents []byte, skip int) (top int, finite bool) {
+	for b, e := range exponents {
+		if exponent(e).field() == notFinite {
+			return 0, false
+		}
+		from := max(b*block-skip, 0)
+		end := min((b+1)*block-skip, len(sums))
+		var magnitudes uint32
+		for _, s := range sums[from:end] {
+			magnitudes |= uint32(max(s, -s))
+		}
+		if magnitudes > 0 {
+			top = max(top, exponent(e).field()+bits.Len32(magnitudes))
+		}
+	}
+	return top, true
 }

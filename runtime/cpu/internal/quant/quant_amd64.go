@@ -88,14 +88,14 @@ func storeFixedBlocks(sums []int32, exponents []byte, x []float32, precision int
 	})
 }
 
-// loadFixedBlocks stores the sums of whole blocks as values.
-func loadFixedBlocks(dst []float32, sums []int32, exponents []byte, inverse float64, precision int) int {
+// loadFixedBlocks stores multiples of the sums of whole blocks as values, as far as the limit.
+func loadFixedBlocks(dst []float32, sums []int32, exponents []byte, multiple, limit float64, precision int) int {
 	dst = dst[:len(dst)&^(block-1)]
 	if !simd.AVX2 || len(dst) == 0 {
 		return 0
 	}
 	return inChunks(len(dst), func(from, to int) int {
-		return block * loadFixedAVX2(dst[from:to], &sums[from], &exponents[from/block], inverse, precision)
+		return block * loadFixedAVX2(dst[from:to], &sums[from], &exponents[from/block], multiple, limit, precision)
 	})
 }
 
