@@ -217,11 +217,22 @@ func (r *reproducible) Commit(v engine.Verdict) error {
 		} else {
 			err = t.kernels.LoadFixed(ptr, r.b.dt, p.fixed, r.g.divisor(), factor)
 		}
+		if err == nil {
+			err = r.writeView(p.param)
+		}
 		if err != nil {
 			return gradientError(p.param, err)
 		}
 	}
 	return nil
+}
+
+// writeView has the view of a gradient hold the result, also where that was left out, or passed as another tensor.
+func (r *reproducible) writeView(param int) error {
+	if r.g.views == nil {
+		return nil
+	}
+	return r.g.copyOnStream(r.g.views[param], r.g.step.tensors[param])
 }
 
 // divisor is what sums are divided by.

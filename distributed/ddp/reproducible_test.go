@@ -555,6 +555,41 @@ func TestReproducibleWithoutMemory(t *testing.T) {
 	})
 }
 
+// Views hold the results of a step on all ranks: where a gradient was left out, in Join, and where it was passed as
+// another tensor.
+func TestReproducibleViews(t *testing.T) {
+	standin.World(t, 3, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
+		params := standin.Gradients(t, rt, 2)
+		g, err := ddp.New(ctx, rt, w, params, ddp.Config{Reproducible: 2, BucketViews: true, Uneven: true})
+		require.NoError(t, err)
+		views := g.Views()
+		check := func() error {
+			for i, v := range views {
+				got, err := values(v)
+				require.NoError(t, err)
+				assert.Equal(t, slices.Repeat([]float32{3}, 100), got, "view %d of rank %d", i, w.Rank())
+			}
+			return nil
+		}
+		for i := range views {
+			require.NoError(t, errors.Join(views[i].Fill(77), params[i].Fill(3)))
+		}
+		switch w.Rank() {
+		case 0:
+			require.NoError(t, g.Wait(ctx))
+		case 1:
+			require.NoError(t, views[1].Fill(3))
+			require.NoError(t, g.ReduceAll(ctx, []*runtime.Tensor{params[0], views[1]}))
+		case 2:
+			require.NoError(t, errors.Join(g.Accumulate(0, params[0]), g.Accumulate(1, params[1]), g.Wait(ctx)))
+		}
+		require.NoError(t, check())
+		require.NoError(t, g.Join(ctx, nil, check))
+		standin.Free(t, params)
+		return g.Close()
+	})
+}
+
 // More contributions than there may be are an error on all ranks, and change nothing.
 func TestReproducibleTooMany(t *testing.T) {
 	c := draw(dtype.F32, 10, false)
