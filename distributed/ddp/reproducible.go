@@ -26,11 +26,11 @@ type reproducible struct {
 	order  base.Order
 	memory base.Buffer // the integers, and behind them the exponents
 	parts  []fixedPart
-	sums   uintptr // I32 of each element, and the number of contributions
+	sums   uintptr // I32 of each element, and the number of contributions to each gradient
 	n      int     // elements
 	blocks int
 
-	counted [1]int32 // the number of contributions of the last step, of all ranks
+	counted []int32 // the numbers of contributions of the last step, of all ranks
 }
 
 // fixedPart is the sums of a gradient.
@@ -94,7 +94,8 @@ func (g *Gradients) newReproducible(b *bucket) (reducer, error) {
 		r.blocks += f.Blocks()
 		r.parts = append(r.parts, fixedPart{i, f})
 	}
-	words := 4 * (r.n + 1)
+	r.counted = make([]int32, len(r.parts))
+	words := 4 * (r.n + len(r.parts))
 	if err := g.transaction.buffers.Allocate(g.transaction.rt, &r.memory, words+r.blocks); err != nil {
 		return nil, err
 	}
@@ -112,10 +113,10 @@ func (g *Gradients) newReproducible(b *bucket) (reducer, error) {
 }
 
 // exponents is where those of all blocks are.
-func (r *reproducible) exponents() uintptr { return r.count() + 4 }
+func (r *reproducible) exponents() uintptr { return r.count(len(r.parts)) }
 
-// count is where the number of contributions is.
-func (r *reproducible) count() uintptr { return r.sums + uintptr(4*r.n) }
+// count is where the number of contributions to a part is.
+func (r *reproducible) count(part int) uintptr { return r.sums + uintptr(4*(r.n+part)) }
 
 // contributions is how many this rank has for a gradient.
 func (r *reproducible) contributions(param int) int {
@@ -171,17 +172,15 @@ func (r *reproducible) Exchange(ctx context.Context) error {
 		return err
 	}
 	return r.order.Around(ctx, func() error {
-		return r.g.meter.AllReduce(r.sums, r.sums, r.n+1, dtype.I32, comm.Sum)
+		return r.g.meter.AllReduce(r.sums, r.sums, r.n+len(r.parts), dtype.I32, comm.Sum)
 	})
 }
 
-// store stores the sums of this rank's contributions, and their number.
+// store stores the sums of this rank's contributions, and their numbers.
 func (r *reproducible) store() error {
 	t := r.g.transaction
-	total := 0 // passes, of which each has a gradient of a parameter once at most
 	for _, p := range r.parts {
 		count := r.contributions(p.param)
-		total = max(total, count)
 		if count == 0 {
 			if err := t.rt.Fill(p.fixed.Sums, p.fixed.N, dtype.I32, 0); err != nil {
 				return err
@@ -197,7 +196,37 @@ func (r *reproducible) store() error {
 			}
 		}
 	}
-	return t.rt.Fill(r.count(), 1, dtype.I32, float64(total))
+	return r.storeCounts()
+}
+
+// storeCounts stores the numbers of this rank's contributions, those of equal ones at once.
+func (r *reproducible) storeCounts() error {
+	for from := 0; from < len(r.parts); {
+		count := r.contributions(r.parts[from].param)
+		end := from + 1
+		for end < len(r.parts) && r.contributions(r.parts[end].param) == count {
+			end++
+		}
+		if err := r.g.transaction.rt.Fill(r.count(from), end-from, dtype.I32, float64(count)); err != nil {
+			return err
+		}
+		from = end
+	}
+	return nil
+}
+
+// checkCounts refuses more contributions to a gradient than are expected.
+func (r *reproducible) checkCounts() error {
+	if err := r.g.transaction.rt.CopyOut(hostmem.Bytes(r.counted), r.count(0)); err != nil {
+		return err
+	}
+	for i, count := range r.counted {
+		if int(count) > r.g.cfg.Reproducible {
+			return gradientError(r.parts[i].param, fmt.Errorf("%w: %d contributions in a step, Config.Reproducible is %d",
+				comm.ErrArgument, count, r.g.cfg.Reproducible))
+		}
+	}
+	return nil
 }
 
 // Commit implements reducer.
@@ -251,14 +280,10 @@ func (g *Gradients) concludeFixed(ctx context.Context) error {
 		return err
 	}
 	judges := t.cfg.NonFinite != engine.PassNonFinite
-	for i, b := range g.buckets {
+	for _, b := range g.buckets {
 		r := b.reducer.(*reproducible)
-		if err := t.rt.CopyOut(hostmem.Bytes(r.counted[:]), r.count()); err != nil {
+		if err := r.checkCounts(); err != nil {
 			return err
-		}
-		if count := int(r.counted[0]); count > g.cfg.Reproducible {
-			return g.bucketError(i, fmt.Errorf("%w: %d contributions in a step, Config.Reproducible is %d",
-				comm.ErrArgument, count, g.cfg.Reproducible))
 		}
 		for _, p := range r.parts {
 			if !judges && t.cfg.ClipNorm == 0 {

@@ -610,6 +610,45 @@ func TestReproducibleTooMany(t *testing.T) {
 	})
 }
 
+// How many contributions there are is counted by gradient: whether a step has too many depends neither on the ranks that
+// have them nor on the buckets.
+func TestReproducibleCounts(t *testing.T) {
+	for _, bytes := range []int{1, 0} {
+		for size := 1; size <= 4; size++ {
+			for _, count := range []int{4, 5} {
+				standin.World(t, size, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
+					params := standin.Gradients(t, rt, 3)
+					g, err := ddp.New(ctx, rt, w, params, ddp.Config{Reproducible: 4, BucketBytes: bytes})
+					require.NoError(t, err)
+					for i, p := range params[:2] { // which have different ranks
+						require.NoError(t, p.Fill(2))
+						for n := range count {
+							if (n+i)%size == w.Rank() {
+								require.NoError(t, g.Accumulate(i, p))
+							}
+						}
+					}
+					err = g.Wait(ctx)
+					if count > 4 {
+						assert.ErrorIs(t, err, comm.ErrArgument)
+						assert.ErrorContains(t, err, "5 contributions in a step, Config.Reproducible is 4")
+						standin.Free(t, params)
+						return g.Close()
+					}
+					require.NoError(t, err, "%d ranks, buckets of %d bytes", size, bytes)
+					for i, want := range []float32{2, 2, 0} {
+						got, err := values(g.Result(i))
+						require.NoError(t, err)
+						assert.Equal(t, slices.Repeat([]float32{want}, 100), got)
+					}
+					standin.Free(t, params)
+					return g.Close()
+				})
+			}
+		}
+	}
+}
+
 // A job that is resumed with another number of ranks goes on with the same bits, and one without data takes part.
 func TestReproducibleRestoreAndJoin(t *testing.T) {
 	c := draw(dtype.F32, 11, false)
