@@ -71,7 +71,9 @@ func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
 		}
 		b.memory = nil
 	}
-	g.forgetHeld()
+	if err := g.freeHeld(); err != nil {
+		return err
+	}
 	had := g.meter.WorldSize()
 	defers := false
 	g.meter = metered.New(c)

@@ -2,6 +2,7 @@ package ddp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/bits"
@@ -366,6 +367,20 @@ func (g *Gradients) forgetHeld() {
 	for i := range g.gradients {
 		g.gradients[i].held.n = 0
 	}
+}
+
+// freeHeld gives the memory of contributions back: with other ranks, this one may have fewer.
+func (g *Gradients) freeHeld() error {
+	g.forgetHeld()
+	var errs []error
+	for i := range g.gradients {
+		h := &g.gradients[i].held
+		for _, t := range h.tensors {
+			errs = append(errs, t.Free())
+		}
+		h.tensors = nil
+	}
+	return errors.Join(errs...)
 }
 
 // fixedKind is that of a reproducible bucket's states, which have nothing in them: no step leaves anything to the next.

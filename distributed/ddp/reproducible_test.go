@@ -610,6 +610,34 @@ func TestReproducibleTooMany(t *testing.T) {
 	})
 }
 
+// A Rebind gives the memory of contributions back, of which a rank may have fewer then; also a runtime that is frozen has
+// memory for as many.
+func TestReproducibleRebindFrees(t *testing.T) {
+	standin.World(t, 1, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
+		params := standin.Gradients(t, rt, 1)
+		g, err := ddp.New(ctx, rt, w, params, ddp.Config{Reproducible: 8})
+		require.NoError(t, err)
+		step := func(count int) int64 {
+			for range count - 1 {
+				require.NoError(t, g.Accumulate(0, params[0]))
+			}
+			require.NoError(t, g.ReduceAll(ctx, params))
+			return rt.Stats().LiveBytes
+		}
+		few := step(2)
+		assert.Greater(t, step(8), few)
+		require.NoError(t, g.Rebind(ctx, w))
+		assert.Equal(t, few, step(2))
+		step(8)
+		rt.Freeze()
+		require.NoError(t, g.Rebind(ctx, w))
+		step(8)
+		rt.Unfreeze()
+		standin.Free(t, params)
+		return g.Close()
+	})
+}
+
 // How many contributions there are is counted by gradient: whether a step has too many depends neither on the ranks that
 // have them nor on the buckets.
 func TestReproducibleCounts(t *testing.T) {
