@@ -90,9 +90,9 @@ type Config struct {
 	Weighted bool
 	// Reproducible, if not 0, has results that are the same to the last bit however many ranks there are and whoever
 	// computes what (batch-invariant): they depend on the contributions alone, the gradients of a step's microbatches,
-	// which [Gradients.Accumulate], Ready and ReduceAll are given, one each. It is how many contributions a gradient has in
-	// a step, of all ranks, and what the averages are divided by; where there are fewer, the others count as zeros, and
-	// more are [comm.ErrArgument] on all ranks, and roll the step back. A rank may have any number of them, or none.
+	// which [Gradients.Accumulate], Ready and ReduceAll are given, one each. It is how many contributions a gradient has
+	// in a step, of all ranks, and what the averages are divided by; where there are fewer, the others count as zeros,
+	// and more are [comm.ErrArgument] on all ranks, and roll the step back. A rank may have any number of them, or none.
 	//
 	// Each contribution is rounded once, to integers of ReproducibleBits below the largest number that a block of 64
 	// elements has in any of them, which the ranks find first, so what is accumulated is kept until the last one: a
