@@ -36,7 +36,7 @@ func testGradientSync(r *rank) {
 		{name: "in the buckets", cfg: ddp.Config{BucketBytes: 3000, BucketViews: true}},
 		{
 			name:   "sparse, in the buckets",
-			cfg:    ddp.Config{BucketBytes: 3000, BucketViews: true, Config: reduction},
+			cfg:    ddp.Config{BucketBytes: 3000, BucketViews: true, Config: reduction, DenseUpTo: -1},
 			sparse: true,
 		},
 	}

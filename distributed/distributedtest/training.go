@@ -69,7 +69,7 @@ func testTraining(r *rank) {
 		{},
 		{BucketBytes: 5000},
 		{Wire: dtype.BF16},
-		{Config: sparse.Config{Pattern: sparse.TopkA, Density: 1}},
+		{Config: sparse.Config{Pattern: sparse.TopkA, Density: 1}, DenseUpTo: -1},
 	} {
 		cfg.Uneven = true
 		r.part(fmt.Sprintf("%+v", cfg), func() { r.unevenEpochs(cfg) })
@@ -79,7 +79,7 @@ func testTraining(r *rank) {
 		{Wire: dtype.BF16},
 		{Shard: true},
 		{Config: sparse.Config{ClipNorm: 1e9}},
-		{Config: sparse.Config{Pattern: sparse.TopkA, Density: 1}},
+		{Config: sparse.Config{Pattern: sparse.TopkA, Density: 1}, DenseUpTo: -1},
 	} {
 		for _, dt := range []dtype.DType{dtype.F32, dtype.F16} {
 			cfg := cfg

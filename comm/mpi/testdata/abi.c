@@ -105,6 +105,11 @@ int MPI_Comm_get_attr(handle c, int key, void *value, int *flag) {
 	return PMPI_Comm_get_attr(in(c), key == 501 ? 0x64400001 : key, value, flag); /* MPI_TAG_UB */
 }
 
+int PMPI_Reduce_local(const void *, void *, int, int, int);
+int MPI_Reduce_local(const void *s, void *r, int count, handle t, handle o) {
+	return PMPI_Reduce_local(s, r, count, in(t), in(o));
+}
+
 /* Posts that end with a communicator and a request. */
 #define POST(name, types, parameters, arguments) \
 	int PMPI_##name types; \
