@@ -30,12 +30,9 @@ func (b Bell) Arm() bool {
 	return b.word.Load() == quiet && b.word.Swap(armed) == quiet
 }
 
-// Mute has nobody ring the bell: its process looks by itself.
-func (b Bell) Mute() {
-	if b.word.Load() != quiet {
-		b.word.Store(quiet)
-	}
-}
+// Mute has nobody ring the bell: its process looks by itself. It wakes up those of the process that sleep, as nobody
+// else will.
+func (b Bell) Mute() { b.Ring() }
 
 // Ring wakes up the process whose bell it is, if that is armed.
 func (b Bell) Ring() {

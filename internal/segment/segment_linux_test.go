@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -237,4 +238,30 @@ func TestBell(t *testing.T) {
 	mine.word.Store(quiet)
 	mine.Rouse()
 	<-slept
+}
+
+// A process that mutes its bell does not leave those asleep who have armed it: nobody would ring for them.
+func TestMuteWakes(t *testing.T) {
+	memory := make([]uint64, 1)
+	bell := NewBell(hostmem.Addr(memory))
+	late := soon(t)
+	for range 1000 {
+		bell.Arm()
+		begun := make(chan struct{})
+		slept := make(chan struct{})
+		go func() {
+			close(begun)
+			bell.Sleep()
+			close(slept)
+		}()
+		<-begun
+		runtime.Gosched() // most of them sleep by now
+		bell.Mute()
+		select {
+		case <-slept:
+		case <-late.Done():
+			bell.Rouse()
+			require.FailNow(t, "it sleeps on")
+		}
+	}
 }
