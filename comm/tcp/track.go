@@ -66,8 +66,11 @@ func (t *track) writeFrames() error {
 			return err
 		}
 		var f outFrame
-		if !roomy || !t.pair.nextOfTrack(t, &f) {
-			t.full.Store(!roomy)
+		if !roomy {
+			return nil
+		}
+		if !t.pair.nextOfTrack(t, &f) {
+			t.full.Store(false)
 			return nil
 		}
 		f.header.put(t.frame[:])
@@ -87,6 +90,7 @@ func padding(h *header) int { return -(headerBytes + h.length) & (ringUnit - 1) 
 func (t *track) roomy() (bool, error) {
 	room, err := t.out.Room()
 	if err == nil && room < frameRoom {
+		t.full.Store(true) // before the peer may ring: who hears the bell writes only then
 		t.out.Starve()
 		room, err = t.out.Room()
 	}
