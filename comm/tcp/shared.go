@@ -270,8 +270,19 @@ func (s *neighborhood) look() {
 	s.node.signal()
 }
 
-// close ends listen, behind the end of the node.
+// rouseTime is how often close rouses listen.
+const rouseTime = 10 * time.Millisecond
+
+// close ends listen, behind the end of the node. A wait that is ending may arm the bell behind what has roused listen.
 func (s *neighborhood) close() {
-	s.bell().Rouse()
-	<-s.ended
+	ticker := time.NewTicker(rouseTime)
+	defer ticker.Stop()
+	for {
+		s.bell().Rouse()
+		select {
+		case <-s.ended:
+			return
+		case <-ticker.C:
+		}
+	}
 }
