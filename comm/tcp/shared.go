@@ -82,8 +82,12 @@ func (n *node) meetNeighbors(ctx context.Context, e *endpoint) error {
 			ranks = append(ranks, rank)
 		}
 	}
+	capacity := ringCapacity(len(ranks))
+	if capacity == 0 {
+		ranks = nil // this rank shares nothing; ranks of other machines may, and all take part
+	}
 	bells := len(ranks) * segment.BellBytes
-	ring := segment.RingBytes(ringBytes)
+	ring := segment.RingBytes(capacity)
 	memory, err := e.shareMemory(ctx, ranks, bells+len(ranks)*len(ranks)*ring)
 	if err != nil || memory == nil {
 		return err
@@ -109,8 +113,8 @@ func (n *node) meetNeighbors(ctx context.Context, e *endpoint) error {
 		p := n.pairs[rank]
 		p.follow(&track{
 			pair: p,
-			out:  segment.NewRing(out, ringBytes),
-			in:   segment.NewRing(in, ringBytes),
+			out:  segment.NewRing(out, capacity),
+			in:   segment.NewRing(in, capacity),
 			bell: s.bells[rank],
 		})
 	}

@@ -9,8 +9,28 @@ import (
 	"github.com/tutti-go/tutti/internal/segment"
 )
 
-// ringBytes is the capacity of a ring: what two processes pass through the caches that they share.
-const ringBytes = 256 << 10
+// Capacities of rings, powers of two.
+const (
+	ringBytes      = 256 << 10 // what two processes pass through the caches that they share
+	leastRingBytes = 64 << 10  // room for one of the longest frames
+	allRingBytes   = 256 << 20 // the most that the rings of a machine's ranks take together
+)
+
+// ringCapacity is the capacity of the rings of a machine's ranks, each of which has one to each other: 0 if there are
+// none, or too many ranks.
+func ringCapacity(ranks int) int {
+	if ranks < 2 {
+		return 0
+	}
+	capacity := ringBytes
+	for capacity > allRingBytes/ranks/ranks {
+		capacity /= 2
+	}
+	if capacity < leastRingBytes {
+		return 0
+	}
+	return capacity
+}
 
 // trackChunkBytes is the most payload of a frame of a track, so that one side copies while the other does.
 const trackChunkBytes = 32 << 10

@@ -165,3 +165,18 @@ func TestGoneBehindTheRing(t *testing.T) {
 	assert.Equal(t, bytes.Repeat([]byte{1}, 8), memory)
 	assert.Error(t, w.Gone(1))
 }
+
+// The memory of a machine's rings is bounded however many ranks it has, and counted without overflow. A ring has room for
+// the longest frame.
+func TestRingCapacity(t *testing.T) {
+	for ranks, want := range map[int]int{
+		0: 0, 1: 0, 2: 256 << 10, 32: 256 << 10, 33: 128 << 10, 45: 128 << 10, 46: 64 << 10, 64: 64 << 10,
+		65: 0, 256: 0, 1 << 16: 0, 1<<31 - 1: 0,
+	} {
+		assert.Equal(t, want, ringCapacity(ranks), "%d ranks", ranks)
+		if want > 0 {
+			assert.LessOrEqual(t, want*ranks*ranks, 256<<20, "%d ranks", ranks)
+			assert.Greater(t, want, frameRoom)
+		}
+	}
+}
