@@ -93,6 +93,9 @@ func (t *track) writeFrames() error {
 			t.full.Store(false)
 			return nil
 		}
+		if f.send != nil {
+			f.send.wire.progress()
+		}
 		f.header.put(t.frame[:])
 		t.out.Write(t.frame[:])
 		t.out.Write(f.payload)
@@ -178,6 +181,7 @@ func (t *track) readFrame(available int) (n int, sends bool, err error) {
 		return 0, false, err
 	}
 	if in != nil && !in.dropped.Load() {
+		in.wire.progress()
 		t.in.Read(target)
 		t.in.Skip(h.length - len(target))
 	} else {

@@ -151,6 +151,35 @@ func TestAbandonedOverTrack(t *testing.T) {
 	assert.NotEqual(t, closed, p.state, "the peer may send what is not wanted any more")
 }
 
+// What moves in a communicator is a reason for its waits to look on, and not for those of another one. What is of none,
+// as credit, is a reason for no wait.
+func TestWhatMoves(t *testing.T) {
+	p, w, peer := newTracked(1 << 20)
+	other := w.node.newWire(2, 0, []int{0, 1})
+	other.shares.Store(true)
+	w.node.wires[2] = other
+	moved := func() [2]bool {
+		_, err := w.Poll(nil, schedule.Hint{})
+		require.NoError(t, err)
+		return [2]bool{w.Moved(), other.Moved()}
+	}
+	announcement := header{kind: frameAnnouncement, length: 8, tag: 3, total: 64, eager: 64, communicator: 1}
+	part := header{kind: framePart, message: 1, offset: 8, length: 56}
+	put(peer, announcement, make([]byte, 8))
+	assert.Equal(t, [2]bool{true, false}, moved())
+	put(peer, part, make([]byte, 56))
+	assert.Equal(t, [2]bool{true, false}, moved())
+	announcement.communicator = 2
+	put(peer, announcement, make([]byte, 8))
+	assert.Equal(t, [2]bool{false, true}, moved())
+	put(peer, header{kind: frameBeat}, nil)
+	assert.Equal(t, [2]bool{false, false}, moved())
+	memory := make([]byte, 8)
+	p.send(other, 1, 3, hostmem.Addr(memory), len(memory))
+	p.track.Load().write()
+	assert.Equal(t, [2]bool{false, true}, moved())
+}
+
 // What the peer had written before its connection was lost is there before the peer is gone.
 func TestGoneBehindTheRing(t *testing.T) {
 	p, w, peer := newTracked(1 << 20)

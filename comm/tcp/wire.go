@@ -24,7 +24,7 @@ type wire struct {
 	shares   atomic.Bool   // ranks of this machine are among the others, and share memory
 
 	waiting        atomic.Int32 // goroutines in Await
-	moved          atomic.Bool  // Poll has moved a track since the last call of Moved
+	moved          atomic.Bool  // a track has moved a part of a message since the last call of Moved
 	collects       atomic.Bool  // Poll moves tracks, and takes what is done next
 	unsentControls atomic.Int32 // control messages that no lane has sealed
 	timers         sync.Pool
@@ -152,9 +152,7 @@ func (w *wire) moveTracks() {
 		if t == nil {
 			continue
 		}
-		if t.read(false) {
-			w.moved.Store(true)
-		}
+		t.read(false)
 		if t.full.Load() {
 			t.write()
 		}
@@ -277,6 +275,13 @@ func (w *wire) Looks(stalled bool) bool {
 	}
 	w.node.neighbors.Load().poll()
 	return true
+}
+
+// progress notes that a track has moved a part of a message.
+func (w *wire) progress() {
+	if !w.moved.Load() {
+		w.moved.Store(true)
+	}
 }
 
 // Moved implements [schedule.Looker].

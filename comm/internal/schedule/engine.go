@@ -12,7 +12,6 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
-	"github.com/tutti-go/tutti/internal/poll"
 	"github.com/tutti-go/tutti/internal/tally"
 )
 
@@ -349,7 +348,7 @@ func (e *Engine) Abort(ctx context.Context, cause error) {
 // abandon waits until the wire touches no memory of messages any more, or ctx ends, and
 // returns the number of messages whose memory it still touches.
 func (e *Engine) abandon(ctx context.Context) (touched int) {
-	for pace := (poll.Pace{}); ; e.pause(&pace) {
+	for w := (watch{}); ; e.pause(&w) {
 		e.mu.Lock()
 		touched = e.wire.Abandon()
 		e.mu.Unlock()

@@ -7,13 +7,25 @@ import (
 	"github.com/tutti-go/tutti/internal/poll"
 )
 
+// watch is what a wait knows of itself. The zero watch is the beginning of a wait.
+type watch struct {
+	pace  poll.Pace
+	moves int // pauses left out, because a part of a message had moved, since the wait has attended
+}
+
+// attendMoves is after how many moves a wait attends that is not stalled, some milliseconds.
+const attendMoves = 256
+
+// attends reports whether it is time to hear the other ranks.
+func (w *watch) attends() bool { return w.pace.Stalled() || w.moves >= attendMoves }
+
 // wait waits until nothing is in flight, or ctx ends. op is the call that waits.
 func (e *Engine) wait(ctx context.Context, op comm.Op) error {
 	e.waiters.Add(1)
 	defer e.waited()
-	var p poll.Pace
+	var w watch
 	for {
-		if idle, err := e.drain(&p, op); err != nil || idle {
+		if idle, err := e.drain(&w, op); err != nil || idle {
 			return err
 		}
 		// The context comes after the first tries, so that it costs nothing where the
@@ -21,7 +33,7 @@ func (e *Engine) wait(ctx context.Context, op comm.Op) error {
 		if ctx.Err() != nil {
 			return e.expire(ctx, op)
 		}
-		e.pause(&p)
+		e.pause(&w)
 	}
 }
 
@@ -34,32 +46,34 @@ func (e *Engine) waited() {
 }
 
 // pause pauses between two looks.
-func (e *Engine) pause(p *poll.Pace) {
+func (e *Engine) pause(w *watch) {
 	switch {
 	case e.looker != nil && e.looker.Moved():
-		*p = poll.Pace{} // a part of a message has come, and the next one is as close as the first was
-	case e.waiter == nil, e.looker != nil && e.looker.Looks(p.Stalled()):
-		p.Next()
+		w.pace = poll.Pace{} // the next part of a message is as close as the first was
+		w.moves++
+	case e.waiter == nil, e.looker != nil && e.looker.Looks(w.pace.Stalled()):
+		w.pace.Next()
 	default:
-		e.waiter.Await(p.Block())
+		e.waiter.Await(w.pace.Block())
 	}
 }
 
 // drain polls a few times and reports whether nothing is in flight.
-func (e *Engine) drain(p *poll.Pace, op comm.Op) (idle bool, err error) {
+func (e *Engine) drain(w *watch, op comm.Op) (idle bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for moved, tries := true, p.Polls(); moved && tries > 0 && e.inFlight.Load() > 0; tries-- {
-		if moved, err = e.poll(p.Stalled(), tries); err != nil {
+	for moved, tries := true, w.pace.Polls(); moved && tries > 0 && e.inFlight.Load() > 0; tries-- {
+		if moved, err = e.poll(w.pace.Stalled(), tries); err != nil {
 			return false, err
 		}
 	}
-	if idle = e.inFlight.Load() == 0; idle || !p.Stalled() {
+	if idle = e.inFlight.Load() == 0; idle || !w.attends() {
 		return idle, nil
 	}
-	if p.Long() {
+	if w.pace.Long() {
 		e.reportStall()
 	}
+	w.moves = 0
 	if err := e.attend(); err != nil {
 		return false, e.fail(op, err)
 	}

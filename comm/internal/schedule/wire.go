@@ -85,7 +85,7 @@ type Looker interface {
 	// Looks reports whether a wait is to look again instead of calling Await. A wait is stalled when it has looked
 	// for a while. Several goroutines may call it at once, and hold no lock.
 	Looks(stalled bool) bool
-	// Moved reports whether Poll has moved a part of a message since the last call.
+	// Moved reports whether a part of a message has moved since the last call.
 	Moved() bool
 }
 

@@ -95,7 +95,7 @@ var mutants = []mutant{
 	{"what came during a wait is left to nobody", "schedule", change{waitFile, "if e.waiters.Add(-1) == 0 && e.waiter != nil && (e.missed.Load() || e.inFlight.Load() > 0) {", "if e.waiters.Add(-1); false {"}, ""},
 	{"a rank leaves without a goodbye", "schedule", change{engineFile, "\te.notifyAll(controlMessage{kind: goodbye})\n", ""}, ""},
 	{"a rank is gone before what it said is heard", "schedule", change{controlFile, "if bytes != nil {", "if gone := e.wire.Gone(src); gone != nil {\n\t\t\t\tm.kind = lost\n\t\t\t} else if bytes != nil {"}, ""},
-	{"a stalled wait reports nothing", "schedule", change{waitFile, "\tif p.Long() {\n\t\te.reportStall()\n\t}\n", ""}, ""},
+	{"a stalled wait reports nothing", "schedule", change{waitFile, "\tif w.pace.Long() {\n\t\te.reportStall()\n\t}\n", ""}, ""},
 	{"a barrier that all have come to fails", "schedule", change{controlFile, "if o := e.oldest(); o != nil && !o.op.MovesData() && o.number < m.passed {", "if false {"}, ""},
 	{"a wait does not look for failures", "schedule", change{waitFile, "if err := e.attend(); err != nil {\n\t\treturn false, e.fail(op, err)\n\t}", ""}, ""},
 	{"an operation completes at its first message", "schedule", change{engineFile, "if o.inFlight--; o.inFlight == 0 {", "if o.inFlight--; o.inFlight >= 0 {"}, ""},
