@@ -59,3 +59,19 @@ func TestDozeBesideClose(t *testing.T) {
 		}
 	}
 }
+
+// A wait that sleeps stays asleep beside one of another communicator, which looks by itself and mutes the bell.
+func TestDozeBesidePolls(t *testing.T) {
+	const long = 5 * time.Millisecond
+	s, _ := newNeighborhood()
+	w := s.node.newWire(1, 0, []int{0})
+	w.shares.Store(true)
+	other := s.node.newWire(2, 0, []int{0})
+	other.shares.Store(true)
+	for range 3 {
+		require.True(t, other.Looks(false))
+		began := time.Now()
+		w.Await(long)
+		require.GreaterOrEqual(t, time.Since(began), long)
+	}
+}

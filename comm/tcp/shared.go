@@ -217,13 +217,12 @@ func (s *neighborhood) poll() {
 	s.bell().Mute()
 }
 
-// doze notes that a wait is about to sleep, and reports whether it has to look once more.
-func (s *neighborhood) doze() bool {
-	quiet := s.bell().Arm()
-	if quiet {
+// doze notes that a wait is about to sleep: listen is to hear the bell for it. Nobody but listen arms the bell, so that
+// each time is followed by a look.
+func (s *neighborhood) doze() {
+	if !s.bell().Armed() {
 		notify(s.kick)
 	}
-	return quiet
 }
 
 // listen hears the bell, for operations that nobody waits for and for waits that sleep. While waits look by themselves,
@@ -232,6 +231,7 @@ func (s *neighborhood) listen() {
 	defer close(s.ended)
 	timer := time.NewTimer(listenTime)
 	defer timer.Stop()
+	kicked := false // the last look was for a wait that began to sleep
 	for {
 		select {
 		case <-s.node.stop:
@@ -239,16 +239,11 @@ func (s *neighborhood) listen() {
 		default:
 		}
 		if s.polled.Swap(false) {
-			timer.Reset(listenTime)
-			select {
-			case <-timer.C:
-			case <-s.kick:
-				s.polled.Store(false)
-			case <-s.node.stop:
-			}
+			kicked = s.pause(timer, kicked)
 			s.look()
 			continue
 		}
+		kicked = false
 		s.bell().Arm()
 		select {
 		case <-s.node.stop: // close may have rung before
@@ -259,6 +254,24 @@ func (s *neighborhood) listen() {
 		s.bell().Sleep()
 		s.look()
 	}
+}
+
+// pause leaves everything to waits that look by themselves, until one begins to sleep: kicked reports that. If one has
+// just begun to, another one looks on, and the first would be woken up all the time.
+func (s *neighborhood) pause(timer *time.Timer, before bool) (kicked bool) {
+	kick := s.kick
+	if before {
+		kick = nil
+	}
+	timer.Reset(listenTime)
+	select {
+	case <-timer.C:
+	case <-kick:
+		kicked = true
+		s.polled.Store(false)
+	case <-s.node.stop:
+	}
+	return kicked
 }
 
 // look moves all tracks, and has all communicators look at their slots.
@@ -274,19 +287,8 @@ func (s *neighborhood) look() {
 	s.node.signal()
 }
 
-// rouseTime is how often close rouses listen.
-const rouseTime = 10 * time.Millisecond
-
-// close ends listen, behind the end of the node. A wait that is ending may arm the bell behind what has roused listen.
+// close ends listen, behind the end of the node.
 func (s *neighborhood) close() {
-	ticker := time.NewTicker(rouseTime)
-	defer ticker.Stop()
-	for {
-		s.bell().Rouse()
-		select {
-		case <-s.ended:
-			return
-		case <-ticker.C:
-		}
-	}
+	s.bell().Rouse()
+	<-s.ended
 }

@@ -292,8 +292,8 @@ func (w *wire) Moved() bool { return w.moved.Load() && w.moved.Swap(false) }
 func (w *wire) Await(d time.Duration) {
 	w.waiting.Add(1)
 	defer w.waiting.Add(-1)
-	if w.shares.Load() && w.node.neighbors.Load().doze() {
-		return
+	if w.shares.Load() {
+		w.node.neighbors.Load().doze()
 	}
 	timer := w.timers.Get().(*time.Timer)
 	timer.Reset(d)

@@ -25,10 +25,15 @@ func NewBell(address uintptr) Bell {
 	return Bell{&hostmem.Slice[atomic.Uint32](address, 1)[0]}
 }
 
-// Arm arms the bell, and reports whether it was quiet. What came before that rang in vain.
-func (b Bell) Arm() bool {
-	return b.word.Load() == quiet && b.word.Swap(armed) == quiet
+// Arm arms the bell. What came before that rang in vain.
+func (b Bell) Arm() {
+	if !b.Armed() {
+		b.word.Store(armed)
+	}
 }
+
+// Armed reports whether the bell is armed.
+func (b Bell) Armed() bool { return b.word.Load() == armed }
 
 // Mute has nobody ring the bell: its process looks by itself. It wakes up those of the process that sleep, as nobody
 // else will.
