@@ -84,6 +84,14 @@ func (e *Engine) drain(w *watch, op comm.Op) (idle bool, err error) {
 func (e *Engine) expire(ctx context.Context, op comm.Op) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	for e.segment.due() { // the other ranks go on as well
+		if _, err := e.poll(true, 1); err != nil {
+			return err
+		}
+	}
+	if e.inFlight.Load() == 0 {
+		return nil
+	}
 	err := e.attend()
 	if err == nil {
 		err = e.describe().Error(ctx)
