@@ -6,6 +6,10 @@
 // do. It is sealed against shrinking and growing, so that a process that truncates it cannot have the others take
 // SIGBUS. Both sides check the seals and the size.
 //
+// The kernel reserves no pages for it: they are taken when they are first written. Where it has none to give then, as
+// with vm.overcommit_memory=2 and all memory promised, the process that writes takes SIGBUS. A control group out of
+// memory has one of its processes killed, as for any other memory.
+//
 // # Handover
 //
 // The process that makes a segment hands it over by a [Server], a Unix socket in the abstract namespace. Others have
