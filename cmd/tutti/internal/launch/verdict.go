@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/tutti-go/tutti/internal/fault"
@@ -43,8 +44,11 @@ type stoppedRank struct {
 	PID  int `json:"pid"`
 }
 
-// signalled reports whether a signal has ended a rank, or what its shell has run.
-func (f failure) signalled() bool { return f.Code > 128 }
+// fatal are signals that come from outside a program, or from its processor. A victim ends by others: SIGABRT, SIGPIPE.
+var fatal = []syscall.Signal{syscall.SIGKILL, syscall.SIGSEGV, syscall.SIGBUS, syscall.SIGILL, syscall.SIGFPE}
+
+// killed reports whether one of those signals has ended a rank, or what its shell has run.
+func (f failure) killed() bool { return slices.Contains(fatal, syscall.Signal(f.Code-128)) }
 
 // gather reads the evidence of this machine.
 func (g *group) gather() evidence {
@@ -150,8 +154,12 @@ func (c *court) add(key string, text []byte) {
 // that has failed first.
 func (c *court) verdict(end End) End {
 	failed := c.failed()
+	if i := slices.IndexFunc(failed, func(f failure) bool { return c.began(f, end) }); i > 0 {
+		first := failed[i]
+		failed = slices.Insert(slices.Delete(failed, i, i+1), 0, first)
+	}
 	for _, f := range failed {
-		if f.signalled() {
+		if f.killed() && (c.began(f, end) || !c.victim(f.Rank)) {
 			return c.blame(f)
 		}
 	}
@@ -183,6 +191,14 @@ func (c *court) verdict(end End) End {
 // blame is the end of a job because of a rank that has failed.
 func (c *court) blame(f failure) End {
 	return End{Text: fmt.Sprintf("%s: %s", c.plan.place(f.Rank), f.Text), Code: f.Code, Rank: true}
+}
+
+// began reports whether a round has ended because of a rank: it was the first whose failure the launchers heard of.
+func (c *court) began(f failure, end End) bool { return c.blame(f).Text == end.Text }
+
+// victim reports whether a rank has lost one that has failed.
+func (c *court) victim(rank int) bool {
+	return slices.ContainsFunc(c.failed(), func(f failure) bool { return slices.Contains(c.accusers(f.Rank), rank) })
 }
 
 // failed are the ranks that have failed, of each machine in the order of their ends.

@@ -43,6 +43,7 @@ func TestVerdicts(t *testing.T) {
 		silent   bool // machine two
 		gone     bool // and its session
 		reports  []fault.Report
+		began    int // the rank of whose failure the launchers heard first
 		text     string
 		code     int
 		restarts bool
@@ -55,6 +56,26 @@ func TestVerdicts(t *testing.T) {
 		"a shell says that it was killed": {
 			one: victim, two: evidence{Failed: []failure{{2, "exit status 1", 1}, {3, "exit status 137", 137}}},
 			text: "rank 3 on two (10.0.0.2): exit status 137", code: 137, restarts: true,
+		},
+		"a victim whose code is above 128": {
+			one: evidence{Failed: []failure{{0, "exit status 255", 255}}}, two: evidence{Failed: []failure{{2, "exit status 3", 3}}},
+			began: 2, text: "rank 2 on two (10.0.0.2): exit status 3", code: 3, restarts: true,
+		},
+		"a victim that aborts": {
+			one: evidence{Failed: []failure{{0, "signal: aborted", 134}}}, two: evidence{Failed: []failure{{2, "exit status 3", 3}}},
+			began: 2, text: "rank 2 on two (10.0.0.2): exit status 3", code: 3, restarts: true,
+		},
+		"a victim that crashes after it has lost another": {
+			one: evidence{Failed: []failure{{0, "signal: segmentation fault", 139}}}, two: evidence{Failed: []failure{{2, "exit status 3", 3}}},
+			reports: lost(2, 0), began: 2, text: "rank 2 on two (10.0.0.2): exit status 3", code: 3, restarts: true,
+		},
+		"the first one crashes, and has lost another": {
+			one: evidence{Failed: []failure{{0, "signal: segmentation fault", 139}}}, two: evidence{Failed: []failure{{2, "exit status 3", 3}}},
+			reports: lost(2, 0), text: "rank 0 on one (10.0.0.1): signal: segmentation fault", code: 139, restarts: true,
+		},
+		"two that were killed": {
+			one: evidence{Failed: []failure{{1, "signal: killed", 137}}}, two: evidence{Failed: []failure{{2, "exit status 1", 1}, {3, "signal: killed", 137}}},
+			began: 3, text: "rank 3 on two (10.0.0.2): signal: killed", code: 137, restarts: true,
 		},
 		"a stopped one": {
 			one: victim, two: evidence{Stopped: []stoppedRank{{2, 77}}}, reports: lost(2, 0, 1), code: 1, restarts: true,
@@ -99,7 +120,13 @@ func TestVerdicts(t *testing.T) {
 				text := mustJSON(t, c.two)
 				docket.add(b, text)
 			}
-			assert.Equal(t, End{Text: c.text, Code: c.code, Rank: c.restarts}, docket.verdict(first))
+			end := first
+			for _, f := range docket.failed() {
+				if f.Rank == c.began {
+					end = docket.blame(f)
+				}
+			}
+			assert.Equal(t, End{Text: c.text, Code: c.code, Rank: c.restarts}, docket.verdict(end))
 		})
 	}
 }
