@@ -234,15 +234,19 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err := a.gather(starting); err != nil {
 		return fmt.Errorf("launch: %w", err)
 	}
+	complete, err := a.attend(ctx)
+	if err != nil {
+		return fmt.Errorf("launch: %w", a.storeError(err))
+	}
 	for round := 0; ; round++ {
 		began := time.Now()
-		end, err := a.round(ctx, round)
+		end, err := a.round(ctx, complete, round)
 		if err == nil && end.Rank && round < a.plan.Restarts {
 			if a.first {
 				wait := after(time.Until(began.Add(pause(round))))
 				fmt.Fprintf(a.notes, "tutti: %s; restart %d of %d%s\n", end.Text, round+1, a.plan.Restarts, wait)
 			}
-			if end, err = a.restart(ctx, round, began); end == (End{}) && err == nil {
+			if end, err = a.restart(ctx, complete, round, began); end == (End{}) && err == nil {
 				continue
 			}
 		}
@@ -562,8 +566,55 @@ func (a *agent) abandon(ctx context.Context, err error) {
 	_ = a.kv.Close() // which is the word now
 }
 
+// attend returns a context that ends when the launcher of a planned machine has left, in a round or between two. Its
+// cause is an [*End] then. It outlasts ctx. The store is watched until its session ends.
+func (a *agent) attend(ctx context.Context) (context.Context, error) {
+	lasting := context.WithoutCancel(ctx)
+	if !a.first && !a.Served { // whose session ends with the first launcher, and that attends to the others
+		return lasting, nil
+	}
+	complete, cancel := context.WithCancelCause(lasting)
+	lose := func(key string) {
+		text := fmt.Sprintf("the launcher of %s has ended, or its machine cannot be reached", a.plan.Machines[key].Host)
+		cancel(&End{Text: text, Code: 1})
+	}
+	_, err := a.kv.Watch(complete, machines, func(e store.Event) {
+		if _, planned := a.plan.First[e.Key]; planned && e.Deleted {
+			lose(e.Key)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	present, err := a.kv.List(lasting, machines)
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range a.plan.keys() { // one may have left since it came
+		if !slices.ContainsFunc(present, func(e store.Entry) bool { return e.Key == key }) {
+			lose(key)
+		}
+	}
+	return complete, nil
+}
+
+// lost is how a job ends whose machines are not complete any more.
+func lost(complete context.Context) End {
+	end := &End{}
+	errors.As(context.Cause(complete), &end)
+	return *end
+}
+
+// storeError says whose store an error is about.
+func (a *agent) storeError(err error) error {
+	if len(a.Join) == 0 {
+		return err
+	}
+	return fmt.Errorf("%s: %w", a.keeper(), err)
+}
+
 // round runs the ranks once, until all launchers know how they ended.
-func (a *agent) round(ctx context.Context, round int) (end End, err error) {
+func (a *agent) round(ctx, complete context.Context, round int) (end End, err error) {
 	lasting := context.WithoutCancel(ctx)
 	failures := make(chan End, a.Ranks)
 	g := a.start(round, func(failed End) {
@@ -574,17 +625,7 @@ func (a *agent) round(ctx context.Context, round int) (end End, err error) {
 	defer cancel()
 	go a.relay(watching, g)
 	go a.sayWhoIsLeft(watching, g)
-	if a.first || a.Served { // whose leader may be lost as well
-		if stop, err := a.kv.Watch(watching, machines, func(e store.Event) {
-			if _, ours := a.plan.First[e.Key]; ours && e.Deleted {
-				m := a.plan.Machines[e.Key]
-				text := fmt.Sprintf("the launcher of %s has ended, or its machine cannot be reached", m.Host)
-				go a.finish(lasting, round, End{Text: text, Code: 1})
-			}
-		}); err == nil {
-			defer stop()
-		}
-	}
+	defer context.AfterFunc(complete, func() { a.finish(lasting, round, lost(complete)) })()
 	if a.first {
 		go func() { // which succeeds when all have
 			if a.all(watching, "success", round) == nil {
@@ -646,11 +687,8 @@ func (a *agent) awaitEnd(ctx context.Context, round int, failures <-chan End) (E
 	for {
 		select {
 		case w := <-words:
-			if w.err != nil && len(a.Join) > 0 {
-				return End{}, fmt.Errorf("%s: %w", a.keeper(), w.err)
-			}
 			if w.err != nil {
-				return End{}, w.err
+				return End{}, a.storeError(w.err)
 			}
 			return readEnd(w.text)
 		case f := <-failures:
@@ -686,22 +724,23 @@ func (a *agent) all(ctx context.Context, stage string, round int) error {
 }
 
 // restart waits until the ranks have ended everywhere, clears what they had in the store, and pauses until the next
-// round, which the first machine begins. A user's signal to any launcher meanwhile ends the job: the end that is
-// returned is not zero then.
-func (a *agent) restart(ctx context.Context, round int, began time.Time) (End, error) {
+// round, which the first machine begins. The job ends, with an end that is not zero, when a user's signal comes to any
+// launcher meanwhile, or the machines are not complete any more.
+func (a *agent) restart(ctx, complete context.Context, round int, began time.Time) (End, error) {
 	lasting := context.WithoutCancel(ctx)
 	if err := a.kv.Set(lasting, a.doneKey("ended", a.key, round), nil); err != nil {
-		return End{}, err
+		return End{}, a.storeError(err)
 	}
 	ready := a.doneKey("ready", "", round)
-	if a.first {
-		if err := a.prepare(lasting, round); err != nil {
-			return End{}, err
-		}
-	}
 	begin := make(<-chan time.Time)
 	if a.first {
-		begin = time.After(time.Until(began.Add(pause(round))))
+		err := a.prepare(complete, round)
+		if err != nil && complete.Err() == nil {
+			return End{}, a.storeError(err)
+		}
+		if err == nil {
+			begin = time.After(time.Until(began.Add(pause(round))))
+		}
 	}
 	watching, cancel := context.WithCancel(lasting)
 	defer cancel()
@@ -711,6 +750,8 @@ func (a *agent) restart(ctx context.Context, round int, began time.Time) (End, e
 		case <-begin:
 		case <-ctx.Done():
 			end = a.signalled(ctx)
+		case <-complete.Done():
+			end = lost(complete)
 		case <-watching.Done():
 			return
 		}
@@ -719,7 +760,7 @@ func (a *agent) restart(ctx context.Context, round int, began time.Time) (End, e
 	}()
 	text, err := a.kv.Get(watching, ready)
 	if err != nil {
-		return End{}, err
+		return End{}, a.storeError(err)
 	}
 	return readEnd(text)
 }
