@@ -852,6 +852,10 @@ func TestNobodyComes(t *testing.T) {
 	err = begin(t, t.Context(), "succeeds", func(c *Config) { second(c); brief(c) }).wait(t)
 	assert.ErrorIs(t, err, comm.ErrTimeout)
 	assert.ErrorContains(t, err, "connection refused")
+	assert.ErrorContains(t, err, "does the first machine's launcher run, with that port of --listen")
+	err = begin(t, t.Context(), "succeeds", func(c *Config) { second(c); brief(c); c.Served = true }).wait(t)
+	assert.ErrorIs(t, err, comm.ErrTimeout)
+	assert.ErrorContains(t, err, "does tutti-store run there")
 }
 
 // Launchers say who is here while they wait for machines, and which ranks go on after others have succeeded.

@@ -128,7 +128,11 @@ func (a *agent) keep(ctx context.Context, l net.Listener, conf *tls.Config) erro
 // dial joins the store that the first machine keeps, or other processes serve.
 func (a *agent) dial(ctx context.Context, conf *tls.Config) (err error) {
 	a.dialer = store.Dialer{Addresses: a.Join, TLS: conf, Job: a.Job, Name: "a launcher of " + a.host + ", " + rand.Text()}
-	if a.kv, err = a.dialer.Dial(ctx); err != nil {
+	a.kv, err = a.dialer.Dial(ctx)
+	if errors.Is(err, comm.ErrTimeout) {
+		return fmt.Errorf("%w; %s", err, a.remedy())
+	}
+	if err != nil {
 		return err
 	}
 	if err = a.agree(ctx); err == nil {
@@ -138,6 +142,14 @@ func (a *agent) dial(ctx context.Context, conf *tls.Config) (err error) {
 		return errors.Join(err, a.kv.Close())
 	}
 	return nil
+}
+
+// remedy asks for what lets a launcher join that nobody has answered.
+func (a *agent) remedy() string {
+	if a.Served {
+		return "does tutti-store run there, and can this machine reach it?"
+	}
+	return "does the first machine's launcher run, with that port of --listen, and can this machine reach it?"
 }
 
 // agree takes what the first machine says of the job. In a served store the launchers say it all, and the first of them
