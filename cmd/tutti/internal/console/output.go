@@ -1,9 +1,11 @@
 package console
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
+	"sync"
 )
 
 // Output is where a command prints. It keeps the first error, so that commands need not look at each line's, and ends
@@ -11,7 +13,9 @@ import (
 type Output struct {
 	writer io.Writer
 	stop   func(cause error)
-	err    error
+
+	mu  sync.Mutex
+	err error // guarded by mu
 }
 
 // NewOutput makes an Output that prints to w and calls stop at the first error.
@@ -21,19 +25,27 @@ func NewOutput(w io.Writer, stop func(cause error)) *Output {
 
 // Write implements [io.Writer].
 func (o *Output) Write(p []byte) (int, error) {
-	if o.err != nil {
-		return 0, o.err
+	if err := o.Err(); err != nil {
+		return 0, err
 	}
 	n, err := o.writer.Write(p)
-	if err != nil {
-		o.err = fmt.Errorf("writing the output: %w", err)
-		o.stop(o.err)
+	if err == nil {
+		return n, nil
 	}
-	return n, o.err
+	err = fmt.Errorf("writing the output: %w", err)
+	o.mu.Lock()
+	o.err = cmp.Or(o.err, err)
+	o.mu.Unlock()
+	o.stop(err)
+	return n, err
 }
 
-// Err returns the first error of a Write.
-func (o *Output) Err() error { return o.err }
+// Err returns the first error of a Write, also while another one waits for its reader.
+func (o *Output) Err() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.err
+}
 
 // Forms returns where a command writes its results for programs, by --json, and for people. One of the two is
 // discarded.
