@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -178,5 +180,59 @@ func TestOutputInTheReadme(t *testing.T) {
 		got, err := cmd.Output()
 		require.NoError(t, err, args)
 		assert.Equal(t, words(want), words(string(got)), args)
+	}
+}
+
+// A reader of the output that ends has the ranks told to end, with their grace, and no word: the pipe's code says it.
+func TestAReaderThatEnds(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "saved")
+	script := `trap 'echo saved > "$0"; exit 0' TERM; while :; do echo line; sleep 0.01; done`
+	cmd := command(t, build(t), "launch", "-n", "1", "sh", "-c", script, file)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	read, write, err := os.Pipe()
+	require.NoError(t, err)
+	cmd.Stdout = write
+	require.NoError(t, cmd.Start())
+	require.NoError(t, write.Close())
+	_, err = read.Read(make([]byte, 1))
+	require.NoError(t, err)
+	require.NoError(t, read.Close())
+	require.Error(t, cmd.Wait())
+	assert.FileExists(t, file)
+	assert.Equal(t, 141, cmd.ProcessState.ExitCode())
+	assert.NotContains(t, stderr.String(), "tutti:")
+}
+
+// A terminal that is closed hangs up more than once, and the ranks have their grace. An interrupt that comes again kills
+// them.
+func TestSignalsThatComeAgain(t *testing.T) {
+	heedSignals(t)
+	tutti := build(t)
+	script := `trap 'echo told; sleep 0.5; echo saved; exit 0' HUP
+		trap "echo told" INT; echo ready; while :; do sleep 0.05; done`
+	for signal, want := range map[syscall.Signal]struct {
+		saved bool
+		text  string
+	}{
+		syscall.SIGHUP: {true, "tutti: hung up"},
+		syscall.SIGINT: {false, "tutti: interrupted again: killing the ranks"},
+	} {
+		cmd := command(t, tutti, "launch", "-n", "1", "sh", "-c", script)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		stdout, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		var text []string
+		for lines := bufio.NewScanner(stdout); lines.Scan(); {
+			text = append(text, lines.Text())
+			if lines.Text() == "[0] ready" || lines.Text() == "[0] told" && len(text) == 2 {
+				require.NoError(t, cmd.Process.Signal(signal))
+			}
+		}
+		require.Error(t, cmd.Wait())
+		assert.Equal(t, want.saved, slices.Contains(text, "[0] saved"), "%v: %v", signal, text)
+		assert.Contains(t, stderr.String(), want.text)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -354,6 +355,35 @@ func TestInterruptEndsCleanly(t *testing.T) {
 			assert.Equal(t, 128+int(cause), run(ctx, args, &stdout, &stderr), args)
 			assert.Equal(t, want, stderr.String(), args)
 		}
+	}
+}
+
+// A second interrupt insists, another signal only when it comes again later, and a terminal that hangs up never does.
+func TestSignalsThatInsist(t *testing.T) {
+	began := time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
+	type arrival struct {
+		signal os.Signal
+		after  time.Duration
+	}
+	for name, c := range map[string]struct {
+		arrivals []arrival
+		insists  bool // the last one
+	}{
+		"one":                       {[]arrival{{os.Interrupt, 0}}, false},
+		"two interrupts":            {[]arrival{{os.Interrupt, 0}, {os.Interrupt, time.Millisecond}}, true},
+		"timeout's two":             {[]arrival{{syscall.SIGTERM, 0}, {syscall.SIGTERM, time.Millisecond}}, false},
+		"a later one":               {[]arrival{{syscall.SIGTERM, 0}, {syscall.SIGTERM, time.Second}}, true},
+		"the third is later":        {[]arrival{{syscall.SIGTERM, 0}, {syscall.SIGTERM, 600 * time.Millisecond}, {syscall.SIGTERM, 1200 * time.Millisecond}}, true},
+		"a terminal that is closed": {[]arrival{{syscall.SIGHUP, 0}, {syscall.SIGHUP, time.Millisecond}, {syscall.SIGHUP, time.Hour}}, false},
+		"another one":               {[]arrival{{syscall.SIGHUP, 0}, {syscall.SIGTERM, time.Hour}}, false},
+		"an interrupt after it":     {[]arrival{{syscall.SIGTERM, 0}, {os.Interrupt, time.Hour}}, false},
+	} {
+		received := received{}
+		insists := false
+		for _, a := range c.arrivals {
+			insists = received.insists(a.signal, began.Add(a.after))
+		}
+		assert.Equal(t, c.insists, insists, name)
 	}
 }
 

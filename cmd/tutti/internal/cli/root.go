@@ -30,6 +30,7 @@ const (
 	exitOK      = 0
 	exitFailure = 1 // something went wrong
 	exitUsage   = 2 // the command line is wrong; nothing was done
+	exitPipe    = 128 + int(syscall.SIGPIPE)
 )
 
 // tooLarge is SIGXFSZ, which a write beyond the limit of a file's size raises beside its
@@ -37,22 +38,59 @@ const (
 const tooLarge = syscall.Signal(25)
 
 // Main runs the command line and returns the exit code. The first signal ends
-// what runs cleanly, the second one at once.
+// what runs cleanly, one that insists at once.
 func Main(args []string, stdout, stderr io.Writer) int {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	signal.Notify(make(chan os.Signal, 1), tooLarge) // or it would end the process in Go's way
-	if !signal.Ignored(syscall.SIGHUP) {             // as nohup has it
+	// These would end the process in Go's way, and ranks without their grace. Writes have errors for both.
+	signal.Notify(make(chan os.Signal, 1), tooLarge, syscall.SIGPIPE)
+	if !signal.Ignored(syscall.SIGHUP) { // as nohup has it
 		signal.Notify(signals, syscall.SIGHUP)
 	}
 	go func() {
-		got := <-signals
-		signal.Stop(signals)
-		cancel(launch.Signaled(got.(syscall.Signal)))
+		received := received{}
+		for got := range signals {
+			cancel(launch.Signaled(got.(syscall.Signal))) // of which the first counts
+			if received.insists(got, time.Now()) {
+				die(got.(syscall.Signal), stderr)
+			}
+		}
 	}()
 	return run(ctx, args, stdout, stderr)
+}
+
+// received is when each signal came first.
+type received map[os.Signal]time.Time
+
+// impatience is how long after a signal the same one insists: terminals, shells and timeout send theirs twice.
+const impatience = time.Second
+
+// insists notes a signal, and reports whether what runs is to end at once: a person has interrupted twice, or a signal
+// has come again later. A terminal that is closed hangs up as often as it likes.
+func (r received) insists(s os.Signal, now time.Time) bool {
+	before, repeated := r[s]
+	if !repeated {
+		r[s] = now
+	}
+	switch s {
+	case syscall.SIGHUP:
+		return false
+	case os.Interrupt:
+		return repeated
+	}
+	return repeated && now.Sub(before) >= impatience
+}
+
+// die ends this process by a signal, or where that cannot be had with its exit code. Ranks die with it.
+func die(s syscall.Signal, stderr io.Writer) {
+	say(stderr, fmt.Sprintf("tutti: %v again: killing the ranks", launch.Signaled(s)))
+	signal.Reset(s)
+	if self, err := os.FindProcess(os.Getpid()); err == nil {
+		_ = self.Signal(s) // which Windows has not
+	}
+	os.Exit(128 + int(s))
 }
 
 // lastWord bounds how long a command that has ended waits for a reader of its last line, such as a terminal that was
@@ -87,6 +125,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var stopped launch.Signaled
 	var ended *launch.End
 	switch {
+	case errors.Is(out.Err(), syscall.EPIPE): // whoever reads has seen enough
+		return exitPipe
 	case out.Err() != nil: // also where the command did not notice
 		say(stderr, fmt.Sprint("tutti: ", out.Err()))
 		return exitFailure
@@ -111,14 +151,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 }
 
-// newRoot makes the command tree. started becomes true when a command's own
-// code begins to run.
-func newRoot() (root *cobra.Command, started *bool) {
-	started = new(bool)
-	root = &cobra.Command{
-		Use:   "tutti",
-		Short: "Collective communication and sparse gradient exchange in Go",
-		Long: `tutti shows what this machine offers for collective communication, trains a
+// description is the help of the command.
+const description = `tutti shows what this machine offers for collective communication, trains a
 small network with every gradient exchange pattern, and measures collectives.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage, 129 hung up (SIGHUP), 130
@@ -141,6 +175,7 @@ Environment:
                          what launch tells ranks
   TUTTI_TCP_LISTEN, TUTTI_TCP_ADVERTISE, TUTTI_TCP_CONNECTIONS,
   TUTTI_TCP_SILENCE      what --tcp-listen and so on say
+  TUTTI_CONNECT_TIMEOUT  how long ranks wait for others that have not come (10m)
   TUTTI_CUDA_LIB, TUTTI_NCCL_LIB, TUTTI_MPI_LIB
                          files of libraries, instead of those that are found
   TUTTI_TCP_SHARED, TUTTI_MPI_SHARED
@@ -148,7 +183,16 @@ Environment:
   TUTTI_MPI_COLLECTIVES  native: collectives are those of the MPI library
   TUTTI_NETWORK          name of the network in results, which cluster sets
 Programs that use the library read those of libraries, jobs and MPI, and with
-instrument.Run, or as members of an elastic job, those of calls.`,
+instrument.Run, or as members of an elastic job, those of calls.`
+
+// newRoot makes the command tree. started becomes true when a command's own
+// code begins to run.
+func newRoot() (root *cobra.Command, started *bool) {
+	started = new(bool)
+	root = &cobra.Command{
+		Use:   "tutti",
+		Short: "Collective communication and sparse gradient exchange in Go",
+		Long:  description,
 		Example: `  tutti info
   tutti train --pattern dense,topkA,oktopk
   tutti bench allreduce --ranks 2 --max 16M
