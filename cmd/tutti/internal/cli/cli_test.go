@@ -138,7 +138,7 @@ func TestWrongUsage(t *testing.T) {
 		{"info now", "now"},
 		{"bench allreduc", `did you mean "allreduce"?`},
 		{"bench allreduce --dtype f31", `unknown element type "f31"`},
-		{"bench allreduce --op mean", `unknown reduce op "mean"`},
+		{"bench allreduce --op mean", `unknown reduction "mean"`},
 		{"bench allreduce --op avg --dtype i32", "op avg is not defined on dtype i32"},
 		{"bench allreduce --min 64Q", `"64Q" is not a size`},
 		{"bench allreduce --min 1M --max 1K", "largest size 1024 is below the smallest, 1048576"},
