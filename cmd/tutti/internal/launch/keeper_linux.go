@@ -9,6 +9,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tutti-go/tutti/internal/printable"
 )
 
 // attributes give a rank a process group of its own, and have it die with its keeper.
@@ -64,6 +66,12 @@ func readStatus(pid int) (state string, parent int, ok bool) {
 	}
 	parent, err = strconv.Atoi(string(fields[1]))
 	return string(fields[0]), parent, err == nil
+}
+
+// processName is the name of a process in lists, "" if it has ended.
+func processName(pid int) string {
+	text, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "comm"))
+	return printable.Text(strings.TrimSpace(string(text)))
 }
 
 // catches reports whether a process has a handler for a signal, which would end it otherwise.

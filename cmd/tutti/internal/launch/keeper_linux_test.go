@@ -138,6 +138,8 @@ func TestNothingOfARankIsLeft(t *testing.T) {
 				rounds = 3
 			} else {
 				require.NoError(t, err)
+				const said = `^\[0\] tutti: the rank's command has ended, and process \d+ \(sleep\) and 1 more that it has started are told to end`
+				assert.Regexp(t, said, s.err.String())
 			}
 			assert.Equal(t, strings.Repeat("[0] 0 workers\n", rounds), s.out.String())
 			assert.Empty(t, left())

@@ -33,6 +33,9 @@ const canList = false
 // descendants are not listed here: a rank is its process group.
 func descendants(int) []entry { return nil }
 
+// processName is not known here.
+func processName(int) string { return "" }
+
 // catches is not known here.
 func catches(int, syscall.Signal) bool { return true }
 

@@ -53,7 +53,6 @@ func Keep() {
 type keeper struct {
 	grace  time.Duration
 	leader int  // the rank's first process, which is also the number of its group
-	reaped bool // the leader has ended, so that its number may be another process's
 	told   bool // to end
 
 	lingered <-chan time.Time // nil unless only processes that the rank has started are left
@@ -88,7 +87,6 @@ func keep(control *bufio.Reader, report *os.File) error {
 		case s := <-signals:
 			k.pass(s)
 		case status := <-ended:
-			k.reaped = true
 			// A launcher that has gone needs no report.
 			_ = reports.Encode(newOutcome(status, memoryKills()-before))
 			_ = report.Close()
@@ -96,6 +94,7 @@ func keep(control *bufio.Reader, report *os.File) error {
 				k.lingered = time.After(linger)
 			}
 		case <-k.lingered:
+			sayLeft()
 			k.end(syscall.SIGTERM)
 		case <-k.expired:
 			k.kill()
@@ -104,6 +103,33 @@ func keep(control *bufio.Reader, report *os.File) error {
 		case <-gone:
 			return nil
 		}
+	}
+}
+
+// sayLeft says in the rank's output what its command has left behind. A reader that has stopped does not hold up the
+// end.
+func sayLeft() {
+	text := "what it has started is"
+	if canList {
+		all := descendants(os.Getpid())
+		switch len(all) {
+		case 0:
+			return
+		case 1:
+			text = fmt.Sprintf("process %d (%s) that it has started is", all[0].pid, processName(all[0].pid))
+		default:
+			const format = "process %d (%s) and %d more that it has started are"
+			text = fmt.Sprintf(format, all[0].pid, processName(all[0].pid), len(all)-1)
+		}
+	}
+	said := make(chan struct{})
+	go func() {
+		fmt.Fprintf(os.Stderr, "tutti: the rank's command has ended, and %s told to end: have its shell wait\n", text)
+		close(said)
+	}()
+	select {
+	case <-said:
+	case <-time.After(linger):
 	}
 }
 

@@ -321,7 +321,10 @@ func (a *agent) elastic(ctx context.Context) error {
 		a.leave()
 	case a.first:
 		if end.Signal == 0 {
+			waiting, cancel := context.WithCancel(ctx)
+			go a.sayWhoStays(waiting)
 			_, _ = a.await(ctx, func(present []store.Entry) bool { return len(present) < 2 })
+			cancel()
 		}
 		if end.Rank && a.othersSucceeded() {
 			fmt.Fprintf(a.notes, "tutti: %s; ranks of other machines have ended with success\n", end.Text)
@@ -416,7 +419,7 @@ func (a *agent) reconnect(ctx context.Context) {
 	defer cancel()
 	kv, err := a.rejoin(bounded)
 	if err != nil {
-		fmt.Fprintf(a.Err, "tutti: what this machine's ranks have recorded stays here: %s: %v\n", a.keeper(), err)
+		fmt.Fprintf(a.notes, "tutti: what this machine's ranks have recorded stays here: %s: %v\n", a.keeper(), err)
 		return
 	}
 	a.kv = kv

@@ -493,6 +493,8 @@ func TestElasticSucceedsElsewhere(t *testing.T) {
 		c.Ranks, c.Command = 1, script("touch "+mark+"; until test -e "+mark+"2; do sleep 0.01; done")
 	})
 	require.Eventually(t, func() bool { return strings.Contains(a.err.String(), "exit status 3; it is not started again") }, time.Minute, time.Millisecond)
+	stays := regexp.MustCompile(`tutti: the ranks of this machine have ended; it keeps the store until those of the others have: .* \(127\..*\)\n`)
+	require.Eventually(t, func() bool { return stays.MatchString(a.err.String()) }, time.Minute, time.Millisecond)
 	require.NoError(t, os.WriteFile(mark+"2", nil, 0o600))
 	require.NoError(t, b.wait(t), "%s", &b.err)
 	require.NoError(t, a.wait(t), "%s", &a.err)

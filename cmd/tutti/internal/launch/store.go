@@ -277,10 +277,11 @@ func (a *agent) rejoin(ctx context.Context) (*store.Client, error) {
 	defer cancel()
 	d := a.dialer
 	d.Once = !a.Served
+	text, _ := json.Marshal(a.machine())
 	for {
 		kv, err := d.Dial(ctx)
 		if err == nil {
-			if err = kv.Set(ctx, a.key, nil, store.Lease); err == nil {
+			if err = kv.Set(ctx, a.key, text, store.Lease); err == nil {
 				return kv, nil
 			}
 			_ = kv.Close() // a session that could not be used

@@ -53,6 +53,25 @@ func (a *agent) sayWhoIsHere(ctx context.Context) {
 	})
 }
 
+// sayWhoStays says for which other machines of an elastic job the first one keeps the store, when its ranks have ended.
+func (a *agent) sayWhoStays(ctx context.Context) {
+	a.speak(ctx, firstWord, func() string {
+		listed, _ := a.kv.List(ctx, machines)
+		var names []string
+		for _, entry := range listed {
+			var m machine
+			if entry.Key != a.key && m.read(entry.Value) == nil {
+				names = append(names, fmt.Sprintf("%s (%s)", m.Host, m.Address))
+			}
+		}
+		if len(names) == 0 {
+			return ""
+		}
+		return "the ranks of this machine have ended; it keeps the store until those of the others have: " +
+			strings.Join(names, ", ")
+	})
+}
+
 // lateTime is how long ranks may go on after one has ended with success, until that is said.
 const lateTime = 10 * time.Second
 
