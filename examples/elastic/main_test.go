@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -34,6 +36,10 @@ func TestAnyMembers(t *testing.T) {
 	require.NoError(t, err)
 	server := store.NewServer(store.Options{})
 	defer server.Close() //nolint:errcheck // the members have ended
+	var knocked sync.Map // keys in the store
+	stop, err := server.Local("observer").Watch(t.Context(), "", func(e store.Event) { knocked.Store(e.Key, true) })
+	require.NoError(t, err)
+	defer stop()
 	random := rand.New(rand.NewPCG(seed, 0))
 	var members sync.WaitGroup
 	var sizes sync.Map
@@ -54,6 +60,8 @@ func TestAnyMembers(t *testing.T) {
 				last := m.Steps() + 6 + random.Uint64N(20)
 				killed := random.IntN(2) == 0
 				members.Go(func() { start(next, last, killed) })
+				// A step takes so little that the first member would be done before.
+				assert.Eventually(t, func() bool { return knocks(&knocked, next) }, time.Minute, 2*time.Millisecond)
 			}
 			return true
 		})
@@ -71,4 +79,13 @@ func TestAnyMembers(t *testing.T) {
 		return true
 	})
 	assert.Greater(t, several, 2, "numbers of members")
+}
+
+// knocks reports whether a member has a key of its own.
+func knocks(keys *sync.Map, name string) (found bool) {
+	keys.Range(func(key, _ any) bool {
+		found = found || strings.HasSuffix(key.(string), name)
+		return !found
+	})
+	return found
 }
