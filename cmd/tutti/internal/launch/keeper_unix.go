@@ -79,7 +79,7 @@ func keep(control *bufio.Reader, report *os.File) error {
 	}
 	signals := make(chan syscall.Signal)
 	go listen(control, signals)
-	ended := make(chan syscall.WaitStatus, 1)
+	ended := make(chan syscall.WaitStatus) // without room: it is reported before gone is closed
 	gone := make(chan struct{})
 	go k.reap(ended, gone)
 	for {
