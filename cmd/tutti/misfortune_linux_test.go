@@ -164,7 +164,7 @@ var happenings = map[string]misfortune{
 		one: `tutti: writing the output: .*no space left on device`, code: 1,
 	},
 	"another port": {
-		first: "--wait 4s", second: "--join 192.168.1.5:29401 --wait 2s", one: `.*1 of 2 machines came .*`, code: 1, two: `.*192.168.1.5:29401: .*connection refused`,
+		first: "--wait 4s", second: "--join 192.168.1.5:29401 --wait 2s", one: `.*1 of 2 machines came .*`, code: 1, two: `.*192.168.1.5:29401: .*connection refused; does the first machine's launcher run.*`,
 	},
 	"the port of another service": {
 		before: "timeout 6 python3 -m http.server 8000 > /dev/null 2>&1 & sleep 1", action: "sleep 6",
@@ -180,7 +180,7 @@ var happenings = map[string]misfortune{
 		ranks: `sh -c "test \$TUTTI_LOCAL_RANK = 1 && exit 9; sleep 100"`, one: `tutti: rank 1 on \S+ \(192\.168\.1\.5\): exit status 9`, code: 9,
 	},
 	"an elastic job's rank fails for good": {
-		first: "--machines 1 --min 1", second: "none", ranks: `sh -c "sleep 1000 & exit 5"`, one: `tutti: rank 0 on \S+: exit status 5`, code: 5,
+		first: "--machines 1 --min 1", second: "none", ranks: `sh -c "sleep 1000 & exit 5"`, one: `tutti: rank [01] on \S+: exit status 5`, code: 5,
 	},
 	"nobody reads": {
 		first: "--grace 500ms", ranks: "yes", second: "none", action: `sleep 0.3; kill $first`, one: `tutti: terminated`, code: 143,
