@@ -3,6 +3,7 @@ package standin
 import (
 	"context"
 	"errors"
+	"sync"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/engine"
@@ -12,12 +13,15 @@ import (
 // ErrFault is the error of a call that was told to fail.
 var ErrFault = errors.New("injected fault")
 
-// Faulty is a communicator whose call number at fails, before it is made.
+// Faulty is a communicator whose call number At fails, before it is made. Tests set the fields while nothing is in
+// flight.
 type Faulty struct {
 	comm.Methods
 	comm.Wrapped
-	Calls, At int     // at < 0: none fails
-	CountedBy *Faulty // nil: this one
+	mu        sync.Mutex // calls come from a worker as well
+	Calls     int        // made so far; guarded by mu
+	At        int        // below 0: none fails; guarded by mu
+	CountedBy *Faulty    // nil: this one
 }
 
 // NewFaulty returns c, of which no call fails until At is set.
@@ -31,6 +35,8 @@ func (f *Faulty) count() error {
 	if f.CountedBy != nil {
 		return f.CountedBy.count()
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.Calls++
 	if f.Calls-1 == f.At {
 		return ErrFault
