@@ -21,7 +21,7 @@
 // sender's buffer into the receiver's.
 //
 // A rank that waits first helps with chunks, then looks for a while, then
-// gives up its processor, then sleeps until it is woken, so worlds of more
+// yields its processor, then sleeps until it is woken, so worlds of more
 // ranks than processors stay live. Submitting never blocks, except for the
 // group of another goroutine, and does not allocate in the steady state.
 //

@@ -6,7 +6,7 @@ import (
 )
 
 // minSpin and maxSpin bound how long a rank looks for an end of its waiting before
-// it gives up its processor, in worlds that have a processor per rank: more than the
+// it yields its processor, in worlds that have a processor per rank: more than the
 // peers take for a small collective if they come at the same time, to more than it
 // takes to wake sleeping threads one after the other, or than the chunk that another rank is doing.
 const minSpin, maxSpin = time.Microsecond, 128 * time.Microsecond

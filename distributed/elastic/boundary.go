@@ -16,7 +16,7 @@ type decision struct {
 	// Its status says so from now on, and the others take the member into an epoch again.
 	retry int
 	// rejoin is the epoch with which the others have gone on without the member, or from a step that it has rolled back.
-	// It gives up its state and joins.
+	// It drops its state and joins.
 	rejoin *record
 	// enter is the epoch in the store, with the member in it and later than any it has entered. It makes the communicator.
 	enter *record
