@@ -82,7 +82,7 @@ func TestCompareLeavesOutWhatFails(t *testing.T) {
 case "$*" in
 *mpi*) exit 1 ;;
 *tcp*) [ -z "$TUTTI_TCP_SHARED" ] || { echo broken >&2; exit 1; }
-	echo '[0] {"bytes":8,"place":"in-place","time_us":10}' ;;
+	echo '{"bytes":8,"place":"in-place","time_us":10}' ;;
 *) echo '{"bytes":8,"place":"in-place","time_us":1}' ;;
 esac
 `), 0o700))

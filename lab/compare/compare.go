@@ -266,7 +266,7 @@ const sharedOff = "TUTTI_TCP_SHARED=off"
 
 // ofTutti are the subjects of tutti that need no MPI, and the floor.
 func (c Config) ofTutti(ranks int, libraries []library) []subject {
-	launched := []string{"launch", "-n", strconv.Itoa(ranks), c.Tutti}
+	launched := []string{"launch", "--no-prefix", "-n", strconv.Itoa(ranks), c.Tutti}
 	launched = append(append(launched, c.bench()...), "--backend", "tcp")
 	return []subject{
 		{name: floor, ranks: ranks, turn: func(ctx context.Context) ([]measured, error) { return c.floor(ctx, ranks) }},
@@ -387,7 +387,6 @@ func run(ctx context.Context, path string, env []string, args ...string) ([]meas
 	}
 	var lines []measured
 	for line := range strings.Lines(stdout.String()) {
-		line = strings.TrimPrefix(line, "[0] ") // of tutti launch
 		var m measured
 		if err := json.Unmarshal([]byte(line), &m); err != nil {
 			return nil, fmt.Errorf("%s printed %q: %w", path, line, err)
