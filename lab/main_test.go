@@ -59,7 +59,7 @@ func TestWrongUsage(t *testing.T) {
 		"overlap --pattern oktopk --density 0": "density 0 is not in (0, 1]",
 		"compare --ranks 9223372036854775807":  "9223372036854775807 ranks are not in [2, ",
 		"compare --runs 9223372036854775807":   "9223372036854775807 runs are not in [1, ",
-		"compare --max 1024G":                  "compare: the buffers of 2 ranks are 4096.0 GiB",
+		"compare --max 1024G":                  "compare: the buffers of 16 ranks are 32768.0 GiB",
 		"compare --tutti ./nothing":            "--tutti: ",
 		"p2p --min 1M --max 1K":                "largest size 1024 is below the smallest, 1048576",
 		"scoreboard --runs 0":                  "0 runs are not in [1, ",
