@@ -65,6 +65,12 @@ func (r *rank) leaked() {
 	}
 }
 
+// Close implements [comm.Communicator]. It may be the last to refer to c, which is not forgotten while Close drains.
+func (c *communicator) Close() error {
+	defer goruntime.KeepAlive(c)
+	return c.Base.Close()
+}
+
 // CheckDevice implements [backend.MemoryChecker].
 func (c *communicator) CheckDevice(d runtime.Device) error {
 	if device := c.r.rt.Device(); d != device {

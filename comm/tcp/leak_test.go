@@ -2,12 +2,18 @@ package tcp
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
 // A communicator that nobody closes is found when it is garbage, one that is closed is not.
@@ -33,4 +39,51 @@ func TestForgottenClose(t *testing.T) {
 	}
 	create(false)
 	require.Eventually(t, found, 20*time.Second, 10*time.Millisecond)
+}
+
+// A communicator that is being closed is not forgotten, though its handle is garbage while Close drains.
+func TestCloseIsNotForgotten(t *testing.T) {
+	log := logTo(t)
+	conf, err := store.TLS([]byte("a secret of tests"), "comm/tcp")
+	require.NoError(t, err)
+	server := store.NewServer(store.Options{})
+	defer func() { require.NoError(t, server.Close()) }()
+	comms := make([]comm.Communicator, 2)
+	errs := make([]error, 2)
+	var all sync.WaitGroup
+	for rank := range comms {
+		all.Go(func() {
+			c := Config{Rank: rank, WorldSize: 2, TLS: conf, Listen: "localhost"}
+			comms[rank], errs[rank] = New(t.Context(), server.Local("test"), c)
+		})
+	}
+	all.Wait()
+	require.NoError(t, errors.Join(errs...))
+	rt := cpu.New()
+	defer func() { require.NoError(t, rt.Close()) }()
+	memory, err := rt.Allocate(16)
+	require.NoError(t, err)
+	peer := comms[1]
+	require.NoError(t, comms[0].Recv(memory, 8, dtype.U8, 1, 0))
+	began := make(chan bool)
+	closed := make(chan error)
+	go func(c comm.Communicator) {
+		close(began)
+		closed <- c.Close()
+	}(comms[0])
+	comms[0], comms[1] = nil, nil
+	<-began
+	for range 5 { // the collector has looked, and called what it calls of others
+		collected := make(chan bool)
+		runtime.AddCleanup(new([64]byte), func(c chan bool) { close(c) }, collected)
+		runtime.GC()
+		<-collected
+	}
+	require.NoError(t, peer.Send(memory+8, 8, dtype.U8, 0, 0))
+	require.NoError(t, <-closed)
+	require.NoError(t, peer.Close())
+	require.NoError(t, rt.Deallocate(memory))
+	log.mu.Lock()
+	defer log.mu.Unlock()
+	require.NotContains(t, log.text.String(), "never closed")
 }

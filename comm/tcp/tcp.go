@@ -320,6 +320,12 @@ func (c *communicator) CheckDevice(d runtime.Device) error {
 	return c.e.Check.Unreachable(d, advice)
 }
 
+// Close implements [comm.Communicator]. It may be the last to refer to c, which is not forgotten while Close drains.
+func (c *communicator) Close() error {
+	defer goruntime.KeepAlive(c)
+	return c.Base.Close()
+}
+
 // endpoint is the [backend.Backend].
 type endpoint struct {
 	*schedule.Engine
