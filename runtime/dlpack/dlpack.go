@@ -74,10 +74,14 @@ type versioned struct {
 	array
 }
 
+// Versions of DLPack's struct.
 const (
-	major, minor = 1, 0
-	readOnly     = 1 // a flag
+	major      = 1
+	minor      = 0
+	minorOfFP8 = 1 // the first with types of 8 bits
 )
+
+const readOnly = 1 // a flag
 
 // DLDeviceType.
 const (
@@ -280,6 +284,9 @@ func Export(t *runtime.Tensor, stream int, capsule string, done func()) (address
 			minor:   minor,
 			deleter: deleter(),
 			array:   a,
+		}
+		if t.DType() == dtype.FP8E4M3 || t.DType() == dtype.FP8E5M2 {
+			e.versioned.minor = minorOfFP8
 		}
 		address = hostmem.AddrOf(&e.versioned)
 	}

@@ -152,6 +152,11 @@ func TestTypes(t *testing.T) {
 				require.NoError(t, err)
 				m, err := Export(x, 0, f, nil)
 				require.NoError(t, err)
+				if f == capsuleVersioned {
+					version := hostmem.Slice[uint32](m, 2)
+					fp8 := dt == dtype.FP8E4M3 || dt == dtype.FP8E5M2
+					assert.Equal(t, []uint32{1, map[bool]uint32{true: 1}[fp8]}, version, "%v", dt)
+				}
 				digits := fmt.Sprintf("%012d", p.Type.Call(m, versionedFlag(f)))
 				assert.Equal(t, strings.ReplaceAll(want, " ", "")+"01"+"0100", digits[2:], "%v", dt)
 				back, err := Import(rt, m, f)

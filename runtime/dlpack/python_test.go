@@ -20,63 +20,83 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// TestPython exchanges tensors with PyTorch on a GPU, PyTorch on the host, or NumPy, whichever is
-// there first, in a Python of this process. TUTTI_PYTHON_LIB names its library.
-func TestPython(t *testing.T) {
-	python := uintptr(0)
+// python is a Python of this process, in which scripts run.
+type python struct {
+	execute func(string) int32
+	rt      runtime.Runtime
+	onGPU   bool              // rt is a GPU's
+	box     []uint64          // what scripts leave: whether the library has a GPU, the address of a struct, its format
+	words   []string          // what stands for a word of a script
+	tensors []*runtime.Tensor // what scripts may take, by number
+	done    atomic.Int32      // tensors that scripts have given back
+	wrong   error             // of an export
+}
+
+// Values of box[0].
+const (
+	noLibrary = iota
+	onHost
+	onGPU
+)
+
+// openPython starts Python with PyTorch on a GPU, PyTorch on the host, or NumPy, whichever is there first.
+// TUTTI_PYTHON_LIB names Python's library. The test has one thread from then on, which has Python's lock.
+func openPython(t *testing.T) *python {
+	t.Helper()
+	library := uintptr(0)
 	candidates := strings.Fields(os.Getenv("TUTTI_PYTHON_LIB"))
 	for minor := 15; minor > 8; minor-- {
 		candidates = append(candidates, fmt.Sprintf("libpython3.%d.so.1.0", minor))
 	}
 	for _, name := range candidates {
-		if h, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_GLOBAL); err == nil {
-			python = h
+		handle, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+		if err == nil {
+			library = handle
 			break
 		}
 	}
-	if python == 0 {
+	if library == 0 {
 		t.Skipf("needs one of %v", candidates)
 	}
-	goruntime.LockOSThread() // which has Python's lock
-	defer goruntime.UnlockOSThread()
-	var initialize func(int32)
-	var execute func(string) int32
-	purego.RegisterLibFunc(&initialize, python, "Py_InitializeEx")
-	purego.RegisterLibFunc(&execute, python, "PyRun_SimpleString")
-	initialize(0)
-	var rt runtime.Runtime = openCPU(t)
-	onGPU := uint64(0)
-	if gpu, err := cuda.Open(0); err == nil {
-		defer func() { assert.NoError(t, gpu.Close()) }()
-		rt, onGPU = gpu, 1
+	goruntime.LockOSThread()
+	t.Cleanup(goruntime.UnlockOSThread)
+	p := &python{rt: openCPU(t), box: make([]uint64, 3)}
+	gpu, err := cuda.Open(0)
+	if err == nil {
+		t.Cleanup(func() { assert.NoError(t, gpu.Close()) })
+		p.rt = gpu
+		p.onGPU = true
 	}
-	var done atomic.Int32
-	x, err := runtime.New(rt, dtype.F32, 2, 3)
-	require.NoError(t, err)
-	defer x.Free() //nolint:errcheck
-	set := func(x *runtime.Tensor, values ...float32) {
-		p, err := x.Ptr()
-		require.NoError(t, err)
-		require.NoError(t, rt.CopyIn(p, hostmem.Bytes(values)))
-	}
-	set(x, 1, 2, 3, 4, 5, 6)
-	var wrong error
-	export := purego.NewCallback(func(stream, format uintptr) uintptr {
-		m, err := Export(x, int(int64(stream)), formats[format], func() { done.Add(1) })
+	export := purego.NewCallback(func(stream, format, number uintptr) uintptr {
+		m, err := Export(p.tensors[number], int(int64(stream)), formats[format], func() { p.done.Add(1) })
 		if err != nil {
-			wrong = err
+			p.wrong = err
 		}
 		return m
 	})
-	box := make([]uint64, 3) // what Python found, the address of a struct, its format
-	run := func(script string) {
-		t.Helper()
-		require.Zero(t, execute(strings.NewReplacer("BOX", fmt.Sprint(hostmem.Addr(box)), "EXPORT", fmt.Sprint(export),
-			"GPU", fmt.Sprint(onGPU), "STREAM", fmt.Sprint(Stream(rt))).Replace(script)), "the error is in the log")
-		require.NoError(t, wrong)
+	p.words = []string{
+		"BOX", fmt.Sprint(hostmem.Addr(p.box)),
+		"EXPORT", fmt.Sprint(export),
+		"GPU", map[bool]string{true: "True", false: "False"}[p.onGPU],
+		"STREAM", fmt.Sprint(Stream(p.rt)),
 	}
-	run(`
-import ctypes, gc
+	var initialize func(int32)
+	purego.RegisterLibFunc(&initialize, library, "Py_InitializeEx")
+	purego.RegisterLibFunc(&p.execute, library, "PyRun_SimpleString")
+	initialize(0)
+	p.run(t, prelude)
+	if p.box[0] == noLibrary {
+		t.Skip("Python has neither PyTorch nor NumPy")
+	}
+	if p.onGPU && p.box[0] != onGPU {
+		t.Skip("Python has no PyTorch that reaches the GPU")
+	}
+	return p
+}
+
+// prelude finds the library, and defines how scripts take tensors and give them.
+const prelude = `
+import ctypes, gc, threading
 box = (ctypes.c_uint64 * 3).from_address(BOX)
 lib, device = None, (1, 0)
 try:
@@ -88,67 +108,201 @@ except ImportError:
         import numpy as lib
         box[0] = 1
     except ImportError: pass
+torch = lib is not None and lib.__name__ == "torch"
 api = ctypes.pythonapi
 api.PyCapsule_New.restype, api.PyCapsule_New.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 api.PyCapsule_GetPointer.restype, api.PyCapsule_GetPointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
 api.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
-`)
-	if box[0] == 0 {
-		t.Skip("Python has neither PyTorch nor NumPy")
-	}
-	if onGPU == 1 && box[0] != 2 {
-		t.Skip("Python has no PyTorch that reaches the GPU")
-	}
-	// Python takes a tensor, and changes it in the memory that is shared.
-	run(`
-export = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_int64, ctypes.c_uint64)(EXPORT)
+export = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint64)(EXPORT)
 names = [b"dltensor_versioned", b"dltensor"]
 class Exporter:
+    def __init__(self, number=0): self.number = number
     def __dlpack_device__(self): return device
     def __dlpack__(self, stream=None, max_version=None, **rest):
         f = 0 if max_version and max_version >= (1, 0) else 1
-        return api.PyCapsule_New(export(stream or 0, f), names[f], None)
+        return api.PyCapsule_New(export(stream or 0, f, self.number), names[f], None)
+def give(z): # leaves a struct in the box
+    args = {"stream": STREAM} if device[0] == 2 else {}
+    try: capsule = z.__dlpack__(max_version=(1, 1), **args)
+    except TypeError: capsule = z.__dlpack__(**args)
+    name = api.PyCapsule_GetName(capsule)
+    box[1], box[2] = api.PyCapsule_GetPointer(capsule, name), names.index(name)
+    used = b"used_" + name
+    assert api.PyCapsule_SetName(capsule, used) == 0
+    return capsule, used # which must live as long
+def octets(y): # the bytes of a tensor
+    if not torch: return list(y.tobytes())
+    return y.cpu().contiguous().flatten().view(lib.uint8).tolist()
+`
+
+// run runs a script.
+func (p *python) run(t *testing.T, script string) {
+	t.Helper()
+	require.Zero(t, p.execute(strings.NewReplacer(p.words...).Replace(script)), "the error is in the log")
+	require.NoError(t, p.wrong)
+}
+
+// take makes a tensor of the struct in the box.
+func (p *python) take(t *testing.T) *runtime.Tensor {
+	t.Helper()
+	x, err := Import(p.rt, uintptr(p.box[1]), formats[p.box[2]])
+	require.NoError(t, err)
+	return x
+}
+
+// set writes the bytes of a tensor.
+func (p *python) set(t *testing.T, x *runtime.Tensor, data []byte) {
+	t.Helper()
+	address, err := x.Ptr()
+	require.NoError(t, err)
+	require.NoError(t, p.rt.CopyIn(address, data))
+}
+
+// bytes reads the first bytes of a tensor.
+func (p *python) bytes(t *testing.T, x *runtime.Tensor, n int) []byte {
+	t.Helper()
+	address, err := x.Ptr()
+	require.NoError(t, err)
+	data := make([]byte, n)
+	require.NoError(t, p.rt.CopyOut(data, address))
+	return data
+}
+
+// TestPython exchanges tensors with Python, all in one Python: NumPy cannot start twice in a process.
+func TestPython(t *testing.T) {
+	p := openPython(t)
+	p.sharesMemory(t)
+	p.hasEachType(t)
+	p.repeatsElements(t)
+	p.givesBackElsewhere(t)
+	exports.Range(func(any, any) bool { t.Error("a struct is kept"); return false })
+}
+
+// Each side changes memory that the other sees.
+func (p *python) sharesMemory(t *testing.T) {
+	x, err := runtime.New(p.rt, dtype.F32, 2, 3)
+	require.NoError(t, err)
+	p.tensors = []*runtime.Tensor{x}
+	p.set(t, x, hostmem.Bytes([]float32{1, 2, 3, 4, 5, 6}))
+	p.done.Store(0)
+	p.run(t, `
 y = lib.from_dlpack(Exporter())
 assert y.tolist() == [[1, 2, 3], [4, 5, 6]], y
-if lib.__name__ == "torch":
+if torch:
     y.mul_(2)
     if device[0] == 2: lib.cuda.synchronize()
 `)
-	if box[0] == 2 {
-		out := make([]float32, 6)
-		p, err := x.Ptr()
-		require.NoError(t, err)
-		require.NoError(t, rt.CopyOut(hostmem.Bytes(out), p))
-		assert.Equal(t, []float32{2, 4, 6, 8, 10, 12}, out)
+	if p.box[0] == onGPU {
+		assert.Equal(t, hostmem.Bytes([]float32{2, 4, 6, 8, 10, 12}), p.bytes(t, x, 24))
 	}
-	assert.Zero(t, done.Load())
-	run("del y; gc.collect()")
-	assert.EqualValues(t, 1, done.Load())
+	assert.Zero(t, p.done.Load())
+	p.run(t, "del y; gc.collect()")
+	assert.EqualValues(t, 1, p.done.Load())
 	require.NoError(t, x.Free())
-	// And the other way.
-	run(`
+	p.run(t, `
 z = lib.arange(6, dtype=lib.float32).reshape(2, 3)
 if device[0] == 2: z = z.cuda()
-args = {"stream": STREAM} if device[0] == 2 else {}
-try: capsule = z.__dlpack__(max_version=(1, 0), **args)
-except TypeError: capsule = z.__dlpack__(**args)
-name = api.PyCapsule_GetName(capsule)
-box[1], box[2] = api.PyCapsule_GetPointer(capsule, name), names.index(name)
-used = b"used_" + name
-assert api.PyCapsule_SetName(capsule, used) == 0
+kept = give(z)
 `)
-	z, err := Import(rt, uintptr(box[1]), formats[box[2]])
-	require.NoError(t, err)
+	z := p.take(t)
 	assert.Equal(t, []int{2, 3, 3, 1}, append(z.Shape(), z.Strides()...))
-	out := make([]float32, 6)
-	p, err := z.Ptr()
-	require.NoError(t, err)
-	require.NoError(t, rt.CopyOut(hostmem.Bytes(out), p))
-	assert.Equal(t, []float32{0, 1, 2, 3, 4, 5}, out)
-	set(z, 7, 8, 9, 10, 11, 12)
-	require.NoError(t, rt.Synchronize(t.Context()))
-	run("assert z.tolist() == [[7, 8, 9], [10, 11, 12]], z")
+	assert.Equal(t, hostmem.Bytes([]float32{0, 1, 2, 3, 4, 5}), p.bytes(t, z, 24))
+	p.set(t, z, hostmem.Bytes([]float32{7, 8, 9, 10, 11, 12}))
+	require.NoError(t, p.rt.Synchronize(t.Context()))
+	p.run(t, "assert z.tolist() == [[7, 8, 9], [10, 11, 12]], z")
 	require.NoError(t, z.Free())
-	run("del capsule, z; gc.collect()")
+	p.run(t, "del kept, z; gc.collect()")
+}
+
+// Elements of each type that the library has keep their type and bytes, both ways.
+func (p *python) hasEachType(t *testing.T) {
+	const elements = 6
+	for dt, name := range map[dtype.DType]string{
+		dtype.I8: "int8", dtype.I16: "int16", dtype.I32: "int32", dtype.I64: "int64",
+		dtype.U8: "uint8", dtype.U16: "uint16", dtype.U32: "uint32", dtype.U64: "uint64",
+		dtype.F16: "float16", dtype.F32: "float32", dtype.F64: "float64",
+		dtype.BF16: "bfloat16", dtype.Bool: "bool", dtype.FP8E4M3: "float8_e4m3fn", dtype.FP8E5M2: "float8_e5m2",
+	} {
+		data := make([]byte, elements*dt.Size())
+		for i := range data {
+			data[i] = byte(i + 1)
+			if dt == dtype.Bool {
+				data[i] = byte(i % 2)
+			}
+		}
+		x, err := runtime.New(p.rt, dt, 2, 3)
+		require.NoError(t, err)
+		p.tensors = []*runtime.Tensor{x}
+		p.set(t, x, data)
+		want := strings.ReplaceAll(fmt.Sprint(data), " ", ",")
+		p.box[1] = 0
+		p.run(t, strings.NewReplacer("TYPE", name, "BYTES", want).Replace(`
+if hasattr(lib, "TYPE"):
+    y = lib.from_dlpack(Exporter())
+    assert y.dtype == lib.TYPE, y.dtype
+    assert octets(y) == BYTES, y
+    kept = give(y.clone() if torch else y.copy())
+    del y; gc.collect()
+`))
+		require.NoError(t, x.Free())
+		if p.box[1] == 0 {
+			t.Logf("the library has no %s", name)
+			continue
+		}
+		z := p.take(t)
+		assert.Equal(t, dt, z.DType())
+		assert.Equal(t, data, p.bytes(t, z, len(data)), name)
+		require.NoError(t, z.Free())
+		p.run(t, "del kept; gc.collect()")
+	}
+}
+
+// A stride of 0 repeats elements on either side.
+func (p *python) repeatsElements(t *testing.T) {
+	x, err := runtime.New(p.rt, dtype.F32, 3)
+	require.NoError(t, err)
+	p.set(t, x, hostmem.Bytes([]float32{1, 2, 3}))
+	address, err := x.Ptr()
+	require.NoError(t, err)
+	rows, err := runtime.Wrap(p.rt, address, dtype.F32, []int{2, 3}, []int{0, 1}, nil)
+	require.NoError(t, err)
+	p.tensors = []*runtime.Tensor{rows}
+	p.box[1] = 0
+	p.run(t, `
+y = lib.from_dlpack(Exporter())
+assert y.tolist() == [[1, 2, 3], [1, 2, 3]], y
+del y; gc.collect()
+z = lib.arange(3, dtype=lib.float32)
+if device[0] == 2: z = z.cuda()
+z = z.expand(2, 3) if torch else None
+if torch: kept = give(z)
+`)
+	require.NoError(t, rows.Free())
+	require.NoError(t, x.Free())
+	if p.box[1] == 0 {
+		return // NumPy's arrays that repeat elements are read-only
+	}
+	z := p.take(t)
+	assert.Equal(t, []int{2, 3, 0, 1}, append(z.Shape(), z.Strides()...))
+	assert.Equal(t, hostmem.Bytes([]float32{0, 1, 2}), p.bytes(t, z, 12))
+	require.NoError(t, z.Free())
+	p.run(t, "del kept, z; gc.collect()")
+}
+
+// The thread that gives a tensor back may be one that nobody here knows.
+func (p *python) givesBackElsewhere(t *testing.T) {
+	x, err := runtime.New(p.rt, dtype.F32, 4)
+	require.NoError(t, err)
+	p.tensors = []*runtime.Tensor{x}
+	p.done.Store(0)
+	p.run(t, `
+held = [lib.from_dlpack(Exporter()) for _ in range(8)]
+threads = [threading.Thread(target=held.pop) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+gc.collect()
+`)
+	assert.EqualValues(t, 8, p.done.Load())
+	require.NoError(t, x.Free())
 }
