@@ -30,6 +30,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/reductions"
 	"github.com/tutti-go/tutti/internal/reference"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -198,8 +199,8 @@ func oneNaN(dt dtype.DType, data []byte) ([]byte, error) {
 
 func (b *bits) sparse() error {
 	const steps = 3
-	for _, pattern := range sparse.Patterns() {
-		for _, values := range sparse.Values() {
+	for _, pattern := range sparsity.Patterns() {
+		for _, values := range sparsity.Values() {
 			for _, momentum := range []float64{0, 0.9} {
 				cfg := sparse.Config{Pattern: pattern, Values: values, Density: 0.02, Momentum: momentum}
 				cfg.ClipNorm = 2 * momentum

@@ -96,7 +96,7 @@ func (t *tree) measures() []measure {
 			goal:   3,
 			places: t.words,
 		},
-		{name: "exported names", count: float64(len(t.exported)), bound: 382, goal: 380},
+		{name: "exported names", count: float64(len(t.exported)), bound: 380, goal: 380},
 		{name: "options that nothing sets", count: float64(len(t.unset())), bound: 0, goal: 0, places: t.unset()},
 		{name: "functions above 70 lines", count: float64(len(t.long)), bound: 4, goal: 8, places: t.long},
 		{name: "lines above 120 columns", count: float64(len(t.wide)), bound: 0, goal: 0, places: t.wide},

@@ -24,6 +24,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -67,7 +68,7 @@ func TestKilledInStep(t *testing.T) {
 		case os.Getenv(killsVariable) == "all":
 			for at, more := 0, true; more; at++ { // one job of each library at a time: 18 minutes on two processors
 				more = false
-				for first := range sparse.Patterns() {
+				for first := range sparsity.Patterns() {
 					more = run(at, first) || more
 				}
 			}
@@ -173,7 +174,7 @@ func survive(world comm.Communicator, at, first int) (k kills, err error) {
 	}
 	rt := cpu.New()
 	for i, victim := range order[:len(order)-1] {
-		pattern := sparse.Patterns()[(first+i)%len(sparse.Patterns())]
+		pattern := sparsity.Patterns()[(first+i)%len(sparsity.Patterns())]
 		r := &mourner{ctx: ctx, rt: rt, before: comms[i], after: comms[i+1], at: at, mortal: world.Rank() == victim}
 		became, err := r.run(pattern, world.Rank())
 		if err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
 	"github.com/tutti-go/tutti/runtime/kernel"
@@ -112,8 +113,8 @@ func TestReplaysOfSparseSteps(t *testing.T) {
 	defer cancel()
 	world, err := nccl.InProcess(ctx, runtimes)
 	require.NoError(t, err)
-	for _, pattern := range sparse.Patterns() {
-		if sparse.NeedsHost(pattern) || pattern == sparse.Dense {
+	for _, pattern := range sparsity.Patterns() {
+		if sparsity.NeedsHost(pattern) || pattern == sparse.Dense {
 			continue
 		}
 		for name, cfg := range map[string]sparse.Config{"transactions": {}, "no undo": {NoUndo: true}} {

@@ -11,6 +11,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
@@ -159,8 +160,8 @@ func (g *Gradients) resolve() (whole engine.Settings, transactional bool, err er
 func bucketConfig(whole engine.Settings, b *bucket) engine.Settings {
 	whole.ClipNorm = 0 // all of them are clipped by one factor
 	if b.vectors {
-		whole.Pattern = engine.Dense
-		whole.Values = engine.F32
+		whole.Pattern = sparsity.Dense
+		whole.Values = sparsity.F32
 		whole.Schedule = engine.Schedule{}
 		whole.Selector = nil
 	}
@@ -203,7 +204,7 @@ func (g *Gradients) keepsHost() bool {
 	if g.order.Streams == nil {
 		return true
 	}
-	needsHost := func(b *bucket) bool { return engine.NeedsHost(b.cfg.Pattern) }
+	needsHost := func(b *bucket) bool { return sparsity.NeedsHost(b.cfg.Pattern) }
 	return g.side != nil && slices.ContainsFunc(g.buckets, needsHost)
 }
 
@@ -214,7 +215,7 @@ func (g *Gradients) choose(ctx context.Context, whole engine.Settings, patterns 
 	for i, b := range g.buckets {
 		b.cfg = bucketConfig(whole, b)
 		b.pattern = b.cfg.Pattern
-		if b.cfg.Pattern != engine.Auto {
+		if b.cfg.Pattern != sparsity.Auto {
 			continue
 		}
 		var pattern string

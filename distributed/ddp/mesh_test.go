@@ -17,6 +17,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -157,7 +158,7 @@ func TestMeshLosesAHost(t *testing.T) {
 // share, and an allgather.
 func TestMeshHasTheBitsOfShares(t *testing.T) {
 	const n, steps, perHost = 600, 5, 2
-	for _, pattern := range sparse.Patterns() {
+	for _, pattern := range sparsity.Patterns() {
 		standin.World(t, 4, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 			mesh, err := hosts(perHost)(ctx, c)
 			require.NoError(t, err)

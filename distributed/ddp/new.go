@@ -9,7 +9,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed/internal/base"
-	"github.com/tutti-go/tutti/distributed/internal/engine"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
@@ -61,7 +61,7 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 		if err := g.reachable(t); err != nil {
 			return nil, base.OpError(op, gradientError(i, err))
 		}
-		compressed := cfg.Pattern != "" && cfg.Pattern != engine.Dense
+		compressed := cfg.Pattern != "" && cfg.Pattern != sparsity.Dense
 		if cfg.Weighted {
 			if err := base.CheckGradientType(t.DType()); err != nil {
 				return nil, base.OpError(op, gradientError(i, fmt.Errorf("with Weighted: %w", err)))

@@ -8,6 +8,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/internal/stages"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -109,7 +110,7 @@ func (b *bucket) len() int { return b.bytes / b.dt.Size() }
 
 // shares reports whether gradients are put together in memory that other buckets
 // use as well.
-func (b *bucket) shares() bool { return b.cfg.Pattern != engine.Dense && b.views.Ptr == 0 }
+func (b *bucket) shares() bool { return b.cfg.Pattern != sparsity.Dense && b.views.Ptr == 0 }
 
 // Shard is this rank's part of a bucket, with [Config].Shard. A bucket is cut into as many equal parts as
 // there are ranks; what it lacks for that is padding at its end.

@@ -5,6 +5,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/engine"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -58,7 +59,7 @@ func (p *plain) Stats(context.Context) (engine.Stats, error) {
 	n := p.b.len()
 	stats := engine.Stats{
 		Step:           p.g.stats.Step,
-		Pattern:        engine.Dense,
+		Pattern:        sparsity.Dense,
 		Dense:          true,
 		Elements:       n,
 		K:              n,

@@ -13,6 +13,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/state"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
@@ -75,7 +76,7 @@ func (c *Config) checkReproducible(whole *engine.Settings) error {
 	if _, err := contributionBits(c.Reproducible, c.ReproducibleBits); err != nil {
 		return err
 	}
-	dense := whole.Pattern == engine.Dense && whole.Values == engine.F32 && whole.Momentum == 0
+	dense := whole.Pattern == sparsity.Dense && whole.Values == sparsity.F32 && whole.Momentum == 0
 	if !dense || c.Reducer != nil || c.Mesh != nil || c.Shard || c.Weighted || c.Wire != dtype.Invalid {
 		return base.ConfigError("Reproducible is for dense gradients in F32 without Momentum: it excludes Reducer, " +
 			"Mesh, Shard, Weighted and Wire")
@@ -420,7 +421,7 @@ func (r *reproducible) Terms() string {
 func (r *reproducible) Stats(context.Context) (engine.Stats, error) {
 	return engine.Stats{
 		Step:           r.g.stats.Step,
-		Pattern:        engine.Dense,
+		Pattern:        sparsity.Dense,
 		Dense:          true,
 		Elements:       r.n,
 		K:              r.n,

@@ -19,6 +19,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -57,7 +58,7 @@ func TestRestoredBehind(t *testing.T) {
 		first, second := make(false), make(true)
 		t.Log(first.Patterns(), second.Patterns())
 		require.NotEqual(t, first.Patterns(), second.Patterns())
-		require.True(t, sparse.NeedsHost(first.Patterns()[0]))
+		require.True(t, sparsity.NeedsHost(first.Patterns()[0]))
 		step := func(g *ddp.Gradients, step int) []uint32 {
 			x, err := runtime.FromSlice(rt, standin.Normal(20_000, c.Rank(), step))
 			require.NoError(t, err)

@@ -12,6 +12,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/distributed/internal/state"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -218,7 +219,7 @@ func (g *Gradients) parse(saved []byte) (savedGradients, error) {
 	for i := range buckets {
 		name := string(d.Bytes())
 		part := d.Bytes()
-		if !slices.Contains(engine.Patterns(), name) {
+		if !slices.Contains(sparsity.Patterns(), name) {
 			d.Fail(fmt.Errorf("%w: bucket %d has pattern %q", comm.ErrMismatch, i, name))
 		}
 		p.patterns = append(p.patterns, name)

@@ -19,6 +19,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -130,7 +131,7 @@ func TestWeights(t *testing.T) {
 		"reducer":       {Reducer: newAveraging}, "mesh": {Mesh: hosts(2)}, "mesh topkA": {Mesh: hosts(2), Config: sparse.Config{Pattern: sparse.TopkA, Density: 1}, DenseUpTo: -1},
 		"uneven": {Uneven: true}, "vectors": {Config: sparse.Config{Pattern: sparse.TopkA, Density: 1}},
 	}
-	for _, p := range sparse.Patterns() {
+	for _, p := range sparsity.Patterns() {
 		configs[p] = with(func(c *sparse.Config) { c.Pattern = p })
 	}
 	for name, cfg := range configs {
@@ -238,14 +239,14 @@ func TestWeightedLarge(t *testing.T) {
 func TestWeightedPatterns(t *testing.T) {
 	const n, steps = 800, 6
 	var configs []sparse.Config
-	for _, p := range sparse.Patterns() {
+	for _, p := range sparsity.Patterns() {
 		if p == sparse.Dense || p == sparse.Auto {
 			continue
 		}
 		configs = append(configs, sparse.Config{Pattern: p, Density: 0.05},
 			sparse.Config{Pattern: p, Density: 0.05, Momentum: 0.9}, sparse.Config{Pattern: p, Density: 0.05, NoErrorFeedback: true})
 	}
-	for _, v := range sparse.Values() {
+	for _, v := range sparsity.Values() {
 		if v == sparse.Auto {
 			continue
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
@@ -44,7 +45,7 @@ func finite(x []float32) bool {
 // streams a few numbers come on top.
 func (u *run) inBudget() {
 	stats := u.stats
-	if u.cfg.Pattern != engine.Oktopk || stats.Dense {
+	if u.cfg.Pattern != sparsity.Oktopk || stats.Dense {
 		return
 	}
 	bound := 6 * int64(stats.K) * int64(u.size-1) / int64(u.size)
@@ -55,7 +56,7 @@ func (u *run) inBudget() {
 		bound += 6 * int64(u.size-1)
 	}
 	switch {
-	case u.codec != kernel.CodecNone && stats.Pattern != engine.Oktopk: // few entries, beside which headers count
+	case u.codec != kernel.CodecNone && stats.Pattern != sparsity.Oktopk: // few entries, beside which headers count
 	case u.codec != kernel.CodecNone: // a word of 6k(P-1)/P is half of an entry of a message
 		share := max(stats.K/(2*u.size), 1)
 		entry := float64(u.codec.Bound(share, u.t.Len())) / float64(share)

@@ -13,6 +13,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -40,7 +41,7 @@ func testGradientSync(r *rank) {
 			sparse: true,
 		},
 	}
-	for i, pattern := range sparse.Patterns() {
+	for i, pattern := range sparsity.Patterns() {
 		cfg := ddp.Config{BucketBytes: 3000, Config: sparse.Config(config(pattern, 1)), DenseUpTo: -1}
 		cfg.NoUndo = i%2 == 1
 		models = append(models, model{name: fmt.Sprintf("%s, no undo %v", pattern, cfg.NoUndo), cfg: cfg, sparse: true})

@@ -18,6 +18,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
@@ -29,7 +30,8 @@ func RunSelector(t *testing.T, b commtest.Backend, selector sparse.Selector, opt
 	t.Helper()
 	cases := slices.DeleteFunc(patternCases(), func(c testCase) bool {
 		// Without a residual, equal gradients need not have equal results, as Step differs.
-		return strings.HasPrefix(c.name, engine.Dense) || c.name == engine.Auto || strings.HasSuffix(c.name, "/NoFeedback")
+		return strings.HasPrefix(c.name, sparsity.Dense) || c.name == sparsity.Auto ||
+			strings.HasSuffix(c.name, "/NoFeedback")
 	})
 	runCases(t, b, cases, append(opts, func(s *suite) { s.selector = selector }))
 }
@@ -53,9 +55,9 @@ func patternCases() []testCase {
 		{name: "Values", body: testValues, sparse: true},
 	}
 	var cases []testCase
-	for _, pattern := range engine.Patterns() {
+	for _, pattern := range sparsity.Patterns() {
 		for _, b := range bodies {
-			cases = append(cases, testCase{name: pattern + "/" + b.name, sparse: b.sparse || pattern != engine.Dense,
+			cases = append(cases, testCase{name: pattern + "/" + b.name, sparse: b.sparse || pattern != sparsity.Dense,
 				body: func(r *rank) { b.body(r, pattern) }})
 		}
 	}
@@ -104,14 +106,14 @@ func (r *rank) reduces(label string, n int, dt dtype.DType, cfg engine.Config, b
 
 // codecs are what values travel as.
 var codecs = map[string]kernel.Codec{
-	engine.Lossless: kernel.CodecF32,
-	engine.BF16:     kernel.CodecBF16,
-	engine.F16:      kernel.CodecF16,
-	engine.FP8:      kernel.CodecFP8,
-	engine.I8:       kernel.CodecI8,
-	engine.I4:       kernel.CodecI4,
-	engine.I2:       kernel.CodecI2,
-	engine.Bit:      kernel.CodecSign,
+	sparsity.Lossless: kernel.CodecF32,
+	sparsity.BF16:     kernel.CodecBF16,
+	sparsity.F16:      kernel.CodecF16,
+	sparsity.FP8:      kernel.CodecFP8,
+	sparsity.I8:       kernel.CodecI8,
+	sparsity.I4:       kernel.CodecI4,
+	sparsity.I2:       kernel.CodecI2,
+	sparsity.Bit:      kernel.CodecSign,
 }
 
 // reduce runs one step on a gradient and reads the result.
@@ -136,8 +138,8 @@ func (u *run) residual() []float32 {
 
 // mayBeDense reports whether the backend may add up, without a residual.
 func (u *run) mayBeDense() bool {
-	exact := u.cfg.Values == "" || u.cfg.Values == engine.F32
-	return u.cfg.Pattern == engine.Dense && exact || u.cfg.Pattern == engine.Auto
+	exact := u.cfg.Values == "" || u.cfg.Values == sparsity.F32
+	return u.cfg.Pattern == sparsity.Dense && exact || u.cfg.Pattern == sparsity.Auto
 }
 
 // step runs one step and checks everything that holds for finite gradients:
@@ -237,9 +239,9 @@ func (u *run) conserved(before, gradient []float32) {
 		smallest += float64(u.size) * 0x1p-24
 	}
 	switch u.cfg.Values {
-	case engine.I2, engine.Bit: // what an element loses is as large as the mean of others may be
+	case sparsity.I2, sparsity.Bit: // what an element loses is as large as the mean of others may be
 		smallest += relative * slices.Max(append(sums[n:], 0))
-	case "", engine.F32:
+	case "", sparsity.F32:
 	default: // a code may be twice the number
 		relative *= 2
 	}
@@ -302,10 +304,10 @@ func testConservation(r *rank, pattern string) {
 func testAuto(r *rank) {
 	for i, k := range families[:3] {
 		for _, n := range [][]int{{0, 3, 1000, r.large()}, {1000}}[min(i, 1)] {
-			r.sequence(k, n, 4, dtype.F32, config(engine.Auto, 0.02))
+			r.sequence(k, n, 4, dtype.F32, config(sparsity.Auto, 0.02))
 		}
 	}
-	r.sequence(families[0], 1000, 4, dtype.F16, config(engine.Auto, 0.1))
+	r.sequence(families[0], 1000, 4, dtype.F16, config(sparsity.Auto, 0.1))
 }
 
 // large is the length of tensors that every part of a pattern has work with where 1000 entries are selected.
@@ -343,7 +345,7 @@ func (r *rank) noFeedback(cfg engine.Config) {
 		}
 		// Partitions are balanced in the first step only, and which entries are cut
 		// depends on partitions: compare without cuts.
-		if cfg.Pattern != engine.Oktopk && !slices.Equal(first, u.result) {
+		if cfg.Pattern != sparsity.Oktopk && !slices.Equal(first, u.result) {
 			fail("a later step with the same gradient has another result")
 		}
 	})
@@ -406,8 +408,9 @@ func (u *run) special() {
 	const nan, inf = 17, 2900
 	// Scaled codes have a NaN for all that is not finite, and bins no code of their own: all that
 	// share a table or a magnitude are NaN, and what of it is not sent is so in later steps.
-	scaled := slices.Contains([]string{engine.FP8, engine.I8, engine.I4}, u.cfg.Values)
-	spreads := slices.Contains([]string{engine.I2, engine.Bit}, u.cfg.Values) && u.cfg.NonFinite == engine.PassNonFinite
+	scaled := slices.Contains([]string{sparsity.FP8, sparsity.I8, sparsity.I4}, u.cfg.Values)
+	means := slices.Contains([]string{sparsity.I2, sparsity.Bit}, u.cfg.Values)
+	spreads := means && u.cfg.NonFinite == engine.PassNonFinite
 	for step := range 6 {
 		g := u.gradient(families[0], specialLen, u.rank.rank, u.size, step)
 		special := step%3 == 1
@@ -491,7 +494,7 @@ func testValues(r *rank, pattern string) {
 	hard := []string{"normal", "own cluster", "zero", "ties", "canceling", "subnormal", "huge", "one sign"}
 	types := []dtype.DType{dtype.F32, dtype.F16, dtype.BF16}
 	turn := func(i, which int) bool { return r.extended || (r.size+which)%len(types) == i }
-	for v, values := range engine.Values()[1:] {
+	for v, values := range sparsity.Values()[1:] {
 		cfg := config(pattern, 0.1)
 		cfg.Values = values
 		for f, k := range families {
@@ -531,7 +534,7 @@ func testValues(r *rank, pattern string) {
 		}
 		cfg.Density = 0.01
 		r.schedule(cfg)
-		if pattern != engine.Dense {
+		if pattern != sparsity.Dense {
 			r.entries(cfg, 1009, families[0])
 		}
 	}
@@ -558,8 +561,8 @@ func testSameBits(r *rank) {
 // checksums are those of results and residuals of every pattern and codec.
 func (r *rank) checksums() map[string]uint32 {
 	sums := map[string]uint32{}
-	for _, pattern := range engine.Patterns() {
-		for _, values := range engine.Values()[1:] {
+	for _, pattern := range sparsity.Patterns() {
+		for _, values := range sparsity.Values()[1:] {
 			cfg := config(pattern, 0.1)
 			cfg.Values = values
 			r.reduces("bits", 900, dtype.BF16, cfg, func(u *run) {
@@ -578,7 +581,7 @@ func (r *rank) checksums() map[string]uint32 {
 // density 0.
 func (r *rank) schedule(cfg engine.Config) {
 	const n = 2000
-	dense := cfg.Pattern == engine.Dense
+	dense := cfg.Pattern == sparsity.Dense
 	cfg.Schedule = engine.Schedule{
 		WarmupSteps:   2,
 		Densities:     []float64{0.25, 0},
@@ -605,7 +608,7 @@ func (r *rank) schedule(cfg engine.Config) {
 func testClipping(r *rank, pattern string) {
 	for _, global := range []bool{false, true} {
 		for _, dt := range []dtype.DType{dtype.F32, dtype.BF16} {
-			if pattern == engine.Dense && dt == dtype.BF16 {
+			if pattern == sparsity.Dense && dt == dtype.BF16 {
 				continue // there, clipped gradients are rounded before they are summed
 			}
 			cfg := config(pattern, 0.1)
@@ -663,7 +666,7 @@ func testVolume(r *rank) {
 			if (i+j)%2 > 0 && !r.extended { // each family has two shapes, each shape half of the families
 				continue
 			}
-			r.sequence(k, s.n, 7, dtype.F32, config(engine.Oktopk, s.density))
+			r.sequence(k, s.n, 7, dtype.F32, config(sparsity.Oktopk, s.density))
 		}
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -827,7 +828,7 @@ func TestRanksThatFailedDifferently(t *testing.T) {
 // dense average does.
 func TestPatterns(t *testing.T) {
 	const ranks, steps = 4, 24
-	for _, pattern := range sparse.Patterns() {
+	for _, pattern := range sparsity.Patterns() {
 		t.Run(pattern, func(t *testing.T) {
 			cfg := outer.Config{Every: 4, Decay: 0.95, Momentum: 0.5, Reduce: ddp.Config{Config: sparse.Config{Pattern: pattern, Density: 0.1}, DenseUpTo: -1}}
 			for _, delay := range []int{0, 3} {

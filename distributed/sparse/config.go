@@ -8,10 +8,10 @@ import (
 // Config says how a [Reducer] reduces a gradient. The zero value of each field
 // but Density is its default. All ranks use the same values.
 type Config struct {
-	// Pattern is one of [Patterns], "dense" unless set, or [Auto]. What a rank selects follows from what it has, so
+	// Pattern is [Dense] unless set, or another pattern, or [Auto]. What a rank selects follows from what it has, so
 	// that results depend on the number of ranks, with all but the dense one (ddp.Config.Reproducible).
 	Pattern string
-	// Values is the codec of the values that travel, one of [Values], F32 unless set. What rounding loses stays in
+	// Values is the codec of the values that travel, F32 unless set. What rounding loses stays in
 	// the residual of the rank that has rounded, so it is sent in later steps, and so the dense pattern has
 	// a residual as well unless Values is F32. A sum that is rounded again before all ranks get it leaves what that
 	// loses with the rank that made it. With NoErrorFeedback it is forgotten. Where dense steps
@@ -60,12 +60,6 @@ type Config struct {
 
 	// Schedule varies the density over the steps.
 	Schedule Schedule
-}
-
-// Validate returns the error of a field that is out of range, [comm.ErrArgument].
-func (c Config) Validate() error {
-	_, err := engine.Config(c).Settings()
-	return err
 }
 
 // NonFinitePolicy says what becomes of a step whose result has, or may have from

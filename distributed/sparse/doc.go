@@ -2,8 +2,8 @@
 // gradient tensor over the ranks and sends only its largest entries.
 //
 // The patterns are not programs but a grid: a selector chooses entries of gradient +
-// residual, an exchange combines the lists of all ranks, a codec says how they travel ([Values]), and error
-// feedback keeps in the residual the entries that were not sent, and what rounding lost. [Patterns] lists the
+// residual, an exchange combines the lists of all ranks, a codec says how they travel, and error
+// feedback keeps in the residual the entries that were not sent, and what rounding lost. The patterns are the
 // named combinations, and [Auto] is the fastest of them here; docs/sparse.md describes them, their volume and how
 // they differ from the published code. For the gradients of a whole model, see package ddp.
 //

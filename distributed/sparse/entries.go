@@ -1,8 +1,6 @@
 package sparse
 
 import (
-	"context"
-
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
@@ -10,7 +8,8 @@ import (
 // Entries returns the average that the last step made as a list, the same on
 // every rank: its indices ascend, and the average is zero elsewhere. It lies in
 // device memory, valid until the next step, ready for work on the compute stream;
-// how many entries it has, is on the device too ([kernel.Entries].Len). [Reducer.Read] brings it to the host.
+// how many entries it has, is on the device too ([kernel.Entries].Len). [runtime.Runtime].CopyOut brings them to the
+// host.
 //
 // A dense result, which topkSA and oktopk may make too, is in the tensor alone, and
 // that is [comm.ErrUnsupported]. So is every result of [Auto], which may choose the dense pattern.
@@ -20,24 +19,13 @@ func (r *Reducer) Entries() (kernel.Entries, error) {
 	return r.engine.Entries()
 }
 
-// Read waits for the device until ctx is done, and copies a list that
-// [Reducer.Entries] returned.
-func (r *Reducer) Read(ctx context.Context, l kernel.Entries) (indices []int32, values []float32, err error) {
-	return r.engine.Read(ctx, l)
-}
-
 // AddResult adds the average that the last step made to t, multiplied by factor:
 // with the negative learning rate it is the update of plain SGD, and with 1 and a
-// tensor of zeros it makes the average as a dense tensor, which [Reducer.ClearResult]
-// makes zero again. t is F32, with as many elements as the gradient. Only the
-// entries are touched, one list of each rank after the other.
+// tensor of zeros it makes the average as a dense tensor. t is F32, with as many
+// elements as the gradient. Only the entries are touched, one list of each rank
+// after the other.
 //
 // The entries are those of [Reducer.Entries], until the next step.
 func (r *Reducer) AddResult(t *runtime.Tensor, factor float32) error {
 	return r.engine.AddResult(t, factor)
-}
-
-// ClearResult makes t zero where the last step's result has entries.
-func (r *Reducer) ClearResult(t *runtime.Tensor) error {
-	return r.engine.ClearResult(t)
 }

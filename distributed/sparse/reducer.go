@@ -9,7 +9,7 @@ import (
 )
 
 // Reducer averages one gradient tensor over the ranks, step after step, with
-// one of the [Patterns]. It keeps what is particular to that tensor: the
+// one of the patterns. It keeps what is particular to that tensor: the
 // residual, thresholds, partitions and scratch memory. Make one per tensor
 // with [New]; for the buckets of a model, see package ddp.
 //
@@ -67,7 +67,7 @@ func New(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Reducer, 
 // no tensor of n elements has are [comm.ErrMismatch], and so are indices: those are
 // left out of the result, and every step that follows has the error. On a device with
 // streams it is the first step that reads numbers of the device, and each 256th that is
-// not captured does. What oktopk reads in the step after ([NeedsHost]) is an error of
+// not captured does. What oktopk reads in the step after is an error of
 // that, or of Stats, State and ScaleResidual before it.
 func (r *Reducer) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 	return r.engine.AllReduce(ctx, t)

@@ -14,6 +14,8 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/internal/stages"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -63,16 +65,18 @@ func TestReducer(t *testing.T) {
 
 		list, err := r.Entries()
 		require.NoError(t, err)
-		indices, entries, err := r.Read(ctx, list)
-		require.NoError(t, err)
-		assert.Equal(t, []int32{0}, indices)
-		assert.Equal(t, []float32{8}, entries)
+		length := make([]int32, 1)
+		require.NoError(t, rt.CopyOut(hostmem.Bytes(length), list.Len))
+		assert.EqualValues(t, 1, length[0])
+		index := make([]int32, 1)
+		entry := make([]float32, 1)
+		require.NoError(t, errors.Join(rt.CopyOut(hostmem.Bytes(index), list.Idx), rt.CopyOut(hostmem.Bytes(entry), list.Val)))
+		assert.Equal(t, []int32{0}, index)
+		assert.Equal(t, []float32{8}, entry)
 		total, err := runtime.New(rt, dtype.F32, 2)
 		require.NoError(t, err)
 		require.NoError(t, errors.Join(total.Fill(1), r.AddResult(total, 0.5)))
 		assert.Equal(t, []float32{5, 1}, values(t, total))
-		require.NoError(t, r.ClearResult(total))
-		assert.Equal(t, []float32{0, 1}, values(t, total))
 
 		residual, err := r.Residual()
 		require.NoError(t, err)
@@ -143,15 +147,20 @@ func TestSchedule(t *testing.T) {
 func TestNames(t *testing.T) {
 	patterns := []string{sparse.Dense, sparse.TopkA, sparse.TopkA2, sparse.TopkAopt, sparse.Gtopk, sparse.TopkSA,
 		sparse.Gaussiank, sparse.GaussiankConcat, sparse.GaussiankSA, sparse.Oktopk, sparse.Chunked}
-	assert.Equal(t, patterns, sparse.Patterns())
+	assert.Equal(t, patterns, sparsity.Patterns())
 	codecs := []string{sparse.F32, sparse.Lossless, sparse.BF16, sparse.F16, sparse.FP8, sparse.I8, sparse.I4, sparse.I2, sparse.Bit}
-	assert.Equal(t, codecs, sparse.Values())
-	for _, pattern := range append(patterns, sparse.Auto) {
-		for _, codec := range codecs {
-			assert.NoError(t, sparse.Config{Pattern: pattern, Values: codec, Density: 0.1}.Validate())
+	assert.Equal(t, codecs, sparsity.Values())
+	standin.World(t, 1, func(_ context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		for _, pattern := range append(patterns, sparse.Auto) {
+			for _, codec := range codecs {
+				r, err := sparse.New(rt, c, 2, sparse.Config{Pattern: pattern, Values: codec, Density: 0.1})
+				require.NoError(t, err, "%s, %s", pattern, codec)
+				require.NoError(t, r.Close())
+			}
 		}
-	}
-	assert.ErrorIs(t, sparse.Config{Pattern: "nothing"}.Validate(), comm.ErrArgument)
-	assert.True(t, sparse.NeedsHost(sparse.Auto))
+		_, err := sparse.New(rt, c, 2, sparse.Config{Pattern: "nothing"})
+		assert.ErrorIs(t, err, comm.ErrArgument)
+		return nil
+	})
 	assert.Equal(t, []int{1, 3}, sparse.RestoreRanks(4, 2, 1))
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/sim"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
@@ -22,7 +23,7 @@ func playSparse(p *play) {
 	const n, steps = 64, 6
 	node := p.NewNode("all")
 	size := []int{2, 4}[p.IntN(2)] // a power of two, so that averages are exact
-	patterns := slices.DeleteFunc(sparse.Patterns(), func(name string) bool { return name == sparse.Dense })
+	patterns := slices.DeleteFunc(sparsity.Patterns(), func(name string) bool { return name == sparse.Dense })
 	config := sparse.Config{Pattern: patterns[p.IntN(len(patterns))], Density: 0.1}
 	world, err := local.New(size)
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/internal/sim"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -185,7 +186,7 @@ func equal(a, b []float32) bool {
 
 // reduction chooses how gradients are averaged.
 func (p *play) reduction() sparse.Config {
-	names := sparse.Patterns()
+	names := sparsity.Patterns()
 	c := sparse.Config{Pattern: names[p.IntN(len(names))], Density: 0.1}
 	if p.Chance(3) {
 		c.Values = []string{"i8", "bf16"}[p.IntN(2)]

@@ -16,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/measure"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -71,7 +72,7 @@ func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int,
 	}
 	if k := count(cfg.Density, n); c.WorldSize() == 1 || 2*k >= n { // there is nothing to send, or too much
 		return &Choice{
-			Pattern:  Dense,
+			Pattern:  sparsity.Dense,
 			Elements: n,
 			K:        k,
 		}, nil
@@ -86,7 +87,7 @@ func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int,
 	var trials []Trial
 	for _, pattern := range p.candidates() {
 		t := Trial{Pattern: pattern}
-		if pattern != Dense || p.bears(t, usual) {
+		if pattern != sparsity.Dense || p.bears(t, usual) {
 			trials = append(trials, t)
 		}
 	}
@@ -125,7 +126,7 @@ type probe struct {
 func (p *probe) fit() (usual float64) {
 	for whole, n := p.n, firstElements; ; n = int(float64(p.n) * min(16, trialSeconds/usual)) {
 		p.n = min(whole, n)
-		usual = p.try(p.n, 3, Trial{Pattern: TopkA})[0]
+		usual = p.try(p.n, 3, Trial{Pattern: sparsity.TopkA})[0]
 		if p.n == whole || 2*usual > trialSeconds || p.err != nil {
 			p.batch = min(p.batch, max(int(trialSeconds/usual), 1))
 			return usual
@@ -137,16 +138,16 @@ func (p *probe) fit() (usual float64) {
 // and oktopk send less among three ranks and more, in more messages, and oktopk as many between two. No other
 // sparse pattern was the fastest by a tenth in any measurement.
 func (p *probe) candidates() []string {
-	patterns := []string{TopkA, TopkAopt}
+	patterns := []string{sparsity.TopkA, sparsity.TopkAopt}
 	cfg := p.cfg
 	if p.c.WorldSize() > 2 {
-		patterns = append(patterns, Gtopk)
+		patterns = append(patterns, sparsity.Gtopk)
 	}
-	cfg.Pattern = Oktopk
-	if uses, _ := find(&cfg, count(cfg.Density, p.n), p.n, p.c.WorldSize()); uses == Oktopk {
-		patterns = append(patterns, Oktopk)
+	cfg.Pattern = sparsity.Oktopk
+	if uses, _ := find(&cfg, count(cfg.Density, p.n), p.n, p.c.WorldSize()); uses == sparsity.Oktopk {
+		patterns = append(patterns, sparsity.Oktopk)
 	}
-	return append(patterns, Dense)
+	return append(patterns, sparsity.Dense)
 }
 
 // bears reports whether a dense step takes at most 1.5 times as long as usual, which a part of it may tell.
@@ -166,7 +167,7 @@ func choiceOf(trials []Trial, seconds []float64, n, k int) *Choice {
 	for i := range trials {
 		t := &trials[i]
 		t.Time = time.Duration(seconds[i] * float64(time.Second))
-		if choice.Pattern == "" && seconds[i] == best || t.Pattern == Dense && 20*seconds[i] <= 21*best {
+		if choice.Pattern == "" && seconds[i] == best || t.Pattern == sparsity.Dense && 20*seconds[i] <= 21*best {
 			choice.Pattern = t.Pattern
 		}
 	}
@@ -249,7 +250,7 @@ func (p *probe) settle(s *Reducer) error {
 		return nil
 	}
 	interval := float64(s.n) / float64(count(s.cfg.Density, s.n))
-	if s.cfg.Pattern == Oktopk { // k entries of all ranks together make it into the result
+	if s.cfg.Pattern == sparsity.Oktopk { // k entries of all ranks together make it into the result
 		interval *= float64(s.size)
 	}
 	values := make([]float32, min(s.n, randomBlock))

@@ -19,6 +19,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -34,7 +35,7 @@ type autoStep struct {
 // they did, by step and rank.
 func runAuto(t *testing.T, ranks, n, steps int, cfg engine.Config, wrap func(c comm.Communicator) comm.Communicator) [][]autoStep {
 	t.Helper()
-	cfg.Pattern = engine.Auto
+	cfg.Pattern = sparsity.Auto
 	all := make([][]autoStep, steps)
 	for i := range all {
 		all[i] = make([]autoStep, ranks)
@@ -93,17 +94,17 @@ func TestAutoAgrees(t *testing.T) {
 			steps := runAuto(t, ranks, n, 3, cfg, link.wrap)
 			choice := steps[0][0].choice
 			require.NotNil(t, choice)
-			assert.Contains(t, engine.Patterns(), choice.Pattern)
+			assert.Contains(t, sparsity.Patterns(), choice.Pattern)
 			assert.GreaterOrEqual(t, choice.Elements, link.least)
 			assert.LessOrEqual(t, choice.Elements, link.most)
 			assert.Equal(t, (choice.Elements+25)/50, choice.K)
-			assert.LessOrEqual(t, len(choice.Trials), len(engine.Patterns()))
+			assert.LessOrEqual(t, len(choice.Trials), len(sparsity.Patterns()))
 			for _, step := range steps {
 				for rank, s := range step {
 					require.Equal(t, choice.Pattern, s.choice.Pattern, "rank %d of %d", rank, ranks)
 					require.Equal(t, choice.Trials, s.choice.Trials, "they agreed on the times")
 					require.Equal(t, hostmem.Bytes(step[0].result), hostmem.Bytes(s.result))
-					if choice.Pattern != engine.Oktopk { // which may use another
+					if choice.Pattern != sparsity.Oktopk { // which may use another
 						require.Equal(t, choice.Pattern, s.stats.Pattern)
 					}
 				}
@@ -126,7 +127,7 @@ func TestAutoChooses(t *testing.T) {
 		})
 	}
 	for _, s := range runAuto(t, ranks, n, 1, cfg, slow)[0] {
-		require.NotEqual(t, engine.Dense, s.choice.Pattern, "%v", s.choice.Trials)
+		require.NotEqual(t, sparsity.Dense, s.choice.Pattern, "%v", s.choice.Trials)
 		require.False(t, s.stats.Dense)
 		require.Less(t, s.stats.SentElements, int64(n/10), "what was sent to choose does not count")
 	}
@@ -139,7 +140,7 @@ func TestAutoChooses(t *testing.T) {
 		})
 	}
 	for _, s := range runAuto(t, ranks, n, 2, cfg, costly)[1] {
-		require.Equal(t, engine.Dense, s.choice.Pattern, "%v", s.choice.Trials)
+		require.Equal(t, sparsity.Dense, s.choice.Pattern, "%v", s.choice.Trials)
 		require.True(t, s.stats.Dense)
 	}
 }
@@ -174,10 +175,10 @@ func TestAutoSparesSlowLinks(t *testing.T) {
 	}
 	for rank, s := range runAuto(t, ranks, n, 1, engine.Config{Density: 0.1}, slow)[0] {
 		choice := s.choice
-		assert.NotEqual(t, engine.Dense, choice.Pattern)
+		assert.NotEqual(t, sparsity.Dense, choice.Pattern)
 		assert.Less(t, choice.Elements, n)
 		assert.Equal(t, (choice.Elements+5)/10, choice.K)
-		dense := func(t engine.Trial) bool { return t.Pattern == engine.Dense }
+		dense := func(t engine.Trial) bool { return t.Pattern == sparsity.Dense }
 		assert.False(t, slices.ContainsFunc(choice.Trials, dense), "%v", choice.Trials)
 		assert.Less(t, took[rank]-time.Duration(s.stats.SentElements)*time.Microsecond, time.Second)
 	}
@@ -188,7 +189,7 @@ func TestAutoWithStreams(t *testing.T) {
 	const n = 20_000
 	rt := standin.NewOnStream(cpu.New())
 	require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
-		s, err := engine.New(rt, standin.NewOrdered(ctx, c), n, engine.Config{Pattern: engine.Auto, Density: 0.02})
+		s, err := engine.New(rt, standin.NewOrdered(ctx, c), n, engine.Config{Pattern: sparsity.Auto, Density: 0.02})
 		require.NoError(t, err)
 		g, err := runtime.FromSlice(rt, standin.Normal(n, c.Rank()))
 		require.NoError(t, err)
@@ -208,7 +209,7 @@ func TestAutoWithoutTrials(t *testing.T) {
 		density  float64
 	}{{1, 1000, 0.01}, {2, 0, 0.1}, {2, 1, 0.1}, {3, 1000, 0.5}} {
 		for _, s := range runAuto(t, k.ranks, k.n, 2, engine.Config{Density: k.density}, plainComm)[1] {
-			assert.Equal(t, engine.Dense, s.choice.Pattern)
+			assert.Equal(t, sparsity.Dense, s.choice.Pattern)
 			assert.Empty(t, s.choice.Trials)
 		}
 	}
@@ -239,7 +240,7 @@ func TestAutoLogs(t *testing.T) {
 // same. One of another configuration is refused, and changes nothing.
 func TestAutoResumes(t *testing.T) {
 	const n, ranks = 30_000, 2
-	cfg := engine.Config{Pattern: engine.Auto, Density: 0.02}
+	cfg := engine.Config{Pattern: sparsity.Auto, Density: 0.02}
 	// Dense would be slow, so that the state has a residual.
 	b := standin.Backend(t, ranks)
 	require.NoError(t, b.Run(t.Context(), ranks, func(ctx context.Context, r commtest.Rank) error {
@@ -310,7 +311,7 @@ func TestAutoFails(t *testing.T) {
 	rt := cpu.New()
 	left := errors.New("left")
 	err := local.Run(t.Context(), 3, func(ctx context.Context, c comm.Communicator) error {
-		s, err := engine.New(rt, c, 1000, engine.Config{Pattern: engine.Auto, Density: 0.1})
+		s, err := engine.New(rt, c, 1000, engine.Config{Pattern: sparsity.Auto, Density: 0.1})
 		if err != nil {
 			return err
 		}
@@ -343,7 +344,7 @@ func TestChoiceIsUndone(t *testing.T) {
 			}
 			return 0
 		}))
-		u, err := standin.NewTrainee(rt, f, engine.Config{Pattern: engine.Auto, Density: 0.02}, n)
+		u, err := standin.NewTrainee(rt, f, engine.Config{Pattern: sparsity.Auto, Density: 0.02}, n)
 		require.NoError(t, err)
 		virgin, err := u.S.State(ctx)
 		require.NoError(t, err)
@@ -386,7 +387,7 @@ func TestChoiceWithoutMemory(t *testing.T) {
 			return 0
 		}))
 		scarce := &scarce{Runtime: rt}
-		u, err := standin.NewTrainee(scarce, f, engine.Config{Pattern: engine.Auto, Density: 0.02}, 20_000)
+		u, err := standin.NewTrainee(scarce, f, engine.Config{Pattern: sparsity.Auto, Density: 0.02}, 20_000)
 		require.NoError(t, err)
 		scarce.left, scarce.sparse = 1, u.S
 		assert.ErrorIs(t, u.Step(ctx, 0), runtime.ErrOutOfMemory)

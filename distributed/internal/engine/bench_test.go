@@ -9,6 +9,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -17,7 +18,7 @@ import (
 func BenchmarkSparse(b *testing.B) {
 	const ranks, n, warm = 2, 1 << 20, 70 // warm: until buffers have settled
 	grads := [ranks][]float32{standin.Normal(n, 0), standin.Normal(n, 1)}
-	for _, pattern := range engine.Patterns() {
+	for _, pattern := range sparsity.Patterns() {
 		b.Run(pattern, func(b *testing.B) {
 			b.ReportAllocs()
 			b.SetBytes(4 * n)

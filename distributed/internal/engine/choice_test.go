@@ -12,16 +12,17 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
 // Dense wins where what is faster is faster by less than a twentieth.
 func TestAutoPrefersDense(t *testing.T) {
-	for dense, want := range map[float64]string{99: Dense, 104: Dense, 106: Gtopk} {
-		choice := choiceOf([]Trial{{Pattern: TopkA}, {Pattern: Gtopk}, {Pattern: Oktopk}, {Pattern: Dense}}, []float64{101, 100, 300, dense}, 10, 1)
+	for dense, want := range map[float64]string{99: sparsity.Dense, 104: sparsity.Dense, 106: sparsity.Gtopk} {
+		choice := choiceOf([]Trial{{Pattern: sparsity.TopkA}, {Pattern: sparsity.Gtopk}, {Pattern: sparsity.Oktopk}, {Pattern: sparsity.Dense}}, []float64{101, 100, 300, dense}, 10, 1)
 		assert.Equal(t, want, choice.Pattern, "%v", dense)
-		assert.Equal(t, Oktopk, choice.Trials[3].Pattern, "the slowest")
+		assert.Equal(t, sparsity.Oktopk, choice.Trials[3].Pattern, "the slowest")
 	}
 }
 
@@ -32,7 +33,7 @@ func TestTrialsBeginSettled(t *testing.T) {
 		t.Skip("takes 1800 steps, which other tests make under the race detector")
 	}
 	const ranks, n, density, steps = 3, 6000, 0.02, 600
-	for _, name := range []string{TopkA, TopkAopt, Oktopk} {
+	for _, name := range []string{sparsity.TopkA, sparsity.TopkAopt, sparsity.Oktopk} {
 		var arrived, began [ranks]float64
 		require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) (err error) {
 			rt := cpu.New()
@@ -85,7 +86,7 @@ func TestChoiceOfOneRank(t *testing.T) {
 			rt := cpu.New()
 			g, err := runtime.New(rt, dtype.F32, 100)
 			require.NoError(t, err)
-			s, err := New(rt, c, 100, Config{Pattern: TopkA, Density: 0.1})
+			s, err := New(rt, c, 100, Config{Pattern: sparsity.TopkA, Density: 0.1})
 			require.NoError(t, err)
 			s.cfg.chosen = chosen && c.Rank() == 0
 			err = s.AllReduce(ctx, g)

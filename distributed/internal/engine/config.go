@@ -9,6 +9,7 @@ import (
 
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/internal/tuning"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
@@ -88,11 +89,11 @@ type Settings struct {
 
 // Settings returns c with the defaults of what is not set, or the error of a field that is out of range.
 func (c Config) Settings() (Settings, error) {
-	c.Pattern = cmp.Or(c.Pattern, Dense)
-	c.Values = cmp.Or(c.Values, F32)
+	c.Pattern = cmp.Or(c.Pattern, sparsity.Dense)
+	c.Values = cmp.Or(c.Values, sparsity.F32)
 	if c.NonFinite == nonFiniteUnset {
 		c.NonFinite = SkipNonFinite
-		if c.NoUndo || c.Pattern == Dense && c.Values == F32 {
+		if c.NoUndo || c.Pattern == sparsity.Dense && c.Values == sparsity.F32 {
 			c.NonFinite = PassNonFinite
 		}
 	}
@@ -107,23 +108,24 @@ func (c Config) Settings() (Settings, error) {
 // those of c all the same: they were resolved before the pattern is replaced, and whatever was measured, a step is
 // rolled back, skipped and kept in a residual alike.
 func (c Settings) Choose(pattern string) (Settings, error) {
-	c.chosen = c.chosen || c.Pattern == Auto && pattern != Auto
+	c.chosen = c.chosen || c.Pattern == sparsity.Auto && pattern != sparsity.Auto
 	c.Pattern = pattern
 	return c, c.check()
 }
 
 // check returns the error of a field that is out of range.
 func (c *Config) check() error {
-	pattern := slices.Contains(Patterns(), c.Pattern)
+	patterns := sparsity.Patterns()
 	_, values := codecs[c.Values]
 	switch {
-	case !pattern && c.Pattern != Auto:
-		return base.ConfigError("unknown pattern %q (want %s or one of %s)", c.Pattern, Auto, strings.Join(Patterns(), ", "))
-	case c.Pattern != Dense && !(c.Density > 0 && c.Density <= 1):
+	case !slices.Contains(patterns, c.Pattern) && c.Pattern != sparsity.Auto:
+		return base.ConfigError("unknown pattern %q (want %s or one of %s)",
+			c.Pattern, sparsity.Auto, strings.Join(patterns, ", "))
+	case c.Pattern != sparsity.Dense && !(c.Density > 0 && c.Density <= 1):
 		return base.ConfigError("Density is %v, want a share in (0, 1]", c.Density)
 	case !values:
-		return base.ConfigError("unknown values %q (want one of %s)", c.Values, strings.Join(Values(), ", "))
-	case c.Selector != nil && (c.Pattern == Dense || c.Pattern == Auto):
+		return base.ConfigError("unknown values %q (want one of %s)", c.Values, strings.Join(sparsity.Values(), ", "))
+	case c.Selector != nil && (c.Pattern == sparsity.Dense || c.Pattern == sparsity.Auto):
 		return base.ConfigError("Selector with pattern %s, which may send everything", c.Pattern)
 	case !(c.Momentum >= 0 && c.Momentum < 1):
 		return base.ConfigError("Momentum is %v, want a number in [0, 1)", c.Momentum)
@@ -147,13 +149,14 @@ func (c *Settings) Plain() bool {
 
 // lossless reports whether a step that sends anything sends everything.
 func (c *Config) lossless() bool {
-	return c.Pattern == Dense && c.Values == F32 && c.Momentum == 0
+	return c.Pattern == sparsity.Dense && c.Values == sparsity.F32 && c.Momentum == 0
 }
 
 // keeps reports whether there is a residual. What was chosen for Auto has one:
 // with dense steps it is zero unless the schedule pauses.
 func (c *Settings) keeps() bool {
-	return c.Momentum > 0 || c.Values != F32 || c.chosen || c.Pattern != Dense && c.Pattern != Auto
+	selects := c.Pattern != sparsity.Dense && c.Pattern != sparsity.Auto
+	return c.Momentum > 0 || c.Values != sparsity.F32 || c.chosen || selects
 }
 
 // Defers reports whether a step may leave something in the residual, for later steps to send.

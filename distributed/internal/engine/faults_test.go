@@ -21,6 +21,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -62,14 +63,14 @@ func TestFaults(t *testing.T) {
 	}
 	rt := cpu.New()
 	tuning.Set(t, tuning.Tuning{TrimFrom: 16}) // messages that are coded travel in two parts
-	for _, pattern := range engine.Patterns() {
+	for _, pattern := range sparsity.Patterns() {
 		for _, size := range sizes {
 			// The norm is exchanged, and nothing clipped.
 			cfg := engine.Config{Pattern: pattern, Density: density, ClipNorm: 1e6, ClipGlobal: true}
 			for kind := range 2 * numKind {
-				cfg.Values = engine.F32
+				cfg.Values = sparsity.F32
 				if kind >= numKind {
-					cfg.Values = []string{engine.I8, engine.I2, engine.Lossless}[kind%numKind]
+					cfg.Values = []string{sparsity.I8, sparsity.I2, sparsity.Lossless}[kind%numKind]
 				}
 				if kind >= numKind && size != 3 {
 					continue
@@ -244,8 +245,8 @@ func TestFaultTable(t *testing.T) {
 	message := func(at int) func(*rig, func()) {
 		return func(f *rig, _ func()) { f.comm.Calls, f.comm.At = 0, at }
 	}
-	selects := func(pattern string, _ setup) bool { return pattern != engine.Dense }
-	hostSkips := func(pattern string, s setup) bool { return !s.streams && pattern == engine.TopkA } // copies before the undo: one
+	selects := func(pattern string, _ setup) bool { return pattern != sparsity.Dense }
+	hostSkips := func(pattern string, s setup) bool { return !s.streams && pattern == sparsity.TopkA } // copies before the undo: one
 	everywhere := func(g []float32) {
 		for i := range g {
 			g[i] = float32(math.Inf(1))
@@ -257,9 +258,9 @@ func TestFaultTable(t *testing.T) {
 		{phase: "idle", fault: "context is over", arm: func(_ *rig, cancel func()) { cancel() }, outcomes: []outcome{wontBegin, passes}, err: context.Canceled},
 		{phase: "begun", fault: "kernel that adds the gradient", arm: kernel("select", 1), of: selects, outcomes: []outcome{undone, passes}, err: standin.ErrKernel},
 		{phase: "selected", fault: "first call", arm: message(0), outcomes: []outcome{undone, passes}, err: standin.ErrFault},
-		{phase: "selected", fault: "second call", arm: message(1), of: func(pattern string, s setup) bool { return !s.streams && pattern != engine.Gtopk }, outcomes: []outcome{undone, passes}, err: standin.ErrFault},
+		{phase: "selected", fault: "second call", arm: message(1), of: func(pattern string, s setup) bool { return !s.streams && pattern != sparsity.Gtopk }, outcomes: []outcome{undone, passes}, err: standin.ErrFault},
 		{phase: "judged", fault: "kernel that merges", arm: kernel("merge", 1), of: func(pattern string, _ setup) bool {
-			return pattern == engine.TopkA || pattern == engine.Gtopk || pattern == engine.Gaussiank
+			return pattern == sparsity.TopkA || pattern == sparsity.Gtopk || pattern == sparsity.Gaussiank
 		}, outcomes: []outcome{undone, passes}, err: standin.ErrKernel},
 		{phase: "judged", fault: "copy that skips", spoil: oneNaN, arm: kernel("copy", 2), of: hostSkips, outcomes: []outcome{undone, skips}, err: standin.ErrKernel},
 	}
@@ -268,7 +269,7 @@ func TestFaultTable(t *testing.T) {
 			faultyStep{phase: "judged", fault: name, spoil: spoil, outcomes: []outcome{skips}},
 			faultyStep{phase: "judged", fault: name, spoil: spoil, policy: engine.FailNonFinite, outcomes: []outcome{refused}, err: engine.ErrNonFinite})
 	}
-	for _, pattern := range engine.Patterns() {
+	for _, pattern := range sparsity.Patterns() {
 		var want [2][][]uint64 // with the step, and without it
 		for i, o := range []outcome{passes, skips} {
 			want[i] = faultyStep{outcomes: []outcome{o}}.run(t, pattern, setup{}, true, pattern)
@@ -329,7 +330,7 @@ func (f faultyStep) run(t *testing.T, pattern string, s setup, reference bool, l
 			}
 			g, before := u.Gradient(step), u.State()
 			// Where the results of the dense pattern overflow is for its backend to say.
-			if step == bad && f.spoil != nil && (rank == 1 || pattern == engine.Dense && f.fault == "sums") {
+			if step == bad && f.spoil != nil && (rank == 1 || pattern == sparsity.Dense && f.fault == "sums") {
 				f.spoil(g)
 			}
 			if err := runtime.CopyIn(u.T, g); err != nil {
@@ -346,7 +347,7 @@ func (f faultyStep) run(t *testing.T, pattern string, s setup, reference bool, l
 				}
 				if !reference && s.from <= step && step < s.to && (attempt == 0 || step < s.to-1) {
 					host.frozen = true
-					if slices.Contains([]string{engine.Dense, engine.TopkA, engine.TopkA2, engine.Gtopk}, pattern) { // whose lists are equally long
+					if slices.Contains([]string{sparsity.Dense, sparsity.TopkA, sparsity.TopkA2, sparsity.Gtopk}, pattern) { // whose lists are equally long
 						rt.Freeze()
 					}
 				}
@@ -373,10 +374,10 @@ func (f faultyStep) run(t *testing.T, pattern string, s setup, reference bool, l
 					assert.NoError(t, err, label)
 					assert.Zero(t, stats.SelectedGlobal, label)
 					given = make([]uint32, n)
-					if s.streams && !engine.NeedsHost(pattern) {
+					if s.streams && !sparsity.NeedsHost(pattern) {
 						assert.Zero(t, waits, "%s: the device skips the step", label)
 					}
-					if pattern != engine.Dense {
+					if pattern != sparsity.Dense {
 						sums, err := runtime.New(memory, dtype.F32, n)
 						require.NoError(t, errors.Join(err, sums.Fill(0), u.S.AddResult(sums, 1)))
 						assert.Equal(t, given, standin.Bits(sums), "%s: the result of a step that was skipped", label)
@@ -392,7 +393,7 @@ func (f faultyStep) run(t *testing.T, pattern string, s setup, reference bool, l
 				assert.Equal(t, given, result, "gradient: %s, rank %d", label, rank)
 				assert.Equal(t, before, after, "residual: %s, rank %d", label, rank)
 			}
-			if s.to > 0 && !reference && pattern != engine.Dense {
+			if s.to > 0 && !reference && pattern != sparsity.Dense {
 				residual, err := u.S.Residual()
 				require.NoError(t, err)
 				if step == s.from && step != bad { // where the attempt that fails is frozen alone, it may be before the first that counts
@@ -502,7 +503,7 @@ func TestCountOfAnother(t *testing.T) {
 		tuning.Set(t, tuning.Tuning{TrimFrom: trim})
 		for _, count := range []uint32{0, 299, 301, 1 << 30} {
 			standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-				s, err := engine.New(rt, liar(c, count), n, engine.Config{Pattern: engine.TopkA, Density: 0.1, Values: engine.I8})
+				s, err := engine.New(rt, liar(c, count), n, engine.Config{Pattern: sparsity.TopkA, Density: 0.1, Values: sparsity.I8})
 				require.NoError(t, err)
 				g, err := runtime.New(rt, dtype.F32, n)
 				require.NoError(t, err)

@@ -15,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -44,7 +45,7 @@ func sparseCases() (all []sparseCase) {
 		{"clip global", engine.Config{ClipNorm: 1, ClipGlobal: true}},
 		{"schedule", engine.Config{Schedule: engine.Schedule{WarmupSteps: 1, Densities: []float64{0.3, 0, 0.25}, StepsPerEpoch: 1}}},
 	}
-	for _, pattern := range engine.Patterns() {
+	for _, pattern := range sparsity.Patterns() {
 		add := func(policy string, cfg engine.Config, dt dtype.DType, density float64, ranks, steps int, streams bool) {
 			cfg.Pattern, cfg.Density = pattern, density
 			if cfg.NonFinite == 0 && !cfg.NoUndo {
@@ -64,7 +65,7 @@ func sparseCases() (all []sparseCase) {
 				add(p.name, p.cfg, dtype.F32, 0.2, 3, 7, streams)
 			}
 		}
-		for i, values := range engine.Values()[1:] {
+		for i, values := range sparsity.Values()[1:] {
 			cfg := engine.Config{Values: values}
 			add(values, cfg, dtype.F32, 0.2, 3, 5, false)
 			add(values, cfg, []dtype.DType{dtype.F16, dtype.BF16}[i%2], 0.2, 2, 5, true)
@@ -141,7 +142,7 @@ func (c sparseCase) run(ctx context.Context, cc comm.Communicator, memory *cpu.R
 		if err := standin.AddTensor(h, rt, t); err != nil {
 			return err
 		}
-		if c.cfg.Pattern != engine.Dense || c.cfg.Values != "" {
+		if c.cfg.Pattern != sparsity.Dense || c.cfg.Values != "" {
 			residual, err := s.Residual()
 			if err != nil {
 				return err

@@ -1,18 +1,20 @@
 package engine
 
+import "github.com/tutti-go/tutti/internal/sparsity"
+
 // patterns is the grid. The dense pattern has neither selector nor exchange.
 var patterns = map[string]pattern{
-	Dense:           {},
-	TopkA:           {exactSelector, allgatherEqual},
-	TopkA2:          {exactSelector, allgatherAgain},
-	TopkAopt:        {reusedSelector, allgatherSized},
-	Gtopk:           {exactSelector, tree},
-	TopkSA:          {nonzeroSelector, partitionsOrDense},
-	Gaussiank:       {gaussianSelector, allgatherSized},
-	GaussiankConcat: {gaussianSelector, allgatherSized},
-	GaussiankSA:     {gaussianSelector, partitions},
-	Oktopk:          {reusedSelector, oktopk},
-	Chunked:         {chunkedSelector, allgatherEqual},
+	sparsity.Dense:           {},
+	sparsity.TopkA:           {exactSelector, allgatherEqual},
+	sparsity.TopkA2:          {exactSelector, allgatherAgain},
+	sparsity.TopkAopt:        {reusedSelector, allgatherSized},
+	sparsity.Gtopk:           {exactSelector, tree},
+	sparsity.TopkSA:          {nonzeroSelector, partitionsOrDense},
+	sparsity.Gaussiank:       {gaussianSelector, allgatherSized},
+	sparsity.GaussiankConcat: {gaussianSelector, allgatherSized},
+	sparsity.GaussiankSA:     {gaussianSelector, partitions},
+	sparsity.Oktopk:          {reusedSelector, oktopk},
+	sparsity.Chunked:         {chunkedSelector, allgatherEqual},
 }
 
 // find returns what reduces k of n entries per rank.
@@ -32,15 +34,15 @@ var patterns = map[string]pattern{
 // The name is that of the pattern that is used.
 func find(cfg *Settings, k, n, size int) (string, pattern) {
 	name := cfg.Pattern
-	if name == Oktopk {
+	if name == sparsity.Oktopk {
 		switch {
 		case 3*k >= n:
-			return Dense, pattern{noSelector, sumAll}
+			return sparsity.Dense, pattern{noSelector, sumAll}
 		case unitOf(cfg.codec(), k, n, size).roomy(k, size):
 		case size <= 3:
-			name = TopkA2
+			name = sparsity.TopkA2
 		default:
-			name = Gtopk
+			name = sparsity.Gtopk
 		}
 	}
 	return name, patterns[name]

@@ -16,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/internal/state"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -159,7 +160,7 @@ func TestGaussianSelection(t *testing.T) {
 
 // TestStateOfNoRanks: a state that is whole, and says that it is of a world without ranks, is refused.
 func TestStateOfNoRanks(t *testing.T) {
-	for _, pattern := range []string{TopkA, Oktopk} {
+	for _, pattern := range []string{sparsity.TopkA, sparsity.Oktopk} {
 		rt := cpu.New()
 		s, err := New(rt, noop.New(rt), 1000, Config{Pattern: pattern, Density: 0.1})
 		require.NoError(t, err)

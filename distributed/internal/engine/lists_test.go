@@ -15,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 	"github.com/tutti-go/tutti/runtime/kernel"
@@ -82,16 +83,16 @@ func TestAStepWithListsThatOthersHave(t *testing.T) {
 		first   string
 		second  error
 	}{
-		"lists":       {nil, engine.F32, []int{10}, "no gather", comm.ErrMismatch},
-		"unsupported": {comm.ErrUnsupported, engine.F32, []int{10}, "", nil},
-		"refused":     {errors.New("no lists"), engine.F32, []int{10, 10}, "no lists", errAny},
-		"coded":       {nil, engine.I8, nil, "", nil},
+		"lists":       {nil, sparsity.F32, []int{10}, "no gather", comm.ErrMismatch},
+		"unsupported": {comm.ErrUnsupported, sparsity.F32, []int{10}, "", nil},
+		"refused":     {errors.New("no lists"), sparsity.F32, []int{10, 10}, "no lists", errAny},
+		"coded":       {nil, sparsity.I8, nil, "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, base comm.Communicator) error {
 				rt := cpu.New()
 				l := &lister{Wrapped: comm.Wrap(base), rt: rt, refuses: c.refuses}
-				s, err := engine.New(rt, l, n, engine.Config{Pattern: engine.TopkA, Density: 0.1, Values: c.values})
+				s, err := engine.New(rt, l, n, engine.Config{Pattern: sparsity.TopkA, Density: 0.1, Values: c.values})
 				if err != nil {
 					return err
 				}
@@ -160,7 +161,7 @@ func TestListsAfterRebind(t *testing.T) {
 			lists := func(world int, refuses error) *lister {
 				return &lister{Wrapped: comm.Wrap(standin.NewOrdered(t.Context(), worlds[world][rank])), rt: rt, refuses: refuses}
 			}
-			s, err := engine.New(device, lists(0, comm.ErrUnsupported), n, engine.Config{Pattern: engine.TopkA, Density: 0.1})
+			s, err := engine.New(device, lists(0, comm.ErrUnsupported), n, engine.Config{Pattern: sparsity.TopkA, Density: 0.1})
 			assert.NoError(t, err)
 			g, err := runtime.New(device, dtype.F32, n)
 			assert.NoError(t, errors.Join(err, s.AllReduce(t.Context(), g)))
@@ -187,7 +188,7 @@ func TestListsThatGraphsReferTo(t *testing.T) {
 		require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, base comm.Communicator) error {
 			rt := cpu.New()
 			l := &lister{Wrapped: comm.Wrap(base), rt: rt, gathers: true}
-			s, err := engine.New(rt, l, n, engine.Config{Pattern: engine.TopkA, Density: 0.5,
+			s, err := engine.New(rt, l, n, engine.Config{Pattern: sparsity.TopkA, Density: 0.5,
 				Schedule: engine.Schedule{Densities: []float64{0.1, 0.3}, StepsPerEpoch: 2}})
 			if err != nil {
 				return err

@@ -15,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -185,7 +186,7 @@ func TestRanksDisagree(t *testing.T) {
 func TestPartsOfAStep(t *testing.T) {
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		const n = 100
-		s, err := engine.New(rt, c, n, engine.Config{Pattern: engine.TopkA, Density: 0.1})
+		s, err := engine.New(rt, c, n, engine.Config{Pattern: sparsity.TopkA, Density: 0.1})
 		require.NoError(t, err)
 		g, err := runtime.FromSlice(rt, standin.Normal(n, c.Rank()), n)
 		require.NoError(t, err)

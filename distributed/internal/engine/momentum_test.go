@@ -16,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -75,7 +76,7 @@ func TestMomentumReference(t *testing.T) {
 	}
 	for _, noUndo := range []bool{false, true} {
 		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-			s, err := engine.New(rt, c, n, engine.Config{Pattern: engine.TopkA, Density: float64(k) / n,
+			s, err := engine.New(rt, c, n, engine.Config{Pattern: sparsity.TopkA, Density: float64(k) / n,
 				Momentum: momentum, NoUndo: noUndo, Schedule: engine.Schedule{WarmupSteps: warmup}})
 			require.NoError(t, err)
 			for step := range steps {
@@ -99,11 +100,11 @@ func TestMomentumReference(t *testing.T) {
 // velocities as they were, and so does one that goes on from a saved state.
 func TestMomentumTransaction(t *testing.T) {
 	const n, ranks, steps = 300, 3, 6
-	for _, pattern := range append(engine.Patterns(), engine.Auto) {
+	for _, pattern := range append(sparsity.Patterns(), sparsity.Auto) {
 		t.Run(pattern, func(t *testing.T) {
 			cfg := engine.Config{Pattern: pattern, Density: 0.1, Momentum: 0.9, NonFinite: engine.SkipNonFinite,
 				Schedule: engine.Schedule{WarmupSteps: 2}}
-			if pattern == engine.Auto {
+			if pattern == sparsity.Auto {
 				cfg.Density = 0.6 // so that it always chooses the same, dense
 			}
 			train := func(bad, resumed int) [][]float32 {
@@ -160,7 +161,7 @@ func TestMomentumTransaction(t *testing.T) {
 func TestMomentumMisuse(t *testing.T) {
 	standin.World(t, 1, func(_ context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		for _, cfg := range []engine.Config{{Momentum: 1}, {Momentum: -0.1}, {Momentum: math.NaN()},
-			{Pattern: engine.TopkA, Density: 0.1, Momentum: 0.9, NoErrorFeedback: true}} {
+			{Pattern: sparsity.TopkA, Density: 0.1, Momentum: 0.9, NoErrorFeedback: true}} {
 			_, err := engine.New(rt, c, 10, cfg)
 			assert.ErrorIs(t, err, comm.ErrArgument)
 		}

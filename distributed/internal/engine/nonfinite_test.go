@@ -13,6 +13,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -23,7 +24,7 @@ import (
 func TestOverflowWhileNothingIsSent(t *testing.T) {
 	const ranks, n, bad, steps = 3, 1500, 1, 5
 	limit := float32(math.MaxFloat32) / ranks
-	for _, pattern := range engine.Patterns()[1:] {
+	for _, pattern := range sparsity.Patterns()[1:] {
 		for name, value := range map[string]float32{"the least": limit, "the largest": -math.MaxFloat32, "infinite": float32(math.Inf(1))} {
 			for _, policy := range []engine.NonFinitePolicy{engine.SkipNonFinite, engine.FailNonFinite} {
 				run := func(spoil, streams bool) (all [ranks][][]uint32) {
@@ -77,7 +78,7 @@ func TestGlobalNormIsNotFinite(t *testing.T) {
 			if streams {
 				memory, c = standin.NewOnStream(rt), standin.NewOrdered(ctx, c)
 			}
-			u, err := standin.NewTrainee(memory, c, engine.Config{Pattern: engine.TopkA, Density: 0.1, ClipNorm: 1, ClipGlobal: true,
+			u, err := standin.NewTrainee(memory, c, engine.Config{Pattern: sparsity.TopkA, Density: 0.1, ClipNorm: 1, ClipGlobal: true,
 				Schedule: engine.Schedule{Densities: []float64{0}, StepsPerEpoch: bad + 2}}, n)
 			if err != nil {
 				return err
@@ -110,7 +111,7 @@ func TestGlobalNormIsNotFinite(t *testing.T) {
 // lost but what results are rounded by.
 func TestSaturation(t *testing.T) {
 	const ranks, n, steps, value, largest = 3, 300, 150, 1000, 65504
-	for _, pattern := range engine.Patterns()[1:] {
+	for _, pattern := range sparsity.Patterns()[1:] {
 		var l ledger
 		seen := false
 		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
@@ -166,7 +167,7 @@ func TestSaturation(t *testing.T) {
 func TestLargeResidual(t *testing.T) {
 	const n = 20
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-		u, err := standin.NewTrainee(rt, c, engine.Config{Pattern: engine.TopkA, Density: 0.1, Momentum: 0.9}, n)
+		u, err := standin.NewTrainee(rt, c, engine.Config{Pattern: sparsity.TopkA, Density: 0.1, Momentum: 0.9}, n)
 		require.NoError(t, err)
 		skipped := func(x float32) bool {
 			require.NoError(t, u.T.Fill(float64(x)))

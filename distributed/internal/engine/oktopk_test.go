@@ -19,6 +19,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -29,7 +30,7 @@ func TestCloseOfHostCopyFails(t *testing.T) {
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		fails := &standin.Stumbling{Kernels: rt.Kernels(), Call: "close"}
 		memory := standin.NewCopying(rt, new(standin.Waits), fails, nil)
-		u, err := standin.NewTrainee(memory, standin.NewOrdered(ctx, c), engine.Config{Pattern: engine.Oktopk, Density: 0.1}, 3000)
+		u, err := standin.NewTrainee(memory, standin.NewOrdered(ctx, c), engine.Config{Pattern: sparsity.Oktopk, Density: 0.1}, 3000)
 		if err := errors.Join(err, u.Step(ctx, 0)); err != nil {
 			return err
 		}
@@ -52,7 +53,7 @@ func TestFailureBehindTheResult(t *testing.T) {
 		standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 			fails := &standin.Stumbling{Kernels: rt.Kernels(), Call: call, In: 3}
 			memory := standin.NewCopying(rt, new(standin.Waits), fails, nil)
-			u, err := standin.NewTrainee(memory, standin.NewOrdered(ctx, c), engine.Config{Pattern: engine.Oktopk, Density: 0.1}, n)
+			u, err := standin.NewTrainee(memory, standin.NewOrdered(ctx, c), engine.Config{Pattern: sparsity.Oktopk, Density: 0.1}, n)
 			for step := 0; err == nil && step < steps; step++ {
 				err = u.Step(ctx, step)
 			}
@@ -93,7 +94,7 @@ func TestOktopkReadsLater(t *testing.T) {
 				continue // what is left has all policies, and all numbers of ranks
 			}
 			t.Run(fmt.Sprintf("%d ranks, %s", ranks, name), func(t *testing.T) {
-				cfg.Pattern, cfg.Density = engine.Oktopk, 0.05
+				cfg.Pattern, cfg.Density = sparsity.Oktopk, 0.05
 				tuning.Set(t, tuning.Tuning{ThresholdInterval: 10, RebalanceInterval: 25})
 				s := script(rand.New(rand.NewPCG(seed, uint64(ranks))), n, ranks, steps, cfg)
 				want, _ := s.run(t, false, seed)
@@ -311,7 +312,7 @@ func TestOktopkRepeatsWhatFailed(t *testing.T) {
 	}
 	tuning.Set(t, tuning.Tuning{ThresholdInterval: 30, RebalanceInterval: 40})
 	for _, ranks := range worlds {
-		s := &acts{n: n, ranks: ranks, cfg: engine.Config{Pattern: engine.Oktopk, Density: 0.1}}
+		s := &acts{n: n, ranks: ranks, cfg: engine.Config{Pattern: sparsity.Oktopk, Density: 0.1}}
 		for step := range steps {
 			a := act{scale: []float32{1, 1.2}[step/6%2], overflow: -1} // thresholds follow
 			if step%7 == 6 {
@@ -370,7 +371,7 @@ func TestOktopkDoesNotWait(t *testing.T) {
 	const n, ranks, steps, settled = 60_000, 2, 64, 24
 	tuning.Set(t, tuning.Tuning{ThresholdInterval: 8, RebalanceInterval: 16})
 	for _, overflow := range []engine.NonFinitePolicy{engine.SkipNonFinite, engine.PassNonFinite} {
-		cfg := engine.Config{Pattern: engine.Oktopk, Density: 0.05, NonFinite: overflow}
+		cfg := engine.Config{Pattern: sparsity.Oktopk, Density: 0.05, NonFinite: overflow}
 		s := &acts{cfg: cfg, n: n, ranks: ranks}
 		for range steps {
 			s.steps = append(s.steps, act{scale: 1, overflow: -1})
@@ -393,7 +394,7 @@ func TestOktopkDropsWhatBalances(t *testing.T) {
 			if streams {
 				memory, c = standin.NewCopying(rt, w, &standin.Stumbling{Kernels: rt.Kernels()}, nil), watched{standin.NewOrdered(ctx, c), w}
 			}
-			u, err := standin.NewTrainee(memory, c, engine.Config{Pattern: engine.Oktopk, Density: 0.05}, n)
+			u, err := standin.NewTrainee(memory, c, engine.Config{Pattern: sparsity.Oktopk, Density: 0.05}, n)
 			for step := 0; err == nil && step < steps; step++ {
 				g := u.Gradient(step)
 				for i := range g { // large ones are near the beginning, but in that step

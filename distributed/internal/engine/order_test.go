@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -83,7 +84,7 @@ func TestSparseCloseWaits(t *testing.T) {
 // TestVoteInFlight: a rank votes when the host knows that it has the result. Where the exchange fails on the device, it does not.
 func TestVoteInFlight(t *testing.T) {
 	for _, policy := range []engine.NonFinitePolicy{engine.PassNonFinite, engine.SkipNonFinite} {
-		for _, pattern := range []string{engine.Dense, engine.TopkA} {
+		for _, pattern := range []string{sparsity.Dense, sparsity.TopkA} {
 			standin.WithStreams(t, func(ctx context.Context, s *standin.Streamed, c comm.Communicator) {
 				g, err := runtime.FromSlice(s, standin.Normal(64, 1), 64)
 				require.NoError(t, err)

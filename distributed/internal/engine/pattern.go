@@ -25,38 +25,3 @@ type exchange interface {
 	// result is there after engine.arrive.
 	run(ctx context.Context, selected kernel.Entries) result
 }
-
-// The patterns, for [Config.Pattern]. All names but the last are those of the published Ok-Topk
-// code (https://github.com/Shigangli/Ok-Topk), which compares these methods.
-const (
-	Dense           = "dense"           // sends everything
-	TopkA           = "topkA"           // exact top-k, allgather
-	TopkA2          = "topkA2"          // the same, and the top k of the sum
-	TopkAopt        = "topkAopt"        // reused threshold, allgather
-	Gtopk           = "gtopk"           // Shi et al., ICDCS 2019
-	TopkSA          = "topkSA"          // the split allreduce of SparCML, Renggli et al., SC 2019
-	Gaussiank       = "gaussiank"       // Shi et al., 2019
-	GaussiankConcat = "gaussiankconcat" // the same: here every list is one message of indices and values
-	GaussiankSA     = "gaussiankSA"     // the same selection, split allreduce
-	Oktopk          = "oktopk"          // Li and Hoefler, PPoPP 2022
-	Chunked         = "chunked"         // exact top-k of each chunk, allgather
-)
-
-// Patterns returns the names of all patterns, dense first.
-func Patterns() []string {
-	return []string{Dense, TopkA, TopkA2, TopkAopt, Gtopk, TopkSA, Gaussiank, GaussiankConcat, GaussiankSA,
-		Oktopk, Chunked}
-}
-
-// NeedsHost reports whether a step of a pattern waits for the device, on one that has streams, because the host needs
-// lengths to size messages.
-func NeedsHost(pattern string) bool {
-	switch pattern {
-	case TopkSA, GaussiankSA, Oktopk, Auto:
-		return true
-	}
-	return false
-}
-
-// Auto, for [Config.Pattern], is the pattern whose steps are the fastest: see [Choice].
-const Auto = "auto"

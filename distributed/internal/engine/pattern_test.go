@@ -23,6 +23,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 	"github.com/tutti-go/tutti/runtime/kernel"
@@ -70,8 +71,8 @@ func TestConfig(t *testing.T) {
 	require.NoError(t, errors.Join(gradient.Free(), dense.Close()))
 	_, err = engine.New(nil, comms[0], 1, engine.Config{})
 	assert.ErrorIs(t, err, comm.ErrArgument)
-	assert.Len(t, engine.Patterns(), 11)
-	assert.Equal(t, engine.Dense, engine.Patterns()[0])
+	assert.Len(t, sparsity.Patterns(), 11)
+	assert.Equal(t, sparsity.Dense, sparsity.Patterns()[0])
 }
 
 // withoutKernels is a runtime that cannot do sparse patterns.
@@ -127,7 +128,7 @@ func TestManyIndices(t *testing.T) {
 			return err
 		}
 		defer val.Free()
-		for _, pattern := range engine.Patterns() {
+		for _, pattern := range sparsity.Patterns() {
 			if err := reduceFew(ctx, rt, c, pattern, density, grad, list, val, idx, values[ranks]); err != nil {
 				return fmt.Errorf("%s: %w", pattern, err)
 			}
@@ -140,7 +141,7 @@ func TestManyIndices(t *testing.T) {
 // reduceFew reduces a gradient with few entries and compares the result.
 func reduceFew(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, pattern string, density float64,
 	grad, list, val *runtime.Tensor, wantIdx []int32, want []float32) error {
-	if pattern == engine.Chunked {
+	if pattern == sparsity.Chunked {
 		density = max(density, 4./4096) // some chunks have two of the entries
 	}
 	s, err := engine.New(rt, c, grad.Len(), engine.Config{Pattern: pattern, Density: density})
@@ -313,7 +314,7 @@ func TestPeerFailure(t *testing.T) {
 // reports it, then and later, and when it leaves, its peers' steps end too.
 func TestSelectionFailure(t *testing.T) {
 	broken := errors.New("kernel failed")
-	for _, pattern := range engine.Patterns()[1:] {
+	for _, pattern := range sparsity.Patterns()[1:] {
 		rt := cpu.New()
 		err := local.Run(t.Context(), 3, func(ctx context.Context, c comm.Communicator) error {
 			var mine runtime.Runtime = rt
@@ -407,7 +408,7 @@ func TestNaNAmongManySums(t *testing.T) {
 func TestAllNaN(t *testing.T) {
 	const ranks, n = 3, 3000
 	isNaN := func(x float32) bool { return x != x }
-	for _, pattern := range engine.Patterns()[1:] {
+	for _, pattern := range sparsity.Patterns()[1:] {
 		b := standin.Backend(t, ranks)
 		err := b.Run(t.Context(), ranks, func(ctx context.Context, r commtest.Rank) error {
 			s, err := engine.New(r.Runtime, r.Comm, n,
@@ -463,8 +464,8 @@ func TestAllocations(t *testing.T) {
 	rt := cpu.New()
 	defer rt.Close()
 	grad := standin.Normal(n, 5)
-	for i := range 2 * len(engine.Patterns()) {
-		pattern, values := engine.Patterns()[i/2], []string{engine.F32, engine.I8}[i%2]
+	for i := range 2 * len(sparsity.Patterns()) {
+		pattern, values := sparsity.Patterns()[i/2], []string{sparsity.F32, sparsity.I8}[i%2]
 		var perStep float64
 		err := local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
 			s, err := engine.New(rt, c, n, engine.Config{Pattern: pattern, Density: 0.02, Values: values})
@@ -505,7 +506,7 @@ func FuzzPatterns(f *testing.F) {
 	f.Add(uint8(1), uint8(0), uint8(3), uint8(20), []byte("any bytes are numbers of all magnitudes, some of them not numbers"))
 	f.Add(uint8(4), uint8(0), uint8(5), uint8(120), binary.LittleEndian.AppendUint32(nil, math.Float32bits(float32(math.NaN()))))
 	f.Add(uint8(9), uint8(0), uint8(2), uint8(1), make([]byte, 4000))
-	for p := range engine.Patterns() {
+	for p := range sparsity.Patterns() {
 		data := make([]byte, 0, 1200)
 		for i := range 300 {
 			data = binary.LittleEndian.AppendUint32(data, math.Float32bits(float32(i*i%17-8)))
@@ -526,8 +527,8 @@ func FuzzPatterns(f *testing.F) {
 			return g
 		}
 		cfg := engine.Config{
-			Pattern: engine.Patterns()[int(pattern)%len(engine.Patterns())],
-			Values:  engine.Values()[int(values)%len(engine.Values())],
+			Pattern: sparsity.Patterns()[int(pattern)%len(sparsity.Patterns())],
+			Values:  sparsity.Values()[int(values)%len(sparsity.Values())],
 			Density: (1 + float64(density)) / 256,
 		}
 		tuning.Set(t, tuning.Tuning{ThresholdInterval: 2, RebalanceInterval: 2, TrimFrom: 64})

@@ -10,6 +10,7 @@ import (
 	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/internal/stages"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/kernel"
@@ -125,7 +126,7 @@ func (s *Reducer) Residual() (*runtime.Tensor, error) {
 	if s.closed {
 		return nil, base.OpError("residual", base.ClosedError("the Reducer"))
 	}
-	if s.cfg.Pattern == Auto || s.cfg.Pattern == Dense && s.cfg.Values == F32 && !s.cfg.chosen {
+	if s.cfg.Pattern == sparsity.Auto || s.cfg.Pattern == sparsity.Dense && s.cfg.Values == sparsity.F32 && !s.cfg.chosen {
 		return nil, base.OpError("residual", fmt.Errorf("%w: pattern %s has no residual", comm.ErrUnsupported, s.cfg.Pattern))
 	}
 	return runtime.Wrap(s.rt, s.residual, dtype.F32, []int{s.n}, nil, nil)
@@ -187,7 +188,7 @@ func (s *Reducer) plan(ctx context.Context, k int, whole bool) {
 	if k == s.k && whole == s.dense {
 		return
 	}
-	if NeedsHost(s.cfg.Pattern) && s.err == nil { // what is copied to the device waits for it without a context
+	if sparsity.NeedsHost(s.cfg.Pattern) && s.err == nil { // what is copied to the device waits for it without a context
 		s.check(s.order.HostAfterAll(ctx))
 	}
 	s.release(s.permanent)
@@ -196,7 +197,7 @@ func (s *Reducer) plan(ctx context.Context, k int, whole bool) {
 	s.forget(past{})
 	s.fill(s.ptr(numState), 2)
 	if k > 0 {
-		name := Dense
+		name := sparsity.Dense
 		p := pattern{noSelector, sumAll}
 		if !whole {
 			name, p = find(&s.cfg, k, s.n, s.size)

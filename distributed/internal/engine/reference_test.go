@@ -16,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -25,7 +26,7 @@ import (
 // Gradients are small integers, so that there are many ties and sums are exact.
 func TestReference(t *testing.T) {
 	const n, steps, seed = 60, 6, 1
-	for _, pattern := range []string{engine.TopkA, engine.TopkA2, engine.Gtopk, engine.TopkSA} {
+	for _, pattern := range []string{sparsity.TopkA, sparsity.TopkA2, sparsity.Gtopk, sparsity.TopkSA} {
 		for ranks := 1; ranks <= 6; ranks++ {
 			for _, k := range []int{1, 7, 40, n} {
 				label := fmt.Sprintf("%s, %d ranks, k = %d, seed %d", pattern, ranks, k, seed)
@@ -105,13 +106,13 @@ func (r *reference) step(gradients [][]float32) []float32 {
 		}
 	}
 	switch r.pattern {
-	case engine.TopkA2:
+	case sparsity.TopkA2:
 		top := largest(sumOf(n, share, selected...), r.k)
 		for rank, l := range selected {
 			r.keep(rank, l, top)
 		}
 		selected, share = [][]entry{top}, 1
-	case engine.Gtopk:
+	case sparsity.Gtopk:
 		for distance := 1; distance < len(selected); distance *= 2 {
 			for rank := 0; rank+distance < len(selected); rank += 2 * distance {
 				sum := sumOf(n, 1, selected[rank], selected[rank+distance])
@@ -120,7 +121,7 @@ func (r *reference) step(gradients [][]float32) []float32 {
 			}
 		}
 		selected = selected[:1]
-	case engine.TopkSA:
+	case sparsity.TopkSA:
 		selected = [][]entry{sumOf(n, 1, selected...)}
 	}
 	result := make([]float32, n)

@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -29,7 +30,7 @@ func TestRestoreBeforeTheChoice(t *testing.T) {
 		return 0
 	}
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-		u, err := standin.NewTrainee(rt, standin.Pace(c, slowDense), engine.Config{Pattern: engine.Auto, Density: 0.05}, n)
+		u, err := standin.NewTrainee(rt, standin.Pace(c, slowDense), engine.Config{Pattern: sparsity.Auto, Density: 0.05}, n)
 		require.NoError(t, err)
 		virgin, err := u.S.State(ctx)
 		require.NoError(t, err)
@@ -40,7 +41,7 @@ func TestRestoreBeforeTheChoice(t *testing.T) {
 		require.NoError(t, errors.Join(zeros.Fill(0), u.S.AllReduce(ctx, zeros), c.Sync(ctx)))
 		stats, err := u.S.Stats(ctx)
 		require.NoError(t, err)
-		require.NotEqual(t, engine.Dense, stats.Pattern)
+		require.NotEqual(t, sparsity.Dense, stats.Pattern)
 		assert.True(t, slices.Equal(make([]uint32, n), standin.Bits(zeros)), stats.Pattern)
 		return errors.Join(zeros.Free(), u.Close())
 	})
@@ -58,7 +59,7 @@ func TestRestoreOfTwoChoices(t *testing.T) {
 			return 0
 		}
 	}
-	cfg := engine.Config{Pattern: engine.Auto, Density: 0.05}
+	cfg := engine.Config{Pattern: sparsity.Auto, Density: 0.05}
 	var states [2][]byte
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		for run := range states {

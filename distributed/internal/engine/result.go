@@ -9,6 +9,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
@@ -52,19 +53,6 @@ func (s *Reducer) AddResult(t *runtime.Tensor, factor float32) error {
 	return base.OpError(op, s.failure())
 }
 
-// ClearResult makes t zero where the last step's result has entries.
-func (s *Reducer) ClearResult(t *runtime.Tensor) error {
-	const op = "clear result"
-	ptr, err := s.resultTarget(op, t)
-	if err != nil {
-		return err
-	}
-	for _, l := range s.result.lists {
-		s.do(func() error { return s.kernels.ScatterZero(s.array(ptr), l) })
-	}
-	return base.OpError(op, s.failure())
-}
-
 // Read waits for the device until ctx is done, and copies a list that
 // [Reducer.Entries] or [Reducer.SelectedEntries] returned.
 func (s *Reducer) Read(ctx context.Context, l kernel.Entries) (indices []int32, values []float32, err error) {
@@ -92,9 +80,9 @@ func (s *Reducer) listed(op string) error {
 		return err
 	}
 	switch {
-	case s.configured.Pattern == Auto: // also where a sparse pattern was chosen: no program may depend on that
+	case s.configured.Pattern == sparsity.Auto: // also where a sparse pattern was chosen: no program may depend on that
 		return base.OpError(op, fmt.Errorf("%w: results of pattern %s are in the tensor, as it may choose %s",
-			comm.ErrUnsupported, Auto, Dense))
+			comm.ErrUnsupported, sparsity.Auto, sparsity.Dense))
 	case s.result.dense != 0:
 		return base.OpError(op, fmt.Errorf("%w: the last step's result is dense, and in the tensor", comm.ErrUnsupported))
 	}

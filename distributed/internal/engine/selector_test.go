@@ -21,6 +21,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -52,7 +53,7 @@ func ExampleSelector() {
 	err := local.Run(context.Background(), 2, func(ctx context.Context, c comm.Communicator) error {
 		rt := cpu.New()
 		defer rt.Close()
-		s, err := engine.New(rt, c, 8, engine.Config{Pattern: engine.Gtopk, Density: 0.25, Selector: randomK{seed: 1}})
+		s, err := engine.New(rt, c, 8, engine.Config{Pattern: sparsity.Gtopk, Density: 0.25, Selector: randomK{seed: 1}})
 		if err != nil {
 			return err
 		}
@@ -150,7 +151,7 @@ func (byMagnitude) Select(_ int, sum, indices, values *runtime.Tensor) error {
 // and rolled back steps are the library's.
 func TestSelectorHasTheBitsOfItsPattern(t *testing.T) {
 	const ranks, n, steps = 3, 500, 6
-	for _, pattern := range []string{engine.TopkA, engine.TopkA2, engine.Gtopk} { // exact ones
+	for _, pattern := range []string{sparsity.TopkA, sparsity.TopkA2, sparsity.Gtopk} { // exact ones
 		run := func(selector engine.Selector) [][]uint64 {
 			all := make([][]uint64, ranks)
 			cfg := engine.Config{Pattern: pattern, Density: 0.1, Momentum: 0.9, Selector: selector}
@@ -184,7 +185,7 @@ func TestSelectorFailsAndDiffers(t *testing.T) {
 	const n = 500
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		f := &failingSelector{randomK: randomK{1}}
-		cfg := engine.Config{Pattern: engine.Oktopk, Density: 0.1, Selector: f}
+		cfg := engine.Config{Pattern: sparsity.Oktopk, Density: 0.1, Selector: f}
 		u, err := standin.NewTrainee(rt, c, cfg, n)
 		require.NoError(t, errors.Join(err, u.Step(ctx, 0), u.Load(1)))
 		given, before := standin.Bits(u.T), u.State()
@@ -208,7 +209,7 @@ func TestSelectorFailsAndDiffers(t *testing.T) {
 		apart, err := standin.NewTrainee(rt, c, cfg, n)
 		require.NoError(t, err)
 		assert.ErrorContains(t, apart.Step(ctx, 0), "Selector random-k with seed")
-		cfg.Pattern = engine.Dense
+		cfg.Pattern = sparsity.Dense
 		_, err = engine.New(rt, c, n, cfg)
 		assert.ErrorIs(t, err, comm.ErrArgument)
 		return errors.Join(u.Close(), other.Close(), apart.Close())

@@ -13,6 +13,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/state"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/sparsity"
 )
 
 // kind is that of a Reducer's states.
@@ -41,7 +42,7 @@ type savedState struct {
 // fingerprint is a hash of the tensor's length and the configuration.
 func (c Settings) fingerprint(n int) uint64 {
 	h := fnv.New64a()
-	chosen := c.chosen && c.Pattern == Dense // others are what they are where a program names them
+	chosen := c.chosen && c.Pattern == sparsity.Dense // others are what they are where a program names them
 	fmt.Fprintf(h, "%d %v %+v", n, chosen, c.Config)
 	return h.Sum64()
 }
@@ -193,7 +194,7 @@ func (s *Reducer) parse(saved []byte) (savedState, error) {
 	if p.cfg.keeps() && p.rank != p.size {
 		elements = s.held
 	}
-	dense := p.cfg.Pattern == Dense || p.cfg.Pattern == Auto
+	dense := p.cfg.Pattern == sparsity.Dense || p.cfg.Pattern == sparsity.Auto
 	switch {
 	case p.size < 1 || p.rank > p.size:
 		d.Damaged("rank %d of %d", p.rank, p.size)
@@ -225,7 +226,7 @@ func (p *savedState) plausible(n int) bool {
 		return false
 	}
 	uses, _ := find(&p.cfg, p.k, n, p.size)
-	if p.k == 0 || !NeedsHost(uses) { // there are no partitions
+	if p.k == 0 || !sparsity.NeedsHost(uses) { // there are no partitions
 		return true
 	}
 	bounds := p.numbers[numBounds-numKept:]
@@ -245,7 +246,7 @@ func (s *Reducer) restore(ctx context.Context, states []savedState) error {
 	first := &states[0]
 	s.steps = first.steps
 	s.step = step{counted: true}
-	if pattern := first.cfg.Pattern; pattern == Auto {
+	if pattern := first.cfg.Pattern; pattern == sparsity.Auto {
 		s.become(pattern, nil)
 	} else if pattern != s.cfg.Pattern {
 		s.become(pattern, &Choice{Pattern: pattern})
@@ -326,11 +327,11 @@ func (s *Reducer) ScaleResidual(factor float64) error {
 // unless there is a residual with one and none with the other.
 func (s *Reducer) chosenFor(fingerprint uint64) (Settings, bool) {
 	patterns := []string{s.configured.Pattern}
-	if s.configured.Pattern == Auto {
-		patterns = append(Patterns(), Auto)
+	if s.configured.Pattern == sparsity.Auto {
+		patterns = append(sparsity.Patterns(), sparsity.Auto)
 	}
 	for _, pattern := range patterns {
-		for _, values := range Values() {
+		for _, values := range sparsity.Values() {
 			saved := s.configured
 			saved.Values = values
 			cfg, err := saved.Choose(pattern)

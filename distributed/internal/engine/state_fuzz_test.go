@@ -17,6 +17,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/internal/tuning"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -94,7 +95,7 @@ func (f *stateFuzz) run(faults bool) (states [4][][]byte) {
 				continue
 			}
 			calls := broken.Calls
-			if stats, err := u.S.Stats(ctx); !faults && stats.Pattern != engine.Gtopk {
+			if stats, err := u.S.Stats(ctx); !faults && stats.Pattern != sparsity.Gtopk {
 				assert.NoError(f.t, err)
 				step.calls[rank] = calls
 			}
@@ -132,7 +133,7 @@ func TestStateOfUndoneSteps(t *testing.T) {
 	if testing.Short() {
 		seeds = 1
 	}
-	for _, pattern := range engine.Patterns() {
+	for _, pattern := range sparsity.Patterns() {
 		for _, streams := range []bool{false, true} {
 			for seed := range seeds {
 				f := newStateFuzz(t, pattern, streams, uint64(seed))

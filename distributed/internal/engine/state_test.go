@@ -18,6 +18,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/internal/tuning"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -32,8 +33,8 @@ func TestResume(t *testing.T) {
 		tuning tuning.Tuning
 	}
 	// Large enough for the partitions' shares of the result to be bounded one by one.
-	cases := []reduction{{40_000, engine.Config{Pattern: engine.Oktopk, Density: 0.05}, tuning.Tuning{ThresholdInterval: 7}}}
-	for _, pattern := range engine.Patterns() {
+	cases := []reduction{{40_000, engine.Config{Pattern: sparsity.Oktopk, Density: 0.05}, tuning.Tuning{ThresholdInterval: 7}}}
+	for _, pattern := range sparsity.Patterns() {
 		cfg := engine.Config{
 			Pattern:  pattern,
 			Density:  0.1,
@@ -230,7 +231,7 @@ func TestWhatWasSelected(t *testing.T) {
 // and a rank that is given another one's state says so.
 func TestRestoreOtherWorld(t *testing.T) {
 	const n, steps = 2000, 3
-	for _, pattern := range []string{engine.Dense, "topkA", "topkAopt", "gtopk", "topkSA", "oktopk"} {
+	for _, pattern := range []string{sparsity.Dense, "topkA", "topkAopt", "gtopk", "topkSA", "oktopk"} {
 		for _, saved := range []int{2, 5} {
 			rt := cpu.New()
 			cfg := engine.Config{Pattern: pattern, Density: 0.1}
@@ -288,7 +289,7 @@ func TestRestoreOtherWorld(t *testing.T) {
 // TestScaleResidual: with residual and gradients twice as large, results are.
 func TestScaleResidual(t *testing.T) {
 	const ranks, n, steps, at = 2, 2000, 8, 3
-	for _, pattern := range engine.Patterns() {
+	for _, pattern := range sparsity.Patterns() {
 		rt := cpu.New()
 		run := func(factor float32) (all [ranks][][]float32) {
 			require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {

@@ -10,6 +10,7 @@ import (
 	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/internal/stages"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -90,7 +91,7 @@ func (s *Reducer) Select(ctx context.Context, g Input) error {
 		return s.err
 	}
 	density, dense := s.cfg.density(s.steps)
-	if !dense && s.cfg.Pattern == Auto {
+	if !dense && s.cfg.Pattern == sparsity.Auto {
 		if s.decide(ctx, g.DType); s.err != nil {
 			return s.err
 		}
@@ -101,7 +102,7 @@ func (s *Reducer) Select(ctx context.Context, g Input) error {
 		s.stats.Chosen = s.choice.Pattern
 	}
 	// The dense pattern of a program ignores densities. Where it was chosen, it pauses where others would.
-	dense = dense || s.cfg.Pattern == Dense && !(s.cfg.chosen && density == 0)
+	dense = dense || s.cfg.Pattern == sparsity.Dense && !(s.cfg.chosen && density == 0)
 	if dense && !s.coded() && !s.cfg.pauses() {
 		s.takeWhole(ctx, g)
 	} else {
@@ -216,7 +217,7 @@ func (s *Reducer) RollBack() error {
 		s.rollBack()
 	}
 	if s.chose {
-		s.become(Auto, nil)
+		s.become(sparsity.Auto, nil)
 	}
 	s.step = step{
 		phase:   rolledBack,
@@ -299,7 +300,7 @@ func (s *Reducer) takeVelocity(ctx context.Context, g Input) {
 
 // sendsAll notes that the step is dense.
 func (s *Reducer) sendsAll() {
-	s.stats.Pattern = Dense
+	s.stats.Pattern = sparsity.Dense
 	s.stats.Dense = true
 	s.stats.K = s.n
 	s.stats.SelectedLocal = s.n

@@ -17,6 +17,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -90,7 +91,7 @@ func TestOktopkWithStreams(t *testing.T) {
 				}
 				t.Run(fmt.Sprintf("%s, %d ranks, no undo %v", name, ranks, noUndo), func(t *testing.T) {
 					tuning.Set(t, tuning.Tuning{ThresholdInterval: 8, RebalanceInterval: 16})
-					cfg := engine.Config{Pattern: engine.Oktopk, Density: 0.05, NoUndo: noUndo}
+					cfg := engine.Config{Pattern: sparsity.Oktopk, Density: 0.05, NoUndo: noUndo}
 					var sent, once, ahead atomic.Int64 // elements of all steps; steps in which a host waited once; and when all was sent
 					run := func(streams bool) [][]uint64 {
 						results := make([][]uint64, ranks)

@@ -18,6 +18,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 	"github.com/tutti-go/tutti/runtime/kernel"
@@ -30,7 +31,7 @@ func TestValuesNames(t *testing.T) {
 		want string
 	}{
 		{engine.Config{Values: "i3"}, `unknown values "i3" (want one of f32, lossless, bf16, f16, fp8, i8, i4, i2, 1bit`},
-		{engine.Config{Pattern: engine.Auto, Density: 0.1, Values: engine.Auto}, `unknown values "auto"`},
+		{engine.Config{Pattern: sparsity.Auto, Density: 0.1, Values: sparsity.Auto}, `unknown values "auto"`},
 	} {
 		_, err := c.cfg.Settings()
 		assert.ErrorIs(t, err, comm.ErrArgument)
@@ -85,10 +86,10 @@ func TestValuesBytes(t *testing.T) {
 		pattern, values string
 		density, most   float64 // bytes an entry, or of dense F32
 	}{
-		{engine.TopkA, engine.F32, 0.01, 8}, {engine.TopkA, engine.I8, 0.01, 2.055}, {engine.TopkA, engine.I4, 0.01, 1.555}, {engine.TopkA, engine.I2, 0.01, 1.28},
-		{engine.Chunked, engine.I2, 64. / 4096, 1.205}, {engine.TopkA2, engine.I4, 0.01, 1.555}, {engine.TopkAopt, engine.I4, 0.01, 1.65},
-		{engine.Gtopk, engine.I4, 0.01, 2 * 1.555}, // of a root, which sends k entries, and receives as many
-		{engine.Dense, engine.I8, 1, 4. / 3.8}, {engine.Dense, engine.I4, 1, 4. / 7.4}, {engine.Dense, engine.Bit, 1, 4. / 25},
+		{sparsity.TopkA, sparsity.F32, 0.01, 8}, {sparsity.TopkA, sparsity.I8, 0.01, 2.055}, {sparsity.TopkA, sparsity.I4, 0.01, 1.555}, {sparsity.TopkA, sparsity.I2, 0.01, 1.28},
+		{sparsity.Chunked, sparsity.I2, 64. / 4096, 1.205}, {sparsity.TopkA2, sparsity.I4, 0.01, 1.555}, {sparsity.TopkAopt, sparsity.I4, 0.01, 1.65},
+		{sparsity.Gtopk, sparsity.I4, 0.01, 2 * 1.555}, // of a root, which sends k entries, and receives as many
+		{sparsity.Dense, sparsity.I8, 1, 4. / 3.8}, {sparsity.Dense, sparsity.I4, 1, 4. / 7.4}, {sparsity.Dense, sparsity.Bit, 1, 4. / 25},
 	} {
 		sent := sentPerEntry(t, engine.Config{Pattern: c.pattern, Values: c.values, Density: c.density}, spread)
 		assert.LessOrEqual(t, sent, c.most, "%s %s", c.pattern, c.values)
@@ -103,7 +104,7 @@ func TestValuesBytes(t *testing.T) {
 					part[i/2][i%2] = g
 				}
 			}
-			sent := sentPerEntry(t, engine.Config{Pattern: engine.TopkA, Values: engine.Lossless, Density: density},
+			sent := sentPerEntry(t, engine.Config{Pattern: sparsity.TopkA, Values: sparsity.Lossless, Density: density},
 				func(rank, step int) []float32 { return part[rank][step] })
 			p := density / within
 			entropy := (-p*math.Log2(p) - (1-p)*math.Log2(1-p)) / p
@@ -115,8 +116,8 @@ func TestValuesBytes(t *testing.T) {
 // A state is that of any codec, but for the dense pattern, which has a residual with one and none without.
 func TestValuesOfStates(t *testing.T) {
 	const n = 3000
-	for _, pattern := range []string{engine.TopkA, engine.Oktopk, engine.Gtopk, engine.Chunked, engine.Dense} {
-		for _, values := range []string{engine.Lossless, engine.I8, engine.I2} {
+	for _, pattern := range []string{sparsity.TopkA, sparsity.Oktopk, sparsity.Gtopk, sparsity.Chunked, sparsity.Dense} {
+		for _, values := range []string{sparsity.Lossless, sparsity.I8, sparsity.I2} {
 			standin.World(t, 3, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 				cfg := engine.Config{Pattern: pattern, Values: values, Density: 0.1, Momentum: 0.5}
 				made := func(cfg engine.Config, states ...[]byte) (*engine.Reducer, error) {
@@ -164,7 +165,7 @@ func TestValuesOfStates(t *testing.T) {
 					}
 				}
 				other := cfg
-				other.Values = engine.I4
+				other.Values = sparsity.I4
 				changed, err := made(other, state)
 				if err != nil {
 					return fmt.Errorf("%s %s as i4: %w", pattern, values, err)
@@ -172,7 +173,7 @@ func TestValuesOfStates(t *testing.T) {
 				if _, err := reduced(ctx, changed, g, standin.Normal(n, c.Rank(), 3)); err != nil {
 					return err
 				}
-				other.Values, other.Momentum, cfg.Momentum = engine.F32, 0, 0
+				other.Values, other.Momentum, cfg.Momentum = sparsity.F32, 0, 0
 				plain, err := made(cfg)
 				if err != nil {
 					return err
@@ -181,7 +182,7 @@ func TestValuesOfStates(t *testing.T) {
 					return err
 				}
 				last, err := made(other, state)
-				if dense := pattern == engine.Dense; dense != errors.Is(err, comm.ErrMismatch) {
+				if dense := pattern == sparsity.Dense; dense != errors.Is(err, comm.ErrMismatch) {
 					return fmt.Errorf("%s %s as f32: error is %w", pattern, values, err)
 				}
 				return errors.Join(s.Close(), resumed.Close(), changed.Close(), plain.Close(), last.Close(), g.Free())
@@ -211,7 +212,7 @@ func TestChunkedTwoMagnitudes(t *testing.T) {
 	}
 	best := leastLoss(gradient, picked)
 	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-		s, err := engine.New(rt, c, n, engine.Config{Pattern: engine.Chunked, Values: engine.I2, Density: float64(k) / chunk})
+		s, err := engine.New(rt, c, n, engine.Config{Pattern: sparsity.Chunked, Values: sparsity.I2, Density: float64(k) / chunk})
 		if err != nil {
 			return err
 		}
@@ -339,7 +340,7 @@ func (r *rounder) AllReduceRounded(src kernel.Source, sums uintptr, codec kernel
 // order of the ranks, and rounds the sums.
 func TestDenseShares(t *testing.T) {
 	const n, ranks = 500_009, 3
-	for values, codec := range map[string]kernel.Codec{engine.I8: kernel.CodecI8, engine.I2: kernel.CodecI2, engine.Bit: kernel.CodecSign} {
+	for values, codec := range map[string]kernel.Codec{sparsity.I8: kernel.CodecI8, sparsity.I2: kernel.CodecI2, sparsity.Bit: kernel.CodecSign} {
 		var want [2][]float32
 		residual := make([][]float32, ranks)
 		for r := range residual {
@@ -369,7 +370,7 @@ func TestDenseShares(t *testing.T) {
 				return err
 			}
 			assert.Equal(t, plain, sent, "bytes sent")
-			assert.Equal(t, map[bool]int{true: len(want)}[values == engine.I8], once.calls)
+			assert.Equal(t, map[bool]int{true: len(want)}[values == sparsity.I8], once.calls)
 			return nil
 		})
 	}
@@ -426,9 +427,9 @@ func TestGradientsAddedOnTheWay(t *testing.T) {
 	}
 	for name, cfg := range map[string]engine.Config{
 		"undo": {}, "no undo": {NoUndo: true}, "forget": {NoErrorFeedback: true}, "momentum": {Momentum: 0.9}, "momentum, no undo": {Momentum: 0.9, NoUndo: true},
-		"clip": {ClipNorm: 1, ClipGlobal: true}, "almost all": {Pattern: engine.Oktopk, Density: 0.5}, "fail": {NonFinite: engine.FailNonFinite},
+		"clip": {ClipNorm: 1, ClipGlobal: true}, "almost all": {Pattern: sparsity.Oktopk, Density: 0.5}, "fail": {NonFinite: engine.FailNonFinite},
 	} {
-		cfg.Pattern, cfg.Values = cmp.Or(cfg.Pattern, engine.Dense), engine.I8
+		cfg.Pattern, cfg.Values = cmp.Or(cfg.Pattern, sparsity.Dense), sparsity.I8
 		for i, dt := range []dtype.DType{dtype.F32, dtype.F16, dtype.BF16, dtype.F32} {
 			frozen := i == 3
 			assert.Equal(t, run(cfg, dt, frozen, false), run(cfg, dt, frozen, true), "%s, %v, frozen %t", name, dt, frozen)
@@ -439,7 +440,7 @@ func TestGradientsAddedOnTheWay(t *testing.T) {
 // steps makes dense steps, compares their results, and returns how many bytes the rank sent.
 func steps(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, values string, want [][]float32) (sent int64, err error) {
 	n := len(want[0])
-	s, err := engine.New(rt, c, n, engine.Config{Pattern: engine.Dense, Values: values})
+	s, err := engine.New(rt, c, n, engine.Config{Pattern: sparsity.Dense, Values: values})
 	if err != nil {
 		return 0, err
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/internal/tuning"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -77,9 +78,9 @@ func TestVolumeTable(t *testing.T) {
 		t.Skip("a table for worlds of up to 32 ranks")
 	}
 	const n, density = 100_000, 0.01
-	steps, worlds, patterns := 2, []int{2, 8, 32}, []string{engine.TopkA, engine.Oktopk} // of which there is something to assert
+	steps, worlds, patterns := 2, []int{2, 8, 32}, []string{sparsity.TopkA, sparsity.Oktopk} // of which there is something to assert
 	if standin.Extended {
-		steps, worlds, patterns = 3, []int{2, 4, 8, 16, 32}, engine.Patterns()
+		steps, worlds, patterns = 3, []int{2, 4, 8, 16, 32}, sparsity.Patterns()
 	}
 	k := int(n * density)
 	gradients := map[string][][]float32{} // of each rank, one step after the other
@@ -93,7 +94,7 @@ func TestVolumeTable(t *testing.T) {
 		}
 		gradients["spread"], gradients["clustered"] = append(gradients["spread"], spread), append(gradients["clustered"], clustered)
 	}
-	all := []string{engine.F32, engine.I8, engine.I2}
+	all := []string{sparsity.F32, sparsity.I8, sparsity.I2}
 	for _, name := range []string{"spread", "clustered"} {
 		var table strings.Builder
 		fmt.Fprintf(&table, "bytes sent per rank and step in the mean, as %s, in units of k; n = %d, k = %d\n| %s |", strings.Join(all, " · "), n, k, name)
@@ -136,8 +137,8 @@ func TestVolumeTable(t *testing.T) {
 func TestFillUp(t *testing.T) {
 	const ranks, n, density = 8, 10_000, 0.25
 	gradient := func(rank, step int) []float32 { return standin.Normal(n, rank, step) }
-	lists := measureVolume(t, engine.Config{Pattern: engine.GaussiankSA, Density: density}, ranks, n, 2, gradient)
-	dense := measureVolume(t, engine.Config{Pattern: engine.TopkSA, Density: density}, ranks, n, 2, gradient)
+	lists := measureVolume(t, engine.Config{Pattern: sparsity.GaussiankSA, Density: density}, ranks, n, 2, gradient)
+	dense := measureVolume(t, engine.Config{Pattern: sparsity.TopkSA, Density: density}, ranks, n, 2, gradient)
 	const split = 2 * density * n
 	assert.Less(t, dense.most, split+n)
 	assert.Greater(t, lists.most, split+n)
@@ -180,7 +181,7 @@ func TestVolumeOfOktopkOnStreams(t *testing.T) {
 					if streams {
 						memory, c, besides = standin.NewOnStream(rt), standin.NewOrdered(ctx, c), 7*(ranks-1)
 					}
-					u, err := standin.NewTrainee(memory, c, engine.Config{Pattern: engine.Oktopk, Density: 0.05}, n)
+					u, err := standin.NewTrainee(memory, c, engine.Config{Pattern: sparsity.Oktopk, Density: 0.05}, n)
 					if err != nil {
 						return err
 					}
@@ -228,5 +229,5 @@ func TestNoZerosInSplit(t *testing.T) {
 		g[3000*rank], g[3000*rank+1] = 1, -2
 		return g
 	}
-	assert.Less(t, measureVolume(t, engine.Config{Pattern: engine.TopkSA, Density: 0.1}, 3, 10_000, 2, few).most, 60.0)
+	assert.Less(t, measureVolume(t, engine.Config{Pattern: sparsity.TopkSA, Density: 0.1}, 3, 10_000, 2, few).most, 60.0)
 }

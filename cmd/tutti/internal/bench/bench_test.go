@@ -22,6 +22,7 @@ import (
 	"github.com/tutti-go/tutti/internal/measure"
 	"github.com/tutti-go/tutti/internal/reductions"
 	"github.com/tutti-go/tutti/internal/reference"
+	"github.com/tutti-go/tutti/internal/sparsity"
 )
 
 // quick measures as little as possible.
@@ -178,7 +179,7 @@ func TestRoundsOnTheSlowestRank(t *testing.T) {
 }
 
 func TestSparseKeepsItsPromises(t *testing.T) {
-	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: sparse.Patterns(), Values: []string{sparse.F32, sparse.I8}, Densities: []float64{0.02, 0.1}, Sizes: []int{4, 40_000}, Repeats: Repeats{Warmup: 2, Iterations: 3, Rounds: 2}, Verify: true}
+	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: sparsity.Patterns(), Values: []string{sparse.F32, sparse.I8}, Densities: []float64{0.02, 0.1}, Sizes: []int{4, 40_000}, Repeats: Repeats{Warmup: 2, Iterations: 3, Rounds: 2}, Verify: true}
 	var results, inTurns []SparseResult
 	onRanks(t, 3, nil, func(ctx context.Context, r backend.Rank) error {
 		turns := cfg
@@ -217,7 +218,7 @@ func TestSparseKeepsItsPromises(t *testing.T) {
 
 func TestSparseOf16Bits(t *testing.T) {
 	for _, dt := range []dtype.DType{dtype.F16, dtype.BF16} {
-		cfg := SparseConfig{Backend: "local", DType: dt, Patterns: sparse.Patterns(), Densities: []float64{0.02}, Sizes: []int{2, 20_000}, Repeats: quick, Verify: true}
+		cfg := SparseConfig{Backend: "local", DType: dt, Patterns: sparsity.Patterns(), Densities: []float64{0.02}, Sizes: []int{2, 20_000}, Repeats: quick, Verify: true}
 		var results []SparseResult
 		onRanks(t, 3, nil, func(ctx context.Context, r backend.Rank) error {
 			return RunSparse(ctx, r, cfg, func(s SparseResult) { results = append(results, s) })
@@ -234,7 +235,7 @@ func TestSparseOf16Bits(t *testing.T) {
 
 // With hosts, the pattern is between them, and nothing gets lost either.
 func TestSparseBetweenHosts(t *testing.T) {
-	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: sparse.Patterns(), Densities: []float64{0.02}, Hosts: 3, Sizes: []int{4, 48, 40_004}, Repeats: quick, Verify: true}
+	cfg := SparseConfig{Backend: "local", DType: dtype.F32, Patterns: sparsity.Patterns(), Densities: []float64{0.02}, Hosts: 3, Sizes: []int{4, 48, 40_004}, Repeats: quick, Verify: true}
 	var results []SparseResult
 	onRanks(t, 6, nil, func(ctx context.Context, r backend.Rank) error {
 		return RunSparse(ctx, r, cfg, func(s SparseResult) { results = append(results, s) })

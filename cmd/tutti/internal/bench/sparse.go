@@ -17,6 +17,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/measure"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/internal/stages"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -30,7 +31,7 @@ type SparseConfig struct {
 	// DType of the tensors: F32, F16 or BF16.
 	DType dtype.DType
 	// Patterns of package sparse, each measured at each size, and with each of Values: as what
-	// values travel ([sparse.Values]), f32 unless set.
+	// values travel (the codecs of package sparse), f32 unless set.
 	Patterns, Values []string
 	// Densities are the parts of the entries that a rank selects, in (0, 1]. The dense
 	// pattern is measured once for all of them.
@@ -65,11 +66,6 @@ func (c SparseConfig) Validate() error {
 	case dtype.F32, dtype.F16, dtype.BF16:
 	default:
 		return fmt.Errorf("gradients are f32, f16 or bf16, not %v", c.DType)
-	}
-	for _, cell := range c.cells() {
-		if err := c.sparse(cell.pattern, cell.values, 1).Validate(); err != nil {
-			return err
-		}
 	}
 	if c.Hosts < 0 {
 		return fmt.Errorf("%d hosts are not 1 or more", c.Hosts)
@@ -249,7 +245,7 @@ func measureSparse(
 		runs = append(runs, s)
 		var a attempt.Calls
 		a.Do(func() error { return s.settle(ctx, density) })
-		if cfg.Graph && !sparse.NeedsHost(c.pattern) {
+		if cfg.Graph && !sparsity.NeedsHost(c.pattern) {
 			a.Do(func() error { return s.capture(ctx) })
 		}
 		once := attempt.Get(&a, func() (int, error) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/internal/sparsity"
 )
 
 // excluded is an error if one of some flags is set, which says why it may not be.
@@ -51,7 +52,7 @@ func somePatterns() []string {
 
 // patternsFlag adds the flag that lists patterns.
 func patternsFlag(flags *pflag.FlagSet, target *[]string) {
-	flags.Var(namesFlag("pattern", target, sparse.Patterns(), sparse.Auto), "pattern",
+	flags.Var(namesFlag("pattern", target, sparsity.Patterns(), sparse.Auto), "pattern",
 		"patterns, separated by commas: all, "+console.PatternNames())
 }
 
@@ -91,8 +92,8 @@ func namesFlag(kind string, target *[]string, all []string, extra ...string) pfl
 
 // valuesFlag adds the flag that lists as what values travel.
 func valuesFlag(flags *pflag.FlagSet, target *[]string) {
-	flags.Var(namesFlag("values", target, sparse.Values()), "values",
-		"as what values travel, separated by commas: all, "+strings.Join(sparse.Values(), ", "))
+	flags.Var(namesFlag("values", target, sparsity.Values()), "values",
+		"as what values travel, separated by commas: all, "+strings.Join(sparsity.Values(), ", "))
 }
 
 // hostsFlag adds the flag that says which ranks share a host.

@@ -17,9 +17,9 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 	"github.com/tutti-go/tutti/comm/rendezvous"
-	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/machine"
+	"github.com/tutti-go/tutti/internal/sparsity"
 )
 
 // information is what `tutti info --json` prints.
@@ -113,7 +113,7 @@ func collect(cmd *cobra.Command) information {
 		Features:   []string{},
 		Bound:      machine.Bound(),
 		GPUs:       backend.LookForGPUs(),
-		Patterns:   sparse.Patterns(),
+		Patterns:   sparsity.Patterns(),
 		NoCluster:  backend.Reason(cluster.Available("")),
 	}
 	info.Memory, info.Free = machine.Memory()

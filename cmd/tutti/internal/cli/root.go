@@ -23,6 +23,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/reductions"
+	"github.com/tutti-go/tutti/internal/sparsity"
 )
 
 // Exit codes. A signal's is 128 and its number, as shells have it.
@@ -272,8 +273,8 @@ func completeNames(cmd *cobra.Command) {
 		"mpi":     cluster.MPIs(),
 		"dtype":   strings.Split(console.JoinNames(dtype.All()), ", "),
 		"op":      strings.Split(console.JoinNames(reductions.All()), ", "),
-		"pattern": append(sparse.Patterns(), sparse.Auto),
-		"values":  sparse.Values(),
+		"pattern": append(sparsity.Patterns(), sparse.Auto),
+		"values":  sparsity.Values(),
 	} {
 		if cmd.Flags().Lookup(flag) == nil {
 			continue

@@ -17,7 +17,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/backend"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
-	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/internal/sparsity"
 )
 
 // onTerminal gives f a terminal of so many columns and returns what it wrote
@@ -59,7 +59,7 @@ func widest(shown string) (line string) {
 
 func TestTablesFitTheTerminal(t *testing.T) {
 	long := strings.Repeat("a long explanation ", 12)
-	info := information{Patterns: sparse.Patterns(), GPUs: backend.GPUs{NoGPU: long, NoNCCL: long}}
+	info := information{Patterns: sparsity.Patterns(), GPUs: backend.GPUs{NoGPU: long, NoNCCL: long}}
 	for _, b := range backend.All() {
 		info.Backends = append(info.Backends, backendInfo{Name: b.Name, Summary: b.Summary, Detail: long})
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
 	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/internal/sparsity"
 )
 
 // trainCommand has the flags of the train command.
@@ -34,7 +35,7 @@ type trainCommand struct {
 
 func newTrain() *cobra.Command {
 	t := &trainCommand{cfg: train.Default(), world: console.NewWorld()}
-	t.cfg.Patterns = sparse.Patterns()
+	t.cfg.Patterns = sparsity.Patterns()
 	cmd := &cobra.Command{
 		Use:   "train",
 		Short: "Train a small network on real data with each pattern",
@@ -197,7 +198,7 @@ func (t *trainCommand) registerOuter(flags *pflag.FlagSet) {
 	o := &t.cfg.Outer
 	flags.IntVar(&o.Every, "outer", o.Every,
 		"train each rank alone and average the weights every so many `steps`, instead of each gradient")
-	flags.Var(namesFlag("pattern", &t.cfg.Beside, sparse.Patterns()), "beside",
+	flags.Var(namesFlag("pattern", &t.cfg.Beside, sparsity.Patterns()), "beside",
 		"patterns that average gradients in every step, before those with --outer, for comparison")
 	flags.Float64Var(&o.LearningRate, "outer-lr", o.LearningRate,
 		"learning rate of the outer optimizer: 0.7 with a momentum")

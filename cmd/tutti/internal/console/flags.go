@@ -13,6 +13,7 @@ import (
 
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/sparsity"
 )
 
 // Value is a flag of any type that has a parser.
@@ -137,12 +138,12 @@ func DTypeFlag(flags *pflag.FlagSet, target *dtype.DType, types ...dtype.DType) 
 
 // PatternNames are what a flag of a pattern takes.
 func PatternNames() string {
-	return sparse.Auto + " (the fastest here), " + strings.Join(sparse.Patterns(), ", ")
+	return sparse.Auto + " (the fastest here), " + strings.Join(sparsity.Patterns(), ", ")
 }
 
 // ParsePattern returns a pattern or auto by its name, in any case.
 func ParsePattern(name string) (string, error) {
-	return OneOf("pattern", name, append(sparse.Patterns(), sparse.Auto), nil)
+	return OneOf("pattern", name, append(sparsity.Patterns(), sparse.Auto), nil)
 }
 
 // JoinNames lists named things.

@@ -17,7 +17,7 @@ type Config struct {
 	// emulated one.
 	Backend, Network string
 	// Patterns are trained one after the other, each from the same start and with each of Values: as what
-	// values travel ([sparse.Values]).
+	// values travel (the codecs of package sparse).
 	Patterns, Values []string
 	// Density is the part of the gradient that a sparse pattern selects, in
 	// (0, 1].

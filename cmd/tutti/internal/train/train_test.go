@@ -16,6 +16,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/examples/digits"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -62,7 +63,7 @@ func TestEveryPatternReachesDenseAccuracy(t *testing.T) {
 	if testing.Short() {
 		t.Skip("trains for minutes under the race detector")
 	}
-	cfg := brief(sparse.Patterns()...)
+	cfg := brief(sparsity.Patterns()...)
 	results := trainLocal(t, 4, cfg)
 	require.Len(t, results, len(cfg.Patterns))
 	dense := results[sparse.Dense]
@@ -151,7 +152,7 @@ func short(patterns ...string) Config {
 }
 
 func TestSameSeedSameResult(t *testing.T) {
-	cfg := short(sparse.Patterns()...)
+	cfg := short(sparsity.Patterns()...)
 	timeless := func(results map[string]Result) map[string]Result {
 		for name, r := range results {
 			r.CommSeconds, r.TotalSeconds = 0, 0
