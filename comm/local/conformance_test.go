@@ -22,7 +22,21 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-func conformance(t *testing.T, sizes ...int) {
+// runner runs body for each rank of a world.
+type runner func(ctx context.Context, ranks int, body func(context.Context, comm.Communicator) error) error
+
+// TestConformanceOfParts runs it where each rank has a processor, and makes its part of the result of short sums.
+func TestConformanceOfParts(t *testing.T) {
+	conformanceOn(t, func(ctx context.Context, ranks int, body func(context.Context, comm.Communicator) error) error {
+		return comm.Run(ctx, local.NewDedicated(ranks), body)
+	}, 4)
+}
+
+// conformance runs the suite on worlds of some sizes.
+func conformance(t *testing.T, sizes ...int) { conformanceOn(t, local.Run, sizes...) }
+
+// conformanceOn runs the suite on worlds that run makes.
+func conformanceOn(t *testing.T, run runner, sizes ...int) {
 	rt := cpu.New()
 	t.Cleanup(func() {
 		if err := rt.Close(); err != nil {
@@ -37,7 +51,7 @@ func conformance(t *testing.T, sizes ...int) {
 		Name:  "local",
 		Sizes: sizes,
 		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
-			return local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
+			return run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
 				return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
 			})
 		},

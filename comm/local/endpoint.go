@@ -56,7 +56,7 @@ func (e *endpoint) hasRoom(x *entry) bool {
 		return false
 	}
 	ahead := e.arrivals.Load() - e.completed()
-	return ahead == 0 || ahead < ringSize-1 && !e.world.small(x)
+	return ahead == 0 || ahead < ringSize-1 && !e.world.isSmall(x)
 }
 
 // enter puts a collective into the ring, behind all that is done: ranks that have

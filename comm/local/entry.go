@@ -8,6 +8,9 @@ import (
 // entryBytes is the size of an entry: those of two ranks share a cache line.
 const entryBytes = 32
 
+// lineBytes is how much travels between processors at once.
+const lineBytes = 64
+
 // entry is one rank's call in a slot of the ring, without its lists.
 type entry struct {
 	send, recv uintptr

@@ -13,9 +13,9 @@
 // cut into chunks, which any rank that waits in Sync claims one after the
 // other; a rank that computes meanwhile need not take part.
 //
-// Where each rank has a processor, barriers and allreduces of at most 64 bytes go
-// another way: each rank tells the others its call and its data in a cell of its own,
-// and makes its result itself.
+// Where each rank has a processor, and there are at most 16, barriers and allreduces of at most 16 KiB go
+// another way: each rank tells the others its call and its data in a cell of its own.
+// Of short data each makes the whole result itself, of longer data a part, which the others copy.
 //
 // Messages (Send, Recv) are matched in mailboxes and copied once, from the
 // sender's buffer into the receiver's.

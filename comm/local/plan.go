@@ -27,6 +27,26 @@ const (
 	blockBytes = 128
 )
 
+// wholeTraffic bounds the bytes that a rank reads in vain where each makes the whole result of a small collective:
+// bytes·(P-2) more than where each makes a part. Beyond, handing parts over takes less; see small.go.
+const wholeTraffic = 4 << 10
+
+// partLooks is how often a rank looks for the others' parts of a result in all, some microseconds, before it makes
+// those that are missing.
+const partLooks = 1000
+
+// ownedBytes is how much of long data in a cell is fetched for the next small collective.
+const ownedBytes = lineBytes
+
+// partLength returns how many bytes of a small result each rank makes, 0 where each makes all of it.
+func partLength(ranks, bytes int) int {
+	if bytes*(ranks-2) <= wholeTraffic {
+		return 0
+	}
+	lines := (bytes + lineBytes - 1) / lineBytes
+	return (lines + ranks - 1) / ranks * lineBytes
+}
+
 // plan is how the work of a collective is cut. Work is a sequence of rows, one
 // after the other: elements that share their sources and destinations. Chunks
 // cut the whole sequence into equal parts.

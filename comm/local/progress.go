@@ -91,7 +91,7 @@ func (d *driver) pump(e *endpoint) {
 			d.posted(o, match)
 			continue
 		}
-		if e.world.small(&o.entry) {
+		if e.world.isSmall(&o.entry) {
 			e.tell(&o.entry)
 			e.pending.Add(-1)
 			e.recycle(o)

@@ -7,25 +7,38 @@ import (
 )
 
 // Small collectives, barriers and short allreduces, take no slot of the ring: what
-// counts is how often a cache line goes from one core to another, 30 to 100 ns each.
+// counts is how often a cache line goes from one core to another, 30 to 200 ns each.
 // Through a slot, one after the other, it is the count of those that miss for each
-// rank, the arguments, the data, the result and the number of those completed. Here a
+// rank, the arguments, the data, the result and the number of those completed: each of
+// these lines is written by all ranks in turn. Here a
 // rank writes a cell of its own, which has all that the others have to know, data
-// included, reads theirs, and makes its own result: a line from each rank to each
-// other, at the same time. (Floor: BenchmarkPingPong, a line there and one back.)
+// included, and reads theirs at the same time. (Floor: BenchmarkPingPong, a line there and one back.)
+//
+// Then each rank makes its own result, or, of longer data, a part of the result that the others copy.
+// Of P ranks and L lines of data, each rank waits
+//
+//	whole   for one hand-over, and for (P-1)·L lines of data
+//	parts   for two, and for (P-1)·L/P lines of data and as many of results
+//
+// where a hand-over is the time of P-1 lines that all others write, some 100 ns and 60 more for each rank, and
+// lines of data that lie side by side take some 15 ns each, as several travel at once. So parts take less from
+// L·(P-2) of about 70 lines on, which wholeTraffic says in bytes. Two ranks make the whole at any length.
 //
 // A rank tells a small collective when all before it are done for that rank, and
 // submits nothing further before it has finished this one. So whoever reads a cell
 // knows that all ranks have finished the last but one, whose cell it was before; and
-// when all have come to a collective that takes a slot, everything before is done.
+// when all have come to a collective that takes a slot, everything before is done. A part is made when all have told
+// the collective, and have finished the one before, so that nobody reads that one's parts any more.
+//
+// A small collective is complete when all ranks have told it: whoever does not find a part makes it. So nobody
+// depends on ranks that compute, and all agree on what was completed when the world fails.
 
-// small reports whether a collective is one of these, on which ranks that agree on
-// the call agree.
-func (w *world) small(x *entry) bool {
-	if !w.tells {
+// isSmall reports whether a collective is one of these, on which ranks that agree on the call agree.
+func (w *world) isSmall(x *entry) bool {
+	if w.small == 0 {
 		return false
 	}
-	return x.op == comm.OpBarrier || x.op == comm.OpAllReduce && x.count <= smallBytes/x.dt.Size()
+	return x.op == comm.OpBarrier || x.op == comm.OpAllReduce && x.count <= w.small/x.dt.Size()
 }
 
 // skip accounts for the small collectives that rank 0 has finished since it was in
@@ -40,18 +53,26 @@ func (e *endpoint) skip(seq uint64) {
 	e.ringed = seq + 1
 }
 
-// tell submits a small collective. The caller holds e.mu, and calls driver.told
-// without it.
+// tell submits a small collective. The caller holds e.mu, and calls
+// driver.told without it.
 func (e *endpoint) tell(x *entry) {
 	seq := e.arrivals.Load()
 	c := e.world.cell(seq, e.rank)
 	c.entry = *x
-	if x.count > 0 {
-		copy(c.data[:], hostmem.Slice[byte](x.send, x.count*x.dt.Size()))
+	if bytes := x.count * x.dt.Size(); bytes > 0 {
+		hostops.Copy(e.world.data(seq, bytes)[e.rank], x.send, bytes, false)
 	}
 	c.told.Store(seq + 1)
 	e.arrivals.Store(seq + 1)
 	e.finishSmall()
+}
+
+// data is where cells hold that many bytes, by rank.
+func (w *world) data(seq uint64, bytes int) []uintptr {
+	if bytes <= shortBytes {
+		return w.told[seq%2].short
+	}
+	return w.told[seq%2].long
 }
 
 // finishSmall ends the small collective that the rank has told, if there is one, and
@@ -72,29 +93,85 @@ func (e *endpoint) finishSmall() bool {
 			return false
 		}
 	}
-	if entry.count > 0 {
-		e.result[0] = entry.recv
-		hostops.Reduce(
-			e.result[:],
-			w.told[seq%2],
-			entry.count,
-			entry.dt,
-			entry.reduce,
-			false,
-		)
+	bytes := entry.count * entry.dt.Size()
+	switch length := partLength(w.size, bytes); {
+	case bytes == 0:
+	case length == 0:
+		e.results[0] = entry.recv
+		hostops.Reduce(e.results[:1], w.data(seq, bytes), entry.count, entry.dt, entry.reduce, false)
+	default:
+		e.finishParts(entry, seq, length)
 	}
 	e.finished.Store(seq + 1)
-	hostmem.Own(w.told[(seq+1)%2][e.rank] + ownedByte(entry.count*entry.dt.Size()))
+	e.ownCell(seq+1, bytes)
 	return true
 }
 
-// ownedByte returns which byte of a cell's data is in the line that a rank has come back
-// after data of so many bytes, see firstBytes.
-func ownedByte(bytes int) uintptr {
-	if bytes > firstBytes {
-		return smallBytes - 1
+// finishParts makes this rank's part of the result and takes the others'. A rank that has called and does not wait,
+// or has no processor right now, makes none: whoever needs it makes it as well. The caller holds e.mu.
+func (e *endpoint) finishParts(x *entry, seq uint64, length int) {
+	w := e.world
+	e.makePart(x, seq, e.rank, length, true)
+	looks := partLooks
+	for i := 1; i < w.size; i++ {
+		r := (e.rank + i) % w.size
+		offset, count := partOf(x, r, length)
+		if count == 0 {
+			continue
+		}
+		p := &w.parts[r]
+		for p.made.Load() != seq+1 && looks > 0 {
+			looks--
+		}
+		if p.made.Load() != seq+1 {
+			e.makePart(x, seq, r, length, false)
+			continue
+		}
+		hostops.Copy(x.recv+offset, hostmem.Addr(p.data[:]), count*x.dt.Size(), false)
 	}
-	return 0
+}
+
+// makePart makes a rank's part of the result, for this rank alone or for all of them.
+func (e *endpoint) makePart(x *entry, seq uint64, rank, length int, publish bool) {
+	offset, count := partOf(x, rank, length)
+	if count == 0 {
+		return
+	}
+	for r, data := range e.world.data(seq, x.count*x.dt.Size()) {
+		e.sources[r] = data + offset
+	}
+	p := &e.world.parts[rank]
+	e.results[0] = x.recv + offset
+	results := e.results[:1]
+	if publish {
+		e.results[1] = hostmem.Addr(p.data[:])
+		results = e.results[:2]
+	}
+	hostops.Reduce(results, e.sources, count, x.dt, x.reduce, false)
+	if publish {
+		p.made.Store(seq + 1)
+	}
+}
+
+// partOf returns where a rank's part begins, in bytes, and how many elements it has.
+func partOf(x *entry, rank, length int) (offset uintptr, count int) {
+	size := x.dt.Size()
+	begin := rank * length
+	return uintptr(begin), max(min(length, x.count*size-begin), 0) / size
+}
+
+// ownCell has the rank's next cell come back from the processors that have read it, after a collective of so many
+// bytes: all ranks have read that cell, as they have told the one that this rank has finished.
+func (e *endpoint) ownCell(seq uint64, bytes int) {
+	c := e.world.cell(seq, e.rank)
+	if bytes <= shortBytes {
+		hostmem.Own(hostmem.Addr(c.short[:]))
+		return
+	}
+	data := hostmem.Addr(c.long[:])
+	for offset := 0; offset < min(bytes, ownedBytes); offset += lineBytes {
+		hostmem.Own(data + uintptr(offset))
+	}
 }
 
 // judge aborts the world if all ranks have come to this one's oldest collective, as
@@ -103,6 +180,9 @@ func ownedByte(bytes int) uintptr {
 // so that no rank goes past that collective.
 func (e *endpoint) judge() {
 	w := e.world
+	if w.small == 0 {
+		return
+	}
 	seq := e.completed()
 	if e.telling() {
 		seq = e.arrivals.Load() - 1

@@ -20,7 +20,7 @@ func (e *endpoint) submit(c *comm.Call, split *splitCall) error {
 		e.enqueue([]*op{e.newOp(c, split)})
 		e.mu.Unlock()
 		run.kick(e)
-	case e.world.small(&x):
+	case e.world.isSmall(&x):
 		e.tell(&x)
 		e.mu.Unlock()
 		run.told()

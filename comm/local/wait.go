@@ -46,7 +46,7 @@ func (e *endpoint) wait(ctx context.Context) error {
 			e.habit.learn(&s)
 			return nil
 		}
-		if w.tells && e.finishTold() {
+		if w.small > 0 && e.finishTold() {
 			continue
 		}
 		if f := w.failure.Load(); f != nil {

@@ -57,11 +57,12 @@ type world struct {
 	workers int            // ranks that can work at the same time
 	inline  int            // traffic of collectives that one of them does
 	seats   seats          // waiting ranks spin if these are dedicated
-	tells   bool           // small collectives go through cells
+	small   int            // bytes of allreduces that go through cells, at most; 0: no collectives do
 	ranks   []*endpoint    // by rank
 	slots   [ringSize]slot // by the collective's number modulo ringSize
-	cells   [2][]cell      // of small collectives with even and odd numbers, by rank
-	told    [2][]uintptr   // where the data of the cells is
+	cells   [2][]cell      // of small collectives with even and odd numbers, by rank; nil if none are small
+	told    [2]addresses   // where the data of the cells is
+	parts   []part         // of the result of a small collective, by rank; nil if every rank makes it
 	boxes   []mailbox      // by the rank that receives
 
 	_ cacheLine
@@ -102,24 +103,38 @@ type slot struct {
 // of all takes less.
 const cellRanks = 16
 
-// cell is what a rank tells the others of a small collective.
+// cell is what a rank tells the others of a small collective. The first line has all of it if the data is short.
 type cell struct {
 	told  atomic.Uint64 // the collective's number plus one, written last; 0 means none yet
 	entry               // the call, without its lists
-	data  [smallBytes]byte
-	_     [len(cacheLine{}) - 8 - entryBytes - smallBytes]byte
+	short [shortBytes]byte
+	long  [cellBytes]byte // data that is too long for short
 }
 
-// smallBytes is how much data of a rank goes into a cell, so that this is a pair of
-// cache lines, or one for short data.
-const smallBytes = 64
+const (
+	// smallBytes is how long allreduces are that go through cells, at most.
+	smallBytes = 16 << 10
+	// cellBytes is room for that which makes a cell pairs of lines.
+	cellBytes = smallBytes + lineBytes
+	// shortBytes is how much of that fits beside the call.
+	shortBytes = lineBytes - 8 - entryBytes
+	// threadedSmallBytes bounds small collectives whose ranks have no processor each: they make their results one
+	// after the other.
+	threadedSmallBytes = 64
+)
 
-// firstBytes is how much of that is in the first line. When a rank has finished a small
-// collective, all have read its cell of the one before, which is that of the next. So it
-// has a line of that come back from them long before it writes there: the first one, or,
-// for longer data, the second one, which nobody looks at before the first says that it
-// is there. (Both at once took longer.)
-const firstBytes = 64 - 8 - entryBytes
+// addresses are where cells hold data, by rank.
+type addresses struct{ short, long []uintptr }
+
+// part is what a rank has made of the result of a small collective.
+type part struct {
+	made atomic.Uint64 // the collective's number plus one, written last; 0 means none yet
+	_    [lineBytes - 8]byte
+	data [partBytes]byte
+}
+
+// partBytes is how long a part can be: three ranks or more make one each. With the first line they are pairs of lines.
+const partBytes = (cellBytes/3/lineBytes + 2 | 1) * lineBytes
 
 // extra holds what only some calls have.
 type extra struct {
@@ -178,9 +193,10 @@ type endpoint struct {
 	next   *endpoint   // in the list of driver.kicked, nil at its end; the driver's that has linked it
 	linked atomic.Bool // it is in such a list
 
-	result [1]uintptr // of a small collective; guarded by mu
-	quiet  bool       // the world broke, and nobody touches this rank's buffers any more; guarded by mu
-	ringed uint64     // number of the last collective that was put into the ring, plus one; guarded by mu
+	results [2]uintptr // of a small collective; guarded by mu
+	sources []uintptr  // of a part of one, by rank; guarded by mu
+	quiet   bool       // the world broke, and nobody touches this rank's buffers any more; guarded by mu
+	ringed  uint64     // number of the last collective that was put into the ring, plus one; guarded by mu
 
 	batch   []*op                   // the group being submitted; guarded by mu
 	scratch atomic.Pointer[scratch] // nil while a goroutine works with it, and before the first does
@@ -254,7 +270,6 @@ func newWorld(size int, s seats) *world {
 	w := &world{
 		size:    size,
 		seats:   s,
-		tells:   s != shared && size <= cellRanks,
 		workers: workers,
 		inline:  inlineLimit(workers, s == dedicated),
 		ranks:   make([]*endpoint, size),
@@ -271,20 +286,39 @@ func newWorld(size int, s seats) *world {
 		s.missing.Store(int32(size) + 1)
 	}
 	w.slots[0].missing.Store(int32(size)) // nothing precedes it
-	for i := range w.cells {
-		w.cells[i] = make([]cell, size)
-		for r := range size {
-			w.told[i] = append(w.told[i], hostmem.Addr(w.cells[i][r].data[:]))
-		}
-	}
+	w.makeCells()
 	for r := range w.ranks {
 		w.ranks[r] = newEndpoint(w, r)
 	}
 	return w
 }
 
+// makeCells makes what small collectives need, if there are any in this world.
+func (w *world) makeCells() {
+	switch {
+	case w.size > cellRanks || w.seats == shared:
+		return
+	case w.seats == threaded:
+		w.small = threadedSmallBytes
+	default:
+		w.small = smallBytes
+	}
+	for i := range w.cells {
+		w.cells[i] = make([]cell, w.size)
+		told := &w.told[i]
+		for r := range w.cells[i] {
+			c := &w.cells[i][r]
+			told.short = append(told.short, hostmem.Addr(c.short[:]))
+			told.long = append(told.long, hostmem.Addr(c.long[:]))
+		}
+	}
+	if partLength(w.size, w.small) > 0 {
+		w.parts = make([]part, w.size)
+	}
+}
+
 func newEndpoint(w *world, rank int) *endpoint {
-	e := &endpoint{world: w, rank: rank}
+	e := &endpoint{world: w, rank: rank, sources: make([]uintptr, w.size)}
 	e.check = backend.Check{
 		Backend:   name,
 		Rank:      rank,
@@ -301,14 +335,15 @@ func (w *world) slot(seq uint64) *slot { return &w.slots[seq%ringSize] }
 
 func (w *world) cell(seq uint64, rank int) *cell { return &w.cells[seq%2][rank] }
 
-// toldAll reports whether all ranks have told a small collective.
+// toldAll reports whether all ranks have told a small collective. It looks at all cells whatever it finds, so that the
+// lines that have changed travel at the same time.
 func (w *world) toldAll(seq uint64) bool {
-	for r := range w.ranks {
-		if w.cell(seq, r).told.Load() != seq+1 {
-			return false
-		}
+	cells := w.cells[seq%2]
+	differences := uint64(0)
+	for r := range cells {
+		differences |= cells[r].told.Load() ^ (seq + 1)
 	}
-	return true
+	return differences == 0
 }
 
 // completed is the number of collectives that are done, for this rank at least.
@@ -320,7 +355,7 @@ func (e *endpoint) completed() uint64 {
 // finished, which then is the last that it has submitted.
 func (e *endpoint) telling() bool {
 	n := e.arrivals.Load()
-	return e.finished.Load() < n && e.world.cell(n-1, e.rank).told.Load() == n
+	return e.world.small > 0 && e.finished.Load() < n && e.world.cell(n-1, e.rank).told.Load() == n
 }
 
 // mayFinish reports whether the rank can finish that now.
