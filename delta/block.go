@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"math/bits"
 	goruntime "runtime"
 	"slices"
 	"sync"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/tutti-go/tutti/delta/internal/crc"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/exponents"
 	"github.com/tutti-go/tutti/internal/gaps"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
@@ -24,12 +26,13 @@ const blockLen = 1 << 20
 
 // The forms of a block.
 const (
-	formXor    = iota // new XOR old
-	formList          // positions, and a value for each
-	formOnes          // positions, signs, and values of differences beyond one
-	formDense         // a value for each element
-	formSorted        // as formList, positions among the elements in the order of their magnitudes
-	filling           // no form: bytes before one
+	formXor       = iota // new XOR old
+	formList             // positions, and a value for each
+	formOnes             // positions, signs, and values of differences beyond one
+	formDense            // a value for each element
+	formSorted           // as formList, positions among the elements in the order of their magnitudes
+	filling              // no form: bytes before one
+	formExponents        // as formXor, with the exponents coded
 )
 
 // coder has the memory to code a block.
@@ -48,7 +51,9 @@ type coder struct {
 	old, new    []byte     // what is read of memory that is elsewhere
 	list, dense []byte
 	sorted      []byte
-	xor, marks  []byte // parts of a block that was read, memory of its message
+	xor, marks  []byte // parts of a block that was read, memory of its message or of elements
+	elements    []byte // new XOR old
+	packed      []byte // these, with their exponents coded
 	area        []byte // what kernels read and write
 	room        int    // for how many changes
 }
@@ -266,19 +271,86 @@ func (c *coder) encode(
 			best = sorted
 		}
 	}
-	if best != nil && len(best) < elements*d.Size() {
-		missing := max(minimum-len(best), 0)
-		dst = append(dst, bytes.Repeat([]byte{filling}, missing)...)
-		return append(dst, best...), nil
+	if changed > elements/8 || len(best) >= elements*d.Size() {
+		if err := c.xorElements(old, now, elements*d.Size()); err != nil {
+			return nil, err
+		}
+		if packed := c.encodeElements(c.elements, d, changed); best == nil || len(packed) < len(best) {
+			best = packed
+		}
 	}
-	dst = binary.AppendUvarint(append(dst, formXor), uint64(changed))
+	missing := max(minimum-len(best), 0)
+	dst = append(dst, bytes.Repeat([]byte{filling}, missing)...)
+	return append(dst, best...), nil
+}
+
+// xorElements sets c.elements to the bits in which elements have changed.
+func (c *coder) xorElements(old, now place, bytes int) error {
+	data, err := now.bytes(bytes, &c.new)
+	if err != nil {
+		return err
+	}
+	c.elements = append(c.elements[:0], data...)
+	if old.addr == 0 {
+		return nil
+	}
+	data, err = old.bytes(bytes, &c.old)
+	subtle.XORBytes(c.elements, c.elements, data)
+	return err
+}
+
+// encodeElements returns the code of what elements change by, with their exponents coded if that is shorter.
+func (c *coder) encodeElements(data []byte, d dtype.DType, changed int) []byte {
+	if hasExponents(d) {
+		packed := binary.AppendUvarint(append(c.packed[:0], formExponents), uint64(changed))
+		start := len(packed)
+		c.packed = exponents.Append(packed, data, d.Size())
+		if len(c.packed)-start < len(data) {
+			return c.packed
+		}
+	}
+	packed := binary.AppendUvarint(append(c.packed[:0], formXor), uint64(changed))
+	c.packed = append(packed, data...)
+	return c.packed
+}
+
+// hasExponents reports whether elements are floats whose exponents can be coded.
+func hasExponents(d dtype.DType) bool { return d.IsFloat() && exponents.Supports(d.Size()) }
+
+// encodeFull returns the code of a block of a full copy, and its checksum. It is nil if the elements have no
+// exponents, or a quarter of them are zeros: then compare finds those that are not.
+func (c *coder) encodeFull(now place, d dtype.DType, elements int) (code []byte, sum uint32, err error) {
+	if !hasExponents(d) {
+		return nil, 0, nil
+	}
 	data, err := now.bytes(elements*d.Size(), &c.new)
-	if dst = append(dst, data...); err == nil && old.addr != 0 {
-		start := len(dst) - len(data)
-		data, err = old.bytes(len(data), &c.old)
-		subtle.XORBytes(dst[start:], dst[start:], data)
+	if err != nil {
+		return nil, 0, err
 	}
-	return dst, err
+	changed := elements - countZeros(data, d.Size())
+	if changed <= elements/4*3 {
+		return nil, 0, nil
+	}
+	return slices.Clone(c.encodeElements(data, d, changed)), crc32.Checksum(data, castagnoli), nil
+}
+
+// countZeros counts the elements of two or four bytes that are zero.
+func countZeros(data []byte, size int) (zeros int) {
+	top := uint64(0x8000_0000_8000_0000) // of each element in a word
+	if size == 2 {
+		top = 0x8000_8000_8000_8000
+	}
+	for ; len(data) >= 8; data = data[8:] {
+		word := binary.LittleEndian.Uint64(data)
+		carry := word&^top + ^top // reaches the top bit of elements with a lower one
+		zeros += bits.OnesCount64(top &^ (word | carry))
+	}
+	for element := range slices.Chunk(data, size) {
+		if uint32(element[0])|uint32(element[1])|uint32(element[size-2])|uint32(element[size-1]) == 0 {
+			zeros++
+		}
+	}
+	return zeros
 }
 
 func (c *coder) encodeList() []byte {
@@ -492,6 +564,16 @@ func (c *coder) read(code []byte, d dtype.DType, elements int) (form byte, err e
 	case formXor:
 		c.xor = src.data
 		return form, nil
+	case formExponents:
+		if !hasExponents(d) {
+			return 0, errDamaged
+		}
+		c.elements = grown(c.elements, elements*d.Size())
+		c.xor = c.elements
+		if exponents.Decode(c.xor, src.data, d.Size()) != nil {
+			return 0, errDamaged
+		}
+		return form, nil
 	case formDense:
 		c.reserve(d, elements)
 		c.values = grown(c.values, elements)
@@ -548,11 +630,14 @@ func (c *coder) decode(code []byte, d dtype.DType, elements int) (form byte, err
 	if err != nil {
 		return 0, err
 	}
-	if form == formXor && len(c.xor) != elements*d.Size() {
+	if isFlat(form) && len(c.xor) != elements*d.Size() {
 		return 0, errDamaged
 	}
 	return form, nil
 }
+
+// isFlat reports whether blocks of a form have all their elements, as bits in which they change.
+func isFlat(form byte) bool { return form == formXor || form == formExponents }
 
 // add is apply of the code that was decoded.
 func (c *coder) add(form byte, p place, d dtype.DType, elements int, sum uint32, subtract bool) (uint32, error) {
@@ -560,12 +645,12 @@ func (c *coder) add(form byte, p place, d dtype.DType, elements int, sum uint32,
 	if form == formSorted && subtract {
 		return 0, fmt.Errorf("%w: sorted blocks cannot be taken back", ErrDelta)
 	}
-	if form == formXor || form == formSorted {
+	if isFlat(form) || form == formSorted {
 		data, err := p.bytes(elements*d.Size(), &c.old)
 		if err != nil {
 			return 0, err
 		}
-		if form == formXor {
+		if isFlat(form) {
 			subtle.XORBytes(data, data, c.xor)
 			if p.rt != host {
 				err = p.rt.CopyIn(p.addr, data)

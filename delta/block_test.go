@@ -299,6 +299,11 @@ func FuzzBlock(f *testing.F) {
 			f.Add(encode(&c, nil, old, new, dtype.BF16, small), uint8(dtype.BF16-1), uint16(3000))
 		}
 	}
+	var full coder
+	layer := weights(r, "w", dtype.BF16, 500).Memory.(Host)
+	code, _, err := full.encodeFull(hostPlace(layer), dtype.BF16, 500)
+	require.NoError(f, err)
+	f.Add(code, uint8(dtype.BF16-1), uint16(500))
 	f.Add([]byte{formOnes, 3, 31, 255, 1, 2, 3, 4, 5, 6, 7, 8, 9}, uint8(dtype.F64), uint16(100))
 	var c coder
 	f.Fuzz(func(t *testing.T, code []byte, kind uint8, n uint16) {

@@ -34,8 +34,8 @@
 //
 // # How it is written
 //
-//   - values.go: the coder of values; block.go: a block; host.go and gpu.go: how it is compared and changed in
-//     memory, on GPUs by the kernels of kernels/delta.cu, which are loaded at the first use; message.go: the delta;
-//     replica.go: tensors at a version, and how a delta is made, applied and rolled back; publisher.go, also what
-//     ranks tell each other; subscriber.go.
+//   - values.go: the coder of values; block.go: a block, whose exponents internal/exponents codes; host.go and
+//     gpu.go: how it is compared and changed in memory, on GPUs by the kernels of kernels/delta.cu, which are loaded
+//     at the first use; message.go: the delta; replica.go: tensors at a version, and how a delta is made, applied and
+//     rolled back; publisher.go, also what ranks tell each other; subscriber.go.
 package delta

@@ -446,6 +446,13 @@ func (r *replica) diffBlock(c *coder, next *replica, from, tensor, block int, sm
 	if err != nil {
 		return nil, err
 	}
+	if from < 0 {
+		code, sum, err := c.encodeFull(now, t.DType, elements)
+		if code != nil || err != nil {
+			next.sums[tensor][block] = sum
+			return code, err
+		}
+	}
 	var old place // zero for a new tensor
 	var sum uint32
 	shortest := 0 // bytes
@@ -870,6 +877,9 @@ func (u *update) block(c *coder, i, b int) error {
 func (u *update) add(c *coder, form byte, p place, tensor, block int, sum uint32, zeros bool) (uint32, error) {
 	t := &u.next.tensors[tensor]
 	bytes := t.length(block)
+	if zeros && isFlat(form) {
+		return crc32.Checksum(c.xor, castagnoli), p.rt.CopyIn(p.addr, c.xor)
+	}
 	if zeros {
 		if err := p.rt.Fill(p.addr, bytes, dtype.U8, 0); err != nil {
 			return 0, err
