@@ -18,7 +18,7 @@ const (
 type prefixCode struct {
 	lowest  byte
 	highest byte
-	lengths [256]uint8  // 0: no code
+	lengths [256]uint8 // 0: no code
 	codes   codes
 }
 
