@@ -39,6 +39,7 @@
 //   - form.go: votes and new epochs
 //   - await.go: the wait for a new epoch
 //   - state.go: what joining and leaving members exchange
+//   - coded.go: how tensors of floats are sent to those that join
 //   - standing.go: what a member says of itself in the store
 //   - valid.go: what members believe of what the store has
 //   - view.go: the next epoch, as a function of the entries in the store

@@ -3,6 +3,7 @@ package elastic
 import (
 	"context"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"strconv"
@@ -44,7 +45,10 @@ func TestJoinRate(t *testing.T) {
 		server := store.NewServer(store.Options{Silence: DefaultSilence})
 		defer server.Close() //nolint:errcheck // the members have ended
 		server.Serve(l, conf)
-		require.NoError(t, x.Fill(1))
+		address, err := x.Ptr()
+		require.NoError(t, err)
+		weights := weightBytes(rand.New(rand.NewPCG(1, 2)), bytes/4, 4)
+		require.NoError(t, rt.CopyIn(address, weights))
 	} else {
 		require.NoError(t, x.Fill(0))
 		time.Sleep(time.Second) // until the job has begun

@@ -85,14 +85,16 @@ const (
 	maxSharedBytes = math.MaxInt32
 )
 
-// send sends this member's state: how long the trainer's is, that, and the tensors.
+// send sends this member's state: how long the trainer's is and how tensors are sent, then the trainer's, and the
+// tensors.
 func (m *Member) send(ctx context.Context, e *Epoch, receiver int, shared []byte) error {
 	if len(shared) > maxSharedBytes {
 		return fmt.Errorf("elastic: %w: SharedState returns %d bytes, the maximum is %d",
 			comm.ErrArgument, len(shared), maxSharedBytes)
 	}
 	post := func(t *runtime.Tensor) error { return distributed.Send(ctx, e.Comm, t, receiver, stateTag) }
-	if err := communicate(ctx, m, e, []int64{int64(len(shared))}, post); err != nil {
+	sending := m.sending()
+	if err := communicate(ctx, m, e, []int64{int64(len(shared)), sending}, post); err != nil {
 		return err
 	}
 	if len(shared) > 0 {
@@ -101,6 +103,12 @@ func (m *Member) send(ctx context.Context, e *Epoch, receiver int, shared []byte
 		}
 	}
 	for _, t := range m.cfg.Tensors {
+		if sending == sendsCoded && isCoded(t) {
+			if err := m.sendCoded(ctx, e, t, post); err != nil {
+				return errors.Join(err, e.Comm.Sync(ctx))
+			}
+			continue
+		}
 		if err := post(t); err != nil {
 			return errors.Join(err, e.Comm.Sync(ctx))
 		}
@@ -111,20 +119,29 @@ func (m *Member) send(ctx context.Context, e *Epoch, receiver int, shared []byte
 // receive gets the state that send sends, and begins with empty residuals.
 func (m *Member) receive(ctx context.Context, e *Epoch, sender int) error {
 	fetch := func(t *runtime.Tensor) error { return distributed.Recv(ctx, e.Comm, t, sender, stateTag) }
-	length := []int64{0}
-	if err := communicate(ctx, m, e, length, fetch); err != nil {
+	announced := []int64{0, 0}
+	if err := communicate(ctx, m, e, announced, fetch); err != nil {
 		return err
 	}
-	if length[0] < 0 || length[0] > maxSharedBytes {
-		return fmt.Errorf("elastic: %w: %s announces a state of %d bytes", comm.ErrMismatch, e.Members[sender], length[0])
+	length := announced[0]
+	sending := announced[1]
+	if length < 0 || length > maxSharedBytes || sending != sendsPlain && sending != sendsCoded {
+		return fmt.Errorf("elastic: %w: %s announces a state of %d bytes, and tensors in the form %d",
+			comm.ErrMismatch, e.Members[sender], length, sending)
 	}
-	shared := make([]byte, length[0])
+	shared := make([]byte, length)
 	if len(shared) > 0 {
 		if err := communicate(ctx, m, e, shared, fetch); err != nil {
 			return err
 		}
 	}
 	for _, t := range m.cfg.Tensors {
+		if sending == sendsCoded && isCoded(t) {
+			if err := m.receiveCoded(ctx, e, t, fetch); err != nil {
+				return errors.Join(err, e.Comm.Sync(ctx))
+			}
+			continue
+		}
 		if err := fetch(t); err != nil {
 			return errors.Join(err, e.Comm.Sync(ctx))
 		}
