@@ -17,6 +17,7 @@ import (
 	topk "github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/race"
+	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -47,14 +48,14 @@ func TestStepsOfPatterns(t *testing.T) {
 	}
 	f := openStandIn(t)
 	const ranks, n, rounds, steps = 2, 2048, 5, 2
-	for _, pattern := range topk.Patterns() {
+	for _, pattern := range sparsity.Patterns() {
 		for name, cfg := range map[string]topk.Config{"transactions": {}, "no undo": {NoUndo: true}} {
 			if race.Enabled && cfg.NoUndo {
 				continue
 			}
 			cfg.Pattern, cfg.Density = pattern, 0.02
 			warm := 12
-			if topk.NeedsHost(pattern) {
+			if sparsity.NeedsHost(pattern) {
 				warm = 100 // its memory grows to the longest list
 			}
 			t.Run(pattern+"/"+name, func(t *testing.T) {
@@ -123,7 +124,7 @@ func TestStepsOfPatterns(t *testing.T) {
 					rt.Unfreeze()
 					stats, err := s.Stats(ctx)
 					assert.Positive(t, stats.SelectedLocal, "the kernels ran")
-					if err != nil || topk.NeedsHost(pattern) {
+					if err != nil || sparsity.NeedsHost(pattern) {
 						return err
 					}
 					// Collectives of the host are made at once here: on what is there.
