@@ -16,15 +16,15 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// arrange makes the buckets. patterns are what was chosen for them ([Gradients.Patterns]),
+// arrange makes the buckets. patterns are what was chosen for them ([Stats].Patterns),
 // nil to choose now.
 func (g *Gradients) arrange(ctx context.Context, patterns []string) error {
 	g.arrangement = g.fillBuckets()
 	if err := g.configure(ctx, patterns); err != nil {
 		return err
 	}
-	if patterns != nil && !slices.Equal(g.Patterns(), patterns) {
-		return fmt.Errorf("%w: patterns are %v, want %v", comm.ErrMismatch, patterns, g.Patterns())
+	if patterns != nil && !slices.Equal(g.patterns, patterns) {
+		return fmt.Errorf("%w: patterns are %v, want %v", comm.ErrMismatch, patterns, g.patterns)
 	}
 	if err := g.allocate(ctx); err != nil {
 		return err
@@ -111,6 +111,10 @@ func (g *Gradients) configure(ctx context.Context, patterns []string) error {
 	}
 	if err := g.choose(ctx, whole, patterns); err != nil {
 		return err
+	}
+	g.patterns = make([]string, len(g.buckets))
+	for i, b := range g.buckets {
+		g.patterns[i] = b.cfg.Pattern
 	}
 	if !transactional {
 		for _, b := range g.buckets {
@@ -214,7 +218,6 @@ func (g *Gradients) choose(ctx context.Context, whole engine.Settings, patterns 
 	choices := make(engine.Choices)
 	for i, b := range g.buckets {
 		b.cfg = bucketConfig(whole, b)
-		b.pattern = b.cfg.Pattern
 		if b.cfg.Pattern != sparsity.Auto {
 			continue
 		}
@@ -239,7 +242,6 @@ func (g *Gradients) choose(ctx context.Context, whole engine.Settings, patterns 
 				pattern = string(name)
 			}
 		}
-		b.pattern = pattern
 		var err error
 		b.cfg, err = b.cfg.Choose(pattern)
 		if err != nil {

@@ -68,7 +68,7 @@ type Config struct {
 	Reducer func(b Bucket) (Reducer, error)
 	// Shard leaves each rank a shard of each bucket's averages ([Gradients.Shards]), by a
 	// reduce-scatter: a rank updates its part of the parameters, and keeps the optimizer's state for that
-	// part alone (ZeRO-1, Rajbhandari et al., SC 2020). Then [Gradients.Gather] puts the parameters
+	// part alone (ZeRO-1, Rajbhandari et al., SC 2020). Then [Shards.Gather] puts the parameters
 	// together. The gradients that Ready was given are not written, but for those of BucketViews, which are the
 	// bucket that is reduced in place: after Wait they hold the rank's shard of the averages, and the rest is undefined.
 	// It needs plain buckets, and excludes Wire.
@@ -121,6 +121,9 @@ type Config struct {
 type Stats struct {
 	Step    int // number of the step, from 0
 	Buckets int
+	// Patterns has the pattern of each bucket, in the order of [Gradients.Buckets]: that of the configuration, or
+	// what was chosen for [sparse.Auto]. It is not to be changed.
+	Patterns []string
 	// Skipped: a gradient was not finite, and by [sparse.SkipNonFinite] the step was rolled back
 	// in all buckets, on all ranks.
 	Skipped bool

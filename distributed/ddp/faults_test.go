@@ -94,13 +94,9 @@ func TestDenseVectors(t *testing.T) {
 		if err := errors.Join(m.load(0), m.sync.ReduceAll(ctx, m.params)); err != nil {
 			return err
 		}
-		for i, want := range []string{"oktopk", "dense", "oktopk"} {
-			stats, err := m.sync.BucketStats(ctx, i)
-			assert.NoError(t, err)
-			assert.Equal(t, want, stats.Pattern)
-		}
-		_, err = m.sync.BucketStats(ctx, 3)
-		assert.ErrorIs(t, err, comm.ErrArgument)
+		stats, err := m.sync.Stats(ctx)
+		require.NoError(t, err)
+		assert.Equal(t, []string{"oktopk", "dense", "oktopk"}, stats.Patterns)
 		return m.close()
 	})
 }
@@ -146,11 +142,6 @@ func TestGradientOverflow(t *testing.T) {
 								assert.NoError(t, err, label)
 								assert.True(t, stats.Skipped, label)
 								assert.Equal(t, make([]uint32, len(given)), m.bits(), label)
-								for b := range m.sync.Buckets() {
-									s, err := m.sync.BucketStats(ctx, b)
-									assert.NoError(t, err)
-									assert.True(t, s.Skipped, "%s, bucket %d", label, b)
-								}
 							}
 						}
 						return m.close()

@@ -10,7 +10,6 @@ import (
 	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/internal/base"
-	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -35,7 +34,7 @@ import (
 // backward pass goes on (with [sparse.Config].NoUndo, Ready does). With streams, a side
 // stream selects, exchanges and merges each bucket after an event of the compute stream, if the
 // runtime has such streams ([runtime.StreamForker]); otherwise the compute stream does. If an exchange
-// has the host wait ([sparse.NeedsHost]), the worker does it all, or with NoUndo, Ready.
+// has the host wait, as that of [sparse.Oktopk] does, the worker does it all, or with NoUndo, Ready.
 //
 // If any bucket is sparse, has a [Reducer], or clipping or detection of non-finite gradients is
 // on, all buckets commit or roll back together, unless [sparse.Config].NoUndo is set: results are
@@ -124,27 +123,10 @@ func (g *Gradients) Buckets() [][]int {
 	return all
 }
 
-// Patterns returns for each bucket, in the order of reduction, its pattern: that of
-// its configuration, or what was chosen for [sparse.Auto].
-func (g *Gradients) Patterns() []string {
-	all := make([]string, len(g.buckets))
-	for i, b := range g.buckets {
-		all[i] = b.pattern
-	}
-	return all
-}
-
 // BeforeCommit is [sparse.Reducer.BeforeCommit] for all buckets: f is called in Wait. Plain buckets are not rolled
 // back.
 func (g *Gradients) BeforeCommit(f func(ctx context.Context) error) {
 	g.confirm = f
-}
-
-// RollsBack reports whether gradients of a step that fails are as before: not with plain dense buckets alone (F32,
-// not clipped, [sparse.PassNonFinite]), or with Config.NoUndo. It follows from the configuration: with [sparse.Auto]
-// they are, also where all buckets became dense.
-func (g *Gradients) RollsBack() bool {
-	return g.transaction.rollsBack()
 }
 
 // OnStep has f called at the end of each step that completes, in Wait and Join, for metrics: with the [Stats] that
@@ -188,28 +170,6 @@ func (g *Gradients) alone() error {
 		return fmt.Errorf("%w: in the middle of a step, want after Wait", comm.ErrArgument)
 	}
 	return nil
-}
-
-// BucketStats returns what the last complete step did for a bucket, as
-// [sparse.Reducer.Stats] does. A bucket that is a plain allreduce has no times, and its
-// traffic is part of [Stats] only.
-func (g *Gradients) BucketStats(ctx context.Context, bucket int) (sparse.Stats, error) {
-	const op = "gradient stats"
-	if bucket < 0 || bucket >= len(g.buckets) {
-		return sparse.Stats{}, base.OpError(op, fmt.Errorf("%w: bucket %d is not in [0, %d)",
-			comm.ErrArgument, bucket, len(g.buckets)))
-	}
-	b := g.buckets[bucket]
-	if err := g.alone(); err != nil {
-		return sparse.Stats{}, base.OpError(op, err)
-	}
-	if !g.closed {
-		if err := g.side.catchUp(); err != nil {
-			return sparse.Stats{}, base.OpError(op, err)
-		}
-	}
-	stats, err := b.reducer.Stats(ctx)
-	return sparse.Stats(stats), err
 }
 
 func (g *Gradients) usable(op string) error {

@@ -170,8 +170,8 @@ func (m *meshed) Terms() string {
 }
 
 // Stats implements reducer: of this rank's share.
-func (m *meshed) Stats(ctx context.Context) (engine.Stats, error) {
-	return m.between.Stats(ctx)
+func (m *meshed) Skipped(ctx context.Context) (bool, error) {
+	return m.between.Skipped(ctx)
 }
 
 func (m *meshed) State(ctx context.Context) ([]byte, error) {

@@ -310,20 +310,22 @@ func TestMeshAndShardsAllocate(t *testing.T) {
 		standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 			m, err := newModel(ctx, rt, c, cfg)
 			require.NoError(t, err)
-			var shards []*runtime.Tensor
+			var shards *ddp.Shards
+			var tensors []*runtime.Tensor
 			if cfg.Shard {
-				own, wrong := m.sync.Shards()
-				shards, err = tensorsOf(own), wrong
+				shards, err = m.sync.Shards()
+				require.NoError(t, err)
+				tensors = tensorsOf(shards)
 			}
 			step := func() {
 				if err == nil {
 					err = m.sync.ReduceAll(ctx, m.params)
 				}
 				if err == nil && cfg.Shard {
-					_, err = m.sync.ShardNorm(ctx)
+					_, err = shards.Norm(ctx)
 				}
 				if err == nil && cfg.Shard {
-					err = m.sync.Gather(ctx, m.params, shards)
+					err = shards.Gather(ctx, m.params, tensors)
 				}
 			}
 			for range rounds {

@@ -113,19 +113,19 @@ func TestShardsShareMemory(t *testing.T) {
 		require.NoError(t, g.ReduceAll(ctx, all))
 		shards, err := g.Shards()
 		require.NoError(t, err)
-		own, err := runtime.New(rt, dtype.F32, shards[0].Tensor.Len())
+		own, err := runtime.New(rt, dtype.F32, shards.Buckets[0].Tensor.Len())
 		require.NoError(t, err)
 		shared, err := all[0].Slice(0, 0, min(own.Len(), all[0].Len()))
 		require.NoError(t, err)
 		twice := []*runtime.Tensor{all[0], all[0]}
-		assert.ErrorIs(t, g.Gather(ctx, twice, []*runtime.Tensor{own}), comm.ErrArgument)
-		assert.ErrorIs(t, g.Scatter([]*runtime.Tensor{own}, twice), comm.ErrArgument)
+		assert.ErrorIs(t, shards.Gather(ctx, twice, []*runtime.Tensor{own}), comm.ErrArgument)
+		assert.ErrorIs(t, shards.Scatter([]*runtime.Tensor{own}, twice), comm.ErrArgument)
 		if shared.Len() == own.Len() {
-			err := g.Scatter([]*runtime.Tensor{shared}, all)
+			err := shards.Scatter([]*runtime.Tensor{shared}, all)
 			assert.ErrorIs(t, err, comm.ErrArgument)
 			assert.ErrorContains(t, err, "shard 0 shares memory with tensor 0")
 		}
-		require.NoError(t, errors.Join(g.Scatter([]*runtime.Tensor{own}, all), g.Gather(ctx, all, []*runtime.Tensor{own})))
+		require.NoError(t, errors.Join(shards.Scatter([]*runtime.Tensor{own}, all), shards.Gather(ctx, all, []*runtime.Tensor{own})))
 		err = g.Close()
 		standin.Free(t, append(all, own, shared))
 		return err

@@ -85,7 +85,6 @@ type bucket struct {
 	views    base.Buffer     // of gradients that live here and survive the communicator
 	flat     *runtime.Tensor // those that are joined; nil: none are
 	cfg      engine.Settings // with its defaults, and what was chosen for Auto
-	pattern  string          // as [Gradients.Patterns] has it
 	reducer  reducer
 	ready    uintptr // the event of its gradients, with a side stream
 	step     bucketStep
@@ -94,15 +93,12 @@ type bucket struct {
 // arrangement is the buckets, and what works on them.
 type arrangement struct {
 	buckets     []*bucket
-	bucketOf    []int // of each gradient: its bucket
+	bucketOf    []int    // of each gradient: its bucket
+	patterns    []string // of each bucket: that of its cfg
 	transaction *transaction
 	async       *worker           // nil: what buckets exchange is exchanged when they are complete
 	views       []*runtime.Tensor // with BucketViews: the gradients in the buckets
-	shards      []Shard           // with Shard: one of each bucket
-	gathers     []comm.Call       // reused
-	gathered    *base.Spans       // where tensors of Gather and Scatter are; nil: none were passed yet
-	squares     base.Buffer       // of the averages, an F64 of each bucket
-	norms       []float64         // these, on the host
+	shards      *Shards           // nil: without Shard
 }
 
 // len returns how many elements a bucket has.

@@ -5,7 +5,6 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/engine"
-	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -55,19 +54,8 @@ func (p *plain) Complete(ctx context.Context) (hostWaited bool, err error) {
 	return false, err
 }
 
-func (p *plain) Stats(context.Context) (engine.Stats, error) {
-	n := p.b.len()
-	stats := engine.Stats{
-		Step:           p.g.stats.Step,
-		Pattern:        sparsity.Dense,
-		Dense:          true,
-		Elements:       n,
-		K:              n,
-		SelectedLocal:  n,
-		SelectedGlobal: n,
-	}
-	return stats, nil
-}
+// Skipped implements reducer. Nothing is skipped.
+func (p *plain) Skipped(context.Context) (bool, error) { return false, nil }
 
 func (p *plain) PrepareRestore(context.Context, ...[]byte) (restore func(context.Context) error, err error) {
 	return func(context.Context) error { return nil }, nil

@@ -106,11 +106,11 @@ func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
 		base.ReportLost(had, c)
 	}
 	if g.open { // the buckets have found out
-		first, err := g.buckets[0].reducer.Stats(ctx)
+		skipped, err := g.buckets[0].reducer.Skipped(ctx)
 		if err != nil {
 			return err
 		}
-		g.stats.Skipped = first.Skipped
+		g.stats.Skipped = skipped
 		g.open = false
 	}
 	if err := g.transaction.bind(g); err != nil {

@@ -72,7 +72,8 @@ type reducer interface {
 
 	JoinTransaction(flags, skip uintptr)
 	Terms() string
-	Stats(ctx context.Context) (engine.Stats, error)
+	// Skipped reports whether the device has rolled the last step back, which was committed as deferred.
+	Skipped(ctx context.Context) (bool, error)
 	State(ctx context.Context) ([]byte, error)
 	SharedState(ctx context.Context) ([]byte, error)
 	PrepareRestore(ctx context.Context, states ...[]byte) (restore func(context.Context) error, err error)

@@ -418,17 +418,8 @@ func (r *reproducible) Terms() string {
 	return fmt.Sprintf("reproducible, of %d contributions with %d bits", r.g.cfg.Reproducible, r.parts[0].fixed.Bits)
 }
 
-func (r *reproducible) Stats(context.Context) (engine.Stats, error) {
-	return engine.Stats{
-		Step:           r.g.stats.Step,
-		Pattern:        sparsity.Dense,
-		Dense:          true,
-		Elements:       r.n,
-		K:              r.n,
-		SelectedLocal:  r.n,
-		SelectedGlobal: r.n,
-	}, nil
-}
+// Skipped implements reducer. The host has judged the step.
+func (r *reproducible) Skipped(context.Context) (bool, error) { return false, nil }
 
 func (r *reproducible) Drain(ctx context.Context) error                 { return r.order.Drain(ctx) }
 func (r *reproducible) InFlight() bool                                  { return true }

@@ -107,7 +107,6 @@ func TestStateBehindAGraph(t *testing.T) {
 		var state []byte
 		for name, call := range map[string]func() error{
 			"Stats":         func() error { _, err := g.Stats(ctx); return err },
-			"BucketStats":   func() error { _, err := g.BucketStats(ctx, 0); return err },
 			"ScaleResidual": func() error { return g.ScaleResidual(2) },
 			"State":         func() error { state, err = g.State(ctx); return err },
 			"Restore": func() error {

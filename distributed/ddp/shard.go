@@ -42,14 +42,39 @@ func (g *Gradients) padded(n int) int {
 	return n
 }
 
-// Shards returns with [Config].Shard this rank's part of each bucket, in the order of [Gradients.Buckets]: the
-// same in all steps, until a [Gradients.Rebind]. They are not to be changed.
-func (g *Gradients) Shards() ([]Shard, error) {
+// Shards are this rank's parts of the averages, with [Config].Shard. They are the same in all steps, until a
+// [Gradients.Rebind], after which [Gradients.Shards] has others.
+type Shards struct {
+	// Buckets has a shard of each bucket, in the order of [Gradients.Buckets]. It is not to be changed.
+	Buckets []Shard
+
+	g       *Gradients
+	gathers []comm.Call // one of each bucket, reused
+	spans   *base.Spans // where tensors of Gather and Scatter are; nil: none were passed yet
+	squares base.Buffer // of the averages, an F64 of each bucket; empty before the first Norm
+	norms   []float64   // squares on the host
+}
+
+// Shards returns this rank's part of each bucket. Without [Config].Shard, and in the middle of a step, that is
+// [comm.ErrArgument].
+func (g *Gradients) Shards() (*Shards, error) {
 	const op = "gradient shards"
 	if !g.cfg.Shard {
 		return nil, base.OpError(op, fmt.Errorf("%w: Config.Shard is not set", comm.ErrArgument))
 	}
 	return g.shards, g.between(op)
+}
+
+// usable reports why the shards cannot be used now.
+func (s *Shards) usable(op string) error {
+	if err := s.g.between(op); err != nil {
+		return err
+	}
+	if s != s.g.shards {
+		return base.OpError(op, fmt.Errorf("%w: shards from before a Rebind, want those of Gradients.Shards",
+			comm.ErrArgument))
+	}
+	return nil
 }
 
 // cut makes the shards of buckets that are allocated.
@@ -76,31 +101,36 @@ func (g *Gradients) cut() error {
 			offset += g.gradients[p].n
 		}
 	}
-	g.shards = all
-	g.gathers = make([]comm.Call, len(all))
-	g.norms = make([]float64, len(all))
-	g.gathered = nil
+	g.shards = &Shards{
+		Buckets: all,
+		g:       g,
+		gathers: make([]comm.Call, len(all)),
+		norms:   make([]float64, len(all)),
+	}
 	return nil
 }
 
 // Scatter copies this rank's parts of tensors like the gradients, such as the parameters, into tensors
-// like the [Gradients.Shards]. It does not communicate.
-func (g *Gradients) Scatter(shards, whole []*runtime.Tensor) error {
+// like those of the shards. It does not communicate.
+func (s *Shards) Scatter(shards, whole []*runtime.Tensor) error {
 	const op = "gradient scatter"
-	local, err := g.checkShards(op, shards, whole)
-	if err == nil {
-		err = g.checkMemory(op, whole, shards)
-	}
-	if err != nil {
+	if err := s.check(op, shards, whole); err != nil {
 		return err
 	}
-	for i, s := range local {
+	if err := s.checkMemory(op, whole, shards); err != nil {
+		return err
+	}
+	return base.OpError(op, s.scatter(shards, whole))
+}
+
+func (s *Shards) scatter(shards, whole []*runtime.Tensor) error {
+	for i, shard := range s.Buckets {
 		if err := shards[i].Fill(0); err != nil {
-			return base.OpError(op, err)
+			return err
 		}
-		for _, p := range s.Parts {
-			if err := g.copyElements(shards[i], p.Offset, whole[p.Param], p.From, p.To-p.From); err != nil {
-				return base.OpError(op, err)
+		for _, p := range shard.Parts {
+			if err := s.g.copyElements(shards[i], p.Offset, whole[p.Param], p.From, p.To-p.From); err != nil {
+				return err
 			}
 		}
 	}
@@ -110,35 +140,37 @@ func (g *Gradients) Scatter(shards, whole []*runtime.Tensor) error {
 // Gather puts the shards of all ranks together in tensors like the gradients: the parameters, after each
 // rank has updated its part of them, or a state of the optimizer, for a checkpoint that does not depend
 // on the number of ranks. All ranks call it, between two steps. It overwrites what the gradients' shards
-// hold; the result is ready as that of Wait is.
-func (g *Gradients) Gather(ctx context.Context, whole, shards []*runtime.Tensor) error {
+// hold; the result is ready as that of [Gradients.Wait] is.
+func (s *Shards) Gather(ctx context.Context, whole, shards []*runtime.Tensor) error {
 	const op = "gradient gather"
-	local, err := g.checkShards(op, shards, whole)
-	if err == nil {
-		err = g.checkMemory(op, whole, nil) // the shards are read before anything is written
-	}
-	if err != nil {
+	if err := s.check(op, shards, whole); err != nil {
 		return err
 	}
-	return base.OpError(op, g.gatherShards(ctx, local, shards, whole))
+	// The shards are read before anything is written, so that they may share memory.
+	if err := s.checkMemory(op, whole, nil); err != nil {
+		return err
+	}
+	return base.OpError(op, s.gather(ctx, whole, shards))
 }
 
-func (g *Gradients) gatherShards(ctx context.Context, local []Shard, shards, whole []*runtime.Tensor) error {
+func (s *Shards) gather(ctx context.Context, whole, shards []*runtime.Tensor) error {
+	g := s.g
 	if err := g.agree(ctx); err != nil {
 		return err
 	}
-	for i, s := range local {
-		if err := g.copyElements(s.Tensor, 0, shards[i], 0, s.Tensor.Len()); err != nil {
+	for i, shard := range s.Buckets {
+		t := shard.Tensor
+		if err := g.copyElements(t, 0, shards[i], 0, t.Len()); err != nil {
 			return err
 		}
-		shard, err := s.Tensor.Ptr()
+		ptr, err := t.Ptr()
 		if err != nil {
 			return err
 		}
-		first := shard - uintptr(g.meter.Rank()*s.Tensor.Bytes())
-		g.gathers[i] = comm.AllGatherCall(shard, first, s.Tensor.Len(), s.Tensor.DType())
+		bucket := ptr - uintptr(g.meter.Rank()*t.Bytes())
+		s.gathers[i] = comm.AllGatherCall(ptr, bucket, t.Len(), t.DType())
 	}
-	if err := g.order.Around(ctx, func() error { return g.meter.Group(g.gathers...) }); err != nil {
+	if err := g.order.Around(ctx, func() error { return g.meter.Group(s.gathers...) }); err != nil {
 		return err
 	}
 	for _, b := range g.buckets {
@@ -153,114 +185,119 @@ func (g *Gradients) gatherShards(ctx context.Context, local []Shard, shards, who
 	return nil
 }
 
-// ShardNorm returns the L2 norm of all averages of the last step, padding left out, the same bits on all
+// Norm returns the L2 norm of all averages of the last step, padding left out, the same bits on all
 // ranks: to clip the update by. A gradient that was not finite on any rank makes it NaN or infinite on
 // all. All ranks call it, before the shards are overwritten. The host waits.
-func (g *Gradients) ShardNorm(ctx context.Context) (float64, error) {
+func (s *Shards) Norm(ctx context.Context) (float64, error) {
 	const op = "gradient norm"
-	local, err := g.Shards()
-	if err != nil {
+	if err := s.usable(op); err != nil {
 		return 0, err
 	}
-	norm, err := g.shardNorm(ctx, local)
+	norm, err := s.norm(ctx)
 	return norm, base.OpError(op, err)
 }
 
-func (g *Gradients) shardNorm(ctx context.Context, local []Shard) (float64, error) {
-	if len(local) == 0 {
+func (s *Shards) norm(ctx context.Context) (float64, error) {
+	if len(s.Buckets) == 0 {
 		return 0, nil
 	}
+	g := s.g
 	kernels, err := kernel.Lookup(g.rt)
-	if err == nil {
-		err = g.transaction.buffers.Allocate(g.rt, &g.squares, 2*len(local)*base.WordSize)
-	}
 	if err != nil {
 		return 0, err
 	}
-	for i, s := range local {
-		p, err := s.Tensor.Ptr()
-		if err == nil {
-			err = kernels.SumSquares(p, s.Tensor.DType(), s.Tensor.Len(), base.At(g.squares.Ptr, 2*i))
-		}
+	if err := g.transaction.buffers.Allocate(g.rt, &s.squares, 2*len(s.Buckets)*base.WordSize); err != nil {
+		return 0, err
+	}
+	for i, shard := range s.Buckets {
+		ptr, err := shard.Tensor.Ptr()
 		if err != nil {
+			return 0, err
+		}
+		square := base.At(s.squares.Ptr, 2*i)
+		if err := kernels.SumSquares(ptr, shard.Tensor.DType(), shard.Tensor.Len(), square); err != nil {
 			return 0, err
 		}
 	}
 	err = g.order.Around(ctx, func() error {
-		return g.meter.AllReduce(g.squares.Ptr, g.squares.Ptr, len(local), dtype.F64, comm.Sum)
+		return g.meter.AllReduce(s.squares.Ptr, s.squares.Ptr, len(s.Buckets), dtype.F64, comm.Sum)
 	})
-	if err == nil {
-		err = g.order.HostAfterAll(ctx)
-	}
 	if err != nil {
 		return 0, err
 	}
-	sum := 0.0
-	err = g.rt.CopyOut(hostmem.Bytes(g.norms), g.squares.Ptr)
-	for _, s := range g.norms {
-		sum += s
+	if err := g.order.HostAfterAll(ctx); err != nil {
+		return 0, err
 	}
-	return math.Sqrt(sum), err
+	if err := g.rt.CopyOut(hostmem.Bytes(s.norms), s.squares.Ptr); err != nil {
+		return 0, err
+	}
+	sum := 0.0
+	for _, square := range s.norms {
+		sum += square
+	}
+	return math.Sqrt(sum), nil
 }
 
-// checkShards checks tensors like the shards, and like the gradients.
-func (g *Gradients) checkShards(op string, shards, whole []*runtime.Tensor) ([]Shard, error) {
-	local, err := g.Shards()
-	if err != nil {
-		return nil, err
+// check refuses tensors that are not like the shards, or like the gradients.
+func (s *Shards) check(op string, shards, whole []*runtime.Tensor) error {
+	if err := s.usable(op); err != nil {
+		return err
 	}
-	if len(shards) != len(local) || len(whole) != len(g.gradients) {
-		return nil, base.OpError(op, fmt.Errorf("%w: %d shards and %d tensors, want %d and %d",
-			comm.ErrArgument, len(shards), len(whole), len(local), len(g.gradients)))
+	g := s.g
+	if len(shards) != len(s.Buckets) || len(whole) != len(g.gradients) {
+		return base.OpError(op, fmt.Errorf("%w: %d shards and %d tensors, want %d and %d",
+			comm.ErrArgument, len(shards), len(whole), len(s.Buckets), len(g.gradients)))
 	}
 	for i, t := range shards {
 		if err := g.reachable(t); err != nil {
-			return nil, base.OpError(op, fmt.Errorf("shard %d: %w", i, err))
+			return base.OpError(op, fmt.Errorf("shard %d: %w", i, err))
 		}
-		if like := local[i].Tensor; t.DType() != like.DType() || t.Len() != like.Len() {
-			return nil, base.ShapeError(op, "shard %d has %d elements of %v, want %d of %v",
+		like := s.Buckets[i].Tensor
+		if t.DType() != like.DType() || t.Len() != like.Len() {
+			return base.ShapeError(op, "shard %d has %d elements of %v, want %d of %v",
 				i, t.Len(), t.DType(), like.Len(), like.DType())
 		}
 	}
 	for i, t := range whole {
 		if err := g.check(op, i, t); err != nil {
-			return nil, err
-		}
-	}
-	return local, nil
-}
-
-// checkMemory refuses tensors like the gradients, and shards, of which two share memory.
-func (g *Gradients) checkMemory(op string, whole, shards []*runtime.Tensor) error {
-	n := len(g.gradients)
-	if g.gathered == nil {
-		g.gathered = base.NewSpans(n + len(g.shards))
-	}
-	g.gathered.NextStep()
-	for i, t := range whole {
-		overlap, err := g.gathered.Place(i, t)
-		if err == nil && overlap >= 0 {
-			err = base.OverlapError("tensor", overlap, i)
-		}
-		if err != nil {
-			return base.OpError(op, err)
-		}
-	}
-	for i, t := range shards {
-		overlap, err := g.gathered.Place(n+i, t)
-		if err == nil && overlap >= 0 {
-			err = fmt.Errorf("%w: shard %d shares memory with %s", comm.ErrArgument, i, g.shardOrTensor(overlap))
-		}
-		if err != nil {
-			return base.OpError(op, err)
+			return err
 		}
 	}
 	return nil
 }
 
-// shardOrTensor names what checkMemory has placed.
-func (g *Gradients) shardOrTensor(i int) string {
-	if n := len(g.gradients); i >= n {
+// checkMemory refuses tensors like the gradients, and shards, of which two share memory.
+func (s *Shards) checkMemory(op string, whole, shards []*runtime.Tensor) error {
+	n := len(s.g.gradients)
+	if s.spans == nil {
+		s.spans = base.NewSpans(n + len(s.Buckets))
+	}
+	s.spans.NextStep()
+	for i, t := range whole {
+		overlap, err := s.spans.Place(i, t)
+		if err != nil {
+			return base.OpError(op, err)
+		}
+		if overlap >= 0 {
+			return base.OpError(op, base.OverlapError("tensor", overlap, i))
+		}
+	}
+	for i, t := range shards {
+		overlap, err := s.spans.Place(n+i, t)
+		if err != nil {
+			return base.OpError(op, err)
+		}
+		if overlap >= 0 {
+			return base.OpError(op, fmt.Errorf("%w: shard %d shares memory with %s",
+				comm.ErrArgument, i, s.describe(overlap)))
+		}
+	}
+	return nil
+}
+
+// describe names what checkMemory has placed.
+func (s *Shards) describe(i int) string {
+	if n := len(s.g.gradients); i >= n {
 		return fmt.Sprintf("shard %d", i-n)
 	}
 	return fmt.Sprintf("tensor %d", i)
@@ -268,14 +305,19 @@ func (g *Gradients) shardOrTensor(i int) string {
 
 // copyElements copies n elements between tensors of one type.
 func (g *Gradients) copyElements(dst *runtime.Tensor, to int, src *runtime.Tensor, from, n int) error {
-	d, err := dst.Ptr()
+	target, err := dst.Ptr()
 	if err != nil {
 		return err
 	}
-	s, err := src.Ptr()
-	size := dst.DType().Size()
-	if d, s = d+uintptr(to*size), s+uintptr(from*size); err != nil || n == 0 || d == s {
+	source, err := src.Ptr()
+	if err != nil {
 		return err
 	}
-	return g.rt.Copy(d, s, n*size)
+	size := dst.DType().Size()
+	target += uintptr(to * size)
+	source += uintptr(from * size)
+	if n == 0 || target == source {
+		return nil
+	}
+	return g.rt.Copy(target, source, n*size)
 }

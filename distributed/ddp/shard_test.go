@@ -32,8 +32,8 @@ func like(t *testing.T, rt runtime.Runtime, of []*runtime.Tensor) []*runtime.Ten
 }
 
 // tensorsOf are those of shards.
-func tensorsOf(shards []ddp.Shard) (all []*runtime.Tensor) {
-	for _, s := range shards {
+func tensorsOf(shards *ddp.Shards) (all []*runtime.Tensor) {
+	for _, s := range shards.Buckets {
 		all = append(all, s.Tensor)
 	}
 	return all
@@ -97,11 +97,11 @@ func TestShards(t *testing.T) {
 						}
 						require.NoError(t, m.sync.Wait(ctx))
 					}
-					norm, err := cut.sync.ShardNorm(ctx)
-					require.NoError(t, err)
 					shards, err := cut.sync.Shards()
 					require.NoError(t, err)
-					require.NoError(t, cut.sync.Gather(ctx, all, tensorsOf(shards)))
+					norm, err := shards.Norm(ctx)
+					require.NoError(t, err)
+					require.NoError(t, shards.Gather(ctx, all, tensorsOf(shards)))
 					squares := 0.0
 					for i, x := range all {
 						want, err := runtime.ToSlice[float32](whole.sync.Result(i))
@@ -135,22 +135,22 @@ func TestScatterAndGather(t *testing.T) {
 			for i, x := range whole {
 				require.NoError(t, runtime.CopyIn(x, standin.Normal(x.Len(), i)))
 			}
-			for _, s := range own {
+			for _, s := range own.Buckets {
 				for _, p := range s.Parts {
 					elements += p.To - p.From
 					assert.LessOrEqual(t, p.Offset+p.To-p.From, s.Tensor.Len())
 				}
 			}
 			assert.NotZero(t, elements)
-			require.NoError(t, m.sync.Scatter(shards, whole))
-			require.NoError(t, m.sync.Gather(ctx, again, shards))
+			require.NoError(t, own.Scatter(shards, whole))
+			require.NoError(t, own.Gather(ctx, again, shards))
 			for i := range whole {
 				assert.Equal(t, standin.Bits(whole[i]), standin.Bits(again[i]), "%d ranks, tensor %d", ranks, i)
 			}
 
-			assert.ErrorIs(t, m.sync.Scatter(shards[1:], whole), comm.ErrArgument)
-			assert.ErrorIs(t, m.sync.Gather(ctx, again, append([]*runtime.Tensor{whole[0]}, shards[1:]...)), runtime.ErrShape)
-			assert.ErrorIs(t, m.sync.Gather(ctx, again[1:], shards), comm.ErrArgument)
+			assert.ErrorIs(t, own.Scatter(shards[1:], whole), comm.ErrArgument)
+			assert.ErrorIs(t, own.Gather(ctx, again, append([]*runtime.Tensor{whole[0]}, shards[1:]...)), runtime.ErrShape)
+			assert.ErrorIs(t, own.Gather(ctx, again[1:], shards), comm.ErrArgument)
 			require.NoError(t, m.sync.Ready(ctx, 0, m.params[0]))
 			_, err = m.sync.Shards()
 			assert.ErrorContains(t, err, "in the middle of a step")
@@ -172,7 +172,9 @@ func TestShardNormIsNotFinite(t *testing.T) {
 			require.NoError(t, m.params[2].Fill(math.Inf(1)))
 		}
 		require.NoError(t, m.sync.ReduceAll(ctx, m.params))
-		norm, err := m.sync.ShardNorm(ctx)
+		shards, err := m.sync.Shards()
+		require.NoError(t, err)
+		norm, err := shards.Norm(ctx)
 		require.NoError(t, err)
 		assert.True(t, math.IsNaN(norm) || math.IsInf(norm, 0), "%v", norm)
 		for _, cfg := range []ddp.Config{sparseModel, {Config: sparse.Config{ClipNorm: 1}}, {Wire: dtype.BF16}} {
@@ -185,5 +187,32 @@ func TestShardNormIsNotFinite(t *testing.T) {
 		_, err = plain.Shards()
 		assert.ErrorIs(t, err, comm.ErrArgument)
 		return errors.Join(plain.Close(), m.close())
+	})
+}
+
+// Shards from before a Rebind are refused, as the world has another size.
+func TestShardsAfterRebind(t *testing.T) {
+	fewer, err := local.New(2)
+	require.NoError(t, err)
+	standin.World(t, 3, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		m, err := newModel(ctx, rt, c, ddp.Config{Shard: true})
+		require.NoError(t, err)
+		before, err := m.sync.Shards()
+		require.NoError(t, err)
+		if c.Rank() == 2 {
+			return m.close()
+		}
+		defer fewer[c.Rank()].Close()
+		require.NoError(t, m.sync.Rebind(ctx, fewer[c.Rank()]))
+		_, err = before.Norm(ctx)
+		assert.ErrorIs(t, err, comm.ErrArgument)
+		assert.ErrorIs(t, before.Scatter(tensorsOf(before), m.params), comm.ErrArgument)
+		assert.ErrorIs(t, before.Gather(ctx, m.params, tensorsOf(before)), comm.ErrArgument)
+		after, err := m.sync.Shards()
+		require.NoError(t, err)
+		require.NoError(t, m.load(0))
+		require.NoError(t, m.sync.ReduceAll(ctx, m.params))
+		_, err = after.Norm(ctx)
+		return errors.Join(err, m.close())
 	})
 }

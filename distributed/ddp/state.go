@@ -82,7 +82,7 @@ func (g *Gradients) state(ctx context.Context, save func(reducer, context.Contex
 		if err != nil {
 			return nil, base.OpError(op, err)
 		}
-		e.Bytes([]byte(b.pattern))
+		e.Bytes([]byte(b.cfg.Pattern))
 		e.Bytes(part)
 	}
 	return e.Seal(), nil
@@ -155,7 +155,7 @@ func (g *Gradients) parseAll(states [][]byte) ([]savedGradients, error) {
 // prepareRestore returns what restores each bucket, after the buckets are those of the states. After an error they are
 // as before.
 func (g *Gradients) prepareRestore(ctx context.Context, saved []savedGradients) ([]func(context.Context) error, error) {
-	if slices.Equal(saved[0].patterns, g.Patterns()) {
+	if slices.Equal(saved[0].patterns, g.patterns) {
 		return g.prepareBuckets(ctx, saved)
 	}
 	before := g.arrangement

@@ -385,6 +385,7 @@ func (g *Gradients) Wait(ctx context.Context) error {
 	after := g.lines.outer.Totals()
 	g.stats.Step = g.steps
 	g.stats.Buckets = len(g.buckets)
+	g.stats.Patterns = g.patterns
 	g.stats.LaunchTime = g.step.launch
 	g.stats.WaitTime = time.Since(started)
 	g.stats.SentElements = after.SentElements - g.step.before.SentElements

@@ -327,7 +327,7 @@ func TestEqualWeights(t *testing.T) {
 					if cfg.Shard {
 						shards, err := m.sync.Shards()
 						require.NoError(t, err)
-						for _, s := range shards {
+						for _, s := range shards.Buckets {
 							all = append(all, standin.Bits(s.Tensor))
 						}
 						continue

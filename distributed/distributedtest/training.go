@@ -136,7 +136,7 @@ func (r *rank) weightedSteps(cfg ddp.Config, dt dtype.DType) {
 		results := gradients
 		if cfg.Shard {
 			results = nil
-			for _, s := range got(g.Shards()) {
+			for _, s := range got(g.Shards()).Buckets {
 				for _, p := range s.Parts {
 					results = append(results, got(s.Tensor.Slice(0, p.Offset, p.Offset+p.To-p.From)))
 				}

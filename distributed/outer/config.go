@@ -21,8 +21,8 @@ type Config struct {
 
 	// Reduce is how outer gradients are averaged: densely unless set. They are F32, whatever
 	// the parameters are. NonFinite is [sparse.SkipNonFinite] unless set. Sum,
-	// BucketViews, Uneven and Weighted have no meaning here. What is not rolled back
-	// ([ddp.Gradients.RollsBack]) is not repeated by the same call after an error. Reproducible
+	// BucketViews, Uneven and Weighted have no meaning here. With NoUndo, and
+	// densely with PassNonFinite, an exchange that fails is not repeated by the same call. Reproducible
 	// is how many ranks there are at most: each contributes one outer gradient to a round, and averages are over
 	// the ranks, with the same bits in whatever order they come. It excludes Weighted, and ClipNorm, which would bound
 	// the norm of the ranks' sum.
@@ -46,8 +46,9 @@ type Config struct {
 	Fragments int
 	// Delay is how many steps after it was sent a fragment arrives: 0 unless set, with which
 	// Step waits for the exchange. Otherwise the exchange goes on behind the steps between. It
-	// is at most the number of steps from one fragment to the next. It needs a Reduce that is
-	// rolled back ([ddp.Gradients.RollsBack]): what was sent is not computed again.
+	// is at most the number of steps from one fragment to the next. It excludes
+	// NoUndo and PassNonFinite in Reduce, with which an exchange may not be rolled back: what was sent is not
+	// computed again.
 	Delay int
 	// Mix, in [0, 1), is the share of a rank's own parameters where a fragment arrives: they
 	// become Mix · own + (1 − Mix) · common. 0 means 0.5 with a Delay, as in Streaming DiLoCo, and
@@ -89,6 +90,9 @@ func (c Config) withDefaults() (Config, error) {
 		return c, base.ConfigError("Delay is %d, want at least 0", c.Delay)
 	case c.Reduce.Sum || c.Reduce.BucketViews || c.Reduce.Uneven || c.Reduce.Weighted:
 		return c, base.ConfigError("Reduce has Sum, BucketViews, Uneven or Weighted")
+	case c.Delay > 0 && (c.Reduce.NoUndo || c.Reduce.NonFinite == sparse.PassNonFinite):
+		return c, base.ConfigError("Delay is %d and Reduce has NoUndo or PassNonFinite, so a failed exchange "+
+			"would lose the deltas that are averaged again", c.Delay)
 	case c.Reduce.Reproducible != 0 && c.Weighted:
 		return c, base.ConfigError("Weighted with Reduce.Reproducible, and weights are rounded with each contribution")
 	case c.Reduce.Reproducible != 0 && c.Reduce.ClipNorm != 0:

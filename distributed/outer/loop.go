@@ -127,10 +127,6 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 		if err == nil {
 			f.sync, err = ddp.New(ctx, rt, l.c, f.deltas, cfg.Reduce)
 		}
-		if err == nil && cfg.Delay > 0 && !f.sync.RollsBack() {
-			err = base.ConfigError("Delay is %d and Reduce has PassNonFinite, densely, or NoUndo, "+
-				"so a failed exchange would lose the deltas that are averaged again", cfg.Delay)
-		}
 	}
 	if err != nil {
 		return nil, base.OpError(op, errors.Join(err, l.Close()))

@@ -51,22 +51,33 @@ type sharded struct {
 // Update implements [softmax.Optimizer].
 func (o *sharded) Update(ctx context.Context, step int, g *ddp.Gradients, params, _ []*runtime.Tensor) error {
 	shards, err := g.Shards()
-	if o.params == nil && err == nil {
-		o.moments = make([]moments, len(shards))
-		for _, s := range shards {
-			t, failed := runtime.New(
-				s.Tensor.Runtime(),
-				s.Tensor.DType(),
-				s.Tensor.Len(),
-			)
-			o.params, err = append(o.params, t), errors.Join(err, failed)
+	if err != nil {
+		return err
+	}
+	if o.params == nil {
+		if err := o.begin(shards, params); err != nil {
+			return err
 		}
-		err = errors.Join(err, g.Scatter(o.params, params))
 	}
-	for i, s := range shards {
-		err = errors.Join(err, o.moments[i].adam(step, o.params[i], s.Tensor))
+	for i, s := range shards.Buckets {
+		if err := o.moments[i].adam(step, o.params[i], s.Tensor); err != nil {
+			return err
+		}
 	}
-	return errors.Join(err, g.Gather(ctx, params, o.params))
+	return shards.Gather(ctx, params, o.params)
+}
+
+// begin takes this rank's shards of the parameters.
+func (o *sharded) begin(shards *ddp.Shards, params []*runtime.Tensor) error {
+	o.moments = make([]moments, len(shards.Buckets))
+	for _, s := range shards.Buckets {
+		t, err := runtime.New(s.Tensor.Runtime(), s.Tensor.DType(), s.Tensor.Len())
+		if err != nil {
+			return err
+		}
+		o.params = append(o.params, t)
+	}
+	return shards.Scatter(o.params, params)
 }
 
 // Close implements [softmax.Optimizer].

@@ -210,6 +210,7 @@ type gradients struct {
 	order   []int // in which gradients become ready
 
 	weighted bool // they stand for numbers of samples
+	plain    bool // steps are no transactions
 }
 
 // playDDP averages gradients, which become ready in any order.
@@ -222,8 +223,9 @@ func playDDP(p *play) {
 	cfg.Uneven = p.Chance(6)
 	cfg.Weighted = sim.Mix(p.Seed, 1)%3 == 0
 	shuffled := p.Chance(2)
+	plain := cfg.Pattern == sparse.Dense && cfg.Values == "" && cfg.ClipNorm == 0
 	p.training(size, 4, cfg.Pattern, func(ctx context.Context, rank int, c comm.Communicator) (trainer, error) {
-		g, rt := &gradients{p: p, weighted: cfg.Weighted}, cpu.New()
+		g, rt := &gradients{p: p, weighted: cfg.Weighted, plain: plain}, cpu.New()
 		for i, n := range lengths {
 			g.values = append(g.values, make([]float32, n))
 			g.tensors, g.order = append(g.tensors, must(cpu.Wrap(rt, g.values[i]))), append(g.order, i)
@@ -265,7 +267,7 @@ func (g *gradients) step(ctx context.Context, input [][]float32) (err error) {
 	if ended := g.Wait(ctx); err == nil {
 		err = ended
 	}
-	if err == nil || !g.RollsBack() {
+	if err == nil || g.plain {
 		return err
 	}
 	for i, x := range input { // as they were given, and as they were before

@@ -394,6 +394,13 @@ func (s *Reducer) lookForFaults(ctx context.Context) {
 	s.hostWaited = false // for this step
 }
 
+// Skipped reports whether the last step was rolled back for a number that is not finite. It waits as [Reducer.Stats]
+// does.
+func (s *Reducer) Skipped(ctx context.Context) (bool, error) {
+	stats, err := s.Stats(ctx)
+	return stats.Skipped, err
+}
+
 // Stats returns what the last step did. Numbers that are on the device are waited for, until ctx is done.
 func (s *Reducer) Stats(ctx context.Context) (Stats, error) {
 	if s.counted || s.closed || s.err != nil {

@@ -154,7 +154,11 @@ func measureBuckets(
 	}
 	result.Hidden = significant((result.After - result.Behind) / (result.After - result.Backward))
 	if pattern == sparse.Auto {
-		result.Chosen = b.sync.Patterns()
+		stats, err := b.sync.Stats(ctx)
+		if err != nil {
+			return BucketsResult{}, err
+		}
+		result.Chosen = stats.Patterns
 	}
 	return result, nil
 }
