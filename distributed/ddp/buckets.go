@@ -43,17 +43,8 @@ func (g *Gradients) dismiss(ctx context.Context, a arrangement, stays bool) erro
 		a.async.close()
 	}
 	for _, b := range a.buckets {
-		var err error
-		if b.reducer != nil {
-			err = b.reducer.Close()
-		}
-		if b.memory != nil && err == nil && !stays {
-			// A communicator that was closed has freed its memory.
-			if err = b.memory.Free(ctx); errors.Is(err, comm.ErrClosed) {
-				err = nil
-			}
-		}
-		if errs = append(errs, err); b.ready != 0 {
+		errs = append(errs, b.free(ctx, stays))
+		if b.ready != 0 {
 			errs = append(errs, g.side.ops.DestroyEvent(b.ready))
 			b.ready = 0
 		}
@@ -62,6 +53,23 @@ func (g *Gradients) dismiss(ctx context.Context, a arrangement, stays bool) erro
 		errs = append(errs, a.transaction.close())
 	}
 	return errors.Join(errs...)
+}
+
+// free closes the reducer and frees the memory, unless that stays.
+func (b *bucket) free(ctx context.Context, stays bool) error {
+	if b.reducer != nil {
+		if err := b.reducer.Close(); err != nil {
+			return err
+		}
+	}
+	if b.memory == nil || stays {
+		return nil
+	}
+	err := b.memory.Free(ctx)
+	if errors.Is(err, comm.ErrClosed) { // by a communicator that has freed its memory
+		return nil
+	}
+	return err
 }
 
 // fillBuckets puts the gradients into buckets, a filling one for each type, and one
@@ -255,44 +263,20 @@ func (g *Gradients) choose(ctx context.Context, whole engine.Settings, patterns 
 // the gradient any more when they have started, share memory to put it together.
 func (g *Gradients) allocate(ctx context.Context) error {
 	shared := 0
-	whole := g.cfg.BucketViews || g.cfg.Shard || !g.transaction.plain || g.order.Streams != nil
 	for i, b := range g.buckets {
-		n := 0
-		for _, p := range b.params {
-			small := g.gradients[p].n*b.dt.Size() <= smallBytes
-			if whole || small || b.wire != b.dt {
-				b.joined = append(b.joined, p)
-				n += g.gradients[p].n
-			} else {
-				b.separate = append(b.separate, p)
-			}
-		}
-		n = g.padded(n)
-		var ptr uintptr
-		var err error
+		n := g.join(b)
+		alone := !g.cfg.Shard && len(b.joined) < 2 && b.wire == b.dt
 		switch {
-		case g.cfg.BucketViews && !g.transaction.plain:
-			err = g.transaction.buffers.Allocate(g.transaction.rt, &b.views, b.bytes)
-			ptr = b.views.Ptr
-		case !g.cfg.BucketViews && (!g.joins() || !g.cfg.Shard && len(b.joined) < 2 && b.wire == b.dt):
+		case g.cfg.BucketViews:
+		case alone || !g.joins():
 			b.joined = nil
 			b.separate = b.params
 			continue
 		case b.shares():
 			shared = max(shared, b.bytes)
 			continue
-		default:
-			if b.memory, err = comm.Allocate(ctx, g.meter, g.rt, n*b.wire.Size()); err == nil {
-				ptr = b.memory.Ptr
-			}
 		}
-		if err == nil {
-			b.flat, err = runtime.Wrap(g.rt, ptr, b.wire, []int{n}, nil, nil)
-		}
-		if err == nil && g.cfg.BucketViews {
-			err = g.view(b, ptr)
-		}
-		if err != nil {
+		if err := g.allocateBucket(ctx, b, g.padded(n)); err != nil {
 			return g.bucketError(i, err)
 		}
 	}
@@ -300,24 +284,80 @@ func (g *Gradients) allocate(ctx context.Context) error {
 		return err
 	}
 	for i, b := range g.buckets {
-		n := b.len()
-		var err error
-		if b.flat == nil && b.joined != nil {
-			b.flat, err = runtime.Wrap(g.rt, g.transaction.shared.Ptr, b.dt, []int{n}, nil, nil)
-		}
-		if err == nil && b.reducer == nil {
-			b.reducer, err = g.newReducer(i, b)
-		}
-		if err == nil && g.side != nil && !g.transaction.plain && b.ready == 0 {
-			b.ready, err = g.side.ops.CreateEvent()
-		}
-		if err != nil {
+		if err := g.equip(i, b); err != nil {
 			return g.bucketError(i, err)
 		}
 		t := g.transaction // for whose verdict the bucket counts its non-finite entries
 		b.reducer.JoinTransaction(base.At(t.flags, i*t.c.WorldSize()), t.skip)
 	}
 	return g.cut()
+}
+
+// join decides which gradients of a bucket are put together, and returns how many elements these have.
+func (g *Gradients) join(b *bucket) int {
+	whole := g.cfg.BucketViews || g.cfg.Shard || !g.transaction.plain || g.order.Streams != nil || b.wire != b.dt
+	n := 0
+	for _, p := range b.params {
+		small := g.gradients[p].n*b.dt.Size() <= smallBytes
+		if !whole && !small {
+			b.separate = append(b.separate, p)
+			continue
+		}
+		b.joined = append(b.joined, p)
+		n += g.gradients[p].n
+	}
+	return n
+}
+
+// allocateBucket allocates memory for n elements of gradients that are put together, or live there.
+func (g *Gradients) allocateBucket(ctx context.Context, b *bucket, n int) error {
+	ptr, err := g.bucketMemory(ctx, b, n)
+	if err != nil {
+		return err
+	}
+	b.flat, err = runtime.Wrap(g.rt, ptr, b.wire, []int{n}, nil, nil)
+	if err != nil {
+		return err
+	}
+	if g.cfg.BucketViews {
+		return g.view(b, ptr)
+	}
+	return nil
+}
+
+// bucketMemory allocates memory of the communicator, or for views of a transaction, which survive it, of the runtime.
+func (g *Gradients) bucketMemory(ctx context.Context, b *bucket, n int) (uintptr, error) {
+	if g.cfg.BucketViews && !g.transaction.plain {
+		err := g.transaction.buffers.Allocate(g.transaction.rt, &b.views, b.bytes)
+		return b.views.Ptr, err
+	}
+	memory, err := comm.Allocate(ctx, g.meter, g.rt, n*b.wire.Size())
+	if err != nil {
+		return 0, err
+	}
+	b.memory = memory
+	return memory.Ptr, nil
+}
+
+// equip makes what a bucket has not had yet: the tensor in memory that it shares, its reducer and its event.
+func (g *Gradients) equip(i int, b *bucket) error {
+	var err error
+	if b.flat == nil && b.joined != nil {
+		b.flat, err = runtime.Wrap(g.rt, g.transaction.shared.Ptr, b.dt, []int{b.len()}, nil, nil)
+		if err != nil {
+			return err
+		}
+	}
+	if b.reducer == nil {
+		b.reducer, err = g.newReducer(i, b)
+		if err != nil {
+			return err
+		}
+	}
+	if g.side != nil && !g.transaction.plain && b.ready == 0 {
+		b.ready, err = g.side.ops.CreateEvent()
+	}
+	return err
 }
 
 // newReducer makes what reduces a bucket that is not plain.
@@ -364,10 +404,10 @@ func (g *Gradients) view(b *bucket, ptr uintptr) error {
 			continue
 		}
 		t, err := runtime.Wrap(g.rt, ptr, b.dt, g.gradients[i].shape, nil, nil)
-		if err == nil {
-			err = t.Fill(0)
-		}
 		if err != nil {
+			return gradientError(i, err)
+		}
+		if err := t.Fill(0); err != nil {
 			return gradientError(i, err)
 		}
 		g.views[i] = t

@@ -34,11 +34,13 @@ func (t *transaction) clip(
 			return 0, err
 		}
 		err := t.order.Around(ctx, func() error { return t.c.AllReduce(t.squares, t.squares, m, dtype.F64, comm.Sum) })
-		if err == nil && t.cfg.NonFinite != engine.PassNonFinite {
-			err = t.judgeNorm(m, buckets)
-		}
 		if err != nil {
 			return 0, err
+		}
+		if t.cfg.NonFinite != engine.PassNonFinite {
+			if err := t.judgeNorm(m, buckets); err != nil {
+				return 0, err
+			}
 		}
 	}
 	return t.factor, t.kernels.ClipFactor(t.factor, t.squares, m, share, limit)

@@ -66,10 +66,11 @@ func (g *Gradients) newCustom(i int, dt dtype.DType, to comm.Communicator, n int
 	}
 	c.order = base.NewOrder(c.g.rt, to)
 	held := len(c.g.buffers)
-	err := c.allocate(n)
-	if err == nil {
-		c.b.Tensor, err = runtime.Wrap(c.g.rt, c.memory.Ptr, c.dt, []int{c.n}, nil, nil)
+	if err := c.allocate(n); err != nil {
+		return nil, err
 	}
+	var err error
+	c.b.Tensor, err = runtime.Wrap(c.g.rt, c.memory.Ptr, c.dt, []int{c.n}, nil, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -115,20 +116,24 @@ func (c *custom) size() (bytes int) {
 func (c *custom) copyMemory(back bool) error {
 	place := c.before.Ptr
 	for _, t := range c.kept {
-		p, err := t.Ptr()
-		if err == nil && t.Bytes() > 0 {
-			from := p
-			to := place
-			if back {
-				from = place
-				to = p
-			}
-			err = c.g.rt.Copy(to, from, t.Bytes())
+		bytes := t.Bytes()
+		if bytes == 0 {
+			continue
 		}
+		memory, err := t.Ptr()
 		if err != nil {
 			return err
 		}
-		place += uintptr((t.Bytes() + 7) &^ 7)
+		from := memory
+		to := place
+		if back {
+			from = place
+			to = memory
+		}
+		if err := c.g.rt.Copy(to, from, bytes); err != nil {
+			return err
+		}
+		place += uintptr((bytes + 7) &^ 7)
 	}
 	return nil
 }
@@ -196,20 +201,24 @@ func (c *custom) Complete(context.Context) (hostWaited bool, err error) {
 	}
 	// A sum of squares is not finite if an element is not, and then the high word of the F64 is, as
 	// an F32, a NaN.
-	err = c.g.rt.Fill(c.limit, 1, dtype.F32, math.MaxFloat32)
-	if err == nil {
-		err = c.g.kernels.SumSquares(c.memory.Ptr, c.dt, c.n, c.squares[1])
+	if err := c.g.rt.Fill(c.limit, 1, dtype.F32, math.MaxFloat32); err != nil {
+		return true, err
 	}
-	for i, p := range c.squares[:min(2, c.b.Comm.WorldSize())] { // there is a flag of each rank
-		if err == nil {
-			err = c.g.kernels.CountAbove(kernel.Entries{
-				Idx: p,
-				Val: base.At(p, 1),
-				N:   1,
-			}, c.limit, 1, base.At(c.flags, i))
+	if err := c.g.kernels.SumSquares(c.memory.Ptr, c.dt, c.n, c.squares[1]); err != nil {
+		return true, err
+	}
+	flags := min(len(c.squares), c.b.Comm.WorldSize()) // there is one of each rank
+	for i, square := range c.squares[:flags] {
+		high := kernel.Entries{
+			Idx: square,
+			Val: base.At(square, 1),
+			N:   1,
+		}
+		if err := c.g.kernels.CountAbove(high, c.limit, 1, base.At(c.flags, i)); err != nil {
+			return true, err
 		}
 	}
-	return true, err
+	return true, nil
 }
 
 func (c *custom) Commit(v engine.Verdict) error {
@@ -394,14 +403,19 @@ func (c *custom) ScaleResidual(factor float64) error {
 	if !(factor >= 0) || math.IsInf(float64(float32(factor)), 0) {
 		return fmt.Errorf("%w: factor is %v, want a finite number, not negative", comm.ErrArgument, factor)
 	}
-	err := c.g.rt.Fill(c.limit, 1, dtype.F32, factor)
+	if err := c.g.rt.Fill(c.limit, 1, dtype.F32, factor); err != nil {
+		return err
+	}
 	for _, t := range c.kept[:c.sums] {
-		p, wrong := t.Ptr()
-		if err = cmp.Or(err, wrong); err == nil {
-			err = c.g.kernels.Scale(p, dtype.F32, t.Len(), c.limit)
+		ptr, err := t.Ptr()
+		if err != nil {
+			return err
+		}
+		if err := c.g.kernels.Scale(ptr, dtype.F32, t.Len(), c.limit); err != nil {
+			return err
 		}
 	}
-	return err
+	return nil
 }
 
 func (c *custom) Rebind(to comm.Communicator) error {

@@ -78,17 +78,25 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 			"their tensors with shapes, as by cpu.Wrap(rt, data, rows, cols), or set DenseUpTo, to -1 to compress vectors "+
 			"too", comm.ErrArgument, cfg.Pattern))
 	}
-	if g.lines, g.err = g.newLines(ctx); g.err == nil {
-		g.err = g.arrange(ctx, nil)
-	}
-	if g.err == nil {
-		g.err = g.newRoster()
-	}
+	g.err = g.prepare(ctx)
 	if g.err != nil {
 		return nil, base.OpError(op, errors.Join(g.err, g.Close()))
 	}
 	g.newStep()
 	return g, nil
+}
+
+// prepare makes what new Gradients need. After an error, Close frees what there is of it.
+func (g *Gradients) prepare(ctx context.Context) error {
+	var err error
+	g.lines, err = g.newLines(ctx)
+	if err != nil {
+		return err
+	}
+	if err := g.arrange(ctx, nil); err != nil {
+		return err
+	}
+	return g.newRoster()
 }
 
 // vectorsAlone reports whether a sparse pattern has nothing to reduce.

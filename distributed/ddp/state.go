@@ -160,11 +160,7 @@ func (g *Gradients) prepareRestore(ctx context.Context, saved []savedGradients) 
 	}
 	before := g.arrangement
 	side := g.side
-	var restores []func(context.Context) error
-	err := g.arrange(ctx, saved[0].patterns)
-	if err == nil {
-		restores, err = g.prepareBuckets(ctx, saved)
-	}
+	restores, err := g.rearrange(ctx, saved)
 	if err != nil {
 		err = errors.Join(err, g.dismiss(ctx, g.arrangement, false))
 		if g.side != side {
@@ -180,6 +176,14 @@ func (g *Gradients) prepareRestore(ctx context.Context, saved []savedGradients) 
 	g.agreed = false
 	g.newStep()
 	return restores, nil
+}
+
+// rearrange makes the buckets of the states, and returns what restores each.
+func (g *Gradients) rearrange(ctx context.Context, saved []savedGradients) ([]func(context.Context) error, error) {
+	if err := g.arrange(ctx, saved[0].patterns); err != nil {
+		return nil, err
+	}
+	return g.prepareBuckets(ctx, saved)
 }
 
 // prepareBuckets checks the states of the buckets, and returns what restores each.
@@ -251,11 +255,13 @@ func (g *Gradients) Residuals() (list []*runtime.Tensor, err error) {
 		switch r := b.reducer.(type) {
 		case *engine.Reducer:
 			t, err := r.Residual()
-			if err == nil {
-				list = append(list, t)
-			} else if !errors.Is(err, comm.ErrUnsupported) {
+			if errors.Is(err, comm.ErrUnsupported) {
+				continue
+			}
+			if err != nil {
 				return nil, err
 			}
+			list = append(list, t)
 		case *custom:
 			list = append(list, r.kept[:r.sums]...)
 		case *meshed:

@@ -72,10 +72,13 @@ func (g *Gradients) place(i int, t *runtime.Tensor) error {
 		}
 	}
 	overlap, err := g.spans.Place(i, t)
-	if err == nil && overlap >= 0 {
-		err = gradientError(i, base.OverlapError("gradient", overlap, i))
+	if err != nil {
+		return err
 	}
-	return err
+	if overlap >= 0 {
+		return gradientError(i, base.OverlapError("gradient", overlap, i))
+	}
+	return nil
 }
 
 // outsideBuckets refuses memory of the gradients' views for a gradient i that is not the view itself.
@@ -238,12 +241,14 @@ func (g *Gradients) start(ctx context.Context, b *bucket) error {
 	}
 	err := b.reducer.Exchange(ctx)
 	g.passed(b, stages.Exchanged)
-	// What is not in flight, and will not be rolled back, ends here: the result may be in
-	// memory that the next bucket uses.
-	if err == nil && g.transaction.cfg.NoUndo && !b.reducer.InFlight() {
-		err = g.commit(b, engine.Passes)
+	if err != nil {
+		return err
 	}
-	return err
+	if g.transaction.cfg.NoUndo && !b.reducer.InFlight() {
+		// It will not be rolled back, and ends here: the result may be in memory that the next bucket uses.
+		return g.commit(b, engine.Passes)
+	}
+	return nil
 }
 
 // selectEntries selects from a bucket, whose gradients are there at its mark.
@@ -293,9 +298,15 @@ func (g *Gradients) exchange(b *bucket) error {
 	defer func() { b.step.took = time.Since(started) }()
 	err := b.reducer.Exchange(ctx)
 	g.passed(b, stages.Exchanged)
-	if err == nil && g.order.Streams == nil && len(g.async.queue) == 0 { // nothing else to exchange yet
-		_, err = g.arrive(ctx, g.buckets[:slices.Index(g.buckets, b)+1])
+	if err != nil {
+		return err
 	}
+	idle := len(g.async.queue) == 0 // nothing else is to be exchanged yet
+	if g.order.Streams != nil || !idle {
+		return nil
+	}
+	exchanged := slices.Index(g.buckets, b) + 1
+	_, err = g.arrive(ctx, g.buckets[:exchanged])
 	return err
 }
 
@@ -369,9 +380,11 @@ func (g *Gradients) Wait(ctx context.Context) error {
 	for i, t := range slices.Backward(g.step.tensors) {
 		if t == nil && g.sound() {
 			t, err := g.zero(i)
-			if g.fail(err); err == nil {
-				g.accept(ctx, i, t)
+			if err != nil {
+				g.fail(err)
+				continue
 			}
+			g.accept(ctx, i, t)
 		}
 	}
 	g.conclude(ctx)
@@ -391,7 +404,9 @@ func (g *Gradients) Wait(ctx context.Context) error {
 	g.stats.SentElements = after.SentElements - g.step.before.SentElements
 	g.stats.SentBytes = after.SentBytes - g.step.before.SentBytes
 	g.trace(started)
-	g.step.tensors, g.results = g.results, g.step.tensors
+	results := g.step.tensors
+	g.step.tensors = g.results
+	g.results = results
 	g.steps++
 	g.endWeights()
 	g.forgetHeld()
@@ -433,18 +448,31 @@ func (g *Gradients) conclude(ctx context.Context) {
 		}
 		g.stats.HiddenTime = max(0, g.stats.ExchangeTime-time.Since(started))
 	}
-	fail := g.fail
-	if g.sound() {
-		v, err := g.complete(ctx)
-		if err == nil && g.confirm != nil {
-			err = g.confirm(ctx)
-		}
-		if g.fail(err); err == nil {
-			fail = func(err error) { g.err = cmp.Or(g.err, err) } // what fails while results are written stays
-			fail(g.commitAll(v))
-		}
+	if !g.sound() {
+		g.fail(g.side.join())
+		return
 	}
-	fail(g.side.join())
+	v, err := g.confirmed(ctx)
+	if err != nil {
+		g.fail(err)
+		g.fail(g.side.join())
+		return
+	}
+	// What fails while results are written stays.
+	g.err = g.commitAll(v)
+	g.err = cmp.Or(g.err, g.side.join())
+}
+
+// confirmed completes the steps of all buckets, judges them, and has the other ranks know of the results.
+func (g *Gradients) confirmed(ctx context.Context) (engine.Verdict, error) {
+	v, err := g.complete(ctx)
+	if err != nil {
+		return v, err
+	}
+	if g.confirm != nil {
+		return v, g.confirm(ctx)
+	}
+	return v, nil
 }
 
 // clip computes what scales the gradients, which are all there, before their buckets are launched.

@@ -75,18 +75,18 @@ func (p phase) String() string {
 
 // send makes deltas this rank's outer gradients: common - own. With a Delay it begins their average.
 func (l *Loop) send(ctx context.Context, f *fragment, now moment) error {
-	err := l.agree(ctx)
-	if err == nil {
-		err = l.subtract(f)
+	if err := l.agree(ctx); err != nil {
+		return err
 	}
-	if err != nil {
+	if err := l.subtract(f); err != nil {
 		return err
 	}
 	f.phase = unaveraged
 	f.before = f.sent
 	f.sent = now
 	f.weight = now.Made - f.before.Made
-	if f.divisor = f.weight; l.cfg.Delay > 0 {
+	f.divisor = f.weight
+	if l.cfg.Delay > 0 {
 		l.begin(ctx, f)
 	}
 	return nil
@@ -98,20 +98,27 @@ func (l *Loop) begin(ctx context.Context, f *fragment) {
 	f.phase = inFlight
 	f.begun = make(chan error, 1)
 	ctx, f.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	begin := func() {
-		err := l.weigh(ctx, f)
-		for i := 0; i < len(f.deltas) && err == nil; i++ {
-			if err = f.sync.Ready(ctx, i, f.deltas[i]); err != nil {
-				err = cmp.Or(f.sync.Wait(ctx), err) // which ends the step
-			}
-		}
-		f.begun <- err
-	}
+	begin := func() { f.begun <- l.launch(ctx, f) }
 	if l.cfg.Delay > 0 && l.rt.ComputeStream() == 0 {
 		go begin()
-	} else {
-		begin()
+		return
 	}
+	begin()
+}
+
+// launch hands the deltas over to the buckets.
+func (l *Loop) launch(ctx context.Context, f *fragment) error {
+	if err := l.weigh(ctx, f); err != nil {
+		return err
+	}
+	for i, delta := range f.deltas {
+		err := f.sync.Ready(ctx, i, delta)
+		if err != nil {
+			ended := f.sync.Wait(ctx) // of the step, so that it can be repeated
+			return cmp.Or(ended, err)
+		}
+	}
+	return nil
 }
 
 // wait waits until begin has ended, which it does early when ctx is done.
@@ -139,7 +146,10 @@ func (l *Loop) weigh(ctx context.Context, f *fragment) error {
 	if share == 0 { // whatever the deltas are
 		return l.rt.Fill(address(l.delta, f), f.n, dtype.F32, 0)
 	}
-	return errors.Join(l.set(weightWord, share), l.kernels.Scale(address(l.delta, f), dtype.F32, f.n, l.word(weightWord)))
+	if err := l.set(weightWord, share); err != nil {
+		return err
+	}
+	return l.kernels.Scale(address(l.delta, f), dtype.F32, f.n, l.word(weightWord))
 }
 
 // land waits until a fragment's deltas are averages. After an error they are this rank's, and
@@ -152,49 +162,66 @@ func (l *Loop) land(ctx context.Context, f *fragment) error {
 	case resting, landed, skipped:
 		return nil
 	}
-	var stats ddp.Stats
-	err := f.wait(ctx)
-	if err == nil {
-		err = f.sync.Wait(ctx)
-	}
-	if err == nil {
-		stats, err = f.sync.Stats(ctx)
-	}
+	stats, err := f.complete(ctx)
 	l.stats.WaitTime += time.Since(started)
 	if err != nil {
 		f.phase = unaveraged
 		return err
 	}
-	l.stats.SentElements = l.stats.SentElements + stats.SentElements
-	l.stats.SentBytes = l.stats.SentBytes + stats.SentBytes
-	if f.phase = landed; stats.Skipped {
+	l.stats.SentElements += stats.SentElements
+	l.stats.SentBytes += stats.SentBytes
+	f.phase = landed
+	if stats.Skipped {
 		f.phase = skipped
 	}
 	return nil
 }
 
+// complete waits for the average of deltas.
+func (f *fragment) complete(ctx context.Context) (ddp.Stats, error) {
+	if err := f.wait(ctx); err != nil {
+		return ddp.Stats{}, err
+	}
+	if err := f.sync.Wait(ctx); err != nil {
+		return ddp.Stats{}, err
+	}
+	return f.sync.Stats(ctx)
+}
+
 // finish is land, and moves the common parameters by what has landed, and this rank's to them.
 func (l *Loop) finish(ctx context.Context, f *fragment) error {
-	err := l.agree(ctx) // with other ranks than when it was sent
-	if err == nil {
-		err = l.land(ctx, f)
-	}
-	if err != nil {
+	// The ranks may be others than when it was sent.
+	if err := l.agree(ctx); err != nil {
 		return err
 	}
-	if f.phase == landed {
-		if err = l.optimize(f); err == nil && l.cfg.Decay != 1 {
-			err = f.sync.ScaleResidual(l.cfg.Decay)
-		}
-	} else {
-		l.stats.Skipped++
+	if err := l.land(ctx, f); err != nil {
+		return err
 	}
-	if l.err = cmp.Or(err, l.adopt(f, f.phase == landed)); l.err != nil { // the common parameters may have moved
+	// From here on an error stays, as the common parameters may have moved.
+	l.err = l.apply(f)
+	if l.err != nil {
 		return l.err
 	}
 	f.phase = resting
 	l.stats.Exchanges++
 	return nil
+}
+
+// apply moves the common parameters by a fragment's averages, unless it was skipped, and this rank's to them.
+func (l *Loop) apply(f *fragment) error {
+	if f.phase != landed {
+		l.stats.Skipped++
+		return l.adopt(f, false)
+	}
+	if err := l.optimize(f); err != nil {
+		return err
+	}
+	if l.cfg.Decay != 1 {
+		if err := f.sync.ScaleResidual(l.cfg.Decay); err != nil {
+			return err
+		}
+	}
+	return l.adopt(f, true)
 }
 
 // subtract makes deltas the difference of the common parameters, as ranks have them after

@@ -114,24 +114,36 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 		cfg:  cfg,
 		next: 1,
 	}
-	if l.position.Length, err = cfg.window(0); err == nil {
-		l.kernels, err = kernel.Lookup(rt)
-	}
-	if err == nil {
-		err = l.allocate(params)
-	}
-	if err == nil {
-		err = l.bind(ctx, c)
-	}
-	for _, f := range l.fragments {
-		if err == nil {
-			f.sync, err = ddp.New(ctx, rt, l.c, f.deltas, cfg.Reduce)
-		}
-	}
-	if err != nil {
+	if err := l.prepare(ctx, params); err != nil {
 		return nil, base.OpError(op, errors.Join(err, l.Close()))
 	}
 	return l, nil
+}
+
+// prepare makes what a new loop needs. After an error, Close frees what there is of it.
+func (l *Loop) prepare(ctx context.Context, params []*runtime.Tensor) error {
+	length, err := l.cfg.window(0)
+	if err != nil {
+		return err
+	}
+	l.position.Length = length
+	l.kernels, err = kernel.Lookup(l.rt)
+	if err != nil {
+		return err
+	}
+	if err := l.allocate(params); err != nil {
+		return err
+	}
+	if err := l.bind(ctx, l.c); err != nil {
+		return err
+	}
+	for _, f := range l.fragments {
+		f.sync, err = ddp.New(ctx, l.rt, l.c, f.deltas, l.cfg.Reduce)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // bind makes c the loop's communicator, or with a Delay one split from it.
@@ -183,11 +195,13 @@ func (l *Loop) allocate(params []*runtime.Tensor) error {
 		arrays[&l.velocity] = l.n * base.WordSize
 	}
 	for b, bytes := range arrays {
-		err := l.buffers.Allocate(l.rt, b, bytes)
-		if err == nil && bytes > 0 {
-			err = l.rt.Fill(b.Ptr, bytes/base.WordSize, dtype.F32, 0)
+		if err := l.buffers.Allocate(l.rt, b, bytes); err != nil {
+			return err
 		}
-		if err != nil {
+		if bytes == 0 {
+			continue
+		}
+		if err := l.rt.Fill(b.Ptr, bytes/base.WordSize, dtype.F32, 0); err != nil {
 			return err
 		}
 	}
@@ -277,30 +291,33 @@ func (l *Loop) step(ctx context.Context, now moment) error {
 			}
 		}
 	}
-	to := l.position
+	next := l.position
 	for i, f := range l.fragments {
-		if now.Step != to.First+(i+1)*to.Length/len(l.fragments) {
+		turn := next.First + (i+1)*next.Length/len(l.fragments)
+		if now.Step != turn {
 			continue
 		}
-		var err error
 		if f.sent.Step != now.Step {
-			err = l.send(ctx, f, now)
+			if err := l.send(ctx, f, now); err != nil {
+				return err
+			}
 		}
-		if err == nil && l.cfg.Delay == 0 {
-			err = l.finish(ctx, f)
-		}
-		if err != nil {
-			return err
+		if l.cfg.Delay == 0 {
+			if err := l.finish(ctx, f); err != nil {
+				return err
+			}
 		}
 	}
-	if to.Now = now; now.Step == to.First+to.Length {
-		to.Round = to.Round + 1
-		to.First = now.Step
-		if to.Length, l.err = l.cfg.window(to.Round); l.err != nil {
+	next.Now = now
+	if now.Step == next.First+next.Length {
+		next.Round++
+		next.First = now.Step
+		next.Length, l.err = l.cfg.window(next.Round)
+		if l.err != nil {
 			return l.err
 		}
 	}
-	l.position = to
+	l.position = next
 	l.next = 1
 	return nil
 }
@@ -368,14 +385,13 @@ func (l *Loop) Close() error {
 
 // do calls f, unless the loop is of no use.
 func (l *Loop) do(op string, f func() error) error {
-	err := l.err
 	if l.closed {
-		err = base.ClosedError("outer loop")
+		return base.OpError(op, base.ClosedError("outer loop"))
 	}
-	if err == nil {
-		err = f()
+	if l.err != nil {
+		return base.OpError(op, l.err)
 	}
-	return base.OpError(op, err)
+	return base.OpError(op, f())
 }
 
 // agree compares the ranks' configurations, where they are, and which exchanges of fragments have

@@ -92,13 +92,7 @@ func (l *Loop) state(ctx context.Context, shared bool) (saved []byte, err error)
 
 // saveFragment appends a fragment, whose exchange has landed then, unless that is what ranks share.
 func (l *Loop) saveFragment(ctx context.Context, e *state.Encoder, f *fragment, shared bool) error {
-	var reduction []byte
-	var err error
-	if shared {
-		reduction, err = f.sync.SharedState(ctx)
-	} else if err = l.land(ctx, f); err == nil {
-		reduction, err = f.sync.State(ctx)
-	}
+	reduction, err := l.reduction(ctx, f, shared)
 	if err != nil {
 		return err
 	}
@@ -114,6 +108,17 @@ func (l *Loop) saveFragment(ctx context.Context, e *state.Encoder, f *fragment, 
 		deltas = f.n
 	}
 	return l.save(ctx, e, address(l.delta, f), deltas)
+}
+
+// reduction returns the state of what reduces a fragment, whose exchange has landed then, or what ranks share of it.
+func (l *Loop) reduction(ctx context.Context, f *fragment, shared bool) ([]byte, error) {
+	if shared {
+		return f.sync.SharedState(ctx)
+	}
+	if err := l.land(ctx, f); err != nil {
+		return nil, err
+	}
+	return f.sync.State(ctx)
 }
 
 // save appends n elements at p.
@@ -344,11 +349,12 @@ func (l *Loop) Rebind(ctx context.Context, c comm.Communicator) error {
 			return err
 		}
 		for _, f := range l.fragments {
-			if l.err == nil {
-				l.err = f.sync.Rebind(ctx, l.c)
+			l.err = f.sync.Rebind(ctx, l.c)
+			if l.err != nil {
+				return l.err
 			}
 		}
-		return l.err
+		return nil
 	})
 }
 
