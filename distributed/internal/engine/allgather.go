@@ -12,20 +12,27 @@ import (
 // allgather collects a list of every rank on every rank.
 type allgather struct {
 	*engine
-	lengths, displs []int // entries
-	spans           []int // the ranges of their indices, of messages without headers
-	mail            mail  // in recv, or of collectInPlace
-	recv            base.Buffer
-	joined          message
-	words           int              // of a message of collectInPlace
-	lists           []kernel.Entries // per rank, in rank order
-	messages        []uintptr        // of collectInPlace
+	lengths  []int // of each rank's list, in entries
+	displs   []int // where each list begins among all of them, in entries
+	spans    []int // the ranges of their indices, of messages without headers
+	mail     mail  // in recv, or of collectInPlace
+	recv     base.Buffer
+	joined   message
+	words    int              // of a message of collectInPlace
+	lists    []kernel.Entries // per rank, in rank order
+	messages []uintptr        // of collectInPlace
 }
 
 func newAllgather(e *engine) *allgather {
-	ints := func() []int { return make([]int, e.size) }
-	g := &allgather{engine: e, lengths: ints(), displs: ints(), spans: ints(), mail: newMail(e.size),
-		lists: make([]kernel.Entries, e.size), messages: make([]uintptr, e.size)}
+	g := &allgather{
+		engine:   e,
+		lengths:  make([]int, e.size),
+		displs:   make([]int, e.size),
+		spans:    make([]int, e.size),
+		mail:     newMail(e.size),
+		lists:    make([]kernel.Entries, e.size),
+		messages: make([]uintptr, e.size),
+	}
 	for r := range g.spans {
 		g.spans[r] = e.n
 	}
@@ -49,7 +56,8 @@ func (g *allgather) collectInPlace(ctx context.Context) {
 		g.gather(ctx, first)
 		return
 	}
-	g.add(comm.AllGatherCall(base.At(first, g.rank*g.words), first, g.words, dtype.I32))
+	local := base.At(first, g.rank*g.words)
+	g.add(comm.AllGatherCall(local, first, g.words, dtype.I32))
 	g.submit(ctx)
 }
 
@@ -58,7 +66,8 @@ func (g *allgather) gather(ctx context.Context, place uintptr) {
 	m := &g.mail
 	m.ptr = place
 	g.travel(func() {
-		g.communicate(ctx, comm.AllGatherVCall(base.At(place, m.from[g.rank]), place, m.sizes, m.from, dtype.I32))
+		local := base.At(place, m.from[g.rank])
+		g.communicate(ctx, comm.AllGatherVCall(local, place, m.sizes, m.from, dtype.I32))
 	}, m)
 }
 
@@ -84,12 +93,18 @@ func (g *allgather) collect(ctx context.Context, local kernel.Entries) kernel.En
 	}
 	words := base.Displacements(g.mail.rooms, g.mail.places)
 	g.allocate(&g.recv, (words+words/4)*base.WordSize)
-	g.pack(base.At(g.recv.Ptr, g.mail.places[g.rank]), exactly(local, g.lengths[g.rank]), g.spans[g.rank])
+	local = exactly(local, g.lengths[g.rank])
+	g.pack(g.place(g.rank), local, g.spans[g.rank])
 	g.gather(ctx, g.recv.Ptr)
 	for r, l := range g.lists {
-		g.unpack(l, base.At(g.recv.Ptr, g.mail.places[r]), g.spans[r])
+		g.unpack(l, g.place(r), g.spans[r])
 	}
 	return all
+}
+
+// place returns where the message of a rank is in recv.
+func (g *allgather) place(rank int) uintptr {
+	return base.At(g.recv.Ptr, g.mail.places[rank])
 }
 
 // collectSlots is collect of lists whose lengths are on the device, with room for those in g.lengths.
@@ -97,10 +112,13 @@ func (g *allgather) collectSlots(ctx context.Context, local kernel.Entries) []ke
 	for r, n := range g.lengths {
 		g.mail.rooms[r] = g.slotWords(n)
 	}
-	g.allocate(&g.recv, base.Displacements(g.mail.rooms, g.mail.places)*base.WordSize)
-	memory := g.listMemory(&g.joined.Buffer, base.Displacements(g.lengths, g.displs))
+	words := base.Displacements(g.mail.rooms, g.mail.places)
+	g.allocate(&g.recv, words*base.WordSize)
+	total := base.Displacements(g.lengths, g.displs)
+	memory := g.listMemory(&g.joined.Buffer, total)
 	for r, n := range g.lengths {
-		g.placeSlots(g.lists[r:r+1], base.At(g.recv.Ptr, g.mail.places[r]), n, base.At(memory, 2*g.displs[r]))
+		entries := base.At(memory, 2*g.displs[r])
+		g.placeSlots(g.lists[r:r+1], g.place(r), n, entries)
 	}
 	slot := g.lists[g.rank].Len
 	g.pack(base.At(slot, headerWords), local, g.n)
@@ -125,7 +143,10 @@ type allgatherExchange struct {
 }
 
 func allgatherEqual(e *engine) exchange {
-	return &allgatherExchange{allgather: newAllgather(e), fixed: true}
+	return &allgatherExchange{
+		allgather: newAllgather(e),
+		fixed:     true,
+	}
 }
 
 func allgatherAgain(e *engine) exchange {
@@ -144,9 +165,11 @@ func allgatherSized(e *engine) exchange {
 // capacity: in symmetric memory where there is such. Lengths that are not known
 // stand in front.
 func (x *allgatherExchange) placeSelected(ctx context.Context, n int) kernel.Entries {
-	if x.sends = x.shareLists(ctx, &x.peerLists[0], n); x.sends {
+	x.sends = x.shareLists(ctx, &x.peerLists[0], n)
+	if x.sends {
 		for r, l := range x.peerLists[0].Lists() {
-			if l.N = n; x.fixed {
+			l.N = n
+			if x.fixed {
 				l = exactly(l, n)
 			}
 			x.lists[r] = l
@@ -156,7 +179,8 @@ func (x *allgatherExchange) placeSelected(ctx context.Context, n int) kernel.Ent
 	if !x.fixed && x.order.Streams == nil {
 		return x.engine.placeSelected(ctx, n)
 	}
-	if x.words = x.slotWords(n); x.fixed {
+	x.words = x.slotWords(n)
+	if x.fixed {
 		x.words = x.messageWords(n, x.n)
 	}
 	x.share(ctx, x.words*x.size*base.WordSize)
@@ -166,26 +190,32 @@ func (x *allgatherExchange) placeSelected(ctx context.Context, n int) kernel.Ent
 	}
 	for r := range x.lists {
 		place := base.At(x.shared.Ptr, r*x.words)
+		entries := base.At(memory, 2*n*r)
 		if x.fixed {
-			x.lists[r] = x.listAt(place, n, base.At(memory, 2*n*r))
-		} else {
-			x.placeSlots(x.lists[r:r+1], place, n, base.At(memory, 2*n*r))
-			place = base.At(place, headerWords)
+			x.lists[r] = x.listAt(place, n, entries)
+			x.messages[r] = place
+			continue
 		}
-		x.messages[r] = place
+		x.placeSlots(x.lists[r:r+1], place, n, entries)
+		x.messages[r] = base.At(place, headerWords)
 	}
 	return x.lists[x.rank]
 }
 
 func (x *allgatherExchange) run(ctx context.Context, selected kernel.Entries) result {
-	all := result{lists: x.lists, scale: x.average}
-	if x.sends {
+	all := result{
+		lists: x.lists,
+		scale: x.average,
+	}
+	switch {
+	case x.sends:
 		x.gatherLists(ctx, &x.peerLists[0], selected)
-	} else if x.fixed || x.order.Streams != nil {
+	case x.fixed || x.order.Streams != nil:
 		x.collectInPlace(ctx)
 		all.messages = x.messages
-	} else {
-		x.exchangeLengths(ctx, selected, func(int) int { return selected.N }) // all have room for as many
+	default:
+		room := func(int) int { return selected.N } // all have room for as many
+		x.exchangeLengths(ctx, selected, room)
 		x.collect(ctx, selected)
 	}
 	if !x.reselects {
@@ -199,7 +229,10 @@ func (x *allgatherExchange) run(ctx context.Context, selected kernel.Entries) re
 	x.top[0] = exactly(x.message(&x.global, selected.N), selected.N)
 	x.topOf(sum, selected.N, x.top[0])
 	x.giveBack(selected, x.top[0])
-	return result{lists: x.top[:], scale: 1}
+	return result{
+		lists: x.top[:],
+		scale: 1,
+	}
 }
 
 // sumExchange reduces the whole residual, densely, whatever was selected.
@@ -218,5 +251,8 @@ func (x sumExchange) run(ctx context.Context, _ kernel.Entries) result {
 	x.fill(x.residual, x.n)
 	x.flagInput(sum, dtype.F32)
 	x.communicate(ctx, comm.AllReduceCall(sum, sum, x.n, dtype.F32, comm.Avg))
-	return result{dense: sum, scale: 1}
+	return result{
+		dense: sum,
+		scale: 1,
+	}
 }

@@ -34,9 +34,11 @@ const (
 // again, as it does on ranks that the error has kept from choosing.
 func (s *Reducer) decide(ctx context.Context, dt dtype.DType) {
 	choice, err := choose(ctx, s.rt, s.c, s.n, dt, s.configured)
-	if s.check(err); s.err == nil {
-		s.become(choice.Pattern, choice)
+	if err != nil {
+		s.check(err)
+		return
 	}
+	s.become(choice.Pattern, choice)
 }
 
 // become makes a pattern that of the configuration. Thresholds and partitions start anew.
@@ -70,7 +72,8 @@ func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int,
 		batch: 1,
 		rng:   rand.New(rand.NewPCG(uint64(c.Rank()), uint64(n))),
 	}
-	if k := count(cfg.Density, n); c.WorldSize() == 1 || 2*k >= n { // there is nothing to send, or too much
+	k := count(cfg.Density, n)
+	if c.WorldSize() == 1 || 2*k >= n { // there is nothing to send, or too much
 		return &Choice{
 			Pattern:  sparsity.Dense,
 			Elements: n,
@@ -91,8 +94,10 @@ func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int,
 			trials = append(trials, t)
 		}
 	}
-	rounds := min(max(int(roundsSeconds/usual/float64(p.batch*len(trials))), 3), 31)
-	choice := choiceOf(trials, p.try(p.n, rounds, trials...), p.n, count(cfg.Density, p.n))
+	roundSeconds := usual * float64(p.batch*len(trials))
+	rounds := min(max(int(roundsSeconds/roundSeconds), 3), 31)
+	seconds := p.try(p.n, rounds, trials...)
+	choice := choiceOf(trials, seconds, p.n, count(cfg.Density, p.n))
 	if err := errors.Join(p.err, rt.Deallocate(p.random)); err != nil {
 		return nil, fmt.Errorf("choosing a pattern: %w", err)
 	}
@@ -124,14 +129,20 @@ type probe struct {
 // fit shortens the tensor until a step of topkA takes no more than trialSeconds, and returns what it takes then. It
 // begins with few elements, because a step of all might take minutes.
 func (p *probe) fit() (usual float64) {
-	for whole, n := p.n, firstElements; ; n = int(float64(p.n) * min(16, trialSeconds/usual)) {
+	whole := p.n
+	n := firstElements
+	for {
 		p.n = min(whole, n)
 		usual = p.try(p.n, 3, Trial{Pattern: sparsity.TopkA})[0]
 		if p.n == whole || 2*usual > trialSeconds || p.err != nil {
-			p.batch = min(p.batch, max(int(trialSeconds/usual), 1))
-			return usual
+			break
 		}
+		growth := min(16, trialSeconds/usual)
+		n = int(float64(p.n) * growth)
 	}
+	steps := max(int(trialSeconds/usual), 1)
+	p.batch = min(p.batch, steps)
+	return usual
 }
 
 // candidates returns the patterns that may be the fastest. TopkA and topkAopt send 2k(P-1) elements at once; gtopk
@@ -144,7 +155,9 @@ func (p *probe) candidates() []string {
 		patterns = append(patterns, sparsity.Gtopk)
 	}
 	cfg.Pattern = sparsity.Oktopk
-	if uses, _ := find(&cfg, count(cfg.Density, p.n), p.n, p.c.WorldSize()); uses == sparsity.Oktopk {
+	k := count(cfg.Density, p.n)
+	uses, _ := find(&cfg, k, p.n, p.c.WorldSize())
+	if uses == sparsity.Oktopk {
 		patterns = append(patterns, sparsity.Oktopk)
 	}
 	return append(patterns, sparsity.Dense)
@@ -152,22 +165,34 @@ func (p *probe) candidates() []string {
 
 // bears reports whether a dense step takes at most 1.5 times as long as usual, which a part of it may tell.
 func (p *probe) bears(dense Trial, usual float64) bool {
-	for part := max(p.n/64, 1); ; part = min(4*part, p.n) {
-		if fits := p.try(part, 1, dense)[0] <= 1.5*usual; !fits || part == p.n {
-			return fits
+	part := max(p.n/64, 1)
+	for {
+		seconds := p.try(part, 1, dense)[0]
+		if seconds > 1.5*usual {
+			return false
 		}
+		if part == p.n {
+			return true
+		}
+		part = min(4*part, p.n)
 	}
 }
 
 // choiceOf is the fastest of trials whose steps took so many seconds, or dense if that is slower
 // by less than a twentieth.
 func choiceOf(trials []Trial, seconds []float64, n, k int) *Choice {
-	choice := &Choice{Elements: n, K: k, Trials: trials}
+	choice := &Choice{
+		Elements: n,
+		K:        k,
+		Trials:   trials,
+	}
 	best := slices.Min(seconds)
 	for i := range trials {
 		t := &trials[i]
 		t.Time = time.Duration(seconds[i] * float64(time.Second))
-		if choice.Pattern == "" && seconds[i] == best || t.Pattern == sparsity.Dense && 20*seconds[i] <= 21*best {
+		fastest := choice.Pattern == "" && seconds[i] == best
+		dense := t.Pattern == sparsity.Dense && 20*seconds[i] <= 21*best
+		if fastest || dense {
 			choice.Pattern = t.Pattern
 		}
 	}
@@ -184,50 +209,68 @@ func (p *probe) try(n, rounds int, trials ...Trial) []float64 {
 		return medians
 	}
 	gradient, err := runtime.New(p.rt, p.dt, n)
-	defer func() { p.err = errors.Join(err, gradient.Free()) }()
+	if err != nil {
+		p.err = err
+		return medians
+	}
+	defer func() { p.err = errors.Join(p.err, gradient.Free()) }()
 	for i, t := range trials {
-		var s *Reducer
-		cfg, e := p.cfg.Choose(t.Pattern)
-		if e == nil {
-			s, e = NewReducer(p.rt, p.c, n, cfg)
+		s, err := p.reducer(t.Pattern, n)
+		if s != nil {
+			defer func() { p.err = errors.Join(p.err, s.Close()) }()
 		}
-		if e == nil {
-			defer func() { err = errors.Join(err, s.Close()) }()
-			e = p.settle(s)
-		}
-		if err = errors.Join(err, e); err != nil {
+		if err != nil {
+			p.err = err
 			return medians
 		}
 		steps[i] = func() (float64, error) { return p.time(s, gradient) }
 	}
-	times, e := measure.InTurns(1, rounds, measure.Alone, steps...)
+	times, err := measure.InTurns(1, rounds, measure.Alone, steps...)
+	p.err = err
 	for i := range times {
 		medians[i] = measure.Median(times[i])
 	}
-	err = errors.Join(err, e)
 	return medians
+}
+
+// reducer returns one with a pattern, as after many steps. It is to be closed, also after an error if it is not nil.
+func (p *probe) reducer(pattern string, n int) (*Reducer, error) {
+	cfg, err := p.cfg.Choose(pattern)
+	if err != nil {
+		return nil, err
+	}
+	s, err := NewReducer(p.rt, p.c, n, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return s, p.settle(s)
 }
 
 // time makes steps and returns the seconds of one on the slowest rank.
 func (p *probe) time(s *Reducer, gradient *runtime.Tensor) (float64, error) {
 	to, err := gradient.Ptr()
-	err = errors.Join(err, p.order.HostAfterAll(p.ctx), p.c.Barrier(p.ctx))
-	started := time.Now()
-	for i := 0; i < p.batch && err == nil; i++ {
-		p.made++
-		from := p.random + uintptr(p.made%shifts*p.dt.Size())
-		err = p.rt.Copy(to, from, gradient.Bytes())
-		if err == nil {
-			err = s.AllReduce(p.ctx, gradient)
-		}
-	}
-	if err == nil {
-		err = errors.Join(p.c.Sync(p.ctx), p.order.HostAfterCompute(p.ctx))
-	}
 	if err != nil {
 		return 0, err
 	}
-	return largest(p.ctx, p.rt, p.c, time.Since(started).Seconds()/float64(p.batch))
+	if err := errors.Join(p.order.HostAfterAll(p.ctx), p.c.Barrier(p.ctx)); err != nil {
+		return 0, err
+	}
+	started := time.Now()
+	for range p.batch {
+		p.made++
+		from := p.random + uintptr(p.made%shifts*p.dt.Size())
+		if err := p.rt.Copy(to, from, gradient.Bytes()); err != nil {
+			return 0, err
+		}
+		if err := s.AllReduce(p.ctx, gradient); err != nil {
+			return 0, err
+		}
+	}
+	if err := errors.Join(p.c.Sync(p.ctx), p.order.HostAfterCompute(p.ctx)); err != nil {
+		return 0, err
+	}
+	seconds := time.Since(started).Seconds() / float64(p.batch)
+	return largest(p.ctx, p.rt, p.c, seconds)
 }
 
 // allocate makes random numbers.
@@ -260,11 +303,16 @@ func (p *probe) settle(s *Reducer) error {
 
 // repeat fills memory with values, again and again.
 func (p *probe) repeat(ptr uintptr, values []byte, size int) error {
-	err := p.rt.CopyIn(ptr, values[:min(len(values), size)])
-	for done := len(values); done < size && err == nil; done *= 2 {
-		err = p.rt.Copy(ptr+uintptr(done), ptr, min(done, size-done))
+	if err := p.rt.CopyIn(ptr, values[:min(len(values), size)]); err != nil {
+		return err
 	}
-	return err
+	for done := len(values); done < size; done *= 2 {
+		more := min(done, size-done)
+		if err := p.rt.Copy(ptr+uintptr(done), ptr, more); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Choices were made for [Auto], for several tensors: those that are about as

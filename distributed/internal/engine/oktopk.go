@@ -88,7 +88,10 @@ type okExchange struct {
 }
 
 func oktopk(e *engine) exchange {
-	x := &okExchange{partitionReducer: newPartitionReducer(e), allgather: newAllgather(e)}
+	x := &okExchange{
+		partitionReducer: newPartitionReducer(e),
+		allgather:        newAllgather(e),
+	}
 	e.past = past{age: e.cfg.tuning.ThresholdInterval}
 	x.sendCounts = make([]int, e.size)
 	x.sendDispls = make([]int, e.size)
@@ -96,8 +99,10 @@ func oktopk(e *engine) exchange {
 	x.recvDispls = make([]int, e.size)
 	x.sent = make([]kernel.Entries, e.size)
 	e.makeHostCopy()
+	shift := (float64(e.rank) + 0.5) / float64(e.size) // of this rank's samples
 	for j := range sampleCount {
-		x.quantiles = append(x.quantiles, (float64(j)+(float64(e.rank)+0.5)/float64(e.size))/sampleCount)
+		quantile := (float64(j) + shift) / sampleCount
+		x.quantiles = append(x.quantiles, quantile)
 	}
 	return x
 }
@@ -124,7 +129,8 @@ func (x *okExchange) next() okStep {
 		estimate:  x.past.age >= x.cfg.tuning.ThresholdInterval,
 	}
 	x.past.steps++
-	s.limit = newLimits(x.k, x.size, x.unit().overhead(x.size, s.rebalance, s.estimate))
+	unit := x.unit()
+	s.limit = newLimits(x.k, x.size, unit.overhead(x.size, s.rebalance, s.estimate))
 	s.quota = s.limit.quota(x.k, x.size)
 	if x.past.level == levelSteps && s.quota >= 2*evenLength {
 		s.room = s.quota
@@ -132,9 +138,10 @@ func (x *okExchange) next() okStep {
 	s.padded = x.pads(s.limit.outgoing, s.rebalance)
 	switch {
 	case s.padded && s.room > 0:
-		s.limit = s.limit.leaving(s.room, x.size, x.unit())
+		s.limit = s.limit.leaving(s.room, x.size, unit)
 	case s.padded:
-		s.limit = s.limit.spend(2 * ((x.size-1)*s.limit.message - s.limit.outgoing))
+		padding := (x.size-1)*s.limit.message - s.limit.outgoing
+		s.limit = s.limit.spend(2 * padding)
 	}
 	return s
 }
@@ -163,7 +170,8 @@ func (x *okExchange) run(ctx context.Context, selected kernel.Entries) result {
 	x.countLarge(selected)
 	outgoing := x.cutOutgoing(selected, s.limit)
 	local := x.copyOwn(selected)
-	return x.gather(ctx, local, outgoing, x.reduce(ctx, outgoing, &local), s)
+	sums := x.reduce(ctx, outgoing, &local)
+	return x.gather(ctx, local, outgoing, sums, s)
 }
 
 // runKnown is the step of a host that waits for all lengths.
@@ -221,12 +229,16 @@ func (x *okExchange) gather(ctx context.Context, local, outgoing, sums kernel.En
 		passed, total = x.selectGlobal(ctx, sums)
 	}
 	x.learn(total, s.quota)
-	balanced := x.spread(ctx, x.share(passed, total, s.limit, s.room), s.limit)
+	shares := x.share(passed, total, s.limit, s.room)
+	balanced := x.spread(ctx, shares, s.limit)
 	global := x.collectPartitions(ctx, x.allgather, balanced)
 	x.giveBack(local, global)
 	x.giveBack(outgoing, global)
 	x.all[0] = global
-	return result{lists: x.all[:], scale: x.average}
+	return result{
+		lists: x.all[:],
+		scale: x.average,
+	}
 }
 
 // readPosted learns from the last step, if nothing in that needed its numbers: they were
@@ -246,12 +258,15 @@ func (x *okExchange) readPosted(ctx context.Context) {
 		x.setInt(x.skippedLast, 0)
 		x.past = x.beforePosted
 	default:
-		threshold := x.host[numBracket]
+		before := x.host[numBracket]
 		x.past.pending = false
 		x.checkSamples()
-		x.learn(x.announced(), newLimits(x.k, x.size, x.unit().overhead(x.size, false, false)).quota(x.k, x.size))
-		if now := x.host[numBracket]; now != threshold && x.restores != nothingSaved && x.err == nil {
-			x.check(x.rt.Fill(base.At(x.before.Ptr, int(numBracket-numKept)), 1, dtype.I32, float64(now)))
+		limit := newLimits(x.k, x.size, x.unit().overhead(x.size, false, false))
+		x.learn(x.announced(), limit.quota(x.k, x.size))
+		threshold := x.host[numBracket]
+		if threshold != before && x.restores != nothingSaved && x.err == nil {
+			kept := base.At(x.before.Ptr, int(numBracket-numKept))
+			x.check(x.rt.Fill(kept, 1, dtype.I32, float64(threshold)))
 		}
 	}
 	if x.err != nil {
@@ -281,15 +296,18 @@ func (x *okExchange) balancePartitions(ctx context.Context, selected kernel.Entr
 
 // countLarge counts the selected entries that may not stay finite when those of all ranks are added.
 func (x *okExchange) countLarge(selected kernel.Entries) {
-	if x.cfg.NonFinite != PassNonFinite && x.err == nil {
-		x.check(x.kernels.CountAbove(selected, x.ptr(numLimit), 1, base.At(x.announcementPtr, announcedLarge)))
+	if x.cfg.NonFinite == PassNonFinite || x.err != nil {
+		return
 	}
+	count := base.At(x.announcementPtr, announcedLarge)
+	x.check(x.kernels.CountAbove(selected, x.ptr(numLimit), 1, count))
 }
 
 // announces reports whether a rank announced a word that is not zero.
 func (x *okExchange) announces(word int) bool {
+	announced := x.host[x.announcements:]
 	for r := range x.size {
-		if x.host[int(x.announcements)+r*announcedWords+word] != 0 {
+		if announced[r*announcedWords+word] != 0 {
 			return true
 		}
 	}

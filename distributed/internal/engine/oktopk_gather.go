@@ -54,8 +54,8 @@ func (x *okExchange) gatherAhead(ctx context.Context, local kernel.Entries, late
 	}
 	x.giveBack(local, lists[x.rank])
 	x.arrive(ctx)
-	for _, l := range lists {
-		if !x.sends {
+	if !x.sends {
+		for _, l := range lists {
 			x.unpackSlot(l)
 		}
 	}
@@ -64,16 +64,25 @@ func (x *okExchange) gatherAhead(ctx context.Context, local kernel.Entries, late
 		x.copyWords(x.ptr(x.announcements), announcedWords, lists[0].Len, words, announcedWords)
 		return lists
 	}
-	x.posted = append(x.posted[:0], kernel.Span{Ptr: x.words.Ptr, Bytes: int(x.announcements) * base.WordSize})
-	for _, l := range lists {
-		x.posted = append(x.posted, kernel.Span{Ptr: l.Len, Bytes: announcedWords * base.WordSize})
+	numbers := kernel.Span{
+		Ptr:   x.words.Ptr,
+		Bytes: int(x.announcements) * base.WordSize,
 	}
-	if x.err == nil { // otherwise what readPosted has not read yet stays as it is
-		x.past.pending = true
-		x.beforePosted = x.ago
-		if x.cfg.NonFinite == PassNonFinite { // otherwise it is not known yet whether the step stays
-			x.post()
+	x.posted = append(x.posted[:0], numbers)
+	for _, l := range lists {
+		announced := kernel.Span{
+			Ptr:   l.Len,
+			Bytes: announcedWords * base.WordSize,
 		}
+		x.posted = append(x.posted, announced)
+	}
+	if x.err != nil { // what readPosted has not read yet stays as it is
+		return lists
+	}
+	x.past.pending = true
+	x.beforePosted = x.ago
+	if x.cfg.NonFinite == PassNonFinite { // otherwise it is not known yet whether the step stays
+		x.post()
 	}
 	return lists
 }
@@ -83,11 +92,13 @@ func (x *okExchange) gatherAhead(ctx context.Context, local kernel.Entries, late
 // Where these are gathered ahead, x.allgather.lists is that room for so many sums of each,
 // and the words in front of its own message are what this rank announces.
 func (x *okExchange) place(ctx context.Context, ahead int) {
-	limit := newLimits(x.k, x.size, x.unit().overhead(x.size, false, false))
+	unit := x.unit()
+	limit := newLimits(x.k, x.size, unit.overhead(x.size, false, false))
 	quota := limit.quota(x.k, x.size) // so many are gathered ahead if any
 	gathered := x.size * x.slotWords(quota)
 	words := gathered
-	largest := max(limit.message, limit.leaving(quota, x.size, x.unit()).message) // to the other one of two
+	leaving := limit.leaving(quota, x.size, unit)
+	largest := max(limit.message, leaving.message) // to the other one of two
 	if x.size == 2 {
 		words += 2 * x.slotWords(largest)
 	}
@@ -106,15 +117,18 @@ func (x *okExchange) place(ctx context.Context, ahead int) {
 		return
 	}
 	fresh := lists[x.rank].Len == 0 || words*base.WordSize > x.sharedBytes
-	if x.engine.share(ctx, words*base.WordSize); x.err != nil {
+	x.engine.share(ctx, words*base.WordSize)
+	if x.err != nil {
 		return
 	}
 	x.slots = base.At(x.shared.Ptr, gathered)
 	if ahead == 0 {
 		return
 	}
-	x.placeSlots(lists, x.shared.Ptr, quota, x.listMemory(&x.allgather.joined.Buffer, x.size*quota))
-	if x.announcementPtr = lists[x.rank].Len; fresh {
+	memory := x.listMemory(&x.allgather.joined.Buffer, x.size*quota)
+	x.placeSlots(lists, x.shared.Ptr, quota, memory)
+	x.announcementPtr = lists[x.rank].Len
+	if fresh {
 		x.fill(x.announcementPtr, headerWords)
 	}
 }
@@ -127,16 +141,20 @@ func (x *okExchange) exchanged(rank, room int) kernel.Entries {
 		return l
 	}
 	var l [1]kernel.Entries
-	x.placeSlots(l[:], base.At(x.slots, rank*x.slotWords(room)), room, x.listMemory(&x.exchangedApart[rank], room))
+	slot := base.At(x.slots, rank*x.slotWords(room))
+	memory := x.listMemory(&x.exchangedApart[rank], room)
+	x.placeSlots(l[:], slot, room, memory)
 	return l[0]
 }
 
 // flagLarge has the flags be what the ranks announced, so many words apart.
 func (x *okExchange) flagLarge(announced uintptr, stride int) {
-	if x.cfg.NonFinite != PassNonFinite {
-		x.flagged = true
-		x.copyWords(x.flags, 1, base.At(announced, announcedLarge), stride, 1)
+	if x.cfg.NonFinite == PassNonFinite {
+		return
 	}
+	x.flagged = true
+	large := base.At(announced, announcedLarge)
+	x.copyWords(x.flags, 1, large, stride, 1)
 }
 
 // copyWords copies n words for each rank, between places that are so many words apart.
@@ -159,12 +177,13 @@ func (x *okExchange) readAnnounced(ctx context.Context) (total int) {
 
 // announced is readAnnounced when the numbers are read. It corrects x.allgather.lengths.
 func (x *okExchange) announced() (total int) {
-	all := x.checkWords(x.announcements, announcedWords*x.size, func(i int) int {
+	limit := func(i int) int {
 		if i%announcedWords == announcedPassed {
 			return x.partitionLength(i / announcedWords)
 		}
 		return x.n
-	}, "its number of entries")
+	}
+	all := x.checkWords(x.announcements, announcedWords*x.size, limit, "its number of entries")
 	for r := range x.allgather.lengths {
 		x.allgather.lengths[r] = int(all[r*announcedWords+announcedPassed])
 	}
@@ -192,12 +211,13 @@ func (x *okExchange) share(passing kernel.Entries, total int, limit limits, room
 	case total > limit.global:
 		divide(counts, total, limit.global)
 	}
-	if length := counts[x.rank]; length < passing.N {
-		largest := exactly(x.message(&x.largest, length), length)
-		x.topOf(passing, length, largest)
-		return largest
+	length := counts[x.rank]
+	if length >= passing.N {
+		return passing
 	}
-	return passing
+	largest := exactly(x.message(&x.largest, length), length)
+	x.topOf(passing, length, largest)
+	return largest
 }
 
 // divide cuts counts, which add up to total, to a limit.

@@ -79,7 +79,9 @@ func (x *okExchange) limitOutgoing(ctx context.Context, selected kernel.Entries,
 	x.read(ctx)
 	x.checkSamples()
 	local = x.partitionOf(selected, x.rank)
-	if int(x.host[x.positions+number(x.size)])-local.N <= limit {
+	positions := x.host[x.positions:]
+	others := int(positions[x.size]) - local.N
+	if others <= limit {
 		return local, selected
 	}
 	outgoing = exactly(x.message(&x.trimmed, limit), limit)
@@ -95,13 +97,18 @@ func (x *okExchange) cutMessages(outgoing kernel.Entries, room int) kernel.Entri
 	positions := x.host[x.positions:]
 	cut := exactly(x.message(&x.fitting, outgoing.N), 0)
 	for r := range x.size {
-		if from, to := int(positions[r]), int(positions[r+1]); r != x.rank {
-			end := min(to, from+room)
-			x.copy(base.At(cut.Idx, cut.N), base.At(outgoing.Idx, from), end-from)
-			x.copy(base.At(cut.Val, cut.N), base.At(outgoing.Val, from), end-from)
-			cut.N += end - from
-			x.giveBack(part(outgoing, end, to), kernel.Entries{})
+		if r == x.rank {
+			continue
 		}
+		from := int(positions[r])
+		to := int(positions[r+1])
+		end := min(to, from+room)
+		n := end - from
+		x.copy(base.At(cut.Idx, cut.N), base.At(outgoing.Idx, from), n)
+		x.copy(base.At(cut.Val, cut.N), base.At(outgoing.Val, from), n)
+		cut.N += n
+		beyond := part(outgoing, end, to)
+		x.giveBack(beyond, kernel.Entries{})
 	}
 	return cut
 }
@@ -109,16 +116,16 @@ func (x *okExchange) cutMessages(outgoing kernel.Entries, room int) kernel.Entri
 // cutOutgoing returns the selected entries for other ranks, as [okExchange.limitOutgoing] does, where the
 // host is not to wait: the list has its length on the device.
 func (x *okExchange) cutOutgoing(selected kernel.Entries, limit limits) (outgoing kernel.Entries) {
-	if x.size > 2 {
-		outgoing = x.message(&x.trimmed, limit.outgoing)
-	} else { // all go to the other one
+	bounds := numBounds + number(x.rank)
+	if x.size == 2 { // all go to the other one
 		outgoing = x.exchanged(x.rank, limit.message)
+		x.topOutside(selected, bounds, outgoing)
+		return outgoing
 	}
-	x.topOutside(selected, numBounds+number(x.rank), outgoing)
-	if x.size > 2 {
-		x.locate(outgoing)
-		x.countLong(limit.message)
-	}
+	outgoing = x.message(&x.trimmed, limit.outgoing)
+	x.topOutside(selected, bounds, outgoing)
+	x.locate(outgoing)
+	x.countLong(limit.message)
 	return outgoing
 }
 
@@ -185,7 +192,8 @@ func (x *okExchange) reducePadded(ctx context.Context, selected kernel.Entries, 
 	if threshold != 0 {
 		sums = x.allgather.lists[x.rank]
 	} else {
-		sums = x.message(&x.sums, min(local.N+(x.size-1)*room, x.n))
+		longest := local.N + (x.size-1)*room
+		sums = x.message(&x.sums, min(longest, x.n))
 	}
 	x.union(sums, x.sources, 1, threshold)
 	return local, outgoing, sums
@@ -196,10 +204,13 @@ func (x *okExchange) reducePadded(ctx context.Context, selected kernel.Entries, 
 func (x *okExchange) sendRounds(ctx context.Context, selected, outgoing kernel.Entries,
 	room int) (local, sent kernel.Entries) {
 	words := x.slotWords(room)
-	x.allocate(&x.incoming, (x.size-1)*words*base.WordSize)
-	x.allocate(&x.padded, (x.size-1)*words*base.WordSize)
-	x.placeSlots(x.sources[1:], x.incoming.Ptr, room, x.listMemory(&x.unpacked, (x.size-1)*room))
-	x.placeSlots(x.sent[1:], x.padded.Ptr, room, x.listMemory(&x.paddedApart, (x.size-1)*room))
+	peers := x.size - 1
+	x.allocate(&x.incoming, peers*words*base.WordSize)
+	x.allocate(&x.padded, peers*words*base.WordSize)
+	received := x.listMemory(&x.unpacked, peers*room)
+	x.placeSlots(x.sources[1:], x.incoming.Ptr, room, received)
+	sending := x.listMemory(&x.paddedApart, peers*room)
+	x.placeSlots(x.sent[1:], x.padded.Ptr, room, sending)
 	x.pieces = x.pieces[:0]
 	for t := 1; t < x.size; t++ {
 		to := x.positions + number(x.to(t))
@@ -216,7 +227,8 @@ func (x *okExchange) sendRounds(ctx context.Context, selected, outgoing kernel.E
 		x.unpackSlot(l)
 	}
 	for first := 1; first < x.size; first += throttle {
-		for t := first; t < min(first+throttle, x.size); t++ {
+		end := min(first+throttle, x.size)
+		for t := first; t < end; t++ {
 			x.add(comm.SendCall(x.sent[t].Len, words, dtype.I32, x.to(t), partitionTag))
 			x.add(comm.RecvCall(x.sources[t].Len, words, dtype.I32, x.from(t), partitionTag))
 		}
@@ -234,21 +246,26 @@ func (x *okExchange) sendRounds(ctx context.Context, selected, outgoing kernel.E
 // joinSent returns the messages to the other ranks, which may have cut their lists, as one
 // list of up to n entries: [kernel.MaxPieces] at a time.
 func (x *okExchange) joinSent(n int) (all kernel.Entries) {
-	targets := [...]*message{&x.fitting, &x.joined}
+	target := &x.fitting
+	other := &x.joined
 	x.pieces = x.pieces[:0]
 	for r := range x.size {
-		if t := (r - x.rank + x.size) % x.size; t > 0 {
-			x.pieces = append(x.pieces, kernel.Piece{From: x.sent[t]})
+		if r != x.rank {
+			round := (r - x.rank + x.size) % x.size
+			x.pieces = append(x.pieces, kernel.Piece{From: x.sent[round]})
 		}
-		if len(x.pieces) == kernel.MaxPieces || r == x.size-1 {
-			all = x.message(targets[0], n)
-			for i := range x.pieces {
-				x.pieces[i].To = all
-			}
-			x.copyPieces(x.pieces)
-			x.pieces = append(x.pieces[:0], kernel.Piece{From: all})
-			targets[0], targets[1] = targets[1], targets[0]
+		last := r == x.size-1
+		if !last && len(x.pieces) < kernel.MaxPieces {
+			continue
 		}
+		all = x.message(target, n)
+		for i := range x.pieces {
+			x.pieces[i].To = all
+		}
+		x.copyPieces(x.pieces)
+		// What there is so far is the first piece of the next list, in the other memory.
+		x.pieces = append(x.pieces[:0], kernel.Piece{From: all})
+		target, other = other, target
 	}
 	return all
 }
@@ -256,12 +273,18 @@ func (x *okExchange) joinSent(n int) (all kernel.Entries) {
 // countLong counts, to announce it, this rank's messages that are so long that the next
 // step is not to pad them.
 func (x *okExchange) countLong(room int) {
-	if bound := int32(nearly(room) + 1); x.host[x.longest] != bound {
+	bound := int32(nearly(room) + 1)
+	if x.host[x.longest] != bound {
 		x.setInt(x.longest, bound)
 	}
-	if x.err == nil { // as numbers, lengths have the order of their bits
-		lengths := kernel.Entries{Val: x.ptr(x.lengths), N: x.size}
-		count := base.At(x.announcementPtr, announcedLong)
-		x.check(x.kernels.CountAbove(lengths, x.ptr(x.longest), 1, count))
+	if x.err != nil {
+		return
 	}
+	// As numbers, lengths have the order of their bits.
+	lengths := kernel.Entries{
+		Val: x.ptr(x.lengths),
+		N:   x.size,
+	}
+	count := base.At(x.announcementPtr, announcedLong)
+	x.check(x.kernels.CountAbove(lengths, x.ptr(x.longest), 1, count))
 }

@@ -24,17 +24,20 @@ const throttle = 4
 // all others at once.
 type partitionReducer struct {
 	*engine
-	incoming, outbound base.Buffer // messages, as in and out say, by round
-	in, out            mail
-	unpacked           base.Buffer      // lists, where they are not the messages
-	sources            []kernel.Entries // by round, so by distance from this rank
-	sums               message
+	incoming base.Buffer      // messages from other ranks, as in says
+	outbound base.Buffer      // messages to other ranks, as out says
+	in       mail             // by round
+	out      mail             // by round
+	unpacked base.Buffer      // lists, where they are not the messages
+	sources  []kernel.Entries // by round, so by distance from this rank
+	sums     message
 }
 
 func newPartitionReducer(e *engine) *partitionReducer {
 	bounds := make([]int32, e.size+1)
+	length := e.n / e.size
 	for r := range bounds {
-		bounds[r] = int32(e.n / e.size * r)
+		bounds[r] = int32(r * length)
 	}
 	bounds[e.size] = int32(e.n)
 	e.set(numBounds, bounds...)
@@ -48,8 +51,10 @@ func newPartitionReducer(e *engine) *partitionReducer {
 
 // partition returns the start and the length of a rank's partition, as read last.
 func (s *partitionReducer) partition(rank int) (start, n int) {
-	start = int(s.host[int(numBounds)+rank])
-	return start, int(s.host[int(numBounds)+rank+1]) - start
+	bounds := s.host[numBounds:]
+	start = int(bounds[rank])
+	end := int(bounds[rank+1])
+	return start, end - start
 }
 
 func (s *partitionReducer) partitionLength(rank int) int {
@@ -97,39 +102,52 @@ func (s *partitionReducer) reduceRead(ctx context.Context, outgoing kernel.Entri
 		n := int(lengths[s.from(t)])
 		total += n
 		in.rooms[t] = s.messageWords(n, length)
-		out.rooms[t] = s.messageWords(s.partitionOf(outgoing, s.to(t)).N, s.partitionLength(s.to(t)))
+		to := s.to(t)
+		l := s.partitionOf(outgoing, to)
+		out.rooms[t] = s.messageWords(l.N, s.partitionLength(to))
 	}
 	in.ptr = s.hold(&s.incoming, in)
 	out.ptr = s.hold(&s.outbound, out)
 	memory := s.listMemory(&s.unpacked, total+total/4)
 	for t := 1; t < s.size; t++ {
-		l := s.partitionOf(outgoing, s.to(t))
+		to := s.to(t)
+		l := s.partitionOf(outgoing, to)
+		span := s.partitionLength(to)
 		place := base.At(out.ptr, out.places[t])
-		span := s.partitionLength(s.to(t))
 		s.pack(place, l, span)
 		s.unpack(l, place, span)
-		s.sources[t] = s.listAt(base.At(in.ptr, in.places[t]), int(lengths[s.from(t)]), memory)
-		memory = base.At(memory, 2*s.sources[t].N)
+		n := int(lengths[s.from(t)])
+		source := s.listAt(base.At(in.ptr, in.places[t]), n, memory)
+		memory = base.At(memory, 2*source.N)
+		s.sources[t] = source
 	}
-	s.travel(func() {
-		for first := 1; first < s.size; first += throttle {
-			for t := first; t < min(first+throttle, s.size); t++ {
-				if words := out.sizes[t]; words > 0 {
-					s.add(comm.SendCall(base.At(out.ptr, out.from[t]), words, dtype.I32, s.to(t), partitionTag))
-				}
-				if words := in.sizes[t]; words > 0 {
-					s.add(comm.RecvCall(base.At(in.ptr, in.from[t]), words, dtype.I32, s.from(t), partitionTag))
-				}
-			}
-			s.engine.submitAndArrive(ctx)
-		}
-	}, in, out)
-	for t, l := range s.sources[1:] {
-		s.unpack(l, base.At(in.ptr, in.places[t+1]), length)
+	s.travel(func() { s.exchangeRounds(ctx) }, in, out)
+	for t := 1; t < s.size; t++ {
+		place := base.At(in.ptr, in.places[t])
+		s.unpack(s.sources[t], place, length)
 	}
-	sums := s.message(&s.sums, min(s.sources[0].N+total, s.n))
+	room := min(s.sources[0].N+total, s.n)
+	sums := s.message(&s.sums, room)
 	s.union(sums, s.sources, 1, 0)
 	return sums
+}
+
+// exchangeRounds sends and receives the messages, a few rounds at a time.
+func (s *partitionReducer) exchangeRounds(ctx context.Context) {
+	for first := 1; first < s.size; first += throttle {
+		end := min(first+throttle, s.size)
+		for t := first; t < end; t++ {
+			if words := s.out.sizes[t]; words > 0 {
+				place := base.At(s.out.ptr, s.out.from[t])
+				s.add(comm.SendCall(place, words, dtype.I32, s.to(t), partitionTag))
+			}
+			if words := s.in.sizes[t]; words > 0 {
+				place := base.At(s.in.ptr, s.in.from[t])
+				s.add(comm.RecvCall(place, words, dtype.I32, s.from(t), partitionTag))
+			}
+		}
+		s.engine.submitAndArrive(ctx)
+	}
 }
 
 // hold returns memory for messages, with room for more.
@@ -159,12 +177,15 @@ func (s *partitionReducer) collectPartitions(ctx context.Context, g *allgather, 
 type partitionExchange struct {
 	*partitionReducer
 	allgather *allgather
-	orDense   bool // send whole partitions when lists of entries would be longer
-	all       [1]kernel.Entries
+	orDense   bool              // send whole partitions when lists of entries would be longer
+	all       [1]kernel.Entries // the lists of a result
 }
 
 func partitions(e *engine) exchange {
-	return &partitionExchange{partitionReducer: newPartitionReducer(e), allgather: newAllgather(e)}
+	return &partitionExchange{
+		partitionReducer: newPartitionReducer(e),
+		allgather:        newAllgather(e),
+	}
 }
 
 // partitionsOrDense is SparCML's dynamic allreduce: sparse as long as that is
@@ -214,15 +235,17 @@ func (x *partitionExchange) runPadded(ctx context.Context, selected kernel.Entri
 	all := x.checkWords(x.matrix, x.size*x.size, room, "its number of entries for a partition")
 	total := 0
 	for to := range g.lengths {
-		g.lengths[to] = 0
+		length := 0
 		for from := range x.size {
-			g.lengths[to] += int(all[from*x.size+to])
+			length += int(all[from*x.size+to])
 		}
-		g.lengths[to] = min(g.lengths[to], x.n) // the room of reduce's sums
-		total += g.lengths[to]
+		length = min(length, x.n) // the room of reduce's sums
+		g.lengths[to] = length
+		total += length
 	}
+	received := x.host[x.received:]
 	for from := range x.size {
-		x.host[int(x.received)+from] = all[from*x.size+x.rank]
+		received[from] = all[from*x.size+x.rank]
 	}
 	sums := x.reduceRead(ctx, selected, nil)
 	if x.fills(total) {
@@ -240,6 +263,10 @@ func (x *partitionExchange) allgatherPartitions(ctx context.Context, sums kernel
 	}
 	x.all[0] = sums
 	x.merge(dense, dtype.F32, x.all[:], x.average, leftover{})
-	x.communicate(ctx, comm.AllGatherVCall(base.At(dense, g.displs[x.rank]), dense, g.lengths, g.displs, dtype.F32))
-	return result{dense: dense, scale: 1}
+	partition := base.At(dense, g.displs[x.rank])
+	x.communicate(ctx, comm.AllGatherVCall(partition, dense, g.lengths, g.displs, dtype.F32))
+	return result{
+		dense: dense,
+		scale: 1,
+	}
 }
