@@ -15,7 +15,8 @@ import (
 // on Linux, where that leads to, /proc/17/fd/3 and /proc/17/task/18/fd/3.
 func descriptor(dir, name string) (fd int, ok bool) {
 	processDir := fmt.Sprintf("/proc/%d/", os.Getpid())
-	if dir = filepath.Clean(dir); dir != "/dev/fd" && (filepath.Base(dir) != "fd" || !strings.HasPrefix(dir, processDir)) {
+	dir = filepath.Clean(dir)
+	if dir != "/dev/fd" && (filepath.Base(dir) != "fd" || !strings.HasPrefix(dir, processDir)) {
 		return 0, false
 	}
 	fd, err := strconv.Atoi(name)

@@ -47,7 +47,8 @@ What it ran on is printed with it. PyTorch is left out where it is missing.`,
 				return console.UsageError{Err: err}
 			}
 			gpus := backend.LookForGPUs()
-			if cfg.GPUs = len(gpus.Devices); cfg.GPUs < 2 {
+			cfg.GPUs = len(gpus.Devices)
+			if cfg.GPUs < 2 {
 				return fmt.Errorf("%w: a scoreboard needs two GPUs, here %s", comm.ErrUnavailable, cmp.Or(gpus.NoGPU, "is one"))
 			}
 			defer tutti.remove() //nolint:errcheck // nothing depends on it

@@ -239,7 +239,8 @@ func (b *batch) compareDigests() {
 			if !v.identical {
 				continue
 			}
-			if n++; !bytes.Equal(digest[4*n:4*n+4], b.digest[4*n:4*n+4]) {
+			n++
+			if !bytes.Equal(digest[4*n:4*n+4], b.digest[4*n:4*n+4]) {
 				b.p.errorf("%v: result differs in bits from rank %d's", v.label, r)
 			}
 		}

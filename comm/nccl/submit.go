@@ -141,7 +141,8 @@ func (c *Comm) invokeAll(planned plan, n *native) error {
 		c.lib.sym.GroupStart.Int()
 		var first error
 		for i := range planned {
-			if first = c.invoke(&planned[i], n.handle); first != nil {
+			first = c.invoke(&planned[i], n.handle)
+			if first != nil {
 				break
 			}
 		}

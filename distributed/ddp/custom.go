@@ -240,7 +240,8 @@ func (c *custom) RollBack() error {
 	if !c.begun {
 		return nil
 	}
-	if c.begun = false; c.counted {
+	c.begun = false
+	if c.counted {
 		c.b.Step--
 	}
 	return c.copyMemory(true)

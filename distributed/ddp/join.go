@@ -65,7 +65,8 @@ func (g *Gradients) Join(ctx context.Context, gradients []*runtime.Tensor, updat
 	defer func() { g.joining = nil }()
 	for {
 		count, err := g.joinStep(ctx)
-		if g.fail(err); g.step.fault != nil {
+		g.fail(err)
+		if g.step.fault != nil {
 			return base.OpError(op, g.rollBack())
 		}
 		if err != nil {

@@ -34,7 +34,8 @@ func (g *Gradients) newLines(ctx context.Context) (l lines, err error) {
 			return l, err
 		}
 		m := metered.New(c)
-		if ranks *= d.Size; i == 0 {
+		ranks *= d.Size
+		if i == 0 {
 			l.outer = m
 		} else {
 			l.inner = append(l.inner, m)

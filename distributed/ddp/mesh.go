@@ -204,7 +204,8 @@ func (m *meshed) rebind(l *lines, to comm.Communicator) error {
 	if err := m.custom.Rebind(to); err != nil {
 		return err
 	}
-	if m.connect(l, m.room); m.share != before {
+	m.connect(l, m.room)
+	if m.share != before {
 		return errOtherShare
 	}
 	return m.between.Rebind(l.outer)

@@ -122,7 +122,8 @@ func (g *Gradients) restore(ctx context.Context, states [][]byte) error {
 	g.forgetHeld()
 	g.endWeights()
 	for i, restore := range restores {
-		if g.err = restore(ctx); g.err != nil {
+		g.err = restore(ctx)
+		if g.err != nil {
 			return g.bucketError(i, g.err)
 		}
 	}
@@ -170,7 +171,8 @@ func (g *Gradients) prepareRestore(ctx context.Context, saved []savedGradients) 
 		g.side = side
 		return nil, err
 	}
-	if g.err = g.dismiss(ctx, before, false); g.err != nil {
+	g.err = g.dismiss(ctx, before, false)
+	if g.err != nil {
 		return nil, g.err
 	}
 	g.agreed = false

@@ -189,7 +189,8 @@ func (g *Gradients) sound() bool { return g.step.fault == nil && g.err == nil }
 
 // accept takes a gradient and reduces the buckets that it completes.
 func (g *Gradients) accept(ctx context.Context, i int, t *runtime.Tensor) {
-	if g.begin(ctx); g.sound() {
+	g.begin(ctx)
+	if g.sound() {
 		g.fail(g.fold(i, t))
 	}
 	g.step.tensors[i] = t

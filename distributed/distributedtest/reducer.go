@@ -69,7 +69,8 @@ func (w *watched) Reduce(ctx context.Context, b ddp.Bucket) error {
 	w.calls = 0
 	c := b.Comm
 	group := func(calls []comm.Call) error {
-		if w.calls++; w.calls == w.fails {
+		w.calls++
+		if w.calls == w.fails {
 			if w.made {
 				return errors.Join(errFault, c.Group(calls...))
 			}
@@ -166,7 +167,8 @@ func (x *reduced) bits() (all []byte) {
 func (x *reduced) sums(residuals bool) (all []float64) {
 	for i, t := range x.params {
 		if residuals {
-			if t = x.residuals[i]; t == nil {
+			t = x.residuals[i]
+			if t == nil {
 				return nil
 			}
 		}
@@ -300,7 +302,8 @@ func (x *reduced) afterFaults(step int) {
 			w.fails = call + 1
 			w.made = i%2 == 1
 			err := x.g.ReduceAll(x.ctx, x.params)
-			if w.fails = 0; !errors.Is(err, errFault) || !bytes.Equal(given, x.bits()) {
+			w.fails = 0
+			if !errors.Is(err, errFault) || !bytes.Equal(given, x.bits()) {
 				fail("collective %d of bucket %d failed, and gradients have changed or the error is %w", call, bucket, err)
 			}
 		}

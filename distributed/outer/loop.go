@@ -236,7 +236,8 @@ func (l *Loop) cut(params []*runtime.Tensor) error {
 			}
 			from := rowsBefore(i)
 			to := rowsBefore(i + 1)
-			if offset += t.Len(); from == to {
+			offset += t.Len()
+			if from == to {
 				continue
 			}
 			shape[0] = (to - from) / row
@@ -248,7 +249,8 @@ func (l *Loop) cut(params []*runtime.Tensor) error {
 			f.deltas = append(f.deltas, d)
 			next += d.Len()
 		}
-		if f.n = next - f.from; f.n == 0 {
+		f.n = next - f.from
+		if f.n == 0 {
 			return base.ConfigError("Fragments is %d, more than there are rows of parameters", l.cfg.Fragments)
 		}
 		l.fragments = append(l.fragments, f)

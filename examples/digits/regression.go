@@ -28,7 +28,8 @@ func Descend(update, weights, image []float32, label uint8, rate float64) {
 		sum += p[k]
 	}
 	for k := range p {
-		if p[k] /= sum; k == int(label) {
+		p[k] /= sum
+		if k == int(label) {
 			p[k]--
 		}
 	}

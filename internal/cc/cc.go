@@ -69,7 +69,8 @@ func Build(tb testing.TB, compilers, source, text string, flags ...string) (file
 		}
 	}
 	made := fmt.Sprintf("%s.%d.%d", file, os.Getpid(), now.UnixNano())
-	if run(append(flags, "-o", made)...); err == nil {
+	run(append(flags, "-o", made)...)
+	if err == nil {
 		err = os.Rename(made, file)
 	}
 	return file, err

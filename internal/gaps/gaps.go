@@ -91,7 +91,8 @@ func (g *Gaps) Choose() Header {
 		if c>>1 >= best>>1 {
 			break
 		}
-		if k, best, down = k-1, c, true; k == 0 {
+		k, best, down = k-1, c, true
+		if k == 0 {
 			break
 		}
 	}
@@ -192,7 +193,8 @@ func putLow(dst []byte, gaps []uint32, k uint) {
 	mask := uint32(1)<<(k&31) - 1
 	for _, gap := range gaps {
 		acc |= uint64(gap&mask) << (n & 63)
-		if n += k; n >= 32 {
+		n += k
+		if n >= 32 {
 			binary.LittleEndian.PutUint32(dst, uint32(acc))
 			dst = dst[4:]
 			acc = acc >> 32
@@ -215,7 +217,8 @@ func putHigh(dst []byte, gaps []uint32, k uint, limit uint32) writer {
 			acc = 0
 		}
 		acc |= 1 << ((n + q) & 63)
-		if n += q + 1; n >= 32 {
+		n += q + 1
+		if n >= 32 {
 			binary.LittleEndian.PutUint32(dst, uint32(acc))
 			dst = dst[4:]
 			acc = acc >> 32
@@ -235,7 +238,8 @@ type writer struct {
 // put writes the n bits of v, at most 32.
 func (w *writer) put(v uint32, n uint) {
 	w.acc |= uint64(v) << w.n
-	if w.n += n; w.n >= 32 {
+	w.n += n
+	if w.n >= 32 {
 		binary.LittleEndian.PutUint32(w.dst, uint32(w.acc))
 		w.dst = w.dst[4:]
 		w.acc = w.acc >> 32
@@ -291,7 +295,8 @@ func decodePlain(idx []int32, src, high []byte, k uint, next int32) {
 	sum := uint32(next) // of the low bits, and one for each entry; quotients are added where they end
 	for i := range idx {
 		for w == 0 {
-			if from += 64; from/8+slack >= len(high) { // no ones are left
+			from += 64
+			if from/8+slack >= len(high) { // no ones are left
 				w = 1
 				break
 			}

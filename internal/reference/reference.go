@@ -359,7 +359,8 @@ func (ref *Result) checkFloats(got []byte, offset int) (wrong int, err error) {
 	for i, x := range decode(ref.dt, got) {
 		j := (offset + i) % Period
 		if !(math.Abs(x-ref.value[j]) <= ref.tolerance[j]) {
-			if wrong++; err == nil {
+			wrong++
+			if err == nil {
 				err = fmt.Errorf("element %d is %v, want %v ± %.3g", i, x, ref.value[j], ref.tolerance[j])
 			}
 		}
@@ -375,7 +376,8 @@ func Differences(got, want []byte, size int) (wrong int, err error) {
 	}
 	for i := 0; i < len(want); i += size {
 		if g, w := got[i:i+size], want[i:i+size]; !bytes.Equal(g, w) {
-			if wrong++; err == nil {
+			wrong++
+			if err == nil {
 				err = fmt.Errorf("element %d is %#x, want %#x", i/size, g, w)
 			}
 		}

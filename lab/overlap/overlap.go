@@ -202,7 +202,8 @@ func Run(ctx context.Context, r Rank, cfg Config) (_ Result, err error) {
 				return 0, fmt.Errorf("%s: %w", p.name, err)
 			}
 			p.busy, p.timelines = append(p.busy, t.busy.Seconds()), append(p.timelines, t.timeline)
-			if recorded++; recorded%len(phases) == 0 && cfg.Progress != nil && r.Comm.Rank() == 0 {
+			recorded++
+			if recorded%len(phases) == 0 && cfg.Progress != nil && r.Comm.Rank() == 0 {
 				cfg.Progress(recorded/len(phases), cfg.Rounds+1)
 			}
 			return t.total.Seconds(), nil

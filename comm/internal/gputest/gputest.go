@@ -281,7 +281,8 @@ func LoseARank(t *testing.T, maxRanks int, ways ...string) {
 		t.Skipf("needs NCCL: %v", err)
 	}
 	shared := n == 1
-	if n = min(n, maxRanks); shared {
+	n = min(n, maxRanks)
+	if shared {
 		n = maxRanks
 	}
 	for _, way := range ways {

@@ -209,7 +209,8 @@ func (e *engine) source(g Input) kernel.Source {
 
 // adds is do for a kernel that adds the gradient, and so keeps the residual if that is to be.
 func (e *engine) adds(call func() error) {
-	if e.do(call); e.err == nil && e.restores == keeping {
+	e.do(call)
+	if e.err == nil && e.restores == keeping {
 		e.restores = kept
 	}
 }

@@ -29,7 +29,8 @@ func (s *Reducer) rebind(c comm.Communicator) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
 	defer cancel()
-	if s.check(s.leaveShared(ctx, true)); s.err != nil {
+	s.check(s.leaveShared(ctx, true))
+	if s.err != nil {
 		return s.err
 	}
 	s.release(s.permanent)

@@ -39,7 +39,8 @@ func (e *engine) save() {
 // origin would have a part.
 func (e *engine) keep() {
 	if e.restores == keeping {
-		if e.copy(e.origin, e.residual, e.held); e.err == nil {
+		e.copy(e.origin, e.residual, e.held)
+		if e.err == nil {
 			e.restores = kept
 		}
 	}

@@ -308,7 +308,8 @@ func (s *Reducer) ScaleResidual(factor float64) error {
 	default:
 		ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
 		defer cancel()
-		if s.readPosted(ctx); s.err != nil {
+		s.readPosted(ctx)
+		if s.err != nil {
 			return base.OpError(op, s.failure())
 		}
 		s.set(numFactor, int32(math.Float32bits(f)))

@@ -92,7 +92,8 @@ func (s *Reducer) Select(ctx context.Context, g Input) error {
 	}
 	density, dense := s.cfg.density(s.steps)
 	if !dense && s.cfg.Pattern == sparsity.Auto {
-		if s.decide(ctx, g.DType); s.err != nil {
+		s.decide(ctx, g.DType)
+		if s.err != nil {
 			return s.err
 		}
 		started = time.Now()
@@ -187,7 +188,8 @@ func (s *Reducer) Commit(v Verdict) error {
 	if v != Skips && !s.stats.Dense {
 		s.mask(s.selected)
 	}
-	if s.deferred = v == Deferred; s.deferred {
+	s.deferred = v == Deferred
+	if s.deferred {
 		s.rollBackIfNonFinite(g)
 	}
 	if s.past.pending && s.judges() {
@@ -210,7 +212,8 @@ func (s *Reducer) RollBack() error {
 	if !s.phase.open() && !done {
 		return s.err
 	}
-	if s.err = nil; done {
+	s.err = nil
+	if done {
 		s.steps--
 	}
 	if s.restores != nothingSaved {
@@ -261,7 +264,8 @@ func (s *Reducer) takeWhole(ctx context.Context, g Input) {
 	send := g.Ptr
 	sum := g.Ptr
 	if !s.cfg.NoUndo {
-		if sum = s.origin; sum == 0 {
+		sum = s.origin
+		if sum == 0 {
 			s.allocate(&s.flat, bytes)
 			sum = s.flat.Ptr
 		}
@@ -314,7 +318,8 @@ func (s *Reducer) takeSome(ctx context.Context, g Input, density float64, whole 
 		k = s.n
 	}
 	s.plan(ctx, k, whole)
-	if s.stats.K = k; whole {
+	s.stats.K = k
+	if whole {
 		s.sendsAll()
 	}
 	s.clip(ctx, &g)

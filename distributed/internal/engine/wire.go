@@ -76,7 +76,8 @@ func (e *engine) unpack(l kernel.Entries, p uintptr, span int) {
 		e.copy(l.Val, base.At(p, l.N), l.N)
 		return
 	}
-	if e.decode(l, p, span); e.order.Streams == nil {
+	e.decode(l, p, span)
+	if e.order.Streams == nil {
 		if n := e.word(e.ptr(numCount)); e.err == nil && l.N > 0 && n != l.N {
 			e.err = fmt.Errorf("%w: a message of %d entries, which has %d", comm.ErrMismatch, l.N, n)
 		}
@@ -156,7 +157,8 @@ func (e *engine) travel(move func(), all ...*mail) {
 	for _, m := range all {
 		for i, room := range m.rooms {
 			m.from[i] += m.sizes[i]
-			if m.sizes[i] = 0; e.trims(room) {
+			m.sizes[i] = 0
+			if e.trims(room) {
 				m.sizes[i] = max(e.wordsOf(base.At(m.ptr, m.places[i]), room)-headWords, 0)
 				long = true
 			}

@@ -93,7 +93,8 @@ func (f *Stumbling) due(call string) error {
 	if f.In == 0 || call != f.Call {
 		return nil
 	}
-	if f.In--; f.In == 0 {
+	f.In--
+	if f.In == 0 {
 		return ErrKernel
 	}
 	return nil

@@ -181,7 +181,8 @@ func overPeerMemory(ctx context.Context, bases []*nccl.Comm, opts Options) ([]co
 	for i, base := range bases {
 		wg.Go(func() {
 			var c comm.Communicator
-			if c, errs[i] = p2p.New(ctx, base, base.Runtime()); errs[i] == nil {
+			c, errs[i] = p2p.New(ctx, base, base.Runtime())
+			if errs[i] == nil {
 				comms[i] = c
 			}
 		})

@@ -97,7 +97,8 @@ func (t *tables) wrong(
 				return err
 			}
 			var n int // and an error that shows the first of them
-			if first += fromPart * count; t.collective.Reduces() {
+			first += fromPart * count
+			if t.collective.Reduces() {
 				n, _ = t.reduced().Check(got, first)
 			} else {
 				n, _ = reference.Differences(got, reference.Tile(

@@ -253,7 +253,8 @@ func (f *forwarder) deliver(now time.Duration) {
 		_, _ = unix.Write(int(to), frame)
 		f.late.Store(max(f.late.Load(), int64(time.Since(f.start)-due)))
 		b := f.queue[0]
-		if b.from += frameHead + len(frame); b.from == b.to {
+		b.from += frameHead + len(frame)
+		if b.from == b.to {
 			f.free = append(f.free, b)
 			f.queue = f.queue[:copy(f.queue, f.queue[1:])]
 		}

@@ -39,7 +39,8 @@ func AccuracyAgainstTime(results []train.Result, title, path string) error {
 			if math.IsInf(x, 0) {
 				continue
 			}
-			if best = max(best, test.Accuracy); best >= floor {
+			best = max(best, test.Accuracy)
+			if best >= floor {
 				first = min(first, x)
 			}
 			points = append(points, plotter.XY{X: x, Y: best})

@@ -156,7 +156,8 @@ func decodeBlock(c kernel.Codec, y []float32, code, scale []byte) {
 	case kernel.CodecI8:
 		s := bf16(scale)
 		for i, q := range code[:len(y)] {
-			if y[i] = float32(float32(int8(q)) * s); q == 0x80 {
+			y[i] = float32(float32(int8(q)) * s)
+			if q == 0x80 {
 				y[i] = nan
 			}
 		}
@@ -164,7 +165,8 @@ func decodeBlock(c kernel.Codec, y []float32, code, scale []byte) {
 		s := bf16(scale)
 		for i := range y {
 			q := int8(code[i/2]<<(4-i%2*4)) >> 4
-			if y[i] = float32(float32(q) * s); q == -8 {
+			y[i] = float32(float32(q) * s)
+			if q == -8 {
 				y[i] = nan
 			}
 		}
