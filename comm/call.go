@@ -103,37 +103,85 @@ type Call struct {
 
 // AllReduceCall is [Communicator.AllReduce] as a value.
 func AllReduceCall(send, recv uintptr, count int, dt dtype.DType, op ReduceOp) Call {
-	return Call{Op: OpAllReduce, DType: dt, Reduce: op, Count: count, Send: send, Recv: recv}
+	return Call{
+		Op:     OpAllReduce,
+		DType:  dt,
+		Reduce: op,
+		Count:  count,
+		Send:   send,
+		Recv:   recv,
+	}
 }
 
 // BroadcastCall is [Communicator.Broadcast] as a value.
 func BroadcastCall(buf uintptr, count int, dt dtype.DType, root int) Call {
-	return Call{Op: OpBroadcast, DType: dt, Peer: root, Count: count, Send: buf, Recv: buf}
+	return Call{
+		Op:    OpBroadcast,
+		DType: dt,
+		Peer:  root,
+		Count: count,
+		Send:  buf,
+		Recv:  buf,
+	}
 }
 
 // ReduceCall is [Communicator.Reduce] as a value.
 func ReduceCall(send, recv uintptr, count int, dt dtype.DType, op ReduceOp, root int) Call {
-	return Call{Op: OpReduce, DType: dt, Reduce: op, Peer: root, Count: count, Send: send, Recv: recv}
+	return Call{
+		Op:     OpReduce,
+		DType:  dt,
+		Reduce: op,
+		Peer:   root,
+		Count:  count,
+		Send:   send,
+		Recv:   recv,
+	}
 }
 
 // AllGatherCall is [Communicator.AllGather] as a value.
 func AllGatherCall(send, recv uintptr, count int, dt dtype.DType) Call {
-	return Call{Op: OpAllGather, DType: dt, Count: count, Send: send, Recv: recv}
+	return Call{
+		Op:    OpAllGather,
+		DType: dt,
+		Count: count,
+		Send:  send,
+		Recv:  recv,
+	}
 }
 
 // AllGatherVCall is [Communicator.AllGatherV] as a value.
 func AllGatherVCall(send, recv uintptr, counts, displs []int, dt dtype.DType) Call {
-	return Call{Op: OpAllGatherV, DType: dt, Send: send, Recv: recv, RecvCounts: counts, RecvDispls: displs}
+	return Call{
+		Op:         OpAllGatherV,
+		DType:      dt,
+		Send:       send,
+		Recv:       recv,
+		RecvCounts: counts,
+		RecvDispls: displs,
+	}
 }
 
 // ReduceScatterCall is [Communicator.ReduceScatter] as a value.
 func ReduceScatterCall(send, recv uintptr, count int, dt dtype.DType, op ReduceOp) Call {
-	return Call{Op: OpReduceScatter, DType: dt, Reduce: op, Count: count, Send: send, Recv: recv}
+	return Call{
+		Op:     OpReduceScatter,
+		DType:  dt,
+		Reduce: op,
+		Count:  count,
+		Send:   send,
+		Recv:   recv,
+	}
 }
 
 // AllToAllCall is [Communicator.AllToAll] as a value.
 func AllToAllCall(send, recv uintptr, count int, dt dtype.DType) Call {
-	return Call{Op: OpAllToAll, DType: dt, Count: count, Send: send, Recv: recv}
+	return Call{
+		Op:    OpAllToAll,
+		DType: dt,
+		Count: count,
+		Send:  send,
+		Recv:  recv,
+	}
 }
 
 // AllToAllVCall is [Communicator.AllToAllV] as a value.
@@ -151,22 +199,50 @@ func AllToAllVCall(
 
 // GatherCall is [Communicator.Gather] as a value.
 func GatherCall(send, recv uintptr, count int, dt dtype.DType, root int) Call {
-	return Call{Op: OpGather, DType: dt, Peer: root, Count: count, Send: send, Recv: recv}
+	return Call{
+		Op:    OpGather,
+		DType: dt,
+		Peer:  root,
+		Count: count,
+		Send:  send,
+		Recv:  recv,
+	}
 }
 
 // ScatterCall is [Communicator.Scatter] as a value.
 func ScatterCall(send, recv uintptr, count int, dt dtype.DType, root int) Call {
-	return Call{Op: OpScatter, DType: dt, Peer: root, Count: count, Send: send, Recv: recv}
+	return Call{
+		Op:    OpScatter,
+		DType: dt,
+		Peer:  root,
+		Count: count,
+		Send:  send,
+		Recv:  recv,
+	}
 }
 
 // SendCall is [Communicator.Send] as a value.
 func SendCall(buf uintptr, count int, dt dtype.DType, dest int, tag uint32) Call {
-	return Call{Op: OpSend, DType: dt, Tag: tag, Peer: dest, Count: count, Send: buf}
+	return Call{
+		Op:    OpSend,
+		DType: dt,
+		Tag:   tag,
+		Peer:  dest,
+		Count: count,
+		Send:  buf,
+	}
 }
 
 // RecvCall is [Communicator.Recv] as a value.
 func RecvCall(buf uintptr, count int, dt dtype.DType, src int, tag uint32) Call {
-	return Call{Op: OpRecv, DType: dt, Tag: tag, Peer: src, Count: count, Recv: buf}
+	return Call{
+		Op:    OpRecv,
+		DType: dt,
+		Tag:   tag,
+		Peer:  src,
+		Count: count,
+		Recv:  buf,
+	}
 }
 
 // submitter is implemented by communicators that take calls as values: all that embed [Methods].

@@ -8,7 +8,9 @@ package comm
 // With [Call.RecvPart] it says what an operation does: what rank a's call sends to
 // rank b goes where b's call receives from a.
 func (c *Call) SendPart(rank, to int) (address uintptr, bytes int, ok bool) {
-	address, bytes, ok = c.Send, c.Bytes(), true
+	address = c.Send
+	bytes = c.Bytes()
+	ok = true
 	switch c.Op {
 	case OpReduceScatter, OpAllToAll:
 		address += uintptr(to * bytes)
@@ -34,7 +36,9 @@ func (c *Call) SendPart(rank, to int) (address uintptr, bytes int, ok bool) {
 // itself, and its length in bytes. Of a reduction it is where the result goes,
 // whatever from is. ok is false if the operation receives nothing from that rank.
 func (c *Call) RecvPart(rank, from int) (address uintptr, bytes int, ok bool) {
-	address, bytes, ok = c.Recv, c.Bytes(), true
+	address = c.Recv
+	bytes = c.Bytes()
+	ok = true
 	switch c.Op {
 	case OpAllGather, OpAllToAll:
 		address += uintptr(from * bytes)

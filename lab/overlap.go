@@ -72,7 +72,11 @@ time. Products then use the others. Pictures of a step on rank 0
 				if err != nil || rank.Comm.Rank() > 0 {
 					return err
 				}
-				r.result = &overlapResult{Backend: w.Backend, CTAs: ctas, Result: result}
+				r.result = &overlapResult{
+					Backend: w.Backend,
+					CTAs:    ctas,
+					Result:  result,
+				}
 				r.result.CUBLAS, _, err = cublas.Version()
 				return err
 			})
@@ -252,7 +256,8 @@ func oneBufferText(res *overlapResult) string {
 
 // besideText says how the multiprocessors are shared.
 func besideText(res *overlapResult) string {
-	ctas, sms := "the library's choice of", "all"
+	ctas := "the library's choice of"
+	sms := "all"
 	if res.CTAs > 0 {
 		ctas = fmt.Sprint(res.CTAs)
 	}

@@ -61,7 +61,8 @@ func (t *Tensor) Transpose(dim0, dim1 int) (*Tensor, error) {
 			return nil, err
 		}
 	}
-	dims[dim0], dims[dim1] = dim1, dim0
+	dims[dim0] = dim1
+	dims[dim1] = dim0
 	return t.Permute(dims...)
 }
 

@@ -35,7 +35,12 @@ func (c *Check) Fail(op string, err error) error {
 	if _, ok := err.(*comm.OpError); ok {
 		return err
 	}
-	return &comm.OpError{Backend: c.Backend, Op: op, Rank: c.Rank, Err: err}
+	return &comm.OpError{
+		Backend: c.Backend,
+		Op:      op,
+		Rank:    c.Rank,
+		Err:     err,
+	}
 }
 
 // Unreachable is the error of a [MemoryChecker] for memory of d; advice tells what it does

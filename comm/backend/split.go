@@ -27,7 +27,8 @@ func SplitGroups(splits []comm.Wait) [][]int {
 		for n < len(ranks) && splits[ranks[n]].Color == splits[ranks[0]].Color {
 			n++
 		}
-		groups, ranks = append(groups, ranks[:n:n]), ranks[n:]
+		groups = append(groups, ranks[:n:n])
+		ranks = ranks[n:]
 	}
 	return groups
 }

@@ -80,7 +80,13 @@ func roughNumbers(p *probe) {
 				if !p.reduces(dt, op) {
 					continue
 				}
-				l := label{call: r.name, dt: dt, op: op, root: noRoot, count: reference.Period}
+				l := label{
+					call:  r.name,
+					dt:    dt,
+					op:    op,
+					root:  noRoot,
+					count: reference.Period,
+				}
 				if r.rooted {
 					l.root = (i + int(dt)) % p.size
 				}
@@ -107,7 +113,14 @@ func partsOfSums(p *probe) {
 		}
 		in := p.reductionData(dt, comm.Sum, rough)
 		for _, variant := range []string{"in parts", "in parts, as a group"} {
-			l := label{call: "allreduce", dt: dt, op: comm.Sum, root: noRoot, count: count, variant: variant}
+			l := label{
+				call:    "allreduce",
+				dt:      dt,
+				op:      comm.Sum,
+				root:    noRoot,
+				count:   count,
+				variant: variant,
+			}
 			b := p.batch(p.c)
 			send := b.input(l, in.elements(count))
 			recv := b.buffer(l, nil, count*dt.Size(), in.check(0), true)
@@ -141,7 +154,13 @@ func sumsAtAnyTime(p *probe) {
 			if !p.reduces(dt, comm.Sum) {
 				continue
 			}
-			l := label{call: r.name, dt: dt, op: comm.Sum, root: noRoot, count: []int{1, 64, 5000}[round%3]}
+			l := label{
+				call:  r.name,
+				dt:    dt,
+				op:    comm.Sum,
+				root:  noRoot,
+				count: []int{1, 64, 5000}[round%3],
+			}
 			if r.rooted {
 				l.root = round % p.size
 			}

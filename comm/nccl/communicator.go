@@ -95,7 +95,12 @@ func newComm(ctx context.Context, control *native, o options) (*Comm, error) {
 	rt := control.rt
 	rank := lib.out(func(p uintptr) { lib.sym.UserRank.Call(control.handle, p) })
 	size := lib.out(func(p uintptr) { lib.sym.Count.Call(control.handle, p) })
-	c := &Comm{lib: lib, rt: rt, options: o, submitted: new(submissions)}
+	c := &Comm{
+		lib:       lib,
+		rt:        rt,
+		options:   o,
+		submitted: new(submissions),
+	}
 	c.life.Timeout = backend.DeviceTimeout
 	c.check = backend.Check{
 		Backend:   "nccl",

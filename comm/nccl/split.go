@@ -53,7 +53,11 @@ func (c *Comm) agreeOnGroups(ctx context.Context, w comm.Wait) (group, place int
 	}
 	splits := make([]comm.Wait, c.WorldSize())
 	for r := range splits {
-		splits[r] = comm.Wait{Op: comm.OpSplit, Color: int(all[2*r]), Key: int(all[2*r+1])}
+		splits[r] = comm.Wait{
+			Op:    comm.OpSplit,
+			Color: int(all[2*r]),
+			Key:   int(all[2*r+1]),
+		}
 	}
 	for i, members := range backend.SplitGroups(splits) {
 		if place := slices.Index(members, c.Rank()); place >= 0 {

@@ -154,7 +154,8 @@ func (c *Comm) invokeAll(planned plan, n *native) error {
 // not have.
 func (c *Comm) invoke(n *nativeCall, handle uintptr) error {
 	a := &n.args
-	a[n.count], a[n.count+1] = handle, c.stream.Handle()
+	a[n.count] = handle
+	a[n.count+1] = c.stream.Handle()
 	return c.status(n.fn, handle, n.fn.Int(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]))
 }
 

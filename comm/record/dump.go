@@ -115,7 +115,11 @@ func (r *Recorder) addTo(d *dump.File, id int) {
 			ranks = append(ranks, strconv.Itoa(rank))
 		}
 	}
-	d.Groups[r.name] = dump.Group{Name: r.name, Desc: groupDesc, Ranks: "[" + strings.Join(ranks, ", ") + "]"}
+	d.Groups[r.name] = dump.Group{
+		Name:  r.name,
+		Desc:  groupDesc,
+		Ranks: "[" + strings.Join(ranks, ", ") + "]",
+	}
 	enqueued := strconv.FormatUint(number.collective, 10)
 	d.Statuses[strconv.Itoa(id)] = dump.Status{
 		Enqueued:  enqueued,
@@ -123,7 +127,11 @@ func (r *Recorder) addTo(d *dump.File, id int) {
 		Completed: strconv.FormatUint(last.collective, 10),
 	}
 
-	member := dump.Member{Rank: r.Rank(), Size: r.WorldSize(), Failure: failure}
+	member := dump.Member{
+		Rank:    r.Rank(),
+		Size:    r.WorldSize(),
+		Failure: failure,
+	}
 	if sync.number > 0 {
 		member.Sync = &dump.Sync{Created: unix(sync.submitted), Completed: unix(sync.done), Pending: sync.pending,
 			Error: errorText(sync.err), Frames: framesOf(&sync.record)}

@@ -73,9 +73,11 @@ func (r *Recorder) markDone(done [2]uint64, now time.Time) {
 		next := &r.progress.next[k]
 		for *next = max(*next, oldest); *next < r.calls; *next++ {
 			e := r.lookup(*next)
-			number, last := &e.number.collective, &r.last.collective
+			number := &e.number.collective
+			last := &r.last.collective
 			if e.op.Message() {
-				number, last = &e.number.message, &r.last.message
+				number = &e.number.message
+				last = &r.last.message
 			}
 			if kind(e.op) != k || !e.op.MovesData() || e.err != nil || !e.done.IsZero() || e.shared {
 				continue

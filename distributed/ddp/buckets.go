@@ -91,7 +91,12 @@ func (g *Gradients) fillBuckets() arrangement {
 			limit = min(limit, firstBucketBytes)
 		}
 		if b == nil || b.bytes+bytes > limit {
-			b = &bucket{dt: content.dt, wire: content.dt, first: b == nil, vectors: content.vectors}
+			b = &bucket{
+				dt:      content.dt,
+				wire:    content.dt,
+				first:   b == nil,
+				vectors: content.vectors,
+			}
 			filling[content] = b
 		}
 		b.params = append(b.params, i)

@@ -68,7 +68,12 @@ func New(ctx context.Context, rt runtime.Runtime, c comm.Communicator, params []
 			}
 		}
 		small := len(t.Shape()) <= 1 && t.Len() <= cfg.DenseUpTo
-		g.gradients[i] = gradient{n: t.Len(), dt: t.DType(), shape: t.Shape(), vector: compressed && small}
+		g.gradients[i] = gradient{
+			n:      t.Len(),
+			dt:     t.DType(),
+			shape:  t.Shape(),
+			vector: compressed && small,
+		}
 	}
 	if err := base.Disjoint("parameter", params); err != nil {
 		return nil, base.OpError(op, err)

@@ -17,7 +17,11 @@ import (
 )
 
 // kind is that of a Gradients' states.
-var kind = state.Kind{Name: "tutti-gradients", Version: 5, Owner: "a Gradients"}
+var kind = state.Kind{
+	Name:    "tutti-gradients",
+	Version: 5,
+	Owner:   "a Gradients",
+}
 
 // savedGradients has the fields of a state, in their order.
 type savedGradients struct {

@@ -604,7 +604,12 @@ func (g *Gradients) newStep() {
 	clear(s.absent)
 	clear(s.folded)
 	g.spans.NextStep()
-	g.step = step{tensors: s.tensors, absent: s.absent, folded: s.folded, before: g.lines.outer.Totals()}
+	g.step = step{
+		tensors: s.tensors,
+		absent:  s.absent,
+		folded:  s.folded,
+		before:  g.lines.outer.Totals(),
+	}
 	for _, b := range g.buckets {
 		b.step = bucketStep{missing: len(b.params)}
 	}

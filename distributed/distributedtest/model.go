@@ -42,7 +42,11 @@ func testGradientSync(r *rank) {
 		},
 	}
 	for i, pattern := range sparsity.Patterns() {
-		cfg := ddp.Config{BucketBytes: 3000, Config: sparse.Config(config(pattern, 1)), DenseUpTo: -1}
+		cfg := ddp.Config{
+			BucketBytes: 3000,
+			Config:      sparse.Config(config(pattern, 1)),
+			DenseUpTo:   -1,
+		}
 		cfg.NoUndo = i%2 == 1
 		models = append(models, model{name: fmt.Sprintf("%s, no undo %v", pattern, cfg.NoUndo), cfg: cfg, sparse: true})
 	}
@@ -55,7 +59,12 @@ func testGradientSync(r *rank) {
 				Size: hosts}, distributed.Dim{Name: "rank", Size: -1})
 		}
 		for _, pattern := range []string{sparse.Dense, sparse.TopkA, sparse.Oktopk} {
-			cfg := ddp.Config{BucketBytes: 3000, Config: sparse.Config(config(pattern, 1)), DenseUpTo: -1, Mesh: mesh}
+			cfg := ddp.Config{
+				BucketBytes: 3000,
+				Config:      sparse.Config(config(pattern, 1)),
+				DenseUpTo:   -1,
+				Mesh:        mesh,
+			}
 			models = append(models, model{name: fmt.Sprintf("%s, %d hosts",
 				pattern, hosts), cfg: cfg, sparse: true, hosts: hosts})
 		}
@@ -86,7 +95,8 @@ func (r *rank) trainSteps(cfg ddp.Config, counted int) {
 	}
 	g := got(ddp.New(r.ctx, r.rt, r.c, sets[0], cfg))
 	if cfg.BucketViews {
-		sets[0], sets[1] = g.Views(), g.Views()
+		sets[0] = g.Views()
+		sets[1] = g.Views()
 	}
 	for step := range 5 {
 		params := slices.Clone(sets[step%2])

@@ -231,7 +231,14 @@ func (l *Loop) subtract(f *fragment) error {
 	return l.visit(f, func(ptr uintptr, dt dtype.DType, offset, n int) (err error) {
 		delta := base.At(l.delta.Ptr, offset)
 		common := base.At(l.common.Ptr, offset)
-		src := kernel.Source{X: delta, N: n, From: common, Grad: ptr, DType: dt, Factor: l.word(minusWord)}
+		src := kernel.Source{
+			X:      delta,
+			N:      n,
+			From:   common,
+			Grad:   ptr,
+			DType:  dt,
+			Factor: l.word(minusWord),
+		}
 		if dt != dtype.F32 {
 			rounded := l.rounded.Ptr
 			err = errors.Join(k.Store(rounded, dt, common, n, 1, 0), l.rt.Fill(delta, n, dtype.F32, 0),
@@ -260,7 +267,13 @@ func (l *Loop) optimize(f *fragment) error {
 		err := errors.Join(k.Scale(v, dtype.F32, f.n, l.word(momentumWord)),
 			k.Accumulate(kernel.Source{X: v, N: f.n, Grad: move, DType: dtype.F32}))
 		if l.cfg.Nesterov {
-			velocity := kernel.Source{X: move, N: f.n, Grad: v, DType: dtype.F32, Factor: l.word(momentumWord)}
+			velocity := kernel.Source{
+				X:      move,
+				N:      f.n,
+				Grad:   v,
+				DType:  dtype.F32,
+				Factor: l.word(momentumWord),
+			}
 			err = errors.Join(err, k.Accumulate(velocity))
 		} else {
 			move = v

@@ -15,7 +15,11 @@ import (
 )
 
 // kind is that of a Loop's states.
-var kind = state.Kind{Name: "tutti-outer", Version: 3, Owner: "an outer loop"}
+var kind = state.Kind{
+	Name:    "tutti-outer",
+	Version: 3,
+	Owner:   "an outer loop",
+}
 
 // savedLoop has the fields of a state, in their order.
 type savedLoop struct {

@@ -100,7 +100,13 @@ func run(
 	errs := make([]error, count)
 	for i := range errs {
 		members.Go(func() {
-			cfg := elastic.Config{Name: fmt.Sprint("member ", i), Min: 1, Max: 8, Terms: "digits 1", TLS: conf}
+			cfg := elastic.Config{
+				Name:  fmt.Sprint("member ", i),
+				Min:   1,
+				Max:   8,
+				Terms: "digits 1",
+				TLS:   conf,
+			}
 			cfg.Dial = func(context.Context) (store.Store, error) { return server.Local(cfg.Name), nil }
 			errs[i] = train(ctx, cfg, "localhost", func(m *elastic.Member, e *elastic.Epoch, weights []float32) bool {
 				return done(i, m, e, weights)

@@ -93,7 +93,8 @@ func (s *powerSGD) Reduce(ctx context.Context, b ddp.Bucket) error {
 	p := slices[2]
 	q := slices[3]
 	for i := range x {
-		m[i], x[i] = m[i]+x[i], 0
+		m[i] += x[i]
+		x[i] = 0
 	}
 	for _, part := range s.parts {
 		if part.rank == 0 {

@@ -55,11 +55,13 @@ func world(size int, memory *cpu.Runtime, connect func() (net.Conn, net.Conn)) (
 			arrived: sync.NewCond(&sync.Mutex{}),
 			frames:  map[Slot][]frame{},
 		}
-		nodes[rank], ranks[rank] = n, rank
+		nodes[rank] = n
+		ranks[rank] = rank
 		comms = append(comms, n.communicator("world", rank, ranks))
 		for peer, earlier := range nodes[:rank+1] {
 			a, b := connect()
-			n.links[peer], earlier.links[rank] = gob.NewEncoder(a), gob.NewEncoder(b)
+			n.links[peer] = gob.NewEncoder(a)
+			earlier.links[rank] = gob.NewEncoder(b)
 			go n.read(peer, a)
 			go earlier.read(rank, b)
 		}
@@ -232,7 +234,9 @@ func (w *worker) await(c *comm.Call) (calls []comm.Call, waits []comm.Wait, data
 	data = make([][]byte, len(w.ranks))
 	for _, slot := range slots {
 		f := w.frames[slot][0]
-		calls[slot.From], waits[slot.From], data[slot.From] = f.Call, f.Wait, f.Data
+		calls[slot.From] = f.Call
+		waits[slot.From] = f.Wait
+		data[slot.From] = f.Data
 		w.frames[slot] = w.frames[slot][1:]
 		w.done[slot]++ // also if ranks disagree: the others wait on, and find the same
 	}

@@ -74,7 +74,8 @@ func (g *Gaps) Choose() Header {
 	gaps := g.gaps[:g.n]
 	var sums [3]int
 	if k == 0 {
-		sums[1], sums[2] = int(g.sum), sumQuotients(gaps, 1)
+		sums[1] = int(g.sum)
+		sums[2] = sumQuotients(gaps, 1)
 	} else {
 		done := 0
 		if g.or < 1<<25 {
@@ -91,7 +92,9 @@ func (g *Gaps) Choose() Header {
 		if c>>1 >= best>>1 {
 			break
 		}
-		k, best, down = k-1, c, true
+		k--
+		best = c
+		down = true
 		if k == 0 {
 			break
 		}

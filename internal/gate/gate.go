@@ -31,7 +31,12 @@ func KeepAlive(conn net.Conn) {
 	if !ok {
 		return
 	}
-	probes := net.KeepAliveConfig{Enable: true, Idle: cutOff * 2 / 5, Interval: cutOff / 5, Count: 3}
+	probes := net.KeepAliveConfig{
+		Enable:   true,
+		Idle:     cutOff * 2 / 5,
+		Interval: cutOff / 5,
+		Count:    3,
+	}
 	_ = c.SetKeepAliveConfig(probes)
 	if raw, err := c.SyscallConn(); err == nil {
 		_ = raw.Control(boundUnacknowledged)

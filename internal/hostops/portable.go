@@ -170,7 +170,8 @@ func addTo[T number](acc, src []T) {
 		a[5] += s[5]
 		a[6] += s[6]
 		a[7] += s[7]
-		acc, src = acc[8:], src[8:]
+		acc = acc[8:]
+		src = src[8:]
 	}
 	for i, s := range src[:len(acc)] {
 		acc[i] += s
@@ -190,7 +191,8 @@ func mulTo[T number](acc, src []T) {
 		a[5] *= s[5]
 		a[6] *= s[6]
 		a[7] *= s[7]
-		acc, src = acc[8:], src[8:]
+		acc = acc[8:]
+		src = src[8:]
 	}
 	for i, s := range src[:len(acc)] {
 		acc[i] *= s
@@ -210,7 +212,8 @@ func minTo[T number](acc, src []T) {
 		a[5] = quiet(min(a[5], s[5]))
 		a[6] = quiet(min(a[6], s[6]))
 		a[7] = quiet(min(a[7], s[7]))
-		acc, src = acc[8:], src[8:]
+		acc = acc[8:]
+		src = src[8:]
 	}
 	for i, s := range src[:len(acc)] {
 		acc[i] = quiet(min(acc[i], s))
@@ -230,7 +233,8 @@ func maxTo[T number](acc, src []T) {
 		a[5] = quiet(max(a[5], s[5]))
 		a[6] = quiet(max(a[6], s[6]))
 		a[7] = quiet(max(a[7], s[7]))
-		acc, src = acc[8:], src[8:]
+		acc = acc[8:]
+		src = src[8:]
 	}
 	for i, s := range src[:len(acc)] {
 		acc[i] = quiet(max(acc[i], s))

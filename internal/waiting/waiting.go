@@ -52,7 +52,12 @@ type Reminder struct {
 // Remind begins a wait.
 func Remind() *Reminder {
 	timer := time.NewTimer(first)
-	return &Reminder{C: timer.C, timer: timer, began: time.Now(), pause: first}
+	return &Reminder{
+		C:     timer.C,
+		timer: timer,
+		began: time.Now(),
+		pause: first,
+	}
 }
 
 // Next sets the time of the next value of C, and returns how long the wait has taken.

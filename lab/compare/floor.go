@@ -94,7 +94,8 @@ func mover(ranks, bytes int, place bench.Place) func(calls int) {
 	recv := make([][]byte, ranks)
 	for r := range ranks {
 		// Written once: pages that were only read are all the same one.
-		send[r], recv[r] = make([]byte, bytes), make([]byte, bytes)
+		send[r] = make([]byte, bytes)
+		recv[r] = make([]byte, bytes)
 		for i := range bytes {
 			send[r][i], recv[r][i] = 1, 1
 		}

@@ -29,7 +29,8 @@ func TimesAgainstSizes(curves []Curve, title, path string) error {
 	p := picture.NewChart(title, "size", "time of a call (µs)", picture.Left)
 	p.Legend.Top = true
 	p.Legend.YOffs = -p.Legend.YOffs
-	p.X.Tick.Marker, p.Y.Tick.Marker = plot.TickerFunc(binarySizes), picture.Decades(picture.FormatNumber)
+	p.X.Tick.Marker = plot.TickerFunc(binarySizes)
+	p.Y.Tick.Marker = picture.Decades(picture.FormatNumber)
 
 	var lines []picture.Curve
 	for _, c := range curves {

@@ -244,7 +244,11 @@ func (m *model) newMatrices(rt runtime.Runtime, count, rows, columns int) ([]cub
 		if err != nil {
 			return nil, err
 		}
-		all[i] = cublas.Matrix{Addr: addr, Rows: rows, Columns: columns}
+		all[i] = cublas.Matrix{
+			Addr:    addr,
+			Rows:    rows,
+			Columns: columns,
+		}
 	}
 	return all, nil
 }

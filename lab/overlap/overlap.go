@@ -201,7 +201,8 @@ func Run(ctx context.Context, r Rank, cfg Config) (_ Result, err error) {
 			if err != nil {
 				return 0, fmt.Errorf("%s: %w", p.name, err)
 			}
-			p.busy, p.timelines = append(p.busy, t.busy.Seconds()), append(p.timelines, t.timeline)
+			p.busy = append(p.busy, t.busy.Seconds())
+			p.timelines = append(p.timelines, t.timeline)
 			recorded++
 			if recorded%len(phases) == 0 && cfg.Progress != nil && r.Comm.Rank() == 0 {
 				cfg.Progress(recorded/len(phases), cfg.Rounds+1)
@@ -255,8 +256,12 @@ func (s *session) result(ctx context.Context, phases []phase, seconds [][]float6
 	tail := func(name phaseName) float64 {
 		return medians[name][0] - medians[name][1]
 	}
-	out.ComputeMS, out.SequentialMS, out.OverlappedMS = total(computing), total(sequential), total(overlapped)
-	out.CommMS, out.CommFlatMS, out.CommBesideMS = tail(reducing), tail(reducingFlat), tail(reducingBeside)
+	out.ComputeMS = total(computing)
+	out.SequentialMS = total(sequential)
+	out.OverlappedMS = total(overlapped)
+	out.CommMS = tail(reducing)
+	out.CommFlatMS = tail(reducingFlat)
+	out.CommBesideMS = tail(reducingBeside)
 	busy := medians[overlapped][1]
 	out.TailMS = out.OverlappedMS - busy
 	out.SlowdownMS = busy - out.ComputeMS

@@ -122,7 +122,8 @@ func (r *Runtime) Trim() (released int64, err error) {
 		if errors.Is(e, runtime.ErrClosed) {
 			e = nil // meanwhile
 		}
-		released, err = released+n, errors.Join(err, e)
+		released += n
+		err = errors.Join(err, e)
 	}
 	return released, err
 }

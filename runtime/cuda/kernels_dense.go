@@ -118,7 +118,11 @@ func (s *sparse) Scale(x uintptr, dt dtype.DType, n int, factor uintptr) error {
 		if n == 0 {
 			return nil
 		}
-		parameters := scaleParameters{x: x, n: n, factor: factor}
+		parameters := scaleParameters{
+			x:      x,
+			n:      n,
+			factor: factor,
+		}
 		return launch(s.rt, scaleKernels.variant(dt), tiles(n), blocksPerSM, &parameters)
 	})
 }

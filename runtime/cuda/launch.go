@@ -213,7 +213,11 @@ const (
 
 var argumentPool = sync.Pool{New: func() any {
 	a := &arguments{dependent: launchAttribute{id: attributeDependent, value: [64]byte{1}}}
-	a.config = launchConfig{block: [3]uint32{block, 1, 1}, attributes: hostmem.AddrOf(&a.dependent), count: 1}
+	a.config = launchConfig{
+		block:      [3]uint32{block, 1, 1},
+		attributes: hostmem.AddrOf(&a.dependent),
+		count:      1,
+	}
 	for i := range a.params {
 		a.params[i] = hostmem.Addr(a.values[i:])
 	}

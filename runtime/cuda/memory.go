@@ -208,7 +208,11 @@ func (r *Runtime) Fill(dst uintptr, count int, dt dtype.DType, value float64) er
 	case 4:
 		return r.do(r.drv.sym.MemsetD32, dst, w, n, r.compute.handle)
 	}
-	parameters := fillParameters{dst: dst, n: count, value: word}
+	parameters := fillParameters{
+		dst:   dst,
+		n:     count,
+		value: word,
+	}
 	return launch(r, fillU64, blocksOf(count), blocksPerSM, &parameters)
 }
 

@@ -18,7 +18,12 @@ type listParameters struct {
 }
 
 func listOf(l kernel.Entries) listParameters {
-	return listParameters{idx: l.Idx, val: l.Val, n: l.N, length: l.Len}
+	return listParameters{
+		idx:    l.Idx,
+		val:    l.Val,
+		n:      l.N,
+		length: l.Len,
+	}
 }
 
 // arrayParameters is array of kernels/order.cuh.
@@ -29,7 +34,11 @@ type arrayParameters struct {
 }
 
 func arrayOf(a kernel.Array) arrayParameters {
-	return arrayParameters{p: a.Ptr, n: a.N, faults: a.Faults}
+	return arrayParameters{
+		p:      a.Ptr,
+		n:      a.N,
+		faults: a.Faults,
+	}
 }
 
 // gradientParameters are what a gradient is added to, and the gradient.
@@ -41,7 +50,12 @@ type gradientParameters struct {
 }
 
 func gradientOf(src kernel.Source) gradientParameters {
-	return gradientParameters{from: augend(src), grad: src.Grad, kind: gradientKind(src), factor: src.Factor}
+	return gradientParameters{
+		from:   augend(src),
+		grad:   src.Grad,
+		kind:   gradientKind(src),
+		factor: src.Factor,
+	}
 }
 
 // flag is a condition as a kernel reads it.
@@ -256,7 +270,11 @@ type restorationParameters struct {
 }
 
 func restorationOf(r kernel.Restoration) restorationParameters {
-	return restorationParameters{dst: arrayOf(r.Dst), l: listOf(r.L), taken: listOf(r.Taken)}
+	return restorationParameters{
+		dst:   arrayOf(r.Dst),
+		l:     listOf(r.L),
+		taken: listOf(r.Taken),
+	}
 }
 
 // scatterParameters is scatter_args.

@@ -127,7 +127,8 @@ func Import(rt runtime.Runtime, address uintptr, capsule string) (*runtime.Tenso
 	var deleter uintptr
 	if capsule == capsuleUnversioned {
 		m := hostmem.Slice[managed](address, 1)[0]
-		a, deleter = m.array, m.deleter
+		a = m.array
+		deleter = m.deleter
 	} else {
 		m := &hostmem.Slice[versioned](address, 1)[0]
 		switch {
@@ -136,7 +137,8 @@ func Import(rt runtime.Runtime, address uintptr, capsule string) (*runtime.Tenso
 		case m.flags&readOnly != 0:
 			return nil, fmt.Errorf("dlpack: tensor is read-only: %w", runtime.ErrUnsupported)
 		}
-		a, deleter = m.array, m.deleter
+		a = m.array
+		deleter = m.deleter
 	}
 	dt, shape, strides, err := a.check(rt)
 	if err != nil {
@@ -262,7 +264,8 @@ func Export(t *runtime.Tensor, stream int, capsule string, done func()) (address
 	a.code, a.bits = code[0], code[1]
 	switch r, ok := t.Runtime().(*cuda.Runtime); {
 	case ok:
-		a.device, a.index = deviceCUDA, int32(t.Device().Index)
+		a.device = deviceCUDA
+		a.index = int32(t.Device().Index)
 		if err := e.order(r, stream); err != nil {
 			return 0, fmt.Errorf("dlpack: export: %w", err)
 		}
@@ -273,7 +276,8 @@ func Export(t *runtime.Tensor, stream int, capsule string, done func()) (address
 		e.numbers = append(e.numbers, int64(n))
 	}
 	if a.rank > 0 {
-		a.shape, a.strides = hostmem.Addr(e.numbers), hostmem.Addr(e.numbers[a.rank:])
+		a.shape = hostmem.Addr(e.numbers)
+		a.strides = hostmem.Addr(e.numbers[a.rank:])
 	}
 	if capsule == capsuleUnversioned {
 		e.managed = managed{array: a, deleter: deleter()}
@@ -308,6 +312,7 @@ func (e *exported) order(r *cuda.Runtime, stream int) error {
 	if uintptr(stream) == r.ComputeStream() {
 		return nil
 	}
-	e.rt, e.after = r, r.WrapStream(uintptr(stream))
+	e.rt = r
+	e.after = r.WrapStream(uintptr(stream))
 	return e.after.WaitFor(r.Stream())
 }

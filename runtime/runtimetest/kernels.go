@@ -384,7 +384,11 @@ func (d *device) list(e entries) kernel.Entries {
 	spare := 0
 	switch d.rng.IntN(3) {
 	case 0:
-		return kernel.Entries{Idx: place(d, e.idx), Val: place(d, e.val), N: n}
+		return kernel.Entries{
+			Idx: place(d, e.idx),
+			Val: place(d, e.val),
+			N:   n,
+		}
 	case 1: // there is more room than entries
 		spare = 1 + d.rng.IntN(50)
 		if n == 0 {

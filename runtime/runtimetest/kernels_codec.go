@@ -33,7 +33,11 @@ func (h hostCodecs) List(idx []int32, val []float32, c kernel.Codec) []byte {
 		n += int(idx[len(idx)-1])
 	}
 	message := make([]byte, c.Bound(len(idx), n))
-	list := kernel.Entries{Idx: hostmem.Addr(idx), Val: hostmem.Addr(val), N: len(idx)}
+	list := kernel.Entries{
+		Idx: hostmem.Addr(idx),
+		Val: hostmem.Addr(val),
+		N:   len(idx),
+	}
 	dst := kernel.Message{Ptr: hostmem.Addr(message), Bytes: len(message)}
 	h.keep(h.Encode(list, c, n, dst, kernel.Array{}), idx, val)
 	return message[:binary.LittleEndian.Uint32(message[4:])]
@@ -55,7 +59,12 @@ func (h hostCodecs) ListValues(x []float32, c kernel.Codec) (decoded []float32) 
 	message := h.List(idx, x, c)
 	decoded = make([]float32, len(x))
 	length := make([]int32, 1)
-	dst := kernel.Entries{Idx: hostmem.Addr(idx), Val: hostmem.Addr(decoded), N: len(x), Len: hostmem.Addr(length)}
+	dst := kernel.Entries{
+		Idx: hostmem.Addr(idx),
+		Val: hostmem.Addr(decoded),
+		N:   len(x),
+		Len: hostmem.Addr(length),
+	}
 	src := kernel.Message{Ptr: hostmem.Addr(message), Bytes: len(message)}
 	h.keep(h.Decode(src, c, dst), idx, decoded, length, message)
 	return decoded
@@ -188,11 +197,19 @@ func testEncode(d *device) {
 		require.LessOrEqual(d, len(want), bound, "length and bound, seed %d", Seed)
 		require.Equal(d, len(l.idx), min(c.Fit(bound, n), len(l.idx)))
 		ptr, get := d.room(bound)
-		message := kernel.Message{Ptr: ptr, Bytes: bound, Len: place(d, []int32{-1})}
+		message := kernel.Message{
+			Ptr:   ptr,
+			Bytes: bound,
+			Len:   place(d, []int32{-1}),
+		}
 		// Some entries lose to an array that is too short.
 		length := min(n, 300_000)
 		residual := d.gradient("normal", length)
-		lost := kernel.Array{Ptr: place(d, residual), N: length, Faults: place(d, []int32{3})}
+		lost := kernel.Array{
+			Ptr:    place(d, residual),
+			N:      length,
+			Faults: place(d, []int32{3}),
+		}
 		if d.rng.IntN(4) == 0 {
 			lost.Ptr = 0
 		}
@@ -270,8 +287,16 @@ func testHostileCodes(d *device) {
 					l.idx[d.rng.IntN(len(l.idx))] = int32(d.rng.Uint32())
 				}
 				ptr, get := d.room(bound)
-				message := kernel.Message{Ptr: ptr, Bytes: bound, Len: place(d, []int32{-1})}
-				lost := kernel.Array{Ptr: place(d, make([]float32, n)), N: n, Faults: place(d, []int32{0})}
+				message := kernel.Message{
+					Ptr:   ptr,
+					Bytes: bound,
+					Len:   place(d, []int32{-1}),
+				}
+				lost := kernel.Array{
+					Ptr:    place(d, make([]float32, n)),
+					N:      n,
+					Faults: place(d, []int32{0}),
+				}
 				require.NoError(d, d.Encode(d.list(l), c, n, message, lost))
 				length := readOne[int32](d, message.Len)
 				require.True(d, 8 <= length && int(length) <= bound, "%d bytes, seed %d", length, Seed)

@@ -121,7 +121,8 @@ func testCountAbove(d *device) {
 				}
 				want[j] = int32(len(passing(l.val, ts[j])))
 			}
-			list, counts := d.list(l), place(d, slices.Repeat([]int32{-1}, m))
+			list := d.list(l)
+			counts := place(d, slices.Repeat([]int32{-1}, m))
 			list.Idx = 0
 			require.NoError(d, d.CountAbove(list, place(d, ts), m, counts))
 			require.Equal(d, want, read[int32](d, counts, m), "thresholds %v, seed %d", ts, Seed)

@@ -66,7 +66,8 @@ func rendezvous(c Cell) map[string]Cell {
 
 // gpu has the same cell for both backends of GPUs.
 func gpu(cells map[string]Cell, c Cell) map[string]Cell {
-	cells["nccl"], cells["p2p"] = c, c
+	cells["nccl"] = c
+	cells["p2p"] = c
 	return cells
 }
 

@@ -307,8 +307,8 @@ func (p *probe) repeat(ptr uintptr, values []byte, size int) error {
 		return err
 	}
 	for done := len(values); done < size; done *= 2 {
-		more := min(done, size-done)
-		if err := p.rt.Copy(ptr+uintptr(done), ptr, more); err != nil {
+		length := min(done, size-done)
+		if err := p.rt.Copy(ptr+uintptr(done), ptr, length); err != nil {
 			return err
 		}
 	}

@@ -80,8 +80,8 @@ func (x *okExchange) limitOutgoing(ctx context.Context, selected kernel.Entries,
 	x.checkSamples()
 	local = x.partitionOf(selected, x.rank)
 	positions := x.host[x.positions:]
-	others := int(positions[x.size]) - local.N
-	if others <= limit {
+	remote := int(positions[x.size]) - local.N
+	if remote <= limit {
 		return local, selected
 	}
 	outgoing = exactly(x.message(&x.trimmed, limit), limit)
@@ -247,7 +247,7 @@ func (x *okExchange) sendRounds(ctx context.Context, selected, outgoing kernel.E
 // list of up to n entries: [kernel.MaxPieces] at a time.
 func (x *okExchange) joinSent(n int) (all kernel.Entries) {
 	target := &x.fitting
-	other := &x.joined
+	spare := &x.joined
 	x.pieces = x.pieces[:0]
 	for r := range x.size {
 		if r != x.rank {
@@ -265,7 +265,7 @@ func (x *okExchange) joinSent(n int) (all kernel.Entries) {
 		x.copyPieces(x.pieces)
 		// What there is so far is the first piece of the next list, in the other memory.
 		x.pieces = append(x.pieces[:0], kernel.Piece{From: all})
-		target, other = other, target
+		target, spare = spare, target
 	}
 	return all
 }

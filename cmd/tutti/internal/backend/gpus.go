@@ -52,7 +52,9 @@ func LookForGPUs() GPUs {
 	}
 	var ncclErr error
 	g.NCCL, g.NCCLLibrary, ncclErr = nccl.Version()
-	g.NoGPU, g.NoNCCL, g.NoPeerMemory = Reason(gpuErr), Reason(ncclErr), Reason(g.PeerMemory())
+	g.NoGPU = Reason(gpuErr)
+	g.NoNCCL = Reason(ncclErr)
+	g.NoPeerMemory = Reason(g.PeerMemory())
 	g.err = cmp.Or(gpuErr, ncclErr) // the first thing to see to
 	return g
 }

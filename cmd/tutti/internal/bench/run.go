@@ -268,7 +268,8 @@ func (r *Result) setTime(seconds, busFactor float64) {
 	r.Time = significant(seconds * 1e6)
 	if seconds > 0 {
 		rate := float64(r.Bytes) / seconds / 1e9
-		r.AlgBW, r.BusBW = significant(rate), significant(rate*busFactor)
+		r.AlgBW = significant(rate)
+		r.BusBW = significant(rate * busFactor)
 	}
 }
 

@@ -374,7 +374,11 @@ func newSparseRun(
 
 // sparse is the configuration of a cell.
 func (c SparseConfig) sparse(pattern, values string, density float64) sparse.Config {
-	return sparse.Config{Pattern: pattern, Values: values, Density: density}
+	return sparse.Config{
+		Pattern: pattern,
+		Values:  values,
+		Density: density,
+	}
 }
 
 // settle makes the residual what it is after many steps.
@@ -513,7 +517,9 @@ func (s *sparseRun) parts(ctx context.Context) (sparseRound, error) {
 		if err != nil {
 			return round, err
 		}
-		round.choose, round.exchange, round.merge = took[0].Seconds(), took[1].Seconds(), took[2].Seconds()
+		round.choose = took[0].Seconds()
+		round.exchange = took[1].Seconds()
+		round.merge = took[2].Seconds()
 	}
 	stats, err := s.sparse.Stats(ctx)
 	round.sent = float64(stats.SentBytes)
@@ -528,7 +534,11 @@ func (s *sparseRun) meanRounds(ctx context.Context) (sparseRound, error) {
 	n := len(s.rounds)
 	values := make([]float64, 5*n)
 	for i, r := range s.rounds {
-		values[i], values[n+i], values[2*n+i], values[3*n+i], values[4*n+i] = r.sent, r.inner, r.choose, r.exchange, r.merge
+		values[i] = r.sent
+		values[n+i] = r.inner
+		values[2*n+i] = r.choose
+		values[3*n+i] = r.exchange
+		values[4*n+i] = r.merge
 	}
 	values, err := backend.Reduce(ctx, s.Rank, values, comm.Sum)
 	if err != nil {

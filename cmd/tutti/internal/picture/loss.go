@@ -50,7 +50,8 @@ func loss(
 		"training loss (mean over recent steps)",
 		Left,
 	)
-	p.X.Tick.Marker, p.Y.Tick.Marker = Decades(format), Decades(FormatNumber)
+	p.X.Tick.Marker = Decades(format)
+	p.Y.Tick.Marker = Decades(FormatNumber)
 
 	var curves []Curve
 	for i, r := range results {

@@ -64,7 +64,8 @@ func NewChart(title, x, y string, corner vg.Length) *plot.Plot {
 	grid.Vertical.Color = color.Gray{Y: 215}
 	p.Add(grid)
 	p.Legend.Left = corner == Left
-	p.Legend.XOffs, p.Legend.YOffs = corner*vg.Points(8), vg.Points(6)
+	p.Legend.XOffs = corner * vg.Points(8)
+	p.Legend.YOffs = vg.Points(6)
 	p.Legend.Padding = vg.Points(2)
 	p.Legend.ThumbnailWidth = vg.Points(24)
 	return p

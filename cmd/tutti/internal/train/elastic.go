@@ -54,12 +54,21 @@ func newMember(ctx context.Context, rt runtime.Runtime, cfg Config, observer Obs
 	if err != nil {
 		return nil, err
 	}
-	alone := backend.Rank{Comm: noop.New(rt), Runtime: rt, HostRanks: 1}
+	alone := backend.Rank{
+		Comm:      noop.New(rt),
+		Runtime:   rt,
+		HostRanks: 1,
+	}
 	t, err := newTrainer(ctx, alone, cfg, trainSet, testSet)
 	if err != nil {
 		return nil, err
 	}
-	m := &member{trainer: t, testSet: testSet, observer: observer, start: time.Now()}
+	m := &member{
+		trainer:  t,
+		testSet:  testSet,
+		observer: observer,
+		start:    time.Now(),
+	}
 	if t.sparse != nil {
 		m.Reducer, _ = t.sparse.Sparse()
 	}
@@ -151,7 +160,13 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 		return err
 	}
 	conf.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
-		c := tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: conf.TLS, Silence: elastic.DefaultSilence}
+		c := tcp.Config{
+			Rank:      p.Rank,
+			WorldSize: p.Size,
+			World:     p.World,
+			TLS:       conf.TLS,
+			Silence:   elastic.DefaultSilence,
+		}
 		if err := c.ReadEnv(os.Getenv, job.LocalRank); err != nil {
 			return nil, err
 		}

@@ -70,7 +70,8 @@ func (f floatOps) extremum(pick, mergeSigns instruction) combiner {
 	nan := f.quietNaN()
 	return func(w int, acc, next reg.VecVirtual) {
 		const isUnordered = 3
-		unordered, swapped := sized(w, YMM()), sized(w, YMM())
+		unordered := sized(w, YMM())
+		swapped := sized(w, YMM())
 		f.compare(Imm(isUnordered), next, acc, unordered)
 		pick(acc, next, swapped)
 		pick(next, acc, acc)

@@ -65,13 +65,15 @@ type bf16Narrowing struct {
 // narrow returns the float32 values as bfloat16, in w bytes.
 func (r bf16Narrowing) narrow(w int, v reg.VecVirtual) reg.VecVirtual {
 	const isUnordered = 3
-	unordered, nan := sized(2*w, YMM()), sized(2*w, YMM())
+	unordered := sized(2*w, YMM())
+	nan := sized(2*w, YMM())
 	VCMPPS(Imm(isUnordered), v, v, unordered)
 	VPOR(sized(2*w, r.quietBit), v, nan)
 	r.add(2*w, v)
 	VBLENDVPS(unordered, nan, v, v)
 	VPSRLD(Imm(16), v, v)
-	result, upper := XMM(), XMM()
+	result := XMM()
+	upper := XMM()
 	if 2*w == ymmBytes {
 		VEXTRACTI128(Imm(1), v, upper)
 		VPACKUSDW(upper, v.AsX(), result)

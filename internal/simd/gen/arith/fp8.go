@@ -37,7 +37,8 @@ var fp8Formats = []fp8Format{
 // bias there is larger by 8, so the numbers are 1/256 of what they were. The
 // one NaN becomes a NaN.
 func e4m3ToF16(v reg.VecVirtual) {
-	sign, nan := XMM(), XMM()
+	sign := XMM()
+	nan := XMM()
 	VPAND(constant32(0x00800080), v, sign)
 	VPSLLW(Imm(8), sign, sign)
 	VPAND(constant32(0x007f007f), v, v)
@@ -88,7 +89,8 @@ func fp8Width(w int) int { return max(16, min(4*w, ymmBytes)) }
 
 // widen loads the i-th register of w elements as float32.
 func (f fp8Format) widen(w, i int, from Mem) reg.VecVirtual {
-	halves, v := XMM(), sized(fp8Width(w), YMM())
+	halves := XMM()
+	v := sized(fp8Width(w), YMM())
 	if w >= 8 {
 		from.Disp += 8 * i
 		VPMOVZXBW(from, halves)
@@ -114,8 +116,11 @@ func (f fp8Format) round(w int, v reg.VecVirtual) {
 	// subnormal numbers, so that a sum with it is rounded to theirs.
 	magic := uint32(bias32+1-f.bias+shift) << mantissaBits32
 
-	sign, nan := sized(w, YMM()), sized(w, YMM())
-	normal, subnormal, odd := sized(w, YMM()), sized(w, YMM()), sized(w, YMM())
+	sign := sized(w, YMM())
+	nan := sized(w, YMM())
+	normal := sized(w, YMM())
+	subnormal := sized(w, YMM())
+	odd := sized(w, YMM())
 
 	VPSRLD(Imm(24), v, sign)
 	VPAND(constant32(0x80), sign, sign)

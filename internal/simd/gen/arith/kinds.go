@@ -31,7 +31,12 @@ func reductions() []kernel {
 
 // newKernel returns the kernel of an op on the kinds, without its steps.
 func newKernel(op string, size, lanes int, kinds ...string) kernel {
-	k := kernel{name: strings.ToLower(op) + kinds[0], size: size, lanes: lanes, unroll: 4}
+	k := kernel{
+		name:   strings.ToLower(op) + kinds[0],
+		size:   size,
+		lanes:  lanes,
+		unroll: 4,
+	}
 	for _, kind := range kinds {
 		k.cases = append(k.cases, kindOp{kind, op})
 	}
@@ -96,7 +101,8 @@ func bfloats(op string) kernel {
 				combine(w, acc[1], next[1])
 			},
 			finish: func(w int, acc vector) reg.VecVirtual {
-				even, odd := acc[0], acc[1]
+				even := acc[0]
+				odd := acc[1]
 				for _, v := range acc {
 					finish(w, v)
 					rounding.add(w, v)
@@ -117,7 +123,8 @@ func integerSum(bits int) kernel {
 	if bits == 8 {
 		add = VPADDB
 	}
-	signed, unsigned := fmt.Sprintf("I%d", bits), fmt.Sprintf("U%d", bits)
+	signed := fmt.Sprintf("I%d", bits)
+	unsigned := fmt.Sprintf("U%d", bits)
 	k := newKernel("Sum", bits/8, ymmBytes*8/bits, signed, unsigned)
 	return k.single(loadVector, func(reg.GPVirtual) (combiner, finisher) { return inPlace(add), asIs })
 }

@@ -73,7 +73,8 @@ func dispatch(kernels []kernel) {
 		}
 	}
 	slices.Sort(keys)
-	key, op := Load(Param("dt"), GP32()), Load(Param("op"), GP32())
+	key := Load(Param("dt"), GP32())
+	op := Load(Param("op"), GP32())
 	SHLL(Imm(3), key)
 	ORL(op, key)
 	var search func(keys []int)
@@ -101,7 +102,8 @@ func (k kernel) generate() {
 	s := k.steps(count)
 	a := k.arguments(count)
 
-	width, group := k.lanes*k.size, k.unroll*k.lanes
+	width := k.lanes * k.size
+	group := k.unroll * k.lanes
 	TESTB(a.stream.As8(), a.stream.As8())
 	JZ(LabelRef("groups"))
 	Label("streams")
@@ -164,7 +166,8 @@ const prefetchAhead = 512
 // streaming stores, which need aligned destinations, or ordinary ones. Labels
 // start with name.
 func (k kernel) group(name string, a arguments, s steps, w, unroll int, stream bool) {
-	buffer, next := GP64(), GP64()
+	buffer := GP64()
+	next := GP64()
 	source := func(displacement int) Mem {
 		return Mem{Base: buffer, Index: a.offset, Scale: 1, Disp: displacement}
 	}

@@ -70,7 +70,8 @@ func storeStream(w int, v reg.VecVirtual, to Mem) {
 
 // broadcast64 returns a register with the value in every 64-bit lane.
 func broadcast64(value uint64) reg.VecVirtual {
-	bits, v := GP64(), YMM()
+	bits := GP64()
+	v := YMM()
 	MOVQ(U64(value), bits)
 	VMOVQ(bits, v.AsX())
 	VPBROADCASTQ(v.AsX(), v)

@@ -35,7 +35,8 @@ func Zero() VecVirtual {
 
 // Broadcast returns a vector with the 32 bits of r in all lanes.
 func Broadcast(r Register) VecVirtual {
-	x, v := XMM(), YMM()
+	x := XMM()
+	v := YMM()
 	VMOVD(r, x)
 	VPBROADCASTD(x, v)
 	return v
@@ -50,7 +51,8 @@ func Lanes(v uint32) VecVirtual {
 
 // Fold combines the eight lanes of v into the first one of a register.
 func Fold(v VecVirtual, combine func(ops ...Op)) VecVirtual {
-	low, high := XMM(), XMM()
+	low := XMM()
+	high := XMM()
 	VEXTRACTI128(Imm(1), v, high)
 	combine(v.AsX(), high, low)
 	for _, order := range []uint8{0b01_00_11_10, 0b00_00_00_01} {

@@ -23,14 +23,21 @@ func main() {
 func scan() {
 	Kernel("scanAVX2", "func(gaps *uint32, idx *int32, rounds int, sums *[8]uint64) (or uint32)",
 		"scanAVX2 stores the gaps before idx[1] and those that follow, eight a round, and their sums.")
-	gaps, idx, rounds := Load(Param("gaps"), GP64()), Load(Param("idx"), GP64()), Load(Param("rounds"), GP64())
-	ones, mask, low := YMM(), YMM(), YMM()
+	gaps := Load(Param("gaps"), GP64())
+	idx := Load(Param("idx"), GP64())
+	rounds := Load(Param("rounds"), GP64())
+	ones := YMM()
+	mask := YMM()
+	low := YMM()
 	VPCMPEQD(ones, ones, ones)
 	VPSRLD(Imm(1), ones, mask)
 	VPSRLQ(Imm(32), ones, low)
-	all, even, odd := Zero(), Zero(), Zero()
+	all := Zero()
+	even := Zero()
+	odd := Zero()
 	Repeat(rounds, func() {
-		gap, half := YMM(), YMM()
+		gap := YMM()
+		half := YMM()
 		VMOVDQU(Mem{Base: idx, Disp: 4}, gap)
 		VPSUBD(Mem{Base: idx}, gap, gap)
 		VPADDD(ones, gap, gap)
@@ -57,7 +64,9 @@ func scan() {
 func sums() {
 	Kernel("sumsAVX2", "func(gaps *uint32, rounds int, k uint, sums *[24]uint32)",
 		"sumsAVX2 sums gaps>>k, gaps>>(k+1) and gaps>>(k+2), eight of each a round, in eight parts each.")
-	gaps, rounds, k := Load(Param("gaps"), GP64()), Load(Param("rounds"), GP64()), Load(Param("k"), GP64())
+	gaps := Load(Param("gaps"), GP64())
+	rounds := Load(Param("rounds"), GP64())
+	k := Load(Param("k"), GP64())
 	count := XMM()
 	VMOVQ(k, count)
 	s := []VecVirtual{Zero(), Zero(), Zero()}
@@ -84,7 +93,8 @@ func sums() {
 // flush writes acc, in which n bits are set, and keeps those that fill no byte.
 func flush(dst, acc, n Register) {
 	MOVQ(acc, Mem{Base: dst})
-	bytes, bits := GP64(), GP64()
+	bytes := GP64()
+	bits := GP64()
 	MOVQ(n, bytes)
 	SHRQ(Imm(3), bytes)
 	ADDQ(bytes, dst)
@@ -97,8 +107,13 @@ func flush(dst, acc, n Register) {
 func putLow() {
 	Kernel("lowBMI2", "func(dst *byte, gaps *uint32, pairs int, k uint)",
 		"lowBMI2 writes the k lowest bits of pairs of gaps, at most 28, and up to 8 bytes more.")
-	dst, gaps, pairs := Load(Param("dst"), GP64()), Load(Param("gaps"), GP64()), Load(Param("pairs"), GP64())
-	k, mask, acc, n := Load(Param("k"), GP64()), GP64(), GP64(), GP64()
+	dst := Load(Param("dst"), GP64())
+	gaps := Load(Param("gaps"), GP64())
+	pairs := Load(Param("pairs"), GP64())
+	k := Load(Param("k"), GP64())
+	mask := GP64()
+	acc := GP64()
+	n := GP64()
 	MOVQ(I32(-1), mask)
 	BZHIQ(k, mask, mask)
 	MOVQ(mask, acc)
@@ -124,8 +139,12 @@ func putLow() {
 func putHigh() {
 	Kernel("highBMI2", "func(dst *byte, gaps *uint32, pairs int, k uint)",
 		"highBMI2 writes the quotients of pairs of gaps, at most 27 each, and up to 8 bytes more.")
-	dst, gaps, pairs := Load(Param("dst"), GP64()), Load(Param("gaps"), GP64()), Load(Param("pairs"), GP64())
-	k, acc, n := Load(Param("k"), GP64()), GP64(), GP64()
+	dst := Load(Param("dst"), GP64())
+	gaps := Load(Param("gaps"), GP64())
+	pairs := Load(Param("pairs"), GP64())
+	k := Load(Param("k"), GP64())
+	acc := GP64()
+	n := GP64()
 	XORQ(acc, acc)
 	XORQ(n, n)
 	Repeat(pairs, func() {
@@ -149,10 +168,13 @@ func decode() {
 	Kernel("decodeAVX2", "func(idx []int32, low, high []byte, k uint, next int32) (enough bool)",
 		"decodeAVX2 decodes a block without capped quotients, of at least one entry with at most 25 low bits, if",
 		"there are enough ones in high. Up to 32 bytes behind low and 8 behind high are read.")
-	idx, left := Load(Param("idx").Base(), GP64()), Load(Param("idx").Len(), GP64())
-	high, end := Load(Param("high").Base(), GP64()), Load(Param("high").Len(), GP64())
+	idx := Load(Param("idx").Base(), GP64())
+	left := Load(Param("idx").Len(), GP64())
+	high := Load(Param("high").Base(), GP64())
+	end := Load(Param("high").Len(), GP64())
 	ADDQ(high, end)
-	cursor, from := GP64(), GP64()
+	cursor := GP64()
+	from := GP64()
 	MOVQ(idx, cursor)
 	XORQ(from, from)
 	Label("word")
@@ -180,7 +202,8 @@ func decode() {
 
 	Label("found")
 	Load(Param("idx").Len(), left)
-	low, k := Load(Param("low").Base(), GP64()), Load(Param("k"), GP64())
+	low := Load(Param("low").Base(), GP64())
+	k := Load(Param("k"), GP64())
 	half, lowest := GP64(), GP32() // the bytes of four entries, and bits that are beyond these
 	MOVQ(k, half)
 	SHRQ(Imm(1), half)
@@ -207,10 +230,12 @@ func decode() {
 	VPADDD(Table("four", repeated(0x03020100)...), shuffle, shuffle)
 	VPAND(Table("seven", repeated(7)...), shift, shift)
 	VMOVDQU(Table("iota", 0, 1, 2, 3, 4, 5, 6, 7), i)
-	eights, last := Table("eights", repeated(8)...), Lanes(7)
+	eights := Table("eights", repeated(8)...)
+	last := Lanes(7)
 	// eight turns where eight ones are into indices.
 	eight := func(q VecVirtual) {
-		v, t := YMM(), YMM()
+		v := YMM()
+		t := YMM()
 		VMOVDQU(Mem{Base: low}, v.AsX())
 		VINSERTI128(Imm(1), Mem{Base: low, Index: half, Scale: 1}, v, v)
 		VPSHUFB(shuffle, v, v)

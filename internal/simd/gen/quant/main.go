@@ -43,7 +43,9 @@ const (
 // until that jumps to the end. Each turn moves other addresses on by so many bytes. It returns the number of
 // blocks.
 func blocks(slice string, body func(x Register), steps ...step) {
-	x, left, done := Load(Param(slice).Base(), GP64()), Load(Param(slice).Len(), GP64()), GP64()
+	x := Load(Param(slice).Base(), GP64())
+	left := Load(Param(slice).Len(), GP64())
+	done := GP64()
 	SHRQ(Imm(6), left)
 	XORQ(done, done)
 	Label("block")
@@ -70,19 +72,24 @@ func quantize(name string, bits int) {
 	Kernel(name, "func(codes, scales *byte, src, lost []float32, most float32) (done int)",
 		name+" quantises blocks until one has a value that is not finite, or a scale near the ends of its",
 		"range. If lost is not empty, it becomes what rounding loses.")
-	codes, scales := Load(Param("codes"), GP64()), Load(Param("scales"), GP64())
-	lost, keeps := Load(Param("lost").Base(), GP64()), Load(Param("lost").Len(), GP64())
+	codes := Load(Param("codes"), GP64())
+	scales := Load(Param("scales"), GP64())
+	lost := Load(Param("lost").Base(), GP64())
+	keeps := Load(Param("lost").Len(), GP64())
 	highest := Load(Param("most"), XMM())
 	one := Lanes(0x3f800000).AsX()
-	top, whole := YMM(), XMM()
+	top := YMM()
+	whole := XMM()
 	VCVTTPS2DQ(highest, whole)
 	VPBROADCASTD(whole, top)
 	bottom := Zero()
 	VPSUBD(top, bottom, bottom)
-	magnitude, order := Lanes(1<<31-1), loadTable("order", 0, 4, 1, 5, 2, 6, 3, 7)
+	magnitude := Lanes(1<<31 - 1)
+	order := loadTable("order", 0, 4, 1, 5, 2, 6, 3, 7)
 
 	blocks("src", func(src Register) {
-		largest, v := YMM(), YMM()
+		largest := YMM()
+		v := YMM()
 		VPAND(Mem{Base: src}, magnitude, largest)
 		for i := 1; i < vectors; i++ {
 			VPAND(Mem{Base: src, Disp: 32 * i}, magnitude, v)
@@ -90,7 +97,8 @@ func quantize(name string, bits int) {
 		}
 		x := Fold(largest, VPMAXSD)
 		VDIVSS(highest, x, x) // a NaN or infinity stays one
-		factor, inverse := storeScale(x, scales), YMM()
+		factor := storeScale(x, scales)
+		inverse := YMM()
 		VDIVSS(x, one, x)
 		VBROADCASTSS(x, inverse)
 
@@ -109,7 +117,8 @@ func quantize(name string, bits int) {
 			name := "pack" + string(rune('0'+i))
 			JE(LabelRef(name))
 			for j := i - 3; j <= i; j++ {
-				d, loss := YMM(), YMM()
+				d := YMM()
+				loss := YMM()
 				VCVTDQ2PS(q[j], d)
 				VMULPS(factor, d, d)
 				VMOVUPS(Mem{Base: src, Disp: 32 * j}, loss)
@@ -126,7 +135,8 @@ func quantize(name string, bits int) {
 			}
 		}
 		if bits == 4 {
-			low, weights := Lanes(0x0f0f0f0f), Lanes(0x10011001)
+			low := Lanes(0x0f0f0f0f)
+			weights := Lanes(0x10011001)
 			for _, r := range []VecVirtual{q[0], q[4]} {
 				VPAND(low, r, r)
 				VPMADDUBSW(weights, r, r)
@@ -143,9 +153,14 @@ func signs() {
 	Kernel("quantizeSignAVX2", "func(codes, scales *byte, src, lost []float32) (done int)",
 		"quantizeSignAVX2 writes the signs and the mean magnitudes of blocks, until one has a value that is not",
 		"finite, or a mean near the ends of its range. If lost is not empty, it becomes what rounding loses.")
-	codes, scales := Load(Param("codes"), GP64()), Load(Param("scales"), GP64())
-	lost, keeps := Load(Param("lost").Base(), GP64()), Load(Param("lost").Len(), GP64())
-	magnitude, sign, share, bound := Lanes(1<<31-1), Lanes(1<<31), Lanes(0x3c800000), Lanes(0x7f7fffff)
+	codes := Load(Param("codes"), GP64())
+	scales := Load(Param("scales"), GP64())
+	lost := Load(Param("lost").Base(), GP64())
+	keeps := Load(Param("lost").Len(), GP64())
+	magnitude := Lanes(1<<31 - 1)
+	sign := Lanes(1 << 31)
+	share := Lanes(0x3c800000)
+	bound := Lanes(0x7f7fffff)
 	blocks("src", func(src Register) {
 		var v [vectors]VecVirtual
 		largest := Zero()
@@ -169,7 +184,8 @@ func signs() {
 		x := Fold(v[0], VADDPS)
 		factor := storeScale(x, scales)
 		for i := range vectors {
-			bits, loss := GP32(), YMM()
+			bits := GP32()
+			loss := YMM()
 			VMOVUPS(Mem{Base: src, Disp: 32 * i}, loss)
 			VMOVMSKPS(loss, bits)
 			MOVB(bits.As8(), Mem{Base: codes, Disp: i})
@@ -177,7 +193,8 @@ func signs() {
 		CMPQ(keeps, Imm(0))
 		JE(LabelRef("next"))
 		for i := range vectors {
-			loss, d := YMM(), YMM()
+			loss := YMM()
+			d := YMM()
 			VMOVUPS(Mem{Base: src, Disp: 32 * i}, loss)
 			VANDPS(loss, sign, d)
 			VXORPS(factor, d, d)
@@ -191,7 +208,9 @@ func signs() {
 // storeScale rounds the first lane of x to BF16 and stores it, or goes to the end if it is near the ends of the
 // range. It returns the rounded number in all lanes.
 func storeScale(x VecVirtual, to Register) VecVirtual {
-	scale, odd, check := GP32(), GP32(), GP32()
+	scale := GP32()
+	odd := GP32()
+	check := GP32()
 	VMOVD(x, scale)
 	MOVL(scale, odd)
 	SHRL(Imm(16), odd)
@@ -229,7 +248,8 @@ func columns(body func(index Register, rows func(row func(disp int)))) {
 
 func groupSum() {
 	Kernel("groupSumAVX2", "func(x *float32, parts *[256]float64)", "groupSumAVX2 stores the partial sums of a group.")
-	x, parts := Load(Param("x"), GP64()), Load(Param("parts"), GP64())
+	x := Load(Param("x"), GP64())
+	parts := Load(Param("parts"), GP64())
 	columns(func(index Register, rows func(func(int))) {
 		sum := Zero()
 		rows(func(disp int) {
@@ -244,13 +264,16 @@ func groupSum() {
 func groupCenter() {
 	Kernel("groupCenterAVX2", "func(centered, x *float32, shift float32, parts *[256]float64)",
 		"groupCenterAVX2 stores the values of a group less shift, and the partial sums of their squares.")
-	x, parts, to := Load(Param("x"), GP64()), Load(Param("parts"), GP64()), Load(Param("centered"), GP64())
+	x := Load(Param("x"), GP64())
+	parts := Load(Param("parts"), GP64())
+	to := Load(Param("centered"), GP64())
 	shift := XMM()
 	VBROADCASTSS(Address(Param("shift")), shift)
 	columns(func(index Register, rows func(func(int))) {
 		sum := Zero()
 		rows(func(disp int) {
-			c, v := XMM(), YMM()
+			c := XMM()
+			v := YMM()
 			VMOVUPS(Mem{Base: x, Index: index, Scale: 4, Disp: 4 * disp}, c)
 			VSUBPS(shift, c, c)
 			VMOVUPS(c, Mem{Base: to, Index: index, Scale: 4, Disp: 4 * disp})
@@ -265,7 +288,8 @@ func groupCenter() {
 func groupBins() {
 	Kernel("groupBinsAVX2", "func(bins *byte, centered *float32, scale float32)",
 		"groupBinsAVX2 stores the bins of a group.")
-	bins, x := Load(Param("bins"), GP64()), Load(Param("centered"), GP64())
+	bins := Load(Param("bins"), GP64())
+	x := Load(Param("centered"), GP64())
 	scale := YMM()
 	VBROADCASTSS(Address(Param("scale")), scale)
 	two := Lanes(0x40000000)
@@ -307,7 +331,8 @@ func groupBins() {
 func groupHalves() {
 	Kernel("groupHalvesAVX2", "func(bins *byte, x *float32, threshold, negative uint32)",
 		"groupHalvesAVX2 stores the halves of a group, of which larger ones have magnitudes from a threshold on.")
-	bins, x := Load(Param("bins"), GP64()), Load(Param("x"), GP64())
+	bins := Load(Param("bins"), GP64())
+	x := Load(Param("x"), GP64())
 	one := Lanes(1)
 	magnitude := Lanes(0x7fffffff)
 	two := Lanes(2)
@@ -352,7 +377,9 @@ func groupHalves() {
 func groupBinSums() {
 	Kernel("groupBinSumsAVX2", "func(bins *byte, centered *float32, parts *[4][256]float64)",
 		"groupBinSumsAVX2 stores the partial sums of the values of a group in each bin.")
-	bins, x, parts := Load(Param("bins"), GP64()), Load(Param("centered"), GP64()), Load(Param("parts"), GP64())
+	bins := Load(Param("bins"), GP64())
+	x := Load(Param("centered"), GP64())
+	parts := Load(Param("parts"), GP64())
 	var numbers [4]VecVirtual
 	for b := range numbers {
 		numbers[b] = Lanes(uint32(b))
@@ -361,7 +388,8 @@ func groupBinSums() {
 	columns(func(index Register, rows func(func(int))) {
 		sums := [4]VecVirtual{Zero(), Zero(), Zero(), Zero()}
 		rows(func(disp int) {
-			v, b := YMM(), YMM()
+			v := YMM()
+			b := YMM()
 			VCVTPS2PD(Mem{Base: x, Index: index, Scale: 4, Disp: 4 * disp}, v)
 			VPMOVZXBQ(Mem{Base: bins, Index: index, Scale: 1, Disp: disp}, b)
 			for i, sum := range sums {
@@ -386,20 +414,27 @@ func loadTable(name string, words ...uint32) VecVirtual {
 func dequantize(name string, bits int) {
 	Kernel(name, "func(dst []float32, codes, scales *byte, add bool) (done int)",
 		name+" stores or adds the values of blocks", "until one has a value that is not finite.")
-	codes, scales := Load(Param("codes"), GP64()), Load(Param("scales"), GP64())
-	add, perBlock := GP32(), 2
+	codes := Load(Param("codes"), GP64())
+	scales := Load(Param("scales"), GP64())
+	add := GP32()
+	perBlock := 2
 	MOVBLZX(Address(Param("add")), add)
 	var low, nan, eight, counts, sign, table VecVirtual
 	switch bits {
 	case 8:
 		nan = Lanes(0x80808080)
 	case 4:
-		low, nan, eight = Lanes(0x0f0f0f0f), Lanes(0x08080808), Lanes(0x08080808)
+		low = Lanes(0x0f0f0f0f)
+		nan = Lanes(0x08080808)
+		eight = Lanes(0x08080808)
 	case 2:
-		table, counts, perBlock = YMM(), loadTable("counts2", 0, 2, 4, 6, 8, 10, 12, 14), 0
+		table = YMM()
+		counts = loadTable("counts2", 0, 2, 4, 6, 8, 10, 12, 14)
+		perBlock = 0
 		VBROADCASTI128(Mem{Base: scales}, table)
 	case 1:
-		counts, sign = loadTable("counts1", 31, 30, 29, 28, 27, 26, 25, 24), Lanes(1<<31)
+		counts = loadTable("counts1", 31, 30, 29, 28, 27, 26, 25, 24)
+		sign = Lanes(1 << 31)
 	}
 	blocks("dst", func(dst Register) {
 		var factor VecVirtual
@@ -411,13 +446,15 @@ func dequantize(name string, bits int) {
 		}
 		var nibbles [2]VecVirtual
 		if bits > 2 {
-			hits, upper := YMM(), YMM()
+			hits := YMM()
+			upper := YMM()
 			mask := GP32()
 			if bits == 8 {
 				VPCMPEQB(Mem{Base: codes}, nan, hits)
 				VPCMPEQB(Mem{Base: codes, Disp: 32}, nan, upper)
 			} else {
-				c, high := YMM(), YMM()
+				c := YMM()
+				high := YMM()
 				VMOVDQU(Mem{Base: codes}, c)
 				VPSRLW(Imm(4), c, high)
 				VPAND(low, c, c)
@@ -429,7 +466,8 @@ func dequantize(name string, bits int) {
 				VPSUBB(eight, c, c)
 				VPXOR(eight, high, high)
 				VPSUBB(eight, high, high)
-				nibbles[0], nibbles[1] = YMM(), YMM()
+				nibbles[0] = YMM()
+				nibbles[1] = YMM()
 				VPUNPCKLBW(high, c, nibbles[0]) // codes 0 to 15, and 32 to 47
 				VPUNPCKHBW(high, c, nibbles[1])
 			}

@@ -65,7 +65,8 @@ func loadKeys() keys {
 // match returns all ones in the lanes of x (a register or memory) that have a
 // key in the range. As unsigned integers, key-lo <= width says it.
 func (k keys) match(x Op) VecVirtual {
-	hit, low := YMM(), YMM()
+	hit := YMM()
+	low := YMM()
 	VPAND(x, k.magnitude, hit)
 	VPSUBD(k.lo, hit, hit)
 	VPMINUD(k.width, hit, low)
@@ -108,7 +109,9 @@ func selectRange(withGrad bool) {
 	val := Load(Param("val").Base(), GP64())
 	room := Load(Param("idx").Len(), GP64())
 	SUBQ(Imm(block), room)
-	found, done, last := GP64(), GP64(), GP64()
+	found := GP64()
+	done := GP64()
+	last := GP64()
 	XORQ(found, found)
 	XORQ(done, done)
 	Load(Param("x").Len(), last)
@@ -126,7 +129,8 @@ func selectRange(withGrad bool) {
 		VBROADCASTSS(Address(Param("factor")), factor)
 		element := sum
 		sum = func(i int) Op {
-			v, term := YMM(), YMM()
+			v := YMM()
+			term := YMM()
 			VMULPS(grad.Idx(done, 4).Offset(i*vector*4), factor, term)
 			VMOVUPS(from.Idx(done, 4).Offset(i*vector*4), v)
 			VADDPS(term, v, v)
@@ -145,7 +149,8 @@ func selectRange(withGrad bool) {
 	Label("tile")
 	CMPQ(done, last)
 	JGT(LabelRef("end"))
-	tileLast, listed := GP64(), GP64()
+	tileLast := GP64()
+	listed := GP64()
 	if withGrad {
 		CMPQ(Address(Param("tile")), Imm(0))
 		JE(LabelRef("placed"))
@@ -197,8 +202,11 @@ func selectRange(withGrad bool) {
 	VPADDD(positions, position, position)
 	left := make([]VecVirtual, vectors)
 	for i := range left {
-		value, order, packed := YMM(), YMM(), YMM()
-		mask, count := GP32(), GP32()
+		value := YMM()
+		order := YMM()
+		packed := YMM()
+		mask := GP32()
+		count := GP32()
 		VMOVUPS(x.Idx(element, 4).Offset(i*vector*4), value)
 		hit := k.match(value)
 		left[i] = YMM()
@@ -227,7 +235,8 @@ func selectRange(withGrad bool) {
 	stream := func(name string) {
 		CMPQ(Address(Param("tile")), Imm(0))
 		JE(LabelRef(name + "_end"))
-		element, to := GP64(), GP64()
+		element := GP64()
+		to := GP64()
 		MOVQ(start, element)
 		MOVQ(Address(Param("x").Base()), to)
 		Label(name)

@@ -321,7 +321,8 @@ func encodeSigns(scaleAt, codes []byte, x, decoded []float32) {
 		terms[0] = nan
 	}
 	for half := block / 2; half > 0; half /= 2 {
-		low, high := terms[:half], terms[half:2*half]
+		low := terms[:half]
+		high := terms[half : 2*half]
 		for i := range low {
 			low[i] += high[i]
 		}
@@ -345,7 +346,8 @@ type bins struct {
 // encodeBins writes a group of an array in CodecI2.
 func encodeBins(tableAt, codes []byte, x, decoded []float32) {
 	var g bins
-	centered, n := decoded, float64(len(x))
+	centered := decoded
+	n := float64(len(x))
 	parts := &g.parts
 	fast := sumGroup(x, &parts[0])
 	if !fast {
@@ -448,7 +450,8 @@ func threshold(bars []uint16, lowest int) uint32 {
 		counts[first-lowest+i] = uint64(n)
 	}
 	counts[0] += smaller
-	all, sum := uint64(0), uint64(0)
+	all := uint64(0)
+	sum := uint64(0)
 	for bar, n := range counts {
 		all += n
 		sum += n * middle(bar)
@@ -510,7 +513,8 @@ func countCodes(codes []byte, n int) (counts [4]int) {
 	for len(codes) > 0 {
 		var word [8]byte
 		codes = codes[copy(word[:], codes):]
-		low, high := le.Uint64(word[:])&lower, le.Uint64(word[:])>>1&lower
+		low := le.Uint64(word[:]) & lower
+		high := le.Uint64(word[:]) >> 1 & lower
 		counts[1] += bits.OnesCount64(low &^ high)
 		counts[2] += bits.OnesCount64(high &^ low)
 		counts[3] += bits.OnesCount64(low & high)
@@ -534,7 +538,8 @@ type partial = [256]float64
 // total adds them up, halves onto halves.
 func total(p *partial) float64 {
 	for half := len(p) / 2; half > 0; half /= 2 {
-		low, high := p[:half], p[half:2*half]
+		low := p[:half]
+		high := p[half : 2*half]
 		for i := range low {
 			low[i] += high[i]
 		}
