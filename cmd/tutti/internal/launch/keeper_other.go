@@ -23,7 +23,7 @@ func adoptOrphans() error { return nil }
 // awaitGroup waits until a process group is empty.
 func awaitGroup(group int) {
 	for syscall.Kill(-group, 0) == nil {
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(emptyTime)
 	}
 }
 

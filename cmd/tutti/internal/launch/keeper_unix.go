@@ -224,7 +224,7 @@ func (k *keeper) kill() {
 	k.lingered = nil
 	k.expired = nil
 	k.send(syscall.SIGKILL, everyone)
-	k.killing = time.After(10 * time.Millisecond)
+	k.killing = time.After(killTime)
 }
 
 // everyone is a choice of processes.

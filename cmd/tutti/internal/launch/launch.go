@@ -75,15 +75,6 @@ const DefaultListen = ":29400"
 // A variable of ranks beside those that [rendezvous.FromEnv] reads.
 const restartVariable = "TUTTI_RESTART" // how often the ranks were started before
 
-// longestGrace bounds what other launchers say of theirs.
-const longestGrace = 24 * time.Hour
-
-// stopMargin is how long launchers take to stop their ranks, beyond the grace of these.
-const stopMargin = 10 * time.Second
-
-// dumpTime bounds how long a launcher sends flight records.
-const dumpTime = 10 * time.Second
-
 // Keys of the store.
 const (
 	keys       = "launch/"
@@ -408,14 +399,13 @@ func (a *agent) follow(ctx context.Context, g *group, failures <-chan End) End {
 	}
 }
 
-// reconnect connects to the store again if the session is lost, for a moment at most: the ranks have ended, and the
+// reconnect connects to the store again if the session is lost, for reconnectTime at most: the ranks have ended, and the
 // other machines go on without this one.
 func (a *agent) reconnect(ctx context.Context) {
 	if a.kv.Err() == nil {
 		return
 	}
-	const moment = 5 * time.Second
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), moment)
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), reconnectTime)
 	defer cancel()
 	kv, err := a.rejoin(bounded)
 	if err != nil {

@@ -13,9 +13,6 @@ const (
 	endingRoom  = 64 << 20 // bytes, beyond which lines are lost that ranks write when they are told to end
 )
 
-// patience is how long the end of a job waits for a reader that reads nothing.
-const patience = 3 * time.Second
-
 // outlet writes to a stream whose reader may have stopped to read, as a pager or a terminal does: ranks wait for it,
 // but the launcher's own lines do not, and neither does the end.
 type outlet struct {

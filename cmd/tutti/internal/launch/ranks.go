@@ -17,19 +17,6 @@ import (
 	"github.com/tutti-go/tutti/internal/env"
 )
 
-// DefaultGrace is how long ranks that are told to end have until they are killed: time for a checkpoint.
-const DefaultGrace = 30 * time.Second
-
-// Bounds of the time from one start of a rank to the next, which doubles.
-const (
-	firstPause   = time.Second
-	longestPause = 30 * time.Second
-)
-
-// linger is how long what a rank has started may go on after the rank's first process, such as a tee that reads its
-// last lines, until it is told to end.
-const linger = time.Second
-
 // longestLine is how much of a line is kept until it is written.
 const longestLine = 64 << 10
 

@@ -290,7 +290,7 @@ func (a *agent) rejoin(ctx context.Context) (*store.Client, error) {
 			return nil, fmt.Errorf("it has ended: %w", err)
 		}
 		select {
-		case <-time.After(time.Second):
+		case <-time.After(storeRetry):
 		case <-ctx.Done():
 			return nil, fmt.Errorf("not in reach for %v (--wait): %w", a.Wait, err)
 		}

@@ -8,20 +8,10 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/tutti-go/tutti/internal/fault"
 	"github.com/tutti-go/tutti/internal/printable"
 	"github.com/tutti-go/tutti/internal/ranks"
-)
-
-// Times of a verdict.
-const (
-	// settleTime is how long a launcher waits, when a rank has failed, for the ends of other ranks: the rank that fails
-	// first may be the victim of one whose end comes to the launcher later.
-	settleTime = 300 * time.Millisecond
-	// answerTime bounds how long launchers wait for each other's evidence.
-	answerTime = 3 * time.Second
 )
 
 // evidence is what a launcher knows of its ranks when one of the job has failed, before it ends the others.

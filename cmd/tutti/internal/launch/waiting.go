@@ -10,9 +10,6 @@ import (
 	"github.com/tutti-go/tutti/internal/ranks"
 )
 
-// firstWord is how long a launcher waits without a word. Each later word takes twice as long as the one before.
-const firstWord = 2 * time.Second
-
 // speak says something, ever more rarely, until ctx ends or there is nothing to say.
 func (a *agent) speak(ctx context.Context, first time.Duration, text func() string) {
 	for wait := first; ; wait *= 2 {
@@ -71,9 +68,6 @@ func (a *agent) sayWhoStays(ctx context.Context) {
 			strings.Join(names, ", ")
 	})
 }
-
-// lateTime is how long ranks may go on after one has ended with success, until that is said.
-const lateTime = 10 * time.Second
 
 // sayWhoIsLeft says which ranks of this machine go on though others have ended with success: they may wait for these.
 func (a *agent) sayWhoIsLeft(ctx context.Context, g *group) {
