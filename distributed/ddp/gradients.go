@@ -56,33 +56,36 @@ import (
 // A Gradients belongs to one goroutine at a time, and so does its
 // communicator between the first Ready and the end of Wait.
 type Gradients struct {
+	// All fields belong to the goroutine that calls the methods. While a step is in flight, the communication worker
+	// (async) works on the buckets that it was given, on the meter and on the side stream; it hands them back by wait.
+
 	rt        runtime.Runtime
-	meter     *metered.Communicator
-	lines     lines
-	order     base.Order
-	cfg       Config
-	op        comm.ReduceOp // of dense buckets
-	gradients []gradient
-	roster    roster  // with Uneven and Weighted
-	weights   weights // with Weighted
-	repeats   bool    // with Reproducible, what is held is of a step that was rolled back, and the next one may repeat
+	meter     *metered.Communicator // another one after Rebind
+	lines     lines                 // of meter
+	order     base.Order            // of meter
+	cfg       Config                // with its defaults
+	op        comm.ReduceOp         // of dense buckets
+	gradients []gradient            // in the order of registration
+	roster    roster                // zero without Uneven and Weighted
+	weights   weights               // zero without Weighted
+	repeats   bool                  // what is held is of a reproducible step that was rolled back
 
 	arrangement
 	side   *sideStream // nil: sparse buckets are worked on where gradients are computed
-	agreed bool        // the ranks have compared what they reduce
+	agreed bool        // the ranks have compared what they reduce; false after Rebind
 
 	step    step
 	spans   *base.Spans       // where the gradients of the step are
-	joining []*runtime.Tensor // in the place of what is left out, in Join
+	joining []*runtime.Tensor // in the place of what is left out, in Join; nil outside of it
 	steps   int               // complete ones
-	results []*runtime.Tensor // what was given in the last of them
-	stats   Stats             // of it
-	open    bool              // the device knows whether it was skipped
-	err     error             // for good
+	results []*runtime.Tensor // what was given in the last of them; nil before the first
+	stats   Stats             // of it; zero before the first
+	open    bool              // the device alone knows whether it was skipped
+	err     error             // sticky; returned by every later call. nil: usable
 	closed  bool
 
-	onStep  func(Stats)
-	confirm func(context.Context) error // see BeforeCommit
+	onStep  func(Stats)                 // nil: nobody is told
+	confirm func(context.Context) error // see BeforeCommit; nil: ranks do not vote
 }
 
 // gradientError is err, of gradient i.
