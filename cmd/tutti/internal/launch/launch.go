@@ -399,7 +399,7 @@ func (a *agent) follow(ctx context.Context, g *group, failures <-chan End) End {
 	}
 }
 
-// reconnect connects to the store again if the session is lost, for reconnectTime at most: the ranks have ended, and the
+// reconnect connects to the store again if the session is lost, within reconnectTime: the ranks have ended, and the
 // other machines go on without this one.
 func (a *agent) reconnect(ctx context.Context) {
 	if a.kv.Err() == nil {
