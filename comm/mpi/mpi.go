@@ -346,7 +346,7 @@ func start(ctx context.Context) (*state, error) {
 }
 
 // protocol is the version of what ranks send each other: schedules, heads, envelopes and control messages.
-var protocol uint64 = 2
+var protocol uint64 = 3
 
 // compare returns an error if ranks have another version of this package, or have chosen different collectives.
 func (e *endpoint) compare(ctx context.Context) error {

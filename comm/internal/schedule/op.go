@@ -44,7 +44,7 @@ type Op struct {
 	Extra any     // what an [Offload] keeps for the next use as well
 	small uintptr // working memory of smallBytes; 0 until it is needed
 
-	dst  [1]uintptr // the result of a reduction
+	dst  [2]uintptr // where the result of a reduction goes
 	srcs []uintptr  // its operands, in rank order
 }
 
@@ -94,7 +94,9 @@ type sharedRound struct {
 	active      bool   // false: the operation does not use the segment
 	fingerprint uint64 // of all calls up to this one
 	bytes       int    // that this rank shares
-	maxBytes    int    // that any rank shares
+	maxBytes    int    // that any rank shares; 0 of a reduction by blocks
+	blocks      int    // of a reduction by blocks; 0 of others
+	block       int    // elements of a block, of each share if each rank keeps its own
 }
 
 // Step posts the messages of an operation's next phase and reports whether

@@ -28,11 +28,6 @@ const wholeLimit = 128 << 10
 // block's messages overlap with the next one's arithmetic.
 const blockBytes = 4 << 20
 
-// pairBlockBytes is how much of a long reduction two ranks share over the segment at once, where messages are copied
-// twice, as by a Looker: each copies its operand and reads the other's, which is less. The slots stay in a processor's
-// caches.
-const pairBlockBytes = 256 << 10
-
 // longShare is the length of shares from which on they go over links one at a time.
 const longShare = 64 << 10
 
@@ -51,15 +46,12 @@ func (r *reduction) length(rank int) int { return max(0, min(r.share, r.total-ra
 func (p planner) reduce(to int) {
 	count := p.c.Count
 	size := p.c.DType.Size()
-	shared := p.segment.fits(p.c.Bytes())
 	whole := p.c.Bytes()*(p.size-1) <= wholeLimit
 	block := count
 	switch {
-	case shared || whole:
-	case p.size == 2 && p.segment.memory != nil && p.looker != nil:
-		shared = true
-		block = pairBlockBytes / size
-	default:
+	case p.sharedReduce(to):
+		return
+	case !whole:
 		block = blockBytes / size
 	}
 	for begin := 0; ; begin += block {
@@ -72,9 +64,6 @@ func (p planner) reduce(to int) {
 			o.writes = spanOf(o.recv, n*size)
 		}
 		switch {
-		case shared:
-			o.Step = stepSharedReduce
-			o.round = sharedRound{active: true, maxBytes: n * size}
 		case whole:
 			o.Step = stepWhole
 			if r.receives(p.rank) {
@@ -95,6 +84,9 @@ func (p planner) reduce(to int) {
 
 // reduceScatter plans a ReduceScatter.
 func (p planner) reduceScatter() {
+	if p.sharedReduce(nobody) {
+		return
+	}
 	count := p.c.Count
 	size := p.c.DType.Size()
 	block := max(1, blockBytes/size/p.size)
@@ -144,7 +136,7 @@ func stepWhole(e *Engine, o *Op) bool {
 	if o.phase == 1 {
 		if receives {
 			o.dst[0] = o.recv
-			hostops.Reduce(o.dst[:], o.srcs, r.total, o.dt, o.reduce, false)
+			hostops.Reduce(o.dst[:1], o.srcs, r.total, o.dt, o.reduce, false)
 		}
 		return true
 	}
@@ -191,7 +183,7 @@ func stepShares(e *Engine, o *Op) bool {
 	case 1:
 		if first == 1 {
 			o.dst[0] = o.result(e.rank)
-			hostops.Reduce(o.dst[:], o.srcs, r.length(e.rank), o.dt, o.reduce, false)
+			hostops.Reduce(o.dst[:1], o.srcs, r.length(e.rank), o.dt, o.reduce, false)
 		}
 		if r.to == everybody && first == last {
 			e.forwardShares(o, first)

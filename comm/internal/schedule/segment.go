@@ -27,7 +27,7 @@ type segment struct {
 
 	round uint64 // the last that this rank has begun
 	flag  uint64 // of this rank in that round
-	seen  int    // ranks that were seen to have begun it, from rank 0 on
+	seen  int    // other ranks that were seen to have begun it, from the next rank on
 	owner *Op    // waits for the others, nil for none
 }
 
@@ -113,20 +113,55 @@ func (s *segment) last(rank int) (state, passed uint64) {
 	return word % lastStates, word / lastStates
 }
 
-// sharedLimit is how many bytes a rank reads from other slots at most. Up to there the
-// segment is faster than messages, on machines with fast and with slow cache lines. Beyond,
-// a reduction by shares reads less.
+// sharedLimit is how many bytes a rank reads from other slots at most in one round that only moves data. Up to there
+// the segment is faster than messages, on machines with fast and with slow cache lines.
 const sharedLimit = 1 << 20
 
-// fits reports whether a slot has room for the bytes.
-func (s *segment) fits(bytes int) bool { return s.memory != nil && bytes <= s.capacity }
+// wholeSharedLimit is the same for a reduction whose operands every rank reads in whole. Beyond, one by blocks reads
+// less, for one round more.
+const wholeSharedLimit = 48 << 10
+
+// sharedBlockBytes is how much of a long reduction goes over the segment at once. Both slots of a rank stay in a
+// processor's caches, and the copies take long beside a round.
+const sharedBlockBytes = 128 << 10
+
+// blockBytes is how much of a long reduction goes over the segment at once.
+func (s *segment) blockBytes() int {
+	return min(sharedBlockBytes, (s.capacity-resultRoom)*s.size/(s.size+1)/cacheLine*cacheLine)
+}
+
+// resultRoom is what the shares of a block are rounded up by, and the line before the result.
+const resultRoom = 8*cacheLine + 2*cacheLine
+
+// operands is where a rank's slot has its operands of a block.
+func (s slot) operands() uintptr { return s.address + cacheLine }
+
+// results is where a rank's slot has its share of the result of a block.
+func (s *segment) results(rank int, slots []slot) uintptr {
+	return slots[rank].operands() + uintptr(s.blockBytes())
+}
+
+// fits reports whether each rank may read that many bytes of every other one in one round.
+func (s *segment) fits(bytes int) bool {
+	return s.memory != nil && bytes <= min(s.capacity, sharedLimit/(s.size-1))
+}
 
 // begin begins a round of o with bytes that o sends. The operation goes on when all ranks
 // have begun it.
 func (s *segment) begin(o *Op, bytes int) {
+	s.next(o)
+	hostops.Copy(s.data(s.rank, o.round.maxBytes), o.send, bytes, false)
+	s.announce(o)
+}
+
+// next goes on to the next round, in which this rank's slot may be written.
+func (s *segment) next(o *Op) {
 	s.round++
 	s.flag = o.round.fingerprint&^roundBits | s.round&roundBits
-	hostops.Copy(s.data(s.rank, o.round.maxBytes), o.send, bytes, false)
+}
+
+// announce begins the round, with what was written.
+func (s *segment) announce(o *Op) {
 	s.now()[s.rank].flag.Store(s.flag)
 	if s.begun != nil {
 		s.begun()
@@ -140,8 +175,12 @@ func (s *segment) begin(o *Op, bytes int) {
 
 // complete reports whether all ranks have begun the round.
 func (s *segment) complete() bool {
-	for slots := s.now(); s.seen < len(slots); s.seen++ {
-		if slots[s.seen].flag.Load() != s.flag {
+	for slots := s.now(); s.seen < s.size-1; s.seen++ {
+		rank := s.rank + 1 + s.seen // so that not all look at the same line
+		if rank >= s.size {
+			rank -= s.size
+		}
+		if slots[rank].flag.Load() != s.flag {
 			return false
 		}
 	}
@@ -182,7 +221,8 @@ func SegmentBytes(size int) int {
 }
 
 func newSegment(rank, size int) segment {
-	return segment{rank: rank, size: size, capacity: sharedLimit / (size - 1)}
+	block := sharedBlockBytes + sharedBlockBytes/size + resultRoom + cacheLine
+	return segment{rank: rank, size: size, capacity: max(sharedLimit/(size-1), block)}
 }
 
 // Share has short collectives go over memory of [SegmentBytes] that all ranks have mapped,

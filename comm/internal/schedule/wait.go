@@ -10,7 +10,7 @@ import (
 // watch is what a wait knows of itself. The zero watch is the beginning of a wait.
 type watch struct {
 	pace  poll.Pace
-	moves int // pauses left out, because a part of a message had moved, since the wait has attended
+	moves int // times that something moved since the wait has attended
 }
 
 // attendMoves is after how many moves a wait attends that is not stalled, some milliseconds.
@@ -18,6 +18,12 @@ const attendMoves = 256
 
 // attends reports whether it is time to hear the other ranks.
 func (w *watch) attends() bool { return w.pace.Stalled() || w.moves >= attendMoves }
+
+// goOn begins to wait for what comes next, which is as close as the first was.
+func (w *watch) goOn() {
+	w.pace = poll.Pace{}
+	w.moves++
+}
 
 // wait waits until nothing is in flight, or ctx ends. op is the call that waits.
 func (e *Engine) wait(ctx context.Context, op comm.Op) error {
@@ -49,8 +55,7 @@ func (e *Engine) waited() {
 func (e *Engine) pause(w *watch) {
 	switch {
 	case e.looker != nil && e.looker.Moved():
-		w.pace = poll.Pace{} // the next part of a message is as close as the first was
-		w.moves++
+		w.goOn()
 	case e.waiter == nil, e.looker != nil && e.looker.Looks(w.pace.Stalled()):
 		w.pace.Next()
 	default:
@@ -62,10 +67,15 @@ func (e *Engine) pause(w *watch) {
 func (e *Engine) drain(w *watch, op comm.Op) (idle bool, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	progressed := false
 	for moved, tries := true, w.pace.Polls(); moved && tries > 0 && e.inFlight.Load() > 0; tries-- {
 		if moved, err = e.poll(w.pace.Stalled(), tries); err != nil {
 			return false, err
 		}
+		progressed = progressed || moved
+	}
+	if progressed {
+		w.goOn()
 	}
 	if idle = e.inFlight.Load() == 0; idle || !w.attends() {
 		return idle, nil
