@@ -67,14 +67,14 @@ func reduceOver(ctx context.Context, e *Engine, c comm.Call) error {
 func TestSharedReductions(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	for _, size := range []int{2, 3, 5} {
+	for _, size := range []int{2, 5} {
 		engines := newSharing(&quiet{}, size, func(int) {})
 		for _, v := range []struct {
 			dt  dtype.DType
 			red reductions.Op
 		}{{dtype.F32, comm.Sum}, {dtype.F16, comm.Avg}, {dtype.U8, comm.Max}, {dtype.F64, comm.Prod}} {
 			block := sharedBlockBytes / v.dt.Size()
-			for _, count := range []int{1, 100, block/size + 1, block - 1, block, block + 1, 3*block - 70} {
+			for _, count := range []int{1, 100, block - 1, block + 1, 2*block + 70} {
 				for _, op := range []comm.Op{comm.OpAllReduce, comm.OpReduce, comm.OpReduceScatter} {
 					for _, inPlace := range []bool{false, true} {
 						name := fmt.Sprint(size, v.dt, v.red, count, op, inPlace)

@@ -31,6 +31,7 @@ const (
 	driverFile, lifeFile                            = "comm/local/driver.go", "comm/backend/life.go"
 	engineFile, controlFile, stallFile              = "comm/internal/schedule/engine.go", "comm/internal/schedule/control.go", "comm/internal/schedule/stall.go"
 	waitFile, driveFile, submitFile                 = "comm/internal/schedule/wait.go", "comm/internal/schedule/drive.go", "comm/internal/schedule/submit.go"
+	segmentFile, blocksFile                         = "comm/internal/schedule/segment.go", "comm/internal/schedule/blocks.go"
 	pairFile, inboxFile, nodeFile, laneFile         = "comm/tcp/pair.go", "comm/tcp/inbox.go", "comm/tcp/node.go", "comm/tcp/lane.go"
 	wireFile, connectFile                           = "comm/tcp/wire.go", "comm/tcp/connect.go"
 	stateFile, serverFile, clientFile               = "comm/store/state.go", "comm/store/server.go", "comm/store/client.go"
@@ -94,12 +95,17 @@ var mutants = []mutant{
 	{"nobody hears control messages while nobody waits", "schedule", change{driveFile, "if e.Life.Err() == nil {", "if false {"}, ""},
 	{"what came during a wait is left to nobody", "schedule", change{waitFile, "if e.waiters.Add(-1) == 0 && e.waiter != nil && (e.missed.Load() || e.inFlight.Load() > 0) {", "if e.waiters.Add(-1); false {"}, ""},
 	{"a rank leaves without a goodbye", "schedule", change{engineFile, "\te.notifyAll(controlMessage{kind: goodbye})\n", ""}, ""},
-	{"a rank is gone before what it said is heard", "schedule", change{controlFile, "if bytes != nil {", "if gone := e.wire.Gone(src); gone != nil {\n\t\t\t\tm.kind = lost\n\t\t\t} else if bytes != nil {"}, ""},
+	{"a rank is gone before what it said is heard", "schedule", change{controlFile, "if bytes != nil {", "if gone := e.wire.Gone(src); gone != nil {\n\t\tm := &controlMessage{kind: lost}\n\t\tm.say(gone.Error())\n\t\treturn m, nil\n\t} else if bytes != nil {"}, ""},
 	{"a stalled wait reports nothing", "schedule", change{waitFile, "\tif w.pace.Long() {\n\t\te.reportStall()\n\t}\n", ""}, ""},
 	{"a barrier that all have come to fails", "schedule", change{controlFile, "if o := e.oldest(); o != nil && !o.op.MovesData() && o.number < m.passed {", "if false {"}, ""},
 	{"a wait does not look for failures", "schedule", change{waitFile, "if err := e.attend(); err != nil {\n\t\treturn false, e.fail(op, err)\n\t}", ""}, ""},
 	{"an operation completes at its first message", "schedule", change{engineFile, "if o.inFlight--; o.inFlight == 0 {", "if o.inFlight--; o.inFlight >= 0 {"}, ""},
 	{"a report of calls is compared once for all", "schedule", change{controlFile, "p.report, p.agreed = m, false", "p.report = m"}, ""},
+
+	// comm/internal/schedule, over memory that ranks share.
+	{"a round is complete before the last rank has begun it", "segment", change{segmentFile, "s.seen < s.size-1; s.seen++", "s.seen < s.size-2; s.seen++"}, ""},
+	{"a rank begins a round before it has written", "segment", change{blocksFile, "\tif o.phase < blocks {\n\t\te.writeBlock(o, o.phase)\n\t}\n\tif !ends {\n\t\ts.announce(o)\n\t}\n", "\tif !ends {\n\t\ts.announce(o)\n\t}\n\tif o.phase < blocks {\n\t\te.writeBlock(o, o.phase)\n\t}\n"}, ""},
+	{"results are taken from the round that begins", "segment", change{blocksFile, "e.takeBlock(o, i, full)", "e.takeBlock(o, i, s.now())"}, ""},
 
 	// comm/tcp.
 	{"a rank leaves before its goodbye is seen", "tcp", change{nodeFile, "if len(p.lanes) > 0 {\n\t\t\tselect {", "if false {\n\t\t\tselect {"}, ""},
@@ -160,7 +166,7 @@ func TestMutantTexts(t *testing.T) {
 }
 
 // seeds is how many a mutant gets at most, and a fifth of it one that is harmless.
-var seeds = map[string]int{"rendezvous": 1500, "schedule": 12000, "local": 20000, "store": 1500, "tcp": 4000, "trees": 200, "elastic": 750}
+var seeds = map[string]int{"rendezvous": 1500, "schedule": 12000, "segment": 2000, "local": 20000, "store": 1500, "tcp": 4000, "trees": 200, "elastic": 750}
 
 // TestMutants puts the defects in, and sees that seeds find each. It plays seeds for many minutes; set TUTTI_EXTENDED.
 func TestMutants(t *testing.T) {

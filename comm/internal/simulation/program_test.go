@@ -551,7 +551,7 @@ func (o *outcome) settled(p *play, rank int) {
 // be the fault, nil for any.
 func (g *program) judge(p *play, outcomes []outcome, broken bool, named []int) {
 	for rank, o := range outcomes {
-		for b := o.step; g.fault.kind == "abort" && (p.subject == "schedule" || p.subject == "tcp") && o.err != nil && b < g.fault.at; b++ {
+		for b := o.step; g.fault.kind == "abort" && slices.Contains([]string{"schedule", "segment", "tcp"}, p.subject) && o.err != nil && b < g.fault.at; b++ {
 			if g.steps[b].op != comm.OpSplit && g.steps[b].then == comm.OpBarrier {
 				p.fail("rank %d failed in step %d, and rank %d aborted behind the barrier of step %d: %v", rank, o.step, g.fault.rank, b, o.err)
 			}

@@ -21,6 +21,7 @@ import (
 // subjects are what is simulated. Each plays one seed.
 var subjects = map[string]func(*play){
 	"schedule":   playSchedule,
+	"segment":    playSegment,
 	"tcp":        playTCP,
 	"store":      playStore,
 	"local":      playLocal,

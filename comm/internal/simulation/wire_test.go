@@ -24,6 +24,8 @@ type links struct {
 	wires []*wire
 	subs  map[string]*links
 	gone  map[int]error // lost ranks
+
+	memory []byte // that the ranks share, nil if they do not
 }
 
 type wire struct {
@@ -63,6 +65,24 @@ func newLinks(p *play, nodes []*sim.Node) *links {
 			changed: make(chan struct{}), kick: make(chan struct{}, 1), stop: make(chan struct{}), ready: make([]time.Time, len(nodes)), arriving: make([][]func(), len(nodes))})
 	}
 	return n
+}
+
+// share has the ranks share memory, where there are others.
+func (n *links) share() {
+	if size := len(n.wires); size > 1 {
+		n.memory = hostmem.Bytes(make([]uint64, schedule.SegmentBytes(size)/8+1))
+	}
+}
+
+// begun wakes up those who may wait for a rank that has begun a round.
+func (w *wire) begun() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, other := range w.wires {
+		if other != w {
+			other.wake()
+		}
+	}
 }
 
 // wake tells a wire that something is new. The caller holds mu.
@@ -244,6 +264,9 @@ func (n *links) join(rank int) comm.Communicator {
 	w := n.wires[rank]
 	check := backend.Check{Backend: "simulated", Rank: rank, WorldSize: len(n.wires)}
 	w.engine = schedule.New(schedule.Config{Check: check, Wire: w, MaxTag: 1 << 62, Pieces: n.p.Seed%2 == 0})
+	if n.memory != nil {
+		w.engine.Share(n.memory, w.begun)
+	}
 	e := &endpoint{Engine: w.engine, wire: w}
 	sim.GoOn(w.node, func() {
 		for {
@@ -295,6 +318,9 @@ func (n *links) sub(name string, group []int) *links {
 			nodes = append(nodes, n.wires[r].node)
 		}
 		sub := newLinks(n.p, nodes)
+		if n.memory != nil {
+			sub.share()
+		}
 		n.subs[name] = sub
 		for place, r := range group {
 			if why := n.gone[r]; why != nil {
@@ -327,11 +353,21 @@ func (e *endpoint) Release(ctx context.Context) error {
 	return nil
 }
 
-// playSchedule runs the engine over links.
-func playSchedule(p *play) {
-	nodes := p.nodes(1 + p.IntN(5))
+// playSchedule runs the engine over links, and playSegment over memory that the ranks share as well.
+func playSchedule(p *play) { p.playLinks(newLinks(p, p.nodes(1+p.IntN(5)))) }
+
+func playSegment(p *play) {
+	n := newLinks(p, p.nodes(2+p.IntN(4)))
+	n.share()
+	p.playLinks(n)
+}
+
+func (p *play) playLinks(n *links) {
+	var nodes []*sim.Node
+	for _, w := range n.wires {
+		nodes = append(nodes, w.node)
+	}
 	g := p.newProgram(len(nodes), 9000, "stall", "idle", "abort", "leave", "mismatch", "lost")
-	n := newLinks(p, nodes)
 	if f := g.fault; f.kind == "lost" {
 		sim.AfterFunc(p.Between(0, 20*time.Millisecond), func() { n.lose(f.rank, errors.New("cable cut")) })
 		g.fault.kind = ""
