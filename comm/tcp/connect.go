@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,6 +42,26 @@ const (
 	minWindow = 4 << 20
 	maxWindow = 64 << 20
 )
+
+// Short links have several lanes as well, where one processor, which encrypts and copies what a lane carries, is slower
+// than the link: up to parallelLanes, where there are processors for them, but fewer in larger worlds. These send to
+// several ranks at a time, and pay for each lane with a handshake and the memory of a connection.
+const (
+	parallelLanes      = 4
+	parallelProcessors = 4  // from which on there are several
+	parallelRanks      = 16 // up to which there are several
+)
+
+// parallelLanesOf returns the number of lanes that the processors of this rank can use.
+func parallelLanesOf(ranks, processors int) int {
+	if ranks > parallelRanks || processors < parallelProcessors {
+		return 1
+	}
+	if ranks <= 4 {
+		return parallelLanes
+	}
+	return parallelLanes / 2
+}
 
 // kernelRoundTrip is the round trip that the kernel tells.
 var kernelRoundTrip = roundTrip
@@ -445,6 +466,9 @@ func (k *connector) lanes(ctx context.Context, address string, p *pair, h hello)
 		return errors.Join(err, first.NetConn().Close())
 	}
 	lanes, window := lanesOf(shortest)
+	if !k.shares(first) {
+		lanes = max(lanes, parallelLanesOf(k.size, runtime.GOMAXPROCS(0)))
+	}
 	if k.config.Connections > 0 {
 		lanes = min(k.config.Connections, maxLanes)
 	}
@@ -461,6 +485,13 @@ func (k *connector) lanes(ctx context.Context, address string, p *pair, h hello)
 		}
 	}
 	return err
+}
+
+// shares reports whether messages to the other end of a connection go through shared memory.
+func (k *connector) shares(conn *tls.Conn) bool {
+	here, _ := conn.LocalAddr().(*net.TCPAddr)
+	there, _ := conn.RemoteAddr().(*net.TCPAddr)
+	return machine(k.rank) != 0 && here != nil && there != nil && here.IP.Equal(there.IP)
 }
 
 // measureRoundTrip returns the round trip of a connection: the kernel's, or the shortest of some hellos.

@@ -55,10 +55,10 @@ func newLane(p *pair, index int, conn *tls.Conn) *lane {
 	}
 }
 
-// carriesParts reports whether parts of messages go over the lane: the first one has other things to carry
-// unless it is alone, and none has that beside a track.
+// carriesParts reports whether parts of messages go over the lane: none has that beside a track, and on a long link,
+// which has many, the first one has other things to carry.
 func (l *lane) carriesParts() bool {
-	return l.pair.track.Load() == nil && (l.index > 0 || len(l.pair.lanes) == 1)
+	return l.pair.track.Load() == nil && (l.index > 0 || len(l.pair.lanes) <= parallelLanes)
 }
 
 // wakeWriter has the writer look for frames.

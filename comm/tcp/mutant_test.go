@@ -171,7 +171,7 @@ func (m *mutant) pass(l *mutantLane, h header, f []byte) {
 	case 18: // late
 		l.pause(f, min(len(f), headerBytes+int(parameter)), time.Duration(parameter)*20*time.Millisecond)
 	case late: // a part twice, on two lanes, and late on one of them
-		other = m.lanes[3-l.index]
+		other = m.lanes[(l.index+1)%len(m.lanes)]
 		other.pause(f, min(len(f), headerBytes+2), time.Duration(parameter%100)*20*time.Millisecond)
 		l.say(f)
 	}
@@ -352,7 +352,7 @@ func TestMutants(t *testing.T) {
 				script[j] %= 40
 			}
 		}
-		lanes := 1 + 2*random.IntN(2)
+		lanes := 1 + 2*random.IntN(3)
 		synctest.Test(t, func(t *testing.T) { expose(t, lanes, script) })
 		if t.Failed() {
 			t.Fatalf("case %d of seed %d: %d lanes, script %v", i, seed, lanes, script)

@@ -78,7 +78,7 @@ func (b *outbox) announce(c *credit, lanes int, f *outFrame) (ok, parts bool) {
 		eager:        uint64(eager),
 	}
 	first := min(eager, b.chunk)
-	if lanes > 1 && first > recordBytes-headerBytes {
+	if lanes > 1 && (first < eager || lanes > parallelLanes) && first > recordBytes-headerBytes {
 		first = 0 // the other lanes carry it
 	}
 	o.addPart(f, first)

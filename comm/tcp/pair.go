@@ -40,8 +40,8 @@ func (s pairState) departing() bool { return s == leaving || s == parted }
 // pair is what this rank shares with another one, the peer, or with itself: the connections, and the messages
 // on their way.
 //
-// The first lane carries what is short: announcements of messages, and everything urgent. If
-// there are others, these carry the parts of the messages. A message is announced with the
+// The first lane carries what is short: announcements of messages, and everything urgent. Parts of messages go over all
+// lanes, as each encrypts on a processor of its own; on a long link, which has many, over all but the first. A message is announced with the
 // length of its eager part: bytes sent at once, into memory that the receiver has reserved. The other bytes
 // come when the receive is there and has granted them. So other messages arrive
 // while a long one waits, and the credit bounds the memory for early ones and the number of announcements.
@@ -85,8 +85,7 @@ func newPair(n *node, rank int) *pair {
 	}
 	p.lastReceived.Store(unheard)
 	p.outbox.ungranted = map[uint64]*outgoing{}
-	p.outbox.chunk = chunkBytes
-	p.inbox.chunk = chunkBytes
+	p.cut(chunkBytes)
 	p.inbox.incomplete = map[uint64]*incoming{}
 	p.inbox.changed.L = &p.mu
 	return p
@@ -98,11 +97,26 @@ func (p *pair) start() {
 	if p.state == connecting {
 		p.state = connected
 	}
+	p.cut(chunkOf(len(p.lanes)))
 	p.mu.Unlock()
 	for _, l := range p.lanes {
 		go l.writer()
 		go l.reader()
 	}
+}
+
+// cut sets how long parts of messages are. Both ranks of a pair agree on that. mu is held, or the pair is not shared yet.
+func (p *pair) cut(chunk int) {
+	p.outbox.chunk = chunk
+	p.inbox.chunk = chunk
+}
+
+// chunkOf is how long the parts are that go over a number of lanes: where several carry one message, shorter.
+func chunkOf(lanes int) int {
+	if lanes > 1 && lanes <= parallelLanes {
+		return parallelChunkBytes
+	}
+	return chunkBytes
 }
 
 // leave has the lanes say goodbye behind everything else. Called by node.leave.
@@ -127,8 +141,7 @@ func (p *pair) leave() {
 func (p *pair) follow(t *track) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.outbox.chunk = trackChunkBytes
-	p.inbox.chunk = trackChunkBytes
+	p.cut(trackChunkBytes)
 	p.track.Store(t)
 }
 
@@ -253,7 +266,7 @@ func (p *pair) choose(l *lane, f *outFrame) bool {
 	if first {
 		ok, parts := p.outbox.announce(&p.credit, len(p.lanes), f)
 		if parts {
-			p.wakePartLanes()
+			p.wakePartLanes(p.lanes[1:], f.send.allowed-f.send.next)
 		}
 		if ok {
 			return true
@@ -295,11 +308,13 @@ func (p *pair) chooseGoodbye(s *flow, f *outFrame) bool {
 	return true
 }
 
-// wakePartLanes wakes the writers of the lanes that carry parts. Called by choose and accept; mu is held.
-func (p *pair) wakePartLanes() {
-	for _, l := range p.lanes {
-		if l.carriesParts() {
+// wakePartLanes wakes the writers of lanes that carry parts, as many as there are parts of that many bytes. Called by
+// choose and accept; mu is held.
+func (p *pair) wakePartLanes(lanes []*lane, bytes int) {
+	for _, l := range lanes {
+		if bytes > 0 && l.carriesParts() {
 			l.wakeWriter()
+			bytes -= p.outbox.chunk
 		}
 	}
 }
@@ -353,12 +368,12 @@ func (p *pair) accept(s *flow, h *header) (in *incoming, target []byte, err erro
 		in, err = p.announcement(h)
 		p.inbox.changed.Broadcast()
 	case framePart:
-		in, err = p.awaitAnnouncement(h.message)
+		in, err = p.awaitAnnouncement(s, h.message)
 	case frameGrant:
 		var ready bool
 		ready, err = p.outbox.grant(h.message)
 		if ready {
-			p.wakePartLanes()
+			p.wakePartLanes(p.lanes, p.outbox.chunk*len(p.lanes))
 		}
 	case frameGoodbye:
 		s.heardGoodbye = true
@@ -385,10 +400,10 @@ func (p *pair) accept(s *flow, h *header) (in *incoming, target []byte, err erro
 }
 
 // awaitAnnouncement returns the message with that number, nil if nobody wants it. Its announcement comes over
-// another lane, and may be later than its parts. Called by accept; mu is held, but not while it waits.
-func (p *pair) awaitAnnouncement(message uint64) (*incoming, error) {
+// the first lane, so on another one its parts may be earlier. Called by accept; mu is held, but not while it waits.
+func (p *pair) awaitAnnouncement(s *flow, message uint64) (*incoming, error) {
 	for message > p.inbox.announced && p.gone == nil && len(p.lanes) > 1 {
-		if p.track.Load() != nil { // which keeps the order
+		if s == &p.lanes[0].flow || p.track.Load() != nil { // which keep the order
 			break
 		}
 		p.inbox.changed.Wait()

@@ -241,9 +241,9 @@ func TestFramesAreChecked(t *testing.T) {
 		"a long frame":         {1, []header{change(data, func(h *header) { h.length = chunkBytes + 1 })}, "kind 2 with 131073 bytes"},
 		"a beat with bytes":    {0, []header{{kind: frameBeat, length: 1}}, "with 1 bytes"},
 		"a short control":      {0, []header{{kind: frameControl, length: schedule.ControlBytes - 1}}, "kind 4 with"},
-		"data on lane 0":       {0, []header{data}, "lane 0 of 2"},
-		"a message on lane 1":  {1, []header{{kind: frameAnnouncement, communicator: 1}}, "lane 1 of 2"},
-		"a grant on lane 1":    {1, []header{{kind: frameGrant, message: 1}}, "lane 1 of 2"},
+		"data on lane 0":       {0, []header{data}, "lane 0 of 5"},
+		"a message on lane 1":  {1, []header{{kind: frameAnnouncement, communicator: 1}}, "lane 1 of 5"},
+		"a grant on lane 1":    {1, []header{{kind: frameGrant, message: 1}}, "lane 1 of 5"},
 		"a grant for nothing":  {0, []header{{kind: frameGrant, message: 1}}, "a grant for message 1"},
 		"a grant for number 0": {0, []header{{kind: frameGrant}}, "a grant for message 0"},
 		"an answer to nothing": {0, []header{{kind: frameGoodbyeAck}}, "goodbye that nobody"},
@@ -260,7 +260,7 @@ func TestFramesAreChecked(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, w := newEarly(1 << 20)
-			p.lanes = append(p.lanes, &lane{pair: p, index: 1, link: newLink(script{}), secure: script{}, wake: make(chan struct{}, 1)})
+			p.addLanes(parallelLanes)
 			into := make([]byte, n)
 			defer runtime.KeepAlive(into) // the pair has its address alone
 			p.post(w, 1, posted{1, 0, hostmem.Addr(into), n})
@@ -275,6 +275,64 @@ func TestFramesAreChecked(t *testing.T) {
 			assert.ErrorContains(t, l.readFrames(0), c.reason)
 			assert.Empty(t, w.done)
 		})
+	}
+}
+
+// addLanes adds lanes to those of a pair.
+func (p *pair) addLanes(n int) {
+	for range n {
+		l := &lane{pair: p, index: len(p.lanes), link: newLink(script{}), secure: script{}, wake: make(chan struct{}, 1)}
+		p.lanes = append(p.lanes, l)
+	}
+}
+
+// TestPartsBeforeTheirAnnouncement: on the first lane they are an error, as nothing else can come there meanwhile.
+func TestPartsBeforeTheirAnnouncement(t *testing.T) {
+	p, _ := newEarly(1 << 20)
+	p.addLanes(1)
+	part := header{kind: framePart, message: 1, length: 8}
+	p.lanes[0].secure = script{Reader: bytes.NewReader(frame(part, make([]byte, 8)))}
+	assert.ErrorContains(t, p.lanes[0].readFrames(0), "a part of message 1, of which 0 were announced")
+}
+
+// TestPartsGoOverAllLanes: on a short link the first lane carries parts as well, on a long one it is left to
+// announcements. What one part carries goes with the announcement, and wakes nobody.
+func TestPartsGoOverAllLanes(t *testing.T) {
+	for _, lanes := range []int{1, 2, parallelLanes, parallelLanes + 1} {
+		p, w := newEarly(1 << 20)
+		p.addLanes(lanes - 1)
+		p.cut(chunkOf(lanes))
+		memory := make([]byte, 4*p.outbox.chunk)
+		address := hostmem.Addr(memory)
+		p.send(w, 0, 0, address, len(memory))
+		kinds := func(l *lane) (list []kind) {
+			for {
+				var f outFrame
+				if !p.next(l, &f) {
+					return list
+				}
+				list = append(list, f.header.kind)
+				if f.header.kind == framePart {
+					return list
+				}
+			}
+		}
+		first := kinds(p.lanes[0])
+		assert.Equal(t, frameAnnouncement, first[0])
+		assert.Equal(t, lanes <= parallelLanes, len(first) == 2, "%d lanes: %v", lanes, first)
+		if lanes > 1 {
+			assert.Equal(t, []kind{framePart}, kinds(p.lanes[lanes-1]), "%d lanes", lanes)
+		}
+		runtime.KeepAlive(memory)
+	}
+}
+
+// TestLanesByProcessors: short links have several lanes where there are processors for them, and few ranks.
+func TestLanesByProcessors(t *testing.T) {
+	for _, c := range []struct{ ranks, processors, lanes int }{
+		{2, 1, 1}, {2, 2, 1}, {3, 3, 1}, {2, 4, 4}, {4, 16, 4}, {5, 16, 2}, {16, 64, 2}, {17, 64, 1}, {1000, 128, 1},
+	} {
+		assert.Equal(t, c.lanes, parallelLanesOf(c.ranks, c.processors), "%+v", c)
 	}
 }
 

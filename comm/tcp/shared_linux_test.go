@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -64,12 +65,14 @@ func TestWhoShares(t *testing.T) {
 // The variable keeps a rank out, and has no other value.
 func TestSharedVariable(t *testing.T) {
 	tcp.Neighbors(t, tcp.Machine)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
 	for value, shares := range map[string]bool{"": true, "off": false} {
 		t.Setenv("TUTTI_TCP_SHARED", value)
 		require.NoError(t, run(soon(t), 2, nil, func(_ context.Context, c comm.Communicator) error {
 			slots, anything := tcp.Shares(c)
 			assert.Equal(t, shares, slots)
 			assert.Equal(t, shares, anything)
+			assert.Equal(t, shares, tcp.Lanes(c) == 1, "connections that nothing long goes over")
 			return nil
 		}))
 	}

@@ -89,7 +89,8 @@ type Config struct {
 	// translation, or of a container's host. One without a port gets the port that this rank listens on.
 	Advertise []string
 	// Connections is the number of connections to each rank, at most 96. By default it
-	// follows from the round trip: 1 up to 2 ms, 95 at 100 ms.
+	// follows from the round trip, 1 up to 2 ms, 95 at 100 ms, and from the processors: up to 4 of
+	// them encrypt what goes to a rank, in worlds of up to 16 ranks.
 	Connections int
 	// Silence is how long a rank may be silent, [DefaultSilence] by default, at least a second, and
 	// the same on all ranks.
