@@ -489,9 +489,9 @@ func (k *connector) lanes(ctx context.Context, address string, p *pair, h hello)
 
 // shares reports whether messages to the other end of a connection go through shared memory.
 func (k *connector) shares(conn *tls.Conn) bool {
-	here, _ := conn.LocalAddr().(*net.TCPAddr)
-	there, _ := conn.RemoteAddr().(*net.TCPAddr)
-	return machine(k.rank) != 0 && here != nil && there != nil && here.IP.Equal(there.IP)
+	local, _ := conn.LocalAddr().(*net.TCPAddr)
+	remote, _ := conn.RemoteAddr().(*net.TCPAddr)
+	return machine(k.rank) != 0 && local != nil && remote != nil && local.IP.Equal(remote.IP)
 }
 
 // measureRoundTrip returns the round trip of a connection: the kernel's, or the shortest of some hellos.

@@ -40,8 +40,9 @@ func (s pairState) departing() bool { return s == leaving || s == parted }
 // pair is what this rank shares with another one, the peer, or with itself: the connections, and the messages
 // on their way.
 //
-// The first lane carries what is short: announcements of messages, and everything urgent. Parts of messages go over all
-// lanes, as each encrypts on a processor of its own; on a long link, which has many, over all but the first. A message is announced with the
+// The first lane carries what is short: announcements of messages, and everything urgent. Parts of messages go
+// over all lanes, as each encrypts on a processor of its own; on a long link, which has many, over all but the
+// first. A message is announced with the
 // length of its eager part: bytes sent at once, into memory that the receiver has reserved. The other bytes
 // come when the receive is there and has granted them. So other messages arrive
 // while a long one waits, and the credit bounds the memory for early ones and the number of announcements.
@@ -105,7 +106,8 @@ func (p *pair) start() {
 	}
 }
 
-// cut sets how long parts of messages are. Both ranks of a pair agree on that. mu is held, or the pair is not shared yet.
+// cut sets how long parts of messages are. Both ranks of a pair agree on that. mu is held, or nobody else has the
+// pair.
 func (p *pair) cut(chunk int) {
 	p.outbox.chunk = chunk
 	p.inbox.chunk = chunk
