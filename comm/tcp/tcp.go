@@ -281,13 +281,13 @@ func (n *node) form(ctx context.Context, kv store.Store, c Config) (comm.Communi
 		return nil, c.fail(errors.Join(err, world.Close()))
 	}
 	n.countSilence()
-	world.e.Near = n.near(all)
+	world.e.Links = n.links(all)
 	return world, nil
 }
 
 // meet finds out which ranks are on one host, and has those of one machine share memory.
 func (n *node) meet(ctx context.Context, world *endpoint) error {
-	ids, err := world.exchange(ctx, words(newHostID(n.rank)))
+	ids, err := world.exchange(ctx, words(n.hostID()))
 	if err != nil {
 		return err
 	}
@@ -357,15 +357,23 @@ func leaked(check backend.Check) {
 }
 
 // hostID tells a rank's host from all others by its first two words. Ranks with the same third word may share memory,
-// unless it is 0.
+// unless it is 0. The fourth is 1 of a rank with long links.
 type hostID words
 
-func newHostID(rank int) hostID {
+// hostID is what this rank tells the others, when it is connected.
+func (n *node) hostID() hostID {
+	long := int64(0)
+	for _, p := range n.pairs {
+		if len(p.lanes) > parallelLanes {
+			long = 1
+		}
+	}
 	sum := sha256.Sum256([]byte(thishost.Network()))
 	return hostID{
 		int64(binary.LittleEndian.Uint64(sum[:])),
 		int64(binary.LittleEndian.Uint64(sum[8:])),
-		machine(rank),
+		machine(n.rank),
+		long,
 	}
 }
 
@@ -373,10 +381,21 @@ func (h hostID) host() [2]int64 { return [2]int64(h[:2]) }
 
 func (h hostID) machine() int64 { return h[2] }
 
-// near reports whether ranks are on one host.
-func (n *node) near(ranks []int) bool {
+func (h hostID) long() bool { return h[3] != 0 }
+
+// links returns what lies between ranks.
+func (n *node) links(ranks []int) schedule.Links {
 	elsewhere := func(r int) bool { return n.hosts[r].host() != n.hosts[ranks[0]].host() }
-	return n.hosts != nil && !slices.ContainsFunc(ranks, elsewhere)
+	long := func(r int) bool { return n.hosts[r].long() }
+	switch {
+	case n.hosts == nil:
+		return schedule.ShortLinks
+	case !slices.ContainsFunc(ranks, elsewhere):
+		return schedule.OneHost
+	case slices.ContainsFunc(ranks, long):
+		return schedule.LongLinks
+	}
+	return schedule.ShortLinks
 }
 
 // Wait implements [backend.Backend].
@@ -438,13 +457,13 @@ func (n *node) subCommunicator(number uint64, rank int, ranks []int) (*communica
 	}
 	c, err := n.communicator(number, rank, ranks)
 	if err == nil {
-		c.e.Near = n.near(ranks)
+		c.e.Links = n.links(ranks)
 	}
 	return c, err
 }
 
 // words are what a rank tells the others when they make a communicator.
-type words [3]int64
+type words [4]int64
 
 // exchange returns what each rank passes.
 func (e *endpoint) exchange(ctx context.Context, w words) ([]words, error) {

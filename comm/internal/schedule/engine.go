@@ -26,9 +26,8 @@ import (
 type Engine struct {
 	Check backend.Check
 	Life  backend.Life
-	// Near says that all ranks are on one host, as those with a segment are. It is set before the first call, on all
-	// ranks alike.
-	Near bool
+	// Links are those between the ranks. It is set before the first call, on all ranks alike.
+	Links Links
 
 	wire     Wire
 	waiter   Waiter // the wire, if it is one
@@ -67,6 +66,15 @@ type Engine struct {
 	reported uint64 // number of the last collective that was reported, plus one
 	departed int    // ranks whose last message has come
 }
+
+// Links says what lies between the ranks of a communicator.
+type Links uint8
+
+const (
+	ShortLinks Links = iota // some ranks are on other hosts, and messages take less than milliseconds
+	LongLinks               // between some ranks messages take milliseconds
+	OneHost                 // all ranks are on one host, as those with a segment are
+)
 
 // Config is what an Engine is made of.
 type Config struct {

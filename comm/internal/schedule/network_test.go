@@ -29,6 +29,7 @@ type network struct {
 	mu     sync.Mutex
 	wires  []*wire
 	subs   map[string]*network // made by Split
+	links  schedule.Links
 	pieces bool
 }
 
@@ -170,6 +171,7 @@ func (n *network) joinBy(rank int, over schedule.Wire) comm.Communicator {
 	w := n.wires[rank]
 	check := backend.Check{Backend: "network", Rank: rank, WorldSize: len(n.wires)}
 	e := &endpoint{Engine: schedule.New(schedule.Config{Check: check, Wire: over, MaxTag: 1 << 62, Pieces: n.pieces}), wire: w, stop: make(chan struct{})}
+	e.Links = n.links
 	go func() {
 		for {
 			select {
@@ -300,10 +302,14 @@ func TestFailedWire(t *testing.T) {
 type counting struct {
 	*wire
 	longest, posted, done, most int
+	sends                       int
 }
 
 func (c *counting) Post(id int, m *schedule.Message) {
 	c.posted++
+	if !m.Receive {
+		c.sends++
+	}
 	c.longest, c.most = max(c.longest, m.Bytes), max(c.most, c.posted-c.done)
 	c.wire.Post(id, m)
 }
@@ -312,6 +318,57 @@ func (c *counting) Poll(done []schedule.Done, h schedule.Hint) ([]schedule.Done,
 	done, err := c.wire.Poll(done, h)
 	c.done += len(done)
 	return done, err
+}
+
+// TestGathered: from eight ranks on, short sums take as many messages as doubling the ranks takes rounds, in
+// place and not, and are those of the operands in rank order. Long links and few ranks keep to one round.
+func TestGathered(t *testing.T) {
+	for _, c := range []struct {
+		ranks int
+		links schedule.Links
+		sends int
+	}{
+		{7, schedule.ShortLinks, 6}, {8, schedule.ShortLinks, 3}, {8, schedule.LongLinks, 7}, {9, schedule.OneHost, 4},
+		{13, schedule.ShortLinks, 4}, {33, schedule.OneHost, 6},
+	} {
+		n := newNetwork(c.ranks)
+		n.links = c.links
+		world := make([]comm.Communicator, c.ranks)
+		wires := make([]*counting, c.ranks)
+		for r := range world {
+			wires[r] = &counting{wire: n.wires[r]}
+			world[r] = n.joinBy(r, wires[r])
+		}
+		operand := func(rank, i int) float32 { return float32(rank*rank+i) * 1e-3 * float32(1-2*(rank%2)) }
+		require.NoError(t, comm.Run(t.Context(), world, func(ctx context.Context, c comm.Communicator) error {
+			for _, count := range []int{0, 1, 3, 500} {
+				memory := make([]float32, 2*count+1)
+				for _, offset := range []int{0, count} {
+					for i := range count {
+						memory[i] = operand(c.Rank(), i)
+					}
+					send := hostmem.Addr(memory)
+					recv := send + uintptr(4*offset)
+					if err := errors.Join(c.AllReduce(send, recv, count, dtype.F32, comm.Sum), c.Sync(ctx)); err != nil {
+						return err
+					}
+					for i := range count {
+						want := operand(0, i)
+						for r := 1; r < c.WorldSize(); r++ {
+							want += operand(r, i)
+						}
+						if got := memory[offset+i]; got != want {
+							return fmt.Errorf("rank %d: element %d of %d is %v, want %v", c.Rank(), i, count, got, want)
+						}
+					}
+				}
+			}
+			return nil
+		}))
+		for r, w := range wires {
+			assert.Equal(t, 8*c.sends, w.sends, "rank %d of %d", r, c.ranks)
+		}
+	}
 }
 
 // TestSetUpAborted: an engine whose communicator has aborted posts no messages of a SetUp, which nothing would end.
