@@ -26,6 +26,7 @@ func TestFirewall(t *testing.T) {
 	if os.Getenv(firewallVariable) != "" {
 		t.Skip("it is TestRanksBehindFirewall's process")
 	}
+	t.Parallel()
 	self, err := os.Executable()
 	require.NoError(t, err)
 	const network = `ip link set lo up && nft add table ip f && nft 'add chain ip f in { type filter hook input priority 0; }' &&

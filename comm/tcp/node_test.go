@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"errors"
 	"sync"
 	"testing"
 
@@ -27,7 +28,9 @@ func TestProposals(t *testing.T) {
 						_, taken := ranks[number]
 						ranks[number] = rank
 						mu.Unlock()
-						assert.False(t, taken, "number %d of rank %d", number, rank)
+						if taken {
+							assert.Fail(t, "a number twice", "%d of rank %d", number, rank)
+						}
 					}
 				})
 			}
@@ -36,11 +39,13 @@ func TestProposals(t *testing.T) {
 		n := &node{size: size}
 		for number, rank := range ranks {
 			for other := range size {
+				if other != rank && size > 8 && uint64(other%8) != number/uint64(size)%8 {
+					continue // each number is tried as one of an eighth of the ranks
+				}
 				err := n.checkProposal(number, other)
-				if rank == other {
-					assert.NoError(t, err)
-				} else {
-					assert.ErrorIs(t, err, comm.ErrMismatch)
+				valid := rank == other && err == nil || rank != other && errors.Is(err, comm.ErrMismatch)
+				if !valid { // as many assertions take seconds
+					assert.Fail(t, "a proposal", "%d of rank %d as one of rank %d: %v", number, rank, other, err)
 				}
 			}
 		}
