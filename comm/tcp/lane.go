@@ -35,10 +35,12 @@ type lane struct {
 	sealing sync.Mutex
 	filling sync.Mutex
 
-	frame   [recordBytes]byte // being written: a header, and as much of its payload as fits; guarded by sealing
-	head    [headerBytes]byte // being read; of the reader alone
-	discard [recordBytes]byte // where payloads go that nobody wants; of the reader alone
+	head [headerBytes]byte // being read; of the reader alone
 }
+
+// records have memory for a header and as much of its payload as fits, and for payloads that nobody wants. A rank with
+// a thousand lanes writes to a few of them at a time.
+var records = sync.Pool{New: func() any { return new([recordBytes]byte) }}
 
 func newLane(p *pair, index int, conn *tls.Conn) *lane {
 	l := conn.NetConn().(*link)
@@ -131,9 +133,11 @@ func (l *lane) seal() (n int, err error) {
 	}
 	l.link.framing.Store(true)
 	defer l.link.framing.Store(false)
-	f.header.put(l.frame[:])
-	first := copy(l.frame[headerBytes:], f.payload)
-	_, err = l.secure.Write(l.frame[:headerBytes+first])
+	frame := records.Get().(*[recordBytes]byte)
+	defer records.Put(frame)
+	f.header.put(frame[:])
+	first := copy(frame[headerBytes:], f.payload)
+	_, err = l.secure.Write(frame[:headerBytes+first])
 	if err == nil && first < len(f.payload) {
 		_, err = l.secure.Write(f.payload[first:])
 	}
@@ -230,9 +234,13 @@ func (l *lane) payload(in *incoming, target []byte, n int) error {
 func (l *lane) fill(in *incoming, target []byte, got, n int) (buffered int, err error) {
 	l.filling.Lock()
 	defer l.filling.Unlock()
-	memory := l.discard[:min(n-got, recordBytes)]
+	var memory []byte
 	if in != nil && !in.dropped.Load() {
 		memory = target[got:]
+	} else {
+		discard := records.Get().(*[recordBytes]byte)
+		defer records.Put(discard)
+		memory = discard[:min(n-got, recordBytes)]
 	}
 	memory[0] = l.head[0]
 	if len(memory) == 1 {
