@@ -416,7 +416,7 @@ func (c *coder) classify(data []byte, d dtype.DType) {
 	case 1:
 		classify(c.classes, view[uint8](data))
 	case 2:
-		classify(c.classes, view[uint16](data))
+		exponents.List(c.classes, data)
 	case 4:
 		classify(c.classes, view[uint32](data))
 	default:
