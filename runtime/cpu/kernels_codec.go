@@ -87,7 +87,7 @@ func (s *scratch) topKChunk(src *source, k int, dst entries, f *chunkFilter) (co
 			bracket := keyRange{f32.Key(low), f32.Key(f.last * 1.5)}
 			found = s.findCandidates(src, bracket.lo, room)
 			if k <= found && found <= room {
-				count, key := s.topKOfCandidates(src, found, k, bracket, dst, true)
+				count, key := s.topKOfChunk(src, found, k, bracket, f.last, dst)
 				if take {
 					scatterZero(src.x, dst.idx[:count])
 				}
@@ -105,6 +105,57 @@ func (s *scratch) topKChunk(src *source, k int, dst entries, f *chunkFilter) (co
 	f.reset(math.Float32frombits(key))
 	return count
 }
+
+// topKOfChunk is topKOfCandidates, zeros included, by a threshold that is probably near t.
+func (s *scratch) topKOfChunk(src *source, found, k int, bracket keyRange, t float32, dst entries) (
+	count int, key uint32,
+) {
+	filled := (found + blockSlack - 1) / blockSlack * blockSlack
+	x := s.candidates.val[:filled] // whole blocks, with zeros, which are below the bracket
+	clear(x[found:])
+	key, ok := separate(x, k, bracket, f32.Key(t))
+	if !ok {
+		return s.topKOfCandidates(src, found, k, bracket, dst, true)
+	}
+	f32.SelectRange(x, 0, key, f32.MaxKey, dst.idx, dst.val)
+	translate(dst.idx[:k], s.candidates.idx)
+	return k, key
+}
+
+// separate returns a key that k elements of x are not below. At least k are not below the lower end of bracket, and
+// few are above its upper end. It interpolates between what it has counted, from a first key on, and gives up soon:
+// where elements are equal there may be no such key.
+func separate(x []float32, k int, bracket keyRange, first uint32) (key uint32, ok bool) {
+	const tries = 12
+	atLeast := bracket.lo // at least k elements are not below it
+	more := len(x)
+	below := bracket.hi // fewer than k are not below it, probably none
+	fewer := 0
+	key = first
+	for range tries {
+		if key <= atLeast || key >= below {
+			key = atLeast + (below-atLeast)/2
+		}
+		count := f32.CountRange(x, key, f32.MaxKey)
+		switch {
+		case count == k:
+			return key, true
+		case count > k:
+			atLeast = key
+			more = count
+		default:
+			below = key
+			fewer = count
+		}
+		// Counts fall about exponentially.
+		share := (logarithm(more) - logarithm(k)) / (logarithm(more) - logarithm(fewer))
+		key = atLeast + uint32(share*float32(below-atLeast))
+	}
+	return 0, false
+}
+
+// logarithm returns about that of n and a half, to some base, plus a constant: the exponent, and behind it the mantissa.
+func logarithm(n int) float32 { return float32(math.Float32bits(float32(n) + 0.5)) }
 
 func (k kernels) Encode(l kernel.Entries, codec kernel.Codec, n int, dst kernel.Message, lost kernel.Array) error {
 	c := k.checks("Encode")
