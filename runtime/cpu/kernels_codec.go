@@ -113,7 +113,7 @@ func (s *scratch) topKOfChunk(src *source, found, k int, bracket keyRange, t flo
 	filled := (found + blockSlack - 1) / blockSlack * blockSlack
 	x := s.candidates.val[:filled] // whole blocks, with zeros, which are below the bracket
 	clear(x[found:])
-	key, ok := separate(x, k, bracket, f32.Key(t))
+	key, ok := separate(x, found, k, bracket, f32.Key(t))
 	if !ok {
 		return s.topKOfCandidates(src, found, k, bracket, dst, true)
 	}
@@ -122,39 +122,42 @@ func (s *scratch) topKOfChunk(src *source, found, k int, bracket keyRange, t flo
 	return k, key
 }
 
-// separate returns a key that k elements of x are not below. At least k are not below the lower end of bracket, and
-// few are above its upper end. It interpolates between what it has counted, from a first key on, and gives up soon:
-// where elements are equal there may be no such key.
-func separate(x []float32, k int, bracket keyRange, first uint32) (key uint32, ok bool) {
+// separate returns a key that k elements of x are not below. As many as were found are not below the lower end of
+// bracket, k or more, and few are above its upper end. It interpolates between what it has counted, from a first key
+// on, and gives up soon: where elements are equal there may be no such key.
+func separate(x []float32, found, k int, bracket keyRange, first uint32) (key uint32, ok bool) {
 	const tries = 12
-	atLeast := bracket.lo // at least k elements are not below it
-	more := len(x)
-	below := bracket.hi // fewer than k are not below it, probably none
-	fewer := 0
+	lower := bracket.lo
+	if found == k {
+		return lower, true
+	}
+	lowerCount := found
+	upper := bracket.hi
+	upperCount := 0
 	key = first
 	for range tries {
-		if key <= atLeast || key >= below {
-			key = atLeast + (below-atLeast)/2
+		if key <= lower || key >= upper {
+			key = lower + (upper-lower)/2
 		}
 		count := f32.CountRange(x, key, f32.MaxKey)
 		switch {
 		case count == k:
 			return key, true
 		case count > k:
-			atLeast = key
-			more = count
+			lower = key
+			lowerCount = count
 		default:
-			below = key
-			fewer = count
+			upper = key
+			upperCount = count
 		}
 		// Counts fall about exponentially.
-		share := (logarithm(more) - logarithm(k)) / (logarithm(more) - logarithm(fewer))
-		key = atLeast + uint32(share*float32(below-atLeast))
+		share := (logarithm(lowerCount) - logarithm(k)) / (logarithm(lowerCount) - logarithm(upperCount))
+		key = lower + uint32(share*float32(upper-lower))
 	}
 	return 0, false
 }
 
-// logarithm returns about that of n and a half, to some base, plus a constant: the exponent, and behind it the mantissa.
+// logarithm returns about that of n and a half, to some base, plus a constant: exponent, and mantissa behind it.
 func logarithm(n int) float32 { return float32(math.Float32bits(float32(n) + 0.5)) }
 
 func (k kernels) Encode(l kernel.Entries, codec kernel.Codec, n int, dst kernel.Message, lost kernel.Array) error {
