@@ -12,9 +12,9 @@ type Stats struct {
 	Dense    bool // a step of the dense pattern, or of the warm-up
 	Skipped  bool // the step was rolled back by [SkipNonFinite]
 	Elements int  // length of the tensor
-	K        int  // entries that a rank was to select
-	// SelectedLocal is how many entries this rank selected.
-	SelectedLocal int
+	K        int  // entries that a rank was to select: the density's share of Elements, rounded
+	// SelectedLocal is how many entries this rank selected. With [Chunked] that is K's share of each chunk, rounded,
+	// also of a short last one.
 	// SelectedGlobal is how many entries the result was put together from: the
 	// number of entries that it has, or, where an exchange does not merge the
 	// ranks' lists before it gathers them, the sum of their lengths.

@@ -48,7 +48,7 @@ func chunkedSelector(e *engine) selector { return chunks{e} }
 // chunkElements is how many elements a chunk has.
 const chunkElements = 4096
 
-// perChunk is how many entries of a chunk are selected where k of all are.
+// perChunk is how many entries of a chunk are selected where k of all are, also of a short last one.
 func (s chunks) perChunk(k int) int {
 	chunk := min(chunkElements, s.n)
 	return min(max(int(math.Round(float64(k)*float64(chunk)/float64(s.n))), 1), chunk)
