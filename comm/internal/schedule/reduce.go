@@ -158,7 +158,7 @@ func stepGathered(e *Engine, o *Op) bool {
 			o.srcs[r] = contribution(r)
 		}
 		o.dst[0] = o.recv
-		hostops.Reduce(o.dst[:], o.srcs, o.reduction.total, o.dt, o.reduce, false)
+		hostops.Reduce(o.dst[:1], o.srcs, o.reduction.total, o.dt, o.reduce, false)
 		return true
 	}
 	if o.phase == 0 {
