@@ -15,6 +15,7 @@ type Stats struct {
 	K        int  // entries that a rank was to select: the density's share of Elements, rounded
 	// SelectedLocal is how many entries this rank selected. With [Chunked] that is K's share of each chunk, rounded,
 	// also of a short last one.
+	SelectedLocal int
 	// SelectedGlobal is how many entries the result was put together from: the
 	// number of entries that it has, or, where an exchange does not merge the
 	// ranks' lists before it gathers them, the sum of their lengths.
