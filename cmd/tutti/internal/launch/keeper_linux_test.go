@@ -280,3 +280,12 @@ func TestPauses(t *testing.T) {
 	err := s.wait(t)
 	require.Error(t, err)
 }
+
+// A keeper whose program does not call Keep comes to start a rank: it is refused, or it would go on for ever.
+func TestKeepersOfKeepers(t *testing.T) {
+	name := os.Args[0]
+	defer func() { os.Args[0] = name }()
+	os.Args[0] = keeperName
+	_, err := newCommand()
+	require.ErrorContains(t, err, "does not call Keep")
+}

@@ -294,8 +294,11 @@ func startProcess(cmd *exec.Cmd, words []string, grace time.Duration) (*process,
 	return &process{cmd: cmd, control: control, report: report}, nil
 }
 
-// newCommand is that of a keeper.
+// newCommand is that of a keeper. A program that does not call [Keep] would start one keeper after the other.
 func newCommand() (*exec.Cmd, error) {
+	if os.Args[0] == keeperName {
+		return nil, errors.New("launch: this program does not call Keep first")
+	}
 	path, err := self()
 	if err != nil {
 		return nil, err
