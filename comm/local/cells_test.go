@@ -144,7 +144,7 @@ func TestPartsOfWhoDoesNotWait(t *testing.T) {
 // TestPartsCoverTheResult: parts follow each other, end with the result and fit in their place.
 func TestPartsCoverTheResult(t *testing.T) {
 	for ranks := 2; ranks <= cellRanks; ranks++ {
-		for bytes := 4; bytes <= smallBytes; bytes += 52 {
+		for bytes := 4; bytes <= smallBytes(ranks, true); bytes += 52 {
 			length := partLength(ranks, bytes)
 			if length == 0 {
 				continue

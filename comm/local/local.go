@@ -13,7 +13,7 @@
 // cut into chunks, which any rank that waits in Sync claims one after the
 // other; a rank that computes meanwhile need not take part.
 //
-// Where each rank has a processor, and there are at most 16, barriers and allreduces of at most 16 KiB go
+// Where each rank has a processor, and there are at most 16, barriers and short allreduces, of up to 32 KiB, go
 // another way: each rank tells the others its call and its data in a cell of its own.
 // Of short data each makes the whole result itself, of longer data a part, which the others copy.
 //

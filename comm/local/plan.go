@@ -10,6 +10,8 @@ const (
 	// spinningInlineTraffic is that among more than two ranks that spin. They take chunks at once, and the
 	// last one would wait for lines from the caches of all others.
 	spinningInlineTraffic = 16 << 10
+	// pairInlineTraffic is that of two ranks that spin.
+	pairInlineTraffic = 8 << 10
 	// leastChunkTraffic is what is worth taking by one of these.
 	leastChunkTraffic = 8 << 10
 	// chunkTraffic is the number of bytes read and written by one chunk: small
@@ -27,13 +29,37 @@ const (
 	blockBytes = 128
 )
 
+// Up to smallBytes allreduces go through cells. Two ranks take less for longer ones through the ring, where the result
+// is copied by nobody, and so do up to eight ranks. More of them wait for each other at its counters.
+const (
+	pairSmallBytes = 256
+	fewSmallBytes  = 8 << 10
+	fewRanks       = 8
+	manySmallBytes = 32 << 10
+	// threadedSmallBytes is that of ranks that have no processor each: they make their results one after the other.
+	threadedSmallBytes = 64
+)
+
+// smallBytes returns how long the allreduces are that go through cells, at most.
+func smallBytes(ranks int, spins bool) int {
+	switch {
+	case !spins:
+		return threadedSmallBytes
+	case ranks <= 2:
+		return pairSmallBytes
+	case ranks <= fewRanks:
+		return fewSmallBytes
+	}
+	return manySmallBytes
+}
+
 // wholeTraffic bounds the bytes that a rank reads in vain where each makes the whole result of a small collective:
 // bytes·(P-2) more than where each makes a part. Beyond, handing parts over takes less; see small.go.
-const wholeTraffic = 4 << 10
+const wholeTraffic = 3 << 10
 
-// partLooks is how often a rank looks for the others' parts of a result in all, some microseconds, before it makes
-// those that are missing.
-const partLooks = 1000
+// partLooks is how often a rank looks for the others' parts of a result in all, before it makes those that are missing:
+// once for each line that it would read if it made all of them.
+func partLooks(ranks, bytes int) int { return (ranks - 1) * bytes / lineBytes }
 
 // ownedBytes is how much of long data in a cell is fetched for the next small collective.
 const ownedBytes = lineBytes
@@ -80,7 +106,9 @@ func inlineLimit(workers int, spins bool) int {
 	switch {
 	case workers == 1:
 		return chunkTraffic
-	case workers > 2 && spins:
+	case workers == 2 && spins:
+		return pairInlineTraffic
+	case spins:
 		return spinningInlineTraffic
 	}
 	return inlineTraffic

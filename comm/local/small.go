@@ -22,7 +22,7 @@ import (
 //
 // where a hand-over is the time of P-1 lines that all others write, some 100 ns and 60 more for each rank, and
 // lines of data that lie side by side take some 15 ns each, as several travel at once. So parts take less from
-// L·(P-2) of about 70 lines on, which wholeTraffic says in bytes. Two ranks make the whole at any length.
+// L·(P-2) of about 50 lines on, which wholeTraffic says in bytes. Two ranks make the whole at any length.
 //
 // A rank tells a small collective when all before it are done for that rank, and
 // submits nothing further before it has finished this one. So whoever reads a cell
@@ -112,7 +112,7 @@ func (e *endpoint) finishSmall() bool {
 func (e *endpoint) finishParts(x *entry, seq uint64, length int) {
 	w := e.world
 	e.makePart(x, seq, e.rank, length, true)
-	looks := partLooks
+	looks := partLooks(w.size, x.count*x.dt.Size())
 	for i := 1; i < w.size; i++ {
 		r := (e.rank + i) % w.size
 		offset, count := partOf(x, r, length)

@@ -112,15 +112,10 @@ type cell struct {
 }
 
 const (
-	// smallBytes is how long allreduces are that go through cells, at most.
-	smallBytes = 16 << 10
-	// cellBytes is room for that which makes a cell pairs of lines.
-	cellBytes = smallBytes + lineBytes
+	// cellBytes is room for long data that makes a cell pairs of lines.
+	cellBytes = manySmallBytes + lineBytes
 	// shortBytes is how much of that fits beside the call.
 	shortBytes = lineBytes - 8 - entryBytes
-	// threadedSmallBytes bounds small collectives whose ranks have no processor each: they make their results one
-	// after the other.
-	threadedSmallBytes = 64
 )
 
 // addresses are where cells hold data, by rank.
@@ -295,14 +290,10 @@ func newWorld(size int, s seats) *world {
 
 // makeCells makes what small collectives need, if there are any in this world.
 func (w *world) makeCells() {
-	switch {
-	case w.size > cellRanks || w.seats == shared:
+	if w.size > cellRanks || w.seats == shared {
 		return
-	case w.seats == threaded:
-		w.small = threadedSmallBytes
-	default:
-		w.small = smallBytes
 	}
+	w.small = smallBytes(w.size, w.seats == dedicated)
 	for i := range w.cells {
 		w.cells[i] = make([]cell, w.size)
 		told := &w.told[i]

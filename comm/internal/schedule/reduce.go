@@ -35,6 +35,13 @@ const wholeLimit = 128 << 10
 // only go on while they wait.
 const gatheredRanks = 8
 
+// gatheredBytes is how long an AllReduce that is gathered may be, for each rank, and longestGathered the most: with
+// more ranks a reduction by shares takes more messages, and so pays later.
+const (
+	gatheredBytes   = 1 << 10
+	longestGathered = 16 << 10
+)
+
 // blockBytes is how much data is reduced at once by shares. Longer buffers are
 // cut up, so that working memory is bounded, stays in the caches, and one
 // block's messages overlap with the next one's arithmetic.
@@ -58,7 +65,8 @@ func (r *reduction) length(rank int) int { return max(0, min(r.share, r.total-ra
 func (p planner) reduce(to int) {
 	count := p.c.Count
 	size := p.c.DType.Size()
-	whole := p.c.Bytes()*(p.size-1) <= wholeLimit
+	gathered := p.gathers(to)
+	whole := gathered || p.c.Bytes()*(p.size-1) <= wholeLimit
 	block := count
 	switch {
 	case p.sharedReduce(to):
@@ -78,7 +86,7 @@ func (p planner) reduce(to int) {
 		switch {
 		case whole:
 			o.Step = stepWhole
-			if p.gathers(to) {
+			if gathered {
 				o.Step = stepGathered
 				o.work = p.size * n * size
 			} else if r.receives(p.rank) {
@@ -145,7 +153,8 @@ func (p planner) operands(begin, to int) *Op {
 
 // gathers reports whether a reduction that each rank makes of all contributions gathers these.
 func (p planner) gathers(to int) bool {
-	return to == everybody && p.size >= gatheredRanks && p.waiter != nil && p.Links != LongLinks
+	short := p.c.Bytes() <= min(p.size*gatheredBytes, longestGathered)
+	return short && to == everybody && p.size >= gatheredRanks && p.waiter != nil && p.Links != LongLinks
 }
 
 // stepGathered runs the gathered schedule. Working memory has the contributions of this rank and those behind it, and
