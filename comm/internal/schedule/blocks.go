@@ -16,33 +16,68 @@ import "github.com/tutti-go/tutti/internal/hostops"
 
 // sharedReduce plans a reduction, and reports whether it goes over the segment.
 func (p planner) sharedReduce(to int) bool {
-	if p.segment.memory == nil {
-		return false
-	}
-	count := p.c.Count
 	bytes := p.c.Bytes()
-	o := p.operands(0, to)
-	o.Step = stepSharedBlocks
-	o.reduction.total = count
-	o.round.active = true
-	o.reads = spanOf(o.send, bytes)
-	if o.reduction.receives(p.rank) || to == nobody {
-		o.writes = spanOf(o.recv, bytes)
+	switch {
+	case p.segment.memory == nil:
+		return false
+	case to != nobody && p.size == 2: // where by shares as much is read, and more written
+		p.sharedWhole(to, pairBlockBytes/p.c.DType.Size())
+	case to != nobody && (p.size-1)*bytes <= wholeSharedLimit:
+		p.sharedWhole(to, p.c.Count)
+	default:
+		p.sharedBlocks(to)
 	}
-	copies := 1 // as many times as recv is what a rank sends
-	if to == nobody {
-		copies = p.size
-		o.reads = spanOf(o.send, bytes*p.size)
-	} else if p.segment.fits(bytes) && (p.size-1)*bytes <= wholeSharedLimit {
-		o.Step = stepSharedReduce
-		o.round.maxBytes = bytes
-	}
-	blocks := max(1, roundUp(bytes*copies, p.segment.blockBytes())/p.segment.blockBytes())
-	o.round.blocks = blocks
-	o.round.block = roundUp(count, blocks) / blocks
-	p.add(o)
 	return true
 }
+
+// sharedWhole plans a reduction in blocks of that many elements, which each rank reads in whole.
+func (p planner) sharedWhole(to, block int) {
+	count := p.c.Count
+	for begin := 0; ; begin += block {
+		n := min(block, count-begin)
+		o := p.operands(begin, to)
+		bytes := n * o.dt.Size()
+		o.Step = stepSharedReduce
+		o.reduction.total = n
+		o.round.active = true
+		o.round.maxBytes = bytes
+		o.reads = spanOf(o.send, bytes)
+		if o.reduction.receives(p.rank) {
+			o.writes = spanOf(o.recv, bytes)
+		}
+		p.add(o)
+		if begin+block >= count {
+			return
+		}
+	}
+}
+
+// sharedBlocks plans a reduction by shares.
+func (p planner) sharedBlocks(to int) {
+	count := p.c.Count
+	bytes := p.c.Bytes()
+	sent := bytes
+	o := p.operands(0, to)
+	if to == nobody {
+		sent *= p.size
+	}
+	o.Step = stepSharedBlocks
+	o.round.active = true
+	o.reads = spanOf(o.send, sent)
+	if to == nobody || o.reduction.receives(p.rank) {
+		o.writes = spanOf(o.recv, bytes)
+	}
+	block := p.segment.blockBytes(sent)
+	o.round.blocks = max(1, roundUp(sent, block)/block)
+	o.round.block = roundUp(count, o.round.blocks) / o.round.blocks
+	p.add(o)
+}
+
+// streamBytes is the length of a result from which on stores to it bypass the caches, unless they are in place.
+const streamBytes = 8 << 20
+
+// streams reports whether stores to the result are to bypass the caches.
+func (o *Op) streams() bool { return o.send != o.recv && o.count*o.dt.Size() >= streamBytes }
 
 // blockOf returns the reduction of a block, and where it begins in the buffers.
 func (o *Op) blockOf(i, size int) (r reduction, offset uintptr) {
@@ -109,17 +144,24 @@ func (e *Engine) reduceBlock(o *Op, i int, full []slot) {
 		o.srcs[rank] = full[rank].operands() + uintptr(e.rank*r.share*size)
 	}
 	o.srcs[e.rank] = o.send + offset + uintptr(e.rank*r.stride*size)
-	results := o.dst[:0]
-	switch {
-	case r.to == nobody:
-		results = append(results, o.recv+offset)
-	case r.receives(e.rank):
-		results = append(results, o.recv+offset+uintptr(e.rank*r.stride*size))
+	n := r.length(e.rank)
+	recv := o.recv + offset
+	if r.to == nobody {
+		o.dst[0] = recv
+		hostops.Reduce(o.dst[:1], o.srcs, n, o.dt, o.reduce, o.streams())
+		return
 	}
-	if r.to != nobody && r.to != e.rank {
-		results = append(results, e.segment.results(e.rank, e.segment.now()))
+	recv += uintptr(e.rank * r.stride * size)
+	o.dst[0] = e.segment.results(e.rank, e.segment.now())
+	o.dst[1] = recv
+	if !r.receives(e.rank) || o.streams() {
+		hostops.Reduce(o.dst[:1], o.srcs, n, o.dt, o.reduce, false)
+	} else {
+		hostops.Reduce(o.dst[:], o.srcs, n, o.dt, o.reduce, false)
 	}
-	hostops.Reduce(results, o.srcs, r.length(e.rank), o.dt, o.reduce, false)
+	if r.receives(e.rank) && o.streams() {
+		hostops.Copy(recv, o.dst[0], n*size, true)
+	}
 }
 
 // takeBlock copies the other ranks' shares of the result of a block from full slots.
@@ -129,6 +171,6 @@ func (e *Engine) takeBlock(o *Op, i int, full []slot) {
 	for distance := 1; distance < e.size; distance++ {
 		rank := (e.rank + distance) % e.size
 		to := o.recv + offset + uintptr(rank*r.stride*size)
-		hostops.Copy(to, e.segment.results(rank, full), r.length(rank)*size, false)
+		hostops.Copy(to, e.segment.results(rank, full), r.length(rank)*size, o.streams())
 	}
 }

@@ -73,7 +73,7 @@ func TestSharedReductions(t *testing.T) {
 			dt  dtype.DType
 			red reductions.Op
 		}{{dtype.F32, comm.Sum}, {dtype.F16, comm.Avg}, {dtype.U8, comm.Max}, {dtype.F64, comm.Prod}} {
-			block := sharedBlockBytes / v.dt.Size()
+			block := shortBlock / v.dt.Size()
 			for _, count := range []int{1, 100, block - 1, block + 1, 2*block + 70} {
 				for _, op := range []comm.Op{comm.OpAllReduce, comm.OpReduce, comm.OpReduceScatter} {
 					for _, inPlace := range []bool{false, true} {
@@ -136,7 +136,7 @@ type dead struct{}
 // Unless it had begun the last round, all others fail and name it; otherwise all have the result.
 func TestKilledInBlocks(t *testing.T) {
 	const size, victim, blocks = 3, 2, 4
-	count := blocks * sharedBlockBytes / dtype.F32.Size()
+	count := blocks * shortBlock / dtype.F32.Size()
 	for lives := range blocks + 2 { // rounds that the rank begins
 		w := &quiet{}
 		began := 0
@@ -194,7 +194,7 @@ func endRank(t *testing.T, w *quiet, e *Engine) {
 			time.Sleep(time.Millisecond) // or it had not begun to write
 		}
 		next := e.segment.slots[(e.segment.round+1)%2][e.rank]
-		part := hostmem.Slice[byte](next.operands(), e.segment.blockBytes()*3/2)
+		part := hostmem.Slice[byte](next.operands(), e.segment.capacity-cacheLine)
 		for i := range part {
 			part[i] = 0xee
 		}

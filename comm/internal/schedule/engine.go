@@ -300,14 +300,10 @@ func (e *Engine) poll(stalled bool, tries int) (moved bool, err error) {
 		return false, nil
 	}
 	asks := tries
-	shared := e.segment.owner
-	if shared != nil {
+	if e.segment.owner != nil {
 		asks = 1
 	}
 	e.idle = e.idle[:0]
-	if shared != nil && e.started() == 1 && e.segment.due() { // the wire has nothing that anybody waits for
-		return true, e.goOn(e.segment.await(1))
-	}
 	if e.done, err = e.wire.Poll(e.done[:0], Hint{Together: !stalled && e.started() == 1, Tries: asks}); err != nil {
 		return false, e.fail(comm.OpSync, err)
 	}
@@ -321,21 +317,16 @@ func (e *Engine) poll(stalled bool, tries int) (moved bool, err error) {
 	} else if len(e.done) == 0 {
 		return false, nil
 	}
-	return true, e.goOn(e.idle...)
-}
-
-// goOn takes steps of operations of which no message is in flight any more. The caller holds mu.
-func (e *Engine) goOn(ready ...*Op) error {
-	for _, o := range ready {
+	for _, o := range e.idle {
 		done, err := e.advance(o)
 		if err != nil {
-			return e.fail(o.op, err)
+			return true, e.fail(o.op, err)
 		}
 		if done {
 			e.finish(o)
 		}
 	}
-	return e.start()
+	return true, e.start()
 }
 
 // Fail aborts the communicator, and tells the other ranks that the wait or call op of this

@@ -94,8 +94,8 @@ type sharedRound struct {
 	active      bool   // false: the operation does not use the segment
 	fingerprint uint64 // of all calls up to this one
 	bytes       int    // that this rank shares
-	maxBytes    int    // that any rank shares; 0 of a reduction by blocks
-	blocks      int    // of a reduction by blocks; 0 of others
+	maxBytes    int    // that any rank shares; 0 of a reduction by shares
+	blocks      int    // of a reduction by shares; 0 of others
 	block       int    // elements of a block, of each share if each rank keeps its own
 }
 

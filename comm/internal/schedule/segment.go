@@ -27,7 +27,7 @@ type segment struct {
 
 	round uint64 // the last that this rank has begun
 	flag  uint64 // of this rank in that round
-	seen  int    // other ranks that were seen to have begun it, from the next rank on
+	seen  int    // ranks that were seen to have begun it, from rank 0 on
 	owner *Op    // waits for the others, nil for none
 }
 
@@ -117,28 +117,40 @@ func (s *segment) last(rank int) (state, passed uint64) {
 // the segment is faster than messages, on machines with fast and with slow cache lines.
 const sharedLimit = 1 << 20
 
-// wholeSharedLimit is the same for a reduction whose operands every rank reads in whole. Beyond, one by blocks reads
-// less, for one round more.
-const wholeSharedLimit = 48 << 10
+// wholeSharedLimit is the same for a reduction of more than two ranks whose operands each rank reads in whole. Beyond,
+// one by blocks reads less, for one round more.
+const wholeSharedLimit = 16 << 10
 
-// sharedBlockBytes is how much of a long reduction goes over the segment at once. Both slots of a rank stay in a
-// processor's caches, and the copies take long beside a round.
-const sharedBlockBytes = 128 << 10
+// pairBlockBytes is how much of a long reduction two ranks read of each other at once.
+const pairBlockBytes = 256 << 10
 
-// blockBytes is how much of a long reduction goes over the segment at once.
-func (s *segment) blockBytes() int {
-	return min(sharedBlockBytes, (s.capacity-resultRoom)*s.size/(s.size+1)/cacheLine*cacheLine)
+// A long reduction of more ranks goes over the segment in at least leastBlocks blocks, unless these are shorter than
+// shortBlock or longer than longBlock. Both slots of a rank are to stay in a processor's caches. Rounds are to take
+// little beside the copies, above all where ranks share processors.
+const (
+	shortBlock  = 128 << 10
+	longBlock   = 512 << 10
+	leastBlocks = 16
+	allBlocks   = 8 << 20 // the longest blocks of all ranks together, unless they are short
+)
+
+// maxBlock is the length of the longest blocks.
+func (s *segment) maxBlock() int { return min(max(allBlocks/s.size, shortBlock), longBlock) }
+
+// blockBytes returns the length of a block of a reduction of that many bytes.
+func (s *segment) blockBytes(bytes int) int {
+	return min(max(bytes/leastBlocks, shortBlock), s.maxBlock())
 }
 
-// resultRoom is what the shares of a block are rounded up by, and the line before the result.
-const resultRoom = 8*cacheLine + 2*cacheLine
+// resultRoom is what the share of a block is rounded up by at most.
+const resultRoom = 8 * cacheLine
 
 // operands is where a rank's slot has its operands of a block.
 func (s slot) operands() uintptr { return s.address + cacheLine }
 
 // results is where a rank's slot has its share of the result of a block.
 func (s *segment) results(rank int, slots []slot) uintptr {
-	return slots[rank].operands() + uintptr(s.blockBytes())
+	return slots[rank].operands() + uintptr(s.maxBlock())
 }
 
 // fits reports whether each rank may read that many bytes of every other one in one round.
@@ -175,12 +187,8 @@ func (s *segment) announce(o *Op) {
 
 // complete reports whether all ranks have begun the round.
 func (s *segment) complete() bool {
-	for slots := s.now(); s.seen < s.size-1; s.seen++ {
-		rank := s.rank + 1 + s.seen // so that not all look at the same line
-		if rank >= s.size {
-			rank -= s.size
-		}
-		if slots[rank].flag.Load() != s.flag {
+	for slots := s.now(); s.seen < len(slots); s.seen++ {
+		if slots[s.seen].flag.Load() != s.flag {
 			return false
 		}
 	}
@@ -221,8 +229,9 @@ func SegmentBytes(size int) int {
 }
 
 func newSegment(rank, size int) segment {
-	block := sharedBlockBytes + sharedBlockBytes/size + resultRoom + cacheLine
-	return segment{rank: rank, size: size, capacity: max(sharedLimit/(size-1), block)}
+	s := segment{rank: rank, size: size}
+	s.capacity = max(sharedLimit/(size-1), s.maxBlock()+s.maxBlock()/size+resultRoom)
+	return s
 }
 
 // Share has short collectives go over memory of [SegmentBytes] that all ranks have mapped,

@@ -74,7 +74,7 @@ func stepSharedReduce(e *Engine, o *Op) bool {
 		}
 		o.srcs[e.rank] = o.send
 		o.dst[0] = o.recv
-		hostops.Reduce(o.dst[:1], o.srcs, o.reduction.total, o.dt, o.reduce, false)
+		hostops.Reduce(o.dst[:1], o.srcs, o.reduction.total, o.dt, o.reduce, o.streams())
 	}
 	return true
 }

@@ -52,8 +52,10 @@ var adaptations = []change{
 	{"comm/tcp/link_unix.go", "syscall.Write(int(fd), b)", scheduler + ".TrySend(fd, b)"},
 	{"internal/poll/pause_linux.go", "_, _, _ = syscall.RawSyscall(syscall.SYS_SCHED_YIELD, 0, 0, 0)", scheduler + ".Pause()"},
 	{"comm/tcp/shared.go", "segment.Machine()", "uint64(0), error(nil)"}, // each rank is on a host of its own
-	{"comm/internal/schedule/segment.go", "const sharedBlockBytes = 128 << 10", "const sharedBlockBytes = 2 << 10"},
-	{"comm/internal/schedule/segment.go", "const wholeSharedLimit = 48 << 10", "const wholeSharedLimit = 400"},
+	{"comm/internal/schedule/segment.go", "const wholeSharedLimit = 16 << 10", "const wholeSharedLimit = 400"},
+	{"comm/internal/schedule/segment.go", "const pairBlockBytes = 256 << 10", "const pairBlockBytes = 2 << 10"},
+	{"comm/internal/schedule/segment.go", "shortBlock  = 128 << 10", "shortBlock  = 2 << 10"},
+	{"comm/internal/schedule/segment.go", "longBlock   = 512 << 10", "longBlock   = 4 << 10"},
 	{"comm/internal/schedule/segment.go", "const looks = 64", "const looks = 2"},
 	{"comm/local/spin.go", "const yieldLooks = 16", "const yieldLooks = 2"},
 	{"comm/local/spin.go", "const looksBetween = 16", "const looksBetween = 2"},

@@ -103,7 +103,7 @@ var mutants = []mutant{
 	{"a report of calls is compared once for all", "schedule", change{controlFile, "p.report, p.agreed = m, false", "p.report = m"}, ""},
 
 	// comm/internal/schedule, over memory that ranks share.
-	{"a round is complete before the last rank has begun it", "segment", change{segmentFile, "s.seen < s.size-1; s.seen++", "s.seen < s.size-2; s.seen++"}, ""},
+	{"a round is complete before the last rank has begun it", "segment", change{segmentFile, "s.seen < len(slots); s.seen++", "s.seen < len(slots)-1; s.seen++"}, ""},
 	{"a rank begins a round before it has written", "segment", change{blocksFile, "\tif o.phase < blocks {\n\t\te.writeBlock(o, o.phase)\n\t}\n\tif !ends {\n\t\ts.announce(o)\n\t}\n", "\tif !ends {\n\t\ts.announce(o)\n\t}\n\tif o.phase < blocks {\n\t\te.writeBlock(o, o.phase)\n\t}\n"}, ""},
 	{"results are taken from the round that begins", "segment", change{blocksFile, "e.takeBlock(o, i, full)", "e.takeBlock(o, i, s.now())"}, ""},
 
