@@ -99,10 +99,9 @@ func (r *Reducer) Residual() (*runtime.Tensor, error) {
 	return r.engine.Residual()
 }
 
-// ScaleResidual multiplies the residual, and the thresholds that were found for
-// it, by a finite factor that is not negative: when a loss scale or learning rate
-// that gradients contain changes by it, the residual changes alike. It does
-// not communicate; all ranks do it. The dense pattern has nothing to scale.
+// ScaleResidual multiplies the residual by a finite factor that is not negative: when a loss scale or learning rate
+// that gradients contain changes by it, the residual changes alike. A threshold that is reused stays, and is found
+// anew if it does not serve any more. It does not communicate; all ranks do it. The dense pattern has nothing to scale.
 func (r *Reducer) ScaleResidual(factor float64) error {
 	return r.engine.ScaleResidual(factor)
 }

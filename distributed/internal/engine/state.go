@@ -295,7 +295,8 @@ func (s *Reducer) gather(states []savedState) []byte {
 	return hostmem.Bytes(sum)
 }
 
-// ScaleResidual multiplies the residual, and the thresholds that were found for it, by a factor.
+// ScaleResidual multiplies the residual by a factor. Thresholds stay: where the factor is that of a decay, gradients do
+// not change with it, and otherwise one that does not serve any more is found anew.
 func (s *Reducer) ScaleResidual(factor float64) error {
 	const op = "scale residual"
 	switch f := float32(factor); {
@@ -314,12 +315,7 @@ func (s *Reducer) ScaleResidual(factor float64) error {
 		}
 		s.set(numFactor, int32(math.Float32bits(f)))
 	}
-	for _, x := range []struct {
-		ptr uintptr
-		n   int
-	}{{s.residual, s.held}, {s.ptr(numState), 1}, {s.ptr(numBracket), 1}} {
-		s.do(func() error { return s.kernels.Scale(x.ptr, dtype.F32, x.n, s.ptr(numFactor)) })
-	}
+	s.do(func() error { return s.kernels.Scale(s.residual, dtype.F32, s.held, s.ptr(numFactor)) })
 	return base.OpError(op, s.err)
 }
 

@@ -286,10 +286,14 @@ func TestRestoreOtherWorld(t *testing.T) {
 	}
 }
 
-// TestScaleResidual: with residual and gradients twice as large, results are.
+// TestScaleResidual: with residual and gradients four times as large, results are, except with patterns that look for
+// another threshold then.
 func TestScaleResidual(t *testing.T) {
 	const ranks, n, steps, at = 2, 2000, 8, 3
 	for _, pattern := range sparsity.Patterns() {
+		if pattern == sparsity.TopkAopt || pattern == sparsity.Oktopk {
+			continue
+		}
 		rt := cpu.New()
 		run := func(factor float32) (all [ranks][][]float32) {
 			require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
@@ -333,6 +337,96 @@ func TestScaleResidual(t *testing.T) {
 		}
 		assert.Equal(t, want, run(4), pattern)
 		require.NoError(t, rt.Close())
+	}
+}
+
+// TestDecayedResidual: where the residual decays in each step, and gradients do not, a threshold is reused as without.
+func TestDecayedResidual(t *testing.T) {
+	const n, steps = 20_000, 70
+	for _, pattern := range []string{sparsity.TopkAopt, sparsity.Oktopk} {
+		for _, factor := range []float64{1, 0.95} {
+			rt := cpu.New()
+			require.NoError(t, local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+				u, err := standin.NewTrainee(rt, c, engine.Config{Pattern: pattern, Density: 0.05}, n)
+				if err != nil {
+					return err
+				}
+				exact := 0
+				for step := range steps {
+					gradient := standin.Normal(n, 2*step+c.Rank())
+					if err := errors.Join(runtime.CopyIn(u.T, gradient), u.S.AllReduce(ctx, u.T)); err != nil {
+						return err
+					}
+					stats, err := u.S.Stats(ctx)
+					if err := errors.Join(err, u.S.ScaleResidual(factor)); err != nil {
+						return err
+					}
+					if step >= steps/3 && stats.SelectedLocal == stats.K {
+						exact++
+					}
+				}
+				assert.LessOrEqual(t, exact, 4, "%s, factor %v", pattern, factor)
+				return u.Close()
+			}))
+			require.NoError(t, rt.Close())
+		}
+	}
+}
+
+// TestScaledThreshold: with other units all entries are still sent once, by patterns that reuse thresholds.
+func TestScaledThreshold(t *testing.T) {
+	const n, steps, half = 2000, 40, 20
+	for _, pattern := range []string{sparsity.TopkAopt, sparsity.Oktopk} {
+		for _, factor := range []float64{1. / 64, 64} {
+			rt := cpu.New()
+			require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
+				u, err := standin.NewTrainee(rt, c, engine.Config{Pattern: pattern, Density: 0.1}, n)
+				if err != nil {
+					return err
+				}
+				want := make([]float64, n)
+				got := make([]float64, n)
+				for step := range steps {
+					scale := 1.
+					if step == half {
+						scale = factor
+						if err := u.S.ScaleResidual(factor); err != nil {
+							return err
+						}
+					}
+					gradient := standin.Normal(n, step)
+					for i := range gradient {
+						if step >= half {
+							gradient[i] *= float32(factor)
+						}
+						want[i] = want[i]*scale + float64(gradient[i])
+						got[i] *= scale
+					}
+					if err := errors.Join(runtime.CopyIn(u.T, gradient), u.S.AllReduce(ctx, u.T)); err != nil {
+						return err
+					}
+					result, err := runtime.ToSlice[float32](u.T)
+					stats, failed := u.S.Stats(ctx)
+					if err := errors.Join(err, failed); err != nil {
+						return err
+					}
+					assert.InDelta(t, stats.K, stats.SelectedLocal, 0.8*float64(stats.K), "%s, step %d", pattern, step)
+					for i, x := range result {
+						got[i] += float64(x)
+					}
+				}
+				left, err := u.S.Residual()
+				if err != nil {
+					return err
+				}
+				residual, err := runtime.ToSlice[float32](left)
+				for i, x := range residual {
+					assert.InDelta(t, want[i], got[i]+float64(x), 1e-3*max(1, factor), "%s, entry %d", pattern, i)
+				}
+				return errors.Join(err, u.Close())
+			}))
+			require.NoError(t, rt.Close())
+		}
 	}
 }
 
