@@ -115,6 +115,9 @@ func (g *Gradients) addTo(s *sum, t *runtime.Tensor) error {
 
 // fold adds what was accumulated to the gradient that is reduced.
 func (g *Gradients) fold(i int, t *runtime.Tensor) error {
+	if g.cfg.Reproducible > 0 {
+		return g.holdLast(i, t)
+	}
 	if g.cfg.Weighted {
 		return g.foldWeighted(i, t)
 	}
@@ -162,6 +165,9 @@ func (g *Gradients) storeSum(i int, t *runtime.Tensor, scale float32) error {
 
 // unfold keeps the sums of gradients that were left out of a step that is rolled back, or given up.
 func (g *Gradients) unfold() {
+	if g.cfg.Reproducible > 0 {
+		g.dropLast()
+	}
 	g.keepWeights()
 	g.repeats = true
 	for i := range g.gradients {

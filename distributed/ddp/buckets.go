@@ -267,13 +267,13 @@ func (g *Gradients) choose(ctx context.Context, whole engine.Settings, patterns 
 // allocate allocates what the buckets need. The sparse ones, of which nobody reads
 // the gradient any more when they have started, share memory to put it together.
 func (g *Gradients) allocate(ctx context.Context) error {
-	shared := 0
+	shared := g.turnMemory()
 	for i, b := range g.buckets {
 		n := g.join(b)
-		alone := !g.cfg.Shard && len(b.joined) < 2 && b.wire == b.dt
+		alone := !g.joins() || len(b.joined) < 2 && b.wire == b.dt
 		switch {
-		case g.cfg.BucketViews:
-		case alone || !g.joins():
+		case g.cfg.BucketViews || g.cfg.Shard:
+		case alone:
 			b.joined = nil
 			b.separate = b.params
 			continue
@@ -324,6 +324,9 @@ func (g *Gradients) allocateBucket(ctx context.Context, b *bucket, n int) error 
 	if err != nil {
 		return err
 	}
+	if !g.joins() {
+		b.joined = nil
+	}
 	if g.cfg.BucketViews {
 		return g.view(b, ptr)
 	}
@@ -368,7 +371,7 @@ func (g *Gradients) equip(i int, b *bucket) error {
 // newReducer makes what reduces a bucket that is not plain.
 func (g *Gradients) newReducer(i int, b *bucket) (reducer, error) {
 	if g.cfg.Reproducible > 0 {
-		return g.newReproducible(b)
+		return g.newReproducible(i, b)
 	}
 	if g.lines.mesh != nil {
 		return g.newMeshed(i, b)
@@ -417,9 +420,6 @@ func (g *Gradients) view(b *bucket, ptr uintptr) error {
 		}
 		g.views[i] = t
 		ptr += uintptr(t.Bytes())
-	}
-	if !g.joins() {
-		b.joined = nil
 	}
 	return nil
 }

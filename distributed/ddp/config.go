@@ -97,7 +97,8 @@ type Config struct {
 	// Each contribution is rounded once, to integers of ReproducibleBits below the largest number that a block of 64
 	// elements has in any of them, which the ranks find first, so what is accumulated is kept until the last one: a
 	// rank needs memory for its contributions, less one, and for I32 like the gradients. The integers add up in any
-	// order, so that communicators without a fixed order ([comm.FixedOrder]) serve as well. A block with an element that
+	// order, so that communicators without a fixed order ([comm.FixedOrder]) serve as well. With NoUndo, results are
+	// written early, which saves a pass over memory. A block with an element that
 	// is not finite is NaN, which NonFinite judges; a result beyond the largest number of its type is that number.
 	// ClipNorm bounds the norm of the results, whatever Clip says.
 	//
@@ -105,8 +106,12 @@ type Config struct {
 	// left out, and the next step has its own contributions alone, where that begins with Accumulate, of any gradient, or
 	// after a [Gradients.Rebind], which all ranks call, also with the same communicator.
 	//
-	// It is for F32, F16 and BF16, reduced densely, and excludes Momentum, Values, Wire, Weighted, Shard, Mesh and
-	// Reducer: what a rank selects, or rounds at random, depends on what it has. So does a batch norm over the samples
+	// Weighted multiplies each contribution by its weight, as F32, before it is rounded to integers; weights are whole
+	// numbers of at most 2^24, which add up exactly. Along a Mesh, integers are summed hierarchically. Shard leaves a rank
+	// the results of its part; where something looks at the norm of all of them, its ranks sum all integers.
+	//
+	// It is for F32, F16 and BF16, reduced densely, and excludes Momentum, Values, Wire and Reducer, and Shard with
+	// BucketViews: what a rank selects, or rounds at random, depends on what it has. So does a batch norm over the samples
 	// of a rank: a contribution is to be a function of its microbatch alone.
 	Reproducible int
 	// ReproducibleBits is the precision of a contribution, 8 to 30: with n bits, 2^(31-n) - 1 contributions

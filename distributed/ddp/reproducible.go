@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
@@ -14,38 +15,52 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/sparsity"
-	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
+
+// turnLen is how many elements are summed in a turn whose integers stay in the second-level cache on their way from
+// gradients to results.
+const turnLen = 1 << 17
 
 // reproducible sums what the ranks contribute to a bucket as integers, so that the sums do not depend on how many
 // ranks there are, and who contributes what. The blocks of a gradient first get the largest exponent that any
 // contribution has there, of all ranks, and each contribution is rounded once, below that exponent. So the
 // contributions of a step are kept until all are there.
 type reproducible struct {
-	g      *Gradients
-	b      *bucket
-	order  base.Order
-	memory base.Buffer // the integers, and behind them the exponents
-	parts  []fixedPart
-	sums   uintptr // I32 of each element, and the number of contributions to each gradient
-	n      int     // elements
-	blocks int
-
-	counted []int32 // the numbers of contributions of the last step, of all ranks
+	g       *Gradients
+	b       *bucket
+	index   int // of the bucket
+	order   base.Order
+	inner   []base.Order // with a Mesh, the communicators within hosts, the fastest dimension first
+	outer   base.Order   // and that between hosts
+	memory  base.Buffer  // the number of contributions to each gradient, exponents, and sums unless buckets share them
+	wholes  []fixedPart  // one of each gradient
+	turns   []turn
+	counts  uintptr // I32 of each gradient
+	counted []int32 // those of the last step, of all ranks
+	calls   []comm.Call
+	gathers []comm.Call
 }
 
-// fixedPart is the sums of a gradient.
+// fixedPart is the sums of some elements of a gradient.
 type fixedPart struct {
 	param int
+	from  int // the first element
 	fixed kernel.Fixed
 }
 
-// held is the contributions of a gradient that wait for the last one of the step.
-type held struct {
-	tensors []*runtime.Tensor // reused
-	n       int               // how many of them there are in this step
+// turn is what is summed at once. Its sums follow each other, and so do its exponents.
+type turn struct {
+	parts  []fixedPart
+	n      int // elements
+	blocks int
 }
+
+// sums is where those of a turn are.
+func (t *turn) sums() uintptr { return t.parts[0].fixed.Sums }
+
+// exponents is where those of a turn are.
+func (t *turn) exponents() uintptr { return t.parts[0].fixed.Exponents }
 
 // contributionBits returns how many bits a contribution has below the largest exponent, where 0 is as many as possible.
 func contributionBits(contributions, wanted int) (int, error) {
@@ -77,84 +92,330 @@ func (c *Config) checkReproducible(whole *engine.Settings) error {
 		return err
 	}
 	dense := whole.Pattern == sparsity.Dense && whole.Values == sparsity.F32 && whole.Momentum == 0
-	if !dense || c.Reducer != nil || c.Mesh != nil || c.Shard || c.Weighted || c.Wire != dtype.Invalid {
-		return base.ConfigError("Reproducible is for dense gradients in F32 without Momentum: it excludes Reducer, " +
-			"Mesh, Shard, Weighted and Wire")
+	switch {
+	case !dense || c.Reducer != nil || c.Wire != dtype.Invalid:
+		return base.ConfigError("Reproducible is for dense gradients in F32 without Momentum: it excludes Reducer and " +
+			"Wire, by which a rank rounds what it has, and not what it contributes")
+	case c.Shard && c.Mesh != nil:
+		return base.ConfigError("Shard with Mesh, whose ranks within a host have shards already")
+	case c.Shard && c.BucketViews:
+		return base.ConfigError("Reproducible with Shard and BucketViews: padding of shards, which follows the number of " +
+			"ranks, would move the views")
 	}
 	return nil
 }
 
+// fixedEarly reports whether results are written turn by turn: on the host, where nothing has to be known of all of
+// them before, and a step is not rolled back.
+func (g *Gradients) fixedEarly() bool {
+	cfg := &g.transaction.cfg
+	if g.cfg.Reproducible == 0 || g.cfg.Shard || g.runtime().ComputeStream() != 0 {
+		return false
+	}
+	return cfg.NoUndo && cfg.ClipNorm == 0 && cfg.NonFinite == engine.PassNonFinite
+}
+
+// turnLimit is how many elements a turn has at most. Sums that are kept until the step commits pass through memory
+// anyway, and those of a bucket are one turn.
+func (g *Gradients) turnLimit() int {
+	if g.fixedEarly() {
+		return turnLen
+	}
+	return math.MaxInt32 &^ (kernel.FixedBlock - 1)
+}
+
 // newReproducible makes what reduces a bucket.
-func (g *Gradients) newReproducible(b *bucket) (reducer, error) {
-	r := &reproducible{g: g, b: b, n: b.len(), order: base.NewOrder(g.transaction.rt, g.meter)}
+func (g *Gradients) newReproducible(index int, b *bucket) (reducer, error) {
+	r := &reproducible{
+		g:       g,
+		b:       b,
+		index:   index,
+		counted: make([]int32, len(b.params)),
+	}
 	precision, err := contributionBits(g.cfg.Reproducible, g.cfg.ReproducibleBits)
 	if err != nil {
 		return nil, err
 	}
 	for _, i := range b.params {
-		f := kernel.Fixed{N: g.gradients[i].n, Bits: precision}
-		r.blocks += f.Blocks()
-		r.parts = append(r.parts, fixedPart{i, f})
+		f := kernel.Fixed{
+			N:    g.gradients[i].n,
+			Bits: precision,
+		}
+		r.wholes = append(r.wholes, fixedPart{param: i, fixed: f})
 	}
-	r.counted = make([]int32, len(r.parts))
-	words := 4 * (r.n + len(r.parts))
-	if err := g.transaction.buffers.Allocate(g.transaction.rt, &r.memory, words+r.blocks); err != nil {
-		return nil, err
-	}
-	r.sums = r.memory.Ptr
-	sums := r.sums
-	exponents := r.exponents()
-	for i := range r.parts {
-		f := &r.parts[i].fixed
-		f.Sums = sums
-		f.Exponents = exponents
-		sums += uintptr(4 * f.N)
-		exponents += uintptr(f.Blocks())
-	}
-	return r, nil
+	return r, r.Rebind(g.meter)
 }
 
-// exponents is where those of all blocks are.
-func (r *reproducible) exponents() uintptr { return r.count(len(r.parts)) }
+// Rebind implements reducer. The room for sums follows the ranks.
+func (r *reproducible) Rebind(c comm.Communicator) error {
+	t := r.g.transaction
+	r.order = base.NewOrder(t.rt, c)
+	r.inner = r.inner[:0]
+	r.outer = base.NewOrder(t.rt, r.g.lines.outer)
+	for _, line := range r.g.lines.inner {
+		r.inner = append(r.inner, base.NewOrder(t.rt, line))
+	}
+	blocks := 0
+	for _, p := range r.wholes {
+		blocks += p.fixed.Blocks()
+	}
+	words := len(r.wholes)
+	if !r.g.fixedEarly() {
+		words += r.g.fixedRoom(r.b.len())
+	}
+	if err := t.buffers.Allocate(t.rt, &r.memory, base.WordSize*words+blocks); err != nil {
+		return err
+	}
+	r.counts = r.memory.Ptr
+	sums := base.At(r.counts, len(r.wholes))
+	exponents := base.At(r.counts, words)
+	for i := range r.wholes {
+		p := &r.wholes[i]
+		p.fixed.Sums = sums
+		p.fixed.Exponents = exponents
+		sums = base.At(sums, p.fixed.N)
+		exponents += uintptr(p.fixed.Blocks())
+	}
+	return nil
+}
 
-// count is where the number of contributions to a part is.
-func (r *reproducible) count(part int) uintptr { return r.sums + uintptr(4*(r.n+part)) }
+// fixedRoom is how many sums there is to be memory for, where n are in use: ranks have equal parts of them.
+func (g *Gradients) fixedRoom(n int) int {
+	ranks := g.lines.ranks()
+	if g.cfg.Shard {
+		ranks = g.meter.WorldSize()
+	}
+	return (n + ranks - 1) / ranks * ranks
+}
+
+// turnMemory is how many bytes of memory buckets share for the sums of one turn at a time.
+func (g *Gradients) turnMemory() (bytes int) {
+	if !g.fixedEarly() {
+		return 0
+	}
+	for _, b := range g.buckets {
+		bytes = max(bytes, base.WordSize*g.fixedRoom(min(turnLen, b.len())))
+	}
+	return bytes
+}
+
+// JoinTransaction implements reducer. Memory that buckets share is allocated by now.
+func (r *reproducible) JoinTransaction(flags, skip uintptr) { r.cut() }
+
+// cut cuts gradients into turns, between blocks.
+func (r *reproducible) cut() {
+	limit := r.g.turnLimit()
+	r.turns = []turn{{}}
+	for _, whole := range r.wholes {
+		for from := 0; from < whole.fixed.N; {
+			t := &r.turns[len(r.turns)-1]
+			n := whole.fixed.N - from
+			room := limit - t.n
+			if n > room {
+				n = room &^ (kernel.FixedBlock - 1)
+			}
+			if n == 0 {
+				r.turns = append(r.turns, turn{})
+				continue
+			}
+			part := whole
+			part.from = from
+			part.fixed.N = n
+			part.fixed.Sums = base.At(whole.fixed.Sums, from)
+			part.fixed.Exponents += uintptr(from / kernel.FixedBlock)
+			if r.g.fixedEarly() {
+				part.fixed.Sums = base.At(r.g.transaction.shared.Ptr, t.n)
+			}
+			t.parts = append(t.parts, part)
+			t.n += n
+			t.blocks += part.fixed.Blocks()
+			from += n
+		}
+	}
+}
 
 // contributions is how many this rank has for a gradient.
 func (r *reproducible) contributions(param int) int {
 	n := r.g.gradients[param].held.n
-	if !r.g.step.absent[param] {
+	if r.g.lastCounts(param) {
 		n++
 	}
 	return n
 }
 
-// contribution returns where one of them is: those that are held come first.
-func (r *reproducible) contribution(param, number int) (uintptr, error) {
-	t := r.g.step.tensors[param]
-	if h := &r.g.gradients[param].held; number < h.n {
+// contribution returns a part of one of them: those that are held come first.
+func (r *reproducible) contribution(p fixedPart, number int) (ptr uintptr, dt dtype.DType, err error) {
+	t := r.g.step.tensors[p.param]
+	if h := &r.g.gradients[p.param].held; number < h.n {
 		t = h.tensors[number]
 	}
-	ptr, err := t.Ptr()
-	if err != nil {
-		return 0, gradientError(param, err)
-	}
-	return ptr, nil
+	ptr, err = t.Ptr()
+	return ptr + uintptr(p.from*t.DType().Size()), t.DType(), err
 }
 
-// Select implements reducer: it raises the exponents to those of this rank's contributions.
+// Select implements reducer. Contributions stay where they are.
 func (r *reproducible) Select(context.Context, engine.Input) error {
-	t := r.g.transaction
-	if err := t.rt.Fill(r.exponents(), r.blocks, dtype.I8, math.MinInt8); err != nil {
+	return r.storeCounts()
+}
+
+// Exchange implements reducer. The ranks agree on the exponents of a turn while they sum the one before.
+func (r *reproducible) Exchange(ctx context.Context) error {
+	first := &r.turns[0]
+	if err := r.raise(first); err != nil {
 		return err
 	}
-	for _, p := range r.parts {
-		for i := range r.contributions(p.param) {
-			ptr, err := r.contribution(p.param, i)
-			if err != nil {
+	r.calls = append(r.calls[:0], comm.AllReduceCall(r.counts, r.counts, len(r.wholes), dtype.I32, comm.Sum))
+	if err := r.exchange(ctx, nil, first); err != nil {
+		return err
+	}
+	for i := range r.turns {
+		t := &r.turns[i]
+		if err := r.store(t); err != nil {
+			return err
+		}
+		var next *turn
+		if i+1 < len(r.turns) {
+			next = &r.turns[i+1]
+			if err := r.raise(next); err != nil {
 				return err
 			}
-			if err := t.kernels.RaiseExponents(p.fixed, ptr, r.b.dt); err != nil {
+		}
+		if err := r.exchange(ctx, t, next); err != nil {
+			return err
+		}
+		if r.g.fixedEarly() {
+			if err := r.finish(t); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// exchange makes the calls that are left to make, sums a turn, and raises the exponents of another one.
+func (r *reproducible) exchange(ctx context.Context, sums, exponents *turn) error {
+	if sums != nil && sums.n > 0 && len(r.inner) == 0 {
+		r.calls = append(r.calls, r.sum(sums))
+	}
+	if exponents != nil && exponents.n > 0 {
+		p := exponents.exponents()
+		r.calls = append(r.calls, comm.AllReduceCall(p, p, exponents.blocks, dtype.I8, comm.Max))
+	}
+	if len(r.calls) > 0 {
+		err := r.order.CommAfterCompute(ctx)
+		if err == nil {
+			err = r.g.meter.Group(r.calls...)
+		}
+		r.calls = r.calls[:0]
+		if err != nil {
+			return err
+		}
+		if err := r.order.ComputeAfterComm(ctx); err != nil {
+			return err
+		}
+	}
+	if sums != nil && sums.n > 0 && len(r.inner) > 0 {
+		return r.sumAlong(ctx, sums)
+	}
+	return nil
+}
+
+// sum is the call that sums a turn: for this rank's shard, or for all that look at the norm, or have all results.
+func (r *reproducible) sum(t *turn) comm.Call {
+	if r.shardsSums() {
+		n := r.g.fixedRoom(t.n) / r.g.meter.WorldSize()
+		return comm.ReduceScatterCall(t.sums(), r.shard(), n, dtype.I32, comm.Sum)
+	}
+	return comm.AllReduceCall(t.sums(), t.sums(), t.n, dtype.I32, comm.Sum)
+}
+
+// shardsSums reports whether a rank has the sums of its shard alone.
+func (r *reproducible) shardsSums() bool {
+	cfg := &r.g.transaction.cfg
+	return r.g.cfg.Shard && cfg.ClipNorm == 0 && cfg.NonFinite == engine.PassNonFinite
+}
+
+// shard is where the sums of this rank's shard are.
+func (r *reproducible) shard() uintptr {
+	n := r.g.fixedRoom(r.b.len()) / r.g.meter.WorldSize()
+	return base.At(r.wholes[0].fixed.Sums, n*r.g.meter.Rank())
+}
+
+// sumAlong sums a turn along a mesh: within hosts each rank gets a part, which it sums between hosts. Padding has any
+// numbers in it.
+func (r *reproducible) sumAlong(ctx context.Context, t *turn) error {
+	region := t.sums()
+	n := r.g.fixedRoom(t.n)
+	r.gathers = r.gathers[:0]
+	for i := range r.inner {
+		o := &r.inner[i]
+		n /= o.C.WorldSize()
+		part := base.At(region, n*o.C.Rank())
+		scatter := comm.ReduceScatterCall(region, part, n, dtype.I32, comm.Sum)
+		if err := along(ctx, o, scatter); err != nil {
+			return err
+		}
+		r.gathers = append(r.gathers, comm.AllGatherCall(part, region, n, dtype.I32))
+		region = part
+	}
+	sum := comm.AllReduceCall(region, region, n, dtype.I32, comm.Sum)
+	if err := along(ctx, &r.outer, sum); err != nil {
+		return err
+	}
+	for i, gather := range slices.Backward(r.gathers) {
+		if err := along(ctx, &r.inner[i], gather); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// along makes a call along a dimension.
+func along(ctx context.Context, o *base.Order, call comm.Call) error {
+	return o.Around(ctx, func() error { return call.Make(o.C) })
+}
+
+// raise raises the exponents of a turn to those of this rank's contributions.
+func (r *reproducible) raise(turn *turn) error {
+	t := r.g.transaction
+	if turn.n == 0 {
+		return nil
+	}
+	if err := t.rt.Fill(turn.exponents(), turn.blocks, dtype.I8, math.MinInt8); err != nil {
+		return err
+	}
+	return r.eachContribution(turn, func(p fixedPart, _ int, ptr uintptr, dt dtype.DType) error {
+		return t.kernels.RaiseExponents(p.fixed, ptr, dt)
+	})
+}
+
+// store stores the sums of this rank's contributions.
+func (r *reproducible) store(turn *turn) error {
+	t := r.g.transaction
+	for _, p := range turn.parts {
+		if r.contributions(p.param) > 0 {
+			continue
+		}
+		if err := t.rt.Fill(p.fixed.Sums, p.fixed.N, dtype.I32, 0); err != nil {
+			return err
+		}
+	}
+	return r.eachContribution(turn, func(p fixedPart, i int, ptr uintptr, dt dtype.DType) error {
+		return t.kernels.StoreFixed(p.fixed, ptr, dt, i > 0)
+	})
+}
+
+// eachContribution calls a kernel with each contribution of this rank to a part.
+func (r *reproducible) eachContribution(
+	t *turn, call func(p fixedPart, number int, ptr uintptr, dt dtype.DType) error,
+) error {
+	for _, p := range t.parts {
+		for i := range r.contributions(p.param) {
+			ptr, dt, err := r.contribution(p, i)
+			if err == nil {
+				err = call(p, i, ptr, dt)
+			}
+			if err != nil {
 				return gradientError(p.param, err)
 			}
 		}
@@ -162,54 +423,41 @@ func (r *reproducible) Select(context.Context, engine.Input) error {
 	return nil
 }
 
-// Exchange implements reducer.
-func (r *reproducible) Exchange(ctx context.Context) error {
-	err := r.order.Around(ctx, func() error {
-		return r.g.meter.AllReduce(r.exponents(), r.exponents(), r.blocks, dtype.I8, comm.Max)
-	})
-	if err != nil {
-		return err
+// finish has the gradients of a turn hold the results.
+func (r *reproducible) finish(turn *turn) error {
+	for _, p := range turn.parts {
+		if err := r.load(p, 0); err != nil {
+			return gradientError(p.param, err)
+		}
 	}
-	if err := r.store(); err != nil {
-		return err
-	}
-	return r.order.Around(ctx, func() error {
-		return r.g.meter.AllReduce(r.sums, r.sums, r.n+len(r.parts), dtype.I32, comm.Sum)
-	})
+	return nil
 }
 
-// store stores the sums of this rank's contributions, and their numbers.
-func (r *reproducible) store() error {
-	t := r.g.transaction
-	for _, p := range r.parts {
-		count := r.contributions(p.param)
-		if count == 0 {
-			if err := t.rt.Fill(p.fixed.Sums, p.fixed.N, dtype.I32, 0); err != nil {
-				return err
-			}
-		}
-		for i := range count {
-			ptr, err := r.contribution(p.param, i)
-			if err != nil {
-				return err
-			}
-			if err := t.kernels.StoreFixed(p.fixed, ptr, r.b.dt, i > 0); err != nil {
-				return gradientError(p.param, err)
-			}
-		}
+// load stores the result of a part in the gradient.
+func (r *reproducible) load(p fixedPart, factor uintptr) error {
+	ptr, err := r.target(p)
+	if err != nil || p.fixed.N == 0 {
+		return err
 	}
-	return r.storeCounts()
+	return r.g.transaction.kernels.LoadFixed(ptr, r.b.dt, p.fixed, r.g.divisor(r.g.step.total), factor)
+}
+
+// target is where the result of a part belongs.
+func (r *reproducible) target(p fixedPart) (uintptr, error) {
+	ptr, err := r.g.step.tensors[p.param].Ptr()
+	return ptr + uintptr(p.from*r.b.dt.Size()), err
 }
 
 // storeCounts stores the numbers of this rank's contributions, those of equal ones at once.
 func (r *reproducible) storeCounts() error {
-	for from := 0; from < len(r.parts); {
-		count := r.contributions(r.parts[from].param)
+	for from := 0; from < len(r.wholes); {
+		count := r.contributions(r.wholes[from].param)
 		end := from + 1
-		for end < len(r.parts) && r.contributions(r.parts[end].param) == count {
+		for end < len(r.wholes) && r.contributions(r.wholes[end].param) == count {
 			end++
 		}
-		if err := r.g.transaction.rt.Fill(r.count(from), end-from, dtype.I32, float64(count)); err != nil {
+		err := r.g.transaction.rt.Fill(base.At(r.counts, from), end-from, dtype.I32, float64(count))
+		if err != nil {
 			return err
 		}
 		from = end
@@ -219,12 +467,12 @@ func (r *reproducible) storeCounts() error {
 
 // checkCounts refuses more contributions to a gradient than are expected.
 func (r *reproducible) checkCounts() error {
-	if err := r.g.transaction.rt.CopyOut(hostmem.Bytes(r.counted), r.count(0)); err != nil {
+	if err := r.g.transaction.rt.CopyOut(hostmem.Bytes(r.counted), r.counts); err != nil {
 		return err
 	}
 	for i, count := range r.counted {
 		if int(count) > r.g.cfg.Reproducible {
-			return gradientError(r.parts[i].param, fmt.Errorf("%w: %d contributions in a step, Config.Reproducible is %d",
+			return gradientError(r.wholes[i].param, fmt.Errorf("%w: %d contributions in a step, Config.Reproducible is %d",
 				comm.ErrArgument, count, r.g.cfg.Reproducible))
 		}
 	}
@@ -233,26 +481,67 @@ func (r *reproducible) checkCounts() error {
 
 // Commit implements reducer.
 func (r *reproducible) Commit(v engine.Verdict) error {
-	t := r.g.transaction
-	factor := uintptr(0)
-	if t.cfg.ClipNorm > 0 {
-		factor = t.factor
+	if r.g.cfg.Shard {
+		return r.commitShard(v)
 	}
-	for _, p := range r.parts {
-		ptr, err := r.g.step.tensors[p.param].Ptr()
-		if err != nil {
+	for _, p := range r.wholes {
+		if err := r.commit(p, v); err != nil {
 			return gradientError(p.param, err)
 		}
-		if v == engine.Skips {
-			err = t.rt.Fill(ptr, p.fixed.N, r.b.dt, 0)
-		} else {
-			err = t.kernels.LoadFixed(ptr, r.b.dt, p.fixed, r.g.divisor(), factor)
-		}
+	}
+	return nil
+}
+
+// commit has a gradient hold the result.
+func (r *reproducible) commit(whole fixedPart, v engine.Verdict) error {
+	t := r.g.transaction
+	switch {
+	case r.g.fixedEarly():
+	case v == engine.Skips:
+		ptr, err := r.target(whole)
 		if err == nil {
-			err = r.writeView(p.param)
+			err = t.rt.Fill(ptr, whole.fixed.N, r.b.dt, 0)
 		}
 		if err != nil {
-			return gradientError(p.param, err)
+			return err
+		}
+	default:
+		if err := r.load(whole, r.factor()); err != nil {
+			return err
+		}
+	}
+	return r.writeView(whole.param)
+}
+
+// factor is the address of what clips results, 0 if nothing does.
+func (r *reproducible) factor() uintptr {
+	if t := r.g.transaction; t.cfg.ClipNorm > 0 {
+		return t.factor
+	}
+	return 0
+}
+
+// commitShard has this rank's shard hold the results of its parts, which begin and end within blocks.
+func (r *reproducible) commitShard(v engine.Verdict) error {
+	t := r.g.transaction
+	shard := &r.g.shards.Buckets[r.index]
+	ptr, err := shard.Tensor.Ptr()
+	if err != nil {
+		return err
+	}
+	if err := t.rt.Fill(ptr, shard.Tensor.Len(), r.b.dt, 0); err != nil || v == engine.Skips { // padding is 0
+		return err
+	}
+	for _, p := range shard.Parts {
+		whole := &r.wholes[slices.Index(r.b.params, p.Param)].fixed
+		f := *whole
+		f.Sums = base.At(f.Sums, p.From)
+		f.Exponents += uintptr(p.From / kernel.FixedBlock)
+		f.Skip = p.From % kernel.FixedBlock
+		f.N = p.To - p.From
+		dst := ptr + uintptr(p.Offset*r.b.dt.Size())
+		if err := t.kernels.LoadFixed(dst, r.b.dt, f, r.g.divisor(r.g.step.total), r.factor()); err != nil {
+			return gradientError(p.Param, err)
 		}
 	}
 	return nil
@@ -266,10 +555,13 @@ func (r *reproducible) writeView(param int) error {
 	return r.g.copyOnStream(r.g.views[param], r.g.step.tensors[param])
 }
 
-// divisor is what sums are divided by.
-func (g *Gradients) divisor() int {
-	if g.cfg.Sum {
+// divisor is what sums are divided by, in a step of that weight.
+func (g *Gradients) divisor(weight float64) int {
+	switch {
+	case g.cfg.Sum:
 		return 1
+	case g.cfg.Weighted:
+		return max(int(weight), 1) // without any weight, there are zeros
 	}
 	return g.cfg.Reproducible
 }
@@ -287,11 +579,8 @@ func (g *Gradients) concludeFixed(ctx context.Context) error {
 		if err := r.checkCounts(); err != nil {
 			return err
 		}
-		for _, p := range r.parts {
-			if !judges && t.cfg.ClipNorm == 0 {
-				continue
-			}
-			if err := t.kernels.SquareFixed(p.fixed, g.divisor(), base.At(t.squares, 2*p.param)); err != nil {
+		if judges || t.cfg.ClipNorm > 0 {
+			if err := r.square(g.divisor(g.step.total)); err != nil {
 				return err
 			}
 		}
@@ -307,81 +596,58 @@ func (g *Gradients) concludeFixed(ctx context.Context) error {
 	return t.kernels.ClipFactor(t.factor, t.squares, len(g.gradients), 1, t.cfg.ClipNorm)
 }
 
-// contribute takes a contribution of gradient i that is not the last one of this rank. Wait rolls a step back of which
-// one could not be kept.
-func (g *Gradients) contribute(i int, t *runtime.Tensor) error {
-	if g.repeats {
-		if err := g.beginAnew(); err != nil {
+// square computes the squared norms of the bucket's gradients.
+func (r *reproducible) square(divisor int) error {
+	t := r.g.transaction
+	for _, p := range r.wholes {
+		if err := t.kernels.SquareFixed(p.fixed, divisor, base.At(t.squares, 2*p.param)); err != nil {
 			return err
 		}
 	}
-	err := g.hold(i, t)
-	if err != nil {
-		g.step.begun = true
-		g.fail(err)
-	}
-	return err
-}
-
-// hold keeps a copy of a contribution of gradient i until the step reduces it.
-func (g *Gradients) hold(i int, t *runtime.Tensor) error {
-	h := &g.gradients[i].held
-	if h.n == len(h.tensors) {
-		c, err := runtime.New(g.rt, t.DType(), t.Len())
-		if err != nil {
-			return err
-		}
-		h.tensors = append(h.tensors, c)
-	}
-	to, err := h.tensors[h.n].Ptr()
-	if err != nil {
-		return err
-	}
-	from, err := t.Ptr()
-	if err != nil {
-		return err
-	}
-	if t.Bytes() > 0 {
-		if err := g.rt.Copy(to, from, t.Bytes()); err != nil {
-			return err
-		}
-	}
-	h.n++
 	return nil
 }
 
-// beginAnew leaves out the contributions of a step that was rolled back, for a step that does not repeat it.
-func (g *Gradients) beginAnew() error {
-	for i := range g.gradients {
-		if g.step.tensors[i] != nil && g.gradients[i].held.n > 0 {
-			return fmt.Errorf("%w: gradient %d is ready with what it had in the step that was rolled back: begin another "+
-				"step with Accumulate", comm.ErrArgument, i)
+// fixedNorm returns the norm of the last step's results, for which all ranks get the sums of all shards.
+func (g *Gradients) fixedNorm(ctx context.Context) (float64, error) {
+	t := g.transaction
+	if g.steps == 0 || g.stats.Skipped {
+		return 0, nil
+	}
+	for _, b := range g.buckets {
+		r := b.reducer.(*reproducible)
+		n := g.fixedRoom(b.len()) / g.meter.WorldSize()
+		if r.shardsSums() && n > 0 {
+			whole := r.wholes[0].fixed.Sums
+			gather := comm.AllGatherCall(r.shard(), whole, n, dtype.I32)
+			if err := along(ctx, &r.order, gather); err != nil {
+				return 0, err
+			}
+		}
+		if err := r.square(g.divisor(g.stats.Weight)); err != nil {
+			return 0, err
 		}
 	}
-	g.forgetHeld()
-	return nil
-}
-
-// forgetHeld leaves out the contributions of a step that has ended, or is not repeated.
-func (g *Gradients) forgetHeld() {
-	g.repeats = false
-	for i := range g.gradients {
-		g.gradients[i].held.n = 0
+	if err := t.order.HostAfterAll(ctx); err != nil {
+		return 0, err
 	}
-}
-
-// freeHeld gives the memory of contributions back: with other ranks, this one may have fewer.
-func (g *Gradients) freeHeld() error {
-	g.forgetHeld()
-	var errs []error
-	for i := range g.gradients {
-		h := &g.gradients[i].held
-		for _, t := range h.tensors {
-			errs = append(errs, t.Free())
+	if len(t.norms) < len(g.gradients) {
+		t.norms = make([]float64, len(g.gradients))
+	}
+	squares := t.norms[:len(g.gradients)]
+	if err := t.rt.CopyOut(hostmem.Bytes(squares), t.squares); err != nil {
+		return 0, err
+	}
+	factor := []float32{1}
+	if t.cfg.ClipNorm > 0 {
+		if err := t.rt.CopyOut(hostmem.Bytes(factor), t.factor); err != nil {
+			return 0, err
 		}
-		h.tensors = nil
 	}
-	return errors.Join(errs...)
+	sum := 0.0
+	for _, s := range squares {
+		sum += s
+	}
+	return math.Sqrt(sum) * float64(factor[0]), nil
 }
 
 // fixedKind is that of a reproducible bucket's states, which have nothing in them: no step leaves anything to the next.
@@ -403,27 +669,42 @@ func (r *reproducible) PrepareRestore(_ context.Context, states ...[]byte) (func
 	return func(context.Context) error { return nil }, nil
 }
 
-func (r *reproducible) Rebind(c comm.Communicator) error {
-	r.order = base.NewOrder(r.g.transaction.rt, c)
-	return nil
-}
-
 func (r *reproducible) RollBack() error {
 	ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
 	defer cancel()
+	return r.Drain(ctx)
+}
+
+// Drain implements reducer.
+func (r *reproducible) Drain(ctx context.Context) error {
+	for i := range r.inner {
+		if err := r.inner[i].Drain(ctx); err != nil {
+			return err
+		}
+	}
+	if err := r.outer.Drain(ctx); err != nil {
+		return err
+	}
 	return r.order.Drain(ctx)
 }
 
+// Close implements reducer.
+func (r *reproducible) Close() error {
+	errs := []error{r.order.DrainToFree(), r.outer.DrainToFree()}
+	for i := range r.inner {
+		errs = append(errs, r.inner[i].DrainToFree())
+	}
+	return errors.Join(errs...)
+}
+
 func (r *reproducible) Terms() string {
-	return fmt.Sprintf("reproducible, of %d contributions with %d bits", r.g.cfg.Reproducible, r.parts[0].fixed.Bits)
+	return fmt.Sprintf("reproducible, of %d contributions with %d bits, in turns of %d",
+		r.g.cfg.Reproducible, r.wholes[0].fixed.Bits, r.g.turnLimit())
 }
 
 // Skipped implements reducer. The host has judged the step.
 func (r *reproducible) Skipped(context.Context) (bool, error) { return false, nil }
 
-func (r *reproducible) Drain(ctx context.Context) error                 { return r.order.Drain(ctx) }
-func (r *reproducible) InFlight() bool                                  { return true }
+func (r *reproducible) InFlight() bool                                  { return !r.g.fixedEarly() }
 func (r *reproducible) Complete(context.Context) (waited bool, _ error) { return false, nil }
-func (r *reproducible) JoinTransaction(flags, skip uintptr)             {}
 func (r *reproducible) ScaleResidual(float64) error                     { return nil }
-func (r *reproducible) Close() error                                    { return r.order.DrainToFree() }

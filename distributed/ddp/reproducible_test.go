@@ -31,8 +31,30 @@ var lengths = []int{3, 64, 65, 1000, 63, 4100}
 
 // contributions are gradients by microbatch and parameter, rounded to their type.
 type contributions struct {
-	dt     dtype.DType
-	values [][][]float32
+	dt      dtype.DType
+	values  [][][]float32
+	weights []float64 // of the microbatches; nil: means are not weighted
+}
+
+// terms are what is added up of a parameter, and what the sum is divided by.
+func (c *contributions) terms(param int) (terms [][]float32, divisor float64) {
+	for m, values := range c.values {
+		switch {
+		case c.weights == nil:
+			terms = append(terms, values[param])
+		case c.weights[m] > 0:
+			var products []float32
+			for _, x := range values[param] {
+				products = append(products, x*float32(c.weights[m]))
+			}
+			terms = append(terms, products)
+			divisor += c.weights[m]
+		}
+	}
+	if c.weights == nil {
+		divisor = microbatches
+	}
+	return terms, divisor
 }
 
 // draw draws contributions whose magnitudes differ from block to block and from one to another, by up to 2^100.
@@ -72,12 +94,13 @@ func narrowed(dt dtype.DType, x []float32) []float32 {
 
 // mean is what the averages of a parameter are to be, with so many bits.
 func (c *contributions) mean(param, precision int) []float32 {
+	terms, divisor := c.terms(param)
 	n := len(c.values[0][param])
 	out := make([]float32, n)
 	for i := range out {
 		exponent := uint32(0)
-		for _, m := range c.values {
-			for _, x := range m[param][i/64*64 : min(i/64*64+64, n)] {
+		for _, m := range terms {
+			for _, x := range m[i/64*64 : min(i/64*64+64, n)] {
 				exponent = max(exponent, math.Float32bits(x)>>23&255)
 			}
 		}
@@ -86,10 +109,10 @@ func (c *contributions) mean(param, precision int) []float32 {
 			continue
 		}
 		sum := int64(0)
-		for _, m := range c.values {
-			sum += int64(math.RoundToEven(math.Ldexp(float64(m[param][i]), precision+126-int(exponent))))
+		for _, m := range terms {
+			sum += int64(math.RoundToEven(math.Ldexp(float64(m[i]), precision+126-int(exponent))))
 		}
-		inverse := math.Ldexp(1.0/microbatches, int(exponent)-126-precision)
+		inverse := math.Ldexp(1/divisor, int(exponent)-126-precision)
 		out[i] = float32(float64(sum) * inverse)
 	}
 	return narrowed(c.dt, out)
@@ -154,6 +177,13 @@ type batchRank struct {
 func newBatchRank(
 	ctx context.Context, rt runtime.Runtime, c comm.Communicator, dt dtype.DType, cfg ddp.Config,
 ) (*batchRank, error) {
+	return newBatchRankOf(ctx, rt, c, dt, cfg, lengths)
+}
+
+// newBatchRankOf is for parameters of other lengths.
+func newBatchRankOf(
+	ctx context.Context, rt runtime.Runtime, c comm.Communicator, dt dtype.DType, cfg ddp.Config, lengths []int,
+) (*batchRank, error) {
 	r := &batchRank{}
 	for _, n := range lengths {
 		t, err := runtime.New(rt, dt, n)
@@ -184,6 +214,11 @@ func (r *batchRank) close() error { return errors.Join(r.g.Close(), r.free()) }
 // submit computes microbatches, and makes the gradients of the last one ready in an order of the parameters.
 func (r *batchRank) submit(ctx context.Context, c *contributions, batches, order []int) error {
 	for turn, m := range batches {
+		if c.weights != nil {
+			if err := r.g.Weigh(c.weights[m]); err != nil {
+				return err
+			}
+		}
 		for _, i := range order {
 			if err := load(r.params[i], c.values[m][i]); err != nil {
 				return err
@@ -255,6 +290,40 @@ func TestReproducible(t *testing.T) {
 					require.NoError(t, err, "%v with %d bits, %d ranks, %s, seed %d", dt, precision, size, name, seed)
 				}
 			}
+		}
+	}
+}
+
+// Gradients that take several turns, and such that end within one, have the same results, whether a step may be rolled
+// back or not.
+func TestReproducibleTurns(t *testing.T) {
+	const seed = 13
+	turns := []int{100, 300_001, 64, 131_000, 5}
+	c := &contributions{dt: dtype.F32}
+	for m := range microbatches {
+		var all [][]float32
+		for i, n := range turns {
+			all = append(all, standin.Normal(n, seed, m*len(turns)+i))
+		}
+		c.values = append(c.values, all)
+	}
+	var want [][]float32
+	for i := range turns {
+		want = append(want, c.mean(i, 27))
+	}
+	for _, noUndo := range []bool{false, true} {
+		for _, size := range []int{1, 3} {
+			cfg := ddp.Config{Reproducible: microbatches, BucketBytes: 1 << 22, Config: sparse.Config{NoUndo: noUndo}}
+			standin.World(t, size, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
+				r, err := newBatchRankOf(ctx, rt, w, dtype.F32, cfg, turns)
+				require.NoError(t, err)
+				for range 2 {
+					batches := assignments["in turn, backwards"](w.Rank(), size)
+					require.NoError(t, r.submit(ctx, c, batches, []int{4, 0, 3, 1, 2}))
+					require.NoError(t, errors.Join(r.g.Wait(ctx), r.check(want)), "%d ranks, NoUndo %v, seed %d", size, noUndo, seed)
+				}
+				return r.close()
+			})
 		}
 	}
 }
@@ -716,11 +785,12 @@ func TestReproducibleConfig(t *testing.T) {
 	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		params := standin.Gradients(t, rt, 1)
 		for text, cfg := range map[string]ddp.Config{
-			"excludes Reducer":                      {Reproducible: 4, Shard: true},
+			"Shard with Mesh":                       {Reproducible: 4, Shard: true, Mesh: hosts(1)},
+			"Shard and BucketViews":                 {Reproducible: 4, Shard: true, BucketViews: true},
 			"dense gradients in F32":                {Reproducible: 4, Wire: dtype.BF16},
 			"without Momentum":                      {Reproducible: 4, Config: sparse.Config{Momentum: 0.9}},
 			"it excludes":                           {Reproducible: 4, Config: topk, DenseUpTo: -1},
-			"Weighted and Wire":                     {Reproducible: 4, Weighted: true},
+			"Weighted with Sum":                     {Reproducible: 4, Weighted: true, Sum: true},
 			"ReproducibleBits without Reproducible": {ReproducibleBits: 24},
 			"ReproducibleBits is 31, want 8 to 30":  {Reproducible: 1, ReproducibleBits: 31},
 			"which allows 127 contributions a step, and Reproducible is 128; want at most 23": {
@@ -740,42 +810,62 @@ func TestReproducibleConfig(t *testing.T) {
 
 // Bytes are those of dense F32 and one for each block, and steps allocate nothing.
 func TestReproducibleCosts(t *testing.T) {
-	const n = 1 << 16
-	perStep := math.Inf(1)
-	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-		x, err := runtime.New(rt, dtype.F32, n)
-		require.NoError(t, err)
-		params := []*runtime.Tensor{x}
-		sent := map[int]int64{}
-		for _, contributions := range []int{0, 4} {
-			g, err := ddp.New(ctx, rt, c, params, ddp.Config{Reproducible: contributions})
+	const n = 1 << 18 // two turns
+	fixed := ddp.Config{Reproducible: 4}
+	early := fixed
+	early.NoUndo = true
+	weighted := fixed
+	weighted.Weighted = true
+	shard := fixed
+	shard.Shard = true
+	mesh := fixed
+	mesh.Mesh = hosts(2)
+	for name, cfg := range map[string]ddp.Config{"fixed": fixed, "early": early, "weighted": weighted, "shard": shard, "mesh": mesh} {
+		perStep := math.Inf(1)
+		standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			x, err := runtime.New(rt, dtype.F32, n)
 			require.NoError(t, err)
-			step := func() {
-				if contributions > 0 {
-					err = errors.Join(err, g.Accumulate(0, x))
+			params := []*runtime.Tensor{x}
+			sent := map[int]int64{}
+			for _, contributions := range []int{0, 4} {
+				chosen := cfg
+				if contributions == 0 {
+					chosen = ddp.Config{Shard: cfg.Shard}
 				}
-				err = errors.Join(err, g.ReduceAll(ctx, params))
+				g, err := ddp.New(ctx, rt, c, params, chosen)
+				require.NoError(t, err)
+				step := func() {
+					if chosen.Weighted {
+						err = errors.Join(err, g.Weigh(3))
+					}
+					if contributions > 0 {
+						err = errors.Join(err, g.Accumulate(0, x))
+					}
+					err = errors.Join(err, g.ReduceAll(ctx, params))
+				}
+				for range 10 {
+					if c.Rank() == 0 && contributions > 0 {
+						perStep = min(perStep, testing.AllocsPerRun(5, step))
+						continue
+					}
+					for range 6 {
+						step()
+					}
+				}
+				require.NoError(t, err)
+				stats, err := g.Stats(ctx)
+				require.NoError(t, err)
+				sent[contributions] = stats.SentBytes
+				require.NoError(t, g.Close())
 			}
-			for range 10 {
-				if c.Rank() == 0 && contributions > 0 {
-					perStep = min(perStep, testing.AllocsPerRun(20, step))
-					continue
-				}
-				for range 21 {
-					step()
-				}
+			if cfg.Mesh == nil { // which counts what goes between hosts
+				assert.LessOrEqual(t, float64(sent[4]), 1.02*float64(sent[0]), name)
 			}
-			require.NoError(t, err)
-			stats, err := g.Stats(ctx)
-			require.NoError(t, err)
-			sent[contributions] = stats.SentBytes
-			require.NoError(t, g.Close())
-		}
-		assert.LessOrEqual(t, float64(sent[4]), 1.02*float64(sent[0]))
-		standin.Free(t, params)
-		return nil
-	})
-	assert.Zero(t, perStep, "allocations per step")
+			standin.Free(t, params)
+			return nil
+		})
+		assert.Zero(t, perStep, "allocations per step, %s", name)
+	}
 }
 
 // With 24 bits, sums of ordinary gradients are about as good as sums of F32, beside those of F64; with as many bits as 12

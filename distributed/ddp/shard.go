@@ -187,7 +187,8 @@ func (s *Shards) gather(ctx context.Context, whole, shards []*runtime.Tensor) er
 
 // Norm returns the L2 norm of all averages of the last step, padding left out, the same bits on all
 // ranks: to clip the update by. A gradient that was not finite on any rank makes it NaN or infinite on
-// all. All ranks call it, before the shards are overwritten. The host waits.
+// all. All ranks call it, before the shards are overwritten. The host waits. With [Config].Reproducible it follows from
+// the integers, which an allgather puts together, and has one value for any number of ranks.
 func (s *Shards) Norm(ctx context.Context) (float64, error) {
 	const op = "gradient norm"
 	if err := s.usable(op); err != nil {
@@ -202,6 +203,9 @@ func (s *Shards) norm(ctx context.Context) (float64, error) {
 		return 0, nil
 	}
 	g := s.g
+	if g.cfg.Reproducible > 0 {
+		return g.fixedNorm(ctx)
+	}
 	kernels, err := kernel.Lookup(g.rt)
 	if err != nil {
 		return 0, err

@@ -45,6 +45,9 @@ func (g *Gradients) Weigh(weight float64) error {
 		return refuse("in the middle of a step, want before its first Ready")
 	case !(weight >= 0) || math.IsInf(weight, 1):
 		return refuse("weight is %v, want a finite number, not negative", weight)
+	case g.cfg.Reproducible > 0 && (weight != math.Trunc(weight) || weight > maxFixedWeight):
+		return refuse("weight is %v, want a whole number of at most %d with Reproducible: others have no exact sum",
+			weight, maxFixedWeight)
 	}
 	next := *w
 	switch w.phase {
@@ -59,6 +62,7 @@ func (g *Gradients) Weigh(weight float64) error {
 	}
 	if w.phase == kept {
 		g.forgetSums()
+		g.forgetHeld()
 	}
 	next.pass = weight
 	next.phase = weighed
@@ -68,6 +72,9 @@ func (g *Gradients) Weigh(weight float64) error {
 
 // maxRatio is how many times larger a weight may be than the first one of its step, so that F32 have their ratio.
 const maxRatio = 1e30
+
+// maxFixedWeight is what an F32 has all whole numbers up to.
+const maxFixedWeight = 1 << 24
 
 // weights is what the gradients of a rank stand for, with Config.Weighted.
 type weights struct {
@@ -224,7 +231,7 @@ func (g *Gradients) share(ctx context.Context) error {
 		total += weight
 	}
 	g.step.total = total
-	if equal {
+	if equal || g.cfg.Reproducible > 0 { // of which each contribution is multiplied by its own weight
 		g.step.shares = equalShares
 		return nil
 	}
@@ -315,7 +322,7 @@ func (g *Gradients) scale(t *runtime.Tensor) error {
 
 // standIn makes zeros the gradient of a bucket of its own that counts as such, and may have to be as before.
 func (g *Gradients) standIn(b *bucket) (err error) {
-	if g.empty() && b.flat == nil && !g.transaction.plain {
+	if g.empty() && b.flat == nil && !g.transaction.plain && g.cfg.Reproducible == 0 {
 		b.step.zeros, err = g.spare(b.params[0])
 	}
 	return err

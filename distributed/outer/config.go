@@ -24,8 +24,8 @@ type Config struct {
 	// BucketViews, Uneven and Weighted have no meaning here. With NoUndo, and
 	// densely with PassNonFinite, an exchange that fails is not repeated by the same call. Reproducible
 	// is how many ranks there are at most: each contributes one outer gradient to a round, and averages are over
-	// the ranks, with the same bits in whatever order they come. It excludes Weighted, and ClipNorm, which would bound
-	// the norm of the ranks' sum.
+	// the ranks, with the same bits in whatever order they come. ClipNorm bounds the norm of the average then, and
+	// weights are whole numbers of at most 2^24.
 	Reduce ddp.Config
 	// Decay, in (0, 1], multiplies the residual after each round: 1 unless set. SparseLoCo has
 	// 0.95.
@@ -93,12 +93,8 @@ func (c Config) withDefaults() (Config, error) {
 	case c.Delay > 0 && (c.Reduce.NoUndo || c.Reduce.NonFinite == sparse.PassNonFinite):
 		return c, base.ConfigError("Delay is %d and Reduce has NoUndo or PassNonFinite, so a failed exchange "+
 			"would lose the deltas that are averaged again", c.Delay)
-	case c.Reduce.Reproducible != 0 && c.Weighted:
-		return c, base.ConfigError("Weighted with Reduce.Reproducible, and weights are rounded with each contribution")
-	case c.Reduce.Reproducible != 0 && c.Reduce.ClipNorm != 0:
-		return c, base.ConfigError("Reduce has ClipNorm and Reproducible, and what is clipped is a sum over the ranks")
 	}
-	c.Reduce.Sum = c.Reduce.Reproducible != 0 // and optimize divides by the number of ranks
+	c.Reduce.Weighted = c.Reduce.Reproducible != 0 // averages are over the ranks that there are
 	if c.Reduce.NonFinite == 0 && !c.Reduce.NoUndo {
 		c.Reduce.NonFinite = sparse.SkipNonFinite
 	}

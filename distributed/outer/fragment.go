@@ -129,9 +129,15 @@ func (f *fragment) wait(ctx context.Context) error {
 }
 
 // weigh scales a fragment's deltas, with Config.Weighted: by this rank's weight divided by the ranks'
-// mean. When they are averaged again with other ranks, there is another mean.
+// mean. When they are averaged again with other ranks, there is another mean. Reproducible ones are multiplied by
+// their weight when they are rounded.
 func (l *Loop) weigh(ctx context.Context, f *fragment) error {
-	if !l.cfg.Weighted {
+	switch {
+	case l.cfg.Reduce.Weighted && l.cfg.Weighted:
+		return f.sync.Weigh(f.weight)
+	case l.cfg.Reduce.Weighted:
+		return f.sync.Weigh(1)
+	case !l.cfg.Weighted:
 		return nil
 	}
 	mean, err := distributed.AverageMetrics(ctx, l.rt, l.c, 1, f.weight)
@@ -254,14 +260,6 @@ func (l *Loop) subtract(f *fragment) error {
 func (l *Loop) optimize(f *fragment) error {
 	k := l.kernels
 	move := address(l.delta, f)
-	if l.cfg.Reduce.Sum { // of the ranks that have sent
-		if err := l.set(weightWord, 1/float64(l.c.WorldSize())); err != nil {
-			return err
-		}
-		if err := k.Scale(move, dtype.F32, f.n, l.word(weightWord)); err != nil {
-			return err
-		}
-	}
 	if l.cfg.Momentum > 0 {
 		v := address(l.velocity, f)
 		err := errors.Join(k.Scale(v, dtype.F32, f.n, l.word(momentumWord)),

@@ -325,10 +325,15 @@ func (l *Loop) step(ctx context.Context, now moment) error {
 }
 
 // Weigh has the step that Step ends next count as weight instead of 1 (its samples, for example;
-// 0 where a rank had no data and made none), with Config.Weighted.
+// 0 where a rank had no data and made none), with Config.Weighted. With Reduce.Reproducible it is a whole number, and
+// what a rank has done in a window counts at most 2^24.
 func (l *Loop) Weigh(weight float64) error {
 	if !(weight >= 0) || math.IsInf(weight, 1) {
 		return base.OpError("outer weight", fmt.Errorf("%w: weight is %v, want a finite number, not negative",
+			comm.ErrArgument, weight))
+	}
+	if l.cfg.Reduce.Weighted && weight != math.Trunc(weight) {
+		return base.OpError("outer weight", fmt.Errorf("%w: weight is %v, want a whole number with Reduce.Reproducible",
 			comm.ErrArgument, weight))
 	}
 	l.next = weight

@@ -1254,34 +1254,85 @@ func TestReproducibleRounds(t *testing.T) {
 	}
 }
 
-// Reproducible rounds add up, and the norm of a sum grows with the ranks: a limit of it is refused.
-func TestReproducibleRoundsRefuseClipping(t *testing.T) {
-	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-		m := newModel(t, rt)
-		cfg := outer.Config{Every: 1}
-		cfg.Reduce.Reproducible = 8
-		cfg.Reduce.ClipNorm = 4
-		_, err := outer.New(ctx, rt, c, m.tensors, cfg)
-		assert.ErrorIs(t, err, comm.ErrArgument)
-		assert.ErrorContains(t, err, "Reduce has ClipNorm and Reproducible")
-		standin.Free(t, m.tensors)
-		return nil
-	})
+// A limit of reproducible rounds is that of the norm of the average, whatever the number of ranks, and in whatever order
+// they come.
+func TestReproducibleRoundsClip(t *testing.T) {
+	const limit = 0.5
+	for _, ranks := range []int{1, 2, 5} {
+		var first uint64
+		for turn := range ranks {
+			standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+				m := newModel(t, rt)
+				cfg := outer.Config{Every: 1}
+				cfg.Reduce.Reproducible = 8
+				cfg.Reduce.ClipNorm = limit
+				l, err := outer.New(ctx, rt, c, m.tensors, cfg)
+				require.NoError(t, err)
+				var before [][]float32
+				for _, v := range m.values {
+					before = append(before, slices.Clone(v))
+					for i, x := range standin.Normal(len(v), 1, (c.Rank()+turn)%ranks) {
+						v[i] -= 10 * x
+					}
+				}
+				require.NoError(t, l.Step(ctx))
+				square := 0.0
+				for k, v := range m.values {
+					for i, x := range v {
+						square += float64(x-before[k][i]) * float64(x-before[k][i])
+					}
+				}
+				assert.InEpsilon(t, limit, math.Sqrt(square), 1e-4, "%d ranks", ranks)
+				hash, err := l.Hash(ctx)
+				require.NoError(t, err)
+				if c.Rank() == 0 {
+					first = cmp.Or(first, hash)
+					assert.Equal(t, first, hash, "%d ranks, turned by %d", ranks, turn)
+				}
+				err = l.Close()
+				standin.Free(t, m.tensors)
+				return err
+			})
+		}
+	}
 }
 
-// The averages of reproducible rounds are those of the ranks, within rounding, and weights are refused.
+// The averages of reproducible rounds are those of the ranks, within rounding.
 func TestReproducibleRoundsAverage(t *testing.T) {
 	cfg := outer.Config{Every: 3, LearningRate: 0.5, Momentum: 0.5}
 	want, _ := train(t, 3, 9, cfg)
 	cfg.Reduce.Reproducible = 4
 	got, _ := train(t, 3, 9, cfg)
 	assert.InDeltaSlice(t, want[0], got[0], 1e-5)
-	standin.World(t, 1, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-		cfg.Weighted = true
-		m := newModel(t, rt)
-		_, err := outer.New(ctx, rt, c, m.tensors, cfg)
-		assert.ErrorContains(t, err, "Weighted with Reduce.Reproducible")
-		standin.Free(t, m.tensors)
-		return nil
-	})
+}
+
+// Weighted reproducible rounds are means over what all ranks have done, and weights are whole numbers.
+func TestReproducibleRoundsWeighted(t *testing.T) {
+	const ranks = 3
+	work := [ranks]float64{4, 0, 1}
+	for turn := range ranks {
+		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+			x, err := cpu.Wrap(rt, []float32{8, 8})
+			require.NoError(t, err)
+			values, err := cpu.Slice[float32](x)
+			require.NoError(t, err)
+			cfg := outer.Config{Every: 1, Weighted: true}
+			cfg.Reduce.Reproducible = ranks
+			l, err := outer.New(ctx, rt, c, []*runtime.Tensor{x}, cfg)
+			require.NoError(t, err)
+			assert.ErrorContains(t, l.Weigh(0.5), "want a whole number with Reduce.Reproducible")
+			weight := work[(c.Rank()+turn)%ranks]
+			for range 2 {
+				before := values[0]
+				values[0] -= float32(weight)
+				if weight == 0 {
+					values[0] = float32(math.NaN()) // which counts for nothing
+				}
+				require.NoError(t, errors.Join(l.Weigh(weight), l.Step(ctx)))
+				want := float64(before) - (4*4+1*1)/5.0
+				assert.InDelta(t, want, values[0], 1e-6, "rank %d", c.Rank())
+			}
+			return errors.Join(l.Close(), x.Free())
+		})
+	}
 }

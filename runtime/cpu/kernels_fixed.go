@@ -27,13 +27,23 @@ func (c *checks) fixed(f kernel.Fixed) fixed {
 	if c.err == nil && f.N > 0 {
 		blocks = f.Blocks()
 	}
-	return fixed{slice[int32](c, "sums", f.Sums, f.N), slice[byte](c, "exponents", f.Exponents, blocks), f.Skip, f.Bits}
+	return fixed{
+		sums:      slice[int32](c, "sums", f.Sums, f.N),
+		exponents: slice[byte](c, "exponents", f.Exponents, blocks),
+		skip:      f.Skip,
+		precision: f.Bits,
+	}
 }
 
 // part is f from an element that begins a chunk on.
 func (f fixed) part(from, to int) fixed {
 	first := (f.skip + from) / kernel.FixedBlock
-	return fixed{f.sums[from:to], f.exponents[first:], (f.skip + from) % kernel.FixedBlock, f.precision}
+	return fixed{
+		sums:      f.sums[from:to],
+		exponents: f.exponents[first:],
+		skip:      (f.skip + from) % kernel.FixedBlock,
+		precision: f.precision,
+	}
 }
 
 // inParts calls f for parts of n elements that are float32 already, or will be in chunks.
@@ -53,8 +63,9 @@ func (k kernels) RaiseExponents(f kernel.Fixed, x uintptr, dt dtype.DType) error
 	c.elements("x", x, dt, f.N)
 	return c.with(func(s *scratch) {
 		inParts(dt, f.N, func(from, end int) {
-			part := to.part(from, end)
-			quant.RaiseExponents(part.exponents, s.widen(x+uintptr(from*dt.Size()), dt, end-from), part.skip)
+			p := to.part(from, end)
+			values := s.widen(x+uintptr(from*dt.Size()), dt, end-from)
+			quant.RaiseExponents(p.exponents, values, p.skip)
 		})
 	})
 }
@@ -66,7 +77,8 @@ func (k kernels) StoreFixed(f kernel.Fixed, x uintptr, dt dtype.DType, sum bool)
 	return c.with(func(s *scratch) {
 		inParts(dt, f.N, func(from, end int) {
 			p := to.part(from, end)
-			quant.StoreFixed(p.sums, p.exponents, s.widen(x+uintptr(from*dt.Size()), dt, end-from), p.skip, p.precision, sum)
+			values := s.widen(x+uintptr(from*dt.Size()), dt, end-from)
+			quant.StoreFixed(p.sums, p.exponents, values, p.skip, p.precision, sum)
 		})
 	})
 }

@@ -83,15 +83,15 @@ func powerOfTwo(exponent Register) VecVirtual {
 
 func loadFixed() {
 	Kernel("loadFixedAVX2",
-		"func(dst []float32, sums *int32, exponents *byte, multiple, limit float64, bits int) (done int)",
+		"func(dst []float32, sums *int32, exponents *byte, multiple float64, limit float32, bits int) (done int)",
 		"loadFixedAVX2 stores multiples of the sums of blocks, as far as the limit, until a block is not finite.")
 	exponents, sums := Load(Param("exponents"), GP64()), Load(Param("sums"), GP64())
 	bits, multiple := Load(Param("bits"), GP64()), Load(Param("multiple"), XMM())
 	limit, lowest := YMM(), YMM()
 	limitAddress, _ := Param("limit").Resolve()
-	VBROADCASTSD(limitAddress.Addr, limit)
-	VXORPD(lowest, lowest, lowest)
-	VSUBPD(limit, lowest, lowest)
+	VBROADCASTSS(limitAddress.Addr, limit)
+	VXORPS(lowest, lowest, lowest)
+	VSUBPS(limit, lowest, lowest)
 	blocks("dst", func(dst Register) {
 		power := GP64()
 		MOVBQZX(Mem{Base: exponents}, power)
@@ -105,14 +105,52 @@ func loadFixed() {
 		VMOVQ(power, unit)
 		VMULSD(multiple, unit, unit)
 		VBROADCASTSD(unit, scale)
-		for i := range 2 * vectors {
-			wide, narrow := YMM(), XMM()
-			VCVTDQ2PD(Mem{Base: sums, Disp: 16 * i}, wide)
-			VMULPD(scale, wide, wide)
-			VMINPD(wide, limit, wide) // in this order NaN stays
-			VMAXPD(wide, lowest, wide)
-			VCVTPD2PSY(wide, narrow)
-			VMOVUPS(narrow, Mem{Base: dst, Disp: 16 * i})
+		for i := range vectors {
+			v := loadScaled(sums, 32*i, scale)
+			VINSERTF128(Imm(1), loadScaled(sums, 32*i+16, scale).AsX(), v, v)
+			VMINPS(v, limit, v) // in this order NaN stays
+			VMAXPS(v, lowest, v)
+			VMOVUPS(v, Mem{Base: dst, Disp: 32 * i})
+		}
+	}, step{sums, 4 * block}, step{exponents, 1})
+}
+
+// loadScaled returns four sums, times a scale, rounded to float32.
+func loadScaled(sums Register, offset int, scale VecVirtual) VecVirtual {
+	wide, narrow := YMM(), YMM()
+	VCVTDQ2PD(Mem{Base: sums, Disp: offset}, wide)
+	VMULPD(scale, wide, wide)
+	VCVTPD2PSY(wide, narrow.AsX())
+	return narrow
+}
+
+// loadFixedPower rounds once, as the product with a power of two is exact.
+func loadFixedPower() {
+	Kernel("loadFixedPowerAVX2",
+		"func(dst []float32, sums *int32, exponents *byte, offset, lowest, highest int) (done int)",
+		"loadFixedPowerAVX2 stores the sums of blocks times powers of two, whose exponents as float32 are those of the",
+		"blocks and an offset, until the exponent of a block is out of range.")
+	exponents := Load(Param("exponents"), GP64())
+	sums := Load(Param("sums"), GP64())
+	offset := Load(Param("offset"), GP64())
+	lowest := Load(Param("lowest"), GP64())
+	highest := Load(Param("highest"), GP64())
+	blocks("dst", func(dst Register) {
+		power := GP64()
+		MOVBQZX(Mem{Base: exponents}, power)
+		XORQ(U32(sign), power)
+		CMPQ(power, lowest)
+		JLT(LabelRef("end"))
+		CMPQ(power, highest)
+		JGT(LabelRef("end"))
+		ADDQ(offset, power)
+		SHLQ(Imm(23), power)
+		scale := Broadcast(power.As32())
+		for i := range vectors {
+			v := YMM()
+			VCVTDQ2PS(Mem{Base: sums, Disp: 32 * i}, v)
+			VMULPS(scale, v, v)
+			VMOVUPS(v, Mem{Base: dst, Disp: 32 * i})
 		}
 	}, step{sums, 4 * block}, step{exponents, 1})
 }

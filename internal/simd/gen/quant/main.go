@@ -31,6 +31,7 @@ func main() {
 	raiseExponents()
 	storeFixed()
 	loadFixed()
+	loadFixedPower()
 	Generate()
 }
 

@@ -82,4 +82,10 @@ func storeFixedAVX2(sums []int32, exponents *byte, src *float32, bits int, add b
 // loadFixedAVX2 stores multiples of the sums of blocks, as far as the limit, until a block is not finite.
 //
 //go:noescape
-func loadFixedAVX2(dst []float32, sums *int32, exponents *byte, multiple float64, limit float64, bits int) (done int)
+func loadFixedAVX2(dst []float32, sums *int32, exponents *byte, multiple float64, limit float32, bits int) (done int)
+
+// loadFixedPowerAVX2 stores the sums of blocks times powers of two, whose exponents as float32 are those of the
+// blocks and an offset, until the exponent of a block is out of range.
+//
+//go:noescape
+func loadFixedPowerAVX2(dst []float32, sums *int32, exponents *byte, offset int, lowest int, highest int) (done int)

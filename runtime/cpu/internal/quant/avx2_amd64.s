@@ -1591,16 +1591,16 @@ end:
 	MOVQ R8, done+56(FP)
 	RET
 
-// func loadFixedAVX2(dst []float32, sums *int32, exponents *byte, multiple float64, limit float64, bits int) (done int)
+// func loadFixedAVX2(dst []float32, sums *int32, exponents *byte, multiple float64, limit float32, bits int) (done int)
 // Requires: AVX, AVX2, SSE2
 TEXT ·loadFixedAVX2(SB), NOSPLIT, $0-72
 	MOVQ         exponents+32(FP), AX
 	MOVQ         sums+24(FP), CX
 	MOVQ         bits+56(FP), DX
 	MOVSD        multiple+40(FP), X0
-	VBROADCASTSD limit+48(FP), Y1
-	VXORPD       Y2, Y2, Y2
-	VSUBPD       Y1, Y2, Y2
+	VBROADCASTSS limit+48(FP), Y1
+	VXORPS       Y2, Y2, Y2
+	VSUBPS       Y1, Y2, Y2
 	MOVQ         dst_base+0(FP), BX
 	MOVQ         dst_len+8(FP), SI
 	SHRQ         $0x06, SI
@@ -1621,100 +1621,84 @@ block:
 	VBROADCASTSD X3, Y3
 	VCVTDQ2PD    (CX), Y4
 	VMULPD       Y3, Y4, Y4
-	VMINPD       Y4, Y1, Y4
-	VMAXPD       Y4, Y2, Y4
-	VCVTPD2PSY   Y4, X4
-	VMOVUPS      X4, (BX)
+	VCVTPD2PSY   Y4, X5
 	VCVTDQ2PD    16(CX), Y4
 	VMULPD       Y3, Y4, Y4
-	VMINPD       Y4, Y1, Y4
-	VMAXPD       Y4, Y2, Y4
 	VCVTPD2PSY   Y4, X4
-	VMOVUPS      X4, 16(BX)
+	VINSERTF128  $0x01, X4, Y5, Y5
+	VMINPS       Y5, Y1, Y5
+	VMAXPS       Y5, Y2, Y5
+	VMOVUPS      Y5, (BX)
 	VCVTDQ2PD    32(CX), Y4
 	VMULPD       Y3, Y4, Y4
-	VMINPD       Y4, Y1, Y4
-	VMAXPD       Y4, Y2, Y4
-	VCVTPD2PSY   Y4, X4
-	VMOVUPS      X4, 32(BX)
+	VCVTPD2PSY   Y4, X6
 	VCVTDQ2PD    48(CX), Y4
 	VMULPD       Y3, Y4, Y4
-	VMINPD       Y4, Y1, Y4
-	VMAXPD       Y4, Y2, Y4
 	VCVTPD2PSY   Y4, X4
-	VMOVUPS      X4, 48(BX)
+	VINSERTF128  $0x01, X4, Y6, Y6
+	VMINPS       Y6, Y1, Y6
+	VMAXPS       Y6, Y2, Y6
+	VMOVUPS      Y6, 32(BX)
 	VCVTDQ2PD    64(CX), Y4
 	VMULPD       Y3, Y4, Y4
-	VMINPD       Y4, Y1, Y4
-	VMAXPD       Y4, Y2, Y4
-	VCVTPD2PSY   Y4, X4
-	VMOVUPS      X4, 64(BX)
+	VCVTPD2PSY   Y4, X7
 	VCVTDQ2PD    80(CX), Y4
 	VMULPD       Y3, Y4, Y4
-	VMINPD       Y4, Y1, Y4
-	VMAXPD       Y4, Y2, Y4
 	VCVTPD2PSY   Y4, X4
-	VMOVUPS      X4, 80(BX)
+	VINSERTF128  $0x01, X4, Y7, Y7
+	VMINPS       Y7, Y1, Y7
+	VMAXPS       Y7, Y2, Y7
+	VMOVUPS      Y7, 64(BX)
 	VCVTDQ2PD    96(CX), Y4
 	VMULPD       Y3, Y4, Y4
-	VMINPD       Y4, Y1, Y4
-	VMAXPD       Y4, Y2, Y4
-	VCVTPD2PSY   Y4, X4
-	VMOVUPS      X4, 96(BX)
+	VCVTPD2PSY   Y4, X8
 	VCVTDQ2PD    112(CX), Y4
 	VMULPD       Y3, Y4, Y4
-	VMINPD       Y4, Y1, Y4
-	VMAXPD       Y4, Y2, Y4
 	VCVTPD2PSY   Y4, X4
-	VMOVUPS      X4, 112(BX)
+	VINSERTF128  $0x01, X4, Y8, Y8
+	VMINPS       Y8, Y1, Y8
+	VMAXPS       Y8, Y2, Y8
+	VMOVUPS      Y8, 96(BX)
 	VCVTDQ2PD    128(CX), Y4
 	VMULPD       Y3, Y4, Y4
-	VMINPD       Y4, Y1, Y4
-	VMAXPD       Y4, Y2, Y4
-	VCVTPD2PSY   Y4, X4
-	VMOVUPS      X4, 128(BX)
+	VCVTPD2PSY   Y4, X9
 	VCVTDQ2PD    144(CX), Y4
 	VMULPD       Y3, Y4, Y4
-	VMINPD       Y4, Y1, Y4
-	VMAXPD       Y4, Y2, Y4
 	VCVTPD2PSY   Y4, X4
-	VMOVUPS      X4, 144(BX)
+	VINSERTF128  $0x01, X4, Y9, Y9
+	VMINPS       Y9, Y1, Y9
+	VMAXPS       Y9, Y2, Y9
+	VMOVUPS      Y9, 128(BX)
 	VCVTDQ2PD    160(CX), Y4
 	VMULPD       Y3, Y4, Y4
-	VMINPD       Y4, Y1, Y4
-	VMAXPD       Y4, Y2, Y4
-	VCVTPD2PSY   Y4, X4
-	VMOVUPS      X4, 160(BX)
+	VCVTPD2PSY   Y4, X10
 	VCVTDQ2PD    176(CX), Y4
 	VMULPD       Y3, Y4, Y4
-	VMINPD       Y4, Y1, Y4
-	VMAXPD       Y4, Y2, Y4
 	VCVTPD2PSY   Y4, X4
-	VMOVUPS      X4, 176(BX)
+	VINSERTF128  $0x01, X4, Y10, Y10
+	VMINPS       Y10, Y1, Y10
+	VMAXPS       Y10, Y2, Y10
+	VMOVUPS      Y10, 160(BX)
 	VCVTDQ2PD    192(CX), Y4
 	VMULPD       Y3, Y4, Y4
-	VMINPD       Y4, Y1, Y4
-	VMAXPD       Y4, Y2, Y4
-	VCVTPD2PSY   Y4, X4
-	VMOVUPS      X4, 192(BX)
+	VCVTPD2PSY   Y4, X11
 	VCVTDQ2PD    208(CX), Y4
 	VMULPD       Y3, Y4, Y4
-	VMINPD       Y4, Y1, Y4
-	VMAXPD       Y4, Y2, Y4
 	VCVTPD2PSY   Y4, X4
-	VMOVUPS      X4, 208(BX)
+	VINSERTF128  $0x01, X4, Y11, Y11
+	VMINPS       Y11, Y1, Y11
+	VMAXPS       Y11, Y2, Y11
+	VMOVUPS      Y11, 192(BX)
 	VCVTDQ2PD    224(CX), Y4
 	VMULPD       Y3, Y4, Y4
-	VMINPD       Y4, Y1, Y4
-	VMAXPD       Y4, Y2, Y4
-	VCVTPD2PSY   Y4, X4
-	VMOVUPS      X4, 224(BX)
+	VCVTPD2PSY   Y4, X12
 	VCVTDQ2PD    240(CX), Y4
 	VMULPD       Y3, Y4, Y4
-	VMINPD       Y4, Y1, Y4
-	VMAXPD       Y4, Y2, Y4
 	VCVTPD2PSY   Y4, X3
-	VMOVUPS      X3, 240(BX)
+	VINSERTF128  $0x01, X3, Y12, Y12
+	VMINPS       Y12, Y1, Y12
+	VMAXPS       Y12, Y2, Y12
+	VMOVUPS      Y12, 224(BX)
 	ADDQ         $0x00000100, CX
 	ADDQ         $0x00000001, AX
 	ADDQ         $0x00000100, BX
@@ -1724,4 +1708,65 @@ block:
 end:
 	VZEROUPPER
 	MOVQ DI, done+64(FP)
+	RET
+
+// func loadFixedPowerAVX2(dst []float32, sums *int32, exponents *byte, offset int, lowest int, highest int) (done int)
+// Requires: AVX, AVX2
+TEXT ·loadFixedPowerAVX2(SB), NOSPLIT, $0-72
+	MOVQ exponents+32(FP), AX
+	MOVQ sums+24(FP), CX
+	MOVQ offset+40(FP), DX
+	MOVQ lowest+48(FP), BX
+	MOVQ highest+56(FP), SI
+	MOVQ dst_base+0(FP), DI
+	MOVQ dst_len+8(FP), R8
+	SHRQ $0x06, R8
+	XORQ R9, R9
+
+block:
+	CMPQ         R9, R8
+	JGE          end
+	MOVBQZX      (AX), R10
+	XORQ         $0x00000080, R10
+	CMPQ         R10, BX
+	JLT          end
+	CMPQ         R10, SI
+	JGT          end
+	ADDQ         DX, R10
+	SHLQ         $0x17, R10
+	VMOVD        R10, X0
+	VPBROADCASTD X0, Y0
+	VCVTDQ2PS    (CX), Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      Y1, (DI)
+	VCVTDQ2PS    32(CX), Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      Y1, 32(DI)
+	VCVTDQ2PS    64(CX), Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      Y1, 64(DI)
+	VCVTDQ2PS    96(CX), Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      Y1, 96(DI)
+	VCVTDQ2PS    128(CX), Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      Y1, 128(DI)
+	VCVTDQ2PS    160(CX), Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      Y1, 160(DI)
+	VCVTDQ2PS    192(CX), Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      Y1, 192(DI)
+	VCVTDQ2PS    224(CX), Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      Y1, 224(DI)
+	ADDQ         $0x00000100, CX
+	ADDQ         $0x00000001, AX
+	ADDQ         $0x00000100, DI
+	INCQ         R9
+	JMP          block
+
+end:
+	VZEROUPPER
+	MOVQ R9, done+64(FP)
 	RET

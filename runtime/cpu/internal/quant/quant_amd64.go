@@ -3,6 +3,8 @@ package quant
 //go:generate env GOWORK=off go run -C ../../../../internal/simd/gen ./quant -out ../../../runtime/cpu/internal/quant/avx2_amd64.s -stubs ../../../runtime/cpu/internal/quant/avx2_amd64.go -pkg quant
 
 import (
+	"math"
+
 	"github.com/tutti-go/tutti/internal/simd"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
@@ -94,8 +96,17 @@ func loadFixedBlocks(dst []float32, sums []int32, exponents []byte, multiple, li
 	if !simd.AVX2 || len(dst) == 0 {
 		return 0
 	}
+	if fraction, power := math.Frexp(multiple); fraction == 0.5 {
+		// A unit is from the smallest normal number to what has the largest sum, 2^31, below the limit.
+		shift := precision - power + 1
+		_, top := math.Frexp(limit)
+		highest := min(top-1-31+bias+shift, notFinite-1)
+		return inChunks(len(dst), func(from, to int) int {
+			return block * loadFixedPowerAVX2(dst[from:to], &sums[from], &exponents[from/block], 1-shift, shift, highest)
+		})
+	}
 	return inChunks(len(dst), func(from, to int) int {
-		return block * loadFixedAVX2(dst[from:to], &sums[from], &exponents[from/block], multiple, limit, precision)
+		return block * loadFixedAVX2(dst[from:to], &sums[from], &exponents[from/block], multiple, float32(limit), precision)
 	})
 }
 
