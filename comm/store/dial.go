@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/gate"
 	"github.com/tutti-go/tutti/internal/printable"
+	"github.com/tutti-go/tutti/internal/repeats"
 )
 
 const (
@@ -62,7 +63,7 @@ type Dialer struct {
 // store refuses this process, or others answer at all addresses, that is an error wrapping [ErrRefused] at once.
 func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 	hello := d.hello()
-	var log gate.Log
+	var log repeats.Log
 	var last []error               // of the last whole round
 	first, spare := glance, glance // bounds for the first address, and for others
 	switch {

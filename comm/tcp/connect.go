@@ -25,6 +25,7 @@ import (
 	"github.com/tutti-go/tutti/internal/gate"
 	"github.com/tutti-go/tutti/internal/printable"
 	"github.com/tutti-go/tutti/internal/ranks"
+	"github.com/tutti-go/tutti/internal/repeats"
 	"github.com/tutti-go/tutti/internal/waiting"
 )
 
@@ -345,7 +346,7 @@ func (k *connector) begin(p *pair, addresses []string) {
 // call connects to a rank of lower number, again if the connection is lost, until ctx ends or the rank refuses.
 func (k *connector) call(ctx context.Context, p *pair) error {
 	const attempts = 1 << 20 // of a process, far fewer in fact
-	var failures gate.Log
+	var failures repeats.Log
 	for attempt := k.version * attempts; ; attempt++ {
 		err := k.try(ctx, p, attempt+1)
 		switch {

@@ -10,6 +10,7 @@ import (
 	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/internal/base"
+	"github.com/tutti-go/tutti/internal/repeats"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -81,6 +82,7 @@ type Gradients struct {
 	results []*runtime.Tensor // what was given in the last of them; nil before the first
 	stats   Stats             // of it; zero before the first
 	open    bool              // the device alone knows whether it was skipped
+	skips   repeats.Log       // of steps that were skipped
 	err     error             // sticky; returned by every later call. nil: usable
 	closed  bool
 

@@ -129,6 +129,9 @@ func (g *Gradients) Close() error {
 		_ = g.async.wait(ctx, g.lines.all) // what it leaves in flight, DrainToFree finds
 	}
 	settled := g.order.DrainToFree()
+	if settled == nil && g.open && !g.closed {
+		_ = g.reportNote(ctx) // all is given back, whether or not the device can be asked
+	}
 	_, symmetric := comm.As[comm.SymmetricAllocator](g.meter)
 	errs := []error{settled, g.dismiss(ctx, g.arrangement, settled != nil || symmetric && g.err != nil)}
 	g.closed = true

@@ -461,6 +461,7 @@ func (g *Gradients) conclude(ctx context.Context) {
 	}
 	// What fails while results are written stays.
 	g.err = g.commitAll(v)
+	g.err = cmp.Or(g.err, g.lookForSkips(ctx))
 	g.err = cmp.Or(g.err, g.side.join())
 }
 
@@ -524,7 +525,14 @@ func (g *Gradients) complete(ctx context.Context) (engine.Verdict, error) {
 		}
 		waited = true
 	}
-	return g.transaction.judge(ctx, len(g.buckets), waited)
+	v, err := g.transaction.judge(ctx, len(g.buckets), waited)
+	switch {
+	case errors.Is(err, engine.ErrNonFinite):
+		err = g.nameNonFinite(ctx, err)
+	case v == engine.Skips && !base.IsQuiet(ctx):
+		g.reportSkip(ctx)
+	}
+	return v, err
 }
 
 // commitAll commits the steps of all buckets that have not ended.

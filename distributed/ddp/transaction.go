@@ -38,6 +38,8 @@ type transaction struct {
 	layout  [3][1]int
 	skip    uintptr // I32: how many flags are set
 	skipped [1]int32
+	noted   uintptr // I32: not 0 if the device has skipped a step since takeNote
+	note    [1]kernel.Copy
 }
 
 // newTransaction configures what buckets share; without kernels they are plain.
@@ -67,7 +69,7 @@ func (t *transaction) bind(g *Gradients) error {
 	}
 	squares := 2 * len(g.gradients)
 	flags := t.c.WorldSize()*len(g.buckets) + 1
-	words := squares + flags + 5 + len(g.gradients)
+	words := squares + flags + 6 + len(g.gradients)
 	if err := t.buffers.Allocate(t.rt, &t.memory, words*base.WordSize); err != nil {
 		return err
 	}
@@ -79,6 +81,10 @@ func (t *transaction) bind(g *Gradients) error {
 	t.limit = base.At(t.factor, 3)
 	t.highs = base.At(t.factor, 4)
 	t.summand = base.At(t.highs, len(g.gradients))
+	t.noted = base.At(t.summand, 1)
+	if err := t.rt.Fill(t.noted, 1, dtype.I32, 0); err != nil {
+		return err
+	}
 	if err := t.rt.Fill(t.flags, flags, dtype.I32, 0); err != nil { // of those that look for none
 		return err
 	}
@@ -105,7 +111,7 @@ func (t *transaction) judge(ctx context.Context, buckets int, waited bool) (engi
 		return engine.Passes, err
 	}
 	if t.cfg.NonFinite == engine.SkipNonFinite && t.order.Streams != nil && !waited {
-		return engine.Deferred, nil
+		return engine.Deferred, t.noteSkip()
 	}
 	skips, err := t.skips(ctx)
 	switch {

@@ -15,6 +15,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/printable"
+	"github.com/tutti-go/tutti/internal/repeats"
 )
 
 // version is that of what members say to each other, and precedes their terms.
@@ -47,7 +48,7 @@ func (m *Member) attend() {
 			return
 		}
 		m.failures++
-		if m.failures&(m.failures-1) == 0 { // ever more rarely
+		if repeats.Due(m.failures) {
 			slog.Warn("elastic: looking for the store", "member", m.cfg.Name, "err", err, "times", m.failures)
 		}
 		m.change(func() { m.refusal = err })
@@ -216,7 +217,7 @@ func (m *Member) hear(e store.Event) {
 // ignore logs that an entry of the store is ignored, ever more rarely. mu is held.
 func (m *Member) ignore(key string, err error) {
 	m.ignored++
-	if m.ignored&(m.ignored-1) == 0 {
+	if repeats.Due(m.ignored) {
 		slog.Warn("elastic: ignoring what no member writes", "member", m.cfg.Name, "key", fmt.Sprintf("%.100s", key),
 			"err", fmt.Sprintf("%.200v", err), "times", m.ignored)
 	}

@@ -6,10 +6,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/printable"
 )
 
 // vigil is a member's wait for the next epoch.
@@ -200,9 +203,27 @@ func (m *Member) propose(ctx context.Context, kv store.Store, w *vigil, r *recor
 		return nil
 	}
 	w.refused.times = 0
+	if hung := m.hung(r); ok && len(hung) > 0 {
+		slog.Warn("elastic: going on without members that live, but do not come to the boundary: do they hang?",
+			"member", m.cfg.Name, "epoch", r.Number, "hung", strings.Join(hung, ", "),
+			"waited", time.Since(w.began).Round(time.Second/10))
+	}
 	if ok && m.epoch != nil && sum(r.Failed) > sum(m.epoch.record.Failed) {
 		slog.Warn("elastic: going on without members that have no connection to the others",
 			"member", m.cfg.Name, "epoch", r.Number, "attempts", r.Failed)
 	}
 	return nil
+}
+
+// hung are the members that an epoch leaves out though they are in the store.
+func (m *Member) hung(r *record) (names []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v, _ := m.look()
+	for _, s := range v.present {
+		if slices.Contains(r.Lost, s.Name) && !s.Standing.waits() {
+			names = append(names, printable.Text(s.Name))
+		}
+	}
+	return names
 }

@@ -61,6 +61,7 @@ type knowledge struct {
 // have formed an epoch without it, or if all are to leave. Otherwise it helps the others to an epoch, until it is out
 // of patience.
 func (k *knowledge) decide() decision {
+	k.overdue = k.outwaits()
 	if k.self.Wishes && k.self.Standing.stateless() {
 		return decision{err: ErrLeft}
 	}
@@ -91,6 +92,13 @@ func (k *knowledge) decide() decision {
 		}
 	}
 	return k.succeed(last)
+}
+
+// outwaits reports whether the member has waited for other members of its epoch for its patience. What they have failed
+// in has failed for all of them, so who is here, and does not come to the boundary, hangs.
+func (k *knowledge) outwaits() bool {
+	last := k.last()
+	return k.waited > k.patience && last != nil && last.rank(k.self.person()) >= 0 && k.self.returned(last)
 }
 
 // follow is what the member does when the store has a later epoch than it has entered. It is not ok if that leaves
@@ -150,7 +158,7 @@ func (k *knowledge) succeed(last *record) decision {
 // conclude is what a member of the last epoch does once another one has said that the job ends with it, and there are
 // too few for a next one. It is not ok while somebody who is here is not at the boundary, or is still to commit.
 func (k *knowledge) conclude(last *record) (d decision, ok bool) {
-	if blocked, _ := k.blocked(last); blocked != "" || k.self.Standing.stateless() {
+	if blocked, _ := k.blocked(last); blocked != "" && !k.overdue || k.self.Standing.stateless() {
 		return decision{}, false
 	}
 	if k.self.Standing == prepared && k.self.Step < k.step(last) {

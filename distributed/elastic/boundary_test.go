@@ -136,9 +136,24 @@ func TestBoundary(t *testing.T) {
 			do:  "wait",
 			why: "b is not at the boundary",
 		},
-		"one trains, for longer than its patience": {
+		"one does not come for as long as its patience": {
 			k:  knows(here(abc, at("a", abc), at("b", abc, training), at("c", abc)), impatient),
-			do: "wait",
+			do: "propose",
+		},
+		"… and the others would be too few": {
+			k:   knows(bounded(3, here(abc, at("a", abc), at("b", abc, training), at("c", abc))), impatient),
+			do:  "wait",
+			why: "b is not at the boundary",
+		},
+		"… and has the state alone": {
+			k:   knows(here(second, at("a", second, unformed, withoutAny), at("b", second, training)), impatient),
+			do:  "wait",
+			why: "b is not at the boundary",
+		},
+		"… and this one joins": {
+			k:   knows(here(ab, at("c", nil), at("a", ab, training), at("b", ab)), roomFor(3), impatient),
+			do:  "wait",
+			why: "a is not at the boundary",
 		},
 		"too few": {
 			k:   knows(bounded(2, here(first, at("a", nil))), impatient),

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/repeats"
 )
 
 // claim is a key that this member writes. Its writer compares what the member wants with what the store has, so that a
@@ -242,7 +243,7 @@ func (m *Member) refusals() refusals {
 // after each.
 func (r *refusals) add(key string, err error) time.Duration {
 	r.times++
-	if r.times&(r.times-1) == 0 {
+	if repeats.Due(r.times) {
 		slog.Warn("elastic: the store refuses a write, which is repeated",
 			"member", r.member, "key", key, "err", err, "times", r.times)
 	}

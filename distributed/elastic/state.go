@@ -40,8 +40,11 @@ func (m *Member) bind(ctx context.Context, e *Epoch) error {
 	e.hash = int64(hash>>1 | 1) // an allreduce takes the larger of it and 0
 	if e.Comm.Rank() == 0 && len(e.record.Lost) > 0 {
 		norm, err := m.residualNorm()
+		if err != nil {
+			return err
+		}
 		slog.Warn("elastic: the residuals of lost members are gone", "epoch", e.Number,
-			"lost", strings.Join(e.record.Lost, ", "), "norm of this member's residual", norm, "err", err)
+			"lost", strings.Join(e.record.Lost, ", "), "norm of this member's residual", norm)
 	}
 	return nil
 }

@@ -46,6 +46,7 @@ type view struct {
 	min, max int           // members of an epoch; max 0 is any number
 	patience time.Duration // the member's
 	orphaned time.Duration // for how long nobody has been here who has the state
+	overdue  bool          // this member has waited at the boundary for its patience: who is not there may hang
 	final    string        // the World of the epoch with the last step of the job, "" before that
 }
 
@@ -103,7 +104,7 @@ func (v *view) formed(r *record) bool {
 func (v *view) next() (next *record, reason string) {
 	last := v.last()
 	blocked, needed := v.blocked(last)
-	if needed {
+	if needed && !v.overdue {
 		return nil, blocked
 	}
 	step := v.step(last)
@@ -128,6 +129,8 @@ func (v *view) next() (next *record, reason string) {
 	next.Members = append(g.stay, g.come...)
 	next.Members = next.Members[:min(limit, len(next.Members))]
 	switch {
+	case len(next.Members) < max(v.min, 1) && blocked != "":
+		return nil, blocked
 	case len(next.Members) < max(v.min, 1):
 		return nil, fmt.Sprintf("%d of at least %d members are here", len(next.Members), v.min)
 	case len(g.stay) == 0 && last.begun() && v.orphaned <= v.patience:
@@ -144,7 +147,7 @@ func (v *view) next() (next *record, reason string) {
 }
 
 // blocked says which member of the last epoch is not at the boundary behind it, "" if all that are here are. The next
-// epoch needs that member unless it has no state, and the attempt to give it one has failed.
+// epoch needs that member unless it has no state, and the attempt to give it one has failed, or it is overdue.
 func (v *view) blocked(last *record) (reason string, needed bool) {
 	for i := range v.present {
 		s := &v.present[i]

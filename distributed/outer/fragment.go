@@ -32,7 +32,8 @@ type fragment struct {
 // part is rows of a parameter of the program, which begin with an element.
 type part struct {
 	*runtime.Tensor
-	from int
+	number int // among the parameters
+	from   int
 }
 
 // visit calls do with the rank's own parameters in a fragment and where they are in the arrays.
@@ -188,7 +189,7 @@ func (f *fragment) complete(ctx context.Context) (ddp.Stats, error) {
 	if err := f.wait(ctx); err != nil {
 		return ddp.Stats{}, err
 	}
-	if err := f.sync.Wait(ctx); err != nil {
+	if err := f.sync.Wait(base.Quiet(ctx)); err != nil {
 		return ddp.Stats{}, err
 	}
 	return f.sync.Stats(ctx)
@@ -204,7 +205,7 @@ func (l *Loop) finish(ctx context.Context, f *fragment) error {
 		return err
 	}
 	// From here on an error stays, as the common parameters may have moved.
-	l.err = l.apply(f)
+	l.err = l.apply(ctx, f)
 	if l.err != nil {
 		return l.err
 	}
@@ -214,9 +215,10 @@ func (l *Loop) finish(ctx context.Context, f *fragment) error {
 }
 
 // apply moves the common parameters by a fragment's averages, unless it was skipped, and this rank's to them.
-func (l *Loop) apply(f *fragment) error {
+func (l *Loop) apply(ctx context.Context, f *fragment) error {
 	if f.phase != landed {
 		l.stats.Skipped++
+		l.reportSkip(ctx, f)
 		return l.adopt(f, false)
 	}
 	if err := l.optimize(f); err != nil {

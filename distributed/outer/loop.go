@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/repeats"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
@@ -53,7 +54,8 @@ type Loop struct {
 	position position
 	next     float64 // what the next step counts
 	stats    Stats
-	err      error // sticky; returned by every later call
+	skips    repeats.Log // of fragments that were skipped
+	err      error       // sticky; returned by every later call
 	closed   bool
 }
 
@@ -86,7 +88,8 @@ const (
 	momentumWord
 	mixWord
 	weightWord
-	words
+	squareWord = 6 // an F64
+	words      = 8
 )
 
 // New prepares a loop for parameters, contiguous tensors of F32, F16 or BF16 in rt's memory,
@@ -225,7 +228,7 @@ func (l *Loop) cut(params []*runtime.Tensor) error {
 	for i := range l.cfg.Fragments {
 		f := &fragment{from: next}
 		offset := 0
-		for _, t := range params {
+		for number, t := range params {
 			shape := append([]int{1}, t.Shape()[min(1, len(t.Shape())):]...)
 			row := 1
 			for _, d := range shape {
@@ -245,7 +248,7 @@ func (l *Loop) cut(params []*runtime.Tensor) error {
 			if err != nil {
 				return err
 			}
-			f.params = append(f.params, part{t, from})
+			f.params = append(f.params, part{t, number, from})
 			f.deltas = append(f.deltas, d)
 			next += d.Len()
 		}

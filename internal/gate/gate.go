@@ -15,6 +15,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/tutti-go/tutti/internal/repeats"
 )
 
 // Patience bounds the time until a connection has said who it is, and that of an answer: some round trips, beside
@@ -154,7 +156,7 @@ const CertificateName = "tutti"
 type Gate struct {
 	Name   string // in the log
 	Places int
-	Log    Log
+	Log    repeats.Log
 
 	mu         sync.Mutex
 	handshakes map[netip.Prefix][]net.Conn // in flight, by address; guarded by mu
@@ -306,22 +308,4 @@ func (g *Gate) Warn(conn net.Conn, event, class, reason string) {
 	if times, due := g.Log.Count(class); due {
 		slog.Warn(g.Name+": "+event, "from", conn.RemoteAddr(), "reason", reason, "times", times)
 	}
-}
-
-// Log counts events, so that those of one class are logged the first, second, fourth, eighth … time.
-type Log struct {
-	mu    sync.Mutex
-	times map[string]int // by class; guarded by mu
-}
-
-// Count returns how often an event of a class has happened, and whether to log it.
-func (l *Log) Count(class string) (times int, due bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.times == nil {
-		l.times = map[string]int{}
-	}
-	l.times[class]++
-	times = l.times[class]
-	return times, times&(times-1) == 0
 }

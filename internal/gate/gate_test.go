@@ -17,21 +17,6 @@ type distant struct {
 
 func (d *distant) RemoteAddr() net.Addr { return d.from }
 
-// Events of one class are logged ever more rarely.
-func TestRepeatedEventsDoNotFillTheLog(t *testing.T) {
-	var log Log
-	var logged []int
-	for range 300 {
-		if times, due := log.Count("class"); due {
-			logged = append(logged, times)
-		}
-	}
-	assert.Equal(t, []int{1, 2, 4, 8, 16, 32, 64, 128, 256}, logged)
-	times, due := log.Count("another class")
-	assert.True(t, due)
-	assert.Equal(t, 1, times)
-}
-
 // Of several addresses that of most handshakes gives way, and of these each one may.
 func TestWhoGivesWay(t *testing.T) {
 	g := &Gate{Places: 6}

@@ -10,6 +10,7 @@ import (
 	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/repeats"
 	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/internal/stages"
 	"github.com/tutti-go/tutti/runtime"
@@ -35,7 +36,8 @@ type Reducer struct {
 	confirm    func(context.Context) error // see BeforeCommit
 	remains    [2]base.Buffer              // the residual, and that before the step
 	closed     bool
-	joined     bool // its steps are part of a transaction of several tensors
+	joined     bool        // its steps are part of a transaction of several tensors
+	skipLog    repeats.Log // of steps that were skipped
 }
 
 // New prepares the reduction of a tensor of n elements in rt's memory. It does not communicate.

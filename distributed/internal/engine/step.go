@@ -168,6 +168,9 @@ func (s *Reducer) Commit(v Verdict) error {
 	g := s.target
 	switch {
 	case v == Skips:
+		if !s.joined {
+			s.reportSkip()
+		}
 		if s.restores != nothingSaved {
 			s.rollBack()
 		}

@@ -1,0 +1,43 @@
+package standin
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// Log is what a program has logged.
+type Log struct {
+	mu   sync.Mutex
+	text bytes.Buffer // guarded by mu
+}
+
+// CaptureLog has what the program logs written to a Log, until the test ends.
+func CaptureLog(t *testing.T) *Log {
+	l := &Log{}
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(l, nil)))
+	t.Cleanup(func() { slog.SetDefault(before) })
+	return l
+}
+
+// Write implements [io.Writer].
+func (l *Log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+// Lines returns the lines that contain a text.
+func (l *Log) Lines(text string) (list []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range strings.Lines(l.text.String()) {
+		if strings.Contains(line, text) {
+			list = append(list, line)
+		}
+	}
+	return list
+}
