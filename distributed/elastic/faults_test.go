@@ -824,3 +824,45 @@ func stoppedWaiting(t *testing.T) {
 		assert.NoError(t, a.Close())
 	}
 }
+
+// TestHung: a member that lives, and comes to no boundary, is put out after the patience of the others, whose waits in
+// a step have a bound. When it goes on, it joins them again.
+func TestHung(t *testing.T) { bubble(t, hung) }
+
+func hung(t *testing.T) {
+	const hangs = 3
+	rooms, log, dial := new(rooms), newReplay(), keepStore(t)
+	var list []*trainee
+	for i := range 3 {
+		cfg := quick(Config{Name: name(i), Dial: dial, Min: 2})
+		cfg.Form = func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error) {
+			c, err := rooms.form(ctx, kv, p)
+			if err != nil {
+				return nil, err
+			}
+			return comm.Limit(c, cfg.Silence, nil), nil
+		}
+		list = append(list, newTrainee(t, log, cfg))
+	}
+	goesOn := make(chan struct{})
+	var once sync.Once
+	var began time.Time
+	together(t, list, func(a *trainee, e *Epoch, made int) bool {
+		switch {
+		case a == list[2] && a.steps == hangs:
+			began = time.Now()
+			<-goesOn
+		case len(e.Members) == 2 && made == 2:
+			once.Do(func() {
+				assert.Less(t, time.Since(began), a.cfg.Silence+2*a.cfg.patience)
+				close(goesOn)
+			})
+		}
+		return len(e.Members) == 3 && a.steps > hangs && made == 5
+	})
+	assert.True(t, log.joined[within(list[0].epoch.Number, name(2))])
+	log.repeat(t, list[0].steps, list)
+	for _, a := range list {
+		assert.NoError(t, a.Close())
+	}
+}
