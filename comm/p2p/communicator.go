@@ -3,6 +3,8 @@ package p2p
 import (
 	"context"
 	"errors"
+	"log/slog"
+	goruntime "runtime"
 	"sync"
 	"sync/atomic"
 
@@ -34,6 +36,7 @@ type Comm struct {
 	ledger        backend.Ledger
 	entered, left atomic.Uint64 // calls of goroutines; equal when no goroutine is in a call
 	marks         marks.Marks
+	leakAlarm     goruntime.Cleanup
 }
 
 // streams are the base's operations on streams.
@@ -72,7 +75,14 @@ func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.
 	}
 	c.life.Timeout = backend.DeviceTimeout
 	c.Base = backend.New(&c.check, &c.life, adapter{c})
+	c.leakAlarm = goruntime.AddCleanup(c, leaked, c.check)
 	return c, nil
+}
+
+// leaked is called when the garbage collector finds a communicator that was never closed. The memory that its peers
+// write stays with the GPU. The base says what becomes of it.
+func leaked(check backend.Check) {
+	slog.Error("p2p: a communicator was never closed", "rank", check.Rank, "ranks", check.WorldSize)
 }
 
 // FixedOrder implements [comm.FixedOrder].

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"os"
 	goruntime "runtime"
@@ -942,4 +943,41 @@ func TestStandInDoesNotAllocate(t *testing.T) {
 		})
 	})
 	assert.Equal(t, [2]error{}, errs)
+}
+
+// A communicator that is forgotten is found, and its rank named; one that is closed is not.
+func TestStandInLeak(t *testing.T) {
+	if os.Getenv(gputest.StandInVariable) == "" {
+		t.Skip("needs the stand-ins; see TestOnStandIns")
+	}
+	logged := make(chan string, 10)
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(writer(func(p []byte) { logged <- string(p) }), nil)))
+	defer slog.SetDefault(before)
+	errs := onBoth(t, openBoth(t), func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
+		c, err := p2p.New(ctx, base, rt)
+		if err != nil {
+			return err
+		}
+		err = errors.Join(c.Barrier(ctx), base.Barrier(ctx))
+		if c.Rank() == 0 { // whose runtime has the memory from now on
+			return err
+		}
+		return errors.Join(err, c.Close())
+	})
+	require.NoError(t, errors.Join(errs[:]...))
+	require.Eventually(t, func() bool {
+		goruntime.GC()
+		return len(logged) > 0
+	}, 10*time.Second, time.Millisecond)
+	assert.Contains(t, <-logged, "p2p: a communicator was never closed\" rank=0 ranks=2")
+	assert.Empty(t, logged)
+}
+
+// writer is a function that takes what is written.
+type writer func(p []byte)
+
+func (w writer) Write(p []byte) (int, error) {
+	w(p)
+	return len(p), nil
 }

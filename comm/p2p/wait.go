@@ -103,5 +103,6 @@ func (a adapter) Abort(ctx context.Context, cause error) {
 
 // Release implements [backend.Backend].
 func (a adapter) Release(context.Context) error {
+	a.c.leakAlarm.Stop()
 	return errors.Join(a.c.discard(), a.c.Communicator.Close())
 }
