@@ -199,6 +199,7 @@ func (l *link) Rebind(c comm.Communicator) { l.c = c }
 
 // peer is what a rank announces.
 type peer struct {
+	Format              int // the version of deltas
 	Publishes, Together bool
 	Version             uint64   // of a publisher: the latest
 	Digests             []uint32 // of a subscriber: one a publisher, in their order; of a publisher: of its version
@@ -219,6 +220,7 @@ func (l *link) meet(ctx context.Context, announced peer) (*meeting, error) {
 	if l.c == nil {
 		return nil, fmt.Errorf("delta: without a communicator: %w", comm.ErrArgument)
 	}
+	announced.Format = version
 	text, err := json.Marshal(announced)
 	if err != nil {
 		return nil, err
@@ -233,6 +235,13 @@ func (l *link) meet(ctx context.Context, announced peer) (*meeting, error) {
 		p := &m.peers[rank]
 		if json.Unmarshal(b, p) != nil {
 			return nil, fmt.Errorf("delta: rank %d runs another version of the library: %w", rank, comm.ErrMismatch)
+		}
+		if p.Format != version {
+			err := fmt.Errorf("delta: rank %d speaks version %d of deltas, rank %d version %d: "+
+				"publishers and subscribers use one version of the library: %w",
+				rank, p.Format, l.c.Rank(), version, comm.ErrMismatch)
+			l.c.Abort(err) // one that does not compare versions goes on otherwise
+			return nil, err
 		}
 		m.voting = m.voting || p.Together
 		if !p.Publishes {

@@ -193,12 +193,15 @@ func (d Dialer) introduce(
 		reason := printable.Text(w.Failed[:min(len(w.Failed), longestReason)])
 		return nil, fmt.Errorf("the store's server at %v cannot serve this process now: %s", conn.RemoteAddr(), reason)
 	}
-	if w.Silence < 0 || w.Silence > 0 && w.Silence < shortestSilence {
-		return nil, stranger(fmt.Errorf("a silence of %v", w.Silence))
-	}
 	if w.Refused != "" {
 		reason := printable.Text(w.Refused[:min(len(w.Refused), longestReason)])
 		return nil, &refusal{conn.RemoteAddr().String(), reason, true}
+	}
+	if w.Version != protocol { // one that has not compared them itself
+		return nil, &refusal{conn.RemoteAddr().String(), w.otherVersion(), true}
+	}
+	if w.Silence < 0 || w.Silence > 0 && w.Silence < shortestSilence {
+		return nil, stranger(fmt.Errorf("a silence of %v", w.Silence))
 	}
 	_ = conn.SetDeadline(time.Time{})
 	return remote(secure, in, w.Silence), nil

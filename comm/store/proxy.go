@@ -89,7 +89,10 @@ func (p *Proxy) serve(conn *tls.Conn) {
 	if !ok {
 		return
 	}
-	answer := func(w welcome) bool { return sender[welcome](conn)([]welcome{w}) == nil }
+	answer := func(w welcome) bool {
+		w.Version = protocol
+		return sender[welcome](conn)([]welcome{w}) == nil
+	}
 	if hello.Version != protocol {
 		p.gate.Refuse(conn, "known", hello.otherVersion())
 		answer(welcome{Refused: hello.otherVersion()})

@@ -49,14 +49,15 @@ func (h *greeting) valid() bool {
 
 // otherVersion is why a process of another version is refused.
 func (h *greeting) otherVersion() string {
-	return fmt.Sprintf(
-		"%s speaks version %d of the store's protocol, this process %d: "+
-			"all processes of a job use one version of tutti",
-		h.Name,
-		h.Version,
-		protocol,
-	)
+	return fmt.Sprintf("%s speaks version %d of the store's protocol, this process %d: %s", h.Name, h.Version, protocol, oneVersion)
 }
+
+// otherVersion is why a process refuses a store of another version.
+func (w *welcome) otherVersion() string {
+	return fmt.Sprintf("it speaks version %d of the store's protocol, this process %d: %s", w.Version, protocol, oneVersion)
+}
+
+const oneVersion = "all processes of a job use one version of tutti"
 
 // greet reads the greeting of a process that knows the secret. ok is false if it does not say who it is.
 func greet(conn *tls.Conn, lines *bufio.Scanner, g *gate.Gate) (hello greeting, ok bool) {
@@ -85,6 +86,7 @@ func next(conn *tls.Conn, lines *bufio.Scanner, silence time.Duration) (r reques
 
 // welcome answers a greeting.
 type welcome struct {
+	Version int           `json:"version"` // of the store's protocol; 0 of versions that did not say it
 	Refused string        `json:"refused,omitempty"`
 	Failed  string        `json:"failed,omitempty"`  // why this server of the store cannot serve the process now
 	Silence time.Duration `json:"silence,omitempty"` // the process says something more often than that
@@ -271,7 +273,7 @@ func (s *Server) serve(conn *tls.Conn) {
 	if n.hello, ok = greet(conn, lines, &s.gate); !ok {
 		return
 	}
-	w := welcome{Silence: s.options.Silence}
+	w := welcome{Version: protocol, Silence: s.options.Silence}
 	if w.Refused = s.claim(n); w.Refused != "" {
 		s.gate.Refuse(conn, "known", w.Refused) // before the answer has consequences
 		_ = sender[welcome](conn)([]welcome{w})

@@ -548,6 +548,30 @@ func TestContradictionsAreNamed(t *testing.T) {
 	require.NoError(t, again.Close())
 }
 
+// TestVersions: whichever side is of another version, the process hears both, also where the store does not compare
+// them, as the one of version 0.2.0.
+func TestVersions(t *testing.T) {
+	conf := mustTLS(t, "s")
+	for answer, says := range map[string]string{
+		`{}`:            "it speaks version 0 of the store's protocol, this process 2",
+		`{"version":9}`: "it speaks version 9 of the store's protocol, this process 2",
+		`{"version":9,"silence":-1,"refused":"2 speaks version 2 of the store's protocol, this process 9"}`: "this process 9",
+	} {
+		here, there := net.Pipe()
+		go func() {
+			defer there.Close() //nolint:errcheck // nothing is lost
+			conn := tls.Server(there, conf)
+			_, _ = conn.Read(make([]byte, 1<<10))
+			_, _ = conn.Write([]byte(answer + "\n"))
+			_, _ = io.Copy(io.Discard, conn)
+		}()
+		_, err := Dialer{TLS: conf}.introduce(t.Context(), here, greeting{Name: "2", Version: protocol}, glance)
+		assert.ErrorIs(t, err, ErrRefused)
+		assert.ErrorContains(t, err, "refused by the job's store")
+		assert.ErrorContains(t, err, says)
+	}
+}
+
 // A process that lost its connection before it was welcomed takes its own place.
 func TestAProcessComesAgain(t *testing.T) {
 	logged(t)
@@ -692,7 +716,7 @@ func FuzzReplies(f *testing.F) {
 			defer there.Close() //nolint:errcheck // nothing is lost
 			if conn.Handshake() == nil {
 				_, _ = conn.Read(make([]byte, 1<<10))
-				_, _ = conn.Write(append([]byte("{}\n"), data...))
+				_, _ = conn.Write(append(fmt.Appendf(nil, `{"version":%d}`+"\n", protocol), data...))
 				_ = conn.CloseWrite()
 				_, _ = io.Copy(io.Discard, conn)
 			}

@@ -21,7 +21,7 @@ func (l *Loop) reportSkip(ctx context.Context, f *fragment) {
 	if times, due := l.skips.Count(fmt.Sprint(culprits)); due {
 		text := "outer: all ranks go back to the common parameters: these parameters of this rank are not finite"
 		if len(culprits) == 0 {
-			text = "outer: all ranks go back to the common parameters: outer gradients of other ranks, or their sum, are not finite"
+			text = "outer: all ranks go back to the common parameters: those of other ranks, or the sum, are not finite"
 		}
 		slog.Warn(text, "rank", rank, "step", f.sent.Step, "parameters", culprits, "times", times)
 	}
