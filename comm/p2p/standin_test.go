@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math"
 	"os"
 	goruntime "runtime"
@@ -24,6 +23,7 @@ import (
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/logtest"
 	"github.com/tutti-go/tutti/internal/race"
 	"github.com/tutti-go/tutti/internal/reductions"
 	"github.com/tutti-go/tutti/runtime"
@@ -950,10 +950,7 @@ func TestStandInLeak(t *testing.T) {
 	if os.Getenv(gputest.StandInVariable) == "" {
 		t.Skip("needs the stand-ins; see TestOnStandIns")
 	}
-	logged := make(chan string, 10)
-	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(writer(func(p []byte) { logged <- string(p) }), nil)))
-	defer slog.SetDefault(before)
+	logged := logtest.Capture(t)
 	errs := onBoth(t, openBoth(t), func(ctx context.Context, base comm.Communicator, rt *cuda.Runtime) error {
 		c, err := p2p.New(ctx, base, rt)
 		if err != nil {
@@ -968,16 +965,8 @@ func TestStandInLeak(t *testing.T) {
 	require.NoError(t, errors.Join(errs[:]...))
 	require.Eventually(t, func() bool {
 		goruntime.GC()
-		return len(logged) > 0
+		return len(logged.Lines("never closed")) > 0
 	}, 10*time.Second, time.Millisecond)
-	assert.Contains(t, <-logged, "p2p: a communicator was never closed\" rank=0 ranks=2")
-	assert.Empty(t, logged)
-}
-
-// writer is a function that takes what is written.
-type writer func(p []byte)
-
-func (w writer) Write(p []byte) (int, error) {
-	w(p)
-	return len(p), nil
+	assert.Len(t, logged.Lines("p2p: a communicator was never closed\" rank=0 ranks=2"), 1)
+	assert.Len(t, logged.Lines("never closed"), 1)
 }

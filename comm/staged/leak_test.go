@@ -1,10 +1,7 @@
 package staged_test
 
 import (
-	"bytes"
-	"log/slog"
 	goruntime "runtime"
-	"strings"
 	"testing"
 	"time"
 
@@ -14,24 +11,18 @@ import (
 	"github.com/tutti-go/tutti/comm/internal/hosttest"
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/staged"
+	"github.com/tutti-go/tutti/internal/logtest"
 )
 
 // TestLeak: a staged communicator that is forgotten takes its base along, which says so.
 func TestLeak(t *testing.T) {
-	var text bytes.Buffer // a handler writes one line at a time
-	logged := make(chan string, 10)
-	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(writer(func(p []byte) { logged <- string(p) }), nil)))
-	defer slog.SetDefault(before)
+	logged := logtest.Capture(t)
 	forget(t)
 	require.Eventually(t, func() bool {
 		goruntime.GC()
-		for len(logged) > 0 {
-			text.WriteString(<-logged)
-		}
-		return strings.Contains(text.String(), "never closed")
+		return len(logged.Lines("never closed")) > 0
 	}, 10*time.Second, time.Millisecond)
-	assert.Contains(t, text.String(), "backend=local rank=0 ranks=1")
+	assert.Len(t, logged.Lines("backend=local rank=0 ranks=1"), 1)
 }
 
 func forget(t *testing.T) {
@@ -40,12 +31,4 @@ func forget(t *testing.T) {
 	c, err := staged.New(world[0], apart{hosttest.NewRuntime(t)}, hosttest.NewRuntime(t))
 	require.NoError(t, err)
 	require.NoError(t, c.Barrier(t.Context()))
-}
-
-// writer is a function that takes what is written.
-type writer func(p []byte)
-
-func (w writer) Write(p []byte) (int, error) {
-	w(p)
-	return len(p), nil
 }

@@ -49,12 +49,14 @@ func (h *greeting) valid() bool {
 
 // otherVersion is why a process of another version is refused.
 func (h *greeting) otherVersion() string {
-	return fmt.Sprintf("%s speaks version %d of the store's protocol, this process %d: %s", h.Name, h.Version, protocol, oneVersion)
+	return fmt.Sprintf("%s speaks version %d of the store's protocol, this process %d: %s",
+		h.Name, h.Version, protocol, oneVersion)
 }
 
 // otherVersion is why a process refuses a store of another version.
 func (w *welcome) otherVersion() string {
-	return fmt.Sprintf("it speaks version %d of the store's protocol, this process %d: %s", w.Version, protocol, oneVersion)
+	return fmt.Sprintf("it speaks version %d of the store's protocol, this process %d: %s",
+		w.Version, protocol, oneVersion)
 }
 
 const oneVersion = "all processes of a job use one version of tutti"

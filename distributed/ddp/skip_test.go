@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/internal/logtest"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -59,7 +60,7 @@ func TestSkippedStepsAreSaid(t *testing.T) {
 		"clip":  {Config: sparse.Config{NonFinite: sparse.SkipNonFinite, ClipNorm: 1, ClipGlobal: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			logged := standin.CaptureLog(t)
+			logged := logtest.Capture(t)
 			standin.World(t, 3, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 				return spoiledSteps(ctx, c, rt, 100, cfg)
 			})
@@ -88,7 +89,7 @@ func TestFailedStepsNameTheGradient(t *testing.T) {
 // TestSkipsOfTheDeviceAreSaid: where the device alone knows, the host looks now and then, and in Close.
 func TestSkipsOfTheDeviceAreSaid(t *testing.T) {
 	for steps, said := range map[int]int{100: 1, 600: 2} { // 3 times, of which the third is not said
-		logged := standin.CaptureLog(t)
+		logged := logtest.Capture(t)
 		s := &standin.Streamed{Runtime: cpu.New(), Reach: runtime.CPU}
 		require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
 			cfg := ddp.Config{Config: sparse.Config{NonFinite: sparse.SkipNonFinite}}

@@ -28,6 +28,7 @@ const (
 	finalKey   = keys + "final" // the World of the epoch with the last step
 	termsKey   = keys + "terms"
 	memberKeys = keys + "member/" // by name, leased
+	deniedKeys = keys + "denied/" // by name, leased: why a process cannot be a member
 )
 
 func (m *Member) key() string { return memberKeys + m.cfg.Name }
@@ -97,8 +98,10 @@ func (m *Member) register(kv store.Store) error {
 	}
 	if !ok && string(first.Value) != terms {
 		words, firstWords := differ(terms, string(first.Value))
-		return fmt.Errorf("%w: the terms of %s have %q, those of the others %q",
+		err := fmt.Errorf("%w: the terms of %s have %q, those of the others %q",
 			comm.ErrMismatch, m.cfg.Name, words, firstWords)
+		_ = writes.Set(ctx, deniedKeys+m.cfg.Name, []byte(err.Error()), store.Lease) // the others only log it
+		return err
 	}
 	beginning, _ := json.Marshal(record{}) // of a job, perhaps
 	if _, _, err := writes.CompareAndSet(ctx, epochKey, 0, beginning); err != nil {
@@ -191,6 +194,12 @@ func differ(a, b string) (string, string) {
 
 // hear takes an event of the store.
 func (m *Member) hear(e store.Event) {
+	if strings.HasPrefix(e.Key, deniedKeys) {
+		if !e.Deleted {
+			m.sayDenial(e.Value)
+		}
+		return
+	}
 	m.change(func() {
 		for _, c := range m.claims() {
 			if c.key == e.Key {
@@ -212,6 +221,15 @@ func (m *Member) hear(e store.Event) {
 			m.ends = true
 		}
 	})
+}
+
+// sayDenial logs that a process was refused, ever more rarely.
+func (m *Member) sayDenial(reason []byte) {
+	if times, due := m.denials.Count(""); due {
+		reason = reason[:min(len(reason), maxTextBytes)]
+		slog.Warn("elastic: a process that is no member of this job was refused",
+			"member", m.cfg.Name, "reason", printable.Text(string(reason)), "times", times)
+	}
 }
 
 // ignore logs that an entry of the store is ignored, ever more rarely. mu is held.

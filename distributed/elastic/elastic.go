@@ -68,6 +68,7 @@ import (
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/env"
+	"github.com/tutti-go/tutti/internal/repeats"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -148,7 +149,9 @@ type Member struct {
 	gone   sync.WaitGroup  // attend
 
 	failure  error // of the last attempt at an epoch, nil if that did not fail; of Next and Commit alone
+	formed   bool  // this process was in an epoch; of Next and Commit alone
 	failures int   // of Dial and what follows it, one after the other; of attend alone
+	denials  repeats.Log
 
 	wakeup chan struct{} // of capacity 1: keep is to look at the claims
 
@@ -285,7 +288,12 @@ func (m *Member) run(ctx context.Context, step func(ctx context.Context, e *Epoc
 	for {
 		e, err := m.Next(ctx, failed)
 		if errors.Is(err, ErrEnded) {
-			slog.Info("elastic: the others have ended the job", "member", m.cfg.Name)
+			if m.formed {
+				slog.Info("elastic: the others have ended the job", "member", m.cfg.Name)
+			} else {
+				slog.Warn("elastic: the job in this store had ended before this process came, which has not trained: "+
+					"another job takes another name or prefix", "member", m.cfg.Name)
+			}
 			return nil
 		}
 		if errors.Is(err, ErrLeft) && ctx.Err() == nil {

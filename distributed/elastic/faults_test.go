@@ -26,6 +26,7 @@ import (
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/env"
+	"github.com/tutti-go/tutti/internal/logtest"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -319,12 +320,14 @@ func ended(t *testing.T) {
 	for _, a := range list {
 		assert.NoError(t, a.Close())
 	}
+	logged := logtest.Capture(t)
 	for _, late := range []*trainee{<-waiting, join("d")} {
 		_, err := late.Next(t.Context(), nil)
 		require.ErrorIs(t, err, ErrEnded)
 		require.NoError(t, late.Run(t.Context(), func(context.Context, *Epoch) error { return errors.New("a step after the last one") }))
 		assert.NoError(t, late.Close())
 	}
+	assert.Len(t, logged.Lines("which has not trained"), 2)
 }
 
 // TestLostConnection: the io.EOF of a connection is no end of a job.
@@ -356,6 +359,7 @@ func TestEnvironment(t *testing.T) {
 // TestRefused: a member with other terms, and one with a name that is taken, are refused, also if the store was not in reach when
 // they joined; a name can be had again.
 func TestRefused(t *testing.T) {
+	logged := logtest.Capture(t)
 	bubble(t, func(t *testing.T) {
 		server, form, log := store.NewServer(store.Options{}), new(rooms).form, newReplay()
 		var here atomic.Bool
@@ -389,6 +393,10 @@ func TestRefused(t *testing.T) {
 		}
 		require.NoError(t, errors.Join(late.Close(), a.Close(), server.Close()))
 	})
+	denied := logged.Lines("a process that is no member of this job was refused\" member=a")
+	require.Len(t, denied, 2, "of late and b")
+	assert.Contains(t, denied[1], `the terms of b have`)
+	assert.Contains(t, denied[1], `those of the others`)
 }
 
 // TestBindFails: a trainer that says of each communicator that a peer is lost is tried again, but neither at once nor for ever.

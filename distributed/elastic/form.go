@@ -218,6 +218,7 @@ func (m *Member) begin(r *record, c comm.Communicator) {
 	for _, p := range r.Members {
 		names = append(names, p.Name)
 	}
+	m.formed = true
 	joined := r.Members[c.Rank()].Fresh
 	m.change(func() {
 		m.epoch = &Epoch{Number: r.Number, Members: names, Comm: c, Joined: joined, record: r}

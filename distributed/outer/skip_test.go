@@ -11,13 +11,14 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/outer"
+	"github.com/tutti-go/tutti/internal/logtest"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
 // TestSkippedRoundsAreSaid: 16 rounds that are all skipped are said five times, by the rank whose parameter it is,
 // which names that, and by rank 0. A fragment without it is not skipped.
 func TestSkippedRoundsAreSaid(t *testing.T) {
-	logged := standin.CaptureLog(t)
+	logged := logtest.Capture(t)
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		m := newModel(t, rt)
 		l, err := outer.New(ctx, rt, c, m.tensors, outer.Config{Every: 2, Fragments: 2})

@@ -11,6 +11,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/internal/logtest"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -18,7 +19,7 @@ import (
 // TestSkippedStepsAreSaid: a hundred steps that are all skipped are said seven times, by the rank whose gradient is
 // not finite, and by rank 0.
 func TestSkippedStepsAreSaid(t *testing.T) {
-	logged := standin.CaptureLog(t)
+	logged := logtest.Capture(t)
 	standin.World(t, 3, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 		r, err := sparse.New(rt, c, 100, sparse.Config{Pattern: sparse.TopkA, Density: 0.1})
 		if err != nil {

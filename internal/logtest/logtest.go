@@ -1,4 +1,5 @@
-package standin
+// Package logtest has tests see what a program logs.
+package logtest
 
 import (
 	"bytes"
@@ -14,8 +15,8 @@ type Log struct {
 	text bytes.Buffer // guarded by mu
 }
 
-// CaptureLog has what the program logs written to a Log, until the test ends.
-func CaptureLog(t *testing.T) *Log {
+// Capture has what the program logs written to a Log, until the test ends.
+func Capture(t *testing.T) *Log {
 	l := &Log{}
 	before := slog.Default()
 	slog.SetDefault(slog.New(slog.NewTextHandler(l, nil)))
