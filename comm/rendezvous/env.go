@@ -230,9 +230,11 @@ func (l launcher) read(getenv func(string) string) (Job, error) {
 		return j, err
 	}
 	j.Address = net.JoinHostPort(host, strconv.Itoa(port))
+	if l.hosted {
+		j.Name = getenv(env.Job)
+	}
 	if stores := getenv(env.Store); l.hosted && stores != "" {
 		j.Stores = strings.Split(stores, ",")
-		j.Name = getenv(env.Job)
 	}
 	for _, address := range j.Stores {
 		if _, _, err := net.SplitHostPort(address); err != nil {

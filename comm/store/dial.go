@@ -54,7 +54,7 @@ type Dialer struct {
 	TLS       *tls.Config
 	Name      string // of this process, that no other one has
 	Size      int    // of the job, 0 if it is not known
-	Job       string // the name of the job, in a store that a [Proxy] serves; "" is a job without a name
+	Job       string // the name of the job; "" is a job without a name
 	Once      bool   // Dial makes one attempt at each address
 }
 

@@ -31,7 +31,7 @@ type greeting struct {
 	Size    int    `json:"size,omitempty"` // of the job
 	Process string `json:"process"`        // random: tells a process that connects again from another one with its name
 	Version int    `json:"version"`
-	Job     string `json:"job,omitempty"` // its name, in a store of several jobs; "" is that of a store with one
+	Job     string `json:"job,omitempty"` // its name; "" is one without a name
 }
 
 // longestName bounds what a process says of itself, which is printed.
@@ -98,6 +98,8 @@ type welcome struct {
 type Options struct {
 	// Size is that of the job; processes that believe in another one are refused. 0 is any.
 	Size int
+	// Job is the name of the job; processes of one of another name are refused. "" is a job without a name.
+	Job string
 	// Silence ends the session of a process that says nothing for so long, also one that is stopped; processes
 	// send heartbeats. 0 leaves it to TCP's keep-alive, which finds those that are cut off in 25 s.
 	Silence time.Duration
@@ -114,6 +116,14 @@ type Server struct {
 	sessions  map[uint64]*session
 	listeners []net.Listener
 	closed    bool
+}
+
+// titled is the name of a job in a sentence.
+func titled(job string) string {
+	if job == "" {
+		return "without a name"
+	}
+	return strconv.Quote(job)
 }
 
 // session is a process that has said who it is.
@@ -238,12 +248,9 @@ func (s *Server) claim(n *session) (refused string) {
 	switch h := n.hello; {
 	case h.Version != protocol:
 		refused = h.otherVersion()
-	case h.Job != "":
-		refused = fmt.Sprintf(
-			"%s looks for the job %q, and this store, which a process of the job keeps, has one without a name",
-			h.Name,
-			h.Job,
-		)
+	case h.Job != s.options.Job:
+		refused = fmt.Sprintf("%s looks for the job %s, and this store, which a process of the job keeps, has one %s",
+			h.Name, titled(h.Job), titled(s.options.Job))
 	case s.closed:
 		refused = "the store is closed"
 	case s.options.Size > 0 && h.Size != s.options.Size:

@@ -97,8 +97,6 @@ func checkLaunch(cmd *cobra.Command, cfg launch.Config, args []string) error {
 		}
 	}
 	switch {
-	case cfg.Job != "" && cfg.Join == nil:
-		return console.Usagef("--job names a job in a store that tutti-store serves, at the addresses of --join")
 	case len(args) == 0 || args[0] == "":
 		return console.Usagef("which program is to run, such as ./program?")
 	case cfg.Max > 0 && cfg.Min == 0:
@@ -119,7 +117,7 @@ func launchFlags(flags *pflag.FlagSet, cfg *launch.Config) {
 	flags.IntVar(&cfg.Machines, "machines", 1, "machines of the job, this one included")
 	flags.Var(addresses(&cfg.Join), "join",
 		"`addresses` of the first machine's launcher, or of servers of the store, with commas between")
-	flags.StringVar(&cfg.Job, "job", "", "`name` of the job in a store that others serve")
+	flags.StringVar(&cfg.Job, "job", "", "`name` of the job, the same on all machines; without one, their commands are compared")
 	flags.StringVar(&cfg.Listen, "listen", "",
 		"`address` for the other machines ("+launch.DefaultListen+" if there are any)")
 	flags.StringVar(&cfg.SecretFile, "secret-file", "",

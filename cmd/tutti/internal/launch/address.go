@@ -109,15 +109,22 @@ func (a *agent) invitation() string {
 	if a.copyName != "" {
 		words = append(words, "--secret-file", a.copyName)
 	}
-	typed := a.Typed
-	if typed == nil {
-		typed = a.Command
+	if a.Job != "" {
+		words = append(words, "--job", a.Job)
 	}
-	words = append(words, typed...)
+	words = append(words, a.typed()...)
 	for i, word := range words {
 		words[i] = quoted(word)
 	}
 	return fmt.Sprintf("with %s: run\n  %s\n", a.known, strings.Join(words, " "))
+}
+
+// typed is the ranks' command in the user's words.
+func (a *agent) typed() []string {
+	if a.Typed == nil {
+		return a.Command
+	}
+	return a.Typed
 }
 
 // plainWord is one that shells take as it is.

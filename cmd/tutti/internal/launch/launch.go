@@ -33,6 +33,7 @@ import (
 	"github.com/tutti-go/tutti/comm/store"
 	hardware "github.com/tutti-go/tutti/internal/machine"
 	"github.com/tutti-go/tutti/internal/printable"
+	"github.com/tutti-go/tutti/internal/repeats"
 )
 
 // Config says what to start.
@@ -44,7 +45,7 @@ type Config struct {
 	Listen     string        // where the first machine keeps the store, "" for a port of the loopback address
 	Join       []string      // addresses of the first machine, or of servers of the store; nil on the first machine
 	Served     bool          // servers have the store, so that all launchers are told Machines, Min, Max and Restarts
-	Job        string        // the name of the job in a served store, "" for one without a name
+	Job        string        // the name of the job, "" for one that its command tells from others
 	SecretFile string        // "" for the user's, if there are several machines and TUTTI_SECRET is not set
 	Restarts   int           // how often the ranks are started again when one fails; the first machine's counts
 	Min, Max   int           // members of an elastic job, whose ranks are started again each by itself; 0 for another job
@@ -86,6 +87,7 @@ const (
 	dumps      = keys + "dump/"     // by file and piece
 	successKey = keys + "succeeded" // of an elastic job: a rank has
 	relayed    = keys + "signal/"   // the last one, by machine
+	refusals   = keys + "refusal/"  // why a launcher does not take part, leased
 )
 
 // machine is one that has come.
@@ -93,6 +95,8 @@ type machine struct {
 	Host  string        `json:"host"`
 	Ranks int           `json:"ranks"`
 	Grace time.Duration `json:"grace"`
+	// Protocol is the version of what its launcher says.
+	Protocol int `json:"protocol"`
 	// ID tells the machine from others.
 	ID string `json:"id,omitempty"`
 	// Address is the one by which the machine reaches the store.
@@ -175,16 +179,17 @@ type agent struct {
 	address string // of the store
 	known   string // what tells the secret
 	// copyName is that of a copy of the secret's file, "" if it is where it is looked for, or there is none.
-	copyName string
-	key      string   // the machine's
-	ranks    int      // that have come up to this machine
-	silent   []string // keys of machines whose launchers did not answer at the end
-	first    bool     // it makes the plan: the first machine's, or the leader of a served store
-	plan     plan
-	env      []string // of all ranks of this machine
-	out      *outlet
-	err      *outlet
-	notes    io.Writer // what the launcher says
+	copyName  string
+	key       string      // the machine's
+	ranks     int         // that have come up to this machine
+	strangers repeats.Log // launchers of other versions
+	silent    []string    // keys of machines whose launchers did not answer at the end
+	first     bool        // it makes the plan: the first machine's, or the leader of a served store
+	plan      plan
+	env       []string // of all ranks of this machine
+	out       *outlet
+	err       *outlet
+	notes     io.Writer // what the launcher says
 }
 
 // newAgent is the launcher of a job that nobody knows of yet.
@@ -273,7 +278,7 @@ func (a *agent) arrive(ctx context.Context) error {
 
 // machine is this one, as the others know it.
 func (a *agent) machine() machine {
-	m := machine{Host: a.host, Ranks: a.Ranks, Grace: a.Grace, ID: hardware.Network()}
+	m := machine{Host: a.host, Ranks: a.Ranks, Grace: a.Grace, Protocol: protocol, ID: hardware.Network()}
 	m.Address, _, _ = net.SplitHostPort(a.address)
 	if local := a.kv.LocalAddr(); local != nil {
 		m.Address, _, _ = net.SplitHostPort(local.String())
@@ -482,8 +487,9 @@ func (a *agent) makePlan(ctx context.Context) error {
 	}
 	waiting, cancel := context.WithCancel(ctx)
 	go a.sayWhoIsHere(waiting)
-	present, err := a.await(ctx, func(present []store.Entry) bool { return len(present) >= a.Machines })
+	present, err := a.await(ctx, func(present []store.Entry) bool { return len(a.sameVersion(present)) >= a.Machines })
 	cancel()
+	present = a.sameVersion(present)
 	p := plan{First: map[string]int{}, Restarts: a.Restarts, Machines: map[string]machine{}, Run: rand.Text()}
 	var names []string
 	for _, e := range present[:min(len(present), a.Machines)] {
@@ -500,6 +506,24 @@ func (a *agent) makePlan(ctx context.Context) error {
 	}
 	text, _ := json.Marshal(p)
 	return a.kv.Set(ctx, planKey, text)
+}
+
+// sameVersion returns the machines whose launchers are of this one's version. One that does not compare versions itself
+// is left out, which is said once.
+func (a *agent) sameVersion(present []store.Entry) (list []store.Entry) {
+	for _, e := range present {
+		var m machine
+		if m.read(e.Value) == nil && m.Protocol != protocol {
+			if times, _ := a.strangers.Count(e.Key); times == 1 {
+				const text = "tutti: the launcher of %s (%s) is left out: it speaks version %d of the launchers' protocol, " +
+					"and this one version %d: all machines of a job use one build of tutti\n"
+				fmt.Fprintf(a.notes, text, m.Host, m.Address, m.Protocol, protocol)
+			}
+			continue
+		}
+		list = append(list, e)
+	}
+	return list
 }
 
 // await waits until enough machines are present, and returns them, also when ctx ends.

@@ -486,10 +486,12 @@ func TestElasticSucceedsElsewhere(t *testing.T) {
 	script := func(text string) []string { return []string{"sh", "-c", text} }
 	a := begin(t, t.Context(), "unused", func(c *Config) {
 		first(c)
+		c.Job = "elsewhere"
 		c.Ranks, c.Machines, c.Min, c.Command = 1, 1, 1, script("until test -e "+mark+"; do sleep 0.01; done; exit 3")
 	})
 	b := begin(t, t.Context(), "unused", func(c *Config) {
 		second(c)
+		c.Job = "elsewhere"
 		c.Ranks, c.Command = 1, script("touch "+mark+"; until test -e "+mark+"2; do sleep 0.01; done")
 	})
 	require.Eventually(t, func() bool { return strings.Contains(a.err.String(), "exit status 3; it is not started again") }, time.Minute, time.Millisecond)
@@ -785,7 +787,7 @@ func TestALostFirstMachine(t *testing.T) {
 	server := store.NewServer(store.Options{})
 	server.Serve(l, conf)
 	kv := server.Owner("the first launcher")
-	require.NoError(t, kv.Set(ctx, jobKey, []byte(`{"version":"v1"}`)))
+	require.NoError(t, kv.Set(ctx, jobKey, fmt.Appendf(nil, `{"version":"v1","protocol":%d,"job":%q}`, protocol, filepath.Base(os.Args[0]))))
 	b := begin(t, ctx, "waits", func(c *Config) { second(c); c.Ranks = 1 })
 	require.NoError(t, kv.Set(ctx, planKey, []byte(`{"size":1,"first":{"`+machines+`00000001":0}}`)))
 	b.says(t, "rank 0 of 1")
@@ -831,6 +833,21 @@ func TestMistakes(t *testing.T) {
 	err = begin(t, t.Context(), "succeeds", func(c *Config) { second(c); c.Version = "v2" }).wait(t)
 	assert.ErrorIs(t, err, comm.ErrMismatch)
 	assert.ErrorContains(t, err, "this is tutti v2, and the first machine has tutti v1")
+	require.Eventually(t, func() bool {
+		return strings.Contains(a.err.String(), "does not take part: ranks disagree: this is tutti v2")
+	}, time.Minute, time.Millisecond)
+
+	err = begin(t, t.Context(), "succeeds", func(c *Config) { second(c); c.Typed = []string{"bin/train", "--lr", "0.02"} }).wait(t)
+	assert.ErrorIs(t, err, comm.ErrMismatch)
+	assert.ErrorContains(t, err, "this launcher starts train --lr 0.02, and the job at 127.0.0.1:")
+	assert.ErrorContains(t, err, "is launch.test: another job has another address")
+	require.Eventually(t, func() bool {
+		return strings.Contains(a.err.String(), "this launcher starts train --lr 0.02")
+	}, time.Minute, time.Millisecond)
+
+	err = begin(t, t.Context(), "succeeds", func(c *Config) { second(c); c.Job = "nightly" }).wait(t)
+	assert.ErrorIs(t, err, store.ErrRefused)
+	assert.ErrorContains(t, err, `looks for the job "nightly", and this store, which a process of the job keeps, has one without a name`)
 
 	err = begin(t, t.Context(), "succeeds", func(c *Config) { second(c); c.Join = []string{"127.0.0.1"} }).wait(t)
 	assert.ErrorContains(t, err, "--join takes HOST:PORT")
@@ -842,6 +859,41 @@ func TestMistakes(t *testing.T) {
 	cancel()
 	assert.Equal(t, 143, ended(t, a.wait(t)).Code)
 	assert.Equal(t, 143, ended(t, b.wait(t)).Code)
+}
+
+// TestJobName: machines whose commands differ are one job by its name.
+func TestJobName(t *testing.T) {
+	first, second := pair(t)
+	a := begin(t, t.Context(), "succeeds", func(c *Config) { first(c); c.Job = "nightly" })
+	b := begin(t, t.Context(), "succeeds", func(c *Config) { second(c); c.Job = "nightly"; c.Typed = []string{"another"} })
+	require.NoError(t, a.wait(t), "%s", &a.err)
+	require.NoError(t, b.wait(t), "%s", &b.err)
+	assert.Contains(t, a.err.String(), "--job nightly")
+}
+
+// TestAnEarlierLauncher: one of a version that does not compare versions is left out by name, and the job goes on.
+func TestAnEarlierLauncher(t *testing.T) {
+	first, second := pair(t)
+	var cfg Config
+	first(&cfg)
+	a := begin(t, t.Context(), "succeeds", first)
+	secret, err := rendezvous.ReadSecret(cfg.SecretFile, false)
+	require.NoError(t, err)
+	conf, err := rendezvous.Job{Secret: []byte(secret + "\x00tutti\x00"), Hosted: true}.TLS("store")
+	require.NoError(t, err)
+	kv, err := store.Dialer{Addresses: []string{cfg.Listen}, TLS: conf, Name: "an earlier launcher"}.Dial(t.Context())
+	require.NoError(t, err)
+	n, err := kv.Add(t.Context(), ranksKey, 1)
+	require.NoError(t, err)
+	key := fmt.Sprintf("%s%08d", machines, n)
+	require.NoError(t, kv.Set(t.Context(), key, []byte(`{"host":"old","ranks":1,"grace":1,"address":"10.0.0.9"}`), store.Lease))
+	require.Eventually(t, func() bool {
+		return strings.Contains(a.err.String(), "the launcher of old (10.0.0.9) is left out: it speaks version 0")
+	}, time.Minute, time.Millisecond)
+	b := begin(t, t.Context(), "succeeds", second)
+	require.NoError(t, a.wait(t), "%s", &a.err)
+	require.NoError(t, b.wait(t), "%s", &b.err)
+	require.NoError(t, kv.Close())
 }
 
 // A first machine to which nobody comes says how many there are, as one that joins nobody does.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -22,11 +24,17 @@ import (
 	"github.com/tutti-go/tutti/distributed/elastic"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/printable"
+	"github.com/tutti-go/tutti/internal/repeats"
 )
+
+// protocol is the version of what launchers say to each other in the store.
+const protocol = 1
 
 // terms are what all launchers of a job have alike.
 type terms struct {
+	Protocol int    `json:"protocol"` // 0 of versions that did not say it
 	Version  string `json:"version"`
+	Job      string `json:"job"`    // its name, or else the command
 	Served   bool   `json:"served"` // other processes serve the store
 	Machines int    `json:"machines"`
 	Min      int    `json:"min"` // 0 of a job that is not elastic
@@ -44,7 +52,81 @@ func (t terms) String() string {
 
 // terms are those that this launcher was told.
 func (a *agent) terms() terms {
-	return terms{Version: a.Version, Served: a.Served, Machines: a.Machines, Min: a.Min, Max: a.Max, Restarts: a.Restarts}
+	return terms{
+		Protocol: protocol,
+		Version:  a.Version,
+		Job:      a.title(),
+		Served:   a.Served,
+		Machines: a.Machines,
+		Min:      a.Min,
+		Max:      a.Max,
+		Restarts: a.Restarts,
+	}
+}
+
+// longestTitle bounds the title of a job, of which it stands in errors.
+const longestTitle = 200
+
+// title tells the job from others: its name, or the command, of which the program may be at another place.
+func (a *agent) title() string {
+	if a.Job != "" {
+		return a.Job
+	}
+	words := slices.Clone(a.typed())
+	for i, word := range words {
+		if i == 0 {
+			word = strings.TrimSuffix(filepath.Base(word), ".exe")
+		}
+		words[i] = quoted(word)
+	}
+	text := strings.Join(words, " ")
+	if len(text) > longestTitle {
+		sum := sha256.Sum256([]byte(text))
+		text = fmt.Sprintf("%s… (%x)", strings.ToValidUTF8(text[:longestTitle], ""), sum[:4])
+	}
+	return text
+}
+
+// checkVersion returns an error for launchers of another version than this one's.
+func (t terms) checkVersion(version string) error {
+	switch {
+	case t.Version != version:
+		return fmt.Errorf("%w: this is tutti %s, and the first machine has tutti %s",
+			comm.ErrMismatch, version, printable.Text(t.Version))
+	case t.Protocol != protocol:
+		return fmt.Errorf("%w: this tutti speaks version %d of the launchers' protocol, and that of the first machine "+
+			"version %d: all machines of a job use one build of tutti", comm.ErrMismatch, protocol, t.Protocol)
+	}
+	return nil
+}
+
+// refused tells the other launchers why this one does not take part.
+func (a *agent) refused(ctx context.Context, err error) error {
+	text, _ := json.Marshal(refusal{Host: a.host, Reason: err.Error()})
+	_ = a.kv.Set(ctx, refusals+rand.Text(), text, store.Lease) // they only say it
+	return err
+}
+
+// refusal is what a launcher says that does not take part.
+type refusal struct {
+	Host   string `json:"host"`
+	Reason string `json:"reason"`
+}
+
+// hearRefusals says which launchers do not take part.
+func (a *agent) hearRefusals(ctx context.Context) error {
+	var log repeats.Log
+	_, err := a.kv.Watch(ctx, refusals, func(e store.Event) {
+		var r refusal
+		if e.Deleted || json.Unmarshal(e.Value, &r) != nil {
+			return
+		}
+		r.Host = printable.Text(r.Host)
+		if times, due := log.Count(r.Host); due {
+			fmt.Fprintf(a.notes, "tutti: the launcher of %s does not take part: %s (%d)\n", r.Host, printable.Text(r.Reason), times)
+		}
+	})
+	return err
 }
 
 // connect keeps the store, or joins it.
@@ -110,7 +192,7 @@ func (a *agent) environment(secret secret, addresses []string) (*tls.Config, err
 
 // keep has this launcher keep the store, as that of the first machine.
 func (a *agent) keep(ctx context.Context, l net.Listener, conf *tls.Config) error {
-	var options store.Options
+	options := store.Options{Job: a.Job}
 	if a.Min > 0 {
 		options.Silence = elastic.DefaultSilence
 		a.bounds()
@@ -119,6 +201,9 @@ func (a *agent) keep(ctx context.Context, l net.Listener, conf *tls.Config) erro
 	server.Serve(l, conf)
 	a.kv = server.Owner("the first launcher")
 	if err := a.arrive(ctx); err != nil {
+		return err
+	}
+	if err := a.hearRefusals(context.WithoutCancel(ctx)); err != nil {
 		return err
 	}
 	text, _ := json.Marshal(a.terms())
@@ -172,9 +257,13 @@ func (a *agent) agree(ctx context.Context) error {
 	if err := json.Unmarshal(text, &job); err != nil {
 		return fmt.Errorf("%w: what the store says of the job: %w", comm.ErrMismatch, err)
 	}
-	if job.Version != a.Version {
-		return fmt.Errorf("%w: this is tutti %s, and the first machine has tutti %s",
-			comm.ErrMismatch, a.Version, printable.Text(job.Version))
+	if err := job.checkVersion(a.Version); err != nil {
+		return a.refused(ctx, err)
+	}
+	if title := a.title(); job.Job != title {
+		const text = "%w: this launcher starts %s, and the job at %s is %s: " +
+			"another job has another address, and one whose commands differ has a name (--job) on all machines"
+		return a.refused(ctx, fmt.Errorf(text, comm.ErrMismatch, title, a.joined(), printable.Text(job.Job)))
 	}
 	if job.Min != 0 && (job.Min < 1 || job.Max != 0 && job.Max < job.Min || job.Restarts < 0) {
 		return fmt.Errorf("%w: the bounds of the job are %v", comm.ErrArgument, job)
