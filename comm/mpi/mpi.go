@@ -50,8 +50,10 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/inquiry"
 	"github.com/tutti-go/tutti/internal/machine"
 	"github.com/tutti-go/tutti/internal/poll"
+	"github.com/tutti-go/tutti/internal/waiting"
 )
 
 // state is MPI in this process.
@@ -196,14 +198,39 @@ func startWithin(ctx context.Context) (*state, error) {
 		s, err := start(ctx)
 		done <- started{s, err}
 	}()
-	select {
-	case s := <-done:
-		process.finalized = errors.Is(s.err, comm.ErrMismatch) || s.err != nil && ctx.Err() != nil
-		return s.state, s.err
-	case <-ctx.Done():
-		process.finalized = true
-		return nil, fmt.Errorf("the other ranks have not called MPI_Init: %w", comm.ContextError(ctx))
+	const reason = "other ranks have not called MPI_Init, or the launcher's processes do not reach each other"
+	rank, size := launched(os.Getenv)
+	defer inquiry.Begin(inquiry.Wait{Rank: rank, Size: size, Text: func() string { return "in MPI_Init: " + reason }})()
+	reminder := waiting.Remind()
+	defer reminder.Stop()
+	for {
+		select {
+		case s := <-done:
+			process.finalized = errors.Is(s.err, comm.ErrMismatch) || s.err != nil && ctx.Err() != nil
+			return s.state, s.err
+		case <-reminder.C:
+			slog.Warn("mpi: MPI_Init has not returned", "rank", rank, "why", reason, "waited", reminder.Next())
+		case <-ctx.Done():
+			process.finalized = true
+			return nil, fmt.Errorf("the other ranks have not called MPI_Init: %w", comm.ContextError(ctx))
+		}
 	}
+}
+
+// launched is what the launcher says of this process before MPI does: rank 0 of 1 if it says nothing.
+func launched(getenv func(string) string) (rank, size int) {
+	for _, names := range [][2]string{
+		{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+		{"PMI_RANK", "PMI_SIZE"},
+		{"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"},
+	} {
+		rank, err := strconv.Atoi(getenv(names[0]))
+		if err == nil && rank >= 0 {
+			size, _ = strconv.Atoi(getenv(names[1])) // of less than the rank says, a world of as many
+			return rank, max(size, rank+1)
+		}
+	}
+	return 0, 1
 }
 
 // Finalize closes all communicators and finalizes MPI. It is collective, as MPI_Finalize is,

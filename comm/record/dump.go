@@ -15,38 +15,12 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/dump"
-	"github.com/tutti-go/tutti/internal/env"
 )
 
 // WriteJSON writes the calls of this communicator and of its sub-communicators that are
 // remembered, oldest first. It can be called at any time. It has the fields of PyTorch's flight
 // recorder (torch/csrc/distributed/c10d/FlightRecorder.hpp), and further ones under "tutti".
 func (r *Recorder) WriteJSON(w io.Writer) error { return json.NewEncoder(w).Encode(r.dump()) }
-
-// runNames are variables of launchers that together name a run of a job's ranks, if the first is set.
-var runNames = [][]string{
-	{env.Run},
-	{"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"},
-	{"PMIX_NAMESPACE"},
-	{"SLURM_JOB_ID", "SLURM_STEP_ID"},
-	{"FLUX_JOB_ID"},
-	{"PMI_JOBID"},
-}
-
-// runName is what tells the records of this run from those of others, "" if nothing does.
-func runName(getenv func(string) string) string {
-	for _, variables := range runNames {
-		if getenv(variables[0]) == "" {
-			continue
-		}
-		var parts []string
-		for _, variable := range variables {
-			parts = append(parts, getenv(variable))
-		}
-		return strings.Join(parts, ".")
-	}
-	return ""
-}
 
 // dump is what WriteJSON writes.
 func (r *Recorder) dump() *dump.File {
@@ -59,7 +33,7 @@ func (r *Recorder) dump() *dump.File {
 		Rank:  top.Rank(),
 		Size:  top.WorldSize(),
 		Host:  hostName(),
-		Job:   runName(os.Getenv),
+		Job:   dump.RunName(os.Getenv),
 		Time:  time.Now().UnixNano(),
 		Comms: map[string]dump.Member{},
 		Spans: r.spans.dump(),

@@ -173,7 +173,7 @@ func (s *waits) shown() *wait {
 func New(c comm.Communicator, n int, dir string) *Recorder {
 	f := &flight{dir: dir, begun: time.Now()}
 	if dir != "" {
-		f.path = dumpPath(dir, c.Rank())
+		f.path = dump.Path(dir, c.Rank())
 		dumpsOfProcess.Store(f.path, true)
 	}
 	n = max(n, 1)
@@ -186,11 +186,6 @@ func New(c comm.Communicator, n int, dir string) *Recorder {
 func (r *Recorder) AbortAtOnce() {
 	r.alone = true
 	dumpsOfProcess.Delete(r.path)
-}
-
-// dumpPath is the file of a rank's dump.
-func dumpPath(dir string, rank int) string {
-	return filepath.Join(dir, fmt.Sprintf("tutti-record-%d.json", rank))
 }
 
 func newRecorder(c comm.Communicator, n int, name string, f *flight) *Recorder {
@@ -496,7 +491,7 @@ func (r *Recorder) awaitPeers() {
 	ctx, cancel := context.WithTimeout(context.Background(), peerPatience)
 	defer cancel()
 	for rank := range r.WorldSize() {
-		path := dumpPath(r.dir, rank)
+		path := dump.Path(r.dir, rank)
 		if _, local := dumpsOfProcess.Load(path); local {
 			continue
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/env"
+	"github.com/tutti-go/tutti/internal/inquiry"
 	"github.com/tutti-go/tutti/internal/waiting"
 )
 
@@ -27,11 +28,17 @@ const ports = 4
 func (j Job) Connect(ctx context.Context) (*store.Client, error) {
 	ctx, cancel := waiting.Bounded(ctx, j.Patience)
 	defer cancel()
+	defer j.waits(func() string { return "connecting to the job's store" })()
 	kv, err := j.connect(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous: rank %d: %w", j.Rank, err)
 	}
 	return kv, nil
+}
+
+// waits begins a wait of this rank.
+func (j Job) waits(text func() string) (end func()) {
+	return inquiry.Begin(inquiry.Wait{Rank: j.Rank, Size: j.WorldSize, Text: text})
 }
 
 // connections are those that this process shares: a *connection by job and rank.

@@ -118,6 +118,8 @@ func (r *round) follow(ctx context.Context) error {
 	reminder := waiting.Remind()
 	defer reminder.Stop()
 	number := "" // of no round
+	atRank0 := r.waits(func() string { return "waiting for rank 0 to begin " + r.purpose })
+	defer func() { atRank0() }()
 	for {
 		for number == "" {
 			select {
@@ -130,6 +132,7 @@ func (r *round) follow(ctx context.Context) error {
 				return fmt.Errorf("rendezvous: rank 0 did not come: %w", comm.ContextError(ctx))
 			}
 		}
+		atRank0()
 		next, err := r.tryUntil(ctx, number, numbers)
 		if err != errLaterRound && err != errCompleted {
 			return err
@@ -173,7 +176,15 @@ func (r *round) try(ctx context.Context, number string) error {
 		return errCompleted
 	}
 	finished := r.remind(ctx, number)
+	waited := r.waits(func() string {
+		missing, _ := r.missing(ctx, number)
+		if missing == nil {
+			return "in the rendezvous of " + r.purpose + ", to which all ranks have come"
+		}
+		return fmt.Sprintf("in the rendezvous of %s, to which %s did not come yet", r.purpose, ranks.Text(missing))
+	})
 	err = r.attempt(ctx, number)
+	waited()
 	finished()
 	if err == nil {
 		r.kv.Post(key, []byte(completed))

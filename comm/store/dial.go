@@ -9,10 +9,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/gate"
+	"github.com/tutti-go/tutti/internal/inquiry"
 	"github.com/tutti-go/tutti/internal/printable"
 	"github.com/tutti-go/tutti/internal/repeats"
 )
@@ -64,7 +67,9 @@ type Dialer struct {
 func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 	hello := d.hello()
 	var log repeats.Log
-	var last []error               // of the last whole round
+	var last []error // of the last whole round
+	var tried atomic.Pointer[error]
+	defer inquiry.Begin(inquiry.Wait{Rank: -1, Text: func() string { return d.searching(tried.Load()) }})()
 	first, spare := glance, glance // bounds for the first address, and for others
 	switch {
 	case d.Once:
@@ -107,6 +112,8 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 		spare = min(2*spare, glance)
 		if ctx.Err() == nil || last == nil {
 			last = now
+			reasons := errors.Join(last...)
+			tried.Store(&reasons)
 		}
 		if d.Once || sure && ctx.Err() == nil {
 			return nil, errors.Join(last...)
@@ -124,6 +131,15 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 		case <-time.After(wait):
 		}
 	}
+}
+
+// searching says what Dial does, and what its last attempts have met, nil before the first ones.
+func (d Dialer) searching(tried *error) string {
+	text := "looking for the job's store at " + strings.Join(d.Addresses, ", ")
+	if tried == nil {
+		return text
+	}
+	return fmt.Sprintf("%s (%s)", text, printable.Text(strings.ReplaceAll((*tried).Error(), "\n", "; ")))
 }
 
 // severalHosts reports whether the addresses are those of more than one host.

@@ -23,6 +23,7 @@ import (
 	"github.com/tutti-go/tutti/comm/internal/schedule"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/gate"
+	"github.com/tutti-go/tutti/internal/inquiry"
 	"github.com/tutti-go/tutti/internal/printable"
 	"github.com/tutti-go/tutti/internal/ranks"
 	"github.com/tutti-go/tutti/internal/repeats"
@@ -183,6 +184,7 @@ func withPort(address, port string) string {
 func (k *connector) await(ctx context.Context) error {
 	reminder := waiting.Remind()
 	defer reminder.Stop()
+	defer inquiry.Begin(inquiry.Wait{Rank: k.rank, Size: k.size, Text: k.waits})()
 	for {
 		lost := k.kv.Err()
 		missing, done := k.missing(ctx.Err() != nil || lost != nil)
@@ -248,6 +250,21 @@ const longestReport = 2 << 10
 func (k *connector) missing(ends bool) (m missingRanks, done bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	m = k.absent()
+	k.done = ends || m.none()
+	return m, k.done
+}
+
+// waits says what await waits for.
+func (k *connector) waits() string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	m := k.absent()
+	return fmt.Sprintf("connecting to the other ranks: %v (%v)", m, m.trouble())
+}
+
+// absent returns the ranks to which there are not all lanes. mu is held.
+func (k *connector) absent() (m missingRanks) {
 	for rank, p := range k.pairs {
 		switch {
 		case rank == k.rank || p.lanes != nil && !slices.Contains(p.lanes, nil):
@@ -259,8 +276,7 @@ func (k *connector) missing(ends bool) (m missingRanks, done bool) {
 			m.lostTrouble = cmp.Or(m.lostTrouble, p.trouble)
 		}
 	}
-	k.done = ends || m.none()
-	return m, k.done
+	return m
 }
 
 // troubleWith is why there was never a lane to a rank. mu is held.

@@ -1,6 +1,14 @@
 // Package dump has the form of flight records: package record writes them, and `tutti diagnose` reads them.
 package dump
 
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/tutti-go/tutti/internal/env"
+)
+
 // Version is the version of PyTorch's flight recorder whose fields a [File] has.
 const Version = "2.10"
 
@@ -73,6 +81,8 @@ type Rank struct {
 	Time  int64             `json:"time_ns"`        // when the dump was made, in nanoseconds since 1970
 	Comms map[string]Member `json:"communicators"`  // by name
 	Spans []Span            `json:"spans,omitempty"`
+	// Waiting is what a rank without a communicator waits for, the outermost wait first.
+	Waiting []string `json:"waiting,omitempty"`
 }
 
 // Span is a part of a program's time that it has named (backend.Tracer), or a wait. Times are in nanoseconds
@@ -128,3 +138,33 @@ type Call struct {
 
 // EpochDir is how the directories begin that have the dumps of an epoch, within the directory of all dumps.
 const EpochDir = "tutti-record-epoch-"
+
+// runNames are variables of launchers that together name a run of a job's ranks, if the first is set.
+var runNames = [][]string{
+	{env.Run},
+	{"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"},
+	{"PMIX_NAMESPACE"},
+	{"SLURM_JOB_ID", "SLURM_STEP_ID"},
+	{"FLUX_JOB_ID"},
+	{"PMI_JOBID"},
+}
+
+// RunName is what tells the records of this run from those of others, "" if nothing does.
+func RunName(getenv func(string) string) string {
+	for _, variables := range runNames {
+		if getenv(variables[0]) == "" {
+			continue
+		}
+		var parts []string
+		for _, variable := range variables {
+			parts = append(parts, getenv(variable))
+		}
+		return strings.Join(parts, ".")
+	}
+	return ""
+}
+
+// Path is the file of a rank's dump.
+func Path(dir string, rank int) string {
+	return filepath.Join(dir, fmt.Sprintf("tutti-record-%d.json", rank))
+}

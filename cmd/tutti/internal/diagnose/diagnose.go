@@ -26,6 +26,7 @@ const (
 	Late          = "late"          // these ranks called it, or went on, after others had aborted
 	Unfinished    = "unfinished"    // all have called it, and some still wait
 	Message       = "message"       // a message has no partner
+	Unconnected   = "unconnected"   // a rank waits for others before it has a communicator
 )
 
 // Report is what the dumps say together.
@@ -90,6 +91,7 @@ func Diagnose(records []Record) Report {
 			groups[name].members = append(groups[name].members, newMember(d, name, m))
 		}
 	}
+	r.Findings = append(r.Findings, unconnected(records)...)
 	var missing []int
 	for rank := range r.Ranks {
 		if !dumped[rank] {
@@ -122,6 +124,21 @@ func Diagnose(records []Record) Report {
 		}
 	}
 	return r
+}
+
+// unconnected tells what ranks wait for that have no communicator yet.
+func unconnected(records []Record) (list []Finding) {
+	for _, d := range records {
+		if len(d.Tutti.Waiting) == 0 {
+			continue
+		}
+		list = append(list, Finding{
+			Kind:  Unconnected,
+			Ranks: []int{d.Tutti.Rank},
+			Text:  fmt.Sprintf("rank %d has no communicator yet: %s", d.Tutti.Rank, strings.Join(d.Tutti.Waiting, "; ")),
+		})
+	}
+	return list
 }
 
 // failed tells which ranks aborted because of an error of their own, the first one first.

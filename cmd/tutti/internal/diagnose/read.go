@@ -164,6 +164,9 @@ func Read(name string, from io.Reader) (Record, error) {
 // longestText bounds the texts of a dump, in bytes: they are printed.
 const longestText = 2000
 
+// longestList bounds how many waits of a rank are looked at.
+const longestList = 10
+
 // shorten cuts texts that no program writes.
 func shorten(d *dump.File) {
 	cut := func(texts ...*string) {
@@ -188,6 +191,10 @@ func shorten(d *dump.File) {
 		return
 	}
 	cut(&d.Tutti.Host, &d.Tutti.Job)
+	d.Tutti.Waiting = d.Tutti.Waiting[:min(len(d.Tutti.Waiting), longestList)]
+	for i := range d.Tutti.Waiting {
+		cut(&d.Tutti.Waiting[i])
+	}
 	for _, m := range d.Tutti.Comms {
 		if m.Sync != nil {
 			cut(&m.Sync.Error)

@@ -384,7 +384,7 @@ func TestTwoMachines(t *testing.T) {
 func TestFirstMachineIsFirst(t *testing.T) {
 	for _, least := range []int{0, 1} {
 		first, _ := pair(t)
-		cfg := Config{Ranks: 2, Version: "v1", Min: least, Max: 2}
+		cfg := Config{Command: []string{os.Args[0]}, Ranks: 2, Version: "v1", Min: least, Max: 2, Err: io.Discard}
 		first(&cfg)
 		a := newAgent(cfg)
 		require.NoError(t, a.connect(t.Context()))
@@ -406,7 +406,7 @@ func TestFirstMachineIsFirst(t *testing.T) {
 func TestAFullStore(t *testing.T) {
 	first, _ := pair(t)
 	var said buffer
-	cfg := Config{Ranks: 1, Version: "v1", Err: &said}
+	cfg := Config{Command: []string{os.Args[0]}, Ranks: 1, Version: "v1", Err: &said}
 	first(&cfg)
 	a := newAgent(cfg)
 	require.NoError(t, a.connect(t.Context()))
@@ -608,7 +608,7 @@ func (l *link) set(cut bool) {
 // the job is: Config.Wait counts from the loss.
 func TestElasticRejoins(t *testing.T) {
 	first, second := pair(t)
-	cfg := Config{Ranks: 1, Version: "v1", Min: 1}
+	cfg := Config{Command: []string{os.Args[0]}, Ranks: 1, Version: "v1", Min: 1, Err: io.Discard}
 	first(&cfg)
 	a := newAgent(cfg)
 	require.NoError(t, a.connect(t.Context()))
