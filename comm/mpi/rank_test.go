@@ -22,6 +22,7 @@ import (
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/logtest"
 	tuttirt "github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -374,9 +375,11 @@ func TestRankLateInit(t *testing.T) {
 	rank, err := strconv.Atoi(cmp.Or(os.Getenv("OMPI_COMM_WORLD_RANK"), os.Getenv("PMI_RANK")))
 	require.NoError(t, err)
 	if rank == 0 {
-		ctx, cancel := context.WithTimeoutCause(context.Background(), time.Second, errors.New("rank 0 has waited enough"))
+		logged := logtest.Capture(t)
+		ctx, cancel := context.WithTimeoutCause(context.Background(), 3*time.Second, errors.New("rank 0 has waited enough"))
 		defer cancel()
 		_, err := mpi.Init(ctx)
+		assert.Len(t, logged.Lines("mpi: MPI_Init has not returned\" rank=0"), 1, "after 2s")
 		require.ErrorIs(t, err, comm.ErrTimeout)
 		require.ErrorContains(t, err, "have not called MPI_Init")
 		require.ErrorContains(t, err, "rank 0 has waited enough")

@@ -87,13 +87,42 @@ func catches(pid int, s syscall.Signal) bool {
 }
 
 // memoryKills is how many processes the kernel has killed for want of memory.
-func memoryKills() int {
-	text, err := os.ReadFile("/proc/vmstat")
-	if err != nil {
-		return 0
+func memoryKills() int { return memoryKillsIn("/") }
+
+// memoryKillsIn is memoryKills with the system's files below a directory: those killed in the control group of this
+// process and below it, or on the whole machine where the group does not count them.
+func memoryKillsIn(root string) int {
+	groups, _ := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
+	for line := range strings.Lines(string(groups)) {
+		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(fields) < 3 {
+			continue
+		}
+		file := filepath.Join("sys/fs/cgroup", fields[2], "memory.events")
+		if fields[1] == "memory" { // the first version of control groups
+			file = filepath.Join("sys/fs/cgroup/memory", fields[2], "memory.oom_control")
+		} else if fields[1] != "" {
+			continue
+		}
+		if count, ok := counter(filepath.Join(root, file), "oom_kill"); ok {
+			return count
+		}
 	}
-	_, number, _ := strings.Cut(string(text), "\noom_kill ")
-	number, _, _ = strings.Cut(number, "\n")
-	count, _ := strconv.Atoi(number)
+	count, _ := counter(filepath.Join(root, "proc/vmstat"), "oom_kill")
 	return count
+}
+
+// counter reads a number from a file with a name and a number in each line.
+func counter(path, name string) (count int, ok bool) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0, false
+	}
+	for line := range strings.Lines(string(text)) {
+		if number, found := strings.CutPrefix(line, name+" "); found {
+			count, err := strconv.Atoi(strings.TrimSpace(number))
+			return count, err == nil
+		}
+	}
+	return 0, false
 }
