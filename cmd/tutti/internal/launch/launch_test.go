@@ -839,8 +839,8 @@ func TestMistakes(t *testing.T) {
 
 	err = begin(t, t.Context(), "succeeds", func(c *Config) { second(c); c.Typed = []string{"bin/train", "--lr", "0.02"} }).wait(t)
 	assert.ErrorIs(t, err, comm.ErrMismatch)
-	assert.ErrorContains(t, err, "this launcher starts train --lr 0.02, and the job at 127.0.0.1:")
-	assert.ErrorContains(t, err, "is launch.test: another job has another address")
+	assert.ErrorContains(t, err, "this launcher starts train --lr 0.02, and the job at 127.")
+	assert.ErrorContains(t, err, filepath.Base(os.Args[0])+": another job has another address")
 	require.Eventually(t, func() bool {
 		return strings.Contains(a.err.String(), "this launcher starts train --lr 0.02")
 	}, time.Minute, time.Millisecond)
