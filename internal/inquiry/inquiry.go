@@ -27,6 +27,7 @@ type Wait struct {
 	began      time.Time
 }
 
+// String says what is waited for, and since when.
 func (w *Wait) String() string {
 	return fmt.Sprintf("%s, for %v", w.Text(), time.Since(w.began).Round(time.Second/10))
 }

@@ -117,7 +117,8 @@ func launchFlags(flags *pflag.FlagSet, cfg *launch.Config) {
 	flags.IntVar(&cfg.Machines, "machines", 1, "machines of the job, this one included")
 	flags.Var(addresses(&cfg.Join), "join",
 		"`addresses` of the first machine's launcher, or of servers of the store, with commas between")
-	flags.StringVar(&cfg.Job, "job", "", "`name` of the job, the same on all machines; without one, their commands are compared")
+	flags.StringVar(&cfg.Job, "job", "",
+		"`name` of the job, the same on all machines; without one, their commands are compared")
 	flags.StringVar(&cfg.Listen, "listen", "",
 		"`address` for the other machines ("+launch.DefaultListen+" if there are any)")
 	flags.StringVar(&cfg.SecretFile, "secret-file", "",

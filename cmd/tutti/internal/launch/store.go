@@ -123,7 +123,8 @@ func (a *agent) hearRefusals(ctx context.Context) error {
 		}
 		r.Host = printable.Text(r.Host)
 		if times, due := log.Count(r.Host); due {
-			fmt.Fprintf(a.notes, "tutti: the launcher of %s does not take part: %s (%d)\n", r.Host, printable.Text(r.Reason), times)
+			const text = "tutti: the launcher of %s does not take part: %s (%d)\n"
+			fmt.Fprintf(a.notes, text, r.Host, printable.Text(r.Reason), times)
 		}
 	})
 	return err
