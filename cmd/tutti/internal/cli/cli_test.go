@@ -95,7 +95,6 @@ func TestWrongUsage(t *testing.T) {
 		{"launch --wait 5 hostname", `"--wait" flag: must be a duration`},
 		{"launch --join h:1 --restarts 2 hostname", "--restarts is for the first machine, which has no --join"},
 		{"launch --join h:1,h hostname", "HOST:PORT"},
-		{"launch --job a hostname", "tutti-store serves"},
 		{"launch --join h:1 --max 2 hostname", "--max is for the first machine"},
 		{"launch --tcp-connections many hostname", `TUTTI_TCP_CONNECTIONS="many": want a number from 1 on`},
 		{"launch --tcp-silence 1ms hostname", `TUTTI_TCP_SILENCE="1ms": want a time of at least 1s, such as 30s`},

@@ -700,7 +700,9 @@ func TestElasticFlightRecords(t *testing.T) {
 	here, there := t.TempDir(), t.TempDir()
 	t.Setenv(env.Record, "100")
 	records := func(c *Config, dir string) {
-		c.Records, c.Command = dir, []string{"env", env.RecordDir + "=" + dir, os.Args[0]}
+		c.Job = "recorded" // each machine has a command of its own
+		c.Records = dir
+		c.Command = []string{"env", env.RecordDir + "=" + dir, os.Args[0]}
 	}
 	a := begin(t, t.Context(), "elastic, recorded", func(c *Config) {
 		first(c)
@@ -917,7 +919,10 @@ func TestWaitsSpeak(t *testing.T) {
 	first, second := pair(t)
 	a := begin(t, t.Context(), "unused", func(c *Config) {
 		first(c)
-		c.Machines, c.Ranks, c.Command = 3, 1, []string{"sh", "-c", "exit 0"}
+		c.Job = "waits" // each machine has a command of its own
+		c.Machines = 3
+		c.Ranks = 1
+		c.Command = []string{"sh", "-c", "exit 0"}
 	})
 	says := func(s *started, pattern string) {
 		t.Helper()
@@ -928,6 +933,7 @@ func TestWaitsSpeak(t *testing.T) {
 	mark := filepath.Join(t.TempDir(), "mark")
 	script := func(c *Config) {
 		second(c)
+		c.Job = "waits"
 		c.Ranks, c.Command = 1, []string{"sh", "-c", "until test -e " + mark + "; do sleep 0.01; done"}
 	}
 	b := begin(t, t.Context(), "unused", script)
