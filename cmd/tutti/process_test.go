@@ -154,13 +154,10 @@ func TestInfoStartsItself(t *testing.T) {
 	assert.NoFileExists(t, ran)
 }
 
-// What the README shows of terminals is what the commands print, but for numbers, and fits 80 columns.
-func TestOutputInTheReadme(t *testing.T) {
+// What the README and the tutorial show of commands is what the commands print, but for numbers, and fits 80 columns. A
+// line of dots stands for the lines that follow.
+func TestOutputInTheDocuments(t *testing.T) {
 	t.Parallel()
-	readme, err := os.ReadFile("../../README.md")
-	require.NoError(t, err)
-	_, text, _ := strings.Cut(string(readme), "```console\n")
-	text, _, _ = strings.Cut(text, "```")
 	number := regexp.MustCompile(`^([0-9.]+|─+)$`)
 	words := func(text string) (all []string) {
 		for line := range strings.Lines(text) {
@@ -171,15 +168,25 @@ func TestOutputInTheReadme(t *testing.T) {
 		}
 		return all
 	}
-	shown := strings.Split(text, "$ tutti ")[1:]
-	require.Len(t, shown, 2)
-	for _, s := range shown {
-		args, want, _ := strings.Cut(s, "\n")
-		cmd := command(t, build(t), strings.Fields(args)...)
-		cmd.Dir = t.TempDir()
-		got, err := cmd.Output()
-		require.NoError(t, err, args)
-		assert.Equal(t, words(want), words(string(got)), args)
+	for _, document := range []string{"README.md", "docs/tutorial.md"} {
+		text, err := os.ReadFile("../../" + document)
+		require.NoError(t, err)
+		blocks := strings.Split(string(text), "```console\n$ tutti ")[1:]
+		require.NotEmpty(t, blocks, document)
+		for _, block := range blocks {
+			block, _, _ = strings.Cut(block, "```")
+			args, shown, _ := strings.Cut(block, "\n")
+			want, cut := strings.CutSuffix(shown, "…\n")
+			cmd := command(t, build(t), strings.Fields(args)...)
+			cmd.Dir = t.TempDir()
+			out, err := cmd.Output()
+			require.NoError(t, err, args)
+			got := words(string(out))
+			if cut {
+				got = got[:min(len(got), len(words(want)))]
+			}
+			assert.Equal(t, words(want), got, args)
+		}
 	}
 }
 

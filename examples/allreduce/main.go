@@ -1,7 +1,7 @@
 // Command allreduce is the smallest tutti program: ranks average their gradients.
 //
 //	go run ./examples/allreduce                    # four ranks, goroutines of one process
-//	tutti launch -n 3 go run ./examples/allreduce  # three processes
+//	tutti launch -n 3 go run ./examples/allreduce  # three ranks, processes
 package main
 
 import (
@@ -18,7 +18,7 @@ import (
 func main() {
 	err := tutti.Run(context.Background(), func(ctx context.Context, r tutti.Rank) error {
 		gradient := []float32{1, 2, float32(r.Comm.Rank())}
-		tensor, err := cpu.Wrap(r.Runtime, gradient) // of the slice itself: nothing is copied
+		tensor, err := cpu.Wrap(r.Runtime, gradient) // shares the slice's memory
 		if err != nil {
 			return err
 		}
@@ -26,7 +26,7 @@ func main() {
 		if err := distributed.AllReduce(ctx, r.Comm, tensor, comm.Avg); err != nil {
 			return err
 		}
-		fmt.Println("rank", r.Comm.Rank(), "has", gradient) // [1 2 1.5], the same bits on every rank
+		fmt.Println("rank", r.Comm.Rank(), "has", gradient) // the same bits on every rank
 		return nil
 	})
 	if err != nil {

@@ -1,7 +1,7 @@
 // Package faulttest is the fault matrix: what goes wrong, by backend, with the
 // errors that are promised and whether they come at once or at a deadline. The
 // table (table.go) is data: [Run] lets a backend's ranks go through its column, and
-// docs/errors.md has the same table as text.
+// docs/faults.md has the same table as text.
 //
 //	func TestFaults(t *testing.T) {
 //		faulttest.Run(t, "local", faulttest.Backend{Each: …})
