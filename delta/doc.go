@@ -30,7 +30,7 @@
 //     lists cross the bus, and the GPU derives a block's checksum from the one before and what changes. Blocks of
 //     other memory are copied to the host and back.
 //
-// The format of a delta is in docs/deltas.md.
+// The format of a delta is in docs/delta-format.md.
 //
 // # How it is written
 //

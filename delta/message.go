@@ -150,7 +150,7 @@ func (d *Delta) blocks() (counts []int) {
 	return counts
 }
 
-// WriteTo writes d, in the format that docs/deltas.md describes.
+// WriteTo writes d, in the format that docs/delta-format.md describes.
 func (d *Delta) WriteTo(w io.Writer) (written int64, err error) {
 	parts := d.parts()
 	sum := uint32(0)

@@ -8,7 +8,7 @@ import (
 )
 
 // The coder of values is a range asymmetric numeral system with a table per block (rANS: Jarek Duda,
-// "Asymmetric numeral systems", 2013, https://arxiv.org/abs/1311.2540). Its format is in docs/deltas.md.
+// "Asymmetric numeral systems", 2013, https://arxiv.org/abs/1311.2540). Its format is in docs/delta-format.md.
 const (
 	tableBits   = 12      // frequencies of a table sum to 1<<tableBits
 	stateLow    = 1 << 16 // states are in [stateLow, stateLow<<16)

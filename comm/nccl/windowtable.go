@@ -20,7 +20,7 @@ const maxWindowRanks = 8
 
 // windowRows are for GPUs that all reach each other over NVLink, or ranks that share one. The rows of a
 // world are those of the smallest number of ranks that fits, for each collective. The figures are microseconds of
-// float32 in CUDA graphs, on windows beside plain buffers, of NCCL 2.28.3, from docs/gpu-measurements.md and its
+// float32 in CUDA graphs, on windows beside plain buffers, of NCCL 2.28.3, from lab/results/gpu and its
 // history.
 //
 // Over PCIe and unknown links, and with more ranks, nothing was measured, and windows are not used.

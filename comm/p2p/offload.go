@@ -24,7 +24,7 @@ type offloadRow struct {
 const unlimited = math.MaxInt
 
 // offloadRows are ordered by ranks for each link. The figures are microseconds in CUDA graphs, p2p beside NCCL 2.28.3,
-// from docs/gpu-measurements.md and its history. Sizes that nobody measured are small ones, whose time is latency:
+// from lab/results/gpu and its history. Sizes that nobody measured are small ones, whose time is latency:
 // there one step of peer memory took a third to a half of NCCL's time wherever both were measured.
 var offloadRows = []offloadRow{
 	// Ranks that share a GPU. Not measured side by side: between them NCCL has sockets only, 42,864 for 128 MiB

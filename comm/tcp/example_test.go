@@ -4,7 +4,11 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"net"
+	"time"
 
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/tcp"
 )
 
@@ -18,4 +22,64 @@ func ExampleFromEnv() {
 	defer c.Close()
 	fmt.Println(c.Rank(), c.WorldSize())
 	// Output: 0 1
+}
+
+// Two machines without a launcher: each process knows its rank, the address of rank 0 and the secret. Two goroutines
+// stand for the machines here.
+func ExampleNew() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	address := freeAddress() // 192.168.1.5:29400 between machines
+	ranks := make(chan error, 2)
+	for rank := range 2 {
+		go func() { ranks <- machine(ctx, rank, address) }()
+	}
+	for range 2 {
+		if err := <-ranks; err != nil {
+			fmt.Println(err)
+		}
+	}
+	// Output: 2 ranks are connected
+}
+
+// machine is what each of the machines runs.
+func machine(ctx context.Context, rank int, address string) error {
+	job := rendezvous.Job{
+		Rank:      rank,
+		WorldSize: 2,
+		Address:   address, // of rank 0
+		Secret:    []byte("sixteen bytes or more, known to both"),
+	}
+	kv, err := job.Connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer kv.Close()
+	config, err := job.TLS("comm/tcp")
+	if err != nil {
+		return err
+	}
+	c, err := tcp.New(ctx, kv, tcp.Config{Rank: rank, WorldSize: 2, TLS: config})
+	if err != nil {
+		return err
+	}
+	return comm.Run(ctx, []comm.Communicator{c}, func(ctx context.Context, c comm.Communicator) error {
+		if err := c.Barrier(ctx); err != nil {
+			return err
+		}
+		if c.Rank() == 0 {
+			fmt.Println(c.WorldSize(), "ranks are connected")
+		}
+		return nil
+	})
+}
+
+// freeAddress is one where nobody listens.
+func freeAddress() string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
 }

@@ -20,7 +20,7 @@ import (
 
 // Trainers of language models and the engines that serve them share a format of deltas, which is not this module's: a
 // folder of safetensors shards with an index, whose tensors of bytes hold frames of zstd. slime, miles, SGLang, vime
-// and modelexpress write and read it. docs/deltas.md describes it.
+// and modelexpress write and read it. docs/delta-format.md describes it.
 
 // Format is what the index of a delta in the shared format says of it.
 type Format struct {

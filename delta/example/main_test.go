@@ -67,7 +67,7 @@ func zstd(t *testing.T, data []byte) int {
 }
 
 // TestMeasure trains at several learning rates, and compares the deltas of versions with the entropy of what has changed. With
-// TUTTI_EXTENDED set it has 2.4 million weights, and compares with zstd; the figures are in docs/delta-measurements.md.
+// TUTTI_EXTENDED set it has 2.4 million weights, and compares with zstd; the figures are in lab/results/delta.
 func TestMeasure(t *testing.T) {
 	extended := os.Getenv("TUTTI_EXTENDED") != ""
 	hidden, least, limit := 1024, 0.02, 1.06 // in short deltas, some tens of bytes are much

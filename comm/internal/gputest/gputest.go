@@ -311,7 +311,7 @@ func killARank(t *testing.T, test, way string, n int, hosts bool) {
 			"RANK="+strconv.Itoa(rank), "LOCAL_RANK="+strconv.Itoa(rank),
 			"WORLD_SIZE="+strconv.Itoa(n), "LOCAL_WORLD_SIZE="+strconv.Itoa(n),
 			"MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port, env.Secret+"=of a test, and long enough")
-		if hosts { // as docs/as-a-host.sh has them
+		if hosts { // as lab/as-a-host.sh has them
 			p.Env = append(p.Env, "NCCL_HOSTID=host"+strconv.Itoa(rank), "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1",
 				"NCCL_SOCKET_IFNAME=lo")
 		}

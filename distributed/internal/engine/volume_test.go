@@ -71,7 +71,7 @@ func measureVolume(t *testing.T, cfg engine.Config, ranks, n, steps int, gradien
 	return v
 }
 
-// TestVolumeTable measures patterns and prints the table of docs/sparse-measurements.md, with
+// TestVolumeTable measures patterns and prints the table of lab/results/sparse, with
 // TUTTI_EXTENDED set all of it.
 func TestVolumeTable(t *testing.T) {
 	if testing.Short() {

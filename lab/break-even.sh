@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Measures from which size and density on sparse steps are faster than dense ones
-# on the GPUs of this machine, and prints the tables of docs/sparse-measurements.md:
+# on the GPUs of this machine, and prints the tables of lab/results/sparse:
 #
-#	docs/break-even.sh measure >break-even.json   # tutti in the path, or TUTTI=…; about a minute and a half
-#	docs/break-even.sh tables <break-even.json    # jq
+#	lab/break-even.sh measure >break-even.json   # tutti in the path, or TUTTI=…; about a minute and a half
+#	lab/break-even.sh tables <break-even.json    # jq
 set -euo pipefail
 
 # 4M, 20M, 100M and 400M are 1,048,576 to 104,857,600 float32.

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Measures what the chapter "When does it pay" of docs/sparse-measurements.md shows,
+# Measures what the chapter "When does it pay" of lab/results/sparse shows,
 # on emulated clusters, and prints its tables:
 #
-#	docs/when-it-pays.sh [DIRECTORY]
+#	lab/when-it-pays.sh [DIRECTORY]
 #
-# The directory, docs/when-it-pays without one, gets the pictures and what was
+# The directory, lab/results/when-it-pays without one, gets the pictures and what was
 # measured, a JSON object a line. It needs root or the right to make namespaces,
 # Open MPI, Go and jq, and takes about 40 minutes on a machine that does nothing
 # else. From the environment:
@@ -95,7 +95,7 @@ if [[ ${1-} = --one ]]; then # as this script calls itself
 fi
 
 export out TUTTI
-out=$(realpath -m "${1:-docs/when-it-pays}")
+out=$(realpath -m "${1:-lab/results/when-it-pays}")
 mkdir -p "$out"
 if [[ ${ONLY-} != tables ]]; then
 	scratch=$(mktemp -d)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Measures what the chapter "Convergence" of docs/sparse-measurements.md shows, and
+# Measures what the chapter "Convergence" of lab/results/sparse shows, and
 # prints its tables:
 #
-#	docs/convergence.sh [SEEDS [EPOCHS]]
+#	lab/convergence.sh [SEEDS [EPOCHS]]
 #
 # It needs Go and jq, and takes about half an hour on two cores.
 set -euo pipefail

@@ -3,15 +3,15 @@
 # the process sees no other GPU, and NCCL has neither NVLink, nor PCIe, nor shared
 # memory to the others, but sockets over the loopback interface.
 #
-#	torchrun --nproc-per-node 2 --no-python docs/as-a-host.sh tutti bench sparse --backend nccl
-#	mpirun -n 2 docs/as-a-host.sh ./nccl.test -test.run OfProcesses
+#	torchrun --nproc-per-node 2 --no-python lab/as-a-host.sh tutti bench sparse --backend nccl
+#	mpirun -n 2 lab/as-a-host.sh ./nccl.test -test.run OfProcesses
 #
 # With PER_HOST=2 two GPUs with successive numbers are on a host, and see each other.
 # With GPUS=1 all processes share the first GPU, which NCCL refuses on one host: what
 # they do is right, and slow, because they take turns, and there are no windows, which
 # would be measured first. GPUS=2 is for two on each of two.
 #
-#	GPUS=1 mpirun -n 4 docs/as-a-host.sh ./nccl.test -test.run OfProcesses
+#	GPUS=1 mpirun -n 4 lab/as-a-host.sh ./nccl.test -test.run OfProcesses
 rank=${OMPI_COMM_WORLD_LOCAL_RANK:-${SLURM_LOCALID:-${LOCAL_RANK:?no launcher started this}}}
 per=${PER_HOST:-1}
 host=$((rank / per))
