@@ -38,7 +38,7 @@ func TestDocuments(t *testing.T) {
 	require.NoError(t, err)
 	block := regexp.MustCompile("(?ms)^ *```go\n(.*?)^ *```")
 	link := regexp.MustCompile("\\[`?([^]`]*)`?\\]\\(([^)#:]+)(#[^)]*)?\\)")
-	for _, document := range append(documents, "../README.md") {
+	for _, document := range append(documents, "../README.md", "../CONTRIBUTING.md") {
 		text, err := os.ReadFile(document)
 		require.NoError(t, err)
 		for _, match := range block.FindAllStringSubmatch(string(text), -1) {

@@ -3,7 +3,7 @@
 //
 //	go run ./.ci/layers
 //
-// A package imports only packages above it in the README's table, so comm knows no backend and distributed no device.
+// A package imports only packages above it in CONTRIBUTING.md's map, so comm knows no backend and distributed no device.
 package main
 
 import (

@@ -86,7 +86,7 @@ type result struct {
 
 func (r result) String() string {
 	return fmt.Sprintf(
-		"world size %d, %d epochs: %.1f %% of the test images read; "+
+		"world size %d, %d epochs: test accuracy %.1f %%; "+
 			"a rank sent %.0f KiB; checksum of the parameters %08x",
 		r.ranks,
 		r.epochs,

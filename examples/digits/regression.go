@@ -43,7 +43,7 @@ func Descend(update, weights, image []float32, label uint8, rate float64) {
 	}
 }
 
-// Accuracy is the share of images that the weights read.
+// Accuracy is the share of images that the weights classify correctly.
 func Accuracy(weights []float32, set Set) float64 {
 	right := 0
 	for i, label := range set.Labels {

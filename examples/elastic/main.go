@@ -215,7 +215,7 @@ func train(ctx context.Context, cfg elastic.Config, listen string, done finished
 	if err != nil {
 		return err
 	}
-	fmt.Printf("%s: %.1f %% of the test images read after %d steps\n",
+	fmt.Printf("%s: test accuracy %.1f %% after %d steps\n",
 		cfg.Name, 100*digits.Accuracy(weights, test), m.Steps())
 	return nil
 }

@@ -36,7 +36,7 @@ func main() {
 	err := tutti.Run(context.Background(), func(ctx context.Context, r tutti.Rank) error {
 		s, read, err := train(ctx, r, cfg)
 		if r.Comm.Rank() == 0 && err == nil {
-			fmt.Printf("%.1f %% of the test images read after %d steps in %d rounds; a rank sent %.1f kB\n",
+			fmt.Printf("test accuracy %.1f %% after %d steps in %d rounds; a rank sent %.1f kB\n",
 				100*read, s.Steps, s.Rounds, float64(s.SentBytes)/1e3)
 		}
 		return err
@@ -46,8 +46,7 @@ func main() {
 	}
 }
 
-// train is one rank: a softmax regression that reads digits, by gradient descent. It returns the share
-// of test images that it reads.
+// train is one rank: a softmax regression on digits, by gradient descent. It returns the test accuracy.
 func train(ctx context.Context, r tutti.Rank, cfg outer.Config) (done outer.Stats, read float64, err error) {
 	const epochs, batch, rate = 10, 16, 0.5
 	training, test, err := digits.Split(1)

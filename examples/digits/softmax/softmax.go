@@ -27,7 +27,7 @@ type Result struct {
 
 // String implements [fmt.Stringer].
 func (r Result) String() string {
-	return fmt.Sprintf("%.1f %% of the test images read, a rank sent %d KiB", 100*r.Accuracy, r.Sent>>10)
+	return fmt.Sprintf("test accuracy %.1f %%, a rank sent %d KiB", 100*r.Accuracy, r.Sent>>10)
 }
 
 // Optimizer is what a rank moves its parameters with.

@@ -23,35 +23,34 @@ func newLaunch() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "launch [flags] COMMAND [ARGUMENT]...",
 		Short: "Run a program as the ranks of a job, on one machine or several",
-		Long: `launch starts ranks of a program, or of one of tutti's own commands, and gives
-them what rendezvous.FromEnv reads: their ranks, the job's store, which the
-first machine's launcher keeps, and the secret that keeps strangers out. Lines
-of their output begin with the rank.
+		Long: `launch starts the ranks of a program, or of one of tutti's own commands. Their
+environment has what rendezvous.FromEnv reads: rank, the address of the job's
+store, and the secret that keeps strangers out. Output lines begin with the
+rank.
 
-With --machines, it waits until that many launchers have come; the others --join
-the first one, whose ranks are the lowest. All know one secret: TUTTI_SECRET, or
-a file that the first machine makes and that is copied to the others.
+With --machines, it waits for that many launchers; the others --join the first
+one, whose ranks are the lowest. All need one secret: TUTTI_SECRET, or a file
+that the first machine creates and you copy to the others.
 
-If a rank fails, all are told to end (SIGTERM, and SIGKILL after --grace), on
-all machines, and the exit code is that of the rank, or 128 and the signal that
-killed it. With --restarts, all ranks are started again, at once and later after
-pauses of up to 30 s; TUTTI_RESTART tells them how often. A signal to any
-launcher goes to all ranks, SIGUSR1 and SIGUSR2 to those that handle them. The
-first machine collects the flight records of a job that failed, or is elastic
-(TUTTI_RECORD).
+If a rank fails, all ranks on all machines end (SIGTERM, then SIGKILL after
+--grace). The exit code is that of the rank, or 128 plus the signal that killed
+it. With --restarts, all ranks are started again, after pauses of up to 30 s;
+TUTTI_RESTART tells them how often. A signal to any launcher goes to all ranks,
+SIGUSR1 and SIGUSR2 to those that handle them. The first machine collects the
+flight records of a job that failed or is elastic (TUTTI_RECORD).
 
-A rank is all that it starts, also behind a shell, in the background or in a
-session of its own (on Linux; elsewhere, its process group). Nothing of it is
-left when the job ends, or when its launcher does.
+A rank includes everything that it starts, also in the background or in another
+session (on Linux; elsewhere, its process group). Nothing of it is left when the
+job ends, or its launcher.
 
-With --min, the job is elastic (package elastic): a rank that fails is started
-again by itself, and joins again; other machines --join at any time.
+With --min, the job is elastic: a rank that fails is started again alone and
+joins again, and other machines --join at any time.
 
-With --join and --machines or --min, other processes serve the store: programs
-of adapters/etcd (tutti-store). Then all launchers of a job have the same
-options, and no machine is special: an elastic job goes on at the next address
-of --join when a server is lost, and each machine keeps its flight records.
-Another job is not elastic: it ends with the session of any of its launchers.`,
+With --join and --machines or --min, servers keep the store (tutti-store of
+adapters/etcd). All launchers then have the same options, and no machine is
+special: an elastic job goes on at the next address of --join when a server is
+lost, and each machine keeps its flight records. Other jobs end with any of
+their launchers.`,
 		Example: `  tutti launch -n 4 ./program
   tutti launch -n 4 --machines 2 ./program   # on the first of two machines
   tutti launch -n 4 --join HOST:29400 --secret-file F ./program   # the second

@@ -161,30 +161,31 @@ interrupted (SIGINT), 143 terminated (SIGTERM); cluster and launch have that of
 their job.
 
 Environment:
-  TUTTI_BACKEND          backend of commands that are given none
-  TUTTI_RANKS            number of ranks of programs with tutti.Run that are
-                         goroutines or GPUs of one process
-  TUTTI_CHECK            1: ranks compare every call before it is made; 10s: for
-                         at most 10 seconds
-  TUTTI_RECORD           number of calls that ranks remember, for tutti diagnose
-  TUTTI_RECORD_DIR       directory for them, instead of the current one
-  TUTTI_SECRET           keeps strangers out of a job: a text that all
-                         processes have
-  TUTTI_SECRET_FILE      a file with it, which its owner alone may read
+  TUTTI_BACKEND          backend of tutti.Run, and where --backend is not given
+  TUTTI_RANKS            number of ranks that tutti.Run runs in one process, as
+                         goroutines or on GPUs
+  TUTTI_CHECK            1: ranks compare every collective before they make it;
+                         10s: and wait at most 10 seconds for each other
+  TUTTI_RECORD           number of calls that each rank records, for diagnose
+  TUTTI_RECORD_DIR       directory for the records (default the current one)
+  TUTTI_SECRET           the job's secret, the same for all processes; it keeps
+                         strangers out
+  TUTTI_SECRET_FILE      file with the secret, which only its owner may read
   TUTTI_RANK, TUTTI_WORLD_SIZE, TUTTI_LOCAL_RANK, TUTTI_LOCAL_WORLD_SIZE,
   TUTTI_RESTART, TUTTI_RUN, TUTTI_MIN, TUTTI_MAX, TUTTI_STORE, TUTTI_JOB
-                         what launch tells ranks
+                         set by launch for its ranks
   TUTTI_TCP_LISTEN, TUTTI_TCP_ADVERTISE, TUTTI_TCP_CONNECTIONS,
-  TUTTI_TCP_SILENCE      what --tcp-listen and so on say
-  TUTTI_CONNECT_TIMEOUT  how long ranks wait for others that have not come (10m)
+  TUTTI_TCP_SILENCE      defaults of --tcp-listen and so on
+  TUTTI_CONNECT_TIMEOUT  how long ranks wait for others to start (default 10m)
   TUTTI_CUDA_LIB, TUTTI_NCCL_LIB, TUTTI_MPI_LIB
-                         files of libraries, instead of those that are found
+                         library files, instead of those that are found
   TUTTI_TCP_SHARED, TUTTI_MPI_SHARED
-                         off: ranks of one host share no memory
-  TUTTI_MPI_COLLECTIVES  native: collectives are those of the MPI library
-  TUTTI_NETWORK          name of the network in results, which cluster sets
-Programs that use the library read those of libraries, jobs and MPI, and with
-instrument.Run, or as members of an elastic job, those of calls.`
+                         off: ranks of one host do not share memory
+  TUTTI_MPI_COLLECTIVES  native: use the MPI library's own collectives
+  TUTTI_P2P_ORDER        fixed: sums over peer memory only, in rank order
+  TUTTI_NETWORK          name of the network in results; set by cluster
+Programs that use the library read the variables of libraries, jobs and MPI.
+TUTTI_CHECK and TUTTI_RECORD need tutti.Run, instrument.Run or an elastic job.`
 
 // newRoot makes the command tree. started becomes true when a command's own
 // code begins to run.

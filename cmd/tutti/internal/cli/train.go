@@ -39,25 +39,23 @@ func newTrain() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "train",
 		Short: "Train a small network on real data with each pattern",
-		Long: `train teaches a multilayer perceptron (64 inputs, one hidden layer, 10 outputs)
-to read the UCI optical digits, 1,797 real images of 8×8 pixels that are built
-into the command. Every rank computes the gradient of its part of each batch,
-and the pattern averages the gradients. It ends with a table: test accuracy and
-what was sent by each pattern, and when it reached the --target. Pictures of the
+		Long: `train trains a multilayer perceptron (64 inputs, one hidden layer, 10 outputs)
+on the UCI optical digits, 1,797 real images of 8×8 pixels that are built into
+the command. Every rank computes the gradient of its part of each batch, and the
+pattern averages the gradients. A table shows test accuracy and bytes sent by
+each pattern, and when it reached the --target. Pictures of the
 loss against bytes and time, and of the accuracy against time, are written to
 the --out directory (` + lossPicture + `, ` + timePicture + `, ` + accuracyPicture + `, .png
 and .svg). With --backend nccl the gradients are averaged on GPUs; the rest is
-the host's work. With --text the network foretells each byte of a file from the
+the host's work. With --text the network predicts each byte of a file from the
 eight before it.
 
-With --outer each rank trains on its part of the batches by itself, and the
-ranks average their weights every given number of steps, by the same patterns:
-far fewer bytes in far fewer rounds. With --hosts too, the ranks of a host
-average each gradient.
+With --outer, ranks train alone and average their weights after the given
+number of steps, by the same patterns: far fewer bytes in far fewer rounds.
+With --hosts as well, the ranks of a host average each gradient.
 
-The same seed gives the same result in every run. Momentum and learning rate act
-on each rank before the exchange, so that entries which error feedback delivers
-late carry them along.`,
+The same seed gives the same result in every run. Momentum and learning rate are
+applied before the exchange, so that entries that are sent late have had them.`,
 		Example: `  tutti train
   tutti train --pattern dense,oktopk --ranks 8 --density 0.05
   tutti train --pattern topkA --no-error-feedback
@@ -175,10 +173,10 @@ func (t *trainCommand) register(flags *pflag.FlagSet) {
 	flags.IntVar(&t.cfg.ReproducibleBits, "reproducible-bits", 0,
 		"precision of a microbatch's gradient, in `bits`; 0 is as many as their number allows")
 	t.registerOuter(flags)
-	flags.BoolVar(&t.cfg.Elastic, "elastic", false, "have members come and go, under tutti launch --min")
-	flags.StringVar(&t.cfg.Text, "text", "", "`file` whose bytes the network foretells, in the place of the digits")
+	flags.BoolVar(&t.cfg.Elastic, "elastic", false, "let members come and go, under tutti launch --min")
+	flags.StringVar(&t.cfg.Text, "text", "", "`file` whose bytes the network predicts, instead of the digits")
 	flags.BoolVar(&t.cfg.Turned, "turned", false,
-		"turn and mirror images at random and add noise, which makes them harder to read")
+		"turn and mirror images at random and add noise, which makes them harder to recognize")
 	flags.IntVar(&t.cfg.Epochs, "epochs", t.cfg.Epochs, "how often each training image is seen")
 	flags.IntVar(&t.cfg.Batch, "batch", t.cfg.Batch, "images of a step, over all ranks")
 	flags.IntVar(&t.cfg.Hidden, "hidden", t.cfg.Hidden, "width of the hidden layer")
@@ -197,18 +195,18 @@ func (t *trainCommand) register(flags *pflag.FlagSet) {
 func (t *trainCommand) registerOuter(flags *pflag.FlagSet) {
 	o := &t.cfg.Outer
 	flags.IntVar(&o.Every, "outer", o.Every,
-		"train each rank alone and average the weights every so many `steps`, instead of each gradient")
+		"average the weights every so many `steps`, instead of each gradient")
 	flags.Var(namesFlag("pattern", &t.cfg.Beside, sparsity.Patterns()), "beside",
 		"patterns that average gradients in every step, before those with --outer, for comparison")
 	flags.Float64Var(&o.LearningRate, "outer-lr", o.LearningRate,
 		"learning rate of the outer optimizer: 0.7 with a momentum")
 	flags.Float64Var(&o.Momentum, "outer-momentum", o.Momentum,
 		"momentum (Nesterov's) of the outer optimizer: 0.9 with dense averages")
-	flags.Float64Var(&o.Decay, "outer-decay", o.Decay, "what is left of the residual after a round")
+	flags.Float64Var(&o.Decay, "outer-decay", o.Decay, "factor of the residual after a round")
 	flags.IntVar(&o.Fragments, "outer-fragments", o.Fragments, "parts of the weights that take turns")
-	flags.IntVar(&o.Delay, "outer-delay", o.Delay, "`steps` behind which the exchange of a part goes on")
+	flags.IntVar(&o.Delay, "outer-delay", o.Delay, "`steps` until a part arrives, which hide its exchange")
 	flags.Float64Var(&t.mix, "outer-mix", 0.5,
-		"`share` of its own weights that a rank keeps where a part arrives behind --outer-delay; 0 drops these steps")
+		"`share` of its own weights that a rank keeps when a part arrives after --outer-delay; 0 drops these steps")
 	console.Restrict(flags, "outer-lr", "a positive number", func() bool {
 		return o.LearningRate > 0 && !math.IsInf(o.LearningRate, 1)
 	})

@@ -46,7 +46,7 @@ type Config struct {
 	// Elastic has members come and go ([RunElastic]).
 	Elastic bool
 
-	// Text is a file of which the model foretells each byte from those before it, in the
+	// Text is a file of which the model predicts each byte from those before it, in the
 	// place of digits.
 	Text string
 	// Turned makes the task harder: images are turned and mirrored at random, and
