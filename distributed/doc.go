@@ -21,7 +21,7 @@
 // the communicator's Sync(ctx) before it reads the result, or anything computed
 // from it: Sync ends when ctx does, and when a peer has failed. A copy from the
 // device ([runtime.ToSlice], [runtime.CopyOut]) waits for the streams without
-// a limit: after a collective that a dead peer never joins, for ever. The same holds
+// a limit: after a collective that a dead peer never joins, forever. The same holds
 // for packages sparse and ddp.
 //
 // # Around a training loop

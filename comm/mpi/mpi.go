@@ -18,7 +18,7 @@
 //
 //   - TUTTI_MPI_LIB names the library to open, a file name or path, whatever else is found.
 //   - TUTTI_MPI_COLLECTIVES=native makes every collective one call of the library (MPI_Iallreduce, …),
-//     which uses networks and GPUs that the library knows, in the place of this package's own. Reductions
+//     which uses networks and GPUs that the library knows, instead of this package's own. Reductions
 //     are combined in the library's order and precision, not by the order contract ([comm.FixedOrder]).
 //     [comm.ErrUnsupported] are reductions that MPI does not define (Avg, 16-bit and 8-bit floats), ReduceScatter
 //     in place and, where the library lacks MPI 4's large counts, more than 2^31-1 elements at once. A mix is

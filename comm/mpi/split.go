@@ -134,7 +134,7 @@ func (e *endpoint) agreeOnGroups(ctx context.Context, color, key int) (group, pl
 }
 
 // refusedByAll reports whether the library has refused the sub-communicator to all ranks. A rank to which it has,
-// because of refusal, does not wait for ever for those that are still in the call.
+// because of refusal, does not wait forever for those that are still in the call.
 func (e *endpoint) refusedByAll(ctx context.Context, refusal error) (everywhere bool, err error) {
 	out := newCells() // MPI's after an error
 	refused := &hostmem.Slice[uint64](out.addr(0), 1)[0]

@@ -125,7 +125,7 @@ func newComm(ctx context.Context, control *native, o options) (*Comm, error) {
 }
 
 // sharesProcess reports whether other ranks are in this process and have mappings of their
-// own of this one's memory. Without cuMem they use the very memory that it gives up.
+// own of this one's memory. Without cuMem they use the very memory that it frees.
 func (o options) sharesProcess(size int) bool {
 	return o.oneProcess && size > 1 && os.Getenv("NCCL_CUMEM_ENABLE") != "0"
 }

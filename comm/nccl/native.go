@@ -24,7 +24,7 @@ type native struct {
 	lib     *library
 	rt      *cuda.Runtime
 	handle  uintptr
-	calls   sync.RWMutex  // held for reading during a call, and for writing for ever once it is being freed
+	calls   sync.RWMutex  // held for reading during a call, and for writing forever once it is being freed
 	gone    atomic.Bool   // it is being freed: no call may begin
 	idle    bool          // no call is in flight any more; only the goroutine that frees it uses this
 	shares  bool          // other ranks are in this process
@@ -411,7 +411,7 @@ func (s Status) launched() bool {
 	return s == statusSuccess || s == statusInProgress
 }
 
-// abandon keeps a cell for ever: a thread of NCCL may store a handle there long after the
+// abandon keeps a cell forever: a thread of NCCL may store a handle there long after the
 // call was aborted.
 func (l *library) abandon(cell *uint64) {
 	l.abandoned.Lock()

@@ -28,7 +28,7 @@ const (
 	// wait for a rank, and then only an abort ends them.
 	callTimeout = time.Second
 
-	// allTimeout bounds the wait for all native communicators that are being freed, which may take for ever while a
+	// allTimeout bounds the wait for all native communicators that are being freed, which may take forever while a
 	// graph is open. It is shorter than [cuda.Runtime.Close] waits for that.
 	allTimeout = 20 * time.Second
 

@@ -12,7 +12,7 @@
 // once, so the result has the bits that comm/local gives, on every rank, at every
 // size. All element types and reductions work, also where the base has none.
 //
-// Kernels do not wait for ever. They abort when the context of a Sync ends, those of a graph
+// Kernels do not wait forever. They abort when the context of a Sync ends, those of a graph
 // too, and after ten minutes of waiting for a peer. They tell the kernels of the other ranks,
 // which abort as well: their error is [comm.ErrPeerFailed], unless the context of their own Sync
 // has ended too. It names the missing rank, the operation and its number, and the rank that

@@ -119,7 +119,7 @@ type file struct {
 	tensors []delta.Tensor
 }
 
-// errJSON is the error of a file that has JSON in the place of a header.
+// errJSON is the error of a file that has JSON instead of a header.
 var errJSON = errors.New("not a safetensors file but JSON")
 
 // readHeader reads the header of a file, and the tensors that it tells of.

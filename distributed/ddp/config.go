@@ -63,7 +63,7 @@ type Config struct {
 	// another tensor, its view is overwritten: by the average, and in a step that is rolled back by zeros, or by the
 	// values of that tensor.
 	BucketViews bool
-	// Reducer, if set, returns what reduces a bucket in the place of Config: a compression of the
+	// Reducer, if set, returns what reduces a bucket instead of Config: a compression of the
 	// program. nil leaves a bucket to Config. It excludes Sum, Wire and Shard.
 	Reducer func(b Bucket) (Reducer, error)
 	// Shard leaves each rank a shard of each bucket's averages ([Gradients.Shards]), by a

@@ -19,7 +19,7 @@ type step struct {
 	begun   bool
 	observe stages.Observer   // of the context of the call that began it, nil: none
 	tensors []*runtime.Tensor // nil: not ready
-	absent  []bool            // given are zeros in the place of what was left out
+	absent  []bool            // given are zeros instead of what was left out
 	folded  []bool            // what was accumulated is in what was given
 	next    int               // first bucket that is not launched
 	factor  uintptr           // what clips the gradients, and weighs them
@@ -38,7 +38,7 @@ type step struct {
 type bucketStep struct {
 	missing int // gradients that are not ready
 	result  resultPhase
-	zeros   *runtime.Tensor // in the place of a gradient of weight 0; nil: it counts
+	zeros   *runtime.Tensor // instead of a gradient of weight 0; nil: it counts
 	failed  error           // of its asynchronous exchange
 	took    time.Duration   // it
 }

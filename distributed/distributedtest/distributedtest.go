@@ -71,7 +71,7 @@ type suite struct {
 const seed = 1
 
 // caseTimeout bounds one case: longer than any of them takes, so that a rank
-// that waits for ever is an error and not a hanging test.
+// that waits forever is an error and not a hanging test.
 const caseTimeout = 2 * time.Minute
 
 // testCase is one named part of the suite; body runs on every rank.

@@ -179,7 +179,7 @@ func (u *run) step(gradient []float32) {
 	}
 }
 
-// advance returns the velocity, which a step reduces in the place of the gradient.
+// advance returns the velocity, which a step reduces instead of the gradient.
 func (u *run) advance(gradient []float32) []float32 {
 	if u.velocity == nil {
 		u.velocity = make([]float32, len(gradient))

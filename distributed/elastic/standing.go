@@ -38,7 +38,7 @@ func (s standing) leads() bool { return s == boundary || s == prepared || s == l
 // stateless reports whether a member lacks the state of the job.
 func (s standing) stateless() bool { return s == fresh || s == joining }
 
-// inside is the standing of a member that leaves a boundary for an epoch, or gives up the wait.
+// inside is the standing of a member that leaves a boundary for an epoch, or stops waiting.
 func (s standing) inside() standing {
 	if s.stateless() {
 		return fresh

@@ -169,7 +169,7 @@ func (m *Member) receive(ctx context.Context, e *Epoch, sender int) error {
 	return nil
 }
 
-// communicate calls a communication with memory of the runtime in the place of x, which is the host's.
+// communicate calls a communication with memory of the runtime instead of x, which is the host's.
 func communicate[T dtype.Element](
 	ctx context.Context, m *Member, e *Epoch, x []T, call func(t *runtime.Tensor) error,
 ) error {

@@ -21,7 +21,7 @@ type Config struct {
 	// (0, 1]: k = Density * n, rounded, at least 1. The dense pattern ignores
 	// it.
 	Density float64
-	// Selector, if set, selects the entries in the place of the pattern's own selection, and the
+	// Selector, if set, selects the entries instead of the pattern's own selection, and the
 	// pattern says how they are combined. It excludes the dense pattern and [Auto].
 	Selector Selector
 	// NoErrorFeedback discards the residual, instead of adding it to the
@@ -105,7 +105,7 @@ type Schedule = struct {
 	StepsPerEpoch int
 }
 
-// Selector selects the entries that a rank sends, in the place of a pattern's own selection ([Config].Selector).
+// Selector selects the entries that a rank sends, instead of a pattern's own selection ([Config].Selector).
 // Residual, momentum, exchange, and the rollback of a step that fails are those of the pattern.
 //
 // A step that was rolled back is made again with the same number, and one that follows a restored state too: so a

@@ -1,5 +1,5 @@
 // Command powersgd trains with a compression of gradients that the library lacks: PowerSGD, which
-// averages two thin factors in the place of each matrix (Vogels, Karimireddy, Jaggi, "PowerSGD:
+// averages two thin factors instead of each matrix (Vogels, Karimireddy, Jaggi, "PowerSGD:
 // Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS 2019,
 // https://arxiv.org/abs/1905.13727).
 //

@@ -134,7 +134,7 @@ type Restoration struct {
 //   - Magnitude is compared by the bits of |x| as an unsigned integer:
 //     NaN > +Inf > finite > 0. It equals the order of |x| on numbers, is total,
 //     and lets NaN and Inf travel with the selected entries as they would in a
-//     dense allreduce, instead of hiding in a residual for ever. A negative
+//     dense allreduce, instead of hiding in a residual forever. A negative
 //     threshold lets everything pass, as 0 does.
 //   - Results are deterministic: the same input gives the same bits, on every
 //     device. Sums of F32 round after every addition, in the order given;

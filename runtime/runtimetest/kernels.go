@@ -261,7 +261,7 @@ var largest = map[dtype.DType]float64{
 	dtype.BF16: 0xff * 1 << 120,
 }
 
-// excess returns the largest numbers of dt in the place of what is beyond, and an array to which the
+// excess returns the largest numbers of dt instead of what is beyond, and an array to which the
 // differences are added. Half of the time there is none, and nothing is changed: check compares it, if
 // there is one.
 func (d *device) excess(values []float32, dt dtype.DType) (saturated []float32, ptr uintptr, check func()) {

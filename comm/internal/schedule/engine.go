@@ -89,7 +89,7 @@ type Config struct {
 	// but for reductions, into pieces of almost 64 KiB, for transports that send these without
 	// a handshake, and longer ones more slowly.
 	Pieces bool
-	// Offload does calls in the place of the schedules, nil for none. With it, buffers of
+	// Offload does calls instead of the schedules, nil for none. With it, buffers of
 	// users' messages may be a device's.
 	Offload Offload
 }

@@ -145,7 +145,7 @@ func (e *engine) late() bool {
 	return e.hostCopy != nil && e.cfg.NonFinite != FailNonFinite && !e.rt.Stats().Frozen
 }
 
-// setHostCopy makes n the copy of the numbers, in the place of the one there was. That
+// setHostCopy makes n the copy of the numbers, instead of the one there was. That
 // stays if it cannot be closed: its copy may still read the numbers.
 func (e *engine) setHostCopy(n kernel.HostCopy) error {
 	if e.hostCopy != nil {

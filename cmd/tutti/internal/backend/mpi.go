@@ -81,7 +81,7 @@ func probeThreads(ctx context.Context, info mpi.Info) string {
 const finalizeTime = 30 * time.Second
 
 // runMPI runs body for this process's rank. When that fails, MPI is not finalized:
-// the other ranks may be waiting for this one for ever, and launchers end a job
+// the other ranks may be waiting for this one forever, and launchers end a job
 // of which a process exits with a failure and without MPI_Finalize.
 func runMPI(ctx context.Context, opts Options, body func(context.Context, Rank) error) error {
 	starting, cancel := withLimit(ctx, opts.Timeout)

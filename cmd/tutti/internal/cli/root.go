@@ -157,8 +157,8 @@ const description = `tutti shows what this machine offers for collective communi
 small network with every gradient exchange pattern, and measures collectives.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage, 129 hung up (SIGHUP), 130
-interrupted (SIGINT), 143 terminated (SIGTERM); cluster and launch have that of
-their job.
+interrupted (SIGINT), 143 terminated (SIGTERM); cluster and launch exit with
+the code of their job.
 
 Environment:
   TUTTI_BACKEND          backend of tutti.Run, and where --backend is not given

@@ -206,7 +206,7 @@ func (t *trainCommand) registerOuter(flags *pflag.FlagSet) {
 	flags.IntVar(&o.Fragments, "outer-fragments", o.Fragments, "parts of the weights that take turns")
 	flags.IntVar(&o.Delay, "outer-delay", o.Delay, "`steps` until a part arrives, which hide its exchange")
 	flags.Float64Var(&t.mix, "outer-mix", 0.5,
-		"`share` of its own weights that a rank keeps when a part arrives after --outer-delay; 0 drops these steps")
+		"`share` of its weights that a rank keeps when a part arrives after --outer-delay; 0 drops these steps")
 	console.Restrict(flags, "outer-lr", "a positive number", func() bool {
 		return o.LearningRate > 0 && !math.IsInf(o.LearningRate, 1)
 	})

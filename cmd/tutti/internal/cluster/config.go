@@ -2,7 +2,7 @@
 // set of namespaces (network, host name, System V IPC) joined to the others by a
 // bridge, over a link that the kernel holds to a rate, and its own forwarder to a
 // delay and a loss. An MPI library starts ranks in the hosts as it would on
-// machines, with a script in the place of ssh; without one, package launch does.
+// machines, with a script instead of ssh; without one, package launch does.
 //
 // All of it lives in namespaces that belong to the processes inside: mounts,
 // links and processes end with the first of these, which ends when the program

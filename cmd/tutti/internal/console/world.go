@@ -46,7 +46,7 @@ func (w *World) Register(flags *pflag.FlagSet) {
 	flags.BoolVar(&w.P2P, "p2p", false,
 		"let GPUs of this machine write into each other's memory where that is faster (nccl)")
 	flags.DurationVar(&w.timeout, "timeout", 0,
-		"how long a rank waits for the others before it aborts, such as 30s; 0 for ever")
+		"how long a rank waits for the others before it aborts, such as 30s; 0 forever")
 	Restrict(flags, "ranks", "1 or more", func() bool { return w.ranks >= 1 })
 	Restrict(flags, "timeout", "0 or more", func() bool { return w.timeout >= 0 })
 	if w.gpus {

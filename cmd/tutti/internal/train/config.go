@@ -33,7 +33,7 @@ type Config struct {
 
 	// Outer, if Every is set, has each rank train on its own part of the batches with an
 	// optimizer of its own, and the ranks average their parameters every so many steps by
-	// pattern and density (package outer), in the place of gradients in every step. With Hosts, the
+	// pattern and density (package outer), instead of gradients in every step. With Hosts, the
 	// ranks of a host average their gradients in every step.
 	Outer outer.Config
 	// Beside are patterns that average gradients in every step, before those of Outer.

@@ -1,0 +1,263 @@
+// Command prose checks the words of documents, doc comments, errors and help, and fails if there is something to mend:
+//
+//	go run ./.ci/prose [-list]
+//
+// Documents have no word of the list below, no sentence that is too long, and no link to a page or a section that does
+// not exist; a flag that a command in them has is one of the command's. In Go files, comments and texts with such words
+// are counted against a bound: what the tree has now, to be lowered by the change that needs less.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"go/scanner"
+	"go/token"
+	"io/fs"
+	"log"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+const (
+	maxWords = 60  // of a sentence in a document
+	maxOld   = 314 // old words in Go files; the goal is 0
+)
+
+// oldWords are those that another one replaces, with the replacement.
+var oldWords = []struct{ pattern, instead string }{
+	{`gives up|gave up`, "aborts"},
+	{`split off`, "sub-communicator"},
+	{`under way`, "in flight"},
+	{`foretells?`, "predicts"},
+	{`images read`, "test accuracy"},
+	{`to be had`, "available"},
+	{`as ever`, ""},
+	{`for ever`, "forever"},
+	{`that of`, "the noun itself"},
+	{`of its own|of their own`, "its own"},
+	{`in the place of`, "instead of"},
+	{`is no call`, "does not move data"},
+	{`(looks|looked) for overflows`, "detects non-finite gradients"},
+}
+
+// old matches them.
+var old = func() *regexp.Regexp {
+	var all []string
+	for _, w := range oldWords {
+		all = append(all, w.pattern)
+	}
+	return regexp.MustCompile(`(?i)\b(` + strings.Join(all, "|") + `)\b`)
+}()
+
+func main() {
+	log.SetFlags(0)
+	list := flag.Bool("list", false, "print the old words of Go files as well")
+	flag.Parse()
+	c := &check{flags: knownFlags(), anchors: map[string]map[string]bool{}}
+	for _, pattern := range []string{"*.md", "docs/*.md", "lab/results/*.md", "adapters/*/README.md"} {
+		paths, err := filepath.Glob(pattern)
+		if err != nil {
+			log.Fatal(err)
+		}
+		c.documents = append(c.documents, paths...)
+	}
+	for _, path := range c.documents {
+		c.document(path)
+	}
+	if err := filepath.WalkDir(".", c.source); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("old words in comments and texts of Go files: %d, bound %d\n", len(c.inCode), maxOld)
+	if *list || len(c.inCode) > maxOld {
+		fmt.Println(strings.Join(c.inCode, "\n"))
+	}
+	if len(c.inCode) > maxOld {
+		c.report(".", 0, "there are more old words in Go files than before")
+	}
+	if c.found > 0 {
+		log.Fatalf("%d findings", c.found)
+	}
+}
+
+// check goes through the tree.
+type check struct {
+	documents []string
+	flags     map[string]bool
+	anchors   map[string]map[string]bool // sections of documents, by path
+	inCode    []string
+	found     int
+}
+
+func (c *check) report(path string, line int, format string, args ...any) {
+	c.found++
+	fmt.Printf("%s:%d: %s\n", path, line, fmt.Sprintf(format, args...))
+}
+
+// knownFlags are those of the reference, which is generated from the command's help.
+func knownFlags() map[string]bool {
+	text, err := os.ReadFile("docs/environment.md")
+	if err != nil {
+		log.Fatal(err)
+	}
+	flags := map[string]bool{"--help": true, "--version": true}
+	for _, match := range regexp.MustCompile("(?m)^\\| `(--[a-z0-9-]+)`").FindAllStringSubmatch(string(text), -1) {
+		flags[match[1]] = true
+	}
+	return flags
+}
+
+var (
+	link     = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	inline   = regexp.MustCompile("`[^`]*`")
+	flagWord = regexp.MustCompile(`--[a-z][a-z0-9-]*`)
+	ends     = regexp.MustCompile(`[.:;?!]["”)*]*(\s|$)`)
+)
+
+// document checks one. Changelogs are history: only their links are checked, and the same goes for adapters' pages.
+func (c *check) document(path string) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		log.Fatal(err)
+	}
+	linksAlone := path == "CHANGELOG.md" || strings.HasPrefix(path, "adapters/")
+	var paragraph strings.Builder
+	code := false
+	number := 0
+	for line := range strings.Lines(string(text)) {
+		number++
+		if strings.HasPrefix(strings.TrimSpace(line), "```") {
+			code = !code
+			continue
+		}
+		if code {
+			c.command(path, number, line)
+			continue
+		}
+		for _, match := range link.FindAllStringSubmatch(line, -1) {
+			c.link(path, number, match[1])
+		}
+		if linksAlone {
+			continue
+		}
+		if word := old.FindString(inline.ReplaceAllString(line, "")); word != "" && !strings.HasPrefix(path, "docs/delta-format") {
+			c.report(path, number, "%q is an old word (CONTRIBUTING.md, Words)", word)
+		}
+		if starts(line) {
+			c.sentences(path, number, paragraph.String())
+			paragraph.Reset()
+		}
+		if !strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "#") {
+			paragraph.WriteString(line)
+		}
+	}
+	c.sentences(path, number, paragraph.String())
+}
+
+// starts reports whether a line begins a paragraph, an item or a table.
+func starts(line string) bool {
+	text := strings.TrimSpace(line)
+	if text == "" {
+		return true
+	}
+	item := regexp.MustCompile(`^([-*|#>]|\d+\.) ?`)
+	return item.MatchString(text) && !strings.HasPrefix(text, "**")
+}
+
+// sentences reports those of a paragraph that are too long.
+func (c *check) sentences(path string, line int, text string) {
+	for _, sentence := range ends.Split(inline.ReplaceAllString(text, "code"), -1) {
+		if n := len(strings.Fields(sentence)); n > maxWords {
+			c.report(path, line, "a sentence has %d words, at most %d: %.60q…", n, maxWords, strings.TrimSpace(sentence))
+		}
+	}
+}
+
+// command reports flags of tutti that there are not. A command that tutti starts has its own.
+func (c *check) command(path string, line int, text string) {
+	text, _, _ = strings.Cut(text, " #")
+	start := regexp.MustCompile(`(^|[\s$])tutti (train|bench|launch|cluster|info|diagnose|delta)\b`).FindStringIndex(text)
+	if start == nil {
+		return
+	}
+	text = text[start[0]:]
+	if program := strings.Index(text, "./"); program >= 0 {
+		text = text[:program]
+	}
+	for _, name := range flagWord.FindAllString(text, -1) {
+		if !c.flags[name] {
+			c.report(path, line, "tutti has no flag %s (docs/environment.md)", name)
+		}
+	}
+}
+
+// link reports one to nowhere.
+func (c *check) link(path string, line int, target string) {
+	if strings.Contains(target, "://") {
+		return
+	}
+	file, section, _ := strings.Cut(target, "#")
+	to := path
+	if file != "" {
+		to = filepath.Join(filepath.Dir(path), file)
+	}
+	if _, err := os.Stat(to); err != nil {
+		c.report(path, line, "a link to %s, which does not exist", target)
+		return
+	}
+	if section != "" && filepath.Ext(to) == ".md" && !c.sections(to)[section] {
+		c.report(path, line, "a link to %s, which has no such section", target)
+	}
+}
+
+// sections returns the anchors of a document, as GitHub makes them.
+func (c *check) sections(path string) map[string]bool {
+	if c.anchors[path] != nil {
+		return c.anchors[path]
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		log.Fatal(err)
+	}
+	all := map[string]bool{}
+	dropped := regexp.MustCompile(`[^\p{L}\p{N}_\- ]`)
+	for _, match := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(string(text), -1) {
+		title := link.ReplaceAllString(match[1], "]")
+		all[strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(title), ""), " ", "-")] = true
+	}
+	c.anchors[path] = all
+	return all
+}
+
+// source counts the old words in comments and texts of a Go file.
+func (c *check) source(path string, entry fs.DirEntry, err error) error {
+	if err != nil {
+		return err
+	}
+	if entry.IsDir() && (entry.Name() == "testdata" || path == ".git" || path == ".ci") {
+		return fs.SkipDir
+	}
+	if entry.IsDir() || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
+		return nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	files := token.NewFileSet()
+	file := files.AddFile(path, -1, len(text))
+	var s scanner.Scanner
+	s.Init(file, text, nil, scanner.ScanComments)
+	for {
+		place, kind, literal := s.Scan()
+		switch kind {
+		case token.EOF:
+			return nil
+		case token.COMMENT, token.STRING:
+			for _, word := range old.FindAllString(literal, -1) {
+				c.inCode = append(c.inCode, fmt.Sprintf("%s: %s", files.Position(place), word))
+			}
+		}
+	}
+}
