@@ -9,7 +9,7 @@ import (
 // DefaultSilence is how long a member may be silent before the others go on without it.
 const DefaultSilence = 2 * time.Second
 
-// patienceFactor makes a member wait for several times Silence before it returns an error: the leases of lost members end
+// patienceFactor makes a member wait for several times Silence before it fails: the leases of lost members end
 // meanwhile, and what is repeated has been tried a few times.
 const patienceFactor = 5
 
