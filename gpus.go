@@ -14,7 +14,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// runGPUs runs body for each rank of this process, on a GPU of its own: on so many GPUs, 0 for all, or as
+// runGPUs runs body for each rank of this process, on its own GPU: on so many GPUs, 0 for all, or as
 // one process of a job on the GPU with its number on this host.
 func runGPUs(ctx context.Context, job rendezvous.Job, ranks int, body func(ctx context.Context, r Rank) error) error {
 	devices, err := cuda.Devices()

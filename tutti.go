@@ -67,7 +67,7 @@ func Run(ctx context.Context, body func(ctx context.Context, r Rank) error) erro
 	return Config{}.Run(ctx, body)
 }
 
-// Run calls body for each rank of the program that lives in this process, each in a goroutine of its own,
+// Run calls body for each rank of the program that lives in this process, each in its own goroutine,
 // and returns when all have returned, with their errors joined. The communicator has the decorators that
 // TUTTI_CHECK and TUTTI_RECORD ask for ([instrument.Run]). Where body fails or panics on one rank, the waits
 // of the others end with [comm.ErrPeerFailed], in this process and in others: exit with a non-zero status
@@ -126,7 +126,7 @@ func (c *Config) readEnv(job rendezvous.Job) error {
 	case Local:
 		if job.WorldSize > 1 {
 			return fmt.Errorf(
-				"%w: %s started %d processes, and with backend local each would be a world of its own; "+
+				"%w: %s started %d processes, and with backend local each would be its own world; "+
 					"tcp and mpi make one of all",
 				comm.ErrArgument,
 				job.Launcher,

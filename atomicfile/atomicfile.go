@@ -1,5 +1,5 @@
 // Package atomicfile writes files whole or not at all: checkpoints, records and pictures. Whatever fails while a file
-// is written, and whoever else writes it, its path leads to the content from before or to that of one writer, complete
+// is written, and whoever else writes it, its path leads to the content from before or to one writer's, complete
 // and synced to the disk.
 //
 // The content goes to a temporary file beside the target, whose name no other file has, and which is renamed when it

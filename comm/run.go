@@ -43,7 +43,7 @@ func (p *PanicError) Unwrap() error {
 const runPatience = 10 * time.Second
 
 // Run runs body for every communicator, the ranks of one world in one process,
-// on a goroutine of its own, closes the communicators and their sub-communicators ([CloseAll]), and returns the joined
+// on its own goroutine, closes the communicators and their sub-communicators ([CloseAll]), and returns the joined
 // errors, each behind the number of its rank: first those that are no
 // [ErrPeerFailed], which are what went wrong.
 //

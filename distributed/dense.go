@@ -228,7 +228,7 @@ func move(ctx context.Context, op string, c comm.Communicator, dst, src *runtime
 }
 
 // moveParts is move for collectives between a part and a whole of WorldSize
-// parts; the transfer's count is that of the part.
+// parts; the transfer's count is the part's.
 func moveParts(ctx context.Context, op string, c comm.Communicator, dst, src, part, whole *runtime.Tensor,
 	call func(x transfer) comm.Call) error {
 	if err := base.CheckComm(c); err != nil {

@@ -2,7 +2,7 @@
 // hands out memory as uintptr, copies it, and reports what it holds.
 //
 // The contract is small on purpose. What only some devices can do is an
-// interface of its own, found by type assertion on a [Runtime]: [Freezer] for
+// separate interface, found by type assertion on a [Runtime]: [Freezer] for
 // allocators that can be frozen, [StreamForker] for side streams. A [Tensor]
 // is an array in the memory of a Runtime. Package runtime/kernel has what the
 // library's own patterns need of a device, for authors of devices.

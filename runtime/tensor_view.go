@@ -87,7 +87,7 @@ func (t *Tensor) Reshape(shape ...int) (*Tensor, error) {
 	return t.viewOf(l, 0), nil
 }
 
-// viewOf makes a view whose first element is offset elements after that of t.
+// viewOf makes a view whose first element is offset elements after t's.
 func (t *Tensor) viewOf(l layout, offset int) *Tensor {
 	return &Tensor{
 		memory: t.memory,

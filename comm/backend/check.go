@@ -183,7 +183,7 @@ func conflict(calls []comm.Call, messages int) (a, b *comm.Call) {
 	return nil, nil
 }
 
-// farther returns that of two messages whose memory ends later; a may be nil.
+// farther returns the one of two messages whose memory ends later; a may be nil.
 func farther(a, b *comm.Call) *comm.Call {
 	if a != nil {
 		_, aEnd := MessageMemory(a)

@@ -20,7 +20,7 @@
 //
 // The methods of a [Base] hand a Backend calls and waits as values, whether they come through the
 // methods of [comm.Communicator] or from a decorator, which forwards them ([comm.Call.Make]). What only some
-// communicators can do is an interface of its own: [Progresser], [MemoryChecker], [Rounder], [ListSharer], and those
+// communicators can do is a separate interface: [Progresser], [MemoryChecker], [Rounder], [ListSharer], and those
 // of package comm for programs.
 //
 // A Backend asks [Life.Err] before it accepts a call, calls [Life.Fail] when it finds that

@@ -77,7 +77,7 @@ func (e Extent) calls() uint64 {
 }
 
 // Ledger numbers the calls of a rank, and remembers the last ones, for a backend that
-// has no list of its own of what is in flight. The zero value is ready; any goroutine
+// keeps no list of what is in flight. The zero value is ready; any goroutine
 // may use it. It allocates nothing.
 type Ledger struct {
 	mu     sync.Mutex

@@ -37,7 +37,7 @@ type Count struct{ Submitted, Done uint64 }
 // Progresser is implemented by communicators that know which of their operations are done
 // before a wait returns. A flight recorder (comm/record) shows it.
 //
-// A decorator that issues calls of its own must also implement Progresser. A zero Progress
+// A decorator that issues its own calls must also implement Progresser. A zero Progress
 // means "unknown".
 type Progresser interface {
 	// Progress does not wait; at most it asks a device whether that is idle. Every call,

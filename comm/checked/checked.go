@@ -25,7 +25,7 @@ import (
 // have hung, or read memory that is not there. It is a tool for debugging and
 // for tests: each collective first exchanges a few words and waits for them.
 //
-// The words travel over a communicator of their own, so that they do not meet
+// The words travel over their own communicator, so that they do not meet
 // what is in flight. A rank that does not come at all within the timeout is
 // [comm.ErrTimeout].
 //

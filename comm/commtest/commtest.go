@@ -63,7 +63,7 @@ type Backend struct {
 	Sizes []int
 
 	// Run calls body once for every rank of a world of the given size that
-	// this process hosts, each on a goroutine of its own if there are several,
+	// this process hosts, each on its own goroutine if there are several,
 	// and returns the joined errors of the bodies and of making the world. Run
 	// may hand out the same communicators again and again: no case closes or
 	// aborts them (cases that do so make their own with Split), but a backend

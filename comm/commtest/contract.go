@@ -100,7 +100,7 @@ func roughNumbers(p *probe) {
 // orderTypes are those of sums that are cut and repeated.
 var orderTypes = []dtype.DType{dtype.F32, dtype.F64, dtype.F16, dtype.BF16}
 
-// contractSeed is that of cuts and delays.
+// contractSeed seeds cuts and delays.
 const contractSeed = 11
 
 // partsOfSums has an allreduce of many elements made in parts that begin anywhere, one by one and as a group.

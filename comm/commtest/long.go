@@ -77,7 +77,7 @@ func (p *probe) calls() int {
 }
 
 // manyCollectives makes allgathers and allreduces of 8 bytes, in turn of as many as are in flight.
-// Each carries its number, so a rank that has lost one, or has one twice, sees that of another.
+// Each carries its number, so a rank that has lost one, or has one twice, sees another number.
 func manyCollectives(p *probe) {
 	sums := p.sumType()
 	series := []series{
@@ -133,7 +133,7 @@ func manyMessages(p *probe) {
 	}
 }
 
-// manyInAnotherOrder has each rank receive from the one before it, and from itself, in another order than that of
+// manyInAnotherOrder has each rank receive from the one before it, and from itself, in another order than
 // sending: backwards, and in leaps. A backend whose cost for each message grows with the number of those that wait is
 // not done before the suite's deadline.
 func manyInAnotherOrder(p *probe) {
@@ -248,7 +248,7 @@ func (s series) check(got []byte, number, part int) error {
 	}
 	for neighbor := max(0, number-callsInFlight); neighbor <= number+callsInFlight; neighbor++ {
 		if bytes.Equal(got, s.gets(neighbor, part)) {
-			return fmt.Errorf("it is that of number %d: %w", neighbor, errOutOfStep)
+			return fmt.Errorf("it belongs to number %d: %w", neighbor, errOutOfStep)
 		}
 	}
 	return err

@@ -151,7 +151,7 @@ var wrongMessages = []mutant{
 	{"a group has 255 calls", working,
 		"calls = calls[:min(len(calls), 255)]; " + working, 2, "group of many calls", "of a group"},
 	{"one message of 10,000 is lost", posting,
-		"if c.Op == comm.OpSend && count(\"messages\")%10000 == 0 { return err }; " + posting, 2, "many messages", "it is that of number"},
+		"if c.Op == comm.OpSend && count(\"messages\")%10000 == 0 { return err }; " + posting, 2, "many messages", "it belongs to number"},
 	{"one frame of 100,000 is lost", sending,
 		"if f.Slot.Op != comm.OpSync && rank != f.Slot.From && count(\"frames\")%100000 == 0 { continue }; " + sending, 2, "many collectives", "ranks disagree"},
 	{"a bit of one frame of 20,000 is flipped", sending,

@@ -413,7 +413,7 @@ func concurrent(p *probe) {
 	b.verify()
 }
 
-// concurrentSplits gives each of several goroutines a communicator of its own.
+// concurrentSplits gives each of several goroutines its own communicator.
 func concurrentSplits(p *probe) {
 	const goroutines = 3
 	probes := make([]*probe, goroutines)

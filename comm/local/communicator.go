@@ -60,5 +60,5 @@ func (c *communicator) CheckDevice(d device.Device) error {
 	if d.Kind == device.CPU {
 		return nil
 	}
-	return c.e.check.Unreachable(d, "goroutines reach host memory; comm/nccl moves that of GPUs")
+	return c.e.check.Unreachable(d, "goroutines reach host memory; comm/nccl moves GPU memory")
 }

@@ -26,7 +26,7 @@ func newCommunicator(e *endpoint) *communicator {
 	return &communicator{backend.New(&e.Check, &e.Life, e), e}
 }
 
-// FixedOrder implements [comm.FixedOrder]: the library adds in an order of its own.
+// FixedOrder implements [comm.FixedOrder]: the library adds in its own order.
 func (c *communicator) FixedOrder() bool { return !c.e.native() }
 
 // CheckDevice implements [backend.MemoryChecker]. Device memory needs a CUDA-aware

@@ -32,7 +32,7 @@ func newTagSpace(maxTag uint64) tagSpace {
 }
 
 // wideTags are messages of users with tags that the library has no room for. The sender sends an envelope,
-// which has the tag, with short data behind it. Longer data follows in a message of its own, whose tag of the
+// which has the tag, with short data behind it. Longer data follows in a separate message, whose tag of the
 // library is in the envelope: the next one in turn. All envelopes between two ranks have one tag, so they come in
 // order. While receives of a rank's messages wait, one envelope of it is asked for at a time. Those that none of
 // them waits for are kept.

@@ -213,7 +213,7 @@ func (n *native) call(fn dl.Func) error {
 // Before that last one frees, the service threads of all ranks have to have ended. So each rank
 // finalizes first, which ends its own, and waits for that. NCCL itself does not wait for those of
 // all ranks: it unmaps a rank's memory from the others' GPUs while that rank's thread unmaps it
-// from its own, and the driver (580) does not survive that: it frees memory of its own twice.
+// from its own, and the driver (580) does not survive that: it frees its own memory twice.
 func (n *native) free(end func(*native) error, ending time.Duration) {
 	if n == nil || !n.gone.CompareAndSwap(false, true) {
 		return
@@ -327,7 +327,7 @@ func (f *frees) awaitAll() {
 }
 
 // trim has the C library give back what it keeps of freed memory: NCCL makes a
-// communicator on a thread of its own, for which glibc keeps tens of MiB.
+// communicator on its own thread, for which glibc keeps tens of MiB.
 func trim() {
 	if fn := libc().Trim; fn.Found() {
 		fn.Call(0)

@@ -16,7 +16,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// endpoint is a rank's scratch memory, that of its peers, and the kernels.
+// endpoint is the scratch memory of a rank and of its peers, and the kernels.
 //
 // Its two locks are not taken together: mu is held during a launch, which may wait for room in the stream, and watchUse
 // for a look at some words. So a wait that ends never stands behind a launch.

@@ -98,7 +98,7 @@ func (c *Comm) ShareLists(ctx context.Context, n int) (backend.SharedLists, erro
 	return l, nil
 }
 
-// attach makes the memory of this rank and maps that of all others.
+// attach makes the memory of this rank and maps all others'.
 func (l *sharedLists) attach(ctx context.Context, n int) (err error) {
 	c := l.c
 	b, err := newBootstrap(c.Communicator, c.rt)

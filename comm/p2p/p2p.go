@@ -50,7 +50,7 @@ const (
 	fixed   order = "fixed"
 )
 
-// Bounds of waits. That of draining and giving back is [backend.DeviceTimeout].
+// Bounds of waits. Draining and giving back are bounded by [backend.DeviceTimeout].
 const (
 	// patience bounds a kernel's wait for a peer: longer than ranks of a healthy job are apart when one writes a
 	// checkpoint or compiles something, and as long as PyTorch waits for a collective.

@@ -177,7 +177,7 @@ func reductionOf(dt dtype.DType, op comm.ReduceOp) uint32 {
 	return reductionCodes[op]
 }
 
-// sums reports whether a reduction is a sum or an average, which have kernels of their own.
+// sums reports whether a reduction is a sum or an average, which have separate kernels.
 func sums(op comm.ReduceOp) bool {
 	return op == comm.Sum || op == comm.Avg
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/tutti-go/tutti/internal/waiting"
 )
 
-// ports is the number of ports that rank 0 tries to listen on, beginning with that of its address.
+// ports is the number of ports that rank 0 tries to listen on, beginning with the port of its address.
 const ports = 4
 
 // Connect connects this process to the job's store, which rank 0 keeps until it closes its client, unless the

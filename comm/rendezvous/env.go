@@ -44,7 +44,7 @@ type Job struct {
 	// Stores are where the job's store is instead, each as host:port, where several processes serve it: it is connected
 	// to at the first that answers. Empty unless tutti launch says so.
 	Stores []string
-	// Name is that of the job in a store of several jobs, "" in one of a single job.
+	// Name is the job's name in a store of several jobs, "" in a store of one.
 	Name string
 	// Patience is how long Connect and Round wait for other ranks if their context has no deadline:
 	// TUTTI_CONNECT_TIMEOUT in FromEnv. 0 means 10 minutes.
@@ -79,7 +79,7 @@ type launcher struct {
 // Slurm's variables are those of the step, which srun sets in the tasks that it starts
 // (https://slurm.schedmd.com/srun.html). A batch script has only the job's variables: rank 0
 // and a number of tasks, none of which was started. SLURM_LAUNCH_NODE_IPADDR is the host
-// that srun ran on, which may be a login node and not that of rank 0.
+// that srun ran on, which may be a login node and not rank 0's.
 //
 // Open MPI's mpirun draws a random key, by which transports keep jobs apart. Hydra, MPICH's
 // launcher, has no name for the job, but its processes on one host inherit one socket, to

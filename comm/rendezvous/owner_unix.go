@@ -16,7 +16,7 @@ func checkOwner(path string, info fs.FileInfo) error {
 		return nil
 	}
 	if owner := int(status.Uid); owner != 0 && owner != os.Geteuid() {
-		return fmt.Errorf("the secret in %s is that of the user with number %d: chown it, or copy it", path, owner)
+		return fmt.Errorf("the secret in %s belongs to the user with number %d: chown it, or copy it", path, owner)
 	}
 	return nil
 }

@@ -61,5 +61,5 @@ func TestForeignSecretFiles(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, os.Chown(path, 12345, 12345))
 	_, err = ReadSecret(path, false)
-	assert.ErrorContains(t, err, "is that of the user with number 12345: chown it, or copy it")
+	assert.ErrorContains(t, err, "belongs to the user with number 12345: chown it, or copy it")
 }

@@ -1,4 +1,4 @@
-// Package staged communicates memory of a device through that of the host, or the other way round.
+// Package staged communicates device memory through host memory, or the other way round.
 package staged
 
 import (

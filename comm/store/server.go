@@ -96,7 +96,7 @@ type welcome struct {
 
 // Options of a [Server].
 type Options struct {
-	// Size is that of the job; processes that believe in another one are refused. 0 is any.
+	// Size is the job's; processes that believe in another one are refused. 0 is any.
 	Size int
 	// Job is the name of the job; processes of one of another name are refused. "" is a job without a name.
 	Job string
@@ -105,7 +105,7 @@ type Options struct {
 	Silence time.Duration
 }
 
-// Server keeps a store for clients of its own process and of others.
+// Server keeps a store for clients of this process and of others.
 type Server struct {
 	options Options
 	gate    gate.Gate

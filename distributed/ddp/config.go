@@ -24,7 +24,7 @@ const (
 )
 
 // smallBytes is the size up to which a gradient is put together with others on the
-// host as well: copying it takes less than a call of its own, some microseconds
+// host as well: copying it takes less than another call, some microseconds
 // over MPI.
 const smallBytes = 16 << 10
 
@@ -35,7 +35,7 @@ const smallBytes = 16 << 10
 type Config struct {
 	// BucketBytes is how many bytes of gradients are reduced together,
 	// 25 MiB unless set, or 1 MiB where the communicator has no streams. A larger tensor
-	// is a bucket of its own. The first bucket of each type has at most 1 MiB, so that
+	// is a separate bucket. The first bucket of each type has at most 1 MiB, so that
 	// its reduction begins early.
 	BucketBytes int
 	// Sum adds gradients up instead of averaging them, for programs that divide

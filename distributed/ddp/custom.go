@@ -18,7 +18,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// custom is a bucket that a Reducer reduces, in memory beside that of its gradients.
+// custom is a bucket that a Reducer reduces, in memory beside its gradients'.
 type custom struct {
 	Reducer
 	g      *transaction
@@ -261,7 +261,7 @@ func (c *custom) Terms() string {
 // Skipped implements reducer. The host has judged the step.
 func (c *custom) Skipped(context.Context) (bool, error) { return false, nil }
 
-// customKind is that of a custom's states.
+// customKind is the kind of a custom's states.
 var customKind = state.Kind{
 	Name:    "tutti-reducer",
 	Version: 1,

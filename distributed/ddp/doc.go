@@ -13,7 +13,7 @@
 //     buckets, and of gradients; gradients.go: [Gradients].
 //   - reducer.go: what reduces a bucket: a program's [Reducer], and what all of them have in common. They are
 //     plain.go: an allreduce; custom.go: a program's; shard.go: a reduce-scatter that leaves each rank a
-//     [Shard]; mesh.go: any of them between hosts, and densely within them; and that of package sparse.
+//     [Shard]; mesh.go: any of them between hosts, and densely within them; and the engine of package sparse.
 //   - transaction.go: the verdict that buckets share; clip.go: the norm of all of them.
 //   - worker.go: asynchronous exchanges; side_stream.go: work beside the compute stream.
 //   - buckets.go: which gradients are in which bucket, and where they lie; new.go: what begins and ends with a

@@ -24,7 +24,7 @@ import (
 // order in which their gradients become ready.
 //
 // A dense bucket is submitted in Ready and completed in Wait; meanwhile the
-// communicator works on it if it has a stream of its own (then buckets and
+// communicator works on it if it has its own stream (then buckets and
 // compute are ordered by events and the host never waits) or makes progress by
 // itself. With streams its gradients are put together, in symmetric memory if
 // there is such ([comm.Allocate]); otherwise all but the small ones are reduced

@@ -108,7 +108,7 @@ func (g *Gradients) joinStep(ctx context.Context) (count int, err error) {
 	return count, nil
 }
 
-// zero returns a tensor of zeros instead of gradient i: in Join that of the caller.
+// zero returns a tensor of zeros instead of gradient i: in Join the caller's.
 func (g *Gradients) zero(i int) (*runtime.Tensor, error) {
 	g.step.absent[i] = true
 	if g.joining != nil {

@@ -51,7 +51,7 @@ type Bucket struct {
 }
 
 // Part is a gradient in a bucket. With [Config].Mesh a bucket is this rank's share of one, and a part what it
-// has of a gradient: a vector, so that a Reducer which goes by shapes, as that of PowerSGD, has nothing to compress.
+// has of a gradient: a vector, so that a Reducer that goes by shapes, such as PowerSGD's, has nothing to compress.
 type Part struct {
 	Param  int   // its number
 	Shape  []int // of the parameter

@@ -161,7 +161,7 @@ func (g *Gradients) newRoster() error {
 	return err
 }
 
-// factor returns the address of an F32 that multiplies gradients, and shareFactor that of another one.
+// factor returns the address of an F32 that multiplies gradients, and shareFactor another one.
 func (r *roster) factor() (uintptr, error) {
 	p, err := r.memory.Ptr()
 	return p + uintptr(r.memory.Bytes()-2*base.WordSize), err

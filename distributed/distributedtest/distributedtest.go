@@ -8,7 +8,7 @@
 //		distributedtest.Run(t, backend) // the commtest.Backend of the conformance test
 //	}
 //
-// [RunReducer] is the suite of a program's own [ddp.Reducer], [RunSelector] that of its own
+// [RunReducer] is the suite of a program's own [ddp.Reducer], [RunSelector] the suite of its own
 // [sparse.Selector].
 //
 // The ranks' inputs are functions of rank and step, so processes that run the suite
@@ -67,7 +67,7 @@ type suite struct {
 	made      sync.Map                          // gradients that many cases have, by their gradientOf
 }
 
-// seed is that of all inputs.
+// seed is the seed of all inputs.
 const seed = 1
 
 // caseTimeout bounds one case: longer than any of them takes, so that a rank

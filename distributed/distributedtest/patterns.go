@@ -81,7 +81,7 @@ type run struct {
 	stats   engine.Stats // of the last step
 	sums    []float64    // scratch
 
-	velocity []float32 // with momentum, that of this rank
+	velocity []float32 // with momentum, this rank's
 
 	notFinite bool // there was a NaN or an infinity, sums are not conserved
 }
@@ -199,7 +199,7 @@ func (u *run) sameBits() {
 	u.sum(sums)
 	for peer, sum := range sums {
 		if sum != sums[0] {
-			fail("result of rank %d differs from that of rank 0", peer)
+			fail("results of ranks %d and 0 differ", peer)
 		}
 	}
 }

@@ -111,10 +111,10 @@ type Config struct {
 
 	// Form makes the communicator of an epoch, of which all members call it, such as [tcp.New]. It may exchange
 	// addresses in the store, which repeats refused writes until ctx ends, under names with the World in them. An error
-	// with a method MissingRanks() []int, such as that of [tcp.New], says which ranks were never connected to: the next
+	// with a method MissingRanks() []int, such as [tcp.New]'s, says which ranks were never connected to: the next
 	// epoch is formed without those that most others miss.
 	Form func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error)
-	// Runtime has the memory that communicators reach: that of package cpu unless set.
+	// Runtime has the memory that communicators reach: package cpu's unless set.
 	Runtime runtime.Runtime
 
 	// Tensors are those that all members have alike, of the same lengths and types: parameters,

@@ -19,7 +19,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// Loop exchanges the parameters of a model that each rank trains by an optimizer of its own.
+// Loop exchanges the parameters of a model that each rank trains with its own optimizer.
 //
 //	loop, err := outer.New(ctx, rt, c, parameters, outer.Config{Every: 50})
 //	…

@@ -34,7 +34,7 @@ type Config struct {
 	// + gradient, and that is reduced in place of the gradient; what a rank selects
 	// becomes 0 in its velocity (momentum factor masking). So entries that are sent
 	// late carry the momentum of the time when they arose, and the optimizer is plain
-	// SGD, without a momentum of its own. Dense steps are ordinary momentum. It takes
+	// SGD, without momentum. Dense steps are ordinary momentum. It takes
 	// as much memory as the residual, and excludes NoErrorFeedback.
 	Momentum float64
 
@@ -117,6 +117,6 @@ type Selector = interface {
 	// runtime of these tensors; sum is not to be written. Its error is one of the step.
 	Select(step int, sum, indices, values *runtime.Tensor) error
 	// String names the Selector and its settings: the ranks compare it before the first step, and
-	// [Reducer.Restore] compares it with that of the state.
+	// [Reducer.Restore] compares it with the state's.
 	String() string
 }

@@ -41,7 +41,7 @@ func New(rt runtime.Runtime, c comm.Communicator, n int, cfg Config) (*Reducer, 
 // or BF16 ([comm.ErrUnsupported] otherwise), and its runtime has the compute
 // stream of the one that New was told ([runtime.ErrDevice] otherwise). What
 // was not sent is kept, in F32, and added to the next step's gradient. The result
-// is ready as that of [distributed.AllReduce] is.
+// is ready as [distributed.AllReduce]'s is.
 //
 // A wrong argument is an error before anything happened. A step is a transaction:
 // after any error nothing has happened on this rank. t holds the gradient that was

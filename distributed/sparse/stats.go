@@ -5,7 +5,7 @@ import "time"
 // Stats tells what the last step of a [Reducer] did on this rank.
 type Stats struct {
 	Step int // number of the step, from 0
-	// Pattern is what ran: that of the configuration, "dense" in the warm-up, and
+	// Pattern is what ran: the configuration's, "dense" in the warm-up, and
 	// what oktopk uses where it is no better: dense, topkA2 or gtopk. It is empty
 	// at density 0.
 	Pattern  string

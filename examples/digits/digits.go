@@ -75,7 +75,7 @@ func Split(seed uint64) (train, test Set, err error) {
 	return all.pick(order[TestImages:]), all.pick(order[:TestImages]), nil
 }
 
-// pick copies the images with the given numbers into a set of their own.
+// pick copies the images with the given numbers into another set.
 func (s Set) pick(indices []int) Set {
 	out := Set{
 		Inputs: make([]float32, 0, len(indices)*Pixels),

@@ -1,4 +1,4 @@
-// Command outer trains with few exchanges: each rank makes many steps of its own, and then the ranks
+// Command outer trains with few exchanges: each rank makes many steps alone, and then the ranks
 // average how far their parameters have moved, as entries of two bits (DiLoCo, SparseLoCo).
 //
 //	go run ./examples/outer                                      # four ranks, every 11 steps

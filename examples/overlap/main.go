@@ -4,7 +4,7 @@
 // long both take, and each half alone, and draws them.
 //
 // reducer.go is the part to copy: how the two streams are ordered. worker.go gives it something to hide communication
-// behind, a kernel of its own (gradient.cu). The laboratory (lab/) measures a whole training step this way.
+// behind, its own kernel (gradient.cu). The laboratory (lab/) measures a whole training step this way.
 package main
 
 import (

@@ -9,7 +9,7 @@
 //     their own, reused by best fit, on transparent huge pages where Linux has
 //     them.
 //   - An Allocate and Deallocate that the pool serves takes tens of nanoseconds
-//     and no Go memory. Size classes have locks of their own.
+//     and no Go memory. Each size class has a lock.
 //   - The bookkeeping is not in the blocks, so writing out of bounds or after
 //     Deallocate does not corrupt it, and a pointer that is freed twice, is
 //     foreign or lies inside a block is an error and nothing else.

@@ -127,7 +127,7 @@ func translate(positions, idx []int32) {
 // merge writes the sums of s.lists, tile by tile of the index space: while a
 // tile is in the cache it is cleared, gets its part of every list, and is
 // rounded to dt, or written past the caches: a reader of so much finds little of it
-// there. excess is that of store.
+// there. excess is as in store.
 func (s *scratch) merge(dst uintptr, dt dtype.DType, n int, scale float32, excess []float32) (outside int32) {
 	memory := s.chunk[:]
 	streaming := false

@@ -171,7 +171,7 @@ func (rt *Runtime) Trim() (int64, error) {
 	return rt.pool.Trim()
 }
 
-// Close returns all memory to the system, and that of wrapped slices to its
+// Close returns all memory to the system, and the memory of wrapped slices to its
 // owners. What is still live becomes invalid and is reported as an error that
 // wraps [runtime.ErrLeak].
 func (rt *Runtime) Close() error {

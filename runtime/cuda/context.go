@@ -42,7 +42,7 @@ func (r *Runtime) get(fn dl.Func, args ...uintptr) (uintptr, error) {
 	return uintptr(value), err
 }
 
-// Current runs f, which makes calls of its own to libraries on top of CUDA, with
+// Current runs f, which makes its own calls to libraries on top of CUDA, with
 // the runtime's context current and the goroutine locked to its thread. What was
 // current there before is put back. Close waits for f; a call of this runtime's that
 // f makes once Close has begun fails with [runtime.ErrClosed].

@@ -95,7 +95,7 @@ type driver struct {
 	sym  symbols
 	outs sync.Pool
 	// unmapping keeps threads from giving up mappings of the same memory at once, after
-	// which the driver (580 does) frees memory of its own twice. It is held from cuMemUnmap to
+	// which the driver (580 does) frees its own memory twice. It is held from cuMemUnmap to
 	// the last call of a mapping: that less is enough has not been shown. (9,000 pairs of mappings
 	// on one GPU were given up without it, and none failed; the failures were on two.)
 	unmapping sync.Mutex

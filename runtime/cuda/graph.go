@@ -171,7 +171,7 @@ func (g *Graph) launchBeside(s *Stream, homes []*Stream, launch func() error) er
 		}
 		// A wait for an event of a capture would draw the waiting stream into it.
 		if captured != capturing {
-			return g.rt.argument("a graph is launched on another stream than that of its work, of which one is being captured")
+			return g.rt.argument("a graph is launched on a stream other than its work's, and one of them is being captured")
 		}
 	}
 	for _, home := range homes {

@@ -196,7 +196,7 @@ func (k kernelID) earlyIf(yes bool) kernelID {
 
 // arguments are the parameters of a launch. cuLaunchKernel takes an array of
 // pointers to them; both lie in one heap object that a pool hands out again,
-// so that a launch allocates nothing. Each word may be a parameter of its own; a
+// so that a launch allocates nothing. Each word may be a parameter; a
 // kernel whose one parameter is a structure reads as many words as that has.
 type arguments struct {
 	values [maxValues]uint64

@@ -95,7 +95,7 @@ func (r *Runtime) CopyOutAsync(s *Stream, dst []byte, src uintptr) error {
 }
 
 // CopyInStream returns a stream of the runtime's for copies from the host that
-// run beside the compute stream's work; a GPU has engines of its own for copies
+// run beside the compute stream's work; a GPU has separate engines for copies
 // in each direction. Its order with the compute stream is the caller's to set:
 //
 //	in.WaitFor(rt.Stream())            // once dst's former content is of no use

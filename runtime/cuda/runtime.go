@@ -84,7 +84,7 @@ type options struct {
 }
 
 // WithContext makes the runtime use an existing CUcontext of the GPU instead of its
-// primary one: that of a program that makes contexts with cuCtxCreate. It has to
+// primary one: the context of a program that makes contexts with cuCtxCreate. It has to
 // outlive the runtime, which neither destroys nor releases it, and a context of
 // another GPU is [runtime.ErrDevice]. Libraries on the CUDA runtime API, NCCL among
 // them, use the primary context: where they take part, the program should do so too
@@ -246,7 +246,7 @@ func (r *Runtime) MemoryInfo() (free, total int64, err error) {
 	return int64(out[0]), int64(out[1]), err
 }
 
-// Background runs f on a goroutine of its own, which Close waits for: for
+// Background runs f on another goroutine, which Close waits for: for
 // libraries on top of the runtime that free things of theirs, in CurrentToFree.
 func (r *Runtime) Background(f func()) {
 	b := &r.background
@@ -407,7 +407,7 @@ func (r *Runtime) pending(query dl.Func, handle uintptr) bool {
 	return status == statusNotReady
 }
 
-// giveAllBack destroys what this runtime made and releases a context of its own.
+// giveAllBack destroys what this runtime made and releases its context if it is not the primary one.
 func (r *Runtime) giveAllBack() error {
 	var errs []error
 	if r.pool != nil {

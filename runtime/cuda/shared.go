@@ -11,7 +11,7 @@ import (
 )
 
 // SharedMemory is GPU memory that several GPUs of this machine reach, of this
-// process or of others. Each has a mapping of its own, at an address of its own;
+// process or of others. Each has its own mapping at its own address;
 // the memory lives until the last of them is closed, or their processes end.
 type SharedMemory struct {
 	object

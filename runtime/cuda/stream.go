@@ -65,7 +65,7 @@ func (r *Runtime) WrapStream(handle uintptr) *Stream {
 
 // CheckStream reports whether a live stream belongs to the runtime's context; one
 // of another context is [runtime.ErrDevice]. The per-thread default
-// stream is [runtime.ErrArgument]: goroutines have no thread of their own.
+// stream is [runtime.ErrArgument]: a goroutine has no thread.
 func (r *Runtime) CheckStream(handle uintptr) error {
 	if handle == streamPerThread {
 		return r.argument("the per-thread default stream is another one on every thread")

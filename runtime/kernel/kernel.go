@@ -230,7 +230,7 @@ type Kernels interface {
 	Narrow(bracket uintptr, counts uintptr, k int, thresholds uintptr, m int) error
 
 	// Merge writes all n elements of dst: 0, plus val * scale of every entry, list
-	// by list in the order given, in F32, rounded to dt at last. excess is that of
+	// by list in the order given, in F32, rounded to dt at last. excess is as in
 	// Store. Besides, it does what Restore(back.Dst, back.L, back.Taken) does, if back.L may
 	// hold entries. back.Dst may be the memory at excess, if no index that is restored is one
 	// of the lists'.

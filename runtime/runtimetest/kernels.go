@@ -141,7 +141,7 @@ var (
 	nan = float32(math.NaN())
 )
 
-// specialValues are numbers that arithmetic treats in ways of their own.
+// specialValues are numbers that arithmetic treats specially.
 var specialValues = []float32{nan, inf, -inf, 0, float32(math.Copysign(0, -1)), tiny, -math.MaxFloat32, 0x1p-126}
 
 // gradients are the inputs that kernels are tried on: element i of n.

@@ -165,7 +165,7 @@ func (d *device) checkLoads(f kernel.Fixed, sums []int32, exponents []uint8, dt 
 	d.equalFloats(want, d.readNarrow(dst, dt, f.N), "%v, sums divided by %d times %v", dt, divisor, factor)
 }
 
-// checkSquares compares the sum of squares with that of big integers, bit for bit, and with the exact one.
+// checkSquares compares the sum of squares with one of big integers, bit for bit, and with the exact one.
 func (d *device) checkSquares(f kernel.Fixed, sums []int32, exponents []uint8) {
 	const divisor = 3
 	const precision = 56

@@ -68,7 +68,7 @@ func RunCodecs(t *testing.T, open func(t *testing.T) runtime.Runtime, reference 
 	}
 }
 
-// test is one test of the suite; each gets a runtime of its own.
+// test is one test of the suite; each gets its own runtime.
 type test struct {
 	name string
 	run  func(d *device)
@@ -148,7 +148,7 @@ func (d *device) randomBytes(n int) []byte {
 	return data
 }
 
-// subtest runs f as a subtest of its own, with a name made like by Sprintf. The
+// subtest runs f as a subtest, with a name made like by Sprintf. The
 // runtime is shared.
 func (d *device) subtest(f func(d *device), format string, args ...any) {
 	d.T.Run(fmt.Sprintf(format, args...), func(t *testing.T) {

@@ -18,7 +18,7 @@ func kernelSizes() []int {
 	return []int{0, 1, 2, 7, 64, 1000, 4097, 65537}
 }
 
-// longSize is that of one array that every kernel of importance is tried on.
+// longSize is the size of one array that every kernel of importance is tried on.
 func longSize() int {
 	if testing.Short() || race.Enabled {
 		return 1<<17 + 3

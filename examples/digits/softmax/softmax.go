@@ -65,7 +65,7 @@ func Train(ctx context.Context, cfg ddp.Config) (Result, error) {
 
 // TrainBy trains a softmax regression on four ranks, goroutines of this process, for ten epochs. cfg says
 // how gradients are averaged: those of a matrix of [digits.Pixels]×[digits.Classes] and of a vector.
-// Each rank has an Optimizer of its own.
+// Each rank has its own Optimizer.
 func TrainBy(ctx context.Context, cfg ddp.Config, optimizer func() Optimizer) (result Result, err error) {
 	err = tutti.Config{Backend: tutti.Local}.Run(ctx, func(ctx context.Context, r tutti.Rank) error {
 		o := optimizer()
