@@ -135,7 +135,7 @@ func (c *check) document(path string) {
 			c.command(path, number, line)
 			continue
 		}
-		for _, match := range link.FindAllStringSubmatch(line, -1) {
+		for _, match := range link.FindAllStringSubmatch(inline.ReplaceAllString(line, ""), -1) {
 			c.link(path, number, match[1])
 		}
 		if linksAlone {
