@@ -119,6 +119,31 @@ func TestRemembersTheLastCalls(t *testing.T) {
 	}
 }
 
+// A decorator whose functions the compiler has put into the program's is not the program.
+func TestCallersOfInlinedDecorators(t *testing.T) {
+	rt := hosttest.NewRuntime(t)
+	buf := hosttest.Allocate(t, rt, 64)
+	r := record.New(noop.New(rt), 10, "")
+	c := comm.Limit(r, time.Minute, nil)
+	_, _, line, _ := runtime.Caller(0)
+	require.NoError(t, c.AllReduce(buf, buf, 4, dtype.F32, comm.Sum)) // line + 1
+	var text bytes.Buffer
+	require.NoError(t, r.WriteJSON(&text))
+	var d struct {
+		Entries []struct {
+			Frames []struct {
+				Filename string `json:"filename"`
+				Line     int    `json:"line"`
+			} `json:"frames"`
+		} `json:"entries"`
+	}
+	require.NoError(t, json.Unmarshal(text.Bytes(), &d))
+	require.Len(t, d.Entries, 1)
+	frame := d.Entries[0].Frames[0]
+	assert.Equal(t, "record_test.go", filepath.Base(frame.Filename))
+	assert.Equal(t, line+1, frame.Line)
+}
+
 // TestDumpHasThePyTorchFields compares with the names that the analyser of
 // PyTorch 2.10's format reads.
 func TestDumpHasThePyTorchFields(t *testing.T) {
