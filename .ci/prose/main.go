@@ -102,7 +102,7 @@ func knownFlags() map[string]bool {
 		log.Fatal(err)
 	}
 	flags := map[string]bool{"--help": true, "--version": true}
-	for _, match := range regexp.MustCompile("(?m)^\\| `(--[a-z0-9-]+)`").FindAllStringSubmatch(string(text), -1) {
+	for _, match := range regexp.MustCompile("(?m)^- `(--[a-z0-9-]+)`").FindAllStringSubmatch(string(text), -1) {
 		flags[match[1]] = true
 	}
 	return flags

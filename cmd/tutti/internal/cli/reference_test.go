@@ -56,9 +56,9 @@ func page(root *cobra.Command) string {
 		}
 	}
 	last := text[strings.LastIndex(text, "\nPrograms"):]
-	fmt.Fprintf(&b, "\n%s\n\n## Flags\n\n| flag | commands | meaning |\n| --- | --- | --- |\n", joined(last))
+	fmt.Fprintf(&b, "\n%s\n\n## Flags\n\n", joined(last))
 	for _, row := range flags(root) {
-		fmt.Fprintf(&b, "| `--%s`%s | %s | %s |\n", row.name, row.value, commandsOf(row.commands), row.usage)
+		fmt.Fprintf(&b, "- `--%s`%s (%s): %s\n", row.name, row.value, commandsOf(row.commands), row.usage)
 	}
 	return b.String()
 }
@@ -119,7 +119,7 @@ func flags(root *cobra.Command) (rows []flagRow) {
 				return
 			}
 			value, usage := pflag.UnquoteUsage(f)
-			usage = strings.ReplaceAll(joined(usage), "|", "\\|")
+			usage = joined(usage)
 			if value != "" {
 				value = " " + value
 			}
