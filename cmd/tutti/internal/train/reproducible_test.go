@@ -23,7 +23,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// reproducible is the training of the README's table of hashes.
+// reproducible is the training of the table of hashes in docs/same-bits.md.
 func reproducible() Config {
 	cfg := Default(sparse.Dense)
 	cfg.Reproducible = 12
@@ -32,11 +32,12 @@ func reproducible() Config {
 	return cfg
 }
 
-// readmeHash is the one of the README's table, which has no other.
-func readmeHash(t *testing.T) string {
-	text, err := os.ReadFile("../../../../README.md")
+// documentedHash is the one of that table, which has no other.
+func documentedHash(t *testing.T) string {
+	text, err := os.ReadFile("../../../../docs/same-bits.md")
 	require.NoError(t, err)
-	table := regexp.MustCompile("(?m)^\\| `tutti train --reproducible 12 --batch 48 --epochs 4 .*(\n\\|.*)+").Find(text)
+	require.Contains(t, string(text), "\ntutti train --reproducible 12 --batch 48 --epochs 4 --json |")
+	table := regexp.MustCompile("(?m)^\\| `hash` of the first command .*(\n\\|.*)+").Find(text)
 	require.NotNil(t, table)
 	hashes := regexp.MustCompile(`\b[0-9a-f]{16}\b`).FindAllString(string(table), -1)
 	require.NotEmpty(t, hashes)
@@ -46,9 +47,9 @@ func readmeHash(t *testing.T) string {
 	return hashes[0]
 }
 
-// The rows of the README's table for goroutines have the hash that they say.
-func TestReproducibleHashOfTheReadme(t *testing.T) {
-	want := readmeHash(t)
+// The row of the table for goroutines has the hash that a training leaves.
+func TestReproducibleDocumentedHash(t *testing.T) {
+	want := documentedHash(t)
 	for _, ranks := range []int{1, 2, 3, 4, 6, 12} {
 		assert.Equal(t, want, trainLocal(t, ranks, reproducible())[sparse.Dense].Hash, "%d ranks", ranks)
 	}
@@ -89,7 +90,7 @@ func TestReproducibleResumed(t *testing.T) {
 		})
 		require.NoError(t, err, "%d ranks", ranks)
 	}
-	assert.Equal(t, readmeHash(t), hash)
+	assert.Equal(t, documentedHash(t), hash)
 }
 
 // phases are from which step on a training has how many members, and which of them begin then.
@@ -199,7 +200,7 @@ func TestReproducibleElastic(t *testing.T) {
 	c.enter(0)
 	c.members.Wait()
 	require.NoError(t, c.server.Close())
-	assert.Equal(t, readmeHash(t), c.results.results[sparse.Dense].Hash)
+	assert.Equal(t, documentedHash(t), c.results.results[sparse.Dense].Hash)
 	for _, p := range phases {
 		assert.NotZero(t, c.seen[p.members], "steps with %d members", p.members)
 	}
