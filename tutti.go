@@ -27,6 +27,7 @@ import (
 	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/runtime"
@@ -60,6 +61,9 @@ type Config struct {
 	// Ranks is the number of ranks of a world within this process. 0 is TUTTI_RANKS, or without it 4
 	// goroutines, or all GPUs. A launcher decides for processes.
 	Ranks int
+	// Network is what processes reach each other over instead of the system's TCP, such as a tailnet or a relay of the
+	// program's. The backend is TCP then, or Local where no launcher started this process.
+	Network store.Network
 }
 
 // Run calls body for each rank of the program that lives in this process: [Config.Run] of the zero Config.
@@ -95,7 +99,7 @@ func (c Config) Run(ctx context.Context, body func(ctx context.Context, r Rank) 
 	case Local:
 		return local.Run(ctx, c.Ranks, onHost)
 	case TCP:
-		return tcp.Run(ctx, onHost)
+		return tcp.Config{Network: c.Network}.Run(ctx, onHost)
 	case MPI:
 		return mpi.Run(ctx, onHost)
 	default:
@@ -110,6 +114,12 @@ func (c *Config) readEnv(job rendezvous.Job) error {
 	}
 	if c.Backend == "" {
 		c.Backend = backendOf(job)
+		if c.Network != nil && c.Backend == MPI {
+			c.Backend = TCP
+		}
+	}
+	if c.Network != nil && (c.Backend == MPI || c.Backend == NCCL) {
+		return fmt.Errorf("%w: %s has connections of its own and uses no Network; tcp does", comm.ErrArgument, c.Backend)
 	}
 	if c.Ranks == 0 {
 		text := os.Getenv(env.Ranks)

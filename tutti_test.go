@@ -19,6 +19,7 @@ import (
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/jobtest"
+	"github.com/tutti-go/tutti/internal/networktest"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -104,12 +105,13 @@ func TestErrors(t *testing.T) {
 		env    map[string]string
 		says   string
 	}{
-		"no backend":     {config: tutti.Config{Backend: "gloo"}, says: `there is no backend "gloo": want local, tcp, mpi or nccl`},
-		"no number":      {env: map[string]string{env.Ranks: "two"}, says: `TUTTI_RANKS is "two", want a number of ranks`},
-		"none":           {env: map[string]string{env.Ranks: "0"}, says: `TUTTI_RANKS is "0"`},
-		"negative":       {config: tutti.Config{Ranks: -1}, says: "-1 ranks"},
-		"own worlds":     {config: tutti.Config{Backend: tutti.Local}, env: map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, says: "torchrun started 2 processes"},
-		"another number": {config: tutti.Config{Ranks: 3}, env: map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, says: "3 ranks over tcp, but there is a process for each of 2"},
+		"no backend":        {config: tutti.Config{Backend: "gloo"}, says: `there is no backend "gloo": want local, tcp, mpi or nccl`},
+		"no number":         {env: map[string]string{env.Ranks: "two"}, says: `TUTTI_RANKS is "two", want a number of ranks`},
+		"none":              {env: map[string]string{env.Ranks: "0"}, says: `TUTTI_RANKS is "0"`},
+		"negative":          {config: tutti.Config{Ranks: -1}, says: "-1 ranks"},
+		"own worlds":        {config: tutti.Config{Backend: tutti.Local}, env: map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, says: "torchrun started 2 processes"},
+		"a network for MPI": {config: tutti.Config{Backend: tutti.MPI, Network: new(networktest.Pipes)}, says: "mpi has connections of its own and uses no Network"},
+		"another number":    {config: tutti.Config{Ranks: 3}, env: map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, says: "3 ranks over tcp, but there is a process for each of 2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			noLauncher(t)
@@ -173,6 +175,30 @@ func TestProcesses(t *testing.T) {
 	}
 	all.Wait()
 	assert.Equal(t, want(ranks), lines(strings.Join(outputs, "")))
+}
+
+// A network of the program's makes a world of one rank or goroutines, and a world over TCP where a launcher has started several, also
+// under mpirun.
+func TestNetwork(t *testing.T) {
+	noLauncher(t)
+	count := 0
+	for _, variables := range []map[string]string{
+		{"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "MASTER_PORT": "29500"},
+		{"RANK": "0", "WORLD_SIZE": "1"},
+	} {
+		t.Run("", func(t *testing.T) {
+			for key, value := range variables {
+				t.Setenv(key, value)
+			}
+			config := tutti.Config{Network: new(networktest.Pipes)}
+			require.NoError(t, config.Run(t.Context(), func(_ context.Context, r tutti.Rank) error {
+				count += r.Comm.WorldSize()
+				assert.True(t, strings.Contains(fmt.Sprintf("%T", r.Comm), "tcp."))
+				return nil
+			}))
+		})
+	}
+	assert.Equal(t, 2, count)
 }
 
 // Variables of mpirun make a world over its library.

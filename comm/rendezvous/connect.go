@@ -12,6 +12,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/env"
+	"github.com/tutti-go/tutti/internal/gate"
 	"github.com/tutti-go/tutti/internal/inquiry"
 	"github.com/tutti-go/tutti/internal/waiting"
 )
@@ -78,7 +79,7 @@ func (j Job) connect(ctx context.Context) (*store.Client, error) {
 		return nil, fmt.Errorf("%w: rank %d in a job of %d", ErrEnvironment, j.Rank, j.WorldSize)
 	}
 	j.useFile()
-	if len(j.Secret) == 0 && !isLoopback(host) {
+	if len(j.Secret) == 0 && (j.Network != nil || !isLoopback(host)) {
 		return nil, fmt.Errorf("%w: rank 0 would listen to the network at %s, but nothing keeps strangers out; "+
 			"set %s to something random, the same for all processes, or %s to a file with it",
 			ErrEnvironment, j.Address, env.Secret, env.SecretFile)
@@ -95,6 +96,7 @@ func (j Job) connect(ctx context.Context) (*store.Client, error) {
 	if j.Hosted {
 		return d.Dial(ctx)
 	}
+	d.Network = j.Network
 	if j.Rank > 0 {
 		kv, err := d.Dial(ctx)
 		if errors.Is(err, store.ErrRefused) {
@@ -106,7 +108,11 @@ func (j Job) connect(ctx context.Context) (*store.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	server := store.NewServer(store.Options{Size: j.WorldSize})
+	options := store.Options{Size: j.WorldSize}
+	if j.Network != nil {
+		options.Silence = gate.CutOff // its connections have no keep-alive of the system's
+	}
+	server := store.NewServer(options)
 	kv := server.Owner(name)
 	server.Serve(l, conf)
 	return kv, nil
@@ -154,7 +160,7 @@ func (j Job) addresses(host string) ([]string, error) {
 func (j Job) listen(ctx context.Context, d store.Dialer) (net.Listener, error) {
 	host, _, _ := net.SplitHostPort(j.Address)
 	reach := "every user of this host"
-	if !isLoopback(host) {
+	if j.Network != nil || !isLoopback(host) {
 		host = ""
 		reach = "the network"
 	}
@@ -169,7 +175,7 @@ func (j Job) listen(ctx context.Context, d store.Dialer) (net.Listener, error) {
 	}
 	var inUse []error
 	for i, address := range addresses {
-		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+		l, err := gate.Listen(ctx, j.Network, address)
 		if err == nil {
 			if i > 0 {
 				const text = "rendezvous: the port of rank 0 is in use by others; listening on another one"

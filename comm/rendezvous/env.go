@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/waiting"
 )
@@ -49,6 +50,9 @@ type Job struct {
 	// Patience is how long Connect and Round wait for other ranks if their context has no deadline:
 	// TUTTI_CONNECT_TIMEOUT in FromEnv. 0 means 10 minutes.
 	Patience time.Duration
+	// Network is what rank 0 serves the store on, and what the others reach it over: Address is one of this network,
+	// and needs a secret. nil is the system's TCP. A store that the launcher keeps is always reached over that.
+	Network store.Network
 }
 
 // Variables of rank 0's address that users set for any launcher.

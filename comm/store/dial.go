@@ -55,10 +55,11 @@ func (r *refusal) Unwrap() error { return ErrRefused }
 type Dialer struct {
 	Addresses []string // where it may be, as host:port
 	TLS       *tls.Config
-	Name      string // of this process, that no other one has
-	Size      int    // of the job, 0 if it is not known
-	Job       string // the name of the job; "" is a job without a name
-	Once      bool   // Dial makes one attempt at each address
+	Name      string  // of this process, that no other one has
+	Size      int     // of the job, 0 if it is not known
+	Job       string  // the name of the job; "" is a job without a name
+	Once      bool    // Dial makes one attempt at each address
+	Network   Network // over which the store is reached; nil is the system's TCP
 }
 
 // Dial connects to the store at the first of its addresses that serves it. It may start later, others may have some of
@@ -172,7 +173,9 @@ func (d Dialer) Occupied(ctx context.Context, address string) error {
 
 // connect makes one attempt at one address, of which each of two parts takes bound at most.
 func (d Dialer) connect(ctx context.Context, address string, hello greeting, bound time.Duration) (*Client, error) {
-	conn, err := (&net.Dialer{Timeout: bound}).DialContext(ctx, "tcp", address)
+	dialing, cancel := context.WithTimeout(ctx, bound)
+	defer cancel()
+	conn, err := gate.Dial(dialing, d.Network, address)
 	if err != nil {
 		return nil, err
 	}

@@ -64,7 +64,7 @@ func (p *Proxy) Serve(l net.Listener, conf *tls.Config) {
 		return
 	}
 	p.listeners = append(p.listeners, l)
-	p.serving.Go(func() { p.gate.Serve(l, conf, p.serve) })
+	p.serving.Go(func() { p.gate.Serve(gate.Listener{Listener: l}, conf, p.serve) })
 }
 
 // Close ends the connections. It leaves the sessions to their leases, which clients may still renew at another proxy.

@@ -93,7 +93,11 @@ type connector struct {
 // connect makes the connections of a node. The rank's record stays in the store if that succeeds.
 func connect(ctx context.Context, kv store.Store, c Config, n *node) error {
 	k := &connector{node: n, config: c, kv: kv, tls: laneTLS(c.TLS), changed: make(chan struct{}, 1)}
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", withPort(c.Listen, "0"))
+	address := c.Listen
+	if c.Network == nil || address == "" {
+		address = withPort(address, "0")
+	}
+	l, err := gate.Listen(ctx, c.Network, address)
 	if err != nil {
 		return fmt.Errorf("%w: %w", comm.ErrUnavailable, err)
 	}
@@ -151,10 +155,12 @@ func laneTLS(conf *tls.Config) *tls.Config {
 func (k *connector) publish(ctx context.Context, l net.Listener) error {
 	k.record = record{protocol, rand.Uint64(), gate.Addresses(l)}
 	if len(k.config.Advertise) > 0 {
+		k.record.Addresses = slices.Clone(k.config.Advertise)
+	}
+	if k.config.Network == nil {
 		_, port, _ := net.SplitHostPort(l.Addr().String())
-		k.record.Addresses = nil
-		for _, address := range k.config.Advertise {
-			k.record.Addresses = append(k.record.Addresses, withPort(address, port))
+		for i, address := range k.record.Addresses {
+			k.record.Addresses[i] = withPort(address, port)
 		}
 	}
 	text, err := json.Marshal(k.record)
@@ -397,7 +403,9 @@ func (k *connector) try(ctx context.Context, p *pair, attempt uint64) error {
 	if err != nil {
 		return err
 	}
-	nearFirst(r.Addresses)
+	if k.config.Network == nil {
+		nearFirst(r.Addresses)
+	}
 	k.begin(p, r.Addresses)
 	h := hello{
 		Nonce:   r.Nonce,
@@ -439,7 +447,7 @@ func nearFirst(addresses []string) {
 func (k *connector) dial(ctx context.Context, address string) (*tls.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
-	plain, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	plain, err := gate.Dial(ctx, k.config.Network, address)
 	if err != nil {
 		return nil, err
 	}
@@ -486,8 +494,11 @@ func (k *connector) lanes(ctx context.Context, address string, p *pair, h hello)
 	if !k.shares(first) {
 		lanes = max(lanes, parallelLanesOf(k.size, runtime.GOMAXPROCS(0)))
 	}
-	if k.config.Connections > 0 {
+	switch {
+	case k.config.Connections > 0:
 		lanes = min(k.config.Connections, maxLanes)
+	case k.config.Network != nil:
+		lanes = 1 // the kernel ends no other one that carries nothing any more ([node.stuckTime])
 	}
 	h.Lanes = uint32(lanes)
 	h.Window = uint32(window)

@@ -42,7 +42,7 @@ func TestOneMissingRank(t *testing.T) {
 		errs := each(job, present, func(job rendezvous.Job) error {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			_, err := fromJob(ctx, job)
+			_, err := Config{}.join(ctx, job)
 			return err
 		})
 		found := 0
@@ -62,7 +62,7 @@ func TestOneMissingRank(t *testing.T) {
 	}
 	// They try again when it has come.
 	errs := each(job, []int{0, 1, 2, 3}, func(job rendezvous.Job) error {
-		c, err := fromJob(soonJob(t), job)
+		c, err := Config{}.join(soonJob(t), job)
 		if err != nil {
 			return err
 		}
@@ -86,7 +86,7 @@ func TestWorldsOfAJob(t *testing.T) {
 	errs := each(job, []int{0, 1, 2}, func(job rendezvous.Job) error {
 		if job.Rank == 0 { // rank 2 is not there yet
 			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-			_, err := fromJob(ctx, job)
+			_, err := Config{}.join(ctx, job)
 			cancel()
 			assert.ErrorIs(t, err, comm.ErrTimeout)
 			missed.Done()
@@ -95,7 +95,7 @@ func TestWorldsOfAJob(t *testing.T) {
 			missed.Wait()
 		}
 		for range 5 {
-			c, err := fromJob(soonJob(t), job)
+			c, err := Config{}.join(soonJob(t), job)
 			if err != nil {
 				return err
 			}

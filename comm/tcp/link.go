@@ -56,8 +56,12 @@ var buffers = sync.Pool{New: func() any { return new(buffer) }}
 
 func newLink(conn net.Conn) *link {
 	l := &link{Conn: conn, direct: true}
-	if c, ok := conn.(syscall.Conn); ok {
-		l.socket, _ = c.SyscallConn()
+	// Not of any syscall.Conn: one that embeds the system's may change what it reads and writes.
+	switch conn := conn.(type) {
+	case *net.TCPConn:
+		l.socket, _ = conn.SyscallConn()
+	case *net.UnixConn:
+		l.socket, _ = conn.SyscallConn()
 	}
 	l.try = func(fd uintptr) bool {
 		l.sent, l.failed = trySend(fd, l.pending)

@@ -24,6 +24,7 @@ type node struct {
 	neighbors atomic.Pointer[neighborhood] // of this rank's machine; nil if they share no memory
 	stop      chan struct{}                // closed when the node ends
 	report    func(lost int, reason error) // tells the launcher; nil where there is none
+	isolated  bool                         // it shares no memory with ranks of its machine
 
 	mu    sync.RWMutex
 	wires map[uint64]*wire // by number, the communicators that are open; guarded by mu

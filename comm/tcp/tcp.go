@@ -82,6 +82,9 @@ type Config struct {
 	TLS *tls.Config
 	// World tells worlds apart that share a store.
 	World string
+	// Network is what connections are made over, such as a tailnet or a relay of the program's. All ranks need the same,
+	// and share no memory: what they send goes over it alone. nil is the system's TCP.
+	Network store.Network
 	// Listen is the address, with a port or without one, that other ranks connect to. By
 	// default this rank listens on all interfaces and publishes their addresses.
 	Listen string
@@ -90,7 +93,7 @@ type Config struct {
 	Advertise []string
 	// Connections is the number of connections to each rank, at most 96. By default it
 	// follows from the round trip, 1 up to 2 ms, 95 at 100 ms, and from the processors: up to 4 of
-	// them encrypt what goes to a rank, in worlds of up to 16 ranks.
+	// them encrypt what goes to a rank, in worlds of up to 16 ranks. Over a Network it is 1.
 	Connections int
 	// Silence is how long a rank may be silent, [DefaultSilence] by default, at least a second, and
 	// the same on all ranks.
@@ -173,22 +176,29 @@ func (c *Config) reports(rank int) string { return fmt.Sprintf("%sreports/%d/", 
 
 // FromEnv returns the communicator of the job that a launcher started (rendezvous.FromEnv), over
 // the store that the process shares, as [Config.ReadEnv] says.
-func FromEnv(ctx context.Context) (comm.Communicator, error) {
+func FromEnv(ctx context.Context) (comm.Communicator, error) { return Config{}.FromEnv(ctx) }
+
+// FromEnv is the function FromEnv with settings of the program's, such as a Network. The environment has Rank,
+// WorldSize, TLS and World.
+func (c Config) FromEnv(ctx context.Context) (comm.Communicator, error) {
 	job, err := rendezvous.FromEnv(os.Getenv)
 	if err != nil {
 		return nil, err
 	}
-	return fromJob(ctx, job)
+	return c.join(ctx, job)
 }
 
-// fromJob is FromEnv for a job.
-func fromJob(ctx context.Context, job rendezvous.Job) (comm.Communicator, error) {
+// join is FromEnv for a job.
+func (c Config) join(ctx context.Context, job rendezvous.Job) (comm.Communicator, error) {
+	job.Network = c.Network
 	conf, err := job.TLS("comm/tcp")
 	if err != nil {
 		return nil, err
 	}
-	c := Config{Rank: job.Rank, WorldSize: job.WorldSize, TLS: conf}
-	if job.OneHost() {
+	c.Rank = job.Rank
+	c.WorldSize = job.WorldSize
+	c.TLS = conf
+	if job.OneHost() && c.Network == nil && c.Listen == "" {
 		c.Listen = "localhost"
 	}
 	if err := c.ReadEnv(os.Getenv, job.LocalRank); err != nil {
@@ -243,6 +253,7 @@ func newNode(ctx context.Context, kv store.Store, c Config) (*node, error) {
 		stop:     make(chan struct{}),
 		wires:    map[uint64]*wire{},
 		report:   c.report,
+		isolated: c.Network != nil,
 	}
 	if c.WorldSize < 1 || c.Rank < 0 || c.Rank >= c.WorldSize || c.Silence < time.Second {
 		return nil, c.fail(fmt.Errorf("%w: rank %d of %d, silence %v", comm.ErrArgument, c.Rank, c.WorldSize, c.Silence))
@@ -369,12 +380,16 @@ func (n *node) hostID() hostID {
 		}
 	}
 	sum := sha256.Sum256([]byte(thishost.Network()))
-	return hostID{
+	id := hostID{
 		int64(binary.LittleEndian.Uint64(sum[:])),
 		int64(binary.LittleEndian.Uint64(sum[8:])),
-		machine(n.rank),
+		0,
 		long,
 	}
+	if !n.isolated {
+		id[2] = machine(n.rank)
+	}
+	return id
 }
 
 func (h hostID) host() [2]int64 { return [2]int64(h[:2]) }

@@ -4,5 +4,5 @@ import "golang.org/x/sys/unix"
 
 // boundUnacknowledged has a connection end in time also while data is on its way, when Linux sends no probes.
 func boundUnacknowledged(fd uintptr) {
-	_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(cutOff.Milliseconds()))
+	_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(CutOff.Milliseconds()))
 }

@@ -23,9 +23,9 @@ import (
 // 1 + 2 + 4 s of repeated packets. A stranger that says nothing takes one of the places of [Gate] no longer.
 const Patience = 10 * time.Second
 
-// cutOff is the time after which a connection ends whose other side is cut off: a pulled cable that is put back within
+// CutOff is the time after which a connection ends whose other side is cut off: a pulled cable that is put back within
 // some 20 s costs nothing.
-const cutOff = 25 * time.Second
+const CutOff = 25 * time.Second
 
 // KeepAlive has the system end a connection within 25 s after its other side is cut off.
 func KeepAlive(conn net.Conn) {
@@ -35,8 +35,8 @@ func KeepAlive(conn net.Conn) {
 	}
 	probes := net.KeepAliveConfig{
 		Enable:   true,
-		Idle:     cutOff * 2 / 5,
-		Interval: cutOff / 5,
+		Idle:     CutOff * 2 / 5,
+		Interval: CutOff / 5,
 		Count:    3,
 	}
 	_ = c.SetKeepAliveConfig(probes)
@@ -49,9 +49,9 @@ func KeepAlive(conn net.Conn) {
 // loopback ones last. Addresses that hold on a link alone are among them where the host has no others, and without
 // their zones, which are this host's (see [Zoned]).
 func Addresses(l net.Listener) (list []string) {
-	local := l.Addr().(*net.TCPAddr)
-	if !local.IP.IsUnspecified() {
-		return []string{local.String()}
+	local, ok := l.Addr().(*net.TCPAddr)
+	if !ok || !local.IP.IsUnspecified() {
+		return []string{l.Addr().String()}
 	}
 	interfaces, _ := net.InterfaceAddrs()
 	add := func(suits func(net.IP) bool) {

@@ -1,0 +1,138 @@
+package tcp_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/commtest"
+	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti/internal/networktest"
+	"github.com/tutti-go/tutti/runtime/cpu"
+)
+
+// over has ranks connect over a network.
+func over(network store.Network) func(c *tcp.Config) {
+	return func(c *tcp.Config) {
+		c.Network = network
+		c.Listen = ""
+	}
+}
+
+// TestNetworks runs the suite over networks of the program's own.
+func TestNetworks(t *testing.T) {
+	for _, v := range []struct {
+		name    string
+		size    int
+		network func() store.Network
+	}{
+		{"pipes", 2, func() store.Network { return new(networktest.Pipes) }},
+		{"sockets", 3, func() store.Network { return networktest.NewSockets(t) }},
+	} {
+		t.Run(v.name, func(t *testing.T) { suite(t, v.size, v.network) })
+	}
+}
+
+// suite runs the suite on ranks that could share memory, and do not, each world over a network of its own.
+func suite(t *testing.T, size int, network func() store.Network) {
+	const calls = 1024 // each takes two goroutines of both sides
+	tcp.Neighbors(t, together)
+	rt := cpu.New()
+	defer func() { require.NoError(t, rt.Close()) }()
+	commtest.Run(t, commtest.Backend{
+		Name:         "tcp",
+		Sizes:        []int{size},
+		Calls:        calls,
+		LateMismatch: true,
+		Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
+			return run(ctx, size, over(network()), func(ctx context.Context, c comm.Communicator) error {
+				return body(ctx, commtest.Rank{Comm: c, Runtime: rt})
+			})
+		},
+	})
+}
+
+// What ranks send goes over their network alone: they share no memory.
+func TestNetworkSharesNothing(t *testing.T) {
+	tcp.Neighbors(t, together)
+	network := new(networktest.Pipes)
+	for _, c := range open(t, 2, over(network)) {
+		slots, anything := tcp.Shares(c)
+		assert.False(t, slots)
+		assert.False(t, anything)
+		defer func() { assert.NoError(t, c.Close()) }()
+	}
+	assert.EqualValues(t, 1, network.Dialed.Load())
+}
+
+// cut is a connection that ends after some bytes.
+type cut struct {
+	net.Conn
+	left atomic.Int64
+}
+
+func (c *cut) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.left.Add(-int64(n)) < 0 {
+		return 0, errors.Join(errCut, c.Close())
+	}
+	return n, err
+}
+
+var errCut = errors.New("the connection is cut")
+
+// Connections that are lost before all ranks are connected, in the handshake or behind it, are dialed again.
+func TestNetworkLosesConnections(t *testing.T) {
+	t.Parallel()
+	const (
+		failures = 12
+		step     = 200 // bytes; a handshake has some 1,500
+	)
+	network := new(networktest.Pipes)
+	network.Conn = func(conn net.Conn) net.Conn {
+		dialed := network.Dialed.Load()
+		if dialed > failures {
+			return conn
+		}
+		c := &cut{Conn: conn}
+		c.left.Store(step * dialed)
+		return c
+	}
+	barrier := func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) }
+	err := run(soon(t), 2, over(network), barrier)
+	for network.Dialed.Load() <= failures {
+		if err != nil { // it was cut behind the handshakes
+			require.ErrorIs(t, err, comm.ErrPeerFailed)
+		}
+		err = run(soon(t), 2, over(network), barrier)
+	}
+	require.NoError(t, err)
+}
+
+// A peer that takes a connection and says nothing holds a rank up no longer than the system's would.
+func TestNetworkFallsSilent(t *testing.T) {
+	t.Parallel()
+	network := new(networktest.Pipes)
+	var first atomic.Bool
+	network.Conn = func(conn net.Conn) net.Conn {
+		if first.CompareAndSwap(false, true) {
+			return mute{conn}
+		}
+		return conn
+	}
+	err := run(soon(t), 2, over(network),
+		func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) })
+	require.NoError(t, err)
+}
+
+// mute is a connection that loses what is written.
+type mute struct{ net.Conn }
+
+func (mute) Write(b []byte) (int, error) { return len(b), nil }

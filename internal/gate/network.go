@@ -1,0 +1,196 @@
+package gate
+
+import (
+	"context"
+	"net"
+	"os"
+	"sync"
+	"time"
+)
+
+// Network is store.Network; nil stands for the system's TCP.
+type Network interface {
+	// Dial connects to an address.
+	Dial(ctx context.Context, network, address string) (net.Conn, error)
+	// Listen listens on an address.
+	Listen(network, address string) (net.Listener, error)
+}
+
+// Dial connects to an address, over n unless that is nil.
+func Dial(ctx context.Context, n Network, address string) (net.Conn, error) {
+	if n == nil {
+		return new(net.Dialer).DialContext(ctx, "tcp", address)
+	}
+	conn, err := n.Dial(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	return Bound(conn), nil
+}
+
+// Listen listens on an address, over n unless that is nil.
+func Listen(ctx context.Context, n Network, address string) (net.Listener, error) {
+	if n == nil {
+		return new(net.ListenConfig).Listen(ctx, "tcp", address)
+	}
+	l, err := n.Listen("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	return Listener{l}, nil
+}
+
+// Listener has deadlines kept by all connections that it accepts ([Bound]).
+type Listener struct{ net.Listener }
+
+// Accept implements [net.Listener].
+func (l Listener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return Bound(conn), nil
+}
+
+// Bound returns a connection that keeps its deadlines and has addresses, whatever conn does: channels of ssh refuse
+// deadlines, and other connections ignore them. All that it asks of conn is that Close ends reads and writes. So a
+// deadline that passes during a read or a write closes the connection. Those of the system are returned as they are.
+func Bound(conn net.Conn) net.Conn {
+	switch conn.(type) {
+	case *net.TCPConn, *net.UnixConn, *bound:
+		return conn
+	}
+	b := &bound{Conn: conn}
+	b.read.conn = conn
+	b.write.conn = conn
+	return b
+}
+
+// bound is a connection of a program's own network.
+type bound struct {
+	net.Conn
+	read  direction
+	write direction
+}
+
+// Read implements [net.Conn].
+func (b *bound) Read(p []byte) (n int, err error) {
+	return b.read.do(func() (int, error) { return b.Conn.Read(p) })
+}
+
+// Write implements [net.Conn].
+func (b *bound) Write(p []byte) (n int, err error) {
+	return b.write.do(func() (int, error) { return b.Conn.Write(p) })
+}
+
+// SetDeadline implements [net.Conn].
+func (b *bound) SetDeadline(t time.Time) error {
+	b.read.set(t)
+	b.write.set(t)
+	return nil
+}
+
+// SetReadDeadline implements [net.Conn].
+func (b *bound) SetReadDeadline(t time.Time) error {
+	b.read.set(t)
+	return nil
+}
+
+// SetWriteDeadline implements [net.Conn].
+func (b *bound) SetWriteDeadline(t time.Time) error {
+	b.write.set(t)
+	return nil
+}
+
+// LocalAddr implements [net.Conn].
+func (b *bound) LocalAddr() net.Addr { return known(b.Conn.LocalAddr()) }
+
+// RemoteAddr implements [net.Conn].
+func (b *bound) RemoteAddr() net.Addr { return known(b.Conn.RemoteAddr()) }
+
+// known is an address, also where a connection knows none.
+func known(a net.Addr) net.Addr {
+	if a == nil {
+		return unknown{}
+	}
+	return a
+}
+
+// unknown is the address of a connection that knows none.
+type unknown struct{}
+
+// Network implements [net.Addr].
+func (unknown) Network() string { return "unknown" }
+
+// String implements [net.Addr].
+func (unknown) String() string { return "an unknown address" }
+
+// direction is one of the two of a connection, with its deadline.
+type direction struct {
+	conn net.Conn
+
+	mu       sync.Mutex
+	deadline time.Time   // zero for none; guarded by mu
+	timer    *time.Timer // that closes conn at the deadline; nil before the first one; guarded by mu
+	active   int         // calls in flight; guarded by mu
+	expired  bool        // a deadline has closed conn; guarded by mu
+}
+
+// set sets the deadline, also that of calls in flight.
+func (d *direction) set(t time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.deadline = t
+	if d.timer != nil {
+		d.timer.Stop()
+	}
+	if t.IsZero() {
+		return
+	}
+	left := time.Until(t)
+	if d.timer == nil {
+		d.timer = time.AfterFunc(left, d.expire)
+		return
+	}
+	d.timer.Reset(left)
+}
+
+// expire closes the connection if a call is in flight at the deadline. A later deadline may have been set meanwhile.
+func (d *direction) expire() {
+	d.mu.Lock()
+	due := d.active > 0 && d.passed()
+	d.expired = d.expired || due
+	d.mu.Unlock()
+	if due {
+		_ = d.conn.Close()
+	}
+}
+
+// passed reports whether the deadline has passed. mu is held.
+func (d *direction) passed() bool { return !d.deadline.IsZero() && !time.Now().Before(d.deadline) }
+
+// do makes a call, unless the deadline has passed.
+func (d *direction) do(call func() (int, error)) (n int, err error) {
+	if !d.begin() {
+		return 0, os.ErrDeadlineExceeded
+	}
+	n, err = call()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.active--
+	if err != nil && d.expired {
+		err = os.ErrDeadlineExceeded
+	}
+	return n, err
+}
+
+// begin counts a call, unless the deadline has passed.
+func (d *direction) begin() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.passed() {
+		return false
+	}
+	d.active++
+	return true
+}
