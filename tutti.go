@@ -81,11 +81,12 @@ func Run(ctx context.Context, body func(ctx context.Context, r Rank) error) erro
 // [comm.ErrArgument]. What is missing on this machine, such as an MPI library or a GPU, is
 // [comm.ErrUnavailable] and says what was looked for.
 func (c Config) Run(ctx context.Context, body func(ctx context.Context, r Rank) error) error {
-	job, err := rendezvous.FromEnv(os.Getenv)
-	if err != nil {
-		return err
+	job, incomplete := rendezvous.FromEnv(os.Getenv)
+	err := c.readEnv(job)
+	if incomplete != nil && c.Backend != MPI { // whose ranks find each other by themselves, without an address
+		return incomplete
 	}
-	if err := c.readEnv(job); err != nil {
+	if err != nil {
 		return err
 	}
 	onHost := func(ctx context.Context, world comm.Communicator) error {

@@ -26,9 +26,16 @@ import (
 // programVariable makes the test binary the program of a launcher.
 const programVariable = "TUTTI_TEST_PROGRAM"
 
+// apart has the program believe that each rank is on a host of its own.
+const apart = "apart"
+
 func TestMain(m *testing.M) {
 	if os.Getenv(programVariable) == "" {
 		os.Exit(m.Run())
+	}
+	if os.Getenv(programVariable) == apart {
+		os.Setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
+		os.Setenv("MPI_LOCALNRANKS", "1")
 	}
 	if err := tutti.Run(context.Background(), sum(os.Stdout.WriteString)); err != nil {
 		fmt.Println("ERROR", err)
@@ -201,16 +208,18 @@ func TestNetwork(t *testing.T) {
 	assert.Equal(t, 2, count)
 }
 
-// Variables of mpirun make a world over its library.
+// Variables of mpirun make a world over its library, also on several hosts, where nobody says an address of rank 0.
 func TestLaunchedByMPI(t *testing.T) {
 	noLauncher(t)
-	t.Setenv(programVariable, "1")
 	for _, launcher := range jobtest.Launchers {
-		t.Run(launcher, func(t *testing.T) {
-			if _, err := exec.LookPath(launcher); err != nil {
-				t.Skip(err)
-			}
-			assert.ElementsMatch(t, want(3), lines(jobtest.Output(t, launcher, "-n", "3", os.Args[0])))
-		})
+		for _, program := range []string{"1", apart} {
+			t.Run(launcher+"/"+program, func(t *testing.T) {
+				t.Setenv(programVariable, program)
+				if _, err := exec.LookPath(launcher); err != nil {
+					t.Skip(err)
+				}
+				assert.ElementsMatch(t, want(3), lines(jobtest.Output(t, launcher, "-n", "3", os.Args[0])))
+			})
+		}
 	}
 }
