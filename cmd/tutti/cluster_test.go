@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/cluster"
+	"github.com/tutti-go/tutti/internal/jobtest"
 )
 
 // onClusters runs a test with each MPI library that can run jobs on emulated
@@ -301,6 +302,26 @@ func TestClusterLeavesNothing(t *testing.T) {
 			now, err := filepath.Glob("/sys/class/net/*")
 			require.NoError(t, err)
 			assert.Subset(t, links, now, "%v", signal)
+		}
+	})
+}
+
+// A program's own Reducer runs on clusters of all kinds, and tutti plot draws what it prints.
+func TestClusterRunsReducer(t *testing.T) {
+	tutti := build(t)
+	t.Setenv("OMPI_MCA_plm", "isolated") // some containers keep Open MPI to one host
+	t.Chdir(t.TempDir())
+	program := jobtest.Build(t, "github.com/tutti-go/tutti/examples/powersgd")
+	onClusters(t, func(t *testing.T, mpi string) {
+		stdout, stderr, err := execute(t, tutti, "cluster", "--mpi", mpi, "--hosts", "2", "--rate", "1gbit", "--", program, "-json")
+		require.NoError(t, err, stderr)
+		require.NoError(t, os.WriteFile(mpi+".jsonl", []byte(stdout), 0o666))
+		_, stderr, err = execute(t, tutti, "plot", mpi+".jsonl", "--x", "seconds", "-o", mpi+".svg")
+		require.NoError(t, err, stderr)
+		picture, err := os.ReadFile(mpi + ".svg")
+		require.NoError(t, err)
+		for _, name := range []string{"rank 0", "rank 4", "rank 1"} {
+			assert.Contains(t, string(picture), ">"+name+"<")
 		}
 	})
 }

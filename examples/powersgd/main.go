@@ -4,6 +4,7 @@
 // https://arxiv.org/abs/1905.13727).
 //
 //	go run ./examples/powersgd
+//	tutti cluster --rate 10mbit -- ./powersgd -json | tutti plot - --x seconds
 //
 // reducer.go is the part to copy: a [ddp.Reducer] in host memory. On a GPU it needs kernels of the
 // program's own for the products of matrices and the orthogonalisation.
@@ -11,6 +12,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"log"
@@ -20,19 +22,41 @@ import (
 )
 
 func main() {
+	asJSON := flag.Bool("json", false, "print what was measured after each epoch, as tutti plot reads it")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		log.Fatalf("unknown arguments: %q", flag.Args())
 	}
-	for _, rank := range []int{0, 4, 1} {
-		var cfg ddp.Config
+	ranks := []int{0, 4, 1}
+	configs := make([]ddp.Config, len(ranks))
+	for i, rank := range ranks {
 		if rank > 0 {
-			cfg.Reducer = func(b ddp.Bucket) (ddp.Reducer, error) { return newPowerSGD(b, rank) }
+			configs[i].Reducer = func(b ddp.Bucket) (ddp.Reducer, error) { return newPowerSGD(b, rank) }
 		}
-		result, err := softmax.Train(context.Background(), cfg)
+	}
+	results, err := softmax.Train(context.Background(), configs...)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for i, result := range results {
+		switch {
+		case result.Curve == nil: // another process has rank 0
+		case *asJSON:
+			printCurve(fmt.Sprint("rank ", ranks[i]), result.Curve)
+		default:
+			fmt.Printf("rank %d (0: not compressed): %v\n", ranks[i], result)
+		}
+	}
+}
+
+// printCurve prints a line of JSON for each point.
+func printCurve(name string, curve []softmax.Point) {
+	for _, p := range curve {
+		p.Name = name
+		line, err := json.Marshal(p)
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Printf("rank %d (0: not compressed): %v\n", rank, result)
+		fmt.Println(string(line))
 	}
 }

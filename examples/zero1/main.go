@@ -93,11 +93,13 @@ func main() {
 	if flag.NArg() > 0 {
 		log.Fatalf("unknown arguments: %q", flag.Args())
 	}
-	result, err := softmax.TrainBy(context.Background(), ddp.Config{Shard: true}, func() softmax.Optimizer {
+	results, err := softmax.TrainBy(context.Background(), func() softmax.Optimizer {
 		return &sharded{}
-	})
+	}, ddp.Config{Shard: true})
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(result)
+	if results[0].Curve != nil { // this process has rank 0
+		fmt.Println(results[0])
+	}
 }

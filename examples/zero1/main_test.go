@@ -32,12 +32,14 @@ func (*whole) Close() error { return nil }
 // TestBits: with its state cut into shards, Adam gives the parameters the bits that it gives them as a
 // whole on each rank, in one bucket and in two.
 func TestBits(t *testing.T) {
-	want, err := softmax.TrainBy(t.Context(), ddp.Config{}, func() softmax.Optimizer { return new(whole) })
+	whole, err := softmax.TrainBy(t.Context(), func() softmax.Optimizer { return new(whole) }, ddp.Config{})
 	require.NoError(t, err)
+	want := whole[0]
 	assert.Greater(t, want.Accuracy, 0.9)
 	for _, bytes := range []int{0, 100} {
-		got, err := softmax.TrainBy(t.Context(), ddp.Config{Shard: true, BucketBytes: bytes}, func() softmax.Optimizer { return new(sharded) })
+		results, err := softmax.TrainBy(t.Context(), func() softmax.Optimizer { return new(sharded) }, ddp.Config{Shard: true, BucketBytes: bytes})
 		require.NoError(t, err)
+		got := results[0]
 		assert.Equal(t, want.Checksum, got.Checksum, "buckets of %d bytes", bytes)
 		assert.Equal(t, want.Accuracy, got.Accuracy)
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"time"
 
 	"github.com/tutti-go/tutti"
 	"github.com/tutti-go/tutti/comm/metered"
@@ -23,6 +24,16 @@ type Result struct {
 	Accuracy float64 // on test images
 	Sent     int64   // bytes by rank 0
 	Checksum uint32  // of the parameters
+	Curve    []Point // after each epoch; nil in processes without rank 0
+}
+
+// Point is a measurement in the course of a training, as tutti plot reads it.
+type Point struct {
+	Name      string  `json:"name"`
+	Step      int     `json:"step"`
+	Seconds   float64 `json:"s"`
+	SentBytes int64   `json:"sent_bytes"` // by rank 0
+	Accuracy  float64 `json:"accuracy"`   // on test images, in percent
 }
 
 // String implements [fmt.Stringer].
@@ -59,23 +70,29 @@ func (descent) Update(_ context.Context, _ int, _ *ddp.Gradients, params, gradie
 func (descent) Close() error { return nil }
 
 // Train is TrainBy with gradient descent.
-func Train(ctx context.Context, cfg ddp.Config) (Result, error) {
-	return TrainBy(ctx, cfg, func() Optimizer { return descent{} })
+func Train(ctx context.Context, configs ...ddp.Config) ([]Result, error) {
+	return TrainBy(ctx, func() Optimizer { return descent{} }, configs...)
 }
 
-// TrainBy trains a softmax regression on four ranks, goroutines of this process, for ten epochs. cfg says
-// how gradients are averaged: those of a matrix of [digits.Pixels]×[digits.Classes] and of a vector.
-// Each rank has its own Optimizer.
-func TrainBy(ctx context.Context, cfg ddp.Config, optimizer func() Optimizer) (result Result, err error) {
-	err = tutti.Config{Backend: tutti.Local}.Run(ctx, func(ctx context.Context, r tutti.Rank) error {
-		o := optimizer()
-		trained, err := train(ctx, r, cfg, o)
-		if r.Comm.Rank() == 0 {
-			result = trained
+// TrainBy trains a softmax regression for ten epochs with each of some configurations, on the ranks of [tutti.Run]:
+// without a launcher four goroutines. They say how gradients are averaged: those of a matrix of
+// [digits.Pixels]×[digits.Classes] and of a vector. Each rank has its own Optimizer.
+func TrainBy(ctx context.Context, optimizer func() Optimizer, configs ...ddp.Config) ([]Result, error) {
+	results := make([]Result, len(configs))
+	err := tutti.Run(ctx, func(ctx context.Context, r tutti.Rank) error {
+		for i, cfg := range configs {
+			o := optimizer()
+			result, err := train(ctx, r, cfg, o)
+			if r.Comm.Rank() == 0 {
+				results[i] = result
+			}
+			if err := errors.Join(err, o.Close()); err != nil {
+				return err
+			}
 		}
-		return errors.Join(err, o.Close())
+		return nil
 	})
-	return result, err
+	return results, err
 }
 
 func train(ctx context.Context, r tutti.Rank, cfg ddp.Config, optimizer Optimizer) (result Result, err error) {
@@ -110,6 +127,7 @@ func train(ctx context.Context, r tutti.Rank, cfg ddp.Config, optimizer Optimize
 		return result, err
 	}
 	const batch = 16
+	began := time.Now()
 	step := 0
 	for epoch := range 10 {
 		for _, images := range sampler.Batches(epoch, batch) {
@@ -125,14 +143,19 @@ func train(ctx context.Context, r tutti.Rank, cfg ddp.Config, optimizer Optimize
 			}
 			step++
 		}
+		result.Curve = append(result.Curve, Point{
+			Step:      step,
+			Seconds:   time.Since(began).Seconds(),
+			SentBytes: meter.Totals().SentBytes,
+			Accuracy:  100 * digits.Accuracy(weights, test),
+		})
 	}
 	h := fnv.New32a()
 	if err := binary.Write(h, binary.LittleEndian, weights); err != nil {
 		return result, err
 	}
-	return Result{
-		digits.Accuracy(weights, test),
-		meter.Totals().SentBytes,
-		h.Sum32(),
-	}, nil
+	result.Accuracy = digits.Accuracy(weights, test)
+	result.Sent = meter.Totals().SentBytes
+	result.Checksum = h.Sum32()
+	return result, nil
 }

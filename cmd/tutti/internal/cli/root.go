@@ -208,7 +208,7 @@ func newRoot() (root *cobra.Command, started *bool) {
 	root.SetFlagErrorFunc(suggestFlag)
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 80"))
 	addGroup(root, "Run something:", newTrain(), newBench(), newDelta(), newLaunch(), newCluster())
-	addGroup(root, "Find something out:", newInfo(), newDiagnose())
+	addGroup(root, "Find something out:", newInfo(), newDiagnose(), newPlot())
 	root.AddCommand(newProbe(), newClusterInside())
 	onlySubcommands(root, "command")
 	root.InitDefaultHelpCmd()

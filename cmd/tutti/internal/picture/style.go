@@ -30,6 +30,10 @@ const (
 	fontVariant font.Variant = "Sans"
 
 	pngResolution = 150 // dots per inch
+
+	// Of a picture that is shown 600 pixels wide.
+	smallWidth  = 6.25 * vg.Inch
+	smallHeight = 4 * vg.Inch
 )
 
 // NewPlot makes an empty picture with a title, in the fonts of all.
@@ -103,7 +107,12 @@ func AddCurves(p *plot.Plot, curves []Curve) error {
 }
 
 // Save writes a picture in the format that the extension, one of Formats, names.
-func Save(p *plot.Plot, path string) error {
+func Save(p *plot.Plot, path string) error { return save(p, path, width, height) }
+
+// SaveSmall is Save for a picture whose text is read where that is 600 pixels wide.
+func SaveSmall(p *plot.Plot, path string) error { return save(p, path, smallWidth, smallHeight) }
+
+func save(p *plot.Plot, path string, width, height vg.Length) error {
 	var canvas vg.CanvasWriterTo = vgsvg.New(width, height)
 	if filepath.Ext(path) == ".png" {
 		canvas = vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(width, height), vgimg.UseDPI(pngResolution))}

@@ -89,6 +89,8 @@ type Test struct {
 	Step int `json:"step"`
 	// Seconds since the start, without those of tests.
 	Seconds float64 `json:"s"`
+	// SentBytes a rank has sent since the start, the mean over ranks.
+	SentBytes float64 `json:"sent_bytes"`
 	// Accuracy on the test examples, in percent.
 	Accuracy float64 `json:"accuracy"`
 	// Loss is their mean, in nats.

@@ -472,6 +472,9 @@ func (t *trainer) result(ctx context.Context) (Result, error) {
 		curve[i].Loss = values[2+2*i]
 		curve[i].SentBytes = values[3+2*i]
 	}
+	for i := range t.Tests {
+		t.Tests[i].SentBytes = curve[t.Tests[i].Step-1].SentBytes
+	}
 	last := t.Tests[len(t.Tests)-1]
 	density := t.cfg.Density
 	if pattern == sparse.Dense || t.chosen == sparse.Dense {

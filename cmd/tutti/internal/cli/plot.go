@@ -1,0 +1,115 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/console"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/picture"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/plot"
+)
+
+// plotCommand has the flags of the plot command.
+type plotCommand struct {
+	x, y   string
+	title  string
+	only   []string // names of trainings; nil for all
+	output string
+}
+
+func newPlot() *cobra.Command {
+	p := plotCommand{x: "bytes", y: "accuracy", output: "plot.svg"}
+	cmd := &cobra.Command{
+		Use:   "plot [flags] FILE.jsonl...",
+		Short: "Draw accuracy or loss against bytes, seconds or steps",
+		Long: `plot draws trainings from files of JSON lines, "-" for the standard input, into a
+picture that is read where it is 600 pixels wide: at most five lines, on linear
+axes. A line of a file is what train --json prints, or a point that a program
+has printed, of the training that "name" says, or else of the file's:
+
+  {"name": "mine", "step": 40, "s": 1.5, "sent_bytes": 81920,
+   "accuracy": 91.2, "loss": 0.31}
+
+(on one line). One of step, s (seconds) and sent_bytes (by each rank) and one of
+accuracy (in percent) and loss are enough.`,
+		Example: `  tutti train --pattern dense,oktopk --json > train.jsonl
+  tutti plot train.jsonl
+  tutti plot train.jsonl mine.jsonl --x seconds --y loss -o loss.png
+  tutti cluster --rate 100mbit ./program | tutti plot - --x seconds`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return console.Usagef("which files are to be drawn, such as train.jsonl?")
+			}
+			if !slices.Contains(picture.Formats(), filepath.Ext(p.output)) {
+				return console.Usagef("-o %s is no %s", p.output, strings.Join(picture.Formats(), " or "))
+			}
+			return p.run(cmd.InOrStdin(), args)
+		},
+	}
+	p.register(cmd.Flags())
+	return cmd
+}
+
+// register adds the flags.
+func (p *plotCommand) register(flags *pflag.FlagSet) {
+	axis := func(target *string, names []string) pflag.Value {
+		return console.NameFlag(target, func(text string) (string, error) {
+			return console.OneOf("axis", text, names, nil)
+		})
+	}
+	flags.Var(axis(&p.x, plot.Across()), "x", "from left to right: "+strings.Join(plot.Across(), ", "))
+	flags.Var(axis(&p.y, plot.Upward()), "y", "from bottom to top: "+strings.Join(plot.Upward(), ", "))
+	flags.StringVar(&p.title, "title", "", "`text` above the picture")
+	flags.StringSliceVar(&p.only, "only", nil, "`names` of the trainings to draw")
+	flags.StringVarP(&p.output, "output", "o", p.output, "`file` of the picture, .svg or .png")
+}
+
+// run draws files.
+func (p *plotCommand) run(stdin io.Reader, files []string) error {
+	var all []plot.Curve
+	var errs []error
+	for _, name := range files {
+		curves, err := readCurves(stdin, name)
+		errs = append(errs, err)
+		for _, c := range curves {
+			if slices.ContainsFunc(all, func(known plot.Curve) bool { return known.Name == c.Name }) {
+				c.Name = fmt.Sprintf("%s (%s)", c.Name, filepath.Base(name))
+			}
+			all = append(all, c)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	for _, name := range p.only {
+		if !slices.ContainsFunc(all, func(c plot.Curve) bool { return c.Name == name }) {
+			return console.Usagef("--only %s: there is no such training", name)
+		}
+	}
+	all = slices.DeleteFunc(all, func(c plot.Curve) bool { return p.only != nil && !slices.Contains(p.only, c.Name) })
+	if len(all) == 0 {
+		return picture.ErrNothingToDraw
+	}
+	return plot.Draw(all, p.x, p.y, p.title, p.output)
+}
+
+// readCurves reads a file, or the standard input for "-".
+func readCurves(stdin io.Reader, name string) ([]plot.Curve, error) {
+	if name == "-" {
+		return plot.Read("stdin", stdin)
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // it was only read
+	return plot.Read(name, f)
+}

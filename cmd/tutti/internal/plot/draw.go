@@ -1,0 +1,125 @@
+package plot
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"gonum.org/v1/plot/plotter"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/picture"
+)
+
+// mostCurves is how many lines an eye tells apart in a picture of 600 pixels.
+const mostCurves = 5
+
+// axis is what one of a picture shows.
+type axis struct {
+	name  string
+	label string
+	value func(p *Point) *float64
+}
+
+var (
+	across = []axis{
+		{"bytes", "sent by each rank", func(p *Point) *float64 { return p.SentBytes }},
+		{"seconds", "seconds", func(p *Point) *float64 { return p.Seconds }},
+		{"steps", "steps", func(p *Point) *float64 { return p.Step }},
+	}
+	upward = []axis{
+		{"accuracy", "test accuracy (%)", func(p *Point) *float64 { return p.Accuracy }},
+		{"loss", "test loss", func(p *Point) *float64 { return p.Loss }},
+	}
+)
+
+// Across returns the names of what a picture shows from left to right.
+func Across() []string { return names(across) }
+
+// Upward returns the names of what a picture shows from bottom to top.
+func Upward() []string { return names(upward) }
+
+func names(axes []axis) (list []string) {
+	for _, a := range axes {
+		list = append(list, a.name)
+	}
+	return list
+}
+
+// find returns the axis with a name, which is one of Across or Upward.
+func find(axes []axis, name string) axis {
+	for _, a := range axes {
+		if a.name == name {
+			return a
+		}
+	}
+	panic("plot: there is no axis " + name)
+}
+
+// Draw writes a picture of trainings, with linear axes, in the format that the extension of path names. x is one of
+// Across, and y of Upward. Points that have no such values are left out.
+func Draw(curves []Curve, x, y, title, path string) error {
+	if len(curves) > mostCurves {
+		var all []string
+		for _, c := range curves {
+			all = append(all, c.Name)
+		}
+		return fmt.Errorf("%d trainings, and a picture has at most %d: choose by --only from %s",
+			len(curves), mostCurves, strings.Join(all, ", "))
+	}
+	horizontal := find(across, x)
+	vertical := find(upward, y)
+	lines := make([]plotter.XYs, len(curves))
+	furthest := 0.0
+	for i, c := range curves {
+		for _, p := range c.Points {
+			h := horizontal.value(&p)
+			v := vertical.value(&p)
+			if !finite(h) || !finite(v) {
+				continue
+			}
+			lines[i] = append(lines[i], plotter.XY{X: *h, Y: *v})
+			furthest = math.Max(furthest, *h)
+		}
+		if len(lines[i]) < 2 {
+			return fmt.Errorf("%q has %d points with both %s and %s: a line needs two", c.Name, len(lines[i]), x, y)
+		}
+	}
+	label := horizontal.label
+	if x == "bytes" {
+		unit, divisor := byteUnit(furthest)
+		label += " (" + unit + ")"
+		for _, line := range lines {
+			for i := range line {
+				line[i].X /= divisor
+			}
+		}
+	}
+	p := picture.NewChart(title, label, vertical.label, picture.Right)
+	p.Legend.Top = y == "loss" // which falls
+	if p.Legend.Top {
+		p.Legend.YOffs *= -1
+	}
+	var drawn []picture.Curve
+	for i, c := range curves {
+		drawn = append(drawn, picture.Curve{Name: c.Name, Points: lines[i], Style: picture.LineStyle(i)})
+	}
+	if err := picture.AddCurves(p, drawn); err != nil {
+		return err
+	}
+	p.X.Min = 0
+	return picture.SaveSmall(p, path)
+}
+
+// byteUnit returns the largest decimal unit in which a number of bytes is at least 1, and how many bytes it has.
+func byteUnit(bytes float64) (name string, size float64) {
+	name = "B"
+	size = 1.0
+	for _, unit := range []string{"kB", "MB", "GB", "TB"} {
+		if bytes < 1000*size {
+			break
+		}
+		name = unit
+		size *= 1000
+	}
+	return name, size
+}

@@ -1,0 +1,143 @@
+// Package plot draws measurements of trainings from files of JSON lines.
+package plot
+
+import (
+	"bufio"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"path/filepath"
+	"strings"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
+)
+
+const (
+	longestLine = 64 << 20 // a training of a million tests
+	mostErrors  = 10       // wrong lines that an error names
+)
+
+// Point is a measurement in the course of a training.
+type Point struct {
+	Step      *float64 `json:"step"`
+	Seconds   *float64 `json:"s"`
+	SentBytes *float64 `json:"sent_bytes"`
+	Accuracy  *float64 `json:"accuracy"`
+	Loss      *float64 `json:"loss"`
+}
+
+// Curve is a training.
+type Curve struct {
+	Name   string
+	Points []Point
+}
+
+// line is one of a file: a training, or a point of one.
+type line struct {
+	Point
+	Name    string `json:"name"`
+	Pattern string `json:"pattern"`
+	Tests   []Point
+}
+
+// Read returns the trainings of a file, in their order. A line that has tests is a training, as tutti train --json
+// prints it. Any other is a point of the training with its name, or else with the file's. The error names the
+// lines that are neither.
+func Read(name string, r io.Reader) ([]Curve, error) {
+	f := file{name: strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))}
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, longestLine)
+	var errs []error
+	number := 0
+	for lines.Scan() {
+		number++
+		text := strings.TrimSpace(lines.Text())
+		if text == "" {
+			continue
+		}
+		if err := f.add(text); err != nil {
+			errs = append(errs, fmt.Errorf("%s:%d: %w", name, number, err))
+		}
+		if len(errs) == mostErrors {
+			break
+		}
+	}
+	if err := lines.Err(); err != nil {
+		errs = append(errs, fmt.Errorf("%s:%d: %w", name, number+1, err))
+	}
+	return f.curves, errors.Join(errs...)
+}
+
+// file is what has been read of one.
+type file struct {
+	name   string
+	curves []Curve
+}
+
+// add reads a line.
+func (f *file) add(text string) error {
+	var l line
+	if err := json.Unmarshal([]byte(text), &l); err != nil {
+		return reason(err)
+	}
+	if l.Tests == nil {
+		return f.addPoint(cmp.Or(l.Name, l.Pattern, f.name), l.Point)
+	}
+	var result train.Result
+	if err := json.Unmarshal([]byte(text), &result); err != nil {
+		return reason(err)
+	}
+	name := l.Name
+	if name == "" {
+		name = result.Name()
+	}
+	for i, p := range l.Tests {
+		if err := p.check(); err != nil {
+			return fmt.Errorf("test %d: %w", i+1, err)
+		}
+	}
+	f.curves = append(f.curves, Curve{name, l.Tests})
+	return nil
+}
+
+// addPoint adds a point to the training with a name.
+func (f *file) addPoint(name string, p Point) error {
+	if err := p.check(); err != nil {
+		return err
+	}
+	for i := range f.curves {
+		if f.curves[i].Name == name {
+			f.curves[i].Points = append(f.curves[i].Points, p)
+			return nil
+		}
+	}
+	f.curves = append(f.curves, Curve{name, []Point{p}})
+	return nil
+}
+
+// check returns why a point cannot be drawn in any picture.
+func (p *Point) check() error {
+	if p.Step == nil && p.Seconds == nil && p.SentBytes == nil {
+		return errors.New(`none of "step", "s" and "sent_bytes"`)
+	}
+	if p.Accuracy == nil && p.Loss == nil {
+		return errors.New(`neither "accuracy" nor "loss"`)
+	}
+	return nil
+}
+
+// reason is why a line cannot be read, in the words of its writer.
+func reason(err error) error {
+	var kind *json.UnmarshalTypeError
+	if errors.As(err, &kind) && kind.Field != "" {
+		field := kind.Field[strings.LastIndexByte(kind.Field, '.')+1:]
+		return fmt.Errorf("%q is a %s, which is not what tutti train --json prints", field, kind.Value)
+	}
+	return fmt.Errorf("no JSON object: %w", err)
+}
+
+// finite reports whether a value is there and can be drawn.
+func finite(v *float64) bool { return v != nil && !math.IsInf(*v, 0) && !math.IsNaN(*v) }
