@@ -6,7 +6,7 @@ import (
 )
 
 // Network connects the processes of a job where the system's TCP does not: over a tailnet, a relay, or whatever a
-// program has. A *tsnet.Server is one. TLS and the job's secret stay on top, so a Network need not know who connects.
+// program has. TLS and the job's secret stay on top, so a Network need not know who connects.
 //
 // All that it needs of connections is that they deliver bytes in order or fail, and that Close ends reads and writes.
 // Deadlines, addresses, half-closed connections and keep-alives are not asked for. The methods are called by several
