@@ -310,8 +310,8 @@ func TestClusterLeavesNothing(t *testing.T) {
 func TestClusterRunsReducer(t *testing.T) {
 	tutti := build(t)
 	t.Setenv("OMPI_MCA_plm", "isolated") // some containers keep Open MPI to one host
-	t.Chdir(t.TempDir())
 	program := jobtest.Build(t, "github.com/tutti-go/tutti/examples/powersgd")
+	t.Chdir(t.TempDir())
 	onClusters(t, func(t *testing.T, mpi string) {
 		stdout, stderr, err := execute(t, tutti, "cluster", "--mpi", mpi, "--hosts", "2", "--rate", "1gbit", "--", program, "-json")
 		require.NoError(t, err, stderr)
