@@ -23,6 +23,9 @@ func main() {
 	relay := flag.String("relay", "", "the address of the relay")
 	name := flag.String("name", "", "the name of this rank at the relay")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		log.Fatalf("unknown arguments: %q", flag.Args())
+	}
 	var err error
 	if *listen != "" {
 		err = serve(*listen)
