@@ -30,10 +30,10 @@ func newPlot() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plot [flags] FILE.jsonl...",
 		Short: "Draw accuracy or loss against bytes, seconds or steps",
-		Long: `plot draws trainings from files of JSON lines, "-" for the standard input, into a
-picture that is read where it is 600 pixels wide: at most five lines, on linear
-axes. A line of a file is what train --json prints, or a point that a program
-has printed, of the training that "name" says, or else of the file's:
+		Long: `plot draws trainings from files of JSON lines, "-" for the standard input, into
+a picture that is read where it is 600 pixels wide: at most five lines, on
+linear axes. A line of a file is what train --json prints, or a point that a
+program has printed, of the training that "name" says, or else of the file's:
 
   {"name": "mine", "step": 40, "s": 1.5, "sent_bytes": 81920,
    "accuracy": 91.2, "loss": 0.31}
@@ -68,7 +68,13 @@ func (p *plotCommand) register(flags *pflag.FlagSet) {
 	flags.Var(axis(&p.x, plot.Across()), "x", "from left to right: "+strings.Join(plot.Across(), ", "))
 	flags.Var(axis(&p.y, plot.Upward()), "y", "from bottom to top: "+strings.Join(plot.Upward(), ", "))
 	flags.StringVar(&p.title, "title", "", "`text` above the picture")
-	flags.StringSliceVar(&p.only, "only", nil, "`names` of the trainings to draw")
+	only := console.Value[[]string]{
+		Target: &p.only,
+		Parse:  func(text string) ([]string, error) { return append(p.only, strings.Split(text, ",")...), nil },
+		Format: func(names []string) string { return strings.Join(names, ",") },
+		Kind:   "names",
+	}
+	flags.Var(only, "only", "trainings to draw, separated by commas")
 	flags.StringVarP(&p.output, "output", "o", p.output, "`file` of the picture, .svg or .png")
 }
 
