@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"runtime"
 	"sync/atomic"
 	"testing"
 
@@ -59,8 +60,10 @@ func suite(t *testing.T, size int, network func() store.Network) {
 	})
 }
 
-// What ranks send goes over their network alone: they share no memory.
+// What ranks send goes over one connection of their network alone, also where there are processors for more: they share
+// no memory.
 func TestNetworkSharesNothing(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
 	tcp.Neighbors(t, together)
 	network := new(networktest.Pipes)
 	for _, c := range open(t, 2, over(network)) {
