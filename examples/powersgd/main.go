@@ -28,11 +28,13 @@ func main() {
 		log.Fatalf("unknown arguments: %q", flag.Args())
 	}
 	ranks := []int{0, 4, 1}
-	configs := make([]ddp.Config, len(ranks))
-	for i, rank := range ranks {
+	var configs []ddp.Config
+	for _, rank := range ranks {
+		var cfg ddp.Config
 		if rank > 0 {
-			configs[i].Reducer = func(b ddp.Bucket) (ddp.Reducer, error) { return newPowerSGD(b, rank) }
+			cfg.Reducer = func(b ddp.Bucket) (ddp.Reducer, error) { return newPowerSGD(b, rank) }
 		}
+		configs = append(configs, cfg)
 	}
 	results, err := softmax.Train(context.Background(), configs...)
 	if err != nil {
