@@ -12,6 +12,9 @@ import (
 // LanesOf is what a round trip asks for.
 var LanesOf = lanesOf
 
+// ParallelLanesOf is what processors ask for.
+var ParallelLanesOf = parallelLanesOf
+
 // MeasureByMessages has a test measure round trips as where the kernel does not tell them.
 func MeasureByMessages(t *testing.T) {
 	before := kernelRoundTrip

@@ -20,6 +20,9 @@ func hideName() {}
 // adoptOrphans does nothing here.
 func adoptOrphans() error { return nil }
 
+// emptyTime is how often a keeper looks whether a process group is empty, which no event tells here.
+const emptyTime = 20 * time.Millisecond
+
 // awaitGroup waits until a process group is empty.
 func awaitGroup(group int) {
 	for syscall.Kill(-group, 0) == nil {

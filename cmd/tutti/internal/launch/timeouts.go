@@ -40,8 +40,6 @@ const (
 	linger = time.Second
 	// killTime is how long a keeper waits until it kills again: processes may have started others meanwhile.
 	killTime = 10 * time.Millisecond
-	// emptyTime is how often a launcher without a keeper looks whether a process group is empty, which no event tells.
-	emptyTime = 20 * time.Millisecond
 	// lateTime is how long ranks may go on after one has ended with success, until that is said.
 	lateTime = 10 * time.Second
 )
