@@ -67,9 +67,7 @@ func (p planner) sharedBlocks(to int) {
 	if to == nobody || o.reduction.receives(p.rank) {
 		o.writes = spanOf(o.recv, bytes)
 	}
-	block := p.segment.blockBytes(sent)
-	o.round.blocks = max(1, roundUp(sent, block)/block)
-	o.round.block = roundUp(count, o.round.blocks) / o.round.blocks
+	o.round.blocks, o.round.block = p.segment.blocksOf(count, o.dt.Size(), to)
 	p.add(o)
 }
 

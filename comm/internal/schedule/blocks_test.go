@@ -86,6 +86,47 @@ func TestSharedReductions(t *testing.T) {
 	}
 }
 
+// With many ranks the longest block is no power of two, and blocks of whole elements are to fit it.
+func TestSharedReductionsOfManyRanks(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	for _, v := range []struct {
+		size, count int
+		dt          dtype.DType
+		op          comm.Op
+	}{
+		{24, 699048, dtype.F64, comm.OpAllReduce},
+		{48, 699048, dtype.F32, comm.OpAllReduce},
+		{178, 2117, dtype.F64, comm.OpReduceScatter},
+	} {
+		engines := newSharing(&quiet{}, v.size, func(int) {})
+		checkShared(ctx, t, fmt.Sprint(v), engines, v.op, v.dt, comm.Sum, v.count, false)
+	}
+}
+
+// Blocks are whole elements, no longer than there is room for, and none is empty.
+func TestBlocksFit(t *testing.T) {
+	for size := 2; size <= 300; size++ {
+		s := segment{size: size}
+		for _, dt := range []dtype.DType{dtype.U8, dtype.F16, dtype.F32, dtype.F64} {
+			for _, count := range []int{1, 255, 4117, 699048, 2446675, 1 << 26} {
+				for _, to := range []int{everybody, nobody} {
+					blocks, block := s.blocksOf(count, dt.Size(), to)
+					require.GreaterOrEqual(t, blocks*block, count)
+					require.Less(t, (blocks-1)*block, count)
+					bytes := block * dt.Size()
+					if to == nobody {
+						bytes *= size
+					}
+					if block > 1 {
+						require.LessOrEqual(t, bytes, s.maxBlock(), "%d ranks, %d of %v", size, count, dt)
+					}
+				}
+			}
+		}
+	}
+}
+
 func checkShared(ctx context.Context, t *testing.T, name string, engines []*Engine, op comm.Op, dt dtype.DType,
 	red reductions.Op, count int, inPlace bool) {
 	t.Helper()

@@ -134,12 +134,31 @@ const (
 	allBlocks   = 8 << 20 // the longest blocks of all ranks together, unless they are short
 )
 
-// maxBlock is the length of the longest blocks.
-func (s *segment) maxBlock() int { return min(max(allBlocks/s.size, shortBlock), longBlock) }
+// maxBlock is the length of the longest blocks. Results lie behind it, aligned.
+func (s *segment) maxBlock() int {
+	return min(max(allBlocks/s.size, shortBlock), longBlock) &^ (cacheLine - 1)
+}
 
 // blockBytes returns the length of a block of a reduction of that many bytes.
 func (s *segment) blockBytes(bytes int) int {
 	return min(max(bytes/leastBlocks, shortBlock), s.maxBlock())
+}
+
+// blocksOf returns how many blocks a reduction of so many elements has for each rank, and how many elements a block
+// has. Blocks of all ranks together are no longer than [segment.maxBlock], or of one element each.
+func (s *segment) blocksOf(count, size, to int) (blocks, block int) {
+	bytes := count * size
+	if to == nobody {
+		bytes *= s.size
+	}
+	block = s.blockBytes(bytes) / size
+	if to == nobody {
+		block /= s.size
+	}
+	block = max(block, 1)
+	blocks = max(1, (count+block-1)/block)
+	block = max(1, (count+blocks-1)/blocks)
+	return max(1, (count+block-1)/block), block
 }
 
 // resultRoom is what the share of a block is rounded up by at most.
