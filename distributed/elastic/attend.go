@@ -19,7 +19,7 @@ import (
 )
 
 // version is that of what members say to each other, and precedes their terms.
-const version = "elastic-3"
+const version = "elastic-4"
 
 // Keys of the store.
 const (

@@ -20,6 +20,7 @@ type vigil struct {
 	began     time.Time
 	logAfter  time.Duration // when the log says what the member waits for
 	held      time.Time     // when somebody with the state was here, or the store was out of reach
+	complete  time.Time     // when nobody of the last epoch was awaited here, or the store was out of reach
 	delivered time.Time     // when the store had this member's status, or was out of reach
 	holdoff   holdoff       // after attempts that failed for this member
 	refused   refusals      // of epochs that it has proposed
@@ -38,7 +39,14 @@ func (m *Member) await(ctx context.Context, s standing) (*record, error) {
 		m.status.Standing = m.status.Standing.inside()
 	})
 	now := time.Now()
-	w := &vigil{began: now, logAfter: m.cfg.Silence, held: now, delivered: now, refused: m.refusals()}
+	w := &vigil{
+		began:     now,
+		logAfter:  m.cfg.Silence,
+		held:      now,
+		complete:  now,
+		delivered: now,
+		refused:   m.refusals(),
+	}
 	for {
 		m.mu.Lock()
 		kv := m.kv
@@ -131,6 +139,11 @@ func (m *Member) knowledge(w *vigil) (k knowledge, version uint64) {
 	}
 	k.orphaned = now.Sub(w.held)
 	k.waited = now.Sub(w.began)
+	if !reached || !k.awaits() {
+		w.complete = now
+	}
+	k.missed = now.Sub(w.complete)
+	k.hang = m.cfg.hang()
 	if last := k.last(); last != nil {
 		k.rested = w.holdoff.rested(last.attempts(m.cfg.Name))
 	}

@@ -50,6 +50,8 @@ type knowledge struct {
 	refusal     error         // what the store has said last, nil if that was no error
 	ends        bool          // all members of the last epoch are to leave
 	waited      time.Duration // at this boundary
+	missed      time.Duration // since a member of the last epoch is awaited at this boundary
+	hang        time.Duration // how long it may be until it is put out
 	rested      time.Duration // since the member was told of the last attempt that failed for it
 	failure     error         // of the last attempt at this member, nil before one and after one that did not fail
 	withdrawn   uint64        // the last step that the member was prepared for when it stopped waiting, 0 if none
@@ -94,11 +96,21 @@ func (k *knowledge) decide() decision {
 	return k.succeed(last)
 }
 
-// outwaits reports whether the member has waited for other members of its epoch for its patience. What they have failed
-// in has failed for all of them, so who is here, and does not come to the boundary, hangs.
+// awaits reports whether a member of the last epoch is here and not at the boundary.
+func (k *knowledge) awaits() bool {
+	last := k.last()
+	if last == nil {
+		return false
+	}
+	blocked, _ := k.blocked(last)
+	return blocked != ""
+}
+
+// outwaits reports whether the member, which is at the boundary, has waited so long for others of its epoch that these
+// are taken to hang. One that evaluates or writes a checkpoint takes less.
 func (k *knowledge) outwaits() bool {
 	last := k.last()
-	return k.waited > k.patience && last != nil && last.rank(k.self.person()) >= 0 && k.self.returned(last)
+	return k.missed > k.hang && last != nil && last.rank(k.self.person()) >= 0 && k.self.returned(last)
 }
 
 // follow is what the member does when the store has a later epoch than it has entered. It is not ok if that leaves

@@ -14,15 +14,18 @@ func wishing(s *status) { s.Wishes = true }
 // Changes of what a member knows.
 type change func(k *knowledge)
 
-func alone(k *knowledge)     { k.publication = offline }
-func impatient(k *knowledge) { k.waited = k.patience + 1 }
-func all(k *knowledge)       { k.ends = true }
-func told(k *knowledge)      { k.self.Wishes = true }
-func untold(k *knowledge)    { k.publication = outdated }
-func unstored(k *knowledge)  { k.publication = pending }
-func rested(k *knowledge)    { k.rested = time.Hour }
-func withdrew(k *knowledge)  { k.withdrawn = 8 }
-func full(k *knowledge)      { k.publication, k.refusal = refused, errors.New("no space") }
+func alone(k *knowledge) { k.publication = offline }
+func impatient(k *knowledge) {
+	k.waited = k.patience + 1
+	k.missed = k.hang + 1
+}
+func all(k *knowledge)      { k.ends = true }
+func told(k *knowledge)     { k.self.Wishes = true }
+func untold(k *knowledge)   { k.publication = outdated }
+func unstored(k *knowledge) { k.publication = pending }
+func rested(k *knowledge)   { k.rested = time.Hour }
+func withdrew(k *knowledge) { k.withdrawn = 8 }
+func full(k *knowledge)     { k.publication, k.refusal = refused, errors.New("no space") }
 
 func roomFor(members int) change  { return func(k *knowledge) { k.max = members } }
 func endedAt(world string) change { return func(k *knowledge) { k.final = world } }

@@ -837,12 +837,48 @@ func stoppedWaiting(t *testing.T) {
 // a step have a bound. When it goes on, it joins them again.
 func TestHung(t *testing.T) { bubble(t, hung) }
 
+// A member that evaluates for longer than the others' patience keeps its place, also when a newcomer waits meanwhile.
+func TestEvaluates(t *testing.T) { bubble(t, evaluates) }
+
+func evaluates(t *testing.T) {
+	rooms, log, dial := new(rooms), newReplay(), keepStore(t)
+	var list []*trainee
+	for i := range 3 {
+		cfg := quick(Config{Name: name(i), Dial: dial, Min: 2})
+		cfg.Form = func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error) {
+			c, err := rooms.form(ctx, kv, p)
+			if err != nil {
+				return nil, err
+			}
+			return comm.Limit(c, cfg.Silence, nil), nil
+		}
+		list = append(list, newTrainee(t, log, cfg))
+	}
+	evaluated := false
+	together(t, list, func(a *trainee, e *Epoch, made int) bool {
+		if evaluated || a == list[2] && a.steps > 3 {
+			assert.Len(t, e.Members, 3)
+		}
+		if a == list[2] && a.steps == 3 && len(e.Members) == 3 && !evaluated {
+			time.Sleep(3 * a.cfg.patience)
+			evaluated = true
+		}
+		return evaluated && len(e.Members) == 3 && made == 5
+	})
+	log.repeat(t, list[0].steps, list)
+	for _, a := range list {
+		assert.NoError(t, a.Close())
+	}
+}
+
 func hung(t *testing.T) {
 	const hangs = 3
 	rooms, log, dial := new(rooms), newReplay(), keepStore(t)
 	var list []*trainee
 	for i := range 3 {
 		cfg := quick(Config{Name: name(i), Dial: dial, Min: 2})
+		cfg.Silence /= 4
+		cfg.patience /= 4
 		cfg.Form = func(ctx context.Context, kv store.Store, p Place) (comm.Communicator, error) {
 			c, err := rooms.form(ctx, kv, p)
 			if err != nil {
@@ -862,7 +898,7 @@ func hung(t *testing.T) {
 			<-goesOn
 		case len(e.Members) == 2 && made == 2:
 			once.Do(func() {
-				assert.Less(t, time.Since(began), a.cfg.Silence+2*a.cfg.patience)
+				assert.Less(t, time.Since(began), a.cfg.Silence+2*a.cfg.hang())
 				close(goesOn)
 			})
 		}

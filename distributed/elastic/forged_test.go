@@ -116,6 +116,7 @@ func FuzzEntries(f *testing.F) {
 		}
 		if flags&32 > 0 {
 			k.waited = time.Minute
+			k.missed = time.Minute
 		}
 		d := k.decide()
 		assert.LessOrEqual(t, len(d.kind()), 1, "%+v", d)

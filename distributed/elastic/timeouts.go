@@ -38,6 +38,13 @@ func (c *Config) conflict(kv store.Store) time.Duration {
 	return 2 * lease
 }
 
+// hangFactor makes it ten minutes, with the default Silence, until a member that lives is taken to hang: between two
+// steps it may evaluate, or write a checkpoint.
+const hangFactor = 60
+
+// hang is how long the others wait at a boundary for a member that lives.
+func (c *Config) hang() time.Duration { return hangFactor * c.patience }
+
 // late is how long an attempt at an epoch has to last before a member tells whom it has not reached: what is missing
 // earlier may have been about to come.
 func (c *Config) late() time.Duration { return c.patience / 2 }

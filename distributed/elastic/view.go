@@ -46,7 +46,7 @@ type view struct {
 	min, max int           // members of an epoch; max 0 is any number
 	patience time.Duration // the member's
 	orphaned time.Duration // for how long nobody has been here who has the state
-	overdue  bool          // this member has waited at the boundary for its patience: who is not there may hang
+	overdue  bool          // this member has waited so long at the boundary that who is not there is taken to hang
 	final    string        // the World of the epoch with the last step of the job, "" before that
 }
 
