@@ -63,8 +63,9 @@ func (p *Proxy) Serve(l net.Listener, conf *tls.Config) {
 		_ = l.Close() // nobody is to be answered any more
 		return
 	}
-	p.listeners = append(p.listeners, l)
-	p.serving.Go(func() { p.gate.Serve(gate.Listener{Listener: l}, conf, p.serve) })
+	listener := gate.Bind(l)
+	p.listeners = append(p.listeners, listener)
+	p.serving.Go(func() { p.gate.Serve(listener, conf, p.serve) })
 }
 
 // Close ends the connections. It leaves the sessions to their leases, which clients may still renew at another proxy.

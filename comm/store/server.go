@@ -152,10 +152,11 @@ func NewServer(options Options) *Server {
 // Serve answers processes that connect and know the secret of conf ([TLS]), until [Server.Close]. It returns at once.
 // The listener may be one of a [Network].
 func (s *Server) Serve(l net.Listener, conf *tls.Config) {
+	listener := gate.Bind(l)
 	s.mu.Lock()
-	s.listeners = append(s.listeners, l)
+	s.listeners = append(s.listeners, listener)
 	s.mu.Unlock()
-	go s.gate.Serve(gate.Listener{Listener: l}, conf, s.serve)
+	go s.gate.Serve(listener, conf, s.serve)
 }
 
 // Owner is [Server.Local], and closes the server with the client.

@@ -2,9 +2,12 @@ package gate
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -37,19 +40,43 @@ func Listen(ctx context.Context, n Network, address string) (net.Listener, error
 	if err != nil {
 		return nil, err
 	}
-	return Listener{l}, nil
+	return Bind(l), nil
 }
 
-// Listener has deadlines kept by all connections that it accepts ([Bound]).
-type Listener struct{ net.Listener }
+// Listener is a program's own listener. Deadlines are kept by all connections that it accepts ([Bound]), and what it
+// returns once it is closed is [net.ErrClosed], whatever the program's listener returns then.
+type Listener struct {
+	net.Listener
+	closed atomic.Bool
+}
+
+// Bind returns a program's listener as a [Listener], which takes its place: it is the one to be closed.
+func Bind(l net.Listener) *Listener {
+	if bound, ok := l.(*Listener); ok {
+		return bound
+	}
+	return &Listener{Listener: l}
+}
 
 // Accept implements [net.Listener].
-func (l Listener) Accept() (net.Conn, error) {
+func (l *Listener) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
+	if l.closed.Load() {
+		if err == nil {
+			_ = conn.Close() // it came too late
+		}
+		return nil, net.ErrClosed
+	}
 	if err != nil {
 		return nil, err
 	}
 	return Bound(conn), nil
+}
+
+// Close implements [net.Listener].
+func (l *Listener) Close() error {
+	l.closed.Store(true)
+	return l.Listener.Close()
 }
 
 // Bound returns a connection that keeps its deadlines and has addresses, whatever conn does: channels of ssh refuse
@@ -75,12 +102,24 @@ type bound struct {
 
 // Read implements [net.Conn].
 func (b *bound) Read(p []byte) (n int, err error) {
-	return b.read.do(func() (int, error) { return b.Conn.Read(p) })
+	n, err = b.read.do(func() (int, error) { return b.Conn.Read(p) })
+	return n, asNetwork("read", err)
 }
 
 // Write implements [net.Conn].
 func (b *bound) Write(p []byte) (n int, err error) {
-	return b.write.do(func() (int, error) { return b.Conn.Write(p) })
+	n, err = b.write.do(func() (int, error) { return b.Conn.Write(p) })
+	return n, asNetwork("write", err)
+}
+
+// asNetwork is an error of a connection as the system's connections return it, so that a stream that was reset is
+// not taken for a peer that speaks another protocol.
+func asNetwork(op string, err error) error {
+	var network net.Error
+	if err == nil || err == io.EOF || errors.As(err, &network) {
+		return err
+	}
+	return &net.OpError{Op: op, Net: "network", Err: err}
 }
 
 // SetDeadline implements [net.Conn].
