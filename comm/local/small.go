@@ -127,7 +127,7 @@ func (e *endpoint) finishParts(x *entry, seq uint64, length int) {
 			e.makePart(x, seq, r, length, false)
 			continue
 		}
-		hostops.Copy(x.recv+offset, hostmem.Addr(p.data[:]), count*x.dt.Size(), false)
+		hostops.Copy(x.recv+offset, p.data, count*x.dt.Size(), false)
 	}
 }
 
@@ -144,7 +144,7 @@ func (e *endpoint) makePart(x *entry, seq uint64, rank, length int, publish bool
 	e.results[0] = x.recv + offset
 	results := e.results[:1]
 	if publish {
-		e.results[1] = hostmem.Addr(p.data[:])
+		e.results[1] = p.data
 		results = e.results[:2]
 	}
 	hostops.Reduce(results, e.sources, count, x.dt, x.reduce, false)
@@ -163,12 +163,11 @@ func partOf(x *entry, rank, length int) (offset uintptr, count int) {
 // ownCell has the rank's next cell come back from the processors that have read it, after a collective of so many
 // bytes: all ranks have read that cell, as they have told the one that this rank has finished.
 func (e *endpoint) ownCell(seq uint64, bytes int) {
-	c := e.world.cell(seq, e.rank)
+	data := e.world.data(seq, bytes)[e.rank]
 	if bytes <= shortBytes {
-		hostmem.Own(hostmem.Addr(c.short[:]))
+		hostmem.Own(data)
 		return
 	}
-	data := hostmem.Addr(c.long[:])
 	for offset := 0; offset < min(bytes, ownedBytes); offset += lineBytes {
 		hostmem.Own(data + uintptr(offset))
 	}

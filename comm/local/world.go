@@ -63,6 +63,7 @@ type world struct {
 	cells   [2][]cell      // of small collectives with even and odd numbers, by rank; nil if none are small
 	told    [2]addresses   // where the data of the cells is
 	parts   []part         // of the result of a small collective, by rank; nil if every rank makes it
+	memory  [][]byte       // where the data of cells and parts is
 	boxes   []mailbox      // by the rank that receives
 
 	_ cacheLine
@@ -108,15 +109,11 @@ type cell struct {
 	told  atomic.Uint64 // the collective's number plus one, written last; 0 means none yet
 	entry               // the call, without its lists
 	short [shortBytes]byte
-	long  [cellBytes]byte // data that is too long for short
+	_     cacheLine // processors fetch lines in pairs
 }
 
-const (
-	// cellBytes is room for long data that makes a cell pairs of lines.
-	cellBytes = manySmallBytes + lineBytes
-	// shortBytes is how much of that fits beside the call.
-	shortBytes = lineBytes - 8 - entryBytes
-)
+// shortBytes is how much data fits beside the call. What is longer has a place of its own.
+const shortBytes = lineBytes - 8 - entryBytes
 
 // addresses are where cells hold data, by rank.
 type addresses struct{ short, long []uintptr }
@@ -124,12 +121,10 @@ type addresses struct{ short, long []uintptr }
 // part is what a rank has made of the result of a small collective.
 type part struct {
 	made atomic.Uint64 // the collective's number plus one, written last; 0 means none yet
-	_    [lineBytes - 8]byte
-	data [partBytes]byte
+	data uintptr
+	_    [lineBytes - 16]byte
+	_    cacheLine // processors fetch lines in pairs
 }
-
-// partBytes is how long a part can be: three ranks or more make one each. With the first line they are pairs of lines.
-const partBytes = (cellBytes/3/lineBytes + 2 | 1) * lineBytes
 
 // extra holds what only some calls have.
 type extra struct {
@@ -300,16 +295,40 @@ func (w *world) makeCells() {
 		for r := range w.cells[i] {
 			c := &w.cells[i][r]
 			told.short = append(told.short, hostmem.Addr(c.short[:]))
-			told.long = append(told.long, hostmem.Addr(c.long[:]))
+		}
+		if w.small > shortBytes {
+			told.long = w.places(w.small)
 		}
 	}
-	if partLength(w.size, w.small) > 0 {
-		w.parts = make([]part, w.size)
+	length := partLength(w.size, w.small)
+	if length == 0 {
+		return
+	}
+	w.parts = make([]part, w.size)
+	for r, data := range w.places(length) {
+		w.parts[r].data = data
 	}
 }
 
+// places returns memory of the world for so many bytes of each rank, in pairs of lines that no other rank writes.
+func (w *world) places(bytes int) []uintptr {
+	const pair = 2 * lineBytes
+	stride := (bytes + pair - 1) / pair * pair
+	memory := make([]byte, w.size*stride+pair)
+	w.memory = append(w.memory, memory)
+	begin := (hostmem.Addr(memory) + pair - 1) / pair * pair
+	list := make([]uintptr, w.size)
+	for r := range list {
+		list[r] = begin + uintptr(r*stride)
+	}
+	return list
+}
+
 func newEndpoint(w *world, rank int) *endpoint {
-	e := &endpoint{world: w, rank: rank, sources: make([]uintptr, w.size)}
+	e := &endpoint{world: w, rank: rank}
+	if w.parts != nil {
+		e.sources = make([]uintptr, w.size)
+	}
 	e.check = backend.Check{
 		Backend:   name,
 		Rank:      rank,
