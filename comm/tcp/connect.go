@@ -266,6 +266,12 @@ func (k *connector) waits() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	m := k.absent()
+	switch {
+	case m.none():
+		return "connecting to the other ranks, to which there are connections"
+	case m.trouble() == nil:
+		return fmt.Sprintf("connecting to the other ranks: %v", m)
+	}
 	return fmt.Sprintf("connecting to the other ranks: %v (%v)", m, m.trouble())
 }
 

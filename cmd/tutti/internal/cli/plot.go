@@ -51,7 +51,11 @@ accuracy (in percent) and loss are enough.`,
 			if !slices.Contains(picture.Formats(), filepath.Ext(p.output)) {
 				return console.Usagef("-o %s is no %s", p.output, strings.Join(picture.Formats(), " or "))
 			}
-			return p.run(cmd.InOrStdin(), args)
+			if err := p.run(cmd.InOrStdin(), args); err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "wrote %s\n", p.output)
+			return nil
 		},
 	}
 	p.register(cmd.Flags())
@@ -70,7 +74,7 @@ func (p *plotCommand) register(flags *pflag.FlagSet) {
 	flags.StringVar(&p.title, "title", "", "`text` above the picture")
 	only := console.Value[[]string]{
 		Target: &p.only,
-		Parse:  func(text string) ([]string, error) { return append(p.only, strings.Split(text, ",")...), nil },
+		Parse:  func(text string) ([]string, error) { return append(p.only, text), nil },
 		Format: func(names []string) string { return strings.Join(names, ",") },
 		Kind:   "names",
 	}
@@ -95,16 +99,36 @@ func (p *plotCommand) run(stdin io.Reader, files []string) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	for _, name := range p.only {
-		if !slices.ContainsFunc(all, func(c plot.Curve) bool { return c.Name == name }) {
-			return console.Usagef("--only %s: there is no such training", name)
-		}
+	only, err := chosen(p.only, all)
+	if err != nil {
+		return err
 	}
-	all = slices.DeleteFunc(all, func(c plot.Curve) bool { return p.only != nil && !slices.Contains(p.only, c.Name) })
+	all = slices.DeleteFunc(all, func(c plot.Curve) bool { return only != nil && !slices.Contains(only, c.Name) })
 	if len(all) == 0 {
 		return picture.ErrNothingToDraw
 	}
 	return plot.Draw(all, p.x, p.y, p.title, p.output)
+}
+
+// chosen returns the names of curves that texts give: each is one name, which may have commas, or several.
+func chosen(texts []string, all []plot.Curve) (names []string, err error) {
+	known := func(name string) bool {
+		return slices.ContainsFunc(all, func(c plot.Curve) bool { return c.Name == name })
+	}
+	for _, text := range texts {
+		if known(text) {
+			names = append(names, text)
+			continue
+		}
+		for name := range strings.SplitSeq(text, ",") {
+			name = strings.TrimSpace(name)
+			if !known(name) {
+				return nil, console.Usagef("--only %s: there is no such training", name)
+			}
+			names = append(names, name)
+		}
+	}
+	return names, nil
 }
 
 // readCurves reads a file, or the standard input for "-".

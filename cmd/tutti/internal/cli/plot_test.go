@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"fmt"
 	"image/png"
 	"os"
 	"path/filepath"
@@ -32,7 +33,17 @@ func TestPlot(t *testing.T) {
 			assert.Contains(t, string(data), ">"+text+"<", args)
 		}
 	}
-	code, _, stderr = execute(t, "plot", "train.jsonl", "--only", "topkA", "-o", "small.png")
+	code, stdout, stderr := execute(t, "plot", "train.jsonl", "--only", "topkA", "-o", "small.png")
+	require.Equal(t, exitOK, code, stderr)
+	assert.Equal(t, "wrote small.png\n", stdout)
+	var outer string
+	for _, name := range []string{"topkA, every 8", "other"} {
+		for step := range 2 {
+			outer += fmt.Sprintf("{\"name\": %q, \"step\": %d, \"loss\": 2}\n", name, step)
+		}
+	}
+	require.NoError(t, os.WriteFile("outer.jsonl", []byte(outer), 0o666))
+	code, _, stderr = execute(t, "plot", "outer.jsonl", "--x", "steps", "--y", "loss", "--only", "topkA, every 8", "--only", "other")
 	require.Equal(t, exitOK, code, stderr)
 	data, err := os.ReadFile("small.png")
 	require.NoError(t, err)
