@@ -67,6 +67,7 @@ type pair struct {
 	state    pairState  // guarded by mu, like all that follows
 	gone     error      // why the peer cannot be reached any more; set in left, parted and closed
 	goodbyes int        // lanes on which the peer has said goodbye
+	turn     int        // the lane that was woken last for a part
 	active   bool       // a frame was sent since the last tick
 	credit   credit
 	outbox   outbox
@@ -268,7 +269,7 @@ func (p *pair) choose(l *lane, f *outFrame) bool {
 	if first {
 		ok, parts := p.outbox.announce(&p.credit, len(p.lanes), f)
 		if parts {
-			p.wakePartLanes(p.lanes[1:], f.send.allowed-f.send.next)
+			p.wakePartLanes(f.send.allowed - f.send.next)
 		}
 		if ok {
 			return true
@@ -310,11 +311,16 @@ func (p *pair) chooseGoodbye(s *flow, f *outFrame) bool {
 	return true
 }
 
-// wakePartLanes wakes the writers of lanes that carry parts, as many as there are parts of that many bytes. Called by
-// choose and accept; mu is held.
-func (p *pair) wakePartLanes(lanes []*lane, bytes int) {
-	for _, l := range lanes {
-		if bytes > 0 && l.carriesParts() {
+// wakePartLanes wakes the writers of lanes that carry parts, as many as there are parts of that many bytes, in turn: on
+// a long link each lane has a window of its own. Called by choose and accept; mu is held.
+func (p *pair) wakePartLanes(bytes int) {
+	for range p.lanes {
+		if bytes <= 0 {
+			return
+		}
+		p.turn = (p.turn + 1) % len(p.lanes)
+		l := p.lanes[p.turn]
+		if l.carriesParts() {
 			l.wakeWriter()
 			bytes -= p.outbox.chunk
 		}
@@ -375,7 +381,7 @@ func (p *pair) accept(s *flow, h *header) (in *incoming, target []byte, err erro
 		var ready bool
 		ready, err = p.outbox.grant(h.message)
 		if ready {
-			p.wakePartLanes(p.lanes, p.outbox.chunk*len(p.lanes))
+			p.wakePartLanes(p.outbox.chunk * len(p.lanes))
 		}
 	case frameGoodbye:
 		s.heardGoodbye = true
