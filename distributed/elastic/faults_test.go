@@ -854,16 +854,16 @@ func evaluates(t *testing.T) {
 		}
 		list = append(list, newTrainee(t, log, cfg))
 	}
-	evaluated := false
+	var evaluated atomic.Bool
 	together(t, list, func(a *trainee, e *Epoch, made int) bool {
-		if evaluated || a == list[2] && a.steps > 3 {
+		if evaluated.Load() || a == list[2] && a.steps > 3 {
 			assert.Len(t, e.Members, 3)
 		}
-		if a == list[2] && a.steps == 3 && len(e.Members) == 3 && !evaluated {
+		if a == list[2] && a.steps == 3 && len(e.Members) == 3 && !evaluated.Load() {
 			time.Sleep(3 * a.cfg.patience)
-			evaluated = true
+			evaluated.Store(true)
 		}
-		return evaluated && len(e.Members) == 3 && made == 5
+		return evaluated.Load() && len(e.Members) == 3 && made == 5
 	})
 	log.repeat(t, list[0].steps, list)
 	for _, a := range list {
@@ -890,15 +890,16 @@ func hung(t *testing.T) {
 	}
 	goesOn := make(chan struct{})
 	var once sync.Once
-	var began time.Time
+	var began atomic.Pointer[time.Time]
 	together(t, list, func(a *trainee, e *Epoch, made int) bool {
 		switch {
 		case a == list[2] && a.steps == hangs:
-			began = time.Now()
+			now := time.Now()
+			began.Store(&now)
 			<-goesOn
 		case len(e.Members) == 2 && made == 2:
 			once.Do(func() {
-				assert.Less(t, time.Since(began), a.cfg.Silence+2*a.cfg.hang())
+				assert.Less(t, time.Since(*began.Load()), a.cfg.Silence+2*a.cfg.hang())
 				close(goesOn)
 			})
 		}
