@@ -4,28 +4,25 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math/rand/v2"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/internal/hostmem"
-	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
 const capacity = 256
 
 // ringMemory returns the address of memory for a ring, as bytes as well.
 func ringMemory(t *testing.T) (uintptr, []byte) {
-	rt := cpu.New()
-	address, err := rt.Allocate(RingBytes(capacity))
-	require.NoError(t, err)
-	memory := hostmem.Slice[byte](address, RingBytes(capacity))
-	clear(memory)
-	t.Cleanup(func() {
-		assert.NoError(t, rt.Deallocate(address))
-		assert.NoError(t, rt.Close())
-	})
+	const line = 64 // rings begin with one
+	room := make([]byte, RingBytes(capacity)+line)
+	first := -int(hostmem.Addr(room)) & (line - 1)
+	memory := room[first:][:RingBytes(capacity)]
+	address := hostmem.Addr(memory)
+	t.Cleanup(func() { runtime.KeepAlive(room) })
 	return address, memory
 }
 

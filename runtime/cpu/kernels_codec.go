@@ -124,7 +124,7 @@ func (s *scratch) topKOfChunk(src *source, found, k int, bracket keyRange, t flo
 
 // separate returns a key that k elements of x are not below. As many as were found are not below the lower end of
 // bracket, k or more, and few are above its upper end. It interpolates between what it has counted, from a first key
-// on, and gives up soon: where elements are equal there may be no such key.
+// on, and ends after a few tries: where elements are equal there may be no such key.
 func separate(x []float32, found, k int, bracket keyRange, first uint32) (key uint32, ok bool) {
 	const tries = 12
 	lower := bracket.lo
