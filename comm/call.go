@@ -286,7 +286,9 @@ func (c Call) Make(on Communicator) error {
 	return on.Recv(c.Recv, c.Count, c.DType, c.Peer, c.Tag)
 }
 
-func noCall(op Op) error { return fmt.Errorf("%w: %v does not move data", ErrArgument, op) }
+func noCall(op Op) error {
+	return fmt.Errorf("%w: %v does not move data", ErrArgument, op)
+}
 
 // Bytes is the length of Count elements.
 func (c Call) Bytes() int { return c.Count * c.DType.Size() }

@@ -315,7 +315,9 @@ func (c *coder) encodeElements(data []byte, d dtype.DType, changed int) []byte {
 }
 
 // hasExponents reports whether elements are floats whose exponents can be coded.
-func hasExponents(d dtype.DType) bool { return d.IsFloat() && exponents.Supports(d.Size()) }
+func hasExponents(d dtype.DType) bool {
+	return d.IsFloat() && exponents.Supports(d.Size())
+}
 
 // encodeFull returns the code of a block of a full copy, and its checksum. It is nil if the elements have no
 // exponents, or a quarter of them are zeros: then compare finds those that are not.

@@ -63,10 +63,14 @@ func (t Tensor) Runtime() *runtime.Tensor {
 type Host []byte
 
 // ReadAt implements [io.ReaderAt].
-func (h Host) ReadAt(p []byte, offset int64) (int, error) { return copy(p, h[offset:]), nil }
+func (h Host) ReadAt(p []byte, offset int64) (int, error) {
+	return copy(p, h[offset:]), nil
+}
 
 // WriteAt implements [io.WriterAt].
-func (h Host) WriteAt(p []byte, offset int64) (int, error) { return copy(h[offset:], p), nil }
+func (h Host) WriteAt(p []byte, offset int64) (int, error) {
+	return copy(h[offset:], p), nil
+}
 
 // device is memory of a runtime.
 type device struct {

@@ -45,7 +45,9 @@ func AverageMetrics(ctx context.Context, rt runtime.Runtime, c comm.Communicator
 	if m.err != nil {
 		return nil, m.err
 	}
-	sum := func(i int) float64 { return math.Float64frombits(binary.NativeEndian.Uint64(words[8*i:])) }
+	sum := func(i int) float64 {
+		return math.Float64frombits(binary.NativeEndian.Uint64(words[8*i:]))
+	}
 	averages := make([]float64, len(metrics))
 	for i := range averages {
 		averages[i] = sum(1+i) / sum(0)

@@ -66,7 +66,9 @@ time. Products then use the others. Pictures of a step on rank 0
 			r := overlapReport{dir: &dir}
 			r.json, r.text = console.Forms(cmd.OutOrStdout(), asJSON)
 			progress := &console.Bars{Out: cmd.ErrOrStderr(), Pieces: 1}
-			cfg.Progress = func(done, total int) { progress.Set("rounds", done, total) }
+			cfg.Progress = func(done, total int) {
+				progress.Set("rounds", done, total)
+			}
 			err := w.Run(cmd, dir.Prepare, func(ctx context.Context, rank backend.Rank) error {
 				result, err := runOverlap(ctx, rank, w.Backend, ctas, cfg)
 				if err != nil || rank.Comm.Rank() > 0 {

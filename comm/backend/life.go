@@ -69,7 +69,9 @@ type Life struct {
 // brokenError is an [comm.ErrBroken] with its cause.
 type brokenError struct{ cause error }
 
-func (b *brokenError) Error() string   { return fmt.Sprintf("%v: %v", comm.ErrBroken, b.cause) }
+func (b *brokenError) Error() string {
+	return fmt.Sprintf("%v: %v", comm.ErrBroken, b.cause)
+}
 func (b *brokenError) Unwrap() []error { return []error{comm.ErrBroken, b.cause} }
 
 // Cause returns the cause that an [comm.ErrBroken] came with, other errors as they are.
@@ -312,7 +314,9 @@ func (l *Life) subCommunicators() (open []comm.Communicator) {
 // together, so that they are still in step: its arguments were wrong, the backend
 // cannot do it or has no room for it, or the communicator was closed.
 func Refused(err error) bool {
-	is := func(sentinel error) bool { return errors.Is(err, sentinel) }
+	is := func(sentinel error) bool {
+		return errors.Is(err, sentinel)
+	}
 	return !slices.ContainsFunc(outOfStep, is) && slices.ContainsFunc(refusals, is)
 }
 

@@ -163,7 +163,9 @@ func (k *Communicator) encode(c *comm.Call) []byte {
 }
 
 func (k *Communicator) decode(b []byte) comm.Call {
-	word := func(i int) int { return int(binary.LittleEndian.Uint64(b[8*i:])) }
+	word := func(i int) int {
+		return int(binary.LittleEndian.Uint64(b[8*i:]))
+	}
 	c := comm.Call{
 		Op:     comm.Op(word(0)),
 		DType:  dtype.DType(word(1)),

@@ -265,9 +265,13 @@ type disagreement struct {
 // disagreementsAbout returns all ways.
 func disagreementsAbout(a operands) []disagreement {
 	makes := func(k comm.Call) func(context.Context, comm.Communicator) error {
-		return func(_ context.Context, c comm.Communicator) error { return k.Make(c) }
+		return func(_ context.Context, c comm.Communicator) error {
+			return k.Make(c)
+		}
 	}
-	barrier := func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) }
+	barrier := func(ctx context.Context, c comm.Communicator) error {
+		return c.Barrier(ctx)
+	}
 	split := func(ctx context.Context, c comm.Communicator) error {
 		_, err := c.Split(ctx, 0, 0)
 		return err

@@ -147,7 +147,9 @@ func manyInAnotherOrder(p *probe) {
 	}
 	send := p.alloc(out)
 	recv := p.alloc(make([]byte, 2*len(out)))
-	element := func(buffer uintptr, i int) uintptr { return buffer + uintptr(8*i) }
+	element := func(buffer uintptr, i int) uintptr {
+		return buffer + uintptr(8*i)
+	}
 	for _, order := range []func(i int) int{
 		func(i int) int { return n - 1 - i },
 		func(i int) int { return i * leap % n },

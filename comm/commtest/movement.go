@@ -359,7 +359,9 @@ func (b *batch) addAllGatherVFromGap(l label, counts []int) {
 }
 
 func addAllToAllV(b *batch, l label) {
-	uneven := func(src, dest int) int { return unevenCount(l.count, src, dest) }
+	uneven := func(src, dest int) int {
+		return unevenCount(l.count, src, dest)
+	}
 	b.addAllToAllV(l, uneven)
 	l.variant = "equal counts"
 	equal := func(_, _ int) int { return l.count }

@@ -78,12 +78,20 @@ func farKeys(p *probe) {
 func longColorsAndKeys(p *probe) {
 	for _, rule := range []splitRule{
 		func(r int) (color, key int) { return 1 << (32 + r%2), 0 },
-		func(r int) (color, key int) { return r % 2 * math.MaxInt, 0 },
-		func(r int) (color, key int) { return math.MaxInt - r%2<<32, -r },
-		func(r int) (color, key int) { return -1 + r%2*math.MaxInt, r },
+		func(r int) (color, key int) {
+			return r % 2 * math.MaxInt, 0
+		},
+		func(r int) (color, key int) {
+			return math.MaxInt - r%2<<32, -r
+		},
+		func(r int) (color, key int) {
+			return -1 + r%2*math.MaxInt, r
+		},
 		func(r int) (color, key int) { return -1<<32 + r%2<<33, r },
 		func(r int) (color, key int) { return 0, 1 << (40 - r%8) },
-		func(r int) (color, key int) { return 0, math.MinInt + r%2<<32 },
+		func(r int) (color, key int) {
+			return 0, math.MinInt + r%2<<32
+		},
 		func(r int) (color, key int) { return 0, math.MaxInt - r },
 	} {
 		splitAs(rule)(p)

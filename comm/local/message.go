@@ -63,7 +63,10 @@ func (d *driver) posted(o, match *op) {
 	to.left.Store(int32(chunks))
 	w.jobs.push(to)
 	w.front.jobs.Add(1) // from here on, the message may be done at any time
-	w.wakeHelpers(chunks, func(e *endpoint) bool { return e == sender || e == receiver })
+	takesPart := func(e *endpoint) bool {
+		return e == sender || e == receiver
+	}
+	w.wakeHelpers(chunks, takesPart)
 }
 
 // copyChunk copies a part of a matched message and ends it after the last.

@@ -57,7 +57,9 @@ func (p *progress) add(e *endpoint) {
 func (p *progress) remove(e *endpoint) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.endpoints = slices.DeleteFunc(slices.Clone(p.endpoints), func(have *endpoint) bool { return have == e })
+	p.endpoints = slices.DeleteFunc(slices.Clone(p.endpoints), func(have *endpoint) bool {
+		return have == e
+	})
 }
 
 // all returns the communicators at this moment. A look at them takes long, and so holds no

@@ -46,7 +46,9 @@ func (c *Comm) connect(ctx context.Context) error {
 			comm.SendCall(c.scratch, 1, dtype.U8, r, 0),
 			comm.RecvCall(c.scratch+uintptr(helloOffset+r), 1, dtype.U8, r, 0))
 	}
-	err := c.guarded(ctx, func() error { return errors.Join(c.submitTogether(ctx, hello), c.barrier(ctx)) })
+	err := c.guarded(ctx, func() error {
+		return errors.Join(c.submitTogether(ctx, hello), c.barrier(ctx))
+	})
 	if err != nil {
 		return c.fail(err)
 	}

@@ -44,7 +44,9 @@ func (c *Comm) fromControl(ctx context.Context, d derivation) (*native, error) {
 		shares: c.control.shares,
 		stop:   d.stop,
 		fn:     d.fn,
-		call:   func(cell uintptr) uintptr { return d.call(cell, hostmem.AddrOf(cfg)) },
+		call: func(cell uintptr) uintptr {
+			return d.call(cell, hostmem.AddrOf(cfg))
+		},
 	})
 	goruntime.KeepAlive(cfg)
 	c.control.failed = err

@@ -435,7 +435,9 @@ func (l *library) await(ctx context.Context, stop func() error, handle uintptr) 
 // asyncError returns the asynchronous state of a communicator.
 func (l *library) asyncError(handle uintptr) Status {
 	answer := statusSuccess
-	state := Status(int32(l.out(func(p uintptr) { answer = Status(l.sym.GetAsyncError.Int(handle, p)) })))
+	state := Status(int32(l.out(func(p uintptr) {
+		answer = Status(l.sym.GetAsyncError.Int(handle, p))
+	})))
 	if answer != statusSuccess {
 		return answer
 	}

@@ -91,12 +91,16 @@ func (c *Comm) onStream(op string, do func() error) error {
 
 // CommAfter implements [comm.StreamOrder].
 func (c *Comm) CommAfter(stream uintptr) error {
-	return c.onStream("order after stream", func() error { return c.mark.order(c.rt, stream, c.stream.Handle()) })
+	return c.onStream("order after stream", func() error {
+		return c.mark.order(c.rt, stream, c.stream.Handle())
+	})
 }
 
 // AfterComm implements [comm.StreamOrder].
 func (c *Comm) AfterComm(stream uintptr) error {
-	return c.onStream("order stream", func() error { return c.mark.order(c.rt, c.stream.Handle(), stream) })
+	return c.onStream("order stream", func() error {
+		return c.mark.order(c.rt, c.stream.Handle(), stream)
+	})
 }
 
 // CreateEvent implements [comm.StreamSyncOps].
@@ -115,7 +119,9 @@ func (c *Comm) DestroyEvent(event uintptr) error {
 
 // RecordOnCommStream implements [comm.StreamSyncOps].
 func (c *Comm) RecordOnCommStream(event uintptr) error {
-	return c.onStream("record event", func() error { return c.rt.RecordEvent(event, c.stream.Handle()) })
+	return c.onStream("record event", func() error {
+		return c.rt.RecordEvent(event, c.stream.Handle())
+	})
 }
 
 // RecordOnStream implements [comm.StreamSyncOps].
@@ -125,7 +131,9 @@ func (c *Comm) RecordOnStream(event, stream uintptr) error {
 
 // CommStreamWaitEvent implements [comm.StreamSyncOps].
 func (c *Comm) CommStreamWaitEvent(event uintptr) error {
-	return c.onStream("wait for event", func() error { return c.rt.StreamWaitEvent(c.stream.Handle(), event) })
+	return c.onStream("wait for event", func() error {
+		return c.rt.StreamWaitEvent(c.stream.Handle(), event)
+	})
 }
 
 // StreamWaitEvent implements [comm.StreamSyncOps].

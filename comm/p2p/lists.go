@@ -111,7 +111,9 @@ func (l *sharedLists) attach(ctx context.Context, n int) (err error) {
 	l.memory[c.Rank()] = memory
 	// The sizes stand for the number of entries, which ranks compare so.
 	h := hello{sizes: sizes{words: bytes}}
-	_, agreed, err := b.attachAll(ctx, h, memory, err, func(peer int, m *cuda.SharedMemory) { l.memory[peer] = m })
+	_, agreed, err := b.attachAll(ctx, h, memory, err, func(peer int, m *cuda.SharedMemory) {
+		l.memory[peer] = m
+	})
 	if !agreed {
 		return err
 	}

@@ -21,7 +21,9 @@ import (
 // WriteJSON writes the calls of this communicator and of its sub-communicators that are
 // remembered, oldest first. It can be called at any time. It has the fields of PyTorch's flight
 // recorder (torch/csrc/distributed/c10d/FlightRecorder.hpp), and further ones under "tutti".
-func (r *Recorder) WriteJSON(w io.Writer) error { return json.NewEncoder(w).Encode(r.dump()) }
+func (r *Recorder) WriteJSON(w io.Writer) error {
+	return json.NewEncoder(w).Encode(r.dump())
+}
 
 // dump is what WriteJSON writes.
 func (r *Recorder) dump() *dump.File {
@@ -49,7 +51,9 @@ func (r *Recorder) dump() *dump.File {
 	for id, one := range open {
 		one.addTo(d, id)
 	}
-	slices.SortStableFunc(d.Entries, func(a, b dump.Entry) int { return int(min(max(a.Created-b.Created, -1), 1)) })
+	slices.SortStableFunc(d.Entries, func(a, b dump.Entry) int {
+		return int(min(max(a.Created-b.Created, -1), 1))
+	})
 	return d
 }
 

@@ -118,7 +118,9 @@ func (r *round) follow(ctx context.Context) error {
 	reminder := waiting.Remind()
 	defer reminder.Stop()
 	number := "" // of no round
-	atRank0 := r.waits(func() string { return "waiting for rank 0 to begin " + r.purpose })
+	atRank0 := r.waits(func() string {
+		return "waiting for rank 0 to begin " + r.purpose
+	})
 	defer func() { atRank0() }()
 	for {
 		for number == "" {
@@ -254,4 +256,6 @@ func (r *round) missing(ctx context.Context, number string) (missing []int, refu
 }
 
 // fail adds who fails to an error of the store.
-func (r *round) fail(err error) error { return fmt.Errorf("rendezvous: rank %d: %w", r.Rank, err) }
+func (r *round) fail(err error) error {
+	return fmt.Errorf("rendezvous: rank %d: %w", r.Rank, err)
+}

@@ -193,7 +193,9 @@ func (d Dialer) introduce(
 			conn.Close() //nolint:errcheck // nothing is lost
 		}
 	}()
-	stranger := func(err error) error { return &refusal{by: conn.RemoteAddr().String(), reason: gate.Reason(err)} }
+	stranger := func(err error) error {
+		return &refusal{by: conn.RemoteAddr().String(), reason: gate.Reason(err)}
+	}
 	secure := tls.Client(conn, d.TLS)
 	_ = conn.SetDeadline(time.Now().Add(bound)) // fails if the connection does, as what follows
 	if err := secure.Handshake(); err != nil {

@@ -9,7 +9,6 @@ import (
 	"math"
 	"net"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -40,8 +39,13 @@ const longestName = 2 << 10
 // valid reports whether a process says who it is.
 func (h *greeting) valid() bool {
 	for _, text := range []string{h.Name, h.Process, h.Job} {
-		if len(text) > longestName || strings.ContainsFunc(text, func(c rune) bool { return !strconv.IsPrint(c) }) {
+		if len(text) > longestName {
 			return false
+		}
+		for _, c := range text {
+			if !strconv.IsPrint(c) {
+				return false
+			}
 		}
 	}
 	return h.Name != ""

@@ -142,7 +142,9 @@ func laneTLS(conf *tls.Config) *tls.Config {
 	conf.DynamicRecordSizingDisabled = true
 	conf.GetConfigForClient = func(h *tls.ClientHelloInfo) (*tls.Config, error) {
 		family, _, _ := strings.Cut(protocol, "/")
-		isOurs := func(p string) bool { return strings.HasPrefix(p, family+"/") }
+		isOurs := func(p string) bool {
+			return strings.HasPrefix(p, family+"/")
+		}
 		if !slices.Contains(h.SupportedProtos, protocol) && slices.ContainsFunc(h.SupportedProtos, isOurs) {
 			return nil, gate.ErrVersion
 		}
@@ -329,7 +331,9 @@ type missingRanks struct {
 func (m missingRanks) none() bool { return m.unreached == nil && m.lost == nil }
 
 // trouble is why the first of them is missing, nil if that is not known.
-func (m missingRanks) trouble() error { return cmp.Or(m.unreachedTrouble, m.lostTrouble) }
+func (m missingRanks) trouble() error {
+	return cmp.Or(m.unreachedTrouble, m.lostTrouble)
+}
 
 // String names the ranks.
 func (m missingRanks) String() string {

@@ -17,7 +17,9 @@ type credit struct {
 const messageBytes = 256
 
 // newCredit returns the credit of a pair that has sent nothing.
-func newCredit(window int) credit { return credit{window: window, available: window} }
+func newCredit(window int) credit {
+	return credit{window: window, available: window}
+}
 
 // spend takes the credit for an announcement, and returns how many bytes of the message may come early.
 // ok is false where there is no credit for an announcement.
@@ -42,7 +44,9 @@ func (c *credit) restore(bytes uint64) error {
 }
 
 // covers reports whether the peer has the credit for an announcement.
-func (c *credit) covers(eager int) bool { return messageBytes+eager <= c.window-c.used }
+func (c *credit) covers(eager int) bool {
+	return messageBytes+eager <= c.window-c.used
+}
 
 // charge notes an announcement of the peer, which has the credit for it.
 func (c *credit) charge(eager int) { c.used += messageBytes + eager }

@@ -43,7 +43,9 @@ type header struct {
 const headerBytes = 48
 
 // ofMessage reports whether the frame belongs to a message that was announced.
-func (h *header) ofMessage() bool { return h.kind == framePart || h.kind == frameGrant }
+func (h *header) ofMessage() bool {
+	return h.kind == framePart || h.kind == frameGrant
+}
 
 // put writes the header to the beginning of b.
 func (h *header) put(b []byte) {

@@ -161,7 +161,9 @@ func (e *endpoint) shareMemory(ctx context.Context, ranks []int, bytes int) (mem
 	if reason != nil {
 		slog.Warn("tcp: ranks of this machine share no memory", "rank", n.rank, "cause", reason)
 	}
-	agreed := func(rank int) bool { return votes[e.wire.place[rank]][0] == int64(bytes) }
+	agreed := func(rank int) bool {
+		return votes[e.wire.place[rank]][0] == int64(bytes)
+	}
 	kept = !slices.ContainsFunc(ranks, func(rank int) bool { return !agreed(rank) })
 	if !kept {
 		return nil, nil

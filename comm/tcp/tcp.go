@@ -172,11 +172,15 @@ func (c *Config) key(rank int) string { return c.keys() + strconv.Itoa(rank) }
 func (c *Config) keys() string { return fmt.Sprintf("tcp/%s/", c.World) }
 
 // reports is what the keys begin with by which other ranks report that they cannot reach a rank.
-func (c *Config) reports(rank int) string { return fmt.Sprintf("%sreports/%d/", c.keys(), rank) }
+func (c *Config) reports(rank int) string {
+	return fmt.Sprintf("%sreports/%d/", c.keys(), rank)
+}
 
 // FromEnv returns the communicator of the job that a launcher started (rendezvous.FromEnv), over
 // the store that the process shares, as [Config.ReadEnv] says.
-func FromEnv(ctx context.Context) (comm.Communicator, error) { return Config{}.FromEnv(ctx) }
+func FromEnv(ctx context.Context) (comm.Communicator, error) {
+	return Config{}.FromEnv(ctx)
+}
 
 // FromEnv is the function FromEnv with settings of the program's, such as a Network. The environment has Rank,
 // WorldSize, TLS and World.
@@ -400,7 +404,9 @@ func (h hostID) long() bool { return h[3] != 0 }
 
 // links returns what lies between ranks.
 func (n *node) links(ranks []int) schedule.Links {
-	elsewhere := func(r int) bool { return n.hosts[r].host() != n.hosts[ranks[0]].host() }
+	elsewhere := func(r int) bool {
+		return n.hosts[r].host() != n.hosts[ranks[0]].host()
+	}
 	long := func(r int) bool { return n.hosts[r].long() }
 	switch {
 	case n.hosts == nil:

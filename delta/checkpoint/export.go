@@ -279,7 +279,9 @@ func (w *shardWriter) finish() error {
 			return err
 		}
 	}
-	name := func(shard int) string { return fmt.Sprintf("model-%05d-of-%05d.safetensors", shard, w.shards) }
+	name := func(shard int) string {
+		return fmt.Sprintf("model-%05d-of-%05d.safetensors", shard, w.shards)
+	}
 	for shard := range w.shards {
 		if err := w.dir.Rename(fmt.Sprint(shard), name(shard)); err != nil {
 			return err

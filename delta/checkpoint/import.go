@@ -254,7 +254,9 @@ func (p *patched) ReadAt(b []byte, offset int64) (int, error) {
 }
 
 // WriteAt refuses to write.
-func (p *patched) WriteAt([]byte, int64) (int, error) { return 0, errors.ErrUnsupported }
+func (p *patched) WriteAt([]byte, int64) (int, error) {
+	return 0, errors.ErrUnsupported
+}
 
 // decode returns the tensor, if it has its checksum.
 func (p *patched) decode() ([]byte, error) {
@@ -394,7 +396,9 @@ func Pull(ctx context.Context, s *delta.Subscriber, source string) (version uint
 }
 
 // folderName returns the name of the folder with a version.
-func folderName(version uint64) string { return fmt.Sprintf("weight_v%06d", version) }
+func folderName(version uint64) string {
+	return fmt.Sprintf("weight_v%06d", version)
+}
 
 // pullNext brings a subscriber from a version to the one after it, which is at a location if it is published. If it is
 // not, the error is an [fs.ErrNotExist].

@@ -221,7 +221,9 @@ func (g *Gradients) keepsHost() bool {
 	if g.order.Streams == nil {
 		return true
 	}
-	needsHost := func(b *bucket) bool { return sparsity.NeedsHost(b.cfg.Pattern) }
+	needsHost := func(b *bucket) bool {
+		return sparsity.NeedsHost(b.cfg.Pattern)
+	}
 	return g.side != nil && slices.ContainsFunc(g.buckets, needsHost)
 }
 

@@ -33,7 +33,9 @@ func (t *transaction) clip(
 		if err := t.weighSquares(ctx, m, weight); err != nil {
 			return 0, err
 		}
-		err := t.order.Around(ctx, func() error { return t.c.AllReduce(t.squares, t.squares, m, dtype.F64, comm.Sum) })
+		err := t.order.Around(ctx, func() error {
+			return t.c.AllReduce(t.squares, t.squares, m, dtype.F64, comm.Sum)
+		})
 		if err != nil {
 			return 0, err
 		}

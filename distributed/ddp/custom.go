@@ -170,7 +170,9 @@ func (c *custom) Exchange(ctx context.Context) error {
 	if err := c.reduce(ctx); err != nil {
 		return err
 	}
-	sum := func() error { return c.b.Comm.AllReduce(c.squares[0], c.squares[0], 1, dtype.F64, comm.Sum) }
+	sum := func() error {
+		return c.b.Comm.AllReduce(c.squares[0], c.squares[0], 1, dtype.F64, comm.Sum)
+	}
 	return c.g.order.Around(ctx, sum)
 }
 

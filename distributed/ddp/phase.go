@@ -106,7 +106,9 @@ func (b *bucket) len() int { return b.bytes / b.dt.Size() }
 
 // shares reports whether gradients are put together in memory that other buckets
 // use as well.
-func (b *bucket) shares() bool { return b.cfg.Pattern != sparsity.Dense && b.views.Ptr == 0 }
+func (b *bucket) shares() bool {
+	return b.cfg.Pattern != sparsity.Dense && b.views.Ptr == 0
+}
 
 // Shard is this rank's part of a bucket, with [Config].Shard. A bucket is cut into as many equal parts as
 // there are ranks; what it lacks for that is padding at its end.

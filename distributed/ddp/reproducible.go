@@ -657,7 +657,9 @@ func (r *reproducible) State(context.Context) ([]byte, error) {
 	return state.NewEncoder(fixedKind, 0).Seal(), nil
 }
 
-func (r *reproducible) SharedState(ctx context.Context) ([]byte, error) { return r.State(ctx) }
+func (r *reproducible) SharedState(ctx context.Context) ([]byte, error) {
+	return r.State(ctx)
+}
 
 // PrepareRestore implements reducer, for any number of ranks.
 func (r *reproducible) PrepareRestore(_ context.Context, states ...[]byte) (func(context.Context) error, error) {
@@ -705,6 +707,12 @@ func (r *reproducible) Terms() string {
 // Skipped implements reducer. The host has judged the step.
 func (r *reproducible) Skipped(context.Context) (bool, error) { return false, nil }
 
-func (r *reproducible) InFlight() bool                                  { return !r.g.fixedEarly() }
-func (r *reproducible) Complete(context.Context) (waited bool, _ error) { return false, nil }
-func (r *reproducible) ScaleResidual(float64) error                     { return nil }
+func (r *reproducible) InFlight() bool {
+	return !r.g.fixedEarly()
+}
+func (r *reproducible) Complete(context.Context) (waited bool, _ error) {
+	return false, nil
+}
+func (r *reproducible) ScaleResidual(float64) error {
+	return nil
+}

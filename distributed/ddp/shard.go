@@ -170,7 +170,9 @@ func (s *Shards) gather(ctx context.Context, whole, shards []*runtime.Tensor) er
 		bucket := ptr - uintptr(g.meter.Rank()*t.Bytes())
 		s.gathers[i] = comm.AllGatherCall(ptr, bucket, t.Len(), t.DType())
 	}
-	if err := g.order.Around(ctx, func() error { return g.meter.Group(s.gathers...) }); err != nil {
+	if err := g.order.Around(ctx, func() error {
+		return g.meter.Group(s.gathers...)
+	}); err != nil {
 		return err
 	}
 	for _, b := range g.buckets {

@@ -72,9 +72,11 @@ func (g *Gradients) state(ctx context.Context, save func(reducer, context.Contex
 	if err := g.between(op); err != nil {
 		return nil, err
 	}
-	if i := slices.IndexFunc(g.gradients, func(p gradient) bool { return p.sum.accumulated || p.held.n > 0 }); i >= 0 {
-		return nil, base.OpError(op, fmt.Errorf("%w: gradient %d is accumulated, want after the step that reduces it",
-			comm.ErrArgument, i))
+	for i, p := range g.gradients {
+		if p.sum.accumulated || p.held.n > 0 {
+			return nil, base.OpError(op, fmt.Errorf("%w: gradient %d is accumulated, want after the step that reduces it",
+				comm.ErrArgument, i))
+		}
 	}
 	e := state.NewEncoder(kind, 0)
 	e.Uint64(g.fingerprint())

@@ -38,7 +38,9 @@ func CheckPattern(ctx context.Context, r commtest.Rank, cfg engine.Config, n, st
 
 // finite reports whether sums of such gradients are finite.
 func finite(x []float32) bool {
-	return !slices.ContainsFunc(x, func(v float32) bool { return !(math.Abs(float64(v)) < 1e36) })
+	return !slices.ContainsFunc(x, func(v float32) bool {
+		return !(math.Abs(float64(v)) < 1e36)
+	})
 }
 
 // inBudget checks oktopk's bound on what a rank sends in a step, in elements, or in bytes of the codec. With

@@ -219,7 +219,11 @@ func (r *rank) part(label string, body func()) {
 
 // run executes a body and frees what it made.
 func (r *rank) run(body func(*rank)) error {
-	return caught(func() { r.part(fmt.Sprintf("rank %d of %d", r.rank, r.size), func() { body(r) }) })
+	return caught(func() {
+		r.part(fmt.Sprintf("rank %d of %d", r.rank, r.size), func() {
+			body(r)
+		})
+	})
 }
 
 // after has the end of the part free something.

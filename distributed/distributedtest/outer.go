@@ -17,7 +17,9 @@ import (
 // testOuter trains by an outer loop, and compares the common parameters, bit for bit, with those over the other
 // backend, if there is one.
 func testOuter(r *rank) {
-	reduce := func(cfg sparse.Config) ddp.Config { return ddp.Config{Config: cfg, DenseUpTo: -1} }
+	reduce := func(cfg sparse.Config) ddp.Config {
+		return ddp.Config{Config: cfg, DenseUpTo: -1}
+	}
 	for _, cfg := range []outer.Config{
 		{Every: 1},
 		{Every: 4, LearningRate: 0.5, Momentum: 0.5, Nesterov: true, Fragments: 2, Delay: 2, Mix: 0.5},
@@ -48,7 +50,9 @@ func testOuter(r *rank) {
 
 // trainOuter moves parameters by multiples of 2^-6, and returns the hash of the common ones.
 func (r *rank) trainOuter(cfg outer.Config) uint64 {
-	ones := func(n int) []float32 { return slices.Repeat([]float32{1}, n) }
+	ones := func(n int) []float32 {
+		return slices.Repeat([]float32{1}, n)
+	}
 	params := []*runtime.Tensor{
 		r.tensor(dtype.F32, ones(500)),
 		r.tensor(dtype.BF16, ones(7)),

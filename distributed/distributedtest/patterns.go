@@ -493,7 +493,9 @@ func (u *run) fails() {
 func testValues(r *rank, pattern string) {
 	hard := []string{"normal", "own cluster", "zero", "ties", "canceling", "subnormal", "huge", "one sign"}
 	types := []dtype.DType{dtype.F32, dtype.F16, dtype.BF16}
-	turn := func(i, which int) bool { return r.extended || (r.size+which)%len(types) == i }
+	turn := func(i, which int) bool {
+		return r.extended || (r.size+which)%len(types) == i
+	}
 	for v, values := range sparsity.Values()[1:] {
 		cfg := config(pattern, 0.1)
 		cfg.Values = values
@@ -518,7 +520,9 @@ func testValues(r *rank, pattern string) {
 			set(&changed)
 			r.reduces(label, 700, dt, changed, body)
 		}
-		with("fail", dtype.BF16, func(c *engine.Config) { c.NonFinite = engine.FailNonFinite }, (*run).fails)
+		with("fail", dtype.BF16, func(c *engine.Config) {
+			c.NonFinite = engine.FailNonFinite
+		}, (*run).fails)
 		with("clip local", dtype.F16, func(c *engine.Config) { c.ClipNorm = 0.5 }, (*run).clip)
 		with("clip global", dtype.F32, func(c *engine.Config) {
 			c.ClipNorm = 0.5

@@ -37,15 +37,33 @@ func RunReducer(t *testing.T, b commtest.Backend, reducer func(ddp.Bucket) (ddp.
 	}
 	skip := sparse.Config{NonFinite: sparse.SkipNonFinite}
 	fail := sparse.Config{NonFinite: sparse.FailNonFinite}
-	add("Overlap", func(x *reduced) { x.follow(ddp.Config{}, (*reduced).overlap) })
-	add("Accumulate", func(x *reduced) { x.follow(ddp.Config{}, (*reduced).accumulate) })
-	add("Join", func(x *reduced) { x.follow(ddp.Config{Uneven: true}, (*reduced).plain) })
-	add("Weighted", func(x *reduced) { x.follow(ddp.Config{Weighted: true}, (*reduced).weighted) })
-	add("Clip", func(x *reduced) { x.follow(ddp.Config{Config: sparse.Config{ClipNorm: 1}}, (*reduced).clip) })
-	add("Skip", func(x *reduced) { x.follow(ddp.Config{Config: skip}, (*reduced).afterNaN) })
-	add("Fail", func(x *reduced) { x.follow(ddp.Config{Config: fail}, (*reduced).afterNaN) })
-	add("Fault", func(x *reduced) { x.follow(ddp.Config{}, (*reduced).afterFaults) })
-	add("Restore", func(x *reduced) { x.follow(ddp.Config{}, (*reduced).restored) })
+	add("Overlap", func(x *reduced) {
+		x.follow(ddp.Config{}, (*reduced).overlap)
+	})
+	add("Accumulate", func(x *reduced) {
+		x.follow(ddp.Config{}, (*reduced).accumulate)
+	})
+	add("Join", func(x *reduced) {
+		x.follow(ddp.Config{Uneven: true}, (*reduced).plain)
+	})
+	add("Weighted", func(x *reduced) {
+		x.follow(ddp.Config{Weighted: true}, (*reduced).weighted)
+	})
+	add("Clip", func(x *reduced) {
+		x.follow(ddp.Config{Config: sparse.Config{ClipNorm: 1}}, (*reduced).clip)
+	})
+	add("Skip", func(x *reduced) {
+		x.follow(ddp.Config{Config: skip}, (*reduced).afterNaN)
+	})
+	add("Fail", func(x *reduced) {
+		x.follow(ddp.Config{Config: fail}, (*reduced).afterNaN)
+	})
+	add("Fault", func(x *reduced) {
+		x.follow(ddp.Config{}, (*reduced).afterFaults)
+	})
+	add("Restore", func(x *reduced) {
+		x.follow(ddp.Config{}, (*reduced).restored)
+	})
 	add("Worlds", (*reduced).worlds)
 	runCases(t, b, cases, opts)
 }

@@ -34,11 +34,17 @@ func testMany(r *rank) {
 			}
 		}
 	}
-	check("allreduce", func() error { return distributed.AllReduceAll(r.ctx, r.c, tensors, comm.Sum) },
+	check("allreduce", func() error {
+		return distributed.AllReduceAll(r.ctx, r.c, tensors, comm.Sum)
+	},
 		func(i int) int { return r.size*i + r.size*(r.size-1)/2 })
-	text := func(rank int) []byte { return bytes.Repeat([]byte{byte(rank)}, rank*100%301) }
+	text := func(rank int) []byte {
+		return bytes.Repeat([]byte{byte(rank)}, rank*100%301)
+	}
 	for root := range r.size {
-		check("broadcast", func() error { return distributed.BroadcastAll(r.ctx, r.c, tensors, root) },
+		check("broadcast", func() error {
+			return distributed.BroadcastAll(r.ctx, r.c, tensors, root)
+		},
 			func(i int) int { return i + root })
 		if one := got(distributed.BroadcastBytes(r.ctx, r.rt, r.c, text(r.rank), root)); !bytes.Equal(one, text(root)) {
 			fail("broadcast of %d bytes from %d: %d bytes", len(text(root)), root, len(one))
@@ -98,7 +104,9 @@ func (r *rank) weightedSteps(cfg ddp.Config, dt dtype.DType) {
 		gradients = append(gradients, r.tensor(dt, make([]float32, n)))
 	}
 	g := got(ddp.New(r.ctx, r.rt, r.c, gradients, cfg))
-	value := func(rank, step, pass int) float64 { return float64(1 + rank + 2*step + 5*pass) }
+	value := func(rank, step, pass int) float64 {
+		return float64(1 + rank + 2*step + 5*pass)
+	}
 	weight := func(rank, step, pass int) float64 {
 		switch {
 		case rank == r.size-1 && r.size > 1:

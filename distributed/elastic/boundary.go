@@ -177,7 +177,9 @@ func (k *knowledge) conclude(last *record) (d decision, ok bool) {
 		return decision{commit: true}, true
 	}
 	// One that commits or rolls back because of the others looks at their statuses, so these stay until it has.
-	inDoubt := func(s status) bool { return s.Standing == prepared && last.rank(s.person()) >= 0 }
+	inDoubt := func(s status) bool {
+		return s.Standing == prepared && last.rank(s.person()) >= 0
+	}
 	if k.self.Standing != prepared && slices.ContainsFunc(k.present, inDoubt) {
 		return decision{}, false
 	}
@@ -221,9 +223,13 @@ func (v *view) formedBy(r *record) bool {
 }
 
 // alone reports whether this member is the only one of an epoch.
-func (k *knowledge) alone(r *record) bool { return len(r.Members) == 1 && r.rank(k.self.person()) == 0 }
+func (k *knowledge) alone(r *record) bool {
+	return len(r.Members) == 1 && r.rank(k.self.person()) == 0
+}
 
 // stays reports whether another member is here that does not wish to leave.
 func (k *knowledge) stays() bool {
-	return slices.ContainsFunc(k.present, func(s status) bool { return !s.Wishes && s.Name != k.self.Name })
+	return slices.ContainsFunc(k.present, func(s status) bool {
+		return !s.Wishes && s.Name != k.self.Name
+	})
 }

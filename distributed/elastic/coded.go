@@ -141,7 +141,9 @@ func (m *Member) receiveCoded(
 // startDecoding begins to decode a piece, and returns what waits for that, and stores it.
 func startDecoding(t *runtime.Tensor, p piece, code []byte) (finish func() error) {
 	done := make(chan error, 1)
-	go func() { done <- decodeParts(p.data, code, t.DType().Size()) }()
+	go func() {
+		done <- decodeParts(p.data, code, t.DType().Size())
+	}()
 	return func() error {
 		if err := <-done; err != nil {
 			return fmt.Errorf("elastic: %w: a tensor: %w", comm.ErrMismatch, err)
@@ -151,7 +153,9 @@ func startDecoding(t *runtime.Tensor, p piece, code []byte) (finish func() error
 }
 
 // countParts returns how many parts a piece has.
-func countParts(data []byte, size int) int { return (len(data)/size + partElements - 1) / partElements }
+func countParts(data []byte, size int) int {
+	return (len(data)/size + partElements - 1) / partElements
+}
 
 // longestCode returns how long the code of a piece is, at most.
 func longestCode(data []byte, size int) int {
@@ -162,7 +166,9 @@ func longestCode(data []byte, size int) int {
 func encodeParts(data []byte, size int) []byte {
 	parts := slices.Collect(slices.Chunk(data, partElements*size))
 	codes := make([][]byte, len(parts))
-	parallel(len(parts), func(i int) { codes[i] = exponents.Append(nil, parts[i], size) })
+	parallel(len(parts), func(i int) {
+		codes[i] = exponents.Append(nil, parts[i], size)
+	})
 	code := make([]byte, 0, longestCode(data, size))
 	for _, c := range codes {
 		code = binary.LittleEndian.AppendUint32(code, uint32(len(c)))
@@ -194,7 +200,9 @@ func decodeParts(data, code []byte, size int) error {
 		return exponents.ErrDamaged
 	}
 	errs := make([]error, len(parts))
-	parallel(len(parts), func(i int) { errs[i] = exponents.Decode(parts[i], codes[i], size) })
+	parallel(len(parts), func(i int) {
+		errs[i] = exponents.Decode(parts[i], codes[i], size)
+	})
 	return errors.Join(errs...)
 }
 

@@ -24,6 +24,8 @@ func Ended(ctx context.Context, kv *store.Client) (bool, error) {
 		}
 	}
 	// The members of the epoch with the last step write its World to another key.
-	final := func(e store.Entry) bool { return e.Key != epochKey && string(e.Value) == world }
+	final := func(e store.Entry) bool {
+		return e.Key != epochKey && string(e.Value) == world
+	}
 	return world != "" && slices.ContainsFunc(all, final), nil
 }

@@ -249,7 +249,9 @@ func (m *Member) establish(ctx context.Context, r *record) (c comm.Communicator,
 		return nil, fmt.Errorf("%w: the store is lost", comm.ErrPeerFailed)
 	}
 	go func() {
-		if err := m.wait(ctx, func() (bool, error) { return false, m.obstacle(r, session) }); err != nil {
+		if err := m.wait(ctx, func() (bool, error) {
+			return false, m.obstacle(r, session)
+		}); err != nil {
 			stop(err)
 		}
 	}()

@@ -26,7 +26,9 @@ type claim struct {
 }
 
 // due reports whether the store is to be changed.
-func (c *claim) due() bool { return c.want != "" && (!c.exists || c.want != c.stored) }
+func (c *claim) due() bool {
+	return c.want != "" && (!c.exists || c.want != c.stored)
+}
 
 // hear takes an event of the store's. Earlier ones than a write that was confirmed may come after it.
 func (c *claim) hear(e store.Event) {
@@ -189,7 +191,9 @@ type retryStore struct {
 
 // Set implements [store.Store].
 func (s *retryStore) Set(ctx context.Context, key string, value []byte, options ...store.Option) error {
-	return s.repeat(ctx, key, func(bool) error { return s.Store.Set(ctx, key, value, options...) })
+	return s.repeat(ctx, key, func(bool) error {
+		return s.Store.Set(ctx, key, value, options...)
+	})
 }
 
 // CompareAndSet implements [store.Store].

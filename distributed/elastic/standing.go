@@ -33,7 +33,9 @@ const (
 func (s standing) waits() bool { return s == joining || s.leads() }
 
 // leads reports whether a member is at a boundary with the state of the job.
-func (s standing) leads() bool { return s == boundary || s == prepared || s == leaving }
+func (s standing) leads() bool {
+	return s == boundary || s == prepared || s == leaving
+}
 
 // stateless reports whether a member lacks the state of the job.
 func (s standing) stateless() bool { return s == fresh || s == joining }
@@ -82,4 +84,6 @@ func (s *status) reach() uint64 {
 }
 
 // returned reports whether the member is at the boundary behind an epoch.
-func (s *status) returned(r *record) bool { return s.Standing.waits() && s.Entered == r.World }
+func (s *status) returned(r *record) bool {
+	return s.Standing.waits() && s.Entered == r.World
+}

@@ -95,7 +95,9 @@ func (m *Member) send(ctx context.Context, e *Epoch, receiver int, shared []byte
 		return fmt.Errorf("elastic: %w: SharedState returns %d bytes, the maximum is %d",
 			comm.ErrArgument, len(shared), maxSharedBytes)
 	}
-	post := func(t *runtime.Tensor) error { return distributed.Send(ctx, e.Comm, t, receiver, stateTag) }
+	post := func(t *runtime.Tensor) error {
+		return distributed.Send(ctx, e.Comm, t, receiver, stateTag)
+	}
 	sending := m.sending()
 	if err := communicate(ctx, m, e, []int64{int64(len(shared)), sending}, post); err != nil {
 		return err
@@ -121,7 +123,9 @@ func (m *Member) send(ctx context.Context, e *Epoch, receiver int, shared []byte
 
 // receive gets the state that send sends, and begins with empty residuals.
 func (m *Member) receive(ctx context.Context, e *Epoch, sender int) error {
-	fetch := func(t *runtime.Tensor) error { return distributed.Recv(ctx, e.Comm, t, sender, stateTag) }
+	fetch := func(t *runtime.Tensor) error {
+		return distributed.Recv(ctx, e.Comm, t, sender, stateTag)
+	}
 	announced := []int64{0, 0}
 	if err := communicate(ctx, m, e, announced, fetch); err != nil {
 		return err
@@ -194,7 +198,9 @@ func (e *Epoch) agree(hashes []int64) error {
 	for _, h := range hashes {
 		count[h]++
 	}
-	majority := slices.MaxFunc(hashes, func(a, b int64) int { return cmp.Compare(count[a], count[b]) })
+	majority := slices.MaxFunc(hashes, func(a, b int64) int {
+		return cmp.Compare(count[a], count[b])
+	})
 	var differ []string
 	for rank, h := range hashes {
 		if h != majority {

@@ -18,7 +18,9 @@ type person struct {
 }
 
 // matches reports whether two are the same process.
-func (p person) matches(q person) bool { return p.Name == q.Name && p.Incarnation == q.Incarnation }
+func (p person) matches(q person) bool {
+	return p.Name == q.Name && p.Incarnation == q.Incarnation
+}
 
 // record is an epoch as it is in the store.
 type record struct {
@@ -183,7 +185,9 @@ func (v *view) step(last *record) uint64 {
 
 // returned reports whether a member of the last epoch is at the boundary behind it.
 func (v *view) returned(last *record, p person) bool {
-	return slices.ContainsFunc(v.present, func(s status) bool { return s.person().matches(p) && s.returned(last) })
+	return slices.ContainsFunc(v.present, func(s status) bool {
+		return s.person().matches(p) && s.returned(last)
+	})
 }
 
 // begin has an epoch begin whose members all lack the state: from that of the one that brings most steps along.
@@ -228,7 +232,9 @@ func (v *view) group(last *record, step uint64, excluded []person) (g group) {
 	if len(g.stay) > 0 {
 		g.come = last.admit(g.come)
 	}
-	byRank := func(a, b person) int { return cmp.Compare(last.rank(a), last.rank(b)) }
+	byRank := func(a, b person) int {
+		return cmp.Compare(last.rank(a), last.rank(b))
+	}
 	slices.SortFunc(g.stay, byRank)
 	slices.SortFunc(g.leave, byRank)
 	return g

@@ -61,7 +61,9 @@ func Addresses(l net.Listener) (list []string) {
 			}
 		}
 	}
-	add(func(ip net.IP) bool { return !ip.IsLoopback() && !ip.IsLinkLocalUnicast() })
+	add(func(ip net.IP) bool {
+		return !ip.IsLoopback() && !ip.IsLinkLocalUnicast()
+	})
 	if len(list) == 0 {
 		add(net.IP.IsLinkLocalUnicast)
 	}
@@ -144,7 +146,9 @@ func Reason(err error) string {
 }
 
 // isJobs reports whether a certificate is of a process of some job.
-func isJobs(c *x509.Certificate) bool { return slices.Equal(c.DNSNames, []string{CertificateName}) }
+func isJobs(c *x509.Certificate) bool {
+	return slices.Equal(c.DNSNames, []string{CertificateName})
+}
 
 // CertificateName is the name in certificates of processes of jobs.
 const CertificateName = "tutti"

@@ -206,7 +206,9 @@ func (d *direction) expire() {
 }
 
 // passed reports whether the deadline has passed. mu is held.
-func (d *direction) passed() bool { return !d.deadline.IsZero() && !time.Now().Before(d.deadline) }
+func (d *direction) passed() bool {
+	return !d.deadline.IsZero() && !time.Now().Before(d.deadline)
+}
 
 // do makes a call, unless the deadline has passed.
 func (d *direction) do(call func() (int, error)) (n int, err error) {

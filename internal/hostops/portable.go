@@ -76,7 +76,9 @@ func reduceWidened(dsts, srcs []uintptr, n int, dt dtype.DType, op reductions.Op
 	var block, widened [blockLen]float32
 	var rounded [2 * blockLen]byte
 	size := dt.Size()
-	part := func(p uintptr, from, n int) []byte { return window[byte](p, from*size, n*size) }
+	part := func(p uintptr, from, n int) []byte {
+		return window[byte](p, from*size, n*size)
+	}
 	for from := 0; from < n; from += blockLen {
 		acc := block[:min(blockLen, n-from)]
 		must(dtype.ToFloat32(acc, part(srcs[0], from, len(acc)), dt))

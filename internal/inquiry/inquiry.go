@@ -113,5 +113,7 @@ func write(path string, f *dump.File) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
 		return err
 	}
-	return atomicfile.Write(path, func(w io.Writer) error { return json.NewEncoder(w).Encode(f) })
+	return atomicfile.Write(path, func(w io.Writer) error {
+		return json.NewEncoder(w).Encode(f)
+	})
 }

@@ -31,7 +31,9 @@ func NewNAT(t testing.TB, hosts int) *NAT {
 	namespace := func(role string, i int) Namespace {
 		name := fmt.Sprintf("tutti-%d-%s%d", os.Getpid(), role, i)
 		shell(t, true, "ip netns add "+name)
-		t.Cleanup(func() { _ = exec.Command("ip", "netns", "del", name).Run() })
+		t.Cleanup(func() {
+			_ = exec.Command("ip", "netns", "del", name).Run()
+		})
 		shell(t, false, "ip -n "+name+" link set lo up")
 		return Namespace(name)
 	}

@@ -53,7 +53,9 @@ func perCall(run func(calls int)) float64 {
 	}
 	calls, _ := measure.Fit(roundTime.Seconds(), math.MaxInt32, measure.Alone, timed)
 	calls = max(3, calls)
-	rounds, _ := measure.InTurns(0, floorRounds, measure.Alone, func() (float64, error) { return timed(calls) })
+	rounds, _ := measure.InTurns(0, floorRounds, measure.Alone, func() (float64, error) {
+		return timed(calls)
+	})
 	return measure.Median(rounds[0]) * 1e6 / float64(calls)
 }
 

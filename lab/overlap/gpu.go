@@ -32,7 +32,9 @@ func (g *GPU) CreateTimer() (uintptr, error) {
 }
 
 // DestroyTimer implements [Compute].
-func (g *GPU) DestroyTimer(event uintptr) error { return g.rt.WrapEvent(event).Close() }
+func (g *GPU) DestroyTimer(event uintptr) error {
+	return g.rt.WrapEvent(event).Close()
+}
 
 // Elapsed implements [Compute].
 func (g *GPU) Elapsed(from, to uintptr) (time.Duration, error) {

@@ -233,11 +233,15 @@ type phase struct {
 
 // phases are all kinds of steps.
 func (s *session) phases() []phase {
-	compute := func(_ context.Context, t *Trace) error { return s.compute(t, nil) }
+	compute := func(_ context.Context, t *Trace) error {
+		return s.compute(t, nil)
+	}
 	flat := func(ctx context.Context, _ *Trace) error {
 		return distributed.AllReduce(ctx, s.Comm, s.model.flat, comm.Sum)
 	}
-	wait := func(ctx context.Context, _ *Trace) error { return s.side.sync.Wait(ctx) }
+	wait := func(ctx context.Context, _ *Trace) error {
+		return s.side.sync.Wait(ctx)
+	}
 	return []phase{
 		{name: computing, link: s.alone, passes: compute, tail: func(context.Context, *Trace) error { return nil }},
 		{name: reducing, link: s.alone, passes: s.drawAll, tail: s.alone.reduceAll},

@@ -210,7 +210,9 @@ func Run(ctx context.Context, r Rank, cfg Config) (_ Result, err error) {
 			return t.total.Seconds(), nil
 		}
 	}
-	slowest := func(values []float64) ([]float64, error) { return s.slowest(ctx, values) }
+	slowest := func(values []float64) ([]float64, error) {
+		return s.slowest(ctx, values)
+	}
 	total, err := measure.InTurns(1, cfg.Rounds, slowest, rounds...)
 	if err != nil {
 		return Result{}, err

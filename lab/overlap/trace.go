@@ -104,7 +104,9 @@ var stageKinds = map[stages.Stage]Kind{stages.Selected: Select, stages.Exchanged
 func (t *Trace) Passed(bucket int, stage stages.Stage, stream uintptr) (err error) {
 	on := t.ops.RecordOnCommStream
 	if stage != stages.Exchanged {
-		on = func(timer uintptr) error { return t.ops.RecordOnStream(timer, stream) }
+		on = func(timer uintptr) error {
+			return t.ops.RecordOnStream(timer, stream)
+		}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -144,7 +146,9 @@ func (t *Trace) End() (err error) {
 	return err
 }
 
-func (t *Trace) onCompute(timer uintptr) error { return t.ops.RecordOnStream(timer, t.stream) }
+func (t *Trace) onCompute(timer uintptr) error {
+	return t.ops.RecordOnStream(timer, t.stream)
+}
 
 // Timeline returns the step that began last, which is complete on the device: the pieces
 // of the compute stream, and then those of the others.

@@ -321,7 +321,9 @@ func (k kernels) Restore(dst kernel.Array, l, taken kernel.Entries) error {
 	x, faults := c.array(dst)
 	from := c.list("l", l)
 	without := c.indices("taken", taken)
-	return c.with(func(s *scratch) { add(faults, s.restore(x, from, without)) })
+	return c.with(func(s *scratch) {
+		add(faults, s.restore(x, from, without))
+	})
 }
 
 func (k kernels) LowerBounds(l kernel.Entries, bounds uintptr, m int, positions, lengths uintptr) error {

@@ -392,7 +392,9 @@ func (s *scratch) countAbove(x, thresholds []float32, counts []int32) {
 // narrowBracket does a round of the search for a threshold, see
 // [kernel.Kernels]. counts are nil in the first one.
 func narrowBracket(bracket *[2]uint32, first bool, counts []int32, k int, thresholds []uint32) {
-	width := func() uint32 { return (bracket[1] - bracket[0]) / uint32(len(thresholds)+1) }
+	width := func() uint32 {
+		return (bracket[1] - bracket[0]) / uint32(len(thresholds)+1)
+	}
 	if first {
 		*bracket = [2]uint32{1, 1 << 31}
 	} else {

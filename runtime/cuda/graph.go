@@ -134,7 +134,9 @@ func (g *Graph) Launch(s *Stream) error {
 		return g.rt.errClosed()
 	}
 	defer g.rt.graphs.leave()
-	launch := func() error { return g.rt.do(g.rt.drv.sym.GraphLaunch, exec, stream) }
+	launch := func() error {
+		return g.rt.do(g.rt.drv.sym.GraphLaunch, exec, stream)
+	}
 	if len(g.serial) == 0 {
 		return launch()
 	}
@@ -145,7 +147,10 @@ func (g *Graph) Launch(s *Stream) error {
 	homes := few[:0]
 	for _, w := range g.serial {
 		home := w.Stream()
-		if home.handle != stream && !slices.ContainsFunc(homes, func(o *Stream) bool { return o.handle == home.handle }) {
+		known := slices.ContainsFunc(homes, func(o *Stream) bool {
+			return o.handle == home.handle
+		})
+		if home.handle != stream && !known {
 			homes = append(homes, home)
 		}
 	}

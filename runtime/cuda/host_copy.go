@@ -79,7 +79,9 @@ func (n *hostCopy) Close() error {
 	if n.mem == nil || n.rt.usable() != nil {
 		return nil // the runtime's Close has freed it
 	}
-	if err := n.rt.await(func() bool { return !n.rt.pending(n.rt.drv.sym.EventQuery, n.done.handle) }); err != nil {
+	if err := n.rt.await(func() bool {
+		return !n.rt.pending(n.rt.drv.sym.EventQuery, n.done.handle)
+	}); err != nil {
 		return err
 	}
 	mem := n.mem

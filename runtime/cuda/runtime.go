@@ -328,7 +328,9 @@ func (r *Runtime) Close() error {
 func (r *Runtime) destroyGraphs() error {
 	r.graphs.shut()
 	exec := r.drv.sym.GraphExecDestroy
-	_ = r.await(func() bool { return r.graphs.empty() && (len(r.owned.with(exec)) == 0 || r.idle()) })
+	_ = r.await(func() bool {
+		return r.graphs.empty() && (len(r.owned.with(exec)) == 0 || r.idle())
+	})
 	if !r.graphs.empty() {
 		return nil // a capture goes on, and awaitWork reports that
 	}
@@ -346,7 +348,10 @@ func (r *Runtime) destroyGraphs() error {
 func (r *Runtime) awaitWork() error {
 	// First the calls: a stream may be asked neither while it is destroyed nor
 	// while it is captured.
-	if r.await(func() bool { return r.graphs.empty() && r.gate.empty() && r.idle() }) != nil {
+	err := r.await(func() bool {
+		return r.graphs.empty() && r.gate.empty() && r.idle()
+	})
+	if err != nil {
 		return fmt.Errorf("cuda:%d: closed with work pending that did not end within %v; its memory is not given back",
 			r.index, r.closeTime)
 	}

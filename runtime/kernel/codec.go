@@ -149,7 +149,9 @@ func (c Codec) ScaleBytes(n int) int {
 }
 
 // Size returns the length in bytes of an array of n values.
-func (c Codec) Size(n int) int { return c.ScaleBytes(n) + up4(ceilDiv(n*c.Bits(), 8)) }
+func (c Codec) Size(n int) int {
+	return c.ScaleBytes(n) + up4(ceilDiv(n*c.Bits(), 8))
+}
 
 // Layout returns where the parts of a message with m entries begin, in bytes: the headers of the
 // blocks, the values, and the blocks.

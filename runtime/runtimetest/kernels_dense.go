@@ -397,7 +397,9 @@ func testRefine(d *device) {
 			}
 			factors := [][]float32{wide, wide[30:34], wide[40:41], nil}[d.rng.IntN(4)]
 			want := threshold
-			enough := func(t float32) bool { return 4*len(passing(x, t)) <= 5*count }
+			enough := func(t float32) bool {
+				return 4*len(passing(x, t)) <= 5*count
+			}
 			good := enough(threshold) && 4*len(passing(x, threshold)) >= 3*count
 			if !good && math.Abs(float64(threshold)) <= math.MaxFloat32 {
 				for _, f := range factors {

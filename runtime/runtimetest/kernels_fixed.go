@@ -176,8 +176,12 @@ func (d *device) checkSquares(f kernel.Fixed, sums []int32, exponents []uint8) {
 		require.True(d, math.IsNaN(got), "got %v", got)
 		return
 	}
-	exponent := func(i int) int { return int(exponents[(f.Skip+i)/kernel.FixedBlock]) }
-	square := func(i int) *big.Int { return new(big.Int).Exp(big.NewInt(int64(sums[i])), big.NewInt(2), nil) }
+	exponent := func(i int) int {
+		return int(exponents[(f.Skip+i)/kernel.FixedBlock])
+	}
+	square := func(i int) *big.Int {
+		return new(big.Int).Exp(big.NewInt(int64(sums[i])), big.NewInt(2), nil)
+	}
 	top := 0 // of the leading bits
 	exact := new(big.Float).SetPrec(1000)
 	for i, sum := range sums {

@@ -323,17 +323,25 @@ func testScatter(d *device) {
 				}{
 					{
 						"ScatterAdd",
-						func(dst kernel.Array) error { return d.ScatterAdd(dst, list, 1) },
+						func(dst kernel.Array) error {
+							return d.ScatterAdd(dst, list, 1)
+						},
 						sum,
 					},
 					{
 						"ScatterAdd, scaled",
-						func(dst kernel.Array) error { return d.ScatterAdd(dst, list, -0.3) },
-						func(old, v float32) float32 { return sum(old, product(v, -0.3)) },
+						func(dst kernel.Array) error {
+							return d.ScatterAdd(dst, list, -0.3)
+						},
+						func(old, v float32) float32 {
+							return sum(old, product(v, -0.3))
+						},
 					},
 					{
 						"ScatterZero",
-						func(dst kernel.Array) error { return d.ScatterZero(dst, zero) },
+						func(dst kernel.Array) error {
+							return d.ScatterZero(dst, zero)
+						},
 						func(_, _ float32) float32 { return 0 },
 					},
 				} {

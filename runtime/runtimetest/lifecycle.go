@@ -68,16 +68,21 @@ func testUseAfterClose(d *device) {
 	stride := []int{1}
 	shape := []int{1}
 	for name, use := range map[string]func() error{
-		"Allocate":    func() error { _, err := d.Allocate(64); return err },
-		"Allocate 0":  func() error { _, err := d.Allocate(0); return err },
-		"Deallocate":  func() error { return d.Deallocate(ptr) },
-		"CopyIn":      func() error { return d.CopyIn(ptr, data) },
-		"CopyOut":     func() error { return d.CopyOut(data, ptr) },
-		"Copy":        func() error { return d.Copy(ptr, ptr, 4) },
-		"CopyStrided": func() error { return d.CopyStrided(ptr, stride, ptr, stride, shape, 4) },
+		"Allocate":   func() error { _, err := d.Allocate(64); return err },
+		"Allocate 0": func() error { _, err := d.Allocate(0); return err },
+		"Deallocate": func() error { return d.Deallocate(ptr) },
+		"CopyIn":     func() error { return d.CopyIn(ptr, data) },
+		"CopyOut":    func() error { return d.CopyOut(data, ptr) },
+		"Copy":       func() error { return d.Copy(ptr, ptr, 4) },
+		"CopyStrided": func() error {
+			return d.CopyStrided(ptr, stride, ptr, stride, shape, 4)
+		},
 		"Fill":        func() error { return d.Fill(ptr, 1, dtype.F32, 0) },
 		"Synchronize": func() error { return d.Synchronize(context.Background()) },
-		"tensor":      func() error { _, err := runtime.New(d.Runtime, dtype.F32, 2); return err },
+		"tensor": func() error {
+			_, err := runtime.New(d.Runtime, dtype.F32, 2)
+			return err
+		},
 	} {
 		assert.ErrorIs(d, use(), runtime.ErrClosed, name)
 	}

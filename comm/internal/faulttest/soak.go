@@ -74,7 +74,9 @@ func soak(t *testing.T, b Backend, minRounds int, part func(r Rank, ctx context.
 	round := max(min(total/10, lifetime), minRounds)
 	do := func(n int) {
 		t.Helper()
-		if err := b.Each(t.Context(), func(ctx context.Context, r Rank) error { return part(r, ctx, n, round) }); err != nil {
+		if err := b.Each(t.Context(), func(ctx context.Context, r Rank) error {
+			return part(r, ctx, n, round)
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -609,7 +609,9 @@ func gives(leave func(p *player) error) func(p *player) error {
 // run leaves in the ways of comm.Run's body.
 func run(body func() error) func(p *player) error {
 	return func(p *player) error {
-		err := comm.Run(p.ctx, []comm.Communicator{p.c}, func(context.Context, comm.Communicator) error { return body() })
+		err := comm.Run(p.ctx, []comm.Communicator{p.c}, func(context.Context, comm.Communicator) error {
+			return body()
+		})
 		if err == nil {
 			return errors.New("Run returned no error")
 		}

@@ -137,7 +137,9 @@ func (g *Group) join(ctx context.Context) error {
 
 func (g *Group) prefix(kind string) string { return kind + g.name + "\x00" }
 
-func (g *Group) key(kind string, rank int) string { return g.prefix(kind) + strconv.Itoa(rank) }
+func (g *Group) key(kind string, rank int) string {
+	return g.prefix(kind) + strconv.Itoa(rank)
+}
 
 // rankOf returns the rank at the end of a key, false if it is none of another rank.
 func (g *Group) rankOf(key string) (int, bool) {

@@ -75,7 +75,9 @@ func (p planner) sharedBlocks(to int) {
 const streamBytes = 8 << 20
 
 // streams reports whether stores to the result are to bypass the caches.
-func (o *Op) streams() bool { return o.send != o.recv && o.count*o.dt.Size() >= streamBytes }
+func (o *Op) streams() bool {
+	return o.send != o.recv && o.count*o.dt.Size() >= streamBytes
+}
 
 // blockOf returns the reduction of a block, and where it begins in the buffers.
 func (o *Op) blockOf(i, size int) (r reduction, offset uintptr) {

@@ -59,7 +59,9 @@ func (l *callLog) knows(number uint64) bool {
 }
 
 // call returns the call with that number, which the log knows.
-func (l *callLog) call(number uint64) *loggedCall { return &l.recent[number%remembered] }
+func (l *callLog) call(number uint64) *loggedCall {
+	return &l.recent[number%remembered]
+}
 
 // Internal tags are made of the number of an operation (modulo tagWindow), the
 // half of it that a message belongs to, and as many bits of the fingerprint as

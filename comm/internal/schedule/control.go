@@ -49,10 +49,14 @@ func readControl(bytes []byte) (*controlMessage, error) {
 }
 
 // reason is the text of a failure.
-func (m *controlMessage) reason() string { return printable.Text(string(m.text[:m.length])) }
+func (m *controlMessage) reason() string {
+	return printable.Text(string(m.text[:m.length]))
+}
 
 // first is the number of the first call in a status report.
-func (m *controlMessage) first() uint64 { return m.number - min(m.number, reportCalls-1) }
+func (m *controlMessage) first() uint64 {
+	return m.number - min(m.number, reportCalls-1)
+}
 
 // controlKind is the kind of a control message.
 type controlKind uint64
@@ -130,7 +134,9 @@ func (e *Engine) notifyFailure(err error) {
 }
 
 // say sets the text of a failure.
-func (m *controlMessage) say(text string) { m.length = uint64(copy(m.text[:], text)) }
+func (m *controlMessage) say(text string) {
+	m.length = uint64(copy(m.text[:], text))
+}
 
 // peerFailure is an error that another rank has sent to an engine.
 type peerFailure struct {

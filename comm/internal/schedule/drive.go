@@ -17,7 +17,9 @@ const lookLimit = 5 * time.Millisecond
 // Look is Drive for a goroutine that looks at many engines, one every tick: over a wire that
 // moves data only while it is polled. It reports whether operations are in flight that nobody
 // waits for. missed says that another goroutine has the engine's lock; it may be submitting.
-func (e *Engine) Look(tick time.Duration) (busy, missed bool) { return e.drive(tick, false) }
+func (e *Engine) Look(tick time.Duration) (busy, missed bool) {
+	return e.drive(tick, false)
+}
 
 // idleLooks bounds how often in a row drive looks in vain within a tick, for a clock that stands
 // still while it runs, as in a bubble of testing/synctest.

@@ -56,7 +56,9 @@ func (u *usage) remove(o *Op) {
 // conflicts reports whether o has to wait for an operation that has started: one of them writes what the other uses,
 // and they may not run side by side as a group's do.
 func (u *usage) conflicts(o *Op) bool {
-	ordered := func(earlier *Op) bool { return o.chained || o.group != earlier.group }
+	ordered := func(earlier *Op) bool {
+		return o.chained || o.group != earlier.group
+	}
 	r := o.reads
 	w := o.writes
 	return u.writes.Overlaps(r.from, r.to, ordered) ||

@@ -56,10 +56,14 @@ const cacheLine = 64
 func roundUp(n, unit int) int { return (n + unit - 1) / unit * unit }
 
 // receives reports whether a rank gets the whole result.
-func (r *reduction) receives(rank int) bool { return r.to == everybody || r.to == rank }
+func (r *reduction) receives(rank int) bool {
+	return r.to == everybody || r.to == rank
+}
 
 // length is the number of elements in a rank's share.
-func (r *reduction) length(rank int) int { return max(0, min(r.share, r.total-rank*r.share)) }
+func (r *reduction) length(rank int) int {
+	return max(0, min(r.share, r.total-rank*r.share))
+}
 
 // reduce plans a reduction whose result goes to one rank or to everybody.
 func (p planner) reduce(to int) {
@@ -161,7 +165,9 @@ func (p planner) gathers(to int) bool {
 // in the last round the first ones of what the rank so far behind has.
 func stepGathered(e *Engine, o *Op) bool {
 	bytes := o.reduction.total * o.dt.Size()
-	contribution := func(rank int) uintptr { return o.memory + uintptr((rank+e.size-e.rank)%e.size*bytes) }
+	contribution := func(rank int) uintptr {
+		return o.memory + uintptr((rank+e.size-e.rank)%e.size*bytes)
+	}
 	if o.phase == bits.Len(uint(e.size-1)) {
 		for r := range o.srcs {
 			o.srcs[r] = contribution(r)

@@ -49,7 +49,9 @@ const (
 const roundBits = 1<<16 - 1
 
 // slotBytes is the distance of slots. Processors fetch lines in pairs.
-func (s *segment) slotBytes() int { return roundUp(cacheLine+s.capacity, 2*cacheLine) }
+func (s *segment) slotBytes() int {
+	return roundUp(cacheLine+s.capacity, 2*cacheLine)
+}
 
 func (s *segment) slotsBytes() int { return 2 * s.size * s.slotBytes() }
 
@@ -218,7 +220,9 @@ func (s *segment) complete() bool {
 func (s *segment) due() bool { return s.owner != nil && s.complete() }
 
 // hasBegun reports whether a rank has begun the round.
-func (s *segment) hasBegun(rank int) bool { return s.now()[rank].flag.Load() == s.flag }
+func (s *segment) hasBegun(rank int) bool {
+	return s.now()[rank].flag.Load() == s.flag
+}
 
 // looks is how often to look at the flags instead of asking MPI once.
 const looks = 64

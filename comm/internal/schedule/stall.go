@@ -107,7 +107,9 @@ func (e *Engine) describe() (f backend.InFlight) {
 			}
 		}
 	}
-	byNumber := func(a, b *Op) int { return cmp.Compare(a.number, b.number) }
+	byNumber := func(a, b *Op) int {
+		return cmp.Compare(a.number, b.number)
+	}
 	for _, o := range slices.SortedFunc(slices.Values(e.transfers), byNumber) {
 		f.Messages = append(f.Messages, o.call())
 	}

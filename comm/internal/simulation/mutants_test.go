@@ -79,7 +79,7 @@ var mutants = []mutant{
 	{"an abort does not wait for those who copy", "local", change{progressFile, "if !running && w.copying.Load() == 0 {", "if !running {"}, ""},
 	{"a backlog starts operations of a world that broke", "local", change{progressFile, "if d.world.failure.Load() != nil || !e.advanceable() {", "if !e.advanceable() {"}, "what it starts looks for the failure itself before it touches memory"},
 	{"chunks of a collective are offered to nobody", "local", change{progressFile, "w.wakeHelpers(chunks, anyone)", ""}, ""},
-	{"chunks of a message are offered to nobody", "local", change{messageFile, "w.wakeHelpers(chunks, func(e *endpoint) bool { return e == sender || e == receiver })", "_, _ = sender, receiver"}, ""},
+	{"chunks of a message are offered to nobody", "local", change{messageFile, "w.wakeHelpers(chunks, takesPart)", "_ = takesPart"}, ""},
 	{"an endpoint may be kicked only after its backlog was looked at", "local", change{progressFile, "\t\t\te.linked.Store(false) // from here on, others may kick it again\n\t\t\td.pump(e)", "\t\t\td.pump(e)\n\t\t\te.linked.Store(false)"}, ""},
 
 	{"a rank whose Split fails stays in the communicator that others have of it", "local", change{"comm/local/collective.go", "s.extras[r].split.forsake(e, w.failure.Load().errorFor(w.ranks[r]))", ""}, ""},

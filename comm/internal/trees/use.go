@@ -36,7 +36,9 @@ func (u *usage) String() string {
 	return fmt.Sprintf("%s of ranks %v, rank %d", u.node.name, u.node.ranks, u.comm.Rank())
 }
 
-func (u *usage) add(call func(base uintptr) error) { u.calls = append(u.calls, call) }
+func (u *usage) add(call func(base uintptr) error) {
+	u.calls = append(u.calls, call)
+}
 
 // planner plans the operations of one communicator in a step. All its ranks choose the same.
 type planner struct {

@@ -44,8 +44,14 @@ func Agree(ctx context.Context, rt runtime.Runtime, c comm.Communicator, o *Orde
 	h := fnv.New64a()
 	h.Write([]byte(terms))
 	hashes, err := swapBytes(ctx, rt, c, o, memory, h.Sum(nil), dtype.I64)
-	if err != nil || !slices.ContainsFunc(hashes, func(h []byte) bool { return !bytes.Equal(h, hashes[0]) }) {
+	if err != nil {
 		return err
+	}
+	differs := func(h []byte) bool {
+		return !bytes.Equal(h, hashes[0])
+	}
+	if !slices.ContainsFunc(hashes, differs) {
+		return nil
 	}
 	text := make([]byte, TermsBytes)
 	copy(text, terms)
@@ -69,7 +75,9 @@ func swapBytes(ctx context.Context, rt runtime.Runtime, c comm.Communicator, o *
 		return nil, err
 	}
 	first := b.Ptr + uintptr(size)
-	if err := o.Around(ctx, func() error { return c.AllGather(b.Ptr, first, size/dt.Size(), dt) }); err != nil {
+	if err := o.Around(ctx, func() error {
+		return c.AllGather(b.Ptr, first, size/dt.Size(), dt)
+	}); err != nil {
 		return nil, err
 	}
 	if err := o.HostAfterAll(ctx); err != nil {

@@ -23,7 +23,9 @@ func Disjoint(role string, tensors []*runtime.Tensor) error {
 			order = append(order, int32(i))
 		}
 	}
-	slices.SortFunc(order, func(i, j int32) int { return cmp.Compare(spans[i].from, spans[j].from) })
+	slices.SortFunc(order, func(i, j int32) int {
+		return cmp.Compare(spans[i].from, spans[j].from)
+	})
 	for p := 1; p < len(order); p++ {
 		i := order[p-1]
 		j := order[p]

@@ -6,7 +6,9 @@ import "context"
 type quiet struct{}
 
 // Quiet returns a context whose steps leave it to the caller to log that they are skipped.
-func Quiet(ctx context.Context) context.Context { return context.WithValue(ctx, quiet{}, true) }
+func Quiet(ctx context.Context) context.Context {
+	return context.WithValue(ctx, quiet{}, true)
+}
 
 // IsQuiet reports whether a context is one of [Quiet].
 func IsQuiet(ctx context.Context) bool { return ctx.Value(quiet{}) != nil }

@@ -196,7 +196,9 @@ func choiceOf(trials []Trial, seconds []float64, n, k int) *Choice {
 			choice.Pattern = t.Pattern
 		}
 	}
-	slices.SortStableFunc(choice.Trials, func(a, b Trial) int { return cmp.Compare(a.Time, b.Time) })
+	slices.SortStableFunc(choice.Trials, func(a, b Trial) int {
+		return cmp.Compare(a.Time, b.Time)
+	})
 	return choice
 }
 

@@ -24,5 +24,7 @@ func (s *Reducer) clip(ctx context.Context, g *Input) {
 		limit = s.cfg.ClipNorm
 	}
 	g.Factor = s.ptr(numFactor)
-	s.do(func() error { return s.kernels.ClipFactor(g.Factor, squares, 1, share, limit) })
+	s.do(func() error {
+		return s.kernels.ClipFactor(g.Factor, squares, 1, share, limit)
+	})
 }

@@ -110,12 +110,16 @@ func (e *engine) countResult(r result) {
 }
 
 func (e *engine) countList(l kernel.Entries, i int) {
-	e.do(func() error { return e.kernels.CountAbove(l, e.ptr(numLimit), 1, base.At(e.flags, i)) })
+	e.do(func() error {
+		return e.kernels.CountAbove(l, e.ptr(numLimit), 1, base.At(e.flags, i))
+	})
 }
 
 // countArray counts one such entry if an array has any: then its sum of squares is not finite.
 func (e *engine) countArray(p uintptr, dt dtype.DType) {
-	e.do(func() error { return e.kernels.SumSquares(p, dt, e.n, e.ptr(numSquares)) })
+	e.do(func() error {
+		return e.kernels.SumSquares(p, dt, e.n, e.ptr(numSquares))
+	})
 	e.countSquares(0)
 }
 
@@ -258,11 +262,15 @@ func (e *engine) store(dst uintptr, dt dtype.DType, src uintptr) {
 
 func (e *engine) topK(src kernel.Source, k int, dst kernel.Entries, threshold uintptr) {
 	e.makes(dst)
-	e.adds(func() error { return e.kernels.TopK(src, k, dst, threshold) })
+	e.adds(func() error {
+		return e.kernels.TopK(src, k, dst, threshold)
+	})
 }
 
 func (e *engine) topOf(l kernel.Entries, k int, dst kernel.Entries) {
-	e.do(func() error { return e.kernels.TopKList(l, k, dst, 0, kernel.Array{}) })
+	e.do(func() error {
+		return e.kernels.TopKList(l, k, dst, 0, kernel.Array{})
+	})
 }
 
 // topOutside selects as many entries as there is room for of those outside of a partition, the
@@ -273,12 +281,16 @@ func (e *engine) topOutside(l kernel.Entries, partition number, dst kernel.Entri
 	if !e.cfg.NoErrorFeedback {
 		residual = e.array(e.residual)
 	}
-	e.do(func() error { return e.kernels.TopKList(l, dst.N, dst, e.ptr(partition), residual) })
+	e.do(func() error {
+		return e.kernels.TopKList(l, dst.N, dst, e.ptr(partition), residual)
+	})
 }
 
 func (e *engine) aboveOf(l kernel.Entries, threshold uintptr, dst kernel.Entries) {
 	e.makes(dst)
-	e.do(func() error { return e.kernels.SelectList(l, threshold, dst) })
+	e.do(func() error {
+		return e.kernels.SelectList(l, threshold, dst)
+	})
 }
 
 // merge also gives back what is left over.
@@ -291,12 +303,16 @@ func (e *engine) merge(dst uintptr, dt dtype.DType, lists []kernel.Entries, scal
 			Taken: left.taken,
 		}
 	}
-	e.do(func() error { return e.kernels.Merge(dst, dt, e.n, lists, scale, e.ptr(numFaults), e.residual, back) })
+	e.do(func() error {
+		return e.kernels.Merge(dst, dt, e.n, lists, scale, e.ptr(numFaults), e.residual, back)
+	})
 }
 
 func (e *engine) union(dst kernel.Entries, lists []kernel.Entries, scale float32, threshold uintptr) {
 	e.makes(dst)
-	e.do(func() error { return e.kernels.Union(dst, e.n, lists, scale, e.ptr(numFaults), threshold) })
+	e.do(func() error {
+		return e.kernels.Union(dst, e.n, lists, scale, e.ptr(numFaults), threshold)
+	})
 }
 
 func (e *engine) copyPieces(pieces []kernel.Piece) {

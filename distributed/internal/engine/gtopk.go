@@ -66,7 +66,9 @@ func (x *treeExchange) run(ctx context.Context, selected kernel.Entries) result 
 	if x.rank == 0 {
 		x.pack(place, current, x.n)
 	}
-	x.move(ctx, place, func(p uintptr, words int) comm.Call { return comm.BroadcastCall(p, words, dtype.I32, 0) })
+	x.move(ctx, place, func(p uintptr, words int) comm.Call {
+		return comm.BroadcastCall(p, words, dtype.I32, 0)
+	})
 	x.unpack(current, place, x.n)
 	x.top[0] = current
 	return result{lists: x.top[:], scale: x.average}
@@ -76,7 +78,9 @@ func (x *treeExchange) run(ctx context.Context, selected kernel.Entries) result 
 func (x *treeExchange) move(ctx context.Context, place uintptr, call func(p uintptr, words int) comm.Call) {
 	m := &x.mail
 	m.ptr = place
-	x.travel(func() { x.communicate(ctx, call(base.At(place, m.from[0]), m.sizes[0])) }, m)
+	x.travel(func() {
+		x.communicate(ctx, call(base.At(place, m.from[0]), m.sizes[0]))
+	}, m)
 }
 
 // mergeTop adds up two lists of k entries, returns the top k of the sum in dst

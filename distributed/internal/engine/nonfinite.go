@@ -25,20 +25,26 @@ func (e *engine) flagInput(p uintptr, dt dtype.DType) {
 	if !e.flagsInput() {
 		return
 	}
-	e.do(func() error { return e.kernels.SumSquares(p, dt, e.n, e.ptr(numSquares)) })
+	e.do(func() error {
+		return e.kernels.SumSquares(p, dt, e.n, e.ptr(numSquares))
+	})
 	square := kernel.Entries{
 		Idx: e.ptr(numSquares),
 		Val: e.ptr(numSquares + 1),
 		N:   1,
 	}
-	e.do(func() error { return e.kernels.CountAbove(square, e.ptr(numNorm), 1, e.flags) })
+	e.do(func() error {
+		return e.kernels.CountAbove(square, e.ptr(numNorm), 1, e.flags)
+	})
 	e.copies = append(e.copies[:0], kernel.Copy{
 		Dst:   p,
 		Src:   e.ptr(numNaN),
 		DType: dt,
 		N:     1,
 	})
-	e.do(func() error { return e.kernels.CopyIf(e.copies, e.flags, 1) })
+	e.do(func() error {
+		return e.kernels.CopyIf(e.copies, e.flags, 1)
+	})
 }
 
 // skipped notes that the step was rolled back.

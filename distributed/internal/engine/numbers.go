@@ -122,7 +122,9 @@ func (e *engine) read(ctx context.Context) {
 
 func (e *engine) readSome(ctx context.Context, words []int32, x number) {
 	e.do(func() error { return e.order.HostAfterAll(ctx) })
-	e.do(func() error { return e.rt.CopyOut(hostmem.Bytes(words), e.ptr(x)) })
+	e.do(func() error {
+		return e.rt.CopyOut(hostmem.Bytes(words), e.ptr(x))
+	})
 	e.hostWaited = true
 	e.checkRead()
 }
@@ -207,13 +209,17 @@ func (e *engine) forget(p past) {
 // set stores words in device memory and in the host's copy.
 func (e *engine) set(x number, words ...int32) {
 	copy(e.host[x:], words)
-	e.do(func() error { return e.rt.CopyIn(e.ptr(x), hostmem.Bytes(e.host[x:int(x)+len(words)])) })
+	e.do(func() error {
+		return e.rt.CopyIn(e.ptr(x), hostmem.Bytes(e.host[x:int(x)+len(words)]))
+	})
 }
 
 // setInt is set for one word, after what the device was given, for which it does not
 // wait.
 func (e *engine) setInt(x number, v int32) {
-	e.do(func() error { return e.rt.Fill(e.ptr(x), 1, dtype.I32, float64(v)) })
+	e.do(func() error {
+		return e.rt.Fill(e.ptr(x), 1, dtype.I32, float64(v))
+	})
 	if e.err == nil { // otherwise it would never be set
 		e.host[x] = v
 	}

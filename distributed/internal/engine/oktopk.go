@@ -288,10 +288,14 @@ func (x *okExchange) balancePartitions(ctx context.Context, selected kernel.Entr
 	count := sampleCount * x.size
 	all := x.samples + sampleCount
 	sorted := all + number(count)
-	x.do(func() error { return x.kernels.Sample(selected, x.quantiles, x.n, x.ptr(x.samples)) })
+	x.do(func() error {
+		return x.kernels.Sample(selected, x.quantiles, x.n, x.ptr(x.samples))
+	})
 	x.communicate(ctx, comm.AllGatherCall(x.ptr(x.samples), x.ptr(all), sampleCount, dtype.I32))
 	x.copy(x.ptr(sorted), x.ptr(all), count)
-	x.do(func() error { return x.kernels.Balance(x.ptr(sorted), count, x.n, x.ptr(numBounds), x.size) })
+	x.do(func() error {
+		return x.kernels.Balance(x.ptr(sorted), count, x.n, x.ptr(numBounds), x.size)
+	})
 }
 
 // countLarge counts the selected entries that may not stay finite when those of all ranks are added.

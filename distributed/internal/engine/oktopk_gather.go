@@ -256,7 +256,9 @@ func (x *okExchange) spread(ctx context.Context, local kernel.Entries, limit lim
 	}
 	// List r covers [start, end) of all sums, in rank order; afterwards
 	// [r*total/P, (r+1)*total/P).
-	even := func(r int) (from, to int) { return r * total / x.size, (r + 1) * total / x.size }
+	even := func(r int) (from, to int) {
+		return r * total / x.size, (r + 1) * total / x.size
+	}
 	overlap := func(start, end, r int) (from, n int) {
 		f, t := even(r)
 		from = max(start, f)

@@ -18,12 +18,18 @@ func (x *okExchange) estimate(ctx context.Context, sums kernel.Entries) {
 	bracket := x.ptr(numBracket)
 	fan := x.ptr(numFan)
 	for range bisectRounds {
-		x.do(func() error { return x.kernels.Narrow(bracket, counts, x.k, fan, bisectFan) })
+		x.do(func() error {
+			return x.kernels.Narrow(bracket, counts, x.k, fan, bisectFan)
+		})
 		counts = x.ptr(numFanCounts)
-		x.do(func() error { return x.kernels.CountAbove(sums, fan, bisectFan, counts) })
+		x.do(func() error {
+			return x.kernels.CountAbove(sums, fan, bisectFan, counts)
+		})
 		x.communicate(ctx, comm.AllReduceCall(counts, counts, bisectFan, dtype.I32, comm.Sum))
 	}
-	x.do(func() error { return x.kernels.Narrow(bracket, counts, x.k, fan, bisectFan) })
+	x.do(func() error {
+		return x.kernels.Narrow(bracket, counts, x.k, fan, bisectFan)
+	})
 	x.past.age = 0
 }
 

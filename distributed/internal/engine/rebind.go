@@ -23,7 +23,9 @@ func (s *Reducer) Rebind(c comm.Communicator) error {
 }
 
 func (s *Reducer) rebind(c comm.Communicator) error {
-	err := inOrder(s.ready, func() error { return base.Reaches(s.rt, c) }, s.order.DrainToFree, s.learn)
+	err := inOrder(s.ready, func() error {
+		return base.Reaches(s.rt, c)
+	}, s.order.DrainToFree, s.learn)
 	if err != nil {
 		return err
 	}

@@ -48,7 +48,9 @@ func (s *Reducer) AddResult(t *runtime.Tensor, factor float32) error {
 		return err
 	}
 	for _, l := range s.result.lists {
-		s.do(func() error { return s.kernels.ScatterAdd(s.array(ptr), l, s.result.scale*factor) })
+		s.do(func() error {
+			return s.kernels.ScatterAdd(s.array(ptr), l, s.result.scale*factor)
+		})
 	}
 	return base.OpError(op, s.failure())
 }

@@ -107,5 +107,7 @@ func (e *engine) rollBackIfNonFinite(g Input) {
 
 // copyIfNonFinite makes the copies if there were such entries.
 func (e *engine) copyIfNonFinite() {
-	e.do(func() error { return e.kernels.CopyIf(e.copies, e.skip, e.skips) })
+	e.do(func() error {
+		return e.kernels.CopyIf(e.copies, e.skip, e.skips)
+	})
 }

@@ -61,7 +61,9 @@ func (s chunks) capacity(k int) int {
 func (s chunks) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries {
 	dst = exactly(dst, s.capacity(k))
 	dst.Shared = 0
-	s.adds(func() error { return s.kernels.TopKChunks(s.source(g), s.perChunk(k), chunkElements, dst) })
+	s.adds(func() error {
+		return s.kernels.TopKChunks(s.source(g), s.perChunk(k), chunkElements, dst)
+	})
 	return dst
 }
 
@@ -93,7 +95,9 @@ func (e *engine) roomFor(k int) int {
 func (e *engine) near(src kernel.Source, k int, o kernel.Acceptance, dst kernel.Entries) {
 	e.used = numUsed
 	e.makes(dst)
-	e.adds(func() error { return e.kernels.SelectNear(src, k, e.ptr(numState), o, dst, e.ptr(numUsed)) })
+	e.adds(func() error {
+		return e.kernels.SelectNear(src, k, e.ptr(numState), o, dst, e.ptr(numUsed))
+	})
 }
 
 // reused selects by the threshold of an earlier exact top-k. Gradient
@@ -186,7 +190,9 @@ func (s gaussian) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entri
 	state := s.ptr(numState)
 	s.adds(func() error { return s.kernels.Fit(s.source(g), z, state) })
 	for _, factors := range ladders() {
-		s.do(func() error { return s.kernels.Refine(s.residual, s.n, state, k, factors) })
+		s.do(func() error {
+			return s.kernels.Refine(s.residual, s.n, state, k, factors)
+		})
 	}
 	// No threshold separates the entries of a constant tensor, a few outliers can
 	// put the fit out of the correction's reach, and that of a NaN is none: then
@@ -209,12 +215,16 @@ func (s *custom) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entrie
 	sum := s.tensor(s.residual, dtype.F32, s.n)
 	indices := s.tensor(dst.Idx, dtype.I32, k)
 	values := s.tensor(dst.Val, dtype.F32, k)
-	s.do(func() error { return s.cfg.Selector.Select(s.stats.Step, sum, indices, values) })
+	s.do(func() error {
+		return s.cfg.Selector.Select(s.stats.Step, sum, indices, values)
+	})
 	if s.err == nil && dst.Len != 0 {
 		s.check(s.rt.Fill(dst.Len, 1, dtype.I32, float64(k)))
 	}
 	s.tell(dst)
-	s.do(func() error { return s.kernels.ScatterZero(s.array(s.residual), dst) })
+	s.do(func() error {
+		return s.kernels.ScatterZero(s.array(s.residual), dst)
+	})
 	return dst
 }
 

@@ -315,7 +315,9 @@ func (s *Reducer) ScaleResidual(factor float64) error {
 		}
 		s.set(numFactor, int32(math.Float32bits(f)))
 	}
-	s.do(func() error { return s.kernels.Scale(s.residual, dtype.F32, s.held, s.ptr(numFactor)) })
+	s.do(func() error {
+		return s.kernels.Scale(s.residual, dtype.F32, s.held, s.ptr(numFactor))
+	})
 	return base.OpError(op, s.err)
 }
 

@@ -29,7 +29,9 @@ func (r Copying) Kernels() kernel.Kernels { return r.stumbling }
 
 // Fill implements [runtime.Runtime].
 func (r Copying) Fill(dst uintptr, count int, dt dtype.DType, value float64) error {
-	return r.stumbling.do("fill", func() error { return r.waitedFor.Fill(dst, count, dt, value) })
+	return r.stumbling.do("fill", func() error {
+		return r.waitedFor.Fill(dst, count, dt, value)
+	})
 }
 
 // Copy implements [runtime.Runtime].
@@ -123,18 +125,24 @@ func (f *Stumbling) Merge(dst uintptr, dt dtype.DType, n int, lists []kernel.Ent
 
 // TopK implements [kernel.Kernels].
 func (f *Stumbling) TopK(src kernel.Source, k int, dst kernel.Entries, threshold uintptr) error {
-	return f.do("select", func() error { return f.Kernels.TopK(src, k, dst, threshold) })
+	return f.do("select", func() error {
+		return f.Kernels.TopK(src, k, dst, threshold)
+	})
 }
 
 // TopKChunks implements [kernel.Kernels].
 func (f *Stumbling) TopKChunks(src kernel.Source, k, chunk int, dst kernel.Entries) error {
-	return f.do("select", func() error { return f.Kernels.TopKChunks(src, k, chunk, dst) })
+	return f.do("select", func() error {
+		return f.Kernels.TopKChunks(src, k, chunk, dst)
+	})
 }
 
 // SelectNear implements [kernel.Kernels].
 func (f *Stumbling) SelectNear(src kernel.Source, k int, state uintptr, o kernel.Acceptance, dst kernel.Entries,
 	used uintptr) error {
-	return f.do("select", func() error { return f.Kernels.SelectNear(src, k, state, o, dst, used) })
+	return f.do("select", func() error {
+		return f.Kernels.SelectNear(src, k, state, o, dst, used)
+	})
 }
 
 // Fit implements [kernel.Kernels].

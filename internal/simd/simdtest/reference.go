@@ -13,7 +13,9 @@ import (
 
 // IsNaN reports whether any of the bits are those of a NaN.
 func IsNaN(k dtype.DType, elements ...uint64) bool {
-	return slices.ContainsFunc(elements, func(bits uint64) bool { return math.IsNaN(Decode(k, bits)) })
+	return slices.ContainsFunc(elements, func(bits uint64) bool {
+		return math.IsNaN(Decode(k, bits))
+	})
 }
 
 // QuietNaN is the positive NaN with only the quiet bit set.

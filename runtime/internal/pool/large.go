@@ -24,7 +24,9 @@ const colorStep = 5 * alignment
 // take hands out the smallest cached block that holds size bytes and is at
 // most limit bytes large.
 func (l *large) take(size, limit int) (r *region, ok bool) {
-	i, _ := slices.BinarySearchFunc(l.cached, size, func(r *region, size int) int { return r.block - size })
+	i, _ := slices.BinarySearchFunc(l.cached, size, func(r *region, size int) int {
+		return r.block - size
+	})
 	if i == len(l.cached) || l.cached[i].block > limit {
 		return nil, false
 	}

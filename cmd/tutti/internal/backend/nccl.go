@@ -114,7 +114,10 @@ func openGPUs(indices []int) ([]*cuda.Runtime, error) {
 		})
 	}
 	wg.Wait()
-	return slices.DeleteFunc(all, func(rt *cuda.Runtime) bool { return rt == nil }), errors.Join(errs...)
+	isNil := func(rt *cuda.Runtime) bool {
+		return rt == nil
+	}
+	return slices.DeleteFunc(all, isNil), errors.Join(errs...)
 }
 
 // runOn makes the communicators and runs body on them.

@@ -501,7 +501,9 @@ func (s *sparseRun) deviceRound(ctx context.Context, iterations int) (seconds fl
 			return s.Compute.Steps(ctx, min(maxAhead, iterations-done), s.nextGradient, step)
 		}).Seconds()
 	}
-	s.rounds = append(s.rounds, attempt.Get(&a, func() (sparseRound, error) { return s.parts(ctx) }))
+	s.rounds = append(s.rounds, attempt.Get(&a, func() (sparseRound, error) {
+		return s.parts(ctx)
+	}))
 	return seconds, a.Err
 }
 
@@ -511,7 +513,9 @@ func (s *sparseRun) parts(ctx context.Context) (sparseRound, error) {
 	if r, ok := s.sparse.Sparse(); ok && s.pattern != sparse.Dense {
 		took, err := s.Compute.Parts(ctx, 8, 3, s.nextGradient, func(next func() error) error {
 			var err error
-			observed := stages.Observe(ctx, func(int, stages.Stage, uintptr) { err = errors.Join(err, next()) })
+			observed := stages.Observe(ctx, func(int, stages.Stage, uintptr) {
+				err = errors.Join(err, next())
+			})
 			return errors.Join(r.AllReduce(observed, s.tensor), err)
 		})
 		if err != nil {

@@ -58,9 +58,12 @@ https://ui.perfetto.dev and chrome://tracing open.`,
 			for _, f := range report.Findings {
 				fmt.Fprintln(out, console.Wrapped(out, f.Text))
 			}
+			failed := slices.ContainsFunc(report.States, func(s diagnose.State) bool {
+				return s.Error != ""
+			})
 			switch {
 			case len(report.Findings) > 0:
-			case slices.ContainsFunc(report.States, func(s diagnose.State) bool { return s.Error != "" }):
+			case failed:
 				fmt.Fprintln(out, "all ranks have called the same; the errors below have another cause")
 			default:
 				fmt.Fprintln(out, "nothing waits: all ranks have called the same")

@@ -152,9 +152,13 @@ func launchFlags(flags *pflag.FlagSet, cfg *launch.Config) {
 func addresses(target *[]string) pflag.Value {
 	return console.Value[[]string]{
 		Target: target,
-		Parse:  func(text string) ([]string, error) { return strings.Split(text, ","), nil },
-		Format: func(list []string) string { return strings.Join(list, ",") },
-		Kind:   "addresses",
+		Parse: func(text string) ([]string, error) {
+			return strings.Split(text, ","), nil
+		},
+		Format: func(list []string) string {
+			return strings.Join(list, ",")
+		},
+		Kind: "addresses",
 	}
 }
 

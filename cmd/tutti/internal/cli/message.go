@@ -19,7 +19,9 @@ func message(err error) string {
 		return refused.Error()
 	}
 	all := leaves(err)
-	isEcho := func(err error) bool { return errors.Is(err, comm.ErrPeerFailed) }
+	isEcho := func(err error) bool {
+		return errors.Is(err, comm.ErrPeerFailed)
+	}
 	echoes := 0
 	if slices.ContainsFunc(all, func(err error) bool { return !isEcho(err) }) {
 		before := len(all)

@@ -74,9 +74,13 @@ func (p *plotCommand) register(flags *pflag.FlagSet) {
 	flags.StringVar(&p.title, "title", "", "`text` above the picture")
 	only := console.Value[[]string]{
 		Target: &p.only,
-		Parse:  func(text string) ([]string, error) { return append(p.only, text), nil },
-		Format: func(names []string) string { return strings.Join(names, ",") },
-		Kind:   "names",
+		Parse: func(text string) ([]string, error) {
+			return append(p.only, text), nil
+		},
+		Format: func(names []string) string {
+			return strings.Join(names, ",")
+		},
+		Kind: "names",
 	}
 	flags.Var(only, "only", "trainings to draw, separated by commas")
 	flags.StringVarP(&p.output, "output", "o", p.output, "`file` of the picture, .svg or .png")
@@ -103,7 +107,9 @@ func (p *plotCommand) run(stdin io.Reader, files []string) error {
 	if err != nil {
 		return err
 	}
-	all = slices.DeleteFunc(all, func(c plot.Curve) bool { return only != nil && !slices.Contains(only, c.Name) })
+	all = slices.DeleteFunc(all, func(c plot.Curve) bool {
+		return only != nil && !slices.Contains(only, c.Name)
+	})
 	if len(all) == 0 {
 		return picture.ErrNothingToDraw
 	}

@@ -298,7 +298,9 @@ func completeNames(cmd *cobra.Command) {
 // onlySubcommands makes a command show its help when it is called alone, and
 // refuse what is not one of its subcommands, suggesting one.
 func onlySubcommands(cmd *cobra.Command, kind string) {
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return cmd.Help()
+	}
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			return nil

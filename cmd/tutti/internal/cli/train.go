@@ -216,7 +216,9 @@ func (t *trainCommand) registerOuter(flags *pflag.FlagSet) {
 	console.Restrict(flags, "outer-decay", "in (0, 1]", func() bool {
 		return o.Decay > 0 && o.Decay <= 1
 	})
-	console.Restrict(flags, "outer-fragments", "1 or more", func() bool { return o.Fragments >= 1 })
+	console.Restrict(flags, "outer-fragments", "1 or more", func() bool {
+		return o.Fragments >= 1
+	})
 	console.Restrict(flags, "outer-delay", "0 or more", func() bool { return o.Delay >= 0 })
 	console.Restrict(flags, "outer-mix", "in [0, 1)", func() bool {
 		return t.mix >= 0 && t.mix < 1
@@ -239,7 +241,9 @@ type trainReport struct {
 }
 
 // Step implements [train.Observer].
-func (r *trainReport) Step(name string, step, steps int) { r.bars.Set(name, step, steps) }
+func (r *trainReport) Step(name string, step, steps int) {
+	r.bars.Set(name, step, steps)
+}
 
 // Finished implements [train.Observer].
 func (r *trainReport) Finished(result train.Result) {

@@ -158,8 +158,10 @@ func JoinNames[T fmt.Stringer](all []T) string {
 // OneOf finds a name in a list, in any case; where there is none it suggests
 // what it is an alias of, or the nearest.
 func OneOf(kind, name string, names []string, aliases map[string]string) (string, error) {
-	if i := slices.IndexFunc(names, func(n string) bool { return strings.EqualFold(n, name) }); i >= 0 {
-		return names[i], nil
+	for _, n := range names {
+		if strings.EqualFold(n, name) {
+			return n, nil
+		}
 	}
 	hint := ""
 	near, ok := aliases[strings.ToLower(name)]

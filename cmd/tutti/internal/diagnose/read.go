@@ -115,7 +115,9 @@ func ReadFiles(paths []string) (records []Record, stale []string, err error) {
 
 // ofNewestRun returns the records of the run of which the newest one is, and the names of others.
 func ofNewestRun(records []Record) (kept []Record, stale []string) {
-	newest := slices.MaxFunc(records, func(a, b Record) int { return cmp.Compare(a.Tutti.Time, b.Tutti.Time) })
+	newest := slices.MaxFunc(records, func(a, b Record) int {
+		return cmp.Compare(a.Tutti.Time, b.Tutti.Time)
+	})
 	for _, r := range records {
 		if r.Tutti.Job == newest.Tutti.Job {
 			kept = append(kept, r)

@@ -32,7 +32,9 @@ func reachableAddress() string {
 		}
 	}
 	interfaces, _ := net.Interfaces()
-	slices.SortStableFunc(interfaces, func(a, b net.Interface) int { return virtual(a.Name) - virtual(b.Name) })
+	slices.SortStableFunc(interfaces, func(a, b net.Interface) int {
+		return virtual(a.Name) - virtual(b.Name)
+	})
 	for _, suits := range []func(net.IP) bool{net.IP.IsGlobalUnicast, isLink} {
 		for _, i := range interfaces {
 			if ip := firstAddress(i, suits); ip != nil {

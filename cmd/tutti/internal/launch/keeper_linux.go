@@ -25,7 +25,9 @@ func self() (string, error) { return "/proc/self/exe", nil }
 func hideName() { _ = os.WriteFile("/proc/self/comm", []byte(keeperName), 0) }
 
 // adoptOrphans makes this process the parent of its descendants whose parents end.
-func adoptOrphans() error { return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }
+func adoptOrphans() error {
+	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+}
 
 // awaitGroup has nothing to wait for: all of a group are descendants.
 func awaitGroup(int) {}

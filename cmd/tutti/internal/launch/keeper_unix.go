@@ -307,7 +307,9 @@ func newCommand() (*exec.Cmd, error) {
 }
 
 // signal gives the rank a signal, and kills the keeper of one that was not killed in time.
-func (p *process) signal(s syscall.Signal) { _, _ = p.control.Write([]byte{byte(s)}) }
+func (p *process) signal(s syscall.Signal) {
+	_, _ = p.control.Write([]byte{byte(s)})
+}
 
 // ended waits for the end of the rank's first process.
 func (p *process) ended() error {

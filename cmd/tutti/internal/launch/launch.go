@@ -487,7 +487,9 @@ func (a *agent) makePlan(ctx context.Context) error {
 	}
 	waiting, cancel := context.WithCancel(ctx)
 	go a.sayWhoIsHere(waiting)
-	present, err := a.await(ctx, func(present []store.Entry) bool { return len(a.sameVersion(present)) >= a.Machines })
+	present, err := a.await(ctx, func(present []store.Entry) bool {
+		return len(a.sameVersion(present)) >= a.Machines
+	})
 	cancel()
 	present = a.sameVersion(present)
 	p := plan{First: map[string]int{}, Restarts: a.Restarts, Machines: map[string]machine{}, Run: rand.Text()}
@@ -789,7 +791,9 @@ func (a *agent) prepare(ctx context.Context, round int) error {
 	if err := a.all(ctx, "ended", round); err != nil {
 		return err
 	}
-	return a.clear(ctx, func(key string) bool { return strings.HasPrefix(key, keys) })
+	return a.clear(ctx, func(key string) bool {
+		return strings.HasPrefix(key, keys)
+	})
 }
 
 // leave has the first machine keep the store until the others know how the job ended and have stopped their ranks.
@@ -802,7 +806,9 @@ func (a *agent) leave() {
 			_, planned := a.plan.First[e.Key]
 			return planned && !slices.Contains(a.silent, e.Key)
 		}
-		_, _ = a.await(ctx, func(present []store.Entry) bool { return !slices.ContainsFunc(present, ours) })
+		_, _ = a.await(ctx, func(present []store.Entry) bool {
+			return !slices.ContainsFunc(present, ours)
+		})
 	}
 }
 
@@ -816,7 +822,9 @@ func (a *agent) stop(g *group, with syscall.Signal) {
 }
 
 // stopTime is how long all machines take at most until nothing of their ranks is left.
-func (a *agent) stopTime() time.Duration { return max(a.Grace, a.plan.Grace) + stopMargin }
+func (a *agent) stopTime() time.Duration {
+	return max(a.Grace, a.plan.Grace) + stopMargin
+}
 
 // flush writes what is left of the output, for as long as it has a reader.
 func (a *agent) flush() {

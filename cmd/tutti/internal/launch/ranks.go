@@ -58,7 +58,9 @@ func (a *agent) rank(g *group, local, round int, failed func(End)) bool {
 	rank := a.plan.First[a.key] + local
 	for start := round; ; start++ {
 		began := time.Now()
-		p, err := g.run(func() (*running, error) { return a.process(rank, local, start) })
+		p, err := g.run(func() (*running, error) {
+			return a.process(rank, local, start)
+		})
 		if err == nil {
 			err = p.ended()
 		}
@@ -172,8 +174,12 @@ func (a *agent) capture(cmd *exec.Cmd, words []string, rank int) (*running, erro
 	}
 	r := &running{process: p, rank: rank}
 	prefix := a.prefix(rank)
-	r.copied.Go(func() { copyLines(&lines{out: a.out, prefix: prefix}, outRead) })
-	r.copied.Go(func() { copyLines(&lines{out: a.err, prefix: prefix}, errRead) })
+	r.copied.Go(func() {
+		copyLines(&lines{out: a.out, prefix: prefix}, outRead)
+	})
+	r.copied.Go(func() {
+		copyLines(&lines{out: a.err, prefix: prefix}, errRead)
+	})
 	return r, nil
 }
 

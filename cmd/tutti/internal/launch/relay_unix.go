@@ -23,8 +23,14 @@ var userSignals = []os.Signal{syscall.SIGUSR1, syscall.SIGUSR2}
 func (g *group) deaf(s syscall.Signal) (all []int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if !canList {
+		return nil
+	}
+	handles := func(e entry) bool {
+		return catches(e.pid, s)
+	}
 	for _, r := range g.running {
-		if canList && !slices.ContainsFunc(descendants(r.pid()), func(e entry) bool { return catches(e.pid, s) }) {
+		if !slices.ContainsFunc(descendants(r.pid()), handles) {
 			all = append(all, r.rank)
 		}
 	}

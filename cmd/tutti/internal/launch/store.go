@@ -308,7 +308,9 @@ func (a *agent) lead(ctx context.Context) (text []byte, err error) {
 		return a.kv.Get(ctx, jobKey)
 	}
 	// Numbers of machines are never used again: a launcher of the earlier job may still be about to leave.
-	if err := a.clear(ctx, func(key string) bool { return key == leaderKey || key == ranksKey }); err != nil {
+	if err := a.clear(ctx, func(key string) bool {
+		return key == leaderKey || key == ranksKey
+	}); err != nil {
 		return nil, err
 	}
 	text, _ = json.Marshal(a.terms())

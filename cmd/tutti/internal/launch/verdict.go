@@ -38,7 +38,9 @@ type stoppedRank struct {
 var fatal = []syscall.Signal{syscall.SIGKILL, syscall.SIGSEGV, syscall.SIGBUS, syscall.SIGILL, syscall.SIGFPE}
 
 // killed reports whether one of those signals has ended a rank, or what its shell has run.
-func (f failure) killed() bool { return slices.Contains(fatal, syscall.Signal(f.Code-128)) }
+func (f failure) killed() bool {
+	return slices.Contains(fatal, syscall.Signal(f.Code-128))
+}
 
 // gather reads the evidence of this machine.
 func (g *group) gather() evidence {
@@ -129,7 +131,9 @@ func (c *court) add(key string, text []byte) {
 		return
 	}
 	first := c.plan.First[key]
-	foreign := func(rank int) bool { return rank < first || rank >= first+m.Ranks }
+	foreign := func(rank int) bool {
+		return rank < first || rank >= first+m.Ranks
+	}
 	e.Failed = slices.DeleteFunc(e.Failed, func(f failure) bool { return foreign(f.Rank) })
 	for i := range e.Failed {
 		e.Failed[i].Text = printable.Text(e.Failed[i].Text)
@@ -188,7 +192,9 @@ func (c *court) began(f failure, end End) bool { return c.blame(f).Text == end.T
 
 // victim reports whether a rank has lost one that has failed.
 func (c *court) victim(rank int) bool {
-	return slices.ContainsFunc(c.failed(), func(f failure) bool { return slices.Contains(c.accusers(f.Rank), rank) })
+	return slices.ContainsFunc(c.failed(), func(f failure) bool {
+		return slices.Contains(c.accusers(f.Rank), rank)
+	})
 }
 
 // failed are the ranks that have failed, of each machine in the order of their ends.
@@ -297,7 +303,9 @@ func (p *plan) keys() []string {
 	for key := range p.First {
 		all = append(all, key)
 	}
-	slices.SortFunc(all, func(a, b string) int { return cmp.Compare(p.First[a], p.First[b]) })
+	slices.SortFunc(all, func(a, b string) int {
+		return cmp.Compare(p.First[a], p.First[b])
+	})
 	return all
 }
 

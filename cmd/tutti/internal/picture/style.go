@@ -110,7 +110,9 @@ func AddCurves(p *plot.Plot, curves []Curve) error {
 func Save(p *plot.Plot, path string) error { return save(p, path, width, height) }
 
 // SaveSmall is Save for a picture whose text is read where that is 600 pixels wide.
-func SaveSmall(p *plot.Plot, path string) error { return save(p, path, smallWidth, smallHeight) }
+func SaveSmall(p *plot.Plot, path string) error {
+	return save(p, path, smallWidth, smallHeight)
+}
 
 func save(p *plot.Plot, path string, width, height vg.Length) error {
 	var canvas vg.CanvasWriterTo = vgsvg.New(width, height)

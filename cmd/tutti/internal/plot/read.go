@@ -140,4 +140,6 @@ func reason(err error) error {
 }
 
 // finite reports whether a value is there and can be drawn.
-func finite(v *float64) bool { return v != nil && !math.IsInf(*v, 0) && !math.IsNaN(*v) }
+func finite(v *float64) bool {
+	return v != nil && !math.IsInf(*v, 0) && !math.IsNaN(*v)
+}

@@ -291,7 +291,9 @@ func groupsOf(r diagnose.Record) []string {
 			names = append(names, name)
 		}
 	}
-	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(first[a], first[b]) })
+	slices.SortStableFunc(names, func(a, b string) int {
+		return cmp.Compare(first[a], first[b])
+	})
 	return names
 }
 

@@ -186,7 +186,9 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 		m.Leave()
 		time.AfterFunc(leaving, func() { cancel(context.Cause(ctx)) })
 	})()
-	err = m.Run(running, func(ctx context.Context, e *elastic.Epoch) error { return t.proceed(ctx, m) })
+	err = m.Run(running, func(ctx context.Context, e *elastic.Epoch) error {
+		return t.proceed(ctx, m)
+	})
 	return errors.Join(err, context.Cause(ctx), m.Close(), t.close())
 }
 

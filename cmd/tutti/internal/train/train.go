@@ -188,7 +188,9 @@ func newTrainer(ctx context.Context, r backend.Rank, cfg Config, data, test exam
 	} else if cfg.Outer.Every == 0 {
 		if t.sparse, err = backend.NewReducer(ctx, r, cfg.Backend, cfg.Hosts, n, dtype.F32, reduce); err == nil {
 			t.owned = append(t.owned, t.sparse.Close)
-			t.average = func(ctx context.Context) error { return t.sparse.AllReduce(ctx, t.update) }
+			t.average = func(ctx context.Context) error {
+				return t.sparse.AllReduce(ctx, t.update)
+			}
 		}
 	}
 	if err == nil && cfg.Elastic {
@@ -228,7 +230,9 @@ func (t *trainer) newOuter(ctx context.Context, reduce sparse.Config) error {
 			return err
 		}
 		t.owned = append(t.owned, average.Close)
-		t.average = func(ctx context.Context) error { return average.ReduceAll(ctx, update) }
+		t.average = func(ctx context.Context) error {
+			return average.ReduceAll(ctx, update)
+		}
 	}
 	var err error
 	if t.outer, err = outer.New(ctx, t.rank.Runtime, t.rank.Comm, update, cfg); err == nil {
@@ -333,7 +337,9 @@ func (t *trainer) step(ctx context.Context, step, stepsPerEpoch int) error {
 	}
 	blas32.Axpy(-1, vector(t.gradient), vector(t.model.params))
 	if t.outer != nil {
-		if err := t.through(ctx, t.model.params, func() error { return t.outer.Step(ctx) }); err != nil {
+		if err := t.through(ctx, t.model.params, func() error {
+			return t.outer.Step(ctx)
+		}); err != nil {
 			return err
 		}
 	}

@@ -85,14 +85,22 @@ func (r bf16Narrowing) narrow(w int, v reg.VecVirtual) reg.VecVirtual {
 
 // conversions writes the four conversions between 16-bit floats and float32, and that to FP8E4M3.
 func conversions() {
-	conversion("f16ToF32AVX2", "widens len(dst) binary16 values.", 2, 4, func() converter { return widenF16 })
-	conversion("f32ToF16AVX2", "rounds len(dst) values to binary16.", 4, 2, func() converter {
-		return func(w int, from Mem) reg.VecVirtual { return narrowF16(w/2, loadVector(w, from)) }
+	conversion("f16ToF32AVX2", "widens len(dst) binary16 values.", 2, 4, func() converter {
+		return widenF16
 	})
-	conversion("bf16ToF32AVX2", "widens len(dst) bfloat16 values.", 2, 4, func() converter { return widenBF16 })
+	conversion("f32ToF16AVX2", "rounds len(dst) values to binary16.", 4, 2, func() converter {
+		return func(w int, from Mem) reg.VecVirtual {
+			return narrowF16(w/2, loadVector(w, from))
+		}
+	})
+	conversion("bf16ToF32AVX2", "widens len(dst) bfloat16 values.", 2, 4, func() converter {
+		return widenBF16
+	})
 	conversion("f32ToBF16AVX2", "rounds len(dst) values to bfloat16.", 4, 2, func() converter {
 		narrowing := bf16Narrowing{newBF16Rounding(), avx.Lanes(1 << 22)}
-		return func(w int, from Mem) reg.VecVirtual { return narrowing.narrow(w/2, loadVector(w, from)) }
+		return func(w int, from Mem) reg.VecVirtual {
+			return narrowing.narrow(w/2, loadVector(w, from))
+		}
 	})
 	conversion("f32ToE4M3AVX2", "rounds len(dst) values to FP8E4M3.", 4, 1, func() converter {
 		return func(w int, from Mem) reg.VecVirtual {

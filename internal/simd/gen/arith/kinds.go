@@ -49,9 +49,15 @@ func (k kernel) single(load func(w int, from Mem) reg.VecVirtual,
 	k.steps = func(count reg.GPVirtual) steps {
 		combine, finish := parts(count)
 		return steps{
-			load:    func(w int, from Mem) vector { return vector{load(w, from)} },
-			combine: func(w int, acc vector, from Mem) { combine(w, acc[0], load(w, from)) },
-			finish:  func(w int, acc vector) reg.VecVirtual { return finish(w, acc[0]) },
+			load: func(w int, from Mem) vector {
+				return vector{load(w, from)}
+			},
+			combine: func(w int, acc vector, from Mem) {
+				combine(w, acc[0], load(w, from))
+			},
+			finish: func(w int, acc vector) reg.VecVirtual {
+				return finish(w, acc[0])
+			},
 		}
 	}
 	return k
@@ -59,7 +65,9 @@ func (k kernel) single(load func(w int, from Mem) reg.VecVirtual,
 
 // floats returns a kernel of floats that are computed with as they are stored.
 func floats(kind string, size int, op string, f floatOps) kernel {
-	parts := func(count reg.GPVirtual) (combiner, finisher) { return f.arithmetic(op, count) }
+	parts := func(count reg.GPVirtual) (combiner, finisher) {
+		return f.arithmetic(op, count)
+	}
 	return newKernel(op, size, ymmBytes/size, kind).single(loadVector, parts)
 }
 
@@ -126,5 +134,7 @@ func integerSum(bits int) kernel {
 	signed := fmt.Sprintf("I%d", bits)
 	unsigned := fmt.Sprintf("U%d", bits)
 	k := newKernel("Sum", bits/8, ymmBytes*8/bits, signed, unsigned)
-	return k.single(loadVector, func(reg.GPVirtual) (combiner, finisher) { return inPlace(add), asIs })
+	return k.single(loadVector, func(reg.GPVirtual) (combiner, finisher) {
+		return inPlace(add), asIs
+	})
 }

@@ -120,7 +120,9 @@ func selectRange(withGrad bool) {
 	x := Mem{Base: Load(Param("x").Base(), GP64()), Scale: 4}
 	var start Mem // of the tile
 	// sum returns vector i of the block, with the gradient.
-	sum := func(i int) Op { return x.Idx(done, 4).Offset(i * vector * 4) }
+	sum := func(i int) Op {
+		return x.Idx(done, 4).Offset(i * vector * 4)
+	}
 	if withGrad {
 		start = AllocLocal(8)
 		from := Mem{Base: Load(Param("from").Base(), GP64()), Scale: 4}

@@ -37,10 +37,14 @@ func scaleAt(c kernel.Codec, i int) int {
 
 // Encode writes src in codec c to dst, of c.Size(len(src)) bytes. lost, if it is as long as src, becomes
 // what rounding loses; it may be src.
-func Encode(c kernel.Codec, dst []byte, src, lost []float32) { encode(c, dst, src, lost, false) }
+func Encode(c kernel.Codec, dst []byte, src, lost []float32) {
+	encode(c, dst, src, lost, false)
+}
 
 // EncodeList is Encode of the values of a list, which CodecI2 codes in another way than those of an array.
-func EncodeList(c kernel.Codec, dst []byte, src, lost []float32) { encode(c, dst, src, lost, true) }
+func EncodeList(c kernel.Codec, dst []byte, src, lost []float32) {
+	encode(c, dst, src, lost, true)
+}
 
 func encode(c kernel.Codec, dst []byte, src, lost []float32, list bool) {
 	scales := dst[:c.ScaleBytes(len(src))]
@@ -137,7 +141,9 @@ func sizeOf(c kernel.Codec) int {
 }
 
 // halves returns n codes of two bytes.
-func halves(code []byte, n int) []uint16 { return hostmem.Slice[uint16](hostmem.Addr(code), n) }
+func halves(code []byte, n int) []uint16 {
+	return hostmem.Slice[uint16](hostmem.Addr(code), n)
+}
 
 // decodeBlock decodes values with a scale in common.
 func decodeBlock(c kernel.Codec, y []float32, code, scale []byte) {
@@ -186,7 +192,9 @@ var nan = float32(math.NaN())
 
 func finite(v float32) bool { return math.Float32bits(v)&^signBit < infinity }
 
-func bf16(b []byte) float32 { return math.Float32frombits(uint32(le.Uint16(b)) << 16) }
+func bf16(b []byte) float32 {
+	return math.Float32frombits(uint32(le.Uint16(b)) << 16)
+}
 
 // fp8 are the values of the FP8E4M3 patterns.
 var fp8 = func() (values [256]float32) {
@@ -481,7 +489,9 @@ func threshold(bars []uint16, lowest int) uint32 {
 
 // middle returns the middle of a bar, in units of half a bar of the first octave. The square of the sum of a group has
 // less than 53 bits.
-func middle(bar int) uint64 { return uint64(33+2*(bar%octaveBars)) << (bar / octaveBars) }
+func middle(bar int) uint64 {
+	return uint64(33+2*(bar%octaveBars)) << (bar / octaveBars)
+}
 
 // put writes the codes of a group, and the table with the mean of the values of each, to which shift is added.
 func (g *bins) put(tableAt, codes []byte, shift float32, decoded []float32) {
