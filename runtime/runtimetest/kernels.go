@@ -51,6 +51,7 @@ var kernelTests = []test{
 	{"hostile codes", testHostileCodes},
 	{"quantize", testQuantize},
 	{"bad arguments of codecs", testCodecArguments},
+	{"bad types of codecs", testCodecTypes},
 	{"fixed point", testFixed},
 }
 
@@ -120,6 +121,28 @@ func (d *device) equalFloats(want, got []float32, format string, args ...any) {
 		d.Logf(format, args...)
 		d.Fatalf("element %d of %d: got %v, want %v (seed %d)", i, len(want), got[i], want[i], Seed)
 	}
+}
+
+// equalArray compares an array on the device with want, as equalFloats does.
+func (d *device) equalArray(want []float32, ptr uintptr, format string, args ...any) {
+	d.Helper()
+	got := read[float32](d, ptr, len(want))
+	d.equalFloats(want, got, format, args...)
+}
+
+// equalFaults compares the number of faults at an address.
+func (d *device) equalFaults(want int32, ptr uintptr) {
+	d.Helper()
+	got := readOne[int32](d, ptr)
+	require.Equal(d, want, got, "faults, seed %d", Seed)
+}
+
+// coin draws one of two.
+func (d *device) coin() bool { return d.rng.IntN(2) == 0 }
+
+// draw returns one of the values.
+func draw[T any](d *device, values ...T) T {
+	return values[d.rng.IntN(len(values))]
 }
 
 // sameFloat compares by bits, except that all NaNs are equal.
@@ -265,7 +288,7 @@ var largest = map[dtype.DType]float64{
 // differences are added. Half of the time there is none, and nothing is changed: check compares it, if
 // there is one.
 func (d *device) excess(values []float32, dt dtype.DType) (saturated []float32, ptr uintptr, check func()) {
-	if d.rng.IntN(2) == 0 {
+	if d.coin() {
 		return values, 0, func() {}
 	}
 	excess := d.gradient("normal", len(values))
@@ -280,7 +303,7 @@ func (d *device) excess(values []float32, dt dtype.DType) (saturated []float32, 
 	}
 	return saturated, ptr, func() {
 		d.Helper()
-		d.equalFloats(excess, read[float32](d, ptr, len(excess)), "the excess of %v", dt)
+		d.equalArray(excess, ptr, "the excess of %v", dt)
 	}
 }
 
@@ -442,7 +465,7 @@ func (d *device) equalEntries(want entries, total int, dst kernel.Entries, forma
 		d.Logf(format, args...)
 		d.Fatalf("indices differ (seed %d):\ngot  %.200v\nwant %.200v", Seed, got, want.idx)
 	}
-	d.equalFloats(want.val, read[float32](d, dst.Val, len(want.val)), format, args...)
+	d.equalArray(want.val, dst.Val, format, args...)
 }
 
 // number places a factor or threshold.
@@ -460,7 +483,7 @@ type input struct {
 func (d *device) source(x []float32) input {
 	n := len(x)
 	in := input{
-		Source: kernel.Source{X: place(d, x), N: n, Take: d.rng.IntN(2) == 0},
+		Source: kernel.Source{X: place(d, x), N: n, Take: d.coin()},
 		before: x,
 		x:      x,
 	}
@@ -469,27 +492,27 @@ func (d *device) source(x []float32) input {
 	}
 	// No NaN: which of two an addition returns is not defined.
 	names := []string{"normal", "ties", "zero", "wide", "sparse"}
-	dt := gradientTypes[d.rng.IntN(len(gradientTypes))]
-	grad, ptr := d.narrow(d.gradient(names[d.rng.IntN(len(names))], n), dt)
+	dt := draw(d, gradientTypes...)
+	grad, ptr := d.narrow(d.gradient(draw(d, names...), n), dt)
 	in.Grad = ptr
 	in.DType = dt
 	factor := float32(1)
-	if d.rng.IntN(2) == 0 {
-		factor = []float32{-0.3, 1, 0, 1e-3}[d.rng.IntN(4)]
+	if d.coin() {
+		factor = draw[float32](d, -0.3, 1, 0, 1e-3)
 		in.Factor = d.number(factor)
 	}
 	want := make([]float32, n)
 	for i, v := range x {
 		want[i] = sum(v, product(grad[i], factor))
 	}
-	if d.rng.IntN(2) == 0 {
+	if d.coin() {
 		in.From = in.X
 		in.X = place(d, d.gradient("special", n))
 	}
 	// The bits of a NaN, by which it is ranked, are the device's: so they come
 	// from there.
 	sums := in.Source
-	if d.rng.IntN(2) == 0 {
+	if d.coin() {
 		in.Keep = place(d, make([]float32, n))
 	}
 	sums.X = place(d, x)
@@ -504,10 +527,10 @@ func (d *device) source(x []float32) input {
 func (d *device) equalSource(in input, taken entries) {
 	d.Helper()
 	if in.From != 0 {
-		d.equalFloats(in.before, read[float32](d, in.From, in.N), "what the gradient was added to")
+		d.equalArray(in.before, in.From, "what the gradient was added to")
 	}
 	if in.Keep != 0 {
-		d.equalFloats(in.before, read[float32](d, in.Keep, in.N), "what was kept of it")
+		d.equalArray(in.before, in.Keep, "what was kept of it")
 	}
 	want := slices.Clone(in.x)
 	if in.Take {
@@ -515,5 +538,5 @@ func (d *device) equalSource(in input, taken entries) {
 			want[i] = 0
 		}
 	}
-	d.equalFloats(want, read[float32](d, in.X, in.N), "the source afterwards, Take is %v", in.Take)
+	d.equalArray(want, in.X, "the source afterwards, Take is %v", in.Take)
 }

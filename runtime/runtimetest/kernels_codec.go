@@ -123,15 +123,19 @@ var spreads = []struct {
 	{"runs", func(d *device, m, n int) (idx []int32) {
 		for i := 0; len(idx) < m && i < n; i++ {
 			if d.rng.IntN(40) == 0 {
-				i += d.rng.IntN(max(1, min(n/4, (n-i)-(m-len(idx)))))
+				spare := (n - i) - (m - len(idx))
+				gap := max(1, min(n/4, spare))
+				i += d.rng.IntN(gap)
 			}
 			idx = append(idx, int32(i))
 		}
 		return idx
 	}},
 	{"two scales", func(d *device, m, n int) (idx []int32) {
-		for i := 0; len(idx) < m && i < n; i += 1 + d.rng.IntN(1<<d.rng.IntN(12)) {
+		for i := 0; len(idx) < m && i < n; {
 			idx = append(idx, int32(i))
+			scale := 1 << d.rng.IntN(12)
+			i += 1 + d.rng.IntN(scale)
 		}
 		return idx
 	}},
@@ -150,7 +154,8 @@ var spreads = []struct {
 func (d *device) eachCoded(f func(d *device, c kernel.Codec, l entries, n int)) {
 	for i, m := range []int{0, 1, 2, 63, 1000, 1025, 4096, 9001} {
 		for j, s := range spreads {
-			l := entries{idx: s.indices(d, m, 1+m*(1+d.rng.IntN(200)))}
+			reach := 1 + m*(1+d.rng.IntN(200))
+			l := entries{idx: s.indices(d, m, reach)}
 			n := 1
 			if len(l.idx) > 0 {
 				n = int(l.idx[len(l.idx)-1]) + 1
@@ -159,7 +164,7 @@ func (d *device) eachCoded(f func(d *device, c kernel.Codec, l entries, n int)) 
 				if !extended && m >= 1000 && (i+j+k)%3 > 0 {
 					continue
 				}
-				g := gradients[d.rng.IntN(len(gradients))].name
+				g := draw(d, gradients...).name
 				l.val = d.gradient(g, len(l.idx))
 				d.subtest(func(d *device) { f(d, c, l, n) }, "%v, %d %s, %s", c, m, g, s.name)
 			}
@@ -221,16 +226,17 @@ func testEncode(d *device) {
 		if c != kernel.CodecPositions {
 			decoded.val = d.reference.ListValues(l.val, c)
 			for j, i := range l.idx {
-				if int(i) < length {
-					residual[i] = sum(residual[i], lose(l.val[j], decoded.val[j]))
-				} else {
+				if int(i) >= length {
 					faults++
+					continue
 				}
+				lostHere := lose(l.val[j], decoded.val[j])
+				residual[i] = sum(residual[i], lostHere)
 			}
 		}
 		if lost.Ptr != 0 {
-			d.equalFloats(residual, read[float32](d, lost.Ptr, length), "what is lost")
-			require.Equal(d, faults, readOne[int32](d, lost.Faults), "faults, seed %d", Seed)
+			d.equalArray(residual, lost.Ptr, "what is lost")
+			d.equalFaults(faults, lost.Faults)
 		}
 		for _, room := range []int{len(l.idx), len(l.idx) + 5, len(l.idx) / 2} {
 			dst := d.target(room, true)
@@ -249,10 +255,12 @@ func testEncodeRoom(d *device) {
 		for _, bytes := range []int{8, 20, 100, 1001, 4003} {
 			d.subtest(func(d *device) {
 				const n = 100_000
-				l := d.random(1+d.rng.IntN(6000), n, "normal")
-				fit := min(c.Fit(bytes, n), len(l.idx))
+				m := 1 + d.rng.IntN(6000)
+				l := d.random(m, n, "normal")
+				capacity := c.Fit(bytes, n)
+				fit := min(capacity, len(l.idx))
 				require.LessOrEqual(d, c.Bound(fit, n), max(bytes, 8))
-				require.Greater(d, c.Bound(c.Fit(bytes, n)+1, n), bytes)
+				require.Greater(d, c.Bound(capacity+1, n), bytes)
 				residual := make([]float32, n)
 				lost := kernel.Array{Ptr: place(d, residual), N: n}
 				ptr, get := d.room(bytes)
@@ -269,7 +277,7 @@ func testEncodeRoom(d *device) {
 						}
 					}
 				}
-				d.equalFloats(residual, read[float32](d, lost.Ptr, n), "what is lost")
+				d.equalArray(residual, lost.Ptr, "what is lost")
 			}, "%v, %d bytes", c, bytes)
 		}
 	}
@@ -281,10 +289,12 @@ func testHostileCodes(d *device) {
 		for _, c := range listCodecs {
 			d.subtest(func(d *device) {
 				const n = 50_000
-				l := d.random(d.rng.IntN(5000), n, "special")
+				m := d.rng.IntN(5000)
+				l := d.random(m, n, "special")
 				bound := c.Bound(len(l.idx), n)
 				for range d.rng.IntN(3) * len(l.idx) / 2 {
-					l.idx[d.rng.IntN(len(l.idx))] = int32(d.rng.Uint32())
+					position := d.rng.IntN(len(l.idx))
+					l.idx[position] = int32(d.rng.Uint32())
 				}
 				ptr, get := d.room(bound)
 				message := kernel.Message{
@@ -301,7 +311,8 @@ func testHostileCodes(d *device) {
 				length := readOne[int32](d, message.Len)
 				require.True(d, 8 <= length && int(length) <= bound, "%d bytes, seed %d", length, Seed)
 				decode := func(message kernel.Message) {
-					dst := d.target(d.rng.IntN(6000), true)
+					room := d.rng.IntN(6000)
+					dst := d.target(room, true)
 					require.NoError(d, d.Decode(message, c, dst))
 					got := readOne[int32](d, dst.Len)
 					require.True(d, 0 <= got && int(got) <= dst.N, "%d entries, seed %d", got, Seed)
@@ -310,13 +321,14 @@ func testHostileCodes(d *device) {
 				bytes := get(int(length))
 				for range 1 + d.rng.IntN(8) {
 					position := d.rng.IntN(len(bytes))
-					if d.rng.IntN(2) == 0 {
+					if d.coin() {
 						position = d.rng.IntN(min(len(bytes), 100))
 					}
 					bytes[position] ^= 1 << d.rng.IntN(8)
 				}
-				bytes = bytes[:d.rng.IntN(len(bytes)+1)]
-				if d.rng.IntN(2) == 0 && len(bytes) >= 8 {
+				cut := d.rng.IntN(len(bytes) + 1)
+				bytes = bytes[:cut]
+				if d.coin() && len(bytes) >= 8 {
 					binary.LittleEndian.PutUint32(bytes[4:], uint32(len(bytes)))
 				}
 				words := make([]uint32, (len(bytes)+3)/4)
@@ -337,14 +349,16 @@ func testQuantize(d *device) {
 					x := d.gradient(g.name, n)
 					if d.rng.IntN(4) == 0 {
 						for i := range x { // near the ends of the range
-							x[i] = product(x[i], []float32{0x1p126, 0x1p-130}[d.rng.IntN(2)])
+							scale := draw[float32](d, 0x1p126, 0x1p-130)
+							x[i] = product(x[i], scale)
 						}
 					}
 					code, decoded := d.reference.Array(x, c)
 					require.Len(d, code, c.Size(n))
 					src := place(d, x)
 					ptr, get := d.room(len(code))
-					lost := []uintptr{0, src, place(d, d.gradient("normal", n))}[d.rng.IntN(3)]
+					residual := place(d, d.gradient("normal", n))
+					lost := draw(d, 0, src, residual)
 					require.NoError(d, d.Quantize(ptr, c, src, n, lost))
 					d.sameMessage(code, get(len(code)), "array")
 					if lost != 0 {
@@ -352,10 +366,10 @@ func testQuantize(d *device) {
 						for i := range want {
 							want[i] = lose(x[i], decoded[i])
 						}
-						d.equalFloats(want, read[float32](d, lost, n), "what is lost")
+						d.equalArray(want, lost, "what is lost")
 					}
 					if lost != src {
-						d.equalFloats(x, read[float32](d, src, n), "the source")
+						d.equalArray(x, src, "the source")
 					}
 					y := d.gradient("special", n)
 					dst := place(d, y)
@@ -363,9 +377,9 @@ func testQuantize(d *device) {
 					for i := range y {
 						y[i] = sum(y[i], decoded[i])
 					}
-					d.equalFloats(y, read[float32](d, dst, n), "sums")
+					d.equalArray(y, dst, "sums")
 					require.NoError(d, d.Dequantize(dst, c, ptr, n, false))
-					d.equalFloats(decoded, read[float32](d, dst, n), "values")
+					d.equalArray(decoded, dst, "values")
 					d.sameMessage(code, get(len(code)), "array afterwards")
 				}, "%v, %d %s", c, n, g.name)
 			}
@@ -377,22 +391,25 @@ func testTopKChunks(d *device) {
 	d.eachGradient(func(d *device, x []float32) {
 		sizes := []int{1, 3, 64, 1000, 4096, 5000, math.MaxInt32}
 		if len(x) > 1000 { // one of those that make less than 100 chunks
-			sizes = []int{[]int{64, 1000, 4096, 5000, math.MaxInt32}[d.rng.IntN(5)]}
+			sizes = []int{draw(d, 64, 1000, 4096, 5000, math.MaxInt32)}
 		}
 		for _, size := range sizes {
 			size = max(size, len(x)/100)
-			count := []int{0, 1, 2, 64, size / 2, size - 1, size, math.MaxInt32}[d.rng.IntN(8)]
+			count := draw(d, 0, 1, 2, 64, size/2, size-1, size, math.MaxInt32)
 			in := d.source(x)
 			var want entries
 			for from := 0; from < len(x); from += min(size, len(x)) {
-				part := in.x[from:min(from+min(size, len(x)), len(x))]
-				chunk := pick(part, ranking(part)[:min(count, len(part))])
-				for i := range chunk.idx {
-					want.append(chunk.idx[i]+int32(from), chunk.val[i])
+				end := min(from+min(size, len(x)), len(x))
+				part := in.x[from:end]
+				order := ranking(part)
+				chunk := pick(part, order[:min(count, len(part))])
+				for i, index := range chunk.idx {
+					want.append(index+int32(from), chunk.val[i])
 				}
 			}
 			require.Equal(d, len(want.idx), kernel.ChunkedLen(len(x), count, size))
-			dst := d.target(len(want.idx)+d.rng.IntN(40), d.rng.IntN(2) == 0)
+			room := len(want.idx) + d.rng.IntN(40)
+			dst := d.target(room, d.coin())
 			require.NoError(d, d.TopKChunks(in.Source, count, size, dst))
 			d.equalEntries(want, len(want.idx), dst, "%d of %d", count, size)
 			d.equalSource(in, want)
@@ -403,20 +420,27 @@ func testTopKChunks(d *device) {
 func testCodecArguments(d *device) {
 	p := place(d, make([]float32, 64))
 	q := place(d, make([]int32, 8))
-	list := kernel.Entries{Idx: q, Val: p, N: 8, Len: q}
+	list := kernel.Entries{
+		Idx: q,
+		Val: p,
+		N:   8,
+		Len: q,
+	}
 	src := kernel.Source{X: p, N: 8}
 	message := kernel.Message{Ptr: p, Bytes: 256}
 	none := kernel.Array{}
 	const c = kernel.CodecI8
 	var failures []error
 	for _, n := range []int{-1, math.MaxInt32 + 1} {
-		far := kernel.Entries{Idx: q, Val: p, N: n, Len: q}
+		far := list
+		far.N = n
+		long := kernel.Message{Ptr: p, Bytes: n}
 		failures = append(failures,
 			d.Encode(far, c, 8, message, none),
 			d.Encode(list, c, n, message, none),
-			d.Encode(list, c, 8, kernel.Message{Ptr: p, Bytes: n}, none),
+			d.Encode(list, c, 8, long, none),
 			d.Encode(list, c, 8, message, kernel.Array{Ptr: p, N: n}),
-			d.Decode(kernel.Message{Ptr: p, Bytes: n}, c, list),
+			d.Decode(long, c, list),
 			d.Decode(message, c, far),
 			d.Quantize(p, c, p, n, 0),
 			d.Dequantize(p, c, p, n, false),
@@ -426,9 +450,13 @@ func testCodecArguments(d *device) {
 			d.TopKChunks(src, 1, 8, far),
 		)
 	}
-	noIdx := kernel.Entries{Val: p, N: 8, Len: q}
-	noVal := kernel.Entries{Idx: q, N: 8, Len: q}
-	noLen := kernel.Entries{Idx: q, Val: p, N: 8}
+	noIdx := list
+	noIdx.Idx = 0
+	noVal := list
+	noVal.Val = 0
+	noLen := list
+	noLen.Len = 0
+	noPtr := kernel.Message{Bytes: 256}
 	for _, codec := range []kernel.Codec{kernel.CodecNone, kernel.CodecSign + 1, 255} {
 		failures = append(failures,
 			d.Encode(list, codec, 8, message, none),
@@ -444,9 +472,9 @@ func testCodecArguments(d *device) {
 	failures = append(failures,
 		d.Encode(noIdx, c, 8, message, none),
 		d.Encode(noVal, c, 8, message, none),
-		d.Encode(list, c, 8, kernel.Message{Bytes: 256}, none),
+		d.Encode(list, c, 8, noPtr, none),
 		d.Encode(list, c, 8, kernel.Message{Ptr: p, Bytes: 7}, none),
-		d.Decode(kernel.Message{Bytes: 256}, c, list),
+		d.Decode(noPtr, c, list),
 		d.Decode(message, c, noIdx),
 		d.Decode(message, c, noVal),
 		d.Decode(message, c, noLen),
@@ -462,9 +490,25 @@ func testCodecArguments(d *device) {
 	for i, err := range failures {
 		require.ErrorIs(d, err, runtime.ErrArgument, "call %d", i)
 	}
-	typed := src
-	typed.Grad = p
-	typed.DType = dtype.I32
-	require.ErrorIs(d, d.TopKChunks(typed, 1, 8, list), runtime.ErrDType)
+	d.synchronize()
+}
+
+// testCodecTypes selects from gradients of a type that they do not have.
+func testCodecTypes(d *device) {
+	p := place(d, make([]float32, 64))
+	q := place(d, make([]int32, 8))
+	list := kernel.Entries{
+		Idx: q,
+		Val: p,
+		N:   8,
+		Len: q,
+	}
+	src := kernel.Source{
+		X:     p,
+		N:     8,
+		Grad:  p,
+		DType: dtype.I32,
+	}
+	require.ErrorIs(d, d.TopKChunks(src, 1, 8, list), runtime.ErrDType)
 	d.synchronize()
 }

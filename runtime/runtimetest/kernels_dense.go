@@ -26,21 +26,22 @@ func testAccumulate(d *device) {
 				if factor != 1 {
 					src.Factor = d.number(factor)
 				}
-				if d.rng.IntN(2) == 0 {
+				if d.coin() {
 					src.From = src.X
 					src.X = place(d, x)
 				}
-				if d.rng.IntN(2) == 0 {
+				if d.coin() {
 					src.Keep = place(d, x)
 				}
 				require.NoError(d, d.Accumulate(src))
 				if src.Keep != 0 {
-					d.equalFloats(acc, read[float32](d, src.Keep, len(x)), "what was kept")
+					d.equalArray(acc, src.Keep, "what was kept")
 				}
 				for i := range acc {
-					acc[i] = sum(acc[i], product(grad[i], factor))
+					added := product(grad[i], factor)
+					acc[i] = sum(acc[i], added)
 				}
-				d.equalFloats(acc, read[float32](d, src.X, len(x)), "%v times %v", dt, factor)
+				d.equalArray(acc, src.X, "%v times %v", dt, factor)
 			}
 		}
 	})
@@ -60,10 +61,10 @@ func testStore(d *device) {
 				require.NoError(d, d.Store(dst, dt, src, len(x), scale, excess))
 				check()
 				d.equalFloats(want, d.readNarrow(dst, dt, len(x)), "%v times %v", dt, scale)
-				d.equalFloats(x, read[float32](d, src, len(x)), "the source")
+				d.equalArray(x, src, "the source")
 				if dt == dtype.F32 {
 					require.NoError(d, d.Store(src, dt, src, len(x), scale, 0))
-					d.equalFloats(want, read[float32](d, src, len(x)), "in place, times %v", scale)
+					d.equalArray(want, src, "in place, times %v", scale)
 				}
 			}
 		}
@@ -80,7 +81,8 @@ func testCopyIf(d *device) {
 				var want [][]float32
 				for len(copies) < kernel.MaxCopies-d.rng.IntN(3) {
 					n := len(x) / (1 + len(copies)*d.rng.IntN(4))
-					old, dst := d.narrow(d.gradient("normal", n), dt)
+					background := d.gradient("normal", n)
+					old, dst := d.narrow(background, dt)
 					values, src := d.narrow(x[:n], dt)
 					if len(copies)%2 == 1 {
 						values = make([]float32, n)
@@ -96,7 +98,7 @@ func testCopyIf(d *device) {
 						N:     n,
 					})
 					want = append(want, values)
-					dt = gradientTypes[d.rng.IntN(len(gradientTypes))]
+					dt = draw(d, gradientTypes...)
 				}
 				require.NoError(d, d.CopyIf(copies, place(d, flags), len(flags)))
 				for i, x := range copies {
@@ -160,7 +162,7 @@ func testClipFactor(d *device) {
 					want = float32(limit / norm)
 				}
 				parts := []float64{squares}
-				if d.rng.IntN(2) == 0 { // whose sum is exact
+				if d.coin() { // whose sum is exact
 					parts = []float64{0, squares / 4, squares / 2, squares / 4}
 				}
 				factor := d.number(-1)
@@ -196,7 +198,8 @@ func (d *device) checkTopK(in input, order []int32, count int, zeros bool, g *gu
 		order = slices.DeleteFunc(order, func(i int32) bool { return in.x[i] == 0 })
 	}
 	want := pick(in.x, order)
-	dst := d.target(min(count, in.N)+d.rng.IntN(50), !zeros)
+	room := min(count, in.N) + d.rng.IntN(50)
+	dst := d.target(room, !zeros)
 	ptr := uintptr(0)
 	if g != nil {
 		ptr = place(d, []float32{g.threshold, g.margin})
@@ -223,7 +226,8 @@ func (g *guessCase) step(found float32) {
 		g.margin = 1. / 32
 	}
 	if g.threshold > 0 && g.threshold <= math.MaxFloat32 {
-		change := float32(float64(sum(g.threshold, -found)) / float64(g.threshold))
+		difference := sum(g.threshold, -found)
+		change := float32(float64(difference) / float64(g.threshold))
 		wide := []float32{product(g.margin, 31./32), product(change, 1.5)}
 		if math.IsNaN(float64(change)) {
 			wide = wide[:1]
@@ -243,15 +247,19 @@ func testTopK(d *device) {
 			order := ranking(in.x)
 			good := float32(0)
 			if 0 < count && count <= len(order) {
-				good = math.Float32frombits(magnitude(in.x[order[count-1]]))
+				last := order[count-1]
+				good = math.Float32frombits(magnitude(in.x[last]))
 			}
 			guesses := []float32{0, good, good, good * 0.97, good * 1.001, good * 1.05, good / 2, good * 2,
 				tiny, math.MaxFloat32, inf, nan, -1}
-			g := &guessCase{guesses[d.rng.IntN(len(guesses))], margins[d.rng.IntN(len(margins))]}
+			g := &guessCase{
+				threshold: draw(d, guesses...),
+				margin:    draw(d, margins...),
+			}
 			if d.rng.IntN(10) == 0 {
 				g = nil
 			}
-			d.checkTopK(in, order, count, d.rng.IntN(2) == 0, g)
+			d.checkTopK(in, order, count, d.coin(), g)
 		}
 	})
 }
@@ -262,7 +270,7 @@ func testTopKSteps(d *device) {
 	d.eachSmallGradient(func(d *device, x []float32) {
 		g := &guessCase{}
 		count := len(x) / 10
-		zeros := d.rng.IntN(2) == 0
+		zeros := d.coin()
 		for _, factor := range []float32{1, 0.999, 1.001, 0.99, 0.98, 0.95, 1, 0.8, 0.7, 1.5, 1, 1, 0, 1, inf, 1, 1} {
 			in := d.source(scaled(x, factor))
 			d.checkTopK(in, ranking(in.x), count, zeros, g)
@@ -291,9 +299,10 @@ func testSelect(d *device) {
 			in := d.source(x)
 			positions := passing(in.x, threshold)
 			total := len(positions)
-			room := []int{len(x) + 40, total, total / 2, min(1, total), 0}[d.rng.IntN(5)]
+			room := draw(d, len(x)+40, total, total/2, min(1, total), 0)
 			want := pick(in.x, positions).first(room)
-			dst := d.target(room, d.rng.IntN(4) > 0)
+			hasLength := d.rng.IntN(4) > 0
+			dst := d.target(room, hasLength)
 			require.NoError(d, d.Select(in.Source, d.number(threshold), dst))
 			d.equalEntries(want, total, dst, "threshold %v, room for %d", threshold, room)
 			d.equalSource(in, want)
@@ -309,21 +318,27 @@ type nearCase struct {
 
 func (s *nearCase) step(x []float32, k int, o kernel.Acceptance, room int) (want entries, total int, used float32) {
 	t := s.threshold
-	if t > 0 && t <= math.MaxFloat32 && (o.Interval == 0 || int(s.age) < o.Interval-1) {
-		if passed := passing(x, t); o.Min <= len(passed) && len(passed) <= room {
+	fresh := o.Interval == 0 || int(s.age) < o.Interval-1
+	if t > 0 && t <= math.MaxFloat32 && fresh {
+		passed := passing(x, t)
+		m := len(passed)
+		if o.Min <= m && m <= room {
 			s.age++
-			if o.Step != 0 && 3*len(passed) < 2*k {
+			switch {
+			case o.Step == 0:
+			case 3*m < 2*k:
 				s.threshold = max(t/o.Step, tiny)
-			} else if o.Step != 0 && 4*len(passed) > 5*k {
+			case 4*m > 5*k:
 				s.threshold = max(t*o.Step, tiny)
 			}
-			return pick(x, passed), len(passed), t
+			return pick(x, passed), m, t
 		}
 	}
 	order := ranking(x)[:min(k, len(x))]
 	*s = nearCase{}
 	if len(order) > 0 {
-		s.threshold = math.Float32frombits(max(magnitude(x[order[len(order)-1]]), 1))
+		last := order[len(order)-1]
+		s.threshold = math.Float32frombits(max(magnitude(x[last]), 1))
 	}
 	want = pick(x, slices.DeleteFunc(order, func(i int32) bool { return x[i] == 0 }))
 	return want, len(want.idx), s.threshold
@@ -331,23 +346,27 @@ func (s *nearCase) step(x []float32, k int, o kernel.Acceptance, room int) (want
 
 func testSelectNear(d *device) {
 	d.eachSmallGradient(func(d *device, x []float32) {
-		count := []int{0, len(x) / 100, len(x) / 10, len(x)}[d.rng.IntN(4)]
+		count := draw(d, 0, len(x)/100, len(x)/10, len(x))
 		o := kernel.Acceptance{
 			Min:      (count + 3) / 4,
 			Interval: d.rng.IntN(6),
-			Step:     []float32{0, 1.02}[d.rng.IntN(2)],
+			Step:     draw[float32](d, 0, 1.02),
 		}
 		room := min(len(x), 2*count)
-		s := nearCase{threshold: thresholds[d.rng.IntN(len(thresholds))], age: d.rng.Int32N(4)}
+		s := nearCase{
+			threshold: draw(d, thresholds...),
+			age:       d.rng.Int32N(4),
+		}
 		state := place(d, []uint32{math.Float32bits(s.threshold), uint32(s.age)})
 		for step := range 8 {
-			in := d.source(scaled(x, []float32{1, 1, 0.98, 0.9, 0.5, 1.1, 3}[d.rng.IntN(7)]))
+			factor := draw[float32](d, 1, 1, 0.98, 0.9, 0.5, 1.1, 3)
+			in := d.source(scaled(x, factor))
 			want, total, used := s.step(in.x, count, o, room)
 			dst := d.target(room, true)
 			ptr := d.number(-1)
 			require.NoError(d, d.SelectNear(in.Source, count, state, o, dst, ptr))
 			d.equalEntries(want, total, dst, "step %d, %d wanted, %+v", step, count, o)
-			d.equalFloats([]float32{used}, read[float32](d, ptr, 1), "threshold used, step %d", step)
+			d.equalArray([]float32{used}, ptr, "threshold used, step %d", step)
 			got := read[uint32](d, state, 2)
 			threshold := []float32{math.Float32frombits(got[0])}
 			d.equalFloats([]float32{s.threshold}, threshold, "threshold, step %d, %+v", step, o)
@@ -369,9 +388,11 @@ func testFit(d *device) {
 			}
 			mean := sum / n
 			for _, v := range in.x {
-				deviations += (float64(v) - mean) * (float64(v) - mean)
+				deviation := float64(v) - mean
+				deviations += deviation * deviation
 			}
-			want := max(float64(float32(math.Abs(mean)+z*math.Sqrt(deviations/n))), tiny)
+			cut := float32(math.Abs(mean) + z*math.Sqrt(deviations/n))
+			want := max(float64(cut), tiny)
 			threshold := d.number(-1)
 			require.NoError(d, d.Fit(in.Source, z, threshold))
 			got := float64(readOne[float32](d, threshold))
@@ -391,16 +412,18 @@ func testRefine(d *device) {
 	d.eachGradient(func(d *device, x []float32) {
 		ptr := place(d, x)
 		for _, count := range topKCounts(len(x)) {
-			threshold := thresholds[d.rng.IntN(len(thresholds))]
+			threshold := draw(d, thresholds...)
 			if d.rng.IntN(3) == 0 && len(x) > 0 {
-				threshold = math.Float32frombits(magnitude(x[d.rng.IntN(len(x))]))
+				element := draw(d, x...)
+				threshold = math.Float32frombits(magnitude(element))
 			}
-			factors := [][]float32{wide, wide[30:34], wide[40:41], nil}[d.rng.IntN(4)]
+			factors := draw[[]float32](d, wide, wide[30:34], wide[40:41], nil)
 			want := threshold
 			enough := func(t float32) bool {
 				return 4*len(passing(x, t)) <= 5*count
 			}
-			good := enough(threshold) && 4*len(passing(x, threshold)) >= 3*count
+			passed := passing(x, threshold)
+			good := enough(threshold) && 4*len(passed) >= 3*count
 			if !good && math.Abs(float64(threshold)) <= math.MaxFloat32 {
 				for _, f := range factors {
 					want = product(threshold, f)
@@ -414,7 +437,7 @@ func testRefine(d *device) {
 			got := read[float32](d, t, 1)
 			d.equalFloats([]float32{want}, got, "%v, %d wanted, %d factors", threshold, count, len(factors))
 		}
-		d.equalFloats(x, read[float32](d, ptr, len(x)), "the array")
+		d.equalArray(x, ptr, "the array")
 	})
 }
 
@@ -424,7 +447,7 @@ func testLong(d *device) {
 	x := d.gradient("normal", n)
 	for range 4 {
 		in := d.source(x)
-		guess := &guessCase{threshold: []float32{0, 2.5758}[d.rng.IntN(2)]}
+		guess := &guessCase{threshold: draw[float32](d, 0, 2.5758)}
 		d.checkTopK(in, ranking(in.x), n/100, false, guess)
 		in = d.source(x)
 		want := pick(in.x, passing(in.x, 2.5))
@@ -433,7 +456,11 @@ func testLong(d *device) {
 		d.equalEntries(want.first(n/20), len(want.idx), dst, "select")
 		d.equalSource(in, want.first(n/20))
 	}
-	all := []entries{d.random(n/50, n, "normal"), d.random(n/10, n, "normal"), d.random(3, n, "normal")}
+	all := []entries{
+		d.random(n/50, n, "normal"),
+		d.random(n/10, n, "normal"),
+		d.random(3, n, "normal"),
+	}
 	d.checkMerge(all, n, 0.5)
 	d.checkUnion(all, n, 0.5)
 }

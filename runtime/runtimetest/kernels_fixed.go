@@ -34,17 +34,17 @@ func testFixed(d *device) {
 // and from term to term. Some cancel out but for a little, where they are largest.
 func (d *device) fixedTerms(n, terms int, dt dtype.DType) (values [][]float32, ptrs []uintptr) {
 	special := d.rng.IntN(8) == 0
-	cancels := d.rng.IntN(2) == 0
+	cancels := d.coin()
 	for range terms {
 		x := make([]float32, n)
 		scale := 0.0
 		for i := range x {
 			if i%d.blockAbout() == 0 {
-				scale = []float64{1, math.Ldexp(1, d.rng.IntN(200)-100), 0, 1e-42, 1e38, largestOf(dt) / 4}[d.rng.IntN(6)]
+				scale = draw(d, 1, math.Ldexp(1, d.rng.IntN(200)-100), 0, 1e-42, 1e38, largestOf(dt)/4)
 			}
 			x[i] = float32(d.rng.NormFloat64() * scale)
 			if special && d.rng.IntN(60) == 0 {
-				x[i] = specialValues[d.rng.IntN(len(specialValues))]
+				x[i] = draw(d, specialValues...)
 			}
 		}
 		if len(values)%2 == 1 && cancels {
@@ -139,12 +139,12 @@ func fixedTerm(x float32, power int) *big.Int {
 
 // checkLoads compares the values of sums with numbers of 53 bits.
 func (d *device) checkLoads(f kernel.Fixed, sums []int32, exponents []uint8, dt dtype.DType) {
-	divisor := []int{1, 3, 8, 12, 1000}[d.rng.IntN(5)]
+	divisor := draw(d, 1, 3, 8, 12, 1000)
 	multiple := new(big.Float).SetPrec(53).Quo(big.NewFloat(1), big.NewFloat(float64(divisor)))
 	factor := float32(1)
 	address := uintptr(0)
 	if d.rng.IntN(3) == 0 {
-		factor = d.rng.Float32() * []float32{1, 1e-38}[d.rng.IntN(2)]
+		factor = d.rng.Float32() * draw[float32](d, 1, 1e-38)
 		address = d.number(factor)
 		multiple.Mul(multiple, big.NewFloat(float64(factor)))
 	}

@@ -26,7 +26,8 @@ func testTopKList(d *device) {
 		for _, count := range topKCounts(len(l.idx)) {
 			want := l.pick(order[:min(count, len(order))])
 			list := d.list(l)
-			dst := d.target(min(count, list.N)+d.rng.IntN(40), d.rng.IntN(2) == 0)
+			room := min(count, list.N) + d.rng.IntN(40)
+			dst := d.target(room, d.coin())
 			require.NoError(d, d.TopKList(list, count, dst, 0, kernel.Array{}))
 			d.equalEntries(want, len(want.idx), dst, "top %d", count)
 			if d.rng.IntN(3) == 0 {
@@ -40,19 +41,11 @@ func testTopKList(d *device) {
 // not select.
 func (d *device) checkTopOutside(l entries, count int) {
 	n := 2 * len(l.idx)
-	bounds := []int32{d.rng.Int32N(int32(n + 1)), d.rng.Int32N(int32(n + 1))}
-	switch d.rng.IntN(4) { // often at one end
-	case 0:
-		bounds[0] = 0
-	case 1:
-		bounds[1] = int32(n)
-	case 2:
-		bounds = [][]int32{{math.MinInt32, math.MaxInt32}, {0, 0}, {-1, 0}, {int32(n), int32(n)}}[d.rng.IntN(4)]
-	}
+	low, high := d.outsideBounds(n)
 	length := d.rng.IntN(n + 1) // of the array: what is beyond is a fault
 	var outside entries
 	for j, i := range l.idx {
-		if i < bounds[0] || i >= bounds[1] {
+		if i < low || i >= high {
 			outside.append(i, l.val[j])
 		}
 	}
@@ -79,17 +72,40 @@ func (d *device) checkTopOutside(l entries, count int) {
 		}
 	}
 	list := d.list(l)
-	dst := d.target(min(count, list.N), d.rng.IntN(2) == 0)
+	dst := d.target(min(count, list.N), d.coin())
 	residual := kernel.Array{
 		Ptr:    place(d, x),
 		N:      length,
 		Faults: place(d, []int32{7}),
 	}
-	require.NoError(d, d.Kernels.TopKList(list, count, dst, place(d, bounds), residual))
-	d.equalEntries(want, len(want.idx), dst, "top %d outside of %v", count, bounds)
-	left := read[float32](d, residual.Ptr, length)
-	d.equalFloats(sums, left, "what is left out of top %d outside of %v", count, bounds)
-	require.Equal(d, faults, readOne[int32](d, residual.Faults), "faults, seed %d", Seed)
+	bounds := place(d, []int32{low, high})
+	require.NoError(d, d.Kernels.TopKList(list, count, dst, bounds, residual))
+	d.equalEntries(want, len(want.idx), dst, "top %d outside of [%d, %d)", count, low, high)
+	d.equalArray(sums, residual.Ptr, "what is left out of top %d outside of [%d, %d)", count, low, high)
+	d.equalFaults(faults, residual.Faults)
+}
+
+// outsideBounds draws the indices of lists that are left out, of n: often those at one end, all or none.
+func (d *device) outsideBounds(n int) (low, high int32) {
+	end := int32(n)
+	low = d.rng.Int32N(end + 1)
+	high = d.rng.Int32N(end + 1)
+	switch d.rng.IntN(7) {
+	case 0:
+		return 0, high
+	case 1:
+		return low, end
+	case 2:
+		return math.MinInt32, math.MaxInt32
+	case 3:
+		return 0, 0
+	case 4:
+		return -1, 0
+	case 5:
+		return end, end
+	default:
+		return low, high
+	}
 }
 
 func testSelectList(d *device) {
@@ -97,9 +113,11 @@ func testSelectList(d *device) {
 		for _, threshold := range thresholds {
 			want := l.pick(passing(l.val, threshold))
 			total := len(want.idx)
-			room := []int{total + 40, total, total / 2, 0}[d.rng.IntN(4)]
-			dst := d.target(room, d.rng.IntN(4) > 0)
-			require.NoError(d, d.SelectList(d.list(l), d.number(threshold), dst))
+			room := draw(d, total+40, total, total/2, 0)
+			hasLength := d.rng.IntN(4) > 0
+			dst := d.target(room, hasLength)
+			list := d.list(l)
+			require.NoError(d, d.SelectList(list, d.number(threshold), dst))
 			d.equalEntries(want.first(room), total, dst, "threshold %v, room for %d", threshold, room)
 		}
 	})
@@ -112,20 +130,24 @@ func testCountAbove(d *device) {
 			want := make([]int32, m)
 			equal := d.rng.IntN(4) == 0
 			for j := range ts {
-				ts[j] = thresholds[d.rng.IntN(len(thresholds))]
-				if d.rng.IntN(2) == 0 {
-					ts[j] = float32(math.Abs(3 * d.rng.NormFloat64()))
+				ts[j] = draw(d, thresholds...)
+				if d.coin() {
+					x := 3 * d.rng.NormFloat64()
+					ts[j] = float32(math.Abs(x))
 				}
 				if equal {
 					ts[j] = ts[0]
 				}
-				want[j] = int32(len(passing(l.val, ts[j])))
+				passed := passing(l.val, ts[j])
+				want[j] = int32(len(passed))
 			}
 			list := d.list(l)
-			counts := place(d, slices.Repeat([]int32{-1}, m))
 			list.Idx = 0
+			unset := slices.Repeat([]int32{-1}, m)
+			counts := place(d, unset)
 			require.NoError(d, d.CountAbove(list, place(d, ts), m, counts))
-			require.Equal(d, want, read[int32](d, counts, m), "thresholds %v, seed %d", ts, Seed)
+			got := read[int32](d, counts, m)
+			require.Equal(d, want, got, "thresholds %v, seed %d", ts, Seed)
 		}
 	})
 }
@@ -170,7 +192,8 @@ func (d *device) checkNarrow(name string, m int) {
 				}
 			}
 		}
-		require.Equal(d, want, read[uint32](d, cuts, m), "round %d, seed %d", round, Seed)
+		gotCuts := read[uint32](d, cuts, m)
+		require.Equal(d, want, gotCuts, "round %d, seed %d", round, Seed)
 		if width == 0 {
 			break
 		}
@@ -190,7 +213,8 @@ func (d *device) checkNarrow(name string, m int) {
 		require.EqualValues(d, 1, low)
 		return
 	}
-	kth := max(uint64(magnitude(all[ranking(all)[count-1]])), 1)
+	position := ranking(all)[count-1]
+	kth := max(uint64(magnitude(all[position])), 1)
 	require.True(d, low <= kth && kth < high, "%d is not in [%d, %d), seed %d", kth, low, high, Seed)
 }
 
@@ -200,7 +224,8 @@ func (d *device) countAll(lists []kernel.Entries, thresholds uintptr, m int) []i
 	for _, l := range lists {
 		part := place(d, make([]int32, m))
 		require.NoError(d, d.CountAbove(l, thresholds, m, part))
-		for j, n := range read[int32](d, part, m) {
+		counts := read[int32](d, part, m)
+		for j, n := range counts {
 			total[j] += n
 		}
 	}
@@ -235,11 +260,13 @@ func (d *device) checkMerge(all []entries, n int, scale float32) {
 		_, dst := d.narrow(d.gradient("normal", n), dt)
 		faults := place(d, []int32{1000})
 		back, checkBack := d.back(n)
-		require.NoError(d, d.Kernels.Merge(dst, dt, n, d.lists(all), scale, faults, excess, back))
+		lists := d.lists(all)
+		require.NoError(d, d.Kernels.Merge(dst, dt, n, lists, scale, faults, excess, back))
 		check()
 		checkBack()
-		d.equalFloats(want, d.readNarrow(dst, dt, n), "%d lists as %v", len(all), dt)
-		require.Equal(d, 1000+wrong, readOne[int32](d, faults), "faults, seed %d", Seed)
+		got := d.readNarrow(dst, dt, n)
+		d.equalFloats(want, got, "%d lists as %v", len(all), dt)
+		d.equalFaults(1000+wrong, faults)
 	}
 }
 
@@ -247,9 +274,9 @@ func (d *device) checkUnion(all []entries, n int, scale float32) {
 	d.Helper()
 	sums, wrong := merged(all, n, scale)
 	var want entries
-	threshold := thresholds[d.rng.IntN(len(thresholds))]
+	threshold := draw(d, thresholds...)
 	ptr := uintptr(0)
-	if d.rng.IntN(2) == 0 {
+	if d.coin() {
 		ptr = d.number(threshold)
 	}
 	for i, v := range sums {
@@ -268,15 +295,15 @@ func (d *device) checkUnion(all []entries, n int, scale float32) {
 		room += l.N
 	}
 	room = min(n, room)
-	if d.rng.IntN(2) == 0 { // for some of them, or just for all
-		room = []int{total, max(total-1, 0), total / 2, min(total, 1), 0}[d.rng.IntN(5)]
+	if d.coin() { // for some of them, or just for all
+		room = draw(d, total, max(total-1, 0), total/2, min(total, 1), 0)
 		want = want.first(room)
 	}
 	dst := d.target(room, true)
 	faults := place(d, []int32{1000})
 	require.NoError(d, d.Kernels.Union(dst, n, lists, scale, faults, ptr))
 	d.equalEntries(want, total, dst, "%d lists, room for %d of %d", len(all), room, total)
-	require.Equal(d, 1000+wrong, readOne[int32](d, faults), "faults, seed %d", Seed)
+	d.equalFaults(1000+wrong, faults)
 }
 
 // eachLists runs f on several lists of indices below n, some of them spoiled, and a scale.
@@ -299,7 +326,8 @@ func (d *device) eachLists(f func(d *device, all []entries, n int, scale float32
 							all[r], _ = d.spoiled(all[r], n)
 						}
 					}
-					f(d, all, n, []float32{1, 0.5, 1.0 / 3}[d.rng.IntN(3)])
+					scale := draw[float32](d, 1, 0.5, 1.0/3)
+					f(d, all, n, scale)
 				}, "%d lists of 1/%d of %d", ranks, share, n)
 			}
 		}
@@ -355,8 +383,8 @@ func testScatter(d *device) {
 						Faults: place(d, []int32{7}),
 					}
 					require.NoError(d, test.call(dst))
-					d.equalFloats(want, read[float32](d, dst.Ptr, n), "%s", test.name)
-					require.Equal(d, 7+wrong, readOne[int32](d, dst.Faults), "%s: faults, seed %d", test.name, Seed)
+					d.equalArray(want, dst.Ptr, "%s", test.name)
+					d.equalFaults(7+wrong, dst.Faults)
 					dst.Faults = 0
 					require.NoError(d, test.call(dst), "%s: nobody counts faults", test.name)
 				}
@@ -417,17 +445,19 @@ func (d *device) restoration(n, m, share int) (r kernel.Restoration, check func(
 	}
 	return r, func() {
 		d.Helper()
-		d.equalFloats(want, read[float32](d, r.Dst.Ptr, n), "%d of %d, %d taken", m, n, len(taken.idx))
-		require.Equal(d, 7+wrong, readOne[int32](d, r.Dst.Faults), "faults, seed %d", Seed)
+		d.equalArray(want, r.Dst.Ptr, "%d of %d, %d taken", m, n, len(taken.idx))
+		d.equalFaults(7+wrong, r.Dst.Faults)
 	}
 }
 
 // back is a restoration, or nothing.
 func (d *device) back(n int) (r kernel.Restoration, check func()) {
-	if d.rng.IntN(2) == 0 {
+	if d.coin() {
 		return kernel.Restoration{}, func() {}
 	}
-	return d.restoration(n, d.rng.IntN(n+1), d.rng.IntN(4))
+	m := d.rng.IntN(n + 1)
+	share := d.rng.IntN(4)
+	return d.restoration(n, m, share)
 }
 
 func testLowerBounds(d *device) {
@@ -456,8 +486,10 @@ func testLowerBounds(d *device) {
 			got := place(d, make([]int32, m))
 			gaps := place(d, make([]int32, len(lengths)))
 			require.NoError(d, d.LowerBounds(list, ptr, m, got, gaps))
-			require.Equal(d, want, read[int32](d, got, m), "seed %d: %d entries, bounds %v", Seed, len(l.idx), bounds)
-			require.Equal(d, lengths, read[int32](d, gaps, len(lengths)), "lengths, seed %d", Seed)
+			positions := read[int32](d, got, m)
+			require.Equal(d, want, positions, "seed %d: %d entries, bounds %v", Seed, len(l.idx), bounds)
+			between := read[int32](d, gaps, len(lengths))
+			require.Equal(d, lengths, between, "lengths, seed %d", Seed)
 			require.NoError(d, d.LowerBounds(list, ptr, m, got, 0))
 		}
 	}
@@ -479,7 +511,8 @@ func (d *device) checkCopyPieces(n int) {
 	var sources [2]entries
 	var lists [2]kernel.Entries
 	for i := range sources {
-		sources[i] = d.random(d.rng.IntN(n+1), n, "special")
+		m := d.rng.IntN(n + 1)
+		sources[i] = d.random(m, n, "special")
 		lists[i] = d.list(sources[i])
 	}
 	var pieces []kernel.Piece
@@ -487,12 +520,14 @@ func (d *device) checkCopyPieces(n int) {
 	var targets []kernel.Entries
 	for range d.rng.IntN(12) {
 		var want entries
-		target := d.target(d.rng.IntN(3*n+1), true)
+		room := d.rng.IntN(3*n + 1)
+		target := d.target(room, true)
 		for range 1 + d.rng.IntN(kernel.MaxPieces) {
 			i := d.rng.IntN(2)
-			piece, start, end := d.piece(sources[i], n)
+			source := sources[i]
+			piece, start, end := d.piece(source, n)
 			for j := start; j < end; j++ {
-				want.append(sources[i].idx[j], sources[i].val[j])
+				want.append(source.idx[j], source.val[j])
 			}
 			piece.From = lists[i]
 			piece.To = target
@@ -510,7 +545,7 @@ func (d *device) checkCopyPieces(n int) {
 
 // piece draws the bounds of a piece of a list with indices below n, and returns the positions that they mean.
 func (d *device) piece(l entries, n int) (p kernel.Piece, start, end int) {
-	p.ByIndex = d.rng.IntN(2) == 0
+	p.ByIndex = d.coin()
 	p.Start, start = d.pieceBound(l, n, p.ByIndex, 0)
 	p.End, end = d.pieceBound(l, n, p.ByIndex, len(l.idx))
 	return p, start, end
@@ -522,14 +557,14 @@ func (d *device) pieceBound(l entries, n int, byIndex bool, byDefault int) (ptr 
 		return 0, byDefault
 	}
 	end := len(l.idx)
-	candidates := []int32{0, int32(end / 2), int32(end), int32(d.rng.IntN(end + 1)), -1, math.MinInt32, math.MaxInt32}
-	bound := candidates[d.rng.IntN(len(candidates))]
+	inside := int32(d.rng.IntN(end + 1))
+	bound := draw(d, 0, int32(end/2), int32(end), inside, -1, math.MinInt32, math.MaxInt32)
 	position = min(max(int(bound), 0), end)
 	if !byIndex {
 		return place(d, []int32{bound}), position
 	}
 	bound = min(max(bound, -1), int32(n))
-	if position < end && d.rng.IntN(2) == 0 {
+	if position < end && d.coin() {
 		bound = l.idx[position]
 	}
 	position = 0
@@ -549,12 +584,14 @@ func testSample(d *device) {
 				quantiles := make([]float64, count)
 				want := make([]int32, count)
 				for j := range quantiles {
-					quantiles[j] = []float64{0, 0.5, d.rng.Float64(), math.Nextafter(1, 0)}[d.rng.IntN(4)]
-					if len(l.idx) > 0 {
-						want[j] = l.idx[int(math.Floor(float64(len(l.idx))*quantiles[j]))]
-					} else {
-						want[j] = int32(math.Floor(float64(n) * quantiles[j]))
+					q := draw(d, 0, 0.5, d.rng.Float64(), math.Nextafter(1, 0))
+					quantiles[j] = q
+					if len(l.idx) == 0 {
+						want[j] = int32(math.Floor(float64(n) * q))
+						continue
 					}
+					position := math.Floor(float64(len(l.idx)) * q)
+					want[j] = l.idx[int(position)]
 				}
 				list := d.list(l)
 				list.Val = 0
@@ -575,7 +612,7 @@ func testBalance(d *device) {
 			for i := range samples {
 				samples[i] = d.rng.Int32N(n)
 				if d.rng.IntN(10) == 0 {
-					samples[i] = []int32{math.MinInt32, -1, n, math.MaxInt32}[d.rng.IntN(4)]
+					samples[i] = draw[int32](d, math.MinInt32, -1, n, math.MaxInt32)
 				}
 			}
 			ptr := place(d, samples)
@@ -584,10 +621,14 @@ func testBalance(d *device) {
 			slices.Sort(samples)
 			want := []int32{0}
 			for r := 1; r < parts; r++ {
-				want = append(want, min(max(samples[r*m/parts], 0), n))
+				sample := samples[r*m/parts]
+				want = append(want, min(max(sample, 0), n))
 			}
-			require.Equal(d, append(want, n), read[int32](d, bounds, parts+1), "%d samples, seed %d", m, Seed)
-			require.Equal(d, samples, read[int32](d, ptr, m), "samples, seed %d", Seed)
+			want = append(want, n)
+			got := read[int32](d, bounds, parts+1)
+			require.Equal(d, want, got, "%d samples, seed %d", m, Seed)
+			sorted := read[int32](d, ptr, m)
+			require.Equal(d, samples, sorted, "samples, seed %d", Seed)
 		}
 	}
 }
@@ -602,7 +643,10 @@ func testHostile(d *device) {
 			var lists []kernel.Entries
 			for range 3 {
 				m := d.rng.IntN(3000)
-				l := entries{idx: make([]int32, m), val: d.gradient("special", m)}
+				l := entries{
+					idx: make([]int32, m),
+					val: d.gradient("special", m),
+				}
 				for j := range l.idx {
 					l.idx[j] = d.rng.Int32N(int32(n))
 					if d.rng.IntN(20) == 0 {
@@ -610,8 +654,9 @@ func testHostile(d *device) {
 					}
 				}
 				list := d.list(l)
-				if d.rng.IntN(2) == 0 {
-					list.Len = place(d, []int32{int32(d.rng.Uint32())})
+				if d.coin() {
+					length := int32(d.rng.Uint32())
+					list.Len = place(d, []int32{length})
 				}
 				lists = append(lists, list)
 			}
@@ -644,7 +689,8 @@ func testHostile(d *device) {
 			} {
 				require.NoError(d, err, name)
 			}
-			require.GreaterOrEqual(d, readOne[int32](d, array.Faults), int32(0), "faults, seed %d", Seed)
+			faults := readOne[int32](d, array.Faults)
+			require.GreaterOrEqual(d, faults, int32(0), "faults, seed %d", Seed)
 		}, "%d", round)
 	}
 }

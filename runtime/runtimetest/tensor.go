@@ -67,6 +67,12 @@ func toSlice[T dtype.Element](d *device, t *runtime.Tensor) []T {
 	return data
 }
 
+// holds compares the elements of t, in row-major order, with want.
+func (d *device) holds(t *runtime.Tensor, want ...int32) {
+	d.Helper()
+	require.Equal(d, want, toSlice[int32](d, t))
+}
+
 // counting returns a tensor whose elements are their row-major positions.
 func (d *device) counting(shape ...int) *runtime.Tensor {
 	d.Helper()
@@ -94,17 +100,19 @@ func (d *device) must(t *runtime.Tensor, err error) *runtime.Tensor {
 func testTensorViews(d *device) {
 	t := d.counting(3, 4)
 	transposed := d.must(t.Transpose(0, 1))
-	require.Equal(d, []int32{0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11}, toSlice[int32](d, transposed))
+	d.holds(transposed, 0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11)
 	rows := d.must(t.Slice(0, 1, 3))
-	require.Equal(d, []int32{4, 5, 6, 7, 8, 9, 10, 11}, toSlice[int32](d, rows))
+	d.holds(rows, 4, 5, 6, 7, 8, 9, 10, 11)
 	columns := d.must(t.Slice(1, 1, 3))
-	require.Equal(d, []int32{1, 2, 5, 6, 9, 10}, toSlice[int32](d, columns))
-	require.Equal(d, []int32{6}, toSlice[int32](d, d.must(d.must(t.Index(0, 1)).Index(0, 2))))
+	d.holds(columns, 1, 2, 5, 6, 9, 10)
+	row := d.must(t.Index(0, 1))
+	d.holds(d.must(row.Index(0, 2)), 6)
 
 	// Views share memory: what goes in through one shows in the others.
 	require.NoError(d, runtime.CopyIn(columns, []int32{-1, -2, -5, -6, -9, -10}))
-	require.Equal(d, []int32{0, -1, -2, 3, 4, -5, -6, 7, 8, -9, -10, 11}, toSlice[int32](d, t))
-	require.Equal(d, []int32{-1, -5, -9}, toSlice[int32](d, d.must(transposed.Index(0, 1))))
+	d.holds(t, 0, -1, -2, 3, 4, -5, -6, 7, 8, -9, -10, 11)
+	column := d.must(transposed.Index(0, 1))
+	d.holds(column, -1, -5, -9)
 }
 
 func testTensorCopies(d *device) {
@@ -125,20 +133,26 @@ func testTensorCopies(d *device) {
 
 	// Overlapping memory: shift by one, and transpose in place.
 	line := d.counting(100)
-	require.NoError(d, d.must(line.Slice(0, 1, 100)).CopyFrom(d.must(line.Slice(0, 0, 99))))
-	require.Equal(d, []int32{0, 0, 1, 2}, toSlice[int32](d, d.must(line.Slice(0, 0, 4))))
-	require.Equal(d, []int32{97, 98}, toSlice[int32](d, d.must(line.Slice(0, 98, 100))))
+	target := d.must(line.Slice(0, 1, 100))
+	source := d.must(line.Slice(0, 0, 99))
+	require.NoError(d, target.CopyFrom(source))
+	first := d.must(line.Slice(0, 0, 4))
+	d.holds(first, 0, 0, 1, 2)
+	last := d.must(line.Slice(0, 98, 100))
+	d.holds(last, 97, 98)
 	square := d.counting(3, 3)
-	require.NoError(d, square.CopyFrom(d.must(square.Transpose(0, 1))))
-	require.Equal(d, []int32{0, 3, 6, 1, 4, 7, 2, 5, 8}, toSlice[int32](d, square))
+	transposed := d.must(square.Transpose(0, 1))
+	require.NoError(d, square.CopyFrom(transposed))
+	d.holds(square, 0, 3, 6, 1, 4, 7, 2, 5, 8)
 }
 
 func testTensorFill(d *device) {
 	t := d.counting(3, 4)
-	require.NoError(d, d.must(t.Slice(1, 1, 3)).Fill(-7))
-	require.Equal(d, []int32{0, -7, -7, 3, 4, -7, -7, 7, 8, -7, -7, 11}, toSlice[int32](d, t))
+	columns := d.must(t.Slice(1, 1, 3))
+	require.NoError(d, columns.Fill(-7))
+	d.holds(t, 0, -7, -7, 3, 4, -7, -7, 7, 8, -7, -7, 11)
 	require.NoError(d, t.Fill(9))
-	require.Equal(d, []int32{9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9}, toSlice[int32](d, t))
+	d.holds(t, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9)
 
 	scalar := d.must(runtime.New(d.Runtime, dtype.F64))
 	require.NoError(d, scalar.Fill(.1))
@@ -146,15 +160,17 @@ func testTensorFill(d *device) {
 	require.NoError(d, scalar.Free())
 
 	// A device may store any non-zero byte for true; a Go bool may not.
-	flags := d.must(runtime.Wrap(d.Runtime, d.upload([]byte{0, 1, 2, 255}), dtype.Bool, []int{4}, nil, nil))
+	stored := d.upload([]byte{0, 1, 2, 255})
+	flags := d.must(runtime.Wrap(d.Runtime, stored, dtype.Bool, []int{4}, nil, nil))
 	require.Equal(d, []bool{false, true, true, true}, toSlice[bool](d, flags))
 }
 
 func testTensorWrap(d *device) {
 	ptr := d.upload([]byte{1, 2, 3, 4, 5, 6})
-	t := d.must(runtime.Wrap(d.Runtime, ptr+5, dtype.U8, []int{2, 3}, []int{-3, -1}, nil))
+	shape := []int{2, 3}
+	t := d.must(runtime.Wrap(d.Runtime, ptr+5, dtype.U8, shape, []int{-3, -1}, nil))
 	require.Equal(d, []uint8{6, 5, 4, 3, 2, 1}, toSlice[uint8](d, t))
-	broadcast := d.must(runtime.Wrap(d.Runtime, ptr, dtype.U8, []int{2, 3}, []int{0, 1}, nil))
+	broadcast := d.must(runtime.Wrap(d.Runtime, ptr, dtype.U8, shape, []int{0, 1}, nil))
 	require.Equal(d, []uint8{1, 2, 3, 1, 2, 3}, toSlice[uint8](d, broadcast))
 	require.NoError(d, t.Free())
 	require.Equal(d, []byte{1, 2, 3, 4, 5, 6}, d.download(ptr, 6), "freeing a wrapper leaves the memory")
@@ -163,14 +179,18 @@ func testTensorWrap(d *device) {
 // testTensorMemory: owning tensors return their memory once, and nothing that
 // the operations allocate on the way stays behind.
 func testTensorMemory(d *device) {
-	t := d.must(runtime.FromSlice(d.Runtime, make([]float32, 1000), 10, 100))
+	zeros := make([]float32, 1000)
+	t := d.must(runtime.FromSlice(d.Runtime, zeros, 10, 100))
 	view := d.must(t.Transpose(0, 1))
 	live := d.Stats().LiveBlocks
 	toSlice[float32](d, view)
 	require.NoError(d, view.Fill(1))
-	require.NoError(d, runtime.CopyIn(view, make([]float32, 1000)))
-	require.NoError(d, d.must(view.Contiguous()).Free())
-	require.NoError(d, d.must(t.Slice(1, 1, 9)).CopyFrom(d.must(t.Slice(1, 0, 8))))
+	require.NoError(d, runtime.CopyIn(view, zeros))
+	contiguous := d.must(view.Contiguous())
+	require.NoError(d, contiguous.Free())
+	target := d.must(t.Slice(1, 1, 9))
+	source := d.must(t.Slice(1, 0, 8))
+	require.NoError(d, target.CopyFrom(source))
 	require.Equal(d, live, d.Stats().LiveBlocks)
 	require.NoError(d, view.Free())
 	require.Equal(d, live, d.Stats().LiveBlocks, "freeing a view frees no memory")
