@@ -50,6 +50,8 @@ var kernelTests = []test{
 	{"encode into little room", testEncodeRoom},
 	{"hostile codes", testHostileCodes},
 	{"quantize", testQuantize},
+	{"bad lengths of codecs", testCodecLengths},
+	{"codecs that do not exist", testCodecNames},
 	{"bad arguments of codecs", testCodecArguments},
 	{"bad types of codecs", testCodecTypes},
 	{"fixed point", testFixed},

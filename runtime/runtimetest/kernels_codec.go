@@ -417,98 +417,124 @@ func testTopKChunks(d *device) {
 	})
 }
 
-func testCodecArguments(d *device) {
+// codecArguments are such as the kernels of codecs accept.
+type codecArguments struct {
+	p       uintptr // of 64 float32
+	q       uintptr // of 8 int32
+	list    kernel.Entries
+	src     kernel.Source
+	message kernel.Message
+}
+
+func (d *device) codecArguments() codecArguments {
 	p := place(d, make([]float32, 64))
 	q := place(d, make([]int32, 8))
-	list := kernel.Entries{
-		Idx: q,
-		Val: p,
-		N:   8,
-		Len: q,
+	return codecArguments{
+		p: p,
+		q: q,
+		list: kernel.Entries{
+			Idx: q,
+			Val: p,
+			N:   8,
+			Len: q,
+		},
+		src:     kernel.Source{X: p, N: 8},
+		message: kernel.Message{Ptr: p, Bytes: 256},
 	}
-	src := kernel.Source{X: p, N: 8}
-	message := kernel.Message{Ptr: p, Bytes: 256}
-	none := kernel.Array{}
-	const c = kernel.CodecI8
-	var failures []error
-	for _, n := range []int{-1, math.MaxInt32 + 1} {
-		far := list
-		far.N = n
-		long := kernel.Message{Ptr: p, Bytes: n}
-		failures = append(failures,
-			d.Encode(far, c, 8, message, none),
-			d.Encode(list, c, n, message, none),
-			d.Encode(list, c, 8, long, none),
-			d.Encode(list, c, 8, message, kernel.Array{Ptr: p, N: n}),
-			d.Decode(long, c, list),
-			d.Decode(message, c, far),
-			d.Quantize(p, c, p, n, 0),
-			d.Dequantize(p, c, p, n, false),
-			d.TopKChunks(kernel.Source{X: p, N: n}, 1, 8, list),
-			d.TopKChunks(src, n, 8, list),
-			d.TopKChunks(src, 1, n, list),
-			d.TopKChunks(src, 1, 8, far),
-		)
-	}
-	noIdx := list
-	noIdx.Idx = 0
-	noVal := list
-	noVal.Val = 0
-	noLen := list
-	noLen.Len = 0
-	noPtr := kernel.Message{Bytes: 256}
-	for _, codec := range []kernel.Codec{kernel.CodecNone, kernel.CodecSign + 1, 255} {
-		failures = append(failures,
-			d.Encode(list, codec, 8, message, none),
-			d.Decode(message, codec, list),
-		)
-	}
-	for _, codec := range []kernel.Codec{kernel.CodecNone, kernel.CodecPositions, 255} {
-		failures = append(failures,
-			d.Quantize(p, codec, p, 8, 0),
-			d.Dequantize(p, codec, p, 8, false),
-		)
-	}
-	failures = append(failures,
-		d.Encode(noIdx, c, 8, message, none),
-		d.Encode(noVal, c, 8, message, none),
-		d.Encode(list, c, 8, noPtr, none),
-		d.Encode(list, c, 8, kernel.Message{Ptr: p, Bytes: 7}, none),
-		d.Decode(noPtr, c, list),
-		d.Decode(message, c, noIdx),
-		d.Decode(message, c, noVal),
-		d.Decode(message, c, noLen),
-		d.Quantize(0, c, p, 8, 0),
-		d.Quantize(p, c, 0, 8, 0),
-		d.Dequantize(0, c, p, 8, false),
-		d.Dequantize(p, c, 0, 8, false),
-		d.TopKChunks(kernel.Source{N: 1}, 1, 8, list),
-		d.TopKChunks(src, 1, 0, list),
-		d.TopKChunks(src, 1, 8, kernel.Entries{N: 1}),
-		d.TopKChunks(src, 2, 2, kernel.Entries{Idx: q, Val: p, N: 7}),
-	)
+}
+
+// refused asks for ErrArgument of each.
+func (d *device) refused(failures ...error) {
+	d.Helper()
 	for i, err := range failures {
 		require.ErrorIs(d, err, runtime.ErrArgument, "call %d", i)
 	}
 	d.synchronize()
 }
 
+func testCodecLengths(d *device) {
+	const c = kernel.CodecI8
+	a := d.codecArguments()
+	none := kernel.Array{}
+	for _, n := range []int{-1, math.MaxInt32 + 1} {
+		far := a.list
+		far.N = n
+		long := kernel.Message{Ptr: a.p, Bytes: n}
+		d.refused(
+			d.Encode(far, c, 8, a.message, none),
+			d.Encode(a.list, c, n, a.message, none),
+			d.Encode(a.list, c, 8, long, none),
+			d.Encode(a.list, c, 8, a.message, kernel.Array{Ptr: a.p, N: n}),
+			d.Decode(long, c, a.list),
+			d.Decode(a.message, c, far),
+			d.Quantize(a.p, c, a.p, n, 0),
+			d.Dequantize(a.p, c, a.p, n, false),
+			d.TopKChunks(kernel.Source{X: a.p, N: n}, 1, 8, a.list),
+			d.TopKChunks(a.src, n, 8, a.list),
+			d.TopKChunks(a.src, 1, n, a.list),
+			d.TopKChunks(a.src, 1, 8, far),
+		)
+	}
+}
+
+func testCodecNames(d *device) {
+	a := d.codecArguments()
+	for _, codec := range []kernel.Codec{kernel.CodecNone, kernel.CodecSign + 1, 255} {
+		d.refused(
+			d.Encode(a.list, codec, 8, a.message, kernel.Array{}),
+			d.Decode(a.message, codec, a.list),
+		)
+	}
+	for _, codec := range []kernel.Codec{kernel.CodecNone, kernel.CodecPositions, 255} {
+		d.refused(
+			d.Quantize(a.p, codec, a.p, 8, 0),
+			d.Dequantize(a.p, codec, a.p, 8, false),
+		)
+	}
+}
+
+func testCodecArguments(d *device) {
+	const c = kernel.CodecI8
+	a := d.codecArguments()
+	none := kernel.Array{}
+	noIdx := a.list
+	noIdx.Idx = 0
+	noVal := a.list
+	noVal.Val = 0
+	noLen := a.list
+	noLen.Len = 0
+	noPtr := kernel.Message{Bytes: 256}
+	short := kernel.Entries{
+		Idx: a.q,
+		Val: a.p,
+		N:   7,
+	}
+	d.refused(
+		d.Encode(noIdx, c, 8, a.message, none),
+		d.Encode(noVal, c, 8, a.message, none),
+		d.Encode(a.list, c, 8, noPtr, none),
+		d.Encode(a.list, c, 8, kernel.Message{Ptr: a.p, Bytes: 7}, none),
+		d.Decode(noPtr, c, a.list),
+		d.Decode(a.message, c, noIdx),
+		d.Decode(a.message, c, noVal),
+		d.Decode(a.message, c, noLen),
+		d.Quantize(0, c, a.p, 8, 0),
+		d.Quantize(a.p, c, 0, 8, 0),
+		d.Dequantize(0, c, a.p, 8, false),
+		d.Dequantize(a.p, c, 0, 8, false),
+		d.TopKChunks(kernel.Source{N: 1}, 1, 8, a.list),
+		d.TopKChunks(a.src, 1, 0, a.list),
+		d.TopKChunks(a.src, 1, 8, kernel.Entries{N: 1}),
+		d.TopKChunks(a.src, 2, 2, short),
+	)
+}
+
 // testCodecTypes selects from gradients of a type that they do not have.
 func testCodecTypes(d *device) {
-	p := place(d, make([]float32, 64))
-	q := place(d, make([]int32, 8))
-	list := kernel.Entries{
-		Idx: q,
-		Val: p,
-		N:   8,
-		Len: q,
-	}
-	src := kernel.Source{
-		X:     p,
-		N:     8,
-		Grad:  p,
-		DType: dtype.I32,
-	}
-	require.ErrorIs(d, d.TopKChunks(src, 1, 8, list), runtime.ErrDType)
+	a := d.codecArguments()
+	typed := a.src
+	typed.Grad = a.p
+	typed.DType = dtype.I32
+	require.ErrorIs(d, d.TopKChunks(typed, 1, 8, a.list), runtime.ErrDType)
 	d.synchronize()
 }
