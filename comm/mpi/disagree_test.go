@@ -381,7 +381,7 @@ func passedAs(t *testing.T, rank, size int) {
 		return
 	}
 	dir := os.Getenv(childVariable)
-	require.NoError(t, os.WriteFile(passedReport(dir, rank), nil, 0o600))
+	reach(t, passedReport(dir, rank))
 	reports := make([]string, size)
 	for peer := range reports {
 		reports[peer] = passedReport(dir, peer)
@@ -400,6 +400,14 @@ func awaitFiles(files ...string) {
 		}
 	}
 }
+
+// milestone is the file of a rank that has come to a place in its test. It tells ranks whose communicators cannot.
+func milestone(place string, rank int) string {
+	return filepath.Join(os.Getenv(childVariable), fmt.Sprintf("%s-%d", place, rank))
+}
+
+// reach writes the file of a milestone.
+func reach(t *testing.T, milestone string) { assert.NoError(t, os.WriteFile(milestone, nil, 0o600)) }
 
 // splitWorld returns a communicator of all ranks, to be aborted.
 func splitWorld(t *testing.T) (ctx context.Context, world, c comm.Communicator) {
@@ -502,8 +510,9 @@ func TestRankAbandonedSplit(t *testing.T) {
 	passed(t, c)
 }
 
-// TestRankSerializedSplit lets rank 1 fail before MPI_Comm_split, where the others
-// cannot be notified: their contexts end the call.
+// TestRankSerializedSplit lets rank 1 fail before MPI_Comm_split when the others are past
+// their last barrier, and cannot be notified: their contexts end the call. Before that they
+// would learn of it, and leave no call behind. Rank 1 closes nothing meanwhile.
 func TestRankSerializedSplit(t *testing.T) {
 	ctx, world, c := splitWorld(t)
 	mpi.Serialize(c)
@@ -515,12 +524,22 @@ func TestRankSerializedSplit(t *testing.T) {
 	whole, err := c.Split(ctx, 0, 0)
 	require.NoError(t, err)
 	require.NoError(t, whole.Barrier(ctx))
+	split := milestone("split", c.Rank())
+	failed := milestone("failed", 1)
+	ended := milestone("ended", c.Rank())
 	if c.Rank() == 1 {
 		mpi.SkipSplit(c)
-		_, err = c.Split(ctx, 0, 0)
+		_, err = c.Split(&inSplit{Context: ctx, enter: func() context.Context {
+			awaitFiles(milestone("split", 0), milestone("split", 2))
+			return ctx
+		}}, 0, 0)
 		assert.ErrorContains(t, err, "MPI_Comm_set_errhandler")
+		reach(t, failed)
+		awaitFiles(milestone("ended", 0), milestone("ended", 2))
 	} else {
 		_, err = c.Split(&inSplit{Context: ctx, enter: func() context.Context {
+			reach(t, split)
+			awaitFiles(failed)
 			short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 			t.Cleanup(cancel)
 			return short
@@ -529,6 +548,7 @@ func TestRankSerializedSplit(t *testing.T) {
 		assert.ErrorIs(t, c.Barrier(ctx), comm.ErrBroken)
 		err = whole.Barrier(ctx)
 		assert.ErrorContains(t, err, "one call at a time, and one was left behind")
+		reach(t, ended)
 	}
 	require.NoError(t, ctx.Err(), "nobody waits for a deadline of its own")
 	broken(t, ctx, c)
@@ -619,18 +639,16 @@ func TestRankFinalizeLate(t *testing.T) {
 	require.NoError(t, world.Barrier(ctx))
 	require.NoError(t, c.Close())
 	require.NoError(t, world.Close())
-	dir := os.Getenv(childVariable)
-	late := filepath.Join(dir, "late")
-	waits := func(rank int) string { return filepath.Join(dir, fmt.Sprintf("waits-%d", rank)) }
+	late := milestone("late", 1)
 	if c.Rank() == 1 {
-		awaitFiles(waits(0), waits(2))
-		require.NoError(t, os.WriteFile(late, nil, 0o600))
+		awaitFiles(milestone("waits", 0), milestone("waits", 2))
+		reach(t, late)
 	} else {
 		mpi.SetPatience(c, 0)
 		slog.SetDefault(slog.New(slog.NewTextHandler(hears(func(text string) { // where Finalize waits
 			if strings.Contains(text, "not all ranks have called it") {
 				mpi.SetPatience(c, time.Minute) // with MPI_Finalize
-				assert.NoError(t, os.WriteFile(waits(c.Rank()), nil, 0o600))
+				reach(t, milestone("waits", c.Rank()))
 			}
 		}), nil)))
 	}
