@@ -79,7 +79,7 @@ func (f *follower) Hash(context.Context) (uint64, error) {
 // since.
 func TestElastic(t *testing.T) {
 	const seed, killed, met, end = 22, 5, 12, 20
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	rt := cpu.New()
 	conf, err := store.TLS([]byte("secret"), "delta")

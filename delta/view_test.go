@@ -60,7 +60,7 @@ func TestViewBesideSlowMemory(t *testing.T) {
 	next := old.train(r, 0.1)
 	g := newGate()
 	// The limit is for versions of the library with the fault, in which nobody opens the gate.
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	err := local.Run(ctx, 3, func(ctx context.Context, c comm.Communicator) error {
 		rt := cpu.New()
@@ -108,7 +108,7 @@ func TestViewDuringVote(t *testing.T) {
 	next := old.train(r, 0.1)
 	voting := newGate()
 	slow := newGate()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	err := local.Run(ctx, 3, func(ctx context.Context, c comm.Communicator) error {
 		rt := cpu.New()

@@ -292,7 +292,7 @@ func TestClusterLeavesNothing(t *testing.T) {
 			_ = cmd.Wait()
 			assert.Equal(t, want, cmd.ProcessState.ExitCode(), "%v", signal)
 			if signal == syscall.SIGKILL { // the kernel tidies up by itself
-				assert.Eventually(t, func() bool { return len(marked(t, value)) == 0 }, 30*time.Second, 20*time.Millisecond)
+				assert.Eventually(t, func() bool { return len(marked(t, value)) == 0 }, time.Minute, 20*time.Millisecond)
 			}
 			assert.Empty(t, marked(t, value), "%v", signal)
 			mounts, err := os.ReadFile("/proc/self/mounts")

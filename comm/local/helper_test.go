@@ -17,7 +17,7 @@ import (
 )
 
 // patience is what no test waits for unless something hangs.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // world makes n communicators that are closed when the test ends.
 func world(tb testing.TB, n int) []comm.Communicator {

@@ -37,7 +37,7 @@ func tellingWorld(t *testing.T) (comms []comm.Communicator, data [][]int32, addr
 // TestSleeperWhoseSmallCollectiveOthersFinish lets rank 0 sleep behind a message: it is
 // rank 1 that tells rank 0's small collective then, and finishes it at once.
 func TestSleeperWhoseSmallCollectiveOthersFinish(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	comms, data, addr := tellingWorld(t)
 	_, messages, messageAddr := tellingWorld(t)

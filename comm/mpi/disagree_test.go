@@ -567,7 +567,7 @@ func TestRankSerializedFree(t *testing.T) {
 }
 
 // TestRankFinalizeInTime finalizes with operations in flight on several communicators:
-// for all of them together it waits no longer than its context.
+// for all of them together it waits no longer than its context, however long each may take.
 func TestRankFinalizeInTime(t *testing.T) {
 	ctx, world, c := splitWorld(t)
 	rt := cpu.New()
@@ -582,12 +582,13 @@ func TestRankFinalizeInTime(t *testing.T) {
 	for i, one := range comms { // which nobody sends
 		require.NoError(t, one.Recv(buf+uintptr(8*i), 1, dtype.F32, (one.Rank()+1)%3, 1))
 	}
+	for _, one := range comms {
+		mpi.CloseWithin(one, time.Hour)
+	}
 	short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancel()
-	began := time.Now()
-	err = mpi.Finalize(short)
-	assert.ErrorIs(t, err, comm.ErrBroken)
-	assert.Less(t, time.Since(began), 15*time.Second, "5 s for each of them would be 25")
+	assert.ErrorIs(t, mpi.Finalize(short), comm.ErrBroken)
+	require.NoError(t, ctx.Err(), "nobody waits for a communicator")
 	passed(t, c)
 }
 

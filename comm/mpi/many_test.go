@@ -88,6 +88,6 @@ func TestRankExhausted(t *testing.T) {
 			return false
 		}
 		return assert.NoError(t, c.Close())
-	}, 30*time.Second, 10*time.Millisecond)
+	}, time.Minute, 10*time.Millisecond)
 	require.NoError(t, r.world.Barrier(r.ctx))
 }

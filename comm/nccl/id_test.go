@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -83,30 +84,32 @@ func TestExchangedIDs(t *testing.T) {
 
 // The other ranks name the one that is missing, and learn that rank 0 cannot make an id.
 func TestNoID(t *testing.T) {
-	never := func(context.Context, uniqueID, string) error { panic("there is no id") }
-	server := store.NewServer(store.Options{})
-	defer server.Close() //nolint:errcheck // it is in this process
-	failure := errors.New("no memory for an id")
-	newID := func() (uniqueID, error) { return uniqueID{}, failure }
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
-	present := []int{0, 2, 3}
-	body := func(ctx context.Context, job rendezvous.Job, kv *store.Client) error {
-		return joinWithID(ctx, job, kv, newID, never)
-	}
-	errs := exchange(ctx, server, 4, present, body)
-	for _, rank := range present {
-		assert.ErrorIs(t, errs[rank], comm.ErrTimeout, "rank %d", rank)
-		assert.ErrorContains(t, errs[rank], "rendezvous: rank 1 did not come: ", "rank %d", rank)
-	}
-	ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	errs = exchange(ctx, server, 4, []int{0, 1, 2, 3}, body)
-	assert.ErrorIs(t, errs[0], failure)
-	for _, err := range errs[1:] {
-		assert.ErrorIs(t, err, comm.ErrPeerFailed)
-		assert.ErrorContains(t, err, "rank 0 sent no unique id")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		never := func(context.Context, uniqueID, string) error { panic("there is no id") }
+		server := store.NewServer(store.Options{})
+		defer server.Close() //nolint:errcheck // it is in this process
+		failure := errors.New("no memory for an id")
+		newID := func() (uniqueID, error) { return uniqueID{}, failure }
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		present := []int{0, 2, 3}
+		body := func(ctx context.Context, job rendezvous.Job, kv *store.Client) error {
+			return joinWithID(ctx, job, kv, newID, never)
+		}
+		errs := exchange(ctx, server, 4, present, body)
+		for _, rank := range present {
+			assert.ErrorIs(t, errs[rank], comm.ErrTimeout, "rank %d", rank)
+			assert.ErrorContains(t, errs[rank], "rendezvous: rank 1 did not come: ", "rank %d", rank)
+		}
+		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		errs = exchange(ctx, server, 4, []int{0, 1, 2, 3}, body)
+		assert.ErrorIs(t, errs[0], failure)
+		for _, err := range errs[1:] {
+			assert.ErrorIs(t, err, comm.ErrPeerFailed)
+			assert.ErrorContains(t, err, "rank 0 sent no unique id")
+		}
+	})
 }
 
 // A rank takes a whole id from the store, and nothing else.

@@ -168,7 +168,7 @@ func TestStandInAbortBesideALaunch(t *testing.T) {
 	go func() { launched <- reduce(c, buf) }()
 	until := func(f dl.Func, n int32) {
 		t.Helper()
-		require.Eventually(t, func() bool { return f.Int() == n }, 20*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return f.Int() == n }, time.Minute, time.Millisecond)
 	}
 	until(s.nccl.Stuck, 1)
 	alive, aborted := s.nccl.Alive.Int(), s.nccl.Aborted.Int()
@@ -192,7 +192,7 @@ func TestStandInFreesWhatIsFinalized(t *testing.T) {
 		nccl.AmongOthers(c)
 		alive := s.nccl.Alive.Int()
 		require.NoError(t, comm.CloseAll(c, cause))
-		require.Eventually(t, func() bool { return s.nccl.Alive.Int() == alive-2 }, 20*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return s.nccl.Alive.Int() == alive-2 }, time.Minute, time.Millisecond)
 	}
 	require.Equal(t, abrupt, s.nccl.Abrupt.Int())
 }
@@ -207,7 +207,7 @@ func TestStandInWaitsForServiceThreads(t *testing.T) {
 		s.nccl.HoldThread.Call(1)
 		time.AfterFunc(100*time.Millisecond, func() { s.nccl.HoldThread.Call(0) })
 		require.NoError(t, comm.CloseAll(c, cause))
-		require.Eventually(t, func() bool { return s.nccl.Alive.Int() == 0 }, 20*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return s.nccl.Alive.Int() == 0 }, time.Minute, time.Millisecond)
 		require.Equal(t, early, s.nccl.Early.Int())
 	}
 }
@@ -223,10 +223,10 @@ func TestStandInFailsToFree(t *testing.T) {
 		c := s.alone(t, rt)
 		s.nccl.FailEnd.Call(1)
 		require.NoError(t, comm.CloseAll(c, cause))
-		require.Eventually(t, func() bool { return s.nccl.Alive.Int() == 0 }, 20*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return s.nccl.Alive.Int() == 0 }, time.Minute, time.Millisecond)
 	}
 	least := ended + int32(len(causes)) - 1
-	require.Eventually(t, func() bool { return s.nccl.Ended.Int() >= least }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.nccl.Ended.Int() >= least }, time.Minute, time.Millisecond)
 	require.Zero(t, s.nccl.OpenGroups.Int())
 }
 
@@ -292,7 +292,7 @@ func TestStandInKeepsWindowsWhileFreeing(t *testing.T) {
 	}
 	require.Equal(t, before, mapped())
 	s.nccl.HoldAbort.Call(0)
-	require.Eventually(t, func() bool { return mapped() == before-2*2 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return mapped() == before-2*2 }, time.Minute, time.Millisecond)
 }
 
 // reduce launches a collective.
@@ -728,7 +728,7 @@ func TestStandInEndsTogether(t *testing.T) {
 		told.Done()
 		select {
 		case <-all:
-		case <-time.After(30 * time.Second):
+		case <-time.After(time.Minute):
 			first.Do(func() { t.Error("one after the other") })
 		}
 	}
@@ -832,12 +832,12 @@ func TestStandInCreationEnds(t *testing.T) {
 	select {
 	case err := <-made:
 		require.ErrorIs(t, err, comm.ErrCanceled)
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("it waits for the abort")
 	}
 	s.nccl.InProgress.Call(0)
 	s.nccl.HoldAbort.Call(0)
-	require.Eventually(t, func() bool { return s.nccl.Alive.Int() == 0 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.nccl.Alive.Int() == 0 }, time.Minute, time.Millisecond)
 }
 
 // If the context of a Split ends first, NCCL may finish the sub-communicator later. It is freed.
@@ -855,7 +855,7 @@ func TestStandInSplitMadeLate(t *testing.T) {
 		}
 		s.nccl.InProgress.Call(0)
 		require.NoError(t, c.Close())
-		require.Eventually(t, func() bool { return s.nccl.Alive.Int() == 0 }, 20*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return s.nccl.Alive.Int() == 0 }, time.Minute, time.Millisecond)
 	}
 }
 

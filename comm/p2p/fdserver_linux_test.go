@@ -22,7 +22,7 @@ func TestFDServer(t *testing.T) {
 	s, err := serveFD(h, fd)
 	require.NoError(t, err)
 
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for range 3 {
 		require.NoError(t, fetch(ctx, h, func(fd int) error {

@@ -439,28 +439,31 @@ func BenchmarkRecorder(b *testing.B) {
 
 // A rank that waited in a Barrier when another one aborted has called it.
 func TestBarrierThatBroke(t *testing.T) {
-	worlds, err := local.New(3)
-	require.NoError(t, err)
-	var recorders []*record.Recorder
-	for _, c := range worlds {
-		recorders = append(recorders, record.New(c, 4, ""))
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	failed := make(chan error, 2)
-	go func() { failed <- recorders[0].Barrier(ctx) }()
-	go func() { failed <- recorders[1].Barrier(t.Context()) }()
-	assert.Error(t, <-failed)
-	assert.Error(t, <-failed)
-	for _, r := range recorders[:2] {
-		e := r.Dump().Entries[0]
-		assert.False(t, e.Tutti.Left, e.Tutti.Error)
-		assert.ErrorIs(t, r.Barrier(t.Context()), comm.ErrBroken)
-		assert.True(t, r.Dump().Entries[1].Tutti.Left, "it was broken before")
-	}
-	for _, c := range worlds {
-		_ = c.Close()
-	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // no rank spins by a clock that stands
+	synctest.Test(t, func(t *testing.T) {
+		worlds, err := local.New(3)
+		require.NoError(t, err)
+		var recorders []*record.Recorder
+		for _, c := range worlds {
+			recorders = append(recorders, record.New(c, 4, ""))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		failed := make(chan error, 2)
+		go func() { failed <- recorders[0].Barrier(ctx) }()
+		go func() { failed <- recorders[1].Barrier(t.Context()) }()
+		assert.Error(t, <-failed)
+		assert.Error(t, <-failed)
+		for _, r := range recorders[:2] {
+			e := r.Dump().Entries[0]
+			assert.False(t, e.Tutti.Left, e.Tutti.Error)
+			assert.ErrorIs(t, r.Barrier(t.Context()), comm.ErrBroken)
+			assert.True(t, r.Dump().Entries[1].Tutti.Left, "it was broken before")
+		}
+		for _, c := range worlds {
+			_ = c.Close()
+		}
+	})
 }
 
 // The same when what another rank failed with says that an argument was wrong.

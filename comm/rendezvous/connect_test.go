@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -21,11 +22,13 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/gate"
 	"github.com/tutti-go/tutti/internal/jobtest"
+	"github.com/tutti-go/tutti/internal/networktest"
 )
 
-// atMost is far more than anything here takes, and less than the 10 s that a silent connection has.
-const atMost = 5 * time.Second
+// patience ends what waits for ever.
+const patience = time.Minute
 
 // freeAddress returns an address at which, and at the next ports where rank 0 may be, nobody listens.
 func freeAddress(t testing.TB) string { return jobtest.Address(t, ports) }
@@ -115,7 +118,7 @@ func (j Job) start(ctx context.Context, payload string) <-chan result {
 func await(t testing.TB, started <-chan result) (r result) {
 	select {
 	case r = <-started:
-	case <-time.After(atMost):
+	case <-time.After(patience):
 		require.Fail(t, "still waiting")
 	}
 	return r
@@ -207,7 +210,7 @@ func TestRankZeroListensOnAllInterfaces(t *testing.T) {
 	local := freeAddress(t)
 	_, port, err := net.SplitHostPort(local)
 	require.NoError(t, err)
-	ctx := deadline(t, 20*time.Second)
+	ctx := deadline(t, time.Minute)
 	served := Job{WorldSize: 2, Address: net.JoinHostPort("192.0.2.1", port), Secret: []byte("s"), Guessable: true}.start(ctx, "id")
 	got, err := Job{Rank: 1, WorldSize: 2, Address: local, Secret: []byte("s")}.share(ctx, "")
 	require.NoError(t, err)
@@ -366,16 +369,25 @@ func TestSilentConnectionsDelayNobody(t *testing.T) {
 	for _, n := range []int{1, 306} {
 		t.Run(strconv.Itoa(n), func(t *testing.T) {
 			logged(t)
-			job := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("s")}
-			served := job.start(t.Context(), "id")
-			for range n {
-				dial(t, job.Address)
-			}
-			job.Rank = 1
-			got := await(t, job.start(t.Context(), ""))
-			require.NoError(t, got.err)
-			assert.Equal(t, "id", string(got.payload))
-			require.NoError(t, await(t, served).err)
+			synctest.Test(t, func(t *testing.T) {
+				network := new(networktest.Pipes)
+				job := networkJob(network)
+				job.WorldSize = 2
+				began := time.Now()
+				served := job.start(t.Context(), "id")
+				synctest.Wait()
+				for range n {
+					c, err := network.Dial(t.Context(), "tcp", job.Address)
+					require.NoError(t, err)
+					defer c.Close() //nolint:errcheck // nothing is lost
+				}
+				job.Rank = 1
+				got := <-job.start(t.Context(), "")
+				require.NoError(t, got.err)
+				assert.Equal(t, "id", string(got.payload))
+				require.NoError(t, (<-served).err)
+				assert.Less(t, time.Since(began), gate.Patience)
+			})
 		})
 	}
 }

@@ -39,7 +39,7 @@ func TestNetwork(t *testing.T) {
 	var done []<-chan result
 	for rank := range job.WorldSize {
 		job.Rank = rank
-		done = append(done, job.start(deadline(t, atMost), "payload"))
+		done = append(done, job.start(deadline(t, patience), "payload"))
 	}
 	for rank, d := range done {
 		r := <-d
@@ -53,7 +53,7 @@ func TestNetworkNeedsSecret(t *testing.T) {
 	t.Parallel()
 	job := networkJob(new(networktest.Pipes))
 	job.Secret = nil
-	_, err := job.Connect(deadline(t, atMost))
+	_, err := job.Connect(deadline(t, patience))
 	require.ErrorIs(t, err, ErrEnvironment)
 }
 

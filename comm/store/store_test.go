@@ -454,26 +454,30 @@ func TestStrangersAreRefused(t *testing.T) {
 // Connections that say nothing, more than the store keeps, delay nobody; some give way to others.
 func TestSilentConnectionsDelayNobody(t *testing.T) {
 	logged(t)
-	const crowd = 1000
-	address := listen(t, NewServer(Options{}), "s")
-	ends := make(chan error, crowd)
-	for range crowd {
-		c, err := net.Dial("tcp", address)
+	conf := mustTLS(t, "s")
+	synctest.Test(t, func(t *testing.T) {
+		const crowd, kept = 1000, 256
+		server, l := NewServer(Options{}), newPipes()
+		server.Serve(l, conf)
+		began := time.Now()
+		ends := make(chan error, crowd)
+		for range crowd {
+			c := l.connect()
+			go func() {
+				_, err := c.Read(make([]byte, 1))
+				ends <- err
+			}()
+		}
+		c, err := Dialer{TLS: conf}.introduce(t.Context(), l.connect(), greeting{Name: "1", Version: protocol}, glance)
 		require.NoError(t, err)
-		defer c.Close() //nolint:errcheck // nothing is lost
-		go func() {
-			_, err := c.Read(make([]byte, 1))
-			ends <- err
-		}()
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), gate.Patience/2)
-	defer cancel()
-	c, err := dialer(t, address, "s", "1").Dial(ctx)
-	require.NoError(t, err)
-	require.NoError(t, c.Close())
-	for range crowd - 256 {
-		assert.Error(t, <-ends)
-	}
+		require.NoError(t, c.Set(t.Context(), "k", nil))
+		require.NoError(t, c.Close())
+		for range crowd - kept {
+			assert.Error(t, <-ends)
+		}
+		assert.Zero(t, time.Since(began), "it waited for no stranger")
+		require.NoError(t, server.Close())
+	})
 }
 
 // A stranger has 10 s, however slowly it speaks.

@@ -190,7 +190,7 @@ func TestLostStore(t *testing.T) {
 	require.NoError(t, err)
 	server.Serve(l, conf)
 	observer := server.Local("observer")
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var all sync.WaitGroup
 	for rank := range 2 {

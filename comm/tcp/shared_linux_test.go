@@ -168,7 +168,7 @@ func TestKilledWhileSharing(t *testing.T) {
 			var readers sync.WaitGroup
 			commands := make([]*exec.Cmd, 3)
 			for rank := range commands {
-				c := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestRankOfKilledWhileSharing$", "-test.timeout", "50s")
+				c := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestRankOfKilledWhileSharing$", "-test.timeout", "70s")
 				c.Env = append(os.Environ(), killVariable+"=1", togetherVariable+"=1", fmt.Sprint("RANK=", rank), "WORLD_SIZE=3",
 					"LOCAL_RANK=0", "MASTER_ADDR="+host, "MASTER_PORT="+port, "TUTTI_SECRET=of a test, and long enough")
 				out, err := c.StdoutPipe()
@@ -205,7 +205,7 @@ func TestRankOfKilledWhileSharing(t *testing.T) {
 	if os.Getenv(killVariable) == "" {
 		t.Skip("is part of TestKilledWhileSharing")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c, err := tcp.FromEnv(ctx)
 	require.NoError(t, err)

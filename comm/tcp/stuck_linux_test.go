@@ -48,7 +48,7 @@ func TestStuckConnection(t *testing.T) {
 		out, err := exec.Command("ip", strings.Fields(rule)...).CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	_ = comm.Run(ctx, comms, func(ctx context.Context, c comm.Communicator) error {
 		x, err := rt.Allocate(4 * elements)

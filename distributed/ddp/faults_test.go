@@ -259,7 +259,7 @@ func TestGradientFaults(t *testing.T) {
 				others, err := local.New(size)
 				require.NoError(t, err)
 				all = make([][][]uint32, size)
-				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
 				var mu sync.Mutex
 				var began, met sync.WaitGroup

@@ -45,7 +45,7 @@ func bubble(t *testing.T, f func(t *testing.T)) {
 
 // together runs members until done says so, and returns when all have ended.
 func together(t *testing.T, list []*trainee, done func(a *trainee, e *Epoch, made int) bool) {
-	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var all sync.WaitGroup
 	for _, a := range list {
@@ -163,7 +163,7 @@ func TestReplaceAll(t *testing.T) {
 			return newTrainee(t, log, cfg)
 		}
 		var all sync.WaitGroup
-		ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		run := func(a *trainee, done func(e *Epoch, made int) bool) {
 			all.Go(func() { assert.NoError(t, a.run(ctx, t, done), "%s of %d", a.cfg.Name, most) })
@@ -437,7 +437,7 @@ func TestUnnoticed(t *testing.T) {
 				for range 2 { // its communicator is as it was
 					select {
 					case <-over:
-					case <-time.After(20 * time.Second):
+					case <-time.After(time.Minute):
 						t.Error("the others wait for it")
 						a.kill()
 					}
@@ -462,7 +462,7 @@ func TestFullDisk(t *testing.T) {
 	full := &fs.PathError{Op: "write", Path: "checkpoint", Err: syscall.ENOSPC}
 	for where, victim := range map[string]int{"a step": 1, "SharedState": 0} {
 		t.Run(where, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			form, log, dial := new(rooms).form, newReplay(), keepStore(t)
 			var list []*trainee
@@ -735,7 +735,7 @@ func inDoubtAtTheEnd(t *testing.T, doubters int) {
 		})
 		list = append(list, a)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var others, all sync.WaitGroup
 	for i, a := range list {
@@ -795,7 +795,7 @@ func stoppedWaiting(t *testing.T) {
 		})
 		list = append(list, a)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var all sync.WaitGroup
 	for i, a := range list {

@@ -314,7 +314,7 @@ func newTrainee(t *testing.T, log *replay, cfg Config) *trainee {
 		}
 		return c, err
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	a.Member, err = Join(ctx, cfg, a)
 	require.NoError(t, err)

@@ -29,7 +29,7 @@ func TestAnswer(t *testing.T) {
 	inner := Begin(Wait{Rank: -1, Text: func() string { return "looking for the store" }})
 	ask := func(lines int) {
 		require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGUSR1))
-		require.Eventually(t, func() bool { return len(logged.Lines("wrote where")) == lines }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return len(logged.Lines("wrote where")) == lines }, time.Minute, time.Millisecond)
 	}
 	ask(1)
 	read := func() (f dump.File) {

@@ -109,7 +109,7 @@ func fault(t *testing.T, rt *cpu.Runtime, cfg engine.Config, n, size, at, kind i
 	began.Add(size)
 	met.Add(size)
 	failed := make([]error, size)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	err = local.Run(ctx, size, func(ctx context.Context, c comm.Communicator) error {
 		rank := c.Rank()
@@ -341,7 +341,7 @@ func (f faultyStep) run(t *testing.T, pattern string, s setup, reference bool, l
 				if reference && want == skips {
 					break
 				}
-				attempted, cancel := context.WithTimeout(ctx, 20*time.Second)
+				attempted, cancel := context.WithTimeout(ctx, time.Minute)
 				if step == bad && attempt == 0 && f.arm != nil {
 					f.arm(r, cancel)
 				}
@@ -458,7 +458,7 @@ func TestStrayIndices(t *testing.T) {
 			var errs []error
 			for step := range steps {
 				stray.armed = step == bad && (c.Rank() == 0 || cfg.Pattern == "topkA")
-				ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+				ctx, cancel := context.WithTimeout(ctx, time.Minute)
 				errs = append(errs, u.Step(ctx, step))
 				cancel()
 				if errs[step] != nil && c.Rank() == 0 {
