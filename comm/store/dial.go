@@ -18,6 +18,7 @@ import (
 	"github.com/tutti-go/tutti/internal/inquiry"
 	"github.com/tutti-go/tutti/internal/printable"
 	"github.com/tutti-go/tutti/internal/repeats"
+	"github.com/tutti-go/tutti/internal/waiting"
 )
 
 const (
@@ -111,7 +112,7 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 		}
 		first = min(2*first, glance)
 		spare = min(2*spare, glance)
-		if ctx.Err() == nil || last == nil {
+		if last == nil || !waiting.Over(ctx) {
 			last = now
 			reasons := errors.Join(last...)
 			tried.Store(&reasons)

@@ -389,7 +389,7 @@ func (k *connector) call(ctx context.Context, p *pair) error {
 			case <-ctx.Done():
 			case <-p.retry:
 			}
-		case ctx.Err() == nil:
+		case !waiting.Over(ctx): // which would be the reason otherwise, instead of what has kept this rank waiting
 			k.note(p, err)
 			if _, due := failures.Count(err.Error()); due {
 				k.report(ctx, p, err)

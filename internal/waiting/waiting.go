@@ -41,6 +41,13 @@ func Bounded(ctx context.Context, limit time.Duration) (context.Context, context
 	return context.WithTimeoutCause(ctx, limit, cause)
 }
 
+// Over reports whether ctx has ended, or its deadline has passed: system calls that have the same deadline may fail a
+// moment before ctx says so.
+func Over(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
+}
+
 // Reminder tells when a wait is to say what it waits for: after 2 s, and then ever more rarely.
 type Reminder struct {
 	C     <-chan time.Time
