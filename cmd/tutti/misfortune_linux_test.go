@@ -1,23 +1,29 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
-// misfortunes runs $FIRST and $SECOND on two machines, as twoMachines does, and $ACTION when their ranks work. It leaves
-// the exit codes in files, and what is left of processes and ports.
+// misfortunes runs $FIRST and $SECOND on two machines, as twoMachines does, and $ACTION when they have started. It leaves
+// the exit codes in files, and what is left of processes, ports and memory that has names.
 const misfortunes = `
 mount -t tmpfs tutti /mnt
+mount -t tmpfs tutti /dev/shm
+mkdir tmp
 touch /mnt/net
 unshare --net=/mnt/net true
 ip link add eth0 type veth peer name eth0 netns /mnt/net
@@ -25,8 +31,18 @@ up='ip link set lo up && ip link set eth0 up && ip address add dev eth0'
 sh -c "$up 192.168.1.5/24"
 there='nsenter --net=/mnt/net'
 $there sh -c "$up 192.168.1.6/24"
-work() { until test -s rank0 && test -s rank1 && test -s rank2; do sleep 0.05; done; }
-sh -c "$BEFORE"
+work() { until test -s rank0 && test -s rank1 && test -s rank2 || ! kill -0 $first 2> /dev/null; do sleep 0.05; done; }
+serve() { "$@" > /dev/null 2>&1 & service=$!; until ss -Htln | grep -q .; do sleep 0.05; done; }
+# survivors are all processes but this one and what it looks with. It pipes to nothing, as shells of pipes are processes.
+survivors() {
+	ps -e -o pid=,stat=,args= > now
+	: > left
+	while read -r pid state args; do
+		case $pid/$state/$args in 1/* | */Z* | */ps\ -e\ -o*) ;; *) echo "$args" >> left ;; esac
+	done < now
+	test -s left
+}
+eval "$BEFORE"
 sh -c "exec $FIRST" > first 2> first.err & first=$!
 if test -n "$SECOND"; then
 	until grep -q -- --join first.err || ! kill -0 $first 2> /dev/null; do sleep 0.05; done
@@ -35,21 +51,27 @@ fi
 eval "$ACTION"
 test -z "$SECOND" || { wait $second; echo $? > second.rc; }
 wait $first; echo $? > first.rc
-ps -e -o args= | grep -v -e '^sh ' -e '^ps ' -e '^grep ' -e 'misfortunes$' > left
-{ ss -Htln; $there ss -Htln; } > ports
+test -z "$service" || { kill $service; wait $service; }
+tries=$PATIENCE
+while survivors && test $tries -gt 0; do tries=$((tries - 1)); sleep 0.1; done
+{ ss -Htuln; $there ss -Htuln; } > ports
+find /dev/shm -mindepth 1 > shared
 `
 
 // misfortune is something that goes wrong, and how the launchers end.
 type misfortune struct {
 	first  string // options of the first launcher, besides --machines 2 -n 2
 	second string // of the second one, besides --join 192.168.1.5:29400 -n 1; "none" if it does not come
+	rival  bool   // the second launcher is of another version
 	ranks  string // their command; "" works until a rank is lost
-	before string // a command before the launchers start
+	before string // commands before the launchers start
 	action string // commands when they have
+	killed bool   // a launcher is killed: its ranks end a moment after it, and not before
 	one    string // the last line of the first launcher, a regular expression, and its exit code
 	code   int
-	two    string // the same of the second one; "" is as the first
-	other  int    // its code, 0 as the first
+	two    string            // the same of the second one; "" is as the first
+	other  int               // its code, 0 as the first
+	said   map[string]string // by file, a regular expression that it matches
 }
 
 // remote is the second machine's rank in last lines.
@@ -73,11 +95,11 @@ var happenings = map[string]misfortune{
 		action: `work; kill -ABRT $(cat rank2)`, one: remote + `exit status 2`, code: 2,
 	},
 	"a rank is stopped": {
-		action: `work; kill -STOP $(cat rank2)`,
-		one:    remote + `process \d+ is stopped: nothing has come from it for \S+, says rank . on .*; --tcp-silence has others wait longer for it`, code: 1,
+		first: "--tcp-silence 2s", second: "--tcp-silence 2s", action: `work; kill -STOP $(cat rank2)`,
+		one: remote + `process \d+ is stopped: nothing has come from it for \S+, says rank . on .*; --tcp-silence has others wait longer for it`, code: 1,
 	},
 	"a rank ends early": {
-		action: `work; touch end2`, one: `tutti: rank . on .*: exit status 1; rank 2 had ended with success before`, code: 1,
+		action: `work; touch leave.2`, one: `tutti: rank . on .*: exit status 1; rank 2 had ended with success before`, code: 1,
 	},
 	"a rank fails": {
 		ranks: `sh -c "test \$TUTTI_RANK = 2 && exit 7; sleep 100"`, one: remote + `exit status 7`, code: 7,
@@ -93,15 +115,17 @@ var happenings = map[string]misfortune{
 		first: "--restarts 1", ranks: `sh -c "sleep 1000 & test \$TUTTI_RANK = 2 && exit 7; sleep 100"`, one: remote + `exit status 7`, code: 7,
 	},
 	"the cable is pulled": {
-		action: `work; ip link set eth0 down`,
-		one:    remote + `nothing has come from it for \S+, says rank . on .*; its launcher does not answer: is the machine down, or the network to it cut\?`, code: 1,
+		first: "--tcp-silence 2s", second: "--tcp-silence 2s", action: `work; ip link set eth0 down`,
+		one: remote + `nothing has come from it for \S+, says rank . on .*; its launcher does not answer: is the machine down, or the network to it cut\?`, code: 1,
 		two: `tutti: the launcher of the first machine does not answer at 192\.168\.1\.5:29400: is it down, or the network to it cut\? Here, rank 2 on .*`,
 	},
 	"the second launcher is killed": {
+		killed: true,
 		action: `work; kill -9 $(pgrep -f 'tutti launch --join')`,
 		one:    `(` + remote + `.*|tutti: )(its )?(the )?launcher.* has ended, or its machine cannot be reached`, code: 1, two: `.*`, other: 137,
 	},
 	"the first launcher is killed": {
+		killed: true,
 		action: `work; kill -9 $(pgrep -f 'tutti launch --machines')`, one: `.*`, code: 137,
 		two: `tutti: launch: the launcher of the first machine: .*`, other: 1,
 	},
@@ -132,7 +156,7 @@ var happenings = map[string]misfortune{
 		first: "--wait 3s", second: "--secret-file none", one: `.*1 of 2 machines came .*`, code: 1, two: `.*copy the first machine's, and name it with --secret-file`,
 	},
 	"the port is taken": {
-		second: "none", before: `python3 -c "import socket,time; s=socket.socket(); s.bind(('',29400)); s.listen(); time.sleep(4)" & sleep 1`, action: "sleep 4",
+		second: "none", before: `serve python3 -m http.server 29400`,
 		one: `.*address already in use; --listen takes another address`, code: 1,
 	},
 	"no such program": {
@@ -140,24 +164,27 @@ var happenings = map[string]misfortune{
 		one: `Run 'tutti launch --help' for usage\.`, code: 2,
 	},
 	"a firewall drops what ranks send": {
-		first: "--tcp-listen :29500", second: "--tcp-listen :29500",
+		first: "--tcp-silence 2s --tcp-listen :29500", second: "--tcp-silence 2s --tcp-listen :29500",
 		action: `work; nft 'add table inet f; add chain inet f i { type filter hook input priority 0; }'
 			nft 'add rule inet f i iifname eth0 tcp dport 29500-29599 drop'
 			nft 'add rule inet f i iifname eth0 tcp sport 29500-29599 drop'`,
 		one: `tutti: rank . on .* has lost rank . on .*, and the other way round: nothing has come from it for \S+; does a firewall let the machines reach each other\?`, code: 1,
 	},
 	"both launchers are killed": {
-		action: `work; kill -9 $(pgrep -f 'tutti launch --'); sleep 1`, one: `.*`, code: 137, two: `.*`,
+		killed: true,
+		action: `work; kill -9 $(pgrep -f 'tutti launch --')`, one: `.*`, code: 137, two: `.*`,
 	},
 	"a keeper is killed": {
-		action: `work; kill -9 $(pgrep rank-keeper | tail -n 1); sleep 1`, one: remote + `signal: killed \(out of memory\? .*dmesg\)`, code: 137,
+		action: `work; kill -9 $(ps -o ppid= -p $(cat rank2))`, one: remote + `signal: killed \(out of memory\? .*dmesg\)`, code: 137,
 	},
 	"a rank is killed once": {
 		first: "--restarts 1", action: `work; p=$(cat rank2); rm rank?; kill -9 $p; work; touch end`,
 		one: remote + `signal: killed .*; restart 1 of 1.*`, code: 0, two: `tutti: joined 192\.168\.1\.5:29400`,
 	},
 	"a user signal": {
-		action: `work; kill -USR1 $first; sleep 0.5; touch end`, one: `  tutti launch --join .*`, code: 0, two: `tutti: joined .*`,
+		before: "export TUTTI_RECORD=10",
+		action: `work; until test -s tutti-record-0.json -a -s tutti-record-1.json -a -s tutti-record-2.json; do kill -USR1 $first; sleep 0.1; done
+			touch end`, one: `\[.\] .*wrote the flight record.*`,
 	},
 	"the output is full": {
 		second: "none", first: "--machines 1", ranks: `sh -c "while :; do echo x; sleep 0.1; done" > /dev/full`,
@@ -167,8 +194,8 @@ var happenings = map[string]misfortune{
 		first: "--wait 4s", second: "--join 192.168.1.5:29401 --wait 2s", one: `.*1 of 2 machines came .*`, code: 1, two: `.*192.168.1.5:29401: .*connection refused; does the first machine's launcher run.*`,
 	},
 	"the port of another service": {
-		before: "timeout 6 python3 -m http.server 8000 > /dev/null 2>&1 & sleep 1", action: "sleep 6",
-		first: "--wait 4s", second: "--join 192.168.1.5:8000 --wait 3s", one: `.*1 of 2 machines came .*`, code: 1, two: `.*does not speak this protocol.*`,
+		before: "serve python3 -m http.server 8000",
+		first:  "--wait 4s", second: "--join 192.168.1.5:8000 --wait 3s", one: `.*1 of 2 machines came .*`, code: 1, two: `.*does not speak this protocol.*`,
 	},
 	"an address that leads nowhere": {
 		first: "--wait 4s", second: "--join 192.168.1.77:29400 --wait 2s", one: `.*1 of 2 machines came .*`, code: 1, two: `.*192.168.1.77:29400: .*`,
@@ -182,15 +209,73 @@ var happenings = map[string]misfortune{
 	"an elastic job's rank fails for good": {
 		first: "--machines 1 --min 1", second: "none", ranks: `sh -c "sleep 1000 & exit 5"`, one: `tutti: rank [01] on \S+: exit status 5`, code: 5,
 	},
+	"another version of tutti": {
+		rival: true, first: "--wait 4s",
+		one: `.*1 of 2 machines came .*`, code: 1,
+		two:  `.*this is tutti 0\.1\.0, and the first machine has tutti .*`,
+		said: map[string]string{"first.err": `the launcher of \S+ does not take part: .*this is tutti 0\.1\.0`},
+	},
+	"another job": {
+		first: "--wait 4s --job one", second: "--job two",
+		one: `.*1 of 2 machines came .*`, code: 1,
+		two:  `tutti: launch: refused by .*: a launcher of .* looks for the job "two", and this store, .*, has one "one"`,
+		said: map[string]string{"first.err": `a launcher of .* looks for the job .*two.*, and this store, .*, has one .*one`},
+	},
+	"another command": {
+		first: "--wait 4s", second: "--no-prefix sh",
+		one: `.*1 of 2 machines came .*`, code: 1,
+		two:  `.*this launcher starts sh .*, and the job at 192\.168\.1\.5:29400 is \S+: .*--job.*`,
+		said: map[string]string{"first.err": `the launcher of \S+ does not take part: .*this launcher starts sh`},
+	},
+	"a third machine": {
+		action: `work; "$TUTTI" launch --join 192.168.1.5:29400 $WORK > third 2> third.err; touch end`,
+		one:    `  tutti launch --join .*`, code: 0, two: `tutti: joined .*`,
+		said: map[string]string{"third.err": `the job at 192\.168\.1\.5:29400 has its 2 machines already`},
+	},
+	"a rank ends before the others have come": {
+		before: `export TUTTI_CONNECT_TIMEOUT=3s; touch gone.2`,
+		one:    `tutti: rank . on \S+ \(192\.168\.1\.5\): exit status 1; rank 2 had ended with success before`, code: 1,
+	},
+	"a rank reduces another number of elements": {
+		action: `work; touch count.2`, one: `tutti: rank . on .*: exit status 1`, code: 1,
+		said: map[string]string{"first.err": `rank . called allreduce of . f32.*rank . called allreduce of . f32`},
+	},
+	"a rank does not call": {
+		before: "export TUTTI_RECORD=10",
+		action: `work; touch sleep.2
+			until grep -q 'rank 2 has not called allreduce .*work_test.go' diagnosis; do
+				kill -USR1 $first; sleep 0.1; "$TUTTI" diagnose . > diagnosis 2>&1
+			done; touch end`,
+		one: `\[.\] .*wrote the flight record.*`,
+	},
+	"a firewall was closed from the start": {
+		first: "--tcp-listen :29500", second: "--tcp-listen :29500",
+		before: `export TUTTI_CONNECT_TIMEOUT=12s; nft 'add table inet f; add chain inet f i { type filter hook input priority 0; }'
+			nft 'add rule inet f i iifname eth0 tcp dport 29500-29599 drop'`,
+		one: `tutti: rank . on .*: exit status 1`, code: 1,
+		said: map[string]string{"first.err": `rank 2: it reports that this rank cannot be reached at \[192\.168\.1\.5:2950.* i/o timeout`},
+	},
+	"a terminal is closed": {
+		action: `work; kill -HUP $(pgrep -f 'tutti launch --machines')`, one: `tutti: hung up`, code: 129, two: `tutti: hung up on \S+`,
+	},
+	"the disk is full": {
+		second: "none",
+		before: `mkdir full; mount -t tmpfs -o size=4k tutti full; head -c 4096 /dev/zero > full/other; export HOME=$PWD/full`,
+		one:    `.*no space left on device.*`, code: 1,
+	},
 	"nobody reads": {
 		first: "--grace 500ms", ranks: "yes", second: "none", action: `sleep 0.3; kill $first`, one: `tutti: terminated`, code: 143,
 	},
 }
 
+// scaffold are the files that a misfortune needs itself: all others have been left by launchers and ranks.
+var scaffold = regexp.MustCompile(`^((first|second|third)(\.err|\.rc)?|rank\d|\w+\.\d|end|now|left|ports|shared|bad|other|secret|diagnosis|tutti-record-\d\.json|` +
+	`\.config/tutti/secret)$`)
+
 // TestMisfortunes: whatever goes wrong, the last line names the culprit, and nothing is left of the job.
 func TestMisfortunes(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes minutes")
+		t.Skip("takes a minute")
 	}
 	unshare := []string{"unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"}
 	if os.Geteuid() != 0 {
@@ -202,35 +287,67 @@ func TestMisfortunes(t *testing.T) {
 		t.Skipf("needs namespaces, iproute2, nftables, procps, python3 and util-linux: %v: %s", err, out)
 	}
 	tutti := build(t)
-	slots := make(chan struct{}, 4)
+	// They wait most of the time, so that more of them run at once than parallel tests on few processors would.
+	slots := make(chan struct{}, 8)
+	type outcome struct {
+		dir string
+		err error
+	}
+	outcomes := map[string]chan outcome{}
 	for name, m := range happenings {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		done := make(chan outcome, 1)
+		outcomes[name] = done
+		dir := t.TempDir()
+		go func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			m.run(t, tutti, unshare)
+			done <- outcome{dir, m.run(t.Context(), dir, tutti, unshare)}
+		}()
+	}
+	for name, m := range happenings {
+		t.Run(name, func(t *testing.T) {
+			o := <-outcomes[name]
+			require.NoError(t, o.err)
+			m.judge(t, o.dir)
 		})
 	}
 }
 
-// run runs it and judges.
-func (m misfortune) run(t *testing.T, tutti string, unshare []string) {
-	ranks := m.ranks
-	if ranks == "" {
-		ranks = "$WORK"
-	}
-	first := fmt.Sprintf("%s launch --machines 2 -n 2 --tcp-silence 2s %s %s", tutti, m.first, ranks)
-	second := fmt.Sprintf("%s launch --join 192.168.1.5:29400 -n 1 --tcp-silence 2s %s %s", tutti, m.second, ranks)
-	if m.second == "none" {
+// alone reports whether there is no second launcher.
+func (m misfortune) alone() bool { return m.second == "none" }
+
+// run has it happen in a directory.
+func (m misfortune) run(ctx context.Context, dir, tutti string, unshare []string) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute) // ends what hangs
+	defer cancel()
+	ranks := cmp.Or(m.ranks, "$WORK")
+	first := fmt.Sprintf("%s launch --machines 2 -n 2 %s %s", tutti, m.first, ranks)
+	second := fmt.Sprintf("%s launch --join 192.168.1.5:29400 -n 1 %s %s", tutti, m.second, ranks)
+	switch {
+	case m.alone():
 		second = ""
+	case m.rival:
+		second = fmt.Sprintf("env %s=rival %s 192.168.1.5:29400", roleVariable, os.Args[0])
 	}
-	dir := t.TempDir()
-	cmd := command(t, unshare[0], append(unshare[1:len(unshare):len(unshare)], "sh", "-c", misfortunes)...)
+	patience := "0"
+	if m.killed {
+		patience = "600"
+	}
+	cmd := exec.CommandContext(ctx, unshare[0], append(unshare[1:len(unshare):len(unshare)], "sh", "-c", misfortunes)...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "FIRST="+first, "SECOND="+second, "ACTION="+m.action, "BEFORE="+m.before, "HOME="+dir,
-		"WORK="+os.Args[0], roleVariable+"=works", "XDG_CONFIG_HOME=", "TUTTI_MPI_LIB=/nowhere", "TUTTI_SECRET=", "TUTTI_SECRET_FILE=")
+	cmd.Env = append(os.Environ(), "FIRST="+first, "SECOND="+second, "ACTION="+m.action, "BEFORE="+m.before, "PATIENCE="+patience,
+		"HOME="+dir, "TMPDIR="+filepath.Join(dir, "tmp"), "TUTTI="+tutti, "WORK="+os.Args[0], roleVariable+"=works",
+		"XDG_CONFIG_HOME=", "TUTTI_MPI_LIB=/nowhere", "TUTTI_SECRET=", "TUTTI_SECRET_FILE=")
+	cmd.WaitDelay = 5 * time.Second
 	out, err := cmd.CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	return nil
+}
+
+// judge looks at what the launchers have said, and at what is left of them.
+func (m misfortune) judge(t *testing.T, dir string) {
 	read := func(name string) string {
 		text, err := os.ReadFile(filepath.Join(dir, name))
 		if !errors.Is(err, os.ErrNotExist) {
@@ -238,7 +355,7 @@ func (m misfortune) run(t *testing.T, tutti string, unshare []string) {
 		}
 		return strings.TrimSpace(string(text))
 	}
-	judge := func(name, want string, code int) {
+	ends := func(name, want string, code int) {
 		lines := strings.Split(read(name+".err"), "\n")
 		last := lines[len(lines)-1]
 		if i := strings.LastIndex("\n"+read(name+".err"), "\ntutti: "); code == 1 && i >= 0 { // long lines are wrapped
@@ -247,18 +364,22 @@ func (m misfortune) run(t *testing.T, tutti string, unshare []string) {
 		assert.Regexp(t, regexp.MustCompile(`^`+want+`$`), last, "%s of %s", name, read(name+".err"))
 		assert.Equal(t, fmt.Sprint(code), read(name+".rc"), name)
 	}
-	judge("first", m.one, m.code)
-	if second != "" {
-		two := m.two
-		if two == "" {
-			two = m.one
-		}
-		other := m.other
-		if other == 0 {
-			other = m.code
-		}
-		judge("second", two, other)
+	ends("first", m.one, m.code)
+	if !m.alone() {
+		ends("second", cmp.Or(m.two, m.one), cmp.Or(m.other, m.code))
 	}
-	assert.Empty(t, read("left"))
-	assert.NotContains(t, read("ports"), ":29400")
+	for name, want := range m.said {
+		assert.Regexp(t, want, strings.ReplaceAll(read(name), "\n", " "), name)
+	}
+	assert.Empty(t, read("left"), "processes")
+	assert.Empty(t, read("ports"), "ports")
+	assert.Empty(t, read("shared"), "memory")
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		require.NoError(t, err)
+		name, err := filepath.Rel(dir, path)
+		require.NoError(t, err)
+		assert.True(t, entry.IsDir() || scaffold.MatchString(name), "the file %s is left", name)
+		return nil
+	})
+	require.NoError(t, err)
 }

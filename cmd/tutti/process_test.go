@@ -21,6 +21,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
 )
 
 // built makes the command, once.
@@ -44,12 +46,9 @@ func build(t *testing.T) (path string) {
 }
 
 func TestMain(m *testing.M) {
-	if os.Getenv(roleVariable) != "" && os.Getenv("TUTTI_RANK") != "" {
-		if err := work(); err != nil {
-			fmt.Println(err)
-			os.Exit(1)
-		}
-		os.Exit(0)
+	launch.Keep() // a launcher that a test is starts its ranks by it
+	if role, ok := roles[os.Getenv(roleVariable)]; ok {
+		os.Exit(play(role))
 	}
 	code := m.Run()
 	if dir, _ := built(); dir != "" {

@@ -4,45 +4,120 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"time"
 
-	"github.com/tutti-go/tutti/comm/rendezvous"
-	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti"
+	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/runtime"
 )
 
-// roleVariable has the test binary be a rank: one that waits for the others again and again.
+// roleVariable has the test binary be something else than tests.
 const roleVariable = "TUTTI_TEST_ROLE"
 
-// work is what such a rank does.
-func work() error {
-	ctx := context.Background()
-	job, err := rendezvous.FromEnv(os.Getenv)
-	if err != nil {
+// roles are what it can be.
+var roles = map[string]func() error{
+	"works": func() error {
+		if told("gone", os.Getenv("TUTTI_RANK")) {
+			return nil
+		}
+		return tutti.Run(context.Background(), work)
+	},
+	"rival": rival,
+}
+
+// play is what the test binary does in its role, and returns its exit code.
+func play(role func() error) int {
+	err := role()
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintln(os.Stderr, "tutti:", err)
+	return 1
+}
+
+// rival is a launcher of another version than the command's, which joins the address in its arguments.
+func rival() error {
+	if err := os.Setenv(roleVariable, "works"); err != nil { // of the ranks that it would start
 		return err
 	}
-	c, err := tcp.FromEnv(ctx)
-	if err != nil {
-		return err
+	return launch.Run(context.Background(), launch.Config{
+		Command:  os.Args[:1],
+		Ranks:    1,
+		Machines: 1,
+		Join:     os.Args[1:],
+		Wait:     time.Minute,
+		Version:  "0.1.0",
+		Out:      os.Stdout,
+		Err:      os.Stderr,
+	})
+}
+
+// told reports whether the working directory has a file that tells all ranks, or one of them, to do something.
+func told(what, rank string) bool {
+	for _, name := range []string{what, what + "." + rank} {
+		if _, err := os.Stat(name); !errors.Is(err, os.ErrNotExist) {
+			return true
+		}
 	}
-	defer c.Close() //nolint:errcheck // the error of the barrier is what counts
+	return false
+}
+
+// work is a rank that reduces something with the others again and again, until all are told to end, or until it is told
+// to do something else than the others.
+func work(ctx context.Context, r tutti.Rank) error {
+	rank := fmt.Sprint(r.Comm.Rank())
 	for step := 0; ; step++ {
-		if err := c.Barrier(ctx); err != nil {
-			if _, ended := os.Stat("end"); ended == nil { // others have seen it
-				return nil
-			}
+		for told("sleep", rank) && !told("end", "") {
+			time.Sleep(time.Millisecond)
+		}
+		over, err := agree(ctx, r, rank)
+		if err != nil {
 			return err
 		}
 		if step == 0 { // files say who is who, and that all are connected
-			name := fmt.Sprintf("rank%d", job.Rank)
-			if err := os.WriteFile(name, fmt.Append(nil, os.Getpid()), 0o600); err != nil {
+			if err := os.WriteFile("rank"+rank, fmt.Append(nil, os.Getpid()), 0o600); err != nil {
 				return err
 			}
 		}
-		for _, name := range []string{"end", fmt.Sprintf("end%d", job.Rank)} {
-			if _, err := os.Stat(name); err == nil {
-				return nil
-			}
+		if told("exit", rank) {
+			os.Exit(0) // without Close
 		}
+		if over || told("leave", rank) {
+			return nil
+		}
+		time.Sleep(time.Millisecond) // which leaves the processors to what goes wrong
 	}
+}
+
+// agree reports whether a rank was told to end, to all of them alike.
+func agree(ctx context.Context, r tutti.Rank, rank string) (over bool, err error) {
+	flags := make([]float32, 4)
+	if told("count", rank) {
+		flags = make([]float32, 5)
+	}
+	if told("end", "") {
+		flags[0] = 1
+	}
+	var tensor *runtime.Tensor
+	if told("type", rank) {
+		tensor, err = runtime.FromSlice(r.Runtime, make([]float64, 4))
+	} else {
+		tensor, err = runtime.FromSlice(r.Runtime, flags)
+	}
+	if err != nil {
+		return false, err
+	}
+	defer tensor.Free() //nolint:errcheck // the runtime says what was forgotten
+	if err := distributed.AllReduce(ctx, r.Comm, tensor, comm.Max); err != nil {
+		return false, err
+	}
+	if flags, err = runtime.ToSlice[float32](tensor); err != nil {
+		return false, err
+	}
+	return flags[0] > 0, nil
 }
