@@ -268,6 +268,30 @@ var happenings = map[string]misfortune{
 	},
 }
 
+// launched are rows of a review by newcomers that are misfortunes: the others are in [situations].
+var launched = map[string]string{
+	"wrong secret":                   "another secret",
+	"file missing":                   "no secret",
+	"file of mode 0644":              "a secret that others can read",
+	"port taken":                     "the port is taken",
+	"other version":                  "another version of tutti",
+	"other flags":                    "another command",
+	"kill -9":                        "a rank is killed",
+	"a rank stopped":                 "a rank is stopped",
+	"another shape on one rank":      "a rank reduces another number of elements",
+	"firewall closes during the run": "a firewall drops what ranks send",
+	"firewall closed from the start": "a firewall was closed from the start",
+	"a rank sleeps in its code":      "a rank does not call",
+	"a link is cut":                  "the cable is pulled",
+}
+
+// Each row of the review is a misfortune here.
+func TestNewcomersLaunched(t *testing.T) {
+	for row, name := range launched {
+		assert.Contains(t, happenings, name, row)
+	}
+}
+
 // scaffold are the files that a misfortune needs itself: all others have been left by launchers and ranks.
 var scaffold = regexp.MustCompile(`^((first|second|third)(\.err|\.rc)?|rank\d|\w+\.\d|end|now|left|ports|shared|bad|other|secret|diagnosis|tutti-record-\d\.json|` +
 	`\.config/tutti/secret)$`)

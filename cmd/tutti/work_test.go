@@ -13,6 +13,9 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -27,7 +30,8 @@ var roles = map[string]func() error{
 		}
 		return tutti.Run(context.Background(), work)
 	},
-	"rival": rival,
+	"trains": func() error { return tutti.Run(context.Background(), train) },
+	"rival":  rival,
 }
 
 // play is what the test binary does in its role, and returns its exit code.
@@ -120,4 +124,45 @@ func agree(ctx context.Context, r tutti.Rank, rank string) (over bool, err error
 		return false, err
 	}
 	return flags[0] > 0, nil
+}
+
+// train is a rank that makes a step of training, unless what the ranks train differs.
+func train(ctx context.Context, r tutti.Rank) error {
+	rank := fmt.Sprint(r.Comm.Rank())
+	shape := []int{64, 64}
+	if told("vector", rank) {
+		shape = []int{64 * 64}
+	}
+	var errs [3]error
+	var parameters [3]*runtime.Tensor
+	for i := range parameters {
+		parameters[i], errs[i] = runtime.New(r.Runtime, dtype.F32, shape...)
+	}
+	if err := errors.Join(errs[:]...); err != nil {
+		return err
+	}
+	var err error
+	model := parameters[:]
+	switch {
+	case told("shape", rank):
+		model[1], err = runtime.New(r.Runtime, dtype.F32, 64, 65)
+	case told("type", rank):
+		model[1], err = runtime.New(r.Runtime, dtype.F64, shape...)
+	case told("count", rank):
+		model = model[:2]
+	}
+	if err != nil {
+		return err
+	}
+	config := ddp.Config{}
+	if told("pattern", rank) {
+		config.Pattern = sparse.TopkA
+		config.Density = 0.1
+	}
+	gradients, err := ddp.New(ctx, r.Runtime, r.Comm, model, config)
+	if err != nil {
+		return err
+	}
+	defer gradients.Close() //nolint:errcheck // the error of the step is what counts
+	return gradients.ReduceAll(ctx, model)
 }

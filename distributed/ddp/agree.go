@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"hash/fnv"
+	"strings"
 
 	"github.com/tutti-go/tutti/distributed/internal/base"
 )
@@ -21,24 +22,25 @@ func (g *Gradients) agree(ctx context.Context) error {
 
 // terms are those of all buckets. What does not fit is in the hash alone.
 func (g *Gradients) terms() string {
-	terms := fmt.Sprintf("version %s\n%d gradients\n%v, uneven %v, weighted %v, views %v, shards %v",
+	var terms strings.Builder
+	fmt.Fprintf(&terms, "version %s\n%d gradients\n%v, uneven %v, weighted %v, views %v, shards %v",
 		base.Version(), len(g.gradients), g.op, g.cfg.Uneven, g.cfg.Weighted,
 		g.cfg.BucketViews, g.cfg.Shard)
-	h := fnv.New64a()
-	for _, p := range g.gradients {
-		fmt.Fprintln(h, p.n)
+	for i, p := range g.gradients {
+		fmt.Fprintf(&terms, "\ngradient %d: %d of %v", i, p.n, p.dt)
 	}
+	h := fnv.New64a()
 	for i, b := range g.buckets {
-		terms += fmt.Sprintf("\nbucket %d: %d of %v as %v, %s, density %v",
+		fmt.Fprintf(&terms, "\nbucket %d: %d of %v as %v, %s, density %v",
 			i, b.bytes/b.dt.Size(), b.dt, b.wire, b.cfg.Pattern, b.cfg.Density)
 		if reducerTerms := b.reducer.Terms(); reducerTerms != "" {
-			terms += ", " + reducerTerms
+			terms.WriteString(", " + reducerTerms)
 		}
 		fmt.Fprintf(h, "%v %+v\n", b.params, b.cfg)
 	}
 	if !g.transaction.plain {
-		terms += fmt.Sprintf("\n%+v", g.transaction.cfg)
+		fmt.Fprintf(&terms, "\n%+v", g.transaction.cfg)
 	}
-	h.Write([]byte(terms))
-	return fmt.Sprintf("%.*s\nhash %x", base.TermsBytes-32, terms, h.Sum64())
+	h.Write([]byte(terms.String()))
+	return fmt.Sprintf("%.*s\nhash %x", base.TermsBytes-32, terms.String(), h.Sum64())
 }

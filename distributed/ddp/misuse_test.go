@@ -155,9 +155,8 @@ func TestBucketsDisagree(t *testing.T) {
 	}
 }
 
-// TestManyBucketsDisagree has the ranks compare also what is not named, because more
-// buckets than an error has room for come before it, or which gradients of a bucket
-// have what length.
+// TestManyBucketsDisagree has the ranks compare also what comes behind many buckets, and which gradients of a bucket
+// have what length. The first difference is named.
 func TestManyBucketsDisagree(t *testing.T) {
 	const ranks, params = 2, 60
 	type config = ddp.Config
@@ -166,23 +165,27 @@ func TestManyBucketsDisagree(t *testing.T) {
 	}
 	for what, k := range map[string]struct {
 		cfgs [ranks]config
-		lens [ranks]int // of the first gradient; of the second what is left of 200
+		lens [ranks]int // of gradient 58; of the last one what is left of 200
+		want string
 	}{
-		"clip":    {[ranks]config{clip(1), clip(2)}, [ranks]int{100, 100}},
-		"sum":     {[ranks]config{{BucketBytes: 400}, {BucketBytes: 400, Sum: true}}, [ranks]int{100, 100}},
-		"lengths": {[ranks]config{}, [ranks]int{100, 150}},
+		"clip":    {[ranks]config{clip(1), clip(2)}, [ranks]int{100, 100}, "ClipNorm:2"},
+		"sum":     {[ranks]config{{BucketBytes: 400}, {BucketBytes: 400, Sum: true}}, [ranks]int{100, 100}, `rank 1 has "sum, `},
+		"lengths": {[ranks]config{}, [ranks]int{100, 150}, `rank 0 has "gradient 58: 100 of f32", rank 1 has "gradient 58: 150 of f32"`},
 	} {
 		standin.World(t, ranks, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 			all := standin.Gradients(t, rt, params)
 			for i, n := range []int{k.lens[c.Rank()], 200 - k.lens[c.Rank()]} {
-				require.NoError(t, all[i].Free())
+				last := params - 2 + i
+				require.NoError(t, all[last].Free())
 				var err error
-				all[i], err = runtime.New(rt, dtype.F32, n)
+				all[last], err = runtime.New(rt, dtype.F32, n)
 				require.NoError(t, err)
 			}
 			g, err := ddp.New(ctx, rt, c, all, k.cfgs[c.Rank()])
 			require.NoError(t, err, what)
-			assert.ErrorIs(t, g.ReduceAll(ctx, all), comm.ErrMismatch, what)
+			err = g.ReduceAll(ctx, all)
+			assert.ErrorIs(t, err, comm.ErrMismatch, what)
+			assert.ErrorContains(t, err, k.want, what)
 			require.NoError(t, g.Close())
 			standin.Free(t, all)
 			return nil

@@ -15,8 +15,9 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// TermsBytes is the most that terms take when they travel.
-const TermsBytes = 2 << 10
+// TermsBytes is the most that terms take when they travel, which they do only between ranks that disagree: some 1,000
+// lines.
+const TermsBytes = 32 << 10
 
 // module is this library's, whose version all ranks are to have.
 const module = "github.com/tutti-go/tutti"
