@@ -12,6 +12,7 @@ import (
 	"sync"
 	"unsafe"
 
+	"github.com/tutti-go/tutti/delta/internal/classes"
 	"github.com/tutti-go/tutti/delta/internal/crc"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/exponents"
@@ -38,6 +39,7 @@ const (
 // coder has the memory to code a block.
 type coder struct {
 	idx, second []int32
+	entries     []int32 // of values, by position
 	diffs       []int64
 	values      []uint64
 	words       []uint16
@@ -46,9 +48,8 @@ type coder struct {
 	counts      [symbolCount]int
 	freq        frequencies
 	slots       [1 << tableBits]slot
-	classes     []uint8    // leading bits of the elements' magnitudes
-	starts      [256]int32 // of each class, in the order of classes
-	old, new    []byte     // what is read of memory that is elsewhere
+	classes     classes.Index // of the elements
+	old, new    []byte        // what is read of memory that is elsewhere
 	list, dense []byte
 	sorted      []byte
 	xor, marks  []byte // parts of a block that was read, memory of its message or of elements
@@ -399,64 +400,21 @@ func (c *coder) encodeDense(elements int) []byte {
 	return c.dense
 }
 
-// class returns the eight bits that follow the sign of an element, with a zero if there are seven.
-func class[T uint8 | uint16 | uint32 | uint64](v T) uint8 {
-	return uint8(v << 1 >> (8*unsafe.Sizeof(v) - 8))
-}
-
-// classify sets the classes of elements.
-func classify[T uint8 | uint16 | uint32 | uint64](classes []uint8, from []T) {
-	for i, v := range from[:len(classes)] {
-		classes[i] = class(v)
-	}
-}
-
-// classify sets the classes of elements, and where each begins if they are sorted by class.
-func (c *coder) classify(data []byte, d dtype.DType) {
-	c.classes = grown(c.classes, len(data)/d.Size())
-	switch d.Size() {
-	case 1:
-		classify(c.classes, view[uint8](data))
-	case 2:
-		exponents.List(c.classes, data)
-	case 4:
-		classify(c.classes, view[uint32](data))
-	default:
-		classify(c.classes, view[uint64](data))
-	}
-	var counts [4][256]int32 // of every fourth element: of one class there are many in a row
-	quads := c.classes
-	for ; len(quads) >= 4; quads = quads[4:] {
-		counts[0][quads[0]]++
-		counts[1][quads[1]]++
-		counts[2][quads[2]]++
-		counts[3][quads[3]]++
-	}
-	for _, k := range quads {
-		counts[0][k]++
-	}
-	sum := int32(0)
-	for k := range c.starts {
-		c.starts[k] = sum
-		sum += counts[0][k] + counts[1][k] + counts[2][k] + counts[3][k]
-	}
-}
-
 // encodeSorted lets positions profit from that an optimizer changes small elements more often than large ones.
 func (c *coder) encodeSorted(old []byte, d dtype.DType) []byte {
-	c.classify(old, d)
+	c.classes.Reset(old, d.Size())
 	m := len(c.idx)
 	c.second, c.values = grown(c.second, m), grown(c.values, m)
 	var slots [257]int32 // where the entries of each class begin
 	for _, position := range c.idx {
-		slots[int(c.classes[position])+1]++
+		slots[int(c.classes.Classes[position])+1]++
 	}
 	for k := range 256 {
 		slots[k+1] += slots[k]
 	}
-	next := c.starts
+	next := c.classes.Starts
 	j := 0
-	for i, k := range c.classes {
+	for i, k := range c.classes.Classes {
 		if j < m && int(c.idx[j]) == i {
 			c.second[slots[k]], c.values[slots[k]] = next[k], zigzag(c.diffs[j])-1
 			slots[k]++
@@ -471,37 +429,16 @@ func (c *coder) encodeSorted(old []byte, d dtype.DType) []byte {
 
 // unsort makes positions in the order of classes those in data, ascending, and sets their differences.
 func (c *coder) unsort(data []byte, d dtype.DType) {
-	c.classify(data, d)
 	m := len(c.idx)
 	c.second = grown(c.second, m)
+	c.entries = grown(c.entries, m)
 	c.diffs = grown(c.diffs, m)
-	var slots [256]int  // the next entry of each class
-	var left [256]int32 // how many elements of it come up to that entry; below 1: there is none
-	next := func(k uint8, before int32) {
-		left[k] = 0
-		if j := slots[k]; j < m {
-			left[k] = c.idx[j] - before
-		}
+	c.classes.Reset(data, d.Size())
+	c.classes.Unsort(c.second, c.entries, c.idx)
+	copy(c.idx, c.second)
+	for i, entry := range c.entries {
+		c.diffs[i] = unzigzag(c.values[entry] + 1)
 	}
-	for k, start := range c.starts {
-		slots[k], _ = slices.BinarySearch(c.idx, start)
-		next(uint8(k), start-1)
-	}
-	found := 0
-	for i, k := range c.classes {
-		left[k]--
-		if left[k] != 0 || found >= m {
-			continue
-		}
-		j := slots[k]
-		c.second[found] = int32(i)
-		c.diffs[found] = unzigzag(c.values[j] + 1)
-		found++
-		slots[k]++
-		next(k, c.idx[j])
-	}
-	copy(c.idx, c.second[:found])
-	c.diffs = c.diffs[:found]
 }
 
 // appendPositions appends the section of ascending positions.

@@ -244,6 +244,13 @@ func (r *replica) blocks() (counts []int) {
 func parallel(
 	ctx context.Context, counts []int, tick func(done, total int), work func(c *coder, i, j int) error,
 ) error {
+	return spread(ctx, gort.GOMAXPROCS(0), counts, tick, work)
+}
+
+// spread is parallel with that many workers at most.
+func spread(
+	ctx context.Context, workers int, counts []int, tick func(done, total int), work func(c *coder, i, j int) error,
+) error {
 	var all [][2]int
 	for i, n := range counts {
 		for j := range n {
@@ -256,7 +263,7 @@ func parallel(
 	var wg sync.WaitGroup
 	var telling sync.Mutex
 	done := 0
-	for range min(gort.GOMAXPROCS(0), len(all)) {
+	for range min(workers, len(all)) {
 		wg.Go(func() {
 			c := coders.Get().(*coder)
 			defer coders.Put(c)
@@ -538,7 +545,7 @@ func (d *Delta) Apply(
 		}
 		return err
 	}
-	if err := parallel(ctx, m.counts(), tick, m.block); err != nil {
+	if err := spread(ctx, m.workers(), m.counts(), tick, m.block); err != nil {
 		return err
 	}
 	if err := d.checkBase(r); err != nil { // before what it may be the reason of
@@ -623,6 +630,21 @@ func (m *making) counts() []int {
 		counts = append(counts, m.base.tensors[i].blocks())
 	}
 	return counts
+}
+
+// makingBytes is how much memory a making takes, about, with however many processors.
+const makingBytes = 24 << 20
+
+// workers returns how many blocks are made at once, so that they and what finds their elements are no more than
+// makingBytes.
+func (m *making) workers() int {
+	largest := 0
+	for i := range m.next.tensors {
+		if t := &m.next.tensors[i]; t.blocks() > 0 {
+			largest = max(largest, t.length(0)+2*t.length(0)/t.DType.Size())
+		}
+	}
+	return min(gort.GOMAXPROCS(0), makingBytes/max(largest, 1)+1)
 }
 
 // block makes a block, or measures one that no other is made of.

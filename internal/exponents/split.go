@@ -25,19 +25,6 @@ func spread(four uint32) uint64 {
 	return (word | word<<8) & lowBytes
 }
 
-// List sets exponents to those of elements of two bytes.
-func List(exponents, data []byte) {
-	for ; len(exponents) >= 8 && len(data) >= 16; exponents = exponents[8:] {
-		first := squeeze(binary.LittleEndian.Uint64(data) >> 7)
-		second := squeeze(binary.LittleEndian.Uint64(data[8:]) >> 7)
-		binary.LittleEndian.PutUint64(exponents, uint64(first)|uint64(second)<<32)
-		data = data[16:]
-	}
-	for i := range exponents {
-		exponents[i] = byte(binary.LittleEndian.Uint16(data[2*i:]) >> 7)
-	}
-}
-
 // split sets the exponents of elements, and their low bytes.
 func split(exponents, low, data []byte, size int) {
 	if size == 4 {
