@@ -29,7 +29,8 @@ type Tensor struct {
 	elements int
 }
 
-// Memory holds the bytes of a tensor from offset 0 on. Several goroutines read and write it, not the same bytes.
+// Memory holds the bytes of a tensor from offset 0 on. Several goroutines read and write it, not the same bytes. Where
+// it has a method Sequential(), Diff reads it as a target, and Apply writes it, from its beginning to its end.
 type Memory interface {
 	io.ReaderAt
 	io.WriterAt
@@ -244,18 +245,41 @@ func (r *replica) blocks() (counts []int) {
 func parallel(
 	ctx context.Context, counts []int, tick func(done, total int), work func(c *coder, i, j int) error,
 ) error {
-	return spread(ctx, gort.GOMAXPROCS(0), counts, tick, work)
+	return spread(ctx, gort.GOMAXPROCS(0), runs(counts, nil), tick, work)
 }
 
-// spread is parallel with that many workers at most.
-func spread(
-	ctx context.Context, workers int, counts []int, tick func(done, total int), work func(c *coder, i, j int) error,
-) error {
-	var all [][2]int
+// run is of blocks of a tensor, one after the other.
+type run struct {
+	tensor   int
+	from, to int // blocks
+}
+
+// sequential is memory of which blocks are read or written in their order, by one goroutine.
+type sequential interface{ Sequential() }
+
+// runs returns the blocks of tensors, one by one, or all of a tensor in sequential memory.
+func runs(counts []int, tensors []Tensor) (all []run) {
 	for i, n := range counts {
-		for j := range n {
-			all = append(all, [2]int{i, j})
+		step := 1
+		if i < len(tensors) {
+			if _, ok := tensors[i].Memory.(sequential); ok {
+				step = max(n, 1)
+			}
 		}
+		for from := 0; from < n; from += step {
+			all = append(all, run{i, from, from + step})
+		}
+	}
+	return all
+}
+
+// spread does runs with that many workers at most. tick is told of blocks.
+func spread(
+	ctx context.Context, workers int, all []run, tick func(done, total int), work func(c *coder, i, j int) error,
+) error {
+	total := 0
+	for _, r := range all {
+		total += r.to - r.from
 	}
 	group, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
@@ -263,22 +287,31 @@ func spread(
 	var wg sync.WaitGroup
 	var telling sync.Mutex
 	done := 0
+	blocks := func(c *coder, r run) error {
+		for j := r.from; j < r.to; j++ {
+			if err := cmp.Or(context.Cause(ctx), context.Cause(group)); err != nil {
+				return err
+			}
+			if err := work(c, r.tensor, j); err != nil {
+				return err
+			}
+			if tick != nil {
+				telling.Lock()
+				done++
+				tick(done, total)
+				telling.Unlock()
+			}
+		}
+		return nil
+	}
 	for range min(workers, len(all)) {
 		wg.Go(func() {
 			c := coders.Get().(*coder)
 			defer coders.Put(c)
-			for i := next.Add(1) - 1; i < int64(len(all)) && group.Err() == nil; i = next.Add(1) - 1 {
-				err := context.Cause(ctx)
-				if err == nil {
-					err = work(c, all[i][0], all[i][1])
-				}
-				if err != nil {
+			for i := next.Add(1) - 1; i < int64(len(all)); i = next.Add(1) - 1 {
+				if err := blocks(c, all[i]); err != nil {
 					fail(err)
-				} else if tick != nil {
-					telling.Lock()
-					done++
-					tick(done, len(all))
-					telling.Unlock()
+					return
 				}
 			}
 		})
@@ -410,7 +443,7 @@ func diff(
 		d.weights += uint64(next.tensors[i].elements)
 	}
 	var coded atomic.Int64
-	err := parallel(ctx, next.blocks(), tick, func(c *coder, t, b int) error {
+	work := func(c *coder, t, b int) error {
 		code, err := source.diffBlock(c, next, from[t], t, b, small)
 		if err != nil {
 			return err
@@ -420,8 +453,8 @@ func diff(
 			return errTooLong
 		}
 		return nil
-	})
-	if err != nil {
+	}
+	if err := spread(ctx, gort.GOMAXPROCS(0), runs(next.blocks(), next.tensors), tick, work); err != nil {
 		return nil, err
 	}
 	for t, blocks := range codes {
@@ -545,7 +578,7 @@ func (d *Delta) Apply(
 		}
 		return err
 	}
-	if err := spread(ctx, m.workers(), m.counts(), tick, m.block); err != nil {
+	if err := spread(ctx, m.workers(), runs(m.counts(), m.next.tensors), tick, m.block); err != nil {
 		return err
 	}
 	if err := d.checkBase(r); err != nil { // before what it may be the reason of
@@ -652,6 +685,12 @@ func (m *making) block(c *coder, i, b int) error {
 	if made := len(m.next.tensors); i >= made {
 		return m.base.measureBlock(c, m.unread[i-made], b)
 	}
+	if m.failed() { // what is left is whether the base is another
+		if m.from[i] < 0 {
+			return nil
+		}
+		return m.source.measureBlock(c, m.from[i], b)
+	}
 	err := m.source.make(c, m.next, i, m.from[i], b, m.codes[i][b])
 	if !errors.Is(err, ErrDelta) {
 		return err
@@ -660,6 +699,13 @@ func (m *making) block(c *coder, i, b int) error {
 	defer m.mu.Unlock()
 	m.err = cmp.Or(m.err, err)
 	return nil
+}
+
+// failed reports whether a code was none of its block.
+func (m *making) failed() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.err != nil
 }
 
 // checkBase checks that d is for the version and the tensors of r.

@@ -227,6 +227,55 @@ func TestExchange(t *testing.T) {
 	}
 }
 
+// TestLongTensors: tensors of several blocks, longer than what is kept in memory, go out and come in, and what is
+// written does not depend on which one is finished first.
+func TestLongTensors(t *testing.T) {
+	r := rand.New(rand.NewPCG(45, 0))
+	root := t.TempDir()
+	path := func(name string) string { return filepath.Join(root, name) }
+	var old []entry
+	for i, n := range []int{5 << 20, 1 << 20, 3<<20 + 7, 9} {
+		data := make([]byte, n)
+		for k := range data {
+			data[k] = byte(r.Uint32())
+		}
+		old = append(old, entry{fmt.Sprint("w", i), "U8", []int{n}, data})
+	}
+	now := slices.Clone(old)
+	for i := range now {
+		now[i].data = slices.Clone(old[i].data)
+		for k := 7; k < len(now[i].data); k += 1 + r.IntN(80) {
+			now[i].data[k]++
+		}
+	}
+	clear(now[2].data[:2<<20]) // and all of some blocks
+	copy(now[2].data[2<<20:], old[2].data[2<<20:])
+	put(t, root, "old", encoded("{}", old...))
+	put(t, root, "new", encoded("{}", now...))
+	for _, encoding := range []string{encodingXor, encodingOverwrite} {
+		f := Format{Encoding: encoding, Checksum: checksumBLAKE3}
+		_, err := Export(t.Context(), path("old"), path("new"), path("weight_v000002"), f, nil)
+		require.NoError(t, err)
+		require.Equal(t, now, receive(t, path("weight_v000002"), "000002", "000001", old))
+		first := load(t, path("weight_v000002"))
+		require.Len(t, first, 2, "nothing temporary is left")
+		_, err = Import(t.Context(), path("old"), path("weight_v000002"), path("delta"), nil)
+		require.NoError(t, err)
+		_, err = Apply(t.Context(), path("old"), path("delta"), path("out"), nil)
+		require.NoError(t, err)
+		got, err := os.ReadFile(path("out"))
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(encoded("{}", now...), got))
+		for range 3 {
+			require.NoError(t, os.RemoveAll(path("weight_v000002")))
+			_, err = Export(t.Context(), path("old"), path("delta"), path("weight_v000002"), f, nil)
+			require.NoError(t, err)
+			require.Equal(t, first, load(t, path("weight_v000002")))
+		}
+		require.NoError(t, os.RemoveAll(path("weight_v000002")))
+	}
+}
+
 // TestChecksums: the checksums are those of their definitions.
 func TestChecksums(t *testing.T) {
 	for _, c := range []struct{ checksum, data, sum string }{
@@ -235,9 +284,11 @@ func TestChecksums(t *testing.T) {
 		{"adler32", "", "00000001"},
 		{"adler32", "Wikipedia", "11e60398"},
 	} {
-		sum, err := Format{Checksum: c.checksum}.sum([]byte(c.data))
+		sum, err := Format{Checksum: c.checksum}.hash()
 		require.NoError(t, err)
-		require.Equal(t, c.sum, sum, c.checksum)
+		_, err = sum.Write([]byte(c.data))
+		require.NoError(t, err)
+		require.Equal(t, c.sum, hex.EncodeToString(sum.Sum(nil)), c.checksum)
 	}
 }
 
@@ -300,17 +351,113 @@ func TestImportRefused(t *testing.T) {
 	}
 }
 
-// FuzzDecode: any bytes as how a tensor changes are an error or change no other byte.
+// frameOf is a tensor of a delta in the shared format, with what its frame has, for a base of zeros.
+func frameOf(t *testing.T, format Format, frame []byte, size int) *patched {
+	return &patched{
+		format: format,
+		frame:  frameIn(t, frame),
+		base:   delta.Host(make([]byte, size)),
+		bytes:  int64(size),
+	}
+}
+
+// frameIn writes a frame into a file.
+func frameIn(t *testing.T, data []byte) frame {
+	f, err := os.Create(filepath.Join(t.TempDir(), "frame"))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, f.Close()) })
+	_, err = f.Write(data)
+	require.NoError(t, err)
+	return frame{section: section{f, 0, int64(len(data))}}
+}
+
+// zstdOf returns the frame of other encoders than this package's.
+func zstdOf(t *testing.T, content []byte) []byte {
+	encoder, err := zstd.NewWriter(nil)
+	require.NoError(t, err)
+	return encoder.EncodeAll(content, nil)
+}
+
+// FuzzDecode: any bytes as how a tensor changes, and any frame, are an error or change no other byte.
 func FuzzDecode(f *testing.F) {
-	f.Add([]byte{1, 0, 0, 0, 2, 0, 0, 0, 9}, true)
-	f.Add(make([]byte, 8), false)
-	f.Fuzz(func(t *testing.T, diff []byte, overwrite bool) {
-		format := Format{Encoding: encodingXor}
+	f.Add([]byte{1, 0, 0, 0, 2, 0, 0, 0, 9}, true, true)
+	f.Add(make([]byte, 8), false, true)
+	f.Add([]byte("(\xb5/\xfd"), true, false)
+	f.Fuzz(func(t *testing.T, frame []byte, overwrite, compressed bool) {
+		format := Format{Encoding: encodingXor, Checksum: checksumAdler}
 		if overwrite {
 			format.Encoding = encodingOverwrite
 		}
-		_ = format.decode(diff, make([]byte, 8))
+		if compressed {
+			frame = zstdOf(t, frame)
+		}
+		p := frameOf(t, format, frame, 8)
+		defer p.Close()
+		data := make([]byte, 9)
+		_, _ = p.ReadAt(data[:3], 0)
+		_, _ = p.ReadAt(data[3:8], 3)
+		require.Zero(t, data[8])
 	})
+}
+
+// TestDamagedFrames: frames that do not have what they should are refused, in the encoding with several parts most
+// of all.
+func TestDamagedFrames(t *testing.T) {
+	list := func(count uint32, positions []uint32, values string) (content []byte) {
+		content = binary.LittleEndian.AppendUint32(content, count)
+		for _, position := range positions {
+			content = binary.LittleEndian.AppendUint32(content, position)
+		}
+		return append(content, values...)
+	}
+	for name, c := range map[string]struct {
+		encoding string
+		content  []byte
+		damage   string // "" is none
+	}{
+		"xor":               {encodingXor, []byte("\x00\x01\x00\x00\x00\x00\x00\x00"), ""},
+		"short xor":         {encodingXor, make([]byte, 7), "unexpected EOF"},
+		"long xor":          {encodingXor, make([]byte, 9), "longer than its tensor"},
+		"overwrite":         {encodingOverwrite, list(2, []uint32{1, 7}, "\x01\x00"), ""},
+		"overwrite nothing": {encodingOverwrite, list(0, nil, ""), "its adler32 is"},
+		"no count":          {encodingOverwrite, []byte{1}, "unexpected EOF"},
+		"no values":         {encodingOverwrite, list(2, []uint32{1, 2}, ""), "unexpected EOF"},
+		"a value too few":   {encodingOverwrite, list(2, []uint32{1, 2}, "\x01"), "unexpected EOF"},
+		"a value too many":  {encodingOverwrite, list(1, []uint32{1}, "\x01\x01"), "longer than its tensor"},
+		"no positions":      {encodingOverwrite, list(2, []uint32{1}, ""), "unexpected EOF"},
+		"descending":        {encodingOverwrite, list(2, []uint32{2, 1}, "\x01\x01"), "changes after"},
+		"twice":             {encodingOverwrite, list(2, []uint32{1, 1}, "\x01\x01"), "changes after"},
+		"outside":           {encodingOverwrite, list(1, []uint32{8}, "\x01"), "of a tensor of 8"},
+		"all and more":      {encodingOverwrite, list(1<<31, []uint32{1}, "\x01"), "bytes change of 8"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			want := []byte("\x00\x01\x00\x00\x00\x00\x00\x00")
+			format := Format{Encoding: c.encoding, Checksum: checksumAdler}
+			for _, step := range []int{8, 3, 1} {
+				for cut := range 2 { // of the frame's end
+					frame := zstdOf(t, c.content)
+					p := frameOf(t, format, frame[:len(frame)-cut], 8)
+					p.frame.sum = digest(checksumAdler, want)
+					got := make([]byte, 8)
+					var err error
+					for from := 0; from < 8 && err == nil; from += step {
+						_, err = p.ReadAt(got[from:min(from+step, 8)], int64(from))
+					}
+					p.Close()
+					switch {
+					case cut > 0:
+						require.ErrorIs(t, err, errFormat)
+					case c.damage == "":
+						require.NoError(t, err)
+						require.Equal(t, want, got)
+					default:
+						require.ErrorIs(t, err, errFormat)
+						require.ErrorContains(t, err, c.damage)
+					}
+				}
+			}
+		})
+	}
 }
 
 // TestExportRefused: what the format cannot say, and a base that is another one.

@@ -2,12 +2,14 @@ package checkpoint
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -122,8 +124,10 @@ func (f Format) write(ctx context.Context, out string, base []delta.Tensor, d *d
 		w := &shardWriter{
 			dir:     dir,
 			format:  f,
+			frames:  map[int]*sink{},
 			weights: map[string]int{},
 		}
+		var sinks []*sink
 		err := d.Apply(ctx, base, func(t delta.Tensor) (delta.Memory, error) {
 			before, ok := known[t.Name]
 			if !ok || before.DType != t.DType || !slices.Equal(before.Shape, t.Shape) {
@@ -131,14 +135,22 @@ func (f Format) write(ctx context.Context, out string, base []delta.Tensor, d *d
 			}
 			delete(known, t.Name)
 			length, err := size(t)
-			return &sink{
+			s := &sink{
 				writer: w,
+				number: len(sinks),
 				base:   before,
 				bytes:  length,
-			}, err
+			}
+			if length > 0 {
+				sinks = append(sinks, s)
+			}
+			return s, err
 		}, progress)
+		for _, s := range sinks {
+			err = cmp.Or(err, s.Close())
+		}
 		if err != nil {
-			return err
+			return cmp.Or(err, w.close())
 		}
 		for name := range known {
 			return fmt.Errorf("tensor %q is gone, which the format cannot say", name)
@@ -147,56 +159,78 @@ func (f Format) write(ctx context.Context, out string, base []delta.Tensor, d *d
 	})
 }
 
-// sink takes a tensor that is made, and writes how it has changed.
+// sink takes a tensor that is made, from its beginning to its end, and writes how it has changed.
 type sink struct {
-	writer *shardWriter
-	base   delta.Tensor
-	bytes  int64
-
-	mu      sync.Mutex
-	data    []byte // guarded by mu
-	written int64  // of bytes; guarded by mu
+	writer  *shardWriter
+	number  int // among the tensors that are not empty
+	base    delta.Tensor
+	bytes   int64
+	changes encoder // nil: nothing was written yet, or all was
+	frame   *spool  // nil: there is none yet, or nothing changes
+	written int64   // bytes
+	old     []byte  // what the base has there
+	sum     hash.Hash
 }
+
+// Sequential has the tensor written in order.
+func (s *sink) Sequential() {}
 
 // ReadAt refuses to read.
 func (s *sink) ReadAt([]byte, int64) (int, error) { return 0, errors.ErrUnsupported }
 
 // WriteAt implements [io.WriterAt].
 func (s *sink) WriteAt(p []byte, offset int64) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.data == nil {
-		s.data = make([]byte, s.bytes)
+	if offset != s.written {
+		return 0, fmt.Errorf("byte %d is written after byte %d: %w", offset, s.written, errors.ErrUnsupported)
 	}
-	copy(s.data[offset:], p)
+	if err := s.encode(p); err != nil {
+		return 0, err
+	}
 	s.written += int64(len(p))
-	if s.written < s.bytes {
-		return len(p), nil
+	if s.written == s.bytes {
+		return len(p), s.finish()
 	}
-	data := s.data
-	s.data = nil
-	return len(p), s.encode(data)
+	return len(p), nil
 }
 
-// encode hands how the tensor has changed to the writer.
-func (s *sink) encode(data []byte) error {
-	old := make([]byte, s.bytes)
-	if _, err := s.base.Memory.ReadAt(old, 0); err != nil && !errors.Is(err, io.EOF) {
+// encode takes the next bytes.
+func (s *sink) encode(p []byte) (err error) {
+	if s.changes == nil {
+		s.changes = s.writer.format.encoder(s.writer.dir, s.bytes)
+		if s.sum, err = s.writer.format.hash(); err != nil {
+			return err
+		}
+	}
+	_, _ = s.sum.Write(p) // which does not fail
+	s.old = slices.Grow(s.old[:0], len(p))[:len(p)]
+	if n, err := s.base.Memory.ReadAt(s.old, s.written); n < len(p) {
+		return cmp.Or(err, io.ErrUnexpectedEOF)
+	}
+	return s.changes.Encode(s.old, p)
+}
+
+// finish hands how the tensor has changed to the writer.
+func (s *sink) finish() (err error) {
+	s.old = nil
+	if s.frame, err = s.changes.Finish(); err != nil {
 		return err
 	}
-	diff, err := s.writer.format.encode(old, data)
-	if err != nil || diff == nil {
-		return err
+	err = s.changes.Close()
+	s.changes = nil
+	return cmp.Or(err, s.writer.add(s))
+}
+
+// Close removes temporary files.
+func (s *sink) Close() (err error) {
+	if s.changes != nil {
+		err = s.changes.Close()
+		s.changes = nil
 	}
-	compressed, err := compress(diff)
-	if err != nil {
-		return err
+	if s.frame != nil {
+		err = cmp.Or(err, s.frame.Close())
+		s.frame = nil
 	}
-	sum, err := s.writer.format.sum(data)
-	if err != nil {
-		return err
-	}
-	return s.writer.add(s.base.Name, sum, compressed)
+	return err
 }
 
 // shardWriter writes the shards of a delta, under numbers until it is known how many there are.
@@ -205,29 +239,58 @@ type shardWriter struct {
 	format Format
 
 	mu      sync.Mutex
-	entries map[string]*sharedEntry // of the shard that is next; guarded by mu
-	pending int                     // bytes of it; guarded by mu
-	shards  int                     // that were written; guarded by mu
-	weights map[string]int          // by tensor, its shard; guarded by mu
+	next    int            // the number of the tensor whose frame is next; guarded by mu
+	frames  map[int]*sink  // of tensors behind it, by number; guarded by mu
+	entries []sharedEntry  // of the shard that is next, in the order of data; guarded by mu
+	data    *spool         // their frames; guarded by mu
+	shards  int            // that were written; guarded by mu
+	weights map[string]int // by tensor, its shard; guarded by mu
 }
 
 // sharedEntry is a tensor of a shard.
 type sharedEntry struct {
-	sum   string
-	frame []byte
+	name   string
+	sum    string
+	length int64 // of its frame
 }
 
-// add adds a tensor to the shard that is next.
-func (w *shardWriter) add(name, sum string, frame []byte) error {
+// add adds the frame of a tensor, in the order of tensors, and those that have waited for it.
+func (w *shardWriter) add(s *sink) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.entries == nil {
-		w.entries = map[string]*sharedEntry{}
+	w.frames[s.number] = s
+	for {
+		s, ok := w.frames[w.next]
+		if !ok {
+			return nil
+		}
+		delete(w.frames, w.next)
+		w.next++
+		if s.frame == nil {
+			continue
+		}
+		err := w.append(s)
+		if err := cmp.Or(err, s.Close()); err != nil {
+			return err
+		}
 	}
-	w.entries[name] = &sharedEntry{sum, frame}
-	w.weights[name] = w.shards
-	w.pending += len(frame)
-	if w.pending < shardBytes {
+}
+
+// append adds a frame to the shard that is next. It is called with mu held.
+func (w *shardWriter) append(s *sink) error {
+	if w.data == nil {
+		w.data = &spool{dir: w.dir}
+	}
+	if _, err := s.frame.WriteTo(w.data); err != nil {
+		return err
+	}
+	w.entries = append(w.entries, sharedEntry{
+		name:   s.base.Name,
+		sum:    hex.EncodeToString(s.sum.Sum(nil)),
+		length: s.frame.length,
+	})
+	w.weights[s.base.Name] = w.shards
+	if w.data.length < shardBytes {
 		return nil
 	}
 	return w.flush()
@@ -235,19 +298,17 @@ func (w *shardWriter) add(name, sum string, frame []byte) error {
 
 // flush writes a shard. It is called with mu held.
 func (w *shardWriter) flush() error {
-	names := slices.Sorted(maps.Keys(w.entries))
 	metadata := map[string]string{}
 	header := map[string]any{"__metadata__": metadata}
-	end := 0
-	for _, name := range names {
-		e := w.entries[name]
-		metadata[name] = e.sum
-		header[name] = map[string]any{
+	end := int64(0)
+	for _, e := range w.entries {
+		metadata[e.name] = e.sum
+		header[e.name] = map[string]any{
 			"dtype":        "U8",
-			"shape":        []int{len(e.frame)},
-			"data_offsets": []int{end, end + len(e.frame)},
+			"shape":        []int64{e.length},
+			"data_offsets": []int64{end, end + e.length},
 		}
-		end += len(e.frame)
+		end += e.length
 	}
 	text, err := json.Marshal(header)
 	if err != nil {
@@ -257,17 +318,24 @@ func (w *shardWriter) flush() error {
 		if _, err := f.Write(withLength(text)); err != nil {
 			return err
 		}
-		for _, name := range names {
-			if _, err := f.Write(w.entries[name].frame); err != nil {
-				return err
-			}
-		}
-		return nil
+		_, err := w.data.WriteTo(f)
+		return err
 	})
+	err = cmp.Or(err, w.data.Close())
 	w.entries = nil
-	w.pending = 0
+	w.data = nil
 	w.shards++
 	return err
+}
+
+// close removes what was not written.
+func (w *shardWriter) close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.data == nil {
+		return nil
+	}
+	return w.data.Close()
 }
 
 // finish writes what is left, and the index.

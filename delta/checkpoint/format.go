@@ -1,17 +1,12 @@
 package checkpoint
 
 import (
-	"bytes"
-	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"hash"
 	"hash/adler32"
-	"math"
 
-	"github.com/klauspost/compress/zstd"
 	"github.com/zeebo/blake3"
 	"github.com/zeebo/xxh3"
 
@@ -31,6 +26,9 @@ type Format struct {
 	// Checksum is "xxh3-128", "blake3" or "adler32", of each tensor that changes; "" is xxh3-128.
 	Checksum string
 }
+
+// countBytes is the length of numbers of the encoding overwrite: how many bytes change, and where.
+const countBytes = 4
 
 const (
 	encodingXor       = "xor"
@@ -140,120 +138,6 @@ func (f Format) hash() (hash.Hash, error) {
 	}
 	return nil, fmt.Errorf("%w: checksum %q, want %q, %q or %q",
 		errFormat, f.Checksum, checksumXXH3, checksumBLAKE3, checksumAdler)
-}
-
-// sum returns the checksum of a tensor.
-func (f Format) sum(data []byte) (string, error) {
-	h, err := f.hash()
-	if err != nil {
-		return "", err
-	}
-	_, _ = h.Write(data) // which does not fail
-	return hex.EncodeToString(h.Sum(nil)), nil
-}
-
-// countBytes is the length of numbers of the encoding overwrite: how many bytes change, and where.
-const countBytes = 4
-
-// encode returns how a tensor changes, without compression, and nil if it does not. old becomes the difference.
-func (f Format) encode(old, now []byte) ([]byte, error) {
-	if bytes.Equal(old, now) {
-		return nil, nil
-	}
-	if f.Encoding == encodingXor {
-		for i, b := range now {
-			old[i] ^= b
-		}
-		return old, nil
-	}
-	if len(now) > math.MaxUint32 {
-		return nil, fmt.Errorf("%w: a tensor of %d bytes, which positions of 32 bits do not reach: use %s",
-			errFormat, len(now), encodingXor)
-	}
-	diff := make([]byte, countBytes)
-	var values []byte
-	for i, b := range now {
-		if b != old[i] {
-			diff = binary.LittleEndian.AppendUint32(diff, uint32(i))
-			values = append(values, b)
-		}
-	}
-	binary.LittleEndian.PutUint32(diff, uint32(len(values)))
-	return append(diff, values...), nil
-}
-
-// longest returns the length of what encode returns of a tensor of that many bytes, at most.
-func (f Format) longest(size int64) int64 {
-	if f.Encoding == encodingXor {
-		return size
-	}
-	return countBytes + size*(countBytes+1)
-}
-
-// decode changes a tensor by what encode has made.
-func (f Format) decode(diff, data []byte) error {
-	if f.Encoding == encodingXor {
-		if len(diff) != len(data) {
-			return fmt.Errorf("%w: %d bytes for a tensor of %d", errFormat, len(diff), len(data))
-		}
-		for i, b := range diff {
-			data[i] ^= b
-		}
-		return nil
-	}
-	if len(diff) < countBytes {
-		return fmt.Errorf("%w: no count of bytes", errFormat)
-	}
-	n := uint64(binary.LittleEndian.Uint32(diff))
-	diff = diff[countBytes:]
-	if uint64(len(diff)) != n*(countBytes+1) {
-		return fmt.Errorf("%w: %d bytes for %d that change", errFormat, len(diff), n)
-	}
-	values := diff[n*countBytes:]
-	for i, value := range values {
-		position := binary.LittleEndian.Uint32(diff[countBytes*i:])
-		if uint64(position) >= uint64(len(data)) {
-			return fmt.Errorf("%w: byte %d of a tensor of %d", errFormat, position, len(data))
-		}
-		data[position] = value
-	}
-	return nil
-}
-
-// singleSegment is up to which length frames are a segment, as otherwise short ones do not say how long data is.
-const singleSegment = 1 << 20
-
-// compress returns a frame, which says how long data is: engines ask for that.
-func compress(data []byte) ([]byte, error) {
-	encoder, err := zstd.NewWriter(nil,
-		zstd.WithEncoderLevel(zstd.SpeedFastest),
-		zstd.WithEncoderConcurrency(1),
-		zstd.WithSingleSegment(len(data) <= singleSegment),
-	)
-	if err != nil {
-		return nil, err
-	}
-	return encoder.EncodeAll(data, nil), nil
-}
-
-// usualWindow is what encoders that do not know the length take for their window, at most.
-const usualWindow = 8 << 20
-
-// decompress returns what is in a frame, at most limit bytes or that of a usual window.
-func decompress(frame []byte, limit int64) ([]byte, error) {
-	decoder, err := zstd.NewReader(nil,
-		zstd.WithDecoderConcurrency(1),
-		zstd.WithDecoderMaxMemory(uint64(max(limit, usualWindow))),
-	)
-	if err != nil {
-		return nil, err
-	}
-	defer decoder.Close()
-	data, err := decoder.DecodeAll(frame, nil)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errFormat, err)
-	}
-	return data, nil
 }
 
 // size returns the bytes of a tensor.

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"io/fs"
 	"maps"
@@ -14,11 +16,9 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/tutti-go/tutti/delta"
 	"github.com/tutti-go/tutti/dtype"
@@ -121,7 +121,6 @@ type shared struct {
 	format Format
 	files  []*os.File
 	frames map[string]frame // by tensor
-	cache  cache
 }
 
 // frame is where a tensor of a delta is.
@@ -193,7 +192,7 @@ func (s *shared) Close() (err error) {
 	return err
 }
 
-// patch returns the tensors that the delta makes of those of its base. They are decoded when they are read.
+// patch returns the tensors that the delta makes of those of its base. They are decoded while they are read.
 func (s *shared) patch(base []delta.Tensor) ([]delta.Tensor, error) {
 	target := slices.Clone(base)
 	used := 0
@@ -209,8 +208,7 @@ func (s *shared) patch(base []delta.Tensor) ([]delta.Tensor, error) {
 			return nil, err
 		}
 		t.Memory = &patched{
-			shared: s,
-			name:   t.Name,
+			format: s.format,
 			frame:  frame,
 			base:   t.Memory,
 			bytes:  bytes,
@@ -231,91 +229,84 @@ func (s *shared) patch(base []delta.Tensor) ([]delta.Tensor, error) {
 	return target, nil
 }
 
-// patched is a tensor that a delta in the shared format makes.
+// patched is a tensor that a delta in the shared format makes, to be read from its beginning to its end.
 type patched struct {
-	shared *shared
-	name   string
+	format Format
 	frame  frame
 	base   delta.Memory
 	bytes  int64
 
-	mu   sync.Mutex
-	data []byte // nil: it is not decoded; guarded by mu
+	changes decoder // nil: nothing is read yet, or all
+	read    int64   // bytes
+	sum     hash.Hash
 }
+
+// Sequential has the tensor read in order.
+func (p *patched) Sequential() {}
 
 // ReadAt implements [io.ReaderAt].
 func (p *patched) ReadAt(b []byte, offset int64) (int, error) {
-	data, err := p.decode()
-	if err != nil {
-		return 0, fmt.Errorf("tensor %q: %w", p.name, err)
+	if offset != p.read || int64(len(b)) > p.bytes-p.read {
+		return 0, fmt.Errorf("byte %d is read after byte %d: %w", offset, p.read, errors.ErrUnsupported)
 	}
-	p.shared.cache.keep(p)
-	return copy(b, data[offset:]), nil
+	if err := p.next(b); err != nil {
+		return 0, err
+	}
+	p.read += int64(len(b))
+	if p.read < p.bytes {
+		return len(b), nil
+	}
+	if err := p.finish(); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
+
+// next makes the next bytes.
+func (p *patched) next(b []byte) (err error) {
+	if p.changes == nil {
+		p.changes, err = p.format.decoder(p.frame, p.frame.bytes, p.bytes)
+		if err != nil {
+			return err
+		}
+		if p.sum, err = p.format.hash(); err != nil {
+			return err
+		}
+	}
+	if n, err := p.base.ReadAt(b, p.read); n < len(b) {
+		return cmp.Or(err, io.ErrUnexpectedEOF)
+	}
+	if err := p.changes.Decode(b); err != nil {
+		return err
+	}
+	_, _ = p.sum.Write(b) // which does not fail
+	return nil
+}
+
+// finish checks that all was made, and is what it should be.
+func (p *patched) finish() error {
+	if err := p.changes.Finish(); err != nil {
+		return err
+	}
+	p.Close()
+	if sum := hex.EncodeToString(p.sum.Sum(nil)); !strings.EqualFold(sum, p.frame.sum) {
+		return fmt.Errorf("%w: its %s is %s, want %s: the delta is damaged, or for another base",
+			errFormat, p.format.Checksum, sum, p.frame.sum)
+	}
+	return nil
+}
+
+// Close frees the decoder.
+func (p *patched) Close() {
+	if p.changes != nil {
+		p.changes.Close()
+		p.changes = nil
+	}
 }
 
 // WriteAt refuses to write.
 func (p *patched) WriteAt([]byte, int64) (int, error) {
 	return 0, errors.ErrUnsupported
-}
-
-// decode returns the tensor, if it has its checksum.
-func (p *patched) decode() ([]byte, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.data != nil {
-		return p.data, nil
-	}
-	compressed := make([]byte, p.frame.bytes)
-	if _, err := p.frame.ReadAt(compressed, 0); err != nil {
-		return nil, err
-	}
-	format := p.shared.format
-	diff, err := decompress(compressed, format.longest(p.bytes))
-	if err != nil {
-		return nil, err
-	}
-	data := make([]byte, p.bytes)
-	if _, err := p.base.ReadAt(data, 0); err != nil && !errors.Is(err, io.EOF) {
-		return nil, err
-	}
-	if err := format.decode(diff, data); err != nil {
-		return nil, err
-	}
-	sum, err := format.sum(data)
-	if err != nil {
-		return nil, err
-	}
-	if !strings.EqualFold(sum, p.frame.sum) {
-		return nil, fmt.Errorf("%w: its %s is %s, want %s: the delta is damaged, or for another base",
-			errFormat, format.Checksum, sum, p.frame.sum)
-	}
-	p.data = data
-	return data, nil
-}
-
-func (p *patched) forget() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.data = nil
-}
-
-// cache keeps the tensors that were read last, as many as are read at once and one more.
-type cache struct {
-	mu     sync.Mutex
-	recent []*patched // the last one is the one that was read last; guarded by mu
-}
-
-func (c *cache) keep(p *patched) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if i := slices.Index(c.recent, p); i >= 0 {
-		c.recent = slices.Delete(c.recent, i, i+1)
-	}
-	c.recent = append(c.recent, p)
-	if len(c.recent) > runtime.GOMAXPROCS(0)+1 {
-		c.recent[0].forget()
-		c.recent = slices.Delete(c.recent, 0, 1)
-	}
 }
 
 // Import writes the delta from a checkpoint to what a delta in the format that slime, miles, SGLang and modelexpress
@@ -361,6 +352,13 @@ func (s *shared) diff(ctx context.Context, base []delta.Tensor, progress Progres
 	if err != nil {
 		return nil, err
 	}
+	defer func() {
+		for _, t := range target {
+			if p, ok := t.Memory.(*patched); ok {
+				p.Close()
+			}
+		}
+	}()
 	return delta.Diff(ctx, base, target, progress)
 }
 
