@@ -1,7 +1,9 @@
 package gomlx
 
 import (
+	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 	"iter"
 	"slices"
 
@@ -27,10 +29,12 @@ type Dataset struct {
 	infinite       bool
 	epoch, batch   int
 	batches        [][]int // of the epoch
+	compared       bool    // all ranks have these examples
 }
 
-// NewDataset returns the share of c's rank of examples: the first axis of each tensor numbers them. size is how many a
-// batch has, on each rank. A last batch with fewer is left out, because GoMLX would compile another graph for it. cfg
+// NewDataset returns the share of c's rank of examples: the first axis of each tensor numbers them. All ranks have all
+// examples, in the same order: when a training starts, their checksums are compared. size is how many a batch has, on
+// each rank. A last batch with fewer is left out, because GoMLX would compile another graph for it. cfg
 // says what becomes of examples that the ranks cannot share equally. It may not be Uneven, with which ranks would have
 // unequal numbers of batches.
 func NewDataset(
@@ -133,6 +137,46 @@ func (d *Dataset) Iter() iter.Seq2[train.Batch, error] {
 			}
 		}
 	}
+}
+
+// checksum returns a number that follows from the examples.
+func (d *Dataset) checksum() (uint32, error) {
+	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
+	for _, t := range slices.Concat(d.inputs, d.labels) {
+		fmt.Fprintln(sum, t.Shape())
+		if err := t.ConstBytes(func(data []byte) { sum.Write(data) }); err != nil {
+			return 0, err
+		}
+	}
+	return sum.Sum32(), nil
+}
+
+// compare returns an error, the same on all ranks, unless they have the same examples. Processes that draw their data
+// at random, or number it in the order of a map, would train on different ones without a word.
+func (o world) compare(d *Dataset) error {
+	if d.compared {
+		return nil
+	}
+	sum, err := d.checksum()
+	if err != nil {
+		return err
+	}
+	sums, err := distributed.AllGatherBytes(o.ctx, o.rt, o.c, binary.LittleEndian.AppendUint32(nil, sum))
+	if err != nil {
+		return err
+	}
+	var different []int
+	for rank, other := range sums {
+		if !slices.Equal(other, sums[0]) {
+			different = append(different, rank)
+		}
+	}
+	if different != nil {
+		return fmt.Errorf("gomlx: data set %s: %w: ranks %v have other examples than rank 0: each process makes its data "+
+			"by itself, from the same files in the same order or from the same seed", d.name, comm.ErrMismatch, different)
+	}
+	d.compared = true
+	return nil
 }
 
 // gather returns tensors with some examples of others.

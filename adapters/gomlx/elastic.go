@@ -29,7 +29,7 @@ type position struct {
 // made, like data, with a communicator of one rank (noop.New). cfg has what package elastic needs, but for Runtime and
 // Tensors, which are set here.
 //
-// A member that joins gets all variables of another one, the loop's step and the position in the data. A step that
+// A member whose examples differ from those of the others is refused. A member that joins gets all variables of another one, the loop's step and the position in the data. A step that
 // lost a member is made again, from the same batch. Before it joins, a member runs the graph of a step once, without
 // an update. Hooks of the loop's start and end are called in each step, and one of the start that returns io.EOF ends
 // the training. An optimizer of accumulated gradients is [comm.ErrArgument].
@@ -50,6 +50,12 @@ func (o *Optimizer) RunElastic(
 	if err := o.prepare(loop, data.Infinite(true)); err != nil {
 		return nil, err
 	}
+	sum, err := data.checksum()
+	if err != nil {
+		return nil, err
+	}
+	cfg.Terms = fmt.Sprintf("%s, data set %s %08x", cfg.Terms, data.name, sum) // so members need not be compared
+	data.compared = true
 	t := &trainer{Gradients: o.sync, optimizer: o, loop: loop, data: data}
 	cfg.Step = uint64(loop.LoopStep)
 	cfg.Runtime = o.rt

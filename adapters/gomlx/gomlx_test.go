@@ -530,3 +530,41 @@ func BenchmarkStep(b *testing.B) {
 		})
 	}
 }
+
+// Ranks that have other examples than the first, or the same in another order, are named on all ranks before any
+// training; where all have the same, one comparison is enough.
+func TestDifferentData(t *testing.T) {
+	start := func(value func(rank int) float32) []error {
+		const ranks = 4
+		errs := make([]error, ranks)
+		require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+			o, err := gomlx.New(ctx, c, optimizer.StochasticGradientDescent(), ddp.Config{})
+			if err != nil {
+				return err
+			}
+			defer o.Close()
+			x, err := newTraining(c, o, 4, 1)
+			if err != nil {
+				return err
+			}
+			x.data, err = gomlx.NewDataset(c, "random",
+				[]*tensors.Tensor{tensors.FromFlatDataAndDimensions(slices.Repeat([]float32{value(c.Rank()), 1}, 8*digits.Pixels), 16, digits.Pixels)},
+				[]*tensors.Tensor{tensors.FromFlatDataAndDimensions(make([]int32, 16), 16, 1)}, 4, distributed.SamplerConfig{Seed: 1})
+			if err != nil {
+				return err
+			}
+			o.Attach(x.loop)
+			_, errs[c.Rank()] = x.loop.RunSteps(x.data.Infinite(true), 2)
+			return nil
+		}))
+		return errs
+	}
+	for _, err := range start(func(int) float32 { return 3 }) {
+		assert.NoError(t, err)
+	}
+	for _, err := range start(func(rank int) float32 { return float32(rank % 2) }) {
+		assert.ErrorIs(t, err, comm.ErrMismatch)
+		assert.ErrorContains(t, err, "data set random")
+		assert.ErrorContains(t, err, "ranks [1 3] have other examples than rank 0")
+	}
+}

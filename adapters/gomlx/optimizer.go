@@ -80,16 +80,21 @@ func New(ctx context.Context, c comm.Communicator, inner optimizer.Interface, cf
 	}, nil
 }
 
-// Attach has loop reduce gradients after each step. When the loop starts, and when
-// the first gradients are reduced, all ranks get rank 0's variables, the state of
-// the random numbers among them. What rank 0 loads lazily (a checkpoint), all ranks
+// Attach has loop reduce gradients after each step. When the loop starts, ranks with different
+// examples in their [Dataset] get [comm.ErrMismatch]. Then, and when the first gradients are
+// reduced, all ranks get rank 0's variables, the state of the random numbers among them. What rank 0 loads lazily (a checkpoint), all ranks
 // load.
 func (o *Optimizer) Attach(loop *train.Loop) { o.attach(loop, o.step) }
 
 // attach has loop begin with the same variables on all ranks, and call step after each step.
 func (o world) attach(loop *train.Loop, step func() error) {
 	const first = -1000 // before hooks that look at the variables
-	loop.OnStart("tutti", first, func(loop *train.Loop, _ train.Dataset) error {
+	loop.OnStart("tutti", first, func(loop *train.Loop, data train.Dataset) error {
+		if d, ok := data.(*Dataset); ok {
+			if err := o.compare(d); err != nil {
+				return err
+			}
+		}
 		if loop.LoopStep > 0 {
 			return nil
 		}

@@ -2,7 +2,9 @@
 // README beside the adapter shows what made it data parallel.
 //
 //	go run ./digits                       # four ranks, goroutines of one process
-//	mpirun -n 4 ./digits -backend mpi     # a process per rank, the same bits
+//	go build -o program ./digits
+//	tutti launch -n 4 ./program           # a process per rank, on one machine or several: the same bits
+//	mpirun --bind-to none -n 4 ./program  # under MPI as well
 package main
 
 import (
@@ -22,10 +24,9 @@ import (
 	"github.com/gomlx/gomlx/ml/train/loss"
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 
+	"github.com/tutti-go/tutti"
 	"github.com/tutti-go/tutti/adapters/gomlx"
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/local"
-	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -33,8 +34,8 @@ import (
 )
 
 func main() {
-	backend := flag.String("backend", "local", "local, or mpi under mpirun")
-	ranks := flag.Int("ranks", 4, "ranks of the local backend")
+	backend := flag.String("backend", "", "local, tcp or mpi; unset: as the launcher says")
+	ranks := flag.Int("ranks", 0, "ranks of the local backend; 0 is 4")
 	epochs := flag.Int("epochs", 4, "how often to see all images")
 	accumulate := flag.Int("accumulate", 1, "batches whose gradients are accumulated in a step")
 	density := flag.Float64("density", 1, "share of the gradient's entries that is sent; below 1 by topkA")
@@ -46,15 +47,13 @@ func main() {
 	if *density < 1 {
 		cfg.Config = sparse.Config{Pattern: sparse.TopkA, Density: *density}
 	}
-	body := func(ctx context.Context, c comm.Communicator) error {
-		return run(ctx, c, *epochs, *accumulate, cfg)
+	world := tutti.Config{
+		Backend: *backend,
+		Ranks:   *ranks,
 	}
-	var err error
-	if *backend == "mpi" {
-		err = mpi.Run(context.Background(), body)
-	} else {
-		err = local.Run(context.Background(), *ranks, body)
-	}
+	err := world.Run(context.Background(), func(ctx context.Context, r tutti.Rank) error {
+		return run(ctx, r.Comm, *epochs, *accumulate, cfg)
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -103,7 +102,7 @@ func run(ctx context.Context, c comm.Communicator, epochs, accumulate int, cfg d
 		if err != nil {
 			return err
 		}
-		fmt.Printf("world size %d, %d epochs: %.1f %% of the test images read; checksum of the parameters %08x\n",
+		fmt.Printf("world size %d, %d epochs: test accuracy %.1f %%, checksum of the parameters %08x\n",
 			c.WorldSize(), epochs, 100*accuracy, checksum(variables))
 	}
 	return nil

@@ -2,7 +2,9 @@
 // README beside the adapter shows what made it data parallel.
 //
 //	go run ./digits                       # four ranks, goroutines of one process
-//	mpirun -n 4 ./digits -backend mpi     # a process per rank, the same bits
+//	go build -o program ./digits
+//	tutti launch -n 4 ./program           # a process per rank, on one machine or several: the same bits
+//	mpirun --bind-to none -n 4 ./program  # under MPI as well
 package main
 
 import (
@@ -15,10 +17,9 @@ import (
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/tutti-go/tutti"
 	"github.com/tutti-go/tutti/adapters/gorgonia"
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/local"
-	"github.com/tutti-go/tutti/comm/mpi"
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/sparse"
@@ -26,8 +27,8 @@ import (
 )
 
 func main() {
-	backend := flag.String("backend", "local", "local, or mpi under mpirun")
-	ranks := flag.Int("ranks", 4, "ranks of the local backend")
+	backend := flag.String("backend", "", "local, tcp or mpi; unset: as the launcher says")
+	ranks := flag.Int("ranks", 0, "ranks of the local backend; 0 is 4")
 	epochs := flag.Int("epochs", 4, "how often to see all images")
 	density := flag.Float64("density", 1, "share of the gradient's entries that is sent; below 1 by topkA")
 	flag.Parse()
@@ -38,15 +39,13 @@ func main() {
 	if *density < 1 {
 		cfg.Config = sparse.Config{Pattern: sparse.TopkA, Density: *density}
 	}
-	body := func(ctx context.Context, c comm.Communicator) error {
-		return run(ctx, c, *epochs, cfg)
+	world := tutti.Config{
+		Backend: *backend,
+		Ranks:   *ranks,
 	}
-	var err error
-	if *backend == "mpi" {
-		err = mpi.Run(context.Background(), body)
-	} else {
-		err = local.Run(context.Background(), *ranks, body)
-	}
+	err := world.Run(context.Background(), func(ctx context.Context, r tutti.Rank) error {
+		return run(ctx, r.Comm, *epochs, cfg)
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -95,7 +94,7 @@ func run(ctx context.Context, c comm.Communicator, epochs int, cfg ddp.Config) e
 		for _, p := range m.parameters {
 			sum.Write(p.Value().(*tensor.Dense).Raw)
 		}
-		fmt.Printf("world size %d, %d epochs: %.1f %% of the test images read; checksum of the parameters %08x\n",
+		fmt.Printf("world size %d, %d epochs: test accuracy %.1f %%, checksum of the parameters %08x\n",
 			c.WorldSize(), epochs, 100*m.accuracy(test), sum.Sum32())
 	}
 	return nil
