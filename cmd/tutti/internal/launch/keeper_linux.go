@@ -2,6 +2,7 @@ package launch
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -29,6 +30,39 @@ func adoptOrphans() error {
 	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 }
 
+// killOrphans kills what is left of a rank whose keeper was killed, and so has become this launcher's ([adoptOrphans]).
+// Those are the children of this process that have left its group and are no keepers.
+func killOrphans(group *keepers) {
+	for {
+		group.mu.Lock()
+		var orphans []int
+		for _, p := range descendants(os.Getpid()) {
+			foreign := p.parent == os.Getpid() && p.group != syscall.Getpgrp()
+			if foreign && !group.all[p.pid] {
+				orphans = append(orphans, p.pid)
+			}
+		}
+		group.mu.Unlock()
+		if len(orphans) == 0 {
+			return
+		}
+		for _, pid := range orphans {
+			for _, p := range descendants(pid) {
+				_ = syscall.Kill(p.pid, syscall.SIGKILL) // it may have ended
+			}
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+			for errors.Is(wait(pid), syscall.EINTR) {
+			}
+		}
+	}
+}
+
+// wait waits for a child.
+func wait(pid int) error {
+	_, err := syscall.Wait4(pid, nil, 0, nil)
+	return err
+}
+
 // awaitGroup has nothing to wait for: all of a group are descendants.
 func awaitGroup(int) {}
 
@@ -47,8 +81,8 @@ func descendants(root int) []entry {
 		if err != nil {
 			continue
 		}
-		if state, parent, ok := readStatus(pid); ok && state != "Z" {
-			children[parent] = append(children[parent], entry{pid: pid, stopped: state == "T"})
+		if e, ok := readStatus(pid); ok {
+			children[e.parent] = append(children[e.parent], e)
 		}
 	}
 	all := children[root]
@@ -58,16 +92,21 @@ func descendants(root int) []entry {
 	return all
 }
 
-// readStatus reads the state and the parent of a process. ok is false if it has ended.
-func readStatus(pid int) (state string, parent int, ok bool) {
+// readStatus reads the line of a process. ok is false if it has ended.
+func readStatus(pid int) (e entry, ok bool) {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	// The name before these fields may have any character.
 	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
-	if err != nil || len(fields) < 2 {
-		return "", 0, false
+	if err != nil || len(fields) < 3 || string(fields[0]) == "Z" {
+		return entry{}, false
 	}
-	parent, err = strconv.Atoi(string(fields[1]))
-	return string(fields[0]), parent, err == nil
+	e = entry{pid: pid, stopped: string(fields[0]) == "T"}
+	e.parent, err = strconv.Atoi(string(fields[1]))
+	if err != nil {
+		return entry{}, false
+	}
+	e.group, err = strconv.Atoi(string(fields[2]))
+	return e, err == nil
 }
 
 // processName is the name of a process in lists, "" if it has ended.

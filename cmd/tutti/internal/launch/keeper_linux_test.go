@@ -183,14 +183,45 @@ func TestAKilledLauncherLeavesNothing(t *testing.T) {
 	}
 }
 
-// A keeper that is killed takes its rank with it, which has failed.
+// A keeper that is killed takes its rank with it, which has failed, behind any wrapper.
 func TestAKilledKeeper(t *testing.T) {
-	s := shell(t, t.Context(), `echo keeper $PPID; exec sleep 100`, one)
-	s.says(t, "\n")
-	pid, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(s.out.String(), "[0] keeper ")))
+	for name, wrapper := range wrappers {
+		t.Run(name, func(t *testing.T) {
+			if name == "forgotten" { // whose rank ends by itself
+				return
+			}
+			left := mark(t)
+			file := filepath.Join(t.TempDir(), "keeper")
+			s := begin(t, t.Context(), "unused", func(c *Config) {
+				script := `trap "" TERM INT HUP; echo ready; while :; do sleep 0.05; done # ` + file
+				c.Command = []string{"sh", "-c", "echo $PPID > " + file + "; exec sh -c '" + strings.ReplaceAll(wrapper, "'", `'\''`) + `' "$0"`, script}
+				c.Ranks = 1
+			})
+			s.says(t, "ready")
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+			require.NoError(t, err)
+			require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+			assert.Equal(t, 137, ended(t, s.wait(t)).Code)
+			assert.Empty(t, left())
+			assert.Empty(t, withWord(t, file), "also without its environment")
+		})
+	}
+}
+
+// withWord are the processes whose command has a text, but for zombies.
+func withWord(t *testing.T, text string) (all []string) {
+	t.Helper()
+	paths, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	require.NoError(t, err)
-	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
-	assert.Equal(t, 137, ended(t, s.wait(t)).Code)
+	for _, path := range paths {
+		command, _ := os.ReadFile(path)
+		if strings.Contains(string(command), text) {
+			all = append(all, string(command))
+		}
+	}
+	return all
 }
 
 // A keeper that a user has stopped does not hold up the end.
@@ -221,6 +252,33 @@ func TestUserSignals(t *testing.T) {
 	require.NoError(t, a.wait(t), "%s", &a.err)
 	require.NoError(t, b.wait(t), "%s", &b.err)
 	assert.Contains(t, a.out.String(), "wrapper is here")
+}
+
+// A user signal between two rounds, or before there are ranks, is said to reach nobody, and reaches no rank of a later round.
+// Nor does one of an earlier round.
+func TestUserSignalsBetweenRounds(t *testing.T) {
+	first, second := pair(t)
+	script := `trap "echo told in round $TUTTI_RESTART; told=1" USR1 USR2; echo round $TUTTI_RESTART
+		while test $TUTTI_RESTART = 0 -a -z "$told"; do sleep 0.05; done
+		test $TUTTI_RESTART -lt 2 && exit 3
+		for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.05; done`
+	command := func(c *Config) { c.Command, c.Ranks, c.Restarts = []string{"sh", "-c", script}, 1, 2 }
+	a := begin(t, t.Context(), "unused", func(c *Config) { first(c); command(c) })
+	a.reports(t, "on the other machines")
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGUSR2))
+	a.reports(t, "no rank runs")
+	b := begin(t, t.Context(), "unused", func(c *Config) { second(c); command(c) })
+	a.says(t, "round 0")
+	b.says(t, "round 0")
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGUSR1))
+	a.reports(t, "restart 2 of 2 in ") // a pause of seconds
+	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGUSR1))
+	require.NoError(t, a.wait(t), "%s", &a.err)
+	require.NoError(t, b.wait(t), "%s", &b.err)
+	for _, s := range []syscall.Signal{syscall.SIGUSR1, syscall.SIGUSR2} {
+		assert.Contains(t, a.err.String(), s.String()+" reaches no rank: no rank runs now")
+	}
+	assert.NotContains(t, a.out.String()+b.out.String(), "told in round 2")
 }
 
 // stuckReader is a stream that nobody reads, until it is released.

@@ -20,6 +20,9 @@ func hideName() {}
 // adoptOrphans does nothing here.
 func adoptOrphans() error { return nil }
 
+// killOrphans does nothing: a rank whose keeper was killed is not listed here.
+func killOrphans(*keepers) {}
+
 // emptyTime is how often a keeper looks whether a process group is empty, which no event tells here.
 const emptyTime = 20 * time.Millisecond
 

@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"runtime"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -286,12 +287,47 @@ func startProcess(cmd *exec.Cmd, words []string, grace time.Duration) (*process,
 	cmd.ExtraFiles = []*os.File{output}
 	// What a terminal sends comes from the launcher alone.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := cmd.Start(); err != nil {
+	if err := kept.start(cmd); err != nil {
 		return nil, errors.Join(err, control.Close(), report.Close())
 	}
 	// One that ends before it has read all of it says so by its end.
 	_ = gob.NewEncoder(control).Encode(order{Words: words, Grace: grace})
 	return &process{cmd: cmd, control: control, report: report}, nil
+}
+
+// kept are the keepers of this process.
+var kept = keepers{all: map[int]bool{}}
+
+// keepers are those that a launcher has started, to tell them from what killed ones have left.
+type keepers struct {
+	mu  sync.Mutex
+	all map[int]bool // by the number of the process; guarded by mu
+}
+
+// start starts a keeper, whose orphans become this process's where systems can do that.
+func (k *keepers) start(cmd *exec.Cmd) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err := adoptOrphans(); err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	k.all[cmd.Process.Pid] = true
+	return nil
+}
+
+// wait waits for a keeper, and kills what it has left if it was killed.
+func (k *keepers) wait(cmd *exec.Cmd) error {
+	err := cmd.Wait()
+	k.mu.Lock()
+	delete(k.all, cmd.Process.Pid)
+	k.mu.Unlock()
+	if err != nil {
+		killOrphans(k)
+	}
+	return err
 }
 
 // newCommand is that of a keeper. A program that does not call [Keep] would start one keeper after the other.
@@ -325,7 +361,7 @@ func (p *process) ended() error {
 
 // wait waits until nothing of the rank is left.
 func (p *process) wait() error {
-	return errors.Join(p.cmd.Wait(), p.control.Close(), p.report.Close())
+	return errors.Join(kept.wait(p.cmd), p.control.Close(), p.report.Close())
 }
 
 // pid is the number of the process whose descendants are the rank's.

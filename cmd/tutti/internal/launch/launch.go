@@ -25,6 +25,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -180,11 +181,12 @@ type agent struct {
 	known   string // what tells the secret
 	// copyName is that of a copy of the secret's file, "" if it is where it is looked for, or there is none.
 	copyName  string
-	key       string      // the machine's
-	ranks     int         // that have come up to this machine
-	strangers repeats.Log // launchers of other versions
-	silent    []string    // keys of machines whose launchers did not answer at the end
-	first     bool        // it makes the plan: the first machine's, or the leader of a served store
+	key       string                // the machine's
+	ranks     int                   // that have come up to this machine
+	strangers repeats.Log           // launchers of other versions
+	running   atomic.Pointer[group] // nil while no ranks run
+	silent    []string              // keys of machines whose launchers did not answer at the end
+	first     bool                  // it makes the plan: the first machine's, or the leader of a served store
 	plan      plan
 	env       []string // of all ranks of this machine
 	out       *outlet
@@ -218,6 +220,7 @@ func newAgent(cfg Config) *agent {
 func Run(ctx context.Context, cfg Config) (err error) {
 	a := newAgent(cfg)
 	defer a.flush()
+	defer a.relay(ctx)()
 	starting, cancel := context.WithTimeout(ctx, cfg.Wait)
 	defer cancel()
 	if err := a.connect(starting); err != nil {
@@ -231,6 +234,9 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return fmt.Errorf("launch: %w", err)
 	}
 	complete, err := a.attend(ctx)
+	if err == nil {
+		err = a.hearSignals(ctx)
+	}
 	if err != nil {
 		return fmt.Errorf("launch: %w", a.storeError(err))
 	}
@@ -303,9 +309,8 @@ func (a *agent) elastic(ctx context.Context) error {
 	a.leaveLoopback(a.listMachines(ctx))
 	failures := make(chan End, a.Ranks)
 	g := a.start(0, func(failed End) { failures <- failed })
-	relaying, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go a.relay(relaying, g)
+	a.running.Store(g)
+	defer a.running.Store(nil)
 	end := a.follow(ctx, g, failures)
 	a.stop(g, end.Signal)
 	if a.succeeded(g) {
@@ -642,7 +647,8 @@ func (a *agent) round(ctx, complete context.Context, round int) (end End, err er
 	})
 	watching, cancel := context.WithCancel(lasting)
 	defer cancel()
-	go a.relay(watching, g)
+	a.running.Store(g)
+	defer a.running.Store(nil)
 	go a.sayWhoIsLeft(watching, g)
 	defer context.AfterFunc(complete, func() { a.finish(lasting, round, lost(complete)) })()
 	if a.first {

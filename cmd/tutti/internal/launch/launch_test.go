@@ -278,6 +278,12 @@ func (s *started) says(t *testing.T, text string) {
 	require.Eventually(t, func() bool { return strings.Contains(s.out.String(), text) }, time.Minute, time.Millisecond, text)
 }
 
+// reports waits until a launcher has written something itself.
+func (s *started) reports(t *testing.T, text string) {
+	t.Helper()
+	require.Eventually(t, func() bool { return strings.Contains(s.err.String(), text) }, time.Minute, time.Millisecond, text)
+}
+
 func one(*Config) {}
 
 // pair are the options of two machines, on a free port.

@@ -285,6 +285,8 @@ type outcome struct {
 // entry is a line of the system's list of processes.
 type entry struct {
 	pid     int
+	parent  int
+	group   int
 	stopped bool
 }
 

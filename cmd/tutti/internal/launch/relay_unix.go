@@ -38,37 +38,57 @@ func (g *group) deaf(s syscall.Signal) (all []int) {
 	return all
 }
 
-// relay gives user signals of this launcher to the ranks of all machines, in an elastic job to those of this one, until
-// ctx ends.
-func (a *agent) relay(ctx context.Context, g *group) {
+// relay gives user signals of this launcher to the ranks of all machines, in an elastic job to those of this one, from
+// now on until stop is called. It returns when it gets them.
+func (a *agent) relay(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, userSignals...)
-	defer signal.Stop(signals)
-	name := relayed + strings.TrimPrefix(a.key, machines)
-	if a.Min == 0 {
-		stop, err := a.kv.Watch(ctx, relayed, func(e store.Event) {
-			number, err := strconv.Atoi(string(e.Value))
-			s := syscall.Signal(number)
-			if err == nil && e.Key != name && !e.Deleted && slices.Contains(userSignals, os.Signal(s)) {
-				g.signal(s)
+	go func() {
+		defer signal.Stop(signals)
+		for {
+			select {
+			case s := <-signals:
+				a.pass(ctx, s.(syscall.Signal))
+			case <-ctx.Done():
+				return
 			}
-		})
-		if err == nil { // without the store, the job is about to end
-			defer stop()
 		}
+	}()
+	return cancel
+}
+
+// relayKey is where this launcher's last user signal stands.
+func (a *agent) relayKey() string { return relayed + strings.TrimPrefix(a.key, machines) }
+
+// pass gives a user signal of this launcher to the ranks that run, and to the other launchers.
+func (a *agent) pass(ctx context.Context, s syscall.Signal) {
+	g := a.running.Load()
+	if g == nil {
+		fmt.Fprintf(a.notes, "tutti: %v reaches no rank: no rank runs now\n", s)
+		return
 	}
-	for {
-		select {
-		case s := <-signals:
-			if deaf := g.deaf(s.(syscall.Signal)); len(deaf) > 0 {
-				fmt.Fprintf(a.notes, "tutti: %v reaches no process of %s: none handles it, or not yet\n", s, ranks.Text(deaf))
-			}
-			g.signal(s.(syscall.Signal))
-			if a.Min == 0 {
-				_ = a.kv.Set(ctx, name, []byte(strconv.Itoa(int(s.(syscall.Signal)))))
-			}
-		case <-ctx.Done():
+	if deaf := g.deaf(s); len(deaf) > 0 {
+		fmt.Fprintf(a.notes, "tutti: %v reaches no process of %s: none handles it, or not yet\n", s, ranks.Text(deaf))
+	}
+	g.signal(s)
+	if a.Min == 0 {
+		_ = a.kv.Set(ctx, a.relayKey(), []byte(strconv.Itoa(int(s)))) // without the store, the job is about to end
+	}
+}
+
+// hearSignals gives user signals of other launchers to the ranks that run. Called once for a job, as those of earlier
+// rounds stay in the store.
+func (a *agent) hearSignals(ctx context.Context) error {
+	_, err := a.kv.Watch(context.WithoutCancel(ctx), relayed, func(e store.Event) {
+		number, err := strconv.Atoi(string(e.Value))
+		s := syscall.Signal(number)
+		if err != nil || e.Key == a.relayKey() || e.Deleted || !slices.Contains(userSignals, os.Signal(s)) {
 			return
 		}
-	}
+		if g := a.running.Load(); g != nil {
+			g.signal(s)
+		}
+	})
+	return err
 }

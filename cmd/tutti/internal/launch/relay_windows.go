@@ -3,4 +3,7 @@ package launch
 import "context"
 
 // relay does nothing: there are no signals here.
-func (a *agent) relay(context.Context, *group) {}
+func (a *agent) relay(context.Context) (stop func()) { return func() {} }
+
+// hearSignals does nothing: no other launcher's signal means anything here.
+func (a *agent) hearSignals(context.Context) error { return nil }
