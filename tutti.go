@@ -16,8 +16,8 @@
 package tutti
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -94,7 +94,7 @@ func (c Config) Run(ctx context.Context, body func(ctx context.Context, r Rank) 
 		err := instrument.Run(ctx, rt, world, func(ctx context.Context, world comm.Communicator) error {
 			return body(ctx, Rank{Comm: world, Runtime: rt})
 		})
-		return errors.Join(err, rt.Close())
+		return cmp.Or(err, rt.Close()) // what a body that failed has not freed is no news
 	}
 	switch c.Backend {
 	case Local:

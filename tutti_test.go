@@ -21,6 +21,7 @@ import (
 	"github.com/tutti-go/tutti/internal/jobtest"
 	"github.com/tutti-go/tutti/internal/networktest"
 	"github.com/tutti-go/tutti/runtime"
+	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
 // programVariable makes the test binary the program of a launcher.
@@ -149,6 +150,23 @@ func TestFailures(t *testing.T) {
 			return err
 		})
 		assert.ErrorIs(t, err, failure, name)
+	}
+}
+
+// The error of a rank names it once, also behind decorators, and says nothing of what the rank had no time to free.
+func TestARankIsNamedOnce(t *testing.T) {
+	noLauncher(t)
+	for _, check := range []string{"", "1"} {
+		t.Setenv(env.Check, check)
+		err := tutti.Run(t.Context(), func(ctx context.Context, r tutti.Rank) error {
+			if _, err := cpu.Wrap(r.Runtime, make([]float32, 3)); err != nil || r.Comm.Rank() != 1 {
+				return err
+			}
+			return errors.New("no disk space")
+		})
+		assert.ErrorContains(t, err, "rank 1: no disk space")
+		assert.NotContains(t, err.Error(), "rank 1: rank 1")
+		assert.NotContains(t, err.Error(), "rank 1: no disk space\ncpu")
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/internal/schedule"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/fault"
 	"github.com/tutti-go/tutti/internal/gate"
 	"github.com/tutti-go/tutti/internal/inquiry"
 	"github.com/tutti-go/tutti/internal/printable"
@@ -317,7 +318,20 @@ func (k *connector) failure(ctx context.Context, m missingRanks, lost error) err
 	if trouble := m.trouble(); trouble != nil {
 		err = fmt.Errorf("%w; %w", err, trouble)
 	}
+	if k.node.report != nil && errors.Is(err, comm.ErrTimeout) {
+		k.reportUnreached(m.unreached)
+	}
 	return &incomplete{err, m.unreached}
+}
+
+// reportUnreached tells the launcher which ranks this one was never connected to, and why.
+func (k *connector) reportUnreached(unreached []int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, rank := range unreached {
+		reason := strings.TrimPrefix(k.troubleWith(k.pairs[rank]).Error(), fmt.Sprintf("rank %d: ", rank))
+		k.node.report(fault.Report{Kind: fault.Unreached, By: k.rank, About: rank, Reason: reason})
+	}
 }
 
 // missingRanks are ranks to which there are not all lanes.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/fault"
 )
 
 // node is a rank of the world: what its communicators share.
@@ -23,7 +24,7 @@ type node struct {
 
 	neighbors atomic.Pointer[neighborhood] // of this rank's machine; nil if they share no memory
 	stop      chan struct{}                // closed when the node ends
-	report    func(lost int, reason error) // tells the launcher; nil where there is none
+	report    func(fault.Report)           // tells the launcher; nil where there is none
 	isolated  bool                         // it shares no memory with ranks of its machine
 
 	mu    sync.RWMutex
@@ -80,6 +81,13 @@ func (n *node) wire(id uint64) *wire {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	return n.wires[id]
+}
+
+// reportLate tells the launcher that a wait has waited for a rank until its deadline.
+func (n *node) reportLate(rank int) {
+	if n.report != nil {
+		n.report(fault.Report{Kind: fault.Late, By: n.rank, About: rank, Reason: "others have waited for it in vain"})
+	}
 }
 
 // signal has all communicators look.

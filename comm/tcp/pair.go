@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"github.com/tutti-go/tutti/internal/fault"
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
@@ -183,7 +184,8 @@ func (p *pair) fail(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.gone == nil && p.node.report != nil && !errors.Is(err, errLeft) {
-		p.node.report(p.rank, err) // before this rank's waits end, and the process perhaps
+		r := fault.Report{By: p.node.rank, About: p.rank, Reason: err.Error()}
+		p.node.report(r) // before this rank's waits end, and the process perhaps
 	}
 	p.lose(connectionLost(err))
 	if p.state == closed {

@@ -102,7 +102,7 @@ type Config struct {
 	// TUTTI_CONNECT_TIMEOUT says ([Config.ReadEnv]), or 10 minutes.
 	Patience time.Duration
 
-	report func(lost int, reason error) // tells the launcher of a rank that is lost; nil where there is none
+	report func(fault.Report) // tells the launcher of a rank that is lost; nil where there is none
 }
 
 // ReadEnv sets the fields for which the environment has variables: TUTTI_TCP_LISTEN, of which ranks of a machine take
@@ -213,10 +213,7 @@ func (c Config) join(ctx context.Context, job rendezvous.Job) (comm.Communicator
 		return nil, err
 	}
 	if job.Hosted {
-		c.report = func(lost int, reason error) {
-			r := fault.Report{By: job.Rank, About: lost, Reason: reason.Error()}
-			kv.Post(r.Key(), r.Value())
-		}
+		c.report = func(r fault.Report) { kv.Post(r.Key(), r.Value()) }
 	}
 	var n *node
 	err = job.Round(ctx, kv, "tcp", func(ctx context.Context, number string) (err error) {
@@ -354,7 +351,7 @@ type endpoint struct {
 func (n *node) communicator(number uint64, rank int, ranks []int) (*communicator, error) {
 	w := n.newWire(number, rank, ranks)
 	check := backend.Check{Backend: name, Rank: rank, WorldSize: len(ranks)}
-	w.engine = schedule.New(schedule.Config{Check: check, Wire: w, MaxTag: 1 << 62})
+	w.engine = schedule.New(schedule.Config{Check: check, Wire: w, MaxTag: 1 << 62, Late: w.reportLate})
 	e := &endpoint{Engine: w.engine, wire: w}
 	c := &communicator{backend.New(&e.Check, &e.Life, e), e}
 	if err := n.register(w); err != nil {

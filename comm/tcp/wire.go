@@ -226,6 +226,9 @@ func (w *wire) Hear(rank int) (message []byte, err error) {
 	return message, nil
 }
 
+// reportLate tells the launcher that a wait has waited for a rank until its deadline.
+func (w *wire) reportLate(rank int) { w.node.reportLate(w.pairs[rank].rank) }
+
 // Gone implements [schedule.Wire].
 func (w *wire) Gone(rank int) error {
 	p := w.pairs[rank]

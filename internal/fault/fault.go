@@ -15,8 +15,19 @@ const Prefix = "fault/"
 // longestReason bounds a reason, in bytes.
 const longestReason = 500
 
-// Report says that a rank has lost another one.
+// Kind is what a rank knows of another one that it reports.
+type Kind string
+
+// Kinds of reports.
+const (
+	Lost      Kind = ""          // it was connected to, and is lost
+	Unreached Kind = "unreached" // there never was a connection to it, and a deadline has passed
+	Late      Kind = "late"      // it is connected to, and a deadline has passed while the other rank waited for it
+)
+
+// Report says that a rank has lost another one, or has waited for it in vain.
 type Report struct {
+	Kind   Kind   `json:"kind,omitempty"`
 	By     int    `json:"by"`
 	About  int    `json:"about"`
 	Reason string `json:"reason"` // such as "nothing has come from it for 10s"

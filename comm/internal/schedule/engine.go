@@ -34,6 +34,7 @@ type Engine struct {
 	looker   Looker // likewise
 	offload  Offload
 	notify   func()
+	late     func(rank int)
 	pieces   bool
 	rank     int
 	size     int
@@ -85,6 +86,8 @@ type Config struct {
 	MaxTag uint64
 	// Notify is called at each submission, nil for none.
 	Notify func()
+	// Late is called for each rank for which a wait has waited until its deadline, nil for none.
+	Late func(rank int)
 	// Pieces has messages of 2 to 6 KiB cut into pieces of 2 KiB, and long ones between hosts,
 	// but for reductions, into pieces of almost 64 KiB, for transports that send these without
 	// a handshake, and longer ones more slowly.
@@ -96,7 +99,7 @@ type Config struct {
 
 // New returns the engine of a rank.
 func New(c Config) *Engine {
-	e := &Engine{Check: c.Check, wire: c.Wire, offload: c.Offload, notify: c.Notify, pieces: c.Pieces,
+	e := &Engine{Check: c.Check, wire: c.Wire, offload: c.Offload, notify: c.Notify, late: c.Late, pieces: c.Pieces,
 		rank: c.Check.Rank, size: c.Check.WorldSize, peers: make([]peer, c.Check.WorldSize),
 		tagShift: 65 - bits.Len64(c.MaxTag/(tagWindow*tagPhases))}
 	e.waiter, _ = c.Wire.(Waiter)

@@ -83,6 +83,31 @@ func (e *Engine) stragglers(o *Op) (missing, lagging []int) {
 	return missing, lagging
 }
 
+// reportLate names the ranks for which a wait has waited in vain, but for those that are known to wait themselves. The
+// caller holds mu.
+func (e *Engine) reportLate(f backend.InFlight) {
+	if e.late == nil {
+		return
+	}
+	waits := func(r int) bool {
+		m := e.peers[r].report
+		o := e.oldest()
+		return m != nil && o != nil && m.number >= o.number
+	}
+	late := f.Missing
+	for _, m := range f.Messages {
+		if m.Op == comm.OpRecv {
+			late = append(late, m.Peer)
+		}
+	}
+	slices.Sort(late)
+	for _, r := range slices.Compact(late) {
+		if r != e.rank && !waits(r) {
+			e.late(r)
+		}
+	}
+}
+
 // nearest returns the ranks at a distance of 1, 2, 4, …. If ranks have called different
 // things, so have two neighbors.
 func (e *Engine) nearest() (ranks []int) {

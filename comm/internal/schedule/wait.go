@@ -2,6 +2,7 @@ package schedule
 
 import (
 	"context"
+	"errors"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/poll"
@@ -102,9 +103,13 @@ func (e *Engine) expire(ctx context.Context, op comm.Op) error {
 	if e.inFlight.Load() == 0 {
 		return nil
 	}
-	err := e.attend()
-	if err == nil {
-		err = e.describe().Error(ctx)
+	if err := e.attend(); err != nil {
+		return e.fail(op, err)
+	}
+	flight := e.describe()
+	err := flight.Error(ctx)
+	if errors.Is(err, comm.ErrTimeout) {
+		e.reportLate(flight)
 	}
 	return e.fail(op, err)
 }

@@ -89,6 +89,13 @@ func rank(way string) (code int, err error) {
 	if strings.HasPrefix(way, "works") {
 		return 0, work(ctx, job, way)
 	}
+	if way == "absent" {
+		if job.Rank != 1 {
+			_, err = tcp.FromEnv(ctx)
+			return 0, err
+		}
+		way = "idles"
+	}
 	if way == "idles" { // and knows no other rank
 		fmt.Println("idles")
 		select {}
@@ -200,7 +207,16 @@ func work(ctx context.Context, job rendezvous.Job, way string) error {
 		fmt.Printf("process %d\n", os.Getpid())
 	}
 	for {
-		if err := c.Barrier(ctx); err != nil {
+		bounded, cancel := ctx, context.CancelFunc(func() {})
+		if way == "works, sleeps" {
+			if job.Rank == 1 {
+				select {}
+			}
+			bounded, cancel = context.WithTimeout(ctx, 2*time.Second)
+		}
+		err := c.Barrier(bounded)
+		cancel()
+		if err != nil {
 			return err
 		}
 		if way == "works, leaves" && job.Rank == 1 {

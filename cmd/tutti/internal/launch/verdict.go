@@ -144,8 +144,8 @@ func (c *court) add(key string, text []byte) {
 }
 
 // verdict is the end with the rank that is to blame: one that was killed or is stopped, two that have lost each other,
-// one that others have lost and that has not failed, one that has failed and that others have lost; otherwise the one
-// that has failed first.
+// one that others have lost and that has not failed, one for which others have waited in vain, one that has failed and
+// that others have lost; otherwise the one that has failed first.
 func (c *court) verdict(end End) End {
 	failed := c.failed()
 	if i := slices.IndexFunc(failed, func(f failure) bool { return c.began(f, end) }); i > 0 {
@@ -169,6 +169,10 @@ func (c *court) verdict(end End) End {
 		end.Text = text
 		_, answers := c.all[c.plan.machine(suspect)]
 		end.Rank = answers // no restart helps against a machine that is lost
+		return end
+	}
+	if text := c.straggler(); text != "" {
+		end.Text = text
 		return end
 	}
 	for _, f := range failed {
@@ -225,20 +229,28 @@ func (c *court) stopped() string {
 	return ""
 }
 
-// severed names two ranks on different machines that have lost each other, although launchers of both answer.
+// severed names two ranks on different machines that have lost each other, or never reached each other, although
+// launchers of both answer.
 func (c *court) severed() string {
 	for _, r := range c.reports {
-		if c.plan.machine(r.By) == c.plan.machine(r.About) || !slices.Contains(c.accusers(r.By), r.About) {
+		reverse := func(other fault.Report) bool {
+			return other.Kind == r.Kind && other.By == r.About && other.About == r.By
+		}
+		if r.Kind == fault.Late || c.plan.machine(r.By) == c.plan.machine(r.About) || !slices.ContainsFunc(c.reports, reverse) {
 			continue
 		}
-		return fmt.Sprintf("%s has lost %s, and the other way round: %s; does a firewall let the machines reach each other?",
-			c.plan.place(r.By), c.plan.place(r.About), r.Reason)
+		verb := "has lost"
+		if r.Kind == fault.Unreached {
+			verb = "does not reach"
+		}
+		return fmt.Sprintf("%s %s %s, and the other way round: %s; does a firewall let the machines reach each other?",
+			c.plan.place(r.By), verb, c.plan.place(r.About), r.Reason)
 	}
 	return ""
 }
 
-// silent names a rank that others have lost, and that has not failed itself.
-func (c *court) silent() (suspect int, text string) {
+// ended are the ranks that have failed or succeeded.
+func (c *court) ended() map[int]bool {
 	ended := map[int]bool{}
 	for _, f := range c.failed() {
 		ended[f.Rank] = true
@@ -246,31 +258,71 @@ func (c *court) silent() (suspect int, text string) {
 	for _, rank := range c.succeeded() {
 		ended[rank] = true
 	}
-	accused := map[int]int{} // and by how many
+	return ended
+}
+
+// accused is the rank that most reports are about, of those that count, -1 if none counts.
+func (c *court) accused(counts func(fault.Report) bool) int {
+	reports := map[int]int{} // by whom they are about
 	for _, r := range c.reports {
-		if !ended[r.About] {
-			accused[r.About]++
+		if counts(r) {
+			reports[r.About]++
 		}
 	}
-	suspect = -1
+	suspect := -1
 	for rank := range c.plan.Size {
-		if accused[rank] > 0 && (suspect < 0 || accused[rank] > accused[suspect]) {
+		if reports[rank] > 0 && (suspect < 0 || reports[rank] > reports[suspect]) {
 			suspect = rank
 		}
 	}
+	return suspect
+}
+
+// straggler names a rank for which ranks that have failed have waited in vain, and that has not ended and waits for
+// nobody itself.
+func (c *court) straggler() string {
+	ended := c.ended()
+	waits := func(rank int) bool {
+		return slices.ContainsFunc(c.reports, func(r fault.Report) bool { return r.Kind != fault.Lost && r.By == rank })
+	}
+	suspect := c.accused(func(r fault.Report) bool {
+		return r.Kind != fault.Lost && ended[r.By] && !ended[r.About] && !waits(r.About)
+	})
+	if suspect < 0 {
+		return ""
+	}
+	if text := c.absence(suspect); text != "" {
+		return c.plan.place(suspect) + c.said(suspect) + text
+	}
+	return c.plan.place(suspect) + c.said(suspect) +
+		"; its process is there: with TUTTI_RECORD=1000, 'tutti diagnose .' says what it does instead"
+}
+
+// absence says why a rank's launcher says nothing, "" if it does.
+func (c *court) absence(rank int) string {
+	key := c.plan.machine(rank)
+	if !c.present[key] {
+		return "; its launcher has ended, or its machine cannot be reached"
+	}
+	if _, answers := c.all[key]; !answers {
+		return "; its launcher does not answer: is the machine down, or the network to it cut?"
+	}
+	return ""
+}
+
+// silent names a rank that others have lost, and that has not failed itself.
+func (c *court) silent() (suspect int, text string) {
+	ended := c.ended()
+	suspect = c.accused(func(r fault.Report) bool { return r.Kind == fault.Lost && !ended[r.About] })
 	if suspect < 0 {
 		return suspect, ""
 	}
-	key := c.plan.machine(suspect)
 	text = c.plan.place(suspect) + c.said(suspect)
-	if !c.present[key] {
-		return suspect, text + "; its launcher has ended, or its machine cannot be reached"
-	}
-	if _, answers := c.all[key]; !answers {
-		return suspect, text + "; its launcher does not answer: is the machine down, or the network to it cut?"
+	if absence := c.absence(suspect); absence != "" {
+		return suspect, text + absence
 	}
 	for _, by := range c.accusers(suspect) {
-		if c.plan.machine(by) != key {
+		if c.plan.machine(by) != c.plan.machine(suspect) {
 			return suspect, text + "; its process is there: does a firewall let the machines reach each other?"
 		}
 	}
@@ -290,7 +342,7 @@ func (c *court) said(rank int) string {
 // accusers are the ranks that have lost one.
 func (c *court) accusers(rank int) (all []int) {
 	for _, r := range c.reports {
-		if r.About == rank {
+		if r.About == rank && r.Kind == fault.Lost {
 			all = append(all, r.By)
 		}
 	}

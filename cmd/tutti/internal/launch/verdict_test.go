@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/fault"
 )
 
@@ -32,6 +33,14 @@ func TestVerdicts(t *testing.T) {
 	lost := func(about int, by ...int) (all []fault.Report) {
 		for _, rank := range by {
 			all = append(all, fault.Report{By: rank, About: about, Reason: silence})
+		}
+		return all
+	}
+	waited := func(kind fault.Kind, about int, by ...int) (all []fault.Report) {
+		for _, r := range lost(about, by...) {
+			r.Kind = kind
+			r.Reason = "others have waited for it in vain"
+			all = append(all, r)
 		}
 		return all
 	}
@@ -109,6 +118,33 @@ func TestVerdicts(t *testing.T) {
 			one: evidence{Failed: victim.Failed, Succeeded: []int{1}}, two: evidence{Succeeded: []int{2}}, reports: lost(1, 0), code: 1, restarts: true,
 			text: first.Text + "; ranks 1, 2 had ended with success before",
 		},
+		"one that others have waited for": {
+			one: victim, reports: append(waited(fault.Late, 3, 0, 1), waited(fault.Late, 1, 0)...), code: 1, restarts: true,
+			text: "rank 3 on two (10.0.0.2): others have waited for it in vain, says rank 0 on one (10.0.0.1); its process is there: with TUTTI_RECORD=1000, 'tutti diagnose .' says what it does instead",
+		},
+		"one that others have waited for, and that has lost one of them since": {
+			one: victim, reports: append(waited(fault.Late, 3, 0), lost(0, 3)...), code: 1, restarts: true,
+			text: "rank 3 on two (10.0.0.2): others have waited for it in vain, says rank 0 on one (10.0.0.1); its process is there: with TUTTI_RECORD=1000, 'tutti diagnose .' says what it does instead",
+		},
+		"one that others have waited for, on a machine that is cut off": {
+			one: victim, silent: true, reports: waited(fault.Late, 3, 0), code: 1, restarts: true,
+			text: "rank 3 on two (10.0.0.2): others have waited for it in vain, says rank 0 on one (10.0.0.1); its launcher does not answer: is the machine down, or the network to it cut?",
+		},
+		"two that wait for each other": {
+			one: victim, reports: append(waited(fault.Late, 3, 0), waited(fault.Late, 0, 3)...), text: first.Text, code: 1, restarts: true,
+		},
+		"one that nobody was connected to": {
+			one: victim, reports: waited(fault.Unreached, 1, 0, 2), code: 1, restarts: true,
+			text: "rank 1 on one (10.0.0.1): others have waited for it in vain, says rank 0 on one (10.0.0.1); its process is there: with TUTTI_RECORD=1000, 'tutti diagnose .' says what it does instead",
+		},
+		"a firewall from the beginning": {
+			one: victim, reports: append(waited(fault.Unreached, 2, 0), waited(fault.Unreached, 0, 2)...), code: 1, restarts: true,
+			text: "rank 0 on one (10.0.0.1) does not reach rank 2 on two (10.0.0.2), and the other way round: others have waited for it in vain; does a firewall let the machines reach each other?",
+		},
+		"one that nobody was connected to, as it has ended": {
+			one: evidence{Failed: victim.Failed, Succeeded: []int{1}}, reports: waited(fault.Unreached, 1, 0), code: 1, restarts: true,
+			text: first.Text + "; rank 1 had ended with success before",
+		},
 		"a machine that lies of others": {
 			one: victim, two: evidence{Failed: []failure{{1, "signal: killed", 137}, {0, "forged", 2}}, Stopped: []stoppedRank{{0, 1}}, Succeeded: []int{1}},
 			text: first.Text, code: 1, restarts: true,
@@ -161,6 +197,20 @@ func TestCulprits(t *testing.T) {
 			for _, s := range []*started{a, b} {
 				assert.Regexp(t, want, ended(t, s.wait(t)).Text)
 			}
+		})
+	}
+}
+
+// The launcher names a rank that sleeps in its code, or never comes, and not the one whose patience ends first.
+func TestStragglers(t *testing.T) {
+	for way, want := range map[string]string{
+		"works, sleeps": `^rank 1 on \S+: others have waited for it in vain, says rank . on \S+; its process is there: with TUTTI_RECORD=1000, `,
+		"absent":        `^rank 1 on \S+: it has (published no address|not connected to this rank, which listens at .*), says rank . on \S+; its process is there: with TUTTI_RECORD=1000, `,
+	} {
+		t.Run(way, func(t *testing.T) {
+			t.Setenv(env.ConnectTimeout, "2s")
+			s := begin(t, t.Context(), way, func(c *Config) { c.Ranks = 3 })
+			assert.Regexp(t, want, ended(t, s.wait(t)).Text)
 		})
 	}
 }
