@@ -156,16 +156,11 @@ func laneTLS(conf *tls.Config) *tls.Config {
 
 // publish puts this rank's record into the store.
 func (k *connector) publish(ctx context.Context, l net.Listener) error {
-	k.record = record{protocol, rand.Uint64(), gate.Addresses(l)}
-	if len(k.config.Advertise) > 0 {
-		k.record.Addresses = slices.Clone(k.config.Advertise)
+	addresses, err := k.addresses(l)
+	if err != nil {
+		return err
 	}
-	if k.config.Network == nil {
-		_, port, _ := net.SplitHostPort(l.Addr().String())
-		for i, address := range k.record.Addresses {
-			k.record.Addresses[i] = withPort(address, port)
-		}
-	}
+	k.record = record{protocol, rand.Uint64(), addresses}
 	text, err := json.Marshal(k.record)
 	if err != nil {
 		return err
@@ -179,6 +174,31 @@ func (k *connector) publish(ctx context.Context, l net.Listener) error {
 	}
 	k.version = now.Version
 	return nil
+}
+
+// addresses are where other ranks reach a listener of this one.
+func (k *connector) addresses(l net.Listener) ([]string, error) {
+	advertised := slices.Clone(k.config.Advertise)
+	if k.config.Network == nil {
+		if len(advertised) == 0 {
+			advertised = gate.Addresses(l)
+		}
+		_, port, _ := net.SplitHostPort(l.Addr().String())
+		for i, address := range advertised {
+			advertised[i] = withPort(address, port)
+		}
+		return advertised, nil
+	}
+	if len(advertised) > 0 {
+		return advertised, nil
+	}
+	address := l.Addr().String()
+	host, _, err := net.SplitHostPort(address)
+	if ip := net.ParseIP(host); err == nil && (host == "" || ip != nil && ip.IsUnspecified()) {
+		return nil, fmt.Errorf("%w: the Network listens at %q, which is no address that others reach: "+
+			"set Advertise, or have the listener's Addr say it", comm.ErrArgument, address)
+	}
+	return []string{address}, nil
 }
 
 // withPort adds a port to an address that has none.
@@ -440,8 +460,12 @@ func (k *connector) try(ctx context.Context, p *pair, attempt uint64) error {
 		Size:    uint32(k.size),
 		Control: uint32(schedule.ControlBytes),
 	}
+	addresses := r.Addresses
+	if k.config.Network == nil { // whose links are this host's
+		addresses = gate.Zoned(addresses)
+	}
 	var errs []error
-	for _, address := range gate.Zoned(r.Addresses) {
+	for _, address := range addresses {
 		err := k.lanes(ctx, address, p, h)
 		if err == nil || errors.Is(err, store.ErrRefused) {
 			return err

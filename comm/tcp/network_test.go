@@ -75,6 +75,23 @@ func TestNetworkSharesNothing(t *testing.T) {
 	assert.EqualValues(t, 1, network.Dialed.Load())
 }
 
+// nameless is a network whose listeners do not say where they are, as those of tsnet.
+type nameless struct{}
+
+func (nameless) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return new(net.Dialer).DialContext(ctx, network, address)
+}
+
+func (nameless) Listen(network, _ string) (net.Listener, error) { return net.Listen(network, ":0") }
+
+// A Network's listener that says no address is refused, at once: the addresses of this host are not the Network's. What
+// is advertised is said as it is.
+func TestNetworkSaysNoAddress(t *testing.T) {
+	err := run(t.Context(), 2, over(nameless{}), func(context.Context, comm.Communicator) error { return nil })
+	require.ErrorIs(t, err, comm.ErrArgument)
+	assert.ErrorContains(t, err, "set Advertise")
+}
+
 // cut is a connection that ends after some bytes.
 type cut struct {
 	net.Conn

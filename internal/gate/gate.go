@@ -45,9 +45,9 @@ func KeepAlive(conn net.Conn) {
 	}
 }
 
-// Addresses returns where a listener can be reached: at those of its host's interfaces if it listens on all of them,
-// loopback ones last. Addresses that hold on a link alone are among them where the host has no others, and without
-// their zones, which are this host's (see [Zoned]).
+// Addresses returns where a listener can be reached: at those of its host's interfaces if it listens on all of them.
+// Addresses that hold on a link alone are the list where the host has no others, without their zones, which are this
+// host's (see [Zoned]). Loopback ones are where it has not even these: at another host, they lead to that one itself.
 func Addresses(l net.Listener) (list []string) {
 	local, ok := l.Addr().(*net.TCPAddr)
 	if !ok || !local.IP.IsUnspecified() {
@@ -64,10 +64,11 @@ func Addresses(l net.Listener) (list []string) {
 	add(func(ip net.IP) bool {
 		return !ip.IsLoopback() && !ip.IsLinkLocalUnicast()
 	})
-	if len(list) == 0 {
-		add(net.IP.IsLinkLocalUnicast)
+	for _, suits := range []func(net.IP) bool{net.IP.IsLinkLocalUnicast, net.IP.IsLoopback} {
+		if len(list) == 0 {
+			add(suits)
+		}
 	}
-	add(net.IP.IsLoopback)
 	return list
 }
 
@@ -273,14 +274,22 @@ func (g *Gate) remove(from netip.Prefix, i int) {
 
 // evict ends handshakes beyond a number of places.
 func (g *Gate) evict(places int) {
+	for _, conn := range g.surplus(places) {
+		conn.Close() //nolint:errcheck // nothing is lost
+	}
+}
+
+// surplus forgets handshakes beyond a number of places, and returns their connections.
+func (g *Gate) surplus(places int) (list []net.Conn) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for g.count > places {
 		from := g.busiest()
 		i := rand.IntN(len(g.handshakes[from]))
-		g.handshakes[from][i].Close() //nolint:errcheck // nothing is lost
+		list = append(list, g.handshakes[from][i])
 		g.remove(from, i)
 	}
+	return list
 }
 
 // busiest returns the address with the most handshakes in flight, one at random of those that have as many. mu is held.

@@ -3,10 +3,12 @@ package gate
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 // distant is an end of a connection whose other side is at an address.
@@ -82,6 +84,23 @@ func TestSourceOfAConnection(t *testing.T) {
 	assert.Equal(t, netip.Prefix{}, source(&distant{from: &net.UnixAddr{}}))
 }
 
+// Loopback addresses are offered where a host has no other ones.
+func TestAddresses(t *testing.T) {
+	l, err := net.Listen("tcp", ":0")
+	require.NoError(t, err)
+	defer l.Close() //nolint:errcheck // nothing is lost
+	interfaces, err := net.InterfaceAddrs()
+	require.NoError(t, err)
+	alone := !slices.ContainsFunc(interfaces, func(a net.Addr) bool { return !a.(*net.IPNet).IP.IsLoopback() })
+	list := Addresses(l)
+	require.NotEmpty(t, list)
+	for _, address := range list {
+		a, err := netip.ParseAddrPort(address)
+		require.NoError(t, err)
+		assert.Equal(t, alone, a.Addr().IsLoopback(), list)
+	}
+}
+
 // Addresses of links are tried on the links of this host.
 func TestZoned(t *testing.T) {
 	same := []string{"10.0.0.1:1", "[fe80::1%eth9]:2", "[2001:db8::1]:3", "host:4"}
@@ -91,4 +110,35 @@ func TestZoned(t *testing.T) {
 		want = append(want, "[fe80::1%"+zone+"]:5")
 	}
 	assert.Equal(t, want, Zoned([]string{"[fe80::1]:5"}))
+}
+
+// closer is a connection whose Close waits for a gate's lock, as that of a program's own network may for anything.
+type closer struct {
+	net.Conn
+	gate *Gate
+}
+
+func (c *closer) Close() error {
+	c.gate.mu.Lock()
+	defer c.gate.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// Connections are closed without the gate's lock: a program's may take its time.
+func TestEvictWithoutTheLock(t *testing.T) {
+	g := &Gate{}
+	here, there := net.Pipe()
+	g.begin(&closer{here, g})
+	ended := make(chan struct{})
+	go func() {
+		g.evict(0)
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(time.Minute):
+		require.FailNow(t, "the lock is held")
+	}
+	_, err := there.Read(make([]byte, 1))
+	require.Error(t, err)
 }

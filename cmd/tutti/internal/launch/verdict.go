@@ -233,8 +233,8 @@ func (c *court) stopped() string {
 // launchers of both answer.
 func (c *court) severed() string {
 	for _, r := range c.reports {
-		reverse := func(other fault.Report) bool {
-			return other.Kind == r.Kind && other.By == r.About && other.About == r.By
+		reverse := func(back fault.Report) bool {
+			return back.Kind == r.Kind && back.By == r.About && back.About == r.By
 		}
 		if r.Kind == fault.Late || c.plan.machine(r.By) == c.plan.machine(r.About) || !slices.ContainsFunc(c.reports, reverse) {
 			continue
