@@ -32,6 +32,25 @@ func TestLaunchFlagsOfTCP(t *testing.T) {
 	assert.Contains(t, stderr, `TUTTI_TCP_SILENCE="30"`)
 }
 
+// Ranks that tutti launch starts train together though nobody names a backend, and alone where one does that cannot.
+func TestLaunchedRanksTrainTogether(t *testing.T) {
+	t.Parallel()
+	hash := regexp.MustCompile(`"hash":"([0-9a-f]{16})"`)
+	train := []string{"train", "--epochs", "1", "--pattern", "dense", "--json"}
+	stdout, stderr, err := execute(t, build(t), append(train, "--ranks", "2")...)
+	require.NoError(t, err, stderr)
+	want := hash.FindString(stdout)
+	require.NotEmpty(t, want, stdout)
+	stdout, stderr, err = execute(t, build(t), append([]string{"launch", "-n", "2", "--no-prefix"}, train...)...)
+	require.NoError(t, err, stderr)
+	assert.Equal(t, []string{want}, hash.FindAllString(stdout, -1), "rank 0 alone prints")
+	assert.NotContains(t, stderr, "a world of its own")
+	stdout, stderr, err = execute(t, build(t), append([]string{"launch", "-n", "2"}, append(train, "--backend", "local")...)...)
+	require.NoError(t, err, stderr)
+	assert.Len(t, hash.FindAllString(stdout, -1), 2)
+	assert.Contains(t, stderr, "a world of its own")
+}
+
 // A member that nobody joins says what it waits for, and ends in order when it is interrupted. The directory for pictures, which may be other
 // members' too, stays.
 func TestInterruptedAlone(t *testing.T) {

@@ -17,6 +17,19 @@ var processes = map[string]string{
 	"none":     "tutti launch -n",
 }
 
+// Default is the backend where nobody names one: that which makes one world of the processes that a launcher started,
+// unless that is mpirun, of which the MPI library may be another one's.
+func Default() string {
+	job, _ := rendezvous.FromEnv(os.Getenv)
+	switch job.Launcher {
+	case "tutti", "torchrun", "slurm", "flux":
+		if job.WorldSize > 1 {
+			return tcpBackend.Name
+		}
+	}
+	return localBackend.Name
+}
+
 // separateWorlds says that every process of a job is a world of its own, "" if
 // there is no such job or another process says it.
 func separateWorlds(b Backend, job rendezvous.Job) string {

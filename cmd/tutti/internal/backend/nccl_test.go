@@ -83,6 +83,25 @@ func TestProcessesWithoutACommonWorldAreNoted(t *testing.T) {
 	assert.NotEmpty(t, SeparateWorlds(localBackend))
 }
 
+// Without a name, processes of a job make one world, but for those of mpirun.
+func TestDefault(t *testing.T) {
+	for _, c := range []struct{ rank, size, count, want string }{
+		{"TUTTI_RANK", "TUTTI_WORLD_SIZE", "1", "local"},
+		{"TUTTI_RANK", "TUTTI_WORLD_SIZE", "2", "tcp"},
+		{"RANK", "WORLD_SIZE", "2", "tcp"},
+		{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "2", "tcp"},
+		{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "2", "local"},
+		{"PMI_RANK", "PMI_SIZE", "2", "local"},
+	} {
+		t.Run(c.rank+c.count, func(t *testing.T) {
+			t.Setenv(c.rank, "0")
+			t.Setenv(c.size, c.count)
+			assert.Equal(t, c.want, Default())
+		})
+	}
+	assert.Equal(t, "local", Default())
+}
+
 func TestUnsupportedIsTheUsersMistake(t *testing.T) {
 	cause := &comm.OpError{Backend: "nccl", Op: "allreduce", Rank: 3, Err: fmt.Errorf("%w: NCCL does not reduce i16", comm.ErrUnsupported)}
 	var refused *OptionError

@@ -40,7 +40,8 @@ func (w *World) Register(flags *pflag.FlagSet) {
 			return OneOf("backend", text, backend.Names(), backend.Aliases)
 		}),
 		"backend",
-		"what makes the ranks: "+strings.Join(backend.Names(), ", "),
+		"what makes the ranks: "+strings.Join(backend.Names(), ", ")+
+			"; tcp where tutti launch, torchrun or srun started several processes",
 	)
 	flags.IntVar(&w.ranks, "ranks", 0, "number of `ranks`; without it "+ranks)
 	flags.BoolVar(&w.P2P, "p2p", false,
@@ -94,7 +95,7 @@ func TCPFlags(flags *pflag.FlagSet) {
 
 // NewWorld returns the World of a command without flags.
 func NewWorld() World {
-	return World{Backend: cmp.Or(os.Getenv(env.Backend), "local")}
+	return World{Backend: cmp.Or(os.Getenv(env.Backend), backend.Default())}
 }
 
 // NewGPUWorld returns the World of a command for GPUs.

@@ -236,7 +236,8 @@ func (c *court) severed() string {
 		reverse := func(back fault.Report) bool {
 			return back.Kind == r.Kind && back.By == r.About && back.About == r.By
 		}
-		if r.Kind == fault.Late || c.plan.machine(r.By) == c.plan.machine(r.About) || !slices.ContainsFunc(c.reports, reverse) {
+		near := c.plan.machine(r.By) == c.plan.machine(r.About)
+		if r.Kind == fault.Late || near || !slices.ContainsFunc(c.reports, reverse) {
 			continue
 		}
 		verb := "has lost"
