@@ -51,15 +51,17 @@ func wideFlag(flags *pflag.FlagSet, wide *bool) {
 
 // tally counts what was reported, for the lines under a table and the exit code.
 type tally struct {
-	lines int
-	wrong int64
-	busBW float64
+	lines  int
+	wrong  int64
+	busBW  float64
+	linked bool // there were several ranks
 }
 
 // add counts a result.
 func (t *tally) add(r bench.Result) {
 	t.lines++
 	t.busBW += r.BusBW
+	t.linked = t.linked || r.Ranks > 1
 	if r.Wrong != nil {
 		t.wrong += *r.Wrong
 	}
@@ -74,7 +76,11 @@ func (t *tally) finish(text io.Writer, verified bool) error {
 	if verified {
 		fmt.Fprintf(text, "# Wrong elements   : %d\n", t.wrong)
 	}
-	fmt.Fprintf(text, "# Avg bus bandwidth: %.4g GB/s\n", t.busBW/float64(t.lines))
+	if t.linked {
+		fmt.Fprintf(text, "# Avg bus bandwidth: %.4g GB/s\n", t.busBW/float64(t.lines))
+	} else {
+		fmt.Fprintln(text, "# Avg bus bandwidth: N/A, as there is one rank")
+	}
 	return console.WrongElements(t.wrong)
 }
 

@@ -98,7 +98,7 @@ func printLine(out io.Writer, results []bench.Result, wide bool) {
 			wide,
 			console.FormatTime(r.Time),
 			fmt.Sprintf("%.2f", r.AlgBW),
-			fmt.Sprintf("%.2f", r.BusBW),
+			busText(r),
 			wrongText(r),
 		)
 	}
@@ -161,9 +161,17 @@ func printSparseLine(out io.Writer, r bench.SparseResult, wide bool) {
 		console.FormatTime(r.ExchangeTime),
 		console.FormatTime(r.Time),
 		fmt.Sprintf("%.2f", r.AlgBW),
-		fmt.Sprintf("%.2f", r.BusBW),
+		busText(r.Result),
 		wrongText(r.Result),
 	))
+}
+
+// busText is the bandwidth of a link, of which one rank has none.
+func busText(r bench.Result) string {
+	if r.Ranks == 1 {
+		return "N/A"
+	}
+	return fmt.Sprintf("%.2f", r.BusBW)
 }
 
 // wrongText is the number of wrong elements.

@@ -241,6 +241,24 @@ func TestInfo(t *testing.T) {
 	}
 }
 
+// One rank has no bus, and no bandwidth of one.
+func TestBenchOfOneRank(t *testing.T) {
+	code, stdout, stderr := execute(t, "bench", "allreduce", "--backend", "noop", "--max", "8", "--rounds", "1")
+	assert.Equal(t, exitOK, code, stderr)
+	assert.Regexp(t, `(?m)^ +8 .* N/A +0 .* N/A +0$`, stdout)
+	assert.Contains(t, stdout, "Avg bus bandwidth: N/A")
+}
+
+// The version is printed by the word as well as by the flag.
+func TestVersion(t *testing.T) {
+	code, flag, stderr := execute(t, "--version")
+	assert.Equal(t, exitOK, code, stderr)
+	code, word, stderr := execute(t, "version")
+	assert.Equal(t, exitOK, code, stderr)
+	assert.Equal(t, flag, word)
+	assert.Contains(t, word, version())
+}
+
 func TestInfoIsPrintedByTheFirstProcess(t *testing.T) {
 	t.Setenv("OMPI_COMM_WORLD_SIZE", "2")
 	for rank, empty := range map[string]bool{"0": false, "1": true} {

@@ -195,6 +195,18 @@ func gibibytes(bytes uint64) string {
 	return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
 }
 
+// newVersion is what users try first, beside --version.
+func newVersion() *cobra.Command {
+	return &cobra.Command{
+		Use:     "version",
+		Short:   "Print the version",
+		Example: "  tutti version",
+		Args:    cobra.NoArgs,
+		Hidden:  true,
+		Run:     func(cmd *cobra.Command, _ []string) { cmd.Printf("tutti %s\n", version()) },
+	}
+}
+
 // version is the module's version and, when it was built in a checkout, the
 // revision.
 func version() string {

@@ -5,11 +5,13 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/tutti-go/tutti/internal/env"
 	hardware "github.com/tutti-go/tutti/internal/machine"
 )
 
@@ -105,9 +107,49 @@ func (a *agent) listMachines(ctx context.Context) (all []machine) {
 	return all
 }
 
+// commonSettings are variables that all ranks of a job have alike, with the flags of launchers that set them, "" for none.
+var commonSettings = []struct{ variable, flag string }{
+	{env.Backend, ""},
+	{env.Check, ""},
+	{env.Record, ""},
+	{env.TCPConnections, "--tcp-connections"},
+	{env.TCPListen, "--tcp-listen"},
+	{env.TCPSilence, "--tcp-silence"},
+}
+
+// settings are those of this machine's environment that other machines need: words before a command, and its flags.
+func settings(getenv func(string) string) (before, flags []string) {
+	for _, s := range commonSettings {
+		value := getenv(s.variable)
+		if s.variable == env.TCPListen { // whose host is this machine's
+			_, port, err := net.SplitHostPort(value)
+			value = ":" + port
+			if err != nil || port == "0" {
+				value = ""
+			}
+		}
+		switch {
+		case value == "":
+		case s.flag == "":
+			before = append(before, s.variable+"="+value)
+		default:
+			flags = append(flags, s.flag, value)
+		}
+	}
+	return before, flags
+}
+
 // invitation is what to do on other machines: a command that can be pasted as it is.
 func (a *agent) invitation() string {
-	words := []string{"tutti", "launch", "--join", a.address, "-n", strconv.Itoa(a.Ranks)}
+	before, flags := settings(os.Getenv)
+	words := append(before, "tutti", "launch", "--join", a.address, "-n", strconv.Itoa(a.Ranks))
+	words = append(words, flags...)
+	if cmp.Or(a.Grace, DefaultGrace) != DefaultGrace {
+		words = append(words, "--grace", a.Grace.String())
+	}
+	if a.NoPrefix {
+		words = append(words, "--no-prefix")
+	}
 	if a.copyName != "" {
 		words = append(words, "--secret-file", a.copyName)
 	}

@@ -2,7 +2,9 @@ package launch
 
 import (
 	"net"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 )
@@ -20,6 +22,31 @@ func TestInvitation(t *testing.T) {
 	a.copyName = "my secret"
 	a.Typed = nil
 	assert.Contains(t, a.invitation(), "-n 3 --secret-file 'my secret' /home/u/bin/tutti train\n")
+	a.Grace = time.Minute
+	a.NoPrefix = true
+	assert.Contains(t, a.invitation(), "-n 3 --grace 1m0s --no-prefix --secret-file")
+}
+
+// The command has what ranks of all machines need alike: of the address where ranks listen, the port.
+func TestInvitationSettings(t *testing.T) {
+	for variable, want := range map[string]string{
+		"TUTTI_CHECK=10s":                   "run\n  TUTTI_CHECK=10s tutti launch --join a:1 -n 1 ./p",
+		"TUTTI_RECORD=100":                  "run\n  TUTTI_RECORD=100 tutti launch --join a:1 -n 1 ./p",
+		"TUTTI_TCP_LISTEN=:29500":           "tutti launch --join a:1 -n 1 --tcp-listen :29500 ./p",
+		"TUTTI_TCP_LISTEN=10.0.0.1:29500":   "tutti launch --join a:1 -n 1 --tcp-listen :29500 ./p",
+		"TUTTI_TCP_LISTEN=10.0.0.1":         "tutti launch --join a:1 -n 1 ./p",
+		"TUTTI_TCP_LISTEN=10.0.0.1:0":       "tutti launch --join a:1 -n 1 ./p",
+		"TUTTI_TCP_SILENCE=20s":             "tutti launch --join a:1 -n 1 --tcp-silence 20s ./p",
+		"TUTTI_TCP_CONNECTIONS=4":           "tutti launch --join a:1 -n 1 --tcp-connections 4 ./p",
+		"TUTTI_TCP_ADVERTISE=203.0.113.1:1": "tutti launch --join a:1 -n 1 ./p",
+	} {
+		t.Run(variable, func(t *testing.T) {
+			name, value, _ := strings.Cut(variable, "=")
+			t.Setenv(name, value)
+			a := &agent{Config: Config{Ranks: 1, Command: []string{"./p"}}, address: "a:1"}
+			assert.Contains(t, a.invitation(), want)
+		})
+	}
 }
 
 // Addresses of a link have their interface, and interfaces to containers come last.

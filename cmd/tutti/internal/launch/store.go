@@ -91,11 +91,13 @@ func (a *agent) title() string {
 func (t terms) checkVersion(version string) error {
 	switch {
 	case t.Version != version:
-		return fmt.Errorf("%w: this is tutti %s, and the first machine has tutti %s",
+		return fmt.Errorf("%w: this is tutti %s, and the first machine has tutti %s: "+
+			"all machines of a job use one build of tutti ('tutti version' prints which)",
 			comm.ErrMismatch, version, printable.Text(t.Version))
 	case t.Protocol != protocol:
 		return fmt.Errorf("%w: this tutti speaks version %d of the launchers' protocol, and that of the first machine "+
-			"version %d: all machines of a job use one build of tutti", comm.ErrMismatch, protocol, t.Protocol)
+			"version %d: all machines of a job use one build of tutti ('tutti version' prints which)",
+			comm.ErrMismatch, protocol, t.Protocol)
 	}
 	return nil
 }
