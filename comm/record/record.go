@@ -20,6 +20,7 @@ import (
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/dump"
+	"github.com/tutti-go/tutti/internal/inquiry"
 )
 
 // Recorder is a communicator that remembers the last calls made to another one, for
@@ -175,6 +176,7 @@ func New(c comm.Communicator, n int, dir string) *Recorder {
 	if dir != "" {
 		f.path = dump.Path(dir, c.Rank())
 		dumpsOfProcess.Store(f.path, true)
+		inquiry.Reserve(f.path)
 	}
 	n = max(n, 1)
 	f.spans = newSpans(n)

@@ -37,6 +37,26 @@ var waits struct {
 	mu      sync.Mutex
 	list    []*Wait // the outermost first; guarded by mu
 	listens bool    // a goroutine answers; guarded by mu
+
+	reserved map[string]bool // files that are no longer written, see Reserve; guarded by mu
+}
+
+// Reserve says that a file is for the flight record of a communicator, from now on: what a process waits for afterwards
+// is only logged, as the record has what a communicator did before, and perhaps why it has failed.
+func Reserve(path string) {
+	waits.mu.Lock()
+	defer waits.mu.Unlock()
+	if waits.reserved == nil {
+		waits.reserved = map[string]bool{}
+	}
+	waits.reserved[path] = true
+}
+
+// isReserved reports whether a file is another record's.
+func isReserved(path string) bool {
+	waits.mu.Lock()
+	defer waits.mu.Unlock()
+	return waits.reserved[path]
 }
 
 // Begin begins a wait, which lasts until end is called. The first one has the process answer inquiries from then on, if
@@ -80,6 +100,11 @@ func answer(reason string) {
 	for rank, f := range files {
 		path := dump.Path(cmp.Or(os.Getenv(env.RecordDir), "."), rank)
 		waiting := strings.Join(f.Tutti.Waiting, "; ")
+		if isReserved(path) {
+			slog.Warn("record: this rank waits for a further communicator; its flight record is that of an earlier one",
+				"rank", rank, "waiting", waiting, "path", path, "why", reason)
+			continue
+		}
 		if err := write(path, f); err != nil {
 			slog.Error("record: the flight record cannot be written", "path", path, "error", err, "waiting", waiting)
 			continue

@@ -53,6 +53,23 @@ func TestAnswer(t *testing.T) {
 	assert.Len(t, logged.Lines("wrote where"), 2)
 }
 
+// TestReserved: the record of a communicator is not replaced by that of a later wait, which is said.
+func TestReserved(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv(env.RecordDir, dir)
+	logged := logtest.Capture(t)
+	path := dump.Path(dir, 1)
+	Reserve(path)
+	require.NoError(t, os.WriteFile(path, []byte("of a communicator"), 0o600))
+	end := Begin(Wait{Rank: 1, Size: 2, Text: func() string { return "in a round" }})
+	defer end()
+	answer("a test")
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	assert.Equal(t, "of a communicator", string(text))
+	assert.Len(t, logged.Lines("waits for a further communicator"), 1)
+}
+
 // TestNobodyAsks: without flight records, the signal does what it did before.
 func TestNobodyAsks(t *testing.T) {
 	t.Setenv(env.Record, "0")

@@ -107,7 +107,8 @@ func (a *agent) listMachines(ctx context.Context) (all []machine) {
 	return all
 }
 
-// commonSettings are variables that all ranks of a job have alike, with the flags of launchers that set them, "" for none.
+// commonSettings are variables that all ranks of a job have alike, with the flags of launchers that set them, "" for
+// none.
 var commonSettings = []struct{ variable, flag string }{
 	{env.Backend, ""},
 	{env.Check, ""},
