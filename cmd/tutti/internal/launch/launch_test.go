@@ -885,6 +885,22 @@ func TestMistakes(t *testing.T) {
 	assert.Equal(t, 143, ended(t, b.wait(t)).Code)
 }
 
+// TestFolders: commands that differ by the folders of files are of one job, which is said, and other words are not.
+func TestFolders(t *testing.T) {
+	for word, want := range map[string]string{
+		"train": "train", "./bin/train": "train", "/data/": "data/", "--data=/mnt/a/x.bin": "--data=x.bin", "--out": "--out",
+		`C:\data\x`: "x", "a=/b/c": "c", "-c": "-c", "cd /a && ./b": "cd /a && ./b", "0.1": "0.1", "/": "/", "": "",
+	} {
+		assert.Equal(t, want, withoutFolder(word), word)
+	}
+	first, second := pair(t)
+	a := begin(t, t.Context(), "succeeds", func(c *Config) { first(c); c.Typed = []string{"/opt/train", "--data", "/mnt/a/x"} })
+	b := begin(t, t.Context(), "succeeds", func(c *Config) { second(c); c.Typed = []string{"./train", "--data", "/mnt/b/x"} })
+	require.NoError(t, a.wait(t), "%s", &a.err)
+	require.NoError(t, b.wait(t), "%s", &b.err)
+	assert.Contains(t, b.err.String(), "folders differ: the job's command is /opt/train --data /mnt/a/x there, and ./train --data /mnt/b/x here")
+}
+
 // TestJobName: machines whose commands differ are one job by its name.
 func TestJobName(t *testing.T) {
 	first, second := pair(t)

@@ -34,8 +34,9 @@ const protocol = 1
 type terms struct {
 	Protocol int    `json:"protocol"` // 0 of versions that did not say it
 	Version  string `json:"version"`
-	Job      string `json:"job"`    // its name, or else the command
-	Served   bool   `json:"served"` // other processes serve the store
+	Job      string `json:"job"`     // its name, or else the command without the folders of files
+	Command  string `json:"command"` // with them, of one launcher
+	Served   bool   `json:"served"`  // other processes serve the store
 	Machines int    `json:"machines"`
 	Min      int    `json:"min"` // 0 of a job that is not elastic
 	Max      int    `json:"max"`
@@ -56,6 +57,7 @@ func (a *agent) terms() terms {
 		Protocol: protocol,
 		Version:  a.Version,
 		Job:      a.title(),
+		Command:  a.line(quoted),
 		Served:   a.Served,
 		Machines: a.Machines,
 		Min:      a.Min,
@@ -67,17 +69,39 @@ func (a *agent) terms() terms {
 // longestTitle bounds the title of a job, of which it stands in errors.
 const longestTitle = 200
 
-// title tells the job from others: its name, or the command, of which the program may be at another place.
+// title tells the job from others: its name, or the command, of which files may be in other folders.
 func (a *agent) title() string {
 	if a.Job != "" {
 		return a.Job
 	}
+	return a.line(func(word string) string { return quoted(withoutFolder(word)) })
+}
+
+// withoutFolder is a word of a command without the folder of the file that it names, if it does, also behind a flag.
+func withoutFolder(word string) string {
+	flag, file, isFlag := strings.Cut(word, "=")
+	if !isFlag || !strings.HasPrefix(word, "-") {
+		flag = ""
+		file = word
+	}
+	if strings.ContainsAny(file, " \t\n;|&") { // a script
+		return word
+	}
+	file = file[strings.LastIndexAny(strings.TrimRight(file, `/\`), `/\`)+1:]
+	if flag != "" {
+		return flag + "=" + file
+	}
+	return file
+}
+
+// line is the ranks' command in a line, of words that are changed before. A long one is cut, with a hash of all.
+func (a *agent) line(change func(word string) string) string {
 	words := slices.Clone(a.typed())
 	for i, word := range words {
 		if i == 0 {
-			word = strings.TrimSuffix(filepath.Base(word), ".exe")
+			word = strings.TrimSuffix(word, ".exe")
 		}
-		words[i] = quoted(word)
+		words[i] = change(word)
 	}
 	text := strings.Join(words, " ")
 	if len(text) > longestTitle {
@@ -268,12 +292,19 @@ func (a *agent) agree(ctx context.Context) error {
 			"another job has another address, and one whose commands differ has a name (--job) on all machines"
 		return a.refused(ctx, fmt.Errorf(text, comm.ErrMismatch, title, a.joined(), printable.Text(job.Job)))
 	}
+	if line := a.line(quoted); a.Job == "" && job.Command != line {
+		fmt.Fprintf(a.notes, "tutti: folders differ: the job's command is %s there, and %s here\n",
+			printable.Text(job.Command), line)
+	}
+	job.Command = ""
 	if job.Min != 0 && (job.Min < 1 || job.Max != 0 && job.Max < job.Min || job.Restarts < 0) {
 		return fmt.Errorf("%w: the bounds of the job are %v", comm.ErrArgument, job)
 	}
-	if a.Served && job != a.terms() {
+	ours := a.terms()
+	ours.Command = ""
+	if a.Served && job != ours {
 		const text = "%w: the job%s in the store at %s has %v, and this launcher %v: another job has another name (--job)"
-		return fmt.Errorf(text, comm.ErrMismatch, a.named(), a.joined(), job, a.terms())
+		return fmt.Errorf(text, comm.ErrMismatch, a.named(), a.joined(), job, ours)
 	}
 	if job.Min > 0 {
 		a.Served = job.Served
