@@ -166,8 +166,8 @@ func (o world) compare(d *Dataset) error {
 		return err
 	}
 	var different []int
-	for rank, other := range sums {
-		if !slices.Equal(other, sums[0]) {
+	for rank, sum := range sums {
+		if !slices.Equal(sum, sums[0]) {
 			different = append(different, rank)
 		}
 	}

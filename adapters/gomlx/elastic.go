@@ -29,10 +29,11 @@ type position struct {
 // made, like data, with a communicator of one rank (noop.New). cfg has what package elastic needs, but for Runtime and
 // Tensors, which are set here.
 //
-// A member whose examples differ from those of the others is refused. A member that joins gets all variables of another one, the loop's step and the position in the data. A step that
-// lost a member is made again, from the same batch. Before it joins, a member runs the graph of a step once, without
-// an update. Hooks of the loop's start and end are called in each step, and one of the start that returns io.EOF ends
-// the training. An optimizer of accumulated gradients is [comm.ErrArgument].
+// A member whose examples differ from those of the others is refused. A member that joins gets all variables of another
+// one, the loop's step and the position in the data. A step that lost a member is made again, from the same batch.
+// Before it joins, a member runs the graph of a step once, without an update. Hooks of the loop's start and end are
+// called in each step, and one of the start that returns io.EOF ends the training. An optimizer of accumulated
+// gradients is [comm.ErrArgument].
 //
 // When it returns, o and data use their own communicator again. RunElastic can be called again: the state of the
 // reduction stays.

@@ -80,10 +80,9 @@ func New(ctx context.Context, c comm.Communicator, inner optimizer.Interface, cf
 	}, nil
 }
 
-// Attach has loop reduce gradients after each step. When the loop starts, ranks with different
-// examples in their [Dataset] get [comm.ErrMismatch]. Then, and when the first gradients are
-// reduced, all ranks get rank 0's variables, the state of the random numbers among them. What rank 0 loads lazily (a checkpoint), all ranks
-// load.
+// Attach has loop reduce gradients after each step. When the loop starts, ranks with different examples in their
+// [Dataset] get [comm.ErrMismatch]. Then, and when the first gradients are reduced, all ranks get rank 0's variables,
+// the state of the random numbers among them. What rank 0 loads lazily (a checkpoint), all ranks load.
 func (o *Optimizer) Attach(loop *train.Loop) { o.attach(loop, o.step) }
 
 // attach has loop begin with the same variables on all ranks, and call step after each step.

@@ -1,6 +1,6 @@
-// Package spmd is a backend of GoMLX (https://github.com/gomlx/gomlx) whose devices are the ranks of a tutti communicator.
-// Graphs that GoMLX distributes (SPMD) run on several processes and machines with it, over a backend of one device, such
-// as GoMLX's Go backend.
+// Package spmd is a backend of GoMLX (https://github.com/gomlx/gomlx) whose devices are the ranks of a tutti
+// communicator. Graphs that GoMLX distributes (SPMD) run on several processes and machines with it, over a backend of
+// one device, such as GoMLX's Go backend.
 package spmd
 
 import (
