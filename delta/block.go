@@ -38,25 +38,27 @@ const (
 
 // coder has the memory to code a block.
 type coder struct {
+	// idx has the positions of the elements that change, ascending; second has those of differences beyond one,
+	// or the positions in the order of the elements' magnitudes.
 	idx, second []int32
-	entries     []int32 // of values, by position
-	diffs       []int64
-	values      []uint64
-	words       []uint16
-	signs       []byte
-	gaps        gaps.Gaps
-	counts      [symbolCount]int
-	freq        frequencies
-	slots       [1 << tableBits]slot
-	classes     classes.Index // of the elements
-	old, new    []byte        // what is read of memory that is elsewhere
-	list, dense []byte
-	sorted      []byte
-	xor, marks  []byte // parts of a block that was read, memory of its message or of elements
-	elements    []byte // new XOR old
-	packed      []byte // these, with their exponents coded
-	area        []byte // what kernels read and write
-	room        int    // for how many changes
+	entries     []int32              // of values, by position
+	diffs       []int64              // by how much, in the order of idx
+	values      []uint64             // what is coded, or was decoded, by the model of values.go
+	words       []uint16             // of the coded values
+	signs       []byte               // of the differences, one bit each
+	gaps        gaps.Gaps            // codes positions
+	counts      [symbolCount]int     // how often each symbol occurs in the values
+	freq        frequencies          // the table that codes them
+	slots       [1 << tableBits]slot // the same, as decoding reads it
+	classes     classes.Index        // of the elements
+	old, new    []byte               // what is read of memory that is elsewhere
+	list, dense []byte               // the block in the form of a list; dense: of all elements
+	sorted      []byte               // in the form of sorted elements
+	xor, marks  []byte               // parts of a block that was read, memory of its message or of elements
+	elements    []byte               // new XOR old
+	packed      []byte               // these, with their exponents coded
+	area        []byte               // what kernels read and write
+	room        int                  // for how many changes
 }
 
 var coders = sync.Pool{New: func() any { return new(coder) }}

@@ -31,9 +31,9 @@ const (
 
 // gpu has the kernels that compare and change the elements of a block in the memory of a GPU.
 type gpu struct {
-	rt      *cuda.Runtime
+	rt      *cuda.Runtime   // of the GPU
 	diffs   [4]*cuda.Kernel // by the logarithm of an element's bytes
-	patches [4]*cuda.Kernel
+	patches [4]*cuda.Kernel // like diffs, of the kernels that change elements
 }
 
 // gpus are the kernels of each runtime for which they have been loaded.

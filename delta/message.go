@@ -48,20 +48,20 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // A Delta makes the tensors of one version those of another.
 type Delta struct {
 	Base   uint64 // the version that it is for; 0: any, it is a full copy
-	Target uint64
+	Target uint64 // the version that it leads to
 
-	digest  uint32 // of the base
-	weights uint64
+	digest  uint32   // of the base
+	weights uint64   // elements of all tensors
 	layout  []Tensor // of the target, without memory; nil: that of the base, unless it is packed
 	packed  *packed  // layout and origins, as Diff makes them; nil: layout has it
 	text    *packed  // nil: programs keep none
-	tensors []change
+	tensors []change // of the target that change, ascending
 }
 
 // packed is what is compressed with the help of what the base has in its place.
 type packed struct {
 	sum    uint32 // checksum of what the base has
-	length uint64
+	length uint64 // bytes of what is compressed, unpacked
 	frame  []byte // as pack has made it
 }
 
@@ -111,14 +111,14 @@ func (d *Delta) describe(err error) error {
 
 // change is how a tensor changes.
 type change struct {
-	tensor int
-	sum    uint32
-	blocks []block
+	tensor int     // its index in the target
+	sum    uint32  // over the checksums of all its blocks, when it is applied
+	blocks []block // that change, ascending
 }
 
 type block struct {
-	index int
-	code  []byte
+	index int    // of the tensor
+	code  []byte // as a coder makes it
 }
 
 // Stat counts what a delta holds.
@@ -470,8 +470,8 @@ func find(tensors []Tensor, t *Tensor) int {
 
 // cursor reads a message. After the end, or a number too long, it is bad.
 type cursor struct {
-	data []byte
-	bad  bool
+	data []byte // what is left of it
+	bad  bool   // it has ended too early; reads are zero from then on
 }
 
 func (c *cursor) take(n uint64) []byte {

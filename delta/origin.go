@@ -20,8 +20,8 @@ const (
 
 // sample is a word at one of the places of a tensor with that many bytes.
 type sample struct {
-	bytes, place int
-	word         uint64
+	bytes, place int    // of the tensor; place: of the word in it
+	word         uint64 // its eight bytes
 }
 
 // bytes returns the length of t.

@@ -21,8 +21,8 @@ import (
 // It is for one goroutine.
 type Publisher struct {
 	link
-	replica *replica
-	log     []*Delta
+	replica *replica // the copy of the latest version; of version 0 before the first
+	log     []*Delta // deltas up to it, the oldest first; nil before the second version
 }
 
 // NewPublisher returns a publisher that has no version yet. It sends over c through memory of rt;
@@ -190,8 +190,8 @@ func (p *Publisher) fold(ctx context.Context, from int, small bool) (*Delta, err
 
 // link is how publishers and subscribers reach each other.
 type link struct {
-	rt runtime.Runtime
-	c  comm.Communicator
+	rt runtime.Runtime   // whose memory c reaches
+	c  comm.Communicator // of publishers and subscribers
 }
 
 // Rebind has the communicator replaced, by one over the ranks that are left, or more.
@@ -199,20 +199,20 @@ func (l *link) Rebind(c comm.Communicator) { l.c = c }
 
 // peer is what a rank announces.
 type peer struct {
-	Format              int // the version of deltas
-	Publishes, Together bool
-	Version             uint64   // of a publisher: the latest
+	Format              int      // the version of deltas
+	Publishes, Together bool     // the rank is a publisher; Together: a subscriber that votes
+	Version             uint64   // of a publisher the latest, of a subscriber the one that it has; 0 for none
 	Digests             []uint32 // of a subscriber: one a publisher, in their order; of a publisher: of its version
 	Other               uint64   // of a publisher: the version before; of a subscriber: the one in doubt
-	Others              []uint32
+	Others              []uint32 // the digests of Other, like Digests
 }
 
 // meeting is what all ranks know of each other.
 type meeting struct {
-	peers      []peer
-	publishers []int
-	version    uint64
-	voting     bool
+	peers      []peer // by rank
+	publishers []int  // their ranks, ascending
+	version    uint64 // the latest, which all publishers have
+	voting     bool   // all subscribers vote: one of them asks for it
 }
 
 // meet exchanges what ranks announce.

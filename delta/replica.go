@@ -21,12 +21,12 @@ import (
 
 // Tensor is a named array of elements in row-major order, in memory of any kind.
 type Tensor struct {
-	Name   string
-	DType  dtype.DType
-	Shape  []int
-	Memory Memory
+	Name   string      // of no other tensor of the set
+	DType  dtype.DType // of the elements
+	Shape  []int       // sizes, the slowest dimension first; nil for a scalar
+	Memory Memory      // where the elements lie
 
-	elements int
+	elements int // their number, by Shape
 }
 
 // Memory holds the bytes of a tensor from offset 0 on. Several goroutines read and write it, not the same bytes. Where
@@ -130,11 +130,11 @@ func (t Tensor) place() (place, error) {
 
 // replica is a set of tensors at a version.
 type replica struct {
-	version uint64
+	version uint64     // 0 if the tensors are of none
 	tensors []Tensor   // by name
 	sums    [][]uint32 // of their blocks
 	lost    error      // why the tensors are of no version
-	hook    hook
+	hook    hook       // called at each stage of an update; nil outside tests
 }
 
 // hook is called before each access to memory, and each message, where tests make them fail.
@@ -172,9 +172,9 @@ func newReplica(version uint64, tensors []Tensor) (*replica, error) {
 
 // memorySpan is where a tensor lies.
 type memorySpan struct {
-	name     string
+	name     string // the tensor's
 	from, to uintptr
-	written  bool
+	written  bool // an update changes it
 }
 
 // separate refuses tensors to be written that share memory with each other, or with tensors that are only read.
@@ -592,15 +592,15 @@ func (d *Delta) Apply(
 
 // making is the making of tensors of others, which are read and measured at once.
 type making struct {
-	base   *replica
+	base   *replica   // of which the tensors are made
 	source *replica   // the base, with a tensor more for each origin
 	next   *replica   // what is made
 	from   []int      // by tensor of next: the one of source; -1: it is new
 	codes  [][][]byte // by tensor of next and block; nil: nothing changes
 	unread []int      // tensors of the base that have no counterpart, of which checksums are all that is needed
 
-	mu  sync.Mutex
-	err error // why a code is none of these blocks, which may be those of another base; guarded by mu
+	mu  sync.Mutex // guards err; nothing is called under it
+	err error      // why a code is none of these blocks, which may be those of another base; guarded by mu
 }
 
 // place gets the memory of all tensors.
@@ -796,12 +796,12 @@ func (r *replica) make(c *coder, next *replica, tensor, from, block int, code []
 
 // update is a delta that was checked against a replica. It is applied, and then committed or rolled back.
 type update struct {
-	replica   *replica
+	replica   *replica // which it changes
 	next      *replica // the replica at the delta's version
 	source    *replica // blocks are copied from it; nil: their codes are applied
 	base      []int    // the index in the replica of each tensor of next; -1: it is new
 	allocated []Memory // for new tensors
-	delta     *Delta
+	delta     *Delta   // that was checked against it
 	undos     [][]undo // by change and block
 }
 

@@ -28,7 +28,7 @@ type Config struct {
 	// Tensors, if any, are of version Version, from 1 on; those that its publisher knows by that
 	// number, or they are replaced. No two of them share memory.
 	Tensors []Tensor
-	Version uint64
+	Version uint64 // 0 without tensors
 	// Together has the subscribers of a communicator vote on each version, if it is set on any of them. They vote when
 	// they have read and checked it; then each applies it at its own pace. Either all commit it or none, except a
 	// subscriber whose memory fails while it applies what all have voted for: its Update returns the error, and it
@@ -40,7 +40,7 @@ type Config struct {
 // any goroutine. Update, Read and Close wait for each other.
 type Subscriber struct {
 	link
-	voting bool
+	voting bool // Config.Together; never changed
 	hook   hook // nil outside tests
 
 	updating sync.Mutex   // held by Update, Read and Close
@@ -51,7 +51,7 @@ type Subscriber struct {
 
 // pending is a version that can be applied, a part for each publisher.
 type pending struct {
-	version uint64
+	version uint64     // 1 and up
 	digests []uint32   // of the version, by publisher
 	parts   []*replica // the subscriber's, and empty ones for publishers that have come
 	updates []*update  // by part; nil: it has the version

@@ -24,10 +24,10 @@ type hello struct {
 	name   [16]byte // of the socket
 	secret [16]byte // that the socket expects
 
-	sizes           sizes // equal on all ranks
-	bytes           int   // of the memory that the rank shares, equal on all ranks
-	state           verdict
-	multiprocessors int
+	sizes           sizes        // equal on all ranks
+	bytes           int          // of the memory that the rank shares, equal on all ranks
+	state           verdict      // whether the rank can take part
+	multiprocessors int          // of the rank's GPU, which other ranks may share
 	lacks           reductionSet // what the base lacks
 	link            link.Kind    // the slowest one to another rank
 }
@@ -73,10 +73,10 @@ func worst(all []hello, err error) error {
 
 // bootstrap exchanges small messages over a base communicator.
 type bootstrap struct {
-	base   comm.Communicator
-	rt     *cuda.Runtime
-	memory runtime.Runtime // that base reaches
-	buf    uintptr         // a hello of each rank; 0 if base may still use it
+	base   comm.Communicator // over which the messages go
+	rt     *cuda.Runtime     // of the rank's GPU
+	memory runtime.Runtime   // that base reaches
+	buf    uintptr           // a hello of each rank; 0 if base may still use it
 }
 
 // newBootstrap allocates the buffer of the exchanges. A rank that fails even in that leaves

@@ -23,20 +23,20 @@ import (
 type Comm struct {
 	*backend.Base
 	comm.Wrapped
-	streams // of the base, which both submit to
-	check   backend.Check
-	life    backend.Life
-	rt      *cuda.Runtime
-	end     *endpoint
-	offload offloadTable
+	streams               // of the base, which both submit to
+	check   backend.Check // of the arguments of calls
+	life    backend.Life  // its end; locks itself
+	rt      *cuda.Runtime // of the rank's GPU
+	end     *endpoint     // this rank's memory and its peers'; locks itself
+	offload offloadTable  // which calls run here; never changed
 
 	stream    atomic.Pointer[cuda.Stream] // the base's, as last seen; nil before the first use
 	streamUse sync.RWMutex                // read-locked to ask or mark the stream, locked to give all back
 
-	ledger        backend.Ledger
-	entered, left atomic.Uint64 // calls of goroutines; equal when no goroutine is in a call
-	marks         marks.Marks
-	leakAlarm     goruntime.Cleanup
+	ledger        backend.Ledger    // calls in flight; locks itself
+	entered, left atomic.Uint64     // calls of goroutines; equal when no goroutine is in a call
+	marks         marks.Marks       // events of callers on the stream; locks itself
+	leakAlarm     goruntime.Cleanup // says that nobody has called Close
 }
 
 // streams are the base's operations on streams.

@@ -22,8 +22,8 @@ import (
 // for a look at some words. So a wait that ends never stands behind a launch.
 type endpoint struct {
 	planner
-	rt      *cuda.Runtime
-	rank    int
+	rt      *cuda.Runtime        // of the rank's GPU
+	rank    int                  // of this process, in the communicator
 	lib     *library             // nil until opened
 	scratch *cuda.SharedMemory   // nil until allocated
 	peers   []*cuda.SharedMemory // by rank; nil for this one, and until mapped
@@ -32,7 +32,7 @@ type endpoint struct {
 	watchUse sync.RWMutex // read-locked to look at watch, locked to free it
 	watch    *watch       // in pinned; nil once anything is freed; guarded by watchUse
 
-	mu         sync.Mutex
+	mu         sync.Mutex         // held during a launch; guards parameters
 	parameters []launchParameters // one, filled in for each launch; guarded by mu
 	phase      atomic.Uint32      // a phase
 }

@@ -21,11 +21,11 @@ import (
 // socket is in the abstract namespace: it needs no file, and processes of other
 // containers that share the network reach it.
 type fdServer struct {
-	listener *net.UnixListener
-	fd       int // closed in the end
-	secret   [16]byte
-	running  sync.WaitGroup // goroutines
-	open     sync.Map       // connections, all that there were
+	listener *net.UnixListener // closed to end accept
+	fd       int               // closed in the end
+	secret   [16]byte          // that a peer says first
+	running  sync.WaitGroup    // goroutines
+	open     sync.Map          // connections, all that there were
 }
 
 func serveMemory(h hello, memory *cuda.SharedMemory) (*fdServer, error) {

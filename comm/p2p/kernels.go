@@ -38,13 +38,13 @@ type function struct {
 // kernelSet is all kernels.
 type kernelSet struct {
 	byType   [kernelFamilies][len(elements)]*function // by dtype.DType; nil where there is none
-	move     *function
-	moveRing *function
-	leave    *function // tells the peers that this rank aborts
-	i8       pieces    // allreduces of rounded values
-	fp8      pieces
-	post     *function // of lists
-	receive  *function
+	move     *function                                // of collectives that only move data, over the tagged wire
+	moveRing *function                                // of the same, over rings
+	leave    *function                                // tells the peers that this rank aborts
+	i8       pieces                                   // allreduces of rounded values
+	fp8      pieces                                   // allreduces of values rounded to FP8E4M3
+	post     *function                                // of lists
+	receive  *function                                // of lists, which post has sent
 }
 
 // pieces are the kernels of an allreduce whose pieces begin at packs, and of any other.

@@ -26,15 +26,15 @@ const maxSharedBytes = 1 << 30
 
 // listHead is the kernels' struct shared_lists.
 type listHead struct {
-	epoch [maxShareBlocks]uint64
+	epoch [maxShareBlocks]uint64 // number of the next list plus one, by block of the kernel
 	//lint:ignore U1000 kernels write it
 	counts [2][maxRanks]uint64
 	//lint:ignore U1000 kernels write it
 	notes  [2][maxRanks]uint64
-	rank   uint64
-	ranks  uint64
-	room   uint64 // entries of a list
-	memory [maxRanks]uint64
+	rank   uint64           // of this process
+	ranks  uint64           // of the communicator
+	room   uint64           // entries of a list
+	memory [maxRanks]uint64 // addresses of the shared lists, by rank
 	//lint:ignore U1000 kernels write it
 	closed uint32
 }
@@ -75,7 +75,7 @@ func (h *listHead) lists(memory uintptr, n int) (all []kernel.Entries) {
 
 // sharedLists implements [backend.SharedLists].
 type sharedLists struct {
-	c      *Comm
+	c      *Comm                // whose lists they are
 	memory []*cuda.SharedMemory // by rank; nil until mapped, and after Close
 	lists  []kernel.Entries     // by rank; nil after Close
 }

@@ -13,11 +13,11 @@ import (
 // offloadRow says up to which message size calls run over peer memory: bytes of the larger buffer of a rank.
 // Larger calls go to the base.
 type offloadRow struct {
-	link    link.Kind
-	ranks   int // at most
-	sums    int // allreduces: sums and averages of f64, f32, f16 and bf16
-	bytes   int // reductions of types of one byte, such as fp8
-	general int // other reductions, reduce-scatters, and collectives that only move data
+	link    link.Kind // the slowest one between two of the ranks
+	ranks   int       // at most
+	sums    int       // allreduces: sums and averages of f64, f32, f16 and bf16
+	bytes   int       // reductions of types of one byte, such as fp8
+	general int       // other reductions, reduce-scatters, and collectives that only move data
 }
 
 // unlimited is the size of a row from which nothing goes to the base.
@@ -120,7 +120,7 @@ func allReductions() (s reductionSet) {
 // ranks, the slowest link that any rank sees, and what the base of any rank lacks.
 type offloadTable struct {
 	limit [classes]int // bytes of a piece
-	lacks reductionSet
+	lacks reductionSet // of the base of any rank
 }
 
 // reductionSet has a bit for each reduction of a type.

@@ -30,51 +30,51 @@ const (
 // layout is the kernels' struct layout: the offsets and the sizes of the parts of a rank's scratch memory, in
 // bytes. It is the same on all ranks.
 type layout struct {
-	words      uint64
-	wordsSize  uint64
-	tagged     uint64
-	taggedSize uint64
-	ring       uint64
-	ringSlot   uint64
-	lines      uint32
+	words      uint64 // offset of the words of the sentinel wires, for two operations
+	wordsSize  uint64 // bytes for each
+	tagged     uint64 // offset of the words of the tagged wire, for two operations
+	taggedSize uint64 // bytes for each
+	ring       uint64 // offset of the rings
+	ringSlot   uint64 // bytes of a slot of a ring
+	lines      uint32 // warps that have rings
 	chunk      uint32 // packs of a slot
 }
 
 // worldParameters is the kernels' struct world.
 type worldParameters struct {
-	rank    uint32
-	ranks   uint32
-	scratch [maxRanks]uint64
-	host    uint64 // address of the watch
-	places  layout
+	rank    uint32           // of this process
+	ranks   uint32           // of the communicator
+	scratch [maxRanks]uint64 // addresses of the ranks' scratch memory, as this one reaches it
+	host    uint64           // address of the watch
+	places  layout           // the parts of each
 }
 
 // callParameters is the kernels' struct call.
 type callParameters struct {
-	send       uint64
-	recv       uint64
-	bytes      uint64 // of a piece
-	total      uint64 // of all pieces
-	sendStride uint64 // bytes from one piece to the next; 0: all ranks get the same piece
-	recvStride uint64
-	reduction  uint32
-	root       uint32 // noRank: none
-	operation  uint32 // a comm.Op, for errors
-	keeper     uint32 // the only rank that stores the result; noRank: all do
-	aligned    uint32 // 1: all pieces begin at packs
-	idle       uint32 // 1: does nothing
-	tiles      uint32 // of rounded values, in a slot
-	factor     float32
-	gradType   uint32
-	grad       uint64
-	gradFactor uint64
-	lost       uint64 // where what rounding loses goes; 0: nowhere
+	send       uint64  // address; 0 if the rank gives nothing
+	recv       uint64  // address; 0 if it gets nothing
+	bytes      uint64  // of a piece
+	total      uint64  // of all pieces
+	sendStride uint64  // bytes from one piece to the next; 0: all ranks get the same piece
+	recvStride uint64  // bytes from one piece to the next
+	reduction  uint32  // as reductionOf numbers it; 0 if data only moves
+	root       uint32  // noRank: none
+	operation  uint32  // a comm.Op, for errors
+	keeper     uint32  // the only rank that stores the result; noRank: all do
+	aligned    uint32  // 1: all pieces begin at packs
+	idle       uint32  // 1: does nothing
+	tiles      uint32  // of rounded values, in a slot
+	factor     float32 // of rounded values: their sums are multiplied by it
+	gradType   uint32  // of the gradient that is added to rounded values first; gradNone without one
+	grad       uint64  // its address
+	gradFactor uint64  // address of its factor; 0 means 1
+	lost       uint64  // where what rounding loses goes; 0: nowhere
 }
 
 // launchParameters is the kernels' struct launch.
 type launchParameters struct {
-	world worldParameters
-	call  callParameters
+	world worldParameters // the same for each launch
+	call  callParameters  // of this launch
 }
 
 // watch is the kernels' struct watch: words in host memory that kernels and host share.
@@ -82,11 +82,11 @@ type watch struct {
 	abort     uint32 // how many hosts' waits ask kernels to abort; 0: none
 	told      uint32 // not 0: kernels have aborted, and told those of the peers
 	limit     int64  // nanoseconds that a kernel waits for a peer
-	rank      uint32
+	rank      uint32 // that has aborted; valid like all that follows once told is not 0
 	peer      uint32 // which was waited for
-	operation uint32
+	operation uint32 // a comm.Op
 	reason    uint32 // a reason, or what a peer told: its rank + 1, and in the low 8 bits the rank it waited for + 1
-	epoch     uint64
+	epoch     uint64 // the number of that operation
 }
 
 // Reasons why a rank aborts.
@@ -119,8 +119,8 @@ func gradTypeOf(dt dtype.DType) uint32 {
 // element is an element type in the kernels.
 type element struct {
 	name   string // in kernels' names
-	signed bool
-	words  bool // uses the sentinel wire, which reserves one value
+	signed bool   // an integer with a sign; false for floats, which separate kernels reduce
+	words  bool   // uses the sentinel wire, which reserves one value
 }
 
 var elements = [...]element{

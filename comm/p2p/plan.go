@@ -11,18 +11,18 @@ import (
 // plan is the launch of one operation. It depends on the operation's arguments alone, so
 // that all ranks launch the same.
 type plan struct {
-	kernel *function
-	blocks int
-	width  int // threads of a block
-	call   callParameters
+	kernel *function      // nil if nothing is launched
+	blocks int            // of the grid
+	width  int            // threads of a block
+	call   callParameters // what the kernel is told
 }
 
 // planner makes plans for a world.
 type planner struct {
 	sizes
-	ranks           int
-	multiprocessors int // that each rank has to itself, at least; 0: enough for all blocks
-	kernels         kernelSet
+	ranks           int       // of the communicator
+	multiprocessors int       // that each rank has to itself, at least; 0: enough for all blocks
+	kernels         kernelSet // loaded when the endpoint is opened
 }
 
 // plan plans a call of at least one element.

@@ -54,7 +54,7 @@ type Store interface {
 // Event is a change of a key that is watched. The entry of one that is deleted is its last, with a new version.
 type Event struct {
 	Entry
-	Deleted bool
+	Deleted bool // the key is gone; false if it was set
 }
 
 // Option changes how a key is set.
@@ -71,17 +71,17 @@ const (
 // Errors wrap [comm.ErrTimeout] or [comm.ErrCanceled] if the context has ended, and [comm.ErrPeerFailed] if the store
 // is lost.
 type Client struct {
-	post    func(r request) error // queues a request
-	end     func() error
-	local   net.Addr
-	silence time.Duration // of the store; 0 if it leaves that to TCP
+	post    func(r request) error // queues a request; set once, before the first call
+	end     func() error          // hangs up; set once, before the first call
+	local   net.Addr              // the address from which the store is reached; nil in the process of the server
+	silence time.Duration         // of the store; 0 if it leaves that to TCP
 
-	mu      sync.Mutex
-	next    uint64
-	calls   map[uint64]chan *reply
-	watches map[uint64]func(Event)
-	done    chan struct{}
-	err     error
+	mu      sync.Mutex             // guards what follows; nothing is waited for under it
+	next    uint64                 // number of the last request, 0 before the first
+	calls   map[uint64]chan *reply // where the answers go, by request; one for each call in flight
+	watches map[uint64]func(Event) // of Watch, by request, until stopped
+	done    chan struct{}          // closed when err is set
+	err     error                  // why the session ended, nil while it has not
 }
 
 // errHungUp is the end of a connection that the store's side has closed.

@@ -39,8 +39,8 @@ const (
 
 // refusal is an answer of who is not the store, or of the store.
 type refusal struct {
-	by, reason string
-	proven     bool // by the store of this job
+	by, reason string // the address that answered
+	proven     bool   // by the store of this job
 }
 
 func (r *refusal) Error() string {
@@ -54,13 +54,13 @@ func (r *refusal) Unwrap() error { return ErrRefused }
 
 // Dialer reaches a store.
 type Dialer struct {
-	Addresses []string // where it may be, as host:port
-	TLS       *tls.Config
-	Name      string  // of this process, that no other one has
-	Size      int     // of the job, 0 if it is not known
-	Job       string  // the name of the job; "" is a job without a name
-	Once      bool    // Dial makes one attempt at each address
-	Network   Network // over which the store is reached; nil is the system's TCP
+	Addresses []string    // where it may be, as host:port
+	TLS       *tls.Config // the job's certificates, of both sides; nil is no valid Dialer
+	Name      string      // of this process, that no other one has
+	Size      int         // of the job, 0 if it is not known
+	Job       string      // the name of the job; "" is a job without a name
+	Once      bool        // Dial makes one attempt at each address
+	Network   Network     // over which the store is reached; nil is the system's TCP
 }
 
 // Dial connects to the store at the first of its addresses that serves it. It may start later, others may have some of

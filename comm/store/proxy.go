@@ -36,14 +36,14 @@ type Backend interface {
 // this one is lost: keys that they lease again before the earlier session ends do not vanish. Names are not compared
 // with those of clients of other proxies.
 type Proxy struct {
-	open    func(ctx context.Context, job string) (Backend, error)
-	silence time.Duration
-	gate    gate.Gate
-	ctx     context.Context // until Close
-	end     context.CancelFunc
-	serving sync.WaitGroup
+	open    func(ctx context.Context, job string) (Backend, error) // begins a session of the store behind
+	silence time.Duration                                          // of a client that counts as lost; 0 leaves it to TCP
+	gate    gate.Gate                                              // refuses strangers
+	ctx     context.Context                                        // until Close
+	end     context.CancelFunc                                     // of ctx
+	serving sync.WaitGroup                                         // clients and listeners; Close waits for them
 
-	mu        sync.Mutex
+	mu        sync.Mutex     // taken alone
 	listeners []net.Listener // guarded by mu; nil after Close
 }
 
@@ -134,13 +134,13 @@ func (p *Proxy) serve(conn *tls.Conn) {
 
 // proxied is a session of a client and of the store behind a proxy.
 type proxied struct {
-	backend  Backend
-	conn     *tls.Conn
-	out      outbox[reply]
+	backend  Backend           // the session of the store behind
+	conn     *tls.Conn         // to the client
+	out      outbox[reply]     // answers and events for the client; locks itself
 	requests chan request      // to be done in their order
 	watches  map[uint64]func() // ends each, by ID; of the goroutine that does the requests alone
 
-	mu      sync.Mutex
+	mu      sync.Mutex                    // taken alone
 	waits   map[uint64]context.CancelFunc // ends each Get, by ID; guarded by mu
 	waiting sync.WaitGroup                // for these
 }

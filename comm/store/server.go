@@ -29,8 +29,8 @@ type greeting struct {
 	Name    string `json:"name"`           // of one process at a time
 	Size    int    `json:"size,omitempty"` // of the job
 	Process string `json:"process"`        // random: tells a process that connects again from another one with its name
-	Version int    `json:"version"`
-	Job     string `json:"job,omitempty"` // its name; "" is one without a name
+	Version int    `json:"version"`        // of the store's protocol
+	Job     string `json:"job,omitempty"`  // its name; "" is one without a name
 }
 
 // longestName bounds what a process says of itself, which is printed.
@@ -92,8 +92,8 @@ func next(conn *tls.Conn, lines *bufio.Scanner, silence time.Duration) (r reques
 
 // welcome answers a greeting.
 type welcome struct {
-	Version int           `json:"version"` // of the store's protocol; 0 of versions that did not say it
-	Refused string        `json:"refused,omitempty"`
+	Version int           `json:"version"`           // of the store's protocol; 0 of versions that did not say it
+	Refused string        `json:"refused,omitempty"` // why the store wants none of this process, "" if it is welcome
 	Failed  string        `json:"failed,omitempty"`  // why this server of the store cannot serve the process now
 	Silence time.Duration `json:"silence,omitempty"` // the process says something more often than that
 }
@@ -111,15 +111,15 @@ type Options struct {
 
 // Server keeps a store for clients of this process and of others.
 type Server struct {
-	options Options
-	gate    gate.Gate
+	options Options   // as given, with defaults
+	gate    gate.Gate // refuses strangers
 
-	mu        sync.Mutex
-	state     state
-	last      uint64 // session
-	sessions  map[uint64]*session
-	listeners []net.Listener
-	closed    bool
+	mu        sync.Mutex          // guards what follows; taken before that of an outbox
+	state     state               // what is stored; the zero value is an empty store
+	last      uint64              // session; 0 before the first
+	sessions  map[uint64]*session // by number
+	listeners []net.Listener      // of Serve, closed by Close
+	closed    bool                // Close was called: nobody is welcome any more
 }
 
 // titled is the name of a job in a sentence.
@@ -132,11 +132,11 @@ func titled(job string) string {
 
 // session is a process that has said who it is.
 type session struct {
-	number uint64
-	hello  greeting
+	number uint64   // 1 and up, never used again
+	hello  greeting // what it has said of itself
 	from   string
-	conn   *tls.Conn // nil in the server's own process
-	out    outbox[reply]
+	conn   *tls.Conn     // nil in the server's own process
+	out    outbox[reply] // answers and events; locks itself
 }
 
 // RefusedKey has the last refusal of a process that knows the secret.
@@ -342,16 +342,16 @@ func (s *Server) Close() error {
 
 // outbox has messages for one side in order. One goroutine at a time sends them, and none while there are none.
 type outbox[T any] struct {
-	send   func(batch []T) error
-	finish func() error // after the last message
-	limit  int          // bytes of all messages but one
+	send   func(batch []T) error // writes messages; one call at a time, without mu
+	finish func() error          // after the last message
+	limit  int                   // bytes of all messages but one
 
-	mu     sync.Mutex
-	list   []T
-	bytes  int
-	busy   bool
+	mu     sync.Mutex    // guards what follows; taken under that of a Server
+	list   []T           // messages that are not sent, in order
+	bytes  int           // of these
+	busy   bool          // a goroutine sends; it goes on until the list is empty
 	closed chan struct{} // when all is sent after close; nil before
-	err    error
+	err    error         // why nothing can be sent any more, nil while it can
 }
 
 // push queues a message with so many bytes. Who pushes the first one calls drain.

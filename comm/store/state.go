@@ -45,59 +45,59 @@ const (
 
 // request is one operation of a session.
 type request struct {
-	ID      uint64    `json:"id,omitempty"` // of the session's own; 0 wants no answer
-	Op      operation `json:"op"`
-	Key     string    `json:"key,omitempty"`
-	Value   []byte    `json:"value,omitempty"`
-	Delta   int64     `json:"delta,omitempty"`
-	Version uint64    `json:"version,omitempty"`
-	Lease   bool      `json:"lease,omitempty"` // the key vanishes with the session
+	ID      uint64    `json:"id,omitempty"`      // of the session's own; 0 wants no answer
+	Op      operation `json:"op"`                // what to do
+	Key     string    `json:"key,omitempty"`     // what with; of a watch a prefix
+	Value   []byte    `json:"value,omitempty"`   // to store, of a Set or Swap
+	Delta   int64     `json:"delta,omitempty"`   // what an Add adds
+	Version uint64    `json:"version,omitempty"` // the key must have, of a Swap or Delete; of a stop, the request to end
+	Lease   bool      `json:"lease,omitempty"`   // the key vanishes with the session
 }
 
 // reply is an answer to a session, or an event of one of its watches.
 type reply struct {
-	To      uint64  `json:"-"`            // the session
-	ID      uint64  `json:"id,omitempty"` // of its request
-	Entries []Entry `json:"entries,omitempty"`
-	Number  int64   `json:"number,omitempty"` // the sum of an Add
-	OK      bool    `json:"ok,omitempty"`     // a Swap was made
-	Fault   string  `json:"fault,omitempty"`  // why the request was refused
-	Full    bool    `json:"full,omitempty"`   // because of a bound of the store
-	Failed  bool    `json:"failed,omitempty"` // because the store behind a [Proxy] did not do it
+	To      uint64  `json:"-"`                 // the session
+	ID      uint64  `json:"id,omitempty"`      // of its request
+	Entries []Entry `json:"entries,omitempty"` // what a Get, List or Swap has found, or what has changed; nil if nothing
+	Number  int64   `json:"number,omitempty"`  // the sum of an Add
+	OK      bool    `json:"ok,omitempty"`      // a Swap was made
+	Fault   string  `json:"fault,omitempty"`   // why the request was refused
+	Full    bool    `json:"full,omitempty"`    // because of a bound of the store
+	Failed  bool    `json:"failed,omitempty"`  // because the store behind a [Proxy] did not do it
 
-	Event   bool `json:"event,omitempty"`
-	Deleted bool `json:"deleted,omitempty"`
+	Event   bool `json:"event,omitempty"`   // of a watch: the request stays in flight
+	Deleted bool `json:"deleted,omitempty"` // of an event: the key is gone
 }
 
 // Entry is a key with its value.
 type Entry struct {
-	Key     string `json:"key"`
-	Value   []byte `json:"value,omitempty"`
-	Version uint64 `json:"version"` // grows with every change of the store
+	Key     string `json:"key"`             // any text of at most 64 KiB
+	Value   []byte `json:"value,omitempty"` // nil and empty are alike
+	Version uint64 `json:"version"`         // grows with every change of the store
 }
 
 // state is the state machine of a store. Its answers depend on the calls alone: who replicates it makes the same
 // calls, in the same order, on every replica. The zero value is ready.
 type state struct {
-	version  uint64 // of the last change
-	bytes    int
-	entries  map[string]*entry
-	sessions map[uint64]*held
+	version  uint64             // of the last change
+	bytes    int                // of all keys and values, which the options bound
+	entries  map[string]*entry  // by key; nil before the first
+	sessions map[uint64]*held   // what each open session holds, by number; nil before the first
 	waiting  map[string][]place // Gets of keys that do not exist
 	watches  []watch            // in the order in which they began
 }
 
 type entry struct {
-	value   []byte
-	version uint64
-	session uint64
-	lease   bool
+	value   []byte // never changed in place
+	version uint64 // of the change that made it
+	session uint64 // that set it
+	lease   bool   // it vanishes with the session
 }
 
 // held is what a session holds.
 type held struct {
 	waits   map[uint64]string // keys, by request
-	watches int
+	watches int               // number of them, which is bounded
 }
 
 // place is a request of a session.

@@ -243,7 +243,7 @@ func (m *Member) ignore(key string, err error) {
 
 // entry is what the store has of a key. Nobody changes what it points to.
 type entry struct {
-	version uint64
+	version uint64  // of the store, which grows with each change of the key
 	record  *record // the epoch, nil of other keys
 	status  *status // of a member, nil of other keys
 	final   string  // the World of the last epoch, "" of other keys

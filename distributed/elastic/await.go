@@ -17,7 +17,7 @@ import (
 
 // vigil is a member's wait for the next epoch.
 type vigil struct {
-	began     time.Time
+	began     time.Time     // when the wait began; set once
 	logAfter  time.Duration // when the log says what the member waits for
 	held      time.Time     // when somebody with the state was here, or the store was out of reach
 	complete  time.Time     // when nobody of the last epoch was awaited here, or the store was out of reach

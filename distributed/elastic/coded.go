@@ -48,8 +48,8 @@ func isCoded(t *runtime.Tensor) bool {
 
 // piece is a part of a tensor, in memory of the host.
 type piece struct {
-	data    []byte
-	address uintptr
+	data    []byte  // of the tensor, which a code replaces
+	address uintptr // of data, as runtimes name memory
 }
 
 // cut returns the pieces of a tensor, without memory yet.

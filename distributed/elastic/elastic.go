@@ -87,7 +87,7 @@ var (
 
 // Place is a member's place in an epoch.
 type Place struct {
-	Rank, Size int
+	Rank, Size int    // of the member in the epoch, from 0
 	World      string // names the epoch: no other one has it
 }
 
@@ -126,32 +126,32 @@ type Config struct {
 
 // Epoch is a list of members and their communicator, which belongs to the Member.
 type Epoch struct {
-	Number  uint64
-	Members []string // names, by rank
-	Comm    comm.Communicator
-	Joined  bool // this member got its state in this epoch
+	Number  uint64            // 1 and up
+	Members []string          // names, by rank
+	Comm    comm.Communicator // of the members; nil until the epoch is formed
+	Joined  bool              // this member got its state in this epoch
 
-	record  *record
-	bound   bool  // the trainer has the communicator and the state
-	changes bool  // the last vote has found that members come or go
-	leaves  []int // the ranks of those that leave, by that vote
-	hash    int64 // of what members have alike, 0 after the first vote, which has compared it
+	record  *record // as the store has it
+	bound   bool    // the trainer has the communicator and the state
+	changes bool    // the last vote has found that members come or go
+	leaves  []int   // the ranks of those that leave, by that vote
+	hash    int64   // of what members have alike, 0 after the first vote, which has compared it
 }
 
 // Member is a process of an elastic job. Its methods are for one goroutine, but for Leave.
 type Member struct {
-	cfg     Config
-	trainer Trainer
+	cfg     Config  // with defaults; never changed
+	trainer Trainer // has the state; called by Next and Commit alone
 
-	ctx    context.Context // ends with Close
-	end    context.CancelFunc
-	caller context.Context // of the last Next
-	gone   sync.WaitGroup  // attend
+	ctx    context.Context    // ends with Close
+	end    context.CancelFunc // ends ctx
+	caller context.Context    // of the last Next
+	gone   sync.WaitGroup     // attend
 
-	failure  error // of the last attempt at an epoch, nil if that did not fail; of Next and Commit alone
-	formed   bool  // this process was in an epoch; of Next and Commit alone
-	failures int   // of Dial and what follows it, one after the other; of attend alone
-	denials  repeats.Log
+	failure  error       // of the last attempt at an epoch, nil if that did not fail; of Next and Commit alone
+	formed   bool        // this process was in an epoch; of Next and Commit alone
+	failures int         // of Dial and what follows it, one after the other; of attend alone
+	denials  repeats.Log // what Next logs when the store refuses writes; of attend alone
 
 	wakeup chan struct{} // of capacity 1: keep is to look at the claims
 

@@ -17,12 +17,12 @@ import (
 // claim is a key that this member writes. Its writer compares what the member wants with what the store has, so that a
 // write that was refused is repeated, and one that has happened is not, whatever the store has said of it.
 type claim struct {
-	key     string
-	options []store.Option
-	want    string // "" if nothing is to be written
-	exists  bool   // the store has the key, as far as is known
-	stored  string // what it has, "" without the key
-	version uint64 // of stored, or of the key's deletion; 0 if there was no such key
+	key     string         // of the store; never changed
+	options []store.Option // with which it is set; nil without any
+	want    string         // "" if nothing is to be written
+	exists  bool           // the store has the key, as far as is known
+	stored  string         // what it has, "" without the key
+	version uint64         // of stored, or of the key's deletion; 0 if there was no such key
 }
 
 // due reports whether the store is to be changed.
@@ -186,7 +186,7 @@ func (m *Member) finishJob(e *Epoch) {
 // retryStore is a store that repeats each write until that is taken, the session has ended, or the context ends.
 type retryStore struct {
 	store.Store
-	refusals func() refusals
+	refusals func() refusals // begins the count of a write
 }
 
 // Set implements [store.Store].
@@ -234,7 +234,7 @@ func permanent(err error) bool {
 
 // refusals are writes that a store has refused, one after the other.
 type refusals struct {
-	member      string
+	member      string        // whose writes they are, for errors and logs
 	first, last time.Duration // waits before the next attempt: after the first refusal, and at most
 	times       int           // refusals in a row
 }

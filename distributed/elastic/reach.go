@@ -12,8 +12,8 @@ import (
 
 // failure counts the attempts that failed for a member.
 type failure struct {
-	Name  string
-	Times int
+	Name  string // of the member
+	Times int    // one after the other; 1 and up
 }
 
 const (
@@ -177,7 +177,7 @@ func (g *gaps) worst() (worst int) {
 
 // holdoff is a member's wait after attempts that failed for it.
 type holdoff struct {
-	attempts int
+	attempts int       // that failed, one after the other; 0 if the last one did not
 	told     time.Time // of the last attempt
 }
 

@@ -58,16 +58,16 @@ func (s standing) check() error {
 
 // status is what a member says of itself, in an entry that vanishes with its session.
 type status struct {
-	Name        string
-	Incarnation string // random, new on each start of a process and each rejoin
-	Session     string // random, new with each session of the store: an entry of an earlier one vanishes with its lease
-	Standing    standing
-	Entered     string // World of the last epoch that it tried to form; "" for a member that joins
-	Formed      string // the World of the last epoch whose communicator it has made, "" before one
-	Step        uint64 // steps that it has committed
-	Wishes      bool   // to leave, about which the members vote
-	Unreached   []int  `json:",omitempty"` // ranks of the epoch entered that it has tried to connect to in vain
-	BackedOff   int    `json:",omitempty"` // failed attempts whose back-off has expired
+	Name        string   // of the member
+	Incarnation string   // random, new on each start of a process and each rejoin
+	Session     string   // random, new with each session of the store: an entry of an earlier one vanishes with its lease
+	Standing    standing // where it is in its life; the zero value joins
+	Entered     string   // World of the last epoch that it tried to form; "" for a member that joins
+	Formed      string   // the World of the last epoch whose communicator it has made, "" before one
+	Step        uint64   // steps that it has committed
+	Wishes      bool     // to leave, about which the members vote
+	Unreached   []int    `json:",omitempty"` // ranks of the epoch entered that it has tried to connect to in vain
+	BackedOff   int      `json:",omitempty"` // failed attempts whose back-off has expired
 }
 
 // person is the member as an epoch lists it.

@@ -12,7 +12,7 @@ import (
 
 // person is a member of an epoch.
 type person struct {
-	Name        string
+	Name        string // of the member
 	Incarnation string // random: tells a process from an earlier one of its name
 	Fresh       bool   `json:",omitempty"` // it has no state
 }
@@ -24,7 +24,7 @@ func (p person) matches(q person) bool {
 
 // record is an epoch as it is in the store.
 type record struct {
-	Number  uint64
+	Number  uint64   // 1 and up; grows by one with each epoch that is tried
 	World   string   // random: tells it from another attempt with this number
 	Members []person // by rank
 	Lost    []string // members of the last epoch that are in neither, and have not left in order

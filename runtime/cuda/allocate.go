@@ -109,10 +109,10 @@ func (r *Runtime) Stats() runtime.Stats {
 
 // allocationProp is CUmemAllocationProp: which memory cuMemCreate makes.
 type allocationProp struct {
-	kind         uint32 // CU_MEM_ALLOCATION_TYPE_PINNED
-	handleTypes  uint32 // how it may be shared with other processes
-	locationKind uint32 // CU_MEM_LOCATION_TYPE_DEVICE
-	locationID   int32
+	kind         uint32  // CU_MEM_ALLOCATION_TYPE_PINNED
+	handleTypes  uint32  // how it may be shared with other processes
+	locationKind uint32  // CU_MEM_LOCATION_TYPE_DEVICE
+	locationID   int32   // ordinal of the GPU
 	_            uintptr // Windows security attributes
 	_            uint8   // compression
 	rdma         uint8   // may be read by network cards
@@ -122,9 +122,9 @@ type allocationProp struct {
 
 // accessDesc is CUmemAccessDesc.
 type accessDesc struct {
-	locationKind uint32
-	locationID   int32
-	flags        uint32
+	locationKind uint32 // CU_MEM_LOCATION_TYPE_DEVICE
+	locationID   int32  // ordinal of the GPU
+	flags        uint32 // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 }
 
 const (

@@ -28,13 +28,13 @@ const (
 
 // DeviceInfo describes one GPU.
 type DeviceInfo struct {
-	Index           int    `json:"index"`
-	Name            string `json:"name"`
-	MemoryBytes     int64  `json:"memory_bytes"`
-	Major           int    `json:"compute_major"` // compute capability
-	Minor           int    `json:"compute_minor"`
-	Multiprocessors int    `json:"multiprocessors"`
-	PCIBus          string `json:"pci_bus"`
+	Index           int    `json:"index"`           // the ordinal, from 0
+	Name            string `json:"name"`            // the driver's
+	MemoryBytes     int64  `json:"memory_bytes"`    // of all its memory
+	Major           int    `json:"compute_major"`   // compute capability
+	Minor           int    `json:"compute_minor"`   // of the same
+	Multiprocessors int    `json:"multiprocessors"` // number of them
+	PCIBus          string `json:"pci_bus"`         // as in nvidia-smi, such as 0000:1b:00.0
 	// Peers says, for every device, whether this one can read and write its
 	// memory directly; PeerAtomics whether over a link with native atomics
 	// (NVLink). Both are false for the device itself.

@@ -92,14 +92,14 @@ const libraryVariable = "TUTTI_CUDA_LIB"
 
 // driver is the opened and initialised driver library.
 type driver struct {
-	sym  symbols
-	outs sync.Pool
+	sym  symbols   // the functions; Found says which the library lacks
+	outs sync.Pool // cells for results of calls
 	// unmapping keeps threads from giving up mappings of the same memory at once, after
 	// which the driver (580 does) frees its own memory twice. It is held from cuMemUnmap to
 	// the last call of a mapping: that less is enough has not been shown. (9,000 pairs of mappings
 	// on one GPU were given up without it, and none failed; the failures were on two.)
 	unmapping sync.Mutex
-	orders    orders
+	orders    orders // locks itself
 }
 
 // open loads libcuda and initialises it, once a process. Every later call

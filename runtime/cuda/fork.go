@@ -10,10 +10,10 @@ import (
 
 // forks are those of a runtime that are open.
 type forks struct {
-	mu     sync.Mutex
-	all    []*Runtime
-	frozen int  // how often
-	closed bool // there will be no others
+	mu     sync.Mutex // guards what follows; a parent's comes before its forks' and the pools'
+	all    []*Runtime // open forks; nil before the first
+	frozen int        // how often
+	closed bool       // there will be no others
 }
 
 // ForkStream implements [runtime.StreamForker]: a runtime of the same context. Its stream has

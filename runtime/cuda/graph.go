@@ -18,7 +18,7 @@ const captureThreadLocal = 1
 // Graph is captured work that can be launched again and again.
 type Graph struct {
 	object
-	serial []Serial
+	serial []Serial // work that launches of the graph put in order; never changed
 }
 
 // Serial is work that must not overlap on the GPU, because it shares memory there.

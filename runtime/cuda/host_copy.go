@@ -9,9 +9,9 @@ import (
 
 // hostCopy is a [kernel.HostCopy]: pinned memory, and an event behind its copy.
 type hostCopy struct {
-	rt   *Runtime
-	mem  []byte
-	done *Event
+	rt   *Runtime // of the device's memory
+	mem  []byte   // pinned; nil after Close
+	done *Event   // recorded behind the last copy
 }
 
 // NewHostCopy implements [kernel.AsyncCopier]. These copies have their own stream:

@@ -14,13 +14,13 @@ import (
 // keptCopy is a copy that may be pending, or, without memory, what a stream that was
 // closed had to do.
 type keptCopy struct {
-	done *Event
-	host []byte
+	done *Event // recorded behind it
+	host []byte // the memory that it reads; nil without any
 }
 
 // keptCopies are those of a runtime.
 type keptCopies struct {
-	mu     sync.Mutex
+	mu     sync.Mutex  // taken alone
 	exist  atomic.Bool // whether list has any
 	list   []keptCopy  // guarded by mu
 	spare  []*Event    // guarded by mu

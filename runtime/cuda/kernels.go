@@ -55,7 +55,7 @@ func tiles(n int) int { return (n+3)/tileElements + 1 }
 // with the arrays, never while the pool is frozen, and what a graph may refer to
 // is kept until Close.
 type sparse struct {
-	rt *Runtime
+	rt *Runtime // whose kernels these are
 
 	mu     sync.Mutex                // held while the launches of one call are submitted
 	ready  bool                      // the kernels are loaded; guarded by mu
@@ -67,7 +67,7 @@ type sparse struct {
 // memoryRegion is memory for one purpose.
 type memoryRegion struct {
 	ptr   uintptr // 0 before the first grow
-	bytes int
+	bytes int     // 0 before the first grow
 }
 
 // region numbers the purposes.

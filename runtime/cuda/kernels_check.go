@@ -11,9 +11,9 @@ import (
 
 // checks are those of the arguments of a method.
 type checks struct {
-	s   *sparse
-	op  string // the method's name
-	err error  // the first one, which sticks
+	s   *sparse // for its errors
+	op  string  // the method's name
+	err error   // the first one, which sticks
 }
 
 func (s *sparse) checks(op string) checks {

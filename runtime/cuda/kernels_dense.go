@@ -7,9 +7,9 @@ import (
 
 // typed are a kernel's variants, by the type of its elements.
 type typed struct {
-	f32  kernelID
-	f16  kernelID
-	bf16 kernelID
+	f32  kernelID // of float32
+	f16  kernelID // of binary16
+	bf16 kernelID // of bfloat16
 }
 
 func (t typed) variant(dt dtype.DType) kernelID {

@@ -18,20 +18,20 @@ const (
 
 // selection is one call of pick, sift and cut, or some of them, in kernels/select.cu.
 type selection struct {
-	src       kernel.Source
-	idx       uintptr // of a list, whose values are src.X; 0 for an array
-	length    uintptr // of a list; 0 where src.N is it
-	mode      pickMode
-	k         int
-	dst       kernel.Entries
-	zeros     bool    // zeros may be among the k largest
-	threshold uintptr // 0 where cut finds the k largest without pick
-	age       uintptr // of the threshold, for pickNear
-	near      kernel.Acceptance
-	used      uintptr      // 0, or where the threshold that was used goes
-	margin    uintptr      // 0, or that of the threshold, for pickTop
-	without   uintptr      // of a list: the indices that take no part; 0 for none
-	residual  kernel.Array // of a list: gets the entries that are left out, unless its Ptr is 0
+	src       kernel.Source     // what is selected from
+	idx       uintptr           // of a list, whose values are src.X; 0 for an array
+	length    uintptr           // of a list; 0 where src.N is it
+	mode      pickMode          // how pick finds candidates
+	k         int               // entries wanted; all that reach the threshold in other modes than top-k
+	dst       kernel.Entries    // where they go
+	zeros     bool              // zeros may be among the k largest
+	threshold uintptr           // 0 where cut finds the k largest without pick
+	age       uintptr           // of the threshold, for pickNear
+	near      kernel.Acceptance // of pickNear
+	used      uintptr           // 0, or where the threshold that was used goes
+	margin    uintptr           // 0, or that of the threshold, for pickTop
+	without   uintptr           // of a list: the indices that take no part; 0 for none
+	residual  kernel.Array      // of a list: gets the entries that are left out, unless its Ptr is 0
 
 	blocks int // of pick; 0 before prepare
 	room   int // entries of the segment of each warp of pick

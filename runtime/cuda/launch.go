@@ -199,11 +199,11 @@ func (k kernelID) earlyIf(yes bool) kernelID {
 // so that a launch allocates nothing. Each word may be a parameter; a
 // kernel whose one parameter is a structure reads as many words as that has.
 type arguments struct {
-	values [maxValues]uint64
+	values [maxValues]uint64  // of the parameters; of one structure, its words
 	params [maxParams]uintptr // the addresses of the first values
 
-	config    launchConfig // of an early launch
-	dependent launchAttribute
+	config    launchConfig    // of an early launch
+	dependent launchAttribute // of config
 }
 
 const (

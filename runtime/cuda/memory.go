@@ -124,8 +124,8 @@ func (r *Runtime) CopyOutStream() (*Stream, error) {
 
 // lazyStream is a stream of the runtime's own, made when it is asked for.
 type lazyStream struct {
-	mu     sync.Mutex
-	stream *Stream
+	mu     sync.Mutex // held while the stream is made
+	stream *Stream    // nil before the first use; guarded by mu
 }
 
 func (l *lazyStream) get(r *Runtime) (*Stream, error) {

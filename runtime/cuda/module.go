@@ -73,8 +73,8 @@ func (m *Module) Close() error {
 
 // Kernel is an entry point of a module.
 type Kernel struct {
-	module *Module
-	name   string
+	module *Module // which has the code; open as long as the kernel is used
+	name   string  // in the module
 	entry  uintptr // CUfunction
 }
 
@@ -102,7 +102,7 @@ type Dim struct{ X, Y, Z int }
 
 // Geometry is how many threads run a kernel, and how.
 type Geometry struct {
-	Grid, Block Dim
+	Grid, Block Dim // blocks; Block: threads of each
 	Shared      int // bytes of dynamic shared memory of a block
 	// Cooperative: all blocks run at the same time, so that they may wait for
 	// each other; more than the GPU can hold is an error.

@@ -13,11 +13,11 @@ import (
 
 // destructor is the call that destroys a native object.
 type destructor struct {
-	fn    dl.Func
-	bytes int // of pinned memory
+	fn    dl.Func // of the driver
+	bytes int     // of pinned memory
 	// Of shared memory, which takes more than one call: the handle and the size.
 	memory uintptr
-	size   int
+	size   int // bytes; 0 of other objects
 }
 
 // undo destroys a native object.
@@ -37,9 +37,9 @@ func (r *Runtime) undo(handle uintptr, d destructor) error {
 // them: the context, of which they are part, lives on while a framework or NCCL
 // retains it, and so would they.
 type owned struct {
-	mu      sync.Mutex // never held during a call of the driver
-	objects map[uintptr]destructor
-	pinned  []uintptr // those that are memory
+	mu      sync.Mutex             // never held during a call of the driver
+	objects map[uintptr]destructor // by handle
+	pinned  []uintptr              // those that are memory
 
 	// Objects that are in use outlive their removal: the last use destroys them.
 	uses    map[uintptr]int        // by handle; none is 0
@@ -178,10 +178,10 @@ func (r *Runtime) destroy(handle uintptr) error {
 
 // object is what streams, events and graphs have in common.
 type object struct {
-	rt     *Runtime
-	handle uintptr
-	kept   bool // Close does nothing
-	closed atomic.Bool
+	rt     *Runtime    // whose it is
+	handle uintptr     // the driver's
+	kept   bool        // Close does nothing
+	closed atomic.Bool // Close was called
 }
 
 // use returns the native handle, unless the object or its runtime was closed:

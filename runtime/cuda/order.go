@@ -18,13 +18,13 @@ type order struct {
 	// anything else is submitted that must not come between them.
 	launches sync.RWMutex
 
-	mu        sync.Mutex
-	capturing []*Graph // guarded by mu
+	mu        sync.Mutex // taken last of the three
+	capturing []*Graph   // guarded by mu
 }
 
 // orders are those of a process, by context.
 type orders struct {
-	mu        sync.Mutex
+	mu        sync.Mutex         // taken alone
 	byContext map[uintptr]*order // guarded by mu
 }
 

@@ -27,40 +27,40 @@ import (
 
 // Runtime is one GPU. It is safe for concurrent use.
 type Runtime struct {
-	drv     *driver
-	index   int
-	device  uintptr // CUdevice
-	ctx     uintptr // CUcontext
-	lent    bool    // it is somebody else's
-	info    DeviceInfo
-	starts  bool            // see StartsEarly
-	memory  *allocationProp // the kind of memory that the pool consists of
-	pool    *pool.Pool
-	kernels [kernelCount]uintptr
-	sparse  sparse
-	compute *Stream
-	copyIn  lazyStream
-	copyOut lazyStream
-	toHost  lazyStream // of host copies
+	drv     *driver              // of the process; never changed
+	index   int                  // ordinal of the GPU
+	device  uintptr              // CUdevice
+	ctx     uintptr              // CUcontext
+	lent    bool                 // it is somebody else's
+	info    DeviceInfo           // what the driver says of it
+	starts  bool                 // see StartsEarly
+	memory  *allocationProp      // the kind of memory that the pool consists of
+	pool    *pool.Pool           // of device memory; locks itself
+	kernels [kernelCount]uintptr // functions by number; loaded by Open
+	sparse  sparse               // kernels for sparse exchanges; locks itself
+	compute *Stream              // the stream of kernels and copies on the device
+	copyIn  lazyStream           // of copies from the host
+	copyOut lazyStream           // of copies to the host that callers wait for
+	toHost  lazyStream           // of host copies
 
-	gate   gate // calls
-	graphs gate // captures and launches of graphs
-	frees  gate // CurrentToFree
-	owned  owned
-	words  words
-	copies keptCopies
-	broken atomic.Pointer[error]
+	gate   gate                  // calls
+	graphs gate                  // captures and launches of graphs
+	frees  gate                  // CurrentToFree
+	owned  owned                 // native objects that Close destroys; locks itself
+	words  words                 // of NewWord; locks itself
+	copies keptCopies            // from host memory that may be pending; locks itself
+	broken atomic.Pointer[error] // the sticky error of the context; nil while there is none
 
 	background struct {
 		sync.Mutex
 		sync.WaitGroup
 		awaited bool
 	}
-	parent    *Runtime    // of which this is a fork
-	order     *order      // of the context; nil before there is one
-	hasGraphs atomic.Bool // this runtime has captured
-	forks     forks
-	closing   sync.Mutex
+	parent    *Runtime      // of which this is a fork
+	order     *order        // of the context; nil before there is one
+	hasGraphs atomic.Bool   // this runtime has captured
+	forks     forks         // runtimes of one side stream each; locks itself
+	closing   sync.Mutex    // held by Close
 	closeTime time.Duration // how long Close waits for one thing
 	flushTime time.Duration // how long a fence waits
 }
@@ -77,10 +77,10 @@ var (
 type Option func(*options)
 
 type options struct {
-	adopt   bool
-	stream  uintptr
-	context uintptr
-	first   bool // the compute stream comes before others
+	adopt   bool    // stream is the compute stream; false makes one
+	stream  uintptr // a CUstream; 0 is the legacy default stream
+	context uintptr // a CUcontext; 0 is the primary one
+	first   bool    // the compute stream comes before others
 }
 
 // WithContext makes the runtime use an existing CUcontext of the GPU instead of its

@@ -15,7 +15,7 @@ import (
 // the memory lives until the last of them is closed, or their processes end.
 type SharedMemory struct {
 	object
-	bytes int
+	bytes int // of the mapping
 }
 
 // AllocateShared makes memory on this GPU that other GPUs can map, of at least

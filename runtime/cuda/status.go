@@ -45,7 +45,7 @@ var sticky = map[Status]bool{
 
 // Error is a failed driver call.
 type Error struct {
-	Status Status
+	Status Status // never Success
 	Name   string // "CUDA_ERROR_ILLEGAL_ADDRESS"
 	Text   string // the driver's description
 	Call   string // "cuMemAlloc"

@@ -13,11 +13,11 @@ const maxDims = 8
 
 // stridedLayout is `struct layout` of kernels/memory.cu.
 type stridedLayout struct {
-	shape [maxDims]uint64
-	dst   [maxDims]int64
-	src   [maxDims]int64
-	count uint64
-	dims  uint32
+	shape [maxDims]uint64 // sizes, the slowest dimension first
+	dst   [maxDims]int64  // strides in elements; those beyond dims are 0
+	src   [maxDims]int64  // like dst
+	count uint64          // elements
+	dims  uint32          // that shape has, at least 1
 }
 
 // set describes the copy along axes, at most maxDims.
@@ -35,8 +35,8 @@ func (l *stridedLayout) set(axes []strided.Axis) {
 // stridedKernels are the kernels that copy elements of one size: any layout,
 // and those that asTransposes accepts.
 type stridedKernels struct {
-	general   kernelID
-	transpose kernelID
+	general   kernelID // of any layout
+	transpose kernelID // of layouts that asTransposes accepts
 }
 
 // stridedKernelsFor returns the kernels for elements of that many bytes.

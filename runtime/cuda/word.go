@@ -12,8 +12,8 @@ import (
 // Word is a number in the host's memory that streams write ([Stream.Write]): so the
 // host sees how far one has come, without asking the device.
 type Word struct {
-	rt      *Runtime
-	address *uint64
+	rt      *Runtime // whose streams write it
+	address *uint64  // of the number, in pinned memory
 }
 
 // words are a page of pinned memory, once a runtime: memory of the host that is

@@ -24,8 +24,8 @@ const keeperName = "rank-keeper"
 
 // order is what a keeper is told first. It comes on the standard input, and each byte after it is a signal.
 type order struct {
-	Words []string // of the command
-	Grace time.Duration
+	Words []string      // of the command
+	Grace time.Duration // from the first signal until the rank is killed
 }
 
 // passedOn are signals that a keeper gives to its rank when it gets them itself.
@@ -52,9 +52,9 @@ func Keep() {
 
 // keeper is the state of a keeper's process.
 type keeper struct {
-	grace  time.Duration
-	leader int  // the rank's first process, which is also the number of its group
-	told   bool // to end
+	grace  time.Duration // of its order; never changed
+	leader int           // the rank's first process, which is also the number of its group
+	told   bool          // to end
 
 	lingered <-chan time.Time // nil unless only processes that the rank has started are left
 	expired  <-chan time.Time // nil unless the rank was told to end
@@ -267,8 +267,8 @@ func (o outcome) err() error {
 // process is a rank as its launcher sees it.
 type process struct {
 	cmd     *exec.Cmd // the keeper
-	control *os.File
-	report  *os.File
+	control *os.File  // the keeper's standard input, for its order and signals
+	report  *os.File  // on which the keeper says how the rank has ended
 }
 
 // startProcess starts words as a rank, with the environment and the output of cmd. When it is told to end it has grace.

@@ -15,7 +15,7 @@ func descendants(int) []entry { return nil }
 
 // process is a rank.
 type process struct {
-	cmd *exec.Cmd
+	cmd *exec.Cmd // the rank's own
 }
 
 // newCommand is the command of a rank, which [startProcess] completes.

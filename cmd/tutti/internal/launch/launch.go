@@ -39,7 +39,7 @@ import (
 
 // Config says what to start.
 type Config struct {
-	Command    []string
+	Command    []string      // of each rank; not empty
 	Typed      []string      // the command in the user's words, for other machines; nil for Command
 	Ranks      int           // on this machine
 	Machines   int           // of the job; the first one's launcher says how many, or each one's of a served store
@@ -55,15 +55,15 @@ type Config struct {
 	Version    string        // of this program
 	Records    string        // the directory of flight records, which the first machine collects; "" if there are none
 	Hosts      []Host        // emulated ones, which the ranks are on in order, as many on each; nil for this machine
-	Color      bool
-	Plain      bool // ranks write to Out and Err themselves
-	NoPrefix   bool // lines do not begin with the rank
-	Out, Err   io.Writer
+	Color      bool          // prefixes have colors
+	Plain      bool          // ranks write to Out and Err themselves
+	NoPrefix   bool          // lines do not begin with the rank
+	Out, Err   io.Writer     // where the ranks' output goes; Err their errors, and what the launcher says
 }
 
 // Host is where ranks run.
 type Host struct {
-	Name  string
+	Name  string   // as ranks see it
 	Enter []string // the words before a command that is to run there
 }
 
@@ -93,9 +93,9 @@ const (
 
 // machine is one that has come.
 type machine struct {
-	Host  string        `json:"host"`
-	Ranks int           `json:"ranks"`
-	Grace time.Duration `json:"grace"`
+	Host  string        `json:"host"`  // its name
+	Ranks int           `json:"ranks"` // on it, 1 and up
+	Grace time.Duration `json:"grace"` // as its launcher has it
 	// Protocol is the version of what its launcher says.
 	Protocol int `json:"protocol"`
 	// ID tells the machine from others.
@@ -132,17 +132,17 @@ func (m *machine) read(text []byte) error {
 
 // plan is who runs which ranks.
 type plan struct {
-	Size     int                `json:"size"`
-	First    map[string]int     `json:"first"` // rank, by the machine's key
-	Restarts int                `json:"restarts"`
-	Grace    time.Duration      `json:"grace"` // the longest of all machines
-	Machines map[string]machine `json:"machines"`
-	Run      string             `json:"run"` // the name of the job's run, random
+	Size     int                `json:"size"`     // ranks of the job; 0 before there is a plan
+	First    map[string]int     `json:"first"`    // rank, by the machine's key
+	Restarts int                `json:"restarts"` // as the first machine has it
+	Grace    time.Duration      `json:"grace"`    // the longest of all machines
+	Machines map[string]machine `json:"machines"` // all of them, by key
+	Run      string             `json:"run"`      // the name of the job's run, random
 }
 
 // End is how a job ended: the error that the launchers return. The zero value is success.
 type End struct {
-	Text   string         `json:"text,omitempty"`
+	Text   string         `json:"text,omitempty"`   // of the error; "" of success
 	Code   int            `json:"code,omitempty"`   // of the exit
 	Rank   bool           `json:"rank,omitempty"`   // a rank failed, which a restart may help
 	Signal syscall.Signal `json:"signal,omitempty"` // that a user sent
@@ -173,12 +173,12 @@ func readEnd(text []byte) (End, error) {
 // agent is the launcher of this machine.
 type agent struct {
 	Config
-	kv      *store.Client
-	dialer  store.Dialer // where the store is another process's
-	host    string
-	began   time.Time
-	address string // of the store
-	known   string // what tells the secret
+	kv      *store.Client // the session of the store; nil before connect
+	dialer  store.Dialer  // where the store is another process's
+	host    string        // this machine's name
+	began   time.Time     // when Run was called
+	address string        // of the store
+	known   string        // what tells the secret
 	// copyName is that of a copy of the secret's file, "" if it is where it is looked for, or there is none.
 	copyName  string
 	key       string                // the machine's
@@ -187,11 +187,11 @@ type agent struct {
 	running   atomic.Pointer[group] // nil while no ranks run
 	silent    []string              // keys of machines whose launchers did not answer at the end
 	first     bool                  // it makes the plan: the first machine's, or the leader of a served store
-	plan      plan
-	env       []string // of all ranks of this machine
-	out       *outlet
-	err       *outlet
-	notes     io.Writer // what the launcher says
+	plan      plan                  // zero before there is one
+	env       []string              // of all ranks of this machine
+	out       *outlet               // of the ranks' output
+	err       *outlet               // of the ranks' errors, and of what the launcher says
+	notes     io.Writer             // what the launcher says
 }
 
 // newAgent is the launcher of a job that nobody knows of yet.

@@ -16,16 +16,16 @@ const (
 // outlet writes to a stream whose reader may have stopped to read, as a pager or a terminal does: ranks wait for it,
 // but the launcher's own lines do not, and neither does the end.
 type outlet struct {
-	stream io.Writer
+	stream io.Writer // written to by one goroutine alone, without mu
 
-	mu      sync.Mutex
-	changed sync.Cond
-	queue   [][]byte
-	waiting int       // bytes in queue, and of what is being written
-	ending  bool      // Write does not wait
-	closed  bool      // nothing is written any more
-	lost    int       // bytes
-	read    time.Time // when the reader last took something
+	mu      sync.Mutex // guards what follows; taken alone
+	changed sync.Cond  // of mu: something below has
+	queue   [][]byte   // what is not written, in order
+	waiting int        // bytes in queue, and of what is being written
+	ending  bool       // Write does not wait
+	closed  bool       // nothing is written any more
+	lost    int        // bytes
+	read    time.Time  // when the reader last took something
 }
 
 // newOutlet begins to write to a stream.

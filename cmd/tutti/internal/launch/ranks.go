@@ -26,9 +26,9 @@ type group struct {
 	ended     sync.WaitGroup // which ends when nothing of the ranks is left
 	stopped   chan struct{}  // closed when the ranks are told to end
 	first     chan struct{}  // closed when one has ended with success
-	grace     time.Duration
+	grace     time.Duration  // from the signal until a rank is killed; never changed
 
-	mu       sync.Mutex
+	mu       sync.Mutex // taken alone
 	stopping bool       // guarded by mu
 	running  []*running // guarded by mu
 	seen     evidence   // how ranks have ended that were not told to; guarded by mu
@@ -150,7 +150,7 @@ func (a *agent) process(rank, local, before int) (*running, error) {
 // running is a rank, with what reads its output.
 type running struct {
 	*process
-	rank   int
+	rank   int            // its number in the job
 	copied sync.WaitGroup // which ends when nothing has the rank's output open
 }
 
@@ -284,10 +284,10 @@ type outcome struct {
 
 // entry is a line of the system's list of processes.
 type entry struct {
-	pid     int
+	pid     int // of the process
 	parent  int
 	group   int
-	stopped bool
+	stopped bool // by a signal, as by SIGSTOP
 }
 
 // exitError is the error of a rank whose first process has failed.
@@ -336,9 +336,9 @@ func (a *agent) prefix(rank int) string {
 
 // lines writes whole lines with a prefix.
 type lines struct {
-	out     io.Writer
-	prefix  string
-	partial []byte
+	out     io.Writer // where whole lines go
+	prefix  string    // of each; "" for none
+	partial []byte    // the line that has not ended
 }
 
 // Write implements [io.Writer].

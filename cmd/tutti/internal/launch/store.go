@@ -33,14 +33,14 @@ const protocol = 1
 // terms are what all launchers of a job have alike.
 type terms struct {
 	Protocol int    `json:"protocol"` // 0 of versions that did not say it
-	Version  string `json:"version"`
-	Job      string `json:"job"`     // its name, or else the command without the folders of files
-	Command  string `json:"command"` // with them, of one launcher
-	Served   bool   `json:"served"`  // other processes serve the store
-	Machines int    `json:"machines"`
-	Min      int    `json:"min"` // 0 of a job that is not elastic
-	Max      int    `json:"max"`
-	Restarts int    `json:"restarts"`
+	Version  string `json:"version"`  // of the program
+	Job      string `json:"job"`      // its name, or else the command without the folders of files
+	Command  string `json:"command"`  // with them, of one launcher
+	Served   bool   `json:"served"`   // other processes serve the store
+	Machines int    `json:"machines"` // of the job; 0 of one that is elastic
+	Min      int    `json:"min"`      // 0 of a job that is not elastic
+	Max      int    `json:"max"`      // 0 of a job that is not elastic
+	Restarts int    `json:"restarts"` // how often the ranks are started again
 }
 
 // String has the flags.
@@ -135,8 +135,8 @@ func (a *agent) refused(ctx context.Context, err error) error {
 
 // refusal is what a launcher says that does not take part.
 type refusal struct {
-	Host   string `json:"host"`
-	Reason string `json:"reason"`
+	Host   string `json:"host"`   // of the launcher
+	Reason string `json:"reason"` // why, for its user
 }
 
 // hearRefusals says which launchers do not take part.

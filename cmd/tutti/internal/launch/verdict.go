@@ -16,22 +16,22 @@ import (
 
 // evidence is what a launcher knows of its ranks when one of the job has failed, before it ends the others.
 type evidence struct {
-	Failed    []failure     `json:"failed,omitempty"` // in the order of their ends
-	Succeeded []int         `json:"succeeded,omitempty"`
-	Stopped   []stoppedRank `json:"stopped,omitempty"`
+	Failed    []failure     `json:"failed,omitempty"`    // in the order of their ends
+	Succeeded []int         `json:"succeeded,omitempty"` // ranks that have ended with success, in the order of their ends
+	Stopped   []stoppedRank `json:"stopped,omitempty"`   // ranks that a signal has stopped
 }
 
 // failure is a rank that has failed, and was not told to end.
 type failure struct {
-	Rank int    `json:"rank"`
+	Rank int    `json:"rank"` // its number in the job
 	Text string `json:"text"` // how it ended
-	Code int    `json:"code"`
+	Code int    `json:"code"` // of its exit; 128 and the signal if that killed it
 }
 
 // stoppedRank is one of which a process is stopped, as by SIGSTOP.
 type stoppedRank struct {
-	Rank int `json:"rank"`
-	PID  int `json:"pid"`
+	Rank int `json:"rank"` // its number in the job
+	PID  int `json:"pid"`  // of the process that is stopped
 }
 
 // fatal are signals that come from outside a program, or from its processor. A victim ends by others: SIGABRT, SIGPIPE.
@@ -117,10 +117,10 @@ func (a *agent) judge(ctx context.Context, round int, end End) End {
 
 // court has all that is known of a round that has failed.
 type court struct {
-	plan    plan
+	plan    plan                // of the round
 	all     map[string]evidence // by machine; those that do not answer are missing
 	present map[string]bool     // machines whose launchers have a session of the store
-	reports []fault.Report
+	reports []fault.Report      // what ranks have said of each other
 }
 
 // add reads the evidence of a machine, which says nothing of other machines' ranks.
