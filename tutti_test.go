@@ -27,7 +27,7 @@ import (
 // programVariable makes the test binary the program of a launcher.
 const programVariable = "TUTTI_TEST_PROGRAM"
 
-// apart has the program believe that each rank is on a host of its own.
+// apart has the program believe that each rank is on its own host.
 const apart = "apart"
 
 func TestMain(m *testing.M) {

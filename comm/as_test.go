@@ -46,7 +46,7 @@ func TestAsFindsNothing(t *testing.T) {
 	assert.False(t, ok)
 }
 
-// unordered is a communicator that adds in an order of its own.
+// unordered is a communicator that adds in its own order.
 type unordered struct{ comm.Communicator }
 
 func (unordered) FixedOrder() bool { return false }

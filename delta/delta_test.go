@@ -518,7 +518,7 @@ func (k *killing) run(victim int, at int64, forever bool, outcomes map[string]in
 		require.False(t, shown == 2 && seen[1], where)
 	}
 
-	// Another attempt, with those that are left and others in the place of dead ones.
+	// Another attempt, with those that are left and others instead of dead ones.
 	hook.at.Store(math.MaxInt64)
 	if forever && victim == 0 {
 		p = NewPublisher(rt, nil)

@@ -8,7 +8,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// dictionaryID is that of the dictionary in frames of zstd.
+// dictionaryID is the dictionary's number in frames of zstd.
 const dictionaryID = 1
 
 // Windows reach from the end of the data to the beginning of the dictionary.

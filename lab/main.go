@@ -61,7 +61,7 @@ func (p *program) register(flags *pflag.FlagSet) {
 	flags.StringVar(&p.path, "tutti", "", "`path` of the tutti command; without it one is built from ../cmd/tutti")
 }
 
-// prepare makes the path that of a program.
+// prepare makes the path the path of a program.
 func (p *program) prepare(ctx context.Context) error {
 	if p.path != "" {
 		path, err := exec.LookPath(p.path)

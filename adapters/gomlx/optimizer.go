@@ -117,7 +117,7 @@ func (o *Optimizer) SyncBatchNorm() *Optimizer {
 	return o
 }
 
-// Stats is that of [ddp.Gradients], of the last update. Before the first it is zero.
+// Stats returns the statistics of [ddp.Gradients], of the last update. Before the first it is zero.
 func (o *Optimizer) Stats() (ddp.Stats, error) {
 	if o.sync == nil {
 		return ddp.Stats{}, nil

@@ -82,7 +82,7 @@ func (s *Solver) Step(model []gorgonia.ValueGrad) error {
 	return s.inner.Step(model)
 }
 
-// Stats is that of [ddp.Gradients], of the last step.
+// Stats returns the statistics of [ddp.Gradients], of the last step.
 func (s *Solver) Stats() (ddp.Stats, error) { return s.sync.Stats(s.ctx) }
 
 // State returns what the reduction keeps between steps ([ddp.Gradients.State]: residuals of

@@ -62,7 +62,7 @@ func (d reductionData) elements(n int) []byte {
 	return reference.Tile(d.input, 0, n*d.dt.Size())
 }
 
-// check is that of a result from an element on.
+// check compares a result from an element on.
 func (d reductionData) check(offset int) func(got []byte) error {
 	return func(got []byte) error {
 		if d.ordered != nil {

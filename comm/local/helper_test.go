@@ -39,7 +39,7 @@ func within(tb testing.TB) context.Context {
 	return ctx
 }
 
-// onAll runs body for each communicator on a goroutine of its own and returns
+// onAll runs body for each communicator on its own goroutine and returns
 // the errors by rank.
 func onAll(comms []comm.Communicator, body func(c comm.Communicator) error) []error {
 	return onUsers(comms, func(_ int, c comm.Communicator) error { return body(c) })

@@ -14,7 +14,7 @@
 // other; a rank that computes meanwhile need not take part.
 //
 // Where each rank has a processor, and there are at most 16, barriers and short allreduces, of up to 32 KiB, go
-// another way: each rank tells the others its call and its data in a cell of its own.
+// another way: each rank tells the others its call and its data in its own cell.
 // Of short data each makes the whole result itself, of longer data a part, which the others copy.
 //
 // Messages (Send, Recv) are matched in mailboxes and copied once, from the

@@ -11,7 +11,7 @@ import (
 // Through a slot, one after the other, it is the count of those that miss for each
 // rank, the arguments, the data, the result and the number of those completed: each of
 // these lines is written by all ranks in turn. Here a
-// rank writes a cell of its own, which has all that the others have to know, data
+// rank writes its own cell, which has all that the others have to know, data
 // included, and reads theirs at the same time. (Floor: BenchmarkPingPong, a line there and one back.)
 //
 // Then each rank makes its own result, or, of longer data, a part of the result that the others copy.

@@ -112,7 +112,7 @@ type cell struct {
 	_     cacheLine // processors fetch lines in pairs
 }
 
-// shortBytes is how much data fits beside the call. What is longer has a place of its own.
+// shortBytes is how much data fits beside the call. What is longer has its own place.
 const shortBytes = lineBytes - 8 - entryBytes
 
 // addresses are where cells hold data, by rank.

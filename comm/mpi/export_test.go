@@ -106,10 +106,10 @@ func BlockProgress(c comm.Communicator) (entered, leave chan struct{}) {
 // Serialize goes on as if the library provided MPI_THREAD_SERIALIZED only.
 func Serialize(c comm.Communicator) { change(c, func(lib *library) { lib.turn = newTurn() }) }
 
-// ReplaceFree has another function called in the place of MPI_Comm_free.
+// ReplaceFree has another function called instead of MPI_Comm_free.
 func ReplaceFree(c comm.Communicator, f dl.Func) { change(c, func(lib *library) { lib.CommFree = f }) }
 
-// ReplaceFinalize has another function called in the place of MPI_Finalize.
+// ReplaceFinalize has another function called instead of MPI_Finalize.
 func ReplaceFinalize(c comm.Communicator, f dl.Func) {
 	change(c, func(lib *library) { lib.Finalize = f })
 }

@@ -17,7 +17,7 @@ import (
 )
 
 // The library is opened once a process, so each one that does not serve is
-// looked at by a process of its own: this test again, with these variables.
+// looked at by its own process: this test again, with these variables.
 const (
 	libraryVariable = "TUTTI_NCCL_LIB"
 	wantedVariable  = "TUTTI_TEST_WANTED" // what the error says

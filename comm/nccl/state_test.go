@@ -110,7 +110,7 @@ func restoreSteps(ctx context.Context, c *nccl.Comm, pattern string) (err error)
 			return err
 		}
 	}
-	if _, err := step(syncs[1], 0); err != nil { // it has a residual of its own, which goes
+	if _, err := step(syncs[1], 0); err != nil { // it has its own residual, which goes
 		return err
 	}
 	state, err := syncs[0].State(ctx)

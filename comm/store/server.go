@@ -114,7 +114,7 @@ type Server struct {
 	options Options   // as given, with defaults
 	gate    gate.Gate // refuses strangers
 
-	mu        sync.Mutex          // guards what follows; taken before that of an outbox
+	mu        sync.Mutex          // guards what follows; taken before outbox.mu
 	state     state               // what is stored; the zero value is an empty store
 	last      uint64              // session; 0 before the first
 	sessions  map[uint64]*session // by number
@@ -346,7 +346,7 @@ type outbox[T any] struct {
 	finish func() error          // after the last message
 	limit  int                   // bytes of all messages but one
 
-	mu     sync.Mutex    // guards what follows; taken under that of a Server
+	mu     sync.Mutex    // guards what follows; taken under Server.mu
 	list   []T           // messages that are not sent, in order
 	bytes  int           // of these
 	busy   bool          // a goroutine sends; it goes on until the list is empty

@@ -42,7 +42,7 @@ func (s pairState) departing() bool { return s == leaving || s == parted }
 // on their way.
 //
 // The first lane carries what is short: announcements of messages, and everything urgent. Parts of messages go
-// over all lanes, as each encrypts on a processor of its own; on a long link, which has many, over all but the
+// over all lanes, as each encrypts on its own processor; on a long link, which has many, over all but the
 // first. A message is announced with the
 // length of its eager part: bytes sent at once, into memory that the receiver has reserved. The other bytes
 // come when the receive is there and has granted them. So other messages arrive
@@ -314,7 +314,7 @@ func (p *pair) chooseGoodbye(s *flow, f *outFrame) bool {
 }
 
 // wakePartLanes wakes the writers of lanes that carry parts, as many as there are parts of that many bytes, in turn: on
-// a long link each lane has a window of its own. Called by choose and accept; mu is held.
+// a long link each lane has its own window. Called by choose and accept; mu is held.
 func (p *pair) wakePartLanes(bytes int) {
 	for range p.lanes {
 		if bytes <= 0 {

@@ -77,7 +77,7 @@ type Gradients struct {
 
 	step    step
 	spans   *base.Spans       // where the gradients of the step are
-	joining []*runtime.Tensor // in the place of what is left out, in Join; nil outside of it
+	joining []*runtime.Tensor // instead of what is left out, in Join; nil outside of it
 	steps   int               // complete ones
 	results []*runtime.Tensor // what was given in the last of them; nil before the first
 	stats   Stats             // of it; zero before the first

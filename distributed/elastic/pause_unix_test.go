@@ -58,7 +58,7 @@ func invite(t *testing.T, name, address string, log *replay) (p *exec.Cmd, order
 	return p, orders, heard
 }
 
-// pauseProcess has a member in a process of its own join, be stopped until the others go on without it, go on and train with
+// pauseProcess has a member in its own process join, be stopped until the others go on without it, go on and train with
 // them again, and leave or be killed. Meanwhile something happens to the others.
 func pauseProcess(c *churn) (events int) {
 	name := c.next()

@@ -353,7 +353,7 @@ func (a *trainee) Restore(ctx context.Context, states ...[]byte) error {
 // altered is a trainer of which a test wants something else.
 type altered struct {
 	Trainer
-	save func(ctx context.Context) ([]byte, error)            // in the place of SharedState, unless nil
+	save func(ctx context.Context) ([]byte, error)            // instead of SharedState, unless nil
 	load func(ctx context.Context, states ...[]byte) error    // of Restore
 	bind func(ctx context.Context, c comm.Communicator) error // of Rebind
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// kind is that of a Loop's states.
+// kind marks the states of a Loop.
 var kind = state.Kind{
 	Name:    "tutti-outer",
 	Version: 3,

@@ -168,7 +168,7 @@ type Gate struct {
 	count      int                         // of these; guarded by mu
 }
 
-// Serve passes connections that have authenticated to serve, each in a goroutine of its own, and closes them when it
+// Serve passes connections that have authenticated to serve, each in its own goroutine, and closes them when it
 // returns. Serve returns when the listener is closed.
 func (g *Gate) Serve(l net.Listener, conf *tls.Config, serve func(conn *tls.Conn)) {
 	for {

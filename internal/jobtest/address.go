@@ -17,7 +17,7 @@ var taken atomic.Int64
 // do not get it. The next ports up to a number of them in all are the test's as well.
 func Address(t testing.TB, ports int) string {
 	t.Helper()
-	// A process has a host of its own where all of 127.0.0.0/8 are. The ports are below those that systems
+	// A process has its own host where all of 127.0.0.0/8 are. The ports are below those that systems
 	// choose, and others than those of most other processes, for what listens on all hosts.
 	const first, span, block = 10_000, 20_000, 256
 	pid := os.Getpid()

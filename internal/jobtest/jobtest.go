@@ -31,9 +31,9 @@ func Build(t *testing.T, folder string) string {
 	return program
 }
 
-// Environment is that of this process with what Open MPI's launcher needs in a test. It refuses root and
+// Environment is the environment of this process with what Open MPI's launcher needs in a test. It refuses root and
 // more processes than processors unless told, and fails where another one makes the same directories
-// below the temporary one at once, so that each call has a temporary directory of its own. Processes that
+// below the temporary one at once, so that each call has its own temporary directory. Processes that
 // come without that launcher make it among themselves, so that it is there already.
 func Environment(t testing.TB) []string {
 	t.Helper()

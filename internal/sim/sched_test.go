@@ -1,4 +1,4 @@
-// Package sim is what packages get in simulations in the place of sync, sync/atomic, net and the go
+// Package sim is what packages get in simulations instead of sync, sync/atomic, net and the go
 // statement. It exists in those builds only: comm/internal/simulation puts this file, without its
 // suffix, into an overlay, and has each source file it simulates import it.
 //
@@ -257,7 +257,7 @@ func glance() {
 	}
 }
 
-// Pause is in the place of runtime.Gosched: time goes on.
+// Pause is instead of runtime.Gosched: time goes on.
 func Pause() {
 	if p := current(); p != nil {
 		p.sleep(p.random.Between(0, 20*time.Microsecond))
@@ -272,7 +272,7 @@ func Longer(d time.Duration) time.Duration {
 	return d
 }
 
-// Processors is in the place of runtime.GOMAXPROCS.
+// Processors is instead of runtime.GOMAXPROCS.
 func Processors(int) int {
 	if s := active.Load(); s != nil {
 		return []int{1, 2, 16}[Mix(s.Seed, 3)%3]
@@ -280,19 +280,19 @@ func Processors(int) int {
 	return 1
 }
 
-// RandomNumber is in the place of rand.Uint64.
+// RandomNumber is instead of rand.Uint64.
 func RandomNumber() uint64 { return current().random.Next() }
 
-// RandomIntN is in the place of rand.IntN.
+// RandomIntN is instead of rand.IntN.
 func RandomIntN(n int) int { return current().random.IntN(n) }
 
-// RandomText is in the place of rand.Text: what maps are keyed by decides on their order.
+// RandomText is instead of rand.Text: what maps are keyed by decides on their order.
 func RandomText() string {
 	r := current().random
 	return fmt.Sprintf("%013x%013x", r.Next()>>12, r.Next()>>12)
 }
 
-// Go is in the place of the go statement.
+// Go is instead of the go statement.
 func Go(f func()) {
 	p := current()
 	if p == nil {
@@ -325,7 +325,7 @@ func born(n *Node, f func()) func() {
 	}
 }
 
-// AfterFunc is in the place of time.AfterFunc.
+// AfterFunc is instead of time.AfterFunc.
 func AfterFunc(d time.Duration, f func()) *time.Timer {
 	if p := current(); p != nil {
 		f = born(p.node, f)
@@ -333,7 +333,7 @@ func AfterFunc(d time.Duration, f func()) *time.Timer {
 	return time.AfterFunc(d, f)
 }
 
-// AfterContext is in the place of context.AfterFunc.
+// AfterContext is instead of context.AfterFunc.
 func AfterContext(ctx context.Context, f func()) (stop func() bool) {
 	if p := current(); p != nil {
 		f = born(p.node, f)

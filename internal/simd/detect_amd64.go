@@ -2,7 +2,7 @@ package simd
 
 import "golang.org/x/sys/cpu"
 
-// detect asks for F16C itself, a feature of its own, which golang.org/x/sys/cpu
+// detect asks for F16C itself, a separate feature, which golang.org/x/sys/cpu
 // does not report and a hypervisor may hide. The operating system saves the
 // registers if it does for AVX2.
 func detect() bool {

@@ -2,7 +2,7 @@
 // parallel training step can hide behind its backward pass.
 //
 // The model is a chain of linear layers in bfloat16. Each rank computes a step
-// on a batch of its own, of a loss divided by the world size; the gradients are
+// on its own batch, of a loss divided by the world size; the gradients are
 // added up by [ddp.Gradients], either after the backward pass or while
 // it goes on, ordered by events. They lie in symmetric memory where the
 // communicator has that. All times are those of the devices' clocks.
@@ -72,7 +72,7 @@ type Config struct {
 	// Steps are run one after the other in each of Rounds, of which the median
 	// counts; a round more warms up.
 	Steps, Rounds int
-	// Seed is that of weights and inputs.
+	// Seed draws weights and inputs.
 	Seed uint64
 	// Progress, if set, is told on rank 0 how many rounds are done.
 	Progress func(done, total int)

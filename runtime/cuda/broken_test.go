@@ -18,7 +18,7 @@ import (
 const brokenVariable = "TUTTI_TEST_BROKEN"
 
 // A kernel that reads where no memory is makes the context of its process
-// unusable, for good, so that happens in a process of its own.
+// unusable, for good, so that happens in its own process.
 func TestAnIllegalAccessBreaksTheRuntime(t *testing.T) {
 	openGPU(t)
 	if os.Getenv(brokenVariable) == "" {

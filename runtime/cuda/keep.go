@@ -20,7 +20,7 @@ type keptCopy struct {
 
 // keptCopies are those of a runtime.
 type keptCopies struct {
-	mu     sync.Mutex  // taken alone
+	mu     sync.Mutex  // before owned.mu
 	exist  atomic.Bool // whether list has any
 	list   []keptCopy  // guarded by mu
 	spare  []*Event    // guarded by mu

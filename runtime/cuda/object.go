@@ -37,7 +37,7 @@ func (r *Runtime) undo(handle uintptr, d destructor) error {
 // them: the context, of which they are part, lives on while a framework or NCCL
 // retains it, and so would they.
 type owned struct {
-	mu      sync.Mutex             // never held during a call of the driver
+	mu      sync.Mutex             // held during no call of the driver but idle's
 	objects map[uintptr]destructor // by handle
 	pinned  []uintptr              // those that are memory
 

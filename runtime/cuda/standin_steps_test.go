@@ -26,7 +26,7 @@ import (
 // rank's list, and looks at them: with that gtopk has 13 and gaussiank 14.
 const mostNodes, mostOfTransactions = 12, 14
 
-// overHost is a communicator of the host with a stream of its own, which takes the
+// overHost is a communicator of the host with its own stream, which takes the
 // memory of the stand-in for a GPU's.
 type overHost struct {
 	comm.Communicator

@@ -1,4 +1,4 @@
-// Command characters trains a small transformer of GoMLX to foretell each character of a text, its
+// Command characters trains a small transformer of GoMLX to predict each character of a text, its
 // own source, from those before it, on several ranks.
 //
 //	go run ./characters                                  # two ranks, goroutines of one process

@@ -268,7 +268,7 @@ func BeLost(t testing.TB, way string) {
 
 // LoseARank has TestAKilledRank run in up to maxRanks processes of a job, a GPU each, of
 // which one is lost in each of the ways. Where there is one GPU, all
-// share it, each as if on a host of its own.
+// share it, each as if on its own host.
 func LoseARank(t *testing.T, maxRanks int, ways ...string) {
 	if Job(t).WorldSize > 1 {
 		t.Skip("starts processes of its own")

@@ -8,7 +8,7 @@ import (
 )
 
 // segment is memory that all ranks of a communicator share if they are on one host. In a
-// round, each rank writes what the others need into a slot of its own and then sets the
+// round, each rank writes what the others need into its own slot and then sets the
 // slot's flag. The flag has the fingerprint of all calls of the rank (see callLog), so that
 // ranks that disagree wait for each other, and compare their call logs.
 //

@@ -32,7 +32,7 @@ import (
 // Wire sends and receives bytes between the ranks of one communicator.
 //
 // The [Engine] calls its methods one at a time, except Await, and holds its lock meanwhile: they do not
-// wait for other ranks, and do not call the Engine. What a Wire does on goroutines of its own is
+// wait for other ranks, and do not call the Engine. What a Wire does on its own goroutines is
 // bounded by the memory rule: the bytes of a message belong to the Wire from Post until Poll
 // has reported the message, or Abandon has returned 0.
 type Wire interface {

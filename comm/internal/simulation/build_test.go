@@ -51,7 +51,7 @@ type change struct{ file, old, new string }
 var adaptations = []change{
 	{"comm/tcp/link_unix.go", "syscall.Write(int(fd), b)", scheduler + ".TrySend(fd, b)"},
 	{"internal/poll/pause_linux.go", "_, _, _ = syscall.RawSyscall(syscall.SYS_SCHED_YIELD, 0, 0, 0)", scheduler + ".Pause()"},
-	{"comm/tcp/shared.go", "segment.Machine()", "uint64(0), error(nil)"}, // each rank is on a host of its own
+	{"comm/tcp/shared.go", "segment.Machine()", "uint64(0), error(nil)"}, // each rank is on its own host
 	{"comm/internal/schedule/segment.go", "const wholeSharedLimit = 16 << 10", "const wholeSharedLimit = 400"},
 	{"comm/internal/schedule/segment.go", "const pairBlockBytes = 256 << 10", "const pairBlockBytes = 2 << 10"},
 	{"comm/internal/schedule/segment.go", "shortBlock  = 128 << 10", "shortBlock  = 2 << 10"},

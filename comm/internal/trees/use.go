@@ -49,7 +49,7 @@ type planner struct {
 	keys   []int // tell this use from all others
 }
 
-// plan plans operations of a communicator, in an order of their own.
+// plan plans operations of a communicator, in their own order.
 func (w *worker) plan(m *image, n *node, c comm.Communicator, serial int) *usage {
 	random := rand.New(rand.NewPCG(w.Seed, uint64(w.number)<<48|uint64(serial)))
 	p := planner{

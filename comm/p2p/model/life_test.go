@@ -240,7 +240,7 @@ func TestAborts(t *testing.T) {
 
 // stuck returns a set of lines, by rank, from which none can go on, nil if there is none. Line i
 // of a rank ends when line i of every rank has started; a rank has room for so many lines, and
-// starts them in an order of its own as others end.
+// starts them in its own order as others end.
 func stuck(lines int, room []int, order [][]int) []uint64 {
 	ranks := len(room)
 	ended := make([]uint64, ranks)

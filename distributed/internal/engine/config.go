@@ -170,7 +170,7 @@ func (c *Settings) pauses() bool {
 	return c.chosen && !c.NoErrorFeedback && slices.Contains(c.Schedule.Densities, 0)
 }
 
-// codec is that of Values.
+// codec returns the codec of Values.
 func (c *Config) codec() kernel.Codec {
 	return codecs[c.Values]
 }

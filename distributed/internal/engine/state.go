@@ -16,7 +16,7 @@ import (
 	"github.com/tutti-go/tutti/internal/sparsity"
 )
 
-// kind is that of a Reducer's states.
+// kind marks the states of a Reducer.
 var kind = state.Kind{
 	Name:    "tutti-sparse",
 	Version: 6,

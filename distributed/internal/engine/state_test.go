@@ -139,7 +139,7 @@ func TestRestoreWrong(t *testing.T) {
 		assert.ErrorIs(t, u.S.Restore(ctx, append(bytes.Clone(mine), 0)), comm.ErrArgument)
 		over, cancel := context.WithCancel(ctx)
 		cancel()
-		_, _ = u.S.State(over) // an error of its own wait, if it waits, does not stay
+		_, _ = u.S.State(over) // an error of this wait, if it waits, does not stay
 		after, err := u.S.State(ctx)
 		assert.Equal(t, mine, after)
 		return errors.Join(err, u.Close())

@@ -13,7 +13,7 @@ import (
 // A list travels as one message, whose length follows from the number of entries that there is
 // room for. Where all ranks know how long lists are, that is how long they are. Where lengths differ and
 // the host may wait, they are sent first ([allgather.exchangeLengths]). Where the host is not to wait,
-// because the device has streams of its own, a list goes padded to its capacity, in a slot: a message
+// because the device has its own streams, a list goes padded to its capacity, in a slot: a message
 // with the list's length in front.
 //
 // This file alone knows how a message looks: indices, and behind them values; or, where values travel

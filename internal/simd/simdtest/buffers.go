@@ -13,7 +13,7 @@ import (
 	"github.com/tutti-go/tutti/internal/hostmem"
 )
 
-// Seed is that of NewRand.
+// Seed seeds NewRand.
 const Seed = 20240613
 
 // NewRand returns the same random numbers every time.

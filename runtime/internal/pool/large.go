@@ -8,7 +8,7 @@ import (
 	"sync"
 )
 
-// large holds the blocks that are mappings of their own.
+// large holds the blocks that are separate mappings.
 type large struct {
 	sync.Mutex
 	counters

@@ -62,7 +62,7 @@ type Config struct {
 // Pool is safe for concurrent use.
 //
 // Small sizes are cut from slabs, one lock per size class; large ones are
-// mappings of their own. No such lock is held while the system works.
+// separate mappings. No such lock is held while the system works.
 type Pool struct {
 	config       Config
 	largestClass int // the largest block cut from a slab

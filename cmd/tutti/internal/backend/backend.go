@@ -75,14 +75,14 @@ type Backend struct {
 	Name    string // what --backend takes
 	Summary string // what the ranks are, in a few words
 	// Jobs: the ranks can be the processes that a launcher started;
-	// where not, each process is a world of its own.
+	// where not, each process is its own world.
 	Jobs bool
 	// Probe finds out whether the backend works on this machine: a line about
 	// what it would use, or an error wrapping [comm.ErrUnavailable] that says
 	// what is missing.
 	Probe func(ctx context.Context) (detail string, err error)
 	// Run calls body once for every rank that lives in this process, each in
-	// a goroutine of its own, and returns when all have, with their errors
+	// its own goroutine, and returns when all have, with their errors
 	// joined. When one fails, the others are not left waiting. Options that the
 	// backend cannot serve are an [OptionError].
 	Run func(ctx context.Context, opts Options, body func(ctx context.Context, r Rank) error) error

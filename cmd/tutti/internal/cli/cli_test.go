@@ -452,7 +452,7 @@ func TestDefaultBackendOfTheEnvironment(t *testing.T) {
 	assert.Contains(t, stderr, `unknown backend "nonsense"`)
 }
 
-// Each process that a launcher started is a world of its own on local.
+// Each process that a launcher started is its own world on local.
 func TestJobsOfSeveralWorldsAreNoted(t *testing.T) {
 	t.Setenv("OMPI_COMM_WORLD_SIZE", "2")
 	for rank, notes := range map[string]int{"0": 1, "1": 0} {

@@ -112,7 +112,7 @@ func program(cmd *cobra.Command, args []string) (command []string, self string, 
 	return args, self, nil
 }
 
-// newClusterInside is what the cluster command starts in namespaces of its own.
+// newClusterInside is what the cluster command starts in its own namespaces.
 func newClusterInside() *cobra.Command {
 	return &cobra.Command{
 		Use:     cluster.Inside + " JOB",

@@ -82,7 +82,7 @@ prints.`,
 	return cmd
 }
 
-// newProbe is what the info command starts in a process of its own; see
+// newProbe is what the info command starts in its own process; see
 // [backend.ProbeMPI].
 func newProbe() *cobra.Command {
 	return &cobra.Command{

@@ -8,7 +8,7 @@ import (
 
 // root is where the namespaces and scripts of the cluster are, in a file system
 // of its own that hides what is there on the machine: shared memory that ranks
-// forget is gone with it. A host sees a part of its own instead, with root at
+// forget is gone with it. A host sees its own part instead, with root at
 // the same place.
 const (
 	shared = "/dev/shm"

@@ -83,7 +83,7 @@ func possible() error {
 }
 
 // Inside is the hidden command of this program that makes the cluster, in
-// namespaces of its own.
+// its own namespaces.
 const Inside = "cluster-inside"
 
 // NetworkVariable is the environment variable that tells ranks of their network,

@@ -19,7 +19,7 @@ import (
 // The kinds of findings.
 const (
 	NoDump        = "no_dump"       // there is no dump of these ranks
-	Failed        = "failed"        // these ranks aborted because of an error of their own
+	Failed        = "failed"        // these ranks aborted because of their own error
 	Contradiction = "contradiction" // the records of these ranks cannot all be true
 	Mismatch      = "mismatch"      // ranks disagree about a call
 	NotCalled     = "not_called"    // these ranks have not called what others wait for
@@ -141,7 +141,7 @@ func unconnected(records []Record) (list []Finding) {
 	return list
 }
 
-// failed tells which ranks aborted because of an error of their own, the first one first.
+// failed tells which ranks aborted because of their own error, the first one first.
 func failed(records []Record) []Finding {
 	type failure struct {
 		*dump.Failure

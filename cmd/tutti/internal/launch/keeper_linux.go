@@ -14,7 +14,7 @@ import (
 	"github.com/tutti-go/tutti/internal/printable"
 )
 
-// attributes give a rank a process group of its own, and have it die with its keeper.
+// attributes give a rank its own process group, and have it die with its keeper.
 func attributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// attributes give a rank a process group of its own.
+// attributes give a rank its own process group.
 func attributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
 // self is this program.

@@ -134,7 +134,7 @@ func sayLeft() {
 	}
 }
 
-// start starts the rank's first process, in a process group of its own and without standard input.
+// start starts the rank's first process, in its own process group and without standard input.
 func (k *keeper) start(words []string) error {
 	path, err := exec.LookPath(words[0])
 	if err != nil {

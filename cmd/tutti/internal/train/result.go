@@ -55,7 +55,7 @@ type Result struct {
 	TargetRounds    *int     `json:"target_rounds,omitempty"`
 	TargetSentBytes *float64 `json:"target_sent_bytes_per_rank,omitempty"`
 
-	// Hash is that of the weights at the end (FNV-1a of 64 bits), which are the same on all ranks.
+	// Hash is the hash of the weights at the end (FNV-1a of 64 bits), which are the same on all ranks.
 	Hash string `json:"hash"`
 	// Tests are the accuracies during the training, the last one at its end.
 	Tests []Test `json:"tests"`

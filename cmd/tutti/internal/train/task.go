@@ -56,7 +56,7 @@ func ofText(text []byte) examples {
 	return examples{Set: digits.Set{Labels: text[contextLength:]}, text: text}
 }
 
-// shape is that of the model.
+// shape is the shape of the model.
 func (c Config) shape() shape {
 	if c.Text != "" {
 		return shape{contextLength * byteValues, contextLength, c.Hidden, byteValues}

@@ -454,7 +454,7 @@ func (t *trainer) checkAgreement(ctx context.Context) error {
 	return nil
 }
 
-// hash is that of the weights.
+// hash hashes the weights.
 func (t *trainer) hash() uint64 {
 	h := fnv.New64a()
 	h.Write(hostmem.Bytes(t.model.params)) // never fails
