@@ -259,3 +259,29 @@ func BenchmarkStep(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkUnionOfTwo merges two lists of 655 entries, whose loop is sensitive to how the compiler uses registers.
+func BenchmarkUnionOfTwo(b *testing.B) {
+	const n, m = 1 << 16, 655
+	rng := rand.New(rand.NewPCG(1, 2))
+	list := func() (e entries) {
+		for i := range n {
+			if rng.IntN(n-i) < m-len(e.idx) {
+				e.idx = append(e.idx, int32(i))
+				e.val = append(e.val, rng.Float32())
+			}
+		}
+		return e
+	}
+	first := list()
+	second := list()
+	dst := entries{
+		idx: make([]int32, 2*m),
+		val: make([]float32, 2*m),
+	}
+	for b.Loop() {
+		if _, ok := unionOfTwo(first, second, dst, n, 0.5); !ok {
+			b.Fatal("the lists do not ascend")
+		}
+	}
+}
