@@ -31,6 +31,16 @@ func write(path string, content func(w io.Writer) error) error {
 // Progress is told how far a long work is.
 type Progress func(done, total int)
 
+// halves returns what is to be told of the progress of the first half of a work, and of the second.
+func (p Progress) halves() (first, second Progress) {
+	if p == nil {
+		return nil, nil
+	}
+	first = func(done, total int) { p(done, 2*total) }
+	second = func(done, total int) { p(total+done, 2*total) }
+	return first, second
+}
+
 // checkOutput refuses an output that is one of the inputs.
 func checkOutput(out string, inputs ...string) error {
 	written, err := os.Stat(out)

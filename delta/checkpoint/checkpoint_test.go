@@ -1,7 +1,6 @@
 package checkpoint
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -12,7 +11,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -368,49 +366,4 @@ func FuzzTensors(f *testing.F) {
 			at += s.bytes
 		}
 	})
-}
-
-// countdown is a context that ends when it has been looked at so often.
-type countdown struct {
-	context.Context
-	left *atomic.Int64
-}
-
-func (c countdown) Err() error {
-	if c.left.Add(-1) < 0 {
-		return errors.New("interrupted")
-	}
-	return nil
-}
-
-// TestInterrupted: nothing is left, wherever it ends.
-func TestInterrupted(t *testing.T) {
-	dir := t.TempDir()
-	data := make([]byte, 2011)
-	from := put(t, dir, "old", bytesOf(header, data))
-	data[7], data[2001] = 1, 1
-	to := put(t, dir, "new", bytesOf(header, data))
-	patch, out := filepath.Join(dir, "delta"), filepath.Join(dir, "out")
-	for name, work := range map[string]func(ctx context.Context) error{
-		"diff":  func(ctx context.Context) error { _, err := Diff(ctx, from, to, out, nil); return err },
-		"apply": func(ctx context.Context) error { _, err := Apply(ctx, from, patch, out, nil); return err },
-	} {
-		_, err := Diff(t.Context(), from, to, patch, nil)
-		require.NoError(t, err)
-		n := int64(0)
-		for ; ; n++ {
-			left := new(atomic.Int64)
-			left.Store(n)
-			err := work(countdown{t.Context(), left})
-			if err == nil {
-				break
-			}
-			require.ErrorContains(t, err, "interrupted")
-			files, err := os.ReadDir(dir)
-			require.NoError(t, err)
-			require.Len(t, files, 3, "old, new and delta: %s %d", name, n)
-		}
-		require.Greater(t, n, int64(2))
-		require.NoError(t, os.Remove(out))
-	}
 }

@@ -34,7 +34,7 @@ func Export(ctx context.Context, base, change, out string, f Format, progress Pr
 	if f, err = f.named(out); err != nil {
 		return s, err
 	}
-	d, err := readChange(ctx, from, change)
+	d, progress, err := readChange(ctx, from, change, progress)
 	if err != nil {
 		return s, err
 	}
@@ -64,21 +64,26 @@ func (f Format) named(out string) (Format, error) {
 	return f, nil
 }
 
-// readChange returns the delta in a file, or from a checkpoint to the one in it.
-func readChange(ctx context.Context, from *checkpoint, path string) (*delta.Delta, error) {
+// readChange returns the delta in a file, or from a checkpoint to the one in it, and what is to be told of progress
+// from then on.
+func readChange(
+	ctx context.Context, from *checkpoint, path string, progress Progress,
+) (*delta.Delta, Progress, error) {
 	to, err := open(path)
 	if err != nil {
 		d, readErr := Read(path)
 		if readErr != nil && errors.Is(readErr, delta.ErrDelta) && beginsAsDelta(path) {
-			return nil, readErr
+			return nil, nil, readErr
 		}
 		if readErr != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		return d, nil
+		return d, progress, nil
 	}
 	defer to.Close()
-	return delta.Diff(ctx, from.tensors, to.tensors, nil)
+	first, second := progress.halves()
+	d, err := delta.Diff(ctx, from.tensors, to.tensors, first)
+	return d, second, err
 }
 
 // beginsAsDelta reports whether a file begins as deltas of this module do, in any version.
