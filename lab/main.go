@@ -46,7 +46,7 @@ func newRoot() *cobra.Command {
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 80"))
-	root.AddCommand(newOverlap(), newPeerMemory(), newCompare(), newScoreboard())
+	root.AddCommand(newOverlap(), newPeerMemory(), newCompare(), newScoreboard(), newDeltas())
 	return root
 }
 
