@@ -68,20 +68,20 @@ func parse(file []byte) (*checkpoint, error) {
 
 // reversed returns the file with its tensors in the opposite order.
 func (c *checkpoint) reversed() ([]byte, error) {
-	other := *c
-	other.names = slices.Clone(c.names)
-	slices.Reverse(other.names)
-	return other.file()
+	changed := *c
+	changed.names = slices.Clone(c.names)
+	slices.Reverse(changed.names)
+	return changed.file()
 }
 
 // annotated returns the file with a text more in its metadata.
 func (c *checkpoint) annotated() ([]byte, error) {
-	other := *c
-	other.metadata = map[string]string{"step": "1010"}
+	changed := *c
+	changed.metadata = map[string]string{"step": "1010"}
 	for key, text := range c.metadata {
-		other.metadata[key] = text
+		changed.metadata[key] = text
 	}
-	return other.file()
+	return changed.file()
 }
 
 // file returns the bytes of a file, with the tensors in the order of names.
