@@ -22,6 +22,7 @@ func TestNoAllocations(t *testing.T) {
 	counts, displs := []int{n, n / 2}, []int{0, n}
 	var exchange [2][]comm.Call
 	both := []int{n / 2, n / 2}
+	sums, _ := fixedSums(m, 2, 2, n, 100)
 	for name, call := range map[string]func(c comm.Communicator, r int) error{
 		"allreduce":  func(c comm.Communicator, r int) error { return c.AllReduce(a[r], b[r], n, dtype.F32, comm.Sum) },
 		"small":      func(c comm.Communicator, r int) error { return c.AllReduce(a[r], b[r], 2, dtype.BF16, comm.Avg) },
@@ -31,6 +32,7 @@ func TestNoAllocations(t *testing.T) {
 		"alltoallv": func(c comm.Communicator, r int) error {
 			return c.AllToAllV(a[r], both, displs, b[r], both, displs, dtype.I32)
 		},
+		"fixed":    func(c comm.Communicator, r int) error { return allReduceFixed(c, sums[r]) },
 		"barrier":  func(c comm.Communicator, r int) error { return c.Barrier(ctx) },
 		"exchange": func(c comm.Communicator, r int) error { return c.Group(exchange[r]...) },
 	} {

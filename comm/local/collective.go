@@ -5,7 +5,9 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
+	"github.com/tutti-go/tutti/internal/fixedpoint"
 	"github.com/tutti-go/tutti/internal/hostops"
+	"github.com/tutti-go/tutti/internal/reductions"
 )
 
 // agree checks that all ranks called the same thing as that collective, before any of their
@@ -16,7 +18,7 @@ func (w *world) agree(s *slot, seq uint64) error {
 		agreed = agreed && s.calls[0].agrees(&s.calls[r]) && len(s.extras[r].ints) == 0
 	}
 	if agreed {
-		return nil
+		return s.agreeOnSums()
 	}
 	for r := range s.calls {
 		c := s.calls[r].call()
@@ -25,9 +27,9 @@ func (w *world) agree(s *slot, seq uint64) error {
 	}
 	err := backend.Agree(w.agreeing)
 	if err != nil {
-		err = fmt.Errorf("%w (collective #%d)", err, seq+1)
+		return fmt.Errorf("%w (collective #%d)", err, seq+1)
 	}
-	return err
+	return s.agreeOnSums()
 }
 
 // prepare cuts the work of the slot's collective for that many workers. One of them does what is within the inline
@@ -37,12 +39,16 @@ func (s *slot) prepare(workers, inline int) {
 	n := len(s.calls)
 	p := &s.plan
 	p.size, p.row, p.uneven = c.dt.Size(), c.count, false
+	p.block = max(blockBytes/p.size, 1)
 	rows := 1
 	sources := 1
 	destinations := 1
 	switch c.op {
 	case comm.OpAllReduce:
 		sources, destinations = n, n
+		if c.reduce == reductions.FixedPoint {
+			s.addSums()
+		}
 	case comm.OpBroadcast:
 		destinations = n
 	case comm.OpReduce:
@@ -69,7 +75,7 @@ func (s *slot) prepare(workers, inline int) {
 		p.total = rows * p.row
 	}
 	p.cut(sources, destinations, workers, inline)
-	if c.op == comm.OpAllReduce && s.inPlace() {
+	if c.op == comm.OpAllReduce && c.reduce != reductions.FixedPoint && s.inPlace() {
 		p.streaming = false // what is written was just read, and is in the cache
 	}
 }
@@ -109,6 +115,10 @@ func (s *slot) move(row, offset, n int, w *scratch) {
 	var src uintptr
 	switch c.op {
 	case comm.OpAllReduce:
+		if c.reduce == reductions.FixedPoint {
+			s.sumFixed(row, offset, n, w)
+			return
+		}
 		for r := range s.calls {
 			dst = append(dst, s.calls[r].recv+column)
 		}
@@ -182,8 +192,9 @@ func (e *endpoint) takeScratch() *scratch {
 	}
 	n := e.world.size
 	return &scratch{
-		src: make([]uintptr, 0, n),
-		dst: make([]uintptr, 0, n),
+		src:  make([]uintptr, 0, n),
+		dst:  make([]uintptr, 0, n),
+		sums: make([]*fixedpoint.Sum, 0, n),
 	}
 }
 

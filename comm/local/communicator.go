@@ -6,6 +6,9 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/fixedpoint"
+	"github.com/tutti-go/tutti/internal/reductions"
 	device "github.com/tutti-go/tutti/runtime"
 )
 
@@ -20,6 +23,7 @@ var (
 	_ comm.Communicator     = (*communicator)(nil)
 	_ backend.MemoryChecker = (*communicator)(nil)
 	_ backend.Progresser    = (*communicator)(nil)
+	_ fixedpoint.Reducer    = (*communicator)(nil)
 )
 
 func newCommunicator(e *endpoint) *communicator {
@@ -61,4 +65,18 @@ func (c *communicator) CheckDevice(d device.Device) error {
 		return nil
 	}
 	return c.e.check.Unreachable(d, "goroutines reach host memory; comm/nccl moves GPU memory")
+}
+
+// AllReduceFixed implements [fixedpoint.Reducer]: the ranks share the elements as those of other allreduces, and who
+// takes a chunk reads the terms of all ranks.
+func (c *communicator) AllReduceFixed(sums []fixedpoint.Sum) error {
+	total := 0
+	for i := range sums {
+		total += sums[i].N
+	}
+	call := comm.AllReduceCall(0, 0, total, dtype.F32, reductions.FixedPoint)
+	if err := c.e.submit(&call, nil, sums); err != nil {
+		return c.e.life.Explain(call.Op.String(), err)
+	}
+	return nil
 }

@@ -1,9 +1,10 @@
 package local
 
-// enqueue appends a batch, operations that start together, to the backlog.
+// enqueueBatch appends the batch, operations that start together, to the backlog.
 // Messages go first: they are not ordered among the collectives of a batch,
 // and must not wait for a free slot. The caller holds e.mu.
-func (e *endpoint) enqueue(batch []*op) {
+func (e *endpoint) enqueueBatch() {
+	batch := e.batch
 	e.batches++
 	messages := 0
 	for _, o := range batch {
@@ -23,6 +24,8 @@ func (e *endpoint) enqueue(batch []*op) {
 		}
 	}
 	e.pending.Add(int32(len(batch)))
+	clear(batch)
+	e.batch = batch[:0]
 }
 
 // startable reports whether the first operation of the backlog may start.

@@ -210,7 +210,7 @@ func TestLargerCollectivesHaveMoreChunks(t *testing.T) {
 		for _, element := range []int{1, 2, 4, 8} {
 			last := 0
 			for bytes := 8; bytes <= 64<<20; bytes *= 2 {
-				p := plan{size: element, total: bytes / element}
+				p := plan{size: element, block: blockBytes / element, total: bytes / element}
 				p.cut(ranks, ranks, ranks, inlineLimit(ranks, true))
 				assert.GreaterOrEqual(t, p.chunks, last, "%d ranks, %d bytes", ranks, bytes)
 				assert.GreaterOrEqual(t, p.chunks*p.step, p.total)

@@ -44,7 +44,7 @@
 //   - entry, plan, claim, spin: a call, how work is cut, who takes it, and how ranks wait
 //   - world: the state, of the ranks together and of each
 //   - lot, failure: how ranks sleep and are woken, how a world aborts
-//   - op, collective, driver, small, message, endpoint: what one operation does,
+//   - op, fixed, collective, driver, small, message, endpoint: what one operation does,
 //     and in which order a rank's operations start
 //   - progress: how they go on
 //   - submit, wait, close, split: what a rank does

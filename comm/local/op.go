@@ -2,11 +2,12 @@ package local
 
 import (
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/fixedpoint"
 	"github.com/tutti-go/tutti/internal/spans"
 )
 
 // newOp takes an operation from those that are idle. The caller holds e.mu.
-func (e *endpoint) newOp(c *comm.Call, split *splitCall) *op {
+func (e *endpoint) newOp(c *comm.Call, split *splitCall, sums []fixedpoint.Sum) *op {
 	var o *op
 	if last := len(e.idle) - 1; last >= 0 {
 		o = e.idle[last]
@@ -15,13 +16,14 @@ func (e *endpoint) newOp(c *comm.Call, split *splitCall) *op {
 		o = &op{owner: e}
 	}
 	o.entry, o.tag = newEntry(c), c.Tag
-	o.extra.set(c, split)
+	o.extra.set(c, split, sums)
 	return o
 }
 
 // recycle keeps an operation that is done for reuse. The caller holds e.mu.
 func (e *endpoint) recycle(o *op) {
 	o.split = nil
+	o.sums = nil
 	o.match = nil
 	e.idle = append(e.idle, o)
 }

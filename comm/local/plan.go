@@ -79,9 +79,10 @@ func partLength(ranks, bytes int) int {
 type plan struct {
 	size      int   // bytes per element
 	row       int   // elements per row, where all are equal
-	ends      []int // ends of the rows, where not
+	ends      []int // ends of the rows, where not; of the world, which runs one collective at a time
 	uneven    bool  // rows have different lengths
 	total     int   // elements
+	block     int   // elements that steps are a multiple of
 	step      int   // elements per chunk
 	chunks    int   // at most maxChunks
 	streaming bool  // stores bypass the caches
@@ -89,7 +90,6 @@ type plan struct {
 
 // unevenRows starts a list of rows of different lengths.
 func (p *plan) unevenRows() {
-	p.ends = p.ends[:0]
 	p.uneven = true
 	p.total = 0
 }
@@ -132,8 +132,7 @@ func (p *plan) cut(sources, destinations, workers, inline int) {
 	chunks = (chunks + workers - 1) / workers * workers // nobody waits for the last one
 	chunks = min(chunks, maxChunks, traffic/leastChunkTraffic)
 	p.step = (p.total + chunks - 1) / chunks
-	block := max(blockBytes/p.size, 1)
-	p.step = (p.step + block - 1) / block * block
+	p.step = (p.step + p.block - 1) / p.block * p.block
 	p.chunks = (p.total + p.step - 1) / p.step
 }
 

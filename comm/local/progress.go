@@ -43,7 +43,9 @@ func (d *driver) start(seq uint64) {
 	case comm.OpSplit:
 		w.split(s)
 	default:
+		s.plan.ends = w.ends[:0]
 		s.prepare(w.workers, w.inline)
+		w.ends = s.plan.ends
 		chunks := s.plan.chunks
 		if chunks > 1 {
 			s.left.Store(int32(chunks))
@@ -64,6 +66,7 @@ func (d *driver) start(seq uint64) {
 // the collective that comes one round later.
 func (d *driver) finish(seq uint64, s *slot) {
 	w := d.world
+	s.forgetSums()
 	// In this order: in between, drain still takes the collective for running, so that no rank reports
 	// as lost what others see completed. Nobody enters the slot again before the next one is completed.
 	w.front.completed.Store(seq + 1)
@@ -103,6 +106,7 @@ func (d *driver) pump(e *endpoint) {
 		x := &s.extras[e.rank]
 		x.lists, o.lists = o.lists, x.lists
 		x.split = o.split
+		x.sums = o.sums
 		e.arrivals.Store(seq + 1)
 		e.pending.Add(-1)
 		e.recycle(o)

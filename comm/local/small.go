@@ -4,6 +4,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/hostops"
+	"github.com/tutti-go/tutti/internal/reductions"
 )
 
 // Small collectives, barriers and short allreduces, take no slot of the ring: what
@@ -35,7 +36,7 @@ import (
 
 // isSmall reports whether a collective is one of these, on which ranks that agree on the call agree.
 func (w *world) isSmall(x *entry) bool {
-	if w.small == 0 {
+	if w.small == 0 || x.reduce == reductions.FixedPoint {
 		return false
 	}
 	return x.op == comm.OpBarrier || x.op == comm.OpAllReduce && x.count <= w.small/x.dt.Size()
@@ -202,7 +203,7 @@ func (e *endpoint) judge() {
 	for r := range w.ranks {
 		if c := w.cell(seq, r); c.told.Load() == seq+1 {
 			s.calls[r] = c.entry
-			s.extras[r].set(&comm.Call{}, nil)
+			s.extras[r].set(&comm.Call{}, nil, nil)
 		}
 	}
 	if err := w.agree(s, seq); err != nil {

@@ -27,7 +27,7 @@ func (e *endpoint) forsake(cause error) {
 
 // meet submits a collective that moves nothing and waits for it.
 func (e *endpoint) meet(ctx context.Context, op comm.Op, split *splitCall) error {
-	if err := e.submit(&comm.Call{Op: op}, split); err != nil {
+	if err := e.submit(&comm.Call{Op: op}, split, nil); err != nil {
 		return err
 	}
 	return e.settle(ctx)

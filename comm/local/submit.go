@@ -1,12 +1,15 @@
 package local
 
-import "github.com/tutti-go/tutti/comm"
+import (
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/fixedpoint"
+)
 
 // Submit implements [backend.Backend].
-func (e *endpoint) Submit(c comm.Call) error { return e.submit(&c, nil) }
+func (e *endpoint) Submit(c comm.Call) error { return e.submit(&c, nil, nil) }
 
-// submit takes one operation. split is its part of a Split.
-func (e *endpoint) submit(c *comm.Call, split *splitCall) error {
+// submit takes one operation. split is its part of a Split, and sums are those of an allreduce in fixed point.
+func (e *endpoint) submit(c *comm.Call, split *splitCall, sums []fixedpoint.Sum) error {
 	e.mu.Lock()
 	if err := e.refusal(); err != nil {
 		e.mu.Unlock()
@@ -17,7 +20,8 @@ func (e *endpoint) submit(c *comm.Call, split *splitCall) error {
 	x := newEntry(c)
 	switch {
 	case c.Op.Message() || e.pending.Load() > 0 || !e.hasRoom(&x):
-		e.enqueue([]*op{e.newOp(c, split)})
+		e.batch = append(e.batch, e.newOp(c, split, sums))
+		e.enqueueBatch()
 		e.mu.Unlock()
 		run.kick(e)
 	case e.world.isSmall(&x):
@@ -26,8 +30,8 @@ func (e *endpoint) submit(c *comm.Call, split *splitCall) error {
 		run.told()
 	default:
 		seq, s := e.enter(&x)
-		if c.RecvCounts != nil || split != nil {
-			s.extras[e.rank].set(c, split)
+		if c.RecvCounts != nil || split != nil || sums != nil {
+			s.extras[e.rank].set(c, split, sums)
 		}
 		e.arrivals.Store(seq + 1)
 		e.mu.Unlock()
@@ -55,11 +59,9 @@ func (e *endpoint) SubmitTogether(calls []comm.Call) error {
 	}
 	e.submitted.Store(e.submitted.Load() + uint64(len(calls)))
 	for i := range calls {
-		e.batch = append(e.batch, e.newOp(&calls[i], nil))
+		e.batch = append(e.batch, e.newOp(&calls[i], nil, nil))
 	}
-	e.enqueue(e.batch)
-	clear(e.batch)
-	e.batch = e.batch[:0]
+	e.enqueueBatch()
 	e.mu.Unlock()
 	run := driver{endpoint: e}
 	run.kick(e)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
+	"github.com/tutti-go/tutti/internal/fixedpoint"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/machine"
 	"github.com/tutti-go/tutti/internal/queue"
@@ -50,8 +51,8 @@ func seatsFor(ranks int) seats {
 type cacheLine [128]byte
 
 // world is the state that the ranks of one communicator share. What has no lock of its own and is of no atomic type is
-// set before the ranks have the world, but for slots and agreeing: these belong to whoever starts a collective, when
-// all ranks have come to it.
+// set before the ranks have the world, but for slots, agreeing and ends: these belong to whoever starts a collective,
+// when all ranks have come to it.
 type world struct {
 	size    int
 	workers int            // ranks that can work at the same time
@@ -84,6 +85,7 @@ type world struct {
 	jobs     jobList
 	lot      lot
 	agreeing []comm.Call // by rank, of the collective that is about to start
+	ends     []int       // memory of its plan
 	judging  sync.Mutex  // of those who compare without starting one
 }
 
@@ -128,13 +130,15 @@ type part struct {
 
 // extra holds what only some calls have.
 type extra struct {
-	lists            // counts and displacements
-	split *splitCall // nil for all but Split
+	lists                  // counts and displacements
+	split *splitCall       // nil for all but Split
+	sums  []fixedpoint.Sum // of an allreduce in fixed point, nil for all others
 }
 
-func (x *extra) set(c *comm.Call, split *splitCall) {
+func (x *extra) set(c *comm.Call, split *splitCall, sums []fixedpoint.Sum) {
 	x.lists.set(c)
 	x.split = split
+	x.sums = sums
 }
 
 // splitCall is one rank's part in a Split.
@@ -251,8 +255,10 @@ type jobList struct {
 
 // scratch is working memory of one goroutine that executes chunks.
 type scratch struct {
-	src []uintptr // empty, with room for a rank each
-	dst []uintptr // likewise
+	src    []uintptr         // empty, with room for a rank each
+	dst    []uintptr         // likewise
+	sums   []*fixedpoint.Sum // likewise
+	worker fixedpoint.Worker
 }
 
 func newWorld(size int, s seats) *world {

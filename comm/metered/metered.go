@@ -11,6 +11,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/fixedpoint"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
@@ -205,5 +206,25 @@ func (m *Communicator) AllReduceRounded(
 	gather := comm.AllGatherCall(src.X, sums, words, dtype.I32)
 	m.count(&exchange, time.Since(begun))
 	m.count(&gather, 0)
+	return nil
+}
+
+// AllReduceFixed implements [fixedpoint.Reducer], if what is metered does, and not just what that decorates: decorators
+// see all calls. It counts as an AllReduce of values.
+func (m *Communicator) AllReduceFixed(sums []fixedpoint.Sum) error {
+	r, ok := m.Communicator.(fixedpoint.Reducer)
+	if !ok {
+		return fmt.Errorf("%w: sums in fixed point", comm.ErrUnsupported)
+	}
+	begun := time.Now()
+	if err := r.AllReduceFixed(sums); err != nil {
+		return err
+	}
+	spent := time.Since(begun)
+	for i := range sums {
+		call := comm.AllReduceCall(sums[i].Result, sums[i].Result, sums[i].N, sums[i].DType, comm.Sum)
+		m.count(&call, spent)
+		spent = 0
+	}
 	return nil
 }

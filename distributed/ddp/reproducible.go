@@ -9,10 +9,12 @@ import (
 	"slices"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/metered"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/distributed/internal/state"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/fixedpoint"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime/kernel"
@@ -40,6 +42,8 @@ type reproducible struct {
 	counted []int32 // those of the last step, of all ranks
 	calls   []comm.Call
 	gathers []comm.Call
+	keeps   bool             // there is room for exponents and sums
+	sums    []fixedpoint.Sum // where ranks sum together, those of the gradients that have elements
 }
 
 // fixedPart is the sums of some elements of a gradient.
@@ -109,10 +113,36 @@ func (c *Config) checkReproducible(whole *engine.Settings) error {
 // them before, and a step is not rolled back.
 func (g *Gradients) fixedEarly() bool {
 	cfg := &g.transaction.cfg
-	if g.cfg.Reproducible == 0 || g.cfg.Shard || g.runtime().ComputeStream() != 0 {
+	if g.cfg.Reproducible == 0 || g.cfg.Shard || g.runtime().ComputeStream() != 0 || g.fixedTogether() {
 		return false
 	}
 	return cfg.NoUndo && cfg.ClipNorm == 0 && cfg.NonFinite == engine.PassNonFinite
+}
+
+// fixedTogether reports whether ranks read each other's contributions and write each other's results: in one pass, and
+// with neither exponents nor integers between them.
+func (g *Gradients) fixedTogether() bool {
+	var c comm.Communicator = g.meter
+	for {
+		m, ok := c.(*metered.Communicator)
+		if !ok {
+			break
+		}
+		c = m.Unwrap()
+	}
+	_, ok := c.(fixedpoint.Reducer)
+	return ok && g.runtime().ComputeStream() == 0 && len(g.lines.inner) == 0 && !g.cfg.Shard
+}
+
+// fixedAtOnce reports whether ranks that sum together do so for all buckets at once, when nothing else of the step can
+// fail any more: in one collective, which all ranks have the results of, or none. So a step is rolled back without
+// anything that was kept for that.
+func (g *Gradients) fixedAtOnce() bool {
+	if g.cfg.Reproducible == 0 || !g.fixedTogether() {
+		return false
+	}
+	cfg := &g.transaction.cfg
+	return cfg.ClipNorm == 0 && cfg.NonFinite == engine.PassNonFinite && g.confirm == nil
 }
 
 // turnLimit is how many elements a turn has at most. Sums that are kept until the step commits pass through memory
@@ -155,12 +185,22 @@ func (r *reproducible) Rebind(c comm.Communicator) error {
 	for _, line := range r.g.lines.inner {
 		r.inner = append(r.inner, base.NewOrder(t.rt, line))
 	}
+	return r.allocate()
+}
+
+// allocate makes room for what is kept of a step.
+func (r *reproducible) allocate() error {
+	t := r.g.transaction
 	blocks := 0
 	for _, p := range r.wholes {
 		blocks += p.fixed.Blocks()
 	}
 	words := len(r.wholes)
-	if !r.g.fixedEarly() {
+	r.keeps = !r.g.fixedAtOnce()
+	switch {
+	case !r.keeps:
+		blocks = 0
+	case !r.g.fixedEarly():
 		words += r.g.fixedRoom(r.b.len())
 	}
 	if err := t.buffers.Allocate(t.rt, &r.memory, base.WordSize*words+blocks); err != nil {
@@ -260,6 +300,9 @@ func (r *reproducible) Select(context.Context, engine.Input) error {
 
 // Exchange implements reducer. The ranks agree on the exponents of a turn while they sum the one before.
 func (r *reproducible) Exchange(ctx context.Context) error {
+	if r.g.fixedTogether() {
+		return r.sumTogether(ctx)
+	}
 	first := &r.turns[0]
 	if err := r.raise(first); err != nil {
 		return err
@@ -290,6 +333,94 @@ func (r *reproducible) Exchange(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// sumTogether has the ranks share the elements of a bucket, and each make the sums of all ranks of its own, unless all
+// buckets are summed at once later on.
+func (r *reproducible) sumTogether(ctx context.Context) error {
+	if !r.keeps && !r.g.fixedAtOnce() { // since the last step, there is somebody to ask before it commits
+		if err := r.allocate(); err != nil {
+			return err
+		}
+		if err := r.storeCounts(); err != nil {
+			return err
+		}
+	}
+	if err := r.order.CommAfterCompute(ctx); err != nil {
+		return err
+	}
+	if err := r.g.meter.AllReduce(r.counts, r.counts, len(r.wholes), dtype.I32, comm.Sum); err != nil {
+		return err
+	}
+	if !r.g.fixedAtOnce() {
+		var err error
+		r.sums, err = r.appendSums(r.sums[:0])
+		if err != nil {
+			return err
+		}
+		if err := r.g.meter.AllReduceFixed(r.sums); err != nil {
+			return err
+		}
+	}
+	return r.order.ComputeAfterComm(ctx)
+}
+
+// sumAtOnce has the gradients of all buckets hold the results, on all ranks or, after an error, on none.
+func (g *Gradients) sumAtOnce(ctx context.Context) error {
+	t := g.transaction
+	t.sums = t.sums[:0]
+	for _, b := range g.buckets {
+		var err error
+		t.sums, err = b.reducer.(*reproducible).appendSums(t.sums)
+		if err != nil {
+			return err
+		}
+	}
+	return t.order.Around(ctx, func() error { return g.meter.AllReduceFixed(t.sums) })
+}
+
+// appendSums appends those of the gradients that have elements. It reuses what is behind the end of the list.
+func (r *reproducible) appendSums(list []fixedpoint.Sum) ([]fixedpoint.Sum, error) {
+	for i := range r.wholes {
+		if r.wholes[i].fixed.N == 0 {
+			continue
+		}
+		last := len(list)
+		if last == cap(list) {
+			list = append(list, fixedpoint.Sum{})
+		}
+		list = list[:last+1]
+		if err := r.describe(&list[last], r.wholes[i]); err != nil {
+			return list, gradientError(r.wholes[i].param, err)
+		}
+	}
+	return list, nil
+}
+
+// describe says what this rank has of the sum of a gradient.
+func (r *reproducible) describe(s *fixedpoint.Sum, whole fixedPart) error {
+	*s = fixedpoint.Sum{
+		N:         whole.fixed.N,
+		Bits:      whole.fixed.Bits,
+		Divisor:   r.g.divisor(r.g.step.total),
+		DType:     r.b.dt,
+		Terms:     s.Terms[:0],
+		Sums:      whole.fixed.Sums,
+		Exponents: whole.fixed.Exponents,
+	}
+	for i := range r.contributions(whole.param) {
+		ptr, dt, err := r.contribution(whole, i)
+		if err != nil {
+			return err
+		}
+		s.Terms = append(s.Terms, fixedpoint.Term{Ptr: ptr, DType: dt})
+	}
+	if !r.g.fixedAtOnce() {
+		return nil
+	}
+	result, err := r.target(whole)
+	s.Result = result
+	return err
 }
 
 // exchange makes the calls that are left to make, sums a turn, and raises the exponents of another one.
@@ -496,7 +627,7 @@ func (r *reproducible) Commit(v engine.Verdict) error {
 func (r *reproducible) commit(whole fixedPart, v engine.Verdict) error {
 	t := r.g.transaction
 	switch {
-	case r.g.fixedEarly():
+	case r.g.fixedEarly() || r.g.fixedAtOnce():
 	case v == engine.Skips:
 		ptr, err := r.target(whole)
 		if err == nil {
@@ -700,8 +831,12 @@ func (r *reproducible) Close() error {
 }
 
 func (r *reproducible) Terms() string {
-	return fmt.Sprintf("reproducible, of %d contributions with %d bits, in turns of %d",
+	terms := fmt.Sprintf("reproducible, of %d contributions with %d bits, in turns of %d",
 		r.g.cfg.Reproducible, r.wholes[0].fixed.Bits, r.g.turnLimit())
+	if r.g.fixedTogether() {
+		terms += ", from each other's memory"
+	}
+	return terms
 }
 
 // Skipped implements reducer. The host has judged the step.

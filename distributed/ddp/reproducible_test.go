@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -254,6 +255,17 @@ func (r *batchRank) check(want [][]float32) error {
 	return nil
 }
 
+// hidden is a communicator of which nothing but its methods is known: ranks do not sum together.
+type hidden struct{ comm.Communicator }
+
+// hide hides a communicator, or does not.
+func hide(c comm.Communicator, hides bool) comm.Communicator {
+	if hides {
+		return hidden{c}
+	}
+	return c
+}
+
 // Results follow from the contributions alone: not from the number of ranks, who has which of them, buckets, or the order
 // in which gradients are ready.
 func TestReproducible(t *testing.T) {
@@ -272,7 +284,7 @@ func TestReproducible(t *testing.T) {
 					cfg.BucketViews = size%4 == 2
 					err := local.Run(t.Context(), size, func(ctx context.Context, w comm.Communicator) error {
 						rt := cpu.New()
-						r, err := newBatchRank(ctx, rt, w, dt, cfg)
+						r, err := newBatchRank(ctx, rt, hide(w, size%2 == 0), dt, cfg)
 						if err != nil {
 							return err
 						}
@@ -312,10 +324,10 @@ func TestReproducibleTurns(t *testing.T) {
 		want = append(want, c.mean(i, 27))
 	}
 	for _, noUndo := range []bool{false, true} {
-		for _, size := range []int{1, 3} {
+		for number, size := range []int{1, 3, 3} {
 			cfg := ddp.Config{Reproducible: microbatches, BucketBytes: 1 << 22, Config: sparse.Config{NoUndo: noUndo}}
 			standin.World(t, size, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
-				r, err := newBatchRankOf(ctx, rt, w, dtype.F32, cfg, turns)
+				r, err := newBatchRankOf(ctx, rt, hide(w, number < 2), dtype.F32, cfg, turns)
 				require.NoError(t, err)
 				for range 2 {
 					batches := assignments["in turn, backwards"](w.Rank(), size)
@@ -336,7 +348,7 @@ func sameInAllWorlds(t *testing.T, cfg ddp.Config, c *contributions, look func(r
 	for _, size := range []int{1, 2, 3, 12} {
 		require.NoError(t, local.Run(t.Context(), size, func(ctx context.Context, w comm.Communicator) error {
 			rt := cpu.New()
-			r, err := newBatchRank(ctx, rt, w, c.dt, cfg)
+			r, err := newBatchRank(ctx, rt, hide(w, size > 2), c.dt, cfg)
 			if err != nil {
 				return err
 			}
@@ -627,36 +639,38 @@ func TestReproducibleWithoutMemory(t *testing.T) {
 // Views hold the results of a step on all ranks: where a gradient was left out, in Join, and where it was passed as
 // another tensor.
 func TestReproducibleViews(t *testing.T) {
-	standin.World(t, 3, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
-		params := standin.Gradients(t, rt, 2)
-		g, err := ddp.New(ctx, rt, w, params, ddp.Config{Reproducible: 2, BucketViews: true, Uneven: true})
-		require.NoError(t, err)
-		views := g.Views()
-		check := func() error {
-			for i, v := range views {
-				got, err := values(v)
-				require.NoError(t, err)
-				assert.Equal(t, slices.Repeat([]float32{3}, 100), got, "view %d of rank %d", i, w.Rank())
+	for _, hides := range []bool{false, true} {
+		standin.World(t, 3, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
+			params := standin.Gradients(t, rt, 2)
+			g, err := ddp.New(ctx, rt, hide(w, hides), params, ddp.Config{Reproducible: 2, BucketViews: true, Uneven: true})
+			require.NoError(t, err)
+			views := g.Views()
+			check := func() error {
+				for i, v := range views {
+					got, err := values(v)
+					require.NoError(t, err)
+					assert.Equal(t, slices.Repeat([]float32{3}, 100), got, "view %d of rank %d", i, w.Rank())
+				}
+				return nil
 			}
-			return nil
-		}
-		for i := range views {
-			require.NoError(t, errors.Join(views[i].Fill(77), params[i].Fill(3)))
-		}
-		switch w.Rank() {
-		case 0:
-			require.NoError(t, g.Wait(ctx))
-		case 1:
-			require.NoError(t, views[1].Fill(3))
-			require.NoError(t, g.ReduceAll(ctx, []*runtime.Tensor{params[0], views[1]}))
-		case 2:
-			require.NoError(t, errors.Join(g.Accumulate(0, params[0]), g.Accumulate(1, params[1]), g.Wait(ctx)))
-		}
-		require.NoError(t, check())
-		require.NoError(t, g.Join(ctx, nil, check))
-		standin.Free(t, params)
-		return g.Close()
-	})
+			for i := range views {
+				require.NoError(t, errors.Join(views[i].Fill(77), params[i].Fill(3)))
+			}
+			switch w.Rank() {
+			case 0:
+				require.NoError(t, g.Wait(ctx))
+			case 1:
+				require.NoError(t, views[1].Fill(3))
+				require.NoError(t, g.ReduceAll(ctx, []*runtime.Tensor{params[0], views[1]}))
+			case 2:
+				require.NoError(t, errors.Join(g.Accumulate(0, params[0]), g.Accumulate(1, params[1]), g.Wait(ctx)))
+			}
+			require.NoError(t, check())
+			require.NoError(t, g.Join(ctx, nil, check))
+			standin.Free(t, params)
+			return g.Close()
+		})
+	}
 }
 
 // More contributions than there may be are an error on all ranks, and change nothing.
@@ -715,7 +729,7 @@ func TestReproducibleCounts(t *testing.T) {
 			for _, count := range []int{4, 5} {
 				standin.World(t, size, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
 					params := standin.Gradients(t, rt, 3)
-					g, err := ddp.New(ctx, rt, w, params, ddp.Config{Reproducible: 4, BucketBytes: bytes})
+					g, err := ddp.New(ctx, rt, hide(w, size > 2), params, ddp.Config{Reproducible: 4, BucketBytes: bytes})
 					require.NoError(t, err)
 					for i, p := range params[:2] { // which have different ranks
 						require.NoError(t, p.Fill(2))
@@ -758,7 +772,7 @@ func TestReproducibleRestoreAndJoin(t *testing.T) {
 	cfg := ddp.Config{Reproducible: microbatches, Uneven: true}
 	for _, size := range []int{4, 3} {
 		standin.World(t, size, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
-			r, err := newBatchRank(ctx, rt, w, c.dt, cfg)
+			r, err := newBatchRank(ctx, rt, hide(w, size == 3), c.dt, cfg)
 			require.NoError(t, err)
 			if size == 3 {
 				require.NoError(t, r.g.Restore(ctx, saved))
@@ -820,7 +834,12 @@ func TestReproducibleCosts(t *testing.T) {
 	shard.Shard = true
 	mesh := fixed
 	mesh.Mesh = hosts(2)
-	for name, cfg := range map[string]ddp.Config{"fixed": fixed, "early": early, "weighted": weighted, "shard": shard, "mesh": mesh} {
+	clipped := fixed
+	clipped.ClipNorm = 1e9
+	for name, cfg := range map[string]ddp.Config{
+		"fixed": fixed, "early": early, "weighted": weighted, "clipped": clipped, "shard": shard, "mesh": mesh,
+		"fixed, hidden": fixed, "early, hidden": early, "clipped, hidden": clipped,
+	} {
 		perStep := math.Inf(1)
 		standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
 			x, err := runtime.New(rt, dtype.F32, n)
@@ -832,7 +851,7 @@ func TestReproducibleCosts(t *testing.T) {
 				if contributions == 0 {
 					chosen = ddp.Config{Shard: cfg.Shard}
 				}
-				g, err := ddp.New(ctx, rt, c, params, chosen)
+				g, err := ddp.New(ctx, rt, hide(c, strings.HasSuffix(name, "hidden")), params, chosen)
 				require.NoError(t, err)
 				step := func() {
 					if chosen.Weighted {

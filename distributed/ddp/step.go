@@ -513,6 +513,11 @@ func (g *Gradients) complete(ctx context.Context) (engine.Verdict, error) {
 		}
 		waited = true
 	}
+	if g.fixedAtOnce() {
+		if err := g.sumAtOnce(ctx); err != nil {
+			return engine.Passes, err
+		}
+	}
 	order := &g.transaction.order
 	if g.confirm != nil && order.Streams != nil { // it tells the others that this rank has the results
 		for _, c := range g.lines.all {

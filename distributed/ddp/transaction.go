@@ -9,6 +9,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/fixedpoint"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/kernel"
@@ -24,7 +25,8 @@ type transaction struct {
 	order   base.Order
 	cfg     engine.Settings
 	buffers base.Buffers
-	shared  base.Buffer // the gradients of one sparse bucket at a time
+	shared  base.Buffer      // the gradients of one sparse bucket at a time
+	sums    []fixedpoint.Sum // of all buckets, where reproducible ones are summed at once
 
 	memory  base.Buffer // of what follows, all of it words
 	squares uintptr     // squared norms, an F64 of each gradient

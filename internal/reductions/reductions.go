@@ -22,6 +22,8 @@ const (
 	// Avg is the sum divided once by the number of ranks; floating point only.
 	Avg
 	numOps
+	// FixedPoint is a sum whose terms are integers on their way, which no program names: see package fixedpoint.
+	FixedPoint Op = 0xff
 )
 
 var names = [numOps]string{"sum", "prod", "min", "max", "avg"}
@@ -31,6 +33,9 @@ func (op Op) Valid() bool { return op < numOps }
 
 // String returns the lower-case name that [Parse] reads.
 func (op Op) String() string {
+	if op == FixedPoint {
+		return "sum in fixed point"
+	}
 	if !op.Valid() {
 		return fmt.Sprintf("ReduceOp(%d)", uint8(op))
 	}

@@ -1,7 +1,7 @@
 // Package simd says which vector instructions the assembly of this module may
 // use, how large the processor's cache is, and has the generators of that assembly.
 //
-// Packages with assembly (internal/convert, internal/gaps, internal/hostops,
+// Packages with assembly (internal/convert, internal/fixedpoint, internal/gaps, internal/hostops,
 // runtime/cpu/internal/f32 and quant) have every function in Go as well. Both give the same
 // bits, except that the payload and sign of a NaN that an addition,
 // multiplication or division produces are the processor's.

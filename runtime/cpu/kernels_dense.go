@@ -6,6 +6,7 @@ import (
 
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/convert"
+	"github.com/tutti-go/tutti/internal/fixedpoint"
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/hostops"
 	"github.com/tutti-go/tutti/internal/reductions"
@@ -133,21 +134,11 @@ func (s *scratch) store(dst uintptr, dt dtype.DType, src []float32, scale float3
 	}
 }
 
-// largest is the largest number of a type.
-func largest(dt dtype.DType) float64 {
-	switch dt {
-	case dtype.F16:
-		return maxF16
-	case dtype.BF16:
-		return maxBF16
-	}
-	return math.MaxFloat32
-}
-
 // saturate adds to excess what finite elements of x are beyond the largest number
 // of dt, and makes these that number.
 func saturate(x, excess []float32, dt dtype.DType) {
-	lowest := f32.Key(float32(largest(dt))) + 1
+	largest := fixedpoint.Largest(dt)
+	lowest := f32.Key(float32(largest)) + 1
 	infinite := f32.Key(float32(math.Inf(1)))
 	if f32.CountRange(x, lowest, infinite-1) == 0 {
 		return
@@ -155,17 +146,11 @@ func saturate(x, excess []float32, dt dtype.DType) {
 	for i, v := range x {
 		key := f32.Key(v)
 		if lowest <= key && key < infinite {
-			x[i] = float32(math.Copysign(largest(dt), float64(v)))
+			x[i] = float32(math.Copysign(largest, float64(v)))
 			excess[i] += v - x[i]
 		}
 	}
 }
-
-// The largest numbers of the 16-bit types.
-const (
-	maxF16  = 65504
-	maxBF16 = 0xff * 1 << 120
-)
 
 // scale multiplies the n elements at x.
 func (s *scratch) scale(x uintptr, dt dtype.DType, n int, factor float32) {

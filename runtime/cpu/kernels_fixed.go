@@ -2,7 +2,7 @@ package cpu
 
 import (
 	"github.com/tutti-go/tutti/dtype"
-	"github.com/tutti-go/tutti/runtime/cpu/internal/quant"
+	"github.com/tutti-go/tutti/internal/fixedpoint"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
@@ -65,7 +65,7 @@ func (k kernels) RaiseExponents(f kernel.Fixed, x uintptr, dt dtype.DType) error
 		inParts(dt, f.N, func(from, end int) {
 			p := to.part(from, end)
 			values := s.widen(x+uintptr(from*dt.Size()), dt, end-from)
-			quant.RaiseExponents(p.exponents, values, p.skip)
+			fixedpoint.RaiseExponents(p.exponents, values, p.skip)
 		})
 	})
 }
@@ -78,7 +78,7 @@ func (k kernels) StoreFixed(f kernel.Fixed, x uintptr, dt dtype.DType, sum bool)
 		inParts(dt, f.N, func(from, end int) {
 			p := to.part(from, end)
 			values := s.widen(x+uintptr(from*dt.Size()), dt, end-from)
-			quant.StoreFixed(p.sums, p.exponents, values, p.skip, p.precision, sum)
+			fixedpoint.Store(p.sums, p.exponents, values, p.skip, p.precision, sum)
 		})
 	})
 }
@@ -102,7 +102,7 @@ func (k kernels) LoadFixed(dst uintptr, dt dtype.DType, f kernel.Fixed, divisor 
 				values = floats(dst, f.N)
 			}
 			p := from.part(begin, end)
-			quant.LoadFixed(values, p.sums, p.exponents, p.skip, p.precision, multiple, largest(dt))
+			fixedpoint.Load(values, p.sums, p.exponents, p.skip, p.precision, multiple, fixedpoint.Largest(dt))
 			if dt != dtype.F32 {
 				s.store(dst+uintptr(begin*dt.Size()), dt, values, 1, nil)
 			}
@@ -118,6 +118,6 @@ func (k kernels) SquareFixed(f kernel.Fixed, divisor int, sum uintptr) error {
 		c.fail("divisor is %d, want at least 1", divisor)
 	}
 	return c.with(func(*scratch) {
-		*out = quant.SquareFixed(from.sums, from.exponents, from.skip, from.precision, divisor)
+		*out = fixedpoint.Square(from.sums, from.exponents, from.skip, from.precision, divisor)
 	})
 }

@@ -102,3 +102,35 @@ var Permutations = sync.OnceValue(func() Mem {
 	}
 	return table
 })
+
+const block = 64 // elements
+
+// Blocks writes the end of a kernel that handles blocks of 64 elements of the slice of the given name, whose address
+// body gets, until that jumps to the end. Each turn moves other addresses on by so many bytes. It returns the number of
+// blocks.
+func Blocks(slice string, body func(x Register), steps ...Step) {
+	x := Load(Param(slice).Base(), GP64())
+	left := Load(Param(slice).Len(), GP64())
+	done := GP64()
+	SHRQ(Imm(6), left)
+	XORQ(done, done)
+	Label("block")
+	CMPQ(done, left)
+	JGE(LabelRef("end"))
+	body(x)
+	for _, s := range append(steps, Step{x, 4 * block}) {
+		ADDQ(U32(uint32(s.Bytes)), s.Index)
+	}
+	INCQ(done)
+	JMP(LabelRef("block"))
+	Label("end")
+	VZEROUPPER()
+	Store(done, ReturnIndex(0))
+	RET()
+}
+
+// Step is by how many bytes a turn moves an address on.
+type Step struct {
+	Index Register
+	Bytes int
+}

@@ -28,10 +28,6 @@ func main() {
 	}{{"dequantizeI8AVX2", 8}, {"dequantizeI4AVX2", 4}, {"dequantizeI2AVX2", 2}, {"dequantizeSignAVX2", 1}} {
 		dequantize(k.name, k.bits)
 	}
-	raiseExponents()
-	storeFixed()
-	loadFixed()
-	loadFixedPower()
 	Generate()
 }
 
@@ -39,35 +35,6 @@ const (
 	block   = 64
 	vectors = 8 // registers of a block
 )
-
-// blocks writes the end of a kernel that handles blocks of the slice of the given name, whose address body gets,
-// until that jumps to the end. Each turn moves other addresses on by so many bytes. It returns the number of
-// blocks.
-func blocks(slice string, body func(x Register), steps ...step) {
-	x := Load(Param(slice).Base(), GP64())
-	left := Load(Param(slice).Len(), GP64())
-	done := GP64()
-	SHRQ(Imm(6), left)
-	XORQ(done, done)
-	Label("block")
-	CMPQ(done, left)
-	JGE(LabelRef("end"))
-	body(x)
-	for _, s := range append(steps, step{x, 4 * block}) {
-		ADDQ(U32(uint32(s.bytes)), s.index)
-	}
-	INCQ(done)
-	JMP(LabelRef("block"))
-	Label("end")
-	VZEROUPPER()
-	Store(done, ReturnIndex(0))
-	RET()
-}
-
-type step struct {
-	index Register
-	bytes int
-}
 
 func quantize(name string, bits int) {
 	Kernel(name, "func(codes, scales *byte, src, lost []float32, most float32) (done int)",
@@ -88,7 +55,7 @@ func quantize(name string, bits int) {
 	magnitude := Lanes(1<<31 - 1)
 	order := loadTable("order", 0, 4, 1, 5, 2, 6, 3, 7)
 
-	blocks("src", func(src Register) {
+	Blocks("src", func(src Register) {
 		largest := YMM()
 		v := YMM()
 		VPAND(Mem{Base: src}, magnitude, largest)
@@ -146,7 +113,7 @@ func quantize(name string, bits int) {
 			VPERMQ(Imm(0b11_01_10_00), q[0], q[0])
 			VMOVDQU(q[0], Mem{Base: codes})
 		}
-	}, step{lost, 4 * block}, step{scales, 2}, step{codes, block * bits / 8})
+	}, Step{lost, 4 * block}, Step{scales, 2}, Step{codes, block * bits / 8})
 }
 
 // signs adds magnitudes as CodecSign is specified: the upper half onto the lower one.
@@ -162,7 +129,7 @@ func signs() {
 	sign := Lanes(1 << 31)
 	share := Lanes(0x3c800000)
 	bound := Lanes(0x7f7fffff)
-	blocks("src", func(src Register) {
+	Blocks("src", func(src Register) {
 		var v [vectors]VecVirtual
 		largest := Zero()
 		for i := range v {
@@ -203,7 +170,7 @@ func signs() {
 			VMOVUPS(loss, Mem{Base: lost, Disp: 32 * i})
 		}
 		Label("next")
-	}, step{lost, 4 * block}, step{scales, 2}, step{codes, block / 8})
+	}, Step{lost, 4 * block}, Step{scales, 2}, Step{codes, block / 8})
 }
 
 // storeScale rounds the first lane of x to BF16 and stores it, or goes to the end if it is near the ends of the
@@ -437,7 +404,7 @@ func dequantize(name string, bits int) {
 		counts = loadTable("counts1", 31, 30, 29, 28, 27, 26, 25, 24)
 		sign = Lanes(1 << 31)
 	}
-	blocks("dst", func(dst Register) {
+	Blocks("dst", func(dst Register) {
 		var factor VecVirtual
 		if bits != 2 {
 			r := GP32()
@@ -514,5 +481,5 @@ func dequantize(name string, bits int) {
 		for i, v := range value {
 			VMOVUPS(v, Mem{Base: dst, Disp: 32 * i})
 		}
-	}, step{scales, perBlock}, step{codes, block * bits / 8})
+	}, Step{scales, perBlock}, Step{codes, block * bits / 8})
 }

@@ -68,24 +68,3 @@ func dequantizeI2AVX2(dst []float32, codes *byte, scales *byte, add bool) (done 
 //
 //go:noescape
 func dequantizeSignAVX2(dst []float32, codes *byte, scales *byte, add bool) (done int)
-
-// raiseExponentsAVX2 raises the exponents of blocks to those of values.
-//
-//go:noescape
-func raiseExponentsAVX2(exponents *byte, src []float32) (done int)
-
-// storeFixedAVX2 stores values of blocks as integers, or adds them.
-//
-//go:noescape
-func storeFixedAVX2(sums []int32, exponents *byte, src *float32, bits int, add bool) (done int)
-
-// loadFixedAVX2 stores multiples of the sums of blocks, as far as the limit, until a block is not finite.
-//
-//go:noescape
-func loadFixedAVX2(dst []float32, sums *int32, exponents *byte, multiple float64, limit float32, bits int) (done int)
-
-// loadFixedPowerAVX2 stores the sums of blocks times powers of two, whose exponents as float32 are those of the
-// blocks and an offset, until the exponent of a block is out of range.
-//
-//go:noescape
-func loadFixedPowerAVX2(dst []float32, sums *int32, exponents *byte, offset int, lowest int, highest int) (done int)

@@ -3,8 +3,6 @@ package quant
 //go:generate env GOWORK=off go run -C ../../../../internal/simd/gen ./quant -out ../../../runtime/cpu/internal/quant/avx2_amd64.s -stubs ../../../runtime/cpu/internal/quant/avx2_amd64.go -pkg quant
 
 import (
-	"math"
-
 	"github.com/tutti-go/tutti/internal/simd"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
@@ -66,61 +64,6 @@ func centerGroup(centered, x []float32, shift float32, parts *partial) {
 func binGroup(bins *[group]byte, centered []float32, scale float32, parts *[4]partial) {
 	groupBinsAVX2(&bins[0], &centered[0], scale)
 	groupBinSumsAVX2(&bins[0], &centered[0], parts)
-}
-
-// raiseBlocks raises the exponents of whole blocks.
-func raiseBlocks(exponents []byte, x []float32) int {
-	x = x[:len(x)&^(block-1)]
-	if !simd.AVX2 || len(x) == 0 {
-		return 0
-	}
-	return inChunks(len(x), func(from, to int) int {
-		return block * raiseExponentsAVX2(&exponents[from/block], x[from:to])
-	})
-}
-
-// storeFixedBlocks stores whole blocks as terms of sums, or adds them.
-func storeFixedBlocks(sums []int32, exponents []byte, x []float32, precision int, add bool) int {
-	x = x[:len(x)&^(block-1)]
-	if !simd.AVX2 || len(x) == 0 {
-		return 0
-	}
-	return inChunks(len(x), func(from, to int) int {
-		return block * storeFixedAVX2(sums[from:to], &exponents[from/block], &x[from], precision, add)
-	})
-}
-
-// loadFixedBlocks stores multiples of the sums of whole blocks as values, as far as the limit.
-func loadFixedBlocks(dst []float32, sums []int32, exponents []byte, multiple, limit float64, precision int) int {
-	dst = dst[:len(dst)&^(block-1)]
-	if !simd.AVX2 || len(dst) == 0 {
-		return 0
-	}
-	if fraction, power := math.Frexp(multiple); fraction == 0.5 {
-		// A unit is from the smallest normal number to what has the largest sum, 2^31, below the limit.
-		shift := precision - power + 1
-		_, top := math.Frexp(limit)
-		highest := min(top-1-31+bias+shift, notFinite-1)
-		return inChunks(len(dst), func(from, to int) int {
-			return block * loadFixedPowerAVX2(dst[from:to], &sums[from], &exponents[from/block], 1-shift, shift, highest)
-		})
-	}
-	return inChunks(len(dst), func(from, to int) int {
-		return block * loadFixedAVX2(dst[from:to], &sums[from], &exponents[from/block], multiple, float32(limit), precision)
-	})
-}
-
-// inChunks calls f for elements one after the other, until it has done fewer than it got.
-func inChunks(n int, f func(from, to int) int) (done int) {
-	for done < n {
-		to := min(done+step, n)
-		handled := f(done, to)
-		done += handled
-		if done < to {
-			break
-		}
-	}
-	return done
 }
 
 // halveGroup stores the codes of a whole group of a list, and the partial sums of each, and reports whether it did.

@@ -14,10 +14,4 @@ func centerGroup([]float32, []float32, float32, *partial) {}
 
 func binGroup(*[group]byte, []float32, float32, *[4]partial) {}
 
-func raiseBlocks([]byte, []float32) int { return 0 }
-
-func storeFixedBlocks([]int32, []byte, []float32, int, bool) int { return 0 }
-
-func loadFixedBlocks([]float32, []int32, []byte, float64, float64, int) int { return 0 }
-
 func halveGroup(*bins, []float32, [2]uint32) bool { return false }

@@ -1,9 +1,14 @@
-package quant
+// Package fixedpoint sums up floats as integers below the largest exponent of each block of 64, which package
+// runtime/kernel describes: such sums do not depend on the order of the terms.
+package fixedpoint
 
 import (
 	"math"
 	"math/bits"
 )
+
+// Block is the number of elements that have an exponent in common.
+const Block = 64
 
 // bias is of the exponents of blocks: values are below 2^(exponent-bias).
 const bias = 126
@@ -11,7 +16,7 @@ const bias = 126
 // notFinite is the exponent of a block that has a NaN or an infinity.
 const notFinite = 255
 
-// exponent is that of a block as it is stored: less 128, so that the order of I8 is that of exponents.
+// exponent is that of a Block as it is stored: less 128, so that the order of I8 is that of exponents.
 type exponent byte
 
 const sign = 1 << 7
@@ -22,9 +27,9 @@ func (e exponent) field() int { return int(e ^ sign) }
 // other at once.
 func rows(n, skip int, f func(b, from, to int)) {
 	for from := 0; from < n; {
-		b := (skip + from) / block
-		end := (b+1)*block - skip
-		if whole := (n - from) &^ (block - 1); (skip+from)%block == 0 && whole > 0 {
+		b := (skip + from) / Block
+		end := (b+1)*Block - skip
+		if whole := (n - from) &^ (Block - 1); (skip+from)%Block == 0 && whole > 0 {
 			end = from + whole
 		}
 		end = min(end, n)
@@ -38,20 +43,20 @@ func RaiseExponents(exponents []byte, x []float32, skip int) {
 	rows(len(x), skip, func(b, from, to int) {
 		from += raiseBlocks(exponents[b:], x[from:to])
 		for ; from < to; from++ {
-			e := &exponents[(skip+from)/block]
+			e := &exponents[(skip+from)/Block]
 			field := byte(math.Float32bits(x[from]) >> 23)
 			*e = max(*e^sign, field) ^ sign
 		}
 	})
 }
 
-// StoreFixed stores values as terms of sums, or adds them.
-func StoreFixed(sums []int32, exponents []byte, x []float32, skip, precision int, add bool) {
+// Store stores values as terms of sums, or adds them.
+func Store(sums []int32, exponents []byte, x []float32, skip, precision int, add bool) {
 	rows(len(x), skip, func(b, from, to int) {
-		from += storeFixedBlocks(sums[from:to], exponents[b:], x[from:to], precision, add)
+		from += storeBlocks(sums[from:to], exponents[b:], x[from:to], precision, add)
 		for from < to {
-			b := (skip + from) / block
-			end := min((b+1)*block-skip, to)
+			b := (skip + from) / Block
+			end := min((b+1)*Block-skip, to)
 			scale := math.Ldexp(1, precision+bias-exponent(exponents[b]).field())
 			for i, v := range x[from:end] {
 				term := int32(math.RoundToEven(float64(v) * scale))
@@ -65,20 +70,25 @@ func StoreFixed(sums []int32, exponents []byte, x []float32, skip, precision int
 	})
 }
 
-// LoadFixed stores multiples of sums as values, as far as the limit.
-func LoadFixed(dst []float32, sums []int32, exponents []byte, skip, precision int, multiple, limit float64) {
+// Load stores multiples of sums as values, as far as the limit.
+func Load(dst []float32, sums []int32, exponents []byte, skip, precision int, multiple, limit float64) {
 	rows(len(dst), skip, func(_, from, to int) {
 		for from < to {
-			b := (skip + from) / block
-			if (skip+from)%block == 0 {
-				from += loadFixedBlocks(dst[from:to], sums[from:to], exponents[b:], multiple, limit, precision)
+			b := (skip + from) / Block
+			if (skip+from)%Block == 0 {
+				from += loadBlocks(dst[from:to], sums[from:to], exponents[b:], multiple, limit, precision)
 				if from == to {
 					return
 				}
-				b = (skip + from) / block
+				b = (skip + from) / Block
 			}
-			end := min((b+1)*block-skip, to)
+			end := min((b+1)*Block-skip, to)
 			field := exponent(exponents[b]).field()
+			if field == 0 && allZero(sums[from:end]) { // as in gradients of parameters that were not used
+				clear(dst[from:end])
+				from = end
+				continue
+			}
 			scale := math.Ldexp(multiple, field-bias-precision)
 			if field == notFinite {
 				scale = math.NaN()
@@ -91,8 +101,16 @@ func LoadFixed(dst []float32, sums []int32, exponents []byte, skip, precision in
 	})
 }
 
-// SquareFixed returns the sum of the squares of sums. Integers add up to it, in any order.
-func SquareFixed(sums []int32, exponents []byte, skip, precision, divisor int) float64 {
+func allZero(sums []int32) bool {
+	bits := int32(0)
+	for _, s := range sums {
+		bits |= s
+	}
+	return bits == 0
+}
+
+// Square returns the sum of the squares of sums. Integers add up to it, in any order.
+func Square(sums []int32, exponents []byte, skip, precision, divisor int) float64 {
 	const unit = 56 // bits of a square below the largest one; with six more for those of a block
 	top, finite := height(sums, exponents, skip)
 	if !finite {
@@ -100,8 +118,8 @@ func SquareFixed(sums []int32, exponents []byte, skip, precision, divisor int) f
 	}
 	var low, high uint64 // their words of 32 bits
 	for b, e := range exponents {
-		from := max(b*block-skip, 0)
-		end := min((b+1)*block-skip, len(sums))
+		from := max(b*Block-skip, 0)
+		end := min((b+1)*Block-skip, len(sums))
 		shift := unit - 2*(top-exponent(e).field())
 		left := max(shift, 0)
 		right := min(max(-shift, 0), 63)
@@ -124,8 +142,8 @@ func height(sums []int32, exponents []byte, skip int) (top int, finite bool) {
 		if exponent(e).field() == notFinite {
 			return 0, false
 		}
-		from := max(b*block-skip, 0)
-		end := min((b+1)*block-skip, len(sums))
+		from := max(b*Block-skip, 0)
+		end := min((b+1)*Block-skip, len(sums))
 		var magnitudes uint32
 		for _, s := range sums[from:end] {
 			magnitudes |= uint32(max(s, -s))

@@ -1,0 +1,111 @@
+package fixedpoint
+
+//go:generate env GOWORK=off go run -C ../simd/gen ./fixed -out ../../fixedpoint/avx2_amd64.s -stubs ../../fixedpoint/avx2_amd64.go -pkg fixedpoint
+
+import (
+	"math"
+
+	"github.com/tutti-go/tutti/internal/simd"
+)
+
+// The vectorised functions return how many values from the first on they handled: whole blocks, none without AVX2. A
+// call handles at most simd.Chunk bytes.
+
+const step = simd.Chunk / 4
+
+// raiseBlocks raises the exponents of whole blocks.
+func raiseBlocks(exponents []byte, x []float32) int {
+	x = x[:len(x)&^(Block-1)]
+	if !simd.AVX2 || len(x) == 0 {
+		return 0
+	}
+	return inChunks(len(x), func(from, to int) int {
+		return Block * raiseExponentsAVX2(&exponents[from/Block], x[from:to])
+	})
+}
+
+// storeBlocks stores whole blocks as terms of sums, or adds them.
+func storeBlocks(sums []int32, exponents []byte, x []float32, precision int, add bool) int {
+	x = x[:len(x)&^(Block-1)]
+	if !simd.AVX2 || len(x) == 0 {
+		return 0
+	}
+	return inChunks(len(x), func(from, to int) int {
+		return Block * storeFixedAVX2(sums[from:to], &exponents[from/Block], &x[from], precision, add)
+	})
+}
+
+// loadBlocks stores multiples of the sums of whole blocks as values, as far as the limit.
+func loadBlocks(dst []float32, sums []int32, exponents []byte, multiple, limit float64, precision int) int {
+	dst = dst[:len(dst)&^(Block-1)]
+	if !simd.AVX2 || len(dst) == 0 {
+		return 0
+	}
+	if p, ok := powersOf(multiple, limit, precision); ok {
+		return inChunks(len(dst), func(from, to int) int {
+			x := dst[from:to]
+			return Block * loadFixedPowerAVX2(x, &sums[from], &exponents[from/Block], p.shift, p.lowest, p.highest)
+		})
+	}
+	return inChunks(len(dst), func(from, to int) int {
+		return Block * loadFixedAVX2(dst[from:to], &sums[from], &exponents[from/Block], multiple, float32(limit), precision)
+	})
+}
+
+// inChunks calls f for elements one after the other, until it has done fewer than it got.
+func inChunks(n int, f func(from, to int) int) (done int) {
+	for done < n {
+		to := min(done+step, n)
+		handled := f(done, to)
+		done += handled
+		if done < to {
+			break
+		}
+	}
+	return done
+}
+
+// exponentBlocks stores the exponents of the whole blocks of some terms, from an element on.
+func exponentBlocks(exponents []byte, terms []uintptr, from int) int {
+	if !simd.AVX2 || len(terms) == 0 {
+		return 0
+	}
+	return Block * exponentsAVX2(exponents, terms, 4*from)
+}
+
+// sumBlocks stores the sums of whole blocks, until one needs more than a product to become integers.
+func sumBlocks(sums []int32, exponents []byte, terms []uintptr, from, precision int) int {
+	if !simd.AVX2 || len(terms) == 0 || len(exponents) == 0 || precision < 3 {
+		return 0
+	}
+	return Block * sumFixedAVX2(&sums[0], exponents, terms, 4*from, precision, precision-1)
+}
+
+// meanBlocks stores multiples of the sums of whole blocks as all results, until one has to be computed otherwise.
+func meanBlocks(
+	results []uintptr, exponents []byte, terms []uintptr, from, precision int, multiple, limit float64,
+) int {
+	p, ok := powersOf(multiple, limit, precision)
+	if !simd.AVX2 || len(terms) == 0 || precision < 3 || !ok {
+		return 0
+	}
+	p.lowest = max(p.lowest, precision-1)
+	return Block * meanFixedAVX2(results, exponents, terms, 4*from, precision, &[3]int{p.shift, p.lowest, p.highest})
+}
+
+// powers says which exponents blocks have whose sums become values by a product with a power of two.
+type powers struct {
+	shift           int // how much larger the exponent of the power is, as float32
+	lowest, highest int // exponents of blocks
+}
+
+// powersOf returns them for a multiple, unless it is no power of two. A unit is from the smallest normal number to what
+// has the largest sum, 2^31, below the limit.
+func powersOf(multiple, limit float64, precision int) (p powers, ok bool) {
+	fraction, power := math.Frexp(multiple)
+	_, top := math.Frexp(limit)
+	p.lowest = precision - power + 1
+	p.highest = min(top-1-31+bias+p.lowest, notFinite-1)
+	p.shift = 1 - p.lowest
+	return p, fraction == 0.5
+}

@@ -1,0 +1,308 @@
+// Command fixed writes the AVX2 kernels of sums in fixed point, of float32 by blocks of 64 with one exponent.
+//
+// Each kernel handles whole blocks from the start of its slices, as long as they hold nothing out of
+// the ordinary, and returns how many blocks that were; the Go code that calls it does the rest.
+package main
+
+import (
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	. "github.com/mmcloughlin/avo/reg"
+
+	. "github.com/tutti-go/tutti/internal/simd/gen/avx"
+)
+
+func main() {
+	raiseExponents()
+	storeFixed()
+	loadFixed()
+	loadFixedPower()
+	exponents()
+	sumFixed()
+	meanFixed()
+	Generate()
+}
+
+const (
+	block   = 64
+	vectors = 8 // registers of a block
+)
+
+// sign is the bit by which an exponent as it is stored, an I8, differs from the field of a float.
+const sign = 1 << 7
+
+// raiseExponents keeps the greater of the exponent that a block has and that of its largest value.
+func raiseExponents() {
+	Kernel("raiseExponentsAVX2", "func(exponents *byte, src []float32) (done int)",
+		"raiseExponentsAVX2 raises the exponents of blocks to those of values.")
+	exponents := Load(Param("exponents"), GP64())
+	magnitude := Lanes(1<<31 - 1)
+	Blocks("src", func(src Register) {
+		largest, v := YMM(), YMM()
+		VPAND(Mem{Base: src}, magnitude, largest)
+		for i := 1; i < vectors; i++ {
+			VPAND(Mem{Base: src, Disp: 32 * i}, magnitude, v)
+			VPMAXSD(v, largest, largest)
+		}
+		exponent, known := GP32(), GP32()
+		VMOVD(Fold(largest, VPMAXSD), exponent)
+		SHRL(Imm(23), exponent)
+		MOVBLZX(Mem{Base: exponents}, known)
+		XORL(U32(sign), known)
+		CMPL(exponent, known)
+		CMOVLLT(known, exponent)
+		XORL(U32(sign), exponent)
+		MOVB(exponent.As8(), Mem{Base: exponents})
+	}, Step{exponents, 1})
+}
+
+// storeFixed multiplies by a power of two in two steps, as a single one may be out of range.
+func storeFixed() {
+	Kernel("storeFixedAVX2", "func(sums []int32, exponents *byte, src *float32, bits int, add bool) (done int)",
+		"storeFixedAVX2 stores values of blocks as integers, or adds them.")
+	exponents, src := Load(Param("exponents"), GP64()), Load(Param("src"), GP64())
+	bits := Load(Param("bits"), GP64())
+	add := GP32()
+	MOVBLZX(Address(Param("add")), add)
+	Blocks("sums", func(sums Register) {
+		power, half := GP64(), GP64()
+		MOVBQZX(Mem{Base: exponents}, power)
+		XORQ(U32(sign), power)
+		SUBQ(bits, power)
+		NEGQ(power)
+		ADDQ(Imm(126), power) // of two
+		MOVQ(power, half)
+		SARQ(Imm(1), half)
+		SUBQ(half, power)
+		first, second := powerOfTwo(half.As32()), powerOfTwo(power.As32())
+		var q [vectors]VecVirtual
+		for i := range q {
+			q[i] = YMM()
+			VMULPS(Mem{Base: src, Disp: 32 * i}, first, q[i])
+			VMULPS(second, q[i], q[i])
+			VCVTPS2DQ(q[i], q[i])
+		}
+		TESTL(add, add)
+		JE(LabelRef("store"))
+		for i, v := range q {
+			VPADDD(Mem{Base: sums, Disp: 32 * i}, v, v)
+		}
+		Label("store")
+		for i, v := range q {
+			VMOVDQU(v, Mem{Base: sums, Disp: 32 * i})
+		}
+	}, Step{src, 4 * block}, Step{exponents, 1})
+}
+
+// powerOfTwo returns a vector of 2^exponent as float32.
+func powerOfTwo(exponent Register) VecVirtual {
+	ADDL(Imm(127), exponent)
+	SHLL(Imm(23), exponent)
+	return Broadcast(exponent)
+}
+
+func loadFixed() {
+	Kernel("loadFixedAVX2",
+		"func(dst []float32, sums *int32, exponents *byte, multiple float64, limit float32, bits int) (done int)",
+		"loadFixedAVX2 stores multiples of the sums of blocks, as far as the limit, until a block is not finite.")
+	exponents, sums := Load(Param("exponents"), GP64()), Load(Param("sums"), GP64())
+	bits, multiple := Load(Param("bits"), GP64()), Load(Param("multiple"), XMM())
+	limit, lowest := YMM(), YMM()
+	limitAddress, _ := Param("limit").Resolve()
+	VBROADCASTSS(limitAddress.Addr, limit)
+	VXORPS(lowest, lowest, lowest)
+	VSUBPS(limit, lowest, lowest)
+	Blocks("dst", func(dst Register) {
+		power := GP64()
+		MOVBQZX(Mem{Base: exponents}, power)
+		XORQ(U32(sign), power)
+		CMPQ(power, U32(255))
+		JE(LabelRef("end"))
+		SUBQ(bits, power)
+		ADDQ(U32(1023-126), power)
+		SHLQ(Imm(52), power)
+		unit, scale := XMM(), YMM()
+		VMOVQ(power, unit)
+		VMULSD(multiple, unit, unit)
+		VBROADCASTSD(unit, scale)
+		for i := range vectors {
+			v := loadScaled(sums, 32*i, scale)
+			VINSERTF128(Imm(1), loadScaled(sums, 32*i+16, scale).AsX(), v, v)
+			VMINPS(v, limit, v) // in this order NaN stays
+			VMAXPS(v, lowest, v)
+			VMOVUPS(v, Mem{Base: dst, Disp: 32 * i})
+		}
+	}, Step{sums, 4 * block}, Step{exponents, 1})
+}
+
+// loadScaled returns four sums, times a scale, rounded to float32.
+func loadScaled(sums Register, offset int, scale VecVirtual) VecVirtual {
+	wide, narrow := YMM(), YMM()
+	VCVTDQ2PD(Mem{Base: sums, Disp: offset}, wide)
+	VMULPD(scale, wide, wide)
+	VCVTPD2PSY(wide, narrow.AsX())
+	return narrow
+}
+
+// loadFixedPower rounds once, as the product with a power of two is exact.
+func loadFixedPower() {
+	Kernel("loadFixedPowerAVX2",
+		"func(dst []float32, sums *int32, exponents *byte, offset, lowest, highest int) (done int)",
+		"loadFixedPowerAVX2 stores the sums of blocks times powers of two, whose exponents as float32 are those of the",
+		"blocks and an offset, until the exponent of a block is out of range.")
+	exponents := Load(Param("exponents"), GP64())
+	sums := Load(Param("sums"), GP64())
+	offset := Load(Param("offset"), GP64())
+	lowest := Load(Param("lowest"), GP64())
+	highest := Load(Param("highest"), GP64())
+	Blocks("dst", func(dst Register) {
+		power := GP64()
+		MOVBQZX(Mem{Base: exponents}, power)
+		XORQ(U32(sign), power)
+		CMPQ(power, lowest)
+		JLT(LabelRef("end"))
+		CMPQ(power, highest)
+		JGT(LabelRef("end"))
+		ADDQ(offset, power)
+		SHLQ(Imm(23), power)
+		scale := Broadcast(power.As32())
+		for i := range vectors {
+			v := YMM()
+			VCVTDQ2PS(Mem{Base: sums, Disp: 32 * i}, v)
+			VMULPS(scale, v, v)
+			VMOVUPS(v, Mem{Base: dst, Disp: 32 * i})
+		}
+	}, Step{sums, 4 * block}, Step{exponents, 1})
+}
+
+// rounds writes the end of a kernel that handles a block for each exponent, whose address body gets, until that jumps
+// to the end. offset is where a block is in arrays. It returns the number of blocks.
+func rounds(offset Register, body func(exponent Mem)) {
+	exponents := Load(Param("exponents").Base(), GP64())
+	count := Load(Param("exponents").Len(), GP64())
+	done := GP64()
+	XORQ(done, done)
+	Label("block")
+	CMPQ(done, count)
+	JGE(LabelRef("end"))
+	body(Mem{Base: exponents, Index: done, Scale: 1})
+	ADDQ(U32(4*block), offset)
+	INCQ(done)
+	JMP(LabelRef("block"))
+	Label("end")
+	VZEROUPPER()
+	Store(done, ReturnIndex(0))
+	RET()
+}
+
+// loop writes a loop over a list of arrays, at least one, of which body gets the block at an offset.
+func loop(list string, offset Register, body func(j int, x Mem)) {
+	arrays := Load(Param(list).Base(), GP64())
+	count := Load(Param(list).Len(), GP64())
+	i := GP64()
+	array := GP64()
+	XORQ(i, i)
+	Label(list)
+	MOVQ(Mem{Base: arrays, Index: i, Scale: 8}, array)
+	for j := range vectors {
+		body(j, Mem{Base: array, Index: offset, Scale: 1, Disp: 32 * j})
+	}
+	INCQ(i)
+	CMPQ(i, count)
+	JLT(LabelRef(list))
+}
+
+// exponents goes first over some blocks: those of a block are known long after its values were read.
+func exponents() {
+	Kernel("exponentsAVX2", "func(exponents []byte, terms []uintptr, offset int) (done int)",
+		"exponentsAVX2 stores the exponents of the blocks of all terms, arrays of float32 from an offset in bytes on.")
+	offset := Load(Param("offset"), GP64())
+	magnitude := Lanes(1<<31 - 1)
+	rounds(offset, func(exponent Mem) {
+		largest := [2]VecVirtual{Zero(), Zero()}
+		loop("terms", offset, func(j int, x Mem) {
+			v := YMM()
+			VPAND(x, magnitude, v)
+			VPMAXSD(v, largest[j%2], largest[j%2])
+		})
+		VPMAXSD(largest[1], largest[0], largest[0])
+		field := GP32()
+		VMOVD(Fold(largest[0], VPMAXSD), field)
+		SHRL(Imm(23), field)
+		XORL(U32(sign), field)
+		MOVB(field.As8(), exponent)
+	})
+}
+
+// sumTerms returns the sums of a block. Its exponent is as large as to make integers of terms by a single product.
+func sumTerms(exponent, offset, bits Register) (sums [vectors]VecVirtual) {
+	power := GP64()
+	MOVQ(bits, power)
+	SUBQ(exponent, power)
+	ADDQ(Imm(126), power)
+	scale := powerOfTwo(power.As32())
+	for j := range sums {
+		sums[j] = Zero()
+	}
+	loop("terms", offset, func(j int, x Mem) {
+		v := YMM()
+		VMULPS(x, scale, v)
+		VCVTPS2DQ(v, v)
+		VPADDD(v, sums[j], sums[j])
+	})
+	return sums
+}
+
+// loadField returns the exponent field of a block.
+func loadField(exponent Mem) GPVirtual {
+	field := GP64()
+	MOVBQZX(exponent, field)
+	XORQ(U32(sign), field)
+	return field
+}
+
+func sumFixed() {
+	Kernel("sumFixedAVX2",
+		"func(sums *int32, exponents []byte, terms []uintptr, offset, bits, lowest int) (done int)",
+		"sumFixedAVX2 stores the sums of all terms, until the exponent of a block is below the lowest.")
+	sums := Load(Param("sums"), GP64())
+	offset := Load(Param("offset"), GP64())
+	bits := Load(Param("bits"), GP64())
+	lowest := Load(Param("lowest"), GP64())
+	rounds(offset, func(exponent Mem) {
+		field := loadField(exponent)
+		CMPQ(field, lowest)
+		JLT(LabelRef("end"))
+		for j, v := range sumTerms(field, offset, bits) {
+			VMOVDQU(v, Mem{Base: sums, Disp: 32 * j})
+		}
+		ADDQ(U32(4*block), sums)
+	})
+}
+
+// meanFixed rounds once, as the product with a power of two is exact.
+func meanFixed() {
+	Kernel("meanFixedAVX2",
+		"func(results []uintptr, exponents []byte, terms []uintptr, offset, bits int, power *[3]int) (done int)",
+		"meanFixedAVX2 stores the sums of all terms times powers of two as all results, until the exponent of a block is",
+		"out of range. power has the shift to the exponent of the power as float32, and the lowest and highest of blocks.")
+	offset := Load(Param("offset"), GP64())
+	bits := Load(Param("bits"), GP64())
+	power := Load(Param("power"), GP64())
+	rounds(offset, func(exponent Mem) {
+		field := loadField(exponent)
+		CMPQ(field, Mem{Base: power, Disp: 8})
+		JLT(LabelRef("end"))
+		CMPQ(field, Mem{Base: power, Disp: 16})
+		JGT(LabelRef("end"))
+		sums := sumTerms(field, offset, bits)
+		ADDQ(Mem{Base: power}, field)
+		SHLQ(Imm(23), field)
+		scale := Broadcast(field.As32())
+		for _, v := range sums {
+			VCVTDQ2PS(v, v)
+			VMULPS(scale, v, v)
+		}
+		loop("results", offset, func(j int, x Mem) { VMOVUPS(sums[j], x) })
+	})
+}
