@@ -33,8 +33,14 @@ func exponentsAVX2(exponents []byte, terms []uintptr, offset int) (done int)
 //go:noescape
 func sumFixedAVX2(sums *int32, exponents []byte, terms []uintptr, offset int, bits int, lowest int) (done int)
 
-// meanFixedAVX2 stores the sums of all terms times powers of two as all results, until the exponent of a block is
-// out of range. power has the shift to the exponent of the power as float32, and the lowest and highest of blocks.
+// meanPowerAVX2 stores multiples of the sums of all terms as all results, until the exponent of a block is out of range.
+// limits has the multiple, and the lowest and the highest exponent.
 //
 //go:noescape
-func meanFixedAVX2(results []uintptr, exponents []byte, terms []uintptr, offset int, bits int, power *[3]int) (done int)
+func meanPowerAVX2(results []uintptr, exponents []byte, terms []uintptr, offset int, bits int, limits *[3]int) (done int)
+
+// meanAnyAVX2 stores multiples of the sums of all terms as all results, until the exponent of a block is out of range.
+// limits has the multiple, and the lowest and the highest exponent.
+//
+//go:noescape
+func meanAnyAVX2(results []uintptr, exponents []byte, terms []uintptr, offset int, bits int, limits *[3]int) (done int)

@@ -467,12 +467,12 @@ end:
 	MOVQ R8, done+80(FP)
 	RET
 
-// func meanFixedAVX2(results []uintptr, exponents []byte, terms []uintptr, offset int, bits int, power *[3]int) (done int)
+// func meanPowerAVX2(results []uintptr, exponents []byte, terms []uintptr, offset int, bits int, limits *[3]int) (done int)
 // Requires: AVX, AVX2
-TEXT ·meanFixedAVX2(SB), NOSPLIT, $0-104
+TEXT ·meanPowerAVX2(SB), NOSPLIT, $0-104
 	MOVQ offset+72(FP), AX
 	MOVQ bits+80(FP), CX
-	MOVQ power+88(FP), DX
+	MOVQ limits+88(FP), DX
 	MOVQ exponents_base+24(FP), BX
 	MOVQ exponents_len+32(FP), SI
 	XORQ DI, DI
@@ -534,7 +534,8 @@ terms:
 	INCQ         R11
 	CMPQ         R11, R10
 	JLT          terms
-	ADDQ         (DX), R8
+	MOVQ         (DX), R9
+	ADDQ         R9, R8
 	SHLQ         $0x17, R8
 	VMOVD        R8, X0
 	VPBROADCASTD X0, Y0
@@ -554,6 +555,172 @@ terms:
 	VMULPS       Y0, Y7, Y7
 	VCVTDQ2PS    Y8, Y8
 	VMULPS       Y0, Y8, Y8
+	MOVQ         results_base+0(FP), R8
+	MOVQ         results_len+8(FP), R9
+	XORQ         R10, R10
+
+results:
+	MOVQ    (R8)(R10*8), R11
+	VMOVUPS Y1, (R11)(AX*1)
+	VMOVUPS Y2, 32(R11)(AX*1)
+	VMOVUPS Y3, 64(R11)(AX*1)
+	VMOVUPS Y4, 96(R11)(AX*1)
+	VMOVUPS Y5, 128(R11)(AX*1)
+	VMOVUPS Y6, 160(R11)(AX*1)
+	VMOVUPS Y7, 192(R11)(AX*1)
+	VMOVUPS Y8, 224(R11)(AX*1)
+	INCQ    R10
+	CMPQ    R10, R9
+	JLT     results
+	ADDQ    $0x00000100, AX
+	INCQ    DI
+	JMP     block
+
+end:
+	VZEROUPPER
+	MOVQ DI, done+96(FP)
+	RET
+
+// func meanAnyAVX2(results []uintptr, exponents []byte, terms []uintptr, offset int, bits int, limits *[3]int) (done int)
+// Requires: AVX, AVX2
+TEXT ·meanAnyAVX2(SB), NOSPLIT, $0-104
+	MOVQ offset+72(FP), AX
+	MOVQ bits+80(FP), CX
+	MOVQ limits+88(FP), DX
+	MOVQ exponents_base+24(FP), BX
+	MOVQ exponents_len+32(FP), SI
+	XORQ DI, DI
+
+block:
+	CMPQ         DI, SI
+	JGE          end
+	MOVBQZX      (BX)(DI*1), R8
+	XORQ         $0x00000080, R8
+	CMPQ         R8, 8(DX)
+	JLT          end
+	CMPQ         R8, 16(DX)
+	JGT          end
+	MOVQ         CX, R9
+	SUBQ         R8, R9
+	ADDQ         $0x7e, R9
+	ADDL         $0x7f, R9
+	SHLL         $0x17, R9
+	VMOVD        R9, X0
+	VPBROADCASTD X0, Y0
+	VPXOR        Y1, Y1, Y1
+	VPXOR        Y2, Y2, Y2
+	VPXOR        Y3, Y3, Y3
+	VPXOR        Y4, Y4, Y4
+	VPXOR        Y5, Y5, Y5
+	VPXOR        Y6, Y6, Y6
+	VPXOR        Y7, Y7, Y7
+	VPXOR        Y8, Y8, Y8
+	MOVQ         terms_base+48(FP), R9
+	MOVQ         terms_len+56(FP), R10
+	XORQ         R11, R11
+
+terms:
+	MOVQ         (R9)(R11*8), R12
+	VMULPS       (R12)(AX*1), Y0, Y9
+	VCVTPS2DQ    Y9, Y9
+	VPADDD       Y9, Y1, Y1
+	VMULPS       32(R12)(AX*1), Y0, Y9
+	VCVTPS2DQ    Y9, Y9
+	VPADDD       Y9, Y2, Y2
+	VMULPS       64(R12)(AX*1), Y0, Y9
+	VCVTPS2DQ    Y9, Y9
+	VPADDD       Y9, Y3, Y3
+	VMULPS       96(R12)(AX*1), Y0, Y9
+	VCVTPS2DQ    Y9, Y9
+	VPADDD       Y9, Y4, Y4
+	VMULPS       128(R12)(AX*1), Y0, Y9
+	VCVTPS2DQ    Y9, Y9
+	VPADDD       Y9, Y5, Y5
+	VMULPS       160(R12)(AX*1), Y0, Y9
+	VCVTPS2DQ    Y9, Y9
+	VPADDD       Y9, Y6, Y6
+	VMULPS       192(R12)(AX*1), Y0, Y9
+	VCVTPS2DQ    Y9, Y9
+	VPADDD       Y9, Y7, Y7
+	VMULPS       224(R12)(AX*1), Y0, Y9
+	VCVTPS2DQ    Y9, Y9
+	VPADDD       Y9, Y8, Y8
+	INCQ         R11
+	CMPQ         R11, R10
+	JLT          terms
+	MOVQ         (DX), R9
+	MOVQ         bits+80(FP), R10
+	SUBQ         R10, R8
+	ADDQ         $0x00000381, R8
+	SHLQ         $0x34, R8
+	VMOVQ        R8, X0
+	VMOVQ        R9, X9
+	VMULSD       X9, X0, X0
+	VBROADCASTSD X0, Y0
+	VEXTRACTI128 $0x01, Y1, X9
+	VCVTDQ2PD    X1, Y1
+	VCVTDQ2PD    X9, Y9
+	VMULPD       Y0, Y1, Y1
+	VCVTPD2PSY   Y1, X1
+	VMULPD       Y0, Y9, Y9
+	VCVTPD2PSY   Y9, X9
+	VINSERTF128  $0x01, X9, Y1, Y1
+	VEXTRACTI128 $0x01, Y2, X9
+	VCVTDQ2PD    X2, Y2
+	VCVTDQ2PD    X9, Y9
+	VMULPD       Y0, Y2, Y2
+	VCVTPD2PSY   Y2, X2
+	VMULPD       Y0, Y9, Y9
+	VCVTPD2PSY   Y9, X9
+	VINSERTF128  $0x01, X9, Y2, Y2
+	VEXTRACTI128 $0x01, Y3, X9
+	VCVTDQ2PD    X3, Y3
+	VCVTDQ2PD    X9, Y9
+	VMULPD       Y0, Y3, Y3
+	VCVTPD2PSY   Y3, X3
+	VMULPD       Y0, Y9, Y9
+	VCVTPD2PSY   Y9, X9
+	VINSERTF128  $0x01, X9, Y3, Y3
+	VEXTRACTI128 $0x01, Y4, X9
+	VCVTDQ2PD    X4, Y4
+	VCVTDQ2PD    X9, Y9
+	VMULPD       Y0, Y4, Y4
+	VCVTPD2PSY   Y4, X4
+	VMULPD       Y0, Y9, Y9
+	VCVTPD2PSY   Y9, X9
+	VINSERTF128  $0x01, X9, Y4, Y4
+	VEXTRACTI128 $0x01, Y5, X9
+	VCVTDQ2PD    X5, Y5
+	VCVTDQ2PD    X9, Y9
+	VMULPD       Y0, Y5, Y5
+	VCVTPD2PSY   Y5, X5
+	VMULPD       Y0, Y9, Y9
+	VCVTPD2PSY   Y9, X9
+	VINSERTF128  $0x01, X9, Y5, Y5
+	VEXTRACTI128 $0x01, Y6, X9
+	VCVTDQ2PD    X6, Y6
+	VCVTDQ2PD    X9, Y9
+	VMULPD       Y0, Y6, Y6
+	VCVTPD2PSY   Y6, X6
+	VMULPD       Y0, Y9, Y9
+	VCVTPD2PSY   Y9, X9
+	VINSERTF128  $0x01, X9, Y6, Y6
+	VEXTRACTI128 $0x01, Y7, X9
+	VCVTDQ2PD    X7, Y7
+	VCVTDQ2PD    X9, Y9
+	VMULPD       Y0, Y7, Y7
+	VCVTPD2PSY   Y7, X7
+	VMULPD       Y0, Y9, Y9
+	VCVTPD2PSY   Y9, X9
+	VINSERTF128  $0x01, X9, Y7, Y7
+	VEXTRACTI128 $0x01, Y8, X9
+	VCVTDQ2PD    X8, Y8
+	VCVTDQ2PD    X9, Y9
+	VMULPD       Y0, Y8, Y8
+	VCVTPD2PSY   Y8, X8
+	VMULPD       Y0, Y9, Y9
+	VCVTPD2PSY   Y9, X9
+	VINSERTF128  $0x01, X9, Y8, Y8
 	MOVQ         results_base+0(FP), R8
 	MOVQ         results_len+8(FP), R9
 	XORQ         R10, R10

@@ -85,12 +85,16 @@ func sumBlocks(sums []int32, exponents []byte, terms []uintptr, from, precision 
 func meanBlocks(
 	results []uintptr, exponents []byte, terms []uintptr, from, precision int, multiple, limit float64,
 ) int {
-	p, ok := powersOf(multiple, limit, precision)
-	if !simd.AVX2 || len(terms) == 0 || precision < 3 || !ok {
+	if !simd.AVX2 || len(terms) == 0 || precision < 3 {
 		return 0
 	}
-	p.lowest = max(p.lowest, precision-1)
-	return Block * meanFixedAVX2(results, exponents, terms, 4*from, precision, &[3]int{p.shift, p.lowest, p.highest})
+	p, ok := powersOf(multiple, limit, precision)
+	if ok {
+		limits := [3]int{p.shift, max(p.lowest, precision-1), p.highest}
+		return Block * meanPowerAVX2(results, exponents, terms, 4*from, precision, &limits)
+	}
+	limits := [3]int{int(math.Float64bits(multiple)), precision - 1, p.highest - 1}
+	return Block * meanAnyAVX2(results, exponents, terms, 4*from, precision, &limits)
 }
 
 // powers says which exponents blocks have whose sums become values by a product with a power of two.

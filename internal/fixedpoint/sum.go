@@ -127,8 +127,7 @@ func (w *Worker) storeResults(ranks []*Sum, from, n int) {
 	}
 }
 
-// storeMeans stores multiples of the sums of n elements as F32: of runs of blocks that a kernel can make of terms, and
-// of others.
+// storeMeans stores multiples of the sums of n elements as F32.
 func (w *Worker) storeMeans(n, precision int, multiple, limit float64) {
 	exponents := w.exponents[:(n+Block-1)/Block]
 	for from := 0; from < n; {
@@ -137,10 +136,7 @@ func (w *Worker) storeMeans(n, precision int, multiple, limit float64) {
 		if from == n {
 			return
 		}
-		end := n
-		if shortcut(multiple) {
-			end = min(from+Block, n)
-		}
+		end := min(from+Block, n) // a block that is out of the ordinary
 		sums := w.sums[from:end]
 		sumTerms(sums, exponents, w.sources, from, precision)
 		first := hostmem.Slice[float32](w.targets[0], n)[from:end]
@@ -150,12 +146,6 @@ func (w *Worker) storeMeans(n, precision int, multiple, limit float64) {
 		}
 		from = end
 	}
-}
-
-// shortcut reports whether a multiple is a power of two.
-func shortcut(multiple float64) bool {
-	fraction, _ := math.Frexp(multiple)
-	return fraction == 0.5
 }
 
 // raiseTerms stores the exponents of n elements of terms.

@@ -19,7 +19,8 @@ func main() {
 	loadFixedPower()
 	exponents()
 	sumFixed()
-	meanFixed()
+	meanOfPower()
+	meanOfAny()
 	Generate()
 }
 
@@ -280,29 +281,68 @@ func sumFixed() {
 	})
 }
 
-// meanFixed rounds once, as the product with a power of two is exact.
-func meanFixed() {
-	Kernel("meanFixedAVX2",
-		"func(results []uintptr, exponents []byte, terms []uintptr, offset, bits int, power *[3]int) (done int)",
-		"meanFixedAVX2 stores the sums of all terms times powers of two as all results, until the exponent of a block is",
-		"out of range. power has the shift to the exponent of the power as float32, and the lowest and highest of blocks.")
+// meanFixed makes values of sums as loadFixedPower or, as any other multiples, as loadFixed does.
+func meanFixed(name string, scaled func(v, scale VecVirtual), scale func(field, multiple Register) VecVirtual) {
+	Kernel(name,
+		"func(results []uintptr, exponents []byte, terms []uintptr, offset, bits int, limits *[3]int) (done int)",
+		name+" stores multiples of the sums of all terms as all results, until the exponent of a block is out of range.",
+		"limits has the multiple, and the lowest and the highest exponent.")
 	offset := Load(Param("offset"), GP64())
 	bits := Load(Param("bits"), GP64())
-	power := Load(Param("power"), GP64())
+	limits := Load(Param("limits"), GP64())
 	rounds(offset, func(exponent Mem) {
 		field := loadField(exponent)
-		CMPQ(field, Mem{Base: power, Disp: 8})
+		CMPQ(field, Mem{Base: limits, Disp: 8})
 		JLT(LabelRef("end"))
-		CMPQ(field, Mem{Base: power, Disp: 16})
+		CMPQ(field, Mem{Base: limits, Disp: 16})
 		JGT(LabelRef("end"))
 		sums := sumTerms(field, offset, bits)
-		ADDQ(Mem{Base: power}, field)
-		SHLQ(Imm(23), field)
-		scale := Broadcast(field.As32())
+		multiple := GP64()
+		MOVQ(Mem{Base: limits}, multiple)
+		unit := scale(field, multiple)
 		for _, v := range sums {
-			VCVTDQ2PS(v, v)
-			VMULPS(scale, v, v)
+			scaled(v, unit)
 		}
 		loop("results", offset, func(j int, x Mem) { VMOVUPS(sums[j], x) })
+	})
+}
+
+// meanOfPower rounds once, as the product with a power of two is exact.
+func meanOfPower() {
+	meanFixed("meanPowerAVX2", func(v, scale VecVirtual) {
+		VCVTDQ2PS(v, v)
+		VMULPS(scale, v, v)
+	}, func(field, shift Register) VecVirtual {
+		ADDQ(shift, field)
+		SHLQ(Imm(23), field)
+		return Broadcast(field.(GPVirtual).As32())
+	})
+}
+
+func meanOfAny() {
+	meanFixed("meanAnyAVX2", func(v, scale VecVirtual) {
+		high := XMM()
+		VEXTRACTI128(Imm(1), v, high)
+		wide := [2]VecVirtual{YMM(), YMM()}
+		VCVTDQ2PD(v.AsX(), wide[0])
+		VCVTDQ2PD(high, wide[1])
+		for _, w := range wide {
+			VMULPD(scale, w, w)
+			VCVTPD2PSY(w, w.AsX())
+		}
+		VINSERTF128(Imm(1), wide[1].AsX(), wide[0], v)
+	}, func(field, multiple Register) VecVirtual {
+		bits := Load(Param("bits"), GP64())
+		SUBQ(bits, field)
+		ADDQ(U32(1023-126), field)
+		SHLQ(Imm(52), field)
+		power := XMM()
+		factor := XMM()
+		unit := YMM()
+		VMOVQ(field, power)
+		VMOVQ(multiple, factor)
+		VMULSD(factor, power, power)
+		VBROADCASTSD(power, unit)
+		return unit
 	})
 }
