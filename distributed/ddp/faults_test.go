@@ -488,7 +488,7 @@ func TestLostResiduals(t *testing.T) {
 			}
 			return errors.Join(u.Close(), m.close())
 		})
-		assert.Equal(t, k.lines, bytes.Count(text.Bytes(), []byte("is lost\" ranks=2 lost=1")), "%+v: %s", k, text.String())
+		assert.Equal(t, k.lines, bytes.Count(text.Bytes(), []byte("is lost unless they handed it over\" ranks=2 lost=1")), "%+v: %s", k, text.String())
 	}
 }
 

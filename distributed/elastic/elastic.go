@@ -148,10 +148,11 @@ type Member struct {
 	caller context.Context    // of the last Next
 	gone   sync.WaitGroup     // attend
 
-	failure  error       // of the last attempt at an epoch, nil if that did not fail; of Next and Commit alone
-	formed   bool        // this process was in an epoch; of Next and Commit alone
-	failures int         // of Dial and what follows it, one after the other; of attend alone
-	denials  repeats.Log // what Next logs when the store refuses writes; of attend alone
+	failure   error       // of the last attempt at an epoch, nil if that did not fail; of Next and Commit alone
+	formed    bool        // this process was in an epoch; of Next and Commit alone
+	failures  int         // of Dial and what follows it, one after the other; of attend alone
+	denials   repeats.Log // what Next logs when the store refuses writes; of attend alone
+	residuals repeats.Log // what became of those of others, and of this member's
 
 	wakeup chan struct{} // of capacity 1: keep is to look at the claims
 

@@ -873,6 +873,7 @@ func evaluates(t *testing.T) {
 
 func hung(t *testing.T) {
 	const hangs = 3
+	said := logtest.Capture(t)
 	rooms, log, dial := new(rooms), newReplay(), keepStore(t)
 	var list []*trainee
 	for i := range 3 {
@@ -907,6 +908,12 @@ func hung(t *testing.T) {
 	})
 	assert.True(t, log.joined[within(list[0].epoch.Number, name(2))])
 	log.repeat(t, list[0].steps, list)
+	assert.NotEmpty(t, said.Lines("going on without members that live, but do not come to the boundary"))
+	assert.Len(t, said.Lines("the residuals of lost members are gone"), 1)
+	dropped := said.Lines("this member joins again, without its residuals")
+	if assert.Len(t, dropped, 1) {
+		assert.Contains(t, dropped[0], fmt.Sprintf("member=%q", name(2)))
+	}
 	for _, a := range list {
 		assert.NoError(t, a.Close())
 	}

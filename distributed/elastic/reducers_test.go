@@ -14,6 +14,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/distributed/outer"
 	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/internal/logtest"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -77,6 +78,7 @@ func TestReducers(t *testing.T) {
 	for _, kind := range []string{"ddp", "outer"} {
 		t.Run(kind, func(t *testing.T) {
 			form, log, dial := new(rooms).form, newReplay(), keepStore(t)
+			said := logtest.Capture(t)
 			var list []*trainee
 			for _, name := range []string{"a", "b", "c", "d"} {
 				a := newTrainee(t, log, quick(Config{Name: name, Form: form, Dial: dial, Max: 3}))
@@ -110,6 +112,14 @@ func TestReducers(t *testing.T) {
 			require.Equal(t, stayed[0].Steps(), stayed[1].Steps())
 			assert.Equal(t, stayed[0].values, stayed[1].values)
 			assert.NotZero(t, stayed[0].values[0])
+			// What has become of residuals is said once each, by one member.
+			gone := said.Lines("the residuals of lost members are gone")
+			require.Len(t, gone, 1)
+			assert.Contains(t, gone[0], "lost="+lost.Load().cfg.Name)
+			handed := said.Lines("took over the residuals of a member that leaves")
+			require.Len(t, handed, 1)
+			assert.Contains(t, handed[0], "member="+left.Load().cfg.Name)
+			assert.Empty(t, said.Lines("moved to fewer ranks"))
 			for _, a := range list {
 				_ = a.Close()
 			}

@@ -38,14 +38,25 @@ func (m *Member) bind(ctx context.Context, e *Epoch) error {
 		return err
 	}
 	e.hash = int64(hash>>1 | 1) // an allreduce takes the larger of it and 0
-	if e.Comm.Rank() == 0 && len(e.record.Lost) > 0 {
-		norm, err := m.residualNorm()
-		if err != nil {
-			return err
-		}
-		slog.Warn("elastic: the residuals of lost members are gone", "epoch", e.Number,
-			"lost", strings.Join(e.record.Lost, ", "), "norm of this member's residual", norm)
+	return m.sayLost(e)
+}
+
+// sayLost says whose residuals are gone, ever more rarely: members that come back are lost again.
+func (m *Member) sayLost(e *Epoch) error {
+	if e.Comm.Rank() != 0 || len(e.record.Lost) == 0 {
+		return nil
 	}
+	lost := strings.Join(e.record.Lost, ", ")
+	times, due := m.residuals.Count("lost " + lost)
+	if !due {
+		return nil
+	}
+	norm, err := m.residualNorm()
+	if err != nil {
+		return err
+	}
+	slog.Warn("elastic: the residuals of lost members are gone", "epoch", e.Number,
+		"lost", lost, "norm of this member's residual", norm, "times", times)
 	return nil
 }
 
@@ -130,6 +141,9 @@ func (m *Member) receive(ctx context.Context, e *Epoch, sender int) error {
 	if err := communicate(ctx, m, e, announced, fetch); err != nil {
 		return err
 	}
+	if err := m.sayDropped(e); err != nil {
+		return err
+	}
 	length := announced[0]
 	sending := announced[1]
 	if length < 0 || length > maxSharedBytes || sending != sendsPlain && sending != sendsCoded {
@@ -169,6 +183,23 @@ func (m *Member) receive(ctx context.Context, e *Epoch, sender int) error {
 		if err := t.Fill(0); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// sayDropped says that a member that joins again loses what it had not sent, ever more rarely. One that has made no step
+// has nothing to lose, which it need not look at.
+func (m *Member) sayDropped(e *Epoch) error {
+	if m.Steps() == 0 {
+		return nil
+	}
+	norm, err := m.residualNorm()
+	if err != nil || norm == 0 {
+		return err
+	}
+	if times, due := m.residuals.Count("dropped"); due {
+		slog.Warn("elastic: this member joins again, without its residuals", "epoch", e.Number,
+			"member", m.cfg.Name, "norm of its residual", norm, "times", times)
 	}
 	return nil
 }
@@ -301,7 +332,7 @@ func (m *Member) handOver(ctx context.Context) error {
 		for slices.Contains(leaves, heir) {
 			heir = (heir + 1) % len(e.Members)
 		}
-		for _, t := range residuals {
+		for i, t := range residuals {
 			switch e.Comm.Rank() {
 			case leaver:
 				err = m.bequeath(ctx, e, t, heir)
@@ -312,12 +343,25 @@ func (m *Member) handOver(ctx context.Context) error {
 				continue
 			}
 			if e.Comm.Rank() == heir {
-				slog.Warn("elastic: lost the residual of a member that leaves", "member", e.Members[leaver], "err", err)
+				slog.Warn("elastic: lost the residual of a member that leaves",
+					"member", e.Members[leaver], "rank", leaver, "residual", i, "err", err)
 			}
 			return err
 		}
+		if e.Comm.Rank() == heir && len(residuals) > 0 {
+			m.sayInherited(e, leaver)
+		}
 	}
 	return nil
+}
+
+// sayInherited says that this member has the residuals of one that leaves, ever more rarely: members may come and go.
+func (m *Member) sayInherited(e *Epoch, leaver int) {
+	name := e.Members[leaver]
+	if times, due := m.residuals.Count("inherited " + name); due {
+		slog.Info("elastic: took over the residuals of a member that leaves", "epoch", e.Number,
+			"member", name, "rank", leaver, "times", times)
+	}
 }
 
 // bequeath sends a residual to another member, and empties it.
