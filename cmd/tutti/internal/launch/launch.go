@@ -311,6 +311,9 @@ func (a *agent) elastic(ctx context.Context) error {
 	g := a.start(0, func(failed End) { failures <- failed })
 	a.running.Store(g)
 	defer a.running.Store(nil)
+	speaking, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go a.sayWhoIsLeft(speaking, g)
 	end := a.follow(ctx, g, failures)
 	a.stop(g, end.Signal)
 	if a.succeeded(g) {

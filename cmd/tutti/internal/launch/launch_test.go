@@ -501,6 +501,20 @@ func TestElastic(t *testing.T) {
 	assert.Contains(t, s.err.String(), "exit status 7; it is not started again\n")
 }
 
+// An elastic job whose rank has ended with success goes on without it, and its launcher says so.
+func TestElasticShrinks(t *testing.T) {
+	mark := filepath.Join(t.TempDir(), "mark")
+	s := begin(t, t.Context(), "unused", func(c *Config) {
+		c.Min = 1
+		c.Command = []string{"sh", "-c", "test $TUTTI_LOCAL_RANK = 1 || until test -e " + mark + "; do sleep 0.01; done"}
+	})
+	require.Eventually(t, func() bool {
+		return strings.Contains(s.err.String(), "tutti: rank 1 has ended with success, and the job goes on: rank 0 on ")
+	}, time.Minute, time.Millisecond)
+	require.NoError(t, os.WriteFile(mark, nil, 0o600))
+	require.NoError(t, s.wait(t), "%s", &s.err)
+}
+
 // The exit code of an elastic job's first machine is that of the job, not of its own ranks.
 func TestElasticSucceedsElsewhere(t *testing.T) {
 	first, second := pair(t)

@@ -85,6 +85,10 @@ func (a *agent) sayWhoIsLeft(ctx context.Context, g *group) {
 		if len(done) == 1 {
 			verb = "has"
 		}
+		if a.Min > 0 {
+			return fmt.Sprintf("%s %s ended with success, and the job goes on: %s on %s still running",
+				ranks.Text(done), verb, ranks.Text(left), a.host)
+		}
 		return fmt.Sprintf("%s %s ended with success; %s on %s still running, perhaps waiting for it",
 			ranks.Text(done), verb, ranks.Text(left), a.host)
 	})
