@@ -24,6 +24,7 @@ import (
 	"github.com/tutti-go/tutti/internal/dl"
 	"github.com/tutti-go/tutti/internal/dump"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/logtest"
 	"github.com/tutti-go/tutti/internal/race"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
@@ -41,6 +42,33 @@ func TestOnStandIns(t *testing.T) {
 // Communicators are freed also where NCCL's threads have no names.
 func TestWithoutThreadNames(t *testing.T) {
 	gputest.OnStandIns(t, "^TestStandInFreesWhatIsFinalized$", "^$", "NCCL_SET_THREAD_NAME=0")
+}
+
+// A communicator that is forgotten is found, in a process of its own: NCCL's part of it stays.
+func TestForgottenOnStandIns(t *testing.T) {
+	gputest.OnStandIns(t, "^TestForgotten$", "^$")
+}
+
+func TestForgotten(t *testing.T) {
+	if os.Getenv(gputest.StandInVariable) == "" {
+		t.Skip("needs the stand-ins; see TestForgottenOnStandIns")
+	}
+	logged := logtest.Capture(t)
+	forget(t)
+	require.Eventually(t, func() bool {
+		runtime.GC()
+		return len(logged.Lines("nccl: a communicator was never closed")) > 0
+	}, time.Minute, time.Millisecond)
+	assert.Len(t, logged.Lines(`communicator="rank 0 of 1 on cuda:0"`), 1)
+}
+
+// forget loses a communicator, and its runtime, which has its memory.
+func forget(t *testing.T) {
+	rt, err := cuda.Open(0)
+	require.NoError(t, err)
+	world, err := nccl.InProcess(t.Context(), []*cuda.Runtime{rt})
+	require.NoError(t, err)
+	require.NoError(t, world[0].Barrier(t.Context()))
 }
 
 // standIns is what the libraries export beside their API.

@@ -4,8 +4,10 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"runtime"
 	"sync"
 	"time"
+	"weak"
 )
 
 // NotifyOn writes the dump to the file whenever the process gets one of the signals, until
@@ -30,33 +32,41 @@ func (r *Recorder) onSignal(signals []os.Signal, handled context.Context) {
 	}
 	got := make(chan os.Signal, 1)
 	stop := make(chan struct{})
+	stopOnce := sync.OnceFunc(func() { close(stop) })
 	signal.Notify(got, signals...)
-	go func() {
-		defer signal.Stop(got)
-		for {
-			var s os.Signal
-			select {
-			case s = <-got:
-			case <-stop:
-				return
-			}
-			r.Save(s.String())
-			if handled == nil {
-				continue
-			}
-			select {
-			case <-handled.Done():
-			case <-stop:
-			case <-time.After(handling):
-				signal.Stop(got)
-				if self, err := os.FindProcess(os.Getpid()); err == nil {
-					_ = self.Signal(s)
-				}
-			}
-			return
-		}
-	}()
+	go saveOn(weak.Make(r), got, stop, handled)
+	runtime.AddCleanup(r, func(stop func()) { stop() }, stopOnce)
 	r.flight.mu.Lock()
 	defer r.flight.mu.Unlock()
-	r.stops = append(r.stops, sync.OnceFunc(func() { close(stop) }))
+	r.stops = append(r.stops, stopOnce)
+}
+
+// saveOn is onSignal's goroutine. It does not keep a Recorder that the program has forgotten: the communicator below
+// says that it was never closed when it is garbage.
+func saveOn(recorder weak.Pointer[Recorder], got chan os.Signal, stop <-chan struct{}, handled context.Context) {
+	defer signal.Stop(got)
+	for {
+		var s os.Signal
+		select {
+		case s = <-got:
+		case <-stop:
+			return
+		}
+		if r := recorder.Value(); r != nil {
+			r.Save(s.String())
+		}
+		if handled == nil {
+			continue
+		}
+		select {
+		case <-handled.Done():
+		case <-stop:
+		case <-time.After(handling):
+			signal.Stop(got)
+			if self, err := os.FindProcess(os.Getpid()); err == nil {
+				_ = self.Signal(s)
+			}
+		}
+		return
+	}
 }
