@@ -20,10 +20,13 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
@@ -39,6 +42,13 @@ type Config struct {
 	Silence time.Duration
 }
 
+// reachTime bounds the time until an etcd answers for the first time. One that elects a leader takes a second. What
+// keeps it from answering is looked for after that, so that both take 5 s.
+const (
+	reachTime = 3 * time.Second
+	retryTime = 100 * time.Millisecond
+)
+
 // session is a store of one process.
 type session struct {
 	Config
@@ -53,7 +63,9 @@ type session struct {
 	err error
 }
 
-// Dial begins a session. It ends with Close, and when etcd has not heard of this process for Config.Silence.
+// Dial begins a session. It ends with Close, and when etcd has not heard of this process for Config.Silence. An etcd
+// that does not answer within 3 s is an error at most 2 s later, which says what its endpoints are: a port that
+// nobody serves, or one that does not accept a certificate.
 // Errors wrap fs.ErrPermission where etcd refuses the user, [comm.ErrArgument] and [comm.ErrExhausted] where it
 // refuses the request, [store.ErrFull] if etcd has no room, [comm.ErrPeerFailed] where it cannot be reached, and
 // [comm.ErrTimeout] or [comm.ErrCanceled] if a context has ended.
@@ -63,10 +75,14 @@ func Dial(ctx context.Context, cfg Config) (store.Backend, error) {
 	}
 	s := &session{Config: cfg, done: make(chan struct{})}
 	s.ctx, s.end = context.WithCancel(context.WithoutCancel(ctx))
-	granted, err := cfg.Client.Grant(ctx, int64((cfg.Silence+time.Second-1)/time.Second))
+	granted, err := cfg.grant(ctx)
+	if err != nil && sentinel(err) == comm.ErrPeerFailed && ctx.Err() == nil {
+		err = cfg.explain(ctx, err)
+	}
 	if err == nil {
 		s.ttl = time.Duration(granted.TTL) * time.Second
-		s.lease, err = concurrency.NewSession(cfg.Client, concurrency.WithLease(granted.ID), concurrency.WithContext(s.ctx))
+		lease := concurrency.WithLease(clientv3.LeaseID(granted.ID))
+		s.lease, err = concurrency.NewSession(cfg.Client, lease, concurrency.WithContext(s.ctx))
 	}
 	if err != nil {
 		s.end()
@@ -80,6 +96,45 @@ func Dial(ctx context.Context, cfg Config) (store.Backend, error) {
 		}
 	}()
 	return s, nil
+}
+
+// grant asks for a lease, again while no etcd is there, or none that has a leader. It calls etcd's interface itself, as
+// the client replaces what it has met by the end of the context.
+func (cfg *Config) grant(ctx context.Context) (*etcdserverpb.LeaseGrantResponse, error) {
+	bounded, cancel := context.WithTimeout(ctx, reachTime)
+	defer cancel()
+	leases := etcdserverpb.NewLeaseClient(cfg.Client.ActiveConnection())
+	seconds := int64((cfg.Silence + time.Second - 1) / time.Second)
+	var last error
+	for {
+		granted, err := leases.LeaseGrant(bounded, &etcdserverpb.LeaseGrantRequest{TTL: seconds})
+		if err == nil {
+			return granted, nil
+		}
+		if last == nil || bounded.Err() == nil {
+			last = rpctypes.Error(err)
+		}
+		if status.Code(err) != codes.Unavailable {
+			return nil, last
+		}
+		select {
+		case <-time.After(retryTime):
+		case <-bounded.Done():
+			return nil, last
+		}
+	}
+}
+
+// explain adds what each endpoint is to the error of a client that could use none.
+func (cfg *Config) explain(ctx context.Context, err error) error {
+	endpoints := cfg.Client.Endpoints()
+	found := make([]string, len(endpoints))
+	var all sync.WaitGroup
+	for i, endpoint := range endpoints {
+		all.Go(func() { found[i] = probe(ctx, endpoint) })
+	}
+	all.Wait()
+	return fmt.Errorf("%w; %s", err, strings.Join(found, "; "))
 }
 
 // wrap returns an error of etcd's client with the sentinel of its cause. What the client met before its context ended

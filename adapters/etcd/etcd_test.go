@@ -44,13 +44,19 @@ type server struct {
 
 func newServer(t *testing.T, more ...string) *server {
 	t.Helper()
+	s := prepare(t)
+	s.more = more
+	s.start(t)
+	return s
+}
+
+// prepare chooses the addresses of an etcd that is not started yet.
+func prepare(t *testing.T) *server {
+	t.Helper()
 	if _, err := exec.LookPath("etcd"); err != nil {
 		t.Skip("no etcd in PATH; install etcd-server")
 	}
-	s := &server{dir: t.TempDir(), client: "http://" + jobtest.Address(t, 1), peer: "http://" + jobtest.Address(t, 1), more: more}
-	s.start(t)
-	t.Cleanup(s.stop)
-	return s
+	return &server{dir: t.TempDir(), client: "http://" + jobtest.Address(t, 1), peer: "http://" + jobtest.Address(t, 1)}
 }
 
 func (s *server) start(t *testing.T) {
@@ -59,6 +65,7 @@ func (s *server) start(t *testing.T) {
 	s.cmd.Args = append(s.cmd.Args, s.more...)
 	s.cmd.Stderr = os.Stderr
 	require.NoError(t, s.cmd.Start())
+	t.Cleanup(s.stop)
 	c := s.dial(t)
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()

@@ -187,8 +187,8 @@ func (m *Member) receive(ctx context.Context, e *Epoch, sender int) error {
 	return nil
 }
 
-// sayDropped says that a member that joins again loses what it had not sent, ever more rarely. One that has made no step
-// has nothing to lose, which it need not look at.
+// sayDropped says that a member that joins again loses what it had not sent, ever more rarely. One that has made no
+// step has nothing to lose, which it need not look at.
 func (m *Member) sayDropped(e *Epoch) error {
 	if m.Steps() == 0 {
 		return nil

@@ -58,8 +58,8 @@ func Reaches(rt runtime.Runtime, c comm.Communicator) error {
 	return comm.CheckDevice(c, rt.Device())
 }
 
-// ReportLost logs that what some ranks had not sent is lost, if there were more. Members of an elastic job that leave in
-// order have handed it over, of which a reducer does not know.
+// ReportLost logs that what some ranks had not sent is lost, if there were more. Members of an elastic job that leave
+// in order have handed it over, of which a reducer does not know.
 func ReportLost(had int, c comm.Communicator) {
 	if have := c.WorldSize(); have < had && c.Rank() == 0 {
 		slog.Warn("distributed: moved to fewer ranks; what the others had not sent yet is lost unless they handed it over",
