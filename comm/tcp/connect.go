@@ -83,6 +83,7 @@ type connector struct {
 	config  Config
 	kv      store.Store
 	tls     *tls.Config
+	gate    gate.Gate
 	record  record
 	version uint64 // of the record in the store
 
@@ -116,7 +117,9 @@ func connect(ctx context.Context, kv store.Store, c Config, n *node) error {
 	if err := k.publish(bounded, l); err != nil {
 		return err
 	}
-	g := &gate.Gate{Name: name, Places: maxStrangers + c.WorldSize*maxLanes}
+	g := &k.gate
+	g.Name = name
+	g.Places = maxStrangers + c.WorldSize*maxLanes
 	go g.Serve(listener{l}, k.tls, func(conn *tls.Conn) { k.answer(g, conn) })
 
 	var calls sync.WaitGroup
@@ -316,7 +319,10 @@ func (k *connector) absent() (m missingRanks) {
 
 // troubleWith is why there was never a lane to a rank. mu is held.
 func (k *connector) troubleWith(p *pair) error {
+	trouble := k.gate.Trouble()
 	switch {
+	case trouble != nil && p.rank > k.rank: // which connects to this one
+		return fmt.Errorf("rank %d: this rank cannot accept connections: %w", p.rank, trouble)
 	case p.trouble != nil:
 		return p.trouble
 	case p.rank < k.rank:

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -90,6 +91,53 @@ func TestNetworkSaysNoAddress(t *testing.T) {
 	err := run(t.Context(), 2, over(nameless{}), func(context.Context, comm.Communicator) error { return nil })
 	require.ErrorIs(t, err, comm.ErrArgument)
 	assert.ErrorContains(t, err, "set Advertise")
+}
+
+// absent is a network whose relay does not run.
+type absent struct{ address string }
+
+func (a absent) Dial(ctx context.Context, network, _ string) (net.Conn, error) {
+	return new(net.Dialer).DialContext(ctx, network, a.address)
+}
+
+func (a absent) Listen(_, address string) (net.Listener, error) {
+	l, err := new(networktest.Pipes).Listen("tcp", address)
+	return &dialing{l, a, make(chan struct{})}, err
+}
+
+// dialing is a listener that dials for each connection.
+type dialing struct {
+	net.Listener
+	absent
+	closed chan struct{}
+}
+
+func (d *dialing) Accept() (net.Conn, error) {
+	conn, err := d.Dial(context.Background(), "tcp", "")
+	select {
+	case <-d.closed:
+		return nil, net.ErrClosed
+	default:
+		return conn, err
+	}
+}
+
+func (d *dialing) Close() error {
+	close(d.closed)
+	return d.Listener.Close()
+}
+
+// A Network that reaches nobody is named by both sides, when their context ends.
+func TestNetworkReachesNobody(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	err = run(ctx, 2, over(absent{l.Addr().String()}), func(context.Context, comm.Communicator) error { return nil })
+	require.ErrorIs(t, err, comm.ErrTimeout)
+	assert.ErrorContains(t, err, "this rank cannot accept connections: dial tcp "+l.Addr().String())
+	assert.ErrorContains(t, err, "rank 0: cannot be reached at ")
 }
 
 // cut is a connection that ends after some bytes.

@@ -166,29 +166,53 @@ type Gate struct {
 	mu         sync.Mutex
 	handshakes map[netip.Prefix][]net.Conn // in flight, by address; guarded by mu
 	count      int                         // of these; guarded by mu
+	trouble    error                       // of the last Accept, nil if it has succeeded; guarded by mu
+}
+
+// Trouble is why no connection can be accepted now, nil if the last one was.
+func (g *Gate) Trouble() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.trouble
+}
+
+// setTrouble is the outcome of an Accept.
+func (g *Gate) setTrouble(err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.trouble = err
 }
 
 // Serve passes connections that have authenticated to serve, each in its own goroutine, and closes them when it
 // returns. Serve returns when the listener is closed.
 func (g *Gate) Serve(l net.Listener, conf *tls.Config, serve func(conn *tls.Conn)) {
+	pause := acceptPause
 	for {
 		conn, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			g.evict(0)
 			return
 		}
+		g.setTrouble(err)
 		if err != nil {
 			g.refused(err)
+			time.Sleep(pause)
+			pause = min(2*pause, longestAcceptPause)
 			continue
 		}
+		pause = acceptPause
 		g.begin(conn)
 		g.evict(g.Places)
 		go g.admit(conn, conf, serve)
 	}
 }
 
-// acceptPause is the time between two attempts to accept a connection.
-const acceptPause = 10 * time.Millisecond
+// Bounds of the time between two attempts to accept a connection, which doubles: a program's listener may dial for it,
+// and find nobody.
+const (
+	acceptPause        = 10 * time.Millisecond
+	longestAcceptPause = time.Second
+)
 
 // refused frees a descriptor, a stranger's, as the process may have none left for a new connection.
 func (g *Gate) refused(err error) {
@@ -199,7 +223,6 @@ func (g *Gate) refused(err error) {
 	if times, due := g.Log.Count("accept"); due {
 		slog.Warn(g.Name+": cannot accept a connection now", "err", err, "times", times)
 	}
-	time.Sleep(acceptPause)
 }
 
 // admit makes the handshake of a connection, and serves it.
