@@ -70,12 +70,15 @@ func awaitGroup(int) {}
 const canList = true
 
 // descendants lists the processes that a process has started, directly or not.
-func descendants(root int) []entry {
+func descendants(root int) []entry { return listProcesses().descend(root) }
+
+// listProcesses lists the processes of this machine.
+func listProcesses() family {
 	names, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil
 	}
-	children := map[int][]entry{}
+	children := family{}
 	for _, name := range names {
 		pid, err := strconv.Atoi(name.Name())
 		if err != nil {
@@ -85,11 +88,7 @@ func descendants(root int) []entry {
 			children[e.parent] = append(children[e.parent], e)
 		}
 	}
-	all := children[root]
-	for i := 0; i < len(all); i++ {
-		all = append(all, children[all[i].pid]...)
-	}
-	return all
+	return children
 }
 
 // readStatus reads the line of a process. ok is false if it has ended.

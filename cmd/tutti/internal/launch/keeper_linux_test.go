@@ -234,6 +234,24 @@ func TestAStoppedRank(t *testing.T) {
 	assert.Contains(t, s.out.String(), "saved", "it goes on, to end in order")
 }
 
+// A rank that is stopped before it is connected to others, and one of an elastic job, are named while the others wait,
+// and once.
+func TestAStoppedRankIsSaid(t *testing.T) {
+	for name, least := range map[string]int{"fixed": 0, "elastic": 1} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			s := shell(t, ctx, `test $TUTTI_RANK = 1 && kill -STOP $$; trap 'exit 0' TERM; while :; do sleep 0.05; done`, func(c *Config) {
+				c.Ranks, c.Min = 2, least
+			})
+			s.reports(t, "rank 1 on ")
+			assert.Regexp(t, `^tutti: rank 1 on \S+: process (\d+) \(sh\) is stopped, and others may wait for it; kill -CONT \d+ resumes it\n$`, s.err.String())
+			cancel(Signaled(syscall.SIGTERM))
+			assert.Equal(t, 143, ended(t, s.wait(t)).Code)
+			assert.Equal(t, 1, strings.Count(s.err.String(), "is stopped"))
+		})
+	}
+}
+
 // User signals reach the processes of a rank that handle them, on all machines, and end nobody.
 func TestUserSignals(t *testing.T) {
 	first, second := pair(t)

@@ -36,6 +36,9 @@ func awaitGroup(group int) {
 // canList says that [descendants] finds none.
 const canList = false
 
+// listProcesses lists none here.
+func listProcesses() family { return nil }
+
 // descendants are not listed here: a rank is its process group.
 func descendants(int) []entry { return nil }
 

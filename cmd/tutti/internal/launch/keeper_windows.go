@@ -10,8 +10,11 @@ import (
 // Keep returns: a rank has no keeper here.
 func Keep() {}
 
-// descendants are not listed here.
-func descendants(int) []entry { return nil }
+// listProcesses lists none here.
+func listProcesses() family { return nil }
+
+// processName is not known here.
+func processName(int) string { return "" }
 
 // process is a rank.
 type process struct {

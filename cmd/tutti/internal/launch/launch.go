@@ -311,10 +311,11 @@ func (a *agent) elastic(ctx context.Context) error {
 	g := a.start(0, func(failed End) { failures <- failed })
 	a.running.Store(g)
 	defer a.running.Store(nil)
-	speaking, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go a.sayWhoIsLeft(speaking, g)
+	watching, cancel := context.WithCancel(ctx)
+	go a.sayWhoIsLeft(watching, g)
+	go a.sayWhoIsStopped(watching, g)
 	end := a.follow(ctx, g, failures)
+	cancel()
 	a.stop(g, end.Signal)
 	if a.succeeded(g) {
 		_ = a.kv.Set(context.WithoutCancel(ctx), successKey, nil)
@@ -653,6 +654,7 @@ func (a *agent) round(ctx, complete context.Context, round int) (end End, err er
 	a.running.Store(g)
 	defer a.running.Store(nil)
 	go a.sayWhoIsLeft(watching, g)
+	go a.sayWhoIsStopped(watching, g)
 	defer context.AfterFunc(complete, func() { a.finish(lasting, round, lost(complete)) })()
 	if a.first {
 		go func() { // which succeeds when all have

@@ -290,6 +290,18 @@ type entry struct {
 	stopped bool // by a signal, as by SIGSTOP
 }
 
+// family has the children of processes, by the number of the parent.
+type family map[int][]entry
+
+// descend lists the descendants of a process.
+func (f family) descend(root int) []entry {
+	all := slices.Clone(f[root])
+	for i := 0; i < len(all); i++ {
+		all = append(all, f[all[i].pid]...)
+	}
+	return all
+}
+
 // exitError is the error of a rank whose first process has failed.
 type exitError struct{ outcome }
 

@@ -47,15 +47,20 @@ func (g *group) gather() evidence {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	e := g.seen
+	e.Stopped = g.stoppedRanks()
+	return e
+}
+
+// stoppedRanks are those of which a process is stopped. The caller holds mu.
+func (g *group) stoppedRanks() (all []stoppedRank) {
+	processes := listProcesses()
 	for _, r := range g.running {
-		for _, p := range descendants(r.pid()) {
-			if p.stopped {
-				e.Stopped = append(e.Stopped, stoppedRank{Rank: r.rank, PID: p.pid})
-				break
-			}
+		list := processes.descend(r.pid())
+		if i := slices.IndexFunc(list, func(p entry) bool { return p.stopped }); i >= 0 {
+			all = append(all, stoppedRank{Rank: r.rank, PID: list[i].pid})
 		}
 	}
-	return e
+	return all
 }
 
 // evidenceKey is where the evidence of a machine stands.

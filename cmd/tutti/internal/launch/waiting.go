@@ -3,6 +3,7 @@ package launch
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -92,6 +93,35 @@ func (a *agent) sayWhoIsLeft(ctx context.Context, g *group) {
 		return fmt.Sprintf("%s %s ended with success; %s on %s still running, perhaps waiting for it",
 			ranks.Text(done), verb, ranks.Text(left), a.host)
 	})
+}
+
+// sayWhoIsStopped says of which ranks of this machine a process is stopped, as by a debugger or a user: others wait for
+// them, before they are connected without a limit of silence.
+func (a *agent) sayWhoIsStopped(ctx context.Context, g *group) {
+	tick := time.NewTicker(firstWord)
+	defer tick.Stop()
+	var before []stoppedRank // at the last look: shells stop what they run for a moment
+	said := map[stoppedRank]bool{}
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		g.mu.Lock()
+		now := g.stoppedRanks()
+		g.mu.Unlock()
+		maps.DeleteFunc(said, func(s stoppedRank, _ bool) bool { return !slices.Contains(now, s) })
+		for _, s := range now {
+			if said[s] || !slices.Contains(before, s) {
+				continue
+			}
+			said[s] = true
+			const format = "tutti: %s: process %d (%s) is stopped, and others may wait for it; kill -CONT %d resumes it\n"
+			fmt.Fprintf(a.notes, format, a.plan.place(s.Rank), s.PID, processName(s.PID), s.PID)
+		}
+		before = now
+	}
 }
 
 // split returns the ranks that have ended with success, and those that run.
