@@ -1,12 +1,19 @@
 package launch
 
 import (
+	"context"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/internal/env"
 )
 
 // TestMemoryKills: the count is that of the rank's control group, of either version, and else the machine's.
@@ -35,4 +42,46 @@ func TestMemoryKills(t *testing.T) {
 		assert.Equal(t, c.want, memoryKillsIn(root), name)
 	}
 	assert.Zero(t, memoryKillsIn(t.TempDir()), "of a system without these files")
+}
+
+// limitMemory makes a control group of so much memory, without swap, and returns its folder. Tests that may not are skipped.
+func limitMemory(t *testing.T, bytes int) string {
+	t.Helper()
+	for parent, limits := range map[string][]string{
+		"/sys/fs/cgroup":        {"memory.swap.max", "memory.max"},
+		"/sys/fs/cgroup/memory": {"memory.swappiness", "memory.limit_in_bytes"},
+	} {
+		dir := filepath.Join(parent, fmt.Sprintf("tutti-test-%d", os.Getpid()))
+		_, err := os.Stat(filepath.Join(parent, "cgroup.procs")) // or it is a folder of groups
+		if err != nil || os.Mkdir(dir, 0o700) != nil {
+			continue
+		}
+		t.Cleanup(func() {
+			assert.Eventually(t, func() bool { return os.Remove(dir) == nil }, time.Minute, time.Millisecond)
+		})
+		_ = os.WriteFile(filepath.Join(dir, limits[0]), []byte("0"), 0o600) // there may be no swap
+		limit := filepath.Join(dir, limits[1])
+		if _, err := os.Stat(limit); err == nil && os.WriteFile(limit, []byte(strconv.Itoa(bytes)), 0o600) == nil {
+			return dir
+		}
+	}
+	t.Skip("needs a control group of memory that may be made")
+	return ""
+}
+
+// A rank that the kernel kills for want of memory is reported as that.
+func TestOutOfMemory(t *testing.T) {
+	dir := limitMemory(t, 256<<20)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	launcher := exec.CommandContext(ctx, "sh", "-c", `echo $$ > "$1/cgroup.procs" && exec "$0"`, os.Args[0], dir)
+	launcher.Env = append(os.Environ(), launcherVariable+"=exec tail /dev/zero", env.Secret+"=")
+	out, err := launcher.CombinedOutput()
+	require.Error(t, err)
+	const want = `(?m)^rank 0 on \S+: signal: killed \(out of memory\? the kernel has killed \d+ process(es)? for that meanwhile: see dmesg\)$`
+	assert.Regexp(t, want, string(out))
+	require.Eventually(t, func() bool {
+		left, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		return err == nil && len(left) == 0
+	}, time.Minute, time.Millisecond)
 }

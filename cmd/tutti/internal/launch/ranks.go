@@ -319,8 +319,12 @@ func (e *exitError) Error() string {
 		return text
 	}
 	if e.Kills > 0 {
-		const format = "%s (out of memory? the kernel has killed %d processes for that meanwhile: see dmesg)"
-		return fmt.Sprintf(format, text, e.Kills)
+		noun := "processes"
+		if e.Kills == 1 {
+			noun = "process"
+		}
+		const format = "%s (out of memory? the kernel has killed %d %s for that meanwhile: see dmesg)"
+		return fmt.Sprintf(format, text, e.Kills, noun)
 	}
 	return text + " (out of memory? see dmesg)"
 }
