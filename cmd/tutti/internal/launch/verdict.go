@@ -300,8 +300,14 @@ func (c *court) straggler() string {
 	if text := c.absence(suspect); text != "" {
 		return c.plan.place(suspect) + c.said(suspect) + text
 	}
-	return c.plan.place(suspect) + c.said(suspect) +
-		"; its process is there: with TUTTI_RECORD=1000, 'tutti diagnose .' says what it does instead"
+	remedy := "with TUTTI_RECORD=1000, 'tutti diagnose .' says what it does instead"
+	afar := func(r fault.Report) bool {
+		return r.Kind == fault.Unreached && r.About == suspect && c.plan.machine(r.By) != c.plan.machine(suspect)
+	}
+	if slices.ContainsFunc(c.reports, afar) {
+		remedy = "does a firewall let the machines reach each other, and has its program come so far?"
+	}
+	return fmt.Sprintf("%s%s; its process is there: %s", c.plan.place(suspect), c.said(suspect), remedy)
 }
 
 // absence says why a rank's launcher says nothing, "" if it does.

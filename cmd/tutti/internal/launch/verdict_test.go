@@ -134,8 +134,12 @@ func TestVerdicts(t *testing.T) {
 			one: victim, reports: append(waited(fault.Late, 3, 0), waited(fault.Late, 0, 3)...), text: first.Text, code: 1, restarts: true,
 		},
 		"one that nobody was connected to": {
-			one: victim, reports: waited(fault.Unreached, 1, 0, 2), code: 1, restarts: true,
+			one: victim, reports: waited(fault.Unreached, 1, 0), code: 1, restarts: true,
 			text: "rank 1 on one (10.0.0.1): others have waited for it in vain, says rank 0 on one (10.0.0.1); its process is there: with TUTTI_RECORD=1000, 'tutti diagnose .' says what it does instead",
+		},
+		"one that nobody of another machine was connected to": {
+			one: victim, reports: waited(fault.Unreached, 2, 0), code: 1, restarts: true,
+			text: "rank 2 on two (10.0.0.2): others have waited for it in vain, says rank 0 on one (10.0.0.1); its process is there: does a firewall let the machines reach each other, and has its program come so far?",
 		},
 		"a firewall from the beginning": {
 			one: victim, reports: append(waited(fault.Unreached, 2, 0), waited(fault.Unreached, 0, 2)...), code: 1, restarts: true,
