@@ -19,7 +19,7 @@ import (
 	"github.com/tutti-go/tutti/internal/repeats"
 )
 
-// Patience bounds the time until a connection has said who it is, and that of an answer: some round trips, beside
+// Patience bounds the time until a connection has said who it is, and of an answer: some round trips, beside
 // 1 + 2 + 4 s of repeated packets. A stranger that says nothing takes one of the places of [Gate] no longer.
 const Patience = 10 * time.Second
 
@@ -183,7 +183,7 @@ func (g *Gate) setTrouble(err error) {
 	g.trouble = err
 }
 
-// Serve passes connections that have authenticated to serve, each in its own goroutine, and closes them when it
+// Serve passes connections that have authenticated to serve, each in its goroutine, and closes them when it
 // returns. Serve returns when the listener is closed.
 func (g *Gate) Serve(l net.Listener, conf *tls.Config, serve func(conn *tls.Conn)) {
 	pause := acceptPause

@@ -101,7 +101,7 @@ func answer(reason string) {
 		path := dump.Path(cmp.Or(os.Getenv(env.RecordDir), "."), rank)
 		waiting := strings.Join(f.Tutti.Waiting, "; ")
 		if isReserved(path) {
-			slog.Warn("record: this rank waits for a further communicator; its flight record is that of an earlier one",
+			slog.Warn("record: this rank waits for a further communicator; its flight record is an earlier one's",
 				"rank", rank, "waiting", waiting, "path", path, "why", reason)
 			continue
 		}

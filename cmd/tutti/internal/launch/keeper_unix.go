@@ -330,7 +330,7 @@ func (k *keepers) wait(cmd *exec.Cmd) error {
 	return err
 }
 
-// newCommand is that of a keeper. A program that does not call [Keep] would start one keeper after the other.
+// newCommand is a keeper's. A program that does not call [Keep] would start one keeper after the other.
 func newCommand() (*exec.Cmd, error) {
 	if os.Args[0] == keeperName {
 		return nil, errors.New("launch: this program does not call Keep first")

@@ -179,7 +179,7 @@ type agent struct {
 	began   time.Time     // when Run was called
 	address string        // of the store
 	known   string        // what tells the secret
-	// copyName is that of a copy of the secret's file, "" if it is where it is looked for, or there is none.
+	// copyName is the name of a copy of the secret's file, "" if it is where it is looked for, or there is none.
 	copyName  string
 	key       string                // the machine's
 	ranks     int                   // that have come up to this machine
@@ -269,7 +269,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	}
 }
 
-// arrive takes the next place among the machines. That of a first machine, which keeps the store, is the lowest: the
+// arrive takes the next place among the machines. A first machine's, which keeps the store, is the lowest: the
 // others wait for what it says of the job, after that.
 func (a *agent) arrive(ctx context.Context) error {
 	n, err := a.kv.Add(ctx, ranksKey, int64(a.Ranks))

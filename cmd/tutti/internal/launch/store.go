@@ -119,7 +119,7 @@ func (t terms) checkVersion(version string) error {
 			"all machines of a job use one build of tutti ('tutti version' prints which)",
 			comm.ErrMismatch, version, printable.Text(t.Version))
 	case t.Protocol != protocol:
-		return fmt.Errorf("%w: this tutti speaks version %d of the launchers' protocol, and that of the first machine "+
+		return fmt.Errorf("%w: this tutti speaks version %d of the launchers' protocol, and the first machine's "+
 			"version %d: all machines of a job use one build of tutti ('tutti version' prints which)",
 			comm.ErrMismatch, protocol, t.Protocol)
 	}
@@ -217,7 +217,7 @@ func (a *agent) environment(secret secret, addresses []string) (*tls.Config, err
 	return job.TLS("store")
 }
 
-// keep has this launcher keep the store, as that of the first machine.
+// keep has this launcher keep the store, as the first machine's.
 func (a *agent) keep(ctx context.Context, l net.Listener, conf *tls.Config) error {
 	options := store.Options{Job: a.Job}
 	if a.Min > 0 {
@@ -422,7 +422,7 @@ func (a *agent) rejoin(ctx context.Context) (*store.Client, error) {
 	}
 }
 
-// reachable is an address of this machine, that of loopback if the job has no other machine.
+// reachable is an address of this machine: the loopback one if the job has no other machine.
 func (a *agent) reachable() string {
 	if a.Machines == 1 && a.Min == 0 {
 		return loopback
@@ -430,11 +430,11 @@ func (a *agent) reachable() string {
 	return cmp.Or(reachableAddress(), loopback)
 }
 
-// secret is that of the job: a text, or the file that has it, whose name is all that ranks and what they start have in
+// secret is the job's: a text, or the file that has it, whose name is all that ranks and what they start have in
 // their environments.
 type secret struct{ text, path string }
 
-// secret is TUTTI_SECRET, that of the file, or a random one that only ranks of this machine need to know.
+// secret is TUTTI_SECRET, or what the file has, or a random one that only ranks of this machine need to know.
 func (a *agent) secret() (secret, error) {
 	if text := os.Getenv(env.Secret); text != "" && a.SecretFile == "" {
 		a.known = "the same " + env.Secret

@@ -41,7 +41,7 @@ const (
 	// killTime is how long a keeper waits until it kills again: processes may have started others meanwhile.
 	killTime = 10 * time.Millisecond
 	// lateTime is how long ranks may go on after one has ended with success, until that is said.
-	lateTime = 10 * time.Second
+	lateTime = 4 * time.Second
 )
 
 // The end of the job.
