@@ -1,0 +1,69 @@
+// Package tailnet connects the ranks of a job over a tailnet (tailscale.com/tsnet): on machines behind routers, in
+// several clouds, at home. A program is a node of the tailnet by itself. Nothing is installed on its machine.
+package tailnet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"tailscale.com/tsnet"
+
+	"github.com/tutti-go/tutti/comm/store"
+)
+
+var _ store.Network = (*Network)(nil)
+
+// Network is a tailnet as the Network of tutti.Config, tcp.Config and others. Ranks dial each other by address, and
+// rank 0 by its name in the tailnet or by its address there.
+type Network struct {
+	*tsnet.Server // closed by the program, after its last communicator
+
+	address netip.Addr // of this node in the tailnet
+}
+
+// Up starts a server, unless it runs, and returns when this node is in its tailnet, or ctx has ended.
+func Up(ctx context.Context, server *tsnet.Server) (*Network, error) {
+	status, err := server.Up(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("tailnet: %w", err)
+	}
+	if len(status.TailscaleIPs) == 0 {
+		return nil, errors.New("tailnet: this node has no address in its tailnet")
+	}
+	return &Network{
+		Server:  server,
+		address: status.TailscaleIPs[0],
+	}, nil
+}
+
+// Listen implements [store.Network]. The listener's address is the one that other nodes dial.
+func (n *Network) Listen(network, address string) (net.Listener, error) {
+	l, err := n.Server.Listen(network, address)
+	if err != nil {
+		return nil, fmt.Errorf("tailnet: %w", err)
+	}
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	public, err := netip.ParseAddrPort(net.JoinHostPort(n.address.String(), port))
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return &listener{
+		Listener: l,
+		public:   net.TCPAddrFromAddrPort(public),
+	}, nil
+}
+
+// listener has its node's address, which tsnet's listeners leave out.
+type listener struct {
+	net.Listener
+	public net.Addr
+}
+
+// Addr implements [net.Listener].
+func (l *listener) Addr() net.Addr { return l.public }
