@@ -46,7 +46,7 @@ const hang = time.Minute
 func relay(t *testing.T) *tailcfg.DERPMap {
 	derp := derpserver.New(key.NewNode(), logger.Discard)
 	server := httptest.NewUnstartedServer(derpserver.Handler(derp))
-	server.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){} // HTTP 1, which can be taken over
+	server.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){} // HTTP 1 alone
 	server.StartTLS()
 	stun, closeSTUN := stuntest.Serve(t)
 	t.Cleanup(func() {
