@@ -55,7 +55,7 @@ func (o *Optimizer) RunElastic(
 	if err != nil {
 		return nil, err
 	}
-	cfg.Terms = fmt.Sprintf("%s, data set %s %08x", cfg.Terms, data.name, sum) // so members need not be compared
+	cfg.Terms = fmt.Sprintf("%s checksum(%s)=%08x", cfg.Terms, data.name, sum) // members are refused by it
 	data.compared = true
 	t := &trainer{Gradients: o.sync, optimizer: o, loop: loop, data: data}
 	cfg.Step = uint64(loop.LoopStep)

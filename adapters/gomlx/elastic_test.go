@@ -30,14 +30,14 @@ import (
 )
 
 // sameImage is a data set whose batches are all alike, so that the average of two members' gradients has the bits of one.
-func sameImage(t *testing.T, c comm.Communicator) *gomlx.Dataset {
+func sameImage(t *testing.T, c comm.Communicator, image int) *gomlx.Dataset {
 	const n = 64
 	set, _, err := digits.Split(1)
 	require.NoError(t, err)
 	var images []float32
 	labels := make([]int32, n)
 	for i := range n {
-		images, labels[i] = append(images, set.Image(0)...), int32(set.Labels[0])
+		images, labels[i] = append(images, set.Image(image)...), int32(set.Labels[image])
 	}
 	data, err := gomlx.NewDataset(c, "image", []*tensors.Tensor{tensors.FromFlatDataAndDimensions(images, n, digits.Pixels)},
 		[]*tensors.Tensor{tensors.FromFlatDataAndDimensions(labels, n, 1)}, 8, distributed.SamplerConfig{})
@@ -60,7 +60,7 @@ func TestElastic(t *testing.T) {
 	var mu sync.Mutex
 	adam := func() optimizer.Interface { return optimizer.Adam().LearningRate(0.01).Done() }
 	// member trains until end, and calls each with how many steps it has made.
-	member := func(ctx context.Context, name string, seed int64, each func(made, step int)) error {
+	member := func(ctx context.Context, name string, seed int64, image int, each func(made, step int)) error {
 		rt := cpu.New()
 		alone := noop.New(rt)
 		o, err := gomlx.New(ctx, alone, adam(), ddp.Config{})
@@ -91,18 +91,18 @@ func TestElastic(t *testing.T) {
 			Dial: func(context.Context) (store.Store, error) { return server.Local(name), nil },
 			Form: func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
 				return tcp.New(ctx, kv, tcp.Config{Rank: p.Rank, WorldSize: p.Size, World: p.World, TLS: conf, Listen: "localhost", Silence: time.Second})
-			}}, x.loop, sameImage(t, alone), math.MaxInt)
+			}}, x.loop, sameImage(t, alone, image), math.MaxInt)
 		mu.Lock()
 		defer mu.Unlock()
 		steps[name], parameters[name] = x.loop.LoopStep, x.parameters()
 		stats, failed := o.Stats()
-		assert.Positive(t, stats.SentBytes, "members exchange gradients")
+		assert.Equal(t, image == 0, stats.SentBytes > 0, "members exchange gradients")
 		return errors.Join(err, failed, o.Close(), alone.Close(), rt.Close())
 	}
 	var all sync.WaitGroup
 	begun := make(chan struct{})
 	all.Go(func() {
-		assert.NoError(t, member(ctx, "a", 0, func(made, _ int) {
+		assert.NoError(t, member(ctx, "a", 0, 0, func(made, _ int) {
 			if made == 1 {
 				close(begun)
 			}
@@ -113,14 +113,15 @@ func TestElastic(t *testing.T) {
 	case <-ctx.Done():
 		t.Fatal(ctx.Err())
 	}
+	assert.ErrorContains(t, member(ctx, "d", 1, 1, func(int, int) {}), "checksum(image)", "it has another image")
 	killed, kill := context.WithCancel(ctx)
-	assert.ErrorIs(t, member(killed, "b", 1, func(made, _ int) {
+	assert.ErrorIs(t, member(killed, "b", 1, 0, func(made, _ int) {
 		if made == 5 {
 			kill()
 		}
 	}), context.Canceled)
 	all.Go(func() {
-		assert.NoError(t, member(ctx, "c", 2, func(made, step int) {
+		assert.NoError(t, member(ctx, "c", 2, 0, func(made, step int) {
 			if made == 5 {
 				end.Store(int64(step + 5))
 			}
@@ -133,7 +134,7 @@ func TestElastic(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		_, err = x.loop.RunSteps(sameImage(t, c).Infinite(true), steps["a"])
+		_, err = x.loop.RunSteps(sameImage(t, c, 0).Infinite(true), steps["a"])
 		assert.Equal(t, x.parameters(), parameters["a"])
 		assert.Equal(t, x.parameters(), parameters["c"])
 		return err
@@ -153,7 +154,7 @@ func TestElasticTwice(t *testing.T) {
 	x, err := newTraining(alone, o, 16, 1)
 	require.NoError(t, err)
 	o.Attach(x.loop)
-	data := sameImage(t, alone)
+	data := sameImage(t, alone, 0)
 	for _, until := range []int{3, 6} {
 		server := store.NewServer(store.Options{})
 		_, err = o.RunElastic(ctx, elastic.Config{Name: "a", Min: 1, TLS: conf,
