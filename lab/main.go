@@ -46,7 +46,7 @@ func newRoot() *cobra.Command {
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 80"))
-	root.AddCommand(newOverlap(), newPeerMemory(), newCompare(), newScoreboard(), newDeltas())
+	root.AddCommand(newOverlap(), newPeerMemory(), newCompare(), newScoreboard(), newDeltas(), newTimeline())
 	return root
 }
 

@@ -99,19 +99,7 @@ func arrange(timelines []overlap.Timeline) (ticks []plot.Tick, boxes map[overlap
 			y--
 		}
 		for _, s := range t.Spans {
-			start := s.Start / 1e3
-			end := s.End / 1e3
-			low := lanes[s.Kind.Lane()] - laneHeight/2
-			high := lanes[s.Kind.Lane()] + laneHeight/2
-			boxes[s.Kind] = append(
-				boxes[s.Kind],
-				plotter.XYs{
-					{X: start, Y: low},
-					{X: end, Y: low},
-					{X: end, Y: high},
-					{X: start, Y: high},
-				},
-			)
+			boxes[s.Kind] = append(boxes[s.Kind], box(s.Start/1e3, s.End/1e3, lanes[s.Kind.Lane()]))
 		}
 		y -= laneGap
 	}

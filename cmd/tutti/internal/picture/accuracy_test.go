@@ -45,6 +45,7 @@ func TestAccuracyAgainstTimeWritesBothFormats(t *testing.T) {
 			for _, text := range []string{"a title", "time since the start", "a (4 s to 97 %)", "j (not to 97 %)"} {
 				assert.Contains(t, string(data), text)
 			}
+			assert.Equal(t, bytes.Count(data, []byte("font-family")), bytes.Count(data, []byte(",Arial,Helvetica,sans-serif;")))
 			continue
 		}
 		image, err := png.Decode(bytes.NewReader(data))

@@ -1,6 +1,7 @@
 package picture
 
 import (
+	"bytes"
 	"fmt"
 	"image/color"
 	"io"
@@ -30,6 +31,10 @@ const (
 	fontVariant font.Variant = "Sans"
 
 	pngResolution = 150 // dots per inch
+
+	// An SVG names the font that it was laid out with. Where a reader has none, those with the same widths follow.
+	svgFont  = "font-family:Liberation Sans;"
+	svgFonts = "font-family:Liberation Sans,Arimo,Arial,Helvetica,sans-serif;"
 
 	// Of a picture that is shown 600 pixels wide.
 	smallWidth  = 6.25 * vg.Inch
@@ -126,8 +131,13 @@ func save(p *plot.Plot, path string, width, height vg.Length) error {
 		vg.Points(6),
 		-vg.Points(6),
 	))
-	err := atomicfile.Write(path, func(w io.Writer) error {
-		_, err := canvas.WriteTo(w)
+	var image bytes.Buffer
+	_, err := canvas.WriteTo(&image)
+	if err != nil {
+		return fmt.Errorf("drawing the picture: %w", err)
+	}
+	err = atomicfile.Write(path, func(w io.Writer) error {
+		_, err := w.Write(bytes.ReplaceAll(image.Bytes(), []byte(svgFont), []byte(svgFonts)))
 		return err
 	})
 	if err != nil {
