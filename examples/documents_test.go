@@ -1,6 +1,8 @@
 package examples
 
 import (
+	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -55,6 +57,41 @@ func TestDocuments(t *testing.T) {
 				assert.Contains(t, compiled[at], "func "+match[1]+"() {", "%s names an example", document)
 			}
 		}
+	}
+}
+
+// TestAdapters: the lines that an adapter takes are those that its page adds, and the program has them.
+func TestAdapters(t *testing.T) {
+	page, err := os.ReadFile("../docs/adapters.md")
+	if errors.Is(err, fs.ErrNotExist) {
+		t.Skip("the examples were copied out of the repository")
+	}
+	require.NoError(t, err)
+	row := regexp.MustCompile(`(?m)^\| .* \| \[[^]]*\]\(([^)]*)\) \| \[[^]]*\]\(([^)]*)\) \| (\d+) \|$`)
+	rows := row.FindAllStringSubmatch(string(page), -1)
+	require.NotEmpty(t, rows)
+	block := regexp.MustCompile("(?ms)^```(diff|go)\n(.*?)^```")
+	for _, match := range rows {
+		adapter := filepath.Join("../docs", match[1])
+		program, err := os.ReadFile(filepath.Join("../docs", match[2]))
+		require.NoError(t, err)
+		readme, err := os.ReadFile(filepath.Join(adapter, "README.md"))
+		require.NoError(t, err)
+		var counts []string
+		for _, piece := range block.FindAllStringSubmatch(string(readme), -1) {
+			added := lines(piece[2])
+			if piece[1] == "diff" {
+				added = slices.DeleteFunc(added, func(line string) bool { return line[0] != '+' })
+			}
+			known := true
+			for _, line := range added {
+				known = known && strings.Contains(string(program), strings.TrimSpace(strings.TrimPrefix(line, "+"))+"\n")
+			}
+			if known {
+				counts = append(counts, fmt.Sprint(len(added)))
+			}
+		}
+		assert.Contains(t, counts, match[3], "%s: the pieces of its page that %s has", match[1], match[2])
 	}
 }
 

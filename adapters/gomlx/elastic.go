@@ -117,7 +117,7 @@ func (t *trainer) Rebind(ctx context.Context, c comm.Communicator) error {
 	return errors.Join(t.data.Rebind(c), t.Gradients.Rebind(ctx, c))
 }
 
-// Hash is that of the parameters, which members compare ([elastic.Trainer]).
+// Hash returns the hash of the parameters, which members compare ([elastic.Trainer]).
 func (t *trainer) Hash(context.Context) (uint64, error) {
 	h := fnv.New64a()
 	for _, v := range inOrder(t.optimizer.params) {

@@ -38,7 +38,7 @@ type backend struct {
 // itself, whatever device they name. ctx ends waits for other ranks.
 //
 // All ranks build and run the same distributed graphs in the same order. A graph gets the inputs of all devices, of
-// which a rank reads its own. Of its results, a rank has those of its own device, and those that are the same on all
+// which a rank reads its own. Of its results, a rank has those of its device, and those that are the same on all
 // devices: what follows from AllReduce over all of them, from constants and from parameters with a replicated
 // sharding (variables of package model). Reading another one is an error that names the rank that has it.
 //
@@ -174,7 +174,7 @@ func (b *buffer) Shape() (shapes.Shape, error) { return b.shape, nil }
 // DeviceNum implements [compute.Buffer].
 func (b *buffer) DeviceNum() (compute.DeviceNum, error) { return b.device, nil }
 
-// release gives up the memory, and returns it if no other device holds it.
+// release lets the memory go, and returns it if no other device holds it.
 func (b *buffer) release() compute.Buffer {
 	b.mu.Lock()
 	defer b.mu.Unlock()
