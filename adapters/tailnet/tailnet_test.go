@@ -132,7 +132,6 @@ func join(ctx context.Context, network *tailnet.Network, rank, size int) (comm.C
 			TLS:       security,
 			World:     number,
 			Network:   network,
-			Silence:   2 * time.Second,
 		})
 		return err
 	})
@@ -151,7 +150,8 @@ func world(ctx context.Context, networks []*tailnet.Network) ([]comm.Communicato
 	return comms, errors.Join(errs...)
 }
 
-// TestAllReduce: ranks of three nodes add vectors. When a node leaves the tailnet, the others say which rank is lost.
+// TestAllReduce: ranks of three nodes add vectors. When a node leaves the tailnet, the others say which rank is lost,
+// after [tcp.DefaultSilence].
 func TestAllReduce(t *testing.T) {
 	const size, lost = 3, 2
 	networks := nodes(t, size)
