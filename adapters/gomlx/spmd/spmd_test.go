@@ -1,6 +1,7 @@
 package spmd_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -453,27 +454,75 @@ func TestLostRank(t *testing.T) {
 	assert.ErrorContains(t, err, "the disk is full")
 }
 
-// TestProcesses trains the digits by distributed graphs on three processes over TCP, and on four under each MPI, to the
-// bits of goroutines of one process.
-func TestProcesses(t *testing.T) {
-	program := jobtest.Build(t, "./digits")
-	want := jobtest.Output(t, program, "-ranks", "3", "-steps", "40")
+// TestOfGoMLX runs GoMLX's own tests of collectives and of graphs for any device, from its package graph, on two
+// processes: in a module of their own, where what makes their backend is testdata's.
+func TestOfGoMLX(t *testing.T) {
+	list := exec.CommandContext(t.Context(), "go", "list", "-f", "{{.Dir}}", "github.com/gomlx/gomlx/core/graph")
+	out, err := list.Output()
+	require.NoError(t, err)
+	tests, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(out)), "distributed_test.go"))
+	require.NoError(t, err)
+	const module = "example.com/graph"
+	utilities := []byte(`"github.com/gomlx/gomlx/support/testutil"`)
+	require.Contains(t, string(tests), string(utilities))
+	folder := t.TempDir()
+	require.NoError(t, os.CopyFS(folder, os.DirFS("testdata")))
+	for _, name := range []string{"go.mod", "go.sum"} {
+		text, err := os.ReadFile(filepath.Join("..", name))
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(folder, name), text, 0o600))
+	}
+	tests = bytes.ReplaceAll(tests, utilities, []byte(`"`+module+`/testutil"`))
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "distributed_test.go"), tests, 0o600))
+	adapter, err := filepath.Abs("..")
+	require.NoError(t, err)
+	const tutti = "github.com/tutti-go/tutti"
+	for _, args := range [][]string{
+		{"mod", "edit", "-module", module, "-require", tutti + "/adapters/gomlx@v0.2.0",
+			"-replace", tutti + "=" + filepath.Join(adapter, "..", ".."), "-replace", tutti + "/adapters/gomlx=" + adapter},
+		{"test", "-mod=mod", "-c", "-o", "graph.test", "."},
+	} {
+		cmd := exec.CommandContext(t.Context(), "go", args...)
+		cmd.Dir = folder
+		cmd.Env = append(os.Environ(), "GOWORK=off")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "go %v: %s", args, out)
+	}
+	program := filepath.Join(folder, "graph.test")
+	for _, out := range onProcesses(t, 2, program, "-test.v", "-test.run", "TestCollective|TestPortable") {
+		assert.Contains(t, out, "--- PASS: TestCollective/AllReduce:multiple_values,_different_dtype")
+		assert.Contains(t, out, "--- PASS: TestPortable/Exec")
+		assert.NotContains(t, out, "--- SKIP")
+	}
+}
+
+// onProcesses runs a program as a process per rank, over TCP, and returns what each printed.
+func onProcesses(t *testing.T, ranks int, program string, args ...string) []string {
 	host, port, err := net.SplitHostPort(jobtest.Address(t, 1))
 	require.NoError(t, err)
-	var printed [3]string
+	printed := make([]string, ranks)
 	var all sync.WaitGroup
 	for rank := range printed {
 		all.Go(func() {
-			cmd := exec.CommandContext(t.Context(), program, "-steps", "40")
-			cmd.Env = append(os.Environ(), fmt.Sprint("RANK=", rank), "WORLD_SIZE=3", "MASTER_ADDR="+host, "MASTER_PORT="+port,
-				"TUTTI_SECRET="+strings.Repeat("51", 16))
+			cmd := exec.CommandContext(t.Context(), program, args...)
+			cmd.Env = append(os.Environ(), fmt.Sprint("RANK=", rank), fmt.Sprint("WORLD_SIZE=", ranks), "MASTER_ADDR="+host,
+				"MASTER_PORT="+port, "TUTTI_SECRET="+strings.Repeat("51", 16))
 			out, err := cmd.CombinedOutput()
 			assert.NoError(t, err, "%s", out)
 			printed[rank] = string(out)
 		})
 	}
 	all.Wait()
-	assert.Equal(t, want, strings.Join(printed[:], ""))
+	return printed
+}
+
+// TestProcesses trains the digits by distributed graphs on three processes over TCP, and on four under each MPI, to the
+// bits of goroutines of one process.
+func TestProcesses(t *testing.T) {
+	program := jobtest.Build(t, "./digits")
+	want := jobtest.Output(t, program, "-ranks", "3", "-steps", "40")
+	printed := onProcesses(t, 3, program, "-steps", "40")
+	assert.Equal(t, want, strings.Join(printed, ""))
 	jobtest.SameEverywhere(t, program, "-steps", "40")
 }
 
