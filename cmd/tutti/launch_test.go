@@ -127,10 +127,9 @@ nsenter --net=/mnt/net sh -c "$SECOND" > second 2> second.err
 wait $first
 `
 
-// Two machines without MPI train together by the two commands of each document, to the weights that ranks of one process
-// get.
-func TestTwoMachinesByTheDocuments(t *testing.T) {
-	t.Parallel()
+// namespaces returns what runs a script in namespaces of its own.
+func namespaces(t *testing.T) (inside func(script string) []string) {
+	t.Helper()
 	if runtime.GOOS != "linux" {
 		t.Skip("needs namespaces of Linux")
 	}
@@ -138,11 +137,19 @@ func TestTwoMachinesByTheDocuments(t *testing.T) {
 	if os.Geteuid() != 0 {
 		unshare = append(unshare, "--user", "--map-root-user")
 	}
-	inside := func(script string) []string { return append(slices.Clone(unshare), "sh", "-c", script) }
+	inside = func(script string) []string { return append(slices.Clone(unshare), "sh", "-c", script) }
 	probe := inside("mount -t tmpfs tutti /mnt && ip link add eth0 type veth peer name eth1 && nsenter --version")
 	if out, err := exec.Command(probe[0], probe[1:]...).CombinedOutput(); err != nil {
 		t.Skipf("needs namespaces, iproute2 and util-linux: %v: %s", err, out)
 	}
+	return inside
+}
+
+// Two machines without MPI train together by the two commands of each document, to the weights that ranks of one process
+// get.
+func TestTwoMachinesByTheDocuments(t *testing.T) {
+	t.Parallel()
+	inside := namespaces(t)
 	tutti := build(t)
 	const options = " --epochs 2 --pattern dense,oktopk --json"
 	hashes := regexp.MustCompile(`"hash":"([0-9a-f]{16})"`)

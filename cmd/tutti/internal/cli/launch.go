@@ -28,6 +28,12 @@ environment has what rendezvous.FromEnv reads: rank, the address of the job's
 store, and the secret that keeps strangers out. Output lines begin with the
 rank.
 
+With --hosts, it starts the ranks of all hosts from here by ssh, which has to
+get there without a question, and they end with it. All hosts have this program
+at the same place or in PATH. Ranks run in the directory of the same name, or
+else in the home directory, and have the variables TUTTI_* and NCCL_* of here.
+The secret is handed over by standard input.
+
 With --machines, it waits for that many launchers; the others --join the first
 one, whose ranks are the lowest. All need one secret: TUTTI_SECRET, or a file
 that the first machine creates and you copy to the others.
@@ -52,6 +58,7 @@ special: an elastic job goes on at the next address of --join when a server is
 lost, and each machine keeps its flight records. Other jobs end with any of
 their launchers.`,
 		Example: `  tutti launch -n 4 ./program
+  tutti launch --hosts a:4,b:4 ./program
   tutti launch -n 4 --machines 2 ./program   # on the first of two machines
   tutti launch -n 4 --join HOST:29400 --secret-file F ./program   # the second
   tutti launch -n 4 --restarts 3 ./program
@@ -62,18 +69,16 @@ their launchers.`,
 			if err := checkLaunch(cmd, cfg, args); err != nil {
 				return err
 			}
-			command, _, err := program(cmd, args)
-			if err != nil {
-				return err
-			}
-			cfg.Command = command
 			cfg.Typed = args
 			cfg.Out = cmd.OutOrStdout()
 			cfg.Err = cmd.ErrOrStderr()
-			if os.Getenv(env.Record) != "" {
-				cfg.Records = cmp.Or(os.Getenv(env.RecordDir), ".")
-			}
 			cfg.Color = console.CanRedraw(cfg.Out) && os.Getenv("NO_COLOR") == ""
+			if cfg.Slots != nil { // on whose hosts the program is looked for
+				return launch.Spread(cmd.Context(), cfg)
+			}
+			if err := onThisHost(cmd, &cfg); err != nil {
+				return err
+			}
 			return launch.Run(cmd.Context(), cfg)
 		},
 	}
@@ -81,8 +86,39 @@ their launchers.`,
 	return cmd
 }
 
+// onThisHost sets what this host has: the program, and the directory of flight records.
+func onThisHost(cmd *cobra.Command, cfg *launch.Config) (err error) {
+	if os.Getenv(env.Record) != "" {
+		cfg.Records = cmp.Or(os.Getenv(env.RecordDir), ".")
+	}
+	cfg.Command, _, err = program(cmd, cfg.Typed)
+	return err
+}
+
+// newLaunchInside is what launch --hosts starts on each host.
+func newLaunchInside() *cobra.Command {
+	return &cobra.Command{
+		Use:     launch.Inside,
+		Short:   "Run the ranks of this host, as the standard input says",
+		Example: "  tutti launch --hosts a:4,b:4 ./program",
+		Hidden:  true,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg := launch.Config{Version: version(), Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr()}
+			prepare := func(cfg *launch.Config) error { return onThisHost(cmd, cfg) }
+			return launch.Attend(cmd.Context(), cfg, os.Stdin, prepare)
+		},
+	}
+}
+
 // checkLaunch returns an error for flags that exclude each other, and for a missing command.
 func checkLaunch(cmd *cobra.Command, cfg launch.Config, args []string) error {
+	if cfg.Slots != nil {
+		const reason = "for launchers that are started one by one, without --hosts"
+		if err := excluded(cmd, reason, "ranks", "machines", "join"); err != nil {
+			return err
+		}
+	}
 	if cfg.Join != nil {
 		const reason = "for the first machine, which has no --join"
 		if err := excluded(cmd, reason, "listen"); err != nil {
@@ -113,6 +149,8 @@ func checkLaunch(cmd *cobra.Command, cfg launch.Config, args []string) error {
 func launchFlags(flags *pflag.FlagSet, cfg *launch.Config) {
 	flags.SetInterspersed(false) // what follows the command is the command's
 	flags.IntVarP(&cfg.Ranks, "ranks", "n", 1, "ranks on this machine")
+	flags.Var(slotsFlag(&cfg.Slots), "hosts",
+		"start the ranks on these `hosts` by ssh, such as a:4,b:4: names with commas between, each with its ranks (or 1)")
 	flags.IntVar(&cfg.Machines, "machines", 1, "machines of the job, this one included")
 	flags.Var(addresses(&cfg.Join), "join",
 		"`addresses` of the first machine's launcher, or of servers of the store, with commas between")
@@ -146,6 +184,22 @@ func launchFlags(flags *pflag.FlagSet, cfg *launch.Config) {
 	console.Restrict(flags, "listen", "HOST:PORT or :PORT, such as "+launch.DefaultListen, func() bool {
 		return isAddress(cfg.Listen)
 	})
+}
+
+// slotsFlag is a flag of hosts and their ranks.
+func slotsFlag(target *[]launch.Slots) pflag.Value {
+	return console.Value[[]launch.Slots]{
+		Target: target,
+		Parse:  launch.ParseSlots,
+		Format: func(all []launch.Slots) string {
+			var words []string
+			for _, s := range all {
+				words = append(words, fmt.Sprint(s.Host, ":", s.Ranks))
+			}
+			return strings.Join(words, ",")
+		},
+		Kind: "hosts",
+	}
 }
 
 // addresses is a flag of addresses with commas between.

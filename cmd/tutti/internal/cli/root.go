@@ -209,7 +209,7 @@ func newRoot() (root *cobra.Command, started *bool) {
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 80"))
 	addGroup(root, "Run something:", newTrain(), newBench(), newDelta(), newLaunch(), newCluster())
 	addGroup(root, "Find something out:", newInfo(), newDiagnose(), newPlot())
-	root.AddCommand(newVersion(), newProbe(), newClusterInside())
+	root.AddCommand(newVersion(), newProbe(), newClusterInside(), newLaunchInside())
 	onlySubcommands(root, "command")
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()

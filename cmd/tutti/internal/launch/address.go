@@ -122,12 +122,8 @@ var commonSettings = []struct{ variable, flag string }{
 func settings(getenv func(string) string) (before, flags []string) {
 	for _, s := range commonSettings {
 		value := getenv(s.variable)
-		if s.variable == env.TCPListen { // whose host is this machine's
-			_, port, err := net.SplitHostPort(value)
-			value = ":" + port
-			if err != nil || port == "0" {
-				value = ""
-			}
+		if s.variable == env.TCPListen {
+			value = listenPort(value)
 		}
 		switch {
 		case value == "":
@@ -138,6 +134,16 @@ func settings(getenv func(string) string) (before, flags []string) {
 		}
 	}
 	return before, flags
+}
+
+// listenPort is the port of an address on which ranks of this machine listen, as others take it, "" if there is none: the
+// host is this machine's.
+func listenPort(address string) string {
+	_, port, err := net.SplitHostPort(address)
+	if err != nil || port == "0" {
+		return ""
+	}
+	return ":" + port
 }
 
 // invitation is what to do on other machines: a command that can be pasted as it is.

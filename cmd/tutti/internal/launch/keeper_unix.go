@@ -285,8 +285,7 @@ func startProcess(cmd *exec.Cmd, words []string, grace time.Duration) (*process,
 	defer output.Close() //nolint:errcheck // the keeper has it
 	cmd.Stdin = input
 	cmd.ExtraFiles = []*os.File{output}
-	// What a terminal sends comes from the launcher alone.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.SysProcAttr = separate()
 	if err := kept.start(cmd); err != nil {
 		return nil, errors.Join(err, control.Close(), report.Close())
 	}
@@ -330,7 +329,11 @@ func (k *keepers) wait(cmd *exec.Cmd) error {
 	return err
 }
 
-// newCommand is a keeper's. A program that does not call [Keep] would start one keeper after the other.
+// separate gives a process a group of its own: what a terminal sends comes from the launcher alone.
+func separate() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+
+// newCommand returns the command of a keeper. A program that does not call [Keep] would start one keeper after the
+// other.
 func newCommand() (*exec.Cmd, error) {
 	if os.Args[0] == keeperName {
 		return nil, errors.New("launch: this program does not call Keep first")

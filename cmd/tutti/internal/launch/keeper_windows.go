@@ -21,6 +21,11 @@ type process struct {
 	cmd *exec.Cmd // the rank's own
 }
 
+// separate gives a process a group of its own: what a terminal sends comes from the launcher alone.
+func separate() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{CreationFlags: syscall.CREATE_NEW_PROCESS_GROUP}
+}
+
 // newCommand is the command of a rank, which [startProcess] completes.
 func newCommand() (*exec.Cmd, error) { return &exec.Cmd{}, nil }
 

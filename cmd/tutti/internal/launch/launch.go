@@ -3,6 +3,8 @@
 // serve it: then no machine is special, but that one of the launchers makes the plan of a job that is not elastic.
 //
 //	launch.go   what a launcher does from its beginning to its end
+//	hosts.go    launchers on other hosts, by ssh
+//	attend.go   the launcher of such a host
 //	store.go    which store, and what launchers have alike there
 //	ranks.go    the processes of ranks
 //	keeper*.go  the parent of a rank's processes, which knows them all
@@ -55,10 +57,12 @@ type Config struct {
 	Version    string        // of this program
 	Records    string        // the directory of flight records, which the first machine collects; "" if there are none
 	Hosts      []Host        // emulated ones, which the ranks are on in order, as many on each; nil for this machine
+	Slots      []Slots       // hosts of a job that Spread starts, in the order of their ranks; nil for Run
 	Color      bool          // prefixes have colors
 	Plain      bool          // ranks write to Out and Err themselves
 	NoPrefix   bool          // lines do not begin with the rank
 	Out, Err   io.Writer     // where the ranks' output goes; Err their errors, and what the launcher says
+	starter    *starter      // the launcher that has started this one, nil if a user has
 }
 
 // Host is where ranks run.
@@ -219,7 +223,7 @@ func newAgent(cfg Config) *agent {
 // failed. When ctx ends, ranks get its [Signal].
 func Run(ctx context.Context, cfg Config) (err error) {
 	a := newAgent(cfg)
-	defer a.flush()
+	defer flush(a.out, a.err)
 	defer a.relay(ctx)()
 	starting, cancel := context.WithTimeout(ctx, cfg.Wait)
 	defer cancel()
@@ -227,6 +231,9 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return fmt.Errorf("launch: %w", err)
 	}
 	defer func() { _ = a.kv.Close() }() // also one of a later session
+	if a.starter != nil {
+		a.starter.joined(a.address)
+	}
 	if a.Min > 0 {
 		return a.elastic(ctx)
 	}
@@ -269,10 +276,10 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	}
 }
 
-// arrive takes the next place among the machines. A first machine's, which keeps the store, is the lowest: the
+// arrive takes the next place among the machines. The first machine, which keeps the store, has the lowest: the
 // others wait for what it says of the job, after that.
 func (a *agent) arrive(ctx context.Context) error {
-	n, err := a.kv.Add(ctx, ranksKey, int64(a.Ranks))
+	n, err := a.takePlace(ctx)
 	if err != nil {
 		return err
 	}
@@ -280,6 +287,20 @@ func (a *agent) arrive(ctx context.Context) error {
 	a.ranks = int(n)
 	text, _ := json.Marshal(a.machine())
 	return a.kv.Set(ctx, a.key, text, store.Lease)
+}
+
+// takePlace returns how many ranks the machines up to this one have: in the order in which they come, or in which the
+// user has listed them.
+func (a *agent) takePlace(ctx context.Context) (int64, error) {
+	if a.starter == nil {
+		return a.kv.Add(ctx, ranksKey, int64(a.Ranks))
+	}
+	if a.first { // machines that join later have the ranks after those that are listed
+		if _, err := a.kv.Add(ctx, ranksKey, int64(a.starter.total)); err != nil {
+			return 0, err
+		}
+	}
+	return int64(a.starter.through), nil
 }
 
 // machine is this one, as the others know it.
@@ -303,7 +324,7 @@ func (a *agent) elastic(ctx context.Context) error {
 		First:    map[string]int{a.key: a.ranks - a.Ranks},
 		Machines: map[string]machine{a.key: a.machine()},
 	}
-	if a.first && a.Listen != "" {
+	if a.first && a.Listen != "" && a.starter == nil {
 		fmt.Fprint(a.notes, "tutti: other machines join at any time: there, ", a.invitation())
 	}
 	a.leaveLoopback(a.listMachines(ctx))
@@ -325,12 +346,7 @@ func (a *agent) elastic(ctx context.Context) error {
 	case a.Served: // records stay on the machines, of which none is special
 		a.leave()
 	case a.first:
-		if end.Signal == 0 {
-			waiting, cancel := context.WithCancel(ctx)
-			go a.sayWhoStays(waiting)
-			_, _ = a.await(ctx, func(present []store.Entry) bool { return len(present) < 2 })
-			cancel()
-		}
+		a.awaitOthers(ctx, end)
 		if end.Rank && a.othersSucceeded() {
 			fmt.Fprintf(a.notes, "tutti: %s; ranks of other machines have ended with success\n", end.Text)
 			end = End{}
@@ -346,6 +362,23 @@ func (a *agent) elastic(ctx context.Context) error {
 		return cmp.Or(err, error(&end))
 	}
 	return err
+}
+
+// awaitOthers keeps the store of an elastic job until the other machines have gone. A signal is for this machine alone,
+// unless a launcher has started those of all hosts: then the others have it as well.
+func (a *agent) awaitOthers(ctx context.Context, end End) {
+	alone := func(present []store.Entry) bool { return len(present) < 2 }
+	if end.Signal == 0 {
+		waiting, cancel := context.WithCancel(ctx)
+		go a.sayWhoStays(waiting)
+		_, _ = a.await(ctx, alone)
+		cancel()
+	}
+	if a.starter != nil {
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.stopTime())
+		_, _ = a.await(bounded, alone)
+		cancel()
+	}
 }
 
 // othersSucceeded reports whether a rank of an elastic job has ended with success on a machine that has joined.
@@ -458,7 +491,11 @@ func Signal(ctx context.Context) syscall.Signal {
 // signalled is the end of a job whose context has ended.
 func (a *agent) signalled(ctx context.Context) End {
 	sig := Signal(ctx)
-	return End{Text: fmt.Sprintf("%v on %s", context.Cause(ctx), a.host), Code: 128 + int(sig), Signal: sig}
+	end := End{Text: fmt.Sprintf("%v on %s", context.Cause(ctx), a.host), Code: 128 + int(sig), Signal: sig}
+	if errors.Is(context.Cause(ctx), errDetached) {
+		end.Code = 1
+	}
+	return end
 }
 
 // gather waits until all machines have come, and has the first one make the plan.
@@ -467,7 +504,7 @@ func (a *agent) gather(ctx context.Context) error {
 		if err := a.makePlan(ctx); err != nil {
 			return err
 		}
-	} else {
+	} else if a.starter == nil {
 		fmt.Fprintf(a.notes, "tutti: joined %s\n", a.joined())
 	}
 	waiting, cancel := context.WithCancel(ctx)
@@ -491,7 +528,7 @@ func (a *agent) gather(ctx context.Context) error {
 
 // makePlan gives the machines that have come their ranks.
 func (a *agent) makePlan(ctx context.Context) error {
-	if a.Machines > 1 && !a.Served {
+	if a.Machines > 1 && !a.Served && a.starter == nil {
 		fmt.Fprint(a.notes, "tutti: on the other machines, ", a.invitation())
 	}
 	waiting, cancel := context.WithCancel(ctx)
@@ -838,13 +875,13 @@ func (a *agent) stopTime() time.Duration {
 }
 
 // flush writes what is left of the output, for as long as it has a reader.
-func (a *agent) flush() {
-	a.out.keepWaiting(false)
-	a.err.keepWaiting(false)
-	if lost := a.out.close(); lost > 0 {
-		fmt.Fprintf(a.notes, "tutti: nobody reads the output: the last %d bytes of it are lost\n", lost)
+func flush(out, errs *outlet) {
+	out.keepWaiting(false)
+	errs.keepWaiting(false)
+	if lost := out.close(); lost > 0 {
+		fmt.Fprintf(note{errs}, "tutti: nobody reads the output: the last %d bytes of it are lost\n", lost)
 	}
-	a.err.close()
+	errs.close()
 }
 
 // sendDumps gives the flight records that this machine's ranks wrote to the first machine, in pieces.

@@ -92,3 +92,33 @@ func (a *agent) hearSignals(ctx context.Context) error {
 	})
 	return err
 }
+
+// relay gives user signals of this launcher to those that it has started, until stop is called: the first host's tells
+// the others, but those of an elastic job.
+func (s *spread) relay() (stop func()) {
+	hosts := s.hosts[:1]
+	if s.Min > 0 {
+		hosts = s.hosts
+	}
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, userSignals...)
+	go func() {
+		for number := range signals {
+			s.signal(hosts, number.(syscall.Signal))
+		}
+	}()
+	return func() {
+		signal.Stop(signals)
+		close(signals)
+	}
+}
+
+// raise gives this process a user signal, which does not end it. It returns false for another signal.
+func raise(s syscall.Signal) bool {
+	if !slices.Contains(userSignals, os.Signal(s)) {
+		return false
+	}
+	signal.Notify(make(chan os.Signal, 1), s) // it may not be relayed yet
+	_ = syscall.Kill(os.Getpid(), s)
+	return true
+}

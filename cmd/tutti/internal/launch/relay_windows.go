@@ -1,9 +1,18 @@
 package launch
 
-import "context"
+import (
+	"context"
+	"syscall"
+)
 
 // relay does nothing: there are no signals here.
 func (a *agent) relay(context.Context) (stop func()) { return func() {} }
 
 // hearSignals does nothing: no other launcher's signal means anything here.
 func (a *agent) hearSignals(context.Context) error { return nil }
+
+// relay does nothing: there are no signals here.
+func (s *spread) relay() (stop func()) { return func() {} }
+
+// raise does nothing: there are no signals here.
+func raise(syscall.Signal) bool { return false }

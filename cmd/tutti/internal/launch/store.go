@@ -436,6 +436,9 @@ type secret struct{ text, path string }
 
 // secret is TUTTI_SECRET, or what the file has, or a random one that only ranks of this machine need to know.
 func (a *agent) secret() (secret, error) {
+	if a.starter != nil {
+		return secret{text: a.starter.secret}, nil
+	}
 	if text := os.Getenv(env.Secret); text != "" && a.SecretFile == "" {
 		a.known = "the same " + env.Secret
 		return secret{text: text}, nil

@@ -11,6 +11,11 @@ const (
 	// firstWord is how long a launcher waits without a word: a job whose machines start together needs none. Each later
 	// word takes twice as long as the one before.
 	firstWord = 2 * time.Second
+	// resolveTime bounds how long the addresses of --hosts are looked for, which say what is this machine: ssh knows
+	// names that the system does not.
+	resolveTime = 2 * time.Second
+	// reportTime is how long a host of --hosts may take to join without a word. Each later word takes twice as long.
+	reportTime = 4 * time.Second
 )
 
 // Bounds of the time from one start of a rank to the next, which doubles: a rank that fails at once is not to fill

@@ -29,6 +29,9 @@ func (a *agent) speak(ctx context.Context, first time.Duration, text func() stri
 
 // sayWhoIsHere says which machines have come while the plan is missing.
 func (a *agent) sayWhoIsHere(ctx context.Context) {
+	if a.starter != nil { // which says it
+		return
+	}
 	began := time.Now()
 	a.speak(ctx, firstWord, func() string {
 		var names []string

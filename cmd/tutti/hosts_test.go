@@ -1,0 +1,388 @@
+//go:build unix
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/internal/jobtest"
+)
+
+// fakeSSH is a client of ssh that runs the command here, as another host would: in a home directory, with few variables.
+// Some hosts are down, or have no tutti, or another one.
+const fakeSSH = `#!/bin/sh
+printf '%s\n' "$@" >> "$FAKE/arguments"
+env >> "$FAKE/environment"
+while :; do case $1 in -o) shift 2;; -*) shift;; *) break;; esac; done
+host=$1
+shift
+command=$*
+there() { command=$(echo "$command" | sed "s#$TUTTI#$1#"); }
+case $host in
+down.invalid) echo banner >&2; echo "ssh: connect to host down.invalid port 22: Connection refused" >&2; exit 255;;
+locked.invalid) echo "x@locked.invalid: Permission denied (publickey)." >&2; exit 255;;
+bare.invalid) there /nowhere/tutti;;
+other.invalid) there "$FAKE/other";;
+old.invalid) there "$FAKE/old";;
+esac
+cd "$FAKE"
+echo Welcome
+exec env -i HOME="$FAKE" PATH=/usr/bin:/bin sh -c "$command"
+`
+
+// numberedSSH runs a client, and notes the number of the process for each host.
+const numberedSSH = `#!/bin/sh
+for word do case $word in *.invalid) echo $$ > "$FAKE/$word.pid";; esac; done
+exec "$FAKE/client" "$@"
+`
+
+// spreadJob is a job of launch --hosts whose ssh is another one.
+func spreadJob(t *testing.T, script string, args ...string) (cmd *exec.Cmd, fake string) {
+	t.Helper()
+	fake = t.TempDir()
+	write := func(name, text string) {
+		require.NoError(t, os.WriteFile(filepath.Join(fake, name), []byte(text), 0o700))
+	}
+	write("ssh", numberedSSH)
+	write("client", script)
+	write("other", "#!/bin/sh\nprintf '\\0tutti-launch started v0.0.1\\n' >&2\ncat\n")
+	write("old", "#!/bin/sh\necho 'tutti: unknown command \"launch-inside\" for \"tutti\"' >&2\necho \"Run 'tutti --help' for usage.\" >&2\nexit 2\n")
+	cmd = command(t, build(t), append([]string{"launch"}, args...)...)
+	cmd.Dir = t.TempDir()
+	cmd.Env = append(cmd.Env, "FAKE="+fake, "TUTTI="+build(t), "PATH="+fake+":"+os.Getenv("PATH"))
+	return cmd, fake
+}
+
+// finish runs a job to its end.
+func finish(cmd *exec.Cmd) (stdout, stderr string, code int) {
+	var out, errs bytes.Buffer
+	cmd.Stdout = &out
+	cmd.Stderr = &errs
+	_ = cmd.Run()
+	return out.String(), patience.ReplaceAllString(errs.String(), ""), cmd.ProcessState.ExitCode()
+}
+
+// patience is what a launcher says on a machine that is slow.
+var patience = regexp.MustCompile(`(?m)^tutti: after .*\n|^.*: tutti: .* (still running|to end).*\n`)
+
+// One command runs the ranks of several hosts, in the order of the hosts, with the settings and the directory from here.
+// The secret is nowhere but in the standard input.
+func TestHosts(t *testing.T) {
+	t.Parallel()
+	cmd, fake := spreadJob(t, fakeSSH, "--hosts", "alpha.invalid:2,localhost,alpha.invalid", "sh", "-c",
+		`echo "$TUTTI_RANK of $TUTTI_WORLD_SIZE, $TUTTI_LOCAL_RANK here, $PWD, $TUTTI_CHECK$NCCL_DEBUG"; echo noise >&2`)
+	const secret = "a secret that nobody else knows"
+	cmd.Env = append(cmd.Env, "TUTTI_CHECK=20s", "NCCL_DEBUG=INFO", "TUTTI_SECRET="+secret)
+	stdout, stderr, code := finish(cmd)
+	require.Zero(t, code, stderr)
+	said := strings.Split(strings.TrimSpace(stdout), "\n")
+	slices.Sort(said)
+	var want, noise []string
+	for rank := range 3 {
+		want = append(want, fmt.Sprintf("alpha.invalid: [%d] %d of 4, %d here, %s, 20sINFO", rank, rank, rank, cmd.Dir))
+		noise = append(noise, fmt.Sprintf("alpha.invalid: [%d] noise", rank))
+	}
+	assert.Equal(t, append(want, fmt.Sprintf("localhost: [3] 3 of 4, 0 here, %s, 20sINFO", cmd.Dir)), said)
+	said = strings.Split(strings.TrimSpace(stderr), "\n")
+	slices.Sort(said)
+	assert.Equal(t, append(noise, "localhost: [3] noise"), said)
+	arguments, err := os.ReadFile(filepath.Join(fake, "arguments"))
+	require.NoError(t, err)
+	assert.NotContains(t, string(arguments), secret)
+	assert.NotContains(t, string(arguments), "noise", "the job's words either")
+}
+
+// A job whose secret is in a file, or random, has it in no variable of ssh.
+func TestHostsHaveTheSecretOfAFile(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "secret")
+	for _, options := range [][]string{nil, {"--secret-file", file}} {
+		cmd, fake := spreadJob(t, fakeSSH, slices.Concat(options, []string{"--no-prefix", "--hosts", "a.invalid,b.invalid:2", "sh", "-c", "echo $TUTTI_SECRET"})...)
+		stdout, stderr, code := finish(cmd)
+		require.Zero(t, code, stderr)
+		secret, _, _ := strings.Cut(stdout, "\n")
+		require.GreaterOrEqual(t, len(secret), 16)
+		assert.Equal(t, strings.Repeat(secret+"\n", 3), stdout, "all hosts have the same")
+		if options != nil {
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			assert.Equal(t, secret, strings.TrimSpace(string(text)))
+		}
+		seen, err := os.ReadFile(filepath.Join(fake, "environment"))
+		require.NoError(t, err)
+		assert.NotContains(t, string(seen), secret)
+	}
+}
+
+// The ranks of several hosts train together, to the weights that goroutines get, and rank 0 prints.
+func TestHostsTrain(t *testing.T) {
+	t.Parallel()
+	const options = "train --epochs 1 --pattern oktopk --json"
+	want, stderr, err := execute(t, build(t), append(strings.Fields(options), "--ranks", "3")...)
+	require.NoError(t, err, stderr)
+	hosts := append(strings.Fields("--no-prefix --hosts a.invalid:2,b.invalid "+options), "--backend", "tcp")
+	cmd, _ := spreadJob(t, fakeSSH, hosts...)
+	got, stderr, code := finish(cmd)
+	require.Zero(t, code, stderr)
+	type result struct {
+		Hash string `json:"hash"`
+	}
+	assert.Equal(t, lines[result](t, want), lines[result](t, got))
+	assert.NotEmpty(t, lines[result](t, got)[0].Hash)
+}
+
+// twoNetworks has two hosts that a cable joins, and runs a job from a machine without any network.
+const twoNetworks = `set -e
+mount -t tmpfs tutti /mnt
+touch /mnt/a.invalid /mnt/b.invalid
+unshare --net=/mnt/a.invalid true
+unshare --net=/mnt/b.invalid true
+nsenter --net=/mnt/a.invalid ip link add eth0 type veth peer name eth0 netns /mnt/b.invalid
+up='ip link set lo up && ip link set eth0 up && ip address add dev eth0'
+nsenter --net=/mnt/a.invalid sh -c "$up 192.168.1.5/24"
+nsenter --net=/mnt/b.invalid sh -c "$up 192.168.1.6/24"
+exec "$@"
+`
+
+// Hosts train together that reach each other, from a machine that neither reaches but by ssh.
+func TestHostsOfAnotherNetwork(t *testing.T) {
+	t.Parallel()
+	inside := namespaces(t)
+	script := strings.Replace(fakeSSH, "exec env", `exec nsenter --net=/mnt/"$host" env`, 1)
+	options := strings.Fields("--no-prefix --hosts a.invalid,b.invalid:2 train --backend tcp --epochs 1 --pattern dense --json")
+	cmd, _ := spreadJob(t, script, options...)
+	words := slices.Concat(inside(twoNetworks), []string{"sh"}, cmd.Args)
+	cmd.Path, cmd.Args = mustFind(t, words[0]), words
+	stdout, stderr, code := finish(cmd)
+	require.Zero(t, code, stderr)
+	type result struct {
+		Ranks int    `json:"ranks"`
+		Hash  string `json:"hash"`
+	}
+	got := lines[result](t, stdout)
+	want, stderr, err := execute(t, build(t), strings.Fields("train --ranks 3 --epochs 1 --pattern dense --json")...)
+	require.NoError(t, err, stderr)
+	assert.Equal(t, lines[result](t, want), got)
+}
+
+// mustFind is the file of a program.
+func mustFind(t *testing.T, name string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	require.NoError(t, err)
+	return path
+}
+
+// Why a host takes no part is one line, which names the host, the reason and a remedy.
+func TestHostsThatTakeNoPart(t *testing.T) {
+	t.Parallel()
+	program := []string{"sh", "-c", "echo runs"}
+	for host, want := range map[string]string{
+		"down.invalid":   "down.invalid cannot be reached: ssh: connect to host down.invalid port 22: Connection refused: `ssh down.invalid true` has to work without a question",
+		"locked.invalid": "locked.invalid cannot be reached: x@locked.invalid: Permission denied (publickey).: `ssh locked.invalid true` has to work without a question",
+		"bare.invalid":   "bare.invalid has no tutti that runs, neither TUTTI nor one in the PATH of ssh: copy it (scp TUTTI bare.invalid:TUTTI)",
+		"other.invalid":  "other.invalid has tutti v0.0.1, and this machine tutti VERSION: all hosts of a job use one build (scp TUTTI other.invalid:TUTTI)",
+		"old.invalid":    "old.invalid has another tutti, which does not know of --hosts: unknown command \"launch-inside\" for \"tutti\": all hosts of a job use one build (scp TUTTI old.invalid:TUTTI)",
+	} {
+		for _, hosts := range []string{"localhost," + host, host + ",localhost", host} {
+			for _, kind := range [][]string{nil, {"--min", "1"}} {
+				cmd, _ := spreadJob(t, fakeSSH, slices.Concat(kind, []string{"--hosts", hosts}, program)...)
+				stdout, stderr, code := finish(cmd)
+				version, _, err := execute(t, build(t), "--version")
+				require.NoError(t, err)
+				_, version, _ = strings.Cut(strings.TrimSpace(version), " ")
+				text := strings.ReplaceAll(strings.ReplaceAll(want, "TUTTI", build(t)), "VERSION", version)
+				assert.Equal(t, "tutti: "+text+"\n", stderr, hosts)
+				assert.Equal(t, 1, code)
+				if kind == nil {
+					assert.Empty(t, stdout)
+				}
+			}
+		}
+	}
+	cmd, _ := spreadJob(t, fakeSSH, "--hosts", "localhost,a.invalid", "./missing")
+	_, stderr, code := finish(cmd)
+	assert.Equal(t, 1, code)
+	assert.Regexp(t, `^tutti: (localhost|a.invalid): ./missing is no command of tutti and no program: .*\n$`, stderr)
+}
+
+// A directory that a host does not have is its home directory instead, which is said.
+func TestHostsWithoutTheDirectory(t *testing.T) {
+	t.Parallel()
+	script := strings.Replace(fakeSSH, "\nexec env", "\nrmdir \"$GONE\"\nexec env", 1)
+	cmd, fake := spreadJob(t, script, "--hosts", "a.invalid", "pwd")
+	cmd.Env = append(cmd.Env, "GONE="+cmd.Dir)
+	stdout, stderr, code := finish(cmd)
+	require.Zero(t, code, stderr)
+	assert.Equal(t, "a.invalid: [0] "+fake+"\n", stdout)
+	assert.Equal(t, fmt.Sprintf("a.invalid: tutti: chdir %s: no such file or directory: the ranks of this host run in %s\n", cmd.Dir, fake), stderr)
+}
+
+// A rank that fails ends the job on all hosts, with its exit code, and is named with its host.
+func TestARankOfAHostFails(t *testing.T) {
+	t.Parallel()
+	cmd, _ := spreadJob(t, fakeSSH, "--hosts", "a.invalid:2,b.invalid:2", "sh", "-c", "[ $TUTTI_RANK != 3 ] || exit 7; sleep 600")
+	_, stderr, code := finish(cmd)
+	assert.Equal(t, 7, code)
+	assert.Regexp(t, `^tutti: rank 3 on .*: exit status 7\n$`, stderr)
+}
+
+// A user signal of the launcher reaches the ranks of all hosts, in a job of any kind.
+func TestHostsHaveUserSignals(t *testing.T) {
+	t.Parallel()
+	for _, kind := range [][]string{nil, {"--min", "1"}} {
+		body := `trap "exit 0" USR1; echo ready; while :; do sleep 0.05; done`
+		cmd, _ := spreadJob(t, fakeSSH, slices.Concat(kind, []string{"--hosts", "a.invalid:2,b.invalid", "sh", "-c", body})...)
+		stdout, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		ready := bufio.NewScanner(stdout)
+		for range 3 {
+			require.True(t, ready.Scan())
+		}
+		require.NoError(t, cmd.Process.Signal(syscall.SIGUSR1))
+		assert.NoError(t, cmd.Wait())
+	}
+}
+
+// sshServer starts a server of ssh for this test, and returns a client of it.
+func sshServer(t *testing.T) (script string) {
+	t.Helper()
+	server, err := exec.LookPath("/usr/sbin/sshd")
+	if err != nil {
+		t.Skip("needs OpenSSH's server")
+	}
+	client, err := exec.LookPath("ssh")
+	if err != nil {
+		t.Skip("needs OpenSSH's client")
+	}
+	who, err := user.Current()
+	require.NoError(t, err)
+	dir := t.TempDir()
+	for _, name := range []string{"host", "key"} {
+		out, err := exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", filepath.Join(dir, name)).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+	}
+	_, port, _ := strings.Cut(jobtest.Address(t, 1), ":")
+	settings := fmt.Sprintf("Port %s\nListenAddress 127.0.0.1\nHostKey %s/host\nAuthorizedKeysFile %s/key.pub\n"+
+		"StrictModes no\nPermitRootLogin yes\nUsePAM no\nPidFile none\n", port, dir, dir)
+	require.NoError(t, os.WriteFile(dir+"/sshd", []byte(settings), 0o600))
+	settings = fmt.Sprintf("Host a.invalid b.invalid\nHostName 127.0.0.1\nPort %s\nUser %s\nIdentityFile %s/key\nIdentitiesOnly yes\n"+
+		"StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n", port, who.Username, dir)
+	require.NoError(t, os.WriteFile(dir+"/config", []byte(settings), 0o600))
+	if os.Geteuid() == 0 {
+		require.NoError(t, os.MkdirAll("/run/sshd", 0o755))
+	}
+	daemon := command(t, server, "-D", "-e", "-f", dir+"/sshd")
+	log, err := daemon.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, daemon.Start())
+	read := bufio.NewScanner(log)
+	for read.Scan() && !strings.Contains(read.Text(), "listening on") {
+	}
+	go io.Copy(io.Discard, log) //nolint:errcheck
+	t.Cleanup(func() {
+		_ = daemon.Process.Kill()
+		_ = daemon.Wait()
+	})
+	script = fmt.Sprintf("#!/bin/sh\nexec %s -F %s/config \"$@\"\n", client, dir)
+	probe := exec.Command(client, "-F", dir+"/config", "a.invalid", "true")
+	if out, err := probe.CombinedOutput(); err != nil {
+		t.Skipf("OpenSSH does not connect here: %v: %s", err, out)
+	}
+	return script
+}
+
+// Nothing of a job is left on any host when it is interrupted, when the launcher that has started it is killed, and when
+// a connection is: by a client of ssh that is this test's, and by OpenSSH.
+func TestHostsEndTogether(t *testing.T) {
+	heedSignals(t)
+	for name, client := range map[string]func(*testing.T) string{
+		"fake":    func(*testing.T) string { return fakeSSH },
+		"OpenSSH": sshServer,
+	} {
+		t.Run(name, func(t *testing.T) {
+			script := client(t)
+			for _, kind := range [][]string{nil, {"--min", "1"}} {
+				for _, way := range []string{"interrupt", "kill", "disconnect", "disconnect the first"} {
+					t.Run(strings.Join(kind, " ")+way, func(t *testing.T) { endTogether(t, script, kind, way) })
+				}
+			}
+		})
+	}
+}
+
+// endTogether ends a job in some way when all of its ranks run.
+func endTogether(t *testing.T, script string, kind []string, way string) {
+	alive := filepath.Join(t.TempDir(), "alive")
+	require.NoError(t, syscall.Mkfifo(alive, 0o600))
+	body := `exec 3> "$0"; echo ready $TUTTI_LOCAL_RANK; while :; do sleep 0.1; done`
+	args := slices.Concat(kind, []string{"--grace", "5s", "--hosts", "a.invalid:2,b.invalid:1", "sh", "-c", body, alive})
+	cmd, fake := spreadJob(t, script, args...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	ranks, err := os.Open(alive) // which has an end when no process of a rank is left
+	require.NoError(t, err)
+	ready := bufio.NewScanner(stdout)
+	for range 3 {
+		require.True(t, ready.Scan(), "%s", &stderr)
+	}
+	switch way {
+	case "interrupt":
+		require.NoError(t, cmd.Process.Signal(syscall.SIGINT))
+	case "kill":
+		require.NoError(t, cmd.Process.Kill())
+	case "disconnect":
+		disconnect(t, fake, "b.invalid")
+		if kind != nil { // the other host's ranks go on
+			require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+		}
+	case "disconnect the first":
+		disconnect(t, fake, "a.invalid")
+	}
+	_, err = io.ReadAll(ranks)
+	require.NoError(t, err)
+	for ready.Scan() {
+	}
+	require.Error(t, cmd.Wait())
+	code := cmd.ProcessState.ExitCode()
+	switch {
+	case way == "interrupt":
+		assert.Equal(t, 130, code, "%s", &stderr)
+		assert.Equal(t, "tutti: interrupted\n", patience.ReplaceAllString(stderr.String(), ""))
+	case way == "disconnect" && kind != nil:
+		assert.Equal(t, 143, code, "%s", &stderr)
+	case way != "kill":
+		assert.Equal(t, 1, code, "%s", &stderr)
+		assert.Regexp(t, "was lost on|has ended", stderr.String())
+	}
+}
+
+// disconnect kills the client of ssh for a host.
+func disconnect(t *testing.T, fake, host string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(fake, host+".pid"))
+	require.NoError(t, err)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	require.NoError(t, err)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+}

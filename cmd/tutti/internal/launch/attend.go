@@ -1,0 +1,176 @@
+package launch
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// Inside is the hidden command of this program that [Spread] runs on each host.
+const Inside = "launch-inside"
+
+// marker begins the lines by which such a launcher reports to the one that has started it, among what else it writes.
+// No rank's line begins with it.
+const marker = "\x00tutti-launch "
+
+// Reports, which a value follows.
+const (
+	reportStarted = "started" // the version
+	reportJoined  = "joined"  // the address of the job's store
+	reportEnded   = "ended"   // the [End] as JSON, after "joined"
+)
+
+// assignment is what a host's launcher is told by a line of JSON on its standard input, the secret included: arguments
+// and environments of processes are for everybody to see. Each later line is the number of a signal.
+type assignment struct {
+	Directory   string        `json:"directory"`
+	Environment []string      `json:"environment"`
+	Program     []string      `json:"program"` // with its arguments, in the user's words
+	Secret      string        `json:"secret"`
+	Ranks       int           `json:"ranks"`
+	Through     int           `json:"through"` // ranks of the hosts up to this one
+	Total       int           `json:"total"`   // ranks of all hosts
+	Machines    int           `json:"machines"`
+	Listen      string        `json:"listen"` // of the first host
+	Join        []string      `json:"join"`   // of the other hosts
+	Job         string        `json:"job"`
+	Restarts    int           `json:"restarts"`
+	Min         int           `json:"min"`
+	Max         int           `json:"max"`
+	Wait        time.Duration `json:"wait"`
+	Grace       time.Duration `json:"grace"`
+	NoPrefix    bool          `json:"noPrefix"`
+	Color       bool          `json:"color"`
+}
+
+// starter is what a launcher knows of the one that has started it.
+type starter struct {
+	secret  string
+	through int // ranks of the hosts up to this one
+	total   int // ranks of all hosts
+	joined  func(address string)
+}
+
+// errDetached is the cause of the end of a host's launcher whose standard input has ended: the ssh connection, or the
+// launcher that has started it, is gone.
+var errDetached = errors.New("the connection from the launcher that has started the job was lost")
+
+// Attend is [Run] for a launcher that [Spread] has started: it reads what to run from control, and its ranks end with
+// control. cfg has the version and the output. prepare sets what this host has to say, such as where the program is.
+func Attend(ctx context.Context, cfg Config, control io.Reader, prepare func(*Config) error) error {
+	report(cfg.Err, reportStarted, cfg.Version)
+	report(cfg.Out, reportStarted, cfg.Version) // what came before is a shell's
+	lines := bufio.NewReader(control)
+	text, err := lines.ReadBytes('\n')
+	if err != nil {
+		return fmt.Errorf("%s is started by tutti launch --hosts: %w", Inside, err)
+	}
+	var told assignment
+	if err := json.Unmarshal(text, &told); err != nil {
+		return fmt.Errorf("%s: %w", Inside, err)
+	}
+	if err := told.enter(cfg.Err); err != nil {
+		return err
+	}
+	told.configure(&cfg)
+	if err := prepare(&cfg); err != nil {
+		return err
+	}
+	joined := false
+	cfg.starter = &starter{
+		secret:  told.Secret,
+		through: told.Through,
+		total:   told.Total,
+		joined: func(address string) {
+			joined = true
+			report(cfg.Err, reportJoined, address)
+		},
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go obey(lines, cancel)
+	err = Run(ctx, cfg)
+	if !joined {
+		return err
+	}
+	end := &End{}
+	if err != nil && !errors.As(err, &end) {
+		end = &End{Text: strings.TrimPrefix(err.Error(), "launch: "), Code: 1}
+	}
+	text, _ = json.Marshal(end)
+	report(cfg.Err, reportEnded, string(text))
+	if err == nil {
+		return nil
+	}
+	return &End{Code: end.Code} // the launcher that has started this one says why
+}
+
+// report writes a report, in one piece.
+func report(to io.Writer, kind, value string) { fmt.Fprintf(to, "%s%s %s\n", marker, kind, value) }
+
+// enter makes the directory and the environment of the job this process's.
+func (t assignment) enter(notes io.Writer) error {
+	if t.Ranks < 1 || t.Ranks > MaxRanks || t.Through < t.Ranks || t.Total < t.Through || len(t.Program) == 0 {
+		return fmt.Errorf("%w: %s is told to run %d ranks of %d", comm.ErrArgument, Inside, t.Ranks, t.Total)
+	}
+	if err := os.Chdir(t.Directory); err != nil {
+		home, _ := os.Getwd()
+		fmt.Fprintf(notes, "tutti: %v: the ranks of this host run in %s\n", err, home)
+	}
+	for _, setting := range t.Environment {
+		name, value, _ := strings.Cut(setting, "=")
+		if err := os.Setenv(name, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// configure sets what a launcher is told.
+func (t assignment) configure(cfg *Config) {
+	cfg.Typed = t.Program
+	cfg.Ranks = t.Ranks
+	cfg.Machines = t.Machines
+	cfg.Listen = t.Listen
+	cfg.Join = t.Join
+	cfg.Job = t.Job
+	cfg.Restarts = t.Restarts
+	cfg.Min = t.Min
+	cfg.Max = t.Max
+	cfg.Wait = t.Wait
+	cfg.Grace = t.Grace
+	cfg.NoPrefix = t.NoPrefix
+	cfg.Color = t.Color
+}
+
+// obey ends a job by the signals that lines have the numbers of, and when they end; user signals are this process's. What was told to end already is
+// killed when they end: the launcher that has started this one waits no longer.
+func obey(lines *bufio.Reader, cancel context.CancelCauseFunc) {
+	told := false
+	for {
+		line, err := lines.ReadString('\n')
+		if err != nil && told {
+			os.Exit(128 + int(syscall.SIGKILL)) // with which the ranks die
+		}
+		if err != nil {
+			cancel(errDetached)
+			return
+		}
+		number, err := strconv.Atoi(strings.TrimSpace(line))
+		if err != nil || raise(syscall.Signal(number)) {
+			continue
+		}
+		told = true
+		cancel(Signaled(number))
+	}
+}

@@ -1,0 +1,579 @@
+package launch
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/rendezvous"
+	"github.com/tutti-go/tutti/internal/env"
+	"github.com/tutti-go/tutti/internal/printable"
+)
+
+// Slots is a host and how many ranks it has.
+type Slots struct {
+	Host  string
+	Ranks int
+}
+
+// ParseSlots reads hosts in the notation of mpirun: names with commas between, each with a colon and its number of
+// ranks, or with one rank. A name that comes again has more ranks. IPv6 addresses are in brackets.
+func ParseSlots(text string) (all []Slots, err error) {
+	for word := range strings.SplitSeq(text, ",") {
+		slots := Slots{Host: strings.TrimSpace(word), Ranks: 1}
+		if i := strings.LastIndexByte(slots.Host, ':'); i > strings.LastIndexByte(slots.Host, ']') {
+			if slots.Ranks, err = strconv.Atoi(slots.Host[i+1:]); err != nil || slots.Ranks < 1 || slots.Ranks > MaxRanks {
+				const format = "%w: %q of hosts: want a name and a number of ranks from 1 to %d, such as a:4"
+				return nil, fmt.Errorf(format, comm.ErrArgument, word, MaxRanks)
+			}
+			slots.Host = slots.Host[:i]
+		}
+		unwanted := " \t'\":"
+		if strings.HasPrefix(slots.Host, "[") && strings.HasSuffix(slots.Host, "]") {
+			slots.Host = slots.Host[1 : len(slots.Host)-1]
+			unwanted = " \t'\""
+		}
+		// A name that begins with a dash would be an option of ssh.
+		if slots.Host == "" || slots.Host[0] == '-' || strings.ContainsAny(slots.Host, unwanted) {
+			return nil, fmt.Errorf("%w: %q is no name of a host", comm.ErrArgument, word)
+		}
+		isEqual := func(s Slots) bool { return s.Host == slots.Host }
+		if i := slices.IndexFunc(all, isEqual); i >= 0 {
+			all[i].Ranks += slots.Ranks
+			continue
+		}
+		all = append(all, slots)
+	}
+	return all, nil
+}
+
+// stage is how far the launcher of a host has come.
+type stage int
+
+const (
+	stageConnecting stage = iota // ssh is
+	stageStarted                 // it looks for the job's store, or begins to keep it
+	stageJoined                  // it has the store
+	stageGone                    // it has ended, or the connection to it
+)
+
+// remote is the launcher of a host.
+type remote struct {
+	Slots
+	through int  // ranks of the hosts up to this one
+	local   bool // the host is this machine, which needs no ssh
+	cmd     *exec.Cmd
+	control io.WriteCloser
+	gone    chan struct{} // closed when it has ended, and what it has written is read
+	stage   stage         // follow's alone
+	end     *End          // what it reported; nil before; follow's alone
+
+	mu   sync.Mutex
+	held []string // lines of its standard error before it has joined; guarded by mu
+}
+
+// word is a report of a host's launcher, or its end.
+type word struct {
+	from  *remote
+	kind  string // "" of its end
+	value string
+	err   error // of its end
+}
+
+// spread is a job on several hosts, whose launchers this one has started.
+type spread struct {
+	Config
+	secret  string
+	self    string // this program's file
+	out     *outlet
+	err     *outlet
+	notes   io.Writer
+	hosts   []*remote
+	words   chan word
+	closed  chan struct{} // closed when nobody receives words any more
+	address string        // of the store, set before known is closed
+	known   chan struct{}
+}
+
+// Spread runs a job on the hosts of cfg.Slots: it starts a launcher on each by ssh, or without it where the host is
+// this machine, and ends them. The first host has the job's store, and the others join it: this machine needs to be
+// reached by none. Hosts have this program at the same place or in PATH. It returns as [Run] does.
+func Spread(ctx context.Context, cfg Config) error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("launch: %w", err)
+	}
+	cfg.Grace = cmp.Or(cfg.Grace, DefaultGrace)
+	s := &spread{
+		Config: cfg,
+		self:   self,
+		out:    newOutlet(cfg.Out),
+		err:    newOutlet(cfg.Err),
+		words:  make(chan word),
+		closed: make(chan struct{}),
+		known:  make(chan struct{}),
+	}
+	s.notes = note{s.err}
+	defer flush(s.out, s.err)
+	if s.secret, err = sharedSecret(cfg.SecretFile); err != nil {
+		return fmt.Errorf("launch: %w", err)
+	}
+	for _, slots := range cfg.Slots {
+		h := &remote{Slots: slots, gone: make(chan struct{})}
+		h.through = slots.Ranks
+		if len(s.hosts) > 0 {
+			h.through += s.hosts[len(s.hosts)-1].through
+		}
+		s.hosts = append(s.hosts, h)
+	}
+	s.findLocal(ctx)
+	defer s.close()
+	for i, h := range s.hosts {
+		if err := s.start(h); err != nil {
+			s.hosts = s.hosts[:i]
+			return fmt.Errorf("launch: %s: %w", h.Host, err)
+		}
+	}
+	defer s.relay()()
+	if end := s.follow(ctx); end.Text != "" {
+		return &end
+	}
+	return nil
+}
+
+// sharedSecret is the job's secret, to be handed over: one that the user has set, or a random one.
+func sharedSecret(path string) (string, error) {
+	if path == "" {
+		if text := os.Getenv(env.Secret); text != "" {
+			return text, nil
+		}
+		path = os.Getenv(env.SecretFile)
+	}
+	if path == "" {
+		return rand.Text() + rand.Text(), nil
+	}
+	return rendezvous.ReadSecret(path, true)
+}
+
+// findLocal finds out which hosts are this machine.
+func (s *spread) findLocal(ctx context.Context) {
+	bounded, cancel := context.WithTimeout(ctx, resolveTime)
+	defer cancel()
+	var all sync.WaitGroup
+	for _, h := range s.hosts {
+		all.Go(func() { h.local = isLocal(bounded, h.Host) })
+	}
+	all.Wait()
+}
+
+// isLocal reports whether a name is this machine's: all its addresses are.
+func isLocal(ctx context.Context, host string) bool {
+	if name, _ := os.Hostname(); host == "localhost" || strings.EqualFold(host, name) {
+		return true
+	}
+	addresses, err := net.DefaultResolver.LookupIPAddr(ctx, host) // an error for what only ssh knows
+	ours, _ := net.InterfaceAddrs()
+	foreign := func(a net.IPAddr) bool {
+		isEqual := func(o net.Addr) bool {
+			n, ok := o.(*net.IPNet)
+			return ok && n.IP.Equal(a.IP)
+		}
+		return !a.IP.IsLoopback() && !slices.ContainsFunc(ours, isEqual)
+	}
+	return err == nil && !slices.ContainsFunc(addresses, foreign)
+}
+
+// start starts the launcher of a host.
+func (s *spread) start(h *remote) error {
+	h.cmd = exec.Command(s.self, Inside)
+	if !h.local {
+		ssh, err := exec.LookPath("ssh")
+		if err != nil {
+			return fmt.Errorf("%w: other hosts are reached by ssh", err)
+		}
+		// Nobody can answer the questions of several at once, and this machine may wait long for one that is down.
+		h.cmd = exec.Command(ssh, "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=4", h.Host, s.script())
+	}
+	h.cmd.SysProcAttr = separate() // a terminal's signals come from here alone
+	var err error
+	if h.control, err = h.cmd.StdinPipe(); err != nil {
+		return err
+	}
+	outRead, outWrite, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer outWrite.Close() //nolint:errcheck // the launcher has it
+	errRead, errWrite, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer errWrite.Close() //nolint:errcheck // the launcher has it
+	h.cmd.Stdout = outWrite
+	h.cmd.Stderr = errWrite
+	if err := h.cmd.Start(); err != nil {
+		return err
+	}
+	var copied sync.WaitGroup
+	prefix := h.Host + ": "
+	if s.NoPrefix {
+		prefix = ""
+	}
+	copied.Go(func() { copyLines(&lines{out: &output{to: s.out, prefix: prefix}}, outRead) })
+	copied.Go(func() { copyLines(&lines{out: &reader{spread: s, from: h, prefix: prefix}}, errRead) })
+	go s.await(h, &copied)
+	go s.assign(h)
+	return nil
+}
+
+// script is what ssh runs: this program from the same place, or else from PATH. It is read by any user's shell.
+func (s *spread) script() string {
+	const find = `for tutti in "$0" tutti; do ` +
+		`if command -v "$tutti" >/dev/null; then exec "$tutti" ` + Inside + `; fi; done; exit 127`
+	return "exec sh -c " + quoted(find) + " " + quoted(s.self)
+}
+
+// await waits for the end of a host's launcher. What an ssh that shares its connection has left behind may hold the
+// output for longer.
+func (s *spread) await(h *remote, copied *sync.WaitGroup) {
+	err := h.cmd.Wait()
+	read := make(chan struct{})
+	go func() {
+		copied.Wait()
+		close(read)
+	}()
+	select {
+	case <-read:
+	case <-time.After(linger):
+	}
+	s.tell(word{from: h, err: err})
+	close(h.gone)
+}
+
+// assign tells a host's launcher what to run: those of the first host's at once, and the others when they can join it.
+func (s *spread) assign(h *remote) {
+	directory, _ := os.Getwd() // "" is no directory there either
+	a := assignment{
+		Directory:   directory,
+		Environment: jobVariables(os.Environ()),
+		Program:     s.Typed,
+		Secret:      s.secret,
+		Ranks:       h.Ranks,
+		Through:     h.through,
+		Total:       s.hosts[len(s.hosts)-1].through,
+		Machines:    len(s.hosts),
+		Job:         s.Job,
+		Restarts:    s.Restarts,
+		Min:         s.Min,
+		Max:         s.Max,
+		Wait:        s.Wait,
+		Grace:       s.Grace,
+		NoPrefix:    s.NoPrefix,
+		Color:       s.Color,
+	}
+	if h == s.hosts[0] {
+		a.Listen = cmp.Or(s.Listen, s.anyPort())
+	} else {
+		select {
+		case <-s.known:
+		case <-h.gone:
+			return
+		}
+		a.Join = []string{s.address}
+	}
+	text, _ := json.Marshal(a)
+	_, _ = h.control.Write(append(text, '\n')) // one that does not read it has ended, or does later
+}
+
+// anyPort is where the first host listens if nobody says it.
+func (s *spread) anyPort() string {
+	if slices.ContainsFunc(s.hosts, func(h *remote) bool { return !h.local }) {
+		return ":0"
+	}
+	return net.JoinHostPort(loopback, "0")
+}
+
+// jobVariables are the variables of this process that a job has on all hosts: those of this library and of NCCL, but for
+// the secret, and for this machine's addresses.
+func jobVariables(environ []string) (all []string) {
+	for _, variable := range environ {
+		name, value, _ := strings.Cut(variable, "=")
+		switch {
+		case !strings.HasPrefix(name, "TUTTI_") && !strings.HasPrefix(name, "NCCL_"):
+		case name == env.Secret, name == env.SecretFile, name == env.TCPAdvertise:
+		case name != env.TCPListen:
+			all = append(all, variable)
+		case listenPort(value) != "":
+			all = append(all, name+"="+listenPort(value))
+		}
+	}
+	return all
+}
+
+// tell gives follow a word.
+func (s *spread) tell(w word) {
+	select {
+	case s.words <- w:
+	case <-s.closed:
+	}
+}
+
+// output writes lines of a host's standard output that come after the first report: before it, a shell greets.
+type output struct {
+	to     io.Writer
+	prefix string
+	open   bool // lines are written
+}
+
+// Write takes a line.
+func (o *output) Write(line []byte) (int, error) {
+	switch {
+	case bytes.HasPrefix(line, []byte(marker)):
+		o.open = true
+	case o.open:
+		_, err := o.to.Write(append([]byte(o.prefix), line...))
+		return len(line), err
+	}
+	return len(line), nil
+}
+
+// reader reads lines that a host's launcher writes to its standard error: reports, and what it and ranks say. Before it
+// has joined they are held, as the reason why it may not.
+type reader struct {
+	spread *spread
+	from   *remote
+	prefix string
+	open   bool // lines are written
+}
+
+// longestReason bounds what is held.
+const longestReason = 100
+
+// Write takes a line.
+func (r *reader) Write(line []byte) (int, error) {
+	if text, ok := bytes.CutPrefix(line, []byte(marker)); ok {
+		kind, value, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
+		if kind == reportJoined && !r.open {
+			r.open = true
+			r.from.release(r.spread.err, r.prefix)
+		}
+		r.spread.tell(word{from: r.from, kind: kind, value: value})
+		return len(line), nil
+	}
+	if r.open {
+		_, err := r.spread.err.Write(append([]byte(r.prefix), line...))
+		return len(line), err
+	}
+	r.from.hold(string(line))
+	return len(line), nil
+}
+
+// hold keeps a line of a launcher that has not joined.
+func (h *remote) hold(line string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.held) < longestReason {
+		h.held = append(h.held, line)
+	}
+}
+
+// release writes what is held.
+func (h *remote) release(to io.Writer, prefix string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, line := range h.held {
+		_, _ = io.WriteString(to, prefix+line)
+	}
+	h.held = nil
+}
+
+// follow waits until the launchers of all hosts have ended, and returns how the job has: as the first host's says.
+func (s *spread) follow(ctx context.Context) End {
+	interrupted := ctx.Done()
+	late := time.After(s.Wait)
+	var expired <-chan time.Time // nil until the job is about to end
+	wait := reportTime
+	overdue := time.After(wait)
+	for {
+		select {
+		case w := <-s.words:
+			if end := s.hear(w); end != nil {
+				return *end
+			}
+			ending := w.kind == "" && (s.Min == 0 || w.from == s.hosts[0])
+			if ending && expired == nil {
+				expired = time.After(s.stopTime())
+			}
+			if !slices.ContainsFunc(s.hosts, func(h *remote) bool { return h.stage < stageGone }) {
+				return s.result()
+			}
+		case <-overdue:
+			if text := s.missing(wait); text != "" {
+				fmt.Fprintf(s.notes, "tutti: %s\n", text)
+				wait *= 2
+				overdue = time.After(wait)
+			}
+		case <-late:
+			if text := s.missing(s.Wait); text != "" {
+				return End{Text: text + " (--wait)", Code: 1}
+			}
+		case <-interrupted:
+			interrupted = nil
+			s.out.keepWaiting(false)
+			s.err.keepWaiting(false)
+			expired = time.After(s.stopTime())
+			s.signal(s.hosts, Signal(ctx))
+		case <-expired:
+			return s.result()
+		}
+	}
+}
+
+// hear takes a word of a host's launcher, and returns how the job ends if it is to end at once.
+func (s *spread) hear(w word) *End {
+	h := w.from
+	switch w.kind {
+	case reportStarted:
+		h.stage = max(h.stage, stageStarted)
+		if w.value != s.Version {
+			const format = "%s has tutti %s, and this machine tutti %s: all hosts of a job use one build%s"
+			return &End{Text: fmt.Sprintf(format, h.Host, printable.Text(w.value), s.Version, s.copying(h)), Code: 1}
+		}
+	case reportJoined:
+		h.stage = max(h.stage, stageJoined)
+		if h == s.hosts[0] && s.address == "" {
+			s.address = w.value
+			close(s.known)
+		}
+	case reportEnded:
+		if end, err := readEnd([]byte(w.value)); err == nil {
+			h.end = &end
+		}
+	default:
+		before := h.stage
+		h.stage = stageGone
+		switch {
+		case before < stageJoined:
+			return &End{Text: h.reason(s, before, w.err), Code: 1}
+		case h.end == nil && h == s.hosts[0]:
+			result := s.result()
+			return &result // the others would look for its store
+		case h.end == nil && s.Min > 0:
+			fmt.Fprintf(s.notes, "tutti: %s; the job goes on without it\n", h.lost())
+		}
+	}
+	return nil
+}
+
+// copying is how to bring this program to a host.
+func (s *spread) copying(h *remote) string {
+	return fmt.Sprintf(" (scp %s %s:%s)", s.self, h.Host, s.self)
+}
+
+// reason is why a host's launcher does not take part, with what to do.
+func (h *remote) reason(s *spread, before stage, err error) string {
+	said := h.said()
+	code := h.cmd.ProcessState.ExitCode()
+	switch {
+	case h.local || before == stageStarted:
+		return fmt.Sprintf("%s: %s", h.Host, cmp.Or(said, fmt.Sprint(err)))
+	case code == 127 || code == 126:
+		return fmt.Sprintf("%s has no tutti that runs, neither %s nor one in the PATH of ssh: copy it%s",
+			h.Host, s.self, s.copying(h))
+	case code == 255 || code < 0:
+		return fmt.Sprintf("%s cannot be reached: %s: `ssh %s true` has to work without a question",
+			h.Host, cmp.Or(said, fmt.Sprint(err)), h.Host)
+	}
+	const format = "%s has another tutti, which does not know of --hosts: %s: all hosts of a job use one build%s"
+	return fmt.Sprintf(format, h.Host, cmp.Or(said, fmt.Sprint(err)), s.copying(h))
+}
+
+// said is the line in which a host's launcher, or ssh, has said why it ended: its first error, or else its last line.
+func (h *remote) said() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	last := ""
+	for _, line := range h.held {
+		if text, ok := strings.CutPrefix(line, "tutti: "); ok && !strings.Contains(line, "the ranks of this host run in") {
+			return printable.Text(strings.TrimPrefix(strings.TrimSpace(text), "launch: "))
+		}
+		last = cmp.Or(strings.TrimSpace(line), last)
+	}
+	return printable.Text(last)
+}
+
+// lost says that a launcher has ended without a word.
+func (h *remote) lost() string {
+	return fmt.Sprintf("the launcher on %s, or the connection to it, has ended (%v)", h.Host, h.cmd.ProcessState)
+}
+
+// missing says for which hosts the job waits, "" for none.
+func (s *spread) missing(after time.Duration) string {
+	var texts []string
+	for i, h := range s.hosts {
+		switch {
+		case h.stage == stageConnecting:
+			texts = append(texts, fmt.Sprintf("ssh to %s has not answered: does `ssh %s true` work?", h.Host, h.Host))
+		case h.stage == stageStarted && i > 0 && s.address != "":
+			const format = "%s does not reach the first host at %s: does a firewall close that port (--listen)?"
+			texts = append(texts, fmt.Sprintf(format, h.Host, s.address))
+		}
+	}
+	if len(texts) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("after %v, %s", after, strings.Join(texts, "; "))
+}
+
+// result is how the job has ended.
+func (s *spread) result() End {
+	first := s.hosts[0]
+	if first.end != nil {
+		return *first.end
+	}
+	return End{Text: first.lost(), Code: 1}
+}
+
+// signal gives launchers a signal.
+func (s *spread) signal(hosts []*remote, number syscall.Signal) {
+	for _, h := range hosts {
+		go func() { _, _ = fmt.Fprintf(h.control, "%d\n", number) }() // one that does not read it is killed in time
+	}
+}
+
+// stopTime is how long launchers take at most to end when one has.
+func (s *spread) stopTime() time.Duration { return s.Grace + stopMargin + dumpTime + patience }
+
+// close ends the launchers that have not ended: each sees its standard input end.
+func (s *spread) close() {
+	close(s.closed)
+	expired := time.After(s.stopTime())
+	for _, h := range s.hosts {
+		_ = h.control.Close()
+		if h.stage == stageConnecting {
+			_ = h.cmd.Process.Kill() // an ssh that has not come through
+		}
+	}
+	for _, h := range s.hosts {
+		select {
+		case <-h.gone:
+		case <-expired:
+			_ = h.cmd.Process.Kill()
+			<-h.gone
+		}
+	}
+}

@@ -1,0 +1,38 @@
+package launch
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+)
+
+// Hosts are written as for mpirun.
+func TestParseSlots(t *testing.T) {
+	for text, want := range map[string][]Slots{
+		"a":                     {{"a", 1}},
+		"a:4,b:2":               {{"a", 4}, {"b", 2}},
+		"a, b ,a:2":             {{"a", 3}, {"b", 1}},
+		"me@a.example:3":        {{"me@a.example", 3}},
+		"10.0.0.1:2,[fe80::1]":  {{"10.0.0.1", 2}, {"fe80::1", 1}},
+		"[fe80::1%eth0]:8":      {{"fe80::1%eth0", 8}},
+		"localhost,127.0.0.1:4": {{"localhost", 1}, {"127.0.0.1", 4}},
+	} {
+		got, err := ParseSlots(text)
+		require.NoError(t, err, text)
+		assert.Equal(t, want, got, text)
+	}
+	for _, text := range []string{"", "a,,b", ":4", "a:", "a:0", "a:-1", "a:x", "a:4097", "-oProxyCommand=x", "a b", "a'b", "fe80::1", "fe80::1:x", "[::1"} {
+		_, err := ParseSlots(text)
+		require.ErrorIs(t, err, comm.ErrArgument, text)
+	}
+}
+
+// The job's variables go to other hosts, and the secret and this machine's addresses do not.
+func TestJobVariables(t *testing.T) {
+	environment := []string{"PATH=/bin", "TUTTI_SECRET=x", "TUTTI_SECRET_FILE=y", "TUTTI_CHECK=1", "NCCL_DEBUG=INFO", "TUTTIX=1", "HOME=/",
+		"TUTTI_TCP_LISTEN=10.0.0.5:29500", "TUTTI_TCP_ADVERTISE=192.0.2.1"}
+	assert.Equal(t, []string{"TUTTI_CHECK=1", "NCCL_DEBUG=INFO", "TUTTI_TCP_LISTEN=:29500"}, jobVariables(environment))
+}
