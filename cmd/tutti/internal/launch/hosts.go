@@ -18,7 +18,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/printable"
@@ -37,8 +36,7 @@ func ParseSlots(text string) (all []Slots, err error) {
 		slots := Slots{Host: strings.TrimSpace(word), Ranks: 1}
 		if i := strings.LastIndexByte(slots.Host, ':'); i > strings.LastIndexByte(slots.Host, ']') {
 			if slots.Ranks, err = strconv.Atoi(slots.Host[i+1:]); err != nil || slots.Ranks < 1 || slots.Ranks > MaxRanks {
-				const format = "%w: %q of hosts: want a name and a number of ranks from 1 to %d, such as a:4"
-				return nil, fmt.Errorf(format, comm.ErrArgument, word, MaxRanks)
+				return nil, fmt.Errorf("%q: want a name and a number of ranks from 1 to %d, such as a:4", word, MaxRanks)
 			}
 			slots.Host = slots.Host[:i]
 		}
@@ -49,7 +47,7 @@ func ParseSlots(text string) (all []Slots, err error) {
 		}
 		// A name that begins with a dash would be an option of ssh.
 		if slots.Host == "" || slots.Host[0] == '-' || strings.ContainsAny(slots.Host, unwanted) {
-			return nil, fmt.Errorf("%w: %q is no name of a host", comm.ErrArgument, word)
+			return nil, fmt.Errorf("%q is no name of a host", word)
 		}
 		isEqual := func(s Slots) bool { return s.Host == slots.Host }
 		if i := slices.IndexFunc(all, isEqual); i >= 0 {

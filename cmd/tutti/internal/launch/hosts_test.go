@@ -5,8 +5,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/tutti-go/tutti/comm"
 )
 
 // Hosts are written as for mpirun.
@@ -26,7 +24,7 @@ func TestParseSlots(t *testing.T) {
 	}
 	for _, text := range []string{"", "a,,b", ":4", "a:", "a:0", "a:-1", "a:x", "a:4097", "-oProxyCommand=x", "a b", "a'b", "fe80::1", "fe80::1:x", "[::1"} {
 		_, err := ParseSlots(text)
-		require.ErrorIs(t, err, comm.ErrArgument, text)
+		require.Error(t, err, text)
 	}
 }
 

@@ -14,8 +14,9 @@ const (
 	// resolveTime bounds how long the addresses of --hosts are looked for, which say what is this machine: ssh knows
 	// names that the system does not.
 	resolveTime = 2 * time.Second
-	// reportTime is how long a host of --hosts may take to join without a word. Each later word takes twice as long.
-	reportTime = 4 * time.Second
+	// reportTime is how long a host of --hosts may take to join without a word: somewhat longer than ssh may take to
+	// connect, which says more. Each later word takes twice as long.
+	reportTime = 4500 * time.Millisecond
 )
 
 // Bounds of the time from one start of a rank to the next, which doubles: a rank that fails at once is not to fill
