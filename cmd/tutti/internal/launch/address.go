@@ -136,8 +136,8 @@ func settings(getenv func(string) string) (before, flags []string) {
 	return before, flags
 }
 
-// listenPort is the port of an address on which ranks of this machine listen, as others take it, "" if there is none: the
-// host is this machine's.
+// listenPort is the port of an address on which ranks of this machine listen, as others take it, "" if there is none:
+// the host is this machine's.
 func listenPort(address string) string {
 	_, port, err := net.SplitHostPort(address)
 	if err != nil || port == "0" {

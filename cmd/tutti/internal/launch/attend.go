@@ -153,8 +153,8 @@ func (t assignment) configure(cfg *Config) {
 	cfg.Color = t.Color
 }
 
-// obey ends a job by the signals that lines have the numbers of, and when they end; user signals are this process's. What was told to end already is
-// killed when they end: the launcher that has started this one waits no longer.
+// obey ends a job by the signals that lines have the numbers of, and when they end; user signals are this process's.
+// What was told to end already is killed when they end: the launcher that has started this one waits no longer.
 func obey(lines *bufio.Reader, cancel context.CancelCauseFunc) {
 	told := false
 	for {

@@ -305,8 +305,8 @@ func (s *spread) anyPort() string {
 	return net.JoinHostPort(loopback, "0")
 }
 
-// jobVariables are the variables of this process that a job has on all hosts: those of this library and of NCCL, but for
-// the secret, and for this machine's addresses.
+// jobVariables are the variables of this process that a job has on all hosts: those of this library and of NCCL, but
+// for the secret, and for this machine's addresses.
 func jobVariables(environ []string) (all []string) {
 	for _, variable := range environ {
 		name, value, _ := strings.Cut(variable, "=")
