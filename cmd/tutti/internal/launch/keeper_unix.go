@@ -329,11 +329,10 @@ func (k *keepers) wait(cmd *exec.Cmd) error {
 	return err
 }
 
-// separate gives a process a group of its own: what a terminal sends comes from the launcher alone.
+// separate gives a process its own group: what a terminal sends comes from the launcher alone.
 func separate() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
-// newCommand returns the command of a keeper. A program that does not call [Keep] would start one keeper after the
-// other.
+// newCommand is the command of a keeper. A program that does not call [Keep] would start one keeper after the other.
 func newCommand() (*exec.Cmd, error) {
 	if os.Args[0] == keeperName {
 		return nil, errors.New("launch: this program does not call Keep first")

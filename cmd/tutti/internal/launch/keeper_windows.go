@@ -21,7 +21,7 @@ type process struct {
 	cmd *exec.Cmd // the rank's own
 }
 
-// separate gives a process a group of its own: what a terminal sends comes from the launcher alone.
+// separate gives a process its own group: what a terminal sends comes from the launcher alone.
 func separate() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{CreationFlags: syscall.CREATE_NEW_PROCESS_GROUP}
 }
