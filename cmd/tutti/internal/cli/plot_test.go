@@ -52,6 +52,23 @@ func TestPlot(t *testing.T) {
 	assert.Greater(t, image.Bounds().Dx(), 900, "sharp on screens with two dots for a pixel of 600")
 }
 
+// What a launcher has written before the lines of a rank is no part of them.
+func TestPlotOfALauncher(t *testing.T) {
+	t.Chdir(t.TempDir())
+	const lines = `[ 0] {"name": "a", "step": 1, "loss": 2}
+[ 0] {"name": "a", "step": 2, "loss": 1}
+b.example: [12] {"name": "b", "step": 1, "loss": 2}
+b.example: [12] {"name": "b", "step": 2, "loss": 1}
+`
+	require.NoError(t, os.WriteFile("launch.jsonl", []byte(lines), 0o666))
+	code, _, stderr := execute(t, "plot", "launch.jsonl", "--x", "steps", "--y", "loss")
+	require.Equal(t, exitOK, code, stderr)
+	data, err := os.ReadFile("plot.svg")
+	require.NoError(t, err)
+	assert.Contains(t, string(data), ">a<")
+	assert.Contains(t, string(data), ">b<")
+}
+
 // Wrong lines are named by file and number, and nothing is drawn.
 func TestPlotRefuses(t *testing.T) {
 	dir := t.TempDir()
@@ -67,14 +84,15 @@ func TestPlotRefuses(t *testing.T) {
 		code int
 		says []string
 	}{
-		"no JSON":  {text: good + "oops\n[0] {}\n", code: exitFailure, says: []string{"bad.jsonl:2: no JSON object", "bad.jsonl:3: no JSON object"}},
+		"no JSON":  {text: good + "oops\n{oops}\n", code: exitFailure, says: []string{`bad.jsonl:2: no JSON object, but "oops": has the program`, "bad.jsonl:3: no JSON object: "}},
+		"a prefix": {text: good + "[0] {}\n", code: exitFailure, says: []string{`bad.jsonl:2: none of "step"`}},
 		"no x":     {text: good + "\n\n" + `{"loss": 2}`, code: exitFailure, says: []string{`bad.jsonl:4: none of "step", "s" and "sent_bytes"`}},
 		"no y":     {text: `{"step": 2}`, code: exitFailure, says: []string{`bad.jsonl:1: neither "accuracy" nor "loss"`}},
 		"a text":   {text: `{"step": "2", "loss": 1}`, code: exitFailure, says: []string{`bad.jsonl:1: "step" is a string`}},
 		"a test":   {text: `{"pattern": "dense", "tests": [{"step": 1, "loss": 1}, {"step": 2}]}`, code: exitFailure, says: []string{"bad.jsonl:1: test 2: neither"}},
 		"nothing":  {text: "\n", code: exitFailure, says: []string{"nothing to draw"}},
 		"a point":  {text: good, args: []string{"--x", "steps", "--y", "loss"}, code: exitFailure, says: []string{`"bad" has 1 points with both steps and loss`}},
-		"bytes":    {text: good + good, args: []string{"--y", "loss"}, code: exitFailure, says: []string{`"bad" has 0 points with both bytes and loss`}},
+		"bytes":    {text: good + good, args: []string{"--y", "loss"}, code: exitFailure, says: []string{`"bad" has 0 points with both bytes and loss: a line needs two; it has them with --x steps --y loss`}},
 		"no name":  {text: good, args: []string{"--only", "other"}, code: exitUsage, says: []string{"there is no such training"}},
 		"axis":     {text: good, args: []string{"--x", "byte"}, code: exitUsage, says: []string{"bytes"}},
 		"a format": {text: good, args: []string{"-o", "plot.pdf"}, code: exitUsage, says: []string{".png or .svg"}},

@@ -81,7 +81,8 @@ func Draw(curves []Curve, x, y, title, path string) error {
 			furthest = math.Max(furthest, *h)
 		}
 		if len(lines[i]) < 2 {
-			return fmt.Errorf("%q has %d points with both %s and %s: a line needs two", c.Name, len(lines[i]), x, y)
+			const format = "%q has %d points with both %s and %s: a line needs two%s"
+			return fmt.Errorf(format, c.Name, len(lines[i]), x, y, c.instead())
 		}
 	}
 	label := horizontal.label
@@ -108,6 +109,24 @@ func Draw(curves []Curve, x, y, title, path string) error {
 	}
 	p.X.Min = 0
 	return picture.SaveSmall(p, path)
+}
+
+// instead names flags with which a training can be drawn, "" if none can.
+func (c Curve) instead() string {
+	for _, horizontal := range across {
+		for _, vertical := range upward {
+			count := 0
+			for _, p := range c.Points {
+				if finite(horizontal.value(&p)) && finite(vertical.value(&p)) {
+					count++
+				}
+			}
+			if count > 1 {
+				return fmt.Sprintf("; it has them with --x %s --y %s", horizontal.name, vertical.name)
+			}
+		}
+	}
+	return ""
 }
 
 // byteUnit returns the largest decimal unit in which a number of bytes is at least 1, and how many bytes it has.

@@ -10,6 +10,7 @@ import (
 	"io"
 	"math"
 	"path/filepath"
+	"regexp"
 	"strings"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
@@ -18,6 +19,8 @@ import (
 const (
 	longestLine = 64 << 20 // a training of a million tests
 	mostErrors  = 10       // wrong lines that an error names
+	// longestQuote is how many characters of a wrong line an error has.
+	longestQuote = 30
 )
 
 // Point is a measurement in the course of a training.
@@ -44,8 +47,8 @@ type line struct {
 }
 
 // Read returns the trainings of a file, in their order. A line that has tests is a training, as tutti train --json
-// prints it. Any other is a point of the training with its name, or else with the file's. The error names the
-// lines that are neither.
+// prints it. Any other is a point of the training with its name, or else with the file's. What tutti launch writes
+// before a line of a rank is left out. The error names the lines that are neither.
 func Read(name string, r io.Reader) ([]Curve, error) {
 	f := file{name: strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))}
 	lines := bufio.NewScanner(r)
@@ -54,7 +57,7 @@ func Read(name string, r io.Reader) ([]Curve, error) {
 	number := 0
 	for lines.Scan() {
 		number++
-		text := strings.TrimSpace(lines.Text())
+		text := strings.TrimSpace(rankPrefix.ReplaceAllString(lines.Text(), ""))
 		if text == "" {
 			continue
 		}
@@ -71,6 +74,9 @@ func Read(name string, r io.Reader) ([]Curve, error) {
 	return f.curves, errors.Join(errs...)
 }
 
+// rankPrefix is what tutti launch writes before a line of a rank, with --hosts the host as well.
+var rankPrefix = regexp.MustCompile(`^(\S+: )?\[ *\d+\] `)
+
 // file is what has been read of one.
 type file struct {
 	name   string
@@ -81,14 +87,14 @@ type file struct {
 func (f *file) add(text string) error {
 	var l line
 	if err := json.Unmarshal([]byte(text), &l); err != nil {
-		return reason(err)
+		return reason(text, err)
 	}
 	if l.Tests == nil {
 		return f.addPoint(cmp.Or(l.Name, l.Pattern, f.name), l.Point)
 	}
 	var result train.Result
 	if err := json.Unmarshal([]byte(text), &result); err != nil {
-		return reason(err)
+		return reason(text, err)
 	}
 	name := l.Name
 	if name == "" {
@@ -130,13 +136,24 @@ func (p *Point) check() error {
 }
 
 // reason is why a line cannot be read, in the words of its writer.
-func reason(err error) error {
+func reason(text string, err error) error {
 	var kind *json.UnmarshalTypeError
 	if errors.As(err, &kind) && kind.Field != "" {
 		field := kind.Field[strings.LastIndexByte(kind.Field, '.')+1:]
 		return fmt.Errorf("%q is a %s, which is not what tutti train --json prints", field, kind.Value)
 	}
+	if text[0] != '{' {
+		return fmt.Errorf("no JSON object, but %q: has the program an option to print JSON?", shortened(text))
+	}
 	return fmt.Errorf("no JSON object: %w", err)
+}
+
+// shortened is the beginning of a line.
+func shortened(text string) string {
+	if runes := []rune(text); len(runes) > longestQuote {
+		return string(runes[:longestQuote]) + "…"
+	}
+	return text
 }
 
 // finite reports whether a value is there and can be drawn.
