@@ -125,15 +125,19 @@ func (s *scratch) topKOfChunk(src *source, found, k int, bracket keyRange, t flo
 // separate returns a key that k elements of x are not below. As many as were found are not below the lower end of
 // bracket, k or more, and few are above its upper end. It interpolates between what it has counted, from a first key
 // on, and ends after a few tries: where elements are equal there may be no such key.
+//
+// An end that stays for two tries counts half (the Illinois algorithm), as counts fall about exponentially, but not
+// quite: otherwise the other end would creep.
 func separate(x []float32, found, k int, bracket keyRange, first uint32) (key uint32, ok bool) {
 	const tries = 12
 	lower := bracket.lo
 	if found == k {
 		return lower, true
 	}
-	lowerCount := found
 	upper := bracket.hi
-	upperCount := 0
+	excess := logarithm(found) - logarithm(k) // of the lower end's count
+	deficit := logarithm(k) - logarithm(0)    // of the upper end's
+	moved := 0                                // 1: the lower end, -1: the upper one
 	key = first
 	for range tries {
 		if key <= lower || key >= upper {
@@ -145,14 +149,20 @@ func separate(x []float32, found, k int, bracket keyRange, first uint32) (key ui
 			return key, true
 		case count > k:
 			lower = key
-			lowerCount = count
+			excess = logarithm(count) - logarithm(k)
+			if moved > 0 {
+				deficit /= 2
+			}
+			moved = 1
 		default:
 			upper = key
-			upperCount = count
+			deficit = logarithm(k) - logarithm(count)
+			if moved < 0 {
+				excess /= 2
+			}
+			moved = -1
 		}
-		// Counts fall about exponentially.
-		share := (logarithm(lowerCount) - logarithm(k)) / (logarithm(lowerCount) - logarithm(upperCount))
-		key = lower + uint32(share*float32(upper-lower))
+		key = lower + uint32(excess/(excess+deficit)*float32(upper-lower))
 	}
 	return 0, false
 }
