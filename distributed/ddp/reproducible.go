@@ -335,7 +335,7 @@ func (r *reproducible) Exchange(ctx context.Context) error {
 	return nil
 }
 
-// sumTogether has the ranks share the elements of a bucket, and each make the sums of all ranks of its own, unless all
+// sumTogether has the ranks share the elements of a bucket, and each make the sums of its share for all, unless all
 // buckets are summed at once later on.
 func (r *reproducible) sumTogether(ctx context.Context) error {
 	if !r.keeps && !r.g.fixedAtOnce() { // since the last step, there is somebody to ask before it commits

@@ -342,7 +342,7 @@ block:
 	MOVQ  terms_len+32(FP), DI
 	XORQ  R8, R8
 
-terms:
+term:
 	MOVQ         (SI)(R8*8), R9
 	VPAND        (R9)(AX*1), Y0, Y3
 	VPMAXSD      Y3, Y1, Y1
@@ -362,7 +362,7 @@ terms:
 	VPMAXSD      Y3, Y2, Y2
 	INCQ         R8
 	CMPQ         R8, DI
-	JLT          terms
+	JLT          term
 	VPMAXSD      Y2, Y1, Y1
 	VEXTRACTI128 $0x01, Y1, X2
 	VPMAXSD      X1, X2, X1
@@ -395,12 +395,45 @@ TEXT ·sumFixedAVX2(SB), NOSPLIT, $0-88
 	XORQ R8, R8
 
 block:
-	CMPQ         R8, DI
-	JGE          end
-	MOVBQZX      (SI)(R8*1), R9
-	XORQ         $0x00000080, R9
-	CMPQ         R9, BX
-	JLT          end
+	CMPQ    R8, DI
+	JGE     end
+	MOVBQZX (SI)(R8*1), R9
+	XORQ    $0x00000080, R9
+	CMPQ    R9, BX
+	JGE     ordinary
+	VPXOR   Y0, Y0, Y0
+	MOVQ    terms_base+32(FP), R9
+	MOVQ    terms_len+40(FP), R10
+	XORQ    R11, R11
+
+zero:
+	MOVQ    (R9)(R11*8), R12
+	VPOR    (R12)(CX*1), Y0, Y0
+	VPOR    32(R12)(CX*1), Y0, Y0
+	VPOR    64(R12)(CX*1), Y0, Y0
+	VPOR    96(R12)(CX*1), Y0, Y0
+	VPOR    128(R12)(CX*1), Y0, Y0
+	VPOR    160(R12)(CX*1), Y0, Y0
+	VPOR    192(R12)(CX*1), Y0, Y0
+	VPOR    224(R12)(CX*1), Y0, Y0
+	INCQ    R11
+	CMPQ    R11, R10
+	JLT     zero
+	VPSLLD  $0x01, Y0, Y0
+	VPTEST  Y0, Y0
+	JNE     end
+	VMOVDQU Y0, (AX)
+	VMOVDQU Y0, 32(AX)
+	VMOVDQU Y0, 64(AX)
+	VMOVDQU Y0, 96(AX)
+	VMOVDQU Y0, 128(AX)
+	VMOVDQU Y0, 160(AX)
+	VMOVDQU Y0, 192(AX)
+	VMOVDQU Y0, 224(AX)
+	ADDQ    $0x00000100, AX
+	JMP     next
+
+ordinary:
 	MOVQ         DX, R10
 	SUBQ         R9, R10
 	ADDQ         $0x7e, R10
@@ -420,7 +453,7 @@ block:
 	MOVQ         terms_len+40(FP), R10
 	XORQ         R11, R11
 
-terms:
+term:
 	MOVQ      (R9)(R11*8), R12
 	VMULPS    (R12)(CX*1), Y0, Y9
 	VCVTPS2DQ Y9, Y9
@@ -448,7 +481,7 @@ terms:
 	VPADDD    Y9, Y8, Y8
 	INCQ      R11
 	CMPQ      R11, R10
-	JLT       terms
+	JLT       term
 	VMOVDQU   Y1, (AX)
 	VMOVDQU   Y2, 32(AX)
 	VMOVDQU   Y3, 64(AX)
@@ -458,9 +491,11 @@ terms:
 	VMOVDQU   Y7, 192(AX)
 	VMOVDQU   Y8, 224(AX)
 	ADDQ      $0x00000100, AX
-	ADDQ      $0x00000100, CX
-	INCQ      R8
-	JMP       block
+
+next:
+	ADDQ $0x00000100, CX
+	INCQ R8
+	JMP  block
 
 end:
 	VZEROUPPER
@@ -478,12 +513,53 @@ TEXT ·meanPowerAVX2(SB), NOSPLIT, $0-104
 	XORQ DI, DI
 
 block:
-	CMPQ         DI, SI
-	JGE          end
-	MOVBQZX      (BX)(DI*1), R8
-	XORQ         $0x00000080, R8
-	CMPQ         R8, 8(DX)
-	JLT          end
+	CMPQ    DI, SI
+	JGE     end
+	MOVBQZX (BX)(DI*1), R8
+	XORQ    $0x00000080, R8
+	CMPQ    R8, 8(DX)
+	JGE     ordinary
+	VPXOR   Y0, Y0, Y0
+	MOVQ    terms_base+48(FP), R8
+	MOVQ    terms_len+56(FP), R9
+	XORQ    R10, R10
+
+zero:
+	MOVQ   (R8)(R10*8), R11
+	VPOR   (R11)(AX*1), Y0, Y0
+	VPOR   32(R11)(AX*1), Y0, Y0
+	VPOR   64(R11)(AX*1), Y0, Y0
+	VPOR   96(R11)(AX*1), Y0, Y0
+	VPOR   128(R11)(AX*1), Y0, Y0
+	VPOR   160(R11)(AX*1), Y0, Y0
+	VPOR   192(R11)(AX*1), Y0, Y0
+	VPOR   224(R11)(AX*1), Y0, Y0
+	INCQ   R10
+	CMPQ   R10, R9
+	JLT    zero
+	VPSLLD $0x01, Y0, Y0
+	VPTEST Y0, Y0
+	JNE    end
+	MOVQ   results_base+0(FP), R8
+	MOVQ   results_len+8(FP), R9
+	XORQ   R10, R10
+
+clear:
+	MOVQ    (R8)(R10*8), R11
+	VMOVUPS Y0, (R11)(AX*1)
+	VMOVUPS Y0, 32(R11)(AX*1)
+	VMOVUPS Y0, 64(R11)(AX*1)
+	VMOVUPS Y0, 96(R11)(AX*1)
+	VMOVUPS Y0, 128(R11)(AX*1)
+	VMOVUPS Y0, 160(R11)(AX*1)
+	VMOVUPS Y0, 192(R11)(AX*1)
+	VMOVUPS Y0, 224(R11)(AX*1)
+	INCQ    R10
+	CMPQ    R10, R9
+	JLT     clear
+	JMP     next
+
+ordinary:
 	CMPQ         R8, 16(DX)
 	JGT          end
 	MOVQ         CX, R9
@@ -505,7 +581,7 @@ block:
 	MOVQ         terms_len+56(FP), R10
 	XORQ         R11, R11
 
-terms:
+term:
 	MOVQ         (R9)(R11*8), R12
 	VMULPS       (R12)(AX*1), Y0, Y9
 	VCVTPS2DQ    Y9, Y9
@@ -533,7 +609,7 @@ terms:
 	VPADDD       Y9, Y8, Y8
 	INCQ         R11
 	CMPQ         R11, R10
-	JLT          terms
+	JLT          term
 	MOVQ         (DX), R9
 	ADDQ         R9, R8
 	SHLQ         $0x17, R8
@@ -559,7 +635,7 @@ terms:
 	MOVQ         results_len+8(FP), R9
 	XORQ         R10, R10
 
-results:
+result:
 	MOVQ    (R8)(R10*8), R11
 	VMOVUPS Y1, (R11)(AX*1)
 	VMOVUPS Y2, 32(R11)(AX*1)
@@ -571,10 +647,12 @@ results:
 	VMOVUPS Y8, 224(R11)(AX*1)
 	INCQ    R10
 	CMPQ    R10, R9
-	JLT     results
-	ADDQ    $0x00000100, AX
-	INCQ    DI
-	JMP     block
+	JLT     result
+
+next:
+	ADDQ $0x00000100, AX
+	INCQ DI
+	JMP  block
 
 end:
 	VZEROUPPER
@@ -592,12 +670,53 @@ TEXT ·meanAnyAVX2(SB), NOSPLIT, $0-104
 	XORQ DI, DI
 
 block:
-	CMPQ         DI, SI
-	JGE          end
-	MOVBQZX      (BX)(DI*1), R8
-	XORQ         $0x00000080, R8
-	CMPQ         R8, 8(DX)
-	JLT          end
+	CMPQ    DI, SI
+	JGE     end
+	MOVBQZX (BX)(DI*1), R8
+	XORQ    $0x00000080, R8
+	CMPQ    R8, 8(DX)
+	JGE     ordinary
+	VPXOR   Y0, Y0, Y0
+	MOVQ    terms_base+48(FP), R8
+	MOVQ    terms_len+56(FP), R9
+	XORQ    R10, R10
+
+zero:
+	MOVQ   (R8)(R10*8), R11
+	VPOR   (R11)(AX*1), Y0, Y0
+	VPOR   32(R11)(AX*1), Y0, Y0
+	VPOR   64(R11)(AX*1), Y0, Y0
+	VPOR   96(R11)(AX*1), Y0, Y0
+	VPOR   128(R11)(AX*1), Y0, Y0
+	VPOR   160(R11)(AX*1), Y0, Y0
+	VPOR   192(R11)(AX*1), Y0, Y0
+	VPOR   224(R11)(AX*1), Y0, Y0
+	INCQ   R10
+	CMPQ   R10, R9
+	JLT    zero
+	VPSLLD $0x01, Y0, Y0
+	VPTEST Y0, Y0
+	JNE    end
+	MOVQ   results_base+0(FP), R8
+	MOVQ   results_len+8(FP), R9
+	XORQ   R10, R10
+
+clear:
+	MOVQ    (R8)(R10*8), R11
+	VMOVUPS Y0, (R11)(AX*1)
+	VMOVUPS Y0, 32(R11)(AX*1)
+	VMOVUPS Y0, 64(R11)(AX*1)
+	VMOVUPS Y0, 96(R11)(AX*1)
+	VMOVUPS Y0, 128(R11)(AX*1)
+	VMOVUPS Y0, 160(R11)(AX*1)
+	VMOVUPS Y0, 192(R11)(AX*1)
+	VMOVUPS Y0, 224(R11)(AX*1)
+	INCQ    R10
+	CMPQ    R10, R9
+	JLT     clear
+	JMP     next
+
+ordinary:
 	CMPQ         R8, 16(DX)
 	JGT          end
 	MOVQ         CX, R9
@@ -619,7 +738,7 @@ block:
 	MOVQ         terms_len+56(FP), R10
 	XORQ         R11, R11
 
-terms:
+term:
 	MOVQ         (R9)(R11*8), R12
 	VMULPS       (R12)(AX*1), Y0, Y9
 	VCVTPS2DQ    Y9, Y9
@@ -647,7 +766,7 @@ terms:
 	VPADDD       Y9, Y8, Y8
 	INCQ         R11
 	CMPQ         R11, R10
-	JLT          terms
+	JLT          term
 	MOVQ         (DX), R9
 	MOVQ         bits+80(FP), R10
 	SUBQ         R10, R8
@@ -725,7 +844,7 @@ terms:
 	MOVQ         results_len+8(FP), R9
 	XORQ         R10, R10
 
-results:
+result:
 	MOVQ    (R8)(R10*8), R11
 	VMOVUPS Y1, (R11)(AX*1)
 	VMOVUPS Y2, 32(R11)(AX*1)
@@ -737,10 +856,12 @@ results:
 	VMOVUPS Y8, 224(R11)(AX*1)
 	INCQ    R10
 	CMPQ    R10, R9
-	JLT     results
-	ADDQ    $0x00000100, AX
-	INCQ    DI
-	JMP     block
+	JLT     result
+
+next:
+	ADDQ $0x00000100, AX
+	INCQ DI
+	JMP  block
 
 end:
 	VZEROUPPER

@@ -16,7 +16,7 @@ const bias = 126
 // notFinite is the exponent of a block that has a NaN or an infinity.
 const notFinite = 255
 
-// exponent is that of a Block as it is stored: less 128, so that the order of I8 is that of exponents.
+// exponent is a block's as it is stored: less 128, so that I8 have the order of exponents.
 type exponent byte
 
 const sign = 1 << 7

@@ -18,7 +18,7 @@ type Sum struct {
 	Terms   []Term      // of this rank; it may have none
 	// Result is the address of N elements, which may be a term; 0, on all ranks: Sums and Exponents are stored instead.
 	Result uintptr
-	// Sums is the address of N I32, and Exponents that of an I8 for each block.
+	// Sums is the address of N I32, Exponents of an I8 for each block.
 	Sums, Exponents uintptr
 }
 

@@ -177,7 +177,7 @@ func loadFixedPower() {
 }
 
 // rounds writes the end of a kernel that handles a block for each exponent, whose address body gets, until that jumps
-// to the end. offset is where a block is in arrays. It returns the number of blocks.
+// to the end, or to the next one. offset is where a block is in arrays. It returns the number of blocks.
 func rounds(offset Register, body func(exponent Mem)) {
 	exponents := Load(Param("exponents").Base(), GP64())
 	count := Load(Param("exponents").Len(), GP64())
@@ -187,6 +187,7 @@ func rounds(offset Register, body func(exponent Mem)) {
 	CMPQ(done, count)
 	JGE(LabelRef("end"))
 	body(Mem{Base: exponents, Index: done, Scale: 1})
+	Label("next")
 	ADDQ(U32(4*block), offset)
 	INCQ(done)
 	JMP(LabelRef("block"))
@@ -196,21 +197,36 @@ func rounds(offset Register, body func(exponent Mem)) {
 	RET()
 }
 
-// loop writes a loop over a list of arrays, at least one, of which body gets the block at an offset.
-func loop(list string, offset Register, body func(j int, x Mem)) {
+// loop writes a loop of a name over a list of arrays, at least one, of which body gets the block at an offset.
+func loop(name, list string, offset Register, body func(j int, x Mem)) {
 	arrays := Load(Param(list).Base(), GP64())
 	count := Load(Param(list).Len(), GP64())
 	i := GP64()
 	array := GP64()
 	XORQ(i, i)
-	Label(list)
+	Label(name)
 	MOVQ(Mem{Base: arrays, Index: i, Scale: 8}, array)
 	for j := range vectors {
 		body(j, Mem{Base: array, Index: offset, Scale: 1, Disp: 32 * j})
 	}
 	INCQ(i)
 	CMPQ(i, count)
-	JLT(LabelRef(list))
+	JLT(LabelRef(name))
+}
+
+// skipZeros goes to the end if a block whose exponent is below the lowest has other terms than zeros, as there are in
+// gradients of parameters that were not used; otherwise store stores the results, and it goes to the next one.
+func skipZeros(field Register, lowest Op, offset Register, store func(zero VecVirtual)) {
+	CMPQ(field, lowest)
+	JGE(LabelRef("ordinary"))
+	all := Zero()
+	loop("zero", "terms", offset, func(_ int, x Mem) { VPOR(x, all, all) })
+	VPSLLD(Imm(1), all, all) // the sign is not looked at
+	VPTEST(all, all)
+	JNE(LabelRef("end"))
+	store(all)
+	JMP(LabelRef("next"))
+	Label("ordinary")
 }
 
 // exponents goes first over some blocks: those of a block are known long after its values were read.
@@ -221,7 +237,7 @@ func exponents() {
 	magnitude := Lanes(1<<31 - 1)
 	rounds(offset, func(exponent Mem) {
 		largest := [2]VecVirtual{Zero(), Zero()}
-		loop("terms", offset, func(j int, x Mem) {
+		loop("term", "terms", offset, func(j int, x Mem) {
 			v := YMM()
 			VPAND(x, magnitude, v)
 			VPMAXSD(v, largest[j%2], largest[j%2])
@@ -245,7 +261,7 @@ func sumTerms(exponent, offset, bits Register) (sums [vectors]VecVirtual) {
 	for j := range sums {
 		sums[j] = Zero()
 	}
-	loop("terms", offset, func(j int, x Mem) {
+	loop("term", "terms", offset, func(j int, x Mem) {
 		v := YMM()
 		VMULPS(x, scale, v)
 		VCVTPS2DQ(v, v)
@@ -272,8 +288,12 @@ func sumFixed() {
 	lowest := Load(Param("lowest"), GP64())
 	rounds(offset, func(exponent Mem) {
 		field := loadField(exponent)
-		CMPQ(field, lowest)
-		JLT(LabelRef("end"))
+		skipZeros(field, lowest, offset, func(zero VecVirtual) {
+			for j := range vectors {
+				VMOVDQU(zero, Mem{Base: sums, Disp: 32 * j})
+			}
+			ADDQ(U32(4*block), sums)
+		})
 		for j, v := range sumTerms(field, offset, bits) {
 			VMOVDQU(v, Mem{Base: sums, Disp: 32 * j})
 		}
@@ -292,8 +312,9 @@ func meanFixed(name string, scaled func(v, scale VecVirtual), scale func(field, 
 	limits := Load(Param("limits"), GP64())
 	rounds(offset, func(exponent Mem) {
 		field := loadField(exponent)
-		CMPQ(field, Mem{Base: limits, Disp: 8})
-		JLT(LabelRef("end"))
+		skipZeros(field, Mem{Base: limits, Disp: 8}, offset, func(zero VecVirtual) {
+			loop("clear", "results", offset, func(_ int, x Mem) { VMOVUPS(zero, x) })
+		})
 		CMPQ(field, Mem{Base: limits, Disp: 16})
 		JGT(LabelRef("end"))
 		sums := sumTerms(field, offset, bits)
@@ -303,7 +324,7 @@ func meanFixed(name string, scaled func(v, scale VecVirtual), scale func(field, 
 		for _, v := range sums {
 			scaled(v, unit)
 		}
-		loop("results", offset, func(j int, x Mem) { VMOVUPS(sums[j], x) })
+		loop("result", "results", offset, func(j int, x Mem) { VMOVUPS(sums[j], x) })
 	})
 }
 
