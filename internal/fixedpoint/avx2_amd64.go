@@ -33,14 +33,14 @@ func exponentsAVX2(exponents []byte, terms []uintptr, offset int) (done int)
 //go:noescape
 func sumFixedAVX2(sums *int32, exponents []byte, terms []uintptr, offset int, bits int, lowest int) (done int)
 
-// meanPowerAVX2 stores multiples of the sums of all terms as all results, until the exponent of a block is out of range.
+// meanPowerAVX2 stores multiples of the sums of all terms as all means, until the exponent of a block is out of range.
 // limits has the multiple, and the lowest and the highest exponent.
 //
 //go:noescape
-func meanPowerAVX2(results []uintptr, exponents []byte, terms []uintptr, offset int, bits int, limits *[3]int) (done int)
+func meanPowerAVX2(means []uintptr, exponents []byte, terms []uintptr, offset int, bits int, limits *[3]int) (done int)
 
-// meanAnyAVX2 stores multiples of the sums of all terms as all results, until the exponent of a block is out of range.
+// meanAnyAVX2 stores multiples of the sums of all terms as all means, until the exponent of a block is out of range.
 // limits has the multiple, and the lowest and the highest exponent.
 //
 //go:noescape
-func meanAnyAVX2(results []uintptr, exponents []byte, terms []uintptr, offset int, bits int, limits *[3]int) (done int)
+func meanAnyAVX2(means []uintptr, exponents []byte, terms []uintptr, offset int, bits int, limits *[3]int) (done int)

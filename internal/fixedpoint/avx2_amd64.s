@@ -502,7 +502,7 @@ end:
 	MOVQ R8, done+80(FP)
 	RET
 
-// func meanPowerAVX2(results []uintptr, exponents []byte, terms []uintptr, offset int, bits int, limits *[3]int) (done int)
+// func meanPowerAVX2(means []uintptr, exponents []byte, terms []uintptr, offset int, bits int, limits *[3]int) (done int)
 // Requires: AVX, AVX2
 TEXT ·meanPowerAVX2(SB), NOSPLIT, $0-104
 	MOVQ offset+72(FP), AX
@@ -540,8 +540,8 @@ zero:
 	VPSLLD $0x01, Y0, Y0
 	VPTEST Y0, Y0
 	JNE    end
-	MOVQ   results_base+0(FP), R8
-	MOVQ   results_len+8(FP), R9
+	MOVQ   means_base+0(FP), R8
+	MOVQ   means_len+8(FP), R9
 	XORQ   R10, R10
 
 clear:
@@ -631,11 +631,11 @@ term:
 	VMULPS       Y0, Y7, Y7
 	VCVTDQ2PS    Y8, Y8
 	VMULPS       Y0, Y8, Y8
-	MOVQ         results_base+0(FP), R8
-	MOVQ         results_len+8(FP), R9
+	MOVQ         means_base+0(FP), R8
+	MOVQ         means_len+8(FP), R9
 	XORQ         R10, R10
 
-result:
+mean:
 	MOVQ    (R8)(R10*8), R11
 	VMOVUPS Y1, (R11)(AX*1)
 	VMOVUPS Y2, 32(R11)(AX*1)
@@ -647,7 +647,7 @@ result:
 	VMOVUPS Y8, 224(R11)(AX*1)
 	INCQ    R10
 	CMPQ    R10, R9
-	JLT     result
+	JLT     mean
 
 next:
 	ADDQ $0x00000100, AX
@@ -659,7 +659,7 @@ end:
 	MOVQ DI, done+96(FP)
 	RET
 
-// func meanAnyAVX2(results []uintptr, exponents []byte, terms []uintptr, offset int, bits int, limits *[3]int) (done int)
+// func meanAnyAVX2(means []uintptr, exponents []byte, terms []uintptr, offset int, bits int, limits *[3]int) (done int)
 // Requires: AVX, AVX2
 TEXT ·meanAnyAVX2(SB), NOSPLIT, $0-104
 	MOVQ offset+72(FP), AX
@@ -697,8 +697,8 @@ zero:
 	VPSLLD $0x01, Y0, Y0
 	VPTEST Y0, Y0
 	JNE    end
-	MOVQ   results_base+0(FP), R8
-	MOVQ   results_len+8(FP), R9
+	MOVQ   means_base+0(FP), R8
+	MOVQ   means_len+8(FP), R9
 	XORQ   R10, R10
 
 clear:
@@ -840,11 +840,11 @@ term:
 	VMULPD       Y0, Y9, Y9
 	VCVTPD2PSY   Y9, X9
 	VINSERTF128  $0x01, X9, Y8, Y8
-	MOVQ         results_base+0(FP), R8
-	MOVQ         results_len+8(FP), R9
+	MOVQ         means_base+0(FP), R8
+	MOVQ         means_len+8(FP), R9
 	XORQ         R10, R10
 
-result:
+mean:
 	MOVQ    (R8)(R10*8), R11
 	VMOVUPS Y1, (R11)(AX*1)
 	VMOVUPS Y2, 32(R11)(AX*1)
@@ -856,7 +856,7 @@ result:
 	VMOVUPS Y8, 224(R11)(AX*1)
 	INCQ    R10
 	CMPQ    R10, R9
-	JLT     result
+	JLT     mean
 
 next:
 	ADDQ $0x00000100, AX

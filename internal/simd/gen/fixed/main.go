@@ -304,8 +304,8 @@ func sumFixed() {
 // meanFixed makes values of sums as loadFixedPower or, as any other multiples, as loadFixed does.
 func meanFixed(name string, scaled func(v, scale VecVirtual), scale func(field, multiple Register) VecVirtual) {
 	Kernel(name,
-		"func(results []uintptr, exponents []byte, terms []uintptr, offset, bits int, limits *[3]int) (done int)",
-		name+" stores multiples of the sums of all terms as all results, until the exponent of a block is out of range.",
+		"func(means []uintptr, exponents []byte, terms []uintptr, offset, bits int, limits *[3]int) (done int)",
+		name+" stores multiples of the sums of all terms as all means, until the exponent of a block is out of range.",
 		"limits has the multiple, and the lowest and the highest exponent.")
 	offset := Load(Param("offset"), GP64())
 	bits := Load(Param("bits"), GP64())
@@ -313,7 +313,7 @@ func meanFixed(name string, scaled func(v, scale VecVirtual), scale func(field, 
 	rounds(offset, func(exponent Mem) {
 		field := loadField(exponent)
 		skipZeros(field, Mem{Base: limits, Disp: 8}, offset, func(zero VecVirtual) {
-			loop("clear", "results", offset, func(_ int, x Mem) { VMOVUPS(zero, x) })
+			loop("clear", "means", offset, func(_ int, x Mem) { VMOVUPS(zero, x) })
 		})
 		CMPQ(field, Mem{Base: limits, Disp: 16})
 		JGT(LabelRef("end"))
@@ -324,7 +324,7 @@ func meanFixed(name string, scaled func(v, scale VecVirtual), scale func(field, 
 		for _, v := range sums {
 			scaled(v, unit)
 		}
-		loop("result", "results", offset, func(j int, x Mem) { VMOVUPS(sums[j], x) })
+		loop("mean", "means", offset, func(j int, x Mem) { VMOVUPS(sums[j], x) })
 	})
 }
 
