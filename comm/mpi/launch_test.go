@@ -240,7 +240,8 @@ func (l launcher) run(t testing.TB, j job) (string, error) {
 	if j.through != "" {
 		args = append(args, j.through)
 	}
-	args = append(args, self, "-test.run=^"+j.test+"$", "-test.v=false", "-test.timeout="+j.limit.String())
+	args = append(args, self, "-test.run=^"+j.test+"$", "-test.v=false", "-test.timeout="+j.limit.String(),
+		fmt.Sprintf("-test.short=%t", testing.Short()))
 	cmd := exec.CommandContext(ctx, mpirun, args...)
 	cmd.Env = slices.Concat(jobtest.Environment(t), l.env, j.env, l.crowded)
 	if j.dir == "" {

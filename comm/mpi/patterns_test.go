@@ -21,6 +21,9 @@ import (
 // TUTTI_EXTENDED set all of it runs on two ranks and on three, under both. Coded steps have the bits of those over package local, whose
 // tests say what holds for these.
 func TestPatterns(t *testing.T) {
+	if testing.Short() {
+		t.Skip("is what the patterns do, not how ranks wait for each other")
+	}
 	forEachMPI(t, func(t *testing.T, l launcher) {
 		sizes := map[string][]int{"openmpi": {3}}[l.name]
 		if extended {

@@ -42,6 +42,12 @@ func TestStaged(t *testing.T) {
 	host := cpu.New()
 	device := apart{cpu.New()}
 	t.Cleanup(func() { assert.NoError(t, host.Close()); assert.NoError(t, device.Runtime.Close()) })
+	sizes := []int{1, 3}
+	calls := 0
+	if testing.Short() {
+		sizes = []int{3}
+		calls = 4096
+	}
 	for _, k := range []struct {
 		name          string
 		memory, other runtime.Runtime
@@ -49,7 +55,8 @@ func TestStaged(t *testing.T) {
 		t.Run(k.name, func(t *testing.T) {
 			commtest.Run(t, commtest.Backend{
 				Name:  "staged",
-				Sizes: []int{1, 3},
+				Sizes: sizes,
+				Calls: calls,
 				Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 					world, err := local.New(size)
 					if err != nil {

@@ -32,6 +32,7 @@ var extended = os.Getenv("TUTTI_EXTENDED") != ""
 func TestConformance(t *testing.T) {
 	// Two ranks over one connection make all calls: a call of three takes 50 µs of a busy machine.
 	const calls = 4096
+	const shortCalls = 1024
 	for _, v := range []struct {
 		name            string
 		connections     int
@@ -47,15 +48,20 @@ func TestConformance(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			tcp.Neighbors(t, v.machine)
 			sizes := v.sizes
-			if extended {
+			calls := v.calls
+			switch {
+			case extended:
 				sizes = v.extended
+			case testing.Short():
+				sizes = sizes[len(sizes)-1:]
+				calls = shortCalls
 			}
 			rt := cpu.New()
 			defer func() { require.NoError(t, rt.Close()) }()
 			commtest.Run(t, commtest.Backend{
 				Name:         "tcp",
 				Sizes:        sizes,
-				Calls:        v.calls,
+				Calls:        calls,
 				LateMismatch: true,
 				Run: func(ctx context.Context, size int, body func(context.Context, commtest.Rank) error) error {
 					return run(ctx, size, func(c *tcp.Config) { c.Connections = v.connections }, func(ctx context.Context, c comm.Communicator) error {

@@ -76,6 +76,9 @@ func sentPerEntry(t *testing.T, cfg engine.Config, gradient func(rank, step int)
 // Bytes that a rank sends for an entry at 1 %, and of a dense step. Indices take 3 % more than their entropy, also where
 // entries cluster.
 func TestValuesBytes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("counts bytes of long tensors")
+	}
 	const n = 4_000_000
 	var all [2][2][]float32
 	for i := range 4 {
