@@ -19,7 +19,8 @@ import (
 const loopback = "127.0.0.1"
 
 // reachableAddress is the address by which other machines reach this one, as far as that can be told: the one of its
-// way to the world, or one of an interface to a network, or one of a link alone, with its zone. It is "" if there is none.
+// way to the world, or one of an interface to a network, or one of a link alone, with its zone. It is "" if there is
+// none.
 func reachableAddress() string {
 	// Nothing is sent: the system chooses the source for addresses that documents use.
 	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
