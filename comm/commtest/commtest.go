@@ -122,7 +122,7 @@ type config struct {
 // continuous integration, not for each test run.
 func Extended() Option { return func(c *config) { c.extended = true } }
 
-// Timeout sets the deadline of one case. It is 60 seconds unless set.
+// Timeout sets the deadline of one case. It is 60 seconds unless set. Cases of many calls have five times as long.
 func Timeout(d time.Duration) Option { return func(c *config) { c.timeout = d } }
 
 // Run runs the whole suite as subtests of t, for each world size.
