@@ -377,7 +377,7 @@ func (r *replica) bytes() (total int) {
 	return total
 }
 
-// copied returns a copy, with other checksums; if asked for, with other memory, that of Go.
+// copied returns a copy, with other checksums; if asked for, with memory of Go.
 func (r *replica) copied(memory bool) (to *replica, err error) {
 	to = &replica{
 		version: r.version,
@@ -471,7 +471,7 @@ func diff(
 	return d, nil
 }
 
-// listLayout sets the layout of d to that of next.
+// listLayout sets the layout of d to the tensors of next.
 func (d *Delta) listLayout(next *replica) {
 	d.layout = []Tensor{}
 	for _, t := range next.tensors {

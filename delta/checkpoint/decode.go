@@ -20,7 +20,7 @@ type decoder interface {
 	Close()
 }
 
-// decoder returns that of a frame for a tensor of so many bytes.
+// decoder returns a decoder of a frame, for a tensor with that many bytes.
 func (f Format) decoder(frame io.ReaderAt, length, bytes int64) (decoder, error) {
 	open := func() (*zstd.Decoder, error) {
 		return decompress(io.NewSectionReader(frame, 0, length), f.longest(bytes))

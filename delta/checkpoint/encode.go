@@ -24,7 +24,7 @@ type encoder interface {
 	Close() error
 }
 
-// encoder returns that of a tensor of so many bytes, with temporary files in dir.
+// encoder returns an encoder of a tensor with that many bytes. Its temporary files are in dir.
 func (f Format) encoder(dir *os.Root, bytes int64) encoder {
 	if f.Encoding == encodingXor {
 		return &xorEncoder{

@@ -37,7 +37,7 @@ type Index struct {
 // chunk is of chunkLen elements.
 type chunk struct {
 	lowest uint8 // class
-	end    int32 // of its counts, which begin with that of the lowest class, where those of the chunk before end
+	end    int32 // of its counts, from the lowest class on, which begin where the chunk before ends
 }
 
 // Reset makes x the index of elements of size bytes.
