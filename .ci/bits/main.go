@@ -5,6 +5,7 @@
 //	tutti launch -n 3 bits                                # processes over TCP
 //	mpirun -n 3 bits                                      # over MPI
 //	bits -reproducible                                    # sums for any number of ranks (ddp.Config.Reproducible)
+//	bits -reproducible -inputs 1000                       # with as many random inputs beside big integers
 //	mpirun -n 4 bits -probe                               # how many results one sum has, by the length of the message
 //
 // CI compares what builds for amd64 and arm64 print, and worlds of both. -probe shows what libraries do that
@@ -38,6 +39,7 @@ func main() {
 	log.SetFlags(0)
 	log.SetPrefix("bits: ")
 	fixed := flag.Bool("reproducible", false, "print hashes that do not depend on the number of ranks")
+	inputs := flag.Int("inputs", 5, "`number` of random inputs of a type that -reproducible compares with big integers")
 	probe := flag.Bool("probe", false, "print how many results one sum has")
 	flag.Parse()
 	var out bytes.Buffer
@@ -50,7 +52,7 @@ func main() {
 		case *probe:
 			return b.probe()
 		case *fixed:
-			return b.reproducible()
+			return b.reproducible(*inputs)
 		}
 		return b.all()
 	}

@@ -19,9 +19,13 @@ const contributions = 12
 var parameters = []int{50000, 64, 7000, 3, 1000, 65}
 
 // reproducible prints a line for each type of gradients: the hash of the averages over contributions that the ranks
-// share, which is one for any number of ranks, for each of three sizes of buckets and three orders of gradients.
-func (b *bits) reproducible() error {
+// share, which is one for any number of ranks, for each of three sizes of buckets and three orders of gradients. Before
+// that, it compares the results of random inputs with those of big integers.
+func (b *bits) reproducible(inputs int) error {
 	for _, dt := range []dtype.DType{dtype.F32, dtype.F16, dtype.BF16} {
+		if err := b.random(dt, inputs); err != nil {
+			return err
+		}
 		var first string
 		for _, bucketBytes := range []int{1, 64 << 10, 4 << 20} {
 			for order := range 3 {
