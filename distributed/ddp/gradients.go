@@ -129,7 +129,7 @@ func (g *Gradients) Buckets() [][]int {
 }
 
 // BeforeCommit is [sparse.Reducer.BeforeCommit] for all buckets: f is called in Wait. Plain buckets are not rolled
-// back.
+// back. With [Config].Reproducible, all ranks have an f or none has.
 func (g *Gradients) BeforeCommit(f func(ctx context.Context) error) {
 	g.confirm = f
 }
