@@ -187,7 +187,7 @@ func (p *probe) independent(all []relative) {
 	}
 }
 
-// traffic is an allgather and a message to the next rank, which carry the number of a communicator.
+// traffic is an allgather and a message to the next rank, which carry a communicator ID.
 type traffic struct {
 	relative
 	p      *probe

@@ -22,8 +22,8 @@ type header struct {
 	length int    // of the payload, in bytes
 	credit uint64 // bytes that the receiver of this frame may send early again
 
-	communicator uint64 // number of that of an announcement or a control message
-	message      uint64 // number of that of a part or a grant
+	communicator uint64 // its ID, of an announcement or a control message
+	message      uint64 // its number, of a part or a grant
 	tag          uint64 // of an announcement
 	offset       uint64 // of a part, in bytes from the beginning of its message
 	total        uint64 // of an announcement: bytes of the message

@@ -20,7 +20,7 @@ type node struct {
 	tick      time.Duration // between two signs of life
 	patience  int64         // ticks without a sign of life after which a rank is lost
 	ticks     atomic.Int64
-	proposals atomic.Uint64 // numbers of communicators that this rank has proposed
+	proposals atomic.Uint64 // communicator IDs that this rank has proposed
 
 	neighbors atomic.Pointer[neighborhood] // of this rank's machine; nil if they share no memory
 	stop      chan struct{}                // closed when the node ends
@@ -28,32 +28,32 @@ type node struct {
 	isolated  bool                         // it shares no memory with ranks of its machine
 
 	mu    sync.RWMutex
-	wires map[uint64]*wire // by number, the communicators that are open; guarded by mu
+	wires map[uint64]*wire // open communicators, by ID; guarded by mu
 	gone  bool             // this rank has left; guarded by mu
 }
 
-// worldNumber is the number of the world. A communicator has one number on all its ranks, and no other one of the
-// world ever has it, since frames of one that was closed may still be in flight. Nothing but the number tells the
-// frames of two communicators apart. Other numbers below the size of the world are not used.
-const worldNumber = 0
+// worldID is the communicator ID of the world. A communicator has one ID on all its ranks, and no other one of the
+// world ever has it, since frames of one that was closed may still be in flight. Nothing but the ID tells the
+// frames of two communicators apart. Other IDs below the size of the world are not used.
+const worldID = 0
 
-// propose returns a number that no rank of the world has proposed or will: the remainder by the size of the world is
+// propose returns an ID that no rank of the world has proposed or will: the remainder by the size of the world is
 // this rank, the quotient counts this rank's proposals, from 1 on.
 func (n *node) propose() uint64 {
 	return n.proposals.Add(1)*uint64(n.size) + uint64(n.rank)
 }
 
-// checkProposal returns an error unless a number is one that the rank of the world may propose.
-func (n *node) checkProposal(number uint64, rank int) error {
+// checkProposal returns an error unless an ID is one that the rank of the world may propose.
+func (n *node) checkProposal(id uint64, rank int) error {
 	size := uint64(n.size)
-	if number < size || number%size != uint64(rank) {
-		return fmt.Errorf("%w: rank %d of the world proposes %d as the number of a communicator, which is not one of its own",
-			comm.ErrMismatch, rank, number)
+	if id < size || id%size != uint64(rank) {
+		return fmt.Errorf("%w: rank %d of the world proposes the communicator ID %d, which another rank may propose",
+			comm.ErrMismatch, rank, id)
 	}
 	return nil
 }
 
-// register has the frames with a communicator's number come to it.
+// register has the frames with a communicator's ID come to it.
 func (n *node) register(w *wire) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -61,7 +61,7 @@ func (n *node) register(w *wire) error {
 		return comm.ErrClosed
 	}
 	if n.wires[w.id] != nil {
-		return fmt.Errorf("%w: the number %d of a communicator is in use", comm.ErrMismatch, w.id)
+		return fmt.Errorf("%w: the communicator ID %d is in use", comm.ErrMismatch, w.id)
 	}
 	n.wires[w.id] = w
 	return nil
@@ -76,7 +76,7 @@ func (n *node) unregister(w *wire) {
 	}
 }
 
-// wire returns the communicator of that number, nil if it is closed.
+// wire returns the communicator with that ID, nil if it is closed.
 func (n *node) wire(id uint64) *wire {
 	n.mu.RLock()
 	defer n.mu.RUnlock()

@@ -17,7 +17,7 @@ func TestProposals(t *testing.T) {
 	for _, size := range []int{1, 2, 3, 64} {
 		var mu sync.Mutex
 		var all sync.WaitGroup
-		ranks := map[uint64]int{worldNumber: -1}
+		ranks := map[uint64]int{worldID: -1}
 		for rank := range size {
 			n := &node{rank: rank, size: size}
 			for range 4 {

@@ -280,7 +280,7 @@ func (n *node) form(ctx context.Context, kv store.Store, c Config) (comm.Communi
 	for r := range all {
 		all[r] = r
 	}
-	world, err := n.communicator(worldNumber, c.Rank, all)
+	world, err := n.communicator(worldID, c.Rank, all)
 	if err != nil {
 		return nil, c.fail(err)
 	}
@@ -348,8 +348,8 @@ type endpoint struct {
 }
 
 // communicator makes a communicator of ranks of the world. From then on messages may come.
-func (n *node) communicator(number uint64, rank int, ranks []int) (*communicator, error) {
-	w := n.newWire(number, rank, ranks)
+func (n *node) communicator(id uint64, rank int, ranks []int) (*communicator, error) {
+	w := n.newWire(id, rank, ranks)
 	check := backend.Check{Backend: name, Rank: rank, WorldSize: len(ranks)}
 	w.engine = schedule.New(schedule.Config{Check: check, Wire: w, MaxTag: 1 << 62, Late: w.reportLate})
 	e := &endpoint{Engine: w.engine, wire: w}
@@ -428,7 +428,7 @@ func (e *endpoint) Wait(ctx context.Context, w comm.Wait) (comm.Communicator, er
 	return child, err
 }
 
-// split makes a sub-communicator. Its number is the one that its rank 0 proposes. Behind the second barrier all
+// split makes a sub-communicator. Its ID is the one that its rank 0 proposes. Behind the second barrier all
 // ranks have it, so that no message comes too early. Where ranks share memory, behind the third all have that.
 func (e *endpoint) split(ctx context.Context, wait comm.Wait) (*communicator, error) {
 	if err := e.Barrier(ctx, wait.Op, true); err != nil {
@@ -449,11 +449,11 @@ func (e *endpoint) split(ctx context.Context, wait comm.Wait) (*communicator, er
 		if rank < 0 {
 			continue
 		}
-		number := uint64(all[group[0]][2])
+		id := uint64(all[group[0]][2])
 		for i, r := range group {
 			group[i] = e.wire.pairs[r].rank
 		}
-		if child, err = n.subCommunicator(number, rank, group); err != nil {
+		if child, err = n.subCommunicator(id, rank, group); err != nil {
 			return nil, err
 		}
 	}
@@ -468,12 +468,12 @@ func (e *endpoint) split(ctx context.Context, wait comm.Wait) (*communicator, er
 	return child, e.Barrier(ctx, wait.Op, false) // a rank that still shares is to see no end of the sub-communicator
 }
 
-// subCommunicator makes a communicator with a number that its first rank has proposed.
-func (n *node) subCommunicator(number uint64, rank int, ranks []int) (*communicator, error) {
-	if err := n.checkProposal(number, ranks[0]); err != nil {
+// subCommunicator makes a communicator with an ID that its first rank has proposed.
+func (n *node) subCommunicator(id uint64, rank int, ranks []int) (*communicator, error) {
+	if err := n.checkProposal(id, ranks[0]); err != nil {
 		return nil, err
 	}
-	c, err := n.communicator(number, rank, ranks)
+	c, err := n.communicator(id, rank, ranks)
 	if err == nil {
 		c.e.Links = n.links(ranks)
 	}

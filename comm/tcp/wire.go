@@ -13,7 +13,7 @@ import (
 type wire struct {
 	node     *node
 	engine   *schedule.Engine
-	id       uint64 // number, the same on all ranks
+	id       uint64 // communicator ID, the same on all ranks
 	rank     int
 	pairs    []*pair       // by rank
 	place    []int32       // rank of the communicator, by rank of the world; -1 for those outside

@@ -122,7 +122,7 @@ var mutants = []mutant{
 	{"an abort does not wait for who writes to memory", "tcp", change{pairFile, "\t\tawaitUnlock(&l.filling)\n", ""}, ""},
 	{"a rank is gone before its messages are taken", "tcp", change{wireFile, "if m := w.mailboxes[rank]; len(w.done) > 0 || m.report != nil || m.last != nil {", "if false {"}, ""},
 	{"the parts of a message that was granted are left to nobody", "tcp", change{pairFile, "if ready {", "if ready && false {"}, ""},
-	{"the numbers of communicators come again", "trees", change{nodeFile, "n.proposals.Add(1)*uint64(n.size)", "(n.proposals.Add(1)%8+1)*uint64(n.size)"}, ""},
+	{"communicator IDs come again", "trees", change{nodeFile, "n.proposals.Add(1)*uint64(n.size)", "(n.proposals.Add(1)%8+1)*uint64(n.size)"}, ""},
 	{"parts overtake their announcement", "tcp", change{pairFile, "for message > p.inbox.announced && p.gone == nil && len(p.lanes) > 1 {", "for false {"}, ""},
 	{"lanes of an attempt before count", "comm/tcp", change{connectFile, "k.done || h.Attempt < p.attempt || len(p.lanes) != int(h.Lanes)", "k.done || len(p.lanes) != int(h.Lanes)"}, ""},
 
