@@ -21,21 +21,8 @@ import (
 	"github.com/tutti-go/tutti/internal/waiting"
 )
 
-const (
-	// glance bounds the time to reach a listener and to get its side of the handshake, as the store may be at another
-	// address: a packet is repeated once.
-	glance = 3 * time.Second
-	// firstGlance is that time in the first round of addresses of several hosts. It doubles from round to round.
-	firstGlance = 500 * time.Millisecond
-	// spareGlance is that time in the first round of further ports of one host, where the store is only if others
-	// have its first one: a firewall may drop what goes to them. It doubles from round to round.
-	spareGlance = 100 * time.Millisecond
-	// A process that did not find the store tries again after this time, which doubles.
-	retryFirst, retryLast = 25 * time.Millisecond, 400 * time.Millisecond
-	longestReason         = 1 << 10
-	// shortestSilence is the least that a store may ask for: a process says something four times as often.
-	shortestSilence = time.Millisecond
-)
+// longestReason bounds the bytes of a refusal that are shown.
+const longestReason = 1 << 10
 
 // refusal is an answer of who is not the store, or of the store.
 type refusal struct {

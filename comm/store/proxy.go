@@ -15,9 +15,6 @@ import (
 	"github.com/tutti-go/tutti/internal/gate"
 )
 
-// openTime bounds how long a process waits for a session of the store behind a proxy, before it tries the next proxy.
-const openTime = 3 * time.Second
-
 // mostRequests bounds the requests of a session that the store behind a proxy has not done yet.
 const mostRequests = 1 << 10
 

@@ -19,9 +19,6 @@ const (
 	protocol    = 2        // the version of what follows
 	longestLine = 8 << 20  // of what a process sends
 	mostQueued  = 64 << 20 // bytes of messages that a side has not taken yet
-	// flushTime bounds how long Close waits until what was said before is sent: a process that ends is not held up by a
-	// peer that is lost, and one that is there takes a round trip.
-	flushTime = 500 * time.Millisecond
 )
 
 // greeting is who a process is.

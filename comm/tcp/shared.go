@@ -56,9 +56,6 @@ type neighborhood struct {
 	ended  chan struct{}  // closed when listen has returned
 }
 
-// listenTime is how long listen leaves everything to waits that look by themselves.
-const listenTime = time.Millisecond
-
 // neighborly reports whether there are ranks of the world that may share memory. All ranks agree on that.
 func (n *node) neighborly() bool {
 	seen := map[int64]bool{0: false}

@@ -36,3 +36,6 @@ func (n *node) stuckTime() time.Duration {
 
 // Waits of the engine, and the ends of contexts, are bounded by the program. Close waits for the peers as long as
 // backend.HostTimeout, Abort as long as backend.AbortTimeout.
+
+// listenTime is how long listen leaves everything to waits that look by themselves, as a wakeup takes longer.
+const listenTime = time.Millisecond

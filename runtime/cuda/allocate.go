@@ -6,7 +6,6 @@ import (
 	"fmt"
 	goruntime "runtime"
 	"slices"
-	"time"
 
 	"github.com/tutti-go/tutti/internal/hostmem"
 	"github.com/tutti-go/tutti/internal/poll"
@@ -211,9 +210,6 @@ func (r *Runtime) Unmapping(f func() error) error {
 	defer r.drv.unmapping.Unlock()
 	return f()
 }
-
-// flushTimeout bounds how long a fence waits.
-const flushTimeout = 5 * time.Second
 
 // Fence implements [pool.System]. What was given back is, by the order that the
 // pool relies on, used by nothing but work before the fence on the compute

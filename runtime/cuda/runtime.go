@@ -259,9 +259,6 @@ func (r *Runtime) Background(f func()) {
 	b.Go(f)
 }
 
-// closeTimeout bounds each of the waits of Close.
-const closeTimeout = 30 * time.Second
-
 // awaitBackground waits for what Background started.
 func (r *Runtime) awaitBackground() error {
 	b := &r.background
