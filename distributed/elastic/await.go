@@ -28,6 +28,21 @@ type vigil struct {
 	propose   time.Time     // when it may propose the next one, zero if at once
 }
 
+// holdoff is a member's wait after attempts that failed for it.
+type holdoff struct {
+	attempts int       // that failed, one after the other; 0 if the last one did not
+	told     time.Time // of the last attempt
+}
+
+// rested is how long the member has waited after so many attempts.
+func (h *holdoff) rested(attempts int) time.Duration {
+	if attempts != h.attempts {
+		h.attempts = attempts
+		h.told = time.Now()
+	}
+	return time.Since(h.told)
+}
+
 // await waits at a boundary for the next epoch, which it writes if nobody else does, and enters it. At the boundary
 // the member stands as given.
 func (m *Member) await(ctx context.Context, s standing) (*record, error) {

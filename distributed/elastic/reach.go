@@ -3,7 +3,6 @@ package elastic
 import (
 	"cmp"
 	"slices"
-	"time"
 )
 
 // An attempt at an epoch takes the time of all its members. After one that failed for some of them, the others go on
@@ -173,19 +172,4 @@ func (g *gaps) worst() (worst int) {
 		}
 	}
 	return worst
-}
-
-// holdoff is a member's wait after attempts that failed for it.
-type holdoff struct {
-	attempts int       // that failed, one after the other; 0 if the last one did not
-	told     time.Time // of the last attempt
-}
-
-// rested is how long the member has waited after so many attempts.
-func (h *holdoff) rested(attempts int) time.Duration {
-	if attempts != h.attempts {
-		h.attempts = attempts
-		h.told = time.Now()
-	}
-	return time.Since(h.told)
 }

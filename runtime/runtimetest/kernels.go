@@ -218,17 +218,17 @@ func (d *device) gradient(name string, n int) []float32 {
 // extended asks for what takes long.
 var extended = os.Getenv("TUTTI_EXTENDED") != ""
 
-// once reports whether case i of a product is left to another size, as size number s is one of the two
+// leftOut reports whether case i of a product is left to another size, as size number s is one of the two
 // largest: each case has one of these, a third of them the largest, unless TUTTI_EXTENDED is set.
-func once(s, i int) bool {
+func leftOut(s, i int) bool {
 	last := len(kernelSizes()) - 1
 	return !extended && s >= last-1 && (s == last) != (i%3 == 0)
 }
 
-// eachGradient runs f on every gradient of every size, [once] of the largest.
+// eachGradient runs f on every gradient of every size, [leftOut] of the largest.
 func (d *device) eachGradient(f func(d *device, x []float32)) {
 	for i := range kernelSizes() {
-		d.gradientsOf(i, once, f)
+		d.gradientsOf(i, leftOut, f)
 	}
 }
 

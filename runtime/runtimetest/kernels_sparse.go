@@ -259,7 +259,7 @@ func (d *device) checkMerge(all []entries, n int, scale float32) {
 		want, _ := d.narrow(dense, dt)
 		_, dst := d.narrow(d.gradient("normal", n), dt)
 		faults := place(d, []int32{1000})
-		back, checkBack := d.back(n)
+		back, checkBack := d.optionalRestoration(n)
 		lists := d.lists(all)
 		require.NoError(d, d.Kernels.Merge(dst, dt, n, lists, scale, faults, excess, back))
 		check()
@@ -311,7 +311,7 @@ func (d *device) eachLists(f func(d *device, all []entries, n int, scale float32
 	for i, n := range kernelSizes() {
 		for j, ranks := range []int{0, 1, 2, 3, 8} {
 			for s, share := range []int{1, 3, 100, 0} {
-				if once(i, j+s) {
+				if leftOut(i, j+s) {
 					continue
 				}
 				d.subtest(func(d *device) {
@@ -450,8 +450,8 @@ func (d *device) restoration(n, m, share int) (r kernel.Restoration, check func(
 	}
 }
 
-// back is a restoration, or nothing.
-func (d *device) back(n int) (r kernel.Restoration, check func()) {
+// optionalRestoration is a restoration, or nothing.
+func (d *device) optionalRestoration(n int) (r kernel.Restoration, check func()) {
 	if d.coin() {
 		return kernel.Restoration{}, func() {}
 	}
@@ -498,7 +498,7 @@ func testLowerBounds(d *device) {
 func testCopyPieces(d *device) {
 	for s, n := range kernelSizes() {
 		for round := range 10 {
-			if once(s, round) {
+			if leftOut(s, round) {
 				continue
 			}
 			d.checkCopyPieces(n)
