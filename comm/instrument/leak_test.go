@@ -27,7 +27,9 @@ func TestForgottenDecorators(t *testing.T) {
 		"limited":  func(c comm.Communicator) (comm.Communicator, error) { return comm.Limit(c, time.Hour, nil), nil },
 		"metered":  func(c comm.Communicator) (comm.Communicator, error) { return metered.New(c), nil },
 		"recorded": func(c comm.Communicator) (comm.Communicator, error) { return record.New(c, 10, ""), nil },
-		"checked":  func(c comm.Communicator) (comm.Communicator, error) { return checked.New(t.Context(), c, rt, time.Hour) },
+		"checked": func(c comm.Communicator) (comm.Communicator, error) {
+			return checked.New(t.Context(), c, rt, time.Hour)
+		},
 		"all": func(c comm.Communicator) (comm.Communicator, error) {
 			t.Chdir(t.TempDir())
 			return instrument.Epoch(t.Context(), rt, c, 1)
