@@ -2,8 +2,10 @@ package examples
 
 import (
 	"errors"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -33,6 +35,23 @@ func TestUnknownArguments(t *testing.T) {
 			out, err := exec.Command(command[0], argument).CombinedOutput()
 			assert.True(t, errors.As(err, new(*exec.ExitError)), "%s %s", command[0], argument)
 			assert.Contains(t, string(out), argument[1:])
+		}
+	}
+}
+
+// Programs of other modules, which this one does not build, ask for stray words as the examples do.
+func TestStrayWords(t *testing.T) {
+	var mains []string
+	for _, pattern := range []string{"../adapters/*/*/main.go", "../adapters/*/*/*/main.go", "../delta/*/main.go", "../lab/*/*/main.go"} {
+		found, err := filepath.Glob(pattern)
+		require.NoError(t, err)
+		mains = append(mains, found...)
+	}
+	for _, file := range mains { // none in a copy of the examples alone
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		if strings.Contains(string(text), "flag.Parse()") {
+			assert.Contains(t, string(text), "flag.NArg()", file)
 		}
 	}
 }

@@ -82,6 +82,9 @@ func main() {
 	flag.StringVar(&s.pattern, "pattern", sparse.Dense, "what is sent: dense, or a tenth by topkA and others")
 	flag.StringVar(&s.checkpoint, "checkpoint", "", "`directory` to go on from, and to write at the end")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		log.Fatalf("unknown arguments: %q", flag.Args())
+	}
 	body := func(ctx context.Context, c comm.Communicator) error {
 		sum, last, err := run(ctx, c, s)
 		member := fmt.Sprint("world size ", c.WorldSize())

@@ -35,6 +35,9 @@ func main() {
 	steps := flag.Int("steps", 200, "steps of the training")
 	batch := flag.Int("batch", 48, "images of a step, of all ranks together")
 	flag.Parse()
+	if flag.NArg() > 0 {
+		log.Fatalf("unknown arguments: %q", flag.Args())
+	}
 	cfg := tutti.Config{
 		Backend: *backend,
 		Ranks:   *ranks,
