@@ -320,7 +320,7 @@ func (m *Member) run(ctx context.Context, step func(ctx context.Context, e *Epoc
 	}
 }
 
-// lost reports whether an error is that of a member that is gone.
+// lost reports whether an error comes from a lost member.
 func lost(err error) bool {
 	sentinels := []error{comm.ErrPeerFailed, comm.ErrBroken, comm.ErrClosed, comm.ErrTimeout}
 	return slices.ContainsFunc(sentinels, func(s error) bool { return errors.Is(err, s) })

@@ -248,7 +248,7 @@ func (e *Epoch) agree(hashes []int64) error {
 // castagnoli and IEEE's CRC-32, which processors compute, together detect what a CRC of 64 bits does.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// hash is that of the trainer if it has one, otherwise the two CRC-32 of the tensors.
+// hash is the trainer's if it has one, otherwise the two CRC-32 of the tensors.
 func (m *Member) hash(ctx context.Context) (uint64, error) {
 	if h, ok := m.trainer.(hasher); ok {
 		return h.Hash(ctx)
