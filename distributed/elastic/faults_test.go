@@ -399,6 +399,54 @@ func TestRefused(t *testing.T) {
 	assert.Contains(t, denied[1], `those of the others`)
 }
 
+// TestVersionsMeet: members of another version are refused by name, whoever has come first, and both sides hear why.
+func TestVersionsMeet(t *testing.T) {
+	logged := logtest.Capture(t)
+	const older = "elastic-1"
+	config := func(server *store.Server) Config {
+		return quick(Config{
+			Name:    "a",
+			Min:     1,
+			Form:    new(rooms).form,
+			Runtime: cpu.New(),
+			Dial:    func(context.Context) (store.Store, error) { return server.Local("a member"), nil },
+		})
+	}
+
+	// This version comes to members of an older one, which read why it does not take part.
+	server := store.NewServer(store.Options{})
+	kv := server.Local("older")
+	require.NoError(t, kv.Set(t.Context(), termsKey, []byte(older+" ")))
+	denied := make(chan string, 1)
+	_, err := kv.Watch(t.Context(), deniedKeys, func(e store.Event) {
+		if !e.Deleted {
+			denied <- string(e.Value)
+		}
+	})
+	require.NoError(t, err)
+	_, err = Join(t.Context(), config(server), Plain{})
+	require.ErrorIs(t, err, comm.ErrMismatch)
+	says := fmt.Sprintf("the terms of a have %q, those of the others %q", version, older)
+	assert.ErrorContains(t, err, says)
+	assert.Contains(t, <-denied, says)
+	require.NoError(t, server.Close())
+
+	// An older one comes to a member of this version: it finds the terms at once, and this one hears of it.
+	server = store.NewServer(store.Options{})
+	m, err := Join(t.Context(), config(server), Plain{})
+	require.NoError(t, err)
+	kv = server.Local("older")
+	first, ok, err := kv.CompareAndSet(t.Context(), termsKey, 0, []byte(older+" "))
+	require.NoError(t, err)
+	assert.False(t, ok)
+	assert.Equal(t, version+" ", string(first.Value))
+	require.NoError(t, kv.Set(t.Context(), deniedKeys+"b", []byte("the terms of b have "+older), store.Lease))
+	require.Eventually(t, func() bool {
+		return len(logged.Lines("a process that is no member of this job was refused\" member=a reason=\"the terms of b have "+older)) == 1
+	}, time.Minute, time.Millisecond)
+	require.NoError(t, errors.Join(m.Close(), server.Close()))
+}
+
 // TestBindFails: a trainer that says of each communicator that a peer is lost is tried again, but neither at once nor for ever.
 func TestBindFails(t *testing.T) {
 	bubble(t, func(t *testing.T) {
