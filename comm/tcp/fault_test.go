@@ -629,8 +629,10 @@ func TestAbsent(t *testing.T) {
 	server := store.NewServer(store.Options{})
 	defer server.Close() //nolint:errcheck // it is in this process
 	observer := server.Local("observer")
-	go func() { // when it waits for the others
-		_, err := observer.Get(ctx, "tcp//1")
+	nobody := fmt.Sprintf(`{"Protocol":%q,"Nonce":1,"Addresses":["127.0.0.1:1"]}`, protocol)
+	require.NoError(t, observer.Set(ctx, "tcp//0", []byte(nobody)))
+	go func() { // when it has tried to reach one, and waits
+		_, err := observer.Get(ctx, "tcp//reports/0/1")
 		assert.NoError(t, err)
 		cancel()
 	}()
