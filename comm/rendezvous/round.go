@@ -131,7 +131,7 @@ func (r *round) follow(ctx context.Context) error {
 			case <-r.kv.Done():
 				return r.fail(r.kv.Err())
 			case <-ctx.Done():
-				return fmt.Errorf("rendezvous: rank 0 did not come: %w", comm.ContextError(ctx))
+				return &leaderless{fmt.Errorf("rendezvous: rank 0 did not come: %w", comm.ContextError(ctx))}
 			}
 		}
 		atRank0()
@@ -142,6 +142,15 @@ func (r *round) follow(ctx context.Context) error {
 		number = next
 	}
 }
+
+// leaderless is the error of a rank whose context has ended before rank 0 came.
+type leaderless struct{ error }
+
+// Unwrap returns the cause.
+func (l *leaderless) Unwrap() error { return l.error }
+
+// MissingRanks returns the ranks that have not come.
+func (l *leaderless) MissingRanks() []int { return []int{0} }
 
 // tryUntil makes an attempt in a round until rank 0 begins another one: the error is errLaterRound then, and next the
 // number of that round. An attempt that has succeeded counts all the same.

@@ -213,7 +213,15 @@ func (c Config) join(ctx context.Context, job rendezvous.Job) (comm.Communicator
 		return nil, err
 	}
 	if job.Hosted {
-		c.report = func(r fault.Report) { kv.Post(r.Key(), r.Value()) }
+		c.report = func(r fault.Report) {
+			if r.Kind == fault.Lost { // which holds locks
+				kv.Post(r.Key(), r.Value())
+				return
+			}
+			bounded, cancel := context.WithTimeout(context.Background(), reportTime)
+			defer cancel()
+			_ = kv.Set(bounded, r.Key(), r.Value()) // the process may end with the wait's error
+		}
 	}
 	var n *node
 	err = job.Round(ctx, kv, "tcp", func(ctx context.Context, number string) (err error) {
@@ -222,9 +230,22 @@ func (c Config) join(ctx context.Context, job rendezvous.Job) (comm.Communicator
 		return err
 	})
 	if err != nil {
+		c.reportAbsent(err)
 		return nil, err
 	}
 	return n.form(ctx, kv, c)
+}
+
+// reportAbsent tells the launcher which ranks have not come to a rendezvous, unless the connector has.
+func (c *Config) reportAbsent(err error) {
+	var missing interface{ MissingRanks() []int }
+	known := errors.As(err, new(*incomplete)) || !errors.As(err, &missing)
+	if known || c.report == nil || !errors.Is(err, comm.ErrTimeout) {
+		return
+	}
+	for _, rank := range missing.MissingRanks() {
+		c.report(fault.Report{Kind: fault.Unreached, By: c.Rank, About: rank, Reason: "it has not come to connect"})
+	}
 }
 
 // New connects the ranks of a world, which publish their addresses in a store. It returns when

@@ -89,9 +89,11 @@ func rank(way string) (code int, err error) {
 	if strings.HasPrefix(way, "works") {
 		return 0, work(ctx, job, way)
 	}
-	if way == "absent" {
-		if job.Rank != 1 {
-			_, err = tcp.FromEnv(ctx)
+	if strings.HasPrefix(way, "absent") {
+		if (job.Rank == 1) == (way == "absent, first") {
+			bounded, cancel := context.WithTimeout(ctx, 4*time.Second)
+			defer cancel()
+			_, err = tcp.FromEnv(bounded)
 			return 0, err
 		}
 		way = "idles"
