@@ -67,6 +67,7 @@ type pair struct {
 	mu       sync.Mutex // see locks.go
 	state    pairState  // guarded by mu, like all that follows
 	gone     error      // why the peer cannot be reached any more; set in left, parted and closed
+	reported bool       // the launcher knows, or is being told, that the peer is lost
 	goodbyes int        // lanes on which the peer has said goodbye
 	turn     int        // the lane that was woken last for a part
 	active   bool       // a frame was sent since the last tick
@@ -181,12 +182,9 @@ func (p *pair) peerLeaves() {
 
 // fail closes the connections because of an error. Called by lanes, by beat and by node.end, without mu.
 func (p *pair) fail(err error) {
+	p.reportLoss(err) // before this rank's waits end, and the process perhaps
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.gone == nil && p.node.report != nil && !errors.Is(err, errLeft) {
-		r := fault.Report{By: p.node.rank, About: p.rank, Reason: err.Error()}
-		p.node.report(r) // before this rank's waits end, and the process perhaps
-	}
 	p.lose(connectionLost(err))
 	if p.state == closed {
 		return
@@ -194,6 +192,20 @@ func (p *pair) fail(err error) {
 	p.state = closed
 	close(p.dead)
 	p.closeLanes()
+}
+
+// reportLoss tells the launcher that the peer is lost, once.
+func (p *pair) reportLoss(err error) {
+	if p.node.report == nil || errors.Is(err, errLeft) {
+		return
+	}
+	p.mu.Lock()
+	due := p.gone == nil && !p.reported
+	p.reported = p.reported || due
+	p.mu.Unlock()
+	if due {
+		p.node.report(fault.Report{By: p.node.rank, About: p.rank, Reason: err.Error()})
+	}
 }
 
 // connectionLost is the error of a connection that has ended, with what that may mean: the system does not say.

@@ -53,6 +53,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
@@ -213,15 +214,7 @@ func (c Config) join(ctx context.Context, job rendezvous.Job) (comm.Communicator
 		return nil, err
 	}
 	if job.Hosted {
-		c.report = func(r fault.Report) {
-			if r.Kind == fault.Lost { // which holds locks
-				kv.Post(r.Key(), r.Value())
-				return
-			}
-			bounded, cancel := context.WithTimeout(context.Background(), reportTime)
-			defer cancel()
-			_ = kv.Set(bounded, r.Key(), r.Value()) // the process may end with the wait's error
-		}
+		c.report = reporter(kv)
 	}
 	var n *node
 	err = job.Round(ctx, kv, "tcp", func(ctx context.Context, number string) (err error) {
@@ -234,6 +227,23 @@ func (c Config) join(ctx context.Context, job rendezvous.Job) (comm.Communicator
 		return nil, err
 	}
 	return n.form(ctx, kv, c)
+}
+
+// reporter tells the launcher of other ranks, and waits for its answer: the process may end with the error that
+// follows. A launcher that has not answered once is told without a wait.
+func reporter(kv *store.Client) func(fault.Report) {
+	var silent atomic.Bool
+	return func(r fault.Report) {
+		if silent.Load() {
+			kv.Post(r.Key(), r.Value())
+			return
+		}
+		bounded, cancel := context.WithTimeout(context.Background(), reportTime)
+		defer cancel()
+		if kv.Set(bounded, r.Key(), r.Value()) != nil {
+			silent.Store(true)
+		}
+	}
 }
 
 // reportAbsent tells the launcher which ranks have not come to a rendezvous, unless the connector has.

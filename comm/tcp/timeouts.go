@@ -18,9 +18,9 @@ const (
 	answerTime = 2 * greetTime
 	// dialTime bounds how long one address may take to answer, as others may be right: a packet is repeated once.
 	dialTime = 3 * time.Second
-	// reportTime bounds how long a rank whose wait has ended by a deadline takes to tell its launcher for whom it has
-	// waited: a round trip, unless the launcher is cut off.
-	reportTime = 2 * time.Second
+	// reportTime bounds how long a rank takes to tell its launcher which rank it has lost or waited for, before its waits
+	// end: a round trip, unless the launcher is cut off. It is less than the shortest [Config.Silence].
+	reportTime = time.Second / 2
 	// retryTime is the pause between two attempts to connect.
 	retryTime = 100 * time.Millisecond
 )
