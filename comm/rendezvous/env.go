@@ -151,7 +151,8 @@ func FromEnv(getenv func(string) string) (Job, error) {
 	return Job{Launcher: "none", WorldSize: 1}, nil
 }
 
-// unread are variables of launchers that say a rank, or a number of ranks, but not all that a job needs.
+// unread are variables of launchers that say a rank, or a number of ranks, but not all that a job needs: launchers that
+// are not understood, or containers that some of the variables do not reach.
 var unread = []struct {
 	name  string
 	alone int // the greatest value of a job of one
@@ -160,8 +161,15 @@ var unread = []struct {
 	{"PALS_RANKID", 0},
 	{"PMI_RANK", 0},
 	{"PMI_SIZE", 1},
+	{"TUTTI_RANK", 0},
+	{"TUTTI_WORLD_SIZE", 1},
 	{"RANK", 0},
 	{"WORLD_SIZE", 1},
+	{"OMPI_COMM_WORLD_RANK", 0},
+	{"OMPI_COMM_WORLD_SIZE", 1},
+	{"SLURM_PROCID", 0},
+	{"SLURM_STEP_NUM_TASKS", 1}, // which a batch script does not have
+	{"FLUX_TASK_RANK", 0},
 }
 
 // checkAlone returns an error if a variable of a launcher that is not understood says that this process is one of
@@ -308,7 +316,8 @@ func (l launcher) host(getenv func(string) string, size int) (string, error) {
 			return host, nil
 		}
 	}
-	return "", l.errorf("several hosts, but %s does not say which one rank 0 runs on", addressVariable)
+	return "", l.errorf("%s does not say on which host rank 0 runs: set it, to 127.0.0.1 if that is this one",
+		addressVariable)
 }
 
 // firstHost returns the first host of a list in Slurm's notation, such as node7
