@@ -222,6 +222,19 @@ func TestHostsThatTakeNoPart(t *testing.T) {
 	assert.Regexp(t, `^tutti: (localhost|a.invalid): ./missing is no command of tutti and no program: .*\n$`, stderr)
 }
 
+// An elastic job is over when the ranks of all hosts have ended, also of one that comes later than the others have gone.
+func TestAHostThatComesLate(t *testing.T) {
+	t.Parallel()
+	script := strings.Replace(fakeSSH, "case $host in\n", `case $host in
+late.invalid) while [ ! -e "$FAKE/ended" ]; do sleep 0.05; done;;
+`, 1)
+	body := `echo "rank $TUTTI_RANK"; touch "$HOME/ended"`
+	cmd, _ := spreadJob(t, script, "--min", "1", "--no-prefix", "--hosts", "a.invalid,late.invalid", "sh", "-c", body)
+	stdout, stderr, code := finish(cmd)
+	require.Zero(t, code, stderr)
+	assert.Equal(t, "rank 0\nrank 1\n", stdout)
+}
+
 // A directory that a host does not have is its home directory instead, which is said.
 func TestHostsWithoutTheDirectory(t *testing.T) {
 	t.Parallel()
@@ -319,7 +332,11 @@ func TestHostsEndTogether(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			script := client(t)
-			for _, kind := range [][]string{nil, {"--min", "1"}} {
+			kinds := [][]string{nil, {"--min", "1"}}
+			if testing.Short() {
+				kinds = kinds[:1]
+			}
+			for _, kind := range kinds {
 				for _, way := range []string{"interrupt", "kill", "disconnect", "disconnect the first"} {
 					t.Run(strings.Join(kind, " ")+way, func(t *testing.T) { endTogether(t, script, kind, way) })
 				}

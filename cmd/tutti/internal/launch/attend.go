@@ -40,6 +40,7 @@ type assignment struct {
 	Ranks       int           `json:"ranks"`
 	Through     int           `json:"through"` // ranks of the hosts up to this one
 	Total       int           `json:"total"`   // ranks of all hosts
+	Index       int           `json:"index"`   // of this host in the list
 	Machines    int           `json:"machines"`
 	Listen      string        `json:"listen"` // of the first host
 	Join        []string      `json:"join"`   // of the other hosts
@@ -56,6 +57,7 @@ type assignment struct {
 // starter is what a launcher knows of the one that has started it.
 type starter struct {
 	secret  string
+	index   int // of this host in the list
 	through int // ranks of the hosts up to this one
 	total   int // ranks of all hosts
 	joined  func(address string)
@@ -89,6 +91,7 @@ func Attend(ctx context.Context, cfg Config, control io.Reader, prepare func(*Co
 	joined := false
 	cfg.starter = &starter{
 		secret:  told.Secret,
+		index:   told.Index,
 		through: told.Through,
 		total:   told.Total,
 		joined: func(address string) {

@@ -273,6 +273,7 @@ func (s *spread) assign(h *remote) {
 		Ranks:       h.Ranks,
 		Through:     h.through,
 		Total:       s.hosts[len(s.hosts)-1].through,
+		Index:       slices.Index(s.hosts, h),
 		Machines:    len(s.hosts),
 		Job:         s.Job,
 		Restarts:    s.Restarts,
@@ -436,7 +437,7 @@ func (s *spread) follow(ctx context.Context) End {
 			expired = time.After(s.stopTime())
 			s.signal(s.hosts, Signal(ctx))
 		case <-expired:
-			return s.result()
+			return s.unended()
 		}
 	}
 }
@@ -544,6 +545,17 @@ func (s *spread) result() End {
 		return *first.end
 	}
 	return End{Text: first.lost(), Code: 1}
+}
+
+// unended is how a job has ended of which some launchers do not end.
+func (s *spread) unended() End {
+	end := s.result()
+	if end.Text != "" {
+		return end
+	}
+	left := slices.IndexFunc(s.hosts, func(h *remote) bool { return h.stage < stageGone })
+	const format = "the launcher on %s has not ended %v after those of other hosts"
+	return End{Text: fmt.Sprintf(format, s.hosts[left].Host, s.stopTime()), Code: 1}
 }
 
 // signal gives launchers a signal.

@@ -93,6 +93,7 @@ const (
 	successKey = keys + "succeeded" // of an elastic job: a rank has
 	relayed    = keys + "signal/"   // the last one, by machine
 	refusals   = keys + "refusal/"  // why a launcher does not take part, leased
+	arrivals   = keys + "arrived/"  // of hosts that a launcher has started, by their place in the list
 )
 
 // machine is one that has come.
@@ -286,7 +287,11 @@ func (a *agent) arrive(ctx context.Context) error {
 	a.key = fmt.Sprintf("%s%08d", machines, n)
 	a.ranks = int(n)
 	text, _ := json.Marshal(a.machine())
-	return a.kv.Set(ctx, a.key, text, store.Lease)
+	err = a.kv.Set(ctx, a.key, text, store.Lease)
+	if err != nil || a.starter == nil {
+		return err
+	}
+	return a.kv.Set(ctx, arrivalKey(a.starter.index), nil)
 }
 
 // takePlace returns how many ranks the machines up to this one have: in the order in which they come, or in which the
@@ -364,13 +369,21 @@ func (a *agent) elastic(ctx context.Context) error {
 	return err
 }
 
+// arrivalKey is where a host says that it has come.
+func arrivalKey(index int) string { return fmt.Sprint(arrivals, index) }
+
 // awaitOthers keeps the store of an elastic job until the other machines have gone. A signal is for this machine alone,
-// unless a launcher has started those of all hosts: then the others have it as well.
+// unless a launcher has started those of all hosts: then the others have it as well, and come before they go.
 func (a *agent) awaitOthers(ctx context.Context, end End) {
 	alone := func(present []store.Entry) bool { return len(present) < 2 }
 	if end.Signal == 0 {
 		waiting, cancel := context.WithCancel(ctx)
 		go a.sayWhoStays(waiting)
+		if a.starter != nil {
+			for index := range a.Machines {
+				_, _ = a.kv.Get(ctx, arrivalKey(index))
+			}
+		}
 		_, _ = a.await(ctx, alone)
 		cancel()
 	}
