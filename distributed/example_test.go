@@ -60,14 +60,18 @@ func ExampleMesh() {
 			return err
 		}
 		if c.Rank() == 5 {
-			fmt.Println(mesh.Dims(), "rank", replicas.Rank(), "of", replicas.WorldSize(), "replicas:", ranks)
+			part, err := mesh.Coord("tensor")
+			if err != nil {
+				return err
+			}
+			fmt.Println(mesh.Dims(), "part", part, "of rank", replicas.Rank(), "of", replicas.WorldSize(), "replicas:", ranks)
 		}
 		return nil
 	})
 	if err != nil {
 		fmt.Println(err)
 	}
-	// Output: [{data 3} {tensor 2}] rank 2 of 3 replicas: [9]
+	// Output: [{data 3} {tensor 2}] part 1 of rank 2 of 3 replicas: [9]
 }
 
 // Two ranks share five samples, one of them twice: each epoch has another order.
