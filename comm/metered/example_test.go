@@ -11,7 +11,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// What a program sends.
+// The traffic of a program, or of some of its operations.
 func Example() {
 	rt := cpu.New()
 	defer rt.Close()
@@ -29,7 +29,7 @@ func Example() {
 			return err
 		}
 		if m.Rank() == 0 {
-			t := m.Totals()
+			t := m.Totals() // m.Totals(comm.OpAllReduce) for these alone
 			fmt.Println(t.SentElements, "elements,", t.SentBytes, "bytes")
 		}
 		return nil

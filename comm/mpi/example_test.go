@@ -33,3 +33,14 @@ func ExampleRun() {
 		log.Fatal(err) // with this status the launcher ends the job
 	}
 }
+
+// What library there is, before the program uses it. A program that cannot go on ends the whole job. It needs an MPI
+// library, so it is not run here.
+func ExampleLibrary() {
+	info, err := mpi.Library()
+	if err != nil {
+		log.Print(err) // names the files that were tried
+		mpi.Abort(1)
+	}
+	fmt.Println(info.Library, info.ABI)
+}

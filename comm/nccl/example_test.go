@@ -118,3 +118,34 @@ func ExampleFrom_hosts() {
 	}
 	_ = mesh
 }
+
+// A framework computes on a stream of its own: the communicator submits to that, so nothing has to wait. After a
+// failure the survivors go on without the ranks that are lost. It needs GPUs, so it is not run here.
+func ExampleComm_Shrink() {
+	average := func(ctx context.Context, c *nccl.Comm, gradient *runtime.Tensor, stream uintptr) (*nccl.Comm, error) {
+		if err := c.UseStream(stream); err != nil {
+			return c, err
+		}
+		err := distributed.AllReduce(ctx, c, gradient, comm.Avg)
+		var failed *nccl.Error
+		if errors.As(err, &failed) {
+			fmt.Println(failed.Call, failed.Status)
+		}
+		if err == nil || c.Healthy() {
+			return c, err
+		}
+		survivors, err := c.Shrink(ctx, 3) // rank 3 is lost
+		return survivors, errors.Join(err, c.Close())
+	}
+	_ = average
+}
+
+// Which NCCL there is.
+func ExampleVersion() {
+	version, library, err := nccl.Version()
+	if err != nil {
+		fmt.Println(err) // says where it was looked for
+		return
+	}
+	fmt.Println(version, library)
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"path/filepath"
 
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
@@ -79,4 +80,30 @@ func ExampleJob_Shared() {
 	value, err := kv.Get(ctx, "mine/ready/0") // waits until rank 0 has set it, or ctx ends
 	fmt.Printf("%s %v\n", value, err)
 	// Output: yes <nil>
+}
+
+// A secret of the user's keeps other users of the machines out. It is made once, and copied to the other machines.
+func ExampleReadSecret() {
+	dir, err := os.MkdirTemp("", "secret")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "secret")
+	created, err := rendezvous.ReadSecret(path, true)
+	if err != nil {
+		log.Fatal(err)
+	}
+	read, err := rendezvous.ReadSecret(path, false)
+	fmt.Println(read == created, err)
+
+	job := rendezvous.Job{WorldSize: 2, Address: "127.0.0.1:29400", Secret: []byte(read)}
+	fmt.Println("all ranks on this host:", job.OneHost())
+
+	if path, err = rendezvous.UserSecretFile(); err == nil {
+		_ = path // where tutti launch keeps this user's secret
+	}
+	// Output:
+	// true <nil>
+	// all ranks on this host: true
 }

@@ -83,3 +83,12 @@ func freeAddress() string {
 	defer l.Close()
 	return l.Addr().String()
 }
+
+// The network settings of a program that makes its own configuration come from the environment too.
+func ExampleConfig_ReadEnv() {
+	environment := map[string]string{"TUTTI_TCP_SILENCE": "30s", "TUTTI_TCP_CONNECTIONS": "2"}
+	var config tcp.Config
+	err := config.ReadEnv(func(name string) string { return environment[name] }, 0) // os.Getenv
+	fmt.Println(config.Silence, config.Connections, err)
+	// Output: 30s 2 <nil>
+}

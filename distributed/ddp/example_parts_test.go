@@ -131,15 +131,14 @@ func ExampleShards_Norm() {
 			return err
 		}
 		if c.Rank() == 1 {
-			var shard ddp.Shard = shards.Buckets[0]
+			shard := shards.Buckets[0]
 			values, err := runtime.ToSlice[float32](shard.Tensor)
 			fmt.Println("norm", norm, "and here", values, err)
-			var part ddp.ShardPart = shard.Parts[0]
-			fmt.Println("parameter", part.Param)
+			fmt.Println("of parameter", shard.Parts[0].Param)
 		}
 		return nil
 	})
 	// Output:
 	// norm 5 and here [0 4] <nil>
-	// parameter 0
+	// of parameter 0
 }

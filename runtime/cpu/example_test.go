@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -64,4 +65,48 @@ func ExampleSlice() {
 	sorted, _ := runtime.ToSlice[int32](t)
 	fmt.Println(sorted)
 	// Output: [1 2 3]
+}
+
+// Weights that were read from a file are a tensor of their type, where they lie.
+func ExampleWrapBytes() {
+	rt := cpu.New()
+	defer rt.Close()
+	weights := []byte{0x80, 0x3f, 0x00, 0xc0} // 1 and -2, in bf16
+	t, err := cpu.WrapBytes(rt, weights, dtype.BF16)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer t.Free()
+	values, err := cpu.Slice[dtype.BFloat16](t)
+	fmt.Println(t, values[1].Float32(), err)
+	// Output: bf16[2] on cpu:0 -2 <nil>
+}
+
+// Rows with gaps between them are copied by their strides, in elements: here the second column of a matrix.
+func ExampleRuntime_CopyStrided() {
+	rt := cpu.New()
+	defer rt.Close()
+	matrix, err := rt.Allocate(4)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer rt.Deallocate(matrix)
+	column, err := rt.Allocate(2)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer rt.Deallocate(column)
+	if err := rt.CopyIn(matrix, []byte{1, 2, 3, 4}); err != nil {
+		fmt.Println(err)
+	}
+	if err := rt.CopyStrided(column, []int{1}, matrix+1, []int{2}, []int{2}, 1); err != nil {
+		fmt.Println(err)
+	}
+	values := make([]byte, 2)
+	err = rt.CopyOut(values, column)
+	fmt.Println(values, err)
+	// Output: [2 4] <nil>
 }

@@ -2,6 +2,7 @@ package cuda_test
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 
 	"github.com/tutti-go/tutti/runtime"
@@ -73,6 +74,11 @@ func ExampleRuntime_LoadModule() {
 			return err
 		}
 		if err := increment.Launch(rt.Stream(), cuda.Geometry{Block: cuda.Dim{X: t.Len()}}, uint64(p)); err != nil {
+			return err
+		}
+		// LaunchWith takes parameters of other sizes, as they lie in memory.
+		parameters := binary.NativeEndian.AppendUint64(nil, uint64(p))
+		if err := increment.LaunchWith(rt.Stream(), cuda.Geometry{Block: cuda.Dim{X: t.Len()}}, parameters); err != nil {
 			return err
 		}
 		if err := rt.Synchronize(context.Background()); err != nil {
