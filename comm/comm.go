@@ -1,5 +1,5 @@
-// Package comm is the contract between code that communicates and the
-// backends that move the bytes.
+// Package comm lets the ranks of a job communicate: collectives, messages and
+// barriers, over whatever backend moves the bytes.
 //
 // A [Communicator] is one rank's handle on a group of ranks. Backends live in
 // packages below this one (comm/noop, comm/local, comm/mpi, comm/tcp, comm/nccl,

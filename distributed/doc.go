@@ -1,8 +1,7 @@
-// Package distributed is the safe, tensor-level layer on top of packages
-// runtime and comm: collectives on tensors and bytes, meshes of ranks with named
-// dimensions, and what surrounds a training loop. Package sparse below it is sparse
-// allreduce with error feedback, and package ddp reduces the gradients of a model
-// while the backward pass goes on.
+// Package distributed runs collectives on tensors and bytes, arranges ranks in
+// meshes with named dimensions, and shares samples and metrics between the ranks of a
+// training loop. Package ddp averages the gradients of a model while the backward pass
+// goes on, and package sparse sends only the largest entries of a gradient.
 //
 // # Dense
 //

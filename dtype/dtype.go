@@ -1,4 +1,4 @@
-// Package dtype names the element types that tensors and collectives carry.
+// Package dtype names the element types of tensors, and converts and rounds elements.
 //
 // A [DType] says how an element is stored (its size in bytes) and how it is
 // read (float, signed, unsigned, boolean). Backends always receive the DType

@@ -1,5 +1,5 @@
-// Package runtime defines what a device-tensor runtime is: something that
-// hands out memory as uintptr, copies it, and reports what it holds.
+// Package runtime makes, copies and views tensors in the memory of a device. A
+// [Runtime] hands out that memory as uintptr, copies it, and reports what it holds.
 //
 // The contract is small on purpose. What only some devices can do is an
 // separate interface, found by type assertion on a [Runtime]: [Freezer] for

@@ -1,4 +1,5 @@
-// Package checked is a decorator that compares what ranks call.
+// Package checked finds the rank that calls another collective than the others: wrap the communicator of each rank
+// with [New], and what would hang is an error on all ranks that says who called what.
 package checked
 
 import (

@@ -1,5 +1,5 @@
-// Package local is a communicator whose ranks are goroutines of one process.
-// They share memory, so nothing is packed or sent: an allreduce reads every
+// Package local runs the ranks of a job as goroutines of one process, with [Run]: on a
+// laptop and in tests. They share memory, so nothing is packed or sent: an allreduce reads every
 // rank's input where it lies and writes every rank's output once.
 //
 // # How it works

@@ -1,4 +1,5 @@
-// Package metered counts what passes through a communicator.
+// Package metered counts what a program sends: wrap its communicator with [New], and [Communicator.Totals] returns the
+// elements, bytes, calls and time of this rank.
 package metered
 
 import (

@@ -1,4 +1,4 @@
-// Package nccl is the [comm.Communicator] of NVIDIA GPUs, on NCCL 2.18 or newer.
+// Package nccl runs collectives between NVIDIA GPUs, on NCCL 2.18 or newer.
 //
 // The library is opened when the first communicator is made, never linked. Each
 // communicator submits to its own stream on its runtime's device.

@@ -1,6 +1,6 @@
-// Package p2p decorates a communicator of GPUs of one machine (comm/nccl): it runs the
-// collectives that are faster that way by kernels that write into the other GPUs' memory, and
-// passes all others to its base.
+// Package p2p speeds up collectives between the GPUs of one machine: wrap their communicator
+// (comm/nccl) with [New]. Collectives that gain by it are kernels that write into the other GPUs'
+// memory; all others go to the communicator below.
 //
 // Each rank has scratch memory that all others map. A rank writes what it sends into its
 // peers' scratch memory, and waits for the data in its own. There is no barrier and no buffer to

@@ -1,4 +1,5 @@
-// Package staged communicates device memory through host memory, or the other way round.
+// Package staged lets tensors of a GPU travel over a communicator of host memory, such as MPI without GPU support, or
+// the other way round: [New] copies between the two.
 package staged
 
 import (

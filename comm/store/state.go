@@ -1,4 +1,4 @@
-// Package store is a small key-value store that the processes of a job share, as c10d's TCPStore: a process sets keys,
+// Package store lets the processes of a job share keys, as c10d's TCPStore does: a process sets keys,
 // waits for keys of others, counts, compares and sets, watches a prefix, and leases keys that vanish with its session.
 // It carries what a job is made of before and beside its communicators: addresses, ids, notices of aborts, members.
 //

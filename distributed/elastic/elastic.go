@@ -1,6 +1,6 @@
-// Package elastic is for training whose members come and go: at each boundary between two steps it gives the members
-// of the next epoch and a communicator for them, a member that joins gets the state of the others, and a step that
-// lost a member is made again by those who are left.
+// Package elastic trains with members that come and go: at each boundary between two steps it names the members of
+// the next epoch and makes a communicator for them. A member that joins gets the state of the others. A step that lost
+// a member is made again by the members that remain.
 //
 //	gradients, err := ddp.New(ctx, rt, noop.New(rt), parameters, ddp.Config{})
 //	…

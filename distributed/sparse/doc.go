@@ -1,5 +1,5 @@
-// Package sparse is sparse allreduce with error feedback: a step averages one
-// gradient tensor over the ranks and sends only its largest entries.
+// Package sparse averages a gradient over the ranks by sending only its largest
+// entries: sparse allreduce with error feedback, which sends the others in later steps.
 //
 // The patterns are not programs but a grid: a selector chooses entries of gradient +
 // residual, an exchange combines the lists of all ranks, a codec says how they travel, and error

@@ -1,4 +1,5 @@
-// Package cpu is the [runtime.Runtime] of host memory.
+// Package cpu makes tensors in host memory, and of a program's slices ([Wrap]): it is
+// the [runtime.Runtime] of the host.
 //
 // Memory comes from the operating system, not from the Go heap: the garbage
 // collector neither moves, scans nor frees it, so its uintptrs stay valid. A

@@ -1,4 +1,5 @@
-// Package cuda is the [runtime.Runtime] of NVIDIA GPUs, on the CUDA driver API.
+// Package cuda makes tensors on NVIDIA GPUs, copies them and runs kernels: it is the
+// [runtime.Runtime] of a GPU, on the CUDA driver API.
 //
 // The driver library is opened when the first runtime is, never linked: a
 // program that contains this package starts on a machine without a GPU, and
