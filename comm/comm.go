@@ -62,8 +62,8 @@ import (
 // Prod and Min are "and".
 //
 // Host backends add 16-bit and 8-bit floats up in F32 and round once. A result beyond the range of F16 or BF16 is
-// infinite, and that of an FP8 type is its largest number. Avg of F16 divides before it rounds, so it stays within
-// the range of its inputs.
+// infinite, and a result beyond the range of an FP8 type is its largest number.
+// Avg of F16 divides before it rounds, so it stays within the range of its inputs.
 type ReduceOp = reductions.Op
 
 // The reductions. Avg is the sum divided once by the number of ranks, of floating point only.

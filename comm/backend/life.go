@@ -178,7 +178,7 @@ func (l *Life) endWaits(cause error) {
 	}
 }
 
-// Explain deals with an error of the backend, and returns it as that of op. One that is
+// Explain deals with an error of the backend, and returns it as an error of op. One that is
 // not [Refused] aborts the communicator. Methods that a handle has beside [Base] use it.
 func (l *Life) Explain(op string, err error) error {
 	if !Refused(err) {

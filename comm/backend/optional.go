@@ -84,7 +84,7 @@ type SharedLists interface {
 	// Lists returns where the lists are, in rank order: each has room for n entries, and its
 	// length on the device. [kernel.Entries].Shared of this rank's list is set. The lists
 	// of the other ranks are written by Gather, and stay until this rank makes its next list.
-	// The word after a length is a mark, 0 at first: where a rank has set that of its list,
+	// The word after a length is a mark, 0 at first: where a rank has set the mark of its list,
 	// the others find 1 with the list.
 	Lists() []kernel.Entries
 	// Gather submits, as AllGather does, the exchange that makes the lists of all ranks known

@@ -242,7 +242,7 @@ func (p *probe) inFlight(s series, first, total int) {
 
 var errOutOfStep = errors.New("a call was lost, or came twice")
 
-// check compares an element with that of a call, and finds out whether it is that of one nearby.
+// check compares an element with the result of a call, and finds out whether it is the result of one nearby.
 func (s series) check(got []byte, number, part int) error {
 	_, err := reference.Differences(got, s.gets(number, part), len(got))
 	if err == nil {

@@ -245,7 +245,7 @@ func failedGroup(p *probe) {
 
 // barrier proves by the order of events that nobody leaves before everybody
 // came: all ranks note when they entered and when they left, and the last to
-// enter must not be later than the first to leave. The clock is that of one
+// enter must not be later than the first to leave. The clock belongs to one
 // host. A late rank, a different one each round, gives a wrong barrier the
 // time to show itself; a right one never fails, however slow the machine.
 func barrier(p *probe) {

@@ -124,7 +124,7 @@ func (p *probe) children(parent relative, numbers ...int) []relative {
 
 // splitsOfSplits has traffic on communicators of several generations at once. They are those that a
 // backend may take for each other if it identifies them by a number: if the number has few bits, if
-// it leaves out the parent, or if it mixes the parent's number with that of the split so that two
+// it leaves out the parent, or if it mixes the parent's number with the number of the split so that two
 // pairs give the same.
 func splitsOfSplits(p *probe) {
 	world := relative{p.c, "the world"}

@@ -10,7 +10,7 @@ const (
 	// spinningInlineTraffic is that among more than two ranks that spin. They take chunks at once, and the
 	// last one would wait for lines from the caches of all others.
 	spinningInlineTraffic = 16 << 10
-	// pairInlineTraffic is that of two ranks that spin.
+	// pairInlineTraffic is the same for two ranks that spin.
 	pairInlineTraffic = 8 << 10
 	// leastChunkTraffic is what is worth taking by one of these.
 	leastChunkTraffic = 8 << 10
@@ -19,7 +19,7 @@ const (
 	// that claiming it costs nothing.
 	chunkTraffic = 512 << 10
 	// streamBytes is the size of the output, of all ranks together, from which
-	// on stores bypass the caches: that of a large last-level cache, which has
+	// on stores bypass the caches: the size of a large last-level cache, which has
 	// to hold the inputs as well.
 	streamBytes = 24 << 20
 	// maxChunks is what a claim can count.
@@ -36,7 +36,7 @@ const (
 	fewSmallBytes  = 8 << 10
 	fewRanks       = 8
 	manySmallBytes = 32 << 10
-	// threadedSmallBytes is that of ranks that have no processor each: they make their results one after the other.
+	// threadedSmallBytes is the same for ranks without a processor each: they make their results one after the other.
 	threadedSmallBytes = 64
 )
 

@@ -164,7 +164,7 @@ type endpoint struct {
 	check backend.Check
 	life  backend.Life
 
-	mu sync.Mutex // guards what has no lock or atomic type of its own
+	mu sync.Mutex // guards what has neither a lock nor an atomic type
 
 	arrivals  atomic.Uint64 // collectives put into the ring, or told
 	finished  atomic.Uint64 // number of the last small one that the rank finished, plus one

@@ -13,7 +13,7 @@ type nativeCall struct {
 	count int
 }
 
-// maxArgs is the largest number of arguments before the last two, that of ncclReduce.
+// maxArgs is the largest number of arguments before the last two, which ncclReduce has.
 const maxArgs = 6
 
 // plan is the native calls of one submission.

@@ -130,7 +130,7 @@ func sharesGPU(all []hello, rank int) bool {
 }
 
 // attachAll maps the memory that each rank passes into the GPUs of all others, and has attach called with
-// that of each peer. err is why this rank has none. agreed says that all ranks have mapped all of it.
+// the memory of each peer. err is why this rank has none. agreed says that all ranks have mapped all of it.
 func (b *bootstrap) attachAll(
 	ctx context.Context, h hello, memory *cuda.SharedMemory, err error, attach func(peer int, m *cuda.SharedMemory),
 ) (all []hello, agreed bool, _ error) {

@@ -196,7 +196,7 @@ func (t *offloadTable) has(x *comm.Call) bool {
 }
 
 // HandOver returns the size in bytes above which calls of an operation go to the base: 0
-// if all do, [math.MaxInt] if none does. The size is that of a piece (see [comm.Call]), and
+// if all do, [math.MaxInt] if none does. The size is the size of a piece (see [comm.Call]), and
 // the same on all ranks. dt and reduce matter for reductions only.
 func (c *Comm) HandOver(op comm.Op, dt dtype.DType, reduce comm.ReduceOp) int {
 	x := comm.Call{

@@ -12,7 +12,7 @@ type credit struct {
 	freed     int // of these, bytes that are free again and to be returned
 }
 
-// messageBytes is the credit of an announcement beside that of its eager part, so that messages without
+// messageBytes is the credit of an announcement beside the credit of its eager part, so that messages without
 // data are bounded as well.
 const messageBytes = 256
 

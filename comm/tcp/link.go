@@ -14,7 +14,7 @@ const (
 	recordBytes = 16 << 10
 	// chunkBytes is the most payload of a frame.
 	chunkBytes = 128 << 10
-	// parallelChunkBytes is that of pairs with several lanes for one message.
+	// parallelChunkBytes is the same for pairs with several lanes for one message.
 	parallelChunkBytes = 64 << 10
 	// flushBytes is how much is collected before it goes to the socket, inlineBytes how much
 	// a goroutine sends that is not the writer.

@@ -224,7 +224,7 @@ func (u *run) conserved(before, gradient []float32) {
 	// Float32 sums of 2P numbers, divided and multiplied by P; then rounded to
 	// the type of the tensor. Subnormal numbers have an absolute error instead,
 	// and where each of P shares is divided before they are added up, each has
-	// that of a division, multiplied by P.
+	// the error of a division, multiplied by P.
 	relative := float64(2*u.size+4) * 0x1p-24
 	smallest := float64((u.size+2)*(u.size+2)) * 0x1p-149
 	rounded := 1.0

@@ -60,7 +60,7 @@ type Config struct {
 // NoMix, for [Config.Mix], has a fragment that arrives replace the rank's own parameters, also with a Delay.
 const NoMix = -1
 
-// delayedMix is the share of a rank's own parameters where a delayed fragment arrives, that of Streaming DiLoCo
+// delayedMix is the share of a rank's own parameters where a delayed fragment arrives, as in Streaming DiLoCo
 // (Douillard et al., 2025).
 const delayedMix = 0.5
 

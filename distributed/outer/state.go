@@ -24,7 +24,7 @@ var kind = state.Kind{
 // savedLoop has the fields of a state, in their order.
 type savedLoop struct {
 	fingerprint      uint64
-	shared           bool // whoever restores it has no parameters of its own
+	shared           bool // the rank that restores it has no parameters
 	position         position
 	fragments        []savedFragment
 	common, velocity []byte // F32

@@ -20,7 +20,7 @@ type Stats struct {
 	// number of entries that it has, or, where an exchange does not merge the
 	// ranks' lists before it gathers them, the sum of their lengths.
 	SelectedGlobal int
-	// Threshold is the magnitude that the selected entries have at least, GlobalThreshold (oktopk) that of the
+	// Threshold is the magnitude that the selected entries have at least, GlobalThreshold (oktopk) the magnitude of the
 	// sums that went into the result. They may be NaN or infinite with [PassNonFinite], which JSON has no notation for.
 	Threshold, GlobalThreshold float32
 	// SentElements and SentBytes are what this rank sent as package metered counts:

@@ -243,7 +243,7 @@ func (w *worker) await(c *comm.Call) (calls []comm.Call, waits []comm.Wait, data
 	return calls, waits, data, nil
 }
 
-// bye returns an error if this rank has left, or that of a slot with its next call there incomplete.
+// bye returns an error if this rank has left, or the error of a slot with its next call there incomplete.
 func (w *worker) bye(slots []Slot) error {
 	for _, slot := range append(slots, Slot{From: w.rank}) {
 		its := Slot{w.id, slot.From, comm.OpSync, 0}

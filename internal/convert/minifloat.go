@@ -114,7 +114,7 @@ func (f *Format) encode(v float32) uint32 {
 	rebias := (bias32 - f.bias) << mantissaBits32
 	if magnitude < rebias+1<<mantissaBits32 {
 		// The result is subnormal. The unit in the last place of this power
-		// of two is that of the subnormal numbers, so the addition rounds.
+		// of two is the unit of the subnormal numbers, so the addition rounds.
 		magic := (bias32 + 1 - f.bias + shift) << mantissaBits32
 		sum := math.Float32frombits(magnitude) + math.Float32frombits(magic)
 		return sign | (math.Float32bits(sum) - magic)

@@ -69,7 +69,7 @@ func (f Func) Call(args ...uintptr) uintptr {
 // stack, behind six registers.
 const maxArgs = 24
 
-// maxIntArgs bounds that of Int.
+// maxIntArgs bounds the number for Int.
 const maxIntArgs = 16
 
 var blocks = sync.Pool{New: func() any { return new([maxArgs]uintptr) }}

@@ -175,7 +175,7 @@ type direction struct {
 	expired  bool        // a deadline has closed conn; guarded by mu
 }
 
-// set sets the deadline, also that of calls in flight.
+// set sets the deadline, also for calls in flight.
 func (d *direction) set(t time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -22,7 +22,7 @@ type NAT struct {
 	Hosts   []Namespace
 }
 
-// Address is that of the outside for a host.
+// Address is the outside address of a host.
 func (n *NAT) Address(host int) string { return fmt.Sprintf("10.77.%d.1", host) }
 
 // NewNAT makes such networks, until the test ends. It skips the test where that is not possible.

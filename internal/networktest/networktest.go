@@ -173,5 +173,5 @@ func (s *Sockets) Listen(_, address string) (net.Listener, error) {
 	return net.Listen("unix", s.path(port))
 }
 
-// path is that of a socket.
+// path is the path of a socket.
 func (s *Sockets) path(port string) string { return filepath.Join(s.folder, port) }

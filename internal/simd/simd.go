@@ -6,7 +6,7 @@
 // bits, except that the payload and sign of a NaN that an addition,
 // multiplication or division produces are the processor's.
 //
-// The generators live in a module of their own, gen, so that users of this module
+// The generators live in a separate module, gen, so that users of this module
 // do not inherit the tool that they are written with.
 package simd
 
@@ -17,7 +17,7 @@ package simd
 var AVX2 = detect()
 
 // Cache is the size of the processor's last-level cache in bytes, 0 if it does not tell.
-// A hypervisor may let it tell that of the whole machine.
+// A hypervisor may let it tell the size for the whole machine.
 var Cache = largestCache()
 
 // Chunk is the number of bytes of each buffer that one call of a kernel handles.

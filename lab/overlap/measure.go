@@ -292,7 +292,7 @@ func (s *session) overlap(ctx context.Context, t *Trace) error {
 	return errors.Join(err, s.Compute.SetMultiprocessors(0))
 }
 
-// timing is a round of one phase: a step's mean time, and that of the part until
+// timing is a round of one phase: a step's mean time, and the time of the part until
 // the last product or gradient.
 type timing struct {
 	total, busy time.Duration
@@ -318,7 +318,7 @@ func (s *session) round(ctx context.Context, p phase) (t timing, _ error) {
 		a.Do(func() error { return s.tracedStep(ctx, p) })
 	}
 	// The communicator watches its peers while it waits; all its work is behind
-	// that of the compute stream, or the other way round.
+	// the work of the compute stream, or the other way round.
 	a.Do(func() error {
 		return errors.Join(p.link.Sync(ctx), s.Runtime.Synchronize(ctx))
 	})

@@ -253,7 +253,7 @@ func (m *model) newMatrices(rt runtime.Runtime, count, rows, columns int) ([]cub
 	return all, nil
 }
 
-// fill gives weights and input their values. The weights' distribution is that of PyTorch's linear layers: how much
+// fill gives weights and input their values. The weights' distribution is as in PyTorch's linear layers: how much
 // power a GPU takes, and so how fast it is, depends on the values.
 func (m *model) fill(rt runtime.Runtime, rank int, weights []cublas.Matrix, input cublas.Matrix) error {
 	bound := 1 / math.Sqrt(float64(m.cfg.Width))
@@ -295,7 +295,7 @@ func fillRandom(rt runtime.Runtime, x cublas.Matrix, next func() float64) error 
 	return nil
 }
 
-// free gives the memory back, but for that of the gradients if it is to be kept.
+// free gives the memory back, except for the gradients' if it is to be kept.
 func (m *model) free(ctx context.Context, keepGradients bool) error {
 	var errs []error
 	for _, t := range m.owned {

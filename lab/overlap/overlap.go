@@ -165,7 +165,7 @@ type Result struct {
 	// the communication that takes no extra time, against the fastest way to
 	// communicate the same bytes. 0 if there is nothing to communicate. With a sparse
 	// pattern it is of CommMS, what selects, exchanges and merges all buckets alone;
-	// CommFlatMS is that of a dense step all the same.
+	// CommFlatMS is the time of a dense step all the same.
 	Hidden float64 `json:"hidden"`
 	// OverlappedMS - ComputeMS is the sum of these two: the passes take longer
 	// beside communication, and what is reduced after the last product.

@@ -167,7 +167,7 @@ func separate(x []float32, found, k int, bracket keyRange, first uint32) (key ui
 	return 0, false
 }
 
-// logarithm returns about that of n and a half, to some base, plus a constant: exponent, and mantissa behind it.
+// logarithm returns about log(n + 1/2), to some base, plus a constant: exponent, and mantissa behind it.
 func logarithm(n int) float32 { return float32(math.Float32bits(float32(n) + 0.5)) }
 
 func (k kernels) Encode(l kernel.Entries, codec kernel.Codec, n int, dst kernel.Message, lost kernel.Array) error {

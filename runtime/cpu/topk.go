@@ -220,7 +220,7 @@ type border struct {
 	end int
 }
 
-// border returns that of the k largest elements of x, with or without those that are
+// border returns the border of the k largest elements of x, with or without those that are
 // zero. Its key is probably in bracket.
 func (s *scratch) border(x []float32, k int, bracket keyRange, zeros bool) border {
 	key, ties, equal := s.kth(x, k, bracket)

@@ -29,7 +29,7 @@ type selection struct {
 	age       uintptr           // of the threshold, for pickNear
 	near      kernel.Acceptance // of pickNear
 	used      uintptr           // 0, or where the threshold that was used goes
-	margin    uintptr           // 0, or that of the threshold, for pickTop
+	margin    uintptr           // 0, or the threshold's margin, for pickTop
 	without   uintptr           // of a list: the indices that take no part; 0 for none
 	residual  kernel.Array      // of a list: gets the entries that are left out, unless its Ptr is 0
 

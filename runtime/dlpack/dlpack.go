@@ -34,7 +34,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
-// The names of capsules, each with one of DLPack's structs: that of version 1, DLManagedTensorVersioned, and the one
+// The names of capsules, each with one of DLPack's structs: version 1's DLManagedTensorVersioned, and the one
 // before, DLManagedTensor, which older libraries pass.
 const (
 	capsuleVersioned   = "dltensor_versioned"

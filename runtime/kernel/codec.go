@@ -190,7 +190,7 @@ func (c Codec) Fit(bytes, n int) int {
 // The encoder then lowers k as long as that makes the block shorter, in bits without filling. If the
 // first step down does not, it raises k in the same way, to 30 at most. A block of a given k is capped if
 // its largest quotient is 32 or more and capping makes it shorter; a k that needs more than 1023 bytes of
-// quotients is not taken. The result is replaced by gaps of fixed length, that of the largest, if these
+// quotients is not taken. The result is replaced by gaps of fixed length, as long as the largest, if these
 // are not longer in bytes.
 func RiceParameter(count int, sum uint64) int {
 	return max(bits.Len64(sum/uint64(count))-1, 0)

@@ -47,7 +47,7 @@ var (
 	silent    = late(comm.ErrPeerFailed)
 )
 
-// init gives tcp the cells of mpi, whose schedules it has, in rows where it has none of its own
+// init gives tcp the cells of mpi, whose schedules it has, in rows where it has none
 // and mpi's are shown here.
 func init() {
 	for _, f := range Table {

@@ -353,7 +353,7 @@ func (g *Group) await(ctx context.Context, rank int, done uint64) {
 	look, cancel := context.WithTimeout(ctx, lookEvery)
 	defer cancel()
 	stop, err := g.client.Watch(look, g.key(answerKeys, rank), func(e store.Event) {
-		from, ok := g.rankOf(e.Key) // the key of rank 1 is a prefix of that of rank 10
+		from, ok := g.rankOf(e.Key) // the key of rank 1 is a prefix of rank 10's
 		if _, covers := parseAnswer(e.Value, done); ok && from == rank && covers {
 			cancel()
 		}

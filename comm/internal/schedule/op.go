@@ -149,7 +149,7 @@ const (
 	nobody    = -2 // each rank keeps its share of it
 )
 
-// collective reports whether the operation takes tags of its own.
+// collective reports whether the operation takes its own tags.
 func (o *Op) collective() bool { return !o.op.Message() }
 
 // span is a range of memory, or none if it is zero.

@@ -23,7 +23,7 @@ import (
 // Config is the same on all ranks.
 type Config struct {
 	Seed       uint64
-	Workers    int         // goroutines of a rank, each with trees of its own; at least 1
+	Workers    int         // goroutines of a rank, each with its own trees; at least 1
 	Open       int         // sub-communicators that are open at a time, at most; at least 2 for each worker
 	Operations int         // collectives and messages of all communicators together, at least
 	Sum        dtype.DType // of the sums, which are at most 15 for each rank

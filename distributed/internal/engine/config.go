@@ -14,13 +14,13 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// Config says how a [Reducer] reduces a gradient, field by field as that of package sparse, which documents them.
+// Config says how a [Reducer] reduces a gradient, field by field as sparse.Config does, which documents them.
 // A [Settings] has the defaults.
 type Config struct {
 	Pattern         string
 	Values          string // the codec
 	Density         float64
-	Selector        Selector // nil: that of the pattern
+	Selector        Selector // nil: the pattern's own
 	NoErrorFeedback bool
 	Momentum        float64 // 0: none
 	ClipNorm        float64 // 0: none
@@ -45,7 +45,7 @@ const (
 // ErrNonFinite means that a gradient is not finite, with [FailNonFinite].
 var ErrNonFinite = errors.New("gradient is not finite")
 
-// Schedule varies the density over the steps. Like [Selector], it is an alias, so that its type is that of package
+// Schedule varies the density over the steps. Like [Selector], it is an alias, so that its type is the type of package
 // sparse.
 type Schedule = struct {
 	WarmupSteps   int       // dense steps at the start

@@ -31,7 +31,7 @@ var patterns = map[string]pattern{
 //     up to three ranks topkA2 (2k(P-1) elements), above that gtopk (4k);
 //     neither is more than 6k(P-1)/P.
 //
-// The name is that of the pattern that is used.
+// The name is the name of the pattern that is used.
 func find(cfg *Settings, k, n, size int) (string, pattern) {
 	name := cfg.Pattern
 	if name == sparsity.Oktopk {

@@ -198,7 +198,7 @@ func (e *engine) receive(ctx context.Context) {
 	e.checkRead()
 }
 
-// forget makes another past that of the steps to come.
+// forget replaces the past of the steps to come.
 func (e *engine) forget(p past) {
 	if e.past.pending && e.words.Ptr != 0 {
 		e.setInt(e.skippedLast, 0)

@@ -19,7 +19,7 @@ const longBit, largeBit = 1 << 30, math.MinInt32
 
 // reduceKnown reduces where the host waits for the numbers of each part anyway: messages
 // have their lengths, which are known to the receiver before, and only the content of
-// them is that of padded ones.
+// them is the length of padded ones.
 func (x *okExchange) reduceKnown(ctx context.Context, selected kernel.Entries, limit limits,
 	padded bool) (local, outgoing, sums kernel.Entries) {
 	local, outgoing = x.limitOutgoing(ctx, selected, limit.outgoing)

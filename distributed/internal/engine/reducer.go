@@ -30,7 +30,7 @@ type Reducer struct {
 	configured Settings
 	choice     *Choice                     // for Auto, when it was made
 	steps      int                         // all steps, also dense ones
-	dense      bool                        // the exchange is that of dense steps
+	dense      bool                        // the exchange is a dense step's
 	entries    message                     // the result as a list, where it was asked for
 	observe    stages.Observer             // of the step; nil: none, as in package ddp, which observes its buckets itself
 	confirm    func(context.Context) error // see BeforeCommit

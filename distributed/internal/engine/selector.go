@@ -68,7 +68,7 @@ func (s chunks) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entries
 }
 
 // nothing selects no entry, for an exchange that takes the whole residual. One that rounds also adds the gradient to
-// it, which may take no pass of its own.
+// it, which may take no separate pass.
 type nothing struct{ *engine }
 
 func noSelector(e *engine) selector { return nothing{e} }

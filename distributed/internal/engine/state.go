@@ -295,7 +295,7 @@ func (s *Reducer) gather(states []savedState) []byte {
 	return hostmem.Bytes(sum)
 }
 
-// ScaleResidual multiplies the residual by a factor. Thresholds stay: where the factor is that of a decay, gradients do
+// ScaleResidual multiplies the residual by a factor. Thresholds stay: where the factor is a decay, gradients do
 // not change with it, and otherwise one that does not serve any more is found anew.
 func (s *Reducer) ScaleResidual(factor float64) error {
 	const op = "scale residual"

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Stats tells what the last step of a [Reducer] did on this rank, field by field as that of package sparse.
+// Stats tells what the last step of a [Reducer] did on this rank, field by field as sparse.Stats does.
 type Stats struct {
 	Step                       int    // its number, from 0
 	Pattern                    string // what ran; empty: nothing was sent

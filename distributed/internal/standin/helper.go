@@ -19,7 +19,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// World runs body for ranks with a runtime of their own, which must leak nothing.
+// World runs body for ranks with a runtime each, which must leak nothing.
 func World(t *testing.T, ranks int, body func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error) {
 	t.Helper()
 	require.NoError(t, local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {

@@ -30,7 +30,7 @@ func Default() string {
 	return localBackend.Name
 }
 
-// separateWorlds says that every process of a job is a world of its own, "" if
+// separateWorlds says that every process of a job is a separate world, "" if
 // there is no such job or another process says it.
 func separateWorlds(b Backend, job rendezvous.Job) string {
 	if b.Jobs || job.WorldSize < 2 || job.Rank > 0 {

@@ -30,7 +30,7 @@ type Rank struct {
 	Location string
 
 	// HostRanks is the number of ranks of this process if their memory is the
-	// host's, and 0 if it is that of devices.
+	// host's, and 0 for memory of devices.
 	HostRanks int
 
 	limit time.Duration // of each wait, 0 for none

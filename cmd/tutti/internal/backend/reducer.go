@@ -21,7 +21,7 @@ type Reducer struct {
 	last            comm.Communicator
 }
 
-// PatternName is that of a pattern, what auto has chosen, and as what values travel unless that is f32.
+// PatternName is the name of a pattern, what auto has chosen, and as what values travel unless that is f32.
 func PatternName(pattern, chosen, values string) string {
 	if chosen != "" {
 		pattern += ": " + chosen

@@ -38,7 +38,7 @@ func (k Collective) Places() []Place {
 	return []Place{OutOfPlace, InPlace}
 }
 
-// root is that of a collective that has one, -1 of the others.
+// root is the root of a collective, -1 if it has none.
 func (k Collective) root() int {
 	if k.HasRoot() {
 		return 0

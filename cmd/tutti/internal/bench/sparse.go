@@ -51,7 +51,7 @@ type SparseConfig struct {
 	// Graph captures a step in a CUDA graph and replays it, which takes a rank with
 	// a [backend.ComputeStream] and a pattern that needs no number on the host.
 	Graph bool
-	// NoUndo: steps are no transactions, as with that of [sparse.Config].
+	// NoUndo: steps are no transactions, as in [sparse.Config].
 	NoUndo bool
 }
 

@@ -96,7 +96,7 @@ func parsePercent(text string) (float64, error) {
 	return v, nil
 }
 
-// program is what args run: a command of tutti's own, or a program. self is that of tutti.
+// program is what args run: a command of tutti's own, or a program. self is the path of tutti.
 func program(cmd *cobra.Command, args []string) (command []string, self string, err error) {
 	if self, err = os.Executable(); err != nil {
 		return nil, "", err

@@ -178,7 +178,7 @@ func (info information) print(out io.Writer) {
 	console.PrintTable(out, backends, nil, 2, 4)
 }
 
-// detail is that of a backend, without repeating what stands above it.
+// detail describes a backend, without repeating what stands above it.
 func (info information) detail(b backendInfo) string {
 	for _, absence := range []struct{ text, short string }{
 		{info.NoGPU, "no GPU, see above"},

@@ -295,7 +295,7 @@ func segmentSize(frame []byte) int {
 	return int(binary.NativeEndian.Uint16(frame[4:]))
 }
 
-// payload returns where that of a TCP frame begins.
+// payload returns where the payload of a TCP frame begins.
 func payload(frame []byte) int {
 	tcp := ipOffset + int(frame[ipOffset]&15)*4
 	return tcp + int(frame[tcp+12]>>4)*4
@@ -326,7 +326,7 @@ func cut(frame []byte, from, to int) []byte {
 		const fin, push = 1, 8
 		tcp[13] &^= fin | push
 	}
-	// The kernel has left its sum over the packet to the device: it is that of the pseudo header.
+	// The kernel has left its sum over the packet to the device: it covers the pseudo header alone.
 	binary.BigEndian.PutUint16(tcp[16:], sum(
 		uint32(ip[9])+uint32(len(tcp)),
 		ip[12:20],

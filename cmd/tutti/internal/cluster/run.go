@@ -95,7 +95,7 @@ type job struct {
 	Config
 	Launcher    string   // the program of an MPI library, "" without MPI
 	Args        []string // of the launcher, or the words of a rank's command line
-	Environment []string // besides that of this process
+	Environment []string // in addition to the environment of this process
 }
 
 // newJob is a command as a job of a launcher, whose program is at path.

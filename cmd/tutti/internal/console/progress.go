@@ -24,7 +24,7 @@ type Bars struct {
 // tellEvery is the time from one line to the next.
 const tellEvery = 5 * time.Second
 
-// messageWidth aligns the bars; it is that of the longest pattern name.
+// messageWidth aligns the bars; it is the width of the longest pattern name.
 const messageWidth = 16
 
 // start begins the display.

@@ -33,7 +33,7 @@ type Record struct {
 // files are the names of dumps.
 const files = "tutti-record-*.json"
 
-// IsFile reports whether a name, with slashes, is of a dump directly in a directory, or in that of an epoch.
+// IsFile reports whether a name, with slashes, is of a dump directly in a directory, or in the directory of an epoch.
 func IsFile(name string) bool {
 	folder, file := path.Split(name)
 	if folder != "" {

@@ -63,7 +63,7 @@ func clocks(records []diagnose.Record) []Clock {
 }
 
 // bounds has, for pairs of records, the most in nanoseconds that can be added to the clock of the first if nothing
-// is added to that of the second.
+// is added to the clock of the second.
 type bounds map[[2]int]int64
 
 // before notes that something at i, by its clock, came before something at j, by that one's.

@@ -33,7 +33,7 @@ const leaving = 5 * time.Second
 type progress struct {
 	Step, Tested int // steps that are done, and how many were when the accuracy was measured last
 	Params       []float32
-	Velocity     []float32 // with Reproducible: it is that of all members
+	Velocity     []float32 // with Reproducible: the same on all members
 	History      history
 	Shared       []byte // of the reduction
 }

@@ -63,7 +63,7 @@ type Result struct {
 	Curve []Point `json:"-"`
 }
 
-// Name is that of the pattern, what auto has chosen, as what values travel unless that is f32,
+// Name is the name of the pattern, what auto has chosen, as what values travel unless that is f32,
 // and the window of an outer loop.
 func (r Result) Name() string {
 	name := backend.PatternName(r.Pattern, r.Chosen, r.Values)

@@ -262,7 +262,7 @@ func (t *trainer) shareWeights(ctx context.Context) error {
 
 // through copies values to the tensor that is exchanged, runs exchange on it,
 // and copies the result back. On a device with streams it waits for the
-// communication before: ctx ends this wait, but not that of a copy.
+// communication before: ctx ends this wait, but not the wait for a copy.
 func (t *trainer) through(ctx context.Context, values []float32, exchange func() error) error {
 	if err := runtime.CopyIn(t.update, values); err != nil {
 		return err

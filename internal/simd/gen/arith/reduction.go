@@ -53,7 +53,7 @@ type arguments struct {
 	stream                                     reg.GPVirtual
 }
 
-// kinds are in the order of the types of package dtype, and ops in that of its reductions.
+// kinds are in the order of the types of package dtype, and ops in the order of its reductions.
 var (
 	kinds = []string{"Invalid", "F64", "F32", "F16", "BF16", "FP8E4M3", "FP8E5M2",
 		"I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "Bool"}

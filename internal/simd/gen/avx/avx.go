@@ -17,7 +17,7 @@ func Kernel(name, signature string, doc ...string) {
 	Doc(doc...)
 }
 
-// Address returns that of a parameter, or of a part of one.
+// Address returns the address of a parameter, or of a part of one.
 func Address(c gotypes.Component) Mem {
 	m, err := c.Resolve()
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"math"
 )
 
-// MaxKey is the largest magnitude key, that of a NaN with all bits set.
+// MaxKey is the largest magnitude key, the key of a NaN with all bits set.
 const MaxKey = 1<<31 - 1
 
 // Key returns the magnitude key of v: the bits of |v| as an unsigned integer.

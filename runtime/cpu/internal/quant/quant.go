@@ -400,7 +400,7 @@ func encodeBins(tableAt, codes []byte, x, decoded []float32) {
 const (
 	barShift   = 19 // of a magnitude's bits, to its bar
 	octaveBars = 16
-	octaves    = 8 // that are told apart, up to that of the largest magnitude
+	octaves    = 8 // that are told apart, up to the octave of the largest magnitude
 	barCount   = octaves * octaveBars
 	allBars    = 1 << (32 - barShift)
 	signBars   = allBars / 2
