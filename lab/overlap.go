@@ -113,7 +113,7 @@ func overlapFlags(flags *pflag.FlagSet, cfg *overlap.Config, ctas *int) {
 	flags.IntVar(&cfg.Rounds, "rounds", cfg.Rounds, "rounds, of which the median counts")
 }
 
-// runOverlap measures on one rank. A communicator of its own, with the same
+// runOverlap measures on one rank. A separate communicator, with the same
 // ranks, works beside the products.
 func runOverlap(
 	ctx context.Context,

@@ -50,7 +50,7 @@ func seatsFor(ranks int) seats {
 // pairs.
 type cacheLine [128]byte
 
-// world is the state that the ranks of one communicator share. What has no lock of its own and is of no atomic type is
+// world is the state that the ranks of one communicator share. What has no lock and is of no atomic type is
 // set before the ranks have the world, but for slots, agreeing and ends: these belong to whoever starts a collective,
 // when all ranks have come to it.
 type world struct {

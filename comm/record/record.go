@@ -29,7 +29,7 @@ import (
 // `tutti diagnose` compares the dumps of all ranks.
 //
 // A call is known to be done when a later Sync or a Barrier has returned, and before that
-// where the communicator reports its progress ([backend.Progresser]). Its time is then that of the
+// where the communicator reports its progress ([backend.Progresser]). Its time is then the time of the
 // next look, at one of the next eight calls or for the dump.
 //
 // A dump is written to a file when a wait fails (Sync, Barrier, Split), when the rank

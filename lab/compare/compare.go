@@ -313,7 +313,7 @@ func findLibrary(ctx context.Context, dir, name string) (l library, err error) {
 		return l, err
 	}
 	compiler, err := exec.LookPath("mpicc." + name)
-	if err != nil { // the only library here, or one with a folder of its own
+	if err != nil { // the only library here, or one with its own folder
 		if compiler, err = exec.LookPath(filepath.Join(filepath.Dir(l.mpirun), "mpicc")); err != nil {
 			return l, fmt.Errorf("no compiler for %s: looked for mpicc.%[1]s and mpicc beside %s", name, l.mpirun)
 		}

@@ -44,7 +44,7 @@ const (
 	besideFlag = cacheLine - flagBytes
 )
 
-// roundBits are the bits of a flag that count rounds, so that the flag differs from that of
+// roundBits are the bits of a flag that count rounds, so that the flag differs from the one of
 // two rounds before. The others are of the fingerprint.
 const roundBits = 1<<16 - 1
 

@@ -14,7 +14,7 @@
 //     where they are.
 //   - selector.go chooses entries; momentum.go and clip.go are what happens to a gradient before.
 //   - allgather.go, gtopk.go, partitions.go and oktopk*.go are the exchanges (oktopk_budget.go: what it may
-//     send; oktopk_threshold.go: when and how it finds its thresholds), quantized.go is that of dense steps
+//     send; oktopk_threshold.go: when and how it finds its thresholds), quantized.go has the exchange of dense steps
 //     whose values are rounded; grid.go: which pattern is which selector and exchange.
 //   - reducer.go: [Reducer]; agree.go: what ranks compare first; nonfinite.go: the verdict on a step whose
 //     gradient is not finite; rollback.go: what rolls one back; step.go: a step, from Select to Commit or

@@ -40,7 +40,7 @@ type engine struct {
 	origin     uintptr // both before the step; 0: the step changes them in place
 	held       int     // elements of both
 	captured   bool    // steps were captured, which know addresses
-	fixed      bool    // that of the residual among them
+	fixed      bool    // the residual's among them
 
 	before base.Buffer // what is kept of the numbers, before the step
 	step               // the one that is made, or was made last

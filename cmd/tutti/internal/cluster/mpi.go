@@ -31,7 +31,7 @@ var launchers = []launcher{
 		version:  regexp.MustCompile("Open MPI|OpenRTE|PRRTE"),
 		arguments: func(c Config, command []string) []string {
 			return append([]string{
-				// Also where the environment asks for another one, as that of a container may.
+				// Also where the environment asks for another one, as in a container it may.
 				"--mca", "plm", "rsh", "--mca", "plm_rsh_agent", enter,
 				"--mca", "pml", "ob1", "--mca", "btl", "self,vader,tcp", "--mca", "btl_tcp_if_include", device,
 				// All hosts are the same processors: no rank may have one to itself.

@@ -132,7 +132,7 @@ func (c Config) hostCommands(i int) [][]string {
 	return append(commands,
 		[]string{"ip", "link", "set", name, "master", bridge, "up"},
 		inside("ip", "link", "set", "lo", "up"),
-		// The same on every machine, and without estimates of the rate of its own.
+		// The same on every machine, and without its own estimates of the rate.
 		inside("sh", "-c", "echo cubic > "+congestion+" || echo reno > "+congestion),
 		inside("ip", "address", "add", address(i)+netmask, "dev", device),
 		inside("ip", "link", "set", device, "up"),

@@ -144,7 +144,7 @@ func Run(ctx context.Context, c Config, mpi, program string, command []string, s
 	if err != nil {
 		return err
 	}
-	// A session of its own: what the terminal sends goes to this process, which
+	// A separate session: what the terminal sends goes to this process, which
 	// tells the one inside by its standard input.
 	args := append(append([]string{"unshare"}, namespaces()...), program, Inside, string(description))
 	cmd := exec.CommandContext(ctx, "setsid", args...)

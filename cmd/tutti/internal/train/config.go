@@ -31,8 +31,8 @@ type Config struct {
 	// WarmupSteps is how many steps at the beginning are exchanged dense.
 	WarmupSteps int
 
-	// Outer, if Every is set, has each rank train on its own part of the batches with an
-	// optimizer of its own, and the ranks average their parameters every so many steps by
+	// Outer, if Every is set, has each rank train on its own part of the batches with a
+	// separate optimizer, and the ranks average their parameters every so many steps by
 	// pattern and density (package outer), instead of gradients in every step. With Hosts, the
 	// ranks of a host average their gradients in every step.
 	Outer outer.Config

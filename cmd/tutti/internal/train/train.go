@@ -5,7 +5,7 @@
 //
 // # The update
 //
-// Each rank keeps a velocity v ← momentum·v + gradient of its own, and what
+// Each rank keeps a velocity v ← momentum·v + gradient, and what
 // is exchanged is learningRate·v: momentum and learning rate act before the
 // selection, so that entries which error feedback delivers late carry the
 // momentum and the step size of the time they arose ("momentum correction" of
