@@ -44,7 +44,7 @@ func (w *world) isSmall(x *entry) bool {
 
 // skip accounts for the small collectives that rank 0 has finished since it was in
 // the ring, for a slot counts on the end of the preceding collective: the slot of the
-// first is as it should be before its next use, and that of seq, the collective behind
+// first is as it should be before its next use, and the one of seq, the collective behind
 // them, misses nothing but ranks. The caller holds e.mu.
 func (e *endpoint) skip(seq uint64) {
 	if e.rank == 0 && e.ringed < seq {

@@ -14,7 +14,7 @@
 //
 // Kernels do not wait forever. They abort when the context of a Sync ends, those of a graph
 // too, and after ten minutes of waiting for a peer. They tell the kernels of the other ranks,
-// which abort as well: their error is [comm.ErrPeerFailed], unless the context of their own Sync
+// which abort as well: their error is [comm.ErrPeerFailed], unless the context of their Sync
 // has ended too. It names the missing rank, the operation and its number, and the rank that
 // aborted first. The process goes on; the communicator is aborted, and the base can be shrunk.
 //

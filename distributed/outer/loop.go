@@ -343,7 +343,7 @@ func (l *Loop) Weigh(weight float64) error {
 	return nil
 }
 
-// Adopt makes the rank's parameters the common ones, as a rank does that has none of its own
+// Adopt makes the rank's parameters the common ones, as a rank does that has none
 // after [Loop.Restore], or before it evaluates the model that all ranks have.
 func (l *Loop) Adopt() error {
 	return l.do("outer adopt", func() (err error) {

@@ -123,7 +123,7 @@ func (r *Reducer) SharedState(ctx context.Context) ([]byte, error) {
 // Restore makes r what it was when [Reducer.State] returned its state: the next step
 // is the one that followed, with the same bits. It does not communicate; all
 // ranks restore. What [Auto] had chosen is restored, and not measured again. In another world size than
-// that of the states, which are those of [RestoreRanks] then, residuals are added up in
+// the states', which are those of [RestoreRanks] then, residuals are added up in
 // their order, so that their sum over the ranks stays, velocities ([Config].Momentum) are
 // shared so that their mean does, and thresholds and partitions start anew. Restore waits
 // for the device, until ctx is done.

@@ -37,7 +37,7 @@ type Func struct {
 // without the version that some libraries append ("_v2").
 func (f Func) Name() string { return f.name }
 
-// As is the function under another name: that of what a call stands for, such as
+// As is the function under another name: the name of what a call stands for, such as
 // a kernel that it launches.
 func (f Func) As(name string) Func {
 	return Func{f.address, name}
@@ -85,7 +85,7 @@ func (f Func) Int(args ...uintptr) int32 {
 type Data uintptr
 
 // Library is an open shared library. It stays open: C libraries with threads
-// and exit handlers of their own do not survive being unloaded.
+// and exit handlers do not survive being unloaded.
 type Library struct {
 	name   string
 	handle uintptr

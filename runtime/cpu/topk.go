@@ -161,7 +161,7 @@ type guess struct {
 	margin    float32
 }
 
-// How margins move, see [kernel.Kernels].TopK; and that of a threshold of SelectNear, which
+// How margins move, see [kernel.Kernels].TopK; and the margin of a threshold of SelectNear, which
 // is looked for again after many steps: it was exact long ago, and is corrected since.
 const (
 	minMargin   = 1. / 512

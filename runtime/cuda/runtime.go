@@ -218,7 +218,7 @@ func (r *Runtime) Device() runtime.Device {
 // Info describes the GPU.
 func (r *Runtime) Info() DeviceInfo { return r.info }
 
-// Context returns the native CUcontext: the device's primary one, or that of
+// Context returns the native CUcontext: the device's primary one, or the one of
 // [WithContext].
 func (r *Runtime) Context() uintptr { return r.ctx }
 

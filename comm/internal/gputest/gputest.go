@@ -293,7 +293,7 @@ func LoseARank(t *testing.T, maxRanks int, ways ...string) {
 }
 
 // killARank runs a test again in n processes, a job, of which one is lost ([BeLost]), with
-// hosts each as if on one of its own. The others print that they went on.
+// hosts each as if on a separate host. The others print that they went on.
 func killARank(t *testing.T, test, way string, n int, hosts bool) {
 	self, err := os.Executable()
 	require.NoError(t, err)

@@ -124,7 +124,7 @@ func (e *engine) countArray(p uintptr, dt dtype.DType) {
 }
 
 // countSquares counts one entry if a sum of squares is not finite. The high word of such an F64,
-// read as an F32, is a NaN, while that of no sum of squares of F32 reaches numLimit.
+// read as an F32, is a NaN, while the word of no sum of squares of F32 reaches numLimit.
 func (e *engine) countSquares(i int) {
 	e.countList(kernel.Entries{
 		Idx: e.ptr(numSquares),

@@ -195,7 +195,7 @@ func (s gaussian) selectEntries(g Input, k int, dst kernel.Entries) kernel.Entri
 		})
 	}
 	// No threshold separates the entries of a constant tensor, a few outliers can
-	// put the fit out of the correction's reach, and that of a NaN is none: then
+	// put the fit out of the correction's reach, and the fit of a NaN is none: then
 	// the selection is exact.
 	s.near(s.source(Input{}), k, kernel.Acceptance{Min: 1}, dst)
 	return dst

@@ -112,7 +112,7 @@ func (f fp8Format) round(w int, v reg.VecVirtual) {
 	shift := mantissaBits32 - f.mantissaBits
 	rebias := uint32(bias32-f.bias) << mantissaBits32
 	smallestNormal := rebias + 1<<mantissaBits32
-	// The unit in the last place of this power of two is that of the
+	// The unit in the last place of this power of two is the unit of the
 	// subnormal numbers, so that a sum with it is rounded to theirs.
 	magic := uint32(bias32+1-f.bias+shift) << mantissaBits32
 

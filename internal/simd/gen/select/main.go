@@ -83,7 +83,7 @@ func (k keys) match(x Op) VecVirtual {
 //
 // With a gradient, the first step adds it, so the second finds the sums in the
 // cache. What is left when there is no room for matches is still added. Where the sums are
-// to bypass the caches, they are made in a tile of their own, and go from there to x.
+// to bypass the caches, they are made in a separate tile, and go from there to x.
 func selectRange(withGrad bool) {
 	const (
 		vectors = 4
