@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	maxWords = 45  // of a sentence in a document
+	maxWords = 45 // of a sentence in a document
 	maxOld   = 90 // old words in Go files; the goal is 0
 )
 
