@@ -75,8 +75,12 @@ func (c *communicator) AllReduceFixed(sums []fixedpoint.Sum) error {
 		total += sums[i].N
 	}
 	call := comm.AllReduceCall(0, 0, total, dtype.F32, reductions.FixedPoint)
+	c.e.reduced.Store(false)
 	if err := c.e.submit(&call, nil, sums); err != nil {
 		return c.e.life.Explain(call.Op.String(), err)
 	}
 	return nil
 }
+
+// Reduced implements [fixedpoint.Reducer].
+func (c *communicator) Reduced() bool { return c.e.reduced.Load() }

@@ -49,11 +49,12 @@ func (s *slot) sumFixed(row, offset, n int, w *scratch) {
 	clear(sums)
 }
 
-// forgetSums leaves the ranks their arrays, when the collective is done.
-func (s *slot) forgetSums() {
+// forgetSums leaves the ranks their arrays, when the collective is done, and lets them know that it is.
+func (s *slot) forgetSums(ranks []*endpoint) {
 	if s.calls[0].reduce == reductions.FixedPoint {
 		for r := range s.extras {
 			s.extras[r].sums = nil
+			ranks[r].reduced.Store(true)
 		}
 	}
 }

@@ -66,7 +66,7 @@ func (d *driver) start(seq uint64) {
 // the collective that comes one round later.
 func (d *driver) finish(seq uint64, s *slot) {
 	w := d.world
-	s.forgetSums()
+	s.forgetSums(w.ranks)
 	// In this order: in between, drain still takes the collective for running, so that no rank reports
 	// as lost what others see completed. Nobody enters the slot again before the next one is completed.
 	w.front.completed.Store(seq + 1)

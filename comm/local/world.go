@@ -169,6 +169,7 @@ type endpoint struct {
 	arrivals  atomic.Uint64 // collectives put into the ring, or told
 	finished  atomic.Uint64 // number of the last small one that the rank finished, plus one
 	pending   atomic.Int32  // operations in the backlog or open
+	reduced   atomic.Bool   // the last AllReduceFixed is done
 	submitted atomic.Uint64 // all operations
 	messages  tally.Tally   // of these
 	habit     habit         // of waits

@@ -210,6 +210,12 @@ func (m *Communicator) AllReduceRounded(
 	return nil
 }
 
+// Reduced implements [fixedpoint.Reducer].
+func (m *Communicator) Reduced() bool {
+	r, ok := m.Communicator.(fixedpoint.Reducer)
+	return ok && r.Reduced()
+}
+
 // AllReduceFixed implements [fixedpoint.Reducer], if what is metered does, and not just what that decorates: decorators
 // see all calls. It counts as an AllReduce of values.
 func (m *Communicator) AllReduceFixed(sums []fixedpoint.Sum) error {

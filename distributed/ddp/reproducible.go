@@ -365,7 +365,8 @@ func (r *reproducible) sumTogether(ctx context.Context) error {
 	return r.order.ComputeAfterComm(ctx)
 }
 
-// sumAtOnce has the gradients of all buckets hold the results, on all ranks or, after an error, on none.
+// sumAtOnce has the gradients of all buckets hold the results, on all ranks or, after an error, on none. A rank may find
+// that the world has failed although the sums were done before: then it has the results, as the others do.
 func (g *Gradients) sumAtOnce(ctx context.Context) error {
 	t := g.transaction
 	t.sums = t.sums[:0]
@@ -376,7 +377,16 @@ func (g *Gradients) sumAtOnce(ctx context.Context) error {
 			return err
 		}
 	}
-	return t.order.Around(ctx, func() error { return g.meter.AllReduceFixed(t.sums) })
+	submitted := false // otherwise Reduced speaks of the sums of an earlier step
+	err := t.order.Around(ctx, func() error {
+		err := g.meter.AllReduceFixed(t.sums)
+		submitted = err == nil
+		return err
+	})
+	if submitted && g.meter.Reduced() {
+		return nil
+	}
+	return err
 }
 
 // appendSums appends those of the gradients that have elements. It reuses what is behind the end of the list.

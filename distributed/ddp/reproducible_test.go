@@ -20,6 +20,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/standin"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/fixedpoint"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -264,6 +265,57 @@ func hide(c comm.Communicator, hides bool) comm.Communicator {
 		return hidden{c}
 	}
 	return c
+}
+
+// late is the communicator of a rank that comes to its Sync when the others' step is over and the world has failed.
+type late struct {
+	comm.Communicator
+	fixedpoint.Reducer
+	failed chan struct{}
+}
+
+func (l late) AllReduceFixed(sums []fixedpoint.Sum) error {
+	err := l.Reducer.AllReduceFixed(sums)
+	<-l.failed
+	return err
+}
+
+// A step that is done is so on all ranks, even if one of them hears of a failed world first.
+func TestReproducibleDoneBeforeAbort(t *testing.T) {
+	failed := make(chan struct{})
+	over := errors.New("the step is over")
+	err := local.Run(t.Context(), 2, func(ctx context.Context, c comm.Communicator) error {
+		w := c
+		if c.Rank() == 1 {
+			w = late{c, c.(fixedpoint.Reducer), failed}
+		}
+		gradient, err := runtime.New(cpu.New(), dtype.F32, 1000)
+		if err != nil {
+			return err
+		}
+		if err := gradient.Fill(float64(c.Rank() + 1)); err != nil {
+			return err
+		}
+		g, err := ddp.New(ctx, gradient.Runtime(), w, []*runtime.Tensor{gradient}, ddp.Config{Reproducible: 2})
+		if err != nil {
+			return err
+		}
+		stepped := g.ReduceAll(ctx, []*runtime.Tensor{gradient})
+		if c.Rank() == 0 {
+			c.Abort(over)
+			close(failed)
+		}
+		got, err := values(gradient)
+		if err != nil {
+			return err
+		}
+		assert.NoError(t, stepped, c.Rank())
+		assert.Equal(t, float32(1.5), got[0], c.Rank())
+		return nil
+	})
+	if err != nil {
+		assert.ErrorIs(t, err, over)
+	}
 }
 
 // Results follow from the contributions alone: not from the number of ranks, who has which of them, buckets, or the order

@@ -41,6 +41,9 @@ type Reducer interface {
 	// until the next Sync. comm.ErrUnsupported, before anything is sent and on all ranks alike, means that there is no
 	// such operation.
 	AllReduceFixed(sums []Sum) error
+	// Reduced reports, after a Sync, whether the last AllReduceFixed that was submitted is done. That may be so although
+	// Sync has failed: the results are there, on all ranks.
+	Reduced() bool
 }
 
 // chunk is how many elements are reduced at once, so that terms, integers and results are in the first-level cache.
