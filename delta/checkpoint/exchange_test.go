@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
@@ -581,4 +582,36 @@ func TestPull(t *testing.T) {
 	}
 	_, err := locate("http://a b/")
 	require.Error(t, err)
+}
+
+// TestFramesWaitWithoutFiles: a frame that waits for one of an earlier tensor, as many do behind a long one, has no file
+// open.
+func TestFramesWaitWithoutFiles(t *testing.T) {
+	const tensors = 50
+	root, err := os.OpenRoot(t.TempDir())
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, root.Close()) }()
+	w := &shardWriter{dir: root, frames: map[int]*sink{}, weights: map[string]int{}}
+	for number := tensors - 1; number >= 0; number-- {
+		frame := &spool{dir: root}
+		_, err := frame.Write(bytes.Repeat([]byte{byte(number)}, 2*spoolBytes))
+		require.NoError(t, err)
+		s := &sink{number: number, base: delta.Tensor{Name: fmt.Sprint(number)}, frame: frame, sum: sha256.New()}
+		require.NoError(t, w.add(s))
+		if number > 0 {
+			assert.Nil(t, frame.file, number)
+		}
+	}
+	var data bytes.Buffer
+	_, err = w.data.WriteTo(&data)
+	require.NoError(t, err)
+	require.Equal(t, tensors*2*spoolBytes, data.Len())
+	for number := range tensors {
+		frame := data.Next(2 * spoolBytes)
+		assert.Equal(t, bytes.Repeat([]byte{byte(number)}, len(frame)), frame, number)
+	}
+	require.NoError(t, w.data.Close())
+	left, err := os.ReadDir(root.Name())
+	require.NoError(t, err)
+	assert.Empty(t, left)
 }

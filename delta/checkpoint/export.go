@@ -264,6 +264,11 @@ func (w *shardWriter) add(s *sink) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.frames[s.number] = s
+	if s.number != w.next && s.frame != nil {
+		if err := s.frame.park(); err != nil {
+			return err
+		}
+	}
 	for {
 		s, ok := w.frames[w.next]
 		if !ok {

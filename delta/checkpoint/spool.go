@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"io"
 	"os"
-	"path/filepath"
 )
 
 // spoolBytes is what a spool keeps in memory.
@@ -16,17 +15,20 @@ const spoolBytes = 64 << 10
 type spool struct {
 	dir    *os.Root // of the file
 	memory bytes.Buffer
-	file   *os.File // nil: all is in memory
+	name   string   // of the file; "" if all is in memory
+	file   *os.File // nil without a name, and from park on
 	length int64    // of all
 }
 
 // Write implements [io.Writer].
 func (s *spool) Write(p []byte) (int, error) {
-	if s.file == nil && s.memory.Len()+len(p) > spoolBytes {
-		f, err := s.dir.OpenFile(rand.Text(), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if s.name == "" && s.memory.Len()+len(p) > spoolBytes {
+		name := rand.Text()
+		f, err := s.dir.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 		if err != nil {
 			return 0, err
 		}
+		s.name = name
 		s.file = f
 	}
 	var n int
@@ -40,11 +42,27 @@ func (s *spool) Write(p []byte) (int, error) {
 	return n, err
 }
 
+// park closes the file until WriteTo, so that many spools may wait. Nothing is written to s afterwards.
+func (s *spool) park() error {
+	if s.file == nil {
+		return nil
+	}
+	err := s.file.Close()
+	s.file = nil
+	return err
+}
+
 // WriteTo implements [io.WriterTo]. Nothing is written to s afterwards.
 func (s *spool) WriteTo(w io.Writer) (int64, error) {
 	written, err := s.memory.WriteTo(w)
-	if err != nil || s.file == nil {
+	if err != nil || s.name == "" {
 		return written, err
+	}
+	if s.file == nil {
+		s.file, err = s.dir.Open(s.name)
+		if err != nil {
+			return written, err
+		}
 	}
 	if _, err := s.file.Seek(0, io.SeekStart); err != nil {
 		return written, err
@@ -55,11 +73,11 @@ func (s *spool) WriteTo(w io.Writer) (int64, error) {
 
 // Close removes the file.
 func (s *spool) Close() error {
-	if s.file == nil {
+	if s.name == "" {
 		return nil
 	}
-	err := s.file.Close()
-	err = cmp.Or(err, s.dir.Remove(filepath.Base(s.file.Name())))
-	s.file = nil
+	err := s.park()
+	err = cmp.Or(err, s.dir.Remove(s.name))
+	s.name = ""
 	return err
 }
