@@ -141,9 +141,7 @@ func (m *Member) receive(ctx context.Context, e *Epoch, sender int) error {
 	if err := communicate(ctx, m, e, announced, fetch); err != nil {
 		return err
 	}
-	if err := m.sayDropped(e); err != nil {
-		return err
-	}
+	m.sayDropped(e)
 	length := announced[0]
 	sending := announced[1]
 	if length < 0 || length > maxSharedBytes || sending != sendsPlain && sending != sendsCoded {
@@ -188,20 +186,20 @@ func (m *Member) receive(ctx context.Context, e *Epoch, sender int) error {
 }
 
 // sayDropped says that a member that joins again loses what it had not sent, ever more rarely. One that has made no
-// step has nothing to lose, which it need not look at.
-func (m *Member) sayDropped(e *Epoch) error {
+// step has nothing to lose, which it need not look at. A trainer that has no residuals before it is restored says so with
+// an error.
+func (m *Member) sayDropped(e *Epoch) {
 	if m.Steps() == 0 {
-		return nil
+		return
 	}
 	norm, err := m.residualNorm()
 	if err != nil || norm == 0 {
-		return err
+		return
 	}
 	if times, due := m.residuals.Count("dropped"); due {
 		slog.Warn("elastic: this member joins again, without its residuals", "epoch", e.Number,
 			"member", m.cfg.Name, "norm of its residual", norm, "times", times)
 	}
-	return nil
 }
 
 // communicate calls a communication with memory of the runtime instead of x, which is the host's.
