@@ -9,7 +9,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -315,6 +317,56 @@ func TestReproducibleDoneBeforeAbort(t *testing.T) {
 	})
 	if err != nil {
 		assert.ErrorIs(t, err, over)
+	}
+}
+
+// Whenever a rank gives up, either all ranks have the results or all have what they brought.
+func TestReproducibleAllOrNone(t *testing.T) {
+	const worlds, ranks, elements = 150, 3, 1000
+	seed := rand.Uint64()
+	t.Log("seed", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	for world := range worlds {
+		patience := time.Duration(random.IntN(100*elements)) * time.Nanosecond
+		var stepped atomic.Int32
+		_ = local.Run(t.Context(), ranks, func(ctx context.Context, c comm.Communicator) error {
+			gradient, err := runtime.New(cpu.New(), dtype.F32, elements)
+			if err != nil {
+				return err
+			}
+			params := []*runtime.Tensor{gradient}
+			g, err := ddp.New(ctx, gradient.Runtime(), c, params, ddp.Config{Reproducible: ranks})
+			if err != nil {
+				return err
+			}
+			want := float32(c.Rank() + 1)
+			if err := gradient.Fill(float64(want)); err != nil {
+				return err
+			}
+			limited := ctx
+			if c.Rank() == 0 {
+				var cancel context.CancelFunc
+				limited, cancel = context.WithTimeout(ctx, patience)
+				defer cancel()
+			}
+			failed := g.ReduceAll(limited, params)
+			if failed == nil {
+				stepped.Add(1)
+				want = 2
+			}
+			got, err := values(gradient)
+			if err != nil {
+				return err
+			}
+			for i := range got {
+				if got[i] != want {
+					t.Errorf("world %d, rank %d, after %v: element %d is %v, want %v", world, c.Rank(), failed, i, got[i], want)
+					break
+				}
+			}
+			return failed
+		})
+		assert.Contains(t, []int32{0, ranks}, stepped.Load(), world)
 	}
 }
 
