@@ -252,10 +252,10 @@ func (x *transfer) end(ctx context.Context, call comm.Call) error {
 // finish takes the error of what was submitted, and makes the device wait for
 // it.
 func (x *transfer) finish(ctx context.Context, err error) error {
-	if err == nil {
-		err = x.order.ComputeAfterComm(ctx)
+	if err != nil {
+		return base.OpError(x.op, err)
 	}
-	return base.OpError(x.op, err)
+	return base.OpError(x.op, x.order.ComputeAfterComm(ctx))
 }
 
 // checkCounts checks the counts of a V-collective against a tensor that they fill

@@ -56,17 +56,22 @@ func (b *bootstrap) connect(
 		e.multiprocessors = multiprocessors(all)
 		e.kernels = *e.lib.suited(sharesGPU(all, b.base.Rank()))
 		if err == nil {
-			err = e.loadAll(stream)
+			err = b.load(ctx, e, stream)
 		}
-		if err == nil {
-			err = b.rt.Synchronize(ctx)
-		}
-		table, err = b.tabulate(ctx, all, err)
+		table, err = b.tabulate(ctx, all, err) // also with an error, so that the others learn of it
 	}
 	if err != nil && e != nil {
 		return nil, table, errors.Join(err, e.discard(stream, backend.DeviceTimeout))
 	}
 	return e, table, err
+}
+
+// load loads an endpoint's kernels, and waits until they are there.
+func (b *bootstrap) load(ctx context.Context, e *endpoint, stream *cuda.Stream) error {
+	if err := e.loadAll(stream); err != nil {
+		return err
+	}
+	return b.rt.Synchronize(ctx)
 }
 
 // tabulate makes the offload table, unless any rank passes an error.
@@ -136,22 +141,14 @@ func (b *bootstrap) attachAll(
 ) (all []hello, agreed bool, _ error) {
 	var server *fdServer
 	if err == nil {
-		err = b.introduce(&h, memory)
-	}
-	if err == nil {
-		server, err = serveMemory(h, memory)
+		server, err = b.offer(&h, memory)
 	}
 	// A rank that failed still takes part, so that the others learn of it.
 	h.state = verdictOf(err)
 	all, shareErr := b.share(ctx, h)
 	err = errors.Join(err, shareErr)
 	if err == nil {
-		err = compatible(all, b.base.Rank())
-	}
-	for peer, h := range all {
-		if err == nil && peer != b.base.Rank() {
-			err = b.attach(ctx, peer, h, attach)
-		}
+		err = b.attachPeers(ctx, all, attach)
 	}
 	if shareErr == nil {
 		err = b.agree(ctx, err)
@@ -161,6 +158,32 @@ func (b *bootstrap) attachAll(
 		err = errors.Join(err, server.close())
 	}
 	return all, agreed, err
+}
+
+// offer serves this rank's memory to the others, and completes the hello that tells them of it.
+func (b *bootstrap) offer(h *hello, memory *cuda.SharedMemory) (*fdServer, error) {
+	if err := b.introduce(h, memory); err != nil {
+		return nil, err
+	}
+	return serveMemory(*h, memory)
+}
+
+// attachPeers maps the memory of all other ranks, if it can be shared.
+func (b *bootstrap) attachPeers(
+	ctx context.Context, all []hello, attach func(peer int, m *cuda.SharedMemory),
+) error {
+	if err := compatible(all, b.base.Rank()); err != nil {
+		return err
+	}
+	for peer, h := range all {
+		if peer == b.base.Rank() {
+			continue
+		}
+		if err := b.attach(ctx, peer, h, attach); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // introduce fills in what a rank says of itself and of the memory that it shares.

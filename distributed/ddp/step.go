@@ -175,13 +175,14 @@ func (g *Gradients) settle(ctx context.Context) error {
 
 // fail notes an error, if it is one. Where a step is a transaction, Wait rolls it back.
 func (g *Gradients) fail(err error) {
-	switch {
-	case err == nil:
-	case g.transaction.rollsBack():
-		g.step.fault = err
-	default:
-		g.err = err
+	if err == nil {
+		return
 	}
+	if g.transaction.rollsBack() {
+		g.step.fault = err
+		return
+	}
+	g.err = err
 }
 
 // sound reports whether nothing has failed in the step.

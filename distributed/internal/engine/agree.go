@@ -36,10 +36,11 @@ func (s *Reducer) Terms() string {
 
 // agree compares terms between the ranks, once for each communicator.
 func (e *engine) agree(ctx context.Context, terms string) {
-	if !e.agreed && e.err == nil {
-		e.check(base.Agree(ctx, e.rt, e.c, &e.order, &e.buffers, terms))
-		e.agreed = e.err == nil
+	if e.agreed || e.err != nil {
+		return
 	}
+	e.check(base.Agree(ctx, e.rt, e.c, &e.order, &e.buffers, terms))
+	e.agreed = e.err == nil
 }
 
 // largest returns the largest of the ranks' values.

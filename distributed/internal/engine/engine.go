@@ -151,14 +151,16 @@ func (e *engine) close() error {
 	failed := e.err != nil
 	e.err = e.order.DrainToFree()
 	e.do(func() error { return e.setHostCopy(nil) })
-	if e.err == nil {
-		e.release(0)
+	if e.err != nil {
+		return e.err
 	}
-	if e.err == nil {
-		ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
-		defer cancel()
-		e.err = e.leaveShared(ctx, failed)
+	e.release(0)
+	if e.err != nil {
+		return e.err
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
+	defer cancel()
+	e.err = e.leaveShared(ctx, failed)
 	return e.err
 }
 

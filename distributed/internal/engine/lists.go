@@ -79,14 +79,15 @@ func (e *engine) shareLists(ctx context.Context, l *peerLists, n int) bool {
 			return false
 		}
 		lists, err := s.ShareLists(ctx, n)
-		switch {
-		case errors.Is(err, comm.ErrUnsupported):
+		if errors.Is(err, comm.ErrUnsupported) {
 			l.room = -1
 			return false
-		case err == nil:
-			*l = peerLists{lists, n}
 		}
-		e.check(err)
+		if err != nil {
+			e.check(err)
+			return false
+		}
+		*l = peerLists{lists, n}
 	}
 	return e.err == nil
 }

@@ -14,12 +14,14 @@ import (
 // Rebind moves s to another communicator. The residual stays as it is; thresholds and partitions start anew.
 func (s *Reducer) Rebind(c comm.Communicator) error {
 	had := s.size
-	err := s.rebind(c)
-	if err == nil && s.cfg.Defers() && !s.joined && s.confirm == nil {
+	if err := s.rebind(c); err != nil {
+		return base.OpError("rebind", err)
+	}
+	if s.cfg.Defers() && !s.joined && s.confirm == nil {
 		base.ReportLost(had, c)
 	}
-	s.joined = s.joined && err != nil
-	return base.OpError("rebind", err)
+	s.joined = false
+	return nil
 }
 
 func (s *Reducer) rebind(c comm.Communicator) error {
@@ -53,13 +55,15 @@ func (s *Reducer) learn() error {
 	ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
 	defer cancel()
 	counts := make([]int32, s.skips)
-	err := s.order.HostAfterCompute(ctx)
-	if err == nil {
-		err = s.rt.CopyOut(hostmem.Bytes(counts), s.skip)
+	if err := s.order.HostAfterCompute(ctx); err != nil {
+		return err
 	}
-	if err == nil && slices.ContainsFunc(counts, func(n int32) bool { return n != 0 }) {
+	if err := s.rt.CopyOut(hostmem.Bytes(counts), s.skip); err != nil {
+		return err
+	}
+	if slices.ContainsFunc(counts, func(n int32) bool { return n != 0 }) {
 		s.skipped()
 	}
-	s.deferred = s.deferred && err != nil
-	return err
+	s.deferred = false
+	return nil
 }

@@ -123,10 +123,10 @@ func (s *Reducer) Restore(ctx context.Context, states ...[]byte) error {
 		return base.OpError(op, err)
 	}
 	restore, err := s.PrepareRestore(ctx, states...)
-	if err == nil {
-		err = restore(ctx)
+	if err != nil {
+		return base.OpError(op, err)
 	}
-	return base.OpError(op, err)
+	return base.OpError(op, restore(ctx))
 }
 
 // parseAll parses the states that this rank is given, and checks that they are its.
@@ -350,8 +350,11 @@ func (s *Reducer) chosenFor(fingerprint uint64) (Settings, bool) {
 func (s *Reducer) PrepareRestore(ctx context.Context,
 	states ...[]byte) (restore func(context.Context) error, err error) {
 	parsed, err := s.parseAll(states)
-	if err == nil {
-		err = s.settled(ctx)
+	if err != nil {
+		return nil, err
 	}
-	return func(ctx context.Context) error { return s.restore(ctx, parsed) }, err
+	if err := s.settled(ctx); err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) error { return s.restore(ctx, parsed) }, nil
 }

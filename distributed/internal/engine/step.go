@@ -39,22 +39,22 @@ func (s *Reducer) AllReduce(ctx context.Context, t *runtime.Tensor) error {
 // end completes and commits a step.
 func (s *Reducer) end(ctx context.Context) error {
 	started := time.Now()
-	_, err := s.Complete(ctx)
-	if err == nil {
-		if s.confirm != nil { // which tells the others that this rank has the result
-			s.do(func() error { return s.order.HostAfterAll(ctx) })
-			s.hostWaited = true
-		}
-		v := s.judge(ctx)
-		if s.confirm != nil && s.err == nil {
-			s.check(s.confirm(ctx))
-		}
-		if err = s.err; err == nil {
-			err = s.Commit(v)
-		}
+	defer func() { s.stats.ExchangeTime += time.Since(started) }()
+	if _, err := s.Complete(ctx); err != nil {
+		return err
 	}
-	s.stats.ExchangeTime += time.Since(started)
-	return err
+	if s.confirm != nil { // which tells the others that this rank has the result
+		s.do(func() error { return s.order.HostAfterAll(ctx) })
+		s.hostWaited = true
+	}
+	v := s.judge(ctx)
+	if s.confirm != nil {
+		s.do(func() error { return s.confirm(ctx) })
+	}
+	if s.err != nil {
+		return s.err
+	}
+	return s.Commit(v)
 }
 
 // Drain waits for communication that a step which failed has left in flight, until ctx is done.
