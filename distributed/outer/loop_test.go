@@ -103,9 +103,9 @@ func train(t *testing.T, ranks, steps int, cfg outer.Config) (all [][]float32, h
 	return all, hashes
 }
 
-// A window of one step, an outer rate of 1 and no compression are data-parallel SGD: bit for
-// bit, where no sum is rounded.
-func TestOneStepIsDataParallel(t *testing.T) {
+// TestDiLoCoSection2OneStep is of Douillard et al., "DiLoCo", 2023, section 2: windows of one step with plain SGD, here
+// with an outer rate of 1 and no compression, are data-parallel training, bit for bit, where no sum is rounded.
+func TestDiLoCoSection2OneStep(t *testing.T) {
 	const ranks, steps = 4, 20
 	want := newModel(t, cpu.New())
 	for step := range steps {
@@ -215,8 +215,9 @@ func reference(ranks, perHost, steps int, cfg outer.Config, cuts []int, alive fu
 	return own
 }
 
-// All options against a float64 model of the algorithm.
-func TestAgainstTheAlgorithm(t *testing.T) {
+// TestDiLoCoAlgorithm1 is of Douillard et al., "DiLoCo", 2023, algorithm 1, with the fragments and delays of "Streaming
+// DiLoCo", 2025: all options make what a float64 model of the algorithm makes.
+func TestDiLoCoAlgorithm1(t *testing.T) {
 	const ranks, steps = 3, 41
 	for i, c := range []struct {
 		cfg  outer.Config
@@ -248,9 +249,10 @@ func TestAgainstTheAlgorithm(t *testing.T) {
 	}
 }
 
-// A residual that decays, against a float64 model of SparseLoCo's error feedback: the k largest of residual and delta are
-// averaged, and Decay times the rest is the residual of the next round.
-func TestDecay(t *testing.T) {
+// TestSparseLoCoErrorFeedback is of Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025,
+// against a float64 model: the k largest entries of residual and delta are averaged, and Decay times the other ones is
+// the residual of the next round.
+func TestSparseLoCoErrorFeedback(t *testing.T) {
 	const ranks, rounds, k = 3, 12, 155
 	draw := func(round, rank int) []float64 { // what a window changes: no two have the same magnitude
 		rng := rand.New(rand.NewPCG(uint64(round), uint64(rank)))

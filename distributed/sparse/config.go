@@ -30,9 +30,9 @@ type Config struct {
 	NoErrorFeedback bool
 
 	// Momentum, in (0, 1), is momentum correction (Lin et al., "Deep Gradient
-	// Compression", ICLR 2018, section 3.1): each rank keeps a velocity v = Momentum*v
+	// Compression", ICLR 2018, section 3.2): each rank keeps a velocity v = Momentum*v
 	// + gradient, and that is reduced in place of the gradient; what a rank selects
-	// becomes 0 in its velocity (momentum factor masking). So entries that are sent
+	// becomes 0 in its velocity (momentum factor masking, section 3.3). So entries that are sent
 	// late carry the momentum of the time when they arose, and the optimizer is plain
 	// SGD, without momentum. Dense steps are ordinary momentum. It takes
 	// as much memory as the residual, and excludes NoErrorFeedback.

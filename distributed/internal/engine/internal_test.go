@@ -21,10 +21,10 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// TestPartitionsBalance checks what a rank receives in oktopk's reduction by partitions, right after
-// partitions were balanced: not much more than k, also if each rank's large
-// entries cluster at a place of their own.
-func TestPartitionsBalance(t *testing.T) {
+// TestOkTopkSection3_1_1Balance is of Li and Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning",
+// PPoPP 2022, section 3.1.1, split and reduce: right after partitions were balanced, a rank receives not much more than
+// k entries, also if each rank's large entries cluster in another place, where the paper's boundaries do not balance.
+func TestOkTopkSection3_1_1Balance(t *testing.T) {
 	const ranks, n, density = 8, 50_000, 0.02
 	const k = int(n * density)
 	for name, place := range map[string]func(rank int) (from, to int){
@@ -67,9 +67,9 @@ func TestPartitionsBalance(t *testing.T) {
 	}
 }
 
-// TestLimits checks the arithmetic behind oktopk's bound for all k and sizes
-// that use it: shares are positive and together within the budget.
-func TestLimits(t *testing.T) {
+// TestOkTopkEquation3Budget is of Li and Hoefler, PPoPP 2022, equation 3: a rank sends at most 6k(P-1)/P elements in a
+// step. For all k and world sizes that use oktopk, shares of this budget are positive, and together within it.
+func TestOkTopkEquation3Budget(t *testing.T) {
 	for _, size := range []int{2, 3, 4, 5, 8, 31, 32, 64, 1000} {
 		for k := 1; k < 100_000; k += 1 + k/50 {
 			if !unit(1).roomy(k, size) {
@@ -117,9 +117,10 @@ func TestCorrect(t *testing.T) {
 	assert.Equal(t, float32(tiny), correct(tiny, 0, 100, 2), "a threshold stays above zero")
 }
 
-// TestGaussianSelection checks how many entries the fitted and corrected threshold
-// selected entries of distributions with tails of all weights.
-func TestGaussianSelection(t *testing.T) {
+// TestGaussiankAlgorithm1 is of Shi et al., "Understanding Top-k Sparsification in Distributed Deep Learning", 2019,
+// algorithm 1: a threshold that is fitted to a normal distribution, and corrected, selects about k entries. It is tried
+// on distributions with tails of all weights.
+func TestGaussiankAlgorithm1(t *testing.T) {
 	const n, k = 50_000, 500
 	for name, draw := range map[string]func(rng *rand.Rand) float64{
 		"normal":     func(rng *rand.Rand) float64 { return rng.NormFloat64() },

@@ -31,9 +31,10 @@ func momentumGradient(rank, step, n int) []float32 {
 	return g
 }
 
-// TestMomentumReference: velocities, selected entries and masking are those of a simulation,
-// to the last bit, after a dense warm-up.
-func TestMomentumReference(t *testing.T) {
+// TestDGCSection3_2Momentum is of Lin et al., "Deep Gradient Compression", ICLR 2018, section 3.2, momentum correction,
+// and section 3.3, momentum factor masking: velocities and selected entries are those of a simulation, to the last bit,
+// after a dense warm-up.
+func TestDGCSection3_2Momentum(t *testing.T) {
 	const n, ranks, k, warmup, steps = 50, 3, 5, 2, 8
 	const momentum = 0.75
 	velocity, residual := make([][]float32, ranks), make([][]float32, ranks)

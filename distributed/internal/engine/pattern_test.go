@@ -182,8 +182,9 @@ func reduceFew(ctx context.Context, rt *cpu.Runtime, c comm.Communicator, patter
 	return errors.Join(rt.Deallocate(out), s.Close())
 }
 
-// TestThresholdReuse counts how often a threshold pattern selects exactly.
-func TestThresholdReuse(t *testing.T) {
+// TestOkTopkSection3_1_3ThresholdReuse is of Li and Hoefler, PPoPP 2022, section 3.1.3: gradient distributions change
+// slowly, so that a threshold serves many steps. It counts how often a pattern selects exactly.
+func TestOkTopkSection3_1_3ThresholdReuse(t *testing.T) {
 	tuning.Set(t, tuning.Tuning{ThresholdInterval: 10})
 	for _, k := range []struct {
 		pattern string
@@ -241,9 +242,9 @@ func (k counter) SelectNear(src kernel.Source, count int, state uintptr, o kerne
 	return err
 }
 
-// TestSpread gives one partition most of the largest sums, so that oktopk evens
-// them out before it gathers them.
-func TestSpread(t *testing.T) {
+// TestOkTopkSection3_1_2Spread is of Li and Hoefler, PPoPP 2022, section 3.1.2, balance and allgatherv: where one
+// partition has most of the largest sums, ranks even them out before they gather them.
+func TestOkTopkSection3_1_2Spread(t *testing.T) {
 	const ranks, n = 8, 40_000
 	gradient := func(rank, step int) []float32 {
 		g := standin.Normal(n, rank, step)

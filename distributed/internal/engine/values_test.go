@@ -194,9 +194,9 @@ func TestValuesOfStates(t *testing.T) {
 	}
 }
 
-// Chunked, with 64 of 4096 and i2, selects what SparseLoCo does, the top k of each chunk, and loses at most 2 % more of
-// their squares than the best two magnitudes a sign do.
-func TestChunkedTwoMagnitudes(t *testing.T) {
+// TestSparseLoCoTwoMagnitudes: chunked, with 64 of 4096 and i2, selects what SparseLoCo does (Sarfi et al., 2025), the
+// top k of each chunk, and loses at most 2 % more of their squares than the best two magnitudes a sign do.
+func TestSparseLoCoTwoMagnitudes(t *testing.T) {
 	const n, chunk, k = 40_000, 4096, 64
 	gradient := standin.Normal(n, 0, 0)
 	picked := make([]int, 0, n)

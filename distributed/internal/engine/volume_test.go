@@ -72,7 +72,7 @@ func measureVolume(t *testing.T, cfg engine.Config, ranks, n, steps int, gradien
 }
 
 // TestVolumeTable measures patterns and prints the table of lab/results/sparse, with
-// TUTTI_EXTENDED set all of it.
+// TUTTI_EXTENDED set all of it. It holds oktopk to the bound of Li and Hoefler, PPoPP 2022, equation 3: 6k(P-1)/P.
 func TestVolumeTable(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a table for worlds of up to 32 ranks")
@@ -144,12 +144,12 @@ func TestFillUp(t *testing.T) {
 	assert.Greater(t, lists.most, split+n)
 }
 
-// TestVolumeOfOktopkOnStreams holds each step to the bound also where lengths travel with
-// messages, which may add 7(P-1) elements: with gradients of which other parts are large in
-// each step, so that partitions and shares of the result are as uneven as they can be; and with
-// those that grow in a part that is one rank's, so that the threshold is estimated again. A result has 1.5k
-// entries at most.
-func TestVolumeOfOktopkOnStreams(t *testing.T) {
+// TestOkTopkEquation3OnStreams is of Li and Hoefler, PPoPP 2022, equation 3: a rank sends at most 6k(P-1)/P elements.
+// Each step is held to this bound also where lengths travel with messages, which may add 7(P-1) elements: with
+// gradients of which other parts are large in each step, so that partitions and shares of the result are as uneven as
+// they can be; and with those that grow in a part that is one rank's, so that the threshold is estimated again. A
+// result has 1.5k entries at most.
+func TestOkTopkEquation3OnStreams(t *testing.T) {
 	const n, steps = 20_000, 40
 	shapes := map[string]func(step, i int) float32{
 		"wandering": func(step, i int) float32 {
