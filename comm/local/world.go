@@ -56,7 +56,7 @@ type cacheLine [128]byte
 type world struct {
 	size    int
 	workers int            // ranks that can work at the same time
-	inline  int            // traffic of collectives that one of them does
+	inline  int            // bytes that the last rank to arrive reads and writes alone; the work is cut beyond (plan.go)
 	seats   seats          // waiting ranks spin if these are dedicated
 	small   int            // bytes of allreduces that go through cells, at most; 0: no collectives do
 	ranks   []*endpoint    // by rank
@@ -71,7 +71,7 @@ type world struct {
 	// front is what waiting ranks look at.
 	front struct {
 		completed atomic.Uint64 // number of collectives that are done
-		claim     claim         // chunks of the running one
+		claim     claim         // hands out the chunks of the running one (claim.go)
 		jobs      atomic.Int32  // messages with chunks to copy
 	}
 	_ cacheLine
@@ -82,11 +82,11 @@ type world struct {
 	stalled  atomic.Int32 // endpoints whose backlog waits for a collective
 	_        cacheLine
 	copying  atomic.Int32 // messages being copied
-	jobs     jobList
-	lot      lot
-	agreeing []comm.Call // by rank, of the collective that is about to start
-	ends     []int       // memory of its plan
-	judging  sync.Mutex  // of those who compare without starting one
+	jobs     jobList      // messages of which front.jobs are the number
+	lot      lot          // where waiting ranks sleep
+	agreeing []comm.Call  // by rank, of the collective that is about to start
+	ends     []int        // memory for the ends of rows in its plan
+	judging  sync.Mutex   // held while calls are compared of which no collective starts
 }
 
 // slot is one collective of the ring.
@@ -146,7 +146,7 @@ type splitCall struct {
 	comm.Wait // the color and the key
 	// child is the result, nil for a negative color; not nil before it if the wait for it failed.
 	child atomic.Pointer[endpoint]
-	// forsake is the end of a child whose rank no longer waits for it.
+	// forsake aborts a child whose rank no longer waits for it.
 	forsake func(child *endpoint, cause error)
 }
 
@@ -161,20 +161,20 @@ type endpoint struct {
 	_     cacheLine
 	world *world
 	rank  int
-	check backend.Check
-	life  backend.Life
+	check backend.Check // of arguments
+	life  backend.Life  // sound, aborted or closed, and what may be called meanwhile
 
 	mu sync.Mutex // guards what has neither a lock nor an atomic type
 
-	arrivals  atomic.Uint64 // collectives put into the ring, or told
-	finished  atomic.Uint64 // number of the last small one that the rank finished, plus one
-	pending   atomic.Int32  // operations in the backlog or open
-	reduced   atomic.Bool   // the last AllReduceFixed is done
-	submitted atomic.Uint64 // all operations
-	messages  tally.Tally   // of these
-	habit     habit         // of waits
-	gone      atomic.Bool   // closed, and nothing in flight
-	leakAlarm runtime.Cleanup
+	arrivals  atomic.Uint64   // collectives put into the ring, or told in a cell
+	finished  atomic.Uint64   // number of the last small one that the rank finished, plus one
+	pending   atomic.Int32    // operations in backlog and opened
+	reduced   atomic.Bool     // the last AllReduceFixed is done
+	submitted atomic.Uint64   // all operations
+	messages  tally.Tally     // the messages among these: how many began, and how many of the first ones have ended
+	habit     habit           // for how long its waits spin (spin.go)
+	gone      atomic.Bool     // closed, and nothing in flight
+	leakAlarm runtime.Cleanup // reports a communicator that was lost without Close, which stops it
 
 	backlog  queue.Of[*op]  // guarded by mu
 	opened   []*op          // messages that were posted and are not done, in no order; guarded by mu
@@ -190,7 +190,7 @@ type endpoint struct {
 
 	results [2]uintptr // of a small collective; guarded by mu
 	sources []uintptr  // of a part of one, by rank; guarded by mu
-	quiet   bool       // the world broke, and nobody touches this rank's buffers any more; guarded by mu
+	quiet   bool       // the world has aborted, and nobody touches this rank's buffers any more; guarded by mu
 	ringed  uint64     // number of the last collective that was put into the ring, plus one; guarded by mu
 
 	batch   []*op                   // the group being submitted; guarded by mu
@@ -227,7 +227,7 @@ type mailbox struct {
 	_       cacheLine
 }
 
-// failure is why a world broke.
+// failure is why a world has aborted.
 type failure struct {
 	rank    int   // who caused it, or everyone
 	culprit error // what that rank reports

@@ -48,18 +48,21 @@ func (s pairState) departing() bool { return s == leaving || s == parted }
 // come when the receive is there and has granted them. So other messages arrive
 // while a long one waits, and the credit bounds the memory for early ones and the number of announcements.
 //
-// outbox.go has the messages that go, inbox.go those that come, credit.go bounds both.
+// outbox.go has the messages that go, inbox.go those that come, credit.go bounds both. A wire (wire.go) is what one
+// communicator has of all pairs. A track (track.go) is memory that two ranks of one machine share, in place of lanes;
+// a flow is what lanes and tracks have in common. A flow's lock sealing is held while the memory of a send is read,
+// and filling while that of a receive is written (locks.go).
 type pair struct {
 	node         *node
 	rank         int           // of the peer, in the world
-	lanes        []*lane       // nil until connected; owned by the connector until all are
+	lanes        []*lane       // nil until connected; owned by the connector (connect.go) until all are
 	dead         chan struct{} // closed when the pair is
 	acknowledged chan struct{} // gets a value when the peer has seen the goodbyes
-	lastReceived atomic.Int64  // tick of the node at which something has come, or unheard
+	lastReceived atomic.Int64  // tick of the node (silence.go) at which something came; unheard, which is -1, before
 
 	track atomic.Pointer[track] // in shared memory; nil if the ranks share none, or not yet
 
-	// Of the connector, guarded by its mu.
+	// Of the connector, which makes the lanes (connect.go); guarded by its mu.
 	attempt uint64        // that made the lanes; 0 for none
 	trouble error         // of the last attempt
 	retry   chan struct{} // gets a value when the lanes were lost
@@ -142,8 +145,8 @@ func (p *pair) leave() {
 	}
 }
 
-// follow has messages go over a track from now on. Called by meetNeighbors when no message is in flight.
-func (p *pair) follow(t *track) {
+// useTrack has messages go over a track from now on. Called by node.meetNeighbors when no message is in flight.
+func (p *pair) useTrack(t *track) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.cut(trackChunkBytes)
@@ -180,7 +183,7 @@ func (p *pair) peerLeaves() {
 	p.lose(errLeft)
 }
 
-// fail closes the connections because of an error. Called by lanes, by beat and by node.end, without mu.
+// fail closes the connections because of an error. Called by lanes, by pair.beat and by node.end, without mu.
 func (p *pair) fail(err error) {
 	p.reportLoss(err) // before this rank's waits end, and the process perhaps
 	p.mu.Lock()
@@ -223,6 +226,7 @@ func (p *pair) lose(err error) {
 	}
 	p.gone = err
 	p.inbox.changed.Broadcast()
+	// All communicators look at what is gone.
 	go p.node.signal() // not with mu held
 }
 
@@ -282,7 +286,7 @@ func (p *pair) choose(l *lane, f *outFrame) bool {
 	}
 	if first {
 		ok, parts := p.outbox.announce(&p.credit, len(p.lanes), f)
-		if parts {
+		if parts { // the bytes behind those of the announcement may be sent by now
 			p.wakePartLanes(f.send.allowed - f.send.next)
 		}
 		if ok {
@@ -292,7 +296,7 @@ func (p *pair) choose(l *lane, f *outFrame) bool {
 	if l.carriesParts() && p.outbox.nextPart(f) {
 		return true
 	}
-	if first && p.credit.due() {
+	if first && p.credit.due() { // each frame returns credit to the peer, which needs it before the next message
 		f.header.kind = frameBeat
 		return true
 	}
@@ -343,10 +347,10 @@ func (p *pair) wakePartLanes(bytes int) {
 
 // sealed notes that a lane does not need the memory of a frame any more. Called by lane.seal, with sealing held.
 func (p *pair) sealed(f *outFrame) {
-	if f.wire != nil {
+	if f.wire != nil { // a control message
 		f.wire.unsentControls.Add(-1)
 	}
-	if f.send == nil {
+	if f.send == nil { // neither an announcement nor a part
 		return
 	}
 	p.mu.Lock()
@@ -413,7 +417,7 @@ func (p *pair) accept(s *flow, h *header) (in *incoming, target []byte, err erro
 		return nil, nil, err
 	}
 	if h.length == 0 {
-		p.arrived(in, h)
+		p.arrived(in, h) // completes the receive, if this was all of its message
 		return nil, nil, nil
 	}
 	target, err = in.target(h)
@@ -461,7 +465,7 @@ func (p *pair) control(l *lane, h *header) error {
 	if _, err := io.ReadFull(l.secure, message); err != nil {
 		return err
 	}
-	if w := p.node.wire(h.communicator); w != nil && w.place[p.rank] >= 0 {
+	if w := p.node.wire(h.communicator); w != nil && w.place[p.rank] >= 0 { // the peer is in this communicator
 		w.keepControl(int(w.place[p.rank]), h.report, message)
 	}
 	return nil
@@ -472,7 +476,7 @@ func (p *pair) control(l *lane, h *header) error {
 func (p *pair) send(w *wire, id int, tag uint64, address uintptr, bytes int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	o := sends.Get().(*outgoing)
+	o := sends.Get().(*outgoing) // sends and receives are pools
 	o.wire = w
 	o.id = id
 	o.tag = tag
@@ -497,8 +501,8 @@ func (p *pair) deliver(o *outgoing) {
 	in.gotEager = o.total
 	in.memory = hostmem.Slice[byte](o.address, o.total)
 	in.local = o
-	p.match(in)
-	p.advance(in)
+	p.match(in)   // finds the receive, or keeps the message until that is posted
+	p.advance(in) // copies the message if the receive is there, and completes both
 }
 
 // post posts a receive, and reports whether there is something urgent to send now. Called by wire.Post, with the

@@ -108,7 +108,7 @@ func (n *node) meetNeighbors(ctx context.Context, e *endpoint) error {
 		out := rings + uintptr((self*len(ranks)+i)*ring)
 		in := rings + uintptr((i*len(ranks)+self)*ring)
 		p := n.pairs[rank]
-		p.follow(&track{
+		p.useTrack(&track{
 			pair: p,
 			out:  segment.NewRing(out, capacity),
 			in:   segment.NewRing(in, capacity),

@@ -20,7 +20,7 @@ func newTracked(window int) (p *pair, w *wire, peer *segment.Ring) {
 	in := make([]uint64, segment.RingBytes(ringBytes)/8)
 	out := make([]uint64, len(in))
 	bell := make([]uint64, segment.BellBytes/8)
-	p.follow(&track{
+	p.useTrack(&track{
 		pair: p,
 		out:  segment.NewRing(hostmem.Addr(out), ringBytes),
 		in:   segment.NewRing(hostmem.Addr(in), ringBytes),

@@ -61,22 +61,22 @@ type Gradients struct {
 	// (async) works on the buckets that it was given, on the meter and on the side stream; it hands them back by wait.
 
 	rt        runtime.Runtime
-	meter     *metered.Communicator // another one after Rebind
-	lines     lines                 // of meter
-	order     base.Order            // of meter
+	meter     *metered.Communicator // counts what the ranks send; another one after Rebind
+	lines     lines                 // meter, or with a Mesh the communicators that were split from it
+	order     base.Order            // has meter's work and the compute stream wait for each other
 	cfg       Config                // with its defaults
 	op        comm.ReduceOp         // of dense buckets
 	gradients []gradient            // in the order of registration
-	roster    roster                // zero without Uneven and Weighted
-	weights   weights               // zero without Weighted
+	roster    roster                // tells at the beginning of a step who has data; zero without Uneven and Weighted
+	weights   weights               // what this rank's gradients stand for; zero without Weighted
 	repeats   bool                  // what is held is of a reproducible step that was rolled back
 
-	arrangement
-	side   *sideStream // nil: sparse buckets are worked on where gradients are computed
-	agreed bool        // the ranks have compared what they reduce; false after Rebind
+	arrangement             // buckets, bucketOf, patterns, transaction, async, views and shards: see phase.go
+	side        *sideStream // nil: sparse buckets are worked on where gradients are computed
+	agreed      bool        // the ranks have compared what they reduce; false after Rebind
 
-	step    step
-	spans   *base.Spans       // where the gradients of the step are
+	step    step              // in flight, from the first Ready to the end of Wait: see phase.go
+	spans   *base.Spans       // finds gradients of a step that share memory
 	joining []*runtime.Tensor // instead of what is left out, in Join; nil outside of it
 	steps   int               // complete ones
 	results []*runtime.Tensor // what was given in the last of them; nil before the first
@@ -99,13 +99,12 @@ func gradientError(i int, err error) error {
 	}
 }
 
-// reachable checks a tensor.
+// reachable checks that the communicator reaches a tensor's memory, and that its runtime works on the stream of g's.
 func (g *Gradients) reachable(t *runtime.Tensor) error {
-	_, err := base.Address("gradient", "source", g.meter, t)
-	if err == nil {
-		err = base.SameStream(g.rt, t.Runtime())
+	if _, err := base.Address("gradient", "source", g.meter, t); err != nil {
+		return err
 	}
-	return err
+	return base.SameStream(g.rt, t.Runtime())
 }
 
 // Views returns with [Config].BucketViews the tensors in which a backward
@@ -153,13 +152,13 @@ func (g *Gradients) Result(i int) *runtime.Tensor {
 // step on which the Gradients's goroutine works, that is [comm.ErrArgument].
 func (g *Gradients) Stats(ctx context.Context) (Stats, error) {
 	if g.open && !g.closed {
-		if err := g.alone(); err != nil {
+		if err := g.checkIdle(); err != nil {
 			return g.stats, base.OpError("gradient stats", err)
 		}
-		if err := g.side.catchUp(); err != nil {
+		if err := g.side.catchUp(); err != nil { // the compute stream waits for the side stream, where the verdict is
 			return g.stats, base.OpError("gradient stats", err)
 		}
-		skipped, err := g.transaction.skips(ctx)
+		skipped, err := g.transaction.skips(ctx) // the host waits for the device's verdict
 		if err != nil {
 			return g.stats, base.OpError("gradient stats", err)
 		}
@@ -169,14 +168,15 @@ func (g *Gradients) Stats(ctx context.Context) (Stats, error) {
 	return g.stats, nil
 }
 
-// alone checks that no goroutine works on a step, which uses buckets and communicator.
-func (g *Gradients) alone() error {
+// checkIdle returns an error while the communication worker has a step's buckets and the communicator.
+func (g *Gradients) checkIdle() error {
 	if g.step.begun && g.async != nil {
 		return fmt.Errorf("%w: in the middle of a step, want after Wait", comm.ErrArgument)
 	}
 	return nil
 }
 
+// usable returns why no step can be made: g is closed, or an error stays, for good or until Wait ends the step.
 func (g *Gradients) usable(op string) error {
 	if g.closed {
 		return base.OpError(op, base.ClosedError("the Gradients"))

@@ -131,7 +131,7 @@ type Epoch struct {
 	Comm    comm.Communicator // of the members; nil until the epoch is formed
 	Joined  bool              // this member got its state in this epoch
 
-	record  *record // as the store has it
+	record  *record // as the store has it: see view.go
 	bound   bool    // the trainer has the communicator and the state
 	changes bool    // the last vote has found that members come or go
 	leaves  []int   // the ranks of those that leave, by that vote
@@ -146,25 +146,25 @@ type Member struct {
 	ctx    context.Context    // ends with Close
 	end    context.CancelFunc // ends ctx
 	caller context.Context    // of the last Next
-	gone   sync.WaitGroup     // attend
+	gone   sync.WaitGroup     // of attend, the goroutine of the store's sessions (attend.go)
 
 	failure   error       // of the last attempt at an epoch, nil if that did not fail; of Next and Commit alone
 	formed    bool        // this process was in an epoch; of Next and Commit alone
 	failures  int         // of Dial and what follows it, one after the other; of attend alone
 	denials   repeats.Log // what Next logs when the store refuses writes; of attend alone
-	residuals repeats.Log // what became of those of others, and of this member's
+	residuals repeats.Log // what became of the residuals of others, and of this member
 
-	wakeup chan struct{} // of capacity 1: keep is to look at the claims
+	wakeup chan struct{} // of capacity 1: Member.keep is to look at the claims
 
 	mu          sync.Mutex       // guards what follows
 	kv          store.Store      // nil while the store is out of reach
 	session     time.Time        // when it began; zero before the first one
-	entries     map[string]entry // what the store has
+	entries     map[string]entry // what the store has, by key
 	changed     chan struct{}    // closed by the next change
 	status      status           // of this member; but for Wishes, only the goroutine of Next and Commit changes it
-	statusClaim claim            // the status that the others are to know
+	statusClaim claim            // the status as it is, or is to be, in the store (publish.go)
 	endClaim    claim            // the World of the epoch with the last step, once this member has made that
-	refusal     error            // why the store does not have these; nil if it took the last write
+	refusal     error            // why the store does not have these claims; nil if it took the last write
 	fault       error            // why this process cannot be a member; nil if it can
 	ignored     int              // entries that no member writes
 	ends        bool             // all members of the last epoch are to leave
@@ -198,6 +198,7 @@ func Join(ctx context.Context, cfg Config, trainer Trainer) (*Member, error) {
 	bounded, stop := context.WithTimeout(ctx, cfg.patience)
 	defer stop()
 	err := m.wait(bounded, func() (bool, error) { return m.kv != nil, m.fault })
+	// Where only patience has ended, Next goes on looking for the store.
 	if err != nil && (ctx.Err() != nil || bounded.Err() == nil) {
 		return nil, errors.Join(fmt.Errorf("elastic: %s: %w", cfg.Name, err), m.Close())
 	}
@@ -278,7 +279,7 @@ func (m *Member) Leave() { m.change(func() { m.status.Wishes = true }) }
 func (m *Member) Run(ctx context.Context, step func(ctx context.Context, e *Epoch) error) error {
 	err := m.run(ctx, step)
 	if err != nil {
-		m.fail(err)
+		m.fail(err) // closes the communicator, so that the others notice
 		m.end()
 	}
 	return err
@@ -313,7 +314,7 @@ func (m *Member) run(ctx context.Context, step func(ctx context.Context, e *Epoc
 			continue
 		}
 		if errors.Is(failed, io.EOF) {
-			m.finishJob(e)
+			m.finishJob(e) // has the store say so, for those who come later
 			return nil
 		}
 		return failed

@@ -228,7 +228,7 @@ func (x *allgatherExchange) run(ctx context.Context, selected kernel.Entries) re
 	x.union(sum, x.lists, x.average, 0)
 	x.top[0] = exactly(x.message(&x.global, selected.N), selected.N)
 	x.topOf(sum, selected.N, x.top[0])
-	x.giveBack(selected, x.top[0])
+	x.restoreEntries(selected, x.top[0])
 	return result{
 		lists: x.top[:],
 		scale: 1,

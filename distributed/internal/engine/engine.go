@@ -24,26 +24,26 @@ const tiny = math.SmallestNonzeroFloat32
 // return zeros, so that an algorithm reads as what it does. Whoever runs a
 // step looks at err at its end, and rolls the step back.
 type engine struct {
-	rt      runtime.Runtime
-	kernels kernel.Kernels
-	c       comm.Communicator
-	order   base.Order
-	cfg     Settings
-	codec   kernel.Codec // of cfg
-	err     error
+	rt      runtime.Runtime   // of the tensor's memory
+	kernels kernel.Kernels    // of rt
+	c       comm.Communicator // another one after Rebind
+	order   base.Order        // has c's work and the compute stream wait for each other
+	cfg     Settings          // with its defaults
+	codec   kernel.Codec      // of the values that are sent, by cfg; CodecNone: they are sent as they are
+	err     error             // the first one; nil: none yet
 
-	rank, size int
-	n          int
+	rank, size int     // of c
+	n          int     // elements of the tensor
 	k          int     // how many entries a rank is to select
 	average    float32 // 1/P
 	residual   uintptr // n F32; behind it the velocity, if there is one
 	origin     uintptr // both before the step; 0: the step changes them in place
-	held       int     // elements of both
+	held       int     // elements of residual and velocity: n, or 2n with momentum
 	captured   bool    // steps were captured, which know addresses
 	fixed      bool    // the residual's among them
 
-	before base.Buffer // what is kept of the numbers, before the step
-	step               // the one that is made, or was made last
+	before base.Buffer // the numbers from numKept on, as they were before the step
+	step               // the one that is made, or was made last: see phase.go
 
 	flags        uintptr // P I32: of each list of the result, how many may not be finite
 	skip         uintptr // I32, and how many: if one is not 0, the device rolls the step back
@@ -54,9 +54,9 @@ type engine struct {
 
 	agreed bool // the ranks of c have compared what they reduce
 
-	numbers
+	numbers                     // the words that steps keep on the device: see numbers.go
 	hostCopy    kernel.HostCopy // of the numbers, for where the host reads them in the next step
-	posted      []kernel.Span   // where they are then
+	posted      []kernel.Span   // of the device, which hostCopy copies
 	list        message         // what the selector selected, unless it is among what is shared
 	shared      *comm.Buffer    // lists of all ranks; nil: none yet
 	sharedBytes int
@@ -64,11 +64,11 @@ type engine struct {
 	outgrown    []backend.SharedLists // earlier ones, which graphs refer to
 	listMade    bool                  // this rank's may have been written to the others, and is not gathered yet
 
-	buffers   base.Buffers
-	permanent int // buffers[:permanent] live until close
-	group     []comm.Call
-	length    [base.WordSize]byte // of word
-	copies    []kernel.Copy
+	buffers   base.Buffers        // all memory of the engine
+	permanent int                 // buffers[:permanent] live until close
+	group     []comm.Call         // that submit makes; empty between exchanges
+	length    [base.WordSize]byte // memory of word, which reads one number
+	copies    []kernel.Copy       // memory of the arguments of kernels that copy
 }
 
 func newEngine(rt runtime.Runtime, kernels kernel.Kernels, c comm.Communicator, n int, cfg Settings) (*engine, error) {
@@ -109,6 +109,7 @@ func (e *engine) countResult(r result) {
 	}
 }
 
+// countList counts those of one list, in the flags at i.
 func (e *engine) countList(l kernel.Entries, i int) {
 	e.do(func() error {
 		return e.kernels.CountAbove(l, e.ptr(numLimit), 1, base.At(e.flags, i))
@@ -213,7 +214,7 @@ func (e *engine) source(g Input) kernel.Source {
 	return src
 }
 
-// adds is do for a kernel that adds the gradient, and so keeps the residual if that is to be.
+// adds is do for a kernel that adds the gradient. If the residual is to be kept, it is in the origin then.
 func (e *engine) adds(call func() error) {
 	e.do(call)
 	if e.err == nil && e.restores == keeping {
@@ -263,7 +264,7 @@ func (e *engine) store(dst uintptr, dt dtype.DType, src uintptr) {
 }
 
 func (e *engine) topK(src kernel.Source, k int, dst kernel.Entries, threshold uintptr) {
-	e.makes(dst)
+	e.makes(dst) // sets listMade, if dst is a list that the ranks share
 	e.adds(func() error {
 		return e.kernels.TopK(src, k, dst, threshold)
 	})
@@ -276,7 +277,7 @@ func (e *engine) topOf(l kernel.Entries, k int, dst kernel.Entries) {
 }
 
 // topOutside selects as many entries as there is room for of those outside of a partition, the
-// one that begins with that bound. What it leaves out goes back to the residual.
+// one that begins with that bound. What it leaves out is restored to the residual.
 func (e *engine) topOutside(l kernel.Entries, partition number, dst kernel.Entries) {
 	e.makes(dst)
 	residual := kernel.Array{}
@@ -295,7 +296,7 @@ func (e *engine) aboveOf(l kernel.Entries, threshold uintptr, dst kernel.Entries
 	})
 }
 
-// merge also gives back what is left over.
+// merge also restores to the residual what is left over.
 func (e *engine) merge(dst uintptr, dt dtype.DType, lists []kernel.Entries, scale float32, left leftover) {
 	back := kernel.Restoration{}
 	if !e.cfg.NoErrorFeedback {
@@ -321,9 +322,8 @@ func (e *engine) copyPieces(pieces []kernel.Piece) {
 	e.do(func() error { return e.kernels.CopyPieces(pieces) })
 }
 
-// giveBack adds the entries of l to the residual, except those whose index is
-// in taken.
-func (e *engine) giveBack(l, taken kernel.Entries) {
+// restoreEntries adds the entries of l to the residual, except those whose index is in taken.
+func (e *engine) restoreEntries(l, taken kernel.Entries) {
 	if e.err == nil && !e.cfg.NoErrorFeedback && l.N > 0 {
 		e.check(e.kernels.Restore(e.array(e.residual), l, taken))
 	}

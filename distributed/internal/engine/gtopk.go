@@ -91,6 +91,6 @@ func (x *treeExchange) mergeTop(a, b, dst kernel.Entries) kernel.Entries {
 	sum := x.message(&x.merged, min(2*a.N, x.n))
 	x.union(sum, x.pair[:], 1, 0)
 	x.topOf(sum, dst.N, dst)
-	x.giveBack(sum, dst)
+	x.restoreEntries(sum, dst)
 	return dst
 }

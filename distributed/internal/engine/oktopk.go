@@ -204,7 +204,7 @@ func (x *okExchange) runAhead(ctx context.Context, selected kernel.Entries, s ok
 	lists := x.gatherAhead(ctx, local, late)
 	last := x.size - 1
 	for t := 1; t < last; t++ {
-		x.giveBack(x.sent[t], lists[x.to(t)])
+		x.restoreEntries(x.sent[t], lists[x.to(t)])
 	}
 	if !late {
 		x.learn(x.readAnnounced(ctx), s.quota)
@@ -232,8 +232,8 @@ func (x *okExchange) gather(ctx context.Context, local, outgoing, sums kernel.En
 	shares := x.share(passed, total, s.limit, s.room)
 	balanced := x.spread(ctx, shares, s.limit)
 	global := x.collectPartitions(ctx, x.allgather, balanced)
-	x.giveBack(local, global)
-	x.giveBack(outgoing, global)
+	x.restoreEntries(local, global)
+	x.restoreEntries(outgoing, global)
 	x.all[0] = global
 	return result{
 		lists: x.all[:],

@@ -52,7 +52,7 @@ func (x *okExchange) gatherAhead(ctx context.Context, local kernel.Entries, late
 		x.add(comm.AllGatherCall(x.announcementPtr, lists[0].Len, words, dtype.I32))
 		x.submit(ctx)
 	}
-	x.giveBack(local, lists[x.rank])
+	x.restoreEntries(local, lists[x.rank])
 	x.arrive(ctx)
 	if !x.sends {
 		for _, l := range lists {

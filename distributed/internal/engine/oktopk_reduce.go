@@ -108,7 +108,7 @@ func (x *okExchange) cutMessages(outgoing kernel.Entries, room int) kernel.Entri
 		x.copy(base.At(cut.Val, cut.N), base.At(outgoing.Val, from), n)
 		cut.N += n
 		beyond := part(outgoing, end, to)
-		x.giveBack(beyond, kernel.Entries{})
+		x.restoreEntries(beyond, kernel.Entries{})
 	}
 	return cut
 }
@@ -236,7 +236,7 @@ func (x *okExchange) sendRounds(ctx context.Context, selected, outgoing kernel.E
 		if first == 1 {
 			local = x.copyOwn(selected)
 			sent = x.joinSent(outgoing.N)
-			x.giveBack(outgoing, sent)
+			x.restoreEntries(outgoing, sent)
 		}
 		x.arrive(ctx)
 	}
