@@ -323,7 +323,7 @@ func sshServer(t *testing.T) (script string) {
 }
 
 // Nothing of a job is left on any host when it is interrupted, when the launcher that has started it is killed, and when
-// a connection is: by a client of ssh that is this test's, and by OpenSSH.
+// a connection is: by a client of ssh that this test has, and by OpenSSH.
 func TestHostsEndTogether(t *testing.T) {
 	heedSignals(t)
 	for name, client := range map[string]func(*testing.T) string{

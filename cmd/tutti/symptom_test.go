@@ -68,7 +68,7 @@ func TestSymptomsAreTexts(t *testing.T) {
 	assert.Greater(t, looked, 20)
 }
 
-// isForeign reports whether a text is another program's.
+// isForeign reports whether another program printed a text.
 func isForeign(text string) bool {
 	for _, known := range foreign {
 		if strings.Contains(text, known) {

@@ -205,7 +205,7 @@ func (in *intruder) announce(t *testing.T, n int) {
 	in.send(t, 0, frame(header{kind: frameAnnouncement, communicator: 1, tag: hostileTag, total: uint64(n)}, nil))
 }
 
-// A part of a message that comes a second time, on another lane, is not written into memory that is the caller's again.
+// A part of a message that comes a second time, on another lane, is not written into memory that the caller has got back.
 func TestPartTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, in := newIntruder(t, 3)

@@ -52,7 +52,7 @@ func Reserve(path string) {
 	waits.reserved[path] = true
 }
 
-// isReserved reports whether a file is another record's.
+// isReserved reports whether a file belongs to another record.
 func isReserved(path string) bool {
 	waits.mu.Lock()
 	defer waits.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 // taken counts the ports that this process has given out.
 var taken atomic.Int64
 
-// Address returns a loopback address that is this test's, at a port that nobody listens on: tests of other processes
+// Address returns a loopback address for this test alone, at a port that nobody listens on: tests of other processes
 // do not get it. The next ports up to a number of them in all are the test's as well.
 func Address(t testing.TB, ports int) string {
 	t.Helper()

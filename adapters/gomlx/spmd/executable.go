@@ -138,7 +138,7 @@ func (x *execution) read(slot int) (compute.Buffer, bool) {
 	return x.buffers[slot], x.owned[slot] && x.unread[slot] == 0
 }
 
-// take returns a buffer that is the caller's.
+// take returns a buffer that belongs to the caller.
 func (x *execution) take(slot int) (compute.Buffer, error) {
 	buffer, free := x.read(slot)
 	if free {

@@ -109,7 +109,7 @@ func (s *shared) Split(ctx context.Context, color, key int) (comm.Communicator, 
 	return share(c, s.made), nil
 }
 
-// Close leaves a communicator open that may be another one's as well.
+// Close leaves a communicator open that another tree may use as well.
 func (s *shared) Close() error { return nil }
 
 // A play finds two communicators that are one, though both work.

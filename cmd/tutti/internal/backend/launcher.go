@@ -18,7 +18,7 @@ var processes = map[string]string{
 }
 
 // Default is the backend where nobody names one: that which makes one world of the processes that a launcher started,
-// unless that is mpirun, of which the MPI library may be another one's.
+// unless that is mpirun, whose MPI library may be another one.
 func Default() string {
 	job, _ := rendezvous.FromEnv(os.Getenv)
 	switch job.Launcher {

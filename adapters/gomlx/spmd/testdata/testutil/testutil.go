@@ -1,5 +1,5 @@
-// Package testutil takes the place of GoMLX's own in a test of its package graph: the backend of tests is spmd's, and
-// its devices are the processes of a job.
+// Package testutil takes the place of GoMLX's package of this name in a test of its package graph: the backend of
+// tests is that of spmd, and its devices are the processes of a job.
 package testutil
 
 import (
