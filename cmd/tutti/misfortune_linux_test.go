@@ -211,19 +211,19 @@ var happenings = map[string]misfortune{
 	},
 	"another version of tutti": {
 		rival: true, first: "--wait 4s",
-		one: `.*1 of 2 machines came .*`, code: 1,
+		one: `.*1 of 2 machines came .*; refused: the launcher of \S+ \(192\.168\.1\.6\): .*this is tutti 0\.1\.0, .* use one build of tutti .*`, code: 1,
 		two:  `.*this is tutti 0\.1\.0, and the first machine has tutti .*`,
 		said: map[string]string{"first.err": `the launcher of \S+ does not take part: .*this is tutti 0\.1\.0`},
 	},
 	"another job": {
 		first: "--wait 4s --job one", second: "--job two",
-		one: `.*1 of 2 machines came .*`, code: 1,
-		two:  `tutti: launch: refused by .*: a launcher of .* looks for the job "two", and this store, .*, has one "one"`,
+		one: `.*1 of 2 machines came .*; refused: 192\.168\.1\.6: a launcher of .* looks for the job "two", .* one "one": .*--job.*`, code: 1,
+		two:  `tutti: launch: refused by .*: a launcher of .* looks for the job "two", and this store, .*, has one "one": .*--job.*`,
 		said: map[string]string{"first.err": `a launcher of .* looks for the job .*two.*, and this store, .*, has one .*one`},
 	},
 	"another command": {
 		first: "--wait 4s", second: "--no-prefix sh",
-		one: `.*1 of 2 machines came .*`, code: 1,
+		one: `.*1 of 2 machines came .*; refused: the launcher of \S+ \(192\.168\.1\.6\): .*this launcher starts sh .*--job.*`, code: 1,
 		two:  `.*this launcher starts sh .*, and the job at 192\.168\.1\.5:29400 is \S+: .*--job.*`,
 		said: map[string]string{"first.err": `the launcher of \S+ does not take part: .*this launcher starts sh`},
 	},

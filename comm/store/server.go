@@ -252,8 +252,9 @@ func (s *Server) claim(n *session) (refused string) {
 	case h.Version != protocol:
 		refused = h.otherVersion()
 	case h.Job != s.options.Job:
-		refused = fmt.Sprintf("%s looks for the job %s, and this store, which a process of the job keeps, has one %s",
-			h.Name, titled(h.Job), titled(s.options.Job))
+		const text = "%s looks for the job %s, and this store, which a process of the job keeps, has one %s: " +
+			"all processes of a job give it one name (tutti launch --job), or none"
+		refused = fmt.Sprintf(text, h.Name, titled(h.Job), titled(s.options.Job))
 	case s.closed:
 		refused = "the store is closed"
 	case s.options.Size > 0 && h.Size != s.options.Size:

@@ -185,18 +185,19 @@ type agent struct {
 	address string        // of the store
 	known   string        // what tells the secret
 	// copyName is the name of a copy of the secret's file, "" if it is where it is looked for, or there is none.
-	copyName  string
-	key       string                // the machine's
-	ranks     int                   // that have come up to this machine
-	strangers repeats.Log           // launchers of other versions
-	running   atomic.Pointer[group] // nil while no ranks run
-	silent    []string              // keys of machines whose launchers did not answer at the end
-	first     bool                  // it makes the plan: the first machine's, or the leader of a served store
-	plan      plan                  // zero before there is one
-	env       []string              // of all ranks of this machine
-	out       *outlet               // of the ranks' output
-	err       *outlet               // of the ranks' errors, and of what the launcher says
-	notes     io.Writer             // what the launcher says
+	copyName   string
+	key        string                // the machine's
+	turnedAway refusalLog            // launchers that do not take part
+	ranks      int                   // that have come up to this machine
+	strangers  repeats.Log           // launchers of other versions
+	running    atomic.Pointer[group] // nil while no ranks run
+	silent     []string              // keys of machines whose launchers did not answer at the end
+	first      bool                  // it makes the plan: the first machine's, or the leader of a served store
+	plan       plan                  // zero before there is one
+	env        []string              // of all ranks of this machine
+	out        *outlet               // of the ranks' output
+	err        *outlet               // of the ranks' errors, and of what the launcher says
+	notes      io.Writer             // what the launcher says
 }
 
 // newAgent is the launcher of a job that nobody knows of yet.
@@ -288,6 +289,9 @@ func (a *agent) arrive(ctx context.Context) error {
 	a.ranks = int(n)
 	text, _ := json.Marshal(a.machine())
 	err = a.kv.Set(ctx, a.key, text, store.Lease)
+	if err == nil && a.first {
+		err = a.hearRefusals(context.WithoutCancel(ctx))
+	}
 	if err != nil || a.starter == nil {
 		return err
 	}
@@ -563,7 +567,8 @@ func (a *agent) makePlan(ctx context.Context) error {
 		p.Size += m.Ranks
 	}
 	if err != nil {
-		return fmt.Errorf("%d of %d machines came (%s): %w", len(present), a.Machines, strings.Join(names, ", "), err)
+		const text = "%d of %d machines came (%s): %w"
+		return a.turnedAway.explain(fmt.Errorf(text, len(present), a.Machines, strings.Join(names, ", "), err))
 	}
 	text, _ := json.Marshal(p)
 	return a.kv.Set(ctx, planKey, text)
@@ -576,9 +581,12 @@ func (a *agent) sameVersion(present []store.Entry) (list []store.Entry) {
 		var m machine
 		if m.read(e.Value) == nil && m.Protocol != protocol {
 			if times, _ := a.strangers.Count(e.Key); times == 1 {
-				const text = "tutti: the launcher of %s (%s) is left out: it speaks version %d of the launchers' protocol, " +
-					"and this one version %d: all machines of a job use one build of tutti\n"
-				fmt.Fprintf(a.notes, text, m.Host, m.Address, m.Protocol, protocol)
+				launcher := fmt.Sprintf("the launcher of %s (%s)", m.Host, m.Address)
+				const text = "it speaks version %d of the launchers' protocol, and this one version %d: " +
+					"all machines of a job use one build of tutti"
+				reason := fmt.Sprintf(text, m.Protocol, protocol)
+				a.turnedAway.add(launcher, reason)
+				fmt.Fprintf(a.notes, "tutti: %s is left out: %s\n", launcher, reason)
 			}
 			continue
 		}

@@ -979,6 +979,43 @@ func TestNobodyComes(t *testing.T) {
 	assert.ErrorContains(t, err, "does tutti-store run there")
 }
 
+// TestRefusalsInTheLastLine: a first machine to which nobody comes says in its last words whom it has refused, each once
+// with the last reason, and what helps.
+func TestRefusalsInTheLastLine(t *testing.T) {
+	first, second := pair(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	a := begin(t, ctx, "succeeds", first)
+	for _, version := range []string{"v2", "v3"} {
+		err := begin(t, t.Context(), "succeeds", func(c *Config) { second(c); c.Version = version }).wait(t)
+		assert.ErrorIs(t, err, comm.ErrMismatch)
+		require.Eventually(t, func() bool {
+			return strings.Contains(a.err.String(), "does not take part: ranks disagree: this is tutti "+version)
+		}, time.Minute, time.Millisecond)
+	}
+	err := begin(t, t.Context(), "succeeds", func(c *Config) { second(c); c.Job = "nightly" }).wait(t)
+	assert.ErrorIs(t, err, store.ErrRefused)
+	assert.ErrorContains(t, err, "all processes of a job give it one name (tutti launch --job), or none")
+	cancel()
+	err = a.wait(t)
+	assert.ErrorContains(t, err, "1 of 2 machines came")
+	assert.Regexp(t, `; refused: the launcher of \S+ \(127\.\d\.\d\.\d\): ranks disagree: this is tutti v3, and the first machine has tutti v1: `+
+		`all machines of a job use one build of tutti .*; 127\.\d\.\d\.\d: a launcher of \S+ \w+ looks for the job "nightly", .*\(tutti launch --job\), or none$`, err.Error())
+	assert.NotContains(t, err.Error(), "tutti v2")
+}
+
+// TestRefusalLog: a last line names a few of many refused processes.
+func TestRefusalLog(t *testing.T) {
+	var log refusalLog
+	assert.Equal(t, comm.ErrTimeout, log.explain(comm.ErrTimeout))
+	for i := range mostNamed + 2 {
+		log.add(fmt.Sprint("process ", i), "first")
+		log.add(fmt.Sprint("process ", i), "second")
+	}
+	err := log.explain(comm.ErrTimeout)
+	assert.ErrorIs(t, err, comm.ErrTimeout)
+	assert.Equal(t, comm.ErrTimeout.Error()+"; refused: process 0: second; process 1: second; process 2: second; process 3: second", err.Error())
+}
+
 // Launchers say who is here while they wait for machines, and which ranks go on after others have succeeded.
 func TestWaitsSpeak(t *testing.T) {
 	first, second := pair(t)

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -128,18 +129,19 @@ func (t terms) checkVersion(version string) error {
 
 // refused tells the other launchers why this one does not take part.
 func (a *agent) refused(ctx context.Context, err error) error {
-	text, _ := json.Marshal(refusal{Host: a.host, Reason: err.Error()})
+	text, _ := json.Marshal(refusal{Host: a.host, Address: a.machine().Address, Reason: err.Error()})
 	_ = a.kv.Set(ctx, refusals+rand.Text(), text, store.Lease) // they only say it
 	return err
 }
 
 // refusal is what a launcher says that does not take part.
 type refusal struct {
-	Host   string `json:"host"`   // of the launcher
-	Reason string `json:"reason"` // why, for its user
+	Host    string `json:"host"`    // of the launcher
+	Address string `json:"address"` // by which it reaches the store
+	Reason  string `json:"reason"`  // why, for its user
 }
 
-// hearRefusals says which launchers do not take part.
+// hearRefusals says which launchers do not take part, and keeps whom they and the store have refused.
 func (a *agent) hearRefusals(ctx context.Context) error {
 	var log repeats.Log
 	_, err := a.kv.Watch(ctx, refusals, func(e store.Event) {
@@ -147,12 +149,63 @@ func (a *agent) hearRefusals(ctx context.Context) error {
 		if e.Deleted || json.Unmarshal(e.Value, &r) != nil {
 			return
 		}
-		r.Host = printable.Text(r.Host)
-		if times, due := log.Count(r.Host); due {
-			const text = "tutti: the launcher of %s does not take part: %s (%d)\n"
-			fmt.Fprintf(a.notes, text, r.Host, printable.Text(r.Reason), times)
+		launcher := fmt.Sprintf("the launcher of %s (%s)", printable.Text(r.Host), printable.Text(r.Address))
+		reason := printable.Text(r.Reason)
+		a.turnedAway.add(launcher, reason)
+		if times, due := log.Count(launcher); due {
+			fmt.Fprintf(a.notes, "tutti: %s does not take part: %s (%d)\n", launcher, reason, times)
 		}
 	})
+	if err != nil {
+		return err
+	}
+	_, err = a.kv.Watch(ctx, store.RefusedKey, func(e store.Event) { // the store's log says it
+		from, reason, ok := strings.Cut(string(e.Value), ": ")
+		host, _, err := net.SplitHostPort(from)
+		if ok && err == nil {
+			a.turnedAway.add(printable.Text(host), printable.Text(reason))
+		}
+	})
+	return err
+}
+
+// mostNamed bounds the processes that a last line says to be refused.
+const mostNamed = 4
+
+// refusalLog has which processes were refused, for the last line. The zero value has none.
+type refusalLog struct {
+	mu      sync.Mutex
+	names   []string          // in the order of the first refusal of each; guarded by mu
+	reasons map[string]string // the last one by name; nil before the first; guarded by mu
+}
+
+// add adds a refusal, unless too many others have been refused.
+func (l *refusalLog) add(name, reason string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.reasons == nil {
+		l.reasons = map[string]string{}
+	}
+	if l.reasons[name] == "" {
+		if len(l.names) == mostNamed {
+			return
+		}
+		l.names = append(l.names, name)
+	}
+	l.reasons[name] = reason
+}
+
+// explain adds the refusals to the error of a job whose machines have not come.
+func (l *refusalLog) explain(err error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, name := range l.names {
+		verb := ""
+		if i == 0 {
+			verb = "refused: "
+		}
+		err = fmt.Errorf("%w; %s%s: %s", err, verb, name, l.reasons[name])
+	}
 	return err
 }
 
@@ -228,9 +281,6 @@ func (a *agent) keep(ctx context.Context, l net.Listener, conf *tls.Config) erro
 	server.Serve(l, conf)
 	a.kv = server.Owner("the first launcher")
 	if err := a.arrive(ctx); err != nil {
-		return err
-	}
-	if err := a.hearRefusals(context.WithoutCancel(ctx)); err != nil {
 		return err
 	}
 	text, _ := json.Marshal(a.terms())
