@@ -232,6 +232,13 @@ var happenings = map[string]misfortune{
 		one:    `.*`, code: 0, // a machine that takes its time has others say who is here
 		said: map[string]string{"third.err": `the job at 192\.168\.1\.5:29400 has its 2 machines already`},
 	},
+	"machines come in another order": {
+		first: "--machines 3", ranks: `sh -c "echo this is rank \$TUTTI_RANK"`,
+		action: `until grep -q joined second.err; do sleep 0.05; done
+			"$TUTTI" launch --join 192.168.1.5:29400 -n 1 sh -c 'echo this is rank $TUTTI_RANK' > third 2> third.err`,
+		one:  `.*`, // ranks follow the order of arrival, and not that of hosts or addresses
+		said: map[string]string{"first": `this is rank [01].*this is rank [01]`, "second": `this is rank 2`, "third": `this is rank 3`},
+	},
 	"a rank ends before the others have come": {
 		before: `export TUTTI_CONNECT_TIMEOUT=3s; touch gone.2`,
 		one:    `tutti: rank . on \S+ \(192\.168\.1\.5\): exit status 1; rank 2 had ended with success before`, code: 1,
@@ -276,6 +283,7 @@ var launched = map[string]string{
 	"port taken":                     "the port is taken",
 	"other version":                  "another version of tutti",
 	"other flags":                    "another command",
+	"machines in another order":      "machines come in another order",
 	"kill -9":                        "a rank is killed",
 	"a rank stopped":                 "a rank is stopped",
 	"another shape on one rank":      "a rank reduces another number of elements",
