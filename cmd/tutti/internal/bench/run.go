@@ -46,10 +46,11 @@ type Result struct {
 	// while calls are queued one after the other.
 	Time  float64 `json:"time_us"`
 	AlgBW float64 `json:"algbw_gb_per_s"` // Bytes over Time, in 10^9 bytes per second
-	BusBW float64 `json:"busbw_gb_per_s"`
-	Wrong *int64  `json:"wrong"` // elements, over all ranks; null if not verified
-	Place Place   `json:"place"`
-	Root  int     `json:"root"` // -1 for none
+	// BusBW is what a link carries, nil of one rank, which has none.
+	BusBW *float64 `json:"busbw_gb_per_s"`
+	Wrong *int64   `json:"wrong"` // elements, over all ranks; null if not verified
+	Place Place    `json:"place"`
+	Root  int      `json:"root"` // -1 for none
 	// Locations are those of the ranks, see [backend.Locations].
 	Locations []string `json:"-"`
 }
@@ -269,7 +270,10 @@ func (r *Result) setTime(seconds, busFactor float64) {
 	if seconds > 0 {
 		rate := float64(r.Bytes) / seconds / 1e9
 		r.AlgBW = significant(rate)
-		r.BusBW = significant(rate * busFactor)
+		if r.Ranks > 1 {
+			bus := significant(rate * busFactor)
+			r.BusBW = &bus
+		}
 	}
 }
 

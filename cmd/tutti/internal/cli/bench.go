@@ -26,8 +26,9 @@ among them, and prints a table; --wide is that of nccl-tests. Time is that of
 one call until its result is there, on the slowest rank, the median over rounds;
 on GPUs it is the device's, of calls that are queued one after the other. algbw
 is size over time; busbw is what a link carries, by the factors of nccl-tests,
-and so comparable between numbers of ranks. #wrong counts elements that differ
-from an independent reference, over all ranks. What a backend does not have (a
+and so comparable between numbers of ranks. One rank has no busbw: N/A, and null
+with --json. #wrong counts elements that differ from an independent reference,
+over all ranks. What a backend does not have (a
 reduction of a type, graphs) is wrong usage, exit code 2.`,
 		Example: `  tutti bench allreduce --ranks 2
   tutti bench alltoall --min 64K --max 16M --step 2 --dtype bf16
@@ -60,8 +61,10 @@ type tally struct {
 // add counts a result.
 func (t *tally) add(r bench.Result) {
 	t.lines++
-	t.busBW += r.BusBW
-	t.linked = t.linked || r.Ranks > 1
+	if r.BusBW != nil {
+		t.busBW += *r.BusBW
+		t.linked = true
+	}
 	if r.Wrong != nil {
 		t.wrong += *r.Wrong
 	}

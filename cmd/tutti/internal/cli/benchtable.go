@@ -168,10 +168,10 @@ func printSparseLine(out io.Writer, r bench.SparseResult, wide bool) {
 
 // busText is the bandwidth of a link, of which one rank has none.
 func busText(r bench.Result) string {
-	if r.Ranks == 1 {
+	if r.BusBW == nil {
 		return "N/A"
 	}
-	return fmt.Sprintf("%.2f", r.BusBW)
+	return fmt.Sprintf("%.2f", *r.BusBW)
 }
 
 // wrongText is the number of wrong elements.

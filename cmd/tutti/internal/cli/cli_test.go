@@ -247,6 +247,16 @@ func TestBenchOfOneRank(t *testing.T) {
 	assert.Equal(t, exitOK, code, stderr)
 	assert.Regexp(t, `(?m)^ +8 .* N/A +0 .* N/A +0$`, stdout)
 	assert.Contains(t, stdout, "Avg bus bandwidth: N/A")
+	for _, collective := range []string{"allreduce", "sparse"} {
+		for ranks, linked := range map[string]bool{"1": false, "2": true} {
+			code, stdout, stderr := execute(t, "bench", collective, "--ranks", ranks, "--min", "1K", "--max", "1K", "--rounds", "1", "--json")
+			assert.Equal(t, exitOK, code, stderr)
+			for _, line := range jsonLines(t, stdout) {
+				assert.Contains(t, line, "busbw_gb_per_s")
+				assert.Equal(t, linked, line["busbw_gb_per_s"] != nil, "%s over %s ranks", collective, ranks)
+			}
+		}
+	}
 }
 
 // The version is printed by the word as well as by the flag.
