@@ -19,6 +19,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"strconv"
 
@@ -90,6 +91,12 @@ func (c Config) Run(ctx context.Context, body func(ctx context.Context, r Rank) 
 		return err
 	}
 	onHost := func(ctx context.Context, world comm.Communicator) error {
+		if job.Launcher == "none" && c.Backend != Local && c.Ranks == 0 && world.WorldSize() == 1 {
+			const format = "tutti: one rank over %s, as no launcher started this process: " +
+				"tutti launch -n 4 PROGRAM starts four; " +
+				"without a launcher, each process needs RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
+			slog.Warn(fmt.Sprintf(format, c.Backend))
+		}
 		rt := cpu.New()
 		err := instrument.Run(ctx, rt, world, func(ctx context.Context, world comm.Communicator) error {
 			return body(ctx, Rank{Comm: world, Runtime: rt})
@@ -140,7 +147,7 @@ func (c *Config) readEnv(job rendezvous.Job) error {
 				"%w: %s started %d processes, and with backend local each would be its own world; "+
 					"tcp and mpi make one of all",
 				comm.ErrArgument,
-				job.Launcher,
+				env.LauncherTitle(job.Launcher),
 				job.WorldSize,
 			)
 		}

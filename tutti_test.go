@@ -19,6 +19,7 @@ import (
 	"github.com/tutti-go/tutti/distributed"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/jobtest"
+	"github.com/tutti-go/tutti/internal/logtest"
 	"github.com/tutti-go/tutti/internal/networktest"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
@@ -200,6 +201,51 @@ func TestProcesses(t *testing.T) {
 	}
 	all.Wait()
 	assert.Equal(t, want(ranks), lines(strings.Join(outputs, "")))
+}
+
+// A process that no launcher has started is the only rank, which the log says where the backend is one of processes.
+func TestOneRankIsSaid(t *testing.T) {
+	noLauncher(t)
+	for name, c := range map[string]struct {
+		variables map[string]string
+		says      int
+	}{
+		"no launcher":       {map[string]string{"TUTTI_BACKEND": "tcp"}, 1},
+		"asked for":         {map[string]string{"TUTTI_BACKEND": "tcp", "TUTTI_RANKS": "1"}, 0},
+		"launched":          {map[string]string{"TUTTI_BACKEND": "tcp", "RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "29500"}, 0},
+		"goroutines, local": {map[string]string{"TUTTI_BACKEND": "local", "TUTTI_RANKS": "1"}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for key, value := range c.variables {
+				t.Setenv(key, value)
+			}
+			log := logtest.Capture(t)
+			require.NoError(t, tutti.Run(t.Context(), func(_ context.Context, r tutti.Rank) error {
+				assert.Equal(t, 1, r.Comm.WorldSize())
+				return nil
+			}))
+			assert.Len(t, log.Lines("one rank over tcp, as no launcher started this process: tutti launch -n 4 PROGRAM starts four"), c.says)
+		})
+	}
+}
+
+// Errors name launchers as users do.
+func TestLaunchersAreNamed(t *testing.T) {
+	noLauncher(t)
+	t.Setenv("TUTTI_BACKEND", "local")
+	t.Setenv("MASTER_PORT", "29400")
+	for want, variables := range map[string][3]string{
+		"MPICH's mpirun (PMI) started 2 processes": {"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"},
+		"Open MPI's mpirun started 2 processes":    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+	} {
+		t.Run(want, func(t *testing.T) {
+			for i, value := range []string{"0", "2", "2"} {
+				t.Setenv(variables[i], value)
+			}
+			err := tutti.Run(t.Context(), func(context.Context, tutti.Rank) error { return nil })
+			assert.ErrorContains(t, err, want)
+		})
+	}
 }
 
 // A network of the program's makes a world of one rank or goroutines, and a world over TCP where a launcher has started several, also

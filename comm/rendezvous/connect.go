@@ -167,7 +167,7 @@ func (j Job) listen(ctx context.Context, d store.Dialer) (net.Listener, error) {
 	if j.Guessable || len(j.Secret) == 0 {
 		const format = "rendezvous: %s can connect to rank 0, and the job has no secret but its name; " +
 			"set %s to something random, the same for all processes"
-		slog.Warn(fmt.Sprintf(format, reach, env.Secret), "launcher", j.Launcher)
+		slog.Warn(fmt.Sprintf(format, reach, env.Secret), "launcher", env.LauncherTitle(j.Launcher))
 	}
 	addresses, err := j.addresses(host)
 	if err != nil {

@@ -189,7 +189,7 @@ func checkAlone(getenv func(string) string) error {
 
 // errorf is an error of the launcher's variables.
 func (l launcher) errorf(format string, args ...any) error {
-	return fmt.Errorf("rendezvous: %w of %s: %w", ErrEnvironment, l.name, fmt.Errorf(format, args...))
+	return fmt.Errorf("rendezvous: %w of %s: %w", ErrEnvironment, env.LauncherTitle(l.name), fmt.Errorf(format, args...))
 }
 
 // read makes a Job of a launcher's variables.

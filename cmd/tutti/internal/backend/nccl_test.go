@@ -65,6 +65,20 @@ func TestLaunchersAreCalledByTheirNames(t *testing.T) {
 	}
 }
 
+// Users know MPICH and Open MPI, and not what their launchers' variables begin with.
+func TestProbeNamesTheLauncher(t *testing.T) {
+	for _, name := range []string{"TUTTI_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "FLUX_TASK_RANK"} {
+		t.Setenv(name, "")
+	}
+	t.Setenv("PMI_RANK", "0")
+	t.Setenv("PMI_SIZE", "2")
+	t.Setenv("MPI_LOCALNRANKS", "2")
+	t.Setenv("MASTER_PORT", "29400")
+	text, err := probeTCP(t.Context())
+	require.NoError(t, err)
+	assert.Contains(t, text, "rank 0 of 2, started by MPICH's mpirun (PMI)")
+}
+
 func TestProcessesWithoutACommonWorldAreNoted(t *testing.T) {
 	pair := rendezvous.Job{Launcher: "openmpi", WorldSize: 2}
 	assert.Equal(t, "mpirun started 2 processes, and with --backend noop each of them is a world of its own; --backend mpi, tcp and nccl make one of all",

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/segment"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -26,7 +27,8 @@ func probeTCP(context.Context) (string, error) {
 	if err != nil || job.Launcher == "none" {
 		return "needs nothing; " + processOption("tutti") + ", torchrun, srun and mpirun start it; " + sharing(), err
 	}
-	return fmt.Sprintf("rank %d of %d, started by %s; %s", job.Rank, job.WorldSize, job.Launcher, sharing()), nil
+	launcher := env.LauncherTitle(job.Launcher)
+	return fmt.Sprintf("rank %d of %d, started by %s; %s", job.Rank, job.WorldSize, launcher, sharing()), nil
 }
 
 // sharedVariable switches shared memory off.

@@ -1,0 +1,12 @@
+package env
+
+// LauncherTitle is what users call a launcher of package rendezvous.
+func LauncherTitle(name string) string {
+	switch name {
+	case "openmpi":
+		return "Open MPI's mpirun"
+	case "pmi":
+		return "MPICH's mpirun (PMI)"
+	}
+	return name
+}
