@@ -194,8 +194,8 @@ func TestHostsThatTakeNoPart(t *testing.T) {
 	t.Parallel()
 	program := []string{"sh", "-c", "echo runs"}
 	for host, want := range map[string]string{
-		"down.invalid":   "down.invalid cannot be reached: ssh: connect to host down.invalid port 22: Connection refused: `ssh down.invalid true` has to work without a question",
-		"locked.invalid": "locked.invalid cannot be reached: x@locked.invalid: Permission denied (publickey).: `ssh locked.invalid true` has to work without a question",
+		"down.invalid":   "down.invalid cannot be reached: ssh: connect to host down.invalid port 22: Connection refused: `ssh down.invalid true` has to work without a prompt",
+		"locked.invalid": "locked.invalid cannot be reached: x@locked.invalid: Permission denied (publickey).: `ssh locked.invalid true` has to work without a prompt",
 		"bare.invalid":   "bare.invalid has no tutti that runs, neither TUTTI nor one in the PATH of ssh: copy it (scp TUTTI bare.invalid:TUTTI)",
 		"other.invalid":  "other.invalid has tutti v0.0.1, and this machine tutti VERSION: all hosts of a job use one build (scp TUTTI other.invalid:TUTTI)",
 		"old.invalid":    "old.invalid has another tutti, which does not know of --hosts: unknown command \"launch-inside\" for \"tutti\": all hosts of a job use one build (scp TUTTI old.invalid:TUTTI)",
@@ -322,8 +322,8 @@ func sshServer(t *testing.T) (script string) {
 	return script
 }
 
-// Nothing of a job is left on any host when it is interrupted, when the launcher that has started it is killed, and when
-// a connection is: by a client of ssh that this test has, and by OpenSSH.
+// Nothing of a job is left on any host when it is interrupted, its launcher is killed, or a connection of ssh is cut:
+// with the client of this test, and with OpenSSH.
 func TestHostsEndTogether(t *testing.T) {
 	heedSignals(t)
 	for name, client := range map[string]func(*testing.T) string{

@@ -153,7 +153,7 @@ var happenings = map[string]misfortune{
 		second: "none", before: `head -c 24 /dev/urandom | base64 > bad; chmod 644 bad`, first: "--secret-file bad", one: `.*chmod 600 it`, code: 1,
 	},
 	"no secret": {
-		first: "--wait 3s", second: "--secret-file none", one: `.*1 of 2 machines came .*`, code: 1, two: `.*copy the first machine's, and name it with --secret-file`,
+		first: "--wait 3s", second: "--secret-file none", one: `.*1 of 2 machines came .*`, code: 1, two: `.*copy the file from the first machine, and pass it with --secret-file`,
 	},
 	"the port is taken": {
 		second: "none", before: `serve python3 -m http.server 29400`,

@@ -86,7 +86,7 @@ func (n *node) wire(id uint64) *wire {
 // reportLate tells the launcher that a wait has waited for a rank until its deadline.
 func (n *node) reportLate(rank int) {
 	if n.report != nil {
-		n.report(fault.Report{Kind: fault.Late, By: n.rank, About: rank, Reason: "others have waited for it in vain"})
+		n.report(fault.Report{Kind: fault.Late, By: n.rank, About: rank, Reason: "other ranks timed out waiting for it"})
 	}
 }
 

@@ -108,7 +108,7 @@ func (a *agent) listMachines(ctx context.Context) (all []machine) {
 	return all
 }
 
-// commonSettings are variables that all ranks of a job have alike, with the flags of launchers that set them, "" for
+// commonSettings are variables that must be equal on all ranks of a job, with the flags of launchers that set them, "" for
 // none.
 var commonSettings = []struct{ variable, flag string }{
 	{env.Backend, ""},
@@ -137,8 +137,8 @@ func settings(getenv func(string) string) (before, flags []string) {
 	return before, flags
 }
 
-// listenPort is the port of an address on which ranks of this machine listen, as others take it, "" if there is none:
-// the host is this machine's.
+// listenPort is the port of an address on which ranks of this machine listen, as others take it, "" if there is none.
+// The host is ignored: it means this machine.
 func listenPort(address string) string {
 	_, port, err := net.SplitHostPort(address)
 	if err != nil || port == "0" {

@@ -71,7 +71,7 @@ var errDetached = errors.New("the connection from the launcher that has started 
 // control. cfg has the version and the output. prepare sets what this host has to say, such as where the program is.
 func Attend(ctx context.Context, cfg Config, control io.Reader, prepare func(*Config) error) error {
 	report(cfg.Err, reportStarted, cfg.Version)
-	report(cfg.Out, reportStarted, cfg.Version) // what came before is a shell's
+	report(cfg.Out, reportStarted, cfg.Version) // a shell wrote what came before
 	lines := bufio.NewReader(control)
 	text, err := lines.ReadBytes('\n')
 	if err != nil {
@@ -121,7 +121,7 @@ func Attend(ctx context.Context, cfg Config, control io.Reader, prepare func(*Co
 // report writes a report, in one piece.
 func report(to io.Writer, kind, value string) { fmt.Fprintf(to, "%s%s %s\n", marker, kind, value) }
 
-// enter makes the directory and the environment of the job this process's.
+// enter changes to the directory of the job and sets its environment.
 func (t assignment) enter(notes io.Writer) error {
 	if t.Ranks < 1 || t.Ranks > MaxRanks || t.Through < t.Ranks || t.Total < t.Through || len(t.Program) == 0 {
 		return fmt.Errorf("%w: %s is told to run %d ranks of %d", comm.ErrArgument, Inside, t.Ranks, t.Total)
@@ -156,8 +156,9 @@ func (t assignment) configure(cfg *Config) {
 	cfg.Color = t.Color
 }
 
-// obey ends a job by the signals that lines have the numbers of, and when they end; user signals are this process's.
-// What was told to end already is killed when they end: the launcher that has started this one waits no longer.
+// obey reads a signal's number from each line and ends the job by that signal, and also when the lines end; it raises
+// user signals in this process. If the job was told to end before, the end of the lines kills it: the launcher that has
+// started this one waits no longer.
 func obey(lines *bufio.Reader, cancel context.CancelCauseFunc) {
 	told := false
 	for {

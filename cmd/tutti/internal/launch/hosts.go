@@ -77,8 +77,8 @@ type remote struct {
 	cmd     *exec.Cmd
 	control io.WriteCloser
 	gone    chan struct{} // closed when it has ended, and what it has written is read
-	stage   stage         // follow's alone
-	end     *End          // what it reported; nil before; follow's alone
+	stage   stage         // used only by follow
+	end     *End          // what it reported; nil before; used only by follow
 
 	mu   sync.Mutex
 	held []string // lines of its standard error before it has joined; guarded by mu
@@ -87,9 +87,9 @@ type remote struct {
 // word is a report of a host's launcher, or its end.
 type word struct {
 	from  *remote
-	kind  string // "" of its end
+	kind  string // "" if it has ended
 	value string
-	err   error // of its end
+	err   error // that ended it
 }
 
 // spread is a job on several hosts, whose launchers this one has started.
@@ -178,7 +178,7 @@ func (s *spread) findLocal(ctx context.Context) {
 	all.Wait()
 }
 
-// isLocal reports whether a name is this machine's: all its addresses are.
+// isLocal reports whether all addresses of a host belong to this machine.
 func isLocal(ctx context.Context, host string) bool {
 	if name, _ := os.Hostname(); host == "localhost" || strings.EqualFold(host, name) {
 		return true
@@ -262,7 +262,7 @@ func (s *spread) await(h *remote, copied *sync.WaitGroup) {
 	close(h.gone)
 }
 
-// assign tells a host's launcher what to run: those of the first host's at once, and the others when they can join it.
+// assign tells a host's launcher what to run: the first host's at once, the others when they can join its store.
 func (s *spread) assign(h *remote) {
 	directory, _ := os.Getwd() // "" is no directory there either
 	a := assignment{
@@ -306,8 +306,8 @@ func (s *spread) anyPort() string {
 	return net.JoinHostPort(loopback, "0")
 }
 
-// jobVariables are the variables of this process that a job has on all hosts: those of this library and of NCCL, but
-// for the secret, and for this machine's addresses.
+// jobVariables are the variables of this process that a job has on all hosts: TUTTI_* and NCCL_*, without the secret and
+// the addresses of this machine.
 func jobVariables(environ []string) (all []string) {
 	for _, variable := range environ {
 		name, value, _ := strings.Cut(variable, "=")
@@ -494,7 +494,7 @@ func (h *remote) reason(s *spread, before stage, err error) string {
 		return fmt.Sprintf("%s has no tutti that runs, neither %s nor one in the PATH of ssh: copy it%s",
 			h.Host, s.self, s.copying(h))
 	case code == 255 || code < 0:
-		return fmt.Sprintf("%s cannot be reached: %s: `ssh %s true` has to work without a question",
+		return fmt.Sprintf("%s cannot be reached: %s: `ssh %s true` has to work without a prompt",
 			h.Host, cmp.Or(said, fmt.Sprint(err)), h.Host)
 	}
 	const format = "%s has another tutti, which does not know of --hosts: %s: all hosts of a job use one build%s"
@@ -547,7 +547,7 @@ func (s *spread) result() End {
 	return End{Text: first.lost(), Code: 1}
 }
 
-// unended is how a job has ended of which some launchers do not end.
+// unended describes the end of a job some of whose launchers do not end.
 func (s *spread) unended() End {
 	end := s.result()
 	if end.Text != "" {

@@ -303,7 +303,7 @@ type keepers struct {
 	all map[int]bool // by the number of the process; guarded by mu
 }
 
-// start starts a keeper, whose orphans become this process's where systems can do that.
+// start starts a keeper. This process adopts its orphans where the system supports that.
 func (k *keepers) start(cmd *exec.Cmd) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -186,13 +186,13 @@ type agent struct {
 	known   string        // what tells the secret
 	// copyName is the name of a copy of the secret's file, "" if it is where it is looked for, or there is none.
 	copyName   string
-	key        string                // the machine's
+	key        string                // of this machine in the store
 	turnedAway refusalLog            // launchers that do not take part
 	ranks      int                   // that have come up to this machine
 	strangers  repeats.Log           // launchers of other versions
 	running    atomic.Pointer[group] // nil while no ranks run
 	silent     []string              // keys of machines whose launchers did not answer at the end
-	first      bool                  // it makes the plan: the first machine's, or the leader of a served store
+	first      bool                  // it makes the plan: on the first machine, or as the leader of a served store
 	plan       plan                  // zero before there is one
 	env        []string              // of all ranks of this machine
 	out        *outlet               // of the ranks' output

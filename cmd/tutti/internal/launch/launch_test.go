@@ -868,7 +868,7 @@ func TestMistakes(t *testing.T) {
 
 	err = begin(t, t.Context(), "succeeds", func(c *Config) { second(c); c.SecretFile = other + "2" }).wait(t)
 	assert.ErrorIs(t, err, os.ErrNotExist)
-	assert.ErrorContains(t, err, "copy the first machine's")
+	assert.ErrorContains(t, err, "copy the file from the first machine")
 
 	if _, err := os.Stat("/proc/self"); err == nil { // where no folder can be made
 		err = begin(t, t.Context(), "succeeds", func(c *Config) { first(c); c.SecretFile = "/proc/none/secret" }).wait(t)

@@ -270,7 +270,7 @@ func (a *agent) environment(secret secret, addresses []string) (*tls.Config, err
 	return job.TLS("store")
 }
 
-// keep has this launcher keep the store, as the first machine's.
+// keep serves the store in this launcher: it is on the first machine.
 func (a *agent) keep(ctx context.Context, l net.Listener, conf *tls.Config) error {
 	options := store.Options{Job: a.Job}
 	if a.Min > 0 {
@@ -480,8 +480,8 @@ func (a *agent) reachable() string {
 	return cmp.Or(reachableAddress(), loopback)
 }
 
-// secret is the job's: a text, or the file that has it, whose name is all that ranks and what they start have in
-// their environments.
+// secret is the secret of a job: its text, or the path of its file. Only the path goes into the environment of ranks
+// and of what they start.
 type secret struct{ text, path string }
 
 // secret is TUTTI_SECRET, or what the file has, or a random one that only ranks of this machine need to know.
@@ -506,12 +506,12 @@ func (a *agent) secret() (secret, error) {
 	}
 	_, err := rendezvous.ReadSecret(path, a.first)
 	if errors.Is(err, os.ErrNotExist) {
-		remedy := "copy the first machine's, and name it with --secret-file"
+		remedy := "copy the file from the first machine, and pass it with --secret-file"
 		switch {
 		case a.first:
 			remedy = "no secret can be made there; --secret-file names another place"
 		case a.Served:
-			remedy = "copy that of the store's servers, and name it with --secret-file"
+			remedy = "copy the file from a server of the store, and pass it with --secret-file"
 		}
 		err = fmt.Errorf("%w: %s", err, remedy)
 	}

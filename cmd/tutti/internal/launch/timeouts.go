@@ -11,8 +11,8 @@ const (
 	// firstWord is how long a launcher waits without a word: a job whose machines start together needs none. Each later
 	// word takes twice as long as the one before.
 	firstWord = 2 * time.Second
-	// resolveTime bounds how long the addresses of --hosts are looked for, which say what is this machine: ssh knows
-	// names that the system does not.
+	// resolveTime bounds the search for the addresses of --hosts, which tells what is this machine: ssh knows names that
+	// the system does not.
 	resolveTime = 2 * time.Second
 	// reportTime is how long a host of --hosts may take to join without a word: somewhat longer than ssh may take to
 	// connect, which says more. Each later word takes twice as long.

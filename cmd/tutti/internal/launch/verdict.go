@@ -122,7 +122,7 @@ func (a *agent) judge(ctx context.Context, round int, end End) End {
 
 // court has all that is known of a round that has failed.
 type court struct {
-	plan    plan                // of the round
+	plan    plan                // of the round that failed
 	all     map[string]evidence // by machine; those that do not answer are missing
 	present map[string]bool     // machines whose launchers have a session of the store
 	reports []fault.Report      // what ranks have said of each other
@@ -284,8 +284,7 @@ func (c *court) accused(counts func(fault.Report) bool) int {
 	return suspect
 }
 
-// straggler names a rank for which ranks that have failed have waited in vain, and that has not ended and waits for
-// nobody itself.
+// straggler names a rank that failed ranks timed out waiting for, that has not ended, and that waits for nobody.
 func (c *court) straggler() string {
 	ended := c.ended()
 	waits := func(rank int) bool {

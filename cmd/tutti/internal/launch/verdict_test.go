@@ -38,7 +38,7 @@ func TestVerdicts(t *testing.T) {
 	waited := func(kind fault.Kind, about int, by ...int) (all []fault.Report) {
 		for _, r := range lost(about, by...) {
 			r.Kind = kind
-			r.Reason = "others have waited for it in vain"
+			r.Reason = "other ranks timed out waiting for it"
 			all = append(all, r)
 		}
 		return all
@@ -119,30 +119,30 @@ func TestVerdicts(t *testing.T) {
 		},
 		"one that others have waited for": {
 			one: victim, reports: append(waited(fault.Late, 3, 0, 1), waited(fault.Late, 1, 0)...), code: 1, restarts: true,
-			text: "rank 3 on two (10.0.0.2): others have waited for it in vain, says rank 0 on one (10.0.0.1); its process is there: with TUTTI_RECORD=1000, 'tutti diagnose .' says what it does instead",
+			text: "rank 3 on two (10.0.0.2): other ranks timed out waiting for it, says rank 0 on one (10.0.0.1); its process is there: with TUTTI_RECORD=1000, 'tutti diagnose .' says what it does instead",
 		},
 		"one that others have waited for, and that has lost one of them since": {
 			one: victim, reports: append(waited(fault.Late, 3, 0), lost(0, 3)...), code: 1, restarts: true,
-			text: "rank 3 on two (10.0.0.2): others have waited for it in vain, says rank 0 on one (10.0.0.1); its process is there: with TUTTI_RECORD=1000, 'tutti diagnose .' says what it does instead",
+			text: "rank 3 on two (10.0.0.2): other ranks timed out waiting for it, says rank 0 on one (10.0.0.1); its process is there: with TUTTI_RECORD=1000, 'tutti diagnose .' says what it does instead",
 		},
 		"one that others have waited for, on a machine that is cut off": {
 			one: victim, silent: true, reports: waited(fault.Late, 3, 0), code: 1, restarts: true,
-			text: "rank 3 on two (10.0.0.2): others have waited for it in vain, says rank 0 on one (10.0.0.1); its launcher does not answer: is the machine down, or the network to it cut?",
+			text: "rank 3 on two (10.0.0.2): other ranks timed out waiting for it, says rank 0 on one (10.0.0.1); its launcher does not answer: is the machine down, or the network to it cut?",
 		},
 		"two that wait for each other": {
 			one: victim, reports: append(waited(fault.Late, 3, 0), waited(fault.Late, 0, 3)...), text: first.Text, code: 1, restarts: true,
 		},
 		"one that nobody was connected to": {
 			one: victim, reports: waited(fault.Unreached, 1, 0), code: 1, restarts: true,
-			text: "rank 1 on one (10.0.0.1): others have waited for it in vain, says rank 0 on one (10.0.0.1); its process is there: with TUTTI_RECORD=1000, 'tutti diagnose .' says what it does instead",
+			text: "rank 1 on one (10.0.0.1): other ranks timed out waiting for it, says rank 0 on one (10.0.0.1); its process is there: with TUTTI_RECORD=1000, 'tutti diagnose .' says what it does instead",
 		},
 		"one that nobody of another machine was connected to": {
 			one: victim, reports: waited(fault.Unreached, 2, 0), code: 1, restarts: true,
-			text: "rank 2 on two (10.0.0.2): others have waited for it in vain, says rank 0 on one (10.0.0.1); its process is there: does a firewall let the machines reach each other, and has its program come so far?",
+			text: "rank 2 on two (10.0.0.2): other ranks timed out waiting for it, says rank 0 on one (10.0.0.1); its process is there: does a firewall let the machines reach each other, and has its program come so far?",
 		},
 		"a firewall from the beginning": {
 			one: victim, reports: append(waited(fault.Unreached, 2, 0), waited(fault.Unreached, 0, 2)...), code: 1, restarts: true,
-			text: "rank 0 on one (10.0.0.1) does not reach rank 2 on two (10.0.0.2), and the other way round: others have waited for it in vain; does a firewall let the machines reach each other?",
+			text: "rank 0 on one (10.0.0.1) does not reach rank 2 on two (10.0.0.2), and the other way round: other ranks timed out waiting for it; does a firewall let the machines reach each other?",
 		},
 		"one that nobody was connected to, as it has ended": {
 			one: evidence{Failed: victim.Failed, Succeeded: []int{1}}, reports: waited(fault.Unreached, 1, 0), code: 1, restarts: true,
@@ -208,7 +208,7 @@ func TestCulprits(t *testing.T) {
 func TestStragglers(t *testing.T) {
 	for way, want := range map[string]string{
 		"absent, first": `^rank 0 on \S+: it has not come to connect, says rank . on \S+; its process is there: with TUTTI_RECORD=1000, `,
-		"works, sleeps": `^rank 1 on \S+: others have waited for it in vain, says rank . on \S+; its process is there: with TUTTI_RECORD=1000, `,
+		"works, sleeps": `^rank 1 on \S+: other ranks timed out waiting for it, says rank . on \S+; its process is there: with TUTTI_RECORD=1000, `,
 		"absent":        `^rank 1 on \S+: it has (published no address|not connected to this rank, which listens at .*), says rank . on \S+; its process is there: with TUTTI_RECORD=1000, `,
 	} {
 		t.Run(way, func(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"github.com/tutti-go/tutti/internal/ranks"
 )
 
-// speak says something, ever more rarely, until ctx ends or there is nothing to say.
+// speak says something, ever less often, until ctx ends or there is nothing to say.
 func (a *agent) speak(ctx context.Context, first time.Duration, text func() string) {
 	for wait := first; ; wait *= 2 {
 		select {
@@ -46,7 +46,7 @@ func (a *agent) sayWhoIsHere(ctx context.Context) {
 			time.Since(began).Round(time.Second), strings.Join(names, ", "))
 		switch {
 		case a.first && !a.Served:
-			return text + fmt.Sprintf("; the others join at %s, by %v (--wait): can they reach that port?", a.address, a.Wait)
+			return text + fmt.Sprintf("; the others join at %s, within %v (--wait): can they reach that port?", a.address, a.Wait)
 		case a.first:
 			return text + "; the others join at " + a.joined()
 		}
