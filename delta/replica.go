@@ -665,7 +665,7 @@ func (m *making) counts() []int {
 	return counts
 }
 
-// makingBytes is how much memory a making takes, about, with however many processors.
+// makingBytes is about how much memory a making takes, on any number of processors.
 const makingBytes = 24 << 20
 
 // workers returns how many blocks are made at once, so that they and what finds their elements are no more than

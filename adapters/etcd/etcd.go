@@ -98,7 +98,7 @@ func Dial(ctx context.Context, cfg Config) (store.Backend, error) {
 	return s, nil
 }
 
-// grant asks for a lease, again while no etcd is there, or none that has a leader. It calls etcd's interface itself, as
+// grant requests a lease, and retries while etcd is down or has no leader. It calls etcd's interface itself, as
 // the client replaces what it has met by the end of the context.
 func (cfg *Config) grant(ctx context.Context) (*etcdserverpb.LeaseGrantResponse, error) {
 	bounded, cancel := context.WithTimeout(ctx, reachTime)

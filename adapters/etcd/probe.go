@@ -29,7 +29,7 @@ func probe(ctx context.Context, endpoint string) string {
 		return err.Error()
 	}
 	defer plain.Close() //nolint:errcheck // nothing was written
-	// Who it is does not matter, only which language it speaks.
+	// Any server will do: only its protocol matters.
 	conn := tls.Client(plain, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
 	err = conn.HandshakeContext(ctx)
 	if err == nil {

@@ -68,7 +68,7 @@ func TestSymptomsAreTexts(t *testing.T) {
 	assert.Greater(t, looked, 20)
 }
 
-// isForeign reports whether another program printed a text.
+// isForeign reports whether another program writes a text.
 func isForeign(text string) bool {
 	for _, known := range foreign {
 		if strings.Contains(text, known) {

@@ -44,7 +44,7 @@ func play(role func() error) int {
 	return 1
 }
 
-// rival is a launcher of another version than that of the command, which joins the address in its arguments.
+// rival is a launcher of another version than the command, which joins the address in its arguments.
 func rival() error {
 	if err := os.Setenv(roleVariable, "works"); err != nil { // of the ranks that it would start
 		return err

@@ -40,7 +40,7 @@ const (
 // Fail only marks, so a backend may call it under its locks; waits in progress return
 // then. The backend's Abort follows, once, before a call, a wait, Abort or Close returns
 // for that reason; so their error means that nobody touches the rank's buffers any more,
-// unlike Err's, which does not wait. Release comes last. Sub-communicators have
+// unlike the error of Err, which does not wait. Release comes last. Sub-communicators have
 // their own lives: Close and Abort leave them alone, and [comm.CloseAll] includes them.
 type Life struct {
 	// Timeout bounds the drain and the release in Close, and an abort if it is less than

@@ -1,4 +1,4 @@
-// Package checked finds the rank that calls another collective than the others: wrap the communicator of each rank
+// Package checked finds the rank that calls a different collective: wrap the communicator of each rank
 // with [New], and what would hang is an error on all ranks that says who called what.
 package checked
 

@@ -1,4 +1,4 @@
-// Package mpi connects the processes that mpirun or srun started. The MPI library (Open MPI,
+// Package mpi connects processes that mpirun or srun started. The MPI library (Open MPI,
 // MPICH and its relatives, or one with the ABI of MPI 5) is opened at run time:
 // one binary, built without cgo and without an MPI installation, runs under
 // each of them.

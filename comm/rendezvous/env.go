@@ -180,9 +180,9 @@ func checkAlone(getenv func(string) string) error {
 		if n, err := strconv.Atoi(value); err != nil || n <= v.alone {
 			continue
 		}
-		return fmt.Errorf("rendezvous: %w: %s=%s, so this process is one of several, but its launcher does not say all "+
-			"of the job: set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, or start it by tutti launch",
-			ErrEnvironment, v.name, value)
+		return fmt.Errorf("rendezvous: %w: %s=%s says that this process is one of several, and its launcher has not set "+
+			"all of RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT: set them, start the process by tutti launch, "+
+			"or unset %s", ErrEnvironment, v.name, value, v.name)
 	}
 	return nil
 }

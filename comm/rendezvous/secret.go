@@ -83,7 +83,7 @@ func userSecret() (string, error) {
 	return stretch(secret)
 }
 
-// UserSecretFile is where the user's secret is: tutti/secret in the directory of configurations.
+// UserSecretFile is where the user's secret is: tutti/secret in the user's configuration directory.
 func UserSecretFile() (string, error) {
 	dir, err := os.UserConfigDir()
 	return filepath.Join(dir, "tutti", "secret"), err

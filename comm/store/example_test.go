@@ -140,7 +140,7 @@ func ExampleProxy() {
 	// Output: 1 <nil>
 }
 
-// relay is a network other than the system's one: here it only counts.
+// relay is a network other than the system's TCP: here it only counts.
 type relay struct {
 	net.Dialer
 	dialed atomic.Int32

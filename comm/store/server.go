@@ -346,7 +346,7 @@ type outbox[T any] struct {
 
 	mu     sync.Mutex    // guards what follows; taken under Server.mu
 	list   []T           // messages that are not sent, in order
-	bytes  int           // of these
+	bytes  int           // of list
 	busy   bool          // a goroutine sends; it goes on until the list is empty
 	closed chan struct{} // when all is sent after close; nil before
 	err    error         // why nothing can be sent any more, nil while it can

@@ -45,7 +45,7 @@ const (
 
 // request is one operation of a session.
 type request struct {
-	ID      uint64    `json:"id,omitempty"`      // of the session's own; 0 wants no answer
+	ID      uint64    `json:"id,omitempty"`      // that the session chose; 0 wants no answer
 	Op      operation `json:"op"`                // what to do
 	Key     string    `json:"key,omitempty"`     // what with; of a watch a prefix
 	Value   []byte    `json:"value,omitempty"`   // to store, of a Set or Swap

@@ -85,8 +85,8 @@ func (nameless) Dial(ctx context.Context, network, address string) (net.Conn, er
 
 func (nameless) Listen(network, _ string) (net.Listener, error) { return net.Listen(network, ":0") }
 
-// A Network's listener that says no address is refused, at once: the addresses of this host are not in the Network. What
-// is advertised is said as it is.
+// A listener of a Network that reports no address is refused at once: the addresses of this host do not apply. What is
+// advertised is published as it is.
 func TestNetworkSaysNoAddress(t *testing.T) {
 	err := run(t.Context(), 2, over(nameless{}), func(context.Context, comm.Communicator) error { return nil })
 	require.ErrorIs(t, err, comm.ErrArgument)

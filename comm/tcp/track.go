@@ -46,8 +46,8 @@ const ringUnit = 64
 // acknowledgements.
 //
 // A track has no goroutine: a rank that waits moves it, and neighborhood.listen does when nobody waits. A frame is
-// published whole, so nobody waits for the end of one. The header of a frame is copied, and then checked like
-// that of a lane.
+// published whole, so nobody waits for the end of one. The header of a frame is copied, and then checked, as on
+// a lane.
 type track struct {
 	flow
 	pair  *pair

@@ -122,7 +122,7 @@ func TestWaitIsBounded(t *testing.T) {
 	c := Config{WorldSize: 2, TLS: conf, Listen: "localhost", Patience: 20 * time.Millisecond}
 	_, err = New(context.Background(), tardy{server.Local("0")}, c)
 	require.ErrorIs(t, err, comm.ErrTimeout)
-	assert.ErrorContains(t, err, "no deadline was set, so that the limit is 20ms (TUTTI_CONNECT_TIMEOUT)")
+	assert.ErrorContains(t, err, "no deadline was set, so the limit is 20ms (TUTTI_CONNECT_TIMEOUT)")
 	assert.ErrorContains(t, err, "no connection to rank 1")
 }
 

@@ -372,7 +372,7 @@ func frameIn(t *testing.T, data []byte) frame {
 	return frame{section: section{f, 0, int64(len(data))}}
 }
 
-// zstdOf returns a frame that another encoder than that of this package makes.
+// zstdOf returns a frame as other encoders write it.
 func zstdOf(t *testing.T, content []byte) []byte {
 	encoder, err := zstd.NewWriter(nil)
 	require.NoError(t, err)

@@ -223,7 +223,7 @@ func (m *Member) hear(e store.Event) {
 	})
 }
 
-// sayDenial logs that a process was refused, ever more rarely.
+// sayDenial logs that a process was refused, ever less often.
 func (m *Member) sayDenial(reason []byte) {
 	if times, due := m.denials.Count(""); due {
 		reason = reason[:min(len(reason), maxTextBytes)]
@@ -232,7 +232,7 @@ func (m *Member) sayDenial(reason []byte) {
 	}
 }
 
-// ignore logs that an entry of the store is ignored, ever more rarely. mu is held.
+// ignore logs that an entry of the store is ignored, ever less often. mu is held.
 func (m *Member) ignore(key string, err error) {
 	m.ignored++
 	if repeats.Due(m.ignored) {

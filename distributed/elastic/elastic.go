@@ -148,11 +148,11 @@ type Member struct {
 	caller context.Context    // of the last Next
 	gone   sync.WaitGroup     // of attend, the goroutine of the store's sessions (attend.go)
 
-	failure   error       // of the last attempt at an epoch, nil if that did not fail; of Next and Commit alone
-	formed    bool        // this process was in an epoch; of Next and Commit alone
-	failures  int         // of Dial and what follows it, one after the other; of attend alone
-	denials   repeats.Log // what Next logs when the store refuses writes; of attend alone
-	residuals repeats.Log // what became of the residuals of others, and of this member
+	failure   error       // of the last attempt at an epoch, nil if that did not fail; used only by Next and Commit
+	formed    bool        // this process was in an epoch; used only by Next and Commit
+	failures  int         // of Dial and what follows it, one after the other; used only by attend
+	denials   repeats.Log // what Next logs when the store refuses writes; used only by attend
+	residuals repeats.Log // what became of those of others, and of this member's
 
 	wakeup chan struct{} // of capacity 1: Member.keep is to look at the claims
 
@@ -293,8 +293,8 @@ func (m *Member) run(ctx context.Context, step func(ctx context.Context, e *Epoc
 			if m.formed {
 				slog.Info("elastic: the others have ended the job", "member", m.cfg.Name)
 			} else {
-				slog.Warn("elastic: the job in this store had ended before this process came, which has not trained: "+
-					"another job takes another name or prefix", "member", m.cfg.Name)
+				slog.Warn("elastic: this process came after the job had ended, and has not trained: "+
+					"give a new job another name or prefix", "member", m.cfg.Name)
 			}
 			return nil
 		}

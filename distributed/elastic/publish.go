@@ -243,7 +243,7 @@ func (m *Member) refusals() refusals {
 	return refusals{member: m.cfg.Name, first: m.cfg.firstRetry(), last: m.cfg.lastRetry()}
 }
 
-// add notes a refusal, logs it ever more rarely, and returns how long to wait until the next attempt: twice as long
+// add notes a refusal, logs it ever less often, and returns how long to wait until the next attempt: twice as long
 // after each.
 func (r *refusals) add(key string, err error) time.Duration {
 	r.times++

@@ -41,7 +41,7 @@ func (m *Member) bind(ctx context.Context, e *Epoch) error {
 	return m.sayLost(e)
 }
 
-// sayLost says whose residuals are gone, ever more rarely: members that come back are lost again.
+// sayLost says whose residuals are gone, ever less often: members that come back are lost again.
 func (m *Member) sayLost(e *Epoch) error {
 	if e.Comm.Rank() != 0 || len(e.record.Lost) == 0 {
 		return nil
@@ -185,7 +185,7 @@ func (m *Member) receive(ctx context.Context, e *Epoch, sender int) error {
 	return nil
 }
 
-// sayDropped says that a member that joins again loses what it had not sent, ever more rarely. One that has made no
+// sayDropped says that a member that joins again loses what it had not sent, ever less often. One that has made no
 // step has nothing to lose, which it need not look at. A trainer that has no residuals before it is restored says so with
 // an error.
 func (m *Member) sayDropped(e *Epoch) {
@@ -246,7 +246,7 @@ func (e *Epoch) agree(hashes []int64) error {
 // castagnoli and IEEE's CRC-32, which processors compute, together detect what a CRC of 64 bits does.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// hash is the trainer's if it has one, otherwise the two CRC-32 of the tensors.
+// hash returns the trainer's hash if it has one, otherwise two CRC-32 of the tensors.
 func (m *Member) hash(ctx context.Context) (uint64, error) {
 	if h, ok := m.trainer.(hasher); ok {
 		return h.Hash(ctx)
@@ -353,7 +353,7 @@ func (m *Member) handOver(ctx context.Context) error {
 	return nil
 }
 
-// sayInherited says that this member has the residuals of one that leaves, ever more rarely: members may come and go.
+// sayInherited says that this member has the residuals of one that leaves, ever less often: members may come and go.
 func (m *Member) sayInherited(e *Epoch, leaver int) {
 	name := e.Members[leaver]
 	if times, due := m.residuals.Count("inherited " + name); due {

@@ -122,11 +122,11 @@ func (r *Reducer) SharedState(ctx context.Context) ([]byte, error) {
 
 // Restore makes r what it was when [Reducer.State] returned its state: the next step
 // is the one that followed, with the same bits. It does not communicate; all
-// ranks restore. What [Auto] had chosen is restored, and not measured again. In another world size than
-// the states', which are those of [RestoreRanks] then, residuals are added up in
-// their order, so that their sum over the ranks stays, velocities ([Config].Momentum) are
-// shared so that their mean does, and thresholds and partitions start anew. Restore waits
-// for the device, until ctx is done.
+// ranks restore. What [Auto] had chosen is restored, and not measured again. If the world
+// size differs from that in the states (pass the states that [RestoreRanks] names), residuals
+// are added in their order, so that their sum over the ranks stays, velocities
+// ([Config].Momentum) are shared so that their mean does, and thresholds and partitions start
+// anew. Restore waits for the device, until ctx is done.
 //
 // Bytes that are no such state, are damaged or of another version are [comm.ErrArgument];
 // a state of another configuration, tensor length or rank is [comm.ErrMismatch]. r is as

@@ -196,8 +196,7 @@ func member(ctx context.Context) error {
 	return nil
 }
 
-// join makes this process a member of an elastic job: ddp moves to the communicator of each epoch, and weights come from
-// another member.
+// join makes the training a member: ddp moves to the communicator of each epoch, and another member sends the weights.
 func join(ctx context.Context, cfg elastic.Config, listen string) (*training, *elastic.Member, error) {
 	rt := cpu.New()
 	t, err := newTraining(ctx, rt, noop.New(rt))

@@ -16,7 +16,7 @@ const bias = 126
 // notFinite is the exponent of a block that has a NaN or an infinity.
 const notFinite = 255
 
-// exponent is a block's as it is stored: less 128, so that I8 have the order of exponents.
+// exponent is the stored exponent of a block: less 128, so that I8 sorts like exponents.
 type exponent byte
 
 const sign = 1 << 7

@@ -52,7 +52,7 @@ func Reserve(path string) {
 	waits.reserved[path] = true
 }
 
-// isReserved reports whether a file belongs to another record.
+// isReserved reports whether another record has a file.
 func isReserved(path string) bool {
 	waits.mu.Lock()
 	defer waits.mu.Unlock()

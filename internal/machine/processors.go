@@ -54,8 +54,8 @@ func readQuota(root fs.FS) (quota float64) {
 			mount = "sys/fs/cgroup/cpu"
 			read = divisionQuota
 		}
-		// A limit of a group holds for all below it. In a container the path may be that of the host, and the
-		// container's group is mounted as the root.
+		// A limit of a group holds for all below it. In a container the path may be
+		// the one on the host, while the container's group is mounted as the root.
 		for group := path.Clean("/" + fields[2]); ; group = path.Dir(group) {
 			if granted := read(root, path.Join(mount, group)); granted > 0 && (quota == 0 || granted < quota) {
 				quota = granted

@@ -1,4 +1,4 @@
-// Package repeats has a log say what happens again and again, ever more rarely.
+// Package repeats has a log say what happens again and again, ever less often.
 package repeats
 
 import "sync"

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// Events of one class are logged ever more rarely.
+// Events of one class are logged ever less often.
 func TestRepeatedEventsDoNotFillTheLog(t *testing.T) {
 	var log Log
 	var logged []int

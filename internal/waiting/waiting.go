@@ -36,7 +36,7 @@ func Bounded(ctx context.Context, limit time.Duration) (context.Context, context
 	if limit <= 0 {
 		limit = DefaultLimit
 	}
-	const format = "%w: no deadline was set, so that the limit is %v (%s)"
+	const format = "%w: no deadline was set, so the limit is %v (%s)"
 	cause := fmt.Errorf(format, context.DeadlineExceeded, limit, env.ConnectTimeout)
 	return context.WithTimeoutCause(ctx, limit, cause)
 }
@@ -48,7 +48,7 @@ func Over(ctx context.Context) bool {
 	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
 }
 
-// Reminder tells when a wait is to say what it waits for: after 2 s, and then ever more rarely.
+// Reminder tells when a wait is to say what it waits for: after 2 s, and then ever less often.
 type Reminder struct {
 	C     <-chan time.Time
 	timer *time.Timer

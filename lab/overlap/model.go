@@ -295,7 +295,7 @@ func fillRandom(rt runtime.Runtime, x cublas.Matrix, next func() float64) error 
 	return nil
 }
 
-// free gives the memory back, except for the gradients' if it is to be kept.
+// free gives the memory back, but keeps the gradients if asked to.
 func (m *model) free(ctx context.Context, keepGradients bool) error {
 	var errs []error
 	for _, t := range m.owned {

@@ -10,7 +10,7 @@ import (
 
 // forks are those of a runtime that are open.
 type forks struct {
-	mu     sync.Mutex // guards what follows; a parent's comes before its forks' and the pools'
+	mu     sync.Mutex // guards what follows; the lock of a parent comes before the locks of its forks and of pools
 	all    []*Runtime // open forks; nil before the first
 	frozen int        // how often
 	closed bool       // there will be no others

@@ -8,8 +8,8 @@ import (
 	"github.com/tutti-go/tutti/runtime/dlpack"
 )
 
-// A tensor of one library becomes one of another, in the same memory. This module plays both here; PyTorch,
-// JAX and NumPy are given the address in a capsule of that name.
+// A tensor passes from one library to another without a copy. Both are this module here; PyTorch, JAX and NumPy are
+// given the address in a capsule of that name.
 func ExampleExport() {
 	rt := cpu.New()
 	defer rt.Close()

@@ -17,7 +17,7 @@ type Span struct {
 // HostCopy is an asynchronous copy of device memory to the host, in stream order. It belongs
 // to one goroutine at a time.
 type HostCopy interface {
-	// Post submits the copy of spans, whose lengths add up to that of the HostCopy, behind the
+	// Post submits the copy of spans, whose total length is the length of the HostCopy, behind the
 	// work submitted to the compute stream so far, and returns. The stream's later work does not
 	// wait for it: the spans must not change until the copy is Ready. Copies are made in the
 	// order in which they were posted, and the last one remains. They cannot be captured.

@@ -80,7 +80,7 @@ func (s *stage) compile() (compute.Executable, error) {
 	return s.builder.Compile()
 }
 
-// count counts that slots are read.
+// count records the reads of slots.
 func (e *executable) count(slots []int) {
 	for _, slot := range slots {
 		e.uses[slot]++
@@ -132,13 +132,13 @@ type execution struct {
 	unread  []int  // how often each slot will still be read
 }
 
-// read returns a buffer, and whether it is the reader's from now on.
+// read returns a buffer, and whether the caller owns it from now on.
 func (x *execution) read(slot int) (compute.Buffer, bool) {
 	x.unread[slot]--
 	return x.buffers[slot], x.owned[slot] && x.unread[slot] == 0
 }
 
-// take returns a buffer that belongs to the caller.
+// take returns a buffer that the caller owns.
 func (x *execution) take(slot int) (compute.Buffer, error) {
 	buffer, free := x.read(slot)
 	if free {

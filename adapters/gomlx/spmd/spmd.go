@@ -284,8 +284,8 @@ func elementType(t dtypes.DType) (dtype.DType, error) {
 	return dt, nil
 }
 
-// group returns the communicator of the devices that reduce with this rank's, nil if none do. It is collective, also
-// for ranks outside of all groups.
+// group returns the communicator of the group in which this rank's device reduces, nil if there is none. It is
+// collective, also for ranks outside of all groups.
 func (b *backend) group(groups [][]compute.DeviceNum) (comm.Communicator, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

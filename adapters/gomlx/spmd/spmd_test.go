@@ -455,7 +455,7 @@ func TestLostRank(t *testing.T) {
 }
 
 // TestOfGoMLX runs GoMLX's own tests of collectives and of graphs for any device, from its package graph, on two
-// processes: in a module of their own, where what makes their backend is testdata's.
+// processes: in a separate module, whose test backend comes from testdata.
 func TestOfGoMLX(t *testing.T) {
 	list := exec.CommandContext(t.Context(), "go", "list", "-f", "{{.Dir}}", "github.com/gomlx/gomlx/core/graph")
 	out, err := list.Output()

@@ -41,7 +41,7 @@ func (s *Reducer) decide(ctx context.Context, dt dtype.DType) {
 	s.become(choice.Pattern, choice)
 }
 
-// become configures another pattern. Thresholds and partitions start anew.
+// become switches to a pattern. Thresholds and partitions start anew.
 func (s *Reducer) become(pattern string, choice *Choice) {
 	cfg, err := s.configured.Choose(pattern)
 	s.check(err)

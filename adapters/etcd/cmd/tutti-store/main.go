@@ -55,7 +55,7 @@ three machines keep a job through the loss of any of them.
 
 Launchers, members and servers know one secret: TUTTI_SECRET, or a file that only
 its owner may read (--secret-file, TUTTI_SECRET_FILE, or tutti/secret in the user's
-directory of configurations). Members of an etcd in these processes prove it to each
+configuration directory). Members of an etcd in these processes prove it to each
 other as well. Several jobs have a name each (tutti launch --job).`,
 		Example: `  tutti-store --data-dir /var/lib/tutti
   tutti-store --data-dir /var/lib/tutti --name a \

@@ -139,7 +139,7 @@ func storeTLS(secret, purpose string) (*tls.Config, error) {
 	return job.TLS(purpose)
 }
 
-// secret is TUTTI_SECRET, or the content of a file. A server that is alone makes the file.
+// secret returns TUTTI_SECRET or the content of the secret file. A single server creates the file.
 func (c *config) secret() (string, error) {
 	if secret := os.Getenv(env.Secret); secret != "" && c.secretFile == "" {
 		return secret, nil

@@ -17,8 +17,8 @@ var processes = map[string]string{
 	"none":     "tutti launch -n",
 }
 
-// Default is the backend where nobody names one: that which makes one world of the processes that a launcher started,
-// unless that is mpirun, whose MPI library may be another one.
+// Default is the backend if none is named: one that joins the launched processes into one world, but for those of
+// mpirun, which may belong to another MPI library.
 func Default() string {
 	job, _ := rendezvous.FromEnv(os.Getenv)
 	switch job.Launcher {

@@ -29,8 +29,8 @@ type Rank struct {
 	// host name and process.
 	Location string
 
-	// HostRanks is the number of ranks of this process if their memory is the
-	// host's, and 0 for memory of devices.
+	// HostRanks is the number of ranks of this process if they compute in host
+	// memory, and 0 for memory of devices.
 	HostRanks int
 
 	limit time.Duration // of each wait, 0 for none

@@ -121,7 +121,7 @@ func newBenchCollective(k bench.Collective) *cobra.Command {
   tutti bench %[1]s --ranks 8 --min 1M --max 1M --dtype f16 --json`,
 			name,
 		),
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := b.configure(cmd); err != nil {
 				return err

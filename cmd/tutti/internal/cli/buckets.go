@@ -38,7 +38,7 @@ slept, so that ranks which share processors, as on an emulated cluster, do not
 take them from each other. A real one on GPUs is in examples/overlap.`,
 		Example: `  tutti bench buckets --ranks 2
   tutti cluster --rate 100mbit bench buckets --pattern oktopk --backward 20ms`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.Backend = w.Backend
 			if err := cfg.Validate(); err != nil {

@@ -115,6 +115,8 @@ func TestWrongUsage(t *testing.T) {
 		{"train --pattern auto --values auto", `unknown values "auto"`},
 		{"train --backend tcp --ranks 2", "tcp: --ranks 2 but no launcher started others; leave --ranks out, or use tutti launch -n 2"},
 		{"train -x", "unknown shorthand flag: 'x' in -x\n"},
+		{"train extra", `tutti train takes no arguments, such as "extra"`},
+		{"bench allreduce extra", `tutti bench allreduce takes no arguments, such as "extra"`},
 		{"help nosuch", `unknown command "nosuch"`},
 		{"completion fsh", `did you mean "fish"?`},
 		{"train --timeout -1s", `"--timeout" flag: must be 0 or more`},

@@ -28,19 +28,19 @@ func newDelta() *cobra.Command {
 		Long: `delta stores a checkpoint (a file in the safetensors format, or shards and their
 model.safetensors.index.json) as its difference to an earlier one, without loss:
 apply makes the same files, byte for byte. Where 1 to 3 % of the weights have
-changed, that takes 0.8 to 1.0 bytes for each of them.
+changed, that takes 0.8 to 0.9 bytes for each of them.
 
-A path is that of a file, of an index, or of the folder that has one of these.`,
+A path names a file, an index, or a folder that holds one.`,
 		Example: diffExample + "\n" + applyExample + "\n" + importExample + "\n" + exportExample + "\n" + statExample,
 	}
 	cmd.AddCommand(
-		newDeltaWrite("diff OLD NEW", "Write the delta from one checkpoint to another", diffExample,
+		newDeltaWrite("diff OLD NEW -o FILE", "Write the delta from one checkpoint to another", diffExample,
 			"which file is the old one, and which the new one?",
 			"`file` to write; - is the standard output", checkpoint.Diff),
-		newDeltaWrite("apply OLD DELTA", "Write the checkpoint that a delta makes of an older one", applyExample,
+		newDeltaWrite("apply OLD DELTA -o FILE", "Write the checkpoint that a delta makes of an older one", applyExample,
 			"which file is the old one, and which the delta?",
 			"`file` to write, or an empty folder for shards", checkpoint.Apply),
-		newDeltaWrite("import OLD SOURCE", "Write the delta that one of slime, SGLang and others is", importExample,
+		newDeltaWrite("import OLD SOURCE -o FILE", "Convert a delta of slime, SGLang or others", importExample,
 			"which file is the old one, and which the folder or URL of the delta?",
 			"`file` to write; - is the standard output", checkpoint.Import),
 		newDeltaExport(),
@@ -56,7 +56,7 @@ type writer func(ctx context.Context, base, second, out string, progress checkpo
 func newDeltaWrite(use, short, example, question, outUsage string, write writer) *cobra.Command {
 	var out string
 	cmd := &cobra.Command{
-		Use:     use + " -o FILE",
+		Use:     use,
 		Short:   short,
 		Example: example,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -89,7 +89,7 @@ func newDeltaWrite(use, short, example, question, outUsage string, write writer)
 // newDeltaExport makes the command that writes the format of others.
 func newDeltaExport() *cobra.Command {
 	var f checkpoint.Format
-	cmd := newDeltaWrite("export OLD DELTA", "Write a delta, or one to NEW, as slime, SGLang and others do",
+	cmd := newDeltaWrite("export OLD DELTA -o FOLDER", "Write a delta, or one to NEW, as slime, SGLang and others do",
 		exportExample,
 		"which file is the old one, and which the delta or the new one?", "`folder` to make",
 		func(ctx context.Context, base, change, out string, progress checkpoint.Progress) (delta.Stat, error) {

@@ -65,7 +65,7 @@ here and why the others do not. In a job of several processes the first one
 prints.`,
 		Example: `  tutti info
   tutti info --json | jq '.backends[] | select(.available) | .name'`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			// The rank is known even if the rest of the environment is wrong.
 			if job, _ := rendezvous.FromEnv(os.Getenv); job.Rank > 0 {
@@ -90,7 +90,7 @@ func newProbe() *cobra.Command {
 		Short:   "Initialize MPI and print the level of threads that it provides",
 		Example: "  tutti " + backend.ProbeCommand,
 		Hidden:  true,
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			threads, err := backend.ThreadLevel()
 			if err == nil {
@@ -201,7 +201,7 @@ func newVersion() *cobra.Command {
 		Use:     "version",
 		Short:   "Print the version",
 		Example: "  tutti version",
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		Hidden:  true,
 		Run:     func(cmd *cobra.Command, _ []string) { cmd.Printf("tutti %s\n", version()) },
 	}

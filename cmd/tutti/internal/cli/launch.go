@@ -29,9 +29,9 @@ store, and the secret that keeps strangers out. Output lines begin with the
 rank.
 
 With --hosts, it starts the ranks of all hosts from here by ssh, which has to
-get there without a question, and they end with it. All hosts have this program
+reach them without a prompt, and they end with it. All hosts have this program
 at the same place or in PATH. Ranks run in the directory of the same name, or
-else in the home directory, and have the variables TUTTI_* and NCCL_* of here.
+else in the home directory, and have the variables TUTTI_* and NCCL_* from here.
 The secret is handed over by standard input.
 
 With --machines, it waits for that many launchers; the others --join the first
@@ -102,7 +102,7 @@ func newLaunchInside() *cobra.Command {
 		Short:   "Run the ranks of this host, as the standard input says",
 		Example: "  tutti launch --hosts a:4,b:4 ./program",
 		Hidden:  true,
-		Args:    cobra.NoArgs,
+		Args:    noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg := launch.Config{Version: version(), Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr()}
 			prepare := func(cfg *launch.Config) error { return onThisHost(cmd, cfg) }
@@ -159,7 +159,7 @@ func launchFlags(flags *pflag.FlagSet, cfg *launch.Config) {
 	flags.StringVar(&cfg.Listen, "listen", "",
 		"`address` for the other machines ("+launch.DefaultListen+" if there are any)")
 	flags.StringVar(&cfg.SecretFile, "secret-file", "",
-		"`file` with the job's secret, of mode 0600 (tutti/secret in the user's directory of configurations)")
+		"`file` with the job's secret, of mode 0600 (default tutti/secret in the user's configuration directory)")
 	flags.DurationVar(&cfg.Grace, "grace", launch.DefaultGrace,
 		"time for ranks that are told to end, until they are killed")
 	flags.IntVar(&cfg.Restarts, "restarts", 0, "how often all ranks are started again when one fails")

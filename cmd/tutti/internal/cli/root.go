@@ -295,6 +295,14 @@ func completeNames(cmd *cobra.Command) {
 	}
 }
 
+// noArguments refuses arguments.
+func noArguments(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return console.Usagef("%s takes no arguments, such as %q", cmd.CommandPath(), args[0])
+	}
+	return nil
+}
+
 // onlySubcommands makes a command show its help when it is called alone, and
 // refuse what is not one of its subcommands, suggesting one.
 func onlySubcommands(cmd *cobra.Command, kind string) {

@@ -41,7 +41,7 @@ steps one by one. With --hosts, sent is what goes between hosts.`,
   tutti bench sparse --pattern all --density 0.001 --min 16M --max 16M --json
   tutti cluster --rate 100mbit bench sparse --values f32,i8 --min 16M --max 16M
   tutti cluster --hosts 2 --per-host 2 bench sparse --hosts 2`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 	}
 	flags = console.NewMeasurement(cmd.Flags(), console.NewWorld(), 64<<10, 16<<20)
 	patternsFlag(cmd.Flags(), &cfg.Patterns)

@@ -71,7 +71,7 @@ applied before the exchange, so that entries that are sent late have had them.`,
   tutti train --outer 10 --pattern chunked --values i2 --density 0.05 \
       --beside dense,oktopk
   tutti train --json | jq -r '[.pattern, .accuracy, .ratio_to_dense] | @tsv'`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := t.configure(cmd); err != nil {
 				return err

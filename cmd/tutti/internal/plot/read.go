@@ -47,7 +47,7 @@ type line struct {
 }
 
 // Read returns the trainings of a file, in their order. A line that has tests is a training, as tutti train --json
-// prints it. Any other is a point of the training with its name, or else with the file's. What tutti launch writes
+// prints it. Any other line is a point; its training is its "name", or else the name of the file. What tutti launch writes
 // before a line of a rank is left out. The error names the lines that are neither.
 func Read(name string, r io.Reader) ([]Curve, error) {
 	f := file{name: strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))}

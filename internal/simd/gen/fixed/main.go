@@ -32,7 +32,7 @@ const (
 // sign is the bit by which an exponent as it is stored, an I8, differs from the field of a float.
 const sign = 1 << 7
 
-// raiseExponents keeps the greater of the exponent that a block has and that of its largest value.
+// raiseExponents raises the exponent of each block to the exponent of its largest value.
 func raiseExponents() {
 	Kernel("raiseExponentsAVX2", "func(exponents *byte, src []float32) (done int)",
 		"raiseExponentsAVX2 raises the exponents of blocks to those of values.")

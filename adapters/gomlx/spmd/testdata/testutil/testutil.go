@@ -1,5 +1,5 @@
-// Package testutil takes the place of GoMLX's package of this name in a test of its package graph: the backend of
-// tests is that of spmd, and its devices are the processes of a job.
+// Package testutil replaces GoMLX's testutil in a test of package graph: it returns the spmd backend, whose devices are
+// the processes of a job.
 package testutil
 
 import (
