@@ -57,7 +57,7 @@ func names(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-// TestPermissions: a file that is replaced keeps them, and one that is made has those of any other.
+// TestPermissions: a file that is replaced keeps them, and a new file has the usual ones.
 func TestPermissions(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("needs permissions")

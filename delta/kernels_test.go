@@ -79,7 +79,7 @@ func openCUDA(t testing.TB) *cuda.Runtime {
 	return rt
 }
 
-// memory is that of a runtime in which tests put arrays.
+// memory is the memory of a runtime in which tests put arrays.
 type memory struct {
 	testing.TB
 	runtime.Runtime

@@ -79,7 +79,7 @@ type bits struct {
 	out *bytes.Buffer
 }
 
-// length is that of the vectors: no block size divides it.
+// length is the length of the vectors: no block size divides it.
 const length = 20011
 
 // print prints a line with a hash of data.
@@ -87,7 +87,7 @@ func (b *bits) print(name string, data ...[]byte) {
 	fmt.Fprintf(b.out, "%-40s %s\n", name, hash(data...))
 }
 
-// hash returns that of data.
+// hash returns the hash of data.
 func hash(data ...[]byte) string {
 	h := sha256.New()
 	for _, d := range data {

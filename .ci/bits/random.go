@@ -14,7 +14,7 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// randomLengths are those of gradients of random inputs: blocks, parts of blocks, and several.
+// randomLengths are the lengths of random gradients: blocks, parts of blocks, and several.
 var randomLengths = []int{130, 1, 64, 7}
 
 // precision is what contributions have without ReproducibleBits.

@@ -15,7 +15,7 @@ import (
 // contributions is how many gradients a step adds up, whatever the number of ranks.
 const contributions = 12
 
-// parameters are the lengths of those of a small model.
+// parameters are the lengths of the parameters of a small model.
 var parameters = []int{50000, 64, 7000, 3, 1000, 65}
 
 // reproducible prints a line for each type of gradients: the hash of the averages over contributions that the ranks

@@ -3,7 +3,7 @@
 //
 //	go run ./.ci/comments [folder]
 //
-// A constant or variable may share that of its group. Fields need none.
+// A constant or variable may share the comment of its group. Fields need none.
 package main
 
 import (

@@ -160,7 +160,7 @@ func (t *tree) variables(f *ast.FuncDecl) {
 	})
 }
 
-// countTokens counts those of code, and the lines that have any.
+// countTokens counts the tokens of code, and the lines that have any.
 func (t *tree) countTokens(path string, text []byte) {
 	files := token.NewFileSet()
 	file := files.AddFile(path, -1, len(text))
@@ -181,7 +181,7 @@ func (t *tree) countTokens(path string, text []byte) {
 	t.codeLines += len(lines)
 }
 
-// declarations looks at those of a file.
+// declarations looks at the declarations of a file.
 func (t *tree) declarations(path string, file *ast.File) {
 	folder := filepath.Dir(path)
 	public := file.Name.Name != "main" && isPublic(folder)

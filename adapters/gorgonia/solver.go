@@ -103,7 +103,7 @@ func (s *Solver) Close() error {
 	return errors.Join(err, s.rt.Close())
 }
 
-// Outer is a solver of each rank's own, after whose steps an outer loop averages how far the ranks'
+// Outer is a rank's own solver, after whose steps an outer loop averages how far the ranks'
 // parameters have moved. What the loop does is in package outer: Adopt before the model is
 // evaluated, State, Restore, Stats.
 type Outer struct {

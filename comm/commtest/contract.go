@@ -28,7 +28,7 @@ var fixedOrder = need{
 	reason: "declares that it adds in another order",
 }
 
-// inputs are those of reductions, with what comes of them.
+// inputs are the inputs of reductions, with what comes of them.
 type inputs struct {
 	period  func(dt dtype.DType, op comm.ReduceOp, rank, size int) []byte
 	results sync.Map // *reference.Ordered by result

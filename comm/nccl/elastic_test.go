@@ -150,7 +150,7 @@ func TestMembers(t *testing.T) {
 	assert.GreaterOrEqual(t, now.free, before.free-4<<20)
 }
 
-// secret is that of the job.
+// secret is the secret of the job.
 const secret = "a secret of tests"
 
 // join makes a process a member, whose steps sum a tensor over the members.

@@ -239,7 +239,7 @@ func (e *emulator) run(file string) (out string, err error) {
 	return e.errors.String(), err
 }
 
-// emulators are those of this process, by program.
+// emulators are the emulators of this process, by program.
 var emulators = map[string]*emulator{}
 
 // complete runs a world whose ranks all come to the end.

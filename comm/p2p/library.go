@@ -15,7 +15,7 @@ type library struct {
 	late    kernelSet    // do not
 }
 
-// libraries are those of all runtimes that have users.
+// libraries are the libraries of all runtimes that have users.
 var libraries = struct {
 	sync.Mutex
 	loaded map[*cuda.Runtime]*library // guarded by the lock, as users of each is

@@ -68,7 +68,7 @@ func deadline(t testing.TB, d time.Duration) context.Context {
 	return ctx
 }
 
-// result is that of a share.
+// result is the result of a share.
 type result struct {
 	payload []byte
 	err     error

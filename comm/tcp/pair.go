@@ -23,7 +23,7 @@ import (
 //
 //	any ──fail: a connection is lost, the peer is silent, or this node ends──► closed
 //
-// goodbyes are those of the peer, on all lanes.
+// goodbyes are the goodbyes of the peer, on all lanes.
 type pairState uint8
 
 const (

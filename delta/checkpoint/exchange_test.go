@@ -180,7 +180,7 @@ func receive(t *testing.T, dir, version, base string, old []entry) []entry {
 	return now
 }
 
-// trainers are those of two projects, with all encodings and checksums.
+// trainers are the trainers of two projects, with all encodings and checksums.
 func trainers() map[string]trainer {
 	return map[string]trainer{
 		"slime xor":       slime("xor", "xxh3-128"),

@@ -206,7 +206,7 @@ func (c *checkpoint) Close() (err error) {
 	return err
 }
 
-// paths returns those of all files.
+// paths returns the paths of all files.
 func (c *checkpoint) paths() (paths []string) {
 	for _, f := range c.files {
 		paths = append(paths, f.Name())

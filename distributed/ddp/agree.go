@@ -9,7 +9,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/base"
 )
 
-// agree is that of all buckets, before the first step with a communicator.
+// agree compares the terms of all buckets before the first step with a communicator.
 func (g *Gradients) agree(ctx context.Context) error {
 	if g.agreed || g.meter.WorldSize() == 1 {
 		return nil
@@ -20,7 +20,7 @@ func (g *Gradients) agree(ctx context.Context) error {
 	return err
 }
 
-// terms are those of all buckets. What does not fit is in the hash alone.
+// terms are the terms of all buckets. What does not fit is in the hash alone.
 func (g *Gradients) terms() string {
 	var terms strings.Builder
 	fmt.Fprintf(&terms, "version %s\n%d gradients\n%v, uneven %v, weighted %v, views %v, shards %v",

@@ -285,7 +285,7 @@ func (c *custom) SharedState(ctx context.Context) ([]byte, error) {
 	return c.state(ctx, c.b.Comm.WorldSize())
 }
 
-// state is that of a rank; the number of ranks stands for what they share.
+// state is the state of a rank; the number of ranks stands for what they share.
 func (c *custom) state(ctx context.Context, rank int) ([]byte, error) {
 	if err := c.g.order.HostAfterAll(ctx); err != nil {
 		return nil, err

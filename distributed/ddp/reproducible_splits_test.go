@@ -23,7 +23,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// splitSeed is that of what the tests here draw.
+// splitSeed is the seed of what the tests here draw.
 const splitSeed = 17
 
 // drawLong draws ordinary contributions to parameters of these lengths.

@@ -30,7 +30,7 @@ import (
 // microbatches is how many contributions the tests' steps have.
 const microbatches = 12
 
-// lengths are those of the parameters: within a block, at its ends, and beyond.
+// lengths are the lengths of the parameters: within a block, at its ends, and beyond.
 var lengths = []int{3, 64, 65, 1000, 63, 4100}
 
 // contributions are gradients by microbatch and parameter, rounded to their type.
@@ -162,7 +162,7 @@ func load(t *runtime.Tensor, x []float32) error {
 	return t.Runtime().CopyIn(standin.Pointer(t), bytes)
 }
 
-// values are those of a tensor.
+// values are the values of a tensor.
 func values(t *runtime.Tensor) ([]float32, error) {
 	bytes := make([]byte, t.Bytes())
 	if err := t.Runtime().CopyOut(bytes, standin.Pointer(t)); err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// kind is that of a Gradients' states.
+// kind is the kind of a Gradients' states.
 var kind = state.Kind{
 	Name:    "tutti-gradients",
 	Version: 5,

@@ -26,7 +26,7 @@ type collective struct {
 	want     []float32 // of dst
 }
 
-// vectors returns those of n elements of all ranks, and their sum.
+// vectors returns the vectors of n elements of all ranks, and their sum.
 func vectors(ranks, n int) (all [][]float32, sum []float32) {
 	sum = make([]float32, n)
 	for rank := range ranks {

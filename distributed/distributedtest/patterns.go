@@ -562,7 +562,7 @@ func testSameBits(r *rank) {
 	}))
 }
 
-// checksums are those of results and residuals of every pattern and codec.
+// checksums are the checksums of results and residuals of every pattern and codec.
 func (r *rank) checksums() map[string]uint32 {
 	sums := map[string]uint32{}
 	for _, pattern := range sparsity.Patterns() {

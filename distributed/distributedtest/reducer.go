@@ -173,7 +173,7 @@ func (x *reduced) left(step int) bool {
 	return step >= 2 && x.size > 1 && x.rank.rank == x.size-1
 }
 
-// bits are those of the gradients, which become results.
+// bits are the bits of the gradients, which become results.
 func (x *reduced) bits() (all []byte) {
 	for _, t := range x.params {
 		all = append(all, x.bytes(t)...)

@@ -18,7 +18,7 @@ import (
 	"github.com/tutti-go/tutti/internal/repeats"
 )
 
-// version is that of what members say to each other, and precedes their terms.
+// version is the version of what members say to each other, and precedes their terms.
 const version = "elastic-4"
 
 // Keys of the store.
@@ -173,7 +173,7 @@ func (m *Member) enroll(kv store.Store) error {
 	}
 }
 
-// incarnation is that of the member whose status an entry has.
+// incarnation is the incarnation of the member whose status an entry has.
 func incarnation(text string) string {
 	var s status
 	_ = json.Unmarshal([]byte(text), &s) // of whoever has written something else, ""

@@ -44,7 +44,7 @@ var conf = func() *tls.Config {
 	return c
 }()
 
-// silence is that of members of TestChurn, and of TCP.
+// silence is the silence of members of TestChurn, and of TCP.
 var silence = time.Second
 
 // overTCP forms communicators of comm/tcp.

@@ -58,7 +58,7 @@ func newModel(t testing.TB, rt *cpu.Runtime) *model {
 	return m
 }
 
-// gradient is that of a step on a rank, multiples of 2^-6 of magnitude up to 1/4.
+// gradient is the gradient of a step on a rank, multiples of 2^-6 of magnitude up to 1/4.
 func gradient(step, rank, parameter int) []float32 {
 	rng := rand.New(rand.NewPCG(uint64(step), uint64(rank*100+parameter)))
 	g := make([]float32, lengths[parameter])

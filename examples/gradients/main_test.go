@@ -20,7 +20,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/elastic"
 )
 
-// hashes are those of the weights that ranks have.
+// hashes are the hashes of the weights that ranks have.
 type hashes struct {
 	mu     sync.Mutex
 	steps  map[uint64][sha256.Size]byte // by step; guarded by mu

@@ -21,7 +21,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// moments are those of a shard, or of a whole gradient.
+// moments are the moments of a shard, or of a whole gradient.
 type moments struct{ first, second []float32 }
 
 // adam moves parameters by their gradient in a step, the first of which is 0 (Kingma and Ba, 2015).

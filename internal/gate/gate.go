@@ -334,12 +334,12 @@ func (g *Gate) busiest() (from netip.Prefix) {
 	return from
 }
 
-// Refuse logs a refusal, ever less often those of one class.
+// Refuse logs a refusal, ever less often for one class.
 func (g *Gate) Refuse(conn net.Conn, class, reason string) {
 	g.Warn(conn, "connection refused", class, reason)
 }
 
-// Warn logs an event, ever less often those of one class.
+// Warn logs an event, ever less often for one class.
 func (g *Gate) Warn(conn net.Conn, event, class, reason string) {
 	if times, due := g.Log.Count(class); due {
 		slog.Warn(g.Name+": "+event, "from", conn.RemoteAddr(), "reason", reason, "times", times)

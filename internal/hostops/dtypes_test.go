@@ -165,7 +165,7 @@ func roundLike(dt dtype.DType, v float64) float64 {
 	return float64(float32(v))
 }
 
-// sameElement compares bits; of NaNs only those of Min and Max are fixed.
+// sameElement compares bits; of NaNs only the results of Min and Max are fixed.
 func sameElement(dt dtype.DType, op reductions.Op, want, got uint64) bool {
 	if want == got || !dt.IsFloat() || op == reductions.Min || op == reductions.Max {
 		return want == got

@@ -32,7 +32,7 @@ func (w *Wait) String() string {
 	return fmt.Sprintf("%s, for %v", w.Text(), time.Since(w.began).Round(time.Second/10))
 }
 
-// waits are those of this process.
+// waits are the waits of this process.
 var waits struct {
 	mu      sync.Mutex
 	list    []*Wait // the outermost first; guarded by mu

@@ -18,7 +18,7 @@ import (
 // How a lane lies on the vertical axis, on which lanes are 1 apart.
 const (
 	laneHeight = 0.8
-	// laneGap is between the lanes of one timeline and those of the next, beside
+	// laneGap is between the lanes of one timeline and the lanes of the next, beside
 	// the distance of lanes.
 	laneGap = 0.6
 	// laneEdge is between the lowest lane and the frame.

@@ -17,7 +17,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// entropy is that of n elements, in bits: whether each is selected, with the probability at(i).
+// entropy is the entropy of n elements, in bits: whether each is selected, with the probability at(i).
 func entropy(n int, at func(i int) float64) (bits float64) {
 	for i := range n {
 		if p := at(i); p > 0 && p < 1 {

@@ -11,7 +11,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// checks are those of the arguments of a method. Once one has failed, what they return
+// checks are the checks of a method's arguments. Once one has failed, what they return
 // is empty.
 type checks struct {
 	op  string // the method's name

@@ -19,7 +19,7 @@ func pinned(t testing.TB, rt *Runtime, bytes int) []byte {
 	return b
 }
 
-// copyStreams returns both of a runtime's.
+// copyStreams returns both copy streams of a runtime.
 func copyStreams(t testing.TB, rt *Runtime) (in, out *Stream) {
 	t.Helper()
 	in, err := rt.CopyInStream()

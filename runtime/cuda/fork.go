@@ -8,7 +8,7 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// forks are those of a runtime that are open.
+// forks are the open forks of a runtime.
 type forks struct {
 	mu     sync.Mutex // guards what follows; the lock of a parent comes before the locks of its forks and of pools
 	all    []*Runtime // open forks; nil before the first

@@ -18,7 +18,7 @@ type keptCopy struct {
 	host []byte // the memory that it reads; nil without any
 }
 
-// keptCopies are those of a runtime.
+// keptCopies are the kept copies of a runtime.
 type keptCopies struct {
 	mu     sync.Mutex  // before owned.mu
 	exist  atomic.Bool // whether list has any

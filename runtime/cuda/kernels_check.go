@@ -9,7 +9,7 @@ import (
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
-// checks are those of the arguments of a method.
+// checks are the checks of a method's arguments.
 type checks struct {
 	s   *sparse // for its errors
 	op  string  // the method's name

@@ -22,7 +22,7 @@ type order struct {
 	capturing []*Graph   // guarded by mu
 }
 
-// orders are those of a process, by context.
+// orders are the orders of a process, by context.
 type orders struct {
 	mu        sync.Mutex         // taken alone
 	byContext map[uintptr]*order // guarded by mu

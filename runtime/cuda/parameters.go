@@ -68,14 +68,14 @@ func flag(condition bool) uint64 {
 
 // Of kernels/memory.cu.
 
-// fillParameters are those of fill_u64.
+// fillParameters are the parameters of fill_u64.
 type fillParameters struct {
 	dst   uintptr
 	n     int
 	value uint64
 }
 
-// stridedParameters are those of the kernels that copy_strided and transpose have for each size of elements.
+// stridedParameters are the parameters of the kernels that copy_strided and transpose have for each size of elements.
 type stridedParameters struct {
 	dst    uintptr
 	src    uintptr
@@ -84,14 +84,14 @@ type stridedParameters struct {
 
 // Of kernels/dense.cu.
 
-// scaleParameters are those of scale, for each type of elements.
+// scaleParameters are the parameters of scale, for each type of elements.
 type scaleParameters struct {
 	x      uintptr
 	n      int
 	factor uintptr
 }
 
-// storeParameters are those of store, for each type of elements.
+// storeParameters are the parameters of store, for each type of elements.
 type storeParameters struct {
 	dst    uintptr
 	src    uintptr
@@ -164,7 +164,7 @@ type squareParameters struct {
 	sum       uintptr
 }
 
-// clipFactorParameters are those of clip_factor.
+// clipFactorParameters are the parameters of clip_factor.
 type clipFactorParameters struct {
 	factor  uintptr
 	squares uintptr

@@ -214,7 +214,7 @@ type exported struct {
 	done      func()
 }
 
-// exports are those of the process, by the struct's address.
+// exports are the exported tensors of the process, by the address of the struct.
 var exports sync.Map
 
 // deleter is what consumers call, on any thread.

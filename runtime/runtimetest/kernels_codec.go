@@ -24,7 +24,7 @@ type Codecs interface {
 	ListValues(x []float32, c kernel.Codec) (decoded []float32)
 }
 
-// hostCodecs are those of package cpu.
+// hostCodecs are the codecs of package cpu.
 type hostCodecs struct{ kernel.Kernels }
 
 func (h hostCodecs) List(idx []int32, val []float32, c kernel.Codec) []byte {

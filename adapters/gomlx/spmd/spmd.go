@@ -267,7 +267,7 @@ func duplicate(b compute.Backend, original compute.Buffer) (compute.Buffer, erro
 	return result, original.ToFlatData(flat)
 }
 
-// reductions are those of GoMLX.
+// reductions are the reductions of GoMLX.
 var reductions = map[compute.ReduceOpType]comm.ReduceOp{
 	compute.ReduceOpSum:     comm.Sum,
 	compute.ReduceOpProduct: comm.Prod,

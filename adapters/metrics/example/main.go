@@ -204,7 +204,7 @@ func (c *classifier) update() {
 	}
 }
 
-// train is one member. The gradient of a class is reduced while that of the next one is computed.
+// train is one member. The gradient of a class is reduced while the next one is computed.
 func train(ctx context.Context, cfg elastic.Config, counts *metrics.Metrics, begun chan<- struct{}) error {
 	set, _, err := digits.Split(1)
 	if err != nil {
@@ -275,7 +275,7 @@ func train(ctx context.Context, cfg elastic.Config, counts *metrics.Metrics, beg
 	})
 }
 
-// probabilities are those of the classes.
+// probabilities are the probabilities of the classes.
 func probabilities(weights [][]float32, image []float32) []float64 {
 	all, sum := make([]float64, len(weights)), 0.0
 	for class, row := range weights {

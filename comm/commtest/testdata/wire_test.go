@@ -21,7 +21,7 @@ import (
 // chosen is the mutant that runs, 0 for none.
 var chosen, _ = strconv.Atoi(os.Getenv("TUTTI_WIRE_MUTANT"))
 
-// deadline is that of a case. Some mutants wait for what never comes.
+// deadline is the deadline of a case. Some mutants wait for what never comes.
 func deadline() time.Duration {
 	if os.Getenv("TUTTI_WIRE_ENDLESS") != "" {
 		return 3 * time.Second

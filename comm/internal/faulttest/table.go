@@ -523,7 +523,7 @@ func leavesBut(told, waited Cell, self Outcome) map[string]Cell {
 	)
 }
 
-// aborts are those of one that aborts, which NCCL's ranks tell as well.
+// aborts are the aborts of one that aborts, which NCCL's ranks tell as well.
 func aborts(told, waited Cell, self Outcome) map[string]Cell {
 	cells := leavesBut(told, waited, self)
 	cells["nccl"] = told

@@ -45,7 +45,7 @@ func (e *Engine) reportStall() {
 
 // stragglers returns the ranks whose messages o waits for, and of the others those that have
 // not received all messages of o. Whom an external operation waits for is not known:
-// missing are those of the nearest ranks that have not reported that they wait as well.
+// missing are the nearest ranks that have not reported that they wait as well.
 func (e *Engine) stragglers(o *Op) (missing, lagging []int) {
 	const waited, sending = 1, 2
 	state := make([]int, e.size)

@@ -350,7 +350,7 @@ func TestReplay(t *testing.T) {
 	require.Equal(t, lines(traces[0]), lines(traces[1]))
 }
 
-// lines are those of traces.
+// lines are the lines of traces.
 func lines(out string) (traces []string) {
 	for line := range strings.Lines(out) {
 		if strings.HasPrefix(line, "trace ") {

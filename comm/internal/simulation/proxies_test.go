@@ -47,7 +47,7 @@ func (j *job) serveFronts() {
 	}
 }
 
-// addresses are those of the store, of which each member prefers another one.
+// addresses are the addresses of the store, of which each member prefers another one.
 func (j *job) addresses(member int) (list []string) {
 	if len(j.fronts) == 0 {
 		return []string{storeAt}

@@ -33,7 +33,7 @@ type trainer interface {
 	Close() error
 }
 
-// lengths are those of the tensors that are trained.
+// lengths are the lengths of the tensors that are trained.
 var lengths = []int{40, 7, 1, 24}
 
 // training is one program, which is run twice: without faults, and with one.

@@ -132,7 +132,7 @@ func (t *tree) parent() *node {
 	return n
 }
 
-// colors are those of a split whose ranks choose. Few of them, so that siblings and cousins share theirs.
+// colors are the colors of a split whose ranks choose. Few of them, so that siblings and cousins share theirs.
 var colors = []int{0, 0, 0, 1, 1, 2, -1, math.MaxInt32}
 
 // split splits a communicator: by one color for all, by parity, or by a color for each rank.

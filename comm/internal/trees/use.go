@@ -70,7 +70,7 @@ func (w *worker) plan(m *image, n *node, c comm.Communicator, serial int) *usage
 	return p.usage
 }
 
-// lengths are those of data in bytes.
+// lengths are the lengths of data in bytes.
 var lengths = []int{0, 1, 8, 100, 100, 1000, 1000, 3000, 9000, 40_000}
 
 // length chooses one, rarely a long one.

@@ -40,7 +40,7 @@ func Golden(t *testing.T, file string, got []string) {
 	}
 }
 
-// hashes are those of what each rank has after its steps.
+// hashes are the hashes of what each rank has after its steps.
 type hashes []hash.Hash
 
 // NewHashes returns empty hashes.

@@ -34,7 +34,7 @@ func Special(k dtype.DType) []uint64 {
 		Encode(k, 1), Encode(k, -1), Encode(k, 1.5))
 }
 
-// specials are those of all types.
+// specials are the special values of all types.
 var specials = sync.OnceValue(func() map[dtype.DType][]uint64 {
 	all := map[dtype.DType][]uint64{}
 	for _, k := range dtype.All() {

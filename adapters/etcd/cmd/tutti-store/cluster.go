@@ -68,7 +68,7 @@ type member struct {
 // alone is the peer URL of a member that has no peers.
 const alone = "https://localhost:2380"
 
-// urls are those of the members of the cluster.
+// urls are the URLs of the members of the cluster.
 func (m *member) urls() (types.URLsMap, error) {
 	text := m.cluster
 	if text == "" {

@@ -46,7 +46,7 @@ func (k Collective) root() int {
 	return -1
 }
 
-// parts are those of a rank's buffers among p ranks.
+// parts are the parts of a rank's buffers among p ranks.
 func (k Collective) parts(p int) (send, recv int) {
 	switch k.Op {
 	case comm.OpAllGather:

@@ -20,7 +20,7 @@ type Repeats struct {
 	Rounds int
 }
 
-// DefaultRepeats are those of `tutti bench` without flags.
+// DefaultRepeats are the repeats of `tutti bench` without flags.
 func DefaultRepeats() Repeats {
 	return Repeats{Warmup: 5, Rounds: 7}
 }

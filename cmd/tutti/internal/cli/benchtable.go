@@ -18,7 +18,7 @@ import (
 // timeColumns are the columns that every measured form has.
 const timeColumns = " %10s %7s %7s %7s"
 
-// callColumns are those of a call.
+// callColumns are the columns of a call.
 func callColumns(wide bool, size, count, dtype, op, root any) string {
 	if !wide {
 		return fmt.Sprintf("%11v", size)
@@ -26,7 +26,7 @@ func callColumns(wide bool, size, count, dtype, op, root any) string {
 	return fmt.Sprintf("%12v %12v %8v %8v %8v    ", size, count, dtype, op, root)
 }
 
-// placeColumns are those of a measured form.
+// placeColumns are the columns of a measured form.
 func placeColumns(wide bool, time, algBW, busBW, wrong string) string {
 	if !wide {
 		return fmt.Sprintf(" %10s %10s %8s", time, busBW, wrong)

@@ -106,7 +106,7 @@ type flagRow struct {
 	commands           []string
 }
 
-// flags returns those of all commands, by name.
+// flags returns the flags of all commands, by name.
 func flags(root *cobra.Command) (rows []flagRow) {
 	var visit func(cmd *cobra.Command)
 	visit = func(cmd *cobra.Command) {

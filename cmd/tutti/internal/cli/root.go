@@ -298,7 +298,7 @@ func completeNames(cmd *cobra.Command) {
 // noArguments refuses arguments.
 func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return console.Usagef("%s takes no arguments, such as %q", cmd.CommandPath(), args[0])
+		return console.Usagef("%s takes no arguments, but got %q", cmd.CommandPath(), args[0])
 	}
 	return nil
 }

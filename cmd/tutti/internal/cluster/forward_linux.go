@@ -49,7 +49,7 @@ type block struct {
 // frameHead is when a frame is due, on the forwarder's clock, its length and the file it goes to.
 const frameHead = 8 + 4 + 4
 
-// forwarders are those of all cables.
+// forwarders are the forwarders of all cables.
 type forwarders []*forwarder
 
 // forward makes the devices of all cables, of host i those named host(i), for the bridge, and

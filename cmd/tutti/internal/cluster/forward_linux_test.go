@@ -138,7 +138,7 @@ func tcpFrame(payload []byte, size int) []byte {
 	return f
 }
 
-// packets are those of a frame as sequence number, flags and payload, made independently of cut.
+// packets are the packets of a frame as sequence number, flags and payload, made independently of cut.
 func packets(t *testing.T, frame []byte) (all []string) {
 	ip := frame[ipOffset:]
 	assert.EqualValues(t, len(ip), binary.BigEndian.Uint16(ip[2:]))

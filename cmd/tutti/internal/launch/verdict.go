@@ -360,7 +360,7 @@ func (c *court) accusers(rank int) (all []int) {
 	return all
 }
 
-// keys are those of the machines, by their ranks.
+// keys are the keys of the machines, by their ranks.
 func (p *plan) keys() []string {
 	var all []string
 	for key := range p.First {

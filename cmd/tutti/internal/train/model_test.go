@@ -13,7 +13,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/sparse"
 )
 
-// inputs are all those of an example.
+// inputs are all inputs of an example.
 func inputs(set examples, i int) []float32 {
 	if set.text == nil {
 		return set.Image(i)

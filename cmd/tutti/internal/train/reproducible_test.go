@@ -32,7 +32,7 @@ func reproducible() Config {
 	return cfg
 }
 
-// documentedHash is the one of that table, which has no other.
+// documentedHash is the only hash in that table.
 func documentedHash(t *testing.T) string {
 	text, err := os.ReadFile("../../../../docs/same-bits.md")
 	require.NoError(t, err)
@@ -118,7 +118,7 @@ type churn struct {
 	seen    []uint64 // how many steps were made with so many members; guarded by mu
 }
 
-// phase returns the number of that of a step.
+// phase returns the number of a step's phase.
 func (c *churn) phase(step int) (number int) {
 	for i, p := range phases {
 		if step >= p.step {

@@ -77,7 +77,7 @@ func (r Result) Name() string {
 type Point struct {
 	// SentBytes a rank has sent since the start, the mean over ranks.
 	SentBytes float64
-	// Seconds since the start, without those of tests.
+	// Seconds since the start, without the time of tests.
 	Seconds float64
 	// Loss is the mean over the step's examples, before the update.
 	Loss float64
@@ -87,7 +87,7 @@ type Point struct {
 type Test struct {
 	// Step is how many steps were made.
 	Step int `json:"step"`
-	// Seconds since the start, without those of tests.
+	// Seconds since the start, without the time of tests.
 	Seconds float64 `json:"s"`
 	// SentBytes a rank has sent since the start, the mean over ranks.
 	SentBytes float64 `json:"sent_bytes"`
