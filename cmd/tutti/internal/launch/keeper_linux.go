@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,36 +32,48 @@ func adoptOrphans() error {
 }
 
 // killOrphans kills what is left of a rank whose keeper was killed, and so has become this launcher's ([adoptOrphans]).
-// Those are the children of this process that have left its group and are no keepers.
+// A process that this one may not kill, or that does not end, is left.
 func killOrphans(group *keepers) {
-	for {
-		group.mu.Lock()
-		var orphans []int
-		for _, p := range descendants(os.Getpid()) {
-			foreign := p.parent == os.Getpid() && p.group != syscall.Getpgrp()
-			if foreign && !group.all[p.pid] {
-				orphans = append(orphans, p.pid)
+	killed := map[int]bool{} // by the number of the process, until it is reaped
+	for deadline := time.Now().Add(orphanTime); time.Now().Before(deadline); time.Sleep(killTime) {
+		for _, pid := range group.orphans() {
+			if syscall.Kill(pid, syscall.SIGKILL) == nil {
+				killed[pid] = true
 			}
 		}
-		group.mu.Unlock()
-		if len(orphans) == 0 {
+		for pid := range killed {
+			if hasEnded(pid) {
+				delete(killed, pid)
+			}
+		}
+		if len(killed) == 0 {
 			return
-		}
-		for _, pid := range orphans {
-			for _, p := range descendants(pid) {
-				_ = syscall.Kill(p.pid, syscall.SIGKILL) // it may have ended
-			}
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-			for errors.Is(wait(pid), syscall.EINTR) {
-			}
 		}
 	}
 }
 
-// wait waits for a child.
-func wait(pid int) error {
-	_, err := syscall.Wait4(pid, nil, 0, nil)
-	return err
+// orphans are the processes of ranks whose keepers were killed: children of this process that have left its group, are
+// no keepers and were not there before the first one, with their descendants.
+func (k *keepers) orphans() (all []int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	processes := listProcesses()
+	for _, p := range processes[os.Getpid()] {
+		if p.group == syscall.Getpgrp() || k.all[p.pid] || k.before[p.pid] {
+			continue
+		}
+		all = append(all, p.pid)
+		for _, descendant := range processes.descend(p.pid) {
+			all = append(all, descendant.pid)
+		}
+	}
+	return all
+}
+
+// hasEnded reaps a process if it is a child that has ended, and reports whether it is gone.
+func hasEnded(pid int) bool {
+	reaped, err := syscall.Wait4(pid, nil, syscall.WNOHANG, nil)
+	return reaped == pid || err != nil && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
 }
 
 // awaitGroup has nothing to wait for: all of a group are descendants.

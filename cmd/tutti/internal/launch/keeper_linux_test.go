@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"fmt"
@@ -208,6 +209,60 @@ func TestAKilledKeeper(t *testing.T) {
 			assert.Empty(t, withWord(t, file), "also without its environment")
 		})
 	}
+}
+
+// A rank's process that a launcher may not kill does not hold up its end when the keeper was killed.
+func TestAKilledKeeperOfAnotherUsersProcess(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs to become another user")
+	}
+	path, err := exec.LookPath("setpriv")
+	if err != nil {
+		t.Skip("needs setpriv")
+	}
+	launcher := exec.Command(path, "--bounding-set", "-kill", os.Args[0])
+	script := `setpriv --reuid 65534 --clear-groups sleep 100 & echo $PPID $!; wait`
+	launcher.Env = append(os.Environ(), launcherVariable+"="+script, env.Secret+"=")
+	stdout, err := launcher.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, launcher.Start())
+	var keeper, other int
+	said := bufio.NewReader(stdout)
+	_, err = fmt.Fscanf(said, "[0] %d %d\n", &keeper, &other)
+	require.NoError(t, err)
+	defer syscall.Kill(other, syscall.SIGKILL) //nolint:errcheck // it has 100 s
+	require.Eventually(t, func() bool { return processName(other) == "sleep" }, time.Minute, time.Millisecond)
+	require.NoError(t, syscall.Kill(keeper, syscall.SIGKILL))
+	_, err = io.Copy(io.Discard, said)
+	require.NoError(t, err)
+	require.Error(t, launcher.Wait())
+	assert.NoError(t, syscall.Kill(other, 0), "the launcher has not waited for it")
+}
+
+// Children that a launcher had before its keepers are not the job's, and what a rank has started leaves no zombie.
+func TestOrphansAreOfTheJob(t *testing.T) {
+	stranger := exec.Command("sleep", "100")
+	stranger.SysProcAttr = separate()
+	require.NoError(t, stranger.Start())
+	defer stranger.Process.Kill() //nolint:errcheck // it has 100 s
+	k := keepers{all: map[int]bool{}}
+	keeper := exec.Command("sh", "-c", `setsid sh -c 'sleep 101 & echo $!; wait' & echo $!; wait`)
+	keeper.SysProcAttr = separate()
+	stdout, err := keeper.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, k.start(keeper))
+	pids := make([]int, 2)
+	for i := range pids {
+		_, err := fmt.Fscan(stdout, &pids[i])
+		require.NoError(t, err)
+	}
+	require.NoError(t, keeper.Process.Kill())
+	require.Error(t, k.wait(keeper))
+	for _, pid := range pids {
+		require.ErrorIs(t, syscall.Kill(pid, 0), syscall.ESRCH)
+	}
+	_, ok := readStatus(stranger.Process.Pid)
+	assert.True(t, ok, "it runs")
 }
 
 // withWord are the processes whose command has a text, but for zombies.

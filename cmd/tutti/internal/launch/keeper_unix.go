@@ -299,14 +299,21 @@ var kept = keepers{all: map[int]bool{}}
 
 // keepers are those that a launcher has started, to tell them from what killed ones have left.
 type keepers struct {
-	mu  sync.Mutex
-	all map[int]bool // by the number of the process; guarded by mu
+	mu     sync.Mutex
+	all    map[int]bool // by the number of the process; guarded by mu
+	before map[int]bool // children of this process before the first keeper; nil before it; guarded by mu
 }
 
 // start starts a keeper. This process adopts its orphans where the system supports that.
 func (k *keepers) start(cmd *exec.Cmd) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.before == nil { // such as what a script has started before it became this launcher
+		k.before = map[int]bool{}
+		for _, p := range listProcesses()[os.Getpid()] {
+			k.before[p.pid] = true
+		}
+	}
 	if err := adoptOrphans(); err != nil {
 		return err
 	}
