@@ -256,6 +256,23 @@ func TestARankOfAHostFails(t *testing.T) {
 	assert.Regexp(t, `^tutti: rank 3 on .*: exit status 7\n$`, stderr)
 }
 
+// A job whose output is not read meanwhile ends as its ranks did.
+func TestHostsWhoseOutputIsNotRead(t *testing.T) {
+	t.Parallel()
+	for _, code := range []int{0, 7} {
+		body := fmt.Sprintf(`head -c 1150000 /dev/zero | tr '\0' x | fold -w 99 >&2; exit %d`, code)
+		cmd, _ := spreadJob(t, fakeSSH, "--no-prefix", "--hosts", "localhost", "sh", "-c", body)
+		read, write, err := os.Pipe()
+		require.NoError(t, err)
+		cmd.Stderr = write
+		require.NoError(t, cmd.Start())
+		require.NoError(t, write.Close())
+		_ = cmd.Wait()
+		assert.Equal(t, code, cmd.ProcessState.ExitCode())
+		require.NoError(t, read.Close())
+	}
+}
+
 // A user signal of the launcher reaches the ranks of all hosts, in a job of any kind.
 func TestHostsHaveUserSignals(t *testing.T) {
 	t.Parallel()

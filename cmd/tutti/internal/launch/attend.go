@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -31,7 +30,7 @@ const (
 )
 
 // assignment is what a host's launcher is told by a line of JSON on its standard input, the secret included: arguments
-// and environments of processes are for everybody to see. Each later line is the number of a signal.
+// of processes are for everybody to see. Each later line is the name of a signal, whose number is another elsewhere.
 type assignment struct {
 	Directory   string        `json:"directory"`
 	Environment []string      `json:"environment"`
@@ -156,9 +155,8 @@ func (t assignment) configure(cfg *Config) {
 	cfg.Color = t.Color
 }
 
-// obey reads a signal's number from each line and ends the job by that signal, and also when the lines end; it raises
-// user signals in this process. If the job was told to end before, the end of the lines kills it: the launcher that has
-// started this one waits no longer.
+// obey ends a job by the signals that lines have the names of, and when they end; user signals are this process's.
+// What was told to end already is killed when they end: the launcher that has started this one waits no longer.
 func obey(lines *bufio.Reader, cancel context.CancelCauseFunc) {
 	told := false
 	for {
@@ -170,11 +168,21 @@ func obey(lines *bufio.Reader, cancel context.CancelCauseFunc) {
 			cancel(errDetached)
 			return
 		}
-		number, err := strconv.Atoi(strings.TrimSpace(line))
-		if err != nil || raise(syscall.Signal(number)) {
+		number, ok := signalOf(strings.TrimSpace(line))
+		if !ok || raise(number) {
 			continue
 		}
 		told = true
 		cancel(Signaled(number))
 	}
+}
+
+// signalOf is the signal of a name. ok is false for a name that is unknown here.
+func signalOf(name string) (number syscall.Signal, ok bool) {
+	for number, known := range signalNames {
+		if known == name {
+			return number, true
+		}
+	}
+	return 0, false
 }

@@ -72,13 +72,17 @@ const (
 // remote is the launcher of a host.
 type remote struct {
 	Slots
-	through int  // ranks of the hosts up to this one
-	local   bool // the host is this machine, which needs no ssh
-	cmd     *exec.Cmd
-	control io.WriteCloser
-	gone    chan struct{} // closed when it has ended, and what it has written is read
-	stage   stage         // used only by follow
-	end     *End          // what it reported; nil before; used only by follow
+	through  int  // ranks of the hosts up to this one
+	local    bool // the host is this machine, which needs no ssh
+	cmd      *exec.Cmd
+	control  io.WriteCloser
+	gone     chan struct{}       // closed when it has ended, and what it has written is read
+	reported chan struct{}       // closed when it has reported its end
+	signals  chan syscall.Signal // to be sent
+	stage    stage               // used only by follow
+	excused  bool                // the job does not need it to join; used only by follow
+	end      *End                // what it reported; nil before; used only by follow
+	state    *os.ProcessState    // of its end; nil before; used only by follow
 
 	mu   sync.Mutex
 	held []string // lines of its standard error before it has joined; guarded by mu
@@ -89,7 +93,8 @@ type word struct {
 	from  *remote
 	kind  string // "" if it has ended
 	value string
-	err   error // that ended it
+	err   error            // of its end
+	state *os.ProcessState // of its end
 }
 
 // spread is a job on several hosts, whose launchers this one has started.
@@ -101,10 +106,12 @@ type spread struct {
 	err     *outlet
 	notes   io.Writer
 	hosts   []*remote
+	started int // hosts whose launchers were started, the first ones of all
 	words   chan word
 	closed  chan struct{} // closed when nobody receives words any more
 	address string        // of the store, set before known is closed
 	known   chan struct{}
+	ordered syscall.Signal // that ended the job; 0 for none; used only by follow
 }
 
 // Spread runs a job on the hosts of cfg.Slots: it starts a launcher on each by ssh, or without it where the host is
@@ -131,7 +138,8 @@ func Spread(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("launch: %w", err)
 	}
 	for _, slots := range cfg.Slots {
-		h := &remote{Slots: slots, gone: make(chan struct{})}
+		h := &remote{Slots: slots, gone: make(chan struct{}), reported: make(chan struct{})}
+		h.signals = make(chan syscall.Signal, 8)
 		h.through = slots.Ranks
 		if len(s.hosts) > 0 {
 			h.through += s.hosts[len(s.hosts)-1].through
@@ -140,11 +148,11 @@ func Spread(ctx context.Context, cfg Config) error {
 	}
 	s.findLocal(ctx)
 	defer s.close()
-	for i, h := range s.hosts {
+	for _, h := range s.hosts {
 		if err := s.start(h); err != nil {
-			s.hosts = s.hosts[:i]
 			return fmt.Errorf("launch: %s: %w", h.Host, err)
 		}
+		s.started++
 	}
 	defer s.relay()()
 	if end := s.follow(ctx); end.Text != "" {
@@ -234,7 +242,7 @@ func (s *spread) start(h *remote) error {
 	copied.Go(func() { copyLines(&lines{out: &output{to: s.out, prefix: prefix}}, outRead) })
 	copied.Go(func() { copyLines(&lines{out: &reader{spread: s, from: h, prefix: prefix}}, errRead) })
 	go s.await(h, &copied)
-	go s.assign(h)
+	go s.direct(h)
 	return nil
 }
 
@@ -257,15 +265,56 @@ func (s *spread) await(h *remote, copied *sync.WaitGroup) {
 	select {
 	case <-read:
 	case <-time.After(linger):
+		if s.Min == 0 || h == s.hosts[0] {
+			s.unblock(h, read)
+		}
 	}
-	s.tell(word{from: h, err: err})
+	s.tell(word{from: h, err: err, state: h.cmd.ProcessState})
 	close(h.gone)
 }
 
-// assign tells a host's launcher what to run: the first host's at once, the others when they can join its store.
-func (s *spread) assign(h *remote) {
+// unblock has output wait for no reader, so that the report of a launcher that has ended, behind lines of its ranks, is
+// read.
+func (s *spread) unblock(h *remote, read <-chan struct{}) {
+	s.out.keepWaiting(false)
+	s.err.keepWaiting(false)
+	select {
+	case <-read:
+	case <-h.reported:
+	case <-time.After(stopMargin):
+	}
+}
+
+// direct tells a host's launcher what to run, and then the signals, in their order. The first host's is told at once, and
+// the others when they can join it.
+func (s *spread) direct(h *remote) {
+	a := s.assignment(h)
+	if h == s.hosts[0] {
+		a.Listen = cmp.Or(s.Listen, s.anyPort())
+	} else {
+		select {
+		case <-s.known:
+		case <-h.gone:
+			return
+		}
+		a.Join = []string{s.address}
+	}
+	text, _ := json.Marshal(a)
+	_, _ = h.control.Write(append(text, '\n')) // one that does not read it has ended, or does later
+	for {
+		select {
+		case number := <-h.signals:
+			_, _ = io.WriteString(h.control, signalNames[number]+"\n") // one that does not read it is killed in time
+		case <-h.gone:
+			return
+		}
+	}
+}
+
+// assignment is what a host's launcher runs.
+func (s *spread) assignment(h *remote) assignment {
 	directory, _ := os.Getwd() // "" is no directory there either
-	a := assignment{
+	return assignment{
 		Directory:   directory,
 		Environment: jobVariables(os.Environ()),
 		Program:     s.Typed,
@@ -284,18 +333,6 @@ func (s *spread) assign(h *remote) {
 		NoPrefix:    s.NoPrefix,
 		Color:       s.Color,
 	}
-	if h == s.hosts[0] {
-		a.Listen = cmp.Or(s.Listen, s.anyPort())
-	} else {
-		select {
-		case <-s.known:
-		case <-h.gone:
-			return
-		}
-		a.Join = []string{s.address}
-	}
-	text, _ := json.Marshal(a)
-	_, _ = h.control.Write(append(text, '\n')) // one that does not read it has ended, or does later
 }
 
 // anyPort is where the first host listens if nobody says it.
@@ -343,7 +380,10 @@ func (o *output) Write(line []byte) (int, error) {
 	switch {
 	case bytes.HasPrefix(line, []byte(marker)):
 		o.open = true
-	case o.open:
+	case !o.open:
+		// A shell may have begun the line, as with the title of a terminal.
+		o.open = bytes.Contains(line, []byte(marker))
+	default:
 		_, err := o.to.Write(append([]byte(o.prefix), line...))
 		return len(line), err
 	}
@@ -357,6 +397,7 @@ type reader struct {
 	from   *remote
 	prefix string
 	open   bool // lines are written
+	ended  bool // its end was reported
 }
 
 // longestReason bounds what is held.
@@ -364,13 +405,21 @@ const longestReason = 100
 
 // Write takes a line.
 func (r *reader) Write(line []byte) (int, error) {
-	if text, ok := bytes.CutPrefix(line, []byte(marker)); ok {
+	before, text, ok := bytes.Cut(line, []byte(marker))
+	if ok && r.open && len(before) > 0 {
+		ok = false // a rank's line, where a shell may have begun one before there are ranks
+	}
+	if ok {
 		kind, value, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
 		if kind == reportJoined && !r.open {
 			r.open = true
 			r.from.release(r.spread.err, r.prefix)
 		}
 		r.spread.tell(word{from: r.from, kind: kind, value: value})
+		if kind == reportEnded && !r.ended {
+			r.ended = true
+			close(r.from.reported)
+		}
 		return len(line), nil
 	}
 	if r.open {
@@ -427,15 +476,22 @@ func (s *spread) follow(ctx context.Context) End {
 				overdue = time.After(wait)
 			}
 		case <-late:
-			if text := s.missing(s.Wait); text != "" {
+			text := s.missing(s.Wait)
+			switch {
+			case text == "":
+			case s.Min == 0 || s.joined() < s.Min:
 				return End{Text: text + " (--wait)", Code: 1}
+			default:
+				fmt.Fprintf(s.notes, "tutti: %s (--wait); the job goes on with the other hosts\n", text)
+				s.excuse()
 			}
 		case <-interrupted:
 			interrupted = nil
 			s.out.keepWaiting(false)
 			s.err.keepWaiting(false)
 			expired = time.After(s.stopTime())
-			s.signal(s.hosts, Signal(ctx))
+			s.ordered = Signal(ctx)
+			s.signal(s.excuse(), s.ordered)
 		case <-expired:
 			return s.unended()
 		}
@@ -462,10 +518,15 @@ func (s *spread) hear(w word) *End {
 		if end, err := readEnd([]byte(w.value)); err == nil {
 			h.end = &end
 		}
-	default:
+	case "":
 		before := h.stage
 		h.stage = stageGone
+		h.state = w.state
+		if h.end == nil && w.err == nil && before >= stageJoined {
+			h.end = &End{} // its report may be behind output that waits for a reader
+		}
 		switch {
+		case before < stageJoined && h.excused:
 		case before < stageJoined:
 			return &End{Text: h.reason(s, before, w.err), Code: 1}
 		case h.end == nil && h == s.hosts[0]:
@@ -486,7 +547,7 @@ func (s *spread) copying(h *remote) string {
 // reason is why a host's launcher does not take part, with what to do.
 func (h *remote) reason(s *spread, before stage, err error) string {
 	said := h.said()
-	code := h.cmd.ProcessState.ExitCode()
+	code := h.state.ExitCode()
 	switch {
 	case h.local || before == stageStarted:
 		return fmt.Sprintf("%s: %s", h.Host, cmp.Or(said, fmt.Sprint(err)))
@@ -517,7 +578,7 @@ func (h *remote) said() string {
 
 // lost says that a launcher has ended without a word.
 func (h *remote) lost() string {
-	return fmt.Sprintf("the launcher on %s, or the connection to it, has ended (%v)", h.Host, h.cmd.ProcessState)
+	return fmt.Sprintf("the launcher on %s, or the connection to it, has ended (%v)", h.Host, h.state)
 }
 
 // missing says for which hosts the job waits, "" for none.
@@ -538,11 +599,26 @@ func (s *spread) missing(after time.Duration) string {
 	return fmt.Sprintf("after %v, %s", after, strings.Join(texts, "; "))
 }
 
+// joined is how many ranks the hosts have that have joined.
+func (s *spread) joined() (ranks int) {
+	for _, h := range s.hosts {
+		if h.stage >= stageJoined {
+			ranks += h.Ranks
+		}
+	}
+	return ranks
+}
+
 // result is how the job has ended.
 func (s *spread) result() End {
 	first := s.hosts[0]
-	if first.end != nil {
+	switch {
+	case first.end != nil:
 		return *first.end
+	case first.stage < stageGone:
+		return End{Text: fmt.Sprintf("the launcher on %s does not answer", first.Host), Code: 1}
+	case first.excused: // it was told before it had the job's store
+		return End{Text: Signaled(s.ordered).Error(), Code: 128 + int(s.ordered), Signal: s.ordered}
 	}
 	return End{Text: first.lost(), Code: 1}
 }
@@ -561,8 +637,27 @@ func (s *spread) unended() End {
 // signal gives launchers a signal.
 func (s *spread) signal(hosts []*remote, number syscall.Signal) {
 	for _, h := range hosts {
-		go func() { _, _ = fmt.Fprintf(h.control, "%d\n", number) }() // one that does not read it is killed in time
+		select {
+		case h.signals <- number:
+		default: // it reads none
+		}
 	}
+}
+
+// excuse ends the launchers that have not joined, but for the first host's: they have no ranks. It returns the others.
+func (s *spread) excuse() (left []*remote) {
+	for i, h := range s.hosts {
+		h.excused = h.stage < stageJoined
+		switch {
+		case h.excused && h.stage == stageConnecting && !h.local:
+			_ = h.cmd.Process.Kill() // an ssh that has not come through
+		case h.excused && i > 0:
+			_ = h.control.Close()
+		default:
+			left = append(left, h)
+		}
+	}
+	return left
 }
 
 // stopTime is how long launchers take at most to end when one has.
@@ -572,13 +667,13 @@ func (s *spread) stopTime() time.Duration { return s.Grace + stopMargin + dumpTi
 func (s *spread) close() {
 	close(s.closed)
 	expired := time.After(s.stopTime())
-	for _, h := range s.hosts {
+	for _, h := range s.hosts[:s.started] {
 		_ = h.control.Close()
 		if h.stage == stageConnecting {
 			_ = h.cmd.Process.Kill() // an ssh that has not come through
 		}
 	}
-	for _, h := range s.hosts {
+	for _, h := range s.hosts[:s.started] {
 		select {
 		case <-h.gone:
 		case <-expired:

@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/signal"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 
@@ -18,6 +17,15 @@ import (
 
 // userSignals mean what the ranks' program says. Of a rank, they reach the processes that have a handler for them.
 var userSignals = []os.Signal{syscall.SIGUSR1, syscall.SIGUSR2}
+
+// signalNames are the names by which launchers tell each other of signals: systems number user signals differently.
+var signalNames = map[syscall.Signal]string{
+	syscall.SIGHUP:  "HUP",
+	syscall.SIGINT:  "INT",
+	syscall.SIGTERM: "TERM",
+	syscall.SIGUSR1: "USR1",
+	syscall.SIGUSR2: "USR2",
+}
 
 // deaf are the ranks that have no process with a handler for a signal.
 func (g *group) deaf(s syscall.Signal) (all []int) {
@@ -73,7 +81,7 @@ func (a *agent) pass(ctx context.Context, s syscall.Signal) {
 	}
 	g.signal(s)
 	if a.Min == 0 {
-		_ = a.kv.Set(ctx, a.relayKey(), []byte(strconv.Itoa(int(s)))) // without the store, the job is about to end
+		_ = a.kv.Set(ctx, a.relayKey(), []byte(signalNames[s])) // without the store, the job is about to end
 	}
 }
 
@@ -81,9 +89,8 @@ func (a *agent) pass(ctx context.Context, s syscall.Signal) {
 // rounds stay in the store.
 func (a *agent) hearSignals(ctx context.Context) error {
 	_, err := a.kv.Watch(context.WithoutCancel(ctx), relayed, func(e store.Event) {
-		number, err := strconv.Atoi(string(e.Value))
-		s := syscall.Signal(number)
-		if err != nil || e.Key == a.relayKey() || e.Deleted || !slices.Contains(userSignals, os.Signal(s)) {
+		s, ok := signalOf(string(e.Value))
+		if !ok || e.Key == a.relayKey() || e.Deleted || !slices.Contains(userSignals, os.Signal(s)) {
 			return
 		}
 		if g := a.running.Load(); g != nil {
@@ -113,12 +120,15 @@ func (s *spread) relay() (stop func()) {
 	}
 }
 
+// unread is for user signals that are not relayed yet, which would end this process.
+var unread = make(chan os.Signal, 1)
+
 // raise gives this process a user signal, which does not end it. It returns false for another signal.
 func raise(s syscall.Signal) bool {
 	if !slices.Contains(userSignals, os.Signal(s)) {
 		return false
 	}
-	signal.Notify(make(chan os.Signal, 1), s) // it may not be relayed yet
+	signal.Notify(unread, s) // it may not be relayed yet
 	_ = syscall.Kill(os.Getpid(), s)
 	return true
 }

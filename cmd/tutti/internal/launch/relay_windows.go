@@ -5,6 +5,13 @@ import (
 	"syscall"
 )
 
+// signalNames are the names by which launchers tell each other of signals.
+var signalNames = map[syscall.Signal]string{
+	syscall.SIGHUP:  "HUP",
+	syscall.SIGINT:  "INT",
+	syscall.SIGTERM: "TERM",
+}
+
 // relay does nothing: there are no signals here.
 func (a *agent) relay(context.Context) (stop func()) { return func() {} }
 

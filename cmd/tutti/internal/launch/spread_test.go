@@ -1,0 +1,169 @@
+//go:build unix
+
+package launch
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// newSpread is a job of two hosts with a rank each, of which the first has joined and the second looks for the store.
+func newSpread(t *testing.T, change func(*Config)) (s *spread, notes *buffer, ends <-chan End, cancel context.CancelCauseFunc) {
+	t.Helper()
+	notes = new(buffer)
+	s = &spread{
+		out:     newOutlet(io.Discard),
+		err:     newOutlet(io.Discard),
+		notes:   notes,
+		words:   make(chan word),
+		closed:  make(chan struct{}),
+		known:   make(chan struct{}),
+		address: "a:1",
+	}
+	s.Wait = time.Hour
+	change(&s.Config)
+	t.Cleanup(func() { flush(s.out, s.err) })
+	for i, name := range []string{"a", "b"} {
+		h := &remote{
+			Slots:    Slots{Host: name, Ranks: 1},
+			through:  i + 1,
+			cmd:      exec.Command("sleep", "1000"),
+			gone:     make(chan struct{}),
+			reported: make(chan struct{}),
+			signals:  make(chan syscall.Signal, 8),
+		}
+		var err error
+		h.control, err = h.cmd.StdinPipe()
+		require.NoError(t, err)
+		require.NoError(t, h.cmd.Start())
+		t.Cleanup(func() {
+			_ = h.cmd.Process.Kill()
+			_ = h.cmd.Wait()
+		})
+		s.hosts = append(s.hosts, h)
+	}
+	s.hosts[0].stage = stageJoined
+	s.hosts[1].stage = stageStarted
+	ctx, cancel := context.WithCancelCause(t.Context())
+	result := make(chan End, 1)
+	go func() { result <- s.follow(ctx) }()
+	return s, notes, result, cancel
+}
+
+// say has a host's launcher say something, unless the job has ended.
+func (s *spread) say(t *testing.T, w word, ends <-chan End) {
+	t.Helper()
+	select {
+	case s.words <- w:
+	case end := <-ends:
+		t.Fatalf("the job has ended: %+v", end)
+	case <-time.After(time.Minute):
+		t.Fatal("nobody listens")
+	}
+}
+
+// receive is what comes from a channel.
+func receive[T any](t *testing.T, from <-chan T) (value T) {
+	t.Helper()
+	select {
+	case value = <-from:
+	case <-time.After(time.Minute):
+		t.Fatal("nothing comes")
+	}
+	return value
+}
+
+// A host that has not joined does not take from the ranks of others the time in which they end.
+func TestAnInterruptedHostThatHasNotJoined(t *testing.T) {
+	s, _, ends, cancel := newSpread(t, func(c *Config) { c.Min = 1 })
+	cancel(Signaled(syscall.SIGINT))
+	assert.Equal(t, syscall.SIGINT, receive(t, s.hosts[0].signals))
+	s.say(t, word{from: s.hosts[1], err: errors.New("exit status 1")}, ends)
+	s.say(t, word{from: s.hosts[0], kind: reportEnded, value: `{"text":"interrupted on a","code":130}`}, ends)
+	s.say(t, word{from: s.hosts[0], err: errors.New("exit status 130")}, ends)
+	assert.Equal(t, End{Text: "interrupted on a", Code: 130}, receive(t, ends))
+}
+
+// An elastic job that has enough members goes on without a host that does not come in time; another one ends.
+func TestAHostThatDoesNotCome(t *testing.T) {
+	s, notes, ends, _ := newSpread(t, func(c *Config) { c.Min, c.Wait = 1, time.Millisecond })
+	require.Eventually(t, func() bool { return strings.Contains(notes.String(), "goes on with the other hosts") }, time.Minute, time.Millisecond)
+	s.say(t, word{from: s.hosts[1], err: errors.New("exit status 1")}, ends)
+	s.say(t, word{from: s.hosts[0]}, ends)
+	assert.Equal(t, End{}, receive(t, ends), "the first has succeeded, though its report was not read")
+	for _, least := range []int{0, 2} {
+		_, _, ends, _ := newSpread(t, func(c *Config) { c.Min, c.Wait = least, time.Millisecond })
+		assert.Contains(t, receive(t, ends).Text, "b does not reach the first host")
+	}
+}
+
+// A first launcher that is stopped has not ended.
+func TestALauncherThatDoesNotAnswer(t *testing.T) {
+	s, _, _, _ := newSpread(t, func(*Config) {})
+	assert.Equal(t, End{Text: "the launcher on a does not answer", Code: 1}, s.unended())
+}
+
+// Signals come after what a host is to run, in their order, and by name.
+func TestSignalsComeAfterTheAssignment(t *testing.T) {
+	s, _, _, _ := newSpread(t, func(*Config) {})
+	h := s.hosts[1]
+	read, write := io.Pipe()
+	h.control = write
+	go s.direct(h)
+	s.signal(s.hosts[1:], syscall.SIGUSR1)
+	s.signal(s.hosts[1:], syscall.SIGUSR2)
+	s.signal(s.hosts[1:], syscall.SIGTERM)
+	close(s.known)
+	lines := bufio.NewScanner(read)
+	require.True(t, lines.Scan())
+	var a assignment
+	require.NoError(t, json.Unmarshal(lines.Bytes(), &a))
+	assert.Equal(t, []string{"a:1"}, a.Join)
+	for _, want := range []string{"USR1", "USR2", "TERM"} {
+		require.True(t, lines.Scan())
+		assert.Equal(t, want, lines.Text())
+	}
+	close(h.gone)
+}
+
+// A signal that is unknown here, such as one by the number of another system, ends no job.
+func TestUnknownSignals(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	obey(bufio.NewReader(strings.NewReader("30\n10\nINFO\nUSR1\n")), cancel)
+	assert.ErrorIs(t, context.Cause(ctx), errDetached)
+	read, write := io.Pipe()
+	ctx, cancel = context.WithCancelCause(t.Context())
+	go obey(bufio.NewReader(read), cancel)
+	_, err := io.WriteString(write, "INT\n")
+	require.NoError(t, err)
+	<-ctx.Done()
+	assert.Equal(t, Signaled(syscall.SIGINT), context.Cause(ctx))
+}
+
+// A shell that begins a line, as with the title of a terminal, hides neither output nor reports.
+func TestReportsBehindATitle(t *testing.T) {
+	const title = "\x1b]0;a\a"
+	out := new(buffer)
+	o := &output{to: out, prefix: "a: "}
+	for _, line := range []string{"Welcome\n", title + marker + "started v1\n", "one\n", "two " + marker + "\n"} {
+		_, err := o.Write([]byte(line))
+		require.NoError(t, err)
+	}
+	assert.Equal(t, "a: one\na: two "+marker+"\n", out.String())
+	s, _, ends, _ := newSpread(t, func(c *Config) { c.Version = "v1" })
+	r := &reader{spread: s, from: s.hosts[1]}
+	_, err := r.Write([]byte(title + marker + "started v2\n"))
+	require.NoError(t, err)
+	assert.Contains(t, receive(t, ends).Text, "b has tutti v2")
+}
