@@ -106,6 +106,18 @@ func TestHosts(t *testing.T) {
 	require.NoError(t, err)
 	assert.NotContains(t, string(arguments), secret)
 	assert.NotContains(t, string(arguments), "noise", "the job's words either")
+	assert.Contains(t, string(arguments), "ServerAliveInterval=5\n", "a host without power is noticed")
+}
+
+// Launchers of one machine listen on ports that differ.
+func TestHostsOfOneMachine(t *testing.T) {
+	t.Parallel()
+	cmd, _ := spreadJob(t, fakeSSH, "--no-prefix", "--hosts", "localhost:1,127.0.0.1:2", "sh", "-c", `echo "$TUTTI_RANK: $TUTTI_LOCAL_RANK of $TUTTI_LOCAL_WORLD_SIZE"`)
+	stdout, stderr, code := finish(cmd)
+	require.Zero(t, code, stderr)
+	said := strings.Split(strings.TrimSpace(stdout), "\n")
+	slices.Sort(said)
+	assert.Equal(t, []string{"0: 0 of 3", "1: 1 of 3", "2: 2 of 3"}, said)
 }
 
 // A job whose secret is in a file, or random, has it in no variable of ssh.

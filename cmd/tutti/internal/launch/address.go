@@ -150,7 +150,7 @@ func listenPort(address string) string {
 // invitation is what to do on other machines: a command that can be pasted as it is.
 func (a *agent) invitation() string {
 	before, flags := settings(os.Getenv)
-	words := append(before, "tutti", "launch", "--join", a.address, "-n", strconv.Itoa(a.Ranks))
+	words := []string{"tutti", "launch", "--join", a.address, "-n", strconv.Itoa(a.Ranks)}
 	words = append(words, flags...)
 	if cmp.Or(a.Grace, DefaultGrace) != DefaultGrace {
 		words = append(words, "--grace", a.Grace.String())
@@ -168,6 +168,11 @@ func (a *agent) invitation() string {
 	for i, word := range words {
 		words[i] = quoted(word)
 	}
+	for i, setting := range before { // an assignment whose name is quoted would be a command
+		name, value, _ := strings.Cut(setting, "=")
+		before[i] = name + "=" + quoted(value)
+	}
+	words = append(before, words...)
 	return fmt.Sprintf("with %s: run\n  %s\n", a.known, strings.Join(words, " "))
 }
 

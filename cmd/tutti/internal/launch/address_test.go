@@ -32,6 +32,7 @@ func TestInvitationSettings(t *testing.T) {
 	for variable, want := range map[string]string{
 		"TUTTI_CHECK=10s":                   "run\n  TUTTI_CHECK=10s tutti launch --join a:1 -n 1 ./p",
 		"TUTTI_RECORD=100":                  "run\n  TUTTI_RECORD=100 tutti launch --join a:1 -n 1 ./p",
+		"TUTTI_RECORD=1 0":                  "run\n  TUTTI_RECORD='1 0' tutti launch --join a:1 -n 1 ./p",
 		"TUTTI_TCP_LISTEN=:29500":           "tutti launch --join a:1 -n 1 --tcp-listen :29500 ./p",
 		"TUTTI_TCP_LISTEN=10.0.0.1:29500":   "tutti launch --join a:1 -n 1 --tcp-listen :29500 ./p",
 		"TUTTI_TCP_LISTEN=10.0.0.1":         "tutti launch --join a:1 -n 1 ./p",

@@ -41,8 +41,10 @@ type assignment struct {
 	Total       int           `json:"total"`   // ranks of all hosts
 	Index       int           `json:"index"`   // of this host in the list
 	Machines    int           `json:"machines"`
-	Listen      string        `json:"listen"` // of the first host
-	Join        []string      `json:"join"`   // of the other hosts
+	LocalFirst  int           `json:"localFirst"` // local rank that this launcher's ranks begin with
+	LocalSize   int           `json:"localSize"`  // ranks of this machine, other launchers' included
+	Listen      string        `json:"listen"`     // of the first host
+	Join        []string      `json:"join"`       // of the other hosts
 	Job         string        `json:"job"`
 	Restarts    int           `json:"restarts"`
 	Min         int           `json:"min"`
@@ -59,7 +61,11 @@ type starter struct {
 	index   int // of this host in the list
 	through int // ranks of the hosts up to this one
 	total   int // ranks of all hosts
-	joined  func(address string)
+
+	localFirst int // local rank that this launcher's ranks begin with
+	localSize  int // ranks of this machine, other launchers' included
+
+	joined func(address string)
 }
 
 // errDetached is the cause of the end of a host's launcher whose standard input has ended: the ssh connection, or the
@@ -93,6 +99,10 @@ func Attend(ctx context.Context, cfg Config, control io.Reader, prepare func(*Co
 		index:   told.Index,
 		through: told.Through,
 		total:   told.Total,
+
+		localFirst: told.LocalFirst,
+		localSize:  told.LocalSize,
+
 		joined: func(address string) {
 			joined = true
 			report(cfg.Err, reportJoined, address)

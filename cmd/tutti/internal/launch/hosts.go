@@ -46,12 +46,16 @@ func ParseSlots(text string) (all []Slots, err error) {
 			unwanted = " \t'\""
 		}
 		// A name that begins with a dash would be an option of ssh.
-		if slots.Host == "" || slots.Host[0] == '-' || strings.ContainsAny(slots.Host, unwanted) {
+		if slots.Host == "" || slots.Host[0] == '-' || strings.ContainsAny(slots.Host, unwanted) ||
+			printable.Text(slots.Host) != slots.Host {
 			return nil, fmt.Errorf("%q is no name of a host", word)
 		}
 		isEqual := func(s Slots) bool { return s.Host == slots.Host }
 		if i := slices.IndexFunc(all, isEqual); i >= 0 {
 			all[i].Ranks += slots.Ranks
+			if all[i].Ranks > MaxRanks {
+				return nil, fmt.Errorf("%q has %d ranks: at most %d", slots.Host, all[i].Ranks, MaxRanks)
+			}
 			continue
 		}
 		all = append(all, slots)
@@ -212,7 +216,9 @@ func (s *spread) start(h *remote) error {
 			return fmt.Errorf("%w: other hosts are reached by ssh", err)
 		}
 		// Nobody can answer the questions of several at once, and this machine may wait long for one that is down.
-		h.cmd = exec.Command(ssh, "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=4", h.Host, s.script())
+		// A host that has lost its power closes no connection.
+		h.cmd = exec.Command(ssh, "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=4",
+			"-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", h.Host, s.script())
 	}
 	h.cmd.SysProcAttr = separate() // a terminal's signals come from here alone
 	var err error
@@ -314,6 +320,7 @@ func (s *spread) direct(h *remote) {
 // assignment is what a host's launcher runs.
 func (s *spread) assignment(h *remote) assignment {
 	directory, _ := os.Getwd() // "" is no directory there either
+	index := slices.Index(s.hosts, h)
 	return assignment{
 		Directory:   directory,
 		Environment: jobVariables(os.Environ()),
@@ -322,8 +329,10 @@ func (s *spread) assignment(h *remote) assignment {
 		Ranks:       h.Ranks,
 		Through:     h.through,
 		Total:       s.hosts[len(s.hosts)-1].through,
-		Index:       slices.Index(s.hosts, h),
+		Index:       index,
 		Machines:    len(s.hosts),
+		LocalFirst:  s.localRanks(h, index),
+		LocalSize:   s.localRanks(h, len(s.hosts)),
 		Job:         s.Job,
 		Restarts:    s.Restarts,
 		Min:         s.Min,
@@ -333,6 +342,16 @@ func (s *spread) assignment(h *remote) assignment {
 		NoPrefix:    s.NoPrefix,
 		Color:       s.Color,
 	}
+}
+
+// localRanks is how many ranks the machine of a host has by those of the first hosts that are known to be this machine.
+func (s *spread) localRanks(h *remote, hosts int) (ranks int) {
+	for _, other := range s.hosts[:hosts] {
+		if other == h || other.local && h.local {
+			ranks += other.Ranks
+		}
+	}
+	return ranks
 }
 
 // anyPort is where the first host listens if nobody says it.
@@ -541,7 +560,12 @@ func (s *spread) hear(w word) *End {
 
 // copying is how to bring this program to a host.
 func (s *spread) copying(h *remote) string {
-	return fmt.Sprintf(" (scp %s %s:%s)", s.self, h.Host, s.self)
+	host := h.Host
+	if strings.Contains(host, ":") { // an IPv6 address
+		i := strings.LastIndexByte(host, '@') + 1
+		host = host[:i] + "[" + host[i:] + "]"
+	}
+	return fmt.Sprintf(" (scp %s %s)", quoted(s.self), quoted(host+":"+s.self))
 }
 
 // reason is why a host's launcher does not take part, with what to do.

@@ -124,9 +124,13 @@ func (a *agent) process(rank, local, before int) (*running, error) {
 	if err != nil {
 		return nil, err
 	}
+	first := 0
+	if a.starter != nil {
+		first = a.starter.localFirst
+	}
 	cmd.Env = slices.Concat(os.Environ(), a.env, []string{
 		"TUTTI_RANK=" + strconv.Itoa(rank),
-		"TUTTI_LOCAL_RANK=" + strconv.Itoa(local%a.perHost()),
+		"TUTTI_LOCAL_RANK=" + strconv.Itoa(first+local%a.perHost()),
 		"TUTTI_WORLD_SIZE=" + strconv.Itoa(a.plan.Size),
 		restartVariable + "=" + strconv.Itoa(before),
 	})

@@ -249,12 +249,16 @@ func (a *agent) environment(secret secret, addresses []string) (*tls.Config, err
 		host = a.reachable()
 	}
 	a.address = net.JoinHostPort(host, port)
+	localSize := a.perHost()
+	if a.starter != nil {
+		localSize = a.starter.localSize
+	}
 	env := map[string]string{
 		"MASTER_ADDR":            host,
 		"MASTER_PORT":            port,
 		env.Secret:               secret.text,
 		env.SecretFile:           secret.path,
-		"TUTTI_LOCAL_WORLD_SIZE": strconv.Itoa(a.perHost()),
+		"TUTTI_LOCAL_WORLD_SIZE": strconv.Itoa(localSize),
 		"TUTTI_RANK":             "0",
 		"TUTTI_WORLD_SIZE":       "1",
 		env.Store:                strings.Join(a.Join, ","),
