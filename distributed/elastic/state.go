@@ -46,6 +46,9 @@ func (m *Member) sayLost(e *Epoch) error {
 	if e.Comm.Rank() != 0 || len(e.record.Lost) == 0 {
 		return nil
 	}
+	if residuals, err := m.trainer.Residuals(); err != nil || len(residuals) == 0 {
+		return err // there were none
+	}
 	lost := strings.Join(e.record.Lost, ", ")
 	times, due := m.residuals.Count("lost " + lost)
 	if !due {
