@@ -35,6 +35,9 @@ type position struct {
 // called in each step, and one of the start that returns io.EOF ends the training. An optimizer of accumulated
 // gradients is [comm.ErrArgument].
 //
+// [elastic.ErrEnded] means that the others have made the last step without this member, whose variables are not the
+// result.
+//
 // When it returns, o and data use their own communicator again. RunElastic can be called again: the state of the
 // reduction stays.
 func (o *Optimizer) RunElastic(

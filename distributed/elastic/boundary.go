@@ -75,7 +75,7 @@ func (k *knowledge) decide() decision {
 	}
 	last := k.last()
 	if last.begun() && last.World == k.final && !k.held() {
-		return decision{err: ErrEnded}
+		return decision{err: k.outcome(last)}
 	}
 	switch k.publication {
 	case pending:
@@ -183,7 +183,17 @@ func (k *knowledge) conclude(last *record) (d decision, ok bool) {
 	if k.self.Standing != prepared && slices.ContainsFunc(k.present, inDoubt) {
 		return decision{}, false
 	}
-	return decision{err: ErrEnded}, true
+	return decision{err: k.outcome(last)}, true
+}
+
+// outcome returns how the job has ended for this member: with its state if it was in the last epoch, and is not in
+// doubt about a step.
+func (k *knowledge) outcome(last *record) error {
+	complete := k.self.Standing == boundary || k.self.Standing == leaving
+	if !complete || last.rank(k.self.person()) < 0 || k.self.Step < max(last.Step, k.withdrawn) {
+		return ErrEnded
+	}
+	return errComplete
 }
 
 // accompanied reports whether another member is here that has the state of the last epoch.

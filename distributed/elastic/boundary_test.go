@@ -24,6 +24,10 @@ func told(k *knowledge)     { k.self.Wishes = true }
 func untold(k *knowledge)   { k.publication = outdated }
 func unstored(k *knowledge) { k.publication = pending }
 func rested(k *knowledge)   { k.rested = time.Hour }
+
+// isMember has the decision be that of a member whose status the store does not have.
+func isMember(s status) change { return func(k *knowledge) { k.self = s } }
+
 func withdrew(k *knowledge) { k.withdrawn = 8 }
 func full(k *knowledge)     { k.publication, k.refusal = refused, errors.New("no space") }
 
@@ -56,7 +60,8 @@ func (d decision) kind() (list []string) {
 		"enter":     d.enter != nil,
 		"propose":   d.propose != nil,
 		"left":      errors.Is(d.err, ErrLeft),
-		"ended":     errors.Is(d.err, ErrEnded),
+		"ended":     errors.Is(d.err, ErrEnded) && !errors.Is(d.err, errComplete),
+		"complete":  errors.Is(d.err, errComplete),
 		"cut off":   errors.Is(d.err, ErrStore),
 		"unreached": d.err != nil && !errors.Is(d.err, ErrLeft) && !errors.Is(d.err, ErrEnded) && !errors.Is(d.err, ErrStore),
 		"wait":      d.reason != "",
@@ -347,11 +352,19 @@ func TestBoundary(t *testing.T) {
 		},
 		"… and has committed": {
 			k:  knows(ending(abc, at("a", abc, ahead))),
-			do: "ended",
+			do: "complete",
 		},
 		"the last step is made, and it was without the result": {
 			k:  knows(ending(abc, at("a", abc))),
+			do: "complete",
+		},
+		"… and it has stopped waiting for the others' vote": {
+			k:  knows(ending(abc, at("a", abc)), withdrew),
 			do: "ended",
+		},
+		"… and the store has lost its status": {
+			k:  knows(ending(abc), isMember(at("a", abc))),
+			do: "complete",
 		},
 		"the last step is made in an epoch without it": {
 			k:  knows(ending(without, at("a", abc, withResult))),
@@ -376,7 +389,7 @@ func TestBoundary(t *testing.T) {
 		},
 		"… and both have committed": {
 			k:  knows(bounded(3, ending(abc, at("a", abc, ahead), at("b", abc, ahead)))),
-			do: "ended",
+			do: "complete",
 		},
 		"… of which one is without the result": {
 			k:  knows(bounded(3, ending(abc, at("a", abc, withResult), at("b", abc)))),

@@ -79,11 +79,15 @@ var (
 	// ErrStore means that the store is out of reach, or refuses this member's entry. The others may go on, so this
 	// member may not.
 	ErrStore = errors.New("the job's store is out of reach")
-	// ErrEnded means that the others have made the last step of the job.
+	// ErrEnded means that the others have made the last step of the job. The state of this process is not the job's
+	// unless it was in the last epoch: [Member.Run] returns nil for that.
 	ErrEnded = errors.New("the job has ended")
 	// ErrIdentity means that another living process has this member's name.
 	ErrIdentity = errors.New("another member has this name")
 )
+
+// errComplete is the ErrEnded of a member that has the state of the last step.
+var errComplete = fmt.Errorf("%w with this member's last step", ErrEnded)
 
 // Place is a member's place in an epoch.
 type Place struct {
@@ -273,7 +277,10 @@ func (m *Member) Leave() { m.change(func() { m.status.Wishes = true }) }
 // reason than a lost member. Call Close after it. The other members go on without this one where Run returns an
 // error.
 //
-// Run returns nil for [io.EOF], [ErrLeft] and [ErrEnded], which a process gets that joins after the job's last step.
+// Run returns nil for [io.EOF], for [ErrLeft], and when the others end the job and this member has made all of its
+// steps. It returns [ErrEnded] if the others have made the last step without this process. Its tensors are not the
+// result of the job then: do not report or save them.
+//
 // A step that lost a member is made again by the members that are left. A member without the store waits until it can
 // join again.
 func (m *Member) Run(ctx context.Context, step func(ctx context.Context, e *Epoch) error) error {
@@ -289,14 +296,16 @@ func (m *Member) run(ctx context.Context, step func(ctx context.Context, e *Epoc
 	var failed error // the error of the last step
 	for {
 		e, err := m.Next(ctx, failed)
-		if errors.Is(err, ErrEnded) {
-			if m.formed {
-				slog.Info("elastic: the others have ended the job", "member", m.cfg.Name)
-			} else {
-				slog.Warn("elastic: this process came after the job had ended, and has not trained: "+
-					"give a new job another name or prefix", "member", m.cfg.Name)
-			}
+		if errors.Is(err, errComplete) {
+			slog.Info("elastic: the others have ended the job", "member", m.cfg.Name)
 			return nil
+		}
+		if errors.Is(err, ErrEnded) && m.formed {
+			return fmt.Errorf("%w without this process, which does not have its result", err)
+		}
+		if errors.Is(err, ErrEnded) {
+			return fmt.Errorf("%w: this process came after that and has not trained; "+
+				"give a new job another name or prefix", err)
 		}
 		if errors.Is(err, ErrLeft) && ctx.Err() == nil {
 			return nil

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/noop"
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
@@ -320,14 +321,75 @@ func ended(t *testing.T) {
 	for _, a := range list {
 		assert.NoError(t, a.Close())
 	}
-	logged := logtest.Capture(t)
 	for _, late := range []*trainee{<-waiting, join("d")} {
 		_, err := late.Next(t.Context(), nil)
 		require.ErrorIs(t, err, ErrEnded)
-		require.NoError(t, late.Run(t.Context(), func(context.Context, *Epoch) error { return errors.New("a step after the last one") }))
+		err = late.Run(t.Context(), func(context.Context, *Epoch) error { return errors.New("a step after the last one") })
+		require.ErrorIs(t, err, ErrEnded)
+		assert.ErrorContains(t, err, "has not trained")
 		assert.NoError(t, late.Close())
 	}
-	assert.Len(t, logged.Lines("which has not trained"), 2)
+}
+
+// TestEndedWithout: a member that the others have lost, and that comes back when they have made the last step, does not
+// have the job's state, and Run says so. One that has made all steps, and sees the end by the others' absence, has it.
+func TestEndedWithout(t *testing.T) { bubble(t, endedWithout) }
+
+func endedWithout(t *testing.T) {
+	form, log, dial := new(rooms).form, newReplay(), keepStore(t)
+	var list []*trainee
+	for _, name := range []string{"a", "b", "c"} {
+		list = append(list, newTrainee(t, log, quick(Config{Name: name, Form: form, Dial: dial, Min: 1})))
+	}
+	a, b, c := list[0], list[1], list[2]
+	ended := make(chan struct{})
+	var lost error // of c
+	var all sync.WaitGroup
+	all.Go(func() {
+		lost = c.run(t.Context(), t, func(e *Epoch, made int) bool {
+			if len(e.Members) == 3 && made == 2 {
+				comm.AbortAll(e.Comm, comm.ErrPeerFailed)
+				<-ended // as a process that was stopped
+			}
+			return false
+		})
+	})
+	var others sync.WaitGroup
+	whole := false // a has seen all three
+	others.Go(func() {
+		assert.NoError(t, a.run(t.Context(), t, func(e *Epoch, made int) bool {
+			whole = whole || len(e.Members) == 3
+			return whole && len(e.Members) == 2 && made == 3
+		}))
+		assert.NoError(t, a.Close())
+	})
+	others.Go(func() { // b waits for a, which is gone
+		assert.NoError(t, b.run(t.Context(), t, func(*Epoch, int) bool { return false }))
+		assert.NoError(t, b.Close())
+	})
+	others.Wait()
+	close(ended)
+	all.Wait()
+	assert.Equal(t, a.values, b.values)
+	assert.NotEqual(t, a.values, c.values)
+	require.ErrorIs(t, lost, ErrEnded)
+	assert.ErrorContains(t, lost, "does not have its result")
+	assert.NoError(t, c.Close())
+}
+
+// TestLostWithoutResiduals: of a trainer that has no residuals, none is said to be gone.
+func TestLostWithoutResiduals(t *testing.T) {
+	rt := cpu.New()
+	said := logtest.Capture(t)
+	e := &Epoch{Comm: noop.New(rt), record: &record{Lost: []string{"b"}}}
+	require.NoError(t, (&Member{trainer: Plain{}}).sayLost(e))
+	assert.Empty(t, said.Lines("residuals of lost members"))
+	residual, err := runtime.New(rt, dtype.F32, 4)
+	require.NoError(t, err)
+	defer residual.Free()
+	require.NoError(t, residual.Fill(1))
+	require.NoError(t, (&Member{trainer: hoarder{residual: residual}}).sayLost(e))
+	assert.Len(t, said.Lines("residuals of lost members"), 1)
 }
 
 // TestLostConnection: the io.EOF of a connection is no end of a job.

@@ -33,7 +33,7 @@ var matrix = []struct {
 	{"**two of one name**; other terms", "`ErrIdentity`; `ErrMismatch`, both in `Join`, or in `Next` if no store was in reach", tests(TestRefused)},
 	{"**state differs**", "`ErrMismatch` on all that names who differs, before the first step of the epoch", tests(TestHash)},
 	{"**disk full**: a checkpoint cannot be written, or what a member that joins needs", "`Run` returns that error; the others go on without the member", tests(TestFullDisk)},
-	{"**late**: a member comes when the others have made the last step", "`ErrEnded`; its `Run` returns nil", tests(TestEnded)},
+	{"**late**: a member comes when the others have made the last step", "`ErrEnded`, unless it has made all steps", tests(TestEnded, TestEndedWithout)},
 	{"**clocks** jump, or are decades apart", "nothing", tests(TestClocks)},
 	{"**forged or damaged entries** in the store", "what no member writes is logged and ignored; an epoch whose step is not the member's is `ErrMismatch`", tests(TestForgedEpochIsReplaced, TestForgedEntries, TestForgedStep)},
 	{"**no epoch can begin**", "the error of `Rebind`, after the member's patience", tests(TestBindFails)},

@@ -10,6 +10,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"hash/crc32"
@@ -189,6 +190,10 @@ func member(ctx context.Context) error {
 		}
 		return nil
 	})
+	if errors.Is(err, elastic.ErrEnded) {
+		log.Print(err) // the others have the weights of the job: these are not to be reported
+		return nil
+	}
 	if err != nil {
 		return err
 	}

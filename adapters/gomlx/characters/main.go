@@ -121,6 +121,10 @@ func main() {
 			}
 			s.elastic = &cfg
 			err = body(ctx, noop.New(cpu.New()))
+			if errors.Is(err, elastic.ErrEnded) {
+				log.Print(err) // the others have the parameters
+				err = nil
+			}
 		}
 	default:
 		err = local.Run(ctx, *ranks, body)

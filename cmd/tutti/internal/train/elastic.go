@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"slices"
 	"time"
@@ -189,6 +190,10 @@ func RunElastic(ctx context.Context, cfg Config, observer Observer) error {
 	err = m.Run(running, func(ctx context.Context, e *elastic.Epoch) error {
 		return t.proceed(ctx, m)
 	})
+	if errors.Is(err, elastic.ErrEnded) { // the others have reported
+		slog.Warn(err.Error())
+		err = nil
+	}
 	return errors.Join(err, context.Cause(ctx), m.Close(), t.close())
 }
 
