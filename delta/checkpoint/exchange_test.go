@@ -493,7 +493,7 @@ func TestExportRefused(t *testing.T) {
 		require.NoDirExists(t, path("weight_v000001"))
 	}
 	_, err = Export(t.Context(), path("base"), path("target"), path("folder"), Format{}, nil)
-	require.ErrorContains(t, err, "no version")
+	require.ErrorContains(t, err, "does not name a version: give a version and a base")
 }
 
 // tensorsOf returns entries as tensors.

@@ -53,7 +53,8 @@ func (f Format) named(out string) (Format, error) {
 	var version uint64
 	name := filepath.Base(out)
 	if _, err := fmt.Sscanf(name, "weight_v%d", &version); err != nil || folderName(version) != name || version == 0 {
-		return f, fmt.Errorf("no version: neither is one given, nor is %s named as weight_v000001 is", out)
+		return f, fmt.Errorf("%s does not name a version: "+
+			"give a version and a base (--version and --base), or name the folder like weight_v000012", out)
 	}
 	if f.Version == "" {
 		f.Version = fmt.Sprintf("%06d", version)

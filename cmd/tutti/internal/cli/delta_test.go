@@ -61,7 +61,7 @@ func TestDelta(t *testing.T) {
 		{"-o is missing", exitUsage, []string{"apply", path("old"), path("d")}},
 		{"which delta?", exitUsage, []string{"stat"}},
 		{"the folder or URL of the delta?", exitUsage, []string{"import", path("old")}},
-		{"no version", exitFailure, []string{"export", path("old"), path("d"), "-o", path("x")}},
+		{"does not name a version", exitFailure, []string{"export", path("old"), path("d"), "-o", path("x")}},
 		{"for another base", exitFailure, []string{"import", path("new"), path("weight_v000003"), "-o", path("x")}},
 		{"unknown command", exitUsage, []string{"patch"}},
 		{"again is not the file that", exitFailure, []string{"apply", path("again"), path("d"), "-o", path("x")}},

@@ -19,11 +19,11 @@ func newDiagnose() *cobra.Command {
 	var asJSON bool
 	var timeline string
 	cmd := &cobra.Command{
-		Use:   "diagnose DUMP...",
+		Use:   "diagnose [DUMP...]",
 		Short: "Say from the ranks' flight records why a program hangs",
 		Long: `diagnose reads the flight records of a job, the files tutti-record-RANK.json of
-its ranks or the directories they are in, and says which rank has not called
-what the others wait for, and where ranks disagree.
+its ranks or the directories they are in, by default the current one, and says
+which rank has not called what the others wait for, and where ranks disagree.
 
 A program writes them that runs under TUTTI_RECORD=1000 (calls to remember), as
 tutti does and all that use instrument.Run: to TUTTI_RECORD_DIR, or the current
@@ -39,7 +39,7 @@ https://ui.perfetto.dev and chrome://tracing open.`,
   tutti diagnose --json . | jq -r '.findings[].text'`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return console.Usagef("which records, such as tutti-record-*.json or the directory they are in?")
+				args = []string{"."}
 			}
 			records, stale, err := diagnose.ReadFiles(args)
 			if err != nil {

@@ -3,6 +3,7 @@ package cli
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -64,7 +65,13 @@ func TestDiagnose(t *testing.T) {
 	code, _, stderr = execute(t, "diagnose", filepath.Join(dir, "none"))
 	assert.Equal(t, exitFailure, code)
 	assert.Contains(t, stderr, "none")
+	t.Chdir(dir2)
+	code, out, stderr = execute(t, "diagnose")
+	require.Equal(t, exitOK, code, stderr)
+	assert.Contains(t, out, "the errors below have another cause")
+	t.Chdir(t.TempDir())
 	code, _, stderr = execute(t, "diagnose")
-	assert.Equal(t, exitUsage, code)
-	assert.Contains(t, stderr, "which records")
+	assert.Equal(t, exitFailure, code)
+	assert.Contains(t, stderr, "has no file tutti-record-*.json")
+	assert.Contains(t, strings.Join(strings.Fields(stderr), " "), "TUTTI_RECORD=1000 and send its launcher SIGUSR1")
 }

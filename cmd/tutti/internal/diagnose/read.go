@@ -79,7 +79,8 @@ func ReadFiles(paths []string) (records []Record, stale []string, err error) {
 		}
 		found := newest(path)
 		if len(found) == 0 {
-			return nil, nil, fmt.Errorf("%s: has no file tutti-record-*.json", path)
+			return nil, nil, fmt.Errorf("%s: has no file tutti-record-*.json: "+
+				"run the program under TUTTI_RECORD=1000 and send its launcher SIGUSR1", path)
 		}
 		files = append(files, found...)
 	}
