@@ -63,12 +63,14 @@ const epochsKept = 16
 
 // Epoch returns c with the decorators of [Run], for a program whose communicators take each other's place, as those of
 // an elastic job, and that closes c itself. Each epoch has a directory for its dumps, and the last 16 directories are
-// kept. A rank that aborts does not wait for the dumps of others.
-func Epoch(ctx context.Context, rt runtime.Runtime, c comm.Communicator, number uint64) (comm.Communicator, error) {
+// kept. Dumps have the member's name. A rank that aborts does not wait for the dumps of others.
+func Epoch(
+	ctx context.Context, rt runtime.Runtime, c comm.Communicator, number uint64, member string,
+) (comm.Communicator, error) {
 	dir := filepath.Join(recordDir(), dump.EpochDir)
 	decorated, err := decorate(ctx, rt, c, dir+strconv.FormatUint(number, 10))
 	if r, records := decorated.(*record.Recorder); records {
-		r.AbortAtOnce()
+		r.Member(member)
 		if number > epochsKept {
 			_ = os.RemoveAll(dir + strconv.FormatUint(number-epochsKept, 10))
 		}

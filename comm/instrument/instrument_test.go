@@ -123,7 +123,7 @@ func (larger) WorldSize() int { return 2 }
 // Each epoch has its dumps apart, the last 16 of them are kept, and nobody waits for those of others.
 func TestEpoch(t *testing.T) {
 	rt, dir := hosttest.NewRuntime(t), t.TempDir()
-	plain, err := instrument.Epoch(t.Context(), rt, noop.New(rt), 1)
+	plain, err := instrument.Epoch(t.Context(), rt, noop.New(rt), 1, "a")
 	require.NoError(t, err)
 	require.IsType(t, noop.New(rt), plain)
 	t.Setenv(env.Record, "10")
@@ -131,7 +131,7 @@ func TestEpoch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now() // of a clock that stands while anything runs
 		for number := uint64(1); number <= 20; number++ {
-			c, err := instrument.Epoch(t.Context(), rt, larger{noop.New(rt)}, number)
+			c, err := instrument.Epoch(t.Context(), rt, larger{noop.New(rt)}, number, "rank 2")
 			require.NoError(t, err)
 			c.Abort(errors.New("no disk space"))
 			require.NoError(t, c.Close())
@@ -143,7 +143,9 @@ func TestEpoch(t *testing.T) {
 		if number <= 4 {
 			assert.NoFileExists(t, path)
 		} else {
-			assert.FileExists(t, path)
+			text, err := os.ReadFile(path)
+			require.NoError(t, err)
+			assert.Contains(t, string(text), `"name":"rank 2"`)
 		}
 	}
 }

@@ -32,7 +32,7 @@ func TestForgottenDecorators(t *testing.T) {
 		},
 		"all": func(c comm.Communicator) (comm.Communicator, error) {
 			t.Chdir(t.TempDir())
-			return instrument.Epoch(t.Context(), rt, c, 1)
+			return instrument.Epoch(t.Context(), rt, c, 1, "a")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -35,6 +35,7 @@ func (r *Recorder) dump() *dump.File {
 	rank := &dump.Rank{
 		Rank:  top.Rank(),
 		Size:  top.WorldSize(),
+		Name:  r.member,
 		Host:  hostName(),
 		Job:   dump.RunName(os.Getenv),
 		Time:  time.Now().UnixNano(),

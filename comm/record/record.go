@@ -65,11 +65,12 @@ type Recorder struct {
 
 // flight is what a Recorder shares with those of its sub-communicators.
 type flight struct {
-	dir   string // of the dump, "" for none
-	alone bool   // see AbortAtOnce
-	path  string // of the dump, "" for none
-	begun time.Time
-	spans *spans
+	dir    string // of the dump, "" for none
+	member string // name of an elastic member, "" for another rank
+	alone  bool   // see Member
+	path   string // of the dump, "" for none
+	begun  time.Time
+	spans  *spans
 
 	mu    sync.Mutex
 	open  []*Recorder // guarded by mu
@@ -183,9 +184,11 @@ func New(c comm.Communicator, n int, dir string) *Recorder {
 	return newRecorder(c, n, "0", f)
 }
 
-// AbortAtOnce has a rank that aborts not wait for the dumps of others, which nobody ends because of it. It comes
-// before any call of r.
-func (r *Recorder) AbortAtOnce() {
+// Member makes the rank an elastic member with a name, "" for none. The dump has the name, as another epoch gives the
+// member another rank. When it aborts it does not wait for the dumps of others, which nobody ends because of it. Call
+// Member before anything else of r.
+func (r *Recorder) Member(name string) {
+	r.member = name
 	r.alone = true
 	dumpsOfProcess.Delete(r.path)
 }

@@ -268,7 +268,7 @@ func (m *Member) establish(ctx context.Context, r *record) (c comm.Communicator,
 			comm.ErrArgument, c.Rank(), c.WorldSize(), place.Rank, place.Size)
 		return nil, errors.Join(err, c.Close())
 	}
-	examined, err := instrument.Epoch(m.caller, m.cfg.Runtime, c, r.Number)
+	examined, err := instrument.Epoch(m.caller, m.cfg.Runtime, c, r.Number, m.cfg.Name)
 	if err != nil {
 		return nil, errors.Join(err, comm.CloseAll(c, err))
 	}

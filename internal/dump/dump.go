@@ -76,6 +76,7 @@ type Frame struct {
 type Rank struct {
 	Rank  int               `json:"rank"`
 	Size  int               `json:"world_size"`
+	Name  string            `json:"name,omitempty"` // of an elastic member; "" for others
 	Host  string            `json:"host,omitempty"` // its name, "" if it is unknown
 	Job   string            `json:"job,omitempty"`  // the launcher's name for this run of the ranks, "" if it has none
 	Time  int64             `json:"time_ns"`        // when the dump was made, in nanoseconds since 1970

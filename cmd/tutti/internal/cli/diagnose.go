@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -72,7 +73,7 @@ https://ui.perfetto.dev and chrome://tracing open.`,
 			t := console.NewTable()
 			t.AppendHeader(table.Row{"rank", "last call", "done", "waits in", "error"})
 			for _, s := range report.States {
-				t.AppendRow(table.Row{s.Rank, s.Last, console.Yes[s.Done], s.Waits, s.Error})
+				t.AppendRow(table.Row{label(s), s.Last, console.Yes[s.Done], s.Waits, s.Error})
 			}
 			console.PrintTable(out, t, console.AlignRight(1, 1), 2, 5)
 			if timeline == "" {
@@ -84,4 +85,13 @@ https://ui.perfetto.dev and chrome://tracing open.`,
 	timelineFlag(cmd.Flags(), &timeline)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object instead of the table")
 	return cmd
+}
+
+// label is a rank, and the name of its elastic member.
+func label(s diagnose.State) string {
+	rank := strconv.Itoa(s.Rank)
+	if s.Name == "" {
+		return rank
+	}
+	return fmt.Sprintf("%s (%s)", rank, s.Name)
 }

@@ -49,6 +49,7 @@ type Finding struct {
 // State is what one rank was at.
 type State struct {
 	Rank  int    `json:"rank"`
+	Name  string `json:"name,omitempty"` // of an elastic member, "" for another rank
 	Last  string `json:"last_call"`
 	Done  bool   `json:"done"`
 	Waits string `json:"waits,omitempty"` // where, in a Sync
@@ -116,14 +117,31 @@ func Diagnose(records []Record) Report {
 		r.Findings = append(r.Findings, g.unmatched()...)
 	}
 	for i := range r.Findings {
-		r.Findings[i].Text = printable.Text(r.Findings[i].Text)
+		r.Findings[i].Text = printable.Text(r.Findings[i].Text + r.names(r.Findings[i].Ranks))
 	}
 	for i := range r.States {
-		for _, text := range []*string{&r.States[i].Last, &r.States[i].Waits, &r.States[i].Error} {
+		for _, text := range []*string{&r.States[i].Name, &r.States[i].Last, &r.States[i].Waits, &r.States[i].Error} {
 			*text = printable.Text(*text)
 		}
 	}
 	return r
+}
+
+// longestNames is how many members a finding names. The states name all.
+const longestNames = 4
+
+// names says which elastic members have some ranks, "" where ranks have no names.
+func (r *Report) names(ranks []int) string {
+	var list []string
+	for _, s := range r.States {
+		if s.Name != "" && slices.Contains(ranks, s.Rank) {
+			list = append(list, fmt.Sprintf("rank %d is member %q", s.Rank, s.Name))
+		}
+	}
+	if len(list) == 0 || len(list) > longestNames {
+		return ""
+	}
+	return " (" + strings.Join(list, ", ") + ")"
 }
 
 // unconnected tells what ranks wait for that have no communicator yet.
@@ -614,7 +632,7 @@ func (g *group) unmatched() []Finding {
 
 // state is what a rank was at.
 func state(d Record) State {
-	s := State{Rank: d.Tutti.Rank, Last: "none"}
+	s := State{Rank: d.Tutti.Rank, Name: d.Tutti.Name, Last: "none"}
 	if n := len(d.Entries); n > 0 {
 		e := &d.Entries[n-1]
 		s.Last, s.Done, s.Error = call(e, !e.Tutti.Left), e.Completed != 0, e.Tutti.Error

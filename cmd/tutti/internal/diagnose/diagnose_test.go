@@ -224,6 +224,18 @@ func allReduces(made ...int) []Record {
 	return records
 }
 
+// TestMembers: what elastic members are called stands beside the ranks of the epoch.
+func TestMembers(t *testing.T) {
+	records := allReduces(3, 2, 3)
+	for i, name := range []string{"rank 0", "rank 2", "rank 1"} {
+		records[i].Tutti.Name = name
+	}
+	report := Diagnose(records)
+	require.Len(t, report.Findings, 1)
+	assert.Regexp(t, `^rank 1 has not called .* \(rank 1 is member "rank 2"\)$`, report.Findings[0].Text)
+	assert.Equal(t, "rank 2", report.States[1].Name)
+}
+
 // fail has a rank's record say that it failed.
 func fail(r Record, f dump.Failure) {
 	m := r.Tutti.Comms["0"]

@@ -193,7 +193,7 @@ func shorten(d *dump.File) {
 	if d.Tutti == nil {
 		return
 	}
-	cut(&d.Tutti.Host, &d.Tutti.Job)
+	cut(&d.Tutti.Name, &d.Tutti.Host, &d.Tutti.Job)
 	d.Tutti.Waiting = d.Tutti.Waiting[:min(len(d.Tutti.Waiting), longestList)]
 	for i := range d.Tutti.Waiting {
 		cut(&d.Tutti.Waiting[i])
