@@ -111,7 +111,7 @@ func (p *plotCommand) run(stdin io.Reader, files []string) error {
 		return only != nil && !slices.Contains(only, c.Name)
 	})
 	if len(all) == 0 {
-		return picture.ErrNothingToDraw
+		return fmt.Errorf("%s: %w", strings.Join(files, ", "), picture.ErrNothingToDraw)
 	}
 	return plot.Draw(all, p.x, p.y, p.title, p.output)
 }

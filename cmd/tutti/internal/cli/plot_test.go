@@ -84,13 +84,13 @@ func TestPlotRefuses(t *testing.T) {
 		code int
 		says []string
 	}{
-		"no JSON":  {text: good + "oops\n{oops}\n", code: exitFailure, says: []string{`bad.jsonl:2: no JSON object, but "oops": has the program`, "bad.jsonl:3: no JSON object: "}},
+		"no JSON":  {text: good + "oops\n{oops}\noops\n", code: exitFailure, says: []string{`bad.jsonl:2: no JSON object, but "oops": has the program`, "bad.jsonl:3: no JSON object: ", `bad.jsonl:4: no JSON object, but "oops"` + "\n"}},
 		"a prefix": {text: good + "[0] {}\n", code: exitFailure, says: []string{`bad.jsonl:2: none of "step"`}},
 		"no x":     {text: good + "\n\n" + `{"loss": 2}`, code: exitFailure, says: []string{`bad.jsonl:4: none of "step", "s" and "sent_bytes"`}},
 		"no y":     {text: `{"step": 2}`, code: exitFailure, says: []string{`bad.jsonl:1: neither "accuracy" nor "loss"`}},
 		"a text":   {text: `{"step": "2", "loss": 1}`, code: exitFailure, says: []string{`bad.jsonl:1: "step" is a string`}},
 		"a test":   {text: `{"pattern": "dense", "tests": [{"step": 1, "loss": 1}, {"step": 2}]}`, code: exitFailure, says: []string{"bad.jsonl:1: test 2: neither"}},
-		"nothing":  {text: "\n", code: exitFailure, says: []string{"nothing to draw"}},
+		"nothing":  {text: "\n", code: exitFailure, says: []string{"bad.jsonl: nothing to draw"}},
 		"a point":  {text: good, args: []string{"--x", "steps", "--y", "loss"}, code: exitFailure, says: []string{`"bad" has 1 points with both steps and loss`}},
 		"bytes":    {text: good + good, args: []string{"--y", "loss"}, code: exitFailure, says: []string{`"bad" has 0 points with both bytes and loss: a line needs two; it has them with --x steps --y loss`}},
 		"no name":  {text: good, args: []string{"--only", "other"}, code: exitUsage, says: []string{"there is no such training"}},

@@ -79,22 +79,23 @@ var rankPrefix = regexp.MustCompile(`^(\S+: )?\[ *\d+\] `)
 
 // file is what has been read of one.
 type file struct {
-	name   string
-	curves []Curve
+	name    string
+	curves  []Curve
+	advised bool // an error has said how programs print JSON
 }
 
 // add reads a line.
 func (f *file) add(text string) error {
 	var l line
 	if err := json.Unmarshal([]byte(text), &l); err != nil {
-		return reason(text, err)
+		return f.reason(text, err)
 	}
 	if l.Tests == nil {
 		return f.addPoint(cmp.Or(l.Name, l.Pattern, f.name), l.Point)
 	}
 	var result train.Result
 	if err := json.Unmarshal([]byte(text), &result); err != nil {
-		return reason(text, err)
+		return f.reason(text, err)
 	}
 	name := l.Name
 	if name == "" {
@@ -136,14 +137,19 @@ func (p *Point) check() error {
 }
 
 // reason is why a line cannot be read, in the words of its writer.
-func reason(text string, err error) error {
+func (f *file) reason(text string, err error) error {
 	var kind *json.UnmarshalTypeError
 	if errors.As(err, &kind) && kind.Field != "" {
 		field := kind.Field[strings.LastIndexByte(kind.Field, '.')+1:]
 		return fmt.Errorf("%q is a %s, which is not what tutti train --json prints", field, kind.Value)
 	}
 	if text[0] != '{' {
-		return fmt.Errorf("no JSON object, but %q: has the program an option to print JSON?", shortened(text))
+		advice := ""
+		if !f.advised {
+			advice = ": has the program an option to print JSON?"
+		}
+		f.advised = true
+		return fmt.Errorf("no JSON object, but %q%s", shortened(text), advice)
 	}
 	return fmt.Errorf("no JSON object: %w", err)
 }
