@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/tutti-go/tutti/atomicfile"
@@ -140,6 +141,12 @@ func apply(ctx context.Context, d *delta.Delta, from *checkpoint, text []byte, o
 		return err
 	}
 	if to.index == nil {
+		info, err := os.Stat(out)
+		isFolder := err == nil && info.IsDir()
+		if isFolder || out != "" && os.IsPathSeparator(out[len(out)-1]) {
+			name := filepath.Join(out, "model.safetensors")
+			return fmt.Errorf("%s is a folder, and the delta makes one file: name it, such as %s", out, name)
+		}
 		return atomicfile.Replace(out, func(f *os.File) error {
 			to.files[0].File = f
 			return to.fill(ctx, d, from, progress)

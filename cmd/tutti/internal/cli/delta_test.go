@@ -62,6 +62,8 @@ func TestDelta(t *testing.T) {
 		{"which delta?", exitUsage, []string{"stat"}},
 		{"the folder or URL of the delta?", exitUsage, []string{"import", path("old")}},
 		{"does not name a version", exitFailure, []string{"export", path("old"), path("d"), "-o", path("x")}},
+		{"the delta makes one file: name it, such as", exitFailure, []string{"apply", path("old"), path("d"), "-o", path("x") + string(filepath.Separator)}},
+		{"the delta makes one file: name it, such as", exitFailure, []string{"apply", path("old"), path("d"), "-o", filepath.Dir(path("x"))}},
 		{"for another base", exitFailure, []string{"import", path("new"), path("weight_v000003"), "-o", path("x")}},
 		{"unknown command", exitUsage, []string{"patch"}},
 		{"again is not the file that", exitFailure, []string{"apply", path("again"), path("d"), "-o", path("x")}},
