@@ -345,19 +345,20 @@ func (k *connector) failure(ctx context.Context, m missingRanks, lost error) err
 		err = fmt.Errorf("%w; %w", err, trouble)
 	}
 	if k.node.report != nil && errors.Is(err, comm.ErrTimeout) {
-		k.reportUnreached(m.unreached)
+		k.node.report(k.unreachedReports(m.unreached))
 	}
 	return &incomplete{err, m.unreached}
 }
 
-// reportUnreached tells the launcher which ranks this one was never connected to, and why.
-func (k *connector) reportUnreached(unreached []int) {
+// unreachedReports are for the launcher: which ranks this one was never connected to, and why.
+func (k *connector) unreachedReports(unreached []int) (list []fault.Report) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, rank := range unreached {
 		reason := strings.TrimPrefix(k.troubleWith(k.pairs[rank]).Error(), fmt.Sprintf("rank %d: ", rank))
-		k.node.report(fault.Report{Kind: fault.Unreached, By: k.rank, About: rank, Reason: reason})
+		list = append(list, fault.Report{Kind: fault.Unreached, By: k.rank, About: rank, Reason: reason})
 	}
+	return list
 }
 
 // missingRanks are ranks to which there are not all lanes.

@@ -84,7 +84,7 @@ func (l *lane) write(inline bool) {
 	for sealed := 0; ; {
 		n, err := l.seal()
 		if err != nil {
-			l.pair.fail(err)
+			l.pair.failAsync(err)
 			return
 		}
 		sealed += n
@@ -95,7 +95,7 @@ func (l *lane) write(inline bool) {
 		}
 		empty, err := l.link.flush(!inline)
 		if err != nil {
-			l.pair.fail(err)
+			l.pair.failAsync(err)
 			return
 		}
 		if full || !empty {

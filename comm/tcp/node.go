@@ -24,7 +24,7 @@ type node struct {
 
 	neighbors atomic.Pointer[neighborhood] // of this rank's machine; nil if they share no memory
 	stop      chan struct{}                // closed when the node ends
-	report    func(fault.Report)           // tells the launcher; nil where there is none
+	report    func([]fault.Report)         // tells the launcher; nil where there is none
 	isolated  bool                         // it shares no memory with ranks of its machine
 
 	mu    sync.RWMutex
@@ -81,13 +81,6 @@ func (n *node) wire(id uint64) *wire {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	return n.wires[id]
-}
-
-// reportLate tells the launcher that a wait has waited for a rank until its deadline.
-func (n *node) reportLate(rank int) {
-	if n.report != nil {
-		n.report(fault.Report{Kind: fault.Late, By: n.rank, About: rank, Reason: "other ranks timed out waiting for it"})
-	}
 }
 
 // signal has all communicators look.

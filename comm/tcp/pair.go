@@ -60,6 +60,8 @@ type pair struct {
 	acknowledged chan struct{} // gets a value when the peer has seen the goodbyes
 	lastReceived atomic.Int64  // tick of the node (silence.go) at which something came; unheard, which is -1, before
 
+	reported sync.Once // tells the launcher that the peer is lost
+
 	track atomic.Pointer[track] // in shared memory; nil if the ranks share none, or not yet
 
 	// Of the connector, which makes the lanes (connect.go); guarded by its mu.
@@ -70,7 +72,6 @@ type pair struct {
 	mu       sync.Mutex // see locks.go
 	state    pairState  // guarded by mu, like all that follows
 	gone     error      // why the peer cannot be reached any more; set in left, parted and closed
-	reported bool       // the launcher knows, or is being told, that the peer is lost
 	goodbyes int        // lanes on which the peer has said goodbye
 	turn     int        // the lane that was woken last for a part
 	active   bool       // a frame was sent since the last tick
@@ -183,6 +184,15 @@ func (p *pair) peerLeaves() {
 	p.lose(errLeft)
 }
 
+// failAsync is fail for who holds a lock or serves other pairs as well: the launcher may be slow to hear of it.
+func (p *pair) failAsync(err error) {
+	if p.node.report == nil {
+		p.fail(err)
+		return
+	}
+	go p.fail(err)
+}
+
 // fail closes the connections because of an error. Called by lanes, by pair.beat and by node.end, without mu.
 func (p *pair) fail(err error) {
 	p.reportLoss(err) // before this rank's waits end, and the process perhaps
@@ -197,18 +207,20 @@ func (p *pair) fail(err error) {
 	p.closeLanes()
 }
 
-// reportLoss tells the launcher that the peer is lost, once.
+// reportLoss tells the launcher that the peer is lost, once. Who comes second waits for the first.
 func (p *pair) reportLoss(err error) {
 	if p.node.report == nil || errors.Is(err, errLeft) {
 		return
 	}
 	p.mu.Lock()
-	due := p.gone == nil && !p.reported
-	p.reported = p.reported || due
+	gone := p.gone != nil
 	p.mu.Unlock()
-	if due {
-		p.node.report(fault.Report{By: p.node.rank, About: p.rank, Reason: err.Error()})
+	if gone {
+		return
 	}
+	p.reported.Do(func() {
+		p.node.report([]fault.Report{{By: p.node.rank, About: p.rank, Reason: err.Error()}})
+	})
 }
 
 // connectionLost is the error of a connection that has ended, with what that may mean: the system does not say.

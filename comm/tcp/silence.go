@@ -21,7 +21,7 @@ func (p *pair) beat(tick, patience int64) {
 		return
 	}
 	if silent := tick - last; silent >= patience {
-		p.fail(fmt.Errorf("nothing has come from it for %v", time.Duration(silent)*p.node.tick))
+		p.failAsync(fmt.Errorf("nothing has come from it for %v", time.Duration(silent)*p.node.tick))
 	}
 }
 

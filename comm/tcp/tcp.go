@@ -103,7 +103,7 @@ type Config struct {
 	// TUTTI_CONNECT_TIMEOUT says ([Config.ReadEnv]), or 10 minutes.
 	Patience time.Duration
 
-	report func(fault.Report) // tells the launcher of a rank that is lost; nil where there is none
+	report func([]fault.Report) // tells the launcher of lost and late ranks, with no lock held; nil where there is none
 }
 
 // ReadEnv sets the fields for which the environment has variables: TUTTI_TCP_LISTEN, of which ranks of a machine take
@@ -229,19 +229,28 @@ func (c Config) join(ctx context.Context, job rendezvous.Job) (comm.Communicator
 	return n.form(ctx, kv, c)
 }
 
-// reporter tells the launcher of other ranks, and waits for its answer: the process may end with the error that
-// follows. A launcher that has not answered once is told without a wait.
-func reporter(kv *store.Client) func(fault.Report) {
+// launcher is the session by which reporter tells the launcher: a store.Client.
+type launcher interface {
+	Post(key string, value []byte, options ...store.Option)
+	Set(ctx context.Context, key string, value []byte, options ...store.Option) error
+}
+
+// reporter tells the launcher of other ranks, and waits for its answer to the last report, which comes behind the
+// others: the process may end with the error that follows. A launcher that has not answered once is told without a
+// wait. The caller holds no lock.
+func reporter(kv launcher) func([]fault.Report) {
 	var silent atomic.Bool
-	return func(r fault.Report) {
-		if silent.Load() {
-			kv.Post(r.Key(), r.Value())
-			return
-		}
-		bounded, cancel := context.WithTimeout(context.Background(), reportTime)
-		defer cancel()
-		if kv.Set(bounded, r.Key(), r.Value()) != nil {
-			silent.Store(true)
+	return func(list []fault.Report) {
+		for i, r := range list {
+			if i < len(list)-1 || silent.Load() {
+				kv.Post(r.Key(), r.Value())
+				continue
+			}
+			bounded, cancel := context.WithTimeout(context.Background(), reportTime)
+			defer cancel()
+			if kv.Set(bounded, r.Key(), r.Value()) != nil {
+				silent.Store(true)
+			}
 		}
 	}
 }
@@ -253,9 +262,12 @@ func (c *Config) reportAbsent(err error) {
 	if known || c.report == nil || !errors.Is(err, comm.ErrTimeout) {
 		return
 	}
+	var reports []fault.Report
 	for _, rank := range missing.MissingRanks() {
-		c.report(fault.Report{Kind: fault.Unreached, By: c.Rank, About: rank, Reason: "it has not come to connect"})
+		const reason = "it has not come to connect"
+		reports = append(reports, fault.Report{Kind: fault.Unreached, By: c.Rank, About: rank, Reason: reason})
 	}
+	c.report(reports)
 }
 
 // New connects the ranks of a world, which publish their addresses in a store. It returns when

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/tutti-go/tutti/comm/internal/schedule"
+	"github.com/tutti-go/tutti/internal/fault"
 )
 
 // wire is a communicator's part of the connections: the [schedule.Wire] of its engine.
@@ -226,8 +227,18 @@ func (w *wire) Hear(rank int) (message []byte, err error) {
 	return message, nil
 }
 
-// reportLate tells the launcher that a wait has waited for a rank until its deadline.
-func (w *wire) reportLate(rank int) { w.node.reportLate(w.pairs[rank].rank) }
+// reportLate tells the launcher that a wait has waited for ranks until its deadline.
+func (w *wire) reportLate(late []int) {
+	var reports []fault.Report
+	for _, rank := range late {
+		const reason = "other ranks timed out waiting for it"
+		about := w.pairs[rank].rank
+		reports = append(reports, fault.Report{Kind: fault.Late, By: w.node.rank, About: about, Reason: reason})
+	}
+	if w.node.report != nil {
+		w.node.report(reports)
+	}
+}
 
 // Gone implements [schedule.Wire].
 func (w *wire) Gone(rank int) error {

@@ -34,7 +34,7 @@ type Engine struct {
 	looker   Looker // likewise
 	offload  Offload
 	notify   func()
-	late     func(rank int)
+	late     func(ranks []int)
 	pieces   bool
 	rank     int
 	size     int
@@ -86,8 +86,9 @@ type Config struct {
 	MaxTag uint64
 	// Notify is called at each submission, nil for none.
 	Notify func()
-	// Late is called for each rank for which a wait has waited until its deadline, nil for none.
-	Late func(rank int)
+	// Late is called with the ranks for which a wait has waited until its deadline, before that returns, with no lock
+	// held, nil for none.
+	Late func(ranks []int)
 	// Pieces has messages of 2 to 6 KiB cut into pieces of 2 KiB, and long ones between hosts,
 	// but for reductions, into pieces of almost 64 KiB, for transports that send these without
 	// a handshake, and longer ones more slowly.

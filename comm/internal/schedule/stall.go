@@ -83,12 +83,9 @@ func (e *Engine) stragglers(o *Op) (missing, lagging []int) {
 	return missing, lagging
 }
 
-// reportLate names the ranks for which a wait has waited in vain, but for those that are known to wait themselves. The
+// latecomers are the ranks for which a wait has waited in vain, but for those that are known to wait themselves. The
 // caller holds mu.
-func (e *Engine) reportLate(f backend.InFlight) {
-	if e.late == nil {
-		return
-	}
+func (e *Engine) latecomers(f backend.InFlight) []int {
 	waits := func(r int) bool {
 		m := e.peers[r].report
 		o := e.oldest()
@@ -101,11 +98,7 @@ func (e *Engine) reportLate(f backend.InFlight) {
 		}
 	}
 	slices.Sort(late)
-	for _, r := range slices.Compact(late) {
-		if r != e.rank && !waits(r) {
-			e.late(r)
-		}
-	}
+	return slices.DeleteFunc(slices.Compact(late), func(r int) bool { return r == e.rank || waits(r) })
 }
 
 // nearest returns the ranks at a distance of 1, 2, 4, …. If ranks have called different

@@ -91,25 +91,34 @@ func (e *Engine) drain(w *watch, op comm.Op) (idle bool, err error) {
 	return false, nil
 }
 
-// expire ends a wait whose context has ended.
+// expire ends a wait whose context has ended. The launcher may be slow to hear of it, so that no lock is held then.
 func (e *Engine) expire(ctx context.Context, op comm.Op) error {
+	late, err := e.cutShort(ctx, op)
+	if e.late != nil && len(late) > 0 {
+		e.late(late)
+	}
+	return err
+}
+
+// cutShort ends what waits, and returns the ranks for which it has waited in vain until its deadline.
+func (e *Engine) cutShort(ctx context.Context, op comm.Op) (late []int, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for e.segment.due() { // the other ranks go on as well
 		if _, err := e.poll(true, 1); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if e.inFlight.Load() == 0 {
-		return nil
+		return nil, nil
 	}
 	if err := e.attend(); err != nil {
-		return e.fail(op, err)
+		return nil, e.fail(op, err)
 	}
 	flight := e.describe()
-	err := flight.Error(ctx)
+	err = flight.Error(ctx)
 	if errors.Is(err, comm.ErrTimeout) {
-		e.reportLate(flight)
+		late = e.latecomers(flight)
 	}
-	return e.fail(op, err)
+	return late, e.fail(op, err)
 }

@@ -77,3 +77,34 @@ func TestContextEndsBehindRound(t *testing.T) {
 		assert.NoError(t, c.Close())
 	}
 }
+
+// Who waits in vain until its deadline says for whom with no lock held: another goroutine may end the communicator.
+func TestLateWithoutLock(t *testing.T) {
+	n := newNetwork(3)
+	var engine *schedule.Engine
+	var late []int
+	free := make(chan struct{})
+	say := func(ranks []int) {
+		late = ranks
+		go func() {
+			engine.Fail(comm.OpSync, errors.New("another failure"))
+			close(free)
+		}()
+		select {
+		case <-free:
+		case <-time.After(time.Minute):
+			assert.Fail(t, "the engine is locked")
+		}
+	}
+	check := backend.Check{Backend: "network", Rank: 0, WorldSize: 3}
+	engine = schedule.New(schedule.Config{Check: check, Wire: n.wires[0], MaxTag: 1 << 62, Late: say})
+	stop := make(chan struct{})
+	c := backend.New(&engine.Check, &engine.Life, &endpoint{Engine: engine, wire: n.wires[0], stop: stop})
+	values := []int64{1}
+	p := hostmem.Addr(values)
+	require.NoError(t, c.Recv(p, 1, dtype.I64, 2, 0))
+	ctx := &ending{t.Context(), func() {}}
+	assert.ErrorIs(t, engine.Wait(ctx, comm.OpSync), comm.ErrTimeout)
+	assert.Equal(t, []int{2}, late)
+	assert.ErrorIs(t, c.Close(), comm.ErrTimeout)
+}
