@@ -166,13 +166,18 @@ type Gate struct {
 	mu         sync.Mutex
 	handshakes map[netip.Prefix][]net.Conn // in flight, by address; guarded by mu
 	count      int                         // of these; guarded by mu
-	trouble    error                       // of the last Accept, nil if it has succeeded; guarded by mu
+	trouble    error                       // of the last Accept that has ended, nil if it has succeeded; guarded by mu
+	troubled   time.Time                   // when that was; guarded by mu
 }
 
-// Trouble is why no connection can be accepted now, nil if the last one was.
+// Trouble is why no connection can be accepted now, nil if the last one was, or if none has failed for a while: what
+// lasts fails again after a pause, and an Accept that waits for somebody to connect has no trouble.
 func (g *Gate) Trouble() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if time.Since(g.troubled) > 2*longestAcceptPause {
+		return nil
+	}
 	return g.trouble
 }
 
@@ -181,6 +186,7 @@ func (g *Gate) setTrouble(err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.trouble = err
+	g.troubled = time.Now()
 }
 
 // Serve passes connections that have authenticated to serve, each in its goroutine, and closes them when it
