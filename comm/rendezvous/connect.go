@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"sync"
 
+	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/gate"
@@ -46,18 +47,25 @@ func (j Job) waits(text func() string) (end func()) {
 var connections sync.Map
 
 type connection struct {
-	mu sync.Mutex
-	kv *store.Client // nil before the first call; guarded by mu
+	turn chan struct{} // has a value while a caller looks, or connects
+	kv   *store.Client // nil before the first call; of the caller whose turn it is
 }
 
 // Shared is [Job.Connect] for whatever in a process needs the job's store: one connection, which stays open until the
 // process ends.
 func (j Job) Shared(ctx context.Context) (*store.Client, error) {
 	key := fmt.Sprintf("%s %q %q %q %d %d", j.Address, j.Stores, j.Name, j.Secret, j.WorldSize, j.Rank)
-	shared, _ := connections.LoadOrStore(key, new(connection))
+	shared, _ := connections.LoadOrStore(key, &connection{turn: make(chan struct{}, 1)})
 	c := shared.(*connection)
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	ctx, cancel := waiting.Bounded(ctx, j.Patience)
+	defer cancel()
+	select {
+	case c.turn <- struct{}{}:
+	case <-ctx.Done():
+		const format = "rendezvous: rank %d: %w, while another caller connects to the job's store"
+		return nil, fmt.Errorf(format, j.Rank, comm.ContextError(ctx))
+	}
+	defer func() { <-c.turn }()
 	if c.kv != nil && c.kv.Err() == nil {
 		return c.kv, nil
 	}

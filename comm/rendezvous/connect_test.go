@@ -180,6 +180,50 @@ func TestSharedConnections(t *testing.T) {
 	require.NoError(t, errors.Join(again.Close(), a.Close()))
 }
 
+// stalling is a network over which nobody answers before the caller gives up.
+type stalling struct {
+	begun chan struct{} // gets a value with each call
+}
+
+func (s stalling) Dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	select {
+	case s.begun <- struct{}{}:
+	default:
+	}
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+func (s stalling) Listen(string, string) (net.Listener, error) { return nil, net.ErrClosed }
+
+// Who waits for another caller's connection waits no longer than its own context says.
+func TestSharedContexts(t *testing.T) {
+	network := stalling{make(chan struct{}, 1)}
+	job := Job{WorldSize: 2, Rank: 1, Address: freeAddress(t), Secret: []byte("s"), Network: network}
+	ctx, cancel := context.WithCancel(t.Context())
+	first := make(chan error, 1)
+	go func() {
+		_, err := job.Shared(ctx)
+		first <- err
+	}()
+	<-network.begun
+	ended, end := context.WithCancel(t.Context())
+	end()
+	second := make(chan error, 1)
+	go func() {
+		_, err := job.Shared(ended)
+		second <- err
+	}()
+	select {
+	case err := <-second:
+		assert.ErrorIs(t, err, comm.ErrCanceled)
+	case <-time.After(patience):
+		assert.Fail(t, "it waits as long as the first")
+	}
+	cancel()
+	assert.ErrorIs(t, <-first, comm.ErrCanceled)
+}
+
 // Where the launcher keeps the store, all ranks are clients of it, rank 0 too, and its end is not that of the store.
 func TestAStoreOfTheLauncher(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
