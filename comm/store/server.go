@@ -317,20 +317,27 @@ func (s *Server) Close() error {
 	for _, l := range s.listeners {
 		err = errors.Join(err, l.Close())
 	}
-	var flushed []<-chan struct{}
+	var open []*session
 	for _, n := range s.sessions {
 		if n.conn != nil {
-			// They close the connection then. What lay here unread would have it reset.
-			_ = n.conn.SetReadDeadline(time.Now().Add(gate.Patience))
-			flushed = append(flushed, n.out.close())
+			open = append(open, n)
 		}
 	}
 	s.listeners = nil
 	s.mu.Unlock()
+	flushed := make(chan struct{}, len(open))
+	for _, n := range open { // each by itself: one that takes nothing is waited for until TLS gives up
+		go func() {
+			// They close the connection then. What lay here unread would have it reset.
+			_ = n.conn.SetReadDeadline(time.Now().Add(gate.Patience))
+			<-n.out.close()
+			flushed <- struct{}{}
+		}()
+	}
 	late := time.After(flushTime)
-	for _, done := range flushed {
+	for range open {
 		select {
-		case <-done:
+		case <-flushed:
 		case <-late:
 			return err
 		}
@@ -341,7 +348,7 @@ func (s *Server) Close() error {
 // outbox has messages for one side in order. One goroutine at a time sends them, and none while there are none.
 type outbox[T any] struct {
 	send   func(batch []T) error // writes messages; one call at a time, without mu
-	finish func() error          // after the last message
+	finish func() error          // after the last message; once, without mu, since it may wait for the other side
 	limit  int                   // bytes of all messages but one
 
 	mu     sync.Mutex    // guards what follows; taken under Server.mu
@@ -372,6 +379,13 @@ func (o *outbox[T]) push(m T, bytes int) (first bool, err error) {
 
 // drain sends what is queued.
 func (o *outbox[T]) drain() {
+	if o.empty() {
+		o.end()
+	}
+}
+
+// empty sends what is queued, and reports whether the outbox was closed meanwhile.
+func (o *outbox[T]) empty() (closed bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for len(o.list) > 0 && o.err == nil {
@@ -383,12 +397,10 @@ func (o *outbox[T]) drain() {
 		o.err = err
 	}
 	o.busy = false
-	if o.closed != nil {
-		o.end()
-	}
+	return o.closed != nil
 }
 
-// end says that all is sent. The outbox is locked.
+// end says that all is sent. Called once, by who has sent the last message or finds none; mu is not held.
 func (o *outbox[T]) end() {
 	_ = o.finish()
 	close(o.closed)
@@ -397,12 +409,14 @@ func (o *outbox[T]) end() {
 // close ends the outbox behind what is queued.
 func (o *outbox[T]) close() (flushed <-chan struct{}) {
 	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.closed == nil {
+	first := o.closed == nil
+	if first {
 		o.closed = make(chan struct{})
-		if !o.busy {
-			o.end()
-		}
+	}
+	idle := !o.busy
+	o.mu.Unlock()
+	if first && idle {
+		o.end()
 	}
 	return o.closed
 }
