@@ -91,6 +91,10 @@ func rank(way string) (code int, err error) {
 	}
 	if strings.HasPrefix(way, "absent") {
 		if (job.Rank == 1) == (way == "absent, first") {
+			if _, err := job.Shared(ctx); err != nil {
+				return 0, err
+			}
+			// Of these, none are for the store, which tcp shares.
 			bounded, cancel := context.WithTimeout(ctx, 4*time.Second)
 			defer cancel()
 			_, err = tcp.FromEnv(bounded)
