@@ -923,6 +923,14 @@ func TestFolders(t *testing.T) {
 	} {
 		assert.Equal(t, want, withoutFolder(word), word)
 	}
+	// Two runs of one program may meet in a served store, and are two jobs.
+	one := &agent{Config: Config{Typed: []string{"/opt/train.exe", "runs/1/config.yaml"}}}
+	other := &agent{Config: Config{Typed: []string{"./train", "runs/2/config.yaml"}}}
+	assert.Equal(t, one.title(false), other.title(false))
+	assert.Equal(t, "train runs/1/config.yaml", one.title(true))
+	assert.Equal(t, "train runs/2/config.yaml", other.title(true))
+	one.Job = "nightly"
+	assert.Equal(t, "nightly", one.title(true))
 	first, second := pair(t)
 	a := begin(t, t.Context(), "succeeds", func(c *Config) { first(c); c.Typed = []string{"/opt/train", "--data", "/mnt/a/x"} })
 	b := begin(t, t.Context(), "succeeds", func(c *Config) { second(c); c.Typed = []string{"./train", "--data", "/mnt/b/x"} })

@@ -35,7 +35,7 @@ const protocol = 1
 type terms struct {
 	Protocol int    `json:"protocol"` // 0 of versions that did not say it
 	Version  string `json:"version"`  // of the program
-	Job      string `json:"job"`      // its name, or else the command without the folders of files
+	Job      string `json:"job"`      // its name, or else the command without the folders of files, or of its program if Served
 	Command  string `json:"command"`  // with them, of one launcher
 	Served   bool   `json:"served"`   // other processes serve the store
 	Machines int    `json:"machines"` // of the job; 0 of one that is elastic
@@ -57,7 +57,7 @@ func (a *agent) terms() terms {
 	return terms{
 		Protocol: protocol,
 		Version:  a.Version,
-		Job:      a.title(),
+		Job:      a.title(a.Served),
 		Command:  a.line(quoted),
 		Served:   a.Served,
 		Machines: a.Machines,
@@ -70,12 +70,21 @@ func (a *agent) terms() terms {
 // longestTitle bounds the title of a job, of which it stands in errors.
 const longestTitle = 200
 
-// title tells the job from others: its name, or the command, of which files may be in other folders.
-func (a *agent) title() string {
+// title tells the job from others: its name, or the command, of which files may be in other folders. Runs that read
+// from folders of their own may meet in a served store, where nobody has named the first machine: there, the
+// program alone may be in another folder.
+func (a *agent) title(served bool) string {
 	if a.Job != "" {
 		return a.Job
 	}
-	return a.line(func(word string) string { return quoted(withoutFolder(word)) })
+	program := true
+	return a.line(func(word string) string {
+		if program || !served {
+			word = withoutFolder(word)
+		}
+		program = false
+		return quoted(word)
+	})
 }
 
 // withoutFolder is a word of a command without the folder of the file that it names, if it does, also behind a flag.
@@ -341,7 +350,7 @@ func (a *agent) agree(ctx context.Context) error {
 	if err := job.checkVersion(a.Version); err != nil {
 		return a.refused(ctx, err)
 	}
-	if title := a.title(); job.Job != title {
+	if title := a.title(job.Served); job.Job != title {
 		const text = "%w: this launcher starts %s, and the job at %s is %s: " +
 			"another job has another address, and one whose commands differ has a name (--job) on all machines"
 		return a.refused(ctx, fmt.Errorf(text, comm.ErrMismatch, title, a.joined(), printable.Text(job.Job)))
