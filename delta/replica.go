@@ -250,7 +250,7 @@ func parallel(
 
 // run is of blocks of a tensor, one after the other.
 type run struct {
-	tensor   int
+	tensor   int // its index
 	from, to int // blocks
 }
 

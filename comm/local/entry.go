@@ -13,12 +13,12 @@ const lineBytes = 64
 
 // entry is one rank's call in a slot of the ring, without its lists.
 type entry struct {
-	send, recv uintptr
-	count      int
-	peer       int32
-	op         comm.Op
-	dt         dtype.DType
-	reduce     comm.ReduceOp
+	send, recv uintptr       // addresses; 0 without such memory
+	count      int           // elements, as in comm.Call
+	peer       int32         // root or peer; unused by other calls
+	op         comm.Op       // which call it is
+	dt         dtype.DType   // of the elements
+	reduce     comm.ReduceOp // how elements are combined
 }
 
 func newEntry(c *comm.Call) entry {

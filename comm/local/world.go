@@ -54,7 +54,7 @@ type cacheLine [128]byte
 // set before the ranks have the world, but for slots, agreeing and ends: these belong to whoever starts a collective,
 // when all ranks have come to it.
 type world struct {
-	size    int
+	size    int            // ranks
 	workers int            // ranks that can work at the same time
 	inline  int            // bytes that the last rank to arrive reads and writes alone; the work is cut beyond (plan.go)
 	seats   seats          // waiting ranks spin if these are dedicated
@@ -108,10 +108,10 @@ const cellRanks = 16
 
 // cell is what a rank tells the others of a small collective. The first line has all of it if the data is short.
 type cell struct {
-	told  atomic.Uint64 // the collective's number plus one, written last; 0 means none yet
-	entry               // the call, without its lists
-	short [shortBytes]byte
-	_     cacheLine // processors fetch lines in pairs
+	told  atomic.Uint64    // the collective's number plus one, written last; 0 means none yet
+	entry                  // the call, without its lists
+	short [shortBytes]byte // its data, if that is short
+	_     cacheLine        // processors fetch lines in pairs
 }
 
 // shortBytes is how much data fits beside the call. What is longer has its own place.
@@ -123,7 +123,7 @@ type addresses struct{ short, long []uintptr }
 // part is what a rank has made of the result of a small collective.
 type part struct {
 	made atomic.Uint64 // the collective's number plus one, written last; 0 means none yet
-	data uintptr
+	data uintptr       // of the part
 	_    [lineBytes - 16]byte
 	_    cacheLine // processors fetch lines in pairs
 }
@@ -159,8 +159,8 @@ type splitCall struct {
 // what came before allows.
 type endpoint struct {
 	_     cacheLine
-	world *world
-	rank  int
+	world *world        // of all ranks
+	rank  int           // in the world
 	check backend.Check // of arguments
 	life  backend.Life  // sound, aborted or closed, and what may be called meanwhile
 
@@ -201,12 +201,12 @@ type endpoint struct {
 type op struct {
 	entry
 	extra
-	owner  *endpoint
-	tag    uint32 // of a message
-	batch  uint64 // see endpoint.batches
-	number uint64 // of a message
-	place  int    // of a message, in endpoint.opened
-	memory int32  // place in the endpoint's memory of a message that is posted, 0 if that is empty
+	owner  *endpoint // the rank that has submitted it
+	tag    uint32    // of a message
+	batch  uint64    // see endpoint.batches
+	number uint64    // of a message
+	place  int       // of a message, in endpoint.opened
+	memory int32     // place in the endpoint's memory of a message that is posted, 0 if that is empty
 
 	// All operations of a batch start together.
 	collectives bool // the batch has some
@@ -222,7 +222,7 @@ type op struct {
 // mailbox holds the messages to one rank that have only one side yet, by source
 // and tag (op.key). It has sends or receives of any of these, never both of one.
 type mailbox struct {
-	mu      sync.Mutex
+	mu      sync.Mutex       // guards waiting
 	waiting queue.Keyed[*op] // guarded by mu
 	_       cacheLine
 }
@@ -236,22 +236,22 @@ type failure struct {
 
 // lot is where waiting ranks sleep.
 type lot struct {
-	mu      sync.Mutex
-	waiting []*waiter // guarded by mu
-	idle    []*waiter // for reuse; guarded by mu
+	mu      sync.Mutex // guards what follows
+	waiting []*waiter  // guarded by mu
+	idle    []*waiter  // for reuse; guarded by mu
 }
 
 // waiter is one sleeping goroutine.
 type waiter struct {
-	endpoint *endpoint
+	endpoint *endpoint     // that waits
 	place    int           // in lot.waiting
 	wake     chan struct{} // has room for one
 }
 
 // jobList holds long messages that have chunks left to copy.
 type jobList struct {
-	mu   sync.Mutex
-	list []*op // guarded by mu
+	mu   sync.Mutex // guards list
+	list []*op      // guarded by mu
 }
 
 // scratch is working memory of one goroutine that executes chunks.
@@ -259,7 +259,7 @@ type scratch struct {
 	src    []uintptr         // empty, with room for a rank each
 	dst    []uintptr         // likewise
 	sums   []*fixedpoint.Sum // likewise
-	worker fixedpoint.Worker
+	worker fixedpoint.Worker // memory of sums in fixed point
 }
 
 func newWorld(size int, s seats) *world {

@@ -129,9 +129,9 @@ func titled(job string) string {
 
 // session is a process that has said who it is.
 type session struct {
-	number uint64   // 1 and up, never used again
-	hello  greeting // what it has said of itself
-	from   string
+	number uint64        // 1 and up, never used again
+	hello  greeting      // what it has said of itself
+	from   string        // its address, for errors
 	conn   *tls.Conn     // nil in the server's own process
 	out    outbox[reply] // answers and events; locks itself
 }

@@ -80,8 +80,8 @@ func lanesOf(roundTrip time.Duration) (lanes, window int) {
 // connector connects a node.
 type connector struct {
 	*node
-	config  Config
-	kv      store.Store
+	config  Config      // with its defaults
+	kv      store.Store // of the job
 	tls     *tls.Config
 	gate    gate.Gate
 	record  record
@@ -366,7 +366,7 @@ type missingRanks struct {
 	unreached        []int // to which there never was a lane
 	unreachedTrouble error // of the first of them that has any
 	lost             []int // whose lanes were lost
-	lostTrouble      error
+	lostTrouble      error // of the first of them that has any
 }
 
 func (m missingRanks) none() bool { return m.unreached == nil && m.lost == nil }
@@ -390,8 +390,8 @@ func (m missingRanks) String() string {
 
 // incomplete is the error of a rank whose context has ended before it was connected to all others.
 type incomplete struct {
-	error
-	unreached []int
+	error           // what to tell
+	unreached []int // ranks of the world
 }
 
 // Unwrap returns the cause.

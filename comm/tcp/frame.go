@@ -17,7 +17,7 @@ const (
 
 // header precedes the payload of each frame. A field that a kind does not have is zero.
 type header struct {
-	kind   kind
+	kind   kind   // one of the frame… constants
 	report bool   // of a control message: it is a status report
 	length int    // of the payload, in bytes
 	credit uint64 // bytes that the receiver of this frame may send early again

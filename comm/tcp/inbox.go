@@ -38,7 +38,7 @@ const (
 
 // incoming is a message that was announced.
 type incoming struct {
-	wire   *wire
+	wire   *wire  // of the communicator that it is for
 	source int    // rank of the communicator
 	tag    uint64 // of the wire
 	number uint64 // in the order of announcements; 0 of a message to oneself
@@ -47,7 +47,7 @@ type incoming struct {
 	first  int    // bytes that come with the announcement
 	chunk  int    // bytes of a part, or fewer
 
-	placement placement
+	placement placement // where the eager part is
 	receive   posted    // unless it is early
 	memory    []byte    // of the eager part, while the message is early or staged
 	room      *[]byte   // what memory is a part of; nil of a message to oneself
@@ -62,16 +62,16 @@ type incoming struct {
 
 // posted is a receive.
 type posted struct {
-	id      int // of the engine
-	tag     uint64
-	address uintptr
-	room    int // bytes; a longer message is an error
+	id      int     // of the engine
+	tag     uint64  // of the wire
+	address uintptr // of its memory
+	room    int     // bytes; a longer message is an error
 }
 
 // matcher has the messages and receives of a rank of a communicator that have not met, by tag.
 type matcher struct {
-	receives queue.Keyed[posted]
-	messages queue.Keyed[*incoming]
+	receives queue.Keyed[posted]    // without a message
+	messages queue.Keyed[*incoming] // without a receive
 }
 
 // receives and rooms have what messages were made of, for the next ones: rooms are memory for early messages,

@@ -21,9 +21,9 @@ type flow struct {
 
 // lane is one of the connections of a pair.
 type lane struct {
-	pair   *pair
-	index  int
-	link   *link
+	pair   *pair         // to which it belongs
+	index  int           // in pair.lanes
+	link   *link         // the socket below secure
 	secure net.Conn      // TLS over the link
 	wake   chan struct{} // gets a value when the writer has something to do
 	first  chan error    // gets a value when the connector has read the first byte of head

@@ -13,13 +13,13 @@ import (
 
 // node is a rank of the world: what its communicators share.
 type node struct {
-	rank      int
-	size      int
+	rank      int           // in the world
+	size      int           // of the world
 	hosts     []hostID      // by rank; nil until they are known
 	pairs     []*pair       // by rank
 	tick      time.Duration // between two signs of life
 	patience  int64         // ticks without a sign of life after which a rank is lost
-	ticks     atomic.Int64
+	ticks     atomic.Int64  // since the node was made
 	proposals atomic.Uint64 // communicator IDs that this rank has proposed
 
 	neighbors atomic.Pointer[neighborhood] // of this rank's machine; nil if they share no memory

@@ -27,15 +27,15 @@ type outbox struct {
 
 // outFrame is a frame to be sent.
 type outFrame struct {
-	header  header
-	payload []byte
+	header  header    // but for length and credit, which pair.fill sets
+	payload []byte    // nil without one
 	send    *outgoing // of an announcement or a part
 	wire    *wire     // of a control message
 }
 
 // outgoing is a send.
 type outgoing struct {
-	wire    *wire
+	wire    *wire   // of the communicator that sends
 	id      int     // of the engine
 	tag     uint64  // of the wire
 	number  uint64  // in the order of announcements; 0 before

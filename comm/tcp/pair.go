@@ -53,7 +53,7 @@ func (s pairState) departing() bool { return s == leaving || s == parted }
 // a flow is what lanes and tracks have in common. A flow's lock sealing is held while the memory of a send is read,
 // and filling while that of a receive is written (locks.go).
 type pair struct {
-	node         *node
+	node         *node         // of this rank
 	rank         int           // of the peer, in the world
 	lanes        []*lane       // nil until connected; owned by the connector (connect.go) until all are
 	dead         chan struct{} // closed when the pair is
@@ -75,9 +75,9 @@ type pair struct {
 	goodbyes int        // lanes on which the peer has said goodbye
 	turn     int        // the lane that was woken last for a part
 	active   bool       // a frame was sent since the last tick
-	credit   credit
-	outbox   outbox
-	inbox    inbox
+	credit   credit     // how much may be sent early, and what is to be returned
+	outbox   outbox     // messages that go
+	inbox    inbox      // messages that come
 }
 
 // errLeft says that the peer's process has closed all its communicators.

@@ -50,7 +50,7 @@ const ringUnit = 64
 // a lane.
 type track struct {
 	flow
-	pair  *pair
+	pair  *pair         // to which it belongs
 	out   *segment.Ring // guarded by sealing
 	in    *segment.Ring // guarded by filling
 	bell  segment.Bell  // of the peer

@@ -12,17 +12,17 @@ import (
 
 // wire is a communicator's part of the connections: the [schedule.Wire] of its engine.
 type wire struct {
-	node     *node
-	engine   *schedule.Engine
-	id       uint64 // communicator ID, the same on all ranks
-	rank     int
-	pairs    []*pair       // by rank
-	place    []int32       // rank of the communicator, by rank of the world; -1 for those outside
-	matchers []matcher     // by rank, each guarded by its pair's mu
-	awaits   chan struct{} // gets a value when a wait may have something to do
-	drives   chan struct{} // the same for drive, while nobody waits
-	closed   chan struct{} // closed when the communicator is
-	shares   atomic.Bool   // ranks of this machine are among the others, and share memory
+	node     *node            // whose pairs it uses
+	engine   *schedule.Engine // which calls it
+	id       uint64           // communicator ID, the same on all ranks
+	rank     int              // in the communicator
+	pairs    []*pair          // by rank
+	place    []int32          // rank of the communicator, by rank of the world; -1 for those outside
+	matchers []matcher        // by rank, each guarded by its pair's mu
+	awaits   chan struct{}    // gets a value when a wait may have something to do
+	drives   chan struct{}    // the same for drive, while nobody waits
+	closed   chan struct{}    // closed when the communicator is
+	shares   atomic.Bool      // ranks of this machine are among the others, and share memory
 
 	waiting        atomic.Int32 // goroutines in Await
 	moved          atomic.Bool  // a track has moved a part of a message since the last call of Moved

@@ -16,10 +16,10 @@ import (
 
 // fragment is a part of the parameters that is exchanged at once.
 type fragment struct {
-	from, n int // its elements in the arrays
-	params  []part
+	from, n int               // its elements in the arrays
+	params  []part            // rows of parameters
 	deltas  []*runtime.Tensor // outer gradients, F32, parts of Loop.delta
-	sync    *ddp.Gradients
+	sync    *ddp.Gradients    // averages deltas
 
 	phase        phase
 	sent, before moment     // when it was sent last, and the time before

@@ -34,13 +34,13 @@ import (
 // A Loop belongs to one goroutine at a time. So does its communicator during calls; with a
 // Delay it has a communicator split from that, so that the program can use its own between.
 type Loop struct {
-	rt       runtime.Runtime
-	kernels  kernel.Kernels
-	c        comm.Communicator
-	ownsComm bool // c is the loop's
-	cfg      Config
-	order    base.Order
-	agreed   bool // the ranks of c have compared what they average
+	rt       runtime.Runtime   // of the parameters
+	kernels  kernel.Kernels    // of rt
+	c        comm.Communicator // another one after Rebind
+	ownsComm bool              // c is the loop's
+	cfg      Config            // with its defaults
+	order    base.Order        // has c's work and the compute stream wait for each other
+	agreed   bool              // the ranks of c have compared what they average
 
 	buffers   base.Buffers // those below that hold memory
 	common    base.Buffer  // F32: the common parameters
@@ -48,12 +48,12 @@ type Loop struct {
 	velocity  base.Buffer  // F32; empty without Momentum
 	rounded   base.Buffer  // a parameter as its type has it; empty where all are F32
 	words     base.Buffer  // factors for kernels
-	fragments []*fragment
-	n         int // elements of all parameters
+	fragments []*fragment  // which partition the parameters
+	n         int          // elements of all parameters
 
-	position position
-	next     float64 // what the next step counts
-	stats    Stats
+	position position    // between the last step and the next
+	next     float64     // what the next step counts
+	stats    Stats       // added up since New or Restore
 	skips    repeats.Log // of fragments that were skipped
 	err      error       // sticky; returned by every later call
 	closed   bool

@@ -16,7 +16,7 @@ import (
 // A Reducer belongs to one goroutine at a time, and so do the calls of its
 // communicator during a step.
 type Reducer struct {
-	engine *engine.Reducer
+	engine *engine.Reducer // makes the steps; never nil
 }
 
 // New prepares the reduction of a tensor of n elements in rt's memory.

@@ -46,11 +46,11 @@ func (o *Offer) address() *net.UnixAddr {
 
 // Server hands a segment over to processes that have its offer.
 type Server struct {
-	offer    Offer
-	listener *net.UnixListener
+	offer    Offer             // of which fd is the segment
+	listener *net.UnixListener // where processes ask for it
 
-	mu sync.Mutex
-	fd int // of the segment; -1 when closed; guarded by mu
+	mu sync.Mutex // guards fd
+	fd int        // of the segment; -1 when closed; guarded by mu
 }
 
 // Serve makes a segment, all zero, and hands it over until the server is closed. Who has the segment then keeps it.

@@ -38,8 +38,8 @@ import "errors"
 
 // Offer is what a process needs to join a segment. The zero Offer is of none.
 type Offer struct {
-	Machine uint64 // of the maker, as [Machine] returns it
-	Key     [2]uint64
+	Machine uint64    // of the maker, as [Machine] returns it
+	Key     [2]uint64 // random; zero: none is offered
 }
 
 var (

@@ -8,8 +8,8 @@ import (
 
 // Buffer is device memory that grows when more is needed.
 type Buffer struct {
-	Ptr   uintptr
-	Bytes int
+	Ptr   uintptr // 0: none yet
+	Bytes int     // its length
 }
 
 // Buffers are those that hold memory.

@@ -14,10 +14,10 @@ import (
 // order. If both have streams, one stream waits for the other and the host goes
 // on; otherwise the host waits.
 type Order struct {
-	rt      runtime.Runtime
-	C       comm.Communicator
-	Streams comm.StreamOrder // nil: the host waits
-	compute uintptr          // the runtime's stream
+	rt      runtime.Runtime   // of the compute stream
+	C       comm.Communicator // whose work is ordered
+	Streams comm.StreamOrder  // nil: the host waits
+	compute uintptr           // the runtime's stream
 	// pending: communication may be in flight that the compute stream does not
 	// wait for.
 	pending bool

@@ -44,7 +44,7 @@ func OverlapError(role string, i, j int) error {
 // Spans finds out which of the tensors of a step share memory. Tensors usually stay where they are from step to step:
 // that costs two comparisons each.
 type Spans struct {
-	spans   []span
+	spans   []span  // by tensor
 	order   []int32 // those with elements, by address; they share no memory
 	current uint64  // the number of the step
 }
