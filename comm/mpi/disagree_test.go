@@ -617,7 +617,7 @@ func TestRankFinalizeAlone(t *testing.T) {
 	passed(t, c)
 }
 
-// inPlace are functions of the C library that tests have called instead of those of MPI.
+// inPlace are functions of the C library that tests have called instead of MPI's functions.
 type inPlace struct {
 	Pause dl.Func `sym:"pause"`       // does not come back
 	Yield dl.Func `sym:"sched_yield"` // does nothing

@@ -51,7 +51,7 @@ func (s pairState) departing() bool { return s == leaving || s == parted }
 // outbox.go has the messages that go, inbox.go those that come, credit.go bounds both. A wire (wire.go) is what one
 // communicator has of all pairs. A track (track.go) is memory that two ranks of one machine share, in place of lanes;
 // a flow is what lanes and tracks have in common. A flow's lock sealing is held while the memory of a send is read,
-// and filling while that of a receive is written (locks.go).
+// and filling while the memory of a receive is written (locks.go).
 type pair struct {
 	node         *node         // of this rank
 	rank         int           // of the peer, in the world
