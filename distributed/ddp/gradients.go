@@ -82,7 +82,7 @@ type Gradients struct {
 	results []*runtime.Tensor // what was given in the last of them; nil before the first
 	stats   Stats             // of it; zero before the first
 	open    bool              // the device alone knows whether it was skipped
-	skips   repeats.Log       // of steps that were skipped
+	skips   repeats.Log       // of steps that were skipped, and of residuals that were lost
 	err     error             // sticky; returned by every later call. nil: usable
 	closed  bool
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/metered"
@@ -75,7 +76,6 @@ func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
 		return err
 	}
 	had := g.meter.WorldSize()
-	defers := false
 	g.meter = metered.New(c)
 	g.agreed = false
 	g.order = base.NewOrder(g.rt, g.meter)
@@ -97,13 +97,12 @@ func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
 		if err != nil {
 			return errors.Join(err, before.close())
 		}
-		defers = defers || b.cfg.Defers()
 	}
 	if err := before.close(); err != nil {
 		return err
 	}
-	if defers && g.confirm == nil {
-		base.ReportLost(had, c)
+	if deferred := g.deferred(); len(deferred) > 0 && g.confirm == nil {
+		base.ReportLost(&g.skips, had, c, "gradients", deferred)
 	}
 	if g.open { // the buckets have found out
 		skipped, err := g.buckets[0].reducer.Skipped(ctx)
@@ -121,4 +120,15 @@ func (g *Gradients) rebind(ctx context.Context, c comm.Communicator) error {
 	}
 	g.newStep()
 	return g.allocate(ctx)
+}
+
+// deferred returns the gradients of which ranks keep residuals.
+func (g *Gradients) deferred() (list []int) {
+	for _, b := range g.buckets {
+		if b.cfg.Defers() {
+			list = append(list, b.params...)
+		}
+	}
+	slices.Sort(list)
+	return list
 }

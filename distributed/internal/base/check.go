@@ -6,6 +6,7 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/repeats"
 	"github.com/tutti-go/tutti/runtime"
 )
 
@@ -59,11 +60,17 @@ func Reaches(rt runtime.Runtime, c comm.Communicator) error {
 }
 
 // ReportLost logs that what some ranks had not sent is lost, if there were more. Members of an elastic job that leave
-// in order have handed it over, of which a reducer does not know.
-func ReportLost(had int, c comm.Communicator) {
-	if have := c.WorldSize(); have < had && c.Rank() == 0 {
+// in order have handed it over, of which a reducer does not know. about says of what the residuals are, in pairs as
+// [slog.Warn] has them.
+func ReportLost(log *repeats.Log, had int, c comm.Communicator, about ...any) {
+	have := c.WorldSize()
+	if have >= had || c.Rank() != 0 {
+		return
+	}
+	if times, due := log.Count("lost residuals"); due {
+		about = append(about, "ranks", have, "lost", had-have, "rank", c.Rank(), "times", times)
 		slog.Warn("distributed: moved to fewer ranks; what the others had not sent yet is lost unless they handed it over",
-			"ranks", have, "lost", had-have)
+			about...)
 	}
 }
 

@@ -18,7 +18,7 @@ func (s *Reducer) Rebind(c comm.Communicator) error {
 		return base.OpError("rebind", err)
 	}
 	if s.cfg.Defers() && !s.joined && s.confirm == nil {
-		base.ReportLost(had, c)
+		base.ReportLost(&s.skipLog, had, c, "elements", s.n)
 	}
 	s.joined = false
 	return nil

@@ -37,7 +37,7 @@ type Reducer struct {
 	remains    [2]base.Buffer              // the residual, and that before the step
 	closed     bool
 	joined     bool        // its steps are part of a transaction of several tensors
-	skipLog    repeats.Log // of steps that were skipped
+	skipLog    repeats.Log // of steps that were skipped, and of residuals that were lost
 }
 
 // New prepares the reduction of a tensor of n elements in rt's memory. It does not communicate.
