@@ -4,6 +4,7 @@ package dump
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/tutti-go/tutti/internal/env"
@@ -168,4 +169,21 @@ func RunName(getenv func(string) string) string {
 // Path is the file of a rank's dump.
 func Path(dir string, rank int) string {
 	return filepath.Join(dir, fmt.Sprintf("tutti-record-%d.json", rank))
+}
+
+// libraries are the beginnings of the names of functions that are not the program's: those of this module, but for
+// examples and commands.
+var libraries = []string{"tutti.", "tutti/comm", "tutti/delta", "tutti/distributed", "tutti/internal", "tutti/runtime"}
+
+// Caller returns the frame of the program: the innermost one outside of this module's libraries, or the innermost one
+// of a call that a goroutine of theirs has made. There is at least one frame.
+func Caller(frames []Frame) Frame {
+	for _, f := range frames {
+		name, ours := strings.CutPrefix(f.Name, "github.com/tutti-go/")
+		isLibrary := func(library string) bool { return strings.HasPrefix(name, library) }
+		if !ours || !slices.ContainsFunc(libraries, isLibrary) {
+			return f
+		}
+	}
+	return frames[0]
 }

@@ -682,17 +682,12 @@ func done(e *dump.Entry) string {
 	return ""
 }
 
-// line is the place of a call: the innermost line outside of this module's
-// libraries, or the innermost one.
+// line is the place of a call, see [dump.Caller].
 func line(frames []dump.Frame) string {
 	if len(frames) == 0 {
 		return "unknown line"
 	}
-	i := slices.IndexFunc(frames, func(f dump.Frame) bool {
-		return !strings.HasPrefix(f.Name, "github.com/tutti-go/tutti/distributed") &&
-			!strings.HasPrefix(f.Name, "github.com/tutti-go/tutti/comm")
-	})
-	f := frames[max(i, 0)]
+	f := dump.Caller(frames)
 	return fmt.Sprintf("%s:%d", path.Base(f.Filename), f.Line)
 }
 

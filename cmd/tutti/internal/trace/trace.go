@@ -361,7 +361,7 @@ func argsOf(e *dump.Entry) map[string]any {
 		args["error"] = printable.Text(e.Tutti.Error)
 	}
 	if len(e.Frames) > 0 {
-		f := e.Frames[0]
+		f := dump.Caller(e.Frames)
 		args["from"] = printable.Text(fmt.Sprintf("%s (%s:%d)", f.Name, f.Filename, f.Line))
 	}
 	return args
