@@ -215,7 +215,7 @@ func run(ctx context.Context, c comm.Communicator, s settings) (sum uint32, last
 	return sum, tensors.ToScalar[float32](metrics[0]), err
 }
 
-// checksum is the checksum of the parameters, in the order of their paths: a loaded variable has another place in the store.
+// checksum is that of the parameters, in the order of their paths: a loaded variable has another place in the store.
 func checksum(variables *model.Store) (uint32, error) {
 	byPath := func(v, w *model.Variable) int {
 		return strings.Compare(v.Path(), w.Path())
