@@ -291,8 +291,8 @@ func (s *spread) unblock(h *remote, read <-chan struct{}) {
 	}
 }
 
-// direct tells a host's launcher what to run, and then the signals, in their order. The first host's is told at once, and
-// the others when they can join it.
+// direct tells a host's launcher what to run, and then the signals, in their order. The first host's is told at once,
+// and the others when they can join it.
 func (s *spread) direct(h *remote) {
 	a := s.assignment(h)
 	if h == s.hosts[0] {
@@ -310,7 +310,8 @@ func (s *spread) direct(h *remote) {
 	for {
 		select {
 		case number := <-h.signals:
-			_, _ = io.WriteString(h.control, signalNames[number]+"\n") // one that does not read it is killed in time
+			// A launcher that does not read it is killed in time.
+			_, _ = io.WriteString(h.control, signalNames[number]+"\n")
 		case <-h.gone:
 			return
 		}
@@ -346,9 +347,9 @@ func (s *spread) assignment(h *remote) assignment {
 
 // localRanks is how many ranks the machine of a host has by those of the first hosts that are known to be this machine.
 func (s *spread) localRanks(h *remote, hosts int) (ranks int) {
-	for _, other := range s.hosts[:hosts] {
-		if other == h || other.local && h.local {
-			ranks += other.Ranks
+	for _, earlier := range s.hosts[:hosts] {
+		if earlier == h || earlier.local && h.local {
+			ranks += earlier.Ranks
 		}
 	}
 	return ranks
