@@ -365,8 +365,8 @@ func (r *reproducible) sumTogether(ctx context.Context) error {
 	return r.order.ComputeAfterComm(ctx)
 }
 
-// sumAtOnce has the gradients of all buckets hold the results, on all ranks or, after an error, on none. A rank may find
-// that the world has failed although the sums were done before: then it has the results, as the others do.
+// sumAtOnce has the gradients of all buckets hold the results, on all ranks or, after an error, on none. A rank may
+// find that the world has failed although the sums were done before: then it has the results, as the others do.
 func (g *Gradients) sumAtOnce(ctx context.Context) error {
 	t := g.transaction
 	t.sums = t.sums[:0]

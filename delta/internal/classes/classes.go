@@ -89,8 +89,8 @@ type found struct {
 	entries [chunkLen]int32
 }
 
-// Unsort maps ascending ranks in the order of classes, or else of the array, to positions in the array. It sets positions
-// to these, ascending, and entries to the index in places that each came from.
+// Unsort maps ascending ranks in the order of classes, or else of the array, to positions in the array. It sets
+// positions to these, ascending, and entries to the index in places that each came from.
 func (x *Index) Unsort(positions, entries, places []int32) {
 	var entry [256]int32 // the next one of each class
 	var place [256]int32 // its place

@@ -108,8 +108,8 @@ func (a *agent) listMachines(ctx context.Context) (all []machine) {
 	return all
 }
 
-// commonSettings are variables that must be equal on all ranks of a job, with the flags of launchers that set them, "" for
-// none.
+// commonSettings are variables that must be equal on all ranks of a job, with the flags of launchers that set them, ""
+// for none.
 var commonSettings = []struct{ variable, flag string }{
 	{env.Backend, ""},
 	{env.Check, ""},

@@ -32,9 +32,9 @@ const (
 // assignment is what a host's launcher is told by a line of JSON on its standard input, the secret included: arguments
 // of processes are for everybody to see. Each later line is the name of a signal, whose number is another elsewhere.
 type assignment struct {
-	Directory   string        `json:"directory"`
-	Environment []string      `json:"environment"`
-	Program     []string      `json:"program"` // with its arguments, in the user's words
+	Directory   []byte        `json:"directory"` // this and the next two in any encoding, which JSON's strings are not
+	Environment [][]byte      `json:"environment"`
+	Program     [][]byte      `json:"program"` // with its arguments, in the user's words
 	Secret      string        `json:"secret"`
 	Ranks       int           `json:"ranks"`
 	Through     int           `json:"through"` // ranks of the hosts up to this one
@@ -135,12 +135,12 @@ func (t assignment) enter(notes io.Writer) error {
 	if t.Ranks < 1 || t.Ranks > MaxRanks || t.Through < t.Ranks || t.Total < t.Through || len(t.Program) == 0 {
 		return fmt.Errorf("%w: %s is told to run %d ranks of %d", comm.ErrArgument, Inside, t.Ranks, t.Total)
 	}
-	if err := os.Chdir(t.Directory); err != nil {
+	if err := os.Chdir(string(t.Directory)); err != nil {
 		home, _ := os.Getwd()
 		fmt.Fprintf(notes, "tutti: %v: the ranks of this host run in %s\n", err, home)
 	}
 	for _, setting := range t.Environment {
-		name, value, _ := strings.Cut(setting, "=")
+		name, value, _ := strings.Cut(string(setting), "=")
 		if err := os.Setenv(name, value); err != nil {
 			return err
 		}
@@ -150,7 +150,10 @@ func (t assignment) enter(notes io.Writer) error {
 
 // configure sets what a launcher is told.
 func (t assignment) configure(cfg *Config) {
-	cfg.Typed = t.Program
+	cfg.Typed = nil
+	for _, word := range t.Program {
+		cfg.Typed = append(cfg.Typed, string(word))
+	}
 	cfg.Ranks = t.Ranks
 	cfg.Machines = t.Machines
 	cfg.Listen = t.Listen

@@ -221,6 +221,9 @@ func (s *spread) start(h *remote) error {
 			"-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", h.Host, s.script())
 	}
 	h.cmd.SysProcAttr = separate() // a terminal's signals come from here alone
+	h.cmd.Env = slices.DeleteFunc(os.Environ(), func(setting string) bool {
+		return strings.HasPrefix(setting, env.Secret+"=") // it goes through standard input; ssh may send variables
+	})
 	var err error
 	if h.control, err = h.cmd.StdinPipe(); err != nil {
 		return err
@@ -323,9 +326,9 @@ func (s *spread) assignment(h *remote) assignment {
 	directory, _ := os.Getwd() // "" is no directory there either
 	index := slices.Index(s.hosts, h)
 	return assignment{
-		Directory:   directory,
-		Environment: jobVariables(os.Environ()),
-		Program:     s.Typed,
+		Directory:   []byte(directory),
+		Environment: inBytes(jobVariables(os.Environ())),
+		Program:     inBytes(s.Typed),
 		Secret:      s.secret,
 		Ranks:       h.Ranks,
 		Through:     h.through,
@@ -363,8 +366,16 @@ func (s *spread) anyPort() string {
 	return net.JoinHostPort(loopback, "0")
 }
 
-// jobVariables are the variables of this process that a job has on all hosts: TUTTI_* and NCCL_*, without the secret and
-// the addresses of this machine.
+// inBytes returns strings as bytes.
+func inBytes(list []string) (all [][]byte) {
+	for _, s := range list {
+		all = append(all, []byte(s))
+	}
+	return all
+}
+
+// jobVariables are the variables of this process that a job has on all hosts: TUTTI_* and NCCL_*, without the secret
+// and the addresses of this machine.
 func jobVariables(environ []string) (all []string) {
 	for _, variable := range environ {
 		name, value, _ := strings.Cut(variable, "=")
@@ -426,8 +437,8 @@ const longestReason = 100
 // Write takes a line.
 func (r *reader) Write(line []byte) (int, error) {
 	before, text, ok := bytes.Cut(line, []byte(marker))
-	if ok && r.open && len(before) > 0 {
-		ok = false // a rank's line, where a shell may have begun one before there are ranks
+	if r.open && (len(before) > 0 || !bytes.HasPrefix(text, []byte(reportEnded))) {
+		ok = false // a rank's line: a shell may begin one, and a launcher start, before there are ranks alone
 	}
 	if ok {
 		kind, value, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
@@ -691,7 +702,8 @@ func (s *spread) stopTime() time.Duration { return s.Grace + stopMargin + dumpTi
 // close ends the launchers that have not ended: each sees its standard input end.
 func (s *spread) close() {
 	close(s.closed)
-	expired := time.After(s.stopTime())
+	bounded, cancel := context.WithTimeout(context.Background(), s.stopTime()) // for all hosts that do not answer
+	defer cancel()
 	for _, h := range s.hosts[:s.started] {
 		_ = h.control.Close()
 		if h.stage == stageConnecting {
@@ -701,7 +713,7 @@ func (s *spread) close() {
 	for _, h := range s.hosts[:s.started] {
 		select {
 		case <-h.gone:
-		case <-expired:
+		case <-bounded.Done():
 			_ = h.cmd.Process.Kill()
 			<-h.gone
 		}

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -166,4 +167,65 @@ func TestReportsBehindATitle(t *testing.T) {
 	_, err := r.Write([]byte(title + marker + "started v2\n"))
 	require.NoError(t, err)
 	assert.Contains(t, receive(t, ends).Text, "b has tutti v2")
+}
+
+// Of hosts whose connections stand still, each is ended, within one bound for all.
+func TestAllStandingConnectionsAreEnded(t *testing.T) {
+	s := &spread{closed: make(chan struct{})}
+	s.Grace = -(stopMargin + dumpTime + patience) // so that close waits for nobody
+	for range 3 {
+		h := &remote{cmd: exec.Command("sleep", "1000"), gone: make(chan struct{}), stage: stageJoined}
+		var err error
+		h.control, err = h.cmd.StdinPipe()
+		require.NoError(t, err)
+		require.NoError(t, h.cmd.Start())
+		go func() {
+			_ = h.cmd.Wait()
+			close(h.gone)
+		}()
+		s.hosts = append(s.hosts, h)
+	}
+	s.started = len(s.hosts)
+	ended := make(chan struct{})
+	go func() {
+		s.close()
+		close(ended)
+	}()
+	receive(t, ended)
+}
+
+// Words of a command and a directory may be in any encoding.
+func TestWordsInOtherEncodings(t *testing.T) {
+	const latin = "na\xefve \"' \n$x"
+	t.Chdir(t.TempDir())
+	s := &spread{}
+	s.Typed = []string{"sh", "-c", latin}
+	h := &remote{Slots: Slots{Host: "a", Ranks: 1}, through: 1}
+	s.hosts = []*remote{h}
+	t.Setenv("TUTTI_ANY", latin)
+	sent, err := json.Marshal(s.assignment(h))
+	require.NoError(t, err)
+	var told assignment
+	require.NoError(t, json.Unmarshal(sent, &told))
+	require.NoError(t, os.Unsetenv("TUTTI_ANY"))
+	require.NoError(t, told.enter(io.Discard))
+	assert.Equal(t, latin, os.Getenv("TUTTI_ANY"))
+	var cfg Config
+	told.configure(&cfg)
+	assert.Equal(t, s.Typed, cfg.Typed)
+}
+
+// A rank may write what a launcher reports with.
+func TestReportsOfARank(t *testing.T) {
+	s, _, _, _ := newSpread(t, func(*Config) {})
+	var lines buffer
+	s.err = newOutlet(&lines)
+	r := &reader{spread: s, from: s.hosts[0], open: true}
+	for _, kind := range []string{reportStarted, reportJoined} {
+		line := marker + kind + " v0.0.0\n"
+		_, err := r.Write([]byte(line))
+		require.NoError(t, err)
+	}
+	flush(s.err, s.err)
+	assert.Equal(t, 2, strings.Count(lines.String(), "v0.0.0"))
 }

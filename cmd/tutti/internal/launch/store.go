@@ -35,7 +35,7 @@ const protocol = 1
 type terms struct {
 	Protocol int    `json:"protocol"` // 0 of versions that did not say it
 	Version  string `json:"version"`  // of the program
-	Job      string `json:"job"`      // its name, or else the command without the folders of files, or of its program if Served
+	Job      string `json:"job"`      // its name, or else the command without folders, of its program alone if Served
 	Command  string `json:"command"`  // with them, of one launcher
 	Served   bool   `json:"served"`   // other processes serve the store
 	Machines int    `json:"machines"` // of the job; 0 of one that is elastic

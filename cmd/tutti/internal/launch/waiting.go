@@ -46,7 +46,8 @@ func (a *agent) sayWhoIsHere(ctx context.Context) {
 			time.Since(began).Round(time.Second), strings.Join(names, ", "))
 		switch {
 		case a.first && !a.Served:
-			return text + fmt.Sprintf("; the others join at %s, within %v (--wait): can they reach that port?", a.address, a.Wait)
+			const format = "; the others join at %s, within %v (--wait): can they reach that port?"
+			return text + fmt.Sprintf(format, a.address, a.Wait)
 		case a.first:
 			return text + "; the others join at " + a.joined()
 		}
