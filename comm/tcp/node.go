@@ -25,6 +25,7 @@ type node struct {
 	neighbors atomic.Pointer[neighborhood] // of this rank's machine; nil if they share no memory
 	stop      chan struct{}                // closed when the node ends
 	report    func([]fault.Report)         // tells the launcher; nil where there is none
+	takeBack  func(come []int)             // takes back that ranks were late; nil where there is none
 	isolated  bool                         // it shares no memory with ranks of its machine
 
 	mu    sync.RWMutex
@@ -81,6 +82,18 @@ func (n *node) wire(id uint64) *wire {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	return n.wires[id]
+}
+
+// forgive takes back what the launcher was told of ranks that have come now to make a communicator with this one.
+func (n *node) forgive(pairs []*pair) {
+	if n.takeBack == nil {
+		return
+	}
+	var come []int
+	for _, p := range pairs {
+		come = append(come, p.rank)
+	}
+	n.takeBack(come)
 }
 
 // signal has all communicators look.

@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/fault"
 )
@@ -22,6 +25,8 @@ type deaf struct {
 
 func (d *deaf) Post(key string, _ []byte, _ ...store.Option) { d.posted = append(d.posted, key) }
 
+func (d *deaf) Drop(string) {}
+
 func (d *deaf) Set(ctx context.Context, key string, _ []byte, _ ...store.Option) error {
 	if _, bounded := ctx.Deadline(); !bounded {
 		return errors.New("a wait without a bound")
@@ -33,7 +38,7 @@ func (d *deaf) Set(ctx context.Context, key string, _ []byte, _ ...store.Option)
 // A launcher that does not answer holds a rank up once, however many others the rank reports.
 func TestReportsWaitOnce(t *testing.T) {
 	d := new(deaf)
-	report := reporter(d)
+	report := reporterTo(d).report
 	var list []fault.Report
 	var keys []string
 	for about := range 500 {
@@ -126,4 +131,58 @@ func TestUnreachedWithoutLock(t *testing.T) {
 	err := k.failure(ctx, missingRanks{unreached: []int{0, 2, 3}}, nil)
 	assert.ErrorContains(t, err, fmt.Sprint("no connection to ranks 0, 2"))
 	assert.Equal(t, []int{0, 2, 3}, about)
+}
+
+// What a rank has told its launcher of ranks that were late is taken back when they have come: it is not why the job
+// fails later.
+func TestReportsTakenBack(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	job := rendezvous.Job{WorldSize: 2, Address: l.Addr().String(), Secret: []byte("a secret of tests"), Hosted: true}
+	conf, err := job.TLS("store")
+	require.NoError(t, err)
+	server := store.NewServer(store.Options{Size: 2})
+	server.Serve(l, conf)
+	defer server.Close() //nolint:errcheck // nothing is lost
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	kv, err := job.Shared(ctx)
+	require.NoError(t, err)
+	known := func() []store.Entry {
+		list, err := kv.List(ctx, fault.Prefix)
+		require.NoError(t, err)
+		return list
+	}
+	for patience := 100 * time.Millisecond; len(known()) == 0; patience *= 2 {
+		short, end := context.WithTimeout(ctx, patience)
+		_, err := Config{}.join(short, job)
+		end()
+		require.ErrorIs(t, err, comm.ErrTimeout)
+	}
+	var comms [2]comm.Communicator
+	errs := each(job, []int{0, 1}, func(job rendezvous.Job) (err error) {
+		comms[job.Rank], err = Config{}.join(ctx, job)
+		return err
+	})
+	require.NoError(t, errors.Join(errs...))
+	assert.Empty(t, known(), "both have come to a rendezvous")
+
+	n := comms[0].(*communicator).e.wire.node
+	n.report([]fault.Report{{Kind: fault.Late, By: 0, About: 1, Reason: "a test"}})
+	require.Len(t, known(), 1)
+	split := func(ctx context.Context, c comm.Communicator) error {
+		sub, err := c.Split(ctx, 0, 0)
+		if err != nil {
+			return err
+		}
+		return sub.Close()
+	}
+	require.NoError(t, comm.Run(ctx, comms[:], split))
+	assert.Empty(t, known(), "both have come to Split")
+
+	// A rank that is lost comes to nothing any more.
+	r := reporterTo(new(deaf))
+	r.report([]fault.Report{{By: 0, About: 1, Reason: "a test"}})
+	r.takeBack([]int{1})
+	assert.Len(t, r.told, 1)
 }

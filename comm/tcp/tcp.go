@@ -53,6 +53,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -103,7 +104,8 @@ type Config struct {
 	// TUTTI_CONNECT_TIMEOUT says ([Config.ReadEnv]), or 10 minutes.
 	Patience time.Duration
 
-	report func([]fault.Report) // tells the launcher of lost and late ranks, with no lock held; nil where there is none
+	report   func([]fault.Report) // tells the launcher of lost and late ranks, with no lock held; nil where there is none
+	takeBack func(come []int)     // takes that of late ones back; nil where there is none
 }
 
 // ReadEnv sets the fields for which the environment has variables: TUTTI_TCP_LISTEN, of which ranks of a machine take
@@ -214,7 +216,9 @@ func (c Config) join(ctx context.Context, job rendezvous.Job) (comm.Communicator
 		return nil, err
 	}
 	if job.Hosted {
-		c.report = reporter(kv)
+		r := reporterTo(kv)
+		c.report = r.report
+		c.takeBack = r.takeBack
 	}
 	var n *node
 	err = job.Round(ctx, kv, "tcp", func(ctx context.Context, number string) (err error) {
@@ -226,31 +230,70 @@ func (c Config) join(ctx context.Context, job rendezvous.Job) (comm.Communicator
 		c.reportAbsent(err)
 		return nil, err
 	}
+	n.forgive(n.pairs)
 	return n.form(ctx, kv, c)
 }
 
-// launcher is the session by which reporter tells the launcher: a store.Client.
+// launcher is the session by which a reporter tells the launcher: a store.Client.
 type launcher interface {
 	Post(key string, value []byte, options ...store.Option)
 	Set(ctx context.Context, key string, value []byte, options ...store.Option) error
+	Drop(key string)
 }
 
-// reporter tells the launcher of other ranks, and waits for its answer to the last report, which comes behind the
-// others: the process may end with the error that follows. A launcher that has not answered once is told without a
-// wait. The caller holds no lock.
-func reporter(kv launcher) func([]fault.Report) {
-	var silent atomic.Bool
-	return func(list []fault.Report) {
-		for i, r := range list {
-			if i < len(list)-1 || silent.Load() {
-				kv.Post(r.Key(), r.Value())
-				continue
-			}
-			bounded, cancel := context.WithTimeout(context.Background(), reportTime)
-			defer cancel()
-			if kv.Set(bounded, r.Key(), r.Value()) != nil {
-				silent.Store(true)
-			}
+// reporter tells the launcher of other ranks.
+type reporter struct {
+	kv     launcher
+	silent atomic.Bool // the launcher has not answered once
+
+	mu   sync.Mutex
+	told map[int]fault.Report // what the launcher has been told, by rank that it is about; guarded by mu
+}
+
+// reporters are those of this process: a *reporter by session.
+var reporters sync.Map
+
+// reporterTo returns the reporter of a session.
+func reporterTo(kv launcher) *reporter {
+	shared, _ := reporters.LoadOrStore(kv, &reporter{kv: kv, told: map[int]fault.Report{}})
+	return shared.(*reporter)
+}
+
+// report waits for the answer to the last report, which comes behind the others: the process may end with the error
+// that follows. A launcher that has not answered once is told without a wait. The caller holds no lock.
+func (r *reporter) report(list []fault.Report) {
+	r.note(list)
+	for i, f := range list {
+		if i < len(list)-1 || r.silent.Load() {
+			r.kv.Post(f.Key(), f.Value())
+			continue
+		}
+		bounded, cancel := context.WithTimeout(context.Background(), reportTime)
+		defer cancel()
+		if r.kv.Set(bounded, f.Key(), f.Value()) != nil {
+			r.silent.Store(true)
+		}
+	}
+}
+
+// note keeps reports, to take them back.
+func (r *reporter) note(list []fault.Report) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, f := range list {
+		r.told[f.About] = f
+	}
+}
+
+// takeBack drops what the launcher was told of ranks that have come now, unless they were lost: it is not why the job
+// fails later. It waits for nothing.
+func (r *reporter) takeBack(come []int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, rank := range come {
+		if f, ok := r.told[rank]; ok && f.Kind != fault.Lost {
+			delete(r.told, rank)
+			r.kv.Drop(f.Key())
 		}
 	}
 }
@@ -297,6 +340,7 @@ func newNode(ctx context.Context, kv store.Store, c Config) (*node, error) {
 		stop:     make(chan struct{}),
 		wires:    map[uint64]*wire{},
 		report:   c.report,
+		takeBack: c.takeBack,
 		isolated: c.Network != nil,
 	}
 	if c.WorldSize < 1 || c.Rank < 0 || c.Rank >= c.WorldSize || c.Silence < time.Second {
@@ -482,6 +526,7 @@ func (e *endpoint) split(ctx context.Context, wait comm.Wait) (*communicator, er
 	if err != nil {
 		return nil, err
 	}
+	n.forgive(e.wire.pairs)
 	splits := make([]comm.Wait, len(all))
 	for r, v := range all {
 		splits[r] = comm.Wait{Op: wait.Op, Color: int(v[0]), Key: int(v[1])}
