@@ -3,7 +3,6 @@ package tcp
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"testing"
 	"time"
@@ -129,7 +128,7 @@ func TestUnreachedWithoutLock(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 0)
 	defer cancel()
 	err := k.failure(ctx, missingRanks{unreached: []int{0, 2, 3}}, nil)
-	assert.ErrorContains(t, err, fmt.Sprint("no connection to ranks 0, 2"))
+	assert.ErrorContains(t, err, "no connection to ranks 0, 2")
 	assert.Equal(t, []int{0, 2, 3}, about)
 }
 
