@@ -1,6 +1,8 @@
 package spmd
 
 import (
+	"bytes"
+	"crypto/sha256"
 	"fmt"
 	"slices"
 
@@ -25,10 +27,16 @@ type stageRunner struct {
 	group    comm.Communicator  // of its reduction
 }
 
-// Compile implements [compute.Builder]. All ranks compile the same graphs in the same order.
+// Compile implements [compute.Builder]. All ranks compile the same graphs in the same order. For a distributed graph
+// with reductions, Compile is collective over all ranks, also those without a device in the graph: it compares what
+// the graph reduces, and a difference is [comm.ErrMismatch] on all of them. Other graphs are compiled without
+// communication.
 func (g *builder) Compile() (compute.Executable, error) {
 	if len(g.outputs) == 0 {
 		return nil, fmt.Errorf("spmd: graph %q is compiled before it returned", g.name)
+	}
+	if err := g.compare(); err != nil {
+		return nil, err
 	}
 	e := &executable{
 		graph: g,
@@ -78,6 +86,41 @@ func (s *stage) compile() (compute.Executable, error) {
 		return nil, err
 	}
 	return s.builder.Compile()
+}
+
+// compare returns an error, the same on all ranks, unless they compile the same reductions. A rank with one more
+// reduction of a shape would otherwise add the values of other steps without an error.
+func (g *builder) compare() error {
+	if g.devices == 1 {
+		return nil
+	}
+	sum := sha256.New()
+	count := 0
+	for _, s := range g.stages {
+		if s.reduction != nil {
+			count++
+			fmt.Fprintln(sum, s.reduction.op, s.reduction.shapes, g.groups(s.reduction))
+		}
+	}
+	if count == 0 { // the graph needs no other rank
+		return nil
+	}
+	hashes, err := g.backend.gather(sum.Sum(nil))
+	if err != nil {
+		return fmt.Errorf("spmd: graph %q: compare its AllReduce calls with other ranks': %w", g.name, err)
+	}
+	var different []int
+	for rank, hash := range hashes {
+		if !bytes.Equal(hash, hashes[0]) {
+			different = append(different, rank)
+		}
+	}
+	if different != nil {
+		return fmt.Errorf("spmd: graph %q: %w: the AllReduce calls of ranks %v differ from those of rank 0 in number, "+
+			"order, shape, operation or devices (this rank has %d): all ranks build the same graph",
+			g.name, comm.ErrMismatch, different, count)
+	}
+	return nil
 }
 
 // count records the reads of slots.

@@ -193,6 +193,7 @@ func (f *function) AllReduce(
 			slot:    g.newSlot(),
 		}
 		r.operands = append(r.operands, slot)
+		r.shapes = append(r.shapes, v.shape)
 		r.results = append(r.results, result.slot)
 		results = append(results, result)
 	}

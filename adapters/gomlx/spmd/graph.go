@@ -42,8 +42,9 @@ type stage struct {
 
 // reduction is an AllReduce.
 type reduction struct {
-	operands []int // slots
-	results  []int // slots
+	operands []int          // slots
+	shapes   []shapes.Shape // of operands
+	results  []int          // slots
 	op       comm.ReduceOp
 	groups   [][]int // indices of devices
 }

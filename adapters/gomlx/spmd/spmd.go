@@ -28,7 +28,7 @@ type backend struct {
 	world           comm.Communicator
 	rt              *cpu.Runtime
 
-	mu     sync.Mutex                   // one graph makes its communicators at a time
+	mu     sync.Mutex                   // one graph is compared, or makes its communicators, at a time
 	groups map[string]comm.Communicator // of devices that reduce together, by [groupName]; guarded by mu
 }
 
@@ -37,10 +37,14 @@ type backend struct {
 // (graph.Graph.Distributed) goes over c, in the order of the devices of a group. Other graphs run on each rank for
 // itself, whatever device they name. ctx ends waits for other ranks.
 //
-// All ranks build and run the same distributed graphs in the same order. A graph gets the inputs of all devices, of
-// which a rank reads its own. Of its results, a rank has those of its device, and those that are the same on all
-// devices: what follows from AllReduce over all of them, from constants and from parameters with a replicated
-// sharding (variables of package model). Reading another one is an error that names the rank that has it.
+// All ranks build, compile and run the same distributed graphs in the same order. When a graph with AllReduce is
+// compiled, all ranks compare its reductions, once: if one has another number, order, shape, operation or group,
+// compiling is [comm.ErrMismatch] on every rank, and names the ranks that differ.
+//
+// A graph gets the inputs of all devices, of which a rank reads its own. Of its results, a rank has those of its
+// device, and those that are the same on all devices: what follows from AllReduce over all of them, from constants
+// and from parameters with a replicated sharding (variables of package model). Reading another one is an error that
+// names the rank that has it.
 //
 // inner shares buffers with the host, as GoMLX's Go backend does. Finalize finalizes it, and closes the communicators
 // of groups; c stays open.
@@ -306,6 +310,13 @@ func (b *backend) group(groups [][]compute.DeviceNum) (comm.Communicator, error)
 	}
 	b.groups[name] = c
 	return c, nil
+}
+
+// gather returns the data of all ranks. It is collective.
+func (b *backend) gather(data []byte) ([][]byte, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return distributed.AllGatherBytes(b.ctx, b.rt, b.world, data)
 }
 
 // reduce reduces buffers of the inner backend in place.

@@ -143,6 +143,80 @@ func TestOutsideOfMesh(t *testing.T) {
 	})
 }
 
+// TestDifferentReductions: a rank whose graph reduces something else is named on all ranks before anything is reduced.
+func TestDifferentReductions(t *testing.T) {
+	const devices, odd = 3, 1
+	all := [][]int{{0, 1, 2}}
+	type call struct {
+		operands int
+		shape    shapes.Shape
+		op       compute.ReduceOpType
+		groups   [][]int
+	}
+	vector := shapes.Make(dtypes.Float32, 4)
+	usual := call{1, vector, compute.ReduceOpSum, all}
+	other := call{1, vector, compute.ReduceOpMax, all}
+	for name, calls := range map[string][]call{
+		"one more":     {usual, other, usual},
+		"one less":     {usual},
+		"order":        {other, usual},
+		"operation":    {usual, usual},
+		"two operands": {usual, {2, vector, compute.ReduceOpMax, all}},
+		"type":         {{1, shapes.Make(dtypes.Int32, 4), compute.ReduceOpSum, all}, other},
+		"count":        {{1, shapes.Make(dtypes.Float32, 5), compute.ReduceOpSum, all}, other},
+		"groups":       {{1, vector, compute.ReduceOpSum, [][]int{{0, 1}, {2}}}, other},
+		"devices":      {{1, vector, compute.ReduceOpSum, [][]int{{2, 1, 0}}}, other},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onRanks(t, devices, func(backend compute.Backend, rank int) error {
+				g := backend.Builder(t.Name())
+				if err := g.DistributedSPMD(devices); err != nil {
+					return err
+				}
+				series := []call{usual, other}
+				if rank == odd {
+					series = calls
+				}
+				var results []compute.Value
+				for i, c := range series {
+					x, err := g.Main().Parameter(fmt.Sprint("x", i), c.shape, nil)
+					if err != nil {
+						return err
+					}
+					operands := []compute.Value{x, x}[:c.operands]
+					sums, err := g.Main().AllReduce(operands, c.op, c.groups)
+					if err != nil {
+						return err
+					}
+					results = append(results, sums...)
+				}
+				if err := g.Main().Return(results, nil); err != nil {
+					return err
+				}
+				_, err := g.Compile()
+				assert.ErrorIs(t, err, comm.ErrMismatch)
+				assert.ErrorContains(t, err, "ranks [1] differ from those of rank 0")
+				return nil
+			})
+		})
+	}
+}
+
+// A graph without reductions is compiled and run on one rank alone.
+func TestWithoutReductions(t *testing.T) {
+	onRanks(t, 2, func(backend compute.Backend, rank int) error {
+		if rank == 1 {
+			return nil
+		}
+		g := newGraph(t, backend, []int{2}, "replica")
+		if err := g.Compile(graph.Neg(graph.Parameter(g, "x", shapes.Make(dtypes.Float32)))); err != nil {
+			return err
+		}
+		assert.Equal(t, float32(-1), g.Run(float32(1), float32(2))[0].Value())
+		return nil
+	})
+}
+
 // program is a random graph of vectors, as steps from earlier values, and what plain Go makes of it.
 type program struct {
 	steps   []step
