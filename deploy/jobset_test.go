@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -113,7 +114,9 @@ func TestJobSet(t *testing.T) {
 	assert.Contains(t, script, fmt.Sprintf("--listen :%d ", c.Ports[0].ContainerPort))
 	grace := regexp.MustCompile(`--grace (\d+)s`).FindStringSubmatch(script)
 	require.NotNil(t, grace)
-	assert.Less(t, grace[1], fmt.Sprint(*pod.TerminationGracePeriodSeconds))
+	graceSeconds, err := strconv.ParseInt(grace[1], 10, 64)
+	require.NoError(t, err)
+	assert.Less(t, graceSeconds, *pod.TerminationGracePeriodSeconds)
 
 	require.Len(t, pod.Volumes, 1)
 	volume := pod.Volumes[0]
