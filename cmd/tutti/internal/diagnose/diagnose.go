@@ -20,7 +20,7 @@ import (
 const (
 	NoDump        = "no_dump"       // there is no dump of these ranks
 	Failed        = "failed"        // these ranks aborted because of their own error
-	Contradiction = "contradiction" // the records of these ranks cannot all be true
+	Contradiction = "contradiction" // the records of these ranks cannot all be true, or not at one time
 	Mismatch      = "mismatch"      // ranks disagree about a call
 	NotCalled     = "not_called"    // these ranks have not called what others wait for
 	Late          = "late"          // these ranks called it, or went on, after others had aborted
@@ -301,22 +301,32 @@ func (g *group) contradictions() []Finding {
 		return out
 	}
 	var laggards []int
-	older := int64(0)
+	interval := int64(0)
+	earlier := true // all laggards' records are from before the proof's
 	for _, m := range g.members {
 		if m.last < proof.CollectiveSeq {
 			laggards = append(laggards, m.rank)
-			older = max(older, by.time-m.time)
+			interval = max(interval, by.time-m.time)
+			earlier = earlier && m.time < by.time
 		}
 	}
-	if len(laggards) > 0 {
-		age := ""
-		if older > 0 {
-			age = fmt.Sprintf("; a record is up to %s older", duration(older))
-		}
-		add(proof.CollectiveSeq, laggards, "%s is done on rank %d, and %s not called it%s",
-			call(proof, true), by.rank, have(laggards), age)
+	if len(laggards) == 0 {
+		return out
 	}
-	return out
+	done := fmt.Sprintf("%s is done on rank %d", call(proof, true), by.rank)
+	if !earlier {
+		add(proof.CollectiveSeq, laggards, "%s, and %s not called it", done, have(laggards))
+		return out
+	}
+	// Ranks that go on write their records one after the other.
+	return append(out, Finding{
+		Kind:         Contradiction,
+		Communicator: g.name,
+		Number:       proof.CollectiveSeq,
+		Ranks:        laggards,
+		Text: fmt.Sprintf("the records were taken at different times, up to %s apart: %s, and %s not called it before%s",
+			duration(interval), done, had(laggards), g.in()),
+	})
 }
 
 // in names a communicator that is not the first one.
@@ -729,6 +739,10 @@ func list(texts []string) string {
 // have is the beginning of a sentence, as in "rank 3 has" or "ranks 0-3 have".
 func have(numbers []int) string {
 	return subject(numbers, "has", "have")
+}
+
+func had(numbers []int) string {
+	return subject(numbers, "had", "had")
 }
 
 func waitText(numbers []int) string {

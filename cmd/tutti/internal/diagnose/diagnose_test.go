@@ -307,6 +307,20 @@ func TestAStoppedRankThatGoesOn(t *testing.T) {
 	}
 }
 
+// Records of a job that goes on are written one after the other: they say so, and accuse nobody.
+func TestRecordsOfDifferentTimes(t *testing.T) {
+	records := allReduces(5, 3, 5, 2)
+	for rank, milliseconds := range []float64{10, 8, 10, 2} {
+		records[rank].Tutti.Time = at(milliseconds / 1000)
+	}
+	findings := Diagnose(records).Findings
+	require.Len(t, findings, 1)
+	assert.Equal(t, Contradiction, findings[0].Kind)
+	assert.Equal(t, []int{1, 3}, findings[0].Ranks)
+	assert.Equal(t, "the records were taken at different times, up to 8ms apart: allreduce #4 (16 B f32, unknown line) is done on rank 0, "+
+		"and ranks 1, 3 had not called it before", findings[0].Text)
+}
+
 // Records that cannot be true together accuse nobody.
 func TestContradictions(t *testing.T) {
 	recv := comm.RecvCall(0, 4, dtype.F32, 0, 3)
@@ -316,9 +330,16 @@ func TestContradictions(t *testing.T) {
 	}{
 		"done without a rank": {func() []Record {
 			records := allReduces(5, 3)
-			records[0].Tutti.Time, records[1].Tutti.Time = at(10), at(3.5)
+			records[0].Tutti.Time, records[1].Tutti.Time = at(3.5), at(10)
 			return records
-		}, "allreduce #4 (16 B f32, unknown line) is done on rank 0, and rank 1 has not called it; a record is up to 6.5s older"},
+		}, "allreduce #4 (16 B f32, unknown line) is done on rank 0, and rank 1 has not called it"},
+		"one of two earlier": {func() []Record {
+			records := allReduces(5, 3, 3)
+			for rank, seconds := range []float64{10, 3.5, 10} {
+				records[rank].Tutti.Time = at(seconds)
+			}
+			return records
+		}, "allreduce #4 (16 B f32, unknown line) is done on rank 0, and ranks 1, 2 have not called it"},
 		"of several sizes": {func() []Record {
 			records := allReduces(1, 1, 1)
 			for rank, size := range []int{2, 2, 3} {
