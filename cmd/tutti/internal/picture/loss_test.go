@@ -7,10 +7,15 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgimg"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/train"
 )
@@ -112,4 +117,39 @@ func TestTickLabels(t *testing.T) {
 		}
 	}
 	assert.Equal(t, []string{"0.05", "0.1", "0.2", "0.5", "1", "2"}, labels)
+}
+
+// Between a legend's text and its line is room for a reader's wider font.
+func TestLegendHasRoom(t *testing.T) {
+	const name = "gaussiank-reduce"
+	for _, corner := range []vg.Length{Left, Right} {
+		p := NewChart("", "", "", corner)
+		require.NoError(t, AddCurves(p, []Curve{{
+			Name:   name,
+			Points: plotter.XYs{{X: 0, Y: 0}, {X: 1, Y: 1}},
+			Style:  draw.LineStyle{Color: color.RGBA{R: 255, A: 255}, Width: 2},
+		}}))
+		canvas := vgimg.New(200, 40)
+		p.Legend.Draw(draw.New(canvas))
+		var text, line []int // columns
+		image := canvas.Image()
+		for x := range image.Bounds().Dx() {
+			for y := range image.Bounds().Dy() {
+				switch r, g, _, _ := image.At(x, y).RGBA(); {
+				case r>>8 == 255 && g>>8 == 0:
+					line = append(line, x)
+				case r>>8 < 128:
+					text = append(text, x)
+				}
+			}
+		}
+		require.NotEmpty(t, text)
+		require.NotEmpty(t, line)
+		if corner == Left {
+			assert.Greater(t, slices.Min(text)-slices.Max(line), 10)
+			continue
+		}
+		width := slices.Max(text) - slices.Min(text)
+		assert.Greater(t, slices.Min(line)-slices.Max(text), width*15/100)
+	}
 }

@@ -76,8 +76,32 @@ func NewChart(title, x, y string, corner vg.Length) *plot.Plot {
 	p.Legend.XOffs = corner * vg.Points(8)
 	p.Legend.YOffs = vg.Points(6)
 	p.Legend.Padding = vg.Points(2)
-	p.Legend.ThumbnailWidth = vg.Points(24)
 	return p
+}
+
+// sample is a curve's line in the legend, with a gap on both sides.
+type sample struct {
+	*plotter.Line
+	gap vg.Length
+}
+
+// Thumbnail implements [plot.Thumbnailer].
+func (s sample) Thumbnail(c *draw.Canvas) {
+	inner := draw.Crop(*c, s.gap, -s.gap, 0, 0)
+	s.Line.Thumbnail(&inner)
+}
+
+// legendGap returns the gap between the legend's texts and lines. A text on the left of its line runs into it where a
+// reader's font is wider than the one that measured the text, by up to a sixth.
+func legendGap(p *plot.Plot, curves []Curve) vg.Length {
+	gap := vg.Length(6)
+	if p.Legend.Left {
+		return gap
+	}
+	for _, c := range curves {
+		gap = max(gap, p.Legend.TextStyle.Width(c.Name)/6)
+	}
+	return gap
 }
 
 // Curve is a line of a picture.
@@ -90,6 +114,8 @@ type Curve struct {
 
 // AddCurves draws those with two points or more, of which there has to be one.
 func AddCurves(p *plot.Plot, curves []Curve) error {
+	gap := legendGap(p, curves)
+	p.Legend.ThumbnailWidth = vg.Points(24) + 2*gap
 	drawn := false
 	for _, c := range curves {
 		if len(c.Points) < 2 {
@@ -102,7 +128,7 @@ func AddCurves(p *plot.Plot, curves []Curve) error {
 		line.LineStyle = c.Style
 		line.StepStyle = c.Steps
 		p.Add(line)
-		p.Legend.Add(c.Name, line)
+		p.Legend.Add(c.Name, sample{line, gap})
 		drawn = true
 	}
 	if !drawn {
