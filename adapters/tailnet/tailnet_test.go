@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"flag"
 	"fmt"
 	"net"
 	"net/http"
@@ -36,8 +35,6 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
-
-var conformance = flag.Bool("conformance", false, "run the suite of communicators, which takes a minute")
 
 // hang bounds a test that would never end.
 const hang = time.Minute
@@ -245,10 +242,10 @@ func TestUp(t *testing.T) {
 	assert.ErrorIs(t, err, context.Canceled)
 }
 
-// TestConformance runs the suite of communicators over a tailnet. It is not part of every run: with -conformance alone.
+// TestConformance runs the suite of communicators over a tailnet. It is part of extended runs alone.
 func TestConformance(t *testing.T) {
-	if !*conformance {
-		t.Skip("it takes a minute: -conformance")
+	if os.Getenv("TUTTI_EXTENDED") == "" {
+		t.Skip("it takes a minute: TUTTI_EXTENDED=1")
 	}
 	const size = 2
 	networks := nodes(t, size)
