@@ -5,11 +5,10 @@
 // goroutines and connections from package internal/sim, and run it.
 //
 // A seed fixes the program that the ranks run, the network, the faults, and the interleaving of
-// goroutines. What it does not fix is random numbers of cryptography and the order of maps of more
-// than 8 entries, and neither changes an event. In the long runs (TUTTI_SIM_SECONDS, TUTTI_SIM_RUNS, TUTTI_SIM_EVENTS)
-// and in replays (TUTTI_SIM_SEED), the choice of select among cases that are ready, and the order of
-// small maps, follow from the virtual time as well, by changes to the runtime; TestReplay
-// compares the traces of runs. A failure prints the seed, and the last events.
+// goroutines. What it does not fix is random numbers of cryptography, which change no event. In the long runs
+// (TUTTI_SIM_SECONDS, TUTTI_SIM_RUNS, TUTTI_SIM_EVENTS) and in replays (TUTTI_SIM_SEED), the choice of select
+// among cases that are ready, and the order of maps, follow from the virtual time as well, by changes to the
+// runtime; TestReplay compares the traces of runs. A failure prints the seed, and the last events.
 package simulation
 
 import (
@@ -73,15 +72,37 @@ var slow = []change{
 var determined = []change{
 	{"runtime/select.go", "j := cheaprandn(uint32(norder + 1))",
 		"j := cheaprandn(uint32(norder + 1)); if b := getg().bubble; b != nil { j = uint32((uint64(b.now) + uint64(norder)) * 0x9e3779b97f4a7c15 >> 33) % uint32(norder+1) }"},
-	{"runtime/rand.go", "func maps_rand() uint64 {", "func maps_rand() uint64 { if b := getg().bubble; b != nil { return uint64(b.now) * 0x9e3779b97f4a7c15 };"},
+	{"runtime/rand.go", "func maps_rand() uint64 {\n\treturn rand()\n",
+		"func maps_rand() uint64 {\n\tif b := getg().bubble; b != nil { return uint64(b.now) * 0x9e3779b97f4a7c15 }\n\treturn 0\n"},
+	// The compiler has maps that do not escape begin with a number of rand.
+	{"runtime/rand.go", "func rand() uint64 {\n", "func rand() uint64 {\n\tif b := getg().bubble; b != nil {\n\t\treturn b.draw()\n\t}\n"},
+	{"runtime/synctest.go", "type synctestBubble struct {\n", "type synctestBubble struct {\n\tdrawn   uint64 // numbers of rand\n\tdrawing int64  // when\n"},
+	// Where a large map has its entries follows from the keys of the hash functions, which every process chooses anew.
+	{"runtime/alg.go", "\t\tkey[i] = bootstrapRand()\n", "\t\tkey[i] = uint64(i+1) * 0x9e3779b97f4a7c15\n"},
+	{"runtime/alg.go", "\t\thashkey[i] = uintptr(bootstrapRand())\n", "\t\thashkey[i] = uintptr(uint64(i+1) * 0x9e3779b97f4a7c15)\n"},
 	// A sleep that nothing comes before is over at once, and who sleeps last moves the clock itself.
 	{"runtime/time.go", "\tgp.sleepWhen = when\n", "\tgp.sleepWhen = when\n\tif gp.bubble != nil && gp.bubble.leap(when) {\n\t\treturn\n\t}\n"},
 	{"runtime/synctest.go", "\t\tthrow(\"active < 0\")\n\t}\n\twake := bubble.maybeWakeLocked()\n", "\t\tthrow(\"active < 0\")\n\t}\n\twake := bubble.advance(bubble.maybeWakeLocked())\n"},
 	{"runtime/synctest.go", "var bubbleGen atomic.Uint64", leaps + "\nvar bubbleGen atomic.Uint64"},
 }
 
-// leaps are what a simulation adds to bubbles: they do what their root does, in the same order, without a switch to it.
+// leaps are what a simulation adds to bubbles: leap and advance do what their root does, in the same order, without a
+// switch to it.
 const leaps = `
+// draw returns a number that follows from the time and from how many were drawn at that time.
+//
+//go:nosplit
+func (bubble *synctestBubble) draw() uint64 {
+	if bubble.drawing != bubble.now {
+		bubble.drawing = bubble.now
+		bubble.drawn = 0
+	}
+	bubble.drawn++
+	x := uint64(bubble.now)*0x9e3779b97f4a7c15 + bubble.drawn*0xbf58476d1ce4e5b9
+	x = (x ^ x>>30) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
 func (bubble *synctestBubble) leap(when int64) bool {
 	lock(&bubble.mu)
 	next := bubble.timers.wakeTime()

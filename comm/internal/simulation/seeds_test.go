@@ -187,9 +187,20 @@ func TestSeeds(t *testing.T) {
 	fmt.Printf("seeds %d to %d: %v, %d events of members, %d points in %v\n", first, seed-1, played, events, points, time.Since(began).Round(time.Millisecond))
 }
 
-// TestTraces prints the traces of seeds.
+// TestTraces prints the order of maps, and the traces of seeds.
 func TestTraces(t *testing.T) {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
+	synctest.Test(t, func(*testing.T) {
+		numbers := map[uint64]bool{}
+		texts := map[string]bool{}
+		for i := range 200 {
+			numbers[uint64(i)] = true
+			texts[strconv.Itoa(i)] = true
+		}
+		fmt.Println("trace numbers:", slices.Collect(maps.Keys(numbers)))
+		fmt.Println("trace texts:", slices.Collect(maps.Keys(texts)))
+		fmt.Println("trace subjects:", slices.Collect(maps.Keys(subjects))) // made before the simulation
+	})
 	for _, name := range chosen() {
 		for seed := range uint64(20) {
 			trace, points := run(t, name, seed+1)
