@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -44,11 +45,11 @@ type folder map[string][]byte
 func store(t *testing.T, dir string, shards map[string][]entry) folder {
 	weights := map[string]string{}
 	files := folder{}
-	for name, entries := range shards {
-		for _, e := range entries {
-			weights[e.name] = name
+	for _, name := range slices.Sorted(maps.Keys(shards)) {
+		for _, e := range shards[name] {
+			weights[e.name] = name // of several shards the last one, in the order of names
 		}
-		files[name] = encoded(`{"format":"pt"}`, entries...)
+		files[name] = encoded(`{"format":"pt"}`, shards[name]...)
 	}
 	index, err := json.MarshalIndent(map[string]any{"metadata": map[string]int{"total_size": 1}, "weight_map": weights}, "", "  ")
 	require.NoError(t, err)
