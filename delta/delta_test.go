@@ -510,9 +510,15 @@ func (k *killing) run(victim int, at int64, forever bool, outcomes map[string]in
 		if shown == 1 && seen[2] { // it has failed when the others had its vote
 			outcomes["left"]++
 			for rank, err := range errs {
-				if rank != victim && err != nil { // the victim aborted before this one had all votes
-					require.ErrorIs(t, err, ErrInDoubt, where)
+				if rank == victim || err == nil {
+					continue
 				}
+				// The victim aborted before this one had all votes. A publisher has the version in any case.
+				want := ErrInDoubt
+				if rank == 0 {
+					want = comm.ErrPeerFailed
+				}
+				require.ErrorIs(t, err, want, where)
 			}
 		}
 		require.False(t, shown == 2 && seen[1], where)

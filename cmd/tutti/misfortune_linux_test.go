@@ -213,7 +213,7 @@ var happenings = map[string]misfortune{
 		rival: true, first: "--wait 4s",
 		one: `.*1 of 2 machines came .*; refused: the launcher of \S+ \(192\.168\.1\.6\): .*this is tutti 0\.1\.0, .* use one build of tutti .*`, code: 1,
 		two:  `.*this is tutti 0\.1\.0, and the first machine has tutti .*`,
-		said: map[string]string{"first.err": `the launcher of \S+ does not take part: .*this is tutti 0\.1\.0`},
+		said: map[string]string{"first.err": `the launcher of \S+ \(192\.168\.1\.6\) does not take part: .*this is tutti 0\.1\.0`},
 	},
 	"another job": {
 		first: "--wait 4s --job one", second: "--job two",
@@ -225,7 +225,7 @@ var happenings = map[string]misfortune{
 		first: "--wait 4s", second: "--no-prefix sh",
 		one: `.*1 of 2 machines came .*; refused: the launcher of \S+ \(192\.168\.1\.6\): .*this launcher starts sh .*--job.*`, code: 1,
 		two:  `.*this launcher starts sh .*, and the job at 192\.168\.1\.5:29400 is \S+: .*--job.*`,
-		said: map[string]string{"first.err": `the launcher of \S+ does not take part: .*this launcher starts sh`},
+		said: map[string]string{"first.err": `the launcher of \S+ \(192\.168\.1\.6\) does not take part: .*this launcher starts sh`},
 	},
 	"a third machine": {
 		action: `work; "$TUTTI" launch --join 192.168.1.5:29400 $WORK > third 2> third.err; touch end`,
