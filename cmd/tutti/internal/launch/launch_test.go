@@ -1047,7 +1047,7 @@ func TestWaitsSpeak(t *testing.T) {
 		looked := regexp.MustCompile(pattern)
 		require.Eventually(t, func() bool { return looked.MatchString(s.err.String()) }, time.Minute, time.Millisecond, pattern)
 	}
-	says(a, `tutti: 1 of 3 machines are here after 2s: .* \(127\..*\); the others join at 127\..*, by 1m0s \(--wait\): can they reach that port\?`)
+	says(a, `tutti: 1 of 3 machines are here after 2s: .* \(127\..*\); the others join at 127\..*, within 1m0s \(--wait\): can they reach that port\?`)
 	mark := filepath.Join(t.TempDir(), "mark")
 	script := func(c *Config) {
 		second(c)
