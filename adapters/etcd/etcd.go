@@ -101,10 +101,18 @@ func Dial(ctx context.Context, cfg Config) (store.Backend, error) {
 // grant requests a lease, and retries while etcd is down or has no leader. It calls etcd's interface itself, as
 // the client replaces what it has met by the end of the context.
 func (cfg *Config) grant(ctx context.Context) (*etcdserverpb.LeaseGrantResponse, error) {
+	seconds := int64((cfg.Silence + time.Second - 1) / time.Second)
+	conn := cfg.Client.ActiveConnection()
+	if conn == nil { // an etcd of this process
+		granted, err := cfg.Client.Grant(ctx, seconds)
+		if err != nil {
+			return nil, err
+		}
+		return &etcdserverpb.LeaseGrantResponse{ID: int64(granted.ID), TTL: granted.TTL}, nil
+	}
 	bounded, cancel := context.WithTimeout(ctx, reachTime)
 	defer cancel()
-	leases := etcdserverpb.NewLeaseClient(cfg.Client.ActiveConnection())
-	seconds := int64((cfg.Silence + time.Second - 1) / time.Second)
+	leases := etcdserverpb.NewLeaseClient(conn)
 	var last error
 	for {
 		granted, err := leases.LeaseGrant(bounded, &etcdserverpb.LeaseGrantRequest{TTL: seconds})

@@ -117,7 +117,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	defer cancel(nil)
 	out := console.NewOutput(stdout, cancel)
 	root, started := newRoot()
-	root.SetArgs(args)
+	root.SetArgs(append([]string{}, args...)) // cobra takes os.Args for nil
 	root.SetOut(out)
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteContextC(ctx)
