@@ -214,15 +214,21 @@ func (s *retryStore) repeat(ctx context.Context, key string, write func(repeated
 	refused := s.refusals()
 	for {
 		err := write(refused.times > 0)
-		if err == nil || ctx.Err() != nil || s.Err() != nil || permanent(err) {
+		if err == nil || permanent(err) {
 			return err
+		}
+		if s.Err() != nil { // which another session may succeed after
+			return fmt.Errorf("%w: %w", s.Err(), err)
+		}
+		if ctx.Err() != nil { // which another attempt may succeed after
+			return fmt.Errorf("%w: %w", comm.ErrTimeout, err)
 		}
 		select {
 		case <-time.After(refused.add(key, err)):
 		case <-s.Done():
-			return err
+			return fmt.Errorf("%w: %w", s.Err(), err)
 		case <-ctx.Done():
-			return err
+			return fmt.Errorf("%w: %w", comm.ErrTimeout, err)
 		}
 	}
 }
