@@ -326,7 +326,7 @@ func (s *Server) Close() error {
 	s.listeners = nil
 	s.mu.Unlock()
 	flushed := make(chan struct{}, len(open))
-	for _, n := range open { // each by itself: one that takes nothing is waited for until TLS gives up
+	for _, n := range open { // each by itself: one that takes nothing is waited for until the deadline of TLS
 		go func() {
 			// They close the connection then. What lay here unread would have it reset.
 			_ = n.conn.SetReadDeadline(time.Now().Add(gate.Patience))
