@@ -216,6 +216,9 @@ func work(ctx context.Context, job rendezvous.Job, way string) error {
 	if job.Rank == job.WorldSize-1 {
 		fmt.Printf("process %d\n", os.Getpid())
 	}
+	if way == "works, leaves" {
+		return leave(ctx, job, c)
+	}
 	for {
 		bounded, cancel := ctx, context.CancelFunc(func() {})
 		if way == "works, sleeps" {
@@ -229,11 +232,36 @@ func work(ctx context.Context, job rendezvous.Job, way string) error {
 		if err != nil {
 			return err
 		}
-		if way == "works, leaves" && job.Rank == 1 {
-			return nil
-		}
 		time.Sleep(time.Millisecond) // or the processors are busy
 	}
+}
+
+// leave is rank 1, which ends with success, or rank 0, which fails for want of it: when nothing is left of its process,
+// so that the launcher has heard of that end first.
+func leave(ctx context.Context, job rendezvous.Job, c comm.Communicator) error {
+	kv, err := job.Shared(ctx)
+	if err != nil {
+		return err
+	}
+	if job.Rank == 1 {
+		return errors.Join(kv.Set(ctx, "leaver", []byte(strconv.Itoa(os.Getpid()))), c.Barrier(ctx))
+	}
+	text, err := kv.Get(ctx, "leaver")
+	if err != nil {
+		return err
+	}
+	leaver, err := strconv.Atoi(string(text))
+	if err != nil {
+		return err
+	}
+	if err := c.Barrier(ctx); err != nil {
+		return err
+	}
+	err = c.Barrier(ctx)
+	for !errors.Is(syscall.Kill(leaver, 0), syscall.ESRCH) {
+		time.Sleep(time.Millisecond)
+	}
+	return err
 }
 
 // idle does nothing until the process is ended. Go without cgo ends one in which nothing can happen any more.
