@@ -110,16 +110,16 @@ func TestRoundOfALateRank(t *testing.T) {
 // A rank that has completed a round waits for the next one, although rank 0 is in that round still.
 func TestRoundsAreCompletedOnce(t *testing.T) {
 	m := newMeeting(t, 2)
-	begun, others, led := make(chan string, 2), make(chan struct{}), make(chan error, 2)
-	lead := func() {
+	begun := make(chan string, 2)
+	led := make(chan error, 2)
+	// Rank 0 stays in a round until it may leave: the number goes with it.
+	lead := func(leave <-chan struct{}) {
 		led <- m.round(t.Context(), 0, func(_ context.Context, number string) error {
 			begun <- number
-			<-others
+			<-leave
 			return nil
 		})
 	}
-	go lead()
-	require.Equal(t, "1", <-begun)
 	follow := func(ctx context.Context) (numbers []string, err error) {
 		err = m.round(ctx, 1, func(_ context.Context, number string) error {
 			numbers = append(numbers, number)
@@ -127,18 +127,23 @@ func TestRoundsAreCompletedOnce(t *testing.T) {
 		})
 		return numbers, err
 	}
+	first := make(chan struct{})
+	go lead(first)
+	require.Equal(t, "1", <-begun)
 	numbers, err := follow(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, []string{"1"}, numbers)
 	numbers, err = follow(deadline(t, 10*time.Millisecond))
 	require.ErrorIs(t, err, comm.ErrTimeout)
 	require.Empty(t, numbers)
-	close(others)
+	close(first)
 	require.NoError(t, <-led)
-	go lead()
+	second := make(chan struct{})
+	go lead(second)
 	numbers, err = follow(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, []string{"2"}, numbers)
+	close(second)
 	require.NoError(t, <-led)
 }
 
