@@ -488,7 +488,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	assert.Equal(t, "treasure", string(got.payload))
 	require.NoError(t, await(t, served).err)
 	for _, reason := range []string{"it did not say who it is", "it does not speak this protocol", "it knows another secret"} {
-		assert.Contains(t, log.String(), reason)
+		require.Eventually(t, func() bool { return strings.Contains(log.String(), reason) }, time.Minute, time.Millisecond, reason)
 	}
 }
 

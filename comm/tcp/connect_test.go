@@ -18,6 +18,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/internal/schedule"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/jobtest"
 )
 
 // lonely is rank 0 of two, which waits for the other one, and what somebody who knows the secret may say to it.
@@ -144,7 +145,7 @@ func TestSlowPeers(t *testing.T) {
 	require.NoError(t, err)
 	l, err := net.Listen("tcp", "localhost:0")
 	require.NoError(t, err)
-	address := freePort(t)
+	address := jobtest.Address(t, 1)
 	var open atomic.Bool
 	fickle(t, l, func() string { return address }, func(int) bool { return open.Load() })
 	server := store.NewServer(store.Options{})
@@ -246,10 +247,9 @@ func TestLanesAgain(t *testing.T) {
 	require.NoError(t, err)
 	l, err := net.Listen("tcp", "localhost:0")
 	require.NoError(t, err)
-	_, port, err := net.SplitHostPort(freePort(t))
-	require.NoError(t, err)
+	address := jobtest.Address(t, 1)
 	taken := 0 // of the forwarder's goroutine
-	fickle(t, l, func() string { return "localhost:" + port }, func(number int) bool {
+	fickle(t, l, func() string { return address }, func(number int) bool {
 		if number%3 > 0 {
 			return false
 		}
@@ -263,7 +263,7 @@ func TestLanesAgain(t *testing.T) {
 	var all sync.WaitGroup
 	for rank := range 2 {
 		all.Go(func() {
-			c := Config{Rank: rank, WorldSize: 2, TLS: conf, Listen: "localhost:" + port, Advertise: []string{l.Addr().String()}, Connections: 4}
+			c := Config{Rank: rank, WorldSize: 2, TLS: conf, Listen: address, Advertise: []string{l.Addr().String()}, Connections: 4}
 			if rank == 1 {
 				c.Listen = "localhost"
 			}
@@ -276,14 +276,6 @@ func TestLanesAgain(t *testing.T) {
 		})
 	}
 	all.Wait()
-}
-
-// freePort is an address where nobody listens.
-func freePort(t *testing.T) string {
-	l, err := net.Listen("tcp", "localhost:0")
-	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	return l.Addr().String()
 }
 
 // Who only measures the round trip is refused in the end: its answers would fill a connection that it does not read.

@@ -17,6 +17,7 @@ import (
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
+	"github.com/tutti-go/tutti/internal/jobtest"
 	"github.com/tutti-go/tutti/internal/networktest"
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
@@ -130,15 +131,13 @@ func (d *dialing) Close() error {
 
 // A Network that reaches nobody is named by both sides, when their context ends.
 func TestNetworkReachesNobody(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	accepts := "this rank cannot accept connections: dial tcp " + l.Addr().String()
+	address := jobtest.Address(t, 1)
+	accepts := "this rank cannot accept connections: dial tcp " + address
 	reaches := "rank 0: cannot be reached at "
 	idle := func(context.Context, comm.Communicator) error { return nil }
 	for patience := 500 * time.Millisecond; ; patience *= 2 { // until both have tried
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		err = run(ctx, 2, over(absent{l.Addr().String()}), idle)
+		err := run(ctx, 2, over(absent{address}), idle)
 		cancel()
 		require.ErrorIs(t, err, comm.ErrTimeout)
 		if text := err.Error(); strings.Contains(text, accepts) && strings.Contains(text, reaches) {
