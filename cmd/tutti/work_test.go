@@ -7,6 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/tutti-go/tutti"
@@ -81,7 +84,7 @@ func work(ctx context.Context, r tutti.Rank) error {
 		}
 		over, err := agree(ctx, r, rank)
 		if err != nil {
-			return err
+			return errors.Join(err, awaitLeavers())
 		}
 		if step == 0 { // files say who is who, and that all are connected
 			if err := os.WriteFile("rank"+rank, fmt.Append(nil, os.Getpid()), 0o600); err != nil {
@@ -91,11 +94,34 @@ func work(ctx context.Context, r tutti.Rank) error {
 		if told("exit", rank) {
 			os.Exit(0) // without Close
 		}
-		if over || told("leave", rank) {
+		if told("leave", rank) {
+			return os.WriteFile("keeper."+rank, fmt.Append(nil, os.Getppid()), 0o600)
+		}
+		if over {
 			return nil
 		}
 		time.Sleep(time.Millisecond) // which leaves the processors to what goes wrong
 	}
+}
+
+// awaitLeavers waits until nothing is left of ranks that were told to leave, and of their keepers: launchers hear of
+// their ends before this rank fails for want of them.
+func awaitLeavers() error {
+	files, err := filepath.Glob("keeper.*")
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		keeper, err := strconv.Atoi(string(text))
+		if err != nil {
+			return err
+		}
+		for !errors.Is(syscall.Kill(keeper, 0), syscall.ESRCH) {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	return err
 }
 
 // agree reports whether a rank was told to end, to all of them alike.

@@ -236,7 +236,7 @@ func work(ctx context.Context, job rendezvous.Job, way string) error {
 	}
 }
 
-// leave is rank 1, which ends with success, or rank 0, which fails for want of it: when nothing is left of its process,
+// leave is rank 1, which ends with success, or rank 0, which fails for want of it: when nothing is left of its keeper,
 // so that the launcher has heard of that end first.
 func leave(ctx context.Context, job rendezvous.Job, c comm.Communicator) error {
 	kv, err := job.Shared(ctx)
@@ -244,13 +244,13 @@ func leave(ctx context.Context, job rendezvous.Job, c comm.Communicator) error {
 		return err
 	}
 	if job.Rank == 1 {
-		return errors.Join(kv.Set(ctx, "leaver", []byte(strconv.Itoa(os.Getpid()))), c.Barrier(ctx))
+		return errors.Join(kv.Set(ctx, "keeper", []byte(strconv.Itoa(os.Getppid()))), c.Barrier(ctx))
 	}
-	text, err := kv.Get(ctx, "leaver")
+	text, err := kv.Get(ctx, "keeper")
 	if err != nil {
 		return err
 	}
-	leaver, err := strconv.Atoi(string(text))
+	keeper, err := strconv.Atoi(string(text))
 	if err != nil {
 		return err
 	}
@@ -258,7 +258,7 @@ func leave(ctx context.Context, job rendezvous.Job, c comm.Communicator) error {
 		return err
 	}
 	err = c.Barrier(ctx)
-	for !errors.Is(syscall.Kill(leaver, 0), syscall.ESRCH) {
+	for !errors.Is(syscall.Kill(keeper, 0), syscall.ESRCH) {
 		time.Sleep(time.Millisecond)
 	}
 	return err
@@ -599,6 +599,7 @@ func TestTheCulpritIsNamedAtOnce(t *testing.T) {
 func TestElasticStopped(t *testing.T) {
 	s := begin(t, t.Context(), "elastic, stopped", func(c *Config) { c.Min, c.Max = 1, 2 })
 	s.says(t, "[0] alone")
+	s.says(t, "[1] process ")
 	_, pid, _ := strings.Cut(s.out.String(), "[1] process ")
 	pid, _, _ = strings.Cut(pid, "\n")
 	process, err := strconv.Atoi(pid)
@@ -824,7 +825,7 @@ func TestElasticFlightRecords(t *testing.T) {
 // Ranks that do not end are killed.
 func TestStubbornRanks(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
-	s := begin(t, ctx, "stubborn", func(c *Config) { c.Grace = 200 * time.Millisecond })
+	s := begin(t, ctx, "stubborn", func(c *Config) { c.Grace = 3 * time.Second })
 	s.says(t, "rank 0 of 2")
 	s.says(t, "rank 1 of 2")
 	cancel(errors.New("no longer wanted"))

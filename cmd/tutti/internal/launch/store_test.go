@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -126,9 +127,14 @@ func TestServedStoreLost(t *testing.T) {
 // comes later is told that it has ended.
 func TestServedElastic(t *testing.T) {
 	s := newService(t)
-	a := begin(t, t.Context(), "elastic", s.elastic)
-	b := begin(t, t.Context(), "elastic", func(c *Config) { // it is not told, and learns it from the store
+	mark := filepath.Join(t.TempDir(), "mark")
+	member := func(c *Config) { // whose rank begins when it may
 		s.elastic(c)
+		c.Command = []string{"sh", "-c", "until test -e " + mark + "; do sleep 0.01; done; exec " + os.Args[0]}
+	}
+	a := begin(t, t.Context(), "elastic", member)
+	b := begin(t, t.Context(), "elastic", func(c *Config) { // it is not told, and learns it from the store
+		member(c)
 		c.Served = false
 		c.Min = 0
 		c.Restarts = 0
@@ -136,16 +142,17 @@ func TestServedElastic(t *testing.T) {
 	kv := s.open(1, "elastic")
 	require.NoError(t, kv.Wait(t.Context(), machines+"00000001", machines+"00000002"))
 
-	err := begin(t, t.Context(), "elastic", func(c *Config) { s.elastic(c); c.Min = 1 }).wait(t)
+	err := begin(t, t.Context(), "elastic", func(c *Config) { member(c); c.Min = 1 }).wait(t)
 	require.ErrorIs(t, err, comm.ErrMismatch)
 	require.ErrorContains(t, err, "another job has another name (--job)")
 
+	require.NoError(t, os.WriteFile(mark, nil, 0o600))
 	s.lose(0)
 	require.NoError(t, a.wait(t), "%s%s", &a.out, &a.err)
 	require.NoError(t, b.wait(t), "%s%s", &b.out, &b.err)
 	assert.Contains(t, a.out.String()+b.out.String(), "[rank 0 rank 1]")
 
-	err = begin(t, t.Context(), "elastic", s.elastic).wait(t)
+	err = begin(t, t.Context(), "elastic", member).wait(t)
 	require.ErrorIs(t, err, comm.ErrArgument)
 	require.ErrorContains(t, err, "has ended")
 }
