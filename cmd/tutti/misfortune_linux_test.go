@@ -259,7 +259,7 @@ var happenings = map[string]misfortune{
 		first: "--tcp-listen :29500", second: "--tcp-listen :29500",
 		before: `export TUTTI_CONNECT_TIMEOUT=12s; nft 'add table inet f; add chain inet f i { type filter hook input priority 0; }'
 			nft 'add rule inet f i iifname eth0 tcp dport 29500-29599 drop'`,
-		one: `tutti: rank . on .*(does not reach rank|cannot be reached at) .*; .*does a firewall let the machines reach each other.*`, code: 1,
+		one: `tutti: rank 2 on \S+ \(192\.168\.1\.6\) reports that rank [01] on \S+ \(192\.168\.1\.5\) cannot be reached at \[192\.168\.1\.5:2950.* i/o timeout; does a firewall let the machines reach each other\?`, code: 1,
 		said: map[string]string{"first.err": `rank 2: it reports that this rank cannot be reached at \[192\.168\.1\.5:2950.* i/o timeout`},
 	},
 	"a terminal is closed": {

@@ -253,9 +253,29 @@ func (k *connector) hear(e store.Event, cancel context.CancelCauseFunc) {
 	}
 	if rank, ok := k.rankOf(e.Key, k.config.reports(k.rank)); ok && rank > k.rank {
 		text := printable.Text(string(e.Value[:min(len(e.Value), longestReport)]))
-		k.note(k.pairs[rank], fmt.Errorf("it reports that this rank %s", text))
+		k.note(k.pairs[rank], heardError(text))
 	}
 }
+
+// heardError is why another rank cannot connect to this one, in its words.
+type heardError string
+
+// Error implements error.
+func (h heardError) Error() string { return "it reports that this rank " + string(h) }
+
+// triedError is the error of an attempt to connect to another rank at each of its addresses.
+type triedError struct {
+	addresses []string
+	cause     error
+}
+
+// Error implements error.
+func (t *triedError) Error() string {
+	return fmt.Sprintf("cannot be reached at %v: %v", t.addresses, t.cause)
+}
+
+// Unwrap returns the cause.
+func (t *triedError) Unwrap() error { return t.cause }
 
 // rankOf returns the rank of the world that is behind a prefix of a key.
 func (k *connector) rankOf(key, prefix string) (rank int, ok bool) {
@@ -268,7 +288,7 @@ func (k *connector) rankOf(key, prefix string) (rank int, ok bool) {
 }
 
 // report tells a rank why this one cannot reach it: it does not know.
-func (k *connector) report(ctx context.Context, p *pair, trouble error) {
+func (k *connector) report(ctx context.Context, p *pair, trouble *triedError) {
 	text := trouble.Error()
 	key := k.config.reports(p.rank) + strconv.Itoa(k.rank)
 	_ = k.kv.Set(ctx, key, []byte(text[:min(len(text), longestReport)]), store.Lease) // the wait goes on without it
@@ -355,8 +375,18 @@ func (k *connector) unreachedReports(unreached []int) (list []fault.Report) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, rank := range unreached {
-		reason := strings.TrimPrefix(k.troubleWith(k.pairs[rank]).Error(), fmt.Sprintf("rank %d: ", rank))
-		list = append(list, fault.Report{Kind: fault.Unreached, By: k.rank, About: rank, Reason: reason})
+		trouble := k.troubleWith(k.pairs[rank])
+		reason := strings.TrimPrefix(trouble.Error(), fmt.Sprintf("rank %d: ", rank))
+		r := fault.Report{Kind: fault.Unreached, By: k.rank, About: rank, Reason: reason}
+		var heard heardError
+		switch {
+		case errors.As(trouble, &heard):
+			r.Kind = fault.Heard
+			r.Reason = string(heard)
+		case errors.As(trouble, new(*triedError)):
+			r.Kind = fault.Tried
+		}
+		list = append(list, r)
 	}
 	return list
 }
@@ -432,8 +462,9 @@ func (k *connector) call(ctx context.Context, p *pair) error {
 			}
 		case !waiting.Over(ctx): // which would be the reason otherwise, instead of what has kept this rank waiting
 			k.note(p, err)
-			if _, due := failures.Count(err.Error()); due {
-				k.report(ctx, p, err)
+			_, due := failures.Count(err.Error())
+			if tried := new(triedError); due && errors.As(err, &tried) {
+				k.report(ctx, p, tried)
 			}
 		}
 		select {
@@ -479,7 +510,7 @@ func (k *connector) try(ctx context.Context, p *pair, attempt uint64) error {
 		}
 		errs = append(errs, err)
 	}
-	return fmt.Errorf("cannot be reached at %v: %w", r.Addresses, errors.Join(errs...))
+	return &triedError{r.Addresses, errors.Join(errs...)}
 }
 
 // nearFirst sorts addresses: those in networks that this host is in come first.

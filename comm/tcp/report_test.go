@@ -132,6 +132,25 @@ func TestUnreachedWithoutLock(t *testing.T) {
 	assert.Equal(t, []int{0, 2, 3}, about)
 }
 
+// The launcher is told who has tried to connect in vain, whichever of the two ranks tells it.
+func TestWhoTried(t *testing.T) {
+	n := &node{rank: 1, size: 4}
+	for rank := range n.size {
+		n.pairs = append(n.pairs, newPair(n, rank))
+	}
+	k := &connector{node: n, config: Config{World: "1"}}
+	tried := &triedError{[]string{"10.0.0.1:29500"}, errors.New("a test")}
+	k.note(k.pairs[0], tried)
+	k.hear(store.Event{Entry: store.Entry{Key: k.config.reports(1) + "2", Value: []byte(tried.Error())}}, nil)
+	const text = "cannot be reached at [10.0.0.1:29500]: a test"
+	assert.Equal(t, []fault.Report{
+		{Kind: fault.Tried, By: 1, About: 0, Reason: text},
+		{Kind: fault.Heard, By: 1, About: 2, Reason: text},
+		{Kind: fault.Unreached, By: 1, About: 3, Reason: "it has not connected to this rank, which listens at []"},
+	}, k.unreachedReports([]int{0, 2, 3}))
+	assert.EqualError(t, k.troubleWith(k.pairs[2]), "rank 2: it reports that this rank "+text)
+}
+
 // What a rank has told its launcher of ranks that were late is taken back when they have come: it is not why the job
 // fails later.
 func TestReportsTakenBack(t *testing.T) {

@@ -22,6 +22,8 @@ type Kind string
 const (
 	Lost      Kind = ""          // it was connected to, and is lost
 	Unreached Kind = "unreached" // there never was a connection to it, and a deadline has passed
+	Tried     Kind = "tried"     // likewise, and the reporter has tried in vain to connect to it
+	Heard     Kind = "heard"     // likewise, and it says that it has tried in vain to connect to the reporter
 	Late      Kind = "late"      // it is connected to, and a deadline has passed while the other rank waited for it
 )
 
@@ -30,7 +32,7 @@ type Report struct {
 	Kind   Kind   `json:"kind,omitempty"`
 	By     int    `json:"by"`
 	About  int    `json:"about"`
-	Reason string `json:"reason"` // such as "nothing has come from it for 10s"
+	Reason string `json:"reason"` // such as "nothing has come from it for 10s"; if Heard what About says of By
 }
 
 // Key is where the report stands in the store.

@@ -234,25 +234,55 @@ func (c *court) stopped() string {
 	return ""
 }
 
-// severed names two ranks on different machines that have lost each other, or never reached each other, although
-// launchers of both answer.
+// near reports whether two ranks are on one machine.
+func (c *court) near(a, b int) bool { return c.plan.machine(a) == c.plan.machine(b) }
+
+// severed names two ranks on different machines that have lost each other, or of which one has never reached the other,
+// although launchers of both answer.
 func (c *court) severed() string {
+	const remedy = "does a firewall let the machines reach each other?"
+	if caller, callee, reason := c.blocked(); reason != "" {
+		return fmt.Sprintf("%s reports that %s %s; %s", c.plan.place(caller), c.plan.place(callee), reason, remedy)
+	}
 	for _, r := range c.reports {
 		reverse := func(back fault.Report) bool {
 			return back.Kind == r.Kind && back.By == r.About && back.About == r.By
 		}
-		near := c.plan.machine(r.By) == c.plan.machine(r.About)
-		if r.Kind == fault.Late || near || !slices.ContainsFunc(c.reports, reverse) {
+		if r.Kind == fault.Late || c.near(r.By, r.About) || !slices.ContainsFunc(c.reports, reverse) {
 			continue
 		}
 		verb := "has lost"
 		if r.Kind == fault.Unreached {
 			verb = "does not reach"
 		}
-		return fmt.Sprintf("%s %s %s, and the other way round: %s; does a firewall let the machines reach each other?",
-			c.plan.place(r.By), verb, c.plan.place(r.About), r.Reason)
+		return fmt.Sprintf("%s %s %s, and the other way round: %s; %s",
+			c.plan.place(r.By), verb, c.plan.place(r.About), r.Reason, remedy)
 	}
 	return ""
+}
+
+// blocked is a rank that has tried in vain to connect to one of another machine, with its reason, "" if none has. The
+// launchers of both answer, and the rank that was called has waited as well, or has not ended.
+func (c *court) blocked() (caller, callee int, reason string) {
+	ended := c.ended()
+	for _, r := range c.reports {
+		switch {
+		case r.Kind != fault.Tried && r.Kind != fault.Heard || c.near(r.By, r.About):
+		case c.absence(r.By) != "" || c.absence(r.About) != "":
+		case r.Kind == fault.Heard:
+			return r.About, r.By, r.Reason
+		case !ended[r.About] || c.waits(r.About):
+			return r.By, r.About, r.Reason
+		}
+	}
+	return -1, -1, ""
+}
+
+// waits reports whether a rank has waited for another one until a deadline.
+func (c *court) waits(rank int) bool {
+	return slices.ContainsFunc(c.reports, func(r fault.Report) bool {
+		return r.Kind != fault.Lost && (r.By == rank || r.Kind == fault.Heard && r.About == rank)
+	})
 }
 
 // ended are the ranks that have failed or succeeded.
@@ -287,11 +317,8 @@ func (c *court) accused(counts func(fault.Report) bool) int {
 // straggler names a rank that failed ranks timed out waiting for, that has not ended, and that waits for nobody.
 func (c *court) straggler() string {
 	ended := c.ended()
-	waits := func(rank int) bool {
-		return slices.ContainsFunc(c.reports, func(r fault.Report) bool { return r.Kind != fault.Lost && r.By == rank })
-	}
 	suspect := c.accused(func(r fault.Report) bool {
-		return r.Kind != fault.Lost && ended[r.By] && !ended[r.About] && !waits(r.About)
+		return r.Kind != fault.Lost && ended[r.By] && !ended[r.About] && !c.waits(r.About)
 	})
 	if suspect < 0 {
 		return ""
@@ -301,7 +328,7 @@ func (c *court) straggler() string {
 	}
 	remedy := "with TUTTI_RECORD=1000, 'tutti diagnose .' says what it does instead"
 	afar := func(r fault.Report) bool {
-		return r.Kind == fault.Unreached && r.About == suspect && c.plan.machine(r.By) != c.plan.machine(suspect)
+		return (r.Kind == fault.Unreached || r.Kind == fault.Tried) && r.About == suspect && !c.near(r.By, suspect)
 	}
 	if slices.ContainsFunc(c.reports, afar) {
 		remedy = "does a firewall let the machines reach each other, and has its program come so far?"
@@ -333,7 +360,7 @@ func (c *court) silent() (suspect int, text string) {
 		return suspect, text + absence
 	}
 	for _, by := range c.accusers(suspect) {
-		if c.plan.machine(by) != c.plan.machine(suspect) {
+		if !c.near(by, suspect) {
 			return suspect, text + "; its process is there: does a firewall let the machines reach each other?"
 		}
 	}
@@ -343,7 +370,7 @@ func (c *court) silent() (suspect int, text string) {
 // said is what another rank has reported of one, "" if none has.
 func (c *court) said(rank int) string {
 	for _, r := range c.reports {
-		if r.About == rank {
+		if r.About == rank && r.Kind != fault.Heard {
 			return fmt.Sprintf(": %s, says %s", r.Reason, c.plan.place(r.By))
 		}
 	}

@@ -43,6 +43,11 @@ func TestVerdicts(t *testing.T) {
 		}
 		return all
 	}
+	reached := func(kind fault.Kind, by, about int) []fault.Report {
+		return []fault.Report{{Kind: kind, By: by, About: about, Reason: "cannot be reached at [10.0.0.1:29500]: i/o timeout"}}
+	}
+	const blocked = "rank 2 on two (10.0.0.2) reports that rank 0 on one (10.0.0.1) cannot be reached at [10.0.0.1:29500]: " +
+		"i/o timeout; does a firewall let the machines reach each other?"
 	victim := evidence{Failed: []failure{{0, "exit status 1", 1}}}
 	killed := evidence{Failed: []failure{{3, "signal: killed", 137}}}
 	first := End{Text: "rank 0 on one (10.0.0.1): exit status 1", Code: 1, Rank: true}
@@ -143,6 +148,26 @@ func TestVerdicts(t *testing.T) {
 		"a firewall from the beginning": {
 			one: victim, reports: append(waited(fault.Unreached, 2, 0), waited(fault.Unreached, 0, 2)...), code: 1, restarts: true,
 			text: "rank 0 on one (10.0.0.1) does not reach rank 2 on two (10.0.0.2), and the other way round: other ranks timed out waiting for it; does a firewall let the machines reach each other?",
+		},
+		"a firewall from the beginning, and only the one that was called has said so yet": {
+			one: victim, reports: reached(fault.Heard, 0, 2), code: 1, restarts: true, text: blocked,
+		},
+		"a firewall from the beginning, and both have said so": {
+			one: victim, two: evidence{Failed: []failure{{2, "exit status 1", 1}}}, code: 1, restarts: true,
+			reports: append(reached(fault.Heard, 0, 2), reached(fault.Tried, 2, 0)...), text: blocked,
+		},
+		"a firewall from the beginning, and the one that was called has not heard of it": {
+			one: victim, reports: append(waited(fault.Unreached, 2, 0), reached(fault.Tried, 2, 0)...), code: 1, restarts: true, text: blocked,
+		},
+		"a firewall from the beginning, and the one that was called waits on": {
+			two: evidence{Failed: []failure{{2, "exit status 1", 1}}}, reports: reached(fault.Tried, 2, 0), began: 2, code: 1, restarts: true, text: blocked,
+		},
+		"one that has failed, and that another one has tried since": {
+			one: victim, reports: reached(fault.Tried, 2, 0), text: first.Text, code: 1, restarts: true,
+		},
+		"one that has tried one of a machine that is cut off": {
+			one: victim, silent: true, reports: reached(fault.Tried, 0, 2), code: 1, restarts: true,
+			text: "rank 2 on two (10.0.0.2): cannot be reached at [10.0.0.1:29500]: i/o timeout, says rank 0 on one (10.0.0.1); its launcher does not answer: is the machine down, or the network to it cut?",
 		},
 		"one that nobody was connected to, as it has ended": {
 			one: evidence{Failed: victim.Failed, Succeeded: []int{1}}, reports: waited(fault.Unreached, 1, 0), code: 1, restarts: true,
