@@ -60,7 +60,8 @@ type pair struct {
 	acknowledged chan struct{} // gets a value when the peer has seen the goodbyes
 	lastReceived atomic.Int64  // tick of the node (silence.go) at which something came; unheard, which is -1, before
 
-	reported sync.Once // tells the launcher that the peer is lost
+	reported sync.Once   // tells the launcher that the peer is lost
+	failing  atomic.Bool // a goroutine of failAsync closes the pair
 
 	track atomic.Pointer[track] // in shared memory; nil if the ranks share none, or not yet
 
@@ -184,13 +185,16 @@ func (p *pair) peerLeaves() {
 	p.lose(errLeft)
 }
 
-// failAsync is fail for who holds a lock or serves other pairs as well: the launcher may be slow to hear of it.
+// failAsync is fail for who holds a lock or serves other pairs as well: the launcher may be slow to hear of it. The
+// caller may come again until the pair is closed.
 func (p *pair) failAsync(err error) {
 	if p.node.report == nil {
 		p.fail(err)
 		return
 	}
-	go p.fail(err)
+	if !p.failing.Swap(true) {
+		go p.fail(err)
+	}
 }
 
 // fail closes the connections because of an error. Called by lanes, by pair.beat and by node.end, without mu.

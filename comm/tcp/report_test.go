@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"runtime"
 	"testing"
 	"time"
 
@@ -14,6 +15,8 @@ import (
 	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/fault"
+	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/segment"
 )
 
 // deaf is a launcher that has heard something, and does not answer.
@@ -54,22 +57,40 @@ func TestReportsWaitOnce(t *testing.T) {
 	assert.Len(t, d.waited, 1)
 }
 
-// Signs of life to others, and what writes under locks, do not wait for the launcher. The peer is lost when that knows.
+// Signs of life to others, and what reads and writes under locks, do not wait for the launcher, which hears once of a
+// loss. The peer is lost when that knows.
 func TestReportsBesideOthers(t *testing.T) {
 	broken := errors.New("broken")
-	for name, lose := range map[string]func(p *pair){
-		"nothing has come": func(p *pair) {
+	for name, lose := range map[string]func(p *pair, w *wire, peer *segment.Ring){
+		"nothing has come": func(p *pair, _ *wire, _ *segment.Ring) {
 			p.node.countSilence()
 			p.beat(p.node.ticks.Add(100), 2)
 		},
-		"broken": func(p *pair) {
+		"broken": func(p *pair, _ *wire, _ *segment.Ring) {
 			p.lanes[0].secure = severed{err: broken}
 			p.quiet()
 			p.lanes[0].write(true)
 		},
+		"a frame of kind 99": func(_ *pair, w *wire, peer *segment.Ring) {
+			put(peer, header{kind: 99}, nil)
+			w.moveTracks() // as with the engine's lock
+			w.moveTracks()
+		},
+		"it has read": func(p *pair, w *wire, _ *segment.Ring) {
+			memory := make([]uint64, segment.RingBytes(ringBytes)/8)
+			for i := range memory {
+				memory[i] = 1 // of the reader's position, among others
+			}
+			p.track.Load().out = segment.NewRing(hostmem.Addr(memory), ringBytes)
+			for range 100 {
+				p.write()
+				w.moveTracks()
+			}
+			runtime.KeepAlive(memory)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, _ := newEarly(1 << 20)
+			p, w, peer := newTracked(1 << 20)
 			p.node.rank = 1
 			begun := make(chan []fault.Report)
 			answer := make(chan struct{})
@@ -80,7 +101,7 @@ func TestReportsBesideOthers(t *testing.T) {
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				lose(p)
+				lose(p, w, peer)
 			}()
 			list := <-begun
 			require.Len(t, list, 1)
@@ -88,7 +109,7 @@ func TestReportsBesideOthers(t *testing.T) {
 			select {
 			case <-done:
 			case <-time.After(time.Minute):
-				assert.Fail(t, "it waits for the launcher")
+				require.Fail(t, "it waits for the launcher")
 			}
 			p.mu.Lock()
 			assert.NoError(t, p.gone, "the launcher does not know it yet")

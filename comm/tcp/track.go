@@ -68,7 +68,7 @@ type track struct {
 // write sends what there is, as far as the ring has room. Called with the engine's lock or no lock held.
 func (t *track) write() {
 	if err := t.writeFrames(); err != nil {
-		t.pair.fail(err)
+		t.pair.failAsync(err)
 	}
 }
 
@@ -121,7 +121,7 @@ func (t *track) roomy() (bool, error) {
 }
 
 // read takes frames that have come, at most a ring full of them, and reports whether there were any. If it is not to
-// wait, it leaves them to another goroutine that reads.
+// wait, it leaves them to another goroutine that reads. Called with the engine's lock or no lock held.
 func (t *track) read(wait bool) (moved bool) {
 	if wait {
 		t.filling.Lock()
@@ -131,7 +131,7 @@ func (t *track) read(wait bool) (moved bool) {
 	moved, sends, err := t.readFrames()
 	t.filling.Unlock()
 	if err != nil {
-		t.pair.fail(err)
+		t.pair.failAsync(err)
 	} else if sends || moved && t.full.Load() {
 		t.write()
 	}
