@@ -2,9 +2,14 @@ package examples
 
 import (
 	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -52,6 +57,29 @@ func TestStrayWords(t *testing.T) {
 		require.NoError(t, err)
 		if strings.Contains(string(text), "flag.Parse()") {
 			assert.Contains(t, string(text), "flag.NArg()", file)
+		}
+	}
+}
+
+// TestRun: programs begin with tutti.Run, or say in their package comment what they do instead of it.
+func TestRun(t *testing.T) {
+	var mains []string
+	for _, pattern := range []string{"*/main.go", "../delta/*/main.go", "../adapters/*/*/main.go", "../adapters/*/*/*/main.go"} {
+		found, err := filepath.Glob(pattern)
+		require.NoError(t, err)
+		mains = append(mains, found...)
+	}
+	for _, path := range mains {
+		if regexp.MustCompile(`[/\\](cmd|generate)[/\\]`).MatchString(path) {
+			continue // no example
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments|parser.ImportsOnly)
+		require.NoError(t, err)
+		begins := slices.ContainsFunc(file.Imports, func(i *ast.ImportSpec) bool {
+			return i.Path.Value == `"github.com/tutti-go/tutti"`
+		})
+		if !begins {
+			assert.Contains(t, file.Doc.Text(), "tutti.Run", path)
 		}
 	}
 }

@@ -1,10 +1,11 @@
-// Command delta trains a network on one rank, and hands its bf16 weights to two others that read digits with
+// Command delta trains a network on one rank, and hands its bf16 weights to others that read digits with
 // them, after every few steps, as what has changed.
 //
 //	go run ./delta/example                             # 153,610 weights
 //	go run ./delta/example -hidden 16384 -rate 1e-6    # 1.2 million
 //
-// Here ranks are goroutines; over any other communicator, or through files, it is the same.
+// Its ranks are goroutines, or processes that a launcher starts: tutti launch -n 3 ./delta. Through files
+// it is the same.
 package main
 
 import (
@@ -16,13 +17,12 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"github.com/tutti-go/tutti"
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/delta"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/examples/digits"
 	"github.com/tutti-go/tutti/runtime"
-	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
 const versions = 5
@@ -38,13 +38,11 @@ func main() {
 	if *hidden < 1 {
 		log.Fatalf("-hidden is %d, want 1 or more", *hidden)
 	}
-	err := local.Run(context.Background(), 3, func(ctx context.Context, c comm.Communicator) error {
-		rt := cpu.New()
-		defer rt.Close()
-		if c.Rank() == 0 {
-			return train(ctx, rt, c, *hidden, *steps, *rate)
+	err := tutti.Run(context.Background(), func(ctx context.Context, r tutti.Rank) error {
+		if r.Comm.Rank() == 0 {
+			return train(ctx, r.Runtime, r.Comm, *hidden, *steps, *rate)
 		}
-		return serve(ctx, rt, c)
+		return serve(ctx, r.Runtime, r.Comm)
 	})
 	if err != nil {
 		log.Fatal(err)

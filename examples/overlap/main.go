@@ -5,6 +5,9 @@
 //
 // reducer.go is the part to copy: how the two streams are ordered. worker.go gives it something to hide communication
 // behind, its own kernel (gradient.cu). The laboratory (lab/) measures a whole training step this way.
+//
+// It makes its communicators itself instead of by tutti.Run: they have few thread blocks, which is an option of NCCL's
+// communicators alone, and are handed to code that needs NCCL's streams and symmetric memory.
 package main
 
 import (

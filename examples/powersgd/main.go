@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"log"
 
+	"github.com/tutti-go/tutti"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/examples/digits/softmax"
 )
@@ -27,28 +28,34 @@ func main() {
 	if flag.NArg() > 0 {
 		log.Fatalf("unknown arguments: %q", flag.Args())
 	}
-	ranks := []int{0, 4, 1}
-	var configs []ddp.Config
-	for _, rank := range ranks {
+	err := tutti.Run(context.Background(), func(ctx context.Context, r tutti.Rank) error {
+		return train(ctx, r, *asJSON)
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// train compares trainings whose gradients have factors of some ranks, of which 0 is no compression.
+func train(ctx context.Context, r tutti.Rank, asJSON bool) error {
+	for _, rank := range []int{0, 4, 1} {
 		var cfg ddp.Config
 		if rank > 0 {
 			cfg.Reducer = func(b ddp.Bucket) (ddp.Reducer, error) { return newPowerSGD(b, rank) }
 		}
-		configs = append(configs, cfg)
-	}
-	results, err := softmax.Train(context.Background(), configs...)
-	if err != nil {
-		log.Fatal(err)
-	}
-	for i, result := range results {
+		result, err := softmax.Train(ctx, r, nil, cfg)
+		if err != nil {
+			return err
+		}
 		switch {
-		case result.Curve == nil: // another process has rank 0
-		case *asJSON:
-			printCurve(fmt.Sprint("rank ", ranks[i]), result.Curve)
+		case r.Comm.Rank() != 0: // one rank prints
+		case asJSON:
+			printCurve(fmt.Sprint("rank ", rank), result.Curve)
 		default:
-			fmt.Printf("rank %d (0: not compressed): %v\n", ranks[i], result)
+			fmt.Printf("rank %d (0: not compressed): %v\n", rank, result)
 		}
 	}
+	return nil
 }
 
 // printCurve prints a line of JSON for each point.

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti"
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/commtest"
 	"github.com/tutti-go/tutti/comm/local"
@@ -117,9 +118,19 @@ func TestAllocations(t *testing.T) {
 }
 
 func TestTraining(t *testing.T) {
-	results, err := softmax.Train(t.Context(), ddp.Config{}, ddp.Config{Reducer: reducer})
-	require.NoError(t, err)
-	dense, result := results[0], results[1]
-	assert.Greater(t, result.Accuracy, dense.Accuracy-0.02)
-	assert.Less(t, result.Sent, dense.Sent/2)
+	var dense, compressed softmax.Result
+	require.NoError(t, tutti.Run(t.Context(), func(ctx context.Context, r tutti.Rank) error {
+		plain, err := softmax.Train(ctx, r, nil, ddp.Config{})
+		if err != nil {
+			return err
+		}
+		result, err := softmax.Train(ctx, r, nil, ddp.Config{Reducer: reducer})
+		if r.Comm.Rank() == 0 {
+			dense = plain
+			compressed = result
+		}
+		return err
+	}))
+	assert.Greater(t, compressed.Accuracy, dense.Accuracy-0.02)
+	assert.Less(t, compressed.Sent, dense.Sent/2)
 }

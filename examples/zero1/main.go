@@ -15,6 +15,7 @@ import (
 	"log"
 	"math"
 
+	"github.com/tutti-go/tutti"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/examples/digits/softmax"
 	"github.com/tutti-go/tutti/runtime"
@@ -93,13 +94,14 @@ func main() {
 	if flag.NArg() > 0 {
 		log.Fatalf("unknown arguments: %q", flag.Args())
 	}
-	results, err := softmax.TrainBy(context.Background(), func() softmax.Optimizer {
-		return &sharded{}
-	}, ddp.Config{Shard: true})
+	err := tutti.Run(context.Background(), func(ctx context.Context, r tutti.Rank) error {
+		result, err := softmax.Train(ctx, r, &sharded{}, ddp.Config{Shard: true})
+		if err == nil && r.Comm.Rank() == 0 {
+			fmt.Println(result)
+		}
+		return err
+	})
 	if err != nil {
 		log.Fatal(err)
-	}
-	if results[0].Curve != nil { // this process has rank 0
-		fmt.Println(results[0])
 	}
 }

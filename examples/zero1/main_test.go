@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tutti-go/tutti"
 	"github.com/tutti-go/tutti/distributed/ddp"
 	"github.com/tutti-go/tutti/examples/digits/softmax"
 	"github.com/tutti-go/tutti/runtime"
@@ -32,15 +33,25 @@ func (*whole) Close() error { return nil }
 // TestBits: with its state cut into shards, Adam gives the parameters the bits that it gives them as a
 // whole on each rank, in one bucket and in two.
 func TestBits(t *testing.T) {
-	whole, err := softmax.TrainBy(t.Context(), func() softmax.Optimizer { return new(whole) }, ddp.Config{})
-	require.NoError(t, err)
-	want := whole[0]
+	want := train(t, func() softmax.Optimizer { return new(whole) }, ddp.Config{})
 	assert.Greater(t, want.Accuracy, 0.9)
 	for _, bytes := range []int{0, 100} {
-		results, err := softmax.TrainBy(t.Context(), func() softmax.Optimizer { return new(sharded) }, ddp.Config{Shard: true, BucketBytes: bytes})
-		require.NoError(t, err)
-		got := results[0]
+		cfg := ddp.Config{Shard: true, BucketBytes: bytes}
+		got := train(t, func() softmax.Optimizer { return new(sharded) }, cfg)
 		assert.Equal(t, want.Checksum, got.Checksum, "buckets of %d bytes", bytes)
 		assert.Equal(t, want.Accuracy, got.Accuracy)
 	}
+}
+
+// train returns what rank 0 comes to. Each rank has its own optimizer.
+func train(t *testing.T, optimizer func() softmax.Optimizer, cfg ddp.Config) softmax.Result {
+	var first softmax.Result
+	require.NoError(t, tutti.Run(t.Context(), func(ctx context.Context, r tutti.Rank) error {
+		result, err := softmax.Train(ctx, r, optimizer(), cfg)
+		if r.Comm.Rank() == 0 {
+			first = result
+		}
+		return err
+	}))
+	return first
 }

@@ -2,6 +2,9 @@
 // all GPUs of this machine, and tutti average them over NCCL, in memory of cu and on
 // its streams: the host waits for neither, but to check the result. It needs GPUs
 // and NCCL.
+//
+// It makes its communicators itself instead of by tutti.Run, whose runtimes open GPUs with contexts and
+// streams of tutti's: here those are cu's.
 package main
 
 import (

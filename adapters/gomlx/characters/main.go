@@ -1,9 +1,9 @@
 // Command characters trains a small transformer of GoMLX to predict each character of a text, its
 // own source, from those before it, on several ranks.
 //
-//	go run ./characters                                  # two ranks, goroutines of one process
-//	tutti launch -n 2 ./characters -backend tcp          # a process per rank, the same bits
-//	mpirun --bind-to none -n 2 ./characters -backend mpi # the same over MPI
+//	go run ./characters -ranks 2                         # goroutines of one process
+//	tutti launch -n 2 ./characters                       # a process per rank, the same bits
+//	mpirun --bind-to none -n 2 ./characters              # the same over MPI
 //	torchrun --nproc-per-node 2 --no-python ./characters -backend nccl # the same over NCCL, a GPU per process
 //	tutti launch -n 3 --min 1 --restarts 9 ./characters -backend elastic # kill any of them: it joins again
 //	go run ./characters -checkpoint DIR -steps 60        # goes on from there, if it exists
@@ -40,14 +40,11 @@ import (
 	"github.com/gomlx/gomlx/ml/train/loss"
 	"github.com/gomlx/gomlx/ml/train/optimizer"
 
+	"github.com/tutti-go/tutti"
 	"github.com/tutti-go/tutti/adapters/gomlx"
 	"github.com/tutti-go/tutti/atomicfile"
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/local"
-	"github.com/tutti-go/tutti/comm/mpi"
-	"github.com/tutti-go/tutti/comm/nccl"
 	"github.com/tutti-go/tutti/comm/noop"
-	"github.com/tutti-go/tutti/comm/rendezvous"
 	"github.com/tutti-go/tutti/comm/staged"
 	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/comm/tcp"
@@ -56,7 +53,6 @@ import (
 	"github.com/tutti-go/tutti/distributed/elastic"
 	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/runtime/cpu"
-	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
 // The windows of a step, over all ranks, and the model: characters, and those of a window, entries of
@@ -76,8 +72,9 @@ type settings struct {
 
 func main() {
 	var s settings
-	backend := flag.String("backend", "local", "local, or under a launcher tcp, mpi, nccl or elastic")
-	ranks := flag.Int("ranks", 2, "ranks of the local backend")
+	var world tutti.Config
+	flag.StringVar(&world.Backend, "backend", "", "local, tcp, mpi, nccl or elastic; unset: as the launcher says")
+	flag.IntVar(&world.Ranks, "ranks", 0, "ranks of the local backend; 0 is 4")
 	flag.IntVar(&s.steps, "steps", 40, "the step with which to end")
 	flag.StringVar(&s.pattern, "pattern", sparse.Dense, "what is sent: dense, or a tenth by topkA and others")
 	flag.StringVar(&s.checkpoint, "checkpoint", "", "`directory` to go on from, and to write at the end")
@@ -85,76 +82,61 @@ func main() {
 	if flag.NArg() > 0 {
 		log.Fatalf("unknown arguments: %q", flag.Args())
 	}
-	body := func(ctx context.Context, c comm.Communicator) error {
-		sum, last, err := run(ctx, c, s)
-		member := fmt.Sprint("world size ", c.WorldSize())
-		if s.elastic != nil {
-			member = s.elastic.Name
-		}
-		if err == nil && c.Rank() == 0 {
-			fmt.Printf("%s, step %d: loss %.4f; checksum of the parameters %08x\n", member, s.steps, last, sum)
-		}
-		return err
-	}
-	var err error
-	switch ctx := context.Background(); *backend {
-	case "mpi":
-		err = mpi.Run(ctx, body)
-	case "tcp":
-		var c comm.Communicator
-		if c, err = tcp.FromEnv(ctx); err == nil {
-			err = comm.Run(ctx, []comm.Communicator{c}, body)
-		}
-	case "nccl":
-		err = overNCCL(ctx, body)
-	case "elastic":
-		var cfg elastic.Config
-		if cfg, err = elastic.FromEnv(elastic.Config{Terms: fmt.Sprintf("characters %+v", s)}); err == nil {
-			cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
-				return tcp.New(ctx, kv, tcp.Config{
-					Rank:      p.Rank,
-					WorldSize: p.Size,
-					World:     p.World,
-					TLS:       cfg.TLS,
-					Silence:   elastic.DefaultSilence,
-				})
-			}
-			s.elastic = &cfg
-			err = body(ctx, noop.New(cpu.New()))
-			if errors.Is(err, elastic.ErrEnded) {
-				log.Print(err) // the others have the parameters
-				err = nil
-			}
-		}
-	default:
-		err = local.Run(ctx, *ranks, body)
-	}
+	err := start(context.Background(), world, s)
 	if err != nil {
 		log.Fatal(err)
 	}
 }
 
-// overNCCL calls body with the communicator of a job that has a GPU per process. GoMLX computes on the
-// host here, so gradients pass through the GPU's memory.
-func overNCCL(ctx context.Context, body func(context.Context, comm.Communicator) error) error {
-	job, err := rendezvous.FromEnv(os.Getenv)
+// start runs the ranks of this process, or the member of an elastic job that it is.
+func start(ctx context.Context, world tutti.Config, s settings) error {
+	if world.Backend == "elastic" {
+		return join(ctx, s)
+	}
+	return world.Run(ctx, func(ctx context.Context, r tutti.Rank) error {
+		// GoMLX computes on the host here, so gradients pass through a GPU's memory.
+		if _, host := r.Runtime.(*cpu.Runtime); !host {
+			c, err := staged.New(r.Comm, cpu.New(), r.Runtime)
+			if err != nil {
+				return err
+			}
+			r.Comm = c
+		}
+		return report(ctx, r.Comm, fmt.Sprint("world size ", r.Comm.WorldSize()), s)
+	})
+}
+
+// join takes part in an elastic job, whose members form communicators of their own.
+func join(ctx context.Context, s settings) error {
+	cfg, err := elastic.FromEnv(elastic.Config{Terms: fmt.Sprintf("characters %+v", s)})
 	if err != nil {
 		return err
 	}
-	gpu, err := cuda.Open(job.LocalRank)
-	if err != nil {
-		return err
+	cfg.Form = func(ctx context.Context, kv store.Store, p elastic.Place) (comm.Communicator, error) {
+		return tcp.New(ctx, kv, tcp.Config{
+			Rank:      p.Rank,
+			WorldSize: p.Size,
+			World:     p.World,
+			TLS:       cfg.TLS,
+			Silence:   elastic.DefaultSilence,
+		})
 	}
-	defer gpu.Close() //nolint:errcheck // the process ends
-	base, err := nccl.FromEnv(ctx, gpu)
-	if err != nil {
-		return err
+	s.elastic = &cfg
+	err = report(ctx, noop.New(cpu.New()), cfg.Name, s)
+	if errors.Is(err, elastic.ErrEnded) {
+		log.Print(err) // the others have the parameters
+		return nil
 	}
-	c, err := staged.New(base, cpu.New(), gpu)
-	if err != nil {
-		return err
+	return err
+}
+
+// report runs a rank, and has the first one print what it came to.
+func report(ctx context.Context, c comm.Communicator, name string, s settings) error {
+	sum, last, err := run(ctx, c, s)
+	if err == nil && c.Rank() == 0 {
+		fmt.Printf("%s, step %d: loss %.4f; checksum of the parameters %08x\n", name, s.steps, last, sum)
 	}
-	return comm.Run(ctx, []comm.Communicator{c}, body)
+	return err
 }
 
 // run is one rank. It returns a checksum of the parameters, and the rank's last loss.

@@ -1,6 +1,8 @@
 // Command example trains with members that come and go, shows the metrics of one of them at /metrics, and draws them.
 //
 //	go run ./example -listen localhost:9100 -picture dashboard.png
+//
+// It has no ranks of tutti.Run: members of an elastic job form their communicators themselves.
 package main
 
 import (

@@ -22,9 +22,9 @@ import (
 // Result is what a training came to.
 type Result struct {
 	Accuracy float64 // on test images
-	Sent     int64   // bytes by rank 0
+	Sent     int64   // bytes, by this rank
 	Checksum uint32  // of the parameters
-	Curve    []Point // after each epoch; nil in processes without rank 0
+	Curve    []Point // after each epoch
 }
 
 // Point is a measurement in the course of a training, as tutti plot reads it.
@@ -32,7 +32,7 @@ type Point struct {
 	Name      string  `json:"name"`
 	Step      int     `json:"step"`
 	Seconds   float64 `json:"s"`
-	SentBytes int64   `json:"sent_bytes"` // by rank 0
+	SentBytes int64   `json:"sent_bytes"` // by this rank
 	Accuracy  float64 `json:"accuracy"`   // on test images, in percent
 }
 
@@ -69,33 +69,18 @@ func (descent) Update(_ context.Context, _ int, _ *ddp.Gradients, params, gradie
 
 func (descent) Close() error { return nil }
 
-// Train is TrainBy with gradient descent.
-func Train(ctx context.Context, configs ...ddp.Config) ([]Result, error) {
-	return TrainBy(ctx, func() Optimizer { return descent{} }, configs...)
+// Train trains a softmax regression for ten epochs, as one rank of a program. cfg says how gradients are averaged:
+// those of a matrix of [digits.Pixels]×[digits.Classes] and of a vector. A nil optimizer is gradient descent. Train
+// closes the optimizer.
+func Train(ctx context.Context, r tutti.Rank, optimizer Optimizer, cfg ddp.Config) (Result, error) {
+	if optimizer == nil {
+		optimizer = descent{}
+	}
+	result, err := train(ctx, r, optimizer, cfg)
+	return result, errors.Join(err, optimizer.Close())
 }
 
-// TrainBy trains a softmax regression for ten epochs with each of some configurations, on the ranks of [tutti.Run]:
-// without a launcher four goroutines. They say how gradients are averaged: those of a matrix of
-// [digits.Pixels]×[digits.Classes] and of a vector. Each rank has its own Optimizer.
-func TrainBy(ctx context.Context, optimizer func() Optimizer, configs ...ddp.Config) ([]Result, error) {
-	results := make([]Result, len(configs))
-	err := tutti.Run(ctx, func(ctx context.Context, r tutti.Rank) error {
-		for i, cfg := range configs {
-			o := optimizer()
-			result, err := train(ctx, r, cfg, o)
-			if r.Comm.Rank() == 0 {
-				results[i] = result
-			}
-			if err := errors.Join(err, o.Close()); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	return results, err
-}
-
-func train(ctx context.Context, r tutti.Rank, cfg ddp.Config, optimizer Optimizer) (result Result, err error) {
+func train(ctx context.Context, r tutti.Rank, optimizer Optimizer, cfg ddp.Config) (result Result, err error) {
 	training, test, err := digits.Split(1)
 	if err != nil {
 		return result, err
