@@ -36,7 +36,7 @@ func TestLaunchFlagsOfTCP(t *testing.T) {
 func TestLaunchedRanksTrainTogether(t *testing.T) {
 	t.Parallel()
 	hash := regexp.MustCompile(`"hash":"([0-9a-f]{16})"`)
-	train := []string{"train", "--epochs", "1", "--pattern", "dense", "--json"}
+	train := []string{"train", "--epochs", "1", "--pattern", "dense", "--json", "--out", t.TempDir()}
 	stdout, stderr, err := execute(t, build(t), append(train, "--ranks", "2")...)
 	require.NoError(t, err, stderr)
 	want := hash.FindString(stdout)
