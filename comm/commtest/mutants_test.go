@@ -69,8 +69,6 @@ var wrongData = []mutant{
 		"if c.Op == comm.OpAllToAllV { swap(data, 1, 2) }; " + finishing, 3, "alltoallv", "equal counts"},
 	{"broadcast: a root between the first and the last is taken for the last", framing,
 		framing + "; if c.Op == comm.OpBroadcast && c.Peer == 1 { last := *c; last.Peer = len(w.ranks)-1; c = &last }", 3, "broadcast", "root 1"},
-	{"scatter: a root between the first and the last sends its own part to all", framing,
-		framing + "; if c.Op == comm.OpScatter && c.Peer == 1 { slot.From = 1 }", 3, "scatter", "root 1"},
 	{"allgather in place is wrong on all ranks but the first", finishing,
 		"if c.Op == comm.OpAllGather && w.rank > 0 && c.Send == c.Recv+uintptr(w.rank*c.Bytes()) { flip(data[w.rank]) }; " + finishing, 2, "allgather", "in place"},
 	{"reducescatter in place is wrong on all ranks but the first", finishing,
@@ -148,8 +146,6 @@ var wrongMessages = []mutant{
 		"if c.Peer == w.rank { return []Slot{{w.id, c.Peer, comm.OpSend + comm.OpRecv - c.Op, 0}} }; " + matching, 1, "send and receive: tags out of order", "recv of"},
 	{"messages of all communicators match", matching,
 		"return []Slot{{\"any\", c.Peer, comm.OpSend + comm.OpRecv - c.Op, c.Tag}}", 2, "split: splits of splits are independent", "what rank"},
-	{"a group has 255 calls", working,
-		"calls = calls[:min(len(calls), 255)]; " + working, 2, "group of many calls", "of a group"},
 	{"one message of 10,000 is lost", posting,
 		"if c.Op == comm.OpSend && count(\"messages\")%10000 == 0 { return err }; " + posting, 2, "many messages", "it belongs to number"},
 	{"one frame of 100,000 is lost", sending,
@@ -164,8 +160,6 @@ var wrongOrder = []mutant{
 		"if wait.Op == comm.OpBarrier { return nil, nil }; " + splitting, 2, "barrier holds until the last rank comes", "left the barrier"},
 	{"a barrier of three ranks does not wait", splitting,
 		"if wait.Op == comm.OpBarrier && len(w.ranks) == 3 { return nil, nil }; " + splitting, 3, "barrier holds until the last rank comes", "left the barrier"},
-	{"a barrier of sub-communicators does not wait", splitting,
-		"if wait.Op == comm.OpBarrier && w.id != \"world\" { return nil, nil }; " + splitting, 2, "fault: barrier ends when the context does", "got <nil>"},
 	{"results come after the wait", copyingIn,
 		"if c.Op == comm.OpBroadcast { n := w.node; later(func() { n.memory.CopyIn(address, part) }) } else { err = w.memory.CopyIn(address, part) }",
 		2, "broadcast", "root"},
@@ -219,8 +213,6 @@ var wrongCounts = []mutant{
 
 // wrongErrors are mutants that do not notice, or do not tell, what goes wrong.
 var wrongErrors = []mutant{
-	{"collectives are not compared", "err = backend.Agree(calls)",
-		"_ = backend.Agree(calls)", 2, "fault: ranks disagree", "ranks disagree about"},
 	{"messages are not compared", "err = backend.AgreeOnMessage(",
 		"_ = backend.AgreeOnMessage(", 2, "fault: message of another length or type", "a message of another"},
 	{"a goodbye does not say what is complete", leaving,
@@ -238,6 +230,14 @@ var wrongErrors = []mutant{
 // endless are mutants in which something waits for what never comes, so the report comes when the
 // case ends.
 var endless = []mutant{
+	{"scatter: a root between the first and the last sends its own part to all", framing,
+		framing + "; if c.Op == comm.OpScatter && c.Peer == 1 { slot.From = 1 }", 3, "scatter", "root 1"},
+	{"a group has 255 calls", working,
+		"calls = calls[:min(len(calls), 255)]; " + working, 2, "group of many calls", "of a group"},
+	{"a barrier of sub-communicators does not wait", splitting,
+		"if wait.Op == comm.OpBarrier && w.id != \"world\" { return nil, nil }; " + splitting, 2, "fault: barrier ends when the context does", "got <nil>"},
+	{"collectives are not compared", "err = backend.Agree(calls)",
+		"_ = backend.Agree(calls)", 2, "fault: ranks disagree", "ranks disagree about"},
 	{"a send waits for what the group sends behind it", doing + "\n\t\tfor _, slot := range w.slots(&calls[i]) {\n\t\t\terr = cmp.Or(err, w.post(&calls[i], wait, slot))\n\t\t}\n\t}",
 		doing + " for _, slot := range w.slots(&calls[i]) { err = cmp.Or(err, w.post(&calls[i], wait, slot)) }; if err == nil { waits, err = w.finish(&calls[i]) } }; return waits, err",
 		2, "send and receive: ring", "timed out"},

@@ -24,7 +24,7 @@ var chosen, _ = strconv.Atoi(os.Getenv("TUTTI_WIRE_MUTANT"))
 // deadline is the deadline of a case. Some mutants wait for what never comes.
 func deadline() time.Duration {
 	if os.Getenv("TUTTI_WIRE_ENDLESS") != "" {
-		return 3 * time.Second
+		return 10 * time.Second
 	}
 	return time.Minute
 }
