@@ -139,7 +139,7 @@ var happenings = map[string]misfortune{
 		first: "--wait 3s", second: "none", one: `.*1 of 2 machines came \(\S+\): timed out: .*`, code: 1,
 	},
 	"another secret": {
-		first: "--wait 4s", second: "--wait 3s --secret-file other", before: `(umask 077; head -c 24 /dev/urandom | base64 > other)`,
+		first: "--wait 15s", second: "--wait 8s --secret-file other", before: `(umask 077; head -c 24 /dev/urandom | base64 > other)`,
 		one: `.*1 of 2 machines came .*`, code: 1, two: `.*it knows another secret.*`,
 	},
 	"a secret of five letters": {
@@ -210,19 +210,19 @@ var happenings = map[string]misfortune{
 		first: "--machines 1 --min 1", second: "none", ranks: `sh -c "sleep 1000 & exit 5"`, one: `tutti: rank [01] on \S+: exit status 5`, code: 5,
 	},
 	"another version of tutti": {
-		rival: true, first: "--wait 4s",
+		rival: true, first: "--wait 15s",
 		one: `.*1 of 2 machines came .*; refused: the launcher of \S+ \(192\.168\.1\.6\): .*this is tutti 0\.1\.0, .* use one build of tutti .*`, code: 1,
 		two:  `.*this is tutti 0\.1\.0, and the first machine has tutti .*`,
 		said: map[string]string{"first.err": `the launcher of \S+ \(192\.168\.1\.6\) does not take part: .*this is tutti 0\.1\.0`},
 	},
 	"another job": {
-		first: "--wait 4s --job one", second: "--job two",
+		first: "--wait 15s --job one", second: "--job two",
 		one: `.*1 of 2 machines came .*; refused: 192\.168\.1\.6: a launcher of .* looks for the job "two", .* one "one": .*--job.*`, code: 1,
 		two:  `tutti: launch: refused by .*: a launcher of .* looks for the job "two", and this store, .*, has one "one": .*--job.*`,
 		said: map[string]string{"first.err": `a launcher of .* looks for the job .*two.*, and this store, .*, has one .*one`},
 	},
 	"another command": {
-		first: "--wait 4s", second: "--no-prefix sh",
+		first: "--wait 15s", second: "--no-prefix sh",
 		one: `.*1 of 2 machines came .*; refused: the launcher of \S+ \(192\.168\.1\.6\): .*this launcher starts sh .*--job.*`, code: 1,
 		two:  `.*this launcher starts sh .*, and the job at 192\.168\.1\.5:29400 is \S+: .*--job.*`,
 		said: map[string]string{"first.err": `the launcher of \S+ \(192\.168\.1\.6\) does not take part: .*this launcher starts sh`},
@@ -271,7 +271,9 @@ var happenings = map[string]misfortune{
 		one:    `.*no space left on device.*`, code: 1,
 	},
 	"nobody reads": {
-		first: "--grace 500ms", ranks: "yes", second: "none", action: `sleep 0.3; kill $first`, one: `tutti: terminated`, code: 143,
+		first: "--machines 1 --grace 500ms", ranks: "yes > other", second: "none",
+		before: `mkfifo other; exec 3<>other`,
+		action: `until pgrep -x yes > /dev/null; do sleep 0.05; done; kill $first`, one: `tutti: terminated`, code: 143,
 	},
 }
 
