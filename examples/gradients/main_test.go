@@ -64,7 +64,7 @@ func (h *hashes) ranks(t *testing.T, count int) {
 func TestAnyRanks(t *testing.T) {
 	*steps = 20
 	var hashes hashes
-	for _, count := range []int{1, 2, 3, 5, microbatches + 1} {
+	for _, count := range []int{1, 2, 3, 4, 6, microbatches, microbatches + 1} {
 		hashes.ranks(t, count)
 	}
 	assert.Zero(t, hashes.differ)

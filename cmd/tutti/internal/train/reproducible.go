@@ -47,8 +47,10 @@ func (t *trainer) contribute(ctx context.Context, step, stepsPerEpoch int) (loss
 	if err := cmp.Or(t.fixed.Wait(ctx), err); err != nil {
 		return 0, err
 	}
-	if err := t.rank.Comm.Sync(ctx); err != nil {
-		return 0, err
+	if !t.cfg.Elastic { // a member's vote has waited, and its step is made although another member may be lost by now
+		if err := t.rank.Comm.Sync(ctx); err != nil {
+			return 0, err
+		}
 	}
 	return loss * float64(ranks) / float64(len(batch)), runtime.CopyOut(t.gradient, t.fixed.Result(0))
 }
