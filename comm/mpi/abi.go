@@ -12,27 +12,27 @@ import (
 // abi is all that differs between the binary interfaces of MPI libraries: how
 // wide handles are, where a status keeps what, and the values of constants.
 type abi struct {
-	name       string
-	handleSize int // bytes of an MPI_Request in memory
+	name       string // of the ABI, in errors and Info
+	handleSize int    // bytes of an MPI_Request in memory
 
 	// Layout of MPI_Status. received reads the number of bytes of a message
 	// from one, where the layout is known; nil means asking MPI_Get_count.
 	statusSize, statusError int
 	received                func(status []byte) int64
 
-	tagUB                            uintptr // attribute key MPI_TAG_UB
-	undefined                        int32   // MPI_UNDEFINED
-	inPlace                          uintptr // MPI_IN_PLACE
-	threadSerialized, threadMultiple int32
+	tagUB                            uintptr         // attribute key MPI_TAG_UB
+	undefined                        int32           // MPI_UNDEFINED
+	inPlace                          uintptr         // MPI_IN_PLACE
+	threadSerialized, threadMultiple int32           // MPI_THREAD_SERIALIZED, MPI_THREAD_MULTIPLE
 	errInStatus, errPending          int32           // error classes
 	sentinels                        map[int32]error // of other classes; nobody changes it
 
-	world        constant
-	errorsReturn constant
-	bytes        constant
-	types        typesOf[constant]
-	ops          opsOf[constant]
-	or, and      constant // of truth values
+	world        constant          // MPI_COMM_WORLD
+	errorsReturn constant          // MPI_ERRORS_RETURN
+	bytes        constant          // MPI_BYTE
+	types        typesOf[constant] // zero for those that MPI lacks
+	ops          opsOf[constant]   // the same
+	or, and      constant          // of truth values
 }
 
 // typesOf has something for each element type, opsOf for each reduction. MPI has no types for floats of 16 and 8
@@ -45,8 +45,8 @@ type (
 // constant is a predefined handle: a number, or the address of a variable that
 // the library exports.
 type constant struct {
-	value  uintptr
-	symbol string
+	value  uintptr // 0 where symbol has it
+	symbol string  // whose address it is; "" where value is it
 }
 
 func number(value uintptr) constant { return constant{value: value} }

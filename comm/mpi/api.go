@@ -9,8 +9,11 @@ import (
 
 // api is the part of the MPI library that this package calls. The names and
 // argument orders are those of the MPI standard; a name that ends in _c takes
-// MPI_Count where the other takes int, and exists from MPI 4.0 on.
+// MPI_Count where the other takes int, and exists from MPI 4.0 on. Bind sets the
+// functions once, and nothing changes them after; an optional one that the library
+// lacks stays zero.
 type api struct {
+	// The library, and errors.
 	GetLibraryVersion dl.Func `sym:"MPI_Get_library_version"`
 	Initialized       dl.Func `sym:"MPI_Initialized"`
 	Finalized         dl.Func `sym:"MPI_Finalized"`
@@ -21,6 +24,7 @@ type api struct {
 	ErrorString       dl.Func `sym:"MPI_Error_string"`
 	ErrorClass        dl.Func `sym:"MPI_Error_class"`
 
+	// Communicators.
 	CommRank          dl.Func `sym:"MPI_Comm_rank"`
 	CommSize          dl.Func `sym:"MPI_Comm_size"`
 	CommDup           dl.Func `sym:"MPI_Comm_dup"`
@@ -29,6 +33,7 @@ type api struct {
 	CommSetErrhandler dl.Func `sym:"MPI_Comm_set_errhandler"`
 	CommGetAttr       dl.Func `sym:"MPI_Comm_get_attr"`
 
+	// Messages, and the requests of all that is in flight.
 	Isend    dl.Func `sym:"MPI_Isend"`
 	Irecv    dl.Func `sym:"MPI_Irecv"`
 	Recv     dl.Func `sym:"MPI_Recv"`
@@ -42,6 +47,7 @@ type api struct {
 	// the MPI-5 ABI, which has it.
 	GetCountC dl.Func `sym:"MPI_Get_count_c,optional"`
 
+	// Collectives that do not block: of native ones alone.
 	Iallreduce           dl.Func `sym:"MPI_Iallreduce"`
 	IallreduceC          dl.Func `sym:"MPI_Iallreduce_c,optional"`
 	Ireduce              dl.Func `sym:"MPI_Ireduce"`
@@ -63,32 +69,32 @@ type api struct {
 	Iscatter             dl.Func `sym:"MPI_Iscatter"`
 	IscatterC            dl.Func `sym:"MPI_Iscatter_c,optional"`
 
-	ReduceLocal dl.Func `sym:"MPI_Reduce_local"`
+	ReduceLocal dl.Func `sym:"MPI_Reduce_local"` // see comparesSigned
 
-	QueryCUDA dl.Func `sym:"MPIX_Query_cuda_support,optional"`
+	QueryCUDA dl.Func `sym:"MPIX_Query_cuda_support,optional"` // of Open MPI and MPICH alone
 }
 
 // library is an open MPI library: its functions, and its constants as the
 // table of its ABI has them.
 type library struct {
 	api
-	abi     *abi
-	handles handles
-	file    string // under which it was opened
-	version string // what MPI_Get_library_version says
-	cuda    bool   // it takes device memory; MPICH can only be asked after Init
-	signed  bool   // it compares unsigned integers as signed ones; see comparesSigned
+	abi     *abi    // the library's; nobody changes it
+	handles handles // set when the library is opened
+	file    string  // under which it was opened
+	version string  // what MPI_Get_library_version says
+	cuda    bool    // it takes device memory; MPICH can only be asked after Init
+	signed  bool    // it compares unsigned integers as signed ones; see comparesSigned
 
 	turn *turn // nil unless the library provides MPI_THREAD_SERIALIZED only
 }
 
 // handles are the library's predefined objects, as it wants them passed.
 type handles struct {
-	world        uintptr
-	errorsReturn uintptr
-	bytes        uintptr
-	types        typesOf[uintptr]
-	ops, boolOps opsOf[uintptr]
+	world        uintptr          // MPI_COMM_WORLD
+	errorsReturn uintptr          // MPI_ERRORS_RETURN
+	bytes        uintptr          // MPI_BYTE
+	types        typesOf[uintptr] // 0 for those that the library lacks
+	ops, boolOps opsOf[uintptr]   // of numbers, and of truth values; 0 for those that MPI lacks
 }
 
 // call calls a function that returns an MPI error code.
@@ -154,7 +160,9 @@ func (l *library) text(fill func(buffer, length uintptr) int32) string {
 
 // cells is a little memory outside the Go heap for results that a C function
 // stores.
-type cells struct{ base uintptr }
+type cells struct {
+	base uintptr // of numCells cells
+}
 
 const cellSize, numCells = 8, 8
 

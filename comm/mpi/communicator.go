@@ -14,7 +14,7 @@ const name = "mpi"
 // leaves MPI_Finalize to [Finalize].
 type communicator struct {
 	*backend.Base
-	e *endpoint
+	e *endpoint // set by newCommunicator, not changed after
 }
 
 var (

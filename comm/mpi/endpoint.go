@@ -17,9 +17,9 @@ var host = cpu.New()
 type endpoint struct {
 	*schedule.Engine
 	*wire
-	state    *state
-	rank     int
-	size     int
+	state    *state // of this process
+	rank     int    // in the communicator
+	size     int    // of the communicator, at least 1
 	shared   []byte // memory that the ranks share, nil if they do not
 	unshared error  // why
 

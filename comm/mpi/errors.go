@@ -24,7 +24,7 @@ func translate(lib *library, err *callError) error {
 
 // errorClasses are the classes of errors that say what is wrong, by the ABI's numbers.
 type errorClasses struct {
-	truncate    int32
+	truncate    int32   // a message is longer than its receive
 	arguments   []int32 // buffer, count, type, tag, comm, rank, root, group, op, topology, dims, arg, request
 	exhausted   []int32 // no_mem, no_space, quota
 	permission  []int32 // access, read_only
@@ -49,10 +49,10 @@ func (c errorClasses) sentinels() map[int32]error {
 
 // callError is an error code that an MPI function returned.
 type callError struct {
-	function string
-	code     int32
-	class    int32
-	text     string
+	function string // by its name in the standard
+	code     int32  // leftBehind if the call was not made
+	class    int32  // of the code; the code itself where the library does not say
+	text     string // the library's own
 }
 
 // Error returns the function and the library's own description.

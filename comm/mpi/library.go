@@ -17,10 +17,10 @@ import (
 // library is installed, and the environment variables that its launcher sets
 // for the processes it starts.
 type family struct {
-	name      string
+	name      string   // as users know it
 	launcher  []string // any of them set: started by this family's launcher
 	size      []string // the number of processes the launcher started
-	libraries []string
+	libraries []string // file names, the first one that opens is used
 }
 
 // families lists what is looked for, most specific launcher first. PMI and

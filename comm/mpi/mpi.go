@@ -58,16 +58,16 @@ import (
 
 // state is MPI in this process.
 type state struct {
-	lib         *library
-	collectives collectives
-	threads     string // the thread level that the library provides
-	ours        bool   // this package initialized MPI and has to finalize it
-	maxTag      uint64 // the highest tag
-	progress    *progress
-	world       *communicator
-	thread      mainThread
-	patience    time.Duration
-	manager     *os.File // the connection of the library to its process manager, never closed
+	lib         *library      // opened by start, not changed after
+	collectives collectives   // those of the environment
+	threads     string        // the thread level that the library provides
+	ours        bool          // this package initialized MPI and has to finalize it
+	maxTag      uint64        // the highest tag
+	progress    *progress     // drives all endpoints
+	world       *communicator // all processes; its rank is this process's
+	thread      mainThread    // the one that initialized MPI
+	patience    time.Duration // finalizePatience; tests have less
+	manager     *os.File      // the connection of the library to its process manager, never closed
 
 	failed atomic.Pointer[error] // of a call that left MPI in an unknown state
 }
@@ -191,7 +191,7 @@ func startWithin(ctx context.Context) (*state, error) {
 	}
 	type started struct {
 		*state
-		err error
+		err error // why the state is nil; nil otherwise
 	}
 	done := make(chan started, 1)
 	go func() {
@@ -280,7 +280,7 @@ func Abort(code int) {
 // mainThread is the operating system's thread that initialized MPI. The standard requires
 // MPI_Finalize on the same thread.
 type mainThread struct {
-	calls chan func()
+	calls chan func() // to be made on the thread, one after the other; closed when it has no more
 }
 
 func newMainThread() mainThread {

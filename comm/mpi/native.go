@@ -20,7 +20,7 @@ import (
 // invocation is a call of an MPI function that starts a collective. Its last argument is the
 // request, which is known when it starts.
 type invocation struct {
-	f       dl.Func
+	f       dl.Func     // of the collective, with int or MPI_Count counts
 	args    [10]uintptr // MPI_Ialltoallv has most of them
 	n       int         // of them, without the request
 	vectors []int64     // counts and displacements

@@ -22,7 +22,7 @@ type progress struct {
 	stop   chan struct{} // closed by whoever ends it
 	done   chan struct{} // closed when it has ended
 
-	mu        sync.Mutex
+	mu        sync.Mutex  // guards the list of endpoints
 	endpoints []*endpoint // copied when it changes; guarded by mu
 
 	turn int // of the goroutine: where in the endpoints the next look at idle ones begins

@@ -10,7 +10,7 @@ import (
 type turn struct {
 	taken chan struct{} // has an element during a call
 	left  chan struct{} // closed when a call was left behind
-	once  sync.Once
+	once  sync.Once     // closes left
 }
 
 // leftBehind is the result of a call that was not made since another one is left

@@ -16,7 +16,7 @@ type tagSpace struct {
 	narrow   uint64 // number of users' tags that have one of the library's
 	envelope uint64 // of envelopes
 	data     uint64 // the first of messages that an envelope announces
-	last     uint64
+	last     uint64 // the highest tag that the library has
 }
 
 func newTagSpace(maxTag uint64) tagSpace {
@@ -37,7 +37,7 @@ func newTagSpace(maxTag uint64) tagSpace {
 // order. While receives of a rank's messages wait, one envelope of it is asked for at a time. Those that none of
 // them waits for are kept.
 type wideTags struct {
-	wire    *wire
+	wire    *wire           // whose they are; its engine's lock guards all of them
 	peers   []widePeer      // by rank
 	sends   []wideSend      // envelopes that are being sent, by number
 	vacant  []int           // numbers that none has
@@ -58,8 +58,8 @@ type widePeer struct {
 
 // envelope precedes the data of a message.
 type envelope struct {
-	tag   uint64
-	bytes uint64
+	tag   uint64 // the user's
+	bytes uint64 // of the data
 	data  uint64 // the library's tag of the data, 0 if it is behind the envelope
 }
 
@@ -71,9 +71,9 @@ type letter struct {
 
 // wideReceive is a receive that waits for its envelope.
 type wideReceive struct {
-	id      int // of the engine
-	address uintptr
-	room    int // bytes
+	id      int     // of the engine
+	address uintptr // of room bytes
+	room    int     // bytes
 }
 
 // wideSend is an envelope that is being sent.

@@ -13,15 +13,15 @@ import (
 
 // wire is the MPI communicator under an endpoint, as the engine sees it.
 type wire struct {
-	lib        *library
-	handle     uintptr // of the MPI communicator
-	tags       tagSpace
-	table      requests
+	lib        *library  // of this process
+	handle     uintptr   // of the MPI communicator
+	tags       tagSpace  // of the library, shared out; not changed after newWire
+	table      requests  // the engine's messages
 	wide       *wideTags // nil before the first of their messages
-	abandoned  bool
-	control    requests // control messages that are being sent, by the number of their buffers
-	buffers    uintptr  // of a status report and a last message to each rank
-	controlled []bool   // buffers in use
+	abandoned  bool      // Abandon was called: receives are canceled once
+	control    requests  // control messages that are being sent, by the number of their buffers
+	buffers    uintptr   // of a status report and a last message to each rank
+	controlled []bool    // buffers in use
 }
 
 var _ schedule.Wire = (*wire)(nil)
@@ -180,7 +180,7 @@ func (*wire) Gone(int) error { return nil }
 // request is a message in flight.
 type request struct {
 	id       int32 // of the engine, none if MPI has completed it
-	receives bool
+	receives bool  // it is a receive, which can be canceled
 }
 
 const none = -1
@@ -188,8 +188,8 @@ const none = -1
 // requests are the messages in flight: MPI's requests in one dense array, as
 // MPI_Testall and MPI_Testsome want it, and which they are.
 type requests struct {
-	lib    *library
-	list   []request
+	lib    *library     // of this process
+	list   []request    // in the order of handles
 	calls  *dl.Sequence // that are to post the last of them
 	next   int          // where the next look begins
 	failed error        // of a call that was to post one

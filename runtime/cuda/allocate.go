@@ -116,7 +116,7 @@ type allocationProp struct {
 	_            uint8   // compression
 	rdma         uint8   // may be read by network cards
 	_            uint16  // usage
-	_            [4]uint8
+	_            [4]uint8 // reserved
 }
 
 // accessDesc is CUmemAccessDesc.
@@ -140,7 +140,9 @@ const (
 // Unlike cuMemAlloc it lets communication libraries map a block into the other
 // GPUs (NCCL's symmetric windows need that).
 // https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html
-type deviceMemory struct{ rt *Runtime }
+type deviceMemory struct {
+	rt *Runtime // whose pool it is; never changed
+}
 
 // Map implements [pool.System].
 func (m deviceMemory) Map(bytes int) (pool.Mapping, error) {

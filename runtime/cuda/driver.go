@@ -13,9 +13,11 @@ import (
 
 // symbols are the functions of libcuda that this package calls, named without
 // their "cu" prefix. The tag is the exported name: the driver keeps old
-// signatures under the old name and adds "_v2" for a new one.
+// signatures under the old name and adds "_v2" for a new one. Bind sets them once,
+// and nothing changes them after; an optional one that the library lacks stays zero.
 // https://docs.nvidia.com/cuda/cuda-driver-api/
 type symbols struct {
+	// Of the driver and its devices.
 	Init               dl.Func `sym:"cuInit"`
 	DriverGetVersion   dl.Func `sym:"cuDriverGetVersion"`
 	GetErrorName       dl.Func `sym:"cuGetErrorName"`
@@ -28,6 +30,7 @@ type symbols struct {
 	DeviceGetPCIBusID  dl.Func `sym:"cuDeviceGetPCIBusId"`
 	DeviceGetP2P       dl.Func `sym:"cuDeviceGetP2PAttribute"`
 
+	// Of contexts.
 	PrimaryCtxRetain  dl.Func `sym:"cuDevicePrimaryCtxRetain"`
 	PrimaryCtxRelease dl.Func `sym:"cuDevicePrimaryCtxRelease_v2"`
 	CtxGetCurrent     dl.Func `sym:"cuCtxGetCurrent"`
@@ -35,6 +38,7 @@ type symbols struct {
 	CtxGetDevice      dl.Func `sym:"cuCtxGetDevice"`
 	CtxPriorityRange  dl.Func `sym:"cuCtxGetStreamPriorityRange"`
 
+	// Of streams.
 	StreamCreate       dl.Func `sym:"cuStreamCreateWithPriority"`
 	StreamDestroy      dl.Func `sym:"cuStreamDestroy_v2"`
 	StreamSynchronize  dl.Func `sym:"cuStreamSynchronize"`
@@ -46,6 +50,7 @@ type symbols struct {
 	StreamBeginCapture dl.Func `sym:"cuStreamBeginCapture_v2"`
 	StreamEndCapture   dl.Func `sym:"cuStreamEndCapture"`
 
+	// Of events.
 	EventCreate      dl.Func `sym:"cuEventCreate"`
 	EventDestroy     dl.Func `sym:"cuEventDestroy_v2"`
 	EventRecord      dl.Func `sym:"cuEventRecord"`
@@ -53,11 +58,13 @@ type symbols struct {
 	EventSynchronize dl.Func `sym:"cuEventSynchronize"`
 	EventElapsedTime dl.Func `sym:"cuEventElapsedTime"`
 
+	// Of captured graphs.
 	GraphInstantiate dl.Func `sym:"cuGraphInstantiateWithFlags"`
 	GraphLaunch      dl.Func `sym:"cuGraphLaunch"`
 	GraphDestroy     dl.Func `sym:"cuGraphDestroy"`
 	GraphExecDestroy dl.Func `sym:"cuGraphExecDestroy"`
 
+	// Of memory.
 	MemAddressReserve dl.Func `sym:"cuMemAddressReserve"`
 	MemAddressFree    dl.Func `sym:"cuMemAddressFree"`
 	MemCreate         dl.Func `sym:"cuMemCreate"`
@@ -79,6 +86,7 @@ type symbols struct {
 	MemsetD32         dl.Func `sym:"cuMemsetD32Async"`
 	PointerGetAttr    dl.Func `sym:"cuPointerGetAttribute"`
 
+	// Of modules and kernels.
 	ModuleLoadData dl.Func `sym:"cuModuleLoadData"`
 	ModuleUnload   dl.Func `sym:"cuModuleUnload"`
 	ModuleGetFunc  dl.Func `sym:"cuModuleGetFunction"`

@@ -116,20 +116,20 @@ type Geometry struct {
 // launchConfig is CUlaunchConfig, for which the driver since CUDA 11.8 has
 // cuLaunchKernelEx.
 type launchConfig struct {
-	grid, block [3]uint32
-	shared      uint32
+	grid, block [3]uint32 // blocks, and threads of each
+	shared      uint32    // bytes of dynamic shared memory of a block
 	_           uint32
-	stream      uintptr
-	attributes  uintptr
-	count       uint32
+	stream      uintptr // CUstream; 0 is the legacy default stream
+	attributes  uintptr // address of launchAttributes, set when the memory is made
+	count       uint32  // attributes in use; 0 for none
 	_           uint32
 }
 
 // launchAttribute is CUlaunchAttribute.
 type launchAttribute struct {
-	id    uint32
+	id    uint32 // CUlaunchAttributeID
 	_     uint32
-	value [64]byte
+	value [64]byte // a union: 1 in the first byte, which means yes
 }
 
 const (
@@ -151,11 +151,11 @@ const maxParameters = 4096
 // launchMemory is what the driver reads in a launch. It lies on the heap, and a
 // pool hands it out again.
 type launchMemory struct {
-	config     launchConfig
-	attributes [2]launchAttribute
-	extra      [5]uintptr
-	size       uintptr
-	buffer     [maxParameters]byte
+	config     launchConfig        // of cuLaunchKernelEx
+	attributes [2]launchAttribute  // of config, which counts those in use
+	extra      [5]uintptr          // parameters of cuLaunchKernel, set when the memory is made
+	size       uintptr             // bytes of buffer in use
+	buffer     [maxParameters]byte // all parameters, as they lie in the kernel's structure
 }
 
 var launchPool = sync.Pool{New: func() any {

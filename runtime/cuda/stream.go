@@ -24,7 +24,8 @@ const (
 // Stream is an ordered queue of work on a device.
 type Stream struct {
 	object
-	mark struct { // of WaitFor
+	// Of WaitFor: its last event on this stream.
+	mark struct {
 		sync.Mutex
 		event *Event // nil before the first; guarded by the mutex
 	}
