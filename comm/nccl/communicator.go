@@ -36,16 +36,16 @@ import (
 // on a stream of [Comm.UseStream].
 type Comm struct {
 	*backend.Base
-	check backend.Check
-	life  backend.Life
-	lib   *library
-	rt    *cuda.Runtime
+	check backend.Check // of arguments; set when the communicator is made, not changed after
+	life  backend.Life  // locks itself
+	lib   *library      // of the process
+	rt    *cuda.Runtime // the rank's GPU
 	options
 
 	created  *cuda.Stream // the stream that init made
 	streamMu sync.RWMutex // held for reading to ask or order stream, for writing to change it and to close created
 	stream   *cuda.Stream // where calls are submitted: created, or one from UseStream; guarded by streamMu
-	mark     mark
+	mark     mark         // orders streams; locks itself
 	// scratch is device memory of the communicator, with the layout below.
 	scratch uintptr
 
@@ -62,22 +62,22 @@ type Comm struct {
 	control control
 	data    *native
 
-	mu        sync.Mutex // held during a call of a native communicator: NCCL allows one at a time
-	plan      plan       // of the current submission; guarded by mu
-	submitted *submissions
-	counts    bool // calls are the user's: creation is over; set before the communicator is returned
-	windows   windows
-	marks     marks.Marks
+	mu        sync.Mutex   // held during a call of a native communicator: NCCL allows one at a time
+	plan      plan         // of the current submission; guarded by mu
+	submitted *submissions // set when the communicator is made; locks itself
+	counts    bool         // calls are the user's: creation is over; set before the communicator is returned
+	windows   windows      // guarded by mu, but the native communicator
+	marks     marks.Marks  // locks itself
 
-	group    group // nil if the ranks cannot tell each other of an abort
-	told     sync.Once
+	group    group       // nil if the ranks cannot tell each other of an abort
+	told     sync.Once   // sets answers
 	answers  string      // what the other ranks were doing; set by told
 	stuck    atomic.Bool // kernels of this rank go on after the abort
 	released atomic.Bool // Release has begun
 
-	splits    atomic.Int64 // calls of Split
-	shrinks   shrinks
-	leakAlarm goruntime.Cleanup
+	splits    atomic.Int64      // calls of Split
+	shrinks   shrinks           // calls of Shrink; locks itself
+	leakAlarm goruntime.Cleanup // stopped by Close
 }
 
 var (

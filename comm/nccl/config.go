@@ -8,16 +8,16 @@ import (
 // config is ncclConfig_t as of NCCL 2.18. The library reads as much as the
 // size and version fields say, so newer ones accept it.
 type config struct {
-	size       uintptr
-	magic      uint32
-	version    uint32
-	blocking   int32
-	cgaCluster int32
-	minCTAs    int32
-	maxCTAs    int32
+	size       uintptr // bytes of this structure
+	magic      uint32  // configMagic
+	version    uint32  // NCCL_VERSION_CODE of the structure
+	blocking   int32   // 1: calls return when they are done; 0: GetAsyncError says
+	cgaCluster int32   // undefined: NCCL's choice
+	minCTAs    int32   // thread blocks; undefined: NCCL's choice
+	maxCTAs    int32   // the same
 	_          uintptr // netName: not set
-	splitShare int32
-	_          int32
+	splitShare int32   // undefined: NCCL's choice
+	_          int32   // padding
 }
 
 // The values that ncclConfig_t starts with: the magic number of its

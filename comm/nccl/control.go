@@ -20,10 +20,10 @@ type control struct {
 
 // derivation is a call that makes a sub-communicator of control.
 type derivation struct {
-	blocking bool         // the mode of what it makes
-	stop     func() error // an error of it ends the call
-	fn       dl.Func      // the function, for errors
-	call     func(cell, cfg uintptr) uintptr
+	blocking bool                            // the mode of what it makes
+	stop     func() error                    // an error of it ends the call
+	fn       dl.Func                         // the function, for errors
+	call     func(cell, cfg uintptr) uintptr // makes it, given where the handle goes and its cfg
 }
 
 // fromControl makes a native sub-communicator of control.

@@ -12,14 +12,16 @@ import (
 )
 
 // symbols are the functions of libnccl that this package calls. Those newer than 2.18 are
-// optional.
+// optional, and stay zero where the library lacks them. Bind sets all once, and nothing changes them after.
 // https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
 type symbols struct {
+	// Of the library.
 	GetVersion     dl.Func `sym:"ncclGetVersion"`
 	GetUniqueID    dl.Func `sym:"ncclGetUniqueId"`
 	GetErrorString dl.Func `sym:"ncclGetErrorString"`
 	GetLastError   dl.Func `sym:"ncclGetLastError"`
 
+	// Communicators.
 	InitRankConfig dl.Func `sym:"ncclCommInitRankConfig"`
 	Split          dl.Func `sym:"ncclCommSplit"`
 	Shrink         dl.Func `sym:"ncclCommShrink,optional"` // 2.27
@@ -30,9 +32,11 @@ type symbols struct {
 	Count          dl.Func `sym:"ncclCommCount"`
 	UserRank       dl.Func `sym:"ncclCommUserRank"`
 
+	// Groups of calls, of a thread.
 	GroupStart dl.Func `sym:"ncclGroupStart"`
 	GroupEnd   dl.Func `sym:"ncclGroupEnd"`
 
+	// What moves data.
 	AllReduce     dl.Func `sym:"ncclAllReduce"`
 	Broadcast     dl.Func `sym:"ncclBroadcast"`
 	Reduce        dl.Func `sym:"ncclReduce"`
@@ -44,17 +48,19 @@ type symbols struct {
 	Gather        dl.Func `sym:"ncclGather,optional"`   // 2.28
 	Scatter       dl.Func `sym:"ncclScatter,optional"`  // 2.28
 
+	// Symmetric memory.
 	WindowRegister   dl.Func `sym:"ncclCommWindowRegister,optional"`   // 2.27
 	WindowDeregister dl.Func `sym:"ncclCommWindowDeregister,optional"` // 2.27
 }
 
 // library is the opened NCCL.
 type library struct {
-	sym     symbols
-	name    string
+	sym     symbols   // the functions; Found says which the library lacks
+	name    string    // of the file that was opened
 	version int       // NCCL_VERSION_CODE, 22803 for 2.28.3; 0 if it is not known
 	cells   sync.Pool // of *uint64, for out
 
+	// Results of calls that were left in their middle.
 	abandoned struct {
 		sync.Mutex
 		cells []*uint64 // see abandon; guarded by the lock
@@ -138,10 +144,10 @@ const (
 
 // Error is a failed call of the library.
 type Error struct {
-	Status Status
+	Status Status // as the library numbers them
 	Text   string // the library's description of the status
 	Detail string // the library's last error, often empty
-	Call   string
+	Call   string // the function, such as "ncclAllReduce"
 }
 
 // Error returns "ncclAllReduce: unhandled cuda error (1): detail".

@@ -21,9 +21,9 @@ import (
 // native is an ncclComm_t, with a lock that NCCL lacks: one goroutine may free it while
 // others are about to call it.
 type native struct {
-	lib     *library
-	rt      *cuda.Runtime
-	handle  uintptr
+	lib     *library      // of the process
+	rt      *cuda.Runtime // the rank's GPU
+	handle  uintptr       // ncclComm_t, not 0; freed by whoever sets gone
 	calls   sync.RWMutex  // held for reading during a call, and for writing forever once it is being freed
 	gone    atomic.Bool   // it is being freed: no call may begin
 	idle    bool          // no call is in flight any more; only the goroutine that frees it uses this
@@ -237,7 +237,7 @@ var freeing frees
 type frees struct {
 	busy atomic.Bool // whether open has any
 
-	mu      sync.Mutex
+	mu      sync.Mutex            // held for no call of NCCL
 	open    map[*native]time.Time // with the end of waits for it; nil before the first; guarded by mu
 	trimmed time.Time             // when memory went back to the system; guarded by mu
 }
@@ -336,8 +336,8 @@ func trim() {
 
 // libc has functions of the C library, glibc, that Go has no way to.
 var libc = sync.OnceValue(func() (sym struct {
-	Trim   dl.Func `sym:"malloc_trim,optional"`
-	Setenv dl.Func `sym:"setenv,optional"`
+	Trim   dl.Func `sym:"malloc_trim,optional"` // zero elsewhere
+	Setenv dl.Func `sym:"setenv,optional"`      // the same
 }) {
 	if lib, err := dl.Open("libc.so.6"); err == nil {
 		_ = lib.Bind(&sym)
@@ -347,7 +347,7 @@ var libc = sync.OnceValue(func() (sym struct {
 
 // creation is a call that makes a native communicator.
 type creation struct {
-	rt     *cuda.Runtime
+	rt     *cuda.Runtime              // the rank's GPU
 	parent *native                    // that the call splits, nil if there is none
 	shares bool                       // other ranks are in this process
 	stop   func() error               // an error of it ends the wait

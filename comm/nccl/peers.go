@@ -25,16 +25,16 @@ type group interface {
 
 // session is a rank's connection to the store, for a communicator and its sub-communicators.
 type session struct {
-	client  *store.Client
-	shared  bool         // others use the client, which stays open
-	members atomic.Int64 // groups that the rank has joined and not left
+	client  *store.Client // closed by end unless it is shared
+	shared  bool          // others use the client, which stays open
+	members atomic.Int64  // groups that the rank has joined and not left
 }
 
 // member is a group of a session.
 type member struct {
 	*peers.Group
-	session *session
-	leave   sync.Once
+	session *session  // that it counts in
+	leave   sync.Once // ends the membership, once
 }
 
 func (s *session) join(ctx context.Context, name string, rank, size int, status func() string) group {

@@ -8,9 +8,9 @@ import (
 // nativeCall is a call of the library without its last two arguments, which are the
 // communicator and the stream in all calls that move data.
 type nativeCall struct {
-	fn    dl.Func
+	fn    dl.Func              // such as ncclAllReduce
 	args  [maxArgs + 2]uintptr // the first count are set
-	count int
+	count int                  // arguments
 }
 
 // maxArgs is the largest number of arguments before the last two, which ncclReduce has.

@@ -35,7 +35,7 @@ func nameThreads() {
 var services serviceThreads
 
 type serviceThreads struct {
-	mu   sync.Mutex
+	mu   sync.Mutex       // held while /proc is read
 	live map[int]string   // by number: the names of those that are not known to have ended; guarded by mu
 	kept map[*native]bool // the communicators that have one and are not being freed; guarded by mu
 }

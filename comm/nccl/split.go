@@ -119,7 +119,7 @@ func (c *Comm) Shrink(ctx context.Context, excluded ...int) (*Comm, error) {
 // shrinks counts the calls of Shrink for each list of excluded ranks. All survivors make the
 // same calls with one list, but not necessarily with others.
 type shrinks struct {
-	mu     sync.Mutex
+	mu     sync.Mutex     // guards the counts
 	counts map[string]int // by name without the number, nil before the first; guarded by mu
 }
 

@@ -51,7 +51,7 @@ func (c *Comm) UseStream(stream uintptr) error {
 // for before any wait sees it. (The driver refuses to wait outside a capture for an
 // event that was last recorded in one: that would be an event kept for later.)
 type mark struct {
-	mu    sync.Mutex
+	mu    sync.Mutex  // held from a record to its wait
 	event *cuda.Event // made with the communicator: a capture may come first
 }
 

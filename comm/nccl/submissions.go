@@ -17,15 +17,15 @@ type submissions struct {
 	seen     atomic.Uint64  // of these, done as far as waits have seen
 	trailing atomic.Bool    // messages were submitted that no collective comes after in the stream
 
-	mu      sync.Mutex
-	splits  []uint64 // collectives before each Split in flight, which is not in the stream; guarded by mu
-	aborted error    // the cause, nil before; guarded by mu
+	mu      sync.Mutex // guards splits and aborted
+	splits  []uint64   // collectives before each Split in flight, which is not in the stream; guarded by mu
+	aborted error      // the cause, nil before; guarded by mu
 }
 
 // extent is how far submissions go: the user's, and all collectives.
 type extent struct {
 	backend.Extent
-	all uint64
+	all uint64 // collectives, the communicator's own among them
 }
 
 // add notes a call of the user. Comm.mu is held.

@@ -10,7 +10,9 @@ import (
 )
 
 // adapter is the [backend.Backend] of a communicator.
-type adapter struct{ c *Comm }
+type adapter struct {
+	c *Comm // whose backend it is
+}
 
 // Submit implements [backend.Backend].
 func (a adapter) Submit(x comm.Call) error {

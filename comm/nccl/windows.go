@@ -33,8 +33,8 @@ type windows struct {
 
 // window is a symmetric buffer.
 type window struct {
-	addr   uintptr
-	bytes  int
+	addr   uintptr // as Comm.AllocateSymmetric returned it
+	bytes  int     // of the buffer
 	handle uintptr // ncclWindow_t, 0 for plain memory
 }
 

@@ -9,10 +9,10 @@ import (
 
 // windowRow says that a collective is faster on windows from one size to another: bytes of the larger buffer of a rank.
 type windowRow struct {
-	op      comm.Op
-	ranks   int // at most
-	minimum int
-	maximum int
+	op      comm.Op // one of windowOps
+	ranks   int     // at most
+	minimum int     // bytes
+	maximum int     // bytes, inclusive
 }
 
 // maxWindowRanks is the largest world for which there are rows.

@@ -47,8 +47,11 @@ type kernelSet struct {
 	receive  *function                                // of lists, which post has sent
 }
 
-// pieces are the kernels of an allreduce whose pieces begin at packs, and of any other.
-type pieces struct{ packed, ragged *function }
+// pieces are the kernels of an allreduce.
+type pieces struct {
+	packed *function // where all pieces begin at packs
+	ragged *function // of any other
+}
 
 // load looks up all kernels in a module, of which some may start early.
 func load(m *cuda.Module, early bool) (k kernelSet, err error) {

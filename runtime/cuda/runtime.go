@@ -52,10 +52,11 @@ type Runtime struct {
 	copies keptCopies            // from host memory that may be pending; locks itself
 	broken atomic.Pointer[error] // the sticky error of the context; nil while there is none
 
+	// Of Background, what Close waits for.
 	background struct {
 		sync.Mutex
 		sync.WaitGroup
-		awaited bool
+		awaited bool // Close waits already: guarded by the mutex
 	}
 	parent    *Runtime      // of which this is a fork
 	order     *order        // of the context; nil before there is one
