@@ -108,14 +108,14 @@ func (r *Runtime) Stats() runtime.Stats {
 
 // allocationProp is CUmemAllocationProp: which memory cuMemCreate makes.
 type allocationProp struct {
-	kind         uint32  // CU_MEM_ALLOCATION_TYPE_PINNED
-	handleTypes  uint32  // how it may be shared with other processes
-	locationKind uint32  // CU_MEM_LOCATION_TYPE_DEVICE
-	locationID   int32   // ordinal of the GPU
-	_            uintptr // Windows security attributes
-	_            uint8   // compression
-	rdma         uint8   // may be read by network cards
-	_            uint16  // usage
+	kind         uint32   // CU_MEM_ALLOCATION_TYPE_PINNED
+	handleTypes  uint32   // how it may be shared with other processes
+	locationKind uint32   // CU_MEM_LOCATION_TYPE_DEVICE
+	locationID   int32    // ordinal of the GPU
+	_            uintptr  // Windows security attributes
+	_            uint8    // compression
+	rdma         uint8    // may be read by network cards
+	_            uint16   // usage
 	_            [4]uint8 // reserved
 }
 
