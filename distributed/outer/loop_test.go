@@ -103,9 +103,9 @@ func train(t *testing.T, ranks, steps int, cfg outer.Config) (all [][]float32, h
 	return all, hashes
 }
 
-// TestDiLoCoSection2OneStep is of Douillard et al., "DiLoCo", 2023, section 2: windows of one step with plain SGD, here
+// TestDiLoCoOneStep is of Douillard et al., "DiLoCo", 2023: windows of one step with plain SGD, here
 // with an outer rate of 1 and no compression, are data-parallel training, bit for bit, where no sum is rounded.
-func TestDiLoCoSection2OneStep(t *testing.T) {
+func TestDiLoCoOneStep(t *testing.T) {
 	const ranks, steps = 4, 20
 	want := newModel(t, cpu.New())
 	for step := range steps {
@@ -215,9 +215,9 @@ func reference(ranks, perHost, steps int, cfg outer.Config, cuts []int, alive fu
 	return own
 }
 
-// TestDiLoCoAlgorithm1 is of Douillard et al., "DiLoCo", 2023, algorithm 1, with the fragments and delays of "Streaming
+// TestDiLoCoModel is of Douillard et al., "DiLoCo", 2023, with the fragments and delays of "Streaming
 // DiLoCo", 2025: all options make what a float64 model of the algorithm makes.
-func TestDiLoCoAlgorithm1(t *testing.T) {
+func TestDiLoCoModel(t *testing.T) {
 	const ranks, steps = 3, 41
 	for i, c := range []struct {
 		cfg  outer.Config

@@ -38,10 +38,10 @@ func runWorld(ctx context.Context, size int, body func(context.Context, commtest
 	})
 }
 
-// TestPowerSGDAlgorithm1 is of Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
-// Distributed Optimization", NeurIPS 2019, algorithm 1, with error feedback: an average of rank 4 or less is sent as it
-// is in the first step, and a vector too; others are sent in time.
-func TestPowerSGDAlgorithm1(t *testing.T) {
+// TestPowerSGDErrorFeedback is of Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
+// Distributed Optimization", NeurIPS 2019: an average of rank 4 or less is sent as it is in the first step, and a vector
+// too; others are sent in time, by error feedback.
+func TestPowerSGDErrorFeedback(t *testing.T) {
 	const rows, columns, length = 30, 50, 20
 	for _, of := range []struct {
 		steps, rank int // of each gradient

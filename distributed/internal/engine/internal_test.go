@@ -117,10 +117,10 @@ func TestCorrect(t *testing.T) {
 	assert.Equal(t, float32(tiny), correct(tiny, 0, 100, 2), "a threshold stays above zero")
 }
 
-// TestGaussiankAlgorithm1 is of Shi et al., "Understanding Top-k Sparsification in Distributed Deep Learning", 2019,
-// algorithm 1: a threshold that is fitted to a normal distribution, and corrected, selects about k entries. It is tried
+// TestGaussiankThreshold is of Shi et al., "Understanding Top-k Sparsification in Distributed Deep Learning", 2019: a
+// threshold that is fitted to a normal distribution, and corrected, selects about k entries. It is tried
 // on distributions with tails of all weights.
-func TestGaussiankAlgorithm1(t *testing.T) {
+func TestGaussiankThreshold(t *testing.T) {
 	const n, k = 50_000, 500
 	for name, draw := range map[string]func(rng *rand.Rand) float64{
 		"normal":     func(rng *rand.Rand) float64 { return rng.NormFloat64() },

@@ -18,7 +18,7 @@ const throttle = 4
 // partitionReducer reduces by partitions, the first half of an allreduce: the index space is
 // cut into one partition per rank, each rank sends every other rank the selected entries in
 // its partition, and adds up what it receives in its own. It is what SparCML calls split
-// (Renggli et al., SC 2019, section 5.3.2) with the rotated, throttled
+// (Renggli et al., SC 2019) with the rotated, throttled
 // exchange of Ok-Topk (Li and Hoefler, section 3.1.1): in round t, rank r sends
 // to rank r+t and receives from rank r-t, so that no rank gets messages from
 // all others at once.
