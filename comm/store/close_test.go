@@ -1,14 +1,51 @@
 package store
 
 import (
+	"context"
 	"crypto/tls"
 	"net"
+	"runtime"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
+
+// A process that ends with events unread, as at an interrupt, has its connection reset. That is no more alarming than
+// the end of one that has read all.
+func TestResetIsAnEnd(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("its resets have another number")
+	}
+	for _, way := range []string{"server", "proxy"} {
+		t.Run(way, func(t *testing.T) {
+			log := logged(t)
+			server := NewServer(Options{})
+			address := listen(t, server, "s")
+			if way == "proxy" {
+				_, address = front(t, func(context.Context, string) (Backend, error) { return server.Local("a session"), nil })
+			}
+			ended := make(chan struct{})
+			_, err := server.Local("another").Watch(t.Context(), "here", func(e Event) {
+				if e.Deleted {
+					close(ended)
+				}
+			})
+			require.NoError(t, err)
+			conn, err := net.Dial("tcp", address)
+			require.NoError(t, err)
+			hello := greeting{Name: "rank 0", Process: "p", Version: protocol}
+			c, err := Dialer{TLS: mustTLS(t, "s")}.introduce(t.Context(), conn, hello, time.Minute)
+			require.NoError(t, err)
+			require.NoError(t, c.Set(t.Context(), "here", nil, Lease))
+			require.NoError(t, conn.(*net.TCPConn).SetLinger(0))
+			require.NoError(t, conn.Close())
+			<-ended
+			assert.Empty(t, log.String())
+		})
+	}
+}
 
 // A store that is closed says goodbye to all at once, and without its lock: one side may take nothing.
 func TestCloseWithoutLock(t *testing.T) {

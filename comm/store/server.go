@@ -10,6 +10,7 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/tutti-go/tutti/internal/gate"
@@ -73,7 +74,8 @@ func greet(conn *tls.Conn, lines *bufio.Scanner, g *gate.Gate) (hello greeting, 
 	return hello, true
 }
 
-// next reads the next request. The connection has ended if ok is false, and err says why unless the process closed it.
+// next reads the next request. The connection has ended if ok is false, and err says why unless the process closed it or
+// has ended.
 func next(conn *tls.Conn, lines *bufio.Scanner, silence time.Duration) (r request, ok bool, err error) {
 	if silence > 0 {
 		if err := conn.SetReadDeadline(time.Now().Add(silence)); err != nil {
@@ -81,7 +83,10 @@ func next(conn *tls.Conn, lines *bufio.Scanner, silence time.Duration) (r reques
 		}
 	}
 	if !lines.Scan() {
-		return r, false, lines.Err()
+		if err := lines.Err(); !errors.Is(err, syscall.ECONNRESET) { // the end of a process that had not read all
+			return r, false, err
+		}
+		return r, false, nil
 	}
 	err = json.Unmarshal(lines.Bytes(), &r)
 	return r, err == nil, err
