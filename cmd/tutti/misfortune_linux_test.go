@@ -140,7 +140,8 @@ var happenings = map[string]misfortune{
 	},
 	"another secret": {
 		first: "--wait 15s", second: "--wait 8s --secret-file other", before: `(umask 077; head -c 24 /dev/urandom | base64 > other)`,
-		one: `.*1 of 2 machines came .*`, code: 1, two: `.*it knows another secret.*`,
+		one: `.*1 of 2 machines came .*; refused: 192\.168\.1\.6: it knows another secret: .* not the same everywhere`, code: 1,
+		two: `.*what listens on 192\.168\.1\.5:29400 is not the store of this job: it knows another secret.*`,
 	},
 	"a secret of five letters": {
 		second: "none", before: `(umask 077; echo short > bad)`, first: "--secret-file bad",

@@ -1,13 +1,16 @@
 package store
 
 import (
+	"crypto/tls"
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/internal/gate"
@@ -33,6 +36,37 @@ func (p *pipes) connectFrom(address string, delay time.Duration) net.Conn {
 	from := net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(address), 1))
 	p.conns <- &distant{there, from, delay}
 	return &distant{here, from, delay}
+}
+
+// A store keeps which hosts know another secret, some of many, beside the last refusal of who knows its own.
+func TestForeigners(t *testing.T) {
+	logged(t)
+	right, wrong := mustTLS(t, "right"), mustTLS(t, "wrong")
+	synctest.Test(t, func(t *testing.T) {
+		server, l := NewServer(Options{Job: "one"}), newPipes()
+		server.Serve(l, right)
+		knock := func(conf *tls.Config, address string) {
+			hello := greeting{Name: "rank 1", Process: "p", Version: protocol}
+			_, err := Dialer{TLS: conf}.introduce(t.Context(), l.connectFrom(address, 0), hello, glance)
+			require.ErrorIs(t, err, ErrRefused)
+		}
+		knock(right, "10.0.1.1")
+		for i := range mostForeigners + 2 {
+			for range 2 {
+				knock(wrong, fmt.Sprint("10.0.0.", 1+i))
+			}
+		}
+		synctest.Wait()
+		list, err := server.Local("observer").List(t.Context(), RefusedKey)
+		require.NoError(t, err)
+		require.Len(t, list, 1+mostForeigners)
+		assert.Contains(t, string(list[0].Value), "looks for the job without a name")
+		for _, e := range list[1:] {
+			host := strings.TrimPrefix(e.Key, RefusedKey+"/")
+			assert.Equal(t, host+":1: "+gate.Secret, string(e.Value))
+		}
+		require.NoError(t, server.Close())
+	})
 }
 
 // A process that is far away gets in while strangers connect faster than its handshake goes, at once unless they have its

@@ -74,8 +74,8 @@ func greet(conn *tls.Conn, lines *bufio.Scanner, g *gate.Gate) (hello greeting, 
 	return hello, true
 }
 
-// next reads the next request. The connection has ended if ok is false, and err says why unless the process closed it or
-// has ended.
+// next reads the next request. The connection has ended if ok is false, and err says why unless the process closed it
+// or has ended.
 func next(conn *tls.Conn, lines *bufio.Scanner, silence time.Duration) (r request, ok bool, err error) {
 	if silence > 0 {
 		if err := conn.SetReadDeadline(time.Now().Add(silence)); err != nil {
@@ -122,6 +122,8 @@ type Server struct {
 	sessions  map[uint64]*session // by number
 	listeners []net.Listener      // of Serve, closed by Close
 	closed    bool                // Close was called: nobody is welcome any more
+
+	foreigners map[string]bool // hosts whose processes know another secret; nil before the first
 }
 
 // titled is the name of a job in a sentence.
@@ -141,8 +143,12 @@ type session struct {
 	out    outbox[reply] // answers and events; locks itself
 }
 
-// RefusedKey has the last refusal of a process that knows the secret.
+// RefusedKey has the last refusal of a process that knows the secret. Keys that begin with it and a slash have those of
+// processes that know another one, by host.
 const RefusedKey = "store/refused"
+
+// mostForeigners bounds the hosts of which a store keeps that they know another secret.
+const mostForeigners = 16
 
 // NewServer makes an empty store.
 func NewServer(options Options) *Server {
@@ -151,6 +157,7 @@ func NewServer(options Options) *Server {
 		gate:     gate.Gate{Name: "store", Places: options.Size + 256},
 		sessions: map[uint64]*session{},
 	}
+	s.gate.Refused = s.noteForeigner
 	s.state.Open(0) // the server's own
 	return s
 }
@@ -279,6 +286,26 @@ func (s *Server) claim(n *session) (refused string) {
 		s.end(before)
 	}
 	return ""
+}
+
+// noteForeigner keeps that a host's process knows another secret, for those who wait for it.
+func (s *Server) noteForeigner(conn net.Conn, reason string) {
+	from := conn.RemoteAddr().String()
+	host, _, err := net.SplitHostPort(from)
+	if reason != gate.Secret || err != nil {
+		return
+	}
+	s.mu.Lock()
+	if s.closed || !s.foreigners[host] && len(s.foreigners) == mostForeigners {
+		s.mu.Unlock()
+		return
+	}
+	if s.foreigners == nil {
+		s.foreigners = map[string]bool{}
+	}
+	s.foreigners[host] = true
+	report := request{Op: opSet, Key: RefusedKey + "/" + host, Value: []byte(from + ": " + reason)}
+	s.route(s.state.Apply(0, &report))
 }
 
 // serve is one connection.

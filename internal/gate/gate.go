@@ -162,6 +162,8 @@ type Gate struct {
 	Name   string // in the log
 	Places int
 	Log    repeats.Log
+	// Refused is told of each connection whose handshake has failed, and why. nil tells nobody.
+	Refused func(conn net.Conn, reason string)
 
 	mu         sync.Mutex
 	handshakes map[netip.Prefix][]net.Conn // in flight, by address; guarded by mu
@@ -243,6 +245,9 @@ func (g *Gate) admit(conn net.Conn, conf *tls.Config, serve func(conn *tls.Conn)
 	if err != nil {
 		reason := Reason(err)
 		g.Refuse(conn, reason, reason)
+		if g.Refused != nil {
+			g.Refused(conn, reason)
+		}
 		return
 	}
 	KeepAlive(conn)

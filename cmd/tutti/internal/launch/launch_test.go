@@ -1058,7 +1058,8 @@ func TestRefusalLog(t *testing.T) {
 	}
 	err := log.explain(comm.ErrTimeout)
 	assert.ErrorIs(t, err, comm.ErrTimeout)
-	assert.Equal(t, comm.ErrTimeout.Error()+"; refused: process 0: second; process 1: second; process 2: second; process 3: second", err.Error())
+	assert.Equal(t, comm.ErrTimeout.Error()+"; refused: process 0: second (2 times); process 1: second (2 times); "+
+		"process 2: second (2 times); process 3: second (2 times)", err.Error())
 }
 
 // Launchers say who is here while they wait for machines, and which ranks go on after others have succeeded.

@@ -169,6 +169,9 @@ func (a *agent) hearRefusals(ctx context.Context) error {
 		return err
 	}
 	_, err = a.kv.Watch(ctx, store.RefusedKey, func(e store.Event) { // the store's log says it
+		if e.Deleted {
+			return
+		}
 		from, reason, ok := strings.Cut(string(e.Value), ": ")
 		host, _, err := net.SplitHostPort(from)
 		if ok && err == nil {
@@ -186,6 +189,7 @@ type refusalLog struct {
 	mu      sync.Mutex
 	names   []string          // in the order of the first refusal of each; guarded by mu
 	reasons map[string]string // the last one by name; nil before the first; guarded by mu
+	times   map[string]int    // refusals by name; nil before the first; guarded by mu
 }
 
 // add adds a refusal, unless too many others have been refused.
@@ -194,6 +198,7 @@ func (l *refusalLog) add(name, reason string) {
 	defer l.mu.Unlock()
 	if l.reasons == nil {
 		l.reasons = map[string]string{}
+		l.times = map[string]int{}
 	}
 	if l.reasons[name] == "" {
 		if len(l.names) == mostNamed {
@@ -202,6 +207,7 @@ func (l *refusalLog) add(name, reason string) {
 		l.names = append(l.names, name)
 	}
 	l.reasons[name] = reason
+	l.times[name]++
 }
 
 // explain adds the refusals to the error of a job whose machines have not come.
@@ -214,6 +220,9 @@ func (l *refusalLog) explain(err error) error {
 			verb = "refused: "
 		}
 		err = fmt.Errorf("%w; %s%s: %s", err, verb, name, l.reasons[name])
+		if l.times[name] > 1 {
+			err = fmt.Errorf("%w (%d times)", err, l.times[name])
+		}
 	}
 	return err
 }
