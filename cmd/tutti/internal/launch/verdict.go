@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/tutti-go/tutti/comm/store"
 	"github.com/tutti-go/tutti/internal/fault"
 	"github.com/tutti-go/tutti/internal/printable"
 	"github.com/tutti-go/tutti/internal/ranks"
@@ -92,6 +93,9 @@ func (a *agent) judge(ctx context.Context, round int, end End) End {
 	if listed, err = a.kv.List(lasting, fault.Prefix); err != nil {
 		return a.alone(end)
 	}
+	slices.SortFunc(listed, func(a, b store.Entry) int {
+		return cmp.Compare(a.Version, b.Version)
+	})
 	for _, entry := range listed {
 		if r, ok := fault.Read(entry.Value, a.plan.Size); ok {
 			c.reports = append(c.reports, r)
@@ -125,7 +129,7 @@ type court struct {
 	plan    plan                // of the round that failed
 	all     map[string]evidence // by machine; those that do not answer are missing
 	present map[string]bool     // machines whose launchers have a session of the store
-	reports []fault.Report      // what ranks have said of each other
+	reports []fault.Report      // what ranks have said of each other, in the order in which they have
 }
 
 // add reads the evidence of a machine, which says nothing of other machines' ranks.
@@ -150,7 +154,7 @@ func (c *court) add(key string, text []byte) {
 
 // verdict is the end with the rank that is to blame: one that was killed or is stopped, two that have lost each other,
 // one that others have lost and that has not failed, one for which others have waited in vain, one that has failed and
-// that others have lost; otherwise the one that has failed first.
+// that others have lost, but that has lost none of the failed ones; otherwise the one that has failed first.
 func (c *court) verdict(end End) End {
 	failed := c.failed()
 	if i := slices.IndexFunc(failed, func(f failure) bool { return c.began(f, end) }); i > 0 {
@@ -181,7 +185,7 @@ func (c *court) verdict(end End) End {
 		return end
 	}
 	for _, f := range failed {
-		if len(c.accusers(f.Rank)) > 0 {
+		if len(c.accusers(f.Rank)) > 0 && !c.victim(f.Rank) {
 			return c.blame(f)
 		}
 	}
@@ -351,7 +355,7 @@ func (c *court) absence(rank int) string {
 // silent names a rank that others have lost, and that has not failed itself.
 func (c *court) silent() (suspect int, text string) {
 	ended := c.ended()
-	suspect = c.accused(func(r fault.Report) bool { return r.Kind == fault.Lost && !ended[r.About] })
+	suspect = c.accused(func(r fault.Report) bool { return r.Kind == fault.Lost && !ended[r.About] && c.credible(r) })
 	if suspect < 0 {
 		return suspect, ""
 	}
@@ -377,10 +381,24 @@ func (c *court) said(rank int) string {
 	return ""
 }
 
-// accusers are the ranks that have lost one.
+// credible reports whether nobody had lost a rank before it reported another one: one that was frozen takes others for
+// lost when it goes on, and the connections of one that was lost end.
+func (c *court) credible(r fault.Report) bool {
+	for _, before := range c.reports {
+		if before == r {
+			return true
+		}
+		if before.Kind == fault.Lost && before.About == r.By {
+			return false
+		}
+	}
+	return true
+}
+
+// accusers are the ranks that have lost one, before others had lost them.
 func (c *court) accusers(rank int) (all []int) {
 	for _, r := range c.reports {
-		if r.About == rank && r.Kind == fault.Lost {
+		if r.About == rank && r.Kind == fault.Lost && c.credible(r) {
 			all = append(all, r.By)
 		}
 	}

@@ -118,6 +118,22 @@ func TestVerdicts(t *testing.T) {
 			one: victim, two: evidence{Failed: []failure{{3, "exit status 7", 7}}}, reports: lost(3, 0), code: 7, restarts: true,
 			text: "rank 3 on two (10.0.0.2): exit status 7",
 		},
+		"one that others have lost, and that loses them then": {
+			one: evidence{Failed: []failure{{1, "exit status 1", 1}}}, reports: append(lost(1, 0, 2, 3), lost(0, 1)...), began: 1,
+			text: "rank 1 on one (10.0.0.1): exit status 1", code: 1, restarts: true,
+		},
+		"one that others have lost, that loses them then, and one of these": {
+			one: evidence{Failed: []failure{{0, "exit status 4", 4}, {1, "exit status 5", 5}}}, reports: append(lost(1, 0, 2, 3), lost(0, 1)...),
+			text: "rank 1 on one (10.0.0.1): exit status 5", code: 5, restarts: true,
+		},
+		"one that fails, whose victim is faster, and has victims as well": {
+			one: victim, two: evidence{Failed: []failure{{3, "exit status 7", 7}}}, reports: append(lost(3, 0), lost(0, 1, 2)...),
+			text: "rank 3 on two (10.0.0.2): exit status 7", code: 7, restarts: true,
+		},
+		"one that does not answer, whose victim has victims": {
+			one: victim, silent: true, reports: append(lost(3, 0), lost(0, 1, 2)...), code: 1,
+			text: "rank 3 on two (10.0.0.2): " + silence + ", says rank 0 on one (10.0.0.1); its launcher does not answer: is the machine down, or the network to it cut?",
+		},
 		"one that has ended with success too early": {
 			one: evidence{Failed: victim.Failed, Succeeded: []int{1}}, two: evidence{Succeeded: []int{2}}, reports: lost(1, 0), code: 1, restarts: true,
 			text: first.Text + "; ranks 1, 2 had ended with success before",
