@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/tutti-go/tutti/atomicfile"
 	"github.com/tutti-go/tutti/delta"
@@ -59,6 +60,23 @@ func checkOutput(out string, inputs ...string) error {
 	return nil
 }
 
+// checkFile refuses a folder as the output of one file, and says which file in it would do.
+func checkFile(out, kind, name string) error {
+	info, err := os.Stat(out)
+	isFolder := err == nil && info.IsDir()
+	if out == Stdout || !isFolder && (out == "" || !os.IsPathSeparator(out[len(out)-1])) {
+		return nil
+	}
+	return fmt.Errorf("%s is a folder, and %s one file: name it, such as %s", out, kind, filepath.Join(out, name))
+}
+
+// checkDelta is checkFile for the delta to a checkpoint.
+func checkDelta(out, target string) error {
+	name := filepath.Base(target)
+	stem := strings.TrimSuffix(name, filepath.Ext(name)) // "" of the folder "."
+	return checkFile(out, "a delta is", cmp.Or(stem, "checkpoint")+".delta")
+}
+
 // Diff writes the delta from one checkpoint to another.
 func Diff(ctx context.Context, base, target, out string, progress Progress) (s delta.Stat, err error) {
 	from, err := open(base)
@@ -71,7 +89,7 @@ func Diff(ctx context.Context, base, target, out string, progress Progress) (s d
 		return s, err
 	}
 	defer to.Close()
-	if err := checkOutput(out, slices.Concat(from.paths(), to.paths())...); err != nil {
+	if err := cmp.Or(checkOutput(out, slices.Concat(from.paths(), to.paths())...), checkDelta(out, target)); err != nil {
 		return s, err
 	}
 	err = write(out, func(w io.Writer) error {
@@ -141,11 +159,8 @@ func apply(ctx context.Context, d *delta.Delta, from *checkpoint, text []byte, o
 		return err
 	}
 	if to.index == nil {
-		info, err := os.Stat(out)
-		isFolder := err == nil && info.IsDir()
-		if isFolder || out != "" && os.IsPathSeparator(out[len(out)-1]) {
-			name := filepath.Join(out, "model.safetensors")
-			return fmt.Errorf("%s is a folder, and the delta makes one file: name it, such as %s", out, name)
+		if err := checkFile(out, "the delta makes", "model.safetensors"); err != nil {
+			return err
 		}
 		return atomicfile.Replace(out, func(f *os.File) error {
 			to.files[0].File = f

@@ -125,8 +125,9 @@ func TestOutputs(t *testing.T) {
 	old, new := put(t, dir, "old", bytesOf(header, make([]byte, 2011))), put(t, dir, "new", bytesOf(header, append(make([]byte, 2010), 1)))
 	path := func(name string) string { return filepath.Join(dir, name) }
 	for text, out := range map[string]string{
-		"no such file":             path("none/out"),
-		"is a directory":           dir,
+		"no such file": path("none/out"),
+		"is a folder, and a delta is one file: name it, such as " + path("new.delta"):       dir,
+		"is a folder, and a delta is one file: name it, such as " + path("none2/new.delta"): path("none2") + "/",
 		"old is both read and wri": old,
 	} {
 		_, err := Diff(t.Context(), old, new, out, func(int, int) { t.Error("work that is for nothing") })

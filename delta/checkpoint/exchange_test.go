@@ -210,6 +210,8 @@ func TestExchange(t *testing.T) {
 			s, err := Import(t.Context(), path("base"), theirs, path("delta"), nil)
 			require.NoError(t, err)
 			assert.Equal(t, uint64(7*40+1), s.Changed)
+			_, err = Import(t.Context(), path("base"), theirs, root, nil)
+			require.ErrorContains(t, err, "is a folder, and a delta is one file: name it, such as "+path(filepath.Base(theirs)+".delta"))
 			_, err = Apply(t.Context(), path("base"), path("delta"), path("out"), nil)
 			require.NoError(t, err)
 			require.Equal(t, want, load(t, path("out")))

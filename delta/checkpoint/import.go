@@ -328,7 +328,7 @@ func Import(ctx context.Context, base, source, out string, progress Progress) (s
 		return s, fmt.Errorf("%s: %w", source, err)
 	}
 	defer changes.Close()
-	if err := checkOutput(out, from.paths()...); err != nil {
+	if err := cmp.Or(checkOutput(out, from.paths()...), checkDelta(out, source)); err != nil {
 		return s, err
 	}
 	err = write(out, func(w io.Writer) error {
