@@ -122,8 +122,8 @@ func (c *coder) reserve(d dtype.DType, room int) {
 	c.idx = view[int32](c.area[scratchBytes+headBytes:])[:room]
 }
 
-// compare lists the elements of which two blocks in one memory differ, and their differences. It returns the
-// checksum of the second block, given that of the first.
+// compare lists the elements in which two blocks in one memory differ, and their differences. It returns the
+// checksum of the second block, from the checksum of the first.
 func (c *coder) compare(old, now place, d dtype.DType, elements int, sum uint32) (uint32, error) {
 	for room := max(c.room, elements/64); ; room = c.room {
 		c.reserve(d, room)
@@ -172,7 +172,7 @@ func (c *coder) changes(
 }
 
 // patch adds the first differences of the area to the elements of a block, or subtracts them. It returns the
-// checksum of the block, given that of the block before. A position outside of the block is skipped. The differences
+// checksum of the block, from the checksum before. A position outside of the block is skipped. The differences
 // are overwritten.
 func (c *coder) patch(p place, d dtype.DType, elements, changed int, sum uint32, subtract bool) (uint32, error) {
 	if changed == 0 {
@@ -548,7 +548,7 @@ func (c *coder) read(code []byte, d dtype.DType, elements int) (form byte, err e
 }
 
 // apply adds the differences of a block's code to its elements, or subtracts them, which sorted blocks do not
-// allow. It returns the checksum of the block, given that of the block before. After an error in the code the
+// allow. It returns the checksum of the block, from the checksum before. After an error in the code the
 // elements are as they were.
 func (c *coder) apply(
 	code []byte,

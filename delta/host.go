@@ -30,7 +30,7 @@ type differing [8*chunkWords + differ.Room]uint16
 var differings = sync.Pool{New: func() any { return new(differing) }}
 
 // diffHost lists the elements of which two blocks differ, as many as idx and diffs have room for, and by how much.
-// old is nil for zeros. It returns how many differ, and the checksum of now, given that of old.
+// old is nil for zeros. It returns how many differ, and the checksum of now, from the checksum of old.
 func diffHost[T signed](
 	old, now []byte, d dtype.DType, idx []int32, diffs []T, sum uint32,
 ) (changed int, after uint32) {

@@ -52,7 +52,7 @@ type Delta struct {
 
 	digest  uint32   // of the base
 	weights uint64   // elements of all tensors
-	layout  []Tensor // of the target, without memory; nil: that of the base, unless it is packed
+	layout  []Tensor // of the target, without memory; nil: as the base's, unless it is packed
 	packed  *packed  // layout and origins, as Diff makes them; nil: layout has it
 	text    *packed  // nil: programs keep none
 	tensors []change // of the target that change, ascending
@@ -90,7 +90,7 @@ func (d *Delta) SetText(base, target []byte) (err error) {
 	return err
 }
 
-// Text returns the text of the target, given that of the base: a [VersionError] if it is another one. A delta
+// Text returns the text of the target, from the text of the base: a [VersionError] if it is another one. A delta
 // without texts leaves it as it is.
 func (d *Delta) Text(base []byte) ([]byte, error) {
 	if d.text == nil {

@@ -158,7 +158,7 @@ func (r *replica) extend(next []Tensor, from, origins []int) (*replica, error) {
 	return extended, nil
 }
 
-// packLayout sets the layout of d, as that of next and the origins of its tensors, and returns r with these.
+// packLayout sets the layout of d from next and the origins of its tensors, and returns r with these.
 func (d *Delta) packLayout(ctx context.Context, r, next *replica, from []int) (*replica, error) {
 	origins, err := r.origins(next.tensors, from)
 	if err != nil {

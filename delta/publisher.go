@@ -35,7 +35,7 @@ func NewPublisher(rt runtime.Runtime, c comm.Communicator) *Publisher {
 // [Subscriber.Update]. Every rank that trains publishes the tensors that are its own, under the same version;
 // names and shapes may differ from those of the version before.
 //
-// If the tensors cannot be coded, the publisher is at the version before (if the memory of its own copy fails, at
+// If the tensors cannot be coded, the publisher is at the version before (if the memory of its copy fails, at
 // none: the next version is a full copy). If sending fails it is at the new one, and [Publisher.Send] sends it
 // again.
 func (p *Publisher) Publish(ctx context.Context, version uint64, tensors []Tensor) error {
@@ -152,7 +152,7 @@ func (p *Publisher) deltaFrom(ctx context.Context, version uint64, digest *uint3
 	return full, err
 }
 
-// fold returns the delta from the version before that of the log to the latest, nil if the layout has changed since: it
+// fold returns the delta from the version before the log's to the latest, nil if the layout has changed since: it
 // takes the differences back from a copy of the latest version.
 func (p *Publisher) fold(ctx context.Context, from int, small bool) (*Delta, error) {
 	old, err := p.replica.copied(true)
@@ -295,7 +295,7 @@ func (m *meeting) needs(rank, k int) int {
 	return catchUp
 }
 
-// anyNeeds reports whether some rank needs that of the k-th publisher.
+// anyNeeds reports whether some rank needs what the k-th publisher has.
 func (m *meeting) anyNeeds(k, need int) bool {
 	for rank := range m.peers {
 		if m.needs(rank, k) == need {

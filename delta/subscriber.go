@@ -178,7 +178,7 @@ func (s *Subscriber) agree(ctx context.Context, v *pending, failed error) error 
 	return nil
 }
 
-// adopt makes a version that of the subscriber, with all of its parts or none, while readers wait.
+// adopt makes a version the subscriber's, with all of its parts or none, while readers wait.
 func (s *Subscriber) adopt(ctx context.Context, v *pending) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 const (
 	tableBits   = 12      // frequencies of a table sum to 1<<tableBits
 	stateLow    = 1 << 16 // states are in [stateLow, stateLow<<16)
-	direct      = 16      // values below it are symbols of their own
+	direct      = 16      // each value below it is a symbol
 	symbolCount = direct + 60*8
 	interleaved = 1024 // values from which on there are four states
 )
@@ -38,7 +38,7 @@ func leastOf(symbol int) (v uint64, extra uint) {
 // frequencies of the symbols of a table.
 type frequencies [symbolCount]uint16
 
-// standard are the tables of blocks too small for one of their own. Where an optimizer moves all weights as far, the
+// standard are the tables of blocks that are too small to bring one. Where an optimizer moves all weights as far, the
 // magnitudes in last places are as the inverses of theirs: the share of values from v on is a/(v+a).
 var standard = func() (all [4]frequencies) {
 	const symbols = direct + 12*8
@@ -66,7 +66,7 @@ func (f *frequencies) fit(counts *[symbolCount]int, total int) (used int) {
 			sum += int(f[s])
 		}
 	}
-	for sum != 1<<tableBits { // the rest is that of the most frequent ones
+	for sum != 1<<tableBits { // the rest goes to the most frequent ones
 		frequent := 0
 		by := cmp.Compare(1<<tableBits, sum)
 		for s := range f {

@@ -43,8 +43,8 @@ communication that was hidden:
   (compute + communication - overlapped) / communication
 
 where communication is one allreduce of all gradients as a single buffer, with
-the library's own settings and nothing beside it. With a sparse --pattern it is
-that of all buckets, selected from, exchanged and merged alone; random numbers
+the library's own settings and nothing beside it. With a sparse --pattern all
+buckets are selected from, exchanged and merged alone; random numbers
 take the place of gradients then, a copy each in all that computes. Products are
 cuBLAS's, opened at run time (TUTTI_CUBLAS_LIB names another file).
 

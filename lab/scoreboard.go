@@ -31,7 +31,7 @@ and what tutti has: allreduce in place of float32 by NCCL, by NCCL on registered
 windows, over peer memory (--p2p of other commands), and by PyTorch, call by
 call and captured in CUDA graphs; and averages of gradients, dense, as i8, and
 of their largest 1 % with error feedback, as tutti's patterns do it and as one
-writes it in PyTorch. Each is a process of its own, or several (PyTorch: one a
+writes it in PyTorch. Each is a process, or several (PyTorch: one a
 GPU), and they take turns. A time is the median over the turns, each of which
 measures as the other commands do: microseconds of the GPU's clock, the slowest
 rank, the median over rounds. All but oktopk and "PyTorch" is in graphs. Ratios

@@ -1,7 +1,7 @@
 // Package checkpoint makes deltas between checkpoints in the safetensors format
 // (https://github.com/huggingface/safetensors#format), and makes such checkpoints of deltas, as the command tutti delta
-// does. A checkpoint is a file, or the shards that an index names (model.safetensors.index.json); its path is that of
-// the file, of the index, or of the folder that has one of these.
+// does. A checkpoint is a file, or the shards that an index names (model.safetensors.index.json); its path names
+// the file, the index, or the folder that has one of these.
 package checkpoint
 
 import (

@@ -19,7 +19,7 @@ import (
 
 // Format is what the index of a delta in the shared format says of it.
 type Format struct {
-	// Version is that of the delta, and Base the one that it is for: any texts. Six digits are usual.
+	// Version is the delta's, and Base the version that it is for: any texts. Six digits are usual.
 	Version, Base string
 	// Encoding is "xor", or "overwrite", which can be applied twice; "" is xor.
 	Encoding string

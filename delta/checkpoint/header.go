@@ -16,7 +16,7 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// maxHeader is the length of a header, at most, as that of the format's own reader.
+// maxHeader bounds the length of a header, as the format's own reader does.
 const maxHeader = 100_000_000
 
 // headerLength is the length of the number that says how long the header is.

@@ -12,8 +12,8 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 )
 
-// The size of a gradient bucket unless set. With streams it is that of PyTorch's
-// DistributedDataParallel: a bucket is one call, which has to be large to be fast.
+// The size of a gradient bucket unless set. With streams it is the size that PyTorch's
+// DistributedDataParallel has: a bucket is one call, which has to be large to be fast.
 // Without, the calls of a bucket are one group, which gains nothing by being
 // large, and a small one begins earlier.
 const (
@@ -126,8 +126,8 @@ type Config struct {
 type Stats struct {
 	Step    int // number of the step, from 0
 	Buckets int
-	// Patterns has the pattern of each bucket, in the order of [Gradients.Buckets]: that of the configuration, or
-	// what was chosen for [sparse.Auto]. It is not to be changed.
+	// Patterns has the pattern of each bucket, in the order of [Gradients.Buckets]: the configured one, or
+	// the choice of [sparse.Auto]. It is not to be changed.
 	Patterns []string
 	// Skipped: a gradient was not finite, and by [sparse.SkipNonFinite] the step was rolled back
 	// in all buckets, on all ranks.

@@ -35,7 +35,7 @@ import (
 // backward pass goes on (with [sparse.Config].NoUndo, Ready does). With streams, a side
 // stream selects, exchanges and merges each bucket after an event of the compute stream, if the
 // runtime has such streams ([runtime.StreamForker]); otherwise the compute stream does. If an exchange
-// has the host wait, as that of [sparse.Oktopk] does, the worker does it all, or with NoUndo, Ready.
+// has the host wait, as [sparse.Oktopk] does, the worker does it all, or with NoUndo, Ready.
 //
 // If any bucket is sparse, has a [Reducer], or clipping or detection of non-finite gradients is
 // on, all buckets commit or roll back together, unless [sparse.Config].NoUndo is set: results are

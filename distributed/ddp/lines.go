@@ -15,7 +15,7 @@ type lines struct {
 	mesh  *distributed.Mesh
 	outer *metered.Communicator
 	inner []*metered.Communicator // the fastest dimension first
-	all   []*metered.Communicator // these, and that of all ranks
+	all   []*metered.Communicator // these, and the one of all ranks
 }
 
 // newLines makes the mesh of g's communicator, if it is configured; without, there is the communicator alone.

@@ -94,7 +94,7 @@ type bucket struct {
 type arrangement struct {
 	buckets     []*bucket
 	bucketOf    []int    // of each gradient: its bucket
-	patterns    []string // of each bucket: that of its cfg
+	patterns    []string // of each bucket, as its cfg says
 	transaction *transaction
 	async       *worker           // nil: what buckets exchange is exchanged when they are complete
 	views       []*runtime.Tensor // with BucketViews: the gradients in the buckets

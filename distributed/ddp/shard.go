@@ -140,7 +140,7 @@ func (s *Shards) scatter(shards, whole []*runtime.Tensor) error {
 // Gather puts the shards of all ranks together in tensors like the gradients: the parameters, after each
 // rank has updated its part of them, or a state of the optimizer, for a checkpoint that does not depend
 // on the number of ranks. All ranks call it, between two steps. It overwrites what the gradients' shards
-// hold; the result is ready as that of [Gradients.Wait] is.
+// hold; the result is ready as after [Gradients.Wait].
 func (s *Shards) Gather(ctx context.Context, whole, shards []*runtime.Tensor) error {
 	const op = "gradient gather"
 	if err := s.check(op, shards, whole); err != nil {

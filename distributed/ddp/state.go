@@ -278,7 +278,7 @@ func (g *Gradients) Residuals() (list []*runtime.Tensor, err error) {
 					continue
 				}
 			}
-			return nil, base.OpError(op, fmt.Errorf("%w: along a mesh, a residual is that of a rank's share",
+			return nil, base.OpError(op, fmt.Errorf("%w: along a mesh, a residual belongs to a rank's share",
 				comm.ErrUnsupported))
 		}
 	}

@@ -61,7 +61,7 @@ func newTransaction(g *Gradients, kernels kernel.Kernels, cfg engine.Settings) (
 	return t, nil
 }
 
-// bind makes g's communicator that of the transaction, and allocates what there is per gradient
+// bind gives the transaction g's communicator, and allocates what there is per gradient
 // and per bucket.
 func (t *transaction) bind(g *Gradients) error {
 	t.c = g.meter

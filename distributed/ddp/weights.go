@@ -278,7 +278,7 @@ func (g *Gradients) setShare() error {
 	return t.rt.Fill(t.summand, 1, dtype.F32, g.step.share)
 }
 
-// reduction is that of plain buckets: gradients that were scaled by shares are added up.
+// reduction is the operation of plain buckets: gradients that were scaled by shares are added up.
 func (g *Gradients) reduction() comm.ReduceOp {
 	if g.step.shares == unequalShares {
 		return comm.Sum
@@ -320,7 +320,7 @@ func (g *Gradients) scale(t *runtime.Tensor) error {
 	return kernels.Scale(p, t.DType(), t.Len(), g.step.factor)
 }
 
-// standIn makes zeros the gradient of a bucket of its own that counts as such, and may have to be as before.
+// standIn makes zeros the gradient of a bucket that counts as the rank's own, and may have to be as before.
 func (g *Gradients) standIn(b *bucket) (err error) {
 	if g.empty() && b.flat == nil && !g.transaction.plain && g.cfg.Reproducible == 0 {
 		b.step.zeros, err = g.spare(b.params[0])

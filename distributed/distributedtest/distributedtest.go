@@ -8,7 +8,7 @@
 //		distributedtest.Run(t, backend) // the commtest.Backend of the conformance test
 //	}
 //
-// [RunReducer] is the suite of a program's own [ddp.Reducer], [RunSelector] the suite of its own
+// [RunReducer] is the suite of a program's [ddp.Reducer], [RunSelector] the suite of its
 // [sparse.Selector].
 //
 // The ranks' inputs are functions of rank and step, so processes that run the suite

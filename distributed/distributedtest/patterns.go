@@ -406,7 +406,7 @@ const specialLen = 3000
 
 func (u *run) special() {
 	const nan, inf = 17, 2900
-	// Scaled codes have a NaN for all that is not finite, and bins no code of their own: all that
+	// Scaled codes have a NaN for all that is not finite, and bins have no code for it: all that
 	// share a table or a magnitude are NaN, and what of it is not sent is so in later steps.
 	scaled := slices.Contains([]string{sparsity.FP8, sparsity.I8, sparsity.I4}, u.cfg.Values)
 	means := slices.Contains([]string{sparsity.I2, sparsity.Bit}, u.cfg.Values)

@@ -134,7 +134,7 @@ type Call struct {
 	Tag      uint32 `json:"tag"`
 	Error    string `json:"error,omitempty"`
 	// Left says that the call failed before the rank took part in it: it has no
-	// number of its own.
+	// number.
 	Left bool `json:"left,omitempty"`
 }
 

@@ -49,7 +49,7 @@ func (s Scoreboard) Validate() error {
 	case s.Runs < 1 || s.Runs > mostRuns:
 		return fmt.Errorf("%d runs are not in [1, %d]", s.Runs, mostRuns)
 	case s.Max < leastGradient:
-		return fmt.Errorf("largest size %d is less than that of the smallest gradient, %d bytes", s.Max, leastGradient)
+		return fmt.Errorf("largest size %d is less than the smallest gradient's, %d bytes", s.Max, leastGradient)
 	}
 	return nil
 }

@@ -56,8 +56,8 @@ func load(names ...string) (*library, error) {
 	lib, err := dl.Open(names...)
 	if err != nil {
 		return nil, fmt.Errorf(
-			"cublas: %w: no library: %w; install cuBLAS, or set %s to its file (that of a Python "+
-				"environment is in site-packages/nvidia/cu13/lib or site-packages/nvidia/cublas/lib)",
+			"cublas: %w: no library: %w; install cuBLAS, or set %s to its file (in a Python "+
+				"environment, in site-packages/nvidia/cu13/lib or site-packages/nvidia/cublas/lib)",
 			runtime.ErrUnavailable,
 			err,
 			libraryVariable,

@@ -108,7 +108,7 @@ func CheckElsewhere(t *testing.T, column string, tests map[string]func(*testing.
 		f := &Table[i]
 		cell, ok := f.Cells[column]
 		if want, got := ok && (cell.Elsewhere || f.play == nil), tests[f.Name] != nil; want != got {
-			t.Errorf("%q in the column of %s: a test of its own is %v, want %v", f.Name, column, got, want)
+			t.Errorf("%q in the column of %s: a test for it alone is %v, want %v", f.Name, column, got, want)
 		}
 	}
 }

@@ -271,7 +271,7 @@ func BeLost(t testing.TB, way string) {
 // share it, each as if on its own host.
 func LoseARank(t *testing.T, maxRanks int, ways ...string) {
 	if Job(t).WorldSize > 1 {
-		t.Skip("starts processes of its own")
+		t.Skip("starts processes itself")
 	}
 	n, err := cuda.Count()
 	if err != nil {

@@ -104,7 +104,7 @@ func (c Config) Settings() (Settings, error) {
 	return Settings{Config: c, tuning: tuning.Current()}, nil
 }
 
-// Choose returns c with a pattern instead of its own. Where c leaves its pattern to [Auto], the policies are
+// Choose returns c with another pattern. Where c leaves its pattern to [Auto], the policies are
 // those of c all the same: they were resolved before the pattern is replaced, and whatever was measured, a step is
 // rolled back, skipped and kept in a residual alike.
 func (c Settings) Choose(pattern string) (Settings, error) {

@@ -20,7 +20,7 @@ const treeTag uint32 = 1
 // forgets what the inner nodes drop. Here a rank without a partner waits for
 // the next round, and an inner node takes what it drops into its own
 // residual: the entries are sums over its subtree, and every rank of the
-// subtree has taken its share out of its own residual, so each contribution
+// subtree has taken its share out of its residual, so each contribution
 // stays in exactly one place.
 type treeExchange struct {
 	*engine

@@ -282,8 +282,8 @@ func (x *okExchange) readPosted(ctx context.Context) {
 // distributions together show P times as many quantiles.
 //
 // The paper averages the ranks' own boundaries instead, which balances ranks
-// with like distributions only: if the entries of each rank cluster at a place
-// of their own, all averages fall between the clusters.
+// with like distributions only: if the entries of each rank cluster at another
+// place, all averages fall between the clusters.
 func (x *okExchange) balancePartitions(ctx context.Context, selected kernel.Entries) {
 	count := sampleCount * x.size
 	all := x.samples + sampleCount

@@ -90,7 +90,7 @@ func (x *okExchange) gatherAhead(ctx context.Context, local kernel.Entries, late
 // place finds room for messages of all ranks, one of each, in memory for collectives: for
 // those to the other rank, if there are two ([okExchange.exchanged]), and for those with sums.
 // Where these are gathered ahead, x.allgather.lists is that room for so many sums of each,
-// and the words in front of its own message are what this rank announces.
+// and the words before the rank's message are what this rank announces.
 func (x *okExchange) place(ctx context.Context, ahead int) {
 	unit := x.unit()
 	limit := newLimits(x.k, x.size, unit.overhead(x.size, false, false))

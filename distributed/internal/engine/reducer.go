@@ -164,7 +164,7 @@ func checkGradient(op string, rt runtime.Runtime, c comm.Communicator, n int, t 
 		return 0, base.ShapeError(op, "gradient has %d elements, want %d", t.Len(), n)
 	}
 	if err := base.SameStream(rt, t.Runtime()); err != nil {
-		return 0, base.OpError(op, fmt.Errorf("the runtime of the gradient and that of its reduction: %w", err))
+		return 0, base.OpError(op, fmt.Errorf("the runtimes of the gradient and its reduction: %w", err))
 	}
 	return ptr, nil
 }

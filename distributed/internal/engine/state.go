@@ -322,7 +322,7 @@ func (s *Reducer) ScaleResidual(factor float64) error {
 }
 
 // chosenFor returns the configuration with which s goes on from a state with this fingerprint, if there is
-// one: that of s, or one that Auto may have become. As what values travelled does not count
+// one: the one of s, or one that Auto may have become. As what values travelled does not count
 // unless there is a residual with one and none with the other.
 func (s *Reducer) chosenFor(fingerprint uint64) (Settings, bool) {
 	patterns := []string{s.configured.Pattern}

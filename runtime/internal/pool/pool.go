@@ -45,8 +45,8 @@ type Config struct {
 	// System is where memory comes from.
 	System System
 	// SlabBytes is the size of a mapping that is cut into blocks of one size
-	// class, a multiple of Granule. Blocks above an eighth of it are mappings
-	// of their own.
+	// class, a multiple of Granule. Blocks above an eighth of it are
+	// mapped one by one.
 	SlabBytes int
 	// PageBytes is what sizes of such mappings are rounded up to, at most
 	// Granule.

@@ -62,7 +62,7 @@ type member struct {
 	peers    string // URLs; "" for those in cluster
 	clients  string // URLs; "" for none
 	logLevel string
-	log      zap.AtomicLevel // that of logLevel, once it has started
+	log      zap.AtomicLevel // logLevel's, once it has started
 }
 
 // alone is the peer URL of a member that has no peers.
@@ -197,7 +197,7 @@ func (m *member) identity(secret string) (info transport.TLSInfo, err error) {
 		writePEM(keys, "PRIVATE KEY", key))
 	return transport.TLSInfo{
 		CertFile: cert, KeyFile: keys, TrustedCAFile: cert, ClientCertAuth: true,
-		ServerName: conf.ServerName, SkipClientSANVerify: true, // one certificate is that of all hosts
+		ServerName: conf.ServerName, SkipClientSANVerify: true, // all hosts have one certificate
 		MinVersion: tls.VersionTLS13,
 	}, err
 }

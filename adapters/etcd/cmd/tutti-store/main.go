@@ -1,5 +1,5 @@
 // Command tutti-store serves the store of jobs to their launchers and members, on top of etcd: one in this process, or
-// a cluster outside. It keeps nothing itself, so that of several that serve a store any may be lost.
+// a cluster outside. It keeps nothing itself: if several serve a store, any of them may be lost.
 //
 //	tutti-store --data-dir DIR --name a --initial-cluster a=https://A:2380,b=https://B:2380,c=https://C:2380
 //	tutti-store --endpoints https://etcd-1:2379,https://etcd-2:2379

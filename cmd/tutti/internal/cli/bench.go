@@ -22,9 +22,9 @@ func newBench() *cobra.Command {
 		Use:   "bench COLLECTIVE",
 		Short: "Measure collectives: time, bandwidth and wrong elements",
 		Long: `bench measures a collective over a range of sizes, the smallest and the largest
-among them, and prints a table; --wide is that of nccl-tests. Time is that of
-one call until its result is there, on the slowest rank, the median over rounds;
-on GPUs it is the device's, of calls that are queued one after the other. algbw
+among them, and prints a table; --wide prints the one of nccl-tests. Time is
+how long one call takes until its result is there, on the slowest rank, as the
+median over rounds; on GPUs, the device's time of calls in a queue. algbw
 is size over time; busbw is what a link carries, by the factors of nccl-tests,
 and so comparable between numbers of ranks. One rank has no busbw: N/A, and null
 with --json. #wrong counts elements that differ from an independent reference,

@@ -35,7 +35,7 @@ give it the path of tutti), the programs ip, tc, unshare and nsenter, and the
 kernel's queueing discipline tbf. With --delay or --loss a forwarder of tutti's
 own carries what hosts send; it needs /dev/net/tun. The last line, on standard
 error, says how much went over the links, and how well the forwarder kept up.
-The exit code is that of the job.`,
+The exit code is the job's.`,
 		Example: `  tutti cluster bench sparse --min 16M --max 16M
   tutti cluster --rate 100mbit --hosts 2 --per-host 2 train --pattern oktopk
   tutti cluster --rate 10mbit --delay 50ms --loss 0.1% bench allreduce

@@ -39,7 +39,7 @@ one, whose ranks are the lowest. All need one secret: TUTTI_SECRET, or a file
 that the first machine creates and you copy to the others.
 
 If a rank fails, all ranks on all machines end (SIGTERM, then SIGKILL after
---grace). The exit code is that of the rank, or 128 plus the signal that killed
+--grace). The exit code is the rank's, or 128 plus the signal that killed
 it. With --restarts, all ranks are started again, after pauses of up to 30 s;
 TUTTI_RESTART tells them how often. A signal to any launcher goes to all ranks,
 SIGUSR1 and SIGUSR2 to those that handle them. The first machine collects the

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// root is where the namespaces and scripts of the cluster are, in a file system
-// of its own that hides what is there on the machine: shared memory that ranks
+// root is where the namespaces and scripts of the cluster are, in a separate file
+// system that hides what is there on the machine: shared memory that ranks
 // forget is gone with it. A host sees its own part instead, with root at
 // the same place.
 const (

@@ -19,7 +19,7 @@ import (
 // The kinds of findings.
 const (
 	NoDump        = "no_dump"       // there is no dump of these ranks
-	Failed        = "failed"        // these ranks aborted because of their own error
+	Failed        = "failed"        // these ranks aborted on their own errors
 	Contradiction = "contradiction" // the records of these ranks cannot all be true, or not at one time
 	Mismatch      = "mismatch"      // ranks disagree about a call
 	NotCalled     = "not_called"    // these ranks have not called what others wait for
@@ -159,7 +159,7 @@ func unconnected(records []Record) (list []Finding) {
 	return list
 }
 
-// failed tells which ranks aborted because of their own error, the first one first.
+// failed tells which ranks aborted on their own errors, the first one first.
 func failed(records []Record) []Finding {
 	type failure struct {
 		*dump.Failure
