@@ -791,7 +791,7 @@ func (g *Gradients) fixedNorm(ctx context.Context) (float64, error) {
 	return math.Sqrt(sum) * float64(factor[0]), nil
 }
 
-// fixedKind is the kind of a reproducible bucket's states, which have nothing in them: no step leaves anything to the next.
+// fixedKind is the kind of a reproducible bucket's states, which are empty: no step leaves anything to the next.
 var fixedKind = state.Kind{Name: "tutti-reproducible", Version: 1, Owner: "a reproducible bucket"}
 
 func (r *reproducible) State(context.Context) ([]byte, error) {
