@@ -22,7 +22,7 @@ import (
 
 const (
 	maxWords = 45 // of a sentence in a document
-	maxOld   = 13 // old words in Go files; the goal is 0
+	maxOld   = 3  // old words in Go files; there are none today
 )
 
 // oldWords are those that another one replaces, with the replacement.
@@ -48,6 +48,7 @@ var allowed = []struct{ phrase, reason string }{
 	{"world of its own", "each rank alone in one"},
 	{"error of its own", "beside the errors of waits"},
 	{"connections of its own", "beside those of the program's network"},
+	{"communicators of their own", "a model is trained on this text as well"},
 	{"checksum is that of the parameters", "a model is trained on this text, and its README has the sums"},
 }
 

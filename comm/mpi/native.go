@@ -174,7 +174,7 @@ func nativeSupports(dt dtype.DType, red comm.ReduceOp) error {
 	return nil
 }
 
-// comparesSigned reports whether the library's Max says that a byte of 1 is more than one of 128, as that of MPICH 4.0
+// comparesSigned reports whether the library's Max says that a byte of 1 is more than one of 128, as MPICH 4.0's
 // does for all unsigned types. memory has room for two words.
 func (l *library) comparesSigned(memory cells) (bool, error) {
 	in := hostmem.Slice[byte](memory.addr(0), 1)

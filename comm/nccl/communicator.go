@@ -162,7 +162,7 @@ func (c *Comm) CheckDevice(d runtime.Device) error {
 		return nil
 	}
 	const advice = "host memory goes through comm/local or comm/mpi, or is copied to the GPU first"
-	return c.check.Unreachable(d, fmt.Sprintf("this communicator reaches that of %v; %s", c.rt.Device(), advice))
+	return c.check.Unreachable(d, fmt.Sprintf("this communicator reaches the memory of %v; %s", c.rt.Device(), advice))
 }
 
 // supports says which reductions NCCL has.

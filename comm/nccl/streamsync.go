@@ -13,7 +13,7 @@ func (c *Comm) Stream() *cuda.Stream {
 }
 
 // UseStream makes the communicator submit to an existing CUstream, such as the
-// one that a framework computes on, instead of its own; 0 goes back to that. The
+// one that a framework computes on; 0 goes back to the communicator's. The
 // new stream waits for what was submitted so far. It belongs to the device's
 // primary context and lives until the communicator is closed or told to use
 // another. Nobody else may call the communicator meanwhile.

@@ -105,7 +105,7 @@ type Config struct {
 	Patience time.Duration
 
 	report   func([]fault.Report) // tells the launcher of lost and late ranks, with no lock held; nil where there is none
-	takeBack func(come []int)     // takes that of late ones back; nil where there is none
+	takeBack func(come []int)     // takes reports of late ranks back; nil where there is none
 }
 
 // ReadEnv sets the fields for which the environment has variables: TUTTI_TCP_LISTEN, of which ranks of a machine take

@@ -209,7 +209,7 @@ func (m *Member) rejoin(r *record) {
 }
 
 // propose writes an epoch to the store, unless another member has. One that the store refuses is proposed again, ever
-// later. The error is that of ctx, or that no epoch can follow the one in the store, whose numbers are at their end:
+// later. The error is ctx's, or that no epoch can follow the one in the store, whose numbers are at their end:
 // members write no such one, and would ignore its successor.
 func (m *Member) propose(ctx context.Context, kv store.Store, w *vigil, r *record, version uint64) error {
 	if r.World == "" {

@@ -21,7 +21,7 @@ type decision struct {
 	// enter is the epoch in the store, with the member in it and later than any it has entered. It makes the communicator.
 	enter *record
 	// propose is the epoch that the store is to have next: the one after the last, or the last one where the store has
-	// lost it. It is written by compare-and-set, so that of the members that propose one, a single one succeeds.
+	// lost it. It is written by compare-and-set: a single one of the members that propose succeeds.
 	propose *record
 	// commit has the member commit the step that it is prepared for, without an epoch: the job has ended with it.
 	commit bool

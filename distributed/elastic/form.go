@@ -23,7 +23,7 @@ import (
 //
 // It waits for others as long as ctx and the number of members need. Errors are [ErrLeft] after [Member.Leave],
 // [ErrStore] when the store has been out of reach for five times Config.Silence, [ErrEnded] when the others have made
-// the last step, those of [Join] where the store is reached only now, and that of the last epoch when none could
+// the last step, those of [Join] where the store is reached only now, and the last epoch's when none could
 // begin for as long. After an error Next may be called again, and the member joins when it can.
 func (m *Member) Next(ctx context.Context, failed error) (*Epoch, error) {
 	m.caller = ctx
@@ -87,7 +87,7 @@ func (m *Member) fail(cause error) {
 
 // Commit votes that this member can commit its step, and returns nil if all do. It is called by all members between
 // the exchange of a step, for which it waits, and what cannot be rolled back. An error means that the step is rolled
-// back and made again: if it is that of a lost member, [Member.Next] has the epoch in which.
+// back and made again: if a member was lost, [Member.Next] has the epoch in which.
 func (m *Member) Commit(ctx context.Context) error {
 	e := m.epoch
 	if e == nil {
@@ -209,7 +209,7 @@ func repeatable(err error) bool {
 	if errors.Is(err, comm.ErrMismatch) {
 		return false
 	}
-	return lost(err) || errors.Is(err, store.ErrRefused) // an address may be that of a later epoch
+	return lost(err) || errors.Is(err, store.ErrRefused) // an address may belong to a later epoch
 }
 
 // begin has this member in an epoch that it has formed.

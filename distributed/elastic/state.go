@@ -242,7 +242,7 @@ func (e *Epoch) agree(hashes []int64) error {
 	if len(differ) == 0 {
 		return nil
 	}
-	return fmt.Errorf("elastic: %w: the state of %s is not that of the others at the beginning of epoch %d",
+	return fmt.Errorf("elastic: %w: the state of %s differs from the others' at the beginning of epoch %d",
 		comm.ErrMismatch, strings.Join(differ, ", "), e.Number)
 }
 

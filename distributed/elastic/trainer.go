@@ -8,7 +8,7 @@ import (
 )
 
 // Trainer is what a member trains with. [ddp.Gradients] and [outer.Loop] implement it, made with a communicator of
-// one rank ([noop.New]): [Member.Next] moves them to that of each epoch. A program with its own state embeds one
+// one rank ([noop.New]): [Member.Next] moves them to each epoch's. A program with its own state embeds one
 // of them, or [Plain], and adds its state to SharedState and Restore. Tensors that all members have alike are in
 // [Config], not here.
 //

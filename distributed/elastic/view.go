@@ -190,7 +190,7 @@ func (v *view) returned(last *record, p person) bool {
 	})
 }
 
-// begin has an epoch begin whose members all lack the state: from that of the one that brings most steps along.
+// begin has an epoch begin whose members all lack the state: from the member that brings most steps along.
 func (v *view) begin(next *record) {
 	leader := 0
 	next.Step = 0

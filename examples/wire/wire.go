@@ -1,7 +1,7 @@
 // Package wire is a complete backend whose ranks share nothing but the bytes that go over
 // network connections. Its test runs the conformance suite.
 //
-// It is a Communicator of its own, and has no program that could begin with tutti.Run.
+// It is a Communicator, and has no program that could begin with tutti.Run.
 package wire
 
 import (

@@ -1,6 +1,6 @@
 // Command digits trains a network to read digits by graphs that GoMLX itself distributes (SPMD): its devices are the
-// ranks of a job, and the graph of a step has the AllReduce of its gradients in it. Like ./digits it is a whole program, to
-// be copied: the images are one package's, and the network, its test and the checksum are written in both.
+// ranks of a job, and the graph of a step has the AllReduce of its gradients in it. Like ./digits it is a whole
+// program, to be copied: the images are one package's, and the network, its test and the checksum are written in both.
 //
 //	go run ./spmd/digits -ranks 3                             # goroutines of one process
 //	go build -o program ./spmd/digits

@@ -71,7 +71,7 @@ func (a *agent) terms() terms {
 const longestTitle = 200
 
 // title tells the job from others: its name, or the command, of which files may be in other folders. Runs that read
-// from folders of their own may meet in a served store, where nobody has named the first machine: there, the
+// from different folders may meet in a served store, where nobody has named the first machine: there, the
 // program alone may be in another folder.
 func (a *agent) title(served bool) string {
 	if a.Job != "" {
