@@ -7,6 +7,7 @@
 //	bits -reproducible                                    # sums for any number of ranks (ddp.Config.Reproducible)
 //	bits -reproducible -inputs 1000                       # with as many random inputs beside big integers
 //	mpirun -n 4 bits -probe                               # how many results one sum has, by the length of the message
+//	tutti launch -n 2 bits -costs                         # what reproducible steps take beside those without
 //
 // CI compares what builds for amd64 and arm64 print, and worlds of both. -probe shows what libraries do that
 // promise no order, as MPI with TUTTI_MPI_COLLECTIVES=native.
@@ -41,6 +42,7 @@ func main() {
 	fixed := flag.Bool("reproducible", false, "print hashes that do not depend on the number of ranks")
 	inputs := flag.Int("inputs", 5, "`number` of random inputs of a type that -reproducible compares with big integers")
 	probe := flag.Bool("probe", false, "print how many results one sum has")
+	costs := flag.Bool("costs", false, "print what reproducible steps take")
 	flag.Parse()
 	var out bytes.Buffer
 	body := func(ctx context.Context, r tutti.Rank) error {
@@ -51,6 +53,8 @@ func main() {
 		switch {
 		case *probe:
 			return b.probe()
+		case *costs:
+			return b.costs()
 		case *fixed:
 			return b.reproducible(*inputs)
 		}

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed"
+	"github.com/tutti-go/tutti/distributed/ddp"
+	"github.com/tutti-go/tutti/distributed/sparse"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reference"
+	"github.com/tutti-go/tutti/runtime"
+)
+
+// costSteps is how many steps of each kind are timed.
+const costSteps = 60
+
+// hosts arranges ranks as two hosts, of which each has half of them.
+func hosts(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error) {
+	host := distributed.Dim{Name: "host", Size: 2}
+	rank := distributed.Dim{Name: "rank", Size: c.WorldSize() / 2}
+	return distributed.NewMesh(ctx, c, host, rank)
+}
+
+// costs prints what reproducible steps take beside those without, of which each has the same other options.
+func (b *bits) costs() error {
+	kinds := map[string]ddp.Config{
+		"plain":  {},
+		"NoUndo": {Config: sparse.Config{NoUndo: true}},
+		"clip":   {Config: sparse.Config{ClipNorm: 1}},
+		"shard":  {Shard: true},
+		"mesh":   {Mesh: hosts},
+	}
+	ranks := b.Comm.WorldSize()
+	fmt.Fprintf(b.out, "medians of %d steps in µs: with no, %d and %d contributions\n", costSteps, ranks, contributions)
+	for _, name := range []string{"plain", "NoUndo", "clip", "shard", "mesh"} {
+		if name == "mesh" && ranks%2 != 0 {
+			continue
+		}
+		for _, bytes := range []int{64 << 10, 1 << 20, 16 << 20} {
+			if err := b.cost(name, kinds[name], bytes); err != nil {
+				return fmt.Errorf("%s of %d bytes: %w", name, bytes, err)
+			}
+		}
+	}
+	return nil
+}
+
+// cost alternates steps of a gradient with a configuration, and those that are reproducible besides.
+func (b *bits) cost(name string, cfg ddp.Config, bytes int) (err error) {
+	n := bytes / dtype.F32.Size()
+	t, err := runtime.New(b.Runtime, dtype.F32, n)
+	if err != nil {
+		return err
+	}
+	params := []*runtime.Tensor{t}
+	defer t.Free() //nolint:errcheck // the program ends
+	var syncs []*ddp.Gradients
+	for _, count := range []int{0, b.Comm.WorldSize(), contributions} {
+		cfg.Reproducible = count
+		g, err := ddp.New(b.ctx, b.Runtime, b.Comm, params, cfg)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, g.Close()) }()
+		syncs = append(syncs, g)
+	}
+	gradient := reference.Tile(b.numbers(b.Comm.Rank(), 3), 0, bytes)
+	times := make([][]time.Duration, len(syncs))
+	for i := range costSteps + 1 {
+		for j, g := range syncs {
+			if err := b.write(t, gradient); err != nil {
+				return err
+			}
+			if err := b.Comm.Barrier(b.ctx); err != nil {
+				return err
+			}
+			started := time.Now()
+			if err := g.ReduceAll(b.ctx, params); err != nil {
+				return err
+			}
+			if err := b.Comm.Sync(b.ctx); err != nil {
+				return err
+			}
+			if i > 0 { // the first step allocates and compares
+				times[j] = append(times[j], time.Since(started))
+			}
+		}
+	}
+	var middle []float64
+	for _, all := range times {
+		slices.Sort(all)
+		middle = append(middle, float64(all[len(all)/2].Nanoseconds())/1000)
+	}
+	fmt.Fprintf(b.out, "%-7s %6d KiB %8.0f %8.0f %8.0f  ratios %.2f %.2f\n", name, bytes>>10,
+		middle[0], middle[1], middle[2], middle[1]/middle[0], middle[2]/middle[0])
+	return nil
+}
