@@ -217,10 +217,6 @@ func newRecorder(c comm.Communicator, n int, name string, f *flight) *Recorder {
 	return r
 }
 
-// handling is how long a program that handles a signal itself takes to end the context
-// of its communication. mpirun of Open MPI kills a process one second after SIGTERM.
-const handling = 500 * time.Millisecond
-
 // enter records a call that is about to be made.
 func (r *Recorder) enter(c *comm.Call) uint64 {
 	r.mu.Lock()
@@ -485,11 +481,6 @@ func (r *Recorder) Abort(cause error) {
 // dumpsOfProcess has the paths of all dumps of this process.
 var dumpsOfProcess sync.Map
 
-// peerPatience bounds how long a rank that aborts waits for the dumps of its peers. They
-// write them when they hear of it; many launchers end their processes when this one's
-// exits.
-const peerPatience = 2 * time.Second
-
 // awaitPeers waits until the ranks of other processes have written their dumps to the
 // same directory, in a bounded time.
 func (r *Recorder) awaitPeers() {
@@ -504,7 +495,7 @@ func (r *Recorder) awaitPeers() {
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(10 * time.Millisecond):
+			case <-time.After(peerEvery):
 			}
 		}
 	}

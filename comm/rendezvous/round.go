@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"strconv"
 	"sync"
-	"time"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
@@ -25,10 +24,6 @@ const (
 
 // completed is the value of a rank's arrival when its attempt has succeeded. Rank 0 may be in the round for longer.
 const completed = "completed"
-
-// missingTimeout bounds how long a rank whose context has ended asks which ranks are missing. The store answers within
-// a round trip or is lost.
-const missingTimeout = 500 * time.Millisecond
 
 var (
 	// errLaterRound ends an attempt in a round that rank 0 has left.

@@ -129,16 +129,12 @@ const sharingViolation = syscall.Errno(32)
 // readShared reads a file that another process may be making. On Windows it tries again for a second: removing a name
 // takes milliseconds.
 func readShared(path string) (text []byte, err error) {
-	const (
-		tries = 100
-		pause = 10 * time.Millisecond
-	)
-	for range tries {
+	for range readTries {
 		text, err = os.ReadFile(path)
 		if runtime.GOOS != "windows" || !errors.Is(err, sharingViolation) {
 			break
 		}
-		time.Sleep(pause)
+		time.Sleep(readEvery)
 	}
 	return text, err
 }

@@ -16,13 +16,14 @@ type credit struct {
 // data are bounded as well.
 const messageBytes = 256
 
-// newCredit returns the credit of a pair that has sent nothing.
+// newCredit returns the credit of a pair that has sent nothing. Called by
+// connector.join, whose lock is held; nobody else has the pair yet.
 func newCredit(window int) credit {
 	return credit{window: window, available: window}
 }
 
 // spend takes the credit for an announcement, and returns how many bytes of the message may come early.
-// ok is false where there is no credit for an announcement.
+// ok is false where there is no credit for an announcement. Called by outbox.announce; mu is held.
 func (c *credit) spend(total int) (eager int, ok bool) {
 	if c.available < messageBytes {
 		return 0, false
@@ -33,7 +34,7 @@ func (c *credit) spend(total int) (eager int, ok bool) {
 	return eager, true
 }
 
-// restore adds the credit that a frame of the peer returns.
+// restore adds the credit that a frame of the peer returns. Called by pair.accept; mu is held.
 func (c *credit) restore(bytes uint64) error {
 	spent := c.window - c.available
 	if bytes > uint64(spent) {
@@ -43,24 +44,25 @@ func (c *credit) restore(bytes uint64) error {
 	return nil
 }
 
-// covers reports whether the peer has the credit for an announcement.
+// covers reports whether the peer has the credit for an announcement. Called by pair.announcement; mu is held.
 func (c *credit) covers(eager int) bool {
 	return messageBytes+eager <= c.window-c.used
 }
 
-// charge notes an announcement of the peer, which has the credit for it.
+// charge notes an announcement of the peer, which has the credit for it. Called by pair.announcement; mu is held.
 func (c *credit) charge(eager int) { c.used += messageBytes + eager }
 
-// free notes that an announcement of the peer needs no memory any more.
+// free notes that an announcement of the peer needs no memory any more. Called by pair.announcement and release; mu is
+// held.
 func (c *credit) free(eager int) { c.freed += messageBytes + eager }
 
 // due reports whether the peer needs its credit back now: a fourth of the window, or anything if it has
-// none to announce a message.
+// none to announce a message. Called by pair.choose, chooseMessages and urgent; mu is held.
 func (c *credit) due() bool {
 	return c.freed > 0 && (c.freed >= c.window/4 || c.window-c.used < messageBytes)
 }
 
-// collect returns the credit that the next frame returns to the peer.
+// collect returns the credit that the next frame returns to the peer. Called by pair.fill; mu is held.
 func (c *credit) collect() uint64 {
 	bytes := c.freed
 	c.used -= bytes

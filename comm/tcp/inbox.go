@@ -134,7 +134,7 @@ func (p *pair) announcement(h *header) (*incoming, error) {
 	return in, nil
 }
 
-// allocate makes the memory for the eager part of a message.
+// allocate makes the memory for the eager part of a message. Called by announcement; mu is held.
 func (in *incoming) allocate() {
 	if in.eager > 0 {
 		in.room = roomFor(in.eager)
@@ -244,7 +244,7 @@ func (in *incoming) target(h *header) ([]byte, error) {
 
 // reserve notes that a part of a message is coming. Behind what the announcement carries, the eager bytes and then the
 // others come in parts of chunk bytes, and the last of either may be shorter. A part of another length or at another
-// place is refused, and so is one that has come before.
+// place is refused, and so is one that has come before. Called by target; mu is held.
 func (in *incoming) reserve(offset uint64, length int) error {
 	number, ok := in.partAt(offset, length)
 	if !ok {
@@ -262,7 +262,7 @@ func (in *incoming) reserve(offset uint64, length int) error {
 	return nil
 }
 
-// partAt returns the number of the part that begins at an offset, if it has that length.
+// partAt returns the number of the part that begins at an offset, if it has that length. Called by reserve; mu is held.
 func (in *incoming) partAt(offset uint64, length int) (number int, ok bool) {
 	if offset >= uint64(in.total) {
 		return 0, false

@@ -114,7 +114,7 @@ func (b *outbox) nextPart(f *outFrame) bool {
 	return false
 }
 
-// addPart makes the next n bytes of a send the payload of a frame.
+// addPart makes the next n bytes of a send the payload of a frame. Called by announce and nextPart; mu is held.
 func (o *outgoing) addPart(f *outFrame, n int) {
 	f.send = o
 	f.payload = hostmem.Slice[byte](o.address+uintptr(o.next), n)
