@@ -5,7 +5,7 @@ go 1.25.0
 require (
 	github.com/klauspost/compress v1.19.1
 	github.com/stretchr/testify v1.12.1
-	github.com/tutti-go/tutti v0.2.0
+	github.com/tutti-go/tutti v0.3.0
 	github.com/zeebo/blake3 v0.2.4
 	github.com/zeebo/xxh3 v1.1.0
 	golang.org/x/sys v0.47.0

@@ -15,7 +15,7 @@ require (
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.1.0
 	github.com/stretchr/testify v1.12.1
-	github.com/tutti-go/tutti v0.2.0
+	github.com/tutti-go/tutti v0.3.0
 	github.com/tutti-go/tutti/cmd/tutti v0.0.0-00010101000000-000000000000
 	gonum.org/v1/plot v0.17.0
 )

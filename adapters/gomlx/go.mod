@@ -6,7 +6,7 @@ require (
 	github.com/gomlx/compute v0.1.0
 	github.com/gomlx/gomlx v0.28.1 // from v0.28 on: packages have other places before
 	github.com/stretchr/testify v1.12.1
-	github.com/tutti-go/tutti v0.2.0
+	github.com/tutti-go/tutti v0.3.0
 )
 
 require (

@@ -6,7 +6,7 @@ require (
 	github.com/prometheus/client_golang v1.24.1
 	github.com/prometheus/common v0.71.0
 	github.com/stretchr/testify v1.12.1
-	github.com/tutti-go/tutti v0.2.0
+	github.com/tutti-go/tutti v0.3.0
 	gonum.org/v1/plot v0.17.0
 )
 

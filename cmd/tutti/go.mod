@@ -8,8 +8,8 @@ require (
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.1.0
 	github.com/stretchr/testify v1.12.1
-	github.com/tutti-go/tutti v0.2.0
-	github.com/tutti-go/tutti/delta v0.2.0
+	github.com/tutti-go/tutti v0.3.0
+	github.com/tutti-go/tutti/delta v0.3.0
 	golang.org/x/sys v0.47.0
 	golang.org/x/term v0.45.0
 	gonum.org/v1/gonum v0.17.0

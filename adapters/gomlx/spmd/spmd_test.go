@@ -552,7 +552,7 @@ func TestOfGoMLX(t *testing.T) {
 	require.NoError(t, err)
 	const tutti = "github.com/tutti-go/tutti"
 	for _, args := range [][]string{
-		{"mod", "edit", "-module", module, "-require", tutti + "/adapters/gomlx@v0.2.0",
+		{"mod", "edit", "-module", module, "-require", tutti + "/adapters/gomlx@v0.3.0",
 			"-replace", tutti + "=" + filepath.Join(adapter, "..", ".."), "-replace", tutti + "/adapters/gomlx=" + adapter},
 		{"test", "-mod=mod", "-c", "-o", "graph.test", "."},
 	} {
