@@ -82,7 +82,11 @@ func (s *Sampler) Epoch(epoch int) []int {
 // are of one size, leave it out.
 //
 // The batches of all ranks together are those of one rank with size*WorldSize
-// samples a batch, so the same training on more ranks sees the same batches.
+// samples a batch, so the same training on more ranks sees the same batches. Which
+// samples are together in a rank's batch depends on the number of ranks. Where each
+// batch is a contribution to sums for any number of ranks (Reproducible of package
+// ddp), all ranks make the Sampler with a communicator of one rank, such as package
+// noop's, and each takes its share of these batches.
 func (s *Sampler) Batches(epoch, size int) [][]int {
 	return slices.Collect(slices.Chunk(s.Epoch(epoch), size))
 }
