@@ -12,12 +12,12 @@ import (
 // allgather collects a list of every rank on every rank.
 type allgather struct {
 	*engine
-	lengths  []int // of each rank's list, in entries
-	displs   []int // where each list begins among all of them, in entries
-	spans    []int // the ranges of their indices, of messages without headers
-	mail     mail  // in recv, or of collectInPlace
-	recv     base.Buffer
-	joined   message
+	lengths  []int            // of each rank's list, in entries
+	displs   []int            // where each list begins among all of them, in entries
+	spans    []int            // the ranges of their indices, of messages without headers
+	mail     mail             // in recv, or of collectInPlace
+	recv     base.Buffer      // messages of all ranks; empty before the first
+	joined   message          // the lists, unpacked
 	words    int              // of a message of collectInPlace
 	lists    []kernel.Entries // per rank, in rank order
 	messages []uintptr        // of collectInPlace
@@ -137,9 +137,9 @@ type allgatherExchange struct {
 	reselects bool // only the top k of the sum go into the result
 	sends     bool // ranks write their lists to each other
 
-	sum    message
-	global message
-	top    [1]kernel.Entries
+	sum    message           // with reselects: the sum of all lists
+	global message           // with reselects: its k largest entries
+	top    [1]kernel.Entries // the list of the result
 }
 
 func allgatherEqual(e *engine) exchange {

@@ -112,18 +112,18 @@ func choose(ctx context.Context, rt runtime.Runtime, c comm.Communicator, n int,
 // probe measures patterns. All ranks decide by times that they have agreed on. Its first error stays, and
 // what is measured after it takes no time.
 type probe struct {
-	ctx    context.Context
-	rt     runtime.Runtime
-	c      comm.Communicator
-	dt     dtype.DType
-	order  base.Order
-	cfg    Settings
-	n      int // elements of a trial
-	batch  int // steps that are timed together, for which trialSeconds holds as well
-	rng    *rand.Rand
-	random uintptr // shifts elements more than a gradient
-	made   int     // gradients
-	err    error
+	ctx    context.Context   // of the call that chooses
+	rt     runtime.Runtime   // of the tensor's memory
+	c      comm.Communicator // that the patterns are measured on
+	dt     dtype.DType       // of the gradients
+	order  base.Order        // of c and the compute stream
+	cfg    Settings          // of the Reducer that chooses
+	n      int               // elements of a trial
+	batch  int               // steps that are timed together, for which trialSeconds holds as well
+	rng    *rand.Rand        // of gradients, seeded
+	random uintptr           // shifts elements more than a gradient
+	made   int               // gradients
+	err    error             // nil before it; later trials take no time
 }
 
 // fit shortens the tensor until a step of topkA takes no more than trialSeconds, and returns what it takes then. It

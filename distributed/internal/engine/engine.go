@@ -45,21 +45,21 @@ type engine struct {
 	before base.Buffer // the numbers from numKept on, as they were before the step
 	step               // the one that is made, or was made last: see phase.go
 
-	flags        uintptr // P I32: of each list of the result, how many may not be finite
-	skip         uintptr // I32, and how many: if one is not 0, the device rolls the step back
-	skips        int
+	flags        uintptr     // P I32: of each list of the result, how many may not be finite
+	skip         uintptr     // I32, and how many: if one is not 0, the device rolls the step back
+	skips        int         // I32 at skip
 	past         past        // what earlier steps left on the host
 	beforePosted past        // that before the last step which left numbers to be read later
 	flat         base.Buffer // a dense result, until the step is sure to succeed
 
 	agreed bool // the ranks of c have compared what they reduce
 
-	numbers                     // the words that steps keep on the device: see numbers.go
-	hostCopy    kernel.HostCopy // of the numbers, for where the host reads them in the next step
-	posted      []kernel.Span   // of the device, which hostCopy copies
-	list        message         // what the selector selected, unless it is among what is shared
-	shared      *comm.Buffer    // lists of all ranks; nil: none yet
-	sharedBytes int
+	numbers                           // the words that steps keep on the device: see numbers.go
+	hostCopy    kernel.HostCopy       // of the numbers, for where the host reads them in the next step
+	posted      []kernel.Span         // of the device, which hostCopy copies
+	list        message               // what the selector selected, unless it is among what is shared
+	shared      *comm.Buffer          // lists of all ranks; nil: none yet
+	sharedBytes int                   // of each rank's list in shared; 0: none
 	peerLists   [2]peerLists          // the same, where ranks write them to each other
 	outgrown    []backend.SharedLists // earlier ones, which graphs refer to
 	listMade    bool                  // this rank's may have been written to the others, and is not gathered yet

@@ -50,6 +50,6 @@ func find(cfg *Settings, k, n, size int) (string, pattern) {
 
 // pattern is one cell of the grid: what selects entries, and what combines those of all ranks.
 type pattern struct {
-	selector func(e *engine) selector
-	exchange func(e *engine) exchange
+	selector func(e *engine) selector // makes it, for each k
+	exchange func(e *engine) exchange // the same
 }

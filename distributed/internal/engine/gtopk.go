@@ -24,12 +24,13 @@ const treeTag uint32 = 1
 // stays in exactly one place.
 type treeExchange struct {
 	*engine
-	incoming, merged message
-	kept             [2]message
-	coded            base.Buffer // a message, where that is not the list
-	mail             mail        // one, of the message
-	pair             [2]kernel.Entries
-	top              [1]kernel.Entries
+	incoming message           // the list of a partner, or the result
+	merged   message           // the sum of two lists
+	kept     [2]message        // its k largest entries, in turns
+	coded    base.Buffer       // a message, where that is not the list
+	mail     mail              // one, of the message
+	pair     [2]kernel.Entries // the arguments of a merge
+	top      [1]kernel.Entries // the list of the result
 }
 
 func tree(e *engine) exchange {

@@ -47,8 +47,8 @@ func keptWords(size int) int {
 // and communication write and read them, and the host's copy. Patterns that need
 // none of them on the host never wait for the device.
 type numbers struct {
-	words base.Buffer
-	host  []int32 // as read last
+	words base.Buffer // all of them; the constants and the numbers below are places in it
+	host  []int32     // as read last
 
 	// Places of what there is per rank.
 	lengths       number // P: by which this rank's list is cut; P-1 bounds, so lengths

@@ -67,24 +67,24 @@ import (
 // one, so nothing is lost or counted twice.
 type okExchange struct {
 	*partitionReducer
-	allgather *allgather
+	allgather *allgather // of the sums
 
-	quantiles              []float64        // of the samples that this rank shows
-	local, trimmed         message          // of limitOutgoing and cutOutgoing
-	fitting, joined        message          // of cutMessages and joinSent
-	padded, paddedApart    base.Buffer      // messages of sendRounds, and their lists where those are not messages
-	exchangedApart         [2]base.Buffer   // lists of exchanged, likewise
-	sent                   []kernel.Entries // these, by round
-	announcementPtr        uintptr          // what this rank announces
-	slots                  uintptr          // of exchanged
-	sends                  bool             // ranks write these to each other, and the sums
-	pieces                 []kernel.Piece
-	reduced, largest       message
-	spreadTo               base.Buffer
-	sendCounts, sendDispls []int // of spread
-	recvCounts, recvDispls []int
-	all                    [1]kernel.Entries
-	layout                 [3][2]int // of copyWords
+	quantiles              []float64         // of the samples that this rank shows
+	local, trimmed         message           // of limitOutgoing and cutOutgoing
+	fitting, joined        message           // of cutMessages and joinSent
+	padded, paddedApart    base.Buffer       // messages of sendRounds, and their lists where those are not messages
+	exchangedApart         [2]base.Buffer    // lists of exchanged, likewise
+	sent                   []kernel.Entries  // these, by round
+	announcementPtr        uintptr           // what this rank announces
+	slots                  uintptr           // of exchanged
+	sends                  bool              // ranks write these to each other, and the sums
+	pieces                 []kernel.Piece    // memory of the arguments of kernels that copy
+	reduced, largest       message           // sums that pass the threshold, and the largest of these
+	spreadTo               base.Buffer       // the share of the sums that spread gives this rank
+	sendCounts, sendDispls []int             // of spread
+	recvCounts, recvDispls []int             // the same
+	all                    [1]kernel.Entries // the list of the result
+	layout                 [3][2]int         // of copyWords
 }
 
 func oktopk(e *engine) exchange {
@@ -113,12 +113,12 @@ const levelSteps = 2
 
 // okStep says how a step is made. All ranks decide it alike, before the step.
 type okStep struct {
-	limit     limits
-	quota     int  // sums that every rank may add to the result, if none has more
-	room      int  // that many where partitions had about equally many; 0: as lengths turn out
-	rebalance bool // partitions are balanced first
-	estimate  bool // the threshold of the sums is estimated
-	padded    bool // messages travel padded, or are cut as if they did
+	limit     limits // elements that messages may take
+	quota     int    // sums that every rank may add to the result, if none has more
+	room      int    // that many where partitions had about equally many; 0: as lengths turn out
+	rebalance bool   // partitions are balanced first
+	estimate  bool   // the threshold of the sums is estimated
+	padded    bool   // messages travel padded, or are cut as if they did
 }
 
 // next decides how the next step is made.

@@ -30,7 +30,7 @@ type partitionReducer struct {
 	out      mail             // by round
 	unpacked base.Buffer      // lists, where they are not the messages
 	sources  []kernel.Entries // by round, so by distance from this rank
-	sums     message
+	sums     message          // of this rank's partition
 }
 
 func newPartitionReducer(e *engine) *partitionReducer {
@@ -176,7 +176,7 @@ func (s *partitionReducer) collectPartitions(ctx context.Context, g *allgather, 
 // partitionExchange is a reduction by partitions followed by an allgather of the reduced partitions.
 type partitionExchange struct {
 	*partitionReducer
-	allgather *allgather
+	allgather *allgather        // of the sums
 	orDense   bool              // send whole partitions when lists of entries would be longer
 	all       [1]kernel.Entries // the lists of a result
 }

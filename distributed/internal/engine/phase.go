@@ -36,9 +36,9 @@ const (
 
 // Input is the gradient of a step that is made in parts.
 type Input struct {
-	Ptr    uintptr
-	DType  dtype.DType
-	Factor uintptr // of an F32 on the device that multiplies it, 0 for none
+	Ptr    uintptr     // the gradient, of the tensor's length
+	DType  dtype.DType // of its elements
+	Factor uintptr     // of an F32 on the device that multiplies it, 0 for none
 	// Share is the address of an F32, Factor divided by the number of ranks, where gradients are weighted: a dense step
 	// adds up gradients scaled by it instead of averaging, so that an F16 stays in its range. 0: gradients are averaged.
 	Share uintptr
@@ -49,13 +49,13 @@ type Input struct {
 
 // step is what there is of one step. What later steps need is in engine and Reducer.
 type step struct {
-	phase    phase
+	phase    phase          // how far the step has come
 	target   Input          // where the result goes
 	selected kernel.Entries // unless it is dense
 	addend   Input          // what the exchange adds to the residual
 	whole    comm.Call      // if it is
-	result   result
-	used     number // where the threshold is that entries were selected by
+	result   result         // what the exchange has made, from then on
+	used     number         // where the threshold is that entries were selected by
 
 	restores restoration // the step may be rolled back, and how
 	ago      past        // what to restore of the host's
@@ -100,10 +100,10 @@ func (s *step) found(large bool) {
 // result is what an exchange makes, the same on every rank: the sum of lists,
 // scaled, or a dense array of F32.
 type result struct {
-	lists []kernel.Entries
-	scale float32
-	dense uintptr // n F32, if not 0, to be scaled as well
-	left  leftover
+	lists []kernel.Entries // none where dense is not 0
+	scale float32          // that sums are multiplied by
+	dense uintptr          // n F32, if not 0, to be scaled as well
+	left  leftover         // for the residual
 	// messages, if there are any, are what the lists are to be made of when it is there.
 	messages []uintptr
 }
@@ -114,10 +114,10 @@ type leftover struct{ selected, taken kernel.Entries }
 
 // past is what steps leave on the host to later ones.
 type past struct {
-	age             int // steps since oktopk estimated the threshold of the sums
-	steps           int // that oktopk's exchange made
-	globalThreshold float32
-	even            bool // oktopk's messages had about equal lengths
-	level           int  // for how many steps partitions had about equally many of the sums that passed
-	pending         bool // the numbers of the last step are not read yet: see okExchange.readPosted
+	age             int     // steps since oktopk estimated the threshold of the sums
+	steps           int     // that oktopk's exchange made
+	globalThreshold float32 // of the sums, as used last; 0 before
+	even            bool    // oktopk's messages had about equal lengths
+	level           int     // for how many steps partitions had about equally many of the sums that passed
+	pending         bool    // the numbers of the last step are not read yet: see okExchange.readPosted
 }

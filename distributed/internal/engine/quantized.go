@@ -18,8 +18,9 @@ import (
 // allreduce, and all ranks have the same bits.
 type quantized struct {
 	*engine
-	codes, sums base.Buffer
-	stepwise    bool // the communicator has no operation for it
+	codes    base.Buffer // what is sent, and what is received
+	sums     base.Buffer // of this rank's share, in F32
+	stepwise bool        // the communicator has no operation for it
 }
 
 func (x *quantized) run(ctx context.Context, _ kernel.Entries) result {

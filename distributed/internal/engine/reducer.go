@@ -21,10 +21,10 @@ import (
 // the residual, thresholds, partitions and scratch memory. It belongs to one goroutine at a time.
 type Reducer struct {
 	*engine
-	meter    *metered.Communicator
-	name     string // of the pattern that serves k
-	selector selector
-	exchange exchange
+	meter    *metered.Communicator // of c; counts what steps send
+	name     string                // of the pattern that serves k
+	selector selector              // of the step's pattern
+	exchange exchange              // the same
 
 	// configured are the settings before a pattern was chosen for Auto. Those of the steps are cfg.
 	configured Settings

@@ -28,7 +28,7 @@ const headerBytes = 128
 
 // savedState has the fields of a state, in their order.
 type savedState struct {
-	fingerprint uint64
+	fingerprint uint64  // of the Reducer that saved it
 	rank, size  int     // rank is size where the state has what ranks share
 	steps       int     // that were made
 	k           int     // entries that thresholds and partitions are for; 0: there are none

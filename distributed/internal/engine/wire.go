@@ -119,9 +119,9 @@ const headWords = 2
 
 // mail is messages in one piece of memory, in words: how much room each has and where, and the part that travels.
 type mail struct {
-	ptr           uintptr
-	rooms, places []int
-	sizes, from   []int
+	ptr           uintptr // of the memory
+	rooms, places []int   // words of each message's room, and where it begins
+	sizes, from   []int   // words that travel next, and where they begin
 }
 
 func newMail(n int) mail {

@@ -18,10 +18,10 @@ import (
 
 // Value is a flag of any type that has a parser.
 type Value[T any] struct {
-	Target *T
-	Parse  func(string) (T, error)
-	Format func(T) string
-	Kind   string // shown in the help
+	Target *T                      // gets what was parsed; nil in a zero Value
+	Parse  func(string) (T, error) // of the flag's text
+	Format func(T) string          // of the default, for the help
+	Kind   string                  // shown in the help
 }
 
 // Set implements [pflag.Value].
@@ -50,7 +50,7 @@ func (f Value[T]) Type() string {
 type restricted struct {
 	pflag.Value
 	accepts func() bool // the value that was set
-	want    string
+	want    string      // in the error, such as "positive"
 }
 
 // Set implements [pflag.Value].

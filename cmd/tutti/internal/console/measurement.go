@@ -11,9 +11,9 @@ import (
 // Measurement are the flags of commands that measure collectives of several sizes.
 type Measurement struct {
 	World
-	Repeats bench.Repeats
-	Verify  bool // compare results with a reference
-	JSON    bool
+	Repeats bench.Repeats // how often each size is measured
+	Verify  bool          // compare results with a reference
+	JSON    bool          // print lines of JSON
 
 	low, high, step int // of sizes
 }

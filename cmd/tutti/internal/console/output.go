@@ -11,11 +11,11 @@ import (
 // Output is where a command prints. It keeps the first error, so that commands need not look at each line's, and ends
 // what runs: nobody will see it.
 type Output struct {
-	writer io.Writer
-	stop   func(cause error)
+	writer io.Writer         // of the command
+	stop   func(cause error) // called with the error of a Write
 
-	mu  sync.Mutex
-	err error // guarded by mu
+	mu  sync.Mutex // not held during a Write
+	err error      // guarded by mu
 }
 
 // NewOutput makes an Output that prints to w and calls stop at the first error.

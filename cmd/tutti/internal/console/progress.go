@@ -15,10 +15,10 @@ type Bars struct {
 	Out    io.Writer // where they are shown
 	Pieces int       // how many there will be
 
-	writer  progress.Writer
-	tracker *progress.Tracker
-	stopped chan struct{}
-	told    time.Time // when the last line was written, or would have been
+	writer  progress.Writer   // nil where no bars are shown, and before the first step
+	tracker *progress.Tracker // of the piece that runs
+	stopped chan struct{}     // closed when the writer has ended
+	told    time.Time         // when the last line was written, or would have been
 }
 
 // tellEvery is the time from one line to the next.

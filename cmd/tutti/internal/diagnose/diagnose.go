@@ -31,50 +31,50 @@ const (
 
 // Report is what the dumps say together.
 type Report struct {
-	Ranks    int       `json:"ranks"`
-	Findings []Finding `json:"findings"`
-	States   []State   `json:"states"`
+	Ranks    int       `json:"ranks"`    // of the world
+	Findings []Finding `json:"findings"` // aborts first; none if nothing explains a hang
+	States   []State   `json:"states"`   // by rank, of those with a dump
 }
 
 // Finding is one thing that explains a hang.
 type Finding struct {
-	Kind         string `json:"kind"`
-	Communicator string `json:"communicator,omitempty"`
-	Number       uint64 `json:"number,omitempty"` // of the collective
-	Ranks        []int  `json:"ranks"`            // that it is about
-	Waiting      []int  `json:"waiting,omitempty"`
-	Text         string `json:"text"`
+	Kind         string `json:"kind"`                   // one of the constants
+	Communicator string `json:"communicator,omitempty"` // its name in the dumps, "" where there is none
+	Number       uint64 `json:"number,omitempty"`       // of the collective
+	Ranks        []int  `json:"ranks"`                  // that it is about
+	Waiting      []int  `json:"waiting,omitempty"`      // ranks that wait for them
+	Text         string `json:"text"`                   // for people
 }
 
 // State is what one rank was at.
 type State struct {
-	Rank  int    `json:"rank"`
-	Name  string `json:"name,omitempty"` // of an elastic member, "" for another rank
-	Last  string `json:"last_call"`
-	Done  bool   `json:"done"`
+	Rank  int    `json:"rank"`            // of the world
+	Name  string `json:"name,omitempty"`  // of an elastic member, "" for another rank
+	Last  string `json:"last_call"`       // the last call that it made
+	Done  bool   `json:"done"`            // that call has ended
 	Waits string `json:"waits,omitempty"` // where, in a Sync
-	Error string `json:"error,omitempty"`
+	Error string `json:"error,omitempty"` // why it aborted, "" if it did not
 }
 
 // group is a communicator of which there are dumps.
 type group struct {
-	name    string
-	size    int
+	name    string   // in the dumps
+	size    int      // ranks
 	members []member // by rank in it
 }
 
 type member struct {
-	rank        int // of the world
-	inGroup     int
-	size        int
-	time        int64 // of the dump
-	sync        *dump.Sync
-	failure     *dump.Failure
-	collectives map[uint64]*dump.Entry
-	twice       uint64 // a number that two collectives have, 0 if none have
-	last        uint64 // the highest number of a collective
-	messages    []*dump.Entry
-	whole       bool // nothing was forgotten
+	rank        int                    // of the world
+	inGroup     int                    // its rank there
+	size        int                    // of the group, as it says
+	time        int64                  // of the dump
+	sync        *dump.Sync             // the wait it is in; nil for none
+	failure     *dump.Failure          // why it aborted; nil if it did not
+	collectives map[uint64]*dump.Entry // by number
+	twice       uint64                 // a number that two collectives have, 0 if none have
+	last        uint64                 // the highest number of a collective
+	messages    []*dump.Entry          // in the order of calls
+	whole       bool                   // nothing was forgotten
 }
 
 // Diagnose looks at the dumps of one job, sorted by rank, at least one.
@@ -163,7 +163,7 @@ func unconnected(records []Record) (list []Finding) {
 func failed(records []Record) []Finding {
 	type failure struct {
 		*dump.Failure
-		rank int
+		rank int // of the world
 	}
 	var failures []failure
 	for _, d := range records {
@@ -570,7 +570,7 @@ func (g *group) unfinished(n uint64, first *member) (Finding, bool) {
 // channel is where messages match in order, by ranks in the communicator.
 type channel struct {
 	from, to int
-	tag      uint32
+	tag      uint32 // of the messages
 }
 
 // unmatched pairs sends and receives of ranks whose dumps have all of them.

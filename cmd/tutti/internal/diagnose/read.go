@@ -26,7 +26,7 @@ const maxRanks = 1 << 20
 
 // Record is a dump with the name of its file.
 type Record struct {
-	Name string
+	Name string // of the file, in errors
 	*dump.File
 }
 

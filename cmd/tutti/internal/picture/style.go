@@ -82,7 +82,7 @@ func NewChart(title, x, y string, corner vg.Length) *plot.Plot {
 // sample is a curve's line in the legend, with a gap on both sides.
 type sample struct {
 	*plotter.Line
-	gap vg.Length
+	gap vg.Length // on either side
 }
 
 // Thumbnail implements [plot.Thumbnailer].
@@ -106,10 +106,10 @@ func legendGap(p *plot.Plot, curves []Curve) vg.Length {
 
 // Curve is a line of a picture.
 type Curve struct {
-	Name   string
-	Points plotter.XYs
-	Style  draw.LineStyle
-	Steps  plotter.StepKind
+	Name   string           // as the legend shows it
+	Points plotter.XYs      // two or more are drawn
+	Style  draw.LineStyle   // of the line
+	Steps  plotter.StepKind // none joins the points by straight lines
 }
 
 // AddCurves draws those with two points or more, of which there has to be one.

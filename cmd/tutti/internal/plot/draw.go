@@ -15,9 +15,9 @@ const mostCurves = 5
 
 // axis is what one of a picture shows.
 type axis struct {
-	name  string
-	label string
-	value func(p *Point) *float64
+	name  string                  // of the flag's value
+	label string                  // beside the axis
+	value func(p *Point) *float64 // nil where the point has none
 }
 
 var (

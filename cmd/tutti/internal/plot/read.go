@@ -25,25 +25,25 @@ const (
 
 // Point is a measurement in the course of a training.
 type Point struct {
-	Step      *float64 `json:"step"`
-	Seconds   *float64 `json:"s"`
-	SentBytes *float64 `json:"sent_bytes"`
-	Accuracy  *float64 `json:"accuracy"`
-	Loss      *float64 `json:"loss"`
+	Step      *float64 `json:"step"`       // nil where the line has none, as of all fields
+	Seconds   *float64 `json:"s"`          // of the training
+	SentBytes *float64 `json:"sent_bytes"` // by a rank
+	Accuracy  *float64 `json:"accuracy"`   // in the test, in percent
+	Loss      *float64 `json:"loss"`       // in the test
 }
 
 // Curve is a training.
 type Curve struct {
-	Name   string
-	Points []Point
+	Name   string  // as the legend shows it
+	Points []Point // in the file's order
 }
 
 // line is one of a file: a training, or a point of one.
 type line struct {
 	Point
-	Name    string `json:"name"`
-	Pattern string `json:"pattern"`
-	Tests   []Point
+	Name    string  `json:"name"`    // of the point's training
+	Pattern string  `json:"pattern"` // of a training
+	Tests   []Point // of a training; nil for a point
 }
 
 // Read returns the trainings of a file, in their order. A line that has tests is a training, as tutti train --json
@@ -79,9 +79,9 @@ var rankPrefix = regexp.MustCompile(`^(\S+: )?\[ *\d+\] `)
 
 // file is what has been read of one.
 type file struct {
-	name    string
-	curves  []Curve
-	advised bool // an error has said how programs print JSON
+	name    string  // without folder and extension
+	curves  []Curve // in the file's order
+	advised bool    // an error has said how programs print JSON
 }
 
 // add reads a line.

@@ -17,7 +17,7 @@ import (
 // (the idea of F. Cristian, "Probabilistic clock synchronization", 1989). Clocks that obey the bounds are
 // left as they are; others are moved to the middle between them.
 type Clock struct {
-	Rank   int     `json:"rank"`
+	Rank   int     `json:"rank"`      // of the world
 	Offset float64 `json:"offset_us"` // added to its times, in microseconds
 	Within float64 `json:"within_us"` // half the distance of the bounds; -1: there were none
 }
@@ -120,9 +120,9 @@ func groupsOfAll(records []diagnose.Record) map[string]bool {
 
 // meeting are the times of a collective.
 type meeting struct {
-	rank  int // place in the records
-	begun int64
-	ended int64
+	rank  int   // place in the records
+	begun int64 // nanoseconds, by the rank's clock
+	ended int64 // the same
 }
 
 // boundByCollectives compares the clocks of a communicator's ranks.

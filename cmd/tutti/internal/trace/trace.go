@@ -19,9 +19,9 @@ import (
 
 // File is what the format calls the JSON object format.
 type File struct {
-	Events []Event `json:"traceEvents"`
+	Events []Event `json:"traceEvents"`     // never nil
 	Unit   string  `json:"displayTimeUnit"` // "ms" or "ns"
-	Other  Other   `json:"otherData"`
+	Other  Other   `json:"otherData"`       // what the format leaves to programs
 }
 
 // Other says how the clocks were put together.
@@ -31,17 +31,17 @@ type Other struct {
 
 // Event is one event. Times are in microseconds since the first event of the file.
 type Event struct {
-	Name     string         `json:"name"`
-	Category string         `json:"cat,omitempty"`
-	Phase    string         `json:"ph"` // X: a slice, i: an instant, s and f: ends of an arrow, M: metadata
-	Time     float64        `json:"ts"`
-	Duration *float64       `json:"dur,omitempty"` // of a slice
-	Process  int            `json:"pid"`           // the rank
-	Thread   int            `json:"tid"`
-	ID       string         `json:"id,omitempty"` // of an arrow
-	Bind     string         `json:"bp,omitempty"` // "e": an arrow ends at the slice around it
-	Scope    string         `json:"s,omitempty"`  // "p": an instant of the whole process
-	Args     map[string]any `json:"args,omitempty"`
+	Name     string         `json:"name"`           // what viewers show
+	Category string         `json:"cat,omitempty"`  // by which viewers filter
+	Phase    string         `json:"ph"`             // X: a slice, i: an instant, s and f: ends of an arrow, M: metadata
+	Time     float64        `json:"ts"`             // microseconds since the first event of the file
+	Duration *float64       `json:"dur,omitempty"`  // of a slice
+	Process  int            `json:"pid"`            // the rank
+	Thread   int            `json:"tid"`            // the track
+	ID       string         `json:"id,omitempty"`   // of an arrow
+	Bind     string         `json:"bp,omitempty"`   // "e": an arrow ends at the slice around it
+	Scope    string         `json:"s,omitempty"`    // "p": an instant of the whole process
+	Args     map[string]any `json:"args,omitempty"` // what viewers show beside it
 }
 
 // The phases.
@@ -55,25 +55,25 @@ const (
 
 // span is a part of a track.
 type span struct {
-	name       string
-	category   string
-	begin, end int64 // in nanoseconds since 1970, on the common clock
-	args       map[string]any
-	message    *message // that the span is an end of
+	name       string         // of its event
+	category   string         // of its event
+	begin, end int64          // in nanoseconds since 1970, on the common clock
+	args       map[string]any // of its event; nil for none
+	message    *message       // that the span is an end of
 }
 
 // message is what both of its ends agree on.
 type message struct {
-	group    string
-	from, to int // in the group
-	tag      uint32
-	nth      int // of these
+	group    string // name of the communicator
+	from, to int    // in the group
+	tag      uint32 // of the message
+	nth      int    // of these
 }
 
 // track is spans that do not overlap.
 type track struct {
-	name  string
-	spans []span
+	name  string // as viewers show it
+	spans []span // in their order
 }
 
 // New makes the timeline of records, sorted by rank, at least one.
@@ -102,10 +102,10 @@ func (f *File) Write(w io.Writer) error {
 
 // builder makes the events.
 type builder struct {
-	file   *File
-	tracks [][]track // by place in the records
-	first  int64     // time 0 of the file
-	ends   map[message]Event
+	file   *File             // that gets the events
+	tracks [][]track         // by place in the records
+	first  int64             // time 0 of the file
+	ends   map[message]Event // the first end seen of each message
 }
 
 // addRank adds the tracks of a rank.

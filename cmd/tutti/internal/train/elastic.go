@@ -32,21 +32,21 @@ const leaving = 5 * time.Second
 
 // progress is what members have alike. A velocity is a member's own, and begins with zeros.
 type progress struct {
-	Step, Tested int // steps that are done, and how many were when the accuracy was measured last
-	Params       []float32
+	Step, Tested int       // steps that are done, and how many were when the accuracy was measured last
+	Params       []float32 // of the model
 	Velocity     []float32 // with Reproducible: the same on all members
-	History      history
-	Shared       []byte // of the reduction
+	History      history   // of the job
+	Shared       []byte    // of the reduction
 }
 
 // member is what a process trains as a member of an elastic job, whose reducer it is.
 type member struct {
 	*sparse.Reducer
 	*trainer
-	done     progress // Params, History and Shared are set in a copy that is sent
-	testSet  examples
-	observer Observer
-	start    time.Time
+	done     progress  // Params, History and Shared are set in a copy that is sent
+	testSet  examples  // to test on
+	observer Observer  // told of each step
+	start    time.Time // of this process's part
 }
 
 // newMember makes a member that trains with nobody yet.

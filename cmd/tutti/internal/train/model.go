@@ -15,8 +15,8 @@ import (
 // one tensor.
 type model struct {
 	shape
-	params []float32
-	layers layers
+	params []float32 // all parameters
+	layers layers    // views of params
 
 	// Work space for up to capacity examples.
 	capacity      int
@@ -32,10 +32,10 @@ type shape struct{ inputs, active, hidden, classes int }
 // layers are the parts of a parameter or gradient vector: weights as
 // inputs × outputs matrices in row order, then the biases of the same layer.
 type layers struct {
-	w1 []float32
-	b1 []float32
-	w2 []float32
-	b2 []float32
+	w1 []float32 // inputs × hidden
+	b1 []float32 // hidden
+	w2 []float32 // hidden × classes
+	b2 []float32 // classes
 }
 
 // parameters is the length of a parameter vector.

@@ -63,14 +63,14 @@ func Run(ctx context.Context, r backend.Rank, cfg Config, observer Observer) err
 
 // trainer is one rank's state while it trains with one pattern.
 type trainer struct {
-	cfg   Config
-	rank  backend.Rank
-	data  examples
-	model *model
-	rng   *rand.Rand // the same stream on every rank
+	cfg   Config       // of one pattern and codec, the first it names
+	rank  backend.Rank // this one
+	data  examples     // to train on
+	model *model       // the same on every rank, but between outer rounds
+	rng   *rand.Rand   // the same stream on every rank
 
-	velocity []float32
-	gradient []float32
+	velocity []float32                       // of momentum, of all parameters
+	gradient []float32                       // of the rank's part of a batch
 	update   *runtime.Tensor                 // exchanged, in memory of the rank's runtime
 	average  func(ctx context.Context) error // of update, if that is a gradient
 	sparse   *backend.Reducer                // for all ranks
@@ -83,9 +83,9 @@ type trainer struct {
 	tested examples      // to test on
 	clock  time.Duration // of the training so far, without tests and comparisons of losses
 
-	order    []int // of the training images, in this epoch
-	epochs   int   // that have begun
-	exchange time.Duration
+	order    []int         // of the training images, in this epoch
+	epochs   int           // that have begun
+	exchange time.Duration // of the steps so far
 	history
 }
 
@@ -93,7 +93,7 @@ type trainer struct {
 type history struct {
 	Curve           []Point // of this rank
 	Bytes, Elements int64   // sent
-	Tests           []Test
+	Tests           []Test  // in their order
 }
 
 // trainPattern trains with one pattern and tests the result.
