@@ -19,6 +19,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/caller"
 	"github.com/tutti-go/tutti/internal/dump"
 	"github.com/tutti-go/tutti/internal/inquiry"
 )
@@ -65,6 +66,8 @@ type Recorder struct {
 
 // flight is what a Recorder shares with those of its sub-communicators.
 type flight struct {
+	caller.Origin // of calls that a worker makes
+
 	dir    string // of the dump, "" for none
 	member string // name of an elastic member, "" for another rank
 	alone  bool   // see Member
@@ -243,7 +246,7 @@ func (r *Recorder) add(c *comm.Call) uint64 {
 		done = r.progress.done()
 	}
 	e := &r.ring[id%uint64(len(r.ring))]
-	e.fill(c)
+	e.fill(c, r.Frames())
 	if c.Op.Message() {
 		r.number.message++
 	} else {
@@ -262,9 +265,11 @@ func (r *Recorder) add(c *comm.Call) uint64 {
 // stackDepth is how many frames of a caller's stack are kept.
 const stackDepth = 32
 
-// fill sets the record of a call that is made now.
-func (e *record) fill(c *comm.Call) {
+// fill sets the record of a call that is made now. If a worker makes it, asker are the return addresses of who has
+// asked for it.
+func (e *record) fill(c *comm.Call, asker []uintptr) {
 	e.depth = runtime.Callers(2, e.from[:])
+	e.depth += copy(e.from[e.depth:], asker)
 	e.op = c.Op
 	e.dt = c.DType
 	e.reduce = c.Reduce
@@ -352,7 +357,7 @@ func (r *Recorder) Sync(ctx context.Context) error {
 	r.mu.Lock()
 	before := r.calls
 	w := r.waits.begin()
-	w.fill(&comm.Call{Op: comm.OpSync})
+	w.fill(&comm.Call{Op: comm.OpSync}, r.Frames())
 	r.mu.Unlock()
 
 	err := r.Communicator.Sync(ctx)

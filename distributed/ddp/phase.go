@@ -8,6 +8,7 @@ import (
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/internal/engine"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/caller"
 	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/internal/stages"
 	"github.com/tutti-go/tutti/runtime"
@@ -88,6 +89,7 @@ type bucket struct {
 	reducer  reducer
 	ready    uintptr // the event of its gradients, with a side stream
 	step     bucketStep
+	asked    caller.Stack // where the program has handed over the last gradient, if calls are recorded
 }
 
 // arrangement is the buckets, and what works on them.

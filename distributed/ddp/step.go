@@ -11,6 +11,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/distributed/internal/base"
 	"github.com/tutti-go/tutti/distributed/internal/engine"
+	"github.com/tutti-go/tutti/internal/caller"
 	"github.com/tutti-go/tutti/internal/stages"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -231,14 +232,14 @@ func (g *Gradients) start(ctx context.Context, b *bucket) error {
 		return err
 	}
 	if g.async != nil && g.side != nil { // it also submits the work, in the order of the side stream
-		g.async.add(b)
+		g.handOver(b)
 		return nil
 	}
 	if err := g.selectEntries(ctx, b); err != nil {
 		return err
 	}
 	if g.async != nil {
-		g.async.add(b)
+		g.handOver(b)
 		return nil
 	}
 	err := b.reducer.Exchange(ctx)
@@ -251,6 +252,14 @@ func (g *Gradients) start(ctx context.Context, b *bucket) error {
 		return g.commit(b, engine.Passes)
 	}
 	return nil
+}
+
+// handOver gives a bucket to the communication worker.
+func (g *Gradients) handOver(b *bucket) {
+	if _, ok := comm.As[caller.Recorder](g.meter); ok {
+		b.asked.Take()
+	}
+	g.async.add(b)
 }
 
 // selectEntries selects from a bucket, whose gradients are there at its mark.
@@ -291,6 +300,10 @@ func (g *Gradients) selectEntries(ctx context.Context, b *bucket) error {
 // exchange is what the worker does, until Wait's context ends it.
 func (g *Gradients) exchange(b *bucket) error {
 	ctx := context.Background()
+	if recorder, ok := comm.As[caller.Recorder](g.meter); ok {
+		recorder.Attribute(&b.asked)
+		defer recorder.Attribute(nil)
+	}
 	if g.side != nil {
 		if err := g.selectEntries(ctx, b); err != nil {
 			return err
