@@ -91,8 +91,8 @@ type Backend struct {
 // OptionError says that a backend cannot serve the options it was given: the
 // user's mistake, not a failure.
 type OptionError struct {
-	Backend string
-	Reason  string
+	Backend string // its name
+	Reason  string // names the option
 }
 
 // Error returns "backend: reason".

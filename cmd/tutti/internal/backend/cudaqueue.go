@@ -12,8 +12,8 @@ import (
 // cudaQueue is a stream of a GPU: the [ComputeStream] of its runtime, or the [Stream] of its
 // communicator.
 type cudaQueue struct {
-	rt     *cuda.Runtime
-	stream *cuda.Stream
+	rt     *cuda.Runtime     // of the stream's GPU
+	stream *cuda.Stream      // that is timed
 	bound  comm.Communicator // of the rank, with waits that end as the rank's do
 	events []*cuda.Event     // of steps: before each, and after each of its parts
 }
@@ -123,7 +123,7 @@ func (c *cudaQueue) Capture(submit func() error) (Graph, error) {
 // cudaGraph is a graph with the stream that it runs on.
 type cudaGraph struct {
 	*cuda.Graph
-	stream *cuda.Stream
+	stream *cuda.Stream // that launches go to
 }
 
 // Launch implements [Graph].

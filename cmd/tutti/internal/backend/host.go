@@ -15,7 +15,7 @@ import (
 
 // host has the ranks of a host average a gradient, each of them an equal share of it.
 type host struct {
-	mesh *distributed.Mesh
+	mesh *distributed.Mesh     // of hosts, and of the ranks within one
 	comm *metered.Communicator // of the ranks of this host
 
 	// Of the last step, among these ranks.

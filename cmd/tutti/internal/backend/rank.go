@@ -17,7 +17,7 @@ import (
 
 // Rank is what the code of one rank works with.
 type Rank struct {
-	Comm comm.Communicator
+	Comm comm.Communicator // to all ranks
 	// Runtime owns memory that Comm reaches.
 	Runtime runtime.Runtime
 	// Stream is where Comm submits to on a device that works on its own, nil

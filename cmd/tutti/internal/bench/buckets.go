@@ -53,14 +53,14 @@ func (c BucketsConfig) Validate() error {
 // BucketsResult is one line of `tutti bench buckets --json`. Times are those of a
 // step on the slowest rank, in microseconds.
 type BucketsResult struct {
-	Pattern  string   `json:"pattern"`
+	Pattern  string   `json:"pattern"`          // as it was asked for
 	Chosen   []string `json:"chosen,omitempty"` // by auto, of each bucket
-	Backend  string   `json:"backend"`
-	Ranks    int      `json:"ranks"`
-	Density  float64  `json:"density"`
-	Buckets  int      `json:"buckets"`
-	Bytes    int      `json:"bytes"`       // of a bucket
-	Backward float64  `json:"backward_us"` // of all buckets
+	Backend  string   `json:"backend"`          // its name
+	Ranks    int      `json:"ranks"`            // of the world
+	Density  float64  `json:"density"`          // of the pattern's selection
+	Buckets  int      `json:"buckets"`          // number of them
+	Bytes    int      `json:"bytes"`            // of a bucket
+	Backward float64  `json:"backward_us"`      // of all buckets
 	// After has the buckets reduced when the backward pass is over, Behind while it
 	// goes on.
 	After  float64 `json:"after_us"`
@@ -92,10 +92,10 @@ func RunBuckets(ctx context.Context, r backend.Rank, cfg BucketsConfig, report f
 // bucketsRun is one rank's state while a pattern is measured.
 type bucketsRun struct {
 	backend.Rank
-	cfg       BucketsConfig
-	random    []float32
-	gradients []*runtime.Tensor
-	sync      *ddp.Gradients
+	cfg       BucketsConfig     // the same for all patterns
+	random    []float32         // what gradients are filled with
+	gradients []*runtime.Tensor // one a bucket
+	sync      *ddp.Gradients    // of the pattern that is measured
 }
 
 func measureBuckets(

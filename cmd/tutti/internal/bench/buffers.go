@@ -11,9 +11,9 @@ import (
 
 // memory is where buffers come from.
 type memory struct {
-	rank      backend.Rank
+	rank      backend.Rank      // whose runtime has what is not symmetric
 	from      comm.Communicator // whose buffers they are
-	symmetric bool
+	symmetric bool              // from allocates
 }
 
 // newMemory follows the configuration's choice.

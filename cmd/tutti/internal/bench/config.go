@@ -9,7 +9,7 @@ import (
 
 // Config is what to measure.
 type Config struct {
-	Collective Collective
+	Collective Collective // that is measured
 	// Backend is the name that results carry.
 	Backend string
 	// Sizes to measure, in bytes as nccl-tests counts them, see [Sizes].

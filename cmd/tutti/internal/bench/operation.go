@@ -15,9 +15,9 @@ const GraphCalls = 20
 // or captured in graphs.
 type operation struct {
 	backend.Rank
-	submit func() error // one call
-	run    round        // many, and their time
-	graphs []backend.Graph
+	submit func() error    // one call
+	run    round           // many, and their time
+	graphs []backend.Graph // to be closed; nil where calls are made anew
 }
 
 // newOperation takes a call that submits.

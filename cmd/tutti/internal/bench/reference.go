@@ -18,9 +18,9 @@ import (
 //
 // The ranks of a process share them. A table is made when a rank first needs it.
 type tables struct {
-	collective Collective
-	dt         dtype.DType
-	ranks      int
+	collective Collective               // that is measured
+	dt         dtype.DType              // of elements
+	ranks      int                      // of the world
 	inputs     []func() []byte          // of each rank
 	reduced    func() *reference.Result // of the reduction over all ranks
 }

@@ -19,10 +19,10 @@ import (
 
 // Result is one line of `tutti bench --json`.
 type Result struct {
-	Collective string `json:"collective"`
-	Backend    string `json:"backend"`
-	Device     string `json:"device"` // rank 0's
-	Ranks      int    `json:"ranks"`
+	Collective string `json:"collective"` // its name
+	Backend    string `json:"backend"`    // its name
+	Device     string `json:"device"`     // rank 0's
+	Ranks      int    `json:"ranks"`      // of the world
 	// Bytes is the size as nccl-tests counts it: of the larger of a rank's two
 	// buffers.
 	Bytes int `json:"bytes"`
@@ -58,9 +58,9 @@ type Result struct {
 // Measurement is what the ranks of a process share when they measure a
 // collective.
 type Measurement struct {
-	cfg    Config
-	once   sync.Once
-	shared *tables
+	cfg    Config    // valid
+	once   sync.Once // makes shared
+	shared *tables   // nil before the first rank needs them
 }
 
 // New prepares a measurement. An error names a setting that cannot be used.
@@ -79,11 +79,11 @@ func (m *Measurement) tables(ranks int) *tables {
 // setup is what the sizes of a measurement have in common on one rank.
 type setup struct {
 	backend.Rank
-	cfg       Config
-	tables    *tables
-	memory    memory
-	handOver  *int // bytes of a piece that go over peer memory at most
-	locations []string
+	cfg       Config   // of the measurement
+	tables    *tables  // of this process's ranks
+	memory    memory   // of the buffers
+	handOver  *int     // bytes of a piece that go over peer memory at most
+	locations []string // of all ranks
 }
 
 // peerMemory is what a communicator over peer memory says of itself.

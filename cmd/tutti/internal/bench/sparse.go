@@ -80,7 +80,7 @@ func (c SparseConfig) Validate() error {
 // ranks have the same bits.
 type SparseResult struct {
 	Result
-	Pattern string `json:"pattern"`
+	Pattern string `json:"pattern"` // as it was asked for
 	// Chosen is the pattern that auto is here, "" for others.
 	Chosen string `json:"chosen,omitempty"`
 	// Values is as what values travel.
@@ -199,13 +199,13 @@ func measureSize(ctx context.Context, r backend.Rank, cfg SparseConfig, n int, r
 type sparseRun struct {
 	backend.Rank
 	cell
-	hosts  int // see [SparseConfig]
-	sparse *backend.Reducer
-	random *runtime.Tensor // n + freshShift elements
-	tensor *runtime.Tensor // n elements: the gradient, then the result; of all patterns
-	step   int
-	rounds []sparseRound
-	graph  backend.Graph // of a step, nil: steps are submitted one by one
+	hosts  int              // see [SparseConfig]
+	sparse *backend.Reducer // of the cell
+	random *runtime.Tensor  // n + freshShift elements
+	tensor *runtime.Tensor  // n elements: the gradient, then the result; of all patterns
+	step   int              // number of the next one
+	rounds []sparseRound    // in their order
+	graph  backend.Graph    // of a step, nil: steps are submitted one by one
 }
 
 // sparseRound are the means of a round on one rank.

@@ -52,10 +52,10 @@ func wideFlag(flags *pflag.FlagSet, wide *bool) {
 
 // tally counts what was reported, for the lines under a table and the exit code.
 type tally struct {
-	lines  int
-	wrong  int64
-	busBW  float64
-	linked bool // there were several ranks
+	lines  int     // of the table
+	wrong  int64   // elements
+	busBW  float64 // sum over the lines that have one, in 10^9 bytes per second
+	linked bool    // there were several ranks
 }
 
 // add counts a result.
@@ -99,11 +99,11 @@ var about = map[string]string{
 
 // collectiveBench is the command of a collective.
 type collectiveBench struct {
-	cfg       bench.Config
-	flags     *console.Measurement
-	inPlace   bool // --in-place
-	symmetric bool // --symmetric
-	wide      bool // --wide
+	cfg       bench.Config         // what to measure
+	flags     *console.Measurement // that all such commands have
+	inPlace   bool                 // --in-place
+	symmetric bool                 // --symmetric
+	wide      bool                 // --wide
 }
 
 func newBenchCollective(k bench.Collective) *cobra.Command {

@@ -24,13 +24,13 @@ import (
 
 // information is what `tutti info --json` prints.
 type information struct {
-	Version    string `json:"version"`
-	Go         string `json:"go"`
-	OS         string `json:"os"`
-	Arch       string `json:"arch"`
-	CPU        string `json:"cpu"`
-	Cores      int    `json:"logical_cores"`
-	GoMaxProcs int    `json:"gomaxprocs"`
+	Version    string `json:"version"`       // of tutti
+	Go         string `json:"go"`            // version it was built with
+	OS         string `json:"os"`            // as Go names it
+	Arch       string `json:"arch"`          // as Go names it
+	CPU        string `json:"cpu"`           // the model, "" if it is not known
+	Cores      int    `json:"logical_cores"` // that this process may use
+	GoMaxProcs int    `json:"gomaxprocs"`    // of this process
 	// Bound is a warning where the launcher bound this process to one of several processors.
 	Bound string `json:"bound,omitempty"`
 	// Features are the instruction sets that tutti has code for and this
@@ -48,9 +48,9 @@ type information struct {
 
 // backendInfo tells whether a backend works on this machine.
 type backendInfo struct {
-	Name      string `json:"name"`
-	Summary   string `json:"summary"`
-	Available bool   `json:"available"`
+	Name      string `json:"name"`      // for --backend
+	Summary   string `json:"summary"`   // one line
+	Available bool   `json:"available"` // it works here
 	// Detail is what the backend would use, or why it does not work.
 	Detail string `json:"detail"`
 }

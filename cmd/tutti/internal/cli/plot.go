@@ -19,10 +19,10 @@ import (
 
 // plotCommand has the flags of the plot command.
 type plotCommand struct {
-	x, y   string
-	title  string
+	x, y   string   // names of axes
+	title  string   // "" for none
 	only   []string // names of trainings; nil for all
-	output string
+	output string   // file of the picture
 }
 
 func newPlot() *cobra.Command {

@@ -25,12 +25,12 @@ import (
 
 // trainCommand has the flags of the train command.
 type trainCommand struct {
-	cfg    train.Config
-	world  console.World
-	dir    console.OutDir
-	asJSON bool
-	mix    float64 // --outer-mix
-	trace  string  // file of the timeline, "" for none
+	cfg    train.Config   // of the trainings
+	world  console.World  // the ranks that train
+	dir    console.OutDir // of the pictures
+	asJSON bool           // --json
+	mix    float64        // --outer-mix
+	trace  string         // file of the timeline, "" for none
 }
 
 func newTrain() *cobra.Command {
@@ -234,10 +234,10 @@ const (
 
 // trainReport collects the results on rank 0 and shows them.
 type trainReport struct {
-	json, text io.Writer
-	dir        *console.OutDir
-	bars       *console.Bars
-	results    []train.Result
+	json, text io.Writer       // one of them is discarded
+	dir        *console.OutDir // of the pictures
+	bars       *console.Bars   // of the steps
+	results    []train.Result  // in the order of the patterns
 }
 
 // Step implements [train.Observer].

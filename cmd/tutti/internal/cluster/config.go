@@ -23,7 +23,7 @@ import (
 
 // Config is a cluster.
 type Config struct {
-	Hosts int
+	Hosts int // at most maxHosts
 	// PerHost is the number of ranks on each host; they share memory.
 	PerHost int
 	// Rate of each link, in each direction.

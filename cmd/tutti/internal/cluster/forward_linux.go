@@ -25,7 +25,7 @@ const (
 // host, and passes on at once what goes there. Its own thread carries everything, in which the
 // kernel also receives for the host, and allocates only while more is in flight than ever before.
 type forwarder struct {
-	delay time.Duration
+	delay time.Duration  // from the host
 	loss  float64        // the probability that a packet is lost
 	ends  [2]unix.PollFd // the host's and the bridge's
 	start time.Time      // of the clock
@@ -42,8 +42,8 @@ type forwarder struct {
 
 // block holds frames in flight, each behind its head.
 type block struct {
-	data     [1 << 20]byte
-	from, to int
+	data     [1 << 20]byte // frames with their heads
+	from, to int           // where the first frame begins, and the last ends; equal: there is none
 }
 
 // frameHead is when a frame is due, on the forwarder's clock, its length and the file it goes to.

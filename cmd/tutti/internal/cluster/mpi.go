@@ -12,7 +12,7 @@ import (
 
 // launcher is how the mpirun of an MPI library starts ranks on the hosts.
 type launcher struct {
-	name     string
+	name     string         // for --mpi
 	programs []string       // its names, the most certain first
 	version  *regexp.Regexp // in what it prints with --version
 	// arguments of the program for a cluster, with the command.
