@@ -2,9 +2,12 @@ package launch
 
 import (
 	"bytes"
+	"crypto/tls"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -46,5 +49,26 @@ func TestSessionOfTheEnd(t *testing.T) {
 		for _, e := range sent {
 			require.NoError(t, observer.Delete(t.Context(), e.Key, 0))
 		}
+	}
+}
+
+// TestSessionNowhere: a launcher whose session is lost for good says that flight records stay here, if there are any.
+func TestSessionNowhere(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	for _, records := range []int{0, 1} {
+		var log bytes.Buffer
+		a := newAgent(Config{Join: []string{l.Addr().String()}, Wait: time.Minute, Ranks: 1, Records: t.TempDir()})
+		a.notes = &log
+		a.dialer = store.Dialer{Addresses: a.Join, TLS: &tls.Config{}, Name: "a launcher"}
+		a.began = time.Time{}
+		for i := range records {
+			require.NoError(t, os.WriteFile(filepath.Join(a.Records, fmt.Sprintf("tutti-record-%d.json", i)), []byte("{}"), 0o600))
+		}
+		a.kv = store.NewServer(store.Options{}).Owner("a launcher")
+		require.NoError(t, a.kv.Close())
+		a.reconnect(t.Context())
+		assert.Equal(t, records, strings.Count(log.String(), "what this machine's ranks have recorded stays here"), log.String())
 	}
 }

@@ -473,6 +473,9 @@ func (a *agent) reconnect(ctx context.Context) {
 	defer cancel()
 	kv, err := a.rejoin(bounded)
 	if err != nil {
+		if len(a.recorded()) == 0 {
+			return // nothing is lost
+		}
 		fmt.Fprintf(a.notes, "tutti: what this machine's ranks have recorded stays here: %s: %v\n", a.keeper(), err)
 		return
 	}
@@ -905,18 +908,22 @@ func flush(out, errs *outlet) {
 	errs.close()
 }
 
+// recorded are the files of the flight records that this machine's ranks have written.
+func (a *agent) recorded() (paths []string) {
+	if a.Records == "" {
+		return nil
+	}
+	return slices.DeleteFunc(diagnose.Files(a.Records), func(path string) bool {
+		info, err := os.Stat(path)
+		return err != nil || info.ModTime().Before(a.began)
+	})
+}
+
 // sendDumps gives the flight records that this machine's ranks wrote to the first machine, in pieces.
 func (a *agent) sendDumps() {
-	if a.Records == "" {
-		return
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), dumpTime)
 	defer cancel()
-	for _, path := range diagnose.Files(a.Records) {
-		info, err := os.Stat(path)
-		if err != nil || info.ModTime().Before(a.began) {
-			continue
-		}
+	for _, path := range a.recorded() {
 		text, err := os.ReadFile(path)
 		name, _ := filepath.Rel(a.Records, path)
 		i := 0
