@@ -6,6 +6,7 @@ import (
 	"net"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -180,15 +181,45 @@ func TestNetworkLosesConnections(t *testing.T) {
 		c.left.Store(step * dialed)
 		return c
 	}
-	barrier := func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) }
-	err := run(soon(t), 2, over(network), barrier)
+	err := meet(t, network)
 	for network.Dialed.Load() <= failures {
 		if err != nil { // it was cut behind the handshakes
 			require.ErrorIs(t, err, comm.ErrPeerFailed)
 		}
-		err = run(soon(t), 2, over(network), barrier)
+		err = meet(t, network)
 	}
 	require.NoError(t, err)
+}
+
+// meet has two ranks connect over a network and enter a barrier. A rank that fails ends the job, as that of a launcher
+// does: a rank that is not connected would wait for one that was, and has lost it, until its context ends.
+func meet(t *testing.T, network store.Network) error {
+	server := store.NewServer(store.Options{})
+	defer server.Close() //nolint:errcheck // it is in this process
+	ctx, cancel := context.WithCancel(soon(t))
+	defer cancel()
+	var errs [2]error
+	var all sync.WaitGroup
+	for rank := range errs {
+		all.Go(func() {
+			c := tcp.Config{Rank: rank, WorldSize: len(errs), TLS: conf, Network: network}
+			errs[rank] = enter(ctx, server, c)
+			if errs[rank] != nil {
+				cancel()
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(errs[:]...)
+}
+
+// enter connects a rank and has it enter a barrier.
+func enter(ctx context.Context, server *store.Server, config tcp.Config) error {
+	c, err := tcp.New(ctx, server.Local("test"), config)
+	if err != nil {
+		return err
+	}
+	return comm.Run(ctx, []comm.Communicator{c}, func(ctx context.Context, c comm.Communicator) error { return c.Barrier(ctx) })
 }
 
 // A peer that takes a connection and says nothing holds a rank up no longer than the system's would.
