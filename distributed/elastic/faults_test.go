@@ -682,7 +682,7 @@ func TestHash(t *testing.T) {
 		all.Go(func() {
 			err := a.run(t.Context(), t, func(*Epoch, int) bool { return false })
 			assert.ErrorIs(t, err, comm.ErrMismatch)
-			assert.ErrorContains(t, err, "the state of c is not")
+			assert.ErrorContains(t, err, "the state of c differs from the others'")
 		})
 	}
 	all.Wait()
