@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -58,7 +59,13 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 	var log repeats.Log
 	var last []error // of the last whole round
 	var tried atomic.Pointer[error]
-	defer inquiry.Begin(inquiry.Wait{Rank: -1, Text: func() string { return d.searching(tried.Load()) }})()
+	searching := func() string {
+		return d.searching(tried.Load())
+	}
+	defer inquiry.Begin(inquiry.Wait{Rank: -1, Text: searching})()
+	if !d.Once {
+		defer d.remind(searching)()
+	}
 	first, spare := glance, glance // bounds for the first address, and for others
 	switch {
 	case d.Once:
@@ -107,9 +114,6 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 		if d.Once || sure && ctx.Err() == nil {
 			return nil, errors.Join(last...)
 		}
-		if times, due := log.Count(""); due && times > 4 {
-			slog.Warn("store: no connection yet; trying again", "process", d.Name, "err", errors.Join(last...), "times", times)
-		}
 		select {
 		case <-ctx.Done():
 			return nil, fmt.Errorf(
@@ -119,6 +123,29 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 			)
 		case <-time.After(wait):
 		}
+	}
+}
+
+// remind says after 2 s, and then ever less often, what Dial is doing, until finished is called: an attempt takes longer
+// where a firewall drops packets.
+func (d Dialer) remind(searching func() string) (finished func()) {
+	ended := make(chan struct{})
+	var done sync.WaitGroup
+	done.Go(func() {
+		reminder := waiting.Remind()
+		defer reminder.Stop()
+		for {
+			select {
+			case <-ended:
+				return
+			case <-reminder.C:
+			}
+			slog.Warn("store: no connection yet; trying again", "process", d.Name, "err", searching(), "waited", reminder.Next())
+		}
+	})
+	return func() {
+		close(ended)
+		done.Wait()
 	}
 }
 

@@ -1,0 +1,61 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/logtest"
+)
+
+// dropped is a network that answers nothing, as behind a firewall that drops packets.
+type dropped struct{}
+
+// Dial implements Network.
+func (dropped) Dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// Listen implements Network.
+func (dropped) Listen(string, string) (net.Listener, error) { return nil, errors.ErrUnsupported }
+
+// Who waits for a store says so after 2 s, and then ever less often, however long an attempt takes.
+func TestSearchIsSaid(t *testing.T) {
+	log := logtest.Capture(t)
+	synctest.Test(t, func(t *testing.T) {
+		d := dialer(t, "10.0.0.1:29400", "s", "rank 1")
+		d.Network = dropped{}
+		for range 3 {
+			d.Addresses = append(d.Addresses, "10.0.0.1:29401")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		failed := make(chan error)
+		go func() {
+			_, err := d.Dial(ctx)
+			failed <- err
+		}()
+		lines := func() int {
+			synctest.Wait()
+			return len(log.Lines("store: no connection yet; trying again"))
+		}
+		time.Sleep(2*time.Second - 1)
+		assert.Zero(t, lines())
+		for i, pause := range []time.Duration{1, 4 * time.Second, 8 * time.Second} {
+			time.Sleep(pause)
+			assert.Equal(t, i+1, lines())
+		}
+		cancel()
+		require.ErrorIs(t, <-failed, comm.ErrCanceled)
+	})
+	first := log.Lines("trying again")[0]
+	assert.Contains(t, first, "looking for the job's store at 10.0.0.1:29400, ")
+	assert.Contains(t, first, "waited=2s")
+}
