@@ -27,7 +27,9 @@ import (
 	"github.com/tutti-go/tutti/cmd/tutti/internal/bench"
 	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/distributed/sparse"
 	"github.com/tutti-go/tutti/internal/env"
+	"github.com/tutti-go/tutti/internal/sparsity"
 )
 
 // execute runs a command line and returns its exit code and output.
@@ -486,6 +488,20 @@ func TestValuesBesideF32(t *testing.T) {
 			rows = append(rows, fmt.Sprintf("%v %v", line["pattern"], line["values"]))
 		}
 		assert.Equal(t, want, strings.Join(rows, ", "))
+	}
+}
+
+// Patterns that train beside an outer loop are those that train alone.
+func TestPatternsBesideAnOuterLoop(t *testing.T) {
+	for _, pattern := range append(sparsity.Patterns(), sparse.Auto) {
+		code, stdout, stderr := execute(t, "train", "--json", "--ranks", "2", "--epochs", "1", "--hidden", "8", "--outer", "5",
+			"--pattern", "chunked", "--beside", pattern, "--out", t.TempDir())
+		require.Equal(t, exitOK, code, stderr)
+		var names []any
+		for _, line := range jsonLines(t, stdout) {
+			names = append(names, line["pattern"])
+		}
+		assert.Equal(t, []any{pattern, "chunked"}, names)
 	}
 }
 

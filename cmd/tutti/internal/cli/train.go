@@ -196,7 +196,7 @@ func (t *trainCommand) registerOuter(flags *pflag.FlagSet) {
 	o := &t.cfg.Outer
 	flags.IntVar(&o.Every, "outer", o.Every,
 		"average the weights every so many `steps`, instead of each gradient")
-	flags.Var(namesFlag("pattern", &t.cfg.Beside, sparsity.Patterns()), "beside",
+	flags.Var(namesFlag("pattern", &t.cfg.Beside, sparsity.Patterns(), sparse.Auto), "beside",
 		"patterns that average gradients in every step, before those with --outer, for comparison")
 	flags.Float64Var(&o.LearningRate, "outer-lr", o.LearningRate,
 		"learning rate of the outer optimizer: 0.7 with a momentum")
