@@ -358,6 +358,9 @@ func (g *group) collectives() []Finding {
 		}
 	}
 	if lowest < highest {
+		if f, ok := g.wentOnAlone(lowest + 1); ok && first == nil {
+			return append(out, f)
+		}
 		return append(out, g.notCalled(lowest+1, first))
 	}
 	if f, ok := g.unfinished(highest, first); ok && len(out) == 0 {
@@ -433,6 +436,42 @@ func (g *group) mismatch(n uint64) (Finding, bool) {
 	}
 	slices.Sort(f.Ranks)
 	f.Text = fmt.Sprintf("ranks disagree about collective #%d%s: %s", n, g.in(), list(parts))
+	return f, true
+}
+
+// wentOnAlone tells who has called collective n, where those that have not were the first to abort, for they had lost
+// another rank: one that was stopped, and went on when they were gone, or one without a dump.
+func (g *group) wentOnAlone(n uint64) (Finding, bool) {
+	f := Finding{
+		Kind:         Late,
+		Communicator: g.name,
+		Number:       n,
+	}
+	var victims []int
+	var earliest *member
+	subject := fmt.Sprintf("collective #%d", n)
+	for i := range g.members {
+		m := &g.members[i]
+		if m.failure != nil && (earliest == nil || m.failure.Time < earliest.failure.Time) {
+			earliest = m
+		}
+		switch {
+		case m.last >= n:
+			f.Ranks = append(f.Ranks, m.rank)
+			if e := m.collectives[n]; e != nil {
+				subject = call(e, true)
+			}
+		case m.failure == nil || !m.failure.Peer:
+			return f, false
+		default:
+			victims = append(victims, m.rank)
+		}
+	}
+	if earliest == nil || earliest.last >= n {
+		return f, false
+	}
+	f.Text = fmt.Sprintf("%s aborted before %s%s, which %s called: %s",
+		ranks.Text(victims), subject, g.in(), have(f.Ranks), earliest.failure.Error)
 	return f, true
 }
 

@@ -120,6 +120,45 @@ func TestARankThatDoesNotCall(t *testing.T) {
 	assert.Equal(t, []int{0, 1}, report.Findings[1].Waiting)
 }
 
+// TestAStoppedRankGoesOn: a rank that was stopped makes its next call when the others have aborted, and these are not
+// blamed. One that was stopped before a call that the others made is.
+func TestAStoppedRankGoesOn(t *testing.T) {
+	sum := comm.AllReduceCall(0, 0, 1024, dtype.F32, comm.Sum)
+	lost := func(d Record, at int64) Record {
+		m := d.Tutti.Comms["0"]
+		m.Failure = &dump.Failure{Time: at, Error: "peer failed: nothing has come from rank 0 for 10s", Wait: true, Peer: true}
+		d.Tutti.Comms["0"] = m
+		return d
+	}
+	left := func(d Record, at int64) Record {
+		d = lost(d, at)
+		d.Tutti.Comms["0"].Failure.Error = "peer failed: rank 1 has left"
+		return d
+	}
+	one, two := []comm.Call{sum}, []comm.Call{sum, sum}
+	for _, test := range []struct {
+		records []Record
+		kind    string
+		ranks   []int
+		text    string
+	}{
+		{[]Record{recorded(0, 3, two), lost(recorded(1, 3, one), 10), lost(recorded(2, 3, one), 11)}, Late, []int{0},
+			"ranks 1, 2 aborted before allreduce #2 (4 KiB f32, unknown line), which rank 0 has called: peer failed: nothing has come from rank 0 for 10s"},
+		{[]Record{left(recorded(0, 3, two), 20), lost(recorded(1, 3, one), 11), lost(recorded(2, 3, one), 10)}, Late, []int{0},
+			"ranks 1, 2 aborted before allreduce #2 (4 KiB f32, unknown line), which rank 0 has called: peer failed: nothing has come from rank 0 for 10s"},
+		{[]Record{left(recorded(0, 3, one), 20), lost(recorded(1, 3, two), 11), lost(recorded(2, 3, two), 10)}, NotCalled, []int{0},
+			"rank 0 has not called allreduce #2 (4 KiB f32, unknown line)"},
+		{[]Record{recorded(0, 3, two), lost(recorded(1, 3, one), 10), recorded(2, 3, one)}, NotCalled, []int{1, 2},
+			"ranks 1, 2 have not called allreduce #2"},
+	} {
+		findings := Diagnose(test.records).Findings
+		require.Len(t, findings, 1)
+		assert.Equal(t, test.kind, findings[0].Kind)
+		assert.Equal(t, test.ranks, findings[0].Ranks)
+		assert.Contains(t, findings[0].Text, test.text)
+	}
+}
+
 // recorded is the record of a rank which made the calls.
 func recorded(rank, ranks int, calls []comm.Call) Record {
 	d := &dump.File{Version: dump.Version, Tutti: &dump.Rank{Rank: rank, Size: ranks, Comms: map[string]dump.Member{"0": {Rank: rank, Size: ranks}}}}
