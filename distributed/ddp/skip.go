@@ -23,11 +23,11 @@ func (g *Gradients) reportSkip(ctx context.Context) {
 	if err == nil && len(culprits) == 0 && rank != 0 {
 		return
 	}
-	if times, due := g.skips.Count(fmt.Sprint(culprits)); due {
-		text := "ddp: skipping a step on all ranks: these gradients of this rank are not finite"
-		if len(culprits) == 0 {
-			text = "ddp: skipping a step on all ranks: gradients of other ranks, or the sum, are not finite"
-		}
+	text := "ddp: skipping a step on all ranks: these gradients of this rank are not finite"
+	if len(culprits) == 0 {
+		text = "ddp: skipping a step on all ranks: gradients of other ranks, or the sum, are not finite"
+	}
+	if times, due := g.skips.Count(text); due { // whichever they are: any step may have others
 		slog.Warn(text, "rank", rank, "step", g.steps, "gradients", culprits, "times", times)
 	}
 }

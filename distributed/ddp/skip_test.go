@@ -19,8 +19,10 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
-// spoiledSteps makes steps of three gradients, of which the last one of the last rank has a NaN in each.
-func spoiledSteps(ctx context.Context, c comm.Communicator, rt runtime.Runtime, steps int, cfg ddp.Config) error {
+// spoiledSteps makes steps of three gradients, of which one of the last rank has a NaN in each.
+func spoiledSteps(
+	ctx context.Context, c comm.Communicator, rt runtime.Runtime, steps int, spoiled func(step int) int, cfg ddp.Config,
+) error {
 	params := make([]*runtime.Tensor, 3)
 	for i := range params {
 		p, err := runtime.FromSlice(rt, standin.Normal(64, i), 8, 8)
@@ -37,7 +39,7 @@ func spoiledSteps(ctx context.Context, c comm.Communicator, rt runtime.Runtime, 
 	for step := range steps {
 		for i, p := range params {
 			values := standin.Normal(64, i, step, c.Rank())
-			if i == 2 && c.Rank() == c.WorldSize()-1 {
+			if i == spoiled(step) && c.Rank() == c.WorldSize()-1 {
 				values[5] = float32(math.NaN())
 			}
 			if err := runtime.CopyIn(p, values); err != nil {
@@ -51,6 +53,20 @@ func spoiledSteps(ctx context.Context, c comm.Communicator, rt runtime.Runtime, 
 	return g.Close()
 }
 
+// lastOne is the last of three gradients in each step.
+func lastOne(int) int { return 2 }
+
+// TestSkipsOfOtherGradients: a gradient that was not spoiled before is no reason to say each step.
+func TestSkipsOfOtherGradients(t *testing.T) {
+	logged := logtest.Capture(t)
+	cfg := ddp.Config{Config: sparse.Config{NonFinite: sparse.SkipNonFinite}}
+	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
+		return spoiledSteps(ctx, c, rt, 100, func(step int) int { return step % 3 }, cfg)
+	})
+	assert.Len(t, logged.Lines("these gradients of this rank are not finite"), 7)
+	assert.Len(t, logged.Lines("rank=1 step=63 gradients=[0] times=64"), 1)
+}
+
 // TestSkippedStepsAreSaid: a hundred steps that are all skipped are said seven times, by the rank whose gradient it
 // is, which names that, and by rank 0.
 func TestSkippedStepsAreSaid(t *testing.T) {
@@ -62,7 +78,7 @@ func TestSkippedStepsAreSaid(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			logged := logtest.Capture(t)
 			standin.World(t, 3, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-				return spoiledSteps(ctx, c, rt, 100, cfg)
+				return spoiledSteps(ctx, c, rt, 100, lastOne, cfg)
 			})
 			said := logged.Lines("ddp: skipping a step")
 			assert.Len(t, said, 14)
@@ -77,7 +93,7 @@ func TestSkippedStepsAreSaid(t *testing.T) {
 // TestFailedStepsNameTheGradient: so does the error of a policy that fails instead.
 func TestFailedStepsNameTheGradient(t *testing.T) {
 	standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
-		err := spoiledSteps(ctx, c, rt, 1, ddp.Config{Config: sparse.Config{NonFinite: sparse.FailNonFinite}})
+		err := spoiledSteps(ctx, c, rt, 1, lastOne, ddp.Config{Config: sparse.Config{NonFinite: sparse.FailNonFinite}})
 		assert.ErrorIs(t, err, sparse.ErrNonFinite)
 		if c.Rank() == 1 {
 			assert.ErrorContains(t, err, "gradients [2] of rank 1")
@@ -93,7 +109,7 @@ func TestSkipsOfTheDeviceAreSaid(t *testing.T) {
 		s := &standin.Streamed{Runtime: cpu.New(), Reach: runtime.CPU}
 		require.NoError(t, local.Run(t.Context(), 1, func(ctx context.Context, c comm.Communicator) error {
 			cfg := ddp.Config{Config: sparse.Config{NonFinite: sparse.SkipNonFinite}}
-			return spoiledSteps(ctx, standin.NewStreamedComm(c, s), s, steps, cfg)
+			return spoiledSteps(ctx, standin.NewStreamedComm(c, s), s, steps, lastOne, cfg)
 		}))
 		assert.Len(t, logged.Lines("ddp: steps have been skipped"), said)
 	}

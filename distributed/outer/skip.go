@@ -2,7 +2,6 @@ package outer
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"math"
 
@@ -18,11 +17,11 @@ func (l *Loop) reportSkip(ctx context.Context, f *fragment) {
 	if err == nil && len(culprits) == 0 && rank != 0 {
 		return
 	}
-	if times, due := l.skips.Count(fmt.Sprint(culprits)); due {
-		text := "outer: all ranks go back to the common parameters: these parameters of this rank are not finite"
-		if len(culprits) == 0 {
-			text = "outer: all ranks go back to the common parameters: those of other ranks, or the sum, are not finite"
-		}
+	text := "outer: all ranks go back to the common parameters: these parameters of this rank are not finite"
+	if len(culprits) == 0 {
+		text = "outer: all ranks go back to the common parameters: those of other ranks, or the sum, are not finite"
+	}
+	if times, due := l.skips.Count(text); due { // whichever they are: any round may have others
 		slog.Warn(text, "rank", rank, "step", f.sent.Step, "parameters", culprits, "times", times)
 	}
 }

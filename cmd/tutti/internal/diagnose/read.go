@@ -49,11 +49,15 @@ func IsFile(name string) bool {
 	return ok
 }
 
-// Files lists the dumps in a directory, with those of the epochs of elastic jobs.
+// Files lists the dumps in a directory, with those of the epochs of elastic jobs. What has the name of one and is no
+// file is left out: nobody may ever write to a pipe.
 func Files(dir string) []string {
 	top, _ := filepath.Glob(filepath.Join(dir, files))
 	epochs, _ := filepath.Glob(filepath.Join(dir, dump.EpochDir+"*", files))
-	return append(top, epochs...)
+	return slices.DeleteFunc(append(top, epochs...), func(path string) bool {
+		info, err := os.Stat(path)
+		return err == nil && !info.Mode().IsRegular()
+	})
 }
 
 // newest are the dumps in a directory that are beside the newest.
