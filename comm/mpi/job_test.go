@@ -108,6 +108,13 @@ func TestLateInit(t *testing.T) {
 	forOneMPI(t, func(t *testing.T, l launcher) { l.mustPass(t, job{ranks: 2, test: "TestRankLateInit"}) })
 }
 
+// TestLateInitIsBounded has a rank wait without a deadline.
+func TestLateInitIsBounded(t *testing.T) {
+	forOneMPI(t, func(t *testing.T, l launcher) {
+		l.mustPass(t, job{ranks: 2, test: "TestRankLateInitIsBounded", env: []string{env.ConnectTimeout + "=1s"}})
+	})
+}
+
 // TestMixedUp opens one implementation's library under the other's launcher.
 func TestMixedUp(t *testing.T) {
 	for _, l := range launchers {

@@ -152,7 +152,8 @@ const (
 // [comm.ErrClosed].
 //
 // Init waits for the other ranks. When ctx ends before they have come, it returns
-// [comm.ErrTimeout] or [comm.ErrCanceled]. After that and after [comm.ErrMismatch] (see
+// [comm.ErrTimeout] or [comm.ErrCanceled]; without a deadline that is after 10 minutes, or
+// TUTTI_CONNECT_TIMEOUT. After that and after [comm.ErrMismatch] (see
 // "Environment variables"), MPI cannot be used in this process any more: it should exit with a
 // non-zero status.
 func Init(ctx context.Context) (comm.Communicator, error) {
@@ -189,6 +190,12 @@ func startWithin(ctx context.Context) (*state, error) {
 	if ctx.Err() != nil {
 		return nil, comm.ContextError(ctx)
 	}
+	limit, err := patience(os.Getenv)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := waiting.Bounded(ctx, limit)
+	defer cancel()
 	type started struct {
 		*state
 		err error // why the state is nil; nil otherwise
@@ -215,6 +222,19 @@ func startWithin(ctx context.Context) (*state, error) {
 			return nil, fmt.Errorf("the other ranks have not called MPI_Init: %w", comm.ContextError(ctx))
 		}
 	}
+}
+
+// patience is how long MPI_Init may take without a deadline, 0 unless the user has set it.
+func patience(getenv func(string) string) (time.Duration, error) {
+	text := getenv(env.ConnectTimeout)
+	if text == "" {
+		return 0, nil
+	}
+	limit, err := waiting.ReadLimit(text)
+	if err != nil {
+		return 0, fmt.Errorf("%w: %s=%q: %w", comm.ErrArgument, env.ConnectTimeout, text, err)
+	}
+	return limit, nil
 }
 
 // launched is what the launcher says of this process before MPI does: rank 0 of 1 if it says nothing.

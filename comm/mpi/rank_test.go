@@ -368,16 +368,6 @@ func TestRankAbort(t *testing.T) {
 	select {} // rank 0 was gone before the launcher has ended this one
 }
 
-// expiring is a context whose deadline has passed when it is canceled.
-type expiring struct{ context.Context }
-
-func (e expiring) Err() error {
-	if e.Context.Err() == nil {
-		return nil
-	}
-	return context.DeadlineExceeded
-}
-
 // TestRankLateInit waits for a rank that does not initialize MPI, as long as its context
 // lets it: until it has said so.
 func TestRankLateInit(t *testing.T) {
@@ -394,13 +384,33 @@ func TestRankLateInit(t *testing.T) {
 			}
 			cancel(errors.New("rank 0 has waited enough"))
 		}()
-		_, err := mpi.Init(expiring{ctx})
+		_, err := mpi.Init(ctx)
 		assert.Len(t, logged.Lines(said), 1)
-		require.ErrorIs(t, err, comm.ErrTimeout)
+		require.ErrorIs(t, err, comm.ErrCanceled)
 		require.ErrorContains(t, err, "have not called MPI_Init")
 		require.ErrorContains(t, err, "rank 0 has waited enough")
 		_, err = mpi.Init(context.Background())
 		require.ErrorIs(t, err, comm.ErrClosed)
+		require.NoError(t, mpi.Finalize(context.Background()))
+	}
+	passedAs(t, rank, 2)
+}
+
+// TestRankLateInitIsBounded waits for a rank that does not initialize MPI, as long as the user lets it.
+func TestRankLateInitIsBounded(t *testing.T) {
+	onlyChild(t)
+	rank, err := strconv.Atoi(cmp.Or(os.Getenv("OMPI_COMM_WORLD_RANK"), os.Getenv("PMI_RANK")))
+	require.NoError(t, err)
+	if rank == 0 {
+		t.Setenv(env.ConnectTimeout, "soon")
+		_, err := mpi.Init(context.Background())
+		require.ErrorIs(t, err, comm.ErrArgument)
+		require.ErrorContains(t, err, `TUTTI_CONNECT_TIMEOUT="soon": want a time`)
+		t.Setenv(env.ConnectTimeout, "1s")
+		_, err = mpi.Init(context.Background())
+		require.ErrorIs(t, err, comm.ErrTimeout)
+		require.ErrorContains(t, err, "have not called MPI_Init")
+		require.ErrorContains(t, err, "no deadline was set, so the limit is 1s (TUTTI_CONNECT_TIMEOUT)")
 		require.NoError(t, mpi.Finalize(context.Background()))
 	}
 	passedAs(t, rank, 2)
