@@ -63,9 +63,7 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 		return d.searching(tried.Load())
 	}
 	defer inquiry.Begin(inquiry.Wait{Rank: -1, Text: searching})()
-	if !d.Once {
-		defer d.remind(searching)()
-	}
+	defer d.remind(searching)()
 	first, spare := glance, glance // bounds for the first address, and for others
 	switch {
 	case d.Once:
@@ -129,6 +127,9 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 // remind says after 2 s, and then ever less often, what Dial is doing, until finished is called: an attempt takes longer
 // where a firewall drops packets.
 func (d Dialer) remind(searching func() string) (finished func()) {
+	if d.Once {
+		return func() {} // who calls it again and again says so
+	}
 	ended := make(chan struct{})
 	var done sync.WaitGroup
 	done.Go(func() {
@@ -140,7 +141,12 @@ func (d Dialer) remind(searching func() string) (finished func()) {
 				return
 			case <-reminder.C:
 			}
-			slog.Warn("store: no connection yet; trying again", "process", d.Name, "err", searching(), "waited", reminder.Next())
+			slog.Warn(
+				"store: no connection yet; trying again",
+				"process", d.Name,
+				"err", searching(),
+				"waited", reminder.Next(),
+			)
 		}
 	})
 	return func() {
