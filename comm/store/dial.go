@@ -124,8 +124,8 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 	}
 }
 
-// remind says after 2 s, and then ever less often, what Dial is doing, until finished is called: an attempt takes longer
-// where a firewall drops packets.
+// remind says after 2 s, and then ever less often, what Dial is doing, until finished is called: an attempt takes
+// longer where a firewall drops packets.
 func (d Dialer) remind(searching func() string) (finished func()) {
 	if d.Once {
 		return func() {} // who calls it again and again says so
