@@ -19,8 +19,8 @@ import (
 const loopback = "127.0.0.1"
 
 // reachableAddress is the address by which other machines reach this one, as far as that can be told: the one of its
-// way to the world, or one of an interface to a network, or one of a link alone, with its zone. It is "" if there is
-// none.
+// way to the world, or one of an interface to a network, or one of a link alone, of IPv6 with its zone. It is "" if
+// there is none.
 func reachableAddress() string {
 	// Nothing is sent: the system chooses the source for addresses that documents use.
 	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
@@ -38,7 +38,7 @@ func reachableAddress() string {
 	slices.SortStableFunc(interfaces, func(a, b net.Interface) int {
 		return virtual(a.Name) - virtual(b.Name)
 	})
-	for _, suits := range []func(net.IP) bool{net.IP.IsGlobalUnicast, isLink} {
+	for _, suits := range []func(net.IP) bool{net.IP.IsGlobalUnicast, isOfCable, isLink} {
 		for _, i := range interfaces {
 			if ip := firstAddress(i, suits); ip != nil {
 				return zoned(ip, i.Name)
@@ -50,6 +50,10 @@ func reachableAddress() string {
 
 // isLink reports whether an address is one of IPv6 that holds on a link alone.
 func isLink(ip net.IP) bool { return ip.To4() == nil && ip.IsLinkLocalUnicast() }
+
+// isOfCable reports whether an address is one of IPv4 that a host takes where nobody gives it one, as on a cable between
+// two machines.
+func isOfCable(ip net.IP) bool { return ip.To4() != nil && ip.IsLinkLocalUnicast() }
 
 // zoned is the text of an address of an interface.
 func zoned(ip net.IP, name string) string {

@@ -56,6 +56,10 @@ func TestAddresses(t *testing.T) {
 	assert.Equal(t, "10.0.0.1", zoned(net.ParseIP("10.0.0.1"), "eth0"))
 	assert.True(t, isLink(net.ParseIP("fe80::1")))
 	assert.False(t, isLink(net.ParseIP("169.254.0.1")))
+	assert.Equal(t, "169.254.0.1", zoned(net.ParseIP("169.254.0.1"), "eth0"))
+	for address, want := range map[string]bool{"169.254.0.1": true, "10.0.0.1": false, "fe80::1": false} {
+		assert.Equal(t, want, isOfCable(net.ParseIP(address)), address)
+	}
 	for name, want := range map[string]int{"docker0": 1, "br-12ab": 1, "eth0": 0, "enp3s0": 0, "bridge0": 0, "wg0": 0} {
 		assert.Equal(t, want, virtual(name), name)
 	}
