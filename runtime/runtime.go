@@ -1,7 +1,7 @@
 // Package runtime makes, copies and views tensors in the memory of a device. A
 // [Runtime] hands out that memory as uintptr, copies it, and reports what it holds.
 //
-// The contract is small on purpose. What only some devices can do is an
+// The contract is small on purpose. What only some devices can do is a
 // separate interface, found by type assertion on a [Runtime]: [Freezer] for
 // allocators that can be frozen, [StreamForker] for side streams. A [Tensor]
 // is an array in the memory of a Runtime. Package runtime/kernel has what the

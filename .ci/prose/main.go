@@ -270,15 +270,37 @@ func (c *check) source(path string, entry fs.DirEntry, err error) error {
 	file := files.AddFile(path, -1, len(text))
 	var s scanner.Scanner
 	s.Init(file, text, nil, scanner.ScanComments)
+	count := func(place token.Pos, literal string) {
+		for _, word := range old.FindAllString(withoutAllowed.Replace(literal), -1) {
+			c.inCode = append(c.inCode, fmt.Sprintf("%s: %s", files.Position(place), word))
+		}
+	}
+	var start token.Pos // of the comment that goes on, in lines that begin with two slashes
+	comment := ""       // its text; "" if there is none
+	last := 0           // its last line
 	for {
 		place, kind, literal := s.Scan()
+		if kind == token.SEMICOLON && literal == "\n" {
+			continue // it comes before a comment at the end of a line
+		}
+		line := files.Position(place).Line
+		text, goesOn := strings.CutPrefix(literal, "//")
+		if kind == token.COMMENT && goesOn && comment != "" && line == last+1 {
+			comment += " " + strings.TrimSpace(text)
+			last = line
+			continue
+		}
+		count(start, comment)
+		comment = ""
 		switch kind {
 		case token.EOF:
 			return nil
-		case token.COMMENT, token.STRING:
-			for _, word := range old.FindAllString(withoutAllowed.Replace(literal), -1) {
-				c.inCode = append(c.inCode, fmt.Sprintf("%s: %s", files.Position(place), word))
-			}
+		case token.COMMENT:
+			start = place
+			comment = strings.Join(strings.Fields(text), " ")
+			last = line
+		case token.STRING:
+			count(place, literal)
 		}
 	}
 }

@@ -124,8 +124,8 @@ func newComm(ctx context.Context, control *native, o options) (*Comm, error) {
 	return c, nil
 }
 
-// sharesProcess reports whether other ranks are in this process and have mappings of their
-// own of this one's memory. Without cuMem they use the very memory that it frees.
+// sharesProcess reports whether other ranks are in this process and map this one's memory
+// separately. Without cuMem they use the very memory that it frees.
 func (o options) sharesProcess(size int) bool {
 	return o.oneProcess && size > 1 && os.Getenv("NCCL_CUMEM_ENABLE") != "0"
 }

@@ -77,7 +77,7 @@ func train(ctx context.Context, rt runtime.Runtime, c comm.Communicator, hidden,
 	return nil
 }
 
-// serve reads the test images with each version.
+// serve classifies the test images with each version.
 func serve(ctx context.Context, rt runtime.Runtime, c comm.Communicator) error {
 	_, test, err := digits.Split(1)
 	if err != nil {
@@ -107,7 +107,7 @@ func serve(ctx context.Context, rt runtime.Runtime, c comm.Communicator) error {
 					right++
 				}
 			}
-			fmt.Printf("rank %d reads %.1f %% with version %d\n", c.Rank(), 100*float64(right)/float64(test.Len()), version)
+			fmt.Printf("rank %d has version %d: test accuracy %.1f %%\n", c.Rank(), version, 100*float64(right)/float64(test.Len()))
 			return nil
 		})
 		if err != nil {

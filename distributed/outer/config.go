@@ -15,7 +15,7 @@ type Config struct {
 	// Every is H, the steps of a window. Those of DiLoCo are 50 to 500, and of SparseLoCo 15 to
 	// 50; fewer where the ranks' data differ much.
 	Every int
-	// Schedule, if set, returns the steps of the window of each round, from 0 on, in the place
+	// Schedule, if set, returns the steps of the window of each round, from 0 on, instead
 	// of Every. It is a function of the round alone.
 	Schedule func(round int) int
 

@@ -1,5 +1,5 @@
-// Package outer trains with few exchanges: each rank makes many steps of an optimizer of its
-// own, and only then the ranks average by how much their parameters have moved.
+// Package outer trains with few exchanges: each rank makes many steps with its own
+// optimizer, and only then the ranks average by how much their parameters have moved.
 //
 // A round is a window of H steps. At its end each rank takes the difference of the common
 // parameters and its own (the outer gradient), the ranks average that by any pattern of

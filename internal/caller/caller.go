@@ -22,7 +22,7 @@ func (s *Stack) Take() { s.length = runtime.Callers(2, s.frames[:]) }
 
 // Recorder is what records calls with an [Origin].
 type Recorder interface {
-	// Attribute is that of the Origin.
+	// Attribute is as [Origin.Attribute].
 	Attribute(s *Stack)
 }
 

@@ -6,8 +6,8 @@
 // pool stands between Allocate and the system:
 //
 //   - Blocks up to 256 KiB are cut from 2 MiB slabs, one list per size class;
-//     the classes waste at most 1/8 of a request. Larger blocks are mappings of
-//     their own, reused by best fit, on transparent huge pages where Linux has
+//     the classes waste at most 1/8 of a request. Larger blocks are separate
+//     mappings, reused by best fit, on transparent huge pages where Linux has
 //     them.
 //   - An Allocate and Deallocate that the pool serves takes tens of nanoseconds
 //     and no Go memory. Each size class has a lock.

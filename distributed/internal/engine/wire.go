@@ -37,8 +37,8 @@ func (e *engine) unit() unit {
 	return unitOf(e.codec, e.k, e.n, e.size)
 }
 
-// messageWords is the length of the message of n entries with indices in a range of span, slotWords that
-// of a slot for n entries with any indices.
+// messageWords is the length of the message of n entries with indices in a range of span, slotWords the
+// length of a slot for n entries with any indices.
 func (e *engine) messageWords(n, span int) int {
 	switch {
 	case n == 0:

@@ -435,8 +435,8 @@ func (p *Pool) Trim() (int64, error) {
 	return p.flush("trim")
 }
 
-// Freeze stops the pool from exchanging memory with the system. What is under
-// way is over when it returns.
+// Freeze stops the pool from exchanging memory with the system. Exchanges in
+// flight have ended when it returns.
 func (p *Pool) Freeze() {
 	p.exchange.Lock()
 	defer p.exchange.Unlock()

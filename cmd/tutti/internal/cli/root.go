@@ -184,8 +184,10 @@ Environment:
   TUTTI_MPI_COLLECTIVES  native: use the MPI library's own collectives
   TUTTI_P2P_ORDER        fixed: sums over peer memory only, in rank order
   TUTTI_NETWORK          name of the network in results; set by cluster
-Programs that use the library read the variables of libraries, jobs and MPI.
-TUTTI_CHECK and TUTTI_RECORD need tutti.Run, instrument.Run or an elastic job.`
+Programs that use the library read the TUTTI_* variables of libraries, jobs and
+MPI. Without a launcher, each process needs RANK, WORLD_SIZE, LOCAL_RANK,
+MASTER_ADDR and MASTER_PORT, as torchrun sets them. TUTTI_CHECK and TUTTI_RECORD
+need tutti.Run, instrument.Run or an elastic job.`
 
 // newRoot makes the command tree. started becomes true when a command's own
 // code begins to run.

@@ -46,8 +46,8 @@ type Config struct {
 	// Elastic has members come and go ([RunElastic]).
 	Elastic bool
 
-	// Text is a file of which the model predicts each byte from those before it, in the
-	// place of digits.
+	// Text is a file of which the model predicts each byte from those before it, instead
+	// of digits.
 	Text string
 	// Turned makes the task harder: images are turned and mirrored at random, and
 	// have noise.
