@@ -107,7 +107,8 @@ func serve(ctx context.Context, rt runtime.Runtime, c comm.Communicator) error {
 					right++
 				}
 			}
-			fmt.Printf("rank %d has version %d: test accuracy %.1f %%\n", c.Rank(), version, 100*float64(right)/float64(test.Len()))
+			accuracy := 100 * float64(right) / float64(test.Len())
+			fmt.Printf("rank %d has version %d: test accuracy %.1f %%\n", c.Rank(), version, accuracy)
 			return nil
 		})
 		if err != nil {
