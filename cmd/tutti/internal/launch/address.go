@@ -51,8 +51,8 @@ func reachableAddress() string {
 // isLink reports whether an address is one of IPv6 that holds on a link alone.
 func isLink(ip net.IP) bool { return ip.To4() == nil && ip.IsLinkLocalUnicast() }
 
-// isOfCable reports whether an address is one of IPv4 that a host takes where nobody gives it one, as on a cable between
-// two machines.
+// isOfCable reports whether an address is one of IPv4 that a host takes where nobody gives it one, as on a cable
+// between two machines.
 func isOfCable(ip net.IP) bool { return ip.To4() != nil && ip.IsLinkLocalUnicast() }
 
 // zoned is the text of an address of an interface.
