@@ -76,7 +76,7 @@ var situations = map[string]situation{
 		{says: `rank \d called allreduce of 4 f\d\d.* rank \d called allreduce of 4 f\d\d`, code: 1},
 	}},
 	"forgot Close": {told: []string{"exit.1"}, members: []member{
-		{says: `EOF \(its process has ended, perhaps without closing its communicators\)`, code: 1},
+		{says: `(EOF|connection reset by peer) \(its process has ended, perhaps without closing its communicators\)`, code: 1},
 		{},
 	}},
 	"another shape on one rank": {role: "trains", told: []string{"shape.1"}, members: []member{

@@ -286,6 +286,8 @@ func TestMutants(t *testing.T) {
 				t.Errorf("without a mutant: %v\n%s", err, out)
 			case i > 0 && err == nil:
 				t.Errorf("%s: the suite passes", m.name)
+			case i > len(mutants)-len(endless) && strings.Contains(out, "timed out"):
+				// The time of all ranks is over at once: any of them may say so first, wherever it waits.
 			case i > 0:
 				assert.Contains(t, out, m.text, m.name)
 			}

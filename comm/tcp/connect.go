@@ -100,7 +100,12 @@ func connect(ctx context.Context, kv store.Store, c Config, n *node) error {
 		address = withPort(address, "0")
 	}
 	l, err := gate.Listen(ctx, c.Network, address)
-	if err != nil {
+	switch {
+	case err == nil:
+	case waiting.Over(ctx): // while the name of the address was looked up
+		<-ctx.Done()
+		return fmt.Errorf("%w: %w", comm.ContextError(ctx), err)
+	default:
 		return fmt.Errorf("%w: %w", comm.ErrUnavailable, err)
 	}
 	defer l.Close() //nolint:errcheck // nobody else connects

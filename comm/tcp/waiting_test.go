@@ -126,6 +126,19 @@ func TestWaitIsBounded(t *testing.T) {
 	assert.ErrorContains(t, err, "no connection to rank 1")
 }
 
+// A deadline that passes while an address is looked up is one like others, and no want of an address.
+func TestDeadlineOfALookup(t *testing.T) {
+	conf, err := store.TLS([]byte("a secret of tests"), "comm/tcp")
+	require.NoError(t, err)
+	server := store.NewServer(store.Options{})
+	defer server.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 0)
+	defer cancel()
+	_, err = New(ctx, server.Local("0"), Config{WorldSize: 2, TLS: conf, Listen: "localhost"})
+	require.ErrorIs(t, err, comm.ErrTimeout)
+	assert.NotErrorIs(t, err, comm.ErrUnavailable)
+}
+
 // A rank of another version is refused by name, on either side, whoever has come first.
 func TestVersionsMeet(t *testing.T) {
 	conf, err := store.TLS([]byte("a secret of tests"), "comm/tcp")
