@@ -145,7 +145,7 @@ func TestHostsHaveTheSecretOfAFile(t *testing.T) {
 // The ranks of several hosts train together, to the weights that goroutines get, and rank 0 prints.
 func TestHostsTrain(t *testing.T) {
 	t.Parallel()
-	const options = "train --epochs 1 --pattern oktopk --json"
+	options := "train --epochs 1 --pattern oktopk --json --out " + t.TempDir()
 	want, stderr, err := execute(t, build(t), append(strings.Fields(options), "--ranks", "3")...)
 	require.NoError(t, err, stderr)
 	hosts := append(strings.Fields("--no-prefix --hosts a.invalid:2,b.invalid "+options), "--backend", "tcp")
@@ -177,7 +177,8 @@ func TestHostsOfAnotherNetwork(t *testing.T) {
 	t.Parallel()
 	inside := namespaces(t)
 	script := strings.Replace(fakeSSH, "exec env", `exec nsenter --net=/mnt/"$host" env`, 1)
-	options := strings.Fields("--no-prefix --hosts a.invalid,b.invalid:2 train --backend tcp --epochs 1 --pattern dense --json")
+	train := "train --epochs 1 --pattern dense --json --out " + t.TempDir()
+	options := strings.Fields("--no-prefix --hosts a.invalid,b.invalid:2 " + train + " --backend tcp")
 	cmd, _ := spreadJob(t, script, options...)
 	words := slices.Concat(inside(twoNetworks), []string{"sh"}, cmd.Args)
 	cmd.Path, cmd.Args = mustFind(t, words[0]), words
@@ -188,7 +189,7 @@ func TestHostsOfAnotherNetwork(t *testing.T) {
 		Hash  string `json:"hash"`
 	}
 	got := lines[result](t, stdout)
-	want, stderr, err := execute(t, build(t), strings.Fields("train --ranks 3 --epochs 1 --pattern dense --json")...)
+	want, stderr, err := execute(t, build(t), strings.Fields(train+" --ranks 3")...)
 	require.NoError(t, err, stderr)
 	assert.Equal(t, lines[result](t, want), got)
 }

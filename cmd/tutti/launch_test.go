@@ -153,7 +153,7 @@ func TestTwoMachinesByTheDocuments(t *testing.T) {
 	tutti := build(t)
 	const options = " --epochs 2 --pattern dense,oktopk --json"
 	hashes := regexp.MustCompile(`"hash":"([0-9a-f]{16})"`)
-	stdout, stderr, err := execute(t, tutti, strings.Fields("train --ranks 4"+options)...)
+	stdout, stderr, err := execute(t, tutti, strings.Fields("train --ranks 4 --out "+t.TempDir()+options)...)
 	require.NoError(t, err, stderr)
 	want := hashes.FindAllStringSubmatch(stdout, -1)
 	require.Len(t, want, 2, stdout)
