@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"net"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -59,11 +58,9 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 	var log repeats.Log
 	var last []error // of the last whole round
 	var tried atomic.Pointer[error]
-	searching := func() string {
-		return d.searching(tried.Load())
-	}
-	defer inquiry.Begin(inquiry.Wait{Rank: -1, Text: searching})()
-	defer d.remind(searching)()
+	defer inquiry.Begin(inquiry.Wait{Rank: -1, Text: func() string { return d.searching(tried.Load()) }})()
+	reminder := waiting.Remind()
+	defer reminder.Stop()
 	first, spare := glance, glance // bounds for the first address, and for others
 	switch {
 	case d.Once:
@@ -101,6 +98,7 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 				}
 			}
 			now = append(now, err)
+			d.remind(reminder, now)
 		}
 		first = min(2*first, glance)
 		spare = min(2*spare, glance)
@@ -124,34 +122,21 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 	}
 }
 
-// remind says after 2 s, and then ever less often, what Dial is doing, until finished is called: an attempt takes
-// longer where a firewall drops packets.
-func (d Dialer) remind(searching func() string) (finished func()) {
+// remind says ever less often that there is no connection yet, from the first attempt on that ends after 2 s: an
+// attempt takes 3 s where a firewall drops packets.
+func (d Dialer) remind(reminder *waiting.Reminder, errs []error) {
 	if d.Once {
-		return func() {} // who calls it again and again says so
+		return // who calls it again and again says so
 	}
-	ended := make(chan struct{})
-	var done sync.WaitGroup
-	done.Go(func() {
-		reminder := waiting.Remind()
-		defer reminder.Stop()
-		for {
-			select {
-			case <-ended:
-				return
-			case <-reminder.C:
-			}
-			slog.Warn(
-				"store: no connection yet; trying again",
-				"process", d.Name,
-				"err", searching(),
-				"waited", reminder.Next(),
-			)
-		}
-	})
-	return func() {
-		close(ended)
-		done.Wait()
+	select {
+	case <-reminder.C:
+		slog.Warn(
+			"store: no connection yet; trying again",
+			"process", d.Name,
+			"err", errors.Join(errs...),
+			"waited", reminder.Next(),
+		)
+	default:
 	}
 }
 
