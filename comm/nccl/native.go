@@ -237,7 +237,7 @@ var freeing frees
 type frees struct {
 	busy atomic.Bool // whether open has any
 
-	mu      sync.Mutex            // held for no call of NCCL
+	mu      sync.Mutex            // not held during calls of NCCL
 	open    map[*native]time.Time // with the end of waits for it; nil before the first; guarded by mu
 	trimmed time.Time             // when memory went back to the system; guarded by mu
 }
