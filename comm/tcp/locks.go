@@ -9,6 +9,7 @@ package tcp
 //	pair.mu             the outbox, the inbox, the credit and the state of a pair, and the matchers of its rank
 //	node.mu             the communicators of a node
 //	wire.mu             what a wire has for its engine
+//	neighborhood.mu     the communicators that look wakes; taken with the engine's lock or no lock held
 //	link.mu             the bytes that TLS has written
 //
 // lane.filling is held while the memory of a receive is written, and nothing is waited for meanwhile. A

@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -54,6 +55,9 @@ type neighborhood struct {
 	polled atomic.Bool    // a wait has looked by itself since listen has asked
 	kick   chan struct{}  // gets a value when a wait begins to sleep
 	ended  chan struct{}  // closed when listen has returned
+
+	mu      sync.Mutex
+	watched []*wire // communicators that may wait for a round in their slots; guarded by mu
 }
 
 // neighborly reports whether there are ranks of the world that may share memory. All ranks agree on that.
@@ -191,9 +195,56 @@ func (e *endpoint) share(ctx context.Context) error {
 	if memory == nil {
 		return err
 	}
-	e.slots = memory
-	e.Share(memory, func() { s.ring(ranks) })
+	e.useSlots(memory, func() { s.ring(ranks) })
 	return nil
+}
+
+// useSlots has short collectives go over memory. ring wakes up the other ranks, when this one has begun a round.
+func (e *endpoint) useSlots(memory []byte, ring func()) {
+	e.slots = memory
+	s := e.wire.node.neighbors.Load()
+	e.Share(memory, func() {
+		// Before the engine looks for the other ranks' parts of the round: one that comes later is seen by look.
+		s.watch(e.wire)
+		ring()
+	})
+}
+
+// watch has look wake a communicator when something may have come to its slots. Called with the engine's lock held.
+func (s *neighborhood) watch(w *wire) {
+	if w.watched.Load() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w.watched.CompareAndSwap(false, true) {
+		s.watched = append(s.watched, w)
+	}
+}
+
+// unwatch forgets a communicator, which is closed.
+func (s *neighborhood) unwatch(w *wire) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.watched = slices.DeleteFunc(s.watched, func(have *wire) bool { return have == w })
+}
+
+// wakeWatched wakes the communicators that may wait for a round in their slots, and forgets those that are idle. So it
+// costs the same however many are open.
+func (s *neighborhood) wakeWatched() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.watched = slices.DeleteFunc(s.watched, func(w *wire) bool {
+		if !w.engine.Busy() {
+			w.watched.Store(false)
+			// A call that came before that has found itself watched.
+			if !w.engine.Busy() || !w.watched.CompareAndSwap(false, true) {
+				return true
+			}
+		}
+		w.signal()
+		return false
+	})
 }
 
 // ring wakes up those of some ranks that sleep.
@@ -273,7 +324,7 @@ func (s *neighborhood) pause(timer *time.Timer, before bool) (kicked bool) {
 	return kicked
 }
 
-// look moves all tracks, and has all communicators look at their slots.
+// look moves all tracks, and has the communicators that wait look at their slots.
 func (s *neighborhood) look() {
 	for _, rank := range s.ranks {
 		if t := s.node.pairs[rank].track.Load(); t != nil {
@@ -283,7 +334,7 @@ func (s *neighborhood) look() {
 			}
 		}
 	}
-	s.node.signal()
+	s.wakeWatched()
 }
 
 // close ends listen, behind the end of the node.

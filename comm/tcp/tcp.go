@@ -606,6 +606,7 @@ func (e *endpoint) Release(ctx context.Context) error {
 	w.Abandon()
 	e.Engine.Release()
 	if e.slots != nil {
+		n.neighbors.Load().unwatch(w)
 		segment.Unmap(e.slots)
 	}
 	return n.leave(ctx)

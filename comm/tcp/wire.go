@@ -23,6 +23,7 @@ type wire struct {
 	drives   chan struct{}    // the same for drive, while nobody waits
 	closed   chan struct{}    // closed when the communicator is
 	shares   atomic.Bool      // ranks of this machine are among the others, and share memory
+	watched  atomic.Bool      // is one of neighborhood.watched; set with its mu held
 
 	waiting        atomic.Int32 // goroutines in Await
 	moved          atomic.Bool  // a track has moved a part of a message since the last call of Moved
@@ -291,10 +292,14 @@ func (w *wire) Looks(stalled bool) bool {
 	return true
 }
 
-// progress notes that a track has moved a part of a message.
+// progress notes that a track has moved a part of a message. A wait that sleeps looks by itself then, as more is close.
 func (w *wire) progress() {
-	if !w.moved.Load() {
-		w.moved.Store(true)
+	if w.moved.Load() {
+		return
+	}
+	w.moved.Store(true)
+	if !w.collects.Load() {
+		notify(w.awaits)
 	}
 }
 
