@@ -69,7 +69,8 @@ const (
 // Client is a session of a store: what it leases vanishes, and its watches end, with the client or its process. Its
 // methods may be called by several goroutines; their requests are made in the order in which they were called.
 // Errors wrap [comm.ErrTimeout] or [comm.ErrCanceled] if the context has ended, and [comm.ErrPeerFailed] if the store
-// is lost.
+// is lost. A refusal wraps the sentinel of its cause: [comm.ErrArgument], [ErrFull], and behind a [Proxy] also
+// [comm.ErrExhausted], [comm.ErrUnsupported], [comm.ErrUnavailable] or fs.ErrPermission.
 type Client struct {
 	post    func(r request) error // queues a request; set once, before the first call
 	end     func() error          // hangs up; set once, before the first call
@@ -220,16 +221,10 @@ func (c *Client) call(ctx context.Context, r request, watch func(Event)) (a repl
 		}
 		select { // another error ends the client soon
 		case got := <-answer:
-			switch a = *got; {
-			case a.Full:
-				err = fmt.Errorf("%w: %s", ErrFull, a.Fault)
-			case a.Failed:
-				err = fmt.Errorf("%w: the store did not do it: %s", comm.ErrPeerFailed, a.Fault)
-			case a.Fault != "":
-				err = fmt.Errorf("%w: %s", comm.ErrArgument, a.Fault)
-			default:
-				return a, nil
+			if got.Fault == "" {
+				return *got, nil
 			}
+			err = failure(got.Kind, got.Fault, errUndone)
 		case <-c.done:
 			err = c.Err()
 		case <-ctx.Done():

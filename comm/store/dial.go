@@ -217,8 +217,11 @@ func (d Dialer) introduce(
 		return nil, stranger(err)
 	}
 	if w.Failed != "" {
-		reason := printable.Text(w.Failed[:min(len(w.Failed), longestReason)])
-		return nil, fmt.Errorf("the store's server at %v cannot serve this process now: %s", conn.RemoteAddr(), reason)
+		return nil, fmt.Errorf(
+			"the store's server at %v cannot serve this process now: %w",
+			conn.RemoteAddr(),
+			failure(w.Kind, w.Failed, nil),
+		)
 	}
 	if w.Refused != "" {
 		reason := printable.Text(w.Refused[:min(len(w.Refused), longestReason)])

@@ -101,11 +101,11 @@ func (p *Proxy) serve(conn *tls.Conn) {
 	cancel()
 	if err != nil {
 		p.gate.Warn(conn, "no session", "open", hello.Name+": "+err.Error())
-		failure := welcome{Failed: err.Error()}
-		if errors.Is(err, comm.ErrArgument) {
-			failure = welcome{Refused: err.Error()}
+		turned := welcome{Failed: err.Error(), Kind: kindOf(err)}
+		if turned.Kind == kindArgument {
+			turned = welcome{Refused: err.Error()}
 		}
-		answer(failure)
+		answer(turned)
 		return
 	}
 	defer func() {
@@ -203,9 +203,7 @@ func (s *proxied) answer(r *request, a reply, err error) {
 	}
 	a.ID = r.ID
 	if err != nil {
-		a = reply{ID: r.ID, Fault: err.Error()}
-		a.Full = errors.Is(err, ErrFull)
-		a.Failed = !a.Full && !errors.Is(err, comm.ErrArgument) && !errors.Is(err, comm.ErrUnsupported)
+		a = reply{ID: r.ID, Fault: err.Error(), Kind: kindOf(err)}
 	}
 	s.reply(a)
 }

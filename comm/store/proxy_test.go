@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -151,8 +153,13 @@ func (f failing) Set(context.Context, string, []byte, ...Option) error { return 
 func TestProxyErrors(t *testing.T) {
 	for name, c := range map[string]struct{ is, want error }{
 		"argument":    {fmt.Errorf("%w: bad", comm.ErrArgument), comm.ErrArgument},
-		"unsupported": {fmt.Errorf("%w: bad", comm.ErrUnsupported), comm.ErrArgument},
+		"unsupported": {fmt.Errorf("%w: bad", comm.ErrUnsupported), comm.ErrUnsupported},
 		"full":        {fmt.Errorf("%w: bad", ErrFull), ErrFull},
+		"exhausted":   {fmt.Errorf("%w: bad", comm.ErrExhausted), comm.ErrExhausted},
+		"permission":  {fmt.Errorf("%w: bad", fs.ErrPermission), fs.ErrPermission},
+		"unavailable": {fmt.Errorf("%w: bad", comm.ErrUnavailable), comm.ErrUnavailable},
+		"lost":        {fmt.Errorf("%w: bad", comm.ErrPeerFailed), comm.ErrPeerFailed},
+		"its timeout": {fmt.Errorf("%w: bad", comm.ErrTimeout), comm.ErrPeerFailed},
 		"other":       {errors.New("bad"), comm.ErrPeerFailed},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -164,7 +171,7 @@ func TestProxyErrors(t *testing.T) {
 			kv, err := Dialer{Addresses: []string{address}, TLS: mustTLS(t, "s"), Name: "one"}.Dial(t.Context())
 			require.NoError(t, err)
 			err = kv.Set(t.Context(), "k", nil)
-			require.ErrorIs(t, err, c.want)
+			requireOnly(t, err, c.want)
 			require.ErrorContains(t, err, "bad")
 			n, err := kv.Add(t.Context(), "n", 2)
 			require.NoError(t, err)
@@ -172,6 +179,34 @@ func TestProxyErrors(t *testing.T) {
 			require.NoError(t, kv.Close())
 		})
 	}
+}
+
+// requireOnly requires that an error of a client wraps one sentinel of those that tell causes.
+func requireOnly(t *testing.T, err, want error) {
+	t.Helper()
+	causes := []error{comm.ErrArgument, comm.ErrUnsupported, comm.ErrUnavailable, comm.ErrExhausted, comm.ErrPeerFailed,
+		comm.ErrTimeout, comm.ErrCanceled, ErrFull, fs.ErrPermission}
+	for _, cause := range causes {
+		require.Equal(t, cause == want, errors.Is(err, cause), "%v: %v", err, cause)
+	}
+}
+
+// TestProxyOpenErrors: a store behind a proxy that begins no session for a process says why, by an error of its kind.
+func TestProxyOpenErrors(t *testing.T) {
+	for _, cause := range []error{ErrFull, comm.ErrExhausted, fs.ErrPermission} {
+		_, address := front(t, func(context.Context, string) (Backend, error) { return nil, fmt.Errorf("etcd: %w: bad", cause) })
+		_, err := Dialer{Addresses: []string{address}, TLS: mustTLS(t, "s"), Name: "one", Once: true}.Dial(t.Context())
+		requireOnly(t, err, cause)
+		require.ErrorContains(t, err, "bad")
+	}
+}
+
+// TestFailures: what an answer says is a failure unless its kind is known, and its text is printable and short.
+func TestFailures(t *testing.T) {
+	requireOnly(t, failure("of a later version", "x", errUndone), comm.ErrPeerFailed)
+	requireOnly(t, failure(kindFull, "x", errUndone), ErrFull)
+	require.EqualError(t, failure(kindArgument, "a\x1b[2J\nb", nil), comm.ErrArgument.Error()+`: a\x1b[2J\nb`)
+	require.Less(t, len(failure(kindFailed, strings.Repeat("x", 1<<20), nil).Error()), 2*longestReason)
 }
 
 // TestServeAfterClose: a proxy that is closed closes a listener that it is given later, on which nobody is answered.

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	protocol    = 2        // the version of what follows
+	protocol    = 3        // the version of what follows
 	longestLine = 8 << 20  // of what a process sends
 	mostQueued  = 64 << 20 // bytes of messages that a side has not taken yet
 )
@@ -97,6 +97,7 @@ type welcome struct {
 	Version int           `json:"version"`           // of the store's protocol; 0 of versions that did not say it
 	Refused string        `json:"refused,omitempty"` // why the store wants none of this process, "" if it is welcome
 	Failed  string        `json:"failed,omitempty"`  // why this server of the store cannot serve the process now
+	Kind    kind          `json:"kind,omitempty"`    // of what has failed
 	Silence time.Duration `json:"silence,omitempty"` // the process says something more often than that
 }
 

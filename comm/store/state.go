@@ -62,8 +62,7 @@ type reply struct {
 	Number  int64   `json:"number,omitempty"`  // the sum of an Add
 	OK      bool    `json:"ok,omitempty"`      // a Swap was made
 	Fault   string  `json:"fault,omitempty"`   // why the request was refused
-	Full    bool    `json:"full,omitempty"`    // because of a bound of the store
-	Failed  bool    `json:"failed,omitempty"`  // because the store behind a [Proxy] did not do it
+	Kind    kind    `json:"kind,omitempty"`    // of that
 
 	Event   bool `json:"event,omitempty"`   // of a watch: the request stays in flight
 	Deleted bool `json:"deleted,omitempty"` // of an event: the key is gone
@@ -184,7 +183,8 @@ func (s *state) Apply(session uint64, r *request) (replies []reply) {
 		answer.Entries = s.view(r.Key)
 	case op == opGet:
 		if _, twice := h.waits[r.ID]; len(h.waits) == mostWaits || twice {
-			answer.Fault, answer.Full = "too many waits, or two by one ID", true
+			answer.Fault = "too many waits, or two by one ID"
+			answer.Kind = kindFull
 			break
 		}
 		h.waits[r.ID] = r.Key
@@ -197,7 +197,8 @@ func (s *state) Apply(session uint64, r *request) (replies []reply) {
 			replies = s.remove(nil, r.Key)
 		}
 	case op == opWatch && h.watches == mostWatches:
-		answer.Fault, answer.Full = "too many watches", true
+		answer.Fault = "too many watches"
+		answer.Kind = kindFull
 	case op == opWatch:
 		h.watches++
 		s.watches = append(s.watches, watch{origin, r.Key})
@@ -236,7 +237,8 @@ func (s *state) put(origin place, r *request, value []byte, answer *reply) (repl
 	case len(value) > MaxValue:
 		answer.Fault = fmt.Sprintf("a value of %d bytes, at most %d", len(value), MaxValue)
 	case s.bytes+grows > mostBytes || old == nil && len(s.entries) == mostKeys:
-		answer.Fault, answer.Full = fmt.Sprintf("the store has %d keys and %d bytes", len(s.entries), s.bytes), true
+		answer.Fault = fmt.Sprintf("the store has %d keys and %d bytes", len(s.entries), s.bytes)
+		answer.Kind = kindFull
 	}
 	if answer.Fault != "" {
 		answer.OK = false

@@ -173,7 +173,7 @@ func TestBounds(t *testing.T) {
 	require.NotEmpty(t, ask(request{Op: opSet, Key: "k", Value: make([]byte, MaxValue+1)}).Fault)
 	value := make([]byte, MaxValue)
 	n := 0
-	for !ask(request{Op: opSet, Key: strconv.Itoa(n), Value: value}).Full {
+	for ask(request{Op: opSet, Key: strconv.Itoa(n), Value: value}).Kind != kindFull {
 		n++
 	}
 	require.Equal(t, mostBytes/MaxValue-1, n)
@@ -181,25 +181,25 @@ func TestBounds(t *testing.T) {
 		ask(request{Op: opDelete, Key: strconv.Itoa(i)})
 	}
 	require.Zero(t, s.bytes)
-	for n = 0; !ask(request{Op: opSet, Key: strconv.Itoa(n)}).Full; n++ {
+	for n = 0; ask(request{Op: opSet, Key: strconv.Itoa(n)}).Kind != kindFull; n++ {
 	}
 	require.Equal(t, mostKeys, n)
-	require.True(t, ask(request{Op: opAdd, Key: "new"}).Full)
+	require.Equal(t, kindFull, ask(request{Op: opAdd, Key: "new"}).Kind)
 	require.Empty(t, ask(request{Op: opSet, Key: "7"}).Fault)
 	require.Contains(t, ask(request{Op: opAdd, Key: "7", Delta: 1}).Fault, "no counter")
 	s = state{} // each watch looks at all keys
 	s.Open(1)
 	s.Apply(1, &request{ID: 9, Op: opGet, Key: "later"})
-	require.True(t, s.Apply(1, &request{ID: 9, Op: opGet, Key: "later"})[0].Full, "a wait that has its ID")
+	require.Equal(t, kindFull, s.Apply(1, &request{ID: 9, Op: opGet, Key: "later"})[0].Kind, "a wait that has its ID")
 	s.Apply(1, &request{Op: opStop, Version: 9})
 	require.NotEmpty(t, ask(request{Op: opGet, Key: strings.Repeat("k", longestKey+1)}).Fault)
 	for range mostWatches {
 		ask(request{Op: opWatch, Key: "none"})
 	}
-	require.True(t, ask(request{Op: opWatch, Key: "none"}).Full)
+	require.Equal(t, kindFull, ask(request{Op: opWatch, Key: "none"}).Kind)
 	for id := range uint64(mostWaits) {
 		s.Apply(1, &request{ID: 10 + id, Op: opGet, Key: "later"})
 	}
-	require.True(t, ask(request{Op: opGet, Key: "later"}).Full)
+	require.Equal(t, kindFull, ask(request{Op: opGet, Key: "later"}).Kind)
 	require.Contains(t, ask(request{Op: "steal"}).Fault, "no operation")
 }

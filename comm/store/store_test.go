@@ -536,7 +536,7 @@ func TestContradictionsAreNamed(t *testing.T) {
 	d := as("rank 2", 3)
 	_, err = d.connect(t.Context(), address, greeting{Name: "rank 2", Size: 3, Version: 7}, glance)
 	assert.ErrorIs(t, err, ErrRefused)
-	assert.ErrorContains(t, err, "version 7 of the store's protocol, this process 2")
+	assert.ErrorContains(t, err, "version 7 of the store's protocol, this process 3")
 	gone := make(chan Event, 1)
 	require.NoError(t, first.Set(t.Context(), "lease", nil, Lease))
 	_, err = server.Local("observer").Watch(t.Context(), "lease", func(e Event) {
@@ -557,8 +557,8 @@ func TestContradictionsAreNamed(t *testing.T) {
 func TestVersions(t *testing.T) {
 	conf := mustTLS(t, "s")
 	for answer, says := range map[string]string{
-		`{}`:            "it speaks version 0 of the store's protocol, this process 2",
-		`{"version":9}`: "it speaks version 9 of the store's protocol, this process 2",
+		`{}`:            "it speaks version 0 of the store's protocol, this process 3",
+		`{"version":9}`: "it speaks version 9 of the store's protocol, this process 3",
 		`{"version":9,"silence":-1,"refused":"2 speaks version 2 of the store's protocol, this process 9"}`: "this process 9",
 	} {
 		here, there := net.Pipe()
