@@ -126,14 +126,19 @@ func (j Job) connect(ctx context.Context) (*store.Client, error) {
 	return kv, nil
 }
 
-// TLS is the configuration of connections between the processes of this job for a purpose ([store.TLS]).
+// TLS is the configuration of connections between the processes of this job for a purpose ([store.TLS]). A secret of
+// fewer than 16 bytes is [comm.ErrArgument].
 func (j Job) TLS(purpose string) (*tls.Config, error) {
 	j.useFile()
+	secret, err := j.strongSecret()
+	if err != nil {
+		return nil, err
+	}
 	if !j.Hosted { // two jobs may have one secret, and ports next to each other
 		_, port, _ := net.SplitHostPort(j.Address)
 		purpose += " " + port
 	}
-	return store.TLS(j.Secret, purpose)
+	return store.TLS(secret, purpose)
 }
 
 // addresses are those of host where the store can be: at the port of rank 0 and, unless the launcher keeps it, the

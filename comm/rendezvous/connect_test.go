@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -163,7 +164,7 @@ func (b *syncBuffer) String() string {
 
 // Whatever in a process needs the job's store shares a connection to it, and one that is lost is made again.
 func TestSharedConnections(t *testing.T) {
-	zero := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("s")}
+	zero := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("a secret of tests, long enough as it is")}
 	one := zero
 	one.Rank = 1
 	a, err := zero.Shared(t.Context())
@@ -199,7 +200,7 @@ func (s stalling) Listen(string, string) (net.Listener, error) { return nil, net
 // Who waits for another caller's connection waits no longer than its own context says.
 func TestSharedContexts(t *testing.T) {
 	network := stalling{make(chan struct{}, 1)}
-	job := Job{WorldSize: 2, Rank: 1, Address: freeAddress(t), Secret: []byte("s"), Network: network}
+	job := Job{WorldSize: 2, Rank: 1, Address: freeAddress(t), Secret: []byte("a secret of tests, long enough as it is"), Network: network}
 	ctx, cancel := context.WithCancel(t.Context())
 	first := make(chan error, 1)
 	go func() {
@@ -228,7 +229,7 @@ func TestSharedContexts(t *testing.T) {
 func TestAStoreOfTheLauncher(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	job := Job{WorldSize: 2, Address: l.Addr().String(), Secret: []byte("s"), Hosted: true}
+	job := Job{WorldSize: 2, Address: l.Addr().String(), Secret: []byte("a secret of tests, long enough as it is"), Hosted: true}
 	conf, err := job.TLS("store")
 	require.NoError(t, err)
 	server := store.NewServer(store.Options{Size: 2})
@@ -255,8 +256,8 @@ func TestRankZeroListensOnAllInterfaces(t *testing.T) {
 	_, port, err := net.SplitHostPort(local)
 	require.NoError(t, err)
 	ctx := deadline(t, time.Minute)
-	served := Job{WorldSize: 2, Address: net.JoinHostPort("192.0.2.1", port), Secret: []byte("s"), Guessable: true}.start(ctx, "id")
-	got, err := Job{Rank: 1, WorldSize: 2, Address: local, Secret: []byte("s")}.share(ctx, "")
+	served := Job{WorldSize: 2, Address: net.JoinHostPort("192.0.2.1", port), Secret: []byte("a secret of tests, long enough as it is"), Guessable: true}.start(ctx, "id")
+	got, err := Job{Rank: 1, WorldSize: 2, Address: local, Secret: []byte("a secret of tests, long enough as it is")}.share(ctx, "")
 	require.NoError(t, err)
 	assert.Equal(t, "id", string(got))
 	require.NoError(t, await(t, served).err)
@@ -274,7 +275,7 @@ func noHome(t *testing.T) {
 // warned about where that cannot be.
 func TestAGuessableSecretIsWarnedAbout(t *testing.T) {
 	for _, home := range []bool{true, false} {
-		for _, job := range []Job{{}, {Secret: []byte("job 7"), Guessable: true}, {Secret: []byte("random")}} {
+		for _, job := range []Job{{}, {Secret: []byte("job 7"), Guessable: true}, {Secret: []byte("a secret of tests, long enough as it is")}} {
 			t.Run("", func(t *testing.T) {
 				if !home {
 					noHome(t)
@@ -384,7 +385,7 @@ func TestAJobOfOneNeedsNobody(t *testing.T) {
 }
 
 func TestARankThatDoesNotComeIsNamed(t *testing.T) {
-	job := Job{WorldSize: 4, Address: freeAddress(t), Secret: []byte("s")}
+	job := Job{WorldSize: 4, Address: freeAddress(t), Secret: []byte("a secret of tests, long enough as it is")}
 	ctx, cancel := context.WithCancel(t.Context())
 	served := job.start(ctx, "id")
 	job.Rank = 2
@@ -461,7 +462,7 @@ func TestCancellingEndsAWaitAtOnce(t *testing.T) {
 // Strangers (garbage, silence, another secret) are refused; the job's own rank still gets its answer.
 func TestStrangersAreRefused(t *testing.T) {
 	log := logged(t)
-	job := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("right")}
+	job := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("the right secret of this job")}
 	served := job.start(t.Context(), "treasure")
 	for _, say := range []string{"", "GET / HTTP/1.1\r\n\r\n" + strings.Repeat("x", 1000)} {
 		c := dial(t, job.Address)
@@ -472,7 +473,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	}
 	job.Rank = 1
 	other := job
-	other.Secret = []byte("wrong")
+	other.Secret = []byte("a wrong secret for this job")
 	// A rank with another secret goes on looking for rank 0, and its error says what it met.
 	ctx, cancel := context.WithCancel(t.Context())
 	asked := other.start(ctx, "")
@@ -495,7 +496,7 @@ func TestStrangersAreRefused(t *testing.T) {
 // Who knows the secret, but cannot be of the job as rank 0 knows it, hears of that at once.
 func TestContradictionsAreNamed(t *testing.T) {
 	logged(t)
-	job := Job{WorldSize: 3, Address: freeAddress(t), Secret: []byte("s")}
+	job := Job{WorldSize: 3, Address: freeAddress(t), Secret: []byte("a secret of tests, long enough as it is")}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	served := job.start(ctx, "id")
@@ -541,7 +542,7 @@ func TestThePortIsInUse(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			log := logged(t)
-			job := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("s")}
+			job := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("a secret of tests, long enough as it is")}
 			occupy(t, job.Address, stranger, 0)
 			ctx := deadline(t, time.Minute)
 			served := job.start(ctx, "id")
@@ -556,7 +557,7 @@ func TestThePortIsInUse(t *testing.T) {
 	}
 	t.Run("with all that come next", func(t *testing.T) {
 		logged(t)
-		job := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("s")}
+		job := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("a secret of tests, long enough as it is")}
 		occupy(t, job.Address, func(c net.Conn) { io.WriteString(c, "220 mail.example ESMTP") }, 0, 1, 2, 3) //nolint:errcheck
 		assert.ErrorContains(t, await(t, job.start(t.Context(), "id")).err, "listen tcp ")
 		job.Rank = 1
@@ -566,7 +567,7 @@ func TestThePortIsInUse(t *testing.T) {
 	})
 	t.Run("for longer than rank 0 has", func(t *testing.T) {
 		logged(t)
-		job := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("s")}
+		job := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("a secret of tests, long enough as it is")}
 		ctx, cancel := context.WithCancel(t.Context())
 		occupy(t, job.Address, func(c net.Conn) { cancel() }, 0)
 		err := await(t, job.start(ctx, "id")).err
@@ -578,9 +579,11 @@ func TestThePortIsInUse(t *testing.T) {
 // Two jobs that were given one port, or ports next to each other and one secret, do not take each other's payload.
 func TestTwoJobsOnOnePort(t *testing.T) {
 	for name, job := range map[string]func(j int, address, next string) Job{
-		"two secrets": func(j int, address, _ string) Job { return Job{Address: address, Secret: []byte{byte(j)}} },
+		"two secrets": func(j int, address, _ string) Job {
+			return Job{Address: address, Secret: []byte(fmt.Sprint("a secret of tests, number ", j))}
+		},
 		"one secret": func(j int, address, next string) Job {
-			return Job{Address: []string{address, next}[j], Secret: []byte("s")}
+			return Job{Address: []string{address, next}[j], Secret: []byte("a secret of tests, long enough as it is")}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -33,7 +33,7 @@ type Job struct {
 	// interfaces, or on the loopback address if it is one. If another program has the port,
 	// rank 0 listens on one of the next three.
 	Address string
-	// Secret is known to the processes of this job and to nobody else. Without one, only a
+	// Secret is known to the processes of this job and to nobody else; it has at least 16 bytes. Without one, only a
 	// loopback address is used, with the user's secret ([UserSecretFile]).
 	Secret []byte
 	// Guessable: Secret is the job's name. It keeps apart jobs that meet by accident, but does

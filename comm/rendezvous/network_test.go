@@ -16,7 +16,7 @@ import (
 
 // networkJob is a job whose processes reach each other over a network of their own.
 func networkJob(n *networktest.Pipes) Job {
-	return Job{WorldSize: 3, Address: "somewhere:29500", Secret: []byte("a secret of tests"), Network: n}
+	return Job{WorldSize: 3, Address: "somewhere:29500", Secret: []byte("a secret of tests, long enough as it is"), Network: n}
 }
 
 // Ranks find rank 0 over the network of the program, behind a port of it that is taken.

@@ -236,7 +236,7 @@ func TestRoundWhoseRankZeroEnds(t *testing.T) {
 	for name, begins := range map[string]bool{"before": false, "in it": true} {
 		t.Run(name, func(t *testing.T) {
 			logged(t)
-			zero := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("s")}
+			zero := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("a secret of tests, long enough as it is")}
 			one := zero
 			one.Rank = 1
 			own, err := zero.Connect(t.Context())

@@ -16,6 +16,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/tutti-go/tutti/comm"
 )
 
 // Bounds of a secret, in bytes.
@@ -52,6 +54,20 @@ func stretch(secret string) (string, error) {
 	text := hex.EncodeToString(key)
 	stretched.Store(secret, text)
 	return text, nil
+}
+
+// strongSecret is the secret as connections use it: stretched, if a person may have thought of it. A job's name is used as
+// it is, as everybody may know it.
+func (j Job) strongSecret() ([]byte, error) {
+	if j.Guessable || len(j.Secret) == 0 {
+		return j.Secret, nil
+	}
+	if len(j.Secret) < shortestSecret {
+		return nil, fmt.Errorf("rendezvous: %w: Job.Secret has %d bytes, and a secret at least %d: %s makes one",
+			comm.ErrArgument, len(j.Secret), shortestSecret, secretCommand)
+	}
+	text, err := stretch(string(j.Secret))
+	return []byte(text), err
 }
 
 // useFile adds the user's secret to one that others can guess, where all ranks find the same file.

@@ -3,7 +3,12 @@
 package rendezvous
 
 import (
+	"bytes"
+	"crypto/pbkdf2"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +17,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/store"
 )
 
 // fromSecret reads the environment of a job with these variables of a secret.
@@ -41,6 +49,34 @@ func TestShortSecrets(t *testing.T) {
 		require.NoError(t, errText, length)
 		assert.Equal(t, byText.Secret, byFile.Secret)
 		assert.Equal(t, length >= randomSecret, strings.HasPrefix(string(byText.Secret), secret+"\x00"), length)
+	}
+}
+
+// A secret that a program gives is refused or stretched as one of the environment is.
+func TestSecretsOfPrograms(t *testing.T) {
+	for length, uses := range map[int]string{1: "", 15: "", 16: "stretched", 31: "stretched", 32: "as it is", 100: "as it is"} {
+		job := Job{WorldSize: 2, Address: freeAddress(t), Secret: bytes.Repeat([]byte("x"), length)}
+		got, err := job.TLS("x")
+		if uses == "" {
+			const want = "Job.Secret has %d bytes, and a secret at least 16: head -c 24 /dev/urandom | base64 makes one"
+			assert.ErrorIs(t, err, comm.ErrArgument)
+			assert.ErrorContains(t, err, fmt.Sprintf(want, length))
+			_, err = job.Connect(t.Context())
+			assert.ErrorIs(t, err, comm.ErrArgument)
+			continue
+		}
+		require.NoError(t, err, length)
+		secret := string(job.Secret)
+		if uses == "stretched" {
+			key, err := pbkdf2.Key(sha256.New, secret, []byte("tutti 1 secret"), 200_000, 32)
+			require.NoError(t, err)
+			secret = hex.EncodeToString(key)
+		}
+		_, port, err := net.SplitHostPort(job.Address)
+		require.NoError(t, err)
+		want, err := store.TLS([]byte(secret), "x "+port)
+		require.NoError(t, err)
+		assert.Equal(t, want.Certificates[0].Certificate, got.Certificates[0].Certificate, length)
 	}
 }
 

@@ -20,7 +20,7 @@ import (
 
 // The log tells apart what strangers lack.
 func TestWhatStrangersLack(t *testing.T) {
-	job := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("a secret")}
+	job := Job{WorldSize: 2, Address: freeAddress(t), Secret: []byte("a secret of this job")}
 	kv, err := job.Connect(t.Context())
 	require.NoError(t, err)
 	defer kv.Close() //nolint:errcheck // nothing is lost
@@ -30,7 +30,7 @@ func TestWhatStrangersLack(t *testing.T) {
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	require.NoError(t, err)
 	foreign := tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
-	other := Job{WorldSize: 2, Address: job.Address, Secret: []byte("another secret")}
+	other := Job{WorldSize: 2, Address: job.Address, Secret: []byte("a secret of another job")}
 	conf, err := other.TLS("store")
 	require.NoError(t, err)
 

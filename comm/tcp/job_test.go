@@ -29,7 +29,7 @@ func each(job rendezvous.Job, ranks []int, f func(rendezvous.Job) error) []error
 }
 
 func testJob(t *testing.T, size int) rendezvous.Job {
-	return rendezvous.Job{WorldSize: size, Address: jobtest.Address(t, 4), Secret: []byte("of a test")}
+	return rendezvous.Job{WorldSize: size, Address: jobtest.Address(t, 4), Secret: []byte("a secret of tests, long enough as it is")}
 }
 
 // One missing rank is the only one that the others accuse. Their time grows until they have found each other.

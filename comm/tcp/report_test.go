@@ -177,7 +177,7 @@ func TestWhoTried(t *testing.T) {
 func TestReportsTakenBack(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	job := rendezvous.Job{WorldSize: 2, Address: l.Addr().String(), Secret: []byte("a secret of tests"), Hosted: true}
+	job := rendezvous.Job{WorldSize: 2, Address: l.Addr().String(), Secret: []byte("a secret of tests, long enough as it is"), Hosted: true}
 	conf, err := job.TLS("store")
 	require.NoError(t, err)
 	server := store.NewServer(store.Options{Size: 2})

@@ -59,7 +59,7 @@ func playRendezvous(p *play) {
 	size := 2 + p.IntN(3)
 	nodes := p.nodes(size)
 	kind, victim := []string{"", "late", "kill", "missing", "twice", "taken", "abort"}[p.IntN(7)], p.IntN(size)
-	job := rendezvous.Job{WorldSize: size, Address: nodes[0].Host() + ":29500", Secret: []byte("a secret of tests")}
+	job := rendezvous.Job{WorldSize: size, Address: nodes[0].Host() + ":29500", Secret: []byte("a secret of tests, long enough as it is")}
 	if kind == "taken" {
 		p.together(nodes[:1], func(int) { must(sim.Listen("tcp", job.Address)) })
 	}
