@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/tutti-go/tutti/comm"
@@ -16,8 +18,12 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// costSteps is how many steps of each kind are timed.
-const costSteps = 60
+// costing is what -costs measures.
+type costing struct {
+	steps int    // of each kind
+	kinds string // names, between commas
+	bytes string // lengths of gradients in KiB, likewise
+}
 
 // hosts arranges ranks as two hosts, of which each has half of them.
 func hosts(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error) {
@@ -27,7 +33,7 @@ func hosts(ctx context.Context, c comm.Communicator) (*distributed.Mesh, error) 
 }
 
 // costs prints what reproducible steps take beside those without, of which each has the same other options.
-func (b *bits) costs() error {
+func (b *bits) costs(c costing) error {
 	kinds := map[string]ddp.Config{
 		"plain":  {},
 		"NoUndo": {Config: sparse.Config{NoUndo: true}},
@@ -36,14 +42,22 @@ func (b *bits) costs() error {
 		"mesh":   {Mesh: hosts},
 	}
 	ranks := b.Comm.WorldSize()
-	fmt.Fprintf(b.out, "medians of %d steps in µs: with no, %d and %d contributions\n", costSteps, ranks, contributions)
-	for _, name := range []string{"plain", "NoUndo", "clip", "shard", "mesh"} {
+	fmt.Fprintf(b.out, "medians of %d steps in µs: with no, %d and %d contributions\n", c.steps, ranks, contributions)
+	for name := range strings.SplitSeq(c.kinds, ",") {
+		kind, ok := kinds[name]
+		if !ok {
+			return fmt.Errorf("there is no kind %q of steps", name)
+		}
 		if name == "mesh" && ranks%2 != 0 {
 			continue
 		}
-		for _, bytes := range []int{64 << 10, 1 << 20, 16 << 20} {
-			if err := b.cost(name, kinds[name], bytes); err != nil {
-				return fmt.Errorf("%s of %d bytes: %w", name, bytes, err)
+		for length := range strings.SplitSeq(c.bytes, ",") {
+			kib, err := strconv.Atoi(length)
+			if err != nil {
+				return err
+			}
+			if err := b.cost(name, kind, kib<<10, c.steps); err != nil {
+				return fmt.Errorf("%s of %d KiB: %w", name, kib, err)
 			}
 		}
 	}
@@ -51,7 +65,7 @@ func (b *bits) costs() error {
 }
 
 // cost alternates steps of a gradient with a configuration, and those that are reproducible besides.
-func (b *bits) cost(name string, cfg ddp.Config, bytes int) (err error) {
+func (b *bits) cost(name string, cfg ddp.Config, bytes, steps int) (err error) {
 	n := bytes / dtype.F32.Size()
 	t, err := runtime.New(b.Runtime, dtype.F32, n)
 	if err != nil {
@@ -71,7 +85,7 @@ func (b *bits) cost(name string, cfg ddp.Config, bytes int) (err error) {
 	}
 	gradient := reference.Tile(b.numbers(b.Comm.Rank(), 3), 0, bytes)
 	times := make([][]time.Duration, len(syncs))
-	for i := range costSteps + 1 {
+	for i := range steps + 1 {
 		for j, g := range syncs {
 			if err := b.write(t, gradient); err != nil {
 				return err

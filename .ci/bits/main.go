@@ -43,6 +43,10 @@ func main() {
 	inputs := flag.Int("inputs", 5, "`number` of random inputs of a type that -reproducible compares with big integers")
 	probe := flag.Bool("probe", false, "print how many results one sum has")
 	costs := flag.Bool("costs", false, "print what reproducible steps take")
+	var cost costing
+	flag.IntVar(&cost.steps, "steps", 60, "`number` of steps of each kind that -costs times")
+	flag.StringVar(&cost.kinds, "kinds", "plain,NoUndo,clip,shard,mesh", "kinds of steps that -costs times")
+	flag.StringVar(&cost.bytes, "kib", "64,1024,16384", "lengths of gradients in KiB that -costs times")
 	flag.Parse()
 	var out bytes.Buffer
 	body := func(ctx context.Context, r tutti.Rank) error {
@@ -54,7 +58,7 @@ func main() {
 		case *probe:
 			return b.probe()
 		case *costs:
-			return b.costs()
+			return b.costs(cost)
 		case *fixed:
 			return b.reproducible(*inputs)
 		}
