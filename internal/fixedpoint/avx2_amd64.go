@@ -44,3 +44,15 @@ func meanPowerAVX2(means []uintptr, exponents []byte, terms []uintptr, offset in
 //
 //go:noescape
 func meanAnyAVX2(means []uintptr, exponents []byte, terms []uintptr, offset int, bits int, limits *[3]int) (done int)
+
+// heightsAVX2 raises top to the exponents of blocks that are not zeros and the lengths of their largest sums,
+// together, until a block is not finite.
+//
+//go:noescape
+func heightsAVX2(sums []int32, exponents *byte, top *int) (done int)
+
+// squaresAVX2 adds the squares of sums, shifted to the left by twice their exponents and an offset, to the words
+// of a total, which get 32 bits of a block each.
+//
+//go:noescape
+func squaresAVX2(sums []int32, exponents *byte, offset int, words *[2]uint64) (done int)

@@ -867,3 +867,191 @@ end:
 	VZEROUPPER
 	MOVQ DI, done+96(FP)
 	RET
+
+// func heightsAVX2(sums []int32, exponents *byte, top *int) (done int)
+// Requires: AVX, AVX2, CMOV
+TEXT ·heightsAVX2(SB), NOSPLIT, $0-48
+	MOVQ exponents+24(FP), AX
+	MOVQ top+32(FP), CX
+	MOVQ (CX), DX
+	MOVQ sums_base+0(FP), BX
+	MOVQ sums_len+8(FP), SI
+	SHRQ $0x06, SI
+	XORQ DI, DI
+
+block:
+	CMPQ         DI, SI
+	JGE          end
+	MOVBQZX      (AX), R8
+	XORQ         $0x00000080, R8
+	CMPQ         R8, $0x000000ff
+	JE           end
+	VPABSD       (BX), Y0
+	VPABSD       32(BX), Y1
+	VPOR         Y1, Y0, Y0
+	VPABSD       64(BX), Y1
+	VPOR         Y1, Y0, Y0
+	VPABSD       96(BX), Y1
+	VPOR         Y1, Y0, Y0
+	VPABSD       128(BX), Y1
+	VPOR         Y1, Y0, Y0
+	VPABSD       160(BX), Y1
+	VPOR         Y1, Y0, Y0
+	VPABSD       192(BX), Y1
+	VPOR         Y1, Y0, Y0
+	VPABSD       224(BX), Y1
+	VPOR         Y1, Y0, Y0
+	VEXTRACTI128 $0x01, Y0, X1
+	VPOR         X0, X1, X0
+	VPSHUFD      $0x4e, X0, X1
+	VPOR         X0, X1, X0
+	VPSHUFD      $0x01, X0, X1
+	VPOR         X0, X1, X0
+	VMOVD        X0, R9
+	TESTQ        R9, R9
+	JE           zeros
+	BSRQ         R9, R9
+	LEAQ         1(R8)(R9*1), R8
+	CMPQ         R8, DX
+	CMOVQGT      R8, DX
+	MOVQ         DX, (CX)
+
+zeros:
+	ADDQ $0x00000001, AX
+	ADDQ $0x00000100, BX
+	INCQ DI
+	JMP  block
+
+end:
+	VZEROUPPER
+	MOVQ DI, done+40(FP)
+	RET
+
+// func squaresAVX2(sums []int32, exponents *byte, offset int, words *[2]uint64) (done int)
+// Requires: AVX, AVX2, CMOV
+TEXT ·squaresAVX2(SB), NOSPLIT, $0-56
+	MOVQ exponents+24(FP), AX
+	MOVQ offset+32(FP), CX
+	MOVQ words+40(FP), DX
+	XORQ BX, BX
+	MOVQ sums_base+0(FP), SI
+	MOVQ sums_len+8(FP), DI
+	SHRQ $0x06, DI
+	XORQ R8, R8
+
+block:
+	CMPQ         R8, DI
+	JGE          end
+	MOVBQZX      (AX), R9
+	XORQ         $0x00000080, R9
+	ADDQ         R9, R9
+	ADDQ         CX, R9
+	MOVQ         R9, R10
+	NEGQ         R10
+	TESTQ        R9, R9
+	CMOVQLT      BX, R9
+	TESTQ        R10, R10
+	CMOVQLT      BX, R10
+	VMOVQ        R9, X0
+	VMOVQ        R10, X1
+	VPXOR        Y2, Y2, Y2
+	VPXOR        Y3, Y3, Y3
+	VMOVDQU      (SI), Y4
+	VPSRLQ       $0x20, Y4, Y5
+	VPMULDQ      Y4, Y4, Y4
+	VPSLLQ       X0, Y4, Y4
+	VPSRLQ       X1, Y4, Y4
+	VPADDQ       Y4, Y2, Y2
+	VPMULDQ      Y5, Y5, Y5
+	VPSLLQ       X0, Y5, Y5
+	VPSRLQ       X1, Y5, Y5
+	VPADDQ       Y5, Y3, Y3
+	VMOVDQU      32(SI), Y4
+	VPSRLQ       $0x20, Y4, Y5
+	VPMULDQ      Y4, Y4, Y4
+	VPSLLQ       X0, Y4, Y4
+	VPSRLQ       X1, Y4, Y4
+	VPADDQ       Y4, Y2, Y2
+	VPMULDQ      Y5, Y5, Y5
+	VPSLLQ       X0, Y5, Y5
+	VPSRLQ       X1, Y5, Y5
+	VPADDQ       Y5, Y3, Y3
+	VMOVDQU      64(SI), Y4
+	VPSRLQ       $0x20, Y4, Y5
+	VPMULDQ      Y4, Y4, Y4
+	VPSLLQ       X0, Y4, Y4
+	VPSRLQ       X1, Y4, Y4
+	VPADDQ       Y4, Y2, Y2
+	VPMULDQ      Y5, Y5, Y5
+	VPSLLQ       X0, Y5, Y5
+	VPSRLQ       X1, Y5, Y5
+	VPADDQ       Y5, Y3, Y3
+	VMOVDQU      96(SI), Y4
+	VPSRLQ       $0x20, Y4, Y5
+	VPMULDQ      Y4, Y4, Y4
+	VPSLLQ       X0, Y4, Y4
+	VPSRLQ       X1, Y4, Y4
+	VPADDQ       Y4, Y2, Y2
+	VPMULDQ      Y5, Y5, Y5
+	VPSLLQ       X0, Y5, Y5
+	VPSRLQ       X1, Y5, Y5
+	VPADDQ       Y5, Y3, Y3
+	VMOVDQU      128(SI), Y4
+	VPSRLQ       $0x20, Y4, Y5
+	VPMULDQ      Y4, Y4, Y4
+	VPSLLQ       X0, Y4, Y4
+	VPSRLQ       X1, Y4, Y4
+	VPADDQ       Y4, Y2, Y2
+	VPMULDQ      Y5, Y5, Y5
+	VPSLLQ       X0, Y5, Y5
+	VPSRLQ       X1, Y5, Y5
+	VPADDQ       Y5, Y3, Y3
+	VMOVDQU      160(SI), Y4
+	VPSRLQ       $0x20, Y4, Y5
+	VPMULDQ      Y4, Y4, Y4
+	VPSLLQ       X0, Y4, Y4
+	VPSRLQ       X1, Y4, Y4
+	VPADDQ       Y4, Y2, Y2
+	VPMULDQ      Y5, Y5, Y5
+	VPSLLQ       X0, Y5, Y5
+	VPSRLQ       X1, Y5, Y5
+	VPADDQ       Y5, Y3, Y3
+	VMOVDQU      192(SI), Y4
+	VPSRLQ       $0x20, Y4, Y5
+	VPMULDQ      Y4, Y4, Y4
+	VPSLLQ       X0, Y4, Y4
+	VPSRLQ       X1, Y4, Y4
+	VPADDQ       Y4, Y2, Y2
+	VPMULDQ      Y5, Y5, Y5
+	VPSLLQ       X0, Y5, Y5
+	VPSRLQ       X1, Y5, Y5
+	VPADDQ       Y5, Y3, Y3
+	VMOVDQU      224(SI), Y4
+	VPSRLQ       $0x20, Y4, Y5
+	VPMULDQ      Y4, Y4, Y4
+	VPSLLQ       X0, Y4, Y4
+	VPSRLQ       X1, Y4, Y4
+	VPADDQ       Y4, Y2, Y2
+	VPMULDQ      Y5, Y5, Y5
+	VPSLLQ       X0, Y5, Y5
+	VPSRLQ       X1, Y5, Y5
+	VPADDQ       Y5, Y3, Y3
+	VPADDQ       Y3, Y2, Y2
+	VEXTRACTI128 $0x01, Y2, X0
+	VPADDQ       X0, X2, X2
+	VPSHUFD      $0x4e, X2, X0
+	VPADDQ       X0, X2, X2
+	VMOVQ        X2, R9
+	MOVL         R9, R10
+	ADDQ         R10, (DX)
+	SHRQ         $0x20, R9
+	ADDQ         R9, 8(DX)
+	ADDQ         $0x00000001, AX
+	ADDQ         $0x00000100, SI
+	INCQ         R8
+	JMP          block
+
+end:
+	VZEROUPPER
+	MOVQ R8, done+48(FP)
+	RET

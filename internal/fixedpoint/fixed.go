@@ -116,41 +116,65 @@ func Square(sums []int32, exponents []byte, skip, precision, divisor int) float6
 	if !finite {
 		return math.NaN()
 	}
-	var low, high uint64 // their words of 32 bits
-	for b, e := range exponents {
-		from := max(b*Block-skip, 0)
-		end := min((b+1)*Block-skip, len(sums))
-		shift := unit - 2*(top-exponent(e).field())
-		left := max(shift, 0)
-		right := min(max(-shift, 0), 63)
-		var squares uint64
-		for _, s := range sums[from:end] {
-			squares += uint64(int64(s)*int64(s)) << left >> right
+	offset := unit - 2*top
+	var total [2]uint64 // words of 32 bits, the lower one first
+	rows(len(sums), skip, func(_, from, to int) {
+		for from < to {
+			b := (skip + from) / Block
+			if (skip+from)%Block == 0 {
+				from += squareBlocks(sums[from:to], exponents[b:], offset, &total)
+				if from == to {
+					return
+				}
+				b = (skip + from) / Block
+			}
+			end := min((b+1)*Block-skip, to)
+			shift := offset + 2*exponent(exponents[b]).field()
+			left := max(shift, 0)
+			right := min(max(-shift, 0), 63)
+			var squares uint64
+			for _, s := range sums[from:end] {
+				squares += uint64(int64(s)*int64(s)) << left >> right
+			}
+			total[0] += squares & math.MaxUint32
+			total[1] += squares >> 32
+			from = end
 		}
-		low += squares & math.MaxUint32
-		high += squares >> 32
-	}
-	total := float64(float64(high)*(1<<32)) + float64(low)
+	})
+	sum := float64(float64(total[1])*(1<<32)) + float64(total[0])
 	norm := math.Ldexp(1/float64(divisor), top-bias-precision)
-	return math.Ldexp(total, -unit) * float64(norm*norm)
+	return math.Ldexp(sum, -unit) * float64(norm*norm)
 }
 
 // height returns the largest exponent that a block has, and the length of its largest sum, together: those of terms may
 // have cancelled out. 0: all sums are 0.
 func height(sums []int32, exponents []byte, skip int) (top int, finite bool) {
-	for b, e := range exponents {
-		if exponent(e).field() == notFinite {
-			return 0, false
+	finite = true
+	rows(len(sums), skip, func(_, from, to int) {
+		for from < to {
+			b := (skip + from) / Block
+			if (skip+from)%Block == 0 {
+				from += raiseHeight(sums[from:to], exponents[b:], &top)
+				if from == to {
+					return
+				}
+				b = (skip + from) / Block
+			}
+			field := exponent(exponents[b]).field()
+			if field == notFinite {
+				finite = false
+				return
+			}
+			end := min((b+1)*Block-skip, to)
+			var magnitudes uint32
+			for _, s := range sums[from:end] {
+				magnitudes |= uint32(max(s, -s))
+			}
+			if magnitudes > 0 {
+				top = max(top, field+bits.Len32(magnitudes))
+			}
+			from = end
 		}
-		from := max(b*Block-skip, 0)
-		end := min((b+1)*Block-skip, len(sums))
-		var magnitudes uint32
-		for _, s := range sums[from:end] {
-			magnitudes |= uint32(max(s, -s))
-		}
-		if magnitudes > 0 {
-			top = max(top, exponent(e).field()+bits.Len32(magnitudes))
-		}
-	}
-	return top, true
+	})
+	return top, finite
 }

@@ -52,6 +52,28 @@ func loadBlocks(dst []float32, sums []int32, exponents []byte, multiple, limit f
 	})
 }
 
+// raiseHeight raises top to the heights of whole blocks, until one is not finite.
+func raiseHeight(sums []int32, exponents []byte, top *int) int {
+	sums = sums[:len(sums)&^(Block-1)]
+	if !simd.AVX2 || len(sums) == 0 {
+		return 0
+	}
+	return inChunks(len(sums), func(from, to int) int {
+		return Block * heightsAVX2(sums[from:to], &exponents[from/Block], top)
+	})
+}
+
+// squareBlocks adds the squares of whole blocks, shifted by twice their exponents and an offset, to a total.
+func squareBlocks(sums []int32, exponents []byte, offset int, total *[2]uint64) int {
+	sums = sums[:len(sums)&^(Block-1)]
+	if !simd.AVX2 || len(sums) == 0 {
+		return 0
+	}
+	return inChunks(len(sums), func(from, to int) int {
+		return Block * squaresAVX2(sums[from:to], &exponents[from/Block], offset, total)
+	})
+}
+
 // inChunks calls f for elements one after the other, until it has done fewer than it got.
 func inChunks(n int, f func(from, to int) int) (done int) {
 	for done < n {

@@ -21,6 +21,8 @@ func main() {
 	sumFixed()
 	meanOfPower()
 	meanOfAny()
+	heights()
+	squares()
 	Generate()
 }
 
@@ -366,4 +368,92 @@ func meanOfAny() {
 		VBROADCASTSD(power, unit)
 		return unit
 	})
+}
+
+// heights finds how large the squares of sums may be.
+func heights() {
+	Kernel("heightsAVX2", "func(sums []int32, exponents *byte, top *int) (done int)",
+		"heightsAVX2 raises top to the exponents of blocks that are not zeros and the lengths of their largest sums,",
+		"together, until a block is not finite.")
+	exponents := Load(Param("exponents"), GP64())
+	address := Load(Param("top"), GP64())
+	top := GP64()
+	MOVQ(Mem{Base: address}, top)
+	Blocks("sums", func(sums Register) {
+		field := loadField(Mem{Base: exponents})
+		CMPQ(field, U32(255))
+		JE(LabelRef("end"))
+		all := YMM()
+		VPABSD(Mem{Base: sums}, all)
+		for i := 1; i < vectors; i++ {
+			v := YMM()
+			VPABSD(Mem{Base: sums, Disp: 32 * i}, v)
+			VPOR(v, all, all)
+		}
+		magnitudes := GP64()
+		VMOVD(Fold(all, func(x ...Op) { VPOR(x[0], x[1], x[2]) }), magnitudes.As32())
+		TESTQ(magnitudes, magnitudes)
+		JE(LabelRef("zeros"))
+		BSRQ(magnitudes, magnitudes)
+		LEAQ(Mem{Base: field, Index: magnitudes, Scale: 1, Disp: 1}, field)
+		CMPQ(field, top)
+		CMOVQGT(field, top)
+		MOVQ(top, Mem{Base: address})
+		Label("zeros")
+	}, Step{exponents, 1})
+}
+
+// squares adds up as integers, so that the lanes need no order. Of the two shifts one is by nothing.
+func squares() {
+	Kernel("squaresAVX2", "func(sums []int32, exponents *byte, offset int, words *[2]uint64) (done int)",
+		"squaresAVX2 adds the squares of sums, shifted to the left by twice their exponents and an offset, to the words",
+		"of a total, which get 32 bits of a block each.")
+	exponents := Load(Param("exponents"), GP64())
+	offset := Load(Param("offset"), GP64())
+	words := Load(Param("words"), GP64())
+	zero := GP64()
+	XORQ(zero, zero)
+	Blocks("sums", func(sums Register) {
+		shift := loadField(Mem{Base: exponents})
+		ADDQ(shift, shift)
+		ADDQ(offset, shift)
+		back := GP64()
+		MOVQ(shift, back)
+		NEGQ(back)
+		TESTQ(shift, shift)
+		CMOVQLT(zero, shift)
+		TESTQ(back, back)
+		CMOVQLT(zero, back)
+		left := XMM()
+		VMOVQ(shift, left)
+		right := XMM()
+		VMOVQ(back, right)
+		totals := [2]VecVirtual{Zero(), Zero()}
+		for i := range vectors {
+			even := YMM()
+			odd := YMM()
+			VMOVDQU(Mem{Base: sums, Disp: 32 * i}, even)
+			VPSRLQ(Imm(32), even, odd)
+			for j, v := range []VecVirtual{even, odd} {
+				VPMULDQ(v, v, v)
+				VPSLLQ(left, v, v)
+				VPSRLQ(right, v, v)
+				VPADDQ(v, totals[j], totals[j])
+			}
+		}
+		VPADDQ(totals[1], totals[0], totals[0])
+		high := XMM()
+		low := totals[0].AsX()
+		VEXTRACTI128(Imm(1), totals[0], high)
+		VPADDQ(high, low, low)
+		VPSHUFD(U8(0b01_00_11_10), low, high)
+		VPADDQ(high, low, low)
+		total := GP64()
+		word := GP64()
+		VMOVQ(low, total)
+		MOVL(total.As32(), word.As32())
+		ADDQ(word, Mem{Base: words})
+		SHRQ(Imm(32), total)
+		ADDQ(total, Mem{Base: words, Disp: 8})
+	}, Step{exponents, 1})
 }
