@@ -15,7 +15,8 @@ type Config struct {
 	// the residual of the rank that has rounded, so it is sent in later steps, and so the dense pattern has
 	// a residual as well unless Values is F32. A sum that is rounded again before all ranks get it leaves what that
 	// loses with the rank that made it. With NoErrorFeedback it is forgotten. Where dense steps
-	// precede sparse ones ([Schedule]), their values are rounded, too.
+	// precede sparse ones ([Schedule]), their values are rounded, too. A rank rounds what it has, so that results depend
+	// on the number of ranks with all but F32.
 	Values string
 	// Density is the share of a rank's entries that it selects per step, in
 	// (0, 1]: k = Density * n, rounded, at least 1. The dense pattern ignores
