@@ -47,6 +47,7 @@ func newRoot() *cobra.Command {
 	}
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 80"))
 	root.AddCommand(newOverlap(), newPeerMemory(), newCompare(), newScoreboard(), newDeltas(), newTimeline())
+	root.AddCommand(newPictures())
 	return root
 }
 
