@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	goruntime "runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -24,8 +25,10 @@ import (
 type python struct {
 	execute func(string) int32
 	rt      runtime.Runtime
-	onGPU   bool              // rt is a GPU's
-	box     []uint64          // what scripts leave: whether the library has a GPU, the address of a struct, its format
+	onGPU   bool           // rt is a GPU's
+	box     []uint64       // what scripts leave: whether the library has a GPU, the address of a struct, its format
+	release func() uintptr // of Python's lock, which restore takes again
+	restore func(uintptr)
 	words   []string          // what stands for a word of a script
 	tensors []*runtime.Tensor // what scripts may take, by number
 	done    atomic.Int32      // tensors that scripts have given back
@@ -83,6 +86,8 @@ func openPython(t *testing.T) *python {
 	var initialize func(int32)
 	purego.RegisterLibFunc(&initialize, library, "Py_InitializeEx")
 	purego.RegisterLibFunc(&p.execute, library, "PyRun_SimpleString")
+	purego.RegisterLibFunc(&p.release, library, "PyEval_SaveThread")
+	purego.RegisterLibFunc(&p.restore, library, "PyEval_RestoreThread")
 	initialize(0)
 	p.run(t, prelude)
 	if p.box[0] == noLibrary {
@@ -176,6 +181,8 @@ func TestPython(t *testing.T) {
 	p.hasEachType(t)
 	p.repeatsElements(t)
 	p.givesBackElsewhere(t)
+	p.isGivenBackElsewhere(t)
+	p.ordersStreams(t)
 	exports.Range(func(any, any) bool { t.Error("a struct is kept"); return false })
 }
 
@@ -250,6 +257,12 @@ if hasattr(lib, "TYPE"):
 			t.Logf("the library has no %s", name)
 			continue
 		}
+		if dt == dtype.FP8E4M3 || dt == dtype.FP8E5M2 { // have a code from 1.1 on
+			require.Equal(t, capsuleVersioned, formats[p.box[2]])
+			version := hostmem.Slice[uint32](uintptr(p.box[1]), 2)
+			assert.EqualValues(t, 1, version[0])
+			assert.GreaterOrEqual(t, version[1], uint32(1))
+		}
 		z := p.take(t)
 		assert.Equal(t, dt, z.DType())
 		assert.Equal(t, data, p.bytes(t, z, len(data)), name)
@@ -304,5 +317,60 @@ for thread in threads: thread.join()
 gc.collect()
 `)
 	assert.EqualValues(t, 8, p.done.Load())
+	require.NoError(t, x.Free())
+}
+
+// Free may call the library's deleter on a thread that Python has never seen.
+func (p *python) isGivenBackElsewhere(t *testing.T) {
+	p.run(t, `
+z = lib.ones(4, dtype=lib.float32)
+if device[0] == 2: z = z.cuda()
+kept = give(z)
+`)
+	z := p.take(t)
+	state := p.release() // a deleter may take the lock
+	freed := make(chan error)
+	go func() {
+		goruntime.LockOSThread() // a thread that ends with this goroutine
+		freed <- z.Free()
+	}()
+	err := <-freed
+	p.restore(state)
+	require.NoError(t, err)
+	p.run(t, "assert z.tolist() == [1, 1, 1, 1], z; del kept, z; gc.collect()")
+}
+
+// The library's stream waits for what this side has in flight, and this side for what the library's stream has when a
+// tensor is given back, on whatever thread; the host waits for neither.
+func (p *python) ordersStreams(t *testing.T) {
+	if p.box[0] != onGPU {
+		return
+	}
+	const elements, rounds = 16 << 20, 50
+	x, err := runtime.New(p.rt, dtype.F32, elements)
+	require.NoError(t, err)
+	p.tensors = []*runtime.Tensor{x}
+	p.done.Store(0)
+	for i := range rounds {
+		require.NoError(t, x.Fill(float64(i+1)))
+	}
+	p.run(t, `
+side = lib.cuda.Stream()
+with lib.cuda.stream(side):
+    held = [lib.from_dlpack(Exporter())]
+    seen = held[0][::4096].clone()
+    for _ in range(50): held[0].add_(1)
+thread = threading.Thread(target=held.pop)
+thread.start()
+thread.join()
+gc.collect()
+`)
+	assert.EqualValues(t, 1, p.done.Load())
+	want := make([]float32, elements)
+	for i := range want {
+		want[i] = 2 * rounds
+	}
+	assert.True(t, slices.Equal(hostmem.Bytes(want), p.bytes(t, x, 4*elements)), "what the library wrote is there")
+	p.run(t, "side.synchronize(); assert (seen == 50).all(), seen; del seen, side")
 	require.NoError(t, x.Free())
 }
