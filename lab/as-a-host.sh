@@ -12,7 +12,7 @@
 # would be measured first. GPUS=2 is for two on each of two.
 #
 #	GPUS=1 mpirun -n 4 lab/as-a-host.sh ./nccl.test -test.run OfProcesses
-rank=${OMPI_COMM_WORLD_LOCAL_RANK:-${SLURM_LOCALID:-${LOCAL_RANK:?no launcher started this}}}
+rank=${OMPI_COMM_WORLD_LOCAL_RANK:-${SLURM_LOCALID:-${LOCAL_RANK:-${TUTTI_LOCAL_RANK:?no launcher started this}}}}
 per=${PER_HOST:-1}
 host=$((rank / per))
 export NCCL_HOSTID="host$host" NCCL_SOCKET_IFNAME=lo

@@ -1,0 +1,270 @@
+// Command order compares sums between ranks that share a GPU with sums in the order of the ranks, and prints what they
+// take. Ranks are goroutines, which sum over peer memory, or processes, each as if alone on its host, which sum over
+// NCCL's sockets as well:
+//
+//	go run -C lab ./probe/order -ranks 4
+//	GPUS=1 TUTTI_BACKEND=nccl tutti launch -n 4 lab/as-a-host.sh ./order
+//
+// 64 elements of each rank are summed in messages of many lengths, at several places, for each element type and
+// operation. All must have the same result.
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tutti-go/tutti"
+	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/comm/p2p"
+	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/reductions"
+	"github.com/tutti-go/tutti/internal/reference"
+	"github.com/tutti-go/tutti/runtime/cuda"
+)
+
+func main() {
+	log.SetFlags(0)
+	log.SetPrefix("order: ")
+	ranks := flag.Int("ranks", 0, "`number` of goroutines on GPU 0; 0 for a process of a job")
+	flag.Parse()
+	ctx := context.Background()
+	run := goroutines
+	if *ranks == 0 {
+		run = process
+	}
+	if err := run(ctx, *ranks); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// streamed is a communicator of goroutines that has the stream of a GPU. It moves no memory of the GPU.
+type streamed struct {
+	comm.Communicator
+	comm.StreamOrder
+	comm.StreamSyncOps
+	rt *cuda.Runtime
+}
+
+func (s streamed) CommStream() uintptr { return s.rt.Stream().Handle() }
+
+// goroutines measures ranks of this process.
+func goroutines(ctx context.Context, ranks int) error {
+	return local.Run(ctx, ranks, func(ctx context.Context, c comm.Communicator) error {
+		rt, err := cuda.Open(0)
+		if err != nil {
+			return err
+		}
+		p, err := newProbe(streamed{Communicator: c, rt: rt}, rt)
+		if err != nil {
+			return err
+		}
+		return errors.Join(p.overPeerMemory(ctx), rt.Deallocate(p.buf), rt.Close())
+	})
+}
+
+// process measures a rank of a job.
+func process(ctx context.Context, _ int) error {
+	return tutti.Run(ctx, func(ctx context.Context, r tutti.Rank) error {
+		rt, ok := r.Runtime.(*cuda.Runtime)
+		if !ok {
+			return fmt.Errorf("%T is no runtime of a GPU: set TUTTI_BACKEND=nccl", r.Runtime)
+		}
+		p, err := newProbe(r.Comm, rt)
+		if err != nil {
+			return err
+		}
+		return errors.Join(p.measure(ctx, "NCCL", r.Comm), p.overPeerMemory(ctx), rt.Deallocate(p.buf))
+	})
+}
+
+// longest is the length of the longest message, in elements.
+const longest = 4 << 20
+
+// probe is a rank's part of the program.
+type probe struct {
+	base comm.Communicator
+	rt   *cuda.Runtime
+	buf  uintptr   // of the longest message, and of the longest that is timed
+	out  io.Writer // rank 0's is the terminal
+}
+
+func newProbe(base comm.Communicator, rt *cuda.Runtime) (*probe, error) {
+	p := &probe{base: base, rt: rt, out: io.Discard}
+	if base.Rank() == 0 {
+		p.out = os.Stdout
+	}
+	var err error
+	p.buf, err = rt.Allocate(max(longest*dtype.F64.Size(), slices.Max(timedBytes)))
+	return p, err
+}
+
+// overPeerMemory measures the communicators of package p2p: that of a fixed order, and the times of the other one.
+func (p *probe) overPeerMemory(ctx context.Context) error {
+	fixed, err := p2p.NewFixedOrder(ctx, kept{p.base}, p.rt)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(p.measure(ctx, "fixed order", fixed), fixed.Close()); err != nil {
+		return err
+	}
+	tabled, err := p2p.New(ctx, kept{p.base}, p.rt)
+	if err != nil {
+		return err
+	}
+	return errors.Join(p.time(ctx, "peer memory", tabled), tabled.Close())
+}
+
+// kept is a communicator that others do not close.
+type kept struct{ comm.Communicator }
+
+func (k kept) Close() error              { return nil }
+func (k kept) Unwrap() comm.Communicator { return k.Communicator }
+
+// measure prints what a communicator computes, and in which time.
+func (p *probe) measure(ctx context.Context, name string, c comm.Communicator) error {
+	if err := p.compare(ctx, name, c); err != nil {
+		return err
+	}
+	return p.time(ctx, name, c)
+}
+
+// tally counts messages of one type and operation.
+type tally struct {
+	messages int
+	wrong    int // other than the reference
+	results  [][]byte
+}
+
+// compare compares messages with sums in the order of the ranks.
+func (p *probe) compare(ctx context.Context, name string, c comm.Communicator) error {
+	var all tally
+	kinds := 0
+	var differing, lacking []string
+	for _, dt := range dtype.All() {
+		for _, op := range reductions.All() {
+			if !op.Defined(dt) {
+				continue
+			}
+			kind := fmt.Sprintf("%v %v", dt, op)
+			one, err := p.messages(ctx, c, dt, op)
+			if errors.Is(err, comm.ErrUnsupported) {
+				lacking = append(lacking, kind)
+				continue
+			}
+			if err != nil {
+				return fmt.Errorf("%s: %w", kind, err)
+			}
+			kinds++
+			all.messages += one.messages
+			all.wrong += one.wrong
+			if one.wrong > 0 || len(one.results) > 1 {
+				differing = append(differing, fmt.Sprintf("%s: %d wrong, %d results", kind, one.wrong, len(one.results)))
+			}
+		}
+	}
+	fmt.Fprintf(p.out, "%s, %d ranks: %d types and operations, %d messages, %d other than in rank order; fixed order: %v\n",
+		name, c.WorldSize(), kinds, all.messages, all.wrong, comm.FixedOrder(c))
+	for _, line := range differing {
+		fmt.Fprintf(p.out, "  %s\n", line)
+	}
+	if len(lacking) > 0 {
+		fmt.Fprintf(p.out, "  unsupported: %s\n", strings.Join(lacking, ", "))
+	}
+	if err := c.Barrier(ctx); err != nil { // rank 0 has printed its lines
+		return err
+	}
+	if all.wrong > 0 && comm.FixedOrder(c) {
+		return fmt.Errorf("rank %d: %d sums are not in rank order", c.Rank(), all.wrong)
+	}
+	return nil
+}
+
+// messages sums the same elements in messages of many lengths, at up to four places of each.
+func (p *probe) messages(ctx context.Context, c comm.Communicator, dt dtype.DType, op comm.ReduceOp) (tally, error) {
+	const width = 64
+	var one tally
+	inputs := make([][]byte, c.WorldSize())
+	for rank := range inputs {
+		inputs[rank] = reference.Rough(dt, op, rank, c.WorldSize())
+	}
+	want := reference.NewOrdered(dt, op, inputs...)
+	size := dt.Size()
+	for _, n := range []int{width, 65, 1000, 4096, 16384, 65536, 262144, 1 << 20, longest} {
+		for _, place := range []int{0, n/3 - 20, n / 2, n - width} {
+			if place < 0 || place+width > n {
+				continue
+			}
+			address := p.buf + uintptr(place*size)
+			err := errors.Join(
+				p.rt.Fill(p.buf, n*size, dtype.U8, 0),
+				p.rt.CopyIn(address, inputs[c.Rank()][:width*size]),
+				p.rt.Synchronize(ctx),
+			)
+			if err != nil {
+				return one, err
+			}
+			if err := c.AllReduce(p.buf, p.buf, n, dt, op); err != nil {
+				return one, err
+			}
+			if err := c.Sync(ctx); err != nil {
+				return one, err
+			}
+			got := make([]byte, width*size)
+			if err := p.rt.CopyOut(got, address); err != nil {
+				return one, err
+			}
+			one.messages++
+			if want.Check(got, 0) != nil {
+				one.wrong++
+			}
+			if !slices.ContainsFunc(one.results, func(r []byte) bool { return bytes.Equal(r, got) }) {
+				one.results = append(one.results, got)
+			}
+		}
+	}
+	return one, nil
+}
+
+// timedBytes are the sizes of messages that are timed.
+var timedBytes = []int{1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 104_800_000}
+
+// time prints the median time of an allreduce of f32 by size, in µs, of up to ten in a row.
+func (p *probe) time(ctx context.Context, name string, c comm.Communicator) error {
+	fmt.Fprintf(p.out, "%s, %d ranks, µs:", name, c.WorldSize())
+	for _, bytes := range timedBytes {
+		if err := p.rt.Fill(p.buf, bytes/4, dtype.F32, 0); err != nil {
+			return err
+		}
+		calls := max(1, min(10, 16<<20/bytes))
+		var times []float64
+		for range 5 {
+			if err := errors.Join(p.rt.Synchronize(ctx), c.Barrier(ctx)); err != nil {
+				return err
+			}
+			started := time.Now()
+			for range calls {
+				if err := c.AllReduce(p.buf, p.buf, bytes/4, dtype.F32, comm.Sum); err != nil {
+					return err
+				}
+			}
+			if err := c.Sync(ctx); err != nil {
+				return err
+			}
+			times = append(times, float64(time.Since(started).Nanoseconds())/1000/float64(calls))
+		}
+		slices.Sort(times)
+		fmt.Fprintf(p.out, "  %d KiB %.1f", bytes>>10, times[len(times)/2])
+	}
+	fmt.Fprintln(p.out)
+	return nil
+}
