@@ -172,7 +172,7 @@ func (p *probe) compare(ctx context.Context, name string, c comm.Communicator) e
 			}
 		}
 	}
-	fmt.Fprintf(p.out, "%s, %d ranks: %d types and operations, %d messages, %d other than in rank order; fixed order: %v\n",
+	fmt.Fprintf(p.out, "%s, %d ranks: %d types and operations, %d messages, %d not in rank order; fixed order: %v\n",
 		name, c.WorldSize(), kinds, all.messages, all.wrong, comm.FixedOrder(c))
 	for _, line := range differing {
 		fmt.Fprintf(p.out, "  %s\n", line)
