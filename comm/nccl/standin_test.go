@@ -33,7 +33,7 @@ import (
 // do on request.
 func TestOnStandIns(t *testing.T) {
 	out := gputest.OnStandIns(t,
-		"^(TestStandIn|TestConformance|TestHostMemory|TestAllReduceDoesNot|TestSyncInACapture|TestFromOther|"+
+		"^(TestStandIn|TestConformance|TestHostMemory|TestAllReduceDoesNot|TestSyncInACapture|TestForeignCaptureRefuses|TestFromOther|"+
 			"TestStreamOrder|TestSymmetric|TestMembers)",
 		"^TestConformanceOfProcesses$", "FAKE_CUDA_MAJOR=9")
 	require.NotRegexp(t, "(?m)^--- SKIP", out)
