@@ -73,13 +73,44 @@ func (f *framework) capture(
 	return out[1], err
 }
 
+// captured are the buffers of an allreduce that a framework captures.
+type captured struct {
+	rt         *cuda.Runtime
+	send, recv uintptr
+}
+
+// capturedLen is the number of elements.
+const capturedLen = 1000
+
+// set fills what is sent, and clears what is received.
+func (b captured) set(ctx context.Context, value float64) error {
+	return errors.Join(
+		b.rt.Fill(b.send, capturedLen, dtype.F32, value),
+		b.rt.Fill(b.recv, capturedLen, dtype.F32, 0),
+		b.rt.Synchronize(ctx),
+	)
+}
+
+// check compares what was received.
+func (b captured) check(want float32) error {
+	got := make([]float32, capturedLen)
+	if err := b.rt.CopyOut(hostmem.Bytes(got), b.recv); err != nil {
+		return err
+	}
+	for i, x := range got {
+		if x != want {
+			return fmt.Errorf("element %d is %v, want %v", i, x, want)
+		}
+	}
+	return nil
+}
+
 // ForeignCapture has a framework capture an allreduce, and launch the graph: the results are those of what
 // the buffers have at each launch. The framework captures the communicator's stream, or a separate one that is
 // ordered with it.
 func ForeignCapture(
 	ctx context.Context, c comm.Communicator, rt *cuda.Runtime, mode CaptureMode, separate bool,
 ) (err error) {
-	const n, launches = 1000, 3
 	f, err := openFramework()
 	if err != nil {
 		return err
@@ -88,61 +119,43 @@ func ForeignCapture(
 	if !ok {
 		return fmt.Errorf("%T has no stream", c)
 	}
+	send, err := rt.Allocate(2 * capturedLen * dtype.F32.Size())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, rt.Deallocate(send)) }()
+	b := captured{rt: rt, send: send, recv: send + uintptr(capturedLen*dtype.F32.Size())}
+	reduce := func() error { return c.AllReduce(b.send, b.recv, capturedLen, dtype.F32, comm.Sum) }
+	// The first call compiles kernels, which a capture cannot.
+	if err := errors.Join(b.set(ctx, 1), reduce(), c.Sync(ctx), b.set(ctx, 1)); err != nil {
+		return err
+	}
 	stream := rt.WrapStream(order.CommStream())
-	submit := func(send, recv uintptr) error { return c.AllReduce(send, recv, n, dtype.F32, comm.Sum) }
-	inside := submit
+	submit := reduce
 	if separate {
 		if stream, err = rt.NewStream(0); err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, stream.Close()) }()
-		inside = func(send, recv uintptr) error {
-			return errors.Join(order.CommAfter(stream.Handle()), submit(send, recv), order.AfterComm(stream.Handle()))
+		submit = func() error {
+			return errors.Join(order.CommAfter(stream.Handle()), reduce(), order.AfterComm(stream.Handle()))
 		}
 	}
-	send, err := rt.Allocate(8 * n)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, rt.Deallocate(send)) }()
-	recv := send + 4*n
-	set := func(value float64) error {
-		return errors.Join(rt.Fill(send, n, dtype.F32, value), rt.Fill(recv, n, dtype.F32, 0), rt.Synchronize(ctx))
-	}
-	sums := func(want float32) error {
-		got := make([]float32, n)
-		if err := rt.CopyOut(hostmem.Bytes(got), recv); err != nil {
-			return err
-		}
-		for i, x := range got {
-			if x != want {
-				return fmt.Errorf("element %d is %v, want %v", i, x, want)
-			}
-		}
-		return nil
-	}
-	// The first call compiles kernels, which a capture cannot.
-	if err := errors.Join(set(1), submit(send, recv), c.Sync(ctx), set(1)); err != nil {
-		return err
-	}
-	graph, err := f.capture(rt, stream.Handle(), mode, func() error { return inside(send, recv) })
+	graph, err := f.capture(rt, stream.Handle(), mode, submit)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, rt.Current(func() error { return status(f.DestroyExec, graph) })) }()
-	if err := sums(0); err != nil {
+	if err := b.check(0); err != nil {
 		return fmt.Errorf("a captured call ran: %w", err)
 	}
-	for i := range launches {
-		if err := errors.Join(set(float64(i+2)), c.Barrier(ctx)); err != nil {
+	for value := 2; value < 5; value++ {
+		if err := errors.Join(b.set(ctx, float64(value)), c.Barrier(ctx)); err != nil {
 			return err
 		}
 		err := rt.Current(func() error { return status(f.Launch, graph, stream.Handle()) })
-		if err := errors.Join(err, stream.Synchronize(ctx)); err != nil {
-			return err
-		}
-		if err := sums(float32((i + 2) * c.WorldSize())); err != nil {
-			return fmt.Errorf("launch %d: %w", i, err)
+		if err := errors.Join(err, stream.Synchronize(ctx), b.check(float32(value*c.WorldSize()))); err != nil {
+			return fmt.Errorf("launch with %d: %w", value, err)
 		}
 	}
 	return c.Barrier(ctx)
