@@ -56,8 +56,8 @@ func stretch(secret string) (string, error) {
 	return text, nil
 }
 
-// strongSecret is the secret as connections use it: stretched, if a person may have thought of it. A job's name is used as
-// it is, as everybody may know it.
+// strongSecret is the secret as connections use it: stretched, if a person may have thought of it. A job's name is used
+// as it is, as everybody may know it.
 func (j Job) strongSecret() ([]byte, error) {
 	if j.Guessable || len(j.Secret) == 0 {
 		return j.Secret, nil

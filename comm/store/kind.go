@@ -49,17 +49,17 @@ func kindOf(err error) kind {
 // errUndone is a request that the store behind a proxy has not done.
 var errUndone = fmt.Errorf("%w: the store did not do it", comm.ErrPeerFailed)
 
-// failure is the error that an answer tells; one of an unknown kind wraps other, unless that is nil. Kind and text come
-// from the other side, so that the text is cut and made printable.
-func failure(k kind, text string, other error) error {
+// failure is the error that an answer tells; one of an unknown kind wraps fallback, unless that is nil. Kind and text
+// come from the other side, so that the text is cut and made printable.
+func failure(k kind, text string, fallback error) error {
 	text = printable.Text(text[:min(len(text), longestReason)])
 	for _, s := range sentinels {
 		if s.kind == k {
-			other = s.sentinel
+			fallback = s.sentinel
 		}
 	}
-	if other == nil {
+	if fallback == nil {
 		return errors.New(text)
 	}
-	return fmt.Errorf("%w: %s", other, text)
+	return fmt.Errorf("%w: %s", fallback, text)
 }

@@ -140,6 +140,12 @@ func (s *state) End(session uint64) (replies []reply) {
 	return replies
 }
 
+// refuse says that a session asks for more than it may have.
+func (r *reply) refuse(fault string) {
+	r.Fault = fault
+	r.Kind = kindFull
+}
+
 // Apply makes a request of an open session. It returns answers and events in the order in which each session is to
 // get its own.
 func (s *state) Apply(session uint64, r *request) (replies []reply) {
@@ -183,8 +189,7 @@ func (s *state) Apply(session uint64, r *request) (replies []reply) {
 		answer.Entries = s.view(r.Key)
 	case op == opGet:
 		if _, twice := h.waits[r.ID]; len(h.waits) == mostWaits || twice {
-			answer.Fault = "too many waits, or two by one ID"
-			answer.Kind = kindFull
+			answer.refuse("too many waits, or two by one ID")
 			break
 		}
 		h.waits[r.ID] = r.Key
@@ -197,8 +202,7 @@ func (s *state) Apply(session uint64, r *request) (replies []reply) {
 			replies = s.remove(nil, r.Key)
 		}
 	case op == opWatch && h.watches == mostWatches:
-		answer.Fault = "too many watches"
-		answer.Kind = kindFull
+		answer.refuse("too many watches")
 	case op == opWatch:
 		h.watches++
 		s.watches = append(s.watches, watch{origin, r.Key})
