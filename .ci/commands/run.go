@@ -120,7 +120,7 @@ func runPage(page string, commands []command, root, folder string) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", script(commands))
+	cmd := exec.CommandContext(ctx, "bash", "-uo", "pipefail", "-c", script(commands))
 	cmd.Dir = folder
 	cmd.Env = append(os.Environ(), "ROOT="+root, "PROGRAMS="+programs)
 	cmd.WaitDelay = time.Second
@@ -143,6 +143,9 @@ func runPage(page string, commands []command, root, folder string) error {
 // hash is of weights, in outputs that documents show.
 var hash = regexp.MustCompile(`\b[0-9a-f]{8}([0-9a-f]{8})?\b`)
 
+// orExit ends a script where a command, or one part of it, fails, which -e does not do for a part.
+const orExit = "{\n%s\n} || exit\n"
+
 // script has commands say their text and run.
 func script(commands []command) string {
 	var s strings.Builder
@@ -151,10 +154,11 @@ func script(commands []command) string {
 		for i, b := range before {
 			if b.page == c.page && strings.HasPrefix(c.text, b.command) && !done[i] {
 				done[i] = true
-				fmt.Fprintln(&s, b.script)
+				fmt.Fprintf(&s, orExit, b.script)
 			}
 		}
-		fmt.Fprintf(&s, "cat <<'END OF COMMAND'\n$ %s\nEND OF COMMAND\n%s\n", c.text, c.text)
+		fmt.Fprintf(&s, "cat <<'END OF COMMAND'\n$ %s\nEND OF COMMAND\n", c.text)
+		fmt.Fprintf(&s, orExit, c.text)
 	}
 	return s.String()
 }
