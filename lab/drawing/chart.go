@@ -60,6 +60,7 @@ type Point struct {
 
 // Curve is a line of a chart.
 type Curve struct {
+	Name   string // in the legend; "" means it has no line there
 	Points []Point
 	Color  string
 	Dashes string // "" means none
@@ -108,6 +109,7 @@ func (c *Chart) SVG() string {
 		s.printf(`<path d="%s" fill="none" stroke="%s" stroke-width="2"%s/>`,
 			c.path(curve), curve.Color, dashes(curve.Dashes))
 	}
+	c.legend(s)
 	for _, mark := range c.Marks {
 		p := c.place(mark.Point)
 		s.printf(`<circle cx="%.1f" cy="%.1f" r="3.5" fill="%s"/>`, p.X, p.Y, mark.Color)
@@ -119,6 +121,19 @@ func (c *Chart) SVG() string {
 	s.printf(`<text transform="translate(18,178) rotate(-90)" font-size="13" text-anchor="middle">%s</text>`,
 		html.EscapeString(c.Y.Label))
 	return s.end()
+}
+
+// legend names curves in the upper left corner.
+func (c *Chart) legend(s *sketch) {
+	y := top + 16
+	for _, curve := range c.Curves {
+		if curve.Name == "" {
+			continue
+		}
+		s.printf(`<path d="M%g,%gh30" stroke="%s" stroke-width="2"%s/>`, left+16, y, curve.Color, dashes(curve.Dashes))
+		s.text(Note{X: left + 54, Y: y + 4, Text: curve.Name}, 13)
+		y += 19
+	}
 }
 
 // place returns where a point is, in pixels.

@@ -42,7 +42,7 @@ func TestPlaces(t *testing.T) {
 // Data that is missing, cut off or another's is an error, and no picture.
 func TestBadData(t *testing.T) {
 	for _, p := range pictures {
-		for _, text := range []string{"", "{\"target_s\": 1}\n", "{\"tests\": [", "a,b\n"} {
+		for _, text := range []string{"", "{\"target_s\": 1}\n", "{\"tests\": [", "a,b\n", "bytes,a,b,c,d\n1 mile,1,2,3,4\n"} {
 			path := filepath.Join(t.TempDir(), filepath.Base(p.data))
 			require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 			_, err := p.draw(path)

@@ -37,6 +37,7 @@ var pictures = []picture{
 	{"slow-links-seconds.svg", "slow-links/digits.jsonl", accuracyBySeconds},
 	{"slow-links-bytes.svg", "slow-links/text.jsonl", lossByBytes},
 	{"overlap.svg", "gpu/overlap.csv", overlap},
+	{"p2p.svg", "gpu/peer-memory.csv", peerMemory},
 }
 
 // training is a line that tutti train --json prints.
@@ -217,17 +218,78 @@ func overlap(data string) (string, error) {
 	return s.end(), nil
 }
 
-// column reads a table with one column of numbers, by the names of its rows. Other values are left out.
-func column(path string) (map[string]float64, error) {
+// peerMemory draws the times of sums by size.
+func peerMemory(data string) (string, error) {
+	rows, err := table(data)
+	if err != nil {
+		return "", err
+	}
+	if len(rows) < 2 || len(rows[0]) != 5 {
+		return "", fmt.Errorf("%s is no table of four times by size", data)
+	}
+	c := &Chart{
+		Title:   "Allreduce of f32 on two H200s: peer memory and NCCL",
+		Summary: "Time of an allreduce against its size on two H200s: over peer memory and over NCCL",
+		X:       Axis{Label: "size", Min: 1 << 8, Max: 1 << 30, Log: true},
+		Y: Axis{Label: "time of a call (µs)", Min: 1, Max: 1e4, Log: true,
+			Ticks: []Tick{{1, "1"}, {10, "10"}, {100, "100"}, {1000, "1000"}, {1e4, "10000"}}},
+		Curves: []Curve{{Color: black}, {Color: black, Dashes: "7,5"}, {Color: rose}, {Color: rose, Dashes: "7,5"}},
+	}
+	for _, row := range rows[1:] {
+		bytes, err := size(row[0])
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", data, err)
+		}
+		label := row[0]
+		if !strings.Contains(label, " ") {
+			label += " B"
+		}
+		c.X.Ticks = append(c.X.Ticks, Tick{bytes, label})
+		for i := range c.Curves {
+			micros, err := strconv.ParseFloat(row[i+1], 64)
+			if err != nil {
+				return "", fmt.Errorf("%s: %w", data, err)
+			}
+			c.Curves[i].Points = append(c.Curves[i].Points, Point{bytes, micros})
+		}
+	}
+	for i := range c.Curves {
+		c.Curves[i].Name = rows[0][i+1]
+	}
+	return c.SVG(), nil
+}
+
+// size returns the bytes of a text such as 16 KiB.
+func size(text string) (float64, error) {
+	number, unit, _ := strings.Cut(text, " ")
+	factor, known := map[string]float64{"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}[unit]
+	if !known {
+		return 0, fmt.Errorf("size %q has no known unit", text)
+	}
+	value, err := strconv.ParseFloat(number, 64)
+	return value * factor, err
+}
+
+// table reads a file of comma-separated values, whose rows have as many as its heading.
+func table(path string) ([][]string, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	table := csv.NewReader(strings.NewReader(string(text)))
-	table.Comment = '#'
-	rows, err := table.ReadAll()
+	lines := csv.NewReader(strings.NewReader(string(text)))
+	lines.Comment = '#'
+	rows, err := lines.ReadAll()
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return rows, nil
+}
+
+// column reads a table with one column of numbers, by the names of its rows. Other values are left out.
+func column(path string) (map[string]float64, error) {
+	rows, err := table(path)
+	if err != nil {
+		return nil, err
 	}
 	values := map[string]float64{}
 	for _, row := range rows {
