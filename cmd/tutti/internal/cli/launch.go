@@ -42,9 +42,9 @@ If a rank fails, all ranks on all machines end (SIGTERM, then SIGKILL after
 --grace). The exit code is the rank's, or 128 plus the signal that killed
 it. With --restarts, all ranks are started again, after pauses of up to 30 s;
 TUTTI_RESTART tells them how often. A signal to any launcher goes to all ranks,
-SIGUSR1 and SIGUSR2 to those that handle them, of an elastic job on its machine
-alone. The first machine collects the flight records of a job that failed or is
-elastic (TUTTI_RECORD).
+of an elastic job to those of its machine; SIGUSR1 and SIGUSR2 always go to all
+that handle them. The first machine collects the flight records of a job that
+failed or is elastic (TUTTI_RECORD).
 
 A rank includes everything that it starts, also in the background or in another
 session (on Linux; elsewhere, its process group). Nothing of it is left when the

@@ -438,3 +438,43 @@ func TestKeepersOfKeepers(t *testing.T) {
 	_, err := newCommand()
 	require.ErrorContains(t, err, "does not call Keep")
 }
+
+// User signals of an elastic job reach the ranks of all machines, each once: also on a machine whose session of the store
+// was lost meanwhile.
+func TestElasticUserSignals(t *testing.T) {
+	first, second := pair(t)
+	script := `trap "echo got USR1" USR1; trap "echo got USR2; exit 0" USR2; echo ready; while :; do sleep 0.05; done`
+	command := func(c *Config) { c.Command, c.Ranks, c.Min, c.Machines = []string{"sh", "-c", script}, 1, 1, 1 }
+	var s started
+	cfg := Config{Version: "v1", Wait: time.Minute, Out: &s.out, Err: &s.err}
+	first(&cfg)
+	command(&cfg)
+	a := newAgent(cfg)
+	require.NoError(t, a.connect(t.Context()))
+	defer a.kv.Close() //nolint:errcheck // nothing is lost
+	ends := make(chan error, 1)
+	go func() { ends <- a.elastic(t.Context()) }()
+	l := newLink(t, cfg.Listen)
+	b := begin(t, t.Context(), "unused", func(c *Config) {
+		second(c)
+		command(c)
+		c.Join = []string{l.Addr().String()}
+	})
+	s.says(t, "ready")
+	b.says(t, "ready")
+	a.pass(syscall.SIGUSR1)
+	s.says(t, "got USR1")
+	b.says(t, "got USR1")
+	l.set(true)
+	<-l.attempts
+	a.pass(syscall.SIGUSR2)
+	s.says(t, "got USR2")
+	assert.NotContains(t, b.out.String(), "got USR2")
+	l.set(false)
+	b.says(t, "got USR2")
+	require.NoError(t, b.wait(t), "%s", &b.err)
+	require.NoError(t, <-ends)
+	for _, out := range []string{s.out.String(), b.out.String()} {
+		assert.Equal(t, 1, strings.Count(out, "got USR1"), out)
+	}
+}

@@ -191,6 +191,8 @@ type agent struct {
 	ranks      int                   // that have come up to this machine
 	strangers  repeats.Log           // launchers of other versions
 	running    atomic.Pointer[group] // nil while no ranks run
+	outgoing   chan string           // user signals for the other launchers, by name; some room
+	heard      atomic.Uint64         // version in the store of the last user signal of another launcher; 0 before the first
 	silent     []string              // keys of machines whose launchers did not answer at the end
 	first      bool                  // it makes the plan: on the first machine, or as the leader of a served store
 	plan       plan                  // zero before there is one
@@ -207,8 +209,10 @@ func newAgent(cfg Config) *agent {
 		Config: cfg,
 		first:  cfg.Join == nil,
 		began:  time.Now(),
-		out:    newOutlet(cfg.Out),
-		err:    newOutlet(cfg.Err),
+
+		outgoing: make(chan string, 8),
+		out:      newOutlet(cfg.Out),
+		err:      newOutlet(cfg.Err),
 	}
 	a.notes = note{a.err}
 	var err error
@@ -244,7 +248,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	}
 	complete, err := a.attend(ctx)
 	if err == nil {
-		err = a.hearSignals(ctx)
+		err = a.exchangeSignals(ctx, a.kv)
 	}
 	if err != nil {
 		return fmt.Errorf("launch: %w", a.storeError(err))
@@ -335,6 +339,9 @@ func (a *agent) elastic(ctx context.Context) error {
 	}
 	if a.first && a.Listen != "" && a.starter == nil {
 		fmt.Fprint(a.notes, "tutti: other machines join at any time: there, ", a.invitation())
+	}
+	if err := a.exchangeSignals(ctx, a.kv); err != nil {
+		return fmt.Errorf("launch: %w", err)
 	}
 	a.leaveLoopback(a.listMachines(ctx))
 	failures := make(chan End, a.Ranks)

@@ -46,8 +46,8 @@ func (g *group) deaf(s syscall.Signal) (all []int) {
 	return all
 }
 
-// relay gives user signals of this launcher to the ranks of all machines, in an elastic job to those of this one, from
-// now on until stop is called. It returns when it gets them.
+// relay gives user signals of this launcher to the ranks of all machines, from now on until stop is called. It returns
+// when it gets them.
 func (a *agent) relay(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	signals := make(chan os.Signal, 8)
@@ -57,7 +57,7 @@ func (a *agent) relay(ctx context.Context) (stop func()) {
 		for {
 			select {
 			case s := <-signals:
-				a.pass(ctx, s.(syscall.Signal))
+				a.pass(s.(syscall.Signal))
 			case <-ctx.Done():
 				return
 			}
@@ -70,7 +70,7 @@ func (a *agent) relay(ctx context.Context) (stop func()) {
 func (a *agent) relayKey() string { return relayed + strings.TrimPrefix(a.key, machines) }
 
 // pass gives a user signal of this launcher to the ranks that run, and to the other launchers.
-func (a *agent) pass(ctx context.Context, s syscall.Signal) {
+func (a *agent) pass(s syscall.Signal) {
 	g := a.running.Load()
 	if g == nil {
 		fmt.Fprintf(a.notes, "tutti: %v reaches no rank: no rank runs now\n", s)
@@ -80,38 +80,53 @@ func (a *agent) pass(ctx context.Context, s syscall.Signal) {
 		fmt.Fprintf(a.notes, "tutti: %v reaches no process of %s: none handles it, or not yet\n", s, ranks.Text(deaf))
 	}
 	g.signal(s)
-	if a.Min == 0 {
-		_ = a.kv.Set(ctx, a.relayKey(), []byte(signalNames[s])) // without the store, the job is about to end
+	select {
+	case a.outgoing <- signalNames[s]:
+	default: // the store has been out of reach for many signals
 	}
 }
 
-// hearSignals gives user signals of other launchers to the ranks that run. Called once for a job, as those of earlier
-// rounds stay in the store.
-func (a *agent) hearSignals(ctx context.Context) error {
-	_, err := a.kv.Watch(context.WithoutCancel(ctx), relayed, func(e store.Event) {
+// exchangeSignals gives user signals of other launchers to the ranks that run, and tells the others of this one's, until
+// a session of the store ends. Signals stay in the store: those of earlier sessions are known, and those from before
+// there are ranks reach none.
+func (a *agent) exchangeSignals(ctx context.Context, kv *store.Client) error {
+	before := a.heard.Load()
+	_, err := kv.Watch(ctx, relayed, func(e store.Event) {
+		if e.Version <= before || e.Key == a.relayKey() || e.Deleted {
+			return
+		}
+		a.heard.Store(max(a.heard.Load(), e.Version)) // what exists at first comes in the order of keys
 		s, ok := signalOf(string(e.Value))
-		if !ok || e.Key == a.relayKey() || e.Deleted || !slices.Contains(userSignals, os.Signal(s)) {
+		if !ok || !slices.Contains(userSignals, os.Signal(s)) {
 			return
 		}
 		if g := a.running.Load(); g != nil {
 			g.signal(s)
 		}
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	go func() {
+		for {
+			select {
+			case name := <-a.outgoing:
+				kv.Post(a.relayKey(), []byte(name))
+			case <-kv.Done():
+				return
+			}
+		}
+	}()
+	return nil
 }
 
-// relay gives user signals of this launcher to those that it has started, until stop is called: the first host's tells
-// the others, but those of an elastic job.
+// relay gives user signals of this launcher to the first host's, which tells the others, until stop is called.
 func (s *spread) relay() (stop func()) {
-	hosts := s.hosts[:1]
-	if s.Min > 0 {
-		hosts = s.hosts
-	}
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, userSignals...)
 	go func() {
 		for number := range signals {
-			s.signal(hosts, number.(syscall.Signal))
+			s.signal(s.hosts[:1], number.(syscall.Signal))
 		}
 	}()
 	return func() {

@@ -3,6 +3,8 @@ package launch
 import (
 	"context"
 	"syscall"
+
+	"github.com/tutti-go/tutti/comm/store"
 )
 
 // signalNames are the names by which launchers tell each other of signals.
@@ -15,8 +17,8 @@ var signalNames = map[syscall.Signal]string{
 // relay does nothing: there are no signals here.
 func (a *agent) relay(context.Context) (stop func()) { return func() {} }
 
-// hearSignals does nothing: no other launcher's signal means anything here.
-func (a *agent) hearSignals(context.Context) error { return nil }
+// exchangeSignals does nothing: no other launcher's signal means anything here.
+func (a *agent) exchangeSignals(context.Context, *store.Client) error { return nil }
 
 // relay does nothing: there are no signals here.
 func (s *spread) relay() (stop func()) { return func() {} }

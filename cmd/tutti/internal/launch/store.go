@@ -479,6 +479,9 @@ func (a *agent) rejoin(ctx context.Context) (*store.Client, error) {
 		kv, err := d.Dial(ctx)
 		if err == nil {
 			if err = kv.Set(ctx, a.key, text, store.Lease); err == nil {
+				err = a.exchangeSignals(ctx, kv)
+			}
+			if err == nil {
 				return kv, nil
 			}
 			_ = kv.Close() // a session that could not be used
