@@ -24,6 +24,7 @@ const (
 	CaptureRelaxed                        // all
 )
 
+// String returns the name that the driver's documentation has for the mode.
 func (m CaptureMode) String() string {
 	return [...]string{"global", "thread local", "relaxed"}[m]
 }

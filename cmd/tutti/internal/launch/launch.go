@@ -192,7 +192,7 @@ type agent struct {
 	strangers  repeats.Log           // launchers of other versions
 	running    atomic.Pointer[group] // nil while no ranks run
 	outgoing   chan string           // user signals for the other launchers, by name; some room
-	heard      atomic.Uint64         // version in the store of the last user signal of another launcher; 0 before the first
+	heard      atomic.Uint64         // version in the store of the last user signal of another launcher; 0: none
 	silent     []string              // keys of machines whose launchers did not answer at the end
 	first      bool                  // it makes the plan: on the first machine, or as the leader of a served store
 	plan       plan                  // zero before there is one

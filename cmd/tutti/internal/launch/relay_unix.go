@@ -86,9 +86,9 @@ func (a *agent) pass(s syscall.Signal) {
 	}
 }
 
-// exchangeSignals gives user signals of other launchers to the ranks that run, and tells the others of this one's, until
-// a session of the store ends. Signals stay in the store: those of earlier sessions are known, and those from before
-// there are ranks reach none.
+// exchangeSignals gives user signals of other launchers to the ranks that run, and tells the others of this one's,
+// until a session of the store ends. Signals stay in the store: those of earlier sessions are known, and those from
+// before there are ranks reach none.
 func (a *agent) exchangeSignals(ctx context.Context, kv *store.Client) error {
 	before := a.heard.Load()
 	_, err := kv.Watch(ctx, relayed, func(e store.Event) {
