@@ -80,9 +80,16 @@ type Chart struct {
 	Title   string
 	Summary string // for those who do not see it
 	X, Y    Axis
+	Bands   []Band
 	Curves  []Curve
 	Marks   []Mark
 	Notes   []Note
+}
+
+// Band is a part of the X axis with another background.
+type Band struct {
+	From, To float64
+	Color    string
 }
 
 // Mark is a dot on a curve.
@@ -94,6 +101,11 @@ type Mark struct {
 // SVG returns the picture.
 func (c *Chart) SVG() string {
 	s := newSketch(c.Title, c.Summary)
+	for _, band := range c.Bands {
+		from := c.place(Point{X: band.From}).X
+		to := c.place(Point{X: band.To}).X
+		s.printf(`<rect x="%.1f" y="%g" width="%.1f" height="%g" fill="%s"/>`, from, top, to-from, bottom-top, band.Color)
+	}
 	for _, tick := range c.X.Ticks {
 		x := c.place(Point{X: tick.Value}).X
 		s.line("M%.1f,%gV%g", x, top, bottom)

@@ -36,6 +36,7 @@ func Pictures(root string) error {
 var pictures = []picture{
 	{"slow-links-seconds.svg", "slow-links/digits.jsonl", accuracyBySeconds},
 	{"slow-links-bytes.svg", "slow-links/text.jsonl", lossByBytes},
+	{"elastic-pulled.svg", "elastic/pulled.jsonl", lossBySeconds},
 	{"overlap.svg", "gpu/overlap.csv", overlap},
 	{"p2p.svg", "gpu/peer-memory.csv", peerMemory},
 }
@@ -49,6 +50,7 @@ type training struct {
 
 // test is a measurement during a training.
 type test struct {
+	Step      int     `json:"step"`
 	Seconds   float64 `json:"s"`
 	SentBytes float64 `json:"sent_bytes"`
 	Accuracy  float64 `json:"accuracy"`
@@ -157,6 +159,55 @@ func lossByBytes(data string) (string, error) {
 		c.Notes = append(c.Notes,
 			Note{X: place.X, Y: place.Y + 18, Color: texts[i], Anchor: anchors[i], Text: names[i]},
 			Note{X: place.X, Y: place.Y + 33, Color: texts[i], Anchor: anchors[i], Text: megabytes(end.X)})
+	}
+	return c.SVG(), nil
+}
+
+// stepOfReturn is the first step with all four machines, from the log of the training of lossBySeconds.
+const stepOfReturn = 347
+
+// lossBySeconds draws the loss of machines of which one loses its network: the longest time between two tests is the
+// pause.
+func lossBySeconds(data string) (string, error) {
+	all, err := trainings(data, 1)
+	if err != nil {
+		return "", err
+	}
+	tests := all[0].Tests
+	if len(tests) < 2 {
+		return "", fmt.Errorf("%s has %d tests", data, len(tests))
+	}
+	var pause Band
+	var back Point
+	curve := Curve{Color: black}
+	for i, t := range tests {
+		curve.Points = append(curve.Points, Point{t.Seconds, t.Loss})
+		if i > 0 && t.Seconds-tests[i-1].Seconds > pause.To-pause.From {
+			pause = Band{From: tests[i-1].Seconds, To: t.Seconds, Color: "#FAEBD2"}
+		}
+		if t.Step >= stepOfReturn && back.X == 0 {
+			back = curve.Points[i]
+		}
+	}
+	last := tests[len(tests)-1]
+	c := &Chart{
+		Title:   "Four machines train, and one loses its network",
+		Summary: fmt.Sprintf("Loss against time: training pauses for %.1f s, then goes on", pause.To-pause.From),
+		X:       Axis{Label: "time since the start (s)", Max: 25, Ticks: numbers(0, 5, 10, 15, 20, 25)},
+		Y:       Axis{Label: "test loss", Min: 0.25, Max: 2.5, Log: true, Ticks: numbers(0.25, 0.5, 1, 2)},
+		Bands:   []Band{pause},
+		Curves:  []Curve{curve},
+		Marks:   []Mark{{back, black}},
+	}
+	place := c.place(back)
+	resumed := c.place(Point{X: pause.To}).X
+	c.Notes = []Note{
+		{X: resumed + 6, Y: 70, Color: darkRose,
+			Text: fmt.Sprintf("a cable is pulled: %.1f s without a step,", pause.To-pause.From)},
+		{X: resumed + 6, Y: 87, Color: darkRose, Text: "then three machines go on"},
+		{X: place.X + 8, Y: place.Y - 8, Text: "the fourth is back"},
+		{X: right - 4, Y: c.place(Point{Y: last.Loss}).Y - 12, Anchor: "end",
+			Text: fmt.Sprintf("test accuracy %.1f %%", last.Accuracy)},
 	}
 	return c.SVG(), nil
 }
