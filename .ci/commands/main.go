@@ -5,7 +5,7 @@
 //	go run ./.ci/commands -run DIR # runs those that need nothing but this machine, in new folders of DIR
 //
 // A command says what it needs by its own words, such as srun or --join, or in the comment behind it: "needs 16
-// processors", "takes a minute". Commands that other steps run are in the table elsewhere, with what shows it.
+// processors", "needs root", "takes a minute". Commands that other steps run are in the table elsewhere, with what shows it.
 package main
 
 import (
@@ -154,10 +154,14 @@ var own = []struct{ pattern, need string }{
 	{`--backend nccl|BACKEND=nccl`, "GPUs"},
 	{`--machines|--join|--hosts? "?[a-z$]`, "several machines"},
 	{`\btutti-store\b`, "several machines"},
+	{`\.ci/gpu\b`, "GPUs"},
 }
 
 // need is what a comment says of its command.
-var need = regexp.MustCompile(`\b(?:needs|takes) ((?:\d+ processors|a minute|minutes)\b)`)
+var need = regexp.MustCompile(`\b(?:needs|takes) ((?:\d+ processors|a GPU|(?:\d+ |two |four )?GPUs|MPI|root|a minute|minutes)\b)`)
+
+// inClone matches commands that only a checkout has what for.
+var inClone = regexp.MustCompile(`^(\w+=\S+ )*(\.ci/|lab/|go \w+ (-C|\./))`)
 
 // elsewhere are commands that other steps and tests run as they stand, or, where a reason is given, in another form. What
 // shows it is a text of a file.
@@ -166,7 +170,7 @@ var elsewhere = []struct{ pattern, file, shows, reason string }{
 	{`^go test \./examples/gradients$`, ".ci/run", `go test -count=1 -vet all`, ""},
 	{`^go (run|build) \./\.ci/bits$`, ".ci/run", `go build -o "$scratch/bits" ./.ci/bits`, ""},
 	{`^tutti launch -n 3 \./bits$`, ".ci/run", `same_bits "$tutti" launch -n 3 "$scratch/bits"`, ""},
-	{`^\.ci/run any_ranks$`, ".ci/run", `step 15 "same bits for any number of ranks" any_ranks`, ""},
+	{`^(TUTTI_EXTENDED=1 )?\.ci/run any_ranks$`, ".ci/run", `step 15 "same bits for any number of ranks" any_ranks`, ""},
 	{`^tutti launch .*(--machines|--join) .*train --backend tcp$`, "cmd/tutti/launch_test.go", `func TestTwoMachinesByTheDocuments`, ""},
 	{`^go get github.com/tutti-go/tutti/delta@latest$`, ".ci/run", `publish_module "github.com/tutti-go/tutti/$module"`,
 		"with go mod tidy"},
@@ -206,6 +210,10 @@ func judge(commands []command, root string) (problems []string) {
 			if e.reason != "" {
 				c.verdict += " in another form: " + e.reason
 			}
+		}
+		if c.verdict == "here" && inClone.MatchString(c.text) {
+			const format = "%s:%d: %s: say what it needs, or in .ci/commands which step runs it in the checkout"
+			problems = append(problems, fmt.Sprintf(format, c.page, c.line, c.text))
 		}
 	}
 	for k, e := range elsewhere {
