@@ -108,7 +108,7 @@ func newProbe(base comm.Communicator, rt *cuda.Runtime) (*probe, error) {
 	return p, err
 }
 
-// overPeerMemory measures the communicators of package p2p: that of a fixed order, and the times of the other one.
+// overPeerMemory measures the communicators of package p2p: one in fixed order, and the times of the other.
 func (p *probe) overPeerMemory(ctx context.Context) error {
 	fixed, err := p2p.NewFixedOrder(ctx, kept{p.base}, p.rt)
 	if err != nil {
