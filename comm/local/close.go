@@ -2,7 +2,7 @@ package local
 
 import (
 	"context"
-	"log/slog"
+	"github.com/tutti-go/tutti/internal/leak"
 )
 
 // Abort implements [backend.Backend].
@@ -31,8 +31,8 @@ func (e *endpoint) depart() {
 }
 
 // leaked runs when a communicator was garbage collected without Close.
-func (e *endpoint) leaked() {
+func (e *endpoint) leaked(mark *leak.Mark) {
 	e.life.Forget()
-	slog.Warn("communicator was never closed", "backend", name, "rank", e.rank, "ranks", e.world.size)
+	mark.Report()
 	e.depart()
 }

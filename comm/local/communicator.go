@@ -2,12 +2,14 @@ package local
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/fixedpoint"
+	"github.com/tutti-go/tutti/internal/leak"
 	"github.com/tutti-go/tutti/internal/reductions"
 	device "github.com/tutti-go/tutti/runtime"
 )
@@ -34,7 +36,8 @@ func newCommunicator(e *endpoint) *communicator {
 		defer runtime.KeepAlive(c)
 		return wait(ctx, w)
 	}
-	e.leakAlarm = runtime.AddCleanup(c, (*endpoint).leaked, e)
+	mark := leak.NewMark(name, fmt.Sprintf("rank %d of %d", e.rank, e.world.size))
+	e.leakAlarm = runtime.AddCleanup(c, func(mark *leak.Mark) { e.leaked(mark) }, mark)
 	return c
 }
 

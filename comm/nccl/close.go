@@ -3,6 +3,7 @@ package nccl
 import (
 	"context"
 	"errors"
+	"github.com/tutti-go/tutti/internal/leak"
 	"log/slog"
 )
 
@@ -70,9 +71,9 @@ func (c *Comm) freeWindow(w window) error {
 
 // leaked is called when the garbage collector finds a communicator that was
 // never closed. Its memory on the GPU is lost.
-func leaked(name string, g group) {
+func leaked(mark *leak.Mark, g group) {
 	if g != nil {
 		g.Leave()
 	}
-	slog.Error("nccl: a communicator was never closed", "communicator", name)
+	mark.Report()
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/comm/internal/marks"
 	"github.com/tutti-go/tutti/dtype"
+	"github.com/tutti-go/tutti/internal/leak"
 	"github.com/tutti-go/tutti/runtime"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
@@ -114,8 +115,8 @@ func newComm(ctx context.Context, control *native, o options) (*Comm, error) {
 		c.group = c.session.join(ctx, c.name, c.Rank(), c.WorldSize(), c.submitted.status)
 	}
 	group := c.group // not by way of c, which would never be collected
-	name := fmt.Sprintf("rank %d of %d on %v", c.Rank(), c.WorldSize(), rt.Device())
-	c.leakAlarm = goruntime.AddCleanup(c, func(name string) { leaked(name, group) }, name)
+	mark := leak.NewMark("nccl", fmt.Sprintf("rank %d of %d on %v", c.Rank(), c.WorldSize(), rt.Device()))
+	c.leakAlarm = goruntime.AddCleanup(c, func(mark *leak.Mark) { leaked(mark, group) }, mark)
 	if err := c.init(ctx); err != nil {
 		c.Abort(err)
 		return nil, errors.Join(c.explain("init", err), c.Close())

@@ -49,7 +49,7 @@ func TestForgottenClose(t *testing.T) {
 	require.NoError(t, noop.New(rt).Send(p, 8, dtype.U8, 0, 0))
 	require.Eventually(t, func() bool {
 		runtime.GC()
-		return strings.Contains(log.String(), "communicator was never closed")
+		return strings.Contains(log.String(), "communicators were never closed")
 	}, time.Minute, 10*time.Millisecond)
 	assert.Equal(t, 1, strings.Count(log.String(), "never closed"), log.String())
 	require.NoError(t, rt.Deallocate(p))

@@ -11,12 +11,12 @@ package noop
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	goruntime "runtime"
 	"sync"
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
+	"github.com/tutti-go/tutti/internal/leak"
 	"github.com/tutti-go/tutti/internal/queue"
 	"github.com/tutti-go/tutti/runtime"
 )
@@ -51,17 +51,18 @@ func New(rt runtime.Runtime) comm.Communicator {
 		r.life.Timeout = backend.DeviceTimeout
 	}
 	c := &communicator{backend.New(&r.check, &r.life, r), r}
-	r.leakAlarm = goruntime.AddCleanup(c, (*rank).leaked, r)
+	mark := leak.NewMark(name, "rank 0 of 1, with messages that nobody received or sent")
+	r.leakAlarm = goruntime.AddCleanup(c, func(mark *leak.Mark) { r.leaked(mark) }, mark)
 	return c
 }
 
 // leaked runs when a communicator was garbage collected without Close. That loses messages that wait, and nothing
 // otherwise: programs make a communicator of one rank for what gets another one later, as elastic members do.
-func (r *rank) leaked() {
+func (r *rank) leaked(mark *leak.Mark) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.waiting.first() != nil {
-		slog.Warn("communicator was never closed, with messages that nobody received or sent", "backend", name)
+		mark.Report()
 	}
 }
 

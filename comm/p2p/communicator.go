@@ -3,7 +3,7 @@ package p2p
 import (
 	"context"
 	"errors"
-	"log/slog"
+	"fmt"
 	goruntime "runtime"
 	"sync"
 	"sync/atomic"
@@ -11,6 +11,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/comm/internal/marks"
+	"github.com/tutti-go/tutti/internal/leak"
 	"github.com/tutti-go/tutti/runtime/cuda"
 )
 
@@ -75,14 +76,10 @@ func newComm(ctx context.Context, base comm.Communicator, ops streams, rt *cuda.
 	}
 	c.life.Timeout = backend.DeviceTimeout
 	c.Base = backend.New(&c.check, &c.life, adapter{c})
-	c.leakAlarm = goruntime.AddCleanup(c, leaked, c.check)
+	// The memory of a lost communicator that its peers write stays with the GPU. The base says what becomes of it.
+	mark := leak.NewMark(c.check.Backend, fmt.Sprintf("rank %d of %d", c.check.Rank, c.check.WorldSize))
+	c.leakAlarm = goruntime.AddCleanup(c, (*leak.Mark).Report, mark)
 	return c, nil
-}
-
-// leaked is called when the garbage collector finds a communicator that was never closed. The memory that its peers
-// write stays with the GPU. The base says what becomes of it.
-func leaked(check backend.Check) {
-	slog.Error("p2p: a communicator was never closed", "rank", check.Rank, "ranks", check.WorldSize)
 }
 
 // FixedOrder implements [comm.FixedOrder].

@@ -967,6 +967,6 @@ func TestStandInLeak(t *testing.T) {
 		goruntime.GC()
 		return len(logged.Lines("never closed")) > 0
 	}, time.Minute, time.Millisecond)
-	assert.Len(t, logged.Lines("p2p: a communicator was never closed\" rank=0 ranks=2"), 1)
+	assert.Len(t, logged.Lines("communicators were never closed\" backend=p2p count=1 first=\"rank 0 of 2, made at "), 1)
 	assert.Len(t, logged.Lines("never closed"), 1)
 }

@@ -22,7 +22,7 @@ func TestLeak(t *testing.T) {
 		goruntime.GC()
 		return len(logged.Lines("never closed")) > 0
 	}, time.Minute, time.Millisecond)
-	assert.Len(t, logged.Lines("backend=local rank=0 ranks=1"), 1)
+	assert.Len(t, logged.Lines(`backend=local count=1 first="rank 0 of 1, made at `), 1)
 }
 
 func forget(t *testing.T) {

@@ -23,7 +23,7 @@ func TestForgottenClose(t *testing.T) {
 		runtime.GC()
 		log.mu.Lock()
 		defer log.mu.Unlock()
-		return strings.Contains(log.text.String(), "communicator was never closed")
+		return strings.Contains(log.text.String(), "communicators were never closed")
 	}
 	create := func(closes bool) {
 		c, err := New(context.Background(), nil, Config{WorldSize: 1})

@@ -46,7 +46,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
 	goruntime "runtime"
@@ -66,6 +65,7 @@ import (
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/fault"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/leak"
 	thishost "github.com/tutti-go/tutti/internal/machine"
 	"github.com/tutti-go/tutti/internal/segment"
 	"github.com/tutti-go/tutti/internal/waiting"
@@ -444,15 +444,11 @@ func (n *node) communicator(id uint64, rank int, ranks []int) (*communicator, er
 	if err := n.register(w); err != nil {
 		return nil, err
 	}
-	e.leakAlarm = goruntime.AddCleanup(c, leaked, e.Check)
+	// A communicator that is lost stays open: its last call may still be waiting, and needs the handle no more.
+	mark := leak.NewMark(name, fmt.Sprintf("rank %d of %d", rank, len(ranks)))
+	e.leakAlarm = goruntime.AddCleanup(c, (*leak.Mark).Report, mark)
 	go w.drive()
 	return c, nil
-}
-
-// leaked runs when a communicator was garbage collected without Close. It stays open: its last call may still be
-// waiting, and needs the handle no more.
-func leaked(check backend.Check) {
-	slog.Warn("communicator was never closed", "backend", check.Backend, "rank", check.Rank, "ranks", check.WorldSize)
 }
 
 // hostID tells a rank's host from all others by its first two words. Ranks with the same third word may share memory,

@@ -1,0 +1,124 @@
+// Package leak says which communicators were garbage collected without Close: in one line for those that are found
+// together, and ever less often where a program goes on to lose them.
+package leak
+
+import (
+	"fmt"
+	"log/slog"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/tutti-go/tutti/internal/dump"
+)
+
+const (
+	// gatherTime is how long the first line of a backend waits for further communicators, as a garbage collection finds
+	// many, one by one. Each later one waits twice as long as the one before, up to longestGather.
+	gatherTime    = 100 * time.Millisecond
+	longestGather = 3 * time.Second
+	// mostPlaces is how many communicators a line describes: they are mostly of one place.
+	mostPlaces = 3
+	// depth is how many frames of a stack are kept.
+	depth = 32
+)
+
+// Mark describes a communicator that is to be closed.
+type Mark struct {
+	backend string         // of the communicator
+	title   string         // which one it is, such as "rank 0 of 2"
+	frames  [depth]uintptr // return addresses of the call that made it, innermost first
+	count   int            // of frames
+}
+
+// NewMark describes a communicator that the caller makes.
+func NewMark(backend, title string) *Mark {
+	m := &Mark{backend: backend, title: title}
+	m.count = runtime.Callers(2, m.frames[:])
+	return m
+}
+
+// Report counts a communicator as lost, for a line that comes soon. It suits runtime.AddCleanup.
+func (m *Mark) Report() { lost.add(m) }
+
+// tally counts the communicators of a backend that were lost.
+type tally struct {
+	total int           // 1 and up
+	count int           // of these, since the last line
+	first []*Mark       // of count, mostPlaces at most
+	pause time.Duration // before the next line
+}
+
+// lost are those of this process.
+var lost counts
+
+// counts has a tally for each backend. The zero value has counted nothing.
+type counts struct {
+	mu       sync.Mutex        // taken alone
+	backends map[string]*tally // by name; nil before the first; guarded by mu
+}
+
+// add counts a communicator, and has a line follow soon.
+func (c *counts) add(m *Mark) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.backends == nil {
+		c.backends = map[string]*tally{}
+	}
+	t := c.backends[m.backend]
+	if t == nil {
+		t = &tally{pause: gatherTime}
+		c.backends[m.backend] = t
+	}
+	t.total++
+	t.count++
+	if len(t.first) < mostPlaces {
+		t.first = append(t.first, m)
+	}
+	if t.count == 1 {
+		time.AfterFunc(t.pause, func() { c.log(m.backend) })
+		t.pause = min(2*t.pause, longestGather)
+	}
+}
+
+// log logs how many communicators of a backend were lost.
+func (c *counts) log(backend string) {
+	c.mu.Lock()
+	t := c.backends[backend]
+	last := *t
+	t.count = 0
+	t.first = nil
+	c.mu.Unlock()
+	var texts []string
+	for _, m := range last.first {
+		texts = append(texts, m.String())
+	}
+	slog.Warn(
+		"communicators were never closed",
+		"backend", backend,
+		"count", last.count,
+		"first", strings.Join(texts, "; "),
+		"total", last.total,
+	)
+}
+
+// String says which communicator it is, and where the program has made it.
+func (m *Mark) String() string {
+	var stack []dump.Frame
+	frames := runtime.CallersFrames(m.frames[:m.count])
+	for {
+		f, ok := frames.Next()
+		if f.PC != 0 && !strings.HasPrefix(f.Function, "runtime.") {
+			stack = append(stack, dump.Frame{Name: f.Function, Filename: f.File, Line: f.Line})
+		}
+		if !ok {
+			break
+		}
+	}
+	if len(stack) == 0 {
+		return m.title
+	}
+	place := dump.Caller(stack)
+	return fmt.Sprintf("%s, made at %s:%d", m.title, place.Filename, place.Line)
+}
