@@ -53,9 +53,11 @@ package local
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 
 	"github.com/tutti-go/tutti/comm"
+	"github.com/tutti-go/tutti/internal/dump"
 )
 
 // New makes a world of n ranks and returns their communicators, in rank order.
@@ -86,5 +88,6 @@ func Run(ctx context.Context, n int, body func(ctx context.Context, c comm.Commu
 	if err != nil {
 		return err
 	}
+	dump.Agree(rand.Text()) // the ranks of this process are all
 	return comm.Run(ctx, comms, body)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/backend"
 	"github.com/tutti-go/tutti/comm/local"
+	"github.com/tutti-go/tutti/internal/dump"
 	device "github.com/tutti-go/tutti/runtime"
 )
 
@@ -99,4 +100,16 @@ func TestCheckDevice(t *testing.T) {
 	require.ErrorIs(t, err, comm.ErrDevice)
 	require.ErrorContains(t, err, "cuda:3")
 	require.ErrorContains(t, err, "comm/nccl")
+}
+
+// The ranks of each run have a name in flight records that no other run has.
+func TestRunIsNamed(t *testing.T) {
+	noLauncher := func(string) string { return "" }
+	names := map[string]bool{}
+	for range 3 {
+		require.NoError(t, local.Run(t.Context(), 2, func(context.Context, comm.Communicator) error { return nil }))
+		names[dump.RunName(noLauncher)] = true
+	}
+	assert.Len(t, names, 3)
+	assert.NotContains(t, names, "")
 }

@@ -2,6 +2,7 @@ package rendezvous
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -12,9 +13,11 @@ import (
 
 	"github.com/tutti-go/tutti/comm"
 	"github.com/tutti-go/tutti/comm/store"
+	"github.com/tutti-go/tutti/internal/dump"
 	"github.com/tutti-go/tutti/internal/env"
 	"github.com/tutti-go/tutti/internal/gate"
 	"github.com/tutti-go/tutti/internal/inquiry"
+	"github.com/tutti-go/tutti/internal/printable"
 	"github.com/tutti-go/tutti/internal/waiting"
 )
 
@@ -35,7 +38,33 @@ func (j Job) Connect(ctx context.Context) (*store.Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous: rank %d: %w", j.Rank, err)
 	}
+	if j.Hosted || j.WorldSize <= 1 { // the launcher names the run, and members of an elastic job have none
+		return kv, nil
+	}
+	if err := j.nameRun(ctx, kv); err != nil {
+		return nil, errors.Join(fmt.Errorf("rendezvous: rank %d: %w", j.Rank, err), kv.Close())
+	}
 	return kv, nil
+}
+
+// runKey has the name of the run of a job, which rank 0 has made.
+const runKey = "run"
+
+// nameRun has the flight records of all ranks name one run, so that those of earlier runs are left out.
+func (j Job) nameRun(ctx context.Context, kv *store.Client) error {
+	if j.Rank == 0 {
+		name := rand.Text()
+		dump.Agree(name)
+		return kv.Set(ctx, runKey, []byte(name))
+	}
+	name, err := kv.Get(ctx, runKey)
+	if err != nil {
+		return err
+	}
+	if len(name) == len(rand.Text()) && printable.Text(string(name)) == string(name) {
+		dump.Agree(string(name))
+	}
+	return nil
 }
 
 // waits begins a wait of this rank.

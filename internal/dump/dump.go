@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/tutti-go/tutti/internal/env"
 )
@@ -144,14 +145,20 @@ const EpochDir = "tutti-record-epoch-"
 // runNames are variables of launchers that together name a run of a job's ranks, if the first is set.
 var runNames = [][]string{
 	{env.Run},
-	{"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"},
 	{"PMIX_NAMESPACE"},
 	{"SLURM_JOB_ID", "SLURM_STEP_ID"},
 	{"FLUX_JOB_ID"},
 	{"PMI_JOBID"},
 }
 
-// RunName is what tells the records of this run from those of others, "" if nothing does.
+// agreed is the name that the ranks of this process have agreed on with the others; nil before that.
+var agreed atomic.Pointer[string]
+
+// Agree names the run of this process's ranks, where the launcher does not. All ranks of the run agree on the name, and
+// no other run has it.
+func Agree(run string) { agreed.Store(&run) }
+
+// RunName is what tells the records of this run from those of others, "" if nothing does, or nothing yet.
 func RunName(getenv func(string) string) string {
 	for _, variables := range runNames {
 		if getenv(variables[0]) == "" {
@@ -162,6 +169,9 @@ func RunName(getenv func(string) string) string {
 			parts = append(parts, getenv(variable))
 		}
 		return strings.Join(parts, ".")
+	}
+	if run := agreed.Load(); run != nil {
+		return *run
 	}
 	return ""
 }

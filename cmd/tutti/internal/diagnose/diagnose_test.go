@@ -526,6 +526,40 @@ func TestRuns(t *testing.T) {
 	assert.Equal(t, []int{2}, report.Findings[0].Ranks)
 }
 
+// TestUnnamedRuns: the record of a rank that has met no other one does not say its run, and belongs to the newest one of
+// as many ranks. Where no record says its run, all are of one.
+func TestUnnamedRuns(t *testing.T) {
+	type written struct {
+		rank, size int
+		run        string
+		made       int64
+		stale      bool
+	}
+	for name, list := range map[string][]written{
+		"the last one waits":   {{0, 3, "new", 20, false}, {1, 3, "new", 10, false}, {2, 3, "", 30, false}, {3, 4, "old", 1, true}},
+		"the first one waits":  {{0, 3, "new", 20, false}, {1, 3, "new", 10, false}, {2, 3, "", 5, false}, {3, 4, "", 1, true}},
+		"two runs of one size": {{0, 3, "", 30, false}, {1, 3, "new", 20, false}, {2, 3, "old", 2, true}},
+		"a run without a name": {{0, 2, "", 30, false}, {1, 2, "", 20, false}, {2, 3, "old", 2, true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			var stale []string
+			for _, w := range list {
+				path := filepath.Join(dir, fmt.Sprintf("tutti-record-%d.json", w.rank))
+				const format = `{"version":"2.10","tutti":{"rank":%d,"world_size":%d,"job":%q,"time_ns":%d}}`
+				require.NoError(t, os.WriteFile(path, fmt.Appendf(nil, format, w.rank, w.size, w.run, w.made), 0o600))
+				if w.stale {
+					stale = append(stale, path)
+				}
+			}
+			records, others, err := ReadFiles([]string{dir})
+			require.NoError(t, err)
+			assert.Equal(t, stale, others)
+			assert.Len(t, records, len(list)-len(stale))
+		})
+	}
+}
+
 // TestLongTexts: texts that no program writes are cut before they are printed.
 func TestLongTexts(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)

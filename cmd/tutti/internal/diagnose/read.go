@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path"
 	"path/filepath"
@@ -118,13 +119,23 @@ func ReadFiles(paths []string) (records []Record, stale []string, err error) {
 	return records, stale, nil
 }
 
-// ofNewestRun returns the records of the run of which the newest one is, and the names of others.
+// ofNewestRun returns the records of the run of which the newest one is, and the names of others. A rank that has met
+// no other one may not know its run: it belongs to the newest run of as many ranks.
 func ofNewestRun(records []Record) (kept []Record, stale []string) {
 	newest := slices.MaxFunc(records, func(a, b Record) int {
 		return cmp.Compare(a.Tutti.Time, b.Tutti.Time)
 	})
+	run := newest.Tutti.Job
+	last := int64(math.MinInt64) // when the record was written that has named run
 	for _, r := range records {
-		if r.Tutti.Job == newest.Tutti.Job {
+		named := newest.Tutti.Job == "" && r.Tutti.Job != "" && r.Tutti.Size == newest.Tutti.Size
+		if named && r.Tutti.Time > last {
+			run = r.Tutti.Job
+			last = r.Tutti.Time
+		}
+	}
+	for _, r := range records {
+		if r.Tutti.Job == run || r.Tutti.Job == "" && r.Tutti.Size == newest.Tutti.Size {
 			kept = append(kept, r)
 		} else {
 			stale = append(stale, r.Name)
