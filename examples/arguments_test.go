@@ -44,6 +44,63 @@ func TestUnknownArguments(t *testing.T) {
 	}
 }
 
+// Examples refuse numbers that mean nothing, and name the flag or the setting.
+func TestMeaninglessNumbers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds examples")
+	}
+	dir := t.TempDir()
+	build := exec.Command("go", "build", "-o", dir+string(filepath.Separator), "./data-parallel", "./gradients", "./outer")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	for arguments, says := range map[string]string{
+		"data-parallel -epochs -1":   "-epochs is -1",
+		"data-parallel -epochs 0":    "-epochs is 0",
+		"data-parallel -density 0":   "-density is 0",
+		"data-parallel -density 1.5": "-density is 1.5",
+		"data-parallel -density NaN": "-density is NaN",
+		"data-parallel -ranks -1":    "-1 ranks",
+		"gradients -steps 0":         "-steps is 0",
+		"gradients -steps -1":        "-steps",
+		"outer -every 0":             "-every is 0",
+		"outer -every -3":            "-every is -3",
+		"outer -density 7":           "Density is 7",
+		"outer -density NaN":         "Density is NaN",
+	} {
+		words := strings.Fields(arguments)
+		command, err := filepath.Glob(filepath.Join(dir, words[0]+"*"))
+		require.NoError(t, err)
+		require.Len(t, command, 1)
+		out, err := exec.Command(command[0], words[1:]...).CombinedOutput()
+		assert.True(t, errors.As(err, new(*exec.ExitError)), "%s: %s", arguments, out)
+		assert.Contains(t, string(out), says, arguments)
+	}
+}
+
+// TestNumbersAreChecked: programs compare each number that a flag sets, but -ranks, which tutti.Run checks, or leave it
+// to the library: the last ones.
+func TestNumbersAreChecked(t *testing.T) {
+	byLibrary := []string{"ranks", "outer: density"}
+	var mains []string
+	for _, pattern := range []string{"*/main.go", "../delta/*/main.go", "../adapters/*/*/main.go", "../adapters/*/*/*/main.go"} {
+		found, err := filepath.Glob(pattern)
+		require.NoError(t, err)
+		mains = append(mains, found...)
+	}
+	numbers := regexp.MustCompile(`flag\.(?:Int|Uint|Int64|Uint64|Float64|Duration)(?:Var)?\((?:&[\w.]+, )?"(\w+)"`)
+	for _, file := range mains {
+		if strings.Contains(filepath.ToSlash(file), "/cmd/") {
+			continue // no example
+		}
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		for _, found := range numbers.FindAllStringSubmatch(string(text), -1) {
+			known := slices.Contains(byLibrary, found[1]) || slices.Contains(byLibrary, filepath.Base(filepath.Dir(file))+": "+found[1])
+			assert.True(t, known || strings.Contains(string(text), `log.Fatalf("-`+found[1]+" is "), "%s: -%s", file, found[1])
+		}
+	}
+}
+
 // Programs of other modules, which this one does not build, ask for stray words as the examples do.
 func TestStrayWords(t *testing.T) {
 	var mains []string

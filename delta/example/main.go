@@ -38,6 +38,12 @@ func main() {
 	if *hidden < 1 {
 		log.Fatalf("-hidden is %d, want 1 or more", *hidden)
 	}
+	if *steps < 1 {
+		log.Fatalf("-steps is %d, want 1 or more", *steps)
+	}
+	if !(*rate > 0 && *rate < 1) { // NaN as well
+		log.Fatalf("-rate is %v, want a number above 0 and below 1", *rate)
+	}
 	err := tutti.Run(context.Background(), func(ctx context.Context, r tutti.Rank) error {
 		if r.Comm.Rank() == 0 {
 			return train(ctx, r.Runtime, r.Comm, *hidden, *steps, *rate)

@@ -56,7 +56,10 @@ func main() {
 	if flag.NArg() > 0 {
 		log.Fatalf("unknown arguments: %q", flag.Args())
 	}
-	if s.density <= 0 || s.density > 1 {
+	if s.epochs < 1 {
+		log.Fatalf("-epochs is %d, want 1 or more", s.epochs)
+	}
+	if !(s.density > 0 && s.density <= 1) { // NaN as well
 		log.Fatalf("-density is %v, want a share above 0 and at most 1", s.density)
 	}
 	if s.density < 1 {

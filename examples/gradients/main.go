@@ -43,6 +43,9 @@ func main() {
 	if flag.NArg() > 0 {
 		log.Fatalf("unknown arguments: %q", flag.Args())
 	}
+	if *steps < 1 {
+		log.Fatalf("-steps is %d, want 1 or more", *steps)
+	}
 	ctx := context.Background()
 	var err error
 	if os.Getenv("TUTTI_MIN") != "" { // as tutti launch --min sets it

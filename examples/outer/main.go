@@ -32,6 +32,9 @@ func main() {
 	if flag.NArg() > 0 {
 		log.Fatalf("unknown arguments: %q", flag.Args())
 	}
+	if cfg.Every < 1 {
+		log.Fatalf("-every is %d, want 1 or more", cfg.Every)
+	}
 	cfg.Reduce.DenseUpTo = -1 // biases are compressed like the rest
 	err := tutti.Run(context.Background(), func(ctx context.Context, r tutti.Rank) error {
 		s, read, err := train(ctx, r, cfg)

@@ -82,6 +82,9 @@ func main() {
 	if flag.NArg() > 0 {
 		log.Fatalf("unknown arguments: %q", flag.Args())
 	}
+	if s.steps < 1 {
+		log.Fatalf("-steps is %d, want 1 or more", s.steps)
+	}
 	err := start(context.Background(), world, s)
 	if err != nil {
 		log.Fatal(err)

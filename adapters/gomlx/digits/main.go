@@ -43,6 +43,15 @@ func main() {
 	if flag.NArg() > 0 {
 		log.Fatalf("unknown arguments: %q", flag.Args())
 	}
+	if *epochs < 1 {
+		log.Fatalf("-epochs is %d, want 1 or more", *epochs)
+	}
+	if *accumulate < 1 {
+		log.Fatalf("-accumulate is %d, want 1 or more", *accumulate)
+	}
+	if !(*density > 0 && *density <= 1) { // NaN as well
+		log.Fatalf("-density is %v, want a share above 0 and at most 1", *density)
+	}
 	cfg := ddp.Config{}
 	if *density < 1 {
 		cfg.Config = sparse.Config{Pattern: sparse.TopkA, Density: *density}

@@ -35,6 +35,12 @@ func main() {
 	if flag.NArg() > 0 {
 		log.Fatalf("unknown arguments: %q", flag.Args())
 	}
+	if *epochs < 1 {
+		log.Fatalf("-epochs is %d, want 1 or more", *epochs)
+	}
+	if !(*density > 0 && *density <= 1) { // NaN as well
+		log.Fatalf("-density is %v, want a share above 0 and at most 1", *density)
+	}
 	cfg := ddp.Config{}
 	if *density < 1 {
 		cfg.Config = sparse.Config{Pattern: sparse.TopkA, Density: *density}

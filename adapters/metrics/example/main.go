@@ -45,6 +45,9 @@ func main() {
 	if flag.NArg() > 0 {
 		log.Fatalf("unknown arguments: %q", flag.Args())
 	}
+	if *length <= 0 {
+		log.Fatalf("-time is %v, want more than 0", *length)
+	}
 	if err := run(context.Background()); err != nil {
 		log.Fatal(err)
 	}

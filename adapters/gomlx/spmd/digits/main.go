@@ -39,6 +39,12 @@ func main() {
 	if flag.NArg() > 0 {
 		log.Fatalf("unknown arguments: %q", flag.Args())
 	}
+	if *steps < 1 {
+		log.Fatalf("-steps is %d, want 1 or more", *steps)
+	}
+	if *batch < 1 {
+		log.Fatalf("-batch is %d, want 1 or more", *batch)
+	}
 	cfg := tutti.Config{
 		Backend: *backend,
 		Ranks:   *ranks,
