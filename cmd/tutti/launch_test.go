@@ -185,3 +185,52 @@ func TestTwoMachinesByTheDocuments(t *testing.T) {
 		})
 	}
 }
+
+// cable is twoMachines with addresses that hold on the cable alone, $ONE and $TWO, and interfaces of two names. The second
+// machine runs the command that the first one prints, as it is.
+const cable = `set -e
+mount -t tmpfs tutti /mnt
+touch /mnt/net
+unshare --net=/mnt/net true
+ip link add eth0 type veth peer name cable7 netns /mnt/net
+up='ip link set lo up; ip link set $1 addrgenmode none; ip link set $1 up; ip address add $2 dev $1 $3'
+sh -ec "$up" up eth0 $ONE
+nsenter --net=/mnt/net sh -ec "$up" up cable7 $TWO
+tutti launch --listen :29400 --machines 2 -n 1 $COMMAND > first 2> first.err & first=$!
+until grep -q -- --join first.err; do kill -0 $first && sleep 0.1; done
+sed -n 's/^  tutti launch --join/tutti launch --join/p' first.err > command
+nsenter --net=/mnt/net sh -e command > second 2> second.err
+wait $first
+`
+
+// Two machines on a cable, which have addresses that hold there alone, find each other by the command that the first one
+// prints: of IPv6, it names no interface, as that is another one on each machine.
+func TestTwoMachinesOnACable(t *testing.T) {
+	t.Parallel()
+	inside := namespaces(t)
+	tutti := build(t)
+	for name, addresses := range map[string][2]string{
+		"IPv4": {"169.254.1.1/16", "169.254.1.2/16"},
+		"IPv6": {"fe80::1/64 nodad", "fe80::2/64 nodad"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			all := inside(cable)
+			cmd := command(t, all[0], all[1:]...)
+			cmd.Dir = dir
+			cmd.Env = append(os.Environ(), "ONE="+addresses[0], "TWO="+addresses[1], "HOME="+dir, "XDG_CONFIG_HOME=",
+				"TUTTI_SECRET=a secret of tests, and long enough", "PATH="+filepath.Dir(tutti)+":"+os.Getenv("PATH"),
+				"COMMAND=train --backend tcp --epochs 1 --pattern dense --json", "TUTTI_MPI_LIB=/nowhere")
+			out, err := cmd.CombinedOutput()
+			read := func(name string) string {
+				text, _ := os.ReadFile(filepath.Join(dir, name))
+				return string(text)
+			}
+			require.NoError(t, err, "%s%s%s", out, read("first.err"), read("second.err"))
+			assert.NotContains(t, read("command"), "127.0.0.1")
+			assert.NotContains(t, read("command"), "eth0")
+			assert.Contains(t, read("first"), `"hash":`)
+		})
+	}
+}

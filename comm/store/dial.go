@@ -41,7 +41,7 @@ func (r *refusal) Unwrap() error { return ErrRefused }
 
 // Dialer reaches a store.
 type Dialer struct {
-	Addresses []string    // where it may be, as host:port
+	Addresses []string    // where it may be, as host:port; one of a link without a zone is tried on all interfaces
 	TLS       *tls.Config // the job's certificates, of both sides; nil is no valid Dialer
 	Name      string      // of this process, that no other one has
 	Size      int         // of the job, 0 if it is not known
@@ -54,6 +54,9 @@ type Dialer struct {
 // its addresses, and it hangs up on some connections while strangers crowd it, so Dial tries until ctx ends. If the
 // store refuses this process, or others answer at all addresses, that is an error wrapping [ErrRefused] at once.
 func (d Dialer) Dial(ctx context.Context) (*Client, error) {
+	if d.Network == nil {
+		d.Addresses = gate.Zoned(d.Addresses)
+	}
 	hello := d.hello()
 	var log repeats.Log
 	var last []error // of the last whole round

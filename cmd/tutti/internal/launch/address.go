@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"regexp"
 	"slices"
@@ -61,6 +62,16 @@ func zoned(ip net.IP, name string) string {
 		return ip.String() + "%" + name
 	}
 	return ip.String()
+}
+
+// withoutZone is an address, as host:port, as other machines know it: a zone is an interface of this one. They try all of
+// theirs.
+func withoutZone(address string) string {
+	a, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return address
+	}
+	return netip.AddrPortFrom(a.Addr().WithZone(""), a.Port()).String()
 }
 
 // firstAddress is the first address of an interface that suits, nil if none does.
@@ -154,7 +165,7 @@ func listenPort(address string) string {
 // invitation is what to do on other machines: a command that can be pasted as it is.
 func (a *agent) invitation() string {
 	before, flags := settings(os.Getenv)
-	words := []string{"tutti", "launch", "--join", a.address, "-n", strconv.Itoa(a.Ranks)}
+	words := []string{"tutti", "launch", "--join", withoutZone(a.address), "-n", strconv.Itoa(a.Ranks)}
 	words = append(words, flags...)
 	if cmp.Or(a.Grace, DefaultGrace) != DefaultGrace {
 		words = append(words, "--grace", a.Grace.String())

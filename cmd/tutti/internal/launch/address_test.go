@@ -17,7 +17,7 @@ func TestInvitation(t *testing.T) {
 		address: "[fe80::1%eth0]:29400",
 	}
 	assert.Equal(t, `with the same TUTTI_SECRET: run
-  tutti launch --join '[fe80::1%eth0]:29400' -n 3 train --name 'it'\''s mine' ''
+  tutti launch --join '[fe80::1]:29400' -n 3 train --name 'it'\''s mine' ''
 `, a.invitation())
 	a.copyName = "my secret"
 	a.Typed = nil
@@ -54,6 +54,12 @@ func TestInvitationSettings(t *testing.T) {
 func TestAddresses(t *testing.T) {
 	assert.Equal(t, "fe80::1%eth0", zoned(net.ParseIP("fe80::1"), "eth0"))
 	assert.Equal(t, "10.0.0.1", zoned(net.ParseIP("10.0.0.1"), "eth0"))
+	for address, want := range map[string]string{
+		"[fe80::1%eth0]:1": "[fe80::1]:1", "[fe80::1]:1": "[fe80::1]:1", "[2001:db8::1]:1": "[2001:db8::1]:1",
+		"10.0.0.1:1": "10.0.0.1:1", "host:1": "host:1",
+	} {
+		assert.Equal(t, want, withoutZone(address), address)
+	}
 	assert.True(t, isLink(net.ParseIP("fe80::1")))
 	assert.False(t, isLink(net.ParseIP("169.254.0.1")))
 	assert.Equal(t, "169.254.0.1", zoned(net.ParseIP("169.254.0.1"), "eth0"))
