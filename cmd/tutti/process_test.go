@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tutti-go/tutti/cmd/tutti/internal/launch"
+	"github.com/tutti-go/tutti/internal/jobtest"
 )
 
 // built makes the command, once.
@@ -50,6 +51,7 @@ func TestMain(m *testing.M) {
 	if role, ok := roles[os.Getenv(roleVariable)]; ok {
 		os.Exit(play(role))
 	}
+	jobtest.DefaultSignals()
 	code := m.Run()
 	if dir, _ := built(); dir != "" {
 		_ = os.RemoveAll(dir)

@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -50,6 +52,16 @@ func Environment(t testing.TB) []string {
 	}
 	return append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
 		"OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_mpi_yield_when_idle=1", "TMPDIR="+temporary)
+}
+
+// DefaultSignals has processes that this one starts from now on get signals as usual. Who started the tests may ignore
+// hangups or interrupts, as nohup does, and processes inherit that, unless this one handles them.
+func DefaultSignals() {
+	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT} {
+		if signal.Ignored(s) {
+			signal.Notify(make(chan os.Signal, 1), s)
+		}
+	}
 }
 
 // Output runs a program to its end and returns what it printed.

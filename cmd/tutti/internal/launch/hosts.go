@@ -116,6 +116,7 @@ type spread struct {
 	address string        // of the store, set before known is closed
 	known   chan struct{}
 	ordered syscall.Signal // that ended the job; 0 for none; used only by follow
+	overdue bool           // launchers had stopTime to end, and some have not; set by follow, read when it has returned
 }
 
 // Spread runs a job on the hosts of cfg.Slots: it starts a launcher on each by ssh, or without it where the host is
@@ -524,6 +525,7 @@ func (s *spread) follow(ctx context.Context) End {
 			s.ordered = Signal(ctx)
 			s.signal(s.excuse(), s.ordered)
 		case <-expired:
+			s.overdue = true
 			return s.unended()
 		}
 	}
@@ -699,10 +701,15 @@ func (s *spread) excuse() (left []*remote) {
 // stopTime is how long launchers take at most to end when one has.
 func (s *spread) stopTime() time.Duration { return s.Grace + stopMargin + dumpTime + patience }
 
-// close ends the launchers that have not ended: each sees its standard input end.
+// close ends the launchers that have not ended: each sees its standard input end. All that do not answer have stopTime
+// together, unless they have had it.
 func (s *spread) close() {
 	close(s.closed)
-	bounded, cancel := context.WithTimeout(context.Background(), s.stopTime()) // for all hosts that do not answer
+	limit := s.stopTime()
+	if s.overdue {
+		limit = stopMargin
+	}
+	bounded, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	for _, h := range s.hosts[:s.started] {
 		_ = h.control.Close()

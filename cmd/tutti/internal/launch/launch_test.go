@@ -58,6 +58,7 @@ func TestMain(m *testing.M) {
 	}
 	way := os.Getenv(rankVariable)
 	if way == "" {
+		jobtest.DefaultSignals()
 		os.Exit(m.Run())
 	}
 	code, err := rank(way)

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -113,6 +114,27 @@ func TestAHostThatDoesNotCome(t *testing.T) {
 func TestALauncherThatDoesNotAnswer(t *testing.T) {
 	s, _, _, _ := newSpread(t, func(*Config) {})
 	assert.Equal(t, End{Text: "the launcher on a does not answer", Code: 1}, s.unended())
+}
+
+// A host that has not ended within the time for that is not waited for once more: here, an hour.
+func TestAFrozenHostIsWaitedForOnce(t *testing.T) {
+	s, _, ends, cancel := newSpread(t, func(c *Config) { c.Grace = -stopMargin - dumpTime - patience }) // no time at all
+	cancel(Signaled(syscall.SIGINT))
+	assert.Contains(t, receive(t, ends).Text, "the launcher on a does not answer")
+	s.Grace = time.Hour
+	s.started = len(s.hosts)
+	for _, h := range s.hosts {
+		go s.await(h, new(sync.WaitGroup))
+	}
+	ended := make(chan struct{}, 1)
+	go func() {
+		s.close()
+		ended <- struct{}{}
+	}()
+	receive(t, ended)
+	for _, h := range s.hosts {
+		require.NotNil(t, h.cmd.ProcessState, "it has been ended")
+	}
 }
 
 // Signals come after what a host is to run, in their order, and by name.
