@@ -54,9 +54,7 @@ type Dialer struct {
 // its addresses, and it hangs up on some connections while strangers crowd it, so Dial tries until ctx ends. If the
 // store refuses this process, or others answer at all addresses, that is an error wrapping [ErrRefused] at once.
 func (d Dialer) Dial(ctx context.Context) (*Client, error) {
-	if d.Network == nil {
-		d.Addresses = gate.Zoned(d.Addresses)
-	}
+	d.Addresses = d.candidates()
 	hello := d.hello()
 	var log repeats.Log
 	var last []error // of the last whole round
@@ -123,6 +121,14 @@ func (d Dialer) Dial(ctx context.Context) (*Client, error) {
 		case <-time.After(wait):
 		}
 	}
+}
+
+// candidates are the addresses to try: those of a link on each interface of this host.
+func (d Dialer) candidates() []string {
+	if d.Network != nil {
+		return d.Addresses
+	}
+	return gate.Zoned(d.Addresses)
 }
 
 // remind says ever less often that there is no connection yet, from the first attempt on that ends after 2 s: an

@@ -68,12 +68,6 @@ type reply struct {
 	Deleted bool `json:"deleted,omitempty"` // of an event: the key is gone
 }
 
-// refuse makes an answer say that a bound of the store is reached.
-func (r *reply) refuse(reason string) {
-	r.Fault = reason
-	r.Kind = kindFull
-}
-
 // Entry is a key with its value.
 type Entry struct {
 	Key     string `json:"key"`             // any text of at most 64 KiB
@@ -247,7 +241,8 @@ func (s *state) put(origin place, r *request, value []byte, answer *reply) (repl
 	case len(value) > MaxValue:
 		answer.Fault = fmt.Sprintf("a value of %d bytes, at most %d", len(value), MaxValue)
 	case s.bytes+grows > mostBytes || old == nil && len(s.entries) == mostKeys:
-		answer.refuse(fmt.Sprintf("the store has %d keys and %d bytes", len(s.entries), s.bytes))
+		answer.Fault = fmt.Sprintf("the store has %d keys and %d bytes", len(s.entries), s.bytes)
+		answer.Kind = kindFull
 	}
 	if answer.Fault != "" {
 		answer.OK = false

@@ -64,8 +64,8 @@ func zoned(ip net.IP, name string) string {
 	return ip.String()
 }
 
-// withoutZone is an address, as host:port, as other machines know it: a zone is an interface of this one. They try all of
-// theirs.
+// withoutZone is an address, as host:port, as other machines know it: a zone is an interface of this one. They try all
+// of theirs.
 func withoutZone(address string) string {
 	a, err := netip.ParseAddrPort(address)
 	if err != nil {
