@@ -146,13 +146,14 @@ func playRendezvous(p *play) {
 			p.fail("rank %d: what was done before the abort has failed: %v", rank, before)
 		}
 		group.Leave()
-		for began := time.Now(); rank == 0; sim.Sleep(time.Millisecond) { // only the notice stays, until its process ends
+		// Only the notice and the run's name stay, until rank 0's process ends.
+		for began := time.Now(); rank == 0; sim.Sleep(time.Millisecond) {
 			all, err := kv.List(ctx, "")
 			if err != nil || time.Since(began) > 3*time.Second {
 				p.fail("after all have left there is %v, %v", all, err)
 			}
 			all = slices.DeleteFunc(all, func(e store.Entry) bool {
-				return strings.HasPrefix(e.Key, "round/") || strings.HasPrefix(e.Key, "peers/notice/")
+				return e.Key == "run" || strings.HasPrefix(e.Key, "round/") || strings.HasPrefix(e.Key, "peers/notice/")
 			})
 			if len(all) == 0 {
 				break
