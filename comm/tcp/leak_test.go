@@ -16,8 +16,19 @@ import (
 	"github.com/tutti-go/tutti/runtime/cpu"
 )
 
+// collect has the garbage collector look, and call what it calls of others.
+func collect() {
+	for range 5 {
+		collected := make(chan bool)
+		runtime.AddCleanup(new([64]byte), func(c chan bool) { close(c) }, collected)
+		runtime.GC()
+		<-collected
+	}
+}
+
 // A communicator that nobody closes is found when it is garbage, one that is closed is not.
 func TestForgottenClose(t *testing.T) {
+	collect() // what earlier tests have lost
 	log := logTo(t)
 	found := func() bool {
 		runtime.GC()
@@ -43,6 +54,7 @@ func TestForgottenClose(t *testing.T) {
 
 // A communicator that is being closed is not forgotten, though its handle is garbage while Close drains.
 func TestCloseIsNotForgotten(t *testing.T) {
+	collect() // what earlier tests have lost
 	log := logTo(t)
 	conf, err := store.TLS([]byte("a secret of tests"), "comm/tcp")
 	require.NoError(t, err)
@@ -73,12 +85,7 @@ func TestCloseIsNotForgotten(t *testing.T) {
 	}(comms[0])
 	comms[0], comms[1] = nil, nil
 	<-began
-	for range 5 { // the collector has looked, and called what it calls of others
-		collected := make(chan bool)
-		runtime.AddCleanup(new([64]byte), func(c chan bool) { close(c) }, collected)
-		runtime.GC()
-		<-collected
-	}
+	collect()
 	require.NoError(t, peer.Send(memory+8, 8, dtype.U8, 0, 0))
 	require.NoError(t, <-closed)
 	require.NoError(t, peer.Close())

@@ -1,5 +1,5 @@
 // Package leak says which communicators were garbage collected without Close: in one line for those that are found
-// together, and ever less often where a program goes on to lose them.
+// together.
 package leak
 
 import (
@@ -14,10 +14,9 @@ import (
 )
 
 const (
-	// gatherTime is how long the first line of a backend waits for further communicators, as a garbage collection finds
-	// many, one by one. Each later one waits twice as long as the one before, up to longestGather.
-	gatherTime    = 100 * time.Millisecond
-	longestGather = 3 * time.Second
+	// gatherTime is how long a line waits for further communicators, unless there is a garbage collection before: one
+	// finds many, one by one.
+	gatherTime = 100 * time.Millisecond
 	// mostPlaces is how many communicators a line describes: they are mostly of one place.
 	mostPlaces = 3
 	// depth is how many frames of a stack are kept.
@@ -40,14 +39,17 @@ func NewMark(backend, title string) *Mark {
 }
 
 // Report counts a communicator as lost, for a line that comes soon. It suits runtime.AddCleanup.
-func (m *Mark) Report() { lost.add(m) }
+func (m *Mark) Report() {
+	if lost.add(m) {
+		runtime.AddCleanup(new([64]byte), lost.log, m.backend)
+	}
+}
 
 // tally counts the communicators of a backend that were lost.
 type tally struct {
-	total int           // 1 and up
-	count int           // of these, since the last line
-	first []*Mark       // of count, mostPlaces at most
-	pause time.Duration // before the next line
+	total int     // 1 and up
+	count int     // of these, since the last line
+	first []*Mark // of count, mostPlaces at most
 }
 
 // lost are those of this process.
@@ -59,8 +61,8 @@ type counts struct {
 	backends map[string]*tally // by name; nil before the first; guarded by mu
 }
 
-// add counts a communicator, and has a line follow soon.
-func (c *counts) add(m *Mark) {
+// add counts a communicator, and has a line follow soon. It reports whether it is the first since the last line.
+func (c *counts) add(m *Mark) (first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.backends == nil {
@@ -68,7 +70,7 @@ func (c *counts) add(m *Mark) {
 	}
 	t := c.backends[m.backend]
 	if t == nil {
-		t = &tally{pause: gatherTime}
+		t = &tally{}
 		c.backends[m.backend] = t
 	}
 	t.total++
@@ -77,12 +79,12 @@ func (c *counts) add(m *Mark) {
 		t.first = append(t.first, m)
 	}
 	if t.count == 1 {
-		time.AfterFunc(t.pause, func() { c.log(m.backend) })
-		t.pause = min(2*t.pause, longestGather)
+		time.AfterFunc(gatherTime, func() { c.log(m.backend) })
 	}
+	return t.count == 1
 }
 
-// log logs how many communicators of a backend were lost.
+// log logs how many communicators of a backend were lost since the last line, if any were.
 func (c *counts) log(backend string) {
 	c.mu.Lock()
 	t := c.backends[backend]
@@ -90,6 +92,9 @@ func (c *counts) log(backend string) {
 	t.count = 0
 	t.first = nil
 	c.mu.Unlock()
+	if last.count == 0 {
+		return
+	}
 	var texts []string
 	for _, m := range last.first {
 		texts = append(texts, m.String())

@@ -2,6 +2,7 @@ package leak
 
 import (
 	"fmt"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,7 +14,7 @@ import (
 )
 
 // TestOneLine: communicators of a backend that are lost together are one line, with their number and where the first
-// ones were made. Those that are lost later are further lines, ever less often.
+// ones were made. Those that are lost later are a further line.
 func TestOneLine(t *testing.T) {
 	logged := logtest.Capture(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -33,14 +34,23 @@ func TestOneLine(t *testing.T) {
 		one := logged.Lines("backend=one ")[0]
 		assert.Regexp(t, `count=800 first="(rank [012] of 900, made at \S+testing\.go:\d+(; )?){3}" total=800`, one)
 
-		for range 100 { // one every 100 ms
-			lose("one", 1)
-			time.Sleep(100 * time.Millisecond)
-		}
-		time.Sleep(longestGather)
+		lose("one", 2)
+		c.log("one") // as at the next garbage collection
+		time.Sleep(gatherTime)
 		synctest.Wait()
 		lines := logged.Lines("backend=one ")
-		assert.Len(t, lines, 8, "after pauses of 0.1, 0.2, 0.4, 0.8, 1.6, 3, 3 and 3 s")
-		assert.Contains(t, lines[len(lines)-1], "total=900")
+		require.Len(t, lines, 2)
+		assert.Contains(t, lines[1], "count=2 ")
+		assert.Contains(t, lines[1], "total=802")
 	})
+}
+
+// TestCollected: a garbage collection after the one that has found communicators ends the wait for more of them.
+func TestCollected(t *testing.T) {
+	logged := logtest.Capture(t)
+	NewMark("collected", "rank 0 of 1").Report()
+	require.Eventually(t, func() bool {
+		runtime.GC()
+		return len(logged.Lines("backend=collected count=1 ")) == 1
+	}, time.Minute, time.Millisecond)
 }
