@@ -29,6 +29,9 @@ func newCommunicator(e *endpoint) *communicator {
 // FixedOrder implements [comm.FixedOrder]: the library adds in its own order.
 func (c *communicator) FixedOrder() bool { return !c.e.native() }
 
+// SharesMemory reports whether all ranks share memory, which package ddp asks.
+func (c *communicator) SharesMemory() bool { return c.e.SharesMemory() }
+
 // CheckDevice implements [backend.MemoryChecker]. Device memory needs a CUDA-aware
 // library, and native collectives: this package's own reduce on the host.
 func (c *communicator) CheckDevice(d runtime.Device) error {

@@ -14,7 +14,7 @@ import (
 func SpoilSplit(c comm.Communicator) { c.(*communicator).e.lib.handles.errorsReturn = 0 }
 
 // Shares reports whether collectives of c go over memory that its ranks share.
-func Shares(c comm.Communicator) bool { return c.(*communicator).e.shared != nil }
+func Shares(c comm.Communicator) bool { return c.(*communicator).SharesMemory() }
 
 // CloseWithin bounds the abort of c, and its drain in Close.
 func CloseWithin(c comm.Communicator, d time.Duration) { c.(*communicator).e.Life.Timeout = d }

@@ -63,7 +63,7 @@ func Neighbors(t *testing.T, number func(rank int) int64) {
 // Shares reports whether short collectives of a communicator go over memory, and whether anything of it does.
 func Shares(c comm.Communicator) (slots, anything bool) {
 	e := c.(*communicator).e
-	return e.slots != nil, e.wire.shares.Load()
+	return c.(*communicator).SharesMemory(), e.wire.shares.Load()
 }
 
 // Machine is what ranks are on outside of tests.

@@ -420,6 +420,9 @@ func (c *communicator) CheckDevice(d runtime.Device) error {
 	return c.e.Check.Unreachable(d, advice)
 }
 
+// SharesMemory reports whether all ranks share memory, which package ddp asks.
+func (c *communicator) SharesMemory() bool { return c.e.SharesMemory() }
+
 // Close implements [comm.Communicator]. It may be the last to refer to c, which is not forgotten while Close drains.
 func (c *communicator) Close() error {
 	defer goruntime.KeepAlive(c)

@@ -98,9 +98,9 @@ type Config struct {
 	// elements has in any of them, which the ranks find first, so what is accumulated is kept until the last one: a
 	// rank needs memory for its contributions, less one, and for I32 like the gradients. The integers add up in any
 	// order, so that communicators without a fixed order ([comm.FixedOrder]) serve as well. With NoUndo, results are
-	// written early, which saves a pass over memory. A block with an element that
-	// is not finite is NaN, which NonFinite judges; a result beyond the largest number of its type is that number.
-	// ClipNorm bounds the norm of the results, whatever Clip says.
+	// written early, which saves a pass over memory; also where ranks share memory, which keep a copy of the gradients
+	// then and not the I32. A block with an element that is not finite is NaN, which NonFinite judges; a result beyond
+	// the largest number of its type is that number. ClipNorm bounds the norm of the results, whatever Clip says.
 	//
 	// A step that is rolled back keeps what was accumulated: the same calls of Ready, ReduceAll or Wait repeat it. It is
 	// left out, and the next step has its own contributions alone, where that begins with Accumulate, of any gradient, or

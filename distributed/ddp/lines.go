@@ -16,12 +16,19 @@ type lines struct {
 	outer *metered.Communicator
 	inner []*metered.Communicator // the fastest dimension first
 	all   []*metered.Communicator // these, and the one of all ranks
+	// shared: without a mesh, all ranks share memory, and a collective takes little beside its passes over memory.
+	shared bool
 }
 
 // newLines makes the mesh of g's communicator, if it is configured; without, there is the communicator alone.
 func (g *Gradients) newLines(ctx context.Context) (l lines, err error) {
 	if g.cfg.Mesh == nil {
-		return lines{outer: g.meter, all: []*metered.Communicator{g.meter}}, nil
+		sharer, ok := comm.As[interface{ SharesMemory() bool }](g.meter)
+		return lines{
+			outer:  g.meter,
+			all:    []*metered.Communicator{g.meter},
+			shared: ok && sharer.SharesMemory(),
+		}, nil
 	}
 	if l.mesh, err = g.cfg.Mesh(ctx, g.meter); err != nil {
 		return l, err

@@ -16,13 +16,17 @@ import (
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/fixedpoint"
 	"github.com/tutti-go/tutti/internal/hostmem"
+	"github.com/tutti-go/tutti/internal/hostops"
 	"github.com/tutti-go/tutti/internal/sparsity"
 	"github.com/tutti-go/tutti/runtime/kernel"
 )
 
 // turnLen is how many elements are summed in a turn whose integers stay in the second-level cache on their way from
-// gradients to results.
-const turnLen = 1 << 17
+// gradients to results, and sharedTurnLen how many where ranks share memory: an exchange has copies of them there.
+const (
+	turnLen       = 1 << 17
+	sharedTurnLen = 1 << 15
+)
 
 // reproducible sums what the ranks contribute to a bucket as integers, so that the sums do not depend on how many
 // ranks there are, and who contributes what. The blocks of a gradient first get the largest exponent that any
@@ -43,6 +47,7 @@ type reproducible struct {
 	calls   []comm.Call
 	gathers []comm.Call
 	keeps   bool             // there is room for exponents and sums
+	written int              // turns whose results may be in the gradients, where those before are saved
 	sums    []fixedpoint.Sum // where ranks sum together, those of the gradients that have elements
 }
 
@@ -51,6 +56,7 @@ type fixedPart struct {
 	param int
 	from  int // the first element
 	fixed kernel.Fixed
+	saved uintptr // where the elements are saved before they hold results; 0: they are not
 }
 
 // turn is what is summed at once. Its sums follow each other, and so do its exponents.
@@ -110,13 +116,19 @@ func (c *Config) checkReproducible(whole *engine.Settings) error {
 }
 
 // fixedEarly reports whether results are written turn by turn: on the host, where nothing has to be known of all of
-// them before, and a step is not rolled back.
+// them before. If a step is to be rolled back, gradients are saved, which takes less than to keep the integers until it
+// commits; between hosts, the ways of so many turns would take more.
 func (g *Gradients) fixedEarly() bool {
 	cfg := &g.transaction.cfg
 	if g.cfg.Reproducible == 0 || g.cfg.Shard || g.runtime().ComputeStream() != 0 || g.fixedTogether() {
 		return false
 	}
-	return cfg.NoUndo && cfg.ClipNorm == 0 && cfg.NonFinite == engine.PassNonFinite
+	return (cfg.NoUndo || g.lines.shared) && cfg.ClipNorm == 0 && cfg.NonFinite == engine.PassNonFinite
+}
+
+// savesGradients reports whether gradients are saved before results are written.
+func (g *Gradients) savesGradients() bool {
+	return g.fixedEarly() && !g.transaction.cfg.NoUndo
 }
 
 // fixedTogether reports whether ranks read each other's contributions and write each other's results: in one pass, and
@@ -148,10 +160,13 @@ func (g *Gradients) fixedAtOnce() bool {
 // turnLimit is how many elements a turn has at most. Sums that are kept until the step commits pass through memory
 // anyway, and those of a bucket are one turn.
 func (g *Gradients) turnLimit() int {
-	if g.fixedEarly() {
-		return turnLen
+	switch {
+	case !g.fixedEarly():
+		return math.MaxInt32 &^ (kernel.FixedBlock - 1)
+	case g.lines.shared:
+		return sharedTurnLen
 	}
-	return math.MaxInt32 &^ (kernel.FixedBlock - 1)
+	return turnLen
 }
 
 // newReproducible makes what reduces a bucket.
@@ -202,17 +217,25 @@ func (r *reproducible) allocate() error {
 		blocks = 0
 	case !r.g.fixedEarly():
 		words += r.g.fixedRoom(r.b.len())
+	case r.g.savesGradients():
+		words += (r.b.bytes + base.WordSize - 1) / base.WordSize
 	}
 	if err := t.buffers.Allocate(t.rt, &r.memory, base.WordSize*words+blocks); err != nil {
 		return err
 	}
 	r.counts = r.memory.Ptr
 	sums := base.At(r.counts, len(r.wholes))
+	saved := sums // one or the other
 	exponents := base.At(r.counts, words)
 	for i := range r.wholes {
 		p := &r.wholes[i]
 		p.fixed.Sums = sums
 		p.fixed.Exponents = exponents
+		p.saved = 0
+		if r.g.savesGradients() {
+			p.saved = saved
+			saved += uintptr(p.fixed.N * r.b.dt.Size())
+		}
 		sums = base.At(sums, p.fixed.N)
 		exponents += uintptr(p.fixed.Blocks())
 	}
@@ -234,7 +257,7 @@ func (g *Gradients) turnMemory() (bytes int) {
 		return 0
 	}
 	for _, b := range g.buckets {
-		bytes = max(bytes, base.WordSize*g.fixedRoom(min(turnLen, b.len())))
+		bytes = max(bytes, base.WordSize*g.fixedRoom(min(g.turnLimit(), b.len())))
 	}
 	return bytes
 }
@@ -263,6 +286,9 @@ func (r *reproducible) cut() {
 			part.fixed.N = n
 			part.fixed.Sums = base.At(whole.fixed.Sums, from)
 			part.fixed.Exponents += uintptr(from / kernel.FixedBlock)
+			if whole.saved != 0 {
+				part.saved = whole.saved + uintptr(from*r.b.dt.Size())
+			}
 			if r.g.fixedEarly() {
 				part.fixed.Sums = base.At(r.g.transaction.shared.Ptr, t.n)
 			}
@@ -295,6 +321,7 @@ func (r *reproducible) contribution(p fixedPart, number int) (ptr uintptr, dt dt
 
 // Select implements reducer. Contributions stay where they are.
 func (r *reproducible) Select(context.Context, engine.Input) error {
+	r.written = 0
 	return r.storeCounts()
 }
 
@@ -327,6 +354,7 @@ func (r *reproducible) Exchange(ctx context.Context) error {
 			return err
 		}
 		if r.g.fixedEarly() {
+			r.written = i + 1
 			if err := r.finish(t); err != nil {
 				return err
 			}
@@ -516,7 +544,8 @@ func along(ctx context.Context, o *base.Order, call comm.Call) error {
 	return o.Around(ctx, func() error { return call.Make(o.C) })
 }
 
-// raise raises the exponents of a turn to those of this rank's contributions.
+// raise raises the exponents of a turn to those of this rank's contributions. It saves the gradients, which are in the
+// cache then.
 func (r *reproducible) raise(turn *turn) error {
 	t := r.g.transaction
 	if turn.n == 0 {
@@ -525,9 +554,45 @@ func (r *reproducible) raise(turn *turn) error {
 	if err := t.rt.Fill(turn.exponents(), turn.blocks, dtype.I8, math.MinInt8); err != nil {
 		return err
 	}
-	return r.eachContribution(turn, func(p fixedPart, _ int, ptr uintptr, dt dtype.DType) error {
+	err := r.eachContribution(turn, func(p fixedPart, _ int, ptr uintptr, dt dtype.DType) error {
 		return t.kernels.RaiseExponents(p.fixed, ptr, dt)
 	})
+	if err != nil {
+		return err
+	}
+	return r.eachSaved(turn, func(gradient, saved uintptr, bytes int) error {
+		hostops.Copy(saved, gradient, bytes, true)
+		return nil
+	})
+}
+
+// eachSaved calls f with where the gradients of a turn are, and where they are saved, if they are.
+func (r *reproducible) eachSaved(turn *turn, f func(gradient, saved uintptr, bytes int) error) error {
+	for _, p := range turn.parts {
+		if p.saved == 0 {
+			continue
+		}
+		ptr, err := r.target(p)
+		if err == nil {
+			err = f(ptr, p.saved, p.fixed.N*r.b.dt.Size())
+		}
+		if err != nil {
+			return gradientError(p.param, err)
+		}
+	}
+	return nil
+}
+
+// restore has gradients be as before the step.
+func (r *reproducible) restore() error {
+	var errs []error
+	for i := range r.turns[:r.written] {
+		errs = append(errs, r.eachSaved(&r.turns[i], func(gradient, saved uintptr, bytes int) error {
+			return r.g.transaction.rt.Copy(gradient, saved, bytes)
+		}))
+	}
+	r.written = 0
+	return errors.Join(errs...)
 }
 
 // store stores the sums of this rank's contributions.
@@ -815,7 +880,7 @@ func (r *reproducible) PrepareRestore(_ context.Context, states ...[]byte) (func
 func (r *reproducible) RollBack() error {
 	ctx, cancel := context.WithTimeout(context.Background(), base.DrainLimit)
 	defer cancel()
-	return r.Drain(ctx)
+	return errors.Join(r.Drain(ctx), r.restore())
 }
 
 // Drain implements reducer.

@@ -269,6 +269,11 @@ func hide(c comm.Communicator, hides bool) comm.Communicator {
 	return c
 }
 
+// near is a communicator of ranks that share memory, and do not sum together.
+type near struct{ comm.Communicator }
+
+func (near) SharesMemory() bool { return true }
+
 // late is the communicator of a rank that comes to its Sync when the others' step is over and the world has failed.
 type late struct {
 	comm.Communicator
@@ -415,27 +420,31 @@ func TestReproducible(t *testing.T) {
 func TestReproducibleTurns(t *testing.T) {
 	const seed = 13
 	turns := []int{100, 300_001, 64, 131_000, 5}
-	c := &contributions{dt: dtype.F32}
+	drawn := &contributions{dt: dtype.F32}
 	for m := range microbatches {
 		var all [][]float32
 		for i, n := range turns {
 			all = append(all, standin.Normal(n, seed, m*len(turns)+i))
 		}
-		c.values = append(c.values, all)
+		drawn.values = append(drawn.values, all)
 	}
 	var want [][]float32
 	for i := range turns {
-		want = append(want, c.mean(i, 27))
+		want = append(want, drawn.mean(i, 27))
 	}
 	for _, noUndo := range []bool{false, true} {
-		for number, size := range []int{1, 3, 3} {
+		for number, size := range []int{1, 3, 3, 3} {
 			cfg := ddp.Config{Reproducible: microbatches, BucketBytes: 1 << 22, Config: sparse.Config{NoUndo: noUndo}}
 			standin.World(t, size, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
-				r, err := newBatchRankOf(ctx, rt, hide(w, number < 2), dtype.F32, cfg, turns)
+				c := hide(w, number < 2)
+				if number == 3 {
+					c = near{w}
+				}
+				r, err := newBatchRankOf(ctx, rt, c, dtype.F32, cfg, turns)
 				require.NoError(t, err)
 				for range 2 {
 					batches := assignments["in turn, backwards"](w.Rank(), size)
-					require.NoError(t, r.submit(ctx, c, batches, []int{4, 0, 3, 1, 2}))
+					require.NoError(t, r.submit(ctx, drawn, batches, []int{4, 0, 3, 1, 2}))
 					require.NoError(t, errors.Join(r.g.Wait(ctx), r.check(want)), "%d ranks, NoUndo %v, seed %d", size, noUndo, seed)
 				}
 				return r.close()
@@ -619,6 +628,72 @@ func TestReproducibleRolledBack(t *testing.T) {
 	})
 }
 
+// A step that fails at any call, or before it commits, leaves gradients as they were, of which turns may have held
+// results already, where ranks share memory. Then it can be repeated.
+func TestReproducibleRestored(t *testing.T) {
+	lengths := []int{100, 34_001, 64}
+	for _, dt := range []dtype.DType{dtype.F32, dtype.BF16} {
+		drawn := &contributions{dt: dt}
+		for m := range microbatches {
+			var all [][]float32
+			for i, n := range lengths {
+				all = append(all, narrowed(dt, standin.Normal(n, 31, m*len(lengths)+i)))
+			}
+			drawn.values = append(drawn.values, all)
+		}
+		var want [][]float32
+		for i := range lengths {
+			want = append(want, drawn.mean(i, 27))
+		}
+		standin.World(t, 2, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
+			f := standin.NewFaulty(w)
+			r, err := newBatchRankOf(ctx, rt, near{f}, dt, ddp.Config{Reproducible: microbatches}, lengths)
+			require.NoError(t, err)
+			batches := assignments["one after the other"](w.Rank(), 2)
+			last := batches[len(batches)-1]
+			// failed makes a step, of which the test has a call or the commit fail.
+			failed := func() error {
+				for _, m := range batches {
+					for i := range lengths {
+						require.NoError(t, load(r.params[i], drawn.values[m][i]))
+						if m != last {
+							require.NoError(t, r.g.Accumulate(i, r.params[i]))
+						}
+					}
+				}
+				return r.g.ReduceAll(ctx, r.params)
+			}
+			check := func(when string) {
+				for i := range lengths {
+					left, err := values(r.params[i])
+					require.NoError(t, err)
+					require.Equal(t, drawn.values[last][i], left, "gradient %d of %v, %s", i, dt, when)
+				}
+				require.NoError(t, errors.Join(r.g.ReduceAll(ctx, r.params), r.check(want)), "repeated, %s", when)
+			}
+			require.NoError(t, errors.Join(failed(), r.check(want)))
+			calls := 0
+			for ; ; calls++ {
+				f.Calls = 0
+				f.At = calls
+				err := failed()
+				f.At = -1
+				if err == nil {
+					break
+				}
+				require.ErrorIs(t, err, standin.ErrFault)
+				check(fmt.Sprint("call ", calls))
+			}
+			require.Greater(t, calls, 4, "calls of a step of two turns")
+			r.g.BeforeCommit(func(context.Context) error { return standin.ErrFault })
+			require.ErrorIs(t, failed(), standin.ErrFault)
+			r.g.BeforeCommit(nil)
+			check("before the commit")
+			return r.close()
+		})
+	}
+}
+
 // A step that is left out after it was rolled back adds nothing to the next one, which begins with Accumulate, of any
 // gradient, or after a Rebind: however early it failed.
 func TestReproducibleLeftOut(t *testing.T) {
@@ -780,7 +855,7 @@ func TestReproducibleViews(t *testing.T) {
 // More contributions than there may be are an error on all ranks, and change nothing.
 func TestReproducibleTooMany(t *testing.T) {
 	c := draw(dtype.F32, 10, false)
-	standin.World(t, 3, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
+	tooMany := func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
 		r, err := newBatchRank(ctx, rt, w, c.dt, ddp.Config{Reproducible: 4})
 		require.NoError(t, err)
 		mine := [][]int{{0, 1, 2}, {}, {3, 4}}[w.Rank()]
@@ -794,6 +869,10 @@ func TestReproducibleTooMany(t *testing.T) {
 			assert.Equal(t, c.values[mine[len(mine)-1]][3], left, "the last contribution is as it was")
 		}
 		return r.close()
+	}
+	standin.World(t, 3, tooMany)
+	standin.World(t, 3, func(ctx context.Context, w comm.Communicator, rt *cpu.Runtime) error {
+		return tooMany(ctx, near{w}, rt)
 	})
 }
 
@@ -943,6 +1022,7 @@ func TestReproducibleCosts(t *testing.T) {
 	for name, cfg := range map[string]ddp.Config{
 		"fixed": fixed, "early": early, "weighted": weighted, "clipped": clipped, "shard": shard, "mesh": mesh,
 		"fixed, hidden": fixed, "early, hidden": early, "clipped, hidden": clipped,
+		"fixed, near": fixed, "early, near": early, "clipped, near": clipped,
 	} {
 		perStep := math.Inf(1)
 		standin.World(t, 2, func(ctx context.Context, c comm.Communicator, rt *cpu.Runtime) error {
@@ -955,7 +1035,11 @@ func TestReproducibleCosts(t *testing.T) {
 				if contributions == 0 {
 					chosen = ddp.Config{Shard: cfg.Shard}
 				}
-				g, err := ddp.New(ctx, rt, hide(c, strings.HasSuffix(name, "hidden")), params, chosen)
+				placed := hide(c, strings.HasSuffix(name, "hidden"))
+				if strings.HasSuffix(name, "near") {
+					placed = near{c}
+				}
+				g, err := ddp.New(ctx, rt, placed, params, chosen)
 				require.NoError(t, err)
 				step := func() {
 					if chosen.Weighted {

@@ -269,3 +269,10 @@ func (e *Engine) Share(memory []byte, begun func()) {
 	e.segment.begun = begun
 	e.segment.lay()
 }
+
+// SharesMemory reports whether collectives go over memory that all ranks share, on all ranks alike.
+func (e *Engine) SharesMemory() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.segment.memory != nil
+}
