@@ -46,8 +46,14 @@ func (c *checks) launchFixed(kernels typed, f kernel.Fixed, x uintptr, dt dtype.
 	})
 }
 
+// fixedTile is how many elements a warp takes at a time.
+const fixedTile = 512
+
 // fixedGrid is how many blocks of threads f has work for.
-func fixedGrid(f kernel.Fixed) int { return blocksOf(32 * f.Blocks()) }
+func fixedGrid(f kernel.Fixed) int {
+	tiles := (f.Skip + f.N + fixedTile - 1) / fixedTile
+	return blocksOf(32 * tiles)
+}
 
 // RaiseExponents implements [kernel.Kernels].
 func (s *sparse) RaiseExponents(f kernel.Fixed, x uintptr, dt dtype.DType) error {

@@ -123,6 +123,7 @@ func buildEmulator(t *testing.T) string {
 	equal("sizeof(entries)", listBytes)
 	equal("sizeof(piece)", int(reflect.TypeFor[pieceParameters]().Size()))
 	equal("pick_blocks", picksPerSM)
+	equal("fixed_tile::elements", fixedTile)
 	for structure, parameters := range kernelStructures {
 		equal(fmt.Sprintf("sizeof(%s)", structure), int(parameters.Size()))
 		for field, offset := range offsets(parameters) {

@@ -1,8 +1,8 @@
-// Sums in fixed point, by blocks of elements that have an exponent in common: a warp has a block, and each of its
-// threads two elements.
+// Sums in fixed point, by blocks of elements that have an exponent in common: half a warp has a block, and each of its
+// threads four elements, in tiles of some rows.
 #include "elements.cuh"
 
-enum { fixed_block = 64, not_finite = 255, exponent_bias = 126, square_unit = 56, endless = 1 << 16 };
+enum { fixed_block = 64, fixed_rows = 4, fixed_share = fixed_rows * quad, not_finite = 255, exponent_bias = 126, square_unit = 56, endless = 1 << 16 };
 
 struct fixed_args {
   i32 *sums;
@@ -14,36 +14,76 @@ struct fixed_args {
 };
 
 DEVICE u64 fixed_blocks(u64 skip, u64 n) { return n ? (skip + n + fixed_block - 1) / fixed_block : 0; }
-DEVICE u64 warp_index() { return (u64)block() * block_warps + warp(); }
-DEVICE u64 warp_count() { return (u64)blocks() * block_warps; }
+DEVICE u32 warp_index() { return block() * block_warps + warp(); }
+DEVICE u32 warp_count() { return blocks() * block_warps; }
 
 // An exponent as it is stored: less 128, so that the order of I8 is that of exponents.
 DEVICE u32 field_of(u8 exponent) { return exponent ^ 0x80u; }
 
-// Element number j of this thread in block b; those from n on, and before the first, do not exist.
-DEVICE u64 fixed_element(u64 b, u32 j, u64 skip) { return b * fixed_block + j * warp_size + lane() - skip; }
+// A tile of blocks, of which the first one begins before the first element.
+struct fixed_tile : tile<fixed_rows> {
+  enum { row_blocks = quad * warp_size / fixed_block, block_lanes = fixed_block / quad };
+  u32 first, all; // of the tile's blocks, and how many blocks there are
+  METHOD fixed_tile(u32 number, u64 skip, u64 n)
+      : tile(number, (u32)skip, (u32)n), first(number * (elements / fixed_block)), all((u32)fixed_blocks(skip, n)) {}
+  METHOD i64 element(u32 j) const { return at(j / quad) + j % quad; }
+  // The block of this thread's elements of a row.
+  METHOD u32 block_of(u32 row) const { return first + row * row_blocks + lane() / block_lanes; }
+  METHOD bool leads(u32 row) const { return lane() % block_lanes == 0 && block_of(row) < all; }
 
-DEVICE u32 warp_most(u32 v) {
+  // What does not exist is 0.
+  template <typename T> METHOD void load(T *to, const T *p) const {
+    if (whole()) return load_rows(to, *this, p);
 #pragma unroll
-  for (u32 by = warp_size / 2; by > 0; by /= 2) v = most(v, shuffle_xor(v, by));
+    for (u32 j = 0; j < fixed_share; j++) to[j] = has(element(j)) ? p[element(j)] : T{};
+  }
+  template <typename T> METHOD void store(T *p, const T *from) const {
+    if (whole()) return store_rows(p, *this, from);
+#pragma unroll
+    for (u32 j = 0; j < fixed_share; j++)
+      if (has(element(j))) p[element(j)] = from[j];
+  }
+  METHOD void load_fields(u32 *fields, const u8 *exponents) const {
+#pragma unroll
+    for (u32 row = 0; row < fixed_rows; row++) fields[row] = block_of(row) < all ? field_of(exponents[block_of(row)]) : 0;
+  }
+};
+
+// Calls f with each tile of a warp.
+template <typename F> DEVICE void each_tile(u64 skip, u64 n, F f) {
+  const u32 end = fixed_tile::count(n, (u32)skip);
+  for (u32 number = warp_index(); number < end; number += warp_count()) f(fixed_tile(number, skip, n));
+}
+
+// The largest of the lanes that have a block, or of all lanes; and the sum of a block.
+template <u32 lanes = warp_size> DEVICE u32 most_of(u32 v) {
+#pragma unroll
+  for (u32 by = lanes / 2; by > 0; by /= 2) v = most(v, shuffle_xor(v, by));
+  return v;
+}
+template <u32 lanes = warp_size> DEVICE u64 sum_of(u64 v) {
+#pragma unroll
+  for (u32 by = lanes / 2; by > 0; by /= 2) v += shuffle_xor(v, by);
   return v;
 }
 
 DEVICE double power_of_two(i64 exponent) { return __builtin_bit_cast(double, (u64)(exponent + 1023) << 52); }
 
 template <typename T> DEVICE void raise_exponents(const fixed_args &a) {
-  const T *x = (const T *)a.x;
-  const u64 all = fixed_blocks(a.skip, a.n);
-  for (u64 b = warp_index(); b < all; b += warp_count()) {
-    u32 largest = 0;
+  each_tile(a.skip, a.n, [&] METHOD (const fixed_tile &t) {
+    T x[fixed_share];
+    t.load(x, (const T *)a.x);
+    u32 fields[fixed_rows];
+    t.load_fields(fields, a.exponents);
 #pragma unroll
-    for (u32 j = 0; j < fixed_block / warp_size; j++) {
-      const u64 i = fixed_element(b, j, a.skip);
-      if (i < a.n) largest = most(largest, key_of(widen(x[i])));
+    for (u32 row = 0; row < fixed_rows; row++) {
+      u32 largest = 0;
+#pragma unroll
+      for (u32 j = 0; j < quad; j++) largest = most(largest, key_of(widen(x[row * quad + j])));
+      const u32 exponent = most_of<fixed_tile::block_lanes>(largest) >> 23;
+      if (t.leads(row) && exponent > fields[row]) a.exponents[t.block_of(row)] = (u8)(exponent ^ 0x80u);
     }
-    const u32 exponent = warp_most(largest) >> 23;
-    if (lane() == 0 && exponent > field_of(a.exponents[b])) a.exponents[b] = (u8)(exponent ^ 0x80u);
-  }
+  });
 }
 KERNEL raise_exponents_f32(fixed_args a) { raise_exponents<float>(a); }
 KERNEL raise_exponents_f16(fixed_args a) { raise_exponents<f16>(a); }
@@ -53,44 +93,54 @@ KERNEL raise_exponents_bf16(fixed_args a) { raise_exponents<bf16>(a); }
 constexpr double rounder = 0x1.8p52;
 
 template <typename T> DEVICE void store_fixed(const fixed_args &a) {
-  const T *x = (const T *)a.x;
-  const u64 all = fixed_blocks(a.skip, a.n);
-  for (u64 b = warp_index(); b < all; b += warp_count()) {
-    const u32 exponent = field_of(a.exponents[b]);
-    const double scale = exponent == not_finite ? 0 : power_of_two((i64)a.bits + exponent_bias - exponent);
+  each_tile(a.skip, a.n, [&] METHOD (const fixed_tile &t) {
+    T x[fixed_share];
+    t.load(x, (const T *)a.x);
+    u32 fields[fixed_rows];
+    t.load_fields(fields, a.exponents);
+    i32 sums[fixed_share] = {};
+    if (a.add) t.load(sums, (const i32 *)a.sums);
 #pragma unroll
-    for (u32 j = 0; j < fixed_block / warp_size; j++) {
-      const u64 i = fixed_element(b, j, a.skip);
-      if (i >= a.n) continue;
-      const double term = ((double)widen(x[i]) * scale + rounder) - rounder;
-      const i32 whole = exponent == not_finite ? 0 : (i32)term;
-      a.sums[i] = a.add ? (i32)((u32)a.sums[i] + (u32)whole) : whole;
+    for (u32 row = 0; row < fixed_rows; row++) {
+      const u32 exponent = fields[row];
+      const double scale = exponent == not_finite ? 0 : power_of_two((i64)a.bits + exponent_bias - exponent);
+#pragma unroll
+      for (u32 j = row * quad; j < (row + 1) * quad; j++) {
+        const double term = ((double)widen(x[j]) * scale + rounder) - rounder;
+        sums[j] = (i32)((u32)sums[j] + (u32)(exponent == not_finite ? 0 : (i32)term));
+      }
     }
-  }
+    t.store(a.sums, sums);
+  });
 }
 KERNEL store_fixed_f32(fixed_args a) { store_fixed<float>(a); }
 KERNEL store_fixed_f16(fixed_args a) { store_fixed<f16>(a); }
 KERNEL store_fixed_bf16(fixed_args a) { store_fixed<bf16>(a); }
 
 template <typename T> DEVICE void load_fixed(const fixed_args &a) {
-  T *x = (T *)a.x;
   const double limit = (double)largest<T>();
   double multiple = 1 / (double)a.divisor;
   if (a.factor) multiple *= (double)*a.factor;
-  const u64 all = fixed_blocks(a.skip, a.n);
-  for (u64 b = warp_index(); b < all; b += warp_count()) {
-    const u32 exponent = field_of(a.exponents[b]);
-    const double scale = multiple * power_of_two((i64)exponent - exponent_bias - (i64)a.bits);
+  each_tile(a.skip, a.n, [&] METHOD (const fixed_tile &t) {
+    i32 sums[fixed_share];
+    t.load(sums, (const i32 *)a.sums);
+    u32 fields[fixed_rows];
+    t.load_fields(fields, a.exponents);
+    T x[fixed_share];
 #pragma unroll
-    for (u32 j = 0; j < fixed_block / warp_size; j++) {
-      const u64 i = fixed_element(b, j, a.skip);
-      if (i >= a.n) continue;
-      double v = (double)a.sums[i] * scale;
-      if (v > limit) v = limit;
-      if (v < -limit) v = -limit;
-      narrow(x[i], exponent == not_finite ? float_of(0x7fc00000) : (float)v);
+    for (u32 row = 0; row < fixed_rows; row++) {
+      const u32 exponent = fields[row];
+      const double scale = multiple * power_of_two((i64)exponent - exponent_bias - (i64)a.bits);
+#pragma unroll
+      for (u32 j = row * quad; j < (row + 1) * quad; j++) {
+        double v = (double)sums[j] * scale;
+        if (v > limit) v = limit;
+        if (v < -limit) v = -limit;
+        narrow(x[j], exponent == not_finite ? float_of(0x7fc00000) : (float)v);
+      }
     }
-  }
+    t.store((T *)a.x, x);
+  });
 }
 KERNEL load_fixed_f32(fixed_args a) { load_fixed<float>(a); }
 KERNEL load_fixed_f16(fixed_args a) { load_fixed<f16>(a); }
@@ -108,69 +158,84 @@ struct square_args {
   double *sum;
 };
 
+// The largest of all threads of a block, and the sum of their words, in thread 0.
+DEVICE u32 join_threads(u32 v) {
+  static SHARED u32 warps[block_warps];
+  v = most_of(v);
+  barrier();
+  if (lane() == 0) warps[warp()] = v;
+  barrier();
+  for (u32 w = 0; w < block_warps; w++) v = most(v, warps[w]);
+  return v;
+}
+DEVICE struct square_words join_threads(const struct square_words &words) {
+  static SHARED struct square_words warps[block_warps];
+  struct square_words all = {sum_of(words.low), sum_of(words.high)};
+  barrier();
+  if (lane() == 0) warps[warp()] = all;
+  barrier();
+  all = {};
+  for (u32 w = 0; w < block_warps; w++) all.low += warps[w].low, all.high += warps[w].high;
+  return all;
+}
+
 // The largest exponent of a block and the length of its largest sum, together: those of terms may have cancelled out.
 KERNEL top_height(square_args a) {
-  static SHARED u32 warps[block_warps];
-  const u64 all = fixed_blocks(a.skip, a.n);
   u32 top = 0;
-  for (u64 b = warp_index(); b < all; b += warp_count()) {
-    u32 magnitude = 0;
+  each_tile(a.skip, a.n, [&] METHOD (const fixed_tile &t) {
+    i32 sums[fixed_share];
+    t.load(sums, a.sums);
+    u32 fields[fixed_rows];
+    t.load_fields(fields, a.exponents);
 #pragma unroll
-    for (u32 j = 0; j < fixed_block / warp_size; j++) {
-      const u64 i = fixed_element(b, j, a.skip);
-      if (i < a.n) magnitude = most(magnitude, a.sums[i] < 0 ? 0 - (u32)a.sums[i] : (u32)a.sums[i]);
+    for (u32 row = 0; row < fixed_rows; row++) {
+      u32 magnitude = 0;
+#pragma unroll
+      for (u32 j = row * quad; j < (row + 1) * quad; j++) magnitude = most(magnitude, sums[j] < 0 ? 0 - (u32)sums[j] : (u32)sums[j]);
+      if (magnitude > 0) top = most(top, fields[row] + 32 - leading_zeros(magnitude));
+      if (fields[row] == not_finite) top = endless;
     }
-    magnitude = warp_most(magnitude);
-    const u32 exponent = field_of(a.exponents[b]);
-    if (magnitude > 0) top = most(top, exponent + 32 - leading_zeros(magnitude));
-    if (exponent == not_finite) top = endless;
-  }
-  if (lane() == 0) warps[warp()] = top;
-  barrier();
-  if (thread() == 0) {
-    for (u32 w = 1; w < block_warps; w++) top = most(top, warps[w]);
-    a.parts[1 + block()].low = top;
-  }
+  });
+  top = join_threads(top);
+  if (thread() == 0) a.parts[1 + block()].low = top;
   if (!last_block(a.c)) return;
-  if (thread() == 0) {
-    u64 height = 0;
-    for (u32 i = 0; i < blocks(); i++) height = most(height, load(&a.parts[1 + i].low));
-    a.parts->low = height;
-  }
+  u32 height = 0;
+  for (u32 i = thread(); i < blocks(); i += block_threads) height = most(height, (u32)load(&a.parts[1 + i].low));
+  height = join_threads(height);
+  if (thread() == 0) a.parts->low = height;
   reset(a.c);
 }
 
 // Squares add up as integers of 64 bits within a block, and as their words of 32 bits beyond it.
 KERNEL square_fixed(square_args a) {
-  static SHARED struct square_words warps[block_warps];
   const u32 top = (u32)a.parts->low;
-  const u64 all = fixed_blocks(a.skip, a.n);
   struct square_words words = {};
-  for (u64 b = warp_index(); b < all; b += warp_count()) {
-    const i32 shift = square_unit - 2 * (i32)(top - field_of(a.exponents[b]));
-    const u32 left = shift > 0 ? shift : 0;
-    const u32 right = shift > 0 ? 0 : shift < -63 ? 63 : -shift;
-    u64 squares = 0;
+  each_tile(a.skip, a.n, [&] METHOD (const fixed_tile &t) {
+    i32 sums[fixed_share];
+    t.load(sums, a.sums);
+    u32 fields[fixed_rows];
+    t.load_fields(fields, a.exponents);
 #pragma unroll
-    for (u32 j = 0; j < fixed_block / warp_size; j++) {
-      const u64 i = fixed_element(b, j, a.skip);
-      if (i < a.n) squares += (u64)((i64)a.sums[i] * a.sums[i]) << left >> right;
+    for (u32 row = 0; row < fixed_rows; row++) {
+      const i32 shift = square_unit - 2 * (i32)(top - fields[row]);
+      const u32 left = shift > 0 ? shift : 0;
+      const u32 right = shift > 0 ? 0 : shift < -63 ? 63 : -shift;
+      u64 squares = 0;
+#pragma unroll
+      for (u32 j = row * quad; j < (row + 1) * quad; j++) squares += (u64)((i64)sums[j] * sums[j]) << left >> right;
+      squares = sum_of<fixed_tile::block_lanes>(squares);
+      if (!t.leads(row)) continue;
+      words.low += squares & 0xffffffff;
+      words.high += squares >> 32;
     }
-#pragma unroll
-    for (u32 by = warp_size / 2; by > 0; by /= 2) squares += shuffle_xor(squares, by);
-    words.low += squares & 0xffffffff;
-    words.high += squares >> 32;
-  }
-  if (lane() == 0) warps[warp()] = words;
-  barrier();
-  if (thread() == 0) {
-    for (u32 w = 1; w < block_warps; w++) words.low += warps[w].low, words.high += warps[w].high;
-    a.parts[1 + block()] = words;
-  }
+  });
+  words = join_threads(words);
+  if (thread() == 0) a.parts[1 + block()] = words;
   if (!last_block(a.c)) return;
+  words = {};
+  for (u32 i = thread(); i < blocks(); i += block_threads) words.low += load(&a.parts[1 + i].low), words.high += load(&a.parts[1 + i].high);
+  words = join_threads(words);
   if (thread() == 0) {
-    words = {};
-    for (u32 i = 0; i < blocks(); i++) words.low += load(&a.parts[1 + i].low), words.high += load(&a.parts[1 + i].high);
     const double total = (double)words.high * 0x1p32 + (double)words.low;
     const double unit = 1 / (double)a.divisor * power_of_two((i64)top - exponent_bias - (i64)a.bits);
     const double sum = total * 0x1p-56 * (unit * unit);
