@@ -13,11 +13,12 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// New returns a communicator for memory of device over c, which reaches memory of host.
-// The data that a call sends is copied to the host, and the data that it receives is copied
-// back, so that GPUs communicate over MPI, TCP or goroutines. It is for links much slower than the copies,
-// such as between hosts, and for small messages. Calls are done one after the other
-// ([backend.NewSerial]).
+// New returns a communicator for memory of device over c, which reaches memory of host. The data that a call sends is
+// copied to the host, and the data that it receives is copied back, so that GPUs communicate over MPI, TCP or goroutines.
+// A GPU copies from and to memory that it has pinned, as much as the longest call needs: close the communicator before
+// the GPU's runtime. An allreduce, a reduce or a broadcast of at least 16 MiB is done in chunks, and the copies of some
+// run beside the others. It is for links much slower than the copies, such as between hosts, and for small messages.
+// Calls are done one after the other ([backend.NewSerial]).
 //
 // With device and host the other way round, host memory is communicated over a communicator
 // that reaches a device's, such as NCCL.
@@ -53,6 +54,13 @@ func (s *staged) CheckDevice(d runtime.Device) error {
 	return nil
 }
 
+// pinner is a device that has memory of the host pinned, and copies to and from that at its own speed: other memory is
+// staged by its driver, page by page.
+type pinner interface {
+	AllocatePinned(bytes int) ([]byte, error)
+	FreePinned(memory []byte) error
+}
+
 // stage is the [backend.Worker] of a staged communicator.
 type stage struct {
 	base   comm.Communicator
@@ -61,8 +69,10 @@ type stage struct {
 
 	working sync.Mutex
 	left    bool        // guarded by working
-	memory  uintptr     // of host, for the calls of a group; 0 for none; guarded by working
+	memory  uintptr     // of host, or pinned, for the calls of a group; 0 for none; guarded by working
+	pinned  []byte      // memory if the device has pinned it; guarded by working
 	bytes   int         // of memory; guarded by working
+	counts  int         // offset in memory of what ranks tell each other of a call in chunks; guarded by working
 	calls   []comm.Call // the same calls there; guarded by working
 }
 
@@ -75,6 +85,9 @@ func (s *stage) Work(calls []comm.Call) error {
 	}
 	if err := s.place(calls); err != nil {
 		return err
+	}
+	if len(calls) == 1 && s.divides(&calls[0]) {
+		return s.workInChunks(&calls[0], &s.calls[0])
 	}
 	for i := range calls {
 		if err := s.copyParts(&calls[i], &s.calls[i], (*comm.Call).SendPart, s.copyIn); err != nil {
@@ -134,7 +147,8 @@ func (s *stage) place(calls []comm.Call) error {
 		staged.Send, total = s.reserve(&calls[i], calls[i].Send, (*comm.Call).SendPart, total)
 		staged.Recv, total = s.reserve(&calls[i], calls[i].Recv, (*comm.Call).RecvPart, total)
 	}
-	if err := s.grow(total); err != nil {
+	s.counts = total
+	if err := s.grow(total + countBytes*(1+s.base.WorldSize())); err != nil {
 		return err
 	}
 	for i := range s.calls {
@@ -166,18 +180,41 @@ func (s *stage) grow(bytes int) error {
 	if bytes <= s.bytes {
 		return nil
 	}
-	if err := s.host.Deallocate(s.memory); err != nil {
+	if err := s.free(); err != nil {
 		return err
 	}
-	s.memory = 0
-	s.bytes = 0
-	memory, err := s.host.Allocate(bytes)
-	if err != nil {
+	if err := s.allocate(bytes); err != nil {
 		return err
 	}
-	s.memory = memory
 	s.bytes = bytes
 	return nil
+}
+
+// allocate makes memory of some bytes, pinned where the device can do that.
+func (s *stage) allocate(bytes int) (err error) {
+	device, ok := s.device.(pinner)
+	if !ok || s.host.Device().Kind != runtime.CPU {
+		s.memory, err = s.host.Allocate(bytes)
+		return err
+	}
+	s.pinned, err = device.AllocatePinned(bytes)
+	if err == nil {
+		s.memory = hostmem.Addr(s.pinned)
+	}
+	return err
+}
+
+// free gives the memory back, if there is some.
+func (s *stage) free() error {
+	memory := s.memory
+	pinned := s.pinned
+	s.memory = 0
+	s.pinned = nil
+	s.bytes = 0
+	if pinned != nil {
+		return s.device.(pinner).FreePinned(pinned)
+	}
+	return s.host.Deallocate(memory)
 }
 
 // copyParts copies what a call sends or receives between the device's memory and the memory of the same call
@@ -218,7 +255,5 @@ func (s *stage) Leave(_ context.Context, cause error) {
 	s.working.Lock() // a Work ends, now that base has
 	defer s.working.Unlock()
 	s.left = true
-	_ = s.host.Deallocate(s.memory)
-	s.memory = 0
-	s.bytes = 0
+	_ = s.free()
 }
