@@ -282,6 +282,8 @@ func (s *neighborhood) listen() {
 	timer := time.NewTimer(listenTime)
 	defer timer.Stop()
 	kicked := false // the last look was for a wait that began to sleep
+	length := listenTime
+	var before int64 // collectives that had ended at the last look
 	for {
 		select {
 		case <-s.node.stop:
@@ -289,11 +291,15 @@ func (s *neighborhood) listen() {
 		default:
 		}
 		if s.polled.Swap(false) {
-			kicked = s.pause(timer, kicked)
+			kicked = s.pause(timer, length, kicked)
+			ended, unattended := s.collectives()
+			length = nextListenTime(length, ended-before, unattended || kicked)
+			before = ended
 			s.look()
 			continue
 		}
 		kicked = false
+		length = listenTime
 		s.bell().Arm()
 		select {
 		case <-s.node.stop: // close may have rung before
@@ -301,19 +307,32 @@ func (s *neighborhood) listen() {
 		default:
 		}
 		s.look() // for what has come before
+		// A system call keeps this processor of Go's for milliseconds, and the look may have woken up others who need one.
+		runtime.Gosched()
 		s.bell().Sleep()
 		s.look()
 	}
 }
 
+// collectives returns how many collectives have ended, and whether there is an operation that nobody waits for.
+func (s *neighborhood) collectives() (ended int64, unattended bool) {
+	s.node.mu.RLock()
+	defer s.node.mu.RUnlock()
+	for _, w := range s.node.wires {
+		ended += int64(w.engine.Progress().Collectives.Done)
+		unattended = unattended || w.engine.Unattended()
+	}
+	return ended, unattended
+}
+
 // pause leaves everything to waits that look by themselves, until one begins to sleep: kicked reports that. If one has
 // just begun to, another one looks on, and the first would be woken up all the time.
-func (s *neighborhood) pause(timer *time.Timer, before bool) (kicked bool) {
+func (s *neighborhood) pause(timer *time.Timer, length time.Duration, before bool) (kicked bool) {
 	kick := s.kick
 	if before {
 		kick = nil
 	}
-	timer.Reset(listenTime)
+	timer.Reset(length)
 	select {
 	case <-timer.C:
 	case <-kick:

@@ -40,5 +40,22 @@ func (n *node) stuckTime() time.Duration {
 // Waits of the engine, and the ends of contexts, are bounded by the program. Close waits for the peers as long as
 // backend.HostTimeout, Abort as long as backend.AbortTimeout.
 
-// listenTime is how long listen leaves everything to waits that look by themselves, as a wakeup takes longer.
-const listenTime = time.Millisecond
+// listenTime is how long listen leaves everything to waits that look by themselves, as a wakeup takes longer. While a
+// program does one short collective after another it is longListenTime in the end: each look of listen wakes up some
+// of Go's threads, which take processors away from ranks where there are none to spare.
+const (
+	listenTime     = time.Millisecond
+	longListenTime = 16 * time.Millisecond
+)
+
+// shortCollective is what the collectives take that listen leaves to waits for longer, on average.
+const shortCollective = 50 * time.Microsecond
+
+// nextListenTime returns how long listen leaves everything to waits that look by themselves, after a time in which that
+// many collectives have ended. unattended says that there is an operation now that nobody waits for.
+func nextListenTime(last time.Duration, collectives int64, unattended bool) time.Duration {
+	if unattended || collectives < int64(last/shortCollective) {
+		return listenTime
+	}
+	return min(2*last, longListenTime)
+}

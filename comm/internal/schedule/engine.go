@@ -152,6 +152,9 @@ func (e *Engine) Progress() backend.Progress {
 // Busy reports whether operations are in flight.
 func (e *Engine) Busy() bool { return e.inFlight.Load() > 0 }
 
+// Unattended reports whether operations are in flight that nobody waits for.
+func (e *Engine) Unattended() bool { return e.Busy() && e.waiters.Load() == 0 }
+
 // started returns the number of operations that have started and are in flight.
 func (e *Engine) started() int { return len(e.running) + len(e.transfers) }
 
