@@ -49,6 +49,7 @@ type symbols struct {
 	StreamWriteValue   dl.Func `sym:"cuStreamWriteValue64_v2,optional"` // 11.7
 	StreamBeginCapture dl.Func `sym:"cuStreamBeginCapture_v2"`
 	StreamEndCapture   dl.Func `sym:"cuStreamEndCapture"`
+	ThreadExchangeMode dl.Func `sym:"cuThreadExchangeStreamCaptureMode"`
 
 	// Of events.
 	EventCreate      dl.Func `sym:"cuEventCreate"`
@@ -183,6 +184,22 @@ func (d *driver) out() *outs {
 
 func (d *driver) release(o *outs) {
 	d.outs.Put(o)
+}
+
+// captureRelaxed is CU_STREAM_CAPTURE_MODE_RELAXED.
+const captureRelaxed = 2
+
+// ask makes a call that asks about an object, or waits for it, on the goroutine's thread, to which it is locked.
+func (d *driver) ask(fn dl.Func, handle uintptr) Status {
+	// A capture that a framework has begun in the global mode ends at such a call on any thread (and the driver, 580,
+	// may crash if that thread ends the capture at the same time), unless the thread says that it is harmless.
+	mode := d.out()
+	defer d.release(mode)
+	mode[0] = captureRelaxed
+	d.sym.ThreadExchangeMode.Int(mode.addr(0))
+	status := Status(fn.Int(handle))
+	d.sym.ThreadExchangeMode.Int(mode.addr(0))
+	return status
 }
 
 // get makes a call that stores one result, and returns it. The result is the

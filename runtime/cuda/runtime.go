@@ -403,7 +403,7 @@ func (r *Runtime) pending(query dl.Func, handle uintptr) bool {
 	if err != nil {
 		return false
 	}
-	status := Status(query.Int(handle))
+	status := r.drv.ask(query, handle)
 	r.putBack(previous)
 	if sticky[status] {
 		_ = r.fail(query, status)

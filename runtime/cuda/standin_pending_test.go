@@ -326,6 +326,45 @@ func TestStandInIdleBesideCaptures(t *testing.T) {
 	assert.False(t, s.Idle(), "it is closed")
 }
 
+// A framework's capture goes on while others ask whether streams and events are done, and wait for them: its
+// capture forbids calls that may disturb it to all threads.
+func TestStandInQueriesBesideForeignCaptures(t *testing.T) {
+	f := openStandIn(t)
+	rt := openRuntime(t, 0)
+	foreign, err := rt.NewStream(0)
+	require.NoError(t, err)
+	event, err := rt.NewEvent()
+	require.NoError(t, err)
+	require.NoError(t, rt.Stream().Record(event))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	const global = 0
+	for name, ask := range map[string]func() error{
+		"idle":        func() error { assert.True(t, rt.Stream().Idle()); return nil },
+		"done":        func() error { _, err := rt.Stream().Done(); return err },
+		"event":       func() error { _, err := event.Done(); return err },
+		"synchronize": func() error { return rt.Synchronize(ctx) },
+		"wait":        func() error { return rt.Synchronize(context.Background()) },
+		"wait, event": func() error { return event.Synchronize(context.Background()) },
+	} {
+		var graph uintptr
+		require.NoError(t, rt.Current(func() error {
+			assert.Zero(t, f.BeginCapture.Int(foreign.Handle(), global))
+			asked := make(chan error)
+			go func() { asked <- ask() }()
+			assert.NoError(t, <-asked, name)
+			assert.NoError(t, ask(), "%s, on the thread that captures", name)
+			status := f.EndCapture.Int(foreign.Handle(), hostmem.AddrOf(&graph))
+			require.Zero(t, status, "%s ended the capture", name)
+			assert.Zero(t, f.GraphDestroy.Int(graph))
+			return nil
+		}))
+	}
+	require.NoError(t, event.Close())
+	require.NoError(t, foreign.Close())
+	require.NoError(t, rt.Close())
+}
+
 func TestStandInWaitsInACaptureAreRecognised(t *testing.T) {
 	openStandIn(t)
 	rt := openRuntime(t, 0)

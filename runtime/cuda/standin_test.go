@@ -278,6 +278,11 @@ type standIn struct {
 	Meet       dl.Func `sym:"fake_meet"`
 	Exclusive  dl.Func `sym:"fake_exclusive"`
 	Full       dl.Func `sym:"fake_full"`
+
+	// Of the API, as others of the process call it.
+	BeginCapture dl.Func `sym:"cuStreamBeginCapture_v2"`
+	EndCapture   dl.Func `sym:"cuStreamEndCapture"`
+	GraphDestroy dl.Func `sym:"cuGraphDestroy"`
 }
 
 // kinds are the things that the stand-in counts, in its order.

@@ -214,7 +214,7 @@ func (s *Stream) Synchronize(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = s.rt.do(s.rt.drv.sym.StreamSynchronize, stream)
+	_, err = s.rt.query(s.rt.drv.sym.StreamSynchronize, stream)
 	s.rt.sweepCopies()
 	return err
 }
@@ -240,13 +240,13 @@ func (s *Stream) Close() error {
 	return s.close()
 }
 
-// query makes a call that answers "done" or "not ready".
+// query makes a call that answers "done" or "not ready", or waits for that.
 func (r *Runtime) query(fn dl.Func, handle uintptr) (bool, error) {
 	previous, err := r.enter()
 	if err != nil {
 		return false, err
 	}
-	status := Status(fn.Int(handle))
+	status := r.drv.ask(fn, handle)
 	r.leave(previous)
 	switch status {
 	case statusSuccess:
@@ -312,7 +312,7 @@ func (e *Event) Synchronize(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = e.rt.do(e.rt.drv.sym.EventSynchronize, event)
+	_, err = e.rt.query(e.rt.drv.sym.EventSynchronize, event)
 	e.rt.sweepCopies()
 	return err
 }

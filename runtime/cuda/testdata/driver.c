@@ -70,6 +70,7 @@ struct stream {
   uint64_t exclusive;            /* position of the last operation that must overlap with no other */
   uint64_t stalled;              /* 1 + how many operations still end; 0: all */
   pthread_t owner; /* of the capture */
+  int mode;        /* of the capture */
   int invalid;     /* capture */
 };
 
@@ -446,11 +447,32 @@ CUresult cuStreamGetCtx(struct stream *s, struct context **out) {
 static int ended(const struct stream *s, uint64_t operations) {
   return !held && (!s || s->stalled == 0 || operations < s->stalled);
 }
+
+/* Modes of captures and of threads. A call that may disturb a capture ends those that forbid it to this thread: all
+ * global ones, and the thread's own, unless that is relaxed. A thread may take itself out of the first, or of both. */
+enum { GLOBAL, THREAD_LOCAL, RELAXED };
+static __thread int thread_mode;
+CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
+  int before = thread_mode;
+  if (*mode < GLOBAL || *mode > RELAXED) return INVALID_VALUE;
+  thread_mode = *mode, *mode = before;
+  return SUCCESS;
+}
+static int disturbs(const struct stream *s) {
+  if (!s->capture || s->mode == RELAXED || thread_mode == RELAXED) return 0;
+  return pthread_equal(s->owner, pthread_self()) || (s->mode == GLOBAL && thread_mode == GLOBAL);
+}
+static CUresult undisturbed(void) {
+  CUresult status = SUCCESS;
+  for (int i = 0; i < streams_made; i++)
+    if (disturbs(all_streams[i])) all_streams[i]->invalid = 1, status = CAPTURE_UNSUPPORTED;
+  return status;
+}
 static CUresult quiet(struct stream *handle) {
   struct stream *s = resolve(handle);
   if (!s) return INVALID_HANDLE;
   if (s->capture) return s->invalid = 1, CAPTURE_UNSUPPORTED;
-  return SUCCESS;
+  return undisturbed();
 }
 CUresult cuStreamSynchronize(struct stream *handle) {
   ENTER();
@@ -513,10 +535,12 @@ CUresult cuEventRecord(struct event *e, struct stream *handle) {
 CUresult cuEventQuery(struct event *e) {
   ENTER();
   if (!e->alive) return leave(violation(INVALID_HANDLE));
+  if (undisturbed()) return leave(CAPTURE_UNSUPPORTED);
   return leave(ended(e->stream, e->position) ? SUCCESS : NOT_READY);
 }
 CUresult cuEventSynchronize(struct event *e) {
   ENTER();
+  if (undisturbed()) return leave(CAPTURE_UNSUPPORTED);
   return leave(e->alive ? finish() : violation(INVALID_HANDLE));
 }
 CUresult cuEventElapsedTime(float *ms, struct event *start, struct event *end) {
@@ -529,10 +553,9 @@ CUresult cuEventElapsedTime(float *ms, struct event *start, struct event *end) {
 /* --- graphs --- */
 
 CUresult cuStreamBeginCapture_v2(struct stream *s, int mode) {
-  (void)mode;
   ENTER();
   if (!resolve(s) || s->capture) return leave(INVALID_VALUE);
-  s->capture = calloc(1, sizeof *s->capture), s->owner = pthread_self(), s->invalid = 0;
+  s->capture = calloc(1, sizeof *s->capture), s->owner = pthread_self(), s->mode = mode, s->invalid = 0;
   return leave(SUCCESS);
 }
 static void free_graph(struct graph *g) {
