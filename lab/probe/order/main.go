@@ -3,7 +3,7 @@
 // NCCL's sockets as well:
 //
 //	go run -C lab ./probe/order -ranks 4
-//	GPUS=1 TUTTI_BACKEND=nccl tutti launch -n 4 lab/as-a-host.sh ./order
+//	GPUS=1 TUTTI_BACKEND=nccl tutti launch -n 4 lab/as-a-host.sh ./order -ops sum
 //
 // 64 elements of each rank are summed in messages of many lengths, at several places, for each element type and
 // operation. All must have the same result.
@@ -36,13 +36,16 @@ func main() {
 	log.SetFlags(0)
 	log.SetPrefix("order: ")
 	ranks := flag.Int("ranks", 0, "`number` of goroutines on GPU 0; 0 for a process of a job")
+	ops := flag.String("ops", "sum prod min max avg", "`operations` to compare")
+	times := flag.Bool("times", true, "print times, too")
 	flag.Parse()
 	ctx := context.Background()
-	run := goroutines
-	if *ranks == 0 {
-		run = process
+	p := probe{ops: strings.Fields(*ops), timed: *times, out: io.Discard}
+	run := p.process
+	if *ranks > 0 {
+		run = func(ctx context.Context) error { return p.goroutines(ctx, *ranks) }
 	}
-	if err := run(ctx, *ranks); err != nil {
+	if err := run(ctx); err != nil {
 		log.Fatal(err)
 	}
 }
@@ -58,14 +61,14 @@ type streamed struct {
 func (s streamed) CommStream() uintptr { return s.rt.Stream().Handle() }
 
 // goroutines measures ranks of this process.
-func goroutines(ctx context.Context, ranks int) error {
+func (p probe) goroutines(ctx context.Context, ranks int) error {
 	return local.Run(ctx, ranks, func(ctx context.Context, c comm.Communicator) error {
 		rt, err := cuda.Open(0)
 		if err != nil {
 			return err
 		}
-		p, err := newProbe(streamed{Communicator: c, rt: rt}, rt)
-		if err != nil {
+		p := p // this rank's
+		if err := p.init(streamed{Communicator: c, rt: rt}, rt); err != nil {
 			return err
 		}
 		return errors.Join(p.overPeerMemory(ctx), rt.Deallocate(p.buf), rt.Close())
@@ -73,14 +76,13 @@ func goroutines(ctx context.Context, ranks int) error {
 }
 
 // process measures a rank of a job.
-func process(ctx context.Context, _ int) error {
+func (p probe) process(ctx context.Context) error {
 	return tutti.Run(ctx, func(ctx context.Context, r tutti.Rank) error {
 		rt, ok := r.Runtime.(*cuda.Runtime)
 		if !ok {
 			return fmt.Errorf("%T is no runtime of a GPU: set TUTTI_BACKEND=nccl", r.Runtime)
 		}
-		p, err := newProbe(r.Comm, rt)
-		if err != nil {
+		if err := p.init(r.Comm, rt); err != nil {
 			return err
 		}
 		return errors.Join(p.measure(ctx, "NCCL", r.Comm), p.overPeerMemory(ctx), rt.Deallocate(p.buf))
@@ -92,20 +94,22 @@ const longest = 4 << 20
 
 // probe is a rank's part of the program.
 type probe struct {
-	base comm.Communicator
-	rt   *cuda.Runtime
-	buf  uintptr   // of the longest message, and of the longest that is timed
-	out  io.Writer // rank 0's is the terminal
+	ops   []string // to compare
+	timed bool
+	base  comm.Communicator
+	rt    *cuda.Runtime
+	buf   uintptr   // of the longest message, and of the longest that is timed
+	out   io.Writer // rank 0's is the terminal
 }
 
-func newProbe(base comm.Communicator, rt *cuda.Runtime) (*probe, error) {
-	p := &probe{base: base, rt: rt, out: io.Discard}
+func (p *probe) init(base comm.Communicator, rt *cuda.Runtime) (err error) {
+	p.base = base
+	p.rt = rt
 	if base.Rank() == 0 {
 		p.out = os.Stdout
 	}
-	var err error
 	p.buf, err = rt.Allocate(max(longest*dtype.F64.Size(), slices.Max(timedBytes)))
-	return p, err
+	return err
 }
 
 // overPeerMemory measures the communicators of package p2p: one in fixed order, and the times of the other.
@@ -152,7 +156,7 @@ func (p *probe) compare(ctx context.Context, name string, c comm.Communicator) e
 	var differing, lacking []string
 	for _, dt := range dtype.All() {
 		for _, op := range reductions.All() {
-			if !op.Defined(dt) {
+			if !op.Defined(dt) || !slices.Contains(p.ops, op.String()) {
 				continue
 			}
 			kind := fmt.Sprintf("%v %v", dt, op)
@@ -240,6 +244,9 @@ var timedBytes = []int{1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20,
 
 // time prints the median time of an allreduce of f32 by size, in µs, of up to ten in a row.
 func (p *probe) time(ctx context.Context, name string, c comm.Communicator) error {
+	if !p.timed {
+		return nil
+	}
 	fmt.Fprintf(p.out, "%s, %d ranks, µs:", name, c.WorldSize())
 	for _, bytes := range timedBytes {
 		if err := p.rt.Fill(p.buf, bytes/4, dtype.F32, 0); err != nil {
