@@ -10,9 +10,9 @@
 // receive outside a Group delays what its rank submits later until the peer has
 // submitted its side.
 //
-// CUDA graphs may hold collectives, whether [cuda.Stream.Capture] captures them or a framework with calls of its own: on
-// the communicator's stream, or on one that CommAfter and AfterComm order with it inside the capture. Without these, a
-// collective runs at once and is no part of the graph. Sync and Barrier of a stream that is captured are
+// CUDA graphs may hold collectives, whether [cuda.Stream.Capture] captures them or a framework with its own calls:
+// on the communicator's stream, or on one that CommAfter and AfterComm order with it inside the capture. Without
+// these, a collective runs at once and is no part of the graph. Sync and Barrier of a stream that is captured are
 // [comm.ErrArgument], and end the capture; the communicator goes on.
 package nccl
 
