@@ -32,40 +32,40 @@ const (
 // assignment is what a host's launcher is told by a line of JSON on its standard input, the secret included: arguments
 // of processes are for everybody to see. Each later line is the name of a signal, whose number is another elsewhere.
 type assignment struct {
-	Directory   []byte        `json:"directory"` // this and the next two in any encoding, which JSON's strings are not
-	Environment [][]byte      `json:"environment"`
-	Program     [][]byte      `json:"program"` // with its arguments, in the user's words
-	Secret      string        `json:"secret"`
-	Ranks       int           `json:"ranks"`
-	Through     int           `json:"through"` // ranks of the hosts up to this one
-	Total       int           `json:"total"`   // ranks of all hosts
-	Index       int           `json:"index"`   // of this host in the list
-	Machines    int           `json:"machines"`
-	LocalFirst  int           `json:"localFirst"` // local rank that this launcher's ranks begin with
-	LocalSize   int           `json:"localSize"`  // ranks of this machine, other launchers' included
-	Listen      string        `json:"listen"`     // of the first host
-	Join        []string      `json:"join"`       // of the other hosts
-	Job         string        `json:"job"`
-	Restarts    int           `json:"restarts"`
-	Min         int           `json:"min"`
-	Max         int           `json:"max"`
-	Wait        time.Duration `json:"wait"`
-	Grace       time.Duration `json:"grace"`
-	NoPrefix    bool          `json:"noPrefix"`
-	Color       bool          `json:"color"`
+	Directory   []byte        `json:"directory"`   // this and the next two in any encoding, which JSON's strings are not
+	Environment [][]byte      `json:"environment"` // variables of the job, as NAME=VALUE
+	Program     [][]byte      `json:"program"`     // with its arguments, in the user's words
+	Secret      string        `json:"secret"`      // of the job
+	Ranks       int           `json:"ranks"`       // on this host, 1 and up
+	Through     int           `json:"through"`     // ranks of the hosts up to this one
+	Total       int           `json:"total"`       // ranks of all hosts
+	Index       int           `json:"index"`       // of this host in the list
+	Machines    int           `json:"machines"`    // launchers that the job waits for
+	LocalFirst  int           `json:"localFirst"`  // local rank that this launcher's ranks begin with
+	LocalSize   int           `json:"localSize"`   // ranks of this machine, other launchers' included
+	Listen      string        `json:"listen"`      // of the first host
+	Join        []string      `json:"join"`        // of the other hosts
+	Job         string        `json:"job"`         // its name; "" is a job without one
+	Restarts    int           `json:"restarts"`    // of all ranks, or in an elastic job of each; 0 is none
+	Min         int           `json:"min"`         // members of an elastic job; 0 of another job
+	Max         int           `json:"max"`         // likewise
+	Wait        time.Duration `json:"wait"`        // until all machines have come
+	Grace       time.Duration `json:"grace"`       // between the signal that ends ranks and SIGKILL
+	NoPrefix    bool          `json:"noPrefix"`    // lines do not begin with the rank
+	Color       bool          `json:"color"`       // prefixes have colors
 }
 
 // starter is what a launcher knows of the one that has started it.
 type starter struct {
-	secret  string
-	index   int // of this host in the list
-	through int // ranks of the hosts up to this one
-	total   int // ranks of all hosts
+	secret  string // of the job
+	index   int    // of this host in the list
+	through int    // ranks of the hosts up to this one
+	total   int    // ranks of all hosts
 
 	localFirst int // local rank that this launcher's ranks begin with
 	localSize  int // ranks of this machine, other launchers' included
 
-	joined func(address string)
+	joined func(address string) // tells the starter where the store is, which this launcher has reached
 }
 
 // errDetached is the cause of the end of a host's launcher whose standard input has ended: the ssh connection, or the

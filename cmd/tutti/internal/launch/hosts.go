@@ -25,8 +25,8 @@ import (
 
 // Slots is a host and how many ranks it has.
 type Slots struct {
-	Host  string
-	Ranks int
+	Host  string // as ssh and the other hosts know it
+	Ranks int    // 1 and up
 }
 
 // ParseSlots reads hosts in the notation of mpirun: names with commas between, each with a colon and its number of
@@ -76,10 +76,10 @@ const (
 // remote is the launcher of a host.
 type remote struct {
 	Slots
-	through  int  // ranks of the hosts up to this one
-	local    bool // the host is this machine, which needs no ssh
-	cmd      *exec.Cmd
-	control  io.WriteCloser
+	through  int                 // ranks of the hosts up to this one
+	local    bool                // the host is this machine, which needs no ssh
+	cmd      *exec.Cmd           // ssh, or the launcher itself where local is set
+	control  io.WriteCloser      // its standard input: the assignment, then signals
 	gone     chan struct{}       // closed when it has ended, and what it has written is read
 	reported chan struct{}       // closed when it has reported its end
 	signals  chan syscall.Signal // to be sent
@@ -88,15 +88,15 @@ type remote struct {
 	end      *End                // what it reported; nil before; used only by follow
 	state    *os.ProcessState    // of its end; nil before; used only by follow
 
-	mu   sync.Mutex
-	held []string // lines of its standard error before it has joined; guarded by mu
+	mu   sync.Mutex // before outlet.mu
+	held []string   // lines of its standard error before it has joined; guarded by mu
 }
 
 // word is a report of a host's launcher, or its end.
 type word struct {
-	from  *remote
-	kind  string // "" if it has ended
-	value string
+	from  *remote          // who says it
+	kind  string           // "" if it has ended
+	value string           // of the report
 	err   error            // of its end
 	state *os.ProcessState // of its end
 }
@@ -104,17 +104,17 @@ type word struct {
 // spread is a job on several hosts, whose launchers this one has started.
 type spread struct {
 	Config
-	secret  string
-	self    string // this program's file
-	out     *outlet
-	err     *outlet
-	notes   io.Writer
-	hosts   []*remote
-	started int // hosts whose launchers were started, the first ones of all
-	words   chan word
-	closed  chan struct{} // closed when nobody receives words any more
-	address string        // of the store, set before known is closed
-	known   chan struct{}
+	secret  string         // of the job
+	self    string         // this program's file
+	out     *outlet        // of the ranks' output
+	err     *outlet        // of the ranks' errors, and of what launchers say
+	notes   io.Writer      // what this launcher says
+	hosts   []*remote      // in the order of their ranks
+	started int            // hosts whose launchers were started, the first ones of all
+	words   chan word      // reports and ends of the hosts' launchers
+	closed  chan struct{}  // closed when nobody receives words any more
+	address string         // of the store, set before known is closed
+	known   chan struct{}  // closed when address is set
 	ordered syscall.Signal // that ended the job; 0 for none; used only by follow
 	overdue bool           // launchers had stopTime to end, and some have not; set by follow, read when it has returned
 }
@@ -402,9 +402,9 @@ func (s *spread) tell(w word) {
 
 // output writes lines of a host's standard output that come after the first report: before it, a shell greets.
 type output struct {
-	to     io.Writer
-	prefix string
-	open   bool // lines are written
+	to     io.Writer // where the lines go
+	prefix string    // of each line; "" is none
+	open   bool      // lines are written
 }
 
 // Write takes a line.
@@ -425,11 +425,11 @@ func (o *output) Write(line []byte) (int, error) {
 // reader reads lines that a host's launcher writes to its standard error: reports, and what it and ranks say. Before it
 // has joined they are held, as the reason why it may not.
 type reader struct {
-	spread *spread
-	from   *remote
-	prefix string
-	open   bool // lines are written
-	ended  bool // its end was reported
+	spread *spread // the job
+	from   *remote // whose lines these are
+	prefix string  // of each line that is written; "" is none
+	open   bool    // lines are written
+	ended  bool    // its end was reported
 }
 
 // longestReason bounds what is held.

@@ -299,7 +299,7 @@ var kept = keepers{all: map[int]bool{}}
 
 // keepers are those that a launcher has started, to tell them from what killed ones have left.
 type keepers struct {
-	mu     sync.Mutex
+	mu     sync.Mutex   // taken alone
 	all    map[int]bool // by the number of the process; guarded by mu
 	before map[int]bool // children of this process before the first keeper; nil before it; guarded by mu
 }

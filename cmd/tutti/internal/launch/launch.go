@@ -428,8 +428,8 @@ func (a *agent) follow(ctx context.Context, g *group, failures <-chan End) End {
 	}()
 	seeking, cancel := context.WithCancel(ctx)
 	type session struct {
-		kv  *store.Client
-		err error
+		kv  *store.Client // nil with err
+		err error         // why there is no session
 	}
 	found := make(chan session, 1)
 	lost := a.kv.Done() // nil while a session is looked for
@@ -772,8 +772,8 @@ func (a *agent) announce(end End, stopped <-chan struct{}) {
 // others, says so alone.
 func (a *agent) awaitEnd(ctx context.Context, round int, failures <-chan End) (End, error) {
 	type word struct {
-		text []byte
-		err  error
+		text []byte // how the job has ended, as JSON
+		err  error  // of the store
 	}
 	words := make(chan word, 1)
 	go func() {

@@ -288,9 +288,9 @@ type outcome struct {
 
 // entry is a line of the system's list of processes.
 type entry struct {
-	pid     int // of the process
-	parent  int
-	group   int
+	pid     int  // of the process
+	parent  int  // number of the process that has started it, or has taken it over
+	group   int  // of processes
 	stopped bool // by a signal, as by SIGSTOP
 }
 

@@ -186,7 +186,7 @@ const mostNamed = 4
 
 // refusalLog has which processes were refused, for the last line. The zero value has none.
 type refusalLog struct {
-	mu      sync.Mutex
+	mu      sync.Mutex        // taken alone
 	names   []string          // in the order of the first refusal of each; guarded by mu
 	reasons map[string]string // the last one by name; nil before the first; guarded by mu
 	times   map[string]int    // refusals by name; nil before the first; guarded by mu
@@ -507,7 +507,10 @@ func (a *agent) reachable() string {
 
 // secret is the secret of a job: its text, or the path of its file. Only the path goes into the environment of ranks
 // and of what they start.
-type secret struct{ text, path string }
+type secret struct {
+	text string // "" where there is a path
+	path string // of the file; "" where there is none
+}
 
 // secret is TUTTI_SECRET, or what the file has, or a random one that only ranks of this machine need to know.
 func (a *agent) secret() (secret, error) {
