@@ -19,14 +19,6 @@ import (
 	"github.com/tutti-go/tutti/internal/repeats"
 )
 
-// Patience bounds the time until a connection has said who it is, and of an answer: some round trips, beside
-// 1 + 2 + 4 s of repeated packets. A stranger that says nothing takes one of the places of [Gate] no longer.
-const Patience = 10 * time.Second
-
-// CutOff is the time after which a connection ends whose other side is cut off: a pulled cable that is put back within
-// some 20 s costs nothing.
-const CutOff = 25 * time.Second
-
 // KeepAlive has the system end a connection within 25 s after its other side is cut off.
 func KeepAlive(conn net.Conn) {
 	c, ok := conn.(*net.TCPConn)
@@ -214,13 +206,6 @@ func (g *Gate) Serve(l net.Listener, conf *tls.Config, serve func(conn *tls.Conn
 		go g.admit(conn, conf, serve)
 	}
 }
-
-// Bounds of the time between two attempts to accept a connection, which doubles: a program's listener may dial for it,
-// and find nobody.
-const (
-	acceptPause        = 10 * time.Millisecond
-	longestAcceptPause = time.Second
-)
 
 // refused frees a descriptor, a stranger's, as the process may have none left for a new connection.
 func (g *Gate) refused(err error) {

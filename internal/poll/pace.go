@@ -82,6 +82,3 @@ func (p *Pace) Stalled() bool { return p.length >= stallTime/share }
 
 // Long reports whether it has taken tens of milliseconds.
 func (p *Pace) Long() bool { return p.length >= maxSleep }
-
-// stallTime is how long a wait takes that is not for the peers' part of a collective alone.
-const stallTime = time.Millisecond

@@ -24,9 +24,14 @@ const (
 	// quotaYieldTime is yieldTime for processes with a quota. Yields that return at once use it up, and then
 	// all ranks of a container stand still for the rest of its period.
 	quotaYieldTime = 30 * time.Microsecond
-	share          = 32
-	minSleep       = 10 * time.Microsecond
-	maxSleep       = time.Millisecond
+	// share is what the time that a wait has taken is divided by for the next pause.
+	share = 32
+	// minSleep is as short as the system's sleep can be beside the time that it takes to wake.
+	minSleep = 10 * time.Microsecond
+	// maxSleep is as late as Go's timers wake: a longer pause is one of them.
+	maxSleep = time.Millisecond
+	// stallTime is how long a wait takes that is not for the peers' part of a collective alone.
+	stallTime = time.Millisecond
 	// maxPauses bounds the pauses before those of Go, for a clock that stands while a goroutine looks, as in a bubble of
 	// testing/synctest, which only a sleep of Go's ends. Elsewhere a wait parks before: a look and a yield take more
 	// than 100 ns, and some 110 sleeps follow.
