@@ -1,8 +1,7 @@
-// Command order compares sums between ranks that share a GPU with sums in the order of the ranks, and prints what they
-// take. Ranks are goroutines, which sum over peer memory, or processes, each as if alone on its host, which sum over
-// NCCL's sockets as well:
+// Command order compares sums of processes that share a GPU with sums in the order of the ranks, over NCCL's sockets and
+// over peer memory, and prints what they take. NCCL refuses two ranks on a GPU, unless each is as if alone on its host:
 //
-//	go run -C lab ./probe/order -ranks 4
+//	go build -C lab -o ../order ./probe/order
 //	GPUS=1 TUTTI_BACKEND=nccl tutti launch -n 4 lab/as-a-host.sh ./order -ops sum
 //
 // 64 elements of each rank are summed in messages of many lengths, at several places, for each element type and
@@ -24,7 +23,6 @@ import (
 
 	"github.com/tutti-go/tutti"
 	"github.com/tutti-go/tutti/comm"
-	"github.com/tutti-go/tutti/comm/local"
 	"github.com/tutti-go/tutti/comm/p2p"
 	"github.com/tutti-go/tutti/dtype"
 	"github.com/tutti-go/tutti/internal/reductions"
@@ -35,58 +33,16 @@ import (
 func main() {
 	log.SetFlags(0)
 	log.SetPrefix("order: ")
-	ranks := flag.Int("ranks", 0, "`number` of goroutines on GPU 0; 0 for a process of a job")
 	ops := flag.String("ops", "sum prod min max avg", "`operations` to compare")
 	times := flag.Bool("times", true, "print times, too")
 	flag.Parse()
-	ctx := context.Background()
-	p := probe{ops: strings.Fields(*ops), timed: *times, out: io.Discard}
-	run := p.process
-	if *ranks > 0 {
-		run = func(ctx context.Context) error { return p.goroutines(ctx, *ranks) }
-	}
-	if err := run(ctx); err != nil {
+	err := tutti.Run(context.Background(), func(ctx context.Context, r tutti.Rank) error {
+		p := probe{ops: strings.Fields(*ops), timed: *times, out: io.Discard}
+		return p.run(ctx, r)
+	})
+	if err != nil {
 		log.Fatal(err)
 	}
-}
-
-// streamed is a communicator of goroutines that has the stream of a GPU. It moves no memory of the GPU.
-type streamed struct {
-	comm.Communicator
-	comm.StreamOrder
-	comm.StreamSyncOps
-	rt *cuda.Runtime
-}
-
-func (s streamed) CommStream() uintptr { return s.rt.Stream().Handle() }
-
-// goroutines measures ranks of this process.
-func (p probe) goroutines(ctx context.Context, ranks int) error {
-	return local.Run(ctx, ranks, func(ctx context.Context, c comm.Communicator) error {
-		rt, err := cuda.Open(0)
-		if err != nil {
-			return err
-		}
-		p := p // this rank's
-		if err := p.init(streamed{Communicator: c, rt: rt}, rt); err != nil {
-			return err
-		}
-		return errors.Join(p.overPeerMemory(ctx), rt.Deallocate(p.buf), rt.Close())
-	})
-}
-
-// process measures a rank of a job.
-func (p probe) process(ctx context.Context) error {
-	return tutti.Run(ctx, func(ctx context.Context, r tutti.Rank) error {
-		rt, ok := r.Runtime.(*cuda.Runtime)
-		if !ok {
-			return fmt.Errorf("%T is no runtime of a GPU: set TUTTI_BACKEND=nccl", r.Runtime)
-		}
-		if err := p.init(r.Comm, rt); err != nil {
-			return err
-		}
-		return errors.Join(p.measure(ctx, "NCCL", r.Comm), p.overPeerMemory(ctx), rt.Deallocate(p.buf))
-	})
 }
 
 // longest is the length of the longest message, in elements.
@@ -102,14 +58,23 @@ type probe struct {
 	out   io.Writer // rank 0's is the terminal
 }
 
-func (p *probe) init(base comm.Communicator, rt *cuda.Runtime) (err error) {
-	p.base = base
+// run measures NCCL, then peer memory.
+func (p *probe) run(ctx context.Context, r tutti.Rank) error {
+	rt, ok := r.Runtime.(*cuda.Runtime)
+	if !ok {
+		return fmt.Errorf("%T is no runtime of a GPU: set TUTTI_BACKEND=nccl", r.Runtime)
+	}
+	p.base = r.Comm
 	p.rt = rt
-	if base.Rank() == 0 {
+	if r.Comm.Rank() == 0 {
 		p.out = os.Stdout
 	}
+	var err error
 	p.buf, err = rt.Allocate(max(longest*dtype.F64.Size(), slices.Max(timedBytes)))
-	return err
+	if err != nil {
+		return err
+	}
+	return errors.Join(p.measure(ctx, "NCCL", r.Comm), p.overPeerMemory(ctx), rt.Deallocate(p.buf))
 }
 
 // overPeerMemory measures the communicators of package p2p: one in fixed order, and the times of the other.
