@@ -1,5 +1,6 @@
-// Command order compares sums of processes that share a GPU with sums in the order of the ranks, over NCCL's sockets and
-// over peer memory, and prints what they take. NCCL refuses two ranks on a GPU, unless each is as if alone on its host:
+// Command order compares sums of processes that share a GPU with sums in the order of the ranks, over NCCL's sockets
+// and over peer memory, and prints what they take. NCCL refuses two ranks on a GPU, unless each is as if alone on its
+// host:
 //
 //	go build -C lab -o ../order ./probe/order
 //	GPUS=1 TUTTI_BACKEND=nccl tutti launch -n 4 lab/as-a-host.sh ./order -ops sum
