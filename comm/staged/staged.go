@@ -13,13 +13,12 @@ import (
 	"github.com/tutti-go/tutti/runtime"
 )
 
-// New returns a communicator for memory of device over c, which reaches memory of host. The data that a call sends is
-// copied to the host, and the data that it receives is copied back, so that GPUs communicate over MPI, TCP or
+// New returns a communicator for memory of device over c, which reaches memory of host. The data that a call sends
+// is copied to the host, and the data that it receives is copied back, so that GPUs communicate over MPI, TCP or
 // goroutines. A GPU copies from and to memory that it has pinned, as much as the longest call needs: close the
-// communicator before the GPU's runtime. An allreduce, a reduce or a broadcast of at least 16 MiB is done in chunks,
-// and the copies of some run beside the others. It is for links much slower than the copies, such as between hosts,
-// and for small messages.
-// Calls are done one after the other ([backend.NewSerial]).
+// communicator before the GPU's runtime. An allreduce, a reduce or a broadcast of at least 16 MiB is done in
+// chunks, and the copies of some run beside the others. It is for links much slower than the copies, such as
+// between hosts, and for small messages. Calls are done one after the other ([backend.NewSerial]).
 //
 // With device and host the other way round, host memory is communicated over a communicator
 // that reaches a device's, such as NCCL.
